@@ -1,0 +1,22 @@
+# Warnings are errors where we build; a user who builds with another compiler is not stopped by them.
+option(NIBBLE_WERROR "Treat warnings as errors" ON)
+
+function(nibble_warnings target)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wshadow>)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    # g++ 12 sees overlapping copies in every `"literal" + std::string` (its bug 105651).
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+  endif()
+  if(NIBBLE_WERROR)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+  endif()
+endfunction()
+
+# What the distribution's hardening guides ask of a program that reads files from strangers.
+function(nibble_hardening target)
+  if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT NIBBLE_SANITIZE)
+    target_compile_options(${target} PRIVATE -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -D_GLIBCXX_ASSERTIONS
+                                             -fstack-protector-strong -fstack-clash-protection)
+    target_link_options(${target} PRIVATE -Wl,-z,relro,-z,now,-z,noexecstack)
+  endif()
+endfunction()
