@@ -1,0 +1,194 @@
+// Reading checkpoints: a file, an index of shards or a model directory, all of them a list of weight files.
+
+#include "nibble/checkpoint.hpp"
+
+#include <fmt/format.h>
+
+#include <sys/stat.h>
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <system_error>
+
+#include "formats/checked.hpp"
+#include "formats/config.hpp"
+#include "formats/container.hpp"
+#include "formats/hub.hpp"
+#include "formats/names.hpp"
+#include "formats/refuse.hpp"
+#include "formats/sharded.hpp"
+
+namespace nibble {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view index_suffix = ".index.json";
+
+// The weight files of a directory, in the order in which loaders look for them: transformers takes the single file
+// if there are both. diffusers has the same with its own prefix.
+constexpr std::array<const char*, 4> weight_names{"model.safetensors", "model.safetensors.index.json",
+                                                  "diffusion_pytorch_model.safetensors",
+                                                  "diffusion_pytorch_model.safetensors.index.json"};
+
+class Checkpoint final : public Reader {
+ public:
+  Checkpoint(fs::path path, const fs::path& directory) : path_(std::move(path)), directory_(directory) {}
+
+  [[nodiscard]] const Directory& directory() const noexcept { return directory_; }
+
+  [[nodiscard]] InputFile open(const std::string& name) const { return {directory_.fd(), name, escaped(name)}; }
+
+  void read_config(bool accept_quantized) {
+    constexpr const char* name = "config.json";
+    if (!directory_.has(name)) return;
+    const InputFile& file = others_.emplace_back(open(name));
+    config_ = config::read(file.read_text(config::max_bytes), file.label(), accept_quantized);
+  }
+
+  void add_file(const std::string& name) {
+    WeightFile file = open_weight_file(open(name));
+    for (std::size_t i = 0; i < file.tensors.size(); ++i) places_.push_back({files_.size(), i});
+    tensors_.insert(tensors_.end(), std::move_iterator(file.tensors.begin()), std::move_iterator(file.tensors.end()));
+    sources_.push_back(std::move(file.source));
+    files_.push_back(name);
+  }
+
+  // A shard may hold tensors that the index does not list: loaders take all that is in the files it names.
+  void add_shards(const std::string& index_name) {
+    const InputFile& file = others_.emplace_back(open(index_name));
+    const ShardIndex index = parse_index(file.read_text(max_index_bytes), file.label());
+    for (const std::string& name : index.files) add_file(name);
+
+    const NameIndex names = index_names();
+    if (const auto twice = names.duplicate())
+      refuse(escaped(files_[places_[twice->second].file]), "duplicate tensor '{}': it is in '{}' too",
+             printable(tensors_[twice->second].name), escaped(files_[places_[twice->first].file]));
+    for (const auto& [name, shard] : index.tensors) {
+      const auto tensor = names.find(name);
+      if (!tensor || places_[*tensor].file != shard)
+        refuse(escaped(index.files[shard]), "has no tensor '{}', which {} lists", printable(name), file.label());
+    }
+  }
+
+  // Whoever deletes quantization_config does not get plain weights that way.
+  void refuse_quantized() const {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const std::string& name = tensors_[i].name;
+      if (name.ends_with(".SCB") || name.find(".quant_state.bitsandbytes__") != std::string::npos)
+        refuse(escaped(files_[places_[i].file]),
+               "tensor '{}': quantized already by bitsandbytes; nibble dequantize makes plain weights of it",
+               printable(name));
+    }
+  }
+
+  std::span<const TensorInfo> tensors() const noexcept override { return tensors_; }
+  std::size_t file_of(std::size_t tensor) const override { return places_.at(tensor).file; }
+  std::span<const std::string> files() const noexcept override { return files_; }
+  const fs::path& path() const noexcept override { return path_; }
+  const std::optional<ModelConfig>& config() const noexcept override { return config_; }
+
+  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const override {
+    const Place& place = places_.at(tensor);
+    const Checked end = Checked(offset) + out.size();
+    if (!end.valid() || end.value() > tensors_[tensor].bytes())
+      throw Error(Errc::internal, fmt::format("{} bytes at {} of tensor '{}', which has {}", out.size(), offset,
+                                              printable(tensors_[tensor].name), tensors_[tensor].bytes()));
+    sources_[place.file]->read(place.tensor, offset, out);
+  }
+
+  void check_unchanged() const override {
+    for (const auto& source : sources_) source->check_unchanged();
+    for (const InputFile& file : others_) file.check_unchanged();
+  }
+
+ private:
+  struct Place {
+    std::size_t file, tensor;
+  };
+
+  NameIndex index_names() const {
+    std::vector<std::string_view> names;
+    names.reserve(tensors_.size());
+    for (const TensorInfo& tensor : tensors_) names.push_back(tensor.name);
+    return NameIndex(names);
+  }
+
+  fs::path path_;
+  Directory directory_;  // open as long as the files: check_unchanged() looks their names up again
+  std::vector<std::string> files_;
+  std::vector<std::unique_ptr<Source>> sources_;
+  std::vector<InputFile> others_;  // index and config.json
+  std::vector<TensorInfo> tensors_;
+  std::vector<Place> places_;
+  std::optional<ModelConfig> config_;
+};
+
+// What is in a directory without the files that were looked for, in words.
+[[noreturn]] void refuse_directory(const fs::path& path) {
+  std::map<std::string, std::string> found;  // by extension, the first name of each
+  std::error_code error;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename(), extension = entry->path().extension();
+    auto& first = found[extension];
+    if (first.empty() || name < first) first = name;
+  }
+  std::string text = fmt::format("has neither {} nor {}", weight_names[0], weight_names[1]);
+  if (found.contains(".safetensors"))
+    text += fmt::format("; to open '{}', name the file itself", printable(found[".safetensors"]));
+  else if (found.contains(".bin") || found.contains(".pt") || found.contains(".pth"))
+    text += "; torch files are not supported yet";
+  else if (found.contains(".gguf"))
+    text += "; GGUF files are not supported yet";
+  refuse(escaped(path.native()), "{}", text);
+}
+
+fs::path find_model(const fs::path& path) {
+  struct ::stat status {};
+  if (path.native().find('\0') != std::string::npos) refuse(escaped(path.native()), "a path has no NUL");
+  if (::stat(path.c_str(), &status) == 0) return path;
+  const int failure = errno;
+  const std::string reason = std::generic_category().message(failure);
+  if (failure != ENOENT && failure != ENOTDIR && failure != ELOOP && failure != ENAMETOOLONG)
+    throw Error(Errc::io, fmt::format("{}: {}", escaped(path.native()), reason));
+
+  const auto name = failure == ENOENT ? parse_model_name(path.native()) : std::nullopt;
+  if (!name) refuse(escaped(path.native()), "{}", reason);
+  if (const auto snapshot = find_in_hub_cache(*name)) return *snapshot;
+  refuse(escaped(path.native()), "no such file, and not in the hub cache {}: hf download {}{}",
+         escaped(hub_cache().native()), name->repository,
+         name->revision == "main" ? "" : fmt::format(" --revision {}", name->revision));
+}
+
+}  // namespace
+
+std::unique_ptr<Reader> open_checkpoint(const fs::path& given, bool accept_quantized) {
+  const fs::path path = find_model(given);
+  std::error_code error;
+  const bool is_directory = fs::is_directory(path, error);
+  const bool is_index = !is_directory && path.native().ends_with(index_suffix);
+
+  const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const fs::path& directory = is_directory ? path : parent;
+  auto checkpoint = std::make_unique<Checkpoint>(is_index ? parent : path, directory);
+
+  std::string name = path.filename();
+  if (is_directory) {
+    const auto present = [&](const char* candidate) { return checkpoint->directory().has(candidate); };
+    const auto first = std::find_if(weight_names.begin(), weight_names.end(), present);
+    if (first == weight_names.end()) refuse_directory(path);
+    name = *first;
+  }
+  if (is_directory || is_index) checkpoint->read_config(accept_quantized);
+  if (name.ends_with(index_suffix))
+    checkpoint->add_shards(name);
+  else
+    checkpoint->add_file(name);
+  if (!accept_quantized) checkpoint->refuse_quantized();
+  return checkpoint;
+}
+
+}  // namespace nibble

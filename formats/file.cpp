@@ -1,0 +1,191 @@
+#include "formats/file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <system_error>
+#include <utility>
+
+#include "formats/checked.hpp"
+#include "formats/refuse.hpp"
+
+namespace nibble {
+namespace {
+
+[[noreturn]] void fail(Errc code, std::string_view label, std::string_view what, int error) {
+  throw Error(code, fmt::format("{}: {}: {}", label, what, std::generic_category().message(error)));
+}
+
+// Repeats a system call that a signal interrupted. Signals reach programs that never asked for them (profilers,
+// terminals that change their size).
+template <class Call> auto retry(Call call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+// One read or write moves 2^31 - 4096 bytes at most; a round number stays aligned.
+constexpr std::size_t largest_transfer = std::size_t{1} << 30;
+
+bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
+
+void check_regular(std::string_view label, mode_t mode) {
+  if (S_ISREG(mode)) return;
+  const std::string_view kind = S_ISDIR(mode)    ? "a directory"
+                                : S_ISFIFO(mode) ? "a pipe"
+                                : S_ISSOCK(mode) ? "a socket"
+                                                 : "a device";
+  refuse(label, "is {}, not a regular file", kind);
+}
+
+// An error that tells of the path and not of the system: the input is wrong.
+bool names_nothing(int error) {
+  return error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG || error == ENXIO ||
+         error == ENODEV || error == EISDIR;
+}
+
+off_t to_off(std::string_view label, std::uint64_t offset) {
+  if (offset > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()))
+    throw Error(Errc::io, fmt::format("{}: offset {} is beyond what files can have", label, offset));
+  return static_cast<off_t>(offset);
+}
+
+}  // namespace
+
+Descriptor::Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+int Descriptor::release() noexcept { return std::exchange(fd_, -1); }
+
+Directory::Directory(const std::filesystem::path& path)
+    // O_PATH asks for no permission to list the names: those of files are known.
+    : fd_(retry([&] { return ::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC); })) {
+  if (fd_.get() >= 0) return;
+  const int error = errno;
+  fail(names_nothing(error) ? Errc::bad_input : Errc::io, escaped(path.native()), "cannot open directory", error);
+}
+
+bool Directory::has(const std::string& name) const {
+  struct ::stat status {};
+  return ::fstatat(fd(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
+}
+
+InputFile::Identity InputFile::identity_of(const struct ::stat& status) {
+  return {static_cast<std::uint64_t>(status.st_dev), static_cast<std::uint64_t>(status.st_ino),
+          static_cast<std::uint64_t>(status.st_size), status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
+}
+
+InputFile::InputFile(int directory, std::string name, std::string label)
+    : directory_(directory), name_(std::move(name)), label_(std::move(label)) {
+  // The C string would end at a NUL, and another file than the one that was checked would be opened.
+  if (name_.find('\0') != std::string::npos) refuse(label_, "its name has a NUL");
+  // O_NONBLOCK: without it, opening a pipe that nobody writes to never returns. Regular files ignore it.
+  fd_ = Descriptor(
+      retry([&] { return ::openat(directory_, name_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); }));
+  if (fd_.get() < 0) {
+    const int error = errno;
+    fail(names_nothing(error) ? Errc::bad_input : Errc::io, label_, "cannot open", error);
+  }
+  struct ::stat status {};
+  if (::fstat(fd_.get(), &status) != 0) fail(Errc::io, label_, "cannot stat", errno);
+  check_regular(label_, status.st_mode);
+  identity_ = identity_of(status);
+}
+
+void InputFile::read(std::uint64_t offset, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const off_t at = to_off(label_, offset);
+    const ssize_t got =
+        retry([&] { return ::pread(fd_.get(), out.data(), std::min(out.size(), largest_transfer), at); });
+    if (got < 0) fail(Errc::io, label_, "cannot read", errno);
+    if (got == 0)
+      throw Error(Errc::input_changed,
+                  fmt::format("{}: ends at byte {} now, had {} when it was opened", label_, offset, size()));
+    out = out.subspan(static_cast<std::size_t>(got));
+    offset += static_cast<std::uint64_t>(got);
+  }
+}
+
+std::string InputFile::read_text(std::uint64_t limit) const {
+  if (size() > limit) refuse(label_, "has {} bytes, more than the {} that such a file may have", size(), limit);
+  std::string text(size(), '\0');
+  read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+void InputFile::check_unchanged() const {
+  struct ::stat opened {
+  }, named{};
+  if (::fstat(fd_.get(), &opened) != 0) fail(Errc::io, label_, "cannot stat", errno);
+  if (::fstatat(directory_, name_.c_str(), &named, 0) != 0) fail(Errc::input_changed, label_, "is gone", errno);
+  if (identity_of(opened) != identity_ || identity_of(named) != identity_)
+    throw Error(Errc::input_changed, fmt::format("{}: changed while it was read", label_));
+}
+
+OutputFile::OutputFile(int directory, const std::string& name, std::string label) : label_(std::move(label)) {
+  constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+  fd_ = Descriptor(retry([&] { return ::openat(directory, name.c_str(), flags, 0666); }));
+  if (fd_.get() >= 0) return;
+  const int error = errno;
+  const Errc code = error == EEXIST ? Errc::output_exists : is_full(error) ? Errc::no_space : Errc::io;
+  fail(code, label_, "cannot create", error);
+}
+
+void OutputFile::reserve(std::uint64_t bytes) {
+  const off_t size = to_off(label_, bytes);
+  // Asked first: fallocate() takes all there is before it finds that it is too little, and others run into that.
+  struct ::statvfs disk {};
+  if (::fstatvfs(fd_.get(), &disk) == 0) {
+    const Checked available = Checked(disk.f_bavail) * disk.f_frsize;
+    if (available.valid() && bytes > available.value())
+      throw Error(Errc::no_space,
+                  fmt::format("{}: {} bytes do not fit, the disk has {} free", label_, bytes, available.value()));
+  }
+  // posix_fallocate() would write to every block where the file system cannot allocate: minutes for a large model.
+  if (size > 0 && retry([&] { return ::fallocate(fd_.get(), 0, 0, size); }) != 0) {
+    const int error = errno;
+    if (is_full(error)) fail(Errc::no_space, label_, fmt::format("{} bytes do not fit", bytes), error);
+    if (error != EOPNOTSUPP && error != ENOSYS) fail(Errc::io, label_, "cannot reserve space", error);
+  }
+  if (retry([&] { return ::ftruncate(fd_.get(), size); }) != 0) {
+    const int error = errno;
+    fail(is_full(error) ? Errc::no_space : Errc::io, label_, "cannot set the size", error);
+  }
+}
+
+void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const off_t at = to_off(label_, offset);
+    const ssize_t put =
+        retry([&] { return ::pwrite(fd_.get(), bytes.data(), std::min(bytes.size(), largest_transfer), at); });
+    if (put <= 0) fail(Errc::io, label_, "cannot write", put < 0 ? errno : EIO);
+    bytes = bytes.subspan(static_cast<std::size_t>(put));
+    offset += static_cast<std::uint64_t>(put);
+  }
+}
+
+void OutputFile::flush() {
+  if (retry([&] { return ::fdatasync(fd_.get()); }) != 0) fail(Errc::io, label_, "cannot flush", errno);
+}
+
+void OutputFile::close() {
+  // Not repeated after EINTR: on Linux the descriptor is gone by then.
+  const int fd = fd_.release();
+  if (fd >= 0 && ::close(fd) != 0 && errno != EINTR) fail(Errc::io, label_, "cannot close", errno);
+}
+
+}  // namespace nibble

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+
+namespace nibble {
+
+/// Owns a file descriptor.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) noexcept : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept;
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  ~Descriptor();
+
+  [[nodiscard]] int get() const noexcept { return fd_; }
+  [[nodiscard]] int release() noexcept;
+
+ private:
+  int fd_;
+};
+
+/// A directory that files are opened in. What happens to its path later does not matter: a name is looked up in the
+/// directory that was opened.
+class Directory {
+ public:
+  /// Throws Error(bad_input) if it does not exist or is something else, Error(io) if the system refuses.
+  explicit Directory(const std::filesystem::path& path);
+
+  [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+
+  /// True if there is anything of that name, be it a broken link.
+  [[nodiscard]] bool has(const std::string& name) const;
+
+ private:
+  Descriptor fd_;
+};
+
+/// A regular file, open for reading. Thread-safe.
+///
+/// `label` is what errors call it. Links are followed; pipes, devices, sockets and directories are refused and never
+/// waited for. Throws Error(bad_input) for what is missing or no regular file, Error(io) if the system refuses.
+class InputFile {
+ public:
+  /// `directory` (a descriptor, or AT_FDCWD) is used by check_unchanged() again and must stay open until then.
+  InputFile(int directory, std::string name, std::string label);
+
+  [[nodiscard]] const std::string& label() const noexcept { return label_; }
+  [[nodiscard]] std::uint64_t size() const noexcept { return identity_.size; }
+
+  /// Fills `out` from `offset` on. Throws Error(input_changed) if the file ends before that, Error(io).
+  void read(std::uint64_t offset, std::span<std::byte> out) const;
+
+  /// All of the file. Throws Error(bad_input) if it has more than `limit` bytes.
+  [[nodiscard]] std::string read_text(std::uint64_t limit) const;
+
+  /// Throws Error(input_changed) if size, modification time or inode differ from when the file was opened, or if
+  /// the name now stands for another file.
+  void check_unchanged() const;
+
+ private:
+  struct Identity {
+    std::uint64_t device = 0, inode = 0, size = 0;
+    std::int64_t seconds = 0, nanoseconds = 0;
+    bool operator==(const Identity&) const = default;
+  };
+  static Identity identity_of(const struct ::stat& status);
+
+  int directory_;
+  std::string name_, label_;
+  Descriptor fd_;
+  Identity identity_;
+};
+
+/// A new file, open for writing, at exactly the given name; whether and how it gets another one is up to the caller.
+/// write_at() is thread-safe. After an error the file holds anything; it is never removed here.
+class OutputFile {
+ public:
+  /// Throws Error(output_exists) if the name is taken (by a link too), Error(no_space), Error(io).
+  OutputFile(int directory, const std::string& name, std::string label);
+
+  [[nodiscard]] const std::string& label() const noexcept { return label_; }
+
+  /// Gives the file its final size, and the blocks for it where the file system can.
+  /// Throws Error(no_space) if they do not fit, Error(io).
+  void reserve(std::uint64_t bytes);
+
+  /// Throws Error(io), also if the disk is full now: after reserve() that is no longer foreseeable.
+  void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
+
+  /// Returns when the bytes are on the disk. A failure is final: what was written may be lost already, and asking
+  /// again would succeed without writing it.
+  void flush();
+
+  /// Closes the file. Throws Error(io) if the system reports only now that something was not written.
+  void close();
+
+ private:
+  std::string label_;
+  Descriptor fd_;
+};
+
+}  // namespace nibble

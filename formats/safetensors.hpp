@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "formats/file.hpp"
+#include "nibble/tensor.hpp"
+
+/// safetensors: eight bytes with the length of the header (little-endian), the header as JSON, the data.
+///
+///   {"__metadata__": {"format": "pt"}, "w": {"dtype": "F32", "shape": [2, 64], "data_offsets": [0, 512]}, ...}
+///
+/// data_offsets count from the end of the header. Source: the format section of the safetensors README, and where
+/// that leaves a choice, the library's version 0.8.0: what is read here, it reads too. Refused beyond what it
+/// refuses: the same name or field twice (it keeps the last), an entry that is a list of its three values, and
+/// unknown fields with values that are not strictly JSON; other unknown fields are skipped, as it does.
+namespace nibble::safetensors {
+
+inline constexpr std::uint64_t max_header_bytes = 100'000'000;
+
+struct Header {
+  std::vector<TensorInfo> tensors;     ///< in the order of their data, names unique
+  std::vector<std::uint64_t> offsets;  ///< of each tensor from the beginning of the file; at the end the file's size
+  std::vector<std::pair<std::string, std::string>> metadata;
+};
+
+/// Parses and checks the JSON of a header, given where the data begins and the file ends. The data of the tensors
+/// covers what lies between exactly. Throws Error(bad_input), "<label>: ...".
+[[nodiscard]] Header parse_header(std::string_view json, std::uint64_t data_begin, std::uint64_t file_bytes,
+                                  std::string_view label);
+
+/// The same for a file.
+[[nodiscard]] Header read_header(const InputFile& file);
+
+/// A file about to be written.
+struct Layout {
+  std::string header;                  ///< the first bytes of the file: length, JSON, padding to a multiple of 8
+  std::vector<std::uint64_t> offsets;  ///< where the data of each part begins, in the order the parts were given
+  std::uint64_t file_bytes = 0;
+};
+
+/// Lays a file out as the library does, byte for byte: data ordered by type (the last of DType first), then by name;
+/// metadata {"format": "pt"}. Throws Error(bad_input) if two parts have one name or the header grows too large.
+[[nodiscard]] Layout lay_out(std::span<const TensorInfo> parts);
+
+}  // namespace nibble::safetensors

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nibble/tensor.hpp"
+
+namespace nibble {
+
+/// What config.json says that matters here. Strings are empty where it says nothing.
+struct ModelConfig {
+  std::string architecture;  ///< architectures[0]
+  std::string model_type;
+  std::string dtype;  ///< dtype or torch_dtype, without "torch.": "bfloat16"
+
+  /// tie_word_embeddings of the top level, else of the language model's part (text_config and its like). Where it is
+  /// left out, the default is that of the model class, which model_type names: there is no common one.
+  std::optional<bool> tie_word_embeddings;
+
+  std::string quant_method;         ///< "bitsandbytes", "nibble"; only with accept_quantized
+  std::string quantization_config;  ///< its JSON text; only with accept_quantized
+};
+
+/// A checkpoint that is open for reading: one file, or an index of shards, or a model directory.
+/// All headers have been read and checked when a Reader exists; data is read on demand. Thread-safe.
+class Reader {
+ public:
+  virtual ~Reader() = default;
+
+  /// In the order in which they lie in the files, so that reading them in turn is one sequential pass.
+  [[nodiscard]] virtual std::span<const TensorInfo> tensors() const noexcept = 0;
+
+  /// The index into files() of the file that holds a tensor.
+  [[nodiscard]] virtual std::size_t file_of(std::size_t tensor) const = 0;
+
+  /// The weight files, as names relative to path() when that is a directory.
+  [[nodiscard]] virtual std::span<const std::string> files() const noexcept = 0;
+
+  /// Fills `out` with the bytes of tensor `tensor` from `offset` on. Throws Error(io), or Error(input_changed) if
+  /// the file has become shorter.
+  virtual void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const = 0;
+
+  /// The file or directory that was opened, after a model's name was resolved.
+  [[nodiscard]] virtual const std::filesystem::path& path() const noexcept = 0;
+
+  /// Nothing for single files, and for directories without config.json.
+  [[nodiscard]] virtual const std::optional<ModelConfig>& config() const noexcept = 0;
+
+  /// Throws Error(input_changed) if size, modification time or inode of a file differ from when it was opened.
+  virtual void check_unchanged() const = 0;
+};
+
+/// Opens a file (.safetensors), a model directory, an index file, or `org/model` from the local hub cache
+/// (HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub).
+///
+/// Throws Error(bad_input) naming file, tensor, fact and limit; Error(io) if the system refuses. Duplicate names,
+/// holes, overlaps, headers over 100,000,000 bytes, JSON deeper than 128 and paths that leave the directory are
+/// refused. Checkpoints that are quantized already are refused unless `accept_quantized`.
+[[nodiscard]] std::unique_ptr<Reader> open_checkpoint(const std::filesystem::path& path, bool accept_quantized = false);
+
+/// What a Writer needs beside the tensors to complete a checkpoint. None of it holds paths or times, so equal
+/// inputs and options give equal bytes.
+struct Finish {
+  std::string quantization_config;  ///< JSON object for config.json, or empty
+  std::string dtype;                ///< "float16": for config.json's dtype and torch_dtype; or empty
+  std::string manifest;             ///< the text of nibble.json
+};
+
+/// A checkpoint on its way to disk: nothing appears under its name until commit(), and what was not committed is
+/// undone by the destructor. write() is thread-safe, the rest is not.
+class Writer {
+ public:
+  virtual ~Writer() = default;
+
+  /// Starts shard `index`, or starts it again. Writes its header and reserves its space: Error(no_space) comes
+  /// here, not later. The parts are laid out in the order of the safetensors library, whatever order is given.
+  virtual void begin(std::size_t index, std::span<const TensorInfo> parts) = 0;
+
+  /// Bytes of a part of the current shard, from `offset` on.
+  virtual void write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) = 0;
+
+  /// Ends the current shard: its bytes are on their way to the disk.
+  virtual void end() = 0;
+
+  /// The name of a shard in the output.
+  [[nodiscard]] virtual std::string shard_name(std::size_t index) const = 0;
+
+  /// Writes index, configuration and all that is carried over, flushes everything, and makes it appear at once.
+  virtual void commit(const Finish& finish) = 0;
+};
+
+struct CreateOptions {
+  std::size_t shards = 1;
+  std::uint64_t bytes = 0;  ///< of all shards together; compared with the free space before anything is written
+  bool overwrite = false;   ///< replace an output that exists; it stays whole until the new one is complete
+};
+
+/// A writer for `path`: a file if the source is a file, a directory if it is one. Of a directory, everything
+/// that is no weight is carried over from the source.
+///
+/// Throws Error(output_exists) if path exists or another process is writing it, Error(usage) if it is the input or
+/// contains it, Error(no_space), Error(io).
+[[nodiscard]] std::unique_ptr<Writer> create_checkpoint(const std::filesystem::path& path, const Reader& source,
+                                                        const CreateOptions& options);
+
+/// A container for `nibble formats`.
+struct ContainerTraits {
+  std::string_view name;
+  std::string_view summary;
+  bool writes = false;
+};
+[[nodiscard]] std::span<const ContainerTraits> containers();
+
+}  // namespace nibble

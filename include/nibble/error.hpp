@@ -1,0 +1,40 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace nibble {
+
+/// Why an operation failed. The value is the exit code of the command line (docs/exit-codes.md).
+enum class Errc : int {
+  internal = 1,       ///< a bug in nibble
+  usage = 2,          ///< an option or argument that makes no sense, a rule that matches nothing
+  bad_input = 3,      ///< not a checkpoint, damaged, or something that nibble refuses
+  io = 4,             ///< the operating system refused to read or write
+  no_space = 5,       ///< not enough memory or disk, known before the first byte was written
+  output_exists = 6,  ///< the output exists, or another nibble is writing it
+  input_changed = 7,  ///< the input changed while it was read
+  interrupted = 130,  ///< stopped by SIGINT; SIGTERM exits with 143
+};
+
+/// The one exception that nibble throws. what() is a single line that names the thing, the fact and the limit:
+///
+///   model.safetensors: tensor 'lm_head.weight': data ends at byte 4096, file has 4000
+class Error : public std::runtime_error {
+ public:
+  Error(Errc code, const std::string& what) : std::runtime_error(what), code_(code) {}
+  [[nodiscard]] Errc code() const noexcept { return code_; }
+
+ private:
+  Errc code_;
+};
+
+/// A name that came from a file, fit for one line of text: control characters, quotes, and everything that is
+/// not valid UTF-8 escaped, at most 80 characters, cut in the middle.
+[[nodiscard]] std::string printable(std::string_view name);
+
+/// The same at full length, for paths.
+[[nodiscard]] std::string escaped(std::string_view text);
+
+}  // namespace nibble

@@ -1,0 +1,145 @@
+#include "nibble/checkpoint.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <thread>
+
+#include "tests/support/corrupt.hpp"
+
+namespace nibble {
+namespace {
+
+using test::error_of;
+using test::safetensors_with;
+
+constexpr std::string_view index_text =
+    R"({"metadata":{},"weight_map":{"x":"b.safetensors","y":"a.safetensors","z":"b.safetensors"}})";
+
+std::vector<std::string> names_of(const Reader& reader) {
+  std::vector<std::string> names;
+  for (const TensorInfo& tensor : reader.tensors()) names.push_back(tensor.name);
+  return names;
+}
+
+using Names = std::vector<std::string>;
+
+class Checkpoint : public testing::Test {
+ protected:
+  Checkpoint() {
+    dir.write("a.safetensors", safetensors_with({"y", "unlisted"}));
+    dir.write("b.safetensors", safetensors_with({"z", "x"}));
+    dir.write("unnamed.safetensors", "not even a checkpoint");
+    dir.write("model.safetensors.index.json", index_text);
+    dir.write("config.json", R"({"architectures":["A"],"tie_word_embeddings":false})");
+  }
+  test::TempDir dir;
+};
+
+TEST_F(Checkpoint, ShardsAreOneReader) {
+  const auto reader = open_checkpoint(dir.path());
+  EXPECT_EQ(names_of(*reader), (Names{"y", "unlisted", "z", "x"}));
+  EXPECT_EQ(Names(reader->files().begin(), reader->files().end()), (Names{"a.safetensors", "b.safetensors"}));
+  EXPECT_EQ(reader->file_of(1), 0u);
+  EXPECT_EQ(reader->file_of(2), 1u);
+  EXPECT_EQ(reader->path(), dir.path());
+  ASSERT_TRUE(reader->config());
+  EXPECT_EQ(reader->config()->architecture, "A");
+}
+
+TEST_F(Checkpoint, AnIndexStandsForItsDirectory) {
+  dir.write("other.safetensors.index.json", R"({"weight_map":{"y":"a.safetensors"}})");
+  const auto reader = open_checkpoint(dir.path() / "other.safetensors.index.json");
+  EXPECT_EQ(names_of(*reader), (Names{"y", "unlisted"}));
+  EXPECT_EQ(reader->path(), dir.path());
+  EXPECT_TRUE(reader->config());
+}
+
+TEST_F(Checkpoint, AFileHasNoConfig) {
+  const auto reader = open_checkpoint(dir.path() / "b.safetensors");
+  EXPECT_EQ(names_of(*reader), (Names{"z", "x"}));
+  EXPECT_EQ(reader->path(), dir.path() / "b.safetensors");
+  EXPECT_EQ(reader->files()[0], "b.safetensors");
+  EXPECT_FALSE(reader->config());
+}
+
+TEST_F(Checkpoint, TheSingleFileComesBeforeTheIndex) {
+  dir.write("model.safetensors", safetensors_with({"single"}));
+  EXPECT_EQ(names_of(*open_checkpoint(dir.path())), Names{"single"});
+}
+
+TEST(Directories, OfDiffusersAreModelsToo) {
+  const test::TempDir dir;
+  dir.write("diffusion_pytorch_model.safetensors", safetensors_with({"w"}));
+  EXPECT_EQ(names_of(*open_checkpoint(dir.path())), Names{"w"});
+}
+
+TEST(Directories, TrailingSlashesAndRelativePathsMeanTheSame) {
+  const test::TempDir dir;
+  dir.write("model.safetensors", safetensors_with({"w"}));
+  EXPECT_EQ(names_of(*open_checkpoint(dir.path().string() + "/")), Names{"w"});
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(dir.path());
+  const auto reader = open_checkpoint("model.safetensors");
+  EXPECT_EQ(names_of(*open_checkpoint(".")), Names{"w"});
+  std::filesystem::current_path(before);
+  reader->check_unchanged();  // found again although the working directory is another one
+}
+
+TEST_F(Checkpoint, ReadsFromManyThreads) {
+  std::string header = R"({"w":{"dtype":"U8","shape":[65536],"data_offsets":[0,65536]}})", data;
+  for (int i = 0; i < 65536; ++i) data += static_cast<char>(i % 251);
+  const auto reader = open_checkpoint(dir.write("w.safetensors", test::safetensors_file(header, data)));
+  std::vector<std::string> parts(8);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < parts.size(); ++t)
+    threads.emplace_back([&, t] {
+      parts[t].resize(8192);
+      reader->read(0, t * 8192, std::as_writable_bytes(std::span(parts[t])));
+    });
+  std::string all;
+  for (std::size_t t = 0; t < parts.size(); ++t) threads[t].join(), all += parts[t];
+  EXPECT_EQ(all, data);
+}
+
+TEST_F(Checkpoint, ReadingPastATensorIsOurMistake) {
+  const auto reader = open_checkpoint(dir.path());
+  std::byte bytes[2];
+  EXPECT_EQ(error_of([&] { reader->read(0, 15, bytes); }, Errc::internal), "2 bytes at 15 of tensor 'y', which has 16");
+  EXPECT_EQ(error_of([&] { reader->read(0, ~std::uint64_t{0}, bytes); }, Errc::internal),
+            "2 bytes at 18446744073709551615 of tensor 'y', which has 16");
+}
+
+TEST_F(Checkpoint, ChangesOfEveryFileAreTold) {
+  for (const char* name : {"a.safetensors", "b.safetensors", "config.json", "model.safetensors.index.json"}) {
+    const auto reader = open_checkpoint(dir.path());
+    EXPECT_EQ(error_of([&] { reader->check_unchanged(); }), "");
+    const timespec times[2] = {{0, UTIME_OMIT}, {1, 1}};
+    ASSERT_EQ(::utimensat(AT_FDCWD, (dir.path() / name).c_str(), times, 0), 0);
+    EXPECT_EQ(error_of([&] { reader->check_unchanged(); }, Errc::input_changed),
+              std::string(name) + ": changed while it was read");
+  }
+}
+
+TEST(Quantized, IsOpenedOnRequest) {
+  const test::TempDir dir;
+  dir.write("model.safetensors", safetensors_with({"p.SCB"}));
+  dir.write("config.json", R"({"quantization_config":{"load_in_8bit":true}})");
+  const auto reader = open_checkpoint(dir.path(), true);
+  EXPECT_EQ(reader->config()->quant_method, "bitsandbytes");
+}
+
+TEST(Paths, WithNulOpenNothing) {
+  EXPECT_EQ(error_of([] { (void)open_checkpoint(std::string("/tmp\0x", 6)); }), "/tmp\\x00x: a path has no NUL");
+}
+
+TEST(Paths, PipesAreRefusedWithoutWaiting) {
+  const test::TempDir dir;
+  ASSERT_EQ(::mkfifo((dir.path() / "p.safetensors").c_str(), 0600), 0);
+  EXPECT_EQ(error_of([&] { (void)open_checkpoint(dir.path() / "p.safetensors"); }),
+            "p.safetensors: is a pipe, not a regular file");
+}
+
+}  // namespace
+}  // namespace nibble
