@@ -1,0 +1,256 @@
+// Checkpoints on their way to disk: safetensors shards inside a transaction, and for a directory all that makes it
+// a model: index, configuration, manifest, and whatever else the source directory holds.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "formats/config.hpp"
+#include "formats/file.hpp"
+#include "formats/safetensors.hpp"
+#include "formats/transaction.hpp"
+#include "nibble/checkpoint.hpp"
+#include "nibble/error.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr const char* config_name = "config.json";
+constexpr const char* index_name = "model.safetensors.index.json";
+constexpr const char* manifest_name = "nibble.json";
+constexpr std::uint64_t copy_block = 1 << 20;
+
+// Weights of any container: the converted ones replace them.
+constexpr std::array<std::string_view, 13> weight_suffixes{".safetensors", ".bin",    ".pt",        ".pth", ".ckpt",
+                                                           ".gguf",        ".h5",     ".msgpack",   ".ot",  ".onnx",
+                                                           ".onnx_data",   ".tflite", ".index.json"};
+// In folders, modules of their own have weights of the first two kinds (sentence-transformers' Dense layers).
+constexpr std::size_t weight_suffixes_of_folders = 2;
+
+bool is_carried_over(const std::string& name, bool top) {
+  if (name.starts_with('.')) return false;
+  if (top && (name == config_name || name == manifest_name)) return false;
+  return std::none_of(weight_suffixes.begin() + (top ? 0 : weight_suffixes_of_folders), weight_suffixes.end(),
+                      [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+void write_file(int directory, const std::string& name, const std::string& label, std::string_view text) {
+  OutputFile file(directory, name, label);
+  file.write_at(0, std::as_bytes(std::span(text)));
+  file.flush();
+  file.close();
+}
+
+// Copies what a directory holds beside weights; links become the files they point to.
+class CarryOver {
+ public:
+  CarryOver(const Directory& from, int to, std::string label) : to_(to), label_(std::move(label)) {
+    copy_directory(from.fd(), to_, "", true);
+  }
+
+ private:
+  void copy_directory(int from, int to, const std::string& path, bool top) {
+    for (const std::string& name : list_directory(from)) {
+      if (!is_carried_over(name, top)) continue;
+      struct stat status {};
+      if (fstatat(from, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
+      if (S_ISDIR(status.st_mode)) {
+        copy_subdirectory(from, to, name, path);
+      } else if (S_ISREG(status.st_mode) || S_ISLNK(status.st_mode)) {
+        copy_file(from, to, name, path);
+      }
+    }
+  }
+
+  void copy_subdirectory(int from, int to, const std::string& name, const std::string& path) {
+    const Descriptor inner(openat(from, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+    if (inner.get() < 0) throw Error(Errc::io, fmt::format("{}: {}", printable(path + name), std::strerror(errno)));
+    if (mkdirat(to, name.c_str(), 0777) != 0)
+      throw Error(Errc::io, fmt::format("{}/{}: {}", label_, printable(path + name), std::strerror(errno)));
+    const Descriptor made(openat(to, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+    if (made.get() < 0) throw Error(Errc::io, fmt::format("{}: {}", printable(path + name), std::strerror(errno)));
+    copy_directory(inner.get(), made.get(), path + name + "/", false);
+    if (list_directory(made.get()).empty()) unlinkat(to, name.c_str(), AT_REMOVEDIR);  // it held only weights
+    fsync(made.get());
+  }
+
+  void copy_file(int from, int to, const std::string& name, const std::string& path) {
+    struct stat status {};
+    if (fstatat(from, name.c_str(), &status, 0) != 0 || !S_ISREG(status.st_mode)) return;  // a broken link, a pipe
+    const InputFile in(from, name, printable(path + name));
+    OutputFile out(to, name, label_ + "/" + printable(path + name));
+    std::vector<std::byte> block(std::min(in.size(), copy_block));
+    for (std::uint64_t offset = 0; offset < in.size(); offset += block.size()) {
+      const std::span part = std::span(block).first(std::min<std::uint64_t>(block.size(), in.size() - offset));
+      in.read(offset, part);
+      out.write_at(offset, part);
+    }
+    if (fchmodat(to, name.c_str(), status.st_mode & 0777, 0) != 0)
+      throw Error(Errc::io, fmt::format("{}: cannot set its mode: {}", printable(path + name), std::strerror(errno)));
+    out.flush();
+    out.close();
+  }
+
+  int to_;
+  std::string label_;
+};
+
+std::uint64_t total_bytes(std::span<const TensorInfo> parts) {
+  std::uint64_t bytes = 0;
+  for (const TensorInfo& part : parts) bytes += part.bytes();
+  return bytes;
+}
+
+// What files and directories have in common: shards, one after the other, in a transaction.
+class ShardWriter : public Writer {
+ public:
+  ShardWriter(const std::filesystem::path& path, Transaction::Kind kind, const CreateOptions& options)
+      : transaction_(path, kind, options.overwrite), label_(printable(path.string())), shards_(options.shards) {
+    if (const std::uint64_t free = transaction_.free_bytes(); free < options.bytes)
+      throw Error(Errc::no_space,
+                  fmt::format("{}: the output takes {} bytes, the disk has {} free", label_, options.bytes, free));
+  }
+
+  void begin(std::size_t index, std::span<const TensorInfo> parts) override {
+    const std::string name = staged_name(index);
+    file_.reset();
+    unlinkat(transaction_.directory(), name.c_str(), 0);
+    layout_ = safetensors::lay_out(parts);
+    file_.emplace(transaction_.directory(), name, label_);
+    file_->reserve(layout_.file_bytes);
+    file_->write_at(0, std::as_bytes(std::span(layout_.header)));
+    began(index, parts);
+  }
+
+  void write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) override {
+    file_->write_at(layout_.offsets[part] + offset, bytes);
+  }
+
+  void end() override {
+    file_->flush();
+    file_->close();
+    file_.reset();
+  }
+
+ protected:
+  // A file's name in the transaction's directory.
+  [[nodiscard]] virtual std::string staged_name(std::size_t index) const = 0;
+  virtual void began(std::size_t /*index*/, std::span<const TensorInfo> /*parts*/) {}
+
+  Transaction transaction_;
+  std::string label_;
+  std::size_t shards_;
+
+ private:
+  safetensors::Layout layout_;
+  std::optional<OutputFile> file_;
+};
+
+class FileWriter final : public ShardWriter {
+ public:
+  FileWriter(const std::filesystem::path& path, const CreateOptions& options)
+      : ShardWriter(path, Transaction::Kind::file, options) {}
+
+  [[nodiscard]] std::string shard_name(std::size_t /*index*/) const override { return transaction_.name(); }
+
+  void commit(const Finish& finish) override {
+    write_file(transaction_.directory(), Transaction::staged_manifest, label_, finish.manifest);
+    transaction_.commit();
+  }
+
+ private:
+  [[nodiscard]] std::string staged_name(std::size_t /*index*/) const override { return Transaction::staged_file; }
+};
+
+class DirectoryWriter final : public ShardWriter {
+ public:
+  DirectoryWriter(const std::filesystem::path& path, const Reader& source, const CreateOptions& options)
+      : ShardWriter(path, Transaction::Kind::directory, options), source_(source), parts_(options.shards) {}
+
+  [[nodiscard]] std::string shard_name(std::size_t index) const override {
+    return shards_ == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, shards_);
+  }
+
+  void commit(const Finish& finish) override {
+    const int directory = transaction_.directory();
+    const Directory from(source_.path());
+    CarryOver(from, directory, label_);
+    write_file(directory, manifest_name, label_, finish.manifest);
+    if (shards_ > 1) write_file(directory, index_name, label_, index());
+    if (from.has(config_name)) write_file(directory, config_name, label_, patched_config(from, finish));
+    transaction_.commit();
+  }
+
+ private:
+  [[nodiscard]] std::string staged_name(std::size_t index) const override { return shard_name(index); }
+
+  void began(std::size_t index, std::span<const TensorInfo> parts) override {
+    parts_[index].assign(parts.begin(), parts.end());
+  }
+
+  [[nodiscard]] std::string index() const {
+    nlohmann::json weight_map = nlohmann::json::object();  // sorted by name, as transformers writes it
+    std::uint64_t bytes = 0;
+    for (std::size_t shard = 0; shard < parts_.size(); ++shard) {
+      for (const TensorInfo& part : parts_[shard]) weight_map[part.name] = shard_name(shard);
+      bytes += total_bytes(parts_[shard]);
+    }
+    std::uint64_t parameters = 0;
+    for (const TensorInfo& tensor : source_.tensors()) parameters += tensor.elements();
+    const nlohmann::json json = {{"metadata", {{"total_parameters", parameters}, {"total_size", bytes}}},
+                                 {"weight_map", std::move(weight_map)}};
+    return json.dump(2) + "\n";
+  }
+
+  static std::string patched_config(const Directory& from, const Finish& finish) {
+    const InputFile file(from.fd(), config_name, config_name);
+    std::vector<config::Edit> edits;
+    if (!finish.dtype.empty())
+      for (const char* const key : {"dtype", "torch_dtype"}) edits.push_back({key, '"' + finish.dtype + '"'});
+    if (!finish.quantization_config.empty()) edits.push_back({"quantization_config", finish.quantization_config});
+    return config::patch(file.read_text(config::max_bytes), edits, config_name);
+  }
+
+  const Reader& source_;
+  std::vector<std::vector<TensorInfo>> parts_;
+};
+
+// The output must not be the input, hold it, or lie in it: replacing one would destroy the other.
+void check_apart(const std::filesystem::path& out, const Reader& source) {
+  std::error_code unresolved;
+  const auto to = std::filesystem::weakly_canonical(out, unresolved);
+  const auto from = std::filesystem::weakly_canonical(source.path(), unresolved);
+  const auto is_in = [](const std::filesystem::path& inner, const std::filesystem::path& outer) {
+    const auto [end, unused] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
+    return end == outer.end();
+  };
+  if (is_in(to, from) || is_in(from, to))
+    throw Error(Errc::usage, fmt::format("{}: output and input '{}' lie in each other", printable(out.string()),
+                                         printable(source.path().string())));
+  struct stat a {};
+  struct stat b {};
+  if (stat(to.c_str(), &a) == 0 && stat(from.c_str(), &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+    throw Error(Errc::usage, fmt::format("{}: output and input are the same file", printable(out.string())));
+}
+
+}  // namespace
+
+std::unique_ptr<Writer> create_checkpoint(const std::filesystem::path& path, const Reader& source,
+                                          const CreateOptions& options) {
+  check_apart(path, source);
+  if (std::filesystem::is_directory(source.path())) return std::make_unique<DirectoryWriter>(path, source, options);
+  if (options.shards != 1)
+    throw Error(Errc::usage, fmt::format("{}: a file cannot hold {} shards", printable(path.string()), options.shards));
+  return std::make_unique<FileWriter>(path, options);
+}
+
+}  // namespace nibble

@@ -1,0 +1,156 @@
+// What a converted model directory consists of, and what it is made from.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "nibble/checkpoint.hpp"
+#include "nibble/error.hpp"
+#include "tests/support/corrupt.hpp"
+
+namespace nibble {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+using test::read_file;
+using testing::HasSubstr;
+
+class WriterTest : public testing::Test {
+ protected:
+  WriterTest() {
+    fs::create_directory(in_);
+    write("model.safetensors", test::safetensors_with({"a", "b"}));
+    write("config.json", "{\n    \"model_type\": \"x\",\n    \"limit\": Infinity\n}\n");
+  }
+
+  void write(const std::string& name, std::string_view text) const {
+    fs::create_directories((in_ / name).parent_path());
+    std::ofstream(in_ / name, std::ios::binary) << text;
+  }
+
+  // Writes every tensor as it is, one to a shard.
+  void copy(const Finish& finish, bool overwrite = false) const {
+    const auto in = open_checkpoint(in_);
+    const auto out =
+        create_checkpoint(out_, *in, {.shards = in->tensors().size(), .bytes = 32, .overwrite = overwrite});
+    for (std::size_t i = 0; i < in->tensors().size(); ++i) {
+      std::vector<std::byte> bytes(in->tensors()[i].bytes());
+      in->read(i, 0, bytes);
+      out->begin(i, in->tensors().subspan(i, 1));
+      out->write(0, 0, bytes);
+      out->end();
+    }
+    out->commit(finish);
+  }
+
+  std::set<std::string> files() const {
+    std::set<std::string> names;
+    for (const auto& entry : fs::recursive_directory_iterator(out_))
+      if (!entry.is_directory()) names.insert(entry.path().lexically_relative(out_));
+    return names;
+  }
+
+  test::TempDir root_;
+  fs::path in_ = root_.path() / "in";
+  fs::path out_ = root_.path() / "out";
+};
+
+TEST_F(WriterTest, ShardsAndTheirIndex) {
+  copy({.quantization_config = "", .dtype = "", .manifest = "{}\n"});
+  EXPECT_EQ(files(),
+            (std::set<std::string>{"config.json", "model-00001-of-00002.safetensors",
+                                   "model-00002-of-00002.safetensors", "model.safetensors.index.json", "nibble.json"}));
+  EXPECT_EQ(
+      read_file(out_ / "model.safetensors.index.json"),
+      "{\n  \"metadata\": {\n    \"total_parameters\": 8,\n    \"total_size\": 32\n  },\n  \"weight_map\": {\n"
+      "    \"a\": \"model-00001-of-00002.safetensors\",\n    \"b\": \"model-00002-of-00002.safetensors\"\n  }\n}\n");
+  EXPECT_EQ(open_checkpoint(out_)->tensors().size(), 2U);
+}
+
+TEST_F(WriterTest, ConfigIsPatchedAndOtherwiseKept) {
+  copy({.quantization_config = R"({"load_in_4bit":true})", .dtype = "float16", .manifest = ""});
+  const std::string config = read_file(out_ / "config.json");
+  EXPECT_THAT(config, testing::StartsWith("{\n    \"model_type\": \"x\",\n    \"limit\": Infinity"));
+  EXPECT_THAT(config, HasSubstr("\n    \"dtype\": \"float16\""));
+  EXPECT_THAT(config, HasSubstr("\n    \"torch_dtype\": \"float16\""));
+  EXPECT_THAT(config, HasSubstr("\"load_in_4bit\""));
+}
+
+TEST_F(WriterTest, EverythingElseIsCarriedOver) {
+  write("tokenizer.json", "tokens");
+  write("modeling_x.py", "code");
+  write("1_Pooling/config.json", "pooling");
+  write("2_Dense/model.safetensors", "a module's weights");
+  write("run.sh", "#!/bin/sh");
+  fs::permissions(in_ / "run.sh", fs::perms::owner_all);
+  fs::create_symlink("tokenizer.json", in_ / "link.json");
+  copy({});
+  EXPECT_EQ(read_file(out_ / "tokenizer.json"), "tokens");
+  EXPECT_EQ(read_file(out_ / "1_Pooling" / "config.json"), "pooling");
+  EXPECT_EQ(read_file(out_ / "2_Dense" / "model.safetensors"), "a module's weights");
+  EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(out_ / "link.json")));
+  EXPECT_EQ(fs::status(out_ / "run.sh").permissions(), fs::perms::owner_all);
+}
+
+TEST_F(WriterTest, OtherWeightsAndHiddenFilesAreNot) {
+  for (const char* const name : {"pytorch_model.bin", "tf_model.h5", "onnx/model.onnx", "original/consolidated.00.pth",
+                                 "extra.safetensors", ".git/config", "nibble.json"})
+    write(name, "x");
+  ASSERT_EQ(mkfifo((in_ / "pipe").c_str(), 0600), 0);
+  fs::create_symlink("nowhere", in_ / "broken");
+  copy({.quantization_config = "", .dtype = "", .manifest = "ours"});
+  EXPECT_EQ(files().size(), 5U);
+  EXPECT_EQ(read_file(out_ / "nibble.json"), "ours");
+  EXPECT_FALSE(fs::exists(out_ / "onnx"));
+}
+
+TEST_F(WriterTest, ExistingOutputIsRefusedUnlessOverwritten) {
+  copy({});
+  EXPECT_THAT(error_of([&] { copy({}); }, Errc::output_exists), HasSubstr("--overwrite"));
+  write("note.txt", "second");
+  copy({}, true);
+  EXPECT_EQ(read_file(out_ / "note.txt"), "second");
+}
+
+TEST_F(WriterTest, InputAndOutputStayApart) {
+  const auto in = open_checkpoint(in_);
+  for (const fs::path& out : {in_, in_ / "out", root_.path(), in_ / ".." / "in"})
+    EXPECT_THAT(
+        error_of([&] { (void)create_checkpoint(out, *in, {.shards = 1, .bytes = 0, .overwrite = true}); }, Errc::usage),
+        HasSubstr("lie in each other"));
+  fs::create_directory_symlink(in_, root_.path() / "alias");
+  EXPECT_THAT(
+      error_of(
+          [&] { (void)create_checkpoint(root_.path() / "alias", *in, {.shards = 1, .bytes = 0, .overwrite = true}); },
+          Errc::usage),
+      HasSubstr("lie in each other"));
+}
+
+TEST_F(WriterTest, TooLittleDiskIsSaidBeforeAnythingIsWritten) {
+  const auto in = open_checkpoint(in_);
+  EXPECT_THAT(error_of([&] { (void)create_checkpoint(out_, *in, {.bytes = std::uint64_t{1} << 62U}); }, Errc::no_space),
+              HasSubstr("the disk has"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 1);
+}
+
+TEST_F(WriterTest, FileBecomesFile) {
+  const auto in = open_checkpoint(in_ / "model.safetensors");
+  const auto out = create_checkpoint(out_, *in, {.bytes = 32});
+  out->begin(0, in->tensors());
+  const std::vector<std::byte> zeros(16);
+  out->write(0, 0, zeros);
+  out->write(1, 0, zeros);
+  out->end();
+  out->commit({.quantization_config = "", .dtype = "", .manifest = "m"});
+  EXPECT_EQ(open_checkpoint(out_)->tensors().size(), 2U);
+  EXPECT_EQ(read_file(root_.path() / "out.nibble.json"), "m");
+}
+
+}  // namespace
+}  // namespace nibble
