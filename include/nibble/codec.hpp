@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nibble/tensor.hpp"
+
+namespace nibble {
+
+/// What fp16 does with finite values beyond 65504.
+enum class OnOverflow : std::uint8_t { error, clamp, keep };
+
+/// What a codec is made with. Each codec reads the fields that concern it.
+struct CodecOptions {
+  std::uint32_t blocksize = 64;                ///< weights per absmax: 32, 64, ..., 4096 (nf4, fp4)
+  bool double_quant = true;                    ///< absmax in 8 bits, 256 to a nested absmax (nf4, fp4)
+  OnOverflow on_overflow = OnOverflow::error;  ///< (fp16)
+};
+
+/// What a codec met in the weights it encoded. Sums over chunks, so independent of how a tensor was cut.
+struct Findings {
+  std::uint64_t nan = 0;
+  std::uint64_t inf = 0;
+  std::uint64_t overflow = 0;                  ///< finite, beyond the largest finite value of the stored type
+  std::uint64_t underflow = 0;                 ///< not zero, stored as zero (casts only)
+  std::uint64_t subnormal = 0;                 ///< stored as a subnormal number (casts only)
+  std::uint64_t first_nonfinite = UINT64_MAX;  ///< index of the first NaN, infinity or overflow
+
+  void add(const Findings& other) noexcept {
+    nan += other.nan;
+    inf += other.inf;
+    overflow += other.overflow;
+    underflow += other.underflow;
+    subnormal += other.subnormal;
+    first_nonfinite = first_nonfinite < other.first_nonfinite ? first_nonfinite : other.first_nonfinite;
+  }
+  bool operator==(const Findings&) const = default;
+};
+
+/// How a tensor is cut for an encoder.
+struct Chunking {
+  std::uint64_t weights = 0;  ///< per chunk, but the last may have fewer; takes whole bytes in the first part
+  bool scan = false;          ///< every chunk goes through scan() before the first encode()
+};
+
+/// One tensor on its way through a codec. Calls of scan() and of encode() may run concurrently as long as their
+/// ranges are disjoint; finish() comes last.
+class Encoder {
+ public:
+  virtual ~Encoder() = default;
+
+  /// A first look at weights [first, first + n), for codecs whose Chunking asks for it.
+  virtual void scan(std::uint64_t first, std::span<const std::byte> weights);
+
+  /// Encodes weights [first, first + n), given as the source type stores them, into the bytes that they take in
+  /// the first part. `first` is a multiple of Chunking::weights. Casts keep NaN and infinities; elsewhere NaN counts
+  /// as 0 and an infinity as the largest finite magnitude of its block or row, and int8 takes what fp16 cannot hold
+  /// as +-65504. The caller decides by the findings whether that may stand. Neither span needs alignment.
+  virtual Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out) = 0;
+
+  /// The other parts, in the order of Codec::parts(). Call once.
+  virtual std::vector<std::vector<std::byte>> finish() { return {}; }
+};
+
+/// The way back, for one tensor. Thread-safe.
+class Decoder {
+ public:
+  virtual ~Decoder() = default;
+
+  /// Decodes the weights [first, first + out.size()) from the bytes they take in the first part; `first` is a
+  /// multiple of Chunking::weights.
+  virtual void decode(std::uint64_t first, std::span<const std::byte> in, std::span<float> out) const = 0;
+};
+
+/// The entries of config.json's quantization_config by which transformers sees this codec.
+struct BnbConfig {
+  int bits = 4;                    ///< load_in_4bit or load_in_8bit
+  std::string quant_type = "fp4";  ///< bnb_4bit_quant_type; for 8 bits the default that transformers writes
+  bool double_quant = false;       ///< bnb_4bit_use_double_quant
+};
+
+/// A number format. Stateless and thread-safe; made by make_codec().
+class Codec {
+ public:
+  virtual ~Codec() = default;
+
+  [[nodiscard]] virtual std::string_view name() const noexcept = 0;
+
+  /// One sentence for people: what is stored.
+  [[nodiscard]] virtual std::string_view summary() const noexcept = 0;
+
+  /// Whether this codec can store such a tensor. By default any of the weight types, of any shape.
+  [[nodiscard]] virtual bool accepts(const TensorInfo& tensor) const { return is_weight_type(tensor.dtype); }
+
+  /// What is stored for a tensor: names, types and shapes follow from its header alone. The first part has its
+  /// bytes in the order of the weights and is filled chunk by chunk; the others come from Encoder::finish().
+  [[nodiscard]] virtual std::vector<TensorInfo> parts(const TensorInfo& tensor) const = 0;
+
+  /// How to cut a tensor so that a chunk has at most `limit` weights (rounded up to what the codec needs at least).
+  [[nodiscard]] virtual Chunking chunking(const TensorInfo& tensor, std::uint64_t limit) const = 0;
+
+  [[nodiscard]] virtual std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking) const = 0;
+
+  /// `rest` holds the bytes of parts()[1...]. Throws Error(bad_input) if they contradict the tensor.
+  [[nodiscard]] virtual std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
+                                                         std::span<const std::span<const std::byte>> rest) const = 0;
+
+  /// Nothing for codecs whose result transformers loads as plain weights.
+  [[nodiscard]] virtual std::optional<BnbConfig> bnb_config() const { return std::nullopt; }
+
+  /// The type of the stored values, for codecs that only cast: what config.json calls dtype.
+  [[nodiscard]] virtual std::optional<DType> cast_type() const { return std::nullopt; }
+};
+
+/// Names of all registered codecs, in the order of the registry.
+[[nodiscard]] std::span<const std::string_view> codec_names();
+
+/// Throws Error(usage) if there is no such codec, or an option is outside its range.
+[[nodiscard]] std::unique_ptr<const Codec> make_codec(std::string_view name, const CodecOptions& options = {});
+
+}  // namespace nibble

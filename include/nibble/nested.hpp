@@ -1,0 +1,45 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+/// Double quantization: the absmax values of 4-bit blocks in 8 bits, with a nested absmax per 256 of them.
+///
+///   absmax = codebook[code] * nested_absmax[block] + nested_offset
+///
+/// Source: Dettmers et al., "QLoRA", 2023, section 3; the codebook is the dynamic map of Dettmers, "8-Bit
+/// Approximations for Parallelism in Deep Learning", 2015. Codes: the rule of bitsandbytes 0.50 on CUDA, which is the
+/// nearest value; its CPU rule is a table of 65536 entries that misses the nearest in about 0.1 % of the codes.
+namespace nibble::nested {
+
+inline constexpr std::size_t blocksize = 256;  // absmax values per nested absmax
+inline constexpr std::uint8_t code_of_zero = 127;
+
+/// The values of the 256 codes, ascending, from -0.993 to 1; codebook[127] is exactly 0.
+///
+/// For i = 0 ... 6: [0.1, 1] cut into 2^i equal steps, their middles times 10^(i - 6), with both signs; and 0 and 1.
+extern const std::array<float, 256> codebook;
+
+/// The mean of the absmax values in weight units: a float64 sum in their order, rounded to fp32. 0 if there is none.
+[[nodiscard]] float offset(std::span<const float> absmax) noexcept;
+
+/// Encodes n finite absmax values; the last block may be short.
+///
+///   d = absmax - offset, nested_absmax = max |d|, v = d * (1 / nested_absmax), code = nearest of the codebook
+///
+/// with one rounding per operation; halfway between two values the even code. Where nested_absmax is 0, the code is
+/// 127, so that the values decode to the offset exactly.
+///
+///   codes          n
+///   nested_absmax  ceil(n / 256)
+///
+/// Thread-safe, allocates nothing. Throws Error(usage) if a size disagrees.
+void encode(std::span<const float> absmax, float offset, std::span<std::uint8_t> codes, std::span<float> nested_absmax);
+
+/// The way back for any codebook of 256 values: two roundings, no fused multiply-add. Errors as for encode().
+void decode(std::span<const std::uint8_t> codes, std::span<const float> nested_absmax,
+            std::span<const float, 256> values, float offset, std::span<float> absmax);
+
+}  // namespace nibble::nested

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nibble/codec.hpp"
+#include "nibble/error.hpp"
+#include "quant/widen.hpp"
+
+/// What fp32, fp16 and bf16 share: one part of the same name and shape, and counting what does not fit.
+namespace nibble {
+
+/// What an inner loop counts.
+struct CastCounts {
+  std::uint32_t special = 0;  ///< NaN, infinities and overflows together: which of them, count_casts() finds out
+  std::uint32_t underflow = 0;
+  std::uint32_t subnormal = 0;
+};
+
+inline void check_same_size(std::string_view what, std::size_t weights, std::size_t stored) {
+  if (weights != stored)
+    throw Error(Errc::usage, std::string(what) + ": " + std::to_string(weights) + " weights do not fit " +
+                                 std::to_string(stored) + " stored values");
+}
+
+/// Calls cast(i, n, counts) for tiles of `weights` and sums up.
+template <class Cast> Findings count_casts(std::span<const float> weights, float smallest_overflow, Cast&& cast) {
+  Findings findings;
+  for (std::size_t i = 0; i < weights.size(); i += tile_weights) {
+    const std::span<const float> tile = weights.subspan(i, std::min(tile_weights, weights.size() - i));
+    CastCounts counts;
+    cast(i, tile.size(), counts);
+    if (counts.special != 0) findings.add(count_nonfinite(DType::f32, std::as_bytes(tile), i, smallest_overflow));
+    findings.underflow += counts.underflow;
+    findings.subnormal += counts.subnormal;
+  }
+  return findings;
+}
+
+/// Stores every weight as Format::Stored, which is what DType Format::dtype is in memory. Format also has a name, a
+/// summary, encode(source, bytes, out) for up to tile_weights weights, and Stored is what widen() reads back.
+template <class Format> class CastCodec final : public Codec {
+  using Stored = typename Format::Stored;
+
+ public:
+  explicit CastCodec(const Format& format) : format_(format) {}
+
+  std::string_view name() const noexcept override { return Format::name; }
+  std::string_view summary() const noexcept override { return Format::summary; }
+  std::vector<TensorInfo> parts(const TensorInfo& tensor) const override {
+    return {{tensor.name, Format::dtype, tensor.shape}};
+  }
+  Chunking chunking(const TensorInfo&, std::uint64_t limit) const override {
+    return {std::max<std::uint64_t>(limit, 1), false};
+  }
+  std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&) const override {
+    return std::make_unique<CastEncoder>(format_, tensor.dtype);
+  }
+  std::unique_ptr<Decoder> decoder(const TensorInfo&, std::span<const std::span<const std::byte>>) const override {
+    return std::make_unique<CastDecoder>();
+  }
+  std::optional<DType> cast_type() const override { return Format::dtype; }
+
+ private:
+  class CastEncoder final : public Encoder {
+   public:
+    CastEncoder(const Format& format, DType source) : format_(format), source_(source) {}
+
+    Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out) override {
+      const std::size_t size = traits(source_).bits / 8;
+      const std::size_t n = weights.size() / size;
+      Findings findings;
+      std::array<Stored, tile_weights> stored;  // `out` need not be aligned
+      for (std::size_t i = 0; i < n; i += tile_weights) {
+        const std::size_t count = std::min(tile_weights, n - i);
+        const auto bytes = weights.subspan(i * size, count * size);
+        Findings here = format_.encode(source_, bytes, std::span(stored).first(count));
+        if (here.first_nonfinite != UINT64_MAX) here.first_nonfinite += first + i;
+        findings.add(here);
+        // What has the type already keeps its bytes, signalling NaNs too.
+        const void* from = source_ == Format::dtype ? static_cast<const void*>(bytes.data()) : stored.data();
+        std::memcpy(out.data() + i * sizeof(Stored), from, count * sizeof(Stored));
+      }
+      return findings;
+    }
+
+   private:
+    Format format_;
+    DType source_;
+  };
+
+  class CastDecoder final : public Decoder {
+   public:
+    void decode(std::uint64_t, std::span<const std::byte> in, std::span<float> out) const override {
+      for_each_tile(Format::dtype, in, [&](std::size_t i, std::span<const float> weights) {
+        std::copy(weights.begin(), weights.end(), out.begin() + static_cast<std::ptrdiff_t>(i));
+      });
+    }
+  };
+
+  Format format_;
+};
+
+/// One tile to 16 bits. fp64 goes through fp32 rounded to odd, so that it is rounded once (torch rounds it twice).
+template <class Encode> Findings narrow_tile(DType source, std::span<const std::byte> weights, Encode&& encode) {
+  alignas(64) std::array<float, tile_weights> tile;
+  return encode(widen(source, weights, tile, Rounding::odd));
+}
+
+}  // namespace nibble

@@ -1,0 +1,40 @@
+#include "quant/cast.hpp"
+
+namespace nibble {
+namespace {
+
+struct Fp32 {
+  using Stored = float;
+  static constexpr std::string_view name = "fp32";
+  static constexpr std::string_view summary = "Cast to IEEE single precision, exact but for fp64";
+  static constexpr DType dtype = DType::f32;
+
+  Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out) const {
+    alignas(64) std::array<float, tile_weights> tile;
+    const std::span<const float> widened = widen(source, weights, tile);
+    std::copy(widened.begin(), widened.end(), out.begin());
+
+    Findings findings;
+    bool special = false;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(out[i]) & 0x7FFFFFFFu;
+      special |= magnitude >= 0x7F800000u;
+      findings.subnormal += magnitude - 1 < 0x007FFFFFu;
+    }
+    if (special) findings.add(count_nonfinite(source, weights, 0));
+    if (source == DType::f64) {
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        double weight;
+        std::memcpy(&weight, weights.data() + i * sizeof(weight), sizeof(weight));
+        findings.underflow += out[i] == 0.0f && weight != 0.0;
+      }
+    }
+    return findings;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<const Codec> make_fp32(const CodecOptions&) { return std::make_unique<CastCodec<Fp32>>(Fp32{}); }
+
+}  // namespace nibble

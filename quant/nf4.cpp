@@ -1,0 +1,27 @@
+#include "nibble/nf4.hpp"
+
+#include "quant/four_bit.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr FourBitTables tables =
+    make_tables(nf4::codebook.value, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, 7.25f, 12.4f, 4.9f);
+
+}  // namespace
+
+std::size_t nf4::encode(std::span<const float> weights, std::size_t blocksize, std::span<std::uint8_t> packed,
+                        std::span<float> absmax) {
+  return encode_four_bit(tables, weights, blocksize, packed, absmax);
+}
+
+void nf4::decode(std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
+                 std::span<float> weights) {
+  decode_four_bit(tables, packed, absmax, blocksize, weights);
+}
+
+std::unique_ptr<const Codec> make_nf4(const CodecOptions& options) {
+  return make_four_bit("nf4", "4-bit NormalFloat with an absmax per block, as bitsandbytes stores it", tables, options);
+}
+
+}  // namespace nibble

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "nibble/xtensor.hpp"
+
+/// Each format as its formula says, to be read beside the paper. Tests only: speed does not matter.
+namespace nibble::reference {
+
+using Vector = xt::xtensor<float, 1>;
+using Matrix = xt::xtensor<float, 2>;
+
+inline Vector midpoints(const Vector& ascending) {
+  const auto n = static_cast<std::ptrdiff_t>(ascending.size());
+  return (xt::view(ascending, xt::range(0, n - 1)) + xt::view(ascending, xt::range(1, n))) / 2.0f;
+}
+
+struct Blocks {
+  xt::xtensor<std::size_t, 2> number;  ///< (blocks, blocksize): how many midpoints are less than the scaled weight
+  Vector absmax;                       ///< (blocks)
+};
+
+/// NF4 and FP4, up to the numbering of the codes.
+inline Blocks four_bit(const Matrix& blocks, const Vector& ascending) {
+  const Vector absmax = xt::amax(xt::abs(blocks), {1});
+  const Vector inverse = 1.0f / xt::maximum(absmax, 1e-38f);
+  const Matrix scaled = xt::clip(blocks * xt::view(inverse, xt::all(), xt::newaxis()), -1.0f, 1.0f);
+  const auto below = xt::view(scaled, xt::all(), xt::all(), xt::newaxis()) > midpoints(ascending);
+  return {xt::sum(xt::cast<std::size_t>(below), {2}), absmax};
+}
+
+/// One block of double quantization.
+struct Nested {
+  xt::xtensor<std::size_t, 1> code;
+  float absmax;
+};
+
+inline Nested nested(const Vector& absmax, float offset, const Vector& ascending) {
+  const Vector d = absmax - offset;
+  const float largest = xt::amax(xt::abs(d))();
+  const Vector v = d * (1.0f / largest);
+  const Vector between = midpoints(ascending);
+  const auto column = xt::view(v, xt::all(), xt::newaxis());
+  const xt::xtensor<std::size_t, 1> lower = xt::sum(xt::cast<std::size_t>(column > between), {1});
+  const xt::xtensor<std::size_t, 1> upper = xt::sum(xt::cast<std::size_t>(column >= between), {1});
+  return {xt::where(xt::equal(lower % std::size_t{2}, std::size_t{0}), lower, upper), largest};  // a tie: the even one
+}
+
+/// The nearest number with this many bits after the leading 1 and this smallest normal exponent, ties to even;
+/// infinity from `overflow` on. Exact for fp32 in, because fp64 holds every number in between.
+inline float rounded(float value, int mantissa_bits, int smallest_exponent, double overflow) {
+  const double x = value;
+  if (!std::isfinite(x) || x == 0) return value;
+  const double ulp = std::ldexp(1.0, std::max(std::ilogb(x), smallest_exponent) - mantissa_bits);
+  const double result = std::nearbyint(x / ulp) * ulp;
+  return std::abs(result) >= overflow ? std::copysign(std::numeric_limits<float>::infinity(), value)
+                                      : static_cast<float>(result);
+}
+inline float fp16(float value) { return rounded(value, 10, -14, 65536.0); }
+inline float bf16(float value) { return rounded(value, 7, -126, std::ldexp(1.0, 128)); }
+
+struct Rows {
+  Matrix code;    ///< (rows, columns), whole numbers
+  Vector absmax;  ///< (rows)
+};
+
+/// LLM.int8(): finite weights that fp16 can hold, no row of zeros.
+inline Rows int8(const Matrix& weights) {
+  const Matrix halves = xt::vectorize(fp16)(weights);
+  const Vector absmax = xt::amax(xt::abs(halves), {1});
+  const Vector scale = 1.0f / absmax * 127.0f;
+  return {xt::nearbyint(halves * xt::view(scale, xt::all(), xt::newaxis())), absmax};
+}
+
+}  // namespace nibble::reference

@@ -1,0 +1,164 @@
+#pragma once
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "nibble/bf16.hpp"
+#include "nibble/codec.hpp"
+#include "nibble/fp16.hpp"
+
+namespace nibble::test {
+
+using Bytes = std::vector<std::byte>;
+
+template <class T> Bytes bytes_of(const std::vector<T>& values) {
+  const auto bytes = std::as_bytes(std::span(values));
+  return {bytes.begin(), bytes.end()};
+}
+
+template <class T> std::vector<T> values_of(std::span<const std::byte> bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  return values;
+}
+
+inline std::vector<float> normal_weights(std::size_t n, unsigned seed, float scale = 1.0f) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::vector<float> weights(n);
+  for (float& weight : weights) weight = normal(random);
+  return weights;
+}
+
+/// fp32 weights as another type stores them.
+inline Bytes stored_as(DType dtype, const std::vector<float>& weights) {
+  std::vector<std::uint16_t> half(weights.size());
+  switch (dtype) {
+    case DType::f64:
+      return bytes_of(std::vector<double>(weights.begin(), weights.end()));
+    case DType::f16:
+      std::transform(weights.begin(), weights.end(), half.begin(), fp16::from_float);
+      break;
+    case DType::bf16:
+      std::transform(weights.begin(), weights.end(), half.begin(), bf16::from_float);
+      break;
+    default:
+      return bytes_of(weights);
+  }
+  return bytes_of(half);
+}
+
+/// All parts of an encoded tensor, in the order of Codec::parts().
+struct Encoded {
+  std::vector<Bytes> parts;
+  Findings findings;
+  bool operator==(const Encoded&) const = default;
+};
+
+/// Bytes that weights [0, n) take in the first part.
+inline std::size_t bytes_before(const Codec& codec, const TensorInfo& tensor, std::uint64_t n) {
+  TensorInfo part = tensor;
+  part.shape = {n, 1};
+  return codec.parts(part)[0].bytes();
+}
+
+inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<const std::byte> weights,
+                      std::uint64_t limit = std::uint64_t{1} << 20, bool backwards = false) {
+  const Chunking chunking = codec.chunking(tensor, limit);
+  const auto encoder = codec.encoder(tensor, chunking);
+  const std::uint64_t n = tensor.elements();
+  std::vector<std::uint64_t> firsts;
+  for (std::uint64_t first = 0; first < n; first += chunking.weights) firsts.push_back(first);
+  if (backwards) std::reverse(firsts.begin(), firsts.end());
+
+  const auto source = [&](std::uint64_t first, std::uint64_t end) {
+    return weights.subspan(byte_count(tensor.dtype, first), byte_count(tensor.dtype, end - first));
+  };
+  Encoded out;
+  out.parts.emplace_back(codec.parts(tensor)[0].bytes());
+  if (chunking.scan)
+    for (const auto first : firsts) encoder->scan(first, source(first, std::min(n, first + chunking.weights)));
+  for (const auto first : firsts) {
+    const std::uint64_t end = std::min(n, first + chunking.weights);
+    const std::size_t at = bytes_before(codec, tensor, first);
+    const auto bytes = std::span(out.parts[0]).subspan(at, bytes_before(codec, tensor, end) - at);
+    out.findings.add(encoder->encode(first, source(first, end), bytes));
+  }
+  for (auto& part : encoder->finish()) out.parts.push_back(std::move(part));
+  return out;
+}
+
+inline std::vector<float> decode(const Codec& codec, const TensorInfo& tensor, const Encoded& encoded,
+                                 std::uint64_t limit = std::uint64_t{1} << 20) {
+  const std::vector<std::span<const std::byte>> rest(encoded.parts.begin() + 1, encoded.parts.end());
+  const auto decoder = codec.decoder(tensor, rest);
+  const Chunking chunking = codec.chunking(tensor, limit);
+  std::vector<float> out(tensor.elements());
+  for (std::uint64_t first = 0; first < out.size(); first += chunking.weights) {
+    const std::uint64_t end = std::min<std::uint64_t>(out.size(), first + chunking.weights);
+    const std::size_t at = bytes_before(codec, tensor, first);
+    const auto bytes = std::span(encoded.parts[0]).subspan(at, bytes_before(codec, tensor, end) - at);
+    decoder->decode(first, bytes, std::span(out).subspan(first, end - first));
+  }
+  return out;
+}
+
+/// A codec's fp32 round trip of a matrix.
+inline std::vector<float> round_trip(const Codec& codec, const std::vector<float>& weights, const Shape& shape) {
+  const TensorInfo tensor{"m.weight", DType::f32, shape};
+  return decode(codec, tensor, encode(codec, tensor, bytes_of(weights)));
+}
+
+/// Runs f once for every CPU target that this machine has and this program was compiled for.
+template <class F> void for_each_target(F&& f) {
+  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    f(std::string(hwy::TargetName(target)));
+  }
+  hwy::SetSupportedTargetsForTest(0);
+}
+
+/// tests/golden/codecs.safetensors: what bitsandbytes and torch wrote (make_golden.py). Read without nibble's reader,
+/// so that these tests stand on their own.
+class Golden {
+ public:
+  Golden() {
+    std::ifstream file(NIBBLE_TEST_DATA "/golden/codecs.safetensors", std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    std::uint64_t header = 0;
+    if (bytes.size() < sizeof(header)) throw std::runtime_error("tests/golden/codecs.safetensors cannot be read");
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    const auto entries = nlohmann::json::parse(bytes.substr(8, header));
+    for (const auto& [name, entry] : entries.items()) {
+      if (name == "__metadata__") continue;
+      const std::size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
+      const auto data = std::as_bytes(std::span(bytes)).subspan(8 + header + begin, end - begin);
+      tensors_[name] = {{name, *find_dtype(entry["dtype"].get<std::string>()), entry["shape"].get<Shape>()},
+                        {data.begin(), data.end()}};
+    }
+  }
+
+  const TensorInfo& info(const std::string& name) const { return tensors_.at(name).info; }
+  const Bytes& bytes(const std::string& name) const { return tensors_.at(name).data; }
+
+ private:
+  struct Tensor {
+    TensorInfo info;
+    Bytes data;
+  };
+  std::map<std::string, Tensor> tensors_;
+};
+
+}  // namespace nibble::test

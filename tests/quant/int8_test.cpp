@@ -1,0 +1,147 @@
+#include "nibble/int8.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "nibble/error.hpp"
+#include "quant/reference.hpp"
+#include "tests/quant/codec_support.hpp"
+
+namespace nibble {
+namespace {
+
+using test::bytes_of;
+using test::Encoded;
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+
+std::pair<std::vector<int>, float> row_of(const std::vector<float>& weights) {
+  std::vector<std::int8_t> codes(weights.size());
+  const float absmax = int8::encode_row(weights, codes);
+  return {{codes.begin(), codes.end()}, absmax};
+}
+
+TEST(Int8, RandomRowsFollowTheDefinition) {
+  for (const std::size_t columns : {1u, 7u, 8u, 33u, 4097u, 10000u}) {
+    for (const float scale : {1e-7f, 1e-4f, 0.02f, 1.0f, 5000.0f}) {
+      std::vector<float> weights = test::normal_weights(4 * columns, static_cast<unsigned>(columns), scale);
+      weights[0] = weights[columns] = weights[2 * columns] = weights[3 * columns] = -3 * scale;  // no row of zeros
+      const auto expected = reference::int8(as_xtensor<2>(weights, {4, columns}));
+      test::for_each_target([&](const std::string& target) {
+        for (std::size_t row = 0; row < 4; ++row) {
+          std::vector<std::int8_t> codes(columns);
+          ASSERT_EQ(int8::encode_row(std::span(weights).subspan(row * columns, columns), codes), expected.absmax(row));
+          for (std::size_t i = 0; i < columns; ++i)
+            ASSERT_EQ(codes[i], expected.code(row, i)) << target << ", row " << row << ", " << i << " of " << columns;
+        }
+      });
+    }
+  }
+}
+
+TEST(Int8, EqualsBitsandbytesByteForByte) {
+  const test::Golden golden;
+  for (const std::string type : {"float32", "bfloat16", "float16"}) {
+    const std::string prefix = "int8." + type;
+    for (const std::uint64_t limit : {1u, 50u, 100u, 1000u, 100000u}) {
+      const auto encoded =
+          test::encode(*make_codec("int8"), golden.info(prefix + ".input"), golden.bytes(prefix + ".input"), limit);
+      EXPECT_EQ(encoded.parts[0], golden.bytes(prefix)) << type << ", " << limit;
+      EXPECT_EQ(encoded.parts[1], golden.bytes(prefix + ".SCB")) << type << ", " << limit;
+    }
+  }
+}
+
+TEST(Int8, HalvesGoToTheEvenCode) {
+  EXPECT_EQ(row_of({127, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 126.5f, -126.5f}).first,
+            (std::vector<int>{127, 0, 2, 2, 0, -2, 126, -126}));
+}
+
+TEST(Int8, RoundingToFp16ComesFirstAndIsToNearestEven) {
+  // In [2, 4) fp16 has steps of 2^-9, and a weight is a code here.
+  const float tie = 2.5f + 0x1p-10f, odd = 3.5f - 0x1p-9f;
+  EXPECT_EQ(row_of({127, tie, std::nextafter(tie, 9.0f)}).first, (std::vector<int>{127, 2, 3}));
+  EXPECT_EQ(row_of({127, odd, std::nextafter(odd + 0x1p-10f, 0.0f), odd + 0x1p-10f}).first,
+            (std::vector<int>{127, 3, 3, 4}));
+}
+
+TEST(Int8, RowsOfZerosHaveAbsmaxZero) {
+  EXPECT_EQ(row_of(std::vector<float>(100, 0.0f)), std::pair(std::vector<int>(100, 0), 0.0f));
+  EXPECT_EQ(row_of(std::vector<float>(100, 1e-9f)), std::pair(std::vector<int>(100, 0), 0.0f));  // 0 in fp16
+}
+
+TEST(Int8, WhatFp16CannotHoldIsRepairedInItsRow) {
+  EXPECT_EQ(row_of({2, nan, -1, infinity}), std::pair(std::vector<int>({127, 0, -64, 127}), 2.0f));
+  EXPECT_EQ(row_of({70000, -70000, 32752, 0}), std::pair(std::vector<int>({127, -127, 64, 0}), 65504.0f));
+  EXPECT_EQ(row_of({65519, 0}).second, 65504.0f);  // rounds down
+  EXPECT_EQ(row_of({nan, -infinity}), std::pair(std::vector<int>({0, 0}), 0.0f));
+}
+
+TEST(Int8, OverflowOfFp16IsCountedPerWeight) {
+  std::vector<float> weights(3 * 5000, 1.0f);
+  weights[5000] = 65520.0f;
+  weights[9999] = -1e30f;
+  weights[10000] = 65519.0f;
+  const TensorInfo tensor{"m.weight", DType::f32, {3, 5000}};
+  for (const std::uint64_t limit : {100u, 4999u, 5000u, 100000u}) {
+    const Encoded encoded = test::encode(*make_codec("int8"), tensor, bytes_of(weights), limit);
+    EXPECT_EQ(encoded.findings.overflow, 2u);
+    EXPECT_EQ(encoded.findings.inf + encoded.findings.nan, 0u);
+    EXPECT_EQ(encoded.findings.first_nonfinite, 5000u);
+    EXPECT_EQ(test::values_of<float>(encoded.parts[1]), (std::vector<float>{1.0f, 65504.0f, 65504.0f}));
+  }
+}
+
+TEST(Int8, PartsHangOnTheModule) {
+  const auto codec = make_codec("int8");
+  const std::vector<TensorInfo> expected{
+      {"a.weight", DType::i8, {3, 4}}, {"a.SCB", DType::f32, {3}}, {"a.weight_format", DType::u8, {}}};
+  EXPECT_EQ(codec->parts({"a.weight", DType::f16, {3, 4}}), expected);
+  EXPECT_EQ(codec->parts({"experts", DType::f16, {3, 4}})[1].name, "experts.SCB");
+  const Encoded encoded = test::encode(*codec, {"w", DType::f32, {1, 1}}, bytes_of(std::vector<float>{1.0f}));
+  EXPECT_EQ(encoded.parts[2], test::Bytes{std::byte{0}});
+  EXPECT_FALSE(codec->accepts({"a.weight", DType::f16, {3}}));
+  EXPECT_FALSE(codec->accepts({"a.weight", DType::f16, {3, 4, 5}}));
+  EXPECT_EQ(codec->bnb_config()->bits, 8);
+}
+
+TEST(Int8, DecodingIsTwoMultiplications) {
+  std::vector<std::int8_t> codes;
+  for (int i = -128; i < 128; ++i) codes.push_back(static_cast<std::int8_t>(i));
+  std::vector<float> weights(256);
+  int8::decode_row(codes, 0.3f, weights);
+  for (std::size_t i = 0; i < 256; ++i) {
+    const float product = static_cast<float>(codes[i]) * 0.3f;
+    EXPECT_EQ(weights[i], product * 7.874015718698502e-3f);
+  }
+}
+
+// sqrt of the mean square error on N(0, 1): 0.00793 at 1024 columns, 0.00873 at 4096.
+TEST(Int8, ErrorOnNormalWeightsIsThePublishedOne) {
+  const std::vector<float> weights = test::normal_weights(1 << 20, 2);
+  const auto error = [&](std::uint64_t columns) {
+    const auto out = test::round_trip(*make_codec("int8"), weights, {weights.size() / columns, columns});
+    double sum = 0;
+    for (std::size_t i = 0; i < out.size(); ++i) sum += std::pow(static_cast<double>(out[i]) - weights[i], 2);
+    return std::sqrt(sum / static_cast<double>(out.size()));
+  };
+  EXPECT_NEAR(error(1024), 0.00793, 0.01 * 0.00793);
+  EXPECT_NEAR(error(4096), 0.00873, 0.01 * 0.00873);
+}
+
+TEST(Int8, SizesThatDisagreeAreRefused) {
+  std::vector<std::int8_t> codes(2);
+  try {
+    int8::encode_row(std::vector<float>(3), codes);
+    FAIL() << "was accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::usage);
+    EXPECT_STREQ(error.what(), "int8: 3 weights do not fit 2 codes");
+  }
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,114 @@
+#include "nibble/nested.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "nibble/error.hpp"
+#include "quant/reference.hpp"
+#include "tests/quant/codec_support.hpp"
+
+namespace nibble {
+namespace {
+
+reference::Vector vector_of(std::span<const float> values) { return as_xtensor<1>(values, {values.size()}); }
+
+void expect_definition(const std::vector<float>& absmax, float offset) {
+  std::vector<std::uint8_t> codes(absmax.size());
+  std::vector<float> nested_absmax((absmax.size() + 255) / 256), decoded(absmax.size());
+  nested::encode(absmax, offset, codes, nested_absmax);
+  nested::decode(codes, nested_absmax, nested::codebook, offset, decoded);
+  for (std::size_t first = 0; first < absmax.size(); first += 256) {
+    const auto block = std::span(absmax).subspan(first, std::min<std::size_t>(256, absmax.size() - first));
+    const auto expected = reference::nested(vector_of(block), offset, vector_of(nested::codebook));
+    EXPECT_EQ(nested_absmax[first / 256], expected.absmax);
+    for (std::size_t i = 0; i < block.size(); ++i) {
+      ASSERT_EQ(codes[first + i], expected.code(i)) << first + i << ": " << block[i];
+      const float product = nested::codebook[codes[first + i]] * expected.absmax;
+      EXPECT_EQ(decoded[first + i], product + offset);
+    }
+  }
+}
+
+TEST(Nested, RandomValuesFollowTheDefinition) {
+  for (const float scale : {1e-6f, 1.0f, 1e6f}) {
+    std::vector<float> absmax = test::normal_weights(3000, 1, scale);
+    for (float& value : absmax) value = std::abs(value);
+    expect_definition(absmax, nested::offset(absmax));
+    expect_definition(absmax, 0.0f);
+  }
+}
+
+TEST(Nested, EveryMidpointAndItsNeighboursFollowTheDefinition) {
+  std::vector<float> values;
+  for (const float midpoint : reference::midpoints(vector_of(nested::codebook)))
+    for (const float value : {midpoint, std::nextafter(midpoint, 9.0f), std::nextafter(midpoint, -9.0f)}) {
+      if (values.size() % 256 == 0) values.push_back(1.0f);  // so that the nested absmax is 1
+      values.push_back(value);
+    }
+  expect_definition(values, 0.0f);
+}
+
+TEST(Nested, TiesGoToTheEvenCode) {
+  std::vector<float> values{1.0f};
+  for (std::size_t i = 0; i < 255; ++i) values.push_back(0.5f * (nested::codebook[i] + nested::codebook[i + 1]));
+  std::vector<std::uint8_t> codes(256);
+  std::vector<float> nested_absmax(1);
+  nested::encode(values, 0.0f, codes, nested_absmax);
+  for (std::size_t i = 0; i < 255; ++i) EXPECT_EQ(codes[i + 1], i + i % 2) << i;
+}
+
+TEST(Nested, ValuesThatAreAllEqualDecodeToTheOffsetExactly) {
+  for (const float value : {0.0f, 1e-40f, 0.1f, 3e38f}) {
+    const std::vector<float> absmax(300, value);
+    const float offset = nested::offset(absmax);
+    EXPECT_EQ(offset, value);
+    std::vector<std::uint8_t> codes(300);
+    std::vector<float> nested_absmax(2), decoded(300);
+    nested::encode(absmax, offset, codes, nested_absmax);
+    nested::decode(codes, nested_absmax, nested::codebook, offset, decoded);
+    EXPECT_EQ(codes, std::vector<std::uint8_t>(300, nested::code_of_zero));
+    EXPECT_EQ(decoded, absmax);
+  }
+}
+
+TEST(Nested, SubnormalDifferencesStayFinite) {
+  const std::vector<float> absmax{0.0f, 1e-44f, 2e-44f};  // 1 / nested_absmax is infinite
+  std::vector<std::uint8_t> codes(3);
+  std::vector<float> nested_absmax(1), decoded(3);
+  nested::encode(absmax, 1e-44f, codes, nested_absmax);
+  nested::decode(codes, nested_absmax, nested::codebook, 1e-44f, decoded);
+  EXPECT_EQ(codes, (std::vector<std::uint8_t>{0, 127, 255}));
+  EXPECT_EQ(decoded, absmax);
+}
+
+TEST(Nested, OffsetIsTheMeanInDoublePrecision) {
+  EXPECT_EQ(nested::offset({}), 0.0f);
+  std::vector<float> values(1 << 20, 0.1f);
+  values.push_back(1000.0f);
+  double sum = 0;
+  for (const float value : values) sum += value;
+  EXPECT_EQ(nested::offset(values), static_cast<float>(sum / static_cast<double>(values.size())));
+}
+
+TEST(Nested, CodebookIsTheDynamicMapOfBitsandbytes) {
+  const test::Golden golden;
+  EXPECT_EQ(test::bytes_of(std::vector<float>(nested::codebook.begin(), nested::codebook.end())),
+            golden.bytes("nf4.nested.nested_quant_map"));
+  EXPECT_EQ(nested::codebook[nested::code_of_zero], 0.0f);
+}
+
+TEST(Nested, SizesThatDisagreeAreRefused) {
+  std::vector<float> absmax(257), nested_absmax(1);
+  std::vector<std::uint8_t> codes(257);
+  try {
+    nested::encode(absmax, 0.0f, codes, nested_absmax);
+    FAIL() << "was accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::usage);
+    EXPECT_STREQ(error.what(), "257 absmax values do not fit 257 codes and 1 nested absmax values");
+  }
+}
+
+}  // namespace
+}  // namespace nibble
