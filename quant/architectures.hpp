@@ -1,0 +1,70 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nibble/recipe.hpp"
+#include "nibble/tensor.hpp"
+
+/// Which module of a model a stored tensor belongs to, and whether transformers would replace that module.
+///
+/// Loading a quantized directory, transformers builds the model, replaces linear layers by its own rule, and only
+/// then reads the file; the two have to agree. quant/architectures.jsonl holds the outcome of that rule for every
+/// architecture of one version of transformers, made by quant/architectures.py from transformers itself.
+namespace nibble {
+
+/// The table, as cmake/embed.cmake compiles it in: JSON lines, the first of which names its version.
+extern const std::string_view architectures_jsonl;
+
+/// The version of transformers that the table was made from: "5.23.0".
+[[nodiscard]] std::string architectures_version();
+
+/// Where one stored tensor stands.
+struct Placement {
+  Role role = Role::unknown;
+  std::string module;              ///< its module in the model (stored names may differ); else the parameter's name
+  std::string why;                 ///< for people
+  std::vector<std::string> keeps;  ///< linear layers that stay plain if this tensor does: the modules to be skipped
+};
+
+/// Places stored tensors by the table, in the order given; nothing if the table lacks the architecture.
+///
+/// `tied` is tie_word_embeddings. Role::linear, conv1d, output_embeddings and kept are given to matrices of a
+/// weight type named `<module>.weight` only, and only where the quantized tensors would find their way to the
+/// module under the stored name. A tensor that loading merges or splits has role expert or other. 100,000 tensors
+/// take about 0.1 s.
+[[nodiscard]] std::optional<std::vector<Placement>> place_by_architecture(std::string_view architecture,
+                                                                          std::span<const TensorInfo> tensors,
+                                                                          bool tied);
+
+/// Places tensors by names and shapes alone, for architectures that the table lacks. Careful: what looks like an
+/// embedding, a head, a router or a position table is not called linear, nor is a matrix whose bias has the length
+/// of the other side. Every `why` ends in "by name and shape".
+[[nodiscard]] std::vector<Placement> place_by_name(std::span<const TensorInfo> tensors);
+
+/// Why transformers cannot load this architecture with quantized weights from its ordinary names; empty if it can.
+[[nodiscard]] std::string loading_obstacle(std::string_view architecture);
+
+/// Whether `entry` in llm_int8_skip_modules makes transformers leave a module plain: taken as a regular expression
+/// it matches the name from its start up to a dot or the end, or taken as text it ends the name.
+///
+/// Throws Error(usage) if the entry is no regular expression that RE2 reads.
+[[nodiscard]] bool skips(std::string_view entry, std::string_view module);
+
+/// The quantized modules that `entry` would make transformers leave plain.
+[[nodiscard]] std::vector<std::string> wrongly_skipped(std::string_view entry, std::span<const std::string> quantized);
+
+/// llm_int8_skip_modules for a directory in which `quantized` are the modules stored quantized and `plain` the
+/// linear layers stored plain (the `keeps` of the tensors that were not quantized), by name in the model.
+///
+/// Such a list replaces transformers' own, so it also has what the default leaves and the file does not hold: a
+/// tied lm_head. No entry matches a quantized module: one that would, such as `score` beside `layers.0.score`,
+/// is written `^score$`, which matches that whole name only.
+[[nodiscard]] std::vector<std::string> skip_list(std::string_view architecture, bool tied,
+                                                 std::span<const std::string> quantized,
+                                                 std::span<const std::string> plain);
+
+}  // namespace nibble

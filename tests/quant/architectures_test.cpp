@@ -1,0 +1,282 @@
+#include "quant/architectures.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "nibble/error.hpp"
+
+namespace nibble {
+namespace {
+
+TensorInfo matrix(std::string name, std::uint64_t rows = 64, std::uint64_t columns = 64) {
+  return {std::move(name), DType::bf16, {rows, columns}};
+}
+
+// Placements by stored name. Fails the test if the table lacks the architecture.
+class Placed {
+ public:
+  Placed(std::string_view architecture, std::vector<TensorInfo> tensors, bool tied = false) {
+    const auto places = place_by_architecture(architecture, tensors, tied);
+    EXPECT_TRUE(places) << architecture;
+    if (!places) return;
+    EXPECT_EQ(places->size(), tensors.size());
+    for (std::size_t i = 0; i < tensors.size(); ++i) places_[tensors[i].name] = (*places)[i];
+  }
+  const Placement& operator[](const std::string& name) const { return places_.at(name); }
+
+ private:
+  std::map<std::string, Placement> places_;
+};
+
+std::vector<TensorInfo> llama() {
+  return {matrix("lm_head.weight"),
+          matrix("model.embed_tokens.weight"),
+          matrix("model.layers.0.mlp.down_proj.weight"),
+          matrix("model.layers.0.self_attn.q_proj.weight"),
+          {"model.norm.weight", DType::bf16, {64}}};
+}
+
+TEST(Architectures, VersionIsTheTables) { EXPECT_EQ(architectures_version(), "5.23.0"); }
+
+TEST(Architectures, UnknownArchitectureIsNothing) {
+  EXPECT_FALSE(place_by_architecture("NoSuchModel", llama(), false));
+  EXPECT_FALSE(place_by_architecture("", llama(), false));
+  EXPECT_FALSE(place_by_architecture("Llama\",\"", llama(), false));
+  EXPECT_FALSE(place_by_architecture("LlamaForCausal", llama(), false));
+}
+
+TEST(Architectures, LlamaKeepsItsHead) {
+  const Placed placed("LlamaForCausalLM", llama());
+  EXPECT_EQ(placed["model.layers.0.mlp.down_proj.weight"].role, Role::linear);
+  EXPECT_EQ(placed["model.layers.0.mlp.down_proj.weight"].module, "model.layers.0.mlp.down_proj");
+  EXPECT_EQ(placed["model.layers.0.self_attn.q_proj.weight"].role, Role::linear);
+  EXPECT_EQ(placed["lm_head.weight"].role, Role::output_embeddings);
+  EXPECT_EQ(placed["lm_head.weight"].keeps, std::vector<std::string>{"lm_head"});
+  EXPECT_EQ(placed["model.embed_tokens.weight"].role, Role::embedding);
+  EXPECT_EQ(placed["model.embed_tokens.weight"].module, "model.embed_tokens");
+  EXPECT_EQ(placed["model.norm.weight"].role, Role::other);
+}
+
+TEST(Architectures, TiedHeadIsNoLayerOfItsOwn) {
+  const Placed placed("LlamaForCausalLM", llama(), true);
+  EXPECT_EQ(placed["lm_head.weight"].role, Role::other);
+  EXPECT_EQ(placed["lm_head.weight"].why, "tied weights");
+}
+
+TEST(Architectures, BaseModelsNamesGainOrLoseThePrefix) {
+  const std::string stored = "encoder.layer.3.attention.self.query.weight";
+  const Placed base("BertModel", {matrix(stored), matrix("bert." + stored), matrix("pooler.dense.weight")});
+  EXPECT_EQ(base[stored].role, Role::linear);
+  EXPECT_EQ(base["bert." + stored].role, Role::linear);
+  EXPECT_EQ(base["bert." + stored].module, "encoder.layer.3.attention.self.query");
+  EXPECT_EQ(base["pooler.dense.weight"].role, Role::linear);
+
+  const Placed head("BertForMaskedLM",
+                    {matrix(stored), matrix("bert." + stored), matrix("bert.pooler.dense.weight"),
+                     matrix("cls.predictions.transform.dense.weight"), matrix("cls.predictions.decoder.weight")},
+                    true);
+  EXPECT_EQ(head[stored].role, Role::linear);
+  EXPECT_EQ(head[stored].module, "bert.encoder.layer.3.attention.self.query");
+  EXPECT_EQ(head["bert." + stored].module, "bert.encoder.layer.3.attention.self.query");
+  EXPECT_EQ(head["cls.predictions.transform.dense.weight"].role, Role::linear);
+  EXPECT_EQ(head["cls.predictions.decoder.weight"].why, "tied weights");
+  // a model for masked words has no pooler, though checkpoints do
+  EXPECT_EQ(head["bert.pooler.dense.weight"].role, Role::unknown);
+  EXPECT_EQ(head["bert.pooler.dense.weight"].keeps, std::vector<std::string>{"bert.pooler.dense"});
+}
+
+TEST(Architectures, Gpt2StoresItsLayersTransposed) {
+  const Placed placed("GPT2LMHeadModel", {matrix("h.0.attn.c_attn.weight", 64, 192),
+                                          matrix("wte.weight"),
+                                          matrix("transformer.h.0.mlp.c_fc.weight", 64, 256),
+                                          {"h.0.attn.bias", DType::f32, {1, 1, 64, 64}}});
+  EXPECT_EQ(placed["h.0.attn.c_attn.weight"].role, Role::conv1d);
+  EXPECT_EQ(placed["h.0.attn.c_attn.weight"].module, "transformer.h.0.attn.c_attn");
+  EXPECT_EQ(placed["transformer.h.0.mlp.c_fc.weight"].role, Role::conv1d);
+  EXPECT_EQ(placed["wte.weight"].role, Role::embedding);
+  EXPECT_EQ(placed["h.0.attn.bias"].role, Role::unknown);
+  EXPECT_TRUE(placed["h.0.attn.bias"].keeps.empty());
+}
+
+TEST(Architectures, T5KeepsWoInFullPrecision) {
+  const Placed placed("T5ForConditionalGeneration",
+                      {matrix("encoder.block.1.layer.1.DenseReluDense.wo.weight"),
+                       matrix("encoder.block.1.layer.1.DenseReluDense.wi.weight"), matrix("shared.weight")});
+  EXPECT_EQ(placed["encoder.block.1.layer.1.DenseReluDense.wo.weight"].role, Role::other);
+  EXPECT_EQ(placed["encoder.block.1.layer.1.DenseReluDense.wo.weight"].why, "kept in fp32");
+  EXPECT_EQ(placed["encoder.block.1.layer.1.DenseReluDense.wi.weight"].role, Role::linear);
+  EXPECT_EQ(placed["shared.weight"].role, Role::embedding);
+}
+
+TEST(Architectures, MixtralsExpertsAreMergedOnLoading) {
+  const Placed placed("MixtralForCausalLM", {matrix("model.layers.0.block_sparse_moe.experts.7.w1.weight"),
+                                             matrix("model.layers.0.block_sparse_moe.experts.7.w2.weight"),
+                                             matrix("model.layers.0.block_sparse_moe.gate.weight"),
+                                             matrix("model.layers.0.self_attn.o_proj.weight")});
+  EXPECT_EQ(placed["model.layers.0.block_sparse_moe.experts.7.w1.weight"].role, Role::expert);
+  EXPECT_EQ(placed["model.layers.0.block_sparse_moe.experts.7.w1.weight"].module,
+            "model.layers.0.mlp.experts.gate_up_proj");
+  EXPECT_EQ(placed["model.layers.0.block_sparse_moe.experts.7.w2.weight"].role, Role::expert);
+  EXPECT_EQ(placed["model.layers.0.block_sparse_moe.gate.weight"].role, Role::other);
+  EXPECT_EQ(placed["model.layers.0.self_attn.o_proj.weight"].role, Role::linear);
+}
+
+TEST(Architectures, Qwen3MoeTakesFusedAndSingleExperts) {
+  const Placed placed("Qwen3MoeForCausalLM", {{"model.layers.0.mlp.experts.gate_up_proj", DType::bf16, {8, 64, 64}},
+                                              matrix("model.layers.0.mlp.experts.3.up_proj.weight"),
+                                              matrix("model.layers.0.mlp.gate.weight"),
+                                              matrix("model.layers.1.mlp.up_proj.weight")});
+  EXPECT_EQ(placed["model.layers.0.mlp.experts.gate_up_proj"].role, Role::expert);
+  EXPECT_EQ(placed["model.layers.0.mlp.experts.3.up_proj.weight"].role, Role::expert);
+  EXPECT_TRUE(placed["model.layers.0.mlp.experts.3.up_proj.weight"].keeps.empty());
+  EXPECT_EQ(placed["model.layers.0.mlp.gate.weight"].role, Role::other);
+  EXPECT_EQ(placed["model.layers.1.mlp.up_proj.weight"].role, Role::linear);  // with mlp_only_layers
+}
+
+TEST(Architectures, FalconsOwnLinearIsNotReplaced) {
+  const Placed placed("FalconForCausalLM", {matrix("transformer.h.0.mlp.dense_h_to_4h.weight")});
+  EXPECT_EQ(placed["transformer.h.0.mlp.dense_h_to_4h.weight"].role, Role::other);
+  EXPECT_EQ(placed["transformer.h.0.mlp.dense_h_to_4h.weight"].why, "not exactly nn.Linear");
+}
+
+TEST(Architectures, OlderVisionNamesAreRenamed) {
+  const Placed placed("ViTForImageClassification", {matrix("vit.encoder.layer.2.attention.attention.query.weight"),
+                                                    matrix("vit.encoder.layer.2.output.dense.weight"),
+                                                    {"vit.embeddings.cls_token", DType::f32, {1, 1, 64}}});
+  EXPECT_EQ(placed["vit.encoder.layer.2.attention.attention.query.weight"].role, Role::linear);
+  EXPECT_EQ(placed["vit.encoder.layer.2.attention.attention.query.weight"].module, "vit.layers.2.attention.q_proj");
+  EXPECT_EQ(placed["vit.encoder.layer.2.output.dense.weight"].module, "vit.layers.2.mlp.fc2");
+  EXPECT_EQ(placed["vit.embeddings.cls_token"].role, Role::other);
+}
+
+TEST(Architectures, WhisperKeepsItsProjection) {
+  const Placed placed("WhisperForConditionalGeneration",
+                      {matrix("model.decoder.layers.1.encoder_attn.k_proj.weight"),
+                       matrix("model.encoder.embed_positions.weight"), matrix("proj_out.weight")});
+  EXPECT_EQ(placed["model.decoder.layers.1.encoder_attn.k_proj.weight"].role, Role::linear);
+  EXPECT_EQ(placed["proj_out.weight"].role, Role::output_embeddings);
+  EXPECT_EQ(placed["model.encoder.embed_positions.weight"].role, Role::embedding);
+}
+
+TEST(Architectures, LastParameterIsThatOfTheLastLayerInTheFile) {
+  const Placed placed("OlmoModel", {matrix("layers.2.mlp.down_proj.weight"), matrix("layers.10.mlp.down_proj.weight"),
+                                    matrix("layers.9.mlp.down_proj.weight"), matrix("layers.10.mlp.up_proj.weight")});
+  EXPECT_EQ(placed["layers.10.mlp.down_proj.weight"].role, Role::kept);
+  EXPECT_EQ(placed["layers.10.mlp.down_proj.weight"].why, "last parameter");
+  EXPECT_EQ(placed["layers.9.mlp.down_proj.weight"].role, Role::linear);
+  EXPECT_EQ(placed["layers.2.mlp.down_proj.weight"].role, Role::linear);
+  EXPECT_EQ(placed["layers.10.mlp.up_proj.weight"].role, Role::linear);
+}
+
+TEST(Architectures, FusedExpertsThatLoadingSplitsAreAnObstacle) {
+  EXPECT_FALSE(loading_obstacle("Llama4ForConditionalGeneration").empty());
+  EXPECT_TRUE(loading_obstacle("LlamaForCausalLM").empty());
+  EXPECT_TRUE(loading_obstacle("Unheard").empty());
+}
+
+TEST(Architectures, MergedWeightKeepsTheLayersItFills) {
+  const Placed placed("Dinov2Model", {matrix("encoder.layer.0.mlp.weights_in.weight", 128, 64)});
+  const Placement& merged = placed["encoder.layer.0.mlp.weights_in.weight"];
+  EXPECT_EQ(merged.role, Role::other);
+  EXPECT_EQ(merged.keeps, (std::vector<std::string>{"encoder.layer.0.mlp.gate_proj", "encoder.layer.0.mlp.up_proj"}));
+}
+
+TEST(Architectures, OnlyMatricesOfWeightTypesAreLinear) {
+  const Placed placed("LlamaForCausalLM", {{"model.layers.0.mlp.up_proj.weight", DType::i8, {64, 64}},
+                                           {"model.layers.1.mlp.up_proj.weight", DType::bf16, {4, 4, 64}}});
+  for (const char* name : {"model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"}) {
+    EXPECT_EQ(placed[name].role, Role::other) << name;
+    EXPECT_EQ(placed[name].keeps.size(), 1u) << name;
+  }
+}
+
+TEST(Architectures, ManyNamesAreQuick) {
+  std::vector<TensorInfo> tensors;
+  for (int layer = 0; layer < 100; ++layer)
+    for (int expert = 0; expert < 333; ++expert)
+      for (const char* part : {"w1", "w2", "w3"})
+        tensors.push_back(
+            matrix(fmt::format("model.layers.{}.block_sparse_moe.experts.{}.{}.weight", layer, expert, part)));
+  const auto places = place_by_architecture("MixtralForCausalLM", tensors, false);
+  ASSERT_TRUE(places);
+  EXPECT_TRUE(std::all_of(places->begin(), places->end(), [](const Placement& p) { return p.role == Role::expert; }));
+  EXPECT_EQ(places->back().module, "model.layers.99.mlp.experts.gate_up_proj");
+}
+
+TEST(PlaceByName, IsCareful) {
+  const std::vector<TensorInfo> tensors{matrix("blocks.0.attn.qkv.weight", 192, 64),
+                                        matrix("lm_head.weight"),
+                                        matrix("model.embed_tokens.weight"),
+                                        matrix("blocks.0.moe.gate.weight", 8, 64),
+                                        matrix("blocks.0.mlp.gate_proj.weight"),
+                                        matrix("blocks.0.norm1.weight"),
+                                        matrix("words.weight", 32'000, 128),
+                                        matrix("h.0.c_attn.weight", 64, 192),
+                                        {"h.0.c_attn.bias", DType::bf16, {192}},
+                                        {"blocks.0.experts", DType::bf16, {8, 64, 64}},
+                                        matrix("pos_embed"),
+                                        {"ids.weight", DType::i64, {64, 64}}};
+  const auto places = place_by_name(tensors);
+  const Role expected[] = {Role::linear,    Role::output_embeddings,
+                           Role::embedding, Role::other,
+                           Role::linear,    Role::other,
+                           Role::embedding, Role::other,
+                           Role::other,     Role::other,
+                           Role::other,     Role::other};
+  ASSERT_EQ(places.size(), std::size(expected));
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    EXPECT_EQ(places[i].role, expected[i]) << tensors[i].name;
+    EXPECT_TRUE(places[i].why.ends_with("by name and shape")) << places[i].why;
+  }
+}
+
+// The cases were put to should_convert_module of transformers 5.23.
+TEST(Skips, MatchAsTransformersDoes) {
+  EXPECT_TRUE(skips("lm_head", "lm_head"));
+  EXPECT_TRUE(skips("layer.1", "layer.1.attn"));
+  EXPECT_FALSE(skips("layer.1", "layer.11.attn"));
+  EXPECT_TRUE(skips("layer.*", "layer.11.attn"));
+  EXPECT_FALSE(skips("mlp.gate", "mlp.gate_proj"));
+  EXPECT_TRUE(skips("fc1", "model.decoder.layers.23.fc1"));
+  EXPECT_TRUE(skips("score", "layers.0.score"));
+  EXPECT_TRUE(skips("core", "layers.0.score"));
+  EXPECT_FALSE(skips("^score$", "layers.0.score"));
+  EXPECT_TRUE(skips("^score$", "score"));
+  EXPECT_FALSE(skips("^score$", "score.out"));
+  EXPECT_TRUE(skips("model.layers.[0-9]+.a", "model.layers.7.a"));
+  EXPECT_TRUE(skips("model.layers.", "model.layers.7.a"));
+  EXPECT_TRUE(skips("modelxlayers", "modelxlayers.7"));
+  EXPECT_TRUE(skips("model.layers", "modelxlayers.7"));
+  EXPECT_FALSE(skips("layers.7", "model.layers.7.a"));
+  EXPECT_TRUE(skips("a|b", "b.c"));
+  EXPECT_THROW((void)skips("(", "model"), Error);
+}
+
+TEST(Skips, WrongMatchesAreFound) {
+  const std::vector<std::string> quantized{"layers.0.score", "layers.0.up"};
+  EXPECT_EQ(wrongly_skipped("score", quantized), std::vector<std::string>{"layers.0.score"});
+  EXPECT_TRUE(wrongly_skipped("lm_head", quantized).empty());
+}
+
+TEST(SkipList, HasTheTiedHeadThatTheFileLacks) {
+  const std::vector<std::string> quantized{"model.layers.0.mlp.up_proj"};
+  const std::vector<std::string> plain{"model.layers.0.mlp.down_proj"};
+  EXPECT_EQ(skip_list("LlamaForCausalLM", true, quantized, plain),
+            (std::vector<std::string>{"model.layers.0.mlp.down_proj", "lm_head"}));
+  EXPECT_EQ(skip_list("LlamaForCausalLM", false, quantized, {}), std::vector<std::string>{"lm_head"});
+  EXPECT_EQ(skip_list("Unheard", false, quantized, {}), std::vector<std::string>{"lm_head"});
+}
+
+TEST(SkipList, MatchesNoQuantizedModule) {
+  const std::vector<std::string> quantized{"model.layers.0.score"};
+  EXPECT_EQ(skip_list("Unheard", false, quantized, std::vector<std::string>{"score"}),
+            (std::vector<std::string>{"^score$", "lm_head"}));
+  // a head that is quantized on purpose is not listed
+  EXPECT_TRUE(skip_list("LlamaForCausalLM", false, std::vector<std::string>{"lm_head"}, {}).empty());
+}
+
+}  // namespace
+}  // namespace nibble
