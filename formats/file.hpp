@@ -16,6 +16,8 @@ class Descriptor {
   explicit Descriptor(int fd = -1) noexcept : fd_(fd) {}
   Descriptor(Descriptor&& other) noexcept;
   Descriptor& operator=(Descriptor&& other) noexcept;
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
   ~Descriptor();
 
   [[nodiscard]] int get() const noexcept { return fd_; }

@@ -107,9 +107,10 @@ struct Journal {
 // Finishes a swap inside `target`. Every step may have happened already: a new entry that is no longer staged has
 // been moved, so what bears its name now must stay. Without a whole journal nothing has happened yet.
 void finish_swap(int target, int staging, std::string_view shown) {
-  const std::optional<Journal> journal = Journal::parse(read_small_file(staging, journal_name));
+  std::optional<Journal> journal = Journal::parse(read_small_file(staging, journal_name));
   if (!journal) return;
-  auto [old_names, new_names] = *journal;
+  std::vector<std::string>& old_names = journal->old_names;
+  std::vector<std::string>& new_names = journal->new_names;
   std::stable_partition(old_names.begin(), old_names.end(), makes_a_model);
   std::stable_partition(new_names.begin(), new_names.end(),
                         [](const std::string& name) { return !makes_a_model(name); });

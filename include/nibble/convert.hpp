@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nibble/checkpoint.hpp"
+#include "nibble/codec.hpp"
+#include "nibble/memory.hpp"
+#include "nibble/recipe.hpp"
+
+namespace nibble {
+
+/// Told how far a conversion has come. Calls come from one thread at a time.
+class Progress {
+ public:
+  virtual ~Progress() = default;
+  /// `done` bytes of the input have been written out encoded; `tensor` is the one in work.
+  virtual void advance(std::string_view tensor, std::uint64_t done, std::uint64_t total);
+  /// A conversion that finds this true undoes what it wrote and throws Error(interrupted). Any thread.
+  [[nodiscard]] virtual bool cancelled() const;
+};
+
+/// One stored part of a converted tensor.
+struct StoredPart {
+  TensorInfo info;
+  std::string xxh3;  ///< XXH3-128 of its bytes, 32 hexadecimal digits
+};
+
+struct ConvertedTensor {
+  std::size_t shard = 0;
+  Findings findings;
+  std::vector<StoredPart> parts;
+};
+
+struct Report {
+  Plan plan;                             ///< as carried out: tensors kept for non-finite values included
+  std::vector<ConvertedTensor> tensors;  ///< one per planned tensor
+  std::vector<std::string> warnings;     ///< those of the plan and what the data added
+};
+
+/// Converts `in` as planned and commits `out`.
+///
+/// The input is read once, front to back, in chunks; every chunk is encoded on its own thread and written to its
+/// final place. The bytes do not depend on threads or memory. Throws Error(bad_input) for non-finite values or
+/// overflow that the recipe does not allow, Error(input_changed), Error(no_space), Error(io), Error(interrupted).
+Report convert(const Reader& in, const Plan& plan, Writer& out, const Resources& resources, Progress& progress);
+
+/// The text of nibble.json: schema, options, and every tensor with codec, reason, sizes, findings and hashes.
+[[nodiscard]] std::string manifest(const Report& report, const Writer& out);
+
+}  // namespace nibble

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "nibble/recipe.hpp"
+
+namespace nibble {
+
+/// What a conversion may use. None of it changes a byte of the result.
+struct Resources {
+  unsigned threads = 0;                      ///< 0: default_threads()
+  std::uint64_t max_memory = 1'000'000'000;  ///< bytes; chunks and their number are planned within it
+};
+
+/// The processors that this process may use: the quota of its cgroup, its affinity, at least 1.
+[[nodiscard]] unsigned default_threads();
+
+/// How a conversion uses its memory.
+struct MemoryPlan {
+  unsigned threads = 0;
+  std::size_t tokens = 0;         ///< chunks in flight
+  std::uint64_t chunk_bytes = 0;  ///< of the source, at most; transposed tensors take transposed_chunk times that
+  std::uint64_t total_bytes = 0;  ///< what it all comes to
+};
+
+/// Columns of a transposed tensor are gathered row by row: longer chunks mean longer pieces.
+inline constexpr std::uint64_t transposed_chunk = 8;
+
+/// Chunks and their number such that
+///
+///   program + tokens x (source chunk + encoded chunk) + 4 bytes per absmax of the largest tensor <= max_memory
+///
+/// Throws Error(no_space) that says how much it takes if even the smallest chunks do not fit.
+[[nodiscard]] MemoryPlan plan_memory(const Plan& plan, const Resources& resources);
+
+}  // namespace nibble

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nibble/checkpoint.hpp"
+#include "nibble/codec.hpp"
+#include "nibble/tensor.hpp"
+
+namespace nibble {
+
+/// A codec for the tensors whose whole name matches (RE2 syntax).
+struct Rule {
+  std::string pattern;
+  std::string codec;
+};
+
+/// What to do with a tensor in which a codec meets NaN, infinity, or (int8) values that overflow fp16.
+enum class Nonfinite : std::uint8_t {
+  keep,      ///< store that tensor as it is, and list its module as skipped
+  error,     ///< stop
+  quantize,  ///< NaN counts as 0, an infinity as the largest finite magnitude of its block or row
+};
+
+/// Everything that decides the bytes of a conversion, beside its input.
+struct Recipe {
+  std::string to;  ///< codec: for the model's linear layers, or, if it casts, for all weights
+  CodecOptions options;
+  Nonfinite nonfinite = Nonfinite::keep;
+  std::vector<Rule> rules;          ///< the last match wins
+  std::vector<std::string> skips;   ///< patterns of tensors that stay as they are; win over rules
+  bool default_skips = true;        ///< leave what transformers leaves: output embeddings and the like
+  std::string embeddings = "keep";  ///< codecs for these kinds of tensors
+  std::string lm_head = "keep";
+  std::string experts = "keep";
+  std::optional<DType> compute_dtype;  ///< default: the 16-bit type of the source; F32 for an F32 source
+  bool allow_nibble_only = false;      ///< accept a result that transformers cannot load
+  std::uint64_t max_shard_bytes = 5'000'000'000;
+  bool keep_shards = false;  ///< one output shard per input shard
+};
+
+/// Where a tensor stands in its model. Found in the table of architectures, or guessed by name and shape.
+enum class Role : std::uint8_t {
+  linear,             ///< weight of a linear layer that transformers replaces
+  conv1d,             ///< the same for a Conv1D, which stores [in, out]
+  output_embeddings,  ///< weight of the linear layer behind the model: transformers leaves it by default
+  kept,               ///< weight of another linear layer that transformers leaves by default
+  embedding,
+  expert,   ///< experts' matrices that transformers holds as one 3-D parameter
+  other,    ///< known, and no linear layer that could be replaced
+  unknown,  ///< the table knows the architecture but not this tensor
+};
+
+/// Whether bitsandbytes' modules can hold a tensor in this role.
+[[nodiscard]] constexpr bool is_replaceable(Role role) noexcept { return role <= Role::kept; }
+
+/// A tensor of the output: where it comes from, what becomes of it, and why.
+struct PlannedTensor {
+  TensorInfo info;                  ///< as the codec sees it: a slice, or transposed, if it is one
+  std::size_t source = 0;           ///< index into Reader::tensors()
+  std::uint64_t source_offset = 0;  ///< bytes from the start of the source tensor to this slice of it
+  bool transposed = false;
+  std::string codec;
+  std::string reason;
+  Role role = Role::other;
+  std::string module;              ///< its module's name in the model; stored names may differ
+  std::vector<std::string> keeps;  ///< modules that stay plain if this tensor does, for llm_int8_skip_modules
+  bool quantized = false;          ///< as opposed to cast or kept
+  std::uint64_t stored_bytes = 0;  ///< of all its parts
+};
+
+/// A conversion, decided: which tensor gets which codec and why, and how the output is cut into shards.
+struct Plan {
+  Recipe recipe;
+  std::string architecture;             ///< empty if names and shapes had to decide
+  bool tied = false;                    ///< the output layer is the embedding
+  std::vector<PlannedTensor> tensors;   ///< in the order of the input
+  std::vector<std::size_t> shard_ends;  ///< shard s holds tensors [shard_ends[s - 1], shard_ends[s])
+  DType dtype = DType::f32;             ///< the type of most weights that are not quantized
+  bool nibble_only = false;
+  std::vector<std::string> warnings;
+
+  [[nodiscard]] std::uint64_t source_bytes() const;
+  [[nodiscard]] std::uint64_t stored_bytes() const;
+  /// Share of the weights' source bytes that is quantized, 0 to 1; 1 for a model without weights.
+  [[nodiscard]] double quantized_share() const;
+};
+
+/// Decides what becomes of every tensor, from headers alone.
+///
+/// Throws Error(usage) for a rule that matches nothing, a codec that does not exist, or a result that only nibble
+/// could load unless the recipe allows that.
+[[nodiscard]] Plan make_plan(const Reader& in, const Recipe& recipe);
+
+/// The value of quantization_config in config.json, as transformers writes it; empty if nothing is quantized.
+[[nodiscard]] std::string quantization_config(const Plan& plan);
+
+}  // namespace nibble

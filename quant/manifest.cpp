@@ -1,0 +1,100 @@
+// nibble.json: what became of every tensor, for programs and for `nibble verify`. It holds no path, no time and no
+// machine, so that equal input and options give equal bytes.
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "nibble/convert.hpp"
+#include "nibble/version.hpp"
+
+namespace nibble {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int schema_version = 1;
+
+Json describe(const TensorInfo& tensor) { return {{"dtype", traits(tensor.dtype).name}, {"shape", tensor.shape}}; }
+
+Json describe(const Findings& found) {
+  Json json = {{"nan", found.nan},
+               {"inf", found.inf},
+               {"overflow", found.overflow},
+               {"underflow", found.underflow},
+               {"subnormal", found.subnormal}};
+  if (found.first_nonfinite != UINT64_MAX) json["first_nonfinite"] = found.first_nonfinite;
+  return json;
+}
+
+std::string_view spelling(Nonfinite policy) {
+  return policy == Nonfinite::keep ? "keep" : policy == Nonfinite::error ? "error" : "quantize";
+}
+
+std::string_view spelling(OnOverflow policy) {
+  return policy == OnOverflow::error ? "error" : policy == OnOverflow::clamp ? "clamp" : "keep";
+}
+
+Json describe(const Recipe& recipe) {
+  Json rules = Json::array();
+  for (const Rule& rule : recipe.rules) rules.push_back({{"pattern", rule.pattern}, {"codec", rule.codec}});
+  Json json = {{"to", recipe.to},
+               {"block_size", recipe.options.blocksize},
+               {"double_quant", recipe.options.double_quant},
+               {"on_overflow", spelling(recipe.options.on_overflow)},
+               {"nonfinite", spelling(recipe.nonfinite)},
+               {"tensor", std::move(rules)},
+               {"skip", recipe.skips},
+               {"default_skips", recipe.default_skips},
+               {"embeddings", recipe.embeddings},
+               {"lm_head", recipe.lm_head},
+               {"experts", recipe.experts},
+               {"allow_nibble_only", recipe.allow_nibble_only}};
+  if (recipe.keep_shards) {
+    json["keep_shards"] = true;
+  } else {
+    json["max_shard_size"] = recipe.max_shard_bytes;
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string manifest(const Report& report, const Writer& out) {
+  const Plan& plan = report.plan;
+  Json tensors = Json::array();
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    const PlannedTensor& planned = plan.tensors[i];
+    const ConvertedTensor& converted = report.tensors[i];
+    Json parts = Json::array();
+    for (const StoredPart& part : converted.parts) {
+      Json json = {{"name", part.info.name}};
+      json.update(describe(part.info));
+      json["bytes"] = part.info.bytes();
+      json["xxh3_128"] = part.xxh3;
+      parts.push_back(std::move(json));
+    }
+    tensors.push_back({{"name", planned.info.name},
+                       {"codec", planned.codec},
+                       {"reason", planned.reason},
+                       {"source", describe(planned.info)},
+                       {"source_bytes", planned.info.bytes()},
+                       {"stored_bytes", planned.stored_bytes},
+                       {"findings", describe(converted.findings)},
+                       {"file", out.shard_name(converted.shard)},
+                       {"parts", std::move(parts)}});
+  }
+  const Json json = {{"schema_version", schema_version},
+                     {"generator", fmt::format("nibble {}", version())},
+                     {"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
+                     {"dtype", traits(plan.dtype).torch_name},
+                     {"recipe", describe(plan.recipe)},
+                     {"source_bytes", plan.source_bytes()},
+                     {"stored_bytes", plan.stored_bytes()},
+                     {"quantized_share", plan.quantized_share()},
+                     {"warnings", report.warnings},
+                     {"tensors", std::move(tensors)}};
+  return json.dump(1) + "\n";
+}
+
+}  // namespace nibble

@@ -1,0 +1,346 @@
+// Recipe x headers -> Plan: what becomes of every tensor, and why. No data is read.
+//
+// The set of quantized modules has to be the one that transformers computes again when it loads the result, so
+// its own rule for the architecture comes first (quant/architectures.jsonl); the user's rules change it, and
+// whatever then differs from the default goes into llm_int8_skip_modules.
+
+#include <fmt/format.h>
+#include <re2/re2.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <numeric>
+
+#include "nibble/error.hpp"
+#include "nibble/recipe.hpp"
+#include "quant/architectures.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr std::string_view keep = "keep";
+constexpr double low_share = 0.8;  // a plan that quantizes less than this says so
+
+std::string short_list(const TensorInfo& tensor) {
+  return fmt::format("{} {}", traits(tensor.dtype).name, to_string(tensor.shape));
+}
+
+// Codecs by name, made once: the plan asks each for the parts of thousands of tensors.
+class Codecs {
+ public:
+  explicit Codecs(const CodecOptions& options) : options_(options) {}
+  const Codec& operator[](const std::string& name) {
+    auto& codec = made_[name];
+    if (!codec) codec = make_codec(name, options_);
+    return *codec;
+  }
+
+ private:
+  CodecOptions options_;
+  std::map<std::string, std::unique_ptr<const Codec>, std::less<>> made_;
+};
+
+// A user's pattern with the option it came from. One that matches no tensor is an error: a rule that is lost
+// silently costs a conversion.
+class Pattern {
+ public:
+  Pattern(std::string_view option, const std::string& pattern)
+      : option_(option), text_(pattern), regex_(std::make_unique<RE2>(pattern, RE2::Quiet)) {
+    if (!regex_->ok())
+      throw Error(Errc::usage, fmt::format("{} '{}': {}", option, printable(pattern), printable(regex_->error())));
+  }
+
+  bool matches(const std::string& name) {
+    const bool hit = RE2::FullMatch(name, *regex_);
+    used_ |= hit;
+    return hit;
+  }
+
+  void apply() noexcept { applied_ = true; }
+
+  void check() const {
+    if (!used_) throw Error(Errc::usage, fmt::format("{} '{}' matches no tensor", option_, printable(text_)));
+    if (!applied_)
+      throw Error(Errc::usage, fmt::format("{} '{}' matches no tensor that it can store", option_, printable(text_)));
+  }
+
+  [[nodiscard]] std::string label() const { return fmt::format("{} {}", option_, printable(text_)); }
+
+ private:
+  std::string_view option_;
+  std::string text_;
+  std::unique_ptr<RE2> regex_;
+  bool used_ = false;
+  bool applied_ = false;
+};
+
+// Quantized, as opposed to cast or kept.
+bool quantizes(const Codec& codec) { return codec.bnb_config().has_value(); }
+
+// Where the configuration does not say, a head that is not stored is tied; one that is stored is placed either way.
+bool is_tied(const ModelConfig& config) { return config.tie_word_embeddings.value_or(true); }
+
+struct Choice {
+  std::string codec;
+  std::string reason;
+};
+
+class Planner {
+ public:
+  Planner(const Reader& in, const Recipe& recipe) : in_(in), codecs_(recipe.options) {
+    plan_.recipe = recipe;
+    for (const Rule& rule : recipe.rules) {
+      (void)codecs_[rule.codec];
+      rules_.emplace_back("--tensor", rule.pattern);
+    }
+    for (const std::string& skip : recipe.skips) skips_.emplace_back("--skip", skip);
+    for (const std::string* codec : {&recipe.to, &recipe.embeddings, &recipe.lm_head, &recipe.experts})
+      (void)codecs_[*codec];
+  }
+
+  Plan run() && {
+    const std::vector<Placement> places = place();
+    for (std::size_t i = 0; i < in_.tensors().size(); ++i) add(i, places[i]);
+    for (const Pattern& rule : rules_) rule.check();
+    for (const Pattern& skip : skips_) skip.check();
+    plan_.dtype = main_type();
+    settle_format();
+    warn();
+    cut();
+    return std::move(plan_);
+  }
+
+ private:
+  std::vector<Placement> place() {
+    const auto& config = in_.config();
+    if (config && !config->architecture.empty()) {
+      if (auto places = place_by_architecture(config->architecture, in_.tensors(), is_tied(*config))) {
+        plan_.architecture = config->architecture;
+        plan_.tied = is_tied(*config);
+        return *std::move(places);
+      }
+    }
+    if (quantizes(codecs_[plan_.recipe.to]))
+      plan_.warnings.push_back(
+          config && !config->architecture.empty()
+              ? fmt::format("architecture {} is not in the table made from transformers {}: linear layers were chosen "
+                            "by names and shapes",
+                            printable(config->architecture), architectures_version())
+              : std::string("no architecture is given: linear layers were chosen by names and shapes"));
+    return place_by_name(in_.tensors());
+  }
+
+  // What the options other than --tensor and --skip say.
+  Choice by_role(const TensorInfo& tensor, const Placement& place) {
+    const Recipe& recipe = plan_.recipe;
+    if (!is_weight_type(tensor.dtype))
+      return {std::string(keep), fmt::format("{} is no weight type", traits(tensor.dtype).name)};
+    if (!quantizes(codecs_[recipe.to])) return {recipe.to, "all weights are cast"};
+    switch (place.role) {
+      case Role::linear:
+      case Role::conv1d:
+        return {recipe.to, place.why};
+      case Role::embedding:
+        if (recipe.embeddings != keep) return {recipe.embeddings, "--embeddings"};
+        return {std::string(keep), place.why};
+      case Role::expert:
+        if (recipe.experts != keep) return {recipe.experts, "--experts"};
+        return {std::string(keep), place.why};
+      case Role::output_embeddings:
+        if (recipe.lm_head != keep) return {recipe.lm_head, "--lm-head"};
+        [[fallthrough]];
+      case Role::kept:
+        if (!recipe.default_skips) return {recipe.to, "--no-default-skips"};
+        return {std::string(keep), place.why};
+      case Role::other:
+      case Role::unknown:
+        break;
+    }
+    return {std::string(keep), place.why};
+  }
+
+  Choice choose(const TensorInfo& tensor, const Placement& place) {
+    Choice choice = by_role(tensor, place);
+    for (std::size_t r = 0; r < rules_.size(); ++r) {
+      if (!rules_[r].matches(tensor.name)) continue;
+      const std::string& name = plan_.recipe.rules[r].codec;
+      const Codec& codec = codecs_[name];
+      // A pattern over a layer also meets its norms and biases: those are not what a quantizing rule is for.
+      if (!codec.accepts(tensor) || (quantizes(codec) && tensor.shape.size() < 2)) {
+        choice.reason += fmt::format("; {} cannot store {}", rules_[r].label(), short_list(tensor));
+        continue;
+      }
+      rules_[r].apply();
+      choice = {name, rules_[r].label()};
+    }
+    for (Pattern& skip : skips_) {
+      if (!skip.matches(tensor.name)) continue;
+      skip.apply();
+      choice = {std::string(keep), skip.label()};
+    }
+    // F64 has no place in a quantized model: transformers would run its layers in that type.
+    if (choice.codec == keep && tensor.dtype == DType::f64 && quantizes(codecs_[plan_.recipe.to]))
+      choice = {"fp32", choice.reason + "; F64 is cast"};
+    return choice;
+  }
+
+  void add(std::size_t source, const Placement& place) {
+    const TensorInfo& tensor = in_.tensors()[source];
+    Choice choice = choose(tensor, place);
+    const Codec& codec = codecs_[choice.codec];
+    PlannedTensor planned{.info = tensor,
+                          .source = source,
+                          .codec = choice.codec,
+                          .reason = std::move(choice.reason),
+                          .role = place.role,
+                          .module = place.module,
+                          .keeps = place.keeps};
+    if (quantizes(codec) && place.role == Role::conv1d) {
+      planned.transposed = true;
+      std::swap(planned.info.shape.at(0), planned.info.shape.at(1));
+    }
+    if (quantizes(codec) && tensor.shape.size() == 3 && place.role == Role::expert) {
+      add_experts(std::move(planned), codec);
+      return;
+    }
+    if (!codec.accepts(planned.info))
+      throw Error(Errc::usage, fmt::format("tensor '{}' is {}: codec {} cannot store it", printable(tensor.name),
+                                           short_list(tensor), codec.name()));
+    push(std::move(planned), codec);
+  }
+
+  // [experts, out, in] becomes one matrix per expert: `experts.down_proj` -> `experts.7.down_proj.weight`.
+  void add_experts(PlannedTensor fused, const Codec& codec) {
+    const std::uint64_t experts = fused.info.shape[0];
+    const std::size_t dot = fused.info.name.rfind('.');
+    const std::string parent = dot == std::string::npos ? "" : fused.info.name.substr(0, dot + 1);
+    const std::string leaf = fused.info.name.substr(dot == std::string::npos ? 0 : dot + 1);
+    const std::uint64_t slice = experts == 0 ? 0 : fused.info.bytes() / experts;
+    fused.info.shape.erase(fused.info.shape.begin());
+    for (std::uint64_t e = 0; e < experts; ++e) {
+      PlannedTensor expert = fused;
+      expert.info.name = fmt::format("{}{}.{}.weight", parent, e, leaf);
+      expert.source_offset = e * slice;
+      push(std::move(expert), codec);
+    }
+  }
+
+  void push(PlannedTensor planned, const Codec& codec) {
+    planned.quantized = quantizes(codec);
+    for (const TensorInfo& part : codec.parts(planned.info)) planned.stored_bytes += part.bytes();
+    plan_.tensors.push_back(std::move(planned));
+  }
+
+  // The type that config.json declares: that of most of the weights' bytes that are stored plain. Codecs that cast
+  // decide it alone.
+  DType main_type() {
+    if (const auto cast = codecs_[plan_.recipe.to].cast_type()) return *cast;
+    std::map<DType, std::uint64_t> bytes;
+    for (const TensorInfo& tensor : in_.tensors())
+      if (is_weight_type(tensor.dtype)) bytes[tensor.dtype] += tensor.bytes();
+    DType most = DType::f32;
+    std::uint64_t largest = 0;
+    for (const auto& [dtype, count] : bytes)
+      if (count > largest) largest = count, most = dtype;
+    return most == DType::f64 ? DType::f32 : most;
+  }
+
+  // Whether one bitsandbytes directory can say what was chosen.
+  void settle_format() {
+    std::string why;  // the first thing that it cannot say
+    int bits = 0;
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (!tensor.quantized || !why.empty()) continue;
+      const int own_bits = codecs_[tensor.codec].bnb_config()->bits;
+      if (!is_replaceable(tensor.role))
+        why =
+            fmt::format("tensor '{}' ({}) is no linear layer of the model", printable(tensor.info.name), tensor.codec);
+      else if (bits != 0 && bits != own_bits)
+        why = fmt::format("tensor '{}' has {} bits where others have {}", printable(tensor.info.name), own_bits, bits);
+      bits = own_bits;
+    }
+    plan_.nibble_only = !why.empty();
+    if (!plan_.nibble_only) return;
+    if (!plan_.recipe.allow_nibble_only)
+      throw Error(Errc::usage, why + ": transformers could not load the result; --allow-nibble-only accepts that");
+    plan_.warnings.push_back(why + ": nibble's own loader reads the result, transformers does not");
+  }
+
+  void warn() {
+    if (!quantizes(codecs_[plan_.recipe.to])) return;
+    std::uint64_t all = 0;
+    std::map<Role, std::uint64_t> left;  // bytes that are not quantized
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (!is_weight_type(tensor.info.dtype)) continue;
+      all += tensor.info.bytes();
+      if (!tensor.quantized) left[tensor.role] += tensor.info.bytes();
+    }
+    const auto percent = [all](std::uint64_t bytes) {
+      return 100.0 * static_cast<double>(bytes) / static_cast<double>(std::max<std::uint64_t>(all, 1));
+    };
+    if (left[Role::expert] > 0)
+      plan_.warnings.push_back(fmt::format(
+          "{:.1f} % of the weights' bytes are experts, which bitsandbytes cannot hold: they stay as they are "
+          "(--experts {} --allow-nibble-only quantizes them)",
+          percent(left[Role::expert]), plan_.recipe.to));
+    if (const std::string obstacle = loading_obstacle(plan_.architecture); !obstacle.empty())
+      plan_.warnings.push_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),
+                                           plan_.architecture, obstacle));
+    if (const double share = plan_.quantized_share(); share < low_share)
+      plan_.warnings.push_back(fmt::format("only {:.1f} % of the weights' bytes are quantized; {:.1f} % are embeddings",
+                                           100.0 * share,
+                                           percent(left[Role::embedding] + left[Role::output_embeddings])));
+  }
+
+  // A file becomes a file, however large it is.
+  void cut() {
+    const bool one_file = !std::filesystem::is_directory(in_.path());
+    std::uint64_t bytes = 0;
+    for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+      const PlannedTensor& tensor = plan_.tensors[i];
+      const bool full = plan_.recipe.keep_shards
+                            ? i > 0 && in_.file_of(tensor.source) != in_.file_of(plan_.tensors[i - 1].source)
+                            : bytes > 0 && bytes + tensor.stored_bytes > plan_.recipe.max_shard_bytes;
+      if (full && !one_file) {
+        plan_.shard_ends.push_back(i);
+        bytes = 0;
+      }
+      bytes += tensor.stored_bytes;
+    }
+    plan_.shard_ends.push_back(plan_.tensors.size());
+  }
+
+  const Reader& in_;
+  Codecs codecs_;
+  Plan plan_;
+  std::vector<Pattern> rules_;
+  std::vector<Pattern> skips_;
+};
+
+}  // namespace
+
+std::uint64_t Plan::source_bytes() const {
+  return std::accumulate(tensors.begin(), tensors.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const PlannedTensor& tensor) { return sum + tensor.info.bytes(); });
+}
+
+std::uint64_t Plan::stored_bytes() const {
+  return std::accumulate(tensors.begin(), tensors.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const PlannedTensor& tensor) { return sum + tensor.stored_bytes; });
+}
+
+double Plan::quantized_share() const {
+  std::uint64_t all = 0;
+  std::uint64_t quantized = 0;
+  for (const PlannedTensor& tensor : tensors) {
+    if (!is_weight_type(tensor.info.dtype)) continue;
+    all += tensor.info.bytes();
+    if (tensor.quantized) quantized += tensor.info.bytes();
+  }
+  return all == 0 ? 1.0 : static_cast<double>(quantized) / static_cast<double>(all);
+}
+
+Plan make_plan(const Reader& in, const Recipe& recipe) { return Planner(in, recipe).run(); }
+
+}  // namespace nibble

@@ -1,0 +1,264 @@
+#include "nibble/convert.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "nibble/error.hpp"
+#include "tests/support/corrupt.hpp"
+#include "tests/support/memory_checkpoint.hpp"
+
+namespace nibble {
+namespace {
+
+using test::MemoryReader;
+using test::MemoryWriter;
+using testing::HasSubstr;
+
+constexpr const char* q_proj = "model.layers.0.self_attn.q_proj.weight";
+constexpr const char* up_proj = "model.layers.0.mlp.up_proj.weight";
+constexpr const char* norm = "model.norm.weight";
+
+MemoryReader llama(DType dtype = DType::f32) {
+  MemoryReader in;
+  in.set_architecture("LlamaForCausalLM");
+  in.add_normal("model.embed_tokens.weight", dtype, {50, 192});
+  in.add_normal(q_proj, dtype, {192, 192});
+  in.add_normal(up_proj, dtype, {515, 192}, 1);
+  in.add_normal(norm, dtype, {192}, 1);
+  return in;
+}
+
+Recipe recipe(std::string to) {
+  Recipe recipe;
+  recipe.to = std::move(to);
+  return recipe;
+}
+
+struct Result {
+  Report report;
+  std::map<std::string, std::vector<std::byte>> parts;
+  Finish finish;
+  std::size_t begun = 0;
+};
+
+Result run(const MemoryReader& in, const Recipe& recipe, const Resources& resources = {}) {
+  MemoryWriter out;
+  Progress progress;
+  Report report = convert(in, make_plan(in, recipe), out, resources, progress);
+  return {std::move(report), out.parts(), out.finish().value(), out.begun()};
+}
+
+void set_weight(MemoryReader& in, std::size_t tensor, std::size_t weight, float value) {
+  std::memcpy(in.bytes(tensor).data() + 4 * weight, &value, 4);
+}
+
+constexpr float infinity = INFINITY;
+
+// The smallest memory makes the smallest chunks, so that every tensor here is cut.
+const std::vector<Resources> all_resources{{1, 1'000'000'000}, {2, 1'000'000'000}, {7, 27'000'000}, {64, 40'000'000}};
+
+TEST(Convert, BytesDoNotDependOnThreadsOrChunks) {
+  for (const char* const to : {"nf4", "fp4", "int8", "fp16", "bf16", "fp32"}) {
+    const MemoryReader in = llama();
+    const Result first = run(in, recipe(to), all_resources.front());
+    for (const Resources& resources : all_resources) {
+      const Result other = run(in, recipe(to), resources);
+      EXPECT_EQ(other.parts, first.parts) << to;
+      EXPECT_EQ(other.finish.manifest, first.finish.manifest) << to;
+    }
+  }
+}
+
+TEST(Convert, ChunksStayWithinTheMemoryAllowed) {
+  MemoryReader in;
+  in.add_normal("layer.weight", DType::f32, {1024, 1024});
+  run(in, recipe("nf4"), {1, 25'700'000});
+  EXPECT_LE(in.largest_read(), 64U << 10U);
+  EXPECT_THROW(run(in, recipe("nf4"), {1, 1'000'000}), Error);
+}
+
+TEST(Convert, KeptTensorsKeepTheirBytes) {
+  MemoryReader in = llama(DType::bf16);
+  const Result result = run(in, recipe("nf4"));
+  EXPECT_EQ(result.parts.at("model.embed_tokens.weight"), in.bytes(0));
+  EXPECT_EQ(result.parts.at(norm), in.bytes(3));
+  EXPECT_EQ(result.finish.dtype, "bfloat16");
+}
+
+// Conv1D stores [in, out]: its bytes are those of the transposed matrix given as a linear layer.
+TEST(Convert, TransposesConv1d) {
+  constexpr std::size_t rows = 96;
+  constexpr std::size_t columns = 288;
+  MemoryReader conv;
+  conv.set_architecture("GPT2LMHeadModel");
+  conv.add_normal("transformer.h.0.attn.c_attn.weight", DType::f32, {rows, columns});
+  std::vector<std::byte> transposed(conv.bytes(0).size());
+  for (std::size_t r = 0; r < rows; ++r)
+    for (std::size_t c = 0; c < columns; ++c)
+      std::memcpy(transposed.data() + 4 * (c * rows + r), conv.bytes(0).data() + 4 * (r * columns + c), 4);
+  MemoryReader linear;
+  linear.set_architecture("LlamaForCausalLM");
+  linear.add({q_proj, DType::f32, {columns, rows}}, transposed);
+  for (const char* const to : {"nf4", "int8"}) {
+    const Result a = run(conv, recipe(to), {2, 27'000'000});
+    const Result b = run(linear, recipe(to));
+    EXPECT_EQ(a.parts.at("transformer.h.0.attn.c_attn.weight"), b.parts.at(q_proj)) << to;
+  }
+}
+
+TEST(Convert, FusedExpertsBecomeOneMatrixEach) {
+  MemoryReader fused;
+  fused.set_architecture("Qwen3MoeForCausalLM");
+  fused.add_normal("model.layers.0.mlp.experts.down_proj", DType::f32, {4, 64, 96});
+  Recipe with_experts = recipe("nf4");
+  with_experts.experts = "nf4";
+  EXPECT_THAT(test::error_of([&] { (void)make_plan(fused, with_experts); }, Errc::usage),
+              HasSubstr("--allow-nibble-only"));
+  with_experts.allow_nibble_only = true;
+  const Result result = run(fused, with_experts);
+
+  const std::vector<std::byte>& all = fused.bytes(0);
+  for (std::size_t expert = 0; expert < 4; ++expert) {
+    const auto slice = static_cast<std::ptrdiff_t>(all.size() / 4);
+    MemoryReader one;
+    one.set_architecture("LlamaForCausalLM");
+    const auto begin = all.begin() + slice * static_cast<std::ptrdiff_t>(expert);
+    one.add({q_proj, DType::f32, {64, 96}}, std::vector<std::byte>(begin, begin + slice));
+    const std::string name = "model.layers.0.mlp.experts." + std::to_string(expert) + ".down_proj.weight";
+    EXPECT_EQ(result.parts.at(name), run(one, recipe("nf4")).parts.at(q_proj));
+    EXPECT_TRUE(result.parts.contains(name + ".absmax"));
+  }
+  EXPECT_THAT(result.finish.quantization_config, HasSubstr(R"("quant_method":"nibble")"));
+}
+
+TEST(Convert, NonfiniteTensorRestartsItsShardAndIsKept) {
+  MemoryReader in = llama();
+  set_weight(in, 1, 777, NAN);
+  set_weight(in, 2, 5, -infinity);
+  const Result result = run(in, recipe("nf4"));
+  EXPECT_EQ(result.begun, 2U);  // once for all of its tensors
+  EXPECT_EQ(result.parts.at(q_proj), in.bytes(1));
+  EXPECT_EQ(result.parts.at(up_proj), in.bytes(2));
+  EXPECT_FALSE(result.parts.contains(std::string(q_proj) + ".absmax"));
+  EXPECT_THAT(result.report.warnings, testing::Contains(HasSubstr("q_proj.weight' is kept as F32: 1 NaN, 0 infinite")));
+}
+
+TEST(Convert, KeptForNonfiniteIsListedAsSkipped) {
+  MemoryReader in = llama();
+  set_weight(in, 1, 777, NAN);
+  const auto config = nlohmann::json::parse(run(in, recipe("int8")).finish.quantization_config);
+  EXPECT_EQ(config.at("llm_int8_skip_modules"), (nlohmann::json{"lm_head", "model.layers.0.self_attn.q_proj"}));
+}
+
+TEST(Convert, NonfiniteErrorNamesTensorAndPlace) {
+  MemoryReader in = llama();
+  set_weight(in, 2, 123, infinity);
+  Recipe strict = recipe("nf4");
+  strict.nonfinite = Nonfinite::error;
+  EXPECT_EQ(
+      test::error_of([&] { run(in, strict); }),
+      "file1: tensor 'model.layers.0.mlp.up_proj.weight': 0 NaN and 1 infinite of 98880 weights, the first at 123; "
+      "--nonfinite error allows none");
+}
+
+TEST(Convert, NonfiniteQuantizedHarmsOnlyItself) {
+  MemoryReader in = llama();
+  Recipe tolerant = recipe("nf4");
+  tolerant.nonfinite = Nonfinite::quantize;
+  const std::vector<std::byte> before = run(in, tolerant).parts.at(q_proj);
+  set_weight(in, 1, 6400, NAN);
+  const std::vector<std::byte> after = run(in, tolerant).parts.at(q_proj);
+  for (std::size_t i = 0; i < before.size(); ++i)
+    if (i / 32 != 100) {  // 32 bytes to a block of 64
+      ASSERT_EQ(after[i], before[i]) << "byte " << i;
+    }
+}
+
+TEST(Convert, RowThatOverflowsFp16IsKeptFromInt8) {
+  MemoryReader in = llama();
+  set_weight(in, 1, 3, 70000.0F);
+  EXPECT_EQ(run(in, recipe("int8")).parts.at(q_proj), in.bytes(1));
+}
+
+TEST(Convert, Fp16OverflowFollowsItsPolicy) {
+  MemoryReader in = llama();
+  set_weight(in, 1, 3, 70000.0F);
+  EXPECT_THAT(test::error_of([&] { run(in, recipe("fp16")); }),
+              HasSubstr("1 of 36864 weights exceed 65504, the largest fp16, the first at 3"));
+  const auto stored = [&](OnOverflow policy) {
+    Recipe r = recipe("fp16");
+    r.options.on_overflow = policy;
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, run(in, r).parts.at(q_proj).data() + 6, 2);
+    return bits;
+  };
+  EXPECT_EQ(stored(OnOverflow::clamp), 0x7bff);
+  EXPECT_EQ(stored(OnOverflow::keep), 0x7c00);
+}
+
+TEST(Convert, ShardsAreCutBySizeAndByInput) {
+  Recipe by_size = recipe("fp32");
+  by_size.max_shard_bytes = 200'000;
+  EXPECT_EQ(run(llama(), by_size).report.plan.shard_ends, (std::vector<std::size_t>{2, 3, 4}));
+  Recipe by_input = recipe("fp32");
+  by_input.keep_shards = true;
+  EXPECT_EQ(run(llama(), by_input).report.plan.shard_ends, (std::vector<std::size_t>{2, 4}));
+}
+
+TEST(Convert, ManifestAgreesWithTheParts) {
+  const Result result = run(llama(), recipe("nf4"));
+  const auto manifest = nlohmann::json::parse(result.finish.manifest);
+  EXPECT_EQ(manifest.at("schema_version"), 1);
+  std::size_t parts = 0;
+  for (const auto& tensor : manifest.at("tensors")) {
+    EXPECT_FALSE(tensor.at("reason").get<std::string>().empty());
+    for (const auto& part : tensor.at("parts")) {
+      EXPECT_EQ(part.at("bytes").get<std::size_t>(), result.parts.at(part.at("name")).size());
+      EXPECT_EQ(part.at("xxh3_128").get<std::string>().size(), 32U);
+      ++parts;
+    }
+  }
+  EXPECT_EQ(parts, result.parts.size());
+}
+
+// XXH3-128 of no bytes at all, as its authors publish it.
+TEST(Convert, HashIsXxh3) {
+  MemoryReader in;
+  in.add({"empty", DType::f32, {0}}, {});
+  EXPECT_THAT(run(in, recipe("fp32")).finish.manifest, HasSubstr("99aa06d3014798d86001c324468d497f"));
+}
+
+TEST(Convert, CancelledConversionCommitsNothing) {
+  class Stopped final : public Progress {
+    [[nodiscard]] bool cancelled() const override { return true; }
+  } stopped;
+  const MemoryReader in = llama();
+  MemoryWriter out;
+  EXPECT_EQ(test::error_of([&] { convert(in, make_plan(in, recipe("nf4")), out, {}, stopped); }, Errc::interrupted),
+            "interrupted: no output was written");
+  EXPECT_FALSE(out.finish());
+}
+
+TEST(Convert, ProgressEndsAtTheTotal) {
+  class Last final : public Progress {
+   public:
+    void advance(std::string_view /*tensor*/, std::uint64_t done, std::uint64_t total) override {
+      EXPECT_GE(done, done_);
+      done_ = done, total_ = total;
+    }
+    std::uint64_t done_ = 0;
+    std::uint64_t total_ = 0;
+  } last;
+  const MemoryReader in = llama();
+  MemoryWriter out;
+  convert(in, make_plan(in, recipe("nf4")), out, {}, last);
+  EXPECT_EQ(last.done_, last.total_);
+  EXPECT_EQ(last.total_, 4U * (50 * 192 + 192 * 192 + 515 * 192 + 192));
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,204 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "nibble/error.hpp"
+#include "nibble/recipe.hpp"
+#include "tests/support/corrupt.hpp"
+#include "tests/support/memory_checkpoint.hpp"
+
+namespace nibble {
+namespace {
+
+using test::error_of;
+using test::MemoryReader;
+using testing::Contains;
+using testing::HasSubstr;
+using Json = nlohmann::json;
+
+MemoryReader llama(bool tied = false) {
+  MemoryReader in;
+  in.set_architecture("LlamaForCausalLM", tied);
+  in.add_normal("model.embed_tokens.weight", DType::bf16, {100, 64});
+  for (const char* const name : {"self_attn.q_proj", "mlp.up_proj", "mlp.down_proj"})
+    in.add_normal("model.layers.0." + std::string(name) + ".weight", DType::bf16, {640, 640});
+  in.add_normal("model.layers.0.input_layernorm.weight", DType::bf16, {64});
+  if (!tied) in.add_normal("lm_head.weight", DType::bf16, {100, 64});
+  return in;
+}
+
+Recipe nf4() {
+  Recipe recipe;
+  recipe.to = "nf4";
+  return recipe;
+}
+
+std::map<std::string, std::string> codecs(const Plan& plan) {
+  std::map<std::string, std::string> codecs;
+  for (const PlannedTensor& tensor : plan.tensors) codecs[tensor.info.name] = tensor.codec;
+  return codecs;
+}
+
+Json skip_modules(const Plan& plan) { return Json::parse(quantization_config(plan)).at("llm_int8_skip_modules"); }
+
+TEST(Plan, QuantizesWhatTransformersWould) {
+  const MemoryReader in = llama();
+  const Plan plan = make_plan(in, nf4());
+  EXPECT_EQ(codecs(plan), (std::map<std::string, std::string>{{"model.embed_tokens.weight", "keep"},
+                                                              {"model.layers.0.self_attn.q_proj.weight", "nf4"},
+                                                              {"model.layers.0.mlp.up_proj.weight", "nf4"},
+                                                              {"model.layers.0.mlp.down_proj.weight", "nf4"},
+                                                              {"model.layers.0.input_layernorm.weight", "keep"},
+                                                              {"lm_head.weight", "keep"}}));
+  EXPECT_EQ(plan.architecture, "LlamaForCausalLM");
+  EXPECT_TRUE(plan.warnings.empty());
+  EXPECT_EQ(skip_modules(plan), Json());
+}
+
+TEST(Plan, ConfigIsWhatTransformersWrites) {
+  EXPECT_EQ(quantization_config(make_plan(llama(), nf4())),
+            R"({"_load_in_4bit":true,"_load_in_8bit":false,"bnb_4bit_compute_dtype":"bfloat16",)"
+            R"("bnb_4bit_quant_storage":"uint8","bnb_4bit_quant_type":"nf4","bnb_4bit_use_double_quant":true,)"
+            R"("llm_int8_enable_fp32_cpu_offload":false,"llm_int8_has_fp16_weight":false,)"
+            R"("llm_int8_skip_modules":null,"llm_int8_threshold":6.0,"load_in_4bit":true,"load_in_8bit":false,)"
+            R"("quant_method":"bitsandbytes"})");
+  Recipe fp16;
+  fp16.to = "fp16";
+  EXPECT_EQ(quantization_config(make_plan(llama(), fp16)), "");
+}
+
+// A list replaces transformers' defaults, so it has to hold them too, stored or not.
+TEST(Plan, SkipsAreAddedToTheDefaults) {
+  Recipe recipe = nf4();
+  recipe.skips = {".*down_proj.*"};
+  for (const bool tied : {false, true}) {
+    const Plan plan = make_plan(llama(tied), recipe);
+    EXPECT_EQ(codecs(plan).at("model.layers.0.mlp.down_proj.weight"), "keep");
+    EXPECT_EQ(skip_modules(plan), (Json{"lm_head", "model.layers.0.mlp.down_proj"})) << "tied: " << tied;
+  }
+}
+
+TEST(Plan, LastRuleWins) {
+  Recipe recipe = nf4();
+  recipe.rules = {{".*mlp.*", "keep"}, {".*up_proj.weight", "fp4"}};
+  const Plan plan = make_plan(llama(), recipe);
+  EXPECT_EQ(codecs(plan).at("model.layers.0.mlp.up_proj.weight"), "fp4");
+  EXPECT_EQ(codecs(plan).at("model.layers.0.mlp.down_proj.weight"), "keep");
+}
+
+TEST(Plan, RuleThatMatchesNothingIsAnError) {
+  Recipe recipe = nf4();
+  recipe.rules = {{"layers.9.*", "keep"}};
+  EXPECT_EQ(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage),
+            "--tensor 'layers.9.*' matches no tensor");
+  recipe.rules = {{"model", "keep"}};  // the whole name has to match
+  EXPECT_EQ(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage), "--tensor 'model' matches no tensor");
+  recipe.rules.clear();
+  recipe.skips = {"("};
+  EXPECT_THAT(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage), HasSubstr("--skip '('"));
+  recipe.skips.clear();
+  recipe.rules = {{".*layernorm.*", "nf4"}};
+  EXPECT_THAT(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage), HasSubstr("that it can store"));
+}
+
+TEST(Plan, UnknownCodecIsUsage) {
+  Recipe recipe = nf4();
+  recipe.lm_head = "nf5";
+  EXPECT_THAT(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage), HasSubstr("nf5"));
+}
+
+TEST(Plan, LmHeadAloneStaysLoadable) {
+  Recipe recipe = nf4();
+  recipe.lm_head = "nf4";
+  const Plan plan = make_plan(llama(), recipe);
+  EXPECT_EQ(codecs(plan).at("lm_head.weight"), "nf4");
+  EXPECT_FALSE(plan.nibble_only);
+  EXPECT_EQ(skip_modules(plan), Json::array());
+}
+
+TEST(Plan, NoDefaultSkipsQuantizesTheHead) {
+  Recipe recipe = nf4();
+  recipe.default_skips = false;
+  EXPECT_EQ(codecs(make_plan(llama(), recipe)).at("lm_head.weight"), "nf4");
+}
+
+TEST(Plan, WhatBitsandbytesCannotSayIsRefused) {
+  Recipe embeddings = nf4();
+  embeddings.embeddings = "nf4";
+  EXPECT_EQ(error_of([&] { (void)make_plan(llama(), embeddings); }, Errc::usage),
+            "tensor 'model.embed_tokens.weight' (nf4) is no linear layer of the model: transformers could not load the "
+            "result; --allow-nibble-only accepts that");
+  Recipe mixed = nf4();
+  mixed.rules = {{".*up_proj.*", "int8"}};
+  EXPECT_THAT(error_of([&] { (void)make_plan(llama(), mixed); }, Errc::usage), HasSubstr("bits where others have"));
+  mixed.allow_nibble_only = true;
+  const Plan plan = make_plan(llama(), mixed);
+  EXPECT_TRUE(plan.nibble_only);
+  EXPECT_EQ(Json::parse(quantization_config(plan)).at("quant_method"), "nibble");
+}
+
+TEST(Plan, UnknownArchitectureFallsBackToNamesAndSaysSo) {
+  MemoryReader in;
+  in.set_architecture("NoSuchForCausalLM");
+  in.add_normal("blocks.0.fc.weight", DType::f32, {256, 256});
+  const Plan plan = make_plan(in, nf4());
+  EXPECT_EQ(plan.tensors[0].codec, "nf4");
+  EXPECT_THAT(plan.tensors[0].reason, HasSubstr("by name and shape"));
+  EXPECT_THAT(plan.warnings, Contains(HasSubstr("NoSuchForCausalLM is not in the table")));
+  EXPECT_EQ(skip_modules(plan), Json{"lm_head"});  // the set is stated, not left to be guessed again
+}
+
+TEST(Plan, LowShareIsSaid) {
+  MemoryReader in = llama();
+  in.add_normal("model.layers.1.input_layernorm.weight", DType::bf16, {10'000'000});
+  EXPECT_THAT(make_plan(in, nf4()).warnings, Contains(HasSubstr("of the weights' bytes are quantized")));
+}
+
+TEST(Plan, ExpertsAreKeptAndTheirShareIsSaid) {
+  MemoryReader in = llama();
+  in.set_architecture("MixtralForCausalLM", false);
+  for (const char* const w : {"w1", "w2", "w3"})
+    in.add_normal("model.layers.0.block_sparse_moe.experts.0." + std::string(w) + ".weight", DType::bf16, {640, 640});
+  const Plan plan = make_plan(in, nf4());
+  EXPECT_EQ(codecs(plan).at("model.layers.0.block_sparse_moe.experts.0.w1.weight"), "keep");
+  EXPECT_THAT(plan.warnings, Contains(HasSubstr("are experts, which bitsandbytes cannot hold")));
+}
+
+TEST(Plan, OtherTypesPassThroughEveryTarget) {
+  MemoryReader in = llama();
+  in.add_normal("position_ids", DType::i64, {1, 512});
+  in.add_normal("scales", DType::f8_e4m3, {64, 64});
+  for (const char* const to : {"nf4", "int8", "fp16"}) {
+    Recipe recipe;
+    recipe.to = to;
+    EXPECT_EQ(codecs(make_plan(in, recipe)).at("position_ids"), "keep") << to;
+    EXPECT_EQ(codecs(make_plan(in, recipe)).at("scales"), "keep") << to;
+  }
+}
+
+TEST(Plan, F64BecomesF32InAQuantizedModel) {
+  MemoryReader in;
+  in.set_architecture("LlamaForCausalLM");
+  in.add_normal("model.embed_tokens.weight", DType::f64, {100, 64});
+  in.add_normal("model.layers.0.mlp.up_proj.weight", DType::f64, {64, 64});
+  const Plan plan = make_plan(in, nf4());
+  EXPECT_EQ(plan.tensors[0].codec, "fp32");
+  EXPECT_EQ(plan.tensors[1].codec, "nf4");
+  EXPECT_EQ(plan.dtype, DType::f32);
+}
+
+TEST(Plan, SizesAreThoseOfTheFormula) {
+  MemoryReader in;
+  in.set_architecture("LlamaForCausalLM");
+  in.add_normal("model.layers.0.mlp.up_proj.weight", DType::f32, {1024, 4096});
+  const Plan plan = make_plan(in, nf4());
+  constexpr std::uint64_t weights = 1024 * 4096;
+  // codes, 8-bit absmax per 64, nested absmax per 64 x 256, the two codebooks; then the text of quant_state
+  constexpr std::uint64_t bytes = weights / 2 + weights / 64 + 4 * weights / (64 * 256) + 4 * 16 + 4 * 256;
+  EXPECT_GT(plan.stored_bytes(), bytes);
+  EXPECT_LT(plan.stored_bytes(), bytes + 300);
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "nibble/checkpoint.hpp"
+
+namespace nibble::test {
+
+/// A checkpoint without files, for tests of what lies between reading and writing.
+class MemoryReader final : public Reader {
+ public:
+  /// Appends a tensor of the given bytes; `file` is the shard it pretends to lie in.
+  void add(TensorInfo info, std::vector<std::byte> bytes, std::size_t file = 0);
+
+  /// Appends a tensor of normal weights, rounded to its type by truncation of fp32 (F32, BF16) or zeros (others).
+  void add_normal(const std::string& name, DType dtype, Shape shape, std::size_t file = 0);
+
+  void set_architecture(std::string architecture, std::optional<bool> tied = {}) {
+    config_.emplace();
+    config_->architecture = std::move(architecture);
+    config_->tie_word_embeddings = tied;
+  }
+  [[nodiscard]] std::vector<std::byte>& bytes(std::size_t tensor) { return bytes_[tensor]; }
+  [[nodiscard]] std::uint64_t largest_read() const { return *largest_read_; }
+
+  [[nodiscard]] std::span<const TensorInfo> tensors() const noexcept override { return tensors_; }
+  [[nodiscard]] std::size_t file_of(std::size_t tensor) const override { return file_[tensor]; }
+  [[nodiscard]] std::span<const std::string> files() const noexcept override { return files_; }
+  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const override;
+  [[nodiscard]] const std::filesystem::path& path() const noexcept override { return path_; }
+  [[nodiscard]] const std::optional<ModelConfig>& config() const noexcept override { return config_; }
+  void check_unchanged() const override {}
+
+ private:
+  std::vector<TensorInfo> tensors_;
+  std::vector<std::vector<std::byte>> bytes_;
+  std::vector<std::size_t> file_;
+  std::vector<std::string> files_;
+  std::filesystem::path path_ = "/";  // a directory, so that the output may have shards
+  std::optional<ModelConfig> config_;
+  std::mt19937 generator_{1};
+  std::unique_ptr<std::atomic<std::uint64_t>> largest_read_ = std::make_unique<std::atomic<std::uint64_t>>(0);
+};
+
+/// Keeps what is written, by name.
+class MemoryWriter final : public Writer {
+ public:
+  void begin(std::size_t index, std::span<const TensorInfo> parts) override;
+  void write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) override;
+  void end() override;
+  [[nodiscard]] std::string shard_name(std::size_t index) const override { return "shard" + std::to_string(index); }
+  void commit(const Finish& finish) override { finish_ = finish; }
+
+  /// Parts of all shards that were ended, as they were when they ended.
+  [[nodiscard]] const std::map<std::string, std::vector<std::byte>>& parts() const { return ended_; }
+  [[nodiscard]] const std::optional<Finish>& finish() const { return finish_; }
+  [[nodiscard]] std::size_t begun() const { return begun_; }
+
+ private:
+  std::vector<TensorInfo> infos_;
+  std::vector<std::vector<std::byte>> current_;
+  std::map<std::string, std::vector<std::byte>> ended_;
+  std::optional<Finish> finish_;
+  std::size_t begun_ = 0;
+};
+
+}  // namespace nibble::test
