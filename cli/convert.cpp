@@ -1,0 +1,279 @@
+// nibble convert IN OUT --to TYPE: options into a recipe, a plan, one call into the library, a summary.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.hpp"
+#include "cli/interrupt.hpp"
+#include "cli/progress.hpp"
+#include "cli/sizes.hpp"
+#include "nibble/convert.hpp"
+#include "nibble/error.hpp"
+
+namespace nibble::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  std::string in;
+  std::string out;
+  Recipe recipe;
+  bool no_double_quant = false;
+  bool no_default_skips = false;
+  std::string compute_dtype;
+  std::vector<std::string> rules;
+  std::string max_shard_size = "5GB";
+  std::string max_memory = "1GB";
+  Resources resources;
+  bool dry_run = false;
+  bool overwrite = false;
+  bool json = false;
+  std::string progress = "auto";
+};
+
+void finish_recipe(Options& options) {
+  Recipe& recipe = options.recipe;
+  recipe.options.double_quant = !options.no_double_quant;
+  recipe.default_skips = !options.no_default_skips;
+  recipe.max_shard_bytes = parse_size("--max-shard-size", options.max_shard_size);
+  options.resources.max_memory = parse_size("--max-memory", options.max_memory);
+  for (const DTypeTraits& dtype : dtypes)
+    if (dtype.torch_name == options.compute_dtype) recipe.compute_dtype = dtype.dtype;
+  for (const std::string& rule : options.rules) {
+    const std::size_t equals = rule.rfind('=');
+    if (equals == std::string::npos)
+      throw Error(Errc::usage, fmt::format("--tensor '{}': not of the form RE=TYPE", printable(rule)));
+    recipe.rules.push_back({rule.substr(0, equals), rule.substr(equals + 1)});
+  }
+}
+
+double bits_per_weight(const Plan& plan) {
+  std::uint64_t weights = 0;
+  for (const PlannedTensor& tensor : plan.tensors) weights += tensor.info.elements();
+  return weights == 0 ? 0 : 8 * static_cast<double>(plan.stored_bytes()) / static_cast<double>(weights);
+}
+
+Json summary(const Plan& plan, const std::vector<std::string>& warnings) {
+  std::map<std::string, std::uint64_t> codecs;
+  for (const PlannedTensor& tensor : plan.tensors) ++codecs[tensor.codec];
+  return {{"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
+          {"tensors_by_codec", codecs},
+          {"source_bytes", plan.source_bytes()},
+          {"stored_bytes", plan.stored_bytes()},
+          {"bits_per_weight", bits_per_weight(plan)},
+          {"quantized_share", plan.quantized_share()},
+          {"shards", plan.shard_ends.size()},
+          {"warnings", warnings}};
+}
+
+void print_warnings(const std::vector<std::string>& warnings) {
+  for (const std::string& warning : warnings) fmt::print(stderr, "warning: {}\n", warning);
+}
+
+void print_plan(const Options& options, const Plan& plan) {
+  const MemoryPlan memory = plan_memory(plan, options.resources);
+  if (options.json) {
+    Json json = summary(plan, plan.warnings);
+    json["memory_bytes"] = memory.total_bytes;
+    json["threads"] = memory.threads;
+    Json& tensors = json["tensors"] = Json::array();
+    for (const PlannedTensor& tensor : plan.tensors)
+      tensors.push_back({{"name", tensor.info.name},
+                         {"dtype", traits(tensor.info.dtype).name},
+                         {"shape", tensor.info.shape},
+                         {"codec", tensor.codec},
+                         {"reason", tensor.reason},
+                         {"source_bytes", tensor.info.bytes()},
+                         {"stored_bytes", tensor.stored_bytes}});
+    fmt::print("{}\n", json.dump(1));
+    return;
+  }
+  std::size_t width = 6;
+  for (const PlannedTensor& tensor : plan.tensors) width = std::max(width, printable(tensor.info.name).size());
+  fmt::print("{:<{}}  {:<5} {:>18}  {:<5}  {:>10}  {}\n", "tensor", width, "type", "shape", "codec", "stored", "why");
+  for (const PlannedTensor& tensor : plan.tensors)
+    fmt::print("{:<{}}  {:<5} {:>18}  {:<5}  {:>10}  {}\n", printable(tensor.info.name), width,
+               traits(tensor.info.dtype).name, to_string(tensor.info.shape), tensor.codec,
+               size_short(tensor.stored_bytes), tensor.reason);
+  fmt::print("\n{} tensors, {} -> {} in {} file{}, {:.2f} bits per weight; {} of memory with {} thread{}\n",
+             plan.tensors.size(), size_both(plan.source_bytes()), size_both(plan.stored_bytes()),
+             plan.shard_ends.size(), plan.shard_ends.size() == 1 ? "" : "s", bits_per_weight(plan),
+             size_short(memory.total_bytes), memory.threads, memory.threads == 1 ? "" : "s");
+  print_warnings(plan.warnings);
+}
+
+void print_report(const Options& options, const Report& report, double seconds) {
+  const Plan& plan = report.plan;
+  if (options.json) {
+    Json json = summary(plan, report.warnings);
+    json["output"] = options.out;
+    json["seconds"] = seconds;
+    fmt::print("{}\n", json.dump(1));
+    return;
+  }
+  std::map<std::string, std::uint64_t> codecs;
+  for (const PlannedTensor& tensor : plan.tensors) ++codecs[tensor.codec];
+  std::string counts;
+  for (const auto& [codec, count] : codecs) counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, codec);
+  fmt::print("{}: {} -> {}, {:.2f} bits per weight, {:.2f} s ({}/s); tensors: {}\n", options.out,
+             size_both(plan.source_bytes()), size_both(plan.stored_bytes()), bits_per_weight(plan), seconds,
+             size_short(static_cast<std::uint64_t>(static_cast<double>(plan.source_bytes()) / std::max(seconds, 1e-9))),
+             counts);
+  print_warnings(report.warnings);
+}
+
+void run(Options& options) {
+  catch_interrupts();
+  finish_recipe(options);
+  const ProgressStyle style = progress_style(options.progress);
+  const auto start = std::chrono::steady_clock::now();
+  const std::unique_ptr<Reader> in = open_checkpoint(options.in);
+  const Plan plan = make_plan(*in, options.recipe);
+  if (options.dry_run) return print_plan(options, plan);
+  const std::unique_ptr<Writer> out = create_checkpoint(
+      options.out, *in,
+      {.shards = plan.shard_ends.size(), .bytes = plan.stored_bytes(), .overwrite = options.overwrite});
+  ProgressDisplay progress(style);
+  const Report report = convert(*in, plan, *out, options.resources, progress);
+  progress.close();
+  print_report(options, report, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+}
+
+template <class Enum>
+CLI::Option* add_choice(CLI::App& command, const std::string& name, Enum& value,
+                        const std::map<std::string, Enum>& choices, const std::string& help) {
+  std::string shown;
+  for (const auto& [choice, unused] : choices) shown += (shown.empty() ? "" : "|") + choice;
+  return command.add_option(name, value, help)
+      ->transform(CLI::CheckedTransformer(choices, CLI::ignore_case).description(""))
+      ->type_name(shown);
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand("convert", "Convert a checkpoint to fp16, bf16, int8, NF4 or FP4");
+  const auto options = std::make_shared<Options>();
+  Recipe& recipe = options->recipe;
+
+  std::vector<std::string> codecs;
+  std::string shown;
+  for (const std::string_view name : codec_names()) {
+    codecs.emplace_back(name);
+    if (name != "keep") shown += (shown.empty() ? "" : "|") + std::string(name);
+  }
+  const auto codec = [codecs](CLI::Option* option) {
+    return option->check(CLI::IsMember(codecs).description(""))->type_name("TYPE");
+  };
+
+  command->add_option("IN", options->in, "A .safetensors file, a model directory, or org/model in the local hub cache")
+      ->required()
+      ->type_name("");
+  command->add_option("OUT", options->out, "What to write: a file for a file, a directory for a directory")
+      ->required()
+      ->type_name("");
+  command
+      ->add_option("--to", recipe.to,
+                   "Target: linear layers are quantized as transformers would; casts take all weights")
+      ->required()
+      ->check(CLI::IsMember(codecs).description(""))
+      ->type_name(shown);
+
+  const std::string format = "Format";
+  command->add_option("--block-size", recipe.options.blocksize, "Weights per absmax: 32, 64, ..., 4096 (nf4, fp4)")
+      ->capture_default_str()
+      ->type_name("N")
+      ->group(format);
+  command->add_flag("--no-double-quant", options->no_double_quant, "Keep absmax in fp32 (nf4, fp4)")->group(format);
+  command
+      ->add_option("--compute-dtype", options->compute_dtype,
+                   "bnb_4bit_compute_dtype [the source's 16-bit type; float32 for an fp32 source]")
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}).description(""))
+      ->type_name("float32|bfloat16|float16")
+      ->group(format);
+  add_choice<OnOverflow>(*command, "--on-overflow", recipe.options.on_overflow,
+                         {{"error", OnOverflow::error}, {"clamp", OnOverflow::clamp}, {"keep", OnOverflow::keep}},
+                         "Values beyond 65504 (fp16 only): stop, store 65504, or store infinity [error]")
+      ->group(format);
+  add_choice<Nonfinite>(*command, "--nonfinite", recipe.nonfinite,
+                        {{"keep", Nonfinite::keep}, {"error", Nonfinite::error}, {"quantize", Nonfinite::quantize}},
+                        "Tensors with NaN or infinity: leave them as they are, stop, or quantize around them [keep]")
+      ->group(format);
+
+  const std::string selection = "Which tensors";
+  command
+      ->add_option("--tensor", options->rules,
+                   "Codec for tensors whose whole name matches; the last match wins; repeatable")
+      ->type_name("RE=TYPE")
+      ->expected(1)
+      ->take_all()
+      ->group(selection);
+  command
+      ->add_option("--skip", recipe.skips,
+                   "Leave matching tensors as they are, beside those that transformers leaves; repeatable")
+      ->type_name("RE")
+      ->expected(1)
+      ->take_all()
+      ->group(selection);
+  command
+      ->add_flag("--no-default-skips", options->no_default_skips, "Quantize what transformers leaves, such as lm_head")
+      ->group(selection);
+  codec(command->add_option("--embeddings", recipe.embeddings, "Codec for embeddings"))
+      ->capture_default_str()
+      ->group(selection);
+  codec(command->add_option("--lm-head", recipe.lm_head, "Codec for the output layer"))
+      ->capture_default_str()
+      ->group(selection);
+  codec(command->add_option("--experts", recipe.experts, "Codec for fused experts"))
+      ->capture_default_str()
+      ->group(selection);
+  command
+      ->add_flag("--allow-nibble-only", recipe.allow_nibble_only, "Accept a result that only nibble's own loader reads")
+      ->group(selection);
+
+  const std::string output = "Output";
+  command
+      ->add_option("--max-shard-size", options->max_shard_size,
+                   "Start a new file beyond this size (GB = 1e9, GiB = 2^30)")
+      ->capture_default_str()
+      ->type_name("SIZE")
+      ->group(output);
+  command->add_flag("--keep-shards", recipe.keep_shards, "One output file per input file")->group(output);
+  command->add_flag("--overwrite", options->overwrite, "Replace an output that exists, once the new one is complete")
+      ->group(output);
+  command
+      ->add_flag("--dry-run", options->dry_run, "Print every tensor's codec and why, sizes and memory; write nothing")
+      ->group(output);
+  command->add_flag("--json", options->json, "Print one JSON object on stdout")->group(output);
+  command->add_option("--progress", options->progress, "Shown on stderr: auto, bar, plain, json or none")
+      ->capture_default_str()
+      ->type_name("STYLE")
+      ->group(output);
+
+  const std::string resources = "Resources";
+  command->add_option("--max-memory", options->max_memory, "Peak memory; chunks are planned within it")
+      ->capture_default_str()
+      ->type_name("SIZE")
+      ->group(resources);
+  command->add_option("--threads", options->resources.threads, "[the processors this process may use]")
+      ->check(CLI::Range(1, 1024).description(""))
+      ->type_name("N")
+      ->group(resources);
+
+  command->footer(
+      "Examples:\n"
+      "  nibble convert Llama-3.1-8B Llama-3.1-8B-nf4 --to nf4\n"
+      "  nibble convert meta-llama/Llama-3.1-8B out --to int8 --dry-run\n"
+      "  nibble convert model.safetensors model-fp16.safetensors --to fp16 --on-overflow clamp\n"
+      "  nibble convert IN OUT --to nf4 --skip '.*\\.layers\\.0\\..*' --tensor '.*down_proj.*=fp4'");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,47 @@
+// nibble formats: what can be read and written, from the registries.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.hpp"
+#include "nibble/checkpoint.hpp"
+#include "nibble/codec.hpp"
+
+namespace nibble::cli {
+namespace {
+
+void run(bool as_json) {
+  using Json = nlohmann::ordered_json;
+  Json json = {{"codecs", Json::array()}, {"containers", Json::array()}};
+  for (const std::string_view name : codec_names())
+    json["codecs"].push_back({{"name", name}, {"summary", make_codec(name)->summary()}});
+  for (const ContainerTraits& container : containers())
+    json["containers"].push_back(
+        {{"name", container.name}, {"summary", container.summary}, {"writes", container.writes}});
+  if (as_json) {
+    fmt::print("{}\n", json.dump(1));
+    return;
+  }
+  fmt::print("codecs (--to, --tensor RE=TYPE):\n");
+  for (const Json& codec : json["codecs"])
+    fmt::print("  {:<12} {}\n", codec["name"].get<std::string>(), codec["summary"].get<std::string>());
+  fmt::print("containers:\n");
+  for (const Json& container : json["containers"])
+    fmt::print("  {:<12} {} ({})\n", container["name"].get<std::string>(), container["summary"].get<std::string>(),
+               container["writes"].get<bool>() ? "reads and writes" : "reads");
+}
+
+}  // namespace
+
+void add_formats(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand("formats", "List codecs and containers");
+  const auto as_json = std::make_shared<bool>(false);
+  command->add_flag("--json", *as_json, "Print one JSON object on stdout");
+  command->footer("Example:\n  nibble formats --json");
+  command->callback([as_json] { run(*as_json); });
+}
+
+}  // namespace nibble::cli

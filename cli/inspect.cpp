@@ -1,0 +1,80 @@
+// nibble inspect CHECKPOINT: names, types, shapes and sizes. Reads headers only.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.hpp"
+#include "cli/sizes.hpp"
+#include "nibble/checkpoint.hpp"
+#include "nibble/error.hpp"
+
+namespace nibble::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  std::string path;
+  bool json = false;
+};
+
+void print_json(const Reader& checkpoint, std::uint64_t bytes) {
+  Json tensors = Json::array();
+  for (std::size_t i = 0; i < checkpoint.tensors().size(); ++i) {
+    const TensorInfo& tensor = checkpoint.tensors()[i];
+    tensors.push_back({{"name", tensor.name},
+                       {"dtype", traits(tensor.dtype).name},
+                       {"shape", tensor.shape},
+                       {"bytes", tensor.bytes()},
+                       {"file", checkpoint.files()[checkpoint.file_of(i)]}});
+  }
+  const auto& config = checkpoint.config();
+  const Json json = {{"architecture", config ? Json(config->architecture) : Json()},
+                     {"model_type", config ? Json(config->model_type) : Json()},
+                     {"files", checkpoint.files()},
+                     {"bytes", bytes},
+                     {"tensors", std::move(tensors)}};
+  fmt::print("{}\n", json.dump(1));
+}
+
+void run(const Options& options) {
+  const std::unique_ptr<Reader> checkpoint = open_checkpoint(options.path, true);
+  std::uint64_t bytes = 0;
+  std::size_t width = 6;
+  std::map<std::string_view, std::uint64_t> bytes_of_type;
+  for (const TensorInfo& tensor : checkpoint->tensors()) {
+    bytes += tensor.bytes();
+    bytes_of_type[traits(tensor.dtype).name] += tensor.bytes();
+    width = std::max(width, printable(tensor.name).size());
+  }
+  if (options.json) return print_json(*checkpoint, bytes);
+  for (const TensorInfo& tensor : checkpoint->tensors())
+    fmt::print("{:<{}}  {:<5} {:>18}  {:>10}\n", printable(tensor.name), width, traits(tensor.dtype).name,
+               to_string(tensor.shape), size_short(tensor.bytes()));
+  std::string types;
+  for (const auto& [type, size] : bytes_of_type) types += fmt::format("; {} {}", type, size_short(size));
+  fmt::print("\n{} tensors in {} file{}, {}{}\n", checkpoint->tensors().size(), checkpoint->files().size(),
+             checkpoint->files().size() == 1 ? "" : "s", size_both(bytes), types);
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand("inspect", "List the tensors of a checkpoint; reads headers only");
+  const auto options = std::make_shared<Options>();
+  command->add_option("CHECKPOINT", options->path, "A file, a model directory, or org/model in the local hub cache")
+      ->required()
+      ->type_name("");
+  command->add_flag("--json", options->json, "Print one JSON object on stdout");
+  command->footer(
+      "Examples:\n"
+      "  nibble inspect Llama-3.1-8B\n"
+      "  nibble inspect model.safetensors --json");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,76 @@
+// The command line. This file holds the only catch of the program: every error ends here as one line and an exit code.
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "cli/commands.hpp"
+#include "cli/interrupt.hpp"
+#include "nibble/error.hpp"
+#include "nibble/version.hpp"
+
+namespace {
+
+// Every shard of the input stays open, so that it can be told whether it changed: some models have a thousand.
+void allow_many_files() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+int fail(int code, std::string_view line) {
+  fmt::print(stderr, "error: {}\n", line);
+  return code;
+}
+
+// CLI11 explains over several lines; a program that reads our errors expects one.
+std::string one_line(std::string text) {
+  for (char& c : text)
+    if (c == '\n') c = ' ';
+  while (!text.empty() && text.back() == ' ') text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  allow_many_files();
+  CLI::App app("Converts model weights to fp16, bf16, LLM.int8 and NF4, and says what that cost.", "nibble");
+  app.set_version_flag("--version", fmt::format("nibble {}", nibble::version()));
+  app.set_help_all_flag("--help-all", "Help of all subcommands");
+  app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  nibble convert Llama-3.1-8B Llama-3.1-8B-nf4 --to nf4\n"
+      "  nibble inspect Llama-3.1-8B-nf4\n\n"
+      "Exit codes: 0 done, 1 a bug, 2 usage, 3 bad input, 4 I/O, 5 not enough memory or disk, 6 the output exists,\n"
+      "7 the input changed, 130 and 143 interrupted.");
+  for (const auto add : nibble::cli::commands) add(app);
+
+  try {
+    try {
+      std::vector<std::string> arguments = nibble::cli::with_dashes({argv + 1, argv + argc});
+      std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+      app.parse(std::move(arguments));
+    } catch (const CLI::Success& success) {
+      return app.exit(success);  // --help and --version
+    } catch (const CLI::ParseError& error) {
+      return fail(static_cast<int>(nibble::Errc::usage), one_line(error.what()) + " (see nibble --help)");
+    }
+    return 0;
+  } catch (const nibble::Error& error) {
+    const bool stopped = error.code() == nibble::Errc::interrupted;
+    return fail(stopped ? nibble::cli::interrupt_exit_code() : static_cast<int>(error.code()), error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(static_cast<int>(nibble::Errc::no_space), "out of memory");
+  } catch (const std::exception& error) {
+    return fail(static_cast<int>(nibble::Errc::internal), fmt::format("a bug in nibble: {}", error.what()));
+  }
+}

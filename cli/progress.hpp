@@ -1,0 +1,43 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "nibble/convert.hpp"
+
+namespace nibble::cli {
+
+enum class ProgressStyle : std::uint8_t { bar, plain, json, none };
+
+/// "auto" is a bar on a terminal and plain lines elsewhere. Throws Error(usage).
+[[nodiscard]] ProgressStyle progress_style(std::string_view name);
+
+/// Shows on stderr how far a conversion has come: bytes, rate, time left, the tensor in work. Plain lines come
+/// every five seconds, the first after five, so that short work stays silent.
+class ProgressDisplay : public Progress {
+ public:
+  explicit ProgressDisplay(ProgressStyle style);
+  ProgressDisplay(const ProgressDisplay&) = delete;
+  ProgressDisplay& operator=(const ProgressDisplay&) = delete;
+  ~ProgressDisplay() override;
+
+  void advance(std::string_view tensor, std::uint64_t done, std::uint64_t total) override;
+  [[nodiscard]] bool cancelled() const override;
+
+  /// Ends the display, so that other lines can follow.
+  void close();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void draw(std::string_view tensor, std::uint64_t done, std::uint64_t total, Clock::time_point now);
+
+  ProgressStyle style_;
+  Clock::time_point start_;
+  Clock::time_point next_;
+  bool drawn_ = false;
+};
+
+}  // namespace nibble::cli

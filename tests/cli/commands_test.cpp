@@ -1,0 +1,189 @@
+// The program as its users meet it: exit codes, streams, what is left behind.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/corrupt.hpp"
+
+namespace nibble::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+struct Outcome {
+  int code = 0;  // 128 + signal if one ended it
+  std::string out;
+  std::string err;
+};
+
+class Program : public testing::Test {
+ protected:
+  // Runs `nibble ARGUMENTS` in an empty directory with checkpoint w.safetensors: one matrix of 4 x 64.
+  Program() {
+    const std::string header = R"({"layer.weight":{"dtype":"F32","shape":[4,64],"data_offsets":[0,1024]}})";
+    std::ofstream(root_.path() / "w.safetensors", std::ios::binary)
+        << test::safetensors_file(header, std::string(1024, '\x3f'));
+  }
+
+  Outcome run(const std::string& arguments) const {
+    const fs::path streams = root_.path() / ".streams";
+    fs::create_directories(streams);
+    const std::string command = "cd '" + root_.path().string() + "' && '" NIBBLE_PROGRAM "' " + arguments +
+                                " >.streams/out 2>.streams/err </dev/null";
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), test::read_file(streams / "out"),
+            test::read_file(streams / "err")};
+  }
+
+  test::TempDir root_;
+};
+
+TEST_F(Program, ConvertsAndSaysSo) {
+  const Outcome outcome = run("convert w.safetensors out.safetensors --to nf4");
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.out, StartsWith("out.safetensors: 1.02 kB (1.00 KiB) -> "));
+  EXPECT_TRUE(fs::exists(root_.path() / "out.safetensors"));
+  EXPECT_TRUE(fs::exists(root_.path() / "out.safetensors.nibble.json"));
+}
+
+TEST_F(Program, JsonIsOneObject) {
+  const auto json = nlohmann::json::parse(run("convert w.safetensors out --to int8 --json --progress json").out);
+  EXPECT_EQ(json.at("source_bytes"), 1024);
+  EXPECT_EQ(json.at("tensors_by_codec").at("int8"), 1);
+  EXPECT_EQ(json.at("output"), "out");
+}
+
+TEST_F(Program, DryRunWritesNothing) {
+  const Outcome outcome = run("convert w.safetensors out --to nf4 --dry-run");
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.out, HasSubstr("layer.weight"));
+  EXPECT_THAT(outcome.out, HasSubstr("by name and shape"));
+  const auto json = nlohmann::json::parse(run("convert w.safetensors out --to nf4 --dry-run --json").out);
+  EXPECT_EQ(json.at("tensors").at(0).at("codec"), "nf4");
+  EXPECT_GT(json.at("memory_bytes"), 0);
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 2);  // w, .streams
+}
+
+TEST_F(Program, UnderscoresAreDashes) {
+  EXPECT_EQ(run("convert w.safetensors out --to nf4 --block_size=128 --dry_run").code, 0);
+}
+
+// One line on stderr and a documented exit code, whatever is wrong.
+TEST_F(Program, ErrorsAreOneLine) {
+  std::ofstream(root_.path() / "bad.safetensors") << "version https://git-lfs.github.com/spec/v1\n";
+  fs::create_directory(root_.path() / "empty");
+  const std::vector<std::pair<std::string, int>> cases{
+      {"", 2},
+      {"convert", 2},
+      {"convert w.safetensors out --to nf5", 2},
+      {"convert w.safetensors out --to nf4 --block-size 100", 2},
+      {"convert w.safetensors out --to nf4 --tensor nonsense", 2},
+      {"convert w.safetensors out --to nf4 --skip no.such.tensor", 2},
+      {"convert w.safetensors out --to nf4 --max-shard-size many", 2},
+      {"convert w.safetensors out --to nf4 --progress loud", 2},
+      {"convert w.safetensors out --to nf4 --threads 0", 2},
+      {"convert w.safetensors no/such/folder --to nf4", 2},
+      {"convert w.safetensors w.safetensors --to nf4 --overwrite", 2},
+      {"convert bad.safetensors out --to nf4", 3},
+      {"convert empty out --to nf4", 3},
+      {"convert no_such_model out --to nf4", 3},
+      {"convert org/no_such_model out --to nf4", 3},
+      {"inspect bad.safetensors", 3},
+      {"convert w.safetensors out --to nf4 --max-memory 1MB", 5},
+      {"convert w.safetensors empty --to nf4", 6},
+  };
+  for (const auto& [arguments, code] : cases) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, code) << arguments;
+    EXPECT_THAT(outcome.err, StartsWith("error: ")) << arguments;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << arguments << ": " << outcome.err;
+    EXPECT_EQ(outcome.out, "") << arguments;
+    EXPECT_FALSE(fs::exists(root_.path() / "out")) << arguments;
+  }
+}
+
+TEST_F(Program, RepeatedOptionsAllCount) {
+  EXPECT_EQ(
+      run("convert w.safetensors a --to nf4 --skip 'layer.*' --tensor 'layer.*=fp4' --tensor '.*weight=keep'").code, 0);
+  EXPECT_THAT(run("convert w.safetensors b --to nf4 --tensor 'layer.*=keep' --tensor '.*weight=fp4'").out,
+              HasSubstr("1 fp4"));
+}
+
+TEST_F(Program, OutputThatExistsIsRefused) {
+  EXPECT_EQ(run("convert w.safetensors out --to nf4").code, 0);
+  const std::string first = test::read_file(root_.path() / "out");
+  EXPECT_EQ(run("convert w.safetensors out --to int8").code, 6);
+  EXPECT_EQ(test::read_file(root_.path() / "out"), first);
+  EXPECT_EQ(run("convert w.safetensors out --to int8 --overwrite").code, 0);
+  EXPECT_NE(test::read_file(root_.path() / "out"), first);
+}
+
+TEST_F(Program, QuantizedInputIsRefusedWithAHint) {
+  EXPECT_EQ(run("convert w.safetensors out --to nf4").code, 0);
+  const Outcome again = run("convert out again --to nf4");
+  EXPECT_EQ(again.code, 3);
+  EXPECT_THAT(again.err, HasSubstr("nibble dequantize"));
+  EXPECT_EQ(run("inspect out").code, 0);
+}
+
+// A checkpoint large enough to be stopped half-way: 2 GB of holes.
+TEST_F(Program, SignalsLeaveNothing) {
+  const std::string header = R"({"layer.weight":{"dtype":"F32","shape":[8192,65536],"data_offsets":[0,2147483648]}})";
+  std::ofstream(root_.path() / "big.safetensors", std::ios::binary) << test::safetensors_file(header);
+  fs::resize_file(root_.path() / "big.safetensors", 8 + header.size() + 2147483648U);
+  for (const auto& [signal, code] : {std::pair{"INT", 130}, std::pair{"TERM", 143}}) {
+    const std::string command = "cd '" + root_.path().string() + "' && timeout --preserve-status -s " + signal +
+                                " 0.3 '" NIBBLE_PROGRAM "' convert big.safetensors out --to fp16 --threads 1 2>err";
+    const int status = std::system(command.c_str());
+    EXPECT_EQ(WEXITSTATUS(status), code);
+    EXPECT_EQ(test::read_file(root_.path() / "err"), "error: interrupted: no output was written\n");
+    EXPECT_FALSE(fs::exists(root_.path() / "out"));
+    EXPECT_FALSE(fs::exists(root_.path() / ".out.nibble"));
+  }
+}
+
+TEST_F(Program, InspectListsTensors) {
+  EXPECT_THAT(run("inspect w.safetensors").out, HasSubstr("layer.weight  F32               4 x 64     1.02 kB"));
+  const auto json = nlohmann::json::parse(run("inspect w.safetensors --json").out);
+  EXPECT_EQ(json.at("tensors").at(0).at("shape"), (nlohmann::json{4, 64}));
+}
+
+TEST_F(Program, FormatsComeFromTheRegistries) {
+  const auto json = nlohmann::json::parse(run("formats --json").out);
+  EXPECT_THAT(json.dump(), HasSubstr("\"nf4\""));
+  EXPECT_THAT(json.dump(), HasSubstr("\"safetensors\""));
+}
+
+TEST_F(Program, HelpTeachesByExample) {
+  for (const char* const command : {"convert", "inspect", "formats", "completion"}) {
+    const Outcome outcome = run(std::string(command) + " --help");
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_THAT(outcome.out, HasSubstr("Example"));
+    EXPECT_THAT(outcome.out, HasSubstr(std::string("  nibble ") + command + " ")) << command;
+  }
+  EXPECT_THAT(run("--version").out, StartsWith("nibble 0."));
+}
+
+TEST_F(Program, CompletionKnowsSubcommandsAndOptions) {
+  for (const char* const shell : {"bash", "zsh", "fish"}) {
+    const std::string script = run(std::string("completion ") + shell).out;
+    EXPECT_THAT(script, HasSubstr("convert")) << shell;
+    EXPECT_THAT(script, HasSubstr("no-double-quant")) << shell;
+  }
+  const std::string complete =
+      "completion bash > c.sh; bash -c 'source c.sh; COMP_WORDS=(nibble convert --no-d); COMP_CWORD=2; "
+      "_nibble; echo \"${COMPREPLY[@]}\"'";
+  EXPECT_EQ(run(complete).out, "--no-double-quant --no-default-skips\n");
+}
+
+}  // namespace
+}  // namespace nibble::cli

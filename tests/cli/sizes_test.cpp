@@ -1,0 +1,33 @@
+#include "cli/sizes.hpp"
+
+#include <gtest/gtest.h>
+
+#include "nibble/error.hpp"
+#include "tests/support/corrupt.hpp"
+
+namespace nibble::cli {
+namespace {
+
+TEST(Sizes, ParsesDecimalAndBinaryUnits) {
+  EXPECT_EQ(parse_size("--x", "5GB"), 5'000'000'000U);
+  EXPECT_EQ(parse_size("--x", "5GiB"), 5ULL << 30U);
+  EXPECT_EQ(parse_size("--x", "1.5 MB"), 1'500'000U);
+  EXPECT_EQ(parse_size("--x", "300k"), 300'000U);
+  EXPECT_EQ(parse_size("--x", "4096"), 4096U);
+  EXPECT_EQ(parse_size("--x", "2tb"), 2'000'000'000'000U);
+}
+
+TEST(Sizes, RefusesWhatIsNone) {
+  for (const char* const text : {"", "GB", "-1GB", "0", "5XB", "5GB5", "nan", "inf", "1e30GB"})
+    EXPECT_EQ(test::error_of([&] { (void)parse_size("--x", text); }, Errc::usage),
+              "--x '" + std::string(text) + "': not a size such as 5GB, 300MB or 4GiB");
+}
+
+TEST(Sizes, PrintsBothUnits) {
+  EXPECT_EQ(size_both(13'476'831'232), "13.48 GB (12.55 GiB)");
+  EXPECT_EQ(size_both(999), "999 bytes");
+  EXPECT_EQ(size_short(2'048), "2.05 kB");
+}
+
+}  // namespace
+}  // namespace nibble::cli
