@@ -1,5 +1,5 @@
-// The look-up in quant/architectures.jsonl, the guess that replaces it, and the list that makes transformers agree:
-// one thing, since all three are about the names of modules, and none is of use without the others.
+// The look-up in quant/architectures.jsonl and the list that makes transformers agree with what was chosen: one thing,
+// since both follow the names of modules through the same table, and neither is of use without the other.
 //
 // A stored name takes the way that transformers 5.23 takes when it loads: renames in turn, at most one merge, then
 // base_model_prefix added or removed. Renames are regular expressions, dozens for some models, and a model of
@@ -71,11 +71,6 @@ Name cut(std::string_view name) {
     }
   });
   return result;
-}
-
-std::string without_weight(std::string_view name) {
-  if (name.ends_with(weight_suffix)) name.remove_suffix(weight_suffix.size());
-  return std::string(name);
 }
 
 // "a.{b,c}" stands for a.b and a.c.
@@ -388,7 +383,7 @@ class Architecture {
         return found == expected;
       };
       result.companions_follow = stays(stored + ".absmax", before + ".absmax") &&
-                                 stays(without_weight(stored) + ".SCB", without_weight(before) + ".SCB");
+                                 stays(module_of(stored) + ".SCB", module_of(before) + ".SCB");
     }
     result.parameter = std::move(name);
     return result;
@@ -405,17 +400,13 @@ class Architecture {
   std::unordered_map<std::string, Destination> destinations_;
 };
 
-bool is_matrix_weight(const TensorInfo& tensor) {
-  return tensor.shape.size() == 2 && is_weight_type(tensor.dtype) && tensor.name.ends_with(weight_suffix);
-}
-
 // Reasons for which a linear layer is not replaced whatever llm_int8_skip_modules says.
 bool never_replaced(std::string_view why) {
   return why == "not exactly nn.Linear" || why == "kept in fp32" || why == "shared module";
 }
 
 Placement place(const TensorInfo& tensor, const Destination& to, const Entry* entry, bool tied) {
-  Placement result{Role::unknown, without_weight(to.parameter), "unknown to the table of this architecture", {}};
+  Placement result{Role::unknown, module_of(to.parameter), "unknown to the table of this architecture", {}};
   if (entry == nullptr) {
     if (is_matrix_weight(tensor)) result.keeps = {result.module};
     return result;
@@ -463,6 +454,15 @@ bool is_plain_entry(std::string_view entry) {
 }
 
 }  // namespace
+
+std::string module_of(std::string_view name) {
+  if (name.ends_with(weight_suffix)) name.remove_suffix(weight_suffix.size());
+  return std::string(name);
+}
+
+bool is_matrix_weight(const TensorInfo& tensor) {
+  return tensor.shape.size() == 2 && is_weight_type(tensor.dtype) && tensor.name.ends_with(weight_suffix);
+}
 
 std::string architectures_version() {
   const std::string_view line = architectures_jsonl.substr(0, architectures_jsonl.find('\n'));
@@ -515,57 +515,9 @@ std::optional<std::vector<Placement>> place_by_architecture(std::string_view arc
     for (const std::string& target : to.targets) {
       const Entry* filled = table->entry(cut(target), {});
       if (filled != nullptr && is_replaceable(filled->role) && !never_replaced(filled->why))
-        placement.keeps.push_back(without_weight(target));
+        placement.keeps.push_back(module_of(target));
     }
     result.push_back(std::move(placement));
-  }
-  return result;
-}
-
-std::vector<Placement> place_by_name(std::span<const TensorInfo> tensors) {
-  // Words between dots and underscores. `gate` alone is a router, gate_proj is not.
-  const RE2 embedding(
-      R"((^|[._])(embed|embeds|emb|embedding|embeddings|embedder|embedders|wte|wpe|tok|token|tokens)([._]|$)|)"
-      R"((^|[._])(shared|vocab)([._]|$))");
-  const RE2 head(R"((^|[._])(head|heads|lm_head|unembed|unembedding|classifier|score|scorer|cls|logits?)([._]|$)|)"
-                 R"((^|[._])(out_embed|embed_out|decoder_out|qa_outputs)([._]|$)|^(model\.)?output$)");
-  const RE2 other(
-      R"((^|[._])(norm|norms|layernorm|ln|bn|router|routers|position|positions|pos|positional)([._\d]|$)|)"
-      R"((^|[._])(relative|rel|bias|conv|convs|codebook|codebooks|table|rotary|freqs?|mask|alpha)([._\d]|$)|)"
-      R"((^|[._])(lora|adapter|timestep|time)([._\d]|$)|(norm|conv)\d*$|(^|\.)(gate|wg|gating|switch)$)");
-  constexpr std::string_view by = " by name and shape";
-  constexpr std::uint64_t vocabulary = 30'000;  // rows of the smallest common vocabularies
-  constexpr std::uint64_t flat = 6;             // times more rows than columns: no hidden layer is that flat
-
-  std::unordered_map<std::string_view, std::uint64_t> biases;
-  for (const TensorInfo& tensor : tensors)
-    if (tensor.shape.size() == 1 && tensor.name.ends_with(".bias")) biases[tensor.name] = tensor.shape[0];
-
-  std::vector<Placement> result;
-  result.reserve(tensors.size());
-  for (const TensorInfo& tensor : tensors) {
-    const std::string module = without_weight(tensor.name);
-    const auto add = [&](Role role, std::string_view what, bool keep) {
-      Placement placement{role, module, fmt::format("{}{}", what, by), {}};
-      if (keep) placement.keeps.push_back(module);
-      result.push_back(std::move(placement));
-    };
-    if (!is_matrix_weight(tensor)) {
-      add(Role::other, "no linear layer", false);
-    } else if (RE2::PartialMatch(module, head)) {
-      add(Role::output_embeddings, "output layer", true);
-    } else if (RE2::PartialMatch(module, embedding)) {
-      add(Role::embedding, "embedding", true);
-    } else if (RE2::PartialMatch(module, other)) {
-      add(Role::other, "no linear layer", true);
-    } else if (tensor.shape[0] >= vocabulary && tensor.shape[0] / flat >= tensor.shape[1]) {
-      add(Role::embedding, "rows as many as a vocabulary:", true);
-    } else if (const auto bias = biases.find(module + ".bias");
-               bias != biases.end() && bias->second != tensor.shape[0]) {
-      add(Role::other, "stored transposed:", true);
-    } else {
-      add(Role::linear, "linear layer", true);
-    }
   }
   return result;
 }
@@ -595,13 +547,6 @@ bool skips(std::string_view entry, std::string_view module) {
       return true;
   }
   return false;
-}
-
-std::vector<std::string> wrongly_skipped(std::string_view entry, std::span<const std::string> quantized) {
-  std::vector<std::string> result;
-  std::copy_if(quantized.begin(), quantized.end(), std::back_inserter(result),
-               [entry](const std::string& module) { return skips(entry, module); });
-  return result;
 }
 
 std::vector<std::string> skip_list(std::string_view architecture, bool tied, std::span<const std::string> quantized,

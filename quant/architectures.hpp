@@ -22,6 +22,12 @@ extern const std::string_view architectures_jsonl;
 /// The version of transformers that the table was made from: "5.23.0".
 [[nodiscard]] std::string architectures_version();
 
+/// A stored name without ".weight", if it ends so.
+[[nodiscard]] std::string module_of(std::string_view name);
+
+/// Whether a tensor can be the weight of a linear layer: a matrix of a weight type named `<module>.weight`.
+[[nodiscard]] bool is_matrix_weight(const TensorInfo& tensor);
+
 /// Where one stored tensor stands.
 struct Placement {
   Role role = Role::unknown;
@@ -53,9 +59,6 @@ struct Placement {
 ///
 /// Throws Error(usage) if the entry is no regular expression that RE2 reads.
 [[nodiscard]] bool skips(std::string_view entry, std::string_view module);
-
-/// The quantized modules that `entry` would make transformers leave plain.
-[[nodiscard]] std::vector<std::string> wrongly_skipped(std::string_view entry, std::span<const std::string> quantized);
 
 /// llm_int8_skip_modules for a directory in which `quantized` are the modules stored quantized and `plain` the
 /// linear layers stored plain (the `keeps` of the tensors that were not quantized), by name in the model.

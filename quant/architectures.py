@@ -3,11 +3,8 @@
     python quant/architectures.py                 write the table (run by hand, about twenty minutes on two cores)
     python quant/architectures.py --only Bert T5  print the lines of the classes whose names start so
     python quant/architectures.py --names FILE    also write every class's stored names with the expected roles
-    python quant/architectures.py --check DRIVER  save 44 tiny models, have DRIVER place their tensors, compare with
-                                                  what transformers replaces, and load them in 4 and 8 bits
 
-DRIVER reads {"architecture", "tied", "tensors": [[name, shape], ...]} and writes {"places": [[role, module, why,
-keeps], ...], "quantized": [module, ...], "skips": [entry, ...]} (skip_list()), one JSON object per line each.
+What it says is checked against transformers in tests/interop/test_architectures.py.
 
 Every class is built from its default configuration on the meta device (no memory, no weights), then again with
 tie_word_embeddings both ways and with each boolean option that its constructor reads flipped. Each build is put
@@ -740,206 +737,13 @@ def in_auto_mappings():
     return names
 
 
-# ---- the check: what is stored against what transformers replaces and loads ----------------------------------
-
-# Architectures of the check: (class, options beside the sizes).
-CHECKED = [
-    ("LlamaForCausalLM", {}),
-    ("LlamaForCausalLM", {"tie_word_embeddings": True}),
-    ("LlamaModel", {}),
-    ("BertModel", {}),
-    ("BertForMaskedLM", {}),
-    ("RobertaForSequenceClassification", {}),
-    ("DistilBertForQuestionAnswering", {}),
-    ("ElectraForPreTraining", {}),
-    ("DebertaV2ForSequenceClassification", {}),
-    ("GPT2LMHeadModel", {}),
-    ("GPTBigCodeForCausalLM", {}),
-    ("GPTNeoXForCausalLM", {}),
-    ("FalconForCausalLM", {}),
-    ("BloomForCausalLM", {}),
-    ("OPTForCausalLM", {}),
-    ("PhiForCausalLM", {}),
-    ("GPTJForCausalLM", {}),
-    ("OlmoModel", {}),
-    ("ModernBertForMaskedLM", {}),
-    ("MusicgenForCausalLM", {}),
-    ("Gemma2ForCausalLM", {}),
-    ("Qwen2ForSequenceClassification", {}),
-    ("Qwen3ForCausalLM", {"tie_word_embeddings": True}),
-    ("MixtralForCausalLM", {}),
-    ("Qwen3MoeForCausalLM", {}),
-    ("DeepseekV3ForCausalLM", {}),
-    ("GptOssForCausalLM", {}),
-    ("GraniteMoeForCausalLM", {}),
-    ("MambaForCausalLM", {}),
-    ("T5ForConditionalGeneration", {}),
-    ("T5ForConditionalGeneration", {"tie_word_embeddings": False}),
-    ("BartForConditionalGeneration", {}),
-    ("MarianMTModel", {}),
-    ("WhisperForConditionalGeneration", {}),
-    ("Wav2Vec2ForCTC", {}),
-    ("HubertModel", {}),
-    ("ViTForImageClassification", {}),
-    ("Dinov2Model", {"use_swiglu_ffn": True, "num_hidden_layers": 12}),
-    ("SwinForImageClassification", {}),
-    ("SegformerForSemanticSegmentation", {}),
-    ("CLIPModel", {}),
-    ("SiglipModel", {}),
-    ("LlavaForConditionalGeneration", {}),
-    ("Qwen2VLForConditionalGeneration", {}),
-]
-
-SMALL = {
-    "hidden_size": 64, "n_embd": 64, "d_model": 64, "dim": 64, "intermediate_size": 128, "hidden_dim": 128, "d_ff": 128,
-    "ffn_dim": 128, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "n_inner": 128, "word_embed_proj_dim": 64,
-    "embedding_size": 64, "projection_dim": 64, "moe_intermediate_size": 64, "num_hidden_layers": 3, "n_layer": 3,
-    "n_layers": 3, "num_layers": 3, "num_decoder_layers": 3, "encoder_layers": 3, "decoder_layers": 3, "depth": 3,
-    "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "d_kv": 16, "q_lora_rank": 64,
-    "kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "qk_head_dim": 32, "v_head_dim": 16,
-    "num_local_experts": 4, "n_routed_experts": 8, "num_experts": 4, "n_group": 2, "topk_group": 1,
-    "num_experts_per_tok": 2, "vocab_size": 512, "max_position_embeddings": 128, "conv_dim": [64] * 7,
-    "state_size": 8, "embed_dim": 64, "mlp_ratio": 2,
-}  # fmt: skip
-
-
-def small_config(cls, options):
-    config = cls.config_class()
-    for part in configs_in(config):
-        vision = type(part).__name__.startswith(("Swin", "Segformer"))
-        for name, value in SMALL.items():
-            known = getattr(type(part), "attribute_map", {})
-            if name in vars(part) and vars(part)[name] is not None and name not in known:
-                if isinstance(vars(part)[name], (list, tuple)) and not isinstance(value, list) or vision:
-                    continue
-                setattr(part, name, value)
-        for name, value in list(vars(part).items()):
-            if name.endswith("_token_id") and isinstance(value, int) and value >= 512:
-                setattr(part, name, 1)
-            if name == "layer_types" and value is not None:
-                part.layer_types = value[: part.num_hidden_layers]
-    for name, value in options.items():
-        setattr(config, name, value)
-    return config
-
-
-def quantized_tensors(name, weight, bits):
-    import bitsandbytes as bnb
-
-    if bits == 8:
-        from bitsandbytes.functional import int8_vectorwise_quant
-
-        codes, scale, _ = int8_vectorwise_quant(weight.half())
-        module = name.removesuffix("weight")
-        return {name: codes, module + "SCB": scale, module + "weight_format": torch.tensor(0, dtype=torch.uint8)}
-    codes, state = bnb.functional.quantize_4bit(weight.contiguous(), quant_type="nf4")
-    return {name: codes} | {f"{name}.{key}": value for key, value in state.as_dict(packed=True).items()}
-
-
-def check_one(cls, options, driver, folder):
-    """Everything that is wrong, and how many modules were compared."""
-    import subprocess
-
-    import bitsandbytes as bnb
-    from safetensors.torch import load_file, save_file
-    from transformers import BitsAndBytesConfig
-    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
-
-    torch.manual_seed(0)
-    config = small_config(cls, options)
-    with contextlib.redirect_stderr(io.StringIO()):
-        cls(copy.deepcopy(config)).eval().save_pretrained(folder / "plain")
-        plain, plain_info = cls.from_pretrained(folder / "plain", output_loading_info=True)
-    stored = load_file(folder / "plain" / "model.safetensors")
-    saved_config = json.loads((folder / "plain" / "config.json").read_text())
-    tied = saved_config.get("tie_word_embeddings", config.get_text_config().to_dict().get("tie_word_embeddings", False))
-    question = {"architecture": cls.__name__, "tied": bool(tied)}
-    question["tensors"] = [[name, list(tensor.shape)] for name, tensor in stored.items()]
-    answer = subprocess.run([driver], input=json.dumps(question) + "\n", capture_output=True, text=True, check=True)
-    answer = json.loads(answer.stdout)
-    wrong = []
-
-    def replaced(skips):
-        model = build(cls, copy.deepcopy(config))
-        skips = HfQuantizer.get_modules_to_not_convert(model, skips, model._keep_in_fp32_modules)
-        replace_with_bnb_linear(model, skips, BitsAndBytesConfig(load_in_4bit=True), pre_quantized=True)
-        return {name for name, module in model.named_modules() if isinstance(module, bnb.nn.Linear4bit)}
-
-    ours, default, listed = set(answer["quantized"]), replaced(None), replaced(answer["skips"])
-    if ours != listed:
-        wrong.append(f"by our list: more {sorted(listed - ours)[:4]}, fewer {sorted(ours - listed)[:4]}")
-    left = default - ours
-    if ours - default:
-        wrong.append(f"not replaced by default: {sorted(ours - default)[:4]}")
-
-    for bits in (4, 8):
-        tensors = {}
-        for (name, _), (role, _, _, _) in zip(question["tensors"], answer["places"]):
-            weight = stored[name]
-            if role in ("linear", "conv1d"):
-                tensors |= quantized_tensors(name, weight.T if role == "conv1d" else weight, bits)
-            else:
-                tensors[name] = weight
-        to = folder / f"int{bits}"
-        to.mkdir()
-        save_file({k: v.contiguous() for k, v in tensors.items()}, to / "model.safetensors", {"format": "pt"})
-        quantization = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8, bnb_4bit_quant_type="nf4")
-        quantization = quantization.to_dict() | {"llm_int8_skip_modules": answer["skips"]}
-        (to / "config.json").write_text(json.dumps(saved_config | {"quantization_config": quantization}))
-        with contextlib.redirect_stderr(io.StringIO()):
-            model, info = cls.from_pretrained(to, output_loading_info=True)
-        for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "conversion_errors"):
-            if set(info.get(key) or ()) != set(plain_info.get(key) or ()):
-                wrong.append(f"{bits} bits: {key} {sorted(info[key])[:4]}")
-        for name, module in model.named_modules():
-            if isinstance(module, bnb.nn.Linear4bit):
-                found = bnb.functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
-            elif isinstance(module, bnb.nn.Linear8bitLt):
-                found = module.weight.data.float() * module.weight.SCB.view(-1, 1) / 127
-            else:
-                continue
-            if name not in ours:
-                wrong.append(f"{bits} bits: {name} is replaced")
-            expected = plain.get_submodule(name).weight
-            expected = expected.T if isinstance(plain.get_submodule(name), Conv1D) else expected
-            # bitsandbytes 0.50.2 misreads 4-bit weights on CPUs where a row is no multiple of the block
-            if bits == 8 or expected.shape[1] % 64 == 0:
-                if found.shape != expected.shape or (found - expected).abs().max() > 0.2 * expected.abs().max():
-                    wrong.append(f"{bits} bits: {name} has other values")
-    return wrong, len(ours), sorted(left)
-
-
-def check(driver):
-    import tempfile
-
-    without_timm()
-    failures = 0
-    for name, options in CHECKED:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                wrong, count, left = check_one(getattr(transformers, name), options, driver, pathlib.Path(folder))
-            except Exception as error:
-                wrong, count, left = [f"{type(error).__name__}: {error}".replace("\n", " ")[:300]], 0, []
-        failures += bool(wrong)
-        print(f"{'WRONG' if wrong else 'ok':5} {name} {options or ''}: {count} quantized"
-              + (f", {len(left)} left plain that need not: {left[:3]}" if left else ""))
-        for text in wrong:
-            print("     ", text)
-    print(f"{len(CHECKED) - failures} of {len(CHECKED)} agree")
-    return failures > 0
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--out", type=pathlib.Path, default=TABLE)
     parser.add_argument("--names")
-    parser.add_argument("--check")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    if options.check:
-        return check(options.check)
 
     jobs = [(name, options.only, options.names is not None) for name in modeling_modules()]
     lines, failed, notes, names = {}, {}, [], {}

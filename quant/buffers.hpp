@@ -27,7 +27,7 @@ class Buffers {
       if (pool_ != nullptr) pool_->take_back(std::move(buffer_));
     }
 
-    [[nodiscard]] std::span<std::byte> bytes() { return std::span(buffer_.data.get(), size_); }
+    [[nodiscard]] std::span<std::byte> bytes() const { return std::span(buffer_.data.get(), size_); }
 
    private:
     friend class Buffers;

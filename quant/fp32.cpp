@@ -16,15 +16,15 @@ struct Fp32 {
 
     Findings findings;
     bool special = false;
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(out[i]) & 0x7FFFFFFFu;
+    for (const Stored stored : out) {
+      const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(stored) & 0x7FFFFFFFu;
       special |= magnitude >= 0x7F800000u;
       findings.subnormal += magnitude - 1 < 0x007FFFFFu;
     }
     if (special) findings.add(count_nonfinite(source, weights, 0));
     if (source == DType::f64) {
       for (std::size_t i = 0; i < out.size(); ++i) {
-        double weight;
+        double weight = 0;
         std::memcpy(&weight, weights.data() + i * sizeof(weight), sizeof(weight));
         findings.underflow += out[i] == 0.0f && weight != 0.0;
       }
