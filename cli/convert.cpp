@@ -112,7 +112,14 @@ void print_plan(const Options& options, const Plan& plan) {
 void print_report(const Options& options, const Report& report, double seconds) {
   const Plan& plan = report.plan;
   if (options.json) {
+    Findings found;
+    for (const ConvertedTensor& tensor : report.tensors) found.add(tensor.findings);
     Json json = summary(plan, report.warnings);
+    json["findings"] = {{"nan", found.nan},
+                        {"inf", found.inf},
+                        {"overflow", found.overflow},
+                        {"underflow", found.underflow},
+                        {"subnormal", found.subnormal}};
     json["output"] = options.out;
     json["seconds"] = seconds;
     fmt::print("{}\n", json.dump(1));

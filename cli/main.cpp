@@ -25,8 +25,8 @@ void allow_many_files() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-int fail(int code, std::string_view line) {
-  fmt::print(stderr, "error: {}\n", line);
+int fail(int code, const char* line) noexcept {
+  std::fprintf(stderr, "error: %s\n", line);
   return code;
 }
 
@@ -38,10 +38,7 @@ std::string one_line(std::string text) {
   return text;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  allow_many_files();
+void run(int argc, char** argv) {
   CLI::App app("Converts model weights to fp16, bf16, LLM.int8 and NF4, and says what that cost.", "nibble");
   app.set_version_flag("--version", fmt::format("nibble {}", nibble::version()));
   app.set_help_all_flag("--help-all", "Help of all subcommands");
@@ -55,15 +52,22 @@ int main(int argc, char** argv) {
   for (const auto add : nibble::cli::commands) add(app);
 
   try {
-    try {
-      std::vector<std::string> arguments = nibble::cli::with_dashes({argv + 1, argv + argc});
-      std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-      app.parse(std::move(arguments));
-    } catch (const CLI::Success& success) {
-      return app.exit(success);  // --help and --version
-    } catch (const CLI::ParseError& error) {
-      return fail(static_cast<int>(nibble::Errc::usage), one_line(error.what()) + " (see nibble --help)");
-    }
+    std::vector<std::string> arguments = nibble::cli::with_dashes({argv + 1, argv + argc});
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    app.parse(std::move(arguments));
+  } catch (const CLI::Success& success) {
+    app.exit(success);  // --help and --version
+  } catch (const CLI::ParseError& error) {
+    throw nibble::Error(nibble::Errc::usage, nibble::escaped(one_line(error.what())) + " (see nibble --help)");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  allow_many_files();
+  try {
+    run(argc, argv);
     return 0;
   } catch (const nibble::Error& error) {
     const bool stopped = error.code() == nibble::Errc::interrupted;
@@ -71,6 +75,6 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return fail(static_cast<int>(nibble::Errc::no_space), "out of memory");
   } catch (const std::exception& error) {
-    return fail(static_cast<int>(nibble::Errc::internal), fmt::format("a bug in nibble: {}", error.what()));
+    return fail(static_cast<int>(nibble::Errc::internal), error.what());
   }
 }

@@ -358,6 +358,7 @@ void apply(std::string& text, const Edit& edit, std::string_view label) {
 std::vector<Member> members(std::string_view text, std::string_view label) {
   std::vector<Member> found = Scanner(text, label).document();
   std::vector<std::string_view> keys;
+  keys.reserve(found.size());
   for (const Member& member : found) keys.push_back(member.key);
   if (const auto twice = NameIndex(keys).duplicate())
     refuse(label, "duplicate key '{}'", printable(keys[twice->second]));

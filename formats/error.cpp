@@ -24,7 +24,7 @@ struct Piece {
 };
 
 Piece next_piece(std::string_view name, std::size_t& at) {
-  const auto ascii = [](std::string text) { return Piece{text, text.size()}; };
+  const auto ascii = [](const std::string& text) { return Piece{text, text.size()}; };
   const utf8::CodePoint point = utf8::decode(name, at);
   const std::string_view raw = name.substr(at, point.bytes);
   if (point.bytes == 0) return ascii(fmt::format("\\x{:02x}", static_cast<unsigned char>(name[at++])));

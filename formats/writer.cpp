@@ -53,9 +53,9 @@ void write_file(int directory, const std::string& name, const std::string& label
 // Copies what a directory holds beside weights; links become the files they point to.
 class CarryOver {
  public:
-  CarryOver(const Directory& from, int to, std::string label) : to_(to), label_(std::move(label)) {
-    copy_directory(from.fd(), to_, "", true);
-  }
+  explicit CarryOver(std::string label) : label_(std::move(label)) {}
+
+  void run(const Directory& from, int to) { copy_directory(from.fd(), to, "", true); }
 
  private:
   void copy_directory(int from, int to, const std::string& path, bool top) {
@@ -100,7 +100,6 @@ class CarryOver {
     out.close();
   }
 
-  int to_;
   std::string label_;
 };
 
@@ -183,7 +182,7 @@ class DirectoryWriter final : public ShardWriter {
   void commit(const Finish& finish) override {
     const int directory = transaction_.directory();
     const Directory from(source_.path());
-    CarryOver(from, directory, label_);
+    CarryOver(label_).run(from, directory);
     write_file(directory, manifest_name, label_, finish.manifest);
     if (shards_ > 1) write_file(directory, index_name, label_, index());
     if (from.has(config_name)) write_file(directory, config_name, label_, patched_config(from, finish));

@@ -60,6 +60,7 @@ TEST_F(Program, JsonIsOneObject) {
   EXPECT_EQ(json.at("source_bytes"), 1024);
   EXPECT_EQ(json.at("tensors_by_codec").at("int8"), 1);
   EXPECT_EQ(json.at("output"), "out");
+  EXPECT_EQ(json.at("findings").at("overflow"), 0);
 }
 
 TEST_F(Program, DryRunWritesNothing) {
@@ -135,14 +136,14 @@ TEST_F(Program, QuantizedInputIsRefusedWithAHint) {
   EXPECT_EQ(run("inspect out").code, 0);
 }
 
-// A checkpoint large enough to be stopped half-way: 2 GB of holes.
+// A checkpoint large enough to be stopped half-way: 17 GB of holes take seconds.
 TEST_F(Program, SignalsLeaveNothing) {
-  const std::string header = R"({"layer.weight":{"dtype":"F32","shape":[8192,65536],"data_offsets":[0,2147483648]}})";
+  const std::string header = R"({"layer.weight":{"dtype":"F32","shape":[65536,65536],"data_offsets":[0,17179869184]}})";
   std::ofstream(root_.path() / "big.safetensors", std::ios::binary) << test::safetensors_file(header);
-  fs::resize_file(root_.path() / "big.safetensors", 8 + header.size() + 2147483648U);
+  fs::resize_file(root_.path() / "big.safetensors", 8 + header.size() + (std::uintmax_t{1} << 34U));
   for (const auto& [signal, code] : {std::pair{"INT", 130}, std::pair{"TERM", 143}}) {
     const std::string command = "cd '" + root_.path().string() + "' && timeout --preserve-status -s " + signal +
-                                " 0.3 '" NIBBLE_PROGRAM "' convert big.safetensors out --to fp16 --threads 1 2>err";
+                                " 1 '" NIBBLE_PROGRAM "' convert big.safetensors out --to nf4 --threads 1 2>err";
     const int status = std::system(command.c_str());
     EXPECT_EQ(WEXITSTATUS(status), code);
     EXPECT_EQ(test::read_file(root_.path() / "err"), "error: interrupted: no output was written\n");

@@ -7,7 +7,6 @@ import architectures
 import pytest
 import stored
 import torch
-import transformers
 from loading import first_output, load, quantization_config, quantize_on_the_fly, quantized_modules
 from models import save_llama, tokens
 from safetensors.torch import load_file, save_file
