@@ -60,6 +60,9 @@ double bits_per_weight(const Plan& plan) {
   return weights == 0 ? 0 : 8 * static_cast<double>(plan.stored_bytes()) / static_cast<double>(weights);
 }
 
+// A path need not be UTF-8.
+std::string dump(const Json& json) { return json.dump(1, ' ', false, Json::error_handler_t::replace); }
+
 Json summary(const Plan& plan, const std::vector<std::string>& warnings) {
   std::map<std::string, std::uint64_t> codecs;
   for (const PlannedTensor& tensor : plan.tensors) ++codecs[tensor.codec];
@@ -74,7 +77,8 @@ Json summary(const Plan& plan, const std::vector<std::string>& warnings) {
 }
 
 void print_warnings(const std::vector<std::string>& warnings) {
-  for (const std::string& warning : warnings) fmt::print(stderr, "warning: {}\n", warning);
+  // Not through fmt, which throws where nobody listens to stderr.
+  for (const std::string& warning : warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
 }
 
 void print_plan(const Options& options, const Plan& plan) {
@@ -92,7 +96,7 @@ void print_plan(const Options& options, const Plan& plan) {
                          {"reason", tensor.reason},
                          {"source_bytes", tensor.info.bytes()},
                          {"stored_bytes", tensor.stored_bytes}});
-    fmt::print("{}\n", json.dump(1));
+    fmt::print("{}\n", dump(json));
     return;
   }
   std::size_t width = 6;
@@ -122,7 +126,7 @@ void print_report(const Options& options, const Report& report, double seconds) 
                         {"subnormal", found.subnormal}};
     json["output"] = options.out;
     json["seconds"] = seconds;
-    fmt::print("{}\n", json.dump(1));
+    fmt::print("{}\n", dump(json));
     return;
   }
   std::map<std::string, std::uint64_t> codecs;
@@ -171,10 +175,13 @@ void add_convert(CLI::App& app) {
   Recipe& recipe = options->recipe;
 
   std::vector<std::string> codecs;
+  std::vector<std::string> targets;
   std::string shown;
   for (const std::string_view name : codec_names()) {
     codecs.emplace_back(name);
-    if (name != "keep") shown += (shown.empty() ? "" : "|") + std::string(name);
+    if (name == "keep") continue;
+    targets.emplace_back(name);
+    shown += (shown.empty() ? "" : "|") + std::string(name);
   }
   const auto codec = [codecs](CLI::Option* option) {
     return option->check(CLI::IsMember(codecs).description(""))->type_name("TYPE");
@@ -190,7 +197,7 @@ void add_convert(CLI::App& app) {
       ->add_option("--to", recipe.to,
                    "Target: linear layers are quantized as transformers would; casts take all weights")
       ->required()
-      ->check(CLI::IsMember(codecs).description(""))
+      ->check(CLI::IsMember(targets).description(""))
       ->type_name(shown);
 
   const std::string format = "Format";
@@ -221,6 +228,7 @@ void add_convert(CLI::App& app) {
       ->type_name("RE=TYPE")
       ->expected(1)
       ->take_all()
+      ->allow_extra_args(false)
       ->group(selection);
   command
       ->add_option("--skip", recipe.skips,
@@ -228,6 +236,7 @@ void add_convert(CLI::App& app) {
       ->type_name("RE")
       ->expected(1)
       ->take_all()
+      ->allow_extra_args(false)
       ->group(selection);
   command
       ->add_flag("--no-default-skips", options->no_default_skips, "Quantize what transformers leaves, such as lm_head")

@@ -38,7 +38,7 @@ void print_json(const Reader& checkpoint, std::uint64_t bytes) {
                      {"files", checkpoint.files()},
                      {"bytes", bytes},
                      {"tensors", std::move(tensors)}};
-  fmt::print("{}\n", json.dump(1));
+  fmt::print("{}\n", json.dump(1, ' ', false, Json::error_handler_t::replace));
 }
 
 void run(const Options& options) {

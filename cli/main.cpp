@@ -5,9 +5,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "cli/commands.hpp"
@@ -60,12 +62,16 @@ void run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw nibble::Error(nibble::Errc::usage, nibble::escaped(one_line(error.what())) + " (see nibble --help)");
   }
+  // What was printed is part of the job: a full disk behind the pipe must not look like success.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw nibble::Error(nibble::Errc::io, "cannot write to standard output");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   allow_many_files();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is an error of write(), which cleans up
   try {
     run(argc, argv);
     return 0;
@@ -74,6 +80,8 @@ int main(int argc, char** argv) {
     return fail(stopped ? nibble::cli::interrupt_exit_code() : static_cast<int>(error.code()), error.what());
   } catch (const std::bad_alloc&) {
     return fail(static_cast<int>(nibble::Errc::no_space), "out of memory");
+  } catch (const std::system_error& error) {
+    return fail(static_cast<int>(nibble::Errc::io), error.what());  // fmt could not write to standard output
   } catch (const std::exception& error) {
     return fail(static_cast<int>(nibble::Errc::internal), error.what());
   }

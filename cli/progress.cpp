@@ -21,6 +21,9 @@ constexpr auto redraw_every = 100ms;
 constexpr auto line_every = 5s;
 constexpr std::size_t bar_width = 24;
 
+// Progress that nobody can see is no reason to stop: errors of stderr are ignored.
+void say(std::string_view text) noexcept { std::fwrite(text.data(), 1, text.size(), stderr); }
+
 std::size_t terminal_width() {
   winsize size{};
   return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
@@ -80,27 +83,26 @@ void ProgressDisplay::draw(std::string_view tensor, std::uint64_t done, std::uin
                                          {"bytes_per_second", rate},
                                          {"seconds_left", left},
                                          {"tensor", tensor}};
-    fmt::print(stderr, "{}\n", line.dump());
+    say(fmt::format("{}\n", line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)));
     return;
   }
   const std::string text =
       fmt::format("{:3.0f} %  {} of {}  {}/s  {} left", std::min(100.0, 100 * share), size_short(done),
                   size_short(total), size_short(static_cast<std::uint64_t>(rate)), duration(left));
   if (style_ == ProgressStyle::plain) {
-    fmt::print(stderr, "{}  {}\n", text, printable(tensor));
+    say(fmt::format("{}  {}\n", text, printable(tensor)));
     return;
   }
   const auto filled = static_cast<std::size_t>(share * static_cast<double>(bar_width));
   const std::string bar = fmt::format("[{:<{}}] {}", std::string(std::min(filled, bar_width), '#'), bar_width, text);
   const std::size_t width = terminal_width();
   const std::string name = bar.size() + 3 < width ? tail(printable(tensor), width - bar.size() - 3) : "";
-  fmt::print(stderr, "\r\x1b[K{}  {}", bar.substr(0, width - 1), name);
-  std::fflush(stderr);
+  say(fmt::format("\r\x1b[K{}  {}", bar.substr(0, width - 1), name));
   drawn_ = true;
 }
 
 void ProgressDisplay::close() {
-  if (drawn_) fmt::print(stderr, "\r\x1b[K");
+  if (drawn_) say("\r\x1b[K");
   drawn_ = false;
 }
 

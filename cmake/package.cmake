@@ -1,8 +1,8 @@
-# find_package(nibble) and pkg-config for those who use the library.
+# find_package(nibble) for those who use the library.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS nibble_core EXPORT nibbleTargets
-        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/nibble DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT nibbleTargets NAMESPACE nibble:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/nibble)
 install(FILES LICENSE THIRD_PARTY.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

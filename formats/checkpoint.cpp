@@ -158,6 +158,7 @@ fs::path find_model(const fs::path& path) {
   const auto name = failure == ENOENT ? parse_model_name(path.native()) : std::nullopt;
   if (!name) refuse(escaped(path.native()), "{}", reason);
   if (const auto snapshot = find_in_hub_cache(*name)) return *snapshot;
+  if (name->repository.find('/') == std::string_view::npos) refuse(escaped(path.native()), "{}", reason);
   refuse(escaped(path.native()), "no such file, and not in the hub cache {}: hf download {}{}",
          escaped(hub_cache().native()), name->repository,
          name->revision == "main" ? "" : fmt::format(" --revision {}", name->revision));

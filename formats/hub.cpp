@@ -40,9 +40,10 @@ std::optional<ModelName> parse_model_name(std::string_view text) {
     name = {text.substr(0, at), text.substr(at + 1)};
     if (!is_word(name.revision, "._-/") || name.revision.back() == '/') return std::nullopt;  // "refs/pr/1" is one
   }
+  // The first models of the hub have no organization: "gpt2".
   const std::size_t slash = name.repository.find('/');
-  if (slash == std::string_view::npos || !is_word(name.repository.substr(0, slash), "._-") ||
-      !is_word(name.repository.substr(slash + 1), "._-"))
+  if (!is_word(name.repository.substr(0, slash), "._-") ||
+      (slash != std::string_view::npos && !is_word(name.repository.substr(slash + 1), "._-")))
     return std::nullopt;
   return name;
 }
@@ -57,7 +58,7 @@ fs::path hub_cache() {
 
 std::optional<fs::path> find_in_hub_cache(const ModelName& name) {
   std::string folder = "models--" + std::string(name.repository);
-  folder.replace(folder.find('/'), 1, "--");
+  if (const std::size_t slash = folder.find('/'); slash != std::string::npos) folder.replace(slash, 1, "--");
   const fs::path repository = hub_cache() / folder;
 
   std::string commit(name.revision);

@@ -6,7 +6,8 @@
 
 namespace nibble {
 
-/// A model's name on the Hugging Face hub, "org/model" or "org/model@revision".
+/// A model's name on the Hugging Face hub, "org/model", "org/model@revision", or "gpt2" from the time without
+/// organizations.
 struct ModelName {
   std::string_view repository;
   std::string_view revision;  ///< "main" if it was not given

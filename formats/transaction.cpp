@@ -21,6 +21,8 @@ namespace nibble {
 namespace {
 
 constexpr const char* journal_name = "journal";
+constexpr const char* manifest_suffix = ".nibble.json";
+constexpr const char* lost_and_found = "lost+found";  // a new ext4 file system brings it along; it cannot be removed
 constexpr int lock_attempts = 100;
 
 [[noreturn]] void fail(std::string_view what, std::string_view action) {
@@ -40,16 +42,25 @@ void sync(int fd, std::string_view what) {
   if (fsync(fd) != 0) fail(what, "cannot flush");
 }
 
-// renameat2() by number: the C library's wrapper is younger than the call.
 bool rename_with(int from_directory, const std::string& from, int to_directory, const std::string& to, unsigned flags) {
   return renameat2(from_directory, from.c_str(), to_directory, to.c_str(), flags) == 0;
 }
 
-bool is_unsupported(int error) { return error == EINVAL || error == ENOSYS || error == ENOTSUP; }
+// What a file system says that knows the flag not, or not for this pair: mounts, overlays, sticky folders.
+bool is_unsupported(int error) {
+  return error == EINVAL || error == ENOSYS || error == ENOTSUP || error == EBUSY || error == EXDEV || error == EPERM;
+}
+
+// Whether something is mounted right there. Bind mounts are on the same device as their folder, so that says nothing.
+bool is_mount_point(int parent, const std::string& name) {
+  struct statx status {};
+  return statx(parent, name.c_str(), AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS, &status) == 0 &&
+         (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+}
 
 // A loader looks for these: they go first and come last.
 bool makes_a_model(const std::string& name) {
-  return name == "config.json" || name.ends_with(".index.json") || name == "model.safetensors";
+  return name == "config.json" || name.ends_with(".index.json") || name.ends_with("model.safetensors");
 }
 
 void write_small_file(int directory, const char* name, std::string_view text, std::string_view shown) {
@@ -65,17 +76,18 @@ void write_small_file(int directory, const char* name, std::string_view text, st
   sync(directory, shown);
 }
 
-std::string read_small_file(int directory, const char* name) {
+std::string read_small_file(int directory, const char* name, std::string_view shown) {
   const Descriptor file(openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (file.get() < 0) fail(shown, "cannot read the journal of an interrupted run");
   std::string text;
   char block[4096];
-  while (file.get() >= 0) {
+  while (true) {
     const ssize_t got = ::read(file.get(), block, sizeof block);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
+    if (got < 0) fail(shown, "cannot read the journal of an interrupted run");
+    if (got == 0) return text;
     text.append(block, static_cast<std::size_t>(got));
   }
-  return text;
 }
 
 // What a swap inside the target does: entries to remove and entries to move in. Names are bytes, not text, so the
@@ -105,10 +117,10 @@ struct Journal {
 };
 
 // Finishes a swap inside `target`. Every step may have happened already: a new entry that is no longer staged has
-// been moved, so what bears its name now must stay. Without a whole journal nothing has happened yet.
-void finish_swap(int target, int staging, std::string_view shown) {
-  std::optional<Journal> journal = Journal::parse(read_small_file(staging, journal_name));
-  if (!journal) return;
+// been moved, so what bears its name now must stay. Without a whole journal nothing has happened yet: false.
+bool finish_swap(int target, int staging, std::string_view shown) {
+  std::optional<Journal> journal = Journal::parse(read_small_file(staging, journal_name, shown));
+  if (!journal) return false;
   std::vector<std::string>& old_names = journal->old_names;
   std::vector<std::string>& new_names = journal->new_names;
   std::stable_partition(old_names.begin(), old_names.end(), makes_a_model);
@@ -117,16 +129,22 @@ void finish_swap(int target, int staging, std::string_view shown) {
   const auto moved = [&](const std::string& name) {
     return std::find(new_names.begin(), new_names.end(), name) != new_names.end() && !exists(staging, name);
   };
+  const auto remove_old = [&](const std::string& name) {
+    remove_tree(target, name);
+    if (exists(target, name))
+      fail(shown, "cannot remove " + printable(name) + "; the next run finishes the replacement");
+  };
   for (const std::string& name : old_names)
-    if (!moved(name)) remove_tree(target, name);
+    if (!moved(name)) remove_old(name);
   sync(target, shown);
   for (const std::string& name : new_names) {
     if (!exists(staging, name)) continue;
-    if (renameat(staging, name.c_str(), target, name.c_str()) != 0) fail(shown, "cannot move " + printable(name));
+    if (renameat(staging, name.c_str(), target, name.c_str()) != 0)
+      fail(shown, "cannot move " + printable(name) + "; the next run finishes the replacement");
     if (makes_a_model(name)) sync(target, shown);
   }
   sync(target, shown);
-  unlinkat(staging, journal_name, 0);
+  return unlinkat(staging, journal_name, 0) == 0;
 }
 
 }  // namespace
@@ -158,8 +176,10 @@ void remove_tree(int parent, const std::string& name, bool itself) {
 
 Transaction::Transaction(const std::filesystem::path& target, Kind kind, bool overwrite)
     : kind_(kind), overwrite_(overwrite), shown_(target.string()) {
-  std::filesystem::path path = target.lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();  // "out/"
+  // Never normalized as text: `link/..` need not be the folder of `link`.
+  std::string text = target.string();
+  while (text.size() > 1 && text.ends_with('/')) text.pop_back();
+  const std::filesystem::path path(text);
   name_ = path.filename().string();
   if (name_.empty() || name_ == "." || name_ == "..")
     throw Error(Errc::usage, fmt::format("{}: an output needs a name of its own", printable(shown_)));
@@ -181,11 +201,10 @@ void Transaction::open_work_directory() {
     const Descriptor target = open_directory(parent_.get(), name_);
     const Descriptor staging = target.get() < 0 ? Descriptor() : open_directory(target.get(), ".nibble");
     if (staging.get() >= 0 && exists(staging.get(), journal_name) && flock(staging.get(), LOCK_EX | LOCK_NB) == 0) {
-      finish_swap(target.get(), staging.get(), shown_);
-      remove_tree(target.get(), ".nibble");
+      if (finish_swap(target.get(), staging.get(), shown_)) remove_tree(target.get(), ".nibble");
     }
   }
-  if (there && !overwrite_)
+  if (!overwrite_ && (there || (kind_ == Kind::file && exists(parent_.get(), name_ + manifest_suffix))))
     throw Error(Errc::output_exists, fmt::format("{}: exists; --overwrite replaces it", printable(shown_)));
   if (there && (kind_ == Kind::directory ? !S_ISDIR(status.st_mode) : !S_ISREG(status.st_mode)))
     throw Error(Errc::output_exists, fmt::format("{}: exists and is not a {}: remove it first", printable(shown_),
@@ -193,15 +212,11 @@ void Transaction::open_work_directory() {
   if (there && kind_ == Kind::directory) {
     const Descriptor target = open_directory(parent_.get(), name_);
     if (target.get() < 0) fail(shown_, "cannot open");
-    const std::vector<std::string> entries = list_directory(target.get());
-    if (!entries.empty() && std::none_of(entries.begin(), entries.end(), [](const std::string& entry) {
-          return makes_a_model(entry) || entry.ends_with(".safetensors") || entry == "nibble.json";
-        }))
-      throw Error(Errc::output_exists,
-                  fmt::format("{}: exists and holds no model: remove it first", printable(shown_)));
+    check_replaceable(list_directory(target.get()));
     struct stat folder {};
     if (fstat(parent_.get(), &folder) != 0) fail(shown_, "cannot read the status of its folder");
-    inside_ = folder.st_dev != status.st_dev || faccessat(parent_.get(), ".", W_OK, AT_EACCESS) != 0;
+    inside_ = folder.st_dev != status.st_dev || is_mount_point(parent_.get(), name_) ||
+              faccessat(parent_.get(), ".", W_OK, AT_EACCESS) != 0;
   }
   root_ = inside_ ? open_directory(parent_.get(), name_) : Descriptor(dup(parent_.get()));
   if (root_.get() < 0) fail(shown_, "cannot open");
@@ -237,6 +252,18 @@ void Transaction::open_work_directory() {
   throw Error(Errc::output_exists, fmt::format("{}: another nibble is writing it", printable(shown_)));
 }
 
+// Replacing a directory removes all that is in it, so it has to be a model: one of ours, or weights with their
+// configuration. An empty one is no loss.
+void Transaction::check_replaceable(std::vector<std::string> entries) const {
+  std::erase(entries, lost_and_found);
+  const auto has = [&](auto&& test) { return std::any_of(entries.begin(), entries.end(), test); };
+  const bool ours = has([](const std::string& entry) { return entry == "nibble.json"; });
+  const bool config = has([](const std::string& entry) { return entry == "config.json"; });
+  const bool weights = has([](const std::string& entry) { return entry.ends_with(".safetensors"); });
+  if (!entries.empty() && !ours && !(config && weights))
+    throw Error(Errc::output_exists, fmt::format("{}: exists and holds no model: remove it first", printable(shown_)));
+}
+
 Transaction::~Transaction() {
   if (committed_ || work_.get() < 0) return;
   try {
@@ -265,10 +292,8 @@ void Transaction::commit() {
 }
 
 void Transaction::commit_file() {
-  const std::string manifest = name_ + ".nibble.json";
+  const std::string manifest = name_ + manifest_suffix;
   if (overwrite_) {
-    // The old manifest would contradict the new file.
-    unlinkat(parent_.get(), manifest.c_str(), 0);
     if (renameat(work_.get(), staged_file, parent_.get(), name_.c_str()) != 0) fail(shown_, "cannot replace");
   } else if (!rename_with(work_.get(), staged_file, parent_.get(), name_, RENAME_NOREPLACE)) {
     if (errno == EEXIST) throw Error(Errc::output_exists, fmt::format("{}: appeared meanwhile", printable(shown_)));
@@ -314,6 +339,7 @@ void Transaction::commit_beside() {
 void Transaction::commit_inside() {
   Journal journal{list_directory(root_.get()), list_directory(work_.get())};
   std::erase(journal.old_names, work_name_);
+  std::erase(journal.old_names, lost_and_found);
   write_small_file(work_.get(), journal_name, journal.text(), shown_);
   committed_ = true;  // from here on the swap is finished by whoever comes next, if not by us
   finish_swap(root_.get(), work_.get(), shown_);

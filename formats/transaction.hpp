@@ -50,6 +50,7 @@ class Transaction {
 
  private:
   void open_work_directory();
+  void check_replaceable(std::vector<std::string> entries) const;
   void commit_file();
   void commit_beside();
   void commit_inside();

@@ -25,7 +25,7 @@ namespace nibble {
 namespace {
 
 constexpr const char* config_name = "config.json";
-constexpr const char* index_name = "model.safetensors.index.json";
+constexpr const char* diffusers_stem = "diffusion_pytorch_model";  // its loader looks for that name
 constexpr const char* manifest_name = "nibble.json";
 constexpr std::uint64_t copy_block = 1 << 20;
 
@@ -80,7 +80,9 @@ class CarryOver {
     if (made.get() < 0) throw Error(Errc::io, fmt::format("{}: {}", printable(path + name), std::strerror(errno)));
     copy_directory(inner.get(), made.get(), path + name + "/", false);
     if (list_directory(made.get()).empty()) unlinkat(to, name.c_str(), AT_REMOVEDIR);  // it held only weights
-    fsync(made.get());
+    if (fsync(made.get()) != 0)
+      throw Error(Errc::io,
+                  fmt::format("{}/{}: cannot flush: {}", label_, printable(path + name), std::strerror(errno)));
   }
 
   void copy_file(int from, int to, const std::string& name, const std::string& path) {
@@ -159,7 +161,8 @@ class FileWriter final : public ShardWriter {
   FileWriter(const std::filesystem::path& path, const CreateOptions& options)
       : ShardWriter(path, Transaction::Kind::file, options) {}
 
-  [[nodiscard]] std::string shard_name(std::size_t /*index*/) const override { return transaction_.name(); }
+  // A file alone: its name is its user's, and no part of what is written.
+  [[nodiscard]] std::string shard_name(std::size_t /*index*/) const override { return {}; }
 
   void commit(const Finish& finish) override {
     write_file(transaction_.directory(), Transaction::staged_manifest, label_, finish.manifest);
@@ -173,10 +176,14 @@ class FileWriter final : public ShardWriter {
 class DirectoryWriter final : public ShardWriter {
  public:
   DirectoryWriter(const std::filesystem::path& path, const Reader& source, const CreateOptions& options)
-      : ShardWriter(path, Transaction::Kind::directory, options), source_(source), parts_(options.shards) {}
+      : ShardWriter(path, Transaction::Kind::directory, options),
+        source_(source),
+        stem_(!source.files().empty() && source.files().front().starts_with(diffusers_stem) ? diffusers_stem : "model"),
+        parts_(options.shards) {}
 
   [[nodiscard]] std::string shard_name(std::size_t index) const override {
-    return shards_ == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, shards_);
+    return shards_ == 1 ? stem_ + ".safetensors"
+                        : fmt::format("{}-{:05}-of-{:05}.safetensors", stem_, index + 1, shards_);
   }
 
   void commit(const Finish& finish) override {
@@ -184,7 +191,7 @@ class DirectoryWriter final : public ShardWriter {
     const Directory from(source_.path());
     CarryOver(label_).run(from, directory);
     write_file(directory, manifest_name, label_, finish.manifest);
-    if (shards_ > 1) write_file(directory, index_name, label_, index());
+    if (shards_ > 1) write_file(directory, stem_ + ".safetensors.index.json", label_, index());
     if (from.has(config_name)) write_file(directory, config_name, label_, patched_config(from, finish));
     transaction_.commit();
   }
@@ -220,25 +227,31 @@ class DirectoryWriter final : public ShardWriter {
   }
 
   const Reader& source_;
+  std::string stem_;
   std::vector<std::vector<TensorInfo>> parts_;
 };
 
-// The output must not be the input, hold it, or lie in it: replacing one would destroy the other.
+bool is_in(const std::filesystem::path& inner, const std::filesystem::path& outer) {
+  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
+// The output must not be the input, hold it, or lie in it: replacing one would destroy the other. Nor may it hold
+// what the input's links lead to.
 void check_apart(const std::filesystem::path& out, const Reader& source) {
   std::error_code unresolved;
   const auto to = std::filesystem::weakly_canonical(out, unresolved);
   const auto from = std::filesystem::weakly_canonical(source.path(), unresolved);
-  const auto is_in = [](const std::filesystem::path& inner, const std::filesystem::path& outer) {
-    const auto [end, unused] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
-    return end == outer.end();
-  };
-  if (is_in(to, from) || is_in(from, to))
+  const auto refuse_it = [&] {
     throw Error(Errc::usage, fmt::format("{}: output and input '{}' lie in each other", printable(out.string()),
                                          printable(source.path().string())));
-  struct stat a {};
-  struct stat b {};
-  if (stat(to.c_str(), &a) == 0 && stat(from.c_str(), &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
-    throw Error(Errc::usage, fmt::format("{}: output and input are the same file", printable(out.string())));
+  };
+  if (is_in(to, from) || is_in(from, to)) refuse_it();
+  if (std::filesystem::is_directory(from)) {
+    for (const std::string& file : source.files())
+      if (is_in(std::filesystem::weakly_canonical(from / file, unresolved), to)) refuse_it();
+    if (is_in(std::filesystem::weakly_canonical(from / config_name, unresolved), to)) refuse_it();
+  }
+  if (std::filesystem::equivalent(to, from, unresolved)) refuse_it();
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The quantization_config of config.json, key by key as transformers writes it (FORMATS: docs/bitsandbytes.md), and
+// The quantization_config of config.json, key by key as transformers writes it (docs/model-directories.md), and
 // the list of skipped modules where the default would not give the set that was quantized.
 
 #include <algorithm>

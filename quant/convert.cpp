@@ -15,9 +15,11 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <memory>
-#include <numeric>
+#include <mutex>
+#include <utility>
 
 #include "nibble/error.hpp"
 #include "quant/buffers.hpp"
@@ -124,76 +126,101 @@ class Conversion {
 
   void encode_shard(std::size_t shard) {
     const std::size_t begin = shard == 0 ? 0 : plan().shard_ends[shard - 1];
+    const std::size_t end = plan().shard_ends[shard];
     std::vector<TensorInfo> parts;
-    std::vector<std::unique_ptr<Work>> works;
-    for (std::size_t i = begin; i < plan().shard_ends[shard]; ++i) {
+    first_part_.clear();
+    for (std::size_t i = begin; i < end; ++i) {
       const PlannedTensor& tensor = plan().tensors[i];
-      auto work = std::make_unique<Work>();
-      work->index = i;
-      work->first_part = parts.size();
-      work->parts = codec(tensor.codec).parts(tensor.info);
-      work->elements = tensor.info.elements();
-      const std::uint64_t limit = memory_.chunk_bytes * (tensor.transposed ? transposed_chunk : 1);
-      work->chunking = codec(tensor.codec).chunking(tensor.info, limit * 8 / traits(tensor.info.dtype).bits);
-      parts.insert(parts.end(), work->parts.begin(), work->parts.end());
+      first_part_.push_back(parts.size());
+      for (TensorInfo& part : codec(tensor.codec).parts(tensor.info)) parts.push_back(std::move(part));
       report_.tensors[i] = ConvertedTensor{};
       report_.tensors[i].shard = shard;
-      works.push_back(std::move(work));
     }
     out_.begin(shard, parts);
+    parts = {};
 
     // A tensor that is read twice is a pipeline of its own; all between two such tensors are one.
-    const std::span<std::unique_ptr<Work>> all(works);
-    for (std::size_t i = 0; i < all.size();) {
-      std::size_t end = i + 1;
-      if (all[i]->chunking.scan) {
-        run_pipeline(all.subspan(i, 1), true);
+    for (std::size_t next = begin; next < end;) {
+      if (std::unique_ptr<Work> work = make_work(next, begin); work->chunking.scan) {
+        in_work_.push_back(std::move(work));
+        run_pipeline(
+            [&, given = false]() mutable { return std::exchange(given, true) ? nullptr : in_work_.back().get(); },
+            true);
+        run_pipeline(
+            [&, given = false]() mutable { return std::exchange(given, true) ? nullptr : in_work_.back().get(); },
+            false);
+        ++next;
       } else {
-        while (end < all.size() && !all[end]->chunking.scan) ++end;
+        run_pipeline([&] { return next_work(next, begin, end); }, false);
       }
-      run_pipeline(all.subspan(i, end - i), false);
-      i = end;
     }
   }
 
-  void run_pipeline(std::span<const std::unique_ptr<Work>> works, bool scan) {
-    std::size_t next = 0;
+  std::unique_ptr<Work> make_work(std::size_t index, std::size_t begin) {
+    const PlannedTensor& tensor = plan().tensors[index];
+    auto work = std::make_unique<Work>();
+    work->index = index;
+    work->first_part = first_part_[index - begin];
+    work->parts = codec(tensor.codec).parts(tensor.info);
+    work->elements = tensor.info.elements();
+    const std::uint64_t limit = memory_.chunk_bytes * (tensor.transposed ? transposed_chunk : 1);
+    work->chunking = codec(tensor.codec).chunking(tensor.info, limit * 8 / traits(tensor.info.dtype).bits);
+    work->encoder = codec(tensor.codec).encoder(tensor.info, work->chunking);
+    return work;
+  }
+
+  // The next tensor of a pipeline; nothing at the end, or before one that has to be scanned.
+  Work* next_work(std::size_t& next, std::size_t begin, std::size_t end) {
+    if (next == end) return nullptr;
+    std::unique_ptr<Work> work = make_work(next, begin);
+    if (work->chunking.scan) return nullptr;
+    ++next;
+    const std::scoped_lock lock(mutex_);
+    return in_work_.emplace_back(std::move(work)).get();
+  }
+
+  // `source` yields the tensors in turn. Chunks live in a ring: those in flight are the latest ones, since the last
+  // stage is in order, so a place is free again when its turn comes.
+  template <class Source> void run_pipeline(Source source, bool scan) {
+    std::vector<Chunk> ring(memory_.tokens);
+    std::size_t turn = 0;
     std::uint64_t first = 0;
-    const auto cut = [&](tbb::flow_control& control) -> Chunk {
+    Work* work = source();
+    const auto cut = [&](tbb::flow_control& control) -> Chunk* {
       if (progress_.cancelled()) throw Error(Errc::interrupted, "interrupted: no output was written");
-      if (next == works.size()) {
+      if (work == nullptr) {
         control.stop();
-        return {};
+        return nullptr;
       }
-      Work& work = *works[next];
-      if (!work.encoder) work.encoder = codec(planned(work).codec).encoder(planned(work).info, work.chunking);
-      Chunk chunk;
-      chunk.work = &work;
+      Chunk& chunk = ring[turn++ % ring.size()];
+      chunk.work = work;
       chunk.first = first;
-      chunk.weights = std::min(work.chunking.weights, work.elements - first);
+      chunk.weights = std::min(work->chunking.weights, work->elements - first);
       first += chunk.weights;
-      if (first == work.elements) {
-        ++next;
+      if (first == work->elements) {
+        work = source();
         first = 0;
       }
-      return chunk;
+      return &chunk;
     };
-    const auto encode = [&](Chunk chunk) {
-      read(chunk);
+    const auto encode = [&](Chunk* chunk) {
+      read(*chunk);
       if (scan) {
-        chunk.work->encoder->scan(chunk.first, chunk.in.bytes());
+        chunk->work->encoder->scan(chunk->first, chunk->in.bytes());
       } else {
-        write(chunk);
+        write(*chunk);
       }
       return chunk;
     };
-    const auto account = [&](Chunk chunk) {
-      if (!scan) add(chunk);
+    const auto account = [&](Chunk* chunk) {
+      if (!scan) add(*chunk);
+      chunk->in = {};
+      chunk->out = {};
     };
     tbb::parallel_pipeline(memory_.tokens,
-                           tbb::make_filter<void, Chunk>(tbb::filter_mode::serial_in_order, cut) &
-                               tbb::make_filter<Chunk, Chunk>(tbb::filter_mode::parallel, encode) &
-                               tbb::make_filter<Chunk, void>(tbb::filter_mode::serial_in_order, account));
+                           tbb::make_filter<void, Chunk*>(tbb::filter_mode::serial_in_order, cut) &
+                               tbb::make_filter<Chunk*, Chunk*>(tbb::filter_mode::parallel, encode) &
+                               tbb::make_filter<Chunk*, void>(tbb::filter_mode::serial_in_order, account));
   }
 
   const PlannedTensor& planned(const Work& work) const { return report_.plan.tensors[work.index]; }
@@ -245,8 +272,10 @@ class Conversion {
     work.hash.update(chunk.out.bytes());
     work.findings.add(chunk.findings);
     done_ += byte_count(planned(work).info.dtype, chunk.weights);
-    if (chunk.first + chunk.weights == work.elements) finish(work);
-    progress_.advance(planned(work).info.name, done_, total_);
+    const bool last = chunk.first + chunk.weights == work.elements;
+    const std::string& name = planned(work).info.name;
+    if (last) finish(work);
+    progress_.advance(name, done_, total_);
   }
 
   void finish(Work& work) {
@@ -259,7 +288,8 @@ class Conversion {
       out_.write(work.first_part + 1 + p, 0, rest[p]);
       converted.parts.push_back({work.parts[p + 1], hash_of(rest[p])});
     }
-    work.encoder.reset();
+    const std::scoped_lock lock(mutex_);
+    in_work_.pop_front();
   }
 
   // The findings that the recipe does not allow.
@@ -277,11 +307,11 @@ class Conversion {
     if (found.overflow == 0) return;
     if (tensor.quantized ? recipe.nonfinite == Nonfinite::error
                          : tensor.codec == "fp16" && recipe.options.on_overflow == OnOverflow::error)
-      throw Error(
-          Errc::bad_input,
-          fmt::format("{}: tensor '{}': {} of {} weights exceed 65504, the largest fp16, the first at {}; see {}",
-                      source_file(tensor), printable(tensor.info.name), found.overflow, work.elements,
-                      found.first_nonfinite, tensor.quantized ? "--nonfinite" : "--on-overflow"));
+      throw Error(Errc::bad_input,
+                  fmt::format("{}: tensor '{}': {} of {} weights exceed 65504, the largest fp16{}; see {}",
+                              source_file(tensor), printable(tensor.info.name), found.overflow, work.elements,
+                              found.nan + found.inf == 0 ? fmt::format(", the first at {}", found.first_nonfinite) : "",
+                              tensor.quantized ? "--nonfinite" : "--on-overflow"));
   }
 
   std::string source_file(const PlannedTensor& tensor) const {
@@ -305,14 +335,14 @@ class Conversion {
   }
 
   void keep(PlannedTensor& tensor, const Findings& found) {
-    tensor.codec = "keep";
+    tensor.codec = tensor.info.dtype == DType::f64 ? "fp32" : "keep";  // F64 has no place in a quantized model
     tensor.quantized = false;
     tensor.reason = fmt::format("kept: {} NaN, {} infinite, {} beyond fp16", found.nan, found.inf, found.overflow);
     if (tensor.transposed) {
       tensor.transposed = false;
       std::swap(tensor.info.shape[0], tensor.info.shape[1]);
     }
-    tensor.stored_bytes = tensor.info.bytes();
+    tensor.stored_bytes = codec(tensor.codec).parts(tensor.info).front().bytes();
   }
 
   void add_warnings() {
@@ -342,6 +372,9 @@ class Conversion {
   std::map<std::string, std::unique_ptr<const Codec>, std::less<>> codecs_;
   std::map<std::size_t, Findings> kept_;
   Buffers buffers_;
+  std::vector<std::size_t> first_part_;  // of the shard's tensors
+  std::mutex mutex_;                     // of the next: tensors are begun and finished on different threads
+  std::deque<std::unique_ptr<Work>> in_work_;
   Report report_;
 };
 

@@ -176,6 +176,12 @@ class FourBitCodec final : public Codec {
     return {std::max<std::uint64_t>(limit - limit % blocksize_, blocksize_), false};
   }
 
+  // The fp32 absmax of every block, and what finish() makes of them.
+  std::uint64_t encoder_bytes(const TensorInfo& tensor) const override {
+    constexpr std::uint64_t small_parts = 4096;
+    return 8 * ceil_div(tensor.elements(), blocksize_) + small_parts;
+  }
+
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&) const override {
     return std::make_unique<FourBitEncoder>(tables_, name_, blocksize_, nested_, tensor);
   }

@@ -183,7 +183,10 @@ class Int8Encoder final : public Encoder {
       const std::uint32_t bits = rows_[row].absmax_bits.load(std::memory_order_relaxed);
       std::memcpy(&scb[row * sizeof(bits)], &bits, sizeof(bits));
     }
-    return {std::move(scb), {std::byte{0}}};
+    std::vector<std::vector<std::byte>> rest;  // moved in: a braced list would copy them
+    rest.push_back(std::move(scb));
+    rest.push_back({std::byte{0}});
+    return rest;
   }
 
  private:
@@ -237,6 +240,9 @@ class Int8 final : public Codec {
   std::string_view summary() const noexcept override {
     return "8-bit integers with an absmax per row (LLM.int8()), as bitsandbytes stores them";
   }
+  // Per row what scan() and encode() keep, and its SCB.
+  std::uint64_t encoder_bytes(const TensorInfo& tensor) const override { return 12 * tensor.shape.at(0); }
+
   bool accepts(const TensorInfo& tensor) const override {
     return is_weight_type(tensor.dtype) && tensor.shape.size() == 2;
   }

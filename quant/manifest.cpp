@@ -15,6 +15,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr int schema_version = 1;
 
+// Names come from files and options from a command line: what is no UTF-8 is replaced rather than refused.
+std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
 Json describe(const TensorInfo& tensor) { return {{"dtype", traits(tensor.dtype).name}, {"shape", tensor.shape}}; }
 
 Json describe(const Findings& found) {
@@ -50,6 +53,7 @@ Json describe(const Recipe& recipe) {
                {"lm_head", recipe.lm_head},
                {"experts", recipe.experts},
                {"allow_nibble_only", recipe.allow_nibble_only}};
+  if (recipe.compute_dtype) json["compute_dtype"] = traits(*recipe.compute_dtype).torch_name;
   if (recipe.keep_shards) {
     json["keep_shards"] = true;
   } else {
@@ -62,7 +66,8 @@ Json describe(const Recipe& recipe) {
 
 std::string manifest(const Report& report, const Writer& out) {
   const Plan& plan = report.plan;
-  Json tensors = Json::array();
+  // Tensor by tensor: as one tree, the manifest of 100,000 tensors would take a gigabyte.
+  std::string tensors;
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
     const PlannedTensor& planned = plan.tensors[i];
     const ConvertedTensor& converted = report.tensors[i];
@@ -74,15 +79,17 @@ std::string manifest(const Report& report, const Writer& out) {
       json["xxh3_128"] = part.xxh3;
       parts.push_back(std::move(json));
     }
-    tensors.push_back({{"name", planned.info.name},
-                       {"codec", planned.codec},
-                       {"reason", planned.reason},
-                       {"source", describe(planned.info)},
-                       {"source_bytes", planned.info.bytes()},
-                       {"stored_bytes", planned.stored_bytes},
-                       {"findings", describe(converted.findings)},
-                       {"file", out.shard_name(converted.shard)},
-                       {"parts", std::move(parts)}});
+    Json json = {{"name", planned.info.name},
+                 {"codec", planned.codec},
+                 {"reason", planned.reason},
+                 {"source", describe(planned.info)},
+                 {"transposed", planned.transposed},
+                 {"source_bytes", planned.info.bytes()},
+                 {"stored_bytes", planned.stored_bytes},
+                 {"findings", describe(converted.findings)}};
+    if (const std::string file = out.shard_name(converted.shard); !file.empty()) json["file"] = file;
+    json["parts"] = std::move(parts);
+    tensors += (i == 0 ? "\n  " : ",\n  ") + dump(json);
   }
   const Json json = {{"schema_version", schema_version},
                      {"generator", fmt::format("nibble {}", version())},
@@ -92,9 +99,11 @@ std::string manifest(const Report& report, const Writer& out) {
                      {"source_bytes", plan.source_bytes()},
                      {"stored_bytes", plan.stored_bytes()},
                      {"quantized_share", plan.quantized_share()},
-                     {"warnings", report.warnings},
-                     {"tensors", std::move(tensors)}};
-  return json.dump(1) + "\n";
+                     {"warnings", report.warnings}};
+  std::string text;
+  for (const auto& [key, value] : json.items())
+    text += fmt::format("{} {}: {}", text.empty() ? "{\n" : ",\n", dump(key), dump(value));
+  return text + ",\n \"tensors\": [" + tensors + "\n ]\n}\n";
 }
 
 }  // namespace nibble

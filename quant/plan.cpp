@@ -8,7 +8,6 @@
 #include <re2/re2.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <numeric>
 
@@ -104,6 +103,7 @@ class Planner {
     for (std::size_t i = 0; i < in_.tensors().size(); ++i) add(i, places[i]);
     for (const Pattern& rule : rules_) rule.check();
     for (const Pattern& skip : skips_) skip.check();
+    check_options();
     plan_.dtype = main_type();
     settle_format();
     warn();
@@ -129,6 +129,18 @@ class Planner {
                             printable(config->architecture), architectures_version())
               : std::string("no architecture is given: linear layers were chosen by names and shapes"));
     return place_by_name(in_.tensors());
+  }
+
+  // An option that decides about no tensor is as wrong as a rule that matches none.
+  void check_options() const {
+    const Recipe& recipe = plan_.recipe;
+    for (const auto& [option, codec] : {std::pair{"--embeddings", &recipe.embeddings},
+                                        {"--lm-head", &recipe.lm_head},
+                                        {"--experts", &recipe.experts}})
+      if (*codec != keep &&
+          std::none_of(plan_.tensors.begin(), plan_.tensors.end(),
+                       [option = option](const PlannedTensor& tensor) { return tensor.reason.starts_with(option); }))
+        throw Error(Errc::usage, fmt::format("{} {} applies to no tensor", option, *codec));
   }
 
   // What the options other than --tensor and --skip say.
@@ -200,7 +212,7 @@ class Planner {
       planned.transposed = true;
       std::swap(planned.info.shape.at(0), planned.info.shape.at(1));
     }
-    if (quantizes(codec) && tensor.shape.size() == 3 && place.role == Role::expert) {
+    if (quantizes(codec) && tensor.shape.size() == 3 && place.role == Role::expert && tensor.elements() > 0) {
       add_experts(std::move(planned), codec);
       return;
     }
@@ -295,7 +307,7 @@ class Planner {
 
   // A file becomes a file, however large it is.
   void cut() {
-    const bool one_file = !std::filesystem::is_directory(in_.path());
+    const bool one_file = !in_.is_directory();
     std::uint64_t bytes = 0;
     for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
       const PlannedTensor& tensor = plan_.tensors[i];

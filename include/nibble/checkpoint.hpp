@@ -50,6 +50,9 @@ class Reader {
   /// The file or directory that was opened, after a model's name was resolved.
   [[nodiscard]] virtual const std::filesystem::path& path() const noexcept = 0;
 
+  /// Whether path() is a directory, so that the output is one too.
+  [[nodiscard]] bool is_directory() const { return std::filesystem::is_directory(path()); }
+
   /// Nothing for single files, and for directories without config.json.
   [[nodiscard]] virtual const std::optional<ModelConfig>& config() const noexcept = 0;
 

@@ -105,6 +105,9 @@ class Codec {
   /// How to cut a tensor so that a chunk has at most `limit` weights (rounded up to what the codec needs at least).
   [[nodiscard]] virtual Chunking chunking(const TensorInfo& tensor, std::uint64_t limit) const = 0;
 
+  /// Bytes that an encoder of this tensor holds at most, what finish() returns included.
+  [[nodiscard]] virtual std::uint64_t encoder_bytes(const TensorInfo& /*tensor*/) const { return 0; }
+
   [[nodiscard]] virtual std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking) const = 0;
 
   /// `rest` holds the bytes of parts()[1...]. Throws Error(bad_input) if they contradict the tensor.

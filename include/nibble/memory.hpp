@@ -29,7 +29,7 @@ inline constexpr std::uint64_t transposed_chunk = 8;
 
 /// Chunks and their number such that
 ///
-///   program + tokens x (source chunk + encoded chunk) + 4 bytes per absmax of the largest tensor <= max_memory
+///   program + names + tokens x (source chunk + encoded chunk) + the largest Codec::encoder_bytes() <= max_memory
 ///
 /// Throws Error(no_space) that says how much it takes if even the smallest chunks do not fit.
 [[nodiscard]] MemoryPlan plan_memory(const Plan& plan, const Resources& resources);

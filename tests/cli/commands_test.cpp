@@ -119,6 +119,32 @@ TEST_F(Program, RepeatedOptionsAllCount) {
               HasSubstr("1 fp4"));
 }
 
+// CLI11 would read a pattern in brackets as a list.
+TEST_F(Program, PatternsMayBeginAndEndInBrackets) {
+  EXPECT_THAT(run("convert w.safetensors a --to nf4 --skip '[l].*[t]'").out, HasSubstr("1 keep"));
+  EXPECT_THAT(run("convert w.safetensors b --to nf4 --tensor '[a-z].*,?[t]=fp4'").out, HasSubstr("1 fp4"));
+}
+
+TEST_F(Program, OptionThatDecidesNothingIsUsage) {
+  for (const char* const option : {"--embeddings", "--lm-head", "--experts"})
+    EXPECT_EQ(run(std::string("convert w.safetensors out --to nf4 ") + option + " nf4").code, 2) << option;
+}
+
+// Where nobody can read what is printed, the work is done all the same, and lost output is no success.
+TEST_F(Program, StreamsThatCannotBeWritten) {
+  const std::string in = "cd '" + root_.path().string() + "' && '" NIBBLE_PROGRAM "' ";
+  const auto code = [&](const std::string& rest) { return WEXITSTATUS(std::system((in + rest).c_str())); };
+  EXPECT_EQ(code("convert w.safetensors a --to nf4 --progress json 2>/dev/full >/dev/null"), 0);
+  EXPECT_EQ(code("convert w.safetensors b --to nf4 --progress bar 2>&- >/dev/null"), 0);
+  EXPECT_EQ(code("inspect nothing 2>/dev/full"), 3);
+  EXPECT_EQ(code("inspect w.safetensors >/dev/full 2>/dev/null"), 4);
+}
+
+TEST_F(Program, PathsNeedNotBeUtf8) {
+  EXPECT_EQ(run("convert w.safetensors $(printf 'o\\377') --to nf4 --json").code, 0);
+  EXPECT_EQ(run("inspect $(printf 'o\\377') --json").code, 0);
+}
+
 TEST_F(Program, OutputThatExistsIsRefused) {
   EXPECT_EQ(run("convert w.safetensors out --to nf4").code, 0);
   const std::string first = test::read_file(root_.path() / "out");

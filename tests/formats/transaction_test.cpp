@@ -116,6 +116,38 @@ TEST_F(TransactionTest, OverwriteSparesWhatIsNoModel) {
   EXPECT_EQ(read(out_ / "thesis.tex"), "years of work");
 }
 
+// A configuration alone is in many a project.
+TEST_F(TransactionTest, OverwriteSparesAProject) {
+  write(out_ / "config.json", "{}");
+  write(out_ / "src" / "main.c", "years of work");
+  EXPECT_EQ(code_of([&] { Transaction(out_, Transaction::Kind::directory, true); }), Errc::output_exists);
+  EXPECT_EQ(read(out_ / "src" / "main.c"), "years of work");
+}
+
+// `link/..` is the folder that the link leads to, not the one that the link is in.
+TEST_F(TransactionTest, DotsBehindALinkAreTheSystemsBusiness) {
+  fs::create_directories(root_.path() / "else" / "where");
+  fs::create_directory_symlink(root_.path() / "else" / "where", root_.path() / "link");
+  Transaction transaction(root_.path() / "link" / ".." / "out", Transaction::Kind::directory, false);
+  stage_new_model(transaction);
+  transaction.commit();
+  EXPECT_FALSE(fs::exists(out_));
+  EXPECT_TRUE(fs::exists(root_.path() / "else" / "out" / "config.json"));
+}
+
+TEST_F(TransactionTest, ManifestOfAnotherFileIsSpared) {
+  write(root_.path() / "out.nibble.json", "of another");
+  EXPECT_EQ(code_of([&] { Transaction(out_, Transaction::Kind::file, false); }), Errc::output_exists);
+}
+
+TEST_F(TransactionTest, UnreadableJournalLeavesTheStagedModel) {
+  make_old_model();
+  write(out_ / ".nibble" / "config.json", "new config");
+  fs::create_directory(out_ / ".nibble" / "journal");  // reading it fails
+  EXPECT_EQ(code_of([&] { Transaction(out_, Transaction::Kind::directory, true); }), Errc::io);
+  EXPECT_EQ(read(out_ / ".nibble" / "config.json"), "new config");
+}
+
 TEST_F(TransactionTest, OverwriteDoesNotFollowALink) {
   make_old_model();
   const fs::path link = root_.path() / "link";

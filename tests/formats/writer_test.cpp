@@ -132,6 +132,20 @@ TEST_F(WriterTest, InputAndOutputStayApart) {
       HasSubstr("lie in each other"));
 }
 
+// Weights that are links into the output would go with it.
+TEST_F(WriterTest, InputThatLinksIntoTheOutputIsRefused) {
+  copy({});
+  const fs::path alias = root_.path() / "alias";
+  fs::create_directory(alias);
+  fs::create_symlink(out_ / "config.json", alias / "config.json");
+  fs::create_symlink(in_ / "model.safetensors", alias / "model.safetensors");
+  const auto in = open_checkpoint(alias);
+  for (const fs::path& out : {out_, in_})
+    EXPECT_THAT(
+        error_of([&] { (void)create_checkpoint(out, *in, {.shards = 1, .bytes = 0, .overwrite = true}); }, Errc::usage),
+        HasSubstr("lie in each other"));
+}
+
 TEST_F(WriterTest, TooLittleDiskIsSaidBeforeAnythingIsWritten) {
   const auto in = open_checkpoint(in_);
   EXPECT_THAT(error_of([&] { (void)create_checkpoint(out_, *in, {.bytes = std::uint64_t{1} << 62U}); }, Errc::no_space),

@@ -136,7 +136,7 @@ def test_other_block_sizes_load(nibble, llama, blocksize):
     model = load(directory)
     assert {model.get_submodule(name).weight.quant_state.blocksize for name in LINEAR} == {blocksize}
     # what reached the modules is what was stored; bitsandbytes' own CPU multiplication cannot be trusted for rows
-    # that are no multiple of the block size (docs/bitsandbytes.md)
+    # that are no multiple of the block size (docs/model-directories.md)
     parts = stored.read(directory)
     for name in LINEAR:
         weight = model.get_submodule(name).weight

@@ -14,4 +14,6 @@ cmake --build "$prefix/build"
 # The program that was built with the installed headers converts what the tests use.
 if [[ -d build/minilm/fp16 ]]; then
   "$prefix/build/convert_checkpoint" build/minilm/fp16 "$prefix/nf4" | tail -n 1
+else
+  echo "skipped: examples/minilm.sh has not run, so there is no model to convert"
 fi
