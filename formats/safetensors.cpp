@@ -1,3 +1,6 @@
+// The header of a safetensors file, read and written: one file, because each side is the test of the other, and both
+// spell the same types, names and offsets.
+
 #include "formats/safetensors.hpp"
 
 #include <fmt/compile.h>

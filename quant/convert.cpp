@@ -293,7 +293,7 @@ class Conversion {
   }
 
   // The findings that the recipe does not allow.
-  void refuse(const Work& work) const {
+  void refuse(const Work& work) {
     const PlannedTensor& tensor = planned(work);
     const Recipe& recipe = report_.plan.recipe;
     const Findings& found = work.findings;
@@ -305,8 +305,9 @@ class Conversion {
                       source_file(tensor), printable(tensor.info.name), found.nan, found.inf, work.elements,
                       found.first_nonfinite));
     if (found.overflow == 0) return;
-    if (tensor.quantized ? recipe.nonfinite == Nonfinite::error
-                         : tensor.codec == "fp16" && recipe.options.on_overflow == OnOverflow::error)
+    if (tensor.quantized
+            ? recipe.nonfinite == Nonfinite::error
+            : codec(tensor.codec).cast_type() == DType::f16 && recipe.options.on_overflow == OnOverflow::error)
       throw Error(Errc::bad_input,
                   fmt::format("{}: tensor '{}': {} of {} weights exceed 65504, the largest fp16{}; see {}",
                               source_file(tensor), printable(tensor.info.name), found.overflow, work.elements,

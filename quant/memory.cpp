@@ -18,7 +18,7 @@ constexpr std::uint64_t program_bytes = 24 << 20;  // code, libraries, headers o
 
 // What names, shapes and the report of a tensor take, from reading its header to writing the manifest: measured with
 // 100,000 small NF4 tensors, which have six parts each.
-constexpr std::uint64_t bytes_per_tensor = 6 << 10;
+constexpr std::uint64_t bytes_per_tensor = 8 << 10;
 
 }  // namespace
 

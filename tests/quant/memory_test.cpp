@@ -1,0 +1,53 @@
+#include "nibble/memory.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "nibble/error.hpp"
+#include "tests/support/corrupt.hpp"
+#include "tests/support/memory_checkpoint.hpp"
+
+namespace nibble {
+namespace {
+
+Plan plan_for(Shape shape, std::string to, std::size_t tensors = 1) {
+  test::MemoryReader in;
+  for (std::size_t i = 0; i < tensors; ++i)
+    in.add_normal("layers." + std::to_string(i) + ".up_proj.weight", DType::bf16, shape);
+  Recipe recipe;
+  recipe.to = std::move(to);
+  return make_plan(in, recipe);
+}
+
+TEST(Memory, StaysWithinWhatIsAllowed) {
+  const Plan plan = plan_for({512, 512}, "nf4");
+  for (const std::uint64_t allowed : {26'000'000U, 30'000'000U, 64'000'000U, 1'000'000'000U})
+    for (const unsigned threads : {1U, 2U, 7U, 64U}) {
+      const MemoryPlan memory = plan_memory(plan, {threads, allowed});
+      EXPECT_LE(memory.total_bytes, allowed);
+      EXPECT_GE(memory.tokens, 1U);
+    }
+}
+
+TEST(Memory, TooLittleIsSaidWithBothFigures) {
+  EXPECT_THAT(test::error_of(
+                  [] {
+                    (void)plan_memory(plan_for({64, 64}, "nf4"), {1, 1'000'000});
+                  },
+                  Errc::no_space),
+              testing::MatchesRegex("this conversion needs 2.\\.. MB of memory, --max-memory allows 1.0 MB"));
+}
+
+// What grows with a model is in the plan: the fp32 absmax of the largest tensor, and what each tensor's names take.
+TEST(Memory, CountsWhatIsKept) {
+  const auto total = [](const Plan& plan) { return plan_memory(plan, {1, 1'000'000'000}).total_bytes; };
+  const std::uint64_t small = total(plan_for({64, 64}, "nf4"));
+  EXPECT_GE(total(plan_for({4096, 4096}, "nf4")), small + 4 * 4096 * 4096 / 64 - 4096);
+  EXPECT_GE(total(plan_for({1 << 14, 64}, "int8")), total(plan_for({64, 64}, "int8")) + 12 * ((1 << 14) - 64));
+  EXPECT_GE(total(plan_for({64, 64}, "nf4", 1000)), small + 999 * 1024);
+}
+
+TEST(Threads, AtLeastOne) { EXPECT_GE(default_threads(), 1U); }
+
+}  // namespace
+}  // namespace nibble
