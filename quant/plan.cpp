@@ -77,9 +77,6 @@ class Pattern {
 // Quantized, as opposed to cast or kept.
 bool quantizes(const Codec& codec) { return codec.bnb_config().has_value(); }
 
-// Where the configuration does not say, a head that is not stored is tied; one that is stored is placed either way.
-bool is_tied(const ModelConfig& config) { return config.tie_word_embeddings.value_or(true); }
-
 struct Choice {
   std::string codec;
   std::string reason;
@@ -115,9 +112,18 @@ class Planner {
   std::vector<Placement> place() {
     const auto& config = in_.config();
     if (config && !config->architecture.empty()) {
-      if (auto places = place_by_architecture(config->architecture, in_.tensors(), is_tied(*config))) {
+      // Where the configuration does not say whether the head is tied, the file does: a tied one is not stored.
+      bool tied = config->tie_word_embeddings.value_or(false);
+      auto places = place_by_architecture(config->architecture, in_.tensors(), tied);
+      if (places && !config->tie_word_embeddings &&
+          std::none_of(places->begin(), places->end(),
+                       [](const Placement& place) { return place.role == Role::output_embeddings; })) {
+        tied = true;
+        places = place_by_architecture(config->architecture, in_.tensors(), tied);
+      }
+      if (places) {
         plan_.architecture = config->architecture;
-        plan_.tied = is_tied(*config);
+        plan_.tied = tied;
         return *std::move(places);
       }
     }

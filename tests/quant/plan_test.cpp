@@ -117,6 +117,15 @@ TEST(Plan, LmHeadAloneStaysLoadable) {
   EXPECT_EQ(skip_modules(plan), Json::array());
 }
 
+// Older configurations do not say whether the head is tied. One that is stored is not.
+TEST(Plan, StoredHeadIsNotTiedUnlessTheConfigSaysSo) {
+  MemoryReader in = llama();
+  in.set_architecture("LlamaForCausalLM");
+  Recipe recipe = nf4();
+  recipe.lm_head = "nf4";
+  EXPECT_EQ(codecs(make_plan(in, recipe)).at("lm_head.weight"), "nf4");
+}
+
 TEST(Plan, NoDefaultSkipsQuantizesTheHead) {
   Recipe recipe = nf4();
   recipe.default_skips = false;
