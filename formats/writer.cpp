@@ -16,6 +16,7 @@
 
 #include "formats/config.hpp"
 #include "formats/file.hpp"
+#include "formats/refuse.hpp"
 #include "formats/safetensors.hpp"
 #include "formats/transaction.hpp"
 #include "nibble/checkpoint.hpp"
@@ -50,45 +51,68 @@ void write_file(int directory, const std::string& name, const std::string& label
   file.close();
 }
 
-// Copies what a directory holds beside weights; links become the files they point to.
+// Copies what a directory holds beside weights. Links become what they point to; one that leads back to a folder
+// above it is left out, as are broken ones.
 class CarryOver {
  public:
   explicit CarryOver(std::string label) : label_(std::move(label)) {}
 
-  void run(const Directory& from, int to) { copy_directory(from.fd(), to, "", true); }
+  void run(const Directory& from, int to) { copy_directory(from.fd(), to, ""); }
+
+  // What run() would copy.
+  std::uint64_t bytes(const Directory& from) {
+    bytes_ = 0;
+    copy_directory(from.fd(), nowhere, "");
+    return bytes_;
+  }
 
  private:
-  void copy_directory(int from, int to, const std::string& path, bool top) {
-    for (const std::string& name : list_directory(from)) {
-      if (!is_carried_over(name, top)) continue;
-      struct stat status {};
-      if (fstatat(from, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
-      if (S_ISDIR(status.st_mode)) {
-        copy_subdirectory(from, to, name, path);
-      } else if (S_ISREG(status.st_mode) || S_ISLNK(status.st_mode)) {
-        copy_file(from, to, name, path);
-      }
+  static constexpr int nowhere = -1;                   // instead of a directory: count only
+  static constexpr std::size_t most_folders = 10'000;  // links can make more of them than there are
+
+  using Place = std::pair<dev_t, ino_t>;
+
+  [[noreturn]] void fail(const std::string& path, std::string_view action) const {
+    throw Error(Errc::io, fmt::format("{}/{}: {}: {}", label_, printable(path), action, std::strerror(errno)));
+  }
+
+  void copy_directory(int from, int to, const std::string& path) {
+    // Through a path-only descriptor nothing can be listed.
+    const Descriptor here(openat(from, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    struct stat status {};
+    if (here.get() < 0 || fstat(here.get(), &status) != 0) fail(path, "cannot open in the input");
+    const Place place{status.st_dev, status.st_ino};
+    if (std::find(above_.begin(), above_.end(), place) != above_.end()) return;
+    above_.push_back(place);
+    for (const std::string& name : list_directory(here.get())) {
+      if (!is_carried_over(name, path.empty())) continue;
+      if (fstatat(here.get(), name.c_str(), &status, 0) != 0) continue;
+      if (S_ISDIR(status.st_mode)) copy_subdirectory(here.get(), to, name, path);
+      if (S_ISREG(status.st_mode)) copy_file(here.get(), to, name, path);
     }
+    above_.pop_back();
   }
 
   void copy_subdirectory(int from, int to, const std::string& name, const std::string& path) {
-    const Descriptor inner(openat(from, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
-    if (inner.get() < 0) throw Error(Errc::io, fmt::format("{}: {}", printable(path + name), std::strerror(errno)));
-    if (mkdirat(to, name.c_str(), 0777) != 0)
-      throw Error(Errc::io, fmt::format("{}/{}: {}", label_, printable(path + name), std::strerror(errno)));
+    if (++folders_ > 2 * most_folders)  // counted, then copied
+      refuse(printable(path + name), "is one of more than {} folders to carry over", most_folders);
+    const Descriptor inner(openat(from, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (inner.get() < 0) fail(path + name, "cannot open in the input");
+    if (to == nowhere) return copy_directory(inner.get(), nowhere, path + name + "/");
+    if (mkdirat(to, name.c_str(), 0777) != 0) fail(path + name, "cannot create");
     const Descriptor made(openat(to, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
-    if (made.get() < 0) throw Error(Errc::io, fmt::format("{}: {}", printable(path + name), std::strerror(errno)));
-    copy_directory(inner.get(), made.get(), path + name + "/", false);
+    if (made.get() < 0) fail(path + name, "cannot open");
+    copy_directory(inner.get(), made.get(), path + name + "/");
     if (list_directory(made.get()).empty()) unlinkat(to, name.c_str(), AT_REMOVEDIR);  // it held only weights
-    if (fsync(made.get()) != 0)
-      throw Error(Errc::io,
-                  fmt::format("{}/{}: cannot flush: {}", label_, printable(path + name), std::strerror(errno)));
+    if (fsync(made.get()) != 0) fail(path + name, "cannot flush");
   }
 
   void copy_file(int from, int to, const std::string& name, const std::string& path) {
-    struct stat status {};
-    if (fstatat(from, name.c_str(), &status, 0) != 0 || !S_ISREG(status.st_mode)) return;  // a broken link, a pipe
     const InputFile in(from, name, printable(path + name));
+    bytes_ += in.size();
+    if (to == nowhere) return;
+    struct stat status {};
+    if (fstatat(from, name.c_str(), &status, 0) != 0) fail(path + name, "cannot read its mode");
     OutputFile out(to, name, label_ + "/" + printable(path + name));
     std::vector<std::byte> block(std::min(in.size(), copy_block));
     for (std::uint64_t offset = 0; offset < in.size(); offset += block.size()) {
@@ -96,13 +120,15 @@ class CarryOver {
       in.read(offset, part);
       out.write_at(offset, part);
     }
-    if (fchmodat(to, name.c_str(), status.st_mode & 0777, 0) != 0)
-      throw Error(Errc::io, fmt::format("{}: cannot set its mode: {}", printable(path + name), std::strerror(errno)));
+    if (fchmodat(to, name.c_str(), status.st_mode & 0777, 0) != 0) fail(path + name, "cannot set its mode");
     out.flush();
     out.close();
   }
 
   std::string label_;
+  std::vector<Place> above_;  // the folders from the top to the one in work
+  std::size_t folders_ = 0;
+  std::uint64_t bytes_ = 0;
 };
 
 std::uint64_t total_bytes(std::span<const TensorInfo> parts) {
@@ -114,11 +140,13 @@ std::uint64_t total_bytes(std::span<const TensorInfo> parts) {
 // What files and directories have in common: shards, one after the other, in a transaction.
 class ShardWriter : public Writer {
  public:
-  ShardWriter(const std::filesystem::path& path, Transaction::Kind kind, const CreateOptions& options)
+  ShardWriter(const std::filesystem::path& path, Transaction::Kind kind, const CreateOptions& options,
+              std::uint64_t other_bytes)
       : transaction_(path, kind, options.overwrite), label_(printable(path.string())), shards_(options.shards) {
-    if (const std::uint64_t free = transaction_.free_bytes(); free < options.bytes)
+    const std::uint64_t need = options.bytes + std::min(other_bytes, UINT64_MAX - options.bytes);
+    if (const std::uint64_t free = transaction_.free_bytes(); free < need)
       throw Error(Errc::no_space,
-                  fmt::format("{}: the output takes {} bytes, the disk has {} free", label_, options.bytes, free));
+                  fmt::format("{}: the output takes {} bytes, the disk has {} free", label_, need, free));
   }
 
   void begin(std::size_t index, std::span<const TensorInfo> parts) override {
@@ -159,7 +187,7 @@ class ShardWriter : public Writer {
 class FileWriter final : public ShardWriter {
  public:
   FileWriter(const std::filesystem::path& path, const CreateOptions& options)
-      : ShardWriter(path, Transaction::Kind::file, options) {}
+      : ShardWriter(path, Transaction::Kind::file, options, 0) {}
 
   // A file alone: its name is its user's, and no part of what is written.
   [[nodiscard]] std::string shard_name(std::size_t /*index*/) const override { return {}; }
@@ -176,7 +204,8 @@ class FileWriter final : public ShardWriter {
 class DirectoryWriter final : public ShardWriter {
  public:
   DirectoryWriter(const std::filesystem::path& path, const Reader& source, const CreateOptions& options)
-      : ShardWriter(path, Transaction::Kind::directory, options),
+      : ShardWriter(path, Transaction::Kind::directory, options,
+                    CarryOver(printable(path.string())).bytes(Directory(source.path()))),
         source_(source),
         stem_(!source.files().empty() && source.files().front().starts_with(diffusers_stem) ? diffusers_stem : "model"),
         parts_(options.shards) {}

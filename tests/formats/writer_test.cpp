@@ -98,6 +98,19 @@ TEST_F(WriterTest, EverythingElseIsCarriedOver) {
   EXPECT_EQ(fs::status(out_ / "run.sh").permissions(), fs::perms::owner_all);
 }
 
+TEST_F(WriterTest, LinksToFoldersAreFollowedButNotInCircles) {
+  fs::create_directories(root_.path() / "elsewhere");
+  std::ofstream(root_.path() / "elsewhere" / "config.json") << "pooling";
+  fs::create_directory_symlink("../elsewhere", in_ / "1_Pooling");
+  fs::create_directory_symlink(".", in_ / "self");
+  fs::create_directory(in_ / "a");
+  fs::create_directory_symlink("..", in_ / "a" / "up");
+  copy({});
+  EXPECT_EQ(read_file(out_ / "1_Pooling" / "config.json"), "pooling");
+  EXPECT_FALSE(fs::exists(out_ / "self"));
+  EXPECT_FALSE(fs::exists(out_ / "a"));
+}
+
 TEST_F(WriterTest, OtherWeightsAndHiddenFilesAreNot) {
   for (const char* const name : {"pytorch_model.bin", "tf_model.h5", "onnx/model.onnx", "original/consolidated.00.pth",
                                  "extra.safetensors", ".git/config", "nibble.json"})
