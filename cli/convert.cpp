@@ -65,7 +65,7 @@ std::string dump(const Json& json) { return json.dump(1, ' ', false, Json::error
 
 Json summary(const Plan& plan, const std::vector<std::string>& warnings) {
   std::map<std::string, std::uint64_t> codecs;
-  for (const PlannedTensor& tensor : plan.tensors) ++codecs[tensor.codec];
+  for (const PlannedTensor& tensor : plan.tensors) ++codecs[std::string(tensor.codec)];
   return {{"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
           {"tensors_by_codec", codecs},
           {"source_bytes", plan.source_bytes()},
@@ -87,6 +87,7 @@ void print_plan(const Options& options, const Plan& plan) {
     Json json = summary(plan, plan.warnings);
     json["memory_bytes"] = memory.total_bytes;
     json["threads"] = memory.threads;
+    json["chunk_bytes"] = memory.chunk_bytes;
     Json& tensors = json["tensors"] = Json::array();
     for (const PlannedTensor& tensor : plan.tensors)
       tensors.push_back({{"name", tensor.info.name},
@@ -116,8 +117,7 @@ void print_plan(const Options& options, const Plan& plan) {
 void print_report(const Options& options, const Report& report, double seconds) {
   const Plan& plan = report.plan;
   if (options.json) {
-    Findings found;
-    for (const ConvertedTensor& tensor : report.tensors) found.add(tensor.findings);
+    const Findings& found = report.findings;
     Json json = summary(plan, report.warnings);
     json["findings"] = {{"nan", found.nan},
                         {"inf", found.inf},
@@ -130,7 +130,7 @@ void print_report(const Options& options, const Report& report, double seconds) 
     return;
   }
   std::map<std::string, std::uint64_t> codecs;
-  for (const PlannedTensor& tensor : plan.tensors) ++codecs[tensor.codec];
+  for (const PlannedTensor& tensor : plan.tensors) ++codecs[std::string(tensor.codec)];
   std::string counts;
   for (const auto& [codec, count] : codecs) counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, codec);
   fmt::print("{}: {} -> {}, {:.2f} bits per weight, {:.2f} s ({}/s); tensors: {}\n", options.out,
@@ -146,13 +146,15 @@ void run(Options& options) {
   const ProgressStyle style = progress_style(options.progress);
   const auto start = std::chrono::steady_clock::now();
   const std::unique_ptr<Reader> in = open_checkpoint(options.in);
-  const Plan plan = make_plan(*in, options.recipe);
+  Plan plan = make_plan(*in, options.recipe);
   if (options.dry_run) return print_plan(options, plan);
-  const std::unique_ptr<Writer> out = create_checkpoint(
-      options.out, *in,
-      {.shards = plan.shard_ends.size(), .bytes = plan.stored_bytes(), .overwrite = options.overwrite});
+  const std::unique_ptr<Writer> out =
+      create_checkpoint(options.out, *in,
+                        {.shards = plan.shard_ends.size(),
+                         .bytes = plan.stored_bytes() + plan_memory(plan, options.resources).spilled_bytes,
+                         .overwrite = options.overwrite});
   ProgressDisplay progress(style);
-  const Report report = convert(*in, plan, *out, options.resources, progress);
+  const Report report = convert(*in, std::move(plan), *out, options.resources, progress);
   progress.close();
   print_report(options, report, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }

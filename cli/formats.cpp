@@ -1,4 +1,4 @@
-// nibble formats: what can be read and written, from the registries.
+// nibble formats: what can be read and written, from the registries, and the CPU targets that do it.
 
 #include <fmt/format.h>
 
@@ -9,6 +9,7 @@
 #include "cli/commands.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
+#include "nibble/target.hpp"
 
 namespace nibble::cli {
 namespace {
@@ -21,6 +22,8 @@ void run(bool as_json) {
   for (const ContainerTraits& container : containers())
     json["containers"].push_back(
         {{"name", container.name}, {"summary", container.summary}, {"writes", container.writes}});
+  json["cpu_target"] = cpu_target();
+  json["cpu_targets"] = cpu_targets();
   if (as_json) {
     fmt::print("{}\n", json.dump(1));
     return;
@@ -32,12 +35,15 @@ void run(bool as_json) {
   for (const Json& container : json["containers"])
     fmt::print("  {:<12} {} ({})\n", container["name"].get<std::string>(), container["summary"].get<std::string>(),
                container["writes"].get<bool>() ? "reads and writes" : "reads");
+  fmt::print("CPU targets of this build on this processor (NIBBLE_CPU_TARGET):\n");
+  for (const std::string_view target : cpu_targets())
+    fmt::print("  {}{}\n", target, target == cpu_target() ? " (in use)" : "");
 }
 
 }  // namespace
 
 void add_formats(CLI::App& app) {
-  CLI::App* const command = app.add_subcommand("formats", "List codecs and containers");
+  CLI::App* const command = app.add_subcommand("formats", "List codecs, containers and CPU targets");
   const auto as_json = std::make_shared<bool>(false);
   command->add_flag("--json", *as_json, "Print one JSON object on stdout");
   command->footer("Example:\n  nibble formats --json");

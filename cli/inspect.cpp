@@ -25,7 +25,7 @@ struct Options {
 void print_json(const Reader& checkpoint, std::uint64_t bytes) {
   Json tensors = Json::array();
   for (std::size_t i = 0; i < checkpoint.tensors().size(); ++i) {
-    const TensorInfo& tensor = checkpoint.tensors()[i];
+    const TensorInfo tensor = checkpoint.tensors()[i];
     tensors.push_back({{"name", tensor.name},
                        {"dtype", traits(tensor.dtype).name},
                        {"shape", tensor.shape},

@@ -1,12 +1,14 @@
 // The command line. This file holds the only catch of the program: every error ends here as one line and an exit code.
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 #include <string>
 #include <system_error>
@@ -15,6 +17,7 @@
 #include "cli/commands.hpp"
 #include "cli/interrupt.hpp"
 #include "nibble/error.hpp"
+#include "nibble/target.hpp"
 #include "nibble/version.hpp"
 
 namespace {
@@ -27,9 +30,25 @@ void allow_many_files() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// Left to itself, glibc gives every thread a heap, and once a large block was freed it keeps blocks of that size for
+// later instead of returning them. Peak memory is planned to the megabyte, and nothing here allocates often.
+void keep_heap_small() {
+#ifdef __GLIBC__
+  constexpr int large_block = 2 << 20;  // chunks are smaller: mapping each anew would cost their page faults
+  mallopt(M_ARENA_MAX, 2);
+  mallopt(M_MMAP_THRESHOLD, large_block);
+  mallopt(M_TRIM_THRESHOLD, large_block);
+#endif
+}
+
 int fail(int code, const char* line) noexcept {
   std::fprintf(stderr, "error: %s\n", line);
   return code;
+}
+
+// The bytes are the same on every CPU target; tests and measurements choose one.
+void use_cpu_target() {
+  if (const char* const name = std::getenv("NIBBLE_CPU_TARGET"); name != nullptr) nibble::force_cpu_target(name);
 }
 
 // CLI11 explains over several lines; a program that reads our errors expects one.
@@ -41,6 +60,7 @@ std::string one_line(std::string text) {
 }
 
 void run(int argc, char** argv) {
+  use_cpu_target();
   CLI::App app("Converts model weights to fp16, bf16, LLM.int8 and NF4, and says what that cost.", "nibble");
   app.set_version_flag("--version", fmt::format("nibble {}", nibble::version()));
   app.set_help_all_flag("--help-all", "Help of all subcommands");
@@ -50,7 +70,9 @@ void run(int argc, char** argv) {
       "  nibble convert Llama-3.1-8B Llama-3.1-8B-nf4 --to nf4\n"
       "  nibble inspect Llama-3.1-8B-nf4\n\n"
       "Exit codes: 0 done, 1 a bug, 2 usage, 3 bad input, 4 I/O, 5 not enough memory or disk, 6 the output exists,\n"
-      "7 the input changed, 130 and 143 interrupted.");
+      "7 the input changed, 130 and 143 interrupted.\n\n"
+      "Environment: NIBBLE_CPU_TARGET is the CPU target to run on, for tests and measurements; all write the same\n"
+      "bytes, and nibble formats lists them.");
   for (const auto add : nibble::cli::commands) add(app);
 
   try {
@@ -71,6 +93,7 @@ void run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   allow_many_files();
+  keep_heap_small();
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is an error of write(), which cleans up
   try {
     run(argc, argv);

@@ -1,20 +1,45 @@
 #!/usr/bin/env bash
-# Installs what nibble is built with, from Debian's or Ubuntu's packages. --tools adds what only its developers need.
+# Installs what nibble is built with, from Debian's or Ubuntu's packages. --tools adds what only its developers need,
+# --aarch64 what cross-compiles the codecs for 64-bit ARM (on Debian).
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 packages=(g++ cmake ninja-build pkg-config python3 python3-venv
           libcli11-dev libfmt-dev libhwy-dev libgmock-dev libgtest-dev libre2-dev libtbb-dev libxtensor-dev
           libxxhash-dev nlohmann-json3-dev)
-tools=(clang clang-format clang-tidy libbenchmark-dev)
-[[ ${1:-} == --tools ]] && packages+=("${tools[@]}")
+sysroot=
+for option in "$@"; do
+  case $option in
+    --tools) packages+=(clang clang-format clang-tidy libbenchmark-dev) ;;
+    --aarch64) packages+=(g++-aarch64-linux-gnu qemu-user-static); sysroot=build/sysroot-aarch64 ;;
+    *) echo "error: unknown option $option" >&2; exit 2 ;;
+  esac
+done
 
 missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
 done
-[[ ${#missing[@]} -eq 0 ]] && exit 0
+if [[ ${#missing[@]} -gt 0 ]]; then
+  as_root=()
+  [[ $(id -u) -eq 0 ]] || as_root=(sudo)
+  "${as_root[@]}" apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" \
+    >/dev/null
+fi
 
-as_root=()
-[[ $(id -u) -eq 0 ]] || as_root=(sudo)
-"${as_root[@]}" apt-get update -qq
-DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+# The libraries of another architecture are unpacked, not installed: installing them beside ours would first upgrade
+# every library that both have. Package lists of their own leave those of the system as they are.
+[[ -n $sysroot && ! -e $sysroot/complete ]] || exit 0
+rm -rf "$sysroot"
+mkdir -p "$sysroot"/{debs/partial,apt/lists/partial,apt/cache/archives/partial}
+root=$PWD/$sysroot
+: >"$root/apt/status"
+apt=(apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=
+     -o Dir::State="$root/apt" -o Dir::State::status="$root/apt/status" -o Dir::Cache="$root/apt/cache")
+"${apt[@]}" update
+(cd "$root/debs" && "${apt[@]}" download libfmt-dev libfmt9 libgmock-dev libgtest-dev libhwy-dev libhwy1 libtbb-dev libtbb12 \
+  libtbbbind-2-5 libtbbmalloc2 libxtensor-dev xtl-dev libxxhash-dev libxxhash0 nlohmann-json3-dev >/dev/null)
+for package in "$root"/debs/*.deb; do dpkg-deb -x "$package" "$root"; done
+rm -rf "$root"/{apt,debs}
+: >"$root/complete"

@@ -15,14 +15,14 @@ int main(int argc, char** argv) {
 
     nibble::Recipe recipe;
     recipe.to = "nf4";
-    const nibble::Plan plan = nibble::make_plan(*in, recipe);  // from headers alone: nothing is read or written yet
+    nibble::Plan plan = nibble::make_plan(*in, recipe);  // from headers alone: nothing is read or written yet
     for (const nibble::PlannedTensor& tensor : plan.tensors)
       std::cout << tensor.info.name << ": " << tensor.codec << " (" << tensor.reason << ")\n";
 
     const auto out =
         nibble::create_checkpoint(argv[2], *in, {.shards = plan.shard_ends.size(), .bytes = plan.stored_bytes()});
     nibble::Progress silent;
-    const nibble::Report report = nibble::convert(*in, plan, *out, {}, silent);
+    const nibble::Report report = nibble::convert(*in, std::move(plan), *out, {}, silent);
     std::cout << report.plan.source_bytes() << " bytes became " << report.plan.stored_bytes() << "\n";
   } catch (const nibble::Error& error) {
     std::cerr << "error: " << error.what() << "\n";

@@ -51,8 +51,11 @@ class Checkpoint final : public Reader {
 
   void add_file(const std::string& name) {
     WeightFile file = open_weight_file(open(name));
-    for (std::size_t i = 0; i < file.tensors.size(); ++i) places_.push_back({files_.size(), i});
-    tensors_.insert(tensors_.end(), std::move_iterator(file.tensors.begin()), std::move_iterator(file.tensors.end()));
+    if (tensors_.empty())
+      tensors_ = std::move(file.tensors);
+    else
+      tensors_.append(file.tensors);
+    ends_.push_back(tensors_.size());
     sources_.push_back(std::move(file.source));
     files_.push_back(name);
   }
@@ -63,13 +66,13 @@ class Checkpoint final : public Reader {
     const ShardIndex index = parse_index(file.read_text(max_index_bytes), file.label());
     for (const std::string& name : index.files) add_file(name);
 
-    const NameIndex names = index_names();
+    const NameIndex names(tensors_);
     if (const auto twice = names.duplicate())
-      refuse(escaped(files_[places_[twice->second].file]), "duplicate tensor '{}': it is in '{}' too",
-             printable(tensors_[twice->second].name), escaped(files_[places_[twice->first].file]));
+      refuse(escaped(files_[file_of(twice->second)]), "duplicate tensor '{}': it is in '{}' too",
+             printable(tensors_.name(twice->second)), escaped(files_[file_of(twice->first)]));
     for (const auto& [name, shard] : index.tensors) {
       const auto tensor = names.find(name);
-      if (!tensor || places_[*tensor].file != shard)
+      if (!tensor || file_of(*tensor) != shard)
         refuse(escaped(index.files[shard]), "has no tensor '{}', which {} lists", printable(name), file.label());
     }
   }
@@ -77,27 +80,34 @@ class Checkpoint final : public Reader {
   // Whoever deletes quantization_config does not get plain weights that way.
   void refuse_quantized() const {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const std::string& name = tensors_[i].name;
-      if (name.ends_with(".SCB") || name.find(".quant_state.bitsandbytes__") != std::string::npos)
-        refuse(escaped(files_[places_[i].file]),
+      const std::string_view name = tensors_.name(i);
+      if (name.ends_with(".SCB") || name.find(".quant_state.bitsandbytes__") != std::string_view::npos)
+        refuse(escaped(files_[file_of(i)]),
                "tensor '{}': quantized already by bitsandbytes; nibble dequantize makes plain weights of it",
                printable(name));
     }
   }
 
-  std::span<const TensorInfo> tensors() const noexcept override { return tensors_; }
-  std::size_t file_of(std::size_t tensor) const override { return places_.at(tensor).file; }
+  const TensorList& tensors() const noexcept override { return tensors_; }
+  std::size_t file_of(std::size_t tensor) const override {
+    return static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), tensor) - ends_.begin());
+  }
   std::span<const std::string> files() const noexcept override { return files_; }
   const fs::path& path() const noexcept override { return path_; }
   const std::optional<ModelConfig>& config() const noexcept override { return config_; }
 
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const override {
-    const Place& place = places_.at(tensor);
+    const std::size_t file = file_of(tensor);
     const Checked end = Checked(offset) + out.size();
-    if (!end.valid() || end.value() > tensors_[tensor].bytes())
+    if (!end.valid() || end.value() > tensors_.bytes(tensor))
       throw Error(Errc::internal, fmt::format("{} bytes at {} of tensor '{}', which has {}", out.size(), offset,
-                                              printable(tensors_[tensor].name), tensors_[tensor].bytes()));
-    sources_[place.file]->read(place.tensor, offset, out);
+                                              printable(tensors_.name(tensor)), tensors_.bytes(tensor)));
+    sources_[file]->read(tensor - first_of(file), offset, out);
+  }
+
+  std::uint64_t position(std::size_t tensor, std::uint64_t offset) const override {
+    const std::size_t file = file_of(tensor);
+    return sources_[file]->position(tensor - first_of(file)) + offset;
   }
 
   void check_unchanged() const override {
@@ -106,24 +116,15 @@ class Checkpoint final : public Reader {
   }
 
  private:
-  struct Place {
-    std::size_t file, tensor;
-  };
-
-  NameIndex index_names() const {
-    std::vector<std::string_view> names;
-    names.reserve(tensors_.size());
-    for (const TensorInfo& tensor : tensors_) names.push_back(tensor.name);
-    return NameIndex(names);
-  }
+  [[nodiscard]] std::size_t first_of(std::size_t file) const { return file == 0 ? 0 : ends_[file - 1]; }
 
   fs::path path_;
   Directory directory_;  // open as long as the files: check_unchanged() looks their names up again
   std::vector<std::string> files_;
   std::vector<std::unique_ptr<Source>> sources_;
   std::vector<InputFile> others_;  // index and config.json
-  std::vector<TensorInfo> tensors_;
-  std::vector<Place> places_;
+  TensorList tensors_;
+  std::vector<std::size_t> ends_;  // file f holds tensors [ends_[f - 1], ends_[f])
   std::optional<ModelConfig> config_;
 };
 

@@ -4,11 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "formats/file.hpp"
 #include "nibble/checkpoint.hpp"
-#include "nibble/tensor.hpp"
+#include "nibble/tensor_list.hpp"
 
 namespace nibble {
 
@@ -20,13 +19,16 @@ class Source {
   /// Fills `out` with bytes of a tensor from `offset` on. The caller has checked that the tensor has them.
   virtual void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const = 0;
 
+  /// Where a tensor's first byte lies in the file.
+  [[nodiscard]] virtual std::uint64_t position(std::size_t tensor) const = 0;
+
   /// As InputFile::check_unchanged().
   virtual void check_unchanged() const = 0;
 };
 
 /// One weight file, open, its header read and checked.
 struct WeightFile {
-  std::vector<TensorInfo> tensors;  ///< in the order of their data, names unique
+  TensorList tensors;  ///< in the order of their data, names unique
   std::unique_ptr<Source> source;
 };
 

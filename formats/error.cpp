@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 #include <vector>
 
@@ -60,6 +61,10 @@ std::string escaped(std::string_view text) {
 std::string printable(std::string_view name) {
   constexpr std::size_t limit = 80, head_width = 38, tail_width = 39;  // and "..." between them
   constexpr std::size_t considered = 4 * limit;                        // bytes that can reach the text at either end
+
+  // Almost all names are like this, and there may be a million of them.
+  const auto is_plain = [](char c) { return c >= ' ' && c <= '~' && c != '\\' && c != '\'' && c != '"'; };
+  if (name.size() <= limit && std::all_of(name.begin(), name.end(), is_plain)) return std::string(name);
 
   std::string shortened;  // a name may have megabytes
   if (name.size() > 2 * considered) {

@@ -33,6 +33,9 @@ template <class Call> auto retry(Call call) {
 // One read or write moves 2^31 - 4096 bytes at most; a round number stays aligned.
 constexpr std::size_t largest_transfer = std::size_t{1} << 30;
 
+// Shorter pieces would make the disk write many small ones.
+constexpr off_t smallest_write_back = 64 << 10;
+
 bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 
 void check_regular(std::string_view label, mode_t mode) {
@@ -167,7 +170,14 @@ void OutputFile::reserve(std::uint64_t bytes) {
   }
 }
 
+void OutputFile::truncate(std::uint64_t bytes) {
+  const off_t size = to_off(label_, bytes);
+  if (retry([&] { return ::ftruncate(fd_.get(), size); }) != 0) fail(Errc::io, label_, "cannot set the size", errno);
+}
+
 void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+  const off_t begin = to_off(label_, offset);
+  const auto size = static_cast<off_t>(bytes.size());
   while (!bytes.empty()) {
     const off_t at = to_off(label_, offset);
     const ssize_t put =
@@ -176,6 +186,9 @@ void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
     bytes = bytes.subspan(static_cast<std::size_t>(put));
     offset += static_cast<std::uint64_t>(put);
   }
+  // The disk starts now instead of at flush(), which then has little left to wait for: 540 MB in chunks of 256 KiB
+  // took 0.26 s with it and 0.44 s without (docs/performance.md). Only a hint: what fails here, flush() reports.
+  if (size >= smallest_write_back) (void)::sync_file_range(fd_.get(), begin, size, SYNC_FILE_RANGE_WRITE);
 }
 
 void OutputFile::flush() {

@@ -92,6 +92,9 @@ class OutputFile {
   /// Throws Error(no_space) if they do not fit, Error(io).
   void reserve(std::uint64_t bytes);
 
+  /// Cuts off what lies beyond `bytes`. Throws Error(io).
+  void truncate(std::uint64_t bytes);
+
   /// Throws Error(io), also if the disk is full now: after reserve() that is no longer foreseeable.
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
 

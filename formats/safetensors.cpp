@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <iterator>
@@ -29,9 +28,9 @@ static_assert(std::endian::native == std::endian::little, "the length is copied 
 constexpr std::size_t length_bytes = 8;
 constexpr std::string_view metadata_key = "__metadata__";
 
-struct Entry {
-  TensorInfo info;
+struct Offsets {
   std::uint64_t begin = 0, end = 0;  // data_offsets, from the end of the header
+  bool operator<(const Offsets& other) const { return std::tie(begin, end) < std::tie(other.begin, other.end); }
 };
 
 // Collects the entries. Where the parser stands is one of a few places, since the format nests four levels only.
@@ -39,7 +38,8 @@ class HeaderEvents final : public json::Events {
  public:
   explicit HeaderEvents(std::string_view label) : label_(label) {}
 
-  std::vector<Entry> entries;
+  TensorList tensors;
+  std::vector<Offsets> offsets;  // of each
   std::vector<std::pair<std::string, std::string>> metadata;
 
   void on_key(std::string& name) override {
@@ -62,7 +62,7 @@ class HeaderEvents final : public json::Events {
     } else if (place_ == Place::dtype) {
       const auto dtype = find_dtype(value);
       if (!dtype) refuse_entry("unknown dtype '{}'", printable(value));
-      entries.back().info.dtype = *dtype;
+      tensor_.dtype = *dtype;
       place_ = Place::entry;
     } else {
       unexpected("a string");
@@ -72,9 +72,9 @@ class HeaderEvents final : public json::Events {
   void on_unsigned(std::uint64_t value) override {
     if (skip_value()) return;
     if (place_ == Place::dimensions) {
-      entries.back().info.shape.push_back(value);
-    } else if (place_ == Place::offsets && offsets_ < 2) {
-      (offsets_++ == 0 ? entries.back().begin : entries.back().end) = value;
+      tensor_.shape.push_back(value);
+    } else if (place_ == Place::offsets && numbers_ < 2) {
+      (numbers_++ == 0 ? data_.begin : data_.end) = value;
     } else if (place_ == Place::offsets) {
       refuse_entry("data_offsets are not two numbers");
     } else {
@@ -131,7 +131,7 @@ class HeaderEvents final : public json::Events {
 
   void on_array_end() override {
     if (skip_back()) return;
-    if (place_ == Place::offsets && offsets_ != 2) refuse_entry("data_offsets are not two numbers");
+    if (place_ == Place::offsets && numbers_ != 2) refuse_entry("data_offsets are not two numbers");
     place_ = Place::entry;
   }
 
@@ -153,8 +153,7 @@ class HeaderEvents final : public json::Events {
   enum Field : unsigned { dtype_field = 1, shape_field = 2, offsets_field = 4, all_fields = 7 };
 
   template <class... Args> [[noreturn]] void refuse_entry(fmt::format_string<Args...> text, Args&&... args) const {
-    refuse(label_, "tensor '{}': {}", printable(entries.back().info.name),
-           fmt::format(text, std::forward<Args>(args)...));
+    refuse(label_, "tensor '{}': {}", printable(tensor_.name), fmt::format(text, std::forward<Args>(args)...));
   }
 
   [[noreturn]] void unexpected(std::string_view kind) const {
@@ -186,7 +185,8 @@ class HeaderEvents final : public json::Events {
       has_metadata_ = true;
       place_ = Place::metadata_value;
     } else {
-      entries.emplace_back().info.name = std::move(name);
+      tensor_.name = std::move(name);
+      tensor_.shape.clear();
       fields_ = 0;
       place_ = Place::entry_value;
     }
@@ -200,7 +200,7 @@ class HeaderEvents final : public json::Events {
     };
     if (name == "dtype") return begin(dtype_field, Place::dtype);
     if (name == "shape") return begin(shape_field, Place::shape);
-    offsets_ = 0;
+    numbers_ = 0;
     if (name == "data_offsets") return begin(offsets_field, Place::data_offsets);
     place_ = Place::unknown;
   }
@@ -209,6 +209,8 @@ class HeaderEvents final : public json::Events {
     if ((fields_ & dtype_field) == 0) refuse_entry("has no dtype");
     if ((fields_ & shape_field) == 0) refuse_entry("has no shape");
     if ((fields_ & offsets_field) == 0) refuse_entry("has no data_offsets");
+    tensors.push_back(tensor_);
+    offsets.push_back(data_);
     place_ = Place::top;
   }
 
@@ -239,8 +241,10 @@ class HeaderEvents final : public json::Events {
 
   std::string_view label_;
   Place place_ = Place::document;
+  TensorInfo tensor_;        // whose entry is being read
+  Offsets data_;             // its data
   unsigned fields_ = 0;      // seen in this entry
-  std::size_t offsets_ = 0;  // seen in this array
+  std::size_t numbers_ = 0;  // seen in this array
   std::size_t skipped_ = 0;  // containers open inside an unknown field
   bool has_metadata_ = false;
 };
@@ -260,22 +264,36 @@ std::uint64_t bytes_of(const TensorInfo& tensor, std::string_view label) {
   return bits.value() / 8;
 }
 
+// Files are written in the order of their data; headers need not be.
+void put_in_order(TensorList& tensors, std::vector<Offsets>& offsets) {
+  std::vector<std::size_t> order(offsets.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return offsets[a] < offsets[b]; });
+  TensorList sorted;
+  sorted.reserve(tensors.size());
+  for (const std::size_t i : order) sorted.push_back(tensors[i]);
+  tensors = std::move(sorted);
+  std::sort(offsets.begin(), offsets.end());
+}
+
 // No holes, no overlaps, nothing before and nothing after: one file has one meaning.
-void check_placement(const std::vector<Entry>& entries, std::uint64_t data_begin, std::uint64_t file_bytes,
-                     std::string_view label) {
+void check_placement(const TensorList& tensors, std::span<const Offsets> offsets, std::uint64_t data_begin,
+                     std::uint64_t file_bytes, std::string_view label) {
   Checked position = data_begin;
-  for (const Entry& entry : entries) {
-    const auto name = [&] { return printable(entry.info.name); };
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Offsets& entry = offsets[i];
+    const auto name = [&] { return printable(tensors.name(i)); };
     if (entry.end < entry.begin)
       refuse(label, "tensor '{}': data_offsets [{}, {}] end before they begin", name(), entry.begin, entry.end);
     const Checked begin = Checked(data_begin) + entry.begin;
     if (!begin.valid() || begin.value() != position.value())
       refuse(label, "tensor '{}': data_offsets begin at {}, the data before it ends at {}", name(), entry.begin,
              (position - data_begin).value());
-    const std::uint64_t bytes = bytes_of(entry.info, label), covered = (Checked(entry.end) - entry.begin).value();
+    const TensorInfo tensor = tensors[i];
+    const std::uint64_t bytes = bytes_of(tensor, label), covered = (Checked(entry.end) - entry.begin).value();
     if (bytes != covered)
       refuse(label, "tensor '{}': shape {} of {} takes {} bytes, data_offsets cover {}", name(),
-             to_string(entry.info.shape), traits(entry.info.dtype).name, bytes, covered);
+             to_string(tensor.shape), traits(tensor.dtype).name, bytes, covered);
     position = position + covered;
     if (position.value() > file_bytes)
       refuse(label, "tensor '{}': data ends at byte {}, file has {}", name(), position.value(), file_bytes);
@@ -291,6 +309,7 @@ class SafetensorsSource final : public Source {
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const override {
     file_.read((Checked(offsets_.at(tensor)) + offset).value(), out);
   }
+  [[nodiscard]] std::uint64_t position(std::size_t tensor) const override { return offsets_.at(tensor); }
   void check_unchanged() const override { file_.check_unchanged(); }
 
  private:
@@ -306,6 +325,40 @@ bool sniff(std::span<const std::byte> head) {
   return length >= 2 && length <= max_header_bytes && head[length_bytes] == std::byte{'{'};
 }
 
+constexpr std::string_view header_begin = R"({"__metadata__":{"format":"pt"})";
+constexpr std::string_view header_end = "}";
+
+void append_entry(std::string& text, const TensorInfo& part, std::uint64_t begin, std::uint64_t end) {
+  text += ',';
+  json::append_quoted(text, part.name);
+  fmt::format_to(std::back_inserter(text), FMT_COMPILE(R"(:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})"),
+                 traits(part.dtype).name, fmt::join(part.shape, ","), begin, end);
+}
+
+// Names that occur twice have one hash, so only what shares its hash with another is compared.
+void check_unique(const PartList& parts) {
+  std::string name;
+  const auto hash_of = [&](std::size_t part) {
+    const PartList::Name pieces = parts.name(part);
+    name.assign(pieces.stem).append(pieces.rest);
+    return std::hash<std::string_view>()(name);
+  };
+  std::vector<std::size_t> hashes(parts.size());
+  for (std::size_t i = 0; i < parts.size(); ++i) hashes[i] = hash_of(i);
+  std::sort(hashes.begin(), hashes.end());
+  std::vector<std::size_t> shared;
+  for (std::size_t i = 1; i < hashes.size(); ++i)
+    if (hashes[i] == hashes[i - 1]) shared.push_back(hashes[i]);
+  if (shared.empty()) return;
+
+  std::vector<std::string> candidates;
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    if (std::binary_search(shared.begin(), shared.end(), hash_of(i))) candidates.push_back(name);
+  if (const auto twice = NameIndex({candidates.begin(), candidates.end()}).duplicate())
+    throw Error(Errc::bad_input,
+                fmt::format("two tensors would be written as '{}'", printable(candidates[twice->second])));
+}
+
 WeightFile open(InputFile file) {
   Header header = read_header(file);
   return {std::move(header.tensors), std::make_unique<SafetensorsSource>(std::move(file), std::move(header.offsets))};
@@ -316,26 +369,18 @@ WeightFile open(InputFile file) {
 Header parse_header(std::string_view json, std::uint64_t data_begin, std::uint64_t file_bytes, std::string_view label) {
   HeaderEvents events(label);
   json::parse(json, fmt::format("{}: header", label), events);
-  std::vector<Entry>& entries = events.entries;
-
-  const auto before = [](const Entry& a, const Entry& b) {
-    return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);  // empty tensors share their begin with the next
-  };
-  if (!std::is_sorted(entries.begin(), entries.end(), before)) std::stable_sort(entries.begin(), entries.end(), before);
-  std::vector<std::string_view> names;
-  names.reserve(entries.size());
-  for (const Entry& entry : entries) names.push_back(entry.info.name);
-  if (const auto twice = NameIndex(names).duplicate())
-    refuse(label, "duplicate tensor '{}'", printable(names[twice->second]));
-  check_placement(entries, data_begin, file_bytes, label);
+  std::vector<Offsets>& offsets = events.offsets;
+  TensorList& tensors = events.tensors;
+  // Empty tensors share their begin with the next.
+  if (!std::is_sorted(offsets.begin(), offsets.end())) put_in_order(tensors, offsets);
+  if (const auto twice = NameIndex(tensors).duplicate())
+    refuse(label, "duplicate tensor '{}'", printable(tensors.name(twice->second)));
+  check_placement(tensors, offsets, data_begin, file_bytes, label);
 
   Header header;
-  header.tensors.reserve(entries.size());
-  header.offsets.reserve(entries.size() + 1);
-  for (Entry& entry : entries) {
-    header.tensors.push_back(std::move(entry.info));
-    header.offsets.push_back((Checked(data_begin) + entry.begin).value());
-  }
+  header.tensors = std::move(tensors);
+  header.offsets.reserve(offsets.size() + 1);
+  for (const Offsets& entry : offsets) header.offsets.push_back((Checked(data_begin) + entry.begin).value());
   header.offsets.push_back(file_bytes);
   header.metadata = std::move(events.metadata);
   return header;
@@ -357,43 +402,58 @@ Header read_header(const InputFile& file) {
   return parse_header({json.get(), length}, data_begin, file.size(), label);
 }
 
-Layout lay_out(std::span<const TensorInfo> parts) {
-  std::vector<std::string_view> names;
-  names.reserve(parts.size());
-  for (const TensorInfo& part : parts) names.push_back(part.name);
-  if (const auto twice = NameIndex(names).duplicate())
-    throw Error(Errc::bad_input, fmt::format("two tensors would be written as '{}'", printable(names[twice->second])));
-
-  std::vector<std::size_t> order(parts.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return parts[a].dtype != parts[b].dtype ? parts[a].dtype > parts[b].dtype : parts[a].name < parts[b].name;
+Layout lay_out(const PartList& parts) {
+  check_unique(parts);
+  Layout layout;
+  layout.order.resize(parts.size());
+  std::iota(layout.order.begin(), layout.order.end(), std::uint32_t{0});
+  std::sort(layout.order.begin(), layout.order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    const DType first = parts.dtype(a), second = parts.dtype(b);
+    return first != second ? first > second : is_before(parts.name(a), parts.name(b));
   });
 
-  Layout layout;
   layout.offsets.resize(parts.size());
-  std::string& header = layout.header;
-  header.assign(length_bytes, '\0').append(R"({"__metadata__":{"format":"pt"})");
+  std::uint64_t header_bytes = length_bytes + header_begin.size() + header_end.size();
+  std::string text;
   Checked position = 0;
-  for (const std::size_t i : order) {
-    const TensorInfo& part = parts[i];
-    layout.offsets[i] = position.value();
+  for (const std::uint32_t i : layout.order) {
+    const TensorInfo part = parts[i];
+    const std::uint64_t begin = position.value();
+    layout.offsets[i] = begin;
     position = position + part.bytes();
-    header += ',';
-    json::append_quoted(header, part.name);
-    fmt::format_to(std::back_inserter(header), FMT_COMPILE(R"(:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})"),
-                   traits(part.dtype).name, fmt::join(part.shape, ","), layout.offsets[i], position.value());
+    text.clear();
+    append_entry(text, part, begin, position.value());
+    header_bytes += text.size();
   }
-  header += '}';
-  header.resize((header.size() + 7) / 8 * 8, ' ');
-  const std::uint64_t length = header.size() - length_bytes;
-  if (length > max_header_bytes)
+  layout.header_bytes = (header_bytes + 7) / 8 * 8;
+  if (const std::uint64_t length = layout.header_bytes - length_bytes; length > max_header_bytes)
     throw Error(Errc::bad_input, fmt::format("{} tensors need a header of {} bytes, more than {}", parts.size(), length,
                                              max_header_bytes));
-  std::memcpy(header.data(), &length, length_bytes);
-  for (std::uint64_t& offset : layout.offsets) offset = (Checked(offset) + header.size()).value();
-  layout.file_bytes = (position + header.size()).value();
+  for (std::uint64_t& offset : layout.offsets) offset = (Checked(offset) + layout.header_bytes).value();
+  layout.file_bytes = (position + layout.header_bytes).value();
   return layout;
+}
+
+void write_header(const PartList& parts, const Layout& layout,
+                  const std::function<void(std::uint64_t offset, std::string_view piece)>& write) {
+  constexpr std::size_t piece_bytes = 64 << 10;
+  const std::uint64_t length = layout.header_bytes - length_bytes;
+  std::string text(length_bytes, '\0');
+  std::memcpy(text.data(), &length, length_bytes);
+  text += header_begin;
+  std::uint64_t written = 0;
+  for (const std::uint32_t i : layout.order) {
+    const TensorInfo part = parts[i];
+    const std::uint64_t begin = layout.offsets[i] - layout.header_bytes;
+    append_entry(text, part, begin, begin + part.bytes());
+    if (text.size() < piece_bytes) continue;
+    write(written, text);
+    written += text.size();
+    text.clear();
+  }
+  text += header_end;
+  text.resize(layout.header_bytes - written, ' ');
+  write(written, text);
 }
 
 }  // namespace safetensors

@@ -1,14 +1,15 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "formats/file.hpp"
-#include "nibble/tensor.hpp"
+#include "nibble/checkpoint.hpp"
+#include "nibble/tensor_list.hpp"
 
 /// safetensors: eight bytes with the length of the header (little-endian), the header as JSON, the data.
 ///
@@ -23,7 +24,7 @@ namespace nibble::safetensors {
 inline constexpr std::uint64_t max_header_bytes = 100'000'000;
 
 struct Header {
-  std::vector<TensorInfo> tensors;     ///< in the order of their data, names unique
+  TensorList tensors;                  ///< in the order of their data, names unique
   std::vector<std::uint64_t> offsets;  ///< of each tensor from the beginning of the file; at the end the file's size
   std::vector<std::pair<std::string, std::string>> metadata;
 };
@@ -38,13 +39,18 @@ struct Header {
 
 /// A file about to be written.
 struct Layout {
-  std::string header;                  ///< the first bytes of the file: length, JSON, padding to a multiple of 8
+  std::vector<std::uint32_t> order;    ///< the parts as their data lies in the file
   std::vector<std::uint64_t> offsets;  ///< where the data of each part begins, in the order the parts were given
+  std::uint64_t header_bytes = 0;      ///< length, JSON, padding to a multiple of 8
   std::uint64_t file_bytes = 0;
 };
 
 /// Lays a file out as the library does, byte for byte: data ordered by type (the last of DType first), then by name;
 /// metadata {"format": "pt"}. Throws Error(bad_input) if two parts have one name or the header grows too large.
-[[nodiscard]] Layout lay_out(std::span<const TensorInfo> parts);
+[[nodiscard]] Layout lay_out(const PartList& parts);
+
+/// Hands out the header, the first bytes of the file, in pieces of about 64 KiB: it may have up to 100 MB.
+void write_header(const PartList& parts, const Layout& layout,
+                  const std::function<void(std::uint64_t offset, std::string_view piece)>& write);
 
 }  // namespace nibble::safetensors

@@ -9,12 +9,13 @@
 
 namespace nibble {
 
-std::uint64_t element_count(const Shape& shape) {
+std::uint64_t element_count(std::span<const std::uint64_t> shape) {
   if (std::find(shape.begin(), shape.end(), 0u) != shape.end()) return 0;
   Checked count = 1;
   for (const std::uint64_t dimension : shape) count = count * dimension;
   if (!count.valid())
-    throw Error(Errc::bad_input, fmt::format("shape {} has more elements than 64 bits count", to_string(shape)));
+    throw Error(Errc::bad_input, fmt::format("shape {} has more elements than 64 bits count",
+                                             to_string(Shape(shape.begin(), shape.end()))));
   return count.value();
 }
 

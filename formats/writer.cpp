@@ -4,18 +4,21 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <set>
 
 #include "formats/config.hpp"
 #include "formats/file.hpp"
+#include "formats/json.hpp"
+#include "formats/names.hpp"
 #include "formats/refuse.hpp"
 #include "formats/safetensors.hpp"
 #include "formats/transaction.hpp"
@@ -27,7 +30,7 @@ namespace {
 
 constexpr const char* config_name = "config.json";
 constexpr const char* diffusers_stem = "diffusion_pytorch_model";  // its loader looks for that name
-constexpr const char* manifest_name = "nibble.json";
+constexpr const char* manifest_file = "nibble.json";
 constexpr std::uint64_t copy_block = 1 << 20;
 
 // Weights of any container: the converted ones replace them.
@@ -39,7 +42,7 @@ constexpr std::size_t weight_suffixes_of_folders = 2;
 
 bool is_carried_over(const std::string& name, bool top) {
   if (name.starts_with('.')) return false;
-  if (top && (name == config_name || name == manifest_name)) return false;
+  if (top && (name == config_name || name == manifest_file)) return false;
   return std::none_of(weight_suffixes.begin() + (top ? 0 : weight_suffixes_of_folders), weight_suffixes.end(),
                       [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
@@ -131,11 +134,48 @@ class CarryOver {
   std::uint64_t bytes_ = 0;
 };
 
-std::uint64_t total_bytes(std::span<const TensorInfo> parts) {
-  std::uint64_t bytes = 0;
-  for (const TensorInfo& part : parts) bytes += part.bytes();
-  return bytes;
-}
+// What does not fit into memory. The file has lost its name by the time it is used, so it ends with its process.
+class FileScratch final : public Scratch {
+ public:
+  FileScratch(int directory, std::string label) : label_(std::move(label)) {
+    fd_ = Descriptor(openat(directory, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
+    if (fd_.get() >= 0) return;
+    // Not every file system has files without a name.
+    constexpr const char* name = ".scratch";
+    fd_ = Descriptor(openat(directory, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (fd_.get() < 0) fail("cannot create a temporary file", errno);
+    if (unlinkat(directory, name, 0) != 0) fail("cannot remove the name of a temporary file", errno);
+  }
+
+  void write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t put = ::pwrite(fd_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+      if (put < 0 && errno == EINTR) continue;
+      if (put <= 0) fail("cannot write a temporary file", put < 0 ? errno : EIO);
+      bytes = bytes.subspan(static_cast<std::size_t>(put));
+      offset += static_cast<std::uint64_t>(put);
+    }
+  }
+
+  void read(std::uint64_t offset, std::span<std::byte> out) const override {
+    while (!out.empty()) {
+      const ssize_t got = ::pread(fd_.get(), out.data(), out.size(), static_cast<off_t>(offset));
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) fail("cannot read a temporary file", got < 0 ? errno : EIO);
+      out = out.subspan(static_cast<std::size_t>(got));
+      offset += static_cast<std::uint64_t>(got);
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(std::string_view action, int error) const {
+    const Errc code = error == ENOSPC || error == EDQUOT ? Errc::no_space : Errc::io;
+    throw Error(code, fmt::format("{}: {}: {}", label_, action, std::strerror(error)));
+  }
+
+  std::string label_;
+  Descriptor fd_;
+};
 
 // What files and directories have in common: shards, one after the other, in a transaction.
 class ShardWriter : public Writer {
@@ -149,39 +189,67 @@ class ShardWriter : public Writer {
                   fmt::format("{}: the output takes {} bytes, the disk has {} free", label_, need, free));
   }
 
-  void begin(std::size_t index, std::span<const TensorInfo> parts) override {
+  void begin(std::size_t index, const PartList& parts) override {
     const std::string name = staged_name(index);
     file_.reset();
     unlinkat(transaction_.directory(), name.c_str(), 0);
-    layout_ = safetensors::lay_out(parts);
+    offsets_ = {};  // not two of them at a time: one may take 5 MB
+    safetensors::Layout layout = safetensors::lay_out(parts);
     file_.emplace(transaction_.directory(), name, label_);
-    file_->reserve(layout_.file_bytes);
-    file_->write_at(0, std::as_bytes(std::span(layout_.header)));
-    began(index, parts);
+    file_->reserve(layout.file_bytes);
+    safetensors::write_header(parts, layout, [&](std::uint64_t offset, std::string_view piece) {
+      file_->write_at(offset, std::as_bytes(std::span(piece)));
+    });
+    data_bytes_.resize(std::max(data_bytes_.size(), index + 1));
+    data_bytes_[index] = layout.file_bytes - layout.header_bytes;
+    offsets_ = std::move(layout.offsets);
   }
 
   void write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) override {
-    file_->write_at(layout_.offsets[part] + offset, bytes);
+    file_->write_at(offsets_[part] + offset, bytes);
+  }
+
+  [[nodiscard]] std::uint64_t position(std::size_t part, std::uint64_t offset) const override {
+    return offsets_[part] + offset;
   }
 
   void end() override {
     file_->flush();
     file_->close();
     file_.reset();
+    offsets_ = {};
+  }
+
+  void write_manifest(std::uint64_t offset, std::string_view text) override {
+    if (!manifest_) manifest_.emplace(transaction_.directory(), std::string(manifest_name()), label_);
+    manifest_->truncate(offset);
+    manifest_->write_at(offset, std::as_bytes(std::span(text)));
+  }
+
+  std::unique_ptr<Scratch> make_scratch() override {
+    return std::make_unique<FileScratch>(transaction_.directory(), label_);
   }
 
  protected:
   // A file's name in the transaction's directory.
   [[nodiscard]] virtual std::string staged_name(std::size_t index) const = 0;
-  virtual void began(std::size_t /*index*/, std::span<const TensorInfo> /*parts*/) {}
+  [[nodiscard]] virtual std::string_view manifest_name() const = 0;
+
+  void end_manifest() {
+    if (!manifest_) write_manifest(0, "");
+    manifest_->flush();
+    manifest_->close();
+  }
 
   Transaction transaction_;
   std::string label_;
   std::size_t shards_;
+  std::vector<std::uint64_t> data_bytes_;  // of each shard
 
  private:
-  safetensors::Layout layout_;
+  std::vector<std::uint64_t> offsets_;  // of the parts of the shard in work
   std::optional<OutputFile> file_;
+  std::optional<OutputFile> manifest_;
 };
 
 class FileWriter final : public ShardWriter {
@@ -192,13 +260,14 @@ class FileWriter final : public ShardWriter {
   // A file alone: its name is its user's, and no part of what is written.
   [[nodiscard]] std::string shard_name(std::size_t /*index*/) const override { return {}; }
 
-  void commit(const Finish& finish) override {
-    write_file(transaction_.directory(), Transaction::staged_manifest, label_, finish.manifest);
+  void commit(const Finish& /*finish*/) override {
+    end_manifest();
     transaction_.commit();
   }
 
  private:
   [[nodiscard]] std::string staged_name(std::size_t /*index*/) const override { return Transaction::staged_file; }
+  [[nodiscard]] std::string_view manifest_name() const override { return Transaction::staged_manifest; }
 };
 
 class DirectoryWriter final : public ShardWriter {
@@ -207,8 +276,8 @@ class DirectoryWriter final : public ShardWriter {
       : ShardWriter(path, Transaction::Kind::directory, options,
                     CarryOver(printable(path.string())).bytes(Directory(source.path()))),
         source_(source),
-        stem_(!source.files().empty() && source.files().front().starts_with(diffusers_stem) ? diffusers_stem : "model"),
-        parts_(options.shards) {}
+        stem_(!source.files().empty() && source.files().front().starts_with(diffusers_stem) ? diffusers_stem
+                                                                                            : "model") {}
 
   [[nodiscard]] std::string shard_name(std::size_t index) const override {
     return shards_ == 1 ? stem_ + ".safetensors"
@@ -219,31 +288,52 @@ class DirectoryWriter final : public ShardWriter {
     const int directory = transaction_.directory();
     const Directory from(source_.path());
     CarryOver(label_).run(from, directory);
-    write_file(directory, manifest_name, label_, finish.manifest);
-    if (shards_ > 1) write_file(directory, stem_ + ".safetensors.index.json", label_, index());
+    end_manifest();
+    if (shards_ > 1) write_index(finish);
     if (from.has(config_name)) write_file(directory, config_name, label_, patched_config(from, finish));
     transaction_.commit();
   }
 
  private:
   [[nodiscard]] std::string staged_name(std::size_t index) const override { return shard_name(index); }
+  [[nodiscard]] std::string_view manifest_name() const override { return manifest_file; }
 
-  void began(std::size_t index, std::span<const TensorInfo> parts) override {
-    parts_[index].assign(parts.begin(), parts.end());
-  }
+  // Sorted by name, indented by two, as transformers writes it. In pieces: it names every part.
+  void write_index(const Finish& finish) {
+    struct Entry {
+      std::uint32_t shard, part;
+    };
+    std::vector<Entry> entries;
+    for (std::size_t shard = 0; shard < finish.shards.size(); ++shard)
+      for (std::size_t part = 0; part < finish.shards[shard]->size(); ++part)
+        entries.push_back({static_cast<std::uint32_t>(shard), static_cast<std::uint32_t>(part)});
+    const auto name = [&](const Entry& entry) { return finish.shards[entry.shard]->name(entry.part); };
+    std::sort(entries.begin(), entries.end(),
+              [&](const Entry& a, const Entry& b) { return is_before(name(a), name(b)); });
 
-  [[nodiscard]] std::string index() const {
-    nlohmann::json weight_map = nlohmann::json::object();  // sorted by name, as transformers writes it
-    std::uint64_t bytes = 0;
-    for (std::size_t shard = 0; shard < parts_.size(); ++shard) {
-      for (const TensorInfo& part : parts_[shard]) weight_map[part.name] = shard_name(shard);
-      bytes += total_bytes(parts_[shard]);
-    }
     std::uint64_t parameters = 0;
     for (const TensorInfo& tensor : source_.tensors()) parameters += tensor.elements();
-    const nlohmann::json json = {{"metadata", {{"total_parameters", parameters}, {"total_size", bytes}}},
-                                 {"weight_map", std::move(weight_map)}};
-    return json.dump(2) + "\n";
+    const std::uint64_t bytes = std::accumulate(data_bytes_.begin(), data_bytes_.end(), std::uint64_t{0});
+    OutputFile file(transaction_.directory(), stem_ + ".safetensors.index.json", label_);
+    std::uint64_t written = 0;
+    std::string text = fmt::format(
+        "{{\n  \"metadata\": {{\n    \"total_parameters\": {},\n    \"total_size\": {}\n  }},\n  \"weight_map\": {{",
+        parameters, bytes);
+    std::string quoted;
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      quoted.assign(name(entries[i]).stem).append(name(entries[i]).rest);
+      text += i == 0 ? "\n    " : ",\n    ";
+      json::append_quoted(text, quoted);
+      text.append(": \"").append(shard_name(entries[i].shard)).append("\"");
+      if (text.size() < copy_block) continue;
+      file.write_at(written, std::as_bytes(std::span(text)));
+      written += text.size();
+      text.clear();
+    }
+    text += entries.empty() ? "}\n}\n" : "\n  }\n}\n";
+    file.write_at(written, std::as_bytes(std::span(text)));
+    file.flush();
+    file.close();
   }
 
   static std::string patched_config(const Directory& from, const Finish& finish) {
@@ -257,7 +347,6 @@ class DirectoryWriter final : public ShardWriter {
 
   const Reader& source_;
   std::string stem_;
-  std::vector<std::vector<TensorInfo>> parts_;
 };
 
 bool is_in(const std::filesystem::path& inner, const std::filesystem::path& outer) {

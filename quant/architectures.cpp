@@ -16,6 +16,7 @@
 #include <cctype>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -162,11 +163,14 @@ class Architecture {
   [[nodiscard]] const std::vector<Entry>& entries() const noexcept { return entries_; }
 
   // Decides which conditional renames apply to a file.
-  void see(std::span<const TensorInfo> tensors) {
+  void see(const TensorList& tensors) {
     std::erase_if(renames_, [&](const Transform& rename) {
-      return rename.when && std::none_of(tensors.begin(), tensors.end(), [&](const TensorInfo& tensor) {
-               return RE2::PartialMatch(tensor.name, *rename.when);
-             });
+      if (!rename.when) return false;
+      for (std::size_t i = 0; i < tensors.size(); ++i)
+        if (const std::string_view name = tensors.name(i);
+            RE2::PartialMatch(re2::StringPiece(name.data(), name.size()), *rename.when))
+          return false;
+      return true;
     });
   }
 
@@ -435,6 +439,44 @@ Placement place(const TensorInfo& tensor, const Destination& to, const Entry* en
   return result;
 }
 
+class TablePlacer final : public Placer {
+ public:
+  TablePlacer(Architecture table, const TensorList& tensors, bool tied) : table_(std::move(table)), tied_(tied) {
+    table_.see(tensors);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::string_view stored = tensors.name(i);
+      Name name = cut(tensors.shape(i).size() < 2 ? std::string(stored) : table_.destination(stored).parameter);
+      Numbers& most = largest_[name.key];
+      most = std::max(most, name.numbers);
+    }
+  }
+
+  Placement place(const TensorInfo& tensor) override {
+    if (tensor.shape.size() < 2) return {Role::other, tensor.name, "not a matrix", {}};
+    const Destination to = table_.destination(tensor.name);
+    const Name name = cut(to.parameter);
+    const Entry* entry = table_.entry(name, largest_[name.key]);
+    if (!to.merged) return nibble::place(tensor, to, entry, tied_);
+    const bool expert = entry != nullptr && entry->role == Role::expert;
+    Placement placement{
+        expert ? Role::expert : Role::other,
+        to.parameter,
+        expert ? "experts that are merged into one parameter when they are loaded" : "converted when it is loaded",
+        {}};
+    for (const std::string& target : to.targets) {
+      const Entry* filled = table_.entry(cut(target), {});
+      if (filled != nullptr && is_replaceable(filled->role) && !never_replaced(filled->why))
+        placement.keeps.push_back(module_of(target));
+    }
+    return placement;
+  }
+
+ private:
+  Architecture table_;
+  bool tied_;
+  std::unordered_map<std::string, Numbers> largest_;  // by key, of all tensors
+};
+
 // A pattern of modules as an entry of llm_int8_skip_modules.
 std::string as_entry(const std::string& pattern) {
   std::string result;
@@ -474,52 +516,9 @@ std::string loading_obstacle(std::string_view architecture) {
   return table ? table->blocker() : std::string();
 }
 
-std::optional<std::vector<Placement>> place_by_architecture(std::string_view architecture,
-                                                            std::span<const TensorInfo> tensors, bool tied) {
+std::unique_ptr<Placer> make_placer(std::string_view architecture, const TensorList& tensors, bool tied) {
   auto table = Architecture::find(architecture);
-  if (!table) return std::nullopt;
-  table->see(tensors);
-
-  std::vector<Destination> destinations;
-  std::vector<Name> names;
-  std::unordered_map<std::string, Numbers> largest;
-  destinations.reserve(tensors.size());
-  names.reserve(tensors.size());
-  for (const TensorInfo& tensor : tensors) {
-    destinations.push_back(tensor.shape.size() < 2 ? Destination{tensor.name, false, {}, true}
-                                                   : table->destination(tensor.name));
-    names.push_back(cut(destinations.back().parameter));
-    Numbers& most = largest[names.back().key];
-    most = std::max(most, names.back().numbers);
-  }
-
-  std::vector<Placement> result;
-  result.reserve(tensors.size());
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const Destination& to = destinations[i];
-    if (tensors[i].shape.size() < 2) {
-      result.push_back({Role::other, tensors[i].name, "not a matrix", {}});
-      continue;
-    }
-    const Entry* entry = table->entry(names[i], largest[names[i].key]);
-    if (!to.merged) {
-      result.push_back(place(tensors[i], to, entry, tied));
-      continue;
-    }
-    const bool expert = entry != nullptr && entry->role == Role::expert;
-    Placement placement{
-        expert ? Role::expert : Role::other,
-        to.parameter,
-        expert ? "experts that are merged into one parameter when they are loaded" : "converted when it is loaded",
-        {}};
-    for (const std::string& target : to.targets) {
-      const Entry* filled = table->entry(cut(target), {});
-      if (filled != nullptr && is_replaceable(filled->role) && !never_replaced(filled->why))
-        placement.keeps.push_back(module_of(target));
-    }
-    result.push_back(std::move(placement));
-  }
-  return result;
+  return table ? std::make_unique<TablePlacer>(*std::move(table), tensors, tied) : nullptr;
 }
 
 bool skips(std::string_view entry, std::string_view module) {
@@ -552,7 +551,7 @@ bool skips(std::string_view entry, std::string_view module) {
 std::vector<std::string> skip_list(std::string_view architecture, bool tied, std::span<const std::string> quantized,
                                    std::span<const std::string> plain) {
   std::vector<std::string> result;
-  std::unordered_set<std::string> listed(quantized.begin(), quantized.end());
+  std::unordered_set<std::string_view> listed(quantized.begin(), quantized.end());
   const auto harmless = [&](const std::string& entry) {
     return std::none_of(quantized.begin(), quantized.end(),
                         [&](const std::string& module) { return skips(entry, module); });
@@ -565,9 +564,10 @@ std::vector<std::string> skip_list(std::string_view architecture, bool tied, std
   // What the default leaves without the file having it. Numbered modules may be there in part: the tied ones.
   const auto table = Architecture::find(architecture);
   if (!table) {
-    if (listed.insert("lm_head").second && harmless("lm_head")) result.emplace_back("lm_head");
+    if (!listed.contains("lm_head") && harmless("lm_head")) result.emplace_back("lm_head");
     return result;
   }
+  std::unordered_set<std::string> defaults;
   for (const Entry& entry : table->entries()) {
     const bool by_tie = tied && !entry.why_tied.empty();
     if (!by_tie && entry.role != Role::kept && entry.role != Role::output_embeddings) continue;
@@ -575,7 +575,7 @@ std::vector<std::string> skip_list(std::string_view architecture, bool tied, std
     const bool numbered = !entry.places.empty();
     if (never_replaced(why) || (numbered && why != "tied weights")) continue;
     const std::string name = as_entry(entry.pattern);
-    if (!listed.insert(name).second) continue;
+    if (listed.contains(name) || !defaults.insert(name).second) continue;
     if (harmless(name))
       result.push_back(name);
     else if (!numbered)

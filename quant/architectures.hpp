@@ -1,13 +1,13 @@
 #pragma once
 
-#include <optional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "nibble/recipe.hpp"
-#include "nibble/tensor.hpp"
+#include "nibble/tensor_list.hpp"
 
 /// Which module of a model a stored tensor belongs to, and whether transformers would replace that module.
 ///
@@ -36,20 +36,25 @@ struct Placement {
   std::vector<std::string> keeps;  ///< linear layers that stay plain if this tensor does: the modules to be skipped
 };
 
-/// Places stored tensors by the table, in the order given; nothing if the table lacks the architecture.
+/// Places the tensors of one model, one at a time: the placements of 100,000 would take 30 MB.
+class Placer {
+ public:
+  virtual ~Placer() = default;
+  [[nodiscard]] virtual Placement place(const TensorInfo& tensor) = 0;
+};
+
+/// Places stored tensors by the table; nothing if the table lacks the architecture.
 ///
-/// `tied` is tie_word_embeddings. Role::linear, conv1d, output_embeddings and kept are given to matrices of a
-/// weight type named `<module>.weight` only, and only where the quantized tensors would find their way to the
-/// module under the stored name. A tensor that loading merges or splits has role expert or other. 100,000 tensors
-/// take about 0.1 s.
-[[nodiscard]] std::optional<std::vector<Placement>> place_by_architecture(std::string_view architecture,
-                                                                          std::span<const TensorInfo> tensors,
-                                                                          bool tied);
+/// `tensors` are all of the model, for the numbers in some names count from its end. `tied` is tie_word_embeddings.
+/// Role::linear, conv1d, output_embeddings and kept are given to matrices of a weight type named `<module>.weight`
+/// only, and only where the quantized tensors would find their way to the module under the stored name. A tensor that
+/// loading merges or splits has role expert or other. 100,000 tensors take about 0.1 s.
+[[nodiscard]] std::unique_ptr<Placer> make_placer(std::string_view architecture, const TensorList& tensors, bool tied);
 
 /// Places tensors by names and shapes alone, for architectures that the table lacks. Careful: what looks like an
 /// embedding, a head, a router or a position table is not called linear, nor is a matrix whose bias has the length
 /// of the other side. Every `why` ends in "by name and shape".
-[[nodiscard]] std::vector<Placement> place_by_name(std::span<const TensorInfo> tensors);
+[[nodiscard]] std::unique_ptr<Placer> make_placer_by_name(const TensorList& tensors);
 
 /// Why transformers cannot load this architecture with quantized weights from its ordinary names; empty if it can.
 [[nodiscard]] std::string loading_obstacle(std::string_view architecture);

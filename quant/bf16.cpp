@@ -19,21 +19,29 @@ HWY_BEFORE_NAMESPACE();
 namespace nibble::bf16::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-void narrow(const float* HWY_RESTRICT w, std::size_t n, std::uint16_t* HWY_RESTRICT out, CastCounts& counts) {
-  const hn::RebindToSigned<hn::ScalableTag<float>> di;
-  const auto convert = [&](auto magnitude) HWY_ATTR {  // from_float()
-    const auto shifted = hn::ShiftRight<16>(magnitude);
-    const auto biased = hn::Add(magnitude, hn::Set(di, 0x7FFF));
-    const auto rounded = hn::ShiftRight<16>(hn::Add(biased, hn::And(shifted, hn::Set(di, 1))));
-    const auto nan = hn::Or(shifted, hn::Set(di, 0x40));
-    return hn::IfThenElse(hn::Gt(magnitude, hn::Set(di, 0x7F800000)), nan, rounded);
+template <class Source>
+HWY_INLINE void narrow(const std::byte* HWY_RESTRICT w, std::size_t n, std::uint16_t* HWY_RESTRICT out,
+                       CastCounts& counts) {
+  namespace cast = nibble::HWY_NAMESPACE;
+  const auto round = [](auto d, auto v) HWY_ATTR {
+    const hn::RebindToSigned<decltype(d)> di;
+    return cast::with_sign(d, v, cast::bf16_bits(di, hn::And(hn::BitCast(di, v), hn::Set(di, 0x7FFFFFFF))));
   };
-  nibble::HWY_NAMESPACE::narrow_each(w, n, smallest_overflow, 0x80, out, counts, convert);
+  cast::narrow_each<Source>(w, n, smallest_overflow, 0x80, out, counts, round);
+}
+
+void narrow_f32(const std::byte* HWY_RESTRICT w, std::size_t n, std::uint16_t* HWY_RESTRICT out, CastCounts& counts) {
+  narrow<nibble::HWY_NAMESPACE::F32>(w, n, out, counts);
+}
+void narrow_bf16(const std::byte* HWY_RESTRICT w, std::size_t n, std::uint16_t* HWY_RESTRICT out, CastCounts& counts) {
+  narrow<nibble::HWY_NAMESPACE::Bf16>(w, n, out, counts);
+}
+void narrow_f16(const std::byte* HWY_RESTRICT w, std::size_t n, std::uint16_t* HWY_RESTRICT out, CastCounts& counts) {
+  narrow<nibble::HWY_NAMESPACE::F16>(w, n, out, counts);
 }
 
 void widen_vectors(const std::uint16_t* HWY_RESTRICT in, std::size_t n, float* HWY_RESTRICT out) {
-  const auto convert = [](auto bits) HWY_ATTR { return hn::ShiftLeft<16>(bits); };
-  nibble::HWY_NAMESPACE::widen_each(in, n, out, convert, [](std::uint16_t bits) { return to_float(bits); });
+  nibble::HWY_NAMESPACE::widen_each<nibble::HWY_NAMESPACE::Bf16>(in, n, out);
 }
 
 }  // namespace nibble::bf16::HWY_NAMESPACE
@@ -43,15 +51,27 @@ HWY_AFTER_NAMESPACE();
 namespace nibble {
 namespace bf16 {
 
-HWY_EXPORT(narrow);
+HWY_EXPORT(narrow_f32);
+HWY_EXPORT(narrow_bf16);
+HWY_EXPORT(narrow_f16);
 HWY_EXPORT(widen_vectors);
+
+namespace {
+
+Findings encode_from(DType source, std::span<const std::byte> weights, std::span<std::uint16_t> out) {
+  const auto narrow_here = source == DType::bf16  ? HWY_DYNAMIC_DISPATCH(narrow_bf16)
+                           : source == DType::f16 ? HWY_DYNAMIC_DISPATCH(narrow_f16)
+                                                  : HWY_DYNAMIC_DISPATCH(narrow_f32);
+  return count_casts(source, weights, smallest_overflow, [&](std::size_t i, auto bytes, CastCounts& counts) {
+    narrow_here(bytes.data(), std::min(tile_weights, out.size() - i), out.data() + i, counts);
+  });
+}
+
+}  // namespace
 
 Findings encode(std::span<const float> weights, std::span<std::uint16_t> out) {
   check_same_size("bf16", weights.size(), out.size());
-  const auto narrow_here = HWY_DYNAMIC_DISPATCH(narrow);
-  return count_casts(weights, smallest_overflow, [&](std::size_t i, std::size_t n, CastCounts& counts) {
-    narrow_here(&weights[i], n, &out[i], counts);
-  });
+  return encode_from(DType::f32, std::as_bytes(weights), out);
 }
 
 void decode(std::span<const std::uint16_t> in, std::span<float> weights) {
@@ -70,7 +90,7 @@ struct Bf16 {
   static constexpr DType dtype = DType::bf16;
 
   Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out) const {
-    return narrow_tile(source, weights, [&](std::span<const float> tile) { return bf16::encode(tile, out); });
+    return narrow_tile(source, weights, [&](DType type, auto bytes) { return bf16::encode_from(type, bytes, out); });
   }
 };
 

@@ -2,7 +2,6 @@
 // the list of skipped modules where the default would not give the set that was quantized.
 
 #include <algorithm>
-#include <set>
 #include <string_view>
 
 #include <nlohmann/json.hpp>
@@ -34,40 +33,49 @@ bool is_in_numbered_layer(std::string_view module) {
 // agree on that for numbered layers; of the others (poolers, classifiers, heads) version 4 leaves those with the last
 // parameter if that is a bias, and those under a tied bias. A list in full is understood by both.
 bool is_default_set(const Plan& plan) {
-  return !plan.architecture.empty() &&
-         std::none_of(plan.tensors.begin(), plan.tensors.end(), [](const PlannedTensor& tensor) {
-           switch (tensor.role) {
-             case Role::linear:
-             case Role::conv1d:
-               return !tensor.quantized || !is_in_numbered_layer(tensor.module);
-             case Role::output_embeddings:
-             case Role::kept:
-               return tensor.quantized;
-             case Role::unknown:
-               return !tensor.keeps.empty();
-             case Role::embedding:
-             case Role::expert:
-             case Role::other:
-               break;
-           }
-           return false;
-         });
+  if (plan.architecture.empty()) return false;
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    const PlannedTensor tensor = plan.tensors[i];
+    bool differs = false;
+    switch (tensor.role) {
+      case Role::linear:
+      case Role::conv1d:
+        differs = !tensor.quantized || !is_in_numbered_layer(tensor.module);
+        break;
+      case Role::output_embeddings:
+      case Role::kept:
+        differs = tensor.quantized;
+        break;
+      case Role::unknown:
+        differs = !plan.tensors.keeps(i).empty();
+        break;
+      case Role::embedding:
+      case Role::expert:
+      case Role::other:
+        break;
+    }
+    if (differs) return false;
+  }
+  return true;
 }
 
 nlohmann::json skip_modules(const Plan& plan) {
   if (is_default_set(plan)) return nullptr;
-  std::set<std::string> quantized;
-  std::set<std::string> plain;
-  for (const PlannedTensor& tensor : plan.tensors) {
+  std::vector<std::string> quantized;
+  std::vector<std::string> plain;
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    const PlannedTensor tensor = plan.tensors[i];
     if (tensor.quantized) {
-      quantized.insert(tensor.module);
+      quantized.emplace_back(tensor.module);
     } else {
-      plain.insert(tensor.keeps.begin(), tensor.keeps.end());
+      for (std::string& module : plan.tensors.keeps(i)) plain.push_back(std::move(module));
     }
   }
-  std::vector<std::string> skips =
-      skip_list(plan.architecture, plan.tied, std::vector(quantized.begin(), quantized.end()),
-                std::vector(plain.begin(), plain.end()));
+  for (std::vector<std::string>* modules : {&quantized, &plain}) {
+    std::sort(modules->begin(), modules->end());
+    modules->erase(std::unique(modules->begin(), modules->end()), modules->end());
+  }
+  std::vector<std::string> skips = skip_list(plan.architecture, plan.tied, quantized, plain);
   std::sort(skips.begin(), skips.end());
   return skips;
 }

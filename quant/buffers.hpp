@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -11,7 +13,14 @@ namespace nibble {
 
 /// Byte buffers that are lent and come back, so that a chunk costs no allocation and memory is touched once.
 /// Thread-safe. Loans must not outlive the pool.
+///
+/// Where a buffer lies in memory depends on where its bytes lie in a file: the kernel copies with `rep movsb`, which on
+/// AMD processors is 4 times slower if the target lies up to 63 bytes behind the source, modulo 4096 (measured on Zen 3
+/// with pread() of 1 MiB: 2.2 GB/s instead of 9). So they are put half a page apart.
 class Buffers {
+  static constexpr std::size_t page = 4096;
+  static constexpr std::size_t cache_line = 64;
+
  public:
   class Loan {
    public:
@@ -27,7 +36,7 @@ class Buffers {
       if (pool_ != nullptr) pool_->take_back(std::move(buffer_));
     }
 
-    [[nodiscard]] std::span<std::byte> bytes() const { return std::span(buffer_.data.get(), size_); }
+    [[nodiscard]] std::span<std::byte> bytes() const { return std::span(buffer_.data.get() + shift_, size_); }
 
    private:
     friend class Buffers;
@@ -35,22 +44,30 @@ class Buffers {
       std::swap(pool_, other.pool_);
       std::swap(buffer_, other.buffer_);
       std::swap(size_, other.size_);
+      std::swap(shift_, other.shift_);
     }
 
+    struct Free {
+      void operator()(std::byte* data) const noexcept { ::operator delete[](data, std::align_val_t{page}); }
+    };
     struct Buffer {
-      std::unique_ptr<std::byte[]> data;
+      std::unique_ptr<std::byte[], Free> data;
       std::size_t capacity = 0;
     };
     Buffers* pool_ = nullptr;
     Buffer buffer_;
     std::size_t size_ = 0;
+    std::size_t shift_ = 0;
   };
 
-  /// `size` bytes of unspecified content. Takes the smallest buffer that fits, or makes one.
-  [[nodiscard]] Loan lend(std::size_t size) {
+  /// `size` bytes of unspecified content, on a cache line, to be read from or written to `position` in a file. Takes
+  /// the smallest buffer that fits, or makes one.
+  [[nodiscard]] Loan lend(std::size_t size, std::uint64_t position) {
     Loan loan;
     loan.pool_ = this;
     loan.size_ = size;
+    loan.shift_ = (position + page / 2) % page / cache_line * cache_line;
+    size += page;
     {
       const std::scoped_lock lock(mutex_);
       auto best = free_.end();
@@ -61,9 +78,13 @@ class Buffers {
         free_.erase(best);
         return loan;
       }
-      if (!free_.empty()) free_.pop_back();  // too small: let it go rather than hoard every size
+      if (!free_.empty())
+        free_.pop_back();  // too small: let it go rather than hoard every size
+      else
+        free_.reserve(++made_);  // so that taking it back cannot fail
     }
-    loan.buffer_ = {std::make_unique_for_overwrite<std::byte[]>(size), size};
+    loan.buffer_.data.reset(static_cast<std::byte*>(::operator new[](size, std::align_val_t{page})));
+    loan.buffer_.capacity = size;
     return loan;
   }
 
@@ -75,6 +96,7 @@ class Buffers {
 
   std::mutex mutex_;
   std::vector<Loan::Buffer> free_;
+  std::size_t made_ = 0;  // at most, at a time
 };
 
 }  // namespace nibble

@@ -21,7 +21,7 @@ namespace nibble {
 
 /// What an inner loop counts.
 struct CastCounts {
-  std::uint32_t special = 0;  ///< NaN, infinities and overflows together: which of them, count_casts() finds out
+  bool special = false;  ///< NaN, infinity or overflow: how many of which, count_casts() finds out
   std::uint32_t underflow = 0;
   std::uint32_t subnormal = 0;
 };
@@ -32,14 +32,17 @@ inline void check_same_size(std::string_view what, std::size_t weights, std::siz
                                  std::to_string(stored) + " stored values");
 }
 
-/// Calls cast(i, n, counts) for tiles of `weights` and sums up.
-template <class Cast> Findings count_casts(std::span<const float> weights, float smallest_overflow, Cast&& cast) {
+/// Calls cast(i, bytes, counts) for tiles of F32, BF16 or F16 weights and sums up.
+template <class Cast>
+Findings count_casts(DType source, std::span<const std::byte> weights, float smallest_overflow, Cast&& cast) {
+  const std::size_t size = traits(source).bits / 8;
+  const std::size_t n = weights.size() / size;
   Findings findings;
-  for (std::size_t i = 0; i < weights.size(); i += tile_weights) {
-    const std::span<const float> tile = weights.subspan(i, std::min(tile_weights, weights.size() - i));
+  for (std::size_t i = 0; i < n; i += tile_weights) {
+    const auto tile = weights.subspan(i * size, std::min(tile_weights, n - i) * size);
     CastCounts counts;
-    cast(i, tile.size(), counts);
-    if (counts.special != 0) findings.add(count_nonfinite(DType::f32, std::as_bytes(tile), i, smallest_overflow));
+    cast(i, tile, counts);
+    if (counts.special) findings.add(count_nonfinite(source, tile, i, smallest_overflow));
     findings.underflow += counts.underflow;
     findings.subnormal += counts.subnormal;
   }
@@ -62,7 +65,7 @@ template <class Format> class CastCodec final : public Codec {
   Chunking chunking(const TensorInfo&, std::uint64_t limit) const override {
     return {std::max<std::uint64_t>(limit, 1), false};
   }
-  std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&) const override {
+  std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&, Scratch&) const override {
     return std::make_unique<CastEncoder>(format_, tensor.dtype);
   }
   std::unique_ptr<Decoder> decoder(const TensorInfo&, std::span<const std::span<const std::byte>>) const override {
@@ -110,10 +113,12 @@ template <class Format> class CastCodec final : public Codec {
   Format format_;
 };
 
-/// One tile to 16 bits. fp64 goes through fp32 rounded to odd, so that it is rounded once (torch rounds it twice).
+/// Calls encode(source, bytes) for one tile on its way to 16 bits. fp64 goes through fp32 rounded to odd, so that it is
+/// rounded once (torch rounds it twice).
 template <class Encode> Findings narrow_tile(DType source, std::span<const std::byte> weights, Encode&& encode) {
+  if (source != DType::f64) return encode(source, weights);
   alignas(64) std::array<float, tile_weights> tile;
-  return encode(widen(source, weights, tile, Rounding::odd));
+  return encode(DType::f32, std::as_bytes(widen(source, weights, tile, Rounding::odd)));
 }
 
 }  // namespace nibble

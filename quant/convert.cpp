@@ -4,63 +4,49 @@
 //
 //   cut (serial) -> read, encode, write (parallel) -> hash, count, finish the tensor (serial, in order)
 //
-// The serial stages touch only the encoded bytes of a chunk, which are still in cache: hashing them takes a few
-// hundredths of what encoding them took.
+// The serial stages touch next to nothing: the hash of a chunk is summed up where it is encoded, and only its sums, a
+// sixteenth of the bytes, are put together in order.
+//
+// One file, because its stages share the state of one conversion and can only be judged together.
 
 #include "nibble/convert.hpp"
 
 #include <fmt/format.h>
+#include <oneapi/tbb/global_control.h>
+#include <oneapi/tbb/info.h>
 #include <oneapi/tbb/parallel_pipeline.h>
 #include <oneapi/tbb/task_arena.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "nibble/error.hpp"
 #include "quant/buffers.hpp"
+#include "quant/codecs.hpp"
+#include "quant/handover.hpp"
+#include "quant/manifest.hpp"
+#include "quant/shard_parts.hpp"
+#include "quant/xxh3.hpp"
 
 namespace nibble {
 namespace {
 
-class Xxh3 {
- public:
-  Xxh3() : state_(XXH3_createState()) {
-    if (!state_) throw std::bad_alloc();
-    XXH3_128bits_reset(state_.get());
-  }
-  void update(std::span<const std::byte> bytes) { XXH3_128bits_update(state_.get(), bytes.data(), bytes.size()); }
-  [[nodiscard]] std::string hex() const {
-    const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
-    return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
-  }
-
- private:
-  struct Free {
-    void operator()(XXH3_state_t* state) const noexcept { XXH3_freeState(state); }
-  };
-  std::unique_ptr<XXH3_state_t, Free> state_;
-};
-
-std::string hash_of(std::span<const std::byte> bytes) {
-  Xxh3 hash;
-  hash.update(bytes);
-  return hash.hex();
-}
-
 // A tensor while it is converted.
 struct Work {
-  std::size_t index = 0;       // in the plan
+  std::size_t index = 0;  // in the plan
+  PlannedTensor tensor;
   std::size_t first_part = 0;  // in the shard
   std::vector<TensorInfo> parts;
   Chunking chunking;
   std::uint64_t elements = 0;
+  std::unique_ptr<Scratch> scratch;
   std::unique_ptr<Encoder> encoder;
-  Xxh3 hash;
+  std::optional<Xxh3> hash;  // of the first part
   Findings findings;
 
   // Where a chunk that starts at `weight` begins in the first part. Chunks take whole bytes; only at the very end
@@ -81,118 +67,155 @@ struct Chunk {
   Findings findings;
   Buffers::Loan in;
   Buffers::Loan out;
+  Xxh3::Sums sums;  // of `out`
+  Handover handover;
 };
 
 class Conversion {
  public:
-  Conversion(const Reader& in, const Plan& plan, Writer& out, const Resources& resources, Progress& progress)
-      : in_(in), out_(out), progress_(progress), memory_(plan_memory(plan, resources)) {
-    report_.plan = plan;
-    report_.tensors.resize(plan.tensors.size());
-    total_ = plan.source_bytes();
+  Conversion(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress)
+      : in_(in),
+        out_(out),
+        progress_(progress),
+        memory_(plan_memory(plan, resources)),
+        codecs_(plan.recipe.options),
+        manifest_(plan, out) {
+    report_.plan = std::move(plan);
+    total_ = report_.plan.source_bytes();
   }
 
   Report run() && {
+    // Without it oneTBB starts no more threads than there are processors, whatever the arena asks for. It counts for
+    // the whole process, so fewer threads are left to the arena.
+    std::optional<tbb::global_control> allow;
+    if (static_cast<int>(memory_.threads) > tbb::info::default_concurrency())
+      allow.emplace(tbb::global_control::max_allowed_parallelism, memory_.threads);
     tbb::task_arena arena(static_cast<int>(memory_.threads));
     arena.execute([this] {
       for (std::size_t shard = 0; shard < report_.plan.shard_ends.size(); ++shard) convert_shard(shard);
     });
     in_.check_unchanged();
     add_warnings();
-    out_.commit({quantization_config(report_.plan), std::string(traits(report_.plan.dtype).torch_name),
-                 manifest(report_, out_)});
+    manifest_.end(report_);
+    first_part_ = {};
+    finish();
     return std::move(report_);
   }
 
  private:
   Plan& plan() { return report_.plan; }
 
-  const Codec& codec(const std::string& name) {
-    auto& made = codecs_[name];
-    if (!made) made = make_codec(name, plan().recipe.options);
-    return *made;
+  const Codec& codec(std::string_view name) { return codecs_[name]; }
+
+  [[nodiscard]] std::size_t shard_begin(std::size_t shard) const {
+    return shard == 0 ? 0 : report_.plan.shard_ends[shard - 1];
+  }
+
+  ShardParts parts_of(std::size_t shard) {
+    return {report_.plan.tensors, shard_begin(shard), report_.plan.shard_ends[shard], codecs_};
+  }
+
+  void finish() {
+    Finish finish{quantization_config(report_.plan), std::string(traits(report_.plan.dtype).torch_name), {}};
+    // Only an index of several shards names all parts once more.
+    std::deque<ShardParts> shards;
+    if (report_.plan.shard_ends.size() > 1)
+      for (std::size_t shard = 0; shard < report_.plan.shard_ends.size(); ++shard)
+        finish.shards.push_back(&shards.emplace_back(parts_of(shard)));
+    out_.commit(finish);
   }
 
   // A tensor that turns out non-finite after its place was fixed restarts its shard with that tensor kept.
   void convert_shard(std::size_t shard) {
     const std::uint64_t done_before = done_;
+    const Manifest::Mark manifest_before = manifest_.mark();
+    const Findings findings_before = report_.findings;
     while (true) {
+      found_.erase(found_.lower_bound(shard_begin(shard)), found_.end());
       encode_shard(shard);
       if (!keep_nonfinite(shard)) break;
       done_ = done_before;
+      manifest_.rewind(manifest_before);
+      report_.findings = findings_before;
     }
     out_.end();
   }
 
   void encode_shard(std::size_t shard) {
-    const std::size_t begin = shard == 0 ? 0 : plan().shard_ends[shard - 1];
+    const std::size_t begin = shard_begin(shard);
     const std::size_t end = plan().shard_ends[shard];
-    std::vector<TensorInfo> parts;
-    first_part_.clear();
-    for (std::size_t i = begin; i < end; ++i) {
-      const PlannedTensor& tensor = plan().tensors[i];
-      first_part_.push_back(parts.size());
-      for (TensorInfo& part : codec(tensor.codec).parts(tensor.info)) parts.push_back(std::move(part));
-      report_.tensors[i] = ConvertedTensor{};
-      report_.tensors[i].shard = shard;
+    shard_ = shard;
+    {
+      ShardParts parts = parts_of(shard);
+      out_.begin(shard, parts);
+      first_part_ = parts.take_first_parts();
     }
-    out_.begin(shard, parts);
-    parts = {};
 
     // A tensor that is read twice is a pipeline of its own; all between two such tensors are one.
     for (std::size_t next = begin; next < end;) {
-      if (std::unique_ptr<Work> work = make_work(next, begin); work->chunking.scan) {
-        in_work_.push_back(std::move(work));
-        run_pipeline(
-            [&, given = false]() mutable { return std::exchange(given, true) ? nullptr : in_work_.back().get(); },
-            true);
-        run_pipeline(
-            [&, given = false]() mutable { return std::exchange(given, true) ? nullptr : in_work_.back().get(); },
-            false);
-        ++next;
+      if (chunking(plan().tensors[next]).scan) {
+        Work* const work = add_work(next++, begin);
+        for (const bool scan : {true, false})
+          run_pipeline([&, given = false]() mutable { return std::exchange(given, true) ? nullptr : work; }, scan);
       } else {
         run_pipeline([&] { return next_work(next, begin, end); }, false);
       }
     }
   }
 
-  std::unique_ptr<Work> make_work(std::size_t index, std::size_t begin) {
-    const PlannedTensor& tensor = plan().tensors[index];
+  Chunking chunking(const PlannedTensor& tensor) {
+    const std::uint64_t limit = memory_.chunk_bytes * (tensor.transposed ? transposed_chunk : 1);
+    return codec(tensor.codec).chunking(tensor.info, limit * 8 / traits(tensor.info.dtype).bits);
+  }
+
+  Work* add_work(std::size_t index, std::size_t begin) {
+    PlannedTensor tensor = plan().tensors[index];
     auto work = std::make_unique<Work>();
     work->index = index;
     work->first_part = first_part_[index - begin];
     work->parts = codec(tensor.codec).parts(tensor.info);
     work->elements = tensor.info.elements();
-    const std::uint64_t limit = memory_.chunk_bytes * (tensor.transposed ? transposed_chunk : 1);
-    work->chunking = codec(tensor.codec).chunking(tensor.info, limit * 8 / traits(tensor.info.dtype).bits);
-    work->encoder = codec(tensor.codec).encoder(tensor.info, work->chunking);
-    return work;
+    work->hash.emplace(work->parts.front().bytes());
+    work->chunking = chunking(tensor);
+    work->scratch = make_scratch(codec(tensor.codec).scratch_bytes(tensor.info));
+    work->encoder = codec(tensor.codec).encoder(tensor.info, work->chunking, *work->scratch);
+    work->tensor = std::move(tensor);
+    const std::scoped_lock lock(mutex_);
+    return in_work_.emplace_back(std::move(work)).get();
+  }
+
+  // Two tensors are in work at a time when one ends and the next begins, but memory that is not written yet takes none.
+  std::unique_ptr<Scratch> make_scratch(std::uint64_t bytes) {
+    if (bytes <= memory_.scratch_bytes) return std::make_unique<MemoryScratch>(bytes);
+    return out_.make_scratch();
   }
 
   // The next tensor of a pipeline; nothing at the end, or before one that has to be scanned.
   Work* next_work(std::size_t& next, std::size_t begin, std::size_t end) {
-    if (next == end) return nullptr;
-    std::unique_ptr<Work> work = make_work(next, begin);
-    if (work->chunking.scan) return nullptr;
-    ++next;
-    const std::scoped_lock lock(mutex_);
-    return in_work_.emplace_back(std::move(work)).get();
+    if (next == end || chunking(plan().tensors[next]).scan) return nullptr;
+    return add_work(next++, begin);
   }
 
   // `source` yields the tensors in turn. Chunks live in a ring: those in flight are the latest ones, since the last
   // stage is in order, so a place is free again when its turn comes.
   template <class Source> void run_pipeline(Source source, bool scan) {
     std::vector<Chunk> ring(memory_.tokens);
+    Handover cutting;
+    Handover accounting;
     std::size_t turn = 0;
     std::uint64_t first = 0;
     Work* work = source();
+    cutting.give();
+    accounting.give();
     const auto cut = [&](tbb::flow_control& control) -> Chunk* {
+      const Turn turn_to_cut(cutting);
       if (progress_.cancelled()) throw Error(Errc::interrupted, "interrupted: no output was written");
       if (work == nullptr) {
         control.stop();
         return nullptr;
       }
       Chunk& chunk = ring[turn++ % ring.size()];
+      const Turn turn_with_chunk(chunk.handover);
       chunk.work = work;
       chunk.first = first;
       chunk.weights = std::min(work->chunking.weights, work->elements - first);
@@ -204,6 +227,7 @@ class Conversion {
       return &chunk;
     };
     const auto encode = [&](Chunk* chunk) {
+      const Turn turn_with_chunk(chunk->handover);
       read(*chunk);
       if (scan) {
         chunk->work->encoder->scan(chunk->first, chunk->in.bytes());
@@ -213,6 +237,8 @@ class Conversion {
       return chunk;
     };
     const auto account = [&](Chunk* chunk) {
+      const Turn turn_to_account(accounting);
+      const Turn turn_with_chunk(chunk->handover);
       if (!scan) add(*chunk);
       chunk->in = {};
       chunk->out = {};
@@ -221,17 +247,18 @@ class Conversion {
                            tbb::make_filter<void, Chunk*>(tbb::filter_mode::serial_in_order, cut) &
                                tbb::make_filter<Chunk*, Chunk*>(tbb::filter_mode::parallel, encode) &
                                tbb::make_filter<Chunk*, void>(tbb::filter_mode::serial_in_order, account));
+    cutting.take();
+    accounting.take();
   }
 
-  const PlannedTensor& planned(const Work& work) const { return report_.plan.tensors[work.index]; }
-
   void read(Chunk& chunk) {
-    const PlannedTensor& tensor = planned(*chunk.work);
-    chunk.in = buffers_.lend(byte_count(tensor.info.dtype, chunk.weights));
+    const PlannedTensor& tensor = chunk.work->tensor;
+    const std::uint64_t offset = tensor.source_offset + byte_count(tensor.info.dtype, chunk.first);
+    chunk.in = buffers_.lend(byte_count(tensor.info.dtype, chunk.weights), in_.position(tensor.source, offset));
     if (tensor.transposed) {
       read_transposed(tensor, chunk);
     } else {
-      in_.read(tensor.source, tensor.source_offset + byte_count(tensor.info.dtype, chunk.first), chunk.in.bytes());
+      in_.read(tensor.source, offset, chunk.in.bytes());
     }
   }
 
@@ -244,7 +271,7 @@ class Conversion {
     if (chunk.weights == 0) return;
     const std::uint64_t row = chunk.first / in;
     const std::uint64_t rows = (chunk.first + chunk.weights - 1) / in - row + 1;
-    Buffers::Loan piece = buffers_.lend(rows * width);
+    Buffers::Loan piece = buffers_.lend(rows * width, 0);
     std::byte* const to = chunk.in.bytes().data();
     for (std::uint64_t k = 0; k < in; ++k) {
       in_.read(tensor.source, (k * out + row) * width, piece.bytes());
@@ -261,40 +288,43 @@ class Conversion {
     const Work& work = *chunk.work;
     const std::uint64_t end = chunk.first + chunk.weights;
     chunk.out_offset = work.stored_offset(chunk.first);
-    chunk.out = buffers_.lend(work.stored_offset(end) - chunk.out_offset);
+    chunk.out =
+        buffers_.lend(work.stored_offset(end) - chunk.out_offset, out_.position(work.first_part, chunk.out_offset));
     chunk.findings = work.encoder->encode(chunk.first, chunk.in.bytes(), chunk.out.bytes());
     chunk.in = {};
+    work.hash->sum(chunk.out_offset, chunk.out.bytes(), chunk.sums);
     out_.write(work.first_part, chunk.out_offset, chunk.out.bytes());
   }
 
   void add(Chunk& chunk) {
     Work& work = *chunk.work;
-    work.hash.update(chunk.out.bytes());
+    work.hash->append(chunk.out.bytes(), chunk.sums);
     work.findings.add(chunk.findings);
-    done_ += byte_count(planned(work).info.dtype, chunk.weights);
+    done_ += byte_count(work.tensor.info.dtype, chunk.weights);
     const bool last = chunk.first + chunk.weights == work.elements;
-    const std::string& name = planned(work).info.name;
     if (last) finish(work);
-    progress_.advance(name, done_, total_);
-  }
-
-  void finish(Work& work) {
-    ConvertedTensor& converted = report_.tensors[work.index];
-    converted.findings = work.findings;
-    refuse(work);
-    converted.parts.push_back({work.parts.front(), work.hash.hex()});
-    const std::vector<std::vector<std::byte>> rest = work.encoder->finish();
-    for (std::size_t p = 0; p < rest.size(); ++p) {
-      out_.write(work.first_part + 1 + p, 0, rest[p]);
-      converted.parts.push_back({work.parts[p + 1], hash_of(rest[p])});
-    }
+    progress_.advance(work.tensor.info.name, done_, total_);
+    if (!last) return;
     const std::scoped_lock lock(mutex_);
     in_work_.pop_front();
   }
 
+  void finish(Work& work) {
+    const Findings& found = work.findings;
+    report_.findings.add(found);
+    if (found.nan + found.inf + found.overflow > 0) found_[work.index] = found;
+    refuse(work);
+    PartWriter rest(out_, work.first_part, work.parts);
+    work.encoder->finish(rest);
+    std::vector<Manifest::Part> parts;
+    for (std::size_t p = 0; p < work.parts.size(); ++p)
+      parts.push_back({std::move(work.parts[p]), p == 0 ? work.hash->hex() : rest.hash(p)});
+    manifest_.add(work.tensor, shard_, found, parts);
+  }
+
   // The findings that the recipe does not allow.
   void refuse(const Work& work) {
-    const PlannedTensor& tensor = planned(work);
+    const PlannedTensor& tensor = work.tensor;
     const Recipe& recipe = report_.plan.recipe;
     const Findings& found = work.findings;
     if (found.nan + found.inf > 0 && recipe.nonfinite == Nonfinite::error)
@@ -323,40 +353,41 @@ class Conversion {
   bool keep_nonfinite(std::size_t shard) {
     if (plan().recipe.nonfinite != Nonfinite::keep) return false;
     bool any = false;
-    const std::size_t begin = shard == 0 ? 0 : plan().shard_ends[shard - 1];
-    for (std::size_t i = begin; i < plan().shard_ends[shard]; ++i) {
-      PlannedTensor& tensor = plan().tensors[i];
-      const Findings& found = report_.tensors[i].findings;
-      if (!tensor.quantized || found.nan + found.inf + found.overflow == 0) continue;
-      kept_[i] = found;
-      keep(tensor, found);
+    for (auto found = found_.lower_bound(shard_begin(shard)); found != found_.end(); ++found) {
+      const PlannedTensor tensor = plan().tensors[found->first];
+      if (!tensor.quantized) continue;
+      kept_[found->first] = found->second;
+      keep(found->first, tensor, found->second);
       any = true;
     }
     return any;
   }
 
-  void keep(PlannedTensor& tensor, const Findings& found) {
+  void keep(std::size_t index, PlannedTensor tensor, const Findings& found) {
     tensor.codec = tensor.info.dtype == DType::f64 ? "fp32" : "keep";  // F64 has no place in a quantized model
     tensor.quantized = false;
-    tensor.reason = fmt::format("kept: {} NaN, {} infinite, {} beyond fp16", found.nan, found.inf, found.overflow);
+    const std::string reason =
+        fmt::format("kept: {} NaN, {} infinite, {} beyond fp16", found.nan, found.inf, found.overflow);
+    tensor.reason = reason;
     if (tensor.transposed) {
       tensor.transposed = false;
       std::swap(tensor.info.shape[0], tensor.info.shape[1]);
     }
     tensor.stored_bytes = codec(tensor.codec).parts(tensor.info).front().bytes();
+    plan().tensors.replace(index, tensor);
   }
 
   void add_warnings() {
     report_.warnings = plan().warnings;
-    for (std::size_t i = 0; i < report_.tensors.size(); ++i) {
-      const PlannedTensor& tensor = plan().tensors[i];
-      const Findings& found = report_.tensors[i].findings;
-      if (const auto kept = kept_.find(i); kept != kept_.end()) {
-        const Findings& why = kept->second;
+    // What was kept is not looked at again, but an F64 that was kept as fp32 is: one warning for each.
+    for (const auto& [i, found] : kept_) found_[i] = found;
+    for (const auto& [i, found] : found_) {
+      const PlannedTensor tensor = plan().tensors[i];
+      if (kept_.contains(i)) {
         report_.warnings.push_back(fmt::format("tensor '{}' is kept as {}: {} NaN, {} infinite, {} beyond fp16",
-                                               printable(tensor.info.name), traits(tensor.info.dtype).name, why.nan,
-                                               why.inf, why.overflow));
-      } else if (found.nan + found.inf + found.overflow > 0) {
+                                               printable(tensor.info.name), traits(tensor.info.dtype).name, found.nan,
+                                               found.inf, found.overflow));
+      } else {
         report_.warnings.push_back(fmt::format("tensor '{}': {} NaN, {} infinite, {} beyond the range of {}",
                                                printable(tensor.info.name), found.nan, found.inf, found.overflow,
                                                tensor.codec));
@@ -370,11 +401,14 @@ class Conversion {
   MemoryPlan memory_;
   std::uint64_t done_ = 0;
   std::uint64_t total_ = 0;
-  std::map<std::string, std::unique_ptr<const Codec>, std::less<>> codecs_;
-  std::map<std::size_t, Findings> kept_;
+  Codecs codecs_;
+  Manifest manifest_;
+  std::size_t shard_ = 0;                  // in work
+  std::map<std::size_t, Findings> found_;  // the few tensors with NaN, infinities or overflow
+  std::map<std::size_t, Findings> kept_;   // those of them that were to be quantized
   Buffers buffers_;
-  std::vector<std::size_t> first_part_;  // of the shard's tensors
-  std::mutex mutex_;                     // of the next: tensors are begun and finished on different threads
+  std::vector<std::uint32_t> first_part_;  // of the shard's tensors
+  std::mutex mutex_;                       // of the next: tensors are begun and finished on different threads
   std::deque<std::unique_ptr<Work>> in_work_;
   Report report_;
 };
@@ -384,8 +418,8 @@ class Conversion {
 void Progress::advance(std::string_view /*tensor*/, std::uint64_t /*done*/, std::uint64_t /*total*/) {}
 bool Progress::cancelled() const { return false; }
 
-Report convert(const Reader& in, const Plan& plan, Writer& out, const Resources& resources, Progress& progress) {
-  return Conversion(in, plan, out, resources, progress).run();
+Report convert(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress) {
+  return Conversion(in, std::move(plan), out, resources, progress).run();
 }
 
 }  // namespace nibble

@@ -1,6 +1,11 @@
 #include "quant/four_bit.hpp"
 
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
+
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -16,11 +21,6 @@ namespace nibble {
 namespace {
 
 constexpr std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) { return a / b + (a % b != 0); }
-
-template <class T> std::vector<std::byte> bytes_of(std::span<const T> values) {
-  const auto bytes = std::as_bytes(values);
-  return {bytes.begin(), bytes.end()};
-}
 
 template <class T> std::vector<T> values_of(std::span<const std::byte> bytes) {
   std::vector<T> values(bytes.size() / sizeof(T));
@@ -77,58 +77,115 @@ std::size_t quant_state_size(std::string_view codec, std::size_t blocksize, cons
 class FourBitEncoder final : public Encoder {
  public:
   FourBitEncoder(const FourBitTables& tables, std::string_view codec, std::size_t blocksize, bool nested,
-                 const TensorInfo& tensor)
+                 const TensorInfo& tensor, Scratch& scratch)
       : tables_(tables),
         codec_(codec),
         blocksize_(blocksize),
         nested_(nested),
         tensor_(tensor),
-        absmax_(ceil_div(tensor.elements(), blocksize)) {}
+        blocks_(ceil_div(tensor.elements(), blocksize)),
+        scratch_(scratch) {}
 
   Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out) override {
     const std::span<std::uint8_t> packed(reinterpret_cast<std::uint8_t*>(out.data()), out.size());
-    const std::span<float> absmax = std::span(absmax_).subspan(first / blocksize_);
     const std::size_t size = traits(tensor_.dtype).bits / 8;
+    std::vector<float> kept(ceil_div(weights.size() / size, blocksize_));
+    const std::span<float> absmax = kept;
     Findings findings;
-    for_each_tile(tensor_.dtype, weights, [&](std::size_t i, std::span<const float> tile) {
-      const auto codes = packed.subspan(i / 2, ceil_div(tile.size(), 2));
-      const auto scales = absmax.subspan(i / blocksize_, ceil_div(tile.size(), blocksize_));
-      if (encode_four_bit(tables_, tile, blocksize_, codes, scales) != 0)
-        findings.add(count_nonfinite(tensor_.dtype, weights.subspan(i * size, tile.size() * size), first + i));
-    });
+    const auto encode_tile = [&](std::size_t i, std::size_t n, auto&&... tile) {
+      const auto codes = packed.subspan(i / 2, ceil_div(n, 2));
+      const auto scales = absmax.subspan(i / blocksize_, ceil_div(n, blocksize_));
+      if (encode_four_bit(tables_, tile..., blocksize_, codes, scales) != 0)
+        findings.add(count_nonfinite(tensor_.dtype, weights.subspan(i * size, n * size), first + i));
+    };
+    if (tensor_.dtype == DType::f64) {
+      for_each_tile(tensor_.dtype, weights,
+                    [&](std::size_t i, std::span<const float> tile) { encode_tile(i, tile.size(), tile); });
+    } else {
+      encode_tile(0, weights.size() / size, tensor_.dtype, weights);
+    }
+    scratch_.write(first / blocksize_ * sizeof(float), std::as_bytes(absmax));
     return findings;
   }
 
-  std::vector<std::vector<std::byte>> finish() override {
-    std::vector<std::vector<std::byte>> parts;
+  void finish(PartSink& sink) override {
     std::string offset_text;
     if (nested_) {
-      const float offset = nested::offset(absmax_);
-      std::vector<std::uint8_t> codes(absmax_.size());
-      std::vector<float> nested_absmax(ceil_div(absmax_.size(), nested::blocksize));
-      nested::encode(absmax_, offset, codes, nested_absmax);
+      const float offset = mean();
       offset_text = python_repr(offset);
-      parts.push_back(bytes_of<std::uint8_t>(codes));
-      parts.push_back(bytes_of<float>(tables_.codebook));
-      parts.push_back(bytes_of<float>(nested_absmax));
-      parts.push_back(bytes_of<float>(nested::codebook));
+      encode_nested(offset, sink);
+      sink.write(4, std::as_bytes(std::span(nested::codebook)));
     } else {
-      parts.push_back(bytes_of<float>(absmax_));
-      parts.push_back(bytes_of<float>(tables_.codebook));
+      for_each_piece([&](std::span<const float> absmax) { sink.write(1, std::as_bytes(absmax)); });
     }
+    sink.write(2, std::as_bytes(std::span(tables_.codebook)));
     std::string state = quant_state(codec_, blocksize_, tensor_, nested_ ? &offset_text : nullptr);
     state.resize(quant_state_size(codec_, blocksize_, tensor_, nested_), ' ');
-    parts.push_back(bytes_of<char>(state));
-    return parts;
+    sink.write(nested_ ? 5 : 3, std::as_bytes(std::span(state)));
   }
 
  private:
+  // Absmax values in memory at a time when the tensor is finished: 1 MiB, and work for 16 threads.
+  static constexpr std::size_t piece_groups = 16;
+  static constexpr std::size_t piece = piece_groups * nested::group;
+  static_assert(nested::group % nested::blocksize == 0, "groups begin with a nested block");
+
+  template <class F> void for_each_piece(F&& f) const {
+    std::vector<float> absmax(std::min<std::uint64_t>(blocks_, piece));
+    for (std::uint64_t first = 0; first < blocks_; first += piece) {
+      const auto part = std::span(absmax).first(std::min<std::uint64_t>(blocks_ - first, piece));
+      scratch_.read(first * sizeof(float), std::as_writable_bytes(part));
+      f(std::span<const float>(part));
+    }
+  }
+
+  // Calls f(group, its first value, its values) for the groups of a piece, side by side.
+  template <class F> static void for_each_group(std::span<const float> absmax, F&& f) {
+    const auto call = [&](std::size_t g) {
+      const std::size_t first = g * nested::group;
+      f(g, first, absmax.subspan(first, std::min(nested::group, absmax.size() - first)));
+    };
+    const std::size_t groups = ceil_div(absmax.size(), nested::group);
+    if (groups == 1) return call(0);
+    // Isolated: a thread that waits must not begin a chunk of the pipeline meanwhile.
+    tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::size_t{0}, groups, call); });
+  }
+
+  // As nested::offset().
+  float mean() const {
+    double sum = 0;
+    for_each_piece([&](std::span<const float> absmax) {
+      std::array<double, piece_groups> sums{};
+      for_each_group(absmax, [&](std::size_t g, std::size_t, std::span<const float> values) {
+        sums[g] = nested::group_sum(values);
+      });
+      for (std::size_t g = 0; g < ceil_div(absmax.size(), nested::group); ++g) sum += sums[g];
+    });
+    return blocks_ == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(blocks_));
+  }
+
+  void encode_nested(float offset, PartSink& sink) const {
+    const std::size_t most = std::min<std::uint64_t>(blocks_, piece);
+    std::vector<std::uint8_t> codes(most);
+    std::vector<float> nested_absmax(ceil_div(most, nested::blocksize));
+    for_each_piece([&](std::span<const float> absmax) {
+      for_each_group(absmax, [&](std::size_t, std::size_t first, std::span<const float> values) {
+        nested::encode(
+            values, offset, std::span(codes).subspan(first, values.size()),
+            std::span(nested_absmax).subspan(first / nested::blocksize, ceil_div(values.size(), nested::blocksize)));
+      });
+      sink.write(1, std::as_bytes(std::span(codes).first(absmax.size())));
+      sink.write(3, std::as_bytes(std::span(nested_absmax).first(ceil_div(absmax.size(), nested::blocksize))));
+    });
+  }
+
   const FourBitTables& tables_;
   std::string_view codec_;
   std::size_t blocksize_;
   bool nested_;
   TensorInfo tensor_;
-  std::vector<float> absmax_;  // of the whole tensor: 4 / blocksize bytes per weight
+  std::uint64_t blocks_;
+  Scratch& scratch_;  // the fp32 absmax of the whole tensor: 4 / blocksize bytes per weight
 };
 
 class FourBitDecoder final : public Decoder {
@@ -137,12 +194,24 @@ class FourBitDecoder final : public Decoder {
       : tables_(tables), blocksize_(blocksize), absmax_(std::move(absmax)) {}
 
   void decode(std::uint64_t first, std::span<const std::byte> in, std::span<float> out) const override {
-    const std::span<const std::uint8_t> packed(reinterpret_cast<const std::uint8_t*>(in.data()), in.size());
-    const auto absmax = std::span(absmax_).subspan(first / blocksize_, ceil_div(out.size(), blocksize_));
-    decode_four_bit(tables_, packed, absmax, blocksize_, out);
+    decode_four_bit(tables_, packed(in), absmax(first, out.size()), blocksize_, out);
+  }
+
+  void decode(std::uint64_t first, std::span<const std::byte> in, DType to, std::span<std::byte> out) const override {
+    const bool is_aligned = reinterpret_cast<std::uintptr_t>(out.data()) % alignof(std::uint16_t) == 0;
+    if ((to != DType::bf16 && to != DType::f16) || !is_aligned) return Decoder::decode(first, in, to, out);
+    const std::span<std::uint16_t> weights(reinterpret_cast<std::uint16_t*>(out.data()), out.size() / 2);
+    decode_four_bit(tables_, packed(in), absmax(first, weights.size()), blocksize_, to, weights);
   }
 
  private:
+  static std::span<const std::uint8_t> packed(std::span<const std::byte> in) {
+    return {reinterpret_cast<const std::uint8_t*>(in.data()), in.size()};
+  }
+  [[nodiscard]] std::span<const float> absmax(std::uint64_t first, std::size_t n) const {
+    return std::span(absmax_).subspan(first / blocksize_, ceil_div(n, blocksize_));
+  }
+
   const FourBitTables& tables_;
   std::size_t blocksize_;
   std::vector<float> absmax_;
@@ -176,14 +245,13 @@ class FourBitCodec final : public Codec {
     return {std::max<std::uint64_t>(limit - limit % blocksize_, blocksize_), false};
   }
 
-  // The fp32 absmax of every block, and what finish() makes of them.
-  std::uint64_t encoder_bytes(const TensorInfo& tensor) const override {
-    constexpr std::uint64_t small_parts = 4096;
-    return 8 * ceil_div(tensor.elements(), blocksize_) + small_parts;
+  // The fp32 absmax of every block: with double quantization all are needed before the first can be stored.
+  std::uint64_t scratch_bytes(const TensorInfo& tensor) const override {
+    return sizeof(float) * ceil_div(tensor.elements(), blocksize_);
   }
 
-  std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&) const override {
-    return std::make_unique<FourBitEncoder>(tables_, name_, blocksize_, nested_, tensor);
+  std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&, Scratch& scratch) const override {
+    return std::make_unique<FourBitEncoder>(tables_, name_, blocksize_, nested_, tensor, scratch);
   }
 
   std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
@@ -253,6 +321,15 @@ class FourBitCodec final : public Codec {
 };
 
 }  // namespace
+
+void check_four_bit_sizes(std::size_t weights, std::size_t blocksize, std::size_t packed, std::size_t absmax) {
+  if (!std::has_single_bit(blocksize) || blocksize < 32 || blocksize > 4096)
+    throw Error(Errc::usage, "blocksize is " + std::to_string(blocksize) + ", not one of 32, 64, ..., 4096");
+  if (packed != weights / 2 + weights % 2 || absmax != weights / blocksize + (weights % blocksize != 0))
+    throw Error(Errc::usage, std::to_string(weights) + " weights in blocks of " + std::to_string(blocksize) +
+                                 " do not fit " + std::to_string(packed) + " packed bytes and " +
+                                 std::to_string(absmax) + " absmax values");
+}
 
 std::unique_ptr<const Codec> make_four_bit(std::string_view name, std::string_view summary, const FourBitTables& tables,
                                            const CodecOptions& options) {

@@ -13,55 +13,91 @@
 /// What the 4-bit formats share: blocks, packing, and how they lie in a checkpoint. A format adds its FourBitTables.
 namespace nibble {
 
-/// How to find the code of v in [-1, 1]. The codes are numbered by the number of midpoints below v, and that number
-/// is guessed as
+/// How to find the code of v in [-1, 1]. The codes are numbered by the number of midpoints below v. The search runs on
+/// a grid of 16-bit integers, where twice as many weights fit a register as in fp32:
 ///
-///   g = floor(base + v * (slope - bend * |v|))
+///   x = round(grid * v),  g = floor(base + x * (slope - 4 * |x|)) in fixed point,  number = g + (x > place[g])
 ///
-/// which make_tables() proves to be right or one too small. So one lookup and one compare finish it,
-/// g + (v > midpoint[g]), where 15 compares take 4 times as long, and roundings in the guess do not matter.
+/// with place[k] that of midpoint k on the grid. make_tables() proves that g is right or one too small. Rounding keeps
+/// the order, so only where x is such a place itself is the number in doubt: about 2 of 100 groups of 64 weights have
+/// one, and are done again in fp32. (docs/performance.md compares other ways.)
 struct FourBitTables {
-  alignas(64) std::array<float, 16> midpoint;     ///< ascending, between neighbours of the codebook; rest infinite
-  alignas(16) std::array<std::uint8_t, 16> code;  ///< by number
-  alignas(64) std::array<float, 16> codebook;     ///< by code
-  float base, slope, bend;
+  alignas(64) std::array<float, 16> midpoint;  ///< ascending, between neighbours of the codebook; rest infinite
+  std::size_t midpoints;                       ///< how many of them are finite
+  alignas(16) std::array<std::uint8_t, 16> lower, upper;  ///< bytes of the midpoints' places on the grid
+  alignas(16) std::array<std::uint8_t, 16> code;          ///< by number
+  alignas(64) std::array<float, 16> codebook;             ///< by code
+  std::int16_t base, slope;                               ///< in units of 2^-10 and 2^-11
   bool splits_zero;  ///< two codes have the value 0, and their midpoint 0 is not in the table: it adds (v > 0)
+
+  static constexpr float grid = 32737;  ///< below 2^15, and far from trouble with rounding (make_tables())
+
+  /// g as the inner loops compute it.
+  [[nodiscard]] constexpr int guess(int x) const { return (base + (x * (slope - (x < 0 ? -x : x) / 2) >> 16)) >> 10; }
 };
 
-/// Does not compile as a constant if the guess is wrong for any v.
+/// Does not compile as a constant if the code of any v could be wrong.
 constexpr FourBitTables make_tables(const float (&codebook)[16], const std::array<std::uint8_t, 16>& ascending,
-                                    float base, float slope, float bend) {
-  FourBitTables tables{{}, ascending, {}, base, slope, bend, false};
-  std::size_t midpoints = 0;
+                                    double base, double slope) {
+  FourBitTables tables{};
+  tables.code = ascending;
+  tables.base = static_cast<std::int16_t>(base * (1 << 10));
+  tables.slope = static_cast<std::int16_t>(slope * (1 << 11));
   for (std::size_t i = 0; i < 16; ++i) tables.codebook[i] = codebook[i];
   for (std::size_t i = 0; i < 15; ++i) {
     const float midpoint = (codebook[ascending[i]] + codebook[ascending[i + 1]]) / 2;
     if (midpoint == 0)
       tables.splits_zero = true;
     else
-      tables.midpoint[midpoints++] = midpoint;
+      tables.midpoint[tables.midpoints++] = midpoint;
   }
-  for (std::size_t i = midpoints; i < 16; ++i) tables.midpoint[i] = std::numeric_limits<float>::infinity();
+  for (std::size_t i = tables.midpoints; i < 16; ++i) {
+    tables.midpoint[i] = std::numeric_limits<float>::infinity();
+    tables.lower[i] = 0xFF;  // 32767: never below an x nor equal to it
+    tables.upper[i] = 0x7F;
+  }
 
-  // The guess rises with |v| < 1.001, so it is enough to look at the midpoints: at number k it must be in [k, k + 1),
-  // and stay in the table at the ends. The margin is far above what rounding can do.
-  const auto guess = [&](double v) { return base + v * (slope - bend * (v < 0 ? -v : v)); };
-  constexpr double margin = 1e-3, end = 1.001;
-  bool right = slope >= 2 * bend && guess(-end) > -1 + margin && guess(end) < 16 - margin &&
-               guess(end) < static_cast<double>(midpoints) + 1 - margin;
-  for (std::size_t k = 0; k < midpoints; ++k) {
-    const double at = guess(tables.midpoint[k]);
-    right = right && at > static_cast<double>(k) + margin && at < static_cast<double>(k) + 1 - margin;
+  // grid * v is computed with an error below 0.01: so a midpoint must not be as close as that to where rounding turns.
+  bool right = true;
+  int last = -32767;
+  for (std::size_t k = 0; k < tables.midpoints; ++k) {
+    const double exact = static_cast<double>(tables.midpoint[k]) * FourBitTables::grid;
+    const int place = static_cast<int>(exact + (exact < 0 ? -0.5 : 0.5));
+    tables.lower[k] = static_cast<std::uint8_t>(place & 0xFF);
+    tables.upper[k] = static_cast<std::uint8_t>(place >> 8 & 0xFF);
+    right = right && exact - place < 0.49 && exact - place > -0.49;
+    // At the place of midpoint k the guess must be k, or the doubt would go unseen; between two, either number.
+    for (int x = last; x < place; ++x)
+      right = right && tables.guess(x) <= static_cast<int>(k) && tables.guess(x) >= static_cast<int>(k) - 1;
+    right = right && tables.guess(place) == static_cast<int>(k) && tables.guess(last) >= 0;
+    last = place + 1;
   }
+  for (int x = last; x <= 32767; ++x) {
+    const int above = static_cast<int>(tables.midpoints) - tables.guess(x);
+    right = right && above >= 0 && above <= 1;
+  }
+  // The loops look codes up only for formats that split zero; otherwise the number is the code.
+  for (std::size_t i = 0; i < 16; ++i) right = right && (tables.splits_zero || ascending[i] == i);
   if (!right) throw "the guess misses the code by more than one";
   return tables;
 }
+
+/// Throws Error(usage) if a blocksize is none of 32, 64, ..., 4096 or a size disagrees.
+void check_four_bit_sizes(std::size_t weights, std::size_t blocksize, std::size_t packed, std::size_t absmax);
 
 /// nf4::encode() and nf4::decode() for any tables.
 std::size_t encode_four_bit(const FourBitTables& tables, std::span<const float> weights, std::size_t blocksize,
                             std::span<std::uint8_t> packed, std::span<float> absmax);
 void decode_four_bit(const FourBitTables& tables, std::span<const std::uint8_t> packed, std::span<const float> absmax,
                      std::size_t blocksize, std::span<float> weights);
+
+/// decode_four_bit() to BF16 or F16: the products of codebook and absmax, rounded to nearest even.
+void decode_four_bit(const FourBitTables& tables, std::span<const std::uint8_t> packed, std::span<const float> absmax,
+                     std::size_t blocksize, DType to, std::span<std::uint16_t> weights);
+
+/// encode_four_bit() of F32, BF16 or F16 weights as a checkpoint stores them, converted in registers.
+std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
 
 /// A codec that stores 4-bit codes as bitsandbytes does (docs/nf4.md).
 std::unique_ptr<const Codec> make_four_bit(std::string_view name, std::string_view summary, const FourBitTables& tables,

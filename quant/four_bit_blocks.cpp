@@ -1,180 +1,321 @@
-// The inner loops of the 4-bit formats, compiled once per CPU target.
+// Encoding to the 4-bit formats, compiled once per CPU target.
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
-#include <string>
+#include <cstring>
+#include <type_traits>
 
+#include "nibble/bf16.hpp"
 #include "nibble/error.hpp"
+#include "nibble/fp16.hpp"
 #include "quant/four_bit.hpp"
 #include "quant/widen.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/four_bit_blocks.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "quant/magnitude-inl.hpp"
+#include "quant/source-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A 16-entry table, in one or two registers where vectors are long enough. Indices are in [0, 16).
-template <class D> class Table16 {
+// What is in work at a time: with the places of its weights, and as much that is on its way, it fits a small L1 cache.
+constexpr std::size_t batch_bytes = 8192;
+constexpr std::size_t batch_weights = 4096;  // at most: a block may be as long
+static_assert(batch_weights >= tile_weights);
+constexpr std::size_t batch_blocks = batch_weights / 32;
+
+#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+
+// Two vectors of integers in [0, 255] as bytes; where vectors have several blocks of 128 bits, block by block.
+template <class V16> HWY_INLINE auto pack_bytes(V16 a, V16 b) {
+  const hn::Repartition<std::uint8_t, hn::DFromV<V16>> d8;
+#if HWY_TARGET <= HWY_SSSE3 && HWY_ARCH_X86
+  if constexpr (hn::MaxLanes(d8) == 16) return hn::Vec<decltype(d8)>{_mm_packus_epi16(a.raw, b.raw)};
+#if HWY_TARGET <= HWY_AVX2
+  if constexpr (hn::MaxLanes(d8) == 32) return hn::Vec<decltype(d8)>{_mm256_packus_epi16(a.raw, b.raw)};
+#endif
+#if HWY_TARGET <= HWY_AVX3
+  if constexpr (hn::MaxLanes(d8) == 64) return hn::Vec<decltype(d8)>{_mm512_packus_epi16(a.raw, b.raw)};
+#endif
+#else
+  const hn::Half<decltype(d8)> half;
+  return hn::Combine(d8, hn::DemoteTo(half, b), hn::DemoteTo(half, a));
+#endif
+}
+
+// Bytes (a, b) as 16 * a + b, in 16 bits.
+template <class V8> HWY_INLINE auto join_nibbles(V8 bytes) {
+  const hn::Repartition<std::int16_t, hn::DFromV<V8>> d16;
+#if HWY_TARGET <= HWY_SSSE3 && HWY_ARCH_X86
+  const auto weights = hn::Set(d16, 0x0110);
+  if constexpr (hn::MaxLanes(d16) == 8) return hn::Vec<decltype(d16)>{_mm_maddubs_epi16(bytes.raw, weights.raw)};
+#if HWY_TARGET <= HWY_AVX2
+  if constexpr (hn::MaxLanes(d16) == 16) return hn::Vec<decltype(d16)>{_mm256_maddubs_epi16(bytes.raw, weights.raw)};
+#endif
+#if HWY_TARGET <= HWY_AVX3
+  if constexpr (hn::MaxLanes(d16) == 32) return hn::Vec<decltype(d16)>{_mm512_maddubs_epi16(bytes.raw, weights.raw)};
+#endif
+#else
+  const hn::RebindToUnsigned<decltype(d16)> du16;
+  const auto pairs = hn::BitCast(du16, bytes);
+  const auto joined = hn::Or(hn::ShiftLeft<4>(pairs), hn::ShiftRight<8>(pairs));
+  return hn::BitCast(d16, hn::And(joined, hn::Set(du16, 0xFF)));
+#endif
+}
+
+// Stores a vector whose blocks of 128 bits b = 0, 1, ... hold units u = 0, 1, ... that belong at u * blocks + b.
+template <class Unit, class V8> HWY_INLINE void store_interleaved(V8 bytes, std::uint8_t* HWY_RESTRICT to) {
+  const hn::DFromV<V8> d8;
+  const hn::Full128<std::uint8_t> block8;
+  const hn::Full128<Unit> block;
+  if constexpr (hn::MaxLanes(d8) == 16) {
+    hn::StoreU(bytes, d8, to);
+  } else if constexpr (hn::MaxLanes(d8) == 32) {
+    const auto b0 = hn::BitCast(block, hn::LowerHalf(block8, bytes));
+    const auto b1 = hn::BitCast(block, hn::UpperHalf(block8, bytes));
+    hn::StoreU(hn::BitCast(block8, hn::InterleaveLower(block, b0, b1)), block8, to);
+    hn::StoreU(hn::BitCast(block8, hn::InterleaveUpper(block, b0, b1)), block8, to + 16);
+  } else {
+    const hn::Half<decltype(d8)> half;
+    const auto lower = hn::LowerHalf(half, bytes), upper = hn::UpperHalf(half, bytes);
+    const auto b0 = hn::BitCast(block, hn::LowerHalf(block8, lower));
+    const auto b1 = hn::BitCast(block, hn::UpperHalf(block8, lower));
+    const auto b2 = hn::BitCast(block, hn::LowerHalf(block8, upper));
+    const auto b3 = hn::BitCast(block, hn::UpperHalf(block8, upper));
+    const auto store_half = [&](auto even, auto odd, std::uint8_t* HWY_RESTRICT out) HWY_ATTR {
+      hn::StoreU(hn::BitCast(block8, hn::InterleaveLower(block, even, odd)), block8, out);
+      hn::StoreU(hn::BitCast(block8, hn::InterleaveUpper(block, even, odd)), block8, out + 16);
+    };
+    store_half(hn::InterleaveLower(block, b0, b2), hn::InterleaveLower(block, b1, b3), to);
+    store_half(hn::InterleaveUpper(block, b0, b2), hn::InterleaveUpper(block, b1, b3), to + 32);
+  }
+}
+
+// The two steps from weights to codes, each a loop of its own over a batch: together they would need more registers
+// than AVX2 has, and chains too long to overlap (docs/performance.md has the figures).
+template <class Source, bool splits_zero> class BlockEncoder {
+  using D = hn::CappedTag<float, 16>;
+  using DI = hn::RebindToSigned<D>;
+  using D16 = hn::Repartition<std::int16_t, D>;
+  using D8 = hn::Repartition<std::uint8_t, D>;
   using V = hn::Vec<D>;
+  using VI = hn::Vec<DI>;
+  using V16 = hn::Vec<D16>;
+  using V8 = hn::Vec<D8>;
+  using Packed = std::conditional_t<sizeof(typename Source::Run) == 4, std::uint16_t, std::uint32_t>;
+  static constexpr std::size_t quarter = 2 * hn::MaxLanes(D());  // weights in a vector of 16 bits, all of one block
 
  public:
-  Table16(D d, const float* HWY_RESTRICT table)
-      : table_(table), lower_(hn::Load(d, table)), upper_(hn::Load(d, table + hn::Lanes(d) % 16)) {}
+  static constexpr std::size_t group = 4 * quarter;  // packed into one vector of bytes
 
-  template <class VI> HWY_INLINE V operator[](VI index) const {
-    const D d;
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-    if constexpr (hn::MaxLanes(d) == 16) return hn::TableLookupLanes(lower_, hn::IndicesFromVec(d, index));
-    if constexpr (hn::MaxLanes(d) == 8) {
-      const auto half = hn::IndicesFromVec(d, hn::And(index, hn::Set(hn::RebindToSigned<D>(), 7)));
-      const auto is_upper = hn::BitCast(d, hn::ShiftLeft<28>(index));  // bit 3 becomes the sign
-      return hn::IfNegativeThenElse(is_upper, hn::TableLookupLanes(upper_, half), hn::TableLookupLanes(lower_, half));
+  explicit BlockEncoder(const FourBitTables& tables) : tables_(tables) {}
+
+  // The places of n weights on the grid, in Source's order.
+  HWY_INLINE void place(const std::byte* HWY_RESTRICT w, std::size_t n, const float* HWY_RESTRICT scale, int block_bits,
+                        std::int16_t* HWY_RESTRICT places) const {
+    for (std::size_t i = 0; i < n; i += quarter) {
+      const V factor = hn::Set(D(), scale[i >> block_bits]);
+      const auto two = Source::load_two(D(), w, i);
+      hn::Store(merge(place_of(two.v0, factor), place_of(two.v1, factor)), D16(), places + i);
     }
-#endif
-    return hn::GatherIndex(d, table_, index);
+  }
+
+  // The codes of a group. Not 0 if one is in doubt, which happens too rarely for a branch here.
+  HWY_INLINE std::uint8_t encode(const std::int16_t* HWY_RESTRICT places, const std::int16_t* HWY_RESTRICT positive,
+                                 std::uint8_t* HWY_RESTRICT packed) const {
+    const V8 lower = hn::LoadDup128(D8(), tables_.lower.data());
+    const V8 upper = hn::LoadDup128(D8(), tables_.upper.data());
+    auto doubt = hn::MaskFromVec(hn::Zero(D16()));
+    const auto half = [&](std::size_t first) HWY_ATTR {
+      const V16 xa = hn::Load(D16(), places + first), xb = hn::Load(D16(), places + first + quarter);
+      const V16 ga = guess(xa), gb = guess(xb);
+      const V8 g = pack_bytes(ga, gb);
+      const V8 low = hn::TableLookupBytes(lower, g), high = hn::TableLookupBytes(upper, g);
+      const V16 ma = hn::BitCast(D16(), hn::InterleaveLower(D8(), low, high));
+      const V16 mb = hn::BitCast(D16(), hn::InterleaveUpper(D8(), low, high));
+      doubt = hn::Or(doubt, hn::Or(hn::Eq(xa, ma), hn::Eq(xb, mb)));
+      V16 na = hn::Sub(ga, hn::VecFromMask(D16(), hn::Gt(xa, ma)));  // true is -1
+      V16 nb = hn::Sub(gb, hn::VecFromMask(D16(), hn::Gt(xb, mb)));
+      if constexpr (splits_zero) {
+        na = hn::Sub(na, hn::Load(D16(), positive + first));
+        nb = hn::Sub(nb, hn::Load(D16(), positive + first + quarter));
+      }
+      return pack_bytes(na, nb);
+    };
+    const V8 first = half(0), second = half(2 * quarter);
+    store(first, second, packed);
+    return hn::AllFalse(D16(), doubt) ? 0 : 1;
+  }
+
+  // -1 for the weights of a group for which v > 0, else 0.
+  HWY_INLINE void sign(const std::byte* HWY_RESTRICT w, std::size_t n, const float* HWY_RESTRICT inverse,
+                       int block_bits, std::int16_t* HWY_RESTRICT positive) const {
+    for (std::size_t i = 0; i < n; i += quarter) {
+      const V factor = hn::Set(D(), inverse[i >> block_bits]);
+      const auto two = Source::load_two(D(), w, i);
+      const auto is_positive = [&](V v) HWY_ATTR { return is_greater(hn::Mul(v, factor), hn::Zero(D())); };
+      hn::Store(merge(is_positive(two.v0), is_positive(two.v1)), D16(), positive + i);
+    }
+  }
+
+  // The same in fp32, where there is no doubt.
+  HWY_NOINLINE void settle(const std::byte* HWY_RESTRICT w, const float* HWY_RESTRICT inverse, int block_bits,
+                           std::uint8_t* HWY_RESTRICT packed) const {
+    const auto numbers = [&](std::size_t first) HWY_ATTR {
+      const V factor = hn::Set(D(), inverse[first >> block_bits]);
+      const auto two = Source::load_two(D(), w, first);
+      const auto number = [&](V weight) HWY_ATTR {
+        const V v = hn::Mul(weight, factor);
+        VI count = hn::Zero(DI());
+        for (std::size_t k = 0; k < tables_.midpoints; ++k)
+          count = hn::Sub(count, is_greater(v, hn::Set(D(), tables_.midpoint[k])));
+        return splits_zero ? hn::Sub(count, is_greater(v, hn::Zero(D()))) : count;
+      };
+      return merge(number(two.v0), number(two.v1));
+    };
+    const V8 first = pack_bytes(numbers(0), numbers(quarter));
+    const V8 second = pack_bytes(numbers(2 * quarter), numbers(3 * quarter));
+    store(first, second, packed);
   }
 
  private:
-  const float* table_;
-  V lower_, upper_;
+  // The lower halves of 32-bit lanes side by side.
+  static HWY_INLINE V16 merge(VI even, VI odd) {
+    return hn::OddEven(hn::BitCast(D16(), hn::ShiftLeft<16>(odd)), hn::BitCast(D16(), even));
+  }
+
+  // round(grid * v) in the lower 16 bits: 1.5 * 2^23 has an ulp of 1, so that adding it rounds to integers.
+  static HWY_INLINE VI place_of(V weight, V scale) {
+    return hn::BitCast(DI(), hn::MulAdd(weight, scale, hn::Set(D(), 12582912.0f)));
+  }
+
+  // -1 where a > b, else 0.
+  static HWY_INLINE VI is_greater(V a, V b) { return hn::VecFromMask(DI(), hn::RebindMask(DI(), hn::Gt(a, b))); }
+
+  HWY_INLINE V16 guess(V16 x) const {
+    const V16 factor = hn::Sub(hn::Set(D16(), tables_.slope), hn::ShiftRight<1>(hn::Abs(x)));
+    return hn::ShiftRight<10>(hn::Add(hn::Set(D16(), tables_.base), hn::MulHigh(x, factor)));
+  }
+
+  HWY_INLINE void store(V8 first, V8 second, std::uint8_t* HWY_RESTRICT packed) const {
+    const auto joined = [&](V8 numbers) HWY_ATTR {
+      V8 codes = Source::arrange(numbers);
+      if constexpr (splits_zero) codes = hn::TableLookupBytes(hn::LoadDup128(D8(), tables_.code.data()), codes);
+      return join_nibbles(codes);
+    };
+    store_interleaved<Packed>(pack_bytes(joined(first), joined(second)), packed);
+  }
+
+  const FourBitTables& tables_;
 };
 
-// The numbers of the codes of one vector (FourBitTables), as int32.
-template <bool splits_zero, class D, class V>
-HWY_INLINE auto numbers(D d, const Table16<D>& midpoint, V base, V slope, V minus_bend, V weights, V inverse) {
-  const hn::RebindToSigned<D> di;
-  const V v = hn::Mul(weights, inverse);
-  const auto guess = hn::ConvertTo(di, hn::MulAdd(v, hn::MulAdd(hn::Abs(v), minus_bend, slope), base));
-  auto number = hn::Sub(guess, hn::VecFromMask(di, hn::RebindMask(di, hn::Gt(v, midpoint[guess]))));  // true is -1
-  if constexpr (splits_zero) number = hn::Sub(number, hn::VecFromMask(di, hn::RebindMask(di, hn::Gt(v, hn::Zero(d)))));
-  return number;
-}
-
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-// Byte j of lane i of `codes` is the code of weight j * Lanes + i; two neighbours in i become a byte, high nibble
-// first, and the bytes are stored in the order of the weights: 2 * Lanes of them.
-template <class D> HWY_INLINE void store_packed(D di, hn::Vec<D> codes, std::uint8_t* HWY_RESTRICT packed) {
-  const hn::Repartition<std::uint64_t, D> d64;
-  const hn::Repartition<std::uint8_t, D> d8;
-  const auto pair = hn::BitCast(d64, codes);
-  const auto bytes = hn::BitCast(d8, hn::Or(hn::ShiftLeft<4>(pair), hn::ShiftRight<32>(pair)));
-  // The lower half of every 64 bits counts: two times four bytes per 128, of which j comes first.
-  alignas(16) static constexpr std::uint8_t order[16] = {0, 8, 1, 9, 2, 10, 3, 11, 0, 8, 1, 9, 2, 10, 3, 11};
-  const auto ordered = hn::TableLookupBytes(bytes, hn::LoadDup128(d8, order));
-  if constexpr (hn::MaxLanes(di) == 4) {
-    const hn::Half<decltype(d8)> half;
-    hn::StoreU(hn::LowerHalf(half, ordered), half, packed);
-  } else if constexpr (hn::MaxLanes(di) == 8) {
-    const hn::Full128<std::uint16_t> d16;
-    const hn::Half<decltype(d8)> half;
-    const auto a = hn::BitCast(d16, hn::LowerHalf(half, ordered));
-    const auto b = hn::BitCast(d16, hn::UpperHalf(half, ordered));
-    hn::StoreU(hn::BitCast(half, hn::InterleaveLower(d16, a, b)), half, packed);
-  } else {
-    const hn::Half<decltype(d8)> d256;
-    const hn::Half<decltype(d256)> d128;
-    const hn::Full128<std::uint16_t> d16;
-    const hn::Full128<std::uint32_t> d32;
-    const auto low = hn::LowerHalf(d256, ordered), high = hn::UpperHalf(d256, ordered);
-    const auto ab = hn::BitCast(d32, hn::InterleaveLower(d16, hn::BitCast(d16, hn::LowerHalf(d128, low)),
-                                                         hn::BitCast(d16, hn::UpperHalf(d128, low))));
-    const auto cd = hn::BitCast(d32, hn::InterleaveLower(d16, hn::BitCast(d16, hn::LowerHalf(d128, high)),
-                                                         hn::BitCast(d16, hn::UpperHalf(d128, high))));
-    hn::StoreU(hn::BitCast(d128, hn::InterleaveLower(d32, ab, cd)), d128, packed);
-    hn::StoreU(hn::BitCast(d128, hn::InterleaveUpper(d32, ab, cd)), d128, packed + 16);
-  }
-}
-#endif
-
-// Whole blocks whose absmax is finite; the others get absmax only, their bytes stay as they are.
-template <bool splits_zero, class D>
-HWY_INLINE void encode_blocks_as(D d, const FourBitTables& tables, const float* HWY_RESTRICT w, std::size_t blocks,
+// Whole blocks. Where absmax is not finite, the codes mean nothing.
+template <class Source, bool splits_zero>
+HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                                  std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
-  const hn::RebindToSigned<D> di;
-  const std::size_t lanes = hn::Lanes(d);
-  const Table16<D> midpoint(d, tables.midpoint.data());
-  const auto base = hn::Set(d, tables.base);
-  const auto slope = hn::Set(d, tables.slope);
-  const auto minus_bend = hn::Set(d, -tables.bend);
-
-  // A batch of blocks at a time: their divisions overlap, and the weights stay in the cache for the second pass.
-  constexpr std::size_t batch_weights = 4096;
-  HWY_ALIGN float inverse[batch_weights / 32];
-  for (std::size_t first = 0; first < blocks;) {
-    const std::size_t count = std::min(blocks - first, batch_weights / blocksize);
-    for (std::size_t b = 0; b < count; ++b) {
-      const std::int32_t largest = largest_magnitude(d, w + b * blocksize, blocksize);
-      absmax[first + b] = std::bit_cast<float>(largest);
-      inverse[b] = largest < 0x7F800000 ? 1.0f / std::max(absmax[first + b], 1e-38f) : 0.0f;
-    }
-    for (std::size_t b = 0; b < count; ++b, w += blocksize, packed += blocksize / 2) {
-      if (inverse[b] == 0.0f) continue;  // a finite absmax has a larger one
-      const auto scale = hn::Set(d, inverse[b]);
-      const auto number = [&](std::size_t i) HWY_ATTR {
-        return numbers<splits_zero>(d, midpoint, base, slope, minus_bend, hn::LoadU(d, w + i), scale);
-      };
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-      const hn::Repartition<std::uint8_t, D> d8;
-      const auto code = hn::LoadDup128(d8, tables.code.data());
-      for (std::size_t i = 0; i < blocksize; i += 4 * lanes) {
-        const auto ab = hn::Or(number(i), hn::ShiftLeft<8>(number(i + lanes)));
-        const auto cd = hn::Or(number(i + 2 * lanes), hn::ShiftLeft<8>(number(i + 3 * lanes)));
-        auto codes = hn::Or(ab, hn::ShiftLeft<16>(cd));
-        if constexpr (splits_zero) codes = hn::BitCast(di, hn::TableLookupBytes(code, hn::BitCast(d8, codes)));
-        store_packed(di, codes, packed + i / 2);
-      }
-#else
-      HWY_ALIGN std::int32_t n[batch_weights];
-      for (std::size_t i = 0; i < blocksize; i += lanes) hn::Store(number(i), di, n + i);
-      for (std::size_t i = 0; i < blocksize; i += 2)
-        packed[i / 2] = static_cast<std::uint8_t>(tables.code[static_cast<std::size_t>(n[i])] << 4 |
-                                                  tables.code[static_cast<std::size_t>(n[i + 1])]);
-#endif
-    }
-    first += count;
-  }
-}
-
-void encode_blocks(const FourBitTables& tables, const float* HWY_RESTRICT w, std::size_t blocks, std::size_t blocksize,
-                   std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
-  const hn::CappedTag<float, 16> d;  // four vectors are packed together
-  const hn::CappedTag<float, 8> d_short;
-  if (blocksize % (4 * hn::Lanes(d)) == 0) {
-    tables.splits_zero ? encode_blocks_as<true>(d, tables, w, blocks, blocksize, packed, absmax)
-                       : encode_blocks_as<false>(d, tables, w, blocks, blocksize, packed, absmax);
-  } else {
-    tables.splits_zero ? encode_blocks_as<true>(d_short, tables, w, blocks, blocksize, packed, absmax)
-                       : encode_blocks_as<false>(d_short, tables, w, blocks, blocksize, packed, absmax);
-  }
-}
-
-// n weights of one block, n even.
-void decode_block(const FourBitTables& tables, const std::uint8_t* HWY_RESTRICT packed, float absmax, std::size_t n,
-                  float* HWY_RESTRICT w) {
+  using Encoder = BlockEncoder<Source, splits_zero>;
+  constexpr std::size_t size = Source::size, group = Encoder::group;
+  const Encoder encoder(tables);
   const hn::CappedTag<float, 16> d;
-  const hn::RebindToSigned<decltype(d)> di;
-  const hn::Rebind<std::uint8_t, decltype(d)> d8;
-  const std::size_t lanes = hn::Lanes(d);
-  const Table16<decltype(d)> value(d, tables.codebook.data());
-  const auto scale = hn::Set(d, absmax);
-  std::size_t i = 0;
-  for (; i + 2 * lanes <= n; i += 2 * lanes) {
-    const auto byte = hn::PromoteTo(di, hn::LoadU(d8, packed + i / 2));
-    const auto even = hn::Mul(value[hn::ShiftRight<4>(byte)], scale);
-    const auto odd = hn::Mul(value[hn::And(byte, hn::Set(di, 15))], scale);
-    hn::StoreInterleaved2(even, odd, d, w + i);
+  const int block_bits = std::countr_zero(blocksize);
+
+  // Plain arrays: std::array checks every index here.
+  HWY_ALIGN float inverse[batch_blocks] = {};
+  HWY_ALIGN float scale[batch_blocks] = {};
+  HWY_ALIGN std::int16_t places[batch_weights];
+  HWY_ALIGN std::int16_t positive[splits_zero ? batch_weights : 1];
+  HWY_ALIGN std::uint8_t doubt[batch_weights / group];
+  HWY_ALIGN std::byte last[group * size];
+  HWY_ALIGN std::uint8_t last_packed[group / 2];
+
+  // A batch of blocks at a time: it stays in the cache from step to step, and the next one is on its way meanwhile.
+  while (blocks > 0) {
+    const std::size_t count = std::min(blocks, std::max<std::size_t>(1, batch_bytes / size / blocksize)),
+                      n = count * blocksize;
+    for (std::size_t b = 0; b < count; ++b)
+      inverse[b] = absmax[b] = Source::absmax(w + b * blocksize * size, blocksize);
+    bool tiny = false;
+    for (std::size_t b = 0; b < count; b += hn::Lanes(d)) {
+      const auto largest = hn::Load(d, inverse + b), zero = hn::Zero(d);
+      const auto one = hn::Div(hn::Set(d, 1.0f), hn::Max(largest, hn::Set(d, 1e-38f)));
+      const auto is_finite = hn::Lt(largest, hn::Set(d, std::numeric_limits<float>::infinity()));
+      // The scale of blocks below would overflow.
+      const auto is_tiny = hn::Lt(largest, hn::Set(d, 1e-30f));
+      tiny = tiny || !hn::AllFalse(d, hn::And(is_tiny, hn::Gt(largest, zero)));
+      hn::Store(hn::IfThenElseZero(is_finite, one), d, inverse + b);
+      hn::Store(hn::IfThenElse(is_tiny, zero, hn::Mul(hn::Load(d, inverse + b), hn::Set(d, FourBitTables::grid))), d,
+                scale + b);
+    }
+    const std::size_t whole = n - n % group;
+    encoder.place(w, n, scale, block_bits, places);
+    if constexpr (splits_zero) encoder.sign(w, n, inverse, block_bits, positive);
+    for (std::size_t i = 0; i < whole; i += group) {
+      const std::byte* const ahead = w + (n + i) * size;
+      for (std::size_t line = 0; line < group * size; line += 64) hwy::Prefetch(ahead + line);
+      doubt[i / group] = encoder.encode(places + i, positive + (splits_zero ? i : 0), packed + i / 2);
+    }
+    for (std::size_t i = 0; i < whole; i += group)
+      if (doubt[i / group] != 0 || tiny)
+        encoder.settle(w + i * size, inverse + (i >> block_bits), block_bits, packed + i / 2);
+    if (whole < n) {
+      std::memset(last, 0, sizeof last);
+      std::memcpy(last, w + whole * size, (n - whole) * size);
+      encoder.settle(last, inverse + (whole >> block_bits), block_bits, last_packed);
+      std::memcpy(packed + whole / 2, last_packed, (n - whole) / 2);
+    }
+    w += n * size;
+    packed += n / 2;
+    absmax += count;
+    blocks -= count;
   }
-  for (; i < n; i += 2) {
-    w[i] = tables.codebook[packed[i / 2] >> 4] * absmax;
-    w[i + 1] = tables.codebook[packed[i / 2] & 15] * absmax;
+}
+
+#else
+
+// For targets whose vectors are not made of blocks of 128 bits.
+template <class Source, bool splits_zero>
+HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                                 std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
+  for (std::size_t b = 0; b < blocks; ++b, w += blocksize * Source::size, packed += blocksize / 2) {
+    absmax[b] = Source::absmax(w, blocksize);
+    const float inverse = absmax[b] < std::numeric_limits<float>::infinity() ? 1.0f / std::max(absmax[b], 1e-38f) : 0;
+    const auto code = [&](std::size_t i) {
+      const float v = Source::value(w, i) * inverse;
+      std::size_t number = splits_zero && v > 0 ? 1 : 0;
+      for (const float midpoint : tables.midpoint) number += v > midpoint ? 1 : 0;
+      return tables.code[number];
+    };
+    for (std::size_t i = 0; i < blocksize; i += 2)
+      packed[i / 2] = static_cast<std::uint8_t>(code(i) << 4 | code(i + 1));
   }
+}
+
+#endif
+
+template <class Source>
+void encode_blocks(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                   std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
+  tables.splits_zero ? encode_blocks_as<Source, true>(tables, w, blocks, blocksize, packed, absmax)
+                     : encode_blocks_as<Source, false>(tables, w, blocks, blocksize, packed, absmax);
+}
+
+void encode_blocks_f32(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                       std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
+  encode_blocks<F32>(tables, w, blocks, blocksize, packed, absmax);
+}
+void encode_blocks_bf16(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                        std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
+  encode_blocks<Bf16>(tables, w, blocks, blocksize, packed, absmax);
+}
+void encode_blocks_f16(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                       std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
+  encode_blocks<F16>(tables, w, blocks, blocksize, packed, absmax);
 }
 
 }  // namespace nibble::HWY_NAMESPACE
@@ -184,17 +325,9 @@ HWY_AFTER_NAMESPACE();
 namespace nibble {
 namespace {
 
-HWY_EXPORT(encode_blocks);
-HWY_EXPORT(decode_block);
-
-void check_sizes(std::size_t weights, std::size_t blocksize, std::size_t packed, std::size_t absmax) {
-  if (!std::has_single_bit(blocksize) || blocksize < 32 || blocksize > 4096)
-    throw Error(Errc::usage, "blocksize is " + std::to_string(blocksize) + ", not one of 32, 64, ..., 4096");
-  if (packed != weights / 2 + weights % 2 || absmax != weights / blocksize + (weights % blocksize != 0))
-    throw Error(Errc::usage, std::to_string(weights) + " weights in blocks of " + std::to_string(blocksize) +
-                                 " do not fit " + std::to_string(packed) + " packed bytes and " +
-                                 std::to_string(absmax) + " absmax values");
-}
+HWY_EXPORT(encode_blocks_f32);
+HWY_EXPORT(encode_blocks_bf16);
+HWY_EXPORT(encode_blocks_f16);
 
 // The block with NaN as 0 and infinities as its largest finite magnitude, padded with zeros.
 std::array<float, tile_weights> repaired(std::span<const float> block) {
@@ -207,38 +340,51 @@ std::array<float, tile_weights> repaired(std::span<const float> block) {
   return out;
 }
 
+auto encode_blocks_of(DType source) {
+  switch (source) {
+    case DType::bf16:
+      return HWY_DYNAMIC_DISPATCH(encode_blocks_bf16);
+    case DType::f16:
+      return HWY_DYNAMIC_DISPATCH(encode_blocks_f16);
+    default:
+      return HWY_DYNAMIC_DISPATCH(encode_blocks_f32);
+  }
+}
+
 }  // namespace
 
-std::size_t encode_four_bit(const FourBitTables& tables, std::span<const float> weights, std::size_t blocksize,
-                            std::span<std::uint8_t> packed, std::span<float> absmax) {
-  check_sizes(weights.size(), blocksize, packed.size(), absmax.size());
-  const auto encode_blocks_here = HWY_DYNAMIC_DISPATCH(encode_blocks);
-  const std::size_t whole = weights.size() / blocksize;
-  encode_blocks_here(tables, weights.data(), whole, blocksize, packed.data(), absmax.data());
+std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax) {
+  const std::size_t size = traits(source).bits / 8, n = weights.size() / size;
+  check_four_bit_sizes(n, blocksize, packed.size(), absmax.size());
+  const std::size_t whole = n / blocksize;
+  encode_blocks_of(source)(tables, weights.data(), whole, blocksize, packed.data(), absmax.data());
 
   std::size_t nonfinite = 0;
-  for (std::size_t b = 0; b < absmax.size(); ++b) {
-    if (b < whole && std::isfinite(absmax[b])) continue;
-    const auto block = weights.subspan(b * blocksize, std::min(blocksize, weights.size() - b * blocksize));
-    const bool finite = std::all_of(block.begin(), block.end(), [](float weight) { return std::isfinite(weight); });
-    nonfinite += !finite;
+  const auto repair = [&](std::size_t b) {
+    const std::size_t first = b * blocksize, count = std::min(blocksize, n - first);
+    std::array<float, tile_weights> tile;
+    const auto block = widen(source, weights.subspan(first * size, count * size), tile);
+    nonfinite += !std::all_of(block.begin(), block.end(), [](float weight) { return std::isfinite(weight); });
+    const auto finite = repaired(block);
     std::array<std::uint8_t, tile_weights / 2> bytes;
-    encode_blocks_here(tables, repaired(block).data(), 1, blocksize, bytes.data(), &absmax[b]);
-    std::copy_n(bytes.begin(), block.size() / 2 + block.size() % 2,
-                packed.begin() + static_cast<std::ptrdiff_t>(b * blocksize / 2));
-  }
+    encode_blocks_of(DType::f32)(tables, std::as_bytes(std::span(finite)).data(), 1, blocksize, bytes.data(),
+                                 &absmax[b]);
+    std::copy_n(bytes.begin(), count / 2 + count % 2, packed.begin() + static_cast<std::ptrdiff_t>(first / 2));
+  };
+  const float* const largest = absmax.data();  // a span that checks every index is not vectorized
+  std::size_t infinite = 0;
+  for (std::size_t b = 0; b < whole; ++b) infinite += !(largest[b] < std::numeric_limits<float>::infinity());
+  if (infinite > 0)
+    for (std::size_t b = 0; b < whole; ++b)
+      if (!std::isfinite(absmax[b])) repair(b);
+  if (whole < absmax.size()) repair(whole);
   return nonfinite;
 }
 
-void decode_four_bit(const FourBitTables& tables, std::span<const std::uint8_t> packed, std::span<const float> absmax,
-                     std::size_t blocksize, std::span<float> weights) {
-  check_sizes(weights.size(), blocksize, packed.size(), absmax.size());
-  const auto decode_block_here = HWY_DYNAMIC_DISPATCH(decode_block);
-  const std::size_t even = weights.size() - weights.size() % 2;
-  for (std::size_t i = 0; i < even; i += blocksize)
-    decode_block_here(tables, packed.data() + i / 2, absmax[i / blocksize], std::min(blocksize, even - i),
-                      weights.data() + i);
-  if (even < weights.size()) weights[even] = tables.codebook[packed[even / 2] >> 4] * absmax[even / blocksize];
+std::size_t encode_four_bit(const FourBitTables& tables, std::span<const float> weights, std::size_t blocksize,
+                            std::span<std::uint8_t> packed, std::span<float> absmax) {
+  return encode_four_bit(tables, DType::f32, std::as_bytes(weights), blocksize, packed, absmax);
 }
 
 }  // namespace nibble

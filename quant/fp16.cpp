@@ -18,44 +18,42 @@ HWY_BEFORE_NAMESPACE();
 namespace nibble::fp16::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-void narrow(const float* HWY_RESTRICT w, std::size_t n, std::uint16_t overflow, std::uint16_t* HWY_RESTRICT out,
-            CastCounts& counts) {
-  const hn::ScalableTag<float> d;
-  const hn::RebindToSigned<decltype(d)> di;
-  const auto set = [&](std::uint32_t bits) HWY_ATTR { return hn::Set(di, static_cast<std::int32_t>(bits)); };
-  const auto half = hn::Set(d, 0.5f);
-  const auto infinity = set(0x7F800000);
-  const auto convert = [&](auto magnitude) HWY_ATTR {  // from_float(), every case and then a choice
-    const auto shifted = hn::ShiftRight<13>(magnitude);
-    const auto biased = hn::Add(magnitude, set(0xFFFu - (112u << 23)));
-    const auto normal = hn::ShiftRight<13>(hn::Add(biased, hn::And(shifted, set(1))));
-    const auto tiny = hn::Sub(hn::BitCast(di, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(di, half));
-    const auto nan = hn::Or(hn::And(shifted, set(0x3FF)), set(0x7E00));
-    auto result = hn::IfThenElse(hn::Lt(magnitude, set(std::bit_cast<std::uint32_t>(smallest_normal))), tiny, normal);
-    result =
-        hn::IfThenElse(hn::Lt(magnitude, set(std::bit_cast<std::uint32_t>(smallest_overflow))), result, set(overflow));
-    result = hn::IfThenElse(hn::Lt(magnitude, infinity), result, set(0x7C00));
-    return hn::IfThenElse(hn::Gt(magnitude, infinity), nan, result);
+template <class Source>
+HWY_INLINE void narrow(const std::byte* HWY_RESTRICT w, std::size_t n, std::uint16_t overflow,
+                       std::uint16_t* HWY_RESTRICT out, CastCounts& counts) {
+  namespace cast = nibble::HWY_NAMESPACE;
+  const auto round = [&](auto d, auto v) HWY_ATTR {
+    const hn::RebindToSigned<decltype(d)> di;
+    return cast::with_sign(d, v, cast::fp16_bits(di, hn::And(hn::BitCast(di, v), hn::Set(di, 0x7FFFFFFF)), overflow));
   };
-  nibble::HWY_NAMESPACE::narrow_each(w, n, smallest_overflow, 0x400, out, counts, convert);
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
+  // One instruction, which makes infinities of what overflows.
+  if (overflow == 0x7C00) {
+    const auto round_here = [](auto d, auto v) HWY_ATTR {
+      const hn::Rebind<hwy::float16_t, decltype(d)> df16;
+      return hn::BitCast(hn::RebindToUnsigned<decltype(df16)>(), hn::DemoteTo(df16, v));
+    };
+    return cast::narrow_each<Source>(w, n, smallest_overflow, 0x400, out, counts, round_here);
+  }
+#endif
+  cast::narrow_each<Source>(w, n, smallest_overflow, 0x400, out, counts, round);
+}
+
+void narrow_f32(const std::byte* HWY_RESTRICT w, std::size_t n, std::uint16_t overflow, std::uint16_t* HWY_RESTRICT out,
+                CastCounts& counts) {
+  narrow<nibble::HWY_NAMESPACE::F32>(w, n, overflow, out, counts);
+}
+void narrow_bf16(const std::byte* HWY_RESTRICT w, std::size_t n, std::uint16_t overflow,
+                 std::uint16_t* HWY_RESTRICT out, CastCounts& counts) {
+  narrow<nibble::HWY_NAMESPACE::Bf16>(w, n, overflow, out, counts);
+}
+void narrow_f16(const std::byte* HWY_RESTRICT w, std::size_t n, std::uint16_t overflow, std::uint16_t* HWY_RESTRICT out,
+                CastCounts& counts) {
+  narrow<nibble::HWY_NAMESPACE::F16>(w, n, overflow, out, counts);
 }
 
 void widen_vectors(const std::uint16_t* HWY_RESTRICT in, std::size_t n, float* HWY_RESTRICT out) {
-  const hn::ScalableTag<float> d;
-  const hn::RebindToSigned<decltype(d)> di;
-  const auto infinity = hn::Set(di, 0x7C00 << 13);
-  const auto convert = [&](auto bits) HWY_ATTR {  // to_float(), likewise
-    const auto magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(di, 0x7FFF)));
-    const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(di, 0x8000)));
-    const auto normal = hn::Add(magnitude, hn::Set(di, 112 << 23));
-    const auto one = hn::BitCast(d, hn::Or(magnitude, hn::Set(di, 113 << 23)));
-    const auto tiny = hn::BitCast(di, hn::Sub(one, hn::Set(d, smallest_normal)));
-    const auto quiet = hn::And(hn::VecFromMask(di, hn::Gt(magnitude, infinity)), hn::Set(di, 0x400000));
-    const auto special = hn::Or(hn::Or(magnitude, hn::Set(di, 0x7F800000)), quiet);
-    const auto finite = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di, 0x400 << 13)), tiny, normal);
-    return hn::Or(hn::IfThenElse(hn::Lt(magnitude, infinity), finite, special), sign);
-  };
-  nibble::HWY_NAMESPACE::widen_each(in, n, out, convert, [](std::uint16_t bits) { return to_float(bits); });
+  nibble::HWY_NAMESPACE::widen_each<nibble::HWY_NAMESPACE::F16>(in, n, out);
 }
 
 }  // namespace nibble::fp16::HWY_NAMESPACE
@@ -65,16 +63,29 @@ HWY_AFTER_NAMESPACE();
 namespace nibble {
 namespace fp16 {
 
-HWY_EXPORT(narrow);
+HWY_EXPORT(narrow_f32);
+HWY_EXPORT(narrow_bf16);
+HWY_EXPORT(narrow_f16);
 HWY_EXPORT(widen_vectors);
+
+namespace {
+
+Findings encode_from(DType source, std::span<const std::byte> weights, std::span<std::uint16_t> out,
+                     OnOverflow on_overflow) {
+  const std::uint16_t overflow = on_overflow == OnOverflow::clamp ? 0x7BFF : 0x7C00;
+  const auto narrow_here = source == DType::bf16  ? HWY_DYNAMIC_DISPATCH(narrow_bf16)
+                           : source == DType::f16 ? HWY_DYNAMIC_DISPATCH(narrow_f16)
+                                                  : HWY_DYNAMIC_DISPATCH(narrow_f32);
+  return count_casts(source, weights, smallest_overflow, [&](std::size_t i, auto bytes, CastCounts& counts) {
+    narrow_here(bytes.data(), std::min(tile_weights, out.size() - i), overflow, out.data() + i, counts);
+  });
+}
+
+}  // namespace
 
 Findings encode(std::span<const float> weights, std::span<std::uint16_t> out, OnOverflow on_overflow) {
   check_same_size("fp16", weights.size(), out.size());
-  const std::uint16_t overflow = on_overflow == OnOverflow::clamp ? 0x7BFF : 0x7C00;
-  const auto narrow_here = HWY_DYNAMIC_DISPATCH(narrow);
-  return count_casts(weights, smallest_overflow, [&](std::size_t i, std::size_t n, CastCounts& counts) {
-    narrow_here(&weights[i], n, overflow, &out[i], counts);
-  });
+  return encode_from(DType::f32, std::as_bytes(weights), out, on_overflow);
 }
 
 void decode(std::span<const std::uint16_t> in, std::span<float> weights) {
@@ -95,7 +106,7 @@ struct Fp16 {
 
   Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out) const {
     return narrow_tile(source, weights,
-                       [&](std::span<const float> tile) { return fp16::encode(tile, out, on_overflow); });
+                       [&](DType type, auto bytes) { return fp16::encode_from(type, bytes, out, on_overflow); });
   }
 };
 

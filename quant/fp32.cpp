@@ -15,13 +15,15 @@ struct Fp32 {
     std::copy(widened.begin(), widened.end(), out.begin());
 
     Findings findings;
-    bool special = false;
-    for (const Stored stored : out) {
-      const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(stored) & 0x7FFFFFFFu;
-      special |= magnitude >= 0x7F800000u;
-      findings.subnormal += magnitude - 1 < 0x007FFFFFu;
+    const Stored* const stored = out.data();  // a span that checks every index is not vectorized
+    std::uint32_t largest = 0, subnormal = 0;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(stored[i]) & 0x7FFFFFFFu;
+      largest = std::max(largest, magnitude);
+      subnormal += magnitude - 1 < 0x007FFFFFu ? 1 : 0;
     }
-    if (special) findings.add(count_nonfinite(source, weights, 0));
+    findings.subnormal = subnormal;
+    if (largest >= 0x7F800000u) findings.add(count_nonfinite(source, weights, 0));
     if (source == DType::f64) {
       for (std::size_t i = 0; i < out.size(); ++i) {
         double weight = 0;

@@ -6,7 +6,7 @@ namespace nibble {
 namespace {
 
 constexpr FourBitTables tables =
-    make_tables(fp4::codebook.value, {11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3}, 7.0f, 14.0f, 7.0f);
+    make_tables(fp4::codebook.value, {11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3}, 7.0, 14.71875);
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 #include "nibble/int8.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -8,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "nibble/error.hpp"
 #include "nibble/fp16.hpp"
@@ -18,54 +20,83 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "quant/magnitude-inl.hpp"
+#include "quant/source-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::int8::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+using nibble::HWY_NAMESPACE::Bf16;
+using nibble::HWY_NAMESPACE::F16;
+using nibble::HWY_NAMESPACE::F32;
 
-// max |w| as bits.
-std::int32_t largest_of_row(const float* HWY_RESTRICT w, std::size_t n) {
-  const hn::ScalableTag<float> d;
-  const std::size_t whole = n - n % hn::Lanes(d);
-  std::int32_t largest = nibble::HWY_NAMESPACE::largest_magnitude(d, w, whole);
-  for (std::size_t i = whole; i < n; ++i) largest = std::max(largest, std::bit_cast<std::int32_t>(w[i]) & 0x7FFFFFFF);
-  return largest;
+// max |w|; NaN or infinity if there is one.
+template <class Source> HWY_INLINE float largest_of_row(const std::byte* HWY_RESTRICT w, std::size_t n) {
+  constexpr std::size_t step = 32;  // what Source::absmax() takes
+  const std::size_t whole = n - n % step;
+  HWY_ALIGN std::byte last[step * Source::size] = {};
+  std::memcpy(last, w + whole * Source::size, (n - whole) * Source::size);
+  // As bits, which order as the magnitudes do and keep NaN.
+  const auto bits = [](float value) { return std::bit_cast<std::int32_t>(value); };
+  return std::bit_cast<float>(std::max(bits(Source::absmax(w, whole)), bits(Source::absmax(last, step))));
+}
+
+// To fp16 and back, for magnitudes that it can hold.
+template <class D, class V> HWY_INLINE V through_fp16(D d, V weight) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
+  const hn::Rebind<hwy::float16_t, D> df16;
+  return hn::PromoteTo(d, hn::DemoteTo(df16, weight));
+#else
+  // 10 mantissa bits, and below 2^-14 multiples of 2^-24, the ulp of 0.5.
+  const hn::RebindToSigned<D> di;
+  const auto half = hn::Set(d, 0.5f);
+  const auto magnitude = hn::Abs(weight);
+  const auto bits = hn::BitCast(di, magnitude);
+  const auto odd = hn::And(hn::ShiftRight<13>(bits), hn::Set(di, 1));
+  const auto up = hn::Add(hn::Add(bits, hn::Set(di, 0xFFF)), odd);
+  const auto normal = hn::BitCast(d, hn::And(up, hn::Set(di, ~0x1FFF)));
+  const auto tiny = hn::Sub(hn::Add(magnitude, half), half);
+  const auto rounded = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, fp16::smallest_normal)), tiny, normal);
+  return hn::CopySign(rounded, weight);
+#endif
 }
 
 // Weights that fp16 can hold, times scale; the products are at most 127 and a rounding.
-void quantize_row(const float* HWY_RESTRICT w, std::size_t n, float scale, std::int8_t* HWY_RESTRICT codes) {
-  const hn::ScalableTag<float> d;
+template <class Source>
+HWY_INLINE void quantize_row(const std::byte* HWY_RESTRICT w, std::size_t n, float scale,
+                             std::int8_t* HWY_RESTRICT codes) {
+  const hn::CappedTag<float, 16> d;
   const hn::RebindToSigned<decltype(d)> di;
   const hn::Rebind<std::int8_t, decltype(d)> d8;
-  const auto half = hn::Set(d, 0.5f);
   const auto factor = hn::Set(d, scale);
   const auto rounder = hn::Set(d, 12582912.0f);  // 1.5 * 2^23 has an ulp of 1: adding it rounds, halves to even
-  const auto step = [&](const float* from) HWY_ATTR {
-    const auto weight = hn::LoadU(d, from);
-    const auto magnitude = hn::Abs(weight);
-    // To fp16, as fp32: 10 mantissa bits, and below 2^-14 multiples of 2^-24, the ulp of 0.5.
-    const auto bits = hn::BitCast(di, magnitude);
-    const auto odd = hn::And(hn::ShiftRight<13>(bits), hn::Set(di, 1));
-    const auto up = hn::Add(hn::Add(bits, hn::Set(di, 0xFFF)), odd);
-    const auto normal = hn::BitCast(d, hn::And(up, hn::Set(di, ~0x1FFF)));
-    const auto tiny = hn::Sub(hn::Add(magnitude, half), half);
-    const auto rounded = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, fp16::smallest_normal)), tiny, normal);
-    const auto product = hn::Mul(hn::CopySign(rounded, weight), factor);
+  const auto step = [&](const std::byte* from, std::size_t i) HWY_ATTR {
+    const auto weight = Source::load(d, from, i);
+    const auto product = hn::Mul(std::is_same_v<Source, F16> ? weight : through_fp16(d, weight), factor);
     const auto code = hn::Sub(hn::BitCast(di, hn::Add(product, rounder)), hn::BitCast(di, rounder));
     return hn::DemoteTo(d8, code);
   };
   const std::size_t lanes = hn::Lanes(d);
   std::size_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(step(w + i), d8, codes + i);
+  for (; i + lanes <= n; i += lanes) hn::StoreU(step(w, i), d8, codes + i);
   if (i < n) {
-    HWY_ALIGN float last[hn::MaxLanes(d)] = {};
+    HWY_ALIGN std::byte last[hn::MaxLanes(d) * Source::size] = {};
     HWY_ALIGN std::int8_t result[hn::MaxLanes(d)];
-    std::copy(w + i, w + n, last);
-    hn::StoreU(step(last), d8, result);
+    std::memcpy(last, w + i * Source::size, (n - i) * Source::size);
+    hn::StoreU(step(last, 0), d8, result);
     std::copy_n(result, n - i, codes + i);
   }
 }
+
+#define NIBBLE_INT8_OF(name, Source)                                                                                   \
+  float largest_of_row_##name(const std::byte* HWY_RESTRICT w, std::size_t n) { return largest_of_row<Source>(w, n); } \
+  void quantize_row_##name(const std::byte* HWY_RESTRICT w, std::size_t n, float scale,                                \
+                           std::int8_t* HWY_RESTRICT codes) {                                                          \
+    quantize_row<Source>(w, n, scale, codes);                                                                          \
+  }
+NIBBLE_INT8_OF(f32, F32)
+NIBBLE_INT8_OF(bf16, Bf16)
+NIBBLE_INT8_OF(f16, F16)
+#undef NIBBLE_INT8_OF
 
 }  // namespace nibble::int8::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -74,8 +105,12 @@ HWY_AFTER_NAMESPACE();
 namespace nibble {
 namespace int8 {
 
-HWY_EXPORT(largest_of_row);
-HWY_EXPORT(quantize_row);
+HWY_EXPORT(largest_of_row_f32);
+HWY_EXPORT(largest_of_row_bf16);
+HWY_EXPORT(largest_of_row_f16);
+HWY_EXPORT(quantize_row_f32);
+HWY_EXPORT(quantize_row_bf16);
+HWY_EXPORT(quantize_row_f16);
 
 namespace {
 
@@ -92,36 +127,57 @@ float repaired(float weight, float absmax) {
   return std::clamp(weight, -limit, limit);
 }
 
+// The loops for a source type; F64 is widened before.
+struct Loops {
+  float (*largest)(const std::byte* weights, std::size_t n);
+  void (*quantize)(const std::byte* weights, std::size_t n, float scale, std::int8_t* codes);
+};
+Loops loops_of(DType source) {
+  if (source == DType::bf16)
+    return {HWY_DYNAMIC_DISPATCH(largest_of_row_bf16), HWY_DYNAMIC_DISPATCH(quantize_row_bf16)};
+  if (source == DType::f16) return {HWY_DYNAMIC_DISPATCH(largest_of_row_f16), HWY_DYNAMIC_DISPATCH(quantize_row_f16)};
+  return {HWY_DYNAMIC_DISPATCH(largest_of_row_f32), HWY_DYNAMIC_DISPATCH(quantize_row_f32)};
+}
+
+float scale_of(float absmax) { return absmax == 0.0f ? 0.0f : 1.0f / absmax * 127.0f; }
+
 }  // namespace
 
-float row_absmax(std::span<const float> weights, bool& plain) noexcept {
-  const float largest = std::bit_cast<float>(HWY_DYNAMIC_DISPATCH(largest_of_row)(weights.data(), weights.size()));
-  // Rounding keeps the order, so the largest of the rounded weights is the largest weight, rounded.
-  if (largest < fp16::smallest_overflow) return fp16::to_float(fp16::from_float(largest));
-  plain = false;
+float row_absmax(DType source, std::span<const std::byte> weights, bool& plain) {
+  const std::size_t n = weights.size() / (traits(source).bits / 8);
+  if (source != DType::f64) {
+    const float largest = loops_of(source).largest(weights.data(), n);
+    // Rounding keeps the order, so the largest of the rounded weights is the largest weight, rounded.
+    if (largest < fp16::smallest_overflow) return fp16::to_float(fp16::from_float(largest));
+  }
   float absmax = 0;
-  for (const float weight : weights)
-    if (std::isfinite(weight)) absmax = std::max(absmax, std::abs(repaired(weight, 0)));
+  for_each_tile(source, weights, [&](std::size_t, std::span<const float> tile) {
+    for (const float weight : tile) {
+      plain = plain && std::abs(weight) < fp16::smallest_overflow;
+      if (std::isfinite(weight)) absmax = std::max(absmax, std::abs(repaired(weight, 0)));
+    }
+  });
   return fp16::to_float(fp16::from_float(absmax));
 }
 
-void encode_row(std::span<const float> weights, float absmax, bool plain, std::span<std::int8_t> codes) {
-  check_same_size(weights.size(), codes.size());
-  const float scale = absmax == 0.0f ? 0.0f : 1.0f / absmax * 127.0f;
-  const auto quantize_row_here = HWY_DYNAMIC_DISPATCH(quantize_row);
-  if (plain) return quantize_row_here(weights.data(), weights.size(), scale, codes.data());
-  std::array<float, tile_weights> tile;
-  for (std::size_t i = 0; i < weights.size(); i += tile.size()) {
-    const auto part = weights.subspan(i, std::min(tile.size(), weights.size() - i));
-    std::transform(part.begin(), part.end(), tile.begin(), [&](float weight) { return repaired(weight, absmax); });
-    quantize_row_here(tile.data(), part.size(), scale, &codes[i]);
-  }
+void encode_row(DType source, std::span<const std::byte> weights, float absmax, bool plain,
+                std::span<std::int8_t> codes) {
+  const float scale = scale_of(absmax);
+  if (plain && source != DType::f64)
+    return loops_of(source).quantize(weights.data(), codes.size(), scale, codes.data());
+  std::array<float, tile_weights> finite;
+  for_each_tile(source, weights, [&](std::size_t i, std::span<const float> tile) {
+    std::transform(tile.begin(), tile.end(), finite.begin(), [&](float weight) { return repaired(weight, absmax); });
+    loops_of(DType::f32).quantize(std::as_bytes(std::span(finite)).data(), tile.size(), scale, codes.data() + i);
+  });
 }
 
 float encode_row(std::span<const float> weights, std::span<std::int8_t> codes) {
+  check_same_size(weights.size(), codes.size());
   bool plain = true;
-  const float absmax = row_absmax(weights, plain);
-  encode_row(weights, absmax, plain, codes);
+  const auto bytes = std::as_bytes(weights);
+  const float absmax = row_absmax(DType::f32, bytes, plain);
+  encode_row(DType::f32, bytes, absmax, plain, codes);
   return absmax;
 }
 
@@ -150,43 +206,50 @@ template <class F> void for_each_row(std::uint64_t columns, std::uint64_t first,
 
 class Int8Encoder final : public Encoder {
  public:
-  Int8Encoder(const TensorInfo& tensor, bool scanned)
-      : source_(tensor.dtype), columns_(tensor.shape[1]), scanned_(scanned), rows_(tensor.shape[0]) {}
+  Int8Encoder(const TensorInfo& tensor, bool scanned, Scratch& scratch)
+      : source_(tensor.dtype),
+        columns_(tensor.shape[1]),
+        row_count_(tensor.shape[0]),
+        scanned_(scanned),
+        rows_(scanned ? tensor.shape[0] : 0),
+        scratch_(scratch) {}
 
-  void scan(std::uint64_t first, std::span<const std::byte> weights) override {
-    const std::size_t size = traits(source_).bits / 8;
-    for_each_row(columns_, first, weights.size() / size, [&](std::size_t row, std::size_t begin, std::size_t end) {
-      look_at(row, weights.subspan(begin * size, (end - begin) * size));
-    });
-  }
+  void scan(std::uint64_t first, std::span<const std::byte> weights) override { look_at(rows_, first, weights, 0); }
 
   Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out) override {
-    if (!scanned_) scan(first, weights);
     const std::size_t size = traits(source_).bits / 8;
+    // Rows that are whole in a chunk are known and stored with it.
+    const std::size_t first_row = scanned_ || columns_ == 0 ? 0 : first / columns_;
+    std::vector<Row> own(scanned_ || columns_ == 0 ? 0 : weights.size() / size / columns_);
+    std::span<Row> rows = scanned_ ? std::span(rows_) : std::span(own);
+    if (!scanned_) {
+      look_at(rows, first, weights, first_row);
+      store(rows, first_row);
+    }
     Findings findings;
     for_each_row(columns_, first, weights.size() / size, [&](std::size_t row, std::size_t begin, std::size_t end) {
       const auto bytes = weights.subspan(begin * size, (end - begin) * size);
-      const float absmax = std::bit_cast<float>(rows_[row].absmax_bits.load(std::memory_order_relaxed));
-      const bool plain = rows_[row].plain.load(std::memory_order_relaxed);
+      const Row& known = rows[row - first_row];
+      const float absmax = std::bit_cast<float>(known.absmax_bits.load(std::memory_order_relaxed));
+      const bool plain = known.plain.load(std::memory_order_relaxed);
       if (!plain) findings.add(count_nonfinite(source_, bytes, first + begin, fp16::smallest_overflow));
-      for_each_tile(source_, bytes, [&](std::size_t i, std::span<const float> tile) {
-        auto* const codes = reinterpret_cast<std::int8_t*>(out.data() + begin + i);
-        int8::encode_row(tile, absmax, plain, {codes, tile.size()});
-      });
+      int8::encode_row(source_, bytes, absmax, plain,
+                       {reinterpret_cast<std::int8_t*>(out.data() + begin), end - begin});
     });
     return findings;
   }
 
-  std::vector<std::vector<std::byte>> finish() override {
-    std::vector<std::byte> scb(rows_.size() * sizeof(float));
-    for (std::size_t row = 0; row < rows_.size(); ++row) {
-      const std::uint32_t bits = rows_[row].absmax_bits.load(std::memory_order_relaxed);
-      std::memcpy(&scb[row * sizeof(bits)], &bits, sizeof(bits));
+  void finish(PartSink& sink) override {
+    if (scanned_) store(rows_, 0);
+    std::vector<std::byte> piece(std::min<std::uint64_t>(scb_bytes(), 1 << 18));
+    for (std::uint64_t at = 0; at < scb_bytes(); at += piece.size()) {
+      // Without a column no chunk has stored a row: all are zeros.
+      const auto part = std::span(piece).first(std::min<std::uint64_t>(scb_bytes() - at, piece.size()));
+      if (columns_ != 0) scratch_.read(at, part);
+      sink.write(1, part);
     }
-    std::vector<std::vector<std::byte>> rest;  // moved in: a braced list would copy them
-    rest.push_back(std::move(scb));
-    rest.push_back({std::byte{0}});
-    return rest;
+    const std::byte format{0};
+    sink.write(2, {&format, 1});
   }
 
  private:
@@ -196,23 +259,40 @@ class Int8Encoder final : public Encoder {
     std::atomic<bool> plain{true};
   };
 
-  void look_at(std::size_t row, std::span<const std::byte> bytes) {
-    float absmax = 0;
-    bool plain = true;
-    for_each_tile(source_, bytes, [&](std::size_t, std::span<const float> tile) {
-      absmax = std::max(absmax, int8::row_absmax(tile, plain));
+  [[nodiscard]] std::uint64_t scb_bytes() const { return sizeof(float) * row_count_; }
+
+  void look_at(std::span<Row> rows, std::uint64_t first, std::span<const std::byte> weights, std::size_t first_row) {
+    const std::size_t size = traits(source_).bits / 8;
+    for_each_row(columns_, first, weights.size() / size, [&](std::size_t row, std::size_t begin, std::size_t end) {
+      look_at(rows[row - first_row], weights.subspan(begin * size, (end - begin) * size));
     });
-    if (!plain) rows_[row].plain.store(false, std::memory_order_relaxed);
+  }
+
+  void look_at(Row& row, std::span<const std::byte> bytes) const {
+    bool plain = true;
+    const float absmax = int8::row_absmax(source_, bytes, plain);
+    if (!plain) row.plain.store(false, std::memory_order_relaxed);
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(absmax);
-    std::uint32_t seen = rows_[row].absmax_bits.load(std::memory_order_relaxed);
-    while (seen < bits && !rows_[row].absmax_bits.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
+    std::uint32_t seen = row.absmax_bits.load(std::memory_order_relaxed);
+    while (seen < bits && !row.absmax_bits.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
+    }
+  }
+
+  void store(std::span<const Row> rows, std::size_t first_row) {
+    std::array<std::uint32_t, 1024> scb;
+    for (std::size_t begin = 0; begin < rows.size(); begin += scb.size()) {
+      const std::size_t n = std::min(scb.size(), rows.size() - begin);
+      for (std::size_t i = 0; i < n; ++i) scb[i] = rows[begin + i].absmax_bits.load(std::memory_order_relaxed);
+      scratch_.write((first_row + begin) * sizeof(float), std::as_bytes(std::span(scb).first(n)));
     }
   }
 
   DType source_;
   std::uint64_t columns_;
+  std::uint64_t row_count_;
   bool scanned_;
-  std::vector<Row> rows_;
+  std::vector<Row> rows_;  // where rows are looked at first: longer than a chunk, so few
+  Scratch& scratch_;       // the SCB, 4 bytes per row
 };
 
 class Int8Decoder final : public Decoder {
@@ -240,8 +320,7 @@ class Int8 final : public Codec {
   std::string_view summary() const noexcept override {
     return "8-bit integers with an absmax per row (LLM.int8()), as bitsandbytes stores them";
   }
-  // Per row what scan() and encode() keep, and its SCB.
-  std::uint64_t encoder_bytes(const TensorInfo& tensor) const override { return 12 * tensor.shape.at(0); }
+  std::uint64_t scratch_bytes(const TensorInfo& tensor) const override { return sizeof(float) * tensor.shape.at(0); }
 
   bool accepts(const TensorInfo& tensor) const override {
     return is_weight_type(tensor.dtype) && tensor.shape.size() == 2;
@@ -262,11 +341,12 @@ class Int8 final : public Codec {
     const std::uint64_t columns = std::max<std::uint64_t>(tensor.shape[1], 1);
     limit = std::max<std::uint64_t>(limit, 1);
     if (columns > limit) return {limit, true};
-    return {limit - limit % columns, false};
+    return {std::min(limit / columns, most_rows) * columns, false};
   }
 
-  std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking) const override {
-    return std::make_unique<Int8Encoder>(tensor, chunking.scan);
+  std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,
+                                   Scratch& scratch) const override {
+    return std::make_unique<Int8Encoder>(tensor, chunking.scan, scratch);
   }
 
   std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
@@ -279,6 +359,10 @@ class Int8 final : public Codec {
   }
 
   std::optional<BnbConfig> bnb_config() const override { return BnbConfig{8, "fp4", false}; }
+
+ private:
+  // In a chunk: what is known of a row takes 8 bytes while it is encoded, which can be more than a short row.
+  static constexpr std::uint64_t most_rows = 4096;
 };
 
 }  // namespace

@@ -42,7 +42,7 @@ class Keep final : public Codec {
   Chunking chunking(const TensorInfo&, std::uint64_t limit) const override {
     return {std::max<std::uint64_t>(limit - limit % 8, 8), false};  // whole bytes for 4 and 6 bits too
   }
-  std::unique_ptr<Encoder> encoder(const TensorInfo&, const Chunking&) const override {
+  std::unique_ptr<Encoder> encoder(const TensorInfo&, const Chunking&, Scratch&) const override {
     return std::make_unique<KeepEncoder>();
   }
   std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,

@@ -1,11 +1,10 @@
-// nibble.json: what became of every tensor, for programs and for `nibble verify`. It holds no path, no time and no
-// machine, so that equal input and options give equal bytes.
+#include "quant/manifest.hpp"
 
 #include <fmt/format.h>
 
+#include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "nibble/convert.hpp"
 #include "nibble/version.hpp"
 
 namespace nibble {
@@ -14,20 +13,25 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int schema_version = 1;
+constexpr std::size_t piece_bytes = 64 << 10;
 
 // Names come from files and options from a command line: what is no UTF-8 is replaced rather than refused.
 std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
-Json describe(const TensorInfo& tensor) { return {{"dtype", traits(tensor.dtype).name}, {"shape", tensor.shape}}; }
+void append_quoted(std::string& text, std::string_view value) { text += dump(Json(value)); }
 
-Json describe(const Findings& found) {
-  Json json = {{"nan", found.nan},
-               {"inf", found.inf},
-               {"overflow", found.overflow},
-               {"underflow", found.underflow},
-               {"subnormal", found.subnormal}};
-  if (found.first_nonfinite != UINT64_MAX) json["first_nonfinite"] = found.first_nonfinite;
-  return json;
+void append(std::string& text, const TensorInfo& tensor) {
+  fmt::format_to(std::back_inserter(text), R"("dtype":"{}","shape":[{}])", traits(tensor.dtype).name,
+                 fmt::join(tensor.shape, ","));
+}
+
+void append(std::string& text, const Findings& found) {
+  fmt::format_to(std::back_inserter(text), R"("findings":{{"nan":{},"inf":{},"overflow":{},"underflow":{},)", found.nan,
+                 found.inf, found.overflow, found.underflow);
+  fmt::format_to(std::back_inserter(text), R"("subnormal":{})", found.subnormal);
+  if (found.first_nonfinite != UINT64_MAX)
+    fmt::format_to(std::back_inserter(text), R"(,"first_nonfinite":{})", found.first_nonfinite);
+  text += '}';
 }
 
 std::string_view spelling(Nonfinite policy) {
@@ -64,46 +68,72 @@ Json describe(const Recipe& recipe) {
 
 }  // namespace
 
-std::string manifest(const Report& report, const Writer& out) {
-  const Plan& plan = report.plan;
-  // Tensor by tensor: as one tree, the manifest of 100,000 tensors would take a gigabyte.
-  std::string tensors;
-  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
-    const PlannedTensor& planned = plan.tensors[i];
-    const ConvertedTensor& converted = report.tensors[i];
-    Json parts = Json::array();
-    for (const StoredPart& part : converted.parts) {
-      Json json = {{"name", part.info.name}};
-      json.update(describe(part.info));
-      json["bytes"] = part.info.bytes();
-      json["xxh3_128"] = part.xxh3;
-      parts.push_back(std::move(json));
-    }
-    Json json = {{"name", planned.info.name},
-                 {"codec", planned.codec},
-                 {"reason", planned.reason},
-                 {"source", describe(planned.info)},
-                 {"transposed", planned.transposed},
-                 {"source_bytes", planned.info.bytes()},
-                 {"stored_bytes", planned.stored_bytes},
-                 {"findings", describe(converted.findings)}};
-    if (const std::string file = out.shard_name(converted.shard); !file.empty()) json["file"] = file;
-    json["parts"] = std::move(parts);
-    tensors += (i == 0 ? "\n  " : ",\n  ") + dump(json);
-  }
+Manifest::Manifest(const Plan& plan, Writer& out) : out_(out) {
   const Json json = {{"schema_version", schema_version},
                      {"generator", fmt::format("nibble {}", version())},
                      {"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
                      {"dtype", traits(plan.dtype).torch_name},
                      {"recipe", describe(plan.recipe)},
-                     {"source_bytes", plan.source_bytes()},
-                     {"stored_bytes", plan.stored_bytes()},
-                     {"quantized_share", plan.quantized_share()},
-                     {"warnings", report.warnings}};
-  std::string text;
+                     {"source_bytes", plan.source_bytes()}};
   for (const auto& [key, value] : json.items())
-    text += fmt::format("{} {}: {}", text.empty() ? "{\n" : ",\n", dump(key), dump(value));
-  return text + ",\n \"tensors\": [" + tensors + "\n ]\n}\n";
+    text_ += fmt::format("{} {}: {}", text_.empty() ? "{\n" : ",\n", dump(key), dump(value));
+  text_ += ",\n \"tensors\": [";
+}
+
+// As text, not as a tree: 100,000 tensors have 600,000 parts.
+void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings,
+                   std::span<const Part> parts) {
+  text_ += tensors_++ == 0 ? "\n  {\"name\":" : ",\n  {\"name\":";
+  append_quoted(text_, tensor.info.name);
+  text_ += ",\"codec\":";
+  append_quoted(text_, tensor.codec);
+  text_ += ",\"reason\":";
+  append_quoted(text_, tensor.reason);
+  text_ += ",\"source\":{";
+  append(text_, tensor.info);
+  fmt::format_to(std::back_inserter(text_), R"(}},"transposed":{},"source_bytes":{},"stored_bytes":{},)",
+                 tensor.transposed, tensor.info.bytes(), tensor.stored_bytes);
+  append(text_, findings);
+  if (const std::string file = out_.shard_name(shard); !file.empty()) {
+    text_ += ",\"file\":";
+    append_quoted(text_, file);
+  }
+  text_ += ",\"parts\":[";
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    text_ += p == 0 ? "{\"name\":" : ",{\"name\":";
+    append_quoted(text_, parts[p].info.name);
+    text_ += ',';
+    append(text_, parts[p].info);
+    fmt::format_to(std::back_inserter(text_), R"(,"bytes":{},"xxh3_128":"{}"}})", parts[p].info.bytes(), parts[p].xxh3);
+  }
+  text_ += "]}";
+  if (text_.size() >= piece_bytes) flush();
+}
+
+void Manifest::rewind(const Mark& mark) {
+  tensors_ = mark.tensors;
+  if (mark.bytes >= written_) {
+    text_.resize(mark.bytes - written_);
+  } else {
+    text_.clear();
+    written_ = mark.bytes;  // the next piece is written there
+  }
+}
+
+void Manifest::end(const Report& report) {
+  text_ += "\n ]";
+  const Json json = {{"stored_bytes", report.plan.stored_bytes()},
+                     {"quantized_share", report.plan.quantized_share()},
+                     {"warnings", report.warnings}};
+  for (const auto& [key, value] : json.items()) text_ += fmt::format(",\n {}: {}", dump(key), dump(value));
+  text_ += "\n}\n";
+  flush();
+}
+
+void Manifest::flush() {
+  out_.write_manifest(written_, text_);
+  written_ += text_.size();
+  text_.clear();
 }
 
 }  // namespace nibble

@@ -3,22 +3,37 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
-#include <memory>
 #include <string>
 
 #include "nibble/error.hpp"
+#include "quant/codecs.hpp"
 
 namespace nibble {
 namespace {
 
 constexpr std::uint64_t largest_chunk_bytes = 1 << 20;  // 256 KiB to 4 MiB measure alike
 constexpr std::uint64_t smallest_chunk_bytes = 64 << 10;
-constexpr std::uint64_t program_bytes = 24 << 20;  // code, libraries, headers of ordinary size
 
-// What names, shapes and the report of a tensor take, from reading its header to writing the manifest: measured with
-// 100,000 small NF4 tensors, which have six parts each.
-constexpr std::uint64_t bytes_per_tensor = 8 << 10;
+// Measured as peak RSS on x86-64, and a third more than that for machines with other libraries.
+constexpr std::uint64_t program_bytes = 14 << 20;     // code, libraries, a header of ordinary size: 7 to 10 MiB
+constexpr std::uint64_t bytes_per_thread = 64 << 10;  // stack and the allocator's caches: 30 KiB with 64 threads
+
+// From reading its header to writing the last file, a tensor takes this, and its name and shape several times: the
+// text of the header, the reader's and the plan's copy, and while one of them grows, its old place. The six parts of
+// NF4 in the output are half of it. 100,000 of them were measured to take 330 bytes each, all included.
+constexpr std::uint64_t bytes_per_tensor = 128;
+constexpr std::uint64_t copies = 4;
+
+// A chunk and what becomes of it, an eighth for the absmax of a small tensor that is whole in it, as much for what an
+// encoder needs meanwhile, and a sixteenth for the sums of its hash.
+constexpr std::uint64_t small_scratch = 8;  // chunk_bytes divided by
+constexpr std::uint64_t hash_share = 16;
+constexpr std::uint64_t bytes_per_token = 8192;  // two buffers start somewhere in a page
+
+constexpr std::uint64_t bytes_per_scanned_row = 8;  // Codec::scratch_bytes() tells of them
+
+// Encoder::finish() takes the absmax in pieces, and makes codes of it.
+constexpr std::uint64_t finish_piece = 1 << 20;
 
 }  // namespace
 
@@ -26,26 +41,45 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
   MemoryPlan memory{.threads = resources.threads != 0 ? resources.threads : default_threads(),
                     .chunk_bytes = largest_chunk_bytes};
   memory.tokens = memory.threads + std::size_t{1};
-  std::uint64_t kept = 0;
-  std::map<std::string, std::unique_ptr<const Codec>, std::less<>> codecs;
+  std::uint64_t largest_scratch = 0;
+  std::uint64_t texts = 0;
+  std::uint64_t scanned = 0;
+  Codecs codecs(plan.recipe.options);
+  double growth = 1;  // of a chunk that is widened
   std::uint64_t longest = 1;
   for (const PlannedTensor& tensor : plan.tensors) {
-    auto& codec = codecs[tensor.codec];
-    if (!codec) codec = make_codec(tensor.codec, plan.recipe.options);
-    kept = std::max(kept, codec->encoder_bytes(tensor.info));
+    const Codec& codec = codecs[tensor.codec];
+    largest_scratch = std::max(largest_scratch, codec.scratch_bytes(tensor.info));
+    if (const std::uint64_t bytes = tensor.info.bytes(); bytes > 0)
+      growth =
+          std::max(growth, static_cast<double>(codec.parts(tensor.info).front().bytes()) / static_cast<double>(bytes));
+    if (const std::uint64_t limit = smallest_chunk_bytes * 8 / traits(tensor.info.dtype).bits;
+        codec.chunking(tensor.info, limit).scan)
+      scanned = std::max(scanned, bytes_per_scanned_row * tensor.info.shape.at(0));
+    texts += tensor.info.name.size() + tensor.info.shape.size() * sizeof(std::uint64_t);
     if (tensor.transposed) longest = transposed_chunk;
   }
-  const auto total = [&] {
-    return program_bytes + bytes_per_tensor * plan.tensors.size() + kept +
-           2 * memory.tokens * memory.chunk_bytes * longest;
+  const std::uint64_t finish = std::min(largest_scratch, finish_piece) * 5 / 4;
+  // The chunk, what becomes of it, and the rest of its sixteenths.
+  const auto token_bytes = [&] {
+    const auto chunk = static_cast<double>(memory.chunk_bytes * longest);
+    return static_cast<std::uint64_t>(chunk * (1 + growth * (1 + 1.0 / hash_share) + 2.0 / small_scratch)) +
+           bytes_per_token;
   };
-  while (total() > resources.max_memory && memory.chunk_bytes > smallest_chunk_bytes) memory.chunk_bytes /= 2;
-  while (total() > resources.max_memory && memory.tokens > 1) --memory.tokens;
-  memory.total_bytes = total();
-  if (memory.total_bytes > resources.max_memory)
-    throw Error(Errc::no_space, fmt::format("this conversion needs {:.1f} MB of memory, --max-memory allows {:.1f} MB",
-                                            static_cast<double>(memory.total_bytes) / 1e6,
-                                            static_cast<double>(resources.max_memory) / 1e6));
+  const auto fixed = [&] {
+    return program_bytes + bytes_per_tensor * plan.tensors.size() + copies * texts + memory.threads * bytes_per_thread +
+           memory.tokens * token_bytes() + scanned + finish;
+  };
+  while (fixed() > resources.max_memory && memory.chunk_bytes > smallest_chunk_bytes) memory.chunk_bytes /= 2;
+  while (fixed() > resources.max_memory && memory.tokens > 1) --memory.tokens;
+  if (fixed() > resources.max_memory)
+    throw Error(Errc::no_space,
+                fmt::format("this conversion needs {:.1f} MB of memory, --max-memory allows {:.1f} MB",
+                            static_cast<double>(fixed()) / 1e6, static_cast<double>(resources.max_memory) / 1e6));
+  const std::uint64_t kept = std::min(largest_scratch, resources.max_memory - fixed());
+  memory.scratch_bytes = std::max(kept, memory.chunk_bytes / small_scratch);
+  memory.total_bytes = fixed() + kept;
+  if (largest_scratch > memory.scratch_bytes) memory.spilled_bytes = largest_scratch;
   return memory;
 }
 

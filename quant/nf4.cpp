@@ -6,7 +6,7 @@ namespace nibble {
 namespace {
 
 constexpr FourBitTables tables =
-    make_tables(nf4::codebook.value, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, 7.25f, 12.4f, 4.9f);
+    make_tables(nf4::codebook.value, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, 7.234375, 14.84375);
 
 }  // namespace
 

@@ -10,10 +10,12 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "nibble/error.hpp"
 #include "nibble/recipe.hpp"
 #include "quant/architectures.hpp"
+#include "quant/codecs.hpp"
 
 namespace nibble {
 namespace {
@@ -24,21 +26,6 @@ constexpr double low_share = 0.8;  // a plan that quantizes less than this says 
 std::string short_list(const TensorInfo& tensor) {
   return fmt::format("{} {}", traits(tensor.dtype).name, to_string(tensor.shape));
 }
-
-// Codecs by name, made once: the plan asks each for the parts of thousands of tensors.
-class Codecs {
- public:
-  explicit Codecs(const CodecOptions& options) : options_(options) {}
-  const Codec& operator[](const std::string& name) {
-    auto& codec = made_[name];
-    if (!codec) codec = make_codec(name, options_);
-    return *codec;
-  }
-
- private:
-  CodecOptions options_;
-  std::map<std::string, std::unique_ptr<const Codec>, std::less<>> made_;
-};
 
 // A user's pattern with the option it came from. One that matches no tensor is an error: a rule that is lost
 // silently costs a conversion.
@@ -96,8 +83,8 @@ class Planner {
   }
 
   Plan run() && {
-    const std::vector<Placement> places = place();
-    for (std::size_t i = 0; i < in_.tensors().size(); ++i) add(i, places[i]);
+    const std::unique_ptr<Placer> placer = place();
+    for (std::size_t i = 0; i < in_.tensors().size(); ++i) add(i, placer->place(in_.tensors()[i]));
     for (const Pattern& rule : rules_) rule.check();
     for (const Pattern& skip : skips_) skip.check();
     check_options();
@@ -109,22 +96,23 @@ class Planner {
   }
 
  private:
-  std::vector<Placement> place() {
+  std::unique_ptr<Placer> place() {
     const auto& config = in_.config();
     if (config && !config->architecture.empty()) {
       // Where the configuration does not say whether the head is tied, the file does: a tied one is not stored.
       bool tied = config->tie_word_embeddings.value_or(false);
-      auto places = place_by_architecture(config->architecture, in_.tensors(), tied);
-      if (places && !config->tie_word_embeddings &&
-          std::none_of(places->begin(), places->end(),
-                       [](const Placement& place) { return place.role == Role::output_embeddings; })) {
+      auto placer = make_placer(config->architecture, in_.tensors(), tied);
+      if (placer && !config->tie_word_embeddings &&
+          std::none_of(in_.tensors().begin(), in_.tensors().end(), [&](const TensorInfo& tensor) {
+            return placer->place(tensor).role == Role::output_embeddings;
+          })) {
         tied = true;
-        places = place_by_architecture(config->architecture, in_.tensors(), tied);
+        placer = make_placer(config->architecture, in_.tensors(), tied);
       }
-      if (places) {
+      if (placer) {
         plan_.architecture = config->architecture;
         plan_.tied = tied;
-        return *std::move(places);
+        return placer;
       }
     }
     if (quantizes(codecs_[plan_.recipe.to]))
@@ -134,7 +122,7 @@ class Planner {
                             "by names and shapes",
                             printable(config->architecture), architectures_version())
               : std::string("no architecture is given: linear layers were chosen by names and shapes"));
-    return place_by_name(in_.tensors());
+    return make_placer_by_name(in_.tensors());
   }
 
   // An option that decides about no tensor is as wrong as a rule that matches none.
@@ -204,32 +192,31 @@ class Planner {
   }
 
   void add(std::size_t source, const Placement& place) {
-    const TensorInfo& tensor = in_.tensors()[source];
-    Choice choice = choose(tensor, place);
+    const TensorInfo tensor = in_.tensors()[source];
+    const Choice choice = choose(tensor, place);
     const Codec& codec = codecs_[choice.codec];
     PlannedTensor planned{.info = tensor,
                           .source = source,
                           .codec = choice.codec,
-                          .reason = std::move(choice.reason),
+                          .reason = choice.reason,
                           .role = place.role,
-                          .module = place.module,
-                          .keeps = place.keeps};
+                          .module = place.module};
     if (quantizes(codec) && place.role == Role::conv1d) {
       planned.transposed = true;
       std::swap(planned.info.shape.at(0), planned.info.shape.at(1));
     }
     if (quantizes(codec) && tensor.shape.size() == 3 && place.role == Role::expert && tensor.elements() > 0) {
-      add_experts(std::move(planned), codec);
+      add_experts(std::move(planned), place, codec);
       return;
     }
     if (!codec.accepts(planned.info))
       throw Error(Errc::usage, fmt::format("tensor '{}' is {}: codec {} cannot store it", printable(tensor.name),
                                            short_list(tensor), codec.name()));
-    push(std::move(planned), codec);
+    push(std::move(planned), place, codec);
   }
 
   // [experts, out, in] becomes one matrix per expert: `experts.down_proj` -> `experts.7.down_proj.weight`.
-  void add_experts(PlannedTensor fused, const Codec& codec) {
+  void add_experts(PlannedTensor fused, const Placement& place, const Codec& codec) {
     const std::uint64_t experts = fused.info.shape[0];
     const std::size_t dot = fused.info.name.rfind('.');
     const std::string parent = dot == std::string::npos ? "" : fused.info.name.substr(0, dot + 1);
@@ -240,14 +227,14 @@ class Planner {
       PlannedTensor expert = fused;
       expert.info.name = fmt::format("{}{}.{}.weight", parent, e, leaf);
       expert.source_offset = e * slice;
-      push(std::move(expert), codec);
+      push(std::move(expert), place, codec);
     }
   }
 
-  void push(PlannedTensor planned, const Codec& codec) {
+  void push(PlannedTensor planned, const Placement& place, const Codec& codec) {
     planned.quantized = quantizes(codec);
     for (const TensorInfo& part : codec.parts(planned.info)) planned.stored_bytes += part.bytes();
-    plan_.tensors.push_back(std::move(planned));
+    plan_.tensors.push_back(planned, place.keeps);
   }
 
   // The type that config.json declares: that of most of the weights' bytes that are stored plain. Codecs that cast
@@ -315,10 +302,12 @@ class Planner {
   void cut() {
     const bool one_file = !in_.is_directory();
     std::uint64_t bytes = 0;
+    std::size_t file = 0;
     for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
-      const PlannedTensor& tensor = plan_.tensors[i];
+      const PlannedTensor tensor = plan_.tensors[i];
+      const std::size_t last_file = std::exchange(file, in_.file_of(tensor.source));
       const bool full = plan_.recipe.keep_shards
-                            ? i > 0 && in_.file_of(tensor.source) != in_.file_of(plan_.tensors[i - 1].source)
+                            ? i > 0 && file != last_file
                             : bytes > 0 && bytes + tensor.stored_bytes > plan_.recipe.max_shard_bytes;
       if (full && !one_file) {
         plan_.shard_ends.push_back(i);

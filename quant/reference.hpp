@@ -1,9 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "nibble/xtensor.hpp"
 
@@ -30,6 +32,20 @@ inline Blocks four_bit(const Matrix& blocks, const Vector& ascending) {
   const Matrix scaled = xt::clip(blocks * xt::view(inverse, xt::all(), xt::newaxis()), -1.0f, 1.0f);
   const auto below = xt::view(scaled, xt::all(), xt::all(), xt::newaxis()) > midpoints(ascending);
   return {xt::sum(xt::cast<std::size_t>(below), {2}), absmax};
+}
+
+/// The offset of double quantization: sums of 16384 values, each of eight that are added pairwise, in float64.
+inline float mean(std::span<const float> absmax) {
+  double sum = 0;
+  for (std::size_t first = 0; first < absmax.size(); first += 16384) {
+    xt::xtensor<double, 1> part = xt::zeros<double>({8});
+    for (std::size_t i = first; i < std::min(first + 16384, absmax.size()); ++i) part((i - first) % 8) += absmax[i];
+    for (; part.size() > 1; part = xt::eval(xt::view(part, xt::range(0, xt::placeholders::_, 2)) +
+                                            xt::view(part, xt::range(1, xt::placeholders::_, 2)))) {
+    }
+    sum += part(0);
+  }
+  return static_cast<float>(sum / static_cast<double>(absmax.size()));
 }
 
 /// One block of double quantization.

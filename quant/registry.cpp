@@ -32,8 +32,6 @@ constexpr Maker makers[] = {NIBBLE_CODECS(NIBBLE_MAKER)};
 
 }  // namespace
 
-void Encoder::scan(std::uint64_t, std::span<const std::byte>) {}
-
 std::span<const std::string_view> codec_names() { return names; }
 
 std::unique_ptr<const Codec> make_codec(std::string_view name, const CodecOptions& options) {

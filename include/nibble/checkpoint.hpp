@@ -10,7 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "nibble/tensor.hpp"
+#include "nibble/scratch.hpp"
+#include "nibble/tensor_list.hpp"
 
 namespace nibble {
 
@@ -35,7 +36,7 @@ class Reader {
   virtual ~Reader() = default;
 
   /// In the order in which they lie in the files, so that reading them in turn is one sequential pass.
-  [[nodiscard]] virtual std::span<const TensorInfo> tensors() const noexcept = 0;
+  [[nodiscard]] virtual const TensorList& tensors() const noexcept = 0;
 
   /// The index into files() of the file that holds a tensor.
   [[nodiscard]] virtual std::size_t file_of(std::size_t tensor) const = 0;
@@ -46,6 +47,9 @@ class Reader {
   /// Fills `out` with the bytes of tensor `tensor` from `offset` on. Throws Error(io), or Error(input_changed) if
   /// the file has become shorter.
   virtual void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const = 0;
+
+  /// Where those bytes lie in their file; buffers are placed by it.
+  [[nodiscard]] virtual std::uint64_t position(std::size_t /*tensor*/, std::uint64_t offset) const { return offset; }
 
   /// The file or directory that was opened, after a model's name was resolved.
   [[nodiscard]] virtual const std::filesystem::path& path() const noexcept = 0;
@@ -68,32 +72,71 @@ class Reader {
 /// refused. Checkpoints that are quantized already are refused unless `accept_quantized`.
 [[nodiscard]] std::unique_ptr<Reader> open_checkpoint(const std::filesystem::path& path, bool accept_quantized = false);
 
+/// What a shard holds, by number. Parts are made when they are asked for: the 600,000 of a model of 100,000 tensors
+/// in NF4 would take 100 MB.
+class PartList {
+ public:
+  /// A name in two pieces, valid as long as the list.
+  struct Name {
+    std::string_view stem, rest;
+  };
+
+  virtual ~PartList() = default;
+  [[nodiscard]] virtual std::size_t size() const noexcept = 0;
+  [[nodiscard]] virtual Name name(std::size_t part) const noexcept = 0;
+  [[nodiscard]] virtual DType dtype(std::size_t part) const noexcept = 0;
+  [[nodiscard]] virtual TensorInfo operator[](std::size_t part) const = 0;
+};
+
+/// The tensors of a list as they are.
+class PlainParts final : public PartList {
+ public:
+  explicit PlainParts(const TensorList& tensors) : tensors_(tensors) {}
+  [[nodiscard]] std::size_t size() const noexcept override { return tensors_.size(); }
+  [[nodiscard]] Name name(std::size_t part) const noexcept override { return {tensors_.name(part), {}}; }
+  [[nodiscard]] DType dtype(std::size_t part) const noexcept override { return tensors_.dtype(part); }
+  [[nodiscard]] TensorInfo operator[](std::size_t part) const override { return tensors_[part]; }
+
+ private:
+  const TensorList& tensors_;
+};
+
 /// What a Writer needs beside the tensors to complete a checkpoint. None of it holds paths or times, so equal
 /// inputs and options give equal bytes.
 struct Finish {
-  std::string quantization_config;  ///< JSON object for config.json, or empty
-  std::string dtype;                ///< "float16": for config.json's dtype and torch_dtype; or empty
-  std::string manifest;             ///< the text of nibble.json
+  std::string quantization_config;      ///< JSON object for config.json, or empty
+  std::string dtype;                    ///< "float16": for config.json's dtype and torch_dtype; or empty
+  std::vector<const PartList*> shards;  ///< as they were given to begin(), for the index: one for each shard
 };
 
 /// A checkpoint on its way to disk: nothing appears under its name until commit(), and what was not committed is
-/// undone by the destructor. write() is thread-safe, the rest is not.
+/// undone by the destructor. write() and position() are thread-safe; write_manifest() and
+/// make_scratch() may be called while others write; the rest may not.
 class Writer {
  public:
   virtual ~Writer() = default;
 
   /// Starts shard `index`, or starts it again. Writes its header and reserves its space: Error(no_space) comes
   /// here, not later. The parts are laid out in the order of the safetensors library, whatever order is given.
-  virtual void begin(std::size_t index, std::span<const TensorInfo> parts) = 0;
+  virtual void begin(std::size_t index, const PartList& parts) = 0;
 
   /// Bytes of a part of the current shard, from `offset` on.
   virtual void write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) = 0;
+
+  /// Where those bytes lie in their file; buffers are placed by it.
+  [[nodiscard]] virtual std::uint64_t position(std::size_t /*part*/, std::uint64_t offset) const { return offset; }
 
   /// Ends the current shard: its bytes are on their way to the disk.
   virtual void end() = 0;
 
   /// The name of a shard in the output.
   [[nodiscard]] virtual std::string shard_name(std::size_t index) const = 0;
+
+  /// Makes `text` the text of nibble.json from its byte `offset` on; what was there before ends there.
+  virtual void write_manifest(std::uint64_t offset, std::string_view text) = 0;
+
+  /// Room for what does not fit into memory: a file beside the output, which has no name and ends with the Scratch.
+  [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch() = 0;
 
   /// Writes index, configuration and all that is carried over, flushes everything, and makes it appear at once.
   virtual void commit(const Finish& finish) = 0;

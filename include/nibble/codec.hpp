@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "nibble/scratch.hpp"
 #include "nibble/tensor.hpp"
 
 namespace nibble {
@@ -49,6 +50,14 @@ struct Chunking {
   bool scan = false;          ///< every chunk goes through scan() before the first encode()
 };
 
+/// Takes the parts of a tensor that follow its first.
+class PartSink {
+ public:
+  virtual ~PartSink() = default;
+  /// Appends bytes to part `part` (1, 2, ... of Codec::parts()); parts may take turns.
+  virtual void write(std::size_t part, std::span<const std::byte> bytes) = 0;
+};
+
 /// One tensor on its way through a codec. Calls of scan() and of encode() may run concurrently as long as their
 /// ranges are disjoint; finish() comes last.
 class Encoder {
@@ -64,8 +73,9 @@ class Encoder {
   /// as +-65504. The caller decides by the findings whether that may stand. Neither span needs alignment.
   virtual Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out) = 0;
 
-  /// The other parts, in the order of Codec::parts(). Call once.
-  virtual std::vector<std::vector<std::byte>> finish() { return {}; }
+  /// Hands out the other parts, all of their bytes. Large ones go in pieces, and are made on all threads of the
+  /// oneTBB arena that calls. Call once.
+  virtual void finish(PartSink& /*sink*/) {}
 };
 
 /// The way back, for one tensor. Thread-safe.
@@ -76,6 +86,9 @@ class Decoder {
   /// Decodes the weights [first, first + out.size()) from the bytes they take in the first part; `first` is a
   /// multiple of Chunking::weights.
   virtual void decode(std::uint64_t first, std::span<const std::byte> in, std::span<float> out) const = 0;
+
+  /// The same to F32, BF16 or F16, rounded to nearest even. `out` needs no alignment.
+  virtual void decode(std::uint64_t first, std::span<const std::byte> in, DType to, std::span<std::byte> out) const;
 };
 
 /// The entries of config.json's quantization_config by which transformers sees this codec.
@@ -105,10 +118,13 @@ class Codec {
   /// How to cut a tensor so that a chunk has at most `limit` weights (rounded up to what the codec needs at least).
   [[nodiscard]] virtual Chunking chunking(const TensorInfo& tensor, std::uint64_t limit) const = 0;
 
-  /// Bytes that an encoder of this tensor holds at most, what finish() returns included.
-  [[nodiscard]] virtual std::uint64_t encoder_bytes(const TensorInfo& /*tensor*/) const { return 0; }
+  /// Bytes that an encoder of this tensor keeps from encode() to finish() where the caller says. Beside them it needs
+  /// little: a sixteenth of a chunk in every encode(), 2 MiB in finish(), 8 bytes for every row that is scanned.
+  [[nodiscard]] virtual std::uint64_t scratch_bytes(const TensorInfo& /*tensor*/) const { return 0; }
 
-  [[nodiscard]] virtual std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking) const = 0;
+  /// `scratch` has room for scratch_bytes() and must outlive the encoder.
+  [[nodiscard]] virtual std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,
+                                                         Scratch& scratch) const = 0;
 
   /// `rest` holds the bytes of parts()[1...]. Throws Error(bad_input) if they contradict the tensor.
   [[nodiscard]] virtual std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,

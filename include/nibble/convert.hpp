@@ -23,32 +23,18 @@ class Progress {
   [[nodiscard]] virtual bool cancelled() const;
 };
 
-/// One stored part of a converted tensor.
-struct StoredPart {
-  TensorInfo info;
-  std::string xxh3;  ///< XXH3-128 of its bytes, 32 hexadecimal digits
-};
-
-struct ConvertedTensor {
-  std::size_t shard = 0;
-  Findings findings;
-  std::vector<StoredPart> parts;
-};
-
 struct Report {
-  Plan plan;                             ///< as carried out: tensors kept for non-finite values included
-  std::vector<ConvertedTensor> tensors;  ///< one per planned tensor
-  std::vector<std::string> warnings;     ///< those of the plan and what the data added
+  Plan plan;                          ///< as carried out: tensors kept for non-finite values included
+  Findings findings;                  ///< in all tensors together; of each, nibble.json tells
+  std::vector<std::string> warnings;  ///< those of the plan and what the data added
 };
 
-/// Converts `in` as planned and commits `out`.
+/// Converts `in` as planned and commits `out`, with a nibble.json that holds schema, options, and every tensor with
+/// codec, reason, sizes, findings and hashes.
 ///
 /// The input is read once, front to back, in chunks; every chunk is encoded on its own thread and written to its
 /// final place. The bytes do not depend on threads or memory. Throws Error(bad_input) for non-finite values or
 /// overflow that the recipe does not allow, Error(input_changed), Error(no_space), Error(io), Error(interrupted).
-Report convert(const Reader& in, const Plan& plan, Writer& out, const Resources& resources, Progress& progress);
-
-/// The text of nibble.json: schema, options, and every tensor with codec, reason, sizes, findings and hashes.
-[[nodiscard]] std::string manifest(const Report& report, const Writer& out);
+Report convert(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress);
 
 }  // namespace nibble

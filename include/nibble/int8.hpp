@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "nibble/tensor.hpp"
+
 /// LLM.int8(): 8-bit integers with one absmax per row, that is per output feature.
 ///
 ///   weight = code * absmax[row] / 127
@@ -28,11 +30,13 @@ inline constexpr float inverse_127 = 7.874015718698502e-3f;
 float encode_row(std::span<const float> weights, std::span<std::int8_t> codes);
 
 /// absmax of (a part of) a row as in encode_row(), with infinities left out; `plain` becomes false if it has a NaN,
-/// an infinity or a magnitude that fp16 cannot hold. The absmax of a row is the largest of its parts.
-[[nodiscard]] float row_absmax(std::span<const float> weights, bool& plain) noexcept;
+/// an infinity or a magnitude that fp16 cannot hold. The absmax of a row is the largest of its parts. The weights are
+/// bytes of `source`: F64, F32, BF16 or F16.
+[[nodiscard]] float row_absmax(DType source, std::span<const std::byte> weights, bool& plain);
 
 /// The codes of (a part of) a row, given the absmax and the `plain` of the whole row.
-void encode_row(std::span<const float> weights, float absmax, bool plain, std::span<std::int8_t> codes);
+void encode_row(DType source, std::span<const std::byte> weights, float absmax, bool plain,
+                std::span<std::int8_t> codes);
 
 /// The way back for (a part of) a row: (code * absmax) * inverse_127, two roundings. Throws as encode_row().
 void decode_row(std::span<const std::int8_t> codes, float absmax, std::span<float> weights);

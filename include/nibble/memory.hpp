@@ -7,7 +7,8 @@
 
 namespace nibble {
 
-/// What a conversion may use. None of it changes a byte of the result.
+/// What a conversion may use. None of it changes a byte of the result. max_memory is about the whole program with the
+/// allocator that the command line sets up (few arenas, large blocks given back): others may take some more.
 struct Resources {
   unsigned threads = 0;                      ///< 0: default_threads()
   std::uint64_t max_memory = 1'000'000'000;  ///< bytes; chunks and their number are planned within it
@@ -19,9 +20,11 @@ struct Resources {
 /// How a conversion uses its memory.
 struct MemoryPlan {
   unsigned threads = 0;
-  std::size_t tokens = 0;         ///< chunks in flight
-  std::uint64_t chunk_bytes = 0;  ///< of the source, at most; transposed tensors take transposed_chunk times that
-  std::uint64_t total_bytes = 0;  ///< what it all comes to
+  std::size_t tokens = 0;           ///< chunks in flight
+  std::uint64_t chunk_bytes = 0;    ///< of the source, at most; transposed tensors take transposed_chunk times that
+  std::uint64_t scratch_bytes = 0;  ///< what encoders may keep in memory at a time; beyond it they use a file
+  std::uint64_t total_bytes = 0;    ///< what it all comes to
+  std::uint64_t spilled_bytes = 0;  ///< the largest such file, beside the output until its tensor is finished
 };
 
 /// Columns of a transposed tensor are gathered row by row: longer chunks mean longer pieces.
@@ -29,9 +32,11 @@ inline constexpr std::uint64_t transposed_chunk = 8;
 
 /// Chunks and their number such that
 ///
-///   program + names + tokens x (source chunk + encoded chunk) + the largest Codec::encoder_bytes() <= max_memory
+///   program + names + threads + tokens x (source chunk + encoded chunk) + scratch <= max_memory
 ///
-/// Throws Error(no_space) that says how much it takes if even the smallest chunks do not fit.
+/// where scratch is the largest Codec::scratch_bytes() if there is room for it, and otherwise what is left: a tensor
+/// that needs more keeps it in a file. Throws Error(no_space) that says how much it takes if even the smallest chunks
+/// do not fit.
 [[nodiscard]] MemoryPlan plan_memory(const Plan& plan, const Resources& resources);
 
 }  // namespace nibble

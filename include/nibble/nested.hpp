@@ -22,7 +22,16 @@ inline constexpr std::uint8_t code_of_zero = 127;
 /// For i = 0 ... 6: [0.1, 1] cut into 2^i equal steps, their middles times 10^(i - 6), with both signs; and 0 and 1.
 extern const std::array<float, 256> codebook;
 
-/// The mean of the absmax values in weight units: a float64 sum in their order, rounded to fp32. 0 if there is none.
+/// Absmax values whose sum is taken at a time, so that groups can be added up side by side and the result still does
+/// not depend on how many threads did.
+inline constexpr std::size_t group = 16384;
+
+/// The float64 sum of up to `group` absmax values: value i goes to partial sum i mod 8, in order, and then
+/// ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7)).
+[[nodiscard]] double group_sum(std::span<const float> absmax) noexcept;
+
+/// The mean of the absmax values in weight units: the sums of their groups, added in order, divided by their number
+/// in float64, rounded to fp32. 0 if there is none.
 [[nodiscard]] float offset(std::span<const float> absmax) noexcept;
 
 /// Encodes n finite absmax values; the last block may be short.

@@ -14,5 +14,8 @@
 #include "nibble/nested.hpp"
 #include "nibble/nf4.hpp"
 #include "nibble/recipe.hpp"
+#include "nibble/scratch.hpp"
+#include "nibble/target.hpp"
 #include "nibble/tensor.hpp"
+#include "nibble/tensor_list.hpp"
 #include "nibble/version.hpp"

@@ -2,13 +2,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
-#include "nibble/tensor.hpp"
+#include "nibble/tensor_list.hpp"
 
 namespace nibble {
 
@@ -57,19 +60,57 @@ enum class Role : std::uint8_t {
 /// Whether bitsandbytes' modules can hold a tensor in this role.
 [[nodiscard]] constexpr bool is_replaceable(Role role) noexcept { return role <= Role::kept; }
 
-/// A tensor of the output: where it comes from, what becomes of it, and why.
+/// A tensor of the output: where it comes from, what becomes of it, and why. Its texts are those of the list it is in.
 struct PlannedTensor {
   TensorInfo info;                  ///< as the codec sees it: a slice, or transposed, if it is one
   std::size_t source = 0;           ///< index into Reader::tensors()
   std::uint64_t source_offset = 0;  ///< bytes from the start of the source tensor to this slice of it
   bool transposed = false;
-  std::string codec;
-  std::string reason;
+  std::string_view codec;
+  std::string_view reason;
   Role role = Role::other;
-  std::string module;              ///< its module's name in the model; stored names may differ
-  std::vector<std::string> keeps;  ///< modules that stay plain if this tensor does, for llm_int8_skip_modules
+  std::string_view module;         ///< its module's name in the model; stored names may differ
   bool quantized = false;          ///< as opposed to cast or kept
   std::uint64_t stored_bytes = 0;  ///< of all its parts
+};
+
+/// Planned tensors, in little memory: 100,000 take 13 MB and not 50. Elements are values made when asked for.
+class PlannedTensors {
+ public:
+  /// `keeps`: the modules that stay plain if this tensor does, for llm_int8_skip_modules.
+  void push_back(const PlannedTensor& tensor, std::span<const std::string> keeps);
+
+  /// Replaces a tensor by one of the same name and as many dimensions.
+  void replace(std::size_t tensor, const PlannedTensor& by);
+
+  [[nodiscard]] std::size_t size() const noexcept { return rows_.size(); }
+  [[nodiscard]] bool empty() const noexcept { return rows_.empty(); }
+  [[nodiscard]] PlannedTensor operator[](std::size_t tensor) const;
+  [[nodiscard]] ElementIterator<PlannedTensors, PlannedTensor> begin() const { return {*this, 0}; }
+  [[nodiscard]] ElementIterator<PlannedTensors, PlannedTensor> end() const { return {*this, size()}; }
+
+  [[nodiscard]] std::vector<std::string> keeps(std::size_t tensor) const;
+  [[nodiscard]] const TensorList& infos() const noexcept { return infos_; }
+
+ private:
+  struct Row {
+    std::uint64_t source_offset;
+    std::uint64_t stored_bytes;
+    std::uint32_t source;  // headers are too small for more
+    std::uint32_t codec, reason;
+    std::uint32_t module;  // a text, or one of the two below
+    Role role;
+    bool transposed, quantized, keeps_module;
+  };
+  static constexpr std::uint32_t module_is_name = UINT32_MAX;       // of the tensor
+  static constexpr std::uint32_t module_has_name = UINT32_MAX - 1;  // the same without ".weight"
+
+  [[nodiscard]] Row row(const PlannedTensor& tensor);
+
+  TensorList infos_;
+  std::vector<Row> rows_;
+  TextPool texts_;
+  std::map<std::size_t, std::vector<std::string>> keeps_;  // of those that keep others than their own module
 };
 
 /// A conversion, decided: which tensor gets which codec and why, and how the output is cut into shards.
@@ -77,7 +118,7 @@ struct Plan {
   Recipe recipe;
   std::string architecture;             ///< empty if names and shapes had to decide
   bool tied = false;                    ///< the output layer is the embedding
-  std::vector<PlannedTensor> tensors;   ///< in the order of the input
+  PlannedTensors tensors;               ///< in the order of the input
   std::vector<std::size_t> shard_ends;  ///< shard s holds tensors [shard_ends[s - 1], shard_ends[s])
   DType dtype = DType::f32;             ///< the type of most weights that are not quantized
   bool nibble_only = false;

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -87,7 +88,8 @@ using Shape = std::vector<std::uint64_t>;
 
 /// Product of the dimensions; 1 for the empty shape (a scalar), 0 if any dimension is 0.
 /// Throws Error(bad_input) if it exceeds 64 bits.
-[[nodiscard]] std::uint64_t element_count(const Shape& shape);
+[[nodiscard]] std::uint64_t element_count(std::span<const std::uint64_t> shape);
+[[nodiscard]] inline std::uint64_t element_count(const Shape& shape) { return element_count(std::span(shape)); }
 
 /// Bytes of `elements` elements. Throws Error(bad_input) on overflow of 64 bits, or if that is not a whole
 /// number of bytes.

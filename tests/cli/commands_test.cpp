@@ -34,11 +34,11 @@ class Program : public testing::Test {
         << test::safetensors_file(header, std::string(1024, '\x3f'));
   }
 
-  Outcome run(const std::string& arguments) const {
+  Outcome run(const std::string& arguments, const std::string& environment = {}) const {
     const fs::path streams = root_.path() / ".streams";
     fs::create_directories(streams);
-    const std::string command = "cd '" + root_.path().string() + "' && '" NIBBLE_PROGRAM "' " + arguments +
-                                " >.streams/out 2>.streams/err </dev/null";
+    const std::string command = "cd '" + root_.path().string() + "' && " + environment + " '" NIBBLE_PROGRAM "' " +
+                                arguments + " >.streams/out 2>.streams/err </dev/null";
     const int status = std::system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), test::read_file(streams / "out"),
             test::read_file(streams / "err")};
@@ -168,7 +168,8 @@ TEST_F(Program, SignalsLeaveNothing) {
   std::ofstream(root_.path() / "big.safetensors", std::ios::binary) << test::safetensors_file(header);
   fs::resize_file(root_.path() / "big.safetensors", 8 + header.size() + (std::uintmax_t{1} << 34U));
   for (const auto& [signal, code] : {std::pair{"INT", 130}, std::pair{"TERM", 143}}) {
-    const std::string command = "cd '" + root_.path().string() + "' && timeout --preserve-status -s " + signal +
+    const std::string command = "cd '" + root_.path().string() + "' && timeout --foreground --preserve-status -s " +
+                                signal +
                                 " 1 '" NIBBLE_PROGRAM "' convert big.safetensors out --to nf4 --threads 1 2>err";
     const int status = std::system(command.c_str());
     EXPECT_EQ(WEXITSTATUS(status), code);
@@ -188,6 +189,23 @@ TEST_F(Program, FormatsComeFromTheRegistries) {
   const auto json = nlohmann::json::parse(run("formats --json").out);
   EXPECT_THAT(json.dump(), HasSubstr("\"nf4\""));
   EXPECT_THAT(json.dump(), HasSubstr("\"safetensors\""));
+}
+
+TEST_F(Program, CpuTargetIsForcedByTheEnvironment) {
+  const auto formats = [&](const std::string& variable) {
+    return nlohmann::json::parse(run("formats --json", "NIBBLE_CPU_TARGET=" + variable).out);
+  };
+  const auto best = formats("");
+  ASSERT_GE(best.at("cpu_targets").size(), 2u);
+  EXPECT_EQ(best.at("cpu_target"), best.at("cpu_targets").front());
+  for (const std::string target : best.at("cpu_targets")) {
+    EXPECT_EQ(formats(target).at("cpu_target"), target);
+    EXPECT_EQ(formats(target).at("cpu_targets"), best.at("cpu_targets"));
+    EXPECT_THAT(run("formats", "NIBBLE_CPU_TARGET=" + target).out, HasSubstr("  " + target + " (in use)\n"));
+  }
+  const Outcome wrong = run("convert w.safetensors out --to nf4", "NIBBLE_CPU_TARGET=6502");
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, StartsWith("error: CPU target '6502': this build on this processor has "));
 }
 
 TEST_F(Program, HelpTeachesByExample) {

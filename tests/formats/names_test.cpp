@@ -22,7 +22,7 @@ TEST(NameIndex, TellsTheFirstRepetition) {
   using Pair = std::pair<std::size_t, std::size_t>;
   EXPECT_EQ(NameIndex({"a", "b", "c", "b", "a", "b"}).duplicate(), Pair(1, 3));
   EXPECT_EQ(NameIndex({"", ""}).duplicate(), Pair(0, 1));
-  EXPECT_EQ(NameIndex({}).duplicate(), std::nullopt);
+  EXPECT_EQ(NameIndex(TensorList()).duplicate(), std::nullopt);
 }
 
 }  // namespace

@@ -79,20 +79,29 @@ TEST(Safetensors, MetadataIsKept) {
   EXPECT_EQ(header.offsets, std::vector<std::uint64_t>{48});
 }
 
+std::string header_of(const TensorList& parts, const safetensors::Layout& layout) {
+  std::string header;
+  safetensors::write_header(PlainParts(parts), layout, [&](std::uint64_t offset, std::string_view piece) {
+    EXPECT_EQ(offset, header.size());
+    header += piece;
+  });
+  return header;
+}
+
 TEST(Safetensors, LayoutIsThatOfTheLibrary) {
   // Written by safetensors.torch.save_file, 0.8.0.
-  const std::vector<TensorInfo> parts{{"b", DType::u8, {3}},
-                                      {"scalar", DType::f32, {}},
-                                      {"a", DType::u8, {0, 4}},
-                                      {"q\"uo\\te\n", DType::i64, {1}},
-                                      {"层", DType::bf16, {2, 2}}};
-  const safetensors::Layout layout = safetensors::lay_out(parts);
+  const TensorList parts{{"b", DType::u8, {3}},
+                         {"scalar", DType::f32, {}},
+                         {"a", DType::u8, {0, 4}},
+                         {"q\"uo\\te\n", DType::i64, {1}},
+                         {"层", DType::bf16, {2, 2}}};
+  const safetensors::Layout layout = safetensors::lay_out(PlainParts(parts));
   const std::string json =
       R"({"__metadata__":{"format":"pt"},"q\"uo\\te\n":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},)"
       R"("scalar":{"dtype":"F32","shape":[],"data_offsets":[8,12]},"层":{"dtype":"BF16","shape":[2,2],"data_offsets":[12,20]},)"
       R"("a":{"dtype":"U8","shape":[0,4],"data_offsets":[20,20]},"b":{"dtype":"U8","shape":[3],"data_offsets":[20,23]}})";
   const std::string padded = json + std::string((8 - json.size() % 8) % 8, ' ');
-  EXPECT_EQ(layout.header, safetensors_file(padded));
+  EXPECT_EQ(header_of(parts, layout), safetensors_file(padded));
   const std::uint64_t data = 8 + padded.size();
   EXPECT_EQ(layout.offsets, (std::vector<std::uint64_t>{data + 20, data + 8, data + 20, data, data + 12}));
   EXPECT_EQ(layout.file_bytes, data + 23);
@@ -104,9 +113,12 @@ TEST(Safetensors, LayoutReadsBack) {
   for (std::size_t i = 0; i < 2000; ++i)
     parts.push_back(
         {fmt::format("t{}", i), dtypes[random() % dtypes.size()].dtype, {random() % 5, 8 * (random() % 3)}});
-  const safetensors::Layout layout = safetensors::lay_out(parts);
-  const std::string_view json = std::string_view(layout.header).substr(8);
-  const safetensors::Header header = safetensors::parse_header(json, layout.header.size(), layout.file_bytes, "f");
+  const TensorList list{std::span(parts)};
+  const safetensors::Layout layout = safetensors::lay_out(PlainParts(list));
+  const std::string text = header_of(list, layout);
+  ASSERT_EQ(text.size(), layout.header_bytes);
+  const safetensors::Header header =
+      safetensors::parse_header(std::string_view(text).substr(8), text.size(), layout.file_bytes, "f");
   ASSERT_EQ(header.tensors.size(), parts.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const auto found = std::find(header.tensors.begin(), header.tensors.end(), parts[i]);
@@ -116,14 +128,13 @@ TEST(Safetensors, LayoutReadsBack) {
 }
 
 TEST(Safetensors, LayoutRefusesWhatNobodyCouldRead) {
-  const std::vector<TensorInfo> twice{{"w", DType::u8, {1}}, {"w", DType::f32, {1}}};
-  EXPECT_EQ(error_of([&] { (void)safetensors::lay_out(twice); }), "two tensors would be written as 'w'");
-  const std::vector<TensorInfo> long_name{{std::string(100'000'000, 'x'), DType::u8, {1}}};
-  EXPECT_EQ(error_of([&] { (void)safetensors::lay_out(long_name); }),
+  const TensorList twice{{"w", DType::u8, {1}}, {"w", DType::f32, {1}}};
+  EXPECT_EQ(error_of([&] { (void)safetensors::lay_out(PlainParts(twice)); }), "two tensors would be written as 'w'");
+  const TensorList long_name{{std::string(100'000'000, 'x'), DType::u8, {1}}};
+  EXPECT_EQ(error_of([&] { (void)safetensors::lay_out(PlainParts(long_name)); }),
             "1 tensors need a header of 100000088 bytes, more than 100000000");
-  const std::vector<TensorInfo> large{{"a", DType::u8, {std::uint64_t{1} << 60}},
-                                      {"b", DType::u8, {std::uint64_t{1} << 60}}};
-  EXPECT_GT(safetensors::lay_out(large).file_bytes, std::uint64_t{1} << 61);
+  const TensorList large{{"a", DType::u8, {std::uint64_t{1} << 60}}, {"b", DType::u8, {std::uint64_t{1} << 60}}};
+  EXPECT_GT(safetensors::lay_out(PlainParts(large)).file_bytes, std::uint64_t{1} << 61);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ TEST(Tensor, TableIsIndexedByType) {
 }
 
 TEST(Tensor, ElementCount) {
-  EXPECT_EQ(element_count({}), 1u);
+  EXPECT_EQ(element_count(Shape{}), 1u);
   EXPECT_EQ(element_count({4096, 128}), 4096u * 128);
   EXPECT_EQ(element_count({3, 0, 5}), 0u);
   EXPECT_EQ(element_count({std::uint64_t{1} << 40, std::uint64_t{1} << 40, 0}), 0u);

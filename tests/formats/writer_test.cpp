@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -35,17 +36,22 @@ class WriterTest : public testing::Test {
   }
 
   // Writes every tensor as it is, one to a shard.
-  void copy(const Finish& finish, bool overwrite = false) const {
+  void copy(Finish finish, bool overwrite = false, std::string_view manifest = {}) const {
     const auto in = open_checkpoint(in_);
     const auto out =
         create_checkpoint(out_, *in, {.shards = in->tensors().size(), .bytes = 32, .overwrite = overwrite});
+    std::deque<TensorList> lists;
+    std::deque<PlainParts> shards;
     for (std::size_t i = 0; i < in->tensors().size(); ++i) {
       std::vector<std::byte> bytes(in->tensors()[i].bytes());
       in->read(i, 0, bytes);
-      out->begin(i, in->tensors().subspan(i, 1));
+      lists.push_back({in->tensors()[i]});
+      finish.shards.push_back(&shards.emplace_back(lists.back()));
+      out->begin(i, shards.back());
       out->write(0, 0, bytes);
       out->end();
     }
+    if (!manifest.empty()) out->write_manifest(0, manifest);
     out->commit(finish);
   }
 
@@ -62,7 +68,7 @@ class WriterTest : public testing::Test {
 };
 
 TEST_F(WriterTest, ShardsAndTheirIndex) {
-  copy({.quantization_config = "", .dtype = "", .manifest = "{}\n"});
+  copy({}, false, "{}\n");
   EXPECT_EQ(files(),
             (std::set<std::string>{"config.json", "model-00001-of-00002.safetensors",
                                    "model-00002-of-00002.safetensors", "model.safetensors.index.json", "nibble.json"}));
@@ -74,7 +80,7 @@ TEST_F(WriterTest, ShardsAndTheirIndex) {
 }
 
 TEST_F(WriterTest, ConfigIsPatchedAndOtherwiseKept) {
-  copy({.quantization_config = R"({"load_in_4bit":true})", .dtype = "float16", .manifest = ""});
+  copy({.quantization_config = R"({"load_in_4bit":true})", .dtype = "float16", .shards = {}});
   const std::string config = read_file(out_ / "config.json");
   EXPECT_THAT(config, testing::StartsWith("{\n    \"model_type\": \"x\",\n    \"limit\": Infinity"));
   EXPECT_THAT(config, HasSubstr("\n    \"dtype\": \"float16\""));
@@ -117,7 +123,7 @@ TEST_F(WriterTest, OtherWeightsAndHiddenFilesAreNot) {
     write(name, "x");
   ASSERT_EQ(mkfifo((in_ / "pipe").c_str(), 0600), 0);
   fs::create_symlink("nowhere", in_ / "broken");
-  copy({.quantization_config = "", .dtype = "", .manifest = "ours"});
+  copy({}, false, "ours");
   EXPECT_EQ(files().size(), 5U);
   EXPECT_EQ(read_file(out_ / "nibble.json"), "ours");
   EXPECT_FALSE(fs::exists(out_ / "onnx"));
@@ -166,15 +172,38 @@ TEST_F(WriterTest, TooLittleDiskIsSaidBeforeAnythingIsWritten) {
   EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 1);
 }
 
+// It bears no name: what a killed run leaves behind is gone.
+TEST_F(WriterTest, ScratchKeepsWhatIsWritten) {
+  const auto in = open_checkpoint(in_);
+  const auto out = create_checkpoint(out_, *in, {.bytes = 32});
+  const auto scratch = out->make_scratch();
+  const auto other = out->make_scratch();
+  const std::vector<std::byte> ones(1000, std::byte{1});
+  const std::vector<std::byte> twos(1000, std::byte{2});
+  scratch->write(5'000'000'000, twos);
+  scratch->write(0, ones);
+  other->write(0, twos);
+  std::vector<std::byte> found(1000);
+  scratch->read(5'000'000'000, found);
+  EXPECT_EQ(found, twos);
+  scratch->read(0, found);
+  EXPECT_EQ(found, ones);
+  EXPECT_THAT(error_of([&] { scratch->read(5'000'000'001, found); }, Errc::io), HasSubstr("temporary file"));
+  EXPECT_TRUE(fs::is_empty(root_.path() / ".out.nibble"));
+}
+
 TEST_F(WriterTest, FileBecomesFile) {
   const auto in = open_checkpoint(in_ / "model.safetensors");
   const auto out = create_checkpoint(out_, *in, {.bytes = 32});
-  out->begin(0, in->tensors());
+  out->begin(0, PlainParts(in->tensors()));
   const std::vector<std::byte> zeros(16);
   out->write(0, 0, zeros);
   out->write(1, 0, zeros);
   out->end();
-  out->commit({.quantization_config = "", .dtype = "", .manifest = "m"});
+  out->write_manifest(0, "first draft");
+  out->write_manifest(1, "x");
+  out->write_manifest(0, "m");
+  out->commit({});
   EXPECT_EQ(open_checkpoint(out_)->tensors().size(), 2U);
   EXPECT_EQ(read_file(root_.path() / "out.nibble.json"), "m");
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "nibble/error.hpp"
 
@@ -13,6 +14,26 @@ namespace {
 
 TensorInfo matrix(std::string name, std::uint64_t rows = 64, std::uint64_t columns = 64) {
   return {std::move(name), DType::bf16, {rows, columns}};
+}
+
+using Places = std::vector<Placement>;
+
+std::optional<Places> place_by_architecture(std::string_view architecture, const std::vector<TensorInfo>& tensors,
+                                            bool tied) {
+  const TensorList list{std::span(tensors)};
+  const auto placer = make_placer(architecture, list, tied);
+  if (!placer) return std::nullopt;
+  Places places;
+  for (const TensorInfo& tensor : tensors) places.push_back(placer->place(tensor));
+  return places;
+}
+
+Places place_by_name(const std::vector<TensorInfo>& tensors) {
+  const TensorList list{std::span(tensors)};
+  const auto placer = make_placer_by_name(list);
+  Places places;
+  for (const TensorInfo& tensor : tensors) places.push_back(placer->place(tensor));
+  return places;
 }
 
 // Placements by stored name. Fails the test if the table lacks the architecture.

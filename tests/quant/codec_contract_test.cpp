@@ -101,6 +101,64 @@ TEST_P(CodecContract, ChunksMakeTheSameBytesAsTheWhole) {
   }
 }
 
+// 16-bit weights are read straight into registers: every bit pattern, and blocks of every size and of tiny numbers.
+TEST_P(CodecContract, SixteenBitSourcesAreEncodedAsTheirFp32Values) {
+  if (GetParam() == "keep") return;
+  for (const DType source : {DType::bf16, DType::f16}) {
+    const auto widened = source == DType::bf16 ? bf16::to_float : fp16::to_float;
+    std::vector<std::uint16_t> halves(1 << 16);
+    for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i * 40503);  // every one
+    for (const float scale : {1.0f, 1e-3f, 1e-7f, 1e-33f, 1e-39f})
+      for (const float weight : normal_weights(3 * 4099, 7, scale))
+        halves.push_back(source == DType::bf16 ? bf16::from_float(weight) : fp16::from_float(weight));
+    std::vector<float> weights(halves.size());
+    std::transform(halves.begin(), halves.end(), weights.begin(), widened);
+    const TensorInfo narrow{"m.weight", source, {1, halves.size()}};
+    const TensorInfo wide{"m.weight", DType::f32, {1, halves.size()}};
+    test::for_each_target([&](const std::string& target) {
+      const Encoded from_narrow = test::encode(*codec, narrow, bytes_of(halves));
+      const Encoded from_wide = test::encode(*codec, wide, bytes_of(weights));
+      if (traits(source).name != traits(codec->parts(narrow)[0].dtype).name) {  // its own type keeps NaN as they are
+        EXPECT_EQ(from_narrow.parts[0], from_wide.parts[0]) << target;
+      }
+      EXPECT_EQ(from_narrow.findings, from_wide.findings) << target;
+    });
+  }
+}
+
+TEST_P(CodecContract, DecodingTo16BitsIsDecodingToFp32AndRounding) {
+  const TensorInfo tensor{"m.weight", DType::f32, {5, 4099}};
+  std::vector<float> weights = normal_weights(5 * 4099, 8, 0.02f);
+  std::fill_n(weights.begin() + 300, 200, 1e-42f);
+  std::fill_n(weights.begin() + 900, 200, codec->cast_type() == DType::f16 ? 6e4f : 3e38f);
+  for (const std::uint32_t blocksize : {32u, 64u, 4096u}) {
+    const auto blocks = make_codec(GetParam(), {.blocksize = blocksize});
+    const Encoded encoded = test::encode(*blocks, tensor, bytes_of(weights));
+    const std::vector<std::span<const std::byte>> rest(encoded.parts.begin() + 1, encoded.parts.end());
+    const auto decoder = blocks->decoder(tensor, rest);
+    test::for_each_target([&](const std::string& target) {
+      const std::vector<float> exact = test::decode(*blocks, tensor, encoded);
+      for (const DType to : {DType::f32, DType::bf16, DType::f16}) {
+        test::Bytes out(weights.size() * traits(to).bits / 8 + 1);
+        for (const std::size_t skew : {0u, 1u}) {
+          const auto bytes = std::span(out).subspan(skew, out.size() - 1);
+          decoder->decode(0, encoded.parts[0], to, bytes);
+          EXPECT_EQ(test::Bytes(bytes.begin(), bytes.end()), stored_as(to, exact))
+              << target << ", " << traits(to).name << ", blocks of " << blocksize;
+        }
+      }
+    });
+  }
+}
+
+TEST_P(CodecContract, WeightsAreDecodedToThreeTypesOnly) {
+  const TensorInfo tensor{"m.weight", DType::f32, {2, 64}};
+  const Encoded encoded = test::encode(*codec, tensor, bytes_of(normal_weights(128, 9)));
+  const std::vector<std::span<const std::byte>> rest(encoded.parts.begin() + 1, encoded.parts.end());
+  test::Bytes out(128 * 8);
+  EXPECT_THROW(codec->decoder(tensor, rest)->decode(0, encoded.parts[0], DType::f64, out), Error);
+}
+
 TEST_P(CodecContract, ChunksKeepToTheLimit) {
   const TensorInfo tensor{"m.weight", DType::f32, {1000, 4099}};
   for (const std::uint64_t limit : {1u, 64u, 4096u, 4099u, 5000u, 1u << 20}) {
@@ -174,7 +232,8 @@ TEST_P(CodecContract, UnalignedBytesAreWelcome) {
     }
     // Output and input of the decoder as well.
     test::Bytes out(expected.parts[0].size() + 1);
-    const auto encoder = codec->encoder(tensor, {bytes.size(), false});
+    MemoryScratch scratch(codec->scratch_bytes(tensor));
+    const auto encoder = codec->encoder(tensor, {bytes.size(), false}, scratch);
     if (codec->chunking(tensor, 1 << 20).scan) continue;
     encoder->encode(0, bytes, std::span(out).subspan(1));
     EXPECT_TRUE(std::equal(expected.parts[0].begin(), expected.parts[0].end(), out.begin() + 1));

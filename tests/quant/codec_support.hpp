@@ -1,23 +1,19 @@
 #pragma once
 
-#include <hwy/highway.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "nibble/bf16.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/fp16.hpp"
+#include "nibble/target.hpp"
 
 namespace nibble::test {
 
@@ -77,7 +73,8 @@ inline std::size_t bytes_before(const Codec& codec, const TensorInfo& tensor, st
 inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<const std::byte> weights,
                       std::uint64_t limit = std::uint64_t{1} << 20, bool backwards = false) {
   const Chunking chunking = codec.chunking(tensor, limit);
-  const auto encoder = codec.encoder(tensor, chunking);
+  MemoryScratch scratch(codec.scratch_bytes(tensor));
+  const auto encoder = codec.encoder(tensor, chunking, scratch);
   const std::uint64_t n = tensor.elements();
   std::vector<std::uint64_t> firsts;
   for (std::uint64_t first = 0; first < n; first += chunking.weights) firsts.push_back(first);
@@ -96,7 +93,18 @@ inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<co
     const auto bytes = std::span(out.parts[0]).subspan(at, bytes_before(codec, tensor, end) - at);
     out.findings.add(encoder->encode(first, source(first, end), bytes));
   }
-  for (auto& part : encoder->finish()) out.parts.push_back(std::move(part));
+  class Collect final : public PartSink {
+   public:
+    explicit Collect(std::vector<Bytes>& to) : to_(to) {}
+    void write(std::size_t part, std::span<const std::byte> bytes) override {
+      to_.at(part).insert(to_.at(part).end(), bytes.begin(), bytes.end());
+    }
+
+   private:
+    std::vector<Bytes>& to_;
+  } rest(out.parts);
+  out.parts.resize(codec.parts(tensor).size());
+  encoder->finish(rest);
   return out;
 }
 
@@ -123,32 +131,18 @@ inline std::vector<float> round_trip(const Codec& codec, const std::vector<float
 
 /// Runs f once for every CPU target that this machine has and this program was compiled for.
 template <class F> void for_each_target(F&& f) {
-  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    f(std::string(hwy::TargetName(target)));
+  for (const std::string_view target : cpu_targets()) {
+    force_cpu_target(target);
+    f(std::string(target));
   }
-  hwy::SetSupportedTargetsForTest(0);
+  force_cpu_target({});
 }
 
 /// tests/golden/codecs.safetensors: what bitsandbytes and torch wrote (make_golden.py). Read without nibble's reader,
 /// so that these tests stand on their own.
 class Golden {
  public:
-  Golden() {
-    std::ifstream file(NIBBLE_TEST_DATA "/golden/codecs.safetensors", std::ios::binary);
-    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-    std::uint64_t header = 0;
-    if (bytes.size() < sizeof(header)) throw std::runtime_error("tests/golden/codecs.safetensors cannot be read");
-    std::memcpy(&header, bytes.data(), sizeof(header));
-    const auto entries = nlohmann::json::parse(bytes.substr(8, header));
-    for (const auto& [name, entry] : entries.items()) {
-      if (name == "__metadata__") continue;
-      const std::size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
-      const auto data = std::as_bytes(std::span(bytes)).subspan(8 + header + begin, end - begin);
-      tensors_[name] = {{name, *find_dtype(entry["dtype"].get<std::string>()), entry["shape"].get<Shape>()},
-                        {data.begin(), data.end()}};
-    }
-  }
+  Golden();
 
   const TensorInfo& info(const std::string& name) const { return tensors_.at(name).info; }
   const Bytes& bytes(const std::string& name) const { return tensors_.at(name).data; }

@@ -42,14 +42,16 @@ struct Result {
   Report report;
   std::map<std::string, std::vector<std::byte>> parts;
   Finish finish;
+  std::string manifest;
   std::size_t begun = 0;
+  std::size_t scratches = 0;
 };
 
 Result run(const MemoryReader& in, const Recipe& recipe, const Resources& resources = {}) {
   MemoryWriter out;
   Progress progress;
   Report report = convert(in, make_plan(in, recipe), out, resources, progress);
-  return {std::move(report), out.parts(), out.finish().value(), out.begun()};
+  return {std::move(report), out.parts(), out.finish().value(), out.manifest(), out.begun(), out.scratches()};
 }
 
 void set_weight(MemoryReader& in, std::size_t tensor, std::size_t weight, float value) {
@@ -59,7 +61,7 @@ void set_weight(MemoryReader& in, std::size_t tensor, std::size_t weight, float 
 constexpr float infinity = INFINITY;
 
 // The smallest memory makes the smallest chunks, so that every tensor here is cut.
-const std::vector<Resources> all_resources{{1, 1'000'000'000}, {2, 1'000'000'000}, {7, 27'000'000}, {64, 40'000'000}};
+const std::vector<Resources> all_resources{{1, 1'000'000'000}, {2, 1'000'000'000}, {7, 17'000'000}, {64, 29'000'000}};
 
 TEST(Convert, BytesDoNotDependOnThreadsOrChunks) {
   for (const char* const to : {"nf4", "fp4", "int8", "fp16", "bf16", "fp32"}) {
@@ -68,7 +70,7 @@ TEST(Convert, BytesDoNotDependOnThreadsOrChunks) {
     for (const Resources& resources : all_resources) {
       const Result other = run(in, recipe(to), resources);
       EXPECT_EQ(other.parts, first.parts) << to;
-      EXPECT_EQ(other.finish.manifest, first.finish.manifest) << to;
+      EXPECT_EQ(other.manifest, first.manifest) << to;
     }
   }
 }
@@ -76,9 +78,33 @@ TEST(Convert, BytesDoNotDependOnThreadsOrChunks) {
 TEST(Convert, ChunksStayWithinTheMemoryAllowed) {
   MemoryReader in;
   in.add_normal("layer.weight", DType::f32, {1024, 1024});
-  run(in, recipe("nf4"), {1, 25'700'000});
+  run(in, recipe("nf4"), {1, 15'200'000});
   EXPECT_LE(in.largest_read(), 64U << 10U);
   EXPECT_THROW(run(in, recipe("nf4"), {1, 1'000'000}), Error);
+}
+
+// With the least memory that is accepted, the absmax goes to a file.
+TEST(Convert, BytesDoNotDependOnWhereTheAbsmaxIsKept) {
+  MemoryReader in;
+  in.add_normal("a.weight", DType::f32, {1600, 1024});
+  in.add_normal("b.weight", DType::f32, {20'000, 30});
+  in.add_normal("c.weight", DType::f32, {128, 64});
+  for (const char* const to : {"nf4", "fp4", "int8"}) {
+    const auto least = [&] {
+      const Plan plan = make_plan(in, recipe(to));
+      for (Resources resources{2, 14 << 20};; resources.max_memory += 4096) try {
+          (void)plan_memory(plan, resources);
+          return resources;
+        } catch (const Error&) {
+        }
+    };
+    const Result kept = run(in, recipe(to));
+    const Result spilled = run(in, recipe(to), least());
+    EXPECT_EQ(kept.scratches, 0U);
+    EXPECT_EQ(spilled.scratches, to == std::string("int8") ? 1U : 2U) << to;
+    EXPECT_EQ(spilled.parts, kept.parts) << to;
+    EXPECT_EQ(spilled.manifest, kept.manifest) << to;
+  }
 }
 
 TEST(Convert, KeptTensorsKeepTheirBytes) {
@@ -104,7 +130,7 @@ TEST(Convert, TransposesConv1d) {
   linear.set_architecture("LlamaForCausalLM");
   linear.add({q_proj, DType::f32, {columns, rows}}, transposed);
   for (const char* const to : {"nf4", "int8"}) {
-    const Result a = run(conv, recipe(to), {2, 27'000'000});
+    const Result a = run(conv, recipe(to), {2, 18'000'000});
     const Result b = run(linear, recipe(to));
     EXPECT_EQ(a.parts.at("transformer.h.0.attn.c_attn.weight"), b.parts.at(q_proj)) << to;
   }
@@ -141,6 +167,10 @@ TEST(Convert, NonfiniteTensorRestartsItsShardAndIsKept) {
   set_weight(in, 2, 5, -infinity);
   const Result result = run(in, recipe("nf4"));
   EXPECT_EQ(result.begun, 2U);  // once for all of its tensors
+  const auto manifest = nlohmann::json::parse(result.manifest);
+  EXPECT_EQ(manifest.at("tensors").size(), 4U);
+  EXPECT_EQ(manifest.at("tensors").at(1).at("codec"), "keep");
+  EXPECT_EQ(manifest.at("warnings").size(), result.report.warnings.size());
   EXPECT_EQ(result.parts.at(q_proj), in.bytes(1));
   EXPECT_EQ(result.parts.at(up_proj), in.bytes(2));
   EXPECT_FALSE(result.parts.contains(std::string(q_proj) + ".absmax"));
@@ -211,7 +241,7 @@ TEST(Convert, ShardsAreCutBySizeAndByInput) {
 
 TEST(Convert, ManifestAgreesWithTheParts) {
   const Result result = run(llama(), recipe("nf4"));
-  const auto manifest = nlohmann::json::parse(result.finish.manifest);
+  const auto manifest = nlohmann::json::parse(result.manifest);
   EXPECT_EQ(manifest.at("schema_version"), 1);
   std::size_t parts = 0;
   for (const auto& tensor : manifest.at("tensors")) {
@@ -229,7 +259,7 @@ TEST(Convert, ManifestAgreesWithTheParts) {
 TEST(Convert, HashIsXxh3) {
   MemoryReader in;
   in.add({"empty", DType::f32, {0}}, {});
-  EXPECT_THAT(run(in, recipe("fp32")).finish.manifest, HasSubstr("99aa06d3014798d86001c324468d497f"));
+  EXPECT_THAT(run(in, recipe("fp32")).manifest, HasSubstr("99aa06d3014798d86001c324468d497f"));
 }
 
 TEST(Convert, CancelledConversionCommitsNothing) {

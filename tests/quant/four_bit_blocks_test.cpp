@@ -152,11 +152,5 @@ TEST_P(FourBit, SizesThatDisagreeAreRefused) {
 INSTANTIATE_TEST_SUITE_P(Formats, FourBit, testing::ValuesIn(formats),
                          [](const auto& each) { return each.param.name; });
 
-TEST(Targets, ThereIsMoreThanOneToCompare) {
-  std::vector<std::string> targets;
-  test::for_each_target([&](const std::string& target) { targets.push_back(target); });
-  EXPECT_GE(targets.size(), 2u);
-}
-
 }  // namespace
 }  // namespace nibble

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "nibble/error.hpp"
 #include "nibble/nested.hpp"
@@ -191,6 +192,22 @@ TEST(FourBitGoldenNested, DiffersFromBitsandbytesOnlyWhereItIsCloser) {
     EXPECT_LE(distance(codes[i]), distance(their_codes[i]) + 1e-7) << i;
   }
   EXPECT_LE(different, codes.size() / 100);
+}
+
+// More absmax values than finish() has in memory at a time.
+TEST(FourBitLayout, LargeTensorsAreFinishedInPieces) {
+  const TensorInfo tensor{"w", DType::f32, {9'000'001}};
+  const auto weights = bytes_of(test::normal_weights(tensor.shape[0], 11));
+  const CodecOptions plain_options{.blocksize = 32, .double_quant = false};
+  const Encoded plain = test::encode(*make_codec("nf4", plain_options), tensor, weights);
+  const Encoded nested = test::encode(*make_codec("nf4", {.blocksize = 32}), tensor, weights);
+  const auto absmax = test::values_of<float>(plain.parts[1]);
+  ASSERT_EQ(absmax.size(), 281'251U);
+  std::vector<std::uint8_t> codes(absmax.size());
+  std::vector<float> nested_absmax((absmax.size() + 255) / 256);
+  nested::encode(absmax, nested::offset(absmax), codes, nested_absmax);
+  EXPECT_EQ(nested.parts[1], bytes_of(codes));
+  EXPECT_EQ(nested.parts[3], bytes_of(nested_absmax));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 
 namespace nibble::test {
@@ -9,7 +10,7 @@ namespace nibble::test {
 void MemoryReader::add(TensorInfo info, std::vector<std::byte> bytes, std::size_t file) {
   if (bytes.size() != info.bytes()) throw std::logic_error(info.name + ": bytes disagree with its shape");
   while (files_.size() <= file) files_.push_back("file" + std::to_string(files_.size()));
-  tensors_.push_back(std::move(info));
+  tensors_.push_back(info);
   bytes_.push_back(std::move(bytes));
   file_.push_back(file);
 }
@@ -38,11 +39,41 @@ void MemoryReader::read(std::size_t tensor, std::uint64_t offset, std::span<std:
   }
 }
 
-void MemoryWriter::begin(std::size_t /*index*/, std::span<const TensorInfo> parts) {
+namespace {
+
+// Grows as it is written, as a file does.
+class GrowingScratch final : public Scratch {
+ public:
+  void write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    const std::scoped_lock lock(mutex_);
+    if (bytes_.size() < offset + bytes.size()) bytes_.resize(offset + bytes.size());
+    std::copy(bytes.begin(), bytes.end(), bytes_.begin() + static_cast<std::ptrdiff_t>(offset));
+  }
+  void read(std::uint64_t offset, std::span<std::byte> out) const override {
+    if (offset > bytes_.size() || out.size() > bytes_.size() - offset) throw std::logic_error("read past the end");
+    std::copy_n(bytes_.begin() + static_cast<std::ptrdiff_t>(offset), out.size(), out.begin());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace
+
+std::unique_ptr<Scratch> MemoryWriter::make_scratch() {
+  ++scratches_;
+  return std::make_unique<GrowingScratch>();
+}
+
+void MemoryWriter::begin(std::size_t /*index*/, const PartList& parts) {
   ++begun_;
-  infos_.assign(parts.begin(), parts.end());
+  infos_.clear();
   current_.clear();
-  for (const TensorInfo& part : parts) current_.emplace_back(part.bytes(), std::byte{0xee});
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    infos_.push_back(parts[i]);
+    current_.emplace_back(infos_.back().bytes(), std::byte{0xee});
+  }
 }
 
 void MemoryWriter::write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) {

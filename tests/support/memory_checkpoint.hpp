@@ -31,7 +31,7 @@ class MemoryReader final : public Reader {
   [[nodiscard]] std::vector<std::byte>& bytes(std::size_t tensor) { return bytes_[tensor]; }
   [[nodiscard]] std::uint64_t largest_read() const { return *largest_read_; }
 
-  [[nodiscard]] std::span<const TensorInfo> tensors() const noexcept override { return tensors_; }
+  [[nodiscard]] const TensorList& tensors() const noexcept override { return tensors_; }
   [[nodiscard]] std::size_t file_of(std::size_t tensor) const override { return file_[tensor]; }
   [[nodiscard]] std::span<const std::string> files() const noexcept override { return files_; }
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const override;
@@ -40,7 +40,7 @@ class MemoryReader final : public Reader {
   void check_unchanged() const override {}
 
  private:
-  std::vector<TensorInfo> tensors_;
+  TensorList tensors_;
   std::vector<std::vector<std::byte>> bytes_;
   std::vector<std::size_t> file_;
   std::vector<std::string> files_;
@@ -53,23 +53,33 @@ class MemoryReader final : public Reader {
 /// Keeps what is written, by name.
 class MemoryWriter final : public Writer {
  public:
-  void begin(std::size_t index, std::span<const TensorInfo> parts) override;
+  void begin(std::size_t index, const PartList& parts) override;
   void write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) override;
   void end() override;
   [[nodiscard]] std::string shard_name(std::size_t index) const override { return "shard" + std::to_string(index); }
+  void write_manifest(std::uint64_t offset, std::string_view text) override {
+    manifest_.resize(offset);
+    manifest_ += text;
+  }
+  std::unique_ptr<Scratch> make_scratch() override;
   void commit(const Finish& finish) override { finish_ = finish; }
 
   /// Parts of all shards that were ended, as they were when they ended.
   [[nodiscard]] const std::map<std::string, std::vector<std::byte>>& parts() const { return ended_; }
   [[nodiscard]] const std::optional<Finish>& finish() const { return finish_; }
+  [[nodiscard]] const std::string& manifest() const { return manifest_; }
   [[nodiscard]] std::size_t begun() const { return begun_; }
+  /// How often a tensor's scratch did not fit into memory.
+  [[nodiscard]] std::size_t scratches() const { return scratches_; }
 
  private:
   std::vector<TensorInfo> infos_;
   std::vector<std::vector<std::byte>> current_;
   std::map<std::string, std::vector<std::byte>> ended_;
   std::optional<Finish> finish_;
+  std::string manifest_;
   std::size_t begun_ = 0;
+  std::size_t scratches_ = 0;
 };
 
 }  // namespace nibble::test

@@ -1,0 +1,89 @@
+#include "nibble/tensor_list.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <functional>
+
+namespace nibble {
+namespace {
+
+constexpr std::size_t most_looks = 16;
+constexpr std::uint64_t most_dimensions = (std::uint64_t{1} << 56) - 1;  // of all tensors: more than disks hold
+
+}  // namespace
+
+TensorList::TensorList(std::initializer_list<TensorInfo> tensors)
+    : TensorList(std::span(tensors.begin(), tensors.size())) {}
+
+TensorList::TensorList(std::span<const TensorInfo> tensors) {
+  reserve(tensors.size());
+  for (const TensorInfo& tensor : tensors) push_back(tensor);
+}
+
+void TensorList::push_back(const TensorInfo& tensor) {
+  names_ += tensor.name;
+  dimensions_.insert(dimensions_.end(), tensor.shape.begin(), tensor.shape.end());
+  rows_.push_back({names_.size(), dimensions_.size() & most_dimensions, tensor.dtype});
+}
+
+void TensorList::append(const TensorList& tensors) {
+  const std::uint64_t names = names_.size();
+  const std::uint64_t dimensions = dimensions_.size();
+  names_ += tensors.names_;
+  dimensions_.insert(dimensions_.end(), tensors.dimensions_.begin(), tensors.dimensions_.end());
+  for (const Row& row : tensors.rows_)
+    rows_.push_back({names + row.name_end, (dimensions + row.shape_end) & most_dimensions, row.dtype});
+}
+
+void TensorList::set_shape(std::size_t tensor, std::span<const std::uint64_t> shape) {
+  assert(shape.size() == this->shape(tensor).size());
+  std::copy(shape.begin(), shape.end(), dimensions_.begin() + static_cast<std::ptrdiff_t>(shape_begin(tensor)));
+}
+
+TensorInfo TensorList::operator[](std::size_t tensor) const {
+  const auto dimensions = shape(tensor);
+  return {std::string(name(tensor)), dtype(tensor), {dimensions.begin(), dimensions.end()}};
+}
+
+std::string_view TensorList::name(std::size_t tensor) const noexcept {
+  const std::uint64_t begin = tensor == 0 ? 0 : rows_[tensor - 1].name_end;
+  return {names_.data() + begin, rows_[tensor].name_end - begin};
+}
+
+std::span<const std::uint64_t> TensorList::shape(std::size_t tensor) const noexcept {
+  const std::size_t begin = shape_begin(tensor);
+  return {dimensions_.data() + begin, rows_[tensor].shape_end - begin};
+}
+
+std::uint64_t TensorList::bytes(std::size_t tensor) const {
+  return byte_count(dtype(tensor), element_count(shape(tensor)));
+}
+
+std::uint32_t TextPool::add(std::string_view text) {
+  if (2 * (ends_.size() + 1) > table_.size()) grow();
+  const std::size_t mask = table_.size() - 1;
+  std::size_t at = std::hash<std::string_view>()(text) & mask;
+  // Texts come from files and could be chosen to collide: after a few looks, storing one again is cheaper.
+  for (std::size_t looks = 0; table_[at] != 0 && looks < most_looks; ++looks, at = (at + 1) & mask)
+    if ((*this)[table_[at] - 1] == text) return table_[at] - 1;
+  text_ += text;
+  ends_.push_back(text_.size());
+  table_[at] = static_cast<std::uint32_t>(ends_.size());
+  return table_[at] - 1;
+}
+
+std::string_view TextPool::operator[](std::uint32_t number) const noexcept {
+  const std::uint64_t begin = number == 0 ? 0 : ends_[number - 1];
+  return {text_.data() + begin, ends_[number] - begin};
+}
+
+void TextPool::grow() {
+  table_.assign(std::max<std::size_t>(64, 2 * table_.size()), 0);
+  for (std::uint32_t number = 0; number < ends_.size(); ++number) {
+    std::size_t at = std::hash<std::string_view>()((*this)[number]) & (table_.size() - 1);
+    for (std::size_t looks = 0; table_[at] != 0 && looks < most_looks; ++looks) at = (at + 1) & (table_.size() - 1);
+    table_[at] = number + 1;
+  }
+}
+
+}  // namespace nibble

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "nibble/convert.hpp"
+
+namespace nibble {
+
+/// nibble.json on its way to disk: what became of every tensor, for programs and for `nibble verify`. It holds no
+/// path, no time and no machine, so that equal input and options give equal bytes. It is written while tensors are
+/// finished, since for 100,000 of them it has 120 MB; what is known at the end only comes last.
+class Manifest {
+ public:
+  /// Writes the beginning.
+  Manifest(const Plan& plan, Writer& out);
+
+  /// One stored part of a tensor.
+  struct Part {
+    TensorInfo info;
+    std::string xxh3;  ///< XXH3-128 of its bytes, 32 hexadecimal digits
+  };
+  void add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, std::span<const Part> parts);
+
+  /// A place to come back to.
+  struct Mark {
+    std::uint64_t bytes;
+    std::size_t tensors;
+  };
+  [[nodiscard]] Mark mark() const { return {written_ + text_.size(), tensors_}; }
+  /// Drops what was added since.
+  void rewind(const Mark& mark);
+
+  /// Writes the end. Call once.
+  void end(const Report& report);
+
+ private:
+  void flush();
+
+  Writer& out_;
+  std::uint64_t written_ = 0;
+  std::size_t tensors_ = 0;
+  std::string text_;  // that is not written yet
+};
+
+}  // namespace nibble

@@ -1,0 +1,191 @@
+// The same bytes for any number of threads, any size of chunks and on every CPU target, by the program itself.
+//
+// NIBBLE_PEER is the path of a nibble that was built otherwise and joins the comparison: by clang (tests/targets.sh),
+// or with ThreadSanitizer, whose reports end it with an exit code.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "nibble/tensor.hpp"
+#include "tests/quant/codec_support.hpp"
+#include "tests/support/corrupt.hpp"
+
+namespace nibble::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What may differ between two conversions that write the same.
+struct How {
+  int threads = 1;
+  std::string max_memory = "1GB";
+  std::string target;
+  std::string program = NIBBLE_PROGRAM;
+
+  friend std::ostream& operator<<(std::ostream& out, const How& how) {
+    return out << how.program << ", " << how.threads << " threads, " << how.max_memory << ", target '" << how.target
+               << "'";
+  }
+};
+
+// What leaves room for chunks of 1 MiB, of 512 KiB with 2 threads and 64 KiB with 64, and of 64 KiB with 2 threads.
+constexpr const char* largest_chunks = "1GB";
+constexpr const char* middling_chunks = "21.5MB";
+constexpr const char* smallest_chunks = "17MB";
+
+class File {
+ public:
+  void add(const std::string& name, DType dtype, const Shape& shape, const test::Bytes& bytes) {
+    header_[name] = {
+        {"dtype", traits(dtype).name}, {"shape", shape}, {"data_offsets", {data_.size(), data_.size() + bytes.size()}}};
+    data_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+
+  // Normal weights, with the given values spread among them.
+  void add_normal(const std::string& name, DType dtype, const Shape& shape, const std::vector<float>& special = {}) {
+    const TensorInfo tensor{name, dtype, shape};
+    std::vector<float> weights = test::normal_weights(tensor.elements(), ++seed_, 0.05f);
+    for (std::size_t i = 0; i < special.size(); ++i) weights[weights.size() * i / special.size()] = special[i];
+    add(name, dtype, shape, test::stored_as(dtype, weights));
+  }
+
+  void write(const fs::path& path) const {
+    std::ofstream(path, std::ios::binary) << test::safetensors_file(header_.dump(), data_);
+  }
+
+ private:
+  nlohmann::ordered_json header_;
+  std::string data_;
+  unsigned seed_ = 0;
+};
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+constexpr DType weight_types[] = {DType::f32, DType::bf16, DType::f16, DType::f64};
+
+// 20 MB: tensors of many chunks and of odd lengths, rows longer than a chunk, many small tensors in one pipeline,
+// tensors that restart their file because they are kept.
+void write_layers(const fs::path& path) {
+  File file;
+  file.add_normal("large.weight", DType::f32, {1031, 2049}, {0.0f, -0.0f, 1e-40f, -1e-45f, 3.0f, 60000.0f});
+  file.add_normal("wide.weight", DType::f32, {3, 300'001}, {1e-30f});
+  for (const DType dtype : weight_types) {
+    const std::string type(traits(dtype).name);
+    file.add_normal(type + ".weight", dtype, {257, 1023}, {1e-6f, -1e-8f, 2.0f});
+    file.add_normal(type + ".nan.weight", dtype, {65, 131}, {1.0f, nan});
+    file.add_normal(type + ".inf.weight", dtype, {31, 77}, {-infinity});
+    file.add_normal(type + ".bias", dtype, {333});
+  }
+  for (std::size_t i = 0; i < 150; ++i)
+    file.add_normal(fmt::format("small.{}.weight", i), weight_types[i % 4], {1 + i % 7, 1 + i * 13 % 200});
+  file.add("empty.weight", DType::f32, {0, 64}, {});
+  file.add("positions", DType::i64, {3}, test::Bytes(24, std::byte{7}));
+  file.write(path);
+}
+
+// 6 MB of transposed matrices, in several output shards.
+void write_gpt2(const fs::path& directory) {
+  fs::create_directory(directory);
+  std::ofstream(directory / "config.json") << R"({"architectures":["GPT2LMHeadModel"],"model_type":"gpt2"})";
+  File file;
+  file.add_normal("transformer.wte.weight", DType::bf16, {501, 96});
+  for (std::size_t i = 0; i < 4; ++i) {
+    const std::string layer = fmt::format("transformer.h.{}.", i);
+    file.add_normal(layer + "attn.c_attn.weight", DType::bf16, {96, 288});
+    file.add_normal(layer + "mlp.c_fc.weight", i == 2 ? DType::f32 : DType::bf16, {97, 3001},
+                    i == 1 ? std::vector<float>{1.0f, nan} : std::vector<float>{1.0f});
+    file.add_normal(layer + "ln_1.weight", DType::bf16, {96});
+  }
+  file.write(directory / "model.safetensors");
+}
+
+class Determinism : public testing::TestWithParam<std::string> {
+ protected:
+  static void SetUpTestSuite() {
+    root_ = new test::TempDir;
+    write_layers(root_->path() / "layers.safetensors");
+    write_gpt2(root_->path() / "gpt2");
+  }
+  static void TearDownTestSuite() { delete root_; }
+
+  static std::string output_of(const std::string& command) {
+    const std::string full = "cd '" + root_->path().string() + "' && " + command + " >stdout 2>stderr </dev/null";
+    const int status = std::system(full.c_str());
+    EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, 0)
+        << command << ": " << test::read_file(root_->path() / "stderr");
+    return test::read_file(root_->path() / "stdout");
+  }
+
+  static std::string convert(const std::string& in, const std::string& out, const std::string& to, const How& how) {
+    return output_of(
+        fmt::format("NIBBLE_CPU_TARGET='{}' '{}' convert {} {} --to {} --threads {} --max-memory {} "
+                    "--max-shard-size 200KB --progress none --json",
+                    how.target, how.program, in, out, to, how.threads, how.max_memory));
+  }
+
+  // All bytes that a conversion writes, by file. Reads what a run wrote and removes it.
+  static std::map<std::string, std::string> converted(const std::string& to, const How& how) {
+    convert("layers.safetensors", "out/layers.safetensors", to, how);
+    convert("gpt2", "out/gpt2", to, how);
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(root_->path() / "out"))
+      if (entry.is_regular_file()) files[entry.path().string()] = test::read_file(entry.path());
+    fs::remove_all(root_->path() / "out");
+    return files;
+  }
+
+  static inline test::TempDir* root_ = nullptr;
+};
+
+TEST_P(Determinism, SameBytesHoweverTheyAreMade) {
+  std::vector<How> ways;
+  for (const int threads : {1, 2, 7, 64})
+    for (const char* const max_memory : {largest_chunks, middling_chunks}) ways.push_back({threads, max_memory, {}});
+  ways.push_back({2, smallest_chunks, {}});
+  const auto formats = nlohmann::json::parse(output_of("'" NIBBLE_PROGRAM "' formats --json"));
+  for (const std::string target : formats.at("cpu_targets")) ways.push_back({2, middling_chunks, target});
+  if (const char* const peer = std::getenv("NIBBLE_PEER"); peer != nullptr) {
+    ways.push_back({7, smallest_chunks, {}, peer});
+    const auto others = nlohmann::json::parse(output_of(fmt::format("'{}' formats --json", peer)));
+    for (const std::string target : others.at("cpu_targets")) ways.push_back({2, middling_chunks, target, peer});
+  }
+
+  fs::create_directory(root_->path() / "out");
+  const auto expected = converted(GetParam(), {});
+  EXPECT_GE(expected.size(), 7u);  // a file, two manifests, a configuration, an index, at least two shards
+  for (const How& how : ways) {
+    fs::create_directory(root_->path() / "out");
+    const auto files = converted(GetParam(), how);
+    ASSERT_EQ(files.size(), expected.size()) << how;
+    for (const auto& [name, bytes] : expected) EXPECT_TRUE(files.at(name) == bytes) << name << " differs: " << how;
+  }
+}
+
+// Otherwise the test above compares equals.
+TEST_P(Determinism, TheMemoriesCutDifferentChunks) {
+  std::set<std::uint64_t> chunks;
+  for (const char* const max_memory : {largest_chunks, middling_chunks, smallest_chunks}) {
+    const std::string plan = convert("layers.safetensors", "out", GetParam() + " --dry-run", {2, max_memory, {}});
+    chunks.insert(nlohmann::json::parse(plan).at("chunk_bytes").get<std::uint64_t>());
+  }
+  EXPECT_EQ(chunks.size(), 3u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, Determinism,
+                         testing::Values("nf4", "nf4 --no-double-quant", "fp4 --block-size 32", "int8", "fp16", "bf16",
+                                         "fp32"),
+                         [](const auto& each) {
+                           return each.param.substr(0, each.param.find(' ')) + std::to_string(each.index);
+                         });
+
+}  // namespace
+}  // namespace nibble::cli

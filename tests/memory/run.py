@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""Converts sparse checkpoints of any size within little memory, and fails if one takes more than it may.
+
+  tests/memory/run.py [NIBBLE]           models of up to 14 GB: about two minutes, 4 GB of disk
+  tests/memory/run.py [NIBBLE] --full    also one of 40 GB: 11 GB of disk
+  tests/memory/run.py [NIBBLE] --only 'one tensor'
+
+Where a memory cgroup can be made (as root, mostly), each conversion runs in one that is limited to what --max-memory
+allows, without swap: page cache counts there, but can be reclaimed. Peak RSS is checked in any case. The inputs are
+sparse and hold zeros but for a few weights, by which it is seen that far away weights land where they should.
+"""
+
+import argparse
+import json
+import math
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+MIB = 1 << 20
+ONE = b"\x80\x3f"  # 1.0 as bf16
+NF4_ZERO, NF4_ONE = 7, 15  # codes, in a block whose absmax is 1
+
+
+def write_checkpoint(path, tensors, ones=()):
+    """tensors: (name, shape) of bf16 zeros. ones: (tensor, weight) that are 1."""
+    entries, offsets, end = [], [], 0
+    for name, shape in tensors:
+        offsets.append(end)
+        end += 2 * math.prod(shape)
+        entries.append(f'{json.dumps(name)}:{{"dtype":"BF16","shape":{json.dumps(shape)},'
+                       f'"data_offsets":[{offsets[-1]},{end}]}}')
+    header = ("{" + ",".join(entries) + "}").encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + end)
+        for tensor, weight in ones:
+            file.seek(8 + len(header) + offsets[tensor] + 2 * weight)
+            file.write(ONE)
+
+
+def write_model(folder, architecture, shards, ones=()):
+    """A model directory of these shards; ones: (tensor, weight) of the first."""
+    os.mkdir(folder)
+    if architecture:
+        with open(f"{folder}/config.json", "w") as file:
+            json.dump({"architectures": [architecture], "model_type": "x", "tie_word_embeddings": False}, file)
+    if len(shards) == 1:
+        return write_checkpoint(f"{folder}/model.safetensors", shards[0], ones)
+    weight_map = {}
+    for i, tensors in enumerate(shards):
+        name = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+        write_checkpoint(f"{folder}/{name}", tensors, ones if i == 0 else ())
+        weight_map.update({tensor: name for tensor, shape in tensors})
+    with open(f"{folder}/model.safetensors.index.json", "w") as file:
+        json.dump({"metadata": {}, "weight_map": weight_map}, file)
+
+
+def layer(i, name, shape):
+    return f"model.layers.{i}.{name}.weight", shape
+
+
+def expert_names(count):
+    return [layer(i // 1000, f"mlp.experts.{i % 1000}.up_proj", [64, 64]) for i in range(count)]
+
+
+LARGE = [65_536, 36_864]  # 4.8 GB: every 32-bit size would be too small
+EXPERTS = [128, 8_192, 6_688]  # 7.0e9 weights, 14 GB
+CONV1D = [8_192, 65_536]  # 1.1 GB, transposed
+EXPERT_NAME = "model.layers.0.mlp.experts.down_proj"
+
+
+def last_byte(name, shape):
+    """The last weight is 1, the one before it 0."""
+    return name, (math.prod(shape) - 1) // 2, NF4_ZERO << 4 | NF4_ONE
+
+
+# How the input is made, the options, --max-memory in MiB, bytes to be found in the output (part, offset, value).
+CASES = {
+    "100,000 tensors in one header": dict(
+        make=lambda path: write_checkpoint(path, expert_names(100_000)),
+        options=["--to", "nf4"], mib=64),
+    "100,000 tensors, many shards": dict(
+        make=lambda path: write_model(path, None, [expert_names(100_000)]),
+        options=["--to", "nf4", "--max-shard-size", "20MB"], mib=64),
+    "one tensor of 4.8 GB to NF4": dict(
+        make=lambda path: write_checkpoint(path, [layer(0, "up", LARGE)], [(0, math.prod(LARGE) - 1), (0, 1 << 31)]),
+        options=["--to", "nf4"], mib=64,
+        bytes=[last_byte(layer(0, "up", LARGE)[0], LARGE),
+               (layer(0, "up", LARGE)[0], 1 << 30, NF4_ONE << 4 | NF4_ZERO)]),
+    "one tensor of 4.8 GB to int8": dict(
+        make=lambda path: write_checkpoint(path, [layer(0, "up", LARGE)], [(0, math.prod(LARGE) - 1)]),
+        options=["--to", "int8"], mib=32,
+        bytes=[(layer(0, "up", LARGE)[0], math.prod(LARGE) - 1, 127)]),
+    "experts of 7 G weights, split": dict(
+        make=lambda path: write_model(path, "Qwen3MoeForCausalLM", [[(EXPERT_NAME, EXPERTS)]],
+                                      [(0, math.prod(EXPERTS) - 1)]),
+        options=["--to", "nf4", "--experts", "nf4", "--allow-nibble-only", "--max-shard-size", "100GB"], mib=32,
+        bytes=[last_byte("model.layers.0.mlp.experts.127.down_proj.weight", EXPERTS[1:])]),
+    "7 G weights in one tensor: absmax in a file": dict(
+        make=lambda path: write_checkpoint(path, [(EXPERT_NAME, EXPERTS)], [(0, math.prod(EXPERTS) - 1)]),
+        options=["--to", "nf4", "--no-double-quant", "--tensor", ".*=nf4", "--allow-nibble-only"], mib=32,
+        bytes=[last_byte(EXPERT_NAME, EXPERTS), (EXPERT_NAME + ".absmax", math.prod(EXPERTS) // 64 * 4 - 1, 0x3F)]),
+    "Conv1D of 1.1 GB, transposed": dict(
+        make=lambda path: write_model(path, "GPT2LMHeadModel", [[("transformer.h.0.mlp.c_fc.weight", CONV1D)]],
+                                      [(0, math.prod(CONV1D) - 1), (0, CONV1D[1] - 1)]),
+        options=["--to", "nf4"], mib=96,
+        bytes=[last_byte("transformer.h.0.mlp.c_fc.weight", CONV1D),
+               ("transformer.h.0.mlp.c_fc.weight", (CONV1D[1] - 1) * CONV1D[0] // 2, NF4_ONE << 4 | NF4_ZERO)]),
+    "64 threads": dict(
+        make=lambda path: write_checkpoint(path, [layer(i, "up", [4096, 4096]) for i in range(20)]),
+        options=["--to", "nf4", "--threads", "64"], mib=64),
+    "64 threads that widen": dict(
+        make=lambda path: write_checkpoint(path, [layer(0, "up", [12 * 4096, 4096])]),
+        options=["--to", "fp32", "--threads", "64"], mib=64),
+    "400 names of 100,000 bytes": dict(
+        make=lambda path: write_checkpoint(path, [layer(i, "x" * 100_000, [64, 64]) for i in range(400)]),
+        options=["--to", "fp16"], mib=256),
+    "a model of 40 GB": dict(
+        make=lambda path: write_model(path, "LlamaForCausalLM", [
+            [layer(8 * shard + i, name, shape) for i in range(8)
+             for name, shape in [("self_attn.q_proj", [8192, 8192]), ("mlp.gate_proj", [28672, 8192]),
+                                 ("mlp.up_proj", [28672, 8192])]] for shard in range(5)]),
+        options=["--to", "nf4"], mib=64, full=True),
+}
+
+
+class Cgroup:
+    """A memory cgroup with a limit, of version 1 or 2; `problem` says why there is none."""
+
+    def __init__(self, limit):
+        self.folder, self.problem = None, "no memory controller"
+        with open("/proc/self/cgroup") as file:
+            paths = {line.split(":")[1]: line.strip().split(":", 2)[2] for line in file}
+        for root, path, limits in (
+                ("/sys/fs/cgroup/memory", paths.get("memory", "/"),
+                 {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}),
+                ("/sys/fs/cgroup", paths.get("", "/"), {"memory.max": limit, "memory.swap.max": 0})):
+            first = next(iter(limits))
+            folder = f"{root}{path.rstrip('/')}/nibble-{os.getpid()}"
+            try:
+                os.mkdir(folder)
+                self.folder = folder
+                for name, value in limits.items():
+                    if name == first or os.path.exists(f"{folder}/{name}"):
+                        with open(f"{folder}/{name}", "w") as file:
+                            file.write(str(value))
+                return
+            except OSError as error:
+                self.problem = error
+                self.close()
+
+    def enter(self):
+        if self.folder:
+            with open(f"{self.folder}/cgroup.procs", "w") as file:
+                file.write(str(os.getpid()))
+
+    def close(self):
+        for _ in range(50):
+            if not self.folder:
+                return
+            try:
+                os.rmdir(self.folder)
+                self.folder = None
+            except FileNotFoundError:
+                self.folder = None
+            except OSError:
+                time.sleep(0.1)
+
+
+def stored_byte(path, part, offset):
+    if os.path.isdir(path):
+        path += "/model.safetensors"
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        begin = json.loads(file.read(length))[part]["data_offsets"][0]
+        file.seek(8 + length + begin + offset)
+        return file.read(1)[0]
+
+
+def run(nibble, name, case, work):
+    """Returns what is wrong, if anything."""
+    path, out = f"{work}/in", f"{work}/out"
+    # In a process of its own: what this one has taken at its peak would count for those that it starts.
+    subprocess.run([sys.executable, __file__, "--make", name, path], check=True)
+    limit = case["mib"] * MIB
+    cgroup = Cgroup(limit)
+    options = case["options"] + ([] if "--threads" in case["options"] else ["--threads", "2"])
+    command = [nibble, "convert", path, out, *options, "--max-memory", f"{case['mib']}MiB", "--progress", "none"]
+    start = time.monotonic()
+    with open(f"{work}/log", "w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=cgroup.enter)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = status
+    seconds = time.monotonic() - start
+    where = "in a cgroup of that" if cgroup.folder else f"no cgroup ({cgroup.problem})"
+    print(f"{name}: {usage.ru_maxrss / 1024:.1f} MiB of {case['mib']} MiB, {where}, {seconds:.1f} s", flush=True)
+    cgroup.close()
+    if status != 0:
+        with open(f"{work}/log") as log:
+            return f"ended with {os.waitstatus_to_exitcode(status)}: {log.read()}"
+    if usage.ru_maxrss * 1024 > limit:
+        return f"took {usage.ru_maxrss / 1024:.1f} MiB"
+    for part, offset, value in case.get("bytes", []):
+        if (found := stored_byte(out, part, offset)) != value:
+            return f"byte {offset} of '{part}' is {found:#x}, not {value:#x}"
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("nibble", nargs="?", default="build/release/nibble")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--only", help="cases whose name holds this text")
+    parser.add_argument("--work", help="folder for the files (default: a temporary one)")
+    parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.make:
+        CASES[arguments.make[0]]["make"](arguments.make[1])
+        return 0
+    failures = []
+    for name, case in CASES.items():
+        if (case.get("full") and not arguments.full) or (arguments.only or "") not in name:
+            continue
+        work = tempfile.mkdtemp(dir=arguments.work)
+        try:
+            if problem := run(os.path.abspath(arguments.nibble), name, case, work):
+                failures.append(name)
+                print(f"FAILED: {name}: {problem}", file=sys.stderr, flush=True)
+        finally:
+            shutil.rmtree(work)
+    print("failed: " + "; ".join(failures) if failures else "all within their memory")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+#include "quant/buffers.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace nibble {
+namespace {
+
+TEST(Buffers, LieHalfAPageFromTheirPlaceInTheFile) {
+  Buffers buffers;
+  for (std::uint64_t position = 0; position < 8192; ++position) {
+    const Buffers::Loan loan = buffers.lend(1000, position);
+    const auto address = reinterpret_cast<std::uintptr_t>(loan.bytes().data());
+    EXPECT_EQ(address % 64, 0u);
+    const std::uint64_t apart = (address - position) % 4096;
+    EXPECT_GT(apart, 2048u - 64) << position;
+    EXPECT_LE(apart, 2048u) << position;
+    ASSERT_EQ(loan.bytes().size(), 1000u);
+    std::fill(loan.bytes().begin(), loan.bytes().end(), std::byte{1});  // AddressSanitizer looks on
+  }
+}
+
+TEST(Buffers, ComeBackWithTheirMemory) {
+  Buffers buffers;
+  const std::byte* const first = buffers.lend(100, 0).bytes().data();
+  EXPECT_EQ(buffers.lend(50, 0).bytes().data(), first);
+  const Buffers::Loan kept = buffers.lend(100, 0);
+  EXPECT_EQ(kept.bytes().data(), first);
+  EXPECT_NE(buffers.lend(100, 0).bytes().data(), first);
+}
+
+TEST(Buffers, TakeTheSmallestThatFits) {
+  Buffers buffers;
+  const std::byte* small = nullptr;
+  const std::byte* large = nullptr;
+  {
+    const Buffers::Loan a = buffers.lend(100, 0), b = buffers.lend(100'000, 0);
+    small = a.bytes().data();
+    large = b.bytes().data();
+  }
+  const Buffers::Loan again = buffers.lend(90, 0);
+  EXPECT_EQ(again.bytes().data(), small);
+  EXPECT_EQ(buffers.lend(90'000, 0).bytes().data(), large);
+}
+
+TEST(Buffers, NothingIsLentAsNothing) {
+  Buffers buffers;
+  EXPECT_TRUE(buffers.lend(0, 17).bytes().empty());
+  EXPECT_TRUE(Buffers::Loan().bytes().empty());
+}
+
+}  // namespace
+}  // namespace nibble
