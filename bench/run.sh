@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# All benchmarks by one command: builds, measures, writes bench/results/*.jsonl, fills in docs/performance.md, and
+# prints targets beside what was measured. About an hour, 25 GB of disk, 16 GB of memory, on a machine that does
+# nothing else.
+#
+#   bench/run.sh                what of the peers is installed takes part (python/peers.sh installs them)
+#   bench/run.sh in_memory      one part: in_memory, peers, convert, scaling or profile_stages
+#   PEERS=PYTHON bench/run.sh   with an interpreter that has the peers already
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+parts=("$@")
+[[ $# -gt 0 ]] || parts=(in_memory peers convert scaling profile_stages)
+peers=${PEERS:-build/peers/bin/python}
+
+cmake/install_dependencies.sh --tools
+cmake --preset release -DNIBBLE_BENCH=ON >/dev/null
+cmake --build --preset release --target nibble bench_codecs bench_stages
+
+for part in "${parts[@]}"; do
+  printf '\n== %s (%d s)\n' "$part" "$SECONDS"
+  options=()
+  case $part in
+    peers)
+      if [[ ! -x $peers ]]; then
+        echo "skipped: the peers are not installed (python/peers.sh)"
+        continue
+      fi
+      options=(--python "$peers")
+      ;;
+    convert)
+      bench/convert.py --only flat,start --keep --out bench/results/sizes.jsonl
+      options=(--python "$peers" --only main,llama --keep)
+      ;;
+    scaling) options=(--keep) ;;
+    profile_stages)
+      if ! command -v perf >/dev/null; then
+        echo "skipped: there is no perf"
+        continue
+      fi
+      ;;
+  esac
+  "bench/$part.py" "${options[@]}"
+done
+rm -rf build/bench
+
+printf '\n== targets (%d s)\n' "$SECONDS"
+bench/table.py --write docs/performance.md
+bench/table.py

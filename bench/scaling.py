@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""How a conversion scales to more cores than the machine has: a model with measured costs, checked where it can be.
+
+    bench/scaling.py [--dir build/bench] [--memory 200] [--rounds 5] [--out bench/results/scaling.jsonl]
+
+Per byte of input, with `o` bytes of output, a conversion takes o reserve (space is reserved before the first byte: on
+a disk this is nothing, on tmpfs it writes zeros), and then at least the largest of
+
+    work      (read + encode + o (hash + write)) / threads     seconds of one thread, measured on one
+    serial    o append + in order + finish / threads           the pipeline's last stage; finish is shared out among 16
+    file      o write                                          if writes into one file wait for each other (measured)
+    memory    (1 + 3 o) / bandwidth                            page cache read; page cache allocated, written, flushed
+    disk      o / rate                                         durable output; the input is in the page cache
+
+Chunks and their results stay in cache between the stages, so they cost no memory bandwidth. Up to the machine's own
+cores its measured bandwidth counts, beyond them that of --memory. The check: conversions to tmpfs with as many threads
+as there are cores, where no disk takes part.
+"""
+
+import argparse
+import os
+import pathlib
+import shutil
+import statistics
+
+import checkpoints
+import record
+
+CASES = {"nf4/bf16": "nf4", "nf4/fp32": "nf4", "int8/bf16": "int8", "fp16/fp32": "fp16"}
+THREADS = (1, 2, 8, 32, 128)
+SHARED_OUT = 16  # threads that finish a tensor together, at most (FourBitEncoder::piece_groups)
+WRITTEN = 500_000_000  # bytes: what a conversion of 1 GB in bf16 to int8 writes
+
+
+class Costs:
+    """Medians of measured times, by name."""
+
+    def __init__(self, options):
+        self.options = options
+        self.samples = {}
+
+    def stage(self, name, *arguments, field="seconds", per="bytes"):
+        found = record.stages(self.options.build, *arguments)
+        self.samples.setdefault(name, []).append(found[field] / found[per])
+        return found
+
+    def __getitem__(self, name):
+        return statistics.median(self.samples[name])
+
+    def measure(self, sources, cores):
+        """One sample of each, in seconds per byte."""
+        one = ("--threads", "1")
+        both = ("--threads", str(cores))
+        for case, to in CASES.items():
+            dtype = case.split("/")[1]
+            whole = ["--all"] if to != "fp16" else []
+            found = self.stage(f"encode/{case}", "encode", sources[dtype].parent, "--to", to, *whole, *one)
+            for name, field in (("finish", "finish_seconds"), ("in order", "in_order_seconds")):
+                self.samples.setdefault(f"{name}/{case}", []).append(found[field] / found["bytes"])
+            self.samples.setdefault(f"output/{case}", []).append(found["stored"] / found["bytes"])
+        for dtype, source in sources.items():
+            record.warm(source)
+            self.stage(f"read/{dtype}", "read", source, *one)
+        found = self.stage("hash", "hash")
+        self.samples.setdefault("append", []).append(found["append_seconds"] / found["bytes"])
+        self.stage("memory", "memory", *both)
+        for place, directory in (("tmpfs", self.options.tmpfs), ("disk", self.options.dir)):
+            write = ("write", directory, "--no-flush", "--bytes", WRITTEN)
+            if place == "disk":
+                record.settle(self.options.build, directory, 3 * WRITTEN)
+            found = self.stage(f"write/{place}", *write, *one)
+            self.samples.setdefault(f"reserve/{place}", []).append(found["reserve_seconds"] / found["bytes"])
+            self.stage(f"write/{place}/one file", *write, *both)
+            self.stage(f"write/{place}/a file per thread", *write, *both, "--files", str(cores))
+
+
+def bounds(costs, case, place, threads, memory, disk):
+    """{what binds: seconds per byte of input} after space is reserved."""
+    dtype = case.split("/")[1]
+    output = costs[f"output/{case}"]
+    write = output * costs[f"write/{place}"]
+    found = {
+        "work": (costs[f"read/{dtype}"] + costs[f"encode/{case}"] + output * costs["hash"] + write) / threads,
+        "serial": output * costs["append"]
+        + costs[f"in order/{case}"]
+        + (costs[f"finish/{case}"] - costs[f"in order/{case}"]) / min(threads, SHARED_OUT),
+        "memory": (1 + 3 * output) / memory,
+    }
+    # If all cores together write one file hardly faster than one does, its lock lets in one at a time.
+    one, together = costs[f"write/{place}"], costs[f"write/{place}/one file"]
+    if one / together < 1.3:
+        found["file"] = output * min(one, together)
+    if disk:
+        found["disk"] = output / disk
+    return found
+
+
+def check(options, sources, cores):
+    """Conversions to tmpfs, in turns: {(case, threads): median seconds per byte}"""
+    out = options.tmpfs / "nibble-bench-scaling"
+    samples = {}
+    for _ in range(options.rounds):
+        for case, to in CASES.items():
+            source = sources[case.split("/")[1]]
+            for threads in sorted({1, cores}):
+                shutil.rmtree(out, ignore_errors=True)
+                record.warm(source)
+                words = [options.build / "nibble", "convert", source.parent, out, "--to", to, "--threads", threads]
+                if to != "fp16":
+                    words += ["--embeddings", to, "--lm-head", to, "--no-default-skips", "--allow-nibble-only"]
+                usage = record.stages(options.build, "time", *words)
+                samples.setdefault((case, threads), []).append(usage["seconds"] / source.stat().st_size)
+    shutil.rmtree(out, ignore_errors=True)
+    return {key: statistics.median(values) for key, values in samples.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    record.add_options(parser, "scaling")
+    parser.add_argument("--dir", type=pathlib.Path, default=record.ROOT / "build" / "bench", help="on the disk to use")
+    parser.add_argument("--tmpfs", type=pathlib.Path, default="/dev/shm", help="a directory in memory [/dev/shm]")
+    parser.add_argument("--memory", type=float, default=200, help="GB/s of the larger machine [200: 8 x DDR4-3200]")
+    parser.add_argument("--nvme", type=float, default=7, help="GB/s that one fast disk writes [7]")
+    parser.add_argument("--raid", type=float, default=28, help="GB/s that several write together [28]")
+    parser.add_argument("--layers", type=int, default=4, help="of the model; fewer for a trial [4]")
+    parser.add_argument("--keep", action="store_true", help="leave the checkpoints for the next run")
+    options = parser.parse_args()
+
+    options.dir.mkdir(parents=True, exist_ok=True)
+    cores = len(os.sched_getaffinity(0))
+    directories = {dtype: options.dir / f"llama-{options.layers}-{dtype}" for dtype in checkpoints.TYPES}
+    sources = {dtype: checkpoints.write(path, options.layers, dtype) for dtype, path in directories.items()}
+    rates = record.disk_rates(options.dir)
+    run = {**record.machine(options.build), **rates, **record.compiler(options.build)}
+    results = record.Results(options.out, {"bench": "bench/scaling.py", "memory_gb_s": options.memory, **run})
+    costs = Costs(options)
+    for _ in range(options.rounds):
+        costs.measure(sources, cores)
+    for name, samples in costs.samples.items():
+        for sample in samples:
+            if name.startswith("output/"):
+                results.add(f"cost/{name}", sample, "bytes per byte")
+            else:
+                results.add(f"cost/{name}", sample * 1e9, "ns per byte")
+
+    disks = {"tmpfs": 0, "nvme": options.nvme, "raid": options.raid}
+    if "disk_write_gb_s" in rates:
+        disks["this disk"] = rates["disk_write_gb_s"]
+    measured = check(options, sources, cores)
+    if not options.keep:
+        for path in directories.values():
+            shutil.rmtree(path)
+    print(f"{'GB/s of input':<22}" + "".join(f"{threads:>15}" for threads in THREADS))
+    for case in CASES:
+        for disk, rate in disks.items():
+            cells = ""
+            for threads in THREADS:
+                memory = 1 / costs["memory"] if threads <= cores else options.memory * 1e9
+                place = "tmpfs" if disk == "tmpfs" else "disk"
+                found = bounds(costs, case, place, threads, memory, rate * 1e9)
+                bound = max(found, key=found.get)
+                reserve = costs[f"output/{case}"] * costs[f"reserve/{place}"]
+                gb_s = 1 / (found[bound] + reserve) / 1e9
+                extra = {}
+                if disk == "tmpfs" and (case, threads) in measured:
+                    extra["measured"] = 1 / measured[case, threads] / 1e9
+                    extra["error"] = gb_s / extra["measured"] - 1
+                results.add(f"{case}/{disk}/{threads}", gb_s, "GB/s", bound=bound, **extra)
+                cells += f"{f'{gb_s:.1f} {bound}':>15}"
+            print(f"{f'{case}, {disk}':<22}{cells}")
+    results.save()
+    print("\nchecked on tmpfs     threads  predicted  measured   error")
+    for case, threads in measured:
+        line = results.lines[f"{case}/tmpfs/{threads}"]
+        print(f"{case:<20}{threads:>8}{line['median']:>11.2f}{line['measured']:>10.2f}{line['error']:>+8.0%}")
+
+
+if __name__ == "__main__":
+    main()

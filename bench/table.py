@@ -1,0 +1,279 @@
+#!/usr/bin/env python3
+"""Tables from bench/results/*.jsonl: no figure of docs/performance.md is typed by hand.
+
+    bench/table.py                  prints the targets and what was measured
+    bench/table.py --write FILE     fills in what stands between <!-- table: NAME --> and <!-- end -->
+    bench/table.py --check FILE     fails if that would change the file
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+
+import record
+
+
+@dataclasses.dataclass
+class Target:
+    """A figure that is promised: how it follows from the medians, and the limit it keeps."""
+
+    what: str
+    source: str  # bench/results/<source>.jsonl
+    value: Callable  # of {name: line}; a KeyError is a dash: not measured
+    limit: float | None  # None: for context
+    unit: str = "x"
+    at_most: bool = False
+
+    def met(self, value):
+        return self.limit is None or (value <= self.limit if self.at_most else value >= self.limit)
+
+
+def text(value, unit):
+    if unit == "%":
+        return f"{value:.0%}"
+    if unit in ("s", "ms"):
+        return f"{value * (1000 if unit == 'ms' else 1):.3g} {unit}"
+    return f"{value:.1f} {unit}" if value < 20 else f"{value:.0f} {unit}"
+
+
+def of(name):
+    return lambda m: m[name]["median"]
+
+
+def ratio(slow, fast):
+    return lambda m: of(slow)(m) / of(fast)(m)
+
+
+def stage_share(case):
+    """The largest stage's time alone in the time of the whole: 100 % if everything else is hidden behind it."""
+    dtype = case.split("/")[1]
+    stages = [of(name) for name in (f"read/{dtype}", f"encode/{case}", f"write/{case}")]
+    return lambda m: max(stage(m) for stage in stages) / of(f"nibble/{case}")(m)
+
+
+def stages_share(case):
+    """All three stages' times alone in the time of the whole: they share the cores, where each alone has them all."""
+    dtype = case.split("/")[1]
+    stages = [of(name) for name in (f"read/{dtype}", f"encode/{case}", f"write/{case}")]
+    return lambda m: sum(stage(m) for stage in stages) / of(f"nibble/{case}")(m)
+
+
+def unevenness(where):
+    """By how much the time per byte of the slowest size exceeds that of the fastest."""
+
+    def value(m):
+        # Of the input's bytes: outputs are in proportion.
+        per_byte = [of(f"flat/{where}/{size}GB")(m) / m[f"flat/disk/{size}GB"]["bytes"] for size in (1, 2, 4, 8)]
+        return max(per_byte) / min(per_byte) - 1
+
+    return value
+
+
+TARGETS = [
+    Target("NF4, double quantization, against cp + fsync: bf16", "convert", ratio("cp/bf16", "nibble/nf4/bf16"), 2.2),
+    Target("the same: fp32", "convert", ratio("cp/fp32", "nibble/nf4/fp32"), 4.5),
+    Target("the same, embeddings and output layer left alone: bf16", "convert",
+           ratio("cp/bf16", "nibble/nf4-without-embeddings/bf16"), None),
+    Target("the same, embeddings and output layer left alone: fp32", "convert",
+           ratio("cp/fp32", "nibble/nf4-without-embeddings/fp32"), None),
+    Target("int8 from bf16 against cp + fsync", "convert", ratio("cp/bf16", "nibble/int8/bf16"), 1.7),
+    Target("fp16 from fp32 against cp + fsync", "convert", ratio("cp/fp32", "nibble/fp16/fp32"), 2.3),
+    *(Target(f"largest stage alone, share of the whole: {case}", "convert", stage_share(case), 0.8, "%")
+      for case in ("nf4/bf16", "nf4/fp32", "int8/bf16", "fp16/fp32")),
+    *(Target(f"read, encode and write alone, one after the other, share of the whole: {case}", "convert",
+             stages_share(case), None, "%")
+      for case in ("nf4/bf16", "nf4/fp32", "int8/bf16", "fp16/fp32")),
+    Target("NF4 encode in memory, share of read bandwidth: fp32", "codecs",
+           ratio("encode/nf4/float32/in_memory", "read/in_memory"), 0.5, "%"),
+    Target("the same: bf16", "codecs", ratio("encode/nf4/bfloat16/in_memory", "read/in_memory"), 0.4, "%"),
+    Target("NF4 encode in cache, fp32", "codecs", of("encode/nf4/float32/in_cache"), 15, "GB/s"),
+    Target("the same, share of the copy in cache (either will do)", "codecs",
+           ratio("encode/nf4/float32/in_cache", "memcpy/in_cache"), 0.3, "%"),
+    Target("NF4 encode against bitsandbytes: fp32", "peers",
+           ratio("nibble/quantize/nf4/float32", "peer/quantize/nf4/float32"), 80),
+    Target("the same: bf16", "peers", ratio("nibble/quantize/nf4/bfloat16", "peer/quantize/nf4/bfloat16"), 110),
+    Target("dequantize NF4 to bf16 against bitsandbytes", "peers",
+           ratio("nibble/decode/nf4/bfloat16", "peer/decode/nf4/bfloat16"), 4),
+    Target("double quantization of absmax against bitsandbytes", "peers",
+           ratio("nibble/nested/encode", "peer/nested/encode"), 5),
+    Target("conversion to NF4 against a bitsandbytes script: bf16", "convert",
+           ratio("peer/nf4/bf16", "nibble/nf4/bf16"), 50),
+    Target("the same: fp32", "convert", ratio("peer/nf4/fp32", "nibble/nf4/fp32"), 35),
+    Target("against llama-quantize to Q4_0", "convert", ratio("llama-quantize/q4_0", "nibble/nf4/bf16"), 5),
+    Target("time per byte, 1 to 8 GB, slowest over fastest", "sizes", unevenness("disk"), 0.2, "%", at_most=True),
+    Target("the same on tmpfs", "sizes", unevenness("tmpfs"), 0.2, "%", at_most=True),
+    Target("the same, writing alone", "sizes", unevenness("write"), None, "%"),
+    Target("start-up: --version", "sizes", of("start/version"), 0.02, "ms", at_most=True),
+    Target("start-up: a conversion of one tensor on tmpfs", "sizes", of("start/convert"), 0.02, "ms",
+           at_most=True),
+    Target("processor time in stages that one thread does", "profile", of("all that one thread does"), 0.02,
+           "%", at_most=True),
+    Target("processor time in locks", "profile", of("locks"), 0.02, "%", at_most=True),
+    Target("inspect of 500,000 tensors", "sizes", of("start/inspect"), 1.5, "s", at_most=True),
+]  # fmt: skip
+
+
+def all_results():
+    return {source: record.load(record.RESULTS / f"{source}.jsonl")[1] for source in {t.source for t in TARGETS}}
+
+
+def target_rows(measured):
+    """[what, promised, measured, met] of all targets whose source is there. `measured`: {source: {name: line}}."""
+    rows = []
+    for target in TARGETS:
+        if target.source not in measured:
+            continue
+        promised = "" if target.limit is None else text(target.limit, target.unit)
+        try:
+            value = target.value(measured[target.source])
+        except KeyError:
+            rows.append([target.what, promised, "–", ""])
+            continue
+        verdict = "" if target.limit is None else "yes" if target.met(value) else "no"
+        rows.append([target.what, promised, text(value, target.unit), verdict])
+    return rows
+
+
+def print_rows(head, rows):
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    for row in [head, *rows]:
+        print("  ".join(f"{cell:<{width}}" if i == 0 else f"{cell:>{width}}"
+                        for i, (cell, width) in enumerate(zip(row, widths))).rstrip())  # fmt: skip
+
+
+TARGET_HEAD = ["", "target", "measured", "met"]
+
+
+def print_targets(measured):
+    print_rows(TARGET_HEAD, target_rows(measured))
+
+
+def markdown(head, rows):
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def machine_text(source):
+    run, _ = record.load(record.RESULTS / f"{source}.jsonl")
+    if not run:
+        return "Not measured yet.\n"
+    words = [f"{run['cores']} cores of {run['cpu']} ({run['simd']}), {run['memory_gib']} GiB, Linux {run['kernel']}"]
+    if "disk_write_gb_s" in run:
+        words.append(f"{run['file_system']}, disk {run['disk_read_gb_s']:.1f} GB/s read and "
+                     f"{run['disk_write_gb_s']:.1f} GB/s written")  # fmt: skip
+    words += [run["compiler"], run["flags"]]
+    words += [f"{name} {version}" for name, version in run.get("peers", {}).items()]
+    return f"Measured {run['date']}: " + "; ".join(words) + ".\n"
+
+
+def codecs_table():
+    _, lines = record.load(record.RESULTS / "codecs.jsonl")
+    rows = [
+        [f"`{name}`", *(f"{lines[f'{name}/{size}'][field]:{form}}" for size in ("in_cache", "in_memory")
+                        for field, form in (("median", ".2f"), ("share_of_memcpy", ".0%"), ("share_of_read", ".0%")))]
+        for name in sorted({name.rsplit("/", 1)[0] for name in lines})
+    ]  # fmt: skip
+    head = ["", "in cache, GB/s", "of memcpy", "of read", "in memory, GB/s", "of memcpy", "of read"]
+    return markdown(head, rows) if rows else "Not measured yet.\n"
+
+
+def times_table():
+    lines = {}
+    for source in ("convert", "sizes"):
+        lines |= record.load(record.RESULTS / f"{source}.jsonl")[1]
+    rows = [
+        [f"`{name}`", f"{line['median']:.3g}", f"{line['bytes'] / line['median'] / 1e9:.2f}" if "bytes" in line else "",
+         f"{line['user']:.2f} + {line['system']:.2f}" if "user" in line else "",
+         f"{line['peak_bytes'] / 1e6:.0f}" if "peak_bytes" in line else "", str(len(line["samples"]))]
+        for name, line in lines.items()
+    ]  # fmt: skip
+    head = ["", "seconds", "GB/s of input", "user + system, s", "peak MB", "samples"]
+    return markdown(head, rows) if rows else "Not measured yet.\n"
+
+
+def profile_table():
+    _, lines = record.load(record.RESULTS / "profile.jsonl")
+    rows = [[name, f"{line['median']:.1%}"] for name, line in lines.items()]
+    return markdown(["", "share of processor time"], rows) if rows else "Not measured yet.\n"
+
+
+def peers_table():
+    _, lines = record.load(record.RESULTS / "peers.jsonl")
+    rows = []
+    for name in [name.removeprefix("nibble/") for name in lines if name.startswith("nibble/")]:
+        ours, theirs = (lines[f"{side}/{name}"]["median"] for side in ("nibble", "peer"))
+        rows.append([f"`{name}`", f"{ours:.2f}", f"{theirs:.3f}", text(ours / theirs, "x")])
+    return markdown(["", "nibble, GB/s", "peer, GB/s", "ratio"], rows) if rows else "Not measured yet.\n"
+
+
+def predictions():
+    """({(case, disk): {threads: measurement}}, the same for those that were measured, too)"""
+    _, lines = record.load(record.RESULTS / "scaling.jsonl")
+    by_place, checked = {}, {}
+    for name, line in lines.items():
+        if "bound" in line:
+            case, disk, threads = name.rsplit("/", 2)
+            by_place.setdefault((case, disk), {})[int(threads)] = line
+            if "measured" in line:
+                checked[case, int(threads)] = line
+    return by_place, checked
+
+
+def scaling_table():
+    by_place, _ = predictions()
+    rows = [[f"`{case}`, {disk}", *(f"{line['median']:.1f} {line['bound']}" for line in by_threads.values())]
+            for (case, disk), by_threads in by_place.items()]  # fmt: skip
+    if not rows:
+        return "Not measured yet.\n"
+    return markdown(["GB/s of input", *map(str, next(iter(by_place.values())))], rows)
+
+
+def check_table():
+    _, checked = predictions()
+    rows = [[f"`{case}`", str(threads), f"{line['median']:.2f}", f"{line['measured']:.2f}", f"{line['error']:+.0%}"]
+            for (case, threads), line in checked.items()]  # fmt: skip
+    return markdown(["", "threads", "predicted, GB/s", "measured", "error"], rows) if rows else "Not measured yet.\n"
+
+
+def targets_table():
+    return markdown(TARGET_HEAD, target_rows(all_results()))
+
+
+TABLES = {
+    "machine": lambda: machine_text("convert"),
+    "targets": targets_table,
+    "times": times_table,
+    "codecs": codecs_table,
+    "peers": peers_table,
+    "scaling": scaling_table,
+    "check": check_table,
+    "profile": profile_table,
+}
+
+
+def filled(page):
+    """The page with every table as the results have it."""
+    return re.sub(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
+                  lambda place: place[1] + TABLES[place[2]]() + place[3], page, flags=re.S)  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--check", type=pathlib.Path, metavar="FILE")
+    options = parser.parse_args()
+    if page := options.write or options.check:
+        new = filled(page.read_text())
+        if options.write:
+            page.write_text(new)
+        elif new != page.read_text():
+            sys.exit(f"error: {page} is not what bench/results says: bench/table.py --write {page}")
+        return
+    print_targets(all_results())
+
+
+if __name__ == "__main__":
+    main()
