@@ -87,8 +87,10 @@ def test_outputs(nibble, llama, dtype, tied, sharded, target):
     if target != "nf4":
         assert torch.equal(ours, theirs)
         return
-    # One step of the 8-bit map is 1.6 % of a block's spread of absmax, and one absmax in a thousand takes one.
-    assert (ours - theirs).abs().max() <= 0.01 * theirs.abs().max()
+    # One step of the 8-bit map is 1.6 % of a block's spread of absmax, and one absmax in a thousand takes one. It may
+    # tip a few roundings to the model's type besides; which ones depends on the processor's instructions for bf16.
+    limit = 0.01 + 2 * torch.finfo(DTYPES[dtype]).eps
+    assert (ours - theirs).abs().max() <= limit * theirs.abs().max()
     if dtype == "fp32":
         assert torch.equal(ours, first_output(decoded(source, directory), INPUTS))
 
