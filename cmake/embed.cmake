@@ -2,7 +2,7 @@
 # takes no time however large it is; a string literal of that size would take the compiler seconds.
 function(nibble_embed target file symbol)
   set(source ${PROJECT_BINARY_DIR}/${symbol}.cpp)
-  set(path ${PROJECT_SOURCE_DIR}/${file})
+  cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE path)
   file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
 #include <string_view>
 
