@@ -11,6 +11,12 @@ if(NOT NIBBLE_CODECS_ONLY)
 endif()
 if(NIBBLE_CLI)
   find_package(CLI11 REQUIRED)
+  find_file(NIBBLE_CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist
+            NO_DEFAULT_PATH DOC "Chart.js (3 or 4), in one file, for the reports of `nibble measure --html`")
+  if(NOT NIBBLE_CHART_JS)
+    message(FATAL_ERROR "Chart.js was not found. Install the package libjs-chart.js (cmake/install_dependencies.sh "
+                        "does), or say where the file is: -DNIBBLE_CHART_JS=/path/to/chart.min.js")
+  endif()
 endif()
 if(NIBBLE_TESTS)
   find_package(GTest REQUIRED)

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 packages=(g++ cmake ninja-build pkg-config python3 python3-venv
           libcli11-dev libfmt-dev libhwy-dev libgmock-dev libgtest-dev libre2-dev libtbb-dev libxtensor-dev
-          libxxhash-dev nlohmann-json3-dev)
+          libxxhash-dev libjs-chart.js nlohmann-json3-dev)
 sysroot=
 for option in "$@"; do
   case $option in

@@ -1,0 +1,175 @@
+// The summary, and what is worst.
+
+function bestOf(figure, t) {
+  if (tests.length < 2 || figure === 'bits_per_weight') return false;
+  const values = tests.map((test) => figureValue(figure, test.total)).filter((value) => !Number.isNaN(value));
+  const best = FIGURES[figure].worse === 'low' ? Math.max(...values) : Math.min(...values);
+  return values.some((value) => value !== best) && figureValue(figure, tests[t].total) === best;
+}
+
+function drawTotals() {
+  const several = tests.length > 1;
+  const counts = tests.map((test) => {
+    const of = {compared: 0, exact: 0, broken: 0};
+    test.tensors.forEach((tensor, i) => {
+      if (!tensor) return;
+      of.compared += 1;
+      of.exact += isExact(tensor);
+      of.broken += tensor.nan + tensor.inf > tensors[i].nan + tensors[i].inf;
+    });
+    return of;
+  });
+  const shownBox = (t) => element('input', {
+    type: 'checkbox',
+    class: 'shown',
+    'aria-label': 'Show ' + testName(t),
+    checked: state.show.includes(t),
+    on: {
+      change: (event) => {
+        const next =
+            event.target.checked ? [...state.show, t].sort((a, b) => a - b) : state.show.filter((s) => s !== t);
+        if (next.length)
+          change({show: next});
+        else
+          event.target.checked = true;
+      }
+    }
+  });
+  const figure = (key) => ({
+    key,
+    label: FIGURES[key].short,
+    title: FIGURES[key].about,
+    cell: (t) => printFigure(key, tests[t].total),
+    value: (t) => figureValue(key, tests[t].total),
+    emphasis: (t) => bestOf(key, t)
+  });
+  sortingTable(
+      byId('totals'), 'Totals of every test',
+      [
+        {
+          key: 'name',
+          label: several ? 'Tests shown' : 'Test',
+          pin: true,
+          text: true,
+          value: (t) => testName(t),
+          cell: (t) => element(
+              'span', {}, several ? shownBox(t) : null, several ? swatch(t) : null,
+              element(
+                  'span', {class: 'names test-name', title: printable(tests[t].name)},
+                  shortTestName(t, isNarrow() ? 17 : 40)))
+        },
+        {key: 'bytes', label: 'Size', cell: (t) => bytes(tests[t].bytes), value: (t) => tests[t].bytes},
+        ...['sqnr_db', 'rel_rmse'].map(figure),
+        figure('bits_per_weight'),
+        {
+          key: 'share',
+          label: 'of ref.',
+          title: 'Size as a share of the reference',
+          cell: (t) => reference.bytes > 0 ? percent(tests[t].bytes / reference.bytes) : NOTHING,
+          value: (t) => tests[t].bytes / reference.bytes
+        },
+        ...['rmse', 'mae', 'max_abs', 'mean_rel', 'cosine'].map(figure),
+        {
+          key: 'exact',
+          label: 'exact',
+          title: 'Tensors without any error, of those that are compared',
+          cell: (t) => `${count(counts[t].exact)} of ${count(counts[t].compared)}`,
+          value: (t) => counts[t].exact
+        },
+      ],
+      tests.map((_, t) => t));
+
+  const findings = [];
+  tests.forEach((test, t) => {
+    const of = several ? `${testName(t)}: ` : '';
+    if (test.missing.length) {
+      const shown = test.missing.slice(0, 1000);
+      findings.push(element(
+          'li', {class: 'warning'},
+          element(
+              'details', {class: 'missing'},
+              element(
+                  'summary', {},
+                  `${of}${count(test.missing.length)} tensor${
+                      test.missing.length === 1 ? '' : 's'} of the reference missing or not comparable`),
+              element(
+                  'ul', {}, ...shown.map((name) => element('li', {class: 'names'}, printable(name))),
+                  shown.length < test.missing.length ?
+                      element('li', {}, `and ${count(test.missing.length - shown.length)} more`) :
+                      null))));
+    }
+    const {broken} = counts[t];
+    if (broken)
+      findings.push(element(
+          'li', {class: 'warning'},
+          `${of}${count(broken)} tensor${
+              broken === 1 ? ' has' : 's have'} more NaN or infinite values than the reference`));
+  });
+  const odd = tensors.filter((tensor) => tensor.nan + tensor.inf > 0).length;
+  if (odd)
+    findings.push(element(
+        'li', {class: 'warning'},
+        `reference: ${count(odd)} tensor${odd === 1 ? ' has' : 's have'} NaN or infinite values`));
+  fill(byId('findings'), ...findings);
+}
+
+function drawWorst() {
+  const test = tests[state.test], length = isNarrow() ? 23 : window.innerWidth < 1100 ? 60 : 33;
+  const worst = test.worst.filter((i) => test.tensors[i] && !isExact(test.tensors[i])).slice(0, 10);
+  const name = {
+    key: 'name',
+    label: 'Tensor',
+    pin: true,
+    text: true,
+    cell: (i) => tensorButton(i, length),
+    value: (i) => tensors[i].name
+  };
+  const figure = (key) => ({
+    key,
+    label: FIGURES[key].short,
+    cell: (i) => printFigure(key, test.tensors[i]),
+    value: (i) => figureValue(key, test.tensors[i])
+  });
+  if (worst.length)
+    sortingTable(
+        byId('worst-tensors'), 'The worst tensors', [name, figure('rel_rmse'), figure('sqnr_db'), figure('max_abs')],
+        worst);
+  else
+    fill(byId('worst-tensors'), element('p', {class: 'empty-note'}, 'No tensor has an error.'));
+
+  const blocks = [];
+  test.tensors.forEach((tensor, i) => {
+    if (tensor?.worst_block && tensor.worst_block.rmse > 0) blocks.push(i);
+  });
+  blocks.sort((a, b) => test.tensors[b].worst_block.rmse - test.tensors[a].worst_block.rmse);
+  const block = (i) => test.tensors[i].worst_block;
+  if (blocks.length)
+    sortingTable(
+        byId('worst-blocks'), 'The worst blocks',
+        [
+          name, {key: 'rmse', label: 'RMSE', cell: (i) => number(block(i).rmse), value: (i) => block(i).rmse},
+          {key: 'absmax', label: 'absmax', cell: (i) => number(block(i).absmax), value: (i) => block(i).absmax},
+          {key: 'at', label: 'from weight', cell: (i) => position(tensors[i], block(i).at), value: (i) => block(i).at},
+          {
+            key: 'times',
+            label: '× tensor',
+            title: 'RMSE of the block divided by that of its tensor',
+            cell: (i) => number(block(i).rmse / test.tensors[i].rmse),
+            value: (i) => block(i).rmse / test.tensors[i].rmse
+          }
+        ],
+        blocks.slice(0, 10));
+  else
+    fill(byId('worst-blocks'), element('p', {class: 'empty-note'}, 'No block has an error.'));
+}
+
+// "[12, 64]": of a matrix the row and the column, which say more than an index into all of it.
+function position(tensor, at) {
+  if (!isNumber(at)) return NOTHING;
+  const indices = [];
+  for (let rest = at, d = tensor.shape.length - 1; d >= 0; --d) {
+    indices.unshift(tensor.shape[d] > 0 ? rest % tensor.shape[d] : 0);
+    rest = Math.floor(rest / Math.max(tensor.shape[d], 1));
+  }
+  return '[' + indices.join(', ') + ']';
+}
