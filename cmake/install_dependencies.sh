@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what nibble is built with, from Debian's or Ubuntu's packages. --tools adds what only its developers need,
-# --aarch64 what cross-compiles the codecs for 64-bit ARM (on Debian).
+# --aarch64 what cross-compiles the codecs for 64-bit ARM, --browser what tests/report/run.py opens pages in (both on
+# Debian).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +12,7 @@ sysroot=
 for option in "$@"; do
   case $option in
     --tools) packages+=(clang clang-format clang-tidy libbenchmark-dev) ;;
+    --browser) packages+=(chromium-headless-shell fonts-dejavu-core) ;;
     --aarch64) packages+=(g++-aarch64-linux-gnu qemu-user-static); sysroot=build/sysroot-aarch64 ;;
     *) echo "error: unknown option $option" >&2; exit 2 ;;
   esac

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mapfile -t sources < <(git ls-files '*.cpp' '*.hpp')
+mapfile -t sources < <(git ls-files '*.cpp' '*.hpp' '*.js')
 clang-format --dry-run -Werror "${sources[@]}"
 docs/generate_reference.sh build/release/nibble --check
 mapfile -t compiled < <(git ls-files 'cli/*.cpp' 'formats/*.cpp' 'quant/*.cpp')
