@@ -13,6 +13,8 @@
 /// What the 4-bit formats share: blocks, packing, and how they lie in a checkpoint. A format adds its FourBitTables.
 namespace nibble {
 
+struct Bf16Steps;  // quant/four_bit_bf16.hpp
+
 /// How to find the code of v in [-1, 1]. The codes are numbered by the number of midpoints below v. The search runs on
 /// a grid of 16-bit integers, where twice as many weights fit a register as in fp32:
 ///
@@ -29,6 +31,7 @@ struct FourBitTables {
   alignas(64) std::array<float, 16> codebook;             ///< by code
   std::int16_t base, slope;                               ///< in units of 2^-10 and 2^-11
   bool splits_zero;  ///< two codes have the value 0, and their midpoint 0 is not in the table: it adds (v > 0)
+  const Bf16Steps* bf16_steps;  ///< for bf16 weights where the processor can look them up, or null
 
   static constexpr float grid = 32737;  ///< below 2^15, and far from trouble with rounding (make_tables())
 

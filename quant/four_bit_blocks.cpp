@@ -18,6 +18,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "quant/four_bit_bf16-inl.hpp"
 #include "quant/source-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -311,6 +312,12 @@ void encode_blocks_f32(const FourBitTables& tables, const std::byte* HWY_RESTRIC
 }
 void encode_blocks_bf16(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                         std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+  if (tables.bf16_steps != nullptr)
+    return encode_blocks_by_steps(*tables.bf16_steps, w, blocks, blocksize, packed, absmax,
+                                  [&](const std::byte* from, std::size_t count, std::uint8_t* to, float* largest)
+                                      HWY_ATTR { encode_blocks<Bf16>(tables, from, count, blocksize, to, largest); });
+#endif
   encode_blocks<Bf16>(tables, w, blocks, blocksize, packed, absmax);
 }
 void encode_blocks_f16(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,

@@ -1,12 +1,19 @@
 #include "nibble/nf4.hpp"
 
 #include "quant/four_bit.hpp"
+#include "quant/four_bit_bf16.hpp"
 
 namespace nibble {
 namespace {
 
-constexpr FourBitTables tables =
+constexpr FourBitTables midpoints =
     make_tables(nf4::codebook.value, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, 7.234375, 14.84375);
+constexpr Bf16Steps bf16_steps = make_bf16_steps(midpoints);
+constexpr FourBitTables tables = [] {
+  FourBitTables with_steps = midpoints;
+  with_steps.bf16_steps = &bf16_steps;
+  return with_steps;
+}();
 
 }  // namespace
 

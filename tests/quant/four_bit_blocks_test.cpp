@@ -94,6 +94,37 @@ TEST_P(FourBit, EveryMidpointAndItsNeighboursAtEveryScale) {
   }
 }
 
+// Every bf16 weight from which a code depends, at every mantissa of absmax; also where absmax or its inverse is
+// subnormal or nearly so, and where the processor's table of steps begins and ends (quant/four_bit_bf16.hpp).
+TEST_P(FourBit, EveryBf16WeightAtEveryAbsmax) {
+  constexpr std::size_t blocksize = 32;
+  const auto codec = make_codec(format.name, {.blocksize = blocksize, .double_quant = false});
+  for (const int exponent : {0, 1, 5, 6, 7, 10, 127, 251, 252, 253, 254}) {
+    std::vector<std::uint16_t> bits;
+    for (int absmax = exponent << 7; absmax < (exponent + 1) << 7; ++absmax) {
+      for (int magnitude = std::max(absmax - (9 << 7), 0); magnitude <= absmax; ++magnitude)
+        for (const int sign : {0, 0x8000}) {
+          if (bits.size() % blocksize == 0) bits.push_back(static_cast<std::uint16_t>(absmax | (absmax & 1) << 15));
+          bits.push_back(static_cast<std::uint16_t>(sign | magnitude));
+        }
+      while (bits.size() % blocksize != 0) bits.push_back(static_cast<std::uint16_t>(bits.size() % 2 * 0x8000 + 1));
+    }
+    std::vector<float> weights(bits.size());
+    std::transform(bits.begin(), bits.end(), weights.begin(), bf16::to_float);
+    const auto expected =
+        reference::four_bit(as_xtensor<2>(weights, {bits.size() / blocksize, blocksize}), ascending());
+    test::for_each_target([&](const std::string& target) {
+      const TensorInfo tensor{"w", DType::bf16, {bits.size()}};
+      const auto packed = test::values_of<std::uint8_t>(test::encode(*codec, tensor, test::bytes_of(bits)).parts[0]);
+      for (std::size_t i = 0; i < bits.size(); ++i) {
+        const int code = i % 2 == 0 ? packed[i / 2] >> 4 : packed[i / 2] & 15;
+        ASSERT_EQ(code, format.ascending[expected.number.flat(i)])
+            << target << ", weight " << weights[i] << " of a block with " << weights[i / blocksize * blocksize];
+      }
+    });
+  }
+}
+
 TEST_P(FourBit, DecodingIsOneMultiplication) {
   const std::vector<float> absmax{0.7f, -3.0f, 1e-40f};
   std::vector<std::uint8_t> packed(48 + 3);
