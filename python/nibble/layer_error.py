@@ -1,0 +1,101 @@
+"""Which layer of a model loses it: the output of each layer against that of the same layer of REF, on the same tokens.
+
+    relative RMSE = sqrt(sum (test - ref)^2 / sum ref^2)        SQNR = 10 log10(sum ref^2 / sum (test - ref)^2) dB
+
+is measured twice. `so_far` compares the outputs as the two models run: what this layer and all before it did. `own`
+feeds REF's input of the layer to TEST's: what this layer alone adds. The sums are of fp64 over all values of all tokens.
+
+Memory: the outputs of all layers of TEST for one batch, layers x batch x context x width x 2 or 4 bytes.
+"""
+
+import contextlib
+import math
+
+import torch
+
+
+class LayerError:
+    """Sums over batches. `reference` and `test` are two models of one architecture."""
+
+    def __init__(self, reference, test):
+        self._reference, self._test = layers(reference), layers(test)
+        if self._reference.keys() != self._test.keys():
+            raise ValueError("its layers are not those of the reference")
+        self._sums = {name: [0.0, 0.0, 0.0] for name in self._reference}  # so far, own, REF's squares
+
+    def add(self, run, mask=None):
+        """run("reference") and run("test") pass one batch through a model; mask [batch, tokens]: 0 is padding."""
+        calls = {}
+        with contextlib.ExitStack() as hooks:
+            for name, layer in self._test.items():
+                hooks.enter_context(hook(layer, lambda args, kwargs, out, name=name: calls.update(
+                    {name: (args, kwargs, out)})))  # fmt: skip
+            run("test")
+        with contextlib.ExitStack() as hooks:
+            for name, layer in self._reference.items():
+                hooks.enter_context(hook(layer, lambda args, kwargs, out, name=name: self._compare(
+                    name, args, kwargs, out, calls.pop(name, None), mask)))  # fmt: skip
+            run("reference")
+
+    def _compare(self, name, args, kwargs, expected, call, mask):
+        if call is None:
+            return
+        test_args, test_kwargs, so_far = call
+        # Masks and positions stay TEST's own, in its types; only what goes through the layers is exchanged.
+        if args:
+            own = self._test[name](as_type(args[0], test_args[0]), *test_args[1:], **test_kwargs)
+        else:
+            states = as_type(kwargs["hidden_states"], test_kwargs["hidden_states"])
+            own = self._test[name](**test_kwargs | {"hidden_states": states})
+        for place, value in enumerate((so_far, first(own))):
+            self._sums[name][place] += squares(value.to(expected.device), mask, expected)
+        self._sums[name][2] += squares(expected, mask)
+
+    def summary(self):
+        """[{name, so_far, own}] in the order of the model; an error is {rel_rmse, sqnr_db}, the latter None if exact."""
+        return [{"name": name, "so_far": figures(so_far, signal), "own": figures(own, signal)}
+                for name, (so_far, own, signal) in self._sums.items() if signal > 0]  # fmt: skip
+
+
+def layers(model):
+    """{name: module}: input embeddings, the list of layers that config.json counts, output embeddings."""
+    counts = {getattr(model.config, key, None) for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers")}
+    found = {}
+    stacks = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
+    stack = next(((name, module) for name, module in stacks if len(module) in counts - {None}), None)
+    for name, module in [("", m) for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]:
+        name = next(name for name, other in model.named_modules() if other is module)
+        found[name] = module
+    ordered = list(found.items())
+    inside = [(f"{stack[0]}.{i}", module) for i, module in enumerate(stack[1])] if stack else []
+    return dict(ordered[:1] + inside + ordered[1:])
+
+
+@contextlib.contextmanager
+def hook(layer, seen):
+    """While it holds, seen(args, kwargs, output) is called after each forward pass of the layer."""
+    handle = layer.register_forward_hook(lambda _, args, kwargs, out: seen(args, kwargs, first(out)), with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def first(output):
+    """Hidden states of a layer that may return a tuple with them."""
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def as_type(value, like):
+    return value.to(like.device, like.dtype) if value.is_floating_point() else value.to(like.device)
+
+
+def squares(value, mask, minus=None):
+    """The sum of squares over all tokens that are not padding."""
+    difference = value.double() if minus is None else value.double() - minus.double()
+    of_token = difference.square().sum(-1)
+    return (of_token if mask is None else of_token * mask.to(of_token.device)).sum().item()
+
+
+def figures(error, signal):
+    return {"rel_rmse": math.sqrt(error / signal), "sqnr_db": 10 * math.log10(signal / error) if error > 0 else None}

@@ -1,0 +1,268 @@
+"""Runs two models over one text, window by window, and says how far apart they are. Needs torch and transformers.
+
+REF and one TEST are in memory at a time, with the logits of one batch of windows and a few numbers per scored token:
+more windows take more time, not more memory. A pair that doesn't fit can be measured on another machine only.
+"""
+
+import contextlib
+import json
+import logging
+import pathlib
+import warnings
+
+import torch
+import transformers
+
+from .layer_error import LayerError
+from .token_statistics import TokenStatistics, mean_and_error, percentile
+
+# What can be missing or left over without a change in the hidden states that are compared.
+HEADS = ("pooler", "cls.", "classifier", "lm_head", "seq_relationship", "position_ids")
+STATES = ("SCB", "absmax", "quant_map", "quant_state", "weight_format")  # how bitsandbytes' tensors are called
+LOADING = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError)  # what from_pretrained raises
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "sentencepiece*.model", "*.tiktoken", "tekken.json")
+
+
+class BadInput(Exception):
+    """A directory or a text that can't be measured: exit code 3, and this text."""
+
+
+def quiet():
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+
+
+def read_config(directory):
+    path = pathlib.Path(directory) / "config.json"
+    if not pathlib.Path(directory).is_dir():
+        raise BadInput(f"{directory}: is no directory")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise BadInput(f"{path}: {error}") from None
+    if not isinstance(config, dict):
+        raise BadInput(f"{path}: is no JSON object")
+    return config
+
+
+def model_config(directory):
+    """transformers' own view of config.json; of models of several parts, that of the text."""
+    try:
+        return transformers.AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
+    except LOADING as error:
+        raise BadInput(f"{directory}: {one_line(error)}") from None
+
+
+def kind_of(directory):
+    """"language model" or "encoder", from the architectures in config.json."""
+    config = read_config(directory)
+    names = [str(name) for name in config.get("architectures") or []]
+    if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        return "language model"
+    if config.get("is_encoder_decoder") or any(name.endswith("ForConditionalGeneration") for name in names):
+        raise BadInput(f"{directory}: {names[0]} is neither a language model (...ForCausalLM) nor an encoder")
+    return "encoder"
+
+
+def load(directory, kind, device, dtype):
+    """The model, which must have found every tensor that it needs: a lost quantization state would go unnoticed."""
+    auto = transformers.AutoModelForCausalLM if kind == "language model" else transformers.AutoModel
+    options = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
+    if torch.cuda.is_available():
+        options["device_map"] = {"": device}  # bitsandbytes would choose the GPU by itself
+    try:
+        model, info = auto.from_pretrained(directory, **options)
+    except LOADING as error:
+        raise BadInput(f"{directory}: {one_line(error)}") from None
+    ignored = HEADS if kind == "encoder" else ()
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs", "conversion_errors"):
+        names = sorted(map(str, info.get(what) or ()))
+        names = [name for name in names if name.endswith(STATES) or not any(head in name for head in ignored)]
+        if names:
+            raise BadInput(f"{directory}: {what.replace('_', ' ')}: {names[0]}, {len(names)} in all")
+    return model.eval()
+
+
+def one_line(error):
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def load_tokenizer(directory):
+    """None if the directory has no tokenizer: then REF's is meant."""
+    if not any(True for pattern in TOKENIZER_FILES for _ in pathlib.Path(directory).glob(pattern)):
+        return None
+    try:
+        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except LOADING as error:
+        raise BadInput(f"{directory}: {one_line(error)}") from None
+
+
+class Comparison:
+    """REF, loaded once, against any number of TESTs. `progress(text)` is called before each batch."""
+
+    def __init__(self, reference, text, options, progress):
+        self._options, self._progress = options, progress
+        self.kind = kind_of(reference)
+        self._reference_path, self._text_path = reference, text
+        self._tokenizer = load_tokenizer(reference)
+        if self._tokenizer is None:
+            raise BadInput(f"{reference}: has no tokenizer")
+        try:
+            self._text = pathlib.Path(text).read_text(encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"{text}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{text}: is not UTF-8: byte {error.start}") from None
+        self._config = model_config(reference)
+        self._context = self._window()
+        self._batches = self._make_batches(self._tokenizer)
+        self._model = None
+
+    def _window(self):
+        most = getattr(self._config, "max_position_embeddings", None) or getattr(self._config, "n_positions", None)
+        wanted = self._options.context or min(512, most or 512)
+        if most and wanted > most:
+            raise BadInput(f"{self._reference_path}: has {most} positions, --context is {wanted}")
+        return wanted
+
+    def _make_batches(self, tokenizer):
+        make = windows if self.kind == "language model" else lines
+        items = make(tokenizer, self._text, self._context, self._text_path)
+        items = items[: self._options.windows] if self._options.windows else items
+        return [items[i : i + self._options.batch] for i in range(0, len(items), self._options.batch)]
+
+    def facts(self):
+        """What was measured on, for the head of a report."""
+        count = sum(map(len, self._batches))
+        facts = {"kind": self.kind, "reference": str(self._reference_path), "text": str(self._text_path),
+                 "context": self._context, "batch": self._options.batch, "windows": count,
+                 "device": self._options.device}  # fmt: skip
+        if self.kind == "encoder":
+            facts["lines"] = facts.pop("windows")
+        return facts
+
+    def run(self, test):
+        """All figures of one TEST."""
+        if (kind := kind_of(test)) != self.kind:
+            raise BadInput(f"{test}: is a model of another kind ({kind}) than the reference ({self.kind})")
+        tokenizer = load_tokenizer(test)
+        if tokenizer is not None and self._make_batches(tokenizer) != self._batches:
+            raise BadInput(f"{test}: its tokenizer makes other tokens of {self._text_path} than the reference's")
+        vocabulary, expected = model_config(test).vocab_size, self._config.vocab_size
+        if self.kind == "language model" and vocabulary != expected:
+            raise BadInput(f"{test}: its vocabulary has {vocabulary} tokens, the reference's has {expected}")
+        if self._model is None:
+            self._model = load(self._reference_path, self.kind, self._options.device, self._options.dtype)
+        model = load(test, self.kind, self._options.device, self._options.dtype)
+        compare = self._language_models if self.kind == "language model" else self._encoders
+        return {"test": str(test)} | compare(model, str(test))
+
+    @torch.inference_mode()
+    def _language_models(self, model, name):
+        statistics, layer_error = TokenStatistics(), self._layer_error(model, name)
+        for number, batch in enumerate(self._batches):
+            self._progress(f"{name}: batch {number + 1} of {len(self._batches)}")
+            tokens = torch.tensor(batch, device=self._options.device)
+            outputs = {}
+
+            def run(which, tokens=tokens, outputs=outputs, model=model):
+                chosen = self._model if which == "reference" else model
+                outputs[which] = chosen(tokens, use_cache=False).logits
+
+            self._pass(number, layer_error, run, None)
+            for which, path in (("reference", self._reference_path), ("test", name)):
+                bad = outputs[which].isnan() | outputs[which].isposinf()
+                if bad.any():
+                    raise BadInput(f"{path}: a logit is not finite in windows {number * self._options.batch} and on")
+            first = self._context // 2  # as llama.cpp: what is scored has half a window before it
+            statistics.add(*(outputs[which][:, first:-1].flatten(0, 1) for which in ("reference", "test")),
+                           tokens[:, first + 1 :].flatten())  # fmt: skip
+        return statistics.summary() | self._layers(layer_error)
+
+    @torch.inference_mode()
+    def _encoders(self, model, name):
+        cosines, layer_error = [], self._layer_error(model, name)
+        for number, batch in enumerate(self._batches):
+            self._progress(f"{name}: batch {number + 1} of {len(self._batches)}")
+            inputs = self._tokenizer.pad({"input_ids": batch}, return_tensors="pt").to(self._options.device)
+            outputs = {}
+
+            def run(which, inputs=inputs, outputs=outputs, model=model):
+                chosen = self._model if which == "reference" else model
+                outputs[which] = chosen(**inputs).last_hidden_state
+
+            self._pass(number, layer_error, run, inputs["attention_mask"])
+            units = [embeddings(outputs[which], inputs["attention_mask"]) for which in ("reference", "test")]
+            if not all(unit.isfinite().all() for unit in units):
+                raise BadInput(f"{name}: an embedding is not finite in lines {number * self._options.batch} and on")
+            cosines.append((units[0] * units[1]).sum(-1).cpu())
+        return {"cosine": cosine_summary(torch.cat(cosines))} | self._layers(layer_error)
+
+    def _layer_error(self, model, name):
+        if self._options.layer_batches == 0:
+            return None
+        try:
+            return LayerError(self._model, model)
+        except ValueError as error:
+            raise BadInput(f"{name}: {error}") from None
+
+    def _pass(self, number, layer_error, run, mask):
+        if number < self._options.layer_batches:
+            layer_error.add(run, mask)
+        else:
+            run("reference")
+            run("test")
+
+    def _layers(self, layer_error):
+        return {} if layer_error is None else {"layers": layer_error.summary()}
+
+
+def windows(tokenizer, text, context, path):
+    """The text cut into windows of `context` tokens, a rest left out. If the tokenizer starts texts with a token of
+    its own, that takes the place of each window's first one, as in llama.cpp; a token at the end is not added."""
+    with long_texts(tokenizer):
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+        starts = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+    tokens = [tokenizer.bos_token_id, *tokens] if starts else tokens
+    if len(tokens) < 2 * context:
+        raise BadInput(f"{path}: has {len(tokens)} tokens, two windows of {context} take {2 * context}")
+    cut = [tokens[i : i + context] for i in range(0, len(tokens) - context + 1, context)]
+    return [[tokenizer.bos_token_id, *window[1:]] for window in cut] if starts else cut
+
+
+def lines(tokenizer, text, context, path):
+    """The tokens of each line that is not empty, cut off after `context`."""
+    texts = [line.strip() for line in text.splitlines() if line.strip()]
+    if not texts:
+        raise BadInput(f"{path}: has no line with text")
+    return tokenizer(texts, truncation=True, max_length=context)["input_ids"]
+
+
+@contextlib.contextmanager
+def long_texts(tokenizer):
+    """Without the warning that a text is longer than the model's context: windows are cut from it."""
+    before, tokenizer.model_max_length = tokenizer.model_max_length, 1 << 62
+    try:
+        yield
+    finally:
+        tokenizer.model_max_length = before
+
+
+def embeddings(hidden, mask):
+    """One unit vector per line: the mean over its tokens, in fp64."""
+    weights = mask.unsqueeze(-1).double()
+    return torch.nn.functional.normalize((hidden.double() * weights).sum(1) / weights.sum(1), dim=1)
+
+
+def cosine_summary(cosines):
+    """Mean ± standard error, the least and its line (counted from 1, empty ones left out), and what lies between."""
+    mean, error = mean_and_error(cosines)
+    ordered = cosines.sort().values
+    return {"mean": mean, "error": error, "min": ordered[0].item(), "min_line": int(cosines.argmin()) + 1,
+            "p1": percentile(ordered, 1.0), "p10": percentile(ordered, 10.0),
+            "median": percentile(ordered, 50.0)}  # fmt: skip
