@@ -8,7 +8,7 @@ the root mean square of the change in the probability of the text's token. The t
 tokens, and of each the second half is scored. Of encoders, the cosine similarity of the embeddings of the text's lines,
 each the mean over its tokens. For both, the error of each layer's output: as it adds up, and of the layer alone.
 
-docs/evaluate.md has the formulas. Exit codes: 0 done, 2 usage or a package is missing, 3 bad input.
+The formulas: docs/evaluate.md. Exit codes: 0 done, 2 usage or a missing package, 3 bad input, 5 not enough memory.
 """
 
 import argparse
@@ -105,6 +105,11 @@ def evaluate(options, progress):
     except model_error.BadInput as error:
         progress.clear()
         fail(3, str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not model_error.out_of_memory(error):
+            raise
+        progress.clear()
+        fail(5, f"not enough memory for both models: {model_error.one_line(error)}")
     return {"schema_version": 1, **comparison.facts(), "dtype": options.dtype, "results": results}
 
 
@@ -135,7 +140,7 @@ def print_report(report):
         print(f"{report['text']}: embeddings of {report['lines']} lines against those of {report['reference']}")
         head = ["", "cosine mean", "least", "in line", "1 %", "median"]
         rows = [[result["test"], pair(result["cosine"], 6), f"{result['cosine']['min']:.6f}",
-                 str(result["cosine"]["min_line"]), f"{result['cosine']['p1']:.6f}", f"{result['cosine']['median']:.6f}"]
+                 str(result["cosine"]["min_line"]), *(f"{result['cosine'][key]:.6f}" for key in ("p1", "median"))]
                 for result in results]  # fmt: skip
     rows_of(head, rows)
     for result in results:

@@ -3,7 +3,7 @@
     relative RMSE = sqrt(sum (test - ref)^2 / sum ref^2)        SQNR = 10 log10(sum ref^2 / sum (test - ref)^2) dB
 
 is measured twice. `so_far` compares the outputs as the two models run: what this layer and all before it did. `own`
-feeds REF's input of the layer to TEST's: what this layer alone adds. The sums are of fp64 over all values of all tokens.
+feeds REF's input of the layer to TEST's: what this layer alone adds. Sums are in fp64, over all values of all tokens.
 
 Memory: the outputs of all layers of TEST for one batch, layers x batch x context x width x 2 or 4 bytes.
 """
@@ -19,8 +19,8 @@ class LayerError:
 
     def __init__(self, reference, test):
         self._reference, self._test = layers(reference), layers(test)
-        if self._reference.keys() != self._test.keys():
-            raise ValueError("its layers are not those of the reference")
+        if self._reference.keys() != self._test.keys() or width(reference) != width(test):
+            raise ValueError("its layers are not those of the reference (--layer-batches 0 leaves them out)")
         self._sums = {name: [0.0, 0.0, 0.0] for name in self._reference}  # so far, own, REF's squares
 
     def add(self, run, mask=None):
@@ -52,20 +52,24 @@ class LayerError:
         self._sums[name][2] += squares(expected, mask)
 
     def summary(self):
-        """[{name, so_far, own}] in the order of the model; an error is {rel_rmse, sqnr_db}, the latter None if exact."""
+        """[{name, so_far, own}] in the order of the model, each {rel_rmse, sqnr_db}; the latter is None if exact."""
         return [{"name": name, "so_far": figures(so_far, signal), "own": figures(own, signal)}
                 for name, (so_far, own, signal) in self._sums.items() if signal > 0]  # fmt: skip
 
 
+def width(model):
+    return getattr(model.config.get_text_config(), "hidden_size", None)
+
+
 def layers(model):
     """{name: module}: input embeddings, the list of layers that config.json counts, output embeddings."""
-    counts = {getattr(model.config, key, None) for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers")}
+    config = model.config.get_text_config()
+    counts = {getattr(config, key, None) for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers")}
     found = {}
     stacks = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
     stack = next(((name, module) for name, module in stacks if len(module) in counts - {None}), None)
-    for name, module in [("", m) for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]:
-        name = next(name for name, other in model.named_modules() if other is module)
-        found[name] = module
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        found |= {name: module for name, other in model.named_modules() if other is module is not None}
     ordered = list(found.items())
     inside = [(f"{stack[0]}.{i}", module) for i, module in enumerate(stack[1])] if stack else []
     return dict(ordered[:1] + inside + ordered[1:])

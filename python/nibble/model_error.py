@@ -57,6 +57,10 @@ def model_config(directory):
         raise BadInput(f"{directory}: {one_line(error)}") from None
 
 
+def width(config):
+    return getattr(config, "hidden_size", None)
+
+
 def kind_of(directory):
     """"language model" or "encoder", from the architectures in config.json."""
     config = read_config(directory)
@@ -77,6 +81,8 @@ def load(directory, kind, device, dtype):
     try:
         model, info = auto.from_pretrained(directory, **options)
     except LOADING as error:
+        if out_of_memory(error):
+            raise
         raise BadInput(f"{directory}: {one_line(error)}") from None
     ignored = HEADS if kind == "encoder" else ()
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs", "conversion_errors"):
@@ -85,6 +91,11 @@ def load(directory, kind, device, dtype):
         if names:
             raise BadInput(f"{directory}: {what.replace('_', ' ')}: {names[0]}, {len(names)} in all")
     return model.eval()
+
+
+def out_of_memory(error):
+    """torch has a type of its own for this on GPUs only."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 def one_line(error):
@@ -154,6 +165,8 @@ class Comparison:
         if tokenizer is not None and self._make_batches(tokenizer) != self._batches:
             raise BadInput(f"{test}: its tokenizer makes other tokens of {self._text_path} than the reference's")
         vocabulary, expected = model_config(test).vocab_size, self._config.vocab_size
+        if self.kind == "encoder" and (width(model_config(test)) != width(self._config)):
+            raise BadInput(f"{test}: its embeddings are not as wide as the reference's")
         if self.kind == "language model" and vocabulary != expected:
             raise BadInput(f"{test}: its vocabulary has {vocabulary} tokens, the reference's has {expected}")
         if self._model is None:

@@ -143,7 +143,8 @@ def plain(reference, test, targets):
         "p_diff_rms": (math.sqrt(square), square_error / (2 * math.sqrt(square))),
         "same_top": (share, math.sqrt(share * (1 - share) / (count - 1))),
         "difference": (math.exp(mean) - math.exp(mean_ref), math.sqrt(
-            (math.exp(mean) * error)**2 + (math.exp(mean_ref) * error_ref)**2 - 2 * math.exp(mean + mean_ref) * shared)),
+            (math.exp(mean) * error) ** 2 + (math.exp(mean_ref) * error_ref) ** 2
+            - 2 * math.exp(mean + mean_ref) * shared)),
         "correlation": shared / (error * error_ref),
         "values": kld,
     }  # fmt: skip
@@ -154,7 +155,8 @@ def agree(ours, theirs, tolerance=1e-9):
         if name == "correlation":
             assert ours[name] == pytest.approx(expected, rel=tolerance, abs=tolerance)
         elif name != "values":
-            assert (ours[name]["mean"], ours[name]["error"]) == pytest.approx(expected, rel=tolerance, abs=tolerance), name
+            found = ours[name]["mean"], ours[name]["error"]
+            assert found == pytest.approx(expected, rel=tolerance, abs=tolerance), name
     values = numpy.array(theirs["values"])
     for name, percent in (("max", 100), ("p99.9", 99.9), ("p99", 99), ("median", 50), ("p1", 1), ("min", 0)):
         assert ours["kld"][name] == pytest.approx(numpy.percentile(values, percent), rel=tolerance, abs=1e-12), name
@@ -164,7 +166,7 @@ def test_one_token_by_hand():
     # P = (1/2, 1/2), Q = (1/4, 3/4), and the second token comes
     values = token_values(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, math.log(3)]], dtype=torch.float64),
                           torch.tensor([1]))  # fmt: skip
-    expected = {"nll_ref": math.log(2), "nll": math.log(4 / 3), "kld": 0.5 * math.log(4 / 3), "p_diff": 0.25, "same": 0}
+    expected = {"nll_ref": math.log(2), "nll": math.log(4 / 3), "kld": math.log(4 / 3) / 2, "p_diff": 0.25, "same": 0}
     assert {name: value.item() for name, value in values.items()} == pytest.approx(expected, rel=1e-14)
 
 
@@ -283,6 +285,7 @@ def test_layer_error_of_one_linear_layer():
             self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(2))
             for layer, factor in zip(self.layers, scale):
                 layer.weight.data = factor * torch.eye(4)
+                layer.weight.data[3, 3] = 9 * factor - 8  # the last token alone, which the mask leaves out, sees this
 
         def get_input_embeddings(self):
             return self.embed
@@ -385,6 +388,12 @@ def test_bad_input(llama, variant, tokenizer, tmp_path):
     larger = variant(lambda model: model.resize_token_embeddings(VOCABULARY + 8))
     assert fails(3, llama, larger, "--text", TEXT) == (
         f"{larger}: its vocabulary has {VOCABULARY + 8} tokens, the reference's has {VOCABULARY}")  # fmt: skip
+    narrow = tmp_path / "narrow"
+    config = LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=1,
+                         vocab_size=VOCABULARY, max_position_embeddings=CONTEXT)  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(narrow)
+    assert f"{narrow}: its layers are not those of the reference" in fails(3, llama, narrow, "--text", TEXT)
+    report(llama, narrow, "--text", TEXT, "--layer-batches", 0, "--windows", 2)
     deeper = variant(lambda model: None)
     edit_config(deeper, num_hidden_layers=5)
     assert f"{deeper}: missing keys: model.layers.4." in fails(3, llama, deeper, "--text", TEXT)
