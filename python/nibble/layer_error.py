@@ -24,7 +24,8 @@ class LayerError:
         self._sums = {name: [0.0, 0.0, 0.0] for name in self._reference}  # so far, own, REF's squares
 
     def add(self, run, mask=None):
-        """run("reference") and run("test") pass one batch through a model; mask [batch, tokens]: 0 is padding."""
+        """run("reference") and run("test") pass one batch through a model, without a cache: TEST's layers run twice, and
+        would find their own keys in it. mask [batch, tokens]: 0 is padding."""
         calls = {}
         with contextlib.ExitStack() as hooks:
             for name, layer in self._test.items():

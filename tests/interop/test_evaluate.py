@@ -1,6 +1,7 @@
 """python -m nibble.evaluate: its statistics against definitions written out, its report on tiny models and MiniLM."""
 
 import contextlib
+import copy
 import functools
 import io
 import json
@@ -306,6 +307,37 @@ def test_layer_error_of_one_linear_layer():
         error.add(lambda which: models[which](tokens), torch.tensor([[1, 1, 1, 0]]))
     found = {layer["name"]: (layer["so_far"]["rel_rmse"], layer["own"]["rel_rmse"]) for layer in error.summary()}
     assert found == {"embed": (0.0, 0.0), "layers.0": (0.25, 0.25), "layers.1": (0.375, 0.5)}
+
+
+SIZES = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=2, vocab_size=100,
+             max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type,options", [
+    ("gpt2", dict(n_embd=64, n_layer=3, n_head=2)), ("opt", dict(ffn_dim=128, word_embed_proj_dim=64)), ("gpt_neox", {}),
+    ("falcon", {}), ("qwen3", dict(head_dim=32, num_key_value_heads=2)), ("gemma2", dict(head_dim=32, num_key_value_heads=2)),
+    ("mixtral", dict(num_local_experts=3, num_key_value_heads=2)), ("bert", {}), ("roberta", {}), ("mpnet", {}),
+    ("distilbert", dict(dim=64, hidden_dim=128, n_layers=3, n_heads=2))])  # fmt: skip
+def test_layers_of_architectures(model_type, options):
+    """Layers take and return what they like: arguments by place or by name, tuples, masks of their own type."""
+    sizes = {} if model_type in ("gpt2", "distilbert") else SIZES
+    config = transformers.AutoConfig.for_model(model_type, **{**sizes, "vocab_size": 100, **options})
+    language = model_type not in ("bert", "roberta", "mpnet", "distilbert")
+    auto = transformers.AutoModelForCausalLM if language else transformers.AutoModel
+    torch.manual_seed(0)
+    models = {"reference": auto.from_config(config).eval()}
+    models["test"] = copy.deepcopy(models["reference"]).to(torch.bfloat16 if language else torch.float32)
+    with torch.no_grad():
+        for name, parameter in models["test"].named_parameters():
+            if ".1." in name and parameter.ndim > 1:
+                parameter.mul_(1.2)
+    error = layer_error.LayerError(*models.values())
+    tokens, no_cache = torch.randint(3, 100, (2, 20)), {"use_cache": False} if language else {}
+    with torch.inference_mode():
+        error.add(lambda which: models[which](tokens, **no_cache), torch.ones(2, 20))
+    own = {layer["name"].rsplit(".", 1)[-1]: layer["own"]["rel_rmse"] for layer in error.summary()}
+    assert len(own) == 4 + language and max(own, key=own.get) == "1"
+    assert own["1"] > 5e-3 and (language or own["0"] == own["2"] == 0)
 
 
 TARGETS = {  # as transformers is told, and as nibble
