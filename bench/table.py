@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables from bench/results/*.jsonl: no figure of docs/performance.md is typed by hand.
+"""Tables from bench/results/*.jsonl: no figure of docs/performance.md or docs/evaluate.md is typed by hand.
 
     bench/table.py                  prints the targets and what was measured
     bench/table.py --write FILE     fills in what stands between <!-- table: NAME --> and <!-- end -->
@@ -242,6 +242,76 @@ def targets_table():
     return markdown(TARGET_HEAD, target_rows(all_results()))
 
 
+def plus_minus(figure, digits, factor=1.0):
+    return f"{figure['mean'] * factor:z.{digits}f} ± {figure['error'] * factor:.{digits}f}"
+
+
+def small(value):
+    """Three significant digits of figures that reach over many orders of magnitude."""
+    return f"{value:.3g}" if value == 0 or value >= 1e-3 else f"{value:.2e}"
+
+
+def small_plus_minus(figure):
+    return f"{small(figure['mean'])} ± {figure['error']:.1g}"
+
+
+def maker(line):
+    """Who made a quantized model: fp16 by the peer is a cast, which transformers does without bitsandbytes."""
+    return "nibble" if line["by"] == "nibble" else "transformers" if line["format"] == "fp16" else "bitsandbytes"
+
+
+def evaluated(model):
+    _, lines = record.load(record.RESULTS / "evaluate.jsonl")
+    return [line for name, line in lines.items() if name.startswith(f"{model}/")]
+
+
+def perplexity_table():
+    rows = [
+        [line["format"], "" if line["format"] == "fp32" else maker(line), plus_minus(line["perplexity"], 2),
+         plus_minus(line["ln_ratio"], 5), small_plus_minus(line["kld"]), small(line["kld"]["max"]),
+         small(line["kld"]["p99.9"]), small(line["kld"]["median"]), plus_minus(line["same_top"], 2, 100),
+         plus_minus(line["p_diff_rms"], 3, 100)]
+        for line in evaluated("llama")
+    ]  # fmt: skip
+    head = ["", "by", "perplexity", "ln(PPL / PPL fp32)", "KLD, mean", "max", "99.9 %", "median", "same top, %",
+            "RMS Δp, %"]  # fmt: skip
+    return markdown(head, rows) if rows else "Not measured yet.\n"
+
+
+def layers_table():
+    """SQNR of each layer alone, of nibble's results."""
+    lines = [line for line in evaluated("llama") if line["by"] == "nibble" and line["format"] != "fp32"]
+    if not lines:
+        return "Not measured yet.\n"
+    rows = [[f"`{layer['name']}`", *("exact" if line["layers"][place]["own"]["sqnr_db"] is None else
+                                     f"{line['layers'][place]['own']['sqnr_db']:.1f}" for line in lines)]
+            for place, layer in enumerate(lines[0]["layers"])]  # fmt: skip
+    return markdown(["SQNR, dB", *(line["format"] for line in lines)], rows)
+
+
+def cosine_table():
+    keys = ("mean", "median", "p1", "min")
+    rows = [[line["format"], maker(line), *(small(max(0.0, 1 - line["cosine"][key])) for key in keys),
+             f"{line['cosine']['error']:.1g}"] for line in evaluated("minilm")]  # fmt: skip
+    head = ["1 - cosine", "by", "mean", "median", "worst 1 %", "worst", "standard error"]
+    return markdown(head, rows) if rows else "Not measured yet.\n"
+
+
+def evaluated_text():
+    run, lines = record.load(record.RESULTS / "evaluate.jsonl")
+    if not run:
+        return "Not measured yet.\n"
+    training, llama, minilm = run["training"], lines["llama"], lines["minilm"]
+    tokens = training["steps"] * training["batch"] * llama["context"]
+    words = [f"{run['cores']} cores of {run['cpu']}, {run['memory_gib']} GiB, Linux {run['kernel']}"]
+    words += [run["gpu"]] if run.get("gpu") else []
+    words += [f"{name} {version}" for name, version in run["peers"].items()]
+    return (f"Measured {run['date']}: {'; '.join(words)}. Llama of {training['weights'] / 1e6:.1f} M weights, "
+            f"{training['layers']} layers, trained on {tokens / 1e6:.1f} M tokens of {training['text']} in "
+            f"{training['seconds']} s; {llama['windows']} windows of {llama['context']} tokens of the pages held out. "
+            f"MiniLM: their first {minilm['lines']} lines.\n")  # fmt: skip
+
+
 TABLES = {
     "machine": lambda: machine_text("convert"),
     "targets": targets_table,
@@ -251,6 +321,10 @@ TABLES = {
     "scaling": scaling_table,
     "check": check_table,
     "profile": profile_table,
+    "evaluated": evaluated_text,
+    "perplexity": perplexity_table,
+    "layers": layers_table,
+    "cosine": cosine_table,
 }
 
 
