@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <memory>
+#include <new>
 #include <span>
 
 namespace nibble {
@@ -20,7 +22,7 @@ class Scratch {
 /// In memory, which is not touched before it is written.
 class MemoryScratch final : public Scratch {
  public:
-  explicit MemoryScratch(std::uint64_t bytes) : bytes_(std::make_unique_for_overwrite<std::byte[]>(bytes)) {}
+  explicit MemoryScratch(std::uint64_t bytes);
   void write(std::uint64_t offset, std::span<const std::byte> bytes) override {
     if (!bytes.empty()) std::memcpy(bytes_.get() + offset, bytes.data(), bytes.size());
   }
@@ -29,7 +31,14 @@ class MemoryScratch final : public Scratch {
   }
 
  private:
-  std::unique_ptr<std::byte[]> bytes_;
+  struct Free {
+    std::size_t alignment;
+    void operator()(std::byte* bytes) const noexcept { ::operator delete[](bytes, std::align_val_t{alignment}); }
+  };
+  std::unique_ptr<std::byte[], Free> bytes_;
 };
+
+/// In a file of this directory that has no name, and ends with the Scratch. Throws Error(io), Error(no_space).
+[[nodiscard]] std::unique_ptr<Scratch> make_file_scratch(const std::filesystem::path& directory);
 
 }  // namespace nibble
