@@ -1,0 +1,86 @@
+// Sums in 16 lanes, whatever a vector has, so that every CPU target makes the same roundings. Included once per Highway
+// target, hence the guard that toggles.
+#if defined(NIBBLE_QUANT_LANES_INL) == defined(HWY_TARGET_TOGGLE)
+#ifdef NIBBLE_QUANT_LANES_INL
+#undef NIBBLE_QUANT_LANES_INL
+#else
+#define NIBBLE_QUANT_LANES_INL
+#endif
+
+#include <hwy/highway.h>
+#include <cmath>
+#include <cstddef>
+
+HWY_BEFORE_NAMESPACE();
+namespace nibble::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+
+using D = hn::CappedTag<float, 16>;
+using DI = hn::RebindToSigned<D>;
+using V = hn::Vec<D>;
+constexpr std::size_t vector_lanes = hn::MaxLanes(D());
+constexpr std::size_t vector_parts = 16 / vector_lanes;  // vectors that make up the 16 lanes
+
+// a b + c, rounded once. It halves the work of a sum of products; where a target lacks the instruction, the C library
+// computes the same, slowly: processors without it are older than the models.
+template <class DF> HWY_INLINE hn::Vec<DF> fused(DF d, hn::Vec<DF> a, hn::Vec<DF> b, hn::Vec<DF> c) {
+#if HWY_NATIVE_FMA
+  (void)d;
+  return hn::MulAdd(a, b, c);
+#else
+  HWY_ALIGN float x[hn::MaxLanes(DF())];
+  HWY_ALIGN float y[hn::MaxLanes(DF())];
+  HWY_ALIGN float z[hn::MaxLanes(DF())];
+  hn::Store(a, d, x);
+  hn::Store(b, d, y);
+  hn::Store(c, d, z);
+  for (std::size_t i = 0; i < hn::MaxLanes(DF()); ++i) z[i] = std::fma(x[i], y[i], z[i]);
+  return hn::Load(d, z);
+#endif
+}
+
+// Sums in 16 lanes; a template so that only one of the folds is compiled.
+template <class DF> struct Sums16 {
+  hn::Vec<DF> part[vector_parts];
+  HWY_INLINE Sums16() {
+    for (auto& v : part) v = hn::Zero(DF());
+  }
+  HWY_INLINE void add(std::size_t k, hn::Vec<DF> v) { part[k] = hn::Add(part[k], v); }
+  HWY_INLINE void add_product(std::size_t k, hn::Vec<DF> a, hn::Vec<DF> b) { part[k] = fused(DF(), a, b, part[k]); }
+
+  // Lane j of the result: (j + (j + 8)) + ((j + 4) + (j + 12)).
+  HWY_INLINE void fold(float* HWY_RESTRICT to) const {
+    const hn::Full128<float> d4;
+    if constexpr (vector_lanes == 16) {
+      const hn::Half<DF> d8;
+      const auto sum = hn::Add(hn::LowerHalf(d8, part[0]), hn::UpperHalf(d8, part[0]));
+      hn::StoreU(hn::Add(hn::LowerHalf(d4, sum), hn::UpperHalf(d4, sum)), d4, to);
+    } else if constexpr (vector_lanes == 8) {
+      const auto sum = hn::Add(part[0], part[1]);
+      hn::StoreU(hn::Add(hn::LowerHalf(d4, sum), hn::UpperHalf(d4, sum)), d4, to);
+    } else {
+      hn::StoreU(hn::Add(hn::Add(part[0], part[2]), hn::Add(part[1], part[3])), d4, to);
+    }
+  }
+};
+using Lanes16 = Sums16<D>;
+
+#else
+
+struct Lanes16 {
+  float lane[16] = {};
+  void add(std::size_t i, float v) { lane[i % 16] += v; }
+  void add_product(std::size_t i, float a, float b) { lane[i % 16] = std::fma(a, b, lane[i % 16]); }
+  void fold(float* to) const {
+    for (std::size_t j = 0; j < 4; ++j) to[j] = (lane[j] + lane[j + 8]) + (lane[j + 4] + lane[j + 12]);
+  }
+};
+
+#endif
+
+}  // namespace nibble::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
