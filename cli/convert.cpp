@@ -223,6 +223,12 @@ void add_convert(CLI::App& app) {
                         "Tensors with NaN or infinity: leave them as they are, stop, or quantize around them [keep]")
       ->group(format);
 
+  add_choice<ErrorReport>(*command, "--error-report", recipe.error_report,
+                          {{"none", ErrorReport::none}, {"basic", ErrorReport::basic}, {"full", ErrorReport::full}},
+                          "Error of every tensor in the manifest: from sums made on the way, or of `nibble measure`, "
+                          "which reads the input once more [basic]")
+      ->group(format);
+
   const std::string selection = "Which tensors";
   command
       ->add_option("--tensor", options->rules,

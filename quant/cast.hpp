@@ -14,6 +14,7 @@
 
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
+#include "nibble/metrics.hpp"
 #include "quant/widen.hpp"
 
 /// What fp32, fp16 and bf16 share: one part of the same name and shape, and counting what does not fit.
@@ -63,6 +64,7 @@ template <class Format> class CastCodec final : public Codec {
     return {{tensor.name, Format::dtype, tensor.shape}};
   }
   Chunking chunking(const TensorInfo&, std::uint64_t limit) const override {
+    if (limit > tile_weights) limit -= limit % tile_weights;  // pieces of errors are not cut
     return {std::max<std::uint64_t>(limit, 1), false};
   }
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&, Scratch&) const override {
@@ -94,6 +96,20 @@ template <class Format> class CastCodec final : public Codec {
         std::memcpy(out.data() + i * sizeof(Stored), from, count * sizeof(Stored));
       }
       return findings;
+    }
+
+    void error(std::uint64_t, std::span<const std::byte> weights, std::span<const std::byte> encoded,
+               std::vector<ErrorSums>& sums) override {
+      if (source_ == Format::dtype) return;
+      const std::size_t size = traits(source_).bits / 8, n = weights.size() / size;
+      alignas(64) std::array<float, tile_weights> tile;
+      alignas(64) std::array<float, tile_weights> decoded;
+      for (std::size_t i = 0; i < n; i += tile_weights) {
+        const std::size_t count = std::min(tile_weights, n - i);
+        const auto stored = encoded.subspan(i * sizeof(Stored), count * sizeof(Stored));
+        sums.push_back(compare_squares(widen(source_, weights.subspan(i * size, count * size), tile),
+                                       widen(Format::dtype, stored, decoded)));
+      }
     }
 
    private:

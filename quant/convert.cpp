@@ -23,14 +23,19 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "nibble/error.hpp"
+#include "nibble/measure.hpp"
 #include "quant/buffers.hpp"
 #include "quant/codecs.hpp"
 #include "quant/handover.hpp"
 #include "quant/manifest.hpp"
 #include "quant/shard_parts.hpp"
+#include "quant/stored_weights.hpp"
 #include "quant/xxh3.hpp"
 
 namespace nibble {
@@ -48,6 +53,7 @@ struct Work {
   std::unique_ptr<Encoder> encoder;
   std::optional<Xxh3> hash;  // of the first part
   Findings findings;
+  ErrorSums error;
 
   // Where a chunk that starts at `weight` begins in the first part. Chunks take whole bytes; only at the very end
   // an odd 4-bit code shares its byte with nothing, which is what the division rounds away.
@@ -65,6 +71,7 @@ struct Chunk {
   std::uint64_t weights = 0;
   std::uint64_t out_offset = 0;
   Findings findings;
+  std::vector<ErrorSums> errors;
   Buffers::Loan in;
   Buffers::Loan out;
   Xxh3::Sums sums;  // of `out`
@@ -79,12 +86,14 @@ class Conversion {
         progress_(progress),
         memory_(plan_memory(plan, resources)),
         codecs_(plan.recipe.options),
-        manifest_(plan, out) {
+        manifest_(plan, out),
+        resources_(resources) {
     report_.plan = std::move(plan);
     total_ = report_.plan.source_bytes();
   }
 
   Report run() && {
+    if (report_.plan.recipe.error_report == ErrorReport::full) measure_first();
     // Without it oneTBB starts no more threads than there are processors, whatever the arena asks for. It counts for
     // the whole process, so fewer threads are left to the arena.
     std::optional<tbb::global_control> allow;
@@ -104,6 +113,16 @@ class Conversion {
 
  private:
   Plan& plan() { return report_.plan; }
+
+  // The same bytes are made twice: what measure() finds is what will be written.
+  void measure_first() {
+    const Candidate candidate{{}, nullptr, plan()};
+    Measurement measurement = measure(in_, std::span(&candidate, 1), {.resources = resources_}, progress_);
+    std::vector<std::optional<MeasuredError>>& errors = measurement.candidates.front().tensors;
+    for (std::size_t t = 0; t < errors.size(); ++t)
+      if (errors[t] && errors[t]->codec != "keep")
+        measured_.emplace(std::move(measurement.tensors[t].info.name), std::move(*errors[t]));
+  }
 
   const Codec& codec(std::string_view name) { return codecs_[name]; }
 
@@ -255,32 +274,7 @@ class Conversion {
     const PlannedTensor& tensor = chunk.work->tensor;
     const std::uint64_t offset = tensor.source_offset + byte_count(tensor.info.dtype, chunk.first);
     chunk.in = buffers_.lend(byte_count(tensor.info.dtype, chunk.weights), in_.position(tensor.source, offset));
-    if (tensor.transposed) {
-      read_transposed(tensor, chunk);
-    } else {
-      in_.read(tensor.source, offset, chunk.in.bytes());
-    }
-  }
-
-  // Weights [first, first + n) of the transposed [out, in] matrix, out of [in, out] on disk: for each row on disk,
-  // the piece that covers the chunk's columns.
-  void read_transposed(const PlannedTensor& tensor, Chunk& chunk) {
-    const std::uint64_t width = traits(tensor.info.dtype).bits / 8;
-    const std::uint64_t out = tensor.info.shape[0];
-    const std::uint64_t in = tensor.info.shape[1];
-    if (chunk.weights == 0) return;
-    const std::uint64_t row = chunk.first / in;
-    const std::uint64_t rows = (chunk.first + chunk.weights - 1) / in - row + 1;
-    Buffers::Loan piece = buffers_.lend(rows * width, 0);
-    std::byte* const to = chunk.in.bytes().data();
-    for (std::uint64_t k = 0; k < in; ++k) {
-      in_.read(tensor.source, (k * out + row) * width, piece.bytes());
-      for (std::uint64_t r = 0; r < rows; ++r) {
-        const std::uint64_t weight = (row + r) * in + k;
-        if (weight < chunk.first || weight >= chunk.first + chunk.weights) continue;
-        std::copy_n(piece.bytes().data() + r * width, width, to + (weight - chunk.first) * width);
-      }
-    }
+    read_planned(in_, tensor, byte_count(tensor.info.dtype, chunk.first), chunk.in.bytes(), buffers_);
   }
 
   // Encoded bytes lie at the place in the first part that corresponds to the chunk's place in the tensor.
@@ -291,6 +285,9 @@ class Conversion {
     chunk.out =
         buffers_.lend(work.stored_offset(end) - chunk.out_offset, out_.position(work.first_part, chunk.out_offset));
     chunk.findings = work.encoder->encode(chunk.first, chunk.in.bytes(), chunk.out.bytes());
+    chunk.errors.clear();
+    if (report_.plan.recipe.error_report == ErrorReport::basic)
+      work.encoder->error(chunk.first, chunk.in.bytes(), chunk.out.bytes(), chunk.errors);
     chunk.in = {};
     work.hash->sum(chunk.out_offset, chunk.out.bytes(), chunk.sums);
     out_.write(work.first_part, chunk.out_offset, chunk.out.bytes());
@@ -300,6 +297,7 @@ class Conversion {
     Work& work = *chunk.work;
     work.hash->append(chunk.out.bytes(), chunk.sums);
     work.findings.add(chunk.findings);
+    for (const ErrorSums& error : chunk.errors) work.error.add(error);
     done_ += byte_count(work.tensor.info.dtype, chunk.weights);
     const bool last = chunk.first + chunk.weights == work.elements;
     if (last) finish(work);
@@ -319,7 +317,15 @@ class Conversion {
     std::vector<Manifest::Part> parts;
     for (std::size_t p = 0; p < work.parts.size(); ++p)
       parts.push_back({std::move(work.parts[p]), p == 0 ? work.hash->hex() : rest.hash(p)});
-    manifest_.add(work.tensor, shard_, found, parts);
+    EncodingError error = work.encoder->late_error();
+    error.sums.add(work.error);
+    manifest_.add(work.tensor, shard_, found, error.sums.count > 0 ? &error : nullptr, measured(work.tensor), parts);
+  }
+
+  // What measure() said of a tensor, if it was asked.
+  const MeasuredError* measured(const PlannedTensor& tensor) const {
+    const auto found = measured_.find(tensor.info.name);
+    return found == measured_.end() ? nullptr : &found->second;
   }
 
   // The findings that the recipe does not allow.
@@ -403,9 +409,11 @@ class Conversion {
   std::uint64_t total_ = 0;
   Codecs codecs_;
   Manifest manifest_;
-  std::size_t shard_ = 0;                  // in work
-  std::map<std::size_t, Findings> found_;  // the few tensors with NaN, infinities or overflow
-  std::map<std::size_t, Findings> kept_;   // those of them that were to be quantized
+  Resources resources_;
+  std::unordered_map<std::string, MeasuredError> measured_;  // by name, for a full report
+  std::size_t shard_ = 0;                                    // in work
+  std::map<std::size_t, Findings> found_;                    // the few tensors with NaN, infinities or overflow
+  std::map<std::size_t, Findings> kept_;                     // those of them that were to be quantized
   Buffers buffers_;
   std::vector<std::uint32_t> first_part_;  // of the shard's tensors
   std::mutex mutex_;                       // of the next: tensors are begun and finished on different threads

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
 #include "nibble/nested.hpp"
 #include "quant/widen.hpp"
@@ -77,11 +78,13 @@ std::size_t quant_state_size(std::string_view codec, std::size_t blocksize, cons
 class FourBitEncoder final : public Encoder {
  public:
   FourBitEncoder(const FourBitTables& tables, std::string_view codec, std::size_t blocksize, bool nested,
-                 const TensorInfo& tensor, Scratch& scratch)
+                 bool sums_errors, const TensorInfo& tensor, Scratch& scratch)
       : tables_(tables),
         codec_(codec),
         blocksize_(blocksize),
         nested_(nested),
+        sums_errors_(sums_errors),
+        keeps_errors_(nested && sums_errors),
         tensor_(tensor),
         blocks_(ceil_div(tensor.elements(), blocksize)),
         scratch_(scratch) {}
@@ -108,15 +111,52 @@ class FourBitEncoder final : public Encoder {
     return findings;
   }
 
+  // In pieces of 4096 weights, at which chunks begin. The absmax were written by encode().
+  void error(std::uint64_t first, std::span<const std::byte> weights, std::span<const std::byte> encoded,
+             std::vector<ErrorSums>& sums) override {
+    const std::size_t size = traits(tensor_.dtype).bits / 8, n = weights.size() / size;
+    const std::span<const std::uint8_t> packed(reinterpret_cast<const std::uint8_t*>(encoded.data()), encoded.size());
+    std::array<float, tile_weights / 32> absmax;
+    std::array<FourBitError, tile_weights / 32> errors;
+    alignas(64) std::array<float, tile_weights> tile;
+    for (std::size_t i = 0; i < n; i += tile_weights) {
+      const std::size_t count = std::min(tile_weights, n - i), blocks = ceil_div(count, blocksize_);
+      const auto scales = std::span(absmax).first(blocks);
+      const auto block_errors = std::span(errors).first(blocks);
+      scratch_.read((first + i) / blocksize_ * sizeof(float), std::as_writable_bytes(scales));
+      auto bytes = weights.subspan(i * size, count * size);
+      DType source = tensor_.dtype;
+      if (source == DType::f64) {
+        bytes = std::as_bytes(widen(source, bytes, tile));
+        source = DType::f32;
+      }
+      sum_four_bit_errors(tables_, source, bytes, packed.subspan(i / 2, ceil_div(count, 2)), scales, blocksize_,
+                          block_errors, sums.emplace_back());
+      if (keeps_errors_)
+        scratch_.write(errors_at() + (first + i) / blocksize_ * sizeof(FourBitError), std::as_bytes(block_errors));
+    }
+  }
+
+  EncodingError late_error() const override { return late_; }
+
   void finish(PartSink& sink) override {
     std::string offset_text;
+    if (sums_errors_)
+      for_each_piece([&](std::uint64_t, std::span<const float> absmax) {
+        for (std::size_t first = 0; first < absmax.size(); first += nested::group) {
+          Spread spread;
+          for (const float value : absmax.subspan(first, std::min(nested::group, absmax.size() - first)))
+            spread.add(value);
+          late_.absmax.add(spread);
+        }
+      });
     if (nested_) {
       const float offset = mean();
       offset_text = python_repr(offset);
       encode_nested(offset, sink);
       sink.write(4, std::as_bytes(std::span(nested::codebook)));
     } else {
-      for_each_piece([&](std::span<const float> absmax) { sink.write(1, std::as_bytes(absmax)); });
+      for_each_piece([&](std::uint64_t, std::span<const float> absmax) { sink.write(1, std::as_bytes(absmax)); });
     }
     sink.write(2, std::as_bytes(std::span(tables_.codebook)));
     std::string state = quant_state(codec_, blocksize_, tensor_, nested_ ? &offset_text : nullptr);
@@ -135,7 +175,7 @@ class FourBitEncoder final : public Encoder {
     for (std::uint64_t first = 0; first < blocks_; first += piece) {
       const auto part = std::span(absmax).first(std::min<std::uint64_t>(blocks_ - first, piece));
       scratch_.read(first * sizeof(float), std::as_writable_bytes(part));
-      f(std::span<const float>(part));
+      f(first, std::span<const float>(part));
     }
   }
 
@@ -154,7 +194,7 @@ class FourBitEncoder final : public Encoder {
   // As nested::offset().
   float mean() const {
     double sum = 0;
-    for_each_piece([&](std::span<const float> absmax) {
+    for_each_piece([&](std::uint64_t, std::span<const float> absmax) {
       std::array<double, piece_groups> sums{};
       for_each_group(absmax, [&](std::size_t g, std::size_t, std::span<const float> values) {
         sums[g] = nested::group_sum(values);
@@ -164,64 +204,130 @@ class FourBitEncoder final : public Encoder {
     return blocks_ == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(blocks_));
   }
 
-  void encode_nested(float offset, PartSink& sink) const {
+  void encode_nested(float offset, PartSink& sink) {
     const std::size_t most = std::min<std::uint64_t>(blocks_, piece);
     std::vector<std::uint8_t> codes(most);
     std::vector<float> nested_absmax(ceil_div(most, nested::blocksize));
-    for_each_piece([&](std::span<const float> absmax) {
-      for_each_group(absmax, [&](std::size_t, std::size_t first, std::span<const float> values) {
-        nested::encode(
-            values, offset, std::span(codes).subspan(first, values.size()),
-            std::span(nested_absmax).subspan(first / nested::blocksize, ceil_div(values.size(), nested::blocksize)));
+    for_each_piece([&](std::uint64_t at, std::span<const float> absmax) {
+      std::array<ErrorSums, piece_groups> changes{};
+      for_each_group(absmax, [&](std::size_t g, std::size_t first, std::span<const float> values) {
+        const auto group_codes = std::span(codes).subspan(first, values.size());
+        const auto group_absmax =
+            std::span(nested_absmax).subspan(first / nested::blocksize, ceil_div(values.size(), nested::blocksize));
+        nested::encode(values, offset, group_codes, group_absmax);
+        if (keeps_errors_) changes[g] = change_of_error(at + first, values, group_codes, group_absmax, offset);
       });
+      for (const ErrorSums& change : changes) late_.sums.add(change);
       sink.write(1, std::as_bytes(std::span(codes).first(absmax.size())));
       sink.write(3, std::as_bytes(std::span(nested_absmax).first(ceil_div(absmax.size(), nested::blocksize))));
     });
   }
 
+  // By how much the sums change when absmax a becomes a' (quant/four_bit_error.cpp has the formulas).
+  ErrorSums change_of_error(std::uint64_t first, std::span<const float> absmax, std::span<const std::uint8_t> codes,
+                            std::span<const float> nested_absmax, float offset) const {
+    std::vector<FourBitError> errors(absmax.size());
+    scratch_.read(errors_at() + first * sizeof(FourBitError), std::as_writable_bytes(std::span(errors)));
+    std::vector<float> decoded(absmax.size());
+    nested::decode(codes, nested_absmax, nested::codebook, offset, decoded);
+    ErrorSums change;
+    for (std::size_t b = 0; b < absmax.size(); ++b) {
+      const double a = absmax[b], delta = static_cast<double>(decoded[b]) - a;
+      const double cross = errors[b].cross, square_of_codes = errors[b].codes;
+      change.square += delta * (2 * cross + delta * square_of_codes);
+      change.product += delta * (a * square_of_codes - cross);
+      change.test += delta * (2 * a + delta) * square_of_codes;
+    }
+    return change;
+  }
+
+  [[nodiscard]] std::uint64_t errors_at() const { return blocks_ * sizeof(float); }
+
   const FourBitTables& tables_;
   std::string_view codec_;
   std::size_t blocksize_;
   bool nested_;
+  bool sums_errors_;
+  bool keeps_errors_;  // until double quantization is done
   TensorInfo tensor_;
   std::uint64_t blocks_;
-  Scratch& scratch_;  // the fp32 absmax of the whole tensor: 4 / blocksize bytes per weight
+  Scratch& scratch_;  // the fp32 absmax of the whole tensor, 4 / blocksize bytes per weight; after them the errors
+  EncodingError late_;
+};
+
+// The absmax of a tensor: as stored, or out of double quantization when they are asked for, which takes a quarter of
+// the memory and next to no time.
+struct StoredAbsmax {
+  std::vector<float> plain;
+  std::vector<std::uint8_t> codes;
+  std::vector<float> nested_absmax;
+  std::vector<float> codebook;
+  float offset = 0;
+
+  // Of blocks [first, first + n), n at most most_blocks; `room` may take them.
+  static constexpr std::size_t most_blocks = 1024;
+  std::span<const float> read(std::size_t first, std::size_t n, std::span<float> room) const {
+    if (codes.empty()) return std::span(plain).subspan(first, n);
+    for (std::size_t done = 0; done < n;) {
+      const std::size_t at = first + done;
+      const std::size_t count = std::min(n - done, nested::blocksize - at % nested::blocksize);
+      nested::decode(std::span(codes).subspan(at, count), std::span(nested_absmax).subspan(at / nested::blocksize, 1),
+                     std::span<const float, 256>(codebook), offset, room.subspan(done, count));
+      done += count;
+    }
+    return room.first(n);
+  }
 };
 
 class FourBitDecoder final : public Decoder {
  public:
-  FourBitDecoder(const FourBitTables& tables, std::size_t blocksize, std::vector<float> absmax)
+  FourBitDecoder(const FourBitTables& tables, std::size_t blocksize, StoredAbsmax absmax)
       : tables_(tables), blocksize_(blocksize), absmax_(std::move(absmax)) {}
 
   void decode(std::uint64_t first, std::span<const std::byte> in, std::span<float> out) const override {
-    decode_four_bit(tables_, packed(in), absmax(first, out.size()), blocksize_, out);
+    for_each_piece(first, in, out.size(), [&](std::size_t i, std::size_t n, auto packed, auto absmax) {
+      decode_four_bit(tables_, packed, absmax, blocksize_, out.subspan(i, n));
+    });
   }
 
   void decode(std::uint64_t first, std::span<const std::byte> in, DType to, std::span<std::byte> out) const override {
     const bool is_aligned = reinterpret_cast<std::uintptr_t>(out.data()) % alignof(std::uint16_t) == 0;
     if ((to != DType::bf16 && to != DType::f16) || !is_aligned) return Decoder::decode(first, in, to, out);
     const std::span<std::uint16_t> weights(reinterpret_cast<std::uint16_t*>(out.data()), out.size() / 2);
-    decode_four_bit(tables_, packed(in), absmax(first, weights.size()), blocksize_, to, weights);
+    for_each_piece(first, in, weights.size(), [&](std::size_t i, std::size_t n, auto packed, auto absmax) {
+      decode_four_bit(tables_, packed, absmax, blocksize_, to, weights.subspan(i, n));
+    });
   }
 
  private:
-  static std::span<const std::uint8_t> packed(std::span<const std::byte> in) {
-    return {reinterpret_cast<const std::uint8_t*>(in.data()), in.size()};
-  }
-  [[nodiscard]] std::span<const float> absmax(std::uint64_t first, std::size_t n) const {
-    return std::span(absmax_).subspan(first / blocksize_, ceil_div(n, blocksize_));
+  // Calls f(i, n, packed, absmax) for weights [i, i + n) of those asked for.
+  template <class F>
+  void for_each_piece(std::uint64_t first, std::span<const std::byte> in, std::size_t weights, F&& f) const {
+    const std::span<const std::uint8_t> packed(reinterpret_cast<const std::uint8_t*>(in.data()), in.size());
+    std::array<float, StoredAbsmax::most_blocks> room;
+    const std::size_t piece = blocksize_ * room.size();
+    for (std::size_t i = 0; i < weights; i += piece) {
+      const std::size_t n = std::min(piece, weights - i);
+      f(i, n, packed.subspan(i / 2, ceil_div(n, 2)),
+        absmax_.read((first + i) / blocksize_, ceil_div(n, blocksize_), room));
+    }
   }
 
   const FourBitTables& tables_;
   std::size_t blocksize_;
-  std::vector<float> absmax_;
+  StoredAbsmax absmax_;
 };
 
 class FourBitCodec final : public Codec {
  public:
   FourBitCodec(std::string_view name, std::string_view summary, const FourBitTables& tables,
                const CodecOptions& options)
-      : name_(name), summary_(summary), tables_(tables), blocksize_(options.blocksize), nested_(options.double_quant) {}
+      : name_(name),
+        summary_(summary),
+        tables_(tables),
+        blocksize_(options.blocksize),
+        nested_(options.double_quant),
+        sums_errors_(options.sums_errors) {}
 
   std::string_view name() const noexcept override { return name_; }
   std::string_view summary() const noexcept override { return summary_; }
@@ -242,16 +348,20 @@ class FourBitCodec final : public Codec {
   }
 
   Chunking chunking(const TensorInfo&, std::uint64_t limit) const override {
-    return {std::max<std::uint64_t>(limit - limit % blocksize_, blocksize_), false};
+    // Pieces of errors are not cut.
+    const std::uint64_t unit = limit < tile_weights ? blocksize_ : tile_weights;
+    return {std::max<std::uint64_t>(limit - limit % unit, blocksize_), false};
   }
 
-  // The fp32 absmax of every block: with double quantization all are needed before the first can be stored.
+  // The fp32 absmax of every block: with double quantization all are needed before the first can be stored. What that
+  // does to the errors follows from three sums of each.
   std::uint64_t scratch_bytes(const TensorInfo& tensor) const override {
-    return sizeof(float) * ceil_div(tensor.elements(), blocksize_);
+    const std::uint64_t each = sizeof(float) + (nested_ && sums_errors_ ? sizeof(FourBitError) : 0);
+    return each * ceil_div(tensor.elements(), blocksize_);
   }
 
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&, Scratch& scratch) const override {
-    return std::make_unique<FourBitEncoder>(tables_, name_, blocksize_, nested_, tensor, scratch);
+    return std::make_unique<FourBitEncoder>(tables_, name_, blocksize_, nested_, sums_errors_, tensor, scratch);
   }
 
   std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
@@ -265,19 +375,63 @@ class FourBitCodec final : public Codec {
              "has " + std::to_string(rest[i].size()) + " bytes, not " + std::to_string(expected[i + 1].bytes()));
     check_codebook(expected[2], values_of<float>(rest[1]));
     const float offset = check_quant_state(tensor, expected.back(), rest.back());
-    if (!nested_) return std::make_unique<FourBitDecoder>(tables_, blocksize_, values_of<float>(rest[0]));
-
-    const auto codes = values_of<std::uint8_t>(rest[0]);
-    const auto nested_absmax = values_of<float>(rest[2]);
-    const auto codebook = values_of<float>(rest[3]);
-    std::vector<float> absmax(codes.size());
-    nested::decode(codes, nested_absmax, std::span<const float, 256>(codebook), offset, absmax);
+    StoredAbsmax absmax;
+    if (nested_)
+      absmax = {{}, values_of<std::uint8_t>(rest[0]), values_of<float>(rest[2]), values_of<float>(rest[3]), offset};
+    else
+      absmax.plain = values_of<float>(rest[0]);
     return std::make_unique<FourBitDecoder>(tables_, blocksize_, std::move(absmax));
   }
 
   std::optional<BnbConfig> bnb_config() const override { return BnbConfig{4, std::string(name_), nested_}; }
 
+  // The quantization state is what gives such a tensor away; its packed bytes may have any type (quant_storage).
+  std::optional<StoredTensor> recognize(const Reader& in, std::size_t first, const FindTensor& find) const override {
+    const TensorInfo packed = in.tensors()[first];
+    const std::string state_name = part_names(packed.name, name_, true).back();
+    const auto state_part = find(state_name);
+    if (!state_part) return std::nullopt;
+    StoredTensor stored{{packed.name, DType::f32, {}}, {}, {first}};
+    const TensorInfo part = in.tensors()[*state_part];
+    if (part.bytes() > longest_state) fail(part, "has " + std::to_string(part.bytes()) + " bytes, more than any state");
+    std::vector<std::byte> bytes(part.bytes());
+    in.read(*state_part, 0, bytes);
+    const auto state = parse_state(part, bytes);
+    const auto blocksize = state.find("blocksize");
+    if (blocksize == state.end() || !blocksize->is_number_unsigned() || *blocksize < 32u || *blocksize > 4096u ||
+        !std::has_single_bit(blocksize->template get<std::uint32_t>()))
+      fail(part, "blocksize is none of 32, 64, ..., 4096");
+    const auto shape = state.find("shape");
+    if (shape == state.end() || !shape->is_array()) fail(part, "shape is missing");
+    for (const nlohmann::json& dimension : *shape) {
+      if (!dimension.is_number_unsigned()) fail(part, "shape has a dimension that is no size");
+      stored.info.shape.push_back(dimension.get<std::uint64_t>());
+    }
+    for (const DTypeTraits& dtype : dtypes)
+      if (state.value("dtype", "") == dtype.torch_name && is_weight_type(dtype.dtype)) stored.info.dtype = dtype.dtype;
+    stored.options.blocksize = blocksize->template get<std::uint32_t>();
+    stored.options.double_quant = state.contains("nested_blocksize");
+    const std::vector<std::string> names = part_names(packed.name, name_, stored.options.double_quant);
+    for (std::size_t i = 1; i < names.size(); ++i) {
+      const auto found = find(names[i]);
+      if (!found) fail(packed, "part '" + printable(names[i]) + "' is missing");
+      stored.parts.push_back(*found);
+    }
+    if (const std::uint64_t n = stored.info.elements(); packed.bytes() != ceil_div(n, 2))
+      fail(packed, "has " + std::to_string(packed.bytes()) + " bytes for " + std::to_string(n) + " weights");
+    return stored;
+  }
+
  private:
+  static constexpr std::uint64_t longest_state = 1 << 16;
+
+  static nlohmann::json parse_state(const TensorInfo& part, std::span<const std::byte> bytes) {
+    const auto* const text = reinterpret_cast<const char*>(bytes.data());
+    auto state = nlohmann::json::parse(text, text + bytes.size(), nullptr, /*allow_exceptions=*/false);
+    if (!state.is_object()) fail(part, "is not a JSON object");
+    return state;
+  }
+
   [[noreturn]] static void fail(const TensorInfo& tensor, const std::string& fact) {
     throw Error(Errc::bad_input, "tensor '" + printable(tensor.name) + "': " + fact);
   }
@@ -292,9 +446,7 @@ class FourBitCodec final : public Codec {
 
   // Returns the offset of double quantization.
   float check_quant_state(const TensorInfo& tensor, const TensorInfo& part, std::span<const std::byte> bytes) const {
-    const auto* const text = reinterpret_cast<const char*>(bytes.data());
-    const auto state = nlohmann::json::parse(text, text + bytes.size(), nullptr, /*allow_exceptions=*/false);
-    if (!state.is_object()) fail(part, "is not a JSON object");
+    const auto state = parse_state(part, bytes);
     const auto text_of = [](const nlohmann::json& value) {
       return printable(value.is_string() ? value.get<std::string>() : value.dump());
     };
@@ -318,6 +470,7 @@ class FourBitCodec final : public Codec {
   const FourBitTables& tables_;
   std::size_t blocksize_;
   bool nested_;
+  bool sums_errors_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "nibble/codec.hpp"
+#include "nibble/error_sums.hpp"
 
 /// What the 4-bit formats share: blocks, packing, and how they lie in a checkpoint. A format adds its FourBitTables.
 namespace nibble {
@@ -101,6 +102,18 @@ void decode_four_bit(const FourBitTables& tables, std::span<const std::uint8_t> 
 /// encode_four_bit() of F32, BF16 or F16 weights as a checkpoint stores them, converted in registers.
 std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                             std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
+
+/// What has to be known of a block to tell its error once its absmax has changed (quant/four_bit_error.cpp): the sums
+/// of e c and of c^2.
+struct FourBitError {
+  float cross, codes;
+};
+
+/// Sums up the errors of at most 4096 encoded F32, BF16 or F16 weights that begin with a block, and of each block what
+/// is needed if its absmax changes afterwards. Adds to `sums`.
+void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                         std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
+                         std::span<FourBitError> errors, ErrorSums& sums);
 
 /// A codec that stores 4-bit codes as bitsandbytes does (docs/nf4.md).
 std::unique_ptr<const Codec> make_four_bit(std::string_view name, std::string_view summary, const FourBitTables& tables,

@@ -11,8 +11,10 @@
 #include <string>
 #include <type_traits>
 
+#include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
 #include "nibble/fp16.hpp"
+#include "nibble/metrics.hpp"
 #include "quant/widen.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -239,6 +241,31 @@ class Int8Encoder final : public Encoder {
     return findings;
   }
 
+  // In pieces of whole rows, or of 4096 weights of a longer one: chunks begin where pieces do.
+  void error(std::uint64_t first, std::span<const std::byte> weights, std::span<const std::byte> encoded,
+             std::vector<ErrorSums>& sums) override {
+    const std::size_t size = traits(source_).bits / 8, n = weights.size() / size;
+    alignas(64) std::array<float, tile_weights> tile;
+    alignas(64) std::array<float, tile_weights> decoded;
+    for (std::size_t begin = 0; begin < n;) {
+      const std::uint64_t at = first + begin;
+      const std::uint64_t left_of_row = columns_ - at % columns_;
+      const std::uint64_t piece =
+          columns_ <= tile_weights ? left_of_row + (rows_per_piece() - 1 - at / columns_ % rows_per_piece()) * columns_
+                                   : std::min<std::uint64_t>(left_of_row, tile_weights - at % tile_weights);
+      const std::size_t count = static_cast<std::size_t>(std::min<std::uint64_t>(piece, n - begin));
+      for_each_row(columns_, at, count, [&](std::size_t row, std::size_t from, std::size_t to) {
+        const auto* const codes = reinterpret_cast<const std::int8_t*>(encoded.data() + begin + from);
+        int8::decode_row({codes, to - from}, absmax_of(row), std::span(decoded).subspan(from, to - from));
+      });
+      const auto original = widen(source_, weights.subspan(begin * size, count * size), tile);
+      sums.push_back(compare_squares(original, std::span(decoded).first(count)));
+      begin += count;
+    }
+  }
+
+  EncodingError late_error() const override { return late_; }
+
   void finish(PartSink& sink) override {
     if (scanned_) store(rows_, 0);
     std::vector<std::byte> piece(std::min<std::uint64_t>(scb_bytes(), 1 << 18));
@@ -246,6 +273,11 @@ class Int8Encoder final : public Encoder {
       // Without a column no chunk has stored a row: all are zeros.
       const auto part = std::span(piece).first(std::min<std::uint64_t>(scb_bytes() - at, piece.size()));
       if (columns_ != 0) scratch_.read(at, part);
+      for (std::size_t i = 0; i < part.size(); i += sizeof(float)) {
+        float absmax = 0;
+        std::memcpy(&absmax, part.data() + i, sizeof absmax);
+        late_.absmax.add(absmax);
+      }
       sink.write(1, part);
     }
     const std::byte format{0};
@@ -260,6 +292,14 @@ class Int8Encoder final : public Encoder {
   };
 
   [[nodiscard]] std::uint64_t scb_bytes() const { return sizeof(float) * row_count_; }
+  [[nodiscard]] std::uint64_t rows_per_piece() const { return tile_weights / columns_; }
+
+  [[nodiscard]] float absmax_of(std::size_t row) const {
+    if (scanned_) return std::bit_cast<float>(rows_[row].absmax_bits.load(std::memory_order_relaxed));
+    float absmax = 0;
+    scratch_.read(row * sizeof(float), std::as_writable_bytes(std::span(&absmax, 1)));
+    return absmax;
+  }
 
   void look_at(std::span<Row> rows, std::uint64_t first, std::span<const std::byte> weights, std::size_t first_row) {
     const std::size_t size = traits(source_).bits / 8;
@@ -293,6 +333,7 @@ class Int8Encoder final : public Encoder {
   bool scanned_;
   std::vector<Row> rows_;  // where rows are looked at first: longer than a chunk, so few
   Scratch& scratch_;       // the SCB, 4 bytes per row
+  EncodingError late_;
 };
 
 class Int8Decoder final : public Decoder {
@@ -340,8 +381,11 @@ class Int8 final : public Codec {
   Chunking chunking(const TensorInfo& tensor, std::uint64_t limit) const override {
     const std::uint64_t columns = std::max<std::uint64_t>(tensor.shape[1], 1);
     limit = std::max<std::uint64_t>(limit, 1);
+    if (limit > tile_weights) limit -= limit % tile_weights;  // pieces of errors are not cut
     if (columns > limit) return {limit, true};
-    return {std::min(limit / columns, most_rows) * columns, false};
+    std::uint64_t rows = std::min(limit / columns, most_rows);
+    if (const std::uint64_t unit = tile_weights / columns; unit > 0 && rows > unit) rows -= rows % unit;
+    return {rows * columns, false};
   }
 
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,
@@ -355,10 +399,27 @@ class Int8 final : public Codec {
       throw Error(Errc::bad_input, "tensor '" + printable(tensor.name) + "': SCB has " +
                                        std::to_string(rest.empty() ? 0 : rest[0].size()) +
                                        " bytes, not 4 for each of " + std::to_string(tensor.shape[0]) + " rows");
+    if (rest.size() > 1 && !(rest[1].size() == 1 && rest[1][0] == std::byte{0}))
+      throw Error(Errc::bad_input, "tensor '" + printable(tensor.name) + "': weight_format is not 0, rows as they are");
     return std::make_unique<Int8Decoder>(tensor.shape[1], rest[0]);
   }
 
   std::optional<BnbConfig> bnb_config() const override { return BnbConfig{8, "fp4", false}; }
+
+  // weight_format may be missing: old versions of bitsandbytes did not write it.
+  std::optional<StoredTensor> recognize(const Reader& in, std::size_t first, const FindTensor& find) const override {
+    const TensorInfo codes = in.tensors()[first];
+    if (codes.dtype != DType::i8 || codes.shape.size() != 2) return std::nullopt;
+    const std::vector<TensorInfo> expected = parts(codes);
+    const auto scb = find(expected[1].name);
+    if (!scb) return std::nullopt;
+    StoredTensor stored{{codes.name, DType::f16, codes.shape}, {}, {first, *scb}};
+    if (const auto format = find(expected[2].name)) stored.parts.push_back(*format);
+    if (in.tensors().dtype(*scb) != DType::f32)
+      throw Error(Errc::bad_input, "tensor '" + printable(expected[1].name) + "': type is " +
+                                       std::string(traits(in.tensors().dtype(*scb)).name) + ", not F32");
+    return stored;
+  }
 
  private:
   // In a chunk: what is known of a row takes 8 bytes while it is encoded, which can be more than a short row.

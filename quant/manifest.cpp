@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
@@ -34,6 +35,37 @@ void append(std::string& text, const Findings& found) {
   text += '}';
 }
 
+// JSON has no infinity and no NaN. The shortest digits that read back the same.
+std::string number(double value) { return std::isfinite(value) ? fmt::format("{}", value) : "null"; }
+
+void append(std::string& text, const ErrorSums& sums) {
+  fmt::format_to(std::back_inserter(text), R"("rmse":{},"rel_rmse":{},"sqnr_db":{},"cosine":{})", number(sums.rmse()),
+                 number(sums.rel_rmse()), number(sums.sqnr_db()), number(sums.cosine()));
+}
+
+void append(std::string& text, const EncodingError& error) {
+  text += R"(,"error":{)";
+  append(text, error.sums);
+  if (const Spread& absmax = error.absmax; absmax.count > 0)
+    fmt::format_to(std::back_inserter(text), R"(,"absmax":{{"min":{},"mean":{},"max":{},"std":{}}})",
+                   number(absmax.min), number(absmax.mean()), number(absmax.max), number(absmax.std()));
+  text += '}';
+}
+
+void append(std::string& text, const MeasuredError& error) {
+  const ErrorStats& stats = error.stats;
+  text += R"(,"error":{)";
+  append(text, static_cast<const ErrorSums&>(stats));
+  fmt::format_to(std::back_inserter(text), R"(,"mae":{},"max_abs":{},"max_abs_at":{},"mean_rel":{},)",
+                 number(stats.mae()), number(stats.max_abs), stats.max_abs_at, number(stats.mean_rel()));
+  fmt::format_to(std::back_inserter(text), R"("worst_block":{{"at":{},"rmse":{}}}}})", stats.worst_square_at,
+                 number(stats.worst_rmse()));
+}
+
+std::string_view spelling(ErrorReport report) {
+  return report == ErrorReport::none ? "none" : report == ErrorReport::basic ? "basic" : "full";
+}
+
 std::string_view spelling(Nonfinite policy) {
   return policy == Nonfinite::keep ? "keep" : policy == Nonfinite::error ? "error" : "quantize";
 }
@@ -50,6 +82,7 @@ Json describe(const Recipe& recipe) {
                {"double_quant", recipe.options.double_quant},
                {"on_overflow", spelling(recipe.options.on_overflow)},
                {"nonfinite", spelling(recipe.nonfinite)},
+               {"error_report", spelling(recipe.error_report)},
                {"tensor", std::move(rules)},
                {"skip", recipe.skips},
                {"default_skips", recipe.default_skips},
@@ -81,8 +114,8 @@ Manifest::Manifest(const Plan& plan, Writer& out) : out_(out) {
 }
 
 // As text, not as a tree: 100,000 tensors have 600,000 parts.
-void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings,
-                   std::span<const Part> parts) {
+void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, const EncodingError* basic,
+                   const MeasuredError* full, std::span<const Part> parts) {
   text_ += tensors_++ == 0 ? "\n  {\"name\":" : ",\n  {\"name\":";
   append_quoted(text_, tensor.info.name);
   text_ += ",\"codec\":";
@@ -94,6 +127,8 @@ void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Finding
   fmt::format_to(std::back_inserter(text_), R"(}},"transposed":{},"source_bytes":{},"stored_bytes":{},)",
                  tensor.transposed, tensor.info.bytes(), tensor.stored_bytes);
   append(text_, findings);
+  if (basic != nullptr) append(text_, *basic);
+  if (full != nullptr) append(text_, *full);
   if (const std::string file = out_.shard_name(shard); !file.empty()) {
     text_ += ",\"file\":";
     append_quoted(text_, file);

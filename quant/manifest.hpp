@@ -6,6 +6,7 @@
 #include <string>
 
 #include "nibble/convert.hpp"
+#include "nibble/measure.hpp"
 
 namespace nibble {
 
@@ -22,7 +23,9 @@ class Manifest {
     TensorInfo info;
     std::string xxh3;  ///< XXH3-128 of its bytes, 32 hexadecimal digits
   };
-  void add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, std::span<const Part> parts);
+  /// Either kind of error, or neither.
+  void add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, const EncodingError* basic,
+           const MeasuredError* full, std::span<const Part> parts);
 
   /// A place to come back to.
   struct Mark {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -9,10 +10,13 @@
 #include <string_view>
 #include <vector>
 
+#include "nibble/error_sums.hpp"
 #include "nibble/scratch.hpp"
 #include "nibble/tensor.hpp"
 
 namespace nibble {
+
+class Reader;
 
 /// What fp16 does with finite values beyond 65504.
 enum class OnOverflow : std::uint8_t { error, clamp, keep };
@@ -22,6 +26,7 @@ struct CodecOptions {
   std::uint32_t blocksize = 64;                ///< weights per absmax: 32, 64, ..., 4096 (nf4, fp4)
   bool double_quant = true;                    ///< absmax in 8 bits, 256 to a nested absmax (nf4, fp4)
   OnOverflow on_overflow = OnOverflow::error;  ///< (fp16)
+  bool sums_errors = false;                    ///< error() will be called for every chunk
 };
 
 /// What a codec met in the weights it encoded. Sums over chunks, so independent of how a tensor was cut.
@@ -73,6 +78,16 @@ class Encoder {
   /// as +-65504. The caller decides by the findings whether that may stand. Neither span needs alignment.
   virtual Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out) = 0;
 
+  /// Appends sums over the errors of a chunk that encode() has just made `encoded` of. Each is of weights that do not
+  /// depend on how the tensor is cut, if chunks have 4096 weights or more, so adding them up in order gives the same
+  /// for any chunks. May run concurrently as encode() may. Nothing for codecs that are exact.
+  virtual void error(std::uint64_t first, std::span<const std::byte> weights, std::span<const std::byte> encoded,
+                     std::vector<ErrorSums>& sums);
+
+  /// After finish(): what that added to the errors (double quantization changes every absmax), and how absmax is
+  /// spread.
+  [[nodiscard]] virtual EncodingError late_error() const { return {}; }
+
   /// Hands out the other parts, all of their bytes. Large ones go in pieces, and are made on all threads of the
   /// oneTBB arena that calls. Call once.
   virtual void finish(PartSink& /*sink*/) {}
@@ -97,6 +112,16 @@ struct BnbConfig {
   std::string quant_type = "fp4";  ///< bnb_4bit_quant_type; for 8 bits the default that transformers writes
   bool double_quant = false;       ///< bnb_4bit_use_double_quant
 };
+
+/// A tensor that a codec has stored, found among those of a checkpoint.
+struct StoredTensor {
+  TensorInfo info;                 ///< as it was before
+  CodecOptions options;            ///< what the codec has to be made with
+  std::vector<std::size_t> parts;  ///< indices into Reader::tensors(), as Codec::parts() has them
+};
+
+/// The index of a tensor of this name in a checkpoint.
+using FindTensor = std::function<std::optional<std::size_t>(std::string_view)>;
 
 /// A number format. Stateless and thread-safe; made by make_codec().
 class Codec {
@@ -125,6 +150,14 @@ class Codec {
   /// `scratch` has room for scratch_bytes() and must outlive the encoder.
   [[nodiscard]] virtual std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,
                                                          Scratch& scratch) const = 0;
+
+  /// What tensor `first` of a checkpoint stands for, if a codec of this name stored it and it is the first part,
+  /// whoever wrote it and with whatever options. Throws Error(bad_input) if its parts contradict each other or are
+  /// missing.
+  [[nodiscard]] virtual std::optional<StoredTensor> recognize(const Reader& /*in*/, std::size_t /*first*/,
+                                                              const FindTensor& /*find*/) const {
+    return std::nullopt;
+  }
 
   /// `rest` holds the bytes of parts()[1...]. Throws Error(bad_input) if they contradict the tensor.
   [[nodiscard]] virtual std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,

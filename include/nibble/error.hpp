@@ -15,6 +15,7 @@ enum class Errc : int {
   no_space = 5,       ///< not enough memory or disk, known before the first byte was written
   output_exists = 6,  ///< the output exists, or another nibble is writing it
   input_changed = 7,  ///< the input changed while it was read
+  difference = 8,     ///< what was compared differs by more than was allowed
   interrupted = 130,  ///< stopped by SIGINT; SIGTERM exits with 143
 };
 

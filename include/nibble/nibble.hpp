@@ -2,6 +2,7 @@
 
 /// All of nibble's API for the host, but for xtensor.hpp, which needs xtensor.
 
+#include "nibble/advise.hpp"
 #include "nibble/bf16.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
@@ -10,7 +11,9 @@
 #include "nibble/fp16.hpp"
 #include "nibble/fp4.hpp"
 #include "nibble/int8.hpp"
+#include "nibble/measure.hpp"
 #include "nibble/memory.hpp"
+#include "nibble/metrics.hpp"
 #include "nibble/nested.hpp"
 #include "nibble/nf4.hpp"
 #include "nibble/recipe.hpp"
@@ -18,4 +21,5 @@
 #include "nibble/target.hpp"
 #include "nibble/tensor.hpp"
 #include "nibble/tensor_list.hpp"
+#include "nibble/thresholds.hpp"
 #include "nibble/version.hpp"

@@ -28,11 +28,19 @@ enum class Nonfinite : std::uint8_t {
   quantize,  ///< NaN counts as 0, an infinity as the largest finite magnitude of its block or row
 };
 
+/// What nibble.json says of the error of a tensor.
+enum class ErrorReport : std::uint8_t {
+  none,
+  basic,  ///< from sums that are made on the way
+  full,   ///< what measure() says: the input is read again
+};
+
 /// Everything that decides the bytes of a conversion, beside its input.
 struct Recipe {
   std::string to;  ///< codec: for the model's linear layers, or, if it casts, for all weights
   CodecOptions options;
   Nonfinite nonfinite = Nonfinite::keep;
+  ErrorReport error_report = ErrorReport::basic;
   std::vector<Rule> rules;          ///< the last match wins
   std::vector<std::string> skips;   ///< patterns of tensors that stay as they are; win over rules
   bool default_skips = true;        ///< leave what transformers leaves: output embeddings and the like

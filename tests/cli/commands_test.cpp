@@ -162,6 +162,51 @@ TEST_F(Program, QuantizedInputIsRefusedWithAHint) {
   EXPECT_EQ(run("inspect out").code, 0);
 }
 
+// The command that is printed makes what was promised.
+TEST_F(Program, AdviceCanBeFollowed) {
+  const Outcome advice = run("measure w.safetensors --advise 600");
+  EXPECT_EQ(advice.code, 0) << advice.err;
+  EXPECT_THAT(advice.out, StartsWith("nibble convert w.safetensors OUT --to int8\n\n1.02 kB (1.00 KiB) -> "));
+  EXPECT_THAT(advice.out, HasSubstr("\n>  273 bytes    8.53 "));
+  EXPECT_THAT(advice.out, HasSubstr("\n     1.02 kB   32.00     exact       0 %\n"));
+
+  const std::string header = R"({"l$x.0.w'eight.weight":{"dtype":"F32","shape":[64,64],"data_offsets":[0,16384]},)"
+                             R"("l$x.1.w'eight.weight":{"dtype":"F32","shape":[64,64],"data_offsets":[16384,32768]}})";
+  std::string data;
+  for (int i = 0; i < 8192; ++i) data += {'\0', static_cast<char>(i * i % 251), static_cast<char>(i % 127), '\x3e'};
+  std::ofstream(root_.path() / "it's.safetensors", std::ios::binary) << test::safetensors_file(header, data);
+  for (const char* const size : {"24bits", "24bpw", "24.6kB", "24KiB", "24 KiB"}) {
+    const Outcome json = run(std::string("measure \"it's.safetensors\" --json --advise '") + size + "'");
+    EXPECT_EQ(json.code, 0) << json.err;
+    const auto told = nlohmann::json::parse(json.out);
+    EXPECT_EQ(told.at("tensors_by_codec").at("keep"), 1) << size;
+    EXPECT_LE(told.at("chosen").at("bytes"), told.at("max_bytes"));
+    std::string command = told.at("command");
+    ASSERT_THAT(command, StartsWith("nibble convert 'it'\\''s.safetensors' OUT "));
+    const auto converted = nlohmann::json::parse(run(command.substr(7) + " --overwrite --json").out);
+    EXPECT_EQ(converted.at("stored_bytes"), told.at("chosen").at("bytes"));
+    EXPECT_EQ(converted.at("bits_per_weight"), told.at("chosen").at("bits_per_weight"));
+    EXPECT_EQ(converted.at("tensors_by_codec"), told.at("tensors_by_codec"));
+  }
+}
+
+TEST_F(Program, AdviceRefuses) {
+  for (const char* const rest :
+       {"--advise 1bits", "--advise 100", "--advise many", "--advise ''", "--advise 0bits", "--advise -1bits",
+        "--advise nanbits", "--advise 65bits", "--advise 4.5bit", "w.safetensors --advise 9bits",
+        "--advise 9bits --to nf4", "--advise 9bits --csv", "--advise 9bits --html x.html",
+        "--advise 9bits --min-sqnr 3", "--advise 9bits --max-rmse 1", "--advise 9bits --min-cosine 0.9"}) {
+    const Outcome outcome = run(std::string("measure w.safetensors ") + rest);
+    EXPECT_EQ(outcome.code, 2) << rest;
+    EXPECT_EQ(outcome.out, "") << rest;
+    EXPECT_THAT(outcome.err, StartsWith("error: ")) << rest;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  }
+  EXPECT_EQ(run("measure w.safetensors --advise 9bits --allow-nibble-only").code, 0);
+  EXPECT_EQ(run("convert w.safetensors out --to int8").code, 0);
+  EXPECT_EQ(run("measure out --advise 9bits").code, 3);  // quantized already
+}
+
 // A checkpoint large enough to be stopped half-way: 17 GB of holes take seconds.
 TEST_F(Program, SignalsLeaveNothing) {
   const std::string header = R"({"layer.weight":{"dtype":"F32","shape":[65536,65536],"data_offsets":[0,17179869184]}})";
@@ -209,7 +254,7 @@ TEST_F(Program, CpuTargetIsForcedByTheEnvironment) {
 }
 
 TEST_F(Program, HelpTeachesByExample) {
-  for (const char* const command : {"convert", "inspect", "formats", "completion"}) {
+  for (const char* const command : {"convert", "inspect", "measure", "formats", "completion"}) {
     const Outcome outcome = run(std::string(command) + " --help");
     EXPECT_EQ(outcome.code, 0);
     EXPECT_THAT(outcome.out, HasSubstr("Example"));

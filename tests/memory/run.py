@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Converts sparse checkpoints of any size within little memory, and fails if one takes more than it may.
+"""Converts and measures sparse checkpoints of any size within little memory, and fails if one takes more than it may.
 
-  tests/memory/run.py [NIBBLE]           models of up to 14 GB: about two minutes, 4 GB of disk
+  tests/memory/run.py [NIBBLE]           models of up to 14 GB: about three minutes, 4 GB of disk
   tests/memory/run.py [NIBBLE] --full    also one of 40 GB: 11 GB of disk
   tests/memory/run.py [NIBBLE] --only 'one tensor'
 
-Where a memory cgroup can be made (as root, mostly), each conversion runs in one that is limited to what --max-memory
+Where a memory cgroup can be made (as root, mostly), each command runs in one that is limited to what --max-memory
 allows, without swap: page cache counts there, but can be reclaimed. Peak RSS is checked in any case. The inputs are
 sparse and hold zeros but for a few weights, by which it is seen that far away weights land where they should.
 """
@@ -79,7 +79,23 @@ def last_byte(name, shape):
     return name, (math.prod(shape) - 1) // 2, NF4_ZERO << 4 | NF4_ONE
 
 
+def all_codes(weights, ones):
+    """Whether every weight was measured: zeros but for some that are 1, in NF4."""
+    counts = [0] * 16
+    counts[NF4_ZERO], counts[NF4_ONE] = weights - ones, ones
+
+    def problem(found):
+        (test,) = found["tests"]
+        used = [sum(tensor["code_use"][code] for tensor in test["tensors"]) for code in range(16)]
+        if used != counts or test["total"]["weights"] != weights or test["missing"]:
+            return f"codes {used} of {test['total']['weights']} weights, not {counts}"
+        return None
+
+    return problem
+
+
 # How the input is made, the options, --max-memory in MiB, bytes to be found in the output (part, offset, value).
+# Or the options of `measure`, those of the conversion before it, which is not limited, and what is wrong with the JSON.
 CASES = {
     "100,000 tensors in one header": dict(
         make=lambda path: write_checkpoint(path, expert_names(100_000)),
@@ -120,6 +136,21 @@ CASES = {
     "400 names of 100,000 bytes": dict(
         make=lambda path: write_checkpoint(path, [layer(i, "x" * 100_000, [64, 64]) for i in range(400)]),
         options=["--to", "fp16"], mib=256),
+    "measure 4.8 GB against its NF4": dict(
+        make=lambda path: write_checkpoint(path, [layer(0, "up", LARGE)], [(0, math.prod(LARGE) - 1), (0, 1 << 31)]),
+        before=["--to", "nf4"], measure=["--json"], mib=128, problem=all_codes(math.prod(LARGE), 2)),
+    "measure 4.8 GB --to nf4: encoded into a file": dict(
+        make=lambda path: write_checkpoint(path, [layer(0, "up", LARGE)], [(0, math.prod(LARGE) - 1), (0, 1 << 31)]),
+        measure=["--json", "--to", "nf4"], mib=128, problem=all_codes(math.prod(LARGE), 2)),
+    "measure 100,000 tensors against their NF4": dict(
+        make=lambda path: write_checkpoint(path, expert_names(100_000), [(99_999, 4095)]),
+        before=["--to", "nf4"], measure=["--json"], mib=256, problem=all_codes(100_000 * 4096, 1)),
+    "measure 100,000 tensors --to nf4": dict(
+        make=lambda path: write_checkpoint(path, expert_names(100_000), [(99_999, 4095)]),
+        measure=["--json", "--to", "nf4"], mib=176, problem=all_codes(100_000 * 4096, 1)),
+    "measure with 64 threads": dict(
+        make=lambda path: write_checkpoint(path, [layer(i, "up", [4096, 4096]) for i in range(20)]),
+        measure=["--json", "--to", "nf4", "--threads", "64"], mib=64, problem=all_codes(20 * 4096 * 4096, 0)),
     "a model of 40 GB": dict(
         make=lambda path: write_model(path, "LlamaForCausalLM", [
             [layer(8 * shard + i, name, shape) for i in range(8)
@@ -187,13 +218,19 @@ def run(nibble, name, case, work):
     path, out = f"{work}/in", f"{work}/out"
     # In a process of its own: what this one has taken at its peak would count for those that it starts.
     subprocess.run([sys.executable, __file__, "--make", name, path], check=True)
+    if before := case.get("before"):
+        subprocess.run([nibble, "convert", path, out, *before, "--progress", "none"], check=True, capture_output=True)
     limit = case["mib"] * MIB
     cgroup = Cgroup(limit)
-    options = case["options"] + ([] if "--threads" in case["options"] else ["--threads", "2"])
-    command = [nibble, "convert", path, out, *options, "--max-memory", f"{case['mib']}MiB", "--progress", "none"]
+    own = case.get("options") or case["measure"]
+    what = ["convert", path, out] if "options" in case else ["measure", path, *([out] if before else [])]
+    options = own + ([] if "--threads" in own else ["--threads", "2"])
+    command = [nibble, *what, *options, "--max-memory", f"{case['mib']}MiB", "--progress", "none"]
     start = time.monotonic()
-    with open(f"{work}/log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=cgroup.enter)
+    with open(f"{work}/log", "w") as log, open(f"{work}/found", "w") as found:
+        # Files for what does not fit have to be on a disk: where TMPDIR is memory, they would count.
+        process = subprocess.Popen(command, stdout=found, stderr=log, preexec_fn=cgroup.enter,
+                                   env=dict(os.environ, TMPDIR=work))
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = status
     seconds = time.monotonic() - start
@@ -205,6 +242,9 @@ def run(nibble, name, case, work):
             return f"ended with {os.waitstatus_to_exitcode(status)}: {log.read()}"
     if usage.ru_maxrss * 1024 > limit:
         return f"took {usage.ru_maxrss / 1024:.1f} MiB"
+    if problem := case.get("problem"):
+        with open(f"{work}/found") as file:
+            return problem(json.load(file))
     for part, offset, value in case.get("bytes", []):
         if (found := stored_byte(out, part, offset)) != value:
             return f"byte {offset} of '{part}' is {found:#x}, not {value:#x}"

@@ -1,0 +1,168 @@
+// nibble measure REF --advise SIZE: measures the formats, asks the library, prints the command to copy and the curve.
+
+#include "cli/advise.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "cli/sizes.hpp"
+#include "nibble/advise.hpp"
+#include "nibble/error.hpp"
+#include "nibble/measure.hpp"
+#include "nibble/version.hpp"
+
+namespace nibble::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int schema_version = 1;
+constexpr std::size_t most_rows = 16;  // of the curve, for people
+constexpr double bar_width = 30;
+
+// A size, or bits for each of the weights, in bytes.
+std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
+  double bits = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bits);
+  std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  while (unit.starts_with(' ')) unit.remove_prefix(1);
+  if (unit != "bits" && unit != "bpw") {
+    try {
+      return parse_size("--advise", text);
+    } catch (const Error&) {
+      throw Error(Errc::usage,
+                  fmt::format("--advise '{}': neither bits per weight such as 4.5bits nor a size such as 5GB or 5GiB",
+                              printable(text)));
+    }
+  }
+  if (error != std::errc() || !(bits > 0 && bits <= 64))
+    throw Error(Errc::usage, fmt::format("--advise '{}': not between 0 and 64 bits per weight", printable(text)));
+  return static_cast<std::uint64_t>(bits * static_cast<double>(weights) / 8);
+}
+
+// A word as a POSIX shell has to be given it.
+std::string shell_quoted(std::string_view word) {
+  const auto is_plain = [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
+           std::string_view("_-./=:,+@%").find(c) != std::string_view::npos;
+  };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return std::string(word);
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  return quoted + '\'';
+}
+
+std::string command_for(const std::string& reference, const Advice& advice) {
+  std::string command = "nibble convert " + shell_quoted(reference) + " OUT";
+  for (const std::string& option : advice.options) command += ' ' + shell_quoted(option);
+  return command;
+}
+
+std::map<std::string, std::uint64_t> tensors_by_codec(const Advice& advice) {
+  std::map<std::string, std::uint64_t> counts;
+  for (const std::string& codec : advice.codecs) ++counts[codec];
+  return counts;
+}
+
+// JSON has no infinity.
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
+
+Json describe(const Advice& advice, const AdvicePoint& point) {
+  return {{"bytes", point.bytes},
+          {"bits_per_weight", advice.bits_per_weight(point.bytes)},
+          {"cost", point.cost},
+          {"sqnr_db", number(point.sqnr_db)}};
+}
+
+std::string to_json(const AdviseArguments& arguments, const Reader& reference, std::uint64_t max_bytes,
+                    const Advice& advice) {
+  Json json = {{"schema_version", schema_version}, {"generator", fmt::format("nibble {}", version())}};
+  json["reference"] = {{"name", reference.path().string()}, {"weights", advice.weights}};
+  json["max_bytes"] = max_bytes;
+  json["base"] = advice.base;
+  json["chosen"] = describe(advice, advice.chosen);
+  json["tensors_by_codec"] = tensors_by_codec(advice);
+  json["nibble_only"] = advice.recipe.allow_nibble_only;
+  json["options"] = advice.options;
+  json["command"] = command_for(arguments.reference, advice);
+  Json& tensors = json["tensors"] = Json::array();
+  for (std::size_t t = 0; t < advice.codecs.size(); ++t)
+    tensors.push_back({{"name", reference.tensors().name(t)}, {"codec", advice.codecs[t]}});
+  Json& curve = json["curve"] = Json::array();
+  for (const AdvicePoint& point : advice.curve) curve.push_back(describe(advice, point));
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string decibels(double value) { return std::isinf(value) ? "exact" : fmt::format("{:.2f}", value); }
+
+// Some points of the curve, with the chosen one among them.
+std::vector<AdvicePoint> rows_of(const Advice& advice) {
+  std::vector<AdvicePoint> rows;
+  const std::size_t points = advice.curve.size();
+  const std::size_t shown = std::min(points, most_rows);
+  for (std::size_t i = 0; i < shown; ++i) rows.push_back(advice.curve[shown == 1 ? 0 : i * (points - 1) / (shown - 1)]);
+  std::erase_if(rows, [&](const AdvicePoint& row) { return row.bytes == advice.chosen.bytes; });
+  rows.insert(
+      std::find_if(rows.begin(), rows.end(), [&](const AdvicePoint& row) { return row.bytes > advice.chosen.bytes; }),
+      advice.chosen);
+  return rows;
+}
+
+void print(const AdviseArguments& arguments, const Reader& reference, std::uint64_t max_bytes, const Advice& advice) {
+  fmt::print("{}\n\n", command_for(arguments.reference, advice));
+  std::string counts;
+  for (const auto& [codec, count] : tensors_by_codec(advice))
+    counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, codec);
+  std::uint64_t source = 0;
+  for (std::size_t t = 0; t < reference.tensors().size(); ++t) source += reference.tensors().bytes(t);
+  fmt::print("{} -> {} of {}, {:.2f} bits per weight, SQNR {}{}; tensors: {}\n", size_both(source),
+             size_both(advice.chosen.bytes), size_short(max_bytes), advice.bits_per_weight(advice.chosen.bytes),
+             decibels(advice.chosen.sqnr_db), std::isinf(advice.chosen.sqnr_db) ? "" : " dB", counts);
+  if (advice.chosen.bytes == source && std::isinf(advice.chosen.sqnr_db))
+    fmt::print("Everything fits as it is: nothing has to be converted.\n");
+  if (advice.recipe.allow_nibble_only) fmt::print("Only nibble's own loader will read the result.\n");
+
+  // The error is that of the weights of all tensors, each relative to its own tensor: sqrt(cost / weights).
+  const auto error = [&](const AdvicePoint& point) {
+    return advice.weights == 0 ? 0 : std::sqrt(point.cost / static_cast<double>(advice.weights));
+  };
+  const std::vector<AdvicePoint> rows = rows_of(advice);
+  double largest = 0;
+  for (const AdvicePoint& row : rows) largest = std::max(largest, error(row));
+  fmt::print("\n  {:>10}  {:>6}  {:>8}  {:>8}\n", "size", "bits", "SQNR dB", "error");
+  for (const AdvicePoint& row : rows) {
+    const auto length = largest > 0 ? static_cast<std::size_t>(std::lround(bar_width * error(row) / largest)) : 0;
+    const std::string line =
+        fmt::format("{} {:>10}  {:>6.2f}  {:>8}  {:>8}  {}", row.bytes == advice.chosen.bytes ? '>' : ' ',
+                    size_short(row.bytes), advice.bits_per_weight(row.bytes), decibels(row.sqnr_db),
+                    fmt::format("{:.3g} %", 100 * error(row)), std::string(length, '#'));
+    fmt::print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
+  }
+}
+
+}  // namespace
+
+void run_advise(const AdviseArguments& arguments) {
+  const std::unique_ptr<Reader> reference = open_checkpoint(arguments.reference);
+  std::uint64_t weights = 0;
+  for (std::size_t t = 0; t < reference->tensors().size(); ++t) weights += element_count(reference->tensors().shape(t));
+  const std::uint64_t max_bytes = parse_budget(arguments.size, weights);
+  const std::vector<Candidate> formats = advice_formats(*reference, arguments.allow_nibble_only);
+  ProgressDisplay progress(arguments.progress);
+  const Measurement measurement = measure(*reference, formats, {false, arguments.resources}, progress);
+  progress.close();
+  const Advice advice = advise(*reference, formats, measurement, {max_bytes, arguments.allow_nibble_only});
+  if (arguments.json)
+    fmt::print("{}\n", to_json(arguments, *reference, max_bytes, advice));
+  else
+    print(arguments, *reference, max_bytes, advice);
+}
+
+}  // namespace nibble::cli

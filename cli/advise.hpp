@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+#include "cli/progress.hpp"
+#include "nibble/memory.hpp"
+
+namespace nibble::cli {
+
+struct AdviseArguments {
+  std::string reference;
+  std::string size;  ///< "4.5bits", "4.5bpw", "5GB", "5GiB"
+  bool allow_nibble_only = false;
+  bool json = false;
+  ProgressStyle progress = ProgressStyle::none;
+  Resources resources;
+};
+
+/// Measures the formats that advice needs, and prints it.
+void run_advise(const AdviseArguments& arguments);
+
+}  // namespace nibble::cli

@@ -1,0 +1,252 @@
+// nibble measure REF TEST...: options, one call into the library, a table, and whether thresholds hold.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "cli/advise.hpp"
+#include "cli/commands.hpp"
+#include "cli/html_report.hpp"
+#include "cli/interrupt.hpp"
+#include "cli/measurement.hpp"
+#include "cli/progress.hpp"
+#include "cli/sizes.hpp"
+#include "nibble/error.hpp"
+#include "nibble/measure.hpp"
+#include "nibble/thresholds.hpp"
+
+namespace nibble::cli {
+namespace {
+
+struct Options {
+  std::string reference;
+  std::vector<std::string> tests;
+  std::vector<std::string> formats;
+  std::vector<std::string> max_rmse, min_sqnr, min_cosine;
+  std::size_t worst = 30;
+  bool json = false;
+  bool csv = false;
+  std::string html;
+  std::optional<std::string> advise;
+  bool allow_nibble_only = false;
+  std::string progress = "auto";
+  std::string max_memory = "1GB";
+  Resources resources;
+};
+
+// "nf4", "nf4:block-size=32,double-quant=no": what `convert --to nf4 --block-size 32 --no-double-quant` would do.
+Recipe parse_format(const std::string& text) {
+  const auto fail = [&](const std::string& fact) {
+    throw Error(Errc::usage, fmt::format("--to '{}': {}", printable(text), fact));
+  };
+  Recipe recipe;
+  const std::size_t colon = std::min(text.find(':'), text.size());
+  recipe.to = text.substr(0, colon);
+  for (std::size_t begin = colon + 1; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view option = std::string_view(text).substr(begin, end - begin);
+    begin = end + 1;
+    const std::size_t equals = std::min(option.find('='), option.size());
+    const std::string_view key = option.substr(0, equals);
+    const std::string_view value = option.substr(std::min(equals + 1, option.size()));
+    if (key == "block-size") {
+      const auto [last, error] = std::from_chars(value.data(), value.data() + value.size(), recipe.options.blocksize);
+      if (error != std::errc() || last != value.data() + value.size()) fail("block-size is not a number");
+    } else if (key == "double-quant") {
+      if (value != "yes" && value != "no") fail("double-quant is neither yes nor no");
+      recipe.options.double_quant = value == "yes";
+    } else {
+      fail("the options are block-size=N and double-quant=yes|no");
+    }
+  }
+  recipe.nonfinite = Nonfinite::keep;
+  recipe.options.on_overflow = OnOverflow::keep;  // an infinity shows in the figures
+  return recipe;
+}
+
+// Over a report that is there, but never half of one.
+void write_file(const std::string& path, const std::string& text) {
+  const std::string partial = path + ".partial";
+  std::ofstream file(partial, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  std::error_code error;
+  if (file) std::filesystem::rename(partial, path, error);
+  if (file && !error) return;
+  std::filesystem::remove(partial, error);
+  throw Error(Errc::io, fmt::format("{}: cannot write the report", escaped(path)));
+}
+
+bool use_colours() {
+  const char* const no_color = std::getenv("NO_COLOR");
+  const char* const terminal = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) != 0 && (no_color == nullptr || *no_color == '\0') &&
+         (terminal == nullptr || std::string_view(terminal) != "dumb");
+}
+
+std::vector<Threshold> parse_thresholds(const Options& options) {
+  std::vector<Threshold> thresholds;
+  const auto add = [&](Threshold::Figure figure, const std::vector<std::string>& texts) {
+    for (const std::string& text : texts)
+      thresholds.push_back(parse_threshold(figure, std::string(option_name(figure)), text));
+  };
+  add(Threshold::Figure::max_rmse, options.max_rmse);
+  add(Threshold::Figure::min_sqnr_db, options.min_sqnr);
+  add(Threshold::Figure::min_cosine, options.min_cosine);
+  return thresholds;
+}
+
+void report(const std::vector<Violation>& found, const Measurement& measurement) {
+  for (const Violation& violation : found)
+    std::fprintf(stderr, "%s\n",
+                 fmt::format("fails: {}: tensor '{}': {:.6g}, {} {:.6g}",
+                             escaped(measurement.candidates[violation.candidate].name),
+                             printable(measurement.tensors[violation.tensor].info.name), violation.value,
+                             option_name(violation.threshold.figure), violation.threshold.limit)
+                     .c_str());
+  if (!found.empty())
+    throw Error(Errc::difference,
+                fmt::format("{}: tensor '{}' {}breaks {}", escaped(measurement.candidates[found[0].candidate].name),
+                            printable(measurement.tensors[found[0].tensor].info.name),
+                            found.size() > 1 ? fmt::format("(and {} more) ", found.size() - 1) : "",
+                            option_name(found[0].threshold.figure)));
+}
+
+void run(Options& options) {
+  catch_interrupts();
+  options.resources.max_memory = parse_size("--max-memory", options.max_memory);
+  const ProgressStyle style = progress_style(options.progress);
+  if (options.advise)
+    return run_advise(
+        {options.reference, *options.advise, options.allow_nibble_only, options.json, style, options.resources});
+  if (options.tests.empty() && options.formats.empty())
+    throw Error(Errc::usage, "nothing to measure: name a TEST, or a format by --to");
+  const std::vector<Threshold> thresholds = parse_thresholds(options);
+  const std::unique_ptr<Reader> reference = open_checkpoint(options.reference, true);
+  std::deque<std::unique_ptr<Reader>> tests;
+  std::vector<Candidate> candidates;
+  for (const std::string& test : options.tests)
+    candidates.push_back({test, tests.emplace_back(open_checkpoint(test, true)).get(), std::nullopt});
+  for (const std::string& format : options.formats) {
+    Recipe recipe = parse_format(format);
+    recipe.allow_nibble_only = options.allow_nibble_only;
+    candidates.push_back({format, nullptr, make_plan(*reference, recipe)});
+  }
+  ProgressDisplay progress(style);
+  const bool needs_counts = options.json || !options.html.empty();
+  const Measurement measurement = measure(*reference, candidates, {needs_counts, options.resources}, progress);
+  progress.close();
+  const std::vector<Violation> found = violations(measurement, thresholds);  // or usage: before anything is printed
+  if (!options.html.empty()) {
+    std::string json;
+    write_json(measurement, [&](std::string_view text) { json += text; });
+    write_file(options.html, html_report(json));
+  }
+  // main() asks whether all of it was written.
+  const auto print = [](std::string_view text) { (void)std::fwrite(text.data(), 1, text.size(), stdout); };
+  if (options.json) {
+    write_json(measurement, print);
+    print("\n");
+  } else if (options.csv) {
+    write_csv(measurement, print);
+  } else {
+    print(to_table(measurement, options.worst, use_colours()));
+  }
+  report(found, measurement);
+}
+
+}  // namespace
+
+void add_measure(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand("measure", "Say what a conversion cost, tensor by tensor");
+  const auto options = std::make_shared<Options>();
+  command
+      ->add_option("REF", options->reference, "The original: a file, a model directory, or org/model in the hub cache")
+      ->required()
+      ->type_name("");
+  command->add_option("TEST", options->tests, "What is held against it, plain or quantized, by whatever tool")
+      ->type_name("");
+
+  const auto repeatable = [&](const std::string& name, std::vector<std::string>& values, const std::string& help,
+                              const std::string& type, const std::string& group) {
+    command->add_option(name, values, help)
+        ->type_name(type)
+        ->expected(1)
+        ->take_all()
+        ->allow_extra_args(false)
+        ->group(group);
+  };
+  const std::string what = "What would it be";
+  repeatable("--to", options->formats,
+             "What `convert --to` would make of REF, without writing it: nf4, int8, nf4:block-size=32,double-quant=no; "
+             "repeatable",
+             "FORMAT", what);
+  CLI::Option* const advise =
+      command->add_option("--advise", options->advise,
+                          "Find the codec of every tensor that costs least within a size, or within bits per weight of "
+                          "all of REF (5GB, 4.5bits), and print the command for it");
+  advise->type_name("SIZE")->group(what);
+  command
+      ->add_flag("--allow-nibble-only", options->allow_nibble_only,
+                 "Measure what only nibble's own loader reads, too; advise it")
+      ->group(what);
+
+  const std::string output = "Output";
+  command->add_option("--worst", options->worst, "Tensors in the table, the worst first; 0 for all")
+      ->capture_default_str()
+      ->type_name("N")
+      ->group(output);
+  CLI::Option* const json = command->add_flag("--json", options->json, "Print one JSON object on stdout");
+  json->group(output);
+  command->add_flag("--csv", options->csv, "Print comma-separated values, a line for every tensor")
+      ->excludes(json)
+      ->group(output);
+  command
+      ->add_option("--html", options->html,
+                   "Write a page that needs no network: layers, kinds, a map, histograms, the worst blocks")
+      ->type_name("FILE")
+      ->group(output);
+  command->add_option("--progress", options->progress, "Shown on stderr: auto, bar, plain, json or none")
+      ->capture_default_str()
+      ->type_name("STYLE")
+      ->group(output);
+
+  const std::string limits = "Limits (exit code 8 if a tensor breaks one)";
+  repeatable("--max-rmse", options->max_rmse, "Largest root mean square error; repeatable", "[RE=]X", limits);
+  repeatable("--min-sqnr", options->min_sqnr, "Least signal-to-quantization-noise ratio in dB; repeatable", "[RE=]X",
+             limits);
+  repeatable("--min-cosine", options->min_cosine, "Least cosine similarity; repeatable", "[RE=]X", limits);
+
+  const std::string resources = "Resources";
+  command->add_option("--max-memory", options->max_memory, "Peak memory; chunks are planned within it")
+      ->capture_default_str()
+      ->type_name("SIZE")
+      ->group(resources);
+  command->add_option("--threads", options->resources.threads, "[the processors this process may use]")
+      ->check(CLI::Range(1, 1024).description(""))
+      ->type_name("N")
+      ->group(resources);
+
+  for (const char* const other : {"TEST", "--to", "--csv", "--html", "--max-rmse", "--min-sqnr", "--min-cosine"})
+    advise->excludes(command->get_option(other));
+
+  command->footer(
+      "Examples:\n"
+      "  nibble measure Llama-3.1-8B Llama-3.1-8B-nf4\n"
+      "  nibble measure Llama-3.1-8B --to nf4 --to int8 --to nf4:block-size=32\n"
+      "  nibble measure REF TEST --min-sqnr 18 --min-sqnr '.*down_proj.*=20'\n"
+      "  nibble measure Llama-3.1-8B --advise 5.5bits");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "nibble/measure.hpp"
+
+namespace nibble::cli {
+
+/// Takes a text in pieces: whole, that of a large model would take as much memory as the measurement itself.
+using Sink = std::function<void(std::string_view)>;
+
+/// One JSON object with everything (docs/measure.md lists its fields), without an end of line.
+void write_json(const Measurement& measurement, const Sink& out);
+
+/// A header and a line for every tensor of every candidate.
+void write_csv(const Measurement& measurement, const Sink& out);
+
+/// For people: the `worst` tensors of every candidate (0: all), its kinds, its layers, its totals.
+[[nodiscard]] std::string to_table(const Measurement& measurement, std::size_t worst, bool colours);
+
+}  // namespace nibble::cli

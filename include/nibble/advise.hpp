@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nibble/checkpoint.hpp"
+#include "nibble/measure.hpp"
+#include "nibble/recipe.hpp"
+
+/// Which tensor of a checkpoint should get which codec, so that all of them together take no more than so many bytes
+/// and lose as little as possible.
+///
+///   cost = sum over tensors of  n * (sum e^2 / sum w^2)
+///
+/// n weights w of which e is the error: the relative squared error of every tensor, weighted by how many weights it
+/// has. (A tensor of large weights counts no more than one of small weights, for layers are normalized.)
+namespace nibble {
+
+/// What advise() has to know the errors of: a plan for each number format, its options at their defaults. Within what
+/// transformers can load these are NF4, FP4 and int8 for the linear layers; with `allow_nibble_only` the same for every
+/// tensor that they can store, and casts to bf16 and fp16 where those are smaller. Nothing is read but headers.
+[[nodiscard]] std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble_only);
+
+struct AdviseOptions {
+  std::uint64_t max_bytes = 0;     ///< of all tensors as they are stored, without headers
+  bool allow_nibble_only = false;  ///< any codec for any tensor; otherwise one of NF4, FP4 and int8, or none
+};
+
+/// All tensors of a checkpoint at some size.
+struct AdvicePoint {
+  std::uint64_t bytes = 0;
+  double cost = 0;     ///< as above
+  double sqnr_db = 0;  ///< 10 log10(sum w^2 / sum e^2) of all weights together; infinite where none differs
+};
+
+struct Advice {
+  std::string base;                 ///< codec that the linear layers get unless something else is said: Recipe::to
+  std::vector<std::string> codecs;  ///< by index into Reader::tensors()
+  AdvicePoint chosen;
+  std::uint64_t weights = 0;       ///< in all tensors, as `convert` counts them
+  std::vector<AdvicePoint> curve;  ///< what other sizes would cost, the smallest first: at most 64 points
+  Recipe recipe;                   ///< what make_plan() makes these codecs and bytes of
+  std::vector<std::string>
+      options;  ///< the same for the command line: "--to", "nf4", "--skip", RE, "--tensor", RE=TYPE
+
+  [[nodiscard]] double bits_per_weight(std::uint64_t bytes) const;
+};
+
+/// `formats` are those of advice_formats(), and `measurement` is what measure() said of them.
+///
+/// Every tensor has the choices (bytes, cost) that were measured, and to stay as it is (F64 becomes fp32, which counts
+/// as exact). From the smallest choice of each the walk goes up along the lower convex hulls of these choices, where
+/// cost falls most for a byte first; equal steps go by the order of tensors. When a step does not fit, later ones that
+/// do are taken. The result costs at most what one step saves more than the least possible, and that step is the first
+/// that did not fit. Without `allow_nibble_only` this is done for each of NF4, FP4 and int8, and the best is taken, in
+/// this order if equal. A tensor in which a codec met NaN or infinity, or made some, does not get it.
+///
+/// Throws Error(usage) if the smallest choice of all tensors takes more than `max_bytes`, or if `measurement` is not of
+/// these formats.
+[[nodiscard]] Advice advise(const Reader& reference, std::span<const Candidate> formats, const Measurement& measurement,
+                            const AdviseOptions& options);
+
+}  // namespace nibble

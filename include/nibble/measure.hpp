@@ -1,0 +1,98 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nibble/checkpoint.hpp"
+#include "nibble/convert.hpp"
+#include "nibble/memory.hpp"
+#include "nibble/metrics.hpp"
+#include "nibble/recipe.hpp"
+
+namespace nibble {
+
+/// What is held against a reference: a checkpoint, or what a conversion of the reference would write.
+struct Candidate {
+  std::string name;
+  const Reader* checkpoint = nullptr;  ///< opened with accept_quantized
+  std::optional<Plan> plan;            ///< of the reference, where there is no checkpoint
+};
+
+/// How often something occurs in a tensor; only where it was asked for.
+struct Counts {
+  std::vector<std::uint64_t> codes;  ///< of the 16 codes of 4-bit codecs
+  /// k, and how many errors there are with 2^k <= |e| < 2^(k + 1); ascending, none of them 0.
+  std::vector<std::pair<int, std::uint64_t>> errors;
+  std::uint64_t exact = 0;  ///< e = 0, or too small for a normal fp32 number
+
+  /// -sum p log2 p over the codes, in bits; NaN without codes.
+  [[nodiscard]] double entropy() const;
+};
+
+/// A tensor of the reference, as it is compared.
+struct MeasuredWeights {
+  TensorInfo info;
+  std::string kind;                    ///< its name without layer and expert numbers: "self_attn.q_proj"
+  std::optional<std::uint64_t> layer;  ///< the first number in its name
+  std::uint64_t bytes = 0;             ///< stored in the reference
+  WeightStats stats;
+
+  /// For matrices of at most 2^16 columns: columns whose root mean square is at least 6 times the median one, and
+  /// their share of the sum of squares. (LLM.int8() finds them in activations; in weights they cost the same way.)
+  std::optional<std::uint64_t> outlier_columns;
+  double outlier_energy = 0;
+};
+
+/// What a candidate has in its place.
+struct MeasuredError {
+  std::string codec;
+  std::uint64_t bytes = 0;  ///< of all its parts
+  ErrorStats stats;
+  Counts counts;
+};
+
+struct MeasuredCandidate {
+  std::string name;
+  std::uint64_t bytes = 0;                            ///< of all its tensors, compared or not
+  std::vector<std::optional<MeasuredError>> tensors;  ///< as Measurement::tensors has them
+  std::vector<std::string> missing;                   ///< tensors of the reference that it lacks, or of other shapes
+};
+
+struct Measurement {
+  std::string name;
+  std::uint64_t bytes = 0;
+  std::vector<MeasuredWeights> tensors;  ///< in the order of the files
+  std::vector<MeasuredCandidate> candidates;
+};
+
+struct MeasureOptions {
+  bool counts = false;  ///< fill in Counts
+  Resources resources;
+};
+
+/// Holds candidates against a reference, both plain or quantized, tensor by tensor: all are decoded to fp32 on the
+/// fly, chunk by chunk, in one pass over the reference. What a conversion would write is encoded into memory, or into
+/// a temporary file where the tensor is too large for that (it comes back before it is compared: double quantization
+/// needs all of a tensor).
+///
+/// Matrices that transformers stores transposed, and experts that are one tensor there, are compared as the candidate
+/// has them. The figures do not depend on threads and memory. Throws Error(bad_input), Error(io),
+/// Error(no_space) if max_memory is too little, Error(interrupted).
+[[nodiscard]] Measurement measure(const Reader& reference, std::span<const Candidate> candidates,
+                                  const MeasureOptions& options, Progress& progress);
+
+/// The layer and the kind of a tensor, from its name.
+struct Place {
+  std::optional<std::uint64_t> layer;
+  std::string kind;
+};
+[[nodiscard]] Place place_of(std::string_view name);
+
+}  // namespace nibble

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nibble/measure.hpp"
+
+namespace nibble {
+
+/// A limit that the error of every tensor has to keep, or of those whose whole name matches (RE2 syntax).
+struct Threshold {
+  enum class Figure : std::uint8_t { max_rmse, min_sqnr_db, min_cosine };
+  Figure figure = Figure::max_rmse;
+  double limit = 0;
+  std::string pattern;  ///< empty: every tensor
+};
+
+/// "0.01", or "RE=0.01". Throws Error(usage) naming `option` if there is no number, or
+/// the pattern is none.
+[[nodiscard]] Threshold parse_threshold(Threshold::Figure figure, const std::string& option, const std::string& text);
+
+/// A tensor that breaks one.
+struct Violation {
+  std::size_t candidate = 0;
+  std::size_t tensor = 0;  ///< index into Measurement::tensors
+  Threshold threshold;
+  double value = 0;
+};
+
+/// In the order of the thresholds, then of candidates and tensors. A tensor without finite weights to compare keeps
+/// every limit; one whose figure cannot be said, or with more NaN and infinities than the reference has, breaks it.
+/// Throws Error(usage) for a pattern that matches no tensor or is none.
+[[nodiscard]] std::vector<Violation> violations(const Measurement& measurement,
+                                                const std::vector<Threshold>& thresholds);
+
+/// "--max-rmse", and so on.
+[[nodiscard]] std::string_view option_name(Threshold::Figure figure);
+
+}  // namespace nibble

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "nibble/checkpoint.hpp"
+#include "nibble/codec.hpp"
+#include "nibble/recipe.hpp"
+#include "quant/buffers.hpp"
+
+namespace nibble {
+
+/// A checkpoint as the weights it stands for: the parts that a codec stored are one tensor again. Thread-safe.
+class StoredWeights {
+ public:
+  /// Throws Error(bad_input) if parts of a tensor are missing or contradict each other.
+  explicit StoredWeights(const Reader& in);
+
+  [[nodiscard]] const Reader& reader() const noexcept { return in_; }
+  [[nodiscard]] std::size_t size() const noexcept { return tensors_.size(); }
+
+  struct Tensor {
+    std::string_view codec;  ///< "keep" for tensors that no codec claims
+    StoredTensor stored;
+    std::uint64_t bytes = 0;  ///< of all parts
+    [[nodiscard]] bool quantized() const { return stored.parts.size() > 1; }
+  };
+  [[nodiscard]] Tensor operator[](std::size_t tensor) const;
+  [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const;
+
+ private:
+  [[nodiscard]] std::optional<std::size_t> find_part(std::string_view name) const;
+
+  const Reader& in_;
+  std::vector<std::unique_ptr<const Codec>> codecs_;  // with any options: to recognize
+  std::vector<std::uint32_t> by_name_;                // indices of Reader::tensors(), sorted by name
+  struct Row {
+    std::uint32_t part;
+    std::uint32_t codec;  // index into codec_names()
+  };
+  std::vector<Row> tensors_;                   // in the order of the files
+  std::vector<std::uint32_t> tensor_of_part_;  // or none
+  static constexpr std::uint32_t none = UINT32_MAX;
+};
+
+/// The weights of one tensor, to be read in any order. Thread-safe; what it was made from has to outlive it.
+class WeightSource {
+ public:
+  using Read = std::function<void(std::uint64_t offset, std::span<std::byte> out)>;
+
+  /// `first_part` is what the weights are stored as: all of it if there is no decoder.
+  /// `position` is where that begins in its file: buffers are placed by it.
+  WeightSource(const TensorInfo& first_part, std::uint64_t elements, std::unique_ptr<const Decoder> decoder, Read read,
+               std::uint64_t position = 0);
+
+  /// Bytes that weights [first, first + n) take; `first` a multiple of 4096.
+  [[nodiscard]] std::uint64_t bytes(std::uint64_t first, std::uint64_t n) const {
+    return offset(first + n) - offset(first);
+  }
+  [[nodiscard]] std::uint64_t position(std::uint64_t first) const { return position_ + offset(first); }
+  void read(std::uint64_t first, std::span<std::byte> raw) const {
+    if (!raw.empty()) read_(offset(first), raw);
+  }
+
+  /// Where they are in memory, if they are: read() is not needed then.
+  void set_memory(std::span<const std::byte> first_part) { memory_ = first_part; }
+  [[nodiscard]] bool is_in_memory() const noexcept { return !memory_.empty(); }
+  [[nodiscard]] std::span<const std::byte> memory(std::uint64_t first, std::uint64_t n) const {
+    return memory_.subspan(offset(first), bytes(first, n));
+  }
+
+  /// The weights [at, at + n) as fp32, n at most 4096, out of the bytes of those from `first` on. In `tile`, or where
+  /// they are if they are fp32.
+  [[nodiscard]] std::span<const float> decode(std::uint64_t first, std::span<const std::byte> raw, std::uint64_t at,
+                                              std::size_t n, std::span<float> tile) const;
+
+  /// The bytes of those weights, as stored.
+  [[nodiscard]] std::span<const std::byte> stored(std::uint64_t first, std::span<const std::byte> raw, std::uint64_t at,
+                                                  std::size_t n) const {
+    return raw.subspan(offset(at) - offset(first), bytes(at, n));
+  }
+
+ private:
+  [[nodiscard]] std::uint64_t offset(std::uint64_t weight) const;
+
+  DType dtype_;
+  std::uint64_t elements_;
+  std::uint64_t first_bytes_;
+  std::unique_ptr<const Decoder> decoder_;
+  Read read_;
+  std::uint64_t position_;
+  std::span<const std::byte> memory_;
+};
+
+/// The weights of a tensor of a checkpoint.
+[[nodiscard]] WeightSource open_weights(const StoredWeights& in, const StoredWeights::Tensor& tensor);
+
+/// The weights of a plain tensor as a plan sees them: a slice of it, transposed, or all.
+[[nodiscard]] WeightSource open_weights(const Reader& in, const PlannedTensor& tensor, Buffers& buffers);
+
+/// Fills `out` with the bytes of a planned tensor from `offset` on, as if it lay in a file by itself.
+void read_planned(const Reader& in, const PlannedTensor& tensor, std::uint64_t offset, std::span<std::byte> out,
+                  Buffers& buffers);
+
+}  // namespace nibble

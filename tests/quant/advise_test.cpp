@@ -1,0 +1,398 @@
+#include "nibble/advise.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <set>
+
+#include "nibble/error.hpp"
+#include "tests/support/corrupt.hpp"
+#include "tests/support/memory_checkpoint.hpp"
+
+namespace nibble {
+namespace {
+
+using test::error_of;
+using test::MemoryReader;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+MemoryReader llama(DType dtype = DType::bf16) {
+  MemoryReader in;
+  in.set_architecture("LlamaForCausalLM", false);
+  in.add_normal("model.embed_tokens.weight", dtype, {32, 128});
+  for (int layer = 0; layer < 3; ++layer) {
+    const std::string at = "model.layers." + std::to_string(layer) + ".";
+    in.add_normal(at + "self_attn.q_proj.weight", dtype, {128, 128});
+    in.add_normal(at + "mlp.down_proj.weight", dtype, {128, 256});
+    in.add_normal(at + "input_layernorm.weight", dtype, {128});
+  }
+  in.add_normal("lm_head.weight", dtype, {32, 128});
+  return in;
+}
+
+// A measurement in which each tensor has this relative squared error where a codec changes it.
+using RelativeError = std::function<double(const std::string& name, std::string_view codec)>;
+
+Measurement made_up(const Reader& in, const std::vector<Candidate>& formats, const RelativeError& error) {
+  Measurement measurement;
+  for (const TensorInfo& tensor : in.tensors()) measurement.tensors.emplace_back().info = tensor;
+  for (const Candidate& format : formats) {
+    MeasuredCandidate& candidate = measurement.candidates.emplace_back();
+    for (const PlannedTensor& planned : format.plan->tensors) {
+      MeasuredError& measured = candidate.tensors.emplace_back().emplace();
+      measured.codec = planned.codec;
+      measured.bytes = planned.stored_bytes;
+      measured.stats.count = planned.info.elements();
+      measured.stats.reference = 4 * static_cast<double>(planned.info.elements());
+      if (planned.codec != "keep")
+        measured.stats.square = measured.stats.reference * error(planned.info.name, planned.codec);
+    }
+  }
+  return measurement;
+}
+
+// Errors that differ from layer to layer.
+double uneven(const std::string& name, std::string_view codec) {
+  const double base = codec == "nf4" ? 8e-3 : codec == "fp4" ? 1.2e-2 : codec == "int8" ? 1e-4 : 1e-6;
+  return base * (1 + static_cast<double>(std::hash<std::string>()(name) % 100) / 50);
+}
+
+Advice advise(const Reader& in, std::uint64_t max_bytes, bool allow_nibble_only = false,
+              const RelativeError& error = uneven) {
+  const std::vector<Candidate> formats = advice_formats(in, allow_nibble_only);
+  return advise(in, formats, made_up(in, formats, error), {max_bytes, allow_nibble_only});
+}
+
+// The recipe that the options on the command line stand for.
+Recipe parse(const std::vector<std::string>& options) {
+  Recipe recipe;
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    if (options[i] == "--allow-nibble-only") {
+      recipe.allow_nibble_only = true;
+      continue;
+    }
+    const std::string& value = options.at(i + 1);
+    if (options[i] == "--to") recipe.to = value;
+    if (options[i] == "--skip") recipe.skips.push_back(value);
+    if (options[i] == "--tensor")
+      recipe.rules.push_back({value.substr(0, value.rfind('=')), value.substr(value.rfind('=') + 1)});
+    ++i;
+  }
+  return recipe;
+}
+
+// What convert would do with the options is what was advised.
+Plan check(const Reader& in, const Advice& advice) {
+  Plan plan = make_plan(in, parse(advice.options));
+  EXPECT_EQ(plan.stored_bytes(), advice.chosen.bytes);
+  EXPECT_EQ(advice.codecs.size(), in.tensors().size());
+  for (const PlannedTensor& planned : plan.tensors)
+    EXPECT_EQ(planned.codec, advice.codecs[planned.source]) << planned.info.name;
+  EXPECT_EQ(plan.nibble_only, advice.recipe.allow_nibble_only);
+  EXPECT_EQ(plan.recipe.skips, advice.recipe.skips);
+  return plan;
+}
+
+struct Least {
+  double cost = std::numeric_limits<double>::infinity();
+  double largest_step = 0;  // what one tensor can save
+};
+
+// All assignments of {the codec, keep} to what the plan of a format quantizes.
+Least least_cost(const MemoryReader& in, const Candidate& format, std::uint64_t limit) {
+  std::uint64_t fixed = 0;
+  std::vector<PlannedTensor> items;
+  for (const PlannedTensor& planned : format.plan->tensors) {
+    if (planned.quantized)
+      items.push_back(planned);
+    else
+      fixed += planned.stored_bytes;
+  }
+  Least least;
+  for (std::size_t set = 0; set < std::size_t{1} << items.size(); ++set) {
+    std::uint64_t bytes = fixed;
+    double cost = 0;
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      const double own = static_cast<double>(items[i].info.elements()) * uneven(items[i].info.name, items[i].codec);
+      least.largest_step = std::max(least.largest_step, own);
+      const bool keeps = (set >> i & 1U) != 0;
+      bytes += keeps ? in.tensors().bytes(items[i].source) : items[i].stored_bytes;
+      if (!keeps) cost += own;
+    }
+    if (bytes <= limit) least.cost = std::min(least.cost, cost);
+  }
+  return least;
+}
+
+TEST(Advise, IsNearTheBestOfAllAssignments) {
+  const MemoryReader in = llama();
+  const std::vector<Candidate> formats = advice_formats(in, false);
+  std::uint64_t all = 0;
+  for (std::size_t t = 0; t < in.tensors().size(); ++t) all += in.tensors().bytes(t);
+  const std::uint64_t smallest = formats.front().plan->stored_bytes();
+  ASSERT_EQ(formats.front().name, "nf4");
+  std::set<std::string> bases;
+  for (std::uint64_t limit = smallest; limit < all + 2000; limit += 1000) {
+    const Advice advice = nibble::advise(in, formats, made_up(in, formats, uneven), {limit, false});
+    check(in, advice);
+    EXPECT_LE(advice.chosen.bytes, limit);
+    EXPECT_FALSE(advice.recipe.allow_nibble_only);
+    Least best;
+    for (const Candidate& format : formats) {
+      const Least of_format = least_cost(in, format, limit);
+      if (of_format.cost < best.cost) best = of_format;
+    }
+    EXPECT_GE(advice.chosen.cost, best.cost * (1 - 1e-12));
+    EXPECT_LE(advice.chosen.cost, best.cost + best.largest_step);
+    bases.insert(advice.base);
+  }
+  EXPECT_THAT(bases, ElementsAre("int8", "nf4"));
+}
+
+TEST(Advise, CurveHasTheBestOfEverySize) {
+  const MemoryReader in = llama();
+  const std::vector<Candidate> formats = advice_formats(in, false);
+  const Advice some = advise(in, formats.front().plan->stored_bytes());
+  EXPECT_EQ(some.base, "nf4");
+  EXPECT_EQ(some.curve.size(), 7u);  // six matrices
+  EXPECT_EQ(some.curve.front().bytes, some.chosen.bytes);
+  EXPECT_EQ(some.curve.back().cost, 0);
+  EXPECT_TRUE(std::isinf(some.curve.back().sqnr_db));
+  for (const AdvicePoint& point : some.curve)
+    EXPECT_NEAR(point.cost, least_cost(in, formats.front(), point.bytes).cost, 1e-9);
+  double square = 0;
+  double reference = 0;
+  for (const PlannedTensor& planned : formats.front().plan->tensors) {
+    reference += static_cast<double>(planned.info.elements());
+    if (planned.quantized)
+      square += static_cast<double>(planned.info.elements()) * uneven(planned.info.name, planned.codec);
+  }
+  EXPECT_NEAR(some.chosen.cost, square, 1e-9);
+  EXPECT_NEAR(some.chosen.sqnr_db, 10 * std::log10(reference / square), 1e-9);
+  EXPECT_EQ(some.weights, static_cast<std::uint64_t>(reference));
+  EXPECT_NEAR(some.bits_per_weight(some.chosen.bytes), 8 * static_cast<double>(some.chosen.bytes) / reference, 1e-12);
+}
+
+TEST(Advise, CurveHasAtMost64Points) {
+  MemoryReader in;
+  for (int layer = 0; layer < 150; ++layer)
+    in.add_normal("l." + std::to_string(layer) + ".weight", DType::bf16, {64, 64});
+  const Advice advice = advise(in, 800'000);
+  check(in, advice);
+  EXPECT_GE(advice.curve.size(), 60u);
+  EXPECT_LE(advice.curve.size(), 64u);
+  EXPECT_EQ(advice.curve.back().cost, 0);
+  for (std::size_t i = 1; i < advice.curve.size(); ++i) {
+    EXPECT_GT(advice.curve[i].bytes, advice.curve[i - 1].bytes);
+    EXPECT_LT(advice.curve[i].cost, advice.curve[i - 1].cost);
+  }
+}
+
+TEST(Advise, SkipsTheWorst) {
+  const MemoryReader in = llama();
+  std::uint64_t limit = advice_formats(in, false).front().plan->stored_bytes() + 100'000;  // two of the larger ones
+  const auto error = [](const std::string& name, std::string_view) {
+    return name.find(".1.mlp") != std::string::npos || name.find(".2.mlp") != std::string::npos ? 1e-2 : 5e-3;
+  };
+  const Advice advice = advise(in, limit, false, error);
+  EXPECT_THAT(advice.options, ElementsAre("--to", "nf4", "--skip", R"(model\.layers\.(1|2)\.mlp\.down_proj\.weight)"));
+  check(in, advice);
+}
+
+TEST(Advise, EqualTensorsGoInOrder) {
+  const MemoryReader in = llama();
+  const std::uint64_t limit = advice_formats(in, false).front().plan->stored_bytes() + 55'000;
+  const Advice advice = advise(in, limit, false, [](const std::string&, std::string_view) { return 1e-2; });
+  EXPECT_THAT(advice.options, Contains(HasSubstr("layers")).Times(1));
+  EXPECT_EQ(advice.codecs[1], "keep");
+}
+
+TEST(Advise, SizeThatCannotBeReached) {
+  const MemoryReader in = llama();
+  const std::uint64_t smallest = advice_formats(in, false).front().plan->stored_bytes();
+  EXPECT_THAT(error_of([&] { (void)advise(in, smallest - 1); }, Errc::usage),
+              testing::MatchesRegex("the smallest that '/' can become without --allow-nibble-only is " +
+                                    std::to_string(smallest) + " bytes .5[.][0-9]+ bits per weight., " +
+                                    std::to_string(smallest - 1) + " are allowed"));
+  EXPECT_THAT(error_of([&] { (void)advise(in, 100, true); }, Errc::usage), Not(HasSubstr("without")));
+}
+
+TEST(Advise, EverythingFits) {
+  const MemoryReader in = llama();
+  const Advice advice = advise(in, std::numeric_limits<std::uint64_t>::max());
+  EXPECT_EQ(advice.chosen.cost, 0);
+  EXPECT_THAT(advice.codecs, testing::Each("keep"));
+  EXPECT_THAT(advice.options, ElementsAre("--to", "nf4", "--skip", R"(model\.layers\.\d+\.self_attn\.q_proj\.weight)",
+                                          "--skip", R"(model\.layers\.\d+\.mlp\.down_proj\.weight)"));
+  check(in, advice);
+}
+
+TEST(Advise, NibbleOnlyMixesCodecs) {
+  const MemoryReader in = llama();
+  const std::uint64_t limit = advice_formats(in, false).front().plan->stored_bytes();
+  const Advice advice = advise(in, limit, true);
+  check(in, advice);
+  EXPECT_TRUE(advice.recipe.allow_nibble_only);
+  EXPECT_THAT(advice.options, Contains("--allow-nibble-only"));
+  EXPECT_LT(advice.chosen.cost, advise(in, limit).chosen.cost);
+  EXPECT_THAT(advice.codecs, Contains("int8"));
+  EXPECT_THAT(advice.codecs, Contains("nf4"));
+  for (std::uint64_t bytes = advice.curve.front().bytes; bytes < 320'000; bytes += 5000)
+    check(in, advise(in, bytes, true));
+}
+
+// A choice that needs no other loader says so.
+TEST(Advise, AllowedIsNotNeeded) {
+  const MemoryReader in = llama(DType::f32);
+  const Advice advice = advise(in, 312'064 + 100, true, [](const std::string&, std::string_view codec) {
+    return codec == "bf16" ? 1e-9 : codec == "fp16" ? 2e-9 : 1.0;
+  });
+  EXPECT_THAT(advice.options, ElementsAre("--to", "bf16"));
+  check(in, advice);
+}
+
+TEST(Advise, InfinitiesAndNansStayAsTheyAre) {
+  const MemoryReader in = llama(DType::f32);
+  const std::vector<Candidate> formats = advice_formats(in, true);
+  Measurement measurement = made_up(in, formats, uneven);
+  const auto at = [&](const std::string& name) {
+    for (std::size_t t = 0; t < in.tensors().size(); ++t)
+      if (in.tensors().name(t) == name) return t;
+    return std::size_t{0};
+  };
+  const std::size_t overflows = at("lm_head.weight");
+  const std::size_t broken = at("model.layers.1.mlp.down_proj.weight");
+  measurement.tensors[broken].stats.nan = 1;
+  for (MeasuredCandidate& candidate : measurement.candidates) {
+    if (candidate.name == "fp16") candidate.tensors[overflows]->stats.inf = 1;
+    candidate.tensors[broken]->stats.nan = 1;  // casts leave it
+    if (candidate.name != "fp16" && candidate.name != "bf16") candidate.tensors[broken]->codec = "keep";
+  }
+  for (std::uint64_t limit = 210'000; limit < 700'000; limit += 10'000) {
+    const Advice advice = nibble::advise(in, formats, measurement, {limit, true});
+    check(in, advice);
+    EXPECT_NE(advice.codecs[overflows], "fp16");
+    EXPECT_THAT(advice.codecs[broken], testing::AnyOf("keep", "bf16", "fp16"));
+  }
+}
+
+TEST(Advise, TensorsOfManyKinds) {
+  MemoryReader in;
+  in.add_normal("a.weight", DType::f64, {64, 64});
+  in.add_normal("b.weight", DType::f32, {64, 64});
+  in.add_normal("c.weight", DType::bf16, {64, 64});
+  in.add_normal("d.weight", DType::f64, {64});
+  in.add({"ids", DType::i64, {100}}, std::vector<std::byte>(800));
+  in.add({"zeros.weight", DType::f32, {64, 64}}, std::vector<std::byte>(64 * 64 * 4));
+  in.add({"none.weight", DType::f32, {0, 64}}, {});
+  for (const bool allow : {false, true}) {
+    const std::vector<Candidate> formats = advice_formats(in, allow);
+    Progress progress;
+    const Measurement measurement = measure(in, formats, {}, progress);
+    std::uint64_t smallest = 0;
+    for (std::uint64_t limit = 6000; limit < 100'000; limit += 500) {
+      try {
+        const Advice advice = nibble::advise(in, formats, measurement, {limit, allow});
+        check(in, advice);
+        EXPECT_EQ(advice.codecs[4], "keep");
+        EXPECT_NE(advice.codecs[3], "keep");
+        if (smallest == 0) smallest = limit;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Errc::usage);
+        EXPECT_EQ(smallest, 0u);
+      }
+    }
+    EXPECT_GT(smallest, 0u);
+  }
+}
+
+// From the weights to the plan: what was measured is what convert would store.
+TEST(Advise, EndToEnd) {
+  MemoryReader in = llama(DType::f32);
+  const float large = 3;  // one weight that takes the range of its row, and of its block
+  std::memcpy(in.bytes(2).data(), &large, sizeof large);
+  for (const bool allow : {false, true}) {
+    const std::vector<Candidate> formats = advice_formats(in, allow);
+    Progress progress;
+    const Measurement measurement = measure(in, formats, {}, progress);
+    double last = std::numeric_limits<double>::infinity();
+    for (std::uint64_t limit = 150'000; limit < 700'000; limit += 50'000) {
+      const Advice advice = nibble::advise(in, formats, measurement, {limit, allow});
+      const Plan plan = check(in, advice);
+      const std::vector<Candidate> again{{"advised", nullptr, plan}};
+      const Measurement advised = measure(in, again, {}, progress);
+      double cost = 0;
+      for (const auto& error : advised.candidates[0].tensors)
+        if (error->stats.square > 0)
+          cost += static_cast<double>(error->stats.count) * error->stats.square / error->stats.reference;
+      EXPECT_NEAR(cost, advice.chosen.cost, 1e-9 * cost);
+      EXPECT_LE(cost, last);
+      last = cost;
+    }
+  }
+}
+
+// Experts that are one tensor become many, and Conv1D is transposed; the rules name what the file has.
+TEST(Advise, FusedAndTransposed) {
+  MemoryReader experts;
+  experts.set_architecture("GptOssForCausalLM", false);
+  experts.add_normal("model.layers.0.self_attn.q_proj.weight", DType::bf16, {64, 64});
+  experts.add_normal("model.layers.0.mlp.experts.down_proj", DType::bf16, {4, 64, 64});
+  experts.add_normal("model.layers.1.mlp.experts.down_proj", DType::bf16, {4, 64, 64});
+  MemoryReader conv;
+  conv.set_architecture("GPT2LMHeadModel", true);
+  for (int layer = 0; layer < 2; ++layer)
+    conv.add_normal("h." + std::to_string(layer) + ".mlp.c_fc.weight", DType::f32, {64, 256});
+  for (const MemoryReader* in : {&experts, &conv})
+    for (const bool allow : {false, true}) {
+      const std::vector<Candidate> formats = advice_formats(*in, allow);
+      Progress progress;
+      const Measurement measurement = measure(*in, formats, {}, progress);
+      std::set<std::string> seen;
+      for (std::uint64_t limit = 22'000; limit < 150'000; limit += 1000) {
+        try {
+          const Advice advice = nibble::advise(*in, formats, measurement, {limit, allow});
+          check(*in, advice);
+          seen.insert(advice.codecs[1]);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), Errc::usage) << error.what();
+        }
+      }
+      EXPECT_EQ(seen.contains("nf4"), in == &conv || allow);
+      EXPECT_TRUE(seen.contains("keep"));
+    }
+}
+
+TEST(Advise, HostileNames) {
+  MemoryReader in;
+  const std::vector<std::string> names{"a.(1|2).weight", "a.1.weight",     "a.2.weight",       "-x=y.weight",
+                                       "it's.weight",    "[a-z]+*.weight", "a\nb.0.weight",    "\\d+.weight",
+                                       "ü.0.weight",     ".*.weight",      "$(rm).{3}.weight", "a\\.1\\.weight"};
+  for (const std::string& name : names) in.add_normal(name, DType::bf16, {64, 64});
+  for (std::uint64_t limit = 41'000; limit < 100'000; limit += 3000) {
+    check(in, advise(in, limit));
+    check(in, advise(in, limit, true));
+  }
+}
+
+TEST(Advise, AnotherMeasurementIsUsage) {
+  const MemoryReader in = llama();
+  const std::vector<Candidate> formats = advice_formats(in, false);
+  Measurement measurement = made_up(in, formats, uneven);
+  const std::string text = "the measurement is not of the formats that advice is asked for";
+  const AdviseOptions options{1'000'000, false};
+  measurement.tensors[1].info.name = "other";
+  EXPECT_EQ(error_of([&] { (void)nibble::advise(in, formats, measurement, options); }, Errc::usage), text);
+  EXPECT_EQ(error_of([&] { (void)nibble::advise(in, formats, {}, options); }, Errc::usage), text);
+  EXPECT_EQ(error_of([&] { (void)nibble::advise(in, {}, {}, options); }, Errc::usage), text);
+}
+
+}  // namespace
+}  // namespace nibble
