@@ -4,13 +4,13 @@
 # nothing else.
 #
 #   bench/run.sh                what of the peers is installed takes part (python/peers.sh installs them)
-#   bench/run.sh in_memory      one part: in_memory, peers, convert, scaling or profile_stages
+#   bench/run.sh in_memory      one part: in_memory, peers, convert, measure, scaling or profile_stages
 #   PEERS=PYTHON bench/run.sh   with an interpreter that has the peers already
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 parts=("$@")
-[[ $# -gt 0 ]] || parts=(in_memory peers convert scaling profile_stages)
+[[ $# -gt 0 ]] || parts=(in_memory peers convert measure scaling profile_stages)
 peers=${PEERS:-build/peers/bin/python}
 
 cmake/install_dependencies.sh --tools
@@ -32,6 +32,7 @@ for part in "${parts[@]}"; do
       bench/convert.py --only flat,start --keep --out bench/results/sizes.jsonl
       options=(--python "$peers" --only main,llama --keep)
       ;;
+    measure) options=(--python "$peers" --keep) ;;
     scaling) options=(--keep) ;;
     profile_stages)
       if ! command -v perf >/dev/null; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tables from bench/results/*.jsonl: no figure of docs/performance.md or docs/evaluate.md is typed by hand.
+"""Tables from bench/results/*.jsonl: no figure of those in docs/*.md is typed by hand.
 
     bench/table.py                  prints the targets and what was measured
     bench/table.py --write FILE     fills in what stands between <!-- table: NAME --> and <!-- end -->
@@ -312,6 +312,27 @@ def evaluated_text():
             f"MiniLM: their first {minilm['lines']} lines.\n")  # fmt: skip
 
 
+def measured_table():
+    _, measured = record.load(record.RESULTS / "measure.jsonl")
+    _, reports = record.load(record.RESULTS / "error_report.jsonl")
+    cpu = {name: line["user"] + line["system"] for name, line in reports.items()}
+    rows = [[target.what, text(target.limit, target.unit), text(value, target.unit),
+             "yes" if target.met(value) else "no"]
+            for target in MEASURE_TARGETS if (value := target.value(measured)) is not None]  # fmt: skip
+    report = cpu["convert/nf4"] / cpu["convert/nf4/without-report"] - 1
+    rows.append(["processor time that the error report adds to a conversion", "40%", text(report, "%"),
+                 "yes" if report <= 0.4 else "no"])  # fmt: skip
+    return markdown(TARGET_HEAD, rows)
+
+
+MEASURE_TARGETS = [
+    Target("measuring NF4, time of the conversion", "measure", ratio("measure/nf4", "convert/nf4"), 1, at_most=True),
+    Target("three formats by --to, time of one", "measure", ratio("measure/to-three", "measure/to-nf4"), 2,
+           at_most=True),
+    Target("measuring NF4 against a script with bitsandbytes and torch", "measure",
+           ratio("peer/measure/nf4", "measure/nf4"), 20),
+]  # fmt: skip
+
 TABLES = {
     "machine": lambda: machine_text("convert"),
     "targets": targets_table,
@@ -325,6 +346,8 @@ TABLES = {
     "perplexity": perplexity_table,
     "layers": layers_table,
     "cosine": cosine_table,
+    "measure_machine": lambda: machine_text("measure"),
+    "measured": measured_table,
 }
 
 
