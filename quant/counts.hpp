@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "nibble/measure.hpp"
+
+namespace nibble {
+
+/// Adds the counts of other weights.
+void add(Counts& to, const Counts& from);
+
+/// Counts the errors of weights by their size, which is how fp32 stores it.
+void count_errors(std::span<const float> reference, std::span<const float> test, Counts& counts);
+
+/// Counts 4-bit codes, two to a byte. After an odd number of weights the last one is nobody's.
+void count_codes(std::span<const std::byte> packed, std::size_t weights, Counts& counts);
+
+}  // namespace nibble
