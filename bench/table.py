@@ -169,8 +169,8 @@ def machine_text(source):
     return f"Measured {run['date']}: " + "; ".join(words) + ".\n"
 
 
-def codecs_table():
-    _, lines = record.load(record.RESULTS / "codecs.jsonl")
+def codecs_table(results="codecs"):
+    _, lines = record.load(record.RESULTS / f"{results}.jsonl")
     rows = [
         [f"`{name}`", *(f"{lines[f'{name}/{size}'][field]:{form}}" for size in ("in_cache", "in_memory")
                         for field, form in (("median", ".2f"), ("share_of_memcpy", ".0%"), ("share_of_read", ".0%")))]
@@ -338,6 +338,8 @@ TABLES = {
     "targets": targets_table,
     "times": times_table,
     "codecs": codecs_table,
+    "avx512_machine": lambda: machine_text("codecs_avx512"),
+    "avx512": lambda: codecs_table("codecs_avx512"),
     "peers": peers_table,
     "scaling": scaling_table,
     "check": check_table,
