@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -69,9 +72,22 @@ Recipe parse_format(const std::string& text) {
       fail("the options are block-size=N and double-quant=yes|no");
     }
   }
+  if (const auto bnb = make_codec(recipe.to, recipe.options)->bnb_config();
+      colon < text.size() && !(bnb && bnb->bits == 4))
+    fail("only 4-bit codecs have options");
   recipe.nonfinite = Nonfinite::keep;
   recipe.options.on_overflow = OnOverflow::keep;  // an infinity shows in the figures
   return recipe;
+}
+
+// Told before hours of measuring: pipes and devices are not replaced, and a file has to have room beside it.
+void check_report_path(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error))
+    throw Error(Errc::io, fmt::format("{}: cannot write the report: is no regular file", escaped(path.string())));
+  const std::filesystem::path parent = path.has_parent_path() ? path.parent_path() : ".";
+  if (access(parent.c_str(), W_OK) != 0)
+    throw Error(Errc::io, fmt::format("{}: cannot write the report: {}", escaped(path.string()), std::strerror(errno)));
 }
 
 // Over a report that is there, but never half of one.
@@ -109,17 +125,18 @@ std::vector<Threshold> parse_thresholds(const Options& options) {
 void report(const std::vector<Violation>& found, const Measurement& measurement) {
   for (const Violation& violation : found)
     std::fprintf(stderr, "%s\n",
-                 fmt::format("fails: {}: tensor '{}': {:.6g}, {} {:.6g}",
-                             escaped(measurement.candidates[violation.candidate].name),
-                             printable(measurement.tensors[violation.tensor].info.name), violation.value,
+                 fmt::format("fails: {}: tensor '{}': {}, {} {:.6g}",
+                             escaped(measurement.candidates[violation.candidate].name), printable(violation.name),
+                             violation.tensor == measurement.tensors.size() ? "is not there to be compared"
+                                                                            : fmt::format("{:.6g}", violation.value),
                              option_name(violation.threshold.figure), violation.threshold.limit)
                      .c_str());
   if (!found.empty())
-    throw Error(Errc::difference,
-                fmt::format("{}: tensor '{}' {}breaks {}", escaped(measurement.candidates[found[0].candidate].name),
-                            printable(measurement.tensors[found[0].tensor].info.name),
-                            found.size() > 1 ? fmt::format("(and {} more) ", found.size() - 1) : "",
-                            option_name(found[0].threshold.figure)));
+    throw Error(
+        Errc::difference,
+        fmt::format("{}: tensor '{}' {}breaks {}", escaped(measurement.candidates[found[0].candidate].name),
+                    printable(found[0].name), found.size() > 1 ? fmt::format("(and {} more) ", found.size() - 1) : "",
+                    option_name(found[0].threshold.figure)));
 }
 
 void run(Options& options) {
@@ -132,6 +149,7 @@ void run(Options& options) {
   if (options.tests.empty() && options.formats.empty())
     throw Error(Errc::usage, "nothing to measure: name a TEST, or a format by --to");
   const std::vector<Threshold> thresholds = parse_thresholds(options);
+  if (!options.html.empty()) check_report_path(options.html);
   const std::unique_ptr<Reader> reference = open_checkpoint(options.reference, true);
   std::deque<std::unique_ptr<Reader>> tests;
   std::vector<Candidate> candidates;
@@ -146,6 +164,11 @@ void run(Options& options) {
   const bool needs_counts = options.json || !options.html.empty();
   const Measurement measurement = measure(*reference, candidates, {needs_counts, options.resources}, progress);
   progress.close();
+  for (const MeasuredCandidate& candidate : measurement.candidates)
+    if (!candidate.missing.empty() && std::none_of(candidate.tensors.begin(), candidate.tensors.end(),
+                                                   [](const auto& error) { return error.has_value(); }))
+      throw Error(Errc::bad_input, fmt::format("{}: has none of the tensors of {} in the same shape",
+                                               escaped(candidate.name), escaped(measurement.name)));
   const std::vector<Violation> found = violations(measurement, thresholds);  // or usage: before anything is printed
   if (!options.html.empty()) {
     std::string json;

@@ -68,7 +68,8 @@ Groups group(const Measurement& measurement, const MeasuredCandidate& candidate)
 double badness(const MeasuredWeights& tensor, const std::optional<MeasuredError>& error) {
   if (!error) return -1;
   const ErrorStats& stats = error->stats;
-  if (stats.nan + stats.inf > tensor.stats.nan + tensor.stats.inf) return std::numeric_limits<double>::infinity();
+  if (stats.lost > 0 || stats.nan + stats.inf > tensor.stats.nan + tensor.stats.inf)
+    return std::numeric_limits<double>::infinity();
   const double value = stats.rel_rmse();
   if (std::isnan(value)) return stats.square > 0 ? std::numeric_limits<double>::infinity() : -1;
   return value;

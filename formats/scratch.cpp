@@ -21,11 +21,15 @@ class FileScratch final : public Scratch {
   FileScratch(int directory, std::string label) : label_(std::move(label)) {
     fd_ = Descriptor(openat(directory, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
     if (fd_.get() >= 0) return;
-    // Not every file system has files without a name.
-    constexpr const char* name = ".scratch";
-    fd_ = Descriptor(openat(directory, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+    // Not every file system has files without a name. In a folder of all users any name may be taken.
+    std::string name;
+    for (int attempt = 0; attempt < attempts && fd_.get() < 0; ++attempt) {
+      name = fmt::format(".scratch-{}-{}", getpid(), attempt);
+      fd_ = Descriptor(openat(directory, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+      if (fd_.get() < 0 && errno != EEXIST) break;
+    }
     if (fd_.get() < 0) fail("cannot create a temporary file", errno);
-    if (unlinkat(directory, name, 0) != 0) fail("cannot remove the name of a temporary file", errno);
+    if (unlinkat(directory, name.c_str(), 0) != 0) fail("cannot remove the name of a temporary file", errno);
   }
 
   void write(std::uint64_t offset, std::span<const std::byte> bytes) override {
@@ -49,6 +53,8 @@ class FileScratch final : public Scratch {
   }
 
  private:
+  static constexpr int attempts = 100;
+
   [[noreturn]] void fail(std::string_view action, int error) const {
     const Errc code = error == ENOSPC || error == EDQUOT ? Errc::no_space : Errc::io;
     throw Error(code, fmt::format("{}: {}: {}", label_, action, std::strerror(error)));

@@ -114,13 +114,17 @@ class Conversion {
  private:
   Plan& plan() { return report_.plan; }
 
+  static bool is_kept(const MeasuredWeights& tensor, const MeasuredError& error) {
+    return error.bytes == tensor.bytes && error.stats.square == 0;
+  }
+
   // The same bytes are made twice: what measure() finds is what will be written.
   void measure_first() {
     const Candidate candidate{{}, nullptr, plan()};
     Measurement measurement = measure(in_, std::span(&candidate, 1), {.resources = resources_}, progress_);
     std::vector<std::optional<MeasuredError>>& errors = measurement.candidates.front().tensors;
     for (std::size_t t = 0; t < errors.size(); ++t)
-      if (errors[t] && errors[t]->codec != "keep")
+      if (errors[t] && !is_kept(measurement.tensors[t], *errors[t]))
         measured_.emplace(std::move(measurement.tensors[t].info.name), std::move(*errors[t]));
   }
 
@@ -286,7 +290,7 @@ class Conversion {
         buffers_.lend(work.stored_offset(end) - chunk.out_offset, out_.position(work.first_part, chunk.out_offset));
     chunk.findings = work.encoder->encode(chunk.first, chunk.in.bytes(), chunk.out.bytes());
     chunk.errors.clear();
-    if (report_.plan.recipe.error_report == ErrorReport::basic)
+    if (report_.plan.recipe.options.sums_errors)
       work.encoder->error(chunk.first, chunk.in.bytes(), chunk.out.bytes(), chunk.errors);
     chunk.in = {};
     work.hash->sum(chunk.out_offset, chunk.out.bytes(), chunk.sums);

@@ -9,6 +9,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -407,8 +408,7 @@ class FourBitCodec final : public Codec {
       if (!dimension.is_number_unsigned()) fail(part, "shape has a dimension that is no size");
       stored.info.shape.push_back(dimension.get<std::uint64_t>());
     }
-    for (const DTypeTraits& dtype : dtypes)
-      if (state.value("dtype", "") == dtype.torch_name && is_weight_type(dtype.dtype)) stored.info.dtype = dtype.dtype;
+    stored.info.dtype = dtype_of(part, state);
     stored.options.blocksize = blocksize->template get<std::uint32_t>();
     stored.options.double_quant = state.contains("nested_blocksize");
     const std::vector<std::string> names = part_names(packed.name, name_, stored.options.double_quant);
@@ -417,13 +417,35 @@ class FourBitCodec final : public Codec {
       if (!found) fail(packed, "part '" + printable(names[i]) + "' is missing");
       stored.parts.push_back(*found);
     }
-    if (const std::uint64_t n = stored.info.elements(); packed.bytes() != ceil_div(n, 2))
+    // A product that 64 bits do not count is more than any file holds.
+    std::uint64_t n = 1;
+    for (const std::uint64_t dimension : stored.info.shape)
+      if (__builtin_mul_overflow(n, dimension, &n)) fail(packed, "shape has more weights than 64 bits count");
+    if (packed.bytes() != ceil_div(n, 2))
       fail(packed, "has " + std::to_string(packed.bytes()) + " bytes for " + std::to_string(n) + " weights");
+    const std::vector<TensorInfo> expected = make_codec(name_, stored.options)->parts(stored.info);
+    for (std::size_t i = 1; i < expected.size(); ++i) {
+      const TensorInfo found = in.tensors()[stored.parts[i]];
+      if (found.dtype != expected[i].dtype)
+        fail(found, "type is " + std::string(traits(found.dtype).name) + ", not " +
+                        std::string(traits(expected[i].dtype).name));
+      if (i + 1 < expected.size() && found.bytes() != expected[i].bytes())
+        fail(found, "has " + std::to_string(found.bytes()) + " bytes, not " + std::to_string(expected[i].bytes()));
+    }
     return stored;
   }
 
  private:
   static constexpr std::uint64_t longest_state = 1 << 16;
+
+  // What the weights were before: the types that bitsandbytes quantizes.
+  static DType dtype_of(const TensorInfo& part, const nlohmann::json& state) {
+    const auto name = state.find("dtype");
+    if (name == state.end() || !name->is_string()) fail(part, "dtype is missing");
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+      if (name->get_ref<const std::string&>() == traits(dtype).torch_name) return dtype;
+    fail(part, "dtype is " + printable(name->get<std::string>()) + ", none of float32, float16 and bfloat16");
+  }
 
   static nlohmann::json parse_state(const TensorInfo& part, std::span<const std::byte> bytes) {
     const auto* const text = reinterpret_cast<const char*>(bytes.data());
@@ -463,7 +485,9 @@ class FourBitCodec final : public Codec {
     expect("nested_blocksize", nested::blocksize);
     const auto offset = state.find("nested_offset");
     if (offset == state.end() || !offset->is_number()) fail(part, "nested_offset is not a number");
-    return static_cast<float>(offset->get<double>());
+    const double value = offset->get<double>();
+    if (!(std::abs(value) <= std::numeric_limits<float>::max())) fail(part, "nested_offset is beyond fp32");
+    return static_cast<float>(value);
   }
 
   std::string_view name_, summary_;

@@ -415,6 +415,10 @@ class Int8 final : public Codec {
     if (!scb) return std::nullopt;
     StoredTensor stored{{codes.name, DType::f16, codes.shape}, {}, {first, *scb}};
     if (const auto format = find(expected[2].name)) stored.parts.push_back(*format);
+    for (std::size_t i = 2; i < stored.parts.size(); ++i)
+      if (in.tensors().bytes(stored.parts[i]) != expected[i].bytes())
+        throw Error(Errc::bad_input, "tensor '" + printable(expected[i].name) + "': has " +
+                                         std::to_string(in.tensors().bytes(stored.parts[i])) + " bytes, not 1");
     if (in.tensors().dtype(*scb) != DType::f32)
       throw Error(Errc::bad_input, "tensor '" + printable(expected[1].name) + "': type is " +
                                        std::string(traits(in.tensors().dtype(*scb)).name) + ", not F32");

@@ -43,23 +43,29 @@ void append(std::string& text, const ErrorSums& sums) {
                  number(sums.rel_rmse()), number(sums.sqnr_db()), number(sums.cosine()));
 }
 
+void append(std::string& text, const Spread& absmax) {
+  if (absmax.count > 0)
+    fmt::format_to(std::back_inserter(text), R"(,"absmax":{{"min":{},"mean":{},"max":{},"std":{}}})",
+                   number(absmax.min), number(absmax.mean()), number(absmax.max), number(absmax.std()));
+}
+
 void append(std::string& text, const EncodingError& error) {
   text += R"(,"error":{)";
   append(text, error.sums);
-  if (const Spread& absmax = error.absmax; absmax.count > 0)
-    fmt::format_to(std::back_inserter(text), R"(,"absmax":{{"min":{},"mean":{},"max":{},"std":{}}})",
-                   number(absmax.min), number(absmax.mean()), number(absmax.max), number(absmax.std()));
+  append(text, error.absmax);
   text += '}';
 }
 
-void append(std::string& text, const MeasuredError& error) {
+void append(std::string& text, const MeasuredError& error, const EncodingError* basic) {
   const ErrorStats& stats = error.stats;
   text += R"(,"error":{)";
   append(text, static_cast<const ErrorSums&>(stats));
   fmt::format_to(std::back_inserter(text), R"(,"mae":{},"max_abs":{},"max_abs_at":{},"mean_rel":{},)",
                  number(stats.mae()), number(stats.max_abs), stats.max_abs_at, number(stats.mean_rel()));
-  fmt::format_to(std::back_inserter(text), R"("worst_block":{{"at":{},"rmse":{}}}}})", stats.worst_square_at,
-                 number(stats.worst_rmse()));
+  fmt::format_to(std::back_inserter(text), R"("worst_block":{{"at":{},"rmse":{},"absmax":{}}})", stats.worst_square_at,
+                 number(stats.worst_rmse()), number(stats.worst_absmax));
+  if (basic != nullptr) append(text, basic->absmax);
+  text += '}';
 }
 
 std::string_view spelling(ErrorReport report) {
@@ -127,8 +133,10 @@ void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Finding
   fmt::format_to(std::back_inserter(text_), R"(}},"transposed":{},"source_bytes":{},"stored_bytes":{},)",
                  tensor.transposed, tensor.info.bytes(), tensor.stored_bytes);
   append(text_, findings);
-  if (basic != nullptr) append(text_, *basic);
-  if (full != nullptr) append(text_, *full);
+  if (full != nullptr)
+    append(text_, *full, basic);
+  else if (basic != nullptr)
+    append(text_, *basic);
   if (const std::string file = out_.shard_name(shard); !file.empty()) {
     text_ += ",\"file\":";
     append_quoted(text_, file);

@@ -37,6 +37,10 @@ namespace {
 static_assert(unit_weights % tile_weights == 0);
 constexpr double outlier_factor = 6;
 
+// Between these the sum of a column's squares fits fp32; columns of other matrices are not looked at.
+constexpr float smallest_squared = 1e-15f;
+constexpr float largest_squared = 1e15f;
+
 // The parts of a tensor that follow its first, in memory.
 class KeptParts final : public PartSink {
  public:
@@ -129,9 +133,16 @@ class Measuring {
     return bytes;
   }
 
+  static std::unique_ptr<Scratch> make_temporary() {
+    std::error_code error;
+    const std::filesystem::path directory = std::filesystem::temp_directory_path(error);
+    if (error) throw Error(Errc::io, "$TMPDIR: " + error.message());
+    return make_file_scratch(directory);
+  }
+
   static std::unique_ptr<Scratch> make_scratch(std::uint64_t bytes, bool fits) {
     if (fits) return std::make_unique<MemoryScratch>(bytes);
-    return make_file_scratch(std::filesystem::temp_directory_path());
+    return make_temporary();
   }
 
   // The next tensor, or nothing.
@@ -153,7 +164,7 @@ class Measuring {
     const std::size_t tensor = *pairing_.reference().find(in_.tensors().name(view.source));
     const StoredWeights::Tensor stored = pairing_.reference()[tensor];
     if (stored.quantized()) {
-      work->weights.emplace(open_weights(pairing_.reference(), stored));
+      work->weights.emplace(about(in_, [&] { return open_weights(pairing_.reference(), stored); }));
       work->measured.bytes = stored.bytes;
     } else {
       work->weights.emplace(open_weights(in_, view, buffers_));
@@ -228,7 +239,7 @@ class Measuring {
               .bytes = stored.bytes};
     const auto bnb = make_codec(stored.codec)->bnb_config();
     test.has_codes = stored.quantized() && bnb && bnb->bits == 4;
-    test.weights.emplace(open_weights(pairing_.stored(c), stored));
+    test.weights.emplace(about(pairing_.stored(c).reader(), [&] { return open_weights(pairing_.stored(c), stored); }));
     return test;
   }
 
@@ -246,7 +257,7 @@ class Measuring {
     if (fits)
       test.memory = buffers_.lend(parts.front().bytes(), 0);
     else
-      test.file = make_file_scratch(std::filesystem::temp_directory_path());
+      test.file = make_temporary();
     const std::unique_ptr<Scratch> absmax = make_scratch(codec.scratch_bytes(planned.info), fits);
     const Chunking chunking = codec.chunking(planned.info, unit_weights);
     const std::unique_ptr<Encoder> encoder = codec.encoder(planned.info, chunking, *absmax);
@@ -426,7 +437,10 @@ class Measuring {
   }
 
   void finish(Work& work) {
-    if (work.columns > 0 && work.elements > 0) find_outliers(work);
+    const float absmax = work.measured.stats.absmax_max;
+    if (work.columns > 0 && work.elements > 0 && absmax <= largest_squared &&
+        (absmax == 0 || absmax >= smallest_squared))
+      find_outliers(work);
     result_.tensors.push_back(std::move(work.measured));
     for (std::size_t c = 0; c < work.tests.size(); ++c) {
       auto& to = result_.candidates[c].tensors.emplace_back();

@@ -268,6 +268,7 @@ ErrorStats compare_exactly(std::span<const float> reference, std::span<const flo
     const double w = reference[i], t = test[i];
     if (std::isnan(t)) ++stats.nan;
     if (std::isinf(t)) ++stats.inf;
+    if (std::isfinite(w) && !std::isfinite(t)) ++stats.lost;
     if (!std::isfinite(w) || !std::isfinite(t)) continue;
     const double e = t - w;
     ++stats.count;
@@ -405,6 +406,7 @@ void ErrorStats::add(const ErrorStats& next) {
   nonzero += next.nonzero;
   nan += next.nan;
   inf += next.inf;
+  lost += next.lost;
   magnitude += next.magnitude;
   relative += next.relative;
   if (next.max_abs > max_abs) {

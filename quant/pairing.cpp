@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "nibble/error.hpp"
-
 namespace nibble {
 namespace {
 
@@ -46,14 +44,14 @@ void for_each_view(const Plan& plan, const std::vector<std::uint32_t>& index, st
 }  // namespace
 
 Pairing::Pairing(const Reader& reference, std::span<const Candidate> candidates)
-    : candidates_(candidates), reference_(reference) {
+    : candidates_(candidates), reference_(about(reference, [&] { return StoredWeights(reference); })) {
   const bool quantized = is_quantized(reference_);
   bool any_stored = false;
   for (const Candidate& candidate : candidates) {
     stored_.emplace_back();
     views_.emplace_back();
     if (candidate.checkpoint != nullptr) {
-      stored_.back().emplace(*candidate.checkpoint);
+      about(*candidate.checkpoint, [&] { return &stored_.back().emplace(*candidate.checkpoint); });
       any_stored = true;
     } else if (quantized) {
       throw Error(Errc::bad_input, fmt::format("{}: is quantized already: only plain weights can be converted to {}",

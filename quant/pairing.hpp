@@ -8,10 +8,20 @@
 #include <string>
 #include <vector>
 
+#include "nibble/error.hpp"
 #include "nibble/measure.hpp"
 #include "quant/stored_weights.hpp"
 
 namespace nibble {
+
+/// Calls f(); what it throws is said to be about a checkpoint, of which several are open.
+template <class F> auto about(const Reader& checkpoint, F&& f) {
+  try {
+    return f();
+  } catch (const Error& error) {
+    throw Error(error.code(), escaped(checkpoint.path().string()) + ": " + error.what());
+  }
+}
 
 /// Which tensor of a candidate belongs to which of the reference, in which view: candidates that are quantized may have
 /// it transposed (Conv1D) or in slices (experts).

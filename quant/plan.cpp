@@ -73,7 +73,7 @@ class Planner {
  public:
   Planner(const Reader& in, const Recipe& recipe) : in_(in), codecs_(recipe.options) {
     plan_.recipe = recipe;
-    plan_.recipe.options.sums_errors = recipe.error_report == ErrorReport::basic;
+    plan_.recipe.options.sums_errors = recipe.error_report != ErrorReport::none;
     for (const Rule& rule : recipe.rules) {
       (void)codecs_[rule.codec];
       rules_.emplace_back("--tensor", rule.pattern);

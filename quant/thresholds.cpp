@@ -26,7 +26,7 @@ double figure_of(const ErrorStats& stats, Threshold::Figure figure) {
 
 // Written so that what is not a number breaks the limit, be it the figure or weights that were numbers before.
 bool keeps(const MeasuredWeights& reference, const ErrorStats& stats, const Threshold& threshold) {
-  if (stats.nan + stats.inf > reference.stats.nan + reference.stats.inf) return false;
+  if (stats.lost > 0 || stats.nan + stats.inf > reference.stats.nan + reference.stats.inf) return false;
   if (stats.count == 0) return true;
   const double value = figure_of(stats, threshold.figure);
   return threshold.figure == Threshold::Figure::max_rmse ? value <= threshold.limit : value >= threshold.limit;
@@ -67,6 +67,7 @@ Threshold parse_threshold(Threshold::Figure figure, const std::string& option, c
   if (!limit)
     throw Error(Errc::usage,
                 fmt::format("{} '{}': neither a number nor of the form RE=NUMBER", option, printable(text)));
+  if (equals == 0) throw Error(Errc::usage, fmt::format("{} '{}': the pattern is empty", option, printable(text)));
   Threshold threshold{figure, *limit, has_pattern ? text.substr(0, equals) : ""};
   (void)compiled(threshold);  // measuring takes long: better to say it now
   return threshold;
@@ -78,20 +79,26 @@ std::vector<Violation> violations(const Measurement& measurement, const std::vec
     std::unique_ptr<RE2> pattern;
     if (!threshold.pattern.empty()) pattern = compiled(threshold);
     bool any = false;
-    std::vector<bool> matches(measurement.tensors.size(), true);
-    for (std::size_t t = 0; t < matches.size(); ++t) {
-      matches[t] = !pattern || RE2::FullMatch(measurement.tensors[t].info.name, *pattern);
-      any = any || matches[t];
+    const auto matches = [&](const std::string& name) {
+      const bool hit = !pattern || RE2::FullMatch(name, *pattern);
+      any = any || hit;
+      return hit;
+    };
+    std::vector<bool> is_meant(measurement.tensors.size());
+    for (std::size_t t = 0; t < is_meant.size(); ++t) is_meant[t] = matches(measurement.tensors[t].info.name);
+    for (std::size_t c = 0; c < measurement.candidates.size(); ++c) {
+      const MeasuredCandidate& candidate = measurement.candidates[c];
+      for (std::size_t t = 0; t < is_meant.size(); ++t) {
+        const auto& error = candidate.tensors[t];
+        if (!is_meant[t] || !error || keeps(measurement.tensors[t], error->stats, threshold)) continue;
+        found.push_back({c, t, measurement.tensors[t].info.name, threshold, figure_of(error->stats, threshold.figure)});
+      }
+      for (const std::string& name : candidate.missing)
+        if (matches(name)) found.push_back({c, is_meant.size(), name, threshold, std::nan("")});
     }
     if (!any && pattern)
       throw Error(Errc::usage, fmt::format("{} '{}' matches no tensor", option_name(threshold.figure),
                                            printable(threshold.pattern)));
-    for (std::size_t c = 0; c < measurement.candidates.size(); ++c)
-      for (std::size_t t = 0; t < matches.size(); ++t) {
-        const auto& error = measurement.candidates[c].tensors[t];
-        if (!matches[t] || !error || keeps(measurement.tensors[t], error->stats, threshold)) continue;
-        found.push_back({c, t, threshold, figure_of(error->stats, threshold.figure)});
-      }
   }
   return found;
 }

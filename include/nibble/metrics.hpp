@@ -24,9 +24,10 @@ struct ErrorStats : ErrorSums {
   std::uint64_t nonzero = 0;  ///< pairs with w != 0
   std::uint64_t nan = 0;      ///< in t
   std::uint64_t inf = 0;
-  double magnitude = 0;  ///< sum of |e|
-  double relative = 0;   ///< sum of |e / w| over w != 0
-  double max_abs = 0;    ///< largest |e|
+  std::uint64_t lost = 0;  ///< pairs of which w is finite and t is not
+  double magnitude = 0;    ///< sum of |e|
+  double relative = 0;     ///< sum of |e / w| over w != 0
+  double max_abs = 0;      ///< largest |e|
   std::uint64_t max_abs_at = 0;
   double worst_square = 0;            ///< largest sum of e^2 in metric_block weights
   std::uint64_t worst_square_at = 0;  ///< where those begin

@@ -23,14 +23,15 @@ struct Threshold {
 /// A tensor that breaks one.
 struct Violation {
   std::size_t candidate = 0;
-  std::size_t tensor = 0;  ///< index into Measurement::tensors
+  std::size_t tensor = 0;  ///< index into Measurement::tensors; their number if the candidate lacks it
+  std::string name;
   Threshold threshold;
   double value = 0;
 };
 
 /// In the order of the thresholds, then of candidates and tensors. A tensor without finite weights to compare keeps
-/// every limit; one whose figure cannot be said, or with more NaN and infinities than the reference has, breaks it.
-/// Throws Error(usage) for a pattern that matches no tensor or is none.
+/// every limit; one whose figure cannot be said, that has NaN or infinities where the reference has none, or that the
+/// candidate lacks, breaks it. Throws Error(usage) for a pattern that matches no tensor or is none.
 [[nodiscard]] std::vector<Violation> violations(const Measurement& measurement,
                                                 const std::vector<Threshold>& thresholds);
 

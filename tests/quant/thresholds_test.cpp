@@ -115,6 +115,29 @@ TEST(Violations, ComeByThresholdThenCandidateThenTensor) {
   EXPECT_EQ(found[1].value, 2);
 }
 
+// Whoever sets a limit wants to hear of a tensor that is gone, not to pass for it.
+TEST(Violations, WhatIsMissingBreaksEveryLimit) {
+  Measurement measurement = measurement_of({error_of_rmse(0.1)});
+  measurement.candidates[0].missing = {"gone.weight"};
+  for (const std::string pattern : {"", "gone.*"}) {
+    const auto found = violations(measurement, {{Figure::max_rmse, 1, pattern}});
+    ASSERT_EQ(found.size(), 1u) << pattern;
+    EXPECT_EQ(found[0].name, "gone.weight");
+    EXPECT_EQ(found[0].tensor, 1u);
+    EXPECT_TRUE(std::isnan(found[0].value));
+  }
+  EXPECT_TRUE(violations(measurement, {{Figure::max_rmse, 1, "a"}}).empty());
+}
+
+// As many as before are no excuse if they are others.
+TEST(Violations, LostWeightsBreakEveryLimit) {
+  ErrorStats stats = error_of_rmse(0);
+  stats.nan = stats.lost = 1;
+  Measurement measurement = measurement_of({stats});
+  measurement.tensors[0].stats.nan = 1;
+  EXPECT_EQ(tensors_that_break(measurement, Figure::max_rmse, 1), (Tensors{0}));
+}
+
 // A limit is no good if it cannot be broken by a tensor that is no good at all.
 TEST(Violations, WhatCannotBeSaidBreaksEveryLimit) {
   const ErrorStats empty;
