@@ -52,9 +52,9 @@ template <class Source> HWY_INLINE Two<V> load_even_odd(const std::byte* HWY_RES
   if constexpr (sizeof(typename Source::Run) == 8) {
     return Source::load_two(d, w, i);
   } else if constexpr (Source::size == 4) {
-    Two<V> two;
-    hn::LoadInterleaved2(d, Source::at(w, i), two.v0, two.v1);
-    return two;
+    V even, odd;
+    hn::LoadInterleaved2(d, Source::at(w, i), even, odd);
+    return {even, odd};
   } else {
     const V first = Source::load(d, w, i), second = Source::load(d, w, i + vector_lanes);
     return {hn::ConcatEven(d, second, first), hn::ConcatOdd(d, second, first)};
