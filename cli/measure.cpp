@@ -260,7 +260,8 @@ void add_measure(CLI::App& app) {
       ->type_name("N")
       ->group(resources);
 
-  for (const char* const other : {"TEST", "--to", "--csv", "--html", "--max-rmse", "--min-sqnr", "--min-cosine"})
+  for (const char* const other :
+       {"TEST", "--to", "--worst", "--csv", "--html", "--max-rmse", "--min-sqnr", "--min-cosine"})
     advise->excludes(command->get_option(other));
 
   command->footer(

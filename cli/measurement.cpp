@@ -332,7 +332,8 @@ void write_json(const Measurement& measurement, const Sink& out) {
 
 void write_csv(const Measurement& measurement, const Sink& out) {
   out("test,name,kind,layer,dtype,shape,weights,codec,bytes,bits_per_weight,mae,rmse,max_abs,rel_rmse,sqnr_db,cosine,"
-      "mean_rel,nan,inf,rms,kurtosis,absmax_mean,absmax_std,outlier_columns,outlier_energy\n");
+      "mean_rel,nan,inf,rms,kurtosis,absmax_mean,absmax_std,outlier_columns,outlier_energy,max_abs_at,worst_block_at,"
+      "worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf\n");
   for (const MeasuredCandidate& candidate : measurement.candidates)
     for (std::size_t t = 0; t < candidate.tensors.size(); ++t) {
       if (!candidate.tensors[t]) continue;
@@ -351,9 +352,13 @@ void write_csv(const Measurement& measurement, const Sink& out) {
       for (const double figure :
            {tensor.stats.rms(), tensor.stats.kurtosis(), tensor.stats.absmax_mean(), tensor.stats.absmax_std()})
         line += ',' + csv_number(figure);
-      line += tensor.outlier_columns
-                  ? fmt::format(",{},{}\n", *tensor.outlier_columns, csv_number(tensor.outlier_energy))
-                  : ",,\n";
+      line += tensor.outlier_columns ? fmt::format(",{},{}", *tensor.outlier_columns, csv_number(tensor.outlier_energy))
+                                     : ",,";
+      line += stats.max_abs > 0 ? fmt::format(",{}", stats.max_abs_at) : ",";
+      line +=
+          stats.worst_square > 0 ? fmt::format(",{},{}", stats.worst_square_at, csv_number(stats.worst_rmse())) : ",,";
+      line += tensor.stats.blocks > 0 ? fmt::format(",{},{}", tensor.stats.absmax_min, tensor.stats.absmax_max) : ",,";
+      fmt::format_to(std::back_inserter(line), ",{},{}\n", tensor.stats.nan, tensor.stats.inf);
       out(line);
     }
 }

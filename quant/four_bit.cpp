@@ -1,3 +1,6 @@
+// How 4-bit codes lie in a checkpoint: parts, quantization state, absmax on the way in and out. One file, because all
+// of it is the one layout that bitsandbytes reads.
+
 #include "quant/four_bit.hpp"
 
 #include <oneapi/tbb/parallel_for.h>

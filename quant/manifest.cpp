@@ -61,7 +61,8 @@ void append(std::string& text, const MeasuredError& error, const EncodingError* 
   text += R"(,"error":{)";
   append(text, static_cast<const ErrorSums&>(stats));
   fmt::format_to(std::back_inserter(text), R"(,"mae":{},"max_abs":{},"max_abs_at":{},"mean_rel":{},)",
-                 number(stats.mae()), number(stats.max_abs), stats.max_abs_at, number(stats.mean_rel()));
+                 number(stats.mae()), stats.count == 0 ? "null" : number(stats.max_abs), stats.max_abs_at,
+                 number(stats.mean_rel()));
   fmt::format_to(std::back_inserter(text), R"("worst_block":{{"at":{},"rmse":{},"absmax":{}}})", stats.worst_square_at,
                  number(stats.worst_rmse()), number(stats.worst_absmax));
   if (basic != nullptr) append(text, basic->absmax);

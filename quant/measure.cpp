@@ -3,6 +3,7 @@
 //   cut (serial) -> read, decode, compare (parallel) -> add up (serial, in order)
 //
 // What a conversion would write is encoded when its tensor's turn comes, on all threads, and kept until it is compared.
+// One file, because its stages share the state of one measurement.
 
 #include "nibble/measure.hpp"
 

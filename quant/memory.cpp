@@ -22,6 +22,7 @@ constexpr std::uint64_t bytes_per_thread = 64 << 10;  // stack and the allocator
 // text of the header, the reader's and the plan's copy, and while one of them grows, its old place. The six parts of
 // NF4 in the output are half of it. 100,000 of them were measured to take 330 bytes each, all included.
 constexpr std::uint64_t bytes_per_tensor = 128;
+constexpr std::uint64_t bytes_per_report = 512;  // what measure() found, by name, until the tensor is in the manifest
 constexpr std::uint64_t copies = 4;
 
 // A chunk and what becomes of it, an eighth for the absmax of a small tensor that is whole in it, as much for what an
@@ -67,8 +68,9 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
            bytes_per_token;
   };
   const auto fixed = [&] {
-    return program_bytes + bytes_per_tensor * plan.tensors.size() + copies * texts + memory.threads * bytes_per_thread +
-           memory.tokens * token_bytes() + scanned + finish;
+    const std::uint64_t report = plan.recipe.error_report == ErrorReport::full ? bytes_per_report : 0;
+    return program_bytes + (bytes_per_tensor + report) * plan.tensors.size() + copies * texts +
+           memory.threads * bytes_per_thread + memory.tokens * token_bytes() + scanned + finish;
   };
   while (fixed() > resources.max_memory && memory.chunk_bytes > smallest_chunk_bytes) memory.chunk_bytes /= 2;
   while (fixed() > resources.max_memory && memory.tokens > 1) --memory.tokens;

@@ -1,3 +1,6 @@
+// The loops over weights, and what follows from their sums. One file, because the loops of a target, their plain form
+// and the fp64 code that stands in for both have to make the same sums, and are read side by side.
+
 #include "nibble/metrics.hpp"
 
 #include <algorithm>

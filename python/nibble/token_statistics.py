@@ -17,6 +17,7 @@ import torch
 
 CHUNK = 1 << 22  # logits that are held in fp64 at once: 32 MiB for each of a few temporaries
 PERCENTILES = (99.9, 99.0, 95.0, 90.0, 10.0, 5.0, 1.0, 0.1)
+LARGEST_EXPONENT = 700.0  # a model that is broken altogether: beyond it exp() overflows
 
 
 class TokenStatistics:
@@ -91,7 +92,8 @@ def spread(values):
 def perplexity(nll):
     """exp(mean nll) and its standard error exp(mean nll) * error(nll)."""
     mean, error = mean_and_error(nll)
-    return {"mean": math.exp(mean), "error": math.exp(mean) * error}
+    value = math.exp(min(mean, LARGEST_EXPONENT))
+    return {"mean": value, "error": value * error}
 
 
 def summary(nll_ref, nll, kld, p_diff, same):

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "nibble/tensor.hpp"
@@ -277,19 +278,50 @@ std::vector<std::vector<std::string>> rows_of(const std::string& text) {
   return rows;
 }
 
+// The sums of a conversion, and what double quantization does to them afterwards, against measuring its output.
+TEST_F(MeasureProgram, ManifestsHaveTheSameFigures) {
+  for (const std::string to : {"nf4", "nf4 --no-double-quant", "fp4 --block-size 32", "int8", "fp16"})
+    for (const std::string report : {"basic", "full", "none"}) {
+      const std::string what = to + " --error-report " + report;
+      ASSERT_EQ(run("convert w.safetensors out.safetensors --overwrite --progress none --to " + what).code, 0) << what;
+      const Json measured = json("w.safetensors out.safetensors");
+      const Json manifest = Json::parse(test::read_file(root_.path() / "out.safetensors.nibble.json"));
+      std::map<std::string, Json> errors;
+      for (const Json& tensor : manifest.at("tensors"))
+        if (tensor.contains("error")) errors[tensor.at("name")] = tensor.at("error");
+      EXPECT_EQ(errors.empty(), report == "none") << what;
+      const Json& tests = measured.at("tests").at(0).at("tensors");
+      for (std::size_t t = 0; t < tests.size(); ++t) {
+        const auto error = errors.find(measured.at("reference").at("tensors").at(t).at("name"));
+        if (error == errors.end()) continue;
+        for (const std::string figure : {"rmse", "rel_rmse", "sqnr_db", "cosine", "mae", "max_abs", "mean_rel"}) {
+          if (report == "basic" && !error->second.contains(figure)) continue;
+          const Json& expected = tests.at(t).at(figure);
+          const Json& found = error->second.at(figure);
+          ASSERT_EQ(found.is_null(), expected.is_null()) << what << ": " << error->first << ' ' << figure;
+          if (expected.is_null()) continue;
+          EXPECT_NEAR(found.get<double>(), expected.get<double>(), 1e-6 * std::abs(expected.get<double>()))
+              << what << ": " << error->first << ' ' << figure;
+        }
+        const bool has_absmax = to != "fp16" && error->first != "empty.weight";
+        EXPECT_EQ(error->second.contains("absmax"), has_absmax) << what << ": " << error->first;
+      }
+    }
+}
+
 TEST_F(MeasureProgram, CsvHasARowForEveryTensor) {
   const Outcome outcome = run("measure w.safetensors --to nf4 --to fp16 --csv");
   EXPECT_EQ(outcome.code, 0);
   const auto rows = rows_of(outcome.out);
   ASSERT_EQ(rows.size(), 1U + 2 * 5);
-  EXPECT_EQ(rows[0].size(), 25U);
+  EXPECT_EQ(rows[0].size(), 32U);
   EXPECT_EQ(rows[0][1], "name");
   const auto column = [&](const std::string& name) {
     return static_cast<std::size_t>(std::find(rows[0].begin(), rows[0].end(), name) - rows[0].begin());
   };
   const Json found = json("w.safetensors --to nf4 --to fp16");
   for (std::size_t r = 1; r < rows.size(); ++r) {
-    ASSERT_EQ(rows[r].size(), 25U);
+    ASSERT_EQ(rows[r].size(), 32U);
     const std::size_t test = (r - 1) / 5, t = (r - 1) % 5;
     const Json& tensor = found["tests"][test]["tensors"][t];
     EXPECT_EQ(rows[r][0], test == 0 ? "nf4" : "fp16");
