@@ -115,7 +115,7 @@ class Conversion {
   Plan& plan() { return report_.plan; }
 
   static bool is_kept(const MeasuredWeights& tensor, const MeasuredError& error) {
-    return error.bytes == tensor.bytes && error.stats.square == 0;
+    return error.codec == traits(tensor.info.dtype).torch_name;
   }
 
   // The same bytes are made twice: what measure() finds is what will be written.
