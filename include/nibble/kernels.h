@@ -1,0 +1,150 @@
+/* Operations on quantized weights in device memory, as a C interface: libnibble_cuda, which needs neither torch nor the
+ * rest of nibble. nibble/kernels.hpp is the same for C++.
+ *
+ * What holds for every function:
+ *
+ * - Pointers are to device memory, unless the text says host. They need the alignment of their type; a pointer aligned
+ *   to 16 bytes is faster. Nothing may overlap what is written.
+ * - Work is put on `stream` and the function returns at once: it never synchronizes and allocates nothing, so it can be
+ *   captured into a CUDA graph. Memory that it needs besides is asked for by ..._workspace() and given by the caller,
+ *   aligned to 16 bytes; what is in it before does not matter, and after the work is done it is free for anything.
+ * - Sizes are in elements unless the name says bytes. 64 bits everywhere: a weight may have more than 2^31 elements.
+ * - The same input gives the same bytes, always: no order of additions depends on timing.
+ * - The result is 0, or one of nibble_status, and then nothing was launched and nibble_last_error() says why.
+ * - Any number of threads may call at once. */
+#ifndef NIBBLE_KERNELS_H
+#define NIBBLE_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define NIBBLE_API __declspec(dllexport)
+#else
+#define NIBBLE_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A cudaStream_t. 0 is the default stream. */
+typedef struct CUstream_st* nibble_stream;
+
+/* Results of functions; the values are those of nibble::Errc. */
+typedef enum nibble_status {
+  NIBBLE_OK = 0,
+  NIBBLE_INTERNAL = 1, /* CUDA refused: no device, a device that the library has no code for, a broken context */
+  NIBBLE_USAGE = 2     /* an argument that makes no sense; the text names it, the fact and the limit */
+} nibble_status;
+
+/* Why the last function of this thread that failed did so: one line, valid until the next one fails. */
+NIBBLE_API const char* nibble_last_error(void);
+
+typedef enum nibble_dtype { NIBBLE_F32 = 0, NIBBLE_F16 = 1, NIBBLE_BF16 = 2 } nibble_dtype;
+
+typedef enum nibble_codebook { NIBBLE_NF4 = 0, NIBBLE_FP4 = 1 } nibble_codebook;
+
+/* A weight in blocks of 4-bit codes, bitsandbytes' bytes as they are on disk. Its rows * columns elements count in
+ * row-major order, and blocks run on over the ends of rows.
+ *
+ *   weight = codebook[code] * absmax[element / blocksize]                                        rounded once
+ *   absmax = nested_codebook[absmax_codes[i]] * nested_absmax[i / 256] + nested_offset           two roundings, no fma
+ *
+ * Either `absmax` or the four of the nested form are given; the others are null. Sources: the files that bitsandbytes 0.50 writes;
+ * Dettmers et al., "QLoRA", 2023, section 3. */
+typedef struct nibble_four_bit {
+  nibble_codebook codebook;
+  uint32_t blocksize;           /* 32, 64, ..., 4096 weights per absmax */
+  uint64_t rows, columns;       /* of the weight: output features, input features */
+  const uint8_t* packed;        /* ceil(rows * columns / 2) bytes; element 2i is the high nibble of byte i */
+  const float* absmax;          /* ceil(rows * columns / blocksize) */
+  const uint8_t* absmax_codes;  /* as many */
+  const float* nested_absmax;   /* one for 256 absmax_codes, rounded up */
+  const float* nested_codebook; /* 256 values */
+  const float* nested_offset;   /* one value */
+} nibble_four_bit;
+
+/* A weight in LLM.int8() form: one absmax (SCB) per row.
+ *
+ *   weight = (code * absmax[row]) * (1 / 127)                                                     two roundings
+ */
+typedef struct nibble_int8 {
+  uint64_t rows, columns;
+  const int8_t* codes; /* rows * columns, row-major */
+  const float* absmax; /* rows */
+} nibble_int8;
+
+/* A matrix in row-major order whose rows start `stride` elements apart (at least `columns`). */
+typedef struct nibble_matrix {
+  nibble_dtype dtype;
+  uint64_t rows, columns, stride;
+  void* data;
+} nibble_matrix;
+
+/* --- dequantize: weights from codes ------------------------------------------------------------------------------ */
+
+/* out[i][j] = weight[first_row + i][j] for i < out.rows, rounded to out.dtype (nearest, ties to even) from the fp32
+ * value above. out.columns must be the weight's; first_row + out.rows at most its rows. One launch, nested or not. */
+NIBBLE_API int nibble_dequantize_four_bit(const nibble_four_bit* weight, uint64_t first_row, const nibble_matrix* out,
+                                          nibble_stream stream);
+NIBBLE_API int nibble_dequantize_int8(const nibble_int8* weight, uint64_t first_row, const nibble_matrix* out,
+                                      nibble_stream stream);
+
+/* --- quantize: codes from weights, the bytes of the CPU codecs ------------------------------------------------------
+ */
+
+/* Where the parts of a 4-bit weight go: as nibble_four_bit, written. Nested if absmax_codes is not null; then
+ * nested_absmax and nested_offset are written too (the codebook is nibble's own: nibble_nested_codebook()). */
+typedef struct nibble_four_bit_output {
+  nibble_codebook codebook;
+  uint32_t blocksize;
+  uint8_t* packed;
+  float* absmax;         /* null when nested */
+  uint8_t* absmax_codes; /* null when not */
+  float* nested_absmax;
+  float* nested_offset;
+} nibble_four_bit_output;
+
+/* Bytes of workspace for `size` weights. Host. */
+NIBBLE_API size_t nibble_quantize_four_bit_workspace(uint64_t size, uint32_t blocksize, int nested);
+
+/* Quantizes weights[0 ... size) of `dtype`, in row-major order, by the rules of nibble/nf4.hpp, fp4.hpp and nested.hpp
+ * (IEEE arithmetic, not the approximate reciprocal of bitsandbytes' CUDA kernel). Adds the number of blocks with a NaN
+ * or an infinity to *nonfinite_blocks unless that is null. */
+NIBBLE_API int nibble_quantize_four_bit(const void* weights, nibble_dtype dtype, uint64_t size,
+                                        const nibble_four_bit_output* out, uint64_t* nonfinite_blocks, void* workspace,
+                                        size_t workspace_bytes, nibble_stream stream);
+
+/* Quantizes a matrix row by row by the rules of nibble/int8.hpp: codes (rows * columns) and absmax (rows). Adds the
+ * number of rows with a NaN, an infinity or a magnitude that fp16 cannot hold to *nonfinite_rows unless that is null.
+ */
+NIBBLE_API int nibble_quantize_int8(const nibble_matrix* weights, int8_t* codes, float* absmax,
+                                    uint64_t* nonfinite_rows, nibble_stream stream);
+
+/* The 256 values of nested codes, ascending. Host memory. */
+NIBBLE_API const float* nibble_nested_codebook(void);
+
+/* --- matmul: products with quantized weights, never written out ------------------------------------------------------
+ */
+
+/* Bytes of workspace for a product of `m` rows with a weight of this shape. Host. */
+NIBBLE_API size_t nibble_matmul_four_bit_workspace(uint64_t m, uint64_t rows, uint64_t columns);
+
+/* y = x * transposed(weight) + bias, for 1 to 64 rows of x.
+ *
+ *   x     m x columns, F16 or BF16
+ *   bias  weight.rows values of x's type, or null
+ *   y     m x weight.rows, of x's type
+ *
+ * Products are of x and the codebook's values rounded to x's type; they are added in fp32, and absmax multiplies the
+ * sum of each block in fp32 (docs/four-bit-matmul.md has the order and the error). */
+NIBBLE_API int nibble_matmul_four_bit(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias,
+                                      const nibble_matrix* y, void* workspace, size_t workspace_bytes,
+                                      nibble_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
