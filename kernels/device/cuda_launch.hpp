@@ -1,0 +1,113 @@
+// Pointers, indices and launches on a GPU.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <string>
+#include <type_traits>
+
+#include "kernels/device/types.hpp"
+
+#define NIBBLE_DEVICE __device__ __forceinline__
+#define NIBBLE_DEVICE_AND_HOST __host__ __device__ __forceinline__
+#define NIBBLE_UNROLL _Pragma("unroll")
+#define NIBBLE_CONSTANT __constant__
+#define NIBBLE_SHARED(T, name, n)  \
+  __shared__ T name##_elements[n]; \
+  const ::nibble::device::Shared<T> name { name##_elements }
+
+namespace nibble::device {
+
+/// One raw pointer: free.
+template <class T> class Global {
+ public:
+  Global() = default;
+  NIBBLE_DEVICE_AND_HOST Global(T* pointer) : pointer_(pointer) {}
+  template <class U>
+  requires(!std::is_const_v<U> && std::is_same_v<const U, T>) NIBBLE_DEVICE_AND_HOST Global(Global<U> other)
+      : pointer_(other.unchecked()) {}
+  NIBBLE_DEVICE_AND_HOST Global operator+(i64 i) const { return {pointer_ + i}; }
+  template <class U> NIBBLE_DEVICE_AND_HOST Global<U> as() const { return {reinterpret_cast<U*>(pointer_)}; }
+  NIBBLE_DEVICE_AND_HOST bool is_null() const { return pointer_ == nullptr; }
+  NIBBLE_DEVICE_AND_HOST T* unchecked() const { return pointer_; }
+
+ private:
+  T* pointer_ = nullptr;
+};
+
+template <class T> class Shared {
+ public:
+  Shared() = default;
+  NIBBLE_DEVICE Shared(T* pointer) : pointer_(pointer) {}
+  NIBBLE_DEVICE Shared operator+(i64 i) const { return {pointer_ + static_cast<i32>(i)}; }
+  template <class U> NIBBLE_DEVICE Shared<U> as() const { return {reinterpret_cast<U*>(pointer_)}; }
+  NIBBLE_DEVICE Shared part(i64 first, i64 /*count*/) const { return {pointer_ + static_cast<i32>(first)}; }
+  NIBBLE_DEVICE u32 address() const { return static_cast<u32>(__cvta_generic_to_shared(pointer_)); }
+  NIBBLE_DEVICE T* unchecked() const { return pointer_; }
+
+ private:
+  T* pointer_ = nullptr;
+};
+
+NIBBLE_DEVICE u32 thread_id() { return threadIdx.x; }
+NIBBLE_DEVICE u32 lane_id() { return threadIdx.x & 31; }
+NIBBLE_DEVICE u32 warp_id() { return threadIdx.x >> 5; }
+NIBBLE_DEVICE u32 block_x() { return blockIdx.x; }
+NIBBLE_DEVICE u32 block_y() { return blockIdx.y; }
+NIBBLE_DEVICE u32 block_z() { return blockIdx.z; }
+NIBBLE_DEVICE u32 grid_x() { return gridDim.x; }
+NIBBLE_DEVICE u32 grid_y() { return gridDim.y; }
+NIBBLE_DEVICE u32 grid_z() { return gridDim.z; }
+
+NIBBLE_DEVICE Shared<u8> dynamic_shared() {
+  extern __shared__ __align__(16) unsigned char nibble_dynamic_shared[];
+  return {nibble_dynamic_shared};
+}
+
+template <class Kernel> constexpr u32 min_blocks_of() {
+  if constexpr (requires { Kernel::min_blocks; }) return Kernel::min_blocks;
+  return 1;
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::threads, min_blocks_of<Kernel>()) run(const __grid_constant__ Kernel kernel) {
+  kernel();
+}
+
+namespace detail {
+
+inline void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  throw LaunchError(static_cast<int>(error), std::string(what) + ": " + cudaGetErrorString(error));
+}
+inline int attribute(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+}  // namespace detail
+
+/// Starts `kernel` on the stream, for each thread of each block, and does not wait for it. Throws LaunchError.
+template <class Kernel> void launch(Grid grid, std::size_t dynamic_shared_bytes, Stream stream, const Kernel& kernel) {
+  static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
+  static_assert(Kernel::threads % 32 == 0 && Kernel::threads <= 1024);
+  // More than 48 KiB must be asked for; so little is there on every device.
+  if (dynamic_shared_bytes > std::size_t{48} << 10)
+    detail::check(cudaFuncSetAttribute(run<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       static_cast<int>(dynamic_shared_bytes)),
+                  "cudaFuncSetAttribute");
+  run<Kernel>
+      <<<dim3(grid.x, grid.y, grid.z), Kernel::threads, dynamic_shared_bytes, static_cast<cudaStream_t>(stream)>>>(
+          kernel);
+  detail::check(cudaGetLastError(), "kernel launch");
+}
+
+/// Of the current device; the capability as in sm_90: 10 * major + minor.
+inline u32 multiprocessors() { return static_cast<u32>(detail::attribute(cudaDevAttrMultiProcessorCount)); }
+inline u32 capability() {
+  return static_cast<u32>(10 * detail::attribute(cudaDevAttrComputeCapabilityMajor) +
+                          detail::attribute(cudaDevAttrComputeCapabilityMinor));
+}
+
+}  // namespace nibble::device

@@ -1,0 +1,48 @@
+// The device layer: kernels are written once and run on a GPU or, thread by thread, in a simulator.
+//
+// A kernel is a struct. Its members are its arguments, `threads` is the size of its blocks, and operator() is what
+// one thread does. It touches memory through Global<T> and Shared<T>, and uses an instruction through the function of
+// that name. nvcc sees one intrinsic or one line of PTX behind each; a C++ compiler sees the simulator, which checks
+// bounds, alignment, races, divergence and deadlocks. docs/device-layer.md says what it can and cannot find.
+#pragma once
+#include "kernels/device/types.hpp"
+#if defined(__CUDACC__)
+#include "kernels/device/cuda.hpp"
+#else
+#include "kernels/device/host.hpp"
+#endif
+
+namespace nibble::device {
+
+/// Rounds up: how many pieces of `size` hold n.
+template <class T> NIBBLE_DEVICE_AND_HOST constexpr T ceil_div(T n, T size) { return (n + size - 1) / size; }
+
+/// The launch's dynamic shared memory from the first multiple of `alignment`, a power of two above 16. A kernel which
+/// uses it asks for `alignment` bytes more at the launch. (An alignment in the declaration would instead raise the
+/// static shared memory of every kernel in the source file.)
+NIBBLE_DEVICE Shared<u8> dynamic_shared_aligned(u32 alignment) {
+  const Shared<u8> base = dynamic_shared();
+  return base + i32((alignment - base.address() % alignment) % alignment);
+}
+
+/// Where byte `offset` of a tile of 128-byte rows lies under the 128-byte swizzle; the tile is aligned to 1024 bytes.
+NIBBLE_DEVICE u32 swizzle128(u32 offset) { return offset ^ ((offset >> 3) & 0x70); }
+
+/// wgmma's descriptor of a tile in shared memory: PTX ISA, "Matrix Descriptor Format".
+NIBBLE_DEVICE u64 tile_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, Swizzle swizzle) {
+  return u64((address >> 4) & 0x3fff) | u64((leading_bytes >> 4) & 0x3fff) << 16 |
+         u64((stride_bytes >> 4) & 0x3fff) << 32 | u64(u32(swizzle)) << 62;
+}
+
+/// Runs the body of a C function: 0, or the code of a refused launch. Failures of the simulator pass through, so that
+/// a test sees them.
+template <class Body> int status_of(Body&& body) {
+  try {
+    body();
+    return 0;
+  } catch (const LaunchError& error) {
+    return error.code();
+  }
+}
+
+}  // namespace nibble::device

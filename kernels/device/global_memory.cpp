@@ -1,0 +1,117 @@
+#include "kernels/device/global_memory.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+namespace nibble::device::simulator {
+namespace {
+
+constexpr std::size_t slack = 512;      // before and after each allocation
+constexpr std::size_t alignment = 256;  // of cudaMalloc
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::uintptr_t, Region*> by_address;
+};
+
+Registry& registry() {
+  static Registry all;
+  return all;
+}
+
+}  // namespace
+
+Region::Region(std::string name, std::size_t bytes, Access access, std::size_t offset_bytes)
+    : name_(std::move(name)),
+      memory_(std::make_unique<char[]>(bytes + offset_bytes + 2 * slack + alignment)),
+      bytes_(bytes),
+      access_(access),
+      written_(access == Access::read_only ? 0 : bytes) {
+  const auto first = (reinterpret_cast<std::uintptr_t>(memory_.get()) + slack + alignment - 1) & ~(alignment - 1);
+  base_ = reinterpret_cast<char*>(first) + offset_bytes;
+  std::memset(base_, 0xff, bytes);  // NaN in every format of floats
+  const std::lock_guard lock(registry().mutex);
+  registry().by_address[reinterpret_cast<std::uintptr_t>(base_)] = this;
+}
+
+Region::~Region() {
+  const std::lock_guard lock(registry().mutex);
+  registry().by_address.erase(reinterpret_cast<std::uintptr_t>(base_));
+}
+
+void Region::touch(std::size_t offset, std::size_t bytes, Use use, const Site& site) {
+  if (access_ == Access::read_only) {
+    if (use != Use::read) fail(Fault::misuse, site, fmt::format("write to '{}', which is read-only", name_));
+    return;
+  }
+  if (use == Use::read) {
+    if (access_ == Access::write_once)
+      fail(Fault::misuse, site, fmt::format("read of '{}', which is an output", name_));
+    for (std::size_t i = offset; i < offset + bytes; ++i)
+      if (std::atomic_ref(written_[i]).load(std::memory_order_relaxed) == 0)
+        fail(Fault::uninitialized, site, fmt::format("read of byte {} of '{}', never written", i, name_));
+    return;
+  }
+  const u8 mark = use == Use::atomic ? 2 : 1;
+  for (std::size_t i = offset; i < offset + bytes; ++i) {
+    const u8 before = std::atomic_ref(written_[i]).exchange(mark, std::memory_order_relaxed);
+    if (access_ == Access::write_once && before != 0 && !(before == 2 && mark == 2))
+      fail(Fault::written_twice, site, fmt::format("byte {} of '{}' is written twice", i, name_));
+  }
+}
+
+void Region::reset() {
+  std::fill(written_.begin(), written_.end(), u8{0});
+  std::memset(base_, 0xff, bytes_);
+}
+
+void Region::require_complete(const Site& site) const {
+  if (access_ != Access::write_once) return;
+  const auto missed = std::find(written_.begin(), written_.end(), u8{0});
+  if (missed != written_.end())
+    fail(Fault::not_written, site,
+         fmt::format("{} of {} bytes of '{}', the first is {}", std::count(missed, written_.end(), u8{0}), bytes_,
+                     name_, missed - written_.begin()));
+}
+
+Region* find_region(const void* address) {
+  if (address == nullptr) return nullptr;
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  const std::lock_guard lock(registry().mutex);
+  auto after = registry().by_address.upper_bound(at);
+  if (after == registry().by_address.begin()) return nullptr;
+  Region* region = std::prev(after)->second;
+  return region->contains(at, 0) ? region : nullptr;
+}
+
+void check_global(const void* address, std::size_t bytes, std::size_t alignment_bytes, Region* region, Use use,
+                  const Site& site) {
+  const char* verb = use == Use::read ? "read" : use == Use::write ? "write" : "atomic operation";
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  if (region == nullptr)
+    fail(Fault::global_bounds, site,
+         fmt::format("{} of {} bytes through {}", verb, bytes,
+                     at < 4096 ? "a null pointer" : "a pointer into no allocation"));
+  const auto offset = static_cast<std::ptrdiff_t>(at - reinterpret_cast<std::uintptr_t>(region->base()));
+  if (!region->contains(at, bytes))
+    fail(Fault::global_bounds, site,
+         fmt::format("{} of {} bytes at byte {} of '{}', which has {}", verb, bytes, offset, region->name(),
+                     region->bytes()));
+  if (at % alignment_bytes != 0)
+    fail(Fault::misaligned, site,
+         fmt::format("{} of {} bytes at byte {} of '{}'", verb, bytes, offset, region->name()));
+  region->touch(static_cast<std::size_t>(offset), bytes, use, site);
+}
+
+void check_constant(const Region* region, const Site& site) {
+  if (region != nullptr && region->access() != Access::read_only)
+    fail(Fault::misuse, site,
+         fmt::format("ldg (ld.global.nc) of '{}', which is not read-only while the kernel runs", region->name()));
+}
+
+}  // namespace nibble::device::simulator

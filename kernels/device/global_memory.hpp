@@ -1,0 +1,70 @@
+// The simulated device's global memory: the allocations, and who may touch which byte.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/device/failure.hpp"
+#include "kernels/device/types.hpp"
+
+namespace nibble::device::simulator {
+
+/// What a kernel may do with an allocation.
+enum class Access {
+  read_only,
+  read_write,
+  write_once,  // an output: each byte is written exactly once between two resets, and never read
+};
+
+enum class Use { read, write, atomic };
+
+/// One allocation. The bytes around it belong to nobody, so a missed check does no harm.
+class Region {
+ public:
+  Region(std::string name, std::size_t bytes, Access access, std::size_t offset_bytes);
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  [[nodiscard]] char* base() const { return base_; }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] Access access() const { return access_; }
+  [[nodiscard]] bool contains(std::uintptr_t address, std::size_t bytes) const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(base_);
+    return address >= begin && bytes <= bytes_ && address - begin <= bytes_ - bytes;
+  }
+
+  /// A kernel touches bytes inside. Throws Failure if it may not.
+  void touch(std::size_t offset, std::size_t bytes, Use use, const Site& site);
+
+  /// The host wrote everything, or wants to have a write-once array written again.
+  void set_known() { std::fill(written_.begin(), written_.end(), u8{1}); }
+  void reset();
+
+  /// Throws Failure(not_written) if a kernel left out a byte of a write-once array.
+  void require_complete(const Site& site) const;
+
+ private:
+  std::string name_;
+  std::unique_ptr<char[]> memory_;
+  char* base_;
+  std::size_t bytes_;
+  Access access_;
+  std::vector<u8> written_;  // per byte: 1 if it has content, 2 if an atomic operation made it
+};
+
+/// The allocation that holds `address` or ends there; null if there is none.
+Region* find_region(const void* address);
+
+/// Fails unless a kernel may touch these bytes so.
+void check_global(const void* address, std::size_t bytes, std::size_t alignment, Region* region, Use use,
+                  const Site& site);
+
+/// ld.global.nc is undefined for memory that the kernel may write.
+void check_constant(const Region* region, const Site& site);
+
+}  // namespace nibble::device::simulator

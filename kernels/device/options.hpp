@@ -1,0 +1,60 @@
+// How simulated launches run. Launches happen deep inside library functions, so a test sets this by a scoped object.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "kernels/device/failure.hpp"
+
+namespace nibble::device::simulator {
+
+/// Who runs next when several threads can.
+enum class Schedule {
+  in_order,  // the lowest thread: fast to follow in a debugger
+  random,    // any lane of any warp
+  priority,  // warps have random priorities that change now and then: some run far ahead of others
+};
+
+struct Options {
+  std::uint64_t seed = 1;  // a seed repeats a run exactly, as long as `workers` is 1
+  Schedule schedule = Schedule::random;
+  bool detect_races = true;
+  bool late_copies = true;        // asynchronous bulk copies land when nothing else can run, not at random times
+  int workers = 1;                // blocks that run at the same time, each on a thread of the machine
+  std::optional<Site> skipped{};  // a synchronization that does nothing: tests/kernels/mutation.hpp
+  bool record_sites = false;      // collect the places of all synchronizations
+  unsigned multiprocessors = 132;
+  unsigned capability = 90;  // 80 refuses what came with sm_90
+};
+
+struct Statistics {
+  std::uint64_t launches = 0, blocks = 0, threads = 0, switches = 0, collectives = 0;
+};
+
+/// While it lives, launches of this thread of the machine use these options. Scopes nest.
+class ScopedOptions {
+ public:
+  explicit ScopedOptions(const Options& options);
+  ~ScopedOptions();
+  ScopedOptions(const ScopedOptions&) = delete;
+  ScopedOptions& operator=(const ScopedOptions&) = delete;
+
+  [[nodiscard]] const Options& options() const { return options_; }
+  [[nodiscard]] const Statistics& statistics() const { return statistics_; }
+  [[nodiscard]] const std::vector<Site>& sites() const { return sites_; }
+
+  /// Called by the launcher.
+  void add(const Statistics& statistics, const std::vector<Site>& sites);
+
+ private:
+  Options options_;
+  Statistics statistics_;
+  std::vector<Site> sites_;
+  ScopedOptions* outer_;
+};
+
+/// Of the innermost scope, or the defaults.
+const Options& current_options();
+ScopedOptions* current_scope();
+
+}  // namespace nibble::device::simulator

@@ -1,0 +1,453 @@
+#include "kernels/device/simulator.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+namespace nibble::device::simulator {
+
+u64 Block::random() {
+  random_ ^= random_ << 13;
+  random_ ^= random_ >> 7;
+  random_ ^= random_ << 17;
+  return random_ * 0x2545F4914F6CDD1Dull;
+}
+
+bool Block::skipped(const Site& site) {
+  if (options_.record_sites &&
+      std::none_of(sites.begin(), sites.end(), [&](const Site& known) { return same_place(known, site); }))
+    sites.push_back(site);
+  return options_.skipped && same_place(*options_.skipped, site);
+}
+
+void Block::prepare(const Launch& launch, Grid block_index, const Options& options, u64 seed) {
+  options_ = options;
+  launch_ = launch;
+  index = block_index;
+  grid = launch.grid;
+  threads = launch.threads;
+  warps_ = threads / warp_size;
+  random_ = seed * 0x9E3779B97F4A7C15ull + 0x1234567;
+  for (int i = 0; i < 2; ++i) random();
+  failure_ = nullptr;
+
+  // The dynamic part is aligned to 16 bytes and no more, whatever a kernel hopes for.
+  shared.start(threads, options.detect_races);
+  dynamic_shared_bytes_ = launch.dynamic_shared_bytes;
+  const u32 room = max_shared_bytes - std::min(dynamic_shared_bytes_, max_shared_bytes);
+  shared.allocate(std::min(static_cast<u32>(random() % 64) * 16, room & ~15u), Site::current());
+  dynamic_shared_offset_ = shared.allocate(dynamic_shared_bytes_, Site::current());
+  statics_.clear();
+
+  clock_size_ = (threads + agents + 15) & ~15u;
+  clocks_.assign(std::size_t{2} * threads * clock_size_, 0);
+  if (threads_.size() < threads) threads_ = std::vector<Thread>(threads);
+  stacks_.reserve(threads);
+  for (u32 i = 0; i < threads; ++i) {
+    Thread& thread = threads_[i];
+    thread.index = i;
+    thread.block = this;
+    thread.exited = false;
+    thread.fiber.start(stacks_[i], i * 5 % 64 * 64, &Block::thread_main);
+    thread.clock = &clocks_[std::size_t{2} * i * clock_size_];
+    thread.proxy_clock = thread.clock + clock_size_;
+    thread.clock[i] = 1;
+    thread.open_copies.clear();
+    thread.copy_groups.clear();
+  }
+  for (Barrier& barrier : barriers_) {
+    barrier.arrived = 0;
+    barrier.waiting.clear();
+  }
+  for (auto& meetings : meetings_) meetings.clear();
+
+  live_ = threads;
+  runnable_warps_ = warps_ == 32 ? ~0u : (1u << warps_) - 1;
+  for (u32 w = 0; w < warps_; ++w) {
+    runnable_[w] = ~0u;
+    exited_[w] = 0;
+    priority_[w] = static_cast<u8>(w);
+  }
+  for (u32 w = warps_; w > 1; --w) std::swap(priority_[w - 1], priority_[random() % w]);
+  since_priorities_changed_ = 0;
+}
+
+void Block::run(const Launch& launch, Grid block_index, const Options& options, u64 seed) {
+  prepare(launch, block_index, options, seed);
+  statistics.blocks += 1;
+  statistics.threads += threads;
+  current = pick();
+  Fiber::change(outside_, current->fiber);
+  current = nullptr;
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+u32 Block::static_shared(const void* declaration, u32 bytes, const Site& site) {
+  for (const auto& [known, offset] : statics_)
+    if (known == declaration) return offset;
+  const u32 offset = shared.allocate(bytes, site);
+  statics_.emplace_back(declaration, offset);
+  return offset;
+}
+
+void Block::thread_main() {
+  Fiber::entered();
+  Thread& thread = *current;
+  Block& block = *thread.block;
+  try {
+    block.launch_.body(block.launch_.kernel);
+    block.check_exit(thread);
+  } catch (...) {
+    block.failure_ = std::current_exception();  // the switch comes after the handler: see Fiber
+  }
+  block.finish(thread);
+}
+
+void Block::check_exit(Thread& thread) {
+  if (!thread.open_copies.empty())
+    fail(Fault::in_flight, thread.open_copies.front().site, "the thread exits before it commits this cp.async");
+  for (const auto& group : thread.copy_groups)
+    if (!group.empty())
+      fail(Fault::in_flight, group.front().site, "the thread exits before it waits for this cp.async");
+}
+
+void Block::finish(Thread& thread) {
+  thread.exited = true;
+  exited_[thread.warp()] |= 1u << thread.lane();
+  sleep(thread);
+  Thread* next = nullptr;
+  if (--live_ > 0 && !failure_) {
+    next = pick();
+    if (next == nullptr)
+      failure_ = std::make_exception_ptr(
+          Failure(Fault::deadlock, Site::current(), "deadlock: no thread can run; " + report_waiting()));
+  }
+  current = next;
+  Fiber::change(thread.fiber, next != nullptr ? next->fiber : outside_, true);
+}
+
+// -- Scheduling
+
+void Block::wake(const Thread& thread) {
+  runnable_[thread.warp()] |= 1u << thread.lane();
+  runnable_warps_ |= 1u << thread.warp();
+}
+
+void Block::sleep(const Thread& thread) {
+  u32& lanes = runnable_[thread.warp()];
+  lanes &= ~(1u << thread.lane());
+  if (lanes == 0) runnable_warps_ &= ~(1u << thread.warp());
+}
+
+namespace {
+
+// The first set bit at or after bit `start`, around the end.
+u32 bit_from(u32 bits, u32 start) {
+  return (static_cast<u32>(std::countr_zero(std::rotr(bits, static_cast<int>(start)))) + start) & 31;
+}
+
+}  // namespace
+
+u32 Block::pick_warp(u32& random_bits) {
+  if (options_.schedule == Schedule::in_order) return static_cast<u32>(std::countr_zero(runnable_warps_));
+  random_bits = static_cast<u32>(random() >> 32);
+  if (options_.schedule == Schedule::random) return bit_from(runnable_warps_, random_bits >> 5 & 31);
+  if (++since_priorities_changed_ > 200) {
+    since_priorities_changed_ = 0;
+    const u64 bits = random();
+    std::swap(priority_[bits % warps_], priority_[(bits >> 32) % warps_]);
+  }
+  u32 best = static_cast<u32>(std::countr_zero(runnable_warps_));
+  for (u32 rest = runnable_warps_; rest != 0; rest &= rest - 1) {
+    const u32 candidate = static_cast<u32>(std::countr_zero(rest));
+    if (priority_[candidate] > priority_[best]) best = candidate;
+  }
+  return best;
+}
+
+Thread* Block::pick() {
+  if (runnable_warps_ == 0) return nullptr;
+  u32 random_bits = 0;
+  const u32 warp = pick_warp(random_bits);
+  return &threads_[warp * warp_size + bit_from(runnable_[warp], random_bits & 31)];
+}
+
+void Block::run_another(Thread& thread) {
+  Thread* next = pick();
+  if (next == &thread) return;
+  if (next == nullptr) {
+    failure_ = std::make_exception_ptr(
+        Failure(Fault::deadlock, thread.site, "deadlock: no thread can run; " + report_waiting()));
+    Fiber::change(thread.fiber, outside_, true);
+  }
+  statistics.switches += 1;
+  current = next;
+  Fiber::change(thread.fiber, next->fiber);
+}
+
+void Block::block_thread(Thread& thread, const char* waits_in, const Site& site) {
+  thread.waits_in = waits_in;
+  thread.site = site;
+  sleep(thread);
+  run_another(thread);
+}
+
+std::string Block::report_waiting() const {
+  std::string text;
+  for (u32 w = 0; w < warps_; ++w) {
+    std::vector<std::pair<std::string, u32>> groups;
+    for (u32 lane = 0; lane < warp_size; ++lane) {
+      const Thread& thread = threads_[w * warp_size + lane];
+      const std::string place =
+          thread.exited ? "have exited" : fmt::format("wait in {} at {}", thread.waits_in, where(thread.site));
+      auto same = std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == place; });
+      if (same == groups.end()) same = groups.insert(groups.end(), {place, 0});
+      same->second |= 1u << lane;
+    }
+    for (const auto& [place, lanes] : groups) text += fmt::format("warp {} lanes {:08x} {}; ", w, lanes, place);
+  }
+  return text;
+}
+
+// -- Clocks
+
+void Block::join(Clock* __restrict clock, const Clock* __restrict other) const {
+  for (u32 i = 0; i < clock_size_; ++i) clock[i] = std::max(clock[i], other[i]);
+}
+
+void Block::step(Thread& thread, const Site& site) {
+  if (++thread.clock[thread.index] == 0xfff0)
+    fail(Fault::misuse, site, "more than 65,000 synchronizations of a thread");
+}
+
+// -- Barriers and operations of a warp
+
+void Block::barrier(Thread& thread, u32 id, u32 count, bool wait, const Site& site) {
+  if (skipped(site)) return;
+  if (id > 15 || count == 0 || count % warp_size != 0 || count > threads)
+    fail(Fault::misuse, site, fmt::format("barrier {} of {} threads", id, count));
+  Barrier& barrier = barriers_[id];
+  const u32 warp = thread.warp();
+  if (barrier.arrived == 0) {
+    barrier.count = count;
+    barrier.clock.assign(clock_size_, 0);
+    barrier.proxy_clock.assign(clock_size_, 0);
+    std::fill(std::begin(barrier.lanes), std::end(barrier.lanes), 0u);
+  }
+  if (barrier.count != count)
+    fail(Fault::divergence, site,
+         fmt::format("barrier {} is for {} threads here and for {} elsewhere", id, count, barrier.count));
+  if (barrier.lanes[warp] != 0 && !same_place(barrier.site[warp], site))
+    fail(Fault::divergence, site,
+         fmt::format("other lanes of warp {} are in barrier {} at {}", warp, id, where(barrier.site[warp])));
+  if ((barrier.lanes[warp] >> thread.lane() & 1) != 0)
+    fail(Fault::divergence, site, fmt::format("the thread comes twice to barrier {}", id));
+  barrier.lanes[warp] |= 1u << thread.lane();
+  barrier.site[warp] = site;
+  barrier.arrived += 1;
+  if (options_.detect_races) {
+    join(barrier.clock.data(), thread.clock);
+    join(barrier.proxy_clock.data(), thread.proxy_clock);
+    step(thread, site);
+  }
+  if (wait) barrier.waiting.push_back(&thread);
+  if (barrier.arrived < barrier.count) {
+    if (wait) block_thread(thread, "a barrier", site);
+    return;
+  }
+  for (u32 w = 0; w < warps_; ++w)
+    if (barrier.lanes[w] != 0 && ~barrier.lanes[w] != 0)
+      fail(Fault::divergence, site,
+           fmt::format("barrier {} completes with lanes {:08x} of warp {}", id, barrier.lanes[w], w));
+  for (Thread* waiting : barrier.waiting) {
+    if (options_.detect_races) {
+      join(waiting->clock, barrier.clock.data());
+      join(waiting->proxy_clock, barrier.proxy_clock.data());
+    }
+    wake(*waiting);
+  }
+  barrier.waiting.clear();
+  barrier.arrived = 0;
+  if (wait) run_another(thread);
+}
+
+namespace {
+
+const char* name(Together operation) {
+  switch (operation) {
+    case Together::shuffle:
+      return "shfl";
+    case Together::vote:
+      return "vote";
+    case Together::load_matrix:
+      return "ldmatrix";
+    case Together::multiply:
+      return "mma";
+    case Together::synchronize:
+      return "sync_warp";
+  }
+  return "?";
+}
+
+}  // namespace
+
+void Block::together(Thread& thread, u32 mask, Together operation, bool aligned, void* operands, Complete complete,
+                     const Site& site) {
+  statistics.collectives += 1;
+  const u32 warp = thread.warp(), lane = thread.lane(), bit = 1u << lane;
+  auto& meetings = meetings_[warp];
+  if ((mask & bit) == 0)
+    fail(Fault::divergence, site,
+         fmt::format("lane {} is not in the mask {:08x} of its {}", lane, mask, name(operation)));
+  std::size_t i = 0;
+  while (i < meetings.size() && (meetings[i].mask & mask) == 0) ++i;
+  if (i < meetings.size()) {
+    const Meeting& there = meetings[i];
+    if (there.mask != mask || there.operation != operation || (there.arrived & bit) != 0 ||
+        (aligned && !same_place(there.site, site)))
+      fail(Fault::divergence, site,
+           fmt::format("lane {} comes to {} of lanes {:08x} while lanes {:08x} wait in {} of lanes {:08x} at {}", lane,
+                       name(operation), mask, there.arrived, name(there.operation), there.mask, where(there.site)));
+  }
+  if ((mask & exited_[warp]) != 0)
+    fail(Fault::divergence, site,
+         fmt::format("{} of lanes {:08x}, of which {:08x} have exited", name(operation), mask, mask & exited_[warp]));
+  if (i == meetings.size()) {
+    Meeting& fresh = meetings.emplace_back();
+    fresh.mask = mask;
+    fresh.operation = operation;
+    fresh.site = site;
+  }
+  meetings[i].operands[lane] = operands;
+  meetings[i].arrived |= bit;
+  if (meetings[i].arrived != mask) return block_thread(thread, name(operation), site);
+
+  complete(*this, mask, meetings[i].operands, site);  // no other lane runs meanwhile
+  std::swap(meetings[i], meetings.back());
+  meetings.pop_back();
+  runnable_[warp] |= mask;
+  runnable_warps_ |= 1u << warp;
+  // The last to arrive need not be the first to go on.
+  if (options_.schedule != Schedule::in_order && (random() & 3) == 0) run_another(thread);
+}
+
+void Block::synchronize_warp(Thread& thread, u32 mask, const Site& site) {
+  if (skipped(site)) return;
+  const Complete complete = [](Block& block, u32 lanes, void** operands, const Site& place) {
+    if (!block.options_.detect_races) return;
+    std::vector<Clock>& joined = block.joined_;
+    const u32 size = block.clock_size_;
+    joined.assign(std::size_t{2} * size, 0);
+    for (u32 rest = lanes; rest != 0; rest &= rest - 1) {
+      const Thread& lane = *static_cast<Thread*>(operands[std::countr_zero(rest)]);
+      block.join(joined.data(), lane.clock);
+      block.join(joined.data() + size, lane.proxy_clock);
+    }
+    for (u32 rest = lanes; rest != 0; rest &= rest - 1) {
+      Thread& lane = *static_cast<Thread*>(operands[std::countr_zero(rest)]);
+      std::copy_n(joined.data(), 2 * size, lane.clock);  // its proxy_clock follows
+      block.step(lane, place);
+    }
+  };
+  together(thread, mask, Together::synchronize, false, &thread, complete, site);
+}
+
+void Block::fence(Thread& /*thread*/, const Site& site) {
+  if (skipped(site)) return;
+}
+
+// -- cp.async: nothing arrives before the wait, and then only for the thread that issued it
+
+void Block::copy_to_shared(Thread& thread, const CopyToShared& copy) {
+  shared.take_off(thread.index, thread.index, thread.clock, copy.target, 16, copy.site);
+  thread.open_copies.push_back(copy);
+}
+
+void Block::commit_copies(Thread& thread) {
+  thread.copy_groups.push_back(std::move(thread.open_copies));
+  thread.open_copies.clear();
+}
+
+void Block::land_copies(Thread& thread, const std::vector<CopyToShared>& group) {
+  for (const CopyToShared& copy : group) {
+    char* target = shared.data() + copy.target;
+    std::memset(target, 0, 16);
+    if (copy.bytes > 0) std::memcpy(target, copy.source, copy.bytes);
+    shared.land(thread.index, thread.clock[thread.index], copy.target, 16);
+  }
+}
+
+void Block::wait_for_copies(Thread& thread, u32 groups_left, const Site& site) {
+  if (skipped(site)) return;
+  while (thread.copy_groups.size() > groups_left) {
+    land_copies(thread, thread.copy_groups.front());
+    thread.copy_groups.pop_front();
+  }
+}
+
+// -- Launch
+
+void run_grid(const Launch& launch) {
+  if (current != nullptr) throw Failure(Fault::misuse, Site::current(), "a kernel cannot launch a kernel");
+  const Options options = current_options();
+  const u64 blocks = u64{launch.grid.x} * launch.grid.y * launch.grid.z;
+  if (blocks == 0 || launch.grid.y > 65535 || launch.grid.z > 65535 || launch.grid.x > 0x7fffffffu)
+    throw LaunchError(9, fmt::format("a grid of {} x {} x {} blocks", launch.grid.x, launch.grid.y, launch.grid.z));
+  if (launch.dynamic_shared_bytes > (options.capability >= 90 ? 227u << 10 : 163u << 10))
+    throw LaunchError(1, fmt::format("{} bytes of dynamic shared memory", launch.dynamic_shared_bytes));
+
+  std::vector<u32> order(blocks);
+  std::iota(order.begin(), order.end(), 0u);
+  u64 random = options.seed * 6364136223846793005ull + 1442695040888963407ull;
+  if (options.schedule != Schedule::in_order)
+    for (std::size_t i = blocks; i > 1; --i) {
+      random = random * 6364136223846793005ull + 1;
+      std::swap(order[i - 1], order[(random >> 33) % i]);
+    }
+
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr failure;
+  Statistics total;
+  total.launches = 1;
+  std::vector<Site> sites;
+  const auto work = [&] {
+    static thread_local Block block;
+    block.statistics = {};
+    block.sites.clear();
+    try {
+      for (std::size_t i = next++; i < blocks; i = next++) {
+        const u32 at = order[i];
+        const Grid index{at % launch.grid.x, at / launch.grid.x % launch.grid.y, at / launch.grid.x / launch.grid.y};
+        block.run(launch, index, options, options.seed * 1000003 + at);
+      }
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+      next = blocks;
+    }
+    const std::lock_guard lock(mutex);
+    total.blocks += block.statistics.blocks;
+    total.threads += block.statistics.threads;
+    total.switches += block.statistics.switches;
+    total.collectives += block.statistics.collectives;
+    sites.insert(sites.end(), block.sites.begin(), block.sites.end());
+  };
+  if (options.workers <= 1) {
+    work();
+  } else {
+    std::vector<std::jthread> workers;
+    for (int i = 0; i < options.workers; ++i) workers.emplace_back(work);
+  }
+  if (current_scope() != nullptr) current_scope()->add(total, sites);
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace nibble::device::simulator

@@ -1,0 +1,181 @@
+// Runs a kernel on the processor: a fiber for each thread of a block, one block after another.
+//
+// A thread runs until it must wait: at a barrier, or at an operation of its warp that other lanes have not reached.
+// Which thread runs next is random, from a seed. Semantics only: nothing here knows about time.
+#pragma once
+#include <deque>
+#include <exception>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/device/fiber.hpp"
+#include "kernels/device/global_memory.hpp"
+#include "kernels/device/options.hpp"
+#include "kernels/device/shared_memory.hpp"
+
+namespace nibble::device::simulator {
+
+inline constexpr u32 warp_size = 32, max_threads = 1024;
+
+class Block;
+
+/// What the lanes of a warp do together.
+enum class Together : u8 { shuffle, vote, load_matrix, multiply, synchronize };
+
+struct CopyToShared {
+  u32 target;
+  const void* source;
+  u32 bytes;  // of the 16; the rest becomes zero
+  Site site;
+};
+
+struct Thread {
+  u32 index = 0;
+  Block* block = nullptr;
+  Fiber fiber;
+  bool exited = false;
+  const char* waits_in = "nothing";
+  Site site;
+
+  Clock* clock = nullptr;        // per thread and agent: up to which step it is ordered before now
+  Clock* proxy_clock = nullptr;  // the part of that which the asynchronous proxy may see
+
+  std::vector<CopyToShared> open_copies;  // cp.async, since the last commit
+  std::deque<std::vector<CopyToShared>> copy_groups;
+
+  [[nodiscard]] u32 lane() const { return index % warp_size; }
+  [[nodiscard]] u32 warp() const { return index / warp_size; }
+};
+
+/// The thread that runs now on this thread of the machine.
+inline thread_local constinit Thread* current = nullptr;
+
+/// What one launch is.
+struct Launch {
+  Grid grid;
+  u32 threads;
+  u32 dynamic_shared_bytes;
+  void (*body)(const void* kernel);
+  const void* kernel;
+};
+
+/// One block at a time; the object is used again for the next, since its stacks and clocks are costly to make.
+class Block {
+ public:
+  void run(const Launch& launch, Grid index, const Options& options, u64 seed);
+
+  Grid index, grid;
+  u32 threads = 0;
+  SharedMemory shared;
+  Statistics statistics;
+  std::vector<Site> sites;
+
+  /// Where this block keeps the static array of that declaration.
+  u32 static_shared(const void* declaration, u32 bytes, const Site& site);
+  [[nodiscard]] u32 dynamic_shared_offset() const { return dynamic_shared_offset_; }
+  [[nodiscard]] u32 dynamic_shared_bytes() const { return dynamic_shared_bytes_; }
+
+  /// Named barrier `id` of `count` threads; barrier 0 of all of them is sync_threads.
+  void barrier(Thread& thread, u32 id, u32 count, bool wait, const Site& site);
+  void synchronize_warp(Thread& thread, u32 mask, const Site& site);
+  /// threadfence.
+  void fence(Thread& thread, const Site& site);
+
+  /// An operation of the lanes in `mask`. Each leaves a pointer to its operands, which lie on its stack; the last one
+  /// to come runs `complete` for all. `aligned`: all of them must come from the same place.
+  using Complete = void (*)(Block& block, u32 mask, void** operands, const Site& site);
+  void together(Thread& thread, u32 mask, Together operation, bool aligned, void* operands, Complete complete,
+                const Site& site);
+
+  // cp.async
+  void copy_to_shared(Thread& thread, const CopyToShared& copy);
+  void commit_copies(Thread& thread);
+  void wait_for_copies(Thread& thread, u32 groups_left, const Site& site);
+
+  [[nodiscard]] Thread& thread(u32 i) { return threads_[i]; }
+  [[nodiscard]] u32 clock_size() const { return clock_size_; }
+  [[nodiscard]] const Options& options() const { return options_; }
+
+  /// Whether a test has turned off the synchronization at this place.
+  [[nodiscard]] bool skipped(const Site& site);
+  u64 random();
+
+ private:
+  struct Meeting {  // lanes on their way to one operation
+    u32 mask = 0, arrived = 0;
+    Together operation{};
+    Site site;
+    void* operands[warp_size];
+  };
+  struct Barrier {
+    u32 count = 0, arrived = 0;
+    std::vector<Thread*> waiting;
+    std::vector<Clock> clock, proxy_clock;
+    u32 lanes[warp_size];  // of each warp that have arrived
+    Site site[warp_size];
+  };
+
+  void prepare(const Launch& launch, Grid block_index, const Options& options, u64 seed);
+  static void thread_main();
+  void check_exit(Thread& thread);
+  void finish(Thread& thread);
+
+  // Scheduling.
+  Thread* pick();
+  u32 pick_warp(u32& random_bits);
+  void block_thread(Thread& thread, const char* waits_in, const Site& site);
+  void wake(const Thread& thread);
+  void sleep(const Thread& thread);
+  void run_another(Thread& thread);
+  void land_copies(Thread& thread, const std::vector<CopyToShared>& group);
+  [[nodiscard]] std::string report_waiting() const;
+  void join(Clock* clock, const Clock* other) const;
+  void step(Thread& thread, const Site& site);
+
+  Options options_;
+  u64 random_ = 1;
+  Launch launch_{};
+  std::vector<Thread> threads_;
+  Stacks stacks_;
+  Fiber outside_;
+  u32 clock_size_ = 0;
+  std::vector<Clock> clocks_, joined_;
+  u32 warps_ = 0, live_ = 0;
+  u32 runnable_warps_ = 0, runnable_[warp_size]{}, exited_[warp_size]{};  // bits: warps, lanes of each warp
+  u8 priority_[warp_size]{};
+  u32 since_priorities_changed_ = 0;
+  u32 dynamic_shared_offset_ = 0, dynamic_shared_bytes_ = 0;
+  std::vector<std::pair<const void*, u32>> statics_;
+  Barrier barriers_[16];
+  std::vector<Meeting> meetings_[warp_size];
+  std::exception_ptr failure_;
+};
+
+/// Runs all blocks. Throws Failure for the first thing found to be wrong.
+void run_grid(const Launch& launch);
+
+}  // namespace nibble::device::simulator
+
+namespace nibble::device {
+
+/// Blocks per multiprocessor a kernel wants at least: its min_blocks, or 1.
+template <class Kernel> constexpr u32 min_blocks_of() {
+  if constexpr (requires { Kernel::min_blocks; }) return Kernel::min_blocks;
+  return 1;
+}
+
+/// Runs `kernel` once for each thread of each block. Returns when it is done: there is no stream to wait for.
+template <class Kernel>
+void launch(Grid grid, std::size_t dynamic_shared_bytes, Stream /*stream*/, const Kernel& kernel) {
+  static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
+  static_assert(Kernel::threads % simulator::warp_size == 0 && Kernel::threads <= simulator::max_threads);
+  simulator::run_grid({grid, Kernel::threads, static_cast<u32>(dynamic_shared_bytes),
+                       [](const void* self) { (*static_cast<const Kernel*>(self))(); }, &kernel});
+}
+
+/// Of the simulated device: Options::multiprocessors and Options::capability.
+inline u32 multiprocessors() { return simulator::current_options().multiprocessors; }
+inline u32 capability() { return simulator::current_options().capability; }
+
+}  // namespace nibble::device

@@ -1,0 +1,62 @@
+// Types that the CUDA backend and the simulator share.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace nibble::device {
+
+using u8 = std::uint8_t;
+using u16 = std::uint16_t;
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
+using i8 = std::int8_t;
+using i16 = std::int16_t;
+using i32 = std::int32_t;
+using i64 = std::int64_t;
+
+/// What one thread loads or stores in one access: 8 or 16 bytes, aligned to their size.
+struct alignas(8) u32x2 {
+  u32 x, y;
+};
+struct alignas(16) u32x4 {
+  u32 x, y, z, w;
+};
+struct alignas(8) f32x2 {
+  float x, y;
+};
+struct alignas(16) f32x4 {
+  float x, y, z, w;
+};
+
+/// Half-width floats as their bits: C++20 has no types for them, and CUDA's exist on its side only.
+struct bf16 {
+  u16 bits;
+};
+struct f16 {
+  u16 bits;
+};
+
+/// Blocks of a launch.
+struct Grid {
+  u32 x = 1, y = 1, z = 1;
+};
+
+/// A cudaStream_t; a pointer to nothing for callers who do not include CUDA's headers.
+using Stream = void*;
+
+/// How a tile lies in shared memory; the numbers are those of wgmma's descriptor.
+enum class Swizzle : u32 { none = 0, bytes128 = 1 };
+
+/// A launch that the device refused; `code` is the cudaError_t.
+class LaunchError : public std::runtime_error {
+ public:
+  LaunchError(int code, const std::string& text) : std::runtime_error(text), code_(code) {}
+  [[nodiscard]] int code() const noexcept { return code_; }
+
+ private:
+  int code_;
+};
+
+}  // namespace nibble::device
