@@ -8,6 +8,8 @@
 #include <map>
 #include <mutex>
 
+#include "kernels/device/simulator.hpp"
+
 namespace nibble::device::simulator {
 namespace {
 
@@ -49,24 +51,33 @@ void Region::touch(std::size_t offset, std::size_t bytes, Use use, const Site& s
     if (use != Use::read) fail(Fault::misuse, site, fmt::format("write to '{}', which is read-only", name_));
     return;
   }
+  if (access_ == Access::read_write) {
+    const auto lock = current->block->lock_if_several();
+    shadow_.touch(reinterpret_cast<std::uintptr_t>(base_), offset, bytes, bytes_, use, name_, site);
+  }
+  if (use != Use::write && access_ == Access::read_write) {
+    for (std::size_t i = offset; i < offset + bytes; ++i)
+      if (std::atomic_ref(written_[i]).load(std::memory_order_relaxed) == 0)
+        fail(Fault::uninitialized, site,
+             fmt::format("{} byte {} of '{}', never written", use == Use::read ? "read of" : "atomic operation on", i,
+                         name_));
+  }
   if (use == Use::read) {
     if (access_ == Access::write_once)
       fail(Fault::misuse, site, fmt::format("read of '{}', which is an output", name_));
-    for (std::size_t i = offset; i < offset + bytes; ++i)
-      if (std::atomic_ref(written_[i]).load(std::memory_order_relaxed) == 0)
-        fail(Fault::uninitialized, site, fmt::format("read of byte {} of '{}', never written", i, name_));
     return;
   }
   const u8 mark = use == Use::atomic ? 2 : 1;
   for (std::size_t i = offset; i < offset + bytes; ++i) {
     const u8 before = std::atomic_ref(written_[i]).exchange(mark, std::memory_order_relaxed);
-    if (access_ == Access::write_once && before != 0 && !(before == 2 && mark == 2))
+    if (access_ == Access::write_once && before != 0)
       fail(Fault::written_twice, site, fmt::format("byte {} of '{}' is written twice", i, name_));
   }
 }
 
 void Region::reset() {
   std::fill(written_.begin(), written_.end(), u8{0});
+  shadow_.clear();
   std::memset(base_, 0xff, bytes_);
 }
 

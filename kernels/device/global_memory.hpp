@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/device/failure.hpp"
+#include "kernels/device/global_races.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nibble::device::simulator {
@@ -18,8 +19,6 @@ enum class Access {
   read_write,
   write_once,  // an output: each byte is written exactly once between two resets, and never read
 };
-
-enum class Use { read, write, atomic };
 
 /// One allocation. The bytes around it belong to nobody, so a missed check does no harm.
 class Region {
@@ -54,6 +53,7 @@ class Region {
   char* base_;
   std::size_t bytes_;
   Access access_;
+  GlobalShadow shadow_;
   std::vector<u8> written_;  // per byte: 1 if it has content, 2 if an atomic operation made it
 };
 

@@ -31,6 +31,8 @@ void Block::prepare(const Launch& launch, Grid block_index, const Options& optio
   options_ = options;
   launch_ = launch;
   index = block_index;
+  first_block = launch.order->first_block;
+  number = first_block + (block_index.z * launch.grid.y + block_index.y) * launch.grid.x + block_index.x;
   grid = launch.grid;
   threads = launch.threads;
   warps_ = threads / warp_size;
@@ -62,9 +64,12 @@ void Block::prepare(const Launch& launch, Grid block_index, const Options& optio
     thread.open_copies.clear();
     thread.copy_groups.clear();
     thread.warpgroup = {};
+    thread.fenced_clock.clear();
+    thread.seen.clear();
   }
   mbarriers_.clear();
   bulk_copies_.clear();
+  acquires_.clear();
   for (Barrier& barrier : barriers_) {
     barrier.arrived = 0;
     barrier.waiting.clear();
@@ -371,10 +376,6 @@ void Block::synchronize_warp(Thread& thread, u32 mask, const Site& site) {
   together(thread, mask, Together::synchronize, false, &thread, complete, site);
 }
 
-void Block::fence(Thread& /*thread*/, const Site& site) {
-  if (skipped(site)) return;
-}
-
 // -- cp.async: nothing arrives before the wait, and then only for the thread that issued it
 
 void Block::copy_to_shared(Thread& thread, const CopyToShared& copy) {
@@ -406,7 +407,7 @@ void Block::wait_for_copies(Thread& thread, u32 groups_left, const Site& site) {
 
 // -- Launch
 
-void run_grid(const Launch& launch) {
+void run_grid(Launch launch) {
   if (current != nullptr) throw Failure(Fault::misuse, Site::current(), "a kernel cannot launch a kernel");
   const Options options = current_options();
   const u64 blocks = u64{launch.grid.x} * launch.grid.y * launch.grid.z;
@@ -424,6 +425,8 @@ void run_grid(const Launch& launch) {
       std::swap(order[i - 1], order[(random >> 33) % i]);
     }
 
+  BlockOrder block_order(static_cast<u32>(blocks));
+  launch.order = &block_order;
   std::atomic<std::size_t> next{0};
   std::mutex mutex;
   std::exception_ptr failure;

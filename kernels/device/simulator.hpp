@@ -12,6 +12,7 @@
 #include "kernels/device/bulk_copies.hpp"
 #include "kernels/device/fiber.hpp"
 #include "kernels/device/global_memory.hpp"
+#include "kernels/device/global_races.hpp"
 #include "kernels/device/options.hpp"
 #include "kernels/device/shared_memory.hpp"
 #include "kernels/device/warpgroup.hpp"
@@ -46,6 +47,9 @@ struct Thread {
   std::vector<CopyToShared> open_copies;  // cp.async, since the last commit
   std::deque<std::vector<CopyToShared>> copy_groups;
 
+  std::vector<Clock> fenced_clock;  // of the block's threads, at the last threadfence
+  std::vector<Acquire> seen;        // by atomic operations since then
+
   Warpgroup warpgroup;
   u32 groups_left = 0;  // the argument of wgmma_wait
 
@@ -63,6 +67,7 @@ struct Launch {
   u32 dynamic_shared_bytes;
   void (*body)(const void* kernel);
   const void* kernel;
+  BlockOrder* order = nullptr;
 };
 
 /// One block at a time; the object is used again for the next, since its stacks and clocks are costly to make.
@@ -72,6 +77,7 @@ class Block {
 
   Grid index, grid;
   u32 threads = 0;
+  u32 number = 0, first_block = 0;  // of all blocks ever run; of the first of this launch
   SharedMemory shared;
   Statistics statistics;
   std::vector<Site> sites;
@@ -84,8 +90,15 @@ class Block {
   /// Named barrier `id` of `count` threads; barrier 0 of all of them is sync_threads.
   void barrier(Thread& thread, u32 id, u32 count, bool wait, const Site& site);
   void synchronize_warp(Thread& thread, u32 mask, const Site& site);
-  /// threadfence.
+
+  // The order of blocks: global_races.hpp.
+  void atomic_operation(Thread& thread, std::uintptr_t address);  // under lock_if_several()
   void fence(Thread& thread, const Site& site);
+  [[nodiscard]] bool acquired(const Thread& thread, u32 from_block, u32 from_thread, Clock from_step) const;
+  /// Held for what blocks share, if several run at a time.
+  [[nodiscard]] std::unique_lock<std::mutex> lock_if_several() const {
+    return options_.workers > 1 ? std::unique_lock(launch_.order->mutex) : std::unique_lock<std::mutex>();
+  }
 
   /// An operation of the lanes in `mask`. Each leaves a pointer to its operands, which lie on its stack; the last one
   /// to come runs `complete` for all. `aligned`: all of them must come from the same place.
@@ -172,12 +185,13 @@ class Block {
   Barrier barriers_[16];
   std::deque<Mbarrier> mbarriers_;
   std::vector<BulkCopy> bulk_copies_;
+  std::vector<Acquire> acquires_;
   std::vector<Meeting> meetings_[warp_size];
   std::exception_ptr failure_;
 };
 
 /// Runs all blocks. Throws Failure for the first thing found to be wrong.
-void run_grid(const Launch& launch);
+void run_grid(Launch launch);
 
 }  // namespace nibble::device::simulator
 
