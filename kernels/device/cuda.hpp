@@ -221,3 +221,5 @@ template <u32 Table> NIBBLE_DEVICE u32 lop3(u32 a, u32 b, u32 c) {
 }
 
 }  // namespace nibble::device
+
+#include "kernels/device/cuda_async.hpp"

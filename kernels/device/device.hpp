@@ -34,15 +34,4 @@ NIBBLE_DEVICE u64 tile_descriptor(u32 address, u32 leading_bytes, u32 stride_byt
          u64((stride_bytes >> 4) & 0x3fff) << 32 | u64(u32(swizzle)) << 62;
 }
 
-/// Runs the body of a C function: 0, or the code of a refused launch. Failures of the simulator pass through, so that
-/// a test sees them.
-template <class Body> int status_of(Body&& body) {
-  try {
-    body();
-    return 0;
-  } catch (const LaunchError& error) {
-    return error.code();
-  }
-}
-
 }  // namespace nibble::device

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/device/host_arithmetic.hpp"
 #include "kernels/device/host_pointers.hpp"
 
 namespace nibble::device {
@@ -209,4 +210,4 @@ template <int N> void cp_wait(Site site = Site::current()) {
 
 }  // namespace nibble::device
 
-#include "kernels/device/host_arithmetic.hpp"
+#include "kernels/device/host_async.hpp"

@@ -54,9 +54,17 @@ void SharedMemory::land(u32 who, Clock step, u32 offset, u32 bytes) {
   for (u32 i = offset >> shift_; i <= (offset + bytes - 1) >> shift_; ++i) granules_[i] = written(who, step);
 }
 
-void SharedMemory::note_read(u32 who, Clock step, u32 offset, u32 bytes) {
-  if (!detect_races_) return;
-  for (u32 i = offset >> shift_; i <= (offset + bytes - 1) >> shift_; ++i) note(granules_[i], who, step, nullptr);
+void SharedMemory::read_by_proxy(u32 agent, Clock step, const Clock* clock, const Clock* proxy_clock, u32 offset,
+                                 u32 bytes, const Site& site) {
+  for (u32 i = offset >> shift_; i <= (offset + bytes - 1) >> shift_; ++i) {
+    const Writer writer = granules_[i].writer;
+    if (writer.who >= flying || clock[writer.who] < writer.step) refuse_read(i << shift_, site);
+    if (writer.who < threads_ && proxy_clock[writer.who] < writer.step)
+      fail(Fault::proxy, site,
+           fmt::format("shared byte {} was written by {}, with no fence_proxy_async since", i << shift_,
+                       called(writer.who)));
+    note(granules_[i], agent, step, nullptr);
+  }
 }
 
 void SharedMemory::refine(u32 bytes) {

@@ -19,7 +19,7 @@ inline constexpr u32 max_shared_bytes = 227u << 10;
 
 /// Readers and writers are threads, or agents: each mbarrier stands for the copies that report to it, each warpgroup
 /// for its wgmma. Agents come after the threads of the block.
-inline constexpr u32 mbarrier_agents = 32, warpgroup_agents = 8, agents = mbarrier_agents + warpgroup_agents;
+inline constexpr u32 mbarrier_agents = 32, wgmma_agents = 32, agents = mbarrier_agents + wgmma_agents;
 
 class SharedMemory {
  public:
@@ -54,8 +54,10 @@ class SharedMemory {
   /// It has landed, as a write of `who` at `step`.
   void land(u32 who, Clock step, u32 offset, u32 bytes);
 
-  /// Marks a read by an agent that ends at `step`, without the check of read(); for wgmma.
-  void note_read(u32 who, Clock step, u32 offset, u32 bytes);
+  /// A read of bytes that exist by the asynchronous proxy, which is over at `step` of the agent. It sees the writes of
+  /// threads up to `proxy_clock` only.
+  void read_by_proxy(u32 agent, Clock step, const Clock* clock, const Clock* proxy_clock, u32 offset, u32 bytes,
+                     const Site& site);
 
   /// The last writer of the byte and its step; nobody if there is none.
   static constexpr u16 nobody = 0xffff, flying = 0x8000;

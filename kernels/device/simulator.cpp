@@ -61,7 +61,10 @@ void Block::prepare(const Launch& launch, Grid block_index, const Options& optio
     thread.clock[i] = 1;
     thread.open_copies.clear();
     thread.copy_groups.clear();
+    thread.warpgroup = {};
   }
+  mbarriers_.clear();
+  bulk_copies_.clear();
   for (Barrier& barrier : barriers_) {
     barrier.arrived = 0;
     barrier.waiting.clear();
@@ -87,6 +90,8 @@ void Block::run(const Launch& launch, Grid block_index, const Options& options, 
   Fiber::change(outside_, current->fiber);
   current = nullptr;
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  if (!bulk_copies_.empty())
+    fail(Fault::in_flight, bulk_copies_.front().site, "the block exits before this copy landed");
 }
 
 u32 Block::static_shared(const void* declaration, u32 bytes, const Site& site) {
@@ -116,6 +121,11 @@ void Block::check_exit(Thread& thread) {
   for (const auto& group : thread.copy_groups)
     if (!group.empty())
       fail(Fault::in_flight, group.front().site, "the thread exits before it waits for this cp.async");
+  const Warpgroup& warpgroup = thread.warpgroup;
+  if (!warpgroup.open.empty())
+    fail(Fault::wgmma, warpgroup.open.front().site, "the thread exits before it commits this");
+  for (const auto& group : warpgroup.groups)
+    if (!group.empty()) fail(Fault::wgmma, group.front().site, "the thread exits before it waits for this");
 }
 
 void Block::finish(Thread& thread) {
@@ -173,7 +183,9 @@ u32 Block::pick_warp(u32& random_bits) {
 }
 
 Thread* Block::pick() {
-  if (runnable_warps_ == 0) return nullptr;
+  if (!options_.late_copies && !bulk_copies_.empty() && (random() & 7) == 0) land_bulk_copy();
+  while (runnable_warps_ == 0)
+    if (!land_bulk_copy()) return nullptr;
   u32 random_bits = 0;
   const u32 warp = pick_warp(random_bits);
   return &threads_[warp * warp_size + bit_from(runnable_[warp], random_bits & 31)];

@@ -9,10 +9,12 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/device/bulk_copies.hpp"
 #include "kernels/device/fiber.hpp"
 #include "kernels/device/global_memory.hpp"
 #include "kernels/device/options.hpp"
 #include "kernels/device/shared_memory.hpp"
+#include "kernels/device/warpgroup.hpp"
 
 namespace nibble::device::simulator {
 
@@ -43,6 +45,9 @@ struct Thread {
 
   std::vector<CopyToShared> open_copies;  // cp.async, since the last commit
   std::deque<std::vector<CopyToShared>> copy_groups;
+
+  Warpgroup warpgroup;
+  u32 groups_left = 0;  // the argument of wgmma_wait
 
   [[nodiscard]] u32 lane() const { return index % warp_size; }
   [[nodiscard]] u32 warp() const { return index / warp_size; }
@@ -93,6 +98,20 @@ class Block {
   void commit_copies(Thread& thread);
   void wait_for_copies(Thread& thread, u32 groups_left, const Site& site);
 
+  // mbarriers and the copies that report to them.
+  void init_mbarrier(Thread& thread, u32 offset, u32 count, const Site& site);
+  void fence_mbarrier_init(Thread& thread, const Site& site);
+  void fence_proxy(Thread& thread, const Site& site);
+  void arrive(Thread& thread, u32 offset, u32 expected_bytes, const Site& site);
+  void wait_for_phase(Thread& thread, u32 offset, u32 parity, const Site& site);
+  void issue_bulk_copy(Thread& thread, BulkCopy copy);
+
+  // wgmma.
+  void fence_accumulators(Thread& thread, float* d, u32 n, const Site& site);
+  void multiply_tiles(Thread& thread, const WarpgroupMultiply& multiply);
+  void commit_multiplies(Thread& thread, const Site& site);
+  void wait_for_multiplies(Thread& thread, u32 groups_left, const Site& site);
+
   [[nodiscard]] Thread& thread(u32 i) { return threads_[i]; }
   [[nodiscard]] u32 clock_size() const { return clock_size_; }
   [[nodiscard]] const Options& options() const { return options_; }
@@ -129,6 +148,9 @@ class Block {
   void sleep(const Thread& thread);
   void run_another(Thread& thread);
   void land_copies(Thread& thread, const std::vector<CopyToShared>& group);
+  Mbarrier& mbarrier(Thread& thread, u32 offset, const Site& site);
+  void complete_phase(Mbarrier& mbarrier);
+  bool land_bulk_copy();  // one of those under way, if any
   [[nodiscard]] std::string report_waiting() const;
   void join(Clock* clock, const Clock* other) const;
   void step(Thread& thread, const Site& site);
@@ -148,6 +170,8 @@ class Block {
   u32 dynamic_shared_offset_ = 0, dynamic_shared_bytes_ = 0;
   std::vector<std::pair<const void*, u32>> statics_;
   Barrier barriers_[16];
+  std::deque<Mbarrier> mbarriers_;
+  std::vector<BulkCopy> bulk_copies_;
   std::vector<Meeting> meetings_[warp_size];
   std::exception_ptr failure_;
 };

@@ -4,6 +4,7 @@
 
 #include "kernels/device/array.hpp"
 #include "kernels/device/device.hpp"
+#include "kernels/status.hpp"
 
 namespace nibble::device {
 namespace {
@@ -95,9 +96,12 @@ TEST(Launch, ConstantLoadsNeedReadOnlyMemory) {
   EXPECT_EQ(fault_of([&] { add(a.data(), a.data(), sum.data(), 100); }), Fault::misuse);
 }
 
-TEST(Launch, RefusedLaunchesHaveACode) {
-  EXPECT_EQ(status_of([] { launch({0}, 0, nullptr, Add{}); }), 9);
-  EXPECT_EQ(status_of([] { launch({1}, 300 << 10, nullptr, Add{}); }), 1);
+TEST(Launch, RefusedLaunchesHaveAStatusAndAText) {
+  EXPECT_EQ(kernels::status_of([] { launch({0}, 0, nullptr, Add{}); }), NIBBLE_INTERNAL);
+  EXPECT_STREQ(nibble_last_error(), "a grid of 0 x 1 x 1 blocks");
+  EXPECT_EQ(kernels::status_of([] { launch({1}, 300 << 10, nullptr, Add{}); }), NIBBLE_INTERNAL);
+  EXPECT_EQ(kernels::status_of([] { throw kernels::UsageError("add: n is 3, not even"); }), NIBBLE_USAGE);
+  EXPECT_STREQ(nibble_last_error(), "add: n is 3, not even");
 }
 
 // Sums 256 values through shared memory and shuffles.

@@ -1,0 +1,88 @@
+// mbarriers, bulk copies, TMA and wgmma: what came with sm_90, on the simulator's side.
+#pragma once
+#include "kernels/device/host_pointers.hpp"
+
+namespace nibble::device {
+
+// -- mbarriers
+
+inline void mbar_init(Shared<u64> mbarrier, u32 arrivals, Site site = Site::current()) {
+  mbarrier.checked(8, 8, site);
+  simulator::current->block->init_mbarrier(*simulator::current, mbarrier.address(), arrivals, site);
+}
+/// After the init, by the same thread: for copies that report to the mbarrier.
+inline void mbar_init_fence(Site site = Site::current()) {
+  simulator::current->block->fence_mbarrier_init(*simulator::current, site);
+}
+inline void mbar_arrive(Shared<u64> mbarrier, Site site = Site::current()) {
+  mbarrier.checked(8, 8, site);
+  simulator::current->block->arrive(*simulator::current, mbarrier.address(), 0, site);
+}
+/// Arrives, and makes the phase wait for that many bytes of copies.
+inline void mbar_expect_tx_arrive(Shared<u64> mbarrier, u32 bytes, Site site = Site::current()) {
+  mbarrier.checked(8, 8, site);
+  simulator::current->block->arrive(*simulator::current, mbarrier.address(), bytes, site);
+}
+/// Until the phase of that parity is complete; the first has parity 0.
+inline void mbar_wait(Shared<u64> mbarrier, u32 parity, Site site = Site::current()) {
+  mbarrier.checked(8, 8, site);
+  simulator::current->block->wait_for_phase(*simulator::current, mbarrier.address(), parity, site);
+}
+
+// -- Copies by the asynchronous proxy
+
+/// `bytes` consecutive bytes, a multiple of 16.
+inline void bulk_g2s(Shared<u8> to, Global<const u8> from, u32 bytes, Shared<u64> mbarrier,
+                     Site site = Site::current()) {
+  if (bytes == 0 || bytes % 16 != 0)
+    simulator::fail(simulator::Fault::misuse, site, "a bulk copy has 16, 32, ... bytes");
+  to.checked(bytes, 16, site);
+  mbarrier.checked(8, 8, site);
+  simulator::check_global(from.unchecked(), bytes, 16, from.region(), simulator::Use::read, site);
+  simulator::current->block->issue_bulk_copy(*simulator::current, {to.address(),
+                                                                   bytes,
+                                                                   mbarrier.address(),
+                                                                   reinterpret_cast<const char*>(from.unchecked()),
+                                                                   nullptr,
+                                                                   0,
+                                                                   0,
+                                                                   {},
+                                                                   site});
+}
+/// The box whose first element is column x of row y; what lies outside of the matrix becomes zero.
+inline void tma_load_2d(Shared<u8> to, const TensorMap& map, i32 x, i32 y, Shared<u64> mbarrier,
+                        Site site = Site::current()) {
+  to.checked(map.box_bytes(), map.swizzle == Swizzle::none ? 128 : 1024, site);
+  mbarrier.checked(8, 8, site);
+  if (map.region->access() != simulator::Access::read_only)
+    simulator::fail(simulator::Fault::misuse, site, "TMA from memory that the kernel may write is not simulated");
+  simulator::current->block->issue_bulk_copy(
+      *simulator::current, {to.address(), map.box_bytes(), mbarrier.address(), nullptr, &map, x, y, {}, site});
+}
+/// Makes what this thread wrote to shared memory visible to the asynchronous proxy: wgmma and bulk copies.
+inline void fence_proxy_async(Site site = Site::current()) {
+  simulator::current->block->fence_proxy(*simulator::current, site);
+}
+
+// -- wgmma, 64 rows by N columns by 16; d of one thread has N / 2 accumulators
+
+template <int R> void wgmma_fence(float (&d)[R], Site site = Site::current()) {
+  simulator::current->block->fence_accumulators(*simulator::current, d, R, site);
+}
+template <int N, int R> void wgmma_bf16(float (&d)[R], u64 a, u64 b, Site site = Site::current()) {
+  static_assert(R == N / 2);
+  simulator::current->block->multiply_tiles(*simulator::current, {d, N, a, b, false, site});
+}
+template <int N, int R> void wgmma_f16(float (&d)[R], u64 a, u64 b, Site site = Site::current()) {
+  static_assert(R == N / 2);
+  simulator::current->block->multiply_tiles(*simulator::current, {d, N, a, b, true, site});
+}
+inline void wgmma_commit(Site site = Site::current()) {
+  simulator::current->block->commit_multiplies(*simulator::current, site);
+}
+/// All but the last `Left` committed groups have ended, and d has its values if none of it is in flight.
+template <int Left, int R> void wgmma_wait(float (&)[R], Site site = Site::current()) {
+  simulator::current->block->wait_for_multiplies(*simulator::current, Left, site);
+}
+
+}  // namespace nibble::device

@@ -1,0 +1,33 @@
+// wgmma: the multiplications that a warp has issued, and the accumulators that they own meanwhile.
+#pragma once
+#include <deque>
+#include <vector>
+
+#include "kernels/device/shared_memory.hpp"
+
+namespace nibble::device::simulator {
+
+struct WarpgroupMultiply {
+  float* d;
+  u32 n;        // columns; a thread holds n / 2 accumulators
+  u64 a, b;     // descriptors
+  bool is_f16;  // else bf16
+  Site site;
+};
+
+/// An array of accumulators. The multiplications own it from the first of them to their wait: until then the registers
+/// are NaN, so that an early read spoils the result, and an early write is seen.
+struct Accumulators {
+  float* d = nullptr;
+  std::vector<float> value;
+  u32 in_flight = 0;
+  bool fenced = false;
+};
+
+struct Warpgroup {
+  std::vector<WarpgroupMultiply> open;  // since the last commit
+  std::deque<std::vector<WarpgroupMultiply>> groups;
+  std::vector<Accumulators> accumulators;
+};
+
+}  // namespace nibble::device::simulator

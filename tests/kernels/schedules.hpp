@@ -1,0 +1,86 @@
+// Runs a launch under many schedules, and with each of its synchronizations turned off.
+//
+// A run is a function that fills its arrays, calls the library and returns whether the result is right. The simulator's
+// Failure may come out of it. On a GPU (NIBBLE_ON_GPU) a run is done once: there it has the schedule that it has.
+#pragma once
+#include <string>
+#include <vector>
+#if !defined(NIBBLE_ON_GPU)
+#include "kernels/device/options.hpp"
+#endif
+
+namespace nibble::test {
+
+#if defined(NIBBLE_ON_GPU)
+
+template <class Run> void in_schedules(Run&& run, int /*schedules*/ = 3) { run(); }
+
+#else
+
+using device::simulator::Options;
+
+/// The i-th of the schedules that tests use: all three kinds, seeds that differ, copies that land early and late.
+inline Options schedule(int i) {
+  using device::simulator::Schedule;
+  constexpr Schedule kinds[] = {Schedule::random, Schedule::priority, Schedule::in_order};
+  return {.seed = static_cast<std::uint64_t>(i) + 1, .schedule = kinds[i % 3], .late_copies = i % 2 == 0};
+}
+
+/// Calls run() under that many schedules; for a run that checks by itself.
+template <class Run> void in_schedules(Run&& run, int schedules = 3) {
+  for (int i = 0; i < schedules; ++i) {
+    const device::simulator::ScopedOptions scope(schedule(i));
+    run();
+  }
+}
+
+/// How a faulty kernel shows.
+struct Outcome {
+  int passed = 0;                    // runs in which nobody saw anything
+  int wrong = 0;                     // the result differs
+  std::vector<std::string> reports;  // of the simulator, one for each run that it ended
+  std::vector<device::simulator::Fault> faults;
+};
+
+/// Tries `run` under schedules that depend on chance, and says how many of them saw that something is wrong.
+template <class Run> Outcome outcome(Run&& run, int schedules = 20, Options options = {}) {
+  using device::simulator::Failure;
+  Outcome outcome;
+  for (int i = 0; outcome.passed == 0 && i < schedules; ++i) {
+    options.seed = static_cast<std::uint64_t>(i) + 1;
+    options.schedule = i % 2 == 0 ? device::simulator::Schedule::random : device::simulator::Schedule::priority;
+    options.late_copies = i % 3 != 0;
+    const device::simulator::ScopedOptions scope(options);
+    try {
+      ++(run() ? outcome.passed : outcome.wrong);
+    } catch (const Failure& failure) {
+      outcome.reports.emplace_back(failure.what());
+      outcome.faults.push_back(failure.fault());
+    }
+  }
+  return outcome;
+}
+
+/// The synchronizations that `run` does not seem to need, as "file.hpp:40": with one of them turned off it is still
+/// right under one of the schedules, and no check objects. Each is redundant, or a hole in the test.
+template <class Run> std::vector<std::string> survivors(Run&& run, int schedules = 20) {
+  std::vector<device::simulator::Site> sites;
+  {
+    Options options = schedule(0);
+    options.record_sites = true;
+    const device::simulator::ScopedOptions scope(options);
+    run();
+    sites = scope.sites();
+  }
+  std::vector<std::string> survivors;
+  for (const device::simulator::Site& site : sites) {
+    Options options;
+    options.skipped = site;
+    if (outcome(run, schedules, options).passed > 0) survivors.push_back(device::simulator::where(site));
+  }
+  return survivors;
+}
+
+#endif
+
+}  // namespace nibble::test
