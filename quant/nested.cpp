@@ -17,39 +17,11 @@
 #define NIBBLE_QUANT_NESTED_TABLES
 namespace nibble::nested {
 
-// torch.linspace computes in fp32 with a fused multiply-add, from the end that is nearer. A product of two fp32
-// numbers is exact in fp64, where the sum loses nothing that could change its rounding to fp32.
-constexpr std::array<float, 256> make_codebook() {
-  constexpr float powers[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
-  std::array<float, 256> values{};
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < 7; ++i) {
-    const std::size_t steps = std::size_t{1} << i;
-    const double step = (1.0f - 0.1f) / static_cast<float>(steps);
-    const auto point = [&](std::size_t k) {
-      return k < (steps + 1) / 2 ? static_cast<float>(0.1f + step * static_cast<double>(k))
-                                 : static_cast<float>(1.0 - step * static_cast<double>(steps - k));
-    };
-    for (std::size_t k = 0; k < steps; ++k) {
-      const float value = (point(k) + point(k + 1)) / 2 * powers[i];
-      values[count++] = value;
-      values[count++] = -value;
-    }
-  }
-  values[count++] = 0.0f;
-  values[count++] = 1.0f;
-  std::sort(values.begin(), values.end());
-  return values;
-}
-
 constexpr std::array<float, 255> make_midpoints(const std::array<float, 256>& values) {
   std::array<float, 255> midpoints{};
   for (std::size_t i = 0; i < 255; ++i) midpoints[i] = 0.5f * (values[i] + values[i + 1]);
   return midpoints;
 }
-
-inline constexpr std::array<float, 256> codebook_values = make_codebook();
-static_assert(codebook_values[code_of_zero] == 0.0f);
 
 // The code nearest to v in [-1, 1] is the number of midpoints below it. The upper bits of v, sign, exponent and six
 // bits of the mantissa, leave at most one midpoint open: so one lookup gives the number but for one compare.
@@ -65,7 +37,7 @@ struct Nearest {
 
 constexpr Nearest make_nearest() {
   Nearest nearest{};
-  const std::array<float, 255> midpoint = make_midpoints(codebook_values);
+  const std::array<float, 255> midpoint = make_midpoints(codebook);
   // Halfway, the even code: above an odd one a midpoint itself is above its threshold.
   for (std::size_t i = 0; i < 255; ++i) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(midpoint[i]);
@@ -168,8 +140,6 @@ void check_sizes(std::size_t absmax, std::size_t codes, std::size_t nested_absma
 }
 
 }  // namespace
-
-const std::array<float, 256> codebook = codebook_values;
 
 double group_sum(std::span<const float> absmax) noexcept {
   // Eight chains, which fill vectors: an addition waits for the one before.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +21,31 @@ inline constexpr std::uint8_t code_of_zero = 127;
 /// The values of the 256 codes, ascending, from -0.993 to 1; codebook[127] is exactly 0.
 ///
 /// For i = 0 ... 6: [0.1, 1] cut into 2^i equal steps, their middles times 10^(i - 6), with both signs; and 0 and 1.
-extern const std::array<float, 256> codebook;
+inline constexpr std::array<float, 256> codebook = [] {
+  constexpr float powers[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+  std::array<float, 256> values{};
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < 7; ++i) {
+    // torch.linspace computes in fp32 with a fused multiply-add, from the end that is nearer. A product of two fp32
+    // numbers is exact in fp64, where the sum loses nothing that could change its rounding to fp32.
+    const std::size_t steps = std::size_t{1} << i;
+    const double step = (1.0f - 0.1f) / static_cast<float>(steps);
+    const auto point = [&](std::size_t k) {
+      return k < (steps + 1) / 2 ? static_cast<float>(0.1f + step * static_cast<double>(k))
+                                 : static_cast<float>(1.0 - step * static_cast<double>(steps - k));
+    };
+    for (std::size_t k = 0; k < steps; ++k) {
+      const float value = (point(k) + point(k + 1)) / 2 * powers[i];
+      values[count++] = value;
+      values[count++] = -value;
+    }
+  }
+  values[count++] = 0.0f;
+  values[count++] = 1.0f;
+  std::sort(values.begin(), values.end());
+  return values;
+}();
+static_assert(codebook[code_of_zero] == 0.0f);
 
 /// Absmax values whose sum is taken at a time, so that groups can be added up side by side and the result still does
 /// not depend on how many threads did.

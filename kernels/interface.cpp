@@ -1,0 +1,115 @@
+#include "kernels/interface.hpp"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+
+#include "nibble/nested.hpp"
+
+namespace nibble::kernels {
+namespace {
+
+// An array, so that to fail needs no memory.
+thread_local char last_error[512] = "";
+
+// What a caller in C put there: to load a value that is none of the enumerators is undefined in C++.
+template <class Enum> int number_in(const Enum& value) {
+  static_assert(sizeof(Enum) == sizeof(int));
+  int number;
+  std::memcpy(&number, &value, sizeof number);
+  return number;
+}
+
+void check_null(const std::string& name, const void* pointer, const char* why) {
+  if (pointer != nullptr) refuse(name + " is given, must be null " + why);
+}
+
+}  // namespace
+
+void set_last_error(const char* text) noexcept { std::snprintf(last_error, sizeof last_error, "%s", text); }
+
+void refuse(const std::string& text) { throw Error(Errc::usage, text); }
+
+u64 checked_size(const std::string& name, u64 rows, u64 columns) {
+  if (columns != 0 && rows > most_elements / columns)
+    refuse(name + " has " + std::to_string(rows) + " x " + std::to_string(columns) +
+           " elements, at most 2^48 are possible");
+  return rows * columns;
+}
+
+void check_pointer(const std::string& name, const void* pointer, std::size_t alignment) {
+  if (pointer == nullptr) refuse(name + " is null");
+  const std::uintptr_t beyond = reinterpret_cast<std::uintptr_t>(pointer) % alignment;
+  if (beyond != 0)
+    refuse(name + " is " + std::to_string(beyond) + " bytes past a multiple of " + std::to_string(alignment) +
+           ", its alignment");
+}
+
+void check_workspace(const void* workspace, std::size_t bytes, std::size_t needed) {
+  if (bytes < needed)
+    refuse("workspace_bytes is " + std::to_string(bytes) + ", at least " + std::to_string(needed) + " are needed");
+  if (needed > 0) check_pointer("workspace", workspace, 16);
+}
+
+void check_dtype(const std::string& name, const nibble_dtype& dtype) {
+  const int number = number_in(dtype);
+  if (number != NIBBLE_F32 && number != NIBBLE_F16 && number != NIBBLE_BF16)
+    refuse(name + " is " + std::to_string(number) + ", none of nibble_dtype");
+}
+
+void check_codebook(const std::string& name, const nibble_codebook& codebook) {
+  const int number = number_in(codebook);
+  if (number != NIBBLE_NF4 && number != NIBBLE_FP4)
+    refuse(name + " is " + std::to_string(number) + ", none of nibble_codebook");
+}
+
+void check_blocksize(const std::string& name, u64 blocksize) {
+  if (blocksize < 32 || blocksize > 4096 || (blocksize & (blocksize - 1)) != 0)
+    refuse(name + " is " + std::to_string(blocksize) + ", not a power of two from 32 to 4096");
+}
+
+void check_four_bit(const std::string& name, const nibble_four_bit* weight) {
+  if (weight == nullptr) refuse(name + " is null");
+  check_codebook(name + ".codebook", weight->codebook);
+  check_blocksize(name + ".blocksize", weight->blocksize);
+  if (checked_size(name, weight->rows, weight->columns) == 0) return;
+  check_pointer(name + ".packed", weight->packed, 1);
+  if (weight->absmax_codes == nullptr) {
+    if (weight->absmax == nullptr) refuse(name + " has neither absmax nor absmax_codes");
+    check_pointer(name + ".absmax", weight->absmax, alignof(float));
+    check_null(name + ".nested_absmax", weight->nested_absmax, "without absmax_codes");
+    check_null(name + ".nested_codebook", weight->nested_codebook, "without absmax_codes");
+    check_null(name + ".nested_offset", weight->nested_offset, "without absmax_codes");
+    return;
+  }
+  check_null(name + ".absmax", weight->absmax, "with absmax_codes");
+  check_pointer(name + ".nested_absmax", weight->nested_absmax, alignof(float));
+  check_pointer(name + ".nested_codebook", weight->nested_codebook, alignof(float));
+  check_pointer(name + ".nested_offset", weight->nested_offset, alignof(float));
+}
+
+void check_int8(const std::string& name, const nibble_int8* weight) {
+  if (weight == nullptr) refuse(name + " is null");
+  if (checked_size(name, weight->rows, weight->columns) == 0) return;
+  check_pointer(name + ".codes", weight->codes, 1);
+  check_pointer(name + ".absmax", weight->absmax, alignof(float));
+}
+
+void check_matrix(const std::string& name, const nibble_matrix* matrix) {
+  if (matrix == nullptr) refuse(name + " is null");
+  check_dtype(name + ".dtype", matrix->dtype);
+  if (matrix->stride < matrix->columns)
+    refuse(name + ".stride is " + std::to_string(matrix->stride) + ", less than its " +
+           std::to_string(matrix->columns) + " columns");
+  checked_size(name, matrix->rows, matrix->stride);
+  if (matrix->rows != 0 && matrix->columns != 0)
+    check_pointer(name + ".data", matrix->data, element_bytes(matrix->dtype));
+}
+
+std::size_t element_bytes(nibble_dtype dtype) { return dtype == NIBBLE_F32 ? 4 : 2; }
+
+}  // namespace nibble::kernels
+
+const char* nibble_last_error(void) { return nibble::kernels::last_error; }
+
+const float* nibble_nested_codebook(void) { return nibble::nested::codebook.data(); }

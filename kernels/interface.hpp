@@ -1,0 +1,76 @@
+// What the functions of nibble/kernels.h share: how they end, and the checks of arguments that several of them take.
+#pragma once
+#include <new>
+#include <string>
+
+#include "kernels/device/types.hpp"
+#include "nibble/error.hpp"
+#include "nibble/kernels.h"
+
+namespace nibble::kernels {
+
+using device::u32;
+using device::u64;
+
+void set_last_error(const char* text) noexcept;
+
+/// Runs the body of a C function. An Error or a refused launch that it throws becomes the result, and its text what
+/// nibble_last_error() says. Failures of the simulator pass through, so that a test sees them.
+template <class Body> int result_of(Body&& body) {
+  try {
+    body();
+    return NIBBLE_OK;
+  } catch (const Error& error) {
+    set_last_error(error.what());
+    return static_cast<int>(error.code());
+  } catch (const device::LaunchError& error) {
+    set_last_error(error.what());
+    return NIBBLE_INTERNAL;
+  } catch (const std::bad_alloc&) {
+    set_last_error("no memory on the host");
+    return NIBBLE_INTERNAL;
+  }
+}
+
+/// Error(usage).
+[[noreturn]] void refuse(const std::string& text);
+
+// The checks throw Error(usage); `name` is the argument's in the text: "weight.blocksize is 48, ...".
+
+/// A size that is larger is no size of anything: a mistake of the caller, or an overflow.
+inline constexpr u64 most_elements = u64{1} << 48;
+
+/// rows * columns, at most most_elements.
+u64 checked_size(const std::string& name, u64 rows, u64 columns);
+
+/// Not null, and aligned to that many bytes.
+void check_pointer(const std::string& name, const void* pointer, std::size_t alignment);
+
+/// The same for the memory of a workspace, and that it has the bytes; no bytes need no memory.
+void check_workspace(const void* workspace, std::size_t bytes, std::size_t needed);
+
+void check_dtype(const std::string& name, const nibble_dtype& dtype);
+void check_codebook(const std::string& name, const nibble_codebook& codebook);
+void check_blocksize(const std::string& name, u64 blocksize);
+
+/// The whole of it. With no elements, pointers may be null. The nested form is the one whose absmax_codes are given.
+void check_four_bit(const std::string& name, const nibble_four_bit* weight);
+void check_int8(const std::string& name, const nibble_int8* weight);
+void check_matrix(const std::string& name, const nibble_matrix* matrix);
+
+std::size_t element_bytes(nibble_dtype dtype);
+
+/// Calls body(T{}) with T = float, f16 or bf16.
+template <class Body> decltype(auto) with_type(nibble_dtype dtype, Body&& body) {
+  switch (dtype) {
+    case NIBBLE_F16:
+      return body(device::f16{});
+    case NIBBLE_BF16:
+      return body(device::bf16{});
+    case NIBBLE_F32:
+      break;
+  }
+  return body(float{});
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,195 @@
+// How the C functions end, and what their checks say.
+#include "kernels/interface.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <thread>
+
+#include "kernels/device/failure.hpp"
+#include "nibble/kernels.hpp"
+#include "nibble/nested.hpp"
+
+namespace nibble::kernels {
+namespace {
+
+using testing::ElementsAreArray;
+using testing::StrEq;
+
+constexpr u64 u32_max = 0xffffffff;
+
+// What a check says; empty if it accepts.
+template <class Check> std::string refusal(Check&& check) {
+  return result_of(check) == NIBBLE_OK ? "" : nibble_last_error();
+}
+
+alignas(16) char memory[64];
+template <class T> T* at(std::size_t byte = 0) { return reinterpret_cast<T*>(memory + byte); }
+
+nibble_four_bit plain() {
+  return {.codebook = NIBBLE_NF4,
+          .blocksize = 64,
+          .rows = 2,
+          .columns = 3,
+          .packed = at<std::uint8_t>(),
+          .absmax = at<float>(),
+          .absmax_codes = nullptr,
+          .nested_absmax = nullptr,
+          .nested_codebook = nullptr,
+          .nested_offset = nullptr};
+}
+nibble_four_bit nested() {
+  nibble_four_bit weight = plain();
+  weight.absmax = nullptr;
+  weight.absmax_codes = at<std::uint8_t>();
+  weight.nested_absmax = weight.nested_codebook = weight.nested_offset = at<float>();
+  return weight;
+}
+// Any number into an enumeration, as C allows it.
+template <class Enum> void put(Enum& value, int number) { std::memcpy(&value, &number, sizeof number); }
+
+template <class Change> std::string refusal_of(nibble_four_bit weight, Change&& change) {
+  change(weight);
+  return refusal([&] { check_four_bit("weight", &weight); });
+}
+
+TEST(Interface, WhatABodyThrowsBecomesTheResult) {
+  EXPECT_EQ(result_of([] {}), NIBBLE_OK);
+  EXPECT_EQ(result_of([] { refuse("m is 0, at least 1"); }), NIBBLE_USAGE);
+  EXPECT_THAT(nibble_last_error(), StrEq("m is 0, at least 1"));
+  EXPECT_EQ(result_of([] { throw device::LaunchError(98, "kernel launch: invalid device function"); }),
+            NIBBLE_INTERNAL);
+  EXPECT_THAT(nibble_last_error(), StrEq("kernel launch: invalid device function"));
+  EXPECT_EQ(result_of([] { throw std::bad_alloc(); }), NIBBLE_INTERNAL);
+  EXPECT_THAT(nibble_last_error(), StrEq("no memory on the host"));
+  EXPECT_EQ(result_of([] {}), NIBBLE_OK);
+  EXPECT_THAT(nibble_last_error(), StrEq("no memory on the host")) << "the last that failed";
+}
+
+TEST(Interface, FailuresOfTheSimulatorPassThrough) {
+  using device::simulator::Failure, device::simulator::Fault, device::simulator::Site;
+  EXPECT_THROW(result_of([] { throw Failure(Fault::race, Site::current(), "race"); }), Failure);
+}
+
+TEST(Interface, EachThreadHasItsLastError) {
+  result_of([] { refuse("of the first"); });
+  std::string other = "not run";
+  std::thread([&] { other = nibble_last_error(); }).join();
+  EXPECT_EQ(other, "");
+  EXPECT_THAT(nibble_last_error(), StrEq("of the first"));
+}
+
+TEST(Interface, TheCppInterfaceThrows) {
+  try {
+    cuda::check(result_of([] { refuse("m is 0, at least 1"); }));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::usage);
+    EXPECT_THAT(error.what(), StrEq("m is 0, at least 1"));
+  }
+}
+
+TEST(Interface, FourBitWeights) {
+  EXPECT_EQ(refusal_of(plain(), [](auto&) {}), "");
+  EXPECT_EQ(refusal_of(nested(), [](auto&) {}), "");
+  EXPECT_EQ(refusal([] { check_four_bit("weight", nullptr); }), "weight is null");
+  for (const std::uint32_t blocksize : {32u, 64u, 128u, 256u, 512u, 1024u, 2048u, 4096u})
+    EXPECT_EQ(refusal_of(plain(), [&](auto& weight) { weight.blocksize = blocksize; }), "");
+  for (const std::uint32_t blocksize : {0u, 1u, 16u, 48u, 8192u})
+    EXPECT_EQ(refusal_of(plain(), [&](auto& weight) { weight.blocksize = blocksize; }),
+              "weight.blocksize is " + std::to_string(blocksize) + ", not a power of two from 32 to 4096");
+  EXPECT_EQ(refusal_of(plain(), [](auto& weight) { put(weight.codebook, 2); }),
+            "weight.codebook is 2, none of nibble_codebook");
+  EXPECT_EQ(refusal_of(plain(), [](auto& weight) { weight.packed = nullptr; }), "weight.packed is null");
+  EXPECT_EQ(refusal_of(plain(), [](auto& weight) { weight.absmax = nullptr; }),
+            "weight has neither absmax nor absmax_codes");
+  EXPECT_EQ(refusal_of(plain(), [](auto& weight) { weight.absmax = at<float>(2); }),
+            "weight.absmax is 2 bytes past a multiple of 4, its alignment");
+  EXPECT_EQ(refusal_of(plain(), [](auto& weight) { weight.nested_offset = at<float>(); }),
+            "weight.nested_offset is given, must be null without absmax_codes");
+  EXPECT_EQ(refusal_of(nested(), [](auto& weight) { weight.absmax = at<float>(); }),
+            "weight.absmax is given, must be null with absmax_codes");
+  EXPECT_EQ(refusal_of(nested(), [](auto& weight) { weight.nested_absmax = nullptr; }), "weight.nested_absmax is null");
+  EXPECT_EQ(refusal_of(nested(), [](auto& weight) { weight.nested_codebook = at<float>(1); }),
+            "weight.nested_codebook is 1 bytes past a multiple of 4, its alignment");
+  EXPECT_EQ(refusal_of(nested(), [](auto& weight) { weight.nested_offset = nullptr; }), "weight.nested_offset is null");
+}
+
+TEST(Interface, SizesDoNotOverflow) {
+  EXPECT_EQ(checked_size("weight", u64{1} << 24, u64{1} << 24), most_elements);
+  EXPECT_EQ(checked_size("weight", 0, ~u64{0}), 0u);
+  EXPECT_EQ(refusal_of(plain(),
+                       [](auto& weight) {
+                         weight.rows = u32_max;
+                         weight.columns = u32_max;
+                       }),
+            "weight has 4294967295 x 4294967295 elements, at most 2^48 are possible");
+  EXPECT_EQ(refusal_of(plain(),
+                       [](auto& weight) {
+                         weight.rows = u64{1} << 63;
+                         weight.columns = 2;
+                       }),
+            "weight has 9223372036854775808 x 2 elements, at most 2^48 are possible");
+}
+
+TEST(Interface, EmptyWeightsNeedNoPointers) {
+  EXPECT_EQ(refusal_of(plain(),
+                       [](auto& weight) {
+                         weight.columns = 0;
+                         weight.packed = nullptr;
+                         weight.absmax = nullptr;
+                       }),
+            "");
+  const nibble_int8 empty{.rows = 0, .columns = 5, .codes = nullptr, .absmax = nullptr};
+  EXPECT_EQ(refusal([&] { check_int8("weight", &empty); }), "");
+}
+
+TEST(Interface, Int8Weights) {
+  const nibble_int8 good{.rows = 2, .columns = 3, .codes = at<std::int8_t>(1), .absmax = at<float>()};
+  EXPECT_EQ(refusal([&] { check_int8("weight", &good); }), "");
+  nibble_int8 weight = good;
+  weight.codes = nullptr;
+  EXPECT_EQ(refusal([&] { check_int8("weight", &weight); }), "weight.codes is null");
+  weight = good;
+  weight.absmax = at<float>(1);
+  EXPECT_EQ(refusal([&] { check_int8("weight", &weight); }),
+            "weight.absmax is 1 bytes past a multiple of 4, its alignment");
+  EXPECT_EQ(refusal([] { check_int8("weight", nullptr); }), "weight is null");
+}
+
+TEST(Interface, Matrices) {
+  const nibble_matrix good{.dtype = NIBBLE_BF16, .rows = 2, .columns = 3, .stride = 3, .data = at<void>(2)};
+  const auto refusal_with = [&](auto&& change) {
+    nibble_matrix matrix = good;
+    change(matrix);
+    return refusal([&] { check_matrix("out", &matrix); });
+  };
+  EXPECT_EQ(refusal_with([](auto&) {}), "");
+  EXPECT_EQ(refusal([] { check_matrix("out", nullptr); }), "out is null");
+  EXPECT_EQ(refusal_with([](auto& out) { put(out.dtype, 3); }), "out.dtype is 3, none of nibble_dtype");
+  EXPECT_EQ(refusal_with([](auto& out) { out.stride = 2; }), "out.stride is 2, less than its 3 columns");
+  EXPECT_EQ(refusal_with([](auto& out) { out.data = nullptr; }), "out.data is null");
+  EXPECT_EQ(refusal_with([](auto& out) { out.dtype = NIBBLE_F32; }),
+            "out.data is 2 bytes past a multiple of 4, its alignment");
+  EXPECT_EQ(refusal_with([](auto& out) { out.stride = most_elements; }),
+            "out has 2 x 281474976710656 elements, at most 2^48 are possible");
+}
+
+TEST(Interface, Workspaces) {
+  EXPECT_EQ(refusal([] { check_workspace(nullptr, 0, 0); }), "");
+  EXPECT_EQ(refusal([] { check_workspace(memory, 64, 64); }), "");
+  EXPECT_EQ(refusal([] { check_workspace(memory, 63, 64); }), "workspace_bytes is 63, at least 64 are needed");
+  EXPECT_EQ(refusal([] { check_workspace(nullptr, 64, 64); }), "workspace is null");
+  EXPECT_EQ(refusal([] { check_workspace(memory + 8, 56, 16); }),
+            "workspace is 8 bytes past a multiple of 16, its alignment");
+}
+
+TEST(Interface, TheNestedCodebookIsTheCodecs) {
+  EXPECT_THAT(std::vector<float>(nibble_nested_codebook(), nibble_nested_codebook() + 256),
+              ElementsAreArray(nested::codebook));
+}
+
+}  // namespace
+}  // namespace nibble::kernels
