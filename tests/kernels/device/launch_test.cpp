@@ -4,7 +4,7 @@
 
 #include "kernels/device/array.hpp"
 #include "kernels/device/device.hpp"
-#include "kernels/status.hpp"
+#include "kernels/interface.hpp"
 
 namespace nibble::device {
 namespace {
@@ -97,11 +97,11 @@ TEST(Launch, ConstantLoadsNeedReadOnlyMemory) {
 }
 
 TEST(Launch, RefusedLaunchesHaveAStatusAndAText) {
-  EXPECT_EQ(kernels::status_of([] { launch({0}, 0, nullptr, Add{}); }), NIBBLE_INTERNAL);
+  EXPECT_EQ(kernels::result_of([] { launch({0}, 0, nullptr, Add{}); }), NIBBLE_INTERNAL);
   EXPECT_STREQ(nibble_last_error(), "a grid of 0 x 1 x 1 blocks");
-  EXPECT_EQ(kernels::status_of([] { launch({1}, 300 << 10, nullptr, Add{}); }), NIBBLE_INTERNAL);
-  EXPECT_EQ(kernels::status_of([] { throw kernels::UsageError("add: n is 3, not even"); }), NIBBLE_USAGE);
-  EXPECT_STREQ(nibble_last_error(), "add: n is 3, not even");
+  EXPECT_EQ(kernels::result_of([] { launch({1}, 300 << 10, nullptr, Add{}); }), NIBBLE_INTERNAL);
+  EXPECT_EQ(kernels::result_of([] { kernels::refuse("n is 3, not even"); }), NIBBLE_USAGE);
+  EXPECT_STREQ(nibble_last_error(), "n is 3, not even");
 }
 
 // Sums 256 values through shared memory and shuffles.
