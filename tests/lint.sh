@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# clang-format and clang-tidy on all of our sources; reference pages that are what the program prints.
+# clang-format and clang-tidy on all of our sources; kernels that keep to the device layer; reference pages that are what
+# the program prints.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mapfile -t sources < <(git ls-files '*.cpp' '*.hpp' '*.js')
+mapfile -t sources < <(git ls-files '*.cpp' '*.hpp' '*.cu' '*.js')
 clang-format --dry-run -Werror "${sources[@]}"
+tests/kernels/bypass.py --test
+tests/kernels/bypass.py
 docs/generate_reference.sh build/release/nibble --check
 mapfile -t compiled < <(git ls-files 'cli/*.cpp' 'formats/*.cpp' 'quant/*.cpp')
 # The warnings of clang itself are those of the build; unknown g++ options in its database are not ours.

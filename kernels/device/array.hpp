@@ -2,13 +2,13 @@
 #pragma once
 #include <cstring>
 #include <memory>
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "kernels/device/site.hpp"
 #include "kernels/device/types.hpp"
 #if defined(NIBBLE_ON_GPU)
 #include <cuda_runtime.h>
@@ -47,7 +47,7 @@ class ArrayMemory {
   [[nodiscard]] char* data() const { return static_cast<char*>(memory_) + offset_; }
   void clear() { check(cudaMemset(memory_, 0xff, offset_ + bytes_ + guard)); }
   void from_host(const void* source) { check(cudaMemcpy(data(), source, bytes_, cudaMemcpyHostToDevice)); }
-  void to_host(void* target, const std::source_location&) const {
+  void to_host(void* target, const Site&) const {
     std::vector<unsigned char> all(offset_ + bytes_ + guard);
     check(cudaMemcpy(all.data(), memory_, all.size(), cudaMemcpyDeviceToHost));
     for (std::size_t i = 0; i < all.size(); ++i)
@@ -84,7 +84,7 @@ class ArrayMemory {
     if (region_.bytes() > 0) std::memcpy(region_.base(), source, region_.bytes());
     if (region_.access() != simulator::Access::write_once) region_.set_known();
   }
-  void to_host(void* target, const std::source_location& site) const {
+  void to_host(void* target, const Site& site) const {
     region_.require_complete(site);
     if (region_.bytes() > 0) std::memcpy(target, region_.base(), region_.bytes());
   }
@@ -128,7 +128,7 @@ template <class T> class DeviceArray {
   void clear() { memory_->clear(); }
 
   /// Waits for the device. Throws Failure(not_written) for an output that is not complete.
-  [[nodiscard]] std::vector<T> to_host(std::source_location site = std::source_location::current()) const {
+  [[nodiscard]] std::vector<T> to_host(Site site = Site::current()) const {
     std::vector<T> host(size_);
     memory_->to_host(host.data(), site);
     return host;

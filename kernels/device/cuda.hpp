@@ -206,6 +206,13 @@ NIBBLE_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 NIBBLE_DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
 NIBBLE_DEVICE float sub_rn(float a, float b) { return __fsub_rn(a, b); }
 NIBBLE_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
+NIBBLE_DEVICE float rcp_rn(float a) { return __frcp_rn(a); }
+// NaN if either is NaN; fmaxf gives the other one.
+NIBBLE_DEVICE float max_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
 NIBBLE_DEVICE double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 NIBBLE_DEVICE double mul_rn(double a, double b) { return __dmul_rn(a, b); }
 NIBBLE_DEVICE double add_rn(double a, double b) { return __dadd_rn(a, b); }

@@ -44,7 +44,8 @@ std::string where(const Site& site) {
 }
 
 bool same_place(const Site& a, const Site& b) {
-  return a.line() == b.line() && a.column() == b.column() && std::strcmp(a.file_name(), b.file_name()) == 0;
+  return a.line() == b.line() && a.column() == b.column() &&
+         (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
 }
 
 void fail(Fault fault, const Site& site, const std::string& text) {

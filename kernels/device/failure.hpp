@@ -1,14 +1,15 @@
 // What the simulator says when a kernel does something wrong.
 #pragma once
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
+#include "kernels/device/site.hpp"
+
 namespace nibble::device::simulator {
 
 /// A place in a kernel's source; every function of the layer takes its caller's as a defaulted argument.
-using Site = std::source_location;
+using device::Site;
 
 enum class Fault {
   global_bounds,  // outside the allocation, or in none

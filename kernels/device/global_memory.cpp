@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -61,28 +60,23 @@ void Region::touch(std::size_t offset, std::size_t bytes, Use use, const Site& s
     if (use != Use::read) fail(Fault::misuse, site, fmt::format("write to '{}', which is read-only", name_));
     return;
   }
-  if (access_ == Access::read_write) {
-    const auto lock = current->block->lock_if_several();
+  const auto lock = current->block->lock_if_several();
+  u8* const written = written_.data() + offset;
+  if (access_ == Access::write_once) {
+    if (use == Use::read) fail(Fault::misuse, site, fmt::format("read of '{}', which is an output", name_));
+    const void* twice = std::memchr(written, 1, bytes);
+    if (twice != nullptr)
+      fail(Fault::written_twice, site,
+           fmt::format("byte {} of '{}' is written twice", static_cast<const u8*>(twice) - written_.data(), name_));
+  } else {
+    const void* unknown = use == Use::write ? nullptr : std::memchr(written, 0, bytes);
+    if (unknown != nullptr)
+      fail(Fault::uninitialized, site,
+           fmt::format("{} byte {} of '{}', never written", use == Use::read ? "read of" : "atomic operation on",
+                       static_cast<const u8*>(unknown) - written_.data(), name_));
     shadow_.touch(reinterpret_cast<std::uintptr_t>(base_), offset, bytes, bytes_, use, name_, site);
   }
-  if (use != Use::write && access_ == Access::read_write) {
-    for (std::size_t i = offset; i < offset + bytes; ++i)
-      if (std::atomic_ref(written_[i]).load(std::memory_order_relaxed) == 0)
-        fail(Fault::uninitialized, site,
-             fmt::format("{} byte {} of '{}', never written", use == Use::read ? "read of" : "atomic operation on", i,
-                         name_));
-  }
-  if (use == Use::read) {
-    if (access_ == Access::write_once)
-      fail(Fault::misuse, site, fmt::format("read of '{}', which is an output", name_));
-    return;
-  }
-  const u8 mark = use == Use::atomic ? 2 : 1;
-  for (std::size_t i = offset; i < offset + bytes; ++i) {
-    const u8 before = std::atomic_ref(written_[i]).exchange(mark, std::memory_order_relaxed);
-    if (access_ == Access::write_once && before != 0)
-      fail(Fault::written_twice, site, fmt::format("byte {} of '{}' is written twice", i, name_));
-  }
+  if (use != Use::read) std::memset(written, 1, bytes);
 }
 
 void Region::reset() {

@@ -57,7 +57,7 @@ class Region {
   std::size_t bytes_;
   Access access_;
   GlobalShadow shadow_;
-  std::vector<u8> written_;  // per byte: 1 if it has content, 2 if an atomic operation made it
+  std::vector<u8> written_;  // per byte: 1 if it has content
 };
 
 /// The allocation that holds `address` or ends there; null if there is none.

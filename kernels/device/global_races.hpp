@@ -48,7 +48,7 @@ struct Acquire {
 struct BlockOrder {
   explicit BlockOrder(u32 blocks);
   const u32 first_block;
-  std::mutex mutex;  // for several workers
+  std::recursive_mutex mutex;  // for several workers
   std::unordered_map<std::uintptr_t, Releases> releases;
 };
 

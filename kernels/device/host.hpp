@@ -33,8 +33,8 @@ namespace simulator {
 
 // Replaces the value by combine(value) and returns the old one.
 template <class T, class Combine> T atomic_update(Global<T> at, Combine combine, const Site& site) {
-  check_global(at.unchecked(), sizeof(T), sizeof(T), at.region(), Use::atomic, site);
   const auto lock = current->block->lock_if_several();  // around the operation and what is noted of it
+  check_global(at.unchecked(), sizeof(T), sizeof(T), at.region(), Use::atomic, site);
   current->block->atomic_operation(*current, reinterpret_cast<std::uintptr_t>(at.unchecked()));
   std::atomic_ref<T> value(*at.unchecked());
   T old = value.load();

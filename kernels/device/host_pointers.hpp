@@ -18,8 +18,6 @@
 
 namespace nibble::device {
 
-using simulator::Site;
-
 /// A pointer into global memory. Made from a raw pointer where a kernel's arguments are filled in.
 template <class T> class Global {
  public:

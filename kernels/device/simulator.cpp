@@ -63,7 +63,9 @@ void Block::prepare(const Launch& launch, Grid block_index, const Options& optio
     thread.clock[i] = 1;
     thread.open_copies.clear();
     thread.copy_groups.clear();
-    thread.warpgroup = {};
+    thread.warpgroup.open.clear();
+    thread.warpgroup.groups.clear();
+    thread.warpgroup.accumulators.clear();
     thread.fenced_clock.clear();
     thread.seen.clear();
   }

@@ -96,8 +96,8 @@ class Block {
   void fence(Thread& thread, const Site& site);
   [[nodiscard]] bool acquired(const Thread& thread, u32 from_block, u32 from_thread, Clock from_step) const;
   /// Held for what blocks share, if several run at a time.
-  [[nodiscard]] std::unique_lock<std::mutex> lock_if_several() const {
-    return options_.workers > 1 ? std::unique_lock(launch_.order->mutex) : std::unique_lock<std::mutex>();
+  [[nodiscard]] std::unique_lock<std::recursive_mutex> lock_if_several() const {
+    return options_.workers > 1 ? std::unique_lock(launch_.order->mutex) : std::unique_lock<std::recursive_mutex>();
   }
 
   /// An operation of the lanes in `mask`. Each leaves a pointer to its operands, which lie on its stack; the last one
