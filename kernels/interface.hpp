@@ -58,6 +58,12 @@ void check_four_bit(const std::string& name, const nibble_four_bit* weight);
 void check_int8(const std::string& name, const nibble_int8* weight);
 void check_matrix(const std::string& name, const nibble_matrix* matrix);
 
+/// That `out` can hold rows of a weight from first_row on.
+void check_rows(const std::string& name, const nibble_matrix* out, u64 first_row, u64 rows, u64 columns);
+
+/// For kernels that are faster, but right either way.
+bool is_aligned(const void* pointer, std::size_t bytes);
+
 std::size_t element_bytes(nibble_dtype dtype);
 
 /// Calls body(T{}) with T = float, f16 or bf16.

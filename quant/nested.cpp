@@ -123,6 +123,28 @@ float encode_block(const float* HWY_RESTRICT absmax, std::size_t n, float offset
   return largest;
 }
 
+// Adds up rows of `partial_sums` values, column by column. Four vectors at a time, all rows: an addition waits for the
+// one before, and more vectors would not fit the registers of every target.
+void add_rows(const float* HWY_RESTRICT values, std::size_t rows, double* HWY_RESTRICT sums) {
+  const hn::CappedTag<double, 8> d;
+  const hn::Rebind<float, decltype(d)> df;
+  const std::size_t lanes = hn::Lanes(d);
+  for (std::size_t column = 0; column < partial_sums; column += 4 * lanes) {
+    const float* HWY_RESTRICT from = values + column;
+    auto s0 = hn::Zero(d), s1 = hn::Zero(d), s2 = hn::Zero(d), s3 = hn::Zero(d);
+    for (std::size_t row = 0; row < rows; ++row, from += partial_sums) {
+      s0 = hn::Add(s0, hn::PromoteTo(d, hn::LoadU(df, from)));
+      s1 = hn::Add(s1, hn::PromoteTo(d, hn::LoadU(df, from + lanes)));
+      s2 = hn::Add(s2, hn::PromoteTo(d, hn::LoadU(df, from + 2 * lanes)));
+      s3 = hn::Add(s3, hn::PromoteTo(d, hn::LoadU(df, from + 3 * lanes)));
+    }
+    hn::StoreU(s0, d, sums + column);
+    hn::StoreU(s1, d, sums + column + lanes);
+    hn::StoreU(s2, d, sums + column + 2 * lanes);
+    hn::StoreU(s3, d, sums + column + 3 * lanes);
+  }
+}
+
 }  // namespace nibble::nested::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -130,6 +152,7 @@ HWY_AFTER_NAMESPACE();
 namespace nibble::nested {
 
 HWY_EXPORT(encode_block);
+HWY_EXPORT(add_rows);
 
 namespace {
 
@@ -142,13 +165,13 @@ void check_sizes(std::size_t absmax, std::size_t codes, std::size_t nested_absma
 }  // namespace
 
 double group_sum(std::span<const float> absmax) noexcept {
-  // Eight chains, which fill vectors: an addition waits for the one before.
-  std::array<double, 8> sums{};
-  std::size_t i = 0;
-  for (; i + sums.size() <= absmax.size(); i += sums.size())
-    for (std::size_t k = 0; k < sums.size(); ++k) sums[k] += absmax[i + k];
-  for (std::size_t k = 0; i + k < absmax.size(); ++k) sums[k] += absmax[i + k];
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  std::array<double, partial_sums> sums{};
+  const std::size_t rows = absmax.size() / partial_sums, rest = absmax.size() % partial_sums;
+  HWY_DYNAMIC_DISPATCH(add_rows)(absmax.data(), rows, sums.data());
+  for (std::size_t k = 0; k < rest; ++k) sums[k] += absmax[rows * partial_sums + k];
+  for (std::size_t half = partial_sums / 2; half > 0; half /= 2)
+    for (std::size_t k = 0; k < half; ++k) sums[k] += sums[k + half];
+  return sums[0];
 }
 
 float offset(std::span<const float> absmax) noexcept {

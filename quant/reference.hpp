@@ -34,15 +34,14 @@ inline Blocks four_bit(const Matrix& blocks, const Vector& ascending) {
   return {xt::sum(xt::cast<std::size_t>(below), {2}), absmax};
 }
 
-/// The offset of double quantization: sums of 16384 values, each of eight that are added pairwise, in float64.
+/// The offset of double quantization: sums of 16384 values, each of 64 that are added as a tree, in float64.
 inline float mean(std::span<const float> absmax) {
   double sum = 0;
   for (std::size_t first = 0; first < absmax.size(); first += 16384) {
-    xt::xtensor<double, 1> part = xt::zeros<double>({8});
-    for (std::size_t i = first; i < std::min(first + 16384, absmax.size()); ++i) part((i - first) % 8) += absmax[i];
-    for (; part.size() > 1; part = xt::eval(xt::view(part, xt::range(0, xt::placeholders::_, 2)) +
-                                            xt::view(part, xt::range(1, xt::placeholders::_, 2)))) {
-    }
+    xt::xtensor<double, 1> part = xt::zeros<double>({64});
+    for (std::size_t i = first; i < std::min(first + 16384, absmax.size()); ++i) part((i - first) % 64) += absmax[i];
+    for (std::ptrdiff_t half = 32; half > 0; half /= 2)
+      part = xt::eval(xt::view(part, xt::range(0, half)) + xt::view(part, xt::range(half, 2 * half)));
     sum += part(0);
   }
   return static_cast<float>(sum / static_cast<double>(absmax.size()));

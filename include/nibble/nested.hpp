@@ -50,9 +50,11 @@ static_assert(codebook[code_of_zero] == 0.0f);
 /// Absmax values whose sum is taken at a time, so that groups can be added up side by side and the result still does
 /// not depend on how many threads did.
 inline constexpr std::size_t group = 16384;
+inline constexpr std::size_t partial_sums = 64;
 
-/// The float64 sum of up to `group` absmax values: value i goes to partial sum i mod 8, in order, and then
-/// ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7)).
+/// The float64 sum of up to `group` absmax values: value i goes to partial sum i mod 64, in order; then the upper half
+/// of the partial sums is added to the lower, s[i] + s[i + 32], and so on with 16, 8, 4, 2 and 1. Vectors of any width
+/// and warps of a GPU can do that.
 [[nodiscard]] double group_sum(std::span<const float> absmax) noexcept;
 
 /// The mean of the absmax values in weight units: the sums of their groups, added in order, divided by their number

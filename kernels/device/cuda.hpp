@@ -9,7 +9,8 @@
 
 namespace nibble::device {
 
-// -- Global memory. Pairs and quadruples go through CUDA's own vector types, so that each is one instruction.
+// -- Global memory. Pairs and quadruples go through CUDA's own vector types and intrinsics, or a line of PTX where
+// there is none: so that each is one instruction, which the compiler would sometimes split.
 
 namespace detail {
 
@@ -33,10 +34,39 @@ template <class T> NIBBLE_DEVICE auto* machine_pointer(T* pointer) {
   return reinterpret_cast<Machine*>(pointer);
 }
 
+template <class T> NIBBLE_DEVICE void store_words(T* to, const T& value) {
+  if constexpr (sizeof(T) == 16) {
+    const auto words = bits_as<u32x4>(value);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
+                 "r"(words.w)
+                 : "memory");
+  } else {
+    const auto words = bits_as<u32x2>(value);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y) : "memory");
+  }
+}
+template <std::size_t Bytes> NIBBLE_DEVICE auto load_words(const void* from) {
+  if constexpr (Bytes == 16) {
+    u32x4 words;
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from)
+                 : "memory");
+    return words;
+  } else {
+    u32x2 words;
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "l"(from) : "memory");
+    return words;
+  }
+}
+
 }  // namespace detail
 
 template <class T> NIBBLE_DEVICE std::remove_const_t<T> ld(Global<T> at) {
-  return detail::bits_as<std::remove_const_t<T>>(*detail::machine_pointer(at.unchecked()));
+  if constexpr (std::is_class_v<detail::machine_t<T>>)
+    return detail::bits_as<std::remove_const_t<T>>(detail::load_words<sizeof(T)>(at.unchecked()));
+  else
+    return detail::bits_as<std::remove_const_t<T>>(*detail::machine_pointer(at.unchecked()));
 }
 template <class T> NIBBLE_DEVICE std::remove_const_t<T> ldg(Global<T> at) {
   return detail::bits_as<std::remove_const_t<T>>(__ldg(detail::machine_pointer(at.unchecked())));
@@ -45,7 +75,10 @@ template <class T> NIBBLE_DEVICE std::remove_const_t<T> ldcs(Global<T> at) {
   return detail::bits_as<std::remove_const_t<T>>(__ldcs(detail::machine_pointer(at.unchecked())));
 }
 template <class T> NIBBLE_DEVICE void st(Global<T> at, std::type_identity_t<T> value) {
-  *detail::machine_pointer(at.unchecked()) = detail::bits_as<detail::machine_t<T>>(value);
+  if constexpr (std::is_class_v<detail::machine_t<T>>)
+    detail::store_words(at.unchecked(), value);
+  else
+    *detail::machine_pointer(at.unchecked()) = detail::bits_as<detail::machine_t<T>>(value);
 }
 template <class T> NIBBLE_DEVICE void stcs(Global<T> at, std::type_identity_t<T> value) {
   __stcs(detail::machine_pointer(at.unchecked()), detail::bits_as<detail::machine_t<T>>(value));
@@ -173,6 +206,13 @@ NIBBLE_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 NIBBLE_DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
 NIBBLE_DEVICE float sub_rn(float a, float b) { return __fsub_rn(a, b); }
 NIBBLE_DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
+NIBBLE_DEVICE float rcp_rn(float a) { return __frcp_rn(a); }
+// NaN if either is NaN; fmaxf gives the other one.
+NIBBLE_DEVICE float max_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
 NIBBLE_DEVICE double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 NIBBLE_DEVICE double mul_rn(double a, double b) { return __dmul_rn(a, b); }
 NIBBLE_DEVICE double add_rn(double a, double b) { return __dadd_rn(a, b); }

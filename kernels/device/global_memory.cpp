@@ -25,6 +25,11 @@ Registry& registry() {
   return all;
 }
 
+void enter(Region* region) {
+  const std::lock_guard lock(registry().mutex);
+  registry().by_address[reinterpret_cast<std::uintptr_t>(region->base())] = region;
+}
+
 }  // namespace
 
 Region::Region(std::string name, std::size_t bytes, Access access, std::size_t offset_bytes)
@@ -36,8 +41,12 @@ Region::Region(std::string name, std::size_t bytes, Access access, std::size_t o
   const auto first = (reinterpret_cast<std::uintptr_t>(memory_.get()) + slack + alignment - 1) & ~(alignment - 1);
   base_ = reinterpret_cast<char*>(first) + offset_bytes;
   std::memset(base_, 0xff, bytes);  // NaN in every format of floats
-  const std::lock_guard lock(registry().mutex);
-  registry().by_address[reinterpret_cast<std::uintptr_t>(base_)] = this;
+  enter(this);
+}
+
+Region::Region(std::string name, void* memory, std::size_t bytes)
+    : name_(std::move(name)), base_(static_cast<char*>(memory)), bytes_(bytes), access_(Access::bounds_only) {
+  enter(this);
 }
 
 Region::~Region() {
@@ -46,6 +55,7 @@ Region::~Region() {
 }
 
 void Region::touch(std::size_t offset, std::size_t bytes, Use use, const Site& site) {
+  if (access_ == Access::bounds_only) return;
   if (access_ == Access::read_only) {
     if (use != Use::read) fail(Fault::misuse, site, fmt::format("write to '{}', which is read-only", name_));
     return;
@@ -114,7 +124,7 @@ void check_global(const void* address, std::size_t bytes, std::size_t alignment_
 }
 
 void check_constant(const Region* region, const Site& site) {
-  if (region != nullptr && region->access() != Access::read_only)
+  if (region != nullptr && region->access() != Access::read_only && region->access() != Access::bounds_only)
     fail(Fault::misuse, site,
          fmt::format("ldg (ld.global.nc) of '{}', which is not read-only while the kernel runs", region->name()));
 }

@@ -18,12 +18,15 @@ enum class Access {
   read_only,
   read_write,
   write_once,  // an output: each byte is written exactly once between two resets, and never read
+  bounds_only,
 };
 
 /// One allocation. The bytes around it belong to nobody, so a missed check does no harm.
 class Region {
  public:
   Region(std::string name, std::size_t bytes, Access access, std::size_t offset_bytes);
+  /// Memory that is the caller's, bounds_only: a mapping that is larger than what the machine has.
+  Region(std::string name, void* memory, std::size_t bytes);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;

@@ -12,6 +12,12 @@ inline float mul_rn(float a, float b) { return a * b; }
 inline float add_rn(float a, float b) { return a + b; }
 inline float sub_rn(float a, float b) { return a - b; }
 inline float div_rn(float a, float b) { return a / b; }
+inline float rcp_rn(float a) { return 1.0f / a; }
+/// The larger; NaN if either is NaN.
+inline float max_nan(float a, float b) {
+  if (std::isnan(a) || std::isnan(b)) return std::bit_cast<float>(0x7fffffffu);
+  return a < b ? b : a;
+}
 inline double fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline double mul_rn(double a, double b) { return a * b; }
 inline double add_rn(double a, double b) { return a + b; }

@@ -9,6 +9,7 @@
 #define NIBBLE_DEVICE inline
 #define NIBBLE_DEVICE_AND_HOST
 #define NIBBLE_UNROLL
+#define NIBBLE_NO_UNROLL
 #define NIBBLE_CONSTANT
 // A declaration is known by the address of its key, of which each instance of a template has one of its own.
 #define NIBBLE_SHARED(T, name, n) \

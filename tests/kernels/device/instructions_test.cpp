@@ -265,6 +265,21 @@ TEST(Instructions, BitsOfBytes) {
 }
 
 // Every value, and around the middle between every two neighbours: nearest, ties to even.
+TEST(Instructions, TheLargerOfTwoKeepsNaN) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(max_nan(-1.0f, -2.0f), -1.0f);
+  EXPECT_EQ(max_nan(1.0f, inf), inf);
+  EXPECT_TRUE(std::isnan(max_nan(nan, inf)));
+  EXPECT_TRUE(std::isnan(max_nan(inf, nan)));
+}
+
+TEST(Instructions, ReciprocalsAreRoundedOnce) {
+  EXPECT_EQ(rcp_rn(3.0f), 1.0f / 3.0f);
+  EXPECT_EQ(rcp_rn(1e-38f), 1.0f / 1e-38f);
+  EXPECT_EQ(rcp_rn(3e38f), 1.0f / 3e38f);  // subnormal
+  EXPECT_EQ(rcp_rn(1e-45f), std::numeric_limits<float>::infinity());
+}
+
 template <class Half, class To> void expect_rounding(To to_half, u16 infinity) {
   for (u32 bits = 0; bits < infinity; ++bits) {
     const float low = to_float(Half{u16(bits)});

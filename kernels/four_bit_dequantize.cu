@@ -1,0 +1,57 @@
+#include "kernels/four_bit_dequantize.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "kernels/interface.hpp"
+#include "nibble/fp4.hpp"
+#include "nibble/nf4.hpp"
+
+namespace nibble::kernels {
+namespace {
+
+template <class T, Rows rows>
+void start(const nibble_four_bit& weight, u64 first_row, const nibble_matrix& out, Stream stream) {
+  using Kernel = FourBitDequantize<T, rows>;
+  Kernel kernel{.packed = weight.packed,
+                .absmax = weight.absmax,
+                .absmax_codes = weight.absmax_codes,
+                .nested_absmax = weight.nested_absmax,
+                .nested_codebook = weight.nested_codebook,
+                .nested_offset = weight.nested_offset,
+                .out = static_cast<T*>(out.data),
+                .begin = first_row * weight.columns,
+                .end = (first_row + out.rows) * weight.columns,
+                .gap = out.stride - out.columns,
+                .columns = Divisor(weight.columns),
+                .log2_blocksize = static_cast<u32>(std::countr_zero(weight.blocksize)),
+                .aligned = is_aligned(weight.packed, std::max<std::size_t>(Kernel::each / 2, 1)),
+                .codebook = {}};
+  std::copy_n(weight.codebook == NIBBLE_NF4 ? nf4::codebook.value : fp4::codebook.value, 16, kernel.codebook);
+  const u64 tiles = ceil_div<u64>(kernel.end, Kernel::tile) - kernel.begin / Kernel::tile;
+  launch(resident_grid<Kernel>(ceil_div<u64>(tiles, Kernel::threads / 32)), 0, stream, kernel);
+}
+
+template <class T> void start(const nibble_four_bit& weight, u64 first_row, const nibble_matrix& out, Stream stream) {
+  constexpr u64 each = in_vector<T>;
+  const bool contiguous = out.stride == out.columns || out.rows == 1;
+  if (!is_aligned(out.data, 16)) return start<T, Rows::any>(weight, first_row, out, stream);
+  if (contiguous && first_row * weight.columns % each == 0)
+    return start<T, Rows::contiguous>(weight, first_row, out, stream);
+  if (out.columns % each == 0 && out.stride % each == 0) return start<T, Rows::strided>(weight, first_row, out, stream);
+  start<T, Rows::any>(weight, first_row, out, stream);
+}
+
+}  // namespace
+}  // namespace nibble::kernels
+
+int nibble_dequantize_four_bit(const nibble_four_bit* weight, uint64_t first_row, const nibble_matrix* out,
+                               nibble_stream stream) {
+  using namespace nibble::kernels;
+  return result_of([&] {
+    check_four_bit("weight", weight);
+    check_rows("out", out, first_row, weight->rows, weight->columns);
+    if (out->rows == 0 || out->columns == 0) return;
+    with_type(out->dtype, [&]<class T>(T) { start<T>(*weight, first_row, *out, stream); });
+  });
+}

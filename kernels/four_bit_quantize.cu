@@ -1,0 +1,103 @@
+#include "kernels/four_bit_quantize.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "kernels/interface.hpp"
+#include "kernels/nested_quantize.hpp"
+
+namespace nibble::kernels {
+namespace {
+
+// What double quantization needs besides: every absmax in fp32, and the sum of each group of them.
+struct Workspace {
+  u64 blocks, groups;
+  std::size_t absmax_bytes, sums_bytes;
+
+  Workspace(u64 size, u64 blocksize)
+      : blocks(size / blocksize + (size % blocksize != 0)),
+        groups(ceil_div<u64>(blocks, nested::group)),
+        absmax_bytes(ceil_div<u64>(blocks * sizeof(float), 16) * 16),
+        sums_bytes(groups * sizeof(double)) {}
+  [[nodiscard]] std::size_t bytes() const { return absmax_bytes + sums_bytes; }
+};
+
+bool is_aligned(const void* pointer, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
+void check_output(const nibble_four_bit_output* out, u64 size) {
+  if (out == nullptr) refuse("out is null");
+  check_codebook("out.codebook", out->codebook);
+  check_blocksize("out.blocksize", out->blocksize);
+  if (out->absmax != nullptr && out->absmax_codes != nullptr)
+    refuse("out has both absmax and absmax_codes, must have one of them");
+  if (out->absmax_codes != nullptr) check_pointer("out.nested_offset", out->nested_offset, alignof(float));
+  if (size == 0) return;
+  check_pointer("out.packed", out->packed, 1);
+  if (out->absmax_codes != nullptr)
+    check_pointer("out.nested_absmax", out->nested_absmax, alignof(float));
+  else if (out->absmax == nullptr)
+    refuse("out has neither absmax nor absmax_codes");
+  else
+    check_pointer("out.absmax", out->absmax, alignof(float));
+}
+
+template <class T, class Format>
+void launch_blocks(const void* weights, u64 size, const nibble_four_bit_output& out, float* absmax, u64* nonfinite,
+                   Stream stream) {
+  using Kernel = FourBitQuantize<T, Format>;
+  const u64 blocks = ceil_div<u64>(size, Kernel::tile);
+  const u32 columns = static_cast<u32>(std::min<u64>(blocks, Kernel::grid_columns));
+  launch({columns, static_cast<u32>(ceil_div<u64>(blocks, columns))}, 0, stream,
+         Kernel{static_cast<const T*>(weights), size, static_cast<u32>(std::countr_zero(out.blocksize)),
+                is_aligned(weights, 16) && is_aligned(out.packed, 4), out.packed, absmax, nonfinite});
+}
+
+void launch_nested(const Workspace& room, const float* absmax, double* sums, const nibble_four_bit_output& out,
+                   Stream stream) {
+  if (room.groups > 0) launch({static_cast<u32>(room.groups)}, 0, stream, NestedGroupSums{absmax, room.blocks, sums});
+  launch({1}, 0, stream, NestedOffset{sums, room.groups, room.blocks, out.nested_offset});
+  if (room.blocks == 0) return;
+  const u64 nested_blocks = ceil_div<u64>(room.blocks, nested::blocksize);
+  launch({static_cast<u32>(ceil_div<u64>(nested_blocks, NestedCodes::warps))}, 0, stream,
+         NestedCodes{absmax, room.blocks, out.nested_offset, is_aligned(out.absmax_codes, 8), out.absmax_codes,
+                     out.nested_absmax});
+}
+
+}  // namespace
+}  // namespace nibble::kernels
+
+size_t nibble_quantize_four_bit_workspace(uint64_t size, uint32_t blocksize, int nested) {
+  return nested != 0 && blocksize != 0 ? nibble::kernels::Workspace(size, blocksize).bytes() : 0;
+}
+
+int nibble_quantize_four_bit(const void* weights, nibble_dtype dtype, uint64_t size, const nibble_four_bit_output* out,
+                             uint64_t* nonfinite_blocks, void* workspace, size_t workspace_bytes,
+                             nibble_stream stream) {
+  using namespace nibble::kernels;
+  return result_of([&] {
+    check_dtype("dtype", dtype);
+    checked_size("weights", size, 1);
+    check_output(out, size);
+    if (size > 0) check_pointer("weights", weights, element_bytes(dtype));
+    if (nonfinite_blocks != nullptr) check_pointer("nonfinite_blocks", nonfinite_blocks, alignof(u64));
+    const bool nested = out->absmax_codes != nullptr;
+    const Workspace room(size, out->blocksize);
+    if (nested) check_workspace(workspace, workspace_bytes, room.bytes());
+
+    float* const absmax = nested ? static_cast<float*>(workspace) : out->absmax;
+    if (size > 0)
+      with_type(dtype, [&](auto type) {
+        using T = decltype(type);
+        if (out->codebook == NIBBLE_NF4)
+          launch_blocks<T, Nf4>(weights, size, *out, absmax, nonfinite_blocks, stream);
+        else
+          launch_blocks<T, Fp4>(weights, size, *out, absmax, nonfinite_blocks, stream);
+      });
+    if (nested)
+      launch_nested(room, absmax, reinterpret_cast<double*>(static_cast<char*>(workspace) + room.absmax_bytes), *out,
+                    stream);
+  });
+}

@@ -1,0 +1,112 @@
+// What the tests of nibble_dequantize_...() share: outputs of any type and layout, values as the CPU rounds them, and
+// memory of which little is there.
+#pragma once
+#include <bit>
+#include <cstring>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "kernels/device/array.hpp"
+#include "kernels/interface.hpp"
+#include "nibble/bf16.hpp"
+#include "nibble/fp16.hpp"
+#if !defined(NIBBLE_ON_GPU)
+#include <sys/mman.h>
+
+#include <new>
+#endif
+
+namespace nibble::test {
+
+using device::DeviceArray;
+using device::u32;
+using device::u64;
+using device::u8;
+
+inline constexpr nibble_dtype dtypes[] = {NIBBLE_F32, NIBBLE_F16, NIBBLE_BF16};
+
+/// The bits of values that are rounded to `dtype`.
+inline std::vector<u32> rounded_bits(nibble_dtype dtype, std::span<const float> values) {
+  std::vector<u32> bits;
+  bits.reserve(values.size());
+  for (const float value : values)
+    bits.push_back(dtype == NIBBLE_F32   ? std::bit_cast<u32>(value)
+                   : dtype == NIBBLE_F16 ? fp16::from_float(value)
+                                         : bf16::from_float(value));
+  return bits;
+}
+
+/// Where a result lies, in elements: `gap` between rows, `offset` behind a multiple of 256 bytes.
+struct Layout {
+  u64 gap = 0, offset = 0;
+};
+
+/// A matrix for a function to write: each element once, and nothing else.
+class Result {
+ public:
+  Result(nibble_dtype dtype, u64 rows, u64 columns, Layout layout)
+      : dtype_(dtype),
+        rows_(rows),
+        columns_(columns),
+        stride_(columns + layout.gap),
+        bytes_(kernels::element_bytes(dtype)),
+        memory_(make_memory(layout)) {}
+
+  [[nodiscard]] nibble_matrix matrix() const { return {dtype_, rows_, columns_, stride_, memory_.data()}; }
+
+  /// The bits of the elements, row by row.
+  [[nodiscard]] std::vector<u32> bits() const {
+    const std::vector<u8> bytes = memory_.to_host();
+    const u32 untouched = bytes_ == 4 ? 0xffffffff : 0xffff;
+    std::vector<u32> bits;
+    for (u64 i = 0; i * bytes_ < bytes.size(); ++i) {
+      u32 element = 0;
+      std::memcpy(&element, &bytes[i * bytes_], bytes_);
+      if (i % stride_ < columns_)
+        bits.push_back(element);
+      else if (element != untouched)
+        throw std::runtime_error("an element between two rows was written");
+    }
+    return bits;
+  }
+
+ private:
+  [[nodiscard]] DeviceArray<u8> make_memory(Layout layout) const {
+    const u64 elements = rows_ == 0 ? 0 : (rows_ - 1) * stride_ + columns_;
+    const device::ArrayPlace place{.offset_bytes = layout.offset * bytes_, .name = "out"};
+    return layout.gap == 0 ? DeviceArray<u8>::output(elements * bytes_, place)
+                           : DeviceArray<u8>(elements * bytes_, place);
+  }
+
+  nibble_dtype dtype_;
+  u64 rows_, columns_, stride_, bytes_;
+  DeviceArray<u8> memory_;
+};
+
+#if !defined(NIBBLE_ON_GPU)
+
+/// An array of the simulated device that may be larger than the memory of the machine: zeros, of which only what is
+/// touched takes space.
+template <class T> class SparseArray {
+ public:
+  explicit SparseArray(u64 n) : bytes_(n * sizeof(T)), region_("sparse", map(bytes_), bytes_) {}
+  ~SparseArray() { munmap(region_.base(), bytes_); }
+  SparseArray(const SparseArray&) = delete;
+  SparseArray& operator=(const SparseArray&) = delete;
+  [[nodiscard]] T* data() const { return reinterpret_cast<T*>(region_.base()); }
+
+ private:
+  static void* map(u64 bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    return memory;
+  }
+  u64 bytes_;
+  device::simulator::Region region_;
+};
+
+#endif
+
+}  // namespace nibble::test
