@@ -76,6 +76,7 @@ class Bench:
         """The size of the output."""
         out = out or self.dir / "converted"
         command = [self.nibble, "convert", source.parent, out, "--to", to, "--progress", "none", "--threads", "2"]
+        command += ["--error-report", "none"]
         if whole and to in QUANTIZED:  # every matrix, as the peers' script does it
             command += ["--embeddings", to, "--lm-head", to, "--no-default-skips", "--allow-nibble-only"]
         return self.process(name, command, source, out)

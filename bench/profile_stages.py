@@ -78,6 +78,7 @@ def main():
     source = checkpoints.write(directory, options.layers, options.type)
     out = (options.target or options.dir) / "nibble-bench-profile"
     command = [options.build / "nibble", "convert", directory, out, "--to", options.to, "--threads", options.threads]
+    command += ["--error-report", "none"]
     if options.to in ("nf4", "int8", "fp4"):
         command += ["--embeddings", options.to, "--lm-head", options.to, "--no-default-skips", "--allow-nibble-only"]
     run = {**record.machine(options.build), **record.compiler(options.build)}

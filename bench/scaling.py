@@ -106,6 +106,7 @@ def check(options, sources, cores):
                 shutil.rmtree(out, ignore_errors=True)
                 record.warm(source)
                 words = [options.build / "nibble", "convert", source.parent, out, "--to", to, "--threads", threads]
+                words += ["--error-report", "none"]
                 if to != "fp16":
                     words += ["--embeddings", to, "--lm-head", to, "--no-default-skips", "--allow-nibble-only"]
                 usage = record.stages(options.build, "time", *words)

@@ -3,7 +3,9 @@
 //
 //   bench_stages read FILE               pread of the whole file into a buffer per thread, used again and again
 //   bench_stages encode MODEL --to nf4   every tensor through its codec, from memory into a buffer per thread
-//   bench_stages write DIR --bytes N     pwrite of N bytes, then fdatasync unless --no-flush
+//   bench_stages write DIR --bytes N     pwrite of N bytes past the page cache, by 8 threads, then fdatasync; where
+//   that
+//                                        is not to be had, and with --through-cache, through the page cache
 //   bench_stages hash --bytes N          XXH3-128 of chunks that are in cache, as the pipeline's last stage does it
 //   bench_stages memory                  read bandwidth: the sum of more than 1 GB; and memcpy of as much
 //   bench_stages time COMMAND ...        a process: wall, user and system seconds, peak memory (a caller in Python
@@ -53,6 +55,7 @@ struct Options {
   std::uint64_t bytes = 1 << 30;
   bool all = false;
   bool no_flush = false;
+  bool through_cache = false;
 };
 
 void check(bool good, const std::string& what) {
@@ -215,23 +218,36 @@ void encode(const Options& options) {
       seconds, finish_seconds.load(), in_order_seconds.load(), plan.source_bytes(), plan.stored_bytes());
 }
 
+// As nibble does it: past the page cache by threads that wait for the disk, or through it by those that work.
 void write(const Options& options) {
   std::vector<File> files;
-  for (unsigned i = 0; i < options.files; ++i)
-    files.emplace_back(options.path + "/bench_stages." + std::to_string(i), O_WRONLY | O_CREAT | O_TRUNC);
-  const auto buffers = buffer_per_thread(options.threads);
-  const std::uint64_t each = options.bytes / options.files;
+  bool direct = !options.through_cache && !options.no_flush;
+  for (unsigned i = 0; i < options.files; ++i) {
+    const std::string path = options.path + "/bench_stages." + std::to_string(i);
+    constexpr int flags = O_WRONLY | O_CREAT | O_TRUNC;
+    if (direct) try {
+        files.emplace_back(path, flags | O_DIRECT);
+        continue;
+      } catch (const std::system_error&) {
+        direct = false;
+      }
+    files.emplace_back(path, flags);
+  }
+  const unsigned threads = direct ? nibble::Writer::most_behind : options.threads;
+  const auto buffers = buffer_per_thread(threads);
+  const std::uint64_t whole = direct ? 4096 : 1;
+  const std::uint64_t each = (options.bytes / options.files + whole - 1) / whole * whole;
   const std::uint64_t chunks = chunks_in(each);
   const auto reserving = std::chrono::steady_clock::now();
   for (const File& file : files) fallocate(file.get(), 0, 0, static_cast<off_t>(each));  // as nibble, where it can be
   const auto start = std::chrono::steady_clock::now();
-  run(options.threads, chunks * options.files, [&](unsigned thread, std::uint64_t i) {
+  run(threads, chunks * options.files, [&](unsigned thread, std::uint64_t i) {
     const std::uint64_t at = i / options.files;
     const std::uint64_t size = chunk_size(each, at);
     check(pwrite(files[i % options.files].get(), buffers[thread].bytes().data(), size,
                  static_cast<off_t>(at * chunk_bytes)) == static_cast<ssize_t>(size),
           "pwrite");
-    if (!options.no_flush)  // as nibble: the disk starts at once
+    if (!options.no_flush && !direct)  // the disk starts at once
       sync_file_range(files[i % options.files].get(), static_cast<off_t>(at * chunk_bytes), static_cast<off_t>(size),
                       SYNC_FILE_RANGE_WRITE);
   });
@@ -325,7 +341,8 @@ int main(int argc, char** argv) try {
   encoding->add_flag("--all", options.all, "Embeddings and output layer, too");
   CLI::App* const writing = command("write", write, "DIR");
   writing->add_option("--files", options.files, "Chunks go to these in turn")->check(CLI::Range(1, 1024));
-  writing->add_flag("--no-flush", options.no_flush);
+  writing->add_flag("--no-flush", options.no_flush, "Into the page cache alone");
+  writing->add_flag("--through-cache", options.through_cache, "Flushed, but through the page cache");
   command("hash", hash, nullptr);
   command("memory", memory, nullptr);
   app.add_subcommand("simd")->callback([] { fmt::print("{}\n", nibble::bench::simd_target()); });

@@ -180,9 +180,9 @@ def codecs_table(results="codecs"):
     return markdown(head, rows) if rows else "Not measured yet.\n"
 
 
-def times_table():
+def times_table(*sources):
     lines = {}
-    for source in ("convert", "sizes"):
+    for source in sources:
         lines |= record.load(record.RESULTS / f"{source}.jsonl")[1]
     rows = [
         [f"`{name}`", f"{line['median']:.3g}", f"{line['bytes'] / line['median'] / 1e9:.2f}" if "bytes" in line else "",
@@ -336,7 +336,9 @@ MEASURE_TARGETS = [
 TABLES = {
     "machine": lambda: machine_text("convert"),
     "targets": targets_table,
-    "times": times_table,
+    "times": lambda: times_table("convert", "sizes"),
+    "direct_machine": lambda: machine_text("convert_avx512"),
+    "direct": lambda: times_table("convert_avx512", "sizes_avx512"),
     "codecs": codecs_table,
     "avx512_machine": lambda: machine_text("codecs_avx512"),
     "avx512": lambda: codecs_table("codecs_avx512"),

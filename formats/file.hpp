@@ -98,6 +98,14 @@ class OutputFile {
   /// Throws Error(io), also if the disk is full now: after reserve() that is no longer foreseeable.
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
 
+  /// The same file once more, for write_direct(): past the page cache. No descriptor where that is not to be had, or
+  /// not in units of 4096 bytes. The file must still have the name it was given.
+  [[nodiscard]] Descriptor open_direct(int directory, const std::string& name) const;
+
+  /// As write_at(), through what open_direct() gave. Place and size in the file and place in memory are multiples of
+  /// 4096; where the disk asks for more than that, it is write_at().
+  void write_direct(int direct, std::uint64_t offset, std::span<const std::byte> bytes);
+
   /// Returns when the bytes are on the disk. A failure is final: what was written may be lost already, and asking
   /// again would succeed without writing it.
   void flush();

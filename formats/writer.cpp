@@ -23,6 +23,7 @@
 #include "formats/safetensors.hpp"
 #include "formats/scratch.hpp"
 #include "formats/transaction.hpp"
+#include "formats/write_behind.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
 
@@ -149,6 +150,7 @@ class ShardWriter : public Writer {
 
   void begin(std::size_t index, const PartList& parts) override {
     const std::string name = staged_name(index);
+    behind_.reset();
     file_.reset();
     unlinkat(transaction_.directory(), name.c_str(), 0);
     offsets_ = {};  // not two of them at a time: one may take 5 MB
@@ -161,17 +163,24 @@ class ShardWriter : public Writer {
     data_bytes_.resize(std::max(data_bytes_.size(), index + 1));
     data_bytes_[index] = layout.file_bytes - layout.header_bytes;
     offsets_ = std::move(layout.offsets);
+    behind_.emplace(*file_, transaction_.directory(), name, most_behind);
   }
 
   void write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) override {
     file_->write_at(offsets_[part] + offset, bytes);
   }
 
-  [[nodiscard]] std::uint64_t position(std::size_t part, std::uint64_t offset) const override {
-    return offsets_[part] + offset;
+  Buffers::Loan lend(std::size_t part, std::uint64_t offset, std::size_t size) override {
+    return buffers_.lend(size, offsets_[part] + offset, behind_->way());
+  }
+
+  void write_behind(std::size_t part, std::uint64_t offset, Buffers::Loan bytes) override {
+    behind_->write(offsets_[part] + offset, std::move(bytes));
   }
 
   void end() override {
+    behind_->drain();
+    behind_.reset();
     file_->flush();
     file_->close();
     file_.reset();
@@ -205,6 +214,7 @@ class ShardWriter : public Writer {
  private:
   std::vector<std::uint64_t> offsets_;  // of the parts of the shard in work
   std::optional<OutputFile> file_;
+  std::optional<WriteBehind> behind_;
   std::optional<OutputFile> manifest_;
 };
 

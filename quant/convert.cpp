@@ -2,10 +2,10 @@
 // that chunks go straight from pread through a codec to their final place, on as many threads as there are, with
 // a fixed number of chunks in memory:
 //
-//   cut (serial) -> read, encode, write (parallel) -> hash, count, finish the tensor (serial, in order)
+//   cut (serial) -> read, encode (parallel) -> hash, count, hand to the disk, finish the tensor (serial, in order)
 //
 // The serial stages touch next to nothing: the hash of a chunk is summed up where it is encoded, and only its sums, a
-// sixteenth of the bytes, are put together in order.
+// sixteenth of the bytes, are put together in order; the disk fetches a chunk from the buffer it was encoded into.
 //
 // One file, because its stages share the state of one conversion and can only be judged together.
 
@@ -28,9 +28,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include "nibble/buffers.hpp"
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"
-#include "quant/buffers.hpp"
 #include "quant/codecs.hpp"
 #include "quant/handover.hpp"
 #include "quant/manifest.hpp"
@@ -255,7 +255,7 @@ class Conversion {
       if (scan) {
         chunk->work->encoder->scan(chunk->first, chunk->in.bytes());
       } else {
-        write(*chunk);
+        encode_chunk(*chunk);
       }
       return chunk;
     };
@@ -282,24 +282,24 @@ class Conversion {
   }
 
   // Encoded bytes lie at the place in the first part that corresponds to the chunk's place in the tensor.
-  void write(Chunk& chunk) {
+  void encode_chunk(Chunk& chunk) {
     const Work& work = *chunk.work;
     const std::uint64_t end = chunk.first + chunk.weights;
     chunk.out_offset = work.stored_offset(chunk.first);
-    chunk.out =
-        buffers_.lend(work.stored_offset(end) - chunk.out_offset, out_.position(work.first_part, chunk.out_offset));
+    chunk.out = out_.lend(work.first_part, chunk.out_offset, work.stored_offset(end) - chunk.out_offset);
     chunk.findings = work.encoder->encode(chunk.first, chunk.in.bytes(), chunk.out.bytes());
     chunk.errors.clear();
     if (report_.plan.recipe.options.sums_errors)
       work.encoder->error(chunk.first, chunk.in.bytes(), chunk.out.bytes(), chunk.errors);
     chunk.in = {};
     work.hash->sum(chunk.out_offset, chunk.out.bytes(), chunk.sums);
-    out_.write(work.first_part, chunk.out_offset, chunk.out.bytes());
+    if (memory_.behind == 0) out_.write(work.first_part, chunk.out_offset, chunk.out.bytes());
   }
 
   void add(Chunk& chunk) {
     Work& work = *chunk.work;
     work.hash->append(chunk.out.bytes(), chunk.sums);
+    if (memory_.behind > 0) out_.write_behind(work.first_part, chunk.out_offset, std::move(chunk.out));
     work.findings.add(chunk.findings);
     for (const ErrorSums& error : chunk.errors) work.error.add(error);
     done_ += byte_count(work.tensor.info.dtype, chunk.weights);

@@ -22,8 +22,8 @@
 #include <mutex>
 #include <utility>
 
+#include "nibble/buffers.hpp"
 #include "nibble/error.hpp"
-#include "quant/buffers.hpp"
 #include "quant/codecs.hpp"
 #include "quant/counts.hpp"
 #include "quant/handover.hpp"

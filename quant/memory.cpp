@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs.hpp"
 
@@ -13,6 +14,8 @@ namespace {
 
 constexpr std::uint64_t largest_chunk_bytes = 1 << 20;  // 256 KiB to 4 MiB measure alike
 constexpr std::uint64_t smallest_chunk_bytes = 64 << 10;
+constexpr std::size_t tokens_in_line = 4;  // while a tensor is finished; with 1, a conversion took 1.1 times as long
+constexpr std::uint64_t smallest_behind = 256 << 10;  // of what is shorter, little would go past the page cache
 
 // Measured as peak RSS on x86-64, and a third more than that for machines with other libraries.
 constexpr std::uint64_t program_bytes = 14 << 20;     // code, libraries, a header of ordinary size: 7 to 10 MiB
@@ -40,8 +43,9 @@ constexpr std::uint64_t finish_piece = 1 << 20;
 
 MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
   MemoryPlan memory{.threads = resources.threads != 0 ? resources.threads : default_threads(),
+                    .behind = Writer::most_behind,
                     .chunk_bytes = largest_chunk_bytes};
-  memory.tokens = memory.threads + std::size_t{1};
+  memory.tokens = memory.threads + tokens_in_line;
   std::uint64_t largest_scratch = 0;
   std::uint64_t texts = 0;
   std::uint64_t scanned = 0;
@@ -61,17 +65,23 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     if (tensor.transposed) longest = transposed_chunk;
   }
   const std::uint64_t finish = std::min(largest_scratch, finish_piece) * 5 / 4;
-  // The chunk, what becomes of it, and the rest of its sixteenths.
+  // The chunk, what becomes of it, and the rest of its sixteenths; what became of earlier ones is on its way.
   const auto token_bytes = [&] {
     const auto chunk = static_cast<double>(memory.chunk_bytes * longest);
     return static_cast<std::uint64_t>(chunk * (1 + growth * (1 + 1.0 / hash_share) + 2.0 / small_scratch)) +
            bytes_per_token;
   };
+  const auto behind_bytes = [&] {
+    return static_cast<std::uint64_t>(static_cast<double>(memory.chunk_bytes * longest) * growth) + bytes_per_token / 2;
+  };
   const auto fixed = [&] {
     const std::uint64_t report = plan.recipe.error_report == ErrorReport::full ? bytes_per_report : 0;
     return program_bytes + (bytes_per_tensor + report) * plan.tensors.size() + copies * texts +
-           memory.threads * bytes_per_thread + memory.tokens * token_bytes() + scanned + finish;
+           (memory.threads + memory.behind) * bytes_per_thread + memory.tokens * token_bytes() +
+           memory.behind * behind_bytes() + scanned + finish;
   };
+  while (fixed() > resources.max_memory && memory.chunk_bytes > smallest_behind) memory.chunk_bytes /= 2;
+  if (fixed() > resources.max_memory) memory.behind = 0;
   while (fixed() > resources.max_memory && memory.chunk_bytes > smallest_chunk_bytes) memory.chunk_bytes /= 2;
   while (fixed() > resources.max_memory && memory.tokens > 1) --memory.tokens;
   if (fixed() > resources.max_memory)

@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
+#include "nibble/buffers.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/recipe.hpp"
-#include "quant/buffers.hpp"
 
 namespace nibble {
 

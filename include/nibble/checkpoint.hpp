@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "nibble/buffers.hpp"
 #include "nibble/scratch.hpp"
 #include "nibble/tensor_list.hpp"
 
@@ -123,10 +124,20 @@ class Writer {
   /// Bytes of a part of the current shard, from `offset` on.
   virtual void write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) = 0;
 
-  /// Where those bytes lie in their file; buffers are placed by it.
-  [[nodiscard]] virtual std::uint64_t position(std::size_t /*part*/, std::uint64_t offset) const { return offset; }
+  /// A buffer for bytes of a part, at a place in memory that suits their place in the file. Thread-safe.
+  [[nodiscard]] virtual Buffers::Loan lend(std::size_t /*part*/, std::uint64_t offset, std::size_t size) {
+    return buffers_.lend(size, offset);
+  }
 
-  /// Ends the current shard: its bytes are on their way to the disk.
+  /// The same as write() with a buffer from lend(), which is kept until the disk has taken its bytes: up to
+  /// `most_behind` of them at a time, then this waits. What fails meanwhile is thrown by a later call, at end() at the
+  /// latest. For one thread at a time; what follows on what was written before costs least.
+  virtual void write_behind(std::size_t part, std::uint64_t offset, Buffers::Loan bytes) {
+    write(part, offset, bytes.bytes());
+  }
+  static constexpr std::size_t most_behind = 8;
+
+  /// Ends the current shard: its bytes are on the disk.
   virtual void end() = 0;
 
   /// The name of a shard in the output.
@@ -140,6 +151,9 @@ class Writer {
 
   /// Writes index, configuration and all that is carried over, flushes everything, and makes it appear at once.
   virtual void commit(const Finish& finish) = 0;
+
+ protected:
+  Buffers buffers_;
 };
 
 struct CreateOptions {

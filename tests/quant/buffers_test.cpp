@@ -1,4 +1,4 @@
-#include "quant/buffers.hpp"
+#include "nibble/buffers.hpp"
 
 #include <gtest/gtest.h>
 
@@ -48,6 +48,17 @@ TEST(Buffers, NothingIsLentAsNothing) {
   Buffers buffers;
   EXPECT_TRUE(buffers.lend(0, 17).bytes().empty());
   EXPECT_TRUE(Buffers::Loan().bytes().empty());
+}
+
+// What the disk fetches itself lies at the same place in a page as in the file, with the rest of the page before it.
+TEST(Buffers, DirectBuffersLieAsTheFileDoes) {
+  Buffers buffers;
+  for (const std::uint64_t position : {0, 1, 100, 4095, 4096, 10'000}) {
+    const Buffers::Loan loan = buffers.lend(5000, position, Buffers::Way::direct);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(loan.bytes().data()) % Buffers::page, position % Buffers::page);
+    EXPECT_EQ(loan.before().size(), position % Buffers::page);
+    EXPECT_EQ(loan.before().data() + loan.before().size(), loan.bytes().data());
+  }
 }
 
 }  // namespace

@@ -25,8 +25,10 @@ constexpr std::string_view good_entry = R"({"dtype":"F32","shape":[4],"data_offs
 
 }  // namespace
 
-TempDir::TempDir() {
-  std::string name = (std::filesystem::temp_directory_path() / "nibble_test_XXXXXX").string();
+TempDir::TempDir() : TempDir(std::filesystem::temp_directory_path()) {}
+
+TempDir::TempDir(const std::filesystem::path& parent) {
+  std::string name = (parent / "nibble_test_XXXXXX").string();
   if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp: " + name);
   path_ = name;
 }

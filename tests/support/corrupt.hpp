@@ -16,7 +16,8 @@ namespace nibble::test {
 /// A directory that is gone, with all in it, at the end of the test.
 class TempDir {
  public:
-  TempDir();
+  TempDir();  ///< where temporary files go
+  explicit TempDir(const std::filesystem::path& parent);
   TempDir(const TempDir&) = delete;
   TempDir& operator=(const TempDir&) = delete;
   ~TempDir();

@@ -16,12 +16,17 @@ namespace nibble {
 ///
 /// Where a buffer lies in memory depends on where its bytes lie in a file: the kernel copies with `rep movsb`, which on
 /// AMD processors is 4 times slower if the target lies up to 63 bytes behind the source, modulo 4096 (measured on Zen 3
-/// with pread() of 1 MiB: 2.2 GB/s instead of 9). So they are put half a page apart.
+/// with pread() of 1 MiB: 2.2 GB/s instead of 9). So they are put half a page apart; but at the same place in a page
+/// where the disk is to fetch them itself.
 class Buffers {
-  static constexpr std::size_t page = 4096;
   static constexpr std::size_t cache_line = 64;
 
  public:
+  static constexpr std::size_t page = 4096;
+
+  /// How the bytes get from the file or into it.
+  enum class Way { copied, direct };
+
   class Loan {
    public:
     Loan() = default;
@@ -37,6 +42,9 @@ class Buffers {
     }
 
     [[nodiscard]] std::span<std::byte> bytes() const { return std::span(buffer_.data.get() + shift_, size_); }
+
+    /// The part of the page that lies before bytes(): of a buffer for Way::direct, `position` modulo the page's size.
+    [[nodiscard]] std::span<std::byte> before() const { return std::span(buffer_.data.get(), shift_); }
 
    private:
     friend class Buffers;
@@ -60,13 +68,13 @@ class Buffers {
     std::size_t shift_ = 0;
   };
 
-  /// `size` bytes of unspecified content, on a cache line, to be read from or written to `position` in a file. Takes
-  /// the smallest buffer that fits, or makes one.
-  [[nodiscard]] Loan lend(std::size_t size, std::uint64_t position) {
+  /// `size` bytes of unspecified content, to be read from or written to `position` in a file; on a cache line if they
+  /// are copied. Takes the smallest buffer that fits, or makes one.
+  [[nodiscard]] Loan lend(std::size_t size, std::uint64_t position, Way way = Way::copied) {
     Loan loan;
     loan.pool_ = this;
     loan.size_ = size;
-    loan.shift_ = (position + page / 2) % page / cache_line * cache_line;
+    loan.shift_ = way == Way::direct ? position % page : (position + page / 2) % page / cache_line * cache_line;
     size += page;
     {
       const std::scoped_lock lock(mutex_);

@@ -1,0 +1,156 @@
+#include "formats/write_behind.hpp"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/support/corrupt.hpp"
+
+namespace nibble {
+namespace {
+
+using test::error_of;
+
+struct Range {
+  std::uint64_t offset = 0;
+  std::size_t size = 0;
+};
+
+// A file in a directory, and what it has to hold: bytes that say where they are.
+class WriteBehindTest : public testing::Test {
+ protected:
+  static std::byte byte_at(std::uint64_t offset) { return static_cast<std::byte>(offset * 0x9E3779B97F4A7C15u >> 56); }
+
+  void hand_over(WriteBehind& behind, const Range& range) {
+    Buffers::Loan loan = buffers_.lend(range.size, range.offset, behind.way());
+    for (std::size_t i = 0; i < range.size; ++i) loan.bytes()[i] = byte_at(range.offset + i);
+    behind.write(range.offset, std::move(loan));
+  }
+
+  // Bytes that went another way than they should, in the file of that size.
+  std::uint64_t wrong_after(const std::filesystem::path& directory, const std::vector<Range>& ranges) {
+    std::uint64_t size = 0;
+    for (const Range& range : ranges) size = std::max(size, range.offset + range.size);
+    std::filesystem::remove(directory / "f");
+    {
+      const Directory opened(directory);
+      OutputFile file(opened.fd(), "f", "f");
+      file.reserve(size);
+      WriteBehind behind(file, opened.fd(), "f", 3);
+      for (const Range& range : ranges) hand_over(behind, range);
+      behind.drain();
+      file.flush();
+      file.close();
+    }
+    const std::string text = test::read_file(directory / "f");
+    EXPECT_EQ(text.size(), size);
+    std::vector<bool> covered(size);
+    for (const Range& range : ranges)
+      std::fill_n(covered.begin() + static_cast<std::ptrdiff_t>(range.offset), range.size, true);
+    std::uint64_t wrong = 0;
+    for (std::uint64_t i = 0; i < text.size(); ++i)
+      wrong += static_cast<std::byte>(text[i]) != (covered[i] ? byte_at(i) : std::byte{});
+    return wrong;
+  }
+
+  test::TempDir dir_;
+  Buffers buffers_;
+};
+
+TEST_F(WriteBehindTest, AnySequenceOfRanges) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 60; ++round) {
+    std::vector<Range> ranges;
+    std::uint64_t offset = random() % 10'000;
+    const std::size_t chunk = round % 3 == 0 ? 64 << 10 : round % 3 == 1 ? 256 << 10 : 300'001;
+    for (int i = 0; i < 12; ++i) {
+      const std::size_t size = random() % 4 == 0 ? random() % 9000 : chunk + random() % 3 * (random() % 5000);
+      ranges.push_back({offset, size});
+      offset += size;
+      if (random() % 4 == 0) offset += random() % 5000;  // another part lies between
+    }
+    if (round % 5 == 4) std::shuffle(ranges.begin(), ranges.end(), random);
+    EXPECT_EQ(wrong_after(dir_.path(), ranges), 0u) << "round " << round;
+    if (std::filesystem::is_directory("/dev/shm")) {
+      const test::TempDir memory("/dev/shm");
+      EXPECT_EQ(wrong_after(memory.path(), ranges), 0u) << "round " << round << " in memory";
+    }
+  }
+}
+
+// Two parts that share a page, handed over piece by piece in turns, and a part between them that goes the usual way.
+TEST_F(WriteBehindTest, PagesAreShared) {
+  const Directory opened(dir_.path());
+  OutputFile file(opened.fd(), "f", "f");
+  constexpr std::uint64_t piece = 200'000, second = 8 * piece + 100;
+  file.reserve(second + 8 * piece);
+  WriteBehind behind(file, opened.fd(), "f", 8);
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    hand_over(behind, {i * piece, piece});
+    hand_over(behind, {second + i * piece, piece});
+  }
+  const std::vector<std::byte> between(100, std::byte{1});
+  file.write_at(8 * piece, between);
+  behind.drain();
+  const std::string text = test::read_file(dir_.path() / "f");
+  for (std::uint64_t i = 0; i < text.size(); ++i)
+    ASSERT_EQ(static_cast<std::byte>(text[i]), i / 100 == 8 * piece / 100 ? std::byte{1} : byte_at(i)) << i;
+}
+
+TEST_F(WriteBehindTest, FailuresComeWithALaterCall) {
+  const Directory opened(dir_.path());
+  OutputFile file(opened.fd(), "f", "f");
+  std::string said;
+  {
+    // A file may not grow beyond a megabyte here, which is found only by the thread that writes.
+    struct ::rlimit before {};
+    ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+    const ::rlimit limit{1 << 20, before.rlim_max};
+    const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    said = error_of([&] {
+      WriteBehind behind(file, opened.fd(), "f", 2);
+      for (std::uint64_t i = 0; i < 64; ++i) hand_over(behind, {i << 18, 1 << 18});
+      behind.drain();
+    });
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+    std::signal(SIGXFSZ, handler);
+  }
+  EXPECT_EQ(said, "code 4: f: cannot write: File too large");
+}
+
+// Buffers come back, whether their bytes were written or not, and nothing waits for ever.
+TEST_F(WriteBehindTest, MayBeGivenUp) {
+  const Directory opened(dir_.path());
+  OutputFile file(opened.fd(), "f", "f");
+  file.reserve(16 << 20);
+  for (int round = 0; round < 20; ++round) {
+    WriteBehind behind(file, opened.fd(), "f", 8);
+    for (std::uint64_t i = 0; i < 6; ++i) hand_over(behind, {i << 20, 1 << 20});
+  }
+}
+
+// A file that took the place of the one that is written is not touched.
+TEST_F(WriteBehindTest, OnlyTheFileItselfIsOpenedAgain) {
+  const Directory opened(dir_.path());
+  const OutputFile file(opened.fd(), "f", "f");
+  std::filesystem::rename(dir_.path() / "f", dir_.path() / "g");
+  EXPECT_LT(file.open_direct(opened.fd(), "f").get(), 0);
+  dir_.write("f", "another");
+  EXPECT_LT(file.open_direct(opened.fd(), "f").get(), 0);
+  std::filesystem::remove(dir_.path() / "f");
+  std::filesystem::create_symlink("g", dir_.path() / "f");
+  EXPECT_LT(file.open_direct(opened.fd(), "f").get(), 0);
+}
+
+}  // namespace
+}  // namespace nibble
