@@ -2,7 +2,7 @@
 //
 // Bytes per weight with blocks of 64: 0.5 packed + 1/64 absmax code + 4/16384 nested absmax read, 2 or 4 written.
 // Bound: memory, 2.516 bytes to 16 bits and 4.516 to fp32. A GPU that copies 4.3 TB/s (H200) does 1.71e12 and 0.95e12
-// weights/s and could issue 17 to 20 instructions for each weight meanwhile; the loop below has 6 to 7
+// weights/s and could issue 17 and 31 instructions for each weight meanwhile; the loop below has 7 to 8
 // (bench/results/kernel_instructions.jsonl).
 //
 // Hence traffic in whole lines, and little else. What a warp stores at once is 512 bytes in a row: a lane has as many
@@ -28,7 +28,7 @@ enum class Rows {
 
 template <class T, Rows rows> struct FourBitDequantize {
   static constexpr u32 threads = 256;
-  static constexpr u32 min_blocks = 6;
+  static constexpr u32 min_blocks = sizeof(T) == 4 ? 5 : 6;  // 48 and 40 registers
   static constexpr u32 tile = 1024;                                  // weights of a warp
   static constexpr u32 each = rows == Rows::any ? 1 : in_vector<T>;  // weights of a lane at a time
 
@@ -80,7 +80,7 @@ template <class T, Rows rows> struct FourBitDequantize {
 
   NIBBLE_DEVICE i64 place_in_out(u64 element) const {
     const u64 i = element - begin;
-    if (rows == Rows::contiguous || gap == 0) return static_cast<i64>(i);
+    if (rows == Rows::contiguous || (rows == Rows::any && gap == 0)) return static_cast<i64>(i);
     return static_cast<i64>(i + columns.quotient(i) * gap);
   }
 

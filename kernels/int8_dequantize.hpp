@@ -1,8 +1,8 @@
 // LLM.int8() to bf16, fp16 and fp32.
 //
 // Bytes per weight: 1 read, 2 or 4 written; absmax is one value for a row. Bound: memory, 3 bytes to 16 bits and 5 to
-// fp32. A GPU that copies 4.3 TB/s (H200) does 1.43e12 and 0.86e12 weights/s and could issue 21 to 23 instructions for
-// each weight meanwhile; the loop below has 7 to 9 (bench/results/kernel_instructions.jsonl).
+// fp32. A GPU that copies 4.3 TB/s (H200) does 1.43e12 and 0.86e12 weights/s and could issue 21 and 34 instructions for
+// each weight meanwhile; the loop below has 8 to 12 (bench/results/kernel_instructions.jsonl).
 //
 // Hence traffic in whole lines: a lane has as many weights as 16 bytes hold, and a warp stores 512 bytes in a row. The
 // row of a lane's weights, for its absmax and its place, costs a multiplication (kernels/divisor.hpp).

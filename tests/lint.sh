@@ -8,6 +8,7 @@ mapfile -t sources < <(git ls-files '*.cpp' '*.hpp' '*.cu' '*.js')
 clang-format --dry-run -Werror "${sources[@]}"
 tests/kernels/bypass.py --test
 tests/kernels/bypass.py
+tests/kernels/machine_code.py --test
 docs/generate_reference.sh build/release/nibble --check
 mapfile -t compiled < <(git ls-files 'cli/*.cpp' 'formats/*.cpp' 'quant/*.cpp')
 # The warnings of clang itself are those of the build; unknown g++ options in its database are not ours.

@@ -153,6 +153,19 @@ TEST(FourBitDequantize, LargerThanWhatRunsAtATime) {
   }
 }
 
+#if !defined(NIBBLE_ON_GPU)
+
+TEST(FourBitDequantize, NothingWaits) {
+  std::mt19937_64 random(7);
+  const Weight weight({.rows = 3, .columns = 1100}, random);
+  const device::simulator::ScopedOptions scope({.record_sites = true});
+  for (const nibble_dtype dtype : dtypes)
+    for (const u64 gap : {0, 1, 4}) expect_equal(weight, 0, 3, dtype, {.gap = gap});
+  EXPECT_TRUE(scope.sites().empty()) << "a synchronization, which has to be tested by turning it off";
+}
+
+#endif
+
 TEST(FourBitDequantize, NothingToDoNeedsNoLaunch) {
   std::mt19937_64 random(4);
   const Weight weight({.rows = 3, .columns = 64}, random);

@@ -11,6 +11,13 @@ cmake -S tests/package -B "$prefix/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
 cmake --build "$prefix/build"
 "$prefix/build/quantize_matrix" | grep -F "SQNR 20.7"
 "$prefix/installed/bin/nibble" --version
+# The kernels' library loads alone, and says what is wrong with a call; without a CUDA compiler there is none.
+library=$(find "$prefix/installed" -name libnibble_cuda.so)
+if [[ -n $library ]]; then
+  python3 tests/package/kernels.py "$library"
+else
+  echo "skipped: built without a CUDA compiler, so there is no libnibble_cuda"
+fi
 # The program that was built with the installed headers converts what the tests use.
 if [[ -d build/minilm/fp16 ]]; then
   "$prefix/build/convert_checkpoint" build/minilm/fp16 "$prefix/nf4" | tail -n 1
