@@ -51,8 +51,8 @@ typedef enum nibble_codebook { NIBBLE_NF4 = 0, NIBBLE_FP4 = 1 } nibble_codebook;
  *   weight = codebook[code] * absmax[element / blocksize]                                        rounded once
  *   absmax = nested_codebook[absmax_codes[i]] * nested_absmax[i / 256] + nested_offset           two roundings, no fma
  *
- * Either `absmax` or the four of the nested form are given; the others are null. Sources: the files that bitsandbytes 0.50 writes;
- * Dettmers et al., "QLoRA", 2023, section 3. */
+ * Either `absmax` or the four of the nested form are given; the others are null. Sources: the files that bitsandbytes
+ * 0.50 writes; Dettmers et al., "QLoRA", 2023, section 3. */
 typedef struct nibble_four_bit {
   nibble_codebook codebook;
   uint32_t blocksize;           /* 32, 64, ..., 4096 weights per absmax */
@@ -137,8 +137,11 @@ NIBBLE_API size_t nibble_matmul_four_bit_workspace(uint64_t m, uint64_t rows, ui
  *   bias  weight.rows values of x's type, or null
  *   y     m x weight.rows, of x's type
  *
- * Products are of x and the codebook's values rounded to x's type; they are added in fp32, and absmax multiplies the
- * sum of each block in fp32 (docs/four-bit-matmul.md has the order and the error). */
+ * Products are of x and the codebook's values rounded to x's type. They are added in fp32; absmax multiplies the sum of
+ * each 64 inputs, or of fewer where a block ends, in fp32; these and the bias are added in fp32 and rounded once, to y.
+ * The order depends on the shapes and on the alignment, on nothing else (docs/four-bit-matmul.md has it, and the
+ * error). Fast where weight.columns and x.stride allow it: weight.columns a multiple of 64, blocksize at least 64,
+ * packed aligned to 8 bytes, x and its rows to 16. */
 NIBBLE_API int nibble_matmul_four_bit(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias,
                                       const nibble_matrix* y, void* workspace, size_t workspace_bytes,
                                       nibble_stream stream);

@@ -1,0 +1,138 @@
+// Chooses a kernel for a product, checks the arguments, launches.
+#include "kernels/four_bit_matmul.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "kernels/four_bit_matmul_any.hpp"
+#include "kernels/interface.hpp"
+#include "nibble/fp4.hpp"
+#include "nibble/nf4.hpp"
+
+namespace nibble::kernels {
+namespace {
+
+constexpr u64 most_tokens = 64;
+
+/// Multiprocessors that splits are meant to fill: those of an H200. A constant, so that every device adds in the same
+/// order; devices with fewer have no harm from it.
+constexpr u64 multiprocessors_to_fill = 132;
+
+/// Calls body.operator()<Kernel>() with the kernel for `m` tokens. Tiles with more rows read the tokens less often from
+/// the L2 cache, but there are fewer of them for all multiprocessors; up to 4 tokens cost nothing.
+template <class Half, bool Nested, class Body> decltype(auto) with_kernel(u64 m, u64 rows, Body&& body) {
+  const bool few_rows = rows <= 8192;
+  if (m <= 4 || (m <= 8 && few_rows)) return body.template operator()<FourBitMatmul<Half, Nested, 1, 1, 8>>();
+  if (m <= 8) return body.template operator()<FourBitMatmul<Half, Nested, 1, 2, 4>>();
+  if (m <= 16 && few_rows) return body.template operator()<FourBitMatmul<Half, Nested, 2, 2, 4>>();
+  if (m <= 16) return body.template operator()<FourBitMatmul<Half, Nested, 2, 4, 2>>();
+  if (m <= 32) return body.template operator()<FourBitMatmul<Half, Nested, 4, 4, 2>>();
+  return body.template operator()<FourBitMatmul<Half, Nested, 8, 4, 2, 1>>();
+}
+
+/// Blocks that share the inputs of a tile of rows.
+template <class Kernel> u32 splits_for(u64 rows, u64 columns) {
+  const u64 tiles = ceil_div<u64>(rows, Kernel::rows), steps = ceil_div<u64>(columns, Kernel::inputs);
+  return static_cast<u32>(std::max<u64>(1, std::min(multiprocessors_to_fill / std::max<u64>(1, tiles), steps)));
+}
+
+std::size_t workspace_bytes_for(u64 m, u64 rows, u64 columns) {
+  return with_kernel<bf16, true>(m, rows, [&]<class Kernel>() -> std::size_t {
+    const u32 splits = splits_for<Kernel>(rows, columns);
+    return splits == 1 ? 0 : splits * m * rows * sizeof(float);
+  });
+}
+
+bool aligned(const void* pointer, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0; }
+
+bool fits_tiles(const nibble_four_bit& weight, const nibble_matrix& x) {
+  return weight.columns % 64 == 0 && weight.columns > 0 && weight.columns < u64{1} << 31 && weight.blocksize >= 64 &&
+         weight.rows * (weight.columns / 64) < u64{1} << 32 && aligned(weight.packed, 8) && aligned(x.data, 16) &&
+         x.stride % 8 == 0;
+}
+
+FourBitOperand operand(const nibble_four_bit& weight) {
+  FourBitOperand operand{weight.packed,
+                         weight.absmax,
+                         weight.absmax_codes,
+                         weight.nested_absmax,
+                         weight.nested_codebook,
+                         weight.nested_offset,
+                         static_cast<i64>(weight.rows),
+                         static_cast<i64>(weight.columns),
+                         0,
+                         {}};
+  while (1u << operand.log2_blocksize < weight.blocksize) ++operand.log2_blocksize;
+  std::memcpy(operand.value, weight.codebook == NIBBLE_NF4 ? nf4::codebook.value : fp4::codebook.value,
+              sizeof operand.value);
+  return operand;
+}
+
+template <class Half>
+void matmul(const nibble_four_bit& weight, const nibble_matrix& x, const void* bias, const nibble_matrix& y,
+            void* workspace, Stream stream) {
+  const u32 m = static_cast<u32>(x.rows);
+  const auto* tokens = static_cast<const Half*>(x.data);
+  const auto x_stride = static_cast<i64>(x.stride);
+  const MatmulOutput<Half> out{static_cast<const Half*>(bias), static_cast<Half*>(y.data), static_cast<i64>(y.stride)};
+  if (!fits_tiles(weight, x)) {
+    using Kernel = FourBitMatmulAny<Half>;
+    launch({static_cast<u32>(ceil_div<u64>(weight.rows, Kernel::threads / 32)), ceil_div(m, Kernel::tokens)}, 0, stream,
+           Kernel{operand(weight), tokens, x_stride, m, out});
+    return;
+  }
+  const auto run_tiles = [&]<class Kernel>() {
+    const u32 splits = splits_for<Kernel>(weight.rows, weight.columns);
+    auto* partial = splits == 1 ? nullptr : static_cast<float*>(workspace);
+    launch({static_cast<u32>(ceil_div<u64>(weight.rows, Kernel::rows)), splits}, Kernel::shared_bytes(m), stream,
+           Kernel{operand(weight), tokens, x_stride, m, out, partial});
+    if (splits == 1) return;
+    using Sum = SumPartials<Half>;
+    launch({static_cast<u32>(ceil_div<u64>(weight.rows, Sum::threads)), m}, 0, stream,
+           Sum{partial, splits, static_cast<i64>(weight.rows), out});
+  };
+  if (weight.absmax == nullptr)
+    with_kernel<Half, true>(m, weight.rows, run_tiles);
+  else
+    with_kernel<Half, false>(m, weight.rows, run_tiles);
+}
+
+void check_product(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias, const nibble_matrix* y) {
+  const auto number = [](u64 n) { return std::to_string(n); };
+  check_four_bit("weight", weight);
+  check_matrix("x", x);
+  check_matrix("y", y);
+  if (x->dtype == NIBBLE_F32) refuse("x.dtype is F32, must be F16 or BF16");
+  if (y->dtype != x->dtype) refuse("y.dtype is not x.dtype");
+  if (x->rows < 1 || x->rows > most_tokens) refuse("x.rows is " + number(x->rows) + ", must be 1 to 64");
+  if (x->columns != weight->columns)
+    refuse("x.columns is " + number(x->columns) + ", weight.columns is " + number(weight->columns));
+  if (y->rows != x->rows) refuse("y.rows is " + number(y->rows) + ", x.rows is " + number(x->rows));
+  if (y->columns != weight->rows)
+    refuse("y.columns is " + number(y->columns) + ", weight.rows is " + number(weight->rows));
+  if (weight->rows >= u64{1} << 31) refuse("weight.rows is " + number(weight->rows) + ", must be less than 2^31");
+  if (bias != nullptr) check_pointer("bias", bias, 2);
+}
+
+}  // namespace
+}  // namespace nibble::kernels
+
+size_t nibble_matmul_four_bit_workspace(uint64_t m, uint64_t rows, uint64_t columns) {
+  using namespace nibble::kernels;
+  return workspace_bytes_for(std::min<u64>(m, most_tokens), rows, columns);
+}
+
+int nibble_matmul_four_bit(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias,
+                           const nibble_matrix* y, void* workspace, size_t workspace_bytes, nibble_stream stream) {
+  using namespace nibble::kernels;
+  return result_of([&] {
+    check_product(weight, x, bias, y);
+    check_workspace(workspace, workspace_bytes, workspace_bytes_for(x->rows, weight->rows, weight->columns));
+    if (weight->rows == 0) return;
+    if (x->dtype == NIBBLE_BF16)
+      matmul<bf16>(*weight, *x, bias, *y, workspace, stream);
+    else
+      matmul<f16>(*weight, *x, bias, *y, workspace, stream);
+  });
+}

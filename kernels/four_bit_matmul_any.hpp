@@ -1,0 +1,76 @@
+// y = x * transposed(weight) for the weights that four_bit_matmul.hpp does not take: any number of columns, so that
+// rows begin in the middle of blocks and bytes; blocks of 32; pointers and strides that are not aligned.
+//
+// Bound: instructions, about 6 per weight and 8 tokens. A warp has a row and 8 tokens; its lanes take every 32nd input.
+// Each lane sums the products of a block, and absmax multiplies that sum when the next block begins: the arithmetic is
+// that of the fast kernel, in another order.
+#pragma once
+#include "kernels/four_bit_matmul.hpp"
+
+namespace nibble::kernels {
+
+/// Grid: 8 rows, 8 tokens.
+template <class Half> struct FourBitMatmulAny {
+  static constexpr u32 threads = 256, tokens = 8;
+
+  FourBitOperand weight;
+  Global<const Half> x;
+  i64 x_stride;
+  u32 m;
+  MatmulOutput<Half> out;
+
+  NIBBLE_DEVICE void operator()() const {
+    NIBBLE_SHARED(float, value, 16);
+    if (thread_id() < 16) sts(value + thread_id(), rounded(weight.value[thread_id()]));
+    sync_threads();
+    const i64 row = i64{block_x()} * (threads / 32) + warp_id();
+    if (row >= weight.rows) return;
+
+    const u32 first = block_y() * tokens, lane = lane_id();
+    float sum[tokens] = {}, block_sum[tokens] = {};
+    float scale = 0;
+    i64 block = -1;
+    for (i64 column = lane; column < weight.columns; column += 32) {
+      const i64 element = row * weight.columns + column;
+      if (element >> weight.log2_blocksize != block) {
+        add_block(sum, block_sum, scale);
+        block = element >> weight.log2_blocksize;
+        scale = absmax_of(block);
+      }
+      const u32 byte = ldg(weight.packed + element / 2);
+      const float w = lds(value + (element % 2 == 0 ? byte >> 4 : byte & 15));
+      NIBBLE_UNROLL for (u32 t = 0; t < tokens; ++t) if (first + t < m) block_sum[t] =
+          fma_rn(w, to_float(ldg(x + ((first + t) * x_stride + column))), block_sum[t]);
+    }
+    add_block(sum, block_sum, scale);
+
+    NIBBLE_UNROLL for (u32 t = 0; t < tokens; ++t) {
+      NIBBLE_UNROLL for (u32 distance = 16; distance > 0; distance /= 2) sum[t] =
+          add_rn(sum[t], shfl_xor(~0u, sum[t], distance));
+      if (lane == t && first + t < m) out.store(first + t, row, sum[t]);
+    }
+  }
+
+ private:
+  NIBBLE_DEVICE static float rounded(float value) {
+    if constexpr (std::is_same_v<Half, bf16>)
+      return to_float(to_bf16(value));
+    else
+      return to_float(to_f16(value));
+  }
+
+  NIBBLE_DEVICE static void add_block(float (&sum)[tokens], float (&block_sum)[tokens], float scale) {
+    NIBBLE_UNROLL for (u32 t = 0; t < tokens; ++t) {
+      sum[t] = fma_rn(scale, block_sum[t], sum[t]);
+      block_sum[t] = 0;
+    }
+  }
+
+  NIBBLE_DEVICE float absmax_of(i64 block) const {
+    if (!weight.absmax.is_null()) return ldg(weight.absmax + block);
+    const float value = ldg(weight.nested_codebook + ldg(weight.absmax_codes + block));
+    return add_rn(mul_rn(value, ldg(weight.nested_absmax + (block >> 8))), ldg(weight.nested_offset));
+  }
+};
+
+}  // namespace nibble::kernels
