@@ -9,17 +9,12 @@
 // IEEE arithmetic where the CPU has it: the reciprocal and the product are rounded once, nothing is contracted.
 #pragma once
 #include <cmath>
-#include <cstddef>
-#include <limits>
 
-#include "kernels/device/device.hpp"
+#include "kernels/weight_runs.hpp"
 #include "nibble/fp4.hpp"
 #include "nibble/nf4.hpp"
 
 namespace nibble::kernels {
-using namespace device;
-
-inline constexpr float infinity = std::numeric_limits<float>::infinity();
 
 /// How to find the number of midpoints below v in [-1, 1], which is the code of NF4. A parabola through them,
 ///
@@ -100,37 +95,10 @@ struct Fp4 {
   }
 };
 
-/// Weights of one thread: `runs` runs of 16 bytes each, a warp's runs side by side.
-template <class T> struct WeightRuns {
-  static constexpr u32 run = 16 / sizeof(T), runs = 4;
-  static constexpr u32 step = 32 * run;  // from a thread's run to its next
-};
-
-NIBBLE_DEVICE void widen_run(u32x4 bits, float (&w)[4], float) {
-  w[0] = float_of(bits.x), w[1] = float_of(bits.y), w[2] = float_of(bits.z), w[3] = float_of(bits.w);
-}
-NIBBLE_DEVICE void widen_run(u32x4 bits, float (&w)[8], bf16) {
-  const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
-  NIBBLE_UNROLL for (u32 i = 0; i < 4; ++i) {
-    w[2 * i] = float_of(words[i] << 16);
-    w[2 * i + 1] = float_of(words[i] & 0xffff0000u);
-  }
-}
-NIBBLE_DEVICE void widen_run(u32x4 bits, float (&w)[8], f16) {
-  const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
-  NIBBLE_UNROLL for (u32 i = 0; i < 4; ++i) {
-    w[2 * i] = to_float(f16{static_cast<u16>(words[i])});
-    w[2 * i + 1] = to_float(f16{static_cast<u16>(words[i] >> 16)});
-  }
-}
-NIBBLE_DEVICE float widen(float value) { return value; }
-NIBBLE_DEVICE float widen(bf16 value) { return to_float(value); }
-NIBBLE_DEVICE float widen(f16 value) { return to_float(value); }
-
 /// A thread block takes 4096 weights, which any blocksize divides; a thread 64 bytes of them, so that what it does once
 /// weighs little.
 template <class T, class Format> struct FourBitQuantize {
-  static constexpr u32 run = WeightRuns<T>::run, runs = WeightRuns<T>::runs, step = WeightRuns<T>::step;
+  static constexpr u32 run = weights_per_run<T>, runs = 4, step = 32 * run;  // from a thread's run to its next
   static constexpr u32 tile = 4096, threads = tile / (run * runs), min_blocks = run == 8 ? 5 : 3;
   static constexpr u32 warps = threads / 32, warp_weights = tile / warps;
   static constexpr u32 grid_columns = 1u << 30;  // of thread blocks, in rows of so many

@@ -13,40 +13,19 @@
 #include "nibble/kernels.hpp"
 #include "nibble/nested.hpp"
 #include "tests/kernels/schedules.hpp"
+#include "tests/kernels/weights.hpp"
 
 namespace nibble::kernels {
 namespace {
 
+using test::dtype_of;
 using test::in_schedules;
+using test::narrowed;
+using test::widened;
 using testing::IsEmpty;
 using testing::StrEq;
 
 std::size_t blocks_of(std::size_t n, std::size_t size) { return (n + size - 1) / size; }
-
-// --- Weights of every type, as their bits
-
-template <class T> T narrowed(float value) {
-  if constexpr (std::is_same_v<T, float>)
-    return value;
-  else if constexpr (std::is_same_v<T, bf16>)
-    return device::to_bf16(value);
-  else
-    return device::to_f16(value);
-}
-template <class T> constexpr nibble_dtype dtype_of = NIBBLE_F32;
-template <> constexpr nibble_dtype dtype_of<bf16> = NIBBLE_BF16;
-template <> constexpr nibble_dtype dtype_of<f16> = NIBBLE_F16;
-
-template <class T> std::vector<T> narrowed(const std::vector<float>& values) {
-  std::vector<T> out(values.size());
-  std::transform(values.begin(), values.end(), out.begin(), [](float value) { return narrowed<T>(value); });
-  return out;
-}
-template <class T> std::vector<float> widened(const std::vector<T>& values) {
-  std::vector<float> out(values.size());
-  std::transform(values.begin(), values.end(), out.begin(), [](T value) { return widen(value); });
-  return out;
-}
 
 // Normal weights; some blocks of zeros, of denormals, of few values (ties), and if `special` some with NaN and
 // infinity.
