@@ -181,8 +181,8 @@ def hot_way(instructions, markers, region):
             if block not in best:
                 ways = [best_from(n) for n in successors[block] if (block, n) not in edges] if block != last else []
                 ways = [way for way in ways if way is not None]
-                if block == last or (last is None and not successors[block]):
-                    ways = [(0, 0)]
+                if block == last or (last is None and instructions[blocks[block][1] - 1].opcode == "EXIT"):
+                    ways.append((0, 0))
                 best[block] = (weight[block][0] + max(ways)[0], weight[block][1] + max(ways)[1]) if ways else None
             return best[block]
 
