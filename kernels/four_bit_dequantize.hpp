@@ -28,7 +28,7 @@ enum class Rows {
 
 template <class T, Rows rows> struct FourBitDequantize {
   static constexpr u32 threads = 256;
-  static constexpr u32 min_blocks = sizeof(T) == 4 ? 5 : 6;  // 48 and 40 registers
+  static constexpr u32 min_blocks = sizeof(T) == 4 ? 5 : 6;          // 48 and 40 registers
   static constexpr u32 tile = 1024;                                  // weights of a warp
   static constexpr u32 each = rows == Rows::any ? 1 : in_vector<T>;  // weights of a lane at a time
 
