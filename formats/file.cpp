@@ -213,7 +213,8 @@ void OutputFile::write_direct(int direct, std::uint64_t offset, std::span<const 
     const ssize_t put =
         retry([&] { return ::pwrite(direct, bytes.data(), std::min(bytes.size(), largest_transfer), at); });
     // The disk's blocks are larger than a page, or a write was cut short within one: the page cache takes anything.
-    if (put < 0 && errno == EINVAL) return write_at(offset, bytes);
+    // Nor can every page be lent to the disk at any time. What the disk itself says (EIO, ENOSPC) is final.
+    if (put < 0 && (errno == EINVAL || errno == EOPNOTSUPP || errno == ENOMEM)) return write_at(offset, bytes);
     if (put <= 0) fail(Errc::io, label_, "cannot write", put < 0 ? errno : EIO);
     bytes = bytes.subspan(static_cast<std::size_t>(put));
     offset += static_cast<std::uint64_t>(put);

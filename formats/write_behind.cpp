@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 namespace nibble {
@@ -37,7 +38,8 @@ void WriteBehind::write(std::uint64_t offset, Buffers::Loan loan) {
   const std::uint64_t begin = offset - (follows ? tail_bytes_ : 0);
   const std::uint64_t end = offset + bytes.size();
   const std::uint64_t first = ceil(begin), last = floor(end);
-  if (direct_.get() < 0 || last < first + shortest) {
+  const bool placed = loan.before().size() == offset % page;
+  if (direct_.get() < 0 || !placed || last < first + shortest) {
     write_tail();
     file_.write_at(offset, bytes);
     return;
@@ -62,9 +64,24 @@ void WriteBehind::enqueue(Task task) {
   done_.wait(lock, [&] { return tasks_.size() + in_work_ < most_ || failure_; });
   if (failure_) std::rethrow_exception(failure_);
   tasks_.push_back(std::move(task));
-  if (threads_.size() < std::min(most_, tasks_.size() + in_work_)) threads_.emplace_back([this] { work(); });
+  if (threads_.size() < std::min(most_, tasks_.size() + in_work_) && !add_thread() && threads_.empty()) {
+    task = std::move(tasks_.back());
+    tasks_.pop_back();
+    lock.unlock();
+    return file_.write_direct(direct_.get(), task.offset, task.bytes);
+  }
   lock.unlock();
   to_do_.notify_one();
+}
+
+// Where the system allows no more threads, those that there are do the work, if need be the one that asks.
+bool WriteBehind::add_thread() {
+  try {
+    threads_.emplace_back([this] { work(); });
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
 }
 
 void WriteBehind::drain() {

@@ -55,6 +55,7 @@ class WriteBehind {
   };
 
   void enqueue(Task task);
+  bool add_thread();
   void write_tail();
   void work();
 

@@ -3,7 +3,7 @@
 // Bytes per weight: 2 read (bf16), 0.5 + 4 / 64 written: 2.56, so 1.26e12 weights/s are 75 % of the bandwidth that a
 // copy has on an H200 (4.3 TB/s), which leaves 23 instructions per weight. Hence: 16-byte loads, four of them in
 // flight per thread; a block is a group of lanes, which find its absmax by shuffles; a code takes no branch and one
-// lookup, in a register of another lane; and codes are stored as whole words side by side. docs/quantize-cuda.md
+// lookup, in a register of another lane; and codes are stored as whole words side by side. docs/quantize.md
 // counts the instructions.
 //
 // IEEE arithmetic where the CPU has it: the reciprocal and the product are rounded once, nothing is contracted.

@@ -3,7 +3,7 @@
 // Bytes per weight: 2 read (bf16), 1 written: 3, so 1.07e12 weights/s are 75 % of the bandwidth that a copy has on an
 // H200 (4.3 TB/s), which leaves 27 instructions per weight. A row must be seen whole before its first code: its first
 // 24 KiB wait in the registers of the thread block, and what a longer row has beyond comes a second time, from the L2
-// cache. docs/quantize-cuda.md counts the instructions.
+// cache. docs/quantize.md counts the instructions.
 #pragma once
 #include <cmath>
 

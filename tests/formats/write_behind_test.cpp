@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,12 @@ class WriteBehindTest : public testing::Test {
     behind.write(range.offset, std::move(loan));
   }
 
+  // What is read next comes from the disk, not from the page cache.
+  static void drop_from_cache(const std::filesystem::path& path) {
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    EXPECT_EQ(::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED), 0);
+  }
+
   // Bytes that went another way than they should, in the file of that size.
   std::uint64_t wrong_after(const std::filesystem::path& directory, const std::vector<Range>& ranges) {
     std::uint64_t size = 0;
@@ -50,6 +57,7 @@ class WriteBehindTest : public testing::Test {
       behind.drain();
       file.flush();
       file.close();
+      drop_from_cache(directory / "f");
     }
     const std::string text = test::read_file(directory / "f");
     EXPECT_EQ(text.size(), size);
@@ -106,26 +114,110 @@ TEST_F(WriteBehindTest, PagesAreShared) {
     ASSERT_EQ(static_cast<std::byte>(text[i]), i / 100 == 8 * piece / 100 ? std::byte{1} : byte_at(i)) << i;
 }
 
+// Files may not grow beyond a size, which is found only by the thread that writes.
+class LimitedFiles {
+ public:
+  explicit LimitedFiles(rlim_t bytes) {
+    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const ::rlimit limit{bytes, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  }
+  LimitedFiles(const LimitedFiles&) = delete;
+  LimitedFiles& operator=(const LimitedFiles&) = delete;
+  ~LimitedFiles() {
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &before_), 0);
+    std::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  ::rlimit before_{};
+  void (*handler_)(int) = std::signal(SIGXFSZ, SIG_IGN);
+};
+
 TEST_F(WriteBehindTest, FailuresComeWithALaterCall) {
   const Directory opened(dir_.path());
   OutputFile file(opened.fd(), "f", "f");
-  std::string said;
-  {
-    // A file may not grow beyond a megabyte here, which is found only by the thread that writes.
-    struct ::rlimit before {};
-    ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
-    const ::rlimit limit{1 << 20, before.rlim_max};
-    const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-    said = error_of([&] {
-      WriteBehind behind(file, opened.fd(), "f", 2);
-      for (std::uint64_t i = 0; i < 64; ++i) hand_over(behind, {i << 18, 1 << 18});
-      behind.drain();
-    });
-    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
-    std::signal(SIGXFSZ, handler);
+  const LimitedFiles limit(1 << 20);
+  EXPECT_EQ(error_of([&] {
+              WriteBehind behind(file, opened.fd(), "f", 2);
+              for (std::uint64_t i = 0; i < 64; ++i) hand_over(behind, {i << 18, 1 << 18});
+            }),
+            "code 4: f: cannot write: File too large");
+}
+
+// Of the last writes nobody but drain() can tell.
+TEST_F(WriteBehindTest, FailuresOfTheLastWritesComeAtTheEnd) {
+  const Directory opened(dir_.path());
+  OutputFile file(opened.fd(), "f", "f");
+  const LimitedFiles limit(1 << 20);
+  WriteBehind behind(file, opened.fd(), "f", 8);
+  for (std::uint64_t i = 0; i < 5; ++i) hand_over(behind, {i << 18, 1 << 18});
+  EXPECT_EQ(error_of([&] { behind.drain(); }), "code 4: f: cannot write: File too large");
+}
+
+// The system cuts a write short at the limit, in the middle of a buffer and of a page.
+TEST_F(WriteBehindTest, ShortWritesGoOnWhereTheyEnded) {
+  const Directory opened(dir_.path());
+  OutputFile file(opened.fd(), "f", "f");
+  constexpr std::uint64_t most = 300 * 4096 + 512;
+  const LimitedFiles limit(most);
+  WriteBehind behind(file, opened.fd(), "f", 8);
+  hand_over(behind, {0, 400 * 4096});
+  EXPECT_EQ(error_of([&] { behind.drain(); }), "code 4: f: cannot write: File too large");
+  const std::string text = test::read_file(dir_.path() / "f");
+  ASSERT_GE(text.size(), 300u * 4096);
+  for (std::uint64_t i = 0; i < text.size(); ++i) ASSERT_EQ(static_cast<std::byte>(text[i]), byte_at(i)) << i;
+}
+
+// What the disk cannot take as it is goes through the page cache: here, memory off by one.
+TEST_F(WriteBehindTest, WhatTheDiskRefusesIsWrittenAllTheSame) {
+  const Directory opened(dir_.path());
+  OutputFile file(opened.fd(), "f", "f");
+  const Descriptor direct = file.open_direct(opened.fd(), "f");
+  if (direct.get() < 0) GTEST_SKIP() << "the file system has no way past the page cache";
+  const Buffers::Loan loan = buffers_.lend(1 << 18, 1, Buffers::Way::direct);
+  for (std::size_t i = 0; i < loan.bytes().size(); ++i) loan.bytes()[i] = byte_at(i);
+  file.write_direct(direct.get(), 0, loan.bytes());
+  const std::string text = test::read_file(dir_.path() / "f");
+  ASSERT_EQ(text.size(), loan.bytes().size());
+  for (std::uint64_t i = 0; i < text.size(); ++i) ASSERT_EQ(static_cast<std::byte>(text[i]), byte_at(i)) << i;
+}
+
+// After drain() every byte is in the file and every buffer is back; before it no more than `most` are away.
+TEST_F(WriteBehindTest, KeepsNoMoreThanItMay) {
+  const Directory opened(dir_.path());
+  OutputFile file(opened.fd(), "f", "f");
+  file.reserve(64 << 18);
+  constexpr std::size_t most = 3;
+  std::set<const std::byte*> buffers;
+  WriteBehind behind(file, opened.fd(), "f", most);
+  for (std::uint64_t i = 0; i < 64; ++i) {
+    Buffers::Loan loan = buffers_.lend(1 << 18, i << 18, behind.way());
+    buffers.insert(loan.bytes().data());
+    behind.write(i << 18, std::move(loan));
   }
-  EXPECT_EQ(said, "code 4: f: cannot write: File too large");
+  behind.drain();
+  EXPECT_LE(buffers.size(), most + 1);
+  std::vector<Buffers::Loan> again;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    again.push_back(buffers_.lend(1 << 18, 0, behind.way()));
+    EXPECT_TRUE(buffers.contains(again.back().bytes().data()));
+  }
+}
+
+// A buffer that lies elsewhere than its bytes in the file.
+TEST_F(WriteBehindTest, AnyBufferIsTaken) {
+  const Directory opened(dir_.path());
+  OutputFile file(opened.fd(), "f", "f");
+  WriteBehind behind(file, opened.fd(), "f", 8);
+  hand_over(behind, {0, (1 << 18) + 100});
+  constexpr std::uint64_t second = (1 << 18) + 100;
+  Buffers::Loan loan = buffers_.lend(1 << 18, 0, Buffers::Way::direct);
+  for (std::size_t i = 0; i < loan.bytes().size(); ++i) loan.bytes()[i] = byte_at(second + i);
+  behind.write(second, std::move(loan));
+  behind.drain();
+  const std::string text = test::read_file(dir_.path() / "f");
+  for (std::uint64_t i = 0; i < text.size(); ++i) ASSERT_EQ(static_cast<std::byte>(text[i]), byte_at(i)) << i;
 }
 
 // Buffers come back, whether their bytes were written or not, and nothing waits for ever.
