@@ -83,6 +83,8 @@ struct FourBitMatmul {
     return table_bytes + nested_bytes + (ring > 4 * sums ? ring : 4 * sums);
   }
 
+  NIBBLE_DEVICE_AND_HOST static constexpr u32 most_shared_bytes() { return shared_bytes(tokens); }
+
   FourBitOperand weight;
   Global<const Half> x;
   i64 x_stride;

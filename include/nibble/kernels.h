@@ -5,12 +5,16 @@
  *
  * - Pointers are to device memory, unless the text says host. They need the alignment of their type; a pointer aligned
  *   to 16 bytes is faster. Nothing may overlap what is written.
- * - Work is put on `stream` and the function returns at once: it never synchronizes and allocates nothing, so it can be
- *   captured into a CUDA graph. Memory that it needs besides is asked for by ..._workspace() and given by the caller,
- *   aligned to 16 bytes; what is in it before does not matter, and after the work is done it is free for anything.
+ * - Work is put on `stream`, which must belong to the current device, and the function returns at once: it never
+ *   synchronizes and allocates nothing, so it can be captured into a CUDA graph. (CUDA itself loads the code of a
+ * kernel when it is first called on a device, which takes longer.) Memory that it needs besides is asked for by
+ * ..._workspace() and given by the caller, aligned to 16 bytes; what is in it before does not matter, and after the
+ * work is done it is free for anything.
  * - Sizes are in elements unless the name says bytes. 64 bits everywhere: a weight may have more than 2^31 elements.
  * - The same input gives the same bytes, always: no order of additions depends on timing.
- * - The result is 0, or one of nibble_status, and then nothing was launched and nibble_last_error() says why.
+ * - The result is 0, or one of nibble_status, and then nibble_last_error() says why. NIBBLE_USAGE: nothing was
+ * launched.
+ * - The driver is that of CUDA 13 (R580) or later; with an older one every function that launches is NIBBLE_INTERNAL.
  * - Any number of threads may call at once. */
 #ifndef NIBBLE_KERNELS_H
 #define NIBBLE_KERNELS_H
@@ -137,11 +141,11 @@ NIBBLE_API size_t nibble_matmul_four_bit_workspace(uint64_t m, uint64_t rows, ui
  *   bias  weight.rows values of x's type, or null
  *   y     m x weight.rows, of x's type
  *
- * Products are of x and the codebook's values rounded to x's type. They are added in fp32; absmax multiplies the sum of
- * each 64 inputs, or of fewer where a block ends, in fp32; these and the bias are added in fp32 and rounded once, to y.
- * The order depends on the shapes and on the alignment, on nothing else (docs/four-bit-matmul.md has it, and the
- * error). Fast where weight.columns and x.stride allow it: weight.columns a multiple of 64, blocksize at least 64,
- * packed aligned to 8 bytes, x and its rows to 16. */
+ * Products are of x and the codebook's values rounded to x's type. They are added in fp32; absmax multiplies sums of
+ * inputs that share it, in fp32; these and the bias are added in fp32 and rounded once, to y. The order depends on the
+ * shapes and on the alignment, on nothing else (docs/four-bit-matmul.md has it, and the error). Fast where
+ * weight.columns and x.stride allow it: weight.columns a multiple of 64, blocksize at least 64, packed aligned to 8
+ * bytes, x and its rows to 16. */
 NIBBLE_API int nibble_matmul_four_bit(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias,
                                       const nibble_matrix* y, void* workspace, size_t workspace_bytes,
                                       nibble_stream stream);

@@ -78,6 +78,7 @@ namespace detail {
 
 inline void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
+  (void)cudaGetLastError();  // the runtime keeps it for whoever asks next, whose call may have done nothing wrong
   throw LaunchError(static_cast<int>(error), std::string(what) + ": " + cudaGetErrorString(error));
 }
 inline int attribute(cudaDeviceAttr which) {
@@ -89,19 +90,26 @@ inline int attribute(cudaDeviceAttr which) {
 
 }  // namespace detail
 
+/// The most dynamic shared memory that any launch of the kernel takes, if it says so.
+template <class Kernel> constexpr std::size_t most_shared_bytes_of(std::size_t this_launch) {
+  if constexpr (requires { Kernel::most_shared_bytes(); }) return Kernel::most_shared_bytes();
+  return this_launch;
+}
+
 /// Starts `kernel` on the stream, for each thread of each block, and does not wait for it. Throws LaunchError.
 template <class Kernel> void launch(Grid grid, std::size_t dynamic_shared_bytes, Stream stream, const Kernel& kernel) {
   static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
   static_assert(Kernel::threads % 32 == 0 && Kernel::threads <= 1024);
-  // More than 48 KiB must be asked for; so little is there on every device.
-  if (dynamic_shared_bytes > std::size_t{48} << 10)
-    detail::check(cudaFuncSetAttribute(run<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       static_cast<int>(dynamic_shared_bytes)),
+  const auto function = reinterpret_cast<const void*>(run<Kernel>);
+  // More than 48 KiB must be asked for; so little is there on every device. What is asked for counts for all launches
+  // of the kernel, also those of other threads at this moment, so each asks for the same.
+  if (const std::size_t most = most_shared_bytes_of<Kernel>(dynamic_shared_bytes); most > std::size_t{48} << 10)
+    detail::check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
                   "cudaFuncSetAttribute");
-  run<Kernel>
-      <<<dim3(grid.x, grid.y, grid.z), Kernel::threads, dynamic_shared_bytes, static_cast<cudaStream_t>(stream)>>>(
-          kernel);
-  detail::check(cudaGetLastError(), "kernel launch");
+  void* arguments[] = {const_cast<Kernel*>(&kernel)};
+  detail::check(cudaLaunchKernel(function, dim3(grid.x, grid.y, grid.z), dim3(Kernel::threads), arguments,
+                                 dynamic_shared_bytes, static_cast<cudaStream_t>(stream)),
+                "cudaLaunchKernel");
 }
 
 /// Of the current device; the capability as in sm_90: 10 * major + minor.

@@ -33,12 +33,15 @@ ANYWHERE = [
 # In kernels and in functions for the device: pointers that nothing checks.
 ON_THE_DEVICE = [
     (r"[\w>]\*+\s*(?:const\s+)?\w", "a raw pointer"),
-    (r"[\w>]\*+\s*[,>)]", "a raw pointer"),
+    (r"[\w>]\*+\s*[,>);]", "a raw pointer"),
     (r"(?<=[=(,;{!?:&|])\s*\*\s*\w", "a raw pointer's target"),
     (r"\w\s*->\s*\w", "a raw pointer's target"),
     (r"\b(?:reinterpret_cast|const_cast)\b", "a cast that hides what is accessed (as<T>() and bits_of() do not)"),
     (r"\b(?:memcpy|memset|new|delete|malloc|free)\b", "memory beside the layer"),
     (r"\bvolatile\b", "volatile"),
+    (r"\bspan\s*<", "a span, which nothing checks"),
+    (r"\bdetail::", "the inside of the layer"),
+    (r"\batomic[A-Z]\w*\s*\(", "an atomic of CUDA's"),
 ]
 
 
@@ -64,20 +67,22 @@ def closing(text, opening):
     return len(text)
 
 
-def device_parts(text):
-    """(begin, end) of functions marked NIBBLE_DEVICE, and of structs that are kernels."""
-    for mark in re.finditer(r"\bNIBBLE_DEVICE\b", text):
+def device_parts(text, held_by_kernels):
+    """(begin, end) of functions marked NIBBLE_DEVICE, of structs that have one, and of names for pointers."""
+    for mark in re.finditer(r"\bNIBBLE_DEVICE(?:_AND_HOST)?\b", text):
         brace = text.find("{", mark.end())
         if brace >= 0:
             yield mark.start(), closing(text, brace)
     for struct in re.finditer(r"\b(?:struct|class)\s+\w+[^;{()]*\{", text):
         end = closing(text, struct.end() - 1)
-        if re.search(r"NIBBLE_DEVICE\s+void\s+operator\(\)\(\)", text[struct.end() : end]):
+        if held_by_kernels or "NIBBLE_DEVICE" in text[struct.end() : end]:
             yield struct.start(), end
+    for alias in re.finditer(r"\busing\s+\w+\s*=[^;]*\*\s*(?=;)", text):
+        yield alias.start(), alias.end() + 2
 
 
-def findings(text):
-    """(line, what, source) of each way around the layer."""
+def findings(text, held_by_kernels=True):
+    """(line, what, source) of each way around the layer. `held_by_kernels`: any struct may be part of a kernel."""
     source, text = text.split("\n"), without_comments(text)
     found = set()
 
@@ -89,7 +94,7 @@ def findings(text):
                 found.add((line + 1, what, source[line].strip()))
 
     search(ANYWHERE, 0, len(text))
-    for begin, end in device_parts(text):
+    for begin, end in device_parts(text, held_by_kernels):
         search(ON_THE_DEVICE, begin, end)
     return sorted(found)
 
@@ -123,6 +128,12 @@ BAD = [
     "void f() { run<<<1, 2>>>(); }",
     "void f() { cudaMemcpy(a, b, 3); }",
     "#include <cuda_fp16.h>",
+    "struct Operand { const float* p; };",
+    "using P = float*;",
+    "struct K { std::span<const float> s; NIBBLE_DEVICE void operator()() const {} };",
+    "NIBBLE_DEVICE_AND_HOST float f(const float* p) { return 0; }",
+    "NIBBLE_DEVICE void f() { atomicAdd(x, 1); }",
+    "NIBBLE_DEVICE void f() { detail::load_words<16>(p); }",
 ]
 
 
@@ -149,7 +160,7 @@ def main(arguments):
         arguments = [ROOT / name for name in listed if not name.startswith("kernels/device/")]
     count = 0
     for path in map(Path, arguments):
-        for line, what, source in findings(path.read_text(encoding="utf-8")):
+        for line, what, source in findings(path.read_text(encoding="utf-8"), path.suffix == ".hpp"):
             count += 1
             print(f"{path}:{line}: {what}: {source}")
     return 1 if count else 0

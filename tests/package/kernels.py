@@ -3,10 +3,14 @@
 
 import ctypes
 import pathlib
+import subprocess
 import sys
 
 library = pathlib.Path(sys.argv[1])
 assert library.stat().st_size < 64e6, f"{library} has {library.stat().st_size} bytes, may have 64 MB"
+names = subprocess.run(["nm", "-D", "--defined-only", "--format=posix", library], check=True, stdout=subprocess.PIPE, text=True)
+others = [line for line in names.stdout.splitlines() if not line.startswith("nibble_")]
+assert not others, f"{library} exports more than nibble_*: {others[:3]}"
 nibble = ctypes.CDLL(library)
 nibble.nibble_last_error.restype = ctypes.c_char_p
 nibble.nibble_quantize_four_bit_workspace.restype = ctypes.c_size_t
