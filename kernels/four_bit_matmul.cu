@@ -32,7 +32,8 @@ template <class Half, bool Nested, class Body> decltype(auto) with_kernel(u64 m,
   if (m <= 16 && few_rows) return body.template operator()<FourBitMatmul<Half, Nested, 2, 2, 4>>();
   if (m <= 16) return body.template operator()<FourBitMatmul<Half, Nested, 2, 4, 2>>();
   if (m <= 32) return body.template operator()<FourBitMatmul<Half, Nested, 4, 4, 2>>();
-  return body.template operator()<FourBitMatmul<Half, Nested, 8, 4, 2, 1>>();
+  if (few_rows) return body.template operator()<FourBitMatmul<Half, Nested, 8, 4, 2>>();
+  return body.template operator()<FourBitMatmul<Half, Nested, 8, 8, 1>>();
 }
 
 /// Blocks that share the inputs of a tile of rows: as many as leave the fewest multiprocessors idle, by an estimate of

@@ -2,7 +2,7 @@
 //
 // Bytes per weight: 0.5 packed and 1/64 + 4/16384 of nested absmax, 0.5159, read once. Bound: memory; 4.3 TB/s of an
 // H200 are 8.3e12 weights/s, and leave its 132 multiprocessors 3.6 to 4.0 instructions of a thread for each. Counted in
-// the machine code of the loop: 2.9 to 3.2 for up to 16 rows, 3.8 for 32, 5.9 for 64 (docs/four-bit-matmul.md).
+// the machine code of the loop: 2.9 to 3.2 for up to 16 rows, 3.8 for 32, 5.0 for 64 (docs/four-bit-matmul.md).
 //
 // Hence tensor cores from the first row of x on: a byte of codes becomes a register of two weights by one look into a
 // table of pairs, and mma.sync takes the 16 rows of the weight as its large operand, 8 rows of x ("tokens") as its
@@ -152,18 +152,25 @@ struct FourBitMatmul {
       stage = stage == (stages - 1) * stage_bytes(m) ? 0 : stage + stage_bytes(m);
       block += 2 * InputWarps;
 
-      float scale[RowTiles];
+      float low[2][RowTiles], high[2][RowTiles];
       NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile) {
-        scale[tile] = ahead.absmax[tile];
-        if constexpr (Nested) scale[tile] = add_rn(mul_rn(lds(nested + ahead.code[tile]), scale[tile]), offset);
+        float scale = ahead.absmax[tile];
+        if constexpr (Nested) scale = add_rn(mul_rn(lds(nested + ahead.code[tile]), scale), offset);
+        NIBBLE_UNROLL for (u32 b = 0; b < 2; ++b) {
+          low[b][tile] = shfl_idx(~0u, scale, 4 * g + b);
+          high[b][tile] = shfl_idx(~0u, scale, 4 * g + 2 + b);
+        }
         load_scale(ahead, tile, block, block + q % 2 < blocks_end);
         NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) ahead.row[tile][half] =
             ahead.row[tile][half] + 64 * InputWarps;
       }
       NIBBLE_UNROLL for (u32 b = 0; b < 2; ++b) {
+        // Past the end there is nothing to multiply. With many sums the branch also keeps the compiler from loading
+        // both blocks' operands ahead of both blocks' products, which would take more registers than there are; with
+        // few it is better that it does, and tokens past the end are zeros.
+        if (TokenTiles > 4 && block + b >= blocks_end + 2 * InputWarps) break;
         // Fragment `k` has, of each 16 inputs that lane q holds, the four from 4 * k on.
         u32 fragment[RowTiles][4][4];
-        float low[RowTiles], high[RowTiles];
         NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile) {
           NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
             const u32x2 packed = ahead.packed[b][tile][half];
@@ -174,8 +181,6 @@ struct FourBitMatmul {
             }
             load_packed(ahead, b, tile, half, block + b < blocks_end);
           }
-          low[tile] = shfl_idx(~0u, scale[tile], 4 * g + b);
-          high[tile] = shfl_idx(~0u, scale[tile], 4 * g + 2 + b);
         }
         NIBBLE_UNROLL for (u32 t = 0; t < TokenTiles; ++t) {
           const Shared<u8> at = arrived + token_at + (8 * token_bytes * t + 128 * b);
@@ -185,7 +190,7 @@ struct FourBitMatmul {
             float d[4] = {};
             NIBBLE_UNROLL for (u32 k = 0; k < 4; ++k) multiply(d, fragment[tile][k], inputs_of[k]);
             NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) sum[t][tile][e] =
-                fma_rn(e < 2 ? low[tile] : high[tile], d[e], sum[t][tile][e]);
+                fma_rn(e < 2 ? low[b][tile] : high[b][tile], d[e], sum[t][tile][e]);
           }
         }
       }
@@ -225,12 +230,12 @@ struct FourBitMatmul {
     static_assert(threads % pieces == 0);
     if (step >= last) return;
     const u32 piece = thread_id() % pieces, input = step * inputs + 8 * piece, token = thread_id() / pieces;
-    const u32 present = input < static_cast<u32>(weight.columns) ? m : 0;
+    const i32 present = input < static_cast<u32>(weight.columns) ? static_cast<i32>(m - token) : 0;  // from `token` on
     to = to + (token * token_bytes + 16 * piece);
     Global<const Half> from = x + (token * x_stride + input);
     NIBBLE_UNROLL for (u32 t = 0; t < tokens; t += at_a_time) {
       if (TokenTiles > 1 || t + token < m)
-        cp_async16(to + t * token_bytes, from.template as<const u8>(), t + token < present ? 16 : 0);
+        cp_async16(to + t * token_bytes, from.template as<const u8>(), static_cast<i32>(t) < present ? 16 : 0);
       from = from + at_a_time * x_stride;
     }
   }

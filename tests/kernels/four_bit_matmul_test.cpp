@@ -310,12 +310,13 @@ TEST(FourBitMatmul, ManySteps) {
   expect_steps<FourBitMatmul<bf16, true, 2, 2, 4>>(13, true);
   expect_steps<FourBitMatmul<bf16, false, 2, 4, 2>>(16, false);
   expect_steps<FourBitMatmul<bf16, true, 4, 4, 2>>(30, true);
-  expect_steps<FourBitMatmul<bf16, false, 8, 4, 2, 1>>(61, false);
+  expect_steps<FourBitMatmul<bf16, false, 8, 4, 2>>(61, false);
+  expect_steps<FourBitMatmul<bf16, true, 8, 8, 1>>(64, true);
 }
 
-// More than 8192 rows have tiles of their own for 5 to 16 tokens.
+// More than 8192 rows have tiles of their own for 5 to 16 tokens and for 33 and more.
 TEST(FourBitMatmul, ManyRows) {
-  for (const std::size_t m : {5, 9}) expect_product({.m = m, .rows = 8193, .columns = 64}, static_cast<u32>(m));
+  for (const std::size_t m : {5, 9, 33}) expect_product({.m = m, .rows = 8193, .columns = 64}, static_cast<u32>(m));
 }
 
 TEST(FourBitMatmul, NoInputsGiveTheBias) {
