@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/device/failure.hpp"
+#include "kernels/device/types.hpp"
 
 namespace nibble::device::simulator {
 
@@ -15,6 +16,11 @@ enum class Schedule {
   priority,  // warps have random priorities that change now and then: some run far ahead of others
 };
 
+/// Block (x, y, z) of a grid has the number x + grid.x * (y + grid.y * z).
+struct BlockRange {
+  std::uint64_t first, end;
+};
+
 struct Options {
   std::uint64_t seed = 1;  // a seed repeats a run exactly, as long as `workers` is 1
   Schedule schedule = Schedule::random;
@@ -23,6 +29,9 @@ struct Options {
   int workers = 1;                // blocks that run at the same time, each on a thread of the machine
   std::optional<Site> skipped{};  // a synchronization that does nothing: tests/kernels/mutation.hpp
   bool record_sites = false;      // collect the places of all synchronizations
+  // The blocks of a launch that run, for launches too large to be simulated whole: the others do nothing. What is past
+  // the end of the grid does not count. Null: all.
+  BlockRange (*part)(Grid grid) = nullptr;
   unsigned multiprocessors = 132;
   unsigned capability = 90;  // 80 refuses what came with sm_90
 };

@@ -31,7 +31,8 @@ void Block::prepare(const Launch& launch, Grid block_index, const Options& optio
   launch_ = launch;
   index = block_index;
   first_block = launch.order->first_block;
-  number = first_block + (block_index.z * launch.grid.y + block_index.y) * launch.grid.x + block_index.x;
+  const u64 in_grid = (u64{block_index.z} * launch.grid.y + block_index.y) * launch.grid.x + block_index.x;
+  number = first_block + static_cast<u32>(in_grid - launch.first);
   grid = launch.grid;
   threads = launch.threads;
   warps_ = threads / warp_size;
@@ -250,12 +251,15 @@ void Block::step(Thread& thread, const Site& site) {
 void run_grid(Launch launch) {
   if (current != nullptr) throw Failure(Fault::misuse, Site::current(), "a kernel cannot launch a kernel");
   const Options options = current_options();
-  const u64 blocks = u64{launch.grid.x} * launch.grid.y * launch.grid.z;
-  if (blocks == 0 || launch.grid.y > 65535 || launch.grid.z > 65535 || launch.grid.x > 0x7fffffffu)
+  const u64 in_grid = u64{launch.grid.x} * launch.grid.y * launch.grid.z;
+  if (in_grid == 0 || launch.grid.y > 65535 || launch.grid.z > 65535 || launch.grid.x > 0x7fffffffu)
     throw LaunchError(9, fmt::format("a grid of {} x {} x {} blocks", launch.grid.x, launch.grid.y, launch.grid.z));
   if (launch.dynamic_shared_bytes > (options.capability >= 90 ? 227u << 10 : 163u << 10))
     throw LaunchError(1, fmt::format("{} bytes of dynamic shared memory", launch.dynamic_shared_bytes));
 
+  const BlockRange part = options.part != nullptr ? options.part(launch.grid) : BlockRange{0, in_grid};
+  launch.first = std::min(part.first, in_grid);
+  const u64 blocks = std::max(std::min(part.end, in_grid), launch.first) - launch.first;
   std::vector<u32> order(blocks);
   std::iota(order.begin(), order.end(), 0u);
   u64 random = options.seed * 6364136223846793005ull + 1442695040888963407ull;
@@ -279,8 +283,9 @@ void run_grid(Launch launch) {
     block.sites.clear();
     try {
       for (std::size_t i = next++; i < blocks; i = next++) {
-        const u32 at = order[i];
-        const Grid index{at % launch.grid.x, at / launch.grid.x % launch.grid.y, at / launch.grid.x / launch.grid.y};
+        const u64 at = launch.first + order[i], row = at / launch.grid.x;
+        const Grid index{static_cast<u32>(at % launch.grid.x), static_cast<u32>(row % launch.grid.y),
+                         static_cast<u32>(row / launch.grid.y)};
         block.run(launch, index, options, options.seed * 1000003 + at);
       }
     } catch (...) {

@@ -68,6 +68,7 @@ struct Launch {
   void (*body)(const void* kernel);
   const void* kernel;
   BlockOrder* order = nullptr;
+  u64 first = 0;  // of the blocks that run
 };
 
 /// One block at a time; the object is used again for the next, since its stacks and clocks are costly to make.
@@ -77,7 +78,7 @@ class Block {
 
   Grid index, grid;
   u32 threads = 0;
-  u32 number = 0, first_block = 0;  // of all blocks ever run; of the first of this launch
+  u32 number = 0, first_block = 0;  // of all blocks ever run; of the first that this launch runs
   SharedMemory shared;
   Statistics statistics;
   std::vector<Site> sites;
@@ -190,7 +191,7 @@ class Block {
   std::exception_ptr failure_;
 };
 
-/// Runs all blocks. Throws Failure for the first thing found to be wrong.
+/// Runs all blocks, or those of Options::part. Throws Failure for the first thing found to be wrong.
 void run_grid(Launch launch);
 
 }  // namespace nibble::device::simulator

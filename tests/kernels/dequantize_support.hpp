@@ -1,5 +1,4 @@
-// What the tests of nibble_dequantize_...() share: outputs of any type and layout, values as the CPU rounds them, and
-// memory of which little is there.
+// What the tests of nibble_dequantize_...() share: outputs of any type and layout, values as the CPU rounds them.
 #pragma once
 #include <bit>
 #include <cstring>
@@ -12,11 +11,6 @@
 #include "kernels/interface.hpp"
 #include "nibble/bf16.hpp"
 #include "nibble/fp16.hpp"
-#if !defined(NIBBLE_ON_GPU)
-#include <sys/mman.h>
-
-#include <new>
-#endif
 
 namespace nibble::test {
 
@@ -84,29 +78,5 @@ class Result {
   u64 rows_, columns_, stride_, bytes_;
   DeviceArray<u8> memory_;
 };
-
-#if !defined(NIBBLE_ON_GPU)
-
-/// An array of the simulated device that may be larger than the memory of the machine: zeros, of which only what is
-/// touched takes space.
-template <class T> class SparseArray {
- public:
-  explicit SparseArray(u64 n) : bytes_(n * sizeof(T)), region_("sparse", map(bytes_), bytes_) {}
-  ~SparseArray() { munmap(region_.base(), bytes_); }
-  SparseArray(const SparseArray&) = delete;
-  SparseArray& operator=(const SparseArray&) = delete;
-  [[nodiscard]] T* data() const { return reinterpret_cast<T*>(region_.base()); }
-
- private:
-  static void* map(u64 bytes) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    return memory;
-  }
-  u64 bytes_;
-  device::simulator::Region region_;
-};
-
-#endif
 
 }  // namespace nibble::test

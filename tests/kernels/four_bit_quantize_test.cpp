@@ -14,6 +14,9 @@
 #include "nibble/nested.hpp"
 #include "tests/kernels/schedules.hpp"
 #include "tests/kernels/weights.hpp"
+#if !defined(NIBBLE_ON_GPU)
+#include "tests/kernels/sparse_array.hpp"
+#endif
 
 namespace nibble::kernels {
 namespace {
@@ -21,6 +24,9 @@ namespace {
 using test::dtype_of;
 using test::in_schedules;
 using test::narrowed;
+#if !defined(NIBBLE_ON_GPU)
+using test::SparseArray;
+#endif
 using test::widened;
 using testing::IsEmpty;
 using testing::StrEq;
@@ -288,9 +294,117 @@ TEST(FourBitQuantize, NonfiniteBlocksNeedNotBeCounted) {
   EXPECT_EQ(absmax.to_host(), std::vector<float>(1, 0.0f));
 }
 
+#if !defined(NIBBLE_ON_GPU)
+
+// --- Sizes that 32 bits do not hold, of which the thread blocks around one weight run
+
+// All weights are zeros but those from 4096 before `middle` on, which end 8225 behind it: in four tiles.
+template <class T>
+void expect_codec_around(u64 middle, const Case& c, device::simulator::BlockRange (*part)(device::Grid),
+                         int schedules = 3) {
+  SCOPED_TRACE("middle " + std::to_string(middle) + ", codebook " + std::to_string(c.codebook) + ", nested " +
+               std::to_string(c.nested) + ", dtype " + std::to_string(dtype_of<T>));
+  const u64 first = middle - 4096, n = middle + 8225;
+  const auto weights = narrowed<T>(weights_of(n - first, c.blocksize, 9, true));
+  const u64 blocks = blocks_of(n, c.blocksize), first_block = first / c.blocksize;
+  const u64 first_nested = first_block / nested::blocksize, nested_blocks = blocks_of(blocks, nested::blocksize);
+
+  const SparseArray<float> all_absmax(blocks);
+  const std::span absmax_of_weights(all_absmax.data() + first_block, blocks - first_block);
+  std::vector<u8> expected(blocks_of(n - first, 2));
+  const u64 expected_nonfinite = (c.codebook == NIBBLE_NF4 ? nf4::encode : fp4::encode)(widened(weights), c.blocksize,
+                                                                                        expected, absmax_of_weights);
+  // nested::offset() of them, without the groups of zeros.
+  double sum = 0;
+  for (u64 at = first_block / nested::group * nested::group; at < blocks; at += nested::group)
+    sum += nested::group_sum({all_absmax.data() + at, std::min<u64>(nested::group, blocks - at)});
+  const auto expected_offset = static_cast<float>(sum / static_cast<double>(blocks));
+  const u64 first_code = first_nested * nested::blocksize;
+  std::vector<u8> expected_codes(c.nested ? blocks - first_code : 0);
+  std::vector<float> expected_nested(c.nested ? nested_blocks - first_nested : 0);
+  if (c.nested)
+    nested::encode({all_absmax.data() + first_code, blocks - first_code}, expected_offset, expected_codes,
+                   expected_nested);
+
+  const SparseArray<T> in(n + c.offset_bytes / sizeof(T));
+  T* const data = in.data() + c.offset_bytes / sizeof(T);
+  std::copy(weights.begin(), weights.end(), data + first);
+  in_schedules(
+      [&] {
+        const SparseArray<u8> packed(expected.size() + first / 2), codes(blocks);
+        const SparseArray<float> absmax(blocks), nested_absmax(nested_blocks);
+        const DeviceArray<float> offset(1);
+        const auto nonfinite = DeviceArray<u64>::workspace({0});
+        // What the blocks before have written is zeros, as it would be.
+        const std::size_t workspace_bytes = nibble_quantize_four_bit_workspace(n, c.blocksize, c.nested);
+        const SparseArray<u8> workspace(workspace_bytes + 1);
+        const nibble_four_bit_output out{.codebook = c.codebook,
+                                         .blocksize = c.blocksize,
+                                         .packed = packed.data(),
+                                         .absmax = c.nested ? nullptr : absmax.data(),
+                                         .absmax_codes = c.nested ? codes.data() : nullptr,
+                                         .nested_absmax = c.nested ? nested_absmax.data() : nullptr,
+                                         .nested_offset = c.nested ? offset.data() : nullptr};
+        ASSERT_EQ(nibble_quantize_four_bit(data, dtype_of<T>, n, &out, nonfinite.data(), workspace.data(),
+                                           workspace_bytes, nullptr),
+                  NIBBLE_OK)
+            << nibble_last_error();
+        ASSERT_TRUE(std::ranges::equal(std::span(packed.data() + first / 2, expected.size()), expected));
+        ASSERT_EQ(nonfinite.to_host()[0], expected_nonfinite);
+        if (!c.nested) {
+          const std::span actual(absmax.data() + first_block, blocks - first_block);
+          ASSERT_TRUE(std::ranges::equal(actual, absmax_of_weights));
+          return;
+        }
+        ASSERT_EQ(offset.to_host()[0], expected_offset);
+        ASSERT_TRUE(std::ranges::equal(std::span(codes.data() + first_code, expected_codes.size()), expected_codes));
+        ASSERT_TRUE(std::ranges::equal(std::span(nested_absmax.data() + first_nested, expected_nested.size()),
+                                       expected_nested));
+      },
+      schedules, part);
+}
+
+TEST(FourBitQuantize, MoreThan32BitsCount) {
+  constexpr u64 middle = u64{1} << 33;  // packed bytes beyond 2^32
+  for (const nibble_codebook codebook : {NIBBLE_NF4, NIBBLE_FP4})
+    for (const bool nested : {false, true}) {
+      expect_codec_around<bf16>(middle, {.n = 0, .blocksize = 512, .codebook = codebook, .nested = nested},
+                                test::last_four);
+      expect_codec_around<float>(middle, {0, 512, codebook, nested, sizeof(float)}, test::last_four);
+    }
+}
+
+TEST(FourBitQuantize, MoreThan32BitsCountNestedCodes) {
+  expect_codec_around<bf16>(u64{1} << 38, {.n = 0, .blocksize = 32, .nested = true}, test::last_four, 1);
+}
+
+TEST(FourBitQuantize, TheGridHasAnotherRow) {
+  using Kernel = FourBitQuantize<bf16, Nf4>;
+  static constexpr u64 columns = Kernel::grid_columns, middle = columns * Kernel::tile;
+  const Case c{.n = 0, .blocksize = 4096};
+  expect_codec_around<bf16>(middle, c, [](device::Grid grid) {
+    EXPECT_EQ(grid.x, columns);
+    EXPECT_EQ(grid.y, 2u);
+    return device::simulator::BlockRange{columns - 1, columns + 4};
+  });
+}
+
+// The blocks at the end of the last row have no weights.
+TEST(FourBitQuantize, TheGridsLastRowHasAnEnd) {
+  device::simulator::Options options;
+  options.part = test::last_four;
+  const device::simulator::ScopedOptions scope(options);
+  const auto one = DeviceArray<u8>::input({0});
+  const auto untouched = DeviceArray<float>::input({0});
+  const u64 size = u64{FourBitQuantize<float, Nf4>::grid_columns} * 4096 + 1;
+  const nibble_four_bit_output out{NIBBLE_NF4, 64, one.data(), untouched.data(), nullptr, nullptr, nullptr};
+  EXPECT_EQ(nibble_quantize_four_bit(untouched.data(), NIBBLE_F32, size, &out, nullptr, nullptr, 0, nullptr),
+            NIBBLE_OK);
+  EXPECT_EQ(scope.statistics().blocks, 4u);
+}
+
 // --- Faults
 
-#if !defined(NIBBLE_ON_GPU)
 TEST(FourBitQuantize, EverySynchronizationIsNeeded) {
   for (const Case& c :
        {Case{.n = 4096, .blocksize = 2048, .nested = true}, Case{.n = 64 * 700, .blocksize = 64, .nested = true}}) {

@@ -13,12 +13,18 @@
 #include "nibble/kernels.hpp"
 #include "tests/kernels/schedules.hpp"
 #include "tests/kernels/weights.hpp"
+#if !defined(NIBBLE_ON_GPU)
+#include "tests/kernels/sparse_array.hpp"
+#endif
 
 namespace nibble::kernels {
 namespace {
 
 using test::in_schedules;
 using test::narrowed;
+#if !defined(NIBBLE_ON_GPU)
+using test::SparseArray;
+#endif
 using test::widened;
 using testing::IsEmpty;
 
@@ -149,6 +155,59 @@ TEST(Int8Quantize, EmptyMatrices) {
 }
 
 #if !defined(NIBBLE_ON_GPU)
+
+// Sizes that 32 bits do not hold: `some` rows from `first_row` on, the rest is zeros and not looked at.
+template <class T>
+void expect_codec_at(u64 rows, u64 first_row, u64 some, const Case& c,
+                     device::simulator::BlockRange (*part)(device::Grid)) {
+  SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(c.columns) + ", dtype " +
+               std::to_string(test::dtype_of<T>));
+  const u64 stride = c.columns + c.more;
+  const SparseArray<T> in(rows * stride);
+  Rows expected;
+  std::vector<float> expected_absmax;
+  for (u64 row = 0; row < some; ++row) {
+    const auto weights = narrowed<T>(rows_of(1, c.columns, static_cast<unsigned>(row) + 1));
+    std::copy(weights.begin(), weights.end(), in.data() + (first_row + row) * stride);
+    const Rows one = by_codec(widened(weights), {1, c.columns});
+    expected.codes.insert(expected.codes.end(), one.codes.begin(), one.codes.end());
+    expected.absmax_bits.push_back(one.absmax_bits[0]);
+    expected.nonfinite += one.nonfinite;
+  }
+  in_schedules(
+      [&] {
+        const SparseArray<i8> codes(rows * c.columns);
+        const SparseArray<float> absmax(rows);
+        const auto nonfinite = DeviceArray<u64>::workspace({0});
+        const nibble_matrix matrix{test::dtype_of<T>, rows, c.columns, stride, in.data()};
+        cuda::quantize(matrix, codes.data(), absmax.data(), nonfinite.data(), nullptr);
+        const i8* const from = codes.data() + first_row * c.columns;
+        const float* const absmax_from = absmax.data() + first_row;
+        const Rows actual{
+            {from, from + some * c.columns}, bits({absmax_from, absmax_from + some}), nonfinite.to_host()[0]};
+        ASSERT_EQ(actual, expected);
+      },
+      3, part);
+}
+
+// Blocks in two rows of the grid, of weights and codes beyond 2^32.
+TEST(Int8Quantize, MoreRowsThanTheGridHasColumns) {
+  static constexpr u64 columns = Int8Quantize<bf16, 32>::grid_columns;
+  const auto part = [](device::Grid grid) {
+    EXPECT_EQ(grid.x, columns);
+    EXPECT_EQ(grid.y, 2u);
+    return device::simulator::BlockRange{columns - 3, columns + 20};
+  };
+  expect_codec_at<bf16>(columns + 20, columns - 3, 23, {0, 8}, part);
+  expect_codec_at<float>(columns + 20, columns - 3, 23, {0, 7, 2}, part);
+  expect_codec_at<bf16>(columns + 20, columns, 0, {0, 8}, test::last_four);  // no rows
+}
+
+TEST(Int8Quantize, RowsFarApart) {
+  for (const std::size_t columns : {600, 2056, 20000})
+    expect_codec_at<bf16>(4, 0, 4, {0, columns, std::size_t{1} << 32}, nullptr);
+}
+
 TEST(Int8Quantize, EverySynchronizationIsNeeded) {
   for (const std::size_t columns : {4096, 16384}) {
     std::vector<float> values = rows_of(2, columns, 2);

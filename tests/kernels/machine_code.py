@@ -5,8 +5,9 @@
     tests/kernels/machine_code.py --test     whether it counts a planted example right
 
 Fails if a kernel keeps something in local memory (spilled registers, arrays that are indexed), if ptxas reported a loss
-of performance (wgmma that it serializes), if the library has 64 MB or more, or if the hot loop of a kernel has more
-instructions than kernels/instruction_budgets.json allows. --record writes the counts to
+of performance (wgmma that it serializes), if the library has 64 MB or more, if the hot loop of a kernel has more
+instructions than kernels/instruction_budgets.json allows, or if a kernel that tests/kernels/hand_written.cu has without
+the device layer does not have as many instructions of each opcode. --record writes the counts to
 bench/results/kernel_instructions.jsonl.
 
 What is counted is the shortest way through the hot loop, or through a kernel that has none, among those that meet most
@@ -34,6 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = ROOT / "kernels" / "instruction_budgets.json"
 RECORD = ROOT / "bench" / "results" / "kernel_instructions.jsonl"
 LARGEST_LIBRARY = 64 << 20
+HAND_WRITTEN_SOURCE = "hand_written.cu"
+HAND_WRITTEN = {"hand_written::four_bit_dequantize": "FourBitDequantize<bf16, 0>"}
 LOSS = "Potential Performance Loss"
 
 Instruction = collections.namedtuple("Instruction", "address predicate opcode operands")
@@ -91,7 +94,7 @@ def short_names(symbols):
 
 
 def kernels(library, folder):
-    """Of each architecture and symbol, the instructions."""
+    """Of each architecture and symbol in a library or an object, the instructions."""
     environment = dict(os.environ, PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
     found, architecture, body = {}, None, None
     line_of_code = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
@@ -225,6 +228,31 @@ def from_logs(build):
     return said, losses
 
 
+def hand_written(build, folder):
+    """{(architecture, name of the layer's kernel): instructions} of what is written without the layer."""
+    command = ["cmake", "--build", build, "--target", "nibble_hand_written"]
+    built = subprocess.run(command, capture_output=True, text=True)
+    if built.returncode != 0:
+        sys.exit(f"error: {HAND_WRITTEN_SOURCE} does not build:\n{built.stdout}{built.stderr}")
+    objects = list((build / "kernels").rglob(f"{HAND_WRITTEN_SOURCE}.o"))
+    if len(objects) != 1:
+        sys.exit(f"error: {len(objects)} objects of {HAND_WRITTEN_SOURCE} in {build / 'kernels'}, must be one")
+    found = kernels(objects[0], folder)
+    names = short_names(sorted({symbol for _, symbol in found}))
+    return {(architecture, HAND_WRITTEN.get(names[symbol].split("(")[0], names[symbol])): instructions
+            for (architecture, symbol), instructions in found.items()}  # fmt: skip
+
+
+def differences(kernel, by_hand):
+    """Where two kernels have unequal numbers of instructions: "IMAD 3, by hand 4"."""
+    if not kernel or not by_hand:
+        return f"{len(kernel)} instructions, by hand {len(by_hand)}"
+    counts = [collections.Counter(instruction.opcode for instruction in code) for code in (kernel, by_hand)]
+    return ", ".join(f"{opcode} {counts[0][opcode]}, by hand {counts[1][opcode]}"
+                     for opcode in sorted(counts[0].keys() | counts[1].keys())
+                     if counts[0][opcode] != counts[1][opcode])  # fmt: skip
+
+
 def test():
     """Two loops, one in the other, with a rare way, and code for diverged warps at the end."""
     code = [
@@ -258,6 +286,14 @@ def test():
         way = hot_way(instructions, markers, region)
         if way != expected:
             sys.exit(f"error: {region} with {markers}: {way}, expected {expected}")
+    for kernel, by_hand, expected in [
+        (instructions, list(reversed(instructions)), ""),
+        (instructions, instructions[1:], "S2R 1, by hand 0"),
+        (instructions, [], "15 instructions, by hand 0"),
+        ([], [], "0 instructions, by hand 0"),
+    ]:
+        if differences(kernel, by_hand) != expected:
+            sys.exit(f"error: {differences(kernel, by_hand)}, expected {expected}")
 
 
 def main():
@@ -277,12 +313,14 @@ def main():
     if size >= LARGEST_LIBRARY:
         faults.append(f"{library.name} has {size} bytes, must be below {LARGEST_LIBRARY}")
 
-    found = kernels(library, tools())
+    folder = tools()
+    found = kernels(library, folder)
     if not found:
         sys.exit(f"error: no machine code in {library}")
     names = short_names(sorted({symbol for _, symbol in found}))
+    by_hand = hand_written(options.build, folder)
     entries = json.loads(BUDGETS.read_text())["kernels"]
-    used, lines = set(), []
+    used, lines, compared = set(), [], set()
     for (architecture, symbol), instructions in sorted(found.items(), key=lambda item: (names[item[0][1]], item[0])):
         name = names[symbol]
         where = f"{name}, {architecture}"
@@ -310,13 +348,25 @@ def main():
                      "per_unit": round(per, 2), "budget": entry["budget"], "at_bandwidth": entry["at_bandwidth"]}  # fmt: skip
             if per > entry["budget"]:
                 faults.append(f"{where}: {per:.2f} instructions per {entry['unit']}, the budget is {entry['budget']}")
+        if name in HAND_WRITTEN.values():
+            compared.add((architecture, name))
+            if unequal := differences(instructions, by_hand.pop((architecture, name), [])):
+                faults.append(f"{where}: not the instructions that it has without the device layer: {unequal}")
+            else:
+                line["by_hand"] = line["instructions"]
         lines.append(line)
     faults += [f"{BUDGETS.relative_to(ROOT)}: {entry['kernel']} fits no kernel"
                for i, entry in enumerate(entries) if i not in used]  # fmt: skip
 
+    to_compare = {(architecture, name) for architecture, _ in found for name in HAND_WRITTEN.values()}
+    faults += [f"{name}, {architecture}: was not compared with {HAND_WRITTEN_SOURCE}"
+               for architecture, name in sorted((to_compare | by_hand.keys()) - compared)]  # fmt: skip
+
     for line in lines:
         per = f"{line['per_unit']:6.2f} per {line['unit']:7} of {line['budget']:5}" if "unit" in line else ""
         print(f"{line['architecture']:8} {line['kernel']:48} {line['registers']:4} registers {per}".rstrip())
+        if "by_hand" in line:
+            print(f"{'':8} {line['instructions']} instructions, of each opcode as many as without the device layer")
     if options.record:
         nvcc = next((line for line in output_of(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version").splitlines()
                      if "release" in line), "").strip()  # fmt: skip

@@ -3,6 +3,7 @@
 // A run is a function that fills its arrays, calls the library and returns whether the result is right. The simulator's
 // Failure may come out of it. On a GPU (NIBBLE_ON_GPU) a run is done once: there it has the schedule that it has.
 #pragma once
+#include <algorithm>
 #include <string>
 #include <vector>
 #if !defined(NIBBLE_ON_GPU)
@@ -26,10 +27,19 @@ inline Options schedule(int i) {
   return {.seed = static_cast<std::uint64_t>(i) + 1, .schedule = kinds[i % 3], .late_copies = i % 2 == 0};
 }
 
+/// For Options::part: the last four blocks of each launch.
+inline device::simulator::BlockRange last_four(device::Grid grid) {
+  const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
+  return {blocks - std::min<std::uint64_t>(blocks, 4), blocks};
+}
+
 /// Calls run() under that many schedules; for a run that checks by itself.
-template <class Run> void in_schedules(Run&& run, int schedules = 3) {
+template <class Run>
+void in_schedules(Run&& run, int schedules = 3, device::simulator::BlockRange (*part)(device::Grid) = nullptr) {
   for (int i = 0; i < schedules; ++i) {
-    const device::simulator::ScopedOptions scope(schedule(i));
+    Options options = schedule(i);
+    options.part = part;
+    const device::simulator::ScopedOptions scope(options);
     run();
   }
 }

@@ -5,6 +5,29 @@ import ctypes
 import pathlib
 import subprocess
 import sys
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+
+INTERNAL, USAGE, F16 = 1, 2, 1
+
+
+class FourBit(Structure):
+    _fields_ = [("codebook", c_int), ("blocksize", c_uint32), ("rows", c_uint64), ("columns", c_uint64),
+                ("packed", c_void_p), ("absmax", c_void_p), ("absmax_codes", c_void_p), ("nested_absmax", c_void_p),
+                ("nested_codebook", c_void_p), ("nested_offset", c_void_p)]  # fmt: skip
+
+
+class FourBitOutput(Structure):
+    _fields_ = [("codebook", c_int), ("blocksize", c_uint32), ("packed", c_void_p), ("absmax", c_void_p),
+                ("absmax_codes", c_void_p), ("nested_absmax", c_void_p), ("nested_offset", c_void_p)]  # fmt: skip
+
+
+class Int8(Structure):
+    _fields_ = [("rows", c_uint64), ("columns", c_uint64), ("codes", c_void_p), ("absmax", c_void_p)]
+
+
+class Matrix(Structure):
+    _fields_ = [("dtype", c_int), ("rows", c_uint64), ("columns", c_uint64), ("stride", c_uint64), ("data", c_void_p)]
+
 
 library = pathlib.Path(sys.argv[1])
 assert library.stat().st_size < 64e6, f"{library} has {library.stat().st_size} bytes, may have 64 MB"
@@ -13,15 +36,62 @@ others = [line for line in names.stdout.splitlines() if not line.startswith("nib
 assert not others, f"{library} exports more than nibble_*: {others[:3]}"
 nibble = ctypes.CDLL(library)
 nibble.nibble_last_error.restype = ctypes.c_char_p
-nibble.nibble_quantize_four_bit_workspace.restype = ctypes.c_size_t
-nibble.nibble_quantize_four_bit_workspace.argtypes = [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int]
-nibble.nibble_nested_codebook.restype = ctypes.POINTER(ctypes.c_float * 256)
+nibble.nibble_quantize_four_bit_workspace.restype = c_size_t
+nibble.nibble_quantize_four_bit_workspace.argtypes = [c_uint64, c_uint32, c_int]
+nibble.nibble_matmul_four_bit_workspace.restype = c_size_t
+nibble.nibble_matmul_four_bit_workspace.argtypes = [c_uint64, c_uint64, c_uint64]
+nibble.nibble_nested_codebook.restype = POINTER(c_float * 256)
 
-USAGE = 2
+
+def refusal(status, expected):
+    """What nibble_last_error() says: one line."""
+    assert status == expected, f"{status}, not {expected}"
+    text = nibble.nibble_last_error().decode()
+    assert text and "\n" not in text, text
+    return text
+
+
 assert nibble.nibble_quantize_four_bit_workspace(1 << 32, 64, 0) == 0
 assert nibble.nibble_quantize_four_bit_workspace(1 << 32, 64, 1) >= 4 << 26
 assert nibble.nibble_nested_codebook().contents[127] == 0
-assert nibble.nibble_dequantize_four_bit(None, ctypes.c_uint64(0), None, None) == USAGE
-text = nibble.nibble_last_error().decode()
-assert text and "\n" not in text, text
+text = refusal(nibble.nibble_dequantize_four_bit(None, c_uint64(0), None, None), USAGE)
 print(f"{library.name}: {library.stat().st_size / 1e6:.1f} MB, loads alone, refuses: {text}")
+
+
+def devices():
+    """How many GPUs the driver has; none without a driver."""
+    count = c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(byref(count)) == 0 else 0
+
+
+if devices() > 0:
+    print("skipped: there is a GPU, so no call fails for want of one")
+    sys.exit()
+
+# Arguments without a fault, of a weight of 64 x 64: the pointers are never followed.
+memory = (c_uint8 * (1 << 16))()
+at = ctypes.addressof(memory) + 255 & ~255
+weight = FourBit(codebook=0, blocksize=64, rows=64, columns=64, packed=at, absmax=at)
+output = FourBitOutput(codebook=0, blocksize=64, packed=at, absmax=at)
+nested = FourBitOutput(codebook=0, blocksize=64, packed=at, absmax_codes=at, nested_absmax=at, nested_offset=at)
+int8 = Int8(rows=64, columns=64, codes=at, absmax=at)
+matrix = Matrix(dtype=F16, rows=64, columns=64, stride=64, data=at)
+here, size, room = c_void_p(at), c_uint64(64 * 64), c_size_t(1 << 15)
+assert nibble.nibble_matmul_four_bit_workspace(64, 64, 64) <= room.value
+calls = {
+    "nibble_dequantize_four_bit": [byref(weight), c_uint64(0), byref(matrix), None],
+    "nibble_dequantize_int8": [byref(int8), c_uint64(0), byref(matrix), None],
+    "nibble_quantize_four_bit": [here, F16, size, byref(output), None, None, c_size_t(0), None],
+    "nibble_quantize_four_bit, nested": [here, F16, size, byref(nested), None, here, room, None],
+    "nibble_quantize_int8": [byref(matrix), here, here, None, None],
+    "nibble_matmul_four_bit": [byref(weight), byref(matrix), None, byref(matrix), here, room, None],
+}
+for name, arguments in calls.items():
+    text = refusal(getattr(nibble, name.split(",")[0])(*arguments), INTERNAL)
+    # "cudaGetDevice: CUDA driver version is insufficient for CUDA runtime version", "...: no CUDA-capable device ..."
+    assert ": " in text and "CUDA" in text, text
+    print(f"without a GPU, {name}: {text}")

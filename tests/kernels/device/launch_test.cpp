@@ -54,6 +54,45 @@ TEST(Launch, EveryThreadOfEveryBlockRunsOnce) {
   }
 }
 
+struct BlockNumber {
+  static constexpr u32 threads = 32;
+  Global<u64> numbers;
+  u64 first;
+
+  NIBBLE_DEVICE void operator()() const {
+    const u64 number = (u64{block_z()} * grid_y() + block_y()) * grid_x() + block_x();
+    if (lane_id() == 0) st(numbers + static_cast<i64>(number - first), number);
+  }
+};
+
+TEST(Launch, APartOfTheBlocksRuns) {
+  for (const Schedule schedule : {Schedule::in_order, Schedule::random}) {
+    const auto numbers = DeviceArray<u64>::output(3);
+    ScopedOptions scope({.schedule = schedule, .part = [](Grid grid) {
+                           const u64 middle = u64{grid.x} * grid.y * (grid.z / 2);
+                           return simulator::BlockRange{middle - 1, middle + 2};
+                         }});
+    const u64 middle = u64{0x7fffffff} * 65535 * 2;
+    launch({0x7fffffff, 65535, 4}, 0, nullptr, BlockNumber{numbers.data(), middle - 1});
+    EXPECT_EQ(numbers.to_host(), (std::vector<u64>{middle - 1, middle, middle + 1}));
+    EXPECT_EQ(scope.statistics().blocks, 3u);
+  }
+  for (const auto part : {+[](Grid) {
+                            return simulator::BlockRange{4, 9};
+                          },
+                          +[](Grid) {
+                            return simulator::BlockRange{9, 20};
+                          },
+                          +[](Grid) {
+                            return simulator::BlockRange{3, 2};
+                          }}) {
+    ScopedOptions scope({.part = part});
+    const auto number = DeviceArray<u64>::output(1);
+    launch({5}, 0, nullptr, BlockNumber{number.data(), 4});
+    EXPECT_EQ(scope.statistics().blocks, part({}).first == 4 ? 1u : 0u);
+  }
+}
+
 TEST(Launch, GlobalMemoryHasBounds) {
   const auto a = DeviceArray<float>::input(std::vector<float>(100, 1.0f), {.name = "a"});
   const auto sum = DeviceArray<float>::output(100);
