@@ -1,22 +1,21 @@
 // What the tests of nibble_dequantize_...() share: outputs of any type and layout, values as the CPU rounds them, and
 // memory of which little is there.
 #pragma once
+#include <sys/mman.h>
+
 #include <bit>
 #include <cstring>
+#include <new>
 #include <random>
 #include <span>
 #include <stdexcept>
 #include <vector>
 
 #include "kernels/device/array.hpp"
+#include "kernels/device/global_memory.hpp"
 #include "kernels/interface.hpp"
 #include "nibble/bf16.hpp"
 #include "nibble/fp16.hpp"
-#if !defined(NIBBLE_ON_GPU)
-#include <sys/mman.h>
-
-#include <new>
-#endif
 
 namespace nibble::test {
 
@@ -85,8 +84,6 @@ class Result {
   DeviceArray<u8> memory_;
 };
 
-#if !defined(NIBBLE_ON_GPU)
-
 /// An array of the simulated device that may be larger than the memory of the machine: zeros, of which only what is
 /// touched takes space.
 template <class T> class SparseArray {
@@ -106,7 +103,5 @@ template <class T> class SparseArray {
   u64 bytes_;
   device::simulator::Region region_;
 };
-
-#endif
 
 }  // namespace nibble::test

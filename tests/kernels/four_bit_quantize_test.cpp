@@ -243,7 +243,7 @@ TEST(FourBitQuantize, TheParabolaIsRightForEveryNumberInEveryBinade) {
       for (const float v : {float_of(bits), -float_of(bits)}) check(search, v);
 }
 
-TEST(FourBitQuantize, NestedCodesOfEveryMidpointAndItsNeighbours) {
+NIBBLE_SIMULATED_TEST(FourBitQuantize, NestedCodesOfEveryMidpointAndItsNeighbours) {
   std::vector<float> values;
   for (std::size_t i = 0; i < 255; ++i) {
     const float midpoint = 0.5f * (nested::codebook[i] + nested::codebook[i + 1]);
@@ -290,8 +290,7 @@ TEST(FourBitQuantize, NonfiniteBlocksNeedNotBeCounted) {
 
 // --- Faults
 
-#if !defined(NIBBLE_ON_GPU)
-TEST(FourBitQuantize, EverySynchronizationIsNeeded) {
+NIBBLE_SIMULATED_TEST(FourBitQuantize, EverySynchronizationIsNeeded) {
   for (const Case& c :
        {Case{.n = 4096, .blocksize = 2048, .nested = true}, Case{.n = 64 * 700, .blocksize = 64, .nested = true}}) {
     auto values = weights_of(c.n, c.blocksize, 5, false);
@@ -307,7 +306,6 @@ TEST(FourBitQuantize, EverySynchronizationIsNeeded) {
     EXPECT_THAT(test::survivors(run, 6), IsEmpty());
   }
 }
-#endif
 
 alignas(16) char memory[4096];
 

@@ -148,8 +148,7 @@ TEST(Int8Quantize, EmptyMatrices) {
   expect_codec<float>({}, {5, 0});
 }
 
-#if !defined(NIBBLE_ON_GPU)
-TEST(Int8Quantize, EverySynchronizationIsNeeded) {
+NIBBLE_SIMULATED_TEST(Int8Quantize, EverySynchronizationIsNeeded) {
   for (const std::size_t columns : {4096, 16384}) {
     std::vector<float> values = rows_of(2, columns, 2);
     values[columns - 1] = infinity;
@@ -162,7 +161,6 @@ TEST(Int8Quantize, EverySynchronizationIsNeeded) {
     EXPECT_THAT(test::survivors(run, 6), IsEmpty());
   }
 }
-#endif
 
 TEST(Int8Quantize, ArgumentsThatMakeNoSenseAreRefused) {
   alignas(16) static char memory[256];
