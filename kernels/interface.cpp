@@ -119,8 +119,6 @@ bool is_aligned(const void* pointer, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-std::size_t element_bytes(nibble_dtype dtype) { return dtype == NIBBLE_F32 ? 4 : 2; }
-
 }  // namespace nibble::kernels
 
 const char* nibble_last_error(void) { return nibble::kernels::last_error; }

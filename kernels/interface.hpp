@@ -64,7 +64,7 @@ void check_rows(const std::string& name, const nibble_matrix* out, u64 first_row
 /// For kernels that are faster, but right either way.
 bool is_aligned(const void* pointer, std::size_t bytes);
 
-std::size_t element_bytes(nibble_dtype dtype);
+constexpr std::size_t element_bytes(nibble_dtype dtype) { return dtype == NIBBLE_F32 ? 4 : 2; }
 
 /// Calls body(T{}) with T = float, f16 or bf16.
 template <class Body> decltype(auto) with_type(nibble_dtype dtype, Body&& body) {

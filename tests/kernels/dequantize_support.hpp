@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/device/array.hpp"
+#include "kernels/device/global_memory.hpp"
 #include "kernels/interface.hpp"
 #include "nibble/bf16.hpp"
 #include "nibble/fp16.hpp"

@@ -156,9 +156,7 @@ TEST(FourBitDequantize, LargerThanWhatRunsAtATime) {
   }
 }
 
-#if !defined(NIBBLE_ON_GPU)
-
-TEST(FourBitDequantize, NothingWaits) {
+NIBBLE_SIMULATED_TEST(FourBitDequantize, NothingWaits) {
   std::mt19937_64 random(7);
   const Weight weight({.rows = 3, .columns = 1100}, random);
   const device::simulator::ScopedOptions scope({.record_sites = true});
@@ -166,8 +164,6 @@ TEST(FourBitDequantize, NothingWaits) {
     for (const u64 gap : {0, 1, 4}) expect_equal(weight, 0, 3, dtype, {.gap = gap});
   EXPECT_TRUE(scope.sites().empty()) << "a synchronization, which has to be tested by turning it off";
 }
-
-#endif
 
 TEST(FourBitDequantize, NothingToDoNeedsNoLaunch) {
   std::mt19937_64 random(4);
@@ -211,10 +207,8 @@ TEST(FourBitDequantize, RefusesWhatMakesNoSense) {
   EXPECT_THAT(nibble_last_error(), StrEq("weight.blocksize is 48, not a power of two from 32 to 4096"));
 }
 
-#if !defined(NIBBLE_ON_GPU)
-
 // Three rows at the end of a weight of 2^33 elements and some, and a result whose rows are 2^32 elements apart.
-TEST(FourBitDequantize, MoreThan32BitsCount) {
+NIBBLE_SIMULATED_TEST(FourBitDequantize, MoreThan32BitsCount) {
   constexpr u64 columns = 4096, rows = (u64{1} << 21) + 3, size = rows * columns, blocks = size / 64;
   constexpr u64 first_row = rows - 3, first = first_row * columns;
   const SparseArray<u8> packed(size / 2), absmax_codes(blocks);
@@ -258,8 +252,6 @@ TEST(FourBitDequantize, MoreThan32BitsCount) {
         ASSERT_EQ(memory.data()[row * stride + i], bf16::from_float(weights[row * columns + i])) << row << ", " << i;
   }
 }
-
-#endif
 
 }  // namespace
 }  // namespace nibble::test

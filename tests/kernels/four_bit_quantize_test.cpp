@@ -249,7 +249,7 @@ TEST(FourBitQuantize, TheParabolaIsRightForEveryNumberInEveryBinade) {
       for (const float v : {float_of(bits), -float_of(bits)}) check(search, v);
 }
 
-TEST(FourBitQuantize, NestedCodesOfEveryMidpointAndItsNeighbours) {
+NIBBLE_SIMULATED_TEST(FourBitQuantize, NestedCodesOfEveryMidpointAndItsNeighbours) {
   std::vector<float> values;
   for (std::size_t i = 0; i < 255; ++i) {
     const float midpoint = 0.5f * (nested::codebook[i] + nested::codebook[i + 1]);

@@ -125,10 +125,8 @@ TEST(Int8Dequantize, RefusesWhatMakesNoSense) {
   EXPECT_THAT(nibble_last_error(), StrEq("out.stride is 63, less than its 64 columns"));
 }
 
-#if !defined(NIBBLE_ON_GPU)
-
 // Three rows at the end of a weight of 2^32 elements and some, and a result whose rows are 2^32 elements apart.
-TEST(Int8Dequantize, MoreThan32BitsCount) {
+NIBBLE_SIMULATED_TEST(Int8Dequantize, MoreThan32BitsCount) {
   constexpr u64 columns = 4096, rows = (u64{1} << 20) + 3, first_row = rows - 3;
   const SparseArray<std::int8_t> codes(rows * columns);
   const SparseArray<float> absmax(rows);
@@ -151,8 +149,6 @@ TEST(Int8Dequantize, MoreThan32BitsCount) {
     }
   }
 }
-
-#endif
 
 }  // namespace
 }  // namespace nibble::test

@@ -3,20 +3,25 @@
 // A run is a function that fills its arrays, calls the library and returns whether the result is right. The simulator's
 // Failure may come out of it. On a GPU (NIBBLE_ON_GPU) a run is done once: there it has the schedule that it has.
 #pragma once
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
-#if !defined(NIBBLE_ON_GPU)
+
 #include "kernels/device/options.hpp"
+
+/// A test of what a GPU does not have: faults that are planted, memory that is not there, kernels that the library does
+/// not offer as a function. There it is skipped; its body is compiled as a template that nobody instantiates.
+#if defined(NIBBLE_ON_GPU)
+#define NIBBLE_SIMULATED_TEST(suite, name)                       \
+  TEST(suite, name) { GTEST_SKIP() << "only in the simulator"; } \
+  template <class> [[maybe_unused]] void suite##name##InTheSimulator()
+#else
+#define NIBBLE_SIMULATED_TEST(suite, name) TEST(suite, name)
 #endif
 
 namespace nibble::test {
-
-#if defined(NIBBLE_ON_GPU)
-
-template <class Run> void in_schedules(Run&& run, int /*schedules*/ = 3) { run(); }
-
-#else
 
 using device::simulator::Options;
 
@@ -35,13 +40,18 @@ inline device::simulator::BlockRange last_four(device::Grid grid) {
 
 /// Calls run() under that many schedules; for a run that checks by itself.
 template <class Run>
-void in_schedules(Run&& run, int schedules = 3, device::simulator::BlockRange (*part)(device::Grid) = nullptr) {
+void in_schedules(Run&& run, [[maybe_unused]] int schedules = 3,
+                  [[maybe_unused]] device::simulator::BlockRange (*part)(device::Grid) = nullptr) {
+#if defined(NIBBLE_ON_GPU)
+  run();
+#else
   for (int i = 0; i < schedules; ++i) {
     Options options = schedule(i);
     options.part = part;
     const device::simulator::ScopedOptions scope(options);
     run();
   }
+#endif
 }
 
 /// How a faulty kernel shows.
@@ -90,7 +100,5 @@ template <class Run> std::vector<std::string> survivors(Run&& run, int schedules
   }
   return survivors;
 }
-
-#endif
 
 }  // namespace nibble::test

@@ -1,0 +1,137 @@
+#include "bench/four_bit.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <random>
+#include <stdexcept>
+
+#include "nibble/bf16.hpp"
+#include "nibble/nf4.hpp"
+
+namespace nibble::bench {
+namespace {
+
+std::array<u64, 3> spans_of(u64 size) {
+  const u64 spans = size / nested_span;
+  return {0, spans / 2 * nested_span, (spans - 1) * nested_span};
+}
+
+// How many midpoints of the codebook are below it.
+u8 nearest_nf4(float v) {
+  u8 code = 0;
+  while (code < 15 && v > (nf4::codebook.value[code] + nf4::codebook.value[code + 1]) / 2) ++code;
+  return code;
+}
+
+float largest_of(const std::vector<u16>& weights, u64 block) {
+  float largest = 0;
+  for (u64 i = block * blocksize; i < (block + 1) * blocksize; ++i)
+    largest = std::max(largest, std::fabs(bf16::to_float(weights[i])));
+  return largest;
+}
+
+}  // namespace
+
+std::vector<u16> random_bf16(u64 n, float deviation, u64 seed) {
+  // The sum of four uniform values. One draw of 64 bits has them all.
+  std::mt19937_64 random(seed);
+  std::vector<u16> values(n);
+  const float factor = deviation * std::sqrt(3.0f) / 65536;
+  for (u16& value : values) {
+    const u64 bits = random();
+    const u64 sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
+    value = bf16::from_float((static_cast<float>(sum) - 131070.0f) * factor);
+  }
+  return values;
+}
+
+std::vector<float> FourBit::absmax(u64 first, u64 count) const {
+  const auto codes = absmax_codes.to_host<u8>(first, count);
+  const u64 begin = first / nested::blocksize, end = (first + count - 1) / nested::blocksize + 1;
+  const auto scales = nested_absmax.to_host<float>(begin, end - begin);
+  const float mean = offset.to_host<float>()[0];
+  std::vector<float> values(count);
+  for (u64 i = 0; i < count; ++i) {
+    const float difference = nested::codebook[codes[i]] * scales[(first + i) / nested::blocksize - begin];
+    values[i] = difference + mean;
+  }
+  return values;
+}
+
+std::vector<u8> FourBit::codes(u64 first, u64 count) const {
+  const auto bytes = packed.to_host<u8>(first / 2, count / 2);
+  std::vector<u8> codes(count);
+  for (u64 i = 0; i < count; ++i) codes[i] = i % 2 == 0 ? bytes[i / 2] >> 4 : bytes[i / 2] & 15;
+  return codes;
+}
+
+void require(bool right, const std::string& what) {
+  if (!right) throw std::runtime_error(what + ": the result is wrong");
+}
+
+void check_codes(const std::vector<u16>& weights, const FourBit& result, const std::string& what, double share) {
+  u64 different = 0;
+  for (const u64 first : spans_of(weights.size())) {
+    const auto codes = result.codes(first, nested_span);
+    for (u64 i = 0; i < nested_span; ++i) {
+      const float inverse = 1.0f / std::max(largest_of(weights, (first + i) / blocksize), 1e-38f);
+      different += nearest_nf4(bf16::to_float(weights[first + i]) * inverse) != codes[i];
+    }
+  }
+  require(static_cast<double>(different) <= share * 3 * nested_span, what + ", codes");
+}
+
+void check_quantized(const std::vector<u16>& weights, const FourBit& result, const std::string& what) {
+  check_codes(weights, result, what);
+  const u64 blocks = weights.size() / blocksize;
+  double sum = 0;
+  for (u64 block = 0; block < blocks; ++block) sum += double{largest_of(weights, block)};
+  const double mean = sum / static_cast<double>(blocks);
+  const float offset = result.offset.to_host<float>()[0];
+  require(std::fabs(double{offset} - mean) <= 1e-6 * mean, what + ", offset");
+  for (const u64 first : spans_of(weights.size())) {
+    const auto codes = result.absmax_codes.to_host<u8>(first / blocksize, nested::blocksize);
+    const float scale = result.nested_absmax.to_host<float>(first / nested_span, 1)[0];
+    float largest = 0;
+    for (u64 i = 0; i < nested::blocksize; ++i) {
+      const float difference = largest_of(weights, first / blocksize + i) - offset;
+      largest = std::max(largest, std::fabs(difference));
+      const auto distance = [v = difference / scale](float value) { return std::fabs(v - value); };
+      float least = 2;
+      for (const float value : nested::codebook) least = std::min(least, distance(value));
+      require(distance(nested::codebook[codes[i]]) <= least + 1e-6f, what + ", absmax codes");
+    }
+    require(scale == largest, what + ", nested absmax");
+  }
+}
+
+void check_dequantized(const FourBit& weight, u64 size, const Buffer& out, const std::string& what) {
+  for (const u64 first : spans_of(size)) {
+    const auto values = out.to_host<u16>(first, nested_span);
+    const auto codes = weight.codes(first, nested_span);
+    const auto absmax = weight.absmax(first / blocksize, nested::blocksize);
+    for (u64 i = 0; i < nested_span; ++i)
+      require(values[i] == bf16::from_float(nf4::codebook.value[codes[i]] * absmax[i / blocksize]), what);
+  }
+}
+
+void check_product(const Shape& shape, u64 m, const std::vector<u16>& x, const Buffer& y,
+                   const std::function<std::vector<float>(u64)>& row, const std::string& what) {
+  double squares = 0, errors = 0;
+  const auto result = y.to_host<u16>(0, m * shape.rows);
+  for (const u64 n : {u64{0}, shape.rows / 2 + 1, shape.rows - 1}) {
+    const std::vector<float> weights = row(n);
+    for (u64 token = 0; token < m; ++token) {
+      double sum = 0;
+      for (u64 k = 0; k < shape.columns; ++k)
+        sum += double{weights[k]} * double{bf16::to_float(x[token * shape.columns + k])};
+      const double error = double{bf16::to_float(result[token * shape.rows + n])} - sum;
+      squares += sum * sum;
+      errors += error * error;
+    }
+  }
+  require(errors <= 1e-4 * squares, what);  // not so for a NaN either
+}
+
+}  // namespace nibble::bench

@@ -1,0 +1,64 @@
+// Other people's libraries that the kernels are measured against. They are loaded when the program runs, so that it
+// starts without them.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/gpu.hpp"
+
+namespace nibble::bench {
+
+/// cuBLASLt's product with a bf16 weight, fp32 sums: y[m][n] = x[m][k] * transposed(w[n][k]), all row-major.
+class Cublas {
+ public:
+  /// Null if there is no such library: `path`, or what the dynamic linker finds under the usual names.
+  static std::unique_ptr<Cublas> open(const std::string& path);
+  ~Cublas();
+
+  [[nodiscard]] std::size_t version() const;
+
+  /// Plans for one shape: what cuBLASLt's heuristic proposes, best guess first, eight at most.
+  class Product;
+  [[nodiscard]] std::vector<std::shared_ptr<const Product>> plans(std::uint64_t m, std::uint64_t n,
+                                                                  std::uint64_t k) const;
+  void run(const Product& plan, const void* w, const void* x, void* y, cudaStream_t stream) const;
+
+ private:
+  struct Api;
+  explicit Cublas(std::unique_ptr<Api> api);
+  std::unique_ptr<Api> api_;
+  Buffer workspace_;
+};
+
+/// bitsandbytes' CUDA library, by the functions that its Python package calls (version 0.50.2, backends/cuda/ops.py).
+/// NF4 in blocks of 64, bf16.
+class Bitsandbytes {
+ public:
+  /// Throws std::runtime_error if the library, or a function in it, is not there.
+  explicit Bitsandbytes(const std::string& path);
+  ~Bitsandbytes();
+
+  struct Nested {
+    const std::uint8_t *packed, *absmax_codes;
+    const float *nested_absmax, *nested_codebook, *nested_offset;
+  };
+
+  /// The three launches of dequantize_4bit(): absmax from its codes, the offset (which torch adds; here add_offset()
+  /// does), the weights. `absmax` has room for a value per block.
+  void dequantize(const Nested& weight, std::uint64_t size, float* absmax, void* out, cudaStream_t stream) const;
+  /// Codes and absmax, without the second level. Goes to the default stream.
+  void quantize(const void* weights, std::uint64_t size, std::uint8_t* packed, float* absmax) const;
+  /// The fused product, which its Python package takes for some shapes, and dequantizes for others.
+  void matmul(const Nested& weight, std::uint64_t m, std::uint64_t n, std::uint64_t k, const void* x, void* y,
+              cudaStream_t stream) const;
+
+ private:
+  struct Api;
+  std::unique_ptr<Api> api_;
+};
+
+}  // namespace nibble::bench
