@@ -10,9 +10,7 @@
 #include "nibble/nf4.hpp"
 #include "tests/kernels/dequantize_support.hpp"
 #include "tests/kernels/schedules.hpp"
-#if !defined(NIBBLE_ON_GPU)
 #include "tests/kernels/sparse_array.hpp"
-#endif
 
 namespace nibble::test {
 namespace {

@@ -13,10 +13,8 @@
 #include "nibble/kernels.hpp"
 #include "nibble/nested.hpp"
 #include "tests/kernels/schedules.hpp"
-#include "tests/kernels/weights.hpp"
-#if !defined(NIBBLE_ON_GPU)
 #include "tests/kernels/sparse_array.hpp"
-#endif
+#include "tests/kernels/weights.hpp"
 
 namespace nibble::kernels {
 namespace {

@@ -6,9 +6,7 @@
 #include "nibble/kernels.h"
 #include "tests/kernels/dequantize_support.hpp"
 #include "tests/kernels/schedules.hpp"
-#if !defined(NIBBLE_ON_GPU)
 #include "tests/kernels/sparse_array.hpp"
-#endif
 
 namespace nibble::test {
 namespace {
