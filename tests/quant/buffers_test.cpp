@@ -53,7 +53,7 @@ TEST(Buffers, NothingIsLentAsNothing) {
 // What the disk fetches itself lies at the same place in a page as in the file, with the rest of the page before it.
 TEST(Buffers, DirectBuffersLieAsTheFileDoes) {
   Buffers buffers;
-  for (const std::uint64_t position : {0, 1, 100, 4095, 4096, 10'000}) {
+  for (const std::uint64_t position : std::initializer_list<std::uint64_t>{0, 1, 100, 4095, 4096, 10'000}) {
     const Buffers::Loan loan = buffers.lend(5000, position, Buffers::Way::direct);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(loan.bytes().data()) % Buffers::page, position % Buffers::page);
     EXPECT_EQ(loan.before().size(), position % Buffers::page);
