@@ -18,8 +18,8 @@
 namespace nibble {
 
 /// Writes into a file past the page cache, while its caller goes on: no copy, no lock of the file, and at the end
-/// nothing left to flush. 560 MB took 0.2 to 0.3 s and 0.03 s of processor time where through the page cache they took
-/// 0.5 to 0.9 s and 0.6 to 1.0 s (docs/performance.md).
+/// nothing left to flush. docs/performance.md has what that gains; `bench_stages write` and the same with
+/// `--through-cache` compare the two ways alone.
 ///
 /// The disk takes whole pages. So what ends within a page waits for what follows on it, and is put before that; what
 /// nothing follows on goes through the page cache, as does what is short. A page never goes both ways at once, since a

@@ -60,11 +60,9 @@ std::size_t workspace_bytes_for(u64 m, u64 rows, u64 columns) {
   });
 }
 
-bool aligned(const void* pointer, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0; }
-
 bool fits_tiles(const nibble_four_bit& weight, const nibble_matrix& x) {
   return weight.columns % 64 == 0 && weight.columns > 0 && weight.columns < u64{1} << 31 && weight.blocksize >= 64 &&
-         weight.rows * (weight.columns / 64) < u64{1} << 32 && aligned(weight.packed, 8) && aligned(x.data, 16) &&
+         weight.rows * (weight.columns / 64) < u64{1} << 32 && is_aligned(weight.packed, 8) && is_aligned(x.data, 16) &&
          (x.rows == 1 || x.stride % 8 == 0);
 }
 

@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "kernels/device/device.hpp"
+#include "kernels/weights.hpp"
 
 namespace nibble::kernels {
 using namespace device;
@@ -43,19 +44,9 @@ template <class Half> struct MatmulOutput {
 
   NIBBLE_DEVICE void store(i64 token, i64 row, float sum) const {
     if (!bias.is_null()) sum = add_rn(sum, to_float(ldg(bias + row)));
-    if constexpr (std::is_same_v<Half, bf16>)
-      st(y + (token * y_stride + row), to_bf16(sum));
-    else
-      st(y + (token * y_stride + row), to_f16(sum));
+    st(y + (token * y_stride + row), rounded<Half>(sum));
   }
 };
-
-template <class Half> NIBBLE_DEVICE u32 pack_as(float low, float high) {
-  if constexpr (std::is_same_v<Half, bf16>)
-    return pack_bf16(low, high);
-  else
-    return pack_f16(low, high);
-}
 
 /// For columns that are a multiple of 64, a blocksize of at least 64, less than 2^32 blocks of 64, packed aligned to 8
 /// bytes and x and its rows to 16. Grid: tiles of rows, splits.
@@ -129,7 +120,8 @@ struct FourBitMatmul {
     }
 
     for (u32 i = thread_id(); i < 256 * 8; i += threads) {
-      const u32 pair = pack_as<Half>(weight.value[i / 8 >> 4], weight.value[i / 8 & 15]);  // the high nibble is first
+      const u32 pair =
+          rounded_pair<Half>(weight.value[i / 8 >> 4], weight.value[i / 8 & 15]);  // the high nibble is first
       sts((table + 16 * i).template as<u32x4>(), {pair, pair, pair, pair});
     }
     float offset = 0;

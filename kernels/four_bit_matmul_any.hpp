@@ -21,7 +21,7 @@ template <class Half> struct FourBitMatmulAny {
 
   NIBBLE_DEVICE void operator()() const {
     NIBBLE_SHARED(float, value, 16);
-    if (thread_id() < 16) sts(value + thread_id(), rounded(weight.value[thread_id()]));
+    if (thread_id() < 16) sts(value + thread_id(), to_float(rounded<Half>(weight.value[thread_id()])));
     sync_threads();
     const i64 row = i64{block_x()} * (threads / 32) + warp_id();
     if (row >= weight.rows) return;
@@ -52,13 +52,6 @@ template <class Half> struct FourBitMatmulAny {
   }
 
  private:
-  NIBBLE_DEVICE static float rounded(float value) {
-    if constexpr (std::is_same_v<Half, bf16>)
-      return to_float(to_bf16(value));
-    else
-      return to_float(to_f16(value));
-  }
-
   NIBBLE_DEVICE static void add_block(float (&sum)[tokens], float (&block_sum)[tokens], float scale) {
     NIBBLE_UNROLL for (u32 t = 0; t < tokens; ++t) {
       sum[t] = fma_rn(scale, block_sum[t], sum[t]);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <string>
 
 #include "kernels/interface.hpp"
 #include "kernels/nested_quantize.hpp"
@@ -22,10 +23,6 @@ struct Workspace {
         sums_bytes(groups * sizeof(double)) {}
   [[nodiscard]] std::size_t bytes() const { return absmax_bytes + sums_bytes; }
 };
-
-bool is_aligned(const void* pointer, std::size_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
-}
 
 void check_output(const nibble_four_bit_output* out, u64 size) {
   if (out == nullptr) refuse("out is null");
@@ -55,13 +52,19 @@ void launch_blocks(const void* weights, u64 size, const nibble_four_bit_output& 
                 is_aligned(weights, 16) && is_aligned(out.packed, 4), out.packed, absmax, nonfinite});
 }
 
+// Thread blocks of NestedCodes; a grid is at most so wide. From 2^47 weights on at a blocksize of 32 there may be more.
+constexpr u64 widest_grid = (u64{1} << 31) - 1;
+constexpr u64 most_nested_blocks = widest_grid * NestedCodes::warps * nested::blocksize;
+u64 nested_grid(const Workspace& room) {
+  return ceil_div<u64>(ceil_div<u64>(room.blocks, nested::blocksize), NestedCodes::warps);
+}
+
 void launch_nested(const Workspace& room, const float* absmax, double* sums, const nibble_four_bit_output& out,
                    Stream stream) {
   if (room.groups > 0) launch({static_cast<u32>(room.groups)}, 0, stream, NestedGroupSums{absmax, room.blocks, sums});
   launch({1}, 0, stream, NestedOffset{sums, room.groups, room.blocks, out.nested_offset});
   if (room.blocks == 0) return;
-  const u64 nested_blocks = ceil_div<u64>(room.blocks, nested::blocksize);
-  launch({static_cast<u32>(ceil_div<u64>(nested_blocks, NestedCodes::warps))}, 0, stream,
+  launch({static_cast<u32>(nested_grid(room))}, 0, stream,
          NestedCodes{absmax, room.blocks, out.nested_offset, is_aligned(out.absmax_codes, 8), out.absmax_codes,
                      out.nested_absmax});
 }
@@ -85,6 +88,9 @@ int nibble_quantize_four_bit(const void* weights, nibble_dtype dtype, uint64_t s
     if (nonfinite_blocks != nullptr) check_pointer("nonfinite_blocks", nonfinite_blocks, alignof(u64));
     const bool nested = out->absmax_codes != nullptr;
     const Workspace room(size, out->blocksize);
+    if (nested && room.blocks > most_nested_blocks)
+      refuse("weights has " + std::to_string(size) + " elements in " + std::to_string(room.blocks) +
+             " blocks, at most " + std::to_string(most_nested_blocks) + " blocks can have nested absmax");
     if (nested) check_workspace(workspace, workspace_bytes, room.bytes());
 
     float* const absmax = nested ? static_cast<float*>(workspace) : out->absmax;

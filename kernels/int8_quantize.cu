@@ -11,8 +11,8 @@ namespace {
 template <class T, u32 Threads>
 void launch_rows(const nibble_matrix& in, i8* codes, float* absmax, u64* nonfinite_rows, Stream stream) {
   using Kernel = Int8Quantize<T, Threads>;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(in.data) % 16 == 0 && in.stride % Kernel::run == 0 &&
-                       in.columns % Kernel::run == 0 && reinterpret_cast<std::uintptr_t>(codes) % Kernel::run == 0;
+  const bool aligned = is_aligned(in.data, 16) && in.stride % Kernel::run == 0 && in.columns % Kernel::run == 0 &&
+                       is_aligned(codes, Kernel::run);
   const u32 columns = static_cast<u32>(std::min<u64>(in.rows, Kernel::grid_columns));
   launch(
       {columns, static_cast<u32>(ceil_div<u64>(in.rows, columns))}, 0, stream,

@@ -449,6 +449,13 @@ TEST(FourBitQuantize, ArgumentsThatMakeNoSenseAreRefused) {
   EXPECT_EQ(refusal(nested, [](auto& out) { out.nested_absmax = nullptr; }), "out.nested_absmax is null");
   EXPECT_EQ(refusal(nested, nothing, memory, 23), "workspace_bytes is 23, at least 24 are needed");
   EXPECT_EQ(refusal(nested, nothing, memory, 4096, nullptr), "workspace is null");
+  nibble_four_bit_output small_blocks = nested;
+  small_blocks.blocksize = 32;
+  constexpr std::uint64_t most = std::uint64_t{1} << 48;
+  EXPECT_EQ(nibble_quantize_four_bit(memory, NIBBLE_F32, most, &small_blocks, nullptr, memory, SIZE_MAX, nullptr),
+            NIBBLE_USAGE);
+  EXPECT_THAT(nibble_last_error(), StrEq("weights has 281474976710656 elements in 8796093022208 blocks, at most "
+                                         "4398046509056 blocks can have nested absmax"));
   EXPECT_EQ(nibble_quantize_four_bit(memory, NIBBLE_F32, 128, nullptr, nullptr, nullptr, 0, nullptr), NIBBLE_USAGE);
   EXPECT_THAT(nibble_last_error(), StrEq("out is null"));
 }
