@@ -3,9 +3,9 @@
 //
 //   bench_stages read FILE               pread of the whole file into a buffer per thread, used again and again
 //   bench_stages encode MODEL --to nf4   every tensor through its codec, from memory into a buffer per thread
-//   bench_stages write DIR --bytes N     pwrite of N bytes past the page cache, by 8 threads, then fdatasync; where
-//   that
-//                                        is not to be had, and with --through-cache, through the page cache
+//   bench_stages write DIR --bytes N     pwrite of N bytes past the page cache from huge pages, by 8 threads, then
+//                                        fdatasync; where that is not to be had, and with --through-cache, through the
+//                                        page cache
 //   bench_stages hash --bytes N          XXH3-128 of chunks that are in cache, as the pipeline's last stage does it
 //   bench_stages memory                  read bandwidth: the sum of more than 1 GB; and memcpy of as much
 //   bench_stages time COMMAND ...        a process: wall, user and system seconds, peak memory (a caller in Python
@@ -234,7 +234,13 @@ void write(const Options& options) {
     files.emplace_back(path, flags);
   }
   const unsigned threads = direct ? nibble::Writer::most_behind : options.threads;
-  const auto buffers = buffer_per_thread(threads);
+  nibble::HugePages pages;
+  nibble::Buffers pool(pages);
+  std::vector<nibble::Buffers::Loan> buffers;
+  for (unsigned i = 0; i < threads; ++i) {
+    buffers.push_back(pool.lend(chunk_bytes, 0, nibble::Buffers::Way::direct));
+    std::ranges::fill(buffers.back().bytes(), std::byte{1});
+  }
   const std::uint64_t whole = direct ? 4096 : 1;
   const std::uint64_t each = (options.bytes / options.files + whole - 1) / whole * whole;
   const std::uint64_t chunks = chunks_in(each);

@@ -4,6 +4,9 @@
 //
 //   cut (serial) -> read, encode (parallel) -> hash, count, hand to the disk, finish the tensor (serial, in order)
 //
+// A chunk is what is written at once. It is read and encoded piece by piece, so that what the encoder looks at is in
+// cache, and the disk is asked for large requests all the same.
+//
 // The serial stages touch next to nothing: the hash of a chunk is summed up where it is encoded, and only its sums, a
 // sixteenth of the bytes, are put together in order; the disk fetches a chunk from the buffer it was encoded into.
 //
@@ -47,7 +50,8 @@ struct Work {
   PlannedTensor tensor;
   std::size_t first_part = 0;  // in the shard
   std::vector<TensorInfo> parts;
-  Chunking chunking;
+  Chunking chunking;                // into pieces
+  std::uint64_t chunk_weights = 0;  // a whole number of pieces
   std::uint64_t elements = 0;
   std::unique_ptr<Scratch> scratch;
   std::unique_ptr<Encoder> encoder;
@@ -55,7 +59,7 @@ struct Work {
   Findings findings;
   ErrorSums error;
 
-  // Where a chunk that starts at `weight` begins in the first part. Chunks take whole bytes; only at the very end
+  // Where a piece that starts at `weight` begins in the first part. Pieces take whole bytes; only at the very end
   // an odd 4-bit code shares its byte with nothing, which is what the division rounds away.
   [[nodiscard]] std::uint64_t stored_offset(std::uint64_t weight) const {
     const std::uint64_t bytes = parts.front().bytes();
@@ -72,7 +76,6 @@ struct Chunk {
   std::uint64_t out_offset = 0;
   Findings findings;
   std::vector<ErrorSums> errors;
-  Buffers::Loan in;
   Buffers::Loan out;
   Xxh3::Sums sums;  // of `out`
   Handover handover;
@@ -187,7 +190,7 @@ class Conversion {
   }
 
   Chunking chunking(const PlannedTensor& tensor) {
-    const std::uint64_t limit = memory_.chunk_bytes * (tensor.transposed ? transposed_chunk : 1);
+    const std::uint64_t limit = memory_.piece_bytes * (tensor.transposed ? transposed_piece : 1);
     return codec(tensor.codec).chunking(tensor.info, limit * 8 / traits(tensor.info.dtype).bits);
   }
 
@@ -200,6 +203,9 @@ class Conversion {
     work->elements = tensor.info.elements();
     work->hash.emplace(work->parts.front().bytes());
     work->chunking = chunking(tensor);
+    const std::uint64_t piece = work->stored_offset(std::min(work->chunking.weights, work->elements));
+    work->chunk_weights =
+        work->chunking.weights * std::max<std::uint64_t>(memory_.write_bytes / std::max<std::uint64_t>(piece, 1), 1);
     work->scratch = make_scratch(codec(tensor.codec).scratch_bytes(tensor.info));
     work->encoder = codec(tensor.codec).encoder(tensor.info, work->chunking, *work->scratch);
     work->tensor = std::move(tensor);
@@ -241,7 +247,7 @@ class Conversion {
       const Turn turn_with_chunk(chunk.handover);
       chunk.work = work;
       chunk.first = first;
-      chunk.weights = std::min(work->chunking.weights, work->elements - first);
+      chunk.weights = std::min(work->chunk_weights, work->elements - first);
       first += chunk.weights;
       if (first == work->elements) {
         work = source();
@@ -251,19 +257,18 @@ class Conversion {
     };
     const auto encode = [&](Chunk* chunk) {
       const Turn turn_with_chunk(chunk->handover);
-      read(*chunk);
-      if (scan) {
-        chunk->work->encoder->scan(chunk->first, chunk->in.bytes());
-      } else {
+      if (scan)
+        for_each_piece(*chunk, [&](std::uint64_t at, std::uint64_t, std::span<const std::byte> weights) {
+          chunk->work->encoder->scan(at, weights);
+        });
+      else
         encode_chunk(*chunk);
-      }
       return chunk;
     };
     const auto account = [&](Chunk* chunk) {
       const Turn turn_to_account(accounting);
       const Turn turn_with_chunk(chunk->handover);
       if (!scan) add(*chunk);
-      chunk->in = {};
       chunk->out = {};
     };
     tbb::parallel_pipeline(memory_.tokens,
@@ -274,24 +279,37 @@ class Conversion {
     accounting.take();
   }
 
-  void read(Chunk& chunk) {
-    const PlannedTensor& tensor = chunk.work->tensor;
-    const std::uint64_t offset = tensor.source_offset + byte_count(tensor.info.dtype, chunk.first);
-    chunk.in = buffers_.lend(byte_count(tensor.info.dtype, chunk.weights), in_.position(tensor.source, offset));
-    read_planned(in_, tensor, byte_count(tensor.info.dtype, chunk.first), chunk.in.bytes(), buffers_);
+  // Calls f(first, end, weights) for the pieces of a chunk, read in turn.
+  template <class F> void for_each_piece(const Chunk& chunk, F&& f) {
+    const Work& work = *chunk.work;
+    const PlannedTensor& tensor = work.tensor;
+    const std::uint64_t last = chunk.first + chunk.weights;
+    for (std::uint64_t first = chunk.first; first < last; first += work.chunking.weights) {
+      const std::uint64_t end = std::min(first + work.chunking.weights, last);
+      const std::uint64_t offset = byte_count(tensor.info.dtype, first);
+      const Buffers::Loan in = buffers_.lend(byte_count(tensor.info.dtype, end - first),
+                                             in_.position(tensor.source, tensor.source_offset + offset));
+      read_planned(in_, tensor, offset, in.bytes(), buffers_);
+      f(first, end, in.bytes());
+    }
   }
 
-  // Encoded bytes lie at the place in the first part that corresponds to the chunk's place in the tensor.
+  // Encoded bytes lie at the place in the first part that corresponds to the piece's place in the tensor.
   void encode_chunk(Chunk& chunk) {
     const Work& work = *chunk.work;
-    const std::uint64_t end = chunk.first + chunk.weights;
     chunk.out_offset = work.stored_offset(chunk.first);
-    chunk.out = out_.lend(work.first_part, chunk.out_offset, work.stored_offset(end) - chunk.out_offset);
-    chunk.findings = work.encoder->encode(chunk.first, chunk.in.bytes(), chunk.out.bytes());
+    const std::uint64_t size = work.stored_offset(chunk.first + chunk.weights) - chunk.out_offset;
+    chunk.out = memory_.behind > 0 ? out_.lend(work.first_part, chunk.out_offset, size)
+                                   : buffers_.lend(size, chunk.out_offset);  // not of huge pages
+    chunk.findings = {};
     chunk.errors.clear();
-    if (report_.plan.recipe.options.sums_errors)
-      work.encoder->error(chunk.first, chunk.in.bytes(), chunk.out.bytes(), chunk.errors);
-    chunk.in = {};
+    for_each_piece(chunk, [&](std::uint64_t first, std::uint64_t end, std::span<const std::byte> weights) {
+      const std::uint64_t begin = work.stored_offset(first);
+      const std::span<std::byte> out =
+          chunk.out.bytes().subspan(begin - chunk.out_offset, work.stored_offset(end) - begin);
+      chunk.findings.add(work.encoder->encode(first, weights, out));
+      if (report_.plan.recipe.options.sums_errors) work.encoder->error(first, weights, out, chunk.errors);
+    });
     work.hash->sum(chunk.out_offset, chunk.out.bytes(), chunk.sums);
     if (memory_.behind == 0) out_.write(work.first_part, chunk.out_offset, chunk.out.bytes());
   }

@@ -12,10 +12,11 @@
 namespace nibble {
 namespace {
 
-constexpr std::uint64_t largest_chunk_bytes = 1 << 20;  // 256 KiB to 4 MiB measure alike
-constexpr std::uint64_t smallest_chunk_bytes = 64 << 10;
+constexpr std::uint64_t largest_piece_bytes = 1 << 20;
+constexpr std::uint64_t smallest_piece_bytes = 64 << 10;
+constexpr std::uint64_t largest_write_bytes = 1 << 20;
 constexpr std::size_t tokens_in_line = 4;  // while a tensor is finished; with 1, a conversion took 1.1 times as long
-constexpr std::uint64_t smallest_behind = 256 << 10;  // of what is shorter, little would go past the page cache
+constexpr std::uint64_t smallest_behind = 256 << 10;  // of shorter pieces, little would go past the page cache
 
 // Measured as peak RSS on x86-64, and a third more than that for machines with other libraries.
 constexpr std::uint64_t program_bytes = 14 << 20;     // code, libraries, a header of ordinary size: 7 to 10 MiB
@@ -28,11 +29,14 @@ constexpr std::uint64_t bytes_per_tensor = 128;
 constexpr std::uint64_t bytes_per_report = 512;  // what measure() found, by name, until the tensor is in the manifest
 constexpr std::uint64_t copies = 4;
 
-// A chunk and what becomes of it, an eighth for the absmax of a small tensor that is whole in it, as much for what an
-// encoder needs meanwhile, and a sixteenth for the sums of its hash.
-constexpr std::uint64_t small_scratch = 8;  // chunk_bytes divided by
+// Of what becomes of a chunk, the sums of its hash take a sixteenth; an encoder needs an eighth of a piece meanwhile.
 constexpr std::uint64_t hash_share = 16;
-constexpr std::uint64_t bytes_per_token = 8192;  // two buffers start somewhere in a page
+constexpr std::uint64_t encoder_share = 8;
+constexpr std::uint64_t bytes_per_buffer = 4096;  // which starts somewhere in a page
+
+// What encoders of tensors that are whole in a chunk keep, as a share of it: 12 bytes for a block of 64 4-bit codes.
+// Those that keep more are few, and share with the largest tensor.
+constexpr std::uint64_t small_scratch_eighths = 3;
 
 constexpr std::uint64_t bytes_per_scanned_row = 8;  // Codec::scratch_bytes() tells of them
 
@@ -44,52 +48,61 @@ constexpr std::uint64_t finish_piece = 1 << 20;
 MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
   MemoryPlan memory{.threads = resources.threads != 0 ? resources.threads : default_threads(),
                     .behind = Writer::most_behind,
-                    .chunk_bytes = largest_chunk_bytes};
+                    .piece_bytes = largest_piece_bytes,
+                    .write_bytes = largest_write_bytes};
   memory.tokens = memory.threads + tokens_in_line;
   std::uint64_t largest_scratch = 0;
+  std::uint64_t small_scratch = 0;  // of tensors that may be whole in a chunk
   std::uint64_t texts = 0;
   std::uint64_t scanned = 0;
   Codecs codecs(plan.recipe.options);
-  double growth = 1;  // of a chunk that is widened
+  double growth = 1;  // of a piece that is widened
   std::uint64_t longest = 1;
   for (const PlannedTensor& tensor : plan.tensors) {
     const Codec& codec = codecs[tensor.codec];
-    largest_scratch = std::max(largest_scratch, codec.scratch_bytes(tensor.info));
+    const std::uint64_t scratch = codec.scratch_bytes(tensor.info);
+    const std::uint64_t stored = codec.parts(tensor.info).front().bytes();
+    largest_scratch = std::max(largest_scratch, scratch);
+    if (stored <= largest_write_bytes) small_scratch = std::max(small_scratch, scratch);
     if (const std::uint64_t bytes = tensor.info.bytes(); bytes > 0)
-      growth =
-          std::max(growth, static_cast<double>(codec.parts(tensor.info).front().bytes()) / static_cast<double>(bytes));
-    if (const std::uint64_t limit = smallest_chunk_bytes * 8 / traits(tensor.info.dtype).bits;
+      growth = std::max(growth, static_cast<double>(stored) / static_cast<double>(bytes));
+    if (const std::uint64_t limit = smallest_piece_bytes * 8 / traits(tensor.info.dtype).bits;
         codec.chunking(tensor.info, limit).scan)
       scanned = std::max(scanned, bytes_per_scanned_row * tensor.info.shape.at(0));
     texts += tensor.info.name.size() + tensor.info.shape.size() * sizeof(std::uint64_t);
-    if (tensor.transposed) longest = transposed_chunk;
+    if (tensor.transposed) longest = transposed_piece;
   }
   const std::uint64_t finish = std::min(largest_scratch, finish_piece) * 5 / 4;
-  // The chunk, what becomes of it, and the rest of its sixteenths; what became of earlier ones is on its way.
-  const auto token_bytes = [&] {
-    const auto chunk = static_cast<double>(memory.chunk_bytes * longest);
-    return static_cast<std::uint64_t>(chunk * (1 + growth * (1 + 1.0 / hash_share) + 2.0 / small_scratch)) +
-           bytes_per_token;
-  };
-  const auto behind_bytes = [&] {
-    return static_cast<std::uint64_t>(static_cast<double>(memory.chunk_bytes * longest) * growth) + bytes_per_token / 2;
+  const auto small = [&] { return std::min(small_scratch, memory.write_bytes / 8 * small_scratch_eighths); };
+  const auto encoded = [&] {
+    const auto piece = static_cast<double>(memory.piece_bytes * longest);
+    return std::max(memory.write_bytes, static_cast<std::uint64_t>(piece * growth)) + bytes_per_buffer;
   };
   const auto fixed = [&] {
     const std::uint64_t report = plan.recipe.error_report == ErrorReport::full ? bytes_per_report : 0;
+    const std::uint64_t readers = std::min<std::uint64_t>(memory.threads, memory.tokens);
+    const std::uint64_t piece = memory.piece_bytes * longest;
     return program_bytes + (bytes_per_tensor + report) * plan.tensors.size() + copies * texts +
-           (memory.threads + memory.behind) * bytes_per_thread + memory.tokens * token_bytes() +
-           memory.behind * behind_bytes() + scanned + finish;
+           (memory.threads + memory.behind) * bytes_per_thread +
+           readers * (piece + piece / encoder_share + bytes_per_buffer) +
+           memory.tokens * (encoded() + encoded() / hash_share + small()) + memory.behind * encoded() +
+           (memory.behind > 0 ? HugePages::huge_page : 0) + scanned + finish;
   };
-  while (fixed() > resources.max_memory && memory.chunk_bytes > smallest_behind) memory.chunk_bytes /= 2;
-  if (fixed() > resources.max_memory) memory.behind = 0;
-  while (fixed() > resources.max_memory && memory.chunk_bytes > smallest_chunk_bytes) memory.chunk_bytes /= 2;
-  while (fixed() > resources.max_memory && memory.tokens > 1) --memory.tokens;
-  if (fixed() > resources.max_memory)
+  const auto fits = [&] { return fixed() <= resources.max_memory; };
+  while (!fits() && memory.write_bytes > smallest_behind) memory.write_bytes /= 2;
+  while (!fits() && memory.piece_bytes > smallest_behind) memory.piece_bytes /= 2;
+  if (!fits()) memory.behind = 0;
+  while (!fits() && memory.piece_bytes > smallest_piece_bytes) {
+    memory.piece_bytes /= 2;
+    memory.write_bytes = memory.piece_bytes;
+  }
+  while (!fits() && memory.tokens > 1) --memory.tokens;
+  if (!fits())
     throw Error(Errc::no_space,
                 fmt::format("this conversion needs {:.1f} MB of memory, --max-memory allows {:.1f} MB",
                             static_cast<double>(fixed()) / 1e6, static_cast<double>(resources.max_memory) / 1e6));
   const std::uint64_t kept = std::min(largest_scratch, resources.max_memory - fixed());
-  memory.scratch_bytes = std::max(kept, memory.chunk_bytes / small_scratch);
+  memory.scratch_bytes = std::max(kept, small());
   memory.total_bytes = fixed() + kept;
   if (largest_scratch > memory.scratch_bytes) memory.spilled_bytes = largest_scratch;
   return memory;

@@ -2,9 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <memory_resource>
 #include <mutex>
-#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -21,11 +20,24 @@ namespace nibble {
 class Buffers {
   static constexpr std::size_t cache_line = 64;
 
+  struct Buffer {
+    std::byte* data = nullptr;
+    std::size_t capacity = 0;
+  };
+
  public:
   static constexpr std::size_t page = 4096;
 
   /// How the bytes get from the file or into it.
   enum class Way { copied, direct };
+
+  /// Buffers are made of `memory`, which must outlive the pool.
+  explicit Buffers(std::pmr::memory_resource& memory = *std::pmr::new_delete_resource()) : memory_(memory) {}
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+  ~Buffers() {
+    for (const Buffer& buffer : free_) give_back(buffer);
+  }
 
   class Loan {
    public:
@@ -38,13 +50,13 @@ class Buffers {
     Loan(const Loan&) = delete;
     Loan& operator=(const Loan&) = delete;
     ~Loan() {
-      if (pool_ != nullptr) pool_->take_back(std::move(buffer_));
+      if (pool_ != nullptr) pool_->take_back(buffer_);
     }
 
-    [[nodiscard]] std::span<std::byte> bytes() const { return std::span(buffer_.data.get() + shift_, size_); }
+    [[nodiscard]] std::span<std::byte> bytes() const { return std::span(buffer_.data + shift_, size_); }
 
     /// The part of the page that lies before bytes(): of a buffer for Way::direct, `position` modulo the page's size.
-    [[nodiscard]] std::span<std::byte> before() const { return std::span(buffer_.data.get(), shift_); }
+    [[nodiscard]] std::span<std::byte> before() const { return std::span(buffer_.data, shift_); }
 
    private:
     friend class Buffers;
@@ -55,13 +67,6 @@ class Buffers {
       std::swap(shift_, other.shift_);
     }
 
-    struct Free {
-      void operator()(std::byte* data) const noexcept { ::operator delete[](data, std::align_val_t{page}); }
-    };
-    struct Buffer {
-      std::unique_ptr<std::byte[], Free> data;
-      std::size_t capacity = 0;
-    };
     Buffers* pool_ = nullptr;
     Buffer buffer_;
     std::size_t size_ = 0;
@@ -69,10 +74,10 @@ class Buffers {
   };
 
   /// `size` bytes of unspecified content, to be read from or written to `position` in a file; on a cache line if they
-  /// are copied. Takes the smallest buffer that fits, or makes one.
+  /// are copied. Takes the smallest buffer that fits, of several the one that came back last and may be in
+  /// cache, or makes one.
   [[nodiscard]] Loan lend(std::size_t size, std::uint64_t position, Way way = Way::copied) {
     Loan loan;
-    loan.pool_ = this;
     loan.size_ = size;
     loan.shift_ = way == Way::direct ? position % page : (position + page / 2) % page / cache_line * cache_line;
     size += page;
@@ -80,30 +85,36 @@ class Buffers {
       const std::scoped_lock lock(mutex_);
       auto best = free_.end();
       for (auto it = free_.begin(); it != free_.end(); ++it)
-        if (it->capacity >= size && (best == free_.end() || it->capacity < best->capacity)) best = it;
+        if (it->capacity >= size && (best == free_.end() || it->capacity <= best->capacity)) best = it;
       if (best != free_.end()) {
-        loan.buffer_ = std::move(*best);
+        loan.pool_ = this;
+        loan.buffer_ = *best;
         free_.erase(best);
         return loan;
       }
-      if (!free_.empty())
-        free_.pop_back();  // too small: let it go rather than hoard every size
-      else
+      if (!free_.empty()) {  // too small: let it go rather than hoard every size
+        give_back(free_.back());
+        free_.pop_back();
+      } else {
         free_.reserve(++made_);  // so that taking it back cannot fail
+      }
     }
-    loan.buffer_.data.reset(static_cast<std::byte*>(::operator new[](size, std::align_val_t{page})));
-    loan.buffer_.capacity = size;
+    loan.buffer_ = {static_cast<std::byte*>(memory_.allocate(size, page)), size};
+    loan.pool_ = this;
     return loan;
   }
 
  private:
-  void take_back(Loan::Buffer buffer) {
+  void take_back(Buffer buffer) {
     const std::scoped_lock lock(mutex_);
-    free_.push_back(std::move(buffer));
+    free_.push_back(buffer);
   }
 
+  void give_back(const Buffer& buffer) { memory_.deallocate(buffer.data, buffer.capacity, page); }
+
+  std::pmr::memory_resource& memory_;
   std::mutex mutex_;
-  std::vector<Loan::Buffer> free_;
+  std::vector<Buffer> free_;
   std::size_t made_ = 0;  // at most, at a time
 };
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "nibble/buffers.hpp"
+#include "nibble/huge_pages.hpp"
 #include "nibble/scratch.hpp"
 #include "nibble/tensor_list.hpp"
 
@@ -153,7 +154,8 @@ class Writer {
   virtual void commit(const Finish& finish) = 0;
 
  protected:
-  Buffers buffers_;
+  HugePages memory_;
+  Buffers buffers_{memory_};
 };
 
 struct CreateOptions {

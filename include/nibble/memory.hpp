@@ -20,21 +20,21 @@ struct Resources {
 /// How a conversion uses its memory.
 struct MemoryPlan {
   unsigned threads = 0;
-  std::size_t tokens = 0;           ///< chunks in flight
-  std::size_t behind = 0;           ///< encoded chunks that wait for the disk; 0: a chunk in flight waits itself
-  std::uint64_t chunk_bytes = 0;    ///< of the source, at most; transposed tensors take transposed_chunk times that
+  std::size_t tokens = 0;         ///< chunks in flight
+  std::size_t behind = 0;         ///< encoded chunks that wait for the disk; 0: a chunk in flight waits itself
+  std::uint64_t piece_bytes = 0;  ///< of the source, read at once; transposed tensors take transposed_piece times that
+  std::uint64_t write_bytes = 0;  ///< what becomes of a chunk, about: as many pieces as make no more, but one at least
   std::uint64_t scratch_bytes = 0;  ///< what encoders may keep in memory at a time; beyond it they use a file
   std::uint64_t total_bytes = 0;    ///< what it all comes to
   std::uint64_t spilled_bytes = 0;  ///< the largest such file, beside the output until its tensor is finished
 };
 
-/// Columns of a transposed tensor are gathered row by row: longer chunks mean longer pieces.
-inline constexpr std::uint64_t transposed_chunk = 8;
+/// Columns of a transposed tensor are gathered row by row: what is read there at once is longer for more of it.
+inline constexpr std::uint64_t transposed_piece = 8;
 
 /// Chunks and their number such that
 ///
-///   program + names + threads + tokens x (source chunk + encoded chunk) + behind x encoded chunk + scratch <=
-///   max_memory
+///   program + names + threads x piece + (tokens + behind) x encoded chunk + scratch <= max_memory
 ///
 /// where scratch is the largest Codec::scratch_bytes() if there is room for it, and otherwise what is left: a tensor
 /// that needs more keeps it in a file. Throws Error(no_space) that says how much it takes if even the smallest chunks

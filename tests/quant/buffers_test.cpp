@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <memory_resource>
+#include <new>
 
 namespace nibble {
 namespace {
@@ -42,6 +45,48 @@ TEST(Buffers, TakeTheSmallestThatFits) {
   const Buffers::Loan again = buffers.lend(90, 0);
   EXPECT_EQ(again.bytes().data(), small);
   EXPECT_EQ(buffers.lend(90'000, 0).bytes().data(), large);
+}
+
+// Of several that fit alike, the one that may still be in cache.
+TEST(Buffers, TakeWhatCameBackLast) {
+  Buffers buffers;
+  Buffers::Loan a = buffers.lend(1000, 0), b = buffers.lend(1000, 0);
+  const std::byte* const last = a.bytes().data();
+  b = {};
+  a = {};
+  EXPECT_EQ(buffers.lend(1000, 0).bytes().data(), last);
+}
+
+// Memory comes from the resource and goes back to it, with the size it had: that of a buffer that is too small when it
+// is let go, the rest in the end. One that has none left takes nothing with it.
+TEST(Buffers, UseTheMemoryTheyAreGiven) {
+  struct Counting final : std::pmr::memory_resource {
+    std::map<void*, std::size_t> lent;
+    std::size_t left = 3;
+    void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+      if (left-- == 0) throw std::bad_alloc();
+      void* const memory = std::pmr::new_delete_resource()->allocate(bytes, alignment);
+      lent[memory] = bytes;
+      return memory;
+    }
+    void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
+      EXPECT_EQ(lent.at(memory), bytes);
+      lent.erase(memory);
+      std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
+    }
+    [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+  } memory;
+  {
+    Buffers buffers(memory);
+    { const Buffers::Loan a = buffers.lend(100, 0), b = buffers.lend(100, 0); }
+    EXPECT_EQ(memory.lent.size(), 2u);
+    { const Buffers::Loan large = buffers.lend(100'000, 0); }
+    EXPECT_EQ(memory.lent.size(), 2u);
+    EXPECT_THROW((void)buffers.lend(1'000'000, 0), std::bad_alloc);
+    EXPECT_EQ(memory.lent.size(), 1u);
+    EXPECT_EQ(buffers.lend(100, 0).bytes().size(), 100u);
+  }
+  EXPECT_TRUE(memory.lent.empty());
 }
 
 TEST(Buffers, NothingIsLentAsNothing) {

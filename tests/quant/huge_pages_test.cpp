@@ -1,0 +1,88 @@
+#include "nibble/huge_pages.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <new>
+#include <span>
+#include <thread>
+#include <vector>
+
+namespace nibble {
+namespace {
+
+constexpr std::size_t page = 4096;
+
+bool is_resident(void* memory) {
+  unsigned char there = 0;
+  EXPECT_EQ(::mincore(memory, page, &there), 0);
+  return (there & 1U) != 0;
+}
+
+// Side by side, so that several share a huge page, and not one within the other.
+TEST(HugePages, LieSideBySideOnPages) {
+  HugePages pages;
+  std::byte* const first = static_cast<std::byte*>(pages.allocate(1000, page));
+  std::byte* const second = static_cast<std::byte*>(pages.allocate(3 * page, page));
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first) % HugePages::huge_page, 0u);
+  EXPECT_EQ(second, first + page);
+  EXPECT_EQ(pages.allocate(1, 8), second + 3 * page);
+  std::fill_n(first, page, std::byte{1});
+  std::fill_n(second, 3 * page, std::byte{2});
+  EXPECT_EQ(first[page - 1], std::byte{1});
+}
+
+// More than a slab has left, and more than a slab.
+TEST(HugePages, AnySize) {
+  HugePages pages;
+  for (const std::size_t size :
+       {std::size_t{0}, page, std::size_t{20} << 20, std::size_t{20} << 20, std::size_t{70} << 20}) {
+    const std::span memory(static_cast<std::byte*>(pages.allocate(size, page)), size);
+    if (size == 0) continue;
+    memory.front() = memory.back() = std::byte{7};
+    EXPECT_EQ(memory.back(), std::byte{7});
+  }
+  EXPECT_THROW((void)pages.allocate(std::numeric_limits<std::size_t>::max(), page), std::bad_alloc);
+  EXPECT_THROW((void)pages.allocate(std::size_t{1} << 60, page), std::bad_alloc);
+  EXPECT_THROW((void)pages.allocate(page, 2 * page), std::bad_alloc);
+  EXPECT_NE(pages.allocate(page, page), nullptr);  // and goes on after that
+}
+
+// Memory that is given back is the system's again: the plan counts what is lent, not what was.
+TEST(HugePages, GiveBackTheirMemory) {
+  HugePages pages;
+  const std::size_t size = 2 * HugePages::huge_page;
+  auto* const memory = static_cast<std::byte*>(pages.allocate(size, page));
+  std::fill_n(memory, size, std::byte{1});
+  EXPECT_TRUE(is_resident(memory));
+  pages.deallocate(memory, size, page);
+  EXPECT_FALSE(is_resident(memory));
+  EXPECT_FALSE(is_resident(memory + size - page));
+}
+
+TEST(HugePages, AreForManyThreads) {
+  HugePages pages;
+  std::vector<std::vector<std::byte*>> made(4);
+  {
+    std::vector<std::jthread> threads;
+    for (auto& mine : made)
+      threads.emplace_back([&pages, &mine] {
+        for (int i = 0; i < 2000; ++i) {
+          mine.push_back(static_cast<std::byte*>(pages.allocate(page, page)));
+          *mine.back() = std::byte{1};
+        }
+      });
+  }
+  std::vector<std::byte*> all;
+  for (const auto& mine : made) all.insert(all.end(), mine.begin(), mine.end());
+  std::ranges::sort(all);
+  EXPECT_EQ(std::ranges::adjacent_find(all, [](auto a, auto b) { return b - a < static_cast<std::ptrdiff_t>(page); }),
+            all.end());
+}
+
+}  // namespace
+}  // namespace nibble
