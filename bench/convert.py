@@ -7,10 +7,10 @@
             that goes through bitsandbytes tensor by tensor, half a minute each time
     flat    time per byte from 1 GB to 8 GB of bf16; on disk, on tmpfs, and writing alone
     start   from the start of the process to its first byte; `inspect` of 500,000 tensors
-    llama   llama-quantize, if it is on PATH and --gguf names a model of the same size for it
+    llama   llama-quantize to Q4_0, every matrix, from the same model as GGUF, bf16 and fp32
 
 Durable against durable: nibble flushes its output, so do cp, the peers and the stage that writes. Old outputs are
-removed before a measurement starts, and the disk is settled (bench/record.py says why and how). Needs 25 GB of disk at
+removed before a measurement starts, and the disk is settled (bench/record.py says why and how). Needs 28 GB of disk at
 --dir, which are freed at the end unless --keep, and 16 GB of memory.
 """
 
@@ -18,6 +18,7 @@ import argparse
 import os
 import pathlib
 import shutil
+import subprocess
 
 import checkpoints
 import record
@@ -25,6 +26,7 @@ import table
 
 QUANTIZED = ("nf4", "int8")  # what leaves embeddings and the output layer alone unless told otherwise
 PEER = pathlib.Path(__file__).parent / "peers" / "convert.py"
+TO_GGUF = PEER.with_name("to_gguf.py")
 
 
 class Bench:
@@ -41,6 +43,7 @@ class Bench:
     def drop(self, layers, dtype):
         if not self.options.keep:
             shutil.rmtree(self.dir / f"llama-{layers}-{dtype}", ignore_errors=True)
+            remove(self.dir / f"llama-{layers}-{dtype}.gguf")
 
     def time(self, command):
         return record.stages(self.options.build, "time", *command)
@@ -67,10 +70,13 @@ class Bench:
         found = record.stages(self.options.build, *arguments)
         self.results.add(name, found["seconds"], bytes=found["bytes"])
 
+    def flushed(self, name, command, source, out):
+        """A process that leaves its output to the page cache, and a flush after it."""
+        self.process(name, ["sh", "-c", 'out=$1; shift; "$@" && sync "$out"', "sh", out, *command], source, out)
+
     def copy(self, name, source):
         out = self.dir / "copy.safetensors"
-        command = ["sh", "-c", 'cp --reflink=never "$1" "$2" && sync "$2"', "sh", source, out]
-        self.process(name, command, source, out)
+        self.flushed(name, ["cp", "--reflink=never", source, out], source, out)
 
     def convert(self, name, source, to, whole=True, out=None):
         """The size of the output."""
@@ -131,13 +137,23 @@ class Bench:
             remove(path)
 
     def llama(self):
-        quantize = shutil.which("llama-quantize")
-        if quantize is None or self.options.gguf is None:
-            self.skip("llama-quantize", "not on PATH" if quantize is None else "no --gguf given")
+        if self.options.without_peers or not (self.options.llama / "version").exists():
+            self.skip("llama-quantize", "--without-peers, or bench/peers/llama.sh has not been run")
             return
+        sources = {}
+        for dtype in ("bf16", "fp32"):
+            weights = self.weights(self.options.layers, dtype)
+            sources[dtype] = weights.parent.with_suffix(".gguf")
+            if not sources[dtype].exists():
+                command = [self.options.llama / "bin" / "python", TO_GGUF, weights, sources[dtype]]
+                subprocess.run(command, check=True)
         for _ in range(self.options.rounds):
-            out = self.dir / "peer.gguf"
-            self.process("llama-quantize/q4_0", [quantize, self.options.gguf, out, "Q4_0", "2"], self.options.gguf, out)
+            for name, source in (("q4_0", sources["bf16"]), ("q4_0/fp32", sources["fp32"])):
+                out = self.dir / "peer.gguf"
+                # --pure: otherwise the output layer becomes Q6_K, which takes longer than all the rest.
+                command = [self.options.llama / "bin" / "llama-quantize", "--pure", source, out, "Q4_0", "2"]
+                self.flushed(f"llama-quantize/{name}", command, source, out)
+            self.results.save()
 
     def skip(self, what, why):
         self.results.run.setdefault("skipped", {})[what] = why
@@ -166,8 +182,8 @@ def main():
     parser.add_argument("--dir", type=pathlib.Path, default=record.ROOT / "build" / "bench", help="on the disk to use")
     parser.add_argument("--tmpfs", type=pathlib.Path, default="/dev/shm", help="a directory in memory [/dev/shm]")
     parser.add_argument("--python", type=pathlib.Path, default=record.PEERS, help="an interpreter with the peers")
+    parser.add_argument("--llama", type=pathlib.Path, default=record.LLAMA, help="where llama-quantize was built")
     parser.add_argument("--without-peers", action="store_true", help="nibble, cp and the stages only")
-    parser.add_argument("--gguf", type=pathlib.Path, help="a model of the same size for llama-quantize")
     parser.add_argument("--layers", type=int, default=4, help="of the model; fewer for a trial [4]")
     parser.add_argument("--only", default="main,flat,start,llama", help="sections, separated by commas")
     parser.add_argument("--keep", action="store_true", help="leave the checkpoints for the next run")
@@ -178,6 +194,8 @@ def main():
     run |= {**record.disk_rates(options.dir), **record.compiler(options.build)}
     if options.python.exists():
         run["peers"] = record.peer_versions(options.python)
+    if (options.llama / "version").exists():
+        run.setdefault("peers", {})["llama-cpp-python"] = (options.llama / "version").read_text().strip()
     results = record.Results(options.out, {"bench": "bench/convert.py", "layers": options.layers, **run})
     bench = Bench(options, results)
     try:

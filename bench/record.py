@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 BUILD = ROOT / "build" / "release"
 PEERS = ROOT / "build" / "peers" / "bin" / "python"  # python/peers.sh makes it
+LLAMA = ROOT / "build" / "peers" / "llama"  # bench/peers/llama.sh makes it
 PEER_PACKAGES = ("torch", "bitsandbytes", "safetensors", "transformers")
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All benchmarks by one command: builds, measures, writes bench/results/*.jsonl, fills in docs/performance.md, and
-# prints targets beside what was measured. About an hour, 25 GB of disk, 16 GB of memory, on a machine that does
-# nothing else.
+# prints targets beside what was measured. About an hour, 28 GB of disk, 16 GB of memory, on a machine that does
+# nothing else; before that, once, some minutes to build llama-quantize.
 #
 #   bench/run.sh                what of the peers is installed takes part (python/peers.sh installs them)
 #   bench/run.sh in_memory      one part: in_memory, peers, convert, measure, scaling or profile_stages
@@ -30,6 +30,7 @@ for part in "${parts[@]}"; do
       options=(--python "$peers")
       ;;
     convert)
+      bench/peers/llama.sh || echo "llama-quantize is not there: it is left out"
       bench/convert.py --only flat,start --keep --out bench/results/sizes.jsonl
       options=(--python "$peers" --only main,llama --keep)
       ;;
