@@ -175,11 +175,11 @@ class FourBitEncoder final : public Encoder {
   static_assert(nested::group % nested::blocksize == 0, "groups begin with a nested block");
 
   template <class F> void for_each_piece(F&& f) const {
-    std::vector<float> absmax(std::min<std::uint64_t>(blocks_, piece));
+    std::vector<std::byte> room;
     for (std::uint64_t first = 0; first < blocks_; first += piece) {
-      const auto part = std::span(absmax).first(std::min<std::uint64_t>(blocks_ - first, piece));
-      scratch_.read(first * sizeof(float), std::as_writable_bytes(part));
-      f(first, std::span<const float>(part));
+      const std::size_t n = std::min<std::uint64_t>(blocks_ - first, piece);
+      const auto absmax = scratch_.view(first * sizeof(float), n * sizeof(float), room);
+      f(first, std::span(reinterpret_cast<const float*>(absmax.data()), n));
     }
   }
 

@@ -91,21 +91,32 @@ class ShardParts final : public PartList {
 /// Writes and hashes the parts that an encoder makes at the end.
 class PartWriter final : public PartSink {
  public:
-  PartWriter(Writer& out, std::size_t first_part, std::span<const TensorInfo> parts)
-      : out_(out), first_part_(first_part), written_(parts.size()) {
+  /// `behind`: pieces that are worth it go the way of Writer::write_behind().
+  PartWriter(Writer& out, std::size_t first_part, std::span<const TensorInfo> parts, bool behind)
+      : out_(out), first_part_(first_part), behind_(behind), written_(parts.size()) {
     for (const TensorInfo& part : parts) hashes_.emplace_back(part.bytes());
   }
 
   void write(std::size_t part, std::span<const std::byte> bytes) override {
-    out_.write(first_part_ + part, written_.at(part), bytes);
+    const std::uint64_t offset = written_.at(part);
+    if (behind_ && bytes.size() >= worth_a_buffer) {
+      Buffers::Loan loan = out_.lend(first_part_ + part, offset, bytes.size());
+      std::ranges::copy(bytes, loan.bytes().begin());
+      out_.write_behind(first_part_ + part, offset, std::move(loan));
+    } else {
+      out_.write(first_part_ + part, offset, bytes);
+    }
     hashes_[part].append(bytes);
     written_[part] += bytes.size();
   }
   [[nodiscard]] std::string hash(std::size_t part) const { return hashes_.at(part).hex(); }
 
  private:
+  static constexpr std::size_t worth_a_buffer = 64 << 10;
+
   Writer& out_;
   std::size_t first_part_;
+  bool behind_;
   std::vector<Xxh3> hashes_;
   std::vector<std::uint64_t> written_;
 };

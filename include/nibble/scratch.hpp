@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <span>
+#include <vector>
 
 namespace nibble {
 
@@ -17,6 +18,14 @@ class Scratch {
   virtual ~Scratch() = default;
   virtual void write(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
   virtual void read(std::uint64_t offset, std::span<std::byte> out) const = 0;
+
+  /// `size` bytes from `offset` on, to be looked at until anything is written: where they are, or read into `room`.
+  [[nodiscard]] virtual std::span<const std::byte> view(std::uint64_t offset, std::size_t size,
+                                                        std::vector<std::byte>& room) const {
+    room.resize(size);
+    read(offset, room);
+    return room;
+  }
 };
 
 /// In memory, which is not touched before it is written.
@@ -28,6 +37,10 @@ class MemoryScratch final : public Scratch {
   }
   void read(std::uint64_t offset, std::span<std::byte> out) const override {
     if (!out.empty()) std::memcpy(out.data(), bytes_.get() + offset, out.size());
+  }
+  [[nodiscard]] std::span<const std::byte> view(std::uint64_t offset, std::size_t size,
+                                                std::vector<std::byte>& /*room*/) const override {
+    return {bytes_.get() + offset, size};
   }
 
  private:
