@@ -34,6 +34,11 @@ constexpr std::uint64_t small_scratch = 8;  // chunk_bytes divided by
 constexpr std::uint64_t hash_share = 16;
 constexpr std::uint64_t bytes_per_token = 8192;  // two buffers start somewhere in a page
 
+// Beside its device memory, a lane has room for the absmax of a chunk: of blocks of 32 16-bit weights, or of rows.
+constexpr std::uint64_t absmax_share = 16;  // chunk_bytes divided by
+constexpr std::uint64_t row_absmax_bytes = 16 << 10;
+constexpr std::uint64_t bytes_per_pinned_token = 8192;  // two buffers of whole pages
+
 constexpr std::uint64_t bytes_per_scanned_row = 8;  // Codec::scratch_bytes() tells of them
 
 // Encoder::finish() takes the absmax in pieces, and makes codes of it.
@@ -71,6 +76,12 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     return static_cast<std::uint64_t>(chunk * (1 + growth * (1 + 1.0 / hash_share) + 2.0 / small_scratch)) +
            bytes_per_token;
   };
+  const auto device_bytes = [&] {
+    if (resources.device == nullptr) return std::uint64_t{0};
+    return memory.threads *
+               (std::max(memory.chunk_bytes * longest / absmax_share, row_absmax_bytes) + bytes_per_pinned_token / 2) +
+           (memory.tokens + memory.behind) * bytes_per_pinned_token;
+  };
   const auto behind_bytes = [&] {
     return static_cast<std::uint64_t>(static_cast<double>(memory.chunk_bytes * longest) * growth) + bytes_per_token / 2;
   };
@@ -78,7 +89,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     const std::uint64_t report = plan.recipe.error_report == ErrorReport::full ? bytes_per_report : 0;
     return program_bytes + (bytes_per_tensor + report) * plan.tensors.size() + copies * texts +
            (memory.threads + memory.behind) * bytes_per_thread + memory.tokens * token_bytes() +
-           memory.behind * behind_bytes() + scanned + finish;
+           memory.behind * behind_bytes() + device_bytes() + scanned + finish;
   };
   while (fixed() > resources.max_memory && memory.chunk_bytes > smallest_behind) memory.chunk_bytes /= 2;
   if (fixed() > resources.max_memory) memory.behind = 0;

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
-#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -41,10 +41,10 @@ class Buffers {
       if (pool_ != nullptr) pool_->take_back(std::move(buffer_));
     }
 
-    [[nodiscard]] std::span<std::byte> bytes() const { return std::span(buffer_.data.get() + shift_, size_); }
+    [[nodiscard]] std::span<std::byte> bytes() const { return std::span(buffer_.get() + shift_, size_); }
 
     /// The part of the page that lies before bytes(): of a buffer for Way::direct, `position` modulo the page's size.
-    [[nodiscard]] std::span<std::byte> before() const { return std::span(buffer_.data.get(), shift_); }
+    [[nodiscard]] std::span<std::byte> before() const { return std::span(buffer_.get(), shift_); }
 
    private:
     friend class Buffers;
@@ -56,17 +56,19 @@ class Buffers {
     }
 
     struct Free {
-      void operator()(std::byte* data) const noexcept { ::operator delete[](data, std::align_val_t{page}); }
+      std::pmr::memory_resource* memory;
+      std::size_t capacity;
+      void operator()(std::byte* data) const noexcept { memory->deallocate(data, capacity, page); }
     };
-    struct Buffer {
-      std::unique_ptr<std::byte[], Free> data;
-      std::size_t capacity = 0;
-    };
+    using Buffer = std::unique_ptr<std::byte[], Free>;
     Buffers* pool_ = nullptr;
     Buffer buffer_;
     std::size_t size_ = 0;
     std::size_t shift_ = 0;
   };
+
+  /// The memory must outlive the pool.
+  explicit Buffers(std::pmr::memory_resource* memory = std::pmr::new_delete_resource()) : memory_(memory) {}
 
   /// `size` bytes of unspecified content, to be read from or written to `position` in a file; on a cache line if they
   /// are copied. Takes the smallest buffer that fits, or makes one.
@@ -80,7 +82,7 @@ class Buffers {
       const std::scoped_lock lock(mutex_);
       auto best = free_.end();
       for (auto it = free_.begin(); it != free_.end(); ++it)
-        if (it->capacity >= size && (best == free_.end() || it->capacity < best->capacity)) best = it;
+        if (capacity(*it) >= size && (best == free_.end() || capacity(*it) < capacity(*best))) best = it;
       if (best != free_.end()) {
         loan.buffer_ = std::move(*best);
         free_.erase(best);
@@ -91,17 +93,19 @@ class Buffers {
       else
         free_.reserve(++made_);  // so that taking it back cannot fail
     }
-    loan.buffer_.data.reset(static_cast<std::byte*>(::operator new[](size, std::align_val_t{page})));
-    loan.buffer_.capacity = size;
+    loan.buffer_ = {static_cast<std::byte*>(memory_->allocate(size, page)), {memory_, size}};
     return loan;
   }
 
  private:
+  static std::size_t capacity(const Loan::Buffer& buffer) { return buffer.get_deleter().capacity; }
+
   void take_back(Loan::Buffer buffer) {
     const std::scoped_lock lock(mutex_);
     free_.push_back(std::move(buffer));
   }
 
+  std::pmr::memory_resource* memory_;
   std::mutex mutex_;
   std::vector<Loan::Buffer> free_;
   std::size_t made_ = 0;  // at most, at a time

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <memory_resource>
 #include <optional>
 #include <span>
 #include <string>
@@ -115,6 +116,8 @@ struct Finish {
 /// make_scratch() may be called while others write; the rest may not.
 class Writer {
  public:
+  /// `memory` is that of the buffers from lend().
+  explicit Writer(std::pmr::memory_resource* memory = std::pmr::new_delete_resource()) : buffers_(memory) {}
   virtual ~Writer() = default;
 
   /// Starts shard `index`, or starts it again. Writes its header and reserves its space: Error(no_space) comes
@@ -160,6 +163,7 @@ struct CreateOptions {
   std::size_t shards = 1;
   std::uint64_t bytes = 0;  ///< of all shards together; compared with the free space before anything is written
   bool overwrite = false;   ///< replace an output that exists; it stays whole until the new one is complete
+  std::pmr::memory_resource* memory = std::pmr::new_delete_resource();  ///< of chunks on their way; must outlive it
 };
 
 /// A writer for `path`: a file if the source is a file, a directory if it is one. Of a directory, everything

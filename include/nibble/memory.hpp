@@ -7,11 +7,14 @@
 
 namespace nibble {
 
+class Device;
+
 /// What a conversion may use. None of it changes a byte of the result. max_memory is about the whole program with the
 /// allocator that the command line sets up (few arenas, large blocks given back): others may take some more.
 struct Resources {
   unsigned threads = 0;                      ///< 0: default_threads()
   std::uint64_t max_memory = 1'000'000'000;  ///< bytes; chunks and their number are planned within it
+  Device* device = nullptr;                  ///< for convert(): where codecs run; null: the CPU
 };
 
 /// The processors that this process may use: the quota of its cgroup, its affinity, at least 1.
@@ -24,7 +27,7 @@ struct MemoryPlan {
   std::size_t behind = 0;           ///< encoded chunks that wait for the disk; 0: a chunk in flight waits itself
   std::uint64_t chunk_bytes = 0;    ///< of the source, at most; transposed tensors take transposed_chunk times that
   std::uint64_t scratch_bytes = 0;  ///< what encoders may keep in memory at a time; beyond it they use a file
-  std::uint64_t total_bytes = 0;    ///< what it all comes to
+  std::uint64_t total_bytes = 0;    ///< what it all comes to; a device's driver takes some of its own
   std::uint64_t spilled_bytes = 0;  ///< the largest such file, beside the output until its tensor is finished
 };
 
@@ -33,8 +36,8 @@ inline constexpr std::uint64_t transposed_chunk = 8;
 
 /// Chunks and their number such that
 ///
-///   program + names + threads + tokens x (source chunk + encoded chunk) + behind x encoded chunk + scratch <=
-///   max_memory
+///   program + names + threads + tokens x (source chunk + encoded chunk) + behind x encoded chunk + lanes + scratch
+///     <= max_memory
 ///
 /// where scratch is the largest Codec::scratch_bytes() if there is room for it, and otherwise what is left: a tensor
 /// that needs more keeps it in a file. Throws Error(no_space) that says how much it takes if even the smallest chunks
