@@ -112,22 +112,16 @@ class PinnedMemory final : public std::pmr::memory_resource {
   [[nodiscard]] std::string refusal() const { return refusal_.get(); }
 
  private:
-  // Whole pages: those that two buffers shared could not be pinned for both.
-  static std::size_t whole_pages(std::size_t bytes) {
-    return (std::max<std::size_t>(bytes, 1) + Buffers::page - 1) / Buffers::page * Buffers::page;
-  }
-
   // Pinning memory that is there, rather than asking CUDA for some, keeps it ordinary memory: the disk can fetch it
-  // directly, and where pinning is refused nothing else changes.
+  // directly, and where pinning is refused nothing else changes. Each begins a page, so no page has two of them.
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-    bytes = whole_pages(bytes);
     void* const memory = std::pmr::new_delete_resource()->allocate(bytes, std::max(alignment, Buffers::page));
     if (library_.pin(device_, memory, bytes) != NIBBLE_OK) refusal_.set(library_.last_error());
     return memory;
   }
   void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
     library_.unpin(device_, memory);
-    std::pmr::new_delete_resource()->deallocate(memory, whole_pages(bytes), std::max(alignment, Buffers::page));
+    std::pmr::new_delete_resource()->deallocate(memory, bytes, std::max(alignment, Buffers::page));
   }
   [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 

@@ -37,7 +37,6 @@ constexpr std::uint64_t bytes_per_token = 8192;  // two buffers start somewhere 
 // Beside its device memory, a lane has room for the absmax of a chunk: of blocks of 32 16-bit weights, or of rows.
 constexpr std::uint64_t absmax_share = 16;  // chunk_bytes divided by
 constexpr std::uint64_t row_absmax_bytes = 16 << 10;
-constexpr std::uint64_t bytes_per_pinned_token = 8192;  // two buffers of whole pages
 
 constexpr std::uint64_t bytes_per_scanned_row = 8;  // Codec::scratch_bytes() tells of them
 
@@ -79,8 +78,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
   const auto device_bytes = [&] {
     if (resources.device == nullptr) return std::uint64_t{0};
     return memory.threads *
-               (std::max(memory.chunk_bytes * longest / absmax_share, row_absmax_bytes) + bytes_per_pinned_token / 2) +
-           (memory.tokens + memory.behind) * bytes_per_pinned_token;
+           (std::max(memory.chunk_bytes * longest / absmax_share, row_absmax_bytes) + bytes_per_token / 2);
   };
   const auto behind_bytes = [&] {
     return static_cast<std::uint64_t>(static_cast<double>(memory.chunk_bytes * longest) * growth) + bytes_per_token / 2;

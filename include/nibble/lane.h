@@ -22,8 +22,9 @@ NIBBLE_API int nibble_lane_version(void);
  * that ends it). NIBBLE_INTERNAL if there is none; nibble_last_error() has the reason. */
 NIBBLE_API int nibble_find_device(int* device, char* name, size_t name_bytes);
 
-/* Pins whole pages of host memory, so that the device copies from and to them by itself. `memory` is aligned to 4096
- * bytes. Must be undone before the memory is freed; that never fails, also where pinning was refused. */
+/* Pins the pages that hold these bytes of host memory, so that the device copies from and to them by itself. `memory`
+ * is aligned to 4096 bytes, and none of the pages may be pinned already. Must be undone before the memory is freed;
+ * that never fails, also where pinning was refused. */
 NIBBLE_API int nibble_pin(int device, void* memory, size_t bytes);
 NIBBLE_API void nibble_unpin(int device, void* memory);
 
