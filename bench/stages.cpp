@@ -235,7 +235,7 @@ void write(const Options& options) {
   }
   const unsigned threads = direct ? nibble::Writer::most_behind : options.threads;
   nibble::HugePages pages;
-  nibble::Buffers pool(pages);
+  nibble::Buffers pool(&pages);
   std::vector<nibble::Buffers::Loan> buffers;
   for (unsigned i = 0; i < threads; ++i) {
     buffers.push_back(pool.lend(chunk_bytes, 0, nibble::Buffers::Way::direct));

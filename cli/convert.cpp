@@ -14,6 +14,7 @@
 #include "cli/progress.hpp"
 #include "cli/sizes.hpp"
 #include "nibble/convert.hpp"
+#include "nibble/device.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble::cli {
@@ -31,6 +32,7 @@ struct Options {
   std::vector<std::string> rules;
   std::string max_shard_size = "5GB";
   std::string max_memory = "1GB";
+  DeviceChoice device = DeviceChoice::automatic;
   Resources resources;
   bool dry_run = false;
   bool overwrite = false;
@@ -115,8 +117,20 @@ void print_plan(const Options& options, const Plan& plan) {
   print_warnings(plan.warnings);
 }
 
+// Starting a device takes a while, whatever there is to do: little work is left to the CPU.
+constexpr std::uint64_t least_for_device = 256 << 20;
+
+std::unique_ptr<Device> open_device(DeviceChoice choice, const Plan& plan) {
+  std::uint64_t quantized = 0;
+  for (const PlannedTensor& tensor : plan.tensors) quantized += tensor.quantized ? tensor.info.bytes() : 0;
+  if (choice == DeviceChoice::automatic && quantized < least_for_device) return nullptr;
+  return Device::open(choice);
+}
+
 void print_report(const Options& options, const Report& report, double seconds) {
   const Plan& plan = report.plan;
+  const Device* const device = options.resources.device;
+  const bool on_device = device != nullptr && device->chunks() > 0;
   if (options.json) {
     const Findings& found = report.findings;
     Json json = summary(plan, report.warnings);
@@ -126,6 +140,7 @@ void print_report(const Options& options, const Report& report, double seconds) 
                         {"underflow", found.underflow},
                         {"subnormal", found.subnormal}};
     json["output"] = options.out;
+    json["device"] = on_device ? device->name() : "cpu";
     json["seconds"] = seconds;
     fmt::print("{}\n", dump(json));
     return;
@@ -134,10 +149,10 @@ void print_report(const Options& options, const Report& report, double seconds) 
   for (const PlannedTensor& tensor : plan.tensors) ++codecs[std::string(tensor.codec)];
   std::string counts;
   for (const auto& [codec, count] : codecs) counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, codec);
-  fmt::print("{}: {} -> {}, {:.2f} bits per weight, {:.2f} s ({}/s); tensors: {}\n", options.out,
+  fmt::print("{}: {} -> {}, {:.2f} bits per weight, {:.2f} s ({}/s) on {}; tensors: {}\n", options.out,
              size_both(plan.source_bytes()), size_both(plan.stored_bytes()), bits_per_weight(plan), seconds,
              size_short(static_cast<std::uint64_t>(static_cast<double>(plan.source_bytes()) / std::max(seconds, 1e-9))),
-             counts);
+             on_device ? device->name() : "the CPU", counts);
   print_warnings(report.warnings);
 }
 
@@ -148,12 +163,15 @@ void run(Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const std::unique_ptr<Reader> in = open_checkpoint(options.in);
   Plan plan = make_plan(*in, options.recipe);
+  const std::unique_ptr<Device> device = open_device(options.device, plan);
+  options.resources.device = device.get();
   if (options.dry_run) return print_plan(options, plan);
   const std::unique_ptr<Writer> out =
       create_checkpoint(options.out, *in,
                         {.shards = plan.shard_ends.size(),
                          .bytes = plan.stored_bytes() + plan_memory(plan, options.resources).spilled_bytes,
-                         .overwrite = options.overwrite});
+                         .overwrite = options.overwrite,
+                         .memory = chunk_memory(device.get())});
   ProgressDisplay progress(style);
   const Report report = convert(*in, std::move(plan), *out, options.resources, progress);
   progress.close();
@@ -286,6 +304,11 @@ void add_convert(CLI::App& app) {
   command->add_option("--max-memory", options->max_memory, "Peak memory; chunks are planned within it")
       ->capture_default_str()
       ->type_name("SIZE")
+      ->group(resources);
+  add_choice<DeviceChoice>(
+      *command, "--device", options->device,
+      {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
+      "Where codecs run; all write the same bytes. auto: a GPU if there is one, for 256 MiB or more [auto]")
       ->group(resources);
   command->add_option("--threads", options->resources.threads, "[the processors this process may use]")
       ->check(CLI::Range(1, 1024).description(""))

@@ -141,7 +141,10 @@ class ShardWriter : public Writer {
  public:
   ShardWriter(const std::filesystem::path& path, Transaction::Kind kind, const CreateOptions& options,
               std::uint64_t other_bytes)
-      : transaction_(path, kind, options.overwrite), label_(printable(path.string())), shards_(options.shards) {
+      : Writer(options.memory),
+        transaction_(path, kind, options.overwrite),
+        label_(printable(path.string())),
+        shards_(options.shards) {
     const std::uint64_t need = options.bytes + std::min(other_bytes, UINT64_MAX - options.bytes);
     if (const std::uint64_t free = transaction_.free_bytes(); free < need)
       throw Error(Errc::no_space,

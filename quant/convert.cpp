@@ -32,6 +32,7 @@
 #include <utility>
 
 #include "nibble/buffers.hpp"
+#include "nibble/device.hpp"
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"
 #include "quant/codecs.hpp"
@@ -88,9 +89,10 @@ class Conversion {
         out_(out),
         progress_(progress),
         memory_(plan_memory(plan, resources)),
-        codecs_(plan.recipe.options),
+        codecs_(on_device(plan.recipe.options, resources.device)),
         manifest_(plan, out),
-        resources_(resources) {
+        resources_(resources),
+        buffers_(chunk_memory(resources.device)) {
     report_.plan = std::move(plan);
     total_ = report_.plan.source_bytes();
   }
@@ -109,12 +111,20 @@ class Conversion {
     in_.check_unchanged();
     add_warnings();
     manifest_.end(report_);
+    // Not in the manifest, which says the same wherever codecs ran.
+    if (resources_.device != nullptr)
+      for (std::string& warning : resources_.device->warnings()) report_.warnings.push_back(std::move(warning));
     first_part_ = {};
     finish();
     return std::move(report_);
   }
 
  private:
+  static CodecOptions on_device(CodecOptions options, Device* device) {
+    options.device = device;
+    return options;
+  }
+
   Plan& plan() { return report_.plan; }
 
   static bool is_kept(const MeasuredWeights& tensor, const MeasuredError& error) {

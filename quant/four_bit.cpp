@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "nibble/checkpoint.hpp"
+#include "nibble/device.hpp"
 #include "nibble/error.hpp"
 #include "nibble/nested.hpp"
 #include "quant/widen.hpp"
@@ -82,13 +83,14 @@ std::size_t quant_state_size(std::string_view codec, std::size_t blocksize, cons
 class FourBitEncoder final : public Encoder {
  public:
   FourBitEncoder(const FourBitTables& tables, std::string_view codec, std::size_t blocksize, bool nested,
-                 bool sums_errors, const TensorInfo& tensor, Scratch& scratch)
+                 bool sums_errors, Device* device, const TensorInfo& tensor, Scratch& scratch)
       : tables_(tables),
         codec_(codec),
         blocksize_(blocksize),
         nested_(nested),
         sums_errors_(sums_errors),
         keeps_errors_(nested && sums_errors),
+        device_(device),
         tensor_(tensor),
         blocks_(ceil_div(tensor.elements(), blocksize)),
         scratch_(scratch) {}
@@ -98,6 +100,11 @@ class FourBitEncoder final : public Encoder {
     const std::size_t size = traits(tensor_.dtype).bits / 8;
     std::vector<float> kept(ceil_div(weights.size() / size, blocksize_));
     const std::span<float> absmax = kept;
+    // What is found in weights that are not finite is found here, so those are encoded here, too.
+    if (device_ != nullptr && device_->encode_four_bit(codec_, tensor_.dtype, weights, blocksize_, packed, absmax)) {
+      scratch_.write(first / blocksize_ * sizeof(float), std::as_bytes(absmax));
+      return {};
+    }
     Findings findings;
     const auto encode_tile = [&](std::size_t i, std::size_t n, auto&&... tile) {
       const auto codes = packed.subspan(i / 2, ceil_div(n, 2));
@@ -253,6 +260,7 @@ class FourBitEncoder final : public Encoder {
   bool nested_;
   bool sums_errors_;
   bool keeps_errors_;  // until double quantization is done
+  Device* device_;
   TensorInfo tensor_;
   std::uint64_t blocks_;
   Scratch& scratch_;  // the fp32 absmax of the whole tensor, 4 / blocksize bytes per weight; after them the errors
@@ -331,7 +339,8 @@ class FourBitCodec final : public Codec {
         tables_(tables),
         blocksize_(options.blocksize),
         nested_(options.double_quant),
-        sums_errors_(options.sums_errors) {}
+        sums_errors_(options.sums_errors),
+        device_(options.device) {}
 
   std::string_view name() const noexcept override { return name_; }
   std::string_view summary() const noexcept override { return summary_; }
@@ -365,7 +374,8 @@ class FourBitCodec final : public Codec {
   }
 
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&, Scratch& scratch) const override {
-    return std::make_unique<FourBitEncoder>(tables_, name_, blocksize_, nested_, sums_errors_, tensor, scratch);
+    return std::make_unique<FourBitEncoder>(tables_, name_, blocksize_, nested_, sums_errors_, device_, tensor,
+                                            scratch);
   }
 
   std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
@@ -498,6 +508,7 @@ class FourBitCodec final : public Codec {
   std::size_t blocksize_;
   bool nested_;
   bool sums_errors_;
+  Device* device_;
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "nibble/checkpoint.hpp"
+#include "nibble/device.hpp"
 #include "nibble/error.hpp"
 #include "nibble/fp16.hpp"
 #include "nibble/metrics.hpp"
@@ -208,12 +209,13 @@ template <class F> void for_each_row(std::uint64_t columns, std::uint64_t first,
 
 class Int8Encoder final : public Encoder {
  public:
-  Int8Encoder(const TensorInfo& tensor, bool scanned, Scratch& scratch)
+  Int8Encoder(Device* device, const TensorInfo& tensor, bool scanned, Scratch& scratch)
       : source_(tensor.dtype),
         columns_(tensor.shape[1]),
         row_count_(tensor.shape[0]),
         scanned_(scanned),
         rows_(scanned ? tensor.shape[0] : 0),
+        device_(device),
         scratch_(scratch) {}
 
   void scan(std::uint64_t first, std::span<const std::byte> weights) override { look_at(rows_, first, weights, 0); }
@@ -223,6 +225,7 @@ class Int8Encoder final : public Encoder {
     // Rows that are whole in a chunk are known and stored with it.
     const std::size_t first_row = scanned_ || columns_ == 0 ? 0 : first / columns_;
     std::vector<Row> own(scanned_ || columns_ == 0 ? 0 : weights.size() / size / columns_);
+    if (!own.empty() && encode_on_device(first_row, own.size(), weights, out)) return {};
     std::span<Row> rows = scanned_ ? std::span(rows_) : std::span(own);
     if (!scanned_) {
       look_at(rows, first, weights, first_row);
@@ -291,6 +294,17 @@ class Int8Encoder final : public Encoder {
     std::atomic<bool> plain{true};
   };
 
+  // Whole rows. Where some are not finite, or beyond fp16, what is found in them is found on the CPU.
+  bool encode_on_device(std::size_t first_row, std::size_t rows, std::span<const std::byte> weights,
+                        std::span<std::byte> out) {
+    if (device_ == nullptr) return false;
+    std::vector<float> absmax(rows);
+    const std::span<std::int8_t> codes(reinterpret_cast<std::int8_t*>(out.data()), out.size());
+    if (!device_->encode_int8(source_, weights, codes, absmax)) return false;
+    scratch_.write(first_row * sizeof(float), std::as_bytes(std::span(absmax)));
+    return true;
+  }
+
   [[nodiscard]] std::uint64_t scb_bytes() const { return sizeof(float) * row_count_; }
   [[nodiscard]] std::uint64_t rows_per_piece() const { return tile_weights / columns_; }
 
@@ -332,7 +346,8 @@ class Int8Encoder final : public Encoder {
   std::uint64_t row_count_;
   bool scanned_;
   std::vector<Row> rows_;  // where rows are looked at first: longer than a chunk, so few
-  Scratch& scratch_;       // the SCB, 4 bytes per row
+  Device* device_;
+  Scratch& scratch_;  // the SCB, 4 bytes per row
   EncodingError late_;
 };
 
@@ -357,6 +372,7 @@ class Int8Decoder final : public Decoder {
 
 class Int8 final : public Codec {
  public:
+  explicit Int8(const CodecOptions& options) : device_(options.device) {}
   std::string_view name() const noexcept override { return "int8"; }
   std::string_view summary() const noexcept override {
     return "8-bit integers with an absmax per row (LLM.int8()), as bitsandbytes stores them";
@@ -390,7 +406,7 @@ class Int8 final : public Codec {
 
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,
                                    Scratch& scratch) const override {
-    return std::make_unique<Int8Encoder>(tensor, chunking.scan, scratch);
+    return std::make_unique<Int8Encoder>(device_, tensor, chunking.scan, scratch);
   }
 
   std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
@@ -428,11 +444,13 @@ class Int8 final : public Codec {
  private:
   // In a chunk: what is known of a row takes 8 bytes while it is encoded, which can be more than a short row.
   static constexpr std::uint64_t most_rows = 4096;
+
+  Device* device_;
 };
 
 }  // namespace
 
-std::unique_ptr<const Codec> make_int8(const CodecOptions&) { return std::make_unique<Int8>(); }
+std::unique_ptr<const Codec> make_int8(const CodecOptions& options) { return std::make_unique<Int8>(options); }
 
 }  // namespace nibble
 #endif

@@ -38,6 +38,10 @@ constexpr std::uint64_t bytes_per_buffer = 4096;  // which starts somewhere in a
 // Those that keep more are few, and share with the largest tensor.
 constexpr std::uint64_t small_scratch_eighths = 3;
 
+// Beside its device memory, a lane has room for the absmax of a piece: of blocks of 32 16-bit weights, or of rows.
+constexpr std::uint64_t absmax_share = 16;
+constexpr std::uint64_t row_absmax_bytes = 16 << 10;
+
 constexpr std::uint64_t bytes_per_scanned_row = 8;  // Codec::scratch_bytes() tells of them
 
 // Encoder::finish() takes the absmax in pieces, and makes codes of it.
@@ -74,6 +78,10 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
   }
   const std::uint64_t finish = std::min(largest_scratch, finish_piece) * 5 / 4;
   const auto small = [&] { return std::min(small_scratch, memory.write_bytes / 8 * small_scratch_eighths); };
+  const auto lane = [&] {
+    if (resources.device == nullptr) return std::uint64_t{0};
+    return std::max(memory.piece_bytes * longest / absmax_share, row_absmax_bytes) + bytes_per_buffer;
+  };
   const auto encoded = [&] {
     const auto piece = static_cast<double>(memory.piece_bytes * longest);
     return std::max(memory.write_bytes, static_cast<std::uint64_t>(piece * growth)) + bytes_per_buffer;
@@ -83,7 +91,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     const std::uint64_t readers = std::min<std::uint64_t>(memory.threads, memory.tokens);
     const std::uint64_t piece = memory.piece_bytes * longest;
     return program_bytes + (bytes_per_tensor + report) * plan.tensors.size() + copies * texts +
-           (memory.threads + memory.behind) * bytes_per_thread +
+           (memory.threads + memory.behind) * bytes_per_thread + memory.threads * lane() +
            readers * (piece + piece / encoder_share + bytes_per_buffer) +
            memory.tokens * (encoded() + encoded() / hash_share + small()) + memory.behind * encoded() +
            (memory.behind > 0 ? HugePages::huge_page : 0) + scanned + finish;

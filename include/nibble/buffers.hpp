@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <memory_resource>
 #include <mutex>
 #include <span>
@@ -20,24 +21,11 @@ namespace nibble {
 class Buffers {
   static constexpr std::size_t cache_line = 64;
 
-  struct Buffer {
-    std::byte* data = nullptr;
-    std::size_t capacity = 0;
-  };
-
  public:
   static constexpr std::size_t page = 4096;
 
   /// How the bytes get from the file or into it.
   enum class Way { copied, direct };
-
-  /// Buffers are made of `memory`, which must outlive the pool.
-  explicit Buffers(std::pmr::memory_resource& memory = *std::pmr::new_delete_resource()) : memory_(memory) {}
-  Buffers(const Buffers&) = delete;
-  Buffers& operator=(const Buffers&) = delete;
-  ~Buffers() {
-    for (const Buffer& buffer : free_) give_back(buffer);
-  }
 
   class Loan {
    public:
@@ -50,13 +38,13 @@ class Buffers {
     Loan(const Loan&) = delete;
     Loan& operator=(const Loan&) = delete;
     ~Loan() {
-      if (pool_ != nullptr) pool_->take_back(buffer_);
+      if (pool_ != nullptr) pool_->take_back(std::move(buffer_));
     }
 
-    [[nodiscard]] std::span<std::byte> bytes() const { return std::span(buffer_.data + shift_, size_); }
+    [[nodiscard]] std::span<std::byte> bytes() const { return std::span(buffer_.get() + shift_, size_); }
 
     /// The part of the page that lies before bytes(): of a buffer for Way::direct, `position` modulo the page's size.
-    [[nodiscard]] std::span<std::byte> before() const { return std::span(buffer_.data, shift_); }
+    [[nodiscard]] std::span<std::byte> before() const { return std::span(buffer_.get(), shift_); }
 
    private:
     friend class Buffers;
@@ -67,11 +55,21 @@ class Buffers {
       std::swap(shift_, other.shift_);
     }
 
+    struct Free {
+      std::pmr::memory_resource* memory;
+      std::size_t capacity;
+      void operator()(std::byte* data) const noexcept { memory->deallocate(data, capacity, page); }
+    };
+    using Buffer = std::unique_ptr<std::byte[], Free>;
     Buffers* pool_ = nullptr;
     Buffer buffer_;
     std::size_t size_ = 0;
     std::size_t shift_ = 0;
   };
+
+  /// The memory must outlive the pool. Null: what `new` gives.
+  explicit Buffers(std::pmr::memory_resource* memory = nullptr)
+      : memory_(memory == nullptr ? std::pmr::new_delete_resource() : memory) {}
 
   /// `size` bytes of unspecified content, to be read from or written to `position` in a file; on a cache line if they
   /// are copied. Takes the smallest buffer that fits, of several the one that came back last and may be in
@@ -85,36 +83,34 @@ class Buffers {
       const std::scoped_lock lock(mutex_);
       auto best = free_.end();
       for (auto it = free_.begin(); it != free_.end(); ++it)
-        if (it->capacity >= size && (best == free_.end() || it->capacity <= best->capacity)) best = it;
+        if (capacity(*it) >= size && (best == free_.end() || capacity(*it) <= capacity(*best))) best = it;
       if (best != free_.end()) {
         loan.pool_ = this;
-        loan.buffer_ = *best;
+        loan.buffer_ = std::move(*best);
         free_.erase(best);
         return loan;
       }
-      if (!free_.empty()) {  // too small: let it go rather than hoard every size
-        give_back(free_.back());
-        free_.pop_back();
-      } else {
+      if (!free_.empty())
+        free_.pop_back();  // too small: let it go rather than hoard every size
+      else
         free_.reserve(++made_);  // so that taking it back cannot fail
-      }
     }
-    loan.buffer_ = {static_cast<std::byte*>(memory_.allocate(size, page)), size};
+    loan.buffer_ = {static_cast<std::byte*>(memory_->allocate(size, page)), {memory_, size}};
     loan.pool_ = this;
     return loan;
   }
 
  private:
-  void take_back(Buffer buffer) {
+  static std::size_t capacity(const Loan::Buffer& buffer) { return buffer.get_deleter().capacity; }
+
+  void take_back(Loan::Buffer buffer) {
     const std::scoped_lock lock(mutex_);
-    free_.push_back(buffer);
+    free_.push_back(std::move(buffer));
   }
 
-  void give_back(const Buffer& buffer) { memory_.deallocate(buffer.data, buffer.capacity, page); }
-
-  std::pmr::memory_resource& memory_;
+  std::pmr::memory_resource* memory_;
   std::mutex mutex_;
-  std::vector<Buffer> free_;
+  std::vector<Loan::Buffer> free_;
   std::size_t made_ = 0;  // at most, at a time
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <memory_resource>
 #include <optional>
 #include <span>
 #include <string>
@@ -116,6 +117,8 @@ struct Finish {
 /// make_scratch() may be called while others write; the rest may not.
 class Writer {
  public:
+  /// `memory` is that of the buffers from lend(); null: huge pages.
+  explicit Writer(std::pmr::memory_resource* memory = nullptr) : buffers_(memory == nullptr ? &huge_pages_ : memory) {}
   virtual ~Writer() = default;
 
   /// Starts shard `index`, or starts it again. Writes its header and reserves its space: Error(no_space) comes
@@ -154,14 +157,15 @@ class Writer {
   virtual void commit(const Finish& finish) = 0;
 
  protected:
-  HugePages memory_;
-  Buffers buffers_{memory_};
+  HugePages huge_pages_;
+  Buffers buffers_;
 };
 
 struct CreateOptions {
   std::size_t shards = 1;
   std::uint64_t bytes = 0;  ///< of all shards together; compared with the free space before anything is written
   bool overwrite = false;   ///< replace an output that exists; it stays whole until the new one is complete
+  std::pmr::memory_resource* memory = nullptr;  ///< of chunks on their way; must outlive the writer. Null: huge pages
 };
 
 /// A writer for `path`: a file if the source is a file, a directory if it is one. Of a directory, everything

@@ -16,6 +16,7 @@
 
 namespace nibble {
 
+class Device;
 class Reader;
 
 /// What fp16 does with finite values beyond 65504.
@@ -27,6 +28,7 @@ struct CodecOptions {
   bool double_quant = true;                    ///< absmax in 8 bits, 256 to a nested absmax (nf4, fp4)
   OnOverflow on_overflow = OnOverflow::error;  ///< (fp16)
   bool sums_errors = false;                    ///< error() will be called for every chunk
+  Device* device = nullptr;                    ///< encodes the chunks that it can, to the same bytes (nf4, fp4, int8)
 };
 
 /// What a codec met in the weights it encoded. Sums over chunks, so independent of how a tensor was cut.

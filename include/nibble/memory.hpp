@@ -7,11 +7,14 @@
 
 namespace nibble {
 
+class Device;
+
 /// What a conversion may use. None of it changes a byte of the result. max_memory is about the whole program with the
 /// allocator that the command line sets up (few arenas, large blocks given back): others may take some more.
 struct Resources {
   unsigned threads = 0;                      ///< 0: default_threads()
   std::uint64_t max_memory = 1'000'000'000;  ///< bytes; chunks and their number are planned within it
+  Device* device = nullptr;                  ///< for convert(): where codecs run; null: the CPU
 };
 
 /// The processors that this process may use: the quota of its cgroup, its affinity, at least 1.
@@ -25,7 +28,7 @@ struct MemoryPlan {
   std::uint64_t piece_bytes = 0;  ///< of the source, read at once; transposed tensors take transposed_piece times that
   std::uint64_t write_bytes = 0;  ///< what becomes of a chunk, about: as many pieces as make no more, but one at least
   std::uint64_t scratch_bytes = 0;  ///< what encoders may keep in memory at a time; beyond it they use a file
-  std::uint64_t total_bytes = 0;    ///< what it all comes to
+  std::uint64_t total_bytes = 0;    ///< what it all comes to; a device's driver takes some of its own
   std::uint64_t spilled_bytes = 0;  ///< the largest such file, beside the output until its tensor is finished
 };
 
@@ -34,7 +37,7 @@ inline constexpr std::uint64_t transposed_piece = 8;
 
 /// Chunks and their number such that
 ///
-///   program + names + threads x piece + (tokens + behind) x encoded chunk + scratch <= max_memory
+///   program + names + threads x (piece + lane) + (tokens + behind) x encoded chunk + scratch <= max_memory
 ///
 /// where scratch is the largest Codec::scratch_bytes() if there is room for it, and otherwise what is left: a tensor
 /// that needs more keeps it in a file. Throws Error(no_space) that says how much it takes if even the smallest chunks

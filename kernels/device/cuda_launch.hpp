@@ -81,11 +81,15 @@ inline void check(cudaError_t error, const char* what) {
   (void)cudaGetLastError();  // the runtime keeps it for whoever asks next, whose call may have done nothing wrong
   throw LaunchError(static_cast<int>(error), std::string(what) + ": " + cudaGetErrorString(error));
 }
-inline int attribute(cudaDeviceAttr which) {
-  int device = 0, value = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
+inline int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
   check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
   return value;
+}
+inline int attribute(cudaDeviceAttr which) {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return attribute(which, device);
 }
 
 }  // namespace detail

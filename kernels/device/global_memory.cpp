@@ -94,6 +94,14 @@ void Region::require_complete(const Site& site) const {
                      name_, missed - written_.begin()));
 }
 
+void Region::require_known(std::size_t offset, std::size_t bytes, const Site& site) const {
+  const void* unknown = std::memchr(written_.data() + offset, 0, bytes);
+  if (unknown != nullptr)
+    fail(Fault::uninitialized, site,
+         fmt::format("copy of byte {} of '{}', never written", static_cast<const u8*>(unknown) - written_.data(),
+                     name_));
+}
+
 Region* find_region(const void* address) {
   if (address == nullptr) return nullptr;
   const auto at = reinterpret_cast<std::uintptr_t>(address);

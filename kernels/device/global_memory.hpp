@@ -45,10 +45,15 @@ class Region {
 
   /// The host wrote everything, or wants to have a write-once array written again.
   void set_known() { std::fill(written_.begin(), written_.end(), u8{1}); }
+  void set_known(std::size_t offset, std::size_t bytes) {
+    std::fill_n(written_.begin() + static_cast<std::ptrdiff_t>(offset), bytes, u8{1});
+  }
   void reset();
 
   /// Throws Failure(not_written) if a kernel left out a byte of a write-once array.
   void require_complete(const Site& site) const;
+  /// Throws Failure(uninitialized) if the host reads bytes that nobody wrote.
+  void require_known(std::size_t offset, std::size_t bytes, const Site& site) const;
 
  private:
   std::string name_;

@@ -1,4 +1,5 @@
-// The same bytes for any number of threads, any size of chunks and on every CPU target, by the program itself.
+// The same bytes for any number of threads, any size of chunks, on every CPU target and on a device (a simulated one),
+// by the program itself.
 //
 // NIBBLE_PEER is the path of a nibble that was built otherwise and joins the comparison: by clang (tests/targets.sh),
 // or with ThreadSanitizer, whose reports end it with an exit code.
@@ -30,10 +31,11 @@ struct How {
   std::string max_memory = "1GB";
   std::string target;
   std::string program = NIBBLE_PROGRAM;
+  std::string device = "cpu";
 
   friend std::ostream& operator<<(std::ostream& out, const How& how) {
     return out << how.program << ", " << how.threads << " threads, " << how.max_memory << ", target '" << how.target
-               << "'";
+               << "', device " << how.device;
   }
 };
 
@@ -67,6 +69,11 @@ class File {
   std::string data_;
   unsigned seed_ = 0;
 };
+
+#ifndef NIBBLE_SIMULATED_CUDA
+#define NIBBLE_SIMULATED_CUDA ""
+#endif
+constexpr std::string_view simulated_cuda = NIBBLE_SIMULATED_CUDA;  // none where the simulator is not built
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
@@ -127,9 +134,11 @@ class Determinism : public testing::TestWithParam<std::string> {
 
   static std::string convert(const std::string& in, const std::string& out, const std::string& to, const How& how) {
     return output_of(
-        fmt::format("NIBBLE_CPU_TARGET='{}' '{}' convert {} {} --to {} --threads {} --max-memory {} "
+        // A copy that is not from or to pinned memory would fail.
+        fmt::format("NIBBLE_CUDA_LIBRARY='{}' NIBBLE_SIMULATED_FAULT=unpinned NIBBLE_CPU_TARGET='{}' "
+                    "'{}' convert {} {} --to {} --threads {} --max-memory {} --device {} "
                     "--max-shard-size 200KB --progress none --json",
-                    how.target, how.program, in, out, to, how.threads, how.max_memory));
+                    simulated_cuda, how.target, how.program, in, out, to, how.threads, how.max_memory, how.device));
   }
 
   // All bytes that a conversion writes, by file. Reads what a run wrote and removes it.
@@ -153,6 +162,10 @@ TEST_P(Determinism, SameBytesHoweverTheyAreMade) {
   ways.push_back({2, smallest_chunks, {}});
   const auto formats = nlohmann::json::parse(output_of("'" NIBBLE_PROGRAM "' formats --json"));
   for (const std::string target : formats.at("cpu_targets")) ways.push_back({2, middling_chunks, target});
+  if (!simulated_cuda.empty())
+    for (const auto& [threads, max_memory] :
+         {std::pair(1, smallest_chunks), std::pair(2, largest_chunks), std::pair(7, middling_chunks)})
+      ways.push_back({threads, max_memory, {}, NIBBLE_PROGRAM, "cuda"});
   if (const char* const peer = std::getenv("NIBBLE_PEER"); peer != nullptr) {
     ways.push_back({7, smallest_chunks, {}, peer});
     const auto others = nlohmann::json::parse(output_of(fmt::format("'{}' formats --json", peer)));
@@ -170,7 +183,19 @@ TEST_P(Determinism, SameBytesHoweverTheyAreMade) {
   }
 }
 
-// Otherwise the test above compares equals.
+// Otherwise the test above compares equals, as it does for casts.
+TEST_P(Determinism, TheDeviceEncodes) {
+  if (simulated_cuda.empty()) GTEST_SKIP() << "the simulator is not built";
+  const How how{.threads = 2, .max_memory = middling_chunks, .target = {}, .device = "cuda"};
+  const auto report = nlohmann::json::parse(convert("layers.safetensors", "out", GetParam(), how));
+  const bool is_cast = GetParam().starts_with("fp16") || GetParam().starts_with("bf16") || GetParam() == "fp32";
+  EXPECT_EQ(report.at("device"), is_cast ? "cpu" : "simulated device");
+  for (const auto& warning : report.at("warnings")) EXPECT_THAT(warning, testing::Not(testing::HasSubstr("device")));
+  fs::remove(root_->path() / "out");
+  fs::remove(root_->path() / "out.nibble.json");
+}
+
+// The same for the next one.
 TEST_P(Determinism, TheMemoriesCutDifferentChunks) {
   std::set<std::string> chunks;
   for (const char* const max_memory : {largest_chunks, middling_chunks, smallest_chunks}) {

@@ -3,9 +3,10 @@
 
 import ctypes
 import pathlib
+import re
 import subprocess
 import sys
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char, c_float, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 
 INTERNAL, USAGE, F16 = 1, 2, 1
 
@@ -41,6 +42,10 @@ nibble.nibble_quantize_four_bit_workspace.argtypes = [c_uint64, c_uint32, c_int]
 nibble.nibble_matmul_four_bit_workspace.restype = c_size_t
 nibble.nibble_matmul_four_bit_workspace.argtypes = [c_uint64, c_uint64, c_uint64]
 nibble.nibble_nested_codebook.restype = POINTER(c_float * 256)
+header = (pathlib.Path(__file__).parents[2] / "include/nibble/lane.h").read_text(encoding="utf-8")
+for name in re.findall(r"NIBBLE_API [\w ]+?(nibble_\w+)\(", header):
+    assert hasattr(nibble, name), f"{library} lacks {name} of nibble/lane.h"
+assert nibble.nibble_lane_version() == int(re.search(r"NIBBLE_LANE_VERSION (\d+)", header)[1])
 
 
 def refusal(status, expected):
@@ -82,12 +87,17 @@ int8 = Int8(rows=64, columns=64, codes=at, absmax=at)
 matrix = Matrix(dtype=F16, rows=64, columns=64, stride=64, data=at)
 here, size, room = c_void_p(at), c_uint64(64 * 64), c_size_t(1 << 15)
 assert nibble.nibble_matmul_four_bit_workspace(64, 64, 64) <= room.value
+page = (c_uint8 * (1 << 13))()
+text, number, lane = (c_char * 64)(), c_int(0), c_void_p()
 calls = {
     "nibble_dequantize_four_bit": [byref(weight), c_uint64(0), byref(matrix), None],
     "nibble_dequantize_int8": [byref(int8), c_uint64(0), byref(matrix), None],
     "nibble_quantize_four_bit": [here, F16, size, byref(output), None, None, c_size_t(0), None],
     "nibble_quantize_four_bit, nested": [here, F16, size, byref(nested), None, here, room, None],
     "nibble_quantize_int8": [byref(matrix), here, here, None, None],
+    "nibble_find_device": [byref(number), text, c_size_t(64)],
+    "nibble_pin": [c_int(0), c_void_p(ctypes.addressof(page) + 4095 & ~4095), c_size_t(4096)],
+    "nibble_lane_create": [c_int(0), byref(lane)],
     "nibble_matmul_four_bit": [byref(weight), byref(matrix), None, byref(matrix), here, room, None],
 }
 for name, arguments in calls.items():

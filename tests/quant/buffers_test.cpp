@@ -77,7 +77,7 @@ TEST(Buffers, UseTheMemoryTheyAreGiven) {
     [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
   } memory;
   {
-    Buffers buffers(memory);
+    Buffers buffers(&memory);
     { const Buffers::Loan a = buffers.lend(100, 0), b = buffers.lend(100, 0); }
     EXPECT_EQ(memory.lent.size(), 2u);
     { const Buffers::Loan large = buffers.lend(100'000, 0); }

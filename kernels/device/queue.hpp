@@ -1,0 +1,9 @@
+// What a host does around launches: devices, their memory, copies. The simulator's device is the machine itself.
+//
+// Host code alone, so CUDA's side is chosen by the compiler that also sees the kernels.
+#pragma once
+#if defined(__CUDACC__)
+#include "kernels/device/cuda_queue.hpp"
+#else
+#include "kernels/device/host_queue.hpp"
+#endif

@@ -1,0 +1,230 @@
+// Lanes: from host memory to host memory, the bytes of the codecs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+#include <random>
+#include <thread>
+
+#include "nibble/fp4.hpp"
+#include "nibble/int8.hpp"
+#include "nibble/lane.h"
+#include "nibble/nf4.hpp"
+#include "tests/kernels/schedules.hpp"
+#include "tests/kernels/weights.hpp"
+
+namespace nibble::kernels {
+namespace {
+
+using device::bf16;
+using device::f16;
+using device::u64;
+using device::u8;
+using test::dtype_of;
+using test::narrowed;
+using test::widened;
+using testing::HasSubstr;
+using testing::StrEq;
+
+struct Destroy {
+  void operator()(nibble_lane* lane) const { nibble_lane_destroy(lane); }
+};
+using Lane = std::unique_ptr<nibble_lane, Destroy>;
+
+Lane make_lane() {
+  nibble_lane* lane = nullptr;
+  EXPECT_EQ(nibble_lane_create(0, &lane), NIBBLE_OK) << nibble_last_error();
+  return Lane(lane);
+}
+
+std::vector<float> normal_weights(std::size_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0f, 0.02f);
+  std::vector<float> weights(n);
+  for (float& weight : weights) weight = normal(random);
+  return weights;
+}
+
+template <class T>
+void expect_four_bit(nibble_lane* lane, const std::vector<float>& values, nibble_codebook codebook,
+                     std::uint32_t blocksize, std::size_t shift = 0) {
+  const std::vector<T> weights = narrowed<T>(values);
+  const std::size_t n = weights.size(), blocks = (n + blocksize - 1) / blocksize;
+  std::vector<u8> packed((n + 1) / 2), expected(packed.size());
+  std::vector<float> absmax(blocks), expected_absmax(blocks);
+  const std::size_t bad =
+      (codebook == NIBBLE_NF4 ? nf4::encode : fp4::encode)(widened(weights), blocksize, expected, expected_absmax);
+  std::vector<char> moved(n * sizeof(T) + shift);  // host memory needs no alignment
+  std::memcpy(moved.data() + shift, weights.data(), n * sizeof(T));
+  u64 nonfinite = 7;
+  ASSERT_EQ(nibble_lane_quantize_four_bit(lane, moved.data() + shift, dtype_of<T>, n, codebook, blocksize,
+                                          packed.data(), absmax.data(), &nonfinite),
+            NIBBLE_OK)
+      << nibble_last_error();
+  ASSERT_EQ(nonfinite, bad);
+  ASSERT_EQ(packed, expected);
+  ASSERT_EQ(0, std::memcmp(absmax.data(), expected_absmax.data(), blocks * sizeof(float)));
+}
+
+template <class T>
+void expect_int8(nibble_lane* lane, const std::vector<float>& values, std::size_t rows, u64 bad_rows = 0) {
+  const std::vector<T> weights = narrowed<T>(values);
+  const std::vector<float> wide = widened(weights);
+  const std::size_t columns = weights.size() / rows;
+  std::vector<std::int8_t> codes(weights.size()), expected(weights.size());
+  std::vector<float> absmax(rows), expected_absmax(rows);
+  for (std::size_t row = 0; row < rows; ++row)
+    expected_absmax[row] = int8::encode_row(std::span(wide).subspan(row * columns, columns),
+                                            std::span(expected).subspan(row * columns, columns));
+  u64 nonfinite = 7;
+  ASSERT_EQ(nibble_lane_quantize_int8(lane, weights.data(), dtype_of<T>, rows, columns, codes.data(), absmax.data(),
+                                      &nonfinite),
+            NIBBLE_OK)
+      << nibble_last_error();
+  ASSERT_EQ(nonfinite, bad_rows);
+  ASSERT_EQ(codes, expected);
+  ASSERT_EQ(absmax, expected_absmax);
+}
+
+// One lane for chunks of all sizes, large and small in turn: nothing is left over from the chunk before.
+TEST(LaneQuantize, GivesTheBytesOfTheCodecs) {
+  const Lane lane = make_lane();
+  unsigned seed = 0;
+  for (const std::uint32_t blocksize : {32u, 64u, 4096u})
+    for (const std::size_t n : {1u, 63u, 12289u, 64u, 8192u})
+      for (const nibble_codebook codebook : {NIBBLE_NF4, NIBBLE_FP4}) {
+        const auto values = normal_weights(n, ++seed);
+        expect_four_bit<float>(lane.get(), values, codebook, blocksize, seed % 4);
+        expect_four_bit<bf16>(lane.get(), values, codebook, blocksize, seed % 2);
+        expect_four_bit<f16>(lane.get(), values, codebook, blocksize);
+      }
+  for (const std::size_t rows : {1u, 7u, 129u}) {
+    const auto values = normal_weights(rows * 131, ++seed);
+    expect_int8<float>(lane.get(), values, rows);
+    expect_int8<bf16>(lane.get(), values, rows);
+    expect_int8<f16>(lane.get(), values, rows);
+  }
+}
+
+TEST(LaneQuantize, CountsWhatIsNotFinite) {
+  const Lane lane = make_lane();
+  auto values = normal_weights(640, 1);
+  values[70] = std::numeric_limits<float>::quiet_NaN();
+  values[639] = -std::numeric_limits<float>::infinity();
+  for (int i = 0; i < 2; ++i) {  // from zero each time
+    expect_four_bit<float>(lane.get(), values, NIBBLE_NF4, 64);
+    expect_int8<float>(lane.get(), values, 10, 2);
+  }
+}
+
+TEST(LaneQuantize, LanesOfSeveralThreads) {
+  std::vector<std::jthread> threads;
+  for (unsigned i = 0; i < 4; ++i)
+    threads.emplace_back([i] {
+      const Lane lane = make_lane();
+      for (unsigned chunk = 0; chunk < 3; ++chunk)
+        expect_four_bit<bf16>(lane.get(), normal_weights(4096 * (1 + i), 10 * i + chunk), NIBBLE_NF4, 64);
+    });
+}
+
+TEST(LaneQuantize, FindsADevice) {
+  int device = -1;
+  char name[64] = "";
+  ASSERT_EQ(nibble_find_device(&device, name, sizeof name), NIBBLE_OK) << nibble_last_error();
+  EXPECT_GE(device, 0);
+  EXPECT_STRNE(name, "");
+  char cut[3];
+  ASSERT_EQ(nibble_find_device(&device, cut, sizeof cut), NIBBLE_OK);
+  EXPECT_EQ(std::strlen(cut), 2u);
+  EXPECT_EQ(nibble_lane_version(), NIBBLE_LANE_VERSION);
+}
+
+TEST(LaneQuantize, RefusesWhatMakesNoSense) {
+  const Lane lane = make_lane();
+  std::array<float, 64> weights{};
+  std::array<u8, 64> packed{};
+  std::array<float, 64> absmax{};
+  u64 nonfinite = 0;
+  const auto quantize = [&](nibble_lane* on, std::uint32_t blocksize, u8* out) {
+    return nibble_lane_quantize_four_bit(on, weights.data(), NIBBLE_F32, 64, NIBBLE_NF4, blocksize, out, absmax.data(),
+                                         &nonfinite);
+  };
+  EXPECT_EQ(quantize(nullptr, 64, packed.data()), NIBBLE_USAGE);
+  EXPECT_THAT(nibble_last_error(), StrEq("lane is null"));
+  EXPECT_EQ(quantize(lane.get(), 48, packed.data()), NIBBLE_USAGE);
+  EXPECT_THAT(nibble_last_error(), StrEq("blocksize is 48, not a power of two from 32 to 4096"));
+  EXPECT_EQ(quantize(lane.get(), 64, nullptr), NIBBLE_USAGE);
+  EXPECT_THAT(nibble_last_error(), StrEq("packed is null"));
+  EXPECT_EQ(quantize(lane.get(), 64, packed.data()), NIBBLE_OK);
+  nibble_lane_destroy(nullptr);
+}
+
+TEST(LaneQuantize, PinsPages) {
+  struct Free {
+    void operator()(void* memory) const { ::operator delete (memory, std::align_val_t{4096}); }
+  };
+  const std::unique_ptr<void, Free> memory(::operator new (3 * 4096, std::align_val_t{4096}));
+  EXPECT_EQ(nibble_pin(0, memory.get(), 2 * 4096 + 1), NIBBLE_OK) << nibble_last_error();
+  EXPECT_EQ(nibble_pin(0, static_cast<char*>(memory.get()) + 2 * 4096, 4096), NIBBLE_INTERNAL);  // it is pinned
+  nibble_unpin(0, memory.get());
+  EXPECT_EQ(nibble_pin(0, memory.get(), 4096), NIBBLE_OK) << nibble_last_error();
+  nibble_unpin(0, memory.get());
+  nibble_unpin(0, memory.get());
+  EXPECT_EQ(nibble_pin(0, static_cast<char*>(memory.get()) + 8, 4096), NIBBLE_USAGE);
+  EXPECT_THAT(nibble_last_error(), StrEq("memory is 8 bytes past a multiple of 4096, its alignment"));
+}
+
+// --- Failures, which a GPU does not have on demand
+
+class ScopedFault {
+ public:
+  explicit ScopedFault(const char* name) { setenv("NIBBLE_SIMULATED_FAULT", name, 1); }
+  ~ScopedFault() { unsetenv("NIBBLE_SIMULATED_FAULT"); }
+  ScopedFault(const ScopedFault&) = delete;
+  ScopedFault& operator=(const ScopedFault&) = delete;
+};
+
+NIBBLE_SIMULATED_TEST(LaneQuantize, SaysWhatFailed) {
+  const std::vector<float> weights = normal_weights(4096, 1);
+  for (const char* const step : {"use_device", "memory", "copy_to_device", "clear", "copy_to_host", "wait"}) {
+    const Lane lane = make_lane();
+    std::vector<u8> packed(2048);
+    std::vector<float> absmax(64);
+    u64 nonfinite = 0;
+    const ScopedFault fault(step);
+    EXPECT_EQ(nibble_lane_quantize_four_bit(lane.get(), weights.data(), NIBBLE_F32, 4096, NIBBLE_NF4, 64, packed.data(),
+                                            absmax.data(), &nonfinite),
+              NIBBLE_INTERNAL)
+        << step;
+    EXPECT_THAT(nibble_last_error(), StrEq(std::string(step) + ": a fault was asked for"));
+  }
+  nibble_lane* lane = nullptr;
+  const ScopedFault fault("queue");
+  EXPECT_EQ(nibble_lane_create(0, &lane), NIBBLE_INTERNAL);
+  EXPECT_EQ(lane, nullptr);
+}
+
+NIBBLE_SIMULATED_TEST(LaneQuantize, SaysWhyThereIsNoDevice) {
+  int device = -1;
+  char name[64] = "";
+  const auto refusal = [&](const char* fault_name) {
+    const ScopedFault fault(fault_name);
+    EXPECT_EQ(nibble_find_device(&device, name, sizeof name), NIBBLE_INTERNAL);
+    return std::string(nibble_last_error());
+  };
+  EXPECT_EQ(refusal("device_count"), "device_count: a fault was asked for");
+  EXPECT_EQ(refusal("none"), "there is none");
+  EXPECT_EQ(refusal("old"), "simulated device is sm_75, at least sm_80 is needed");
+}
+
+NIBBLE_SIMULATED_TEST(LaneQuantize, MemoryThatCannotBePinnedServesToo) {
+  const ScopedFault fault("pin");
+  expect_four_bit<float>(make_lane().get(), normal_weights(100, 1), NIBBLE_NF4, 64);
+}
+
+}  // namespace
+}  // namespace nibble::kernels
