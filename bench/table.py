@@ -61,6 +61,12 @@ def stages_share(case):
     return lambda m: sum(stage(m) for stage in stages) / of(f"nibble/{case}")(m)
 
 
+def processors_share(case):
+    """Reading and encoding alone, both of which take all processors, in the time of the whole."""
+    dtype = case.split("/")[1]
+    return lambda m: (of(f"read/{dtype}")(m) + of(f"encode/{case}")(m)) / of(f"nibble/{case}")(m)
+
+
 def unevenness(where):
     """By how much the time per byte of the slowest size exceeds that of the fastest."""
 
@@ -83,6 +89,9 @@ TARGETS = [
     Target("fp16 from fp32 against cp + fsync", "convert", ratio("cp/fp32", "nibble/fp16/fp32"), 2.3),
     *(Target(f"largest stage alone, share of the whole: {case}", "convert", stage_share(case), 0.8, "%")
       for case in ("nf4/bf16", "nf4/fp32", "int8/bf16", "fp16/fp32")),
+    *(Target(f"read and encode alone, which take all processors, share of the whole: {case}", "convert",
+             processors_share(case), None, "%")
+      for case in ("nf4/bf16", "nf4/fp32")),
     *(Target(f"read, encode and write alone, one after the other, share of the whole: {case}", "convert",
              stages_share(case), None, "%")
       for case in ("nf4/bf16", "nf4/fp32", "int8/bf16", "fp16/fp32")),
@@ -99,10 +108,11 @@ TARGETS = [
            ratio("nibble/decode/nf4/bfloat16", "peer/decode/nf4/bfloat16"), 4),
     Target("double quantization of absmax against bitsandbytes", "peers",
            ratio("nibble/nested/encode", "peer/nested/encode"), 5),
-    Target("conversion to NF4 against a bitsandbytes script: bf16", "convert",
+    Target("conversion to NF4 against a bitsandbytes script: bf16", "convert_peers",
            ratio("peer/nf4/bf16", "nibble/nf4/bf16"), 50),
-    Target("the same: fp32", "convert", ratio("peer/nf4/fp32", "nibble/nf4/fp32"), 35),
-    Target("against llama-quantize to Q4_0", "convert", ratio("llama-quantize/q4_0", "nibble/nf4/bf16"), 5),
+    Target("the same: fp32", "convert_peers", ratio("peer/nf4/fp32", "nibble/nf4/fp32"), 35),
+    Target("against llama-quantize to Q4_0: bf16", "convert", ratio("llama-quantize/q4_0", "nibble/nf4/bf16"), 5),
+    Target("the same: fp32", "convert", ratio("llama-quantize/q4_0/fp32", "nibble/nf4/fp32"), None),
     Target("time per byte, 1 to 8 GB, slowest over fastest", "sizes", unevenness("disk"), 0.2, "%", at_most=True),
     Target("the same on tmpfs", "sizes", unevenness("tmpfs"), 0.2, "%", at_most=True),
     Target("the same, writing alone", "sizes", unevenness("write"), None, "%"),
@@ -337,8 +347,9 @@ TABLES = {
     "machine": lambda: machine_text("convert"),
     "targets": targets_table,
     "times": lambda: times_table("convert", "sizes"),
-    "direct_machine": lambda: machine_text("convert_avx512"),
-    "direct": lambda: times_table("convert_avx512", "sizes_avx512"),
+    "script_machine": lambda: machine_text("convert_peers"),
+    "script": lambda: times_table("convert_peers"),
+    "codecs_machine": lambda: machine_text("codecs"),
     "codecs": codecs_table,
     "avx512_machine": lambda: machine_text("codecs_avx512"),
     "avx512": lambda: codecs_table("codecs_avx512"),
