@@ -32,7 +32,7 @@ struct Options {
   std::vector<std::string> rules;
   std::string max_shard_size = "5GB";
   std::string max_memory = "1GB";
-  DeviceChoice device = DeviceChoice::automatic;
+  DeviceChoice device = DeviceChoice::cpu;
   Resources resources;
   bool dry_run = false;
   bool overwrite = false;
@@ -308,7 +308,7 @@ void add_convert(CLI::App& app) {
   add_choice<DeviceChoice>(
       *command, "--device", options->device,
       {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
-      "Where codecs run; all write the same bytes. auto: a GPU if there is one, for 256 MiB or more [auto]")
+      "Where codecs run; all write the same bytes. auto: a GPU if there is one, for 256 MiB or more [cpu]")
       ->group(resources);
   command->add_option("--threads", options->resources.threads, "[the processors this process may use]")
       ->check(CLI::Range(1, 1024).description(""))

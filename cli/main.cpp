@@ -34,7 +34,7 @@ void allow_many_files() {
 // later instead of returning them. Peak memory is planned to the megabyte, and nothing here allocates often.
 void keep_heap_small() {
 #ifdef __GLIBC__
-  constexpr int large_block = 2 << 20;  // chunks are smaller: mapping each anew would cost their page faults
+  constexpr int large_block = 128 << 10;  // the buffers of chunks are larger and long-lived: each is mapped on its own
   mallopt(M_ARENA_MAX, 2);
   mallopt(M_MMAP_THRESHOLD, large_block);
   mallopt(M_TRIM_THRESHOLD, large_block);

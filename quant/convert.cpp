@@ -344,7 +344,7 @@ class Conversion {
     report_.findings.add(found);
     if (found.nan + found.inf + found.overflow > 0) found_[work.index] = found;
     refuse(work);
-    PartWriter rest(out_, work.first_part, work.parts, memory_.behind > 0);
+    PartWriter rest(out_, work.first_part, work.parts, memory_.behind > 0 ? memory_.write_bytes : 0);
     work.encoder->finish(rest);
     std::vector<Manifest::Part> parts;
     for (std::size_t p = 0; p < work.parts.size(); ++p)

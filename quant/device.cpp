@@ -12,6 +12,7 @@
 
 #include "nibble/buffers.hpp"
 #include "nibble/error.hpp"
+#include "nibble/huge_pages.hpp"
 #include "nibble/lane.h"
 
 namespace nibble {
@@ -20,7 +21,9 @@ namespace {
 constexpr const char* default_library = "libnibble_cuda.so";
 constexpr const char* library_variable = "NIBBLE_CUDA_LIBRARY";
 
-[[noreturn]] void refuse(const std::string& why) { throw Error(Errc::usage, "--device cuda: " + why); }
+[[noreturn]] void refuse(const std::string& why) { throw Error(Errc::usage, why); }
+
+std::string asked_for(const Error& error) { return std::string("--device cuda: ") + error.what(); }
 
 // Its code stays when the handle is closed: the driver may still run some of it as the program ends.
 struct Close {
@@ -31,7 +34,7 @@ using Handle = std::unique_ptr<void, Close>;
 Handle load(const char* name) { return Handle(dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)); }
 
 const char* chosen_library() {
-  const char* const chosen = std::getenv(library_variable);
+  const char* const chosen = secure_getenv(library_variable);  // not with more rights than its user has
   return chosen != nullptr && *chosen != '\0' ? chosen : nullptr;
 }
 
@@ -115,18 +118,19 @@ class PinnedMemory final : public std::pmr::memory_resource {
   // Pinning memory that is there, rather than asking CUDA for some, keeps it ordinary memory: the disk can fetch it
   // directly, and where pinning is refused nothing else changes. Each begins a page, so no page has two of them.
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-    void* const memory = std::pmr::new_delete_resource()->allocate(bytes, std::max(alignment, Buffers::page));
+    void* const memory = pages_.allocate(bytes, std::max(alignment, Buffers::page));
     if (library_.pin(device_, memory, bytes) != NIBBLE_OK) refusal_.set(library_.last_error());
     return memory;
   }
   void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
     library_.unpin(device_, memory);
-    std::pmr::new_delete_resource()->deallocate(memory, bytes, std::max(alignment, Buffers::page));
+    pages_.deallocate(memory, bytes, std::max(alignment, Buffers::page));
   }
   [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 
   const Library& library_;
   int device_;
+  HugePages pages_;
   Note refusal_;
 };
 
@@ -190,11 +194,10 @@ struct Device::State {
     std::uint64_t nonfinite = 0;
     try {
       Lane lane = take();
-      if (quantize(lane.get(), &nonfinite) != NIBBLE_OK)
-        throw Error(Errc::io, "--device cuda: " + name + ": " + library.last_error());
+      if (quantize(lane.get(), &nonfinite) != NIBBLE_OK) throw Error(Errc::io, name + ": " + library.last_error());
       take_back(std::move(lane));
     } catch (const Error& error) {
-      if (choice == DeviceChoice::cuda) throw Error(Errc::io, error.what());
+      if (choice == DeviceChoice::cuda) throw Error(Errc::io, asked_for(error));
       failed.store(true, std::memory_order_relaxed);
       failure.set(error.what());
       return false;
@@ -221,12 +224,13 @@ Device::~Device() = default;
 
 std::unique_ptr<Device> Device::open(DeviceChoice choice) {
   if (choice == DeviceChoice::cpu) return nullptr;
-  if (choice == DeviceChoice::cuda) return std::unique_ptr<Device>(new Device(choice));
-  if (!may_have_device()) return nullptr;
+  if (choice == DeviceChoice::automatic && !may_have_device()) return nullptr;
   try {
     return std::unique_ptr<Device>(new Device(choice));
-  } catch (const Error&) {  // no library, an old driver, a device that others use up: the CPU does it
-    return nullptr;
+  } catch (const Error& error) {
+    // No library, an old driver, a device that others use up: the CPU does it, unless a device was asked for.
+    if (choice == DeviceChoice::automatic) return nullptr;
+    throw Error(error.code(), asked_for(error));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "nibble/huge_pages.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <new>
@@ -8,12 +9,22 @@
 namespace nibble {
 namespace {
 
-constexpr std::size_t page = 4096;
-
 // Of addresses; memory is what is touched of them.
 constexpr std::size_t slab_bytes = std::size_t{32} << 20;
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// What is given back is given back in pages of the system, which are not of 4 KiB everywhere.
+std::size_t pages_of(std::size_t bytes) {
+  static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return round_up(std::max<std::size_t>(bytes, 1), page);
+}
+
+std::byte* map(std::size_t bytes) {
+  void* const memory =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+}
 
 }  // namespace
 
@@ -22,19 +33,20 @@ HugePages::~HugePages() {
 }
 
 void* HugePages::do_allocate(std::size_t bytes, std::size_t alignment) {
-  if (alignment > page || bytes > SIZE_MAX / 2) throw std::bad_alloc();
-  bytes = round_up(std::max<std::size_t>(bytes, 1), page);
+  if (alignment > pages_of(1) || bytes > SIZE_MAX / 2) throw std::bad_alloc();
+  bytes = pages_of(bytes);
   const std::scoped_lock lock(mutex_);
   if (slabs_.empty() || slabs_.back().size - used_ < bytes) {
     slabs_.reserve(slabs_.size() + 1);
     // Mapped longer by a huge page, so that one begins at its begin; the rest is never touched.
-    const std::size_t size = std::max(slab_bytes, round_up(bytes, huge_page)) + huge_page;
-    void* const memory =
-        ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    slabs_.push_back({static_cast<std::byte*>(memory), size});
-    used_ = round_up(reinterpret_cast<std::size_t>(memory), huge_page) - reinterpret_cast<std::size_t>(memory);
-    ::madvise(slabs_.back().begin + used_, size - used_, MADV_HUGEPAGE);  // a hint, no more
+    std::size_t size = std::max(slab_bytes, round_up(bytes, huge_page)) + huge_page;
+    std::byte* memory = map(size);
+    if (memory == nullptr) memory = map(size = bytes);  // where addresses are limited
+    if (memory == nullptr) throw std::bad_alloc();
+    slabs_.push_back({memory, size});
+    const auto address = reinterpret_cast<std::size_t>(memory);
+    used_ = size == bytes ? 0 : round_up(address, huge_page) - address;
+    ::madvise(memory + used_, size - used_, MADV_HUGEPAGE);  // a hint, no more
   }
   std::byte* const memory = slabs_.back().begin + used_;
   used_ += bytes;
@@ -42,7 +54,7 @@ void* HugePages::do_allocate(std::size_t bytes, std::size_t alignment) {
 }
 
 void HugePages::do_deallocate(void* memory, std::size_t bytes, std::size_t /*alignment*/) {
-  ::madvise(memory, round_up(std::max<std::size_t>(bytes, 1), page), MADV_DONTNEED);
+  ::madvise(memory, pages_of(bytes), MADV_DONTNEED);
 }
 
 }  // namespace nibble

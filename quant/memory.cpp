@@ -34,10 +34,6 @@ constexpr std::uint64_t hash_share = 16;
 constexpr std::uint64_t encoder_share = 8;
 constexpr std::uint64_t bytes_per_buffer = 4096;  // which starts somewhere in a page
 
-// What encoders of tensors that are whole in a chunk keep, as a share of it: 12 bytes for a block of 64 4-bit codes.
-// Those that keep more are few, and share with the largest tensor.
-constexpr std::uint64_t small_scratch_eighths = 3;
-
 // Beside its device memory, a lane has room for the absmax of a piece: of blocks of 32 16-bit weights, or of rows.
 constexpr std::uint64_t absmax_share = 16;
 constexpr std::uint64_t row_absmax_bytes = 16 << 10;
@@ -56,28 +52,31 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
                     .write_bytes = largest_write_bytes};
   memory.tokens = memory.threads + tokens_in_line;
   std::uint64_t largest_scratch = 0;
-  std::uint64_t small_scratch = 0;  // of tensors that may be whole in a chunk
   std::uint64_t texts = 0;
   std::uint64_t scanned = 0;
   Codecs codecs(plan.recipe.options);
-  double growth = 1;  // of a piece that is widened
+  double growth = 1;      // of a piece that is widened
+  double kept_share = 0;  // of what becomes of a tensor, in scratch
   std::uint64_t longest = 1;
+  std::uint64_t shortest_row = UINT64_MAX;  // of those that are transposed
   for (const PlannedTensor& tensor : plan.tensors) {
     const Codec& codec = codecs[tensor.codec];
     const std::uint64_t scratch = codec.scratch_bytes(tensor.info);
     const std::uint64_t stored = codec.parts(tensor.info).front().bytes();
     largest_scratch = std::max(largest_scratch, scratch);
-    if (stored <= largest_write_bytes) small_scratch = std::max(small_scratch, scratch);
+    if (stored > 0) kept_share = std::max(kept_share, static_cast<double>(scratch) / static_cast<double>(stored));
     if (const std::uint64_t bytes = tensor.info.bytes(); bytes > 0)
       growth = std::max(growth, static_cast<double>(stored) / static_cast<double>(bytes));
     if (const std::uint64_t limit = smallest_piece_bytes * 8 / traits(tensor.info.dtype).bits;
         codec.chunking(tensor.info, limit).scan)
       scanned = std::max(scanned, bytes_per_scanned_row * tensor.info.shape.at(0));
     texts += tensor.info.name.size() + tensor.info.shape.size() * sizeof(std::uint64_t);
-    if (tensor.transposed) longest = transposed_piece;
+    if (tensor.transposed) {
+      longest = transposed_piece;
+      shortest_row = std::clamp<std::uint64_t>(tensor.info.shape[1], 1, shortest_row);
+    }
   }
   const std::uint64_t finish = std::min(largest_scratch, finish_piece) * 5 / 4;
-  const auto small = [&] { return std::min(small_scratch, memory.write_bytes / 8 * small_scratch_eighths); };
   const auto lane = [&] {
     if (resources.device == nullptr) return std::uint64_t{0};
     return std::max(memory.piece_bytes * longest / absmax_share, row_absmax_bytes) + bytes_per_buffer;
@@ -86,14 +85,18 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     const auto piece = static_cast<double>(memory.piece_bytes * longest);
     return std::max(memory.write_bytes, static_cast<std::uint64_t>(piece * growth)) + bytes_per_buffer;
   };
+  // Of all tensors in work, the first may be encoded as a whole, and of the others the chunks in flight.
+  const auto chunk_scratch = [&] {
+    return std::min(largest_scratch, static_cast<std::uint64_t>(kept_share * static_cast<double>(encoded())));
+  };
   const auto fixed = [&] {
     const std::uint64_t report = plan.recipe.error_report == ErrorReport::full ? bytes_per_report : 0;
     const std::uint64_t readers = std::min<std::uint64_t>(memory.threads, memory.tokens);
     const std::uint64_t piece = memory.piece_bytes * longest;
     return program_bytes + (bytes_per_tensor + report) * plan.tensors.size() + copies * texts +
            (memory.threads + memory.behind) * bytes_per_thread + memory.threads * lane() +
-           readers * (piece + piece / encoder_share + bytes_per_buffer) +
-           memory.tokens * (encoded() + encoded() / hash_share + small()) + memory.behind * encoded() +
+           readers * (piece + piece / encoder_share + piece / shortest_row + bytes_per_buffer) +
+           memory.tokens * (encoded() + encoded() / hash_share + chunk_scratch()) + memory.behind * encoded() +
            (memory.behind > 0 ? HugePages::huge_page : 0) + scanned + finish;
   };
   const auto fits = [&] { return fixed() <= resources.max_memory; };
@@ -110,7 +113,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
                 fmt::format("this conversion needs {:.1f} MB of memory, --max-memory allows {:.1f} MB",
                             static_cast<double>(fixed()) / 1e6, static_cast<double>(resources.max_memory) / 1e6));
   const std::uint64_t kept = std::min(largest_scratch, resources.max_memory - fixed());
-  memory.scratch_bytes = std::max(kept, small());
+  memory.scratch_bytes = std::max(kept, chunk_scratch());
   memory.total_bytes = fixed() + kept;
   if (largest_scratch > memory.scratch_bytes) memory.spilled_bytes = largest_scratch;
   return memory;

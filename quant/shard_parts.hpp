@@ -91,32 +91,33 @@ class ShardParts final : public PartList {
 /// Writes and hashes the parts that an encoder makes at the end.
 class PartWriter final : public PartSink {
  public:
-  /// `behind`: pieces that are worth it go the way of Writer::write_behind().
-  PartWriter(Writer& out, std::size_t first_part, std::span<const TensorInfo> parts, bool behind)
+  /// So many bytes at a time go the way of Writer::write_behind(), if they are worth it. 0: none.
+  PartWriter(Writer& out, std::size_t first_part, std::span<const TensorInfo> parts, std::size_t behind)
       : out_(out), first_part_(first_part), behind_(behind), written_(parts.size()) {
     for (const TensorInfo& part : parts) hashes_.emplace_back(part.bytes());
   }
 
   void write(std::size_t part, std::span<const std::byte> bytes) override {
-    const std::uint64_t offset = written_.at(part);
-    if (behind_ && bytes.size() >= worth_a_buffer) {
-      Buffers::Loan loan = out_.lend(first_part_ + part, offset, bytes.size());
-      std::ranges::copy(bytes, loan.bytes().begin());
-      out_.write_behind(first_part_ + part, offset, std::move(loan));
-    } else {
-      out_.write(first_part_ + part, offset, bytes);
+    hashes_.at(part).append(bytes);
+    while (behind_ > 0 && bytes.size() >= worth_a_buffer) {
+      const auto piece = bytes.first(std::min(bytes.size(), behind_));
+      Buffers::Loan loan = out_.lend(first_part_ + part, written_[part], piece.size());
+      std::ranges::copy(piece, loan.bytes().begin());
+      out_.write_behind(first_part_ + part, written_[part], std::move(loan));
+      written_[part] += piece.size();
+      bytes = bytes.subspan(piece.size());
     }
-    hashes_[part].append(bytes);
+    if (!bytes.empty()) out_.write(first_part_ + part, written_[part], bytes);
     written_[part] += bytes.size();
   }
   [[nodiscard]] std::string hash(std::size_t part) const { return hashes_.at(part).hex(); }
 
  private:
-  static constexpr std::size_t worth_a_buffer = 64 << 10;
+  static constexpr std::size_t worth_a_buffer = 64 << 10;  // shorter ones go through the page cache either way
 
   Writer& out_;
   std::size_t first_part_;
-  bool behind_;
+  std::size_t behind_;
   std::vector<Xxh3> hashes_;
   std::vector<std::uint64_t> written_;
 };

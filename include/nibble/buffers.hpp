@@ -79,6 +79,7 @@ class Buffers {
     loan.size_ = size;
     loan.shift_ = way == Way::direct ? position % page : (position + page / 2) % page / cache_line * cache_line;
     size += page;
+    Loan::Buffer too_small;  // given back without the lock, which may take long
     {
       const std::scoped_lock lock(mutex_);
       auto best = free_.end();
@@ -90,11 +91,14 @@ class Buffers {
         free_.erase(best);
         return loan;
       }
-      if (!free_.empty())
-        free_.pop_back();  // too small: let it go rather than hoard every size
-      else
+      if (!free_.empty()) {
+        too_small = std::move(free_.back());  // let it go rather than hoard every size
+        free_.pop_back();
+      } else {
         free_.reserve(++made_);  // so that taking it back cannot fail
+      }
     }
+    too_small = {};
     loan.buffer_ = {static_cast<std::byte*>(memory_->allocate(size, page)), {memory_, size}};
     loan.pool_ = this;
     return loan;

@@ -116,6 +116,8 @@ struct Finish {
 /// undone by the destructor. write() and position() are thread-safe; write_manifest() and
 /// make_scratch() may be called while others write; the rest may not.
 class Writer {
+  HugePages huge_pages_;
+
  public:
   /// `memory` is that of the buffers from lend(); null: huge pages.
   explicit Writer(std::pmr::memory_resource* memory = nullptr) : buffers_(memory == nullptr ? &huge_pages_ : memory) {}
@@ -157,7 +159,6 @@ class Writer {
   virtual void commit(const Finish& finish) = 0;
 
  protected:
-  HugePages huge_pages_;
   Buffers buffers_;
 };
 

@@ -8,7 +8,7 @@
 namespace nibble {
 
 /// Memory for buffers that the disk fetches from or writes into: side by side in huge pages, as far as the system gives
-/// them. A request to the disk then names one piece of memory for 2 MiB instead of 512; writing went 1.4 to 1.9 times
+/// them. A request to the disk then names one piece of memory for 2 MiB instead of 512; writing went 1.4 to 1.7 times
 /// as fast (docs/performance.md), and a first touch is one page fault.
 ///
 /// What is deallocated goes back to the system, its addresses are not used again: for few buffers that live long.

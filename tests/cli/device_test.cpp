@@ -101,7 +101,7 @@ TEST_F(DeviceOption, WithoutAGpu) {
   if (outcome.code == 0) GTEST_SKIP() << "there is a GPU";
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, StartsWith("error: --device cuda: "));
-  EXPECT_EQ(run("convert w.safetensors out", "NIBBLE_CUDA_LIBRARY=").code, 0);
+  EXPECT_EQ(run("convert w.safetensors out --device auto", "NIBBLE_CUDA_LIBRARY=").code, 0);
 }
 
 // Which libraries the program looks for, as the loader tells.
@@ -121,17 +121,18 @@ TEST_F(DeviceOption, AutomaticStartsNothingInVain) {
     return text;
   };
   // Without a driver not even the library.
-  const std::string plain = looked_for("large.safetensors x", "NIBBLE_CUDA_LIBRARY=");
+  const std::string plain = looked_for("large.safetensors x --device auto", "NIBBLE_CUDA_LIBRARY=");
   EXPECT_THAT(plain, HasSubstr("libcuda.so.1"));
   if (dlopen("libcuda.so.1", RTLD_LAZY) == nullptr) {
     EXPECT_THAT(plain, Not(HasSubstr("libnibble_cuda")));
   }
-  // Little work, or the CPU asked for: neither.
-  for (const std::string arguments : {"w.safetensors x", "large.safetensors x --device cpu"}) {
+  // Little work, or the CPU: neither.
+  for (const std::string arguments :
+       {"w.safetensors x --device auto", "large.safetensors x --device cpu", "large.safetensors x"}) {
     EXPECT_THAT(looked_for(arguments, ""), Not(HasSubstr("nibble_cuda_simulated"))) << arguments;
     EXPECT_THAT(looked_for(arguments, "NIBBLE_CUDA_LIBRARY="), Not(HasSubstr("libcuda"))) << arguments;
   }
-  EXPECT_THAT(looked_for("large.safetensors x", ""), HasSubstr("nibble_cuda_simulated"));
+  EXPECT_THAT(looked_for("large.safetensors x --device auto", ""), HasSubstr("nibble_cuda_simulated"));
   EXPECT_THAT(looked_for("w.safetensors x --device cuda", ""), HasSubstr("nibble_cuda_simulated"));
 }
 

@@ -130,6 +130,12 @@ CASES = {
     "64 threads": dict(
         make=lambda path: write_checkpoint(path, [layer(i, "up", [4096, 4096]) for i in range(20)]),
         options=["--to", "nf4", "--threads", "64"], mib=64),
+    "tensors of a chunk each, 8 threads": dict(
+        make=lambda path: write_checkpoint(path, [layer(i, "up", [2048, 1024]) for i in range(150)]),
+        options=["--to", "nf4", "--block-size", "32", "--threads", "8"], mib=40),
+    "rows of one weight to int8, 8 threads": dict(
+        make=lambda path: write_checkpoint(path, [layer(i, "up", [1 << 20, 1]) for i in range(30)]),
+        options=["--to", "int8", "--threads", "8"], mib=64),
     "64 threads that widen": dict(
         make=lambda path: write_checkpoint(path, [layer(0, "up", [12 * 4096, 4096])]),
         options=["--to", "fp32", "--threads", "64"], mib=64),

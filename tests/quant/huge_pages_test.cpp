@@ -2,10 +2,14 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <fstream>
 #include <limits>
 #include <new>
 #include <span>
@@ -15,7 +19,7 @@
 namespace nibble {
 namespace {
 
-constexpr std::size_t page = 4096;
+const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 
 bool is_resident(void* memory) {
   unsigned char there = 0;
@@ -62,6 +66,41 @@ TEST(HugePages, GiveBackTheirMemory) {
   pages.deallocate(memory, size, page);
   EXPECT_FALSE(is_resident(memory));
   EXPECT_FALSE(is_resident(memory + size - page));
+}
+
+// What is given back lies between others, whose bytes stay.
+TEST(HugePages, NeighboursStay) {
+  HugePages pages;
+  std::vector<std::span<std::byte>> all;
+  for (const std::size_t size : {std::size_t{100}, page + 1, 3 * page, std::size_t{4096}, std::size_t{5000}}) {
+    all.emplace_back(static_cast<std::byte*>(pages.allocate(size, 64)), size);
+    std::ranges::fill(all.back(), std::byte{9});
+  }
+  for (const std::size_t gone : {1u, 3u}) pages.deallocate(all[gone].data(), all[gone].size(), 64);
+  for (const std::size_t kept : {0u, 2u, 4u})
+    EXPECT_EQ(std::ranges::count(all[kept], std::byte{9}), static_cast<std::ptrdiff_t>(all[kept].size())) << kept;
+}
+
+// Where the program may have few addresses, a buffer at a time.
+TEST(HugePages, FewAddressesWillDo) {
+  EXPECT_EXIT(
+      {
+        std::size_t pages_in_use = 0;
+        std::ifstream("/proc/self/statm") >> pages_in_use;
+        rlimit few{};
+        few.rlim_cur = pages_in_use * page + (std::size_t{8} << 20);
+        few.rlim_max = RLIM_INFINITY;
+        if (pages_in_use == 0 || ::setrlimit(RLIMIT_AS, &few) != 0) std::exit(2);
+        HugePages pages;
+        std::fill_n(static_cast<std::byte*>(pages.allocate(std::size_t{1} << 20, page)), 1 << 20, std::byte{1});
+        try {
+          (void)pages.allocate(std::size_t{16} << 20, page);
+        } catch (const std::bad_alloc&) {
+          std::exit(0);
+        }
+        std::exit(1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 TEST(HugePages, AreForManyThreads) {
