@@ -41,7 +41,7 @@ STAGES = [
     ("read", r"InputFile::read|Reader::read|pread64"),
     ("write", r"OutputFile::write_at|Writer::write|pwrite64"),
     ("encode", r"Encoder::encode|Encoder::scan|encode_four_bit|encode_blocks|nibble::.*N_[A-Z0-9_]+::|widen"),
-    (SERIAL + "count and report", r"concrete_filter<nibble::\(anonymous namespace\)::Chunk\*, void"),
+    (SERIAL + "count and report", r"concrete_filter<nibble::\(anonymous namespace\)::Batch\*, void"),
     (SERIAL + "cut", r"concrete_filter<void, nibble::"),
     ("scheduler", r"libtbb"),
     ("start and end", r"ld-linux|execve|do_exit|exit_mm|_dl_|__libc_start"),

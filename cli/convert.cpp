@@ -89,8 +89,8 @@ void print_plan(const Options& options, const Plan& plan) {
     Json json = summary(plan, plan.warnings);
     json["memory_bytes"] = memory.total_bytes;
     json["threads"] = memory.threads;
-    json["piece_bytes"] = memory.piece_bytes;
-    json["write_bytes"] = memory.write_bytes;
+    json["chunk_bytes"] = memory.chunk_bytes;
+    json["batch_bytes"] = memory.batch_bytes;
     Json& tensors = json["tensors"] = Json::array();
     for (const PlannedTensor& tensor : plan.tensors)
       tensors.push_back({{"name", tensor.info.name},

@@ -1,14 +1,14 @@
 // The pipeline. Every size follows from the headers, so a shard is laid out before its first weight is read; after
-// that chunks go straight from pread through a codec to their final place, on as many threads as there are, with
-// a fixed number of chunks in memory:
+// that batches go straight from pread through a codec to their final place, on as many threads as there are, with
+// a fixed number of batches in memory:
 //
 //   cut (serial) -> read, encode (parallel) -> hash, count, hand to the disk, finish the tensor (serial, in order)
 //
-// A chunk is what is written at once. It is read and encoded piece by piece, so that what the encoder looks at is in
+// A batch is what is written at once. It is read and encoded chunk by chunk, so that what the encoder looks at is in
 // cache, and the disk is asked for large requests all the same.
 //
-// The serial stages touch next to nothing: the hash of a chunk is summed up where it is encoded, and only its sums, a
-// sixteenth of the bytes, are put together in order; the disk fetches a chunk from the buffer it was encoded into.
+// The serial stages touch next to nothing: the hash of a batch is summed up where it is encoded, and only its sums, a
+// sixteenth of the bytes, are put together in order; the disk fetches a batch from the buffer it was encoded into.
 //
 // One file, because its stages share the state of one conversion and can only be judged together.
 
@@ -51,8 +51,8 @@ struct Work {
   PlannedTensor tensor;
   std::size_t first_part = 0;  // in the shard
   std::vector<TensorInfo> parts;
-  Chunking chunking;                // into pieces
-  std::uint64_t chunk_weights = 0;  // a whole number of pieces
+  Chunking chunking;                // into chunks
+  std::uint64_t batch_weights = 0;  // a whole number of chunks
   std::uint64_t elements = 0;
   std::unique_ptr<Scratch> scratch;
   std::unique_ptr<Encoder> encoder;
@@ -60,7 +60,7 @@ struct Work {
   Findings findings;
   ErrorSums error;
 
-  // Where a piece that starts at `weight` begins in the first part. Pieces take whole bytes; only at the very end
+  // Where a chunk that starts at `weight` begins in the first part. Chunks take whole bytes; only at the very end
   // an odd 4-bit code shares its byte with nothing, which is what the division rounds away.
   [[nodiscard]] std::uint64_t stored_offset(std::uint64_t weight) const {
     const std::uint64_t bytes = parts.front().bytes();
@@ -70,7 +70,7 @@ struct Work {
   }
 };
 
-struct Chunk {
+struct Batch {
   Work* work = nullptr;
   std::uint64_t first = 0;
   std::uint64_t weights = 0;
@@ -200,7 +200,7 @@ class Conversion {
   }
 
   Chunking chunking(const PlannedTensor& tensor) {
-    const std::uint64_t limit = memory_.piece_bytes * (tensor.transposed ? transposed_piece : 1);
+    const std::uint64_t limit = memory_.chunk_bytes * (tensor.transposed ? transposed_chunk : 1);
     return codec(tensor.codec).chunking(tensor.info, limit * 8 / traits(tensor.info.dtype).bits);
   }
 
@@ -213,9 +213,9 @@ class Conversion {
     work->elements = tensor.info.elements();
     work->hash.emplace(work->parts.front().bytes());
     work->chunking = chunking(tensor);
-    const std::uint64_t piece = work->stored_offset(std::min(work->chunking.weights, work->elements));
-    work->chunk_weights =
-        work->chunking.weights * std::max<std::uint64_t>(memory_.write_bytes / std::max<std::uint64_t>(piece, 1), 1);
+    const std::uint64_t chunk = work->stored_offset(std::min(work->chunking.weights, work->elements));
+    work->batch_weights =
+        work->chunking.weights * std::max<std::uint64_t>(memory_.batch_bytes / std::max<std::uint64_t>(chunk, 1), 1);
     work->scratch = make_scratch(codec(tensor.codec).scratch_bytes(tensor.info));
     work->encoder = codec(tensor.codec).encoder(tensor.info, work->chunking, *work->scratch);
     work->tensor = std::move(tensor);
@@ -235,10 +235,10 @@ class Conversion {
     return add_work(next++, begin);
   }
 
-  // `source` yields the tensors in turn. Chunks live in a ring: those in flight are the latest ones, since the last
+  // `source` yields the tensors in turn. Batches live in a ring: those in flight are the latest ones, since the last
   // stage is in order, so a place is free again when its turn comes.
   template <class Source> void run_pipeline(Source source, bool scan) {
-    std::vector<Chunk> ring(memory_.tokens);
+    std::vector<Batch> ring(memory_.tokens);
     Handover cutting;
     Handover accounting;
     std::size_t turn = 0;
@@ -246,55 +246,55 @@ class Conversion {
     Work* work = source();
     cutting.give();
     accounting.give();
-    const auto cut = [&](tbb::flow_control& control) -> Chunk* {
+    const auto cut = [&](tbb::flow_control& control) -> Batch* {
       const Turn turn_to_cut(cutting);
       if (progress_.cancelled()) throw Error(Errc::interrupted, "interrupted: no output was written");
       if (work == nullptr) {
         control.stop();
         return nullptr;
       }
-      Chunk& chunk = ring[turn++ % ring.size()];
-      const Turn turn_with_chunk(chunk.handover);
-      chunk.work = work;
-      chunk.first = first;
-      chunk.weights = std::min(work->chunk_weights, work->elements - first);
-      first += chunk.weights;
+      Batch& batch = ring[turn++ % ring.size()];
+      const Turn turn_with_batch(batch.handover);
+      batch.work = work;
+      batch.first = first;
+      batch.weights = std::min(work->batch_weights, work->elements - first);
+      first += batch.weights;
       if (first == work->elements) {
         work = source();
         first = 0;
       }
-      return &chunk;
+      return &batch;
     };
-    const auto encode = [&](Chunk* chunk) {
-      const Turn turn_with_chunk(chunk->handover);
+    const auto encode = [&](Batch* batch) {
+      const Turn turn_with_batch(batch->handover);
       if (scan)
-        for_each_piece(*chunk, [&](std::uint64_t at, std::uint64_t, std::span<const std::byte> weights) {
-          chunk->work->encoder->scan(at, weights);
+        for_each_chunk(*batch, [&](std::uint64_t at, std::uint64_t, std::span<const std::byte> weights) {
+          batch->work->encoder->scan(at, weights);
         });
       else
-        encode_chunk(*chunk);
-      return chunk;
+        encode_batch(*batch);
+      return batch;
     };
-    const auto account = [&](Chunk* chunk) {
+    const auto account = [&](Batch* batch) {
       const Turn turn_to_account(accounting);
-      const Turn turn_with_chunk(chunk->handover);
-      if (!scan) add(*chunk);
-      chunk->out = {};
+      const Turn turn_with_batch(batch->handover);
+      if (!scan) add(*batch);
+      batch->out = {};
     };
     tbb::parallel_pipeline(memory_.tokens,
-                           tbb::make_filter<void, Chunk*>(tbb::filter_mode::serial_in_order, cut) &
-                               tbb::make_filter<Chunk*, Chunk*>(tbb::filter_mode::parallel, encode) &
-                               tbb::make_filter<Chunk*, void>(tbb::filter_mode::serial_in_order, account));
+                           tbb::make_filter<void, Batch*>(tbb::filter_mode::serial_in_order, cut) &
+                               tbb::make_filter<Batch*, Batch*>(tbb::filter_mode::parallel, encode) &
+                               tbb::make_filter<Batch*, void>(tbb::filter_mode::serial_in_order, account));
     cutting.take();
     accounting.take();
   }
 
-  // Calls f(first, end, weights) for the pieces of a chunk, read in turn.
-  template <class F> void for_each_piece(const Chunk& chunk, F&& f) {
-    const Work& work = *chunk.work;
+  // Calls f(first, end, weights) for the chunks of a batch, read in turn.
+  template <class F> void for_each_chunk(const Batch& batch, F&& f) {
+    const Work& work = *batch.work;
     const PlannedTensor& tensor = work.tensor;
-    const std::uint64_t last = chunk.first + chunk.weights;
-    for (std::uint64_t first = chunk.first; first < last; first += work.chunking.weights) {
+    const std::uint64_t last = batch.first + batch.weights;
+    for (std::uint64_t first = batch.first; first < last; first += work.chunking.weights) {
       const std::uint64_t end = std::min(first + work.chunking.weights, last);
       const std::uint64_t offset = byte_count(tensor.info.dtype, first);
       const Buffers::Loan in = buffers_.lend(byte_count(tensor.info.dtype, end - first),
@@ -304,34 +304,34 @@ class Conversion {
     }
   }
 
-  // Encoded bytes lie at the place in the first part that corresponds to the piece's place in the tensor.
-  void encode_chunk(Chunk& chunk) {
-    const Work& work = *chunk.work;
-    chunk.out_offset = work.stored_offset(chunk.first);
-    const std::uint64_t size = work.stored_offset(chunk.first + chunk.weights) - chunk.out_offset;
-    chunk.out = memory_.behind > 0 ? out_.lend(work.first_part, chunk.out_offset, size)
-                                   : buffers_.lend(size, chunk.out_offset);  // not of huge pages
-    chunk.findings = {};
-    chunk.errors.clear();
-    for_each_piece(chunk, [&](std::uint64_t first, std::uint64_t end, std::span<const std::byte> weights) {
+  // Encoded bytes lie at the place in the first part that corresponds to the chunk's place in the tensor.
+  void encode_batch(Batch& batch) {
+    const Work& work = *batch.work;
+    batch.out_offset = work.stored_offset(batch.first);
+    const std::uint64_t size = work.stored_offset(batch.first + batch.weights) - batch.out_offset;
+    batch.out = memory_.behind > 0 ? out_.lend(work.first_part, batch.out_offset, size)
+                                   : buffers_.lend(size, batch.out_offset);  // not of huge pages
+    batch.findings = {};
+    batch.errors.clear();
+    for_each_chunk(batch, [&](std::uint64_t first, std::uint64_t end, std::span<const std::byte> weights) {
       const std::uint64_t begin = work.stored_offset(first);
       const std::span<std::byte> out =
-          chunk.out.bytes().subspan(begin - chunk.out_offset, work.stored_offset(end) - begin);
-      chunk.findings.add(work.encoder->encode(first, weights, out));
-      if (report_.plan.recipe.options.sums_errors) work.encoder->error(first, weights, out, chunk.errors);
+          batch.out.bytes().subspan(begin - batch.out_offset, work.stored_offset(end) - begin);
+      batch.findings.add(work.encoder->encode(first, weights, out));
+      if (report_.plan.recipe.options.sums_errors) work.encoder->error(first, weights, out, batch.errors);
     });
-    work.hash->sum(chunk.out_offset, chunk.out.bytes(), chunk.sums);
-    if (memory_.behind == 0) out_.write(work.first_part, chunk.out_offset, chunk.out.bytes());
+    work.hash->sum(batch.out_offset, batch.out.bytes(), batch.sums);
+    if (memory_.behind == 0) out_.write(work.first_part, batch.out_offset, batch.out.bytes());
   }
 
-  void add(Chunk& chunk) {
-    Work& work = *chunk.work;
-    work.hash->append(chunk.out.bytes(), chunk.sums);
-    if (memory_.behind > 0) out_.write_behind(work.first_part, chunk.out_offset, std::move(chunk.out));
-    work.findings.add(chunk.findings);
-    for (const ErrorSums& error : chunk.errors) work.error.add(error);
-    done_ += byte_count(work.tensor.info.dtype, chunk.weights);
-    const bool last = chunk.first + chunk.weights == work.elements;
+  void add(Batch& batch) {
+    Work& work = *batch.work;
+    work.hash->append(batch.out.bytes(), batch.sums);
+    if (memory_.behind > 0) out_.write_behind(work.first_part, batch.out_offset, std::move(batch.out));
+    work.findings.add(batch.findings);
+    for (const ErrorSums& error : batch.errors) work.error.add(error);
+    done_ += byte_count(work.tensor.info.dtype, batch.weights);
+    const bool last = batch.first + batch.weights == work.elements;
     if (last) finish(work);
     progress_.advance(work.tensor.info.name, done_, total_);
     if (!last) return;
@@ -344,7 +344,7 @@ class Conversion {
     report_.findings.add(found);
     if (found.nan + found.inf + found.overflow > 0) found_[work.index] = found;
     refuse(work);
-    PartWriter rest(out_, work.first_part, work.parts, memory_.behind > 0 ? memory_.write_bytes : 0);
+    PartWriter rest(out_, work.first_part, work.parts, memory_.behind > 0 ? memory_.batch_bytes : 0);
     work.encoder->finish(rest);
     std::vector<Manifest::Part> parts;
     for (std::size_t p = 0; p < work.parts.size(); ++p)

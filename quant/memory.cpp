@@ -12,11 +12,11 @@
 namespace nibble {
 namespace {
 
-constexpr std::uint64_t largest_piece_bytes = 1 << 20;
-constexpr std::uint64_t smallest_piece_bytes = 64 << 10;
-constexpr std::uint64_t largest_write_bytes = 1 << 20;
+constexpr std::uint64_t largest_chunk_bytes = 1 << 20;
+constexpr std::uint64_t smallest_chunk_bytes = 64 << 10;
+constexpr std::uint64_t largest_batch_bytes = 1 << 20;
 constexpr std::size_t tokens_in_line = 4;  // while a tensor is finished; with 1, a conversion took 1.1 times as long
-constexpr std::uint64_t smallest_behind = 256 << 10;  // of shorter pieces, little would go past the page cache
+constexpr std::uint64_t smallest_behind = 256 << 10;  // of shorter chunks, little would go past the page cache
 
 // Measured as peak RSS on x86-64, and a third more than that for machines with other libraries.
 constexpr std::uint64_t program_bytes = 14 << 20;     // code, libraries, a header of ordinary size: 7 to 10 MiB
@@ -29,12 +29,12 @@ constexpr std::uint64_t bytes_per_tensor = 128;
 constexpr std::uint64_t bytes_per_report = 512;  // what measure() found, by name, until the tensor is in the manifest
 constexpr std::uint64_t copies = 4;
 
-// Of what becomes of a chunk, the sums of its hash take a sixteenth; an encoder needs an eighth of a piece meanwhile.
+// Of what becomes of a batch, the sums of its hash take a sixteenth; an encoder needs an eighth of a chunk meanwhile.
 constexpr std::uint64_t hash_share = 16;
 constexpr std::uint64_t encoder_share = 8;
 constexpr std::uint64_t bytes_per_buffer = 4096;  // which starts somewhere in a page
 
-// Beside its device memory, a lane has room for the absmax of a piece: of blocks of 32 16-bit weights, or of rows.
+// Beside its device memory, a lane has room for the absmax of a chunk: of blocks of 32 16-bit weights, or of rows.
 constexpr std::uint64_t absmax_share = 16;
 constexpr std::uint64_t row_absmax_bytes = 16 << 10;
 
@@ -48,14 +48,14 @@ constexpr std::uint64_t finish_piece = 1 << 20;
 MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
   MemoryPlan memory{.threads = resources.threads != 0 ? resources.threads : default_threads(),
                     .behind = Writer::most_behind,
-                    .piece_bytes = largest_piece_bytes,
-                    .write_bytes = largest_write_bytes};
+                    .chunk_bytes = largest_chunk_bytes,
+                    .batch_bytes = largest_batch_bytes};
   memory.tokens = memory.threads + tokens_in_line;
   std::uint64_t largest_scratch = 0;
   std::uint64_t texts = 0;
   std::uint64_t scanned = 0;
   Codecs codecs(plan.recipe.options);
-  double growth = 1;      // of a piece that is widened
+  double growth = 1;      // of a chunk that is widened
   double kept_share = 0;  // of what becomes of a tensor, in scratch
   std::uint64_t longest = 1;
   std::uint64_t shortest_row = UINT64_MAX;  // of those that are transposed
@@ -67,45 +67,45 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     if (stored > 0) kept_share = std::max(kept_share, static_cast<double>(scratch) / static_cast<double>(stored));
     if (const std::uint64_t bytes = tensor.info.bytes(); bytes > 0)
       growth = std::max(growth, static_cast<double>(stored) / static_cast<double>(bytes));
-    if (const std::uint64_t limit = smallest_piece_bytes * 8 / traits(tensor.info.dtype).bits;
+    if (const std::uint64_t limit = smallest_chunk_bytes * 8 / traits(tensor.info.dtype).bits;
         codec.chunking(tensor.info, limit).scan)
       scanned = std::max(scanned, bytes_per_scanned_row * tensor.info.shape.at(0));
     texts += tensor.info.name.size() + tensor.info.shape.size() * sizeof(std::uint64_t);
     if (tensor.transposed) {
-      longest = transposed_piece;
+      longest = transposed_chunk;
       shortest_row = std::clamp<std::uint64_t>(tensor.info.shape[1], 1, shortest_row);
     }
   }
   const std::uint64_t finish = std::min(largest_scratch, finish_piece) * 5 / 4;
   const auto lane = [&] {
     if (resources.device == nullptr) return std::uint64_t{0};
-    return std::max(memory.piece_bytes * longest / absmax_share, row_absmax_bytes) + bytes_per_buffer;
+    return std::max(memory.chunk_bytes * longest / absmax_share, row_absmax_bytes) + bytes_per_buffer;
   };
   const auto encoded = [&] {
-    const auto piece = static_cast<double>(memory.piece_bytes * longest);
-    return std::max(memory.write_bytes, static_cast<std::uint64_t>(piece * growth)) + bytes_per_buffer;
+    const auto chunk = static_cast<double>(memory.chunk_bytes * longest);
+    return std::max(memory.batch_bytes, static_cast<std::uint64_t>(chunk * growth)) + bytes_per_buffer;
   };
-  // Of all tensors in work, the first may be encoded as a whole, and of the others the chunks in flight.
-  const auto chunk_scratch = [&] {
+  // Of all tensors in work, the first may be encoded as a whole, and of the others the batches in flight.
+  const auto batch_scratch = [&] {
     return std::min(largest_scratch, static_cast<std::uint64_t>(kept_share * static_cast<double>(encoded())));
   };
   const auto fixed = [&] {
     const std::uint64_t report = plan.recipe.error_report == ErrorReport::full ? bytes_per_report : 0;
     const std::uint64_t readers = std::min<std::uint64_t>(memory.threads, memory.tokens);
-    const std::uint64_t piece = memory.piece_bytes * longest;
+    const std::uint64_t chunk = memory.chunk_bytes * longest;
     return program_bytes + (bytes_per_tensor + report) * plan.tensors.size() + copies * texts +
            (memory.threads + memory.behind) * bytes_per_thread + memory.threads * lane() +
-           readers * (piece + piece / encoder_share + piece / shortest_row + bytes_per_buffer) +
-           memory.tokens * (encoded() + encoded() / hash_share + chunk_scratch()) + memory.behind * encoded() +
+           readers * (chunk + chunk / encoder_share + chunk / shortest_row + bytes_per_buffer) +
+           memory.tokens * (encoded() + encoded() / hash_share + batch_scratch()) + memory.behind * encoded() +
            (memory.behind > 0 ? HugePages::huge_page : 0) + scanned + finish;
   };
   const auto fits = [&] { return fixed() <= resources.max_memory; };
-  while (!fits() && memory.write_bytes > smallest_behind) memory.write_bytes /= 2;
-  while (!fits() && memory.piece_bytes > smallest_behind) memory.piece_bytes /= 2;
+  while (!fits() && memory.batch_bytes > smallest_behind) memory.batch_bytes /= 2;
+  while (!fits() && memory.chunk_bytes > smallest_behind) memory.chunk_bytes /= 2;
   if (!fits()) memory.behind = 0;
-  while (!fits() && memory.piece_bytes > smallest_piece_bytes) {
-    memory.piece_bytes /= 2;
-    memory.write_bytes = memory.piece_bytes;
+  while (!fits() && memory.chunk_bytes > smallest_chunk_bytes) {
+    memory.chunk_bytes /= 2;
+    memory.batch_bytes = memory.chunk_bytes;
   }
   while (!fits() && memory.tokens > 1) --memory.tokens;
   if (!fits())
@@ -113,7 +113,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
                 fmt::format("this conversion needs {:.1f} MB of memory, --max-memory allows {:.1f} MB",
                             static_cast<double>(fixed()) / 1e6, static_cast<double>(resources.max_memory) / 1e6));
   const std::uint64_t kept = std::min(largest_scratch, resources.max_memory - fixed());
-  memory.scratch_bytes = std::max(kept, chunk_scratch());
+  memory.scratch_bytes = std::max(kept, batch_scratch());
   memory.total_bytes = fixed() + kept;
   if (largest_scratch > memory.scratch_bytes) memory.spilled_bytes = largest_scratch;
   return memory;

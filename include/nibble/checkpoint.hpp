@@ -166,7 +166,7 @@ struct CreateOptions {
   std::size_t shards = 1;
   std::uint64_t bytes = 0;  ///< of all shards together; compared with the free space before anything is written
   bool overwrite = false;   ///< replace an output that exists; it stays whole until the new one is complete
-  std::pmr::memory_resource* memory = nullptr;  ///< of chunks on their way; must outlive the writer. Null: huge pages
+  std::pmr::memory_resource* memory = nullptr;  ///< of batches on their way; must outlive the writer. Null: huge pages
 };
 
 /// A writer for `path`: a file if the source is a file, a directory if it is one. Of a directory, everything

@@ -13,7 +13,7 @@ class Device;
 /// allocator that the command line sets up (few arenas, large blocks given back): others may take some more.
 struct Resources {
   unsigned threads = 0;                      ///< 0: default_threads()
-  std::uint64_t max_memory = 1'000'000'000;  ///< bytes; chunks and their number are planned within it
+  std::uint64_t max_memory = 1'000'000'000;  ///< bytes; batches and their number are planned within it
   Device* device = nullptr;                  ///< for convert(): where codecs run; null: the CPU
 };
 
@@ -23,24 +23,24 @@ struct Resources {
 /// How a conversion uses its memory.
 struct MemoryPlan {
   unsigned threads = 0;
-  std::size_t tokens = 0;         ///< chunks in flight
-  std::size_t behind = 0;         ///< encoded chunks that wait for the disk; 0: a chunk in flight waits itself
-  std::uint64_t piece_bytes = 0;  ///< of the source, read at once; transposed tensors take transposed_piece times that
-  std::uint64_t write_bytes = 0;  ///< what becomes of a chunk, about: as many pieces as make no more, but one at least
+  std::size_t tokens = 0;         ///< batches in flight
+  std::size_t behind = 0;         ///< encoded batches that wait for the disk; 0: a batch in flight waits itself
+  std::uint64_t chunk_bytes = 0;  ///< of the source, read at once; transposed tensors take transposed_chunk times that
+  std::uint64_t batch_bytes = 0;  ///< what becomes of a batch, about: as many chunks as make no more, but one at least
   std::uint64_t scratch_bytes = 0;  ///< what encoders may keep in memory at a time; beyond it they use a file
   std::uint64_t total_bytes = 0;    ///< what it all comes to; a device's driver takes some of its own
   std::uint64_t spilled_bytes = 0;  ///< the largest such file, beside the output until its tensor is finished
 };
 
 /// Columns of a transposed tensor are gathered row by row: what is read there at once is longer for more of it.
-inline constexpr std::uint64_t transposed_piece = 8;
+inline constexpr std::uint64_t transposed_chunk = 8;
 
-/// Chunks and their number such that
+/// Batches and their number such that
 ///
-///   program + names + threads x (piece + lane) + (tokens + behind) x encoded chunk + scratch <= max_memory
+///   program + names + threads x (chunk + lane) + (tokens + behind) x encoded batch + scratch <= max_memory
 ///
 /// where scratch is the largest Codec::scratch_bytes() if there is room for it, and otherwise what is left: a tensor
-/// that needs more keeps it in a file. Throws Error(no_space) that says how much it takes if even the smallest chunks
+/// that needs more keeps it in a file. Throws Error(no_space) that says how much it takes if even the smallest batches
 /// do not fit.
 [[nodiscard]] MemoryPlan plan_memory(const Plan& plan, const Resources& resources);
 

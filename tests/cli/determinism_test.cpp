@@ -201,7 +201,7 @@ TEST_P(Determinism, TheMemoriesCutDifferentChunks) {
   for (const char* const max_memory : {largest_chunks, middling_chunks, smallest_chunks}) {
     const std::string plan = convert("layers.safetensors", "out", GetParam() + " --dry-run", {2, max_memory, {}});
     const auto json = nlohmann::json::parse(plan);
-    chunks.insert(json.at("piece_bytes").dump() + " " + json.at("write_bytes").dump());
+    chunks.insert(json.at("chunk_bytes").dump() + " " + json.at("batch_bytes").dump());
   }
   EXPECT_EQ(chunks.size(), 3u);
 }

@@ -243,9 +243,9 @@ TEST_F(Devices, MemoryIsPlannedForThem) {
   const auto device = Device::open(DeviceChoice::cuda);
   const MemoryPlan without = plan_memory(plan, {.threads = 4}),
                    with = plan_memory(plan, {4, 1'000'000'000, device.get()});
-  EXPECT_EQ(with.piece_bytes, without.piece_bytes);
+  EXPECT_EQ(with.chunk_bytes, without.chunk_bytes);
   // Four lanes with the absmax of a chunk, each from the beginning of a page.
-  EXPECT_EQ(with.total_bytes - without.total_bytes, 4 * (with.piece_bytes / 16 + 4096));
+  EXPECT_EQ(with.total_bytes - without.total_bytes, 4 * (with.chunk_bytes / 16 + 4096));
 }
 
 }  // namespace
