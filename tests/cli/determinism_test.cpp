@@ -42,7 +42,7 @@ struct How {
 // What leaves room for chunks of 1 MiB, of 512 KiB with 2 threads and 64 KiB with 64, and of 64 KiB with 2 threads.
 constexpr const char* largest_chunks = "1GB";
 constexpr const char* middling_chunks = "28MB";
-constexpr const char* smallest_chunks = "17MB";
+constexpr const char* smallest_chunks = "18MB";
 
 class File {
  public:
