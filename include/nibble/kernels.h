@@ -19,6 +19,8 @@
 #ifndef NIBBLE_KERNELS_H
 #define NIBBLE_KERNELS_H
 
+/* C. NOLINTBEGIN(modernize-deprecated-headers, modernize-use-using) */
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -154,4 +156,5 @@ NIBBLE_API int nibble_matmul_four_bit(const nibble_four_bit* weight, const nibbl
 }
 #endif
 
+/* NOLINTEND(modernize-deprecated-headers, modernize-use-using) */
 #endif

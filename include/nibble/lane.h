@@ -8,6 +8,8 @@
 #ifndef NIBBLE_LANE_H
 #define NIBBLE_LANE_H
 
+/* C. NOLINTBEGIN(modernize-deprecated-headers, modernize-use-using) */
+
 #include "nibble/kernels.h"
 
 #ifdef __cplusplus
@@ -49,4 +51,5 @@ NIBBLE_API int nibble_lane_quantize_int8(nibble_lane* lane, const void* weights,
 }
 #endif
 
+/* NOLINTEND(modernize-deprecated-headers, modernize-use-using) */
 #endif
