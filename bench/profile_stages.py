@@ -28,7 +28,7 @@ SERIAL = "one thread: "
 STAGES = [
     # Waiting that burns time, in the library, the scheduler or the kernel: mutexes, futexes, and the lock of a file.
     ("locks", r"futex|pthread_mutex|lll_lock|rwsem_down|osq_lock|mutex_lock|queued_spin_lock_slowpath"),
-    # A thread that has no chunk to work on, since all wait for the disk, asks oneTBB for one again and again.
+    # A thread that has no batch to work on, since all wait for the disk, asks oneTBB for one again and again.
     ("out of work", r"sched_yield"),
     ("double quantization", r"start_for|start_reduce"),  # shared out, also where the stage itself is one thread's
     (SERIAL + "hash", r"Xxh3::append"),
