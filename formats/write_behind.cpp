@@ -6,13 +6,12 @@
 #include <system_error>
 #include <utility>
 
+#include "nibble/checkpoint.hpp"
+
 namespace nibble {
 namespace {
 
 constexpr std::size_t page = Buffers::page;
-
-// What is shorter is done sooner by the page cache than by the disk: it would be one request for each.
-constexpr std::size_t shortest = 64 << 10;
 
 std::uint64_t floor(std::uint64_t offset) { return offset / page * page; }
 std::uint64_t ceil(std::uint64_t offset) { return floor(offset + page - 1); }
@@ -39,7 +38,7 @@ void WriteBehind::write(std::uint64_t offset, Buffers::Loan loan) {
   const std::uint64_t end = offset + bytes.size();
   const std::uint64_t first = ceil(begin), last = floor(end);
   const bool placed = loan.before().size() == offset % page;
-  if (direct_.get() < 0 || !placed || last < first + shortest) {
+  if (direct_.get() < 0 || !placed || last < first + Writer::shortest_behind) {
     write_tail();
     file_.write_at(offset, bytes);
     return;

@@ -99,7 +99,7 @@ class PartWriter final : public PartSink {
 
   void write(std::size_t part, std::span<const std::byte> bytes) override {
     hashes_.at(part).append(bytes);
-    while (behind_ > 0 && bytes.size() >= worth_a_buffer) {
+    while (behind_ > 0 && bytes.size() >= Writer::shortest_behind) {
       const auto piece = bytes.first(std::min(bytes.size(), behind_));
       Buffers::Loan loan = out_.lend(first_part_ + part, written_[part], piece.size());
       std::ranges::copy(piece, loan.bytes().begin());
@@ -113,8 +113,6 @@ class PartWriter final : public PartSink {
   [[nodiscard]] std::string hash(std::size_t part) const { return hashes_.at(part).hex(); }
 
  private:
-  static constexpr std::size_t worth_a_buffer = 64 << 10;  // shorter ones go through the page cache either way
-
   Writer& out_;
   std::size_t first_part_;
   std::size_t behind_;

@@ -143,6 +143,9 @@ class Writer {
   }
   static constexpr std::size_t most_behind = 8;
 
+  /// What is shorter is done sooner by the page cache than by the disk: it would be one request for each.
+  static constexpr std::size_t shortest_behind = 64 << 10;
+
   /// Ends the current shard: its bytes are on the disk.
   virtual void end() = 0;
 

@@ -32,7 +32,7 @@ struct MemoryPlan {
   std::uint64_t spilled_bytes = 0;  ///< the largest such file, beside the output until its tensor is finished
 };
 
-/// Columns of a transposed tensor are gathered row by row: what is read there at once is longer for more of it.
+/// A transposed tensor is gathered from all of its rows on disk: longer chunks take longer stretches of each.
 inline constexpr std::uint64_t transposed_chunk = 8;
 
 /// Batches and their number such that
