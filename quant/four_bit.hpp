@@ -24,6 +24,10 @@ struct Bf16Steps;  // quant/four_bit_bf16.hpp
 /// with place[k] that of midpoint k on the grid. make_tables() proves that g is right or one too small. Rounding keeps
 /// the order, so only where x is such a place itself is the number in doubt: about 2 of 100 groups of 64 weights have
 /// one, and are done again in fp32. (docs/performance.md compares other ways.)
+///
+/// Where 32 words are looked up at once (AVX-512), a bucket of 2^11 places that has one midpoint at most tells all:
+///
+///   the upper 4 of 16 bits of x + bucket[x >> 11 & 31] are the number; the lower 12 are 0 where it is in doubt
 struct FourBitTables {
   alignas(64) std::array<float, 16> midpoint;  ///< ascending, between neighbours of the codebook; rest infinite
   std::size_t midpoints;                       ///< how many of them are finite
@@ -31,13 +35,26 @@ struct FourBitTables {
   alignas(16) std::array<std::uint8_t, 16> code;          ///< by number
   alignas(64) std::array<float, 16> codebook;             ///< by code
   std::int16_t base, slope;                               ///< in units of 2^-10 and 2^-11
+  alignas(64) std::array<std::int16_t, 32> bucket;
+  bool has_buckets;  ///< none has two midpoints, and splits_zero does not hold
   bool splits_zero;  ///< two codes have the value 0, and their midpoint 0 is not in the table: it adds (v > 0)
   const Bf16Steps* bf16_steps;  ///< for bf16 weights where the processor can look them up, or null
 
-  static constexpr float grid = 32737;  ///< below 2^15, and far from trouble with rounding (make_tables())
+  static constexpr float grid = 32737;         ///< below 2^15, and far from trouble with rounding (make_tables())
+  static constexpr float rounding = 12582912;  ///< 1.5 * 2^23 has an ulp of 1: adding it rounds to integers
+  static constexpr int bucket_bits = 11;
+  static constexpr std::size_t longest_block = 4096;
 
   /// g as the inner loops compute it.
   [[nodiscard]] constexpr int guess(int x) const { return (base + (x * (slope - (x < 0 ? -x : x) / 2) >> 16)) >> 10; }
+  /// x and what its bucket adds, as 16 bits.
+  [[nodiscard]] constexpr int sum(int x) const {
+    return (x + bucket[static_cast<std::size_t>(x >> bucket_bits & 31)]) & 0xFFFF;
+  }
+  [[nodiscard]] constexpr int place(int k) const {
+    const auto i = static_cast<std::size_t>(k);
+    return static_cast<std::int16_t>(upper[i] << 8 | lower[i]);
+  }
 };
 
 /// Does not compile as a constant if the code of any v could be wrong.
@@ -63,22 +80,37 @@ constexpr FourBitTables make_tables(const float (&codebook)[16], const std::arra
 
   // grid * v is computed with an error below 0.01: so a midpoint must not be as close as that to where rounding turns.
   bool right = true;
-  int last = -32767;
   for (std::size_t k = 0; k < tables.midpoints; ++k) {
     const double exact = static_cast<double>(tables.midpoint[k]) * FourBitTables::grid;
     const int place = static_cast<int>(exact + (exact < 0 ? -0.5 : 0.5));
     tables.lower[k] = static_cast<std::uint8_t>(place & 0xFF);
     tables.upper[k] = static_cast<std::uint8_t>(place >> 8 & 0xFF);
     right = right && exact - place < 0.49 && exact - place > -0.49;
-    // At the place of midpoint k the guess must be k, or the doubt would go unseen; between two, either number.
-    for (int x = last; x < place; ++x)
-      right = right && tables.guess(x) <= static_cast<int>(k) && tables.guess(x) >= static_cast<int>(k) - 1;
-    right = right && tables.guess(place) == static_cast<int>(k) && tables.guess(last) >= 0;
-    last = place + 1;
   }
-  for (int x = last; x <= 32767; ++x) {
-    const int above = static_cast<int>(tables.midpoints) - tables.guess(x);
-    right = right && above >= 0 && above <= 1;
+  tables.has_buckets = !tables.splits_zero;
+  for (int first = -(1 << 15), k = 0; first < 1 << 15; first += 1 << FourBitTables::bucket_bits) {
+    const int end = first + (1 << FourBitTables::bucket_bits), midpoints = static_cast<int>(tables.midpoints);
+    const bool has_midpoint = k < midpoints && tables.place(k) < end;
+    // Without a midpoint the lower bits are from 1024 to 3071.
+    const int turn = 4096 * k + (has_midpoint ? 4096 - tables.place(k) : 1024 - first);
+    tables.bucket[static_cast<std::size_t>(first >> FourBitTables::bucket_bits & 31)] = static_cast<std::int16_t>(turn);
+    k += has_midpoint ? 1 : 0;
+    tables.has_buckets = tables.has_buckets && (k == midpoints || tables.place(k) >= end);
+  }
+
+  int last = -32767;
+  for (int k = 0; k <= static_cast<int>(tables.midpoints); ++k) {
+    const bool is_last = k == static_cast<int>(tables.midpoints);
+    const int place = is_last ? 32768 : tables.place(k);
+    // Between two midpoints the guess is one of two numbers.
+    for (int x = last; x < place; ++x) {
+      right = right && tables.guess(x) <= k && tables.guess(x) >= k - 1;
+      right = right && (!tables.has_buckets || ((tables.sum(x) >> 12) == k && (tables.sum(x) & 4095) != 0));
+    }
+    // At the place of midpoint k it must be k, or the doubt would go unseen.
+    right = right && (is_last || tables.guess(place) == k) && tables.guess(last) >= 0;
+    right = right && (is_last || !tables.has_buckets || (tables.sum(place) & 4095) == 0);
+    last = place + 1;
   }
   // The loops look codes up only for formats that split zero; otherwise the number is the code.
   for (std::size_t i = 0; i < 16; ++i) right = right && (tables.splits_zero || ascending[i] == i);

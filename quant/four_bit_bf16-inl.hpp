@@ -17,6 +17,7 @@
 
 #include "nibble/bf16.hpp"
 #include "quant/four_bit_bf16.hpp"
+#include "quant/nibbles-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
@@ -43,7 +44,6 @@ HWY_INLINE void encode_by_steps(const Bf16Steps& table, const std::uint16_t* HWY
                                 std::uint16_t absmax, const std::uint16_t* HWY_RESTRICT ahead,
                                 std::uint8_t* HWY_RESTRICT packed) {
   const hn::Full512<std::uint16_t> d;
-  const hn::Full512<std::uint32_t> d32;
   const std::uint16_t* const steps = table.steps[absmax & 127u].data();
   const auto lower = hn::Load(d, steps), upper = hn::Load(d, steps + 32);
   const auto origin = hn::Set(d, static_cast<std::uint16_t>(std::max((absmax & 0x7F80) - Bf16Steps::near, 0)));
@@ -54,11 +54,8 @@ HWY_INLINE void encode_by_steps(const Bf16Steps& table, const std::uint16_t* HWY
     const auto s =
         _mm512_mask_sub_epi16(magnitude.raw, _mm512_movepi16_mask(weights.raw), _mm512_setzero_si512(), magnitude.raw);
     const auto step = _mm512_permutex2var_epi16(lower.raw, _mm512_srli_epi16(s, Bf16Steps::bucket_bits), upper.raw);
-    const hn::Vec<decltype(d32)> sums{_mm512_add_epi16(s, step)};
-    // Numbers are in bits 12 to 15 and 28 to 31: to 4 to 7 and 0 to 3.
-    const auto even = hn::ShiftRight<8>(sums), odd = hn::ShiftRight<28>(sums);
-    const auto joined = _mm512_ternarylogic_epi32(even.raw, odd.raw, _mm512_set1_epi32(0xF0), 0xE4);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(packed + i / 2), _mm512_cvtepi32_epi8(joined));
+    const hn::Vec<decltype(d)> sums{_mm512_add_epi16(s, step)};
+    store_upper_nibbles(sums, packed + i / 2);
   }
 }
 

@@ -19,6 +19,7 @@
 #include <hwy/highway.h>
 
 #include "quant/four_bit_bf16-inl.hpp"
+#include "quant/four_bit_buckets-inl.hpp"
 #include "quant/source-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,8 +28,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // What is in work at a time: with the places of its weights, and as much that is on its way, it fits a small L1 cache.
 constexpr std::size_t batch_bytes = 8192;
-constexpr std::size_t batch_weights = 4096;  // at most: a block may be as long
-static_assert(batch_weights >= tile_weights);
+constexpr std::size_t batch_weights = FourBitTables::longest_block;
 constexpr std::size_t batch_blocks = batch_weights / 32;
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
@@ -191,9 +191,9 @@ template <class Source, bool splits_zero> class BlockEncoder {
     return hn::OddEven(hn::BitCast(D16(), hn::ShiftLeft<16>(odd)), hn::BitCast(D16(), even));
   }
 
-  // round(grid * v) in the lower 16 bits: 1.5 * 2^23 has an ulp of 1, so that adding it rounds to integers.
+  // round(grid * v) in the lower 16 bits.
   static HWY_INLINE VI place_of(V weight, V scale) {
-    return hn::BitCast(DI(), hn::MulAdd(weight, scale, hn::Set(D(), 12582912.0f)));
+    return hn::BitCast(DI(), hn::MulAdd(weight, scale, hn::Set(D(), FourBitTables::rounding)));
   }
 
   // -1 where a > b, else 0.
@@ -216,31 +216,57 @@ template <class Source, bool splits_zero> class BlockEncoder {
   const FourBitTables& tables_;
 };
 
+// The codes of a batch of n weights, for whose absmax there are inverse and scale. What is as far ahead as the batch is
+// long is fetched meanwhile.
+template <class Source, bool splits_zero>
+HWY_INLINE void encode_by_guess(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t n,
+                                const float* HWY_RESTRICT inverse, const float* HWY_RESTRICT scale, int block_bits,
+                                bool settle_all, std::uint8_t* HWY_RESTRICT packed) {
+  using Encoder = BlockEncoder<Source, splits_zero>;
+  constexpr std::size_t size = Source::size, group = Encoder::group;
+  const Encoder encoder(tables);
+
+  HWY_ALIGN std::int16_t places[batch_weights];
+  HWY_ALIGN std::int16_t positive[splits_zero ? batch_weights : 1];
+  HWY_ALIGN std::uint8_t doubt[batch_weights / group];
+
+  const std::size_t whole = n - n % group;
+  encoder.place(w, n, scale, block_bits, places);
+  if constexpr (splits_zero) encoder.sign(w, n, inverse, block_bits, positive);
+  for (std::size_t i = 0; i < whole; i += group) {
+    const std::byte* const ahead = w + (n + i) * size;
+    for (std::size_t line = 0; line < group * size; line += 64) hwy::Prefetch(ahead + line);
+    doubt[i / group] = encoder.encode(places + i, positive + (splits_zero ? i : 0), packed + i / 2);
+  }
+  for (std::size_t i = 0; i < whole; i += group)
+    if (doubt[i / group] != 0 || settle_all)
+      encoder.settle(w + i * size, inverse + (i >> block_bits), block_bits, packed + i / 2);
+  if (whole < n) {
+    HWY_ALIGN std::byte last[group * size] = {};
+    HWY_ALIGN std::uint8_t last_packed[group / 2];
+    std::memcpy(last, w + whole * size, (n - whole) * size);
+    encoder.settle(last, inverse + (whole >> block_bits), block_bits, last_packed);
+    std::memcpy(packed + whole / 2, last_packed, (n - whole) / 2);
+  }
+}
+
 // Whole blocks. Where absmax is not finite, the codes mean nothing.
 template <class Source, bool splits_zero>
 HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                                  std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
-  using Encoder = BlockEncoder<Source, splits_zero>;
-  constexpr std::size_t size = Source::size, group = Encoder::group;
-  const Encoder encoder(tables);
   const hn::CappedTag<float, 16> d;
   const int block_bits = std::countr_zero(blocksize);
 
   // Plain arrays: std::array checks every index here.
   HWY_ALIGN float inverse[batch_blocks] = {};
   HWY_ALIGN float scale[batch_blocks] = {};
-  HWY_ALIGN std::int16_t places[batch_weights];
-  HWY_ALIGN std::int16_t positive[splits_zero ? batch_weights : 1];
-  HWY_ALIGN std::uint8_t doubt[batch_weights / group];
-  HWY_ALIGN std::byte last[group * size];
-  HWY_ALIGN std::uint8_t last_packed[group / 2];
 
   // A batch of blocks at a time: it stays in the cache from step to step, and the next one is on its way meanwhile.
   while (blocks > 0) {
-    const std::size_t count = std::min(blocks, std::max<std::size_t>(1, batch_bytes / size / blocksize)),
+    const std::size_t count = std::min(blocks, std::max<std::size_t>(1, batch_bytes / Source::size / blocksize)),
                       n = count * blocksize;
-    for (std::size_t b = 0; b < count; ++b)
-      inverse[b] = absmax[b] = Source::absmax(w + b * blocksize * size, blocksize);
+    Source::absmax_of_each(w, blocksize, count, absmax);
+    std::memcpy(inverse, absmax, count * sizeof(float));
     bool tiny = false;
     for (std::size_t b = 0; b < count; b += hn::Lanes(d)) {
       const auto largest = hn::Load(d, inverse + b), zero = hn::Zero(d);
@@ -253,24 +279,13 @@ HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* H
       hn::Store(hn::IfThenElse(is_tiny, zero, hn::Mul(hn::Load(d, inverse + b), hn::Set(d, FourBitTables::grid))), d,
                 scale + b);
     }
-    const std::size_t whole = n - n % group;
-    encoder.place(w, n, scale, block_bits, places);
-    if constexpr (splits_zero) encoder.sign(w, n, inverse, block_bits, positive);
-    for (std::size_t i = 0; i < whole; i += group) {
-      const std::byte* const ahead = w + (n + i) * size;
-      for (std::size_t line = 0; line < group * size; line += 64) hwy::Prefetch(ahead + line);
-      doubt[i / group] = encoder.encode(places + i, positive + (splits_zero ? i : 0), packed + i / 2);
-    }
-    for (std::size_t i = 0; i < whole; i += group)
-      if (doubt[i / group] != 0 || tiny)
-        encoder.settle(w + i * size, inverse + (i >> block_bits), block_bits, packed + i / 2);
-    if (whole < n) {
-      std::memset(last, 0, sizeof last);
-      std::memcpy(last, w + whole * size, (n - whole) * size);
-      encoder.settle(last, inverse + (whole >> block_bits), block_bits, last_packed);
-      std::memcpy(packed + whole / 2, last_packed, (n - whole) / 2);
-    }
-    w += n * size;
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+    if (tables.has_buckets && !tiny)
+      encode_by_buckets<Source>(tables, w, n, inverse, scale, block_bits, packed);
+    else
+#endif
+      encode_by_guess<Source, splits_zero>(tables, w, n, inverse, scale, block_bits, tiny, packed);
+    w += n * Source::size;
     packed += n / 2;
     absmax += count;
     blocks -= count;

@@ -14,11 +14,11 @@ HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// max |w| as bits, which order as the magnitudes do. NaN and infinity sort above every finite value, so this finds
-// them for free, where a floating-point maximum drops NaN on some targets. D is of fp32, or of int16 for 16-bit types;
-// n is a multiple of Lanes(d).
+// The largest |w| in each lane as bits, which order as the magnitudes do. NaN and infinity sort above every finite
+// value, so this finds them for free, where a floating-point maximum drops NaN on some targets. D is of fp32, or of
+// int16 for 16-bit types; n is a multiple of Lanes(d).
 template <class D, typename T>
-HWY_INLINE hn::TFromD<hn::RebindToSigned<D>> largest_magnitude(D d, const T* HWY_RESTRICT w, std::size_t n) {
+HWY_INLINE hn::Vec<hn::RebindToSigned<D>> largest_lanes(D d, const T* HWY_RESTRICT w, std::size_t n) {
   static_assert(sizeof(T) == sizeof(hn::TFromD<D>));
   using Bits = hn::TFromD<hn::RebindToSigned<D>>;
   const hn::RebindToSigned<D> di;
@@ -33,8 +33,45 @@ HWY_INLINE hn::TFromD<hn::RebindToSigned<D>> largest_magnitude(D d, const T* HWY
     b = hn::Max(b, hn::Max(load(w + 2 * lanes), load(w + 3 * lanes)));
   }
   for (; w < end; w += lanes) a = hn::Max(a, load(w));
-  return hn::GetLane(hn::MaxOfLanes(di, hn::Max(a, b)));
+  return hn::Max(a, b);
 }
+
+// max |w| as bits.
+template <class D, typename T>
+HWY_INLINE hn::TFromD<hn::RebindToSigned<D>> largest_magnitude(D d, const T* HWY_RESTRICT w, std::size_t n) {
+  const hn::RebindToSigned<D> di;
+  return hn::GetLane(hn::MaxOfLanes(di, largest_lanes(d, w, n)));
+}
+
+#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+
+// The larger of the halves, of the halves of that, ... down to 128 bits.
+template <class V> HWY_INLINE auto fold_to_128(V v) {
+  const hn::DFromV<V> d;
+  if constexpr (sizeof(hn::TFromV<V>) * hn::MaxLanes(d) == 16) {
+    return v;
+  } else {
+    const hn::Half<decltype(d)> half;
+    return fold_to_128(hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+// Of four blocks of n fp32 numbers behind each other: their lanes change places on the way, so that it takes a third of
+// the steps of one after the other.
+template <class D>
+HWY_INLINE hn::Vec<hn::Full128<std::int32_t>> four_largest_magnitudes(D d, const float* HWY_RESTRICT w, std::size_t n) {
+  const hn::Full128<std::int32_t> d32;
+  const hn::Full128<std::int64_t> d64;
+  const auto pair = [&](const float* from) HWY_ATTR {
+    const auto a = fold_to_128(largest_lanes(d, from, n)), b = fold_to_128(largest_lanes(d, from + n, n));
+    return hn::BitCast(d64, hn::Max(hn::InterleaveLower(d32, a, b), hn::InterleaveUpper(d32, a, b)));
+  };
+  const auto ab = pair(w), cd = pair(w + 2 * n);
+  return hn::Max(hn::BitCast(d32, hn::InterleaveLower(d64, ab, cd)),
+                 hn::BitCast(d32, hn::InterleaveUpper(d64, ab, cd)));
+}
+
+#endif
 
 }  // namespace nibble::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -45,6 +45,7 @@ template <class DI, class VI = hn::Vec<DI>> HWY_INLINE VI fp32_of_fp16(DI di, VI
 //   arrange(bytes)     puts the bytes of 4 * Lanes(d) weights in order, if the first vector of each load_two() gave the
 //                      even ones: within blocks of 128 bits, where each is made of runs of sizeof(Run) bytes
 //   absmax(w, n)       the largest magnitude, n a multiple of 32; NaN or infinity if there is one
+//   absmax_of_each(w, n, blocks, out)   the same of blocks of n weights behind each other
 //   value(w, i)        one weight
 //
 // The bytes at w need no alignment.
@@ -64,6 +65,17 @@ struct F32 {
   }
   static HWY_INLINE float absmax(const std::byte* HWY_RESTRICT w, std::size_t n) {
     return std::bit_cast<float>(largest_magnitude(hn::CappedTag<float, 16>(), at(w, 0), n));
+  }
+  static HWY_INLINE void absmax_of_each(const std::byte* HWY_RESTRICT w, std::size_t n, std::size_t blocks,
+                                        float* HWY_RESTRICT out) {
+    std::size_t b = 0;
+#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+    const hn::Full128<std::int32_t> d32;
+    for (; blocks - b >= 4; b += 4)
+      hn::StoreU(four_largest_magnitudes(hn::CappedTag<float, 16>(), at(w, b * n), n), d32,
+                 reinterpret_cast<std::int32_t*>(out + b));
+#endif
+    for (; b < blocks; ++b) out[b] = absmax(w + b * n * size, n);
   }
   template <class D> static HWY_INLINE hn::Vec<D> load(D d, const std::byte* HWY_RESTRICT w, std::size_t i) {
     return hn::LoadU(d, at(w, i));
@@ -93,6 +105,10 @@ template <float (*to_float)(std::uint16_t)> struct Half16 {
   }
   static HWY_INLINE float absmax(const std::byte* HWY_RESTRICT w, std::size_t n) {
     return to_float(static_cast<std::uint16_t>(largest_magnitude(hn::CappedTag<std::int16_t, 32>(), at(w, 0), n)));
+  }
+  static HWY_INLINE void absmax_of_each(const std::byte* HWY_RESTRICT w, std::size_t n, std::size_t blocks,
+                                        float* HWY_RESTRICT out) {
+    for (std::size_t b = 0; b < blocks; ++b) out[b] = absmax(w + b * n * size, n);
   }
 };
 
