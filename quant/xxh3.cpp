@@ -29,6 +29,8 @@ inline constexpr std::uint64_t secret[24] = {
     0xFCA1477D58BE162B, 0xCE31D07AD1B8F88F, 0x280416958F3ACB45, 0x7E404BBBCAFBD7AF,
 };
 
+inline constexpr std::uint64_t prime32_1 = 0x9E3779B1;
+
 }  // namespace nibble::xxh3
 #endif
 
@@ -79,6 +81,33 @@ void sum_blocks(const std::byte* HWY_RESTRICT data, std::size_t blocks, std::uin
                 sums + b * lanes);
 }
 
+// Adds the sums of each block to the state and scrambles it.
+void add_blocks(const std::uint64_t* HWY_RESTRICT sums, std::size_t blocks, std::uint64_t* HWY_RESTRICT state) {
+  const std::uint64_t* const words = secret + 16;
+#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+  const hn::CappedTag<std::uint64_t, lanes> d;
+  const hn::Repartition<std::uint32_t, decltype(d)> d32;
+  const auto prime = hn::BitCast(d32, hn::Set(d, prime32_1));
+  for (std::size_t v = 0; v < lanes; v += hn::Lanes(d)) {
+    const auto word = hn::LoadU(d, words + v);
+    auto lane = hn::LoadU(d, state + v);
+    for (std::size_t b = 0; b < blocks; ++b) {
+      lane = hn::Add(lane, hn::LoadU(d, sums + b * lanes + v));
+      lane = hn::Xor(hn::Xor(lane, word), hn::ShiftRight<47>(lane));
+      const auto upper = hn::MulEven(hn::BitCast(d32, hn::ShiftRight<32>(lane)), prime);
+      lane = hn::Add(hn::MulEven(hn::BitCast(d32, lane), prime), hn::ShiftLeft<32>(upper));
+    }
+    hn::StoreU(lane, d, state + v);
+  }
+#else
+  for (std::size_t i = 0; i < blocks * lanes; ++i) {
+    std::uint64_t lane = state[i % lanes] + sums[i];
+    lane ^= lane >> 47;
+    state[i % lanes] = (lane ^ words[i % lanes]) * prime32_1;
+  }
+#endif
+}
+
 }  // namespace nibble::xxh3::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -88,10 +117,11 @@ namespace xxh3 {
 
 HWY_EXPORT(add_stripes);
 HWY_EXPORT(sum_blocks);
+HWY_EXPORT(add_blocks);
 
 namespace {
 
-constexpr std::uint64_t prime32_1 = 0x9E3779B1, prime32_2 = 0x85EBCA77, prime32_3 = 0xC2B2AE3D;
+constexpr std::uint64_t prime32_2 = 0x85EBCA77, prime32_3 = 0xC2B2AE3D;
 constexpr std::uint64_t prime64_1 = 0x9E3779B185EBCA87, prime64_2 = 0xC2B2AE3D27D4EB4F, prime64_3 = 0x165667B19E3779F9,
                         prime64_4 = 0x85EBCA77C2B2AE63, prime64_5 = 0x27D4EB2F165667C5;
 
@@ -149,7 +179,7 @@ void Xxh3::append(std::span<const std::byte> bytes, const Sums& sums) {
   const Range whole = whole_blocks(appended_, bytes.size());
   assert(sums.size() == (whole.end - whole.begin) / block_bytes * lanes);
   append_edge(bytes.first(whole.begin));
-  for (std::size_t i = 0; i < sums.size(); i += lanes) add_block(&sums[i]);
+  add_blocks(sums);
   append_edge(bytes.subspan(whole.end));
   appended_ += bytes.size();
 
@@ -173,18 +203,14 @@ void Xxh3::append_edge(std::span<const std::byte> bytes) {
     if (edge_bytes_ < block_bytes || blocks_done_ == blocks_) return;  // the last block stays, be it full
     std::array<std::uint64_t, lanes> sums;
     HWY_DYNAMIC_DISPATCH(xxh3::sum_blocks)(edge_.data(), 1, sums.data());
-    add_block(sums.data());
+    add_blocks(sums);
     edge_bytes_ = 0;
   }
 }
 
-void Xxh3::add_block(const std::uint64_t* sums) {
-  ++blocks_done_;
-  for (std::size_t i = 0; i < lanes; ++i) {
-    std::uint64_t lane = state_[i] + sums[i];
-    lane ^= lane >> 47;
-    state_[i] = (lane ^ xxh3::secret[16 + i]) * xxh3::prime32_1;
-  }
+void Xxh3::add_blocks(std::span<const std::uint64_t> sums) {
+  HWY_DYNAMIC_DISPATCH(xxh3::add_blocks)(sums.data(), sums.size() / lanes, state_.data());
+  blocks_done_ += sums.size() / lanes;
 }
 
 std::string Xxh3::hex() const {

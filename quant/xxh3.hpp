@@ -44,7 +44,7 @@ class Xxh3 {
   };
   [[nodiscard]] Range whole_blocks(std::uint64_t offset, std::size_t bytes) const;
   void append_edge(std::span<const std::byte> bytes);
-  void add_block(const std::uint64_t* sums);
+  void add_blocks(std::span<const std::uint64_t> sums);
 
   std::uint64_t total_;
   std::uint64_t blocks_;  // that more bytes follow: the last one is not scrambled
