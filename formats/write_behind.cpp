@@ -60,6 +60,7 @@ void WriteBehind::write_tail() {
 
 void WriteBehind::enqueue(Task task) {
   std::unique_lock lock(mutex_);
+  if (tasks_.size() + in_work_ >= most_) to_do_.notify_all();
   done_.wait(lock, [&] { return tasks_.size() + in_work_ < most_ || failure_; });
   if (failure_) std::rethrow_exception(failure_);
   tasks_.push_back(std::move(task));
@@ -69,8 +70,14 @@ void WriteBehind::enqueue(Task task) {
     lock.unlock();
     return file_.write_direct(direct_.get(), task.offset, task.bytes);
   }
+  ++to_wake_;
+}
+
+void WriteBehind::wake() {
+  std::unique_lock lock(mutex_);
+  std::size_t count = std::exchange(to_wake_, 0);
   lock.unlock();
-  to_do_.notify_one();
+  for (; count > 0; --count) to_do_.notify_one();
 }
 
 // Where the system allows no more threads, those that there are do the work, if need be the one that asks.
@@ -85,6 +92,7 @@ bool WriteBehind::add_thread() {
 
 void WriteBehind::drain() {
   write_tail();
+  wake();
   std::unique_lock lock(mutex_);
   done_.wait(lock, [&] { return (tasks_.empty() && in_work_ == 0) || failure_; });
   if (failure_) std::rethrow_exception(failure_);

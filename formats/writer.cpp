@@ -174,6 +174,7 @@ class ShardWriter : public Writer {
   }
 
   Buffers::Loan lend(std::size_t part, std::uint64_t offset, std::size_t size) override {
+    behind_->wake();
     return buffers_.lend(size, offsets_[part] + offset, behind_->way());
   }
 

@@ -267,6 +267,7 @@ class Conversion {
     };
     const auto encode = [&](Batch* batch) {
       const Turn turn_with_batch(batch->handover);
+      end_finished();
       if (scan)
         for_each_chunk(*batch, [&](std::uint64_t at, std::uint64_t, std::span<const std::byte> weights) {
           batch->work->encoder->scan(at, weights);
@@ -336,7 +337,15 @@ class Conversion {
     progress_.advance(work.tensor.info.name, done_, total_);
     if (!last) return;
     const std::scoped_lock lock(mutex_);
+    finished_ = std::move(in_work_.front());
     in_work_.pop_front();
+  }
+
+  // Beside what other threads do: giving memory back takes a while.
+  void end_finished() {
+    std::unique_ptr<Work> finished;
+    const std::scoped_lock lock(mutex_);
+    finished.swap(finished_);
   }
 
   void finish(Work& work) {
@@ -450,6 +459,7 @@ class Conversion {
   std::vector<std::uint32_t> first_part_;  // of the shard's tensors
   std::mutex mutex_;                       // of the next: tensors are begun and finished on different threads
   std::deque<std::unique_ptr<Work>> in_work_;
+  std::unique_ptr<Work> finished_;  // the last one, until there is a thread to end it
   Report report_;
 };
 

@@ -167,7 +167,10 @@ class FourBitEncoder final : public Encoder {
       encode_nested(offset, sink);
       sink.write(4, std::as_bytes(std::span(nested::codebook)));
     } else {
-      for_each_piece([&](std::uint64_t, std::span<const float> absmax) { sink.write(1, std::as_bytes(absmax)); });
+      for_each_piece([&](std::uint64_t, std::span<const float> absmax) {
+        sink.fill(1, absmax.size_bytes(),
+                  [&](std::span<std::byte> room) { std::ranges::copy(std::as_bytes(absmax), room.begin()); });
+      });
     }
     sink.write(2, std::as_bytes(std::span(tables_.codebook)));
     std::string state = quant_state(codec_, blocksize_, tensor_, nested_ ? &offset_text : nullptr);
@@ -216,21 +219,21 @@ class FourBitEncoder final : public Encoder {
   }
 
   void encode_nested(float offset, PartSink& sink) {
-    const std::size_t most = std::min<std::uint64_t>(blocks_, piece);
-    std::vector<std::uint8_t> codes(most);
-    std::vector<float> nested_absmax(ceil_div(most, nested::blocksize));
     for_each_piece([&](std::uint64_t at, std::span<const float> absmax) {
       std::array<ErrorSums, piece_groups> changes{};
-      for_each_group(absmax, [&](std::size_t g, std::size_t first, std::span<const float> values) {
-        const auto group_codes = std::span(codes).subspan(first, values.size());
-        const auto group_absmax =
-            std::span(nested_absmax).subspan(first / nested::blocksize, ceil_div(values.size(), nested::blocksize));
-        nested::encode(values, offset, group_codes, group_absmax);
-        if (keeps_errors_) changes[g] = change_of_error(at + first, values, group_codes, group_absmax, offset);
+      std::vector<float> nested_absmax(ceil_div(absmax.size(), nested::blocksize));
+      sink.fill(1, absmax.size(), [&](std::span<std::byte> room) {
+        const std::span codes(reinterpret_cast<std::uint8_t*>(room.data()), room.size());
+        for_each_group(absmax, [&](std::size_t g, std::size_t first, std::span<const float> values) {
+          const auto group_codes = codes.subspan(first, values.size());
+          const auto group_absmax =
+              std::span(nested_absmax).subspan(first / nested::blocksize, ceil_div(values.size(), nested::blocksize));
+          nested::encode(values, offset, group_codes, group_absmax);
+          if (keeps_errors_) changes[g] = change_of_error(at + first, values, group_codes, group_absmax, offset);
+        });
       });
       for (const ErrorSums& change : changes) late_.sums.add(change);
-      sink.write(1, std::as_bytes(std::span(codes).first(absmax.size())));
-      sink.write(3, std::as_bytes(std::span(nested_absmax).first(ceil_div(absmax.size(), nested::blocksize))));
+      sink.write(3, std::as_bytes(std::span(nested_absmax)));
     });
   }
 

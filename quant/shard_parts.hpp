@@ -91,7 +91,7 @@ class ShardParts final : public PartList {
 /// Writes and hashes the parts that an encoder makes at the end.
 class PartWriter final : public PartSink {
  public:
-  /// So many bytes at a time go the way of Writer::write_behind(), if they are worth it. 0: none.
+  /// What the encoder fills in goes the way of Writer::write_behind(), up to so many bytes at a time. 0: nothing.
   PartWriter(Writer& out, std::size_t first_part, std::span<const TensorInfo> parts, std::size_t behind)
       : out_(out), first_part_(first_part), behind_(behind), written_(parts.size()) {
     for (const TensorInfo& part : parts) hashes_.emplace_back(part.bytes());
@@ -99,16 +99,16 @@ class PartWriter final : public PartSink {
 
   void write(std::size_t part, std::span<const std::byte> bytes) override {
     hashes_.at(part).append(bytes);
-    while (behind_ > 0 && bytes.size() >= Writer::shortest_behind) {
-      const auto piece = bytes.first(std::min(bytes.size(), behind_));
-      Buffers::Loan loan = out_.lend(first_part_ + part, written_[part], piece.size());
-      std::ranges::copy(piece, loan.bytes().begin());
-      out_.write_behind(first_part_ + part, written_[part], std::move(loan));
-      written_[part] += piece.size();
-      bytes = bytes.subspan(piece.size());
-    }
-    if (!bytes.empty()) out_.write(first_part_ + part, written_[part], bytes);
+    out_.write(first_part_ + part, written_[part], bytes);
     written_[part] += bytes.size();
+  }
+  void fill(std::size_t part, std::size_t size, const std::function<void(std::span<std::byte>)>& make) override {
+    if (size < Writer::shortest_behind || size > behind_) return PartSink::fill(part, size, make);
+    Buffers::Loan loan = out_.lend(first_part_ + part, written_[part], size);
+    make(loan.bytes());
+    hashes_.at(part).append(loan.bytes());
+    out_.write_behind(first_part_ + part, written_[part], std::move(loan));
+    written_[part] += size;
   }
   [[nodiscard]] std::string hash(std::size_t part) const { return hashes_.at(part).hex(); }
 

@@ -63,6 +63,12 @@ class PartSink {
   virtual ~PartSink() = default;
   /// Appends bytes to part `part` (1, 2, ... of Codec::parts()); parts may take turns.
   virtual void write(std::size_t part, std::span<const std::byte> bytes) = 0;
+  /// Appends `size` bytes, which `make` puts into the sink's own memory.
+  virtual void fill(std::size_t part, std::size_t size, const std::function<void(std::span<std::byte>)>& make) {
+    std::vector<std::byte> bytes(size);
+    make(bytes);
+    write(part, bytes);
+  }
 };
 
 /// One tensor on its way through a codec. Calls of scan() and of encode() may run concurrently as long as their
