@@ -2,7 +2,7 @@
 """Every codec in memory: runs bench_codecs, whose repetitions alternate, and adds to each rate its share of memcpy and
 of the read bandwidth for the same size in the same run.
 
-    bench/in_memory.py [--filter REGEX] [--rounds 5] [--out bench/results/codecs.jsonl]
+    bench/in_memory.py [--filter REGEX] [--cpu-target AVX2] [--rounds 5] [--out bench/results/codecs.jsonl]
 """
 
 import argparse
@@ -34,7 +34,10 @@ def main():
     record.add_options(parser, "codecs")
     parser.add_argument("--filter", default=".", help="a regular expression; memcpy and read always run")
     parser.add_argument("--min-time", type=float, default=0.1, help="seconds per repetition, at least [0.1]")
+    parser.add_argument("--cpu-target", help="instead of the best that the processor has: `nibble formats` lists them")
     options = parser.parse_args()
+    if options.cpu_target:
+        os.environ["NIBBLE_CPU_TARGET"] = options.cpu_target
 
     results = record.Results(
         options.out, {"bench": "bench/in_memory.py", **record.machine(options.build), **record.compiler(options.build)}

@@ -44,6 +44,9 @@ for part in "${parts[@]}"; do
       ;;
   esac
   "bench/$part.py" "${options[@]}"
+  if [[ $part == in_memory && $(build/release/bench/bench_stages simd) == AVX3* ]]; then
+    bench/in_memory.py --cpu-target AVX2 --filter '^(encode|decode)/nf4|nested' --out bench/results/codecs_avx2.jsonl
+  fi
 done
 rm -rf build/bench
 

@@ -6,15 +6,19 @@
 Per byte of input, with `o` bytes of output, a conversion takes o reserve (space is reserved before the first byte: on
 a disk this is nothing, on tmpfs it writes zeros), and then at least the largest of
 
-    work      (read + encode + o (hash + write)) / threads     seconds of one thread, measured on one
+    work      (read + encode + o (hash + write)) / threads     processor seconds, measured on one thread
     serial    o append + in order + finish / threads           the pipeline's last stage; finish is shared out among 16
-    file      o write                                          if writes into one file wait for each other (measured)
-    memory    (1 + 3 o) / bandwidth                            page cache read; page cache allocated, written, flushed
+    memory    (1 + o) / bandwidth                              page cache read; buffers fetched by the disk
     disk      o / rate                                         durable output; the input is in the page cache
 
+On tmpfs, where everything goes through the page cache, there is no disk, but
+
+    file      o write                                          if writes into one file wait for each other (measured)
+    memory    (1 + 3 o) / bandwidth                            page cache allocated and written, too
+
 Chunks and their results stay in cache between the stages, so they cost no memory bandwidth. Up to the machine's own
-cores its measured bandwidth counts, beyond them that of --memory. The check: conversions to tmpfs with as many threads
-as there are cores, where no disk takes part.
+cores its measured bandwidth counts, beyond them that of --memory. The check: conversions to tmpfs and to this disk with
+one thread and with as many as there are cores.
 """
 
 import argparse
@@ -28,6 +32,7 @@ import record
 
 CASES = {"nf4/bf16": "nf4", "nf4/fp32": "nf4", "int8/bf16": "int8", "fp16/fp32": "fp16"}
 THREADS = (1, 2, 8, 32, 128)
+THIS_DISK = "this disk"
 SHARED_OUT = 16  # threads that finish a tensor together, at most (FourBitEncoder::piece_groups)
 WRITTEN = 500_000_000  # bytes: what a conversion of 1 GB in bf16 to int8 writes
 
@@ -64,14 +69,16 @@ class Costs:
         found = self.stage("hash", "hash")
         self.samples.setdefault("append", []).append(found["append_seconds"] / found["bytes"])
         self.stage("memory", "memory", *both)
-        for place, directory in (("tmpfs", self.options.tmpfs), ("disk", self.options.dir)):
-            write = ("write", directory, "--no-flush", "--bytes", WRITTEN)
-            if place == "disk":
-                record.settle(self.options.build, directory, 3 * WRITTEN)
-            found = self.stage(f"write/{place}", *write, *one)
+        write = ("write", self.options.tmpfs, "--no-flush", "--bytes", WRITTEN)
+        cached = self.stage("write/tmpfs", *write, *one)
+        self.stage("write/tmpfs/one file", *write, *both)
+        self.stage("write/tmpfs/a file per thread", *write, *both, "--files", str(cores))
+        record.settle(self.options.build, self.options.dir, WRITTEN)
+        # Threads that only wait for the disk write: what they take of a processor is work.
+        direct = self.stage("write/disk", "write", self.options.dir, "--bytes", WRITTEN, field="processor_seconds")
+        self.samples.setdefault("disk", []).append(direct["seconds"] / direct["bytes"])
+        for place, found in (("tmpfs", cached), ("disk", direct)):
             self.samples.setdefault(f"reserve/{place}", []).append(found["reserve_seconds"] / found["bytes"])
-            self.stage(f"write/{place}/one file", *write, *both)
-            self.stage(f"write/{place}/a file per thread", *write, *both, "--files", str(cores))
 
 
 def bounds(costs, case, place, threads, memory, disk):
@@ -84,34 +91,38 @@ def bounds(costs, case, place, threads, memory, disk):
         "serial": output * costs["append"]
         + costs[f"in order/{case}"]
         + (costs[f"finish/{case}"] - costs[f"in order/{case}"]) / min(threads, SHARED_OUT),
-        "memory": (1 + 3 * output) / memory,
     }
-    # If all cores together write one file hardly faster than one does, its lock lets in one at a time.
-    one, together = costs[f"write/{place}"], costs[f"write/{place}/one file"]
-    if one / together < 1.3:
-        found["file"] = output * min(one, together)
     if disk:
+        found["memory"] = (1 + output) / memory
         found["disk"] = output / disk
+    else:
+        found["memory"] = (1 + 3 * output) / memory
+        # If all cores together write one file hardly faster than one does, its lock lets in one at a time.
+        one, together = costs["write/tmpfs"], costs["write/tmpfs/one file"]
+        if one / together < 1.3:
+            found["file"] = output * min(one, together)
     return found
 
 
 def check(options, sources, cores):
-    """Conversions to tmpfs, in turns: {(case, threads): median seconds per byte}"""
-    out = options.tmpfs / "nibble-bench-scaling"
+    """Conversions, in turns: {(case, place, threads): median seconds per byte}"""
     samples = {}
+    places = {"tmpfs": options.tmpfs, THIS_DISK: options.dir}
+    settings = [(case, place, threads) for case in CASES for place in places for threads in sorted({1, cores})]
     for _ in range(options.rounds):
-        for case, to in CASES.items():
-            source = sources[case.split("/")[1]]
-            for threads in sorted({1, cores}):
-                shutil.rmtree(out, ignore_errors=True)
-                record.warm(source)
-                words = [options.build / "nibble", "convert", source.parent, out, "--to", to, "--threads", threads]
-                words += ["--error-report", "none"]
-                if to != "fp16":
-                    words += ["--embeddings", to, "--lm-head", to, "--no-default-skips", "--allow-nibble-only"]
-                usage = record.stages(options.build, "time", *words)
-                samples.setdefault((case, threads), []).append(usage["seconds"] / source.stat().st_size)
-    shutil.rmtree(out, ignore_errors=True)
+        for case, place, threads in settings:
+            to, source = CASES[case], sources[case.split("/")[1]]
+            out = places[place] / "nibble-bench-scaling"
+            shutil.rmtree(out, ignore_errors=True)
+            record.warm(source)
+            record.settle(options.build, options.dir, 0 if place == "tmpfs" else source.stat().st_size // 2)
+            words = [options.build / "nibble", "convert", source.parent, out, "--to", to, "--threads", threads]
+            words += ["--error-report", "none"]
+            if to != "fp16":
+                words += ["--embeddings", to, "--lm-head", to, "--no-default-skips", "--allow-nibble-only"]
+            usage = record.stages(options.build, "time", *words)
+            shutil.rmtree(out)
+            samples.setdefault((case, place, threads), []).append(usage["seconds"] / source.stat().st_size)
     return {key: statistics.median(values) for key, values in samples.items()}
 
 
@@ -144,9 +155,7 @@ def main():
             else:
                 results.add(f"cost/{name}", sample * 1e9, "ns per byte")
 
-    disks = {"tmpfs": 0, "nvme": options.nvme, "raid": options.raid}
-    if "disk_write_gb_s" in rates:
-        disks["this disk"] = rates["disk_write_gb_s"]
+    disks = {"tmpfs": 0, "nvme": options.nvme, "raid": options.raid, THIS_DISK: 1e-9 / costs["disk"]}
     measured = check(options, sources, cores)
     if not options.keep:
         for path in directories.values():
@@ -163,17 +172,17 @@ def main():
                 reserve = costs[f"output/{case}"] * costs[f"reserve/{place}"]
                 gb_s = 1 / (found[bound] + reserve) / 1e9
                 extra = {}
-                if disk == "tmpfs" and (case, threads) in measured:
-                    extra["measured"] = 1 / measured[case, threads] / 1e9
+                if (case, disk, threads) in measured:
+                    extra["measured"] = 1 / measured[case, disk, threads] / 1e9
                     extra["error"] = gb_s / extra["measured"] - 1
                 results.add(f"{case}/{disk}/{threads}", gb_s, "GB/s", bound=bound, **extra)
                 cells += f"{f'{gb_s:.1f} {bound}':>15}"
             print(f"{f'{case}, {disk}':<22}{cells}")
     results.save()
-    print("\nchecked on tmpfs     threads  predicted  measured   error")
-    for case, threads in measured:
-        line = results.lines[f"{case}/tmpfs/{threads}"]
-        print(f"{case:<20}{threads:>8}{line['median']:>11.2f}{line['measured']:>10.2f}{line['error']:>+8.0%}")
+    print("\nchecked                  threads  predicted  measured   error")
+    for case, place, threads in measured:
+        line = results.lines[f"{case}/{place}/{threads}"]
+        print(f"{f'{case}, {place}':<24}{threads:>8}{line['median']:>11.2f}{line['measured']:>10.2f}{line['error']:>+8.0%}")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -39,6 +40,7 @@
 #include "nibble/codec.hpp"
 #include "nibble/recipe.hpp"
 #include "nibble/scratch.hpp"
+#include "nibble/target.hpp"
 #include "quant/xxh3.hpp"
 
 namespace {
@@ -80,6 +82,17 @@ class File {
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double seconds_of(const timeval& time) {
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+}
+
+// Of all threads so far.
+double processor_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime);
 }
 
 // Runs `step(thread, i)` for i in [0, count) on several threads, each taking the next i; the seconds that took.
@@ -246,6 +259,7 @@ void write(const Options& options) {
   const std::uint64_t chunks = chunks_in(each);
   const auto reserving = std::chrono::steady_clock::now();
   for (const File& file : files) fallocate(file.get(), 0, 0, static_cast<off_t>(each));  // as nibble, where it can be
+  const double processor_before = processor_seconds();
   const auto start = std::chrono::steady_clock::now();
   run(threads, chunks * options.files, [&](unsigned thread, std::uint64_t i) {
     const std::uint64_t at = i / options.files;
@@ -260,8 +274,8 @@ void write(const Options& options) {
   if (!options.no_flush)
     for (const File& file : files) check(fdatasync(file.get()) == 0, "fdatasync");
   const double seconds = seconds_since(start);
-  fmt::print("{{\"seconds\": {:.6f}, \"reserve_seconds\": {:.6f}, \"bytes\": {}}}\n", seconds,
-             seconds_since(reserving) - seconds, each * options.files);
+  fmt::print("{{\"seconds\": {:.6f}, \"processor_seconds\": {:.6f}, \"reserve_seconds\": {:.6f}, \"bytes\": {}}}\n",
+             seconds, processor_seconds() - processor_before, seconds_since(reserving) - seconds, each * options.files);
   for (unsigned i = 0; i < options.files; ++i)
     check(unlink((options.path + "/bench_stages." + std::to_string(i)).c_str()) == 0, "unlink");
 }
@@ -300,10 +314,6 @@ void memory(const Options& options) {
              options.bytes, total.load());
 }
 
-double seconds_of(const timeval& time) {
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
-}
-
 void time_process(char** command) {
   // Its output is not ours: that is one object.
   posix_spawn_file_actions_t actions;
@@ -326,6 +336,7 @@ void time_process(char** command) {
 }  // namespace
 
 int main(int argc, char** argv) try {
+  if (const char* const name = std::getenv("NIBBLE_CPU_TARGET"); name != nullptr) nibble::force_cpu_target(name);
   if (argc > 2 && std::string_view(argv[1]) == "time") {  // what follows is not for this program to understand
     time_process(argv + 2);
     return 0;
