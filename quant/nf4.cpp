@@ -8,6 +8,7 @@ namespace {
 
 constexpr FourBitTables midpoints =
     make_tables(nf4::codebook.value, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, 7.234375, 14.84375);
+static_assert(midpoints.has_buckets);
 constexpr Bf16Steps bf16_steps = make_bf16_steps(midpoints);
 constexpr FourBitTables tables = [] {
   FourBitTables with_steps = midpoints;
