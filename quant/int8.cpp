@@ -250,6 +250,7 @@ class Int8Encoder final : public Encoder {
     const std::size_t size = traits(source_).bits / 8, n = weights.size() / size;
     alignas(64) std::array<float, tile_weights> tile;
     alignas(64) std::array<float, tile_weights> decoded;
+    std::vector<std::byte> room;
     for (std::size_t begin = 0; begin < n;) {
       const std::uint64_t at = first + begin;
       const std::uint64_t left_of_row = columns_ - at % columns_;
@@ -257,9 +258,16 @@ class Int8Encoder final : public Encoder {
           columns_ <= tile_weights ? left_of_row + (rows_per_piece() - 1 - at / columns_ % rows_per_piece()) * columns_
                                    : std::min<std::uint64_t>(left_of_row, tile_weights - at % tile_weights);
       const std::size_t count = static_cast<std::size_t>(std::min<std::uint64_t>(piece, n - begin));
+      const std::uint64_t first_row = at / columns_, rows = (at + count - 1) / columns_ - first_row + 1;
+      const float* const stored =
+          scanned_ ? nullptr
+                   : reinterpret_cast<const float*>(
+                         scratch_.view(first_row * sizeof(float), rows * sizeof(float), room).data());
       for_each_row(columns_, at, count, [&](std::size_t row, std::size_t from, std::size_t to) {
         const auto* const codes = reinterpret_cast<const std::int8_t*>(encoded.data() + begin + from);
-        int8::decode_row({codes, to - from}, absmax_of(row), std::span(decoded).subspan(from, to - from));
+        const float absmax = scanned_ ? std::bit_cast<float>(rows_[row].absmax_bits.load(std::memory_order_relaxed))
+                                      : stored[row - first_row];
+        int8::decode_row({codes, to - from}, absmax, std::span(decoded).subspan(from, to - from));
       });
       const auto original = widen(source_, weights.subspan(begin * size, count * size), tile);
       sums.push_back(compare_squares(original, std::span(decoded).first(count)));
@@ -307,13 +315,6 @@ class Int8Encoder final : public Encoder {
 
   [[nodiscard]] std::uint64_t scb_bytes() const { return sizeof(float) * row_count_; }
   [[nodiscard]] std::uint64_t rows_per_piece() const { return tile_weights / columns_; }
-
-  [[nodiscard]] float absmax_of(std::size_t row) const {
-    if (scanned_) return std::bit_cast<float>(rows_[row].absmax_bits.load(std::memory_order_relaxed));
-    float absmax = 0;
-    scratch_.read(row * sizeof(float), std::as_writable_bytes(std::span(&absmax, 1)));
-    return absmax;
-  }
 
   void look_at(std::span<Row> rows, std::uint64_t first, std::span<const std::byte> weights, std::size_t first_row) {
     const std::size_t size = traits(source_).bits / 8;
