@@ -20,15 +20,51 @@ constexpr u64 most_tokens = 64;
 constexpr u64 multiprocessors_to_fill = 132;
 
 /// What a block does before its first weight and after its last (the table, the sums), in the bytes of weights that
-/// the hot loop could read meanwhile: about 500 instructions of 256 threads, at 3.1 for a weight of 0.516 bytes.
-constexpr u64 bytes_of_a_start = 21'000;
+/// the hot loop could read meanwhile: about 430 instructions of 256 threads, at 2.4 for a weight of 0.516 bytes.
+constexpr u64 bytes_of_a_start = 24'000;
+
+/// What all multiprocessors could read while a second kernel starts: about a microsecond, which is an estimate.
+constexpr u64 bytes_of_a_launch = 4'000'000;
+
+/// Blocks that share the inputs of a tile of rows, and what the product costs then.
+struct Plan {
+  u32 splits;
+  u64 cost;  // the bytes that could be read meanwhile
+};
+
+/// As many splits as leave the fewest multiprocessors idle, by an estimate that has to promise a twentieth. Partial
+/// sums are written and read, in the L2 cache, which counts half.
+template <class Kernel> Plan plan_for(u64 m, u64 rows, u64 columns) {
+  constexpr u64 slots = multiprocessors_to_fill * Kernel::min_blocks, most_splits = 16;
+  const u64 tiles = ceil_div<u64>(rows, Kernel::rows);
+  const u64 steps = std::max<u64>(1, ceil_div<u64>(columns, Kernel::inputs));
+  Plan best{};
+  for (u64 splits = 1; splits <= std::min(steps, most_splits); ++splits) {
+    const u64 waves = ceil_div<u64>(tiles * splits, slots);
+    const u64 bytes_of_a_block = Kernel::rows * ceil_div<u64>(steps, splits) * Kernel::inputs * 33 / 64;
+    const u64 bytes_of_sums = splits > 1 ? bytes_of_a_launch + splits * m * rows * 4 : 0;
+    const u64 cost = waves * slots * (bytes_of_a_block + bytes_of_a_start) + bytes_of_sums;
+    if (best.splits == 0 || cost < (best.splits == 1 ? best.cost / 20 * 19 : best.cost))
+      best = {static_cast<u32>(splits), cost};
+  }
+  return best;
+}
 
 /// Calls body.operator()<Kernel>() with the kernel for `m` tokens. Tiles with more rows read the tokens less often from
-/// the L2 cache, but there are fewer of them for all multiprocessors; up to 4 tokens cost nothing.
-template <class Half, bool Nested, class Body> decltype(auto) with_kernel(u64 m, u64 rows, Body&& body) {
+/// the L2 cache, but there are fewer of them for all multiprocessors. Up to 8 tokens the estimate decides.
+template <class Half, bool Nested, class Body> decltype(auto) with_kernel(u64 m, u64 rows, u64 columns, Body&& body) {
+  if (m <= 8) {
+    using Rows16 = FourBitMatmul<Half, Nested, 1, 1, 8, 1>;
+    using Rows32 = FourBitMatmul<Half, Nested, 1, 1, 8>;
+    using Rows64 = FourBitMatmul<Half, Nested, 1, 2, 4>;
+    const auto cost = [&]<class Kernel>() { return plan_for<Kernel>(m, rows, columns).cost; };
+    const u64 rows16 = m <= Rows16::most_tokens ? cost.template operator()<Rows16>() : ~u64{0};
+    const u64 rows32 = cost.template operator()<Rows32>(), rows64 = cost.template operator()<Rows64>();
+    if (rows64 <= rows32 && rows64 <= rows16) return body.template operator()<Rows64>();
+    if (rows32 <= rows16) return body.template operator()<Rows32>();
+    return body.template operator()<Rows16>();
+  }
   const bool few_rows = rows <= 8192;
-  if (m <= 4 || (m <= 8 && few_rows)) return body.template operator()<FourBitMatmul<Half, Nested, 1, 1, 8>>();
-  if (m <= 8) return body.template operator()<FourBitMatmul<Half, Nested, 1, 2, 4>>();
   if (m <= 16 && few_rows) return body.template operator()<FourBitMatmul<Half, Nested, 2, 2, 4>>();
   if (m <= 16) return body.template operator()<FourBitMatmul<Half, Nested, 2, 4, 2>>();
   if (m <= 32) return body.template operator()<FourBitMatmul<Half, Nested, 4, 4, 2>>();
@@ -36,26 +72,9 @@ template <class Half, bool Nested, class Body> decltype(auto) with_kernel(u64 m,
   return body.template operator()<FourBitMatmul<Half, Nested, 8, 8, 1>>();
 }
 
-/// Blocks that share the inputs of a tile of rows: as many as leave the fewest multiprocessors idle, by an estimate of
-/// the bytes that could be read meanwhile, which has to promise a twentieth. Partial sums are written and read, in the
-/// L2 cache, which counts half.
-template <class Kernel> u32 splits_for(u64 m, u64 rows, u64 columns) {
-  constexpr u64 slots = multiprocessors_to_fill * Kernel::min_blocks, most_splits = 16;
-  const u64 tiles = ceil_div<u64>(rows, Kernel::rows);
-  const u64 steps = std::max<u64>(1, ceil_div<u64>(columns, Kernel::inputs));
-  u64 best = 0, least = 0;
-  for (u64 splits = 1; splits <= std::min(steps, most_splits); ++splits) {
-    const u64 waves = ceil_div<u64>(tiles * splits, slots);
-    const u64 bytes_of_a_block = Kernel::rows * ceil_div<u64>(steps, splits) * Kernel::inputs * 33 / 64;
-    const u64 cost = waves * slots * (bytes_of_a_block + bytes_of_a_start) + (splits > 1 ? splits * m * rows * 4 : 0);
-    if (best == 0 || cost < (best == 1 ? least / 20 * 19 : least)) best = splits, least = cost;
-  }
-  return static_cast<u32>(best);
-}
-
 std::size_t workspace_bytes_for(u64 m, u64 rows, u64 columns) {
-  return with_kernel<bf16, true>(m, rows, [&]<class Kernel>() -> std::size_t {
-    const u32 splits = splits_for<Kernel>(m, rows, columns);
+  return with_kernel<bf16, true>(m, rows, columns, [&]<class Kernel>() -> std::size_t {
+    const u32 splits = plan_for<Kernel>(m, rows, columns).splits;
     return splits == 1 ? 0 : splits * m * rows * sizeof(float);
   });
 }
@@ -97,7 +116,7 @@ void matmul(const nibble_four_bit& weight, const nibble_matrix& x, const void* b
     return;
   }
   const auto run_tiles = [&]<class Kernel>() {
-    const u32 splits = splits_for<Kernel>(m, weight.rows, weight.columns);
+    const u32 splits = plan_for<Kernel>(m, weight.rows, weight.columns).splits;
     auto* partial = splits == 1 ? nullptr : static_cast<float*>(workspace);
     launch({static_cast<u32>(ceil_div<u64>(weight.rows, Kernel::rows)), splits}, Kernel::shared_bytes(m), stream,
            Kernel{operand(weight), tokens, x_stride, m, out, partial});
@@ -107,9 +126,9 @@ void matmul(const nibble_four_bit& weight, const nibble_matrix& x, const void* b
            Sum{partial, splits, static_cast<i64>(weight.rows), out});
   };
   if (weight.absmax == nullptr)
-    with_kernel<Half, true>(m, weight.rows, run_tiles);
+    with_kernel<Half, true>(m, weight.rows, weight.columns, run_tiles);
   else
-    with_kernel<Half, false>(m, weight.rows, run_tiles);
+    with_kernel<Half, false>(m, weight.rows, weight.columns, run_tiles);
 }
 
 void check_product(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias, const nibble_matrix* y) {

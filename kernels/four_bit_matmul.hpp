@@ -2,14 +2,14 @@
 //
 // Bytes per weight: 0.5 packed and 1/64 + 4/16384 of nested absmax, 0.5159, read once. Bound: memory; 4.3 TB/s of an
 // H200 are 8.3e12 weights/s, and leave its 132 multiprocessors 3.6 to 4.0 instructions of a thread for each. Counted in
-// the machine code of the loop: 2.9 to 3.2 for up to 16 rows, 3.8 for 32, 5.0 for 64 (docs/four-bit-matmul.md).
+// the machine code of the loop: 2.2 to 2.9 for up to 16 rows, 3.2 for 32, 5.2 for 64 (docs/four-bit-matmul.md).
 //
 // Hence tensor cores from the first row of x on: a byte of codes becomes a register of two weights by one look into a
 // table of pairs, and mma.sync takes the 16 rows of the weight as its large operand, 8 rows of x ("tokens") as its
 // small one. What is looked up are the codebook's values; absmax multiplies the accumulators of each 64 inputs, 8 times
 // less often than it would multiply weights, and no weight is rounded twice.
 //
-//   warp      16 * RowTiles rows x 128 inputs a step: the packed bytes go from memory to registers, a step ahead
+//   warp      16 rows x 256 inputs a step, or 32 x 128: the packed bytes go from memory to registers, a step ahead
 //   block     RowWarps warps below each other share the inputs, InputWarps side by side share the rows;
 //             tokens come through shared memory by asynchronous copies
 //   table     256 pairs, 32 times: lane i reads bank i alone, whatever its byte is
@@ -49,16 +49,22 @@ template <class Half> struct MatmulOutput {
 };
 
 /// For columns that are a multiple of 64, a blocksize of at least 64, less than 2^32 blocks of 64, packed aligned to 8
-/// bytes and x and its rows to 16. Grid: tiles of rows, splits.
+/// bytes and x and its rows to 16. Grid: tiles of rows, splits (16 at most).
 template <class Half, bool Nested, u32 TokenTiles, u32 RowWarps, u32 InputWarps, u32 RowTiles = 2>
 struct FourBitMatmul {
   static constexpr u32 threads = 32 * RowWarps * InputWarps;
   static constexpr u32 min_blocks = TokenTiles <= 2 ? 2 : 1;
   static constexpr u32 tokens = 8 * TokenTiles, rows = 16 * RowTiles * RowWarps;  // of a block
-  static constexpr u32 inputs = 128 * InputWarps;                                 // of a block in a step
-  static constexpr u32 stages = TokenTiles > 4 ? 2 : 3;                           // steps whose tokens are in flight
+  static constexpr u32 most_tokens = RowTiles == 1 ? 4 : tokens;                  // that shared memory has room for
+  static constexpr u32 groups = 4 / RowTiles;                                     // of 64 inputs, of a warp in a step
+  static constexpr u32 inputs = 64 * groups * InputWarps;                         // of a block in a step
+  static constexpr u32 stages = 2;                                                // steps whose tokens are there
 
-  static constexpr u32 table_bytes = 256 * 32 * 4, nested_bytes = 256 * 4;
+  // A pair lies in the table 32 times. Where shared memory allows it, as many bytes are left out before the next: then
+  // a byte of codes and the offset of a lane are the bytes of an address, which one instruction puts together. The
+  // codebook of nested absmax lies in the gaps, or after the table.
+  static constexpr bool gaps = TokenTiles <= 4;
+  static constexpr u32 pair_bytes = gaps ? 256 : 128, table_bytes = 256 * pair_bytes + (gaps ? 0 : 256 * 4);
   // 16 bytes more than the tokens need: the 8 rows of a quarter of a 16-byte load then lie in different banks.
   static constexpr u32 token_bytes = 2 * inputs + 16;
   // 4 floats more: what the 4 lanes of a quad store lies 8 banks apart.
@@ -71,10 +77,10 @@ struct FourBitMatmul {
   }
   NIBBLE_DEVICE_AND_HOST static constexpr u32 shared_bytes(u32 m) {
     const u32 ring = stages * stage_bytes(m);
-    return table_bytes + nested_bytes + (ring > 4 * sums ? ring : 4 * sums);
+    return table_bytes + (ring > 4 * sums ? ring : 4 * sums);
   }
 
-  NIBBLE_DEVICE_AND_HOST static constexpr u32 most_shared_bytes() { return shared_bytes(tokens); }
+  NIBBLE_DEVICE_AND_HOST static constexpr u32 most_shared_bytes() { return shared_bytes(most_tokens); }
 
   FourBitOperand weight;
   Global<const Half> x;
@@ -87,102 +93,85 @@ struct FourBitMatmul {
     const u32 lane = lane_id(), g = lane / 4, q = lane % 4;  // of a fragment: rows g and g + 8, a quarter of the inputs
     const u32 row_warp = warp_id() % RowWarps, input_warp = warp_id() / RowWarps;
     const Shared<u8> table = dynamic_shared().part(0, table_bytes);
-    const Shared<float> nested = dynamic_shared().part(table_bytes, nested_bytes).template as<float>();
-    const Shared<u8> ring =
-        dynamic_shared().part(table_bytes + nested_bytes, shared_bytes(m) - table_bytes - nested_bytes);
+    const Shared<u8> ring = dynamic_shared().part(table_bytes, shared_bytes(m) - table_bytes);
 
-    // Steps of this block. A row has `blocks` times 64 inputs; of these the splits get whole steps.
-    const u32 blocks = static_cast<u32>(weight.columns / 64), steps = ceil_div(blocks, 2 * InputWarps);
-    const u32 first = u32(u64{steps} * block_y() / grid_y()), last = u32(u64{steps} * (block_y() + 1) / grid_y());
-    const u32 blocks_end = 2 * InputWarps * last < blocks ? 2 * InputWarps * last : blocks;
+    static_assert(most_shared_bytes() <= 99 << 10);  // what a block may have on 8.6 and 8.9
+    // Steps of this block. Of all steps, 2^24 at most, the splits get whole ones.
+    const u32 steps = ceil_div(static_cast<u32>(weight.columns), inputs);
+    const u32 first = steps * block_y() / grid_y(), last = steps * (block_y() + 1) / grid_y();
 
-    NIBBLE_UNROLL for (u32 i = 0; i + 1 < stages; ++i) {
-      copy_tokens(ring + i * stage_bytes(m), first + i, last);
-      cp_commit();
-    }
-
-    Ahead ahead{};
-    const i64 warp_row = i64{block_x()} * rows + row_warp * (16 * RowTiles);
-    const i64 last_row = weight.rows - 1;
-    u32 block = 2 * (first * InputWarps + input_warp);  // the first of the warp's two, in units of 64 inputs
-    NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile) {
-      // Rows past the end are read as the last one; nobody stores their sums.
-      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-        const i64 row = warp_row + 16 * tile + 8 * half + g;
-        ahead.row[tile][half] =
-            weight.packed + ((row < last_row ? row : last_row) * (weight.columns / 2) + i64{block} * 32 + 8 * q);
-        NIBBLE_UNROLL for (u32 b = 0; b < 2; ++b) load_packed(ahead, b, tile, half, block + b < blocks_end);
-      }
-      // Lane (g, q) looks after the scale of row g + 8 * (q / 2) and block q % 2.
-      const i64 row = warp_row + 16 * tile + 8 * (q / 2) + g;
-      ahead.scale_block[tile] = static_cast<u32>(row < last_row ? row : last_row) * blocks + q % 2;
-      load_scale(ahead, tile, block, block + q % 2 < blocks_end);
-    }
-
-    for (u32 i = thread_id(); i < 256 * 8; i += threads) {
-      const u32 pair =
-          rounded_pair<Half>(weight.value[i / 8 >> 4], weight.value[i / 8 & 15]);  // the high nibble is first
-      sts((table + 16 * i).template as<u32x4>(), {pair, pair, pair, pair});
-    }
-    float offset = 0;
+    // Memory is asked first for what has the longest way, then for the table's contents.
+    Source source =
+        source_of(i64{block_x()} * rows + row_warp * (16 * RowTiles), first * InputWarps + input_warp, last);
+    Operands next{};
+    load(next, source);
+    float nested_value = 0, offset = 0;
+    static_assert(threads == 256);
     if constexpr (Nested) {
-      for (u32 i = thread_id(); i < 256; i += threads) sts(nested + i, ldg(weight.nested_codebook + i));
+      nested_value = ldg(weight.nested_codebook + thread_id());
       offset = ldg(weight.nested_offset);
     }
+    copy_tokens(ring, first, last);
+    cp_commit();
 
-    const u32 token_at = (TokenTiles > 1 || g < m ? g : m - 1) * token_bytes + input_warp * 256 + 32 * q;
+    NIBBLE_UNROLL for (u32 i = 0; i < 256 * 8; i += threads) {
+      const u32 byte = (i + thread_id()) / 8;  // the high nibble is first
+      const u32 pair = rounded_pair<Half>(weight.value[byte >> 4], weight.value[byte & 15]);
+      sts((table + (pair_bytes * byte + 16 * (thread_id() % 8))).template as<u32x4>(), {pair, pair, pair, pair});
+    }
+    if constexpr (Nested) sts(nested_at(table, thread_id()), nested_value);
+
+    const u32 token_at = (TokenTiles > 1 || g < m ? g : m - 1) * token_bytes + input_warp * (128 * groups) + 32 * q;
     const u32 bank = 4 * lane;
 
     float sum[TokenTiles][RowTiles][4] = {};
     u32 stage = 0;
     for (u32 step = first; step < last; ++step) {
-      cp_wait<stages - 2>();
+      cp_wait<0>();
       sync_threads();  // the tokens of this step are here, and nobody reads those of the last one any more
-      copy_tokens(ring + ((stage > 0 ? stage : stages * stage_bytes(m)) - stage_bytes(m)), step + stages - 1, last);
+      // A warp waits for all of its loads at once, so the next step's may not be asked for before this one's are here:
+      // copying them sees to that.
+      const Operands now = next;
+      advance(source);
+      load(next, source);
+      copy_tokens(ring + (stage_bytes(m) - stage), step + 1, last);
       cp_commit();
       const Shared<u8> arrived = ring + stage;
-      stage = stage == (stages - 1) * stage_bytes(m) ? 0 : stage + stage_bytes(m);
-      block += 2 * InputWarps;
+      stage = stage_bytes(m) - stage;
 
-      float low[2][RowTiles], high[2][RowTiles];
-      NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile) {
-        float scale = ahead.absmax[tile];
-        if constexpr (Nested) scale = add_rn(mul_rn(lds(nested + ahead.code[tile]), scale), offset);
-        NIBBLE_UNROLL for (u32 b = 0; b < 2; ++b) {
-          low[b][tile] = shfl_idx(~0u, scale, 4 * g + b);
-          high[b][tile] = shfl_idx(~0u, scale, 4 * g + 2 + b);
-        }
-        load_scale(ahead, tile, block, block + q % 2 < blocks_end);
-        NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) ahead.row[tile][half] =
-            ahead.row[tile][half] + 64 * InputWarps;
+      float low[groups][RowTiles], high[groups][RowTiles];
+      NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile) NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
+        float scale = now.absmax[tile][i / 2];
+        if constexpr (Nested) scale = add_rn(mul_rn(lds(nested_at(table, now.code[tile][i / 2])), scale), offset);
+        low[i][tile] = shfl_idx(~0u, scale, 4 * g + i % 2);
+        high[i][tile] = shfl_idx(~0u, scale, 4 * g + 2 + i % 2);
       }
-      NIBBLE_UNROLL for (u32 b = 0; b < 2; ++b) {
-        // Past the end there is nothing to multiply. With many sums the branch also keeps the compiler from loading
-        // both blocks' operands ahead of both blocks' products, which would take more registers than there are; with
+      NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
+        // Past the end there is nothing to multiply. With more sums the branch also keeps the compiler from loading
+        // both groups' operands ahead of both groups' products, which would take more registers than there are; with
         // few it is better that it does, and tokens past the end are zeros.
-        if (TokenTiles > 4 && block + b >= blocks_end + 2 * InputWarps) break;
+        if (TokenTiles > 1 && source.group + i >= source.groups_end + groups * InputWarps) break;
         // Fragment `k` has, of each 16 inputs that lane q holds, the four from 4 * k on.
         u32 fragment[RowTiles][4][4];
         NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile) {
           NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-            const u32x2 packed = ahead.packed[b][tile][half];
+            const u32x2 packed = now.packed[i][tile][half];
             NIBBLE_UNROLL for (u32 k = 0; k < 4; ++k) {
               const u32 word = k < 2 ? packed.x : packed.y;
-              fragment[tile][k][half] = look_up(table, k % 2 == 0 ? word << 7 : word >> 9, bank);
-              fragment[tile][k][2 + half] = look_up(table, k % 2 == 0 ? word >> 1 : word >> 17, bank);
+              fragment[tile][k][half] = look_up(table, word, k % 2 * 2, bank);
+              fragment[tile][k][2 + half] = look_up(table, word, k % 2 * 2 + 1, bank);
             }
-            load_packed(ahead, b, tile, half, block + b < blocks_end);
           }
         }
         NIBBLE_UNROLL for (u32 t = 0; t < TokenTiles; ++t) {
-          const Shared<u8> at = arrived + token_at + (8 * token_bytes * t + 128 * b);
+          const Shared<u8> at = arrived + token_at + (8 * token_bytes * t + 128 * i);
           const u32x4 x0 = lds(at.template as<u32x4>()), x1 = lds((at + 16).template as<u32x4>());
           const u32 inputs_of[4][2] = {{x0.x, x0.y}, {x0.z, x0.w}, {x1.x, x1.y}, {x1.z, x1.w}};
           NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile) {
             float d[4] = {};
             NIBBLE_UNROLL for (u32 k = 0; k < 4; ++k) multiply(d, fragment[tile][k], inputs_of[k]);
             NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) sum[t][tile][e] =
-                fma_rn(e < 2 ? low[b][tile] : high[b][tile], d[e], sum[t][tile][e]);
+                fma_rn(e < 2 ? low[i][tile] : high[i][tile], d[e], sum[t][tile][e]);
           }
         }
       }
@@ -191,27 +180,65 @@ struct FourBitMatmul {
   }
 
  private:
-  // What a lane has on its way for the next step.
-  struct Ahead {
-    Global<const u8> row[RowTiles][2];  // where its bytes of that step are
-    u32x2 packed[2][RowTiles][2];       // [block of 64 inputs][tile][row g or g + 8]: 16 weights
-    u32 scale_block[RowTiles];
-    u32 code[RowTiles];
-    float absmax[RowTiles];  // or nested_absmax
+  // Where a lane reads. A group is 64 inputs of a row.
+  struct Source {
+    Global<const u8> row[RowTiles][2];  // its codes of rows g and g + 8
+    u32 scale[RowTiles];                // of lane (g, q): of row g + 8 * (q / 2) and groups q % 2, q % 2 + 2 ...
+    u32 group, groups_end;              // the first group of the warp, and the end of the block's
+  };
+  // What a lane reads in a step.
+  struct Operands {
+    u32x2 packed[groups][RowTiles][2];  // 16 weights each
+    u32 code[RowTiles][groups / 2];
+    float absmax[RowTiles][groups / 2];  // or nested_absmax
   };
 
-  // Past the end a lane keeps what it has: any numbers will do, for the tokens there are zeros.
-  NIBBLE_DEVICE static void load_packed(Ahead& ahead, u32 b, u32 tile, u32 half, bool inside) {
-    if (inside) ahead.packed[b][tile][half] = ldcs((ahead.row[tile][half] + 32 * b).template as<const u32x2>());
+  // Of the rows from `first_row` on, and of the inputs that are a warp's in a step the `part`-th, up to step `last`.
+  NIBBLE_DEVICE Source source_of(i64 first_row, u32 part, u32 last) const {
+    const u32 g = lane_id() / 4, q = lane_id() % 4, row_groups = static_cast<u32>(weight.columns / 64);
+    const i64 last_row = weight.rows - 1;
+    const u32 end = last * (groups * InputWarps);
+    Source source;
+    source.group = part * groups;
+    source.groups_end = end < row_groups ? end : row_groups;
+    NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile) {
+      // Rows past the end are read as the last one; nobody stores their sums.
+      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
+        const i64 row = first_row + 16 * tile + 8 * half + g;
+        source.row[tile][half] =
+            weight.packed + ((row < last_row ? row : last_row) * (weight.columns / 2) + i64{source.group} * 32 + 8 * q);
+      }
+      const i64 row = first_row + 16 * tile + 8 * (q / 2) + g;
+      source.scale[tile] = static_cast<u32>(row < last_row ? row : last_row) * row_groups + q % 2;
+    }
+    return source;
   }
 
-  NIBBLE_DEVICE void load_scale(Ahead& ahead, u32 tile, u32 block, bool inside) const {
-    const u32 i = (ahead.scale_block[tile] + block) >> (weight.log2_blocksize - 6);
-    if constexpr (Nested) {
-      if (inside) ahead.code[tile] = ldg(weight.absmax_codes + i);
-      if (inside) ahead.absmax[tile] = ldg(weight.nested_absmax + (i >> 8));
-    } else {
-      if (inside) ahead.absmax[tile] = ldg(weight.absmax + i);
+  NIBBLE_DEVICE static void advance(Source& source) {
+    source.group += groups * InputWarps;
+    NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile) NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half)
+        source.row[tile][half] = source.row[tile][half] + 32 * groups * InputWarps;
+  }
+
+  // Past the end a lane keeps what it has: any numbers will do, for the tokens there are zeros.
+  NIBBLE_DEVICE void load(Operands& to, const Source& source) const {
+    NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
+      const bool inside = source.group + i < source.groups_end;
+      NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile)
+          NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) if (inside)
+              to.packed[i][tile][half] = ldcs((source.row[tile][half] + 32 * i).template as<const u32x2>());
+    }
+    NIBBLE_UNROLL for (u32 i = 0; i < groups; i += 2) {
+      const bool inside = source.group + i + lane_id() % 2 < source.groups_end;
+      NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile) {
+        const u32 scale = (source.scale[tile] + source.group + i) >> (weight.log2_blocksize - 6);
+        if constexpr (Nested) {
+          if (inside) to.code[tile][i / 2] = ldg(weight.absmax_codes + scale);
+          if (inside) to.absmax[tile][i / 2] = ldg(weight.nested_absmax + (scale >> 8));
+        } else {
+          if (inside) to.absmax[tile][i / 2] = ldg(weight.absmax + scale);
+        }
+      }
     }
   }
 
@@ -225,16 +252,27 @@ struct FourBitMatmul {
     const i32 present = input < static_cast<u32>(weight.columns) ? static_cast<i32>(m - token) : 0;  // from `token` on
     to = to + (token * token_bytes + 16 * piece);
     Global<const Half> from = x + (token * x_stride + input);
-    NIBBLE_UNROLL for (u32 t = 0; t < tokens; t += at_a_time) {
-      if (TokenTiles > 1 || t + token < m)
-        cp_async16(to + t * token_bytes, from.template as<const u8>(), static_cast<i32>(t) < present ? 16 : 0);
+    NIBBLE_UNROLL for (u32 t = 0; t < most_tokens; t += at_a_time) {
+      if (TokenTiles == 1 && t + token >= m) break;
+      cp_async16(to + t * token_bytes, from.template as<const u8>(), static_cast<i32>(t) < present ? 16 : 0);
       from = from + at_a_time * x_stride;
     }
   }
 
-  // Two weights for the byte that lies in bits 7 to 14.
-  NIBBLE_DEVICE static u32 look_up(Shared<u8> table, u32 bits, u32 bank) {
-    return lds((table + lop3<(0xf0 & 0xcc) | 0xaa>(bits, 0x7f80, bank)).template as<u32>());
+  // The two weights of a byte of `word`.
+  NIBBLE_DEVICE static u32 look_up(Shared<u8> table, u32 word, u32 byte, u32 bank) {
+    u32 at;
+    if constexpr (gaps)
+      at = prmt(word, bank, 0x5504 | byte << 4);
+    else
+      at = lop3<(0xf0 & 0xcc) | 0xaa>(byte == 0 ? word << 7 : word >> (8 * byte - 7), 0x7f80, bank);
+    return lds((table + at).template as<u32>());
+  }
+
+  // In gaps, 32 neighbours lie in different banks, as they do without.
+  NIBBLE_DEVICE static Shared<float> nested_at(Shared<u8> table, u32 code) {
+    return (table + (gaps ? pair_bytes * code + 128 + 4 * (code % 32) : 256 * pair_bytes + 4 * code))
+        .template as<float>();
   }
 
   NIBBLE_DEVICE static void multiply(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {

@@ -71,6 +71,7 @@ template <class T> NIBBLE_DEVICE std::remove_const_t<T> ld(Global<T> at) {
 template <class T> NIBBLE_DEVICE std::remove_const_t<T> ldg(Global<T> at) {
   return detail::bits_as<std::remove_const_t<T>>(__ldg(detail::machine_pointer(at.unchecked())));
 }
+// CUDA's intrinsic has no "memory" clobber and may move across stores: it is for what the kernel itself does not write.
 template <class T> NIBBLE_DEVICE std::remove_const_t<T> ldcs(Global<T> at) {
   return detail::bits_as<std::remove_const_t<T>>(__ldcs(detail::machine_pointer(at.unchecked())));
 }

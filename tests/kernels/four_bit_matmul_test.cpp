@@ -278,14 +278,15 @@ TEST(FourBitMatmul, SplitInputs) {
   for (const std::size_t m : {1, 6, 12, 20, 40})
     expect_product({.m = m, .rows = 33, .columns = 64 * 67, .bias = m == 6}, static_cast<u32>(m));
   EXPECT_GT(nibble_matmul_four_bit_workspace(1, 33, 64 * 67), 0u);
-  EXPECT_GT(nibble_matmul_four_bit_workspace(1, 4096, 4096), 0u);  // 128 blocks for 264 places
+  EXPECT_GT(nibble_matmul_four_bit_workspace(8, 4096, 4096), 0u);  // 128 blocks for 264 places
+  EXPECT_EQ(nibble_matmul_four_bit_workspace(1, 4096, 4096), 0u);  // 256, of 16 rows
   EXPECT_EQ(nibble_matmul_four_bit_workspace(1, 28672, 8192), 0u);
 }
 
 // Blocks that go through several steps, which the small shapes above are too small for: the ring of tokens comes round,
 // and each of its synchronizations is needed.
 template <class Kernel> void expect_steps(std::size_t m, bool nested) {
-  const std::size_t columns = Kernel::inputs * (Kernel::stages + 1) + 64;
+  const std::size_t columns = Kernel::inputs * 2 * Kernel::stages + 64;  // the last step is in the first stage, as sums
   const Problem problem({.m = m, .rows = Kernel::rows - 3, .columns = columns, .nested = nested}, 9);
   SCOPED_TRACE(testing::PrintToString(problem.shape));
   const Product product(problem);
@@ -303,6 +304,8 @@ template <class Kernel> void expect_steps(std::size_t m, bool nested) {
 }
 
 NIBBLE_SIMULATED_TEST(FourBitMatmul, ManySteps) {
+  expect_steps<FourBitMatmul<bf16, true, 1, 1, 8, 1>>(1, true);
+  expect_steps<FourBitMatmul<bf16, false, 1, 1, 8, 1>>(4, false);
   expect_steps<FourBitMatmul<bf16, true, 1, 1, 8>>(1, true);
   expect_steps<FourBitMatmul<bf16, false, 1, 2, 4>>(7, false);
   expect_steps<FourBitMatmul<bf16, true, 2, 2, 4>>(13, true);
@@ -312,9 +315,10 @@ NIBBLE_SIMULATED_TEST(FourBitMatmul, ManySteps) {
   expect_steps<FourBitMatmul<bf16, true, 8, 8, 1>>(64, true);
 }
 
-// More than 8192 rows have tiles of their own for 5 to 16 tokens and for 33 and more.
+// The more rows, the higher the tiles.
 TEST(FourBitMatmul, ManyRows) {
-  for (const std::size_t m : {5, 9, 33}) expect_product({.m = m, .rows = 8193, .columns = 64}, static_cast<u32>(m));
+  for (const std::size_t m : {1, 4, 5, 9, 33})
+    expect_product({.m = m, .rows = 8193, .columns = 64}, static_cast<u32>(m));
 }
 
 TEST(FourBitMatmul, NoInputsGiveTheBias) {
