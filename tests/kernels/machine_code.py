@@ -6,7 +6,8 @@
 
 Fails if a kernel keeps something in local memory (spilled registers, arrays that are indexed), if ptxas reported a loss
 of performance (wgmma that it serializes), if the library has 64 MB or more, if the hot loop of a kernel has more
-instructions than kernels/instruction_budgets.json allows, or if a kernel that tests/kernels/hand_written.cu has without
+instructions than kernels/instruction_budgets.json allows, if such a loop waits for its loads after it has asked for the
+next step's, or if a kernel that tests/kernels/hand_written.cu has without
 the device layer does not have as many instructions of each opcode. --record writes the counts to
 bench/results/kernel_instructions.jsonl.
 
@@ -39,7 +40,8 @@ HAND_WRITTEN_SOURCE = "hand_written.cu"
 HAND_WRITTEN = {"hand_written::four_bit_dequantize": "FourBitDequantize<bf16, 0>"}
 LOSS = "Potential Performance Loss"
 
-Instruction = collections.namedtuple("Instruction", "address predicate opcode operands")
+# control: bits 105 to 121 of the code; which counter the instruction raises until it is done, which it waits for.
+Instruction = collections.namedtuple("Instruction", "address predicate opcode operands control", defaults=[0])
 
 
 def output_of(*command, **options):
@@ -105,6 +107,8 @@ def kernels(library, folder):
             body = found.setdefault((architecture, match[1]), [])
         elif match := line_of_code.match(line):
             body.append(Instruction(int(match[1], 16), match[2] or "", match[3], match[4]))
+        elif body and (match := re.match(r"\s+/\* 0x([0-9a-f]{16}) \*/", line)):
+            body[-1] = body[-1]._replace(control=int(match[1], 16) >> 41 & 0x1FFFF)
     return found
 
 
@@ -198,6 +202,25 @@ def hot_way(instructions, markers, region):
         return None
     met, negative = max(ways)
     return met, -negative
+
+
+def waits_too_late(instructions, load):
+    """Whether the loop with most of these loads waits for them after the first: for what it has just asked for."""
+
+    def loads_of(code):
+        return [i for i, instruction in enumerate(code) if instruction.opcode.startswith(load)]
+
+    index, loops = {instruction.address: i for i, instruction in enumerate(instructions)}, []
+    for end, instruction in enumerate(instructions):
+        addresses = re.findall(r"0x[0-9a-f]+", instruction.operands) if instruction.opcode == "BRA" else []
+        begin = index.get(int(addresses[-1], 16), end) if addresses else end
+        if begin < end:
+            loops.append(instructions[begin : end + 1])
+    loop = max(loops, key=lambda loop: len(loads_of(loop)), default=[])
+    loads = loads_of(loop)
+    counters = {loop[i].control >> 5 & 7 for i in loads}
+    waits = [one.control >> 11 & 0x3F for one in loop[loads[0] + 1 :]] if loads else []
+    return not loads or any(wait >> counter & 1 for wait in waits for counter in counters)
 
 
 # -- Checks
@@ -294,6 +317,11 @@ def test():
     ]:
         if differences(kernel, by_hand) != expected:
             sys.exit(f"error: {differences(kernel, by_hand)}, expected {expected}")
+    for waiting, expected in [(6, True), (1, False), (12, False)]:  # after the load, at it, outside of the loop
+        controlled = [one._replace(control=(1 << 11 + 5 if i == waiting else 0) | (5 << 5 if i == 1 else 7 << 5))
+                      for i, one in enumerate(instructions)]  # fmt: skip
+        if waits_too_late(controlled, "LDG.E.EF") != expected:
+            sys.exit(f"error: a wait at instruction {waiting}: {not expected}, expected {expected}")
 
 
 def main():
@@ -346,6 +374,8 @@ def main():
             per = way[1] / entry["units"]
             line |= {"unit": entry["unit"], "markers": way[0], "on_the_way": way[1], "units": entry["units"],
                      "per_unit": round(per, 2), "budget": entry["budget"], "at_bandwidth": entry["at_bandwidth"]}  # fmt: skip
+            if "ahead" in entry and waits_too_late(instructions, entry["ahead"]):
+                faults.append(f"{where}: waits for {entry['ahead']} after the next step's have been asked for")
             if per > entry["budget"]:
                 faults.append(f"{where}: {per:.2f} instructions per {entry['unit']}, the budget is {entry['budget']}")
         if name in HAND_WRITTEN.values():
