@@ -286,11 +286,15 @@ void hash(const Options& options) {
   const std::uint64_t size = data.bytes().size(), count = options.bytes / size;
   nibble::Xxh3 whole(count * size);
   nibble::Xxh3::Sums sums;
-  const double sum_seconds = run(1, count, [&](unsigned, std::uint64_t i) { whole.sum(i * size, data.bytes(), sums); });
-  whole.sum(0, data.bytes(), sums);  // the last chunk has one block less
+  const auto sum_chunk = [&](std::uint64_t i) {
+    sums.clear();
+    whole.sum(i * size, data.bytes(), sums);
+  };
+  const double sum_seconds = run(1, count, [&](unsigned, std::uint64_t i) { sum_chunk(i); });
+  sum_chunk(0);  // the last chunk has one block less
   const double append_seconds = run(1, count, [&](unsigned, std::uint64_t i) {
     if (i + 1 < count) return whole.append(data.bytes(), sums);
-    whole.sum(i * size, data.bytes(), sums);
+    sum_chunk(i);
     whole.append(data.bytes(), sums);
   });
   fmt::print("{{\"seconds\": {:.6f}, \"append_seconds\": {:.6f}, \"bytes\": {}}}\n", sum_seconds, append_seconds,

@@ -314,14 +314,16 @@ class Conversion {
                                    : buffers_.lend(size, batch.out_offset);  // not of huge pages
     batch.findings = {};
     batch.errors.clear();
+    batch.sums.clear();
     for_each_chunk(batch, [&](std::uint64_t first, std::uint64_t end, std::span<const std::byte> weights) {
       const std::uint64_t begin = work.stored_offset(first);
       const std::span<std::byte> out =
           batch.out.bytes().subspan(begin - batch.out_offset, work.stored_offset(end) - begin);
       batch.findings.add(work.encoder->encode(first, weights, out));
       if (report_.plan.recipe.options.sums_errors) work.encoder->error(first, weights, out, batch.errors);
+      // While it is in cache.
+      work.hash->sum(batch.out_offset, batch.out.bytes().first(begin - batch.out_offset + out.size()), batch.sums);
     });
-    work.hash->sum(batch.out_offset, batch.out.bytes(), batch.sums);
     if (memory_.behind == 0) out_.write(work.first_part, batch.out_offset, batch.out.bytes());
   }
 

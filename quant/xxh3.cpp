@@ -170,9 +170,10 @@ Xxh3::Range Xxh3::whole_blocks(std::uint64_t offset, std::size_t bytes) const {
 
 void Xxh3::sum(std::uint64_t offset, std::span<const std::byte> bytes, Sums& sums) const {
   const Range whole = whole_blocks(offset, bytes.size());
-  const std::size_t blocks = (whole.end - whole.begin) / block_bytes;
+  const std::size_t done = sums.size() / lanes, blocks = (whole.end - whole.begin) / block_bytes;
   sums.resize(blocks * lanes);
-  HWY_DYNAMIC_DISPATCH(xxh3::sum_blocks)(bytes.data() + whole.begin, blocks, sums.data());
+  HWY_DYNAMIC_DISPATCH(xxh3::sum_blocks)
+  (bytes.data() + whole.begin + done * block_bytes, blocks - done, sums.data() + done * lanes);
 }
 
 void Xxh3::append(std::span<const std::byte> bytes, const Sums& sums) {

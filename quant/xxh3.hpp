@@ -26,7 +26,8 @@ class Xxh3 {
 
   explicit Xxh3(std::uint64_t total_bytes);
 
-  /// The sums of the whole blocks in the bytes [offset, offset + bytes.size()). Thread-safe.
+  /// The sums of the whole blocks in the bytes [offset, offset + bytes.size()). Those that `sums` has already, of the
+  /// first of these bytes, stay: so it may be called again when there are more. Thread-safe.
   void sum(std::uint64_t offset, std::span<const std::byte> bytes, Sums& sums) const;
 
   /// The next bytes and their sums.
