@@ -5,7 +5,7 @@
 
     main    1.07 billion weights as bf16 and fp32: cp + fsync, nibble, read, encode and write alone, and a script
             that goes through bitsandbytes tensor by tensor, half a minute each time
-    flat    time per byte from 1 GB to 8 GB of bf16; on disk, on tmpfs, and writing alone
+    flat    time per byte from 1 GB to 8 GB of bf16, and of writing alone
     start   from the start of the process to its first byte; `inspect` of 500,000 tensors
     llama   llama-quantize to Q4_0, every matrix, from the same model as GGUF, bf16 and fp32
 
@@ -78,9 +78,9 @@ class Bench:
         out = self.dir / "copy.safetensors"
         self.flushed(name, ["cp", "--reflink=never", source, out], source, out)
 
-    def convert(self, name, source, to, whole=True, out=None):
+    def convert(self, name, source, to, whole=True):
         """The size of the output."""
-        out = out or self.dir / "converted"
+        out = self.dir / "converted"
         command = [self.nibble, "convert", source.parent, out, "--to", to, "--progress", "none", "--threads", "2"]
         command += ["--error-report", "none"]
         if whole and to in QUANTIZED:  # every matrix, as the peers' script does it
@@ -115,8 +115,7 @@ class Bench:
         sources = {size: self.weights(layers, "bf16") for size, layers in multiples.items()}
         for _ in range(self.options.rounds):
             for size, source in sources.items():
-                self.convert(f"flat/tmpfs/{size}", source, "nf4", out=self.options.tmpfs / "nibble-bench-converted")
-                written = self.convert(f"flat/disk/{size}", source, "nf4")
+                written = self.convert(f"flat/convert/{size}", source, "nf4")
                 self.stage(f"flat/write/{size}", "write", self.dir, "--bytes", written)
 
     def sizes(self):

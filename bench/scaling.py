@@ -3,22 +3,16 @@
 
     bench/scaling.py [--dir build/bench] [--memory 200] [--rounds 5] [--out bench/results/scaling.jsonl]
 
-Per byte of input, with `o` bytes of output, a conversion takes o reserve (space is reserved before the first byte: on
-a disk this is nothing, on tmpfs it writes zeros), and then at least the largest of
+Per byte of input, with `o` bytes of output, a conversion takes at least the largest of
 
     work      (read + encode + o (hash + write)) / threads     processor seconds, measured on one thread
     serial    o append + in order + finish / threads           the pipeline's last stage; finish is shared out among 16
     memory    (1 + o) / bandwidth                              page cache read; buffers fetched by the disk
     disk      o / rate                                         durable output; the input is in the page cache
 
-On tmpfs, where everything goes through the page cache, there is no disk, but
-
-    file      o write                                          if writes into one file wait for each other (measured)
-    memory    (1 + 3 o) / bandwidth                            page cache allocated and written, too
-
 Chunks and their results stay in cache between the stages, so they cost no memory bandwidth. Up to the machine's own
-cores its measured bandwidth counts, beyond them that of --memory. The check: conversions to tmpfs and to this disk with
-one thread and with as many as there are cores.
+cores its measured bandwidth counts, beyond them that of --memory. The check: conversions to this disk with one thread
+and with as many as there are cores.
 """
 
 import argparse
@@ -69,60 +63,44 @@ class Costs:
         found = self.stage("hash", "hash")
         self.samples.setdefault("append", []).append(found["append_seconds"] / found["bytes"])
         self.stage("memory", "memory", *both)
-        write = ("write", self.options.tmpfs, "--no-flush", "--bytes", WRITTEN)
-        cached = self.stage("write/tmpfs", *write, *one)
-        self.stage("write/tmpfs/one file", *write, *both)
-        self.stage("write/tmpfs/a file per thread", *write, *both, "--files", str(cores))
         record.settle(self.options.build, self.options.dir, WRITTEN)
         # Threads that only wait for the disk write: what they take of a processor is work.
-        direct = self.stage("write/disk", "write", self.options.dir, "--bytes", WRITTEN, field="processor_seconds")
-        self.samples.setdefault("disk", []).append(direct["seconds"] / direct["bytes"])
-        for place, found in (("tmpfs", cached), ("disk", direct)):
-            self.samples.setdefault(f"reserve/{place}", []).append(found["reserve_seconds"] / found["bytes"])
+        found = self.stage("write", "write", self.options.dir, "--bytes", WRITTEN, field="processor_seconds")
+        self.samples.setdefault("disk", []).append(found["seconds"] / found["bytes"])
 
 
-def bounds(costs, case, place, threads, memory, disk):
-    """{what binds: seconds per byte of input} after space is reserved."""
+def bounds(costs, case, threads, memory, disk):
+    """{what binds: seconds per byte of input}"""
     dtype = case.split("/")[1]
     output = costs[f"output/{case}"]
-    write = output * costs[f"write/{place}"]
-    found = {
-        "work": (costs[f"read/{dtype}"] + costs[f"encode/{case}"] + output * costs["hash"] + write) / threads,
-        "serial": output * costs["append"]
-        + costs[f"in order/{case}"]
-        + (costs[f"finish/{case}"] - costs[f"in order/{case}"]) / min(threads, SHARED_OUT),
+    in_order, finish = costs[f"in order/{case}"], costs[f"finish/{case}"]
+    work = costs[f"read/{dtype}"] + costs[f"encode/{case}"] + output * (costs["hash"] + costs["write"])
+    return {
+        "work": work / threads,
+        "serial": output * costs["append"] + in_order + (finish - in_order) / min(threads, SHARED_OUT),
+        "memory": (1 + output) / memory,
+        "disk": output / disk,
     }
-    if disk:
-        found["memory"] = (1 + output) / memory
-        found["disk"] = output / disk
-    else:
-        found["memory"] = (1 + 3 * output) / memory
-        # If all cores together write one file hardly faster than one does, its lock lets in one at a time.
-        one, together = costs["write/tmpfs"], costs["write/tmpfs/one file"]
-        if one / together < 1.3:
-            found["file"] = output * min(one, together)
-    return found
 
 
 def check(options, sources, cores):
-    """Conversions, in turns: {(case, place, threads): median seconds per byte}"""
+    """Conversions, in turns: {(case, threads): median seconds per byte}"""
     samples = {}
-    places = {"tmpfs": options.tmpfs, THIS_DISK: options.dir}
-    settings = [(case, place, threads) for case in CASES for place in places for threads in sorted({1, cores})]
+    out = options.dir / "nibble-bench-scaling"
     for _ in range(options.rounds):
-        for case, place, threads in settings:
-            to, source = CASES[case], sources[case.split("/")[1]]
-            out = places[place] / "nibble-bench-scaling"
-            shutil.rmtree(out, ignore_errors=True)
-            record.warm(source)
-            record.settle(options.build, options.dir, 0 if place == "tmpfs" else source.stat().st_size // 2)
-            words = [options.build / "nibble", "convert", source.parent, out, "--to", to, "--threads", threads]
-            words += ["--error-report", "none"]
-            if to != "fp16":
-                words += ["--embeddings", to, "--lm-head", to, "--no-default-skips", "--allow-nibble-only"]
-            usage = record.stages(options.build, "time", *words)
-            shutil.rmtree(out)
-            samples.setdefault((case, place, threads), []).append(usage["seconds"] / source.stat().st_size)
+        for case, to in CASES.items():
+            source = sources[case.split("/")[1]]
+            for threads in sorted({1, cores}):
+                shutil.rmtree(out, ignore_errors=True)
+                record.warm(source)
+                record.settle(options.build, options.dir, source.stat().st_size // 2)
+                words = [options.build / "nibble", "convert", source.parent, out, "--to", to, "--threads", threads]
+                words += ["--error-report", "none"]
+                if to != "fp16":
+                    words += ["--embeddings", to, "--lm-head", to, "--no-default-skips", "--allow-nibble-only"]
+                usage = record.stages(options.build, "time", *words)
+                shutil.rmtree(out)
+                samples.setdefault((case, threads), []).append(usage["seconds"] / source.stat().st_size)
     return {key: statistics.median(values) for key, values in samples.items()}
 
 
@@ -130,7 +108,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     record.add_options(parser, "scaling")
     parser.add_argument("--dir", type=pathlib.Path, default=record.ROOT / "build" / "bench", help="on the disk to use")
-    parser.add_argument("--tmpfs", type=pathlib.Path, default="/dev/shm", help="a directory in memory [/dev/shm]")
     parser.add_argument("--memory", type=float, default=200, help="GB/s of the larger machine [200: 8 x DDR4-3200]")
     parser.add_argument("--nvme", type=float, default=7, help="GB/s that one fast disk writes [7]")
     parser.add_argument("--raid", type=float, default=28, help="GB/s that several write together [28]")
@@ -155,7 +132,7 @@ def main():
             else:
                 results.add(f"cost/{name}", sample * 1e9, "ns per byte")
 
-    disks = {"tmpfs": 0, "nvme": options.nvme, "raid": options.raid, THIS_DISK: 1e-9 / costs["disk"]}
+    disks = {"nvme": options.nvme, "raid": options.raid, THIS_DISK: 1e-9 / costs["disk"]}
     measured = check(options, sources, cores)
     if not options.keep:
         for path in directories.values():
@@ -166,23 +143,21 @@ def main():
             cells = ""
             for threads in THREADS:
                 memory = 1 / costs["memory"] if threads <= cores else options.memory * 1e9
-                place = "tmpfs" if disk == "tmpfs" else "disk"
-                found = bounds(costs, case, place, threads, memory, rate * 1e9)
+                found = bounds(costs, case, threads, memory, rate * 1e9)
                 bound = max(found, key=found.get)
-                reserve = costs[f"output/{case}"] * costs[f"reserve/{place}"]
-                gb_s = 1 / (found[bound] + reserve) / 1e9
+                gb_s = 1 / found[bound] / 1e9
                 extra = {}
-                if (case, disk, threads) in measured:
-                    extra["measured"] = 1 / measured[case, disk, threads] / 1e9
+                if disk == THIS_DISK and (case, threads) in measured:
+                    extra["measured"] = 1 / measured[case, threads] / 1e9
                     extra["error"] = gb_s / extra["measured"] - 1
                 results.add(f"{case}/{disk}/{threads}", gb_s, "GB/s", bound=bound, **extra)
                 cells += f"{f'{gb_s:.1f} {bound}':>15}"
             print(f"{f'{case}, {disk}':<22}{cells}")
     results.save()
-    print("\nchecked                  threads  predicted  measured   error")
-    for case, place, threads in measured:
-        line = results.lines[f"{case}/{place}/{threads}"]
-        print(f"{f'{case}, {place}':<24}{threads:>8}{line['median']:>11.2f}{line['measured']:>10.2f}{line['error']:>+8.0%}")
+    print("\nchecked              threads  predicted  measured   error")
+    for case, threads in measured:
+        line = results.lines[f"{case}/{THIS_DISK}/{threads}"]
+        print(f"{case:<20}{threads:>8}{line['median']:>11.2f}{line['measured']:>10.2f}{line['error']:>+8.0%}")
 
 
 if __name__ == "__main__":

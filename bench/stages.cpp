@@ -29,6 +29,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -53,10 +54,8 @@ struct Options {
   std::string path;
   std::string to = "nf4";
   unsigned threads = 2;
-  unsigned files = 1;
   std::uint64_t bytes = 1 << 30;
   bool all = false;
-  bool no_flush = false;
   bool through_cache = false;
 };
 
@@ -233,19 +232,16 @@ void encode(const Options& options) {
 
 // As nibble does it: past the page cache by threads that wait for the disk, or through it by those that work.
 void write(const Options& options) {
-  std::vector<File> files;
-  bool direct = !options.through_cache && !options.no_flush;
-  for (unsigned i = 0; i < options.files; ++i) {
-    const std::string path = options.path + "/bench_stages." + std::to_string(i);
-    constexpr int flags = O_WRONLY | O_CREAT | O_TRUNC;
-    if (direct) try {
-        files.emplace_back(path, flags | O_DIRECT);
-        continue;
-      } catch (const std::system_error&) {
-        direct = false;
-      }
-    files.emplace_back(path, flags);
-  }
+  const std::string path = options.path + "/bench_stages";
+  constexpr int flags = O_WRONLY | O_CREAT | O_TRUNC;
+  bool direct = !options.through_cache;
+  std::optional<File> file;
+  if (direct) try {
+      file.emplace(path, flags | O_DIRECT);
+    } catch (const std::system_error&) {
+      direct = false;
+    }
+  if (!file) file.emplace(path, flags);
   const unsigned threads = direct ? nibble::Writer::most_behind : options.threads;
   nibble::HugePages pages;
   nibble::Buffers pool(&pages);
@@ -255,29 +251,21 @@ void write(const Options& options) {
     std::ranges::fill(buffers.back().bytes(), std::byte{1});
   }
   const std::uint64_t whole = direct ? 4096 : 1;
-  const std::uint64_t each = (options.bytes / options.files + whole - 1) / whole * whole;
-  const std::uint64_t chunks = chunks_in(each);
-  const auto reserving = std::chrono::steady_clock::now();
-  for (const File& file : files) fallocate(file.get(), 0, 0, static_cast<off_t>(each));  // as nibble, where it can be
+  const std::uint64_t bytes = (options.bytes + whole - 1) / whole * whole;
+  fallocate(file->get(), 0, 0, static_cast<off_t>(bytes));  // as nibble, where it can be
   const double processor_before = processor_seconds();
   const auto start = std::chrono::steady_clock::now();
-  run(threads, chunks * options.files, [&](unsigned thread, std::uint64_t i) {
-    const std::uint64_t at = i / options.files;
-    const std::uint64_t size = chunk_size(each, at);
-    check(pwrite(files[i % options.files].get(), buffers[thread].bytes().data(), size,
-                 static_cast<off_t>(at * chunk_bytes)) == static_cast<ssize_t>(size),
-          "pwrite");
-    if (!options.no_flush && !direct)  // the disk starts at once
-      sync_file_range(files[i % options.files].get(), static_cast<off_t>(at * chunk_bytes), static_cast<off_t>(size),
-                      SYNC_FILE_RANGE_WRITE);
+  run(threads, chunks_in(bytes), [&](unsigned thread, std::uint64_t i) {
+    const auto at = static_cast<off_t>(i * chunk_bytes);
+    const std::uint64_t size = chunk_size(bytes, i);
+    check(pwrite(file->get(), buffers[thread].bytes().data(), size, at) == static_cast<ssize_t>(size), "pwrite");
+    if (!direct) sync_file_range(file->get(), at, static_cast<off_t>(size), SYNC_FILE_RANGE_WRITE);  // starts at once
   });
-  if (!options.no_flush)
-    for (const File& file : files) check(fdatasync(file.get()) == 0, "fdatasync");
+  check(fdatasync(file->get()) == 0, "fdatasync");
   const double seconds = seconds_since(start);
-  fmt::print("{{\"seconds\": {:.6f}, \"processor_seconds\": {:.6f}, \"reserve_seconds\": {:.6f}, \"bytes\": {}}}\n",
-             seconds, processor_seconds() - processor_before, seconds_since(reserving) - seconds, each * options.files);
-  for (unsigned i = 0; i < options.files; ++i)
-    check(unlink((options.path + "/bench_stages." + std::to_string(i)).c_str()) == 0, "unlink");
+  fmt::print("{{\"seconds\": {:.6f}, \"processor_seconds\": {:.6f}, \"bytes\": {}}}\n", seconds,
+             processor_seconds() - processor_before, bytes);
+  check(unlink(path.c_str()) == 0, "unlink");
 }
 
 // What is done on any thread, and what is done in order.
@@ -361,9 +349,7 @@ int main(int argc, char** argv) try {
   encoding->add_option("--to", options.to);
   encoding->add_flag("--all", options.all, "Embeddings and output layer, too");
   CLI::App* const writing = command("write", write, "DIR");
-  writing->add_option("--files", options.files, "Chunks go to these in turn")->check(CLI::Range(1, 1024));
-  writing->add_flag("--no-flush", options.no_flush, "Into the page cache alone");
-  writing->add_flag("--through-cache", options.through_cache, "Flushed, but through the page cache");
+  writing->add_flag("--through-cache", options.through_cache);
   command("hash", hash, nullptr);
   command("memory", memory, nullptr);
   app.add_subcommand("simd")->callback([] { fmt::print("{}\n", nibble::bench::simd_target()); });

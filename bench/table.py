@@ -60,12 +60,12 @@ def bound_share(case):
     return lambda m: max(read(m) + encode(m), write(m)) / of(f"nibble/{case}")(m)
 
 
-def unevenness(where):
+def unevenness(what):
     """By how much the time per byte of the slowest size exceeds that of the fastest."""
 
     def value(m):
         # Of the input's bytes: outputs are in proportion.
-        per_byte = [of(f"flat/{where}/{size}GB")(m) / m[f"flat/disk/{size}GB"]["bytes"] for size in (1, 2, 4, 8)]
+        per_byte = [of(f"flat/{what}/{size}GB")(m) / m[f"flat/convert/{size}GB"]["bytes"] for size in (1, 2, 4, 8)]
         return max(per_byte) / min(per_byte) - 1
 
     return value
@@ -98,13 +98,12 @@ TARGETS = [
            ratio("nibble/decode/nf4/bfloat16", "peer/decode/nf4/bfloat16"), 4),
     Target("double quantization of absmax against bitsandbytes", "peers",
            ratio("nibble/nested/encode", "peer/nested/encode"), 5),
-    Target("conversion to NF4 against a bitsandbytes script: bf16", "convert_peers",
+    Target("conversion to NF4 against a bitsandbytes script: bf16", "convert",
            ratio("peer/nf4/bf16", "nibble/nf4/bf16"), 50),
-    Target("the same: fp32", "convert_peers", ratio("peer/nf4/fp32", "nibble/nf4/fp32"), 35),
+    Target("the same: fp32", "convert", ratio("peer/nf4/fp32", "nibble/nf4/fp32"), 35),
     Target("against llama-quantize to Q4_0: bf16", "convert", ratio("llama-quantize/q4_0", "nibble/nf4/bf16"), 5),
     Target("the same: fp32", "convert", ratio("llama-quantize/q4_0/fp32", "nibble/nf4/fp32"), None),
-    Target("time per byte, 1 to 8 GB, slowest over fastest", "sizes", unevenness("disk"), 0.2, "%", at_most=True),
-    Target("the same on tmpfs", "sizes", unevenness("tmpfs"), 0.2, "%", at_most=True),
+    Target("time per byte, 1 to 8 GB, slowest over fastest", "sizes", unevenness("convert"), 0.2, "%", at_most=True),
     Target("the same, writing alone", "sizes", unevenness("write"), None, "%"),
     Target("start-up: --version", "sizes", of("start/version"), 0.02, "ms", at_most=True),
     Target("start-up: a conversion of one tensor on tmpfs", "sizes", of("start/convert"), 0.02, "ms",
@@ -218,7 +217,7 @@ def predictions():
             case, disk, threads = name.rsplit("/", 2)
             by_place.setdefault((case, disk), {})[int(threads)] = line
             if "measured" in line:
-                checked[case, disk, int(threads)] = line
+                checked[case, int(threads)] = line
     return by_place, checked
 
 
@@ -233,9 +232,8 @@ def scaling_table():
 
 def check_table():
     _, checked = predictions()
-    rows = [[f"`{case}`, {disk}", str(threads), f"{line['median']:.2f}", f"{line['measured']:.2f}",
-             f"{line['error']:+.0%}"]
-            for (case, disk, threads), line in checked.items()]  # fmt: skip
+    rows = [[f"`{case}`", str(threads), f"{line['median']:.2f}", f"{line['measured']:.2f}", f"{line['error']:+.0%}"]
+            for (case, threads), line in checked.items()]  # fmt: skip
     return markdown(["", "threads", "predicted, GB/s", "measured", "error"], rows) if rows else "Not measured yet.\n"
 
 
@@ -338,8 +336,6 @@ TABLES = {
     "machine": lambda: machine_text("convert"),
     "targets": targets_table,
     "times": lambda: times_table("convert", "sizes"),
-    "script_machine": lambda: machine_text("convert_peers"),
-    "script": lambda: times_table("convert_peers"),
     "codecs_machine": lambda: machine_text("codecs"),
     "codecs": codecs_table,
     "avx2_machine": lambda: machine_text("codecs_avx2"),
