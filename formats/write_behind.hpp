@@ -25,7 +25,7 @@ namespace nibble {
 /// nothing follows on goes through the page cache, as does what is short. A page never goes both ways at once, since a
 /// page that is written past the cache holds nothing but bytes that were handed over here.
 ///
-/// Where the file system has no such way (tmpfs), everything goes through the page cache.
+/// Where the file system has no such way (as tmpfs before Linux 6.6), everything goes through the page cache.
 class WriteBehind {
  public:
   /// `file` is the file `name` of `directory`. At most `most` buffers are kept at a time, by as many threads, which

@@ -288,6 +288,7 @@ class Conversion {
                                tbb::make_filter<Batch*, void>(tbb::filter_mode::serial_in_order, account));
     cutting.take();
     accounting.take();
+    end_finished();  // before files are flushed
   }
 
   // Calls f(first, end, weights) for the chunks of a batch, read in turn.

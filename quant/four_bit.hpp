@@ -36,7 +36,7 @@ struct FourBitTables {
   alignas(64) std::array<float, 16> codebook;             ///< by code
   std::int16_t base, slope;                               ///< in units of 2^-10 and 2^-11
   alignas(64) std::array<std::int16_t, 32> bucket;
-  bool has_buckets;  ///< none has two midpoints, and splits_zero does not hold
+  bool has_buckets;  ///< whether they do, as make_tables() finds out; not where splits_zero holds
   bool splits_zero;  ///< two codes have the value 0, and their midpoint 0 is not in the table: it adds (v > 0)
   const Bf16Steps* bf16_steps;  ///< for bf16 weights where the processor can look them up, or null
 
@@ -94,8 +94,15 @@ constexpr FourBitTables make_tables(const float (&codebook)[16], const std::arra
     // Without a midpoint the lower bits are from 1024 to 3071.
     const int turn = 4096 * k + (has_midpoint ? 4096 - tables.place(k) : 1024 - first);
     tables.bucket[static_cast<std::size_t>(first >> FourBitTables::bucket_bits & 31)] = static_cast<std::int16_t>(turn);
+    // Within a bucket sums rise by one, so those at its ends and around the midpoint tell of all.
+    const int place = has_midpoint ? tables.place(k) : end;
+    const auto is = [&](int x, int number) { return tables.sum(x) >> 12 == number && (tables.sum(x) & 4095) != 0; };
+    const bool below = place == first || (is(first, k) && is(place - 1, k));
+    const bool above = place >= end - 1 || (is(place + 1, k + 1) && is(end - 1, k + 1));
+    const bool at_midpoint = !has_midpoint || (tables.sum(place) & 4095) == 0;
     k += has_midpoint ? 1 : 0;
-    tables.has_buckets = tables.has_buckets && (k == midpoints || tables.place(k) >= end);
+    const bool is_last = k == midpoints || tables.place(k) >= end;
+    tables.has_buckets = tables.has_buckets && below && above && at_midpoint && is_last;
   }
 
   int last = -32767;
@@ -103,13 +110,9 @@ constexpr FourBitTables make_tables(const float (&codebook)[16], const std::arra
     const bool is_last = k == static_cast<int>(tables.midpoints);
     const int place = is_last ? 32768 : tables.place(k);
     // Between two midpoints the guess is one of two numbers.
-    for (int x = last; x < place; ++x) {
-      right = right && tables.guess(x) <= k && tables.guess(x) >= k - 1;
-      right = right && (!tables.has_buckets || ((tables.sum(x) >> 12) == k && (tables.sum(x) & 4095) != 0));
-    }
+    for (int x = last; x < place; ++x) right = right && tables.guess(x) <= k && tables.guess(x) >= k - 1;
     // At the place of midpoint k it must be k, or the doubt would go unseen.
     right = right && (is_last || tables.guess(place) == k) && tables.guess(last) >= 0;
-    right = right && (is_last || !tables.has_buckets || (tables.sum(place) & 4095) == 0);
     last = place + 1;
   }
   // The loops look codes up only for formats that split zero; otherwise the number is the code.

@@ -13,7 +13,7 @@ namespace nibble {
 ///
 /// XXH3 adds up what the 64-byte stripes of a block of 1024 bytes contribute, and then scrambles. What a stripe
 /// contributes depends on nothing before it. So sum() makes 64 bytes of each block wherever the block is at hand, and
-/// append(), which has to go in order, only adds and scrambles: 160 GB/s on one thread of Zen 3, where sum() has 30.
+/// append(), which has to go in order, only adds and scrambles: 330 GB/s on one thread of Zen 4, where sum() has 50.
 /// Equal to xxHash's XXH3_128bits().
 ///
 /// Source: Collet, "XXH3 algorithm", xxHash 0.8, doc/xxhash_spec.md.
