@@ -26,7 +26,8 @@ import record
 FREQUENCY = 999  # samples per second of processor time
 SERIAL = "one thread: "
 STAGES = [
-    # Threads that do nothing but wait for the disk fall asleep and are woken. Nobody waits for the one who does it.
+    # Threads that do nothing but wait for the disk fall asleep and are woken, while no lock is held; now and then by
+    # the thread that goes in order.
     ("threads for the disk", r"(?s)WriteBehind::wake|pthread_cond_wait.*WriteBehind::work"),
     # Waiting that burns time, in the library, the scheduler or the kernel: mutexes, futexes, and the lock of a file.
     ("locks", r"futex|pthread_mutex|lll_lock|rwsem_down|osq_lock|mutex_lock|queued_spin_lock_slowpath"),
@@ -72,7 +73,7 @@ def main():
     parser.add_argument("--to", default="nf4")
     parser.add_argument("--type", default="bf16", choices=checkpoints.TYPES)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--layers", type=int, default=16, help="of the model; fewer for a trial [16: 8.6 GB of bf16]")
+    parser.add_argument("--layers", type=int, default=16, help="of the model; fewer for a trial [16: 8.6 GB]")
     parser.add_argument("--keep", action="store_true", help="leave the checkpoint for the next run")
     options = parser.parse_args()
     if shutil.which("perf") is None:
@@ -106,7 +107,8 @@ def main():
             serial = sum(count for stage, count in counts.items() if stage.startswith(SERIAL))
             results.add("all that one thread does", serial / total, "share", samples_taken=total)
             busy = total / FREQUENCY
-            results.add("asleep", max(0, 1 - busy / (options.threads * (max(times) - min(times)))), "share of threads x time")
+            available = options.threads * (max(times) - min(times))
+            results.add("asleep", max(0, 1 - busy / available), "share of threads x time")
     if not options.keep:
         shutil.rmtree(directory)
     results.save()

@@ -83,7 +83,7 @@ def bounds(costs, case, threads, memory, disk):
     }
 
 
-def check(options, sources, cores):
+def check(options, costs, sources, cores):
     """Conversions, in turns: {(case, threads): median seconds per byte}"""
     samples = {}
     out = options.dir / "nibble-bench-scaling"
@@ -93,7 +93,7 @@ def check(options, sources, cores):
             for threads in sorted({1, cores}):
                 shutil.rmtree(out, ignore_errors=True)
                 record.warm(source)
-                record.settle(options.build, options.dir, source.stat().st_size // 2)
+                record.settle(options.build, options.dir, int(source.stat().st_size * costs[f"output/{case}"]))
                 words = [options.build / "nibble", "convert", source.parent, out, "--to", to, "--threads", threads]
                 words += ["--error-report", "none"]
                 if to != "fp16":
@@ -133,7 +133,7 @@ def main():
                 results.add(f"cost/{name}", sample * 1e9, "ns per byte")
 
     disks = {"nvme": options.nvme, "raid": options.raid, THIS_DISK: 1e-9 / costs["disk"]}
-    measured = check(options, sources, cores)
+    measured = check(options, costs, sources, cores)
     if not options.keep:
         for path in directories.values():
             shutil.rmtree(path)

@@ -349,7 +349,7 @@ int main(int argc, char** argv) try {
   encoding->add_option("--to", options.to);
   encoding->add_flag("--all", options.all, "Embeddings and output layer, too");
   CLI::App* const writing = command("write", write, "DIR");
-  writing->add_flag("--through-cache", options.through_cache);
+  writing->add_flag("--through-cache", options.through_cache, "Through the page cache");
   command("hash", hash, nullptr);
   command("memory", memory, nullptr);
   app.add_subcommand("simd")->callback([] { fmt::print("{}\n", nibble::bench::simd_target()); });

@@ -82,8 +82,9 @@ TEST_P(FourBit, EveryMidpointAndItsNeighboursAtEveryScale) {
       points.push_back(up = std::nextafter(up, 9.0f));
     }
   }
+  std::vector<std::vector<float>> at_scale;
   for (const float scale : {1.0f, 0.37f, 3.0f, 1e-20f, 3e38f, 1e-37f, 1.1e-38f, 0.99e-38f, 5e-39f, 1e-44f, 0.0f}) {
-    std::vector<float> weights;
+    std::vector<float>& weights = at_scale.emplace_back();
     for (std::size_t i = 0; i < points.size(); i += 31) {
       weights.push_back(i % 2 == 0 ? scale : -scale);  // the absmax of a block of 32
       for (std::size_t j = i; j < std::min(i + 31, points.size()); ++j) weights.push_back(points[j] * scale);
@@ -92,6 +93,13 @@ TEST_P(FourBit, EveryMidpointAndItsNeighboursAtEveryScale) {
     expect_definition(weights, 32);
     expect_definition(weights, 128);
   }
+  // Blocks of all scales beside each other, which are encoded together.
+  std::vector<float> mixed;
+  for (std::size_t first = 0; first < at_scale.front().size(); first += 32)
+    for (const std::vector<float>& weights : at_scale)
+      mixed.insert(mixed.end(), weights.begin() + static_cast<std::ptrdiff_t>(first),
+                   weights.begin() + static_cast<std::ptrdiff_t>(first + 32));
+  expect_definition(mixed, 32);
 }
 
 // Every bf16 weight from which a code depends, at every mantissa of absmax; also where absmax or its inverse is
