@@ -83,8 +83,6 @@ TARGETS = [
     Target("fp16 from fp32 against cp + fsync", "convert", ratio("cp/fp32", "nibble/fp16/fp32"), 2.3),
     *(Target(f"largest stage alone, share of the whole: {case}", "convert", stage_share(case), 0.8, "%")
       for case in ("nf4/bf16", "nf4/fp32", "int8/bf16", "fp16/fp32")),
-    *(Target(f"the same, the disk limited to 1.2 GB/s: {case}", "convert_slow_disk", stage_share(case), 0.8, "%")
-      for case in ("nf4/bf16", "nf4/fp32", "int8/bf16", "fp16/fp32")),
     *(Target(f"the disk alone, or the processors (read, then encode), share of the whole: {case}", "convert",
              bound_share(case), None, "%")
       for case in ("nf4/bf16", "nf4/fp32", "int8/bf16", "fp16/fp32")),
