@@ -1,5 +1,6 @@
 // Encoding fp32 and fp16 to a 4-bit format by FourBitTables::bucket, for AVX-512, where one instruction looks words up
-// among 32. In L2 on one thread: 30 GB/s of fp32, where the way of all targets has 19. Included once per Highway target, hence the guard that toggles.
+// among 32. In L2 on one thread: 30 GB/s of fp32, where the way of all targets has 19. Included once per Highway
+// target, hence the guard that toggles.
 #if defined(NIBBLE_QUANT_FOUR_BIT_BUCKETS_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef NIBBLE_QUANT_FOUR_BIT_BUCKETS_INL
 #undef NIBBLE_QUANT_FOUR_BIT_BUCKETS_INL

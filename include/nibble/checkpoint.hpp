@@ -113,8 +113,8 @@ struct Finish {
 };
 
 /// A checkpoint on its way to disk: nothing appears under its name until commit(), and what was not committed is
-/// undone by the destructor. write() and lend() are thread-safe; write_manifest() and make_scratch() may be called while
-/// others write; the rest may not.
+/// undone by the destructor. write() and lend() are thread-safe; write_manifest() and make_scratch() may be called
+/// while others write; the rest may not.
 class Writer {
   HugePages huge_pages_;
 
