@@ -168,8 +168,12 @@ class FourBitEncoder final : public Encoder {
       sink.write(4, std::as_bytes(std::span(nested::codebook)));
     } else {
       for_each_piece([&](std::uint64_t, std::span<const float> absmax) {
-        sink.fill(1, absmax.size_bytes(),
-                  [&](std::span<std::byte> room) { std::ranges::copy(std::as_bytes(absmax), room.begin()); });
+        // As much at a time as double quantization makes of a piece, which is what is planned for.
+        const std::span<const std::byte> bytes = std::as_bytes(absmax);
+        for (std::size_t first = 0; first < bytes.size(); first += piece) {
+          const auto part = bytes.subspan(first, std::min(piece, bytes.size() - first));
+          sink.fill(1, part.size(), [&](std::span<std::byte> room) { std::ranges::copy(part, room.begin()); });
+        }
       });
     }
     sink.write(2, std::as_bytes(std::span(tables_.codebook)));
