@@ -11,18 +11,36 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export HF_HUB_OFFLINE=1
 
-# Without what bitsandbytes 0.50.2 does to 4-bit weights in the first forward on processors with avx512_bf16, as
+# load_check.py once for each line of arguments on stdin, each in a process forked after the slow imports. Without what
+# bitsandbytes 0.50.2 does to 4-bit weights in the first forward on processors with avx512_bf16, as
 # tests/interop/loading.py explains.
-load_check() {
-  "$python" - "$shared/oracle/load_check.py" "$@" <<'EOF'
+load_checks() {
+  "$python" - "$shared/oracle/load_check.py" 3<&0 <<'EOF'
+import os
 import runpy
+import shlex
 import sys
+import tempfile
 
 import bitsandbytes.nn.modules
+import peft
+import transformers
 
 bitsandbytes.nn.modules.has_avx512bf16 = lambda: False
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+slow_imports = [peft.LoraModel, transformers.BertModel, transformers.LlamaForCausalLM]
+program = sys.argv[1]
+for line in open(3).readlines():
+    with tempfile.TemporaryFile() as log:
+        if not (child := os.fork()):
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            sys.argv = [program, *shlex.split(line)]
+            runpy.run_path(program, run_name="__main__")
+            sys.exit()
+        if os.waitpid(child, 0)[1]:
+            log.seek(0)
+            sys.exit(line + log.read().decode(errors="replace")[-2000:])
+    print("loaded:", line.rstrip(), flush=True)
 EOF
 }
 
@@ -47,16 +65,13 @@ done
 
 for model in {fp32,bf16}_{tied,untied}_{single,sharded} fp16_{tied,untied}_single; do
   for to in "nf4 --no-double-quant:0" "nf4:0.1" "int8:0" "fp16:0" "fp4:0.1"; do
-    rm -rf "$work/out"
+    out=$work/$model-${to//[: ]/-}
     # shellcheck disable=SC2086
-    "$nibble" convert "$work/llama/$model" "$work/out" --to ${to%:*} >/dev/null 2>&1
-    echo "$model ${to%:*}"
-    load_check "$work/out" --ref "$work/llama/$model" --tol "${to#*:}" \
-      >"$work/log" 2>&1 || { tail -n 20 "$work/log"; exit 1; }
+    "$nibble" convert "$work/llama/$model" "$out" --to ${to%:*} >/dev/null 2>&1
+    printf '%q --ref %q --tol %s\n' "$out" "$work/llama/$model" "${to#*:}"
   done
-done
+done >"$work/checks"
 for to in nf4 int8 fp16; do
-  echo "MiniLM $to"
-  load_check "build/minilm/$to" --auto AutoModel --targets query,value \
-    >"$work/log" 2>&1 || { tail -n 20 "$work/log"; exit 1; }
-done
+  echo "build/minilm/$to --auto AutoModel --targets query,value"
+done >>"$work/checks"
+load_checks <"$work/checks"
