@@ -38,7 +38,7 @@ struct FourBitTables {
   alignas(64) std::array<std::int16_t, 32> bucket;
   bool has_buckets;  ///< whether they do, as make_tables() finds out; not where splits_zero holds
   bool splits_zero;  ///< two codes have the value 0, and their midpoint 0 is not in the table: it adds (v > 0)
-  const Bf16Steps* bf16_steps;  ///< for bf16 weights where the processor can look them up, or null
+  const Bf16Steps* bf16_steps;  ///< for bf16 weights, or null
 
   static constexpr float grid = 32737;         ///< below 2^15, and far from trouble with rounding (make_tables())
   static constexpr float rounding = 12582912;  ///< 1.5 * 2^23 has an ulp of 1: adding it rounds to integers

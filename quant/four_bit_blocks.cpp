@@ -20,6 +20,7 @@
 
 #include "quant/four_bit_bf16-inl.hpp"
 #include "quant/four_bit_buckets-inl.hpp"
+#include "quant/nibbles-inl.hpp"
 #include "quant/source-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -32,71 +33,6 @@ constexpr std::size_t batch_weights = FourBitTables::longest_block;
 constexpr std::size_t batch_blocks = batch_weights / 32;
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-
-// Two vectors of integers in [0, 255] as bytes; where vectors have several blocks of 128 bits, block by block.
-template <class V16> HWY_INLINE auto pack_bytes(V16 a, V16 b) {
-  const hn::Repartition<std::uint8_t, hn::DFromV<V16>> d8;
-#if HWY_TARGET <= HWY_SSSE3 && HWY_ARCH_X86
-  if constexpr (hn::MaxLanes(d8) == 16) return hn::Vec<decltype(d8)>{_mm_packus_epi16(a.raw, b.raw)};
-#if HWY_TARGET <= HWY_AVX2
-  if constexpr (hn::MaxLanes(d8) == 32) return hn::Vec<decltype(d8)>{_mm256_packus_epi16(a.raw, b.raw)};
-#endif
-#if HWY_TARGET <= HWY_AVX3
-  if constexpr (hn::MaxLanes(d8) == 64) return hn::Vec<decltype(d8)>{_mm512_packus_epi16(a.raw, b.raw)};
-#endif
-#else
-  const hn::Half<decltype(d8)> half;
-  return hn::Combine(d8, hn::DemoteTo(half, b), hn::DemoteTo(half, a));
-#endif
-}
-
-// Bytes (a, b) as 16 * a + b, in 16 bits.
-template <class V8> HWY_INLINE auto join_nibbles(V8 bytes) {
-  const hn::Repartition<std::int16_t, hn::DFromV<V8>> d16;
-#if HWY_TARGET <= HWY_SSSE3 && HWY_ARCH_X86
-  const auto weights = hn::Set(d16, 0x0110);
-  if constexpr (hn::MaxLanes(d16) == 8) return hn::Vec<decltype(d16)>{_mm_maddubs_epi16(bytes.raw, weights.raw)};
-#if HWY_TARGET <= HWY_AVX2
-  if constexpr (hn::MaxLanes(d16) == 16) return hn::Vec<decltype(d16)>{_mm256_maddubs_epi16(bytes.raw, weights.raw)};
-#endif
-#if HWY_TARGET <= HWY_AVX3
-  if constexpr (hn::MaxLanes(d16) == 32) return hn::Vec<decltype(d16)>{_mm512_maddubs_epi16(bytes.raw, weights.raw)};
-#endif
-#else
-  const hn::RebindToUnsigned<decltype(d16)> du16;
-  const auto pairs = hn::BitCast(du16, bytes);
-  const auto joined = hn::Or(hn::ShiftLeft<4>(pairs), hn::ShiftRight<8>(pairs));
-  return hn::BitCast(d16, hn::And(joined, hn::Set(du16, 0xFF)));
-#endif
-}
-
-// Stores a vector whose blocks of 128 bits b = 0, 1, ... hold units u = 0, 1, ... that belong at u * blocks + b.
-template <class Unit, class V8> HWY_INLINE void store_interleaved(V8 bytes, std::uint8_t* HWY_RESTRICT to) {
-  const hn::DFromV<V8> d8;
-  const hn::Full128<std::uint8_t> block8;
-  const hn::Full128<Unit> block;
-  if constexpr (hn::MaxLanes(d8) == 16) {
-    hn::StoreU(bytes, d8, to);
-  } else if constexpr (hn::MaxLanes(d8) == 32) {
-    const auto b0 = hn::BitCast(block, hn::LowerHalf(block8, bytes));
-    const auto b1 = hn::BitCast(block, hn::UpperHalf(block8, bytes));
-    hn::StoreU(hn::BitCast(block8, hn::InterleaveLower(block, b0, b1)), block8, to);
-    hn::StoreU(hn::BitCast(block8, hn::InterleaveUpper(block, b0, b1)), block8, to + 16);
-  } else {
-    const hn::Half<decltype(d8)> half;
-    const auto lower = hn::LowerHalf(half, bytes), upper = hn::UpperHalf(half, bytes);
-    const auto b0 = hn::BitCast(block, hn::LowerHalf(block8, lower));
-    const auto b1 = hn::BitCast(block, hn::UpperHalf(block8, lower));
-    const auto b2 = hn::BitCast(block, hn::LowerHalf(block8, upper));
-    const auto b3 = hn::BitCast(block, hn::UpperHalf(block8, upper));
-    const auto store_half = [&](auto even, auto odd, std::uint8_t* HWY_RESTRICT out) HWY_ATTR {
-      hn::StoreU(hn::BitCast(block8, hn::InterleaveLower(block, even, odd)), block8, out);
-      hn::StoreU(hn::BitCast(block8, hn::InterleaveUpper(block, even, odd)), block8, out + 16);
-    };
-    store_half(hn::InterleaveLower(block, b0, b2), hn::InterleaveLower(block, b1, b3), to);
-    store_half(hn::InterleaveUpper(block, b0, b2), hn::InterleaveUpper(block, b1, b3), to + 32);
-  }
-}
 
 // The two steps from weights to codes, each a loop of its own over a batch: together they would need more registers
 // than AVX2 has, and chains too long to overlap (docs/performance.md has the figures).
@@ -327,7 +263,7 @@ void encode_blocks_f32(const FourBitTables& tables, const std::byte* HWY_RESTRIC
 }
 void encode_blocks_bf16(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                         std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
-#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
   if (tables.bf16_steps != nullptr)
     return encode_blocks_by_steps(*tables.bf16_steps, w, blocks, blocksize, packed, absmax,
                                   [&](const std::byte* from, std::size_t count, std::uint8_t* to, float* largest)
