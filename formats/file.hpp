@@ -1,6 +1,7 @@
 #pragma once
 
 #include <sys/stat.h>
+#include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +27,16 @@ class Descriptor {
  private:
   int fd_;
 };
+
+/// How far reading or writing came: to the end of the span, or to where it stopped.
+struct Transfer {
+  std::size_t bytes = 0;
+  int error = 0;  ///< an errno; 0 if nothing failed: where bytes are missing then, the file ends
+};
+
+/// pread() and pwrite() until all is done: signals interrupt them, and a call may move less than it was asked to.
+[[nodiscard]] Transfer read_all(int fd, off_t offset, std::span<std::byte> out);
+[[nodiscard]] Transfer write_all(int fd, off_t offset, std::span<const std::byte> bytes);
 
 /// A directory that files are opened in. What happens to its path later does not matter: a name is looked up in the
 /// directory that was opened.

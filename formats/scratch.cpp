@@ -33,23 +33,13 @@ class FileScratch final : public Scratch {
   }
 
   void write(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    while (!bytes.empty()) {
-      const ssize_t put = ::pwrite(fd_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
-      if (put < 0 && errno == EINTR) continue;
-      if (put <= 0) fail("cannot write a temporary file", put < 0 ? errno : EIO);
-      bytes = bytes.subspan(static_cast<std::size_t>(put));
-      offset += static_cast<std::uint64_t>(put);
-    }
+    if (const int error = write_all(fd_.get(), static_cast<off_t>(offset), bytes).error; error != 0)
+      fail("cannot write a temporary file", error);
   }
 
   void read(std::uint64_t offset, std::span<std::byte> out) const override {
-    while (!out.empty()) {
-      const ssize_t got = ::pread(fd_.get(), out.data(), out.size(), static_cast<off_t>(offset));
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) fail("cannot read a temporary file", got < 0 ? errno : EIO);
-      out = out.subspan(static_cast<std::size_t>(got));
-      offset += static_cast<std::uint64_t>(got);
-    }
+    const Transfer done = read_all(fd_.get(), static_cast<off_t>(offset), out);
+    if (done.bytes < out.size()) fail("cannot read a temporary file", done.error != 0 ? done.error : EIO);
   }
 
  private:
