@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <stdexcept>
@@ -256,7 +255,7 @@ template <class... Args> void add(const std::string& name, const Size& size, Arg
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (const char* const name = std::getenv("NIBBLE_CPU_TARGET"); name != nullptr) nibble::force_cpu_target(name);
+  nibble::force_cpu_target_of_environment();
   const tbb::global_control one_thread(tbb::global_control::max_allowed_parallelism, 1);  // finish() would use all
   const std::vector<Registered> codecs = registered();
   for (const Size& size : sizes) {

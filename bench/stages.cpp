@@ -25,7 +25,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -328,7 +327,7 @@ void time_process(char** command) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  if (const char* const name = std::getenv("NIBBLE_CPU_TARGET"); name != nullptr) nibble::force_cpu_target(name);
+  nibble::force_cpu_target_of_environment();
   if (argc > 2 && std::string_view(argv[1]) == "time") {  // what follows is not for this program to understand
     time_process(argv + 2);
     return 0;

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <new>
 #include <string>
 #include <system_error>
@@ -46,11 +45,6 @@ int fail(int code, const char* line) noexcept {
   return code;
 }
 
-// The bytes are the same on every CPU target; tests and measurements choose one.
-void use_cpu_target() {
-  if (const char* const name = std::getenv("NIBBLE_CPU_TARGET"); name != nullptr) nibble::force_cpu_target(name);
-}
-
 // CLI11 explains over several lines; a program that reads our errors expects one.
 std::string one_line(std::string text) {
   for (char& c : text)
@@ -60,7 +54,7 @@ std::string one_line(std::string text) {
 }
 
 void run(int argc, char** argv) {
-  use_cpu_target();
+  nibble::force_cpu_target_of_environment();
   CLI::App app("Converts model weights to fp16, bf16, LLM.int8 and NF4, and says what that cost.", "nibble");
   app.set_version_flag("--version", fmt::format("nibble {}", nibble::version()));
   app.set_help_all_flag("--help-all", "Help of all subcommands");

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "nibble/error.hpp"
@@ -48,6 +49,10 @@ void force_cpu_target(std::string_view name) {
   if (!name.empty())
     throw Error(Errc::usage, "CPU target '" + printable(name) + "': this build on this processor has " + names);
   hwy::SetSupportedTargetsForTest(0);
+}
+
+void force_cpu_target_of_environment() {
+  if (const char* const name = std::getenv("NIBBLE_CPU_TARGET"); name != nullptr) force_cpu_target(name);
 }
 
 }  // namespace nibble

@@ -23,4 +23,7 @@ namespace nibble {
 /// while no other thread runs a codec. Throws Error(usage) that lists cpu_targets() if the name is none of them.
 void force_cpu_target(std::string_view name);
 
+/// The same with the value of NIBBLE_CPU_TARGET, if it is set; for programs to call as they start.
+void force_cpu_target_of_environment();
+
 }  // namespace nibble

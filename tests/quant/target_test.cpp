@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 
 #include "nibble/error.hpp"
@@ -37,6 +38,20 @@ TEST(Target, TheBestRunsUnlessAnotherIsForced) {
   }
   force_cpu_target({});
   EXPECT_EQ(cpu_target(), targets.front());
+}
+
+TEST(Target, TheEnvironmentForcesOneIfItNamesOne) {
+  const std::string best(cpu_target()), other(cpu_targets().back());
+  ::unsetenv("NIBBLE_CPU_TARGET");
+  force_cpu_target_of_environment();
+  EXPECT_EQ(cpu_target(), best);
+  ::setenv("NIBBLE_CPU_TARGET", other.c_str(), 1);
+  force_cpu_target_of_environment();
+  EXPECT_EQ(cpu_target(), other);
+  ::setenv("NIBBLE_CPU_TARGET", "", 1);
+  force_cpu_target_of_environment();
+  EXPECT_EQ(cpu_target(), best);
+  ::unsetenv("NIBBLE_CPU_TARGET");
 }
 
 TEST(Target, OneThatIsNotThereIsRefusedAndTheOthersAreNamed) {
