@@ -11,6 +11,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/interrupt.hpp"
+#include "cli/options.hpp"
 #include "cli/progress.hpp"
 #include "cli/sizes.hpp"
 #include "nibble/convert.hpp"
@@ -31,13 +32,13 @@ struct Options {
   std::string compute_dtype;
   std::vector<std::string> rules;
   std::string max_shard_size = "5GB";
-  std::string max_memory = "1GB";
   DeviceChoice device = DeviceChoice::cpu;
-  Resources resources;
+  ResourceOptions resource_options;
+  Resources resources;  // what those come to
   bool dry_run = false;
   bool overwrite = false;
   bool json = false;
-  std::string progress = "auto";
+  std::string progress;
 };
 
 void finish_recipe(Options& options) {
@@ -45,7 +46,7 @@ void finish_recipe(Options& options) {
   recipe.options.double_quant = !options.no_double_quant;
   recipe.default_skips = !options.no_default_skips;
   recipe.max_shard_bytes = parse_size("--max-shard-size", options.max_shard_size);
-  options.resources.max_memory = parse_size("--max-memory", options.max_memory);
+  options.resources = options.resource_options.resources();
   for (const DTypeTraits& dtype : dtypes)
     if (dtype.torch_name == options.compute_dtype) recipe.compute_dtype = dtype.dtype;
   for (const std::string& rule : options.rules) {
@@ -249,21 +250,13 @@ void add_convert(CLI::App& app) {
       ->group(format);
 
   const std::string selection = "Which tensors";
-  command
-      ->add_option("--tensor", options->rules,
-                   "Codec for tensors whose whole name matches; the last match wins; repeatable")
+  add_repeatable(*command, "--tensor", options->rules,
+                 "Codec for tensors whose whole name matches; the last match wins; repeatable")
       ->type_name("RE=TYPE")
-      ->expected(1)
-      ->take_all()
-      ->allow_extra_args(false)
       ->group(selection);
-  command
-      ->add_option("--skip", recipe.skips,
-                   "Leave matching tensors as they are, beside those that transformers leaves; repeatable")
+  add_repeatable(*command, "--skip", recipe.skips,
+                 "Leave matching tensors as they are, beside those that transformers leaves; repeatable")
       ->type_name("RE")
-      ->expected(1)
-      ->take_all()
-      ->allow_extra_args(false)
       ->group(selection);
   command
       ->add_flag("--no-default-skips", options->no_default_skips, "Quantize what transformers leaves, such as lm_head")
@@ -281,39 +274,28 @@ void add_convert(CLI::App& app) {
       ->add_flag("--allow-nibble-only", recipe.allow_nibble_only, "Accept a result that only nibble's own loader reads")
       ->group(selection);
 
-  const std::string output = "Output";
   command
       ->add_option("--max-shard-size", options->max_shard_size,
                    "Start a new file beyond this size (GB = 1e9, GiB = 2^30)")
       ->capture_default_str()
       ->type_name("SIZE")
-      ->group(output);
-  command->add_flag("--keep-shards", recipe.keep_shards, "One output file per input file")->group(output);
+      ->group(output_group);
+  command->add_flag("--keep-shards", recipe.keep_shards, "One output file per input file")->group(output_group);
   command->add_flag("--overwrite", options->overwrite, "Replace an output that exists, once the new one is complete")
-      ->group(output);
+      ->group(output_group);
   command
       ->add_flag("--dry-run", options->dry_run, "Print every tensor's codec and why, sizes and memory; write nothing")
-      ->group(output);
-  command->add_flag("--json", options->json, "Print one JSON object on stdout")->group(output);
-  command->add_option("--progress", options->progress, "Shown on stderr: auto, bar, plain, json or none")
-      ->capture_default_str()
-      ->type_name("STYLE")
-      ->group(output);
+      ->group(output_group);
+  add_json(*command, options->json)->group(output_group);
+  add_progress(*command, options->progress);
 
-  const std::string resources = "Resources";
-  command->add_option("--max-memory", options->max_memory, "Peak memory; chunks are planned within it")
-      ->capture_default_str()
-      ->type_name("SIZE")
-      ->group(resources);
+  add_max_memory(*command, options->resource_options);
   add_choice<DeviceChoice>(
       *command, "--device", options->device,
       {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
       "Where codecs run; all write the same bytes. auto: a GPU if there is one, for 256 MiB or more [cpu]")
-      ->group(resources);
-  command->add_option("--threads", options->resources.threads, "[the processors this process may use]")
-      ->check(CLI::Range(1, 1024).description(""))
-      ->type_name("N")
-      ->group(resources);
+      ->group(resources_group);
+  add_threads(*command, options->resource_options);
 
   command->footer(
       "Examples:\n"

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.hpp"
+#include "cli/options.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/target.hpp"
@@ -45,7 +46,7 @@ void run(bool as_json) {
 void add_formats(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("formats", "List codecs, containers and CPU targets");
   const auto as_json = std::make_shared<bool>(false);
-  command->add_flag("--json", *as_json, "Print one JSON object on stdout");
+  add_json(*command, *as_json);
   command->footer("Example:\n  nibble formats --json");
   command->callback([as_json] { run(*as_json); });
 }

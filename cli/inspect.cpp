@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.hpp"
+#include "cli/options.hpp"
 #include "cli/sizes.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
@@ -69,7 +70,7 @@ void add_inspect(CLI::App& app) {
   command->add_option("CHECKPOINT", options->path, "A file, a model directory, or org/model in the local hub cache")
       ->required()
       ->type_name("");
-  command->add_flag("--json", options->json, "Print one JSON object on stdout");
+  add_json(*command, options->json);
   command->footer(
       "Examples:\n"
       "  nibble inspect Llama-3.1-8B\n"

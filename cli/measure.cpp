@@ -22,8 +22,8 @@
 #include "cli/html_report.hpp"
 #include "cli/interrupt.hpp"
 #include "cli/measurement.hpp"
+#include "cli/options.hpp"
 #include "cli/progress.hpp"
-#include "cli/sizes.hpp"
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"
 #include "nibble/thresholds.hpp"
@@ -42,9 +42,8 @@ struct Options {
   std::string html;
   std::optional<std::string> advise;
   bool allow_nibble_only = false;
-  std::string progress = "auto";
-  std::string max_memory = "1GB";
-  Resources resources;
+  std::string progress;
+  ResourceOptions resource_options;
 };
 
 // "nf4", "nf4:block-size=32,double-quant=no": what `convert --to nf4 --block-size 32 --no-double-quant` would do.
@@ -139,13 +138,12 @@ void report(const std::vector<Violation>& found, const Measurement& measurement)
                     option_name(found[0].threshold.figure)));
 }
 
-void run(Options& options) {
+void run(const Options& options) {
   catch_interrupts();
-  options.resources.max_memory = parse_size("--max-memory", options.max_memory);
+  const Resources resources = options.resource_options.resources();
   const ProgressStyle style = progress_style(options.progress);
   if (options.advise)
-    return run_advise(
-        {options.reference, *options.advise, options.allow_nibble_only, options.json, style, options.resources});
+    return run_advise({options.reference, *options.advise, options.allow_nibble_only, options.json, style, resources});
   if (options.tests.empty() && options.formats.empty())
     throw Error(Errc::usage, "nothing to measure: name a TEST, or a format by --to");
   const std::vector<Threshold> thresholds = parse_thresholds(options);
@@ -162,7 +160,7 @@ void run(Options& options) {
   }
   ProgressDisplay progress(style);
   const bool needs_counts = options.json || !options.html.empty();
-  const Measurement measurement = measure(*reference, candidates, {needs_counts, options.resources}, progress);
+  const Measurement measurement = measure(*reference, candidates, {needs_counts, resources}, progress);
   progress.close();
   for (const MeasuredCandidate& candidate : measurement.candidates)
     if (!candidate.missing.empty() && std::none_of(candidate.tensors.begin(), candidate.tensors.end(),
@@ -200,20 +198,12 @@ void add_measure(CLI::App& app) {
   command->add_option("TEST", options->tests, "What is held against it, plain or quantized, by whatever tool")
       ->type_name("");
 
-  const auto repeatable = [&](const std::string& name, std::vector<std::string>& values, const std::string& help,
-                              const std::string& type, const std::string& group) {
-    command->add_option(name, values, help)
-        ->type_name(type)
-        ->expected(1)
-        ->take_all()
-        ->allow_extra_args(false)
-        ->group(group);
-  };
   const std::string what = "What would it be";
-  repeatable("--to", options->formats,
-             "What `convert --to` would make of REF, without writing it: nf4, int8, nf4:block-size=32,double-quant=no; "
-             "repeatable",
-             "FORMAT", what);
+  add_repeatable(*command, "--to", options->formats,
+                 "What `convert --to` would make of REF, without writing it: nf4, int8, "
+                 "nf4:block-size=32,double-quant=no; repeatable")
+      ->type_name("FORMAT")
+      ->group(what);
   CLI::Option* const advise =
       command->add_option("--advise", options->advise,
                           "Find the codec of every tensor that costs least within a size, or within bits per weight of "
@@ -224,41 +214,31 @@ void add_measure(CLI::App& app) {
                  "Measure what only nibble's own loader reads, too; advise it")
       ->group(what);
 
-  const std::string output = "Output";
   command->add_option("--worst", options->worst, "Tensors in the table, the worst first; 0 for all")
       ->capture_default_str()
       ->type_name("N")
-      ->group(output);
-  CLI::Option* const json = command->add_flag("--json", options->json, "Print one JSON object on stdout");
-  json->group(output);
+      ->group(output_group);
+  CLI::Option* const json = add_json(*command, options->json)->group(output_group);
   command->add_flag("--csv", options->csv, "Print comma-separated values, a line for every tensor")
       ->excludes(json)
-      ->group(output);
+      ->group(output_group);
   command
       ->add_option("--html", options->html,
                    "Write a page that needs no network: layers, kinds, a map, histograms, the worst blocks")
       ->type_name("FILE")
-      ->group(output);
-  command->add_option("--progress", options->progress, "Shown on stderr: auto, bar, plain, json or none")
-      ->capture_default_str()
-      ->type_name("STYLE")
-      ->group(output);
+      ->group(output_group);
+  add_progress(*command, options->progress);
 
   const std::string limits = "Limits (exit code 8 if a tensor breaks one)";
-  repeatable("--max-rmse", options->max_rmse, "Largest root mean square error; repeatable", "[RE=]X", limits);
-  repeatable("--min-sqnr", options->min_sqnr, "Least signal-to-quantization-noise ratio in dB; repeatable", "[RE=]X",
-             limits);
-  repeatable("--min-cosine", options->min_cosine, "Least cosine similarity; repeatable", "[RE=]X", limits);
+  const auto limit = [&](const char* name, std::vector<std::string>& values, const char* help) {
+    add_repeatable(*command, name, values, help)->type_name("[RE=]X")->group(limits);
+  };
+  limit("--max-rmse", options->max_rmse, "Largest root mean square error; repeatable");
+  limit("--min-sqnr", options->min_sqnr, "Least signal-to-quantization-noise ratio in dB; repeatable");
+  limit("--min-cosine", options->min_cosine, "Least cosine similarity; repeatable");
 
-  const std::string resources = "Resources";
-  command->add_option("--max-memory", options->max_memory, "Peak memory; chunks are planned within it")
-      ->capture_default_str()
-      ->type_name("SIZE")
-      ->group(resources);
-  command->add_option("--threads", options->resources.threads, "[the processors this process may use]")
-      ->check(CLI::Range(1, 1024).description(""))
-      ->type_name("N")
-      ->group(resources);
+  add_max_memory(*command, options->resource_options);
+  add_threads(*command, options->resource_options);
 
   for (const char* const other :
        {"TEST", "--to", "--worst", "--csv", "--html", "--max-rmse", "--min-sqnr", "--min-cosine"})
