@@ -1,5 +1,6 @@
-// The look-up in quant/architectures.jsonl and the list that makes transformers agree with what was chosen: one thing,
-// since both follow the names of modules through the same table, and neither is of use without the other.
+// The look-up in quant/architectures.jsonl: from a stored name to the parameter it is loaded into, and from that to the
+// line of the table that says what becomes of it. One file, since the line can only be found by the name that loading
+// gives it, and the names that loading knows are those of the lines.
 //
 // A stored name takes the way that transformers 5.23 takes when it loads: renames in turn, at most one merge, then
 // base_model_prefix added or removed. Renames are regular expressions, dozens for some models, and a model of
@@ -490,11 +491,6 @@ std::string as_entry(const std::string& pattern) {
   return result;
 }
 
-bool is_plain_entry(std::string_view entry) {
-  return std::all_of(entry.begin(), entry.end(),
-                     [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-'; });
-}
-
 }  // namespace
 
 std::string module_of(std::string_view name) {
@@ -521,65 +517,17 @@ std::unique_ptr<Placer> make_placer(std::string_view architecture, const TensorL
   return table ? std::make_unique<TablePlacer>(*std::move(table), tensors, tied) : nullptr;
 }
 
-bool skips(std::string_view entry, std::string_view module) {
-  if (module.ends_with(entry)) return true;
-  if (is_plain_entry(entry)) {
-    // Without special characters only a dot, which matches anything, sets a regular expression apart from text.
-    if (entry.size() > module.size()) return false;
-    for (std::size_t i = 0; i < entry.size(); ++i)
-      if (entry[i] != '.' && entry[i] != module[i]) return false;
-    return entry.empty() || entry.size() == module.size() || module[entry.size()] == '.' ||
-           module[entry.size() - 1] == '.';
-  }
-  const RE2 regex(re2::StringPiece(entry.data(), entry.size()), RE2::Quiet);
-  if (!regex.ok())
-    throw Error(Errc::usage, fmt::format("skipped module '{}': {}", printable(entry), printable(regex.error())));
-  // A match counts if it ends before a dot, behind one, or with the name.
-  for (std::size_t end = 0; end <= module.size(); ++end) {
-    const bool boundary = end == module.size() || module[end] == '.' || (end > 0 && module[end - 1] == '.');
-    // `$` inside the entry means the end of the name, not of the part that is tried
-    if (!boundary) continue;
-    const re2::StringPiece text(module.data(), module.size());
-    const re2::StringPiece part(module.data(), end);
-    if (entry.find('$') == std::string_view::npos ? RE2::FullMatch(part, regex)
-                                                  : end == module.size() && RE2::FullMatch(text, regex))
-      return true;
-  }
-  return false;
-}
-
-std::vector<std::string> skip_list(std::string_view architecture, bool tied, std::span<const std::string> quantized,
-                                   std::span<const std::string> plain) {
-  std::vector<std::string> result;
-  std::unordered_set<std::string_view> listed(quantized.begin(), quantized.end());
-  const auto harmless = [&](const std::string& entry) {
-    return std::none_of(quantized.begin(), quantized.end(),
-                        [&](const std::string& module) { return skips(entry, module); });
-  };
-  for (const std::string& module : plain) {
-    if (!listed.insert(module).second) continue;
-    result.push_back(harmless(module) ? module : fmt::format("^{}$", RE2::QuoteMeta(module)));
-  }
-
-  // What the default leaves without the file having it. Numbered modules may be there in part: the tied ones.
+std::optional<std::vector<DefaultSkip>> default_skips(std::string_view architecture, bool tied) {
   const auto table = Architecture::find(architecture);
-  if (!table) {
-    if (!listed.contains("lm_head") && harmless("lm_head")) result.emplace_back("lm_head");
-    return result;
-  }
-  std::unordered_set<std::string> defaults;
+  if (!table) return std::nullopt;
+  std::vector<DefaultSkip> result;
   for (const Entry& entry : table->entries()) {
     const bool by_tie = tied && !entry.why_tied.empty();
     if (!by_tie && entry.role != Role::kept && entry.role != Role::output_embeddings) continue;
     const std::string& why = by_tie ? entry.why_tied : entry.why;
     const bool numbered = !entry.places.empty();
     if (never_replaced(why) || (numbered && why != "tied weights")) continue;
-    const std::string name = as_entry(entry.pattern);
-    if (listed.contains(name) || !defaults.insert(name).second) continue;
-    if (harmless(name))
-      result.push_back(name);
-    else if (!numbered)
-      result.push_back(fmt::format("^{}$", RE2::QuoteMeta(name)));
+    result.push_back({as_entry(entry.pattern), numbered});
   }
   return result;
 }

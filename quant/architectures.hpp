@@ -1,7 +1,7 @@
 #pragma once
 
 #include <memory>
-#include <span>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,20 +59,14 @@ class Placer {
 /// Why transformers cannot load this architecture with quantized weights from its ordinary names; empty if it can.
 [[nodiscard]] std::string loading_obstacle(std::string_view architecture);
 
-/// Whether `entry` in llm_int8_skip_modules makes transformers leave a module plain: taken as a regular expression
-/// it matches the name from its start up to a dot or the end, or taken as text it ends the name.
-///
-/// Throws Error(usage) if the entry is no regular expression that RE2 reads.
-[[nodiscard]] bool skips(std::string_view entry, std::string_view module);
+/// A module that transformers leaves plain by default, whether the file has it or not.
+struct DefaultSkip {
+  std::string entry;      ///< as an entry of llm_int8_skip_modules: `[0-9]+` for a number that may be any
+  bool numbered = false;  ///< it stands for one module of several
+};
 
-/// llm_int8_skip_modules for a directory in which `quantized` are the modules stored quantized and `plain` the
-/// linear layers stored plain (the `keeps` of the tensors that were not quantized), by name in the model.
-///
-/// Such a list replaces transformers' own, so it also has what the default leaves and the file does not hold: a
-/// tied lm_head. No entry matches a quantized module: one that would, such as `score` beside `layers.0.score`,
-/// is written `^score$`, which matches that whole name only.
-[[nodiscard]] std::vector<std::string> skip_list(std::string_view architecture, bool tied,
-                                                 std::span<const std::string> quantized,
-                                                 std::span<const std::string> plain);
+/// All that it could replace otherwise, in the order of the table, some twice; nothing if the table lacks the
+/// architecture.
+[[nodiscard]] std::optional<std::vector<DefaultSkip>> default_skips(std::string_view architecture, bool tied);
 
 }  // namespace nibble

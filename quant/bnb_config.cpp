@@ -8,7 +8,7 @@
 
 #include "nibble/codec.hpp"
 #include "nibble/recipe.hpp"
-#include "quant/architectures.hpp"
+#include "quant/skip_list.hpp"
 
 namespace nibble {
 namespace {
