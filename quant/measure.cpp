@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <deque>
 #include <filesystem>
 #include <mutex>
@@ -28,6 +27,7 @@
 #include "quant/counts.hpp"
 #include "quant/handover.hpp"
 #include "quant/measure_memory.hpp"
+#include "quant/outlier_columns.hpp"
 #include "quant/pairing.hpp"
 #include "quant/stored_weights.hpp"
 #include "quant/widen.hpp"
@@ -36,11 +36,6 @@ namespace nibble {
 namespace {
 
 static_assert(unit_weights % tile_weights == 0);
-constexpr double outlier_factor = 6;
-
-// Between these the sum of a column's squares fits fp32; columns of other matrices are not looked at.
-constexpr float smallest_squared = 1e-15f;
-constexpr float largest_squared = 1e15f;
 
 // The parts of a tensor that follow its first, in memory.
 class KeptParts final : public PartSink {
@@ -389,7 +384,7 @@ class Measuring {
       const std::span<const float> weights = work.weights->decode(unit.first, raw, at, n, tile);
       const WeightStats stats = describe(weights, work.pivot);
       unit.stats.add(stats);
-      if (work.columns > 0) add_columns(weights, at % work.columns, stats.count == n, unit.column_energy);
+      if (work.columns > 0) add_column_energy(weights, at % work.columns, stats.count == n, unit.column_energy);
       for (std::size_t c = 0; c < work.tests.size(); ++c) {
         if (!work.tests[c]) continue;
         const Test& test = *work.tests[c];
@@ -401,20 +396,6 @@ class Measuring {
         count_errors(weights, decoded, error.counts);
         if (test.has_codes) count_codes(test.weights->stored(unit.first, test_raw[c], at, n), n, error.counts);
       }
-    }
-  }
-
-  static void add_columns(std::span<const float> weights, std::uint64_t column, bool finite, std::span<float> energy) {
-    for (std::size_t begin = 0; begin < weights.size();) {
-      const std::size_t n = std::min<std::uint64_t>(weights.size() - begin, energy.size() - column);
-      const auto part = weights.subspan(begin, n);
-      const auto sums = energy.subspan(column, n);
-      if (finite)
-        add_squares(part, sums);
-      else
-        for (std::size_t i = 0; i < n; ++i) sums[i] += std::isfinite(part[i]) ? part[i] * part[i] : 0;
-      begin += n;
-      column = 0;
     }
   }
 
@@ -438,10 +419,11 @@ class Measuring {
   }
 
   void finish(Work& work) {
-    const float absmax = work.measured.stats.absmax_max;
-    if (work.columns > 0 && work.elements > 0 && absmax <= largest_squared &&
-        (absmax == 0 || absmax >= smallest_squared))
-      find_outliers(work);
+    if (work.columns > 0 && work.elements > 0 && has_column_energy(work.measured.stats.absmax_max)) {
+      const OutlierColumns outliers = find_outliers(work.column_energy);
+      work.measured.outlier_columns = outliers.count;
+      work.measured.outlier_energy = outliers.energy;
+    }
     result_.tensors.push_back(std::move(work.measured));
     for (std::size_t c = 0; c < work.tests.size(); ++c) {
       auto& to = result_.candidates[c].tensors.emplace_back();
@@ -450,24 +432,6 @@ class Measuring {
       to->codec = work.tests[c]->codec;
       to->bytes = work.tests[c]->bytes;
     }
-  }
-
-  static void find_outliers(Work& work) {
-    std::vector<double> sorted = work.column_energy;
-    const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
-    std::nth_element(sorted.begin(), middle, sorted.end());
-    const double least = outlier_factor * outlier_factor * *middle;
-    double all = 0;
-    double outliers = 0;
-    std::uint64_t count = 0;
-    for (const double energy : work.column_energy) {
-      all += energy;
-      if (*middle == 0 || energy < least) continue;
-      outliers += energy;
-      ++count;
-    }
-    work.measured.outlier_columns = count;
-    work.measured.outlier_energy = all == 0 ? 0 : outliers / all;
   }
 
   const Reader& in_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "nibble/error.hpp"
+#include "quant/outlier_columns.hpp"
 
 namespace nibble {
 namespace {

@@ -13,9 +13,6 @@ namespace nibble {
 /// Weights that are read and compared at a time. Sums are added up by these, so they do not depend on the memory.
 inline constexpr std::uint64_t unit_weights = 1 << 17;
 
-/// Matrices with more columns are not searched for outliers.
-inline constexpr std::uint64_t most_columns = 1 << 16;
-
 /// How measuring uses its memory.
 struct MeasureMemory {
   unsigned threads = 1;

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+/// Columns of a matrix whose root mean square is at least 6 times the median one: they raise the absmax of every block
+/// or row that they cross.
+namespace nibble {
+
+/// Matrices with more columns are not searched.
+inline constexpr std::uint64_t most_columns = 1 << 16;
+
+/// Whether fp32 holds the sums of squares of a matrix with this absmax; others are not searched.
+[[nodiscard]] bool has_column_energy(float absmax);
+
+/// energy[c] += w^2 over the weights w of column c: what is not finite is left out. `weights` are consecutive ones of
+/// whatever rows, the first in column `column`; `finite` is whether all of them are.
+void add_column_energy(std::span<const float> weights, std::uint64_t column, bool finite, std::span<float> energy);
+
+struct OutlierColumns {
+  std::uint64_t count = 0;
+  double energy = 0;  ///< their share of all, 0 where there is none
+};
+
+/// `energy` is that of all columns, one at least.
+[[nodiscard]] OutlierColumns find_outliers(std::span<const double> energy);
+
+}  // namespace nibble
