@@ -1,5 +1,5 @@
-// The header of a safetensors file, read and written: one file, because each side is the test of the other, and both
-// spell the same types, names and offsets.
+// One container, so one file: the header of a safetensors file, read and written, and the data behind it. Each side is
+// the test of the other, and both spell the same types, names and offsets.
 
 #include "formats/safetensors.hpp"
 

@@ -10,7 +10,8 @@
 // The serial stages touch next to nothing: the hash of a batch is summed up where it is encoded, and only its sums, a
 // sixteenth of the bytes, are put together in order; the disk fetches a batch from the buffer it was encoded into.
 //
-// One file, because its stages share the state of one conversion and can only be judged together.
+// One file, because the stages, and a shard's restart when a tensor turns out not to be finite, share the state of one
+// conversion and can only be judged together.
 
 #include "nibble/convert.hpp"
 
