@@ -15,12 +15,10 @@ HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
-
 using D = hn::CappedTag<float, 16>;
 using DI = hn::RebindToSigned<D>;
 using V = hn::Vec<D>;
-constexpr std::size_t vector_lanes = hn::MaxLanes(D());
+constexpr std::size_t vector_lanes = hn::MaxLanes(D());  // 1 on HWY_SCALAR: what follows is plain code there
 constexpr std::size_t vector_parts = 16 / vector_lanes;  // vectors that make up the 16 lanes
 
 // a b + c, rounded once. It halves the work of a sum of products; where a target lacks the instruction, the C library
@@ -50,8 +48,17 @@ template <class DF> struct Sums16 {
   HWY_INLINE void add(std::size_t k, hn::Vec<DF> v) { part[k] = hn::Add(part[k], v); }
   HWY_INLINE void add_product(std::size_t k, hn::Vec<DF> a, hn::Vec<DF> b) { part[k] = fused(DF(), a, b, part[k]); }
 
+#if HWY_TARGET == HWY_SCALAR
+  // For loops that have numbers and not vectors there.
+  HWY_INLINE void add_product(std::size_t k, float a, float b) { add_product(k, hn::Set(DF(), a), hn::Set(DF(), b)); }
+#endif
+
   // Lane j of the result: (j + (j + 8)) + ((j + 4) + (j + 12)).
   HWY_INLINE void fold(float* HWY_RESTRICT to) const {
+#if HWY_TARGET == HWY_SCALAR
+    for (std::size_t j = 0; j < 4; ++j)
+      hn::StoreU(hn::Add(hn::Add(part[j], part[j + 8]), hn::Add(part[j + 4], part[j + 12])), DF(), to + j);
+#else
     const hn::Full128<float> d4;
     if constexpr (vector_lanes == 16) {
       const hn::Half<DF> d8;
@@ -63,22 +70,10 @@ template <class DF> struct Sums16 {
     } else {
       hn::StoreU(hn::Add(hn::Add(part[0], part[2]), hn::Add(part[1], part[3])), d4, to);
     }
+#endif
   }
 };
 using Lanes16 = Sums16<D>;
-
-#else
-
-struct Lanes16 {
-  float lane[16] = {};
-  void add(std::size_t i, float v) { lane[i % 16] += v; }
-  void add_product(std::size_t i, float a, float b) { lane[i % 16] = std::fma(a, b, lane[i % 16]); }
-  void fold(float* to) const {
-    for (std::size_t j = 0; j < 4; ++j) to[j] = (lane[j] + lane[j + 8]) + (lane[j + 4] + lane[j + 12]);
-  }
-};
-
-#endif
 
 }  // namespace nibble::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -1,5 +1,9 @@
-// The loops over weights, and what follows from their sums. One file, because the loops of a target, their plain form
-// and the fp64 code that stands in for both have to make the same sums, and are read side by side.
+// The loops over weights, and what follows from their sums. One file, because the loops and the fp64 code that stands
+// in for them have to make the same sums, and are read side by side.
+//
+// The fp64 code has each formula a second time. The loops ask nothing of a single weight: a NaN, or a square beyond the
+// range of fp32, only shows in their sums. That code asks of each weight whether it counts, and adds up in order; in
+// lanes its sums would be others, and with them the figures of most tensors that do not end with a tile (describe()).
 
 #include "nibble/metrics.hpp"
 
@@ -51,8 +55,6 @@ struct WeightTile {
 HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
 
 // Calls f(part, i) for the vectors of a block.
 template <class F> HWY_INLINE void for_each_vector(std::size_t block, F&& f) {
@@ -141,92 +143,17 @@ void describe_tile(const float* HWY_RESTRICT w, float pivot, WeightTile& HWY_RES
   }
 }
 
+template <class DF> HWY_INLINE void add_vector_of_squares(DF d, const float* w, float* sums) {
+  const auto weight = hn::LoadU(d, w);
+  hn::StoreU(fused(d, weight, weight, hn::LoadU(d, sums)), d, sums);
+}
+
 // Every sum is one lane's, so the order is the same however many there are.
 void add_squares(const float* HWY_RESTRICT w, std::size_t n, float* HWY_RESTRICT sums) {
-  const D d;
   std::size_t i = 0;
-  for (; i + vector_lanes <= n; i += vector_lanes) {
-    const V weight = hn::LoadU(d, w + i);
-    hn::StoreU(fused(d, weight, weight, hn::LoadU(d, sums + i)), d, sums + i);
-  }
-  for (; i < n; ++i) sums[i] = std::fma(w[i], w[i], sums[i]);
+  for (; i + vector_lanes <= n; i += vector_lanes) add_vector_of_squares(D(), w + i, sums + i);
+  for (; i < n; ++i) add_vector_of_squares(hn::CappedTag<float, 1>(), w + i, sums + i);
 }
-
-#else
-
-void add_squares(const float* HWY_RESTRICT w, std::size_t n, float* HWY_RESTRICT sums) {
-  for (std::size_t i = 0; i < n; ++i) sums[i] = std::fma(w[i], w[i], sums[i]);
-}
-
-void compare_tile(const float* HWY_RESTRICT w, const float* HWY_RESTRICT t, ErrorTile& HWY_RESTRICT tile) {
-  tile.max_abs = 0;
-  tile.zeros = 0;
-  Lanes16 magnitude, product, reference, test, relative;
-  for (std::size_t b = 0; b < tile_blocks; ++b) {
-    Lanes16 square;
-    for (std::size_t i = 0; i < metric_block; ++i) {
-      const float weight = w[b * metric_block + i], other = t[b * metric_block + i];
-      const float error = other - weight, size = std::abs(error);
-      tile.max_abs = std::max(tile.max_abs, size);
-      tile.zeros += weight == 0 ? 1 : 0;
-      magnitude.add(i, size);
-      square.add_product(i, error, error);
-      product.add_product(i, weight, other);
-      reference.add_product(i, weight, weight);
-      test.add_product(i, other, other);
-      relative.add(i, weight == 0 ? 0 : size / std::abs(weight));
-    }
-    square.fold(tile.square[b]);
-    if (b % group_blocks + 1 < group_blocks) continue;
-    magnitude.fold(tile.magnitude[b / group_blocks]);
-    product.fold(tile.product[b / group_blocks]);
-    reference.fold(tile.reference[b / group_blocks]);
-    test.fold(tile.test[b / group_blocks]);
-    relative.fold(tile.relative[b / group_blocks]);
-    magnitude = product = reference = test = relative = {};
-  }
-}
-
-void compare_squares(const float* HWY_RESTRICT w, const float* HWY_RESTRICT t, std::size_t blocks,
-                     SquaresTile& HWY_RESTRICT tile) {
-  for (std::size_t b = 0; b < blocks; ++b) {
-    Lanes16 square, product, reference, test;
-    for (std::size_t i = 0; i < metric_block; ++i) {
-      const float weight = w[b * metric_block + i], other = t[b * metric_block + i], error = other - weight;
-      square.add_product(i, error, error);
-      product.add_product(i, weight, other);
-      reference.add_product(i, weight, weight);
-      test.add_product(i, other, other);
-    }
-    square.fold(tile.square[b]);
-    product.fold(tile.product[b]);
-    reference.fold(tile.reference[b]);
-    test.fold(tile.test[b]);
-  }
-}
-
-void describe_tile(const float* HWY_RESTRICT w, float pivot, WeightTile& HWY_RESTRICT tile) {
-  Lanes16 first, second, third, fourth;
-  for (std::size_t b = 0; b < tile_blocks; ++b) {
-    tile.absmax[b] = 0;
-    for (std::size_t i = 0; i < metric_block; ++i) {
-      const float weight = w[b * metric_block + i], x = weight - pivot, x2 = x * x;
-      tile.absmax[b] = std::max(tile.absmax[b], std::abs(weight));
-      first.add(i, x);
-      second.add(i, x2);
-      third.add_product(i, x2, x);
-      fourth.add_product(i, x2, x2);
-    }
-    if (b % group_blocks + 1 < group_blocks) continue;
-    first.fold(tile.first[b / group_blocks]);
-    second.fold(tile.second[b / group_blocks]);
-    third.fold(tile.third[b / group_blocks]);
-    fourth.fold(tile.fourth[b / group_blocks]);
-    first = second = third = fourth = {};
-  }
-}
-
-#endif
 
 }  // namespace nibble::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
