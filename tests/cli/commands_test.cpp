@@ -74,6 +74,15 @@ TEST_F(Program, DryRunWritesNothing) {
   EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 2);  // w, .streams
 }
 
+TEST_F(Program, ResourcesAreThoseAskedFor) {
+  const auto plan_with = [&](const std::string& options) {
+    return nlohmann::json::parse(run("convert w.safetensors out --to nf4 --dry-run --json " + options).out);
+  };
+  EXPECT_EQ(plan_with("--threads 3").at("threads"), 3);
+  EXPECT_LT(plan_with("--threads 16 --max-memory 50MB").at("memory_bytes"), 50'000'000);
+  EXPECT_GT(plan_with("--threads 16").at("memory_bytes"), 50'000'000);
+}
+
 TEST_F(Program, UnderscoresAreDashes) {
   EXPECT_EQ(run("convert w.safetensors out --to nf4 --block_size=128 --dry_run").code, 0);
 }

@@ -98,6 +98,13 @@ TEST_F(File, TruncationIsTold) {
             "f: ends at byte 4 now, had 10 when it was opened");
 }
 
+TEST_F(File, WhatTheSystemRefusesIsNotTheEnd) {
+  const InputFile memory(AT_FDCWD, "/proc/self/mem", "memory");  // a regular file, and nothing is mapped at 0
+  std::byte byte{};
+  EXPECT_EQ(error_of([&] { memory.read(0, std::span(&byte, 1)); }, Errc::io),
+            "memory: cannot read: Input/output error");
+}
+
 TEST_F(File, ChangesAreTold) {
   const auto changed = [](const InputFile& file) {
     return error_of([&] { file.check_unchanged(); }, Errc::input_changed);
