@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 
 #include "nibble/error.hpp"
@@ -49,6 +50,75 @@ TEST(Nested, EveryMidpointAndItsNeighboursFollowTheDefinition) {
       values.push_back(value);
     }
   expect_definition(values, 0.0f);
+}
+
+// Blocks of values between -scale and scale whose nested absmax is scale, of one sign and the other.
+void expect_definition_of(const std::vector<float>& values, float scale) {
+  for (const float largest : {scale, -scale}) {
+    std::vector<float> absmax;
+    for (const float value : values) {
+      if (absmax.size() % 256 == 0) absmax.push_back(largest);
+      absmax.push_back(value);
+    }
+    expect_definition(absmax, 0.0f);
+  }
+}
+
+TEST(Nested, ValuesNearEveryMidpointFollowTheDefinition) {
+  for (const float scale : {1.0f, 0.7f, 0.013f, 1234.5f, 1e-30f, 1e30f, 3e-38f, 3e38f}) {
+    std::vector<float> values;
+    for (const float midpoint : reference::midpoints(vector_of(nested::codebook)))
+      for (const std::int32_t ulps : {-300, -30, -3, -2, -1, 0, 1, 2, 3, 30, 300}) {
+        const auto bits = std::bit_cast<std::int32_t>(std::abs(midpoint * scale));
+        values.push_back(std::copysign(std::bit_cast<float>(std::max(bits + ulps, 0)), midpoint));
+      }
+    expect_definition_of(values, scale);
+  }
+}
+
+// What vectors decide between lies between two decades, at powers of 2 as well, or nowhere near a midpoint.
+TEST(Nested, ValuesOfEveryExponentFollowTheDefinition) {
+  std::vector<float> values{0.0f, -0.0f};
+  for (int exponent = -149; exponent < 0; ++exponent)
+    for (int k = 0; k < (exponent < -24 ? 4 : 128); ++k)
+      for (const float sign : {1.0f, -1.0f})
+        values.push_back(sign * std::ldexp(1.0f + static_cast<float>(k) / (exponent < -24 ? 4 : 128), exponent));
+  expect_definition_of(values, 1.0f);
+}
+
+TEST(Nested, ValuesBetweenDecadesFollowTheDefinition) {
+  std::vector<float> values;
+  for (const float decade : {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f})
+    for (int k = -400; k <= (decade < 1 ? 800 : 0); ++k)
+      for (const float sign : {decade, -decade}) values.push_back(sign * (1 + static_cast<float>(k) / 1024));
+  expect_definition_of(values, 1.0f);
+}
+
+TEST(Nested, ShortBlocksFollowTheDefinition) {
+  const reference::Vector midpoints = reference::midpoints(vector_of(nested::codebook));
+  for (const std::size_t size : {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 255, 257, 271, 2047, 2304, 2305, 4351}) {
+    std::vector<float> values(size, 1.0f);
+    for (std::size_t i = 1; i < size; ++i) values[i] = i % 3 == 0 ? 0.3f : midpoints((i * 7) % 255);
+    expect_definition(values, 0.0f);
+    expect_definition(values, 1e-3f);
+  }
+}
+
+TEST(Nested, BlocksOfTinyValuesFollowTheDefinition) {
+  std::vector<float> values = test::normal_weights(1024, 2, 1e-7f);
+  for (std::size_t i = 0; i < values.size(); i += 256) values[i + i / 10] = 1.0f;
+  expect_definition(values, 0.0f);
+}
+
+// Codes are written a vector at a time, but not past the last.
+TEST(Nested, NothingIsWrittenPastTheEnd) {
+  const std::vector<float> absmax = test::normal_weights(600, 3);
+  test::for_each_target([&](const std::string& target) {
+    std::vector<std::uint8_t> codes(640, 77);
+    std::vector<float> nested_absmax(3);
+    nested::encode(absmax, 0.0f, std::span(codes).first(600), nested_absmax);
+    EXPECT_EQ(std::vector<std::uint8_t>(codes.begin() + 600, codes.end()), std::vector<std::uint8_t>(40, 77)) << target;
+  });
 }
 
 TEST(Nested, TiesGoToTheEvenCode) {
