@@ -276,8 +276,10 @@ HWY_INLINE void encode_block(const float* HWY_RESTRICT absmax, float offset, flo
                              std::uint8_t* HWY_RESTRICT codes) {
   const float inverse = 1.0f / largest;
 #if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
-  // Where it is a normal number, and stays one when scaled.
-  if (HWY_LIKELY(largest > 0x1p-100f && largest < 0x1p100f)) return encode_by_lines(absmax, offset, inverse, codes);
+  // Finite, and so is what is scaled by it.
+  if (const float scaled = inverse * Lines::scale;
+      HWY_LIKELY(scaled > 0 && scaled < std::numeric_limits<float>::infinity()))
+    return encode_by_lines(absmax, offset, inverse, codes);
 #endif
   encode_by_buckets(absmax, blocksize, offset, inverse, codes);
 }
