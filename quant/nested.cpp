@@ -252,10 +252,9 @@ HWY_INLINE void encode_by_lines(const float* HWY_RESTRICT absmax, float offset, 
     const auto segment = hn::BitCast(di, hn::MulAdd(hn::ConvertTo(d, hn::BitCast(di, a)), per_bit, rounding));
     const auto line0 = hn::MulAdd(a, look_up(slope0, segment), look_up(start0, segment));
     const auto line1 = hn::MulAdd(a, look_up(slope1, segment), look_up(start1, segment));
-    // As integers, which these order as: a minimum of fp32 takes the units that multiply.
-    const auto lesser = hn::BitCast(d, hn::Min(hn::BitCast(di, line0), hn::BitCast(di, line1)));
+    const auto lesser = hn::Min(line0, line1);
     const auto mirrored = hn::IfNegativeThenElse(difference, hn::Sub(hn::Set(d, Lines::mirror), lesser), lesser);
-    const auto bits = hn::Max(hn::BitCast(di, mirrored), hn::BitCast(di, hn::Set(d, 256.5f)));  // -1 is beyond code 0
+    const auto bits = hn::BitCast(di, hn::Max(mirrored, hn::Set(d, 256.5f)));  // -1 is beyond code 0
     certain = hn::Min(certain, hn::And(bits, hn::Set(di, Lines::fraction)));
     hn::Store(bits, di, place + i);
     hn::StoreU(hn::TruncateTo(d8, hn::BitCast(du, hn::ShiftRight<Lines::fraction_bits>(bits))), d8, codes + i);
