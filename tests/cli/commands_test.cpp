@@ -2,28 +2,21 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/corrupt.hpp"
+#include "tests/support/program.hpp"
 
 namespace nibble::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using test::Outcome;
 using testing::HasSubstr;
 using testing::StartsWith;
-
-struct Outcome {
-  int code = 0;  // 128 + signal if one ended it
-  std::string out;
-  std::string err;
-};
 
 class Program : public testing::Test {
  protected:
@@ -35,13 +28,7 @@ class Program : public testing::Test {
   }
 
   Outcome run(const std::string& arguments, const std::string& environment = {}) const {
-    const fs::path streams = root_.path() / ".streams";
-    fs::create_directories(streams);
-    const std::string command = "cd '" + root_.path().string() + "' && " + environment + " '" NIBBLE_PROGRAM "' " +
-                                arguments + " >.streams/out 2>.streams/err </dev/null";
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), test::read_file(streams / "out"),
-            test::read_file(streams / "err")};
+    return test::run_program(root_.path(), arguments, environment);
   }
 
   test::TempDir root_;
@@ -71,7 +58,7 @@ TEST_F(Program, DryRunWritesNothing) {
   const auto json = nlohmann::json::parse(run("convert w.safetensors out --to nf4 --dry-run --json").out);
   EXPECT_EQ(json.at("tensors").at(0).at("codec"), "nf4");
   EXPECT_GT(json.at("memory_bytes"), 0);
-  EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 2);  // w, .streams
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 1);  // w
 }
 
 TEST_F(Program, ResourcesAreThoseAskedFor) {
@@ -141,8 +128,7 @@ TEST_F(Program, OptionThatDecidesNothingIsUsage) {
 
 // Where nobody can read what is printed, the work is done all the same, and lost output is no success.
 TEST_F(Program, StreamsThatCannotBeWritten) {
-  const std::string in = "cd '" + root_.path().string() + "' && '" NIBBLE_PROGRAM "' ";
-  const auto code = [&](const std::string& rest) { return WEXITSTATUS(std::system((in + rest).c_str())); };
+  const auto code = [&](const std::string& arguments) { return run(arguments).code; };
   EXPECT_EQ(code("convert w.safetensors a --to nf4 --progress json 2>/dev/full >/dev/null"), 0);
   EXPECT_EQ(code("convert w.safetensors b --to nf4 --progress bar 2>&- >/dev/null"), 0);
   EXPECT_EQ(code("inspect nothing 2>/dev/full"), 3);
@@ -222,21 +208,13 @@ TEST_F(Program, SignalsLeaveNothing) {
   std::ofstream(root_.path() / "big.safetensors", std::ios::binary) << test::safetensors_file(header);
   fs::resize_file(root_.path() / "big.safetensors", 8 + header.size() + (std::uintmax_t{1} << 34U));
   for (const auto& [signal, code] : {std::pair{"INT", 130}, std::pair{"TERM", 143}}) {
-    const std::string command = "cd '" + root_.path().string() + "' && timeout --foreground --preserve-status -s " +
-                                signal +
-                                " 1 '" NIBBLE_PROGRAM "' convert big.safetensors out --to nf4 --threads 1 2>err";
-    const int status = std::system(command.c_str());
-    EXPECT_EQ(WEXITSTATUS(status), code);
-    EXPECT_EQ(test::read_file(root_.path() / "err"), "error: interrupted: no output was written\n");
+    const Outcome outcome = run("convert big.safetensors out --to nf4 --threads 1",
+                                "timeout --foreground --preserve-status -s " + std::string(signal) + " 1");
+    EXPECT_EQ(outcome.code, code);
+    EXPECT_EQ(outcome.err, "error: interrupted: no output was written\n");
     EXPECT_FALSE(fs::exists(root_.path() / "out"));
     EXPECT_FALSE(fs::exists(root_.path() / ".out.nibble"));
   }
-}
-
-TEST_F(Program, InspectListsTensors) {
-  EXPECT_THAT(run("inspect w.safetensors").out, HasSubstr("layer.weight  F32               4 x 64     1.02 kB"));
-  const auto json = nlohmann::json::parse(run("inspect w.safetensors --json").out);
-  EXPECT_EQ(json.at("tensors").at(0).at("shape"), (nlohmann::json{4, 64}));
 }
 
 TEST_F(Program, FormatsComeFromTheRegistries) {
@@ -270,18 +248,6 @@ TEST_F(Program, HelpTeachesByExample) {
     EXPECT_THAT(outcome.out, HasSubstr(std::string("  nibble ") + command + " ")) << command;
   }
   EXPECT_THAT(run("--version").out, StartsWith("nibble 0."));
-}
-
-TEST_F(Program, CompletionKnowsSubcommandsAndOptions) {
-  for (const char* const shell : {"bash", "zsh", "fish"}) {
-    const std::string script = run(std::string("completion ") + shell).out;
-    EXPECT_THAT(script, HasSubstr("convert")) << shell;
-    EXPECT_THAT(script, HasSubstr("no-double-quant")) << shell;
-  }
-  const std::string complete =
-      "completion bash > c.sh; bash -c 'source c.sh; COMP_WORDS=(nibble convert --no-d); COMP_CWORD=2; "
-      "_nibble; echo \"${COMPREPLY[@]}\"'";
-  EXPECT_EQ(run(complete).out, "--no-double-quant --no-default-skips\n");
 }
 
 }  // namespace

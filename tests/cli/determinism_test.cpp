@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -19,6 +18,7 @@
 #include "nibble/tensor.hpp"
 #include "tests/quant/codec_support.hpp"
 #include "tests/support/corrupt.hpp"
+#include "tests/support/program.hpp"
 
 namespace nibble::cli {
 namespace {
@@ -125,11 +125,9 @@ class Determinism : public testing::TestWithParam<std::string> {
   static void TearDownTestSuite() { delete root_; }
 
   static std::string output_of(const std::string& command) {
-    const std::string full = "cd '" + root_->path().string() + "' && " + command + " >stdout 2>stderr </dev/null";
-    const int status = std::system(full.c_str());
-    EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, 0)
-        << command << ": " << test::read_file(root_->path() / "stderr");
-    return test::read_file(root_->path() / "stdout");
+    const test::Outcome outcome = test::run_command(root_->path(), command);
+    EXPECT_EQ(outcome.code, 0) << command << ": " << outcome.err;
+    return outcome.out;
   }
 
   static std::string convert(const std::string& in, const std::string& out, const std::string& to, const How& how) {

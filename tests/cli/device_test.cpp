@@ -2,28 +2,22 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/corrupt.hpp"
+#include "tests/support/program.hpp"
 
 namespace nibble::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using test::Outcome;
 using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
-
-struct Outcome {
-  int code = 0;
-  std::string out;
-  std::string err;
-};
 
 class DeviceOption : public testing::Test {
  protected:
@@ -43,12 +37,8 @@ class DeviceOption : public testing::Test {
   }
 
   Outcome run(const std::string& arguments, const std::string& environment = {}) const {
-    const std::string command =
-        "cd '" + root_.path().string() + "' && NIBBLE_CUDA_LIBRARY='" NIBBLE_SIMULATED_CUDA "' " + environment +
-        " '" NIBBLE_PROGRAM "' " + arguments + " --to nf4 --max-memory 20MB >.out 2>.err </dev/null";
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), test::read_file(root_.path() / ".out"),
-            test::read_file(root_.path() / ".err")};
+    return test::run_program(root_.path(), arguments + " --to nf4 --max-memory 20MB",
+                             "NIBBLE_CUDA_LIBRARY='" NIBBLE_SIMULATED_CUDA "' " + environment);
   }
 
   test::TempDir root_;
@@ -89,8 +79,8 @@ TEST_F(DeviceOption, ErrorsAreOneLine) {
     EXPECT_THAT(outcome.err, HasSubstr(text));
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
     EXPECT_EQ(outcome.out, "");
-    // w, large, .out, .err: nothing else
-    EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 4) << environment;
+    // w and large: nothing else
+    EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 2) << environment;
   }
   EXPECT_EQ(run("convert w.safetensors out --device gpu").code, 2);
 }

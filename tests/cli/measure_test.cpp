@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -17,22 +16,18 @@
 #include "nibble/tensor.hpp"
 #include "tests/quant/codec_support.hpp"
 #include "tests/support/corrupt.hpp"
+#include "tests/support/program.hpp"
 
 namespace nibble::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using test::Outcome;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 using Json = nlohmann::ordered_json;
-
-struct Outcome {
-  int code = 0;  // 128 + signal if one ended it
-  std::string out;
-  std::string err;
-};
 
 constexpr const char* hostile = "a,\"b\"\n</script>\x1b[31m.weight";
 constexpr const char* q_proj = "model.layers.0.self_attn.q_proj.weight";
@@ -68,13 +63,7 @@ class MeasureProgram : public testing::Test {
   void write(const std::string& name, const File& file) const { root_.write(name, file.bytes()); }
 
   Outcome run(const std::string& arguments, const std::string& environment = {}) const {
-    const fs::path streams = root_.path() / ".streams";
-    fs::create_directories(streams);
-    const std::string command = "cd '" + root_.path().string() + "' && " + environment + " '" NIBBLE_PROGRAM "' " +
-                                arguments + " >.streams/out 2>.streams/err </dev/null";
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), test::read_file(streams / "out"),
-            test::read_file(streams / "err")};
+    return test::run_program(root_.path(), arguments, environment);
   }
 
   Json json(const std::string& arguments) const {
@@ -106,8 +95,7 @@ class MeasureProgram : public testing::Test {
 
   std::vector<std::string> files() const {
     std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(root_.path()))
-      if (entry.path().filename() != ".streams") names.push_back(entry.path().filename());
+    for (const auto& entry : fs::directory_iterator(root_.path())) names.push_back(entry.path().filename());
     std::sort(names.begin(), names.end());
     return names;
   }
@@ -342,15 +330,6 @@ TEST_F(MeasureProgram, CsvHasARowForEveryTensor) {
   }
 }
 
-TEST_F(MeasureProgram, CsvQuotesNames) {
-  const std::string name = "q\"u,o\nte.safetensors";
-  write(name, file_);
-  const auto rows = rows_of(run("measure w.safetensors 'q\"u,o\nte.safetensors' --csv").out);
-  ASSERT_EQ(rows.size(), 6U);
-  EXPECT_EQ(rows[1][0], name);
-  EXPECT_TRUE(std::any_of(rows.begin(), rows.end(), [](const auto& row) { return row[1] == hostile; }));
-}
-
 // ---- the table -------------------------------------------------------------------------------------------------
 
 TEST_F(MeasureProgram, TableNamesTheWorstFirst) {
@@ -372,29 +351,6 @@ TEST_F(MeasureProgram, TableNamesTheWorstFirst) {
   EXPECT_THAT(one, HasSubstr("the 1 worst tensors of 5"));
   EXPECT_THAT(one, Not(HasSubstr("model.norm.weight")));
   EXPECT_THAT(run("measure w.safetensors --to nf4 --worst 0").out, HasSubstr("model.norm.weight"));
-}
-
-// NaN that the reference does not have, and errors where it has zeros, are the worst there is.
-TEST_F(MeasureProgram, WrongWeightsComeFirst) {
-  std::vector<float> weights = test::normal_weights(640, 1);
-  File good, bad;
-  good.add("a.weight", DType::f32, {10, 64}, weights);
-  good.add("b.weight", DType::f32, {10, 64}, weights);
-  good.add("c.weight", DType::f32, {10, 64}, std::vector<float>(640, 0.0f));
-  bad.add("a.weight", DType::f32, {10, 64}, test::normal_weights(640, 2));
-  bad.add("c.weight", DType::f32, {10, 64}, weights);
-  weights[5] = NAN;
-  bad.add("b.weight", DType::f32, {10, 64}, weights);
-  write("good.safetensors", good);
-  write("bad.safetensors", bad);
-  const Json found = json("good.safetensors bad.safetensors");
-  std::vector<std::string> worst;
-  for (const Json& t : found["tests"][0]["worst"])
-    worst.push_back(found["reference"]["tensors"][t.get<std::size_t>()]["name"]);
-  EXPECT_THAT(worst, ElementsAre("b.weight", "c.weight", "a.weight"));
-  const std::string table = run("measure good.safetensors bad.safetensors").out;
-  EXPECT_THAT(table, HasSubstr("; 1 NaN, 0 infinite"));
-  EXPECT_THAT(table, HasSubstr("-inf"));
 }
 
 TEST_F(MeasureProgram, ColoursAreForTerminalsThatWantThem) {
@@ -476,10 +432,7 @@ TEST_F(MeasureProgram, ErrorsAreOneLine) {
     EXPECT_EQ(outcome.out, "") << arguments;
     EXPECT_EQ(files(), before) << arguments;
   }
-  EXPECT_EQ(WEXITSTATUS(std::system(("cd '" + root_.path().string() +
-                                     "' && '" NIBBLE_PROGRAM "' measure w.safetensors --to nf4 >/dev/full 2>/dev/null")
-                                        .c_str())),
-            4);
+  EXPECT_EQ(run("measure w.safetensors --to nf4 >/dev/full").code, 4);
 }
 
 // ---- limits ----------------------------------------------------------------------------------------------------
@@ -531,11 +484,7 @@ TEST_F(MeasureProgram, HtmlThatCannotBeWrittenLeavesNothing) {
   EXPECT_EQ(files(), (std::vector<std::string>{"report.html", "w.safetensors"}));
   const std::string old = "old";
   std::ofstream(root_.path() / "old.html") << old;
-  EXPECT_EQ(WEXITSTATUS(std::system(("cd '" + root_.path().string() +
-                                     "' && ulimit -f 8 && '" NIBBLE_PROGRAM
-                                     "' measure w.safetensors --to nf4 --html old.html >/dev/null 2>&1")
-                                        .c_str())),
-            4);
+  EXPECT_EQ(run("measure w.safetensors --to nf4 --html old.html >/dev/null 2>&1", "ulimit -f 8 &&").code, 4);
   EXPECT_EQ(test::read_file(root_.path() / "old.html"), old);
   EXPECT_EQ(files(), (std::vector<std::string>{"old.html", "report.html", "w.safetensors"}));
 }

@@ -1,0 +1,127 @@
+// The scripts, from subcommands made up for it, and the way bash takes them.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <sstream>
+
+#include "cli/commands.hpp"
+#include "tests/support/corrupt.hpp"
+#include "tests/support/program.hpp"
+
+namespace nibble::cli {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using Words = std::vector<std::string>;
+
+// What a program with two subcommands prints, whose texts have all that shells would take for something else.
+std::string script(const std::string& shell) {
+  CLI::App app("Does things.", "nibble");
+  CLI::App* const pack = app.add_subcommand("pack", "Packs what's [there]: all");
+  static std::string level;
+  static bool quiet;
+  pack->add_option("--level", level, "1: small, [9]: it's up to \"$HOME\" `id`");
+  pack->add_flag("-q,--quiet,--silent", quiet, "Say nothing");
+  CLI::App* const list = app.add_subcommand("list", "Lists");
+  list->add_option("FILE", level, "What to list");
+  add_completion(app);
+  testing::internal::CaptureStdout();
+  app.parse("completion " + shell);
+  return testing::internal::GetCapturedStdout();
+}
+
+Words lines_of(const std::string& text) {
+  Words lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// What bash offers for the last word of a line.
+Words offered(const std::string& script, const std::string& words) {
+  const test::TempDir directory;
+  directory.write("script", script);
+  directory.write("ask", "source ./script\nCOMP_WORDS=(" + words +
+                             ")\nCOMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n_nibble\n"
+                             "[ ${#COMPREPLY[@]} -eq 0 ] || printf '%s\\n' \"${COMPREPLY[@]}\"\n");
+  const test::Outcome outcome = test::run_command(directory.path(), "bash ask");
+  EXPECT_EQ(outcome.err, "");
+  return lines_of(outcome.out);
+}
+
+TEST(Completion, BashOffersSubcommandsFirst) {
+  const std::string bash = script("bash");
+  EXPECT_THAT(offered(bash, "nibble ''"), ElementsAre("pack", "list", "completion"));
+  EXPECT_THAT(offered(bash, "nibble pa"), ElementsAre("pack"));
+  EXPECT_THAT(offered(bash, "nibble x"), IsEmpty());
+}
+
+TEST(Completion, BashOffersTheLongOptionsOfTheSubcommand) {
+  const std::string bash = script("bash");
+  EXPECT_THAT(offered(bash, "nibble pack --"), ElementsAre("--help", "--level", "--quiet", "--silent"));
+  EXPECT_THAT(offered(bash, "nibble pack --level 3 file --q"), ElementsAre("--quiet"));
+  EXPECT_THAT(offered(bash, "nibble list -"), ElementsAre("--help"));
+}
+
+// No offer is what lets bash complete the names of files.
+TEST(Completion, BashLeavesFilesToItself) {
+  const std::string bash = script("bash");
+  EXPECT_THAT(lines_of(bash).back(), "complete -o default -F _nibble nibble");
+  EXPECT_THAT(offered(bash, "nibble pack ''"), IsEmpty());
+  EXPECT_THAT(offered(bash, "nibble pack f"), IsEmpty());
+  EXPECT_THAT(offered(bash, "nibble unknown --"), IsEmpty());
+}
+
+TEST(Completion, ZshTextsEndWhereTheyEnd) {
+  const std::string zsh = script("zsh");
+  EXPECT_THAT(lines_of(zsh).front(), "#compdef nibble");
+  EXPECT_THAT(zsh, HasSubstr("\n      'pack:Packs what'\\''s [there]: all'\n"));
+  EXPECT_THAT(zsh, HasSubstr(R"('--level[1\: small, \[9\]\: it'\''s up to "$HOME" `id`]')"));
+  EXPECT_THAT(zsh, HasSubstr("\n    list) _arguments \\\n"));
+  EXPECT_THAT(lines_of(zsh).back(), "compdef _nibble nibble");
+}
+
+TEST(Completion, FishHasALineForEveryOffer) {
+  const Words fish = lines_of(script("fish"));
+  EXPECT_THAT(fish, testing::IsSupersetOf(
+                        {R"(complete -c nibble -n __fish_use_subcommand -f -a pack -d 'Packs what'\''s [there]: all')",
+                         "complete -c nibble -n __fish_use_subcommand -f -a list -d 'Lists'",
+                         R"(complete -c nibble -n '__fish_seen_subcommand_from pack' -l level -d )"
+                         R"('1: small, [9]: it'\''s up to "$HOME" `id`')",
+                         "complete -c nibble -n '__fish_seen_subcommand_from pack' -l quiet -d 'Say nothing'",
+                         "complete -c nibble -n '__fish_seen_subcommand_from pack' -l silent -d 'Say nothing'"}));
+  // The subcommands, --help of each, and the other options.
+  EXPECT_EQ(fish.size(), 3U + 3U + 3U);
+}
+
+// The very program.
+TEST(Completion, KnowsTheSubcommandsAndOptionsOfTheProgram) {
+  const test::TempDir directory;
+  const auto print = [&](const std::string& shell) {
+    const test::Outcome outcome = test::run_program(directory.path(), "completion " + shell);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.out;
+  };
+  for (const char* const shell : {"zsh", "fish"}) EXPECT_THAT(print(shell), HasSubstr("no-double-quant")) << shell;
+  const std::string bash = print("bash");
+  EXPECT_THAT(offered(bash, "nibble ''"), ElementsAre("convert", "inspect", "measure", "formats", "completion"));
+  EXPECT_THAT(offered(bash, "nibble convert --no-d"), ElementsAre("--no-double-quant", "--no-default-skips"));
+  EXPECT_THAT(offered(bash, "nibble inspect --"), Not(testing::Contains("--to")));
+}
+
+TEST(Completion, OtherShellsAreRefused) {
+  const test::TempDir directory;
+  for (const char* const arguments : {"completion", "completion tcsh", "completion bash zsh"}) {
+    const test::Outcome outcome = test::run_program(directory.path(), arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments;
+    EXPECT_EQ(outcome.out, "") << arguments;
+  }
+}
+
+}  // namespace
+}  // namespace nibble::cli

@@ -1,0 +1,337 @@
+// Measurements made up for it, as text: figures by hand, and what has none.
+
+#include "cli/measurement.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <re2/re2.h>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "nibble/version.hpp"
+
+namespace nibble::cli {
+namespace {
+
+using testing::ElementsAre;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::Not;
+using Json = nlohmann::ordered_json;
+
+MeasuredWeights weights(std::string name, std::uint64_t n, std::string kind = "kind",
+                        std::optional<std::uint64_t> layer = {}) {
+  MeasuredWeights tensor;
+  tensor.info = {std::move(name), DType::f32, {n}};
+  tensor.kind = std::move(kind);
+  tensor.layer = layer;
+  tensor.bytes = 4 * n;
+  return tensor;
+}
+
+MeasuredError error(const std::vector<float>& reference, const std::vector<float>& test, std::uint64_t bytes = 2) {
+  MeasuredError error;
+  error.codec = "nf4";
+  error.bytes = bytes;
+  error.stats = compare(reference, test);
+  return error;
+}
+
+// 10 log10 of `ratio`, in dB.
+MeasuredError error_of_ratio(double ratio) {
+  MeasuredError error;
+  error.codec = "nf4";
+  error.stats.count = 1;
+  error.stats.square = 1;
+  error.stats.reference = ratio;
+  return error;
+}
+
+Measurement measurement(std::vector<MeasuredWeights> tensors, std::vector<std::optional<MeasuredError>> errors) {
+  Measurement result;
+  result.name = "model";
+  result.bytes = 2000;
+  result.tensors = std::move(tensors);
+  MeasuredCandidate& candidate = result.candidates.emplace_back();
+  candidate.name = "nf4";
+  candidate.bytes = 999;
+  candidate.tensors = std::move(errors);
+  return result;
+}
+
+// Two errors of 2 and 1 in four weights, and none in two others of another layer.
+Measurement two_layers() {
+  return measurement({weights("layers.0.up", 4, "up", 0), weights("layers.1.down", 2, "down", 1)},
+                     {error({3, -4, 0, 0}, {3, -2, 1, 0}), error({1, 2}, {1, 2}, 1)});
+}
+
+template <class Write> std::string written(Write&& write, const Measurement& measurement) {
+  std::string text;
+  write(measurement, [&](std::string_view piece) { text += piece; });
+  return text;
+}
+std::string json_text(const Measurement& measurement) { return written(write_json, measurement); }
+Json json(const Measurement& measurement) { return Json::parse(json_text(measurement)); }
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+std::vector<std::string> csv(const Measurement& measurement) { return lines_of(written(write_csv, measurement)); }
+
+// ---- JSON ------------------------------------------------------------------------------------------------------
+
+TEST(MeasurementJson, IsOneLineWithoutItsEnd) {
+  const std::string text = json_text(two_layers());
+  EXPECT_EQ(text.find('\n'), std::string::npos);
+  EXPECT_THAT(text, testing::StartsWith(R"({"schema_version":1,"generator":"nibble )" + std::string(version()) +
+                                        R"(","reference":{"name":"model","bytes":2000,"weights":6,"tensors":[)"));
+}
+
+TEST(MeasurementJson, FiguresByHand) {
+  const Json tensor = json(two_layers())["tests"][0]["tensors"][0];
+  EXPECT_EQ(tensor["codec"], "nf4");
+  EXPECT_EQ(tensor["bits_per_weight"], 4);
+  EXPECT_EQ(tensor["mae"], 0.75);
+  EXPECT_DOUBLE_EQ(tensor["rmse"].get<double>(), std::sqrt(1.25));
+  EXPECT_EQ(tensor["max_abs"], 2);
+  EXPECT_EQ(tensor["max_abs_at"], 1);
+  EXPECT_DOUBLE_EQ(tensor["rel_rmse"].get<double>(), std::sqrt(0.2));
+  EXPECT_DOUBLE_EQ(tensor["sqnr_db"].get<double>(), 10 * std::log10(5));
+  EXPECT_DOUBLE_EQ(tensor["cosine"].get<double>(), 17 / std::sqrt(25.0 * 14));
+  EXPECT_EQ(tensor["mean_rel"], 0.25);
+  EXPECT_EQ(tensor["worst_block"]["at"], 0);
+  EXPECT_EQ(tensor["worst_block"]["absmax"], 4);
+}
+
+// The mean of two root mean squares is none.
+TEST(MeasurementJson, FiguresOfGroupsAreThoseOfAllTheirWeights) {
+  const Json test = json(two_layers())["tests"][0];
+  const Json& total = test["total"];
+  EXPECT_EQ(total["tensors"], 2);
+  EXPECT_EQ(total["weights"], 6);
+  EXPECT_EQ(total["mae"], 0.5);
+  EXPECT_DOUBLE_EQ(total["rmse"].get<double>(), std::sqrt(5.0 / 6));
+  EXPECT_DOUBLE_EQ(total["rel_rmse"].get<double>(), std::sqrt(5.0 / 30));
+  EXPECT_EQ(total["bits_per_weight"], 4);
+  ASSERT_EQ(test["layers"].size(), 2U);
+  EXPECT_EQ(test["layers"][1]["layer"], 1);
+  EXPECT_EQ(test["layers"][1]["rmse"], 0);
+  ASSERT_EQ(test["kinds"].size(), 2U);
+  EXPECT_EQ(test["kinds"][0]["kind"], "down");
+  EXPECT_EQ(test["kinds"][1]["rmse"], test["layers"][0]["rmse"]);
+}
+
+TEST(MeasurementJson, WhatHasNoNumberIsNull) {
+  Measurement found = measurement({weights("exact", 2), weights("empty", 0), weights("lost", 1), weights("absent", 1)},
+                                  {error({1, 2}, {1, 2}), error({}, {}), error({0}, {1}), std::nullopt});
+  const Json tensors = json(found)["tests"][0]["tensors"];
+  EXPECT_TRUE(tensors[0]["sqnr_db"].is_null());  // infinite
+  EXPECT_TRUE(tensors[0]["max_abs_at"].is_null());
+  EXPECT_TRUE(tensors[0]["worst_block"].is_null());
+  EXPECT_EQ(tensors[0]["rmse"], 0);
+  for (const char* const figure : {"mae", "rmse", "max_abs", "rel_rmse", "cosine", "bits_per_weight"})
+    EXPECT_TRUE(tensors[1][figure].is_null()) << figure;
+  EXPECT_TRUE(tensors[2]["sqnr_db"].is_null());  // -infinite
+  EXPECT_TRUE(tensors[3].is_null());
+  EXPECT_TRUE(tensors[0]["entropy"].is_null());
+  EXPECT_TRUE(tensors[0]["code_use"].is_null());
+}
+
+TEST(MeasurementJson, CountsAreListed) {
+  Measurement found = two_layers();
+  Counts& counts = found.candidates[0].tensors[0]->counts;
+  counts.codes.assign(16, 1);
+  counts.errors = {{-3, 5}, {1, 7}};
+  counts.exact = 2;
+  const Json tensor = json(found)["tests"][0]["tensors"][0];
+  EXPECT_EQ(tensor["entropy"], 4);
+  EXPECT_EQ(tensor["code_use"].size(), 16U);
+  EXPECT_EQ(tensor["error_histogram"], Json::parse(R"([["zero", 2], [-3, 5], [1, 7]])"));
+}
+
+// NaN that the reference does not have, and errors where it has zeros, are the worst there is. What cannot be said is
+// the least, and ties stay in the order of the files.
+TEST(MeasurementJson, WrongWeightsComeFirst) {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  Measurement found = measurement({weights("empty", 0), weights("exact", 2), weights("absent", 2), weights("half", 2),
+                                   weights("zeros", 2), weights("nan", 2), weights("nan in both", 2),
+                                   weights("half again", 2), weights("twice", 2), weights("nan elsewhere", 2)},
+                                  {error({}, {}), error({1, 1}, {1, 1}), std::nullopt, error({1, 1}, {1.5f, 1.5f}),
+                                   error({0, 0}, {0, 1}), error({1, 1}, {1, nan}), error({1, nan}, {1.25f, nan}),
+                                   error({2, 2}, {3, 3}), error({1, 1}, {3, 3}), error({1, nan}, {nan, 1})});
+  for (const std::size_t t : {6U, 9U}) found.tensors[t].stats.nan = 1;
+  EXPECT_EQ(json(found)["tests"][0]["worst"], (Json{4, 5, 9, 8, 3, 7, 6, 1, 0}));
+}
+
+TEST(MeasurementJson, TenOfTheWorst) {
+  std::vector<MeasuredWeights> tensors;
+  std::vector<std::optional<MeasuredError>> errors;
+  for (std::size_t t = 0; t < 12; ++t) {
+    tensors.push_back(weights(std::to_string(t), 1));
+    errors.push_back(error({1}, {static_cast<float>(t)}));  // |t - 1|
+  }
+  EXPECT_EQ(json(measurement(tensors, errors))["tests"][0]["worst"], (Json{11, 10, 9, 8, 7, 6, 5, 4, 3, 0}));
+}
+
+TEST(MeasurementJson, TextsThatAreNoUtf8) {
+  Measurement found = two_layers();
+  found.name = "\xff";
+  found.candidates[0].name = "a\"\n\xc3";
+  EXPECT_EQ(json(found)["reference"]["name"], "\uFFFD");
+  EXPECT_EQ(json(found)["tests"][0]["name"], "a\"\n\uFFFD");
+}
+
+// A model of 100,000 tensors has hundreds of megabytes of it.
+TEST(MeasurementTexts, ComeInPiecesWhoseSizeDoesNotGrow) {
+  const auto largest = [](std::size_t tensors, auto&& write) {
+    const Measurement found = measurement(std::vector(tensors, weights("w", 4)),
+                                          std::vector(tensors, std::optional(error({3, -4, 0, 0}, {3, -2, 1, 0}))));
+    std::size_t size = 0;
+    write(found, [&](std::string_view piece) { size = std::max(size, piece.size()); });
+    return size;
+  };
+  EXPECT_LT(largest(2000, write_json), largest(20, write_json) + 100);
+  EXPECT_EQ(largest(2000, write_csv), largest(20, write_csv));
+}
+
+TEST(MeasurementTexts, NothingMeasured) {
+  const Measurement nothing = measurement({}, {});
+  EXPECT_EQ(json(nothing)["tests"][0]["tensors"], Json::array());
+  EXPECT_EQ(json(nothing)["tests"][0]["total"]["weights"], 0);
+  EXPECT_EQ(csv(nothing).size(), 1U);
+  EXPECT_THAT(to_table(nothing, 10, false), HasSubstr("\n0 weights  x 0           -          -         - "));
+}
+
+// ---- CSV -------------------------------------------------------------------------------------------------------
+
+TEST(MeasurementCsv, HasARowForWhatWasCompared) {
+  Measurement found = two_layers();
+  found.tensors[1].outlier_columns = 3;
+  found.tensors[1].outlier_energy = 0.5;
+  found.candidates.push_back(found.candidates[0]);
+  found.candidates[1].name = "fp4";
+  found.candidates[1].tensors[0].reset();
+  const auto rows = csv(found);
+  ASSERT_EQ(rows.size(), 4U);
+  EXPECT_EQ(rows[0],
+            "test,name,kind,layer,dtype,shape,weights,codec,bytes,bits_per_weight,mae,rmse,max_abs,rel_rmse,sqnr_db,"
+            "cosine,mean_rel,nan,inf,rms,kurtosis,absmax_mean,absmax_std,outlier_columns,outlier_energy,max_abs_at,"
+            "worst_block_at,worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf");
+  EXPECT_EQ(rows[1],
+            fmt::format("nf4,layers.0.up,up,0,F32,4,4,nf4,2,4,0.75,{},2,{},{},{},0.25,0,0,,,,,,,1,0,{},,,0,0",
+                        std::sqrt(1.25), std::sqrt(0.2), 10 * std::log10(5), 17 / std::sqrt(350.0), std::sqrt(1.25)));
+  EXPECT_EQ(rows[2], "nf4,layers.1.down,down,1,F32,2,2,nf4,1,4,0,0,0,0,inf,1,0,0,0,,,,,3,0.5,,,,,,0,0");
+  EXPECT_EQ(rows[3], "fp4" + rows[2].substr(3));
+}
+
+TEST(MeasurementCsv, ShapesLayersAndFiguresThatAreNot) {
+  Measurement found = measurement({weights("a", 0)}, {error({}, {}, 0)});
+  found.tensors[0].info.shape = {0, 64, 3};
+  EXPECT_EQ(csv(found)[1], "nf4,a,kind,,F32,0x64x3,0,nf4,0,,,,,,,,,0,0,,,,,,,,,,,,0,0");
+}
+
+// RFC 4180: what holds a separator is quoted, and quotes are doubled.
+TEST(MeasurementCsv, NamesAreQuoted) {
+  Measurement found = measurement({weights("a,b", 1, "q\"u\"")}, {error({1}, {1})});
+  found.candidates[0].name = "two\nlines";
+  EXPECT_THAT(written(write_csv, found), HasSubstr("\n\"two\nlines\",\"a,b\",\"q\"\"u\"\"\",,F32,"));
+  found.candidates[0].name = "\r";
+  EXPECT_THAT(written(write_csv, found), HasSubstr("\n\"\r\",\"a,b\","));
+}
+
+// ---- the table -------------------------------------------------------------------------------------------------
+
+TEST(MeasurementTable, IsThis) {
+  const std::string bar = "\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588";
+  EXPECT_EQ(to_table(two_layers(), 10, false),
+            "nf4 against model\n\n"
+            "tensor         codec      bits       rmse  rel rmse   max abs   SQNR dB   cosine\n"
+            "layers.0.up    nf4        4.00   1.12e+00   44.72 %  2.00e+00      6.99 0.908688  " +
+                bar +
+                "\n"
+                "layers.1.down  nf4        4.00   0.00e+00    0.00 %  0.00e+00     exact 1.000000\n\n"
+                "kind           codec      bits       rmse  rel rmse   max abs   SQNR dB   cosine\n"
+                "up             x 1        4.00   1.12e+00   44.72 %  2.00e+00      6.99 0.908688  " +
+                bar +
+                "\n"
+                "1 more, without any error\n\n"
+                "layer          codec      bits       rmse  rel rmse   max abs   SQNR dB   cosine\n"
+                "0              x 1        4.00   1.12e+00   44.72 %  2.00e+00      6.99 0.908688  " +
+                bar +
+                "\n"
+                "1              x 1        4.00   0.00e+00    0.00 %  0.00e+00     exact 1.000000\n\n"
+                "all            codec      bits       rmse  rel rmse   max abs   SQNR dB   cosine\n"
+                "6 weights      x 2        4.00   9.13e-01   40.82 %  2.00e+00      7.78 0.921479  "
+                "\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\n"
+                "2.00 kB (1.95 KiB) -> 999 bytes\n");
+}
+
+TEST(MeasurementTable, ListsSoManyOfTheWorst) {
+  EXPECT_THAT(to_table(two_layers(), 1, false), HasSubstr("\nthe 1 worst tensors of 2  codec"));
+  EXPECT_THAT(to_table(two_layers(), 1, false), Not(HasSubstr("layers.1.down")));
+  for (const std::size_t all : {0, 2, 3}) EXPECT_THAT(to_table(two_layers(), all, false), HasSubstr("layers.1.down"));
+}
+
+// One kind or one layer is what the last line says anyway.
+TEST(MeasurementTable, OneGroupIsNotListed) {
+  const std::string table = to_table(measurement({weights("a", 1)}, {error({1}, {2})}), 10, false);
+  EXPECT_THAT(table, Not(HasSubstr("\nkind ")));
+  EXPECT_THAT(table, Not(HasSubstr("\nlayer ")));
+}
+
+TEST(MeasurementTable, SaysWhatWasNotCompared) {
+  Measurement found = two_layers();
+  found.candidates[0].missing = {"a\n"};
+  EXPECT_THAT(to_table(found, 10, false), EndsWith(" bytes\nnot compared: a\\n\n"));
+  found.candidates[0].missing.assign(12, "b");
+  EXPECT_THAT(to_table(found, 10, false), EndsWith("not compared: b\nnot compared: 2 more\n"));
+}
+
+TEST(MeasurementTable, CountsWhatIsNotFinite) {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+  const std::string table =
+      to_table(measurement({weights("a", 4)}, {error({0, 1, 1, 1}, {1, nan, infinity, nan})}), 10, false);
+  EXPECT_THAT(table, HasSubstr(" -> 999 bytes; 2 NaN, 1 infinite\n"));
+}
+
+TEST(MeasurementTable, CandidatesFollowEachOther) {
+  Measurement found = two_layers();
+  found.candidates.push_back(found.candidates[0]);
+  found.candidates[1].name = "\x1b[2J";
+  EXPECT_THAT(to_table(found, 10, false), HasSubstr(" bytes\n\n\\x1b[2J against model\n"));
+}
+
+std::string without_colours(std::string text) {
+  RE2::GlobalReplace(&text, "\x1b\\[[0-9;]*m", "");
+  return text;
+}
+
+TEST(MeasurementTable, ColoursChangeNothingElse) {
+  const std::string plain = to_table(two_layers(), 10, false), coloured = to_table(two_layers(), 10, true);
+  EXPECT_THAT(plain, Not(HasSubstr("\x1b")));
+  EXPECT_NE(coloured, plain);
+  EXPECT_EQ(without_colours(coloured), plain);
+}
+
+TEST(MeasurementTable, ColoursSayHowGoodItIs) {
+  const auto colours = [](double ratio) {
+    const std::string table = to_table(measurement({weights("a", 1)}, {error_of_ratio(ratio)}), 10, true);
+    return lines_of(table).at(3);
+  };
+  constexpr const char *red = "\x1b[31m", *yellow = "\x1b[33m", *green = "\x1b[32m";
+  EXPECT_THAT(colours(9.99), HasSubstr(red));
+  EXPECT_THAT(colours(10), HasSubstr(yellow));   // 10 dB
+  EXPECT_THAT(colours(63), HasSubstr(yellow));   // 17.99
+  EXPECT_THAT(colours(63.1), HasSubstr(green));  // 18.00
+}
+
+}  // namespace
+}  // namespace nibble::cli

@@ -1,0 +1,26 @@
+#include "tests/support/program.hpp"
+
+#include <sys/wait.h>
+
+#include <cstdlib>
+
+#include "tests/support/corrupt.hpp"
+
+namespace nibble::test {
+
+Outcome run_command(const std::filesystem::path& directory, const std::string& command) {
+  const TempDir streams;
+  const std::string in_directory = "cd '" + directory.string() + "' && { " + command + "\n} >'" +
+                                   (streams.path() / "out").string() + "' 2>'" + (streams.path() / "err").string() +
+                                   "' </dev/null";
+  const int status = std::system(in_directory.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(streams.path() / "out"),
+          read_file(streams.path() / "err")};
+}
+
+Outcome run_program(const std::filesystem::path& directory, const std::string& arguments,
+                    const std::string& environment) {
+  return run_command(directory, environment + " '" NIBBLE_PROGRAM "' " + arguments);
+}
+
+}  // namespace nibble::test
