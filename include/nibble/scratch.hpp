@@ -51,7 +51,8 @@ class MemoryScratch final : public Scratch {
   std::unique_ptr<std::byte[], Free> bytes_;
 };
 
-/// In a file of this directory that has no name, and ends with the Scratch. Throws Error(io), Error(no_space).
+/// In a file of this directory that has no name, and ends with the Scratch. Throws Error(bad_input) if there is no such
+/// directory, Error(io), Error(no_space).
 [[nodiscard]] std::unique_ptr<Scratch> make_file_scratch(const std::filesystem::path& directory);
 
 }  // namespace nibble
