@@ -8,14 +8,15 @@
 #include <nlohmann/json.hpp>
 
 #include "nibble/error.hpp"
+#include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
-#include "tests/support/memory_checkpoint.hpp"
 
 namespace nibble {
 namespace {
 
 using test::MemoryReader;
 using test::MemoryWriter;
+using test::recipe;
 using testing::HasSubstr;
 
 constexpr const char* q_proj = "model.layers.0.self_attn.q_proj.weight";
@@ -30,12 +31,6 @@ MemoryReader llama(DType dtype = DType::f32) {
   in.add_normal(up_proj, dtype, {515, 192}, 1);
   in.add_normal(norm, dtype, {192}, 1);
   return in;
-}
-
-Recipe recipe(std::string to) {
-  Recipe recipe;
-  recipe.to = std::move(to);
-  return recipe;
 }
 
 struct Result {

@@ -11,17 +11,21 @@
 
 #include "nibble/error.hpp"
 #include "tests/quant/codec_support.hpp"
+#include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
-#include "tests/support/memory_checkpoint.hpp"
 
 namespace nibble {
 namespace {
 
+using test::checkpoint;
+using test::Converted;
+using test::converted;
 using test::error_of;
 using test::MemoryReader;
-using test::MemoryWriter;
+using test::plan;
+using test::recipe;
+using test::with_experts;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr std::size_t unit_weights = 1 << 17;  // measure() adds up sums of as many
@@ -65,41 +69,6 @@ MemoryReader moe() {
   add(in, q_proj, DType::bf16, {96, 64}, test::normal_weights(96 * 64, 9, 0.02f));
   return in;
 }
-
-Recipe recipe(std::string to, const CodecOptions& options = {}) {
-  Recipe recipe;
-  recipe.to = std::move(to);
-  recipe.options = options;
-  return recipe;
-}
-
-Recipe with_experts(std::string to) {
-  Recipe result = recipe(to);
-  result.experts = std::move(to);
-  result.allow_nibble_only = true;
-  return result;
-}
-
-// What convert() writes, to be read again, and how its tensors lie in it.
-struct Converted {
-  MemoryReader reader;
-  Plan plan;
-};
-
-Converted converted(const MemoryReader& in, const Recipe& recipe) {
-  MemoryWriter out;
-  Progress progress;
-  Converted result{{}, convert(in, make_plan(in, recipe), out, {}, progress).plan};
-  for (const PlannedTensor& tensor : result.plan.tensors)
-    for (TensorInfo& part : make_codec(tensor.codec, recipe.options)->parts(tensor.info)) {
-      std::vector<std::byte> bytes = out.parts().at(part.name);
-      result.reader.add(std::move(part), std::move(bytes));
-    }
-  return result;
-}
-
-Candidate checkpoint(const Reader& reader) { return {"checkpoint", &reader, std::nullopt}; }
-Candidate plan(const MemoryReader& in, const Recipe& recipe) { return {"plan", nullptr, make_plan(in, recipe)}; }
 
 Measurement measured(const Reader& in, const std::vector<Candidate>& candidates, const Resources& resources = {}) {
   Progress progress;
@@ -361,23 +330,6 @@ TEST(Measure, FusedExpertsThatStayFusedAreComparedAsOne) {
   expect_equal(found.candidates[0], found.candidates[1]);
 }
 
-TEST(Measure, ExpertThatIsMissingIsNamed) {
-  const MemoryReader in = moe();
-  const Converted out = converted(in, with_experts("int8"));
-  MemoryReader lacking;
-  for (std::size_t part = 0; part < out.reader.tensors().size(); ++part) {
-    TensorInfo info = out.reader.tensors()[part];
-    if (info.name.find("experts.2.") != std::string::npos) continue;
-    std::vector<std::byte> bytes(info.bytes());
-    out.reader.read(part, 0, bytes);
-    lacking.add(std::move(info), std::move(bytes));
-  }
-  const Measurement found = measured(in, {checkpoint(lacking)});
-  EXPECT_THAT(names(found), testing::Not(testing::Contains("model.layers.0.mlp.experts.2.down_proj.weight")));
-  EXPECT_EQ(found.tensors.size(), 4U);
-  EXPECT_THAT(found.candidates[0].missing, ElementsAre("model.layers.0.mlp.experts.2.down_proj.weight"));
-}
-
 TEST(Measure, WhatCannotBeComparedIsNamed) {
   MemoryReader in = llama();
   in.add({"model.layers.0.f8.weight", DType::f8_e4m3, {4}}, std::vector<std::byte>(4));
@@ -441,12 +393,6 @@ TEST(Measure, BothQuantized) {
   for (std::size_t t = 0; t < 4; ++t) EXPECT_EQ(found.candidates[0].tensors[t]->stats.square, 0);
   EXPECT_NEAR(found.candidates[1].tensors[1]->stats.sqnr_db(), 18.2, 0.3);
   EXPECT_EQ(found.candidates[1].tensors[1]->codec, "fp4");
-}
-
-TEST(Measure, QuantizedReferenceCannotBeConverted) {
-  const Converted out = converted(llama(), recipe("nf4"));
-  EXPECT_THAT(error_of([&] { measured(out.reader, {plan(out.reader, recipe("fp16"))}); }),
-              HasSubstr("is quantized already"));
 }
 
 // ---- figures ---------------------------------------------------------------------------------------------------
@@ -538,19 +484,6 @@ TEST(Measure, EntropyOfTheCodesOfNormalWeights) {
   EXPECT_TRUE(std::isnan(found.candidates[1].tensors[0]->counts.entropy()));
 }
 
-TEST(Counts, EntropyIsInBits) {
-  EXPECT_TRUE(std::isnan(Counts().entropy()));
-  Counts counts;
-  counts.codes.assign(16, 3);
-  EXPECT_DOUBLE_EQ(counts.entropy(), 4);
-  counts.codes.assign(16, 0);
-  EXPECT_TRUE(std::isnan(counts.entropy()));
-  counts.codes[7] = 5;
-  EXPECT_EQ(counts.entropy(), 0);
-  counts.codes[8] = 5;
-  EXPECT_DOUBLE_EQ(counts.entropy(), 1);
-}
-
 TEST(Measure, CountsAreMadeOnRequestOnly) {
   const MemoryReader in = llama();
   Progress progress;
@@ -606,16 +539,6 @@ TEST(Measure, FiguresDoNotDependOnThreadsOrMemory) {
        {Resources{2, 1'000'000'000}, Resources{7, 1'000'000'000}, Resources{64, 400'000'000}, least})
     expect_equal(measured(in, candidates, resources), first);
   EXPECT_LT(least.max_memory, 30'000'000U);
-}
-
-TEST(Measure, TooLittleMemoryIsSaid) {
-  const MemoryReader in = llama();
-  EXPECT_THAT(error_of(
-                  [&] {
-                    measured(in, {checkpoint(in)}, {1, 1'000'000});
-                  },
-                  Errc::no_space),
-              testing::MatchesRegex("measuring needs [0-9.]+ MB of memory, --max-memory allows 1.0 MB"));
 }
 
 TEST(Measure, ProgressComesInOrderAndCanBeCancelled) {

@@ -1,0 +1,36 @@
+#include "tests/support/conversion.hpp"
+
+#include <utility>
+
+namespace nibble::test {
+
+Recipe recipe(std::string to, const CodecOptions& options) {
+  Recipe recipe;
+  recipe.to = std::move(to);
+  recipe.options = options;
+  return recipe;
+}
+
+Recipe with_experts(std::string to) {
+  Recipe result = recipe(to);
+  result.experts = std::move(to);
+  result.allow_nibble_only = true;
+  return result;
+}
+
+Converted converted(const MemoryReader& in, const Recipe& recipe) {
+  MemoryWriter out;
+  Progress progress;
+  Converted result{{}, convert(in, make_plan(in, recipe), out, {}, progress).plan};
+  for (const PlannedTensor& tensor : result.plan.tensors)
+    for (TensorInfo& part : make_codec(tensor.codec, recipe.options)->parts(tensor.info)) {
+      std::vector<std::byte> bytes = out.parts().at(part.name);
+      result.reader.add(std::move(part), std::move(bytes));
+    }
+  return result;
+}
+
+Candidate checkpoint(const Reader& reader) { return {"checkpoint", &reader, std::nullopt}; }
+Candidate plan(const Reader& in, const Recipe& recipe) { return {"plan", nullptr, make_plan(in, recipe)}; }
+
+}  // namespace nibble::test
