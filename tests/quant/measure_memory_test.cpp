@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "nibble/error.hpp"
+#include "quant/outlier_columns.hpp"
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 
