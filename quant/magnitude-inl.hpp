@@ -26,6 +26,7 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> largest_lanes(D d, const T* HWY_RESTRI
   const auto load = [&](const T* from)
                         HWY_ATTR { return hn::And(hn::LoadU(di, reinterpret_cast<const Bits*>(from)), magnitude); };
   const std::size_t lanes = hn::Lanes(d);
+  if (n == 2 * lanes) return hn::Max(load(w), load(w + lanes));  // what 64 words are to AVX-512
   const T* const end = w + n;
   auto a = hn::Zero(di), b = a;  // two chains: a maximum waits for the one before
   for (; static_cast<std::size_t>(end - w) >= 4 * lanes; w += 4 * lanes) {
