@@ -28,10 +28,10 @@ struct Bf16Steps {
   /// s + words[s >> 5 & 63] are the number: between multiples of 32 it takes one step at most.
   using Words = std::array<std::uint16_t, 64>;
 
-  /// Where 16 bytes are. There are 16 buckets for m, each with one midpoint at most, and within an octave of 128: so
-  /// the lower 7 bits of m tell on which side of it a weight lies.
+  /// Where 16 bytes are looked up at once, as every target with vectors can. There are 16 buckets for m, each with one
+  /// midpoint at most, and within an octave of 128: so the lower 7 bits of m tell on which side of it a weight lies.
   struct Bytes {
-    std::array<std::uint8_t, 16> positive, negative;  ///< by bucket: the midpoint next to 0 from there on, and no_step
+    std::array<std::uint8_t, 16> positive, negative;  ///< by bucket: the next midpoint outwards, and no_step
     std::array<std::uint8_t, 16> left;                ///< by midpoint: places behind it in its octave
   };
   static constexpr std::uint8_t no_step = 0x80;  ///< the midpoint lies beyond the bucket

@@ -32,7 +32,7 @@ constexpr std::size_t batch_bytes = 8192;
 constexpr std::size_t batch_weights = FourBitTables::longest_block;
 constexpr std::size_t batch_blocks = batch_weights / 32;
 
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
 
 // The two steps from weights to codes, each a loop of its own over a batch: together they would need more registers
 // than AVX2 has, and chains too long to overlap (docs/performance.md has the figures).
@@ -230,7 +230,7 @@ HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* H
 
 #else
 
-// For targets whose vectors are not made of blocks of 128 bits.
+// For the target that has no vectors.
 template <class Source, bool splits_zero>
 HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                                  std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
@@ -263,7 +263,7 @@ void encode_blocks_f32(const FourBitTables& tables, const std::byte* HWY_RESTRIC
 }
 void encode_blocks_bf16(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                         std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
   if (tables.bf16_steps != nullptr)
     return encode_blocks_by_steps(*tables.bf16_steps, w, blocks, blocksize, packed, absmax,
                                   [&](const std::byte* from, std::size_t count, std::uint8_t* to, float* largest)

@@ -67,7 +67,7 @@ template <std::size_t vector_bytes>
 HWY_INLINE void look_up(const std::uint8_t* HWY_RESTRICT packed, const Values16& values, std::size_t n,
                         std::uint16_t* HWY_RESTRICT w) {
   std::size_t i = 0;
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
   const hn::CappedTag<std::uint8_t, vector_bytes> d8;
   const hn::Repartition<std::uint16_t, decltype(d8)> d16;
   const auto lower = hn::LoadDup128(d8, values.lower), upper = hn::LoadDup128(d8, values.upper);

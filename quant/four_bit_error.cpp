@@ -44,7 +44,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr std::size_t group = 32;  // weights: an even and an odd one for each of 16 lanes; blocksizes are multiples
 
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
 
 // Even weights, then odd ones.
 template <class Source> HWY_INLINE Two<V> load_even_odd(const std::byte* HWY_RESTRICT w, std::size_t i) {

@@ -26,7 +26,7 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> largest_lanes(D d, const T* HWY_RESTRI
   const auto load = [&](const T* from)
                         HWY_ATTR { return hn::And(hn::LoadU(di, reinterpret_cast<const Bits*>(from)), magnitude); };
   const std::size_t lanes = hn::Lanes(d);
-  if (n == 2 * lanes) return hn::Max(load(w), load(w + lanes));  // what 64 words are to AVX-512
+  if (n == 2 * lanes) return hn::Max(load(w), load(w + lanes));  // 64 of 16 bits, with AVX-512
   const T* const end = w + n;
   auto a = hn::Zero(di), b = a;  // two chains: a maximum waits for the one before
   for (; static_cast<std::size_t>(end - w) >= 4 * lanes; w += 4 * lanes) {
@@ -37,7 +37,7 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> largest_lanes(D d, const T* HWY_RESTRI
   return hn::Max(a, b);
 }
 
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
 
 // The larger of the halves, of the halves of that, ... down to 128 bits.
 template <class V> HWY_INLINE auto fold_to_128(V v) {

@@ -86,7 +86,8 @@ inline constexpr Nearest nearest = make_nearest();
 // for decades to begin within the last two steps below B, where the lines of either segment are right.
 //
 // All that is computed rises with a, roundings and minima as well. So if at each midpoint the place is an integer but
-// for an error, the code can be wrong only where it is as close to one. There it is in doubt, as it is below 1e-5.
+// for an error, the code can be wrong only where it is as close to one. There it is in doubt, as it is below 8.4e-6.
+// For v < 0 the same holds, as the midpoints below 0 are those above it.
 struct Lines {
   static constexpr int segments = 6;                   // the one of 1, and five decades
   static constexpr float scale = 64, bias = 0x1p-17f;  // a is taken as scale * a + bias, which is in one of 8 segments
@@ -134,7 +135,8 @@ constexpr Lines make_lines() {
   const std::array<float, 255> midpoints = make_midpoints(codebook);
   for (std::size_t n = 1; n <= 128; ++n) midpoint[n] = scaled(static_cast<double>(midpoints[126 + n]));
 
-  bool right = true;
+  bool right = static_cast<double>(Lines::mirror) == 2 * Lines::zero + 1;
+  for (std::size_t n = 1; n <= 127; ++n) right = right && midpoints[127 - n] == -midpoints[126 + n];
   for (int segment = 0; segment < Lines::segments; ++segment) {
     // Rounding may put what is as close as 2^-12 to an end into the segment beyond.
     const double first = begin_of(segment) * (1 - 0x1p-12);
@@ -147,7 +149,8 @@ constexpr Lines make_lines() {
       return std::min(line(0), line(1)) - Lines::zero;
     };
     // What may come to that: half a unit when a place is rounded; one part in 2^24 each of v, of a (two where multiply
-    // and add are not fused) and of its product with a slope, which is at most 95.
+    // and add are not fused) and of its product with a slope, which is at most 95 on the
+    // lesser line.
     constexpr double bound = Lines::doubt - 0x1p-16 - 4 * 0x1p-24 * 95;
     std::size_t n = 0;
     while (n < 128 && midpoint[n + 1] < first) ++n;

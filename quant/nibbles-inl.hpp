@@ -13,9 +13,10 @@ HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
 
-// Two vectors of integers in [0, 255] as bytes; where vectors have several blocks of 128 bits, block by block.
+// Two vectors of integers as bytes, saturated to [0, 255]; where vectors have several blocks of 128 bits, block by
+// block.
 template <class V16> HWY_INLINE auto pack_bytes(V16 a, V16 b) {
   const hn::Repartition<std::uint8_t, hn::DFromV<V16>> d8;
 #if HWY_TARGET <= HWY_SSSE3 && HWY_ARCH_X86
@@ -52,7 +53,7 @@ template <class V8> HWY_INLINE auto join_nibbles(V8 bytes) {
 #endif
 }
 
-// Stores the lower halves of bytes that pack_bytes() made, two to a byte.
+// Stores numbers in [0, 15] that pack_bytes() made, two to a byte.
 template <class V8> HWY_INLINE void store_nibbles(V8 bytes, std::uint8_t* HWY_RESTRICT to) {
   const auto joined = join_nibbles(bytes);
   const auto twice = pack_bytes(joined, joined);

@@ -69,7 +69,7 @@ struct F32 {
   static HWY_INLINE void absmax_of_each(const std::byte* HWY_RESTRICT w, std::size_t n, std::size_t blocks,
                                         float* HWY_RESTRICT out) {
     std::size_t b = 0;
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
     const hn::Full128<std::int32_t> d32;
     for (; blocks - b >= 4; b += 4)
       hn::StoreU(four_largest_magnitudes(hn::CappedTag<float, 16>(), at(w, b * n), n), d32,
@@ -80,7 +80,7 @@ struct F32 {
   template <class D> static HWY_INLINE hn::Vec<D> load(D d, const std::byte* HWY_RESTRICT w, std::size_t i) {
     return hn::LoadU(d, at(w, i));
   }
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
   template <class D> static HWY_INLINE Two<hn::Vec<D>> load_two(D d, const std::byte* HWY_RESTRICT w, std::size_t i) {
     return {load(d, w, i), load(d, w, i + hn::Lanes(d))};
   }
@@ -120,7 +120,7 @@ struct Bf16 : Half16<bf16::to_float> {
     const hn::Rebind<std::uint16_t, D> d16;
     return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, at(w, i)))));
   }
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
   // Even weights, then odd ones: an fp32 number whose upper half is the weight.
   template <class D> static HWY_INLINE Two<hn::Vec<D>> load_two(D d, const std::byte* HWY_RESTRICT w, std::size_t i) {
     const hn::Repartition<std::uint16_t, D> d16;
@@ -145,7 +145,7 @@ struct F16 : Half16<fp16::to_float> {
     return hn::BitCast(d, fp32_of_fp16(di, hn::PromoteTo(di, hn::LoadU(d16, at(w, i)))));
 #endif
   }
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
   template <class D> static HWY_INLINE Two<hn::Vec<D>> load_two(D d, const std::byte* HWY_RESTRICT w, std::size_t i) {
     return {load(d, w, i), load(d, w, i + hn::Lanes(d))};
   }

@@ -22,7 +22,7 @@ template <class D> class Table16 {
 
   template <class VI> HWY_INLINE V operator[](VI index) const {
     const D d;
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
     if constexpr (hn::MaxLanes(d) == 16) return hn::TableLookupLanes(lower_, hn::IndicesFromVec(d, index));
     if constexpr (hn::MaxLanes(d) == 8) {
       const auto half = hn::IndicesFromVec(d, hn::And(index, hn::Set(hn::RebindToSigned<D>(), 7)));

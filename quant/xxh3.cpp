@@ -42,7 +42,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // neighbour.
 void add_stripes(const std::byte* HWY_RESTRICT data, std::size_t n, const std::byte* HWY_RESTRICT key,
                  std::uint64_t* HWY_RESTRICT sums) {
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
   const hn::CappedTag<std::uint64_t, lanes> d;
   const hn::Repartition<std::uint32_t, decltype(d)> d32;
   const hn::Repartition<std::uint8_t, decltype(d)> d8;
@@ -84,7 +84,7 @@ void sum_blocks(const std::byte* HWY_RESTRICT data, std::size_t blocks, std::uin
 // Adds the sums of each block to the state and scrambles it.
 void add_blocks(const std::uint64_t* HWY_RESTRICT sums, std::size_t blocks, std::uint64_t* HWY_RESTRICT state) {
   const std::uint64_t* const words = secret + 16;
-#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
+#if HWY_TARGET != HWY_SCALAR
   const hn::CappedTag<std::uint64_t, lanes> d;
   const hn::Repartition<std::uint32_t, decltype(d)> d32;
   const auto prime = hn::BitCast(d32, hn::Set(d, prime32_1));

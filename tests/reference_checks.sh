@@ -44,8 +44,8 @@ for line in open(3).readlines():
 EOF
 }
 
-# Refusing an input takes less than 20 ms of the 100 allowed, but reading the program from a cold disk took 309 once, and
-# shared machines take the processor away: one start before, five times the time. The limit of memory stays.
+# Refusing an input takes less than 20 ms of the 100 allowed, but reading the program from a cold disk took 309 once,
+# and shared machines take the processor away: one start before, five times the time. The limit of memory stays.
 "$nibble" --version
 "$python" "$shared/hostile/make_hostile.py" --out "$work/hostile"
 "$python" "$shared/hostile/check.py" "$work/hostile" --nibble "$nibble" --format safetensors,sharded,config --slow 5
@@ -67,7 +67,8 @@ for model in {fp32,bf16}_{tied,untied}_{single,sharded} fp16_{tied,untied}_singl
   for to in "nf4 --no-double-quant:0" "nf4:0.1" "int8:0" "fp16:0" "fp4:0.1"; do
     out=$work/$model-${to//[: ]/-}
     # shellcheck disable=SC2086
-    "$nibble" convert "$work/llama/$model" "$out" --to ${to%:*} >/dev/null 2>&1
+    "$nibble" convert "$work/llama/$model" "$out" --to ${to%:*} >/dev/null 2>"$work/log" ||
+      { echo "$model, $to: $(<"$work/log")" >&2; exit 1; }
     printf '%q --ref %q --tol %s\n' "$out" "$work/llama/$model" "${to#*:}"
   done
 done >"$work/checks"

@@ -49,7 +49,7 @@ Words offered(const std::string& script, const std::string& words) {
   directory.write("ask", "source ./script\nCOMP_WORDS=(" + words +
                              ")\nCOMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n_nibble\n"
                              "[ ${#COMPREPLY[@]} -eq 0 ] || printf '%s\\n' \"${COMPREPLY[@]}\"\n");
-  const test::Outcome outcome = test::run_command(directory.path(), "bash ask");
+  const test::Outcome outcome = test::run_command(directory.path(), "env -u BASH_ENV LC_ALL=C bash ask");
   EXPECT_EQ(outcome.err, "");
   return lines_of(outcome.out);
 }

@@ -151,7 +151,7 @@ TEST(FourBitDecode, SizesThatDisagreeAreRefused) {
     return errors[0];
   };
   EXPECT_EQ(errors_of(64, 50, 2), "");
-  EXPECT_EQ(errors_of(16, 50, 7 - 4), "blocksize is 16, not one of 32, 64, ..., 4096");
+  EXPECT_EQ(errors_of(16, 50, 3), "blocksize is 16, not one of 32, 64, ..., 4096");
   EXPECT_EQ(errors_of(8192, 50, 1), "blocksize is 8192, not one of 32, 64, ..., 4096");
   EXPECT_EQ(errors_of(64, 51, 2), "100 weights in blocks of 64 do not fit 51 packed bytes and 2 absmax values");
   EXPECT_EQ(errors_of(64, 50, 3), "100 weights in blocks of 64 do not fit 50 packed bytes and 3 absmax values");

@@ -123,9 +123,9 @@ TEST(FourBitErrors, AreThoseOfTheDefinition) {
 TEST(FourBitErrors, OfAnySize) {
   for (const float scale : {1e-42f, 1e-30f, 1e-13f, 1e-11f, 1e11f, 1e13f, 1e30f}) {
     std::vector<float> weights = test::normal_weights(1000, 2, scale);
-    expect_definition(nf4_tables, {DType::f32, weights, 64}, std::to_string(scale));
+    expect_definition(nf4_tables, {DType::f32, weights, 64}, testing::PrintToString(scale));
     for (std::size_t i = 64; i < 128; ++i) weights[i] = 0.5f;
-    expect_definition(nf4_tables, {DType::f32, weights, 64}, std::to_string(scale) + " beside others");
+    expect_definition(nf4_tables, {DType::f32, weights, 64}, testing::PrintToString(scale) + " beside others");
   }
 }
 

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <deque>
+
 #include "nibble/error.hpp"
 #include "quant/outlier_columns.hpp"
 #include "tests/support/conversion.hpp"

@@ -78,7 +78,7 @@ TEST(Nested, ValuesNearEveryMidpointFollowTheDefinition) {
   }
 }
 
-// What vectors decide between lies between two decades, at powers of 2 as well, or nowhere near a midpoint.
+// Powers of 2 and what is between them: vectors choose their lines by the exponent and the mantissa's upper bits.
 TEST(Nested, ValuesOfEveryExponentFollowTheDefinition) {
   std::vector<float> values{0.0f, -0.0f};
   for (int exponent = -149; exponent < 0; ++exponent)
