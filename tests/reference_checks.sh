@@ -45,10 +45,21 @@ EOF
 }
 
 # Refusing an input takes less than 20 ms of the 100 allowed, but reading the program from a cold disk took 309 once,
-# and shared machines take the processor away: one start before, five times the time. The limit of memory stays.
+# and shared machines take the processor away. So the program is started before, and what was late and nothing else is
+# tried once more, within the same limits.
+check_hostile() {
+  "$python" "$shared/hostile/check.py" "$work/hostile" --nibble "$nibble" --format safetensors,sharded,config "$@"
+}
 "$nibble" --version
 "$python" "$shared/hostile/make_hostile.py" --out "$work/hostile"
-"$python" "$shared/hostile/check.py" "$work/hostile" --nibble "$nibble" --format safetensors,sharded,config --slow 5
+if check_hostile >"$work/log"; then
+  cat "$work/log"
+else
+  cat "$work/log"
+  mapfile -t late < <(sed -nE 's/^reject ([^ ]+) \(.*\): [0-9]+ ms$/\1/p' "$work/log")
+  ((${#late[@]} > 0 && ${#late[@]} == $(grep -cE '^(reject|accept) ' "$work/log"))) || exit 1
+  for id in "${late[@]}"; do check_hostile --only "$id"; done
+fi
 
 "$python" "$shared/oracle/bnb_blockwise.py" | tail -n 1
 "$python" "$shared/oracle/bnb_int8.py" | tail -n 1
