@@ -66,7 +66,5 @@ TEST(Memory, LongNamesCount) {
             plan_memory(plan_for({64, 64}, "nf4"), {1, 1'000'000'000}).total_bytes + 3'000'000);
 }
 
-TEST(Threads, AtLeastOne) { EXPECT_GE(default_threads(), 1U); }
-
 }  // namespace
 }  // namespace nibble

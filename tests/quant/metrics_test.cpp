@@ -1,3 +1,6 @@
+// Sums over weights, and the figures from them, against their definition. One file, as quant/metrics.cpp is: what
+// compare() and describe() say is held against the same sums in fp64.
+
 #include "nibble/metrics.hpp"
 
 #include <gtest/gtest.h>
