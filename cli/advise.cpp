@@ -9,9 +9,10 @@
 #include <cmath>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "cli/figures.hpp"
+#include "cli/json.hpp"
 #include "cli/sizes.hpp"
 #include "nibble/advise.hpp"
 #include "nibble/error.hpp"
@@ -21,11 +22,9 @@
 namespace nibble::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr int schema_version = 1;
+constexpr int advice_schema = 1;
 constexpr std::size_t most_rows = 16;  // of the curve, for people
-constexpr double bar_width = 30;
+constexpr double error_bar_width = 30;
 
 // A size, or bits for each of the weights, in bytes.
 std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
@@ -71,9 +70,6 @@ std::map<std::string, std::uint64_t> tensors_by_codec(const Advice& advice) {
   return counts;
 }
 
-// JSON has no infinity.
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
-
 Json describe(const Advice& advice, const AdvicePoint& point) {
   return {{"bytes", point.bytes},
           {"bits_per_weight", advice.bits_per_weight(point.bytes)},
@@ -83,7 +79,7 @@ Json describe(const Advice& advice, const AdvicePoint& point) {
 
 std::string to_json(const AdviseArguments& arguments, const Reader& reference, std::uint64_t max_bytes,
                     const Advice& advice) {
-  Json json = {{"schema_version", schema_version}, {"generator", fmt::format("nibble {}", version())}};
+  Json json = {{"schema_version", advice_schema}, {"generator", fmt::format("nibble {}", version())}};
   json["reference"] = {{"name", reference.path().string()}, {"weights", advice.weights}};
   json["max_bytes"] = max_bytes;
   json["base"] = advice.base;
@@ -97,10 +93,8 @@ std::string to_json(const AdviseArguments& arguments, const Reader& reference, s
     tensors.push_back({{"name", reference.tensors().name(t)}, {"codec", advice.codecs[t]}});
   Json& curve = json["curve"] = Json::array();
   for (const AdvicePoint& point : advice.curve) curve.push_back(describe(advice, point));
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return dump(json);
 }
-
-std::string decibels(double value) { return std::isinf(value) ? "exact" : fmt::format("{:.2f}", value); }
 
 // Some points of the curve, with the chosen one among them.
 std::vector<AdvicePoint> rows_of(const Advice& advice) {
@@ -138,7 +132,7 @@ void print(const AdviseArguments& arguments, const Reader& reference, std::uint6
   for (const AdvicePoint& row : rows) largest = std::max(largest, error(row));
   fmt::print("\n  {:>10}  {:>6}  {:>8}  {:>8}\n", "size", "bits", "SQNR dB", "error");
   for (const AdvicePoint& row : rows) {
-    const auto length = largest > 0 ? static_cast<std::size_t>(std::lround(bar_width * error(row) / largest)) : 0;
+    const auto length = largest > 0 ? static_cast<std::size_t>(std::lround(error_bar_width * error(row) / largest)) : 0;
     const std::string line =
         fmt::format("{} {:>10}  {:>6.2f}  {:>8}  {:>8}  {}", row.bytes == advice.chosen.bytes ? '>' : ' ',
                     size_short(row.bytes), advice.bits_per_weight(row.bytes), decibels(row.sqnr_db),

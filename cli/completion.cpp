@@ -37,38 +37,43 @@ std::string joined_names(const std::vector<Command>& known) {
 }
 
 // A single-quoted word of any of the three shells.
-std::string quoted(std::string text) {
-  for (std::size_t at = 0; (at = text.find('\'', at)) != std::string::npos; at += 4) text.replace(at, 1, "'\\''");
-  return "'" + text + "'";
+std::string shell_word(std::string_view text) {
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? "'\\''" : std::string(1, c);
+  return word + "'";
 }
 
 void print_bash(const std::vector<Command>& known) {
   fmt::print("_nibble() {{\n  local word=${{COMP_WORDS[COMP_CWORD]}}\n  COMPREPLY=()\n");
   fmt::print("  if [ \"$COMP_CWORD\" -eq 1 ]; then\n    COMPREPLY=($(compgen -W {} -- \"$word\"))\n    return\n  fi\n",
-             quoted(joined_names(known)));
+             shell_word(joined_names(known)));
   fmt::print("  [[ $word == -* ]] || return\n  case ${{COMP_WORDS[1]}} in\n");
   for (const Command& command : known) {
     std::string options;
     for (const auto& [name, help] : command.options) options += (options.empty() ? "" : " ") + name;
-    fmt::print("    {}) COMPREPLY=($(compgen -W {} -- \"$word\")) ;;\n", command.name, quoted(options));
+    fmt::print("    {}) COMPREPLY=($(compgen -W {} -- \"$word\")) ;;\n", command.name, shell_word(options));
   }
   fmt::print("  esac\n}}\ncomplete -o default -F _nibble nibble\n");
 }
 
 // _arguments takes '--name[what it does]'; brackets and colons in the text would end it early.
-std::string zsh_text(std::string text) {
-  for (std::size_t at = 0; (at = text.find_first_of("[]:\\", at)) != std::string::npos; at += 2) text.insert(at, "\\");
-  return text;
+std::string zsh_text(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (std::string_view("[]:\\").find(c) != std::string_view::npos) escaped += '\\';
+    escaped += c;
+  }
+  return escaped;
 }
 
 void print_zsh(const std::vector<Command>& known) {
   fmt::print("#compdef nibble\n_nibble() {{\n  if (( CURRENT == 2 )); then\n    local -a commands=(\n");
-  for (const Command& command : known) fmt::print("      {}\n", quoted(command.name + ":" + command.summary));
+  for (const Command& command : known) fmt::print("      {}\n", shell_word(command.name + ":" + command.summary));
   fmt::print("    )\n    _describe command commands\n    return\n  fi\n  case $words[2] in\n");
   for (const Command& command : known) {
     fmt::print("    {}) _arguments", command.name);
     for (const auto& [name, help] : command.options)
-      fmt::print(" \\\n      {}", quoted(name + "[" + zsh_text(help) + "]"));
+      fmt::print(" \\\n      {}", shell_word(name + "[" + zsh_text(help) + "]"));
     fmt::print(" \\\n      '*:file:_files' ;;\n");
   }
   fmt::print("  esac\n}}\ncompdef _nibble nibble\n");
@@ -76,10 +81,11 @@ void print_zsh(const std::vector<Command>& known) {
 
 void print_fish(const std::vector<Command>& known) {
   for (const Command& command : known) {
-    fmt::print("complete -c nibble -n __fish_use_subcommand -f -a {} -d {}\n", command.name, quoted(command.summary));
+    fmt::print("complete -c nibble -n __fish_use_subcommand -f -a {} -d {}\n", command.name,
+               shell_word(command.summary));
     for (const auto& [name, help] : command.options)
       fmt::print("complete -c nibble -n '__fish_seen_subcommand_from {}' -l {} -d {}\n", command.name, name.substr(2),
-                 quoted(help));
+                 shell_word(help));
   }
 }
 

@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/commands.hpp"
 #include "cli/interrupt.hpp"
+#include "cli/json.hpp"
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
 #include "cli/sizes.hpp"
@@ -21,9 +21,7 @@
 namespace nibble::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-struct Options {
+struct ConvertOptions {
   std::string in;
   std::string out;
   Recipe recipe;
@@ -41,7 +39,7 @@ struct Options {
   std::string progress;
 };
 
-void finish_recipe(Options& options) {
+void finish_recipe(ConvertOptions& options) {
   Recipe& recipe = options.recipe;
   recipe.options.double_quant = !options.no_double_quant;
   recipe.default_skips = !options.no_default_skips;
@@ -63,9 +61,6 @@ double bits_per_weight(const Plan& plan) {
   return weights == 0 ? 0 : 8 * static_cast<double>(plan.stored_bytes()) / static_cast<double>(weights);
 }
 
-// A path need not be UTF-8.
-std::string dump(const Json& json) { return json.dump(1, ' ', false, Json::error_handler_t::replace); }
-
 Json summary(const Plan& plan, const std::vector<std::string>& warnings) {
   std::map<std::string, std::uint64_t> codecs;
   for (const PlannedTensor& tensor : plan.tensors) ++codecs[std::string(tensor.codec)];
@@ -84,7 +79,7 @@ void print_warnings(const std::vector<std::string>& warnings) {
   for (const std::string& warning : warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
 }
 
-void print_plan(const Options& options, const Plan& plan) {
+void print_plan(const ConvertOptions& options, const Plan& plan) {
   const MemoryPlan memory = plan_memory(plan, options.resources);
   if (options.json) {
     Json json = summary(plan, plan.warnings);
@@ -101,7 +96,7 @@ void print_plan(const Options& options, const Plan& plan) {
                          {"reason", tensor.reason},
                          {"source_bytes", tensor.info.bytes()},
                          {"stored_bytes", tensor.stored_bytes}});
-    fmt::print("{}\n", dump(json));
+    fmt::print("{}\n", dump_lines(json));
     return;
   }
   std::size_t width = 6;
@@ -128,7 +123,7 @@ std::unique_ptr<Device> open_device(DeviceChoice choice, const Plan& plan) {
   return Device::open(choice);
 }
 
-void print_report(const Options& options, const Report& report, double seconds) {
+void print_report(const ConvertOptions& options, const Report& report, double seconds) {
   const Plan& plan = report.plan;
   const Device* const device = options.resources.device;
   const bool on_device = device != nullptr && device->chunks() > 0;
@@ -143,7 +138,7 @@ void print_report(const Options& options, const Report& report, double seconds) 
     json["output"] = options.out;
     json["device"] = on_device ? device->name() : "cpu";
     json["seconds"] = seconds;
-    fmt::print("{}\n", dump(json));
+    fmt::print("{}\n", dump_lines(json));
     return;
   }
   std::map<std::string, std::uint64_t> codecs;
@@ -157,7 +152,7 @@ void print_report(const Options& options, const Report& report, double seconds) 
   print_warnings(report.warnings);
 }
 
-void run(Options& options) {
+void run(ConvertOptions& options) {
   catch_interrupts();
   finish_recipe(options);
   const ProgressStyle style = progress_style(options.progress);
@@ -193,7 +188,7 @@ CLI::Option* add_choice(CLI::App& command, const std::string& name, Enum& value,
 
 void add_convert(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("convert", "Convert a checkpoint to fp16, bf16, int8, NF4 or FP4");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ConvertOptions>();
   Recipe& recipe = options->recipe;
 
   std::vector<std::string> codecs;

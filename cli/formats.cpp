@@ -4,9 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/commands.hpp"
+#include "cli/json.hpp"
 #include "cli/options.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
@@ -16,7 +16,6 @@ namespace nibble::cli {
 namespace {
 
 void run(bool as_json) {
-  using Json = nlohmann::ordered_json;
   Json json = {{"codecs", Json::array()}, {"containers", Json::array()}};
   for (const std::string_view name : codec_names())
     json["codecs"].push_back({{"name", name}, {"summary", make_codec(name)->summary()}});
@@ -26,7 +25,7 @@ void run(bool as_json) {
   json["cpu_target"] = cpu_target();
   json["cpu_targets"] = cpu_targets();
   if (as_json) {
-    fmt::print("{}\n", json.dump(1));
+    fmt::print("{}\n", dump_lines(json));
     return;
   }
   fmt::print("codecs (--to, --tensor RE=TYPE):\n");

@@ -5,9 +5,9 @@
 #include <CLI/CLI.hpp>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/commands.hpp"
+#include "cli/json.hpp"
 #include "cli/options.hpp"
 #include "cli/sizes.hpp"
 #include "nibble/checkpoint.hpp"
@@ -16,9 +16,7 @@
 namespace nibble::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-struct Options {
+struct InspectOptions {
   std::string path;
   bool json = false;
 };
@@ -39,10 +37,10 @@ void print_json(const Reader& checkpoint, std::uint64_t bytes) {
                      {"files", checkpoint.files()},
                      {"bytes", bytes},
                      {"tensors", std::move(tensors)}};
-  fmt::print("{}\n", json.dump(1, ' ', false, Json::error_handler_t::replace));
+  fmt::print("{}\n", dump_lines(json));
 }
 
-void run(const Options& options) {
+void run(const InspectOptions& options) {
   const std::unique_ptr<Reader> checkpoint = open_checkpoint(options.path, true);
   std::uint64_t bytes = 0;
   std::size_t width = 6;
@@ -66,7 +64,7 @@ void run(const Options& options) {
 
 void add_inspect(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("inspect", "List the tensors of a checkpoint; reads headers only");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<InspectOptions>();
   command->add_option("CHECKPOINT", options->path, "A file, a model directory, or org/model in the local hub cache")
       ->required()
       ->type_name("");

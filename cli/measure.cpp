@@ -31,7 +31,7 @@
 namespace nibble::cli {
 namespace {
 
-struct Options {
+struct MeasureArguments {
   std::string reference;
   std::vector<std::string> tests;
   std::vector<std::string> formats;
@@ -109,7 +109,7 @@ bool use_colours() {
          (terminal == nullptr || std::string_view(terminal) != "dumb");
 }
 
-std::vector<Threshold> parse_thresholds(const Options& options) {
+std::vector<Threshold> parse_thresholds(const MeasureArguments& options) {
   std::vector<Threshold> thresholds;
   const auto add = [&](Threshold::Figure figure, const std::vector<std::string>& texts) {
     for (const std::string& text : texts)
@@ -138,7 +138,7 @@ void report(const std::vector<Violation>& found, const Measurement& measurement)
                     option_name(found[0].threshold.figure)));
 }
 
-void run(const Options& options) {
+void run(const MeasureArguments& options) {
   catch_interrupts();
   const Resources resources = options.resource_options.resources();
   const ProgressStyle style = progress_style(options.progress);
@@ -190,7 +190,7 @@ void run(const Options& options) {
 
 void add_measure(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("measure", "Say what a conversion cost, tensor by tensor");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<MeasureArguments>();
   command
       ->add_option("REF", options->reference, "The original: a file, a model directory, or org/model in the hub cache")
       ->required()

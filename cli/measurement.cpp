@@ -10,11 +10,12 @@
 #include <iterator>
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 #include <vector>
 
+#include "cli/figures.hpp"
+#include "cli/json.hpp"
 #include "cli/sizes.hpp"
 #include "nibble/error.hpp"
 #include "nibble/version.hpp"
@@ -22,11 +23,9 @@
 namespace nibble::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr int schema_version = 1;
+constexpr int measurement_schema = 1;
 constexpr std::size_t worst_listed = 10;  // in JSON
-constexpr int bar_width = 12;
+constexpr int worst_bar_width = 12;
 
 struct Group {
   std::uint64_t tensors = 0;
@@ -87,9 +86,6 @@ std::vector<std::size_t> worst_first(const Measurement& measurement, const Measu
 }
 
 double max_abs(const ErrorStats& stats) { return stats.count == 0 ? std::nan("") : stats.max_abs; }
-
-// JSON has no infinity and no NaN.
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
 void add_figures(Json& json, const ErrorStats& stats) {
   json["mae"] = number(stats.mae());
@@ -161,7 +157,6 @@ Json describe(const MeasuredWeights& tensor, const MeasuredError& error) {
 
 // An object without its end, to which a list of tensors is added: as values of the library, those of a model of
 // 100,000 tensors would take 400 MB.
-std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 template <class F> void write_tensors(const Json& before, std::size_t count, const Sink& out, F&& tensor) {
   std::string text = dump(before);
@@ -197,15 +192,6 @@ std::string csv_field(std::string_view field) {
 
 // Empty where there is no figure.
 std::string csv_number(double value) { return std::isnan(value) ? "" : fmt::format("{}", value); }
-
-std::string decibels(double value) {
-  return value == std::numeric_limits<double>::infinity() ? "exact"
-         : std::isnan(value)                              ? "-"
-                                                          : fmt::format("{:.2f}", value);
-}
-std::string scientific(double value) { return std::isnan(value) ? "-" : fmt::format("{:.2e}", value); }
-std::string percent(double value) { return std::isnan(value) ? "-" : fmt::format("{:.2f} %", 100 * value); }
-std::string similarity(double value) { return std::isnan(value) ? "-" : fmt::format("{:.6f}", value); }
 
 // What most people call good at four bits, and what they call broken; exact and better ones stay plain.
 constexpr double good_db = 18;
@@ -246,7 +232,7 @@ class Table {
   static std::string make_bar(double value, double largest) {
     if (!(value > 0) || !(largest > 0)) return {};
     static constexpr const char* eighths[] = {"", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589"};
-    const int length = std::max(1, static_cast<int>(std::lround(8 * bar_width * std::min(value / largest, 1.0))));
+    const int length = std::max(1, static_cast<int>(std::lround(8 * worst_bar_width * std::min(value / largest, 1.0))));
     std::string bar;
     for (int i = 0; i < length / 8; ++i) bar += "\u2588";
     return bar + eighths[length % 8];
@@ -315,7 +301,7 @@ void append(std::string& out, const Measurement& measurement, const MeasuredCand
 }  // namespace
 
 void write_json(const Measurement& measurement, const Sink& out) {
-  std::string text = dump({{"schema_version", schema_version}, {"generator", fmt::format("nibble {}", version())}});
+  std::string text = dump({{"schema_version", measurement_schema}, {"generator", fmt::format("nibble {}", version())}});
   text.pop_back();
   out(text + R"(,"reference":)");
   std::uint64_t weights = 0;

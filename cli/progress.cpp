@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "cli/interrupt.hpp"
+#include "cli/json.hpp"
 #include "cli/sizes.hpp"
 #include "nibble/error.hpp"
 
@@ -78,12 +78,12 @@ void ProgressDisplay::draw(std::string_view tensor, std::uint64_t done, std::uin
   const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
   const double share = total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total);
   if (style_ == ProgressStyle::json) {
-    const nlohmann::ordered_json line = {{"done_bytes", done},
-                                         {"total_bytes", total},
-                                         {"bytes_per_second", rate},
-                                         {"seconds_left", left},
-                                         {"tensor", tensor}};
-    say(fmt::format("{}\n", line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)));
+    const Json line = {{"done_bytes", done},
+                       {"total_bytes", total},
+                       {"bytes_per_second", rate},
+                       {"seconds_left", left},
+                       {"tensor", tensor}};
+    say(fmt::format("{}\n", dump(line)));
     return;
   }
   const std::string text =

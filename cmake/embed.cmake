@@ -22,5 +22,6 @@ const std::string_view @symbol@(begin_of_@symbol@, static_cast<std::size_t>(end_
 }
 ]])
   set_property(SOURCE ${source} APPEND PROPERTY OBJECT_DEPENDS ${path})
+  set_property(SOURCE ${source} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
   target_sources(${target} PRIVATE ${source})
 endfunction()

@@ -20,7 +20,6 @@
 namespace nibble {
 namespace {
 
-constexpr std::string_view keep = "keep";
 constexpr std::size_t most_points = 64;
 
 bool quantizes(std::string_view codec) { return make_codec(codec)->bnb_config().has_value(); }

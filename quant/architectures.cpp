@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "nibble/error.hpp"
+#include "quant/weight_name.hpp"
 
 namespace nibble {
 namespace {
@@ -30,9 +31,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Numbers = std::vector<std::uint64_t>;
 
-constexpr std::uint64_t any = ~std::uint64_t{0};  // `*` in a pattern
-constexpr std::uint64_t last = any - 1;           // `$`: the largest in the file
-constexpr std::string_view weight_suffix = ".weight";
+constexpr std::uint64_t any_number = ~std::uint64_t{0};   // `*` in a pattern
+constexpr std::uint64_t largest_number = any_number - 1;  // `$`: the largest in the file
 constexpr std::string_view architecture_key = "{\"architecture\":\"";
 
 bool is_number(std::string_view part) {
@@ -67,7 +67,7 @@ Name cut(std::string_view name) {
     if (!result.key.empty()) result.key += '.';
     if (is_number(part) || part == "*" || part == "$") {
       result.key += '*';
-      result.numbers.push_back(part == "*" ? any : part == "$" ? last : to_number(part));
+      result.numbers.push_back(part == "*" ? any_number : part == "$" ? largest_number : to_number(part));
     } else {
       result.key += part;
     }
@@ -210,10 +210,10 @@ class Architecture {
       bool fits = true;
       for (std::size_t i = 0; i < name.numbers.size() && fits; ++i) {
         const std::uint64_t place = candidate.places[i];
-        fits = place == any || (place == last ? name.numbers == largest : place == name.numbers[i]);
+        fits = place == any_number || (place == largest_number ? name.numbers == largest : place == name.numbers[i]);
       }
       const auto fixed = std::count_if(candidate.places.begin(), candidate.places.end(),
-                                       [](std::uint64_t place) { return place != any; });
+                                       [](std::uint64_t place) { return place != any_number; });
       if (fits && fixed > best_fixed) best = &candidate, best_fixed = fixed;
     }
     return best;
@@ -493,10 +493,7 @@ std::string as_entry(const std::string& pattern) {
 
 }  // namespace
 
-std::string module_of(std::string_view name) {
-  if (name.ends_with(weight_suffix)) name.remove_suffix(weight_suffix.size());
-  return std::string(name);
-}
+std::string module_of(std::string_view name) { return std::string(without_weight_suffix(name)); }
 
 bool is_matrix_weight(const TensorInfo& tensor) {
   return tensor.shape.size() == 2 && is_weight_type(tensor.dtype) && tensor.name.ends_with(weight_suffix);

@@ -10,6 +10,8 @@
 
 namespace nibble {
 
+inline constexpr std::string_view keep = "keep";  ///< the codec that leaves a tensor as it is
+
 /// Codecs by name, made once: a plan asks each for the parts of thousands of tensors.
 class Codecs {
  public:

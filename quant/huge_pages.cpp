@@ -16,8 +16,8 @@ constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) { return (by
 
 // What is given back is given back in pages of the system, which are not of 4 KiB everywhere.
 std::size_t pages_of(std::size_t bytes) {
-  static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  return round_up(std::max<std::size_t>(bytes, 1), page);
+  static const auto page_size = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return round_up(std::max<std::size_t>(bytes, 1), page_size);
 }
 
 std::byte* map(std::size_t bytes) {

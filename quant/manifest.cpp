@@ -81,7 +81,7 @@ std::string_view spelling(OnOverflow policy) {
   return policy == OnOverflow::error ? "error" : policy == OnOverflow::clamp ? "clamp" : "keep";
 }
 
-Json describe(const Recipe& recipe) {
+Json recipe_json(const Recipe& recipe) {
   Json rules = Json::array();
   for (const Rule& rule : recipe.rules) rules.push_back({{"pattern", rule.pattern}, {"codec", rule.codec}});
   Json json = {{"to", recipe.to},
@@ -113,7 +113,7 @@ Manifest::Manifest(const Plan& plan, Writer& out) : out_(out) {
                      {"generator", fmt::format("nibble {}", version())},
                      {"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
                      {"dtype", traits(plan.dtype).torch_name},
-                     {"recipe", describe(plan.recipe)},
+                     {"recipe", recipe_json(plan.recipe)},
                      {"source_bytes", plan.source_bytes()}};
   for (const auto& [key, value] : json.items())
     text_ += fmt::format("{} {}: {}", text_.empty() ? "{\n" : ",\n", dump(key), dump(value));

@@ -62,7 +62,7 @@ struct Test {
 };
 
 // One tensor while it is measured.
-struct Work {
+struct Comparison {
   MeasuredWeights measured;
   std::uint64_t elements = 0;
   std::uint64_t columns = 0;  // 0 where they are not looked at
@@ -75,7 +75,7 @@ struct Work {
 };
 
 struct Unit {
-  Work* work = nullptr;
+  Comparison* work = nullptr;
   std::uint64_t first = 0;
   std::uint64_t weights = 0;
   WeightStats stats;
@@ -142,7 +142,7 @@ class Measuring {
   }
 
   // The next tensor, or nothing.
-  Work* next_work() {
+  Comparison* next_work() {
     while (rows_.empty()) {
       if (next_tensor_ == pairing_.reference().size()) return nullptr;
       for (Pairing::Row& row : pairing_.rows_of(next_tensor_, missing_)) rows_.push_back(std::move(row));
@@ -150,7 +150,7 @@ class Measuring {
     }
     const Pairing::Row row = std::move(rows_.front());
     rows_.pop_front();
-    auto work = std::make_unique<Work>();
+    auto work = std::make_unique<Comparison>();
     const PlannedTensor& view = row.view;
     work->measured.info = view.info;
     const Place place = place_of(view.info.name);
@@ -210,7 +210,7 @@ class Measuring {
     tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::uint64_t{0}, ranges, call); });
   }
 
-  void load(Work& work) {
+  void load(Comparison& work) {
     WeightSource& weights = *work.weights;
     work.memory = buffers_.lend(weights.bytes(0, work.elements), weights.position(0));
     const std::span<std::byte> all = work.memory.bytes();
@@ -220,7 +220,7 @@ class Measuring {
     weights.set_memory(all);
   }
 
-  float pivot_of(const Work& work) {
+  float pivot_of(const Comparison& work) {
     const std::size_t n = std::min<std::uint64_t>(work.elements, tile_weights);
     if (n == 0) return 0;
     std::vector<std::byte> raw(work.weights->bytes(0, n));
@@ -240,7 +240,7 @@ class Measuring {
   }
 
   // What a conversion would write in place of a tensor.
-  Test encode(std::size_t c, const PlannedTensor& planned, const Work& work, bool fits) {
+  Test encode(std::size_t c, const PlannedTensor& planned, const Comparison& work, bool fits) {
     const Codec& codec = codecs_[c][planned.codec];
     Test test{.codec = std::string(planned.codec), .bytes = planned.stored_bytes};
     const std::vector<TensorInfo> parts = codec.parts(planned.info);
@@ -316,7 +316,7 @@ class Measuring {
     accounting.give();
     std::size_t turn = 0;
     std::uint64_t first = 0;
-    Work* work = nullptr;
+    Comparison* work = nullptr;
     const auto cut = [&](tbb::flow_control& control) -> Unit* {
       const Turn turn_to_cut(cutting);
       if (progress_.cancelled()) throw Error(Errc::interrupted, "interrupted");
@@ -364,7 +364,7 @@ class Measuring {
   }
 
   void look_at(Unit& unit) {
-    const Work& work = *unit.work;
+    const Comparison& work = *unit.work;
     Buffers::Loan loan;
     const std::span<const std::byte> raw = read(*work.weights, unit, loan);
     std::vector<Buffers::Loan> test_loans(work.tests.size());
@@ -400,7 +400,7 @@ class Measuring {
   }
 
   void add_up(const Unit& unit) {
-    Work& work = *unit.work;
+    Comparison& work = *unit.work;
     work.measured.stats.add(unit.stats);
     for (std::size_t c = 0; c < work.errors.size(); ++c) {
       work.errors[c].stats.add(unit.errors[c].stats);
@@ -418,7 +418,7 @@ class Measuring {
     in_work_.pop_front();
   }
 
-  void finish(Work& work) {
+  void finish(Comparison& work) {
     if (work.columns > 0 && work.elements > 0 && has_column_energy(work.measured.stats.absmax_max)) {
       const OutlierColumns outliers = find_outliers(work.column_energy);
       work.measured.outlier_columns = outliers.count;
@@ -446,8 +446,8 @@ class Measuring {
   std::size_t next_tensor_ = 0;
   std::vector<std::vector<std::string>> missing_;  // of every candidate
   std::deque<Pairing::Row> rows_;
-  std::mutex mutex_;                           // of what follows, and of findings
-  std::deque<std::unique_ptr<Work>> in_work_;  // in the order of the input
+  std::mutex mutex_;                                 // of what follows, and of findings
+  std::deque<std::unique_ptr<Comparison>> in_work_;  // in the order of the input
   std::uint64_t done_ = 0;
   Measurement result_;
 };

@@ -5,17 +5,16 @@
 #include <algorithm>
 
 #include "nibble/error.hpp"
+#include "quant/memory_model.hpp"
 #include "quant/outlier_columns.hpp"
 
 namespace nibble {
 namespace {
 
-// Measured as peak RSS, and up to a third more, as for a conversion. Beside these every list holds the names once, and
-// what is found holds them twice: as name and as kind.
-constexpr std::uint64_t program_bytes = 14 << 20;
+// Beside these every list holds the names once, and what is found holds them twice: as name and as kind.
 constexpr std::uint64_t bytes_per_part = 64;     // of a checkpoint that is open
 constexpr std::uint64_t bytes_per_planned = 80;  // of a plan
-constexpr std::uint64_t bytes_per_tensor = 380;  // of what is found, and of that for every candidate:
+constexpr std::uint64_t bytes_per_found = 380;   // of what is found, and of that for every candidate:
 constexpr std::uint64_t bytes_per_error = 280;
 constexpr std::uint64_t bytes_per_counts = 640;
 
@@ -26,8 +25,6 @@ constexpr std::uint64_t opened_names = 3;
 // Parts of a tensor after its first are read whole and copied into its decoder, while that of the tensor before it may
 // still be in use.
 constexpr std::uint64_t decoder_copies = 3;
-constexpr std::uint64_t finish_bytes = (1 << 20) * 5 / 4;  // what Encoder::finish() takes
-constexpr std::uint64_t bytes_per_scanned_row = 8;
 
 struct Needs {
   std::uint64_t lists = 0;
@@ -59,7 +56,7 @@ Needs needs_of(const Plan& plan, Codecs& codecs) {
   for (const PlannedTensor& tensor : plan.tensors) {
     const Codec& codec = codecs[tensor.codec];
     needs.decoders = std::max(needs.decoders, tensor.stored_bytes - codec.parts(tensor.info).front().bytes());
-    std::uint64_t encoder = std::min(codec.scratch_bytes(tensor.info), finish_bytes);
+    std::uint64_t encoder = finish_bytes(codec.scratch_bytes(tensor.info));
     if (codec.chunking(tensor.info, unit_weights).scan) encoder += bytes_per_scanned_row * tensor.info.shape.at(0);
     needs.encoders = std::max(needs.encoders, encoder);
   }
@@ -98,7 +95,7 @@ MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candid
       columns = std::max(columns, shape[1]);
 
   std::uint64_t fixed = program_bytes + needs.lists + decoder_copies * needs.decoders + needs.encoders;
-  fixed += results * (bytes_per_tensor + candidates.size() * per_error) + 2 * names;
+  fixed += results * (bytes_per_found + candidates.size() * per_error) + 2 * names;
   // Weights of up to 8 bytes, for every candidate up to 4 as they are read and as many as they were encoded; and the
   // sums of columns, of a unit and of its tensor.
   const std::uint64_t token = unit_weights * (8 + 8 * candidates.size()) + columns * (sizeof(float) + sizeof(double));

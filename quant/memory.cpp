@@ -8,6 +8,7 @@
 #include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs.hpp"
+#include "quant/memory_model.hpp"
 
 namespace nibble {
 namespace {
@@ -18,8 +19,6 @@ constexpr std::uint64_t largest_batch_bytes = 1 << 20;
 constexpr std::size_t tokens_in_line = 4;  // while a tensor is finished; with 1, a conversion took 1.1 times as long
 constexpr std::uint64_t smallest_behind = 256 << 10;  // of shorter chunks, little would go past the page cache
 
-// Measured as peak RSS on x86-64, and a third more than that for machines with other libraries.
-constexpr std::uint64_t program_bytes = 14 << 20;     // code, libraries, a header of ordinary size: 7 to 10 MiB
 constexpr std::uint64_t bytes_per_thread = 64 << 10;  // stack and the allocator's caches: 30 KiB with 64 threads
 
 // From reading its header to writing the last file, a tensor takes this, and its name and shape several times: the
@@ -37,11 +36,6 @@ constexpr std::uint64_t bytes_per_buffer = 4096;  // which starts somewhere in a
 // Beside its device memory, a lane has room for the absmax of a chunk: of blocks of 32 16-bit weights, or of rows.
 constexpr std::uint64_t absmax_share = 16;
 constexpr std::uint64_t row_absmax_bytes = 16 << 10;
-
-constexpr std::uint64_t bytes_per_scanned_row = 8;  // Codec::scratch_bytes() tells of them
-
-// Encoder::finish() takes the absmax in pieces, and makes codes of it.
-constexpr std::uint64_t finish_piece = 1 << 20;
 
 }  // namespace
 
@@ -76,7 +70,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
       shortest_row = std::clamp<std::uint64_t>(tensor.info.shape[1], 1, shortest_row);
     }
   }
-  const std::uint64_t finish = std::min(largest_scratch, finish_piece) * 5 / 4;
+  const std::uint64_t finish = finish_bytes(largest_scratch);
   const auto lane = [&] {
     if (resources.device == nullptr) return std::uint64_t{0};
     return std::max(memory.chunk_bytes * longest / absmax_share, row_absmax_bytes) + bytes_per_buffer;

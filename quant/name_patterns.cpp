@@ -26,11 +26,11 @@ struct ByValue {
     return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end(), *this);
   }
 };
-using Numbers = std::set<std::string, ByValue>;
+using NumberTexts = std::set<std::string, ByValue>;
 using Tuples = std::set<Tuple, ByValue>;
 
 struct Slot {
-  Numbers numbers;
+  NumberTexts numbers;
   bool any = false;
 };
 using Product = std::vector<Slot>;
@@ -51,7 +51,7 @@ std::map<std::string, Tuples, ByValue> rests(const Tuples& tuples) {
 std::vector<Product> cover(const Tuples& chosen, const Tuples& all) {
   if (chosen.begin()->empty()) return {{}};
   const auto all_rests = rests(all);
-  std::map<Tuples, Numbers> groups;
+  std::map<Tuples, NumberTexts> groups;
   std::vector<const Tuples*> order;
   for (const auto& [number, rest] : rests(chosen)) {
     const auto [group, is_new] = groups.try_emplace(rest);
@@ -60,7 +60,7 @@ std::vector<Product> cover(const Tuples& chosen, const Tuples& all) {
   }
   std::vector<Product> products;
   for (const Tuples* rest : order) {
-    const Numbers& numbers = groups[*rest];
+    const NumberTexts& numbers = groups[*rest];
     Tuples existing;
     for (const std::string& number : numbers) existing.insert(all_rests.at(number).begin(), all_rests.at(number).end());
     for (Product& product : cover(*rest, existing)) {
@@ -77,13 +77,13 @@ std::vector<Product> cover(const Tuples& chosen, const Tuples& all) {
 }
 
 // A name cut at its numbers.
-struct Cut {
+struct CutName {
   std::vector<std::string> texts;  // one more than numbers
   Tuple numbers;
 };
 
-Cut cut(std::string_view name) {
-  Cut result{{""}, {}};
+CutName cut_at_numbers(std::string_view name) {
+  CutName result{{""}, {}};
   for (std::size_t begin = 0; begin <= name.size();) {
     const std::size_t end = std::min(name.find('.', begin), name.size());
     const std::string_view piece = name.substr(begin, end - begin);
@@ -134,11 +134,11 @@ std::vector<std::string> name_patterns(const TensorList& tensors, const std::vec
   std::vector<const std::vector<std::string>*> order;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     if (!chosen[t]) continue;
-    const auto [kind, is_new] = kinds.try_emplace(cut(tensors.name(t)).texts);
+    const auto [kind, is_new] = kinds.try_emplace(cut_at_numbers(tensors.name(t)).texts);
     if (is_new) order.push_back(&kind->first);
   }
   for (std::size_t t = 0; t < tensors.size(); ++t) {
-    Cut name = cut(tensors.name(t));
+    CutName name = cut_at_numbers(tensors.name(t));
     const auto kind = kinds.find(name.texts);
     if (kind == kinds.end()) continue;
     if (chosen[t]) kind->second.chosen.insert(name.numbers);
@@ -150,7 +150,7 @@ std::vector<std::string> name_patterns(const TensorList& tensors, const std::vec
     for (const Product& product : cover(kind.chosen, kind.all)) {
       std::string& pattern = patterns.emplace_back(exact_pattern(texts->front()));
       for (std::size_t i = 0; i < product.size(); ++i) {
-        const Numbers& numbers = product[i].numbers;
+        const NumberTexts& numbers = product[i].numbers;
         pattern += product[i].any        ? "\\d+"
                    : numbers.size() == 1 ? *numbers.begin()
                                          : fmt::format("({})", fmt::join(numbers, "|"));

@@ -10,7 +10,7 @@ constexpr FourBitTables midpoints =
     make_tables(nf4::codebook.value, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, 7.234375, 14.84375);
 static_assert(midpoints.has_buckets);
 constexpr Bf16Steps bf16_steps = make_bf16_steps(midpoints);
-constexpr FourBitTables tables = [] {
+constexpr FourBitTables nf4_tables = [] {
   FourBitTables with_steps = midpoints;
   with_steps.bf16_steps = &bf16_steps;
   return with_steps;
@@ -20,16 +20,17 @@ constexpr FourBitTables tables = [] {
 
 std::size_t nf4::encode(std::span<const float> weights, std::size_t blocksize, std::span<std::uint8_t> packed,
                         std::span<float> absmax) {
-  return encode_four_bit(tables, weights, blocksize, packed, absmax);
+  return encode_four_bit(nf4_tables, weights, blocksize, packed, absmax);
 }
 
 void nf4::decode(std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
                  std::span<float> weights) {
-  decode_four_bit(tables, packed, absmax, blocksize, weights);
+  decode_four_bit(nf4_tables, packed, absmax, blocksize, weights);
 }
 
 std::unique_ptr<const Codec> make_nf4(const CodecOptions& options) {
-  return make_four_bit("nf4", "4-bit NormalFloat with an absmax per block, as bitsandbytes stores it", tables, options);
+  return make_four_bit("nf4", "4-bit NormalFloat with an absmax per block, as bitsandbytes stores it", nf4_tables,
+                       options);
 }
 
 }  // namespace nibble

@@ -24,9 +24,9 @@ class NamePlacer final : public Placer {
 
   Placement place(const TensorInfo& tensor) override {
     const std::string module = module_of(tensor.name);
-    const auto placed = [&](Role role, std::string_view what, bool keep) {
+    const auto placed = [&](Role role, std::string_view what, bool kept) {
       Placement placement{role, module, fmt::format("{} by name and shape", what), {}};
-      if (keep) placement.keeps.push_back(module);
+      if (kept) placement.keeps.push_back(module);
       return placement;
     };
     if (!is_matrix_weight(tensor)) return placed(Role::other, "no linear layer", false);

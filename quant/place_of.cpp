@@ -3,11 +3,12 @@
 #include <string_view>
 
 #include "nibble/measure.hpp"
+#include "quant/weight_name.hpp"
 
 namespace nibble {
 namespace {
 
-bool is_number(std::string_view text) {
+bool is_layer_number(std::string_view text) {
   return !text.empty() && text.size() <= 18 &&
          std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
@@ -15,13 +16,13 @@ bool is_number(std::string_view text) {
 }  // namespace
 
 Place place_of(std::string_view name) {
-  if (name.ends_with(".weight")) name.remove_suffix(std::string_view(".weight").size());
+  name = without_weight_suffix(name);
   Place place;
   while (!name.empty()) {
     const std::size_t dot = std::min(name.find('.'), name.size());
     const std::string_view piece = name.substr(0, dot);
     name.remove_prefix(std::min(dot + 1, name.size()));
-    if (is_number(piece)) {
+    if (is_layer_number(piece)) {
       if (!place.layer) {
         place.layer = std::stoull(std::string(piece));
         place.kind.clear();  // what stands before a layer's number is the same for all kinds

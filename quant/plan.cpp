@@ -20,7 +20,6 @@
 namespace nibble {
 namespace {
 
-constexpr std::string_view keep = "keep";
 constexpr double low_share = 0.8;  // a plan that quantizes less than this says so
 
 std::string short_list(const TensorInfo& tensor) {

@@ -1,25 +1,16 @@
 #include <algorithm>
 
 #include "nibble/recipe.hpp"
+#include "quant/weight_name.hpp"
 
 namespace nibble {
-namespace {
-
-constexpr std::string_view weight_suffix = ".weight";
-
-std::string_view without_suffix(std::string_view name) {
-  if (name.ends_with(weight_suffix)) name.remove_suffix(weight_suffix.size());
-  return name;
-}
-
-}  // namespace
 
 PlannedTensors::Row PlannedTensors::row(const PlannedTensor& tensor) {
   // Nearly all modules are named as their weights are.
   const std::string_view name = tensor.info.name;
-  const std::uint32_t module = tensor.module == without_suffix(name) ? module_has_name
-                               : tensor.module == name               ? module_is_name
-                                                                     : texts_.add(tensor.module);
+  const std::uint32_t module = tensor.module == without_weight_suffix(name) ? module_has_name
+                               : tensor.module == name                      ? module_is_name
+                                                                            : texts_.add(tensor.module);
   return {.source_offset = tensor.source_offset,
           .stored_bytes = tensor.stored_bytes,
           .source = static_cast<std::uint32_t>(tensor.source),
@@ -63,7 +54,7 @@ PlannedTensor PlannedTensors::operator[](std::size_t tensor) const {
           .codec = texts_[row.codec],
           .reason = texts_[row.reason],
           .role = row.role,
-          .module = row.module == module_has_name  ? without_suffix(name)
+          .module = row.module == module_has_name  ? without_weight_suffix(name)
                     : row.module == module_is_name ? name
                                                    : texts_[row.module],
           .quantized = row.quantized,

@@ -25,20 +25,20 @@ namespace {
 using Maker = std::unique_ptr<const Codec> (*)(const CodecOptions&);
 
 #define NIBBLE_NAME(name) std::string_view(#name),
-constexpr std::array names{NIBBLE_CODECS(NIBBLE_NAME)};
+constexpr std::array registered_names{NIBBLE_CODECS(NIBBLE_NAME)};
 
 #define NIBBLE_MAKER(name) &make_##name,
 constexpr Maker makers[] = {NIBBLE_CODECS(NIBBLE_MAKER)};
 
 }  // namespace
 
-std::span<const std::string_view> codec_names() { return names; }
+std::span<const std::string_view> codec_names() { return registered_names; }
 
 std::unique_ptr<const Codec> make_codec(std::string_view name, const CodecOptions& options) {
   if (!std::has_single_bit(options.blocksize) || options.blocksize < 32 || options.blocksize > 4096)
     throw Error(Errc::usage, "blocksize is " + std::to_string(options.blocksize) + ", not one of 32, 64, ..., 4096");
-  for (std::size_t i = 0; i < names.size(); ++i)
-    if (names[i] == name) return makers[i](options);
+  for (std::size_t i = 0; i < registered_names.size(); ++i)
+    if (registered_names[i] == name) return makers[i](options);
   throw Error(Errc::usage, "there is no codec '" + printable(name) + "'");
 }
 

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# tests/reference_checks.sh FOLDER: runs the checkers of a folder that holds oracle/ and hostile/ on this build. The
-# project's own tests cover the same ground; these were written apart from it.
+# tests/reference_checks.sh FOLDER [--full]: runs the checkers of a folder that holds oracle/ and hostile/ on this
+# build, on some of the models or on all of them. The project's own tests cover the same ground; these were written
+# apart from it.
 set -euo pipefail
 shared=$(cd "$1" && pwd)
+models=(fp32_tied_sharded bf16_untied_single fp16_tied_single)
+[[ ${2:-} != --full ]] || models=({fp32,bf16}_{tied,untied}_{single,sharded} fp16_{tied,untied}_single)
 cd "$(dirname "$0")/.."
 
 python=build/peers/bin/python
@@ -74,7 +77,7 @@ for variant in nf4 fp4 int8; do
   "$python" "$shared/oracle/compare.py" "$work/$variant/model.safetensors" "$work/reference/$variant.safetensors"
 done
 
-for model in {fp32,bf16}_{tied,untied}_{single,sharded} fp16_{tied,untied}_single; do
+for model in "${models[@]}"; do
   for to in "nf4 --no-double-quant:0" "nf4:0.1" "int8:0" "fp16:0" "fp4:0.1"; do
     out=$work/$model-${to//[: ]/-}
     # shellcheck disable=SC2086

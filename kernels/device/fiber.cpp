@@ -130,14 +130,21 @@ void Fiber::entered() {
 #endif
 }
 
-Stacks::~Stacks() {
-  if (memory_ != nullptr) munmap(memory_, count_ * stride);
+Stacks::~Stacks() { release(); }
+
+void Stacks::release() noexcept {
+  if (memory_ == nullptr) return;
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(memory_, count_ * stride);  // whatever is mapped there next has no frames
+#endif
+  munmap(memory_, count_ * stride);
+  memory_ = nullptr;
+  count_ = 0;
 }
 
 void Stacks::reserve(std::size_t count) {
   if (count <= count_) return;
-  if (memory_ != nullptr) munmap(memory_, count_ * stride);
-  count_ = 0;
+  release();
   void* memory =
       mmap(nullptr, count * stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   memory_ = memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);

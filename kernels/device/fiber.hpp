@@ -48,6 +48,8 @@ class Stacks {
   [[nodiscard]] char* operator[](std::size_t i) const;
 
  private:
+  void release() noexcept;
+
   char* memory_ = nullptr;
   std::size_t count_ = 0;
 };

@@ -10,7 +10,7 @@
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 
-namespace nibble::cli {
+namespace nibble::cli::commands_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -251,4 +251,4 @@ TEST_F(Program, HelpTeachesByExample) {
 }
 
 }  // namespace
-}  // namespace nibble::cli
+}  // namespace nibble::cli::commands_test

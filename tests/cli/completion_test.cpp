@@ -10,7 +10,7 @@
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 
-namespace nibble::cli {
+namespace nibble::cli::completion_test {
 namespace {
 
 using testing::ElementsAre;
@@ -124,4 +124,4 @@ TEST(Completion, OtherShellsAreRefused) {
 }
 
 }  // namespace
-}  // namespace nibble::cli
+}  // namespace nibble::cli::completion_test

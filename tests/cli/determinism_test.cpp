@@ -20,7 +20,7 @@
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 
-namespace nibble::cli {
+namespace nibble::cli::determinism_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -212,4 +212,4 @@ INSTANTIATE_TEST_SUITE_P(Codecs, Determinism,
                          });
 
 }  // namespace
-}  // namespace nibble::cli
+}  // namespace nibble::cli::determinism_test

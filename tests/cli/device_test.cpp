@@ -10,7 +10,7 @@
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 
-namespace nibble::cli {
+namespace nibble::cli::device_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -127,4 +127,4 @@ TEST_F(DeviceOption, AutomaticStartsNothingInVain) {
 }
 
 }  // namespace
-}  // namespace nibble::cli
+}  // namespace nibble::cli::device_test

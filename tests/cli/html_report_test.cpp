@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace nibble::cli {
+namespace nibble::cli::html_report_test {
 namespace {
 
 constexpr std::string_view data_begin = R"(<script type="application/json" id="data">)";
@@ -68,4 +68,4 @@ TEST(HtmlReport, NeedsNothingFromElsewhere) {
 }
 
 }  // namespace
-}  // namespace nibble::cli
+}  // namespace nibble::cli::html_report_test

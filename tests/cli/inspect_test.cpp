@@ -10,7 +10,7 @@
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 
-namespace nibble::cli {
+namespace nibble::cli::inspect_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -119,4 +119,4 @@ TEST_F(Inspect, DataIsNotRead) {
 }
 
 }  // namespace
-}  // namespace nibble::cli
+}  // namespace nibble::cli::inspect_test

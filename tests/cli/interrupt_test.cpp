@@ -10,7 +10,7 @@
 
 #include "cli/progress.hpp"
 
-namespace nibble::cli {
+namespace nibble::cli::interrupt_test {
 namespace {
 
 using testing::ExitedWithCode;
@@ -88,4 +88,4 @@ TEST(Interrupt, WorkThatShowsProgressIsCancelled) {
 }
 
 }  // namespace
-}  // namespace nibble::cli
+}  // namespace nibble::cli::interrupt_test

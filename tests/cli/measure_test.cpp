@@ -18,7 +18,7 @@
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 
-namespace nibble::cli {
+namespace nibble::cli::measure_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -490,4 +490,4 @@ TEST_F(MeasureProgram, HtmlThatCannotBeWrittenLeavesNothing) {
 }
 
 }  // namespace
-}  // namespace nibble::cli
+}  // namespace nibble::cli::measure_test

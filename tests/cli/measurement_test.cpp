@@ -15,7 +15,7 @@
 
 #include "nibble/version.hpp"
 
-namespace nibble::cli {
+namespace nibble::cli::measurement_test {
 namespace {
 
 using testing::ElementsAre;
@@ -334,4 +334,4 @@ TEST(MeasurementTable, ColoursSayHowGoodItIs) {
 }
 
 }  // namespace
-}  // namespace nibble::cli
+}  // namespace nibble::cli::measurement_test

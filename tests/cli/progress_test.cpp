@@ -17,7 +17,7 @@
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble::cli {
+namespace nibble::cli::progress_test {
 namespace {
 
 using testing::EndsWith;
@@ -211,4 +211,4 @@ TEST(Progress, CloseErasesTheBarOnce) {
 }
 
 }  // namespace
-}  // namespace nibble::cli
+}  // namespace nibble::cli::progress_test

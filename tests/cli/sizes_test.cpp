@@ -5,7 +5,7 @@
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble::cli {
+namespace nibble::cli::sizes_test {
 namespace {
 
 TEST(Sizes, ParsesDecimalAndBinaryUnits) {
@@ -30,4 +30,4 @@ TEST(Sizes, PrintsBothUnits) {
 }
 
 }  // namespace
-}  // namespace nibble::cli
+}  // namespace nibble::cli::sizes_test

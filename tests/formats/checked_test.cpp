@@ -4,7 +4,7 @@
 
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::checked_test {
 namespace {
 
 constexpr std::uint64_t largest = ~std::uint64_t{0};
@@ -35,4 +35,4 @@ TEST(Checked, ValueOfInvalidThrows) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::checked_test

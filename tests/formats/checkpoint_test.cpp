@@ -8,7 +8,7 @@
 
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::checkpoint_test {
 namespace {
 
 using test::error_of;
@@ -142,4 +142,4 @@ TEST(Paths, PipesAreRefusedWithoutWaiting) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::checkpoint_test

@@ -4,7 +4,7 @@
 
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::config_test {
 namespace {
 
 using test::error_of;
@@ -123,4 +123,4 @@ TEST(Config, PatchRefusesWhatIsNoJson) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::config_test

@@ -13,7 +13,7 @@
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::container_contract_test {
 namespace {
 
 // A file of two tensors, "a" and "b", 16 bytes each.
@@ -88,4 +88,4 @@ INSTANTIATE_TEST_SUITE_P(Registered, ContainerContract, testing::ValuesIn(names(
                          [](const auto& instance) { return instance.param; });
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::container_contract_test

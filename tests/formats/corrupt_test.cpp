@@ -5,7 +5,7 @@
 #include "nibble/checkpoint.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble::test {
+namespace nibble::test::corrupt_test {
 namespace {
 
 class CorruptFile : public testing::TestWithParam<Corrupt> {};
@@ -26,4 +26,4 @@ INSTANTIATE_TEST_SUITE_P(Directory, CorruptFile, testing::ValuesIn(corrupt_direc
 INSTANTIATE_TEST_SUITE_P(Config, CorruptFile, testing::ValuesIn(corrupt_configs()), id);
 
 }  // namespace
-}  // namespace nibble::test
+}  // namespace nibble::test::corrupt_test

@@ -4,7 +4,7 @@
 
 #include "formats/utf8.hpp"
 
-namespace nibble {
+namespace nibble::error_test {
 namespace {
 
 TEST(Printable, PlainNamesStayAsTheyAre) {
@@ -50,4 +50,4 @@ TEST(Printable, CutsBetweenCharactersAndEscapes) {
 TEST(Escaped, KeepsItsLength) { EXPECT_EQ(escaped(std::string(500, 'x') + "\n"), std::string(500, 'x') + "\\n"); }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::error_test

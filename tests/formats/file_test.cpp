@@ -16,7 +16,7 @@
 
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::file_test {
 namespace {
 
 using test::error_of;
@@ -189,4 +189,4 @@ TEST_F(File, WhatFitsNoDiskIsToldBeforeTheFirstByte) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::file_test

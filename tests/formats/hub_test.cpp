@@ -8,7 +8,7 @@
 #include "nibble/checkpoint.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::hub_test {
 namespace {
 
 using test::error_of;
@@ -91,4 +91,4 @@ TEST(ModelName, OnlyNamesOfTheHubAreNames) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::hub_test

@@ -4,7 +4,7 @@
 
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::json_test {
 namespace {
 
 std::string refused(std::string_view text) {
@@ -61,4 +61,4 @@ TEST(Json, QuotesAsSerdeDoes) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::json_test

@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace nibble {
+namespace nibble::names_test {
 namespace {
 
 TEST(NameIndex, FindsEveryNameAndNoOther) {
@@ -26,4 +26,4 @@ TEST(NameIndex, TellsTheFirstRepetition) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::names_test

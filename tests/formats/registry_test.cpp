@@ -2,7 +2,7 @@
 
 #include "nibble/checkpoint.hpp"
 
-namespace nibble {
+namespace nibble::registry_test {
 namespace {
 
 TEST(Containers, AreListed) {
@@ -12,4 +12,4 @@ TEST(Containers, AreListed) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::registry_test

@@ -9,7 +9,7 @@
 #include "nibble/checkpoint.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::safetensors_test {
 namespace {
 
 using test::error_of;
@@ -138,4 +138,4 @@ TEST(Safetensors, LayoutRefusesWhatNobodyCouldRead) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::safetensors_test

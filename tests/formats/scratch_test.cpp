@@ -17,7 +17,7 @@
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::scratch_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -207,4 +207,4 @@ TEST_F(FileScratch, DirectoryThatIsNoneIsNamed) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::scratch_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace nibble {
+namespace nibble::sharded_test {
 namespace {
 
 TEST(Sharded, FilesAreSortedAndOnce) {
@@ -19,4 +19,4 @@ TEST(Sharded, ANameOf255BytesIsOne) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::sharded_test

@@ -6,7 +6,7 @@
 
 #include "formats/names.hpp"
 
-namespace nibble {
+namespace nibble::tensor_list_test {
 namespace {
 
 const std::vector<TensorInfo> tensors{
@@ -55,4 +55,4 @@ TEST(PartNames, OrderAsWholeNames) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::tensor_list_test

@@ -4,7 +4,7 @@
 
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::tensor_test {
 namespace {
 
 TEST(Tensor, TableIsIndexedByType) {
@@ -46,4 +46,4 @@ TEST(Tensor, ShapesForPeople) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::tensor_test

@@ -14,7 +14,7 @@
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::transaction_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -231,4 +231,4 @@ TEST_F(TransactionTest, HalfAJournalChangesNothing) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::transaction_test

@@ -4,7 +4,7 @@
 
 #include <array>
 
-namespace nibble::utf8 {
+namespace nibble::utf8::utf8_test {
 namespace {
 
 TEST(Utf8, EveryCodePointSurvives) {
@@ -49,4 +49,4 @@ TEST(Utf8, ValidTextHasNone) {
 }
 
 }  // namespace
-}  // namespace nibble::utf8
+}  // namespace nibble::utf8::utf8_test

@@ -16,7 +16,7 @@
 
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::write_behind_test {
 namespace {
 
 using test::error_of;
@@ -245,4 +245,4 @@ TEST_F(WriteBehindTest, OnlyTheFileItselfIsOpenedAgain) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::write_behind_test

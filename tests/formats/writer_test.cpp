@@ -14,7 +14,7 @@
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::writer_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -200,4 +200,4 @@ TEST_F(WriterTest, FileBecomesFile) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::writer_test

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Converts and measures sparse checkpoints of any size within little memory, and fails if one takes more than it may.
 
-  tests/memory/run.py [NIBBLE]           models of up to 14 GB: about three minutes, 4 GB of disk
-  tests/memory/run.py [NIBBLE] --full    also one of 40 GB: 11 GB of disk
+  tests/memory/run.py [NIBBLE]           models of up to 5 GB: about a minute, 2 GB of disk
+  tests/memory/run.py [NIBBLE] --full    more cases, of up to 40 GB: about five minutes, 11 GB of disk
   tests/memory/run.py [NIBBLE] --only 'one tensor'
 
 Where a memory cgroup can be made (as root, mostly), each command runs in one that is limited to what --max-memory
@@ -102,7 +102,7 @@ CASES = {
         options=["--to", "nf4"], mib=64),
     "100,000 tensors, many shards": dict(
         make=lambda path: write_model(path, None, [expert_names(100_000)]),
-        options=["--to", "nf4", "--max-shard-size", "20MB"], mib=64),
+        options=["--to", "nf4", "--max-shard-size", "20MB"], mib=64, full=True),
     "one tensor of 4.8 GB to NF4": dict(
         make=lambda path: write_checkpoint(path, [layer(0, "up", LARGE)], [(0, math.prod(LARGE) - 1), (0, 1 << 31)]),
         options=["--to", "nf4"], mib=64,
@@ -116,11 +116,17 @@ CASES = {
         make=lambda path: write_model(path, "Qwen3MoeForCausalLM", [[(EXPERT_NAME, EXPERTS)]],
                                       [(0, math.prod(EXPERTS) - 1)]),
         options=["--to", "nf4", "--experts", "nf4", "--allow-nibble-only", "--max-shard-size", "100GB"], mib=32,
-        bytes=[last_byte("model.layers.0.mlp.experts.127.down_proj.weight", EXPERTS[1:])]),
+        bytes=[last_byte("model.layers.0.mlp.experts.127.down_proj.weight", EXPERTS[1:])], full=True),
     "7 G weights in one tensor: absmax in a file": dict(
         make=lambda path: write_checkpoint(path, [(EXPERT_NAME, EXPERTS)], [(0, math.prod(EXPERTS) - 1)]),
         options=["--to", "nf4", "--no-double-quant", "--tensor", ".*=nf4", "--allow-nibble-only"], mib=32,
-        bytes=[last_byte(EXPERT_NAME, EXPERTS), (EXPERT_NAME + ".absmax", math.prod(EXPERTS) // 64 * 4 - 1, 0x3F)]),
+        bytes=[last_byte(EXPERT_NAME, EXPERTS), (EXPERT_NAME + ".absmax", math.prod(EXPERTS) // 64 * 4 - 1, 0x3F)],
+        full=True),
+    "1.1 G weights: absmax in a file": dict(
+        make=lambda path: write_checkpoint(path, [layer(0, "up", [32_768, 32_768])], [(0, 32_768 ** 2 - 1)]),
+        options=["--to", "nf4", "--no-double-quant"], mib=32,
+        bytes=[last_byte(layer(0, "up", [])[0], [32_768, 32_768]),
+               (layer(0, "up", [])[0] + ".absmax", 32_768 ** 2 // 64 * 4 - 1, 0x3F)]),
     "Conv1D of 1.1 GB, transposed": dict(
         make=lambda path: write_model(path, "GPT2LMHeadModel", [[("transformer.h.0.mlp.c_fc.weight", CONV1D)]],
                                       [(0, math.prod(CONV1D) - 1), (0, CONV1D[1] - 1)]),
@@ -144,13 +150,13 @@ CASES = {
         options=["--to", "fp16"], mib=256),
     "measure 4.8 GB against its NF4": dict(
         make=lambda path: write_checkpoint(path, [layer(0, "up", LARGE)], [(0, math.prod(LARGE) - 1), (0, 1 << 31)]),
-        before=["--to", "nf4"], measure=["--json"], mib=128, problem=all_codes(math.prod(LARGE), 2)),
+        before=["--to", "nf4"], measure=["--json"], mib=128, problem=all_codes(math.prod(LARGE), 2), full=True),
     "measure 4.8 GB --to nf4: encoded into a file": dict(
         make=lambda path: write_checkpoint(path, [layer(0, "up", LARGE)], [(0, math.prod(LARGE) - 1), (0, 1 << 31)]),
         measure=["--json", "--to", "nf4"], mib=128, problem=all_codes(math.prod(LARGE), 2)),
     "measure 100,000 tensors against their NF4": dict(
         make=lambda path: write_checkpoint(path, expert_names(100_000), [(99_999, 4095)]),
-        before=["--to", "nf4"], measure=["--json"], mib=256, problem=all_codes(100_000 * 4096, 1)),
+        before=["--to", "nf4"], measure=["--json"], mib=256, problem=all_codes(100_000 * 4096, 1), full=True),
     "measure 100,000 tensors --to nf4": dict(
         make=lambda path: write_checkpoint(path, expert_names(100_000), [(99_999, 4095)]),
         measure=["--json", "--to", "nf4"], mib=176, problem=all_codes(100_000 * 4096, 1)),

@@ -13,7 +13,7 @@
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
 
-namespace nibble {
+namespace nibble::advise_test {
 namespace {
 
 using test::error_of;
@@ -395,4 +395,4 @@ TEST(Advise, AnotherMeasurementIsUsage) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::advise_test

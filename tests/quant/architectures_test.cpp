@@ -7,7 +7,7 @@
 #include <map>
 #include <optional>
 
-namespace nibble {
+namespace nibble::architectures_test {
 namespace {
 
 TensorInfo matrix(std::string name, std::uint64_t rows = 64, std::uint64_t columns = 64) {
@@ -218,4 +218,4 @@ TEST(Architectures, ManyNamesAreQuick) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::architectures_test

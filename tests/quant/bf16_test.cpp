@@ -8,7 +8,7 @@
 #include "quant/reference.hpp"
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::bf16_test {
 namespace {
 
 TEST(Bf16, EveryPatternDecodesToItsUpperHalfAndBack) {
@@ -73,4 +73,4 @@ TEST(Bf16, Fp64IsRoundedOnce) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::bf16_test

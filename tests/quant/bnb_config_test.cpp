@@ -7,7 +7,7 @@
 #include "nibble/recipe.hpp"
 #include "tests/support/conversion.hpp"
 
-namespace nibble {
+namespace nibble::bnb_config_test {
 namespace {
 
 using test::MemoryReader;
@@ -151,4 +151,4 @@ TEST(SkippedModules, AreStatedWhereVersionsOfTransformersDiffer) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::bnb_config_test

@@ -7,7 +7,7 @@
 #include <memory_resource>
 #include <new>
 
-namespace nibble {
+namespace nibble::buffers_test {
 namespace {
 
 TEST(Buffers, LieHalfAPageFromTheirPlaceInTheFile) {
@@ -107,4 +107,4 @@ TEST(Buffers, DirectBuffersLieAsTheFileDoes) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::buffers_test

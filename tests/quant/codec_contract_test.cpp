@@ -8,7 +8,7 @@
 #include "nibble/error.hpp"
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::codec_contract_test {
 namespace {
 
 using test::bytes_of;
@@ -316,4 +316,4 @@ INSTANTIATE_TEST_SUITE_P(Registered, CodecContract, testing::ValuesIn(codec_name
                          [](const auto& each) { return std::string(each.param); });
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::codec_contract_test

@@ -11,7 +11,7 @@
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::convert_test {
 namespace {
 
 using test::MemoryReader;
@@ -286,4 +286,4 @@ TEST(Convert, ProgressEndsAtTheTotal) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::convert_test

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-namespace nibble {
+namespace nibble::counts_test {
 namespace {
 
 using testing::ElementsAre;
@@ -111,4 +111,4 @@ TEST(Counts, EntropyIsInBits) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::counts_test

@@ -14,7 +14,7 @@
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
 
-namespace nibble {
+namespace nibble::device_test {
 namespace {
 
 using testing::Contains;
@@ -249,4 +249,4 @@ TEST_F(Devices, MemoryIsPlannedForThem) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::device_test

@@ -12,7 +12,7 @@
 
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::digest_test {
 namespace {
 
 using test::Bytes;
@@ -205,4 +205,4 @@ INSTANTIATE_TEST_SUITE_P(Codecs, Digests, testing::ValuesIn(cases),
                          [](const auto& each) { return std::string(each.param.id); });
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::digest_test

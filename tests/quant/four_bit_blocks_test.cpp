@@ -10,7 +10,7 @@
 #include "quant/reference.hpp"
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::four_bit_blocks_test {
 namespace {
 
 struct Format {
@@ -166,4 +166,4 @@ INSTANTIATE_TEST_SUITE_P(Formats, FourBit, testing::ValuesIn(formats),
                          [](const auto& each) { return each.param.name; });
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::four_bit_blocks_test

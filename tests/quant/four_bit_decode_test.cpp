@@ -10,7 +10,7 @@
 #include "quant/four_bit.hpp"
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::four_bit_decode_test {
 namespace {
 
 // Of every sign and size, so that a code that is mistaken for another one shows.
@@ -158,4 +158,4 @@ TEST(FourBitDecode, SizesThatDisagreeAreRefused) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::four_bit_decode_test

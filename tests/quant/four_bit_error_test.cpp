@@ -11,7 +11,7 @@
 #include "quant/four_bit.hpp"
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::four_bit_error_test {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -195,4 +195,4 @@ TEST(FourBitErrors, NeedNoAlignment) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::four_bit_error_test

@@ -12,7 +12,7 @@
 #include "nibble/nf4.hpp"
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::four_bit_test {
 namespace {
 
 using test::bytes_of;
@@ -211,4 +211,4 @@ TEST(FourBitLayout, LargeTensorsAreFinishedInPieces) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::four_bit_test

@@ -9,7 +9,7 @@
 #include "quant/reference.hpp"
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::fp16_test {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -124,4 +124,4 @@ TEST(Fp16, SizesThatDisagreeAreRefused) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::fp16_test

@@ -5,7 +5,7 @@
 
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::fp32_test {
 namespace {
 
 TEST(Fp32, Fp64IsRoundedToNearestAndCounted) {
@@ -39,4 +39,4 @@ TEST(Fp32, SixteenBitsAreWidenedExactly) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::fp32_test

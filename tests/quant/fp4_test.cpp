@@ -4,7 +4,7 @@
 
 #include <vector>
 
-namespace nibble {
+namespace nibble::fp4_test {
 namespace {
 
 TEST(Fp4, BothZerosAndTheirNeighboursHaveTheCodesOfBitsandbytes) {
@@ -26,4 +26,4 @@ TEST(Fp4, ValuesAreTheTwelfthsOfBitsandbytes) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::fp4_test

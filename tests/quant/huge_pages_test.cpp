@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-namespace nibble {
+namespace nibble::huge_pages_test {
 namespace {
 
 const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -132,4 +132,4 @@ TEST(HugePages, AreForManyThreads) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::huge_pages_test

@@ -6,7 +6,7 @@
 #include <limits>
 #include <random>
 
-namespace nibble {
+namespace nibble::hull_path_test {
 namespace {
 
 using Items = std::vector<std::vector<Choice>>;
@@ -114,4 +114,4 @@ TEST(HullPath, OfEqualChoicesTheFirst) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::hull_path_test

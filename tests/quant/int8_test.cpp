@@ -9,7 +9,7 @@
 #include "quant/reference.hpp"
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::int8_test {
 namespace {
 
 using test::bytes_of;
@@ -144,4 +144,4 @@ TEST(Int8, SizesThatDisagreeAreRefused) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::int8_test

@@ -3,7 +3,7 @@
 #include "nibble/error.hpp"
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::keep_test {
 namespace {
 
 TEST(Keep, StoresEveryTypeByteForByte) {
@@ -30,4 +30,4 @@ TEST(Keep, DecodesWeightsOnly) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::keep_test

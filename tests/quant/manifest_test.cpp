@@ -10,7 +10,7 @@
 #include "nibble/version.hpp"
 #include "tests/support/conversion.hpp"
 
-namespace nibble {
+namespace nibble::manifest_test {
 namespace {
 
 using test::MemoryReader;
@@ -296,4 +296,4 @@ TEST(ManifestOfAFile, NamesNoShard) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::manifest_test

@@ -10,7 +10,7 @@
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::measure_memory_test {
 namespace {
 
 using test::error_of;
@@ -166,4 +166,4 @@ TEST(MeasureMemory, CountsColumnsThatAreSearched) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::measure_memory_test

@@ -17,7 +17,7 @@
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::measure_test {
 namespace {
 
 using test::checkpoint;
@@ -555,4 +555,4 @@ TEST(Measure, ProgressComesInOrderAndCanBeCancelled) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::measure_test

@@ -7,7 +7,7 @@
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
 
-namespace nibble {
+namespace nibble::memory_test {
 namespace {
 
 Plan plan_for(Shape shape, std::string to, std::size_t tensors = 1) {
@@ -67,4 +67,4 @@ TEST(Memory, LongNamesCount) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::memory_test

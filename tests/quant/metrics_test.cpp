@@ -14,7 +14,7 @@
 #include "nibble/xtensor.hpp"
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::metrics_test {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -466,4 +466,4 @@ TEST(ChoosePivot, IsTheMeanOfTheFirstFiniteWeights) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::metrics_test

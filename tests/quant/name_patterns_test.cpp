@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <random>
 
-namespace nibble {
+namespace nibble::name_patterns_test {
 namespace {
 
 using testing::ElementsAre;
@@ -107,4 +107,4 @@ TEST(NamePatterns, HostileNames) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::name_patterns_test

@@ -9,7 +9,7 @@
 #include "quant/reference.hpp"
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::nested_test {
 namespace {
 
 reference::Vector vector_of(std::span<const float> values) { return as_xtensor<1>(values, {values.size()}); }
@@ -184,4 +184,4 @@ TEST(Nested, SizesThatDisagreeAreRefused) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::nested_test

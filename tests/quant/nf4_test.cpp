@@ -6,7 +6,7 @@
 
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::nf4_test {
 namespace {
 
 const std::vector<float>& million() {
@@ -41,4 +41,4 @@ TEST(Nf4, FirstWeightIsTheHighNibbleAndAnOddEndHasTheCodeOfZero) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::nf4_test

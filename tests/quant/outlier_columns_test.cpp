@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-namespace nibble {
+namespace nibble::outlier_columns_test {
 namespace {
 
 TEST(OutlierColumns, EnergyIsSummedUpFromAnyColumnOn) {
@@ -44,4 +44,4 @@ TEST(OutlierColumns, EnergyHasToFitFp32) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::outlier_columns_test

@@ -10,7 +10,7 @@
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::pairing_test {
 namespace {
 
 using test::checkpoint;
@@ -302,4 +302,4 @@ TEST(About, KeepsWhatIsReturnedAndTheCodeOfWhatIsThrown) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::pairing_test

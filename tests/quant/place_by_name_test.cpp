@@ -5,7 +5,7 @@
 
 #include "quant/architectures.hpp"
 
-namespace nibble {
+namespace nibble::place_by_name_test {
 namespace {
 
 TensorInfo matrix(std::string name, std::uint64_t rows = 64, std::uint64_t columns = 64) {
@@ -43,4 +43,4 @@ TEST(PlaceByName, IsCareful) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::place_by_name_test

@@ -2,7 +2,7 @@
 
 #include "nibble/measure.hpp"
 
-namespace nibble {
+namespace nibble::place_of_test {
 namespace {
 
 TEST(PlaceOf, SplitsNames) {
@@ -26,4 +26,4 @@ TEST(PlaceOf, SplitsNames) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::place_of_test

@@ -6,7 +6,7 @@
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
 
-namespace nibble {
+namespace nibble::plan_test {
 namespace {
 
 using test::error_of;
@@ -185,4 +185,4 @@ TEST(Plan, SizesAreThoseOfTheFormula) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::plan_test

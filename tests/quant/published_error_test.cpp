@@ -7,7 +7,7 @@
 #include "nibble/metrics.hpp"
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::published_error_test {
 namespace {
 
 constexpr std::size_t count = std::size_t{1} << 22;
@@ -143,4 +143,4 @@ TEST(PublishedError, SevenOutlierColumnsCostTheOthersTwentyDecibels) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::published_error_test

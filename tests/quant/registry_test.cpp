@@ -4,7 +4,7 @@
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 
-namespace nibble {
+namespace nibble::registry_test {
 namespace {
 
 TEST(Registry, KnowsItsNames) {
@@ -27,4 +27,4 @@ TEST(Registry, RefusesWhatItDoesNotKnow) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::registry_test

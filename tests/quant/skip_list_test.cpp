@@ -4,7 +4,7 @@
 
 #include "nibble/error.hpp"
 
-namespace nibble {
+namespace nibble::skip_list_test {
 namespace {
 
 // The cases were put to should_convert_module of transformers 5.23.
@@ -52,4 +52,4 @@ TEST(SkipList, MatchesNoQuantizedModule) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::skip_list_test

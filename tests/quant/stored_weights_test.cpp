@@ -9,7 +9,7 @@
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
 
-namespace nibble {
+namespace nibble::stored_weights_test {
 namespace {
 
 using test::Bytes;
@@ -292,4 +292,4 @@ TEST(StoredWeights, ContradictionsInFourBits) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::stored_weights_test

@@ -9,7 +9,7 @@
 
 #include "nibble/error.hpp"
 
-namespace nibble {
+namespace nibble::target_test {
 namespace {
 
 using testing::AnyOf;
@@ -66,4 +66,4 @@ TEST(Target, OneThatIsNotThereIsRefusedAndTheOthersAreNamed) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::target_test

@@ -3,7 +3,7 @@
 
 #include "nibble/memory.hpp"
 
-namespace nibble {
+namespace nibble::threads_test {
 namespace {
 
 TEST(Threads, AtLeastOne) { EXPECT_GE(default_threads(), 1U); }
@@ -21,4 +21,4 @@ TEST(Threads, AreTheProcessorsOfThisProcess) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::threads_test

@@ -8,7 +8,7 @@
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble {
+namespace nibble::thresholds_test {
 namespace {
 
 using Figure = Threshold::Figure;
@@ -162,4 +162,4 @@ TEST(Violations, WhatCannotBeSaidBreaksEveryLimit) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::thresholds_test

@@ -6,7 +6,7 @@
 
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::widen_test {
 namespace {
 
 TEST(Widen, AlignedFp32IsNotCopied) {
@@ -46,4 +46,4 @@ TEST(CountNonfinite, TellsOverflowFromInfinity) {
 }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::widen_test

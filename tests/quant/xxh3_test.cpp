@@ -8,7 +8,7 @@
 
 #include "tests/quant/codec_support.hpp"
 
-namespace nibble {
+namespace nibble::xxh3_test {
 namespace {
 
 std::vector<std::byte> random_bytes(std::size_t n) {
@@ -68,4 +68,4 @@ TEST(Xxh3, IsThatOfTheLibraryForEveryLengthAndCut) {
 TEST(Xxh3, OfNothingIsThePublishedOne) { EXPECT_EQ(Xxh3(0).hex(), "99aa06d3014798d86001c324468d497f"); }
 
 }  // namespace
-}  // namespace nibble
+}  // namespace nibble::xxh3_test

@@ -1,0 +1,20 @@
+#include "cli/figures.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace nibble::cli {
+
+std::string decibels(double value) {
+  if (std::isnan(value)) return "-";
+  return std::isinf(value) ? "exact" : fmt::format("{:.2f}", value);
+}
+
+std::string scientific(double value) { return std::isnan(value) ? "-" : fmt::format("{:.2e}", value); }
+
+std::string percent(double share) { return std::isnan(share) ? "-" : fmt::format("{:.2f} %", 100 * share); }
+
+std::string similarity(double value) { return std::isnan(value) ? "-" : fmt::format("{:.6f}", value); }
+
+}  // namespace nibble::cli
