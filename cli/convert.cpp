@@ -123,7 +123,7 @@ std::unique_ptr<Device> open_device(DeviceChoice choice, const Plan& plan) {
   return Device::open(choice);
 }
 
-void print_report(const ConvertOptions& options, const Report& report, double seconds) {
+std::string text_of(const ConvertOptions& options, const Report& report, double seconds) {
   const Plan& plan = report.plan;
   const Device* const device = options.resources.device;
   const bool on_device = device != nullptr && device->chunks() > 0;
@@ -138,25 +138,47 @@ void print_report(const ConvertOptions& options, const Report& report, double se
     json["output"] = options.out;
     json["device"] = on_device ? device->name() : "cpu";
     json["seconds"] = seconds;
-    fmt::print("{}\n", dump_lines(json));
-    return;
+    return dump_lines(json) + '\n';
   }
   std::map<std::string, std::uint64_t> codecs;
   for (const PlannedTensor& tensor : plan.tensors) ++codecs[std::string(tensor.codec)];
   std::string counts;
   for (const auto& [codec, count] : codecs) counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, codec);
-  fmt::print("{}: {} -> {}, {:.2f} bits per weight, {:.2f} s ({}/s) on {}; tensors: {}\n", options.out,
-             size_both(plan.source_bytes()), size_both(plan.stored_bytes()), bits_per_weight(plan), seconds,
-             size_short(static_cast<std::uint64_t>(static_cast<double>(plan.source_bytes()) / std::max(seconds, 1e-9))),
-             on_device ? device->name() : "the CPU", counts);
-  print_warnings(report.warnings);
+  return fmt::format(
+      "{}: {} -> {}, {:.2f} bits per weight, {:.2f} s ({}/s) on {}; tensors: {}\n", options.out,
+      size_both(plan.source_bytes()), size_both(plan.stored_bytes()), bits_per_weight(plan), seconds,
+      size_short(static_cast<std::uint64_t>(static_cast<double>(plan.source_bytes()) / std::max(seconds, 1e-9))),
+      on_device ? device->name() : "the CPU", counts);
 }
+
+// Makes the text before the output appears: afterwards nothing may fail, not even for want of memory.
+class ReportingDisplay final : public ProgressDisplay {
+ public:
+  ReportingDisplay(ProgressStyle style, const ConvertOptions& options) : ProgressDisplay(style), options_(options) {}
+
+  void ready(const Report& report) override {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
+    text_ = text_of(options_, report, seconds.count());
+    for (const std::string& warning : report.warnings) warnings_ += fmt::format("warning: {}\n", warning);
+  }
+
+  void print() noexcept {
+    close();
+    // main() asks whether all of it was written.
+    (void)std::fwrite(text_.data(), 1, text_.size(), stdout);
+    (void)std::fwrite(warnings_.data(), 1, warnings_.size(), stderr);
+  }
+
+ private:
+  const ConvertOptions& options_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::string text_, warnings_;
+};
 
 void run(ConvertOptions& options) {
   catch_interrupts();
   finish_recipe(options);
-  const ProgressStyle style = progress_style(options.progress);
-  const auto start = std::chrono::steady_clock::now();
+  ReportingDisplay display(progress_style(options.progress), options);
   const std::unique_ptr<Reader> in = open_checkpoint(options.in);
   Plan plan = make_plan(*in, options.recipe);
   const std::unique_ptr<Device> device = open_device(options.device, plan);
@@ -168,10 +190,8 @@ void run(ConvertOptions& options) {
                          .bytes = plan.stored_bytes() + plan_memory(plan, options.resources).spilled_bytes,
                          .overwrite = options.overwrite,
                          .memory = chunk_memory(device.get())});
-  ProgressDisplay progress(style);
-  const Report report = convert(*in, std::move(plan), *out, options.resources, progress);
-  progress.close();
-  print_report(options, report, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  convert(*in, std::move(plan), *out, options.resources, display);
+  display.print();
 }
 
 template <class Enum>

@@ -59,6 +59,10 @@ std::span<const ContainerTraits> containers() {
   return traits;
 }
 
+bool sniffs_of_weights(std::span<const std::byte> head) {
+  return std::any_of(table().begin(), table().end(), [&](const Container& container) { return container.sniff(head); });
+}
+
 WeightFile open_weight_file(InputFile file) {
   std::array<std::byte, 64> bytes{};
   const std::size_t count = static_cast<std::size_t>(std::min<std::uint64_t>(bytes.size(), file.size()));

@@ -67,7 +67,7 @@ class Advising {
       if (tensors.dtype(t) == DType::f64)
         tensors_[t].ways.push_back({"fp32", {byte_count(DType::f32, weights), 0}});
       else
-        tensors_[t].ways.push_back({std::string(keep), {tensors.bytes(t), 0}});
+        tensors_[t].ways.push_back({std::string(keep_codec), {tensors.bytes(t), 0}});
     }
     if (measurement.candidates.size() != formats.size()) fail();
     for (std::size_t c = 0; c < formats.size(); ++c) read_errors(c);
@@ -128,7 +128,7 @@ class Advising {
   void offer(std::size_t source, const Pooled& pooled) {
     Tensor& tensor = tensors_[source];
     if (tensor.reference == 0) tensor.reference = pooled.reference;
-    if (!pooled.offered || pooled.codec == keep) return;
+    if (!pooled.offered || pooled.codec == keep_codec) return;
     const double cost =
         pooled.square == 0 ? 0 : static_cast<double>(pooled.weights) * (pooled.square / pooled.reference);
     if (!std::isfinite(cost)) return;
@@ -230,7 +230,7 @@ class Advising {
   [[nodiscard]] bool is_same(const PlannedTensor& planned) const {
     const std::string& codec = advice_.codecs[planned.source];
     return planned.codec == codec ||
-           (codec == keep && make_codec(planned.codec)->cast_type() == std::optional(planned.info.dtype));
+           (codec == keep_codec && make_codec(planned.codec)->cast_type() == std::optional(planned.info.dtype));
   }
 
   // A cast declares the type of the whole model, as which its loader then takes all that is plain.
@@ -240,7 +240,7 @@ class Advising {
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
       const DType dtype = in_.tensors().dtype(t);
       const std::string& codec = advice_.codecs[t];
-      if (is_weight_type(dtype) && codec != to && !quantizes(codec) && !(codec == keep && dtype == *cast)) return false;
+      if (is_weight_type(dtype) && codec != to && !quantizes(codec) && !(codec == keep_codec && dtype == *cast)) return false;
     }
     return true;
   }
@@ -259,7 +259,7 @@ class Advising {
     }
     for (const auto& [codec, tensors] : differing)
       for (std::string& pattern : name_patterns(in_.tensors(), tensors)) {
-        if (codec == keep)
+        if (codec == keep_codec)
           recipe.skips.push_back(std::move(pattern));
         else
           recipe.rules.push_back({std::move(pattern), codec});

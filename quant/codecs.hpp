@@ -10,7 +10,7 @@
 
 namespace nibble {
 
-inline constexpr std::string_view keep = "keep";  ///< the codec that leaves a tensor as it is
+inline constexpr std::string_view keep_codec = "keep";  ///< the codec that leaves a tensor as it is
 
 /// Codecs by name, made once: a plan asks each for the parts of thousands of tensors.
 class Codecs {

@@ -159,7 +159,10 @@ class Conversion {
     if (report_.plan.shard_ends.size() > 1)
       for (std::size_t shard = 0; shard < report_.plan.shard_ends.size(); ++shard)
         finish.shards.push_back(&shards.emplace_back(parts_of(shard)));
-    out_.commit(finish);
+    out_.complete(finish);
+    for (std::string& warning : out_.warnings()) report_.warnings.push_back(std::move(warning));
+    progress_.ready(report_);
+    out_.commit();
   }
 
   // A tensor that turns out non-finite after its place was fixed restarts its shard with that tensor kept.
@@ -470,6 +473,7 @@ class Conversion {
 }  // namespace
 
 void Progress::advance(std::string_view /*tensor*/, std::uint64_t /*done*/, std::uint64_t /*total*/) {}
+void Progress::ready(const Report& /*report*/) {}
 bool Progress::cancelled() const { return false; }
 
 Report convert(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress) {

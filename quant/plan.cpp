@@ -131,7 +131,7 @@ class Planner {
     for (const auto& [option, codec] : {std::pair{"--embeddings", &recipe.embeddings},
                                         {"--lm-head", &recipe.lm_head},
                                         {"--experts", &recipe.experts}})
-      if (*codec != keep &&
+      if (*codec != keep_codec &&
           std::none_of(plan_.tensors.begin(), plan_.tensors.end(),
                        [option = option](const PlannedTensor& tensor) { return tensor.reason.starts_with(option); }))
         throw Error(Errc::usage, fmt::format("{} {} applies to no tensor", option, *codec));
@@ -141,29 +141,29 @@ class Planner {
   Choice by_role(const TensorInfo& tensor, const Placement& place) {
     const Recipe& recipe = plan_.recipe;
     if (!is_weight_type(tensor.dtype))
-      return {std::string(keep), fmt::format("{} is no weight type", traits(tensor.dtype).name)};
+      return {std::string(keep_codec), fmt::format("{} is no weight type", traits(tensor.dtype).name)};
     if (!quantizes(codecs_[recipe.to])) return {recipe.to, "all weights are cast"};
     switch (place.role) {
       case Role::linear:
       case Role::conv1d:
         return {recipe.to, place.why};
       case Role::embedding:
-        if (recipe.embeddings != keep) return {recipe.embeddings, "--embeddings"};
-        return {std::string(keep), place.why};
+        if (recipe.embeddings != keep_codec) return {recipe.embeddings, "--embeddings"};
+        return {std::string(keep_codec), place.why};
       case Role::expert:
-        if (recipe.experts != keep) return {recipe.experts, "--experts"};
-        return {std::string(keep), place.why};
+        if (recipe.experts != keep_codec) return {recipe.experts, "--experts"};
+        return {std::string(keep_codec), place.why};
       case Role::output_embeddings:
-        if (recipe.lm_head != keep) return {recipe.lm_head, "--lm-head"};
+        if (recipe.lm_head != keep_codec) return {recipe.lm_head, "--lm-head"};
         [[fallthrough]];
       case Role::kept:
         if (!recipe.default_skips) return {recipe.to, "--no-default-skips"};
-        return {std::string(keep), place.why};
+        return {std::string(keep_codec), place.why};
       case Role::other:
       case Role::unknown:
         break;
     }
-    return {std::string(keep), place.why};
+    return {std::string(keep_codec), place.why};
   }
 
   Choice choose(const TensorInfo& tensor, const Placement& place) {
@@ -183,10 +183,10 @@ class Planner {
     for (Pattern& skip : skips_) {
       if (!skip.matches(tensor.name)) continue;
       skip.apply();
-      choice = {std::string(keep), skip.label()};
+      choice = {std::string(keep_codec), skip.label()};
     }
     // F64 has no place in a quantized model: transformers would run its layers in that type.
-    if (choice.codec == keep && tensor.dtype == DType::f64 && quantizes(codecs_[plan_.recipe.to]))
+    if (choice.codec == keep_codec && tensor.dtype == DType::f64 && quantizes(codecs_[plan_.recipe.to]))
       choice = {"fp32", choice.reason + "; F64 is cast"};
     return choice;
   }

@@ -158,8 +158,14 @@ class Writer {
   /// Room for what does not fit into memory: a file beside the output, which has no name and ends with the Scratch.
   [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch() = 0;
 
-  /// Writes index, configuration and all that is carried over, flushes everything, and makes it appear at once.
-  virtual void commit(const Finish& finish) = 0;
+  /// Writes index, configuration and all that is carried over, and flushes everything: what is missing is its name.
+  virtual void complete(const Finish& finish) = 0;
+
+  /// Makes it appear, all at once. If this throws, whatever was there before is there as it was.
+  virtual void commit() = 0;
+
+  /// What its user should know, one line each, so far: files that are not carried over, remains of an earlier run.
+  [[nodiscard]] virtual std::vector<std::string> warnings() const { return {}; }
 
  protected:
   Buffers buffers_;

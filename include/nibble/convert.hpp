@@ -13,12 +13,17 @@
 
 namespace nibble {
 
+struct Report;
+
 /// Told how far a conversion has come. Calls come from one thread at a time.
 class Progress {
  public:
   virtual ~Progress() = default;
   /// `done` bytes of the input have been written out encoded; `tensor` is the one in work.
   virtual void advance(std::string_view tensor, std::uint64_t done, std::uint64_t total);
+  /// All of the output is on the disk, and what is missing is its name. What has to be said about it is best made now:
+  /// after this, a conversion fails only if the output does not appear.
+  virtual void ready(const Report& report);
   /// A conversion that finds this true undoes what it wrote and throws Error(interrupted). Any thread.
   [[nodiscard]] virtual bool cancelled() const;
 };
@@ -33,7 +38,7 @@ struct Report {
 /// codec, reason, sizes, findings and hashes.
 ///
 /// The input is read once, front to back, in chunks; every chunk is encoded on its own thread and written to its
-/// final place. The bytes do not depend on threads or memory. Throws Error(bad_input) for non-finite values or
+/// final place. The bytes do not depend on threads or memory. If it throws, no output has appeared. Throws Error(bad_input) for non-finite values or
 /// overflow that the recipe does not allow, Error(input_changed), Error(no_space), Error(io), Error(interrupted).
 Report convert(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress);
 

@@ -270,7 +270,8 @@ class OneFile final : public Writer {
   [[nodiscard]] std::string shard_name(std::size_t /*index*/) const override { return {}; }
   void write_manifest(std::uint64_t /*offset*/, std::string_view text) override { pieces.emplace_back(text); }
   std::unique_ptr<Scratch> make_scratch() override { return nullptr; }
-  void commit(const Finish& /*finish*/) override {}
+  void complete(const Finish& /*finish*/) override {}
+  void commit() override {}
 };
 
 // 100,000 tensors have 120 MB.

@@ -62,12 +62,14 @@ class MemoryWriter final : public Writer {
     manifest_ += text;
   }
   std::unique_ptr<Scratch> make_scratch() override;
-  void commit(const Finish& finish) override { finish_ = finish; }
+  void complete(const Finish& finish) override { finish_ = finish; }
+  void commit() override { committed_ = true; }
 
   /// Parts of all shards that were ended, as they were when they ended.
   [[nodiscard]] const std::map<std::string, std::vector<std::byte>>& parts() const { return ended_; }
   [[nodiscard]] const std::optional<Finish>& finish() const { return finish_; }
   [[nodiscard]] const std::string& manifest() const { return manifest_; }
+  [[nodiscard]] bool is_committed() const { return committed_; }
   [[nodiscard]] std::size_t begun() const { return begun_; }
   /// How often a tensor's scratch did not fit into memory.
   [[nodiscard]] std::size_t scratches() const { return scratches_; }
@@ -78,6 +80,7 @@ class MemoryWriter final : public Writer {
   std::map<std::string, std::vector<std::byte>> ended_;
   std::optional<Finish> finish_;
   std::string manifest_;
+  bool committed_ = false;
   std::size_t begun_ = 0;
   std::size_t scratches_ = 0;
 };

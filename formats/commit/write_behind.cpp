@@ -1,4 +1,4 @@
-#include "formats/write_behind.hpp"
+#include "formats/commit/write_behind.hpp"
 
 #include <fcntl.h>
 

@@ -52,7 +52,8 @@ class WriterTest : public testing::Test {
       out->end();
     }
     if (!manifest.empty()) out->write_manifest(0, manifest);
-    out->commit(finish);
+    out->complete(finish);
+    out->commit();
   }
 
   std::set<std::string> files() const {
@@ -180,7 +181,7 @@ TEST_F(WriterTest, ScratchIsOfTheOutput) {
   std::vector<std::byte> bytes(1000);
   scratch->write(0, bytes);
   EXPECT_THAT(error_of([&] { scratch->read(1, bytes); }, Errc::io), testing::MatchesRegex(".*out: cannot read .*"));
-  EXPECT_TRUE(fs::is_empty(root_.path() / ".out.nibble"));
+  EXPECT_TRUE(fs::is_empty(root_.path() / ".out.nibble" / "new"));
 }
 
 TEST_F(WriterTest, FileBecomesFile) {
@@ -194,7 +195,8 @@ TEST_F(WriterTest, FileBecomesFile) {
   out->write_manifest(0, "first draft");
   out->write_manifest(1, "x");
   out->write_manifest(0, "m");
-  out->commit({});
+  out->complete({});
+  out->commit();
   EXPECT_EQ(open_checkpoint(out_)->tensors().size(), 2U);
   EXPECT_EQ(read_file(root_.path() / "out.nibble.json"), "m");
 }

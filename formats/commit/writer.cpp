@@ -1,29 +1,27 @@
 // Checkpoints on their way to disk: safetensors shards inside a transaction, and for a directory all that makes it
 // a model: index, configuration, manifest, and whatever else the source directory holds.
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <set>
 
+#include "formats/commit/apart.hpp"
+#include "formats/commit/carry_over.hpp"
+#include "formats/commit/transaction.hpp"
+#include "formats/commit/write_behind.hpp"
 #include "formats/config.hpp"
+#include "formats/container.hpp"
 #include "formats/file.hpp"
 #include "formats/json.hpp"
 #include "formats/names.hpp"
 #include "formats/refuse.hpp"
 #include "formats/safetensors.hpp"
 #include "formats/scratch.hpp"
-#include "formats/transaction.hpp"
-#include "formats/write_behind.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
 
@@ -33,20 +31,22 @@ namespace {
 constexpr const char* config_name = "config.json";
 constexpr const char* diffusers_stem = "diffusion_pytorch_model";  // its loader looks for that name
 constexpr const char* manifest_file = "nibble.json";
-constexpr std::uint64_t copy_block = 1 << 20;
+constexpr std::uint64_t index_piece = 1 << 20;
 
-// Weights of any container: the converted ones replace them.
-constexpr std::array<std::string_view, 13> weight_suffixes{".safetensors", ".bin",    ".pt",        ".pth", ".ckpt",
-                                                           ".gguf",        ".h5",     ".msgpack",   ".ot",  ".onnx",
-                                                           ".onnx_data",   ".tflite", ".index.json"};
-// In folders, modules of their own have weights of the first two kinds (sentence-transformers' Dense layers).
-constexpr std::size_t weight_suffixes_of_folders = 2;
+// The first few of them.
+std::string list_of(std::span<const std::string> names) {
+  constexpr std::size_t shown = 5;
+  std::string text;
+  for (const std::string& name : names.first(std::min(shown, names.size())))
+    text += (text.empty() ? "" : ", ") + printable(name);
+  return names.size() > shown ? fmt::format("{} and {} more", text, names.size() - shown) : text;
+}
 
-bool is_carried_over(const std::string& name, bool top) {
-  if (name.starts_with('.')) return false;
-  if (top && (name == config_name || name == manifest_file)) return false;
-  return std::none_of(weight_suffixes.begin() + (top ? 0 : weight_suffixes_of_folders), weight_suffixes.end(),
-                      [&](std::string_view suffix) { return name.ends_with(suffix); });
+// What --overwrite may replace.
+bool is_weight_file(int file) {
+  std::array<std::byte, 16> head{};
+  const Transfer got = read_all(file, 0, head);
+  return sniffs_of_weights(std::span(head).first(got.bytes));
 }
 
 void write_file(int directory, const std::string& name, const std::string& label, std::string_view text) {
@@ -56,93 +56,13 @@ void write_file(int directory, const std::string& name, const std::string& label
   file.close();
 }
 
-// Copies what a directory holds beside weights. Links become what they point to; one that leads back to a folder
-// above it is left out, as are broken ones.
-class CarryOver {
- public:
-  explicit CarryOver(std::string label) : label_(std::move(label)) {}
-
-  void run(const Directory& from, int to) { copy_directory(from.fd(), to, ""); }
-
-  // What run() would copy.
-  std::uint64_t bytes(const Directory& from) {
-    bytes_ = 0;
-    copy_directory(from.fd(), nowhere, "");
-    return bytes_;
-  }
-
- private:
-  static constexpr int nowhere = -1;                   // instead of a directory: count only
-  static constexpr std::size_t most_folders = 10'000;  // links can make more of them than there are
-
-  using Place = std::pair<dev_t, ino_t>;
-
-  [[noreturn]] void fail(const std::string& path, std::string_view action) const {
-    throw Error(Errc::io, fmt::format("{}/{}: {}: {}", label_, printable(path), action, std::strerror(errno)));
-  }
-
-  void copy_directory(int from, int to, const std::string& path) {
-    // Through a path-only descriptor nothing can be listed.
-    const Descriptor here(openat(from, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    struct stat status {};
-    if (here.get() < 0 || fstat(here.get(), &status) != 0) fail(path, "cannot open in the input");
-    const Place place{status.st_dev, status.st_ino};
-    if (std::find(above_.begin(), above_.end(), place) != above_.end()) return;
-    above_.push_back(place);
-    for (const std::string& name : list_directory(here.get())) {
-      if (!is_carried_over(name, path.empty())) continue;
-      if (fstatat(here.get(), name.c_str(), &status, 0) != 0) continue;
-      if (S_ISDIR(status.st_mode)) copy_subdirectory(here.get(), to, name, path);
-      if (S_ISREG(status.st_mode)) copy_file(here.get(), to, name, path);
-    }
-    above_.pop_back();
-  }
-
-  void copy_subdirectory(int from, int to, const std::string& name, const std::string& path) {
-    if (++folders_ > 2 * most_folders)  // counted, then copied
-      refuse(printable(path + name), "is one of more than {} folders to carry over", most_folders);
-    const Descriptor inner(openat(from, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (inner.get() < 0) fail(path + name, "cannot open in the input");
-    if (to == nowhere) return copy_directory(inner.get(), nowhere, path + name + "/");
-    if (mkdirat(to, name.c_str(), 0777) != 0) fail(path + name, "cannot create");
-    const Descriptor made(openat(to, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
-    if (made.get() < 0) fail(path + name, "cannot open");
-    copy_directory(inner.get(), made.get(), path + name + "/");
-    if (list_directory(made.get()).empty()) unlinkat(to, name.c_str(), AT_REMOVEDIR);  // it held only weights
-    if (fsync(made.get()) != 0) fail(path + name, "cannot flush");
-  }
-
-  void copy_file(int from, int to, const std::string& name, const std::string& path) {
-    const InputFile in(from, name, printable(path + name));
-    bytes_ += in.size();
-    if (to == nowhere) return;
-    struct stat status {};
-    if (fstatat(from, name.c_str(), &status, 0) != 0) fail(path + name, "cannot read its mode");
-    OutputFile out(to, name, label_ + "/" + printable(path + name));
-    std::vector<std::byte> block(std::min(in.size(), copy_block));
-    for (std::uint64_t offset = 0; offset < in.size(); offset += block.size()) {
-      const std::span part = std::span(block).first(std::min<std::uint64_t>(block.size(), in.size() - offset));
-      in.read(offset, part);
-      out.write_at(offset, part);
-    }
-    if (fchmodat(to, name.c_str(), status.st_mode & 0777, 0) != 0) fail(path + name, "cannot set its mode");
-    out.flush();
-    out.close();
-  }
-
-  std::string label_;
-  std::vector<Place> above_;  // the folders from the top to the one in work
-  std::size_t folders_ = 0;
-  std::uint64_t bytes_ = 0;
-};
-
 // What files and directories have in common: shards, one after the other, in a transaction.
 class ShardWriter : public Writer {
  public:
   ShardWriter(const std::filesystem::path& path, Transaction::Kind kind, const CreateOptions& options,
               std::uint64_t other_bytes)
       : Writer(options.memory),
-        transaction_(path, kind, options.overwrite),
+        transaction_(path, kind, {.overwrite = options.overwrite, .may_replace = is_weight_file}),
         label_(printable(path.string())),
         shards_(options.shards) {
     const std::uint64_t need = options.bytes + std::min(other_bytes, UINT64_MAX - options.bytes);
@@ -192,17 +112,21 @@ class ShardWriter : public Writer {
   }
 
   void write_manifest(std::uint64_t offset, std::string_view text) override {
-    if (!manifest_) manifest_.emplace(transaction_.directory(), std::string(manifest_name()), label_);
+    if (!manifest_) manifest_.emplace(transaction_.directory(), manifest_name(), label_);
     manifest_->truncate(offset);
     manifest_->write_at(offset, std::as_bytes(std::span(text)));
   }
 
-  std::unique_ptr<Scratch> make_scratch() override { return make_file_scratch(transaction_.directory(), label_); }
+  std::unique_ptr<Scratch> make_scratch() override { return make_file_scratch(transaction_.work_directory(), label_); }
+
+  void commit() override { transaction_.commit(); }
+
+  std::vector<std::string> warnings() const override { return transaction_.warnings(); }
 
  protected:
   // A file's name in the transaction's directory.
   [[nodiscard]] virtual std::string staged_name(std::size_t index) const = 0;
-  [[nodiscard]] virtual std::string_view manifest_name() const = 0;
+  [[nodiscard]] virtual std::string manifest_name() const = 0;
 
   void end_manifest() {
     if (!manifest_) write_manifest(0, "");
@@ -230,22 +154,20 @@ class FileWriter final : public ShardWriter {
   // A file alone: its name is its user's, and no part of what is written.
   [[nodiscard]] std::string shard_name(std::size_t /*index*/) const override { return {}; }
 
-  void commit(const Finish& /*finish*/) override {
-    end_manifest();
-    transaction_.commit();
-  }
+  void complete(const Finish& /*finish*/) override { end_manifest(); }
 
  private:
-  [[nodiscard]] std::string staged_name(std::size_t /*index*/) const override { return Transaction::staged_file; }
-  [[nodiscard]] std::string_view manifest_name() const override { return Transaction::staged_manifest; }
+  [[nodiscard]] std::string staged_name(std::size_t /*index*/) const override { return transaction_.name(); }
+  [[nodiscard]] std::string manifest_name() const override { return transaction_.manifest_name(); }
 };
 
 class DirectoryWriter final : public ShardWriter {
  public:
   DirectoryWriter(const std::filesystem::path& path, const Reader& source, const CreateOptions& options)
       : ShardWriter(path, Transaction::Kind::directory, options,
-                    CarryOver(printable(path.string())).bytes(Directory(source.path()))),
+                    CarryOver(printable(path.string()), source.files()).measure(Directory(source.path()))),
         source_(source),
+        carry_over_(label_, source.files()),
         stem_(!source.files().empty() && source.files().front().starts_with(diffusers_stem) ? diffusers_stem
                                                                                             : "model") {}
 
@@ -254,19 +176,27 @@ class DirectoryWriter final : public ShardWriter {
                         : fmt::format("{}-{:05}-of-{:05}.safetensors", stem_, index + 1, shards_);
   }
 
-  void commit(const Finish& finish) override {
+  void complete(const Finish& finish) override {
     const int directory = transaction_.directory();
     const Directory from(source_.path());
-    CarryOver(label_).run(from, directory);
+    carry_over_.copy(from, directory);
     end_manifest();
     if (shards_ > 1) write_index(finish);
     if (from.has(config_name)) write_file(directory, config_name, label_, patched_config(from, finish));
-    transaction_.commit();
+  }
+
+  std::vector<std::string> warnings() const override {
+    std::vector<std::string> all = ShardWriter::warnings();
+    const auto& [links, weights] = carry_over_.left_out();
+    if (!links.empty()) all.push_back(fmt::format("not carried over, links that lead nowhere: {}", list_of(links)));
+    if (!weights.empty()) all.push_back(fmt::format("not carried over, weights that were not converted: {}",
+                                                    list_of(weights)));
+    return all;
   }
 
  private:
   [[nodiscard]] std::string staged_name(std::size_t index) const override { return shard_name(index); }
-  [[nodiscard]] std::string_view manifest_name() const override { return manifest_file; }
+  [[nodiscard]] std::string manifest_name() const override { return manifest_file; }
 
   // Sorted by name, indented by two, as transformers writes it. In pieces: it names every part.
   void write_index(const Finish& finish) {
@@ -295,7 +225,7 @@ class DirectoryWriter final : public ShardWriter {
       text += i == 0 ? "\n    " : ",\n    ";
       json::append_quoted(text, quoted);
       text.append(": \"").append(shard_name(entries[i].shard)).append("\"");
-      if (text.size() < copy_block) continue;
+      if (text.size() < index_piece) continue;
       file.write_at(written, std::as_bytes(std::span(text)));
       written += text.size();
       text.clear();
@@ -316,31 +246,9 @@ class DirectoryWriter final : public ShardWriter {
   }
 
   const Reader& source_;
+  CarryOver carry_over_;
   std::string stem_;
 };
-
-bool is_in(const std::filesystem::path& inner, const std::filesystem::path& outer) {
-  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
-}
-
-// The output must not be the input, hold it, or lie in it: replacing one would destroy the other. Nor may it hold
-// what the input's links lead to.
-void check_apart(const std::filesystem::path& out, const Reader& source) {
-  std::error_code unresolved;
-  const auto to = std::filesystem::weakly_canonical(out, unresolved);
-  const auto from = std::filesystem::weakly_canonical(source.path(), unresolved);
-  const auto refuse_it = [&] {
-    throw Error(Errc::usage, fmt::format("{}: output and input '{}' lie in each other", printable(out.string()),
-                                         printable(source.path().string())));
-  };
-  if (is_in(to, from) || is_in(from, to)) refuse_it();
-  if (std::filesystem::is_directory(from)) {
-    for (const std::string& file : source.files())
-      if (is_in(std::filesystem::weakly_canonical(from / file, unresolved), to)) refuse_it();
-    if (is_in(std::filesystem::weakly_canonical(from / config_name, unresolved), to)) refuse_it();
-  }
-  if (std::filesystem::equivalent(to, from, unresolved)) refuse_it();
-}
 
 }  // namespace
 

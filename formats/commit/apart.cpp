@@ -1,0 +1,101 @@
+#include "formats/commit/apart.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <optional>
+#include <string>
+#include <system_error>
+
+#include "formats/commit/transaction.hpp"
+#include "formats/file.hpp"
+#include "nibble/error.hpp"
+
+namespace nibble {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Identity {
+  dev_t device = 0;
+  ino_t inode = 0;
+  bool operator==(const Identity&) const = default;
+};
+
+Identity identity_of(const struct stat& status) { return {status.st_dev, status.st_ino}; }
+
+// What a path leads to; nothing if there is nothing, or nothing that may be looked at.
+std::optional<Identity> identify(const fs::path& path) {
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) return std::nullopt;
+  return identity_of(status);
+}
+
+fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+
+// Whether a folder is this one or lies in it.
+bool is_in(const fs::path& folder, const std::optional<Identity>& outer) {
+  if (!outer) return false;
+  Descriptor here(open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  std::optional<Identity> last;
+  while (here.get() >= 0) {
+    struct stat status {};
+    if (fstat(here.get(), &status) != 0) return false;
+    const Identity identity = identity_of(status);
+    if (identity == outer) return true;
+    if (identity == last) return false;  // the root is its own parent
+    last = identity;
+    here = Descriptor(openat(here.get(), "..", O_PATH | O_DIRECTORY | O_CLOEXEC));
+  }
+  return false;
+}
+
+// The folder in which a file really lies, behind its links.
+fs::path real_folder(const fs::path& file) {
+  std::error_code error;
+  const fs::path real = fs::canonical(file, error);
+  return error ? folder_of(file) : folder_of(real);
+}
+
+// Calls f(path) for every file that belongs to a checkpoint.
+template <class F> void for_each_file(const Reader& source, F&& f) {
+  if (!source.is_directory()) return f(source.path());
+  for (const std::string& name : source.files()) f(source.path() / name);
+  for (const char* const name : {"config.json", "model.safetensors.index.json"}) f(source.path() / name);
+}
+
+std::string shown(const fs::path& path) { return printable(path.string()); }
+
+}  // namespace
+
+void check_no_input(const fs::path& file, const Reader& source) {
+  const auto identity = identify(file);
+  if (!identity) return;
+  for_each_file(source, [&](const fs::path& input) {
+    if (identify(input) == identity)
+      throw Error(Errc::usage, fmt::format("{}: is part of the input '{}'", shown(file), shown(source.path())));
+  });
+}
+
+void check_apart(const fs::path& out, const Reader& source) {
+  const auto refuse = [&] {
+    throw Error(Errc::usage, fmt::format("{}: output and input '{}' lie in each other", shown(out), shown(source.path())));
+  };
+  const auto to = identify(out);
+  if (!source.is_directory()) {
+    if (to && to == identify(source.path())) refuse();
+    const fs::path manifest = out.string() + Transaction::manifest_suffix;
+    if (const auto beside = identify(manifest); beside && beside == identify(source.path()))
+      throw Error(Errc::usage, fmt::format("{}: the manifest beside the output would replace the input", shown(manifest)));
+    return;
+  }
+  if (is_in(folder_of(out), identify(source.path())) || is_in(source.path(), to)) refuse();
+  for_each_file(source, [&](const fs::path& input) {
+    std::error_code error;
+    if (fs::is_symlink(input, error) && is_in(real_folder(input), to)) refuse();
+  });
+}
+
+}  // namespace nibble

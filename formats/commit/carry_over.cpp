@@ -1,0 +1,123 @@
+#include "formats/commit/carry_over.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <span>
+
+#include "formats/directory.hpp"
+#include "formats/refuse.hpp"
+#include "nibble/error.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr std::uint64_t copy_block = 1 << 20;
+constexpr int nowhere = -1;                 // instead of a directory: measure only
+constexpr std::size_t max_folders = 10'000;  // links can make more of them than there are
+constexpr std::size_t max_depth = 64;
+
+// Weights of any container. In folders, modules of their own have some of the first two kinds (the Dense layers of
+// sentence-transformers).
+constexpr std::array<std::string_view, 12> weight_suffixes{".safetensors", ".bin",  ".pt",        ".pth",
+                                                           ".ckpt",        ".gguf", ".h5",        ".msgpack",
+                                                           ".ot",          ".onnx", ".onnx_data", ".tflite"};
+constexpr std::size_t suffixes_of_modules = 2;
+
+bool is_weights(const std::string& name, bool top) {
+  return std::any_of(weight_suffixes.begin() + (top ? 0 : suffixes_of_modules), weight_suffixes.end(),
+                     [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+}  // namespace
+
+void CarryOver::fail(const std::string& path, std::string_view action) const {
+  throw Error(Errc::io, fmt::format("{}/{}: {}: {}", output_, printable(path), action, std::strerror(errno)));
+}
+
+std::uint64_t CarryOver::measure(const Directory& from) {
+  walk(from, nowhere);
+  return bytes_;
+}
+
+void CarryOver::copy(const Directory& from, int to) { walk(from, to); }
+
+void CarryOver::walk(const Directory& from, int to) {
+  folders_ = 0;
+  bytes_ = 0;
+  left_out_ = {};
+  walk_directory(from.fd(), to, "");
+}
+
+bool CarryOver::is_carried_over(const std::string& name, const std::string& path) {
+  const bool top = path.empty();
+  if (name.starts_with('.') || name.ends_with(".index.json")) return false;
+  if (top && (name == "config.json" || name == "nibble.json")) return false;
+  if (!is_weights(name, top)) return true;
+  if (!top || std::find(converted_.begin(), converted_.end(), name) == converted_.end())
+    left_out_.weights.push_back(path + name);
+  return false;
+}
+
+void CarryOver::walk_directory(int from, int to, const std::string& path) {
+  // Through a path-only descriptor nothing can be listed.
+  const Descriptor here(openat(from, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat status {};
+  if (here.get() < 0 || fstat(here.get(), &status) != 0) fail(path, "cannot open in the input");
+  const Place place{status.st_dev, status.st_ino};
+  if (std::find(above_.begin(), above_.end(), place) != above_.end()) return;
+  if (above_.size() == max_depth)
+    refuse(printable(path), "is a folder in more than {} others, too deep to carry over", max_depth - 1);
+  above_.push_back(place);
+  for (const std::string& name : list_directory(here.get(), printable(path.empty() ? output_ : path))) {
+    if (fstatat(here.get(), name.c_str(), &status, 0) != 0) {
+      if (errno != ENOENT && errno != ELOOP) fail(path + name, "cannot look at it in the input");
+      if (!name.starts_with('.')) left_out_.links.push_back(path + name);
+    } else if (S_ISDIR(status.st_mode)) {
+      if (!name.starts_with('.')) walk_subdirectory(here.get(), to, name, path);
+    } else if (S_ISREG(status.st_mode) && is_carried_over(name, path)) {
+      take_file(here.get(), to, name, path);
+    }
+  }
+  above_.pop_back();
+}
+
+void CarryOver::walk_subdirectory(int from, int to, const std::string& name, const std::string& path) {
+  if (++folders_ > max_folders) refuse(printable(path + name), "is one of more than {} folders to carry over", max_folders);
+  const Descriptor inner(openat(from, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (inner.get() < 0) fail(path + name, "cannot open in the input");
+  if (to == nowhere) return walk_directory(inner.get(), nowhere, path + name + "/");
+  if (mkdirat(to, name.c_str(), 0777) != 0) fail(path + name, "cannot create");
+  const Descriptor made = open_directory(to, name);
+  if (made.get() < 0) fail(path + name, "cannot open");
+  walk_directory(inner.get(), made.get(), path + name + "/");
+  if (unlinkat(to, name.c_str(), AT_REMOVEDIR) == 0) return;  // it held only weights
+  if (fsync(made.get()) != 0) fail(path + name, "cannot flush");
+}
+
+void CarryOver::take_file(int from, int to, const std::string& name, const std::string& path) {
+  const InputFile in(from, name, printable(path + name));
+  bytes_ += in.size();
+  if (to == nowhere) return;
+  struct stat status {};
+  if (fstatat(from, name.c_str(), &status, 0) != 0) fail(path + name, "cannot read its mode");
+  OutputFile out(to, name, output_ + "/" + printable(path + name));
+  std::vector<std::byte> block(std::min(in.size(), copy_block));
+  for (std::uint64_t offset = 0; offset < in.size(); offset += block.size()) {
+    const std::span part = std::span(block).first(std::min<std::uint64_t>(block.size(), in.size() - offset));
+    in.read(offset, part);
+    out.write_at(offset, part);
+  }
+  if (fchmodat(to, name.c_str(), status.st_mode & 0777, 0) != 0) fail(path + name, "cannot set its mode");
+  out.flush();
+  out.close();
+}
+
+}  // namespace nibble

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "formats/file.hpp"
+
+namespace nibble {
+
+/// Copies what a model directory holds beside weights: tokenizer, generation configuration, chat template, remote code.
+/// Links become what they point to. Files keep their modes; folders that held only weights are left out, as are names
+/// that begin with a dot, config.json and nibble.json at the top, whose new ones are written, and weights of any
+/// container: the converted ones replace them.
+class CarryOver {
+ public:
+  /// `output` is what errors call the output; `converted`, which must outlive this, names the weight files at the top
+  /// that are in the output in another form.
+  CarryOver(std::string output, std::span<const std::string> converted)
+      : output_(std::move(output)), converted_(converted) {}
+
+  /// How many bytes copy() will write. Throws Error(bad_input) for more folders, or deeper ones, than a model has;
+  /// Error(io) for what cannot be read.
+  [[nodiscard]] std::uint64_t measure(const Directory& from);
+
+  /// Copies and flushes. `to` is an open directory.
+  void copy(const Directory& from, int to);
+
+  /// What stays behind although its user may expect it in the output, by path. Of the latest call.
+  struct LeftOut {
+    std::vector<std::string> links{};    ///< that lead nowhere
+    std::vector<std::string> weights{};  ///< that were not converted
+  };
+  [[nodiscard]] const LeftOut& left_out() const noexcept { return left_out_; }
+
+ private:
+  using Place = std::pair<dev_t, ino_t>;
+
+  void walk(const Directory& from, int to);
+  [[nodiscard]] bool is_carried_over(const std::string& name, const std::string& path);
+  void walk_directory(int from, int to, const std::string& path);
+  void walk_subdirectory(int from, int to, const std::string& name, const std::string& path);
+  void take_file(int from, int to, const std::string& name, const std::string& path);
+  [[noreturn]] void fail(const std::string& path, std::string_view action) const;
+
+  std::string output_;
+  std::span<const std::string> converted_;
+  std::vector<Place> above_;  // the folders from the top to the one that is looked at
+  std::size_t folders_ = 0;
+  std::uint64_t bytes_ = 0;
+  LeftOut left_out_;
+};
+
+}  // namespace nibble

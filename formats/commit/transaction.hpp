@@ -1,0 +1,112 @@
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/commit/swap.hpp"
+#include "formats/commit/work_directory.hpp"
+#include "formats/file.hpp"
+
+namespace nibble {
+
+/// Makes a file or a directory appear whole or not at all.
+///
+/// The output is built in a hidden work directory, which only its owner can enter, and moved when it is complete:
+///
+///   beside    `.OUT.nibble/` in the folder of OUT. A directory takes its place in one step; an old one changes places
+///             with it. A file and its manifest are replaced by a Swap.
+///   inside    `OUT/.nibble/`, where OUT is a mount point, its folder is not writable, or the file system cannot
+///             exchange: the entries are replaced by a Swap.
+///
+/// Nothing that is found on disk is believed. A work directory that was there before counts only if it belongs to who
+/// runs and nobody else can write it; what is to be replaced is judged again when the exchange has brought it back, and
+/// put back if it is not what it was. The work directory is locked with flock(), which dies with its process: what a
+/// killed run left behind is finished or cleared by the next.
+class Transaction {
+ public:
+  enum class Kind : std::uint8_t { file, directory };
+
+  struct Options {
+    bool overwrite = false;
+    /// Whether a file that is open for reading may be replaced by --overwrite. Null: any file may.
+    bool (*may_replace)(int file) = nullptr;
+  };
+
+  /// Throws Error(output_exists) naming what is in the way: something that exists and is not to be overwritten, or is no
+  /// model, or belongs to another user or another nibble; Error(usage) if the folder does not exist or the name is too
+  /// long; Error(io).
+  Transaction(const std::filesystem::path& target, Kind kind, const Options& options);
+
+  /// Ends with removing what was not committed, unless the next run needs it to finish what could not be undone.
+  ~Transaction() = default;
+  Transaction(const Transaction&) = delete;
+  Transaction& operator=(const Transaction&) = delete;
+
+  /// The directory to build in. Everything in it becomes part of a directory; no name in it begins with a dot. For a
+  /// file it takes name() and, if there is one, manifest_name().
+  [[nodiscard]] int directory() const noexcept { return new_.get(); }
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] std::string manifest_name() const;
+  static constexpr const char* manifest_suffix = ".nibble.json";
+
+  /// For files that are needed on the way: what they are called there matters to nobody.
+  [[nodiscard]] int work_directory() const noexcept { return work_->fd(); }
+
+  /// Everything in directory() has been flushed: makes it the target. After it has returned nothing can fail any more;
+  /// if it throws, the target is as it was.
+  void commit();
+
+  /// What its user should know, one line each: a journal that was ignored, remains that could not be removed.
+  [[nodiscard]] const std::vector<std::string>& warnings() const noexcept { return warnings_; }
+
+  /// Free bytes of the file system that the target will be on.
+  [[nodiscard]] std::uint64_t free_bytes() const;
+
+ private:
+  // The directory that is replaced, as it was when it was decided that it may be.
+  struct Old {
+    struct stat status {};
+    std::vector<std::string> entries{};
+  };
+
+  void judge_target();
+  void judge_file(const std::string& name, const std::string& shown, bool (*may_replace)(int)) const;
+  void judge_entries(const std::vector<std::string>& entries) const;
+  void judge_journal(const Swap::Journal& journal) const;
+  [[nodiscard]] std::vector<std::string> entries_of(int directory) const;
+  [[nodiscard]] bool must_be_inside(const struct stat& status) const;
+  [[nodiscard]] std::string beside_name() const;
+  void refuse_interrupted(int root, const std::string& work_name) const;
+  void recover();
+
+  void narrow_modes(int old, const std::vector<std::string>& entries) const;
+  void commit_file();
+  void commit_beside();
+  void publish();
+  [[nodiscard]] bool exchange();
+  void commit_inside();
+  void run(const Swap& swap, const Swap::Steps& steps);
+  void finish_commit() noexcept;
+
+  [[noreturn]] void refuse_existing(const std::string& shown, std::string_view fact) const;
+  [[noreturn]] void fail(std::string_view action) const;
+
+  Kind kind_;
+  Options options_;
+  bool inside_ = false;
+  std::string shown_;                  // the target as the user wrote it, for messages
+  std::string name_;                   // its last component
+  Descriptor parent_;                  // the folder of the target
+  std::optional<WorkDirectory> work_;  // in that folder, or in the target itself
+  Descriptor new_;                     // in it, what is built
+  std::optional<Old> old_;             // a directory that is to be replaced
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,107 @@
+#include "formats/commit/work_directory.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "formats/directory.hpp"
+#include "nibble/error.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr int lock_attempts = 100;
+
+[[noreturn]] void fail_with(std::string_view shown, std::string_view action) {
+  throw Error(Errc::io, fmt::format("{}: {}: {}", printable(shown), action, std::strerror(errno)));
+}
+
+[[noreturn]] void refuse_with(std::string_view shown, std::string_view fact) {
+  throw Error(Errc::output_exists, fmt::format("{}: {}", printable(shown), fact));
+}
+
+std::string path_of(std::string_view place, std::string_view name) {
+  return place.empty() ? std::string(name) : fmt::format("{}/{}", place, name);
+}
+
+// Somebody else could put into it what we would take for ours, or keep what we put there.
+void check_ours(int directory, std::string_view shown) {
+  struct stat status {};
+  if (fstat(directory, &status) != 0) fail_with(shown, "cannot look at it");
+  if (status.st_uid != geteuid()) refuse_with(shown, "belongs to another user: remove it first");
+  if ((status.st_mode & 022) != 0) refuse_with(shown, "others can write it: remove it first");
+}
+
+}  // namespace
+
+// None if its owner has just removed it.
+Descriptor WorkDirectory::make(std::string_view output) {
+  const bool is_new = mkdirat(root_.get(), name_.c_str(), 0700) == 0;
+  if (!is_new && errno != EEXIST) fail_with(output, "cannot create its work directory");
+  Descriptor directory = open_directory(root_.get(), name_);
+  if (directory.get() < 0) {
+    if (errno == ENOENT) return directory;
+    if (errno == ENOTDIR || errno == ELOOP) refuse_with(shown_, "is in the way: remove it first");
+    fail_with(shown_, "cannot open");
+  }
+  // Some file systems have one owner and one mode for everything; what is new is ours whatever they say.
+  if (!is_new) check_ours(directory.get(), shown_);
+  removes_ = is_new;
+  return directory;
+}
+
+WorkDirectory::WorkDirectory(Descriptor root, std::string name, std::string_view shown, std::string_view place)
+    : root_(std::move(root)), name_(std::move(name)), shown_(path_of(place, name_)) {
+  for (int attempt = 0; attempt < lock_attempts; ++attempt) {
+    Descriptor directory = make(shown);
+    if (directory.get() < 0) continue;
+    if (flock(directory.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) fail_with(shown_, "cannot lock");
+      break;
+    }
+    // Between opening and locking, its owner may have removed it: what we locked must bear the name.
+    struct stat locked {};
+    const auto named = status_of(root_.get(), name_, printable(shown_));
+    if (fstat(directory.get(), &locked) == 0 && named && locked.st_ino == named->st_ino &&
+        locked.st_dev == named->st_dev) {
+      fd_ = std::move(directory);
+      return;
+    }
+  }
+  refuse_with(shown, "another nibble is writing it");
+}
+
+WorkDirectory::~WorkDirectory() {
+  if (removes_) remove();
+}
+
+void WorkDirectory::clear() {
+  removes_ = true;
+  for (const std::string& entry : list_directory(fd(), printable(shown_))) remove_tree(fd(), entry.c_str());
+}
+
+bool WorkDirectory::move(Descriptor root, const char* name, std::string_view place) {
+  std::string shown = path_of(place, name);
+  std::string new_name = name;
+  if (renameat(root_.get(), name_.c_str(), root.get(), name) != 0) return false;
+  root_ = std::move(root);
+  name_ = std::move(new_name);
+  shown_ = std::move(shown);
+  return true;
+}
+
+bool WorkDirectory::remove() noexcept {
+  if (fd_.get() < 0) return true;
+  remove_tree(root_.get(), name_.c_str());
+  struct stat status {};
+  return fstatat(root_.get(), name_.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT;
+}
+
+}  // namespace nibble

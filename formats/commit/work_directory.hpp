@@ -1,0 +1,49 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "formats/file.hpp"
+
+namespace nibble {
+
+/// The hidden directory in which an output is built: entered by its owner alone, locked as long as it is open, and gone
+/// at the end. The lock is flock() on the directory itself, which dies with its process.
+///
+/// One that was there before is what a killed run left behind, or what somebody else has prepared: it counts only if it
+/// belongs to who runs and nobody else can write it, and is left as it is until clear().
+class WorkDirectory {
+ public:
+  /// `name` in the open directory `root`. Throws Error(output_exists) if another process holds the lock, or if what
+  /// bears the name is not ours; Error(io). `shown` is the output, `place` the folder that `name` is in, for messages.
+  WorkDirectory(Descriptor root, std::string name, std::string_view shown, std::string_view place);
+  WorkDirectory(const WorkDirectory&) = delete;
+  WorkDirectory& operator=(const WorkDirectory&) = delete;
+  ~WorkDirectory();  ///< remove(), if it was cleared or made here and not kept
+
+  [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+  [[nodiscard]] int root() const noexcept { return root_.get(); }
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::string& shown() const noexcept { return shown_; }  ///< its path, for messages
+
+  /// Removes what is in it.
+  void clear();
+
+  /// It stays on disk: the next run needs what is in it.
+  void keep() noexcept { removes_ = false; }
+
+  /// Gives it another place. False if that failed: errno says why.
+  [[nodiscard]] bool move(Descriptor root, const char* name, std::string_view place);
+
+  /// Removes it with all that is in it, as far as that is possible. Takes no memory. False if something is left.
+  bool remove() noexcept;
+
+ private:
+  [[nodiscard]] Descriptor make(std::string_view output);
+
+  Descriptor root_, fd_;
+  std::string name_, shown_;
+  bool removes_ = false;
+};
+
+}  // namespace nibble
