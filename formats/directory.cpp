@@ -42,6 +42,7 @@ class Remover {
   static constexpr std::size_t block_bytes = 4096;
 
   void clear(int directory, int depth) noexcept {
+    if (lseek(directory, 0, SEEK_SET) != 0) return;  // what was moved up may lie before what was read last
     alignas(dirent64) std::array<char, block_bytes> block;
     while (true) {
       const ssize_t got = getdents64(directory, block.data(), block.size());

@@ -216,8 +216,8 @@ struct Swap::Places {
       return renameat2(fresh.get(), name, target, name, RENAME_EXCHANGE) == 0;
     if (step.action != Action::take_out && inode(target) == step.new_inode && !move_entry(target, fresh.get(), name))
       return false;
-    if (step.action == Action::put_in) return true;
-    return inode(target) == step.old_inode || move_entry(old.get(), target, name);
+    // Whatever was taken out goes back, also if it was not what the step is about.
+    return step.action == Action::put_in || old.get() < 0 || inode(old.get()) == 0 || move_entry(old.get(), target, name);
   }
 };
 

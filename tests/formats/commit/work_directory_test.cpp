@@ -1,0 +1,107 @@
+#include "formats/commit/work_directory.hpp"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "nibble/error.hpp"
+#include "tests/support/corrupt.hpp"
+
+namespace nibble::work_directory_test {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+
+class WorkDirectoryTest : public testing::Test {
+ protected:
+  std::unique_ptr<WorkDirectory> make() const {
+    return std::make_unique<WorkDirectory>(Descriptor(open(root_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)),
+                                           ".work", "out", "");
+  }
+  fs::perms mode() const { return fs::status(work_).permissions(); }
+
+  test::TempDir root_;
+  fs::path work_ = root_.path() / ".work";
+};
+
+TEST_F(WorkDirectoryTest, IsItsOwnersAloneAndGoneAtTheEnd) {
+  {
+    const auto work = make();
+    EXPECT_EQ(mode(), fs::perms::owner_all);
+    (void)root_.write(".work/file", "");
+  }
+  EXPECT_FALSE(fs::exists(work_));
+}
+
+TEST_F(WorkDirectoryTest, SecondOneIsRefused) {
+  const auto first = make();
+  EXPECT_EQ(error_of([&] { make(); }, Errc::output_exists), "out: another nibble is writing it");
+  EXPECT_TRUE(fs::exists(work_));
+}
+
+// What a killed run left may be needed: nothing is removed before it was looked at.
+TEST_F(WorkDirectoryTest, RemainsStayUntilTheyAreCleared) {
+  fs::create_directory(work_);
+  fs::permissions(work_, fs::perms::owner_all);
+  (void)root_.write(".work/journal", "");
+  { const auto work = make(); }
+  EXPECT_TRUE(fs::exists(work_ / "journal"));
+  {
+    const auto work = make();
+    work->clear();
+    EXPECT_TRUE(fs::is_empty(work_));
+  }
+  EXPECT_FALSE(fs::exists(work_));
+}
+
+TEST_F(WorkDirectoryTest, IsKeptForTheNextRun) {
+  make()->keep();
+  EXPECT_TRUE(fs::exists(work_));
+}
+
+// Others could put into it what would count as ours.
+TEST_F(WorkDirectoryTest, OneThatOthersCanWriteIsRefused) {
+  fs::create_directory(work_);
+  for (const auto others : {fs::perms::group_write, fs::perms::others_write}) {
+    fs::permissions(work_, fs::perms::owner_all | others);
+    EXPECT_EQ(error_of([&] { make(); }, Errc::output_exists), ".work: others can write it: remove it first");
+  }
+  EXPECT_TRUE(fs::exists(work_));
+}
+
+TEST_F(WorkDirectoryTest, OneOfAnotherUserIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a directory to another user";
+  fs::create_directory(work_);
+  fs::permissions(work_, fs::perms::owner_all);
+  ASSERT_EQ(chown(work_.c_str(), 65534, 65534), 0);
+  EXPECT_EQ(error_of([&] { make(); }, Errc::output_exists), ".work: belongs to another user: remove it first");
+}
+
+TEST_F(WorkDirectoryTest, LinksAndFilesAreInTheWay) {
+  fs::create_directory(root_.path() / "elsewhere");
+  fs::create_directory_symlink("elsewhere", work_);
+  EXPECT_EQ(error_of([&] { make(); }, Errc::output_exists), ".work: is in the way: remove it first");
+  fs::remove(work_);
+  (void)root_.write(".work", "");
+  EXPECT_EQ(error_of([&] { make(); }, Errc::output_exists), ".work: is in the way: remove it first");
+}
+
+TEST_F(WorkDirectoryTest, MovesWithItsLock) {
+  fs::create_directory(root_.path() / "inner");
+  const auto work = make();
+  ASSERT_TRUE(work->move(Descriptor(open((root_.path() / "inner").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)),
+                         ".nibble", "out"));
+  EXPECT_EQ(work->shown(), "out/.nibble");
+  EXPECT_TRUE(fs::exists(root_.path() / "inner" / ".nibble"));
+  EXPECT_TRUE(work->remove());
+  EXPECT_TRUE(fs::is_empty(root_.path() / "inner"));
+}
+
+}  // namespace
+}  // namespace nibble::work_directory_test
