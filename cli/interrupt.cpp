@@ -13,11 +13,14 @@ static_assert(std::atomic<int>::is_always_lock_free);
 }  // namespace
 
 void catch_interrupts() {
-  struct sigaction action {};
-  action.sa_handler = [](int signal) { signal_seen = signal; };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
+    struct sigaction action {};
+    if (sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
+    action = {};
+    action.sa_handler = [](int seen) { signal_seen = seen; };
+    action.sa_flags = signal == SIGPIPE ? SA_RESTART : static_cast<int>(SA_RESETHAND);
+    sigaction(signal, &action, nullptr);
+  }
 }
 
 bool interrupted() noexcept { return signal_seen != 0; }

@@ -2,14 +2,15 @@
 
 namespace nibble::cli {
 
-/// Makes SIGINT and SIGTERM ask for an orderly end instead of ending the process at once. A second signal of the
-/// same kind does that.
+/// Makes SIGINT, SIGTERM, SIGHUP and SIGPIPE ask for an orderly end instead of ending the process at once; a second
+/// signal of the same kind does that, but for SIGPIPE, which every further line to a reader that has left brings. What
+/// is ignored when the program starts, as `nohup` makes it of SIGHUP, stays ignored.
 void catch_interrupts();
 
 /// Whether one of them has come.
 [[nodiscard]] bool interrupted() noexcept;
 
-/// 130 after SIGINT, 143 after SIGTERM.
+/// 128 and the number of the signal: 129 after SIGHUP, 130 after SIGINT, 141 after SIGPIPE, 143 after SIGTERM.
 [[nodiscard]] int interrupt_exit_code() noexcept;
 
 }  // namespace nibble::cli

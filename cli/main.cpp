@@ -2,9 +2,11 @@
 
 #include <malloc.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
+#include <exception>
 #include <new>
 #include <system_error>
 
@@ -38,18 +40,39 @@ int fail(int code, const char* line) noexcept {
   return code;
 }
 
+// A signal is the reason for what it made fail: after SIGPIPE, writing.
+int exit_code(const nibble::Error& error) noexcept {
+  const bool stopped =
+      error.code() == nibble::Errc::interrupted || (error.code() == nibble::Errc::io && nibble::cli::interrupted());
+  return stopped ? nibble::cli::interrupt_exit_code() : static_cast<int>(error.code());
+}
+
+// For what a library throws where nothing may be thrown. The output is as it was; the next run clears what lies beside
+// it.
+[[noreturn]] void end_at_once() noexcept {
+  try {
+    if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
+  } catch (const std::bad_alloc&) {
+    _exit(fail(static_cast<int>(nibble::Errc::no_space), "out of memory"));
+  } catch (const std::exception& error) {
+    _exit(fail(static_cast<int>(nibble::Errc::internal), error.what()));
+  } catch (...) {
+  }
+  _exit(fail(static_cast<int>(nibble::Errc::internal), "ended without a reason"));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   allow_many_files();
   keep_heap_small();
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is an error of write(), which cleans up
+  std::set_terminate(end_at_once);
   try {
     nibble::cli::run_program(argc, argv);
     return 0;
   } catch (const nibble::Error& error) {
-    const bool stopped = error.code() == nibble::Errc::interrupted;
-    return fail(stopped ? nibble::cli::interrupt_exit_code() : static_cast<int>(error.code()), error.what());
+    return fail(exit_code(error), error.what());
   } catch (const std::bad_alloc&) {
     return fail(static_cast<int>(nibble::Errc::no_space), "out of memory");
   } catch (const std::system_error& error) {

@@ -5,14 +5,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <deque>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -24,6 +20,8 @@
 #include "cli/measurement.hpp"
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
+#include "cli/report_file.hpp"
+#include "formats/commit/apart.hpp"
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"
 #include "nibble/thresholds.hpp"
@@ -79,29 +77,6 @@ Recipe parse_format(const std::string& text) {
   return recipe;
 }
 
-// Told before hours of measuring: pipes and devices are not replaced, and a file has to have room beside it.
-void check_report_path(const std::filesystem::path& path) {
-  std::error_code error;
-  if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error))
-    throw Error(Errc::io, fmt::format("{}: cannot write the report: is no regular file", escaped(path.string())));
-  const std::filesystem::path parent = path.has_parent_path() ? path.parent_path() : ".";
-  if (access(parent.c_str(), W_OK) != 0)
-    throw Error(Errc::io, fmt::format("{}: cannot write the report: {}", escaped(path.string()), std::strerror(errno)));
-}
-
-// Over a report that is there, but never half of one.
-void write_file(const std::string& path, const std::string& text) {
-  const std::string partial = path + ".partial";
-  std::ofstream file(partial, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  std::error_code error;
-  if (file) std::filesystem::rename(partial, path, error);
-  if (file && !error) return;
-  std::filesystem::remove(partial, error);
-  throw Error(Errc::io, fmt::format("{}: cannot write the report", escaped(path)));
-}
-
 bool use_colours() {
   const char* const no_color = std::getenv("NO_COLOR");
   const char* const terminal = std::getenv("TERM");
@@ -147,7 +122,6 @@ void run(const MeasureArguments& options) {
   if (options.tests.empty() && options.formats.empty())
     throw Error(Errc::usage, "nothing to measure: name a TEST, or a format by --to");
   const std::vector<Threshold> thresholds = parse_thresholds(options);
-  if (!options.html.empty()) check_report_path(options.html);
   const std::unique_ptr<Reader> reference = open_checkpoint(options.reference, true);
   std::deque<std::unique_ptr<Reader>> tests;
   std::vector<Candidate> candidates;
@@ -158,8 +132,15 @@ void run(const MeasureArguments& options) {
     recipe.allow_nibble_only = options.allow_nibble_only;
     candidates.push_back({format, nullptr, make_plan(*reference, recipe)});
   }
+  // Told before hours of measuring if the report cannot be written there.
+  std::optional<ReportFile> report_file;
+  if (!options.html.empty()) {
+    check_no_input(options.html, *reference);
+    for (const std::unique_ptr<Reader>& test : tests) check_no_input(options.html, *test);
+    report_file.emplace(options.html);
+  }
   ProgressDisplay progress(style);
-  const bool needs_counts = options.json || !options.html.empty();
+  const bool needs_counts = options.json || report_file;
   const Measurement measurement = measure(*reference, candidates, {needs_counts, resources}, progress);
   progress.close();
   for (const MeasuredCandidate& candidate : measurement.candidates)
@@ -168,10 +149,10 @@ void run(const MeasureArguments& options) {
       throw Error(Errc::bad_input, fmt::format("{}: has none of the tensors of {} in the same shape",
                                                escaped(candidate.name), escaped(measurement.name)));
   const std::vector<Violation> found = violations(measurement, thresholds);  // or usage: before anything is printed
-  if (!options.html.empty()) {
+  if (report_file) {
     std::string json;
     write_json(measurement, [&](std::string_view text) { json += text; });
-    write_file(options.html, html_report(json));
+    report_file->write(html_report(json));
   }
   // main() asks whether all of it was written.
   const auto print = [](std::string_view text) { (void)std::fwrite(text.data(), 1, text.size(), stdout); };

@@ -39,7 +39,7 @@ void run_program(int argc, char** argv) {
       "  nibble convert Llama-3.1-8B Llama-3.1-8B-nf4 --to nf4\n"
       "  nibble inspect Llama-3.1-8B-nf4\n\n"
       "Exit codes: 0 done, 1 a bug, 2 usage, 3 bad input, 4 I/O, 5 not enough memory or disk, 6 the output exists,\n"
-      "7 the input changed, 8 a limit of measure is broken, 130 and 143 interrupted.\n\n"
+      "7 the input changed, 8 a limit of measure is broken, 129 to 143 stopped by a signal.\n\n"
       "Environment: NIBBLE_CPU_TARGET is the CPU target to run on, for tests and measurements; all write the same\n"
       "bytes, and nibble formats lists them. NIBBLE_CUDA_LIBRARY is the libnibble_cuda.so to load for --device.");
   for (const auto add : commands) add(app);

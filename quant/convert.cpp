@@ -16,10 +16,7 @@
 #include "nibble/convert.hpp"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/global_control.h>
-#include <oneapi/tbb/info.h>
 #include <oneapi/tbb/parallel_pipeline.h>
-#include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
 #include <deque>
@@ -41,6 +38,7 @@
 #include "quant/manifest.hpp"
 #include "quant/shard_parts.hpp"
 #include "quant/stored_weights.hpp"
+#include "quant/workers.hpp"
 #include "quant/xxh3.hpp"
 
 namespace nibble {
@@ -100,19 +98,15 @@ class Conversion {
 
   Report run() && {
     if (report_.plan.recipe.error_report == ErrorReport::full) measure_first();
-    // Without it oneTBB starts no more threads than there are processors, whatever the arena asks for. It counts for
-    // the whole process, so fewer threads are left to the arena.
-    std::optional<tbb::global_control> allow;
-    if (static_cast<int>(memory_.threads) > tbb::info::default_concurrency())
-      allow.emplace(tbb::global_control::max_allowed_parallelism, memory_.threads);
-    tbb::task_arena arena(static_cast<int>(memory_.threads));
-    arena.execute([this] {
+    Workers workers(memory_.threads);
+    workers.execute([this] {
       for (std::size_t shard = 0; shard < report_.plan.shard_ends.size(); ++shard) convert_shard(shard);
     });
     in_.check_unchanged();
     add_warnings();
     manifest_.end(report_);
     // Not in the manifest, which says the same wherever codecs ran.
+    if (std::string warning = workers.warning(); !warning.empty()) report_.warnings.push_back(std::move(warning));
     if (resources_.device != nullptr)
       for (std::string& warning : resources_.device->warnings()) report_.warnings.push_back(std::move(warning));
     first_part_ = {};

@@ -8,8 +8,6 @@
 #include "nibble/measure.hpp"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/global_control.h>
-#include <oneapi/tbb/info.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/parallel_pipeline.h>
 #include <oneapi/tbb/task_arena.h>
@@ -31,6 +29,7 @@
 #include "quant/pairing.hpp"
 #include "quant/stored_weights.hpp"
 #include "quant/widen.hpp"
+#include "quant/workers.hpp"
 
 namespace nibble {
 namespace {
@@ -110,11 +109,7 @@ class Measuring {
   }
 
   Measurement run() && {
-    std::optional<tbb::global_control> allow;
-    if (static_cast<int>(memory_.threads) > tbb::info::default_concurrency())
-      allow.emplace(tbb::global_control::max_allowed_parallelism, memory_.threads);
-    tbb::task_arena arena(static_cast<int>(memory_.threads));
-    arena.execute([this] { run_pipeline(); });
+    Workers(memory_.threads).execute([this] { run_pipeline(); });
     in_.check_unchanged();
     for (const Candidate& candidate : candidates_)
       if (candidate.checkpoint != nullptr) candidate.checkpoint->check_unchanged();

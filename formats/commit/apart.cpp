@@ -81,14 +81,16 @@ void check_no_input(const fs::path& file, const Reader& source) {
 
 void check_apart(const fs::path& out, const Reader& source) {
   const auto refuse = [&] {
-    throw Error(Errc::usage, fmt::format("{}: output and input '{}' lie in each other", shown(out), shown(source.path())));
+    throw Error(Errc::usage,
+                fmt::format("{}: output and input '{}' lie in each other", shown(out), shown(source.path())));
   };
   const auto to = identify(out);
   if (!source.is_directory()) {
     if (to && to == identify(source.path())) refuse();
     const fs::path manifest = out.string() + Transaction::manifest_suffix;
     if (const auto beside = identify(manifest); beside && beside == identify(source.path()))
-      throw Error(Errc::usage, fmt::format("{}: the manifest beside the output would replace the input", shown(manifest)));
+      throw Error(Errc::usage,
+                  fmt::format("{}: the manifest beside the output would replace the input", shown(manifest)));
     return;
   }
   if (is_in(folder_of(out), identify(source.path())) || is_in(source.path(), to)) refuse();

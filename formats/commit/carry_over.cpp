@@ -20,7 +20,7 @@ namespace nibble {
 namespace {
 
 constexpr std::uint64_t copy_block = 1 << 20;
-constexpr int nowhere = -1;                 // instead of a directory: measure only
+constexpr int nowhere = -1;                  // instead of a directory: measure only
 constexpr std::size_t max_folders = 10'000;  // links can make more of them than there are
 constexpr std::size_t max_depth = 64;
 
@@ -90,7 +90,8 @@ void CarryOver::walk_directory(int from, int to, const std::string& path) {
 }
 
 void CarryOver::walk_subdirectory(int from, int to, const std::string& name, const std::string& path) {
-  if (++folders_ > max_folders) refuse(printable(path + name), "is one of more than {} folders to carry over", max_folders);
+  if (++folders_ > max_folders)
+    refuse(printable(path + name), "is one of more than {} folders to carry over", max_folders);
   const Descriptor inner(openat(from, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (inner.get() < 0) fail(path + name, "cannot open in the input");
   if (to == nowhere) return walk_directory(inner.get(), nowhere, path + name + "/");

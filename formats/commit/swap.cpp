@@ -158,8 +158,8 @@ struct Swap::Places {
                                                  printable(shown), printable(step.name)));
   }
 
-  // Each step makes sure that it meets the entry that it is about, and looks at what it has moved: another may have come
-  // in between.
+  // Each step makes sure that it meets the entry that it is about, and looks at what it has moved: another may have
+  // come in between.
   void take_out(const Step& step) const {
     const char* const name = step.name.c_str();
     if (in_target(step) != step.old_inode) refuse(step);
@@ -217,7 +217,8 @@ struct Swap::Places {
     if (step.action != Action::take_out && inode(target) == step.new_inode && !move_entry(target, fresh.get(), name))
       return false;
     // Whatever was taken out goes back, also if it was not what the step is about.
-    return step.action == Action::put_in || old.get() < 0 || inode(old.get()) == 0 || move_entry(old.get(), target, name);
+    return step.action == Action::put_in || old.get() < 0 || inode(old.get()) == 0 ||
+           move_entry(old.get(), target, name);
   }
 };
 

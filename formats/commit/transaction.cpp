@@ -126,14 +126,18 @@ void Transaction::judge_target() {
     if (status) refuse_existing(shown_, "exists; --overwrite replaces it");
   }
   if (kind_ == Kind::file) {
-    judge_file(name_, shown_, options_.may_replace);
-    judge_file(manifest_name(), shown_ + manifest_suffix, is_manifest);
+    judge_files();
   } else if (status) {
     if (!is_directory) refuse_existing(shown_, "exists and is not a directory: remove it first");
     const Descriptor target = open_directory(parent_.get(), name_);
     if (target.get() < 0) fail("cannot open");
     inside_ = must_be_inside(*status) || exists(target.get(), inside_name);
   }
+}
+
+void Transaction::judge_files() const {
+  judge_file(name_, shown_, options_.may_replace);
+  if (options_.with_manifest) judge_file(manifest_name(), shown_ + manifest_suffix, is_manifest);
 }
 
 // A file, or nothing yet.
@@ -221,8 +225,9 @@ void Transaction::judge_journal(const Swap::Journal& journal) const {
     const bool is_ours = inside_ ? step.name != inside_name && step.name != lost_and_found
                                  : step.name == name_ || step.name == manifest_name();
     if (step.action != Swap::Action::barrier && !is_ours)
-      refuse_existing(work_->shown() + "/" + Swap::journal_name,
-                      fmt::format("is about '{}', which is not ours to replace: remove it first", printable(step.name)));
+      refuse_existing(
+          work_->shown() + "/" + Swap::journal_name,
+          fmt::format("is about '{}', which is not ours to replace: remove it first", printable(step.name)));
   }
   if (!inside_) return;
   std::vector<std::string> entries = entries_of(work_->root());
@@ -281,8 +286,7 @@ void Transaction::narrow_modes(int old, const std::vector<std::string>& entries)
 }
 
 void Transaction::commit_file() {
-  judge_file(name_, shown_, options_.may_replace);  // again: the run took a while
-  judge_file(manifest_name(), shown_ + manifest_suffix, is_manifest);
+  judge_files();  // again: the run took a while
   const bool replaces = exists(parent_.get(), name_.c_str());
   if (replaces) narrow_modes(parent_.get(), {name_, manifest_name()});
   if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
@@ -291,13 +295,12 @@ void Transaction::commit_file() {
   // The manifest goes first and comes last: at no time does it tell of another file.
   const Swap swap(parent_.get(), work_->fd(), shown_);
   Swap::Steps steps;
-  if (exists(parent_.get(), manifest_name().c_str()))
+  if (options_.with_manifest && exists(parent_.get(), manifest_name().c_str()))
     steps.push_back(swap.step(Swap::Action::take_out, manifest_name()));
   steps.push_back({});
   steps.push_back(swap.step(replaces ? Swap::Action::exchange : Swap::Action::put_in, name_));
   steps.push_back({});
-  if (exists(new_.get(), manifest_name().c_str()))
-    steps.push_back(swap.step(Swap::Action::put_in, manifest_name()));
+  if (exists(new_.get(), manifest_name().c_str())) steps.push_back(swap.step(Swap::Action::put_in, manifest_name()));
   steps.push_back({});
   run(swap, steps);
 }

@@ -36,6 +36,7 @@ class Transaction {
     bool overwrite = false;
     /// Whether a file that is open for reading may be replaced by --overwrite. Null: any file may.
     bool (*may_replace)(int file) = nullptr;
+    bool with_manifest = true;  ///< a file has one beside it, or one that was there goes
   };
 
   /// Throws Error(output_exists) naming what is in the way: something that exists and is not to be overwritten, or is no
@@ -49,7 +50,7 @@ class Transaction {
   Transaction& operator=(const Transaction&) = delete;
 
   /// The directory to build in. Everything in it becomes part of a directory; no name in it begins with a dot. For a
-  /// file it takes name() and, if there is one, manifest_name().
+  /// file it takes name() and, where files have one, manifest_name().
   [[nodiscard]] int directory() const noexcept { return new_.get(); }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] std::string manifest_name() const;
@@ -78,6 +79,7 @@ class Transaction {
   void judge_target();
   void judge_file(const std::string& name, const std::string& shown, bool (*may_replace)(int)) const;
   void judge_entries(const std::vector<std::string>& entries) const;
+  void judge_files() const;
   void judge_journal(const Swap::Journal& journal) const;
   [[nodiscard]] std::vector<std::string> entries_of(int directory) const;
   [[nodiscard]] bool must_be_inside(const struct stat& status) const;

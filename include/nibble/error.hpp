@@ -16,7 +16,7 @@ enum class Errc : int {
   output_exists = 6,  ///< the output exists, or another nibble is writing it
   input_changed = 7,  ///< the input changed while it was read
   difference = 8,     ///< what was compared differs by more than was allowed
-  interrupted = 130,  ///< stopped by SIGINT; SIGTERM exits with 143
+  interrupted = 130,  ///< stopped by a signal: the program exits with 128 and its number
 };
 
 /// The one exception that nibble throws. what() is a single line that names the thing, the fact and the limit:

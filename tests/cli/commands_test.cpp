@@ -207,7 +207,8 @@ TEST_F(Program, SignalsLeaveNothing) {
   const std::string header = R"({"layer.weight":{"dtype":"F32","shape":[65536,65536],"data_offsets":[0,17179869184]}})";
   std::ofstream(root_.path() / "big.safetensors", std::ios::binary) << test::safetensors_file(header);
   fs::resize_file(root_.path() / "big.safetensors", 8 + header.size() + (std::uintmax_t{1} << 34U));
-  for (const auto& [signal, code] : {std::pair{"INT", 130}, std::pair{"TERM", 143}}) {
+  for (const auto& [signal, code] :
+       {std::pair{"INT", 130}, std::pair{"TERM", 143}, std::pair{"HUP", 129}, std::pair{"PIPE", 141}}) {
     const Outcome outcome = run("convert big.safetensors out --to nf4 --threads 1",
                                 "timeout --foreground --preserve-status -s " + std::string(signal) + " 1");
     EXPECT_EQ(outcome.code, code);

@@ -30,9 +30,11 @@ TEST(Interrupt, NothingHasCome) {
 }
 
 TEST(Interrupt, SignalsAreRemembered) {
-  for (const auto& [signal, code] : {std::pair(SIGINT, 130), std::pair(SIGTERM, 143)})
+  for (const auto& [signal, code] :
+       {std::pair(SIGHUP, 129), std::pair(SIGINT, 130), std::pair(SIGPIPE, 141), std::pair(SIGTERM, 143)})
     EXPECT_EXIT(
         {
+          (void)std::signal(signal, SIG_DFL);  // a test may be run by what ignores it
           catch_interrupts();
           std::raise(signal);
           end();
@@ -41,7 +43,7 @@ TEST(Interrupt, SignalsAreRemembered) {
 }
 
 TEST(Interrupt, ASecondOneOfTheKindEndsTheProcess) {
-  for (const int signal : {SIGINT, SIGTERM})
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP})
     EXPECT_EXIT(
         {
           catch_interrupts();
@@ -64,15 +66,41 @@ TEST(Interrupt, OneOfTheOtherKindDoesNot) {
       ExitedWithCode(143), "");
 }
 
+// Every line that is written while the work ends brings one more.
+TEST(Interrupt, ManyBrokenPipesAreOne) {
+  EXPECT_EXIT(
+      {
+        (void)std::signal(SIGPIPE, SIG_DFL);
+        catch_interrupts();
+        std::raise(SIGPIPE);
+        std::raise(SIGPIPE);
+        end();
+      },
+      ExitedWithCode(141), "");
+}
+
+// nohup, for one, has processes inherit that it is ignored.
+TEST(Interrupt, IgnoredSignalsStayIgnored) {
+  EXPECT_EXIT(
+      {
+        (void)std::signal(SIGHUP, SIG_IGN);
+        catch_interrupts();
+        std::raise(SIGHUP);
+        if (interrupted()) std::_Exit(1);
+        std::_Exit(0);
+      },
+      ExitedWithCode(0), "");
+}
+
 TEST(Interrupt, OtherSignalsAreLeftAlone) {
   EXPECT_EXIT(
       {
-        (void)std::signal(SIGHUP, SIG_DFL);  // nohup, for one, has processes inherit that it is ignored
+        (void)std::signal(SIGUSR1, SIG_DFL);
         catch_interrupts();
-        std::raise(SIGHUP);
+        std::raise(SIGUSR1);
         end(false);
       },
-      KilledBySignal(SIGHUP), "");
+      KilledBySignal(SIGUSR1), "");
 }
 
 TEST(Interrupt, WorkThatShowsProgressIsCancelled) {

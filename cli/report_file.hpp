@@ -1,0 +1,26 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "formats/commit/transaction.hpp"
+
+namespace nibble::cli {
+
+/// The file of a report: it appears whole or not at all, and takes the place of an earlier report or of an empty file,
+/// never of anything else.
+class ReportFile {
+ public:
+  /// Throws Error(output_exists) if something else is there, Error(usage) if the folder does not exist, Error(io).
+  explicit ReportFile(const std::filesystem::path& path);
+
+  /// Throws Error(output_exists) if something else has appeared there, Error(io).
+  void write(std::string_view page);
+
+ private:
+  Transaction transaction_;
+  std::string label_;
+};
+
+}  // namespace nibble::cli

@@ -1,0 +1,89 @@
+#include "quant/workers.hpp"
+
+#include <fmt/format.h>
+#include <oneapi/tbb/info.h>
+#include <oneapi/tbb/parallel_for.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace nibble {
+namespace {
+
+// Where all who take part meet, or wait no longer.
+class Meeting {
+ public:
+  explicit Meeting(unsigned expected) : expected_(expected) {}
+
+  void arrive() {
+    std::unique_lock lock(mutex_);
+    ++arrived_;
+    changed_.notify_all();
+    changed_.wait_until(lock, deadline_, [&] { return arrived_ >= expected_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  unsigned expected_;
+  unsigned arrived_ = 0;
+  // A busy machine is no reason to stop.
+  std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+};
+
+// How many threads can run beside this one, up to `wanted`. All exist at the same time, with stacks that are at least
+// as large as those of oneTBB.
+unsigned startable(unsigned wanted) {
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool end = false;
+  std::vector<std::jthread> threads;
+  threads.reserve(wanted);
+  try {
+    while (threads.size() < wanted)
+      threads.emplace_back([&] {
+        std::unique_lock lock(mutex);
+        ended.wait(lock, [&] { return end; });
+      });
+  } catch (const std::system_error&) {  // so many it is
+  }
+  const auto count = static_cast<unsigned>(threads.size());
+  {
+    const std::lock_guard lock(mutex);
+    end = true;
+  }
+  ended.notify_all();
+  return count;
+}
+
+}  // namespace
+
+Workers::Workers(unsigned wanted) : wanted_(wanted), count_(1 + startable(wanted - 1)) {
+  // Without it oneTBB starts no more threads than there are processors, whatever the arena asks for. It counts for the
+  // whole process, so fewer threads are left to the arena.
+  if (count_ != wanted_ || static_cast<int>(count_) > tbb::info::default_concurrency())
+    allow_.emplace(tbb::global_control::max_allowed_parallelism, count_);
+  arena_.emplace(static_cast<int>(count_));
+  if (count_ > 1) start_all();
+}
+
+// Left to itself oneTBB starts a thread when there is something to do for it, and others may have taken its place then.
+void Workers::start_all() {
+  Meeting meeting(count_);
+  arena_->execute([&] {
+    tbb::parallel_for(
+        0U, count_, [&](unsigned /*worker*/) { meeting.arrive(); }, tbb::simple_partitioner());
+  });
+}
+
+std::string Workers::warning() const {
+  if (count_ == wanted_) return {};
+  return fmt::format("the system allows {} of {} threads", count_, wanted_);
+}
+
+}  // namespace nibble
