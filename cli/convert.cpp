@@ -162,11 +162,15 @@ class ReportingDisplay final : public ProgressDisplay {
     for (const std::string& warning : report.warnings) warnings_ += fmt::format("warning: {}\n", warning);
   }
 
-  void print() noexcept {
+  // Throws Error(io) if the report is lost.
+  void print(const std::string& remains) {
     close();
-    // main() asks whether all of it was written.
     (void)std::fwrite(text_.data(), 1, text_.size(), stdout);
     (void)std::fwrite(warnings_.data(), 1, warnings_.size(), stderr);
+    if (!remains.empty()) std::fprintf(stderr, "warning: %s\n", remains.c_str());
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+      throw Error(Errc::io, fmt::format("{} is complete, but the report cannot be written to standard output",
+                                        escaped(options_.out)));
   }
 
  private:
@@ -191,7 +195,7 @@ void run(ConvertOptions& options) {
                          .overwrite = options.overwrite,
                          .memory = chunk_memory(device.get())});
   convert(*in, std::move(plan), *out, options.resources, display);
-  display.print();
+  display.print(out->remains());
 }
 
 template <class Enum>

@@ -36,6 +36,7 @@ void ReportFile::write(std::string_view page) {
   file.close();
   transaction_.commit();
   for (const std::string& warning : transaction_.warnings()) fmt::print(stderr, "warning: {}\n", warning);
+  if (!transaction_.remains().empty()) fmt::print(stderr, "warning: {}\n", transaction_.remains());
 }
 
 }  // namespace nibble::cli

@@ -160,7 +160,10 @@ void InputFile::check_unchanged() const {
   struct ::stat opened {
   }, named{};
   if (::fstat(fd_.get(), &opened) != 0) fail(Errc::io, label_, "cannot stat", errno);
-  if (::fstatat(directory_, name_.c_str(), &named, 0) != 0) fail(Errc::input_changed, label_, "is gone", errno);
+  if (::fstatat(directory_, name_.c_str(), &named, 0) != 0) {
+    if (errno == ENOENT) fail(Errc::input_changed, label_, "is gone", errno);
+    fail(Errc::io, label_, "cannot stat", errno);
+  }
   if (identity_of(opened) != identity_ || identity_of(named) != identity_)
     throw Error(Errc::input_changed, fmt::format("{}: changed while it was read", label_));
 }

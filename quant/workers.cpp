@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -69,7 +70,13 @@ Workers::Workers(unsigned wanted) : wanted_(wanted), count_(1 + startable(wanted
   if (count_ != wanted_ || static_cast<int>(count_) > tbb::info::default_concurrency())
     allow_.emplace(tbb::global_control::max_allowed_parallelism, count_);
   arena_.emplace(static_cast<int>(count_));
-  if (count_ > 1) start_all();
+  if (count_ == 1) return;
+  try {
+    start_all();
+  } catch (const std::runtime_error&) {  // another process was faster
+    count_ = 1;
+    arena_.emplace(1);
+  }
 }
 
 // Left to itself oneTBB starts a thread when there is something to do for it, and others may have taken its place then.

@@ -264,9 +264,9 @@ void Swap::write_journal(const Steps& steps) const {
 
 void Swap::run(const Steps& steps) const {
   const Places places(target_, work_, shown_);
-  write_journal(steps);
   std::size_t begun = 0;
   try {
+    write_journal(steps);
     for (; begun < steps.size(); ++begun) places.carry_out(steps[begun]);
     end();
   } catch (...) {
@@ -306,8 +306,11 @@ void Swap::finish(const Steps& steps) const {
 }
 
 void Swap::end() const {
-  if (renameat(work_, journal_name, work_, done_name) != 0 || fsync(work_) != 0)
-    throw Error(Errc::io, fmt::format("{}: cannot end its journal: {}", printable(shown_), std::strerror(errno)));
+  const bool renamed = renameat(work_, journal_name, work_, done_name) == 0;
+  if (renamed && fsync(work_) == 0) return;
+  const int error = errno;
+  if (renamed) (void)renameat(work_, done_name, work_, journal_name);  // it is needed if undoing fails, too
+  throw Error(Errc::io, fmt::format("{}: cannot end its journal: {}", printable(shown_), std::strerror(error)));
 }
 
 }  // namespace nibble

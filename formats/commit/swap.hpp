@@ -8,8 +8,8 @@
 namespace nibble {
 
 /// Replaces entries of one directory by others that are complete, step by step, so that whatever stops it can be
-/// finished or undone. Nothing is removed: what leaves the target lies in `old` afterwards, or in `new` where two entries
-/// changed places.
+/// finished or undone. Nothing is removed: what leaves the target lies in `old` afterwards, or in `new` where two
+/// entries changed places.
 ///
 /// `new` and `old` are directories inside a work directory on the target's file system. Before the first step, all of
 /// them are written to a journal in the work directory, with the inodes of the entries: by these a step can be seen to
@@ -44,12 +44,12 @@ class Swap {
   [[nodiscard]] Step step(Action action, std::string name) const;
 
   /// The steps by which the entries of `new` replace these entries of the target. What makes a loader take a directory
-  /// for a model (index, configuration, a single weight file) leaves first and comes last: at no time is there a mixture
-  /// that one would load. Throws Error(io).
+  /// for a model (index, configuration, a single weight file) leaves first and comes last: at no time is there a
+  /// mixture that one would load. Throws Error(io).
   [[nodiscard]] Steps replace(const std::vector<std::string>& entries) const;
 
-  /// Carries out the steps; `old` must exist if something is taken out. If one fails, those before it are undone. Throws
-  /// Error(output_exists) if an entry is not what the steps are about, Error(io).
+  /// Carries out the steps; `old` must exist if something is taken out. If one fails, those before it are undone.
+  /// Throws Error(output_exists) if an entry is not what the steps are about, Error(io).
   void run(const Steps& steps) const;
 
   /// What the journal of a run that was stopped says.

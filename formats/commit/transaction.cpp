@@ -31,14 +31,15 @@ constexpr const char* lost_and_found = "lost+found";  // a new ext4 file system 
 constexpr const char* exchanged_name = "exchanged";
 constexpr const char* trash_name = "trash";
 
-bool exists(int at, const char* name) noexcept {
+// Never no where the system does not tell.
+bool may_exist(int at, const char* name) noexcept {
   struct stat status {};
-  return fstatat(at, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
+  return fstatat(at, name, &status, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
 }
 
 // What cannot be looked into is not empty.
 bool has_entries(int at, const char* name) {
-  if (!exists(at, name)) return false;
+  if (!may_exist(at, name)) return false;
   const Descriptor directory = open_directory(at, name);
   return directory.get() < 0 || !list_directory(directory.get(), name).empty();
 }
@@ -75,6 +76,10 @@ void Transaction::refuse_existing(const std::string& shown, std::string_view fac
   throw Error(Errc::output_exists, fmt::format("{}: {}", printable(shown), fact));
 }
 
+bool Transaction::has_entry(int at, const std::string& name) const {
+  return status_of(at, name, printable(shown_)).has_value();
+}
+
 std::string Transaction::manifest_name() const { return name_ + manifest_suffix; }
 
 std::string Transaction::beside_name() const { return fmt::format(".{}.nibble", name_); }
@@ -106,6 +111,9 @@ Transaction::Transaction(const std::filesystem::path& target, Kind kind, const O
   if (root.get() < 0) fail("cannot open");
   work_.emplace(std::move(root), inside_ ? inside_name : beside_name(), shown_, inside_ ? text : folder_shown);
   recover();
+  if (!remove_old())
+    throw Error(Errc::io, fmt::format("{}: '{}/{}' cannot be removed", printable(shown_), printable(work_->shown()),
+                                      Swap::old_name));
   work_->clear();
   if (mkdirat(work_->fd(), Swap::new_name, 0777) != 0) fail("cannot create its work directory");
   new_ = open_directory(work_->fd(), Swap::new_name);
@@ -131,7 +139,7 @@ void Transaction::judge_target() {
     if (!is_directory) refuse_existing(shown_, "exists and is not a directory: remove it first");
     const Descriptor target = open_directory(parent_.get(), name_);
     if (target.get() < 0) fail("cannot open");
-    inside_ = must_be_inside(*status) || exists(target.get(), inside_name);
+    inside_ = must_be_inside(*status) || has_entry(target.get(), inside_name);
   }
 }
 
@@ -192,7 +200,7 @@ void Transaction::refuse_interrupted(int root, const std::string& work_name) con
 // it, it is known what is to be replaced.
 void Transaction::recover() {
   const int work = work_->fd();
-  const bool done = exists(work, Swap::done_name);
+  const bool done = has_entry(work, Swap::done_name);
   const Swap swap(inside_ ? work_->root() : parent_.get(), work, shown_);
   const Swap::Journal journal = done ? Swap::Journal{} : swap.journal();
   if (journal.is_there && journal.problem.empty()) {
@@ -255,12 +263,19 @@ void Transaction::commit() {
   finish_commit();
 }
 
+// What was replaced goes before the journal, which says that all of it was.
+bool Transaction::remove_old() const noexcept {
+  remove_tree(work_->fd(), Swap::old_name);
+  return !may_exist(work_->fd(), Swap::old_name);
+}
+
 // From here on the new output is there, and nothing may say otherwise.
 void Transaction::finish_commit() noexcept {
-  if (work_->remove()) return;
+  if (remove_old() && work_->remove()) return;
+  work_->keep();
   try {
-    warnings_.push_back(fmt::format("{}: what it replaced could not be removed completely: the rest is in {}",
-                                    printable(shown_), printable(work_->shown())));
+    remains_ = fmt::format("{}: what it replaced could not be removed completely: the rest is in {}", printable(shown_),
+                           printable(work_->shown()));
   } catch (...) {  // no memory for a warning
   }
 }
@@ -287,7 +302,7 @@ void Transaction::narrow_modes(int old, const std::vector<std::string>& entries)
 
 void Transaction::commit_file() {
   judge_files();  // again: the run took a while
-  const bool replaces = exists(parent_.get(), name_.c_str());
+  const bool replaces = has_entry(parent_.get(), name_);
   if (replaces) narrow_modes(parent_.get(), {name_, manifest_name()});
   if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   if (mkdirat(work_->fd(), Swap::old_name, 0700) != 0) fail("cannot create its work directory");
@@ -295,12 +310,12 @@ void Transaction::commit_file() {
   // The manifest goes first and comes last: at no time does it tell of another file.
   const Swap swap(parent_.get(), work_->fd(), shown_);
   Swap::Steps steps;
-  if (options_.with_manifest && exists(parent_.get(), manifest_name().c_str()))
+  if (options_.with_manifest && has_entry(parent_.get(), manifest_name()))
     steps.push_back(swap.step(Swap::Action::take_out, manifest_name()));
   steps.push_back({});
   steps.push_back(swap.step(replaces ? Swap::Action::exchange : Swap::Action::put_in, name_));
   steps.push_back({});
-  if (exists(new_.get(), manifest_name().c_str())) steps.push_back(swap.step(Swap::Action::put_in, manifest_name()));
+  if (has_entry(new_.get(), manifest_name())) steps.push_back(swap.step(Swap::Action::put_in, manifest_name()));
   steps.push_back({});
   run(swap, steps);
 }
@@ -310,7 +325,7 @@ void Transaction::run(const Swap& swap, const Swap::Steps& steps) {
   try {
     swap.run(steps);
   } catch (...) {
-    if (exists(work_->fd(), Swap::journal_name)) work_->keep();
+    if (may_exist(work_->fd(), Swap::journal_name)) work_->keep();
     throw;
   }
 }
@@ -335,7 +350,7 @@ void Transaction::publish() {
   if (renameat2(work_->fd(), Swap::new_name, parent_.get(), name_.c_str(), RENAME_NOREPLACE) != 0) {
     if (errno == EEXIST) refuse_existing(shown_, "appeared meanwhile");
     if (!is_unsupported(errno)) fail("cannot create");
-    if (exists(parent_.get(), name_.c_str())) refuse_existing(shown_, "appeared meanwhile");
+    if (may_exist(parent_.get(), name_.c_str())) refuse_existing(shown_, "appeared meanwhile");
     // Without that flag: renaming a directory fails where the name is taken by anything but an empty one.
     if (renameat(work_->fd(), Swap::new_name, parent_.get(), name_.c_str()) != 0) fail("cannot create");
   }

@@ -39,9 +39,9 @@ class Transaction {
     bool with_manifest = true;  ///< a file has one beside it, or one that was there goes
   };
 
-  /// Throws Error(output_exists) naming what is in the way: something that exists and is not to be overwritten, or is no
-  /// model, or belongs to another user or another nibble; Error(usage) if the folder does not exist or the name is too
-  /// long; Error(io).
+  /// Throws Error(output_exists) naming what is in the way: something that exists and is not to be overwritten, or is
+  /// no model, or belongs to another user or another nibble; Error(usage) if the folder does not exist or the name is
+  /// too long; Error(io).
   Transaction(const std::filesystem::path& target, Kind kind, const Options& options);
 
   /// Ends with removing what was not committed, unless the next run needs it to finish what could not be undone.
@@ -63,8 +63,11 @@ class Transaction {
   /// if it throws, the target is as it was.
   void commit();
 
-  /// What its user should know, one line each: a journal that was ignored, remains that could not be removed.
+  /// What its user should know, one line each: a journal that was ignored.
   [[nodiscard]] const std::vector<std::string>& warnings() const noexcept { return warnings_; }
+
+  /// A line about what commit() has replaced and could not remove; empty as a rule.
+  [[nodiscard]] const std::string& remains() const noexcept { return remains_; }
 
   /// Free bytes of the file system that the target will be on.
   [[nodiscard]] std::uint64_t free_bytes() const;
@@ -76,6 +79,7 @@ class Transaction {
     std::vector<std::string> entries{};
   };
 
+  [[nodiscard]] bool has_entry(int at, const std::string& name) const;
   void judge_target();
   void judge_file(const std::string& name, const std::string& shown, bool (*may_replace)(int)) const;
   void judge_entries(const std::vector<std::string>& entries) const;
@@ -95,6 +99,7 @@ class Transaction {
   void commit_inside();
   void run(const Swap& swap, const Swap::Steps& steps);
   void finish_commit() noexcept;
+  [[nodiscard]] bool remove_old() const noexcept;
 
   [[noreturn]] void refuse_existing(const std::string& shown, std::string_view fact) const;
   [[noreturn]] void fail(std::string_view action) const;
@@ -109,6 +114,7 @@ class Transaction {
   Descriptor new_;                     // in it, what is built
   std::optional<Old> old_;             // a directory that is to be replaced
   std::vector<std::string> warnings_;
+  std::string remains_;
 };
 
 }  // namespace nibble

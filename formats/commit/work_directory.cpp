@@ -59,11 +59,21 @@ Descriptor WorkDirectory::make(std::string_view output) {
 
 WorkDirectory::WorkDirectory(Descriptor root, std::string name, std::string_view shown, std::string_view place)
     : root_(std::move(root)), name_(std::move(name)), shown_(path_of(place, name_)) {
+  try {
+    lock(shown);
+  } catch (...) {
+    if (removes_) (void)unlinkat(root_.get(), name_.c_str(), AT_REMOVEDIR);  // what was made here and is empty
+    throw;
+  }
+}
+
+void WorkDirectory::lock(std::string_view output) {
   for (int attempt = 0; attempt < lock_attempts; ++attempt) {
-    Descriptor directory = make(shown);
+    Descriptor directory = make(output);
     if (directory.get() < 0) continue;
     if (flock(directory.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) fail_with(shown_, "cannot lock");
+      removes_ = false;  // it is another's
       break;
     }
     // Between opening and locking, its owner may have removed it: what we locked must bear the name.
@@ -75,7 +85,7 @@ WorkDirectory::WorkDirectory(Descriptor root, std::string name, std::string_view
       return;
     }
   }
-  refuse_with(shown, "another nibble is writing it");
+  refuse_with(output, "another nibble is writing it");
 }
 
 WorkDirectory::~WorkDirectory() {

@@ -40,6 +40,7 @@ class WorkDirectory {
 
  private:
   [[nodiscard]] Descriptor make(std::string_view output);
+  void lock(std::string_view output);
 
   Descriptor root_, fd_;
   std::string name_, shown_;

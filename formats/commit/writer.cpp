@@ -122,6 +122,7 @@ class ShardWriter : public Writer {
   void commit() override { transaction_.commit(); }
 
   std::vector<std::string> warnings() const override { return transaction_.warnings(); }
+  std::string remains() const override { return transaction_.remains(); }
 
  protected:
   // A file's name in the transaction's directory.

@@ -167,6 +167,9 @@ class Writer {
   /// What its user should know, one line each, so far: files that are not carried over, remains of an earlier run.
   [[nodiscard]] virtual std::vector<std::string> warnings() const { return {}; }
 
+  /// A line about what commit() has replaced and could not remove; empty as a rule.
+  [[nodiscard]] virtual std::string remains() const { return {}; }
+
  protected:
   Buffers buffers_;
 };

@@ -202,6 +202,15 @@ TEST_F(Program, AdviceRefuses) {
   EXPECT_EQ(run("measure out --advise 9bits").code, 3);  // quantized already
 }
 
+// The one error after which there is an output: it says so.
+TEST_F(Program, LostReportsAreErrorsOfACompleteOutput) {
+  const Outcome outcome = run("convert w.safetensors out.safetensors --to nf4 >/dev/full");
+  EXPECT_EQ(outcome.code, 4);
+  EXPECT_EQ(outcome.err,
+            "error: out.safetensors is complete, but the report cannot be written to standard output\n");
+  EXPECT_TRUE(fs::exists(root_.path() / "out.safetensors.nibble.json"));
+}
+
 // A checkpoint large enough to be stopped half-way: 17 GB of holes take seconds.
 TEST_F(Program, SignalsLeaveNothing) {
   const std::string header = R"({"layer.weight":{"dtype":"F32","shape":[65536,65536],"data_offsets":[0,17179869184]}})";
