@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <stdexcept>
 #include <system_error>
 
 #include "cli/interrupt.hpp"
@@ -54,6 +55,8 @@ int exit_code(const nibble::Error& error) noexcept {
     if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
   } catch (const std::bad_alloc&) {
     _exit(fail(static_cast<int>(nibble::Errc::no_space), "out of memory"));
+  } catch (const std::runtime_error& error) {  // oneTBB, to which the system refuses a thread
+    _exit(fail(static_cast<int>(nibble::Errc::io), error.what()));
   } catch (const std::exception& error) {
     _exit(fail(static_cast<int>(nibble::Errc::internal), error.what()));
   } catch (...) {

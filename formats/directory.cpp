@@ -36,6 +36,15 @@ class Remover {
     }
   }
 
+  // What its owner may not write or enter is still the owner's to remove.
+  static Descriptor open_inner(int directory, const char* name) noexcept {
+    Descriptor inner(openat(directory, name, directory_flags));
+    if (inner.get() < 0 && errno == EACCES && fchmodat(directory, name, S_IRWXU, 0) == 0)
+      inner = Descriptor(openat(directory, name, directory_flags));
+    if (inner.get() >= 0) (void)fchmod(inner.get(), S_IRWXU);
+    return inner;
+  }
+
  private:
   static constexpr int deepest = 32;  // a block of names each lies on the stack
   static constexpr int most_rounds = 10'000;
@@ -63,7 +72,8 @@ class Remover {
       return;
     }
     {
-      const Descriptor inner(openat(directory, name, directory_flags));
+      if (is_mount_point(directory, name)) return;
+      const Descriptor inner = open_inner(directory, name);
       if (inner.get() < 0) return;
       clear(inner.get(), depth + 1);
     }
@@ -74,7 +84,7 @@ class Remover {
   void move_up(int directory, const char* name) noexcept {
     for (int attempt = 0; attempt < most_rounds; ++attempt) {
       std::array<char, 32> place{};
-      (void)std::snprintf(place.data(), place.size(), ".deep-%u", moved_++);
+      (void)std::snprintf(place.data(), place.size(), "%s%u", removed_prefix.data(), moved_++);
       if (renameat(directory, name, top_, place.data()) == 0 || (errno != ENOTEMPTY && errno != EEXIST)) return;
     }
   }
@@ -82,6 +92,24 @@ class Remover {
   int top_;
   unsigned moved_ = 0;
 };
+
+constexpr int deepest_tree = 256;
+
+void add_tree(int directory, const std::string& path, int depth, std::string_view label,
+              std::vector<std::string>& paths) {
+  for (const std::string& name : list_directory(directory, label)) {
+    paths.push_back(path + name);
+    const auto status = status_of(directory, name, label);
+    if (!status || !S_ISDIR(status->st_mode)) continue;
+    const Descriptor inner = open_directory(directory, name);
+    if (inner.get() < 0)
+      throw Error(Errc::io,
+                  fmt::format("{}: cannot open '{}': {}", label, printable(path + name), std::strerror(errno)));
+    if (depth == deepest_tree)
+      throw Error(Errc::io, fmt::format("{}: '{}' lies in more than {} folders", label, printable(path + name), depth));
+    add_tree(inner.get(), path + name + "/", depth + 1, label, paths);
+  }
+}
 
 }  // namespace
 
@@ -119,14 +147,29 @@ std::vector<std::string> list_directory(int directory, std::string_view label) {
   return names;
 }
 
+std::vector<std::string> list_tree(int directory, std::string_view label) {
+  std::vector<std::string> paths;
+  add_tree(directory, "", 0, label, paths);
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+bool is_mount_point(int at, const char* name) noexcept {
+  struct statx status {};
+  return statx(at, name, AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS, &status) == 0 &&
+         (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+}
+
 void remove_tree(int at, const char* name) noexcept {
-  if (unlinkat(at, name, 0) == 0) return;
+  if (unlinkat(at, name, 0) == 0 || is_mount_point(at, name)) return;
   {
-    const Descriptor directory(openat(at, name, directory_flags));
-    if (directory.get() >= 0) Remover(directory.get()).run();
+    const Descriptor directory = Remover::open_inner(at, name);
+    if (directory.get() >= 0) remove_entries(directory.get());
   }
   unlinkat(at, name, AT_REMOVEDIR);
 }
+
+void remove_entries(int directory) noexcept { Remover(directory).run(); }
 
 bool is_entry_name(std::string_view name) noexcept {
   return !name.empty() && name.size() <= longest_name && name != "." && name != ".." &&

@@ -23,9 +23,22 @@ namespace nibble {
 /// Names of the entries, without . and .., sorted. Throws Error(io): what could not be listed must not count as empty.
 [[nodiscard]] std::vector<std::string> list_directory(int directory, std::string_view label);
 
+/// The paths of everything below the directory, sorted; links are entries, not ways. Throws Error(io), also for folders
+/// that lie deeper than 256.
+[[nodiscard]] std::vector<std::string> list_tree(int directory, std::string_view label);
+
+/// Whether something is mounted right there. Bind mounts are on the same device as their folder, so that says nothing.
+[[nodiscard]] bool is_mount_point(int at, const char* name) noexcept;
+
+/// With this begin names that folders which lie deep get while they are removed.
+inline constexpr std::string_view removed_prefix = ".removed-";
+
 /// Removes an entry with all that is in it, as far as that is possible: nothing is an error, and no memory is taken, so
-/// that it serves when there is none. Nesting of any depth is no danger.
+/// that it serves when there is none. Nesting of any depth is no danger. What is mounted in it is not entered.
 void remove_tree(int at, const char* name) noexcept;
+
+/// The same for all entries of an open directory.
+void remove_entries(int directory) noexcept;
 
 /// Whether a name stands for an entry of the directory itself: no path, not . or .., and no more than 255 bytes.
 [[nodiscard]] bool is_entry_name(std::string_view name) noexcept;

@@ -168,9 +168,10 @@ void InputFile::check_unchanged() const {
     throw Error(Errc::input_changed, fmt::format("{}: changed while it was read", label_));
 }
 
-OutputFile::OutputFile(int directory, const std::string& name, std::string label) : label_(std::move(label)) {
+OutputFile::OutputFile(int directory, const std::string& name, std::string label, ::mode_t mode)
+    : label_(std::move(label)) {
   constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
-  fd_ = Descriptor(retry([&] { return ::openat(directory, name.c_str(), flags, 0666); }));
+  fd_ = Descriptor(retry([&] { return ::openat(directory, name.c_str(), flags, mode); }));
   if (fd_.get() >= 0) return;
   const int error = errno;
   const Errc code = error == EEXIST ? Errc::output_exists : is_full(error) ? Errc::no_space : Errc::io;

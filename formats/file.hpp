@@ -95,7 +95,7 @@ class InputFile {
 class OutputFile {
  public:
   /// Throws Error(output_exists) if the name is taken (by a link too), Error(no_space), Error(io).
-  OutputFile(int directory, const std::string& name, std::string label);
+  OutputFile(int directory, const std::string& name, std::string label, ::mode_t mode = 0666);
 
   [[nodiscard]] const std::string& label() const noexcept { return label_; }
 

@@ -9,7 +9,6 @@
 #include <condition_variable>
 #include <mutex>
 #include <stdexcept>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -40,26 +39,28 @@ class Meeting {
 // How many threads can run beside this one, up to `wanted`. All exist at the same time, with stacks that are at least
 // as large as those of oneTBB.
 unsigned startable(unsigned wanted) {
+  if (wanted == 0) return 0;
+  constexpr unsigned to_spare = 2;  // other libraries, and other processes, start some, too
   std::mutex mutex;
   std::condition_variable ended;
   bool end = false;
   std::vector<std::jthread> threads;
-  threads.reserve(wanted);
   try {
-    while (threads.size() < wanted)
+    while (threads.size() < wanted + to_spare)
       threads.emplace_back([&] {
         std::unique_lock lock(mutex);
         ended.wait(lock, [&] { return end; });
       });
-  } catch (const std::system_error&) {  // so many it is
+  } catch (const std::exception&) {  // no thread, or no memory for one: so many it is
   }
   const auto count = static_cast<unsigned>(threads.size());
+  const unsigned free = count == wanted + to_spare ? wanted : (count > to_spare ? count - to_spare : 0) / 2;
   {
     const std::lock_guard lock(mutex);
     end = true;
   }
   ended.notify_all();
-  return count;
+  return free;
 }
 
 }  // namespace

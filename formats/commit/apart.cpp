@@ -79,11 +79,14 @@ void check_no_input(const fs::path& file, const Reader& source) {
   });
 }
 
-void check_apart(const fs::path& out, const Reader& source) {
+void check_apart(const fs::path& out_as_given, const Reader& source) {
   const auto refuse = [&] {
     throw Error(Errc::usage,
-                fmt::format("{}: output and input '{}' lie in each other", shown(out), shown(source.path())));
+                fmt::format("{}: output and input '{}' lie in each other", shown(out_as_given), shown(source.path())));
   };
+  std::string text = out_as_given.string();
+  while (text.size() > 1 && text.ends_with('/')) text.pop_back();
+  const fs::path out(text);
   const auto to = identify(out);
   if (!source.is_directory()) {
     if (to && to == identify(source.path())) refuse();

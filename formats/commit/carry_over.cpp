@@ -81,7 +81,8 @@ void CarryOver::walk_directory(int from, int to, const std::string& path) {
       if (errno != ENOENT && errno != ELOOP) fail(path + name, "cannot look at it in the input");
       if (!name.starts_with('.')) left_out_.links.push_back(path + name);
     } else if (S_ISDIR(status.st_mode)) {
-      if (!name.starts_with('.')) walk_subdirectory(here.get(), to, name, path);
+      const bool is_of_the_file_system = path.empty() && name == "lost+found";
+      if (!name.starts_with('.') && !is_of_the_file_system) walk_subdirectory(here.get(), to, name, path);
     } else if (S_ISREG(status.st_mode) && is_carried_over(name, path)) {
       take_file(here.get(), to, name, path);
     }

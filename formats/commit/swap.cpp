@@ -108,7 +108,7 @@ std::string parse(std::string_view text, std::uint64_t target_inode, Swap::Steps
   if (!parse_number(cut_field(rest, '\0'), inode) || inode != target_inode) return "it is about another directory";
   while (const auto field = cut_field(rest, '\0')) {
     auto step = parse_step(*field);
-    if (!step) return "it names something outside of the output";
+    if (!step) return "it has a step that no run has written";
     steps.push_back(std::move(*step));
   }
   return {};
@@ -207,9 +207,12 @@ struct Swap::Places {
   // Takes back what was done of a step. False if that failed.
   [[nodiscard]] bool undo(const Step& step) const noexcept {
     const char* const name = step.name.c_str();
-    const auto inode = [name](int directory) -> std::uint64_t {
+    bool is_known = true;
+    const auto inode = [&](int directory) -> std::uint64_t {
       struct stat status {};
-      return fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) == 0 ? std::uint64_t{status.st_ino} : 0;
+      if (fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) == 0) return status.st_ino;
+      is_known = is_known && errno == ENOENT;
+      return 0;
     };
     if (step.action == Action::barrier) return true;
     if (step.action == Action::exchange && inode(target) == step.new_inode && inode(fresh.get()) == step.old_inode)
@@ -217,8 +220,8 @@ struct Swap::Places {
     if (step.action != Action::take_out && inode(target) == step.new_inode && !move_entry(target, fresh.get(), name))
       return false;
     // Whatever was taken out goes back, also if it was not what the step is about.
-    return step.action == Action::put_in || old.get() < 0 || inode(old.get()) == 0 ||
-           move_entry(old.get(), target, name);
+    const bool may_be_out = step.action != Action::put_in && old.get() >= 0 && inode(old.get()) != 0;
+    return is_known && (!may_be_out || move_entry(old.get(), target, name));
   }
 };
 
@@ -251,23 +254,25 @@ Swap::Steps Swap::replace(const std::vector<std::string>& entries) const {
 
 void Swap::write_journal(const Steps& steps) const {
   struct stat target {};
-  if (fstat(target_, &target) != 0) throw Error(Errc::io, fmt::format("{}: cannot look at it", printable(shown_)));
+  if (fstat(target_, &target) != 0)
+    throw Error(Errc::io, fmt::format("{}: cannot look at it: {}", printable(shown_), std::strerror(errno)));
   (void)unlinkat(work_, journal_name, 0);  // one that does not count
-  OutputFile file(work_, journal_name, printable(shown_) + ": journal");
+  OutputFile file(work_, journal_name, printable(shown_) + ": journal", 0600);
   const std::string text = text_of(steps, target.st_ino);
   file.write_at(0, std::as_bytes(std::span(text)));
   file.flush();
   file.close();
-  if (fsync(work_) != 0)
+  if (fsync(work_) != 0 || fsync(target_) != 0)
     throw Error(Errc::io, fmt::format("{}: cannot flush: {}", printable(shown_), std::strerror(errno)));
 }
 
-void Swap::run(const Steps& steps) const {
+void Swap::run(const Steps& steps, const std::function<void()>& judge) const {
   const Places places(target_, work_, shown_);
   std::size_t begun = 0;
   try {
     write_journal(steps);
     for (; begun < steps.size(); ++begun) places.carry_out(steps[begun]);
+    if (judge) judge();
     end();
   } catch (...) {
     bool undone = true;
@@ -283,16 +288,25 @@ Swap::Journal Swap::journal() const {
   Journal found{.is_there = true};
   struct stat status {};
   struct stat target {};
-  if (file.get() < 0 || fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    found.problem = "it is no file that can be opened";
-  } else if (status.st_uid != geteuid() || (status.st_mode & 022) != 0 || status.st_nlink != 1) {
+  const auto fail = [&] {
+    throw Error(Errc::io, fmt::format("{}: cannot read the journal of an interrupted run: {}", printable(shown_),
+                                      std::strerror(errno)));
+  };
+  if (file.get() < 0 && errno != ELOOP && errno != ENXIO) fail();
+  if (fstat(target_, &target) != 0 || (file.get() >= 0 && fstat(file.get(), &status) != 0)) fail();
+  if (file.get() < 0 || !S_ISREG(status.st_mode)) {
+    found.problem = "it is no regular file";
+  } else if (status.st_uid != geteuid()) {
+    found.problem = "it belongs to another user";
+  } else if ((status.st_mode & 022) != 0) {
     found.problem = "others can write it";
+  } else if (status.st_nlink != 1) {
+    found.problem = "it has a second name";
   } else if (status.st_size > longest_journal) {
     found.problem = "it is too long";
-  } else if (fstat(target_, &target) == 0) {
+  } else {
     std::string text(static_cast<std::size_t>(status.st_size), '\0');
-    if (read_all(file.get(), 0, std::as_writable_bytes(std::span(text))).bytes < text.size())
-      throw Error(Errc::io, fmt::format("{}: cannot read the journal of an interrupted run", printable(shown_)));
+    if (read_all(file.get(), 0, std::as_writable_bytes(std::span(text))).bytes < text.size()) fail();
     found.problem = parse(text, target.st_ino, found.steps);
   }
   return found;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,9 +49,10 @@ class Swap {
   /// mixture that one would load. Throws Error(io).
   [[nodiscard]] Steps replace(const std::vector<std::string>& entries) const;
 
-  /// Carries out the steps; `old` must exist if something is taken out. If one fails, those before it are undone.
-  /// Throws Error(output_exists) if an entry is not what the steps are about, Error(io).
-  void run(const Steps& steps) const;
+  /// Carries out the steps; `old` must exist if something is taken out. If one fails, or `judge`, which looks at what
+  /// has left the target, then all of them are undone. Throws Error(output_exists) if an entry is not what the steps
+  /// are about, Error(io), and what `judge` throws.
+  void run(const Steps& steps, const std::function<void()>& judge = {}) const;
 
   /// What the journal of a run that was stopped says.
   struct Journal {
@@ -58,6 +60,7 @@ class Swap {
     std::string problem{};  ///< why it does not count; empty if it does
     Steps steps{};
   };
+  /// Throws Error(io) if that cannot be told.
   [[nodiscard]] Journal journal() const;
 
   /// Carries out those steps of a journal that are left. Throws as run(), but undoes nothing.

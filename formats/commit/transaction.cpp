@@ -31,6 +31,8 @@ constexpr const char* lost_and_found = "lost+found";  // a new ext4 file system 
 constexpr const char* exchanged_name = "exchanged";
 constexpr const char* trash_name = "trash";
 
+constexpr mode_t of_others = S_IRWXG | S_IRWXO;
+
 // Never no where the system does not tell.
 bool may_exist(int at, const char* name) noexcept {
   struct stat status {};
@@ -50,18 +52,19 @@ bool is_unsupported(int error) {
          error == EPERM;
 }
 
-// Whether something is mounted right there. Bind mounts are on the same device as their folder, so that says nothing.
-bool is_mount_point(int parent, const std::string& name) {
-  struct statx status {};
-  return statx(parent, name.c_str(), AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS, &status) == 0 &&
-         (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
-}
-
 // A manifest says so at its beginning.
 bool is_manifest(int file) {
   std::array<char, 64> head{};
   const Transfer got = read_all(file, 0, std::as_writable_bytes(std::span(head)));
   return std::string_view(head.data(), got.bytes).find("\"schema_version\"") != std::string_view::npos;
+}
+
+// One of ours, or weights with their configuration.
+bool is_model(const std::vector<std::string>& entries) {
+  const auto has = [&](auto&& test) { return std::any_of(entries.begin(), entries.end(), test); };
+  return has([](const std::string& entry) { return entry == "nibble.json"; }) ||
+         (has([](const std::string& entry) { return entry == "config.json"; }) &&
+          has([](const std::string& entry) { return entry.ends_with(".safetensors"); }));
 }
 
 bool same_entry(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
@@ -110,6 +113,7 @@ Transaction::Transaction(const std::filesystem::path& target, Kind kind, const O
   Descriptor root = inside_ ? open_directory(parent_.get(), name_) : Descriptor(dup(parent_.get()));
   if (root.get() < 0) fail("cannot open");
   work_.emplace(std::move(root), inside_ ? inside_name : beside_name(), shown_, inside_ ? text : folder_shown);
+  judge_remains();
   recover();
   if (!remove_old())
     throw Error(Errc::io, fmt::format("{}: '{}/{}' cannot be removed", printable(shown_), printable(work_->shown()),
@@ -134,7 +138,7 @@ void Transaction::judge_target() {
     if (status) refuse_existing(shown_, "exists; --overwrite replaces it");
   }
   if (kind_ == Kind::file) {
-    judge_files();
+    (void)judge_files();
   } else if (status) {
     if (!is_directory) refuse_existing(shown_, "exists and is not a directory: remove it first");
     const Descriptor target = open_directory(parent_.get(), name_);
@@ -143,46 +147,69 @@ void Transaction::judge_target() {
   }
 }
 
-void Transaction::judge_files() const {
-  judge_file(name_, shown_, options_.may_replace);
-  if (options_.with_manifest) judge_file(manifest_name(), shown_ + manifest_suffix, is_manifest);
+Transaction::Judged Transaction::judge_files() const {
+  Judged judged;
+  judged.file = judge_file(parent_.get(), name_, shown_, options_.may_replace);
+  if (options_.with_manifest)
+    judged.manifest = judge_file(parent_.get(), manifest_name(), shown_ + manifest_suffix, is_manifest);
+  return judged;
 }
 
-// A file, or nothing yet.
-void Transaction::judge_file(const std::string& name, const std::string& shown, bool (*may_replace)(int)) const {
-  const auto status = status_of(parent_.get(), name, printable(shown_));
-  if (!status) return;
+// A file, or nothing: returns the inode of what was judged.
+std::uint64_t Transaction::judge_file(int at, const std::string& name, const std::string& shown,
+                                      bool (*may_replace)(int)) const {
+  const auto status = status_of(at, name, printable(shown_));
+  if (!status) return 0;
   if (!options_.overwrite) refuse_existing(shown, "exists; --overwrite replaces it");
   if (!S_ISREG(status->st_mode)) refuse_existing(shown, "exists and is not a regular file: remove it first");
-  if (status->st_size == 0 || may_replace == nullptr) return;
-  const Descriptor file(openat(parent_.get(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (file.get() < 0) throw Error(Errc::io, fmt::format("{}: cannot open: {}", printable(shown), std::strerror(errno)));
+  if (status->st_size == 0 || may_replace == nullptr) return status->st_ino;
+  const Descriptor file(openat(at, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat opened {};
+  if (file.get() < 0 || fstat(file.get(), &opened) != 0)
+    throw Error(Errc::io, fmt::format("{}: cannot open: {}", printable(shown), std::strerror(errno)));
   if (!may_replace(file.get())) refuse_existing(shown, "exists and is nothing that nibble writes: remove it first");
+  return opened.st_ino;
 }
 
-// Replacing a directory removes all that is in it, so it has to be a model: one of ours, or weights with their
-// configuration. An empty one is no loss.
+// Replacing a directory removes all that is in it, so it has to be a model. An empty one is no loss.
 void Transaction::judge_entries(const std::vector<std::string>& entries) const {
-  const auto has = [&](auto&& test) { return std::any_of(entries.begin(), entries.end(), test); };
-  const bool ours = has([](const std::string& entry) { return entry == "nibble.json"; });
-  const bool config = has([](const std::string& entry) { return entry == "config.json"; });
-  const bool weights = has([](const std::string& entry) { return entry.ends_with(".safetensors"); });
-  if (!entries.empty() && !ours && !(config && weights))
-    refuse_existing(shown_, "exists and holds no model: remove it first");
+  if (!entries.empty() && !is_model(entries)) refuse_existing(shown_, "exists and holds no model: remove it first");
+}
+
+// What came into a directory that is replaced after it was judged is not ours to remove.
+void Transaction::judge_tree(int directory, const std::vector<std::string>& entries) const {
+  for (const std::string& path : tree_of(directory, entries))
+    if (!std::binary_search(old_->tree.begin(), old_->tree.end(), path))
+      refuse_existing(shown_, fmt::format("'{}' appeared in it meanwhile; nothing is replaced", printable(path)));
 }
 
 // Of a directory that is replaced: what is there on purpose.
 std::vector<std::string> Transaction::entries_of(int directory) const {
   std::vector<std::string> entries = list_directory(directory, printable(shown_));
-  std::erase(entries, lost_and_found);
-  if (inside_) std::erase(entries, inside_name);
+  if (inside_) {
+    std::erase(entries, lost_and_found);
+    std::erase(entries, inside_name);
+  }
   return entries;
+}
+
+std::vector<std::string> Transaction::tree_of(int directory, const std::vector<std::string>& entries) const {
+  std::vector<std::string> tree = entries;
+  for (const std::string& entry : entries) {
+    const auto status = status_of(directory, entry, printable(shown_));
+    if (!status || !S_ISDIR(status->st_mode)) continue;
+    const Descriptor inner = open_directory(directory, entry);
+    if (inner.get() < 0) fail("cannot open a folder in it");
+    for (const std::string& path : list_tree(inner.get(), printable(shown_))) tree.push_back(entry + "/" + path);
+  }
+  std::sort(tree.begin(), tree.end());
+  return tree;
 }
 
 bool Transaction::must_be_inside(const struct stat& status) const {
   struct stat folder {};
   if (fstat(parent_.get(), &folder) != 0) fail("cannot read the status of its folder");
-  return folder.st_dev != status.st_dev || is_mount_point(parent_.get(), name_) ||
+  return folder.st_dev != status.st_dev || is_mount_point(parent_.get(), name_.c_str()) ||
          faccessat(parent_.get(), ".", W_OK, AT_EACCESS) != 0;
 }
 
@@ -196,16 +223,26 @@ void Transaction::refuse_interrupted(int root, const std::string& work_name) con
     refuse_existing(shown_, "its replacement was interrupted; --overwrite finishes that");
 }
 
+// The work directory bears a name that somebody else may have chosen, too.
+void Transaction::judge_remains() const {
+  constexpr std::array<std::string_view, 6> ours{Swap::journal_name, Swap::done_name, Swap::new_name,
+                                                 Swap::old_name,     exchanged_name,  trash_name};
+  for (const std::string& entry : list_directory(work_->fd(), printable(work_->shown())))
+    if (std::find(ours.begin(), ours.end(), entry) == ours.end() && !entry.starts_with(removed_prefix))
+      refuse_existing(work_->shown(),
+                      fmt::format("holds '{}', which is not nibble's: move it away first", printable(entry)));
+}
+
 // What a run before this one left: a replacement to finish, old entries that nothing is known about, or remains. After
 // it, it is known what is to be replaced.
 void Transaction::recover() {
   const int work = work_->fd();
   const bool done = has_entry(work, Swap::done_name);
   const Swap swap(inside_ ? work_->root() : parent_.get(), work, shown_);
-  const Swap::Journal journal = done ? Swap::Journal{} : swap.journal();
+  Swap::Journal journal = done ? Swap::Journal{} : swap.journal();
+  if (kind_ == Kind::directory && !inside_ && journal.problem.empty()) journal.problem = "no run writes one here";
   if (journal.is_there && journal.problem.empty()) {
-    judge_journal(journal);
-    swap.finish(journal.steps);
+    finish_swap(swap, journal);
   } else if (!done && has_entries(work, Swap::old_name)) {
     refuse_existing(work_->shown() + "/" + Swap::old_name,
                     "holds what an interrupted run has replaced: move it away first");
@@ -213,8 +250,13 @@ void Transaction::recover() {
     warnings_.push_back(
         fmt::format("{}/{} is ignored: {}", printable(work_->shown()), Swap::journal_name, journal.problem));
   }
-  if (const Descriptor back = open_directory(work, exchanged_name); back.get() >= 0)
-    judge_entries(entries_of(back.get()));
+  if (has_entry(work, exchanged_name)) {
+    const Descriptor back = open_directory(work, exchanged_name);
+    if (back.get() < 0) fail("cannot open what an interrupted run has replaced");
+    if (const auto entries = list_directory(back.get(), printable(shown_)); !entries.empty() && !is_model(entries))
+      refuse_existing(work_->shown() + "/" + exchanged_name,
+                      "holds what an interrupted run has replaced: move it away first");
+  }
 
   const auto status = status_of(parent_.get(), name_, printable(shown_));
   if (kind_ != Kind::directory || !status) return;
@@ -222,25 +264,49 @@ void Transaction::recover() {
   const Descriptor old = open_directory(parent_.get(), name_);
   Old before;
   if (old.get() < 0 || fstat(old.get(), &before.status) != 0) fail("cannot open");
-  before.entries = entries_of(old.get());
-  judge_entries(before.entries);
+  const std::vector<std::string> entries = entries_of(old.get());
+  judge_entries(entries);
+  for (const std::string& entry : entries)
+    if (is_mount_point(old.get(), entry.c_str()))
+      refuse_existing(shown_, fmt::format("'{}' in it is a mount point: unmount it first", printable(entry)));
+  before.tree = tree_of(old.get(), entries);
   old_ = std::move(before);
+}
+
+void Transaction::finish_swap(const Swap& swap, const Swap::Journal& journal) {
+  judge_journal(journal);
+  try {
+    swap.finish(journal.steps);
+  } catch (const Error& error) {
+    if (error.code() != Errc::output_exists) throw;
+    throw Error(Errc::output_exists,
+                fmt::format("{} by an interrupted run, and changed since: the rest of the old output is in {}/{}, the "
+                            "rest of the new one in {}/{}: move them away first",
+                            printable(shown_) + ": is partly replaced", printable(work_->shown()), Swap::old_name,
+                            printable(work_->shown()), Swap::new_name));
+  }
 }
 
 // Whatever it says: nothing but what this run may replace.
 void Transaction::judge_journal(const Swap::Journal& journal) const {
+  const std::string shown = work_->shown() + "/" + Swap::journal_name;
+  if (!options_.overwrite) refuse_existing(shown_, "its replacement was interrupted; --overwrite finishes that");
   for (const Swap::Step& step : journal.steps) {
     const bool is_ours = inside_ ? step.name != inside_name && step.name != lost_and_found
-                                 : step.name == name_ || step.name == manifest_name();
+                                 : step.name == name_ || (options_.with_manifest && step.name == manifest_name());
     if (step.action != Swap::Action::barrier && !is_ours)
       refuse_existing(
-          work_->shown() + "/" + Swap::journal_name,
-          fmt::format("is about '{}', which is not ours to replace: remove it first", printable(step.name)));
+          shown, fmt::format("is about '{}', which is not ours to replace: remove it first", printable(step.name)));
   }
   if (!inside_) return;
+  // What has left the target counts only as far as the journal tells of it.
   std::vector<std::string> entries = entries_of(work_->root());
   if (const Descriptor old = open_directory(work_->fd(), Swap::old_name); old.get() >= 0)
-    for (std::string& entry : list_directory(old.get(), printable(shown_))) entries.push_back(std::move(entry));
+    for (const Swap::Step& step : journal.steps)
+      if (step.action != Swap::Action::barrier)
+        if (const auto status = status_of(old.get(), step.name, printable(shown_));
+            status && status->st_ino == step.old_inode)
+          entries.push_back(step.name);
   judge_entries(entries);
 }
 
@@ -280,52 +346,76 @@ void Transaction::finish_commit() noexcept {
   }
 }
 
-// Nobody gets permissions by a replacement. What has a namesake in the old directory gets none that that did not give
-// to group and others; of the rest, none that some entry there did not.
-void Transaction::narrow_modes(int old, const std::vector<std::string>& entries) const {
-  constexpr mode_t of_others = 077;
-  mode_t common = of_others;
+// The mode of an entry that takes the place of another: to others than its owner it gives what the old one gave, and to
+// its group only if that is the old one's.
+mode_t Transaction::narrowed(int fresh, const std::string& name, const struct stat& mine,
+                             const struct stat& old) const {
+  const bool same_group =
+      mine.st_gid == old.st_gid || fchownat(fresh, name.c_str(), uid_t(-1), old.st_gid, AT_SYMLINK_NOFOLLOW) == 0;
+  return mine.st_mode & (S_IRWXU | (same_group ? old.st_mode & of_others : old.st_mode & S_IRWXO));
+}
+
+// Nobody gets permissions by a replacement. What has a namesake in the old directory gets none that that did not give;
+// of the rest, files get none that some file there did not.
+void Transaction::narrow(int fresh, int old, const std::vector<std::string>& entries, mode_t inherited) const {
   for (const std::string& name : entries)
     if (const auto status = status_of(old, name, printable(shown_)); status && S_ISREG(status->st_mode))
-      common &= status->st_mode;
-  for (const std::string& name : list_directory(new_.get(), printable(shown_))) {
-    const auto mine = status_of(new_.get(), name, printable(shown_));
+      inherited &= status->st_mode;
+  for (const std::string& name : list_directory(fresh, printable(shown_))) {
+    const auto mine = status_of(fresh, name, printable(shown_));
     if (!mine) continue;
+    const bool is_directory = S_ISDIR(mine->st_mode);
     const bool has_namesake = std::find(entries.begin(), entries.end(), name) != entries.end();
     const auto namesake = has_namesake ? status_of(old, name, printable(shown_)) : std::nullopt;
-    const mode_t allowed = namesake ? namesake->st_mode : S_ISREG(mine->st_mode) ? common : of_others;
-    const mode_t mode = mine->st_mode & 07777 & ~(of_others & ~allowed);
-    if (mode != (mine->st_mode & 07777) && fchmodat(new_.get(), name.c_str(), mode, 0) != 0)
+    const mode_t mode = namesake       ? narrowed(fresh, name, *mine, *namesake)
+                        : is_directory ? mine->st_mode & 07777
+                                       : mine->st_mode & (S_IRWXU | inherited);
+    if (mode != (mine->st_mode & 07777) && fchmodat(fresh, name.c_str(), mode, 0) != 0)
       fail("cannot set the mode of its files");
+    if (!is_directory) continue;
+    const Descriptor inner = open_directory(fresh, name);
+    if (inner.get() < 0) fail("cannot open a folder in it");
+    const Descriptor old_inner = namesake ? open_directory(old, name) : Descriptor();
+    narrow(inner.get(), old_inner.get(),
+           old_inner.get() < 0 ? std::vector<std::string>{} : list_directory(old_inner.get(), printable(shown_)),
+           inherited);
   }
 }
 
 void Transaction::commit_file() {
-  judge_files();  // again: the run took a while
-  const bool replaces = has_entry(parent_.get(), name_);
-  if (replaces) narrow_modes(parent_.get(), {name_, manifest_name()});
+  narrow(new_.get(), parent_.get(), {name_, manifest_name()}, of_others);
   if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   if (mkdirat(work_->fd(), Swap::old_name, 0700) != 0) fail("cannot create its work directory");
 
   // The manifest goes first and comes last: at no time does it tell of another file.
+  const Judged judged = judge_files();  // again: the run took a while
   const Swap swap(parent_.get(), work_->fd(), shown_);
   Swap::Steps steps;
-  if (options_.with_manifest && has_entry(parent_.get(), manifest_name()))
-    steps.push_back(swap.step(Swap::Action::take_out, manifest_name()));
+  if (judged.manifest != 0) steps.push_back({Swap::Action::take_out, manifest_name(), judged.manifest, 0});
   steps.push_back({});
-  steps.push_back(swap.step(replaces ? Swap::Action::exchange : Swap::Action::put_in, name_));
+  steps.push_back(swap.step(Swap::Action::put_in, name_));
+  if (judged.file != 0) steps.back().action = Swap::Action::exchange;
+  steps.back().old_inode = judged.file;
   steps.push_back({});
   if (has_entry(new_.get(), manifest_name())) steps.push_back(swap.step(Swap::Action::put_in, manifest_name()));
   steps.push_back({});
-  run(swap, steps);
+  // And once more what has come out: it may have been written to since.
+  run(swap, steps, [&] {
+    const Descriptor old = open_directory(work_->fd(), Swap::old_name);
+    if (old.get() < 0) fail("cannot open what is replaced");
+    judge_file(new_.get(), name_, shown_, options_.may_replace);
+    judge_file(old.get(), name_, shown_, options_.may_replace);
+    if (options_.with_manifest) judge_file(old.get(), manifest_name(), shown_ + manifest_suffix, is_manifest);
+  });
 }
 
 // What could neither be carried out nor undone is the next run's.
-void Transaction::run(const Swap& swap, const Swap::Steps& steps) {
+void Transaction::run(const Swap& swap, const Swap::Steps& steps, const std::function<void()>& judge) {
   try {
-    swap.run(steps);
+    swap.run(steps, judge);
   } catch (...) {
-    if (may_exist(work_->fd(), Swap::journal_name)) work_->keep();
+    const bool nothing_is_out = unlinkat(work_->fd(), Swap::old_name, AT_REMOVEDIR) == 0;
+    if (!nothing_is_out || may_exist(work_->fd(), Swap::journal_name)) work_->keep();
     throw;
   }
 }
@@ -333,12 +423,18 @@ void Transaction::run(const Swap& swap, const Swap::Steps& steps) {
 void Transaction::commit_beside() {
   if (!old_) return publish();
   const Descriptor old = open_directory(parent_.get(), name_);
-  if (old.get() < 0) refuse_existing(shown_, "was changed meanwhile; nothing is replaced");
-  narrow_modes(old.get(), old_->entries);
-  if (fchmod(new_.get(), old_->status.st_mode & 07777) != 0) fail("cannot set its mode");
-  if (exchange()) return;
+  struct stat status {};
+  if (old.get() < 0 || fstat(old.get(), &status) != 0) fail("cannot open");
+  narrow(new_.get(), old.get(), list_directory(old.get(), printable(shown_)), of_others);
+  struct stat mine {};
+  if (fstat(new_.get(), &mine) != 0) fail("cannot look at its work directory");
+  mine.st_mode = status.st_mode & 07777;
+  const mode_t mode = (status.st_mode & 07000) | narrowed(work_->fd(), Swap::new_name, mine, status);
+  if (fchmod(new_.get(), mode | S_IRWXU) != 0) fail("cannot set its mode");
+  if (exchange(mode)) return;
 
   // The file system cannot do that: the work directory moves into the old one, and the entries change places.
+  if (status.st_uid != geteuid()) fail("cannot replace what belongs to another user");
   if (!work_->move(Descriptor(dup(old.get())), inside_name, shown_)) fail("cannot replace");
   inside_ = true;
   commit_inside();
@@ -362,7 +458,7 @@ void Transaction::publish() {
 }
 
 // False if the file system has no such call for these two.
-bool Transaction::exchange() {
+bool Transaction::exchange(mode_t mode) {
   if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   if (renameat(work_->fd(), Swap::new_name, work_->fd(), exchanged_name) != 0) fail("cannot replace");
   const auto swap_places = [&] {
@@ -380,11 +476,10 @@ bool Transaction::exchange() {
     // What came back is what counts, not what was there before.
     const Descriptor back = open_directory(work_->fd(), exchanged_name);
     struct stat status {};
-    if (back.get() < 0 || fstat(back.get(), &status) != 0 || !same_entry(status, old_->status))
-      refuse_existing(shown_, "was changed meanwhile; nothing is replaced");
-    for (const std::string& entry : entries_of(back.get()))
-      if (!std::binary_search(old_->entries.begin(), old_->entries.end(), entry))
-        refuse_existing(shown_, fmt::format("'{}' appeared in it meanwhile; nothing is replaced", printable(entry)));
+    if (back.get() < 0 || fstat(back.get(), &status) != 0) fail("cannot open what is replaced");
+    if (!same_entry(status, old_->status)) refuse_existing(shown_, "was changed meanwhile; nothing is replaced");
+    judge_tree(back.get(), entries_of(back.get()));
+    if (fchmod(new_.get(), mode) != 0) fail("cannot set its mode");
     if (fsync(parent_.get()) != 0) fail("cannot flush");
     if (!set_name(trash_name)) fail("cannot replace");
   } catch (...) {
@@ -396,14 +491,16 @@ bool Transaction::exchange() {
 
 void Transaction::commit_inside() {
   const std::vector<std::string> entries = entries_of(work_->root());
-  for (const std::string& entry : entries)
-    if (!std::binary_search(old_->entries.begin(), old_->entries.end(), entry))
-      refuse_existing(shown_, fmt::format("'{}' appeared in it meanwhile; nothing is replaced", printable(entry)));
-  narrow_modes(work_->root(), entries);
+  judge_tree(work_->root(), entries);
+  narrow(new_.get(), work_->root(), entries, of_others);
   if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   if (mkdirat(work_->fd(), Swap::old_name, 0700) != 0) fail("cannot create its work directory");
   const Swap swap(work_->root(), work_->fd(), shown_);
-  run(swap, swap.replace(entries));
+  run(swap, swap.replace(entries), [&] {
+    const Descriptor old = open_directory(work_->fd(), Swap::old_name);
+    if (old.get() < 0) fail("cannot open what is replaced");
+    judge_tree(old.get(), list_directory(old.get(), printable(shown_)));
+  });
 }
 
 }  // namespace nibble

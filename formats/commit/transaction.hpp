@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -73,31 +74,41 @@ class Transaction {
   [[nodiscard]] std::uint64_t free_bytes() const;
 
  private:
-  // The directory that is replaced, as it was when it was decided that it may be.
+  // The directory that is replaced, as it was when it was decided that it may be: which one, and all paths in it.
   struct Old {
     struct stat status {};
-    std::vector<std::string> entries{};
+    std::vector<std::string> tree{};
+  };
+  // The inodes of the files that are replaced; 0 where there is none.
+  struct Judged {
+    std::uint64_t file = 0, manifest = 0;
   };
 
   [[nodiscard]] bool has_entry(int at, const std::string& name) const;
   void judge_target();
-  void judge_file(const std::string& name, const std::string& shown, bool (*may_replace)(int)) const;
+  std::uint64_t judge_file(int at, const std::string& name, const std::string& shown, bool (*may_replace)(int)) const;
+  [[nodiscard]] Judged judge_files() const;
   void judge_entries(const std::vector<std::string>& entries) const;
-  void judge_files() const;
+  void judge_tree(int directory, const std::vector<std::string>& entries) const;
   void judge_journal(const Swap::Journal& journal) const;
+  void judge_remains() const;
   [[nodiscard]] std::vector<std::string> entries_of(int directory) const;
+  [[nodiscard]] std::vector<std::string> tree_of(int directory, const std::vector<std::string>& entries) const;
   [[nodiscard]] bool must_be_inside(const struct stat& status) const;
   [[nodiscard]] std::string beside_name() const;
   void refuse_interrupted(int root, const std::string& work_name) const;
   void recover();
+  void finish_swap(const Swap& swap, const Swap::Journal& journal);
 
-  void narrow_modes(int old, const std::vector<std::string>& entries) const;
+  void narrow(int fresh, int old, const std::vector<std::string>& entries, mode_t inherited) const;
+  [[nodiscard]] mode_t narrowed(int fresh, const std::string& name, const struct stat& mine,
+                                const struct stat& old) const;
   void commit_file();
   void commit_beside();
   void publish();
-  [[nodiscard]] bool exchange();
+  [[nodiscard]] bool exchange(mode_t mode);
   void commit_inside();
-  void run(const Swap& swap, const Swap::Steps& steps);
+  void run(const Swap& swap, const Swap::Steps& steps, const std::function<void()>& judge);
   void finish_commit() noexcept;
   [[nodiscard]] bool remove_old() const noexcept;
 

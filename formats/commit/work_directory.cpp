@@ -44,6 +44,7 @@ void check_ours(int directory, std::string_view shown) {
 // None if its owner has just removed it.
 Descriptor WorkDirectory::make(std::string_view output) {
   const bool is_new = mkdirat(root_.get(), name_.c_str(), 0700) == 0;
+  removes_ = is_new;
   if (!is_new && errno != EEXIST) fail_with(output, "cannot create its work directory");
   Descriptor directory = open_directory(root_.get(), name_);
   if (directory.get() < 0) {
@@ -53,7 +54,6 @@ Descriptor WorkDirectory::make(std::string_view output) {
   }
   // Some file systems have one owner and one mode for everything; what is new is ours whatever they say.
   if (!is_new) check_ours(directory.get(), shown_);
-  removes_ = is_new;
   return directory;
 }
 
@@ -94,7 +94,9 @@ WorkDirectory::~WorkDirectory() {
 
 void WorkDirectory::clear() {
   removes_ = true;
-  for (const std::string& entry : list_directory(fd(), printable(shown_))) remove_tree(fd(), entry.c_str());
+  remove_entries(fd());
+  if (const auto left = list_directory(fd(), printable(shown_)); !left.empty())
+    throw Error(Errc::io, fmt::format("{}: cannot remove '{}' in it", printable(shown_), printable(left.front())));
 }
 
 bool WorkDirectory::move(Descriptor root, const char* name, std::string_view place) {
@@ -109,7 +111,8 @@ bool WorkDirectory::move(Descriptor root, const char* name, std::string_view pla
 
 bool WorkDirectory::remove() noexcept {
   if (fd_.get() < 0) return true;
-  remove_tree(root_.get(), name_.c_str());
+  remove_entries(fd_.get());  // by what was locked: another may bear the name by now
+  (void)unlinkat(root_.get(), name_.c_str(), AT_REMOVEDIR);
   struct stat status {};
   return fstatat(root_.get(), name_.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT;
 }

@@ -26,7 +26,7 @@ class WorkDirectory {
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] const std::string& shown() const noexcept { return shown_; }  ///< its path, for messages
 
-  /// Removes what is in it.
+  /// Removes what is in it. Throws Error(io) if something stays.
   void clear();
 
   /// It stays on disk: the next run needs what is in it.

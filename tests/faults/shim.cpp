@@ -3,6 +3,7 @@
 //   NIBBLE_FAULT="CALL K ERRNO"  the K-th call of CALL, from 1 on, fails with that error
 //   NIBBLE_FAULT="CALL K kill"   SIGKILL right before it
 //   NIBBLE_FAULT="CALL 0 0"      none fails
+//   NIBBLE_FAULT="CALL -1 ERRNO" all of them do
 //   NIBBLE_FAULT_COUNT=FILE      how many there were is written to FILE at the end
 //
 // Calls count from the first setrlimit() on, with which main() begins: what loads the program is not the program's.
@@ -44,7 +45,7 @@ void begin() {
 // Whether this call is the one.
 bool fails(const char* name) {
   if (!counts.load(std::memory_order_relaxed) || std::strcmp(name, call_name) != 0) return false;
-  if (++calls != fails_at) return false;
+  if (++calls != fails_at && fails_at != -1) return false;
   if (fault == kill) ::kill(getpid(), SIGKILL);
   errno = fault;
   return true;
@@ -141,9 +142,11 @@ NIBBLE_CALL(fallocate, "fallocate", int, -1, (int fd, int mode, off_t at, off_t 
 NIBBLE_CALL(fallocate64, "fallocate", int, -1, (int fd, int mode, off64_t at, off64_t bytes), (fd, mode, at, bytes))
 NIBBLE_CALL(renameat, "rename", int, -1, (int from, const char* old_name, int to, const char* new_name) noexcept,
             (from, old_name, to, new_name))
-NIBBLE_CALL(renameat2, "rename", int, -1,
-            (int from, const char* old_name, int to, const char* new_name, unsigned flags) noexcept,
-            (from, old_name, to, new_name, flags))
+// As a file system that knows no flags refuses it, and as any rename.
+int renameat2(int from, const char* old_name, int to, const char* new_name, unsigned flags) noexcept {
+  if (fails("renameat2") || fails("rename")) return -1;
+  return original<decltype(renameat2)>("renameat2")(from, old_name, to, new_name, flags);
+}
 NIBBLE_CALL(mkdirat, "mkdir", int, -1, (int at, const char* path, mode_t mode) noexcept, (at, path, mode))
 NIBBLE_CALL(unlinkat, "unlink", int, -1, (int at, const char* path, int flags) noexcept, (at, path, flags))
 NIBBLE_CALL(fchmod, "chmod", int, -1, (int fd, mode_t mode) noexcept, (fd, mode))

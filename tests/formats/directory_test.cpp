@@ -35,7 +35,7 @@ TEST_F(DirectoryTest, EveryListIsWhole) {
   EXPECT_EQ(list_directory(fd_.get(), "x").size(), 1U);
 }
 
-// tests/support/faults.cpp lets reading fail in the middle.
+// tests/faults/run.py lets reading fail in the middle.
 TEST_F(DirectoryTest, WhatCannotBeListedIsNotEmpty) {
   const Descriptor file(open(root_.write("file", "").c_str(), O_RDONLY | O_CLOEXEC));
   EXPECT_EQ(error_of([&] { (void)list_directory(file.get(), "out"); }, Errc::io),

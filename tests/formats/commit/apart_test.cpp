@@ -43,7 +43,8 @@ TEST_F(ApartTest, OutputsBesideTheInput) {
 }
 
 TEST_F(ApartTest, OutputsThatAreTheInputHoldItOrLieInIt) {
-  for (const char* const out : {"model", "model/", "model/out", "model/sub/out", ".", "elsewhere/../model"})
+  for (const char* const out :
+       {"model", "model/", "model/out", "model/out/", "model/sub/out", ".", "elsewhere/../model"})
     EXPECT_THAT(refusal(out), HasSubstr("output and input '" + at("model").string() + "' lie in each other")) << out;
   EXPECT_THAT(refusal("file.safetensors", "file.safetensors"), HasSubstr("lie in each other"));
 }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -125,6 +126,27 @@ TEST_F(SwapTest, ExchangeIsUndone) {
   EXPECT_TRUE(is_old());
 }
 
+// The mask of the user who runs must not make a journal one that others can write.
+TEST_F(SwapTest, JournalsAreTheirOwnersAlone) {
+  const mode_t before = umask(0);
+  Swap::Steps all = steps();
+  mode_t mode = 0;
+  swap().run(all, [&] {
+    struct stat status {};
+    ASSERT_EQ(stat((work_ / Swap::journal_name).c_str(), &status), 0);
+    mode = status.st_mode & 07777;
+  });
+  umask(before);
+  EXPECT_EQ(mode, 0600);
+}
+
+TEST_F(SwapTest, WhatIsJudgedBadIsUndone) {
+  const auto judge = [] { throw Error(Errc::output_exists, "mine"); };
+  EXPECT_EQ(error_of([&] { swap().run(steps(), judge); }, Errc::output_exists), "mine");
+  EXPECT_TRUE(is_old());
+  EXPECT_FALSE(swap().journal().is_there);
+}
+
 // An entry that appears between the plan and its step is nobody's to overwrite.
 TEST_F(SwapTest, NothingIsWrittenOver) {
   const Swap::Steps list{swap().step(Action::take_out, "config.json"), swap().step(Action::put_in, "config.json")};
@@ -198,7 +220,7 @@ TEST_F(SwapTest, JournalsNameEntriesAlone) {
   for (const char* const name : {"../victim", "/absolute", "..", ".", "", "a/b"})
     for (const char action : {'-', '=', '+'}) {
       write_journal(test::journal(target_, {{action, name, 1, 1}}));
-      EXPECT_EQ(problem(), "it names something outside of the output") << action << name;
+      EXPECT_EQ(problem(), "it has a step that no run has written") << action << name;
     }
   write_journal(test::journal(target_, {{'?', "name", 1, 1}}));
   EXPECT_NE(problem(), "");
@@ -213,22 +235,22 @@ TEST_F(SwapTest, JournalsOfOthersDoNotCount) {
   EXPECT_EQ(problem(), "others can write it");
   fs::permissions(path, fs::perms::others_write, fs::perm_options::remove);
   fs::create_hard_link(path, root_.path() / "second");
-  EXPECT_EQ(problem(), "others can write it");
+  EXPECT_EQ(problem(), "it has a second name");
   fs::remove(root_.path() / "second");
   EXPECT_EQ(problem(), "");
   if (geteuid() == 0) {
     ASSERT_EQ(chown(path.c_str(), 65534, 65534), 0);
-    EXPECT_EQ(problem(), "others can write it");
+    EXPECT_EQ(problem(), "it belongs to another user");
   }
   fs::rename(path, root_.path() / "elsewhere");
   fs::create_symlink("../elsewhere", path);
-  EXPECT_EQ(problem(), "it is no file that can be opened");
+  EXPECT_EQ(problem(), "it is no regular file");
   fs::remove(path);
   fs::create_directory(path);
-  EXPECT_EQ(problem(), "it is no file that can be opened");
+  EXPECT_EQ(problem(), "it is no regular file");
   fs::remove(path);
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
-  EXPECT_EQ(problem(), "it is no file that can be opened");
+  EXPECT_EQ(problem(), "it is no regular file");
 }
 
 TEST_F(SwapTest, JournalsAreBounded) {

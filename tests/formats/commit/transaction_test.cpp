@@ -220,6 +220,45 @@ TEST_F(TransactionTest, FileThatAppearsInTheOutputMeanwhileIsSpared) {
   }
 }
 
+// In folders of it, too.
+TEST_F(TransactionTest, FileThatAppearsInAFolderMeanwhileIsSpared) {
+  for (const bool by_entries : {false, true}) {
+    fs::remove_all(out_);
+    by_entries ? make_old_model_of_entries() : make_old_model();
+    Transaction transaction = begin(true);
+    stage_new_model(transaction);
+    write(out_ / "extra" / "deep" / "thesis.tex", "years of work");
+    EXPECT_EQ(in_place(error_of([&] { transaction.commit(); }, Errc::output_exists)),
+              "out: 'extra/deep' appeared in it meanwhile; nothing is replaced");
+    expect_old_model();
+    EXPECT_EQ(read_file(out_ / "extra" / "deep" / "thesis.tex"), "years of work");
+  }
+}
+
+// By its lock it is ours, not by its name.
+TEST_F(TransactionTest, AnotherWorkDirectoryOfTheNameIsSpared) {
+  {
+    const Transaction transaction = begin();
+    fs::rename(root_.path() / ".out.nibble", root_.path() / "aside");
+    write(root_.path() / ".out.nibble" / "thesis.tex", "years of work");
+  }
+  EXPECT_EQ(read_file(root_.path() / ".out.nibble" / "thesis.tex"), "years of work");
+  EXPECT_THAT(entries(root_.path() / "aside"), IsEmpty());
+}
+
+TEST_F(TransactionTest, WorkDirectoryWithOtherThingsInItIsSpared) {
+  make_private_directory(root_.path() / ".out.nibble");
+  write(root_.path() / ".out.nibble" / "thesis.tex", "years of work");
+  EXPECT_EQ(refusal(false), ".out.nibble: holds 'thesis.tex', which is not nibble's: move it away first");
+  EXPECT_EQ(read_file(root_.path() / ".out.nibble" / "thesis.tex"), "years of work");
+}
+
+// Elsewhere than in the root of a file system it is a folder like any other.
+TEST_F(TransactionTest, LostAndFoundIsNoEmptyDirectory) {
+  write(out_ / "lost+found" / "#123", "years of work");
+  EXPECT_EQ(refusal(true), "out: exists and holds no model: remove it first");
+}
+
 TEST_F(TransactionTest, FileThatAppearsInAnEmptyOutputIsSpared) {
   fs::create_directory(out_);
   Transaction transaction = begin(true);
@@ -264,6 +303,47 @@ TEST_F(TransactionTest, ReplacementsDoNotWidenModes) {
     EXPECT_EQ(mode_of(out_), 0700);
     for (const char* const name : {"config.json", "model.safetensors", "tokenizer.json"})
       EXPECT_EQ(mode_of(out_ / name), 0600) << name;
+  }
+}
+
+TEST_F(TransactionTest, ReplacementsDoNotWidenModesInFolders) {
+  make_old_model();
+  fs::permissions(out_ / "extra", fs::perms::owner_all);
+  fs::permissions(out_ / "extra" / "note.txt", fs::perms::owner_read | fs::perms::owner_write);
+  Transaction transaction = begin(true);
+  stage_new_model(transaction);
+  ASSERT_EQ(mkdirat(transaction.directory(), "extra", 0777), 0);
+  stage(transaction, "extra/note.txt", "new note");
+  transaction.commit();
+  EXPECT_EQ(mode_of(out_ / "extra"), 0700);
+  EXPECT_EQ(mode_of(out_ / "extra" / "note.txt"), 0600);
+}
+
+// What counts is the mode at the end, not at the beginning of a run.
+TEST_F(TransactionTest, ModesThatAreNarrowedMeanwhileStay) {
+  make_old_model();
+  Transaction transaction = begin(true);
+  stage_new_model(transaction);
+  fs::permissions(out_, fs::perms::owner_all);
+  transaction.commit();
+  EXPECT_EQ(mode_of(out_), 0700);
+}
+
+// Permissions of a group are those of that group.
+TEST_F(TransactionTest, ReplacementsKeepTheGroup) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a file to any group";
+  make_old_model();
+  for (const fs::path& path : {out_, out_ / "config.json"}) {
+    ASSERT_EQ(chown(path.c_str(), uid_t(-1), 4321), 0);
+    fs::permissions(path, fs::perms::group_all, fs::perm_options::add);
+  }
+  Transaction transaction = begin(true);
+  stage_new_model(transaction);
+  transaction.commit();
+  for (const fs::path& path : {out_, out_ / "config.json"}) {
+    struct stat status {};
+    ASSERT_EQ(stat(path.c_str(), &status), 0);
+    EXPECT_EQ(status.st_gid, 4321U) << path;
   }
 }
 
@@ -560,6 +640,65 @@ TEST_F(ForgedTest, BesideAFile) {
   EXPECT_EQ(refusal(true, Kind::file),
             ".out.nibble/.journal: is about 'victim', which is not ours to replace: remove it first");
   EXPECT_EQ(read_file(out_), "old");
+}
+
+// A directory that is replaced from beside changes places in one step: no run writes a journal there.
+TEST_F(ForgedTest, BesideADirectory) {
+  const fs::path work = root_.path() / ".out.nibble";
+  for (const char* const name : {"out", "out.nibble.json"}) {
+    fs::remove_all(out_);
+    write(out_ / "thesis.tex", "years of work");
+    write(root_.path() / "out.nibble.json" / "notes", "years of work");
+    make_private_directory(work);
+    fs::create_directory(work / "new");
+    fs::create_directory(work / "old");
+    write(work / ".journal", test::journal(root_.path(), {{'-', name, inode_of(root_.path() / name), 0}}));
+    attack();
+    EXPECT_EQ(read_file(out_ / "thesis.tex"), "years of work") << name;
+    EXPECT_EQ(read_file(root_.path() / "out.nibble.json" / "notes"), "years of work") << name;
+  }
+}
+
+// A report has no manifest.
+TEST_F(ForgedTest, BesideAReport) {
+  write(root_.path() / "out.nibble.json", "mine");
+  const fs::path work = root_.path() / ".out.nibble";
+  make_private_directory(work);
+  fs::create_directory(work / "new");
+  fs::create_directory(work / "old");
+  write(work / ".journal",
+        test::journal(root_.path(), {{'-', "out.nibble.json", inode_of(root_.path() / "out.nibble.json"), 0}}));
+  EXPECT_NE(error_of([&] { Transaction(out_, Kind::file, {.overwrite = true, .with_manifest = false}); },
+                     Errc::output_exists),
+            "");
+  EXPECT_EQ(read_file(root_.path() / "out.nibble.json"), "mine");
+}
+
+// What lies in `old` does not vouch for a target that is no model.
+TEST_F(ForgedTest, WithAModelThatWasNeverTakenOut) {
+  write(out_ / "thesis.tex", "years of work");
+  make_private_directory(work_);
+  fs::create_directory(work_ / "new");
+  write(work_ / "old" / "nibble.json", "{}");
+  write_journal(test::journal(out_, {{'-', "thesis.tex", inode_of(out_ / "thesis.tex"), 0}}));
+  EXPECT_EQ(refusal(true), "out: exists and holds no model: remove it first");
+  EXPECT_EQ(read_file(out_ / "thesis.tex"), "years of work");
+}
+
+// What an exchange brought back is named as it is, and spared if it is no model.
+TEST_F(InterruptedTest, WhatCameBackFromAnExchangeIsJudged) {
+  make_old_model();
+  write(root_.path() / ".out.nibble" / "exchanged" / "thesis.tex", "years of work");
+  make_private_directory(root_.path() / ".out.nibble");
+  EXPECT_EQ(refusal(true), ".out.nibble/exchanged: holds what an interrupted run has replaced: move it away first");
+  EXPECT_EQ(read_file(root_.path() / ".out.nibble" / "exchanged" / "thesis.tex"), "years of work");
+}
+
+TEST_F(InterruptedTest, WhatChangedSinceIsSaid) {
+  interrupt(1);
+  fs::remove_all(out_ / "extra");
+  EXPECT_THAT(refusal(true), HasSubstr("out: is partly replaced by an interrupted run, and changed since: the rest of "
+                                       "the old output is in out/.nibble/old"));
 }
 
 TEST_F(ForgedTest, AboutNibblesOwnDirectory) {
