@@ -4,12 +4,15 @@ import json
 import math
 import os
 import shutil
+import types
 
 import pytest
 import torch
 from evaluation import (CONTEXT, TEXT, VOCABULARY, fails, llama, minilm, report, tokenizer,  # noqa: F401
                         train_llama, variant)
 from models import edit_config
+from nibble.model_directory import BadInput
+from nibble.model_error import number
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
@@ -120,6 +123,14 @@ def test_a_config_of_other_types(llama, copy_of, fields):
     edit_config(copy_of, **fields)
     for arguments in ((llama, copy_of), (copy_of, llama)):
         assert fails(3, *arguments, "--text", TEXT).startswith(str(copy_of))
+
+
+def test_numbers_of_other_types():
+    """transformers 5 refuses them itself, transformers 4 hands them on."""
+    config = types.SimpleNamespace(vocab_size="many", n_positions=64)
+    with pytest.raises(BadInput, match="^DIR/config.json: 'vocab_size' is no number$"):
+        number(config, "vocab_size", "DIR")
+    assert (number(config, "n_positions", "DIR"), number(config, "hidden_size", "DIR")) == (64, None)
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
