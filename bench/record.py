@@ -79,6 +79,7 @@ def host(bench):
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": os.uname().release.split("-")[0],
+        "load_average": os.getloadavg()[0],
     }
 
 

@@ -330,6 +330,8 @@ MINILM_NAMES = {"nf4-embeddings-bf16": "nf4 `--embeddings bf16`"}
 def host_text(run):
     words = [f"{run['cores']} cores of {run['cpu']}, {run['memory_gib']} GiB, Linux {run['kernel']}"]
     words += [run["gpu"]] if run.get("gpu") else []
+    if run.get("load_average", 0) > run["cores"] + 1:  # the example itself keeps the cores busy
+        words.append(f"with other work beside it (load {run['load_average']:.0f})")
     return "; ".join(words + [f"{name} {version}" for name, version in run["peers"].items()])
 
 
