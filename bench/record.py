@@ -69,6 +69,20 @@ def machine(build=BUILD):
     }
 
 
+def host(bench):
+    """The run line of an example, which needs no benchmark to be built."""
+    return {
+        "kind": "run",
+        "date": time.strftime("%Y-%m-%d"),
+        "bench": bench,
+        "cpu": first_match(r"^model name\s*: (.*)", "/proc/cpuinfo"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": os.uname().release.split("-")[0],
+        "load_average": os.getloadavg()[0],
+    }
+
+
 def compiler(build=BUILD):
     """The compiler's first line, and the flags of one of the library's files as they were given to it."""
     commands = json.loads((build / "compile_commands.json").read_text())

@@ -305,13 +305,34 @@ def evaluated_text():
         return "Not measured yet.\n"
     training, llama, minilm = run["training"], lines["llama"], lines["minilm"]
     tokens = training["steps"] * training["batch"] * llama["context"]
-    words = [f"{run['cores']} cores of {run['cpu']}, {run['memory_gib']} GiB, Linux {run['kernel']}"]
-    words += [run["gpu"]] if run.get("gpu") else []
-    words += [f"{name} {version}" for name, version in run["peers"].items()]
-    return (f"Measured {run['date']}: {'; '.join(words)}. Llama of {training['weights'] / 1e6:.1f} M weights, "
+    return (f"Measured {run['date']}: {host_text(run)}. Llama of {training['weights'] / 1e6:.1f} M weights, "
             f"{training['layers']} layers, trained on {tokens / 1e6:.1f} M tokens of {training['text']} in "
             f"{training['seconds']} s; {llama['windows']} windows of {llama['context']} tokens of the pages held out. "
             f"MiniLM: their first {minilm['lines']} lines.\n")  # fmt: skip
+
+
+def minilm_table():
+    run, lines = record.load(record.RESULTS / "minilm.jsonl")
+    rows = []
+    for name, line in lines.items():
+        figures = [f"{line['bytes'] / 1e6:.1f}", f"{line['bytes_per_weight']:.3f}"]
+        if "rmse" in line:
+            figures += [f"{line['seconds']:.2f}", f"{line['rmse']:.2e}", f"{line['sqnr_db']:.1f}",
+                        f"{line['cosine_mean']:.6f}", f"{line['cosine_min']:.6f}"]  # fmt: skip
+        rows.append([MINILM_NAMES.get(name, name), *figures, *[""] * (7 - len(figures))])
+    head = ["", "MB", "bytes per weight", "convert, s", "RMSE", "SQNR, dB", "cosine: mean", "least"]
+    return markdown(head, rows) + f"\nMeasured {run['date']}: {host_text(run)}.\n"
+
+
+MINILM_NAMES = {"nf4-embeddings-bf16": "nf4 `--embeddings bf16`"}
+
+
+def host_text(run):
+    words = [f"{run['cores']} cores of {run['cpu']}, {run['memory_gib']} GiB, Linux {run['kernel']}"]
+    words += [run["gpu"]] if run.get("gpu") else []
+    if run.get("load_average", 0) > run["cores"] + 1:  # the example itself keeps the cores busy
+        words.append(f"with other work beside it (load {run['load_average']:.0f})")
+    return "; ".join(words + [f"{name} {version}" for name, version in run["peers"].items()])
 
 
 def measured_table():
@@ -351,6 +372,7 @@ TABLES = {
     "perplexity": perplexity_table,
     "layers": layers_table,
     "cosine": cosine_table,
+    "minilm": minilm_table,
     "measure_machine": lambda: machine_text("measure"),
     "measured": measured_table,
 }

@@ -25,9 +25,11 @@ done
 if [[ ${#missing[@]} -gt 0 ]]; then
   as_root=()
   [[ $(id -u) -eq 0 ]] || as_root=(sudo)
+  echo "installing ${missing[*]}" >&2
   "${as_root[@]}" apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" \
-    >/dev/null
+  # One line for each package. Those of dpkg itself, and its warnings that there is no terminal, say nothing more.
+  DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}" |
+    sed -u -n -E '/^(Get:|Fetched|Setting up)/p' >&2
 fi
 
 # The libraries of another architecture are unpacked, not installed: installing them beside ours would first upgrade

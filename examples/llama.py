@@ -100,17 +100,8 @@ def differences(name, report):
 
 
 def machine():
-    return {
-        "kind": "run",
-        "date": time.strftime("%Y-%m-%d"),
-        "bench": "examples/llama.sh",
-        "cpu": record.first_match(r"^model name\s*: (.*)", "/proc/cpuinfo"),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": os.uname().release.split("-")[0],
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "peers": record.peer_versions(sys.executable),
-    }
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return record.host("examples/llama.sh") | {"gpu": gpu, "peers": record.peer_versions(sys.executable)}
 
 
 def main():

@@ -1,18 +1,42 @@
 #!/usr/bin/env bash
-# Makes the environment of the peers (torch, transformers, bitsandbytes, peft: about 6 GB) in build/peers, once, from
-# one pinned file, and prints the path of its python. transformers 4.57 goes to build/peers/transformers4.
+# Makes a Python environment in build/peers, once, from pinned versions, and prints the path of its python.
+#
+#   python/peers.sh --loading  what loads nibble's output, and the model of examples/minilm.sh (4.5 GB; much less with
+#                              CPU-only torch)
+#   python/peers.sh            that, and what the tests compare with: peft, sentence-transformers, pytest, and
+#                              transformers 4.57 in build/peers/transformers4 (6 GB)
+#
+# CPU-only torch comes from PyTorch's own index, which is tried first unless there is an NVIDIA device;
+# NIBBLE_TORCH_INDEX names another. PyPI's torch has CUDA and needs 3 GB of its libraries on any machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+exec 3>&1 >&2  # stdout is for the path alone
 
 peers=build/peers
-stamp=$(cat python/constraints.txt python/requirements.txt python/transformers4.txt | sha256sum)
-if [[ ! -f $peers/stamp || $(<"$peers/stamp") != "$stamp" ]]; then
-  echo "installing the peers into $peers (about 6 GB)" >&2
+install() { "$peers/bin/pip" install --disable-pip-version-check "$@"; }
+pinned() { install -c python/constraints.txt "$@"; }
+
+cpu_only_torch() {
+  local index=${NIBBLE_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
+  echo "asking $index for CPU-only torch"
+  pinned --quiet --no-deps --index-url "$index" --retries 0 --timeout 15 torch 2>/dev/null
+}
+
+stamp=$(cat python/constraints.txt python/{loading,cuda,requirements,transformers4}.txt | sha256sum)
+if [[ ! -f $peers/loading || $(<"$peers/loading") != "$stamp" ]]; then
   rm -rf "$peers"
   python3 -m venv "$peers"
-  "$peers/bin/pip" install --quiet --disable-pip-version-check -r python/requirements.txt -c python/constraints.txt >&2
-  "$peers/bin/pip" install --quiet --disable-pip-version-check --no-deps --target "$peers/transformers4" \
-      -r python/transformers4.txt >&2
-  echo "$stamp" >"$peers/stamp"
+  if [[ -e /dev/nvidiactl ]] || ! cpu_only_torch; then
+    echo "torch with CUDA from PyPI, a download of 2 GB, which pip then unpacks in silence for minutes"
+    pinned --no-deps -r python/cuda.txt
+  fi
+  pinned --no-deps -r python/loading.txt
+  echo "$stamp" >"$peers/loading"
 fi
-echo "$PWD/$peers/bin/python"
+if [[ ${1:-} != --loading && ! -f $peers/complete ]]; then
+  echo "installing what the tests compare with into $peers (1.5 GB more)"
+  pinned -r python/loading.txt -r python/requirements.txt
+  install --no-deps --target "$peers/transformers4" -r python/transformers4.txt
+  echo "$stamp" >"$peers/complete"
+fi
+echo "$PWD/$peers/bin/python" >&3

