@@ -48,7 +48,7 @@ void print_json(const Reader& checkpoint, std::uint64_t bytes) {
 }
 
 // A weight as a row of the table.
-struct Row {
+struct WeightRow {
   std::string name;
   std::string type;  // as it is stored: "F32", "int8", "nf4/64"
   std::string shape;
@@ -88,21 +88,21 @@ bool is_before(std::string_view a, std::string_view b) {
 
 void print_table(const Reader& checkpoint, std::uint64_t bytes) {
   const StoredWeights weights(checkpoint);
-  std::vector<Row> rows;
+  std::vector<WeightRow> rows;
   std::map<std::string, std::uint64_t> bytes_of_type;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const StoredWeights::Tensor weight = weights[i];
     rows.push_back({weight.stored.info.name, type_of(weight), to_string(weight.stored.info.shape), weight.bytes});
     bytes_of_type[rows.back().type] += weight.bytes;
   }
-  std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return is_before(a.name, b.name); });
+  std::sort(rows.begin(), rows.end(), [](const WeightRow& a, const WeightRow& b) { return is_before(a.name, b.name); });
   std::size_t name_width = 6, type_width = 5;
-  for (Row& row : rows) {
+  for (WeightRow& row : rows) {
     row.name = printable(row.name);
     name_width = std::max(name_width, row.name.size());
     type_width = std::max(type_width, row.type.size());
   }
-  for (const Row& row : rows)
+  for (const WeightRow& row : rows)
     fmt::print("{:<{}}  {:<{}} {:>18}  {:>10}\n", row.name, name_width, row.type, type_width, row.shape,
                size_short(row.bytes));
   std::string types;

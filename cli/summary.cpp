@@ -48,27 +48,27 @@ std::string plural(std::uint64_t count, std::string_view what) {
 }
 
 // Rows of the table of a plan, of which one may stand for several tensors.
-struct Row {
+struct PlanRow {
   std::size_t first = 0;
   std::size_t count = 0;
   std::string name;
 };
 
-std::vector<Row> rows_of(const Plan& plan) {
+std::vector<PlanRow> rows_of(const Plan& plan) {
   using Alike = std::tuple<std::string_view, std::string_view, DType, Shape>;
   std::map<Alike, std::vector<std::size_t>> alike;
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
     const PlannedTensor tensor = plan.tensors[i];
     alike[{tensor.codec, tensor.reason, tensor.info.dtype, tensor.info.shape}].push_back(i);
   }
-  std::vector<Row> rows;
+  std::vector<PlanRow> rows;
   for (const auto& [unused, members] : alike) {
     std::vector<std::string> names;
     for (const std::size_t i : members) names.push_back(plan.tensors[i].info.name);
     for (const NameGroup& group : name_groups(names))
       rows.push_back({members[group.first], group.count, printable(group.text)});
   }
-  std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.first < b.first; });
+  std::sort(rows.begin(), rows.end(), [](const PlanRow& a, const PlanRow& b) { return a.first < b.first; });
   return rows;
 }
 
@@ -125,12 +125,12 @@ Json plan_json(const Plan& plan, const MemoryPlan& memory) {
 }
 
 std::string plan_text(const Plan& plan, const MemoryPlan& memory) {
-  const std::vector<Row> rows = rows_of(plan);
+  const std::vector<PlanRow> rows = rows_of(plan);
   std::size_t width = 6;
-  for (const Row& row : rows) width = std::max(width, row.name.size());
+  for (const PlanRow& row : rows) width = std::max(width, row.name.size());
   std::string text = fmt::format("{:<{}}  {:<5} {:>18}  {:<5}  {:>20}  {}\n", "tensor", width, "type", "shape", "codec",
                                  "stored", "why");
-  for (const Row& row : rows) {
+  for (const PlanRow& row : rows) {
     const PlannedTensor tensor = plan.tensors[row.first];
     const std::string times = row.count > 1 ? fmt::format("{} x ", row.count) : "";
     fmt::format_to(std::back_inserter(text), "{:<{}}  {:<5} {:>18}  {:<5}  {:>20}  {}\n", row.name, width,
