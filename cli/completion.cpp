@@ -8,23 +8,35 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/options.hpp"
 
 namespace nibble::cli {
 namespace {
 
+struct KnownOption {
+  std::string name;  // "--to"
+  std::string help;
+  bool takes_value = false;
+  std::vector<std::string> values;  // if only these are taken
+};
+
 struct Command {
   std::string name;
   std::string summary;
-  std::vector<std::pair<std::string, std::string>> options;  // "--to", what it does
+  std::vector<KnownOption> options;
+  std::vector<std::string> values;  // of its argument, if only these are taken
 };
 
 std::vector<Command> list_commands(CLI::App& app) {
   std::vector<Command> known;
   for (CLI::App* const command : app.get_subcommands([](CLI::App*) { return true; })) {
-    Command entry{command->get_name(), command->get_description(), {}};
-    for (const CLI::Option* const option : command->get_options())
+    Command entry{command->get_name(), command->get_description(), {}, {}};
+    for (const CLI::Option* const option : command->get_options()) {
+      const std::vector<std::string> values = choices_of(*option);
       for (const std::string& name : option->get_lnames())
-        entry.options.emplace_back("--" + name, option->get_description());
+        entry.options.push_back({"--" + name, option->get_description(), option->get_items_expected_max() > 0, values});
+      if (option->get_positional()) entry.values = values;
+    }
     known.push_back(std::move(entry));
   }
   return known;
@@ -43,20 +55,38 @@ std::string shell_word(std::string_view text) {
   return word + "'";
 }
 
+std::string joined(const std::vector<std::string>& words) { return fmt::format("{}", fmt::join(words, " ")); }
+
+// Bash cuts words at "=", unless COMP_WORDBREAKS was changed.
 void print_bash(const std::vector<Command>& known) {
-  fmt::print("_nibble() {{\n  local word=${{COMP_WORDS[COMP_CWORD]}}\n  COMPREPLY=()\n");
+  fmt::print("_nibble() {{\n  local word=${{COMP_WORDS[COMP_CWORD]}} option= prefix=\n  COMPREPLY=()\n");
   fmt::print("  if [ \"$COMP_CWORD\" -eq 1 ]; then\n    COMPREPLY=($(compgen -W {} -- \"$word\"))\n    return\n  fi\n",
              shell_word(joined_names(known)));
-  fmt::print("  [[ $word == -* ]] || return\n  case ${{COMP_WORDS[1]}} in\n");
+  fmt::print(
+      "  option=${{COMP_WORDS[COMP_CWORD-1]}}\n"
+      "  if [[ $word == = ]]; then word=; elif [[ $option == = ]]; then option=${{COMP_WORDS[COMP_CWORD-2]}}; fi\n"
+      "  if [[ $word == --*=* ]]; then option=${{word%%=*}} prefix=${{word%%=*}}= word=${{word#*=}}; fi\n"
+      "  case ${{COMP_WORDS[1]}}$option in\n");
+  for (const Command& command : known)
+    for (const KnownOption& option : command.options)
+      if (!option.values.empty())
+        fmt::print("    {}{}) COMPREPLY=($(compgen -P \"$prefix\" -W {} -- \"$word\")); return ;;\n", command.name,
+                   option.name, shell_word(joined(option.values)));
+  fmt::print("  esac\n  case ${{COMP_WORDS[1]}} in\n");
   for (const Command& command : known) {
     std::string options;
-    for (const auto& [name, help] : command.options) options += (options.empty() ? "" : " ") + name;
-    fmt::print("    {}) COMPREPLY=($(compgen -W {} -- \"$word\")) ;;\n", command.name, shell_word(options));
+    for (const KnownOption& option : command.options) options += (options.empty() ? "" : " ") + option.name;
+    fmt::print("    {})\n      if [[ $word == -* ]]; then COMPREPLY=($(compgen -W {} -- \"$word\"))", command.name,
+               shell_word(options));
+    if (!command.values.empty())
+      fmt::print("\n      else COMPREPLY=($(compgen -W {} -- \"$word\"))", shell_word(joined(command.values)));
+    fmt::print("; fi ;;\n");
   }
   fmt::print("  esac\n}}\ncomplete -o default -F _nibble nibble\n");
 }
 
-// _arguments takes '--name[what it does]'; brackets and colons in the text would end it early.
+// _arguments takes '--name[what it does]', and '--name=[what it does]:value:(one other)'; brackets and colons in the
+// text would end it early.
 std::string zsh_text(std::string_view text) {
   std::string escaped;
   for (const char c : text) {
@@ -66,15 +96,20 @@ std::string zsh_text(std::string_view text) {
   return escaped;
 }
 
+std::string zsh_values(const std::vector<std::string>& values) {
+  return values.empty() ? "_files" : "(" + joined(values) + ")";
+}
+
 void print_zsh(const std::vector<Command>& known) {
   fmt::print("#compdef nibble\n_nibble() {{\n  if (( CURRENT == 2 )); then\n    local -a commands=(\n");
   for (const Command& command : known) fmt::print("      {}\n", shell_word(command.name + ":" + command.summary));
   fmt::print("    )\n    _describe command commands\n    return\n  fi\n  case $words[2] in\n");
   for (const Command& command : known) {
     fmt::print("    {}) _arguments", command.name);
-    for (const auto& [name, help] : command.options)
-      fmt::print(" \\\n      {}", shell_word(name + "[" + zsh_text(help) + "]"));
-    fmt::print(" \\\n      '*:file:_files' ;;\n");
+    for (const KnownOption& option : command.options)
+      fmt::print(" \\\n      {}", shell_word(option.name + (option.takes_value ? "=[" : "[") + zsh_text(option.help) +
+                                             "]" + (option.takes_value ? ":value:" + zsh_values(option.values) : "")));
+    fmt::print(" \\\n      {} ;;\n", shell_word("*:argument:" + zsh_values(command.values)));
   }
   fmt::print("  esac\n}}\ncompdef _nibble nibble\n");
 }
@@ -83,9 +118,14 @@ void print_fish(const std::vector<Command>& known) {
   for (const Command& command : known) {
     fmt::print("complete -c nibble -n __fish_use_subcommand -f -a {} -d {}\n", command.name,
                shell_word(command.summary));
-    for (const auto& [name, help] : command.options)
-      fmt::print("complete -c nibble -n '__fish_seen_subcommand_from {}' -l {} -d {}\n", command.name, name.substr(2),
-                 shell_word(help));
+    for (const KnownOption& option : command.options) {
+      const std::string values = option.values.empty() ? "" : " -f -a " + shell_word(joined(option.values));
+      fmt::print("complete -c nibble -n '__fish_seen_subcommand_from {}' -l {}{}{} -d {}\n", command.name,
+                 option.name.substr(2), option.takes_value ? " -r" : "", values, shell_word(option.help));
+    }
+    if (!command.values.empty())
+      fmt::print("complete -c nibble -n '__fish_seen_subcommand_from {}' -f -a {}\n", command.name,
+                 shell_word(joined(command.values)));
   }
 }
 
@@ -94,10 +134,7 @@ void print_fish(const std::vector<Command>& known) {
 void add_completion(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("completion", "Print a completion script for a shell");
   const auto shell = std::make_shared<std::string>();
-  command->add_option("SHELL", *shell, "bash, zsh or fish")
-      ->required()
-      ->type_name("")
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}).description(""));
+  set_choices(command->add_option("SHELL", *shell, "The shell to complete in"), {"bash", "zsh", "fish"})->required();
   command->footer(
       "Examples:\n"
       "  source <(nibble completion bash)\n"

@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <map>
 #include <memory>
+#include <set>
 
 #include "cli/commands.hpp"
 #include "cli/interrupt.hpp"
@@ -14,6 +15,8 @@
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
 #include "cli/sizes.hpp"
+#include "cli/summary.hpp"
+#include "formats/suggest.hpp"
 #include "nibble/convert.hpp"
 #include "nibble/device.hpp"
 #include "nibble/error.hpp"
@@ -27,7 +30,6 @@ struct ConvertOptions {
   Recipe recipe;
   bool no_double_quant = false;
   bool no_default_skips = false;
-  std::string compute_dtype;
   std::vector<std::string> rules;
   std::string max_shard_size = "5GB";
   DeviceChoice device = DeviceChoice::cpu;
@@ -45,33 +47,58 @@ void finish_recipe(ConvertOptions& options) {
   recipe.default_skips = !options.no_default_skips;
   recipe.max_shard_bytes = parse_size("--max-shard-size", options.max_shard_size);
   options.resources = options.resource_options.resources();
-  for (const DTypeTraits& dtype : dtypes)
-    if (dtype.torch_name == options.compute_dtype) recipe.compute_dtype = dtype.dtype;
   for (const std::string& rule : options.rules) {
     const std::size_t equals = rule.rfind('=');
     if (equals == std::string::npos)
       throw Error(Errc::usage, fmt::format("--tensor '{}': not of the form RE=TYPE", printable(rule)));
-    recipe.rules.push_back({rule.substr(0, equals), rule.substr(equals + 1)});
+    const std::string codec = rule.substr(equals + 1);
+    if (const auto codecs = codec_names(); std::find(codecs.begin(), codecs.end(), codec) == codecs.end())
+      throw Error(Errc::usage, fmt::format("--tensor '{}': codec {}", printable(rule), none_of(codec, codecs)));
+    recipe.rules.push_back({rule.substr(0, equals), codec});
   }
 }
 
-double bits_per_weight(const Plan& plan) {
-  std::uint64_t weights = 0;
-  for (const PlannedTensor& tensor : plan.tensors) weights += tensor.info.elements();
-  return weights == 0 ? 0 : 8 * static_cast<double>(plan.stored_bytes()) / static_cast<double>(weights);
+// nibble writes safetensors, and as input so output: a directory for a directory, a file for a file.
+void check_output_name(const std::string& out, const Reader& in) {
+  const auto refuse = [&](std::string_view why) {
+    throw Error(Errc::usage, fmt::format("OUT '{}': {}", escaped(out), why));
+  };
+  if (out.empty()) refuse("is empty");
+  for (const std::string_view other : {".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5"})
+    if (out.ends_with(other)) refuse(fmt::format("nibble writes safetensors, not {}", other));
+  const std::string_view container = ".safetensors";
+  if (in.is_directory() && out.ends_with(container))
+    refuse(fmt::format("the input '{}' is a directory, so the output is one: its name must not end in {}",
+                       escaped(in.path().native()), container));
+  if (!in.is_directory() && out.ends_with('/'))
+    refuse(fmt::format("the input '{}' is a file, so the output is one: its name must not end in /",
+                       escaped(in.path().native())));
 }
 
-Json summary(const Plan& plan, const std::vector<std::string>& warnings) {
-  std::map<std::string, std::uint64_t> codecs;
-  for (const PlannedTensor& tensor : plan.tensors) ++codecs[std::string(tensor.codec)];
-  return {{"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
-          {"tensors_by_codec", codecs},
-          {"source_bytes", plan.source_bytes()},
-          {"stored_bytes", plan.stored_bytes()},
-          {"bits_per_weight", bits_per_weight(plan)},
-          {"quantized_share", plan.quantized_share()},
-          {"shards", plan.shard_ends.size()},
-          {"warnings", warnings}};
+// What was typed that has no effect on what else was typed: its user expects something that will not happen.
+void check_applicable(const CLI::App& command, const ConvertOptions& options) {
+  const Recipe& recipe = options.recipe;
+  std::set<std::string> names{recipe.to, recipe.embeddings, recipe.lm_head, recipe.experts};
+  for (const Rule& rule : recipe.rules) names.insert(rule.codec);
+  bool four_bit = false, quantizes = false;
+  for (const std::string& name : names) {
+    const auto bnb = make_codec(name)->bnb_config();
+    quantizes = quantizes || bnb.has_value();
+    four_bit = four_bit || (bnb && bnb->bits == 4);
+  }
+  const bool casts = !make_codec(recipe.to)->bnb_config();
+  const auto refuse_if = [&](bool wrong, const char* option, std::string_view why) {
+    if (wrong && command.count(option) > 0)
+      throw Error(Errc::usage, fmt::format("{} does not go with --to {}: {}", option, recipe.to, why));
+  };
+  refuse_if(!four_bit, "--block-size", "only nf4 and fp4 have blocks");
+  refuse_if(!four_bit, "--no-double-quant", "only nf4 and fp4 have double quantization");
+  refuse_if(!four_bit, "--compute-dtype", "only nf4 and fp4 layers have a compute type");
+  refuse_if(!names.contains("fp16"), "--on-overflow", "it is for fp16 (int8 has --nonfinite)");
+  refuse_if(!quantizes && recipe.nonfinite == Nonfinite::quantize, "--nonfinite",
+            "casts store NaN and infinity as they are, so there is nothing to quantize");
+  for (const char* const option : {"--no-default-skips", "--embeddings", "--lm-head", "--experts"})
+    refuse_if(casts, option, "a cast takes all weights; --tensor and --skip choose among them");
 }
 
 void print_warnings(const std::vector<std::string>& warnings) {
@@ -82,34 +109,10 @@ void print_warnings(const std::vector<std::string>& warnings) {
 void print_plan(const ConvertOptions& options, const Plan& plan) {
   const MemoryPlan memory = plan_memory(plan, options.resources);
   if (options.json) {
-    Json json = summary(plan, plan.warnings);
-    json["memory_bytes"] = memory.total_bytes;
-    json["threads"] = memory.threads;
-    json["chunk_bytes"] = memory.chunk_bytes;
-    json["batch_bytes"] = memory.batch_bytes;
-    Json& tensors = json["tensors"] = Json::array();
-    for (const PlannedTensor& tensor : plan.tensors)
-      tensors.push_back({{"name", tensor.info.name},
-                         {"dtype", traits(tensor.info.dtype).name},
-                         {"shape", tensor.info.shape},
-                         {"codec", tensor.codec},
-                         {"reason", tensor.reason},
-                         {"source_bytes", tensor.info.bytes()},
-                         {"stored_bytes", tensor.stored_bytes}});
-    fmt::print("{}\n", dump_lines(json));
+    fmt::print("{}\n", dump_lines(plan_json(plan, memory)));
     return;
   }
-  std::size_t width = 6;
-  for (const PlannedTensor& tensor : plan.tensors) width = std::max(width, printable(tensor.info.name).size());
-  fmt::print("{:<{}}  {:<5} {:>18}  {:<5}  {:>10}  {}\n", "tensor", width, "type", "shape", "codec", "stored", "why");
-  for (const PlannedTensor& tensor : plan.tensors)
-    fmt::print("{:<{}}  {:<5} {:>18}  {:<5}  {:>10}  {}\n", printable(tensor.info.name), width,
-               traits(tensor.info.dtype).name, to_string(tensor.info.shape), tensor.codec,
-               size_short(tensor.stored_bytes), tensor.reason);
-  fmt::print("\n{} tensors, {} -> {} in {} file{}, {:.2f} bits per weight; {} of memory with {} thread{}\n",
-             plan.tensors.size(), size_both(plan.source_bytes()), size_both(plan.stored_bytes()),
-             plan.shard_ends.size(), plan.shard_ends.size() == 1 ? "" : "s", bits_per_weight(plan),
-             size_short(memory.total_bytes), memory.threads, memory.threads == 1 ? "" : "s");
+  fmt::print("{}", plan_text(plan, memory));
   print_warnings(plan.warnings);
 }
 
@@ -123,42 +126,20 @@ std::unique_ptr<Device> open_device(DeviceChoice choice, const Plan& plan) {
   return Device::open(choice);
 }
 
-std::string text_of(const ConvertOptions& options, const Report& report, double seconds) {
-  const Plan& plan = report.plan;
-  const Device* const device = options.resources.device;
-  const bool on_device = device != nullptr && device->chunks() > 0;
-  if (options.json) {
-    const Findings& found = report.findings;
-    Json json = summary(plan, report.warnings);
-    json["findings"] = {{"nan", found.nan},
-                        {"inf", found.inf},
-                        {"overflow", found.overflow},
-                        {"underflow", found.underflow},
-                        {"subnormal", found.subnormal}};
-    json["output"] = options.out;
-    json["device"] = on_device ? device->name() : "cpu";
-    json["seconds"] = seconds;
-    return dump_lines(json) + '\n';
-  }
-  std::map<std::string, std::uint64_t> codecs;
-  for (const PlannedTensor& tensor : plan.tensors) ++codecs[std::string(tensor.codec)];
-  std::string counts;
-  for (const auto& [codec, count] : codecs) counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, codec);
-  return fmt::format(
-      "{}: {} -> {}, {:.2f} bits per weight, {:.2f} s ({}/s) on {}; tensors: {}\n", options.out,
-      size_both(plan.source_bytes()), size_both(plan.stored_bytes()), bits_per_weight(plan), seconds,
-      size_short(static_cast<std::uint64_t>(static_cast<double>(plan.source_bytes()) / std::max(seconds, 1e-9))),
-      on_device ? device->name() : "the CPU", counts);
-}
-
 // Makes the text before the output appears: afterwards nothing may fail, not even for want of memory.
 class ReportingDisplay final : public ProgressDisplay {
  public:
   ReportingDisplay(ProgressStyle style, const ConvertOptions& options) : ProgressDisplay(style), options_(options) {}
 
+  void set_input(const Reader& in) { in_ = &in; }
+
   void ready(const Report& report) override {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
-    text_ = text_of(options_, report, seconds.count());
+    const Device* const device = options_.resources.device;
+    const Conversion conversion{*in_, options_.out,
+                                device != nullptr && device->chunks() > 0 ? std::string(device->name()) : "cpu",
+                                seconds.count()};
+    text_ = options_.json ? dump_lines(report_json(report, conversion)) + '\n' : report_text(report, conversion);
     for (const std::string& warning : report.warnings) warnings_ += fmt::format("warning: {}\n", warning);
   }
 
@@ -175,15 +156,19 @@ class ReportingDisplay final : public ProgressDisplay {
 
  private:
   const ConvertOptions& options_;
+  const Reader* in_ = nullptr;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::string text_, warnings_;
 };
 
-void run(ConvertOptions& options) {
+void run(const CLI::App& command, ConvertOptions& options) {
   catch_interrupts();
   finish_recipe(options);
+  check_applicable(command, options);
   ReportingDisplay display(progress_style(options.progress), options);
   const std::unique_ptr<Reader> in = open_checkpoint(options.in);
+  display.set_input(*in);
+  check_output_name(options.out, *in);
   Plan plan = make_plan(*in, options.recipe);
   const std::unique_ptr<Device> device = open_device(options.device, plan);
   options.resources.device = device.get();
@@ -198,16 +183,6 @@ void run(ConvertOptions& options) {
   display.print(out->remains());
 }
 
-template <class Enum>
-CLI::Option* add_choice(CLI::App& command, const std::string& name, Enum& value,
-                        const std::map<std::string, Enum>& choices, const std::string& help) {
-  std::string shown;
-  for (const auto& [choice, unused] : choices) shown += (shown.empty() ? "" : "|") + choice;
-  return command.add_option(name, value, help)
-      ->transform(CLI::CheckedTransformer(choices, CLI::ignore_case).description(""))
-      ->type_name(shown);
-}
-
 }  // namespace
 
 void add_convert(CLI::App& app) {
@@ -215,18 +190,9 @@ void add_convert(CLI::App& app) {
   const auto options = std::make_shared<ConvertOptions>();
   Recipe& recipe = options->recipe;
 
-  std::vector<std::string> codecs;
-  std::vector<std::string> targets;
-  std::string shown;
-  for (const std::string_view name : codec_names()) {
-    codecs.emplace_back(name);
-    if (name == "keep") continue;
-    targets.emplace_back(name);
-    shown += (shown.empty() ? "" : "|") + std::string(name);
-  }
-  const auto codec = [codecs](CLI::Option* option) {
-    return option->check(CLI::IsMember(codecs).description(""))->type_name("TYPE");
-  };
+  const std::vector<std::string_view> codecs(codec_names().begin(), codec_names().end());
+  std::vector<std::string_view> targets = codecs;
+  std::erase(targets, "keep");
 
   command->add_option("IN", options->in, "A .safetensors file, a model directory, or org/model in the local hub cache")
       ->required()
@@ -234,12 +200,10 @@ void add_convert(CLI::App& app) {
   command->add_option("OUT", options->out, "What to write: a file for a file, a directory for a directory")
       ->required()
       ->type_name("");
-  command
-      ->add_option("--to", recipe.to,
-                   "Target: linear layers are quantized as transformers would; casts take all weights")
-      ->required()
-      ->check(CLI::IsMember(targets).description(""))
-      ->type_name(shown);
+  set_choices(command->add_option("--to", recipe.to,
+                                  "Target: linear layers are quantized as transformers would; casts take all weights"),
+              targets)
+      ->required();
 
   const std::string format = "Format";
   command->add_option("--block-size", recipe.options.blocksize, "Weights per absmax: 32, 64, ..., 4096 (nf4, fp4)")
@@ -247,11 +211,10 @@ void add_convert(CLI::App& app) {
       ->type_name("N")
       ->group(format);
   command->add_flag("--no-double-quant", options->no_double_quant, "Keep absmax in fp32 (nf4, fp4)")->group(format);
-  command
-      ->add_option("--compute-dtype", options->compute_dtype,
-                   "bnb_4bit_compute_dtype [the source's 16-bit type; float32 for an fp32 source]")
-      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}).description(""))
-      ->type_name("float32|bfloat16|float16")
+  add_choice<DType>(*command, "--compute-dtype", recipe.compute_dtype,
+                    {{"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}},
+                    "bnb_4bit_compute_dtype [the source's 16-bit type; float32 for an fp32 source]",
+                    {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}})
       ->group(format);
   add_choice<OnOverflow>(*command, "--on-overflow", recipe.options.on_overflow,
                          {{"error", OnOverflow::error}, {"clamp", OnOverflow::clamp}, {"keep", OnOverflow::keep}},
@@ -262,10 +225,11 @@ void add_convert(CLI::App& app) {
                         "Tensors with NaN or infinity: leave them as they are, stop, or quantize around them [keep]")
       ->group(format);
 
-  add_choice<ErrorReport>(*command, "--error-report", recipe.error_report,
-                          {{"none", ErrorReport::none}, {"basic", ErrorReport::basic}, {"full", ErrorReport::full}},
-                          "Error of every tensor in the manifest: from sums made on the way, or of `nibble measure`, "
-                          "which reads the input once more [basic]")
+  add_choice<ErrorReport>(
+      *command, "--error-report", recipe.error_report,
+      {{"none", ErrorReport::none}, {"basic", ErrorReport::basic}, {"full", ErrorReport::full}},
+      "Error of every tensor in the manifest: not at all, from sums made on the way, or of `nibble measure`, which "
+      "reads the input once more [basic]")
       ->group(format);
 
   const std::string selection = "Which tensors";
@@ -280,13 +244,13 @@ void add_convert(CLI::App& app) {
   command
       ->add_flag("--no-default-skips", options->no_default_skips, "Quantize what transformers leaves, such as lm_head")
       ->group(selection);
-  codec(command->add_option("--embeddings", recipe.embeddings, "Codec for embeddings"))
+  set_choices(command->add_option("--embeddings", recipe.embeddings, "Codec for embeddings"), codecs)
       ->capture_default_str()
       ->group(selection);
-  codec(command->add_option("--lm-head", recipe.lm_head, "Codec for the output layer"))
+  set_choices(command->add_option("--lm-head", recipe.lm_head, "Codec for the output layer"), codecs)
       ->capture_default_str()
       ->group(selection);
-  codec(command->add_option("--experts", recipe.experts, "Codec for fused experts"))
+  set_choices(command->add_option("--experts", recipe.experts, "Codec for fused experts"), codecs)
       ->capture_default_str()
       ->group(selection);
   command
@@ -299,7 +263,9 @@ void add_convert(CLI::App& app) {
       ->capture_default_str()
       ->type_name("SIZE")
       ->group(output_group);
-  command->add_flag("--keep-shards", recipe.keep_shards, "One output file per input file")->group(output_group);
+  command->add_flag("--keep-shards", recipe.keep_shards, "One output file per input file")
+      ->excludes("--max-shard-size")
+      ->group(output_group);
   command->add_flag("--overwrite", options->overwrite, "Replace an output that exists, once the new one is complete")
       ->group(output_group);
   command
@@ -322,7 +288,7 @@ void add_convert(CLI::App& app) {
       "  nibble convert meta-llama/Llama-3.1-8B out --to int8 --dry-run\n"
       "  nibble convert model.safetensors model-fp16.safetensors --to fp16 --on-overflow clamp\n"
       "  nibble convert IN OUT --to nf4 --skip '.*\\.layers\\.0\\..*' --tensor '.*down_proj.*=fp4'");
-  command->callback([options] { run(*options); });
+  command->callback([command, options] { run(*command, *options); });
 }
 
 }  // namespace nibble::cli

@@ -1,17 +1,24 @@
-// nibble inspect CHECKPOINT: names, types, shapes and sizes. Reads headers only.
+// nibble inspect CHECKPOINT: names, types, shapes and sizes. Reads headers, and of quantized weights their description.
+// People see weights, as they were before they were quantized; programs get the tensors of the files, part by part.
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <map>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "cli/commands.hpp"
 #include "cli/json.hpp"
 #include "cli/options.hpp"
 #include "cli/sizes.hpp"
 #include "nibble/checkpoint.hpp"
+#include "nibble/codec.hpp"
 #include "nibble/error.hpp"
+#include "quant/stored_weights.hpp"
 
 namespace nibble::cli {
 namespace {
@@ -40,36 +47,93 @@ void print_json(const Reader& checkpoint, std::uint64_t bytes) {
   fmt::print("{}\n", dump_lines(json));
 }
 
+// A weight as a row of the table.
+struct WeightRow {
+  std::string name;
+  std::string type;  // as it is stored: "F32", "int8", "nf4/64"
+  std::string shape;
+  std::uint64_t bytes = 0;
+};
+
+std::string type_of(const StoredWeights::Tensor& weight) {
+  if (!weight.quantized()) return std::string(traits(weight.stored.info.dtype).name);
+  const auto bnb = make_codec(weight.codec)->bnb_config();
+  return bnb && bnb->bits == 4 ? fmt::format("{}/{}", weight.codec, weight.stored.options.blocksize)
+                               : std::string(weight.codec);
+}
+
+// Layer 2 before layer 10: digits count as the number they are.
+bool is_before(std::string_view a, std::string_view b) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  std::size_t i = 0, j = 0;
+  while (i < a.size() && j < b.size()) {
+    if (!is_digit(a[i]) || !is_digit(b[j])) {
+      if (a[i] != b[j]) return a[i] < b[j];
+      ++i, ++j;
+      continue;
+    }
+    const auto number = [&](std::string_view text, std::size_t& at) {
+      while (at < text.size() && text[at] == '0') ++at;
+      const std::size_t begin = at;
+      while (at < text.size() && is_digit(text[at])) ++at;
+      return text.substr(begin, at - begin);
+    };
+    const std::string_view left = number(a, i), right = number(b, j);
+    if (left.size() != right.size()) return left.size() < right.size();
+    if (left != right) return left < right;
+  }
+  if (a.size() - i != b.size() - j) return a.size() - i < b.size() - j;
+  return a < b;  // 07 and 7
+}
+
+void print_table(const Reader& checkpoint, std::uint64_t bytes) {
+  const StoredWeights weights(checkpoint);
+  std::vector<WeightRow> rows;
+  std::map<std::string, std::uint64_t> bytes_of_type;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const StoredWeights::Tensor weight = weights[i];
+    rows.push_back({weight.stored.info.name, type_of(weight), to_string(weight.stored.info.shape), weight.bytes});
+    bytes_of_type[rows.back().type] += weight.bytes;
+  }
+  std::sort(rows.begin(), rows.end(), [](const WeightRow& a, const WeightRow& b) { return is_before(a.name, b.name); });
+  std::size_t name_width = 6, type_width = 5;
+  for (WeightRow& row : rows) {
+    row.name = printable(row.name);
+    name_width = std::max(name_width, row.name.size());
+    type_width = std::max(type_width, row.type.size());
+  }
+  for (const WeightRow& row : rows)
+    fmt::print("{:<{}}  {:<{}} {:>18}  {:>10}\n", row.name, name_width, row.type, type_width, row.shape,
+               size_short(row.bytes));
+  std::string types;
+  for (const auto& [type, size] : bytes_of_type) types += fmt::format("; {} {}", type, size_short(size));
+  const std::size_t parts = checkpoint.tensors().size(), files = checkpoint.files().size();
+  fmt::print("\n{}{} in {} file{}, {}{}\n",
+             parts == weights.size() ? "" : fmt::format("{} weights, stored as ", weights.size()),
+             fmt::format("{} tensor{}", parts, parts == 1 ? "" : "s"), files, files == 1 ? "" : "s", size_both(bytes),
+             types);
+}
+
 void run(const InspectOptions& options) {
   const std::unique_ptr<Reader> checkpoint = open_checkpoint(options.path, true);
   std::uint64_t bytes = 0;
-  std::size_t width = 6;
-  std::map<std::string_view, std::uint64_t> bytes_of_type;
-  for (const TensorInfo& tensor : checkpoint->tensors()) {
-    bytes += tensor.bytes();
-    bytes_of_type[traits(tensor.dtype).name] += tensor.bytes();
-    width = std::max(width, printable(tensor.name).size());
-  }
-  if (options.json) return print_json(*checkpoint, bytes);
-  for (const TensorInfo& tensor : checkpoint->tensors())
-    fmt::print("{:<{}}  {:<5} {:>18}  {:>10}\n", printable(tensor.name), width, traits(tensor.dtype).name,
-               to_string(tensor.shape), size_short(tensor.bytes()));
-  std::string types;
-  for (const auto& [type, size] : bytes_of_type) types += fmt::format("; {} {}", type, size_short(size));
-  fmt::print("\n{} tensors in {} file{}, {}{}\n", checkpoint->tensors().size(), checkpoint->files().size(),
-             checkpoint->files().size() == 1 ? "" : "s", size_both(bytes), types);
+  for (const TensorInfo& tensor : checkpoint->tensors()) bytes += tensor.bytes();
+  options.json ? print_json(*checkpoint, bytes) : print_table(*checkpoint, bytes);
 }
 
 }  // namespace
 
 void add_inspect(CLI::App& app) {
-  CLI::App* const command = app.add_subcommand("inspect", "List the tensors of a checkpoint; reads headers only");
+  CLI::App* const command =
+      app.add_subcommand("inspect", "List the weights of a checkpoint, quantized or not; reads headers only");
   const auto options = std::make_shared<InspectOptions>();
   command->add_option("CHECKPOINT", options->path, "A file, a model directory, or org/model in the local hub cache")
       ->required()
       ->type_name("");
   add_json(*command, options->json);
   command->footer(
+      "A weight in nf4/64 is stored as NF4 with blocks of 64; its shape is the original one.\n"
+      "--json lists the tensors of the files instead, part by part.\n\n"
       "Examples:\n"
       "  nibble inspect Llama-3.1-8B\n"
       "  nibble inspect model.safetensors --json");

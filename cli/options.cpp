@@ -1,6 +1,10 @@
 #include "cli/options.hpp"
 
+#include <fmt/format.h>
+
 #include "cli/sizes.hpp"
+#include "formats/suggest.hpp"
+#include "nibble/error.hpp"
 
 namespace nibble::cli {
 
@@ -24,14 +28,38 @@ void add_threads(CLI::App& command, ResourceOptions& options) {
 
 void add_progress(CLI::App& command, std::string& style) {
   style = "auto";
-  command.add_option("--progress", style, "Shown on stderr: auto, bar, plain, json or none")
+  set_choices(
+      command.add_option("--progress", style, "Shown on stderr; auto: a bar on a terminal, plain lines elsewhere"),
+      {"auto", "bar", "plain", "json", "none"})
       ->capture_default_str()
-      ->type_name("STYLE")
       ->group(output_group);
 }
 
 CLI::Option* add_json(CLI::App& command, bool& json) {
   return command.add_flag("--json", json, "Print one JSON object on stdout");
+}
+
+CLI::Option* set_choices(CLI::Option* option, const std::vector<std::string_view>& words,
+                         const std::vector<std::string_view>& also) {
+  // CLI11 would escape the name that is quoted here once more, and CheckedTransformer prints enums as bytes.
+  const auto check = [option, words, also](const std::string& text) -> std::string {
+    const auto has = [&](const auto& all) { return std::find(all.begin(), all.end(), text) != all.end(); };
+    if (!has(words) && !has(also)) throw Error(Errc::usage, option->get_name() + ": " + none_of(text, words));
+    return "";
+  };
+  return option->check(CLI::Validator(check, ""))->type_name(fmt::format("{}", fmt::join(words, "|")));
+}
+
+std::vector<std::string> choices_of(const CLI::Option& option) {
+  const std::string& names = option.get_type_name();
+  std::vector<std::string> words;
+  if (names.find('|') == std::string::npos) return words;
+  for (std::size_t begin = 0; begin <= names.size();) {
+    const std::size_t end = std::min(names.find('|', begin), names.size());
+    words.push_back(names.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
 }
 
 CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,

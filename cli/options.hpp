@@ -1,7 +1,10 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "nibble/memory.hpp"
@@ -28,6 +31,32 @@ void add_threads(CLI::App& command, ResourceOptions& options);
 void add_progress(CLI::App& command, std::string& style);
 
 CLI::Option* add_json(CLI::App& command, bool& json);
+
+/// The values of an option, in the order in which its help explains them, and what they mean.
+template <class Value> using Choices = std::vector<std::pair<std::string_view, Value>>;
+
+/// Makes these words the only ones that an option takes: help lists them, completion offers them, and an error names
+/// them with the one that was probably meant. `also` are spellings that are taken without being listed.
+CLI::Option* set_choices(CLI::Option* option, const std::vector<std::string_view>& words,
+                         const std::vector<std::string_view>& also = {});
+
+/// The words that set_choices() gave an option; none for others.
+[[nodiscard]] std::vector<std::string> choices_of(const CLI::Option& option);
+
+/// An option whose values are words. The texts of `choices` have to be literals.
+template <class Value, class Variable>
+CLI::Option* add_choice(CLI::App& command, const std::string& name, Variable& variable, const Choices<Value>& choices,
+                        const std::string& help, const Choices<Value>& also = {}) {
+  std::vector<std::string_view> words, other_words;
+  for (const auto& [word, unused] : choices) words.push_back(word);
+  for (const auto& [word, unused] : also) other_words.push_back(word);
+  const auto take = [&variable, choices, also](const std::string& text) {
+    for (const Choices<Value>* const all : {&choices, &also})
+      for (const auto& [word, value] : *all)
+        if (word == text) variable = value;
+  };
+  return set_choices(command.add_option_function<std::string>(name, take, help), words, other_words);
+}
 
 /// An option that may come several times, with one value each time.
 CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,

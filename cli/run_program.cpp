@@ -5,29 +5,17 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/usage_errors.hpp"
 #include "nibble/error.hpp"
 #include "nibble/target.hpp"
 #include "nibble/version.hpp"
 
 namespace nibble::cli {
-namespace {
-
-// CLI11 explains over several lines; a program that reads our errors expects one.
-std::string one_line(std::string text) {
-  for (char& c : text)
-    if (c == '\n') c = ' ';
-  while (!text.empty() && text.back() == ' ') text.pop_back();
-  return text;
-}
-
-}  // namespace
-
 void run_program(int argc, char** argv) {
   force_cpu_target_of_environment();
   CLI::App app("Converts model weights to fp16, bf16, LLM.int8 and NF4, and says what that cost.", "nibble");
@@ -44,14 +32,13 @@ void run_program(int argc, char** argv) {
       "bytes, and nibble formats lists them. NIBBLE_CUDA_LIBRARY is the libnibble_cuda.so to load for --device.");
   for (const auto add : commands) add(app);
 
+  const std::vector<std::string> arguments = with_help_option(app, with_dashes({argv + 1, argv + argc}));
   try {
-    std::vector<std::string> arguments = with_dashes({argv + 1, argv + argc});
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-    app.parse(std::move(arguments));
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 takes them from the back
   } catch (const CLI::Success& success) {
     app.exit(success);  // --help and --version
   } catch (const CLI::ParseError& error) {
-    throw Error(Errc::usage, escaped(one_line(error.what())) + " (see nibble --help)");
+    throw Error(Errc::usage, explain(app, arguments, error));
   }
   // What was printed is part of the job: a full disk behind the pipe must not look like success.
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw Error(Errc::io, "cannot write to standard output");

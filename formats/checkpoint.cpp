@@ -11,7 +11,9 @@
 #include <cstddef>
 #include <filesystem>
 #include <map>
+#include <string>
 #include <system_error>
+#include <vector>
 
 #include "formats/checked.hpp"
 #include "formats/config.hpp"
@@ -36,11 +38,13 @@ constexpr std::array<const char*, 4> weight_names{"model.safetensors", "model.sa
 
 class Checkpoint final : public Reader {
  public:
-  Checkpoint(fs::path path, const fs::path& directory) : path_(std::move(path)), directory_(directory) {}
+  Checkpoint(fs::path path, const fs::path& directory)
+      : path_(std::move(path)), is_directory_(fs::is_directory(path_)), directory_(directory) {}
 
   [[nodiscard]] const Directory& directory() const noexcept { return directory_; }
 
-  [[nodiscard]] InputFile open(const std::string& name) const { return {directory_.fd(), name, escaped(name)}; }
+  // Errors name files by the path that was given.
+  [[nodiscard]] InputFile open(const std::string& name) const { return {directory_.fd(), name, label_of(name)}; }
 
   void read_config(bool accept_quantized) {
     constexpr const char* name = "config.json";
@@ -68,12 +72,13 @@ class Checkpoint final : public Reader {
 
     const NameIndex names(tensors_);
     if (const auto twice = names.duplicate())
-      refuse(escaped(files_[file_of(twice->second)]), "duplicate tensor '{}': it is in '{}' too",
+      refuse(label_of(files_[file_of(twice->second)]), "duplicate tensor '{}': it is in '{}' too",
              printable(tensors_.name(twice->second)), escaped(files_[file_of(twice->first)]));
     for (const auto& [name, shard] : index.tensors) {
       const auto tensor = names.find(name);
       if (!tensor || file_of(*tensor) != shard)
-        refuse(escaped(index.files[shard]), "has no tensor '{}', which {} lists", printable(name), file.label());
+        refuse(label_of(index.files[shard]), "has no tensor '{}', which {} lists", printable(name),
+               escaped(index_name));
     }
   }
 
@@ -82,8 +87,8 @@ class Checkpoint final : public Reader {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const std::string_view name = tensors_.name(i);
       if (name.ends_with(".SCB") || name.find(".quant_state.bitsandbytes__") != std::string_view::npos)
-        refuse(escaped(files_[file_of(i)]),
-               "tensor '{}': quantized already by bitsandbytes; nibble dequantize makes plain weights of it",
+        refuse(label_of(files_[file_of(i)]),
+               "tensor '{}': quantized already by bitsandbytes; plain weights are needed, such as the original model's",
                printable(name));
     }
   }
@@ -116,9 +121,14 @@ class Checkpoint final : public Reader {
   }
 
  private:
+  [[nodiscard]] std::string label_of(const std::string& name) const {
+    return escaped((is_directory_ ? path_ / name : path_).native());
+  }
+
   [[nodiscard]] std::size_t first_of(std::size_t file) const { return file == 0 ? 0 : ends_[file - 1]; }
 
   fs::path path_;
+  bool is_directory_;
   Directory directory_;  // open as long as the files: check_unchanged() looks their names up again
   std::vector<std::string> files_;
   std::vector<std::unique_ptr<Source>> sources_;
@@ -128,15 +138,41 @@ class Checkpoint final : public Reader {
   std::optional<ModelConfig> config_;
 };
 
+// Which folders of a pipeline are models of their own.
+std::string pipeline_parts(const fs::path& path) {
+  std::vector<std::string> parts;
+  std::error_code error;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
+    if (std::any_of(weight_names.begin(), weight_names.end(), [&](const char* name) {
+          std::error_code unknown;
+          return fs::exists(entry->path() / name, unknown);
+        }))
+      parts.push_back(printable(entry->path().filename().string()) + "/");
+  std::sort(parts.begin(), parts.end());
+  constexpr std::size_t shown = 8;
+  if (parts.empty()) return "none of its folders has weights in safetensors";
+  const bool more = parts.size() > shown;
+  parts.resize(std::min(parts.size(), shown));
+  return fmt::format("convert its parts one by one: {}{}", fmt::join(parts, ", "), more ? ", ..." : "");
+}
+
 // What is in a directory without the files that were looked for, in words.
 [[noreturn]] void refuse_directory(const fs::path& path) {
   std::map<std::string, std::string> found;  // by extension, the first name of each
   std::error_code error;
+  const auto exists = [&](const char* name) {
+    std::error_code unknown;
+    return fs::exists(path / name, unknown);
+  };
   for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename(), extension = entry->path().extension();
     auto& first = found[extension];
     if (first.empty() || name < first) first = name;
   }
+  const std::string label = escaped(path.native());
+  if (exists("adapter_config.json"))
+    refuse(label, "is a LoRA adapter, not a model: merge it into its base model first (peft's merge_and_unload())");
+  if (exists("model_index.json")) refuse(label, "is a pipeline of diffusers: {}", pipeline_parts(path));
   std::string text = fmt::format("has neither {} nor {}", weight_names[0], weight_names[1]);
   if (found.contains(".safetensors"))
     text += fmt::format("; to open '{}', name the file itself", printable(found[".safetensors"]));
@@ -144,11 +180,12 @@ class Checkpoint final : public Reader {
     text += "; torch files are not supported yet";
   else if (found.contains(".gguf"))
     text += "; GGUF files are not supported yet";
-  refuse(escaped(path.native()), "{}", text);
+  refuse(label, "{}", text);
 }
 
 fs::path find_model(const fs::path& path) {
   struct ::stat status {};
+  if (path.empty()) refuse("''", "an empty path leads nowhere");
   if (path.native().find('\0') != std::string::npos) refuse(escaped(path.native()), "a path has no NUL");
   if (::stat(path.c_str(), &status) == 0) return path;
   const int failure = errno;
@@ -159,13 +196,20 @@ fs::path find_model(const fs::path& path) {
   const auto name = failure == ENOENT ? parse_model_name(path.native()) : std::nullopt;
   if (!name) refuse(escaped(path.native()), "{}", reason);
   if (const auto snapshot = find_in_hub_cache(*name)) return *snapshot;
-  if (name->repository.find('/') == std::string_view::npos) refuse(escaped(path.native()), "{}", reason);
+  // A path below a folder that is there is no name of a model.
+  std::error_code error;
+  if (name->repository.find('/') == std::string_view::npos || fs::exists(path.parent_path(), error))
+    refuse(escaped(path.native()), "{}", reason);
   refuse(escaped(path.native()), "no such file, and not in the hub cache {}: hf download {}{}",
          escaped(hub_cache().native()), name->repository,
          name->revision == "main" ? "" : fmt::format(" --revision {}", name->revision));
 }
 
 }  // namespace
+
+std::string Reader::label_of(std::size_t tensor) const {
+  return escaped((is_directory() ? path() / files()[file_of(tensor)] : path()).native());
+}
 
 std::unique_ptr<Reader> open_checkpoint(const fs::path& given, bool accept_quantized) {
   const fs::path path = find_model(given);

@@ -381,7 +381,8 @@ ModelConfig read(std::string_view text, std::string_view label, bool accept_quan
   if (model.quant_method != "bitsandbytes" && model.quant_method != "nibble")
     refuse(label, "quantized already: quant_method '{}' is not supported", printable(model.quant_method));
   if (!accept_quantized)
-    refuse(label, "quantized already by {}; nibble dequantize makes plain weights of it", model.quant_method);
+    refuse(label, "quantized already by {}; plain weights are needed, such as the original model's",
+           model.quant_method);
   return model;
 }
 

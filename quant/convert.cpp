@@ -36,6 +36,7 @@
 #include "quant/codecs.hpp"
 #include "quant/handover.hpp"
 #include "quant/manifest.hpp"
+#include "quant/nonfinite.hpp"
 #include "quant/shard_parts.hpp"
 #include "quant/stored_weights.hpp"
 #include "quant/workers.hpp"
@@ -164,6 +165,8 @@ class Conversion {
     const std::uint64_t done_before = done_;
     const Manifest::Mark manifest_before = manifest_.mark();
     const Findings findings_before = report_.findings;
+    const ErrorSums error_before = report_.error;
+    const WorstTensor worst_before = report_.worst;
     while (true) {
       found_.erase(found_.lower_bound(shard_begin(shard)), found_.end());
       encode_shard(shard);
@@ -171,6 +174,8 @@ class Conversion {
       done_ = done_before;
       manifest_.rewind(manifest_before);
       report_.findings = findings_before;
+      report_.error = error_before;
+      report_.worst = worst_before;
     }
     out_.end();
   }
@@ -361,6 +366,9 @@ class Conversion {
       parts.push_back({std::move(work.parts[p]), p == 0 ? work.hash->hex() : rest.hash(p)});
     EncodingError error = work.encoder->late_error();
     error.sums.add(work.error);
+    report_.error.add(error.sums);
+    if (const double sqnr = error.sums.sqnr_db(); sqnr < report_.worst.sqnr_db)
+      report_.worst = {work.tensor.info.name, sqnr};
     manifest_.add(work.tensor, shard_, found, error.sums.count > 0 ? &error : nullptr, measured(work.tensor), parts);
   }
 
@@ -380,7 +388,7 @@ class Conversion {
           Errc::bad_input,
           fmt::format("{}: tensor '{}': {} NaN and {} infinite of {} weights, the first at {}; --nonfinite error "
                       "allows none",
-                      source_file(tensor), printable(tensor.info.name), found.nan, found.inf, work.elements,
+                      in_.label_of(tensor.source), printable(tensor.info.name), found.nan, found.inf, work.elements,
                       found.first_nonfinite));
     if (found.overflow == 0) return;
     if (tensor.quantized
@@ -388,34 +396,29 @@ class Conversion {
             : codec(tensor.codec).cast_type() == DType::f16 && recipe.options.on_overflow == OnOverflow::error)
       throw Error(Errc::bad_input,
                   fmt::format("{}: tensor '{}': {} of {} weights exceed 65504, the largest fp16{}; see {}",
-                              source_file(tensor), printable(tensor.info.name), found.overflow, work.elements,
+                              in_.label_of(tensor.source), printable(tensor.info.name), found.overflow, work.elements,
                               found.nan + found.inf == 0 ? fmt::format(", the first at {}", found.first_nonfinite) : "",
                               tensor.quantized ? "--nonfinite" : "--on-overflow"));
   }
 
-  std::string source_file(const PlannedTensor& tensor) const {
-    return printable(in_.files()[in_.file_of(tensor.source)]);
-  }
-
-  // Marks the shard's quantized tensors with non-finite values as kept; whether there was any.
+  // Marks the shard's tensors that cannot be stored as planned as kept; whether there was any.
   bool keep_nonfinite(std::size_t shard) {
-    if (plan().recipe.nonfinite != Nonfinite::keep) return false;
     bool any = false;
     for (auto found = found_.lower_bound(shard_begin(shard)); found != found_.end(); ++found) {
       const PlannedTensor tensor = plan().tensors[found->first];
-      if (!tensor.quantized) continue;
-      kept_[found->first] = found->second;
-      keep(found->first, tensor, found->second);
+      const auto instead = codec_instead(plan().recipe, tensor, found->second);
+      if (!instead) continue;
+      kept_[found->first] = describe(found->second, tensor.codec);
+      keep(found->first, tensor, *instead);
       any = true;
     }
     return any;
   }
 
-  void keep(std::size_t index, PlannedTensor tensor, const Findings& found) {
-    tensor.codec = tensor.info.dtype == DType::f64 ? "fp32" : "keep";  // F64 has no place in a quantized model
+  void keep(std::size_t index, PlannedTensor tensor, std::string_view codec_name) {
+    tensor.codec = codec_name;
     tensor.quantized = false;
-    const std::string reason =
-        fmt::format("kept: {} NaN, {} infinite, {} beyond fp16", found.nan, found.inf, found.overflow);
+    const std::string reason = "kept: " + kept_[index];
     tensor.reason = reason;
     if (tensor.transposed) {
       tensor.transposed = false;
@@ -427,20 +430,18 @@ class Conversion {
 
   void add_warnings() {
     report_.warnings = plan().warnings;
-    // What was kept is not looked at again, but an F64 that was kept as fp32 is: one warning for each.
-    for (const auto& [i, found] : kept_) found_[i] = found;
+    std::map<std::size_t, std::string> warnings;  // an F64 that is kept as fp32 was found twice: one for each tensor
     for (const auto& [i, found] : found_) {
       const PlannedTensor tensor = plan().tensors[i];
-      if (kept_.contains(i)) {
-        report_.warnings.push_back(fmt::format("tensor '{}' is kept as {}: {} NaN, {} infinite, {} beyond fp16",
-                                               printable(tensor.info.name), traits(tensor.info.dtype).name, found.nan,
-                                               found.inf, found.overflow));
-      } else {
-        report_.warnings.push_back(fmt::format("tensor '{}': {} NaN, {} infinite, {} beyond the range of {}",
-                                               printable(tensor.info.name), found.nan, found.inf, found.overflow,
-                                               tensor.codec));
-      }
+      warnings[i] = fmt::format("tensor '{}': {}", printable(tensor.info.name), describe(found, tensor.codec));
     }
+    for (const auto& [i, what] : kept_) {
+      const PlannedTensor tensor = plan().tensors[i];
+      const TensorInfo stored = codec(tensor.codec).parts(tensor.info).front();
+      warnings[i] =
+          fmt::format("tensor '{}' is kept as {}: {}", printable(tensor.info.name), traits(stored.dtype).name, what);
+    }
+    for (auto& [i, warning] : warnings) report_.warnings.push_back(std::move(warning));
   }
 
   const Reader& in_;
@@ -455,7 +456,7 @@ class Conversion {
   std::unordered_map<std::string, MeasuredError> measured_;  // by name, for a full report
   std::size_t shard_ = 0;                                    // in work
   std::map<std::size_t, Findings> found_;                    // the few tensors with NaN, infinities or overflow
-  std::map<std::size_t, Findings> kept_;                     // those of them that were to be quantized
+  std::map<std::size_t, std::string> kept_;                  // what was found in those of them that are kept
   Buffers buffers_;
   std::vector<std::uint32_t> first_part_;  // of the shard's tensors
   std::mutex mutex_;                       // of the next: tensors are begun and finished on different threads

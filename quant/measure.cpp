@@ -25,6 +25,7 @@
 #include "quant/counts.hpp"
 #include "quant/handover.hpp"
 #include "quant/measure_memory.hpp"
+#include "quant/nonfinite.hpp"
 #include "quant/outlier_columns.hpp"
 #include "quant/pairing.hpp"
 #include "quant/stored_weights.hpp"
@@ -280,10 +281,9 @@ class Measuring {
         scan ? encoder->scan(first, in) : encode_range(first, n, in);
       });
     }
-    // As a conversion does it: what is not finite stays as it is, but for F64, which becomes fp32.
-    if (planned.quantized && findings.nan + findings.inf + findings.overflow > 0 &&
-        candidates_[c].plan->recipe.nonfinite == Nonfinite::keep) {
-      const DType dtype = planned.info.dtype == DType::f64 ? DType::f32 : planned.info.dtype;
+    // As a conversion does it.
+    if (const auto instead = codec_instead(candidates_[c].plan->recipe, planned, findings)) {
+      const DType dtype = make_codec(*instead)->parts(planned.info).front().dtype;
       Test kept{.codec = std::string(traits(dtype).torch_name),
                 .bytes = byte_count(dtype, work.elements),
                 .is_reference = true};

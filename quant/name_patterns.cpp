@@ -1,107 +1,22 @@
-// A kind of names is a text with slots for numbers, and its chosen names are tuples of numbers. They are covered by
-// products of sets, slot by slot from the left: numbers that have the same rest go together. Whether a slot may be \d+
-// is decided by the tuples of the kind alone, for a pattern of its text matches no name of another kind.
+// Names of one kind differ in their numbers only. Whether a slot may be \d+ is decided by the tuples of the kind alone,
+// for a pattern of its text matches no name of another kind.
 
 #include "quant/name_patterns.hpp"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
-#include <set>
-#include <unordered_map>
 #include <utility>
+
+#include "quant/name_products.hpp"
 
 namespace nibble {
 namespace {
 
-using Tuple = std::vector<std::string>;
-
-struct ByValue {
-  bool operator()(const std::string& a, const std::string& b) const {
-    return a.size() != b.size() ? a.size() < b.size() : a < b;
-  }
-  bool operator()(const Tuple& a, const Tuple& b) const {
-    return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end(), *this);
-  }
-};
-using NumberTexts = std::set<std::string, ByValue>;
-using Tuples = std::set<Tuple, ByValue>;
-
-struct Slot {
-  NumberTexts numbers;
-  bool any = false;
-};
-using Product = std::vector<Slot>;
-
-bool matches(const Product& product, const Tuple& tuple) {
-  for (std::size_t i = 0; i < product.size(); ++i)
-    if (!product[i].any && !product[i].numbers.contains(tuple[i])) return false;
-  return true;
-}
-
-// The tuples without their first number, by that.
-std::map<std::string, Tuples, ByValue> rests(const Tuples& tuples) {
-  std::map<std::string, Tuples, ByValue> by_first;
-  for (const Tuple& tuple : tuples) by_first[tuple.front()].insert(Tuple(tuple.begin() + 1, tuple.end()));
-  return by_first;
-}
-
-std::vector<Product> cover(const Tuples& chosen, const Tuples& all) {
-  if (chosen.begin()->empty()) return {{}};
-  const auto all_rests = rests(all);
-  std::map<Tuples, NumberTexts> groups;
-  std::vector<const Tuples*> order;
-  for (const auto& [number, rest] : rests(chosen)) {
-    const auto [group, is_new] = groups.try_emplace(rest);
-    if (is_new) order.push_back(&group->first);
-    group->second.insert(number);
-  }
-  std::vector<Product> products;
-  for (const Tuples* rest : order) {
-    const NumberTexts& numbers = groups[*rest];
-    Tuples existing;
-    for (const std::string& number : numbers) existing.insert(all_rests.at(number).begin(), all_rests.at(number).end());
-    for (Product& product : cover(*rest, existing)) {
-      const bool alone = std::all_of(all_rests.begin(), all_rests.end(), [&](const auto& other) {
-        return numbers.contains(other.first) ||
-               std::none_of(other.second.begin(), other.second.end(),
-                            [&](const Tuple& tuple) { return matches(product, tuple); });
-      });
-      product.insert(product.begin(), Slot{numbers, alone && numbers.size() > 1});
-      products.push_back(std::move(product));
-    }
-  }
-  return products;
-}
-
-// A name cut at its numbers.
-struct CutName {
-  std::vector<std::string> texts;  // one more than numbers
-  Tuple numbers;
-};
-
-CutName cut_at_numbers(std::string_view name) {
-  CutName result{{""}, {}};
-  for (std::size_t begin = 0; begin <= name.size();) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    const std::string_view piece = name.substr(begin, end - begin);
-    if (begin > 0) result.texts.back() += '.';
-    if (!piece.empty() && piece.find_first_not_of("0123456789") == std::string_view::npos) {
-      result.numbers.emplace_back(piece);
-      result.texts.emplace_back();
-    } else {
-      result.texts.back() += piece;
-    }
-    begin = end + 1;
-  }
-  return result;
-}
-
 struct Kind {
-  Tuples all;
-  Tuples chosen;
+  NumberTuples all;
+  NumberTuples chosen;
 };
 
 }  // namespace
@@ -147,7 +62,7 @@ std::vector<std::string> name_patterns(const TensorList& tensors, const std::vec
   std::vector<std::string> patterns;
   for (const std::vector<std::string>* texts : order) {
     const Kind& kind = kinds[*texts];
-    for (const Product& product : cover(kind.chosen, kind.all)) {
+    for (const NumberProduct& product : cover(kind.chosen, &kind.all)) {
       std::string& pattern = patterns.emplace_back(exact_pattern(texts->front()));
       for (std::size_t i = 0; i < product.size(); ++i) {
         const NumberTexts& numbers = product[i].numbers;

@@ -44,8 +44,10 @@ class Pattern {
 
   void apply() noexcept { applied_ = true; }
 
-  void check() const {
-    if (!used_) throw Error(Errc::usage, fmt::format("{} '{}' matches no tensor", option_, printable(text_)));
+  void check(const TensorList& tensors) const {
+    if (!used_)
+      throw Error(Errc::usage,
+                  fmt::format("{} '{}' matches no tensor{}", option_, printable(text_), wider_pattern(tensors)));
     if (!applied_)
       throw Error(Errc::usage, fmt::format("{} '{}' matches no tensor that it can store", option_, printable(text_)));
   }
@@ -53,6 +55,27 @@ class Pattern {
   [[nodiscard]] std::string label() const { return fmt::format("{} {}", option_, printable(text_)); }
 
  private:
+  // What matches whole names where this one matches parts of them.
+  [[nodiscard]] std::string wider_pattern(const TensorList& tensors) const {
+    const auto count = [&](const auto& matches) {
+      std::size_t hits = 0;
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        const std::string_view name = tensors.name(i);
+        hits += matches(re2::StringPiece(name.data(), name.size())) ? 1 : 0;
+      }
+      return hits;
+    };
+    const std::size_t hits = count([&](const auto& name) { return RE2::PartialMatch(name, *regex_); });
+    if (hits == 0) return {};
+    const std::string inner = text_.find('|') == std::string::npos ? text_ : "(" + text_ + ")";
+    for (const std::string& wider : {inner + ".*", ".*" + inner, ".*" + inner + ".*"}) {
+      const RE2 regex(wider, RE2::Quiet);
+      if (regex.ok() && count([&](const auto& name) { return RE2::FullMatch(name, regex); }) == hits)
+        return fmt::format(" as a whole name; '{}' matches {}", printable(wider), hits);
+    }
+    return fmt::format(" as a whole name, and part of {}", hits);
+  }
+
   std::string_view option_;
   std::string text_;
   std::unique_ptr<RE2> regex_;
@@ -85,8 +108,8 @@ class Planner {
   Plan run() && {
     const std::unique_ptr<Placer> placer = place();
     for (std::size_t i = 0; i < in_.tensors().size(); ++i) add(i, placer->place(in_.tensors()[i]));
-    for (const Pattern& rule : rules_) rule.check();
-    for (const Pattern& skip : skips_) skip.check();
+    for (const Pattern& rule : rules_) rule.check(in_.tensors());
+    for (const Pattern& skip : skips_) skip.check(in_.tensors());
     check_options();
     plan_.dtype = main_type();
     settle_format();
@@ -293,9 +316,23 @@ class Planner {
       plan_.warnings.push_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),
                                            plan_.architecture, obstacle));
     if (const double share = plan_.quantized_share(); share < low_share)
-      plan_.warnings.push_back(fmt::format("only {:.1f} % of the weights' bytes are quantized; {:.1f} % are embeddings",
-                                           100.0 * share,
-                                           percent(left[Role::embedding] + left[Role::output_embeddings])));
+      plan_.warnings.push_back(
+          fmt::format("only {:.1f} % of the weights' bytes are quantized; {:.1f} % are embeddings{}", 100.0 * share,
+                      percent(left[Role::embedding] + left[Role::output_embeddings]), wide_embeddings()));
+  }
+
+  // What makes the embeddings smaller without a loss that is worth a thought, where something does.
+  std::string wide_embeddings() const {
+    bool embeddings = false, head = false;
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (tensor.info.dtype != DType::f32 || tensor.codec != keep_codec) continue;
+      embeddings |= tensor.role == Role::embedding;
+      head |= tensor.role == Role::output_embeddings;
+    }
+    if (!embeddings && !head) return {};
+    return fmt::format(" of fp32, which {} would halve", embeddings && head ? "--embeddings bf16 --lm-head bf16"
+                                                         : embeddings       ? "--embeddings bf16"
+                                                                            : "--lm-head bf16");
   }
 
   // A file becomes a file, however large it is.

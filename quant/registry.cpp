@@ -2,6 +2,7 @@
 #include <bit>
 #include <string>
 
+#include "formats/suggest.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 
@@ -39,7 +40,7 @@ std::unique_ptr<const Codec> make_codec(std::string_view name, const CodecOption
     throw Error(Errc::usage, "blocksize is " + std::to_string(options.blocksize) + ", not one of 32, 64, ..., 4096");
   for (std::size_t i = 0; i < registered_names.size(); ++i)
     if (registered_names[i] == name) return makers[i](options);
-  throw Error(Errc::usage, "there is no codec '" + printable(name) + "'");
+  throw Error(Errc::usage, "codec " + none_of(name, registered_names));
 }
 
 }  // namespace nibble

@@ -61,7 +61,8 @@ std::vector<std::string> skip_list(std::string_view architecture, bool tied, std
   };
   for (const std::string& module : plain) {
     if (!listed.insert(module).second) continue;
-    result.push_back(harmless(module) ? module : exactly(module));
+    // Whoever loads this compiles it: a name with characters of regular expressions is no entry as it is.
+    result.push_back(is_plain_entry(module) && harmless(module) ? module : exactly(module));
   }
 
   // What the default leaves without the file having it. Numbered modules may be there in part: the tied ones.

@@ -81,12 +81,13 @@ Findings count_nonfinite(DType source, std::span<const std::byte> weights, std::
   Findings findings;
   for (std::size_t i = 0; i < weights.size() / (traits(source).bits / 8); ++i) {
     const double weight = weight_at(source, weights.data(), i);
+    const float rounded = std::abs(static_cast<float>(weight));
     if (std::isnan(weight))
       ++findings.nan;
     else if (std::isinf(weight))
       ++findings.inf;
-    else if (std::abs(static_cast<float>(weight)) >= limit)
-      ++findings.overflow;
+    else if (rounded >= limit)
+      ++findings.overflow, findings.overflow_fp32 += std::isinf(rounded) ? 1 : 0;
     else
       continue;
     findings.first_nonfinite = std::min(findings.first_nonfinite, first + i);

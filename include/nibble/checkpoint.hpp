@@ -60,6 +60,9 @@ class Reader {
   /// Whether path() is a directory, so that the output is one too.
   [[nodiscard]] bool is_directory() const { return std::filesystem::is_directory(path()); }
 
+  /// What errors call the file of a tensor: its path, as it was given.
+  [[nodiscard]] std::string label_of(std::size_t tensor) const;
+
   /// Nothing for single files, and for directories without config.json.
   [[nodiscard]] virtual const std::optional<ModelConfig>& config() const noexcept = 0;
 

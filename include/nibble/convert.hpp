@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,10 +29,18 @@ class Progress {
   [[nodiscard]] virtual bool cancelled() const;
 };
 
+/// The converted tensor with the lowest signal-to-quantization-noise ratio.
+struct WorstTensor {
+  std::string name;  ///< empty if no tensor lost anything
+  double sqnr_db = std::numeric_limits<double>::infinity();
+};
+
 struct Report {
   Plan plan;                          ///< as carried out: tensors kept for non-finite values included
   Findings findings;                  ///< in all tensors together; of each, nibble.json tells
   std::vector<std::string> warnings;  ///< those of the plan and what the data added
+  ErrorSums error{};                  ///< of all weights that were converted; none without an error report
+  WorstTensor worst{};                ///< of those tensors
 };
 
 /// Converts `in` as planned and commits `out`, with a nibble.json that holds schema, options, and every tensor with

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "cli/commands.hpp"
+#include "cli/options.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 
@@ -26,6 +27,7 @@ std::string script(const std::string& shell) {
   static std::string level;
   static bool quiet;
   pack->add_option("--level", level, "1: small, [9]: it's up to \"$HOME\" `id`");
+  set_choices(pack->add_option("--kind", level, "What kind"), {"flat", "round"});
   pack->add_flag("-q,--quiet,--silent", quiet, "Say nothing");
   CLI::App* const list = app.add_subcommand("list", "Lists");
   list->add_option("FILE", level, "What to list");
@@ -63,7 +65,7 @@ TEST(Completion, BashOffersSubcommandsFirst) {
 
 TEST(Completion, BashOffersTheLongOptionsOfTheSubcommand) {
   const std::string bash = script("bash");
-  EXPECT_THAT(offered(bash, "nibble pack --"), ElementsAre("--help", "--level", "--quiet", "--silent"));
+  EXPECT_THAT(offered(bash, "nibble pack --"), ElementsAre("--help", "--level", "--kind", "--quiet", "--silent"));
   EXPECT_THAT(offered(bash, "nibble pack --level 3 file --q"), ElementsAre("--quiet"));
   EXPECT_THAT(offered(bash, "nibble list -"), ElementsAre("--help"));
 }
@@ -77,11 +79,31 @@ TEST(Completion, BashLeavesFilesToItself) {
   EXPECT_THAT(offered(bash, "nibble unknown --"), IsEmpty());
 }
 
+// However the word comes: bash cuts at "=" as a rule.
+TEST(Completion, BashOffersTheValuesOfAnOption) {
+  const std::string bash = script("bash");
+  for (const char* const words : {"--kind ''", "--kind =", "file --kind = ''"})
+    EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), ElementsAre("flat", "round")) << words;
+  EXPECT_THAT(offered(bash, "nibble pack --kind f"), ElementsAre("flat"));
+  EXPECT_THAT(offered(bash, "nibble pack --kind = r"), ElementsAre("round"));
+  EXPECT_THAT(offered(bash, "nibble pack '--kind=r'"), ElementsAre("--kind=round"));
+  EXPECT_THAT(offered(bash, "nibble list --kind r"), IsEmpty());
+  EXPECT_THAT(offered(bash, "nibble completion ''"), ElementsAre("bash", "zsh", "fish"));
+}
+
+TEST(Completion, ZshOffersTheValuesOfAnOption) {
+  const std::string zsh = script("zsh");
+  EXPECT_THAT(zsh, HasSubstr("'--kind=[What kind]:value:(flat round)'"));
+  EXPECT_THAT(zsh, HasSubstr("'--quiet[Say nothing]'"));
+  EXPECT_THAT(zsh, HasSubstr("'*:argument:(bash zsh fish)'"));
+  EXPECT_THAT(zsh, HasSubstr("'*:argument:_files'"));
+}
+
 TEST(Completion, ZshTextsEndWhereTheyEnd) {
   const std::string zsh = script("zsh");
   EXPECT_THAT(lines_of(zsh).front(), "#compdef nibble");
   EXPECT_THAT(zsh, HasSubstr("\n      'pack:Packs what'\\''s [there]: all'\n"));
-  EXPECT_THAT(zsh, HasSubstr(R"('--level[1\: small, \[9\]\: it'\''s up to "$HOME" `id`]')"));
+  EXPECT_THAT(zsh, HasSubstr(R"('--level=[1\: small, \[9\]\: it'\''s up to "$HOME" `id`]:value:_files')"));
   EXPECT_THAT(zsh, HasSubstr("\n    list) _arguments \\\n"));
   EXPECT_THAT(lines_of(zsh).back(), "compdef _nibble nibble");
 }
@@ -91,12 +113,16 @@ TEST(Completion, FishHasALineForEveryOffer) {
   EXPECT_THAT(fish, testing::IsSupersetOf(
                         {R"(complete -c nibble -n __fish_use_subcommand -f -a pack -d 'Packs what'\''s [there]: all')",
                          "complete -c nibble -n __fish_use_subcommand -f -a list -d 'Lists'",
-                         R"(complete -c nibble -n '__fish_seen_subcommand_from pack' -l level -d )"
+                         R"(complete -c nibble -n '__fish_seen_subcommand_from pack' -l level -r -d )"
                          R"('1: small, [9]: it'\''s up to "$HOME" `id`')",
                          "complete -c nibble -n '__fish_seen_subcommand_from pack' -l quiet -d 'Say nothing'",
                          "complete -c nibble -n '__fish_seen_subcommand_from pack' -l silent -d 'Say nothing'"}));
-  // The subcommands, --help of each, and the other options.
-  EXPECT_EQ(fish.size(), 3U + 3U + 3U);
+  EXPECT_THAT(fish, testing::IsSupersetOf(
+                        {"complete -c nibble -n '__fish_seen_subcommand_from pack' -l kind -r -f -a 'flat round' -d "
+                         "'What kind'",
+                         "complete -c nibble -n '__fish_seen_subcommand_from completion' -f -a 'bash zsh fish'"}));
+  // The subcommands, --help of each, the other options, and the shells.
+  EXPECT_EQ(fish.size(), 3U + 3U + 4U + 1U);
 }
 
 // The very program.
@@ -110,6 +136,10 @@ TEST(Completion, KnowsTheSubcommandsAndOptionsOfTheProgram) {
   for (const char* const shell : {"zsh", "fish"}) EXPECT_THAT(print(shell), HasSubstr("no-double-quant")) << shell;
   const std::string bash = print("bash");
   EXPECT_THAT(offered(bash, "nibble ''"), ElementsAre("convert", "inspect", "measure", "formats", "completion"));
+  EXPECT_THAT(offered(bash, "nibble convert --to n"), ElementsAre("nf4"));
+  EXPECT_THAT(offered(bash, "nibble convert --to = n"), ElementsAre("nf4"));
+  EXPECT_THAT(offered(bash, "nibble convert --on-overflow ''"), ElementsAre("error", "clamp", "keep"));
+  EXPECT_THAT(offered(bash, "nibble measure --progress b"), ElementsAre("bar"));
   EXPECT_THAT(offered(bash, "nibble convert --no-d"), ElementsAre("--no-double-quant", "--no-default-skips"));
   EXPECT_THAT(offered(bash, "nibble inspect --"), Not(testing::Contains("--to")));
 }

@@ -45,8 +45,8 @@ class DeviceOption : public testing::Test {
 };
 
 TEST_F(DeviceOption, SaysWhereCodecsRan) {
-  EXPECT_THAT(run("convert w.safetensors a --device cuda").out, HasSubstr("/s) on simulated device; tensors: 1 nf4"));
-  EXPECT_THAT(run("convert w.safetensors b --device cpu").out, HasSubstr("/s) on the CPU; tensors: 1 nf4"));
+  EXPECT_THAT(run("convert w.safetensors a --device cuda").out, HasSubstr("/s) on simulated device\n1 tensor: 1 nf4"));
+  EXPECT_THAT(run("convert w.safetensors b --device cpu").out, HasSubstr("/s) on the CPU\n1 tensor: 1 nf4"));
   const auto device = [&](const std::string& arguments) {
     return nlohmann::json::parse(run("convert w.safetensors c --overwrite --json " + arguments).out).at("device");
   };

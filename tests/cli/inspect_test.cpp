@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
@@ -54,9 +55,9 @@ TEST_F(Inspect, TableHasNamesTypesShapesAndSizes) {
                                      R"("none":{"dtype":"F32","shape":[0,7],"data_offsets":[2032,2032]}})",
                                      std::string(2032, '\0')));
   EXPECT_EQ(text("w.safetensors"),
-            "layer.weight  F32               4 x 64     1.02 kB\n"
             "b             BF16                 500     1.00 kB\n"
             "count         I64               scalar     8 bytes\n"
+            "layer.weight  F32               4 x 64     1.02 kB\n"
             "none          F32                0 x 7     0 bytes\n"
             "\n"
             "4 tensors in 1 file, 2.03 kB (1.98 KiB); BF16 1.00 kB; F32 1.02 kB; I64 8 bytes\n");
@@ -88,6 +89,40 @@ TEST_F(Inspect, QuantizedCheckpointsAreListedPartByPart) {
   EXPECT_EQ(test::run_program(root_.path(), "convert model out --to nf4").code, 3);
 }
 
+// As they were before, and layer 2 before layer 10.
+TEST_F(Inspect, QuantizedCheckpointsAreListedByWeights) {
+  Json header;
+  std::size_t at = 0;
+  for (const int layer : {10, 2, 9})
+    for (const auto& [name, bytes] : {std::pair{".w.weight", 1024}, {".norm.weight", 256}}) {
+      Json& entry = header["h." + std::to_string(layer) + name];
+      entry = {{"dtype", "F32"}, {"shape", {bytes / 256, 64}}, {"data_offsets", {at, at + bytes}}};
+      if (bytes == 256) entry["shape"] = {64};
+      at += bytes;
+    }
+  root_.write("w.safetensors", test::safetensors_file(header.dump(), std::string(at, '\x3f')));
+  ASSERT_EQ(test::run_program(root_.path(), "convert w.safetensors q --to nf4 --block-size 128").code, 0);
+  const std::string listed = text("q");
+  EXPECT_THAT(listed, StartsWith("h.2.norm.weight   F32                     64   256 bytes\n"
+                                 "h.2.w.weight      nf4/128             4 x 64     1.39 kB\n"
+                                 "h.9.norm.weight   F32                     64   256 bytes\n"
+                                 "h.9.w.weight      nf4/128             4 x 64     1.39 kB\n"
+                                 "h.10.norm.weight  F32                     64   256 bytes\n"
+                                 "h.10.w.weight     nf4/128             4 x 64     1.39 kB\n"
+                                 "\n6 weights, stored as 21 tensors in 1 file, "));
+  EXPECT_EQ(json("q").at("tensors").size(), 21U);
+  ASSERT_EQ(test::run_program(root_.path(), "convert w.safetensors i --to int8").code, 0);
+  EXPECT_THAT(text("i"), HasSubstr("h.2.w.weight      int8 "));
+}
+
+TEST_F(Inspect, NumbersAreOrderedByValue) {
+  root_.write("w.safetensors", test::safetensors_with({"a10", "a9b", "a09", "a9", "b", "a", "a009b", "a1.2", "a1.10"}));
+  std::string names;
+  std::istringstream lines(text("w.safetensors"));
+  for (std::string line; std::getline(lines, line) && !line.empty();) names += line.substr(0, line.find(' ')) + " ";
+  EXPECT_EQ(names, "a a1.2 a1.10 a09 a9 a009b a9b a10 b ");
+}
+
 TEST_F(Inspect, NothingInAFile) {
   root_.write("w.safetensors", test::safetensors_file("{}"));
   EXPECT_EQ(text("w.safetensors"), "\n0 tensors in 1 file, 0 bytes\n");
@@ -115,7 +150,7 @@ TEST_F(Inspect, DataIsNotRead) {
   std::error_code error;
   fs::resize_file(file, 8 + header.size() + (std::uintmax_t{1} << 40U), error);
   if (error) GTEST_SKIP() << "no file of this size: " << error.message();
-  EXPECT_THAT(text("w.safetensors"), HasSubstr("1 tensors in 1 file, 1.10 TB (1.00 TiB); U8 1.10 TB\n"));
+  EXPECT_THAT(text("w.safetensors"), HasSubstr("1 tensor in 1 file, 1.10 TB (1.00 TiB); U8 1.10 TB\n"));
 }
 
 }  // namespace

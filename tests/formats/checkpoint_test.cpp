@@ -118,7 +118,7 @@ TEST_F(Checkpoint, ChangesOfEveryFileAreTold) {
     const timespec times[2] = {{0, UTIME_OMIT}, {1, 1}};
     ASSERT_EQ(::utimensat(AT_FDCWD, (dir.path() / name).c_str(), times, 0), 0);
     EXPECT_EQ(error_of([&] { reader->check_unchanged(); }, Errc::input_changed),
-              std::string(name) + ": changed while it was read");
+              (dir.path() / name).string() + ": changed while it was read");
   }
 }
 
@@ -138,7 +138,7 @@ TEST(Paths, PipesAreRefusedWithoutWaiting) {
   const test::TempDir dir;
   ASSERT_EQ(::mkfifo((dir.path() / "p.safetensors").c_str(), 0600), 0);
   EXPECT_EQ(error_of([&] { (void)open_checkpoint(dir.path() / "p.safetensors"); }),
-            "p.safetensors: is a pipe, not a regular file");
+            (dir.path() / "p.safetensors").string() + ": is a pipe, not a regular file");
 }
 
 }  // namespace

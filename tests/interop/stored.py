@@ -19,6 +19,11 @@ CODEBOOK = {"nf4": NF4, "fp4": FP4}
 ASCENDING = {"nf4": np.arange(16), "fp4": np.array([11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3])}
 
 
+def plain_absmax(codec):
+    """Options that leave the absmax of a codec in fp32; only 4-bit codecs quantize it, and take the option."""
+    return ["--no-double-quant"] if codec in ("nf4", "fp4") else []
+
+
 class Stored(NamedTuple):
     dtype: str
     shape: tuple

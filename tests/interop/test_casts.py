@@ -70,7 +70,7 @@ def test_nan_and_infinity_are_cast(nibble, tmp_path):
         ours = torch.frombuffer(bytearray(stored.read(out)["w.weight"].data), dtype=dtype)
         assert torch.equal(ours.isnan(), weight.isnan())
         assert torch.equal(ours[~weight.isnan()], weight[~weight.isnan()].to(dtype))
-        assert nibble.warnings == [f"tensor 'w.weight': 1 NaN, 2 infinite, 0 beyond the range of {to}"]
+        assert nibble.warnings == ["tensor 'w.weight': 1 NaN, 2 infinite"]
 
 
 # 65519.996 still rounds to 65504, 65520 is the first value that does not.
@@ -85,7 +85,7 @@ def overflowing(tmp_path):
 
 def test_overflow_is_an_error(nibble, overflowing):
     message = nibble.fails(3, overflowing, "fp16")
-    assert message == ("large.safetensors: tensor 'large.weight': 4 of 7 weights exceed 65504, the largest fp16, the "
+    assert message == (f"{overflowing}: tensor 'large.weight': 4 of 7 weights exceed 65504, the largest fp16, the "
                        "first at 2; see --on-overflow")  # fmt: skip
 
 

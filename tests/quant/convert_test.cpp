@@ -169,7 +169,7 @@ TEST(Convert, NonfiniteTensorRestartsItsShardAndIsKept) {
   EXPECT_EQ(result.parts.at(q_proj), in.bytes(1));
   EXPECT_EQ(result.parts.at(up_proj), in.bytes(2));
   EXPECT_FALSE(result.parts.contains(std::string(q_proj) + ".absmax"));
-  EXPECT_THAT(result.report.warnings, testing::Contains(HasSubstr("q_proj.weight' is kept as F32: 1 NaN, 0 infinite")));
+  EXPECT_THAT(result.report.warnings, testing::Contains(HasSubstr("q_proj.weight' is kept as F32: 1 NaN")));
 }
 
 TEST(Convert, KeptForNonfiniteIsListedAsSkipped) {
@@ -186,7 +186,7 @@ TEST(Convert, NonfiniteErrorNamesTensorAndPlace) {
   strict.nonfinite = Nonfinite::error;
   EXPECT_EQ(
       test::error_of([&] { run(in, strict); }),
-      "file1: tensor 'model.layers.0.mlp.up_proj.weight': 0 NaN and 1 infinite of 98880 weights, the first at 123; "
+      "/file1: tensor 'model.layers.0.mlp.up_proj.weight': 0 NaN and 1 infinite of 98880 weights, the first at 123; "
       "--nonfinite error allows none");
 }
 

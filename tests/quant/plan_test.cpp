@@ -71,7 +71,8 @@ TEST(Plan, RuleThatMatchesNothingIsAnError) {
   EXPECT_EQ(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage),
             "--tensor 'layers.9.*' matches no tensor");
   recipe.rules = {{"model", "keep"}};  // the whole name has to match
-  EXPECT_EQ(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage), "--tensor 'model' matches no tensor");
+  EXPECT_EQ(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage),
+            "--tensor 'model' matches no tensor as a whole name; 'model.*' matches 5");
   recipe.rules.clear();
   recipe.skips = {"("};
   EXPECT_THAT(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage), HasSubstr("--skip '('"));

@@ -20,7 +20,7 @@ TEST(Registry, RefusesWhatItDoesNotKnow) {
     }
     return std::string("nothing");
   };
-  EXPECT_EQ(error_of("nf5", 64), "2 there is no codec 'nf5'");
+  EXPECT_EQ(error_of("nf5", 64), "2 codec 'nf5' is none of fp32, fp16, bf16, int8, nf4, fp4, keep");
   for (const std::uint32_t blocksize : {0u, 1u, 16u, 48u, 96u, 8192u})
     EXPECT_EQ(error_of("nf4", blocksize),
               "2 blocksize is " + std::to_string(blocksize) + ", not one of 32, 64, ..., 4096");

@@ -43,6 +43,13 @@ TEST(SkipList, HasTheTiedHeadThatTheFileLacks) {
   EXPECT_EQ(skip_list("Unheard", false, quantized, {}), std::vector<std::string>{"lm_head"});
 }
 
+// Whoever loads the list compiles its entries.
+TEST(SkipList, NamesWithCharactersOfExpressionsAreEscaped) {
+  const std::vector<std::string> quantized{"a.b"};
+  EXPECT_EQ(skip_list("Unheard", false, quantized, std::vector<std::string>{"up[proj", "c*", "plain-name_1"}),
+            (std::vector<std::string>{"^up\\[proj$", "^c\\*$", "plain-name_1", "lm_head"}));
+}
+
 TEST(SkipList, MatchesNoQuantizedModule) {
   const std::vector<std::string> quantized{"model.layers.0.score"};
   EXPECT_EQ(skip_list("Unheard", false, quantized, std::vector<std::string>{"score"}),

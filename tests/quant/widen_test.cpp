@@ -40,9 +40,9 @@ TEST(CountNonfinite, TellsOverflowFromInfinity) {
   const std::vector<double> weights{1.0, 1e300, HUGE_VAL, std::nan(""), 65520.0};
   const auto bytes = std::as_bytes(std::span(weights));
   EXPECT_EQ(count_nonfinite(DType::f64, bytes, 10),
-            (Findings{.nan = 1, .inf = 1, .overflow = 1, .first_nonfinite = 11}));
+            (Findings{.nan = 1, .inf = 1, .overflow = 1, .overflow_fp32 = 1, .first_nonfinite = 11}));
   EXPECT_EQ(count_nonfinite(DType::f64, bytes, 0, 65520.0f),
-            (Findings{.nan = 1, .inf = 1, .overflow = 2, .first_nonfinite = 1}));
+            (Findings{.nan = 1, .inf = 1, .overflow = 2, .overflow_fp32 = 1, .first_nonfinite = 1}));
 }
 
 }  // namespace

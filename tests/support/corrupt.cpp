@@ -254,20 +254,29 @@ std::vector<Corrupt> corrupt_directories() {
                  "",
                  neither + "; torch files are not supported yet"});
   all.push_back({"gguf_only", {{"model.gguf", "GGUF"}}, "", neither + "; GGUF files are not supported yet"});
-  all.push_back({"other_safetensors",
-                 {{"z.safetensors", ""}, {"adapter_model.safetensors", ""}},
+  all.push_back(
+      {"lora",
+       {{"adapter_config.json", "{}"}, {"adapter_model.safetensors", ""}},
+       "",
+       "DIR: is a LoRA adapter, not a model: merge it into its base model first (peft's merge_and_unload())"});
+  all.push_back({"pipeline",
+                 {{"model_index.json", "{}"}, {"a.bin", ""}},
                  "",
-                 neither + "; to open 'adapter_model.safetensors', name the file itself"});
+                 "DIR: is a pipeline of diffusers: none of its folders has weights in safetensors"});
+  all.push_back({"other_safetensors",
+                 {{"z.safetensors", ""}, {"c.safetensors", ""}},
+                 "",
+                 neither + "; to open 'c.safetensors', name the file itself"});
   all.push_back({"quantized_4_bit",
                  {{"model.safetensors", safetensors_with({"a", "w.quant_state.bitsandbytes__nf4"})}},
                  "",
                  "model.safetensors: tensor 'w.quant_state.bitsandbytes__nf4': quantized already by bitsandbytes; "
-                 "nibble dequantize makes plain weights of it"});
+                 "plain weights are needed, such as the original model's"});
   all.push_back({"quantized_8_bit",
                  {{"q.safetensors", safetensors_with({"p.SCB"})}},
                  "q.safetensors",
-                 "q.safetensors: tensor 'p.SCB': quantized already by bitsandbytes; nibble dequantize makes plain "
-                 "weights of it"});
+                 "q.safetensors: tensor 'p.SCB': quantized already by bitsandbytes; plain weights are "
+                 "needed, such as the original model's"});
   return all;
 }
 
@@ -313,7 +322,7 @@ std::vector<Corrupt> corrupt_configs() {
   const auto quantized = [&](std::string id, std::string_view text, std::string_view error) {
     add(std::move(id), fmt::format(R"({{"model_type":"llama","quantization_config":{}}})", text), error);
   };
-  const std::string hint = "; nibble dequantize makes plain weights of it";
+  const std::string hint = "; plain weights are needed, such as the original model's";
   quantized("bitsandbytes", R"({"quant_method":"bitsandbytes"})", "quantized already by bitsandbytes" + hint);
   quantized("bitsandbytes_unnamed", R"({"load_in_8bit": true})", "quantized already by bitsandbytes" + hint);
   quantized("nibble", R"({"quant_method":"nibble"})", "quantized already by nibble" + hint);

@@ -1,0 +1,177 @@
+// What nibble convert prints on stdout: of a plan (--dry-run) and of a conversion, for people and for programs.
+
+#include "cli/summary.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "cli/figures.hpp"
+#include "cli/sizes.hpp"
+#include "nibble/error.hpp"
+#include "quant/name_groups.hpp"
+
+namespace nibble::cli {
+namespace {
+
+double bits_per_weight(const Plan& plan) {
+  std::uint64_t weights = 0;
+  for (const PlannedTensor& tensor : plan.tensors) weights += tensor.info.elements();
+  return weights == 0 ? 0 : 8 * static_cast<double>(plan.stored_bytes()) / static_cast<double>(weights);
+}
+
+std::map<std::string, std::uint64_t> count_codecs(const Plan& plan) {
+  std::map<std::string, std::uint64_t> counts;
+  for (const PlannedTensor& tensor : plan.tensors) ++counts[std::string(tensor.codec)];
+  return counts;
+}
+
+// "14 nf4, 3 keep; 12.5 % of the bytes are kept as they are"
+std::string codecs_text(const Plan& plan) {
+  std::string text;
+  for (const auto& [codec, count] : count_codecs(plan))
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, codec);
+  std::uint64_t kept = 0;
+  for (const PlannedTensor& tensor : plan.tensors) kept += tensor.codec == "keep" ? tensor.info.bytes() : 0;
+  if (kept > 0)
+    text += fmt::format("; {:.1f} % of the bytes are kept as they are",
+                        100 * static_cast<double>(kept) / static_cast<double>(plan.source_bytes()));
+  return text;
+}
+
+std::string plural(std::uint64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
+// Rows of the table of a plan, of which one may stand for several tensors.
+struct PlanRow {
+  std::size_t first = 0;
+  std::size_t count = 0;
+  std::string name;
+};
+
+std::vector<PlanRow> rows_of(const Plan& plan) {
+  using Alike = std::tuple<std::string_view, std::string_view, DType, Shape>;
+  std::map<Alike, std::vector<std::size_t>> alike;
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    const PlannedTensor tensor = plan.tensors[i];
+    alike[{tensor.codec, tensor.reason, tensor.info.dtype, tensor.info.shape}].push_back(i);
+  }
+  std::vector<PlanRow> rows;
+  for (const auto& [unused, members] : alike) {
+    std::vector<std::string> names;
+    for (const std::size_t i : members) names.push_back(plan.tensors[i].info.name);
+    for (const NameGroup& group : name_groups(names))
+      rows.push_back({members[group.first], group.count, printable(group.text)});
+  }
+  std::sort(rows.begin(), rows.end(), [](const PlanRow& a, const PlanRow& b) { return a.first < b.first; });
+  return rows;
+}
+
+// A text as a literal of Python.
+std::string quoted(const std::string& text) { return dump(Json(text)); }
+
+std::string loading_text(const Plan& plan, const Conversion& conversion) {
+  const std::string path = quoted(conversion.out);
+  const bool is_quantized =
+      plan.quantized_share() > 0 &&
+      std::any_of(plan.tensors.begin(), plan.tensors.end(), [](const auto& tensor) { return tensor.quantized; });
+  if (plan.nibble_only) return "load: by nibble alone (--allow-nibble-only); measure and inspect read it";
+  if (!conversion.in.is_directory()) {
+    const std::string file = fmt::format("load: safetensors.torch.load_file({})", path);
+    return is_quantized ? file + ", the tensors that bitsandbytes writes; convert a directory to load a model" : file;
+  }
+  const auto& config = conversion.in.config();
+  if (!plan.architecture.empty())
+    return fmt::format("load: transformers.{}.from_pretrained({})", plan.architecture, path);
+  if (config && !config->model_type.empty())
+    return fmt::format("load: transformers.AutoModel.from_pretrained({})", path);
+  return fmt::format("load: from_pretrained({}) of the model's class", path);
+}
+
+}  // namespace
+
+Json summary_json(const Plan& plan, const std::vector<std::string>& warnings) {
+  return {{"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
+          {"tensors_by_codec", count_codecs(plan)},
+          {"source_bytes", plan.source_bytes()},
+          {"stored_bytes", plan.stored_bytes()},
+          {"bits_per_weight", bits_per_weight(plan)},
+          {"quantized_share", plan.quantized_share()},
+          {"shards", plan.shard_ends.size()},
+          {"warnings", warnings}};
+}
+
+Json plan_json(const Plan& plan, const MemoryPlan& memory) {
+  Json json = summary_json(plan, plan.warnings);
+  json["memory_bytes"] = memory.total_bytes;
+  json["threads"] = memory.threads;
+  json["chunk_bytes"] = memory.chunk_bytes;
+  json["batch_bytes"] = memory.batch_bytes;
+  Json& tensors = json["tensors"] = Json::array();
+  for (const PlannedTensor& tensor : plan.tensors)
+    tensors.push_back({{"name", tensor.info.name},
+                       {"dtype", traits(tensor.info.dtype).name},
+                       {"shape", tensor.info.shape},
+                       {"codec", tensor.codec},
+                       {"reason", tensor.reason},
+                       {"source_bytes", tensor.info.bytes()},
+                       {"stored_bytes", tensor.stored_bytes}});
+  return json;
+}
+
+std::string plan_text(const Plan& plan, const MemoryPlan& memory) {
+  const std::vector<PlanRow> rows = rows_of(plan);
+  std::size_t width = 6;
+  for (const PlanRow& row : rows) width = std::max(width, row.name.size());
+  std::string text = fmt::format("{:<{}}  {:<5} {:>18}  {:<5}  {:>20}  {}\n", "tensor", width, "type", "shape", "codec",
+                                 "stored", "why");
+  for (const PlanRow& row : rows) {
+    const PlannedTensor tensor = plan.tensors[row.first];
+    const std::string times = row.count > 1 ? fmt::format("{} x ", row.count) : "";
+    fmt::format_to(std::back_inserter(text), "{:<{}}  {:<5} {:>18}  {:<5}  {:>20}  {}\n", row.name, width,
+                   traits(tensor.info.dtype).name, to_string(tensor.info.shape), tensor.codec,
+                   times + size_short(tensor.stored_bytes), tensor.reason);
+  }
+  fmt::format_to(std::back_inserter(text), "\n{} -> {} in {}, {:.2f} bits per weight\n{}: {}\n{} of memory with {}\n",
+                 size_both(plan.source_bytes()), size_both(plan.stored_bytes()), plural(plan.shard_ends.size(), "file"),
+                 bits_per_weight(plan), plural(plan.tensors.size(), "tensor"), codecs_text(plan),
+                 size_short(memory.total_bytes), plural(memory.threads, "thread"));
+  return text;
+}
+
+Json report_json(const Report& report, const Conversion& conversion) {
+  const Findings& found = report.findings;
+  Json json = summary_json(report.plan, report.warnings);
+  json["findings"] = {{"nan", found.nan},
+                      {"inf", found.inf},
+                      {"overflow", found.overflow},
+                      {"underflow", found.underflow},
+                      {"subnormal", found.subnormal}};
+  json["output"] = conversion.out;
+  json["device"] = conversion.device;
+  json["seconds"] = conversion.seconds;
+  return json;
+}
+
+std::string report_text(const Report& report, const Conversion& conversion) {
+  const Plan& plan = report.plan;
+  const double rate = static_cast<double>(plan.source_bytes()) / std::max(conversion.seconds, 1e-9);
+  std::string text = fmt::format(
+      "{}: {} -> {}, {:.2f} bits per weight, in {:.2f} s ({}/s) on {}\n", escaped(conversion.out),
+      size_both(plan.source_bytes()), size_both(plan.stored_bytes()), bits_per_weight(plan), conversion.seconds,
+      size_short(static_cast<std::uint64_t>(rate)), conversion.device == "cpu" ? "the CPU" : conversion.device);
+  text += plural(plan.tensors.size(), "tensor") + ": " + codecs_text(plan) + '\n';
+  if (report.worst.name.empty() && report.error.count > 0)
+    text += "every converted weight is exact\n";
+  else if (!report.worst.name.empty())
+    text += fmt::format("SQNR of the converted weights: {} dB; worst tensor: {} dB, {}\n",
+                        decibels(report.error.sqnr_db()), decibels(report.worst.sqnr_db), printable(report.worst.name));
+  return text + loading_text(plan, conversion) + '\n';
+}
+
+}  // namespace nibble::cli

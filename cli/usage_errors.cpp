@@ -1,0 +1,86 @@
+#include "cli/usage_errors.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <string_view>
+
+#include "formats/suggest.hpp"
+#include "nibble/error.hpp"
+
+namespace nibble::cli {
+namespace {
+
+// CLI11 explains over several lines; a program that reads our errors expects one.
+std::string one_line(std::string text) {
+  for (char& c : text)
+    if (c == '\n') c = ' ';
+  while (!text.empty() && text.back() == ' ') text.pop_back();
+  return text;
+}
+
+std::vector<CLI::App*> all_commands(CLI::App& app) {
+  return app.get_subcommands([](CLI::App*) { return true; });
+}
+
+CLI::App* find_command(CLI::App& app, std::string_view name) {
+  const std::vector<CLI::App*> commands = all_commands(app);
+  const auto found = std::find_if(commands.begin(), commands.end(),
+                                  [&](const CLI::App* command) { return command->get_name() == name; });
+  return found == commands.end() ? nullptr : *found;
+}
+
+std::string unknown_command(CLI::App& app, const std::string& given) {
+  std::vector<std::string> names;
+  for (const CLI::App* const command : all_commands(app)) names.push_back(command->get_name());
+  const std::vector<std::string_view> words(names.begin(), names.end());
+  return "command " + none_of(given, words);
+}
+
+std::string unknown_option(const CLI::App& command, const std::string& argument) {
+  const std::string given = argument.substr(0, argument.find('='));
+  std::deque<std::string> names;
+  for (const CLI::Option* const option : command.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  const std::vector<std::string_view> words(names.begin(), names.end());
+  const std::string text = fmt::format("{} has no option '{}'", command.get_name(), printable(given));
+  // What is on by default has an option that turns it off, and none that turns it on.
+  if (given.starts_with("--"))
+    if (const std::string off = "--no-" + given.substr(2); std::find(words.begin(), words.end(), off) != words.end())
+      return fmt::format("{}: that is the default, which {} turns off", text, off);
+  const auto meant = nearest(given.starts_with("--") ? given : "-" + given, words);
+  return meant ? fmt::format("{}: did you mean {}?", text, *meant) : text;
+}
+
+// The first argument that looks like an option and is none.
+std::optional<std::string> first_unknown(const CLI::App& command) {
+  for (const std::string& argument : command.remaining())
+    if (argument.size() > 1 && argument.starts_with('-') && argument != "--") return argument;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string explain(CLI::App& app, const std::vector<std::string>& arguments, const CLI::ParseError& error) {
+  const std::string first = arguments.empty() ? "" : arguments.front();
+  CLI::App* const command = find_command(app, first);
+  if (command == nullptr && !first.empty() && !first.starts_with('-'))
+    return unknown_command(app, first) + " (see nibble --help)";
+  const CLI::App& parsed = command == nullptr ? app : *command;
+  const std::string help = command == nullptr ? " (see nibble --help)" : fmt::format(" (see nibble {} --help)", first);
+  // What an unknown option leaves over, its value for one, makes errors of its own: those say less.
+  if (const auto unknown = first_unknown(parsed)) return unknown_option(parsed, *unknown) + help;
+  return escaped(one_line(error.what())) + help;
+}
+
+std::vector<std::string> with_help_option(CLI::App& app, std::vector<std::string> arguments) {
+  if (arguments.empty() || arguments.front() != "help") return arguments;
+  arguments.erase(arguments.begin());
+  // Of a command that there is not, CLI11 would take the option and print its own help.
+  if (arguments.empty() || find_command(app, arguments.front()) != nullptr) arguments.emplace_back("--help");
+  return arguments;
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+namespace nibble::cli {
+
+/// What is wrong with a command line, in one line that says what was probably meant and which help to read. `app` has
+/// parsed `arguments` and thrown `error`.
+[[nodiscard]] std::string explain(CLI::App& app, const std::vector<std::string>& arguments,
+                                  const CLI::ParseError& error);
+
+/// `nibble help` and `nibble help convert` as the options that they stand for. A command that there is not stays alone,
+/// to be explained.
+[[nodiscard]] std::vector<std::string> with_help_option(CLI::App& app, std::vector<std::string> arguments);
+
+}  // namespace nibble::cli

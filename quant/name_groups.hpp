@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace nibble {
+
+/// Names that differ in the numbers between their dots only, and are all there, as one text for people.
+struct NameGroup {
+  std::string text;       ///< `model.layers.{0..31}.mlp.up_proj.weight`, `h.{0..3,7}.w`; one name as it is
+  std::size_t first = 0;  ///< the first of the names in the list
+  std::size_t count = 0;
+};
+
+/// Every name, each of which occurs once in the list, is in one group; groups come in the order of their first names.
+[[nodiscard]] std::vector<NameGroup> name_groups(const std::vector<std::string>& names);
+
+}  // namespace nibble

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "nibble/codec.hpp"
+#include "nibble/recipe.hpp"
+
+/// Tensors with values that the planned codec cannot hold.
+namespace nibble {
+
+/// What stores a tensor in which `found` was found, if not the codec of the plan: "keep"; for F64, which has no place
+/// in a quantized model, "fp32", unless that cannot hold it either. Nothing if it stays as planned.
+[[nodiscard]] std::optional<std::string_view> codec_instead(const Recipe& recipe, const PlannedTensor& tensor,
+                                                            const Findings& found);
+
+/// "1 NaN, 2 infinite, 3 beyond fp16"; `codec` is the one that found them.
+[[nodiscard]] std::string describe(const Findings& found, std::string_view codec);
+
+}  // namespace nibble

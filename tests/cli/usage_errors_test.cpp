@@ -1,0 +1,231 @@
+// What someone reads who typed something wrong: which words there are, which was probably meant, and what to do.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/support/corrupt.hpp"
+#include "tests/support/program.hpp"
+
+namespace nibble::cli::usage_errors_test {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+std::string matrix(const std::string& name) {
+  return test::safetensors_file("{\"" + name + R"(":{"dtype":"F32","shape":[4,64],"data_offsets":[0,1024]}})",
+                                std::string(1024, '\x3f'));
+}
+
+class UsageErrors : public testing::Test {
+ protected:
+  UsageErrors() {
+    root_.write("w.safetensors", matrix("up.weight"));
+    root_.write("m/model.safetensors", matrix("model.layers.0.up_proj.weight"));
+    root_.write("m/config.json", "{}");
+  }
+
+  // The one line of an error.
+  std::string error_of(const std::string& arguments, int code = 2) const {
+    const test::Outcome outcome = test::run_program(root_.path(), arguments);
+    EXPECT_EQ(outcome.code, code) << arguments;
+    EXPECT_EQ(outcome.out, "") << arguments;
+    EXPECT_FALSE(fs::exists(root_.path() / "out")) << arguments;
+    EXPECT_THAT(outcome.err, StartsWith("error: ")) << arguments;
+    EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;
+    return outcome.err.substr(7, outcome.err.size() - 8);
+  }
+
+  test::TempDir root_;
+};
+
+TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {
+  const std::string convert = "convert w.safetensors out --to ";
+  EXPECT_EQ(error_of(convert + "fp16 --on-overflow saturate"),
+            "--on-overflow: 'saturate' is none of error, clamp, keep");
+  EXPECT_EQ(error_of(convert + "nf4 --nonfinite kepe"),
+            "--nonfinite: 'kepe' is none of keep, error, quantize: did you mean keep?");
+  const std::string targets = "is none of fp32, fp16, bf16, int8, nf4, fp4";
+  EXPECT_EQ(error_of(convert + "NF4"), "--to: 'NF4' " + targets + ": did you mean nf4?");
+  EXPECT_EQ(error_of(convert + "int4"), "--to: 'int4' " + targets + ": did you mean nf4?");
+  EXPECT_EQ(error_of(convert + "keep"), "--to: 'keep' " + targets);
+  EXPECT_EQ(error_of(convert + "nf4 --embeddings bfloat16"),
+            "--embeddings: 'bfloat16' " + targets + ", keep: did you mean bf16?");
+  EXPECT_EQ(error_of(convert + "nf4 --tensor 'up.*=nf5'"), "--tensor 'up.*=nf5': codec 'nf5' " + targets + ", keep");
+  EXPECT_EQ(error_of(convert + "nf4 --compute-dtype int8"),
+            "--compute-dtype: 'int8' is none of float32, bfloat16, float16");
+  EXPECT_EQ(error_of(convert + "nf4 --progress loud"), "--progress: 'loud' is none of auto, bar, plain, json, none");
+  EXPECT_EQ(error_of("completion tcsh"), "SHELL: 'tcsh' is none of bash, zsh, fish");
+  EXPECT_EQ(error_of("measure w.safetensors --to nf5"), "codec 'nf5' " + targets + ", keep");
+}
+
+TEST_F(UsageErrors, ShortNamesOfComputeTypesAreTaken) {
+  for (const auto& [typed, written] : {std::pair{"bf16", "bfloat16"}, {"fp16", "float16"}, {"fp32", "float32"}}) {
+    EXPECT_EQ(
+        test::run_program(root_.path(), std::string("convert m o --overwrite --to nf4 --compute-dtype ") + typed).code,
+        0);
+    EXPECT_THAT(test::read_file(root_.path() / "o/config.json"),
+                HasSubstr(std::string("\"bnb_4bit_compute_dtype\": \"") + written));
+  }
+}
+
+TEST_F(UsageErrors, TyposGetASuggestion) {
+  const std::string all = "is none of convert, inspect, measure, formats, completion";
+  EXPECT_EQ(error_of("convrt w.safetensors out"),
+            "command 'convrt' " + all + ": did you mean convert? (see nibble --help)");
+  EXPECT_EQ(error_of("x"), "command 'x' " + all + " (see nibble --help)");
+  EXPECT_EQ(error_of("help x"), "command 'x' " + all + " (see nibble --help)");
+  EXPECT_EQ(error_of("convert w.safetensors out --to nf4 --blocksize 32"),
+            "convert has no option '--blocksize': did you mean --block-size? (see nibble convert --help)");
+  EXPECT_EQ(error_of("convert w.safetensors out --too=nf4"),  // and not that --to is missing
+            "convert has no option '--too': did you mean --to? (see nibble convert --help)");
+  EXPECT_EQ(error_of("convert w.safetensors out -to nf4"),
+            "convert has no option '-to': did you mean --to? (see nibble convert --help)");
+  EXPECT_EQ(error_of("inspect w.safetensors --wonderful"),
+            "inspect has no option '--wonderful' (see nibble inspect --help)");
+  EXPECT_EQ(error_of("convert w.safetensors out --to nf4 --double-quant"),
+            "convert has no option '--double-quant': that is the default, which --no-double-quant turns off "
+            "(see nibble convert --help)");
+  EXPECT_THAT(error_of("convert w.safetensors out"), HasSubstr("--to is required (see nibble convert --help)"));
+}
+
+TEST_F(UsageErrors, HelpIsACommand) {
+  const auto out = [&](const char* arguments) {
+    const test::Outcome outcome = test::run_program(root_.path(), arguments);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.out;
+  };
+  EXPECT_EQ(out("help"), out("--help"));
+  EXPECT_EQ(out("help convert"), out("convert --help"));
+}
+
+TEST_F(UsageErrors, ChoicesAreExplainedInTheirOrder) {
+  const std::string help = test::run_program(root_.path(), "convert --help").out;
+  EXPECT_THAT(help, HasSubstr("--on-overflow error|clamp|keep"));
+  EXPECT_THAT(help, HasSubstr("stop, store 65504, or store infinity [error]"));
+  EXPECT_THAT(help, HasSubstr("--nonfinite keep|error|quantize"));
+  EXPECT_THAT(help, HasSubstr("leave them as they are, stop, or quantize around them [keep]"));
+}
+
+// Patterns have to match whole names.
+TEST_F(UsageErrors, APatternThatMatchesPartsSaysWhatWouldMatch) {
+  const auto message = [&](const std::string& option) { return error_of("convert m out --to nf4 " + option); };
+  EXPECT_EQ(message("--skip up_proj"), "--skip 'up_proj' matches no tensor as a whole name; '.*up_proj.*' matches 1");
+  EXPECT_EQ(message("--skip 'model\\.layers'"),
+            "--skip 'model\\\\.layers' matches no tensor as a whole name; 'model\\\\.layers.*' matches 1");
+  EXPECT_EQ(message("--tensor 'proj.weight=fp4'"),
+            "--tensor 'proj.weight' matches no tensor as a whole name; '.*proj.weight' matches 1");
+  EXPECT_EQ(message("--skip 'q_proj|up_proj'"),
+            "--skip 'q_proj|up_proj' matches no tensor as a whole name; '.*(q_proj|up_proj).*' matches 1");
+  EXPECT_EQ(message("--skip q_proj"), "--skip 'q_proj' matches no tensor");
+}
+
+TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
+  const auto message = [&](const std::string& options) { return error_of("convert m out --to " + options); };
+  EXPECT_EQ(message("fp16 --block-size 32"), "--block-size does not go with --to fp16: only nf4 and fp4 have blocks");
+  EXPECT_EQ(message("int8 --no-double-quant"),
+            "--no-double-quant does not go with --to int8: only nf4 and fp4 have double quantization");
+  EXPECT_EQ(message("int8 --compute-dtype bf16"),
+            "--compute-dtype does not go with --to int8: only nf4 and fp4 layers have a compute type");
+  EXPECT_EQ(message("nf4 --on-overflow clamp"),
+            "--on-overflow does not go with --to nf4: it is for fp16 (int8 has --nonfinite)");
+  EXPECT_EQ(message("bf16 --nonfinite quantize"),
+            "--nonfinite does not go with --to bf16: casts store NaN and infinity as they are, so there is nothing to "
+            "quantize");
+  for (const char* const option : {"--no-default-skips", "--embeddings nf4", "--lm-head nf4", "--experts nf4"})
+    EXPECT_THAT(message(std::string("fp16 ") + option), HasSubstr(" does not go with --to fp16: a cast takes all"));
+  EXPECT_THAT(message("nf4 --keep-shards --max-shard-size 1GB"),
+              testing::AllOf(HasSubstr("--keep-shards"), HasSubstr("--max-shard-size")));
+  // A rule may bring the codec that an option is for.
+  const auto code = [&](const std::string& options) {
+    return test::run_program(root_.path(), "convert m o --overwrite --to " + options).code;
+  };
+  EXPECT_EQ(code("int8 --tensor '.*=nf4' --block-size 32 --no-double-quant --compute-dtype bf16"), 0);
+  EXPECT_EQ(code("nf4 --tensor '.*=fp16' --on-overflow clamp"), 0);
+  EXPECT_EQ(code("fp16 --nonfinite error"), 0);
+}
+
+TEST_F(UsageErrors, OutputIsOfTheKindOfTheInput) {
+  const auto message = [&](const std::string& arguments) { return error_of("convert " + arguments + " --to nf4"); };
+  EXPECT_EQ(message("m out.safetensors"),
+            "OUT 'out.safetensors': the input 'm' is a directory, so the output is one: its name must not end in "
+            ".safetensors");
+  EXPECT_EQ(message("w.safetensors out/"),
+            "OUT 'out/': the input 'w.safetensors' is a file, so the output is one: its name must not end in /");
+  for (const char* const in : {"m", "w.safetensors"})
+    for (const std::string ending : {".gguf", ".bin", ".pt", ".pth"})
+      EXPECT_EQ(message(std::string(in) + " out" + ending),
+                "OUT 'out" + ending + "': nibble writes safetensors, not " + ending);
+  EXPECT_EQ(message("m ''"), "OUT '': is empty");
+}
+
+TEST_F(UsageErrors, PathsAreNamedAsTheyWereGiven) {
+  root_.write("d/bad.safetensors", "version https://git-lfs.github.com/spec/v1\n");
+  root_.write("d/config.json", "[");
+  root_.write("d/model.safetensors", matrix("w"));
+  EXPECT_THAT(error_of("convert d/bad.safetensors out --to nf4", 3), StartsWith("d/bad.safetensors: "));
+  EXPECT_THAT(error_of("inspect ./d/../d/bad.safetensors", 3), StartsWith("./d/../d/bad.safetensors: "));
+  EXPECT_THAT(error_of("convert d out --to nf4", 3), StartsWith("d/config.json: "));
+  EXPECT_EQ(error_of("inspect d/none.safetensors", 3), "d/none.safetensors: No such file or directory");
+  EXPECT_EQ(error_of("convert '' out --to nf4", 3), "'': an empty path leads nowhere");
+  // The tensor whose values are refused lies in a file, too.
+  std::string infinite(1024, '\0');
+  infinite[2] = '\x80', infinite[3] = '\x7f';
+  root_.write(
+      "i/model.safetensors",
+      test::safetensors_file(R"({"u.weight":{"dtype":"F32","shape":[4,64],"data_offsets":[0,1024]}})", infinite));
+  for (const char* const in : {"i", "i/model.safetensors"})
+    EXPECT_THAT(error_of(std::string("convert ") + in + " out --to nf4 --nonfinite error", 3),
+                StartsWith("i/model.safetensors: tensor 'u.weight': "));
+}
+
+// What cannot be resolved is not said to lie in the input.
+TEST_F(UsageErrors, OutputsThatAreNoFiles) {
+  for (const char* const in : {"m", "w.safetensors"})
+    for (const char* const option : {"", " --overwrite"}) {
+      const std::string message = error_of(std::string("convert ") + in + " /dev/null --to nf4" + option, 6);
+      EXPECT_THAT(message, StartsWith("/dev/null: "));
+      EXPECT_THAT(message, testing::Not(HasSubstr("lie in each other")));
+    }
+  EXPECT_EQ(error_of("convert m no/such/out --to nf4"), "no/such/out: the folder 'no/such' does not exist");
+  EXPECT_EQ(error_of("convert m m/out --to nf4"), "m/out: output and input 'm' lie in each other");
+}
+
+TEST_F(UsageErrors, DirectoriesThatAreNoModels) {
+  root_.write("lora/adapter_config.json", "{}");
+  root_.write("lora/adapter_model.safetensors", matrix("w"));
+  EXPECT_EQ(error_of("convert lora out --to nf4", 3),
+            "lora: is a LoRA adapter, not a model: merge it into its base model first (peft's merge_and_unload())");
+  root_.write("pipe/model_index.json", "{}");
+  root_.write("pipe/scheduler/config.json", "{}");
+  root_.write("pipe/unet/diffusion_pytorch_model.safetensors", matrix("w"));
+  root_.write("pipe/text_encoder/model.safetensors", matrix("w"));
+  EXPECT_EQ(error_of("convert pipe out --to nf4", 3),
+            "pipe: is a pipeline of diffusers: convert its parts one by one: text_encoder/, unet/");
+}
+
+// bitsandbytes' directories cannot be made plain here: no error says that they could.
+TEST_F(UsageErrors, QuantizedInputIsRefused) {
+  EXPECT_EQ(test::run_program(root_.path(), "convert m quantized --to nf4").code, 0);
+  EXPECT_EQ(error_of("convert quantized out --to nf4", 3),
+            "quantized/config.json: quantized already by bitsandbytes; plain weights are needed, such as the original "
+            "model's");
+}
+
+// Whoever loads the result compiles the names of skipped modules as regular expressions.
+TEST_F(UsageErrors, ModulesMayBeNamedLikeBrokenPatterns) {
+  const std::string header = R"({"a.up[proj.weight":{"dtype":"F32","shape":[64],"data_offsets":[0,256]},)"
+                             R"("b.c(.weight":{"dtype":"F32","shape":[4,64],"data_offsets":[256,1280]},)"
+                             R"("b.x*y.weight":{"dtype":"F32","shape":[4,64],"data_offsets":[1280,2304]}})";
+  root_.write("odd/model.safetensors", test::safetensors_file(header, std::string(2304, '\x3f')));
+  root_.write("odd/config.json", "{}");
+  const test::Outcome outcome = test::run_program(root_.path(), "convert odd o --to nf4 --skip 'b\\.c.*'");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(test::read_file(root_.path() / "o/config.json"), HasSubstr(R"("^b\\.c\\($")"));
+}
+
+}  // namespace
+}  // namespace nibble::cli::usage_errors_test
