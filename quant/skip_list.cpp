@@ -61,7 +61,8 @@ std::vector<std::string> skip_list(std::string_view architecture, bool tied, std
   };
   for (const std::string& module : plain) {
     if (!listed.insert(module).second) continue;
-    result.push_back(harmless(module) ? module : exactly(module));
+    // Entries are regular expressions: "up[proj" is none, and "a|b" is another.
+    result.push_back(is_plain_entry(module) && harmless(module) ? module : exactly(module));
   }
 
   // What the default leaves without the file having it. Numbered modules may be there in part: the tied ones.
