@@ -13,6 +13,7 @@
 
 #include "cli/figures.hpp"
 #include "cli/json.hpp"
+#include "cli/shell.hpp"
 #include "cli/sizes.hpp"
 #include "nibble/advise.hpp"
 #include "nibble/error.hpp"
@@ -32,6 +33,10 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bits);
   std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
   while (unit.starts_with(' ')) unit.remove_prefix(1);
+  if (error == std::errc() && unit.empty())
+    throw Error(Errc::usage,
+                fmt::format("--advise '{0}': has no unit: {0}bits per weight, or a size such as {0}GB or {0}GiB?",
+                            printable(text)));
   if (unit != "bits" && unit != "bpw") {
     try {
       return parse_size("--advise", text);
@@ -46,20 +51,8 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
   return static_cast<std::uint64_t>(bits * static_cast<double>(weights) / 8);
 }
 
-// A word as a POSIX shell has to be given it.
-std::string shell_quoted(std::string_view word) {
-  const auto is_plain = [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
-           std::string_view("_-./=:,+@%").find(c) != std::string_view::npos;
-  };
-  if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return std::string(word);
-  std::string quoted = "'";
-  for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
-  return quoted + '\'';
-}
-
 std::string command_for(const std::string& reference, const Advice& advice) {
-  std::string command = "nibble convert " + shell_quoted(reference) + " OUT";
+  std::string command = "nibble convert " + quoted_path(reference) + " OUT";
   for (const std::string& option : advice.options) command += ' ' + shell_quoted(option);
   return command;
 }
@@ -117,7 +110,7 @@ void print(const AdviseArguments& arguments, const Reader& reference, std::uint6
   std::uint64_t source = 0;
   for (std::size_t t = 0; t < reference.tensors().size(); ++t) source += reference.tensors().bytes(t);
   fmt::print("{} -> {} of {}, {:.2f} bits per weight, SQNR {}{}; tensors: {}\n", size_both(source),
-             size_both(advice.chosen.bytes), size_short(max_bytes), advice.bits_per_weight(advice.chosen.bytes),
+             size_both(advice.chosen.bytes), size_both(max_bytes), advice.bits_per_weight(advice.chosen.bytes),
              decibels(advice.chosen.sqnr_db), std::isinf(advice.chosen.sqnr_db) ? "" : " dB", counts);
   if (advice.chosen.bytes == source && std::isinf(advice.chosen.sqnr_db))
     fmt::print("Everything fits as it is: nothing has to be converted.\n");

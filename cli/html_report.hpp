@@ -9,6 +9,12 @@ namespace nibble::cli {
 /// that draws it. `json` is a valid JSON document in UTF-8, preferably without indentation: the page is larger than
 /// it by 260 kB, and by 5 bytes for each '<'. Whatever its names hold ends neither the script nor reaches the page as
 /// anything but text.
-[[nodiscard]] std::string html_report(std::string_view json);
+/// `made` is what report_made() says, or nothing.
+[[nodiscard]] std::string html_report(std::string_view json, std::string_view made = "{}");
+
+/// When and by which command a report is written, as JSON: the one thing in it that differs from run to run, so it
+/// stays out of the document. The time is that of SOURCE_DATE_EPOCH, if the environment has it: then the page is the
+/// same for the same input. Throws Error(usage) if that is no time.
+[[nodiscard]] std::string report_made(const std::string& command);
 
 }  // namespace nibble::cli

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -21,6 +22,7 @@
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
 #include "cli/report_file.hpp"
+#include "cli/shell.hpp"
 #include "formats/commit/apart.hpp"
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"
@@ -34,7 +36,7 @@ struct MeasureArguments {
   std::vector<std::string> tests;
   std::vector<std::string> formats;
   std::vector<std::string> max_rmse, min_sqnr, min_cosine;
-  std::size_t worst = 30;
+  std::int64_t worst = 10;
   bool json = false;
   bool csv = false;
   std::string html;
@@ -113,6 +115,30 @@ void report(const std::vector<Violation>& found, const Measurement& measurement)
                     option_name(found[0].threshold.figure)));
 }
 
+// What the figures of a report depend on, as a command line.
+std::string command_of(const MeasureArguments& options) {
+  std::string command = "nibble measure " + quoted_path(options.reference);
+  for (const std::string& test : options.tests) command += ' ' + quoted_path(test);
+  const auto add = [&](std::string_view option, const std::vector<std::string>& values) {
+    for (const std::string& value : values) command += fmt::format(" {} {}", option, shell_quoted(value));
+  };
+  add("--to", options.formats);
+  if (options.allow_nibble_only) command += " --allow-nibble-only";
+  add("--max-rmse", options.max_rmse);
+  add("--min-sqnr", options.min_sqnr);
+  add("--min-cosine", options.min_cosine);
+  return command;
+}
+
+// REF and TEST may share the name of a file, so what is wrong with one names all of its path.
+std::unique_ptr<Reader> open(const std::string& path) {
+  try {
+    return open_checkpoint(path, true);
+  } catch (const Error& error) {
+    throw about(error, path);
+  }
+}
+
 void run(const MeasureArguments& options) {
   catch_interrupts();
   const Resources resources = options.resource_options.resources();
@@ -122,19 +148,22 @@ void run(const MeasureArguments& options) {
   if (options.tests.empty() && options.formats.empty())
     throw Error(Errc::usage, "nothing to measure: name a TEST, or a format by --to");
   const std::vector<Threshold> thresholds = parse_thresholds(options);
-  const std::unique_ptr<Reader> reference = open_checkpoint(options.reference, true);
+  const std::unique_ptr<Reader> reference = open(options.reference);
   std::deque<std::unique_ptr<Reader>> tests;
   std::vector<Candidate> candidates;
   for (const std::string& test : options.tests)
-    candidates.push_back({test, tests.emplace_back(open_checkpoint(test, true)).get(), std::nullopt});
+    candidates.push_back({test, tests.emplace_back(open(test)).get(), std::nullopt});
   for (const std::string& format : options.formats) {
     Recipe recipe = parse_format(format);
     recipe.allow_nibble_only = options.allow_nibble_only;
     candidates.push_back({format, nullptr, make_plan(*reference, recipe)});
   }
+  check_patterns(*reference, candidates, thresholds);
   // Told before hours of measuring if the report cannot be written there.
   std::optional<ReportFile> report_file;
+  std::string made;
   if (!options.html.empty()) {
+    made = report_made(command_of(options));
     check_no_input(options.html, *reference);
     for (const std::unique_ptr<Reader>& test : tests) check_no_input(options.html, *test);
     report_file.emplace(options.html);
@@ -152,7 +181,7 @@ void run(const MeasureArguments& options) {
   if (report_file) {
     std::string json;
     write_json(measurement, [&](std::string_view text) { json += text; });
-    report_file->write(html_report(json));
+    report_file->write(html_report(json, made));
   }
   // main() asks whether all of it was written.
   const auto print = [](std::string_view text) { (void)std::fwrite(text.data(), 1, text.size(), stdout); };
@@ -162,7 +191,7 @@ void run(const MeasureArguments& options) {
   } else if (options.csv) {
     write_csv(measurement, print);
   } else {
-    print(to_table(measurement, options.worst, use_colours()));
+    print(to_table(measurement, static_cast<std::size_t>(options.worst), use_colours()));
   }
   report(found, measurement);
 }
@@ -196,6 +225,7 @@ void add_measure(CLI::App& app) {
       ->group(what);
 
   command->add_option("--worst", options->worst, "Tensors in the table, the worst first; 0 for all")
+      ->check(CLI::Range(0, 1'000'000'000).description(""))
       ->capture_default_str()
       ->type_name("N")
       ->group(output_group);

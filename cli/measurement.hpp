@@ -18,7 +18,8 @@ void write_json(const Measurement& measurement, const Sink& out);
 /// A header and a line for every tensor of every candidate.
 void write_csv(const Measurement& measurement, const Sink& out);
 
-/// For people: the `worst` tensors of every candidate (0: all), its kinds, its layers, its totals.
+/// For people, in lines of 80 columns unless a name is longer: what to think of every candidate, its totals, then side
+/// by side the `worst` tensors that have an error (0: all tensors), kinds and layers.
 [[nodiscard]] std::string to_table(const Measurement& measurement, std::size_t worst, bool colours);
 
 }  // namespace nibble::cli

@@ -11,21 +11,6 @@
 namespace nibble::cli {
 namespace {
 
-struct Unit {
-  std::string_view name;
-  double bytes;
-};
-
-constexpr std::array<Unit, 4> decimal{{{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}}};
-constexpr std::array<Unit, 4> binary{{{"TiB", 0x1p40}, {"GiB", 0x1p30}, {"MiB", 0x1p20}, {"KiB", 0x1p10}}};
-
-std::string in_units(std::uint64_t bytes, const std::array<Unit, 4>& units) {
-  const auto value = static_cast<double>(bytes);
-  for (const Unit& unit : units)
-    if (value >= unit.bytes) return fmt::format("{:.2f} {}", value / unit.bytes, unit.name);
-  return fmt::format("{} bytes", bytes);
-}
-
 bool equal_ignoring_case(std::string_view a, std::string_view b) {
   const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
   if (a.size() != b.size()) return false;
@@ -42,20 +27,14 @@ std::uint64_t parse_size(std::string_view option, std::string_view text) {
   std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
   while (unit.starts_with(' ')) unit.remove_prefix(1);
   double scale = unit.empty() || equal_ignoring_case(unit, "B") ? 1 : 0;
-  for (const auto& units : {decimal, binary})
-    for (const Unit& known : units)
+  for (const auto& units : {decimal_units, binary_units})
+    for (const SizeUnit& known : units)
       if (equal_ignoring_case(unit, known.name) || equal_ignoring_case(unit, known.name.substr(0, 1)))
         if (scale == 0) scale = known.bytes;
   const double bytes = number * scale;
   if (error != std::errc() || scale == 0 || !(bytes >= 1) || bytes >= 0x1p63)
     throw Error(Errc::usage, fmt::format("{} '{}': not a size such as 5GB, 300MB or 4GiB", option, printable(text)));
   return static_cast<std::uint64_t>(std::llround(bytes));
-}
-
-std::string size_short(std::uint64_t bytes) { return in_units(bytes, decimal); }
-
-std::string size_both(std::uint64_t bytes) {
-  return bytes < 1000 ? size_short(bytes) : fmt::format("{} ({})", size_short(bytes), in_units(bytes, binary));
 }
 
 }  // namespace nibble::cli

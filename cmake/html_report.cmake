@@ -34,7 +34,7 @@ function(nibble_write_html_report output)
   nibble_read_for_page(${folder}/style.css style)
   set(script "")
   # One script: what runs while it loads may use the parts before it.
-  foreach(part figures state elements charts tensor_charts heat_map blocks table tensor main)
+  foreach(part figures state elements save charts spread tensor_charts heat_map blocks table tensor main)
     nibble_read_for_page(${folder}/${part}.js text)
     string(APPEND script "${text}")
   endforeach()

@@ -52,6 +52,14 @@ Piece next_piece(std::string_view name, std::size_t& at) {
 
 }  // namespace
 
+Error about(const Error& error, const std::string& path) {
+  const std::string whole = escaped(path), message = error.what();
+  const std::string name = whole.substr(whole.rfind('/') + 1);  // npos + 1 is 0
+  if (message.starts_with(whole)) return error;
+  if (!name.empty() && message.starts_with(name + ':')) return {error.code(), whole + message.substr(name.size())};
+  return {error.code(), whole + ": " + message};
+}
+
 std::string escaped(std::string_view text) {
   std::string out;
   for (std::size_t at = 0; at < text.size();) out += next_piece(text, at).text;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "nibble/error.hpp"
+#include "nibble/size_text.hpp"
 #include "quant/codecs.hpp"
 #include "quant/hull_path.hpp"
 #include "quant/name_patterns.hpp"
@@ -21,8 +22,23 @@ namespace nibble {
 namespace {
 
 constexpr std::size_t most_points = 64;
+constexpr std::string_view embeddings_codec = "bf16";
 
 bool quantizes(std::string_view codec) { return make_codec(codec)->bnb_config().has_value(); }
+
+// Measurements call plain tensors by their type: "bfloat16".
+bool is_measured_as(std::string_view codec, std::string_view measured) {
+  const auto cast = make_codec(codec)->cast_type();
+  return measured == codec || (cast && measured == traits(*cast).torch_name);
+}
+
+// Whether embeddings take 32 bits or more, which a cast halves.
+bool has_wide_embeddings(const Reader& reference, const Plan& plan) {
+  return std::any_of(plan.tensors.begin(), plan.tensors.end(), [&](const PlannedTensor& tensor) {
+    const DType dtype = reference.tensors().dtype(tensor.source);
+    return tensor.role == Role::embedding && (dtype == DType::f32 || dtype == DType::f64);
+  });
+}
 
 // A tensor of the reference under one codec.
 struct Way {
@@ -120,9 +136,12 @@ class Advising {
     pooled.weights += planned.info.elements();
     pooled.square += error.stats.square;
     pooled.reference += error.stats.reference;
-    if (error.codec != planned.codec || error.stats.nan != stats.nan || error.stats.inf != stats.inf)
+    if (!is_measured_as(planned.codec, error.codec) || error.stats.nan != stats.nan || error.stats.inf != stats.inf)
       pooled.offered = false;
-    if (!options_.allow_nibble_only && !(planned.quantized && is_replaceable(planned.role))) pooled.offered = false;
+    // Within what transformers loads, bitsandbytes' modules are quantized and embeddings cast.
+    if (!options_.allow_nibble_only && planned.role != Role::embedding &&
+        !(planned.quantized && is_replaceable(planned.role)))
+      pooled.offered = false;
   }
 
   void offer(std::size_t source, const Pooled& pooled) {
@@ -151,13 +170,13 @@ class Advising {
       point.bytes += picked_way.choice.bytes;
       point.cost += picked_way.choice.cost;
       square += picked_way.square;
-      reference += tensors_[t].reference;
+      if (picked[t] > 0) reference += tensors_[t].reference;  // those that are kept would only hide the error
     }
     point.sqnr_db = square == 0 ? std::numeric_limits<double>::infinity() : 10 * std::log10(reference / square);
     return point;
   }
 
-  // With all codecs, or with those that are plain or `base`.
+  // With all codecs, or with those that do not quantize and `base`.
   Solution solve(const std::optional<std::string_view>& base) {
     Solution solution;
     std::vector<std::vector<Choice>> items;
@@ -165,7 +184,7 @@ class Advising {
       std::vector<std::size_t>& ways = solution.ways.emplace_back();
       std::vector<Choice>& choices = items.emplace_back();
       for (std::size_t w = 0; w < tensor.ways.size(); ++w) {
-        if (w > 0 && base && tensor.ways[w].codec != *base) continue;
+        if (w > 0 && base && tensor.ways[w].codec != *base && quantizes(tensor.ways[w].codec)) continue;
         ways.push_back(w);
         choices.push_back(tensor.ways[w].choice);
       }
@@ -194,12 +213,15 @@ class Advising {
       if (base) advice_.base = *base;
     }
     if (bases.empty()) fail();
+    // Sizes that look alike in units are told apart by their bytes.
+    const bool alike = size_both(smallest) == size_both(options_.max_bytes);
+    const auto size = [&](std::uint64_t bytes) { return alike ? fmt::format("{} bytes", bytes) : size_both(bytes); };
     if (!best)
       throw Error(
           Errc::usage,
-          fmt::format("the smallest that '{}' can become{} is {} bytes ({:.3f} bits per weight), {} are allowed",
-                      printable(in_.path().string()), options_.allow_nibble_only ? "" : " without --allow-nibble-only",
-                      smallest, advice_.bits_per_weight(smallest), options_.max_bytes));
+          fmt::format("{}: cannot become smaller than {}, {:.3f} bits per weight{}; {} is allowed",
+                      escaped(in_.path().string()), size(smallest), advice_.bits_per_weight(smallest),
+                      options_.allow_nibble_only ? "" : ", without --allow-nibble-only", size(options_.max_bytes)));
     return *std::move(best);
   }
 
@@ -240,9 +262,22 @@ class Advising {
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
       const DType dtype = in_.tensors().dtype(t);
       const std::string& codec = advice_.codecs[t];
-      if (is_weight_type(dtype) && codec != to && !quantizes(codec) && !(codec == keep_codec && dtype == *cast)) return false;
+      if (is_weight_type(dtype) && codec != to && !quantizes(codec) && !(codec == keep_codec && dtype == *cast))
+        return false;
     }
     return true;
+  }
+
+  // Whether --embeddings says what becomes of every embedding.
+  [[nodiscard]] bool embeddings_become_bf16() const {
+    const Plan& plan = *formats_.front().plan;
+    bool any = false;
+    for (const PlannedTensor& planned : plan.tensors) {
+      if (planned.role != Role::embedding) continue;
+      if (advice_.codecs[planned.source] != embeddings_codec) return false;
+      any = true;
+    }
+    return any;
   }
 
   // What differs from the plan for `to` alone, as rules and skips.
@@ -250,6 +285,7 @@ class Advising {
     Recipe recipe;
     recipe.to = to;
     recipe.allow_nibble_only = true;  // until it is known whether that is needed
+    if (quantizes(to) && embeddings_become_bf16()) recipe.embeddings = embeddings_codec;
     std::map<std::string, std::vector<bool>> differing;
     for (const PlannedTensor& planned : make_plan(in_, recipe).tensors) {
       if (is_same(planned)) continue;
@@ -297,6 +333,8 @@ class Advising {
   void write_options() {
     const Recipe& recipe = advice_.recipe;
     advice_.options = {"--to", recipe.to};
+    if (recipe.embeddings != keep_codec)
+      advice_.options.insert(advice_.options.end(), {"--embeddings", recipe.embeddings});
     for (const std::string& skip : recipe.skips) advice_.options.insert(advice_.options.end(), {"--skip", skip});
     for (const Rule& rule : recipe.rules)
       advice_.options.insert(advice_.options.end(), {"--tensor", rule.pattern + '=' + rule.codec});
@@ -326,6 +364,8 @@ std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble
     recipe.options.on_overflow = OnOverflow::keep;  // infinities are found in the figures
     recipe.allow_nibble_only = allow_nibble_only;
     if (everywhere) recipe.rules.push_back({".*", std::string(codec)});
+    if (!allow_nibble_only && has_wide_embeddings(reference, make_plan(reference, recipe)))
+      recipe.embeddings = embeddings_codec;
     formats.push_back({std::string(codec), nullptr, make_plan(reference, recipe)});
   };
   for (const std::string_view codec : {"nf4", "fp4", "int8"}) {

@@ -88,6 +88,7 @@ struct Bf16 {
   static constexpr std::string_view name = "bf16";
   static constexpr std::string_view summary = "Cast to bfloat16, rounded to nearest even";
   static constexpr DType dtype = DType::bf16;
+  static constexpr double normal_sqnr_db = 55.6;  // of 2^22 fp32 weights, 0.001 <= standard deviation <= 2; by torch
 
   Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out) const {
     return narrow_tile(source, weights, [&](DType type, auto bytes) { return bf16::encode_from(type, bytes, out); });

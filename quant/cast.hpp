@@ -74,6 +74,7 @@ template <class Format> class CastCodec final : public Codec {
     return std::make_unique<CastDecoder>();
   }
   std::optional<DType> cast_type() const override { return Format::dtype; }
+  double normal_sqnr_db(const TensorInfo&) const override { return Format::normal_sqnr_db; }
 
  private:
   class CastEncoder final : public Encoder {

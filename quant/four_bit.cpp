@@ -340,10 +340,11 @@ class FourBitDecoder final : public Decoder {
 class FourBitCodec final : public Codec {
  public:
   FourBitCodec(std::string_view name, std::string_view summary, const FourBitTables& tables,
-               const CodecOptions& options)
+               const NormalSqnr& normal_sqnr, const CodecOptions& options)
       : name_(name),
         summary_(summary),
         tables_(tables),
+        normal_sqnr_(normal_sqnr),
         blocksize_(options.blocksize),
         nested_(options.double_quant),
         sums_errors_(options.sums_errors),
@@ -405,6 +406,10 @@ class FourBitCodec final : public Codec {
   }
 
   std::optional<BnbConfig> bnb_config() const override { return BnbConfig{4, std::string(name_), nested_}; }
+
+  double normal_sqnr_db(const TensorInfo&) const override {
+    return normal_sqnr_[static_cast<std::size_t>(std::countr_zero(blocksize_ / 32))];
+  }
 
   // The quantization state is what gives such a tensor away; its packed bytes may have any type (quant_storage).
   std::optional<StoredTensor> recognize(const Reader& in, std::size_t first, const FindTensor& find) const override {
@@ -512,6 +517,7 @@ class FourBitCodec final : public Codec {
 
   std::string_view name_, summary_;
   const FourBitTables& tables_;
+  const NormalSqnr& normal_sqnr_;
   std::size_t blocksize_;
   bool nested_;
   bool sums_errors_;
@@ -530,8 +536,8 @@ void check_four_bit_sizes(std::size_t weights, std::size_t blocksize, std::size_
 }
 
 std::unique_ptr<const Codec> make_four_bit(std::string_view name, std::string_view summary, const FourBitTables& tables,
-                                           const CodecOptions& options) {
-  return std::make_unique<FourBitCodec>(name, summary, tables, options);
+                                           const NormalSqnr& normal_sqnr, const CodecOptions& options) {
+  return std::make_unique<FourBitCodec>(name, summary, tables, normal_sqnr, options);
 }
 
 }  // namespace nibble

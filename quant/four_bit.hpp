@@ -150,8 +150,13 @@ void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<co
                          std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
                          std::span<FourBitError> errors, ErrorSums& sums);
 
-/// A codec that stores 4-bit codes as bitsandbytes does (docs/nf4.md).
+/// Codec::normal_sqnr_db() for block sizes 32, 64, ..., 4096: of 2^22 normal weights, computed by numpy from the
+/// codebook, not by this code (tests/quant/published_error_test.cpp). Double quantization changes the third decimal.
+using NormalSqnr = std::array<double, 8>;
+
+/// A codec that stores 4-bit codes as bitsandbytes does (docs/nf4.md). It refers to the tables, which have to outlive
+/// it.
 std::unique_ptr<const Codec> make_four_bit(std::string_view name, std::string_view summary, const FourBitTables& tables,
-                                           const CodecOptions& options);
+                                           const NormalSqnr& normal_sqnr, const CodecOptions& options);
 
 }  // namespace nibble

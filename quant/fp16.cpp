@@ -102,6 +102,7 @@ struct Fp16 {
   static constexpr std::string_view name = "fp16";
   static constexpr std::string_view summary = "Cast to IEEE half precision, rounded to nearest even";
   static constexpr DType dtype = DType::f16;
+  static constexpr double normal_sqnr_db = 73.7;  // of 2^22 fp32 weights, 0.001 <= standard deviation <= 2; by torch
   OnOverflow on_overflow;
 
   Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out) const {

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "quant/cast.hpp"
 
 namespace nibble {
@@ -8,6 +10,7 @@ struct Fp32 {
   static constexpr std::string_view name = "fp32";
   static constexpr std::string_view summary = "Cast to IEEE single precision, exact but for fp64";
   static constexpr DType dtype = DType::f32;
+  static constexpr double normal_sqnr_db = std::numeric_limits<double>::infinity();
 
   Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out) const {
     alignas(64) std::array<float, tile_weights> tile;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <memory>
 
 #include "nibble/codec.hpp"
@@ -38,6 +39,7 @@ class Keep final : public Codec {
   std::string_view name() const noexcept override { return "keep"; }
   std::string_view summary() const noexcept override { return "The tensor as it is, of any type"; }
   bool accepts(const TensorInfo&) const override { return true; }
+  double normal_sqnr_db(const TensorInfo&) const override { return std::numeric_limits<double>::infinity(); }
   std::vector<TensorInfo> parts(const TensorInfo& tensor) const override { return {tensor}; }
   Chunking chunking(const TensorInfo&, std::uint64_t limit) const override {
     return {std::max<std::uint64_t>(limit - limit % 8, 8), false};  // whole bytes for 4 and 6 bits too

@@ -60,11 +60,14 @@ void append(std::string& text, const MeasuredError& error, const EncodingError* 
   const ErrorStats& stats = error.stats;
   text += R"(,"error":{)";
   append(text, static_cast<const ErrorSums&>(stats));
-  fmt::format_to(std::back_inserter(text), R"(,"mae":{},"max_abs":{},"max_abs_at":{},"mean_rel":{},)",
-                 number(stats.mae()), stats.count == 0 ? "null" : number(stats.max_abs), stats.max_abs_at,
-                 number(stats.mean_rel()));
-  fmt::format_to(std::back_inserter(text), R"("worst_block":{{"at":{},"rmse":{},"absmax":{}}})", stats.worst_square_at,
-                 number(stats.worst_rmse()), number(stats.worst_absmax));
+  fmt::format_to(std::back_inserter(text), R"(,"mae":{},"max_abs":{},"max_abs_at":{},"mean_rel":{},"worst_block":)",
+                 number(stats.mae()), stats.count == 0 ? "null" : number(stats.max_abs),
+                 stats.max_abs > 0 ? fmt::format("{}", stats.max_abs_at) : "null", number(stats.mean_rel()));
+  if (stats.worst_square > 0)
+    fmt::format_to(std::back_inserter(text), R"({{"at":{},"rmse":{},"absmax":{}}})", stats.worst_square_at,
+                   number(stats.worst_rmse()), number(stats.worst_absmax));
+  else
+    text += "null";
   if (basic != nullptr) append(text, basic->absmax);
   text += '}';
 }
@@ -123,6 +126,15 @@ Manifest::Manifest(const Plan& plan, Writer& out) : out_(out) {
 // As text, not as a tree: 100,000 tensors have 600,000 parts.
 void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, const EncodingError* basic,
                    const MeasuredError* full, std::span<const Part> parts) {
+  // Codecs that only copy have one part, of the type that was there.
+  const bool kept = parts.size() == 1 && parts.front().info.dtype == tensor.info.dtype;
+  Sums& sums = kept ? kept_ : converted_;
+  ++sums.tensors;
+  sums.weights += tensor.info.elements();
+  if (full != nullptr)
+    sums.error.add(full->stats);
+  else if (basic != nullptr)
+    sums.error.add(basic->sums);
   text_ += tensors_++ == 0 ? "\n  {\"name\":" : ",\n  {\"name\":";
   append_quoted(text_, tensor.info.name);
   text_ += ",\"codec\":";
@@ -156,6 +168,8 @@ void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Finding
 
 void Manifest::rewind(const Mark& mark) {
   tensors_ = mark.tensors;
+  converted_ = mark.converted;
+  kept_ = mark.kept;
   if (mark.bytes >= written_) {
     text_.resize(mark.bytes - written_);
   } else {
@@ -165,7 +179,14 @@ void Manifest::rewind(const Mark& mark) {
 }
 
 void Manifest::end(const Report& report) {
-  text_ += "\n ]";
+  text_ +=
+      fmt::format("\n ],\n \"converted\": {{\"tensors\":{},\"weights\":{}", converted_.tensors, converted_.weights);
+  if (converted_.error.count > 0) {
+    text_ += ",\"error\":{";
+    append(text_, converted_.error);
+    text_ += '}';
+  }
+  text_ += fmt::format("}},\n \"kept\": {{\"tensors\":{},\"weights\":{}}}", kept_.tensors, kept_.weights);
   const Json json = {{"stored_bytes", report.plan.stored_bytes()},
                      {"quantized_share", report.plan.quantized_share()},
                      {"warnings", report.warnings}};

@@ -16,6 +16,7 @@
 #include <array>
 #include <deque>
 #include <filesystem>
+#include <limits>
 #include <mutex>
 #include <utility>
 
@@ -54,6 +55,7 @@ class KeptParts final : public PartSink {
 struct Test {
   std::string codec;
   std::uint64_t bytes = 0;
+  double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();
   bool is_reference = false;  // the very same weights: nothing to be read
   bool has_codes = false;
   Buffers::Loan memory{};  // of what was encoded for this, or
@@ -111,14 +113,30 @@ class Measuring {
 
   Measurement run() && {
     Workers(memory_.threads).execute([this] { run_pipeline(); });
-    in_.check_unchanged();
+    const auto check_unchanged = [](const Reader& checkpoint) {
+      about(checkpoint, [&] { checkpoint.check_unchanged(); });
+    };
+    check_unchanged(in_);
     for (const Candidate& candidate : candidates_)
-      if (candidate.checkpoint != nullptr) candidate.checkpoint->check_unchanged();
+      if (candidate.checkpoint != nullptr) check_unchanged(*candidate.checkpoint);
     for (std::size_t c = 0; c < missing_.size(); ++c) result_.candidates[c].missing = std::move(missing_[c]);
     return std::move(result_);
   }
 
  private:
+  static std::string name_of(const StoredWeights::Tensor& stored) {
+    return std::string(stored.quantized() ? stored.codec : traits(stored.stored.info.dtype).torch_name);
+  }
+
+  // Of the codec that a tensor was given; weights that were cast are in no codec's form but have its type.
+  static double normal_sqnr_of(const StoredWeights::Tensor& stored) {
+    if (stored.quantized()) return make_codec(stored.codec, stored.stored.options)->normal_sqnr_db(stored.stored.info);
+    for (const std::string_view name : codec_names())
+      if (const auto codec = make_codec(name); codec->cast_type() == stored.stored.info.dtype)
+        return codec->normal_sqnr_db(stored.stored.info);
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+
   static std::uint64_t bytes_of(const Reader& checkpoint) {
     std::uint64_t bytes = 0;
     for (std::size_t t = 0; t < checkpoint.tensors().size(); ++t) bytes += checkpoint.tensors().bytes(t);
@@ -155,6 +173,7 @@ class Measuring {
     work->elements = view.info.elements();
     const std::size_t tensor = *pairing_.reference().find(in_.tensors().name(view.source));
     const StoredWeights::Tensor stored = pairing_.reference()[tensor];
+    work->measured.codec = name_of(stored);
     if (stored.quantized()) {
       work->weights.emplace(about(in_, [&] { return open_weights(pairing_.reference(), stored); }));
       work->measured.bytes = stored.bytes;
@@ -227,8 +246,7 @@ class Measuring {
 
   Test open_stored(std::size_t c, std::size_t tensor) const {
     const StoredWeights::Tensor stored = pairing_.stored(c)[tensor];
-    Test test{.codec = std::string(stored.quantized() ? stored.codec : traits(stored.stored.info.dtype).torch_name),
-              .bytes = stored.bytes};
+    Test test{.codec = name_of(stored), .bytes = stored.bytes, .normal_sqnr_db = normal_sqnr_of(stored)};
     const auto bnb = make_codec(stored.codec)->bnb_config();
     test.has_codes = stored.quantized() && bnb && bnb->bits == 4;
     test.weights.emplace(about(pairing_.stored(c).reader(), [&] { return open_weights(pairing_.stored(c), stored); }));
@@ -238,7 +256,9 @@ class Measuring {
   // What a conversion would write in place of a tensor.
   Test encode(std::size_t c, const PlannedTensor& planned, const Comparison& work, bool fits) {
     const Codec& codec = codecs_[c][planned.codec];
-    Test test{.codec = std::string(planned.codec), .bytes = planned.stored_bytes};
+    Test test{.codec = std::string(planned.codec),
+              .bytes = planned.stored_bytes,
+              .normal_sqnr_db = codec.normal_sqnr_db(planned.info)};
     const std::vector<TensorInfo> parts = codec.parts(planned.info);
     if (parts.size() == 1) test.codec = traits(parts.front().dtype).torch_name;
     if (parts.size() == 1 && parts.front().dtype == planned.info.dtype) {
@@ -419,13 +439,15 @@ class Measuring {
       work.measured.outlier_columns = outliers.count;
       work.measured.outlier_energy = outliers.energy;
     }
-    result_.tensors.push_back(std::move(work.measured));
+    result_.tensors.push_back(work.measured);
     for (std::size_t c = 0; c < work.tests.size(); ++c) {
       auto& to = result_.candidates[c].tensors.emplace_back();
       if (!work.tests[c]) continue;
       to = std::move(work.errors[c]);
       to->codec = work.tests[c]->codec;
       to->bytes = work.tests[c]->bytes;
+      // In the same form as the reference, what differs is no matter of that form.
+      if (to->codec != work.measured.codec) to->normal_sqnr_db = work.tests[c]->normal_sqnr_db;
     }
   }
 
@@ -448,6 +470,11 @@ class Measuring {
 };
 
 }  // namespace
+
+bool is_converted(const MeasuredWeights& reference, const MeasuredError& error) {
+  return error.codec != reference.codec || error.stats.square > 0 || error.stats.lost > 0 ||
+         error.stats.nan != reference.stats.nan || error.stats.inf != reference.stats.inf;
+}
 
 Measurement measure(const Reader& reference, std::span<const Candidate> candidates, const MeasureOptions& options,
                     Progress& progress) {

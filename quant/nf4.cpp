@@ -15,6 +15,7 @@ constexpr FourBitTables nf4_tables = [] {
   with_steps.bf16_steps = &bf16_steps;
   return with_steps;
 }();
+constexpr NormalSqnr nf4_normal_sqnr{21.18, 20.73, 20.39, 20.12, 19.87, 19.64, 19.41, 19.18};
 
 }  // namespace
 
@@ -30,7 +31,7 @@ void nf4::decode(std::span<const std::uint8_t> packed, std::span<const float> ab
 
 std::unique_ptr<const Codec> make_nf4(const CodecOptions& options) {
   return make_four_bit("nf4", "4-bit NormalFloat with an absmax per block, as bitsandbytes stores it", nf4_tables,
-                       options);
+                       nf4_normal_sqnr, options);
 }
 
 }  // namespace nibble

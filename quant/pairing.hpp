@@ -19,7 +19,7 @@ template <class F> auto about(const Reader& checkpoint, F&& f) {
   try {
     return f();
   } catch (const Error& error) {
-    throw Error(error.code(), escaped(checkpoint.path().string()) + ": " + error.what());
+    throw about(error, checkpoint.path().string());
   }
 }
 

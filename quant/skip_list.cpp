@@ -61,7 +61,7 @@ std::vector<std::string> skip_list(std::string_view architecture, bool tied, std
   };
   for (const std::string& module : plain) {
     if (!listed.insert(module).second) continue;
-    // Whoever loads this compiles it: a name with characters of regular expressions is no entry as it is.
+    // Entries are regular expressions: "up[proj" is none, and "a|b" is another.
     result.push_back(is_plain_entry(module) && harmless(module) ? module : exactly(module));
   }
 

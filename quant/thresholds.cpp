@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 #include <re2/re2.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <memory>
 #include <optional>
 
 #include "nibble/error.hpp"
+#include "quant/pairing.hpp"
 
 namespace nibble {
 namespace {
@@ -47,6 +49,11 @@ std::unique_ptr<RE2> compiled(const Threshold& threshold) {
   return pattern;
 }
 
+[[noreturn]] void fail_unmatched(const Threshold& threshold) {
+  throw Error(Errc::usage,
+              fmt::format("{} '{}' matches no tensor", option_name(threshold.figure), printable(threshold.pattern)));
+}
+
 }  // namespace
 
 std::string_view option_name(Threshold::Figure figure) {
@@ -73,6 +80,25 @@ Threshold parse_threshold(Threshold::Figure figure, const std::string& option, c
   return threshold;
 }
 
+void check_patterns(const Reader& reference, std::span<const Candidate> candidates,
+                    const std::vector<Threshold>& thresholds) {
+  if (std::all_of(thresholds.begin(), thresholds.end(), [](const Threshold& one) { return one.pattern.empty(); }))
+    return;
+  const Pairing pairing(reference, candidates);
+  std::vector<std::string> names;  // measured, or missing: both can break a limit
+  std::vector<std::vector<std::string>> missing(candidates.size());
+  for (std::size_t t = 0; t < pairing.reference().size(); ++t)
+    for (const Pairing::Row& row : pairing.rows_of(t, missing)) names.push_back(row.view.info.name);
+  for (std::vector<std::string>& of_candidate : missing)
+    for (std::string& name : of_candidate) names.push_back(std::move(name));
+  for (const Threshold& threshold : thresholds) {
+    if (threshold.pattern.empty()) continue;
+    const auto pattern = compiled(threshold);
+    if (std::none_of(names.begin(), names.end(), [&](const auto& name) { return RE2::FullMatch(name, *pattern); }))
+      fail_unmatched(threshold);
+  }
+}
+
 std::vector<Violation> violations(const Measurement& measurement, const std::vector<Threshold>& thresholds) {
   std::vector<Violation> found;
   for (const Threshold& threshold : thresholds) {
@@ -96,9 +122,7 @@ std::vector<Violation> violations(const Measurement& measurement, const std::vec
       for (const std::string& name : candidate.missing)
         if (matches(name)) found.push_back({c, is_meant.size(), name, threshold, std::nan("")});
     }
-    if (!any && pattern)
-      throw Error(Errc::usage, fmt::format("{} '{}' matches no tensor", option_name(threshold.figure),
-                                           printable(threshold.pattern)));
+    if (!any && pattern) fail_unmatched(threshold);
   }
   return found;
 }

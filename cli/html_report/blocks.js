@@ -1,20 +1,42 @@
 // The summary, and what is worst.
 
+// Figures of a test are those of its converted tensors: the kept ones would only hide the error. Without any, of all.
+const headline = (t) => ({
+  ...tests[t].converted?.tensors ? tests[t].converted : tests[t].total,
+  bits_per_weight: tests[t].total.bits_per_weight
+});
+
+function drawVerdicts() {
+  const items = tests.flatMap((test, t) => {
+    const of = tests.length > 1 ? `${testName(t)}: ` : '';
+    const kept = test.kept?.tensors ? `${count(test.kept.tensors)} kept as they are` : '';
+    const said = test.verdicts ?? [];
+    if (said.length === 0) return [element('li', {}, of + 'nothing was converted')];
+    return said.map(
+        ({text, worse_than_expected, broken, worst}, i) => element(
+            'li', {class: broken || worse_than_expected ? 'warning' : null}, of + printable(text.split('; worst: ')[0]),
+            isNumber(worst) && tensors[worst] ? '; worst: ' : null,
+            isNumber(worst) && tensors[worst] ? tensorButton(worst, isNarrow() ? 30 : 60) : null,
+            i + 1 === said.length && kept ? '; ' + kept : null));
+  });
+  fill(byId('verdicts'), ...items);
+}
+
 function bestOf(figure, t) {
   if (tests.length < 2 || figure === 'bits_per_weight') return false;
-  const values = tests.map((test) => figureValue(figure, test.total)).filter((value) => !Number.isNaN(value));
+  const values = tests.map((test) => figureValue(figure, headline(tests.indexOf(test)))).filter((value) => !Number.isNaN(value));
   const best = FIGURES[figure].worse === 'low' ? Math.max(...values) : Math.min(...values);
-  return values.some((value) => value !== best) && figureValue(figure, tests[t].total) === best;
+  return values.some((value) => value !== best) && figureValue(figure, headline(t)) === best;
 }
 
 function drawTotals() {
   const several = tests.length > 1;
   const counts = tests.map((test) => {
-    const of = {compared: 0, exact: 0, broken: 0};
+    const of = {compared: 0, converted: 0, broken: 0};
     test.tensors.forEach((tensor, i) => {
       if (!tensor) return;
       of.compared += 1;
-      of.exact += isExact(tensor);
+      of.converted += tensor.converted !== false;
       of.broken += tensor.nan + tensor.inf > tensors[i].nan + tensors[i].inf;
     });
     return of;
@@ -39,8 +61,8 @@ function drawTotals() {
     key,
     label: FIGURES[key].short,
     title: FIGURES[key].about,
-    cell: (t) => printFigure(key, tests[t].total),
-    value: (t) => figureValue(key, tests[t].total),
+    cell: (t) => printFigure(key, headline(t)),
+    value: (t) => figureValue(key, headline(t)),
     emphasis: (t) => bestOf(key, t)
   });
   sortingTable(
@@ -70,11 +92,11 @@ function drawTotals() {
         },
         ...['rmse', 'mae', 'max_abs', 'mean_rel', 'cosine'].map(figure),
         {
-          key: 'exact',
-          label: 'exact',
-          title: 'Tensors without any error, of those that are compared',
-          cell: (t) => `${count(counts[t].exact)} of ${count(counts[t].compared)}`,
-          value: (t) => counts[t].exact
+          key: 'converted',
+          label: 'converted',
+          title: 'Tensors that were converted, of those that are compared: the figures are theirs',
+          cell: (t) => `${count(counts[t].converted)} of ${count(counts[t].compared)}`,
+          value: (t) => counts[t].converted
         },
       ],
       tests.map((_, t) => t));
@@ -114,7 +136,7 @@ function drawTotals() {
 }
 
 function drawWorst() {
-  const test = tests[state.test], length = isNarrow() ? 23 : window.innerWidth < 1100 ? 60 : 33;
+  const test = tests[state.test], length = isNarrow() ? 23 : window.innerWidth < 1100 ? 60 : 27;
   const worst = test.worst.filter((i) => test.tensors[i] && !isExact(test.tensors[i])).slice(0, 10);
   const name = {
     key: 'name',

@@ -26,7 +26,15 @@ function draw(id, label, config, height) {
   place.style.height = config && height ? height + 'px' : '';
   if (!config) return fill(place, label);
   const canvas = element('canvas', {role: 'img', 'aria-label': label});
-  fill(place, canvas);
+  const save = element(
+      'button', {
+        type: 'button',
+        class: 'save',
+        'aria-label': 'Save this chart as a PNG picture: ' + label,
+        on: {click: () => savePng(canvas, id)}
+      },
+      'PNG');
+  fill(place, canvas, save);
   const several = config.data.datasets.length > 1;
   config.options = {
     responsive: true,
@@ -132,7 +140,7 @@ function drawSizes() {
       },
       Math.max(130, 60 + 38 * wanted.length));
 
-  const points = state.show.filter((t) => isNumber(tests[t].total.sqnr_db) && isNumber(tests[t].total.bits_per_weight));
+  const points = state.show.filter((t) => isNumber(headline(t).sqnr_db) && isNumber(headline(t).bits_per_weight));
   byId('rate-chart').parentElement.hidden = tests.length < 2;
   byId('sizes').classList.toggle('single', tests.length < 2);
   if (tests.length < 2) return;
@@ -143,7 +151,7 @@ function drawSizes() {
         type: 'scatter',
         data: {
           datasets: points.map((t) => ({
-                                 ...series(t, [{x: tests[t].total.bits_per_weight, y: tests[t].total.sqnr_db}]),
+                                 ...series(t, [{x: headline(t).bits_per_weight, y: headline(t).sqnr_db}]),
                                  pointRadius: 6,
                                  pointHoverRadius: 8
                                }))

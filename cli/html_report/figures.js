@@ -10,6 +10,14 @@ const report = (() => {
     return null;
   }
 })();
+// When and how this file was written; nothing of it is in the document, which stays the same for the same input.
+function readMade() {
+  try {
+    return JSON.parse(document.getElementById('report-made').textContent) ?? {};
+  } catch {
+    return {};
+  }
+}
 const reference = report ? report.reference : {tensors: []};
 const tests = report ? report.tests : [];
 const tensors = reference.tensors;
@@ -155,9 +163,12 @@ function shortTestName(t, length) {
   return name.length <= length ? name : name.slice(0, length - end - 1) + '…' + name.slice(name.length - end);
 }
 
-// The figures of several tensors seen as one vector; cosine and mean_rel are means by weights, which is close.
+// The figures of several tensors seen as one vector: of those that were converted, if any was; the kept ones would only
+// hide their error. cosine and mean_rel are means by weights, which is close.
 function combined(t, indices) {
-  const records = indices.map((i) => [tests[t].tensors[i], tensors[i]]).filter(([test]) => test);
+  const present = indices.map((i) => [tests[t].tensors[i], tensors[i]]).filter(([test]) => test);
+  const converted = present.filter(([test]) => test.converted !== false);
+  const records = converted.length ? converted : present;
   if (records.length === 0) return null;
   if (records.length === 1) return records[0][0];
   let weights = 0, noise = 0, signal = 0, stored = 0, largest = 0;

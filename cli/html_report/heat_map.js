@@ -1,5 +1,5 @@
-// Layers against kinds of module. Viridis reads the same with every kind of colour vision; what is worst stands out
-// most from the page: dark on a light one, bright on a dark one.
+// Layers against kinds of module. Viridis reads the same with every kind of colour vision. What is worse is darker, on
+// a light page and on a dark one, so that two pictures of a map can be compared.
 
 const VIRIDIS = [
   [68, 1, 84], [71, 45, 123], [59, 82, 139], [44, 114, 142], [33, 145, 140], [40, 174, 128], [94, 201, 98],
@@ -8,8 +8,10 @@ const VIRIDIS = [
 const MAP_LAYERS = 1500;
 const MAP_CELLS = 6000;  // more would take the browser seconds; the table below has them all
 
-const isDark = () => state.theme === 'dark' ||
-    (state.theme === 'auto' && !printing && matchMedia('(prefers-color-scheme: dark)').matches);
+// What all colours together span at least: differences that mean nothing must not look like the best and the worst.
+// 3 dB is what a tensor may be off and count as expected; factors are of the same size.
+const LEAST_SPAN = {sqnr_db: 3, cosine: 1e-3, bits_per_weight: 1};
+const LEAST_FACTOR = Math.SQRT2;
 
 // The tensors of each layer and kind. Kinds outside of layers are listed apart.
 const grid = (() => {
@@ -43,20 +45,20 @@ function badnessScale(figure, values) {
   for (const value of known) low = Math.min(low, value), high = Math.max(high, value);
   const along = FIGURES[figure].ratio ? Math.log : (value) => value;
   const back = FIGURES[figure].ratio ? Math.exp : (value) => value;
-  const from = along(low), width = along(high) - from;
+  const least = FIGURES[figure].ratio ? Math.log(LEAST_FACTOR) : LEAST_SPAN[figure];
+  const width = Math.max(along(high) - along(low), least), from = (along(low) + along(high) - width) / 2;
   const rising = FIGURES[figure].worse === 'high';
   return {
     badness: (value) => {
-      const share = width > 0 ? (along(value) - from) / width : .5;
+      const share = (along(value) - from) / width;
       return Math.min(Math.max(rising ? share : 1 - share, 0), 1);
     },
-    at: (badness) => back(from + (rising ? badness : 1 - badness) * width),
-    flat: !(width > 0)
+    at: (badness) => back(from + (rising ? badness : 1 - badness) * width)
   };
 }
 
 function paint(cell, badness) {
-  const [r, g, b] = ramp(isDark() ? badness : 1 - badness);
+  const [r, g, b] = ramp(1 - badness);
   cell.style.background = `rgb(${r} ${g} ${b})`;
   const light = (channel) => {
     const c = channel / 255;
@@ -149,11 +151,10 @@ function tickText(value) {
 function drawLegend(scale, some) {
   const legend = byId('map-legend');
   const bar = element('div', {class: 'ramp'});
-  const stops = Array.from({length: 17}, (_, i) => `rgb(${ramp(isDark() ? i / 16 : 1 - i / 16).join(' ')})`);
+  const stops = Array.from({length: 17}, (_, i) => `rgb(${ramp(1 - i / 16).join(' ')})`);
   bar.style.background = `linear-gradient(to right, ${stops.join(', ')})`;
   const worse = FIGURES[state.metric] === FIGURES.bits_per_weight ? ['fewer', 'more'] : ['better', 'worse'];
   const ticks = !scale ? [] :
-      scale.flat       ? [scale.at(.5)] :
       isNarrow()       ? [0, .5, 1].map(scale.at) :
                          [0, .25, .5, .75, 1].map(scale.at);
   const key = (style, text) => element('span', {}, element('span', {class: 'key ' + style}), text);

@@ -18,8 +18,11 @@ function drawControls() {
 function drawAll() {
   applyTheme();
   drawControls();
+  drawVerdicts();
   drawTotals();
   drawSizes();
+  drawSpread();
+  drawBytes();
   drawLayers();
   drawKinds();
   drawMap();
@@ -33,11 +36,13 @@ listeners.push((changed) => {
   const any = (...keys) => keys.some((key) => changed.has(key));
   if (any('theme')) return drawAll();
   if (any('metric', 'test')) drawControls();
-  if (any('show')) drawSizes();
+  if (any('show')) drawSizes(), drawSpread();
+  if (any('test')) drawBytes();
   if (any('metric', 'show', 'exact')) drawLayers(), drawKinds();
   if (any('metric', 'test', 'show', 'exact', 'tensor')) drawMap();
   if (any('test')) drawWorst(), drawFilters();
-  if (any('sort', 'dir', 'filter', 'kind', 'codec', 'test', 'metric', 'show')) {
+  if (any('all')) byId('all-columns').checked = state.all;
+  if (any('sort', 'dir', 'filter', 'kind', 'codec', 'test', 'metric', 'show', 'all')) {
     if (any('sort', 'dir', 'filter', 'kind', 'codec')) byId('grid').scrollTop = 0;
     arrange();
   }
@@ -52,6 +57,10 @@ function start() {
   byId('reference').textContent = printable(reference.name);
   byId('facts').textContent =
       `${weights}${bytes(reference.bytes)}; ${tests.length} test${tests.length === 1 ? '' : 's'}`;
+  const made = readMade();
+  fill(
+      byId('made'), made.date ? printable(made.date) + ': ' : null,
+      made.command ? element('code', {}, printable(made.command)) : null);
   document.title = 'Quantization error: ' + shortened(reference.name, 60);
   byId('generator').textContent =
       'Written by ' + printable(report.generator) + '. Everything shown is in this file; it loads nothing.';
@@ -63,6 +72,7 @@ function start() {
   byId('report').hidden = false;
 
   Object.assign(state, readFragment());
+  byId('all-columns').checked = state.all;
   Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
   drawAll();
 
@@ -73,6 +83,8 @@ function start() {
   byId('filter').addEventListener('input', (event) => change({filter: event.target.value}));
   byId('kind').addEventListener('change', (event) => change({kind: event.target.value}));
   byId('codec').addEventListener('change', (event) => change({codec: event.target.value}));
+  byId('all-columns').addEventListener('change', (event) => change({all: event.target.checked}));
+  byId('save-csv').addEventListener('click', saveCsv);
   byId('previous').addEventListener('click', () => stepTensor(-1));
   byId('next').addEventListener('click', () => stepTensor(1));
   byId('grid').addEventListener('keydown', moveInTable);
@@ -85,7 +97,12 @@ function start() {
       part.scrollIntoView();
       part.focus({preventScroll: true});
     });
-  window.addEventListener('hashchange', () => change(readFragment()));
+  window.addEventListener('hashchange', () => {
+    const toTensor = anchorOf(location.hash.slice(1)) >= 0;
+    change(readFragment());
+    if (toTensor) byId('tensor').scrollIntoView();
+  });
+  if (location.hash && anchorOf(location.hash.slice(1)) >= 0) byId('tensor').scrollIntoView();
   window.addEventListener('scroll', placeTip, {passive: true});
   window.addEventListener('keydown', (event) => {
     if (event.key === 'Escape') hideTip();

@@ -46,15 +46,18 @@ function tableColumns() {
     numeral('layer', 'Layer', (i) => from(i, 'layer'), (value) => isNumber(value) ? String(value) : NOTHING),
     textual('codec', 'Codec', (i) => of(i)?.codec ?? 'missing')
   ];
-  return [
+  const nameLength = isNarrow() ? 25 : printing || window.innerWidth >= 1340 ? 52 : 42;
+  const common = [
     textual('name', 'Tensor', (i) => tensors[i].name, {
       pin: true,
       cell: (i) => element(
-          'span', {class: 'name', title: printable(tensors[i].name)}, shortened(tensors[i].name, isNarrow() ? 25 : 52))
+          'span', {class: 'name', title: printable(tensors[i].name)}, shortened(tensors[i].name, nameLength))
     }),
     ...isNarrow() ? [...errors, ...place] : [...place, ...errors],
-    ...state.show.filter((s) => s !== t).map(other),
     ...['rmse', 'mae', 'max_abs', 'mean_rel', 'cosine', 'bits_per_weight'].map(figure),
+  ];
+  const rest = [
+    ...state.show.filter((s) => s !== t).map(other),
     numeral(
         'entropy', 'entropy', (i) => after(i, 'entropy'), (value) => isNumber(value) ? value.toFixed(2) : NOTHING,
         {title: 'Of the codes, in bits'}),
@@ -71,6 +74,7 @@ function tableColumns() {
     numeral('outlier_energy', 'outlier energy', (i) => from(i, 'outlier_energy'), percent),
     numeral('unusual', 'NaN, inf', (i) => of(i) ? after(i, 'nan') + after(i, 'inf') : NaN, count),
   ];
+  return [...common, ...rest.map((one) => ({...one, rest: true}))];
 }
 
 const lowerNames = [];
@@ -82,6 +86,9 @@ function passes(words) {
       (!state.codec || (records[i]?.codec ?? 'missing') === state.codec) &&
       words.every((word) => lowerNames[i].includes(word));
 }
+
+// What fits a window of 1280 pixels, unless all are asked for; and what the table is sorted by.
+const shownColumns = () => columns.filter((one) => state.all || !one.rest || one.key === state.sort);
 
 function arrange() {
   columns = tableColumns();
@@ -113,13 +120,13 @@ function arrange() {
             role: 'grid',
             'aria-label': 'All tensors',
             'aria-rowcount': order.length + 1,
-            'aria-colcount': columns.length
+            'aria-colcount': shownColumns().length
           },
           element(
               'thead', {},
               element(
                   'tr', {'aria-rowindex': 1},
-                  ...columns.map(
+                  ...shownColumns().map(
                       (one) =>
                           headerOf(one, one === column, state.dir === 'desc', one.value || one.rank ? choose : null)))),
           element('tbody', {})));
@@ -129,7 +136,7 @@ function arrange() {
 }
 
 function gap(rows) {
-  const cell = element('td', {colspan: columns.length});
+  const cell = element('td', {colspan: shownColumns().length});
   cell.style.height = rows * ROW + 'px';
   return element('tr', {class: 'gap', 'aria-hidden': 'true'}, cell);
 }
@@ -143,7 +150,7 @@ function drawRows(all) {
         to = all ? Math.min(PRINTED, order.length) : Math.min(order.length, top + height + MARGIN);
   if (from === drawn[0] && to === drawn[1]) return;
   drawn = [from, to];
-  const rows = [];
+  const rows = [], shown = shownColumns();
   for (let at = from; at < to; ++at) {
     const i = order[at];
     rows.push(element(
@@ -154,13 +161,13 @@ function drawRows(all) {
           'aria-selected': String(i === state.tensor),
           on: {click: () => showTensor(i)}
         },
-        ...columns.map((one) => cellOf(one, i))));
+        ...shown.map((one) => cellOf(one, i))));
   }
   if (order.length === 0)
     rows.push(element(
         'tr', {},
         element(
-            'td', {class: 'text empty-note', colspan: columns.length},
+            'td', {class: 'text empty-note', colspan: shownColumns().length},
             tensors.length ? 'No tensor matches.' : 'There is nothing to compare.')));
   const above = all ? 0 : from, below = all ? 0 : order.length - to;
   fill(body, above ? gap(above) : null, ...rows, below ? gap(below) : null);

@@ -10,6 +10,9 @@ function drawTensor() {
   byId('tensor').hidden = !tensor;
   if (!tensor) return;
   byId('tensor-name').textContent = printable(tensor.name);
+  const anchor = byName.get(tensor.name) === i && tensor.name.isWellFormed?.() !== false && tensor.name !== '';
+  byId('tensor-link').hidden = !anchor;
+  if (anchor) byId('tensor-link').href = '#' + encodeURIComponent(tensor.name);
   const blocks = tensor.absmax;
   const facts = [
     ['Kind', printable(tensor.kind)], ['Layer', isNumber(tensor.layer) ? tensor.layer : NOTHING],

@@ -20,20 +20,22 @@
 namespace nibble {
 
 /// What advise() has to know the errors of: a plan for each number format, its options at their defaults. Within what
-/// transformers can load these are NF4, FP4 and int8 for the linear layers; with `allow_nibble_only` the same for every
+/// transformers can load these are NF4, FP4 and int8 for the linear layers, each with embeddings of 32 or 64 bits as
+/// bf16; with `allow_nibble_only` the same for every
 /// tensor that they can store, and casts to bf16 and fp16 where those are smaller. Nothing is read but headers.
 [[nodiscard]] std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble_only);
 
 struct AdviseOptions {
   std::uint64_t max_bytes = 0;     ///< of all tensors as they are stored, without headers
-  bool allow_nibble_only = false;  ///< any codec for any tensor; otherwise one of NF4, FP4 and int8, or none
+  bool allow_nibble_only = false;  ///< any codec for any tensor; otherwise one of NF4, FP4 and int8, or none, and
+                                   ///< bf16 for embeddings
 };
 
 /// All tensors of a checkpoint at some size.
 struct AdvicePoint {
   std::uint64_t bytes = 0;
   double cost = 0;     ///< as above
-  double sqnr_db = 0;  ///< 10 log10(sum w^2 / sum e^2) of all weights together; infinite where none differs
+  double sqnr_db = 0;  ///< 10 log10(sum w^2 / sum e^2) of the tensors that are not kept; infinite where none differs
 };
 
 struct Advice {

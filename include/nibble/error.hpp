@@ -38,4 +38,7 @@ class Error : public std::runtime_error {
 /// The same at full length, for paths.
 [[nodiscard]] std::string escaped(std::string_view text);
 
+/// The same error, naming the checkpoint by its whole path: where several are open, "model.safetensors" could be any.
+[[nodiscard]] Error about(const Error& error, const std::string& path);
+
 }  // namespace nibble

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -41,6 +42,7 @@ struct MeasuredWeights {
   TensorInfo info;
   std::string kind;                    ///< its name without layer and expert numbers: "self_attn.q_proj"
   std::optional<std::uint64_t> layer;  ///< the first number in its name
+  std::string codec;                   ///< as MeasuredError has it
   std::uint64_t bytes = 0;             ///< stored in the reference
   WeightStats stats;
 
@@ -52,11 +54,16 @@ struct MeasuredWeights {
 
 /// What a candidate has in its place.
 struct MeasuredError {
-  std::string codec;
+  std::string codec;        ///< of a quantized tensor; the type of a plain one: "bfloat16"
   std::uint64_t bytes = 0;  ///< of all its parts
   ErrorStats stats;
   Counts counts;
+  double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();  ///< Codec::normal_sqnr_db() of its codec
 };
+
+/// Whether a candidate has a tensor in another form than the reference, or other weights. Otherwise it was kept, and
+/// says nothing about a conversion.
+[[nodiscard]] bool is_converted(const MeasuredWeights& reference, const MeasuredError& error);
 
 struct MeasuredCandidate {
   std::string name;

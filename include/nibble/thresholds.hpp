@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,11 @@ struct Threshold {
 /// "0.01", or "RE=0.01". Throws Error(usage) naming `option` if there is no number, or
 /// the pattern is none.
 [[nodiscard]] Threshold parse_threshold(Threshold::Figure figure, const std::string& option, const std::string& text);
+
+/// Throws Error(usage) for a pattern that matches none of the tensors that these candidates would be held against. From
+/// headers alone: measuring takes long, and this is better said before.
+void check_patterns(const Reader& reference, std::span<const Candidate> candidates,
+                    const std::vector<Threshold>& thresholds);
 
 /// A tensor that breaks one.
 struct Violation {

@@ -159,7 +159,7 @@ TEST_F(Program, QuantizedInputIsRefused) {
 
 // The command that is printed makes what was promised.
 TEST_F(Program, AdviceCanBeFollowed) {
-  const Outcome advice = run("measure w.safetensors --advise 600");
+  const Outcome advice = run("measure w.safetensors --advise 600B");
   EXPECT_EQ(advice.code, 0) << advice.err;
   EXPECT_THAT(advice.out, StartsWith("nibble convert w.safetensors OUT --to int8\n\n1.02 kB (1.00 KiB) -> "));
   EXPECT_THAT(advice.out, HasSubstr("\n>  273 bytes    8.53 "));
@@ -185,10 +185,33 @@ TEST_F(Program, AdviceCanBeFollowed) {
   }
 }
 
+// Names that a regular expression or a shell would take for something else.
+TEST_F(Program, AdviceOfHostileNamesCanBePasted) {
+  const std::vector<std::string> names{"l.0.up[proj.weight", "l.1.up[proj.weight", "m(a|b)+$HOME`x`.weight",
+                                       "it's=1.weight",      "{x}.weight",         "-lead.weight",
+                                       "*.weight",           "[a,b].weight"};
+  nlohmann::ordered_json header;
+  std::string data;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    header[names[i]] = {{"dtype", "F32"}, {"shape", {64, 64}}, {"data_offsets", {data.size(), data.size() + 16384}}};
+    for (std::size_t k = 0; k < 4096; ++k) {
+      const float weight = i % 2 == 1 && k == 5 ? 300 : static_cast<float>(k * k % 251) / 100;
+      data.append(reinterpret_cast<const char*>(&weight), sizeof weight);
+    }
+  }
+  std::ofstream(root_.path() / "-h[x.safetensors", std::ios::binary) << test::safetensors_file(header.dump(), data);
+  const auto told = nlohmann::json::parse(run("measure ./-h[x.safetensors --json --advise 17bits").out);
+  EXPECT_GE(told.at("tensors_by_codec").at("keep"), 2);
+  const std::string command = told.at("command");
+  const Outcome done = run(command.substr(7) + " --json");
+  ASSERT_EQ(done.code, 0) << done.err;
+  EXPECT_EQ(nlohmann::json::parse(done.out).at("stored_bytes"), told.at("chosen").at("bytes"));
+}
+
 TEST_F(Program, AdviceRefuses) {
   for (const char* const rest :
-       {"--advise 1bits", "--advise 100", "--advise many", "--advise ''", "--advise 0bits", "--advise -1bits",
-        "--advise nanbits", "--advise 65bits", "--advise 4.5bit", "w.safetensors --advise 9bits",
+       {"--advise 1bits", "--advise 100B", "--advise 22", "--advise many", "--advise ''", "--advise 0bits",
+        "--advise -1bits", "--advise nanbits", "--advise 65bits", "--advise 4.5bit", "w.safetensors --advise 9bits",
         "--advise 9bits --to nf4", "--advise 9bits --csv", "--advise 9bits --html x.html",
         "--advise 9bits --min-sqnr 3", "--advise 9bits --max-rmse 1", "--advise 9bits --min-cosine 0.9"}) {
     const Outcome outcome = run(std::string("measure w.safetensors ") + rest);
@@ -197,6 +220,8 @@ TEST_F(Program, AdviceRefuses) {
     EXPECT_THAT(outcome.err, StartsWith("error: ")) << rest;
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   }
+  EXPECT_THAT(run("measure w.safetensors --advise 22").err,
+              HasSubstr("--advise '22': has no unit: 22bits per weight, or a size such as 22GB or 22GiB?"));
   EXPECT_EQ(run("measure w.safetensors --advise 9bits --allow-nibble-only").code, 0);
   EXPECT_EQ(run("convert w.safetensors out --to int8").code, 0);
   EXPECT_EQ(run("measure out --advise 9bits").code, 3);  // quantized already

@@ -131,21 +131,28 @@ TEST_F(MeasureProgram, JsonHasTheDocumentedFields) {
   EXPECT_EQ(reference["weights"], 96 * 64 + 33 * 65 + 512 + 64);
   ASSERT_EQ(reference["tensors"].size(), 5U);
   for (const Json& tensor : reference["tensors"]) {
-    EXPECT_THAT(keys(tensor), ElementsAre("name", "kind", "layer", "dtype", "shape", "weights", "bytes", "nan", "inf",
-                                          "mean", "rms", "kurtosis", "absmax", "outlier_columns", "outlier_energy"));
+    EXPECT_THAT(keys(tensor),
+                ElementsAre("name", "kind", "layer", "dtype", "codec", "shape", "weights", "bytes", "nan", "inf",
+                            "mean", "rms", "kurtosis", "absmax", "outlier_columns", "outlier_energy"));
     EXPECT_THAT(keys(tensor["absmax"]), ElementsAre("min", "mean", "max", "std"));
   }
   ASSERT_EQ(found["tests"].size(), 2U);
   for (const Json& test : found["tests"]) {
-    EXPECT_THAT(keys(test), ElementsAre("name", "bytes", "total", "kinds", "layers", "worst", "missing", "tensors"));
-    EXPECT_EQ(keys(test["total"]), with_figures({"tensors", "weights"}, {"bits_per_weight"}));
+    EXPECT_THAT(keys(test), ElementsAre("name", "bytes", "verdicts", "converted", "kept", "total", "kinds", "layers",
+                                        "worst", "missing", "tensors"));
+    for (const char* const group : {"converted", "kept", "total"})
+      EXPECT_EQ(keys(test[group]), with_figures({"tensors", "weights"}, {"bits_per_weight"})) << group;
+    for (const Json& verdict : test["verdicts"])
+      EXPECT_THAT(keys(verdict),
+                  ElementsAre("codec", "tensors", "exact", "worse_than_expected", "broken", "min_sqnr_db",
+                              "max_sqnr_db", "min_normal_sqnr_db", "max_normal_sqnr_db", "worst", "text"));
     for (const Json& kind : test["kinds"])
-      EXPECT_EQ(keys(kind), with_figures({"kind", "tensors", "weights"}, {"bits_per_weight"}));
+      EXPECT_EQ(keys(kind), with_figures({"kind", "converted", "kept", "tensors", "weights"}, {"bits_per_weight"}));
     for (const Json& layer : test["layers"])
-      EXPECT_EQ(keys(layer), with_figures({"layer", "tensors", "weights"}, {"bits_per_weight"}));
+      EXPECT_EQ(keys(layer), with_figures({"layer", "converted", "kept", "tensors", "weights"}, {"bits_per_weight"}));
     ASSERT_EQ(test["tensors"].size(), 5U);
     for (const Json& tensor : test["tensors"]) {
-      EXPECT_EQ(keys(tensor), with_figures({"codec", "bytes", "bits_per_weight", "nan", "inf"},
+      EXPECT_EQ(keys(tensor), with_figures({"codec", "converted", "bytes", "bits_per_weight", "nan", "inf"},
                                            {"max_abs_at", "worst_block", "entropy", "code_use", "error_histogram"}));
       const Json& worst = tensor["worst_block"];
       EXPECT_TRUE(worst.is_null() || keys(worst) == (std::vector<std::string>{"at", "rmse", "absmax"}));
@@ -187,7 +194,9 @@ TEST_F(MeasureProgram, JsonIsConsistent) {
   EXPECT_EQ(test["layers"][0]["rmse"], quantized["rmse"]);
   EXPECT_EQ(test["total"]["tensors"], 5);
   EXPECT_EQ(test["total"]["weights"], found["reference"]["weights"]);
-  EXPECT_EQ(test["worst"].size(), 5U);
+  EXPECT_EQ(test["converted"]["tensors"].get<int>() + test["kept"]["tensors"].get<int>(), 5);
+  EXPECT_EQ(test["converted"]["tensors"], 4);
+  EXPECT_EQ(test["worst"].size(), 3U);  // neither what was kept nor what is empty has an error
   double last = INFINITY;
   for (const Json& t : test["worst"]) {
     const Json& value = test["tensors"][t.get<std::size_t>()]["rel_rmse"];
@@ -302,14 +311,14 @@ TEST_F(MeasureProgram, CsvHasARowForEveryTensor) {
   EXPECT_EQ(outcome.code, 0);
   const auto rows = rows_of(outcome.out);
   ASSERT_EQ(rows.size(), 1U + 2 * 5);
-  EXPECT_EQ(rows[0].size(), 32U);
+  EXPECT_EQ(rows[0].size(), 33U);
   EXPECT_EQ(rows[0][1], "name");
   const auto column = [&](const std::string& name) {
     return static_cast<std::size_t>(std::find(rows[0].begin(), rows[0].end(), name) - rows[0].begin());
   };
   const Json found = json("w.safetensors --to nf4 --to fp16");
   for (std::size_t r = 1; r < rows.size(); ++r) {
-    ASSERT_EQ(rows[r].size(), 32U);
+    ASSERT_EQ(rows[r].size(), 33U);
     const std::size_t test = (r - 1) / 5, t = (r - 1) % 5;
     const Json& tensor = found["tests"][test]["tensors"][t];
     EXPECT_EQ(rows[r][0], test == 0 ? "nf4" : "fp16");
@@ -335,14 +344,11 @@ TEST_F(MeasureProgram, CsvHasARowForEveryTensor) {
 TEST_F(MeasureProgram, TableNamesTheWorstFirst) {
   const Outcome outcome = run("measure w.safetensors --to nf4");
   EXPECT_EQ(outcome.code, 0);
-  EXPECT_THAT(outcome.out, StartsWith("nf4 against "));
-  const std::size_t q = outcome.out.find(q_proj), norm = outcome.out.find("model.norm.weight");
-  EXPECT_LT(q, norm);
-  EXPECT_NE(norm, std::string::npos);
+  EXPECT_THAT(outcome.out, StartsWith("nf4: 4 tensors at "));
+  EXPECT_THAT(outcome.out, HasSubstr(q_proj));
   EXPECT_THAT(outcome.out, HasSubstr("  nf4  "));
-  EXPECT_THAT(outcome.out, HasSubstr(" exact "));
-  EXPECT_THAT(outcome.out, HasSubstr("without any error\n"));
-  EXPECT_THAT(outcome.out, HasSubstr(" weights "));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("model.norm.weight")));  // has no error
+  EXPECT_THAT(outcome.out, HasSubstr(" as in the reference\n"));
   // What names hold does not reach the terminal.
   EXPECT_THAT(outcome.out, Not(HasSubstr("\x1b")));
   EXPECT_THAT(outcome.out, HasSubstr("\\x1b[31m"));
@@ -409,6 +415,7 @@ TEST_F(MeasureProgram, ErrorsAreOneLine) {
       {"w.safetensors --to nf4:blocksize=64", 2},
       {"w.safetensors --to nf4 --json --csv", 2},
       {"w.safetensors --to nf4 --worst many", 2},
+      {"w.safetensors --to nf4 --worst -1", 2},
       {"w.safetensors --to nf4 --threads 0", 2},
       {"w.safetensors --to nf4 --max-memory much", 2},
       {"w.safetensors --to nf4 --progress loud", 2},
@@ -445,12 +452,29 @@ TEST_F(MeasureProgram, LimitsThatAreKept) {
   EXPECT_EQ(outcome.err, "");
 }
 
+// Before the weights are read, of which the test here has none.
+TEST_F(MeasureProgram, PatternsAreCheckedBeforeMeasuring) {
+  EXPECT_EQ(run("convert w.safetensors q --to nf4").code, 0);
+  const Outcome outcome = run("measure w.safetensors q --min-sqnr 'no.such=3' --max-memory 1MB --progress plain");
+  EXPECT_EQ(outcome.code, 2);  // 5 if what measuring needs was asked for first
+  EXPECT_THAT(outcome.err, HasSubstr("--min-sqnr 'no.such' matches no tensor"));
+  EXPECT_EQ(outcome.out, "");
+}
+
+// REF and TEST often share the name of a file.
+TEST_F(MeasureProgram, ErrorsNameThePathThatWasGiven) {
+  fs::create_directory(root_.path() / "other");
+  std::ofstream(root_.path() / "other" / "w.safetensors") << "version https://git-lfs.github.com/spec/v1\n";
+  EXPECT_THAT(run("measure w.safetensors other/w.safetensors").err, StartsWith("error: other/w.safetensors: "));
+  EXPECT_THAT(run("measure other/w.safetensors w.safetensors").err, StartsWith("error: other/w.safetensors: "));
+}
+
 TEST_F(MeasureProgram, LimitsThatAreBroken) {
   for (const std::string limit : {"--min-sqnr 40", "--max-rmse 1e-6", "--min-cosine 0.9999999",
                                   "--min-sqnr '.*_proj.*=30'", "--max-rmse '[a-z].*weight=1e-4'"}) {
     const Outcome outcome = run("measure w.safetensors --to nf4 " + limit);
     EXPECT_EQ(outcome.code, 8) << limit;
-    EXPECT_THAT(outcome.out, StartsWith("nf4 against ")) << limit;  // what was found is shown all the same
+    EXPECT_THAT(outcome.out, StartsWith("nf4: 4 tensors at ")) << limit;  // what was found is shown all the same
     EXPECT_THAT(outcome.err, StartsWith("fails: nf4: tensor 'model.layers.0.self_attn.q_proj.weight': ")) << limit;
     EXPECT_THAT(outcome.err, HasSubstr("fails: nf4: tensor 'model.layers.1.self_attn.k_proj.weight': ")) << limit;
     EXPECT_THAT(outcome.err, Not(HasSubstr("model.norm.weight"))) << limit;
@@ -465,6 +489,23 @@ TEST_F(MeasureProgram, LimitsThatAreBroken) {
 }
 
 // ---- HTML ------------------------------------------------------------------------------------------------------
+
+// A page says when it was made; with SOURCE_DATE_EPOCH the same page is made again.
+TEST_F(MeasureProgram, HtmlIsReproducible) {
+  const auto page = [&](const std::string& epoch) {
+    EXPECT_EQ(run("measure w.safetensors --to nf4 --html report.html", "SOURCE_DATE_EPOCH=" + epoch).code, 0);
+    return test::read_file(root_.path() / "report.html");
+  };
+  const std::string first = page("1000000000");
+  EXPECT_THAT(first, HasSubstr("2001-09-09 01:46:40 UTC"));
+  EXPECT_THAT(first, HasSubstr("nibble measure w.safetensors --to nf4"));
+  EXPECT_TRUE(page("1000000000") == first);
+  EXPECT_FALSE(page("1000000001") == first);
+  EXPECT_FALSE(page("") == first);
+  for (const char* const epoch : {"x", "-1", "1.5", "253402300800"})
+    EXPECT_EQ(run("measure w.safetensors --to nf4 --html report.html", std::string("SOURCE_DATE_EPOCH=") + epoch).code,
+              2);
+}
 
 TEST_F(MeasureProgram, HtmlIsWrittenWhole) {
   EXPECT_EQ(run("measure w.safetensors --to nf4 --html report.html").code, 0);

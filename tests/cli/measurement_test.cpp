@@ -28,6 +28,7 @@ MeasuredWeights weights(std::string name, std::uint64_t n, std::string kind = "k
                         std::optional<std::uint64_t> layer = {}) {
   MeasuredWeights tensor;
   tensor.info = {std::move(name), DType::f32, {n}};
+  tensor.codec = "float32";
   tensor.kind = std::move(kind);
   tensor.layer = layer;
   tensor.bytes = 4 * n;
@@ -64,10 +65,15 @@ Measurement measurement(std::vector<MeasuredWeights> tensors, std::vector<std::o
   return result;
 }
 
+MeasuredError kept(MeasuredError error) {
+  error.codec = "float32";
+  return error;
+}
+
 // Two errors of 2 and 1 in four weights, and none in two others of another layer.
 Measurement two_layers() {
   return measurement({weights("layers.0.up", 4, "up", 0), weights("layers.1.down", 2, "down", 1)},
-                     {error({3, -4, 0, 0}, {3, -2, 1, 0}), error({1, 2}, {1, 2}, 1)});
+                     {error({3, -4, 0, 0}, {3, -2, 1, 0}), kept(error({1, 2}, {1, 2}, 1))});
 }
 
 template <class Write> std::string written(Write&& write, const Measurement& measurement) {
@@ -129,6 +135,37 @@ TEST(MeasurementJson, FiguresOfGroupsAreThoseOfAllTheirWeights) {
   EXPECT_EQ(test["kinds"][1]["rmse"], test["layers"][0]["rmse"]);
 }
 
+// What was kept would make the error look smaller, the more of it there is.
+TEST(MeasurementJson, HeadlinesWhatWasConverted) {
+  Measurement found = two_layers();
+  found.tensors.push_back(weights("layers.0.norm", 2, "norm", 0));
+  found.candidates[0].tensors.push_back(kept(error({100, 200}, {100, 200}, 8)));
+  const Json test = json(found)["tests"][0];
+  EXPECT_EQ(test["converted"]["tensors"], 1);
+  EXPECT_EQ(test["kept"]["tensors"], 2);
+  EXPECT_EQ(test["total"]["tensors"], 3);
+  EXPECT_EQ(test["converted"]["sqnr_db"], test["tensors"][0]["sqnr_db"]);
+  EXPECT_EQ(test["layers"][0]["sqnr_db"], test["tensors"][0]["sqnr_db"]);
+  EXPECT_EQ(test["layers"][0]["kept"], 1);
+  EXPECT_LT(test["converted"]["sqnr_db"], test["total"]["sqnr_db"]);
+  EXPECT_EQ(test["tensors"][0]["converted"], true);
+  EXPECT_EQ(test["tensors"][2]["converted"], false);
+}
+
+// Weights that differ, in whatever form, were not kept.
+TEST(MeasurementJson, OtherWeightsAreConverted) {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  Measurement found =
+      measurement({weights("other", 1), weights("nan", 1), weights("nan before", 1), weights("cast", 1)},
+                  {kept(error({1}, {2})), kept(error({1}, {nan})), kept(error({nan}, {nan})), error({1}, {1})});
+  found.tensors[2].stats.nan = 1;
+  const Json tensors = json(found)["tests"][0]["tensors"];
+  EXPECT_EQ(tensors[0]["converted"], true);
+  EXPECT_EQ(tensors[1]["converted"], true);
+  EXPECT_EQ(tensors[2]["converted"], false);
+  EXPECT_EQ(tensors[3]["converted"], true);
+}
+
 TEST(MeasurementJson, WhatHasNoNumberIsNull) {
   Measurement found = measurement({weights("exact", 2), weights("empty", 0), weights("lost", 1), weights("absent", 1)},
                                   {error({1, 2}, {1, 2}), error({}, {}), error({0}, {1}), std::nullopt});
@@ -168,7 +205,7 @@ TEST(MeasurementJson, WrongWeightsComeFirst) {
                                    error({0, 0}, {0, 1}), error({1, 1}, {1, nan}), error({1, nan}, {1.25f, nan}),
                                    error({2, 2}, {3, 3}), error({1, 1}, {3, 3}), error({1, nan}, {nan, 1})});
   for (const std::size_t t : {6U, 9U}) found.tensors[t].stats.nan = 1;
-  EXPECT_EQ(json(found)["tests"][0]["worst"], (Json{4, 5, 9, 8, 3, 7, 6, 1, 0}));
+  EXPECT_EQ(json(found)["tests"][0]["worst"], (Json{4, 5, 9, 8, 3, 7, 6}));
 }
 
 TEST(MeasurementJson, TenOfTheWorst) {
@@ -207,7 +244,8 @@ TEST(MeasurementTexts, NothingMeasured) {
   EXPECT_EQ(json(nothing)["tests"][0]["tensors"], Json::array());
   EXPECT_EQ(json(nothing)["tests"][0]["total"]["weights"], 0);
   EXPECT_EQ(csv(nothing).size(), 1U);
-  EXPECT_THAT(to_table(nothing, 10, false), HasSubstr("\n0 weights  x 0           -          -         - "));
+  EXPECT_THAT(to_table(nothing, 10, false),
+              testing::StartsWith("nothing was converted: every tensor is as in the reference\n"));
 }
 
 // ---- CSV -------------------------------------------------------------------------------------------------------
@@ -224,18 +262,18 @@ TEST(MeasurementCsv, HasARowForWhatWasCompared) {
   EXPECT_EQ(rows[0],
             "test,name,kind,layer,dtype,shape,weights,codec,bytes,bits_per_weight,mae,rmse,max_abs,rel_rmse,sqnr_db,"
             "cosine,mean_rel,nan,inf,rms,kurtosis,absmax_mean,absmax_std,outlier_columns,outlier_energy,max_abs_at,"
-            "worst_block_at,worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf");
+            "worst_block_at,worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted");
   EXPECT_EQ(rows[1],
-            fmt::format("nf4,layers.0.up,up,0,F32,4,4,nf4,2,4,0.75,{},2,{},{},{},0.25,0,0,,,,,,,1,0,{},,,0,0",
+            fmt::format("nf4,layers.0.up,up,0,F32,4,4,nf4,2,4,0.75,{},2,{},{},{},0.25,0,0,,,,,,,1,0,{},,,0,0,1",
                         std::sqrt(1.25), std::sqrt(0.2), 10 * std::log10(5), 17 / std::sqrt(350.0), std::sqrt(1.25)));
-  EXPECT_EQ(rows[2], "nf4,layers.1.down,down,1,F32,2,2,nf4,1,4,0,0,0,0,inf,1,0,0,0,,,,,3,0.5,,,,,,0,0");
+  EXPECT_EQ(rows[2], "nf4,layers.1.down,down,1,F32,2,2,float32,1,4,0,0,0,0,inf,1,0,0,0,,,,,3,0.5,,,,,,0,0,0");
   EXPECT_EQ(rows[3], "fp4" + rows[2].substr(3));
 }
 
 TEST(MeasurementCsv, ShapesLayersAndFiguresThatAreNot) {
   Measurement found = measurement({weights("a", 0)}, {error({}, {}, 0)});
   found.tensors[0].info.shape = {0, 64, 3};
-  EXPECT_EQ(csv(found)[1], "nf4,a,kind,,F32,0x64x3,0,nf4,0,,,,,,,,,0,0,,,,,,,,,,,,0,0");
+  EXPECT_EQ(csv(found)[1], "nf4,a,kind,,F32,0x64x3,0,nf4,0,,,,,,,,,0,0,,,,,,,,,,,,0,0,1");
 }
 
 // RFC 4180: what holds a separator is quoted, and quotes are doubled.
@@ -244,40 +282,74 @@ TEST(MeasurementCsv, NamesAreQuoted) {
   found.candidates[0].name = "two\nlines";
   EXPECT_THAT(written(write_csv, found), HasSubstr("\n\"two\nlines\",\"a,b\",\"q\"\"u\"\"\",,F32,"));
   found.candidates[0].name = "\r";
-  EXPECT_THAT(written(write_csv, found), HasSubstr("\n\"\r\",\"a,b\","));
+  EXPECT_THAT(written(write_csv, found), HasSubstr("\n\"'\r\",\"a,b\","));
+}
+
+// A spreadsheet runs what begins like this.
+TEST(MeasurementCsv, TextsAreNoFormulas) {
+  for (const std::string name : {"=1+1", "+1", "-x", "@a", "\tb"}) {
+    Measurement found = measurement({weights(name, 1, name)}, {error({1}, {1})});
+    found.candidates[0].name = name;
+    found.candidates[0].tensors[0]->codec = name;
+    const std::string text = "'" + name;
+    EXPECT_THAT(csv(found)[1], testing::StartsWith(text + ',' + text + ',' + text + ",,F32,1,1," + text + ",2,"));
+  }
+  // Numbers stay numbers, of whatever sign.
+  Measurement lost = measurement({weights("w", 1)}, {error({0}, {1})});
+  EXPECT_THAT(csv(lost)[1], HasSubstr(",-inf,"));
 }
 
 // ---- the table -------------------------------------------------------------------------------------------------
 
 TEST(MeasurementTable, IsThis) {
-  const std::string bar = "\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588";
   EXPECT_EQ(to_table(two_layers(), 10, false),
-            "nf4 against model\n\n"
-            "tensor         codec      bits       rmse  rel rmse   max abs   SQNR dB   cosine\n"
-            "layers.0.up    nf4        4.00   1.12e+00   44.72 %  2.00e+00      6.99 0.908688  " +
-                bar +
-                "\n"
-                "layers.1.down  nf4        4.00   0.00e+00    0.00 %  0.00e+00     exact 1.000000\n\n"
-                "kind           codec      bits       rmse  rel rmse   max abs   SQNR dB   cosine\n"
-                "up             x 1        4.00   1.12e+00   44.72 %  2.00e+00      6.99 0.908688  " +
-                bar +
-                "\n"
-                "1 more, without any error\n\n"
-                "layer          codec      bits       rmse  rel rmse   max abs   SQNR dB   cosine\n"
-                "0              x 1        4.00   1.12e+00   44.72 %  2.00e+00      6.99 0.908688  " +
-                bar +
-                "\n"
-                "1              x 1        4.00   0.00e+00    0.00 %  0.00e+00     exact 1.000000\n\n"
-                "all            codec      bits       rmse  rel rmse   max abs   SQNR dB   cosine\n"
-                "6 weights      x 2        4.00   9.13e-01   40.82 %  2.00e+00      7.78 0.921479  "
-                "\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\u2588\n"
-                "2.00 kB (1.95 KiB) -> 999 bytes\n");
+            "nf4: 1 tensor at 7.0 dB; worst: layers.0.up\n\n"
+            "test                   converted  kept   bits     rmse rel rmse SQNR dB   cosine\n"
+            "nf4                            1     1   4.00 1.12e+00  44.72 %    6.99 0.908688\n"
+            "2.00 kB (1.95 KiB) -> 999 bytes\n\n"
+            "the 1 worst tensors of 2                codec     bits rel rmse  max abs SQNR dB\n"
+            "layers.0.up                             nf4       4.00  44.72 % 2.00e+00    6.99\n\n"
+            "kind                                    tensors   bits rel rmse  max abs SQNR dB\n"
+            "up                                      x 1       4.00  44.72 % 2.00e+00    6.99\n"
+            "1 more kind kept as in the reference\n\n"
+            "layer                                   tensors   bits rel rmse  max abs SQNR dB\n"
+            "0                                       x 1       4.00  44.72 % 2.00e+00    6.99\n"
+            "1 more layer kept as in the reference\n");
+}
+
+// Whatever names and however many tests there are: but for words that are longer, no line is longer than a terminal.
+TEST(MeasurementTable, FitsEightyColumns) {
+  Measurement found = measurement({weights("model.layers.10.mlp.experts.117.up_projection.of.some.length.weight", 4,
+                                           "mlp.experts.up_projection.of.some.considerable.length", 0),
+                                   weights("model.layers.1.b.weight", 2, "b", 1)},
+                                  {error({3, -4, 0, 0}, {3, -2, 1, 0}), error({1, 2}, {1, 1}, 1)});
+  for (std::size_t tests = 1; tests <= 12; ++tests) {
+    const std::string table = to_table(found, 10, false);
+    for (const std::string& line : lines_of(table)) EXPECT_LE(line.size(), 80U) << line;
+    EXPECT_EQ(table.find("test 13"), std::string::npos);
+    found.candidates.push_back(found.candidates[0]);
+    found.candidates.back().name = "/some/where/with/a/name/longer/than/a/column/test " + std::to_string(tests);
+  }
+}
+
+TEST(MeasurementTable, TestsStandSideBySide) {
+  Measurement found = two_layers();
+  found.candidates.push_back(found.candidates[0]);
+  found.candidates[1].name = "other";
+  found.candidates[1].tensors[0] = error({3, -4, 0, 0}, {3, -4, 1, 0});
+  const std::string table = to_table(found, 10, false);
+  EXPECT_THAT(table, HasSubstr("#1: nf4\n   nf4: 1 tensor at 7.0 dB; worst: layers.0.up\n#2: other\n"));
+  EXPECT_THAT(table, HasSubstr("\n#2: other "));
+  EXPECT_THAT(table, HasSubstr("\nlayers.0.up                                     6.99  44.72 %     13.98  20.00 %\n"));
 }
 
 TEST(MeasurementTable, ListsSoManyOfTheWorst) {
-  EXPECT_THAT(to_table(two_layers(), 1, false), HasSubstr("\nthe 1 worst tensors of 2  codec"));
-  EXPECT_THAT(to_table(two_layers(), 1, false), Not(HasSubstr("layers.1.down")));
-  for (const std::size_t all : {0, 2, 3}) EXPECT_THAT(to_table(two_layers(), all, false), HasSubstr("layers.1.down"));
+  EXPECT_THAT(to_table(two_layers(), 1, false), HasSubstr("\nthe 1 worst tensors of 2 "));
+  for (const std::size_t some : {1, 2, 3})
+    EXPECT_THAT(to_table(two_layers(), some, false), Not(HasSubstr("layers.1.down")));
+  EXPECT_THAT(to_table(two_layers(), 0, false), HasSubstr("\nlayers.1.down "));
+  const Measurement exact = measurement({weights("a", 1)}, {kept(error({1}, {1}))});
+  EXPECT_THAT(to_table(exact, 10, false), Not(HasSubstr("worst")));
 }
 
 // One kind or one layer is what the last line says anyway.
@@ -290,7 +362,7 @@ TEST(MeasurementTable, OneGroupIsNotListed) {
 TEST(MeasurementTable, SaysWhatWasNotCompared) {
   Measurement found = two_layers();
   found.candidates[0].missing = {"a\n"};
-  EXPECT_THAT(to_table(found, 10, false), EndsWith(" bytes\nnot compared: a\\n\n"));
+  EXPECT_THAT(to_table(found, 10, false), EndsWith("\nnot compared: a\\n\n"));
   found.candidates[0].missing.assign(12, "b");
   EXPECT_THAT(to_table(found, 10, false), EndsWith("not compared: b\nnot compared: 2 more\n"));
 }
@@ -306,7 +378,7 @@ TEST(MeasurementTable, CandidatesFollowEachOther) {
   Measurement found = two_layers();
   found.candidates.push_back(found.candidates[0]);
   found.candidates[1].name = "\x1b[2J";
-  EXPECT_THAT(to_table(found, 10, false), HasSubstr(" bytes\n\n\\x1b[2J against model\n"));
+  EXPECT_THAT(to_table(found, 10, false), HasSubstr("\n#2: \\x1b[2J\n"));
 }
 
 std::string without_colours(std::string text) {
@@ -321,16 +393,15 @@ TEST(MeasurementTable, ColoursChangeNothingElse) {
   EXPECT_EQ(without_colours(coloured), plain);
 }
 
-TEST(MeasurementTable, ColoursSayHowGoodItIs) {
-  const auto colours = [](double ratio) {
-    const std::string table = to_table(measurement({weights("a", 1)}, {error_of_ratio(ratio)}), 10, true);
-    return lines_of(table).at(3);
+TEST(MeasurementTable, ColoursSayWhetherItIsExpected) {
+  const auto colours = [](MeasuredError error) {
+    error.normal_sqnr_db = 20;
+    return to_table(measurement({weights("a", 1)}, {std::move(error)}), 10, true);
   };
   constexpr const char *red = "\x1b[31m", *yellow = "\x1b[33m", *green = "\x1b[32m";
-  EXPECT_THAT(colours(9.99), HasSubstr(red));
-  EXPECT_THAT(colours(10), HasSubstr(yellow));   // 10 dB
-  EXPECT_THAT(colours(63), HasSubstr(yellow));   // 17.99
-  EXPECT_THAT(colours(63.1), HasSubstr(green));  // 18.00
+  EXPECT_THAT(colours(error_of_ratio(50)), HasSubstr(yellow));   // 16.99 dB
+  EXPECT_THAT(colours(error_of_ratio(50.2)), HasSubstr(green));  // 17.01
+  EXPECT_THAT(colours(error({0}, {1})), HasSubstr(red));
 }
 
 }  // namespace

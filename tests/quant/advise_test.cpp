@@ -80,6 +80,7 @@ Recipe parse(const std::vector<std::string>& options) {
     }
     const std::string& value = options.at(i + 1);
     if (options[i] == "--to") recipe.to = value;
+    if (options[i] == "--embeddings") recipe.embeddings = value;
     if (options[i] == "--skip") recipe.skips.push_back(value);
     if (options[i] == "--tensor")
       recipe.rules.push_back({value.substr(0, value.rfind('=')), value.substr(value.rfind('=') + 1)});
@@ -169,15 +170,17 @@ TEST(Advise, CurveHasTheBestOfEverySize) {
     EXPECT_NEAR(point.cost, least_cost(in, formats.front(), point.bytes).cost, 1e-9);
   double square = 0;
   double reference = 0;
+  double weights = 0;
   for (const PlannedTensor& planned : formats.front().plan->tensors) {
-    reference += static_cast<double>(planned.info.elements());
-    if (planned.quantized)
-      square += static_cast<double>(planned.info.elements()) * uneven(planned.info.name, planned.codec);
+    weights += static_cast<double>(planned.info.elements());
+    if (!planned.quantized) continue;
+    reference += static_cast<double>(planned.info.elements());  // what is kept is no part of the ratio
+    square += static_cast<double>(planned.info.elements()) * uneven(planned.info.name, planned.codec);
   }
   EXPECT_NEAR(some.chosen.cost, square, 1e-9);
   EXPECT_NEAR(some.chosen.sqnr_db, 10 * std::log10(reference / square), 1e-9);
-  EXPECT_EQ(some.weights, static_cast<std::uint64_t>(reference));
-  EXPECT_NEAR(some.bits_per_weight(some.chosen.bytes), 8 * static_cast<double>(some.chosen.bytes) / reference, 1e-12);
+  EXPECT_EQ(some.weights, static_cast<std::uint64_t>(weights));
+  EXPECT_NEAR(some.bits_per_weight(some.chosen.bytes), 8 * static_cast<double>(some.chosen.bytes) / weights, 1e-12);
 }
 
 TEST(Advise, CurveHasAtMost64Points) {
@@ -217,11 +220,42 @@ TEST(Advise, EqualTensorsGoInOrder) {
 TEST(Advise, SizeThatCannotBeReached) {
   const MemoryReader in = llama();
   const std::uint64_t smallest = advice_formats(in, false).front().plan->stored_bytes();
-  EXPECT_THAT(error_of([&] { (void)advise(in, smallest - 1); }, Errc::usage),
-              testing::MatchesRegex("the smallest that '/' can become without --allow-nibble-only is " +
-                                    std::to_string(smallest) + " bytes .5[.][0-9]+ bits per weight., " +
-                                    std::to_string(smallest - 1) + " are allowed"));
+  EXPECT_THAT(
+      error_of([&] { (void)advise(in, smallest - 1); }, Errc::usage),
+      testing::MatchesRegex("/: cannot become smaller than 100[.]79 kB .98[.]42 KiB., 5[.][0-9]+ bits per weight, "
+                            "without --allow-nibble-only; 100[.]78 kB .98[.]42 KiB. is allowed"));
+  EXPECT_THAT(error_of([&] { (void)advise(in, 5000); }, Errc::usage),
+              testing::MatchesRegex(".* than [0-9.]+ kB .[0-9.]+ KiB.,.*; 5[.]00 kB .4[.]88 KiB. is allowed"));
   EXPECT_THAT(error_of([&] { (void)advise(in, 100, true); }, Errc::usage), Not(HasSubstr("without")));
+}
+
+// Sizes that read the same are told in bytes.
+TEST(Advise, SizesThatLookAlike) {
+  MemoryReader in;
+  in.add_normal("l.0.weight", DType::bf16, {4096, 512});
+  const std::uint64_t smallest = advice_formats(in, false).front().plan->stored_bytes();
+  EXPECT_THAT(error_of([&] { (void)advise(in, smallest - 1); }, Errc::usage),
+              testing::MatchesRegex(".* than " + std::to_string(smallest) + " bytes,.*; " +
+                                    std::to_string(smallest - 1) + " bytes is allowed"));
+}
+
+// Embeddings of 32 bits are cast where that is what it takes, and transformers still loads the result.
+TEST(Advise, EmbeddingsBecomeBf16) {
+  MemoryReader in = llama(DType::f32);
+  const std::vector<Candidate> formats = advice_formats(in, false);
+  Progress progress;
+  const Measurement measurement = measure(in, formats, {}, progress);
+  const std::uint64_t smallest = formats.front().plan->stored_bytes();
+  const Advice least = nibble::advise(in, formats, measurement, {smallest, false});
+  EXPECT_EQ(least.codecs[0], "bf16");
+  EXPECT_THAT(least.options, ElementsAre("--to", "nf4", "--embeddings", "bf16"));
+  EXPECT_FALSE(check(in, least).nibble_only);
+  const std::uint64_t saved = in.tensors().bytes(0) / 2;
+  const Advice more = nibble::advise(in, formats, measurement, {smallest + saved, false});
+  check(in, more);
+  EXPECT_LE(more.chosen.cost, least.chosen.cost);
+  // 16 bits are no smaller.
+  for (const Candidate& format : advice_formats(llama(), false)) EXPECT_EQ(format.plan->recipe.embeddings, "keep");
 }
 
 TEST(Advise, EverythingFits) {

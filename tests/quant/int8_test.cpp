@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "nibble/error.hpp"
+#include "nibble/metrics.hpp"
 #include "quant/reference.hpp"
 #include "tests/quant/codec_support.hpp"
 
@@ -130,6 +131,18 @@ TEST(Int8, ErrorOnNormalWeightsIsThePublishedOne) {
   };
   EXPECT_NEAR(error(1024), 0.00793, 0.01 * 0.00793);
   EXPECT_NEAR(error(4096), 0.00873, 0.01 * 0.00873);
+}
+
+TEST(Int8, NormalWeightsHaveTheSqnrThatIsExpected) {
+  constexpr std::size_t count = std::size_t{1} << 20;
+  const std::vector<float> weights = test::normal_weights(count, 3);
+  const auto codec = make_codec("int8");
+  for (const std::size_t columns : {16, 64, 256, 1024, 4096, 16384}) {
+    const TensorInfo tensor{"w.weight", DType::f32, {count / columns, columns}};
+    const double db = compare(weights, test::round_trip(*codec, weights, {count / columns, columns})).sqnr_db();
+    EXPECT_NEAR(codec->normal_sqnr_db(tensor), db, 0.15) << columns;
+  }
+  EXPECT_TRUE(std::isnan(codec->normal_sqnr_db({"w.weight", DType::f32, {4, 8}})));
 }
 
 TEST(Int8, SizesThatDisagreeAreRefused) {

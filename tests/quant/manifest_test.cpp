@@ -59,9 +59,42 @@ TEST(Manifest, BeginsWithThePlan) {
                       R"("embeddings":"keep","lm_head":"keep","experts":"keep","allow_nibble_only":false,)"
                       R"("max_shard_size":5000000000},)"
                       "\n \"source_bytes\": 384,\n \"tensors\": [\n ],\n"
+                      " \"converted\": {\"tensors\":0,\"weights\":0},\n \"kept\": {\"tensors\":0,\"weights\":0},\n"
                       " \"stored_bytes\": " +
                       std::to_string(plan().stored_bytes()) +
                       ",\n \"quantized_share\": 0.6666666666666666,\n \"warnings\": []\n}\n");
+}
+
+// The error of all is that of what was converted, and what a restart drops is in no sum.
+TEST(Manifest, TotalsAreThoseOfConvertedTensors) {
+  EncodingError error;
+  error.sums = {.count = 2, .square = 1, .product = 100, .reference = 100, .test = 100};
+  const Plan made = plan();
+  const Json told = Json::parse(written(made, [&](Manifest& manifest) {
+    const Manifest::Mark mark = manifest.mark();
+    for (int pass = 0; pass < 2; ++pass) {
+      manifest.rewind(mark);
+      manifest.add(made.tensors[0], 0, {}, &error, nullptr, parts_of(made.tensors[0]));
+      manifest.add(made.tensors[1], 0, {}, nullptr, nullptr, parts_of(made.tensors[1]));
+    }
+  }));
+  EXPECT_EQ(told.at("converted").at("tensors"), 1);
+  EXPECT_EQ(told.at("converted").at("weights"), 128);
+  EXPECT_EQ(told.at("converted").at("error").at("sqnr_db"), 20);
+  EXPECT_EQ(told.at("kept"), (Json{{"tensors", 1}, {"weights", 64}}));
+}
+
+TEST(Manifest, WithoutErrorThereIsNoPlaceOfOne) {
+  MeasuredError exact;
+  exact.stats = compare(std::vector<float>{1, 2}, std::vector<float>{1, 2});
+  const Plan made = plan();
+  const Json told = Json::parse(written(made, [&](Manifest& manifest) {
+    manifest.add(made.tensors[0], 0, {}, nullptr, &exact, parts_of(made.tensors[0]));
+  }));
+  const Json& error = told.at("tensors").at(0).at("error");
+  EXPECT_EQ(error.at("max_abs"), 0);
+  EXPECT_TRUE(error.at("max_abs_at").is_null());
+  EXPECT_TRUE(error.at("worst_block").is_null());
 }
 
 TEST(Manifest, RecipeIsTold) {

@@ -60,13 +60,21 @@ TEST_P(PublishedErrors, OfNf4AndFp4) {
   {
     SCOPED_TRACE("nf4");
     expect(error_of("nf4", options), row.nf4_mae, row.nf4_rel, row.nf4_rmse, row.nf4_db);
+    EXPECT_EQ(make_codec("nf4", options)->normal_sqnr_db({}), row.nf4_db);
   }
   SCOPED_TRACE("fp4");
   expect(error_of("fp4", options), row.fp4_mae, row.fp4_rel, row.fp4_rmse, row.fp4_db);
+  EXPECT_EQ(make_codec("fp4", options)->normal_sqnr_db({}), row.fp4_db);
 }
 
 INSTANTIATE_TEST_SUITE_P(Blocksizes, PublishedErrors, testing::ValuesIn(published),
                          [](const auto& each) { return std::to_string(each.param.blocksize); });
+
+TEST(PublishedError, CastsHaveTheSqnrThatIsExpected) {
+  for (const char* const codec : {"bf16", "fp16"})
+    EXPECT_NEAR(error_of(codec, {}).sqnr_db(), make_codec(codec)->normal_sqnr_db({}), 0.06) << codec;
+  for (const char* const codec : {"fp32", "keep"}) EXPECT_TRUE(std::isinf(make_codec(codec)->normal_sqnr_db({})));
+}
 
 TEST(PublishedError, CosinesAtBlockSize64) {
   EXPECT_NEAR(error_of("nf4", {.double_quant = false}).cosine(), 0.99577, 2e-5);

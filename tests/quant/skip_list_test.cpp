@@ -50,6 +50,17 @@ TEST(SkipList, NamesWithCharactersOfExpressionsAreEscaped) {
             (std::vector<std::string>{"^up\\[proj$", "^c\\*$", "plain-name_1", "lm_head"}));
 }
 
+// Entries are regular expressions, so that a name which is none, or is another, has to be escaped.
+TEST(SkipList, NamesAreNoPatterns) {
+  const std::vector<std::string> plain{"layers.0.up[proj", "a|b", "*"}, quantized{"layers.1.up[proj", "a", "b"};
+  const std::vector<std::string> list = skip_list("", false, quantized, plain);
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_TRUE(skips(list.at(i), plain[i])) << list[i];
+    for (const std::string& module : quantized) EXPECT_FALSE(skips(list[i], module)) << list[i] << ' ' << module;
+  }
+  EXPECT_EQ(list[0], R"(^layers\.0\.up\[proj$)");
+}
+
 TEST(SkipList, MatchesNoQuantizedModule) {
   const std::vector<std::string> quantized{"model.layers.0.score"};
   EXPECT_EQ(skip_list("Unheard", false, quantized, std::vector<std::string>{"score"}),

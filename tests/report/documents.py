@@ -20,9 +20,9 @@ def reference_tensor(name, kind, layer, shape, rms=0.02, kurtosis=3.2):
 
 
 def exact_tensor(tensor, codec="keep"):
-    return {"codec": codec, "bytes": tensor["bytes"], "bits_per_weight": 16.0, "nan": 0, "inf": 0, "mae": 0.0,
+    return {"codec": codec, "converted": False, "bytes": tensor["bytes"], "bits_per_weight": 16.0, "nan": 0, "inf": 0, "mae": 0.0,
             "rmse": 0.0, "max_abs": 0.0, "rel_rmse": 0.0, "sqnr_db": None, "cosine": 1.0, "mean_rel": 0.0,
-            "max_abs_at": 0, "worst_block": {"at": 0, "rmse": 0.0, "absmax": tensor["absmax"]["max"]},
+            "max_abs_at": None, "worst_block": None,
             "entropy": None, "code_use": None, "error_histogram": [["zero", tensor["weights"]]]}
 
 
@@ -34,7 +34,7 @@ def quantized_tensor(tensor, codec, bits, relative, chance):
     share = [use / sum(uses) for use in uses]
     top = math.floor(math.log2(rmse)) + 2
     bins = {top - i: weights * part for i, part in enumerate([0.004, 0.19, 0.4, 0.2, 0.1, 0.05, 0.026, 0.012, 0.006])}
-    return {"codec": codec, "bytes": int(weights * bits / 8), "bits_per_weight": bits, "nan": 0, "inf": 0,
+    return {"codec": codec, "converted": True, "bytes": int(weights * bits / 8), "bits_per_weight": bits, "nan": 0, "inf": 0,
             "mae": rmse * 0.78, "rmse": rmse, "max_abs": rmse * 9, "rel_rmse": relative,
             "sqnr_db": -20 * math.log10(relative), "cosine": 1 - relative ** 2 / 2, "mean_rel": relative * 2.4,
             "max_abs_at": at + 5, "worst_block": {"at": at, "rmse": rmse * 4.1, "absmax": tensor["absmax"]["max"]},
@@ -62,13 +62,38 @@ def sums(indices, reference, test):
             "bits_per_weight": 8 * sum(result["bytes"] for _, result in pairs) / weights, "weights": weights}
 
 
+def shown(indices, test):
+    """Those that were converted; all, if none was."""
+    return [i for i in indices if test[i] and test[i]["converted"]] or indices
+
+
+def verdicts(reference, test):
+    found = []
+    for codec in dict.fromkeys(result["codec"] for result in test if result and result["converted"]):
+        of = [i for i, result in enumerate(test) if result and result["converted"] and result["codec"] == codec]
+        known = [i for i in of if test[i]["sqnr_db"] is not None]
+        worst = max(known, key=lambda i: test[i]["rel_rmse"], default=None)
+        db = [test[i]["sqnr_db"] for i in known] or [None]
+        found.append({"codec": codec, "tensors": len(of), "exact": len(of) - len(known), "worse_than_expected": 0,
+                      "broken": 0, "min_sqnr_db": min(db), "max_sqnr_db": max(db), "min_normal_sqnr_db": 20.73,
+                      "max_normal_sqnr_db": 20.73, "worst": worst,
+                      "text": f"{codec}: {len(of)} tensors, as expected" + (
+                          "" if worst is None else f"; worst: {reference[worst]['name'][:60]}")})
+    return found
+
+
 def groups(key, reference, test):
     members = {}
     for i, tensor in enumerate(reference):
         if tensor[key] is not None:
             members.setdefault(tensor[key], []).append(i)
-    return [{key: value, "tensors": sum(test[i] is not None for i in of), **sums(of, reference, test)}
+    return [{key: value, "tensors": sum(test[i] is not None for i in of), **sums(shown(of, test), reference, test)}
             for value, of in members.items()]
+
+
+def split(converted, reference, test):
+    of = [i for i, result in enumerate(test) if result and result["converted"] == converted]
+    return {"tensors": len(of), **sums(of, reference, test)}
 
 
 def document(name, reference, tests):
@@ -78,6 +103,8 @@ def document(name, reference, tests):
         compared = [i for i, result in enumerate(results) if result and result["rel_rmse"] is not None]
         described.append({
             "name": test_name, "bytes": sum(result["bytes"] for result in results if result),
+            "verdicts": verdicts(reference, results),
+            "converted": split(True, reference, results), "kept": split(False, reference, results),
             "total": sums(range(len(reference)), reference, results),
             "kinds": groups("kind", reference, results), "layers": groups("layer", reference, results),
             "worst": sorted(compared, key=lambda i: -results[i]["rel_rmse"])[:20],

@@ -1,4 +1,4 @@
-// Writes the page of a JSON document: nibble_report_page < measure.json > report.html
+// Writes the page of a JSON document: nibble_report_page [MADE] < measure.json > report.html
 
 #include <iostream>
 #include <iterator>
@@ -6,8 +6,8 @@
 
 #include "cli/html_report.hpp"
 
-int main() {
+int main(int count, char** arguments) {
   const std::string json(std::istreambuf_iterator<char>(std::cin), {});
-  std::cout << nibble::cli::html_report(json);
+  std::cout << nibble::cli::html_report(json, count > 1 ? arguments[1] : "{}");
   return std::cout.flush() ? 0 : 1;
 }

@@ -10,6 +10,8 @@ cmake/install_dependencies.sh --browser installs the browser.
 """
 
 import argparse
+import csv
+import io
 import json
 import math
 import os
@@ -24,6 +26,7 @@ from browser import Browser
 from page import FIGURES, Page, equal, number, value_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+MADE = {"date": "2026-11-22 10:00:00 UTC", "command": "nibble measure '<b>x</b>' nf4 --to int8"}
 
 
 def check_figures(page):
@@ -34,10 +37,12 @@ def check_figures(page):
     equal(len(rows), len(tests), "tests")
     for t, (row, test) in enumerate(zip(rows, tests)):
         for figure in FIGURES:
-            equal(row[figure][0], value_of(figure, test["total"]), f"{figure} of test {t}")
+            of = test["converted"] if test["converted"]["tensors"] and figure != "bits_per_weight" else test["total"]
+            equal(row[figure][0], value_of(figure, of), f"{figure} of test {t}")
         equal(row["bytes"][0], test["bytes"], f"size of test {t}")
-        if test["total"]["sqnr_db"] is not None:
-            equal(row["sqnr_db"][1], f"{test['total']['sqnr_db']:.2f} dB", "SQNR as a text")
+        equal(row["converted"][0], test["converted"]["tensors"], f"converted tensors of test {t}")
+        if test["converted"]["sqnr_db"] is not None:
+            equal(row["sqnr_db"][1], f"{test['converted']['sqnr_db']:.2f} dB", "SQNR as a text")
             equal(row["bits_per_weight"][1], f"{test['total']['bits_per_weight']:.3f}", "bits per weight as a text")
     shown = range(min(6, len(tests)))
     for part, key in (("layers", "layer"), ("kinds", "kind")):
@@ -101,6 +106,145 @@ def test_tensor(page):
     assert len(shown) == len(expected) and all(map(math.isclose, shown, expected)), (shown, expected)
     page.run("byId('next').click()")
     equal(page.run("state.tensor"), page.run(f"order[order.indexOf({tensor}) + 1]"), "next tensor")
+    page.is_sound()
+
+
+def test_verdict(page):
+    """The text of the document comes first, and leads to the worst tensor."""
+    page.open()
+    tests = page.document["tests"]
+    shown = page.texts("#verdicts li")
+    equal(len(shown), sum(len(test["verdicts"]) for test in tests), "verdicts")
+    for text, test in zip(shown, tests):
+        assert test["verdicts"][0]["text"].split("; worst: ")[0] in text, (text, test["verdicts"])
+        assert f"{test['kept']['tensors']} kept as they are" in text, text
+    first = page.run("[byId('verdicts'), byId('totals')].map((one) => one.getBoundingClientRect().top)")
+    assert first[0] < first[1], "the verdict is not above the figures"
+    page.run("document.querySelector('#verdicts button').click()")
+    equal(page.run("state.tensor"), tests[0]["verdicts"][0]["worst"], "worst tensor")
+    page.is_sound()
+
+
+def test_spread(page):
+    """Every converted tensor is in one bin; every byte is in the bar of its kind and codec."""
+    page.open()
+    tests, reference = page.document["tests"], page.document["reference"]["tensors"]
+    labels, sets = page.run("(({labels, datasets}) => [labels, datasets.map((one) => one.data)])"
+                            "(charts.get('spread-chart').data)")
+    step = labels[1] - labels[0]
+    for counts, test in zip(sets, tests, strict=True):
+        values = [result["sqnr_db"] for result in test["tensors"] if result and result["converted"]]
+        equal(sum(counts), len(values), "tensors in the histogram")
+        for label, counted in zip(labels, counts):
+            equal(counted, sum(label <= value < label + step for value in values), f"tensors from {label} dB")
+    kinds, codecs, sums = page.run("(({labels, datasets}) => [labels, datasets.map((one) => one.label),"
+                                   " datasets.map((one) => one.data)])(charts.get('bytes-chart').data)")
+    for codec, row in zip(codecs, sums):
+        for kind, shown in zip(kinds, row):
+            equal(shown, sum(result["bytes"] for tensor, result in zip(reference, tests[0]["tensors"])
+                             if result and (tensor["kind"], result["codec"]) == (kind, codec)), f"bytes of {kind}")
+    equal(sum(map(sum, sums)), tests[0]["bytes"], "bytes of all kinds")
+    page.run("change({test: 1})")
+    equal(sum(map(sum, page.run("charts.get('bytes-chart').data.datasets.map((one) => one.data)"))),
+          tests[1]["bytes"], "bytes of another test")
+    page.is_sound()
+
+
+def test_links(page):
+    """A name is an anchor; the view names its tensor, not a number that another report has for another tensor."""
+    tensors = page.document["reference"]["tensors"]
+    name = tensors[40]["name"]
+    page.open(name)
+    equal(page.texts("#tensor-name"), [name], "anchor")
+    top = page.run("byId('tensor').getBoundingClientRect().top")
+    assert 0 <= top < 700, f"the tensor is not in sight, but at {top}"
+    page.go_to(tensors[12]["name"])
+    equal(page.run("state.tensor"), 12, "another anchor")
+    page.run("change({tensor: 77, metric: 'rmse'})")
+    equal(page.run("location.hash"), f"#metric=rmse&tensor={tensors[77]['name']}", "view")
+    page.open(f"metric=rmse&tensor={tensors[77]['name']}")
+    equal(page.run("[state.tensor, state.metric]"), [77, "rmse"], "view that was sent")
+    page.run("byId('tensor-link').click()")
+    page.wait(50)
+    equal(page.run("[location.hash, state.tensor]"), ["#tensor=" + tensors[77]["name"], 77], "link of a tensor")
+    page.is_sound()
+
+
+def test_saving(page):
+    """What buttons save: the table as it is shown, and the charts on the colour of the page."""
+    page.open("sort=rmse&filter=q_proj")
+    page.run("window.saved = [], saveFile = (name, url) => void saved.push([name, url])")
+    page.run("byId('save-csv').click()")
+    equal(page.run("saved[0][0]"), "tensors.csv", "name")
+    assert page.run("saved[0][1]").startswith("blob:")
+    rows = list(csv.reader(io.StringIO(page.run("csvText()"))))
+    order = page.run("order")
+    equal(len(rows), 1 + len(order), "rows")
+    results = page.document["tests"][0]["tensors"]
+    for row, i in zip(rows[1:], order):
+        found = dict(zip(rows[0], row))
+        equal(found["name"], page.document["reference"]["tensors"][i]["name"], "name")
+        equal(float(found["rmse"]), results[i]["rmse"], "all digits")
+    cells = {"=1+1": "'=1+1", "+1": "'+1", "-x": "'-x", "@a": "'@a", "\tb": "'\tb", "\r": '"\'\r"', "a,b": '"a,b"',
+             'q"': '"q"""', "plain": "plain"}
+    for text, cell in cells.items():
+        equal(page.run(f"csvCell({json.dumps(text)})"), cell, "cell")
+    equal(page.run("[csvCell(-1.5), csvCell(NaN), csvCell(Infinity)]"), ["-1.5", "", "inf"], "numbers")
+    for dark in (False, True):
+        page.open(dark=dark)
+        page.run("window.saved = [], saveFile = (name, url) => void saved.push([name, url])")
+        page.run("document.querySelector('#spread-chart .save').click()")
+        equal(page.run("saved[0][0]"), "spread-chart.png", "name")
+        corner = page.run("""(async () => {
+          const image = new Image(); image.src = saved[0][1]; await image.decode();
+          const canvas = document.createElement('canvas'); canvas.width = image.width; canvas.height = image.height;
+          const context = canvas.getContext('2d'); context.drawImage(image, 0, 0);
+          return [...context.getImageData(0, 0, 1, 1).data];
+        })()""")
+        equal(corner, [0x17, 0x1e, 0x26, 255] if dark else [255, 255, 255, 255], "corner of the picture")
+        equal(page.run("document.querySelectorAll('canvas').length ==="
+                       " document.querySelectorAll('.chart .save').length"), True, "a button for each chart")
+    page.is_sound()
+
+
+def test_heat_map_colours(page):
+    """What is worse is darker, in both themes; differences that mean nothing look alike."""
+    brightness = r"""[...document.querySelectorAll('#map-cells .cell[data-value]')].filter((cell) =>
+      cell.style.background).map((cell) => [Number(cell.dataset.value),
+      cell.style.background.match(/\d+/g).map(Number).reduce((a, b) => a + b, 0)])"""
+    seen = []
+    for dark in (False, True):
+        page.open("metric=sqnr_db", dark=dark)
+        cells = sorted(page.run(brightness))
+        assert cells[0][1] < cells[-1][1], f"dark: {dark}: the worst is brighter than the best: {cells}"
+        seen.append(cells)
+    equal(seen[0], seen[1], "colours of both themes")
+    values = [value for value, _ in seen[0]]
+    assert max(values) - min(values) < 3, values
+    limits = page.run("[...document.querySelectorAll('#map-legend .ticks span')].map((one) => Number(one.textContent))")
+    assert abs(max(limits) - min(limits) - 3) < 0.11, f"the colours span {limits} dB"
+    page.is_sound()
+
+
+def test_columns(page):
+    """At 1280 pixels no table hides a column; the others are there when asked for."""
+    page.open(width=1280)
+    cut = page.run("""[...document.querySelectorAll('.scroll')].filter((one) => !one.closest('details:not([open])') &&
+      one.scrollWidth > one.clientWidth).map((one) => [one.id, one.scrollWidth, one.clientWidth])""")
+    equal(cut, [], "tables that are wider than their place")
+    few = page.run("document.querySelectorAll('#grid thead th').length")
+    page.run("byId('all-columns').click()")
+    assert page.run("document.querySelectorAll('#grid thead th').length") > few + 8
+    equal(page.run("location.hash"), "#all=1", "view")
+    page.open("sort=kurtosis")
+    equal(page.run("document.querySelector('#grid th[aria-sort]').dataset.column"), "kurtosis", "sorted by a column")
+    page.is_sound()
+
+
+def test_made(page):
+    """Date and command, which are not in the document."""
+    page.open()
+    equal(page.texts("#made"), [MADE["date"] + ": " + MADE["command"]], "how it was made")
     page.is_sound()
 
 
@@ -202,7 +346,7 @@ def test_hostile(page):
         page.run("for (let i = 0; i < tensors.length; ++i) change({tensor: i})")
         page.run("document.querySelectorAll('.cell').forEach((one) => one.dispatchEvent(new MouseEvent('mouseenter')))")
         equal(page.run("window.hacked ?? null"), None, "a script out of a name")
-        equal(page.run("document.scripts.length"), 3, "scripts")
+        equal(page.run("document.scripts.length"), 4, "scripts")
         made = page.run("document.querySelectorAll('img, iframe, object, svg, base, [onerror], [onclick]').length")
         equal(made, 0, "elements out of names")
         equal(json.loads(page.run("document.getElementById('data').textContent")), page.document, "data")
@@ -273,7 +417,7 @@ def test_experts(page):
         reference, results = page.document["reference"]["tensors"], page.document["tests"][0]["tensors"]
         for layer, value in zip((0, 1, 2, None), shown, strict=True):
             of = [i for i, tensor in enumerate(reference) if tensor["layer"] == layer]
-            expected = documents.sums(of, reference, results)[metric]
+            expected = documents.sums(documents.shown(of, results), reference, results)[metric]
             assert math.isclose(value, expected), f"{metric} of layer {layer}: {value}, not {expected}"
     page.run("document.querySelector('.cell').click()")
     equal(page.texts("#tensor-name"), ["layers.0.experts.3.up"], "the worst tensor of the cell")
@@ -336,6 +480,10 @@ def test_print(page):
 
 
 TESTS = {
+    "verdict": (documents.llama, test_verdict), "spread": (documents.llama, test_spread),
+    "links": (documents.llama, test_links), "saving": (documents.llama, test_saving),
+    "heat map": (lambda: documents.llama(tests=documents.TESTS[:1]), test_heat_map_colours),
+    "columns": (documents.llama, test_columns), "made": (lambda: documents.small(layers=True), test_made),
     "figures": (documents.llama, test_figures), "tensor": (documents.llama, test_tensor),
     "sort and filter": (documents.llama, test_sort_and_filter),
     "side by side": (documents.llama, test_tests_side_by_side),
@@ -377,8 +525,8 @@ def main():
             def page_of(document, name):
                 path = os.path.join(work, f"{name}.html")
                 with open(path, "wb") as file:
-                    subprocess.run([arguments.bin.resolve() / "nibble_report_page"], check=True, stdout=file,
-                                   input=json.dumps(document, ensure_ascii=False).encode())
+                    subprocess.run([arguments.bin.resolve() / "nibble_report_page", json.dumps(MADE)], check=True,
+                                   stdout=file, input=json.dumps(document, ensure_ascii=False).encode())
                 return Page(browser, path, document)
             for number_of, (name, (make, test)) in enumerate(tests.items()):
                 begin = time.monotonic()

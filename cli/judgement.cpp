@@ -1,0 +1,24 @@
+#include "cli/judgement.hpp"
+
+#include <cmath>
+
+namespace nibble::cli {
+
+bool is_broken(const MeasuredWeights& tensor, const MeasuredError& error) {
+  return error.stats.lost > 0 || error.stats.nan + error.stats.inf > tensor.stats.nan + tensor.stats.inf;
+}
+
+bool has_error(const MeasuredWeights& tensor, const MeasuredError& error) {
+  return error.stats.square > 0 || is_broken(tensor, error);
+}
+
+Judgement judge(const MeasuredWeights& tensor, const MeasuredError& error) {
+  if (is_broken(tensor, error)) return Judgement::broken;
+  if (error.stats.square == 0) return Judgement::expected;
+  const double db = error.stats.sqnr_db();
+  if (!std::isfinite(db)) return Judgement::broken;
+  if (std::isnan(error.normal_sqnr_db)) return Judgement::unknown;
+  return db >= error.normal_sqnr_db - expected_margin_db ? Judgement::expected : Judgement::worse;
+}
+
+}  // namespace nibble::cli

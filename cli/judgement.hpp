@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+
+#include "nibble/measure.hpp"
+
+/// Whether the error of a tensor is what its codec makes of normal weights.
+namespace nibble::cli {
+
+/// How far below Codec::normal_sqnr_db() the SQNR of a tensor may be and count as expected. Weights have heavier tails
+/// than normal ones; 3 dB is twice the squared error.
+inline constexpr double expected_margin_db = 3;
+
+enum class Judgement : std::uint8_t {  // in the order of severity
+  unknown,                             ///< nothing is known of what to expect
+  expected,                            ///< within the margin, better, or exact
+  worse,                               ///< the SQNR is below that
+  broken,  ///< NaN or infinities where the reference has numbers, or errors in weights that are all 0
+};
+[[nodiscard]] Judgement judge(const MeasuredWeights& tensor, const MeasuredError& error);
+
+/// Whether a tensor has weights that were numbers and are none now.
+[[nodiscard]] bool is_broken(const MeasuredWeights& tensor, const MeasuredError& error);
+
+[[nodiscard]] bool has_error(const MeasuredWeights& tensor, const MeasuredError& error);
+
+}  // namespace nibble::cli

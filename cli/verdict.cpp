@@ -1,0 +1,90 @@
+#include "cli/verdict.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cli/judgement.hpp"
+#include "cli/measurement_groups.hpp"
+#include "nibble/error.hpp"
+
+namespace nibble::cli {
+namespace {
+
+std::string plural(std::uint64_t count, std::string_view word) {
+  return fmt::format("{} {}{}", count, word, count == 1 ? "" : "s");
+}
+
+// "20.1 to 20.7 dB"
+std::string range(double low, double high) {
+  const std::string from = fmt::format("{:.1f}", low), to = fmt::format("{:.1f}", high);
+  return from == to ? from + " dB" : from + " to " + to + " dB";
+}
+
+void add(Verdict& verdict, std::size_t t, const MeasuredWeights& tensor, const MeasuredError& error) {
+  ++verdict.tensors;
+  verdict.min_normal = std::fmin(verdict.min_normal, error.normal_sqnr_db);
+  verdict.max_normal = std::fmax(verdict.max_normal, error.normal_sqnr_db);
+  if (!has_error(tensor, error)) {
+    ++verdict.exact;
+    return;
+  }
+  if (verdict.tensors - verdict.exact == 1) verdict.worst = t;  // tensors come the worst first
+  switch (judge(tensor, error)) {
+    case Judgement::broken:
+      ++verdict.broken;
+      return;
+    case Judgement::worse:
+      ++verdict.worse;
+      break;
+    default:
+      break;
+  }
+  verdict.min_db = std::min(verdict.min_db, error.stats.sqnr_db());
+  verdict.max_db = std::max(verdict.max_db, error.stats.sqnr_db());
+}
+
+}  // namespace
+
+std::string Verdict::text(const Measurement& measurement) const {
+  std::string line = fmt::format("{}: {} ", codec, plural(tensors, "tensor"));
+  if (tensors == exact) return line + "without any error";
+  const bool any_figures = min_db <= max_db;
+  line += any_figures ? "at " + range(min_db, max_db) : "without a figure";
+  if (exact > 0) line += fmt::format(" ({} exact)", exact);
+  if (broken > 0) line += fmt::format(", {} BROKEN (NaN, infinite, or not 0 where all were 0)", broken);
+  if (const bool known = !std::isnan(min_normal); worse > 0)
+    line += fmt::format(", {} worse than expected", worse);
+  else if (known && broken == 0)
+    line += ", as expected";
+  if (!std::isnan(min_normal) && std::isfinite(max_normal))
+    line += fmt::format(" (normal weights: {})", range(min_normal, max_normal));
+  return line + fmt::format("; worst: {}", printable(measurement.tensors[worst].info.name));
+}
+
+std::vector<Verdict> verdicts(const Measurement& measurement, const MeasuredCandidate& candidate) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  std::vector<Verdict> found;
+  const auto of = [&](const std::string& codec) -> Verdict& {
+    const auto same = std::find_if(found.begin(), found.end(), [&](const Verdict& one) { return one.codec == codec; });
+    if (same != found.end()) return *same;
+    Verdict verdict{.codec = codec};
+    verdict.min_db = infinity;
+    verdict.max_db = -infinity;
+    verdict.min_normal = verdict.max_normal = std::nan("");
+    return found.emplace_back(std::move(verdict));
+  };
+  const auto each = [&](std::size_t t, auto&& call) {
+    if (candidate.tensors[t] && is_converted(measurement.tensors[t], *candidate.tensors[t]))
+      call(measurement.tensors[t], *candidate.tensors[t]);
+  };
+  for (std::size_t t = 0; t < candidate.tensors.size(); ++t)
+    each(t, [&](const MeasuredWeights&, const MeasuredError& error) { (void)of(error.codec); });
+  for (const std::size_t t : worst_first(measurement, candidate))
+    each(t, [&](const MeasuredWeights& tensor, const MeasuredError& error) { add(of(error.codec), t, tensor, error); });
+  return found;
+}
+
+}  // namespace nibble::cli

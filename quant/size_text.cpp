@@ -1,0 +1,23 @@
+#include "nibble/size_text.hpp"
+
+#include <fmt/format.h>
+
+namespace nibble {
+namespace {
+
+std::string in_units(std::uint64_t bytes, const std::array<SizeUnit, 4>& units) {
+  const auto value = static_cast<double>(bytes);
+  for (const SizeUnit& unit : units)
+    if (value >= unit.bytes) return fmt::format("{:.2f} {}", value / unit.bytes, unit.name);
+  return fmt::format("{} bytes", bytes);
+}
+
+}  // namespace
+
+std::string size_short(std::uint64_t bytes) { return in_units(bytes, decimal_units); }
+
+std::string size_both(std::uint64_t bytes) {
+  return bytes < 1000 ? size_short(bytes) : fmt::format("{} ({})", size_short(bytes), in_units(bytes, binary_units));
+}
+
+}  // namespace nibble
