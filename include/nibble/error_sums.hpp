@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <span>
 
 namespace nibble {
 
@@ -45,6 +46,7 @@ struct Spread {
     min = value < min ? value : min;
     max = value > max ? value : max;
   }
+  void add(std::span<const float> values);  ///< finite ones; sums in eight lanes, the same on every CPU
   void add(const Spread& next) {
     count += next.count;
     sum += next.sum;
