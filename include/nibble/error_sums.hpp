@@ -59,7 +59,7 @@ struct Spread {
   bool operator==(const Spread&) const = default;
 };
 
-/// What encoding a tensor cost.
+/// What encoding a tensor cost: sums within 1e-6 of those in fp64, the same on every CPU and for all threads.
 struct EncodingError {
   ErrorSums sums;
   Spread absmax;  ///< of its blocks or rows; empty for casts
