@@ -322,9 +322,10 @@ def measured_table():
             for target in MEASURE_TARGETS if (value := target.value(measured)) is not None]  # fmt: skip
     for name, what, limit in REPORT_TARGETS:
         wall, cpu = record.report_ratios(reports, f"convert/{name}")
-        rows.append([f"time that the error report adds to {what}", text(limit, "%") if limit else "",
-                     text(wall - 1, "%"), ("yes" if wall - 1 <= limit else "no") if limit else ""])  # fmt: skip
-        rows.append([f"processor time that it adds to {what}", "", text(cpu - 1, "%"), ""])
+        if limit is not None:
+            rows.append([f"time that the error report adds to {what}", text(limit, "%"), text(wall - 1, "%"),
+                         "yes" if wall - 1 <= limit else "no"])  # fmt: skip
+        rows.append([f"processor time that the error report adds to {what}", "", text(cpu - 1, "%"), ""])
     return markdown(TARGET_HEAD, rows)
 
 
