@@ -84,9 +84,9 @@ def host(bench):
 
 
 def compiler(build=BUILD):
-    """The compiler's first line, and the flags of one of the library's files as they were given to it."""
+    """The compiler's first line, and the flags of a file of the library that is always compiled alone."""
     commands = json.loads((build / "compile_commands.json").read_text())
-    words = next(entry["command"] for entry in commands if entry["file"].endswith("/quant/convert.cpp")).split()
+    words = next(entry["command"] for entry in commands if entry["file"].endswith("/quant/metrics.cpp")).split()
     program = next(word for word in words if re.search(r"(\+\+|g\+\+|clang)[-0-9.]*$", word))
     return {
         "compiler": output_of(program, "--version").splitlines()[0],
@@ -203,3 +203,16 @@ def load(path):
         return {}, {}
     rows = [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
     return rows[0], {row["name"]: row for row in rows[1:]}
+
+
+def report_ratios(lines, name):
+    """What a conversion with its error report takes over one without: medians over pairs, of time and processor time."""
+    with_report, without = lines[name], lines[f"{name}/without-report"]
+
+    def cpu(line):
+        return [user + system for user, system in zip(line["user_samples"], line["system_samples"])]
+
+    def median(ratios):
+        return statistics.median(over / under for over, under in ratios)
+
+    return median(zip(with_report["samples"], without["samples"])), median(zip(cpu(with_report), cpu(without)))

@@ -133,7 +133,7 @@ class FourBitEncoder final : public Encoder {
     for (std::size_t i = 0; i < n; i += tile_weights) {
       const std::size_t count = std::min(tile_weights, n - i), blocks = ceil_div(count, blocksize_);
       const auto scales = std::span(absmax).first(blocks);
-      const auto block_errors = std::span(errors).first(blocks);
+      const auto block_errors = std::span(errors).first(keeps_errors_ ? blocks : 0);
       scratch_.read((first + i) / blocksize_ * sizeof(float), std::as_writable_bytes(scales));
       auto bytes = weights.subspan(i * size, count * size);
       DType source = tensor_.dtype;
@@ -154,12 +154,10 @@ class FourBitEncoder final : public Encoder {
     std::string offset_text;
     if (sums_errors_)
       for_each_piece([&](std::uint64_t, std::span<const float> absmax) {
-        for (std::size_t first = 0; first < absmax.size(); first += nested::group) {
-          Spread spread;
-          for (const float value : absmax.subspan(first, std::min(nested::group, absmax.size() - first)))
-            spread.add(value);
-          late_.absmax.add(spread);
-        }
+        std::array<Spread, piece_groups> spreads;
+        for_each_group(absmax,
+                       [&](std::size_t g, std::size_t, std::span<const float> values) { spreads[g].add(values); });
+        for (const Spread& spread : spreads) late_.absmax.add(spread);
       });
     if (nested_) {
       const float offset = mean();
@@ -244,19 +242,12 @@ class FourBitEncoder final : public Encoder {
   // By how much the sums change when absmax a becomes a' (quant/four_bit_error.cpp has the formulas).
   ErrorSums change_of_error(std::uint64_t first, std::span<const float> absmax, std::span<const std::uint8_t> codes,
                             std::span<const float> nested_absmax, float offset) const {
-    std::vector<FourBitError> errors(absmax.size());
-    scratch_.read(errors_at() + first * sizeof(FourBitError), std::as_writable_bytes(std::span(errors)));
+    std::vector<std::byte> room;
+    const auto errors =
+        scratch_.view(errors_at() + first * sizeof(FourBitError), absmax.size() * sizeof(FourBitError), room);
     std::vector<float> decoded(absmax.size());
     nested::decode(codes, nested_absmax, nested::codebook, offset, decoded);
-    ErrorSums change;
-    for (std::size_t b = 0; b < absmax.size(); ++b) {
-      const double a = absmax[b], delta = static_cast<double>(decoded[b]) - a;
-      const double cross = errors[b].cross, square_of_codes = errors[b].codes;
-      change.square += delta * (2 * cross + delta * square_of_codes);
-      change.product += delta * (a * square_of_codes - cross);
-      change.test += delta * (2 * a + delta) * square_of_codes;
-    }
-    return change;
+    return change_of_errors({reinterpret_cast<const FourBitError*>(errors.data()), absmax.size()}, absmax, decoded);
   }
 
   [[nodiscard]] std::uint64_t errors_at() const { return blocks_ * sizeof(float); }

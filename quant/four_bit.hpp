@@ -145,10 +145,14 @@ struct FourBitError {
 };
 
 /// Sums up the errors of at most 4096 encoded F32, BF16 or F16 weights that begin with a block, and of each block what
-/// is needed if its absmax changes afterwards. Adds to `sums`.
+/// is needed if its absmax changes afterwards; `errors` may be empty if nobody asks. Adds to `sums`.
 void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                          std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
                          std::span<FourBitError> errors, ErrorSums& sums);
+
+/// By how much the sums change, all but `count` and `reference`, when absmax becomes `decoded`.
+[[nodiscard]] ErrorSums change_of_errors(std::span<const FourBitError> errors, std::span<const float> absmax,
+                                         std::span<const float> decoded);
 
 /// Codec::normal_sqnr_db() for block sizes 32, 64, ..., 4096: of 2^22 normal weights, computed by numpy from the
 /// codebook, not by this code (tests/quant/published_error_test.cpp). Double quantization changes the third decimal.

@@ -1,18 +1,22 @@
 // What 4-bit codes cost, block by block, compiled once per CPU target.
 //
-// With t = a c for absmax a and codebook value c, and e = t - w, a block is summed up as
+// With t = a c for absmax a and codebook value c, as it is decoded, and e = t - w, a block is summed up as
 //
-//   E = sum e^2,  X = sum e c,  C = sum c^2
+//   E = sum e^2,  X = sum e t,  T = sum t^2
 //
-// and that is enough for everything later: sum t^2 = a^2 C, and w = a c - e gives sum w t = a^2 C - a X and
-// sum w^2 = a^2 C - 2 a X + E. If double quantization makes a' of a, E becomes E + 2 (a' - a) X + (a' - a)^2 C.
+// and that is enough for everything later: w = t - e gives sum w t = T - X and sum w^2 = T - 2 X + E. If double
+// quantization adds d to a, E becomes E + 2 d X / a + d^2 T / a^2. So E is added up over a tile, and X and T over a
+// block.
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 
 #include "quant/four_bit.hpp"
+#include "quant/lanes.hpp"
 #include "quant/widen.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -20,15 +24,19 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-// What the loops below hand over: for every block of a tile the sums of 16 lanes, folded into four, one array each.
-#ifndef NIBBLE_QUANT_FOUR_BIT_BLOCK_SUMS
-#define NIBBLE_QUANT_FOUR_BIT_BLOCK_SUMS
+// What the loops below hand over of a tile: sums in four lanes, which is where fp32 ends, and the range of its absmax.
+#ifndef NIBBLE_QUANT_FOUR_BIT_TILE_SUMS
+#define NIBBLE_QUANT_FOUR_BIT_TILE_SUMS
 namespace nibble {
 
-inline constexpr std::size_t tile_blocks = tile_weights / 32;  // at most
-using Folded = float[tile_blocks][4];
-struct BlockSums {
-  alignas(64) Folded square, cross, codes;
+struct TileSums {
+  alignas(16) float square[4], cross[4], test[4];
+  alignas(16) float least[4], most[4];
+};
+
+inline constexpr std::size_t change_lanes = 8;
+struct ChangeSums {
+  double square[change_lanes], product[change_lanes], test[change_lanes];
 };
 
 }  // namespace nibble
@@ -61,71 +69,172 @@ template <class Source> HWY_INLINE Two<V> load_even_odd(const std::byte* HWY_RES
   }
 }
 
-template <class Source>
-HWY_INLINE void sum_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,
-                              const std::uint8_t* HWY_RESTRICT packed, const float* HWY_RESTRICT absmax,
-                              std::size_t blocks, std::size_t blocksize, BlockSums& HWY_RESTRICT sums) {
+// The sums of the rows: (0 + 2) + (1 + 3).
+HWY_INLINE hn::Vec<hn::Full128<float>> sums_of_rows(const float (&rows)[4][4]) {
+  const hn::Full128<float> d4;
+  const auto r0 = hn::Load(d4, rows[0]), r1 = hn::Load(d4, rows[1]), r2 = hn::Load(d4, rows[2]),
+             r3 = hn::Load(d4, rows[3]);
+  const auto low = hn::Add(hn::InterleaveLower(d4, r0, r1), hn::InterleaveUpper(d4, r0, r1));
+  const auto high = hn::Add(hn::InterleaveLower(d4, r2, r3), hn::InterleaveUpper(d4, r2, r3));
+  return hn::Add(hn::ConcatLowerLower(d4, high, low), hn::ConcatUpperUpper(d4, high, low));
+}
+
+// Four blocks at a time. The table holds what a block's codes are decoded to.
+template <class Source, bool blocks_of_64>
+HWY_INLINE void sum_tile_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,
+                            const std::uint8_t* HWY_RESTRICT packed, const float* HWY_RESTRICT absmax,
+                            std::size_t blocks, std::size_t blocksize, FourBitError* HWY_RESTRICT errors,
+                            TileSums& HWY_RESTRICT sums) {
   const D d;
   const DI di;
   const hn::Rebind<std::uint8_t, D> d8;
-  const Table16<D> value(d, tables.codebook.data());
-  for (std::size_t b = 0; b < blocks; ++b) {
-    const V scale = hn::Set(d, absmax[b]);
-    Lanes16 square, cross, codes;
-    for (std::size_t i = b * blocksize; i < (b + 1) * blocksize; i += group)
-      for (std::size_t k = 0; k < vector_parts; ++k) {
-        const std::size_t at = i + 2 * k * vector_lanes;
-        const auto bytes = hn::PromoteTo(di, hn::LoadU(d8, packed + at / 2));
-        const auto two = load_even_odd<Source>(w, at);
-        const auto add = [&](V c, V weight) HWY_ATTR {
-          const V error = fused(d, c, scale, hn::Neg(weight));
-          square.add_product(k, error, error);
-          cross.add_product(k, error, c);
-          codes.add_product(k, c, c);
-        };
-        add(value[hn::ShiftRight<4>(bytes)], two.v0);
-        add(value[hn::And(bytes, hn::Set(di, 15))], two.v1);
+  const hn::Full128<float> d4;
+  const Table16<D> codebook(d, tables.codebook.data());
+  Lanes16 even_square, odd_square;
+  auto tile_cross = hn::Zero(d4), tile_test = hn::Zero(d4), most = hn::Zero(d4);
+  auto least = hn::Set(d4, std::numeric_limits<float>::infinity());
+  alignas(64) float room[16];
+  alignas(16) float cross_rows[4][4] = {}, test_rows[4][4] = {};
+  for (std::size_t first = 0; first < blocks; first += 4) {
+    const std::size_t count = std::min<std::size_t>(4, blocks - first);
+    for (std::size_t j = 0; j < count; ++j) {
+      const std::size_t b = first + j;
+      const Table16<D> value(d, codebook, absmax[b], room);
+      Lanes16 cross, test;
+      const auto add_group = [&](std::size_t i) HWY_ATTR {
+        for (std::size_t k = 0; k < vector_parts; ++k) {
+          const std::size_t at = i + 2 * k * vector_lanes;
+          const auto bytes = hn::PromoteTo(di, hn::LoadU(d8, packed + at / 2));
+          const auto two = load_even_odd<Source>(w, at);
+          const auto add = [&](Lanes16& square, V t, V weight) HWY_ATTR {
+            const V error = hn::Sub(t, weight);
+            square.add_product(k, error, error);
+            cross.add_product(k, error, t);
+            test.add_product(k, t, t);
+          };
+          add(even_square, value[hn::ShiftRight<4>(bytes)], two.v0);
+          add(odd_square, value.at_lower_bits(bytes), two.v1);
+        }
+      };
+      if constexpr (blocks_of_64) {
+        add_group(b * 64);
+        add_group(b * 64 + group);
+      } else {
+        for (std::size_t i = b * blocksize; i < (b + 1) * blocksize; i += group) add_group(i);
       }
-    square.fold(sums.square[b]);
-    cross.fold(sums.cross[b]);
-    codes.fold(sums.codes[b]);
+      cross.fold(cross_rows[j]);
+      test.fold(test_rows[j]);
+    }
+    alignas(16) float scales[4] = {absmax[first], absmax[first], absmax[first], absmax[first]};
+    if (count == 4) {
+      std::memcpy(scales, absmax + first, sizeof scales);
+    } else {  // the others add 0
+      std::copy_n(absmax + first, count, scales);
+      std::fill(cross_rows[count], cross_rows[3] + 4, 0.0f);
+      std::fill(test_rows[count], test_rows[3] + 4, 0.0f);
+    }
+    const auto a = hn::Load(d4, scales), cross = sums_of_rows(cross_rows), test = sums_of_rows(test_rows);
+    tile_cross = hn::Add(tile_cross, cross);
+    tile_test = hn::Add(tile_test, test);
+    least = hn::Min(least, a);
+    most = hn::Max(most, a);
+    if (errors == nullptr) continue;
+    const auto inverse = hn::Div(hn::Set(d4, 1.0f), a);
+    const auto by_code = hn::Mul(cross, inverse), codes = hn::Mul(hn::Mul(test, inverse), inverse);
+    if (count == 4) {
+      hn::StoreInterleaved2(by_code, codes, d4, reinterpret_cast<float*>(errors + first));
+    } else {
+      FourBitError last[4];
+      hn::StoreInterleaved2(by_code, codes, d4, reinterpret_cast<float*>(last));
+      std::copy_n(last, count, errors + first);
+    }
   }
+  for (std::size_t k = 0; k < vector_parts; ++k) even_square.add(k, odd_square.part[k]);
+  even_square.fold(sums.square);
+  hn::Store(tile_cross, d4, sums.cross);
+  hn::Store(tile_test, d4, sums.test);
+  hn::Store(least, d4, sums.least);
+  hn::Store(most, d4, sums.most);
 }
 
 #else
 
-template <class Source>
-HWY_INLINE void sum_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,
-                              const std::uint8_t* HWY_RESTRICT packed, const float* HWY_RESTRICT absmax,
-                              std::size_t blocks, std::size_t blocksize, BlockSums& HWY_RESTRICT sums) {
+template <class Source, bool>
+HWY_INLINE void sum_tile_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,
+                            const std::uint8_t* HWY_RESTRICT packed, const float* HWY_RESTRICT absmax,
+                            std::size_t blocks, std::size_t blocksize, FourBitError* HWY_RESTRICT errors,
+                            TileSums& HWY_RESTRICT sums) {
+  sums = {};
+  std::fill_n(sums.least, 4, std::numeric_limits<float>::infinity());
+  Lanes16 square[2];
   for (std::size_t b = 0; b < blocks; ++b) {
-    Lanes16 square, cross, codes;
+    Lanes16 cross, test;
     for (std::size_t i = b * blocksize; i < (b + 1) * blocksize; ++i) {
       const std::size_t lane = i / 2 % 16;
-      const float c = tables.codebook[packed[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15];
-      const float error = std::fma(c, absmax[b], -Source::value(w, i));
-      square.add_product(lane, error, error);
-      cross.add_product(lane, error, c);
-      codes.add_product(lane, c, c);
+      const float t = tables.codebook[packed[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15] * absmax[b];
+      const float error = t - Source::value(w, i);
+      square[i % 2].add_product(lane, error, error);
+      cross.add_product(lane, error, t);
+      test.add_product(lane, t, t);
     }
-    square.fold(sums.square[b]);
-    cross.fold(sums.cross[b]);
-    codes.fold(sums.codes[b]);
+    float row[4];
+    const auto sum_of = [&](const Lanes16& lanes) {
+      lanes.fold(row);
+      return (row[0] + row[2]) + (row[1] + row[3]);
+    };
+    const float a = absmax[b], inverse = 1 / a, x = sum_of(cross), t = sum_of(test);
+    sums.cross[b % 4] += x;
+    sums.test[b % 4] += t;
+    sums.least[b % 4] = std::min(sums.least[b % 4], a);
+    sums.most[b % 4] = std::max(sums.most[b % 4], a);
+    if (errors != nullptr) errors[b] = {x * inverse, t * inverse * inverse};
   }
+  for (std::size_t k = 0; k < vector_parts; ++k) square[0].add(k, square[1].part[k]);
+  square[0].fold(sums.square);
 }
 
 #endif
 
-#define NIBBLE_SUM_BLOCKS_OF(name, Source)                                                          \
-  void sum_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,              \
-                         const std::uint8_t* HWY_RESTRICT packed, const float* HWY_RESTRICT absmax, \
-                         std::size_t blocks, std::size_t blocksize, BlockSums& HWY_RESTRICT sums) { \
-    sum_blocks_as<Source>(tables, w, packed, absmax, blocks, blocksize, sums);                      \
+#define NIBBLE_SUM_TILE_OF(name, Source)                                                                              \
+  void sum_tile_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,                                  \
+                       const std::uint8_t* HWY_RESTRICT packed, const float* HWY_RESTRICT absmax, std::size_t blocks, \
+                       std::size_t blocksize, FourBitError* HWY_RESTRICT errors, TileSums& HWY_RESTRICT sums) {       \
+    if (blocksize == 64)                                                                                              \
+      sum_tile_as<Source, HWY_TARGET != HWY_SCALAR>(tables, w, packed, absmax, blocks, blocksize, errors, sums);      \
+    else                                                                                                              \
+      sum_tile_as<Source, false>(tables, w, packed, absmax, blocks, blocksize, errors, sums);                         \
   }
-NIBBLE_SUM_BLOCKS_OF(f32, F32)
-NIBBLE_SUM_BLOCKS_OF(bf16, Bf16)
-NIBBLE_SUM_BLOCKS_OF(f16, F16)
-#undef NIBBLE_SUM_BLOCKS_OF
+NIBBLE_SUM_TILE_OF(f32, F32)
+NIBBLE_SUM_TILE_OF(bf16, Bf16)
+NIBBLE_SUM_TILE_OF(f16, F16)
+#undef NIBBLE_SUM_TILE_OF
+
+// In fp64, in 8 lanes whatever a vector has, without fused operations. n is a multiple of 8.
+void sum_changes(const FourBitError* HWY_RESTRICT errors, const float* HWY_RESTRICT absmax,
+                 const float* HWY_RESTRICT decoded, std::size_t n, ChangeSums& HWY_RESTRICT sums) {
+  const hn::CappedTag<double, change_lanes> d;
+  const hn::Rebind<float, decltype(d)> df;
+  constexpr std::size_t lanes = hn::MaxLanes(d), parts = change_lanes / lanes;
+  hn::Vec<decltype(d)> square[parts], product[parts], test[parts];
+  for (std::size_t k = 0; k < parts; ++k) square[k] = product[k] = test[k] = hn::Zero(d);
+  for (std::size_t i = 0; i < n; i += change_lanes)
+    for (std::size_t k = 0; k < parts; ++k) {
+      const std::size_t at = i + k * lanes;
+      hn::Vec<decltype(df)> cross_floats, codes_floats;
+      hn::LoadInterleaved2(df, reinterpret_cast<const float*>(errors + at), cross_floats, codes_floats);
+      const auto cross = hn::PromoteTo(d, cross_floats), codes = hn::PromoteTo(d, codes_floats);
+      const auto a = hn::PromoteTo(d, hn::LoadU(df, absmax + at));
+      const auto delta = hn::Sub(hn::PromoteTo(d, hn::LoadU(df, decoded + at)), a), by = hn::Mul(delta, codes);
+      square[k] = hn::Add(square[k], hn::Mul(delta, hn::Add(hn::Add(cross, cross), by)));
+      product[k] = hn::Add(product[k], hn::Mul(delta, hn::Sub(hn::Mul(a, codes), cross)));
+      test[k] = hn::Add(test[k], hn::Mul(by, hn::Add(hn::Add(a, a), delta)));
+    }
+  for (std::size_t k = 0; k < parts; ++k) {
+    hn::StoreU(square[k], d, sums.square + k * lanes);
+    hn::StoreU(product[k], d, sums.product + k * lanes);
+    hn::StoreU(test[k], d, sums.test + k * lanes);
+  }
+}
 
 }  // namespace nibble::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -134,18 +243,19 @@ HWY_AFTER_NAMESPACE();
 namespace nibble {
 namespace {
 
-HWY_EXPORT(sum_blocks_f32);
-HWY_EXPORT(sum_blocks_bf16);
-HWY_EXPORT(sum_blocks_f16);
+HWY_EXPORT(sum_tile_f32);
+HWY_EXPORT(sum_tile_bf16);
+HWY_EXPORT(sum_tile_f16);
+HWY_EXPORT(sum_changes);
 
-auto sum_blocks_of(DType source) {
+auto sum_tile_of(DType source) {
   switch (source) {
     case DType::bf16:
-      return HWY_DYNAMIC_DISPATCH(sum_blocks_bf16);
+      return HWY_DYNAMIC_DISPATCH(sum_tile_bf16);
     case DType::f16:
-      return HWY_DYNAMIC_DISPATCH(sum_blocks_f16);
+      return HWY_DYNAMIC_DISPATCH(sum_tile_f16);
     default:
-      return HWY_DYNAMIC_DISPATCH(sum_blocks_f32);
+      return HWY_DYNAMIC_DISPATCH(sum_tile_f32);
   }
 }
 
@@ -153,41 +263,13 @@ auto sum_blocks_of(DType source) {
 constexpr float smallest_absmax = 1e-12f;
 constexpr float largest_absmax = 1e12f;
 
-void add_up(const Folded& folded, std::size_t blocks, float* to) {
-  for (std::size_t b = 0; b < blocks; ++b) to[b] = (folded[b][0] + folded[b][2]) + (folded[b][1] + folded[b][3]);
-}
-
-// Blocks [0, blocks) of a tile from their sums. False, and nothing done, if fp32 could not hold them. Sums are made in
-// four lanes, so that the compiler can use vectors without another order.
-bool add_blocks(const BlockSums& in, const float* absmax, std::size_t blocks, std::size_t blocksize,
-                FourBitError* errors, ErrorSums& sums) {
-  float least = absmax[0], most = absmax[0];
-  for (std::size_t b = 1; b < blocks; ++b) {
-    least = absmax[b] < least ? absmax[b] : least;
-    most = absmax[b] > most ? absmax[b] : most;
-  }
-  if (!(least >= smallest_absmax && most <= largest_absmax)) return false;
-  float square[tile_blocks], cross[tile_blocks], codes[tile_blocks];  // an array that checks every index is slow
-  add_up(in.square, blocks, square);
-  add_up(in.cross, blocks, cross);
-  add_up(in.codes, blocks, codes);
-  constexpr std::size_t lanes = 4;
-  double squares[lanes] = {}, products[lanes] = {}, references[lanes] = {}, tests[lanes] = {};
-  const auto add = [&](std::size_t b, std::size_t j) {
-    const double a = absmax[b], e = square[b], x = a * cross[b], c = a * a * codes[b];
-    squares[j] += e;
-    products[j] += c - x;
-    references[j] += c - 2 * x + e;
-    tests[j] += c;
-  };
-  std::size_t b = 0;
-  for (; b + lanes <= blocks; b += lanes)
-    for (std::size_t j = 0; j < lanes; ++j) add(b + j, j);
-  for (; b < blocks; ++b) add(b, b % lanes);
-  const auto total = [](const double(&lane)[lanes]) { return (lane[0] + lane[2]) + (lane[1] + lane[3]); };
-  if (!std::isfinite(total(squares))) return false;
-  for (std::size_t i = 0; i < blocks; ++i) errors[i] = {cross[i], codes[i]};
-  sums.add({blocks * blocksize, total(squares), total(products), total(references), total(tests)});
+// False, and nothing done, if fp32 could not hold the sums.
+bool add_tile(const TileSums& tile, std::size_t weights, ErrorSums& sums) {
+  for (std::size_t j = 0; j < 4; ++j)
+    if (tile.least[j] < smallest_absmax || !(tile.most[j] <= largest_absmax)) return false;
+  const double square = sum_of_lanes(tile.square), cross = sum_of_lanes(tile.cross), test = sum_of_lanes(tile.test);
+  if (!std::isfinite(square)) return false;
+  sums.add({weights, square, test - cross, test - 2 * cross + square, test});
   return true;
 }
 
@@ -214,15 +296,40 @@ void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<co
                          std::span<FourBitError> errors, ErrorSums& sums) {
   const std::size_t size = traits(source).bits / 8, n = weights.size() / size;
   std::size_t done = n / blocksize;
-  BlockSums block_sums;
-  sum_blocks_of(source)(tables, weights.data(), packed.data(), absmax.data(), done, blocksize, block_sums);
-  if (done == 0 || !add_blocks(block_sums, absmax.data(), done, blocksize, errors.data(), sums)) done = 0;
+  TileSums tile_sums;
+  sum_tile_of(source)(tables, weights.data(), packed.data(), absmax.data(), done, blocksize,
+                      errors.empty() ? nullptr : errors.data(), tile_sums);
+  if (!add_tile(tile_sums, done * blocksize, sums)) done = 0;
   for (std::size_t b = done; b < absmax.size(); ++b) {
     const std::size_t first = b * blocksize, count = std::min(blocksize, n - first);
     alignas(64) std::array<float, tile_weights> tile;
     const auto block = widen(source, weights.subspan(first * size, count * size), tile);
-    errors[b] = add_block(tables, block, packed.data() + first / 2, absmax[b], sums);
+    const FourBitError error = add_block(tables, block, packed.data() + first / 2, absmax[b], sums);
+    if (!errors.empty()) errors[b] = error;
   }
+}
+
+ErrorSums change_of_errors(std::span<const FourBitError> errors, std::span<const float> absmax,
+                           std::span<const float> decoded) {
+  const std::size_t n = errors.size(), whole = n - n % change_lanes;
+  ChangeSums sums;
+  HWY_DYNAMIC_DISPATCH(sum_changes)(errors.data(), absmax.data(), decoded.data(), whole, sums);
+  ErrorSums change;
+  const auto add = [&](const ChangeSums& part) {
+    for (std::size_t j = 0; j < change_lanes; ++j) change.add({0, part.square[j], part.product[j], 0, part.test[j]});
+  };
+  add(sums);
+  if (whole < n) {
+    // What is missing adds 0.
+    FourBitError last_errors[change_lanes] = {};
+    float last_absmax[change_lanes] = {}, last_decoded[change_lanes] = {};
+    std::copy(errors.begin() + static_cast<std::ptrdiff_t>(whole), errors.end(), last_errors);
+    std::copy(absmax.begin() + static_cast<std::ptrdiff_t>(whole), absmax.end(), last_absmax);
+    std::copy(decoded.begin() + static_cast<std::ptrdiff_t>(whole), decoded.end(), last_decoded);
+    HWY_DYNAMIC_DISPATCH(sum_changes)(last_errors, last_absmax, last_decoded, change_lanes, sums);
+    add(sums);
+  }
+  return change;
 }
 
 }  // namespace nibble

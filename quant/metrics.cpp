@@ -13,6 +13,7 @@
 #include <string>
 
 #include "nibble/error.hpp"
+#include "quant/lanes.hpp"
 #include "quant/widen.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -41,7 +42,13 @@ struct ErrorTile {
 };
 
 struct SquaresTile {
-  alignas(64) BlockSums square, product, reference, test;
+  alignas(16) float square[4], reference[4], test[4];
+};
+
+inline constexpr std::size_t spread_lanes = 8;
+struct SpreadLanes {
+  double sum[spread_lanes], square[spread_lanes];
+  float min[spread_lanes], max[spread_lanes];
 };
 
 struct WeightTile {
@@ -97,25 +104,29 @@ void compare_tile(const float* HWY_RESTRICT w, const float* HWY_RESTRICT t, Erro
   tile.zeros = static_cast<std::uint32_t>(hn::GetLane(hn::SumOfLanes(DI(), zeros)));
 }
 
+// Twice 16 lanes, because an addition waits for the one before.
 void compare_squares(const float* HWY_RESTRICT w, const float* HWY_RESTRICT t, std::size_t blocks,
                      SquaresTile& HWY_RESTRICT tile) {
   const D d;
-  for (std::size_t b = 0; b < blocks; ++b) {
-    Lanes16 square, product, reference, test;
-    for_each_vector(b, [&](std::size_t k, std::size_t i) HWY_ATTR {
-      const V weight = hn::LoadU(d, w + i);
-      const V other = hn::LoadU(d, t + i);
-      const V error = hn::Sub(other, weight);
-      square.add_product(k, error, error);
-      product.add_product(k, weight, other);
-      reference.add_product(k, weight, weight);
-      test.add_product(k, other, other);
-    });
-    square.fold(tile.square[b]);
-    product.fold(tile.product[b]);
-    reference.fold(tile.reference[b]);
-    test.fold(tile.test[b]);
-  }
+  Lanes16 square[2], reference[2], test[2];
+  for (std::size_t i = 0; i < blocks * metric_block; i += 32)
+    for (std::size_t half = 0; half < 2; ++half)
+      for (std::size_t k = 0; k < vector_parts; ++k) {
+        const std::size_t at = i + 16 * half + k * vector_lanes;
+        const V weight = hn::LoadU(d, w + at);
+        const V other = hn::LoadU(d, t + at);
+        const V error = hn::Sub(other, weight);
+        square[half].add_product(k, error, error);
+        reference[half].add_product(k, weight, weight);
+        test[half].add_product(k, other, other);
+      }
+  const auto fold = [](Lanes16(&sums)[2], float* HWY_RESTRICT to) HWY_ATTR {
+    for (std::size_t k = 0; k < vector_parts; ++k) sums[0].add(k, sums[1].part[k]);
+    sums[0].fold(to);
+  };
+  fold(square, tile.square);
+  fold(reference, tile.reference);
+  fold(test, tile.test);
 }
 
 void describe_tile(const float* HWY_RESTRICT w, float pivot, WeightTile& HWY_RESTRICT tile) {
@@ -155,6 +166,35 @@ void add_squares(const float* HWY_RESTRICT w, std::size_t n, float* HWY_RESTRICT
   for (; i < n; ++i) add_vector_of_squares(hn::CappedTag<float, 1>(), w + i, sums + i);
 }
 
+// In fp64, in 8 lanes whatever a vector has. n is a multiple of 8.
+void spread(const float* HWY_RESTRICT values, std::size_t n, SpreadLanes& HWY_RESTRICT to) {
+  const hn::CappedTag<double, spread_lanes> wide;
+  const hn::Rebind<float, decltype(wide)> narrow;
+  constexpr std::size_t lanes = hn::MaxLanes(wide), parts = spread_lanes / lanes;
+  hn::Vec<decltype(wide)> sum[parts], square[parts];
+  hn::Vec<decltype(narrow)> min[parts], max[parts];
+  for (std::size_t k = 0; k < parts; ++k) {
+    sum[k] = square[k] = hn::Zero(wide);
+    min[k] = hn::Set(narrow, std::numeric_limits<float>::infinity());
+    max[k] = hn::Zero(narrow);
+  }
+  for (std::size_t i = 0; i < n; i += spread_lanes)
+    for (std::size_t k = 0; k < parts; ++k) {
+      const auto value = hn::LoadU(narrow, values + i + k * lanes);
+      const auto x = hn::PromoteTo(wide, value);
+      sum[k] = hn::Add(sum[k], x);
+      square[k] = hn::Add(square[k], hn::Mul(x, x));  // x^2 is exact, so it makes no difference whether this is fused
+      min[k] = hn::Min(min[k], value);
+      max[k] = hn::Max(max[k], value);
+    }
+  for (std::size_t k = 0; k < parts; ++k) {
+    hn::StoreU(sum[k], wide, to.sum + k * lanes);
+    hn::StoreU(square[k], wide, to.square + k * lanes);
+    hn::StoreU(min[k], narrow, to.min + k * lanes);
+    hn::StoreU(max[k], narrow, to.max + k * lanes);
+  }
+}
+
 }  // namespace nibble::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -166,15 +206,16 @@ HWY_EXPORT(compare_tile);
 HWY_EXPORT(compare_squares);
 HWY_EXPORT(add_squares);
 HWY_EXPORT(describe_tile);
+HWY_EXPORT(spread);
 
 // Sums of squares between these lose nothing to the range of fp32: all of a tile that are too small for it come to
 // 4096 x 1e-38, and no sum of a lane overflows unnoticed.
 constexpr double smallest_sum = 1e-25;
 constexpr double largest_sum = 1e30;
 
-template <std::size_t n> double total(const float (&sums)[n][4], std::size_t rows = n) {
+template <std::size_t n> double total(const float (&sums)[n][4]) {
   double lane[4] = {};
-  for (std::size_t r = 0; r < rows; ++r)
+  for (std::size_t r = 0; r < n; ++r)
     for (std::size_t j = 0; j < 4; ++j) lane[j] += sums[r][j];
   return (lane[0] + lane[2]) + (lane[1] + lane[3]);
 }
@@ -387,37 +428,42 @@ ErrorStats compare(std::span<const float> reference, std::span<const float> test
   return stats;
 }
 
+void Spread::add(std::span<const float> values) {
+  const std::size_t whole = values.size() - values.size() % spread_lanes;
+  SpreadLanes lanes;
+  HWY_DYNAMIC_DISPATCH(spread)(values.data(), whole, lanes);
+  for (std::size_t k = 0; k < spread_lanes; ++k)
+    add({whole / spread_lanes, lanes.sum[k], lanes.square[k], lanes.min[k], lanes.max[k]});
+  for (const float value : values.subspan(whole)) add(value);
+}
+
 double Spread::mean() const { return ratio(sum, count); }
 double Spread::std() const { return std::sqrt(std::max(ratio(square, count) - mean() * mean(), 0.0)); }
 
 ErrorSums compare_squares(std::span<const float> reference, std::span<const float> test) {
-  const std::size_t n = reference.size(), blocks = n / metric_block + (n % metric_block != 0 ? 1 : 0);
+  const std::size_t n = reference.size(), whole = n - n % metric_block;
   if (n != test.size() || n > tile_weights)
     throw Error(Errc::usage, std::to_string(n) + " weights cannot be compared with " + std::to_string(test.size()));
-  SquaresTile tile;
   ErrorSums sums;
-  sums.count = n;
-  const std::size_t whole = n / metric_block;
-  HWY_DYNAMIC_DISPATCH(compare_squares)(reference.data(), test.data(), whole, tile);
-  if (whole < blocks) {
+  const auto add = [&](const float* w, const float* t, std::size_t blocks) {
+    SquaresTile tile;
+    HWY_DYNAMIC_DISPATCH(compare_squares)(w, t, blocks, tile);
+    sums.square += sum_of_lanes(tile.square);
+    sums.reference += sum_of_lanes(tile.reference);
+    sums.test += sum_of_lanes(tile.test);
+  };
+  add(reference.data(), test.data(), whole / metric_block);
+  if (whole < n) {
     // The rest, padded with zeros, as one more block.
     alignas(64) std::array<float, metric_block> padded[2] = {};
-    std::copy(reference.begin() + static_cast<std::ptrdiff_t>(whole * metric_block), reference.end(),
-              padded[0].begin());
-    std::copy(test.begin() + static_cast<std::ptrdiff_t>(whole * metric_block), test.end(), padded[1].begin());
-    SquaresTile last;
-    HWY_DYNAMIC_DISPATCH(compare_squares)(padded[0].data(), padded[1].data(), 1, last);
-    std::copy_n(last.square[0], 4, tile.square[whole]);
-    std::copy_n(last.product[0], 4, tile.product[whole]);
-    std::copy_n(last.reference[0], 4, tile.reference[whole]);
-    std::copy_n(last.test[0], 4, tile.test[whole]);
+    std::copy(reference.begin() + static_cast<std::ptrdiff_t>(whole), reference.end(), padded[0].begin());
+    std::copy(test.begin() + static_cast<std::ptrdiff_t>(whole), test.end(), padded[1].begin());
+    add(padded[0].data(), padded[1].data(), 1);
   }
-  sums.reference = total(tile.reference, blocks);
-  sums.test = total(tile.test, blocks);
-  sums.square = total(tile.square, blocks);
   if (!is_usable(sums.reference) || !is_usable(sums.test) || !(is_usable(sums.square) || sums.square == 0))
     return static_cast<const ErrorSums&>(compare_exactly(reference, test, 0));
-  sums.product = total(tile.product, blocks);
+  sums.count = n;
+  sums.product = (sums.reference + sums.test - sums.square) / 2;  // as e = t - w
   return sums;
 }
 

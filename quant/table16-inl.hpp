@@ -12,7 +12,7 @@ HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A 16-entry table, in one or two registers where vectors are long enough. Indices are in [0, 16).
+// A 16-entry table, in one or two registers where vectors are long enough.
 template <class D> class Table16 {
   using V = hn::Vec<D>;
 
@@ -20,6 +20,17 @@ template <class D> class Table16 {
   Table16(D d, const float* HWY_RESTRICT table)
       : table_(table), lower_(hn::Load(d, table)), upper_(hn::Load(d, table + hn::Lanes(d) % 16)) {}
 
+  /// Every value of another times `factor`, which a target without such registers keeps in `room`, aligned.
+  HWY_INLINE Table16(D d, const Table16& other, float factor, float* HWY_RESTRICT room)
+      : table_(room),
+        lower_(hn::Mul(other.lower_, hn::Set(d, factor))),
+        upper_(hn::Mul(other.upper_, hn::Set(d, factor))) {
+    if constexpr (hn::MaxLanes(D()) < 8)
+      for (std::size_t i = 0; i < 16; i += hn::Lanes(d))
+        hn::Store(hn::Mul(hn::Load(d, other.table_ + i), hn::Set(d, factor)), d, room + i);
+  }
+
+  // Indices are in [0, 16).
   template <class VI> HWY_INLINE V operator[](VI index) const {
     const D d;
 #if HWY_TARGET != HWY_SCALAR
@@ -31,6 +42,16 @@ template <class D> class Table16 {
     }
 #endif
     return hn::GatherIndex(d, table_, index);
+  }
+
+  // Only the lower 4 bits of indices count, which is all that a lookup in registers sees.
+  template <class VI> HWY_INLINE V at_lower_bits(VI index) const {
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+    return V{_mm512_permutexvar_ps(index.raw, lower_.raw)};
+#else
+    if constexpr (hn::MaxLanes(D()) == 8) return (*this)[index];
+    return (*this)[hn::And(index, hn::Set(hn::RebindToSigned<D>(), 15))];
+#endif
   }
 
  private:

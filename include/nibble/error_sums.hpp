@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <span>
 
 namespace nibble {
 
@@ -45,6 +46,7 @@ struct Spread {
     min = value < min ? value : min;
     max = value > max ? value : max;
   }
+  void add(std::span<const float> values);  ///< finite ones; sums in eight lanes, the same on every CPU
   void add(const Spread& next) {
     count += next.count;
     sum += next.sum;
@@ -57,7 +59,7 @@ struct Spread {
   bool operator==(const Spread&) const = default;
 };
 
-/// What encoding a tensor cost.
+/// What encoding a tensor cost: sums within 1e-6 of those in fp64, the same on every CPU and for all threads.
 struct EncodingError {
   ErrorSums sums;
   Spread absmax;  ///< of its blocks or rows; empty for casts

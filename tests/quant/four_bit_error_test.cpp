@@ -180,6 +180,84 @@ TEST(FourBitErrors, TellWhatAnotherAbsmaxWouldCost) {
   }
 }
 
+// What docs/measure.md says of real codes: tile after tile, the sums are those of fp64 to 1e-6.
+TEST(FourBitErrors, OfATensorAreRightToOneInAMillion) {
+  constexpr std::size_t n = 64 * most_weights, blocksize = 64;
+  Tile tensor(DType::bf16, test::normal_weights(n, 8, 0.02f), blocksize);
+  nf4::encode(tensor.w, blocksize, tensor.packed, tensor.absmax);
+  ErrorSums expected, found;
+  for (std::size_t i = 0; i < n; ++i) {
+    const float decoded =
+        nf4_tables.codebook[tensor.packed[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15] * tensor.absmax[i / blocksize];
+    const double w = tensor.w[i], t = decoded;
+    expected.add({1, (t - w) * (t - w), w * t, w * w, t * t});
+  }
+  std::vector<FourBitError> blocks(most_weights / blocksize);
+  for (std::size_t i = 0; i < n; i += most_weights)
+    sum_four_bit_errors(nf4_tables, DType::bf16, std::span(tensor.stored).subspan(2 * i, 2 * most_weights),
+                        std::span(tensor.packed).subspan(i / 2, most_weights / 2),
+                        std::span(tensor.absmax).subspan(i / blocksize, most_weights / blocksize), blocksize, blocks,
+                        found);
+  EXPECT_EQ(found.count, n);
+  EXPECT_NEAR(found.square, expected.square, 1e-6 * expected.square);
+  EXPECT_NEAR(found.product, expected.product, 1e-6 * expected.product);
+  EXPECT_NEAR(found.reference, expected.reference, 1e-6 * expected.reference);
+  EXPECT_NEAR(found.test, expected.test, 1e-6 * expected.test);
+}
+
+// Without double quantization nobody asks for the blocks.
+TEST(FourBitErrors, BlocksAreLeftOutIfNobodyAsks) {
+  for (const std::size_t n : {most_weights, std::size_t{1001}})
+    for (const float scale : {1.0f, 1e-30f}) {
+      const Tile tile(DType::f32, test::normal_weights(n, 9, scale), 64);
+      ErrorSums sums;
+      sum_four_bit_errors(nf4_tables, tile.dtype, tile.stored, tile.packed, tile.absmax, tile.blocksize, {}, sums);
+      EXPECT_EQ(sums, summed(nf4_tables, tile).sums) << n << ' ' << scale;
+    }
+}
+
+struct Change {
+  std::vector<FourBitError> errors;
+  std::vector<float> absmax, decoded;
+  [[nodiscard]] ErrorSums found() const { return change_of_errors(errors, absmax, decoded); }
+};
+
+Change change_of(std::size_t n, float scale) {
+  Change change{std::vector<FourBitError>(n), test::normal_weights(n, 10, scale), test::normal_weights(n, 11, scale)};
+  const auto cross = test::normal_weights(n, 12, scale), codes = test::normal_weights(n, 13, 10);
+  for (std::size_t b = 0; b < n; ++b) {
+    change.errors[b] = {cross[b], std::abs(codes[b])};
+    change.absmax[b] = std::abs(change.absmax[b]);
+    change.decoded[b] = change.absmax[b] + change.decoded[b] / 100;
+  }
+  return change;
+}
+
+// With d = a' - a: E changes by 2 d X + d^2 C, the products by d (a C - X), a^2 C by d (2 a + d) C. Sums of any sign:
+// so the bound is that of their magnitudes, a rounding of fp64 for each block and operation.
+TEST(FourBitErrors, ChangesAreThoseOfTheDefinition) {
+  for (const std::size_t n : {0U, 1U, 7U, 8U, 9U, 255U, 16384U})
+    for (const float scale : {1.0f, 1e-30f, 1e15f}) {
+      const Change change = change_of(n, scale);
+      double square = 0, product = 0, test = 0, squares = 0, products = 0, tests = 0;
+      for (std::size_t b = 0; b < n; ++b) {
+        const double a = change.absmax[b], d = change.decoded[b] - a;
+        const double x = change.errors[b].cross, c = change.errors[b].codes;
+        square += 2 * d * x + d * d * c, squares += std::abs(2 * d * x) + d * d * c;
+        product += d * (a * c - x), products += std::abs(d) * (a * c + std::abs(x));
+        test += d * (2 * a + d) * c, tests += std::abs(d) * (2 * a + std::abs(d)) * c;
+      }
+      const double bound = static_cast<double>(n + 10) * 0x1p-52;
+      const ErrorSums found = change.found();
+      EXPECT_EQ(found.count, 0U);
+      EXPECT_EQ(found.reference, 0);
+      EXPECT_NEAR(found.square, square, bound * squares) << n << ' ' << scale;
+      EXPECT_NEAR(found.product, product, bound * products) << n << ' ' << scale;
+      EXPECT_NEAR(found.test, test, bound * tests) << n << ' ' << scale;
+      test::for_each_target([&](const std::string& target) { EXPECT_EQ(change.found(), found) << target; });
+    }
+}
+
 TEST(FourBitErrors, NeedNoAlignment) {
   const Tile tile(DType::f32, test::normal_weights(1000, 7), 32);
   const Sums expected = summed(nf4_tables, tile);

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <utility>
 
 #include "nibble/error.hpp"
 #include "nibble/xtensor.hpp"
@@ -337,6 +338,44 @@ TEST(Compare, TilesAddUpToTheWhole) {
   EXPECT_NEAR(pieces.square, whole.square, 1e-14 * whole.square);
 }
 
+// In 32 lanes 128 products of a tile are added up in fp32: as many roundings, those of the lanes, a product and e.
+TEST(CompareSquares, SumsAreThoseOfTheFormulas) {
+  constexpr double bound = 135 * 0x1p-24;
+  for (const std::size_t n : {0U, 1U, 63U, 64U, 65U, 127U, 4095U, 4096U})
+    for (const float scale : {1e-42f, 1e-30f, 1e-4f, 0.02f, 1e5f, 1e18f, 1e37f})
+      for (const bool has_nan : {false, true}) {
+        auto [reference, test] = pair_of(n, scale);
+        if (has_nan && n > 0) test[n / 2] = nan;
+        SCOPED_TRACE(std::to_string(scale) + ", " + std::to_string(n) + " weights");
+        const Sums expected(reference, test);
+        const ErrorSums found = compare_squares(reference, test);
+        EXPECT_EQ(found.count, expected.count);
+        EXPECT_NEAR(found.square, expected.square, bound * expected.square);
+        EXPECT_NEAR(found.reference, expected.reference, bound * expected.reference);
+        EXPECT_NEAR(found.test, expected.test, bound * expected.test);
+        EXPECT_NEAR(found.product, expected.product, bound * (expected.reference + expected.test));
+        test::for_each_target(
+            [&](const std::string& target) { EXPECT_EQ(compare_squares(reference, test), found) << target; });
+      }
+}
+
+// What docs/measure.md says of int8 and casts.
+TEST(CompareSquares, OfATensorAreRightToOneInAMillion) {
+  ErrorSums expected, found;
+  for (unsigned tile = 0; tile < 64; ++tile) {
+    const std::vector<float> reference = test::normal_weights(4096, tile, 0.02f);
+    std::vector<float> test(reference);
+    for (float& weight : test) weight = bf16::to_float(bf16::from_float(weight));
+    const Sums sums(reference, test);
+    expected.add({sums.count, sums.square, sums.product, sums.reference, sums.test});
+    found.add(compare_squares(reference, test));
+  }
+  EXPECT_NEAR(found.square, expected.square, 1e-6 * expected.square);
+  EXPECT_NEAR(found.product, expected.product, 1e-6 * expected.product);
+  EXPECT_NEAR(found.reference, expected.reference, 1e-6 * expected.reference);
+  EXPECT_NEAR(found.test, expected.test, 1e-6 * expected.test);
+}
+
 TEST(Compare, SizesHaveToAgree) {
   const std::vector<float> four(4), five(5);
   try {
@@ -453,6 +492,39 @@ TEST(Describe, TilesAddUpToTheWhole) {
   for (std::size_t i = 0; i < weights.size(); i += 4096)
     sum.add(describe(std::span(weights).subspan(i, std::min<std::size_t>(4096, weights.size() - i)), pivot));
   EXPECT_EQ(sum, describe(weights, pivot));
+}
+
+// In eight lanes, the same on every CPU target: a sum may differ from that of one value after the other by roundings.
+TEST(SpreadOfValues, IsThatOfOneAfterTheOther) {
+  for (const std::size_t n : {0U, 1U, 7U, 8U, 9U, 100U, 16384U}) {
+    std::vector<float> values = test::normal_weights(n, 20);
+    for (float& value : values) value = std::abs(value);
+    Spread expected, found;
+    for (const float value : values) expected.add(value);
+    found.add(values);
+    EXPECT_EQ(found.count, expected.count) << n;
+    EXPECT_NEAR(found.sum, expected.sum, 1e-12 * expected.sum) << n;
+    EXPECT_NEAR(found.square, expected.square, 1e-12 * expected.square) << n;
+    EXPECT_EQ(found.min, expected.min) << n;
+    EXPECT_EQ(found.max, expected.max) << n;
+    test::for_each_target([&](const std::string& target) {
+      Spread again;
+      again.add(values);
+      EXPECT_EQ(again, found) << n << ' ' << target;
+    });
+    if (n == 0) continue;
+    for (const std::size_t at : {std::size_t{0}, n / 2, n - 1}) {
+      const float kept = std::exchange(values[at], 1e6f);
+      Spread large;
+      large.add(values);
+      EXPECT_EQ(large.max, 1e6f) << at << " of " << n;
+      values[at] = 1e-6f;
+      Spread small;
+      small.add(values);
+      EXPECT_EQ(small.min, 1e-6f) << at << " of " << n;
+      values[at] = kept;
+    }
+  }
 }
 
 TEST(ChoosePivot, IsTheMeanOfTheFirstFiniteWeights) {
