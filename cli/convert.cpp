@@ -183,7 +183,7 @@ void run(ConvertOptions& options) {
   catch_interrupts();
   finish_recipe(options);
   ReportingDisplay display(progress_style(options.progress), options);
-  const std::unique_ptr<Reader> in = open_checkpoint(options.in);
+  const std::unique_ptr<Reader> in = open_checkpoint(options.in, {.max_memory = options.resources.max_memory});
   Plan plan = make_plan(*in, options.recipe);
   const std::unique_ptr<Device> device = open_device(options.device, plan);
   options.resources.device = device.get();

@@ -122,11 +122,17 @@ void run(const MeasureArguments& options) {
   if (options.tests.empty() && options.formats.empty())
     throw Error(Errc::usage, "nothing to measure: name a TEST, or a format by --to");
   const std::vector<Threshold> thresholds = parse_thresholds(options);
-  const std::unique_ptr<Reader> reference = open_checkpoint(options.reference, true);
+  std::uint64_t left = resources.max_memory;
+  const auto open = [&](const std::string& path) {
+    auto reader = open_checkpoint(path, {.accept_quantized = true, .max_memory = left});
+    left -= std::min(left, reader->memory_bytes());
+    return reader;
+  };
+  const std::unique_ptr<Reader> reference = open(options.reference);
   std::deque<std::unique_ptr<Reader>> tests;
   std::vector<Candidate> candidates;
   for (const std::string& test : options.tests)
-    candidates.push_back({test, tests.emplace_back(open_checkpoint(test, true)).get(), std::nullopt});
+    candidates.push_back({test, tests.emplace_back(open(test)).get(), std::nullopt});
   for (const std::string& format : options.formats) {
     Recipe recipe = parse_format(format);
     recipe.allow_nibble_only = options.allow_nibble_only;
