@@ -137,7 +137,8 @@ void print(const AdviseArguments& arguments, const Reader& reference, std::uint6
 }  // namespace
 
 void run_advise(const AdviseArguments& arguments) {
-  const std::unique_ptr<Reader> reference = open_checkpoint(arguments.reference);
+  const std::unique_ptr<Reader> reference =
+      open_checkpoint(arguments.reference, {.max_memory = arguments.resources.max_memory});
   std::uint64_t weights = 0;
   for (std::size_t t = 0; t < reference->tensors().size(); ++t) weights += element_count(reference->tensors().shape(t));
   const std::uint64_t max_bytes = parse_budget(arguments.size, weights);

@@ -166,7 +166,7 @@ void run(const CLI::App& command, ConvertOptions& options) {
   finish_recipe(options);
   check_applicable(command, options);
   ReportingDisplay display(progress_style(options.progress), options);
-  const std::unique_ptr<Reader> in = open_checkpoint(options.in);
+  const std::unique_ptr<Reader> in = open_checkpoint(options.in, {.max_memory = options.resources.max_memory});
   display.set_input(*in);
   check_output_name(options.out, *in);
   Plan plan = make_plan(*in, options.recipe);

@@ -28,23 +28,37 @@ struct InspectOptions {
   bool json = false;
 };
 
+Json describe(const Reader& checkpoint, std::size_t i) {
+  const TensorInfo tensor = checkpoint.tensors()[i];
+  return {{"name", tensor.name},
+          {"dtype", traits(tensor.dtype).name},
+          {"shape", tensor.shape},
+          {"bytes", tensor.bytes()},
+          {"file", checkpoint.files()[checkpoint.file_of(i)]}};
+}
+
+// One tensor at a time: all of them in one tree would take ten times what the checkpoint takes.
 void print_json(const Reader& checkpoint, std::uint64_t bytes) {
-  Json tensors = Json::array();
-  for (std::size_t i = 0; i < checkpoint.tensors().size(); ++i) {
-    const TensorInfo tensor = checkpoint.tensors()[i];
-    tensors.push_back({{"name", tensor.name},
-                       {"dtype", traits(tensor.dtype).name},
-                       {"shape", tensor.shape},
-                       {"bytes", tensor.bytes()},
-                       {"file", checkpoint.files()[checkpoint.file_of(i)]}});
-  }
   const auto& config = checkpoint.config();
   const Json json = {{"architecture", config ? Json(config->architecture) : Json()},
                      {"model_type", config ? Json(config->model_type) : Json()},
                      {"files", checkpoint.files()},
                      {"bytes", bytes},
-                     {"tensors", std::move(tensors)}};
-  fmt::print("{}\n", dump_lines(json));
+                     {"tensors", Json::array()}};
+  constexpr std::string_view empty_list = "[]\n}";
+  const std::string text = dump_lines(json);
+  if (checkpoint.tensors().empty()) return fmt::print("{}\n", text);
+  fmt::print("{}[", std::string_view(text).substr(0, text.size() - empty_list.size()));
+  for (std::size_t i = 0; i < checkpoint.tensors().size(); ++i) {
+    const std::string list = dump_lines(Json::array({describe(checkpoint, i)}));  // "[\n {...}\n]"
+    std::string tensor;
+    for (const char c : std::string_view(list).substr(1, list.size() - 3)) {
+      tensor += c;
+      if (c == '\n') tensor += ' ';
+    }
+    fmt::print("{}{}", i == 0 ? "" : ",", tensor);
+  }
+  fmt::print("\n ]\n}}\n");
 }
 
 // A weight as a row of the table.
@@ -115,7 +129,7 @@ void print_table(const Reader& checkpoint, std::uint64_t bytes) {
 }
 
 void run(const InspectOptions& options) {
-  const std::unique_ptr<Reader> checkpoint = open_checkpoint(options.path, true);
+  const std::unique_ptr<Reader> checkpoint = open_checkpoint(options.path, {.accept_quantized = true});
   std::uint64_t bytes = 0;
   for (const TensorInfo& tensor : checkpoint->tensors()) bytes += tensor.bytes();
   options.json ? print_json(*checkpoint, bytes) : print_table(*checkpoint, bytes);

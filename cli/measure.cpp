@@ -130,15 +130,6 @@ std::string command_of(const MeasureArguments& options) {
   return command;
 }
 
-// REF and TEST may share the name of a file, so what is wrong with one names all of its path.
-std::unique_ptr<Reader> open(const std::string& path) {
-  try {
-    return open_checkpoint(path, true);
-  } catch (const Error& error) {
-    throw about(error, path);
-  }
-}
-
 void run(const MeasureArguments& options) {
   catch_interrupts();
   const Resources resources = options.resource_options.resources();
@@ -148,6 +139,12 @@ void run(const MeasureArguments& options) {
   if (options.tests.empty() && options.formats.empty())
     throw Error(Errc::usage, "nothing to measure: name a TEST, or a format by --to");
   const std::vector<Threshold> thresholds = parse_thresholds(options);
+  std::uint64_t left = resources.max_memory;
+  const auto open = [&](const std::string& path) {
+    auto reader = open_checkpoint(path, {.accept_quantized = true, .max_memory = left});
+    left -= std::min(left, reader->memory_bytes());
+    return reader;
+  };
   const std::unique_ptr<Reader> reference = open(options.reference);
   std::deque<std::unique_ptr<Reader>> tests;
   std::vector<Candidate> candidates;
@@ -178,12 +175,13 @@ void run(const MeasureArguments& options) {
       throw Error(Errc::bad_input, fmt::format("{}: has none of the tensors of {} in the same shape",
                                                escaped(candidate.name), escaped(measurement.name)));
   const std::vector<Violation> found = violations(measurement, thresholds);  // or usage: before anything is printed
+  // All that may fail comes before the report appears.
+  std::string page;
   if (report_file) {
     std::string json;
     write_json(measurement, [&](std::string_view text) { json += text; });
-    report_file->write(html_report(json, made));
+    page = html_report(json, made);
   }
-  // main() asks whether all of it was written.
   const auto print = [](std::string_view text) { (void)std::fwrite(text.data(), 1, text.size(), stdout); };
   if (options.json) {
     write_json(measurement, print);
@@ -193,6 +191,8 @@ void run(const MeasureArguments& options) {
   } else {
     print(to_table(measurement, static_cast<std::size_t>(options.worst), use_colours()));
   }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw Error(Errc::io, "cannot write to standard output");
+  if (report_file) report_file->write(page);
   report(found, measurement);
 }
 

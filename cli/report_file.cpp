@@ -1,7 +1,6 @@
 #include "cli/report_file.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 
 #include <array>
 #include <cstdio>
@@ -35,8 +34,8 @@ void ReportFile::write(std::string_view page) {
   file.flush();
   file.close();
   transaction_.commit();
-  for (const std::string& warning : transaction_.warnings()) fmt::print(stderr, "warning: {}\n", warning);
-  if (!transaction_.remains().empty()) fmt::print(stderr, "warning: {}\n", transaction_.remains());
+  for (const std::string& warning : transaction_.warnings()) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  if (!transaction_.remains().empty()) std::fprintf(stderr, "warning: %s\n", transaction_.remains().c_str());
 }
 
 }  // namespace nibble::cli

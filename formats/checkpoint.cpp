@@ -19,7 +19,10 @@
 #include "formats/config.hpp"
 #include "formats/container.hpp"
 #include "formats/hub.hpp"
+#include "formats/json.hpp"
+#include "formats/memory_limit.hpp"
 #include "formats/names.hpp"
+#include "formats/open_files.hpp"
 #include "formats/refuse.hpp"
 #include "formats/sharded.hpp"
 
@@ -38,8 +41,8 @@ constexpr std::array<const char*, 4> weight_names{"model.safetensors", "model.sa
 
 class Checkpoint final : public Reader {
  public:
-  Checkpoint(fs::path path, const fs::path& directory)
-      : path_(std::move(path)), is_directory_(fs::is_directory(path_)), directory_(directory) {}
+  Checkpoint(fs::path path, const fs::path& directory, std::uint64_t max_memory)
+      : path_(std::move(path)), is_directory_(fs::is_directory(path_)), directory_(directory), memory_(max_memory) {}
 
   [[nodiscard]] const Directory& directory() const noexcept { return directory_; }
 
@@ -50,15 +53,23 @@ class Checkpoint final : public Reader {
     constexpr const char* name = "config.json";
     if (!directory_.has(name)) return;
     const InputFile& file = others_.emplace_back(open(name));
-    config_ = config::read(file.read_text(config::max_bytes), file.label(), accept_quantized);
+    file.check_size(config::max_bytes);
+    memory_.take(file.size(), file.label());  // what is kept of it is no longer than that
+    TakenMemory text_memory(memory_, file.label());
+    text_memory.add(file.size());
+    config_ = config::read(file.read_text(config::max_bytes), file.label(), accept_quantized, memory_);
   }
 
   void add_file(const std::string& name) {
-    WeightFile file = open_weight_file(open(name));
-    if (tensors_.empty())
+    WeightFile file = open_weight_file({directory_.fd(), name, label_of(name), &open_files_}, memory_);
+    memory_.take(file.tensors.memory_bytes() + bytes_per_tensor * file.tensors.size() + bytes_per_file, label_of(name));
+    if (tensors_.empty()) {
       tensors_ = std::move(file.tensors);
-    else
+    } else {
+      TakenMemory growing(memory_, label_of(name));
+      growing.add(tensors_.memory_bytes() + file.tensors.memory_bytes());
       tensors_.append(file.tensors);
+    }
     ends_.push_back(tensors_.size());
     sources_.push_back(std::move(file.source));
     files_.push_back(name);
@@ -67,18 +78,24 @@ class Checkpoint final : public Reader {
   // A shard may hold tensors that the index does not list: loaders take all that is in the files it names.
   void add_shards(const std::string& index_name) {
     const InputFile& file = others_.emplace_back(open(index_name));
-    const ShardIndex index = parse_index(file.read_text(max_index_bytes), file.label());
+    file.check_size(max_index_bytes);
+    const json::Text text(file.size(), [&](std::uint64_t offset, std::span<char> out) {
+      file.read(offset, std::as_writable_bytes(out));
+    });
+    TakenMemory index_memory(memory_, file.label());
+    const ShardIndex index =
+        parse_index(text, file.label(), index_memory, [this](const std::string& name) { (void)open(name); });
     for (const std::string& name : index.files) add_file(name);
 
     const NameIndex names(tensors_);
     if (const auto twice = names.duplicate())
       refuse(label_of(files_[file_of(twice->second)]), "duplicate tensor '{}': it is in '{}' too",
              printable(tensors_.name(twice->second)), escaped(files_[file_of(twice->first)]));
-    for (const auto& [name, shard] : index.tensors) {
-      const auto tensor = names.find(name);
-      if (!tensor || file_of(*tensor) != shard)
-        refuse(label_of(index.files[shard]), "has no tensor '{}', which {} lists", printable(name),
-               escaped(index_name));
+    for (std::size_t i = 0; i < index.tensors.size(); ++i) {
+      const auto tensor = names.find(index.tensors[i]);
+      if (!tensor || file_of(*tensor) != index.shards[i])
+        refuse(label_of(index.files[index.shards[i]]), "has no tensor '{}', which {} lists", printable(index.tensors[i]),
+               file.label());
     }
   }
 
@@ -120,16 +137,23 @@ class Checkpoint final : public Reader {
     for (const InputFile& file : others_) file.check_unchanged();
   }
 
+  std::uint64_t memory_bytes() const override { return memory_.taken(); }
+
  private:
   [[nodiscard]] std::string label_of(const std::string& name) const {
     return escaped((is_directory_ ? path_ / name : path_).native());
   }
+
+  static constexpr std::uint64_t bytes_per_tensor = sizeof(std::uint64_t);  // its offset in the file
+  static constexpr std::uint64_t bytes_per_file = 1024;                     // names of up to 255 bytes, some times
 
   [[nodiscard]] std::size_t first_of(std::size_t file) const { return file == 0 ? 0 : ends_[file - 1]; }
 
   fs::path path_;
   bool is_directory_;
   Directory directory_;  // open as long as the files: check_unchanged() looks their names up again
+  MemoryLimit memory_;
+  OpenFiles open_files_;  // of the sources
   std::vector<std::string> files_;
   std::vector<std::unique_ptr<Source>> sources_;
   std::vector<InputFile> others_;  // index and config.json
@@ -211,7 +235,7 @@ std::string Reader::label_of(std::size_t tensor) const {
   return escaped((is_directory() ? path() / files()[file_of(tensor)] : path()).native());
 }
 
-std::unique_ptr<Reader> open_checkpoint(const fs::path& given, bool accept_quantized) {
+std::unique_ptr<Reader> open_checkpoint(const fs::path& given, const OpenOptions& options) {
   const fs::path path = find_model(given);
   std::error_code error;
   const bool is_directory = fs::is_directory(path, error);
@@ -219,7 +243,7 @@ std::unique_ptr<Reader> open_checkpoint(const fs::path& given, bool accept_quant
 
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const fs::path& directory = is_directory ? path : parent;
-  auto checkpoint = std::make_unique<Checkpoint>(is_index ? parent : path, directory);
+  auto checkpoint = std::make_unique<Checkpoint>(is_index ? parent : path, directory, options.max_memory);
 
   std::string name = path.filename();
   if (is_directory) {
@@ -228,12 +252,12 @@ std::unique_ptr<Reader> open_checkpoint(const fs::path& given, bool accept_quant
     if (first == weight_names.end()) refuse_directory(path);
     name = *first;
   }
-  if (is_directory || is_index) checkpoint->read_config(accept_quantized);
+  if (is_directory || is_index) checkpoint->read_config(options.accept_quantized);
   if (name.ends_with(index_suffix))
     checkpoint->add_shards(name);
   else
     checkpoint->add_file(name);
-  if (!accept_quantized) checkpoint->refuse_quantized();
+  if (!options.accept_quantized) checkpoint->refuse_quantized();
   return checkpoint;
 }
 

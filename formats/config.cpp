@@ -15,21 +15,21 @@ constexpr std::string_view whitespace = " \t\n\r";
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
+using Found = std::function<void(const Member&)>;
+
 // Walks over JSON as Python's json module accepts it. Recursion is bounded by json::max_depth.
 class Scanner {
  public:
   Scanner(std::string_view text, std::string_view label) : text_(text), label_(label) {}
 
-  std::vector<Member> document() {
+  void document(const Found& found) {
     if (const auto invalid = utf8::find_invalid(text_)) refuse(label_, "not UTF-8 at byte {}", *invalid);
     skip_whitespace();
     if (at_ == text_.size()) refuse(label_, "is empty");
     if (peek() != '{') refuse(label_, "is not a JSON object");
-    std::vector<Member> found;
     object(1, &found);
     skip_whitespace();
     if (at_ != text_.size()) fail("something after the end");
-    return found;
   }
 
   // The text begins with a string, or is an array that does: that string, else nothing.
@@ -73,13 +73,14 @@ class Scanner {
     if (!take("true") && !take("false") && !take("null") && !take("NaN") && !take("Infinity")) fail("expected a value");
   }
 
-  void object(std::size_t depth, std::vector<Member>* found) {
+  void object(std::size_t depth, const Found* found) {
     enter(depth);
     take('{');
     skip_whitespace();
     if (take('}')) return;
+    Member member;
     while (true) {
-      Member member;
+      member.key.clear();
       member.key_begin = at_;
       if (peek() != '"') fail("expected a key in double quotes");
       string(found != nullptr ? &member.key : nullptr);
@@ -90,7 +91,7 @@ class Scanner {
       member.value_begin = at_;
       value(depth);
       member.value_end = at_;
-      if (found != nullptr) found->push_back(std::move(member));
+      if (found != nullptr) (*found)(member);
       skip_whitespace();
       if (take('}')) return;
       if (!take(',')) fail("expected ',' or '}'");
@@ -183,18 +184,28 @@ class Scanner {
   std::size_t at_ = 0;
 };
 
-// An object inside a text that has been scanned already.
+// Where multimodal and encoder-decoder configurations keep that of their language model (the names that
+// transformers' own models use).
+constexpr std::array<std::string_view, 7> parts{"text_config",    "llm_config", "language_config", "decoder",
+                                                "thinker_config", "generator",  "model_config"};
+
+// The other keys that are looked at.
+constexpr std::array<std::string_view, 10> facts{
+    "architectures",       "model_type",         "dtype",        "torch_dtype",  "tie_word_embeddings",
+    "quantization_config", "compression_config", "quant_method", "load_in_4bit", "load_in_8bit"};
+
+// An object inside a text that has been scanned already. Of its members, it knows those that are looked at.
 class Object {
  public:
-  Object(std::string_view text, std::string_view label)
-      : text_(text), label_(label), members_(Scanner(text, label).document()) {}
+  Object(std::string_view text, std::string_view label) : text_(text), label_(label) {
+    for_each_member(text, label, [&](const Member& member) {
+      if (const auto number = number_of(member.key))
+        values_[*number] = text_.substr(member.value_begin, member.value_end - member.value_begin);
+    });
+  }
 
   // The text of a value; empty if there is none. Of equal keys the last counts, as in Python.
-  std::string_view find(std::string_view key) const {
-    const auto member = std::find_if(members_.rbegin(), members_.rend(), [&](const Member& m) { return m.key == key; });
-    if (member == members_.rend()) return {};
-    return text_.substr(member->value_begin, member->value_end - member->value_begin);
-  }
+  std::string_view find(std::string_view key) const { return values_[number_of(key).value()]; }
 
   std::optional<Object> object(std::string_view key) const {
     const std::string_view value = find(key);
@@ -206,14 +217,18 @@ class Object {
   std::string string(std::string_view key) const { return Scanner(find(key), label_).leading_string(); }
 
  private:
-  std::string_view text_, label_;
-  std::vector<Member> members_;
-};
+  // Nothing for a key that nobody looks at.
+  static std::optional<std::size_t> number_of(std::string_view key) {
+    if (const auto part = std::find(parts.begin(), parts.end(), key); part != parts.end())
+      return static_cast<std::size_t>(part - parts.begin());
+    if (const auto fact = std::find(facts.begin(), facts.end(), key); fact != facts.end())
+      return parts.size() + static_cast<std::size_t>(fact - facts.begin());
+    return std::nullopt;
+  }
 
-// Where multimodal and encoder-decoder configurations keep that of their language model (the names that
-// transformers' own models use).
-constexpr std::array<std::string_view, 7> parts{"text_config",    "llm_config", "language_config", "decoder",
-                                                "thinker_config", "generator",  "model_config"};
+  std::string_view text_, label_;
+  std::array<std::string_view, parts.size() + facts.size()> values_;
+};
 
 std::optional<bool> find_tied(const Object& config, int levels = 3) {
   const std::string_view value = config.find("tie_word_embeddings");
@@ -263,12 +278,12 @@ struct Style {
   std::string line_end = "\n", indent = "  ";
 };
 
-Style style_of(std::string_view text, const std::vector<Member>& found) {
-  if (found.empty()) return {true, "\n  ", ": ", "\n", "  "};
+Style style_of(std::string_view text, const std::optional<Member>& first) {
+  if (!first) return {true, "\n  ", ": ", "\n", "  "};
   Style style;
   const std::size_t open = text.find('{');
-  style.separator = text.substr(open + 1, found[0].key_begin - open - 1);
-  style.colon = text.substr(found[0].key_end, found[0].value_begin - found[0].key_end);
+  style.separator = text.substr(open + 1, first->key_begin - open - 1);
+  style.colon = text.substr(first->key_end, first->value_begin - first->key_end);
   const std::size_t line = style.separator.rfind('\n');
   style.lines = line != std::string::npos;
   if (style.lines) {
@@ -321,54 +336,83 @@ std::string formatted(std::string_view value, const Style& style) {
   return out;
 }
 
+// Where an edit happens: the member of that key and those around it, the first one and the last.
+struct Place {
+  std::optional<Member> first, before, member, after, last;
+};
+
+Place find_place(std::string_view text, std::string_view key, std::string_view label) {
+  Place place;
+  for_each_member(text, label, [&](const Member& member) {
+    if (!place.first) place.first = member;
+    if (place.member && !place.after) place.after = member;
+    if (!place.member && member.key == key) {
+      place.before = place.last;
+      place.member = member;
+    }
+    place.last = member;
+  });
+  return place;
+}
+
 void apply(std::string& text, const Edit& edit, std::string_view label) {
-  const std::vector<Member> found = members(text, label);
-  const auto member = std::find_if(found.begin(), found.end(), [&](const Member& m) { return m.key == edit.key; });
-  if (member == found.end() && !edit.value) return;
+  const auto [first, before, member, after, last] = find_place(text, edit.key, label);
+  if (!member && !edit.value) return;
   if (!edit.value) {
-    if (member + 1 != found.end()) {
-      text.erase(member->key_begin, (member + 1)->key_begin - member->key_begin);
+    if (after) {
+      text.erase(member->key_begin, after->key_begin - member->key_begin);
     } else {
-      const std::size_t begin = member == found.begin() ? member->key_begin : (member - 1)->value_end;
+      const std::size_t begin = before ? before->value_end : member->key_begin;
       text.erase(begin, member->value_end - begin);
     }
     return;
   }
-  if (members(fmt::format("{{\"\":{}}}", *edit.value), label).size() != 1)
-    refuse(label, "the new value of '{}' is more than one", edit.key);
-  const Style style = style_of(text, found);
+  std::size_t values = 0;
+  for_each_member(fmt::format("{{\"\":{}}}", *edit.value), label, [&](const Member&) { ++values; });
+  if (values != 1) refuse(label, "the new value of '{}' is more than one", edit.key);
+  const Style style = style_of(text, first);
   const std::string value = formatted(*edit.value, style);
-  if (member != found.end()) {
+  if (member) {
     text.replace(member->value_begin, member->value_end - member->value_begin, value);
     return;
   }
-  std::string inserted = found.empty() ? style.separator : "," + style.separator;
+  std::string inserted = last ? "," + style.separator : style.separator;
   json::append_quoted(inserted, edit.key);
   inserted += style.colon + value;
-  if (found.empty()) {
+  if (last) {
+    text.insert(last->value_end, inserted);
+  } else {
     const std::size_t open = text.find('{');
     text.replace(open + 1, text.find('}') - open - 1, inserted + style.line_end);
-  } else {
-    text.insert(found.back().value_end, inserted);
   }
+}
+
+// Returns what it took to compare the keys.
+std::uint64_t check_unique(std::string_view text, std::string_view label, MemoryLimit& limit) {
+  TakenMemory memory(limit, label);
+  std::uint64_t taken = 0;
+  NameList keys;
+  for_each_member(text, label, [&](const Member& member) {
+    const std::uint64_t bytes = 2 * (member.key.size() + NameList::bytes_per_name) + NameIndex::bytes_per_name;
+    memory.add(bytes);
+    taken += bytes;
+    keys.push_back(member.key);
+  });
+  if (const auto twice = NameIndex(keys).duplicate())
+    refuse(label, "duplicate key '{}'", printable(keys[twice->second]));
+  return taken;
 }
 
 }  // namespace
 
-std::vector<Member> members(std::string_view text, std::string_view label) {
-  std::vector<Member> found = Scanner(text, label).document();
-  std::vector<std::string_view> keys;
-  keys.reserve(found.size());
-  for (const Member& member : found) keys.push_back(member.key);
-  if (const auto twice = NameIndex(keys).duplicate())
-    refuse(label, "duplicate key '{}'", printable(keys[twice->second]));
-  return found;
+void for_each_member(std::string_view text, std::string_view label, const std::function<void(const Member&)>& found) {
+  Scanner(text, label).document(found);
 }
 
-ModelConfig read(std::string_view text, std::string_view label, bool accept_quantized) {
-  (void)members(text, label);  // unique keys
-  const Object config(text, label);
+ModelConfig read(std::string_view text, std::string_view label, bool accept_quantized, MemoryLimit& memory) {
   ModelConfig model;
+  model.rewrite_bytes = 2 * text.size() + check_unique(text, label, memory);
+  const Object config(text, label);
   model.architecture = config.string("architectures");
   model.model_type = config.string("model_type");
   model.dtype = find_dtype_name(config);
@@ -386,11 +430,11 @@ ModelConfig read(std::string_view text, std::string_view label, bool accept_quan
   return model;
 }
 
-std::string patch(std::string_view text, std::span<const Edit> edits, std::string_view label) {
-  std::string patched(text);
-  for (const Edit& edit : edits) apply(patched, edit, label);
-  (void)members(patched, label);
-  return patched;
+std::string patch(std::string text, std::span<const Edit> edits, std::string_view label) {
+  for (const Edit& edit : edits) apply(text, edit, label);
+  MemoryLimit none;  // what this takes has been counted when the text was read
+  (void)check_unique(text, label, none);
+  return text;
 }
 
 }  // namespace nibble::config

@@ -1,12 +1,13 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
+#include "formats/memory_limit.hpp"
 #include "nibble/checkpoint.hpp"
 
 /// config.json as text. It is read and changed without a tree in between, because configurations in the wild hold
@@ -25,11 +26,14 @@ struct Member {
   std::size_t value_begin = 0, value_end = 0;
 };
 
-[[nodiscard]] std::vector<Member> members(std::string_view text, std::string_view label);
+/// Tells the members of the outermost object in turn, without keeping any. Keys may occur twice.
+void for_each_member(std::string_view text, std::string_view label, const std::function<void(const Member&)>& found);
 
 /// What it says about the model. A quantization_config in any of its parts is refused, with a hint where nibble can
-/// undo the quantization; with `accept_quantized`, that of bitsandbytes and nibble is returned.
-[[nodiscard]] ModelConfig read(std::string_view text, std::string_view label, bool accept_quantized);
+/// undo the quantization; with `accept_quantized`, that of bitsandbytes and nibble is returned. Throws
+/// Error(no_space) if `memory` does not allow what comparing the keys takes, up to four times the text.
+[[nodiscard]] ModelConfig read(std::string_view text, std::string_view label, bool accept_quantized,
+                               MemoryLimit& memory);
 
 /// A change to the outermost object.
 struct Edit {
@@ -38,7 +42,7 @@ struct Edit {
 };
 
 /// Applies the edits in turn. A key that exists keeps its place, a new one goes to the end; both are indented as the
-/// file is. Every byte outside the values that change is kept.
-[[nodiscard]] std::string patch(std::string_view text, std::span<const Edit> edits, std::string_view label);
+/// file is. Every byte outside the values that change is kept. Takes ModelConfig::rewrite_bytes.
+[[nodiscard]] std::string patch(std::string text, std::span<const Edit> edits, std::string_view label);
 
 }  // namespace nibble::config

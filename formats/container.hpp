@@ -6,6 +6,7 @@
 #include <span>
 
 #include "formats/file.hpp"
+#include "formats/memory_limit.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/tensor_list.hpp"
 
@@ -39,8 +40,9 @@ struct Container {
   /// Yes or no from the first 16 bytes (fewer if the file is shorter).
   bool (*sniff)(std::span<const std::byte> head);
 
-  /// Throws Error(bad_input) that names file, tensor, fact and limit.
-  WeightFile (*open)(InputFile file);
+  /// Throws Error(bad_input) that names file, tensor, fact and limit, and Error(no_space) if `memory` does not allow
+  /// what reading the header takes. The caller counts what the WeightFile keeps.
+  WeightFile (*open)(InputFile file, MemoryLimit& memory);
 };
 
 /// Whether a container takes a file that begins like this for one of its own.
@@ -48,6 +50,6 @@ struct Container {
 
 /// Opens a weight file with the container that its first bytes tell. What is known to be no weights (a Git LFS
 /// pointer, a web page) or not supported is refused by name.
-[[nodiscard]] WeightFile open_weight_file(InputFile file);
+[[nodiscard]] WeightFile open_weight_file(InputFile file, MemoryLimit& memory);
 
 }  // namespace nibble

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "formats/checked.hpp"
+#include "formats/open_files.hpp"
 #include "formats/refuse.hpp"
 
 namespace nibble {
@@ -124,13 +125,11 @@ InputFile::Identity InputFile::identity_of(const struct ::stat& status) {
           static_cast<std::uint64_t>(status.st_size), status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
 }
 
-InputFile::InputFile(int directory, std::string name, std::string label)
-    : directory_(directory), name_(std::move(name)), label_(std::move(label)) {
+InputFile::InputFile(int directory, std::string name, std::string label, OpenFiles* files)
+    : directory_(directory), name_(std::move(name)), label_(std::move(label)), files_(files) {
   // The C string would end at a NUL, and another file than the one that was checked would be opened.
   if (name_.find('\0') != std::string::npos) refuse(label_, "its name has a NUL");
-  // O_NONBLOCK: without it, opening a pipe that nobody writes to never returns. Regular files ignore it.
-  fd_ = Descriptor(
-      retry([&] { return ::openat(directory_, name_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); }));
+  fd_ = open();
   if (fd_.get() < 0) {
     const int error = errno;
     fail(names_nothing(error) ? Errc::bad_input : Errc::io, label_, "cannot open", error);
@@ -139,33 +138,64 @@ InputFile::InputFile(int directory, std::string name, std::string label)
   if (::fstat(fd_.get(), &status) != 0) fail(Errc::io, label_, "cannot stat", errno);
   check_regular(label_, status.st_mode);
   identity_ = identity_of(status);
+  if (files_ != nullptr) number_ = files_->add(std::move(fd_));
+}
+
+// O_NONBLOCK: without it, opening a pipe that nobody writes to never returns. Regular files ignore it.
+Descriptor InputFile::open() const {
+  return Descriptor(
+      retry([&] { return ::openat(directory_, name_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); }));
+}
+
+Descriptor InputFile::open_again() const {
+  Descriptor fd = open();
+  if (fd.get() < 0) {
+    const int error = errno;
+    if (names_nothing(error)) fail(Errc::input_changed, label_, "is gone", error);
+    fail(Errc::io, label_, "cannot open again", error);
+  }
+  struct ::stat status {};
+  if (::fstat(fd.get(), &status) != 0) fail(Errc::io, label_, "cannot stat", errno);
+  if (identity_of(status) != identity_) refuse_changed();
+  return fd;
 }
 
 void InputFile::read(std::uint64_t offset, std::span<std::byte> out) const {
-  const Transfer done = read_all(fd_.get(), to_off(label_, offset), out);
+  if (files_ == nullptr) return read_from(fd_.get(), offset, out);
+  const OpenFiles::Use use = files_->use(number_, [this] { return open_again(); });
+  read_from(use.fd(), offset, out);
+}
+
+void InputFile::read_from(int fd, std::uint64_t offset, std::span<std::byte> out) const {
+  const Transfer done = read_all(fd, to_off(label_, offset), out);
   if (done.error != 0) fail(Errc::io, label_, "cannot read", done.error);
   if (done.bytes < out.size())
     throw Error(Errc::input_changed,
                 fmt::format("{}: ends at byte {} now, had {} when it was opened", label_, offset + done.bytes, size()));
 }
 
-std::string InputFile::read_text(std::uint64_t limit) const {
+void InputFile::check_size(std::uint64_t limit) const {
   if (size() > limit) refuse(label_, "has {} bytes, more than the {} that such a file may have", size(), limit);
+}
+
+std::string InputFile::read_text(std::uint64_t limit) const {
+  check_size(limit);
   std::string text(size(), '\0');
   read(0, std::as_writable_bytes(std::span(text)));
   return text;
 }
 
 void InputFile::check_unchanged() const {
-  struct ::stat opened {
-  }, named{};
-  if (::fstat(fd_.get(), &opened) != 0) fail(Errc::io, label_, "cannot stat", errno);
+  struct ::stat named {};
   if (::fstatat(directory_, name_.c_str(), &named, 0) != 0) {
     if (errno == ENOENT) fail(Errc::input_changed, label_, "is gone", errno);
     fail(Errc::io, label_, "cannot stat", errno);
   }
-  if (identity_of(opened) != identity_ || identity_of(named) != identity_)
-    throw Error(Errc::input_changed, fmt::format("{}: changed while it was read", label_));
+  if (identity_of(named) != identity_) refuse_changed();
+}
+
+void InputFile::refuse_changed() const {
+  throw Error(Errc::input_changed, fmt::format("{}: changed while it was read", label_));
 }
 
 OutputFile::OutputFile(int directory, const std::string& name, std::string label, ::mode_t mode)

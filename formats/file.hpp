@@ -54,20 +54,27 @@ class Directory {
   Descriptor fd_;
 };
 
+class OpenFiles;
+
 /// A regular file, open for reading. Thread-safe.
 ///
 /// `label` is what errors call it. Links are followed; pipes, devices, sockets and directories are refused and never
 /// waited for. Throws Error(bad_input) for what is missing or no regular file, Error(io) if the system refuses.
 class InputFile {
  public:
-  /// `directory` (a descriptor, or AT_FDCWD) is used by check_unchanged() again and must stay open until then.
-  InputFile(int directory, std::string name, std::string label);
+  /// `directory` (a descriptor, or AT_FDCWD) is used by check_unchanged() again and must stay open until then. A file
+  /// among `files` may be closed and opened again between two reads; they must outlive it.
+  InputFile(int directory, std::string name, std::string label, OpenFiles* files = nullptr);
 
   [[nodiscard]] const std::string& label() const noexcept { return label_; }
   [[nodiscard]] std::uint64_t size() const noexcept { return identity_.size; }
 
-  /// Fills `out` from `offset` on. Throws Error(input_changed) if the file ends before that, Error(io).
+  /// Fills `out` from `offset` on. Throws Error(input_changed) if the file ends before that, or if it is no longer the
+  /// same when it has to be opened again; Error(io).
   void read(std::uint64_t offset, std::span<std::byte> out) const;
+
+  /// Throws Error(bad_input) if the file has more than `limit` bytes.
+  void check_size(std::uint64_t limit) const;
 
   /// All of the file. Throws Error(bad_input) if it has more than `limit` bytes.
   [[nodiscard]] std::string read_text(std::uint64_t limit) const;
@@ -83,10 +90,16 @@ class InputFile {
     bool operator==(const Identity&) const = default;
   };
   static Identity identity_of(const struct ::stat& status);
+  [[nodiscard]] Descriptor open() const;
+  [[nodiscard]] Descriptor open_again() const;
+  [[noreturn]] void refuse_changed() const;
+  void read_from(int fd, std::uint64_t offset, std::span<std::byte> out) const;
 
   int directory_;
   std::string name_, label_;
-  Descriptor fd_;
+  Descriptor fd_;  // unless it is among files_
+  OpenFiles* files_;
+  std::size_t number_ = 0;  // among them
   Identity identity_;
 };
 

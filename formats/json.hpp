@@ -1,10 +1,16 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include "formats/memory_limit.hpp"
 
 namespace nibble::json {
 
@@ -27,10 +33,27 @@ class Events {
   virtual void on_array_end() = 0;
 };
 
+/// A text that is read in pieces of 64 KiB, so that it need not be in memory.
+struct Text {
+  std::uint64_t bytes = 0;
+  std::function<void(std::uint64_t offset, std::span<char> out)> read;
+
+  Text(std::uint64_t size, decltype(read) reads) : bytes(size), read(std::move(reads)) {}
+  /// A text that is in memory, and stays there.
+  template <std::convertible_to<std::string_view> InMemory>
+  Text(const InMemory& text) : Text(view(text)) {}  // NOLINT(google-explicit-constructor)
+
+ private:
+  static Text view(std::string_view text);
+};
+
 /// Parses one JSON value (RFC 8259) and whitespace around it. Throws Error(bad_input), "<label>: ...", for
 /// everything else: bytes that are not UTF-8 (a lone surrogate too), a byte-order mark, more than max_depth
 /// containers in each other, numbers that no double holds. Keys that occur twice are the business of `events`.
-void parse(std::string_view text, std::string_view label, Events& events);
+///
+/// A string or number takes up to four times its size while it is read. That is counted, where it is much: throws
+/// Error(no_space) if `memory` does not allow it.
+void parse(const Text& text, std::string_view label, Events& events, MemoryLimit& memory);
 
 /// A small document as a tree: for texts of kilobytes, not for headers. Keys are unique in every object.
 [[nodiscard]] nlohmann::ordered_json parse(std::string_view text, std::string_view label);

@@ -1,12 +1,21 @@
 #include "formats/names.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <tuple>
+#include <limits>
 #include <utility>
 
+#include "nibble/error.hpp"
+
 namespace nibble {
+namespace {
+
+std::uint32_t hash_of(std::string_view name) { return static_cast<std::uint32_t>(std::hash<std::string_view>()(name)); }
+
+}  // namespace
 
 bool is_before(const PartList::Name& a, const PartList::Name& b) noexcept {
   std::string_view left = a.stem, left_rest = a.rest;
@@ -22,33 +31,29 @@ bool is_before(const PartList::Name& a, const PartList::Name& b) noexcept {
   }
 }
 
-NameIndex::NameIndex(const std::vector<std::string_view>& names) {
-  entries_.reserve(names.size());
-  for (std::size_t i = 0; i < names.size(); ++i)
-    entries_.push_back({std::hash<std::string_view>()(names[i]), names[i], i});
-  sort();
-}
+NameIndex::NameIndex(const NameList& names) : NameIndex(names.size(), [&names](std::size_t i) { return names[i]; }) {}
 
-NameIndex::NameIndex(const TensorList& tensors) {
-  entries_.reserve(tensors.size());
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    entries_.push_back({std::hash<std::string_view>()(tensors.name(i)), tensors.name(i), i});
-  sort();
-}
+NameIndex::NameIndex(const TensorList& tensors)
+    : NameIndex(tensors.size(), [&tensors](std::size_t i) { return tensors.name(i); }) {}
 
-void NameIndex::sort() {
-  std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) {
+NameIndex::NameIndex(std::size_t names, NameAt name_at) : name_at_(std::move(name_at)) {
+  if (names > std::numeric_limits<std::uint32_t>::max())
+    throw Error(Errc::bad_input, fmt::format("{} names are more than 32 bits count", names));
+  entries_.reserve(names);
+  for (std::size_t i = 0; i < names; ++i) entries_.push_back({hash_of(name_at_(i)), static_cast<std::uint32_t>(i)});
+  std::sort(entries_.begin(), entries_.end(), [&](const Entry& a, const Entry& b) {
     if (a.hash != b.hash) return a.hash < b.hash;
-    return std::tie(a.name, a.position) < std::tie(b.name, b.position);
+    const int order = name_at_(a.position).compare(name_at_(b.position));
+    return order != 0 ? order < 0 : a.position < b.position;
   });
 }
 
 std::optional<std::size_t> NameIndex::find(std::string_view name) const {
-  const std::size_t hash = std::hash<std::string_view>()(name);
-  const auto entry = std::lower_bound(entries_.begin(), entries_.end(), hash, [&](const Entry& a, std::size_t h) {
-    return a.hash != h ? a.hash < h : a.name < name;
+  const std::uint32_t hash = hash_of(name);
+  const auto entry = std::lower_bound(entries_.begin(), entries_.end(), hash, [&](const Entry& a, std::uint32_t h) {
+    return a.hash != h ? a.hash < h : name_at_(a.position) < name;
   });
-  if (entry == entries_.end() || entry->hash != hash || entry->name != name) return std::nullopt;
+  if (entry == entries_.end() || entry->hash != hash || name_at_(entry->position) != name) return std::nullopt;
   return entry->position;
 }
 
@@ -56,7 +61,7 @@ std::optional<std::pair<std::size_t, std::size_t>> NameIndex::duplicate() const 
   std::optional<std::pair<std::size_t, std::size_t>> first;
   for (std::size_t i = 1; i < entries_.size(); ++i) {
     const Entry &a = entries_[i - 1], &b = entries_[i];
-    if (a.hash == b.hash && a.name == b.name && (!first || b.position < first->second))
+    if (a.hash == b.hash && (!first || b.position < first->second) && name_at_(a.position) == name_at_(b.position))
       first = {a.position, b.position};
   }
   return first;

@@ -63,17 +63,17 @@ bool sniffs_of_weights(std::span<const std::byte> head) {
   return std::any_of(table().begin(), table().end(), [&](const Container& container) { return container.sniff(head); });
 }
 
-WeightFile open_weight_file(InputFile file) {
+WeightFile open_weight_file(InputFile file, MemoryLimit& memory) {
   std::array<std::byte, 64> bytes{};
   const std::size_t count = static_cast<std::size_t>(std::min<std::uint64_t>(bytes.size(), file.size()));
   const auto head = std::span(bytes).first(count);
   file.read(0, head);
   for (const Container& container : table())
-    if (container.sniff(head.first(std::min<std::size_t>(count, 16)))) return container.open(std::move(file));
+    if (container.sniff(head.first(std::min<std::size_t>(count, 16)))) return container.open(std::move(file), memory);
 
   refuse_known(file.label(), std::string_view(reinterpret_cast<const char*>(head.data()), head.size()));
   // Damaged, or not weights: what is meant to be safetensors gets told exactly what is wrong with it.
-  if (file.label().ends_with(".safetensors")) return make_safetensors().open(std::move(file));
+  if (file.label().ends_with(".safetensors")) return make_safetensors().open(std::move(file), memory);
   refuse(file.label(), "is not a weight file: it does not begin like safetensors");
 }
 

@@ -33,14 +33,19 @@ struct Offsets {
   bool operator<(const Offsets& other) const { return std::tie(begin, end) < std::tie(other.begin, other.end); }
 };
 
+// What a tensor takes at most until its header is read: what is kept of it, twice while the lists grow, and three times
+// where they have to be sorted.
+std::uint64_t opening_bytes(const TensorInfo& tensor) {
+  return 3 * (TensorList::memory_bytes(tensor) + sizeof(Offsets)) + NameIndex::bytes_per_name;
+}
+
 // Collects the entries. Where the parser stands is one of a few places, since the format nests four levels only.
 class HeaderEvents final : public json::Events {
  public:
-  explicit HeaderEvents(std::string_view label) : label_(label) {}
+  HeaderEvents(std::string_view label, TakenMemory& memory) : label_(label), memory_(memory) {}
 
   TensorList tensors;
   std::vector<Offsets> offsets;  // of each
-  std::vector<std::pair<std::string, std::string>> metadata;
 
   void on_key(std::string& name) override {
     if (skipped_ > 0) return;
@@ -48,7 +53,8 @@ class HeaderEvents final : public json::Events {
       case Place::top:
         return begin_entry(name);
       case Place::metadata:
-        metadata.emplace_back(std::move(name), std::string());
+        memory_.add(2 * (name.size() + NameList::bytes_per_name) + NameIndex::bytes_per_name);
+        metadata_.push_back(name);
         return;
       default:
         return begin_field(name);
@@ -57,9 +63,8 @@ class HeaderEvents final : public json::Events {
 
   void on_string(std::string& value) override {
     if (skip_value()) return;
-    if (place_ == Place::metadata) {
-      metadata.back().second = std::move(value);
-    } else if (place_ == Place::dtype) {
+    if (place_ == Place::metadata) return;  // nobody asks for it
+    if (place_ == Place::dtype) {
       const auto dtype = find_dtype(value);
       if (!dtype) refuse_entry("unknown dtype '{}'", printable(value));
       tensor_.dtype = *dtype;
@@ -72,6 +77,7 @@ class HeaderEvents final : public json::Events {
   void on_unsigned(std::uint64_t value) override {
     if (skip_value()) return;
     if (place_ == Place::dimensions) {
+      if (tensor_.shape.size() == max_dimensions) refuse_entry("shape has more than {} dimensions", max_dimensions);
       tensor_.shape.push_back(value);
     } else if (place_ == Place::offsets && numbers_ < 2) {
       (numbers_++ == 0 ? data_.begin : data_.end) = value;
@@ -163,7 +169,7 @@ class HeaderEvents final : public json::Events {
       case Place::metadata_value:
         refuse(label_, "{} is {}, not an object", metadata_key, kind);
       case Place::metadata:
-        refuse(label_, "{}: '{}' is {}, not a string", metadata_key, printable(metadata.back().first), kind);
+        refuse(label_, "{}: '{}' is {}, not a string", metadata_key, printable(metadata_[metadata_.size() - 1]), kind);
       case Place::dtype:
         refuse_entry("dtype is {}, not a string", kind);
       case Place::shape:
@@ -179,13 +185,13 @@ class HeaderEvents final : public json::Events {
     }
   }
 
-  void begin_entry(std::string& name) {
+  void begin_entry(const std::string& name) {
     if (name == metadata_key) {
       if (has_metadata_) refuse(label_, "duplicate key '{}'", metadata_key);
       has_metadata_ = true;
       place_ = Place::metadata_value;
     } else {
-      tensor_.name = std::move(name);
+      tensor_.name = name;
       tensor_.shape.clear();
       fields_ = 0;
       place_ = Place::entry_value;
@@ -209,16 +215,16 @@ class HeaderEvents final : public json::Events {
     if ((fields_ & dtype_field) == 0) refuse_entry("has no dtype");
     if ((fields_ & shape_field) == 0) refuse_entry("has no shape");
     if ((fields_ & offsets_field) == 0) refuse_entry("has no data_offsets");
+    memory_.add(opening_bytes(tensor_));
     tensors.push_back(tensor_);
     offsets.push_back(data_);
     place_ = Place::top;
   }
 
   void end_metadata() {
-    std::vector<std::string_view> names;
-    for (const auto& [name, value] : metadata) names.push_back(name);
-    if (const auto twice = NameIndex(names).duplicate())
-      refuse(label_, "{}: duplicate key '{}'", metadata_key, printable(names[twice->second]));
+    if (const auto twice = NameIndex(metadata_).duplicate())
+      refuse(label_, "{}: duplicate key '{}'", metadata_key, printable(metadata_[twice->second]));
+    metadata_ = {};
     place_ = Place::top;
   }
 
@@ -240,7 +246,9 @@ class HeaderEvents final : public json::Events {
   }
 
   std::string_view label_;
+  TakenMemory& memory_;
   Place place_ = Place::document;
+  NameList metadata_;        // its keys so far
   TensorInfo tensor_;        // whose entry is being read
   Offsets data_;             // its data
   unsigned fields_ = 0;      // seen in this entry
@@ -351,24 +359,26 @@ void check_unique(const PartList& parts) {
     if (hashes[i] == hashes[i - 1]) shared.push_back(hashes[i]);
   if (shared.empty()) return;
 
-  std::vector<std::string> candidates;
+  NameList candidates;
   for (std::size_t i = 0; i < parts.size(); ++i)
     if (std::binary_search(shared.begin(), shared.end(), hash_of(i))) candidates.push_back(name);
-  if (const auto twice = NameIndex({candidates.begin(), candidates.end()}).duplicate())
+  if (const auto twice = NameIndex(candidates).duplicate())
     throw Error(Errc::bad_input,
                 fmt::format("two tensors would be written as '{}'", printable(candidates[twice->second])));
 }
 
-WeightFile open(InputFile file) {
-  Header header = read_header(file);
+WeightFile open(InputFile file, MemoryLimit& memory) {
+  Header header = read_header(file, memory);
   return {std::move(header.tensors), std::make_unique<SafetensorsSource>(std::move(file), std::move(header.offsets))};
 }
 
 }  // namespace
 
-Header parse_header(std::string_view json, std::uint64_t data_begin, std::uint64_t file_bytes, std::string_view label) {
-  HeaderEvents events(label);
-  json::parse(json, fmt::format("{}: header", label), events);
+Header parse_header(const json::Text& json, std::uint64_t data_begin, std::uint64_t file_bytes, std::string_view label,
+                    MemoryLimit& limit) {
+  TakenMemory memory(limit, label);
+  HeaderEvents events(label, memory);
+  json::parse(json, fmt::format("{}: header", label), events, limit);
   std::vector<Offsets>& offsets = events.offsets;
   TensorList& tensors = events.tensors;
   // Empty tensors share their begin with the next.
@@ -382,11 +392,10 @@ Header parse_header(std::string_view json, std::uint64_t data_begin, std::uint64
   header.offsets.reserve(offsets.size() + 1);
   for (const Offsets& entry : offsets) header.offsets.push_back((Checked(data_begin) + entry.begin).value());
   header.offsets.push_back(file_bytes);
-  header.metadata = std::move(events.metadata);
   return header;
 }
 
-Header read_header(const InputFile& file) {
+Header read_header(const InputFile& file, MemoryLimit& memory) {
   const std::string& label = file.label();
   if (file.size() == 0) refuse(label, "is empty");
   if (file.size() < length_bytes)
@@ -397,9 +406,10 @@ Header read_header(const InputFile& file) {
   const std::uint64_t data_begin = (Checked(length_bytes) + length).value();
   if (data_begin > file.size()) refuse(label, "header ends at byte {}, file has {}", data_begin, file.size());
 
-  const auto json = std::make_unique_for_overwrite<char[]>(length);
-  file.read(length_bytes, std::as_writable_bytes(std::span(json.get(), length)));
-  return parse_header({json.get(), length}, data_begin, file.size(), label);
+  const json::Text json(length, [&](std::uint64_t offset, std::span<char> out) {
+    file.read(length_bytes + offset, std::as_writable_bytes(out));
+  });
+  return parse_header(json, data_begin, file.size(), label, memory);
 }
 
 Layout lay_out(const PartList& parts) {

@@ -4,10 +4,10 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "formats/file.hpp"
+#include "formats/json.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/tensor_list.hpp"
 
@@ -17,8 +17,9 @@
 ///
 /// data_offsets count from the end of the header. Source: the format section of the safetensors README, and where
 /// that leaves a choice, the library's version 0.8.0: what is read here, it reads too. Refused beyond what it
-/// refuses: the same name or field twice (it keeps the last), an entry that is a list of its three values, and
-/// unknown fields with values that are not strictly JSON; other unknown fields are skipped, as it does.
+/// refuses: the same name or field twice (it keeps the last), an entry that is a list of its three values, more than 64
+/// dimensions (torch has no more), and unknown fields with values that are not strictly JSON; other unknown fields are
+/// skipped, as it does.
 namespace nibble::safetensors {
 
 inline constexpr std::uint64_t max_header_bytes = 100'000'000;
@@ -26,16 +27,16 @@ inline constexpr std::uint64_t max_header_bytes = 100'000'000;
 struct Header {
   TensorList tensors;                  ///< in the order of their data, names unique
   std::vector<std::uint64_t> offsets;  ///< of each tensor from the beginning of the file; at the end the file's size
-  std::vector<std::pair<std::string, std::string>> metadata;
 };
 
 /// Parses and checks the JSON of a header, given where the data begins and the file ends. The data of the tensors
-/// covers what lies between exactly. Throws Error(bad_input), "<label>: ...".
-[[nodiscard]] Header parse_header(std::string_view json, std::uint64_t data_begin, std::uint64_t file_bytes,
-                                  std::string_view label);
+/// covers what lies between exactly. Nothing is kept of the metadata. Throws Error(bad_input), "<label>: ...", and
+/// Error(no_space) if `memory` does not allow what it takes.
+[[nodiscard]] Header parse_header(const json::Text& json, std::uint64_t data_begin, std::uint64_t file_bytes,
+                                  std::string_view label, MemoryLimit& memory);
 
 /// The same for a file.
-[[nodiscard]] Header read_header(const InputFile& file);
+[[nodiscard]] Header read_header(const InputFile& file, MemoryLimit& memory);
 
 /// A file about to be written.
 struct Layout {

@@ -1,10 +1,14 @@
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
+
+#include "formats/json.hpp"
+#include "formats/memory_limit.hpp"
+#include "formats/names.hpp"
 
 namespace nibble {
 
@@ -14,8 +18,9 @@ namespace nibble {
 ///
 /// metadata is a hint that loaders ignore, and so does this.
 struct ShardIndex {
-  std::vector<std::string> files;                            ///< the shards, each once, sorted as loaders do
-  std::vector<std::pair<std::string, std::size_t>> tensors;  ///< a name and its shard, an index into files
+  std::vector<std::string> files;     ///< the shards, each once, sorted as loaders do
+  NameList tensors;                   ///< each once
+  std::vector<std::uint32_t> shards;  ///< of each tensor: an index into files
 };
 
 /// Indexes larger than a safetensors header of the same tensors could be do not exist.
@@ -23,6 +28,11 @@ inline constexpr std::uint64_t max_index_bytes = 100'000'000;
 
 /// Parses an index. Throws Error(bad_input), "<label>: ...", also for a shard whose name is not that of a file in
 /// the same directory: one path component of at most 255 bytes, without '/', '\\' and NUL, neither "." nor "..".
-[[nodiscard]] ShardIndex parse_index(std::string_view text, std::string_view label);
+/// What the index takes is added to `memory`.
+///
+/// `check_shard` is told each shard when its name is first met, and may throw: an index can name as many files as
+/// there is room for, and the first one that is missing is reason enough to read no further.
+[[nodiscard]] ShardIndex parse_index(const json::Text& text, std::string_view label, TakenMemory& memory,
+                                     const std::function<void(const std::string&)>& check_shard);
 
 }  // namespace nibble

@@ -50,6 +50,17 @@ struct CodePoint {
   return std::nullopt;
 }
 
+/// How many bytes at the end begin a code point that goes on behind it: 0 to 3.
+[[nodiscard]] constexpr std::size_t incomplete_bytes(std::string_view text) noexcept {
+  for (std::size_t back = 1; back <= 3 && back <= text.size(); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if ((byte & 0xC0u) == 0x80u) continue;
+    const std::size_t bytes = byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : byte >= 0xC0 ? 2 : 1;
+    return bytes > back ? back : 0;
+  }
+  return 0;
+}
+
 /// Appends a code point; surrogates become U+FFFD.
 inline void append(std::string& text, std::uint32_t value) {
   if (value >= 0xD800 && value <= 0xDFFF) value = 0xFFFD;

@@ -422,6 +422,8 @@ class FourBitCodec final : public Codec {
     if (shape == state.end() || !shape->is_array()) fail(part, "shape is missing");
     for (const nlohmann::json& dimension : *shape) {
       if (!dimension.is_number_unsigned()) fail(part, "shape has a dimension that is no size");
+      if (stored.info.shape.size() == max_dimensions)
+        fail(part, "shape has more than " + std::to_string(max_dimensions) + " dimensions");
       stored.info.shape.push_back(dimension.get<std::uint64_t>());
     }
     stored.info.dtype = dtype_of(part, state);
@@ -453,6 +455,7 @@ class FourBitCodec final : public Codec {
 
  private:
   static constexpr std::uint64_t longest_state = 1 << 16;
+  static constexpr int deepest_state = 16;
 
   // What the weights were before: the types that bitsandbytes quantizes.
   static DType dtype_of(const TensorInfo& part, const nlohmann::json& state) {
@@ -465,7 +468,9 @@ class FourBitCodec final : public Codec {
 
   static nlohmann::json parse_state(const TensorInfo& part, std::span<const std::byte> bytes) {
     const auto* const text = reinterpret_cast<const char*>(bytes.data());
-    auto state = nlohmann::json::parse(text, text + bytes.size(), nullptr, /*allow_exceptions=*/false);
+    // A message may print a value, and what is nested would be printed by recursion: deeper values are left out.
+    const auto is_shallow = [](int depth, auto, const auto&) { return depth <= deepest_state; };
+    auto state = nlohmann::json::parse(text, text + bytes.size(), is_shallow, /*allow_exceptions=*/false);
     if (!state.is_object()) fail(part, "is not a JSON object");
     return state;
   }

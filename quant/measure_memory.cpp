@@ -33,9 +33,13 @@ struct Needs {
   std::uint64_t encoders = 0;
 };
 
+// Shapes are copied where names are, and of the first dimensions each list counts one by its tensors.
 std::uint64_t name_bytes(const TensorList& tensors) {
+  constexpr std::size_t counted_dimensions = 4;
   std::uint64_t bytes = 0;
-  for (std::size_t t = 0; t < tensors.size(); ++t) bytes += tensors.name(t).size();
+  for (std::size_t t = 0; t < tensors.size(); ++t)
+    bytes += tensors.name(t).size() +
+             sizeof(std::uint64_t) * (std::max(tensors.shape(t).size(), counted_dimensions) - counted_dimensions);
   return bytes;
 }
 
@@ -44,6 +48,7 @@ Needs needs_of(const StoredWeights& stored) {
   const std::uint64_t names = name_bytes(parts);
   Needs needs{.lists = bytes_per_part * parts.size() + names,
               .opening = bytes_per_opened * parts.size() + opened_names * names};
+  if (const auto& config = stored.reader().config()) needs.lists += config->quantization_config.size();
   for (std::size_t t = 0; t < stored.size(); ++t) {
     const StoredWeights::Tensor tensor = stored[t];
     needs.decoders = std::max(needs.decoders, tensor.bytes - parts.bytes(tensor.stored.parts.front()));

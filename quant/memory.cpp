@@ -87,7 +87,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     const std::uint64_t report = plan.recipe.error_report == ErrorReport::full ? bytes_per_report : 0;
     const std::uint64_t readers = std::min<std::uint64_t>(memory.threads, memory.tokens);
     const std::uint64_t chunk = memory.chunk_bytes * longest;
-    return program_bytes + (bytes_per_tensor + report) * plan.tensors.size() + copies * texts +
+    return program_bytes + plan.rewrite_bytes + (bytes_per_tensor + report) * plan.tensors.size() + copies * texts +
            (memory.threads + memory.behind) * bytes_per_thread + memory.threads * lane() +
            readers * (chunk + chunk / encoder_share + chunk / shortest_row + bytes_per_buffer) +
            memory.tokens * (encoded() + encoded() / hash_share + batch_scratch()) + memory.behind * encoded() +

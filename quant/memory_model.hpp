@@ -2,11 +2,12 @@
 
 #include <cstdint>
 
+#include "formats/memory_limit.hpp"  // program_bytes
+
 /// What memory plans count with, whatever is done. Measured as peak RSS on x86-64, and a third more than that for
 /// machines with other libraries.
 namespace nibble {
 
-inline constexpr std::uint64_t program_bytes = 14 << 20;   ///< code, libraries, an ordinary header: 7 to 10 MiB
 inline constexpr std::uint64_t bytes_per_scanned_row = 8;  ///< of tensors that are read twice (Chunking::scan)
 
 /// Encoder::finish() takes absmax in pieces, and makes codes of them.

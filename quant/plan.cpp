@@ -111,6 +111,7 @@ class Planner {
     for (const Pattern& rule : rules_) rule.check(in_.tensors());
     for (const Pattern& skip : skips_) skip.check(in_.tensors());
     check_options();
+    if (in_.config()) plan_.rewrite_bytes = in_.config()->rewrite_bytes;
     plan_.dtype = main_type();
     settle_format();
     warn();

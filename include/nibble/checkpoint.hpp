@@ -30,6 +30,8 @@ struct ModelConfig {
 
   std::string quant_method;         ///< "bitsandbytes", "nibble"; only with accept_quantized
   std::string quantization_config;  ///< its JSON text; only with accept_quantized
+
+  std::uint64_t rewrite_bytes = 0;  ///< memory that a conversion needs to write config.json anew
 };
 
 /// A checkpoint that is open for reading: one file, or an index of shards, or a model directory.
@@ -68,15 +70,31 @@ class Reader {
 
   /// Throws Error(input_changed) if size, modification time or inode of a file differ from when it was opened.
   virtual void check_unchanged() const = 0;
+
+  /// What it keeps in memory, about, as long as it is open.
+  [[nodiscard]] virtual std::uint64_t memory_bytes() const { return 0; }
+};
+
+struct OpenOptions {
+  bool accept_quantized = false;  ///< checkpoints that are quantized already are refused otherwise
+
+  /// Bytes, for the whole program: opening takes no more, whatever the headers, the index and config.json hold. An
+  /// ordinary header takes less than its size, and the worst that is known six times.
+  std::uint64_t max_memory = 1'000'000'000;
 };
 
 /// Opens a file (.safetensors), a model directory, an index file, or `org/model` from the local hub cache
 /// (HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub).
 ///
-/// Throws Error(bad_input) naming file, tensor, fact and limit; Error(io) if the system refuses. Duplicate names,
-/// holes, overlaps, headers over 100,000,000 bytes, JSON deeper than 128 and paths that leave the directory are
-/// refused. Checkpoints that are quantized already are refused unless `accept_quantized`.
-[[nodiscard]] std::unique_ptr<Reader> open_checkpoint(const std::filesystem::path& path, bool accept_quantized = false);
+/// Throws Error(bad_input) naming file, tensor, fact and limit; Error(io) if the system refuses; Error(no_space) if it
+/// takes more than max_memory. Duplicate names, holes, overlaps, headers over 100,000,000 bytes, more than 64
+/// dimensions, JSON deeper than 128 and paths that leave the directory are refused.
+///
+/// A model may have any number of shards: only some of the files are open at a time, at most a sixteenth of what the
+/// process may have open (RLIMIT_NOFILE). One that is opened again has to be the same as before, or reading it throws
+/// Error(input_changed).
+[[nodiscard]] std::unique_ptr<Reader> open_checkpoint(const std::filesystem::path& path,
+                                                      const OpenOptions& options = {});
 
 /// What a shard holds, by number. Parts are made when they are asked for: the 600,000 of a model of 100,000 tensors
 /// in NF4 would take 100 MB.

@@ -130,6 +130,7 @@ struct Plan {
   std::vector<std::size_t> shard_ends;  ///< shard s holds tensors [shard_ends[s - 1], shard_ends[s])
   DType dtype = DType::f32;             ///< the type of most weights that are not quantized
   bool nibble_only = false;
+  std::uint64_t rewrite_bytes = 0;  ///< ModelConfig::rewrite_bytes of the input
   std::vector<std::string> warnings;
 
   [[nodiscard]] std::uint64_t source_bytes() const;

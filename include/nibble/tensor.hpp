@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -9,6 +10,9 @@
 #include <vector>
 
 namespace nibble {
+
+/// Dimensions of a tensor: as many as torch allows. What is stored with more is refused.
+inline constexpr std::size_t max_dimensions = 64;
 
 /// Element types, in the order in which the safetensors library sorts them (a file starts with the last).
 enum class DType : std::uint8_t {

@@ -66,6 +66,14 @@ class TensorList {
   [[nodiscard]] std::span<const std::uint64_t> shape(std::size_t tensor) const noexcept;
   [[nodiscard]] std::uint64_t bytes(std::size_t tensor) const;
 
+  /// What the list keeps of a tensor, and of all its tensors: twice that while it grows.
+  [[nodiscard]] static std::uint64_t memory_bytes(const TensorInfo& tensor) {
+    return sizeof(Row) + tensor.name.size() + tensor.shape.size() * sizeof(std::uint64_t);
+  }
+  [[nodiscard]] std::uint64_t memory_bytes() const noexcept {
+    return rows_.size() * sizeof(Row) + names_.size() + dimensions_.size() * sizeof(std::uint64_t);
+  }
+
  private:
   struct Row {
     std::uint64_t name_end;

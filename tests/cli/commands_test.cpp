@@ -98,6 +98,8 @@ TEST_F(Program, ErrorsAreOneLine) {
       {"convert w.safetensors out --to nf4 --max-memory 1MB", 5},
       {"convert w.safetensors empty --to nf4", 6},
   };
+  EXPECT_THAT(run("convert w.safetensors out --to nf4 --max-memory 1MB").err,
+              StartsWith("error: w.safetensors: opening it needs at least "));
   for (const auto& [arguments, code] : cases) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, code) << arguments;

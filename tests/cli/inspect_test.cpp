@@ -47,6 +47,16 @@ class Inspect : public testing::Test {
   test::TempDir root_;
 };
 
+// Tensors are printed one at a time; the text is that of the whole tree.
+TEST_F(Inspect, JsonIsIndentedAsOneTree) {
+  write_model();
+  root_.write("none.safetensors", test::safetensors_file("{}"));
+  for (const std::string checkpoint : {"model", "none.safetensors"}) {
+    const std::string printed = out("inspect --json " + checkpoint);
+    EXPECT_EQ(printed, Json::parse(printed).dump(1) + "\n");
+  }
+}
+
 TEST_F(Inspect, TableHasNamesTypesShapesAndSizes) {
   root_.write("w.safetensors",
               test::safetensors_file(R"({"layer.weight":{"dtype":"F32","shape":[4,64],"data_offsets":[0,1024]},)"

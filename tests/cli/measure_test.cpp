@@ -120,6 +120,20 @@ std::vector<std::string> with_figures(std::vector<std::string> before, const std
   return before;
 }
 
+// Each takes 7 MB while it is opened, and 1 MB from then on.
+TEST_F(MeasureProgram, EveryCheckpointIsOpenedWithinTheMemoryThatIsLeft) {
+  File file;
+  file.add(std::string(1'000'000, 'n'), DType::f32, {64}, std::vector<float>(64, 1.0f));
+  write("r.safetensors", file);
+  write("t.safetensors", file);
+  EXPECT_THAT(run("measure r.safetensors t.safetensors --max-memory 21MB").err,
+              StartsWith("error: r.safetensors: opening it needs at least "));
+  const Outcome second = run("measure r.safetensors t.safetensors --max-memory 22.4MB");
+  EXPECT_EQ(second.code, 5);
+  EXPECT_THAT(second.err, StartsWith("error: t.safetensors: opening it needs at least "));
+  EXPECT_EQ(run("measure r.safetensors t.safetensors").code, 0);
+}
+
 TEST_F(MeasureProgram, JsonHasTheDocumentedFields) {
   const Json found = json("w.safetensors --to nf4 --to int8");
   EXPECT_THAT(keys(found), ElementsAre("schema_version", "generator", "reference", "tests"));

@@ -1,11 +1,15 @@
 #include "nibble/checkpoint.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <thread>
 
+#include "formats/memory_limit.hpp"
 #include "tests/support/corrupt.hpp"
 
 namespace nibble::checkpoint_test {
@@ -13,6 +17,8 @@ namespace {
 
 using test::error_of;
 using test::safetensors_with;
+using testing::EndsWith;
+using testing::StartsWith;
 
 constexpr std::string_view index_text =
     R"({"metadata":{},"weight_map":{"x":"b.safetensors","y":"a.safetensors","z":"b.safetensors"}})";
@@ -122,11 +128,102 @@ TEST_F(Checkpoint, ChangesOfEveryFileAreTold) {
   }
 }
 
+TEST_F(Checkpoint, FilesThatAreMissingAreToldBeforeTheIndexIsReadToItsEnd) {
+  dir.write("model.safetensors.index.json", R"({"weight_map":{"x":"b.safetensors","y":"no.safetensors", not JSON)");
+  EXPECT_EQ(error_of([&] { (void)open_checkpoint(dir.path()); }),
+            "no.safetensors: cannot open: No such file or directory");
+}
+
+std::string opened_within(const std::filesystem::path& path, std::uint64_t bytes) {
+  return error_of([&] { (void)open_checkpoint(path, {.max_memory = program_bytes + bytes}); }, Errc::no_space);
+}
+
+TEST(MaxMemory, HoldsForHeaderIndexAndConfig) {
+  const test::TempDir dir;
+  std::vector<std::string> names;
+  for (int i = 0; i < 1000; ++i) names.push_back(fmt::format("t{}", i));
+  dir.write("w.safetensors", safetensors_with(names));
+  EXPECT_THAT(opened_within(dir.path() / "w.safetensors", 100'000), StartsWith("w.safetensors: opening it needs"));
+  EXPECT_EQ(opened_within(dir.path() / "w.safetensors", 500'000), "");
+
+  std::string map;
+  for (const std::string& name : names) map += fmt::format(R"({}"{}":"w.safetensors")", map.empty() ? "" : ",", name);
+  const std::string index = "x.safetensors.index.json";
+  dir.write(index, R"({"metadata":")" + std::string(200'000, 'm') + R"(","weight_map":{)" + map + "}}");
+  EXPECT_THAT(opened_within(dir.path() / index, 500'000), StartsWith(index + ": opening it needs"));
+  EXPECT_EQ(opened_within(dir.path() / index, 1'500'000), "");
+
+  dir.write("config.json", R"({"model_type":")" + std::string(300'000, 'm') + R"("})");
+  EXPECT_THAT(opened_within(dir.path() / index, 500'000), StartsWith("config.json: opening it needs"));
+  EXPECT_EQ(opened_within(dir.path() / index, 1'800'000), "");
+}
+
+TEST(Directories, AnIndexHasALargestSize) {
+  const test::TempDir dir;
+  std::filesystem::resize_file(dir.write("model.safetensors.index.json", "{"), 100'000'001);
+  EXPECT_EQ(error_of([&] { (void)open_checkpoint(dir.path()); }),
+            "model.safetensors.index.json: has 100000001 bytes, more than the 100000000 that such a file may have");
+}
+
+TEST(MaxMemory, CountsWhatEarlierShardsKeep) {
+  const test::TempDir dir;
+  std::string map;
+  for (int shard = 0; shard < 12; ++shard) {
+    std::vector<std::string> names;
+    for (int i = 0; i < 100; ++i) {
+      names.push_back(fmt::format("{:02}.{:02}", shard, i));
+      map += fmt::format(R"({}"{}":"{:02}.safetensors")", map.empty() ? "" : ",", names.back(), shard);
+    }
+    dir.write(fmt::format("{:02}.safetensors", shard), safetensors_with(names));
+  }
+  dir.write("model.safetensors.index.json", R"({"weight_map":{)" + map + "}}");
+  // The index takes 49 kB, each file 14 kB while it is opened and 5 kB from then on. While the last one joins the list
+  // of all tensors, that is there twice: 35 kB more.
+  EXPECT_EQ(opened_within(dir.path(), 150'000), "");
+  EXPECT_THAT(opened_within(dir.path(), 125'000), EndsWith("MB")) << "the list twice";
+  EXPECT_THAT(opened_within(dir.path(), 90'000), EndsWith("MB")) << "what each keeps";
+  const auto reader = open_checkpoint(dir.path());
+  EXPECT_GE(reader->memory_bytes(), 1200U * (16 + 8 + 8 + 5));
+  EXPECT_LT(reader->memory_bytes(), 60'000U);
+}
+
+TEST(Directories, MayHaveMoreShardsThanAProcessMayHaveOpenFiles) {
+  const test::TempDir dir;
+  std::string map;
+  for (int shard = 0; shard < 200; ++shard) {
+    const std::string name = fmt::format("{:03}.safetensors", shard);
+    map += fmt::format(R"({}"t{}":"{}")", map.empty() ? "" : ",", shard, name);
+    dir.write(name, test::safetensors_file(
+                        fmt::format(R"({{"t{}":{{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}}})", shard),
+                        fmt::format("{:03}", shard)));
+  }
+  dir.write("model.safetensors.index.json", R"({"weight_map":{)" + map + "}}");
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit limited{100, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limited), 0);
+  std::string read;
+  const std::string error = error_of([&] {
+    const auto reader = open_checkpoint(dir.path());
+    for (std::size_t tensor = 0; tensor < reader->tensors().size(); ++tensor) {
+      std::string text(3, '\0');
+      reader->read(tensor, 0, std::as_writable_bytes(std::span(text)));
+      read += text;
+    }
+    reader->check_unchanged();
+  });
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(error, "");
+  std::string expected;
+  for (int shard = 0; shard < 200; ++shard) expected += fmt::format("{:03}", shard);
+  EXPECT_EQ(read, expected);
+}
+
 TEST(Quantized, IsOpenedOnRequest) {
   const test::TempDir dir;
   dir.write("model.safetensors", safetensors_with({"p.SCB"}));
   dir.write("config.json", R"({"quantization_config":{"load_in_8bit":true}})");
-  const auto reader = open_checkpoint(dir.path(), true);
+  const auto reader = open_checkpoint(dir.path(), {.accept_quantized = true});
   EXPECT_EQ(reader->config()->quant_method, "bitsandbytes");
 }
 

@@ -1,5 +1,6 @@
 #include "formats/config.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/corrupt.hpp"
@@ -9,10 +10,13 @@ namespace {
 
 using test::error_of;
 
-ModelConfig read(std::string_view text) { return config::read(text, "config.json", false); }
+ModelConfig read(std::string_view text, bool accept_quantized = false) {
+  MemoryLimit memory;
+  return config::read(text, "config.json", accept_quantized, memory);
+}
 
 std::string patch(std::string_view text, const std::vector<config::Edit>& edits) {
-  return config::patch(text, edits, "config.json");
+  return config::patch(std::string(text), edits, "config.json");
 }
 
 TEST(Config, SaysWhatTheModelIs) {
@@ -62,7 +66,9 @@ TEST(Config, WhatPythonWritesIsRead) {
 }
 
 TEST(Config, KeysAreComparedDecoded) {
-  const std::vector<config::Member> members = config::members(R"({"\u0061\ud83e\udd17":1,"\ud83ex":2})", "config.json");
+  std::vector<config::Member> members;
+  config::for_each_member(R"({"\u0061\ud83e\udd17":1,"\ud83ex":2})", "config.json",
+                          [&](const config::Member& member) { members.push_back(member); });
   ASSERT_EQ(members.size(), 2u);
   EXPECT_EQ(members[0].key, "a🤗");
   EXPECT_EQ(members[1].key, "\uFFFDx");
@@ -70,15 +76,34 @@ TEST(Config, KeysAreComparedDecoded) {
             "config.json: quantized already: quant_method 'awq' is not supported");
 }
 
+TEST(Config, ComparingItsKeysIsCounted) {
+  std::string text = R"({"x":0)";
+  for (int key = 1000; key < 2000; ++key) text += fmt::format(R"(,"{}":0)", key);
+  text += "}";
+  const auto within = [&](std::uint64_t bytes) {
+    MemoryLimit limit(program_bytes + bytes);
+    const std::string error = error_of([&] { (void)config::read(text, "c", false, limit); }, Errc::no_space);
+    EXPECT_EQ(limit.taken(), 0u);
+    return error;
+  };
+  constexpr std::uint64_t keys = 1000 * (2 * (4 + 8) + 8);
+  EXPECT_EQ(within(keys + 26), "");
+  EXPECT_EQ(within(keys + 25).substr(0, 29), "c: opening it needs at least ");
+  EXPECT_EQ(read(text).rewrite_bytes, 2 * text.size() + keys + 26);
+}
+
+TEST(Config, OfEqualKeysInItsPartsTheLastCounts) {
+  EXPECT_EQ(read(R"({"text_config": {"dtype": "float32", "dtype": "float16"}})").dtype, "float16");
+}
+
 TEST(Config, QuantizedOnesAreReturnedOnRequest) {
   constexpr std::string_view text =
       R"({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}})";
-  const ModelConfig config = config::read(text, "config.json", true);
+  const ModelConfig config = read(text, true);
   EXPECT_EQ(config.quant_method, "bitsandbytes");
   EXPECT_EQ(config.quantization_config, R"({"quant_method": "bitsandbytes", "load_in_4bit": true})");
-  EXPECT_EQ(
-      error_of([] { (void)config::read(R"({"quantization_config":{"quant_method":"gptq"}})", "config.json", true); }),
-      "config.json: quantized already: quant_method 'gptq' is not supported");
+  EXPECT_EQ(error_of([] { (void)read(R"({"quantization_config":{"quant_method":"gptq"}})", true); }),
+            "config.json: quantized already: quant_method 'gptq' is not supported");
 }
 
 TEST(Config, PatchKeepsEveryOtherByte) {

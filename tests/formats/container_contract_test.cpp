@@ -27,7 +27,8 @@ class ContainerContract : public testing::TestWithParam<std::string> {
   // Opens a file with these bytes and reads all of its tensors.
   WeightFile open(std::string_view bytes) const {
     const std::filesystem::path path = root_.write("file", bytes);
-    WeightFile file = open_weight_file(InputFile(AT_FDCWD, path.string(), "file"));
+    MemoryLimit memory;
+    WeightFile file = open_weight_file(InputFile(AT_FDCWD, path.string(), "file"), memory);
     for (std::size_t i = 0; i < file.tensors.size(); ++i) {
       std::vector<std::byte> data(std::min<std::uint64_t>(file.tensors[i].bytes(), 1 << 20));
       file.source->read(i, 0, data);

@@ -1,5 +1,6 @@
 #include "formats/json.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/corrupt.hpp"
@@ -45,6 +46,81 @@ TEST(Json, Strictness) {
   EXPECT_EQ(refused("[1e999]"), "x: a number at byte 6 is too large");
   EXPECT_EQ(refused("// c\n{}"), "x: not JSON from byte 0 on");
   EXPECT_EQ(refused("[\"\xC0\x80\"]"), "x: not UTF-8 at byte 2");
+}
+
+// Counts, and keeps the latest string.
+struct Counter final : json::Events {
+  void on_key(std::string&) override { ++events; }
+  void on_string(std::string& value) override { ++events, text = value; }
+  void on_unsigned(std::uint64_t) override { ++events; }
+  void on_null() override { ++events; }
+  void on_other(std::string_view) override { ++events; }
+  void on_object() override { ++events; }
+  void on_object_end() override { ++events; }
+  void on_array() override { ++events; }
+  void on_array_end() override { ++events; }
+  std::size_t events = 0;
+  std::string text;
+};
+
+constexpr std::size_t piece = 64 << 10;
+
+TEST(Json, TokensAndCharactersMayLieInTwoPieces) {
+  for (const std::string_view character : {"x", "é", "层", "🤗", "\uFEFF"})
+    for (std::size_t before = piece - 8; before <= piece + 2; ++before) {
+      const std::string value = std::string(before, 'a') + std::string(character) + "b";
+      Counter counter;
+      MemoryLimit none;
+      json::parse("[\"" + value + "\", 12345]", "x", counter, none);
+      EXPECT_EQ(counter.text, value);
+      EXPECT_EQ(counter.events, 4U);
+    }
+}
+
+TEST(Json, PlacesAreThoseInTheWholeText) {
+  const std::string blank(3 * piece, ' ');
+  EXPECT_EQ(refused(blank + "[1,]"), fmt::format("x: not JSON from byte {} on", 3 * piece + 3));
+  EXPECT_EQ(refused(blank + "[\"\xC0\"]"), fmt::format("x: not UTF-8 at byte {}", 3 * piece + 2));
+  EXPECT_EQ(refused(blank + std::string(1, '\0')), fmt::format("x: not JSON from byte {} on: a NUL", 3 * piece));
+  EXPECT_EQ(refused("[\"" + std::string(piece - 3, 'a') + "\xE5\xB1"),
+            fmt::format("x: not UTF-8 at byte {}", piece - 1));
+  EXPECT_EQ(refused("[\"" + std::string(piece - 3, 'a') + "\xE5\"]"),
+            fmt::format("x: not UTF-8 at byte {}", piece - 1));
+}
+
+TEST(Json, AskedForPiecesOnly) {
+  const std::string text = "[" + std::string(300'000, ' ') + "]";
+  std::uint64_t next = 0;
+  Counter counter;
+  MemoryLimit none;
+  json::parse({text.size(),
+               [&](std::uint64_t offset, std::span<char> out) {
+                 EXPECT_EQ(offset, next);
+                 EXPECT_LE(out.size(), piece);
+                 next = offset + out.size();
+                 text.copy(out.data(), out.size(), offset);
+               }},
+              "x", counter, none);
+  EXPECT_EQ(next, text.size());
+  EXPECT_EQ(counter.events, 2U);
+}
+
+// The parser keeps both what a token looks like and what it means, in buffers that double.
+TEST(Json, LongTokensCount) {
+  const auto within = [](const std::string& text, std::uint64_t bytes) {
+    Counter counter;
+    MemoryLimit limit(program_bytes + bytes);
+    const std::string error = test::error_of([&] { json::parse(text, "x", counter, limit); }, Errc::no_space);
+    EXPECT_EQ(limit.taken(), 0U);
+    return error;
+  };
+  for (const std::string& text :
+       {"\"" + std::string(2'000'000, 'a') + "\"", std::string(2'000'000, '1'), std::string(2'000'000, ' ') + "1"})
+    EXPECT_EQ(within("[" + text + "]", 7'500'000).substr(0, 31), "x: opening it needs at least 22");
+  EXPECT_EQ(within("[\"" + std::string(2'000'000, 'a') + "\"]", 8'200'000), "");
+  std::string many = "[0";
+  for (int i = 0; i < 1'000'000; ++i) many += ",0";
+  EXPECT_EQ(within(many + "]", 4 * piece), "");
 }
 
 TEST(Json, QuotesAsSerdeDoes) {

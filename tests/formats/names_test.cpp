@@ -9,9 +9,9 @@ namespace nibble::names_test {
 namespace {
 
 TEST(NameIndex, FindsEveryNameAndNoOther) {
-  std::vector<std::string> names;
+  NameList names;
   for (int i = 0; i < 1000; ++i) names.push_back(fmt::format("layer.{}", i));
-  const NameIndex index({names.begin(), names.end()});
+  const NameIndex index(names);
   for (std::size_t i = 0; i < names.size(); ++i) EXPECT_EQ(index.find(names[i]), i);
   EXPECT_EQ(index.find("layer.1000"), std::nullopt);
   EXPECT_EQ(index.find(""), std::nullopt);

@@ -73,10 +73,64 @@ TEST(Safetensors, WhatTheLibraryReadsIsRead) {
   EXPECT_EQ(open_checkpoint(dir.write("e.safetensors", safetensors_file("{}")))->tensors().size(), 0u);
 }
 
-TEST(Safetensors, MetadataIsKept) {
-  const auto header = safetensors::parse_header(R"({"__metadata__":{"format":"pt","b":"é"}})", 48, 48, "f");
-  EXPECT_EQ(header.metadata, (std::vector<std::pair<std::string, std::string>>{{"format", "pt"}, {"b", "é"}}));
+TEST(Safetensors, MetadataIsNoTensor) {
+  MemoryLimit memory;
+  const auto header = safetensors::parse_header(R"({"__metadata__":{"format":"pt","b":"é"}})", 48, 48, "f", memory);
+  EXPECT_TRUE(header.tensors.empty());
   EXPECT_EQ(header.offsets, std::vector<std::uint64_t>{48});
+}
+
+std::string parsed_within(std::string_view header, std::uint64_t bytes, Errc code = Errc::no_space) {
+  MemoryLimit limit(program_bytes + bytes);
+  const std::string error = error_of(
+      [&] { (void)safetensors::parse_header(header, 8 + header.size(), 8 + header.size(), "f", limit); }, code);
+  EXPECT_EQ(limit.taken(), 0u);
+  return error;
+}
+
+std::string empty_tensors(std::size_t count, std::string_view shape) {
+  std::string header = "{";
+  for (std::size_t i = 0; i < count; ++i)
+    header += fmt::format(R"({}"{}":{{"dtype":"U8","shape":[{}],"data_offsets":[0,0]}})", i == 0 ? "" : ",", i, shape);
+  return header + "}";
+}
+
+TEST(Safetensors, SixtyFourDimensionsAreTheMost) {
+  const std::string zeros =
+      "0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,"
+      "0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0";
+  EXPECT_EQ(parsed_within(empty_tensors(1, zeros), 10'000, Errc::bad_input), "");
+  EXPECT_EQ(parsed_within(empty_tensors(1, zeros + ",0"), 10'000, Errc::bad_input),
+            "f: tensor '0': shape has more than 64 dimensions");
+  // Whatever follows the 65th is not read.
+  EXPECT_EQ(parsed_within(R"({"w":{"shape":[)" + zeros + ",1,x", 10'000, Errc::bad_input),
+            "f: tensor 'w': shape has more than 64 dimensions");
+}
+
+TEST(Safetensors, WhatAHeaderHoldsIsCountedWhileItIsRead) {
+  const std::string needs = "f: opening it needs at least ";
+  // Per tensor: its row, its name, its dimensions and its offsets, three times; and an entry of the index of names.
+  EXPECT_EQ(parsed_within(empty_tensors(1000, "0"), 1000 * (3 * (16 + 3 + 8 + 16) + 8)), "");
+  EXPECT_EQ(parsed_within(empty_tensors(1000, "0"), 1000 * 3 * (16 + 2 + 8 + 16)).substr(0, needs.size()), needs);
+  EXPECT_EQ(parsed_within(empty_tensors(1000, "0,0,0"), 1000 * (3 * (16 + 3 + 8 + 16) + 8)).substr(0, needs.size()),
+            needs);
+  const std::string name(100'000, 'n');
+  const std::string long_name = R"({")" + name + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})";
+  EXPECT_EQ(parsed_within(long_name, 300'000).substr(0, needs.size()), needs);
+
+  std::string metadata = R"({"__metadata__":{"x":"")";
+  for (int key = 1000; key < 2000; ++key) metadata += fmt::format(R"(,"{}":"value")", key);
+  EXPECT_EQ(parsed_within(metadata + "}}", 1001 * (2 * (4 + 8) + 8)), "");
+  EXPECT_EQ(parsed_within(metadata + "}}", 1000 * 2 * (4 + 8)).substr(0, needs.size()), needs);
+  const std::string value = R"({"__metadata__":{"x":")" + std::string(1'000'000, 'v') + R"("}})";
+  EXPECT_EQ(parsed_within(value, 3'500'000).substr(0, 37), "f: header: opening it needs at least ");
+}
+
+// They are only followed to their end: a million values there take nothing.
+TEST(Safetensors, UnknownFieldsAreNotKept) {
+  std::string header = R"({"w":{"x":[0)";
+  for (int i = 0; i < 500'000; ++i) header += R"(,"a")";
+  EXPECT_EQ(parsed_within(header + R"(],"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 300'000), "");
 }
 
 std::string header_of(const TensorList& parts, const safetensors::Layout& layout) {
@@ -117,8 +171,9 @@ TEST(Safetensors, LayoutReadsBack) {
   const safetensors::Layout layout = safetensors::lay_out(PlainParts(list));
   const std::string text = header_of(list, layout);
   ASSERT_EQ(text.size(), layout.header_bytes);
+  MemoryLimit memory;
   const safetensors::Header header =
-      safetensors::parse_header(std::string_view(text).substr(8), text.size(), layout.file_bytes, "f");
+      safetensors::parse_header(std::string_view(text).substr(8), text.size(), layout.file_bytes, "f", memory);
   ASSERT_EQ(header.tensors.size(), parts.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const auto found = std::find(header.tensors.begin(), header.tensors.end(), parts[i]);

@@ -43,6 +43,39 @@ def write_checkpoint(path, tensors, ones=()):
             file.write(ONE)
 
 
+def write_header(path, header, data_bytes=0):
+    """A file with this header, which may be anything."""
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + data_bytes)
+
+
+def write_config(folder, config):
+    os.mkdir(folder)
+    with open(f"{folder}/config.json", "w") as file:
+        file.write(config)
+    write_checkpoint(f"{folder}/model.safetensors", [layer(0, "up", [64, 64])])
+
+
+EMPTY = '"dtype":"U8","data_offsets":[0,0],"shape"'
+
+
+def metadata_of(keys):
+    return ("{\"__metadata__\":{" + ",".join(f"\"{key:x}\":\"\"" for key in range(keys)) + "}}").encode()
+
+
+def many_dimensions(tensors, backwards=False):
+    """Empty ones, or ones of a byte each that come in the opposite order of their data."""
+    shape = "[" + "1," * 63 + ("1]" if backwards else "0]")
+    offsets = [(tensors - i - 1, tensors - i) if backwards else (0, 0) for i in range(tensors)]
+    return ("{" + ",".join(f'"{i:x}":{{"dtype":"U8","shape":{shape},"data_offsets":[{begin},{end}]}}'
+                           for i, (begin, end) in enumerate(offsets)) + "}").encode()
+
+
+def unknown_field(size):
+    return ('{"w":{' + EMPTY + ':[0],"x":"' + "x" * size + '"}}').encode()
+
+
 def write_model(folder, architecture, shards, ones=()):
     """A model directory of these shards; ones: (tensor, weight) of the first."""
     os.mkdir(folder)
@@ -96,6 +129,8 @@ def all_codes(weights, ones):
 
 # How the input is made, the options, --max-memory in MiB, bytes to be found in the output (part, offset, value).
 # Or the options of `measure`, those of the conversion before it, which is not limited, and what is wrong with the JSON.
+# Or those of `inspect`, which has no --max-memory: `mib` is what checkpoints may take to be opened without one.
+# Where the command is to be refused: the exit code, and what the line on stderr says.
 CASES = {
     "100,000 tensors in one header": dict(
         make=lambda path: write_checkpoint(path, expert_names(100_000)),
@@ -163,6 +198,40 @@ CASES = {
     "measure with 64 threads": dict(
         make=lambda path: write_checkpoint(path, [layer(i, "up", [4096, 4096]) for i in range(20)]),
         measure=["--json", "--to", "nf4", "--threads", "64"], mib=64, problem=all_codes(20 * 4096 * 4096, 0)),
+    "8 M keys of metadata, refused": dict(
+        make=lambda path: write_header(path, metadata_of(8_000_000)), options=["--to", "nf4"], mib=64,
+        refused=(5, "in: opening it needs at least ")),
+    "8 M keys of metadata, accepted": dict(
+        make=lambda path: write_header(path, metadata_of(8_000_000)), options=["--to", "nf4"], mib=640, full=True),
+    "measure 8 M keys of metadata, refused": dict(
+        make=lambda path: write_header(path, metadata_of(8_000_000)), measure=["--to", "nf4"], mib=64,
+        refused=(5, "in: opening it needs at least "), full=True),
+    "inspect 8 M keys of metadata": dict(
+        make=lambda path: write_header(path, metadata_of(8_000_000)), inspect=[], mib=953, full=True),
+    "50 M dimensions": dict(
+        make=lambda path: write_header(path, ('{"w":{' + EMPTY + ":[" + "1," * 48_000_000 + "0]}}").encode()),
+        options=["--to", "nf4"], mib=32, refused=(3, "in: tensor 'w': shape has more than 64 dimensions")),
+    "500,000 tensors of 64 dimensions, refused": dict(
+        make=lambda path: write_header(path, many_dimensions(500_000)), options=["--to", "nf4"], mib=128,
+        refused=(5, "in: opening it needs at least "), full=True),
+    "inspect 500,000 tensors of 64 dimensions": dict(
+        make=lambda path: write_header(path, many_dimensions(500_000)), inspect=[], mib=953, full=True),
+    "inspect --json 500,000 tensors of 64 dimensions": dict(
+        make=lambda path: write_header(path, many_dimensions(500_000)), inspect=["--json"], mib=953, full=True),
+    "inspect 500,000 tensors of 64 dimensions, backwards": dict(
+        make=lambda path: write_header(path, many_dimensions(500_000, backwards=True), 500_000), inspect=[], mib=953,
+        full=True),
+    "an unknown field of 90 MB, refused": dict(
+        make=lambda path: write_header(path, unknown_field(90_000_000)), options=["--to", "nf4"], mib=64,
+        refused=(5, "in: header: opening it needs at least ")),
+    "an unknown field of 90 MB, accepted": dict(
+        make=lambda path: write_header(path, unknown_field(90_000_000)), options=["--to", "nf4"], mib=400, full=True),
+    "config.json of 13.8 MB, refused": dict(
+        make=lambda path: write_config(path, "{" + ",".join(f'"{key:07x}":1' for key in range(1_150_000)) + "}"),
+        options=["--to", "nf4"], mib=40, refused=(5, "config.json: opening it needs at least ")),
+    "config.json of 13.8 MB, accepted": dict(
+        make=lambda path: write_config(path, "{" + ",".join(f'"{key:07x}":1' for key in range(1_150_000)) + "}"),
+        options=["--to", "nf4"], mib=128),
     "a model of 40 GB": dict(
         make=lambda path: write_model(path, "LlamaForCausalLM", [
             [layer(8 * shard + i, name, shape) for i in range(8)
@@ -234,10 +303,13 @@ def run(nibble, name, case, work):
         subprocess.run([nibble, "convert", path, out, *before, "--progress", "none"], check=True, capture_output=True)
     limit = case["mib"] * MIB
     cgroup = Cgroup(limit)
-    own = case.get("options") or case["measure"]
-    what = ["convert", path, out] if "options" in case else ["measure", path, *([out] if before else [])]
-    options = own + ([] if "--threads" in own else ["--threads", "2"])
-    command = [nibble, *what, *options, "--max-memory", f"{case['mib']}MiB", "--progress", "none"]
+    if "inspect" in case:
+        command = [nibble, "inspect", path, *case["inspect"]]
+    else:
+        own = case.get("options") or case["measure"]
+        what = ["convert", path, out] if "options" in case else ["measure", path, *([out] if before else [])]
+        options = own + ([] if "--threads" in own else ["--threads", "2"])
+        command = [nibble, *what, *options, "--max-memory", f"{case['mib']}MiB", "--progress", "none"]
     start = time.monotonic()
     with open(f"{work}/log", "w") as log, open(f"{work}/found", "w") as found:
         # Files for what does not fit have to be on a disk: where TMPDIR is memory, they would count.
@@ -249,9 +321,11 @@ def run(nibble, name, case, work):
     where = "in a cgroup of that" if cgroup.folder else f"no cgroup ({cgroup.problem})"
     print(f"{name}: {usage.ru_maxrss / 1024:.1f} MiB of {case['mib']} MiB, {where}, {seconds:.1f} s", flush=True)
     cgroup.close()
-    if status != 0:
-        with open(f"{work}/log") as log:
-            return f"ended with {os.waitstatus_to_exitcode(status)}: {log.read()}"
+    code, says = case.get("refused", (0, ""))
+    with open(f"{work}/log") as log:
+        said = log.read()
+    if os.waitstatus_to_exitcode(status) != code or says not in said:
+        return f"ended with {os.waitstatus_to_exitcode(status)}: {said}"
     if usage.ru_maxrss * 1024 > limit:
         return f"took {usage.ru_maxrss / 1024:.1f} MiB"
     if problem := case.get("problem"):

@@ -108,6 +108,9 @@ TEST(FourBitDecoder, RefusesPartsThatContradictTheTensor) {
     return with_state(copy.replace(copy.find(from), from.size(), to));
   };
   EXPECT_EQ(error_of(replaced("nf4", "fp4")), name + "quant_type is fp4, not nf4");
+  // What is nested is printed by recursion, so not at any depth.
+  EXPECT_EQ(error_of(replaced("\"nf4\"", std::string(30'000, '[') + std::string(30'000, ']'))),
+            name + "quant_type is " + std::string(16, '[') + std::string(16, ']') + ", not nf4");
   EXPECT_EQ(error_of(replaced("64", "32")), name + "blocksize is 32, not 64");
   EXPECT_EQ(error_of(replaced("[2, 64]", "[64, 2]")), name + "shape is [64,2], not [2,64]");
   EXPECT_EQ(error_of(replaced("nested_offset", "nested_office")), name + "nested_offset is not a number");

@@ -131,6 +131,15 @@ TEST(MeasureMemory, CountsTensorsAndNames) {
   EXPECT_GE(least_to_convert(model(1, {64, 64}, long_name), "nf4"), least_to_convert(model(1), "nf4") + 3'000'000);
 }
 
+TEST(MeasureMemory, CountsManyDimensionsAndWhatConfigSays) {
+  Shape shape(64, 1);
+  EXPECT_GE(least_to_convert(model(1001, shape), "nf4"), least_to_convert(model(1001), "nf4") + 1001 * 60 * 8);
+  MemoryReader in = model(1);
+  const std::uint64_t before = least_to_convert(in, "nf4");
+  in.set_quantization_config(std::string(1'000'000, 'x'));
+  EXPECT_EQ(least_to_convert(in, "nf4"), before + 1'000'000);
+}
+
 TEST(MeasureMemory, CountsCandidates) {
   const MemoryReader in = model(1000);
   const Candidate plan = test::plan(in, recipe("nf4"));

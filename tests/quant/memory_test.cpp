@@ -57,6 +57,18 @@ TEST(Memory, ScratchTakesWhatIsLeft) {
   EXPECT_EQ(less.total_bytes, most - 1'000'000);
 }
 
+TEST(Memory, CountsThatConfigIsWrittenAnew) {
+  test::MemoryReader in;
+  in.add_normal("w", DType::bf16, {64, 64});
+  in.set_architecture("X");
+  Recipe recipe;
+  recipe.to = "fp16";
+  const auto total = [&] { return plan_memory(make_plan(in, recipe), {1, 1'000'000'000}).total_bytes; };
+  const std::uint64_t small = total();
+  in.set_rewrite_bytes(12'345);
+  EXPECT_EQ(total(), small + 12'345);
+}
+
 TEST(Memory, LongNamesCount) {
   test::MemoryReader in;
   in.add_normal(std::string(1'000'000, 'x') + ".weight", DType::bf16, {64, 64});

@@ -259,6 +259,10 @@ TEST(StoredWeights, ContradictionsInFourBits) {
   EXPECT_EQ(with_state("[70, 65]", "70"), of_state + "shape is missing");
   EXPECT_EQ(with_state("[70, 65]", "[70, -65]"), of_state + "shape has a dimension that is no size");
   EXPECT_EQ(with_state("[70, 65]", "[70, 6.5]"), of_state + "shape has a dimension that is no size");
+  std::string shape = "[70, 65";
+  for (int dimension = 2; dimension < 64; ++dimension) shape += ", 1";
+  EXPECT_NE(with_state("[70, 65]", shape + "]"), of_state + "shape has more than 64 dimensions");
+  EXPECT_EQ(with_state("[70, 65]", shape + ", 1]"), of_state + "shape has more than 64 dimensions");
   EXPECT_EQ(with_state("[70, 65]", "[70, 66]"), "tensor 'layer.weight': has 2275 bytes for 4620 weights");
   EXPECT_EQ(with_state("\"quant_type\": \"nf4\"", "\"quant_type\": \"fp4\""), of_state + "quant_type is fp4, not nf4");
   EXPECT_EQ(with_state("\"nested_blocksize\": 256", "\"nested_blocksize\": 128"),
