@@ -47,8 +47,9 @@ struct Report {
 /// codec, reason, sizes, findings and hashes.
 ///
 /// The input is read once, front to back, in chunks; every chunk is encoded on its own thread and written to its
-/// final place. The bytes do not depend on threads or memory. If it throws, no output has appeared. Throws Error(bad_input) for non-finite values or
-/// overflow that the recipe does not allow, Error(input_changed), Error(no_space), Error(io), Error(interrupted).
+/// final place. The bytes do not depend on threads or memory. If it throws, no output has appeared. Throws
+/// Error(bad_input) for non-finite values or overflow that the recipe does not allow, Error(input_changed),
+/// Error(no_space), Error(io), Error(interrupted).
 Report convert(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress);
 
 }  // namespace nibble

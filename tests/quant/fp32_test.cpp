@@ -20,8 +20,13 @@ TEST(Fp32, Fp64IsRoundedToNearestAndCounted) {
   EXPECT_EQ(values[4], 0.0f);
   EXPECT_EQ(values[5], 1e-40f);
   EXPECT_TRUE(std::isnan(values[7]));
-  EXPECT_EQ(encoded.findings,
-            (Findings{.nan = 1, .inf = 1, .overflow = 1, .overflow_fp32 = 1, .underflow = 1, .subnormal = 1, .first_nonfinite = 2}));
+  EXPECT_EQ(encoded.findings, (Findings{.nan = 1,
+                                        .inf = 1,
+                                        .overflow = 1,
+                                        .overflow_fp32 = 1,
+                                        .underflow = 1,
+                                        .subnormal = 1,
+                                        .first_nonfinite = 2}));
 }
 
 TEST(Fp32, SixteenBitsAreWidenedExactly) {
