@@ -94,8 +94,8 @@ class Checkpoint final : public Reader {
     for (std::size_t i = 0; i < index.tensors.size(); ++i) {
       const auto tensor = names.find(index.tensors[i]);
       if (!tensor || file_of(*tensor) != index.shards[i])
-        refuse(label_of(index.files[index.shards[i]]), "has no tensor '{}', which {} lists", printable(index.tensors[i]),
-               file.label());
+        refuse(label_of(index.files[index.shards[i]]), "has no tensor '{}', which {} lists",
+               printable(index.tensors[i]), escaped(index_name));
     }
   }
 
