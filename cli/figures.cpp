@@ -17,4 +17,8 @@ std::string percent(double share) { return std::isnan(share) ? "-" : fmt::format
 
 std::string similarity(double value) { return std::isnan(value) ? "-" : fmt::format("{:.6f}", value); }
 
+std::string counted(std::uint64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 }  // namespace nibble::cli

@@ -237,6 +237,7 @@ void add_measure(CLI::App& app) {
       ->add_option("--html", options->html,
                    "Write a page that needs no network: layers, kinds, a map, histograms, the worst blocks")
       ->type_name("FILE")
+      ->check([](const std::string& path) { return path.empty() ? "is empty" : ""; }, "")
       ->group(output_group);
   add_progress(*command, options->progress);
 

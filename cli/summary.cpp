@@ -43,10 +43,6 @@ std::string codecs_text(const Plan& plan) {
   return text;
 }
 
-std::string plural(std::uint64_t count, std::string_view what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
-
 // Rows of the table of a plan, of which one may stand for several tensors.
 struct PlanRow {
   std::size_t first = 0;
@@ -138,9 +134,9 @@ std::string plan_text(const Plan& plan, const MemoryPlan& memory) {
                    times + size_short(tensor.stored_bytes), tensor.reason);
   }
   fmt::format_to(std::back_inserter(text), "\n{} -> {} in {}, {:.2f} bits per weight\n{}: {}\n{} of memory with {}\n",
-                 size_both(plan.source_bytes()), size_both(plan.stored_bytes()), plural(plan.shard_ends.size(), "file"),
-                 bits_per_weight(plan), plural(plan.tensors.size(), "tensor"), codecs_text(plan),
-                 size_short(memory.total_bytes), plural(memory.threads, "thread"));
+                 size_both(plan.source_bytes()), size_both(plan.stored_bytes()),
+                 counted(plan.shard_ends.size(), "file"), bits_per_weight(plan), counted(plan.tensors.size(), "tensor"),
+                 codecs_text(plan), size_short(memory.total_bytes), counted(memory.threads, "thread"));
   return text;
 }
 
@@ -165,8 +161,10 @@ std::string report_text(const Report& report, const Conversion& conversion) {
       "{}: {} -> {}, {:.2f} bits per weight, in {:.2f} s ({}/s) on {}\n", escaped(conversion.out),
       size_both(plan.source_bytes()), size_both(plan.stored_bytes()), bits_per_weight(plan), conversion.seconds,
       size_short(static_cast<std::uint64_t>(rate)), conversion.device == "cpu" ? "the CPU" : conversion.device);
-  text += plural(plan.tensors.size(), "tensor") + ": " + codecs_text(plan) + '\n';
-  if (report.worst.name.empty() && report.error.count > 0)
+  text += counted(plan.tensors.size(), "tensor") + ": " + codecs_text(plan) + '\n';
+  const Findings& found = report.findings;
+  const bool is_finite = found.nan == 0 && found.inf == 0 && found.overflow == 0;
+  if (report.worst.name.empty() && report.error.count > 0 && is_finite)
     text += "every converted weight is exact\n";
   else if (!report.worst.name.empty())
     text += fmt::format("SQNR of the converted weights: {} dB; worst tensor: {} dB, {}\n",

@@ -6,16 +6,13 @@
 #include <cmath>
 #include <limits>
 
+#include "cli/figures.hpp"
 #include "cli/judgement.hpp"
 #include "cli/measurement_groups.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble::cli {
 namespace {
-
-std::string plural(std::uint64_t count, std::string_view word) {
-  return fmt::format("{} {}{}", count, word, count == 1 ? "" : "s");
-}
 
 // "20.1 to 20.7 dB"
 std::string range(double low, double high) {
@@ -49,7 +46,7 @@ void add(Verdict& verdict, std::size_t t, const MeasuredWeights& tensor, const M
 }  // namespace
 
 std::string Verdict::text(const Measurement& measurement) const {
-  std::string line = fmt::format("{}: {} ", codec, plural(tensors, "tensor"));
+  std::string line = fmt::format("{}: {} ", codec, counted(tensors, "tensor"));
   if (tensors == exact) return line + "without any error";
   const bool any_figures = min_db <= max_db;
   line += any_figures ? "at " + range(min_db, max_db) : "without a figure";

@@ -24,6 +24,7 @@
 #include "formats/scratch.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
+#include "nibble/size_text.hpp"
 
 namespace nibble {
 namespace {
@@ -67,8 +68,8 @@ class ShardWriter : public Writer {
         shards_(options.shards) {
     const std::uint64_t need = options.bytes + std::min(other_bytes, UINT64_MAX - options.bytes);
     if (const std::uint64_t free = transaction_.free_bytes(); free < need)
-      throw Error(Errc::no_space,
-                  fmt::format("{}: the output takes {} bytes, the disk has {} free", label_, need, free));
+      throw Error(Errc::no_space, fmt::format("{}: the output takes {}, the disk has {} free", label_, size_both(need),
+                                              size_both(free)));
   }
 
   void begin(std::size_t index, const PartList& parts) override {

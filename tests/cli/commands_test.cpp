@@ -238,6 +238,18 @@ TEST_F(Program, LostReportsAreErrorsOfACompleteOutput) {
   EXPECT_TRUE(fs::exists(root_.path() / "out.safetensors.nibble.json"));
 }
 
+// 1e300, 1: what became infinite is no exact weight.
+TEST_F(Program, LostWeightsAreNotExact) {
+  const std::string header = R"({"w":{"dtype":"F64","shape":[2],"data_offsets":[0,16]}})";
+  (void)root_.write(
+      "f64.safetensors",
+      test::safetensors_file(header, std::string("\x9c\x75\x00\x88\x3c\xe4\x37\x7e\0\0\0\0\0\0\xf0\x3f", 16)));
+  const Outcome outcome = run("convert f64.safetensors out.safetensors --to fp32");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, testing::Not(HasSubstr("exact")));
+  EXPECT_THAT(outcome.err, HasSubstr("1 beyond fp32"));
+}
+
 // A checkpoint large enough to be stopped half-way: 17 GB of holes take seconds.
 TEST_F(Program, SignalsLeaveNothing) {
   const std::string header = R"({"layer.weight":{"dtype":"F32","shape":[65536,65536],"data_offsets":[0,17179869184]}})";

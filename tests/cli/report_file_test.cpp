@@ -118,6 +118,8 @@ TEST_F(ReportProgram, InputsAreNotWrittenOver) {
   EXPECT_EQ(read_file(root_.path() / "model" / "config.json"), "{}");
 }
 
+TEST_F(ReportProgram, EmptyNamesAreRefused) { EXPECT_EQ(run("w.safetensors --to nf4 --html ''").code, 2); }
+
 TEST_F(ReportProgram, LinksOfItsFormerNameAreNotFollowed) {
   (void)root_.write("victim", "years of work");
   fs::create_symlink("victim", root_.path() / "report.html.partial");
