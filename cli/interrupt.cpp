@@ -15,7 +15,8 @@ static_assert(std::atomic<int>::is_always_lock_free);
 void catch_interrupts() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
     struct sigaction action {};
-    if (sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
+    const bool may_be_ignored = signal == SIGHUP || signal == SIGPIPE;
+    if (may_be_ignored && sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
     action = {};
     action.sa_handler = [](int seen) { signal_seen = seen; };
     action.sa_flags = signal == SIGPIPE ? SA_RESTART : static_cast<int>(SA_RESETHAND);

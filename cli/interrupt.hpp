@@ -3,8 +3,9 @@
 namespace nibble::cli {
 
 /// Makes SIGINT, SIGTERM, SIGHUP and SIGPIPE ask for an orderly end instead of ending the process at once; a second
-/// signal of the same kind does that, but for SIGPIPE, which every further line to a reader that has left brings. What
-/// is ignored when the program starts, as `nohup` makes it of SIGHUP, stays ignored.
+/// signal of the same kind does that, but for SIGPIPE, which every further line to a reader that has left brings.
+/// SIGHUP and SIGPIPE stay ignored if they are when the program starts, as `nohup` asks for; SIGINT does not: a shell
+/// ignores it for all that it runs in the background, and a script stops its children by it.
 void catch_interrupts();
 
 /// Whether one of them has come.

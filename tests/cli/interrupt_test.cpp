@@ -92,6 +92,18 @@ TEST(Interrupt, IgnoredSignalsStayIgnored) {
       ExitedWithCode(0), "");
 }
 
+// A shell ignores it for what it runs in the background.
+TEST(Interrupt, IgnoredSigintIsCaughtAllTheSame) {
+  EXPECT_EXIT(
+      {
+        (void)std::signal(SIGINT, SIG_IGN);
+        catch_interrupts();
+        std::raise(SIGINT);
+        end();
+      },
+      ExitedWithCode(130), "");
+}
+
 TEST(Interrupt, OtherSignalsAreLeftAlone) {
   EXPECT_EXIT(
       {
