@@ -24,7 +24,8 @@ function drawVerdicts() {
 
 function bestOf(figure, t) {
   if (tests.length < 2 || figure === 'bits_per_weight') return false;
-  const values = tests.map((test) => figureValue(figure, headline(tests.indexOf(test)))).filter((value) => !Number.isNaN(value));
+  const values =
+      tests.map((test) => figureValue(figure, headline(tests.indexOf(test)))).filter((value) => !Number.isNaN(value));
   const best = FIGURES[figure].worse === 'low' ? Math.max(...values) : Math.min(...values);
   return values.some((value) => value !== best) && figureValue(figure, headline(t)) === best;
 }

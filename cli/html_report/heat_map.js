@@ -10,7 +10,11 @@ const MAP_CELLS = 6000;  // more would take the browser seconds; the table below
 
 // What all colours together span at least: differences that mean nothing must not look like the best and the worst.
 // 3 dB is what a tensor may be off and count as expected; factors are of the same size.
-const LEAST_SPAN = {sqnr_db: 3, cosine: 1e-3, bits_per_weight: 1};
+const LEAST_SPAN = {
+  sqnr_db: 3,
+  cosine: 1e-3,
+  bits_per_weight: 1
+};
 const LEAST_FACTOR = Math.SQRT2;
 
 // The tensors of each layer and kind. Kinds outside of layers are listed apart.
@@ -154,9 +158,7 @@ function drawLegend(scale, some) {
   const stops = Array.from({length: 17}, (_, i) => `rgb(${ramp(1 - i / 16).join(' ')})`);
   bar.style.background = `linear-gradient(to right, ${stops.join(', ')})`;
   const worse = FIGURES[state.metric] === FIGURES.bits_per_weight ? ['fewer', 'more'] : ['better', 'worse'];
-  const ticks = !scale ? [] :
-      isNarrow()       ? [0, .5, 1].map(scale.at) :
-                         [0, .25, .5, .75, 1].map(scale.at);
+  const ticks = !scale ? [] : isNarrow() ? [0, .5, 1].map(scale.at) : [0, .25, .5, .75, 1].map(scale.at);
   const key = (style, text) => element('span', {}, element('span', {class: 'key ' + style}), text);
   fill(
       legend,

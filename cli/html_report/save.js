@@ -12,7 +12,7 @@ function saveFile(name, url) {
 // same rule as that of `nibble measure --csv`.
 function csvCell(value) {
   if (typeof value === 'number') return Number.isNaN(value) ? '' : String(value).replace('Infinity', 'inf');
-  const text = /^[=+\-@\t\r]/.test(value) ? "'" + value : value;
+  const text = /^[=+\-@\t\r]/.test(value) ? '\'' + value : value;
   return /[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
 }
 

@@ -12,35 +12,39 @@ function drawSpread() {
   const values = shown.map((t) => inexactTensors(t).map((tensor) => tensor.sqnr_db));
   let low = Infinity, high = -Infinity;
   for (const value of values.flat()) low = Math.min(low, value), high = Math.max(high, value);
-  const step = [.1, .2, .5, 1, 2, 5, 10, 20].find((width) => (high - low) / width < BINS - 1) ?? (high - low) / (BINS - 1);
+  const step =
+      [.1, .2, .5, 1, 2, 5, 10, 20].find((width) => (high - low) / width < BINS - 1) ?? (high - low) / (BINS - 1);
   const first = Math.floor(low / step), bins = shown.length ? Math.floor(high / step) - first + 1 : 0;
   const edge = (bin) => Number(((first + bin) * step).toPrecision(6));
   draw(
       'spread-chart', bins ? 'Number of tensors by SQNR, for each test' : 'No converted tensor has an error.',
-      bins ? {
-        type: 'bar',
-        data: {
-          labels: Array.from({length: bins}, (_, bin) => edge(bin)),
-          datasets: shown.map((t, s) => {
-            const counts = Array(bins).fill(0);
-            for (const value of values[s]) counts[Math.min(bins - 1, Math.floor(value / step) - first)] += 1;
-            return {...series(t, counts), borderWidth: 0, categoryPercentage: .95, barPercentage: 1};
-          })
-        },
-        options: {
-          scales: {
-            x: axis('SQNR (dB)', {grid: {display: false}, ticks: {color: colour('muted'), maxRotation: 0}}),
-            y: axis('tensors', {beginAtZero: true, ticks: {color: colour('muted'), precision: 0}})
-          }
-        },
-        tooltip: {
-          callbacks: {
-            title: (items) => `${edge(items[0].dataIndex)} to ${edge(items[0].dataIndex + 1)} dB`,
-            label: (item) => `${item.dataset.label}: ${count(item.raw)} tensor${item.raw === 1 ? '' : 's'}`
-          }
-        }
-      } :
-             null);
+      bins ?
+          {
+            type: 'bar',
+            data: {
+              labels: Array.from({length: bins}, (_, bin) => edge(bin)),
+              datasets: shown.map((t, s) => {
+                const counts = Array(bins).fill(0);
+                for (const value of values[s]) counts[Math.min(bins - 1, Math.floor(value / step) - first)] += 1;
+                return {...series(t, counts), borderWidth: 0, categoryPercentage: .95, barPercentage: 1};
+              })
+            },
+            options: {
+              scales: {
+                x: axis('SQNR (dB)', {grid: {display: false}, ticks: {color: colour('muted'), maxRotation: 0}}),
+                y: axis('tensors', {beginAtZero: true, ticks: {color: colour('muted'), precision: 0}})
+              }
+            },
+            tooltip:
+                {
+                  callbacks:
+                      {
+                        title: (items) => `${edge(items[0].dataIndex)} to ${edge(items[0].dataIndex + 1)} dB`,
+                        label: (item) => `${item.dataset.label}: ${count(item.raw)} tensor${item.raw === 1 ? '' : 's'}`
+                      }
+                }
+          } :
+          null);
 }
 
 function drawBytes() {

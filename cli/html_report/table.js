@@ -50,8 +50,8 @@ function tableColumns() {
   const common = [
     textual('name', 'Tensor', (i) => tensors[i].name, {
       pin: true,
-      cell: (i) => element(
-          'span', {class: 'name', title: printable(tensors[i].name)}, shortened(tensors[i].name, nameLength))
+      cell: (i) =>
+          element('span', {class: 'name', title: printable(tensors[i].name)}, shortened(tensors[i].name, nameLength))
     }),
     ...isNarrow() ? [...errors, ...place] : [...place, ...errors],
     ...['rmse', 'mae', 'max_abs', 'mean_rel', 'cosine', 'bits_per_weight'].map(figure),
