@@ -60,7 +60,9 @@ std::vector<NameGroup> name_groups(const std::vector<std::string>& names) {
     kinds[std::move(name.texts)][std::move(name.numbers)] = i;
   }
   std::vector<NameGroup> groups;
-  for (const auto& [texts, places] : kinds) {
+  for (const auto& kind : kinds) {
+    const auto& texts = kind.first;
+    const auto& places = kind.second;
     NumberTuples tuples;
     for (const auto& [tuple, place] : places) tuples.insert(tuple);
     for (const NumberProduct& product : cover(tuples)) {

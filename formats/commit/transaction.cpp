@@ -200,7 +200,8 @@ std::vector<std::string> Transaction::tree_of(int directory, const std::vector<s
     if (!status || !S_ISDIR(status->st_mode)) continue;
     const Descriptor inner = open_directory(directory, entry);
     if (inner.get() < 0) fail("cannot open a folder in it");
-    for (const std::string& path : list_tree(inner.get(), printable(shown_))) tree.push_back(entry + "/" + path);
+    for (const std::string& path : list_tree(inner.get(), printable(shown_)))
+      tree.push_back(fmt::format("{}/{}", entry, path));
   }
   std::sort(tree.begin(), tree.end());
   return tree;
