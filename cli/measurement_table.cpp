@@ -49,8 +49,10 @@ std::string wrapped(std::string_view text, const std::string& first, const std::
     const bool is_first = begin == 0;
     begin = end + 1;
     if (!is_first && line.size() + 1 + word.size() > line_width) {
-      out += '\n' + rest + word;
-      line = rest + word;
+      line = rest;
+      line += word;
+      out += '\n';
+      out += line;
     } else {
       out += (is_first ? "" : " ") + word;
       line += (is_first ? "" : " ") + word;
