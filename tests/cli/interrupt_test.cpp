@@ -46,6 +46,7 @@ TEST(Interrupt, ASecondOneOfTheKindEndsTheProcess) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP})
     EXPECT_EXIT(
         {
+          (void)std::signal(signal, SIG_DFL);  // nohup ignores SIGHUP
           catch_interrupts();
           std::raise(signal);
           if (interrupted()) std::raise(signal);
