@@ -9,12 +9,13 @@ bool is_broken(const MeasuredWeights& tensor, const MeasuredError& error) {
 }
 
 bool has_error(const MeasuredWeights& tensor, const MeasuredError& error) {
-  return error.stats.square > 0 || is_broken(tensor, error);
+  return error.stats.square > 0 || error.stats.nan != tensor.stats.nan || error.stats.inf != tensor.stats.inf ||
+         is_broken(tensor, error);
 }
 
 Judgement judge(const MeasuredWeights& tensor, const MeasuredError& error) {
   if (is_broken(tensor, error)) return Judgement::broken;
-  if (error.stats.square == 0) return Judgement::expected;
+  if (!has_error(tensor, error)) return Judgement::expected;
   const double db = error.stats.sqnr_db();
   if (!std::isfinite(db)) return Judgement::broken;
   if (std::isnan(error.normal_sqnr_db)) return Judgement::unknown;

@@ -214,7 +214,7 @@ bool Transaction::must_be_inside(const struct stat& status) const {
          faccessat(parent_.get(), ".", W_OK, AT_EACCESS) != 0;
 }
 
-// A replacement that was stopped half-way is finished by who may replace, and left alone by everybody else.
+// Only a run that may replace the output finishes a replacement that was stopped half-way; any other refuses.
 void Transaction::refuse_interrupted(int root, const std::string& work_name) const {
   const Descriptor work = open_directory(root, work_name);
   if (work.get() < 0) return;
@@ -280,11 +280,12 @@ void Transaction::finish_swap(const Swap& swap, const Swap::Journal& journal) {
     swap.finish(journal.steps);
   } catch (const Error& error) {
     if (error.code() != Errc::output_exists) throw;
-    throw Error(Errc::output_exists,
-                fmt::format("{} by an interrupted run, and changed since: the rest of the old output is in {}/{}, the "
-                            "rest of the new one in {}/{}: move them away first",
-                            printable(shown_) + ": is partly replaced", printable(work_->shown()), Swap::old_name,
-                            printable(work_->shown()), Swap::new_name));
+    throw Error(
+        Errc::output_exists,
+        fmt::format("{}: an interrupted run replaced a part of it, and it was changed since: the rest of the old "
+                    "output is in {}/{}, the rest of the new one in {}/{}; move them away first",
+                    printable(shown_), printable(work_->shown()), Swap::old_name, printable(work_->shown()),
+                    Swap::new_name));
   }
 }
 
@@ -376,15 +377,18 @@ void Transaction::narrow(int fresh, int old, const std::vector<std::string>& ent
     if (!is_directory) continue;
     const Descriptor inner = open_directory(fresh, name);
     if (inner.get() < 0) fail("cannot open a folder in it");
-    const Descriptor old_inner = namesake ? open_directory(old, name) : Descriptor();
+    const bool has_old = namesake && S_ISDIR(namesake->st_mode);
+    const Descriptor old_inner = has_old ? open_directory(old, name) : Descriptor();
+    if (has_old && old_inner.get() < 0) fail("cannot open a folder in it");
     narrow(inner.get(), old_inner.get(),
-           old_inner.get() < 0 ? std::vector<std::string>{} : list_directory(old_inner.get(), printable(shown_)),
-           inherited);
+           has_old ? list_directory(old_inner.get(), printable(shown_)) : std::vector<std::string>{}, inherited);
   }
 }
 
 void Transaction::commit_file() {
-  narrow(new_.get(), parent_.get(), {name_, manifest_name()}, of_others);
+  std::vector<std::string> names{name_};
+  if (options_.with_manifest) names.push_back(manifest_name());
+  narrow(new_.get(), parent_.get(), names, of_others);
   if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   if (mkdirat(work_->fd(), Swap::old_name, 0700) != 0) fail("cannot create its work directory");
 

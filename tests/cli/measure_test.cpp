@@ -93,12 +93,7 @@ class MeasureProgram : public testing::Test {
     return out;
   }
 
-  std::vector<std::string> files() const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(root_.path())) names.push_back(entry.path().filename());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
+  std::vector<std::string> files() const { return test::entries_of(root_.path()); }
 
   test::TempDir root_;
   File file_;  // what w.safetensors is

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <filesystem>
 
 #include "nibble/error.hpp"
@@ -28,12 +27,7 @@ class ReportFileTest : public testing::Test {
   std::string refusal(Errc code = Errc::output_exists) const {
     return error_of([&] { const ReportFile report(report_); }, code);
   }
-  std::vector<std::string> files() const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(root_.path())) names.push_back(entry.path().filename());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
+  std::vector<std::string> files() const { return test::entries_of(root_.path()); }
 
   test::TempDir root_;
   fs::path report_ = root_.path() / "report.html";

@@ -31,6 +31,9 @@ class TempDir {
 
 [[nodiscard]] std::string read_file(const std::filesystem::path& path);
 
+/// Names in a directory, sorted.
+[[nodiscard]] std::vector<std::string> entries_of(const std::filesystem::path& directory);
+
 /// A safetensors file from the text of its header and its data; `length` replaces the true length of the header.
 [[nodiscard]] std::string safetensors_file(std::string_view header, std::string_view data = {},
                                            std::optional<std::uint64_t> length = {});

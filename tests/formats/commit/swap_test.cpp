@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
 
 #include "formats/directory.hpp"
@@ -18,6 +17,7 @@ namespace nibble::swap_test {
 namespace {
 
 namespace fs = std::filesystem;
+using test::entries_of;
 using test::error_of;
 using test::inode_of;
 using test::JournalStep;
@@ -44,22 +44,16 @@ class SwapTest : public testing::Test {
   }
 
   Swap swap() const { return {target_fd_.get(), work_fd_.get(), "out"}; }
-  Swap::Steps steps() const { return swap().replace(names(target_)); }
+  Swap::Steps steps() const { return swap().replace(entries_of(target_)); }
 
-  static std::vector<std::string> names(const fs::path& folder) {
-    std::vector<std::string> found;
-    for (const auto& entry : fs::directory_iterator(folder)) found.push_back(entry.path().filename());
-    std::sort(found.begin(), found.end());
-    return found;
-  }
   bool is_old() const {
-    return names(target_) == std::vector<std::string>{"config.json", "extra", "model.safetensors"} &&
+    return entries_of(target_) == std::vector<std::string>{"config.json", "extra", "model.safetensors"} &&
            read_file(target_ / "config.json") == "old config" &&
            read_file(target_ / "model.safetensors") == "old weights" &&
            read_file(target_ / "extra" / "note.txt") == "old note";
   }
   bool is_new() const {
-    return names(target_) == std::vector<std::string>{"config.json", "model.safetensors"} &&
+    return entries_of(target_) == std::vector<std::string>{"config.json", "model.safetensors"} &&
            read_file(target_ / "config.json") == "new config" &&
            read_file(target_ / "model.safetensors") == "new weights";
   }
@@ -92,7 +86,7 @@ TEST_F(SwapTest, AtNoTimeIsThereAMixture) {
 TEST_F(SwapTest, EntriesAreReplaced) {
   swap().run(steps());
   EXPECT_TRUE(is_new());
-  EXPECT_THAT(names(work_ / "old"), ElementsAre("config.json", "extra", "model.safetensors"));
+  EXPECT_THAT(entries_of(work_ / "old"), ElementsAre("config.json", "extra", "model.safetensors"));
   EXPECT_FALSE(swap().journal().is_there);
   EXPECT_TRUE(fs::exists(work_ / Swap::done_name));
 }
@@ -114,7 +108,7 @@ TEST_F(SwapTest, WhatFailsIsUndone) {
     EXPECT_EQ(error_of([&] { swap().run(changed); }, Errc::output_exists),
               "out: '" + changed[broken].name + "' was changed meanwhile; nothing is replaced");
     EXPECT_TRUE(is_old()) << "step " << broken;
-    EXPECT_THAT(names(work_ / "new"), ElementsAre("config.json", "model.safetensors")) << "step " << broken;
+    EXPECT_THAT(entries_of(work_ / "new"), ElementsAre("config.json", "model.safetensors")) << "step " << broken;
     EXPECT_FALSE(swap().journal().is_there) << "step " << broken;
   }
 }

@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -24,6 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace std::string_literals;
+using test::entries_of;
 using test::error_of;
 using test::inode_of;
 using test::read_file;
@@ -42,13 +42,6 @@ void write(const fs::path& path, std::string_view text) {
 void stage(const Transaction& transaction, const std::string& name, std::string_view text) {
   const Descriptor file(openat(transaction.directory(), name.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   ASSERT_EQ(::write(file.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
-}
-
-Names entries(const fs::path& directory) {
-  Names names;
-  for (const auto& entry : fs::directory_iterator(directory)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 mode_t mode_of(const fs::path& path) {
@@ -95,10 +88,10 @@ class TransactionTest : public testing::Test {
     EXPECT_EQ(read_file(out_ / "extra" / "note.txt"), "old note");
   }
   void expect_new_model() const {
-    EXPECT_EQ(entries(out_), (Names{"config.json", "model.safetensors"}));
+    EXPECT_EQ(entries_of(out_), (Names{"config.json", "model.safetensors"}));
     EXPECT_EQ(read_file(out_ / "config.json"), "new config");
     EXPECT_EQ(read_file(out_ / "model.safetensors"), "new weights");
-    EXPECT_EQ(entries(root_.path()), Names{"out"});
+    EXPECT_EQ(entries_of(root_.path()), Names{"out"});
   }
 
   test::TempDir root_;
@@ -110,7 +103,7 @@ class TransactionTest : public testing::Test {
 TEST_F(TransactionTest, NothingAppearsBeforeCommit) {
   Transaction transaction = begin();
   stage_new_model(transaction);
-  EXPECT_EQ(entries(root_.path()), Names{".out.nibble"});
+  EXPECT_EQ(entries_of(root_.path()), Names{".out.nibble"});
   EXPECT_EQ(mode_of(root_.path() / ".out.nibble"), 0700);
   transaction.commit();
   expect_new_model();
@@ -119,7 +112,7 @@ TEST_F(TransactionTest, NothingAppearsBeforeCommit) {
 TEST_F(TransactionTest, WhatIsNotCommittedLeavesNothing) {
   { stage_new_model(begin()); }
   { stage(begin_file(), "out", "weights"); }
-  EXPECT_THAT(entries(root_.path()), IsEmpty());
+  EXPECT_THAT(entries_of(root_.path()), IsEmpty());
 }
 
 TEST_F(TransactionTest, TrailingSlashIsTheSameOutput) {
@@ -132,7 +125,7 @@ TEST_F(TransactionTest, TrailingSlashIsTheSameOutput) {
 TEST_F(TransactionTest, ExistingOutputIsRefused) {
   make_old_model();
   EXPECT_EQ(refusal(false), "out: exists; --overwrite replaces it");
-  EXPECT_EQ(entries(root_.path()), Names{"out"});
+  EXPECT_EQ(entries_of(root_.path()), Names{"out"});
 }
 
 TEST_F(TransactionTest, OverwriteReplacesTheWholeDirectory) {
@@ -215,7 +208,7 @@ TEST_F(TransactionTest, FileThatAppearsInTheOutputMeanwhileIsSpared) {
     }
     expect_old_model();
     EXPECT_EQ(read_file(out_ / "thesis.tex"), "years of work");
-    EXPECT_EQ(entries(root_.path()), Names{"out"});
+    EXPECT_EQ(entries_of(root_.path()), Names{"out"});
     EXPECT_FALSE(fs::exists(out_ / ".nibble"));
   }
 }
@@ -243,7 +236,7 @@ TEST_F(TransactionTest, AnotherWorkDirectoryOfTheNameIsSpared) {
     write(root_.path() / ".out.nibble" / "thesis.tex", "years of work");
   }
   EXPECT_EQ(read_file(root_.path() / ".out.nibble" / "thesis.tex"), "years of work");
-  EXPECT_THAT(entries(root_.path() / "aside"), IsEmpty());
+  EXPECT_THAT(entries_of(root_.path() / "aside"), IsEmpty());
 }
 
 TEST_F(TransactionTest, WorkDirectoryWithOtherThingsInItIsSpared) {
@@ -265,7 +258,7 @@ TEST_F(TransactionTest, FileThatAppearsInAnEmptyOutputIsSpared) {
   stage_new_model(transaction);
   write(out_ / "thesis.tex", "years of work");
   EXPECT_NE(error_of([&] { transaction.commit(); }, Errc::output_exists), "");
-  EXPECT_EQ(entries(out_), Names{"thesis.tex"});
+  EXPECT_EQ(entries_of(out_), Names{"thesis.tex"});
 }
 
 TEST_F(TransactionTest, AnotherDirectoryInItsPlaceIsSpared) {
@@ -279,7 +272,7 @@ TEST_F(TransactionTest, AnotherDirectoryInItsPlaceIsSpared) {
               "out: was changed meanwhile; nothing is replaced");
   }
   EXPECT_EQ(read_file(out_ / "config.json"), "another's");
-  EXPECT_EQ(entries(root_.path()), (Names{"moved", "out"}));
+  EXPECT_EQ(entries_of(root_.path()), (Names{"moved", "out"}));
 }
 
 TEST_F(TransactionTest, SecondWriterIsRefused) {
@@ -365,7 +358,7 @@ TEST_F(TransactionTest, FileAndItsManifestAppear) {
   stage(transaction, "out", "weights");
   stage(transaction, "out.nibble.json", "manifest");
   transaction.commit();
-  EXPECT_EQ(entries(root_.path()), (Names{"out", "out.nibble.json"}));
+  EXPECT_EQ(entries_of(root_.path()), (Names{"out", "out.nibble.json"}));
   EXPECT_EQ(read_file(out_), "weights");
 }
 
@@ -382,7 +375,7 @@ TEST_F(TransactionTest, FileAndItsManifestAreReplaced) {
   }
   EXPECT_EQ(read_file(out_), "new");
   EXPECT_EQ(read_file(manifest), "new manifest");
-  EXPECT_EQ(entries(root_.path()), (Names{"out", "out.nibble.json"}));
+  EXPECT_EQ(entries_of(root_.path()), (Names{"out", "out.nibble.json"}));
 }
 
 // A manifest that stayed would tell of another file.
@@ -392,7 +385,7 @@ TEST_F(TransactionTest, ManifestOfTheOldFileGoes) {
   Transaction transaction = begin_file(true);
   stage(transaction, "out", "new");
   transaction.commit();
-  EXPECT_EQ(entries(root_.path()), Names{"out"});
+  EXPECT_EQ(entries_of(root_.path()), Names{"out"});
 }
 
 // The file that is in the way is the one that is named.
@@ -417,7 +410,7 @@ TEST_F(TransactionTest, ManifestThatAppearsMeanwhileIsSpared) {
   }
   EXPECT_EQ(read_file(out_), "old");
   EXPECT_EQ(read_file(root_.path() / "out.nibble.json"), "my notes");
-  EXPECT_EQ(entries(root_.path()), (Names{"out", "out.nibble.json"}));
+  EXPECT_EQ(entries_of(root_.path()), (Names{"out", "out.nibble.json"}));
 }
 
 TEST_F(TransactionTest, FileThatIsNotToBeReplacedIsSpared) {
@@ -452,7 +445,7 @@ TEST_F(TransactionTest, LongNamesAreRefusedBeforeTheWork) {
     fs::remove_all(root_.path() / longest);
     EXPECT_THAT(error_of([&] { Transaction(root_.path() / (longest + "n"), kind, {}); }, Errc::usage),
                 EndsWith(": its name has 244 bytes, 243 fit beside the names of nibble's own files"));
-    EXPECT_THAT(entries(root_.path()), IsEmpty());
+    EXPECT_THAT(entries_of(root_.path()), IsEmpty());
   }
 }
 
@@ -525,7 +518,7 @@ TEST_F(InterruptedTest, IsReplacedInTheSameRun) {
   Transaction transaction = begin(true);
   stage(transaction, "config.json", "third config");
   transaction.commit();
-  EXPECT_EQ(entries(out_), Names{"config.json"});
+  EXPECT_EQ(entries_of(out_), Names{"config.json"});
 }
 
 // What was replaced is lost only when all of it was replaced.
@@ -534,7 +527,7 @@ TEST_F(InterruptedTest, OldEntriesWithoutAJournalAreSpared) {
   fs::remove(work_ / ".journal");
   write(out_ / "nibble.json", "{}");
   EXPECT_EQ(refusal(true), "out/.nibble/old: holds what an interrupted run has replaced: move it away first");
-  EXPECT_EQ(entries(work_ / "old").size(), 3U);
+  EXPECT_EQ(entries_of(work_ / "old").size(), 3U);
 }
 
 TEST_F(InterruptedTest, NothingIsLeftToFinishOfOneThatWasDone) {
@@ -697,8 +690,8 @@ TEST_F(InterruptedTest, WhatCameBackFromAnExchangeIsJudged) {
 TEST_F(InterruptedTest, WhatChangedSinceIsSaid) {
   interrupt(1);
   fs::remove_all(out_ / "extra");
-  EXPECT_THAT(refusal(true), HasSubstr("out: is partly replaced by an interrupted run, and changed since: the rest of "
-                                       "the old output is in out/.nibble/old"));
+  EXPECT_THAT(refusal(true), HasSubstr("out: an interrupted run replaced a part of it, and it was changed since: the "
+                                       "rest of the old output is in out/.nibble/old"));
 }
 
 TEST_F(ForgedTest, AboutNibblesOwnDirectory) {
