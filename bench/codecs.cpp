@@ -113,7 +113,7 @@ class Cut {
     if (chunking.scan)
       for_each_chunk(source, out, [&](std::uint64_t first, auto in, auto) { encoder.scan(first, in); });
     for_each_chunk(source, out, [&](std::uint64_t first, auto in, auto into) {
-      benchmark::DoNotOptimize(encoder.encode(first, in, into));
+      benchmark::DoNotOptimize(encoder.encode(first, in, into, nullptr));
     });
   }
 

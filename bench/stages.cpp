@@ -215,7 +215,7 @@ void encode(const Options& options) {
     const auto source =
         tensor->source.bytes().subspan(nibble::byte_count(dtype, first), nibble::byte_count(dtype, weights));
     const std::uint64_t stored = weights * tensor->stored / tensor->elements;
-    tensor->encoder->encode(first, source, buffers[thread].bytes().first(stored));
+    tensor->encoder->encode(first, source, buffers[thread].bytes().first(stored), nullptr);
     if (--tensor->chunks_left > 0) return;
     const auto start = std::chrono::steady_clock::now();
     InOrder rest(tensor->codec->parts(tensor->planned.info));

@@ -81,7 +81,8 @@ template <class Format> class CastCodec final : public Codec {
    public:
     CastEncoder(const Format& format, DType source) : format_(format), source_(source) {}
 
-    Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out) override {
+    Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out,
+                    std::vector<ErrorSums>* errors) override {
       const std::size_t size = traits(source_).bits / 8;
       const std::size_t n = weights.size() / size;
       Findings findings;
@@ -95,22 +96,15 @@ template <class Format> class CastCodec final : public Codec {
         // What has the type already keeps its bytes, signalling NaNs too.
         const void* from = source_ == Format::dtype ? static_cast<const void*>(bytes.data()) : stored.data();
         std::memcpy(out.data() + i * sizeof(Stored), from, count * sizeof(Stored));
+        if (errors != nullptr && source_ != Format::dtype) {
+          alignas(64) std::array<float, tile_weights> tile;
+          alignas(64) std::array<float, tile_weights> decoded;
+          errors->push_back(
+              compare_squares(widen(source_, bytes, tile),
+                              widen(Format::dtype, std::as_bytes(std::span(stored).first(count)), decoded)));
+        }
       }
       return findings;
-    }
-
-    void error(std::uint64_t, std::span<const std::byte> weights, std::span<const std::byte> encoded,
-               std::vector<ErrorSums>& sums) override {
-      if (source_ == Format::dtype) return;
-      const std::size_t size = traits(source_).bits / 8, n = weights.size() / size;
-      alignas(64) std::array<float, tile_weights> tile;
-      alignas(64) std::array<float, tile_weights> decoded;
-      for (std::size_t i = 0; i < n; i += tile_weights) {
-        const std::size_t count = std::min(tile_weights, n - i);
-        const auto stored = encoded.subspan(i * sizeof(Stored), count * sizeof(Stored));
-        sums.push_back(compare_squares(widen(source_, weights.subspan(i * size, count * size), tile),
-                                       widen(Format::dtype, stored, decoded)));
-      }
     }
 
    private:

@@ -16,7 +16,6 @@ namespace nibble {
 
 void Encoder::scan(std::uint64_t, std::span<const std::byte>) {}
 
-void Encoder::error(std::uint64_t, std::span<const std::byte>, std::span<const std::byte>, std::vector<ErrorSums>&) {}
 
 // Through fp32, tile by tile, which stay in the cache.
 void Decoder::decode(std::uint64_t first, std::span<const std::byte> in, DType to, std::span<std::byte> out) const {

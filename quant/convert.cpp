@@ -227,9 +227,19 @@ class Conversion {
   }
 
   // Two tensors are in work at a time when one ends and the next begins, but memory that is not written yet takes none.
+  // Memory that was written is used again, if the plan allows it: the system would have to clear new pages.
   std::unique_ptr<Scratch> make_scratch(std::uint64_t bytes) {
-    if (bytes <= memory_.scratch_bytes) return std::make_unique<MemoryScratch>(bytes);
-    return out_.make_scratch();
+    if (bytes > memory_.scratch_bytes) return out_.make_scratch();
+    const std::scoped_lock lock(mutex_);
+    if (bytes > 0 && spare_ && bytes <= spare_->size()) return std::move(spare_);
+    return std::make_unique<MemoryScratch>(bytes);
+  }
+
+  void keep_scratch(std::unique_ptr<Scratch> scratch) {
+    auto* const memory = dynamic_cast<MemoryScratch*>(scratch.get());
+    if (memory_.spare_bytes == 0 || memory == nullptr || (spare_ && memory->size() <= spare_->size())) return;
+    (void)scratch.release();
+    spare_.reset(memory);
   }
 
   // The next tensor of a pipeline; nothing at the end, or before one that has to be scanned.
@@ -323,8 +333,8 @@ class Conversion {
       const std::uint64_t begin = work.stored_offset(first);
       const std::span<std::byte> out =
           batch.out.bytes().subspan(begin - batch.out_offset, work.stored_offset(end) - begin);
-      batch.findings.add(work.encoder->encode(first, weights, out));
-      if (report_.plan.recipe.options.sums_errors) work.encoder->error(first, weights, out, batch.errors);
+      batch.findings.add(
+          work.encoder->encode(first, weights, out, report_.plan.recipe.options.sums_errors ? &batch.errors : nullptr));
       // While it is in cache.
       work.hash->sum(batch.out_offset, batch.out.bytes().first(begin - batch.out_offset + out.size()), batch.sums);
     });
@@ -352,6 +362,10 @@ class Conversion {
     std::unique_ptr<Work> finished;
     const std::scoped_lock lock(mutex_);
     finished.swap(finished_);
+    if (finished) {
+      finished->encoder.reset();
+      keep_scratch(std::move(finished->scratch));
+    }
   }
 
   void finish(Work& work) {
@@ -461,7 +475,8 @@ class Conversion {
   std::vector<std::uint32_t> first_part_;  // of the shard's tensors
   std::mutex mutex_;                       // of the next: tensors are begun and finished on different threads
   std::deque<std::unique_ptr<Work>> in_work_;
-  std::unique_ptr<Work> finished_;  // the last one, until there is a thread to end it
+  std::unique_ptr<Work> finished_;        // the last one, until there is a thread to end it
+  std::unique_ptr<MemoryScratch> spare_;  // the largest of those that are finished
   Report report_;
 };
 

@@ -95,57 +95,38 @@ class FourBitEncoder final : public Encoder {
         blocks_(ceil_div(tensor.elements(), blocksize)),
         scratch_(scratch) {}
 
-  Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out) override {
+  // In tiles of 4096 weights, at which chunks begin: each is encoded and then, while it is in cache, compared.
+  Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out,
+                  std::vector<ErrorSums>* errors) override {
     const std::span<std::uint8_t> packed(reinterpret_cast<std::uint8_t*>(out.data()), out.size());
-    const std::size_t size = traits(tensor_.dtype).bits / 8;
-    std::vector<float> kept(ceil_div(weights.size() / size, blocksize_));
-    const std::span<float> absmax = kept;
-    // What is found in weights that are not finite is found here, so those are encoded here, too.
-    if (device_ != nullptr && device_->encode_four_bit(codec_, tensor_.dtype, weights, blocksize_, packed, absmax)) {
-      scratch_.write(first / blocksize_ * sizeof(float), std::as_bytes(absmax));
-      return {};
-    }
-    Findings findings;
-    const auto encode_tile = [&](std::size_t i, std::size_t n, auto&&... tile) {
-      const auto codes = packed.subspan(i / 2, ceil_div(n, 2));
-      const auto scales = absmax.subspan(i / blocksize_, ceil_div(n, blocksize_));
-      if (encode_four_bit(tables_, tile..., blocksize_, codes, scales) != 0)
-        findings.add(count_nonfinite(tensor_.dtype, weights.subspan(i * size, n * size), first + i));
-    };
-    if (tensor_.dtype == DType::f64) {
-      for_each_tile(tensor_.dtype, weights,
-                    [&](std::size_t i, std::span<const float> tile) { encode_tile(i, tile.size(), tile); });
-    } else {
-      encode_tile(0, weights.size() / size, tensor_.dtype, weights);
-    }
-    scratch_.write(first / blocksize_ * sizeof(float), std::as_bytes(absmax));
-    return findings;
-  }
-
-  // In pieces of 4096 weights, at which chunks begin. The absmax were written by encode().
-  void error(std::uint64_t first, std::span<const std::byte> weights, std::span<const std::byte> encoded,
-             std::vector<ErrorSums>& sums) override {
     const std::size_t size = traits(tensor_.dtype).bits / 8, n = weights.size() / size;
-    const std::span<const std::uint8_t> packed(reinterpret_cast<const std::uint8_t*>(encoded.data()), encoded.size());
-    std::array<float, tile_weights / 32> absmax;
-    std::array<FourBitError, tile_weights / 32> errors;
-    alignas(64) std::array<float, tile_weights> tile;
-    for (std::size_t i = 0; i < n; i += tile_weights) {
-      const std::size_t count = std::min(tile_weights, n - i), blocks = ceil_div(count, blocksize_);
-      const auto scales = std::span(absmax).first(blocks);
-      const auto block_errors = std::span(errors).first(keeps_errors_ ? blocks : 0);
-      scratch_.read((first + i) / blocksize_ * sizeof(float), std::as_writable_bytes(scales));
-      auto bytes = weights.subspan(i * size, count * size);
-      DType source = tensor_.dtype;
-      if (source == DType::f64) {
-        bytes = std::as_bytes(widen(source, bytes, tile));
-        source = DType::f32;
-      }
-      sum_four_bit_errors(tables_, source, bytes, packed.subspan(i / 2, ceil_div(count, 2)), scales, blocksize_,
-                          block_errors, sums.emplace_back());
-      if (keeps_errors_)
-        scratch_.write(errors_at() + (first + i) / blocksize_ * sizeof(FourBitError), std::as_bytes(block_errors));
+    const std::uint64_t first_block = first / blocksize_;
+    std::vector<std::byte> absmax_room, errors_room;
+    const auto absmax = lend<float>(first_block * sizeof(float), ceil_div(n, blocksize_), absmax_room);
+    const auto block_errors = lend<FourBitError>(errors_at() + first_block * sizeof(FourBitError),
+                                                 errors != nullptr && keeps_errors_ ? absmax.size() : 0, errors_room);
+    // What is found in weights that are not finite is found here, so those are encoded here, too.
+    const bool on_device =
+        device_ != nullptr && device_->encode_four_bit(codec_, tensor_.dtype, weights, blocksize_, packed, absmax);
+    Findings findings;
+    alignas(64) std::array<float, tile_weights> widened;
+    for (std::size_t i = 0; i < n && !(on_device && errors == nullptr); i += tile_weights) {
+      const std::size_t count = std::min(tile_weights, n - i);
+      const auto stored = weights.subspan(i * size, count * size);
+      const auto tile = tensor_.dtype == DType::f64 ? std::as_bytes(widen(DType::f64, stored, widened)) : stored;
+      const DType dtype = tensor_.dtype == DType::f64 ? DType::f32 : tensor_.dtype;
+      const auto codes = packed.subspan(i / 2, ceil_div(count, 2));
+      const auto scales = absmax.subspan(i / blocksize_, ceil_div(count, blocksize_));
+      if (!on_device && encode_four_bit(tables_, dtype, tile, blocksize_, codes, scales) != 0)
+        findings.add(count_nonfinite(tensor_.dtype, stored, first + i));
+      if (errors != nullptr)
+        sum_four_bit_errors(tables_, dtype, tile, codes, scales, blocksize_,
+                            block_errors.empty() ? block_errors : block_errors.subspan(i / blocksize_, scales.size()),
+                            errors->emplace_back());
     }
+    scratch_.write(first_block * sizeof(float), std::as_bytes(absmax));
+    scratch_.write(errors_at() + first_block * sizeof(FourBitError), std::as_bytes(block_errors));
+    return findings;
   }
 
   EncodingError late_error() const override { return late_; }
@@ -181,6 +162,10 @@ class FourBitEncoder final : public Encoder {
   }
 
  private:
+  template <class T> std::span<T> lend(std::uint64_t offset, std::size_t n, std::vector<std::byte>& room) {
+    return {reinterpret_cast<T*>(scratch_.lend(offset, n * sizeof(T), room).data()), n};
+  }
+
   // Absmax values in memory at a time when the tensor is finished: 1 MiB, and work for 16 threads.
   static constexpr std::size_t piece_groups = 16;
   static constexpr std::size_t piece = piece_groups * nested::group;
@@ -247,7 +232,8 @@ class FourBitEncoder final : public Encoder {
         scratch_.view(errors_at() + first * sizeof(FourBitError), absmax.size() * sizeof(FourBitError), room);
     std::vector<float> decoded(absmax.size());
     nested::decode(codes, nested_absmax, nested::codebook, offset, decoded);
-    return change_of_errors({reinterpret_cast<const FourBitError*>(errors.data()), absmax.size()}, absmax, decoded);
+    return change_of_errors({reinterpret_cast<const FourBitError*>(errors.data()), absmax.size()}, absmax, decoded,
+                            blocksize_);
   }
 
   [[nodiscard]] std::uint64_t errors_at() const { return blocks_ * sizeof(float); }

@@ -31,7 +31,7 @@ namespace nibble {
 
 struct TileSums {
   alignas(16) float square[4], cross[4], test[4];
-  alignas(16) float least[4], most[4];
+  float least, most;  // blocks of zeros aside
 };
 
 inline constexpr std::size_t change_lanes = 8;
@@ -52,6 +52,62 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr std::size_t group = 32;  // weights: an even and an odd one for each of 16 lanes; blocksizes are multiples
 
+// X and T of the blocks of a tile, each in four lanes that are still to be added up, and absmax; zeros behind the last.
+struct BlockSums {
+  static constexpr std::size_t most_blocks = tile_weights / 32;
+  HWY_ALIGN float cross[most_blocks][4];
+  HWY_ALIGN float test[most_blocks][4];
+  HWY_ALIGN float absmax[most_blocks];
+
+  BlockSums(const float* HWY_RESTRICT scales, std::size_t blocks) {
+    const std::size_t end = (blocks + 15) / 16 * 16;
+    std::copy_n(scales, blocks, absmax);
+    std::fill(absmax + blocks, absmax + end, 0.0f);
+    std::fill(&cross[blocks][0], &cross[end][0], 0.0f);
+    std::fill(&test[blocks][0], &test[end][0], 0.0f);
+  }
+};
+
+// Adds X and T up over the tile, and rounds those of each block to a FourBitError.
+HWY_INLINE void add_blocks(const BlockSums& HWY_RESTRICT of, std::size_t blocks, std::size_t blocksize,
+                           FourBitError* HWY_RESTRICT errors, TileSums& HWY_RESTRICT sums) {
+  const D d;
+  const DI di;
+  const V zero = hn::Zero(d), infinite = hn::Set(d, std::numeric_limits<float>::infinity());
+  const V cross_unit = hn::Set(d, FourBitError::cross_units / static_cast<float>(blocksize));
+  const V codes_unit = hn::Set(d, FourBitError::codes_units / static_cast<float>(blocksize));
+  Lanes16 tile_cross, tile_test;
+  V least = infinite, most = zero;
+  HWY_ALIGN std::int32_t rounded[BlockSums::most_blocks];
+  for (std::size_t first = 0; first < blocks; first += 16)
+    for (std::size_t k = 0; k < vector_parts; ++k) {
+      const std::size_t b = first + k * vector_lanes;
+      const auto sum_of = [&](const float* rows) HWY_ATTR {
+        V r0, r1, r2, r3;
+        hn::LoadInterleaved4(d, rows, r0, r1, r2, r3);
+        return hn::Add(hn::Add(r0, r2), hn::Add(r1, r3));
+      };
+      const V cross = sum_of(of.cross[b]), test = sum_of(of.test[b]), a = hn::Load(d, of.absmax + b);
+      tile_cross.add(k, cross);
+      tile_test.add(k, test);
+      const auto is_zero = hn::Eq(a, zero);
+      least = hn::Min(least, hn::IfThenElse(is_zero, infinite, a));
+      most = hn::Max(most, a);
+      const V inverse = hn::IfThenZeroElse(is_zero, hn::Div(hn::Set(d, 1.0f), a));
+      const auto in_units = [&](V sum, V unit)
+                                HWY_ATTR { return hn::Mul(hn::Mul(hn::Mul(sum, inverse), inverse), unit); };
+      const V x = hn::Max(hn::Min(in_units(cross, cross_unit), hn::Set(d, FourBitError::most_cross)),
+                          hn::Set(d, -FourBitError::most_cross));
+      const V c = hn::Min(in_units(test, codes_unit), hn::Set(d, FourBitError::most_codes));
+      hn::Store(hn::Or(hn::ShiftLeft<16>(hn::NearestInt(x)), hn::NearestInt(c)), di, rounded + b);
+    }
+  if (errors != nullptr) std::memcpy(errors, rounded, blocks * sizeof(FourBitError));
+  tile_cross.fold(sums.cross);
+  tile_test.fold(sums.test);
+  sums.least = hn::GetLane(hn::MinOfLanes(d, least));
+  sums.most = hn::GetLane(hn::MaxOfLanes(d, most));
+}
+
 #if HWY_TARGET != HWY_SCALAR
 
 // Even weights, then odd ones.
@@ -69,17 +125,23 @@ template <class Source> HWY_INLINE Two<V> load_even_odd(const std::byte* HWY_RES
   }
 }
 
-// The sums of the rows: (0 + 2) + (1 + 3).
-HWY_INLINE hn::Vec<hn::Full128<float>> sums_of_rows(const float (&rows)[4][4]) {
-  const hn::Full128<float> d4;
-  const auto r0 = hn::Load(d4, rows[0]), r1 = hn::Load(d4, rows[1]), r2 = hn::Load(d4, rows[2]),
-             r3 = hn::Load(d4, rows[3]);
-  const auto low = hn::Add(hn::InterleaveLower(d4, r0, r1), hn::InterleaveUpper(d4, r0, r1));
-  const auto high = hn::Add(hn::InterleaveLower(d4, r2, r3), hn::InterleaveUpper(d4, r2, r3));
-  return hn::Add(hn::ConcatLowerLower(d4, high, low), hn::ConcatUpperUpper(d4, high, low));
+// Sums of four blocks, folded as each of them alone would be.
+HWY_INLINE void fold_four(const Lanes16 (&sums)[4], float (*HWY_RESTRICT to)[4]) {
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+  const D d;
+  const auto pair = [&](const Lanes16& a, const Lanes16& b) HWY_ATTR {
+    return hn::Add(hn::ConcatLowerLower(d, b.part[0], a.part[0]), hn::ConcatUpperUpper(d, b.part[0], a.part[0]));
+  };
+  const V first = pair(sums[0], sums[1]), second = pair(sums[2], sums[3]);
+  const V even{_mm512_shuffle_f32x4(first.raw, second.raw, _MM_SHUFFLE(2, 0, 2, 0))};
+  const V odd{_mm512_shuffle_f32x4(first.raw, second.raw, _MM_SHUFFLE(3, 1, 3, 1))};
+  hn::Store(hn::Add(even, odd), d, to[0]);
+#else
+  for (std::size_t j = 0; j < 4; ++j) sums[j].fold(to[j]);
+#endif
 }
 
-// Four blocks at a time. The table holds what a block's codes are decoded to.
+// The table holds what a block's codes are decoded to.
 template <class Source, bool blocks_of_64>
 HWY_INLINE void sum_tile_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,
                             const std::uint8_t* HWY_RESTRICT packed, const float* HWY_RESTRICT absmax,
@@ -88,73 +150,53 @@ HWY_INLINE void sum_tile_as(const FourBitTables& tables, const std::byte* HWY_RE
   const D d;
   const DI di;
   const hn::Rebind<std::uint8_t, D> d8;
-  const hn::Full128<float> d4;
   const Table16<D> codebook(d, tables.codebook.data());
+  BlockSums of(absmax, blocks);
   Lanes16 even_square, odd_square;
-  auto tile_cross = hn::Zero(d4), tile_test = hn::Zero(d4), most = hn::Zero(d4);
-  auto least = hn::Set(d4, std::numeric_limits<float>::infinity());
   alignas(64) float room[16];
-  alignas(16) float cross_rows[4][4] = {}, test_rows[4][4] = {};
-  for (std::size_t first = 0; first < blocks; first += 4) {
-    const std::size_t count = std::min<std::size_t>(4, blocks - first);
-    for (std::size_t j = 0; j < count; ++j) {
-      const std::size_t b = first + j;
-      const Table16<D> value(d, codebook, absmax[b], room);
-      Lanes16 cross, test;
-      const auto add_group = [&](std::size_t i) HWY_ATTR {
-        for (std::size_t k = 0; k < vector_parts; ++k) {
-          const std::size_t at = i + 2 * k * vector_lanes;
-          const auto bytes = hn::PromoteTo(di, hn::LoadU(d8, packed + at / 2));
-          const auto two = load_even_odd<Source>(w, at);
-          const auto add = [&](Lanes16& square, V t, V weight) HWY_ATTR {
-            const V error = hn::Sub(t, weight);
-            square.add_product(k, error, error);
-            cross.add_product(k, error, t);
-            test.add_product(k, t, t);
-          };
-          add(even_square, value[hn::ShiftRight<4>(bytes)], two.v0);
-          add(odd_square, value.at_lower_bits(bytes), two.v1);
-        }
-      };
-      if constexpr (blocks_of_64) {
-        add_group(b * 64);
-        add_group(b * 64 + group);
-      } else {
-        for (std::size_t i = b * blocksize; i < (b + 1) * blocksize; i += group) add_group(i);
+  const auto add_block = [&](std::size_t b, Lanes16& cross, Lanes16& test) HWY_ATTR {
+    const Table16<D> value(d, codebook, of.absmax[b], room);
+    const auto add_group = [&](std::size_t i) HWY_ATTR {
+      for (std::size_t k = 0; k < vector_parts; ++k) {
+        const std::size_t at = i + 2 * k * vector_lanes;
+        const auto bytes = hn::PromoteTo(di, hn::LoadU(d8, packed + at / 2));
+        const auto two = load_even_odd<Source>(w, at);
+        const auto add = [&](Lanes16& square, V t, V weight) HWY_ATTR {
+          const V error = hn::Sub(t, weight);
+          square.add_product(k, error, error);
+          cross.add_product(k, error, t);
+          test.add_product(k, t, t);
+        };
+        add(even_square, value[hn::ShiftRight<4>(bytes)], two.v0);
+        add(odd_square, value.at_lower_bits(bytes), two.v1);
       }
-      cross.fold(cross_rows[j]);
-      test.fold(test_rows[j]);
-    }
-    alignas(16) float scales[4] = {absmax[first], absmax[first], absmax[first], absmax[first]};
-    if (count == 4) {
-      std::memcpy(scales, absmax + first, sizeof scales);
-    } else {  // the others add 0
-      std::copy_n(absmax + first, count, scales);
-      std::fill(cross_rows[count], cross_rows[3] + 4, 0.0f);
-      std::fill(test_rows[count], test_rows[3] + 4, 0.0f);
-    }
-    const auto a = hn::Load(d4, scales), cross = sums_of_rows(cross_rows), test = sums_of_rows(test_rows);
-    tile_cross = hn::Add(tile_cross, cross);
-    tile_test = hn::Add(tile_test, test);
-    least = hn::Min(least, a);
-    most = hn::Max(most, a);
-    if (errors == nullptr) continue;
-    const auto inverse = hn::Div(hn::Set(d4, 1.0f), a);
-    const auto by_code = hn::Mul(cross, inverse), codes = hn::Mul(hn::Mul(test, inverse), inverse);
-    if (count == 4) {
-      hn::StoreInterleaved2(by_code, codes, d4, reinterpret_cast<float*>(errors + first));
+    };
+    if constexpr (blocks_of_64) {
+      add_group(b * 64);
+      add_group(b * 64 + group);
     } else {
-      FourBitError last[4];
-      hn::StoreInterleaved2(by_code, codes, d4, reinterpret_cast<float*>(last));
-      std::copy_n(last, count, errors + first);
+      for (std::size_t i = b * blocksize; i < (b + 1) * blocksize; i += group) add_group(i);
     }
+  };
+  std::size_t b = 0;
+  for (; blocks - b >= 4; b += 4) {
+    Lanes16 cross[4], test[4];
+    add_block(b, cross[0], test[0]);
+    add_block(b + 1, cross[1], test[1]);
+    add_block(b + 2, cross[2], test[2]);
+    add_block(b + 3, cross[3], test[3]);
+    fold_four(cross, of.cross + b);
+    fold_four(test, of.test + b);
+  }
+  for (; b < blocks; ++b) {
+    Lanes16 cross, test;
+    add_block(b, cross, test);
+    cross.fold(of.cross[b]);
+    test.fold(of.test[b]);
   }
   for (std::size_t k = 0; k < vector_parts; ++k) even_square.add(k, odd_square.part[k]);
   even_square.fold(sums.square);
-  hn::Store(tile_cross, d4, sums.cross);
-  hn::Store(tile_test, d4, sums.test);
-  hn::Store(least, d4, sums.least);
-  hn::Store(most, d4, sums.most);
+  add_blocks(of, blocks, blocksize, errors, sums);
 }
 
 #else
@@ -164,8 +206,7 @@ HWY_INLINE void sum_tile_as(const FourBitTables& tables, const std::byte* HWY_RE
                             const std::uint8_t* HWY_RESTRICT packed, const float* HWY_RESTRICT absmax,
                             std::size_t blocks, std::size_t blocksize, FourBitError* HWY_RESTRICT errors,
                             TileSums& HWY_RESTRICT sums) {
-  sums = {};
-  std::fill_n(sums.least, 4, std::numeric_limits<float>::infinity());
+  BlockSums of(absmax, blocks);
   Lanes16 square[2];
   for (std::size_t b = 0; b < blocks; ++b) {
     Lanes16 cross, test;
@@ -177,20 +218,12 @@ HWY_INLINE void sum_tile_as(const FourBitTables& tables, const std::byte* HWY_RE
       cross.add_product(lane, error, t);
       test.add_product(lane, t, t);
     }
-    float row[4];
-    const auto sum_of = [&](const Lanes16& lanes) {
-      lanes.fold(row);
-      return (row[0] + row[2]) + (row[1] + row[3]);
-    };
-    const float a = absmax[b], inverse = 1 / a, x = sum_of(cross), t = sum_of(test);
-    sums.cross[b % 4] += x;
-    sums.test[b % 4] += t;
-    sums.least[b % 4] = std::min(sums.least[b % 4], a);
-    sums.most[b % 4] = std::max(sums.most[b % 4], a);
-    if (errors != nullptr) errors[b] = {x * inverse, t * inverse * inverse};
+    cross.fold(of.cross[b]);
+    test.fold(of.test[b]);
   }
   for (std::size_t k = 0; k < vector_parts; ++k) square[0].add(k, square[1].part[k]);
   square[0].fold(sums.square);
+  add_blocks(of, blocks, blocksize, errors, sums);
 }
 
 #endif
@@ -209,25 +242,28 @@ NIBBLE_SUM_TILE_OF(bf16, Bf16)
 NIBBLE_SUM_TILE_OF(f16, F16)
 #undef NIBBLE_SUM_TILE_OF
 
-// In fp64, in 8 lanes whatever a vector has, without fused operations. n is a multiple of 8.
+// In fp64, in 8 lanes whatever a vector has, without fused operations. n is a multiple of 8. With x and c of a block in
+// their units, d = a' - a: square grows by d (a x + d c), product by d a (c - x / 2), test by d c (a + a').
 void sum_changes(const FourBitError* HWY_RESTRICT errors, const float* HWY_RESTRICT absmax,
                  const float* HWY_RESTRICT decoded, std::size_t n, ChangeSums& HWY_RESTRICT sums) {
+  static_assert(FourBitError::cross_units == 2 * FourBitError::codes_units);
   const hn::CappedTag<double, change_lanes> d;
   const hn::Rebind<float, decltype(d)> df;
+  const hn::Rebind<std::int32_t, decltype(d)> di;
   constexpr std::size_t lanes = hn::MaxLanes(d), parts = change_lanes / lanes;
   hn::Vec<decltype(d)> square[parts], product[parts], test[parts];
   for (std::size_t k = 0; k < parts; ++k) square[k] = product[k] = test[k] = hn::Zero(d);
   for (std::size_t i = 0; i < n; i += change_lanes)
     for (std::size_t k = 0; k < parts; ++k) {
       const std::size_t at = i + k * lanes;
-      hn::Vec<decltype(df)> cross_floats, codes_floats;
-      hn::LoadInterleaved2(df, reinterpret_cast<const float*>(errors + at), cross_floats, codes_floats);
-      const auto cross = hn::PromoteTo(d, cross_floats), codes = hn::PromoteTo(d, codes_floats);
-      const auto a = hn::PromoteTo(d, hn::LoadU(df, absmax + at));
-      const auto delta = hn::Sub(hn::PromoteTo(d, hn::LoadU(df, decoded + at)), a), by = hn::Mul(delta, codes);
-      square[k] = hn::Add(square[k], hn::Mul(delta, hn::Add(hn::Add(cross, cross), by)));
-      product[k] = hn::Add(product[k], hn::Mul(delta, hn::Sub(hn::Mul(a, codes), cross)));
-      test[k] = hn::Add(test[k], hn::Mul(by, hn::Add(hn::Add(a, a), delta)));
+      const auto both = hn::LoadU(di, reinterpret_cast<const std::int32_t*>(errors + at));
+      const auto x = hn::PromoteTo(d, hn::ShiftRight<16>(both)),
+                 c = hn::PromoteTo(d, hn::And(both, hn::Set(di, 0xFFFF)));
+      const auto a = hn::PromoteTo(d, hn::LoadU(df, absmax + at)), to = hn::PromoteTo(d, hn::LoadU(df, decoded + at));
+      const auto delta = hn::Sub(to, a), by = hn::Mul(delta, c), cross = hn::Mul(a, x);
+      square[k] = hn::Add(square[k], hn::Mul(delta, hn::Add(cross, by)));
+      product[k] = hn::Add(product[k], hn::Mul(delta, hn::Sub(hn::Mul(a, c), hn::Mul(cross, hn::Set(d, 0.5)))));
+      test[k] = hn::Add(test[k], hn::Mul(by, hn::Add(a, to)));
     }
   for (std::size_t k = 0; k < parts; ++k) {
     hn::StoreU(square[k], d, sums.square + k * lanes);
@@ -265,8 +301,7 @@ constexpr float largest_absmax = 1e12f;
 
 // False, and nothing done, if fp32 could not hold the sums.
 bool add_tile(const TileSums& tile, std::size_t weights, ErrorSums& sums) {
-  for (std::size_t j = 0; j < 4; ++j)
-    if (tile.least[j] < smallest_absmax || !(tile.most[j] <= largest_absmax)) return false;
+  if (tile.least < smallest_absmax || !(tile.most <= largest_absmax)) return false;
   const double square = sum_of_lanes(tile.square), cross = sum_of_lanes(tile.cross), test = sum_of_lanes(tile.test);
   if (!std::isfinite(square)) return false;
   sums.add({weights, square, test - cross, test - 2 * cross + square, test});
@@ -275,7 +310,7 @@ bool add_tile(const TileSums& tile, std::size_t weights, ErrorSums& sums) {
 
 // In fp64, weight by weight: the last block if it is short, and what is not for fp32 or not finite.
 FourBitError add_block(const FourBitTables& tables, std::span<const float> weights, const std::uint8_t* packed,
-                       float absmax, ErrorSums& sums) {
+                       float absmax, std::size_t blocksize, ErrorSums& sums) {
   double cross = 0, codes = 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (!std::isfinite(weights[i])) continue;
@@ -286,7 +321,12 @@ FourBitError add_block(const FourBitTables& tables, std::span<const float> weigh
     codes += static_cast<double>(c) * c;
     sums.add({1, error * error, w * t, w * w, t * t});
   }
-  return {static_cast<float>(cross), static_cast<float>(codes)};
+  if (absmax == 0) return {};
+  const double unit = static_cast<double>(blocksize);
+  const double x = std::clamp<double>(cross / absmax * FourBitError::cross_units / unit, -FourBitError::most_cross,
+                                      FourBitError::most_cross);
+  const double c = std::min<double>(codes * FourBitError::codes_units / unit, FourBitError::most_codes);
+  return {static_cast<std::uint16_t>(std::lrint(c)), static_cast<std::int16_t>(std::lrint(x))};
 }
 
 }  // namespace
@@ -304,19 +344,21 @@ void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<co
     const std::size_t first = b * blocksize, count = std::min(blocksize, n - first);
     alignas(64) std::array<float, tile_weights> tile;
     const auto block = widen(source, weights.subspan(first * size, count * size), tile);
-    const FourBitError error = add_block(tables, block, packed.data() + first / 2, absmax[b], sums);
+    const FourBitError error = add_block(tables, block, packed.data() + first / 2, absmax[b], blocksize, sums);
     if (!errors.empty()) errors[b] = error;
   }
 }
 
 ErrorSums change_of_errors(std::span<const FourBitError> errors, std::span<const float> absmax,
-                           std::span<const float> decoded) {
+                           std::span<const float> decoded, std::size_t blocksize) {
   const std::size_t n = errors.size(), whole = n - n % change_lanes;
   ChangeSums sums;
   HWY_DYNAMIC_DISPATCH(sum_changes)(errors.data(), absmax.data(), decoded.data(), whole, sums);
   ErrorSums change;
+  const double unit = static_cast<double>(blocksize) / FourBitError::codes_units;
   const auto add = [&](const ChangeSums& part) {
-    for (std::size_t j = 0; j < change_lanes; ++j) change.add({0, part.square[j], part.product[j], 0, part.test[j]});
+    for (std::size_t j = 0; j < change_lanes; ++j)
+      change.add({0, unit * part.square[j], unit * part.product[j], 0, unit * part.test[j]});
   };
   add(sums);
   if (whole < n) {

@@ -221,59 +221,11 @@ class Int8Encoder final : public Encoder {
 
   void scan(std::uint64_t first, std::span<const std::byte> weights) override { look_at(rows_, first, weights, 0); }
 
-  Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out) override {
-    const std::size_t size = traits(source_).bits / 8;
-    // Rows that are whole in a chunk are known and stored with it.
-    const std::size_t first_row = scanned_ || columns_ == 0 ? 0 : first / columns_;
-    std::vector<Row> own(scanned_ || columns_ == 0 ? 0 : weights.size() / size / columns_);
-    if (!own.empty() && encode_on_device(first_row, own.size(), weights, out)) return {};
-    std::span<Row> rows = scanned_ ? std::span(rows_) : std::span(own);
-    if (!scanned_) {
-      look_at(rows, first, weights, first_row);
-      store(rows, first_row);
-    }
-    Findings findings;
-    for_each_row(columns_, first, weights.size() / size, [&](std::size_t row, std::size_t begin, std::size_t end) {
-      const auto bytes = weights.subspan(begin * size, (end - begin) * size);
-      const Row& known = rows[row - first_row];
-      const float absmax = std::bit_cast<float>(known.absmax_bits.load(std::memory_order_relaxed));
-      const bool plain = known.plain.load(std::memory_order_relaxed);
-      if (!plain) findings.add(count_nonfinite(source_, bytes, first + begin, fp16::smallest_overflow));
-      int8::encode_row(source_, bytes, absmax, plain,
-                       {reinterpret_cast<std::int8_t*>(out.data() + begin), end - begin});
-    });
+  Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out,
+                  std::vector<ErrorSums>* errors) override {
+    const Findings findings = encode(first, weights, out);
+    if (errors != nullptr) sum_errors(first, weights, out, *errors);
     return findings;
-  }
-
-  // In pieces of whole rows, or of 4096 weights of a longer one: chunks begin where pieces do.
-  void error(std::uint64_t first, std::span<const std::byte> weights, std::span<const std::byte> encoded,
-             std::vector<ErrorSums>& sums) override {
-    const std::size_t size = traits(source_).bits / 8, n = weights.size() / size;
-    alignas(64) std::array<float, tile_weights> tile;
-    alignas(64) std::array<float, tile_weights> decoded;
-    std::vector<std::byte> room;
-    for (std::size_t begin = 0; begin < n;) {
-      const std::uint64_t at = first + begin;
-      const std::uint64_t left_of_row = columns_ - at % columns_;
-      const std::uint64_t piece =
-          columns_ <= tile_weights ? left_of_row + (rows_per_piece() - 1 - at / columns_ % rows_per_piece()) * columns_
-                                   : std::min<std::uint64_t>(left_of_row, tile_weights - at % tile_weights);
-      const std::size_t count = static_cast<std::size_t>(std::min<std::uint64_t>(piece, n - begin));
-      const std::uint64_t first_row = at / columns_, rows = (at + count - 1) / columns_ - first_row + 1;
-      const float* const stored =
-          scanned_ ? nullptr
-                   : reinterpret_cast<const float*>(
-                         scratch_.view(first_row * sizeof(float), rows * sizeof(float), room).data());
-      for_each_row(columns_, at, count, [&](std::size_t row, std::size_t from, std::size_t to) {
-        const auto* const codes = reinterpret_cast<const std::int8_t*>(encoded.data() + begin + from);
-        const float absmax = scanned_ ? std::bit_cast<float>(rows_[row].absmax_bits.load(std::memory_order_relaxed))
-                                      : stored[row - first_row];
-        int8::decode_row({codes, to - from}, absmax, std::span(decoded).subspan(from, to - from));
-      });
-      const auto original = widen(source_, weights.subspan(begin * size, count * size), tile);
-      sums.push_back(compare_squares(original, std::span(decoded).first(count)));
-      begin += count;
-    }
   }
 
   EncodingError late_error() const override { return late_; }
@@ -302,6 +254,61 @@ class Int8Encoder final : public Encoder {
     std::atomic<std::uint32_t> absmax_bits{0};
     std::atomic<bool> plain{true};
   };
+
+  Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out) {
+    const std::size_t size = traits(source_).bits / 8;
+    // Rows that are whole in a chunk are known and stored with it.
+    const std::size_t first_row = scanned_ || columns_ == 0 ? 0 : first / columns_;
+    std::vector<Row> own(scanned_ || columns_ == 0 ? 0 : weights.size() / size / columns_);
+    if (!own.empty() && encode_on_device(first_row, own.size(), weights, out)) return {};
+    std::span<Row> rows = scanned_ ? std::span(rows_) : std::span(own);
+    if (!scanned_) {
+      look_at(rows, first, weights, first_row);
+      store(rows, first_row);
+    }
+    Findings findings;
+    for_each_row(columns_, first, weights.size() / size, [&](std::size_t row, std::size_t begin, std::size_t end) {
+      const auto bytes = weights.subspan(begin * size, (end - begin) * size);
+      const Row& known = rows[row - first_row];
+      const float absmax = std::bit_cast<float>(known.absmax_bits.load(std::memory_order_relaxed));
+      const bool plain = known.plain.load(std::memory_order_relaxed);
+      if (!plain) findings.add(count_nonfinite(source_, bytes, first + begin, fp16::smallest_overflow));
+      int8::encode_row(source_, bytes, absmax, plain,
+                       {reinterpret_cast<std::int8_t*>(out.data() + begin), end - begin});
+    });
+    return findings;
+  }
+
+  // In pieces of whole rows, or of 4096 weights of a longer one: chunks begin where pieces do.
+  void sum_errors(std::uint64_t first, std::span<const std::byte> weights, std::span<const std::byte> encoded,
+                  std::vector<ErrorSums>& sums) {
+    const std::size_t size = traits(source_).bits / 8, n = weights.size() / size;
+    alignas(64) std::array<float, tile_weights> tile;
+    alignas(64) std::array<float, tile_weights> decoded;
+    std::vector<std::byte> room;
+    for (std::size_t begin = 0; begin < n;) {
+      const std::uint64_t at = first + begin;
+      const std::uint64_t left_of_row = columns_ - at % columns_;
+      const std::uint64_t piece =
+          columns_ <= tile_weights ? left_of_row + (rows_per_piece() - 1 - at / columns_ % rows_per_piece()) * columns_
+                                   : std::min<std::uint64_t>(left_of_row, tile_weights - at % tile_weights);
+      const std::size_t count = static_cast<std::size_t>(std::min<std::uint64_t>(piece, n - begin));
+      const std::uint64_t first_row = at / columns_, rows = (at + count - 1) / columns_ - first_row + 1;
+      const float* const stored =
+          scanned_ ? nullptr
+                   : reinterpret_cast<const float*>(
+                         scratch_.view(first_row * sizeof(float), rows * sizeof(float), room).data());
+      for_each_row(columns_, at, count, [&](std::size_t row, std::size_t from, std::size_t to) {
+        const auto* const codes = reinterpret_cast<const std::int8_t*>(encoded.data() + begin + from);
+        const float absmax = scanned_ ? std::bit_cast<float>(rows_[row].absmax_bits.load(std::memory_order_relaxed))
+                                      : stored[row - first_row];
+        int8::decode_row({codes, to - from}, absmax, std::span(decoded).subspan(from, to - from));
+      });
+      const auto original = widen(source_, weights.subspan(begin * size, count * size), tile);
+      sums.push_back(compare_squares(original, std::span(decoded).first(count)));
+      begin += count;
+    }
+  }
 
   // Whole rows. Where some are not finite, or beyond fp16, what is found in them is found on the CPU.
   bool encode_on_device(std::size_t first_row, std::size_t rows, std::span<const std::byte> weights,

@@ -13,7 +13,8 @@ namespace {
 
 class KeepEncoder final : public Encoder {
  public:
-  Findings encode(std::uint64_t, std::span<const std::byte> weights, std::span<std::byte> out) override {
+  Findings encode(std::uint64_t, std::span<const std::byte> weights, std::span<std::byte> out,
+                  std::vector<ErrorSums>* /*errors*/) override {
     std::copy(weights.begin(), weights.end(), out.begin());
     return {};
   }

@@ -280,7 +280,7 @@ class Measuring {
       if (!fits) loan = buffers_.lend(encoded.bytes(first, n), 0);
       const std::span<std::byte> out =
           fits ? test.memory.bytes().subspan(encoded.bytes(0, first), encoded.bytes(first, n)) : loan.bytes();
-      const Findings found = encoder->encode(first, in, out);
+      const Findings found = encoder->encode(first, in, out, nullptr);
       if (!fits) test.file->write(encoded.bytes(0, first), out);
       if (found == Findings{}) return;
       const std::scoped_lock lock(mutex_);

@@ -110,6 +110,10 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
   memory.scratch_bytes = std::max(kept, batch_scratch());
   memory.total_bytes = fixed() + kept;
   if (largest_scratch > memory.scratch_bytes) memory.spilled_bytes = largest_scratch;
+  if (memory.spilled_bytes == 0 && largest_scratch <= resources.max_memory - memory.total_bytes) {
+    memory.spare_bytes = largest_scratch;
+    memory.total_bytes += largest_scratch;
+  }
   return memory;
 }
 

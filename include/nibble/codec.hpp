@@ -28,7 +28,7 @@ struct CodecOptions {
   std::uint32_t blocksize = 64;                ///< weights per absmax: 32, 64, ..., 4096 (nf4, fp4)
   bool double_quant = true;                    ///< absmax in 8 bits, 256 to a nested absmax (nf4, fp4)
   OnOverflow on_overflow = OnOverflow::error;  ///< (fp16)
-  bool sums_errors = false;                    ///< error() will be called for every chunk
+  bool sums_errors = false;                    ///< encode() will be asked for errors
   Device* device = nullptr;                    ///< encodes the chunks that it can, to the same bytes (nf4, fp4, int8)
 };
 
@@ -87,13 +87,12 @@ class Encoder {
   /// the first part. `first` is a multiple of Chunking::weights. Casts keep NaN and infinities; elsewhere NaN counts
   /// as 0 and an infinity as the largest finite magnitude of its block or row, and int8 takes what fp16 cannot hold
   /// as +-65504. The caller decides by the findings whether that may stand. Neither span needs alignment.
-  virtual Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out) = 0;
-
-  /// Appends sums over the errors of a chunk that encode() has just made `encoded` of. Each is of weights that do not
-  /// depend on how the tensor is cut, if chunks have 4096 weights or more, so adding them up in order gives the same
-  /// for any chunks. May run concurrently as encode() may. Nothing for codecs that are exact.
-  virtual void error(std::uint64_t first, std::span<const std::byte> weights, std::span<const std::byte> encoded,
-                     std::vector<ErrorSums>& sums);
+  ///
+  /// Appends sums over the errors to `errors`, unless it is null. Each is of weights that do not depend on how the
+  /// tensor is cut, if chunks have 4096 weights or more, so adding them up in order gives the same for any chunks.
+  /// Nothing for codecs that are exact.
+  virtual Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out,
+                          std::vector<ErrorSums>* errors) = 0;
 
   /// After finish(): what that added to the errors (double quantization changes every absmax), and how absmax is
   /// spread.

@@ -28,6 +28,7 @@ struct MemoryPlan {
   std::uint64_t chunk_bytes = 0;  ///< of the source, read at once; transposed tensors take transposed_chunk times that
   std::uint64_t batch_bytes = 0;  ///< what becomes of a batch, about: as many chunks as make no more, but one at least
   std::uint64_t scratch_bytes = 0;  ///< what encoders may keep in memory at a time; beyond it they use a file
+  std::uint64_t spare_bytes = 0;    ///< as much once more, so that memory need not be given back; 0: no room for it
   std::uint64_t total_bytes = 0;    ///< what it all comes to; a device's driver takes some of its own
   std::uint64_t spilled_bytes = 0;  ///< the largest such file, beside the output until its tensor is finished
 };
@@ -39,9 +40,9 @@ inline constexpr std::uint64_t transposed_chunk = 8;
 ///
 ///   program + names + threads x (chunk + lane) + (tokens + behind) x encoded batch + scratch <= max_memory
 ///
-/// where scratch is the largest Codec::scratch_bytes() if there is room for it, and otherwise what is left: a tensor
-/// that needs more keeps it in a file. Throws Error(no_space) that says how much it takes if even the smallest batches
-/// do not fit.
+/// where scratch is twice the largest Codec::scratch_bytes() if there is room for it, or once, and otherwise what is
+/// left: a tensor that needs more keeps it in a file. Throws Error(no_space) that says how much it takes if even the
+/// smallest batches do not fit.
 [[nodiscard]] MemoryPlan plan_memory(const Plan& plan, const Resources& resources);
 
 }  // namespace nibble

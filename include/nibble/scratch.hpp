@@ -19,6 +19,14 @@ class Scratch {
   virtual void write(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
   virtual void read(std::uint64_t offset, std::span<std::byte> out) const = 0;
 
+  /// Where `size` bytes may be put together that write() is then given with the same offset: where they will lie, or in
+  /// `room`.
+  [[nodiscard]] virtual std::span<std::byte> lend(std::uint64_t /*offset*/, std::size_t size,
+                                                  std::vector<std::byte>& room) {
+    room.resize(size);
+    return room;
+  }
+
   /// `size` bytes from `offset` on, to be looked at until anything is written: where they are, or read into `room`.
   [[nodiscard]] virtual std::span<const std::byte> view(std::uint64_t offset, std::size_t size,
                                                         std::vector<std::byte>& room) const {
@@ -32,8 +40,14 @@ class Scratch {
 class MemoryScratch final : public Scratch {
  public:
   explicit MemoryScratch(std::uint64_t bytes);
+  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
   void write(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    if (!bytes.empty()) std::memcpy(bytes_.get() + offset, bytes.data(), bytes.size());
+    if (!bytes.empty() && bytes.data() != bytes_.get() + offset)
+      std::memcpy(bytes_.get() + offset, bytes.data(), bytes.size());
+  }
+  [[nodiscard]] std::span<std::byte> lend(std::uint64_t offset, std::size_t size,
+                                          std::vector<std::byte>& /*room*/) override {
+    return {bytes_.get() + offset, size};
   }
   void read(std::uint64_t offset, std::span<std::byte> out) const override {
     if (!out.empty()) std::memcpy(out.data(), bytes_.get() + offset, out.size());
@@ -48,6 +62,7 @@ class MemoryScratch final : public Scratch {
     std::size_t alignment;
     void operator()(std::byte* bytes) const noexcept { ::operator delete[](bytes, std::align_val_t{alignment}); }
   };
+  std::uint64_t size_;
   std::unique_ptr<std::byte[], Free> bytes_;
 };
 

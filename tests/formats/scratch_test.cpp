@@ -90,6 +90,19 @@ TEST_P(ScratchContract, ViewsAreTheBytes) {
   EXPECT_TRUE(std::equal(second.begin(), second.end(), all.begin() + 4000, all.end()));
 }
 
+TEST_P(ScratchContract, WhatWasLentIsWritten) {
+  const Bytes all = pattern(10'000, 5), some = pattern(1000, 6);
+  scratch_->write(0, all);
+  Bytes room;
+  const auto lent = scratch_->lend(4000, some.size(), room);
+  std::copy(some.begin(), some.end(), lent.begin());
+  scratch_->write(4000, lent);
+  Bytes expected = all;
+  std::copy(some.begin(), some.end(), expected.begin() + 4000);
+  EXPECT_EQ(read(*scratch_, 0, all.size()), expected);
+  EXPECT_TRUE(scratch_->lend(0, 0, room).empty());
+}
+
 // Threads take turns in pieces that share pages.
 TEST_P(ScratchContract, DisjointRangesAreWrittenConcurrently) {
   constexpr std::size_t piece = 1000, threads = 4;
@@ -114,6 +127,7 @@ TEST(MemoryScratch, IsViewedWhereItIs) {
   const auto one = scratch.view(10, 20, room);
   EXPECT_TRUE(room.empty());
   EXPECT_EQ(scratch.view(0, 100, room).data() + 10, one.data());
+  EXPECT_EQ(scratch.lend(10, 20, room).data(), one.data());
 }
 
 class FileScratch : public testing::Test {

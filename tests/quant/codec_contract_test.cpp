@@ -235,7 +235,7 @@ TEST_P(CodecContract, UnalignedBytesAreWelcome) {
     MemoryScratch scratch(codec->scratch_bytes(tensor));
     const auto encoder = codec->encoder(tensor, {bytes.size(), false}, scratch);
     if (codec->chunking(tensor, 1 << 20).scan) continue;
-    encoder->encode(0, bytes, std::span(out).subspan(1));
+    encoder->encode(0, bytes, std::span(out).subspan(1), nullptr);
     EXPECT_TRUE(std::equal(expected.parts[0].begin(), expected.parts[0].end(), out.begin() + 1));
     const std::vector<std::span<const std::byte>> rest(expected.parts.begin() + 1, expected.parts.end());
     std::vector<float> decoded(tensor.elements());

@@ -91,7 +91,7 @@ inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<co
     const std::uint64_t end = std::min(n, first + chunking.weights);
     const std::size_t at = bytes_before(codec, tensor, first);
     const auto bytes = std::span(out.parts[0]).subspan(at, bytes_before(codec, tensor, end) - at);
-    out.findings.add(encoder->encode(first, source(first, end), bytes));
+    out.findings.add(encoder->encode(first, source(first, end), bytes, nullptr));
   }
   class Collect final : public PartSink {
    public:

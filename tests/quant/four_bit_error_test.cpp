@@ -64,10 +64,21 @@ Sums summed(const FourBitTables& tables, const Tile& tile) {
   return found;
 }
 
-// Of each block: E = sum e^2, X = sum e c, C = sum c^2, in fp64.
+// Of each block: X = sum e c and C = sum c^2, in fp64.
 struct Block {
-  double error = 0, cross = 0, codes = 0;
+  double cross = 0, codes = 0;
 };
+
+// What 16 bits say of them.
+double cross_of(const FourBitError& error, float absmax, std::size_t blocksize) {
+  return static_cast<double>(error.cross) * absmax * static_cast<double>(blocksize) / (1 << 17);
+}
+double codes_of(const FourBitError& error, std::size_t blocksize) {
+  return static_cast<double>(error.codes) * static_cast<double>(blocksize) / (1 << 16);
+}
+
+// Half a unit, and a thousandth for what fp32 makes of a sum.
+constexpr double half = 0.501;
 
 // A sum of 4096 products in 16 lanes of fp32: 256 additions each, some more of the lanes, and e itself.
 constexpr double tolerance = 270 * 0x1p-24;
@@ -83,7 +94,7 @@ void expect_definition(const FourBitTables& tables, const Tile& tile, const std:
     const float c = tables.codebook[tile.packed[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15];
     const double w = tile.w[i], t = c * tile.absmax[i / tile.blocksize], e = t - w;  // t is what is decoded
     Block& block = blocks[i / tile.blocksize];
-    block.error += e * e, block.cross += e * c, block.codes += static_cast<double>(c) * c;
+    block.cross += e * c, block.codes += static_cast<double>(c) * c;
     ++count, square += e * e, product += w * t, reference += w * w, test += t * t;
   }
   const Sums found = summed(tables, tile);
@@ -95,8 +106,11 @@ void expect_definition(const FourBitTables& tables, const Tile& tile, const std:
   EXPECT_NEAR(found.sums.product, product, tolerance * (test + mixed));
   EXPECT_NEAR(found.sums.reference, reference, tolerance * (test + 2 * mixed + square));
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    EXPECT_NEAR(found.blocks[b].codes, blocks[b].codes, tolerance * blocks[b].codes) << "block " << b;
-    EXPECT_NEAR(found.blocks[b].cross, blocks[b].cross, tolerance * std::sqrt(blocks[b].error * blocks[b].codes))
+    const double a = tile.absmax[b], n = static_cast<double>(tile.blocksize);
+    const double codes = a == 0 ? 0 : blocks[b].codes / n * (1 << 16),
+                 cross = a == 0 ? 0 : blocks[b].cross / a / n * (1 << 17);
+    EXPECT_NEAR(found.blocks[b].codes, std::min(codes, 65535.0), half + tolerance * codes) << "block " << b;
+    EXPECT_NEAR(found.blocks[b].cross, std::clamp(cross, -32767.0, 32767.0), half + tolerance * (1 << 17))
         << "block " << b;
   }
   test::for_each_target([&](const std::string& target) {
@@ -166,14 +180,16 @@ TEST(FourBitErrors, AreAddedToWhatIsThere) {
 TEST(FourBitErrors, TellWhatAnotherAbsmaxWouldCost) {
   for (const std::size_t n : {std::size_t{4096}, std::size_t{1001}}) {
     Tile tile(DType::f32, test::normal_weights(n, 6), 64);
+    nf4::encode(tile.w, 64, tile.packed, tile.absmax);
     const Sums before = summed(nf4_tables, tile);
     double square = before.sums.square, moved = 0;
     for (std::size_t b = 0; b < tile.absmax.size(); ++b) {
       const float absmax = tile.absmax[b];
       tile.absmax[b] *= b % 2 == 0 ? 1.01f : 0.98f;
       const double by = static_cast<double>(tile.absmax[b]) - absmax;
-      square += 2 * by * before.blocks[b].cross + by * by * before.blocks[b].codes;
-      moved += std::abs(2 * by * before.blocks[b].cross);
+      const double cross = cross_of(before.blocks[b], absmax, 64);
+      square += 2 * by * cross + by * by * codes_of(before.blocks[b], 64);
+      moved += std::abs(2 * by * cross);
     }
     EXPECT_GT(moved, 1e-3 * square);
     EXPECT_NEAR(summed(nf4_tables, tile).sums.square, square, tolerance * (square + moved));
@@ -219,14 +235,15 @@ TEST(FourBitErrors, BlocksAreLeftOutIfNobodyAsks) {
 struct Change {
   std::vector<FourBitError> errors;
   std::vector<float> absmax, decoded;
-  [[nodiscard]] ErrorSums found() const { return change_of_errors(errors, absmax, decoded); }
+  [[nodiscard]] ErrorSums found() const { return change_of_errors(errors, absmax, decoded, 64); }
 };
 
 Change change_of(std::size_t n, float scale) {
   Change change{std::vector<FourBitError>(n), test::normal_weights(n, 10, scale), test::normal_weights(n, 11, scale)};
-  const auto cross = test::normal_weights(n, 12, scale), codes = test::normal_weights(n, 13, 10);
+  const auto cross = test::normal_weights(n, 12, 9000), codes = test::normal_weights(n, 13, 9000);
   for (std::size_t b = 0; b < n; ++b) {
-    change.errors[b] = {cross[b], std::abs(codes[b])};
+    change.errors[b] = {static_cast<std::uint16_t>(std::min(std::abs(codes[b]), 65535.0f)),
+                        static_cast<std::int16_t>(std::clamp(cross[b], -32767.0f, 32767.0f))};
     change.absmax[b] = std::abs(change.absmax[b]);
     change.decoded[b] = change.absmax[b] + change.decoded[b] / 100;
   }
@@ -242,7 +259,7 @@ TEST(FourBitErrors, ChangesAreThoseOfTheDefinition) {
       double square = 0, product = 0, test = 0, squares = 0, products = 0, tests = 0;
       for (std::size_t b = 0; b < n; ++b) {
         const double a = change.absmax[b], d = change.decoded[b] - a;
-        const double x = change.errors[b].cross, c = change.errors[b].codes;
+        const double x = cross_of(change.errors[b], change.absmax[b], 64), c = codes_of(change.errors[b], 64);
         square += 2 * d * x + d * d * c, squares += std::abs(2 * d * x) + d * d * c;
         product += d * (a * c - x), products += std::abs(d) * (a * c + std::abs(x));
         test += d * (2 * a + d) * c, tests += std::abs(d) * (2 * a + std::abs(d)) * c;

@@ -49,12 +49,19 @@ TEST(Memory, CountsWhatIsKept) {
 
 // What is not left for an absmax goes to a file; everything else has to fit.
 TEST(Memory, ScratchTakesWhatIsLeft) {
-  const Plan plan = plan_for({8192, 8192}, "nf4");  // an absmax of 4 MiB, with two sums of each block
-  const std::uint64_t most = plan_memory(plan, {2, 1'000'000'000}).total_bytes;
-  EXPECT_EQ(plan_memory(plan, {2, 1'000'000'000}).scratch_bytes, 12U << 20U);
-  const MemoryPlan less = plan_memory(plan, {2, most - 1'000'000});
-  EXPECT_EQ(less.scratch_bytes, (12U << 20U) - 1'000'000);
-  EXPECT_EQ(less.total_bytes, most - 1'000'000);
+  const Plan plan = plan_for({8192, 8192}, "nf4");
+  constexpr std::uint64_t scratch = 8 << 20;  // 4 bytes of absmax and 4 of sums for each block
+  const MemoryPlan most = plan_memory(plan, {2, 1'000'000'000});
+  EXPECT_EQ(most.scratch_bytes, scratch);
+  EXPECT_EQ(most.spare_bytes, scratch);
+  const MemoryPlan once = plan_memory(plan, {2, most.total_bytes - 1});
+  EXPECT_EQ(once.scratch_bytes, scratch);
+  EXPECT_EQ(once.spare_bytes, 0U);
+  EXPECT_EQ(once.total_bytes, most.total_bytes - scratch);
+  const MemoryPlan less = plan_memory(plan, {2, once.total_bytes - 1'000'000});
+  EXPECT_EQ(less.scratch_bytes, scratch - 1'000'000);
+  EXPECT_EQ(less.spare_bytes, 0U);
+  EXPECT_EQ(less.total_bytes, once.total_bytes - 1'000'000);
 }
 
 TEST(Memory, CountsThatConfigIsWrittenAnew) {
