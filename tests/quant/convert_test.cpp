@@ -1,6 +1,7 @@
 #include "nibble/convert.hpp"
 
 #include <gmock/gmock.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -76,6 +77,18 @@ TEST(Convert, ChunksStayWithinTheMemoryAllowed) {
   run(in, recipe("nf4"), {1, 15'200'000});
   EXPECT_LE(in.largest_read(), 64U << 10U);
   EXPECT_THROW(run(in, recipe("nf4"), {1, 1'000'000}), Error);
+}
+
+// What a tensor has kept is used again by those that need no more, and only by them.
+TEST(Convert, BytesDoNotDependOnWhetherMemoryIsUsedAgain) {
+  MemoryReader in;
+  for (std::uint64_t i = 1; i <= 24; ++i) in.add_normal(fmt::format("{:02}.weight", i), DType::bf16, {i * i * 8, 256});
+  for (std::uint64_t i = 1; i <= 24; ++i) in.add_normal(fmt::format("{}.weight", 99 - i), DType::bf16, {64, 64});
+  const std::uint64_t most = plan_memory(make_plan(in, recipe("nf4")), {2}).total_bytes;
+  ASSERT_EQ(plan_memory(make_plan(in, recipe("nf4")), {2, most - 1}).spare_bytes, 0U);
+  const Result again = run(in, recipe("nf4"), {2}), anew = run(in, recipe("nf4"), {2, most - 1});
+  EXPECT_EQ(again.parts, anew.parts);
+  EXPECT_EQ(again.manifest, anew.manifest);
 }
 
 // With the least memory that is accepted, the absmax goes to a file.

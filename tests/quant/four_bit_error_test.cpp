@@ -140,6 +140,8 @@ TEST(FourBitErrors, OfAnySize) {
     expect_definition(nf4_tables, {DType::f32, weights, 64}, testing::PrintToString(scale));
     for (std::size_t i = 64; i < 128; ++i) weights[i] = 0.5f;
     expect_definition(nf4_tables, {DType::f32, weights, 64}, testing::PrintToString(scale) + " beside others");
+    for (std::size_t i = 64; i < 128; ++i) weights[i] = 0;
+    expect_definition(nf4_tables, {DType::f32, weights, 64}, testing::PrintToString(scale) + " beside zeros");
   }
 }
 
@@ -149,6 +151,18 @@ TEST(FourBitErrors, ZerosCostNothing) {
   std::vector<float> weights = test::normal_weights(256, 3);
   std::fill_n(weights.begin() + 64, 64, 0.0f);
   expect_definition(nf4_tables, {DType::f32, weights, 64}, "a block of zeros");
+}
+
+// The most that a block's sum of c^2 can be is one unit more than 16 bits hold.
+TEST(FourBitErrors, OfTheLargestCodes) {
+  for (const std::size_t blocksize : {std::size_t{32}, std::size_t{64}, most_weights}) {
+    Tile tile(DType::f32, std::vector<float>(most_weights, 1), blocksize);
+    std::fill(tile.packed.begin(), tile.packed.end(), std::uint8_t{0xFF});
+    for (const FourBitError& block : summed(nf4_tables, tile).blocks) {
+      EXPECT_EQ(block.codes, 65535);
+      EXPECT_EQ(block.cross, 0);
+    }
+  }
 }
 
 // A pair of which either is not finite counts nowhere, wherever it stands; the rest of its tile still does.
