@@ -78,11 +78,12 @@ class Bench:
         out = self.dir / "copy.safetensors"
         self.flushed(name, ["cp", "--reflink=never", source, out], source, out)
 
-    def convert(self, name, source, to, whole=True):
+    def convert(self, name, source, to, whole=True, report=True):
         """The size of the output."""
         out = self.dir / "converted"
         command = [self.nibble, "convert", source.parent, out, "--to", to, "--progress", "none", "--threads", "2"]
-        command += ["--error-report", "none"]
+        if not report:
+            command += ["--error-report", "none"]
         if whole and to in QUANTIZED:  # every matrix, as the peers' script does it
             command += ["--embeddings", to, "--lm-head", to, "--no-default-skips", "--allow-nibble-only"]
         return self.process(name, command, source, out)
@@ -97,6 +98,7 @@ class Bench:
             for dtype, source in sources.items():
                 self.copy(f"cp/{dtype}", source)
                 self.convert(f"nibble/nf4-without-embeddings/{dtype}", source, "nf4", whole=False)
+                self.convert(f"nibble/nf4-without-report/{dtype}", source, "nf4", report=False)
                 record.warm(source)
                 self.stage(f"read/{dtype}", "read", source)
                 for to in ("nf4", "int8") if dtype == "bf16" else ("nf4", "fp16"):

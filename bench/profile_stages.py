@@ -43,6 +43,7 @@ STAGES = [
     (SERIAL + "begin a tensor", r"add_work|next_work|Codec::encoder|Codec::parts"),
     ("read", r"InputFile::read|Reader::read|pread64"),
     ("write", r"OutputFile::write_at|Writer::write|pwrite64"),
+    ("error report", r"sum_four_bit_errors|sum_tile|sum_changes|change_of_error|compare_squares"),
     ("encode", r"Encoder::encode|Encoder::scan|encode_four_bit|encode_blocks|nibble::.*N_[A-Z0-9_]+::|widen"),
     (SERIAL + "count and report", r"concrete_filter<nibble::\(anonymous namespace\)::Batch\*, void"),
     (SERIAL + "cut", r"concrete_filter<void, nibble::"),
@@ -83,7 +84,6 @@ def main():
     source = checkpoints.write(directory, options.layers, options.type)
     out = (options.target or options.dir) / "nibble-bench-profile"
     command = [options.build / "nibble", "convert", directory, out, "--to", options.to, "--threads", options.threads]
-    command += ["--error-report", "none"]
     if options.to in ("nf4", "int8", "fp4"):
         command += ["--embeddings", options.to, "--lm-head", options.to, "--no-default-skips", "--allow-nibble-only"]
     run = {**record.machine(options.build), **record.compiler(options.build)}

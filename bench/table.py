@@ -79,6 +79,9 @@ TARGETS = [
            ratio("cp/bf16", "nibble/nf4-without-embeddings/bf16"), None),
     Target("the same, embeddings and output layer left alone: fp32", "convert",
            ratio("cp/fp32", "nibble/nf4-without-embeddings/fp32"), None),
+    Target("the same, every matrix, without the error report: bf16", "convert",
+           ratio("cp/bf16", "nibble/nf4-without-report/bf16"), None),
+    Target("the same: fp32", "convert", ratio("cp/fp32", "nibble/nf4-without-report/fp32"), None),
     Target("int8 from bf16 against cp + fsync", "convert", ratio("cp/bf16", "nibble/int8/bf16"), 1.7),
     Target("fp16 from fp32 against cp + fsync", "convert", ratio("cp/fp32", "nibble/fp16/fp32"), 2.3),
     *(Target(f"largest stage alone, share of the whole: {case}", "convert", stage_share(case), 0.8, "%")

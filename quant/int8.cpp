@@ -102,6 +102,21 @@ NIBBLE_INT8_OF(bf16, Bf16)
 NIBBLE_INT8_OF(f16, F16)
 #undef NIBBLE_INT8_OF
 
+// As the formula has it: two products, each rounded.
+void dequantize_row(const std::int8_t* HWY_RESTRICT codes, std::size_t n, float absmax, float* HWY_RESTRICT weights) {
+  const hn::CappedTag<float, 16> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const hn::Rebind<std::int8_t, decltype(d)> d8;
+  const auto scale = hn::Set(d, absmax), unit = hn::Set(d, inverse_127);
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto code = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, codes + i)));
+    hn::StoreU(hn::Mul(hn::Mul(code, scale), unit), d, weights + i);
+  }
+  for (; i < n; ++i) weights[i] = static_cast<float>(codes[i]) * absmax * inverse_127;
+}
+
 }  // namespace nibble::int8::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -115,6 +130,7 @@ HWY_EXPORT(largest_of_row_f16);
 HWY_EXPORT(quantize_row_f32);
 HWY_EXPORT(quantize_row_bf16);
 HWY_EXPORT(quantize_row_f16);
+HWY_EXPORT(dequantize_row);
 
 namespace {
 
@@ -187,10 +203,7 @@ float encode_row(std::span<const float> weights, std::span<std::int8_t> codes) {
 
 void decode_row(std::span<const std::int8_t> codes, float absmax, std::span<float> weights) {
   check_same_size(weights.size(), codes.size());
-  // Plain pointers: a span that checks every index is not vectorized.
-  const std::int8_t* HWY_RESTRICT const in = codes.data();
-  float* HWY_RESTRICT const out = weights.data();
-  for (std::size_t i = 0; i < codes.size(); ++i) out[i] = static_cast<float>(in[i]) * absmax * inverse_127;
+  HWY_DYNAMIC_DISPATCH(dequantize_row)(codes.data(), codes.size(), absmax, weights.data());
 }
 
 }  // namespace int8

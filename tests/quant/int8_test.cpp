@@ -109,15 +109,22 @@ TEST(Int8, PartsHangOnTheModule) {
   EXPECT_EQ(codec->bnb_config()->bits, 8);
 }
 
+// Of any number of codes, which need no alignment.
 TEST(Int8, DecodingIsTwoMultiplications) {
   std::vector<std::int8_t> codes;
   for (int i = -128; i < 128; ++i) codes.push_back(static_cast<std::int8_t>(i));
-  std::vector<float> weights(256);
-  int8::decode_row(codes, 0.3f, weights);
-  for (std::size_t i = 0; i < 256; ++i) {
-    const float product = static_cast<float>(codes[i]) * 0.3f;
-    EXPECT_EQ(weights[i], product * 7.874015718698502e-3f);
-  }
+  test::for_each_target([&](const std::string& target) {
+    for (const std::size_t first : {0U, 1U})
+      for (const std::size_t n : {0U, 1U, 15U, 16U, 17U, 33U, 255U}) {
+        std::vector<float> weights(n + 1, -7.0f);
+        int8::decode_row(std::span(codes).subspan(first, n), 0.3f, std::span(weights).first(n));
+        for (std::size_t i = 0; i < n; ++i) {
+          const float product = static_cast<float>(codes[first + i]) * 0.3f;
+          EXPECT_EQ(weights[i], product * 7.874015718698502e-3f) << target << ' ' << n;
+        }
+        EXPECT_EQ(weights[n], -7.0f) << target << ' ' << n;
+      }
+  });
 }
 
 // sqrt of the mean square error on N(0, 1): 0.00793 at 1024 columns, 0.00873 at 4096.
