@@ -1,3 +1,5 @@
+// config.json as text, scanned and edited. One file, because the scanner that finds a member is what an edit relies on.
+
 #include "formats/config.hpp"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// LLM.int8's rows: the loops, what is done about weights that they cannot take, and how codes and SCB lie in a
+// checkpoint. One file, because it is one codec.
+
 #include "nibble/int8.hpp"
 
 #include <algorithm>

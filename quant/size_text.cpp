@@ -6,9 +6,11 @@ namespace nibble {
 namespace {
 
 std::string in_units(std::uint64_t bytes, const std::array<SizeUnit, 4>& units) {
+  constexpr double rounded_up = 1 - 0.5e-5;  // two decimals of a thousandth of it are 1000.00
   const auto value = static_cast<double>(bytes);
   for (const SizeUnit& unit : units)
-    if (value >= unit.bytes) return fmt::format("{:.2f} {}", value / unit.bytes, unit.name);
+    if (value >= rounded_up * unit.bytes && bytes >= 1000)
+      return fmt::format("{:.2f} {}", value / unit.bytes, unit.name);
   return fmt::format("{} bytes", bytes);
 }
 

@@ -23,11 +23,5 @@ TEST(Sizes, RefusesWhatIsNone) {
               "--x '" + std::string(text) + "': not a size such as 5GB, 300MB or 4GiB");
 }
 
-TEST(Sizes, PrintsBothUnits) {
-  EXPECT_EQ(size_both(13'476'831'232), "13.48 GB (12.55 GiB)");
-  EXPECT_EQ(size_both(999), "999 bytes");
-  EXPECT_EQ(size_short(2'048), "2.05 kB");
-}
-
 }  // namespace
 }  // namespace nibble::cli::sizes_test
