@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 #include <oneapi/tbb/info.h>
-#include <oneapi/tbb/parallel_for.h>
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -81,12 +81,11 @@ Workers::Workers(unsigned wanted) : wanted_(wanted), count_(1 + startable(wanted
 }
 
 // Left to itself oneTBB starts a thread when there is something to do for it, and others may have taken its place then.
+// Nobody waits for these tasks through oneTBB: where it is refused a thread it throws, and forgets whoever waits.
 void Workers::start_all() {
-  Meeting meeting(count_);
-  arena_->execute([&] {
-    tbb::parallel_for(
-        0U, count_, [&](unsigned /*worker*/) { meeting.arrive(); }, tbb::simple_partitioner());
-  });
+  const auto meeting = std::make_shared<Meeting>(count_);
+  for (unsigned worker = 1; worker < count_; ++worker) arena_->enqueue([meeting] { meeting->arrive(); });
+  meeting->arrive();
 }
 
 std::string Workers::warning() const {

@@ -178,7 +178,10 @@ class Runner:
         root = self.fresh(scenario)
         before, folder_before = scenario.state(root), sorted(os.listdir(root))
         folder_before += self.left(scenario, root, folder_before)
-        ran = self.run(scenario, root, fault)
+        try:
+            ran = self.run(scenario, root, fault)
+        except subprocess.TimeoutExpired:
+            return [f"{scenario.name}: {fault}: hangs"]
         after, left = scenario.state(root), self.left(scenario, root, folder_before)
         problems = []
         # RE2 wonders about exceptions that pass through it.
