@@ -4,8 +4,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <set>
 
@@ -17,6 +19,7 @@
 #include "cli/sizes.hpp"
 #include "cli/summary.hpp"
 #include "formats/suggest.hpp"
+#include "nibble/checkpoint.hpp"
 #include "nibble/convert.hpp"
 #include "nibble/device.hpp"
 #include "nibble/error.hpp"
@@ -58,21 +61,35 @@ void finish_recipe(ConvertOptions& options) {
   }
 }
 
+// What other tools write under these names: whoever gives one to OUT expects something else than nibble writes. A list,
+// because names of models have dots, too: "Llama-3.1-8B" has no extension.
+constexpr std::string_view foreign_extensions[]{
+    ".gguf",    ".ggml",  ".bin",  ".pt",  ".pth",  ".ckpt", ".pkl", ".onnx", ".h5",  ".pb",  ".tflite",
+    ".msgpack", ".npy",   ".npz",  ".zip", ".tar",  ".tgz",  ".gz",  ".bz2",  ".xz",  ".zst", ".7z",
+    ".json",    ".jsonl", ".yaml", ".yml", ".toml", ".txt",  ".md",  ".csv",  ".html"};
+
 // nibble writes safetensors, and as input so output: a directory for a directory, a file for a file.
 void check_output_name(const std::string& out, const Reader& in) {
   const auto refuse = [&](std::string_view why) {
     throw Error(Errc::usage, fmt::format("OUT '{}': {}", escaped(out), why));
   };
   if (out.empty()) refuse("is empty");
-  for (const std::string_view other : {".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5"})
-    if (out.ends_with(other)) refuse(fmt::format("nibble writes safetensors, not {}", other));
+  std::string name = out.substr(0, out.find_last_not_of('/') + 1);
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const std::string_view foreign : foreign_extensions)
+    if (name.ends_with(foreign)) refuse(fmt::format("nibble writes safetensors, not {}", foreign));
+  const std::string input = escaped(in.path().native());
   const std::string_view container = ".safetensors";
-  if (in.is_directory() && out.ends_with(container))
-    refuse(fmt::format("the input '{}' is a directory, so the output is one: its name must not end in {}",
-                       escaped(in.path().native()), container));
-  if (!in.is_directory() && out.ends_with('/'))
-    refuse(fmt::format("the input '{}' is a file, so the output is one: its name must not end in /",
-                       escaped(in.path().native())));
+  if (in.is_directory()) {
+    if (name.ends_with(container))
+      refuse(fmt::format("the input '{}' is a directory, so the output is one: its name must not end in {}", input,
+                         container));
+    return;
+  }
+  if (out.ends_with('/'))
+    refuse(fmt::format("the input '{}' is a file, so the output is one: its name must not end in /", input));
+  if (std::error_code error; std::filesystem::is_directory(out, error))
+    refuse(fmt::format("is a directory, but the input '{}' is a file, so the output is one: name a file", input));
 }
 
 // What was typed that has no effect on what else was typed: its user expects something that will not happen.
@@ -172,13 +189,15 @@ void run(const CLI::App& command, ConvertOptions& options) {
   Plan plan = make_plan(*in, options.recipe);
   const std::unique_ptr<Device> device = open_device(options.device, plan);
   options.resources.device = device.get();
-  if (options.dry_run) return print_plan(options, plan);
-  const std::unique_ptr<Writer> out =
-      create_checkpoint(options.out, *in,
-                        {.shards = plan.shard_ends.size(),
-                         .bytes = plan.stored_bytes() + plan_memory(plan, options.resources).spilled_bytes,
-                         .overwrite = options.overwrite,
-                         .memory = chunk_memory(device.get())});
+  const CreateOptions create{.shards = plan.shard_ends.size(),
+                             .bytes = plan.stored_bytes() + plan_memory(plan, options.resources).spilled_bytes,
+                             .overwrite = options.overwrite,
+                             .memory = chunk_memory(device.get())};
+  if (options.dry_run) {
+    print_plan(options, plan);
+    return check_output(options.out, *in, create);  // after the plan: that is right, wherever its output goes
+  }
+  const std::unique_ptr<Writer> out = create_checkpoint(options.out, *in, create);
   convert(*in, std::move(plan), *out, options.resources, display);
   display.print(out->remains());
 }
@@ -269,7 +288,9 @@ void add_convert(CLI::App& app) {
   command->add_flag("--overwrite", options->overwrite, "Replace an output that exists, once the new one is complete")
       ->group(output_group);
   command
-      ->add_flag("--dry-run", options->dry_run, "Print every tensor's codec and why, sizes and memory; write nothing")
+      ->add_flag("--dry-run", options->dry_run,
+                 "Print every tensor's codec and why, sizes and memory; write nothing; end as the run itself would if "
+                 "OUT is in the way")
       ->group(output_group);
   add_json(*command, options->json)->group(output_group);
   add_progress(*command, options->progress);

@@ -80,26 +80,29 @@ void check_no_input(const fs::path& file, const Reader& source) {
 }
 
 void check_apart(const fs::path& out_as_given, const Reader& source) {
-  const auto refuse = [&] {
-    throw Error(Errc::usage,
-                fmt::format("{}: output and input '{}' lie in each other", shown(out_as_given), shown(source.path())));
+  const auto refuse = [&](std::string_view fact) {
+    throw Error(Errc::usage, fmt::format("{}: {} '{}'", shown(out_as_given), fact, shown(source.path())));
   };
+  constexpr std::string_view same = "is the input";
   std::string text = out_as_given.string();
   while (text.size() > 1 && text.ends_with('/')) text.pop_back();
   const fs::path out(text);
   const auto to = identify(out);
   if (!source.is_directory()) {
-    if (to && to == identify(source.path())) refuse();
+    if (to && to == identify(source.path())) refuse(same);
     const fs::path manifest = out.string() + Transaction::manifest_suffix;
     if (const auto beside = identify(manifest); beside && beside == identify(source.path()))
       throw Error(Errc::usage,
                   fmt::format("{}: the manifest beside the output would replace the input", shown(manifest)));
     return;
   }
-  if (is_in(folder_of(out), identify(source.path())) || is_in(source.path(), to)) refuse();
+  const auto from = identify(source.path());
+  if (to && to == from) refuse(same);
+  if (is_in(folder_of(out), from)) refuse("lies in the input");
+  if (is_in(source.path(), to)) refuse("holds the input");
   for_each_file(source, [&](const fs::path& input) {
     std::error_code error;
-    if (fs::is_symlink(input, error) && is_in(real_folder(input), to)) refuse();
+    if (fs::is_symlink(input, error) && is_in(real_folder(input), to)) refuse("holds what is linked from the input");
   });
 }
 

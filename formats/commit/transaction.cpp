@@ -67,6 +67,17 @@ bool is_model(const std::vector<std::string>& entries) {
           has([](const std::string& entry) { return entry.ends_with(".safetensors"); }));
 }
 
+// Why a folder cannot be opened, if it is not there or something on the way to it is no folder.
+std::string missing_text(const std::filesystem::path& folder) {
+  std::error_code error;
+  for (std::filesystem::path above = folder; !above.empty() && above != above.parent_path();
+       above = above.parent_path())
+    if (const auto status = std::filesystem::status(above, error);
+        std::filesystem::exists(status) && !std::filesystem::is_directory(status))
+      return fmt::format("'{}' is not a directory", printable(above.string()));
+  return fmt::format("the folder '{}' does not exist", printable(folder.string()));
+}
+
 bool same_entry(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
 }  // namespace
@@ -88,31 +99,11 @@ std::string Transaction::manifest_name() const { return name_ + manifest_suffix;
 std::string Transaction::beside_name() const { return fmt::format(".{}.nibble", name_); }
 
 Transaction::Transaction(const std::filesystem::path& target, Kind kind, const Options& options)
-    : kind_(kind), options_(options), shown_(target.string()) {
-  // Never normalized as text: `link/..` need not be the folder of `link`.
-  std::string text = target.string();
-  while (text.size() > 1 && text.ends_with('/')) text.pop_back();
-  const std::filesystem::path path(text);
-  name_ = path.filename().string();
-  if (name_.empty() || name_ == "." || name_ == "..")
-    throw Error(Errc::usage, fmt::format("{}: an output needs a name of its own", printable(shown_)));
-  const std::string folder_shown = path.has_parent_path() ? path.parent_path().string() : std::string();
-  const std::string folder = folder_shown.empty() ? "." : folder_shown;
-  parent_ = Descriptor(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (parent_.get() < 0) {
-    if (errno == ENOENT || errno == ENOTDIR)
-      throw Error(Errc::usage, fmt::format("{}: the folder '{}' does not exist", printable(shown_), printable(folder)));
-    throw Error(Errc::io, fmt::format("{}: cannot open: {}", printable(folder), std::strerror(errno)));
-  }
-  const long longest = fpathconf(parent_.get(), _PC_NAME_MAX);
-  const std::size_t room = std::strlen(manifest_suffix);  // ".OUT.nibble" is shorter
-  if (longest > 0 && name_.size() + room > static_cast<std::size_t>(longest))
-    throw Error(Errc::usage, fmt::format("{}: its name has {} bytes, {} fit beside the names of nibble's own files",
-                                         printable(shown_), name_.size(), static_cast<std::size_t>(longest) - room));
-  judge_target();
+    : Transaction(look, target, kind, options) {
   Descriptor root = inside_ ? open_directory(parent_.get(), name_) : Descriptor(dup(parent_.get()));
   if (root.get() < 0) fail("cannot open");
-  work_.emplace(std::move(root), inside_ ? inside_name : beside_name(), shown_, inside_ ? text : folder_shown);
+  const std::string place = inside_ ? path_.string() : path_.parent_path().string();
+  work_.emplace(std::move(root), inside_ ? inside_name : beside_name(), shown_, place);
   judge_remains();
   recover();
   if (!remove_old())
@@ -124,11 +115,46 @@ Transaction::Transaction(const std::filesystem::path& target, Kind kind, const O
   if (new_.get() < 0) fail("cannot open its work directory");
 }
 
+Transaction::Transaction(Look /*unused*/, const std::filesystem::path& target, Kind kind, const Options& options)
+    : kind_(kind), options_(options), shown_(target.string()) {
+  // Never normalized as text: `link/..` need not be the folder of `link`.
+  std::string text = target.string();
+  while (text.size() > 1 && text.ends_with('/')) text.pop_back();
+  path_ = text;
+  name_ = path_.filename().string();
+  if (name_.empty() || name_ == "." || name_ == "..")
+    throw Error(Errc::usage, fmt::format("{}: an output needs a name of its own", printable(shown_)));
+  const std::string folder = path_.has_parent_path() ? path_.parent_path().string() : ".";
+  parent_ = Descriptor(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (parent_.get() < 0) {
+    if (errno == ENOENT || errno == ENOTDIR)
+      throw Error(Errc::usage, fmt::format("{}: {}", printable(shown_), missing_text(folder)));
+    throw Error(Errc::io, fmt::format("{}: cannot open: {}", printable(folder), std::strerror(errno)));
+  }
+  const long longest = fpathconf(parent_.get(), _PC_NAME_MAX);
+  const std::size_t room = std::strlen(manifest_suffix);  // ".OUT.nibble" is shorter
+  if (longest > 0 && name_.size() + room > static_cast<std::size_t>(longest))
+    throw Error(Errc::usage, fmt::format("{}: its name has {} bytes, {} fit beside the names of nibble's own files",
+                                         printable(shown_), name_.size(), static_cast<std::size_t>(longest) - room));
+  judge_target();
+}
+
+std::uint64_t Transaction::check(const std::filesystem::path& target, Kind kind, const Options& options) {
+  const Transaction transaction(look, target, kind, options);
+  transaction.judge_as_it_is();
+  return transaction.free_bytes();
+}
+
 // --- what is in the way ---------------------------------------------------------------------------------------------
 
 void Transaction::judge_target() {
   const auto status = status_of(parent_.get(), name_, printable(shown_));
   const bool is_directory = status && S_ISDIR(status->st_mode);
+  // Before anything is said of --overwrite, which would not help.
+  if (kind_ == Kind::directory && status && !is_directory)
+    refuse_existing(shown_, "exists and is not a directory");
+  if (kind_ == Kind::file && status && !S_ISREG(status->st_mode))
+    refuse_existing(shown_, "exists and is not a regular file");
   if (!options_.overwrite) {
     if (kind_ == Kind::directory && is_directory) {
       const Descriptor target = open_directory(parent_.get(), name_);
@@ -140,11 +166,21 @@ void Transaction::judge_target() {
   if (kind_ == Kind::file) {
     (void)judge_files();
   } else if (status) {
-    if (!is_directory) refuse_existing(shown_, "exists and is not a directory: remove it first");
     const Descriptor target = open_directory(parent_.get(), name_);
     if (target.get() < 0) fail("cannot open");
     inside_ = must_be_inside(*status) || has_entry(target.get(), inside_name);
   }
+}
+
+// What recover() will refuse, unless the work directory of an earlier run changes that: then only the run itself can
+// tell.
+void Transaction::judge_as_it_is() const {
+  const auto status = status_of(parent_.get(), name_, printable(shown_));
+  if (kind_ == Kind::file || !status || has_entry(parent_.get(), beside_name())) return;
+  const Descriptor old = open_directory(parent_.get(), name_);
+  if (old.get() < 0) fail("cannot open");
+  if (has_entry(old.get(), inside_name)) return;
+  (void)judge_old(old.get());
 }
 
 Transaction::Judged Transaction::judge_files() const {
@@ -161,19 +197,30 @@ std::uint64_t Transaction::judge_file(int at, const std::string& name, const std
   const auto status = status_of(at, name, printable(shown_));
   if (!status) return 0;
   if (!options_.overwrite) refuse_existing(shown, "exists; --overwrite replaces it");
-  if (!S_ISREG(status->st_mode)) refuse_existing(shown, "exists and is not a regular file: remove it first");
+  if (!S_ISREG(status->st_mode)) refuse_existing(shown, "exists and is not a regular file");
   if (status->st_size == 0 || may_replace == nullptr) return status->st_ino;
   const Descriptor file(openat(at, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat opened {};
   if (file.get() < 0 || fstat(file.get(), &opened) != 0)
     throw Error(Errc::io, fmt::format("{}: cannot open: {}", printable(shown), std::strerror(errno)));
-  if (!may_replace(file.get())) refuse_existing(shown, "exists and is nothing that nibble writes: remove it first");
+  if (!may_replace(file.get()))
+    refuse_existing(shown, "exists and does not look like a file that nibble wrote: remove it first");
   return opened.st_ino;
 }
 
 // Replacing a directory removes all that is in it, so it has to be a model. An empty one is no loss.
 void Transaction::judge_entries(const std::vector<std::string>& entries) const {
   if (!entries.empty() && !is_model(entries)) refuse_existing(shown_, "exists and holds no model: remove it first");
+}
+
+// The entries of a directory that may be replaced.
+std::vector<std::string> Transaction::judge_old(int directory) const {
+  std::vector<std::string> entries = entries_of(directory);
+  judge_entries(entries);
+  for (const std::string& entry : entries)
+    if (is_mount_point(directory, entry.c_str()))
+      refuse_existing(shown_, fmt::format("'{}' in it is a mount point: unmount it first", printable(entry)));
+  return entries;
 }
 
 // What came into a directory that is replaced after it was judged is not ours to remove.
@@ -265,12 +312,7 @@ void Transaction::recover() {
   const Descriptor old = open_directory(parent_.get(), name_);
   Old before;
   if (old.get() < 0 || fstat(old.get(), &before.status) != 0) fail("cannot open");
-  const std::vector<std::string> entries = entries_of(old.get());
-  judge_entries(entries);
-  for (const std::string& entry : entries)
-    if (is_mount_point(old.get(), entry.c_str()))
-      refuse_existing(shown_, fmt::format("'{}' in it is a mount point: unmount it first", printable(entry)));
-  before.tree = tree_of(old.get(), entries);
+  before.tree = tree_of(old.get(), judge_old(old.get()));
   old_ = std::move(before);
 }
 
@@ -313,8 +355,9 @@ void Transaction::judge_journal(const Swap::Journal& journal) const {
 }
 
 std::uint64_t Transaction::free_bytes() const {
+  const Descriptor target = inside_ ? open_directory(parent_.get(), name_) : Descriptor();
   struct statvfs status {};
-  if (fstatvfs(work_->fd(), &status) != 0) fail("cannot read the free space");
+  if (fstatvfs(inside_ ? target.get() : parent_.get(), &status) != 0) fail("cannot read the free space");
   return std::uint64_t{status.f_bavail} * status.f_frsize;
 }
 

@@ -45,6 +45,9 @@ class Transaction {
   /// too long; Error(io).
   Transaction(const std::filesystem::path& target, Kind kind, const Options& options);
 
+  /// Throws what the constructor would, as far as that can be told without writing anything. Returns free_bytes().
+  static std::uint64_t check(const std::filesystem::path& target, Kind kind, const Options& options);
+
   /// Ends with removing what was not committed, unless the next run needs it to finish what could not be undone.
   ~Transaction() = default;
   Transaction(const Transaction&) = delete;
@@ -84,11 +87,18 @@ class Transaction {
     std::uint64_t file = 0, manifest = 0;
   };
 
+  // Opens the folder and judges what is there; writes nothing.
+  struct Look {};
+  static constexpr Look look{};
+  Transaction(Look, const std::filesystem::path& target, Kind kind, const Options& options);
+
   [[nodiscard]] bool has_entry(int at, const std::string& name) const;
   void judge_target();
+  void judge_as_it_is() const;
   std::uint64_t judge_file(int at, const std::string& name, const std::string& shown, bool (*may_replace)(int)) const;
   [[nodiscard]] Judged judge_files() const;
   void judge_entries(const std::vector<std::string>& entries) const;
+  [[nodiscard]] std::vector<std::string> judge_old(int directory) const;
   void judge_tree(int directory, const std::vector<std::string>& entries) const;
   void judge_journal(const Swap::Journal& journal) const;
   void judge_remains() const;
@@ -119,6 +129,7 @@ class Transaction {
   Options options_;
   bool inside_ = false;
   std::string shown_;                  // the target as the user wrote it, for messages
+  std::filesystem::path path_;         // the same without slashes at its end
   std::string name_;                   // its last component
   Descriptor parent_;                  // the folder of the target
   std::optional<WorkDirectory> work_;  // in that folder, or in the target itself

@@ -57,19 +57,31 @@ void write_file(int directory, const std::string& name, const std::string& label
   file.close();
 }
 
+Transaction::Options transaction_options(const CreateOptions& options) {
+  return {.overwrite = options.overwrite, .may_replace = is_weight_file};
+}
+
+void check_room(const std::string& label, std::uint64_t shards, std::uint64_t others, std::uint64_t free) {
+  if (const std::uint64_t need = shards + std::min(others, UINT64_MAX - shards); free < need)
+    throw Error(Errc::no_space,
+                fmt::format("{}: the output takes {}, the disk has {} free", label, size_both(need), size_both(free)));
+}
+
+// Of what is carried over.
+std::uint64_t other_bytes(const std::filesystem::path& path, const Reader& source) {
+  return CarryOver(printable(path.string()), source.files()).measure(Directory(source.path()));
+}
+
 // What files and directories have in common: shards, one after the other, in a transaction.
 class ShardWriter : public Writer {
  public:
   ShardWriter(const std::filesystem::path& path, Transaction::Kind kind, const CreateOptions& options,
               std::uint64_t other_bytes)
       : Writer(options.memory),
-        transaction_(path, kind, {.overwrite = options.overwrite, .may_replace = is_weight_file}),
+        transaction_(path, kind, transaction_options(options)),
         label_(printable(path.string())),
         shards_(options.shards) {
-    const std::uint64_t need = options.bytes + std::min(other_bytes, UINT64_MAX - options.bytes);
-    if (const std::uint64_t free = transaction_.free_bytes(); free < need)
-      throw Error(Errc::no_space, fmt::format("{}: the output takes {}, the disk has {} free", label_, size_both(need),
-                                              size_both(free)));
+    check_room(label_, options.bytes, other_bytes, transaction_.free_bytes());
   }
 
   void begin(std::size_t index, const PartList& parts) override {
@@ -166,8 +178,7 @@ class FileWriter final : public ShardWriter {
 class DirectoryWriter final : public ShardWriter {
  public:
   DirectoryWriter(const std::filesystem::path& path, const Reader& source, const CreateOptions& options)
-      : ShardWriter(path, Transaction::Kind::directory, options,
-                    CarryOver(printable(path.string()), source.files()).measure(Directory(source.path()))),
+      : ShardWriter(path, Transaction::Kind::directory, options, other_bytes(path, source)),
         source_(source),
         carry_over_(label_, source.files()),
         stem_(!source.files().empty() && source.files().front().starts_with(diffusers_stem) ? diffusers_stem
@@ -253,6 +264,15 @@ class DirectoryWriter final : public ShardWriter {
 };
 
 }  // namespace
+
+void check_output(const std::filesystem::path& path, const Reader& source, const CreateOptions& options) {
+  check_apart(path, source);
+  const bool is_directory = std::filesystem::is_directory(source.path());
+  const std::uint64_t others = is_directory ? other_bytes(path, source) : 0;
+  const auto kind = is_directory ? Transaction::Kind::directory : Transaction::Kind::file;
+  check_room(printable(path.string()), options.bytes, others,
+             Transaction::check(path, kind, transaction_options(options)));
+}
 
 std::unique_ptr<Writer> create_checkpoint(const std::filesystem::path& path, const Reader& source,
                                           const CreateOptions& options) {

@@ -210,6 +210,10 @@ struct CreateOptions {
 [[nodiscard]] std::unique_ptr<Writer> create_checkpoint(const std::filesystem::path& path, const Reader& source,
                                                         const CreateOptions& options);
 
+/// Throws what create_checkpoint() would, as far as that can be told without writing anything: a run that is only
+/// planned is refused like the run itself.
+void check_output(const std::filesystem::path& path, const Reader& source, const CreateOptions& options);
+
 /// A container for `nibble formats`.
 struct ContainerTraits {
   std::string_view name;

@@ -96,7 +96,7 @@ TEST_F(Program, ErrorsAreOneLine) {
       {"convert org/no_such_model out --to nf4", 3},
       {"inspect bad.safetensors", 3},
       {"convert w.safetensors out --to nf4 --max-memory 1MB", 5},
-      {"convert w.safetensors empty --to nf4", 6},
+      {"convert w.safetensors empty --to nf4", 2},
   };
   EXPECT_THAT(run("convert w.safetensors out --to nf4 --max-memory 1MB").err,
               StartsWith("error: w.safetensors: opening it needs at least "));

@@ -55,7 +55,7 @@ TEST_F(ReportFileTest, ReplacesReportsAndEmptyFiles) {
 TEST_F(ReportFileTest, ReplacesNothingElse) {
   (void)root_.write("report.html.nibble.json", "mine");
   (void)root_.write("report.html", "<html>mine");
-  EXPECT_THAT(refusal(), HasSubstr("exists and is nothing that nibble writes: remove it first"));
+  EXPECT_THAT(refusal(), HasSubstr("exists and does not look like a file that nibble wrote: remove it first"));
   EXPECT_EQ(read_file(report_), "<html>mine");
   fs::remove(report_);
   ReportFile(report_).write(page);

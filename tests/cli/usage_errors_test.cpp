@@ -156,10 +156,41 @@ TEST_F(UsageErrors, OutputIsOfTheKindOfTheInput) {
   EXPECT_EQ(message("w.safetensors out/"),
             "OUT 'out/': the input 'w.safetensors' is a file, so the output is one: its name must not end in /");
   for (const char* const in : {"m", "w.safetensors"})
-    for (const std::string ending : {".gguf", ".bin", ".pt", ".pth"})
+    for (const std::string ending : {".gguf", ".bin", ".pt", ".pth", ".zip", ".json", ".txt"})
       EXPECT_EQ(message(std::string(in) + " out" + ending),
                 "OUT 'out" + ending + "': nibble writes safetensors, not " + ending);
+  EXPECT_EQ(message("m out.GGUF/"), "OUT 'out.GGUF/': nibble writes safetensors, not .gguf");
   EXPECT_EQ(message("m ''"), "OUT '': is empty");
+  for (const char* const option : {"", " --overwrite", " --dry-run"})
+    EXPECT_EQ(error_of(std::string("convert w.safetensors m --to nf4") + option),
+              "OUT 'm': is a directory, but the input 'w.safetensors' is a file, so the output is one: name a file");
+}
+
+// A dot in a name makes no extension.
+TEST_F(UsageErrors, ModelsAreNamedWithDots) {
+  for (const char* const out : {"Llama-3.1-8B", "v0.1", "a.b"})
+    EXPECT_EQ(test::run_program(root_.path(), std::string("convert m ") + out + " --to nf4").code, 0) << out;
+}
+
+// What is printed of the plan is right in any case; the exit code and the error are those of the run.
+TEST_F(UsageErrors, DryRunEndsAsTheRunWould) {
+  root_.write("text/note.txt", "mine");
+  root_.write("file", "mine");
+  EXPECT_EQ(test::run_program(root_.path(), "convert m model --to nf4").code, 0);
+  EXPECT_EQ(test::run_program(root_.path(), "convert w.safetensors w2 --to nf4").code, 0);
+  for (const std::string rest :
+       {"m model", "m text", "m text --overwrite", "w.safetensors w2", "w.safetensors file --overwrite", "m file/x",
+        "m no/out", "m m", "w.safetensors w.safetensors --overwrite", "w.safetensors /dev/null"}) {
+    const test::Outcome dry = test::run_program(root_.path(), "convert " + rest + " --to int8 --dry-run");
+    const test::Outcome real = test::run_program(root_.path(), "convert " + rest + " --to int8");
+    EXPECT_NE(real.code, 0) << rest;
+    EXPECT_EQ(dry.code, real.code) << rest;
+    EXPECT_THAT(dry.err, testing::EndsWith(real.err)) << rest;  // after the warnings of the plan
+    EXPECT_THAT(dry.out, HasSubstr("up")) << rest;
+  }
+  for (const std::string rest : {"m model --overwrite", "w.safetensors w2 --overwrite", "m new"})
+    EXPECT_EQ(test::run_program(root_.path(), "convert " + rest + " --to int8 --dry-run").code, 0) << rest;
+  EXPECT_THAT(test::read_file(root_.path() / "model/config.json"), HasSubstr("nf4"));
 }
 
 TEST_F(UsageErrors, PathsAreNamedAsTheyWereGiven) {
@@ -187,11 +218,22 @@ TEST_F(UsageErrors, OutputsThatAreNoFiles) {
   for (const char* const in : {"m", "w.safetensors"})
     for (const char* const option : {"", " --overwrite"}) {
       const std::string message = error_of(std::string("convert ") + in + " /dev/null --to nf4" + option, 6);
-      EXPECT_THAT(message, StartsWith("/dev/null: "));
-      EXPECT_THAT(message, testing::Not(HasSubstr("lie in each other")));
+      EXPECT_EQ(message, std::string("/dev/null: exists and is not a ") + (*in == 'm' ? "directory" : "regular file"));
     }
   EXPECT_EQ(error_of("convert m no/such/out --to nf4"), "no/such/out: the folder 'no/such' does not exist");
-  EXPECT_EQ(error_of("convert m m/out --to nf4"), "m/out: output and input 'm' lie in each other");
+  EXPECT_EQ(error_of("convert m w.safetensors/out --to nf4"), "w.safetensors/out: 'w.safetensors' is not a directory");
+  EXPECT_EQ(error_of("convert m w.safetensors/a/out --to nf4"),
+            "w.safetensors/a/out: 'w.safetensors' is not a directory");
+  EXPECT_EQ(error_of("convert m m/out --to nf4"), "m/out: lies in the input 'm'");
+  EXPECT_EQ(error_of("convert m ../\"${PWD##*/}\" --to nf4").substr(3 + root_.path().filename().string().size()),
+            ": holds the input 'm'");
+  EXPECT_EQ(error_of("convert m m/ --to nf4"), "m/: is the input 'm'");
+  EXPECT_EQ(error_of("convert w.safetensors w.safetensors --to nf4 --overwrite"),
+            "w.safetensors: is the input 'w.safetensors'");
+  // What --overwrite would not help with is not said to want it.
+  root_.write("file", "mine");
+  for (const char* const option : {"", " --overwrite"})
+    EXPECT_EQ(error_of(std::string("convert m file --to nf4") + option, 6), "file: exists and is not a directory");
 }
 
 TEST_F(UsageErrors, DirectoriesThatAreNoModels) {

@@ -168,7 +168,7 @@ TEST_F(TransactionTest, OverwriteDoesNotFollowALink) {
   const fs::path link = root_.path() / "link";
   fs::create_directory_symlink(out_, link);
   EXPECT_THAT(error_of([&] { Transaction(link, Kind::directory, {.overwrite = true}); }, Errc::output_exists),
-              EndsWith("link: exists and is not a directory: remove it first"));
+              EndsWith("link: exists and is not a directory"));
 }
 
 // `link/..` is the folder that the link leads to, not the one that the link is in.
@@ -393,10 +393,11 @@ TEST_F(TransactionTest, ManifestInTheWayIsNamed) {
   write(root_.path() / "out.nibble.json", R"({"schema_version":1})");
   EXPECT_EQ(refusal(false, Kind::file), "out.nibble.json: exists; --overwrite replaces it");
   write(root_.path() / "out.nibble.json", "my notes");
-  EXPECT_EQ(refusal(true, Kind::file), "out.nibble.json: exists and is nothing that nibble writes: remove it first");
+  EXPECT_EQ(refusal(true, Kind::file),
+            "out.nibble.json: exists and does not look like a file that nibble wrote: remove it first");
   fs::remove(root_.path() / "out.nibble.json");
   fs::create_directory(root_.path() / "out.nibble.json");
-  EXPECT_EQ(refusal(true, Kind::file), "out.nibble.json: exists and is not a regular file: remove it first");
+  EXPECT_EQ(refusal(true, Kind::file), "out.nibble.json: exists and is not a regular file");
 }
 
 TEST_F(TransactionTest, ManifestThatAppearsMeanwhileIsSpared) {
@@ -421,7 +422,7 @@ TEST_F(TransactionTest, FileThatIsNotToBeReplacedIsSpared) {
                   Transaction(out_, Kind::file, {true, no_file});
                 },
                 Errc::output_exists)),
-            "out: exists and is nothing that nibble writes: remove it first");
+            "out: exists and does not look like a file that nibble wrote: remove it first");
   write(out_, "");  // an empty file is no loss
   const Transaction transaction(out_, Kind::file, {true, no_file});
 }
@@ -447,6 +448,29 @@ TEST_F(TransactionTest, LongNamesAreRefusedBeforeTheWork) {
                 EndsWith(": its name has 244 bytes, 243 fit beside the names of nibble's own files"));
     EXPECT_THAT(entries_of(root_.path()), IsEmpty());
   }
+}
+
+// A check says what a run would say and leaves no trace. Where a run before it left something, only the next can tell.
+TEST_F(TransactionTest, ChecksWriteNothing) {
+  const auto refused = [&](bool overwrite) {
+    return in_place(error_of([&] { (void)Transaction::check(out_, Kind::directory, {.overwrite = overwrite}); },
+                             Errc::output_exists));
+  };
+  EXPECT_EQ(refused(false), "");
+  EXPECT_THAT(entries_of(root_.path()), IsEmpty());
+  EXPECT_GT(Transaction::check(out_, Kind::directory, {}), 0U);
+  make_old_model();
+  EXPECT_EQ(refused(false), "out: exists; --overwrite replaces it");
+  EXPECT_EQ(refused(true), "");
+  expect_old_model();
+  fs::remove(out_ / "config.json");
+  EXPECT_EQ(refused(true), "out: exists and holds no model: remove it first");
+  make_private_directory(out_ / ".nibble");
+  EXPECT_EQ(refused(true), "");
+  fs::remove(out_ / ".nibble");
+  make_private_directory(root_.path() / ".out.nibble");
+  EXPECT_EQ(refused(true), "");
+  EXPECT_EQ(entries_of(root_.path()), (Names{".out.nibble", "out"}));
 }
 
 TEST_F(TransactionTest, MissingFolderIsUsage) {
