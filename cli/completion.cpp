@@ -13,29 +13,45 @@
 namespace nibble::cli {
 namespace {
 
+// What is offered for a value.
+struct Offer {
+  bool files = false;
+  std::vector<std::string> words;
+};
+
 struct KnownOption {
   std::string name;  // "--to"
   std::string help;
   bool takes_value = false;
-  std::vector<std::string> values;  // if only these are taken
+  Offer offer;
 };
 
 struct Command {
   std::string name;
   std::string summary;
   std::vector<KnownOption> options;
-  std::vector<std::string> values;  // of its argument, if only these are taken
+  Offer argument;
 };
+
+// Words where an option takes these only, or formats, which may have options; the names of files where it says FILE or
+// is no option but an argument. Nothing for numbers, sizes and patterns.
+Offer offer_of(const CLI::Option& option) {
+  Offer offer{.files = false, .words = choices_of(option)};
+  if (option.get_type_name() == format_type)
+    for (const std::string_view name : target_names()) offer.words.emplace_back(name);
+  offer.files = offer.words.empty() && (option.get_positional() || option.get_type_name() == file_type);
+  return offer;
+}
 
 std::vector<Command> list_commands(CLI::App& app) {
   std::vector<Command> known;
   for (CLI::App* const command : app.get_subcommands([](CLI::App*) { return true; })) {
     Command entry{command->get_name(), command->get_description(), {}, {}};
     for (const CLI::Option* const option : command->get_options()) {
-      const std::vector<std::string> values = choices_of(*option);
+      const Offer offer = offer_of(*option);
       for (const std::string& name : option->get_lnames())
-        entry.options.push_back({"--" + name, option->get_description(), option->get_items_expected_max() > 0, values});
-      if (option->get_positional()) entry.values = values;
+        entry.options.push_back({"--" + name, option->get_description(), option->get_items_expected_max() > 0, offer});
+      if (option->get_positional()) entry.argument = offer;
     }
     known.push_back(std::move(entry));
   }
@@ -57,7 +73,8 @@ std::string shell_word(std::string_view text) {
 
 std::string joined(const std::vector<std::string>& words) { return fmt::format("{}", fmt::join(words, " ")); }
 
-// Bash cuts words at "=", unless COMP_WORDBREAKS was changed.
+// Bash cuts words at "=", unless COMP_WORDBREAKS was changed. Where nothing is offered it falls back on the names of
+// files, which compopt ends; bash 3 has none and offers them.
 void print_bash(const std::vector<Command>& known) {
   fmt::print("_nibble() {{\n  local word=${{COMP_WORDS[COMP_CWORD]}} option= prefix=\n  COMPREPLY=()\n");
   fmt::print("  if [ \"$COMP_CWORD\" -eq 1 ]; then\n    COMPREPLY=($(compgen -W {} -- \"$word\"))\n    return\n  fi\n",
@@ -69,17 +86,20 @@ void print_bash(const std::vector<Command>& known) {
       "  case ${{COMP_WORDS[1]}}$option in\n");
   for (const Command& command : known)
     for (const KnownOption& option : command.options)
-      if (!option.values.empty())
+      if (!option.offer.words.empty())
         fmt::print("    {}{}) COMPREPLY=($(compgen -P \"$prefix\" -W {} -- \"$word\")); return ;;\n", command.name,
-                   option.name, shell_word(joined(option.values)));
+                   option.name, shell_word(joined(option.offer.words)));
+      else if (option.takes_value)
+        fmt::print("    {}{}) {}return ;;\n", command.name, option.name,
+                   option.offer.files ? "" : "compopt +o default 2>/dev/null; ");
   fmt::print("  esac\n  case ${{COMP_WORDS[1]}} in\n");
   for (const Command& command : known) {
     std::string options;
     for (const KnownOption& option : command.options) options += (options.empty() ? "" : " ") + option.name;
     fmt::print("    {})\n      if [[ $word == -* ]]; then COMPREPLY=($(compgen -W {} -- \"$word\"))", command.name,
                shell_word(options));
-    if (!command.values.empty())
-      fmt::print("\n      else COMPREPLY=($(compgen -W {} -- \"$word\"))", shell_word(joined(command.values)));
+    if (!command.argument.words.empty())
+      fmt::print("\n      else COMPREPLY=($(compgen -W {} -- \"$word\"))", shell_word(joined(command.argument.words)));
     fmt::print("; fi ;;\n");
   }
   fmt::print("  esac\n}}\ncomplete -o default -F _nibble nibble\n");
@@ -96,8 +116,9 @@ std::string zsh_text(std::string_view text) {
   return escaped;
 }
 
-std::string zsh_values(const std::vector<std::string>& values) {
-  return values.empty() ? "_files" : "(" + joined(values) + ")";
+// A space is an action that offers nothing.
+std::string zsh_offer(const Offer& offer) {
+  return offer.files ? "_files" : offer.words.empty() ? " " : "(" + joined(offer.words) + ")";
 }
 
 void print_zsh(const std::vector<Command>& known) {
@@ -108,8 +129,8 @@ void print_zsh(const std::vector<Command>& known) {
     fmt::print("    {}) _arguments", command.name);
     for (const KnownOption& option : command.options)
       fmt::print(" \\\n      {}", shell_word(option.name + (option.takes_value ? "=[" : "[") + zsh_text(option.help) +
-                                             "]" + (option.takes_value ? ":value:" + zsh_values(option.values) : "")));
-    fmt::print(" \\\n      {} ;;\n", shell_word("*:argument:" + zsh_values(command.values)));
+                                             "]" + (option.takes_value ? ":value:" + zsh_offer(option.offer) : "")));
+    fmt::print(" \\\n      {} ;;\n", shell_word("*:argument:" + zsh_offer(command.argument)));
   }
   fmt::print("  esac\n}}\ncompdef _nibble nibble\n");
 }
@@ -119,13 +140,15 @@ void print_fish(const std::vector<Command>& known) {
     fmt::print("complete -c nibble -n __fish_use_subcommand -f -a {} -d {}\n", command.name,
                shell_word(command.summary));
     for (const KnownOption& option : command.options) {
-      const std::string values = option.values.empty() ? "" : " -f -a " + shell_word(joined(option.values));
-      fmt::print("complete -c nibble -n '__fish_seen_subcommand_from {}' -l {}{}{} -d {}\n", command.name,
-                 option.name.substr(2), option.takes_value ? " -r" : "", values, shell_word(option.help));
+      const bool files = option.offer.files || !option.takes_value;
+      const std::string values = option.offer.words.empty() ? "" : " -a " + shell_word(joined(option.offer.words));
+      fmt::print("complete -c nibble -n '__fish_seen_subcommand_from {}' -l {}{}{}{} -d {}\n", command.name,
+                 option.name.substr(2), option.takes_value ? " -r" : "", files ? "" : " -f", values,
+                 shell_word(option.help));
     }
-    if (!command.values.empty())
+    if (!command.argument.words.empty())
       fmt::print("complete -c nibble -n '__fish_seen_subcommand_from {}' -f -a {}\n", command.name,
-                 shell_word(joined(command.values)));
+                 shell_word(joined(command.argument.words)));
   }
 }
 

@@ -212,7 +212,7 @@ void add_measure(CLI::App& app) {
   add_repeatable(*command, "--to", options->formats,
                  "What `convert --to` would make of REF, without writing it: nf4, int8, "
                  "nf4:block-size=32,double-quant=no; repeatable")
-      ->type_name("FORMAT")
+      ->type_name(format_type)
       ->group(what);
   CLI::Option* const advise =
       command->add_option("--advise", options->advise,
@@ -236,7 +236,7 @@ void add_measure(CLI::App& app) {
   command
       ->add_option("--html", options->html,
                    "Write a page that needs no network: layers, kinds, a map, histograms, the worst blocks")
-      ->type_name("FILE")
+      ->type_name(file_type)
       ->check([](const std::string& path) { return path.empty() ? "is empty" : ""; }, "")
       ->group(output_group);
   add_progress(*command, options->progress);

@@ -16,6 +16,10 @@ namespace nibble::cli {
 inline constexpr const char* output_group = "Output";
 inline constexpr const char* resources_group = "Resources";
 
+/// What help calls a value by which completion knows what to offer.
+inline constexpr const char* file_type = "FILE";
+inline constexpr const char* format_type = "FORMAT";  ///< a codec's name, or one with options
+
 /// What --max-memory and --threads were given.
 struct ResourceOptions {
   std::string max_memory = "1GB";
@@ -42,6 +46,9 @@ CLI::Option* set_choices(CLI::Option* option, const std::vector<std::string_view
 
 /// The words that set_choices() gave an option; none for others.
 [[nodiscard]] std::vector<std::string> choices_of(const CLI::Option& option);
+
+/// The codecs that a conversion may be --to: all that change something.
+[[nodiscard]] std::vector<std::string_view> target_names();
 
 /// An option whose values are words. The texts of `choices` have to be literals.
 template <class Value, class Variable>

@@ -28,6 +28,8 @@ std::string script(const std::string& shell) {
   static bool quiet;
   pack->add_option("--level", level, "1: small, [9]: it's up to \"$HOME\" `id`");
   set_choices(pack->add_option("--kind", level, "What kind"), {"flat", "round"});
+  pack->add_option("--list", level, "A file")->type_name(file_type);
+  pack->add_option("--as", level, "A format")->type_name(format_type);
   pack->add_flag("-q,--quiet,--silent", quiet, "Say nothing");
   CLI::App* const list = app.add_subcommand("list", "Lists");
   list->add_option("FILE", level, "What to list");
@@ -65,7 +67,8 @@ TEST(Completion, BashOffersSubcommandsFirst) {
 
 TEST(Completion, BashOffersTheLongOptionsOfTheSubcommand) {
   const std::string bash = script("bash");
-  EXPECT_THAT(offered(bash, "nibble pack --"), ElementsAre("--help", "--level", "--kind", "--quiet", "--silent"));
+  EXPECT_THAT(offered(bash, "nibble pack --"),
+              ElementsAre("--help", "--level", "--kind", "--list", "--as", "--quiet", "--silent"));
   EXPECT_THAT(offered(bash, "nibble pack --level 3 file --q"), ElementsAre("--quiet"));
   EXPECT_THAT(offered(bash, "nibble list -"), ElementsAre("--help"));
 }
@@ -91,10 +94,25 @@ TEST(Completion, BashOffersTheValuesOfAnOption) {
   EXPECT_THAT(offered(bash, "nibble completion ''"), ElementsAre("bash", "zsh", "fish"));
 }
 
+// Names of files where a path is meant, nothing for numbers, sizes and patterns, codecs for formats.
+TEST(Completion, BashOffersFilesForPathsOnly) {
+  const std::string refuses_files = "compopt() { echo \"no files: $*\"; }\n";
+  const std::string bash = refuses_files + script("bash");
+  for (const char* const words : {"--level ''", "--level 3", "--level =", "--level = 3", "'--level='", "x --level ''"})
+    EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), ElementsAre("no files: +o default")) << words;
+  for (const char* const words : {"--list ''", "--list =", "''", "--level 3 ''", "--quiet ''"})
+    EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), IsEmpty()) << words;
+  for (const char* const words : {"--as n", "--as = n"})
+    EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), ElementsAre("nf4")) << words;
+  EXPECT_THAT(offered(bash, "nibble pack '--as=n'"), ElementsAre("--as=nf4"));
+}
+
 TEST(Completion, ZshOffersTheValuesOfAnOption) {
   const std::string zsh = script("zsh");
   EXPECT_THAT(zsh, HasSubstr("'--kind=[What kind]:value:(flat round)'"));
   EXPECT_THAT(zsh, HasSubstr("'--quiet[Say nothing]'"));
+  EXPECT_THAT(zsh, HasSubstr("'--list=[A file]:value:_files'"));
+  EXPECT_THAT(zsh, HasSubstr("'--as=[A format]:value:(fp32 fp16 bf16 int8 nf4 fp4)'"));
   EXPECT_THAT(zsh, HasSubstr("'*:argument:(bash zsh fish)'"));
   EXPECT_THAT(zsh, HasSubstr("'*:argument:_files'"));
 }
@@ -103,7 +121,7 @@ TEST(Completion, ZshTextsEndWhereTheyEnd) {
   const std::string zsh = script("zsh");
   EXPECT_THAT(lines_of(zsh).front(), "#compdef nibble");
   EXPECT_THAT(zsh, HasSubstr("\n      'pack:Packs what'\\''s [there]: all'\n"));
-  EXPECT_THAT(zsh, HasSubstr(R"('--level=[1\: small, \[9\]\: it'\''s up to "$HOME" `id`]:value:_files')"));
+  EXPECT_THAT(zsh, HasSubstr(R"('--level=[1\: small, \[9\]\: it'\''s up to "$HOME" `id`]:value: ')"));
   EXPECT_THAT(zsh, HasSubstr("\n    list) _arguments \\\n"));
   EXPECT_THAT(lines_of(zsh).back(), "compdef _nibble nibble");
 }
@@ -113,7 +131,7 @@ TEST(Completion, FishHasALineForEveryOffer) {
   EXPECT_THAT(fish, testing::IsSupersetOf(
                         {R"(complete -c nibble -n __fish_use_subcommand -f -a pack -d 'Packs what'\''s [there]: all')",
                          "complete -c nibble -n __fish_use_subcommand -f -a list -d 'Lists'",
-                         R"(complete -c nibble -n '__fish_seen_subcommand_from pack' -l level -r -d )"
+                         R"(complete -c nibble -n '__fish_seen_subcommand_from pack' -l level -r -f -d )"
                          R"('1: small, [9]: it'\''s up to "$HOME" `id`')",
                          "complete -c nibble -n '__fish_seen_subcommand_from pack' -l quiet -d 'Say nothing'",
                          "complete -c nibble -n '__fish_seen_subcommand_from pack' -l silent -d 'Say nothing'"}));
@@ -121,8 +139,12 @@ TEST(Completion, FishHasALineForEveryOffer) {
                         {"complete -c nibble -n '__fish_seen_subcommand_from pack' -l kind -r -f -a 'flat round' -d "
                          "'What kind'",
                          "complete -c nibble -n '__fish_seen_subcommand_from completion' -f -a 'bash zsh fish'"}));
+  EXPECT_THAT(fish,
+              testing::Contains("complete -c nibble -n '__fish_seen_subcommand_from pack' -l list -r -d 'A file'"));
+  EXPECT_THAT(fish, testing::Contains("complete -c nibble -n '__fish_seen_subcommand_from pack' -l as -r -f -a 'fp32 "
+                                      "fp16 bf16 int8 nf4 fp4' -d 'A format'"));
   // The subcommands, --help of each, the other options, and the shells.
-  EXPECT_EQ(fish.size(), 3U + 3U + 4U + 1U);
+  EXPECT_EQ(fish.size(), 3U + 3U + 6U + 1U);
 }
 
 // The very program.
@@ -140,6 +162,9 @@ TEST(Completion, KnowsTheSubcommandsAndOptionsOfTheProgram) {
   EXPECT_THAT(offered(bash, "nibble convert --to = n"), ElementsAre("nf4"));
   EXPECT_THAT(offered(bash, "nibble convert --on-overflow ''"), ElementsAre("error", "clamp", "keep"));
   EXPECT_THAT(offered(bash, "nibble measure --progress b"), ElementsAre("bar"));
+  EXPECT_THAT(offered(bash, "nibble measure --to n"), ElementsAre("nf4"));
+  EXPECT_THAT(bash, HasSubstr("    convert--threads) compopt +o default"));
+  EXPECT_THAT(bash, HasSubstr("    measure--html) return ;;"));
   EXPECT_THAT(offered(bash, "nibble convert --no-d"), ElementsAre("--no-double-quant", "--no-default-skips"));
   EXPECT_THAT(offered(bash, "nibble inspect --"), Not(testing::Contains("--to")));
 }
