@@ -92,30 +92,45 @@ void check_output_name(const std::string& out, const Reader& in) {
     refuse(fmt::format("is a directory, but the input '{}' is a file, so the output is one: name a file", input));
 }
 
-// What was typed that has no effect on what else was typed: its user expects something that will not happen.
-void check_applicable(const CLI::App& command, const ConvertOptions& options) {
-  const Recipe& recipe = options.recipe;
-  std::set<std::string> names{recipe.to, recipe.embeddings, recipe.lm_head, recipe.experts};
-  for (const Rule& rule : recipe.rules) names.insert(rule.codec);
+// Refuses what was typed and has no effect: its user expects something that will not happen. `codecs` are those that
+// were asked for, and once there is a plan those that tensors get; `fact` says what such an option does wrong.
+void check_applicable(const CLI::App& command, const Recipe& recipe, const std::set<std::string_view>& codecs,
+                      std::string_view fact) {
   bool four_bit = false, quantizes = false;
-  for (const std::string& name : names) {
+  for (const std::string_view name : codecs) {
     const auto bnb = make_codec(name)->bnb_config();
     quantizes = quantizes || bnb.has_value();
     four_bit = four_bit || (bnb && bnb->bits == 4);
   }
   const bool casts = !make_codec(recipe.to)->bnb_config();
   const auto refuse_if = [&](bool wrong, const char* option, std::string_view why) {
-    if (wrong && command.count(option) > 0)
-      throw Error(Errc::usage, fmt::format("{} does not go with --to {}: {}", option, recipe.to, why));
+    if (wrong && command.count(option) > 0) throw Error(Errc::usage, fmt::format("{} {}: {}", option, fact, why));
   };
   refuse_if(!four_bit, "--block-size", "only nf4 and fp4 have blocks");
   refuse_if(!four_bit, "--no-double-quant", "only nf4 and fp4 have double quantization");
   refuse_if(!four_bit, "--compute-dtype", "only nf4 and fp4 layers have a compute type");
-  refuse_if(!names.contains("fp16"), "--on-overflow", "it is for fp16 (int8 has --nonfinite)");
+  refuse_if(!codecs.contains("fp16"), "--on-overflow", "it is for fp16 (int8 has --nonfinite)");
   refuse_if(!quantizes && recipe.nonfinite == Nonfinite::quantize, "--nonfinite",
             "casts store NaN and infinity as they are, so there is nothing to quantize");
+  refuse_if(!quantizes, "--allow-nibble-only", "what is not quantized loads everywhere");
   for (const char* const option : {"--no-default-skips", "--embeddings", "--lm-head", "--experts"})
     refuse_if(casts, option, "a cast takes all weights; --tensor and --skip choose among them");
+}
+
+void check_applicable(const CLI::App& command, const Recipe& recipe) {
+  std::set<std::string_view> codecs{recipe.to, recipe.embeddings, recipe.lm_head, recipe.experts};
+  for (const Rule& rule : recipe.rules) codecs.insert(rule.codec);
+  check_applicable(command, recipe, codecs, fmt::format("does not go with --to {}", recipe.to));
+}
+
+void check_applicable(const CLI::App& command, const Reader& in, const Plan& plan) {
+  for (const char* const option : {"--max-shard-size", "--keep-shards"})
+    if (!in.is_directory() && command.count(option) > 0)
+      throw Error(Errc::usage, fmt::format("{} does not go with '{}': a file becomes one file", option,
+                                           escaped(in.path().native())));
+  std::set<std::string_view> codecs;
+  for (const PlannedTensor& tensor : plan.tensors) codecs.insert(tensor.codec);
+  check_applicable(command, plan.recipe, codecs, "applies to no tensor");
 }
 
 void print_warnings(const std::vector<std::string>& warnings) {
@@ -181,12 +196,13 @@ class ReportingDisplay final : public ProgressDisplay {
 void run(const CLI::App& command, ConvertOptions& options) {
   catch_interrupts();
   finish_recipe(options);
-  check_applicable(command, options);
+  check_applicable(command, options.recipe);
   ReportingDisplay display(progress_style(options.progress), options);
   const std::unique_ptr<Reader> in = open_checkpoint(options.in, {.max_memory = options.resources.max_memory});
   display.set_input(*in);
   check_output_name(options.out, *in);
   Plan plan = make_plan(*in, options.recipe);
+  check_applicable(command, *in, plan);
   const std::unique_ptr<Device> device = open_device(options.device, plan);
   options.resources.device = device.get();
   const CreateOptions create{.shards = plan.shard_ends.size(),
@@ -210,8 +226,6 @@ void add_convert(CLI::App& app) {
   Recipe& recipe = options->recipe;
 
   const std::vector<std::string_view> codecs(codec_names().begin(), codec_names().end());
-  std::vector<std::string_view> targets = codecs;
-  std::erase(targets, "keep");
 
   command->add_option("IN", options->in, "A .safetensors file, a model directory, or org/model in the local hub cache")
       ->required()
@@ -221,7 +235,7 @@ void add_convert(CLI::App& app) {
       ->type_name("");
   set_choices(command->add_option("--to", recipe.to,
                                   "Target: linear layers are quantized as transformers would; casts take all weights"),
-              targets)
+              target_names())
       ->required();
 
   const std::string format = "Format";

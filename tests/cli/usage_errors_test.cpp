@@ -139,6 +139,16 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
     EXPECT_THAT(message(std::string("fp16 ") + option), HasSubstr(" does not go with --to fp16: a cast takes all"));
   EXPECT_THAT(message("nf4 --keep-shards --max-shard-size 1GB"),
               testing::AllOf(HasSubstr("--keep-shards"), HasSubstr("--max-shard-size")));
+  EXPECT_EQ(message("fp16 --allow-nibble-only"),
+            "--allow-nibble-only does not go with --to fp16: what is not quantized loads everywhere");
+  // Or with what a rule makes of the tensors.
+  EXPECT_EQ(message("nf4 --tensor '.*=int8' --block-size 32"),
+            "--block-size applies to no tensor: only nf4 and fp4 have blocks");
+  EXPECT_EQ(message("nf4 --tensor '.*=bf16' --allow-nibble-only"),
+            "--allow-nibble-only applies to no tensor: what is not quantized loads everywhere");
+  for (const std::string option : {"--max-shard-size 1GB", "--keep-shards"})
+    EXPECT_EQ(error_of("convert w.safetensors out --to nf4 " + option),
+              option.substr(0, option.find(' ')) + " does not go with 'w.safetensors': a file becomes one file");
   // A rule may bring the codec that an option is for.
   const auto code = [&](const std::string& options) {
     return test::run_program(root_.path(), "convert m o --overwrite --to " + options).code;
@@ -146,6 +156,8 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
   EXPECT_EQ(code("int8 --tensor '.*=nf4' --block-size 32 --no-double-quant --compute-dtype bf16"), 0);
   EXPECT_EQ(code("nf4 --tensor '.*=fp16' --on-overflow clamp"), 0);
   EXPECT_EQ(code("fp16 --nonfinite error"), 0);
+  EXPECT_EQ(code("fp16 --tensor '.*=nf4' --allow-nibble-only"), 0);
+  EXPECT_EQ(code("nf4 --keep-shards"), 0);
 }
 
 TEST_F(UsageErrors, OutputIsOfTheKindOfTheInput) {
