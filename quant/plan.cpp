@@ -5,7 +5,6 @@
 // whatever then differs from the default goes into llm_int8_skip_modules.
 
 #include <fmt/format.h>
-#include <re2/re2.h>
 
 #include <algorithm>
 #include <map>
@@ -16,6 +15,7 @@
 #include "nibble/recipe.hpp"
 #include "quant/architectures.hpp"
 #include "quant/codecs.hpp"
+#include "quant/user_pattern.hpp"
 
 namespace nibble {
 namespace {
@@ -26,18 +26,14 @@ std::string short_list(const TensorInfo& tensor) {
   return fmt::format("{} {}", traits(tensor.dtype).name, to_string(tensor.shape));
 }
 
-// A user's pattern with the option it came from. One that matches no tensor is an error: a rule that is lost
-// silently costs a conversion.
-class Pattern {
+// A pattern of --tensor or --skip, and whether it has met a tensor that it can decide about: one that never does is an
+// error.
+class RulePattern {
  public:
-  Pattern(std::string_view option, const std::string& pattern)
-      : option_(option), text_(pattern), regex_(std::make_unique<RE2>(pattern, RE2::Quiet)) {
-    if (!regex_->ok())
-      throw Error(Errc::usage, fmt::format("{} '{}': {}", option, printable(pattern), printable(regex_->error())));
-  }
+  RulePattern(std::string_view option, const std::string& pattern) : pattern_(option, pattern) {}
 
   bool matches(const std::string& name) {
-    const bool hit = RE2::FullMatch(name, *regex_);
+    const bool hit = pattern_.matches(name);
     used_ |= hit;
     return hit;
   }
@@ -46,39 +42,20 @@ class Pattern {
 
   void check(const TensorList& tensors) const {
     if (!used_)
-      throw Error(Errc::usage,
-                  fmt::format("{} '{}' matches no tensor{}", option_, printable(text_), wider_pattern(tensors)));
+      pattern_.fail_unmatched([&](const auto& visit) {
+        for (std::size_t i = 0; i < tensors.size(); ++i) visit(tensors.name(i));
+      });
     if (!applied_)
-      throw Error(Errc::usage, fmt::format("{} '{}' matches no tensor that it can store", option_, printable(text_)));
+      throw Error(Errc::usage, fmt::format("{} '{}' matches no tensor that it can store", pattern_.option(),
+                                           printable(pattern_.text())));
   }
 
-  [[nodiscard]] std::string label() const { return fmt::format("{} {}", option_, printable(text_)); }
+  [[nodiscard]] std::string label() const {
+    return fmt::format("{} {}", pattern_.option(), printable(pattern_.text()));
+  }
 
  private:
-  // What matches whole names where this one matches parts of them.
-  [[nodiscard]] std::string wider_pattern(const TensorList& tensors) const {
-    const auto count = [&](const auto& matches) {
-      std::size_t hits = 0;
-      for (std::size_t i = 0; i < tensors.size(); ++i) {
-        const std::string_view name = tensors.name(i);
-        hits += matches(re2::StringPiece(name.data(), name.size())) ? 1 : 0;
-      }
-      return hits;
-    };
-    const std::size_t hits = count([&](const auto& name) { return RE2::PartialMatch(name, *regex_); });
-    if (hits == 0) return {};
-    const std::string inner = text_.find('|') == std::string::npos ? text_ : "(" + text_ + ")";
-    for (const std::string& wider : {inner + ".*", ".*" + inner, ".*" + inner + ".*"}) {
-      const RE2 regex(wider, RE2::Quiet);
-      if (regex.ok() && count([&](const auto& name) { return RE2::FullMatch(name, regex); }) == hits)
-        return fmt::format(" as a whole name; '{}' matches {}", printable(wider), hits);
-    }
-    return fmt::format(" as a whole name, and part of {}", hits);
-  }
-
-  std::string_view option_;
-  std::string text_;
-  std::unique_ptr<RE2> regex_;
+  UserPattern pattern_;
   bool used_ = false;
   bool applied_ = false;
 };
@@ -108,8 +85,8 @@ class Planner {
   Plan run() && {
     const std::unique_ptr<Placer> placer = place();
     for (std::size_t i = 0; i < in_.tensors().size(); ++i) add(i, placer->place(in_.tensors()[i]));
-    for (const Pattern& rule : rules_) rule.check(in_.tensors());
-    for (const Pattern& skip : skips_) skip.check(in_.tensors());
+    for (const RulePattern& rule : rules_) rule.check(in_.tensors());
+    for (const RulePattern& skip : skips_) skip.check(in_.tensors());
     check_options();
     if (in_.config()) plan_.rewrite_bytes = in_.config()->rewrite_bytes;
     plan_.dtype = main_type();
@@ -204,7 +181,7 @@ class Planner {
       rules_[r].apply();
       choice = {name, rules_[r].label()};
     }
-    for (Pattern& skip : skips_) {
+    for (RulePattern& skip : skips_) {
       if (!skip.matches(tensor.name)) continue;
       skip.apply();
       choice = {std::string(keep_codec), skip.label()};
@@ -359,8 +336,8 @@ class Planner {
   const Reader& in_;
   Codecs codecs_;
   Plan plan_;
-  std::vector<Pattern> rules_;
-  std::vector<Pattern> skips_;
+  std::vector<RulePattern> rules_;
+  std::vector<RulePattern> skips_;
 };
 
 }  // namespace

@@ -1,16 +1,15 @@
 #include "nibble/thresholds.hpp"
 
 #include <fmt/format.h>
-#include <re2/re2.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <memory>
 #include <optional>
 
 #include "nibble/error.hpp"
 #include "quant/pairing.hpp"
+#include "quant/user_pattern.hpp"
 
 namespace nibble {
 namespace {
@@ -41,17 +40,13 @@ std::optional<double> number(std::string_view text) {
   return value;
 }
 
-std::unique_ptr<RE2> compiled(const Threshold& threshold) {
-  auto pattern = std::make_unique<RE2>(threshold.pattern, RE2::Quiet);
-  if (!pattern->ok())
-    throw Error(Errc::usage, fmt::format("{} '{}': {}", option_name(threshold.figure), printable(threshold.pattern),
-                                         printable(pattern->error())));
-  return pattern;
-}
+UserPattern pattern_of(const Threshold& threshold) { return {option_name(threshold.figure), threshold.pattern}; }
 
-[[noreturn]] void fail_unmatched(const Threshold& threshold) {
-  throw Error(Errc::usage,
-              fmt::format("{} '{}' matches no tensor", option_name(threshold.figure), printable(threshold.pattern)));
+// Limits that every tensor breaks, or none.
+std::string_view impossible(Threshold::Figure figure, double limit) {
+  if (figure == Threshold::Figure::max_rmse && limit < 0) return "an error is never below 0";
+  if (figure == Threshold::Figure::min_cosine && std::abs(limit) > 1) return "a cosine lies between -1 and 1";
+  return {};
 }
 
 }  // namespace
@@ -75,8 +70,10 @@ Threshold parse_threshold(Threshold::Figure figure, const std::string& option, c
     throw Error(Errc::usage,
                 fmt::format("{} '{}': neither a number nor of the form RE=NUMBER", option, printable(text)));
   if (equals == 0) throw Error(Errc::usage, fmt::format("{} '{}': the pattern is empty", option, printable(text)));
+  if (const std::string_view why = impossible(figure, *limit); !why.empty())
+    throw Error(Errc::usage, fmt::format("{} '{}': {}", option, printable(text), why));
   Threshold threshold{figure, *limit, has_pattern ? text.substr(0, equals) : ""};
-  (void)compiled(threshold);  // measuring takes long: better to say it now
+  (void)pattern_of(threshold);  // measuring takes long: better to say it now
   return threshold;
 }
 
@@ -93,20 +90,22 @@ void check_patterns(const Reader& reference, std::span<const Candidate> candidat
     for (std::string& name : of_candidate) names.push_back(std::move(name));
   for (const Threshold& threshold : thresholds) {
     if (threshold.pattern.empty()) continue;
-    const auto pattern = compiled(threshold);
-    if (std::none_of(names.begin(), names.end(), [&](const auto& name) { return RE2::FullMatch(name, *pattern); }))
-      fail_unmatched(threshold);
+    const UserPattern pattern = pattern_of(threshold);
+    if (std::none_of(names.begin(), names.end(), [&](const auto& name) { return pattern.matches(name); }))
+      pattern.fail_unmatched([&](const auto& visit) {
+        for (const std::string& name : names) visit(name);
+      });
   }
 }
 
 std::vector<Violation> violations(const Measurement& measurement, const std::vector<Threshold>& thresholds) {
   std::vector<Violation> found;
   for (const Threshold& threshold : thresholds) {
-    std::unique_ptr<RE2> pattern;
-    if (!threshold.pattern.empty()) pattern = compiled(threshold);
+    std::optional<UserPattern> pattern;
+    if (!threshold.pattern.empty()) pattern = pattern_of(threshold);
     bool any = false;
     const auto matches = [&](const std::string& name) {
-      const bool hit = !pattern || RE2::FullMatch(name, *pattern);
+      const bool hit = !pattern || pattern->matches(name);
       any = any || hit;
       return hit;
     };
@@ -122,7 +121,12 @@ std::vector<Violation> violations(const Measurement& measurement, const std::vec
       for (const std::string& name : candidate.missing)
         if (matches(name)) found.push_back({c, is_meant.size(), name, threshold, std::nan("")});
     }
-    if (!any && pattern) fail_unmatched(threshold);
+    if (!any && pattern)
+      pattern->fail_unmatched([&](const auto& visit) {
+        for (const MeasuredWeights& weights : measurement.tensors) visit(weights.info.name);
+        for (const MeasuredCandidate& candidate : measurement.candidates)
+          for (const std::string& name : candidate.missing) visit(name);
+      });
   }
   return found;
 }

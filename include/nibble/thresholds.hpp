@@ -17,8 +17,8 @@ struct Threshold {
   std::string pattern;  ///< empty: every tensor
 };
 
-/// "0.01", or "RE=0.01". Throws Error(usage) naming `option` if there is no number, or
-/// the pattern is none.
+/// "0.01", or "RE=0.01". Throws Error(usage) naming `option` if there is no number, if no error and no cosine can have
+/// it, or if the pattern is none.
 [[nodiscard]] Threshold parse_threshold(Threshold::Figure figure, const std::string& option, const std::string& text);
 
 /// Throws Error(usage) for a pattern that matches none of the tensors that these candidates would be held against. From

@@ -468,6 +468,8 @@ TEST_F(MeasureProgram, PatternsAreCheckedBeforeMeasuring) {
   EXPECT_EQ(outcome.code, 2);  // 5 if what measuring needs was asked for first
   EXPECT_THAT(outcome.err, HasSubstr("--min-sqnr 'no.such' matches no tensor"));
   EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(run("measure w.safetensors q --max-rmse q_proj=3").err,
+            "error: --max-rmse 'q_proj' matches no tensor as a whole name; '.*q_proj.*' matches 1\n");
 }
 
 // REF and TEST often share the name of a file.

@@ -23,7 +23,7 @@ TEST(Threshold, NumbersAloneAndOfPatterns) {
     EXPECT_EQ(parsed(text).figure, Figure::max_rmse);
   };
   expect("0.01", "", 0.01);
-  expect("-3", "", -3);
+  expect("0", "", 0);
   expect("1e-6", "", 1e-6);
   expect(".*down.*=0.5", ".*down.*", 0.5);
   expect("a=b=2", "a=b", 2);  // a pattern may hold the sign
@@ -35,6 +35,19 @@ TEST(Threshold, WhatIsNoNumberIsUsage) {
               "--max-rmse '" + text + "': neither a number nor of the form RE=NUMBER");
   EXPECT_EQ(error_of([&] { (void)parsed("a\n"); }, Errc::usage),
             "--max-rmse 'a\\n': neither a number nor of the form RE=NUMBER");
+}
+
+// Every tensor would break these, or none.
+TEST(Threshold, LimitsThatNoFigureHasAreUsage) {
+  const auto refusal = [](Figure figure, const std::string& text) {
+    return error_of([&] { (void)parse_threshold(figure, std::string(option_name(figure)), text); }, Errc::usage);
+  };
+  EXPECT_EQ(refusal(Figure::max_rmse, "-1"), "--max-rmse '-1': an error is never below 0");
+  EXPECT_EQ(refusal(Figure::max_rmse, "a.*=-1e-9"), "--max-rmse 'a.*=-1e-9': an error is never below 0");
+  for (const std::string text : {"2", "-1.5", "1.0000001"})
+    EXPECT_EQ(refusal(Figure::min_cosine, text), "--min-cosine '" + text + "': a cosine lies between -1 and 1");
+  for (const char* const text : {"-1", "0", "1"}) EXPECT_EQ(refusal(Figure::min_cosine, text), "");
+  for (const char* const text : {"-20", "0", "200"}) EXPECT_EQ(refusal(Figure::min_sqnr_db, text), "");
 }
 
 TEST(Threshold, PatternIsCheckedAtOnce) {
@@ -97,6 +110,10 @@ TEST(Violations, PatternsMatchWholeNames) {
   EXPECT_EQ(tensors_that_break(measurement, Figure::max_rmse, 0.5, "a+"), (Tensors{0, 2}));
   EXPECT_EQ(error_of([&] { tensors_that_break(measurement, Figure::min_cosine, 1, "c"); }, Errc::usage),
             "--min-cosine 'c' matches no tensor");
+  measurement.tensors[1].info.name = "layer.b";
+  measurement.candidates[0].missing = {"layer.c"};
+  EXPECT_EQ(error_of([&] { tensors_that_break(measurement, Figure::min_cosine, 1, "layer"); }, Errc::usage),
+            "--min-cosine 'layer' matches no tensor as a whole name; 'layer.*' matches 2");
   EXPECT_EQ(error_of([&] { tensors_that_break(measurement, Figure::max_rmse, 1, "("); }, Errc::usage),
             "--max-rmse '(': missing ): (");
 }

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <re2/re2.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace nibble {
+
+/// A user's pattern (RE2 syntax) for whole names of tensors, with the option that it was given to.
+class UserPattern {
+ public:
+  /// `option` is a literal. Throws Error(usage), "OPTION 'PATTERN': ...", if it is no pattern.
+  UserPattern(std::string_view option, const std::string& pattern);
+
+  [[nodiscard]] bool matches(std::string_view name) const;
+
+  /// Calls a function with every name that there is.
+  using EachName = std::function<void(const std::function<void(std::string_view)>&)>;
+
+  /// Throws Error(usage) because it matches none of them: a pattern that is lost silently costs a conversion. Where it
+  /// matches parts of names, the error says what would match these names as a whole.
+  [[noreturn]] void fail_unmatched(const EachName& each_name) const;
+
+  [[nodiscard]] std::string_view option() const noexcept { return option_; }
+  [[nodiscard]] const std::string& text() const noexcept { return text_; }
+
+ private:
+  [[nodiscard]] std::string wider_pattern(const EachName& each_name) const;
+
+  std::string_view option_;
+  std::string text_;
+  std::unique_ptr<RE2> regex_;
+};
+
+}  // namespace nibble
