@@ -27,10 +27,10 @@ constexpr std::size_t line_width = 80;
 constexpr std::size_t tests_in_table = 5;  // side by side; more follow in tables of their own
 constexpr std::size_t missing_listed = 10;
 
-// The end of a name tells it from others, but for the ".weight" of nearly all.
+// The end of a name tells it from others, but for the ".weight" of nearly all. Dots stand for what is left out.
 std::string shortened(std::string name, std::size_t width) {
-  constexpr std::string_view suffix = ".weight";
-  if (name.size() > width && name.ends_with(suffix)) name.resize(name.size() - suffix.size());
+  constexpr std::string_view suffix = "weight";
+  if (name.size() > width && name.ends_with(".weight")) name.replace(name.size() - suffix.size(), suffix.size(), "..");
   if (name.size() <= width) return name;
   std::size_t from = name.size() - width + 3;
   while (from < name.size() && (static_cast<unsigned char>(name[from]) & 0xC0U) == 0x80) ++from;  // whole UTF-8
@@ -162,7 +162,10 @@ class Table {
       order.resize(std::min(order.size(), worst));
       if (order.empty()) return;
     }
-    heading(order.size() == all ? "tensor" : fmt::format("the {} worst tensors of {}", order.size(), all), "codec");
+    heading(order.size() == all ? "tensor"
+            : order.size() == 1 ? fmt::format("the worst tensor of {}", all)
+                                : fmt::format("the {} worst tensors of {}", order.size(), all),
+            "codec");
     for (const std::size_t t : order) {
       const MeasuredWeights& tensor = measurement_.tensors[t];
       Row row{printable(tensor.info.name), {}};
@@ -216,7 +219,10 @@ void add_verdicts(std::string& out, const Measurement& measurement) {
   const bool labels = measurement.candidates.size() > 1;
   for (std::size_t c = 0; c < measurement.candidates.size(); ++c) {
     const MeasuredCandidate& candidate = measurement.candidates[c];
-    if (labels) out += fmt::format("{}: {}\n", test_label(c), escaped(candidate.name));
+    if (labels) {
+      const std::string label = test_label(c) + ": ";
+      out += label + shortened(escaped(candidate.name), line_width - label.size()) + '\n';
+    }
     const std::string indent = labels ? "   " : "";
     const std::vector<Verdict> found = verdicts(measurement, candidate);
     if (found.empty()) out += indent + "nothing was converted: every tensor is as in the reference\n";

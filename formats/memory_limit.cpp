@@ -2,19 +2,24 @@
 
 #include <fmt/format.h>
 
-#include "nibble/error.hpp"
+#include <string>
 
 namespace nibble {
+
+Error too_little_memory(std::string_view what, std::uint64_t needed, std::uint64_t allowed) {
+  const auto megabytes = [](std::uint64_t bytes) { return fmt::format("{:.1f} MB", static_cast<double>(bytes) / 1e6); };
+  std::string need = megabytes(needed), limit = megabytes(allowed);
+  if (need == limit) need = fmt::format("{} bytes", needed), limit = fmt::format("{} bytes", allowed);
+  return {Errc::no_space, fmt::format("{} {} of memory, --max-memory allows {}", what, need, limit)};
+}
 
 MemoryLimit::MemoryLimit(std::uint64_t max_memory)
     : max_memory_(max_memory), left_(max_memory > program_bytes ? max_memory - program_bytes : 0) {}
 
 void MemoryLimit::take(std::uint64_t bytes, std::string_view label) {
   if (bytes > left_ - taken_)
-    throw Error(Errc::no_space,
-                fmt::format("{}: opening it needs at least {:.1f} MB of memory, --max-memory allows {:.1f} MB", label,
-                            static_cast<double>(max_memory_ - left_ + taken_ + bytes) / 1e6,
-                            static_cast<double>(max_memory_) / 1e6));
+    throw too_little_memory(fmt::format("{}: opening it needs at least", label), max_memory_ - left_ + taken_ + bytes,
+                            max_memory_);
   taken_ += bytes;
 }
 

@@ -5,11 +5,17 @@
 #include <string>
 #include <string_view>
 
+#include "nibble/error.hpp"
+
 namespace nibble {
 
 /// Code, libraries, an ordinary header: 7 to 10 MiB as peak RSS on x86-64, and a third more than that for machines
 /// with other libraries. Every memory plan begins with it.
 inline constexpr std::uint64_t program_bytes = 14 << 20;
+
+/// "WHAT 15.7 MB of memory, --max-memory allows 10.0 MB"; in bytes where both would be the same in MB. `what` ends with
+/// its verb.
+[[nodiscard]] Error too_little_memory(std::string_view what, std::uint64_t needed, std::uint64_t allowed);
 
 /// How much memory opening a checkpoint may take. Readers count what they keep while they parse, so a file that asks
 /// for too much is refused before the memory is taken.

@@ -107,9 +107,7 @@ MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candid
   std::size_t tokens = threads + std::size_t{1};
   while (tokens > 1 && fixed + tokens * token > limit) --tokens;
   fixed = std::max(fixed + tokens * token, program_bytes + needs.opening);
-  if (fixed > limit)
-    throw Error(Errc::no_space, fmt::format("measuring needs {:.1f} MB of memory, --max-memory allows {:.1f} MB",
-                                            static_cast<double>(fixed) / 1e6, static_cast<double>(limit) / 1e6));
+  if (fixed > limit) throw too_little_memory("measuring needs", fixed, limit);
   return {threads, tokens, (limit - fixed) / 2, results};
 }
 

@@ -102,10 +102,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     memory.batch_bytes = memory.chunk_bytes;
   }
   while (!fits() && memory.tokens > 1) --memory.tokens;
-  if (!fits())
-    throw Error(Errc::no_space,
-                fmt::format("this conversion needs {:.1f} MB of memory, --max-memory allows {:.1f} MB",
-                            static_cast<double>(fixed()) / 1e6, static_cast<double>(resources.max_memory) / 1e6));
+  if (!fits()) throw too_little_memory("this conversion needs", fixed(), resources.max_memory);
   const std::uint64_t kept = std::min(largest_scratch, resources.max_memory - fixed());
   memory.scratch_bytes = std::max(kept, batch_scratch());
   memory.total_bytes = fixed() + kept;

@@ -26,6 +26,13 @@ std::string short_list(const TensorInfo& tensor) {
   return fmt::format("{} {}", traits(tensor.dtype).name, to_string(tensor.shape));
 }
 
+constexpr double least_share = 0.001;  // 0.1 %: the least that is said as a figure
+
+// Never 0 of what is there.
+std::string percent_text(double share) {
+  return share < least_share ? "less than 0.1 %" : fmt::format("{:.1f} %", 100 * share);
+}
+
 // A pattern of --tensor or --skip, and whether it has met a tensor that it can decide about: one that never does is an
 // error.
 class RulePattern {
@@ -283,27 +290,33 @@ class Planner {
       if (!tensor.quantized) left[tensor.role] += tensor.info.bytes();
     }
     const auto percent = [all](std::uint64_t bytes) {
-      return 100.0 * static_cast<double>(bytes) / static_cast<double>(std::max<std::uint64_t>(all, 1));
+      return percent_text(static_cast<double>(bytes) / static_cast<double>(std::max<std::uint64_t>(all, 1)));
     };
     if (left[Role::expert] > 0)
-      plan_.warnings.push_back(fmt::format(
-          "{:.1f} % of the weights' bytes are experts, which bitsandbytes cannot hold: they stay as they are "
-          "(--experts {} --allow-nibble-only quantizes them)",
-          percent(left[Role::expert]), plan_.recipe.to));
+      plan_.warnings.push_back(
+          fmt::format("{} of the weights' bytes are experts, which bitsandbytes cannot hold: they stay as they are "
+                      "(--experts {} --allow-nibble-only quantizes them)",
+                      percent(left[Role::expert]), plan_.recipe.to));
     if (const std::string obstacle = loading_obstacle(plan_.architecture); !obstacle.empty())
       plan_.warnings.push_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),
                                            plan_.architecture, obstacle));
-    if (const double share = plan_.quantized_share(); share < low_share)
-      plan_.warnings.push_back(
-          fmt::format("only {:.1f} % of the weights' bytes are quantized; {:.1f} % are embeddings{}", 100.0 * share,
-                      percent(left[Role::embedding] + left[Role::output_embeddings]), wide_embeddings()));
+    if (const double share = plan_.quantized_share(); share < low_share) {
+      std::string warning = "no weights are quantized";
+      if (share > 0)
+        warning = fmt::format("{}{} of the weights' bytes are quantized", share < least_share ? "" : "only ",
+                              percent_text(share));
+      if (const std::uint64_t embeddings = left[Role::embedding] + left[Role::output_embeddings]; embeddings > 0)
+        warning += fmt::format("; {} are embeddings{}", percent(embeddings), wide_embeddings());
+      plan_.warnings.push_back(std::move(warning));
+    }
   }
 
-  // What makes the embeddings smaller without a loss that is worth a thought, where something does.
+  // What makes the embeddings smaller without a loss that is worth a thought, where something does. What the user's own
+  // rules keep stays.
   std::string wide_embeddings() const {
     bool embeddings = false, head = false;
     for (const PlannedTensor& tensor : plan_.tensors) {
-      if (tensor.info.dtype != DType::f32 || tensor.codec != keep_codec) continue;
+      if (tensor.info.dtype != DType::f32 || tensor.codec != keep_codec || tensor.reason.starts_with("--")) continue;
       embeddings |= tensor.role == Role::embedding;
       head |= tensor.role == Role::output_embeddings;
     }

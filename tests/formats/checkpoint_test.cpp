@@ -17,7 +17,6 @@ namespace {
 
 using test::error_of;
 using test::safetensors_with;
-using testing::EndsWith;
 using testing::HasSubstr;
 
 constexpr std::string_view index_text =
@@ -181,8 +180,8 @@ TEST(MaxMemory, CountsWhatEarlierShardsKeep) {
   // The index takes 49 kB, each file 14 kB while it is opened and 5 kB from then on. While the last one joins the list
   // of all tensors, that is there twice: 35 kB more.
   EXPECT_EQ(opened_within(dir.path(), 150'000), "");
-  EXPECT_THAT(opened_within(dir.path(), 125'000), EndsWith("MB")) << "the list twice";
-  EXPECT_THAT(opened_within(dir.path(), 90'000), EndsWith("MB")) << "what each keeps";
+  EXPECT_THAT(opened_within(dir.path(), 125'000), HasSubstr("needs at least")) << "the list twice";
+  EXPECT_THAT(opened_within(dir.path(), 90'000), HasSubstr("needs at least")) << "what each keeps";
   const auto reader = open_checkpoint(dir.path());
   EXPECT_GE(reader->memory_bytes(), 1200U * (16 + 8 + 8 + 5));
   EXPECT_LT(reader->memory_bytes(), 60'000U);

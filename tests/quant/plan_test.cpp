@@ -137,7 +137,42 @@ TEST(Plan, UnknownArchitectureFallsBackToNamesAndSaysSo) {
 TEST(Plan, LowShareIsSaid) {
   MemoryReader in = llama();
   in.add_normal("model.layers.1.input_layernorm.weight", DType::bf16, {10'000'000});
-  EXPECT_THAT(make_plan(in, nf4()).warnings, Contains(HasSubstr("of the weights' bytes are quantized")));
+  EXPECT_THAT(make_plan(in, nf4()).warnings,
+              Contains("only 10.9 % of the weights' bytes are quantized; 0.1 % are embeddings"));
+}
+
+// No figure of what is not there, and none that says 0 of what is.
+TEST(Plan, SharesAreNeverNought) {
+  MemoryReader in;
+  in.set_architecture("LlamaForCausalLM", true);
+  in.add_normal("model.layers.0.input_layernorm.weight", DType::bf16, {10'000'000});
+  in.add_normal("model.layers.0.mlp.up_proj.weight", DType::bf16, {64, 64});
+  EXPECT_THAT(make_plan(in, nf4()).warnings, Contains("less than 0.1 % of the weights' bytes are quantized"));
+  Recipe none = nf4();
+  none.skips = {".*up_proj.*"};
+  EXPECT_THAT(make_plan(in, none).warnings, Contains("no weights are quantized"));
+  in.add_normal("model.embed_tokens.weight", DType::bf16, {64, 64});
+  EXPECT_THAT(make_plan(in, none).warnings, Contains("no weights are quantized; less than 0.1 % are embeddings"));
+}
+
+// Neither what is halved already nor what the user's own rule keeps.
+TEST(Plan, EmbeddingsAreNotToBeHalvedTwice) {
+  MemoryReader in;
+  in.set_architecture("LlamaForCausalLM", false);
+  for (const char* const name : {"model.embed_tokens.weight", "lm_head.weight"})
+    in.add_normal(name, DType::f32, {100, 64});
+  in.add_normal("model.layers.0.mlp.up_proj.weight", DType::f32, {64, 64});
+  const auto warning = [&](const Recipe& recipe) { return make_plan(in, recipe).warnings.back(); };
+  const std::string share = "only 24.2 % of the weights' bytes are quantized; 75.8 % are embeddings";
+  Recipe recipe = nf4();
+  EXPECT_EQ(warning(recipe), share + " of fp32, which --embeddings bf16 --lm-head bf16 would halve");
+  recipe.embeddings = "bf16";
+  EXPECT_EQ(warning(recipe), share + " of fp32, which --lm-head bf16 would halve");
+  recipe.lm_head = "bf16";
+  EXPECT_EQ(warning(recipe), share);
+  recipe.embeddings = "keep";
+  recipe.skips = {".*embed.*"};
+  EXPECT_EQ(warning(recipe), share);
 }
 
 TEST(Plan, ExpertsAreKeptAndTheirShareIsSaid) {
