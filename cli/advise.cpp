@@ -26,6 +26,7 @@ namespace {
 constexpr int advice_schema = 1;
 constexpr std::size_t most_rows = 16;  // of the curve, for people
 constexpr double error_bar_width = 30;
+constexpr double most_bits = 64;  // of a weight in any format
 
 // A size, or bits for each of the weights, in bytes.
 std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
@@ -35,8 +36,8 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
   while (unit.starts_with(' ')) unit.remove_prefix(1);
   if (error == std::errc() && unit.empty())
     throw Error(Errc::usage,
-                fmt::format("--advise '{0}': has no unit: {0}bits per weight, or a size such as {0}GB or {0}GiB?",
-                            printable(text)));
+                fmt::format("--advise '{}': has no unit: {}a size such as {}MB or {}GB?", printable(text),
+                            bits <= most_bits ? fmt::format("{}bits per weight, or ", text) : "", text, text));
   if (unit != "bits" && unit != "bpw") {
     try {
       return parse_size("--advise", text);
@@ -46,8 +47,9 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
                               printable(text)));
     }
   }
-  if (error != std::errc() || !(bits > 0 && bits <= 64))
-    throw Error(Errc::usage, fmt::format("--advise '{}': not between 0 and 64 bits per weight", printable(text)));
+  if (error != std::errc() || !(bits > 0 && bits <= most_bits))
+    throw Error(Errc::usage,
+                fmt::format("--advise '{}': not between 0 and {} bits per weight", printable(text), most_bits));
   return static_cast<std::uint64_t>(bits * static_cast<double>(weights) / 8);
 }
 
@@ -124,14 +126,17 @@ void print(const AdviseArguments& arguments, const Reader& reference, std::uint6
   double largest = 0;
   for (const AdvicePoint& row : rows) largest = std::max(largest, error(row));
   fmt::print("\n  {:>10}  {:>6}  {:>8}  {:>8}\n", "size", "bits", "SQNR dB", "error");
+  std::vector<std::pair<bool, std::string>> lines;  // and whether it is the chosen one's; no two look alike
   for (const AdvicePoint& row : rows) {
     const auto length = largest > 0 ? static_cast<std::size_t>(std::lround(error_bar_width * error(row) / largest)) : 0;
     const std::string line =
-        fmt::format("{} {:>10}  {:>6.2f}  {:>8}  {:>8}  {}", row.bytes == advice.chosen.bytes ? '>' : ' ',
-                    size_short(row.bytes), advice.bits_per_weight(row.bytes), decibels(row.sqnr_db),
-                    fmt::format("{:.3g} %", 100 * error(row)), std::string(length, '#'));
-    fmt::print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
+        fmt::format("{:>10}  {:>6.2f}  {:>8}  {:>8}  {}", size_short(row.bytes), advice.bits_per_weight(row.bytes),
+                    decibels(row.sqnr_db), fmt::format("{:.3g} %", 100 * error(row)), std::string(length, '#'));
+    if (lines.empty() || lines.back().second != line) lines.emplace_back(false, line);
+    lines.back().first |= row.bytes == advice.chosen.bytes;
   }
+  for (const auto& [is_chosen, line] : lines)
+    fmt::print("{} {}\n", is_chosen ? '>' : ' ', line.substr(0, line.find_last_not_of(' ') + 1));
 }
 
 }  // namespace

@@ -239,9 +239,9 @@ void add_convert(CLI::App& app) {
       ->required();
 
   const std::string format = "Format";
-  command->add_option("--block-size", recipe.options.blocksize, "Weights per absmax: 32, 64, ..., 4096 (nf4, fp4)")
+  set_choices(command->add_option("--block-size", recipe.options.blocksize, "Weights per absmax (nf4, fp4)"),
+              {"32", "64", "128", "256", "512", "1024", "2048", "4096"})
       ->capture_default_str()
-      ->type_name("N")
       ->group(format);
   command->add_flag("--no-double-quant", options->no_double_quant, "Keep absmax in fp32 (nf4, fp4)")->group(format);
   add_choice<DType>(*command, "--compute-dtype", recipe.compute_dtype,
@@ -287,7 +287,8 @@ void add_convert(CLI::App& app) {
       ->capture_default_str()
       ->group(selection);
   command
-      ->add_flag("--allow-nibble-only", recipe.allow_nibble_only, "Accept a result that only nibble's own loader reads")
+      ->add_flag("--allow-nibble-only", recipe.allow_nibble_only,
+                 "Write the result even if only nibble can read it, and transformers cannot")
       ->group(selection);
 
   command

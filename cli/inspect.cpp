@@ -26,6 +26,7 @@ namespace {
 struct InspectOptions {
   std::string path;
   bool json = false;
+  ResourceOptions resource_options;
 };
 
 Json describe(const Reader& checkpoint, std::size_t i) {
@@ -129,7 +130,8 @@ void print_table(const Reader& checkpoint, std::uint64_t bytes) {
 }
 
 void run(const InspectOptions& options) {
-  const std::unique_ptr<Reader> checkpoint = open_checkpoint(options.path, {.accept_quantized = true});
+  const std::unique_ptr<Reader> checkpoint = open_checkpoint(
+      options.path, {.accept_quantized = true, .max_memory = options.resource_options.resources().max_memory});
   std::uint64_t bytes = 0;
   for (const TensorInfo& tensor : checkpoint->tensors()) bytes += tensor.bytes();
   options.json ? print_json(*checkpoint, bytes) : print_table(*checkpoint, bytes);
@@ -145,6 +147,7 @@ void add_inspect(CLI::App& app) {
       ->required()
       ->type_name("");
   add_json(*command, options->json);
+  add_max_memory(*command, options->resource_options);
   command->footer(
       "A weight in nf4/64 is stored as NF4 with blocks of 64; its shape is the original one.\n"
       "--json lists the tensors of the files instead, part by part.\n\n"

@@ -115,7 +115,7 @@ void report(const std::vector<Violation>& found, const Measurement& measurement)
                     option_name(found[0].threshold.figure)));
 }
 
-// What the figures of a report depend on, as a command line.
+// What was measured and how, as a command line.
 std::string command_of(const MeasureArguments& options) {
   std::string command = "nibble measure " + quoted_path(options.reference);
   for (const std::string& test : options.tests) command += ' ' + quoted_path(test);
@@ -127,6 +127,10 @@ std::string command_of(const MeasureArguments& options) {
   add("--max-rmse", options.max_rmse);
   add("--min-sqnr", options.min_sqnr);
   add("--min-cosine", options.min_cosine);
+  const MeasureArguments defaults;
+  if (options.worst != defaults.worst) command += fmt::format(" --worst {}", options.worst);
+  if (const std::string& size = options.resource_options.max_memory; size != defaults.resource_options.max_memory)
+    command += " --max-memory " + shell_quoted(size);
   return command;
 }
 
@@ -205,7 +209,9 @@ void add_measure(CLI::App& app) {
       ->add_option("REF", options->reference, "The original: a file, a model directory, or org/model in the hub cache")
       ->required()
       ->type_name("");
-  command->add_option("TEST", options->tests, "What is held against it, plain or quantized, by whatever tool")
+  command
+      ->add_option("TEST", options->tests,
+                   "What is compared with REF, one checkpoint or several, plain or quantized by any tool")
       ->type_name("");
 
   const std::string what = "What would it be";
@@ -221,13 +227,12 @@ void add_measure(CLI::App& app) {
   advise->type_name("SIZE")->group(what);
   command
       ->add_flag("--allow-nibble-only", options->allow_nibble_only,
-                 "Measure what only nibble's own loader reads, too; advise it")
+                 "Let --to and --advise make what only nibble can read, and transformers cannot")
       ->group(what);
 
-  command->add_option("--worst", options->worst, "Tensors in the table, the worst first; 0 for all")
-      ->check(CLI::Range(0, 1'000'000'000).description(""))
+  set_range(command->add_option("--worst", options->worst, "Tensors in the table, the worst first; 0 for all"), 0,
+            1'000'000'000)
       ->capture_default_str()
-      ->type_name("N")
       ->group(output_group);
   CLI::Option* const json = add_json(*command, options->json)->group(output_group);
   command->add_flag("--csv", options->csv, "Print comma-separated values, a line for every tensor")

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+
 #include "cli/sizes.hpp"
 #include "formats/suggest.hpp"
 #include "nibble/codec.hpp"
@@ -14,16 +16,18 @@ Resources ResourceOptions::resources() const {
 }
 
 void add_max_memory(CLI::App& command, ResourceOptions& options) {
-  command.add_option("--max-memory", options.max_memory, "Peak memory; chunks are planned within it")
+  command
+      .add_option("--max-memory", options.max_memory,
+                  "The most memory that is used at a time; less of it may cost time")
       ->capture_default_str()
       ->type_name("SIZE")
       ->group(resources_group);
 }
 
 void add_threads(CLI::App& command, ResourceOptions& options) {
-  command.add_option("--threads", options.threads, "[the processors this process may use]")
-      ->check(CLI::Range(1, 1024).description(""))
-      ->type_name("N")
+  set_range(command.add_option("--threads", options.threads,
+                               "How many threads work [one for each processor that this process may use]"),
+            1, 1024)
       ->group(resources_group);
 }
 
@@ -49,6 +53,18 @@ CLI::Option* set_choices(CLI::Option* option, const std::vector<std::string_view
     return "";
   };
   return option->check(CLI::Validator(check, ""))->type_name(fmt::format("{}", fmt::join(words, "|")));
+}
+
+CLI::Option* set_range(CLI::Option* option, std::int64_t least, std::int64_t most) {
+  const auto check = [option, least, most](const std::string& text) -> std::string {
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || value < least || value > most)
+      throw Error(Errc::usage, fmt::format("{}: '{}' is not a whole number from {} to {}", option->get_name(),
+                                           printable(text), least, most));
+    return "";
+  };
+  return option->check(CLI::Validator(check, ""))->type_name("N");
 }
 
 std::vector<std::string> choices_of(const CLI::Option& option) {

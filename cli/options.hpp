@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -43,6 +44,9 @@ template <class Value> using Choices = std::vector<std::pair<std::string_view, V
 /// them with the one that was probably meant. `also` are spellings that are taken without being listed.
 CLI::Option* set_choices(CLI::Option* option, const std::vector<std::string_view>& words,
                          const std::vector<std::string_view>& also = {});
+
+/// Makes whole numbers from `least` to `most` the only values that an option takes.
+CLI::Option* set_range(CLI::Option* option, std::int64_t least, std::int64_t most);
 
 /// The words that set_choices() gave an option; none for others.
 [[nodiscard]] std::vector<std::string> choices_of(const CLI::Option& option);

@@ -21,6 +21,44 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// The option or argument that CLI11 speaks of.
+const CLI::Option* option_in(const CLI::App& command, std::string_view text) {
+  const auto is_named = [&](const std::string& name) {
+    const std::size_t at = text.find(name);
+    return at != std::string_view::npos && text.substr(at + name.size()).find_first_of(": =") == 0;
+  };
+  for (const CLI::Option* const option : command.get_options())
+    if (is_named(option->get_name())) return option;
+  return nullptr;
+}
+
+// CLI11's own words are about its types and how it counts.
+std::string reworded(const CLI::App& app, const CLI::App& command, const CLI::ParseError& error) {
+  const std::string text = one_line(error.what());
+  const CLI::Option* const option = option_in(command, text);
+  switch (static_cast<CLI::ExitCodes>(error.get_exit_code())) {
+    case CLI::ExitCodes::ExtrasError:
+      for (const std::string& argument : app.remaining(true))  // what follows "--" is left to the program itself
+        if (argument != "--") return fmt::format("unexpected argument '{}'", printable(argument));
+      break;
+    case CLI::ExitCodes::ExcludesError:
+      if (const std::size_t at = text.find(" excludes "); at != std::string::npos)
+        return fmt::format("{} does not go with {}", text.substr(0, at), text.substr(at + 10));
+      break;
+    case CLI::ExitCodes::ArgumentMismatch:
+      if (option == nullptr) break;
+      if (option->count() > 1) return fmt::format("{} is given {} times", option->get_name(), option->count());
+      return fmt::format("{} needs a value: {}", option->get_name(), option->get_type_name());
+    case CLI::ExitCodes::ConversionError:
+      if (option != nullptr && option->get_items_expected_max() == 0)
+        return fmt::format("{} takes no value", option->get_name());
+      break;
+    default:
+      break;
+  }
+  return escaped(text);
+}
+
 std::vector<CLI::App*> all_commands(CLI::App& app) {
   return app.get_subcommands([](CLI::App*) { return true; });
 }
@@ -35,6 +73,7 @@ CLI::App* find_command(CLI::App& app, std::string_view name) {
 std::string unknown_command(CLI::App& app, const std::string& given) {
   std::vector<std::string> names;
   for (const CLI::App* const command : all_commands(app)) names.push_back(command->get_name());
+  if (given.empty()) return fmt::format("no command is given: the commands are {}", fmt::join(names, ", "));
   const std::vector<std::string_view> words(names.begin(), names.end());
   return "command " + none_of(given, words);
 }
@@ -66,13 +105,12 @@ std::optional<std::string> first_unknown(const CLI::App& command) {
 std::string explain(CLI::App& app, const std::vector<std::string>& arguments, const CLI::ParseError& error) {
   const std::string first = arguments.empty() ? "" : arguments.front();
   CLI::App* const command = find_command(app, first);
-  if (command == nullptr && !first.empty() && !first.starts_with('-'))
-    return unknown_command(app, first) + " (see nibble --help)";
+  if (command == nullptr && !first.starts_with('-')) return unknown_command(app, first) + " (see nibble --help)";
   const CLI::App& parsed = command == nullptr ? app : *command;
   const std::string help = command == nullptr ? " (see nibble --help)" : fmt::format(" (see nibble {} --help)", first);
   // What an unknown option leaves over, its value for one, makes errors of its own: those say less.
   if (const auto unknown = first_unknown(parsed)) return unknown_option(parsed, *unknown) + help;
-  return escaped(one_line(error.what())) + help;
+  return reworded(app, parsed, error) + help;
 }
 
 std::vector<std::string> with_help_option(CLI::App& app, std::vector<std::string> arguments) {

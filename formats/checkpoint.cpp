@@ -209,7 +209,7 @@ std::string pipeline_parts(const fs::path& path) {
 
 fs::path find_model(const fs::path& path) {
   struct ::stat status {};
-  if (path.empty()) refuse("''", "an empty path leads nowhere");
+  if (path.empty()) refuse("''", "the path is empty");
   if (path.native().find('\0') != std::string::npos) refuse(escaped(path.native()), "a path has no NUL");
   if (::stat(path.c_str(), &status) == 0) return path;
   const int failure = errno;

@@ -223,7 +223,9 @@ TEST_F(Program, AdviceRefuses) {
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   }
   EXPECT_THAT(run("measure w.safetensors --advise 22").err,
-              HasSubstr("--advise '22': has no unit: 22bits per weight, or a size such as 22GB or 22GiB?"));
+              HasSubstr("--advise '22': has no unit: 22bits per weight, or a size such as 22MB or 22GB?\n"));
+  EXPECT_THAT(run("measure w.safetensors --advise 300").err,
+              HasSubstr("--advise '300': has no unit: a size such as 300MB or 300GB?\n"));
   EXPECT_EQ(run("measure w.safetensors --advise 9bits --allow-nibble-only").code, 0);
   EXPECT_EQ(run("convert w.safetensors out --to int8").code, 0);
   EXPECT_EQ(run("measure out --advise 9bits").code, 3);  // quantized already

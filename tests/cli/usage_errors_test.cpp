@@ -90,6 +90,42 @@ TEST_F(UsageErrors, TyposGetASuggestion) {
             "convert has no option '--double-quant': that is the default, which --no-double-quant turns off "
             "(see nibble convert --help)");
   EXPECT_THAT(error_of("convert w.safetensors out"), HasSubstr("--to is required (see nibble convert --help)"));
+  for (const char* const word : {"conv", "quantize"})
+    EXPECT_EQ(error_of(word),
+              std::string("command '") + word + "' " + all + ": did you mean convert? (see nibble --help)");
+  EXPECT_EQ(error_of(""),
+            "no command is given: the commands are convert, inspect, measure, formats, completion "
+            "(see nibble --help)");
+}
+
+// In our words, not in those of the library that parses the command line.
+TEST_F(UsageErrors, WhatIsGivenTooOftenOrWithoutAValue) {
+  const auto message = [&](const std::string& arguments) {
+    const std::string text = error_of(arguments);
+    const std::string help = " (see nibble " + arguments.substr(0, arguments.find(' ')) + " --help)";
+    EXPECT_THAT(text, testing::EndsWith(help));
+    return text.substr(0, text.size() - help.size());
+  };
+  EXPECT_EQ(message("convert m out extra --to nf4"), "unexpected argument 'extra'");
+  EXPECT_EQ(message("formats x y"), "unexpected argument 'x'");
+  EXPECT_EQ(message("convert m out --to nf4 -- --x"), "unexpected argument '--x'");
+  EXPECT_EQ(message("convert m out --to"), "--to needs a value: fp32|fp16|bf16|int8|nf4|fp4");
+  EXPECT_EQ(message("convert m out --to nf4 --max-memory="), "--max-memory needs a value: SIZE");
+  EXPECT_EQ(message("convert m out --to nf4 --to fp16"), "--to is given 2 times");
+  EXPECT_EQ(message("measure m m --worst 3 --worst 4 --worst 5"), "--worst is given 3 times");
+  EXPECT_EQ(message("inspect m --json=maybe"), "--json takes no value");
+  EXPECT_EQ(message("measure m m --csv --json"), "--json does not go with --csv");
+  EXPECT_EQ(message("convert m out --to nf4 --keep-shards --max-shard-size 1GB"),
+            "--max-shard-size does not go with --keep-shards");
+}
+
+TEST_F(UsageErrors, NumbersHaveBounds) {
+  for (const char* const number : {"0", "1025", "x", "-1", "1.5", "1e2", "99999999999999999999"})
+    EXPECT_EQ(error_of(std::string("convert m out --to nf4 --threads ") + number),
+              std::string("--threads: '") + number + "' is not a whole number from 1 to 1024");
+  EXPECT_EQ(error_of("measure m m --worst many"), "--worst: 'many' is not a whole number from 0 to 1000000000");
+  EXPECT_EQ(error_of("convert m out --to nf4 --block-size 33"),
+            "--block-size: '33' is none of 32, 64, 128, 256, 512, 1024, 2048, 4096");
 }
 
 TEST_F(UsageErrors, HelpIsACommand) {
@@ -213,7 +249,7 @@ TEST_F(UsageErrors, PathsAreNamedAsTheyWereGiven) {
   EXPECT_THAT(error_of("inspect ./d/../d/bad.safetensors", 3), StartsWith("./d/../d/bad.safetensors: "));
   EXPECT_THAT(error_of("convert d out --to nf4", 3), StartsWith("d/config.json: "));
   EXPECT_EQ(error_of("inspect d/none.safetensors", 3), "d/none.safetensors: No such file or directory");
-  EXPECT_EQ(error_of("convert '' out --to nf4", 3), "'': an empty path leads nowhere");
+  EXPECT_EQ(error_of("convert '' out --to nf4", 3), "'': the path is empty");
   // The tensor whose values are refused lies in a file, too.
   std::string infinite(1024, '\0');
   infinite[2] = '\x80', infinite[3] = '\x7f';

@@ -24,6 +24,14 @@ TEST(Nearest, KnowsOtherNames) {
   EXPECT_EQ(nearest("bf16", options), std::nullopt);  // only if it is there
 }
 
+TEST(Nearest, KnowsBeginnings) {
+  EXPECT_EQ(nearest("--block", options), Word("--block-size"));
+  EXPECT_EQ(nearest("--thr", options), Word("--threads"));
+  EXPECT_EQ(nearest("--t", options), std::nullopt);                        // two begin so
+  EXPECT_EQ(nearest("co", std::array<Word, 1>{"convert"}), std::nullopt);  // may mean anything
+  EXPECT_EQ(nearest("conv", std::array<Word, 2>{"convert", "inspect"}), Word("convert"));
+}
+
 TEST(Nearest, IsAFewLettersAway) {
   EXPECT_EQ(nearest("--blocksize", options), Word("--block-size"));       // one left out
   EXPECT_EQ(nearest("--sskip", options), Word("--skip"));                 // one too many
