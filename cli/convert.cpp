@@ -304,8 +304,7 @@ void add_convert(CLI::App& app) {
       ->group(output_group);
   command
       ->add_flag("--dry-run", options->dry_run,
-                 "Print every tensor's codec and why, sizes and memory; write nothing; end as the run itself would if "
-                 "OUT is in the way")
+                 "Print every tensor's codec and why, sizes and memory; write nothing; fail where the run itself would")
       ->group(output_group);
   add_json(*command, options->json)->group(output_group);
   add_progress(*command, options->progress);

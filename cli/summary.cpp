@@ -30,16 +30,20 @@ std::map<std::string, std::uint64_t> count_codecs(const Plan& plan) {
   return counts;
 }
 
+// Of the source's bytes, those of tensors that are kept as they are.
+double kept_share(const Plan& plan) {
+  std::uint64_t kept = 0;
+  for (const PlannedTensor& tensor : plan.tensors) kept += tensor.codec == "keep" ? tensor.info.bytes() : 0;
+  return kept == 0 ? 0 : static_cast<double>(kept) / static_cast<double>(plan.source_bytes());
+}
+
 // "14 nf4, 3 keep; 12.5 % of the bytes are kept as they are"
 std::string codecs_text(const Plan& plan) {
   std::string text;
   for (const auto& [codec, count] : count_codecs(plan))
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, codec);
-  std::uint64_t kept = 0;
-  for (const PlannedTensor& tensor : plan.tensors) kept += tensor.codec == "keep" ? tensor.info.bytes() : 0;
-  if (kept > 0)
-    text += fmt::format("; {:.1f} % of the bytes are kept as they are",
-                        100 * static_cast<double>(kept) / static_cast<double>(plan.source_bytes()));
+  if (const double kept = kept_share(plan); kept > 0)
+    text += fmt::format("; {:.1f} % of the bytes are kept as they are", 100 * kept);
   return text;
 }
 
@@ -76,17 +80,21 @@ std::string loading_text(const Plan& plan, const Conversion& conversion) {
   const bool is_quantized =
       plan.quantized_share() > 0 &&
       std::any_of(plan.tensors.begin(), plan.tensors.end(), [](const auto& tensor) { return tensor.quantized; });
-  if (plan.nibble_only) return "load: by nibble alone (--allow-nibble-only); measure and inspect read it";
+  if (plan.nibble_only) return "by nibble alone (--allow-nibble-only); measure and inspect read it";
   if (!conversion.in.is_directory()) {
-    const std::string file = fmt::format("load: safetensors.torch.load_file({})", path);
+    const std::string file = fmt::format("safetensors.torch.load_file({})", path);
     return is_quantized ? file + ", the tensors that bitsandbytes writes; convert a directory to load a model" : file;
   }
   const auto& config = conversion.in.config();
-  if (!plan.architecture.empty())
-    return fmt::format("load: transformers.{}.from_pretrained({})", plan.architecture, path);
-  if (config && !config->model_type.empty())
-    return fmt::format("load: transformers.AutoModel.from_pretrained({})", path);
-  return fmt::format("load: from_pretrained({}) of the model's class", path);
+  if (!plan.architecture.empty()) return fmt::format("transformers.{}.from_pretrained({})", plan.architecture, path);
+  if (config && !config->model_type.empty()) return fmt::format("transformers.AutoModel.from_pretrained({})", path);
+  return fmt::format("from_pretrained({}) of the model's class", path);
+}
+
+// Every weight that was converted is there as it was.
+bool is_exact(const Report& report) {
+  const Findings& found = report.findings;
+  return report.worst.name.empty() && report.error.count > 0 && found.nan == 0 && found.inf == 0 && found.overflow == 0;
 }
 
 }  // namespace
@@ -98,6 +106,7 @@ Json summary_json(const Plan& plan, const std::vector<std::string>& warnings) {
           {"stored_bytes", plan.stored_bytes()},
           {"bits_per_weight", bits_per_weight(plan)},
           {"quantized_share", plan.quantized_share()},
+          {"kept_share", kept_share(plan)},
           {"shards", plan.shard_ends.size()},
           {"warnings", warnings}};
 }
@@ -148,6 +157,12 @@ Json report_json(const Report& report, const Conversion& conversion) {
                       {"overflow", found.overflow},
                       {"underflow", found.underflow},
                       {"subnormal", found.subnormal}};
+  json["exact"] = is_exact(report);
+  json["sqnr_db"] = report.error.count > 0 ? number(report.error.sqnr_db()) : Json();
+  json["worst_tensor"] = report.worst.name.empty()
+                             ? Json()
+                             : Json({{"name", report.worst.name}, {"sqnr_db", number(report.worst.sqnr_db)}});
+  json["load"] = loading_text(report.plan, conversion);
   json["output"] = conversion.out;
   json["device"] = conversion.device;
   json["seconds"] = conversion.seconds;
@@ -162,14 +177,12 @@ std::string report_text(const Report& report, const Conversion& conversion) {
       size_both(plan.source_bytes()), size_both(plan.stored_bytes()), bits_per_weight(plan), conversion.seconds,
       size_short(static_cast<std::uint64_t>(rate)), conversion.device == "cpu" ? "the CPU" : conversion.device);
   text += counted(plan.tensors.size(), "tensor") + ": " + codecs_text(plan) + '\n';
-  const Findings& found = report.findings;
-  const bool is_finite = found.nan == 0 && found.inf == 0 && found.overflow == 0;
-  if (report.worst.name.empty() && report.error.count > 0 && is_finite)
+  if (is_exact(report))
     text += "every converted weight is exact\n";
   else if (!report.worst.name.empty())
     text += fmt::format("SQNR of the converted weights: {} dB; worst tensor: {} dB, {}\n",
                         decibels(report.error.sqnr_db()), decibels(report.worst.sqnr_db), printable(report.worst.name));
-  return text + loading_text(plan, conversion) + '\n';
+  return text + "load: " + loading_text(plan, conversion) + '\n';
 }
 
 }  // namespace nibble::cli

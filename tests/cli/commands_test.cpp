@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
@@ -208,6 +210,33 @@ TEST_F(Program, AdviceOfHostileNamesCanBePasted) {
   const Outcome done = run(command.substr(7) + " --json");
   ASSERT_EQ(done.code, 0) << done.err;
   EXPECT_EQ(nlohmann::json::parse(done.out).at("stored_bytes"), told.at("chosen").at("bytes"));
+}
+
+// Tensors so small that they change no figure that is shown.
+TEST_F(Program, AdviceHasNoTwoRowsThatLookAlike) {
+  nlohmann::ordered_json header;
+  std::string data;
+  const auto add = [&](const std::string& name, std::uint64_t rows, std::uint64_t columns) {
+    const std::size_t begin = data.size();
+    for (std::uint64_t i = 0; i < rows * columns; ++i) {
+      const auto weight = static_cast<float>(i * i % 251 + i % 97) / 100 - 1.5f;
+      data.append(reinterpret_cast<const char*>(&weight), sizeof weight);
+    }
+    header[name] = {{"dtype", "F32"}, {"shape", {rows, columns}}, {"data_offsets", {begin, data.size()}}};
+  };
+  add("big.weight", 1024, 1024);
+  for (const char* const name : {"a.weight", "b.weight", "c.weight"}) add(name, 4, 4);
+  (void)root_.write("uneven.safetensors", test::safetensors_file(header.dump(), data));
+  const Outcome outcome = run("measure uneven.safetensors --advise 20bits");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  std::set<std::string> rows;
+  std::istringstream lines(outcome.out.substr(outcome.out.find(" error\n")));
+  std::size_t chosen = 0;
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_TRUE(line.size() < 2 || rows.insert(line.substr(2)).second) << outcome.out;
+    chosen += line.starts_with('>') ? 1 : 0;
+  }
+  EXPECT_EQ(chosen, 1U);
 }
 
 TEST_F(Program, AdviceRefuses) {

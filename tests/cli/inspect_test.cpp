@@ -133,6 +133,14 @@ TEST_F(Inspect, NumbersAreOrderedByValue) {
   EXPECT_EQ(names, "a a1.2 a1.10 a09 a9 a009b a9b a10 b ");
 }
 
+TEST_F(Inspect, HeadersAreBoundedByMaxMemory) {
+  root_.write("w.safetensors", test::safetensors_with({"a"}));
+  const test::Outcome outcome = test::run_program(root_.path(), "inspect w.safetensors --max-memory 14MB");
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_THAT(outcome.err, StartsWith("error: w.safetensors: opening it needs at least "));
+  EXPECT_EQ(test::run_program(root_.path(), "inspect w.safetensors --max-memory 20MB").code, 0);
+}
+
 TEST_F(Inspect, NothingInAFile) {
   root_.write("w.safetensors", test::safetensors_file("{}"));
   EXPECT_EQ(text("w.safetensors"), "\n0 tensors in 1 file, 0 bytes\n");

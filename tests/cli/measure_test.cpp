@@ -511,6 +511,9 @@ TEST_F(MeasureProgram, HtmlIsReproducible) {
   EXPECT_THAT(first, HasSubstr("2001-09-09 01:46:40 UTC"));
   EXPECT_THAT(first, HasSubstr("nibble measure w.safetensors --to nf4"));
   EXPECT_TRUE(page("1000000000") == first);
+  EXPECT_EQ(run("measure w.safetensors --to nf4 --html r.html --worst 3 --max-memory 900MB").code, 0);
+  EXPECT_THAT(test::read_file(root_.path() / "r.html"),
+              HasSubstr("nibble measure w.safetensors --to nf4 --worst 3 --max-memory 900MB"));
   EXPECT_FALSE(page("1000000001") == first);
   EXPECT_FALSE(page("") == first);
   for (const char* const epoch : {"x", "-1", "1.5", "253402300800"})

@@ -91,6 +91,32 @@ TEST_F(Summary, TheWorstTensorIsTheWorst) {
   EXPECT_THAT(out, HasSubstr(text));
 }
 
+// Programs are told what people are told.
+TEST_F(Summary, JsonHasWhatTheSummarySays) {
+  const auto json = [&](const std::string& arguments) {
+    return nlohmann::json::parse(run("convert " + arguments + " --json").out);
+  };
+  const auto told = json("m out --to nf4");
+  const std::string text = run("convert m text --to nf4").out;
+  char expected[160];
+  (void)std::snprintf(expected, sizeof(expected), ": %.2f dB; worst tensor: %.2f dB, %s\n",
+                      told.at("sqnr_db").get<double>(), told.at("worst_tensor").at("sqnr_db").get<double>(),
+                      told.at("worst_tensor").at("name").get<std::string>().c_str());
+  EXPECT_THAT(text, HasSubstr(expected));
+  (void)std::snprintf(expected, sizeof(expected), "; %.1f %% of the bytes are kept",
+                      100 * told.at("kept_share").get<double>());
+  EXPECT_THAT(text, HasSubstr(expected));
+  EXPECT_EQ(told.at("load"), "transformers.LlamaForCausalLM.from_pretrained(\"out\")");
+  EXPECT_EQ(told.at("exact"), false);
+  const auto exact = json("w.safetensors e --to fp32 --tensor 'a.*=fp32'");
+  EXPECT_EQ(exact.at("kept_share"), 0);
+  EXPECT_TRUE(exact.at("worst_tensor").is_null());
+  const auto unknown = json("w.safetensors u --to nf4 --error-report none");
+  EXPECT_TRUE(unknown.at("sqnr_db").is_null());
+  EXPECT_EQ(unknown.at("exact"), false);
+  EXPECT_EQ(json("m dry --to nf4 --dry-run").at("kept_share"), told.at("kept_share"));
+}
+
 TEST_F(Summary, WithoutAnErrorReportThereIsNoFigure) {
   EXPECT_THAT(run("convert m out --to nf4 --error-report none").out, Not(HasSubstr("SQNR")));
   EXPECT_THAT(run("convert m exact --to fp32").out, Not(HasSubstr("worst")));
