@@ -38,8 +38,9 @@ std::string reworded(const CLI::App& app, const CLI::App& command, const CLI::Pa
   const CLI::Option* const option = option_in(command, text);
   switch (static_cast<CLI::ExitCodes>(error.get_exit_code())) {
     case CLI::ExitCodes::ExtrasError:
-      for (const std::string& argument : app.remaining(true))  // what follows "--" is left to the program itself
-        if (argument != "--") return fmt::format("unexpected argument '{}'", printable(argument));
+      // Of all commands: what follows "--" is left to the program itself.
+      if (const std::vector<std::string> left = app.remaining(true); !left.empty())
+        return fmt::format("unexpected argument '{}'", printable(left.front()));
       break;
     case CLI::ExitCodes::ExcludesError:
       if (const std::size_t at = text.find(" excludes "); at != std::string::npos)

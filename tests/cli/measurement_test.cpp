@@ -333,6 +333,19 @@ TEST(MeasurementTable, FitsEightyColumns) {
   }
 }
 
+// What a name lacks is marked, at either end.
+TEST(MeasurementTable, DotsStandForWhatIsLeftOut) {
+  const auto row = [](const std::string& name) {
+    Measurement found = two_layers();
+    found.tensors[0].info.name = name;
+    const std::vector<std::string> lines = lines_of(to_table(found, 1, false));
+    return lines.at(lines.size() - 9).substr(0, 38);
+  };
+  EXPECT_EQ(row("model.layers.1.self_attn.k_proj.weight"), "model.layers.1.self_attn.k_proj.weight");
+  EXPECT_EQ(row("model.layers.10.self_attn.k_proj.weight"), "model.layers.10.self_attn.k_proj...   ");
+  EXPECT_EQ(row("model.decoder.layers.10.self_attn.k_proj.weight"), "...coder.layers.10.self_attn.k_proj...");
+}
+
 TEST(MeasurementTable, TestsStandSideBySide) {
   Measurement found = two_layers();
   found.candidates.push_back(found.candidates[0]);
