@@ -129,7 +129,7 @@ def all_codes(weights, ones):
 
 # How the input is made, the options, --max-memory in MiB, bytes to be found in the output (part, offset, value).
 # Or the options of `measure`, those of the conversion before it, which is not limited, and what is wrong with the JSON.
-# Or those of `inspect`, which has no --max-memory: `mib` is what checkpoints may take to be opened without one.
+# Or those of `inspect`: `mib` is what its --max-memory is unless it is given.
 # Where the command is to be refused: the exit code, and what the line on stderr says.
 CASES = {
     "100,000 tensors in one header": dict(
