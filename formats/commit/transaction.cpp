@@ -151,8 +151,7 @@ void Transaction::judge_target() {
   const auto status = status_of(parent_.get(), name_, printable(shown_));
   const bool is_directory = status && S_ISDIR(status->st_mode);
   // Before anything is said of --overwrite, which would not help.
-  if (kind_ == Kind::directory && status && !is_directory)
-    refuse_existing(shown_, "exists and is not a directory");
+  if (kind_ == Kind::directory && status && !is_directory) refuse_existing(shown_, "exists and is not a directory");
   if (kind_ == Kind::file && status && !S_ISREG(status->st_mode))
     refuse_existing(shown_, "exists and is not a regular file");
   if (!options_.overwrite) {
