@@ -11,6 +11,11 @@ std::string decibels(double value) {
   return std::isinf(value) ? "exact" : fmt::format("{:.2f}", value);
 }
 
+std::string with_unit(double value) {
+  const std::string text = decibels(value);
+  return text == "exact" || text == "-" ? text : text + " dB";
+}
+
 std::string scientific(double value) { return std::isnan(value) ? "-" : fmt::format("{:.2e}", value); }
 
 std::string percent(double share) { return std::isnan(share) ? "-" : fmt::format("{:.2f} %", 100 * share); }

@@ -164,11 +164,16 @@ std::string report_text(const Report& report, const Conversion& conversion) {
   text += counted(plan.tensors.size(), "tensor") + ": " + codecs_text(plan) + '\n';
   const Findings& found = report.findings;
   const bool is_finite = found.nan == 0 && found.inf == 0 && found.overflow == 0;
-  if (report.worst.name.empty() && report.error.count > 0 && is_finite)
+  const Totals &quantized = report.totals.quantized, &cast = report.totals.cast;
+  if (report.worst.name.empty() && quantized.error.count + cast.error.count > 0 && is_finite) {
     text += "every converted weight is exact\n";
-  else if (!report.worst.name.empty())
-    text += fmt::format("SQNR of the converted weights: {} dB; worst tensor: {} dB, {}\n",
-                        decibels(report.error.sqnr_db()), decibels(report.worst.sqnr_db), printable(report.worst.name));
+  } else if (!report.worst.name.empty()) {
+    text += fmt::format("SQNR of the {} weights: {}", to_string(report.totals.headlined()),
+                        with_unit(report.totals.headline().error.sqnr_db()));
+    if (quantized.tensors > 0 && cast.error.count > 0)
+      text += fmt::format(", of the cast ones: {}", with_unit(cast.error.sqnr_db()));
+    text += fmt::format("; worst tensor: {}, {}\n", with_unit(report.worst.sqnr_db), printable(report.worst.name));
+  }
   return text + loading_text(plan, conversion) + '\n';
 }
 

@@ -54,6 +54,7 @@ class KeptParts final : public PartSink {
 // What a candidate has for a tensor, ready to be read.
 struct Test {
   std::string codec;
+  bool quantized = false;
   std::uint64_t bytes = 0;
   double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();
   bool is_reference = false;  // the very same weights: nothing to be read
@@ -246,7 +247,10 @@ class Measuring {
 
   Test open_stored(std::size_t c, std::size_t tensor) const {
     const StoredWeights::Tensor stored = pairing_.stored(c)[tensor];
-    Test test{.codec = name_of(stored), .bytes = stored.bytes, .normal_sqnr_db = normal_sqnr_of(stored)};
+    Test test{.codec = name_of(stored),
+              .quantized = stored.quantized(),
+              .bytes = stored.bytes,
+              .normal_sqnr_db = normal_sqnr_of(stored)};
     const auto bnb = make_codec(stored.codec)->bnb_config();
     test.has_codes = stored.quantized() && bnb && bnb->bits == 4;
     test.weights.emplace(about(pairing_.stored(c).reader(), [&] { return open_weights(pairing_.stored(c), stored); }));
@@ -257,6 +261,7 @@ class Measuring {
   Test encode(std::size_t c, const PlannedTensor& planned, const Comparison& work, bool fits) {
     const Codec& codec = codecs_[c][planned.codec];
     Test test{.codec = std::string(planned.codec),
+              .quantized = planned.quantized,
               .bytes = planned.stored_bytes,
               .normal_sqnr_db = codec.normal_sqnr_db(planned.info)};
     const std::vector<TensorInfo> parts = codec.parts(planned.info);
@@ -445,6 +450,7 @@ class Measuring {
       if (!work.tests[c]) continue;
       to = std::move(work.errors[c]);
       to->codec = work.tests[c]->codec;
+      to->quantized = work.tests[c]->quantized;
       to->bytes = work.tests[c]->bytes;
       // In the same form as the reference, what differs is no matter of that form.
       if (to->codec != work.measured.codec) to->normal_sqnr_db = work.tests[c]->normal_sqnr_db;
@@ -471,9 +477,10 @@ class Measuring {
 
 }  // namespace
 
-bool is_converted(const MeasuredWeights& reference, const MeasuredError& error) {
-  return error.codec != reference.codec || error.stats.square > 0 || error.stats.lost > 0 ||
-         error.stats.nan != reference.stats.nan || error.stats.inf != reference.stats.inf;
+Outcome outcome_of(const MeasuredWeights& reference, const MeasuredError& error) {
+  const bool same = error.codec == reference.codec && error.stats.square == 0 && error.stats.lost == 0 &&
+                    error.stats.nan == reference.stats.nan && error.stats.inf == reference.stats.inf;
+  return outcome_of(error.quantized, same);
 }
 
 Measurement measure(const Reader& reference, std::span<const Candidate> candidates, const MeasureOptions& options,

@@ -163,13 +163,14 @@ function shortTestName(t, length) {
   return name.length <= length ? name : name.slice(0, length - end - 1) + '…' + name.slice(name.length - end);
 }
 
-// The figures of several tensors seen as one vector: of those that were converted, if any was; the kept ones would only
-// hide their error. cosine and mean_rel are means by weights, which is close.
+// The figures of several tensors seen as one vector: of the quantized ones; without any, of those that were cast;
+// without any, of the kept ones. cosine and mean_rel are means by weights, which is close.
 function combined(t, indices) {
   const present = indices.map((i) => [tests[t].tensors[i], tensors[i]]).filter(([test]) => test);
-  const converted = present.filter(([test]) => test.converted !== false);
-  const records = converted.length ? converted : present;
-  if (records.length === 0) return null;
+  const records = ['quantized', 'cast', 'kept']
+                      .map((outcome) => present.filter(([test]) => test.outcome === outcome))
+                      .find((some) => some.length);
+  if (!records) return null;
   if (records.length === 1) return records[0][0];
   let weights = 0, noise = 0, signal = 0, stored = 0, largest = 0;
   const mean = {mae: 0, cosine: 0, mean_rel: 0};

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
 #include <bit>
 #include <cstring>
 #include <filesystem>
@@ -70,7 +71,7 @@ TEST_F(Summary, SaysWhatWasMadeWhatItCostAndHowItLoads) {
       MatchesRegex("out: 263\\.17 kB \\(257\\.00 KiB\\) -> [0-9.]+ kB \\([0-9.]+ KiB\\), [0-9.]+ bits per weight, "
                    "in [0-9.]+ s \\([0-9.]+ [kMG]B/s\\) on the CPU\n"
                    "13 tensors: 5 keep, 8 nf4; 50\\.2 % of the bytes are kept as they are\n"
-                   "SQNR of the converted weights: [0-9.]+ dB; worst tensor: [0-9.]+ dB, "
+                   "SQNR of the quantized weights: [0-9.]+ dB; worst tensor: [0-9.]+ dB, "
                    "model\\.layers\\.[0-3]\\.mlp\\.(up|down)_proj\\.weight\n"
                    "load: transformers\\.LlamaForCausalLM\\.from_pretrained\\(\"out\"\\)\n"));
 }
@@ -89,6 +90,26 @@ TEST_F(Summary, TheWorstTensorIsTheWorst) {
   char text[128];
   (void)std::snprintf(text, sizeof(text), "worst tensor: %.2f dB, %s\n", worst, name.c_str());
   EXPECT_THAT(out, HasSubstr(text));
+}
+
+// One figure everywhere, and embeddings that were cast have no part in it.
+TEST_F(Summary, TheFigureIsThatOfTheQuantizedWeights) {
+  for (const std::string more : {"", " --embeddings bf16"}) {
+    const std::string out = run("convert m out --overwrite --to nf4" + more).out;
+    const auto manifest = nlohmann::json::parse(test::read_file(root_.path() / "out/nibble.json"));
+    const auto measured = nlohmann::json::parse(run("measure m out --json").out).at("tests").at(0);
+    const double figure = measured.at("quantized").at("sqnr_db");
+    EXPECT_NEAR(figure, 21, 2);
+    EXPECT_EQ(measured.at("headline"), "quantized");
+    EXPECT_NEAR(manifest.at("quantized").at("error").at("sqnr_db"), figure, 1e-5);
+    const std::string text = fmt::format("{:.2f}", figure);
+    EXPECT_THAT(out, HasSubstr("SQNR of the quantized weights: " + text + " dB"));
+    EXPECT_THAT(run("measure m out").out, HasSubstr(" " + text + " "));
+    EXPECT_EQ(out.find(", of the cast ones: 5") != std::string::npos, !more.empty()) << out;
+    EXPECT_EQ(manifest.at("cast").at("tensors"), more.empty() ? 0 : 1);
+    EXPECT_EQ(manifest.at("quantized").at("tensors"), 8);
+  }
+  EXPECT_THAT(run("convert m half --to bf16").out, HasSubstr("SQNR of the cast weights: 5"));
 }
 
 TEST_F(Summary, WithoutAnErrorReportThereIsNoFigure) {
