@@ -52,6 +52,7 @@ Json describe(const MeasuredWeights& tensor) {
                {"bytes", tensor.bytes},
                {"nan", stats.nan},
                {"inf", stats.inf},
+               {"beyond_fp32", stats.beyond_fp32},
                {"mean", number(stats.mean())},
                {"rms", number(stats.rms())},
                {"kurtosis", number(stats.kurtosis())}};
@@ -73,7 +74,8 @@ Json describe(const MeasuredWeights& tensor, const MeasuredError& error) {
                {"bytes", error.bytes},
                {"bits_per_weight", number(bits_of(tensor, error))},
                {"nan", stats.nan},
-               {"inf", stats.inf}};
+               {"inf", stats.inf},
+               {"lost", stats.lost}};
   add_figures(json, stats);
   json["max_abs_at"] = stats.max_abs > 0 ? Json(stats.max_abs_at) : Json();
   json["worst_block"] = Json();
@@ -184,7 +186,7 @@ void write_json(const Measurement& measurement, const Sink& out) {
 void write_csv(const Measurement& measurement, const Sink& out) {
   out("test,name,kind,layer,dtype,shape,weights,codec,bytes,bits_per_weight,mae,rmse,max_abs,rel_rmse,sqnr_db,cosine,"
       "mean_rel,nan,inf,rms,kurtosis,absmax_mean,absmax_std,outlier_columns,outlier_energy,max_abs_at,worst_block_at,"
-      "worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted,outcome\n");
+      "worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted,outcome,lost\n");
   for (const MeasuredCandidate& candidate : measurement.candidates)
     for (std::size_t t = 0; t < candidate.tensors.size(); ++t) {
       if (!candidate.tensors[t]) continue;
@@ -210,8 +212,8 @@ void write_csv(const Measurement& measurement, const Sink& out) {
           stats.worst_square > 0 ? fmt::format(",{},{}", stats.worst_square_at, csv_number(stats.worst_rmse())) : ",,";
       line += tensor.stats.blocks > 0 ? fmt::format(",{},{}", tensor.stats.absmax_min, tensor.stats.absmax_max) : ",,";
       const Outcome outcome = outcome_of(tensor, error);
-      fmt::format_to(std::back_inserter(line), ",{},{},{},{}\n", tensor.stats.nan, tensor.stats.inf,
-                     is_converted(outcome) ? 1 : 0, to_string(outcome));
+      fmt::format_to(std::back_inserter(line), ",{},{},{},{},{}\n", tensor.stats.nan, tensor.stats.inf,
+                     is_converted(outcome) ? 1 : 0, to_string(outcome), stats.lost);
       out(line);
     }
 }

@@ -22,6 +22,7 @@
 
 #include "nibble/buffers.hpp"
 #include "nibble/error.hpp"
+#include "quant/beyond_fp32.hpp"
 #include "quant/codecs.hpp"
 #include "quant/counts.hpp"
 #include "quant/handover.hpp"
@@ -402,7 +403,14 @@ class Measuring {
     for (std::uint64_t at = unit.first; at < unit.first + unit.weights; at += tile_weights) {
       const std::size_t n = std::min<std::uint64_t>(tile_weights, unit.first + unit.weights - at);
       const std::span<const float> weights = work.weights->decode(unit.first, raw, at, n, tile);
-      const WeightStats stats = describe(weights, work.pivot);
+      const auto with_fp64 = [&](std::span<const float> decoded, const WeightSource& source,
+                                 std::span<const std::byte> from) {
+        return ComparedTile{decoded,
+                            source.is_fp64() ? source.stored(unit.first, from, at, n) : std::span<const std::byte>{}};
+      };
+      const ComparedTile reference = with_fp64(weights, *work.weights, raw);
+      WeightStats stats = describe(weights, work.pivot);
+      correct_beyond_fp32(reference, stats);
       unit.stats.add(stats);
       if (work.columns > 0) add_column_energy(weights, at % work.columns, stats.count == n, unit.column_energy);
       for (std::size_t c = 0; c < work.tests.size(); ++c) {
@@ -412,6 +420,8 @@ class Measuring {
             test.is_reference ? weights : test.weights->decode(unit.first, test_raw[c], at, n, test_tile);
         MeasuredError& error = unit.errors[c];
         compare(weights, decoded, at, error.stats);
+        correct_beyond_fp32(reference, test.is_reference ? reference : with_fp64(decoded, *test.weights, test_raw[c]),
+                            error.stats);
         if (!options_.counts) continue;
         count_errors(weights, decoded, error.counts);
         if (test.has_codes) count_codes(test.weights->stored(unit.first, test_raw[c], at, n), n, error.counts);

@@ -45,7 +45,7 @@ function drawTotals() {
     test.tensors.forEach((tensor, i) => {
       if (!tensor) return;
       of.compared += 1;
-      of.broken += tensor.nan + tensor.inf > tensors[i].nan + tensors[i].inf;
+      of.broken += tensor.lost > 0 || tensor.nan + tensor.inf > tensors[i].nan + tensors[i].inf;
     });
     return of;
   });
@@ -134,7 +134,7 @@ function drawTotals() {
       findings.push(element(
           'li', {class: 'warning'},
           `${of}${count(broken)} tensor${
-              broken === 1 ? ' has' : 's have'} more NaN or infinite values than the reference`));
+              broken === 1 ? ' has' : 's have'} NaN or infinite values where the reference has numbers`));
   });
   const odd = tensors.filter((tensor) => tensor.nan + tensor.inf > 0).length;
   if (odd)

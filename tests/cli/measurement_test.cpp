@@ -298,19 +298,19 @@ TEST(MeasurementCsv, HasARowForWhatWasCompared) {
   EXPECT_EQ(rows[0],
             "test,name,kind,layer,dtype,shape,weights,codec,bytes,bits_per_weight,mae,rmse,max_abs,rel_rmse,sqnr_db,"
             "cosine,mean_rel,nan,inf,rms,kurtosis,absmax_mean,absmax_std,outlier_columns,outlier_energy,max_abs_at,"
-            "worst_block_at,worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted,outcome");
+            "worst_block_at,worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted,outcome,lost");
   EXPECT_EQ(
       rows[1],
-      fmt::format("nf4,layers.0.up,up,0,F32,4,4,nf4,2,4,0.75,{},2,{},{},{},0.25,0,0,,,,,,,1,0,{},,,0,0,1,quantized",
+      fmt::format("nf4,layers.0.up,up,0,F32,4,4,nf4,2,4,0.75,{},2,{},{},{},0.25,0,0,,,,,,,1,0,{},,,0,0,1,quantized,0",
                   std::sqrt(1.25), std::sqrt(0.2), 10 * std::log10(5), 17 / std::sqrt(350.0), std::sqrt(1.25)));
-  EXPECT_EQ(rows[2], "nf4,layers.1.down,down,1,F32,2,2,float32,1,4,0,0,0,0,inf,1,0,0,0,,,,,3,0.5,,,,,,0,0,0,kept");
+  EXPECT_EQ(rows[2], "nf4,layers.1.down,down,1,F32,2,2,float32,1,4,0,0,0,0,inf,1,0,0,0,,,,,3,0.5,,,,,,0,0,0,kept,0");
   EXPECT_EQ(rows[3], "fp4" + rows[2].substr(3));
 }
 
 TEST(MeasurementCsv, ShapesLayersAndFiguresThatAreNot) {
   Measurement found = measurement({weights("a", 0)}, {error({}, {}, 0)});
   found.tensors[0].info.shape = {0, 64, 3};
-  EXPECT_EQ(csv(found)[1], "nf4,a,kind,,F32,0x64x3,0,nf4,0,,,,,,,,,0,0,,,,,,,,,,,,0,0,1,quantized");
+  EXPECT_EQ(csv(found)[1], "nf4,a,kind,,F32,0x64x3,0,nf4,0,,,,,,,,,0,0,,,,,,,,,,,,0,0,1,quantized,0");
 }
 
 // RFC 4180: what holds a separator is quoted, and quotes are doubled.

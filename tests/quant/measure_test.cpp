@@ -478,6 +478,36 @@ TEST(Measure, NonfiniteWeightsAreCounted) {
   EXPECT_TRUE(std::isfinite(found.tensors[0].outlier_energy));
 }
 
+// All the way: one weight of 1e300 in a tensor of several tiles, in what convert() writes and in what it would write.
+TEST(Measure, NumbersBeyondFp32AreFinite) {
+  constexpr std::size_t weights = 10'000, at = 9'000;
+  MemoryReader in;
+  std::vector<double> values(weights, 0.5);
+  values[at] = 1e300;
+  values[2] = INFINITY;
+  std::vector<std::byte> bytes(weights * sizeof(double));
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  in.add({"a.weight", DType::f64, {100, 100}}, bytes);
+  for (const char* const to : {"fp32", "fp16", "bf16"}) {
+    Recipe how = recipe(to);
+    how.options.on_overflow = OnOverflow::keep;
+    const Converted out = converted(in, how);
+    const Measurement found = measured(in, {plan(in, how), checkpoint(out.reader), checkpoint(in)});
+    EXPECT_EQ(found.tensors[0].stats.inf, 1U) << to;
+    EXPECT_EQ(found.tensors[0].stats.beyond_fp32, 1U) << to;
+    EXPECT_EQ(found.tensors[0].stats.count, weights - 2) << to;
+    for (const std::size_t c : {0U, 1U}) {
+      const ErrorStats& stats = found.candidates[c].tensors[0]->stats;
+      EXPECT_EQ(stats.lost, 1U) << to;
+      EXPECT_EQ(stats.inf, 2U) << to;
+      EXPECT_EQ(stats.square, 0) << to;
+    }
+    EXPECT_EQ(found.candidates[2].tensors[0]->stats.lost, 0U);
+    EXPECT_EQ(found.candidates[2].tensors[0]->stats.inf, 1U);
+    EXPECT_EQ(outcome_of(found.tensors[0], *found.candidates[2].tensors[0]), Outcome::kept);
+  }
+}
+
 TEST(Measure, EmptyTensorsAndScalars) {
   MemoryReader in;
   in.add({"empty.weight", DType::f32, {0, 64}}, {});

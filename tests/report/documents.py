@@ -14,13 +14,15 @@ TESTS = [("models/Llama-3-8B-nf4", "nf4", 4.127, 0.0945), ("models/Llama-3-8B-in
 def reference_tensor(name, kind, layer, shape, rms=0.02, kurtosis=3.2):
     weights = math.prod(shape)
     return {"name": name, "kind": kind, "layer": layer, "dtype": "BF16", "shape": shape, "weights": weights,
-            "bytes": 2 * weights, "nan": 0, "inf": 0, "mean": rms * 1e-3, "rms": rms, "kurtosis": kurtosis,
+            "bytes": 2 * weights, "nan": 0, "inf": 0, "beyond_fp32": 0, "mean": rms * 1e-3, "rms": rms,
+            "kurtosis": kurtosis,
             "absmax": {"min": rms * 1.2, "mean": rms * 2.5, "max": rms * 14, "std": rms * 0.4},
             "outlier_columns": 3 if len(shape) == 2 else None, "outlier_energy": 0.013 if len(shape) == 2 else None}
 
 
 def exact_tensor(tensor, codec="keep"):
-    return {"codec": codec, "outcome": "kept", "converted": False, "bytes": tensor["bytes"], "bits_per_weight": 16.0, "nan": 0, "inf": 0, "mae": 0.0,
+    return {"codec": codec, "outcome": "kept", "converted": False, "bytes": tensor["bytes"], "bits_per_weight": 16.0,
+            "nan": 0, "inf": 0, "lost": 0, "mae": 0.0,
             "rmse": 0.0, "max_abs": 0.0, "rel_rmse": 0.0, "sqnr_db": None, "cosine": 1.0, "mean_rel": 0.0,
             "max_abs_at": None, "worst_block": None,
             "entropy": None, "code_use": None, "error_histogram": [["zero", tensor["weights"]]]}
@@ -35,7 +37,7 @@ def quantized_tensor(tensor, codec, bits, relative, chance):
     top = math.floor(math.log2(rmse)) + 2
     bins = {top - i: weights * part for i, part in enumerate([0.004, 0.19, 0.4, 0.2, 0.1, 0.05, 0.026, 0.012, 0.006])}
     return {"codec": codec, "outcome": "quantized", "converted": True, "bytes": int(weights * bits / 8),
-            "bits_per_weight": bits, "nan": 0, "inf": 0,
+            "bits_per_weight": bits, "nan": 0, "inf": 0, "lost": 0,
             "mae": rmse * 0.78, "rmse": rmse, "max_abs": rmse * 9, "rel_rmse": relative,
             "sqnr_db": -20 * math.log10(relative), "cosine": 1 - relative ** 2 / 2, "mean_rel": relative * 2.4,
             "max_abs_at": at + 5, "worst_block": {"at": at, "rmse": rmse * 4.1, "absmax": tensor["absmax"]["max"]},
@@ -232,6 +234,18 @@ def empty_figures():
     for key in ("bits_per_weight", "mae", "rmse", "max_abs", "rel_rmse", "sqnr_db", "cosine", "mean_rel"):
         nothing[key] = None
     return document("nothing", reference, [("keep", [nothing, None])])
+
+
+def lost_numbers():
+    """F64 with one number beyond fp32, which became infinite; infinities that were there before are no loss."""
+    chance = random.Random(9)
+    reference = [reference_tensor(f"layers.{i}.weight", "weight", i, [64, 64]) for i in range(2)]
+    reference[0].update(dtype="F64", inf=1, beyond_fp32=1)
+    reference[1].update(inf=2)
+    results = [cast_tensor(tensor, "float32", 1e-8, chance) for tensor in reference]
+    results[0].update(inf=1, nan=0, lost=1)  # the infinity became a number
+    results[1].update(inf=2)
+    return document("lost", reference, [("fp32", results)])
 
 
 def all_exact():

@@ -138,6 +138,15 @@ def test_headline(page):
     page.is_sound()
 
 
+def test_lost_numbers(page):
+    """A tensor is broken if it has lost a number, however many infinities there are."""
+    page.open("tensor=0")
+    assert "1 tensor has NaN or infinite values where the reference has numbers" in page.texts("#findings")[0]
+    assert "0, 1; 1 beyond fp32" in "".join(page.texts("#tensor-reference")), page.texts("#tensor-reference")
+    assert "0, 1; 1 had a number" in "".join(page.texts("#tensor-figures")), page.texts("#tensor-figures")
+    page.is_sound()
+
+
 def test_spread(page):
     """Every converted tensor is in one bin; every byte is in the bar of its kind and codec."""
     page.open()
@@ -494,6 +503,7 @@ def test_print(page):
 
 TESTS = {
     "verdict": (documents.llama, test_verdict), "headline": (documents.cast_embeddings, test_headline),
+    "lost numbers": (documents.lost_numbers, test_lost_numbers),
     "spread": (documents.llama, test_spread),
     "links": (documents.llama, test_links), "saving": (documents.llama, test_saving),
     "heat map": (lambda: documents.llama(tests=documents.TESTS[:1]), test_heat_map_colours),
