@@ -16,7 +16,7 @@ namespace {
 
 // "20.1 to 20.7 dB"
 std::string range(double low, double high) {
-  const std::string from = fmt::format("{:.1f}", low), to = fmt::format("{:.1f}", high);
+  const std::string from = decibels(low, 1), to = decibels(high, 1);
   return from == to ? from + " dB" : from + " to " + to + " dB";
 }
 

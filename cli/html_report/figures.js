@@ -102,7 +102,13 @@ function number(value) {
   return size >= 1000 ? Math.round(value).toLocaleString('en-US') : value.toPrecision(3);
 }
 function percent(value) { return isNumber(value) ? number(100 * value) + ' %' : NOTHING; }
-function decibels(value) { return isNumber(value) ? value.toFixed(2) + ' dB' : NOTHING; }
+// As the table of `nibble measure` has them: no sign of zero, and no more than 300 dB, which is as good as exact.
+const MOST_DECIBELS = 300;
+function ratio(value, digits) {
+  if (Math.abs(value) > MOST_DECIBELS) return (value > 0 ? '>' : '<-') + MOST_DECIBELS;
+  return value.toFixed(digits).replace(/^-(?=[0.]+$)/, '');
+}
+function decibels(value) { return isNumber(value) ? ratio(value, 2) + ' dB' : NOTHING; }
 function bits(value) { return isNumber(value) ? value.toFixed(3) : NOTHING; }
 function cosine(value) {
   if (!isNumber(value)) return NOTHING;
