@@ -174,6 +174,9 @@ std::string report_text(const Report& report, const Conversion& conversion) {
       text += fmt::format(", of the cast ones: {}", with_unit(cast.error.sqnr_db()));
     text += fmt::format("; worst tensor: {}, {}\n", with_unit(report.worst.sqnr_db), printable(report.worst.name));
   }
+  if (!is_finite)
+    text += fmt::format("{} NaN, {} infinite, {} beyond the type they were to be stored as: see the warnings\n",
+                        found.nan, found.inf, found.overflow);
   return text + loading_text(plan, conversion) + '\n';
 }
 

@@ -402,24 +402,9 @@ class Conversion {
   // The findings that the recipe does not allow.
   void refuse(const Work& work) {
     const PlannedTensor& tensor = work.tensor;
-    const Recipe& recipe = report_.plan.recipe;
-    const Findings& found = work.findings;
-    if (found.nan + found.inf > 0 && recipe.nonfinite == Nonfinite::error)
-      throw Error(
-          Errc::bad_input,
-          fmt::format("{}: tensor '{}': {} NaN and {} infinite of {} weights, the first at {}; --nonfinite error "
-                      "allows none",
-                      in_.label_of(tensor.source), printable(tensor.info.name), found.nan, found.inf, work.elements,
-                      found.first_nonfinite));
-    if (found.overflow == 0) return;
-    if (tensor.quantized
-            ? recipe.nonfinite == Nonfinite::error
-            : codec(tensor.codec).cast_type() == DType::f16 && recipe.options.on_overflow == OnOverflow::error)
+    if (const std::string why = objection(plan().recipe, tensor, work.findings, work.elements); !why.empty())
       throw Error(Errc::bad_input,
-                  fmt::format("{}: tensor '{}': {} of {} weights exceed 65504, the largest fp16{}; see {}",
-                              in_.label_of(tensor.source), printable(tensor.info.name), found.overflow, work.elements,
-                              found.nan + found.inf == 0 ? fmt::format(", the first at {}", found.first_nonfinite) : "",
-                              tensor.quantized ? "--nonfinite" : "--on-overflow"));
+                  fmt::format("{}: tensor '{}': {}", in_.label_of(tensor.source), printable(tensor.info.name), why));
   }
 
   // Marks the shard's tensors that cannot be stored as planned as kept; whether there was any.
@@ -454,7 +439,7 @@ class Conversion {
     std::map<std::size_t, std::string> warnings;  // an F64 that is kept as fp32 was found twice: one for each tensor
     for (const auto& [i, found] : found_) {
       const PlannedTensor tensor = plan().tensors[i];
-      warnings[i] = fmt::format("tensor '{}': {}", printable(tensor.info.name), describe(found, tensor.codec));
+      warnings[i] = fmt::format("tensor '{}': {}", printable(tensor.info.name), describe(found, plan().recipe, tensor));
     }
     for (const auto& [i, what] : kept_) {
       const PlannedTensor tensor = plan().tensors[i];

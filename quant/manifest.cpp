@@ -92,7 +92,16 @@ std::string_view spelling(Nonfinite policy) {
 }
 
 std::string_view spelling(OnOverflow policy) {
-  return policy == OnOverflow::error ? "error" : policy == OnOverflow::clamp ? "clamp" : "keep";
+  switch (policy) {
+    case OnOverflow::automatic:
+      return "auto";
+    case OnOverflow::error:
+      return "error";
+    case OnOverflow::clamp:
+      return "clamp";
+    default:
+      return "keep";
+  }
 }
 
 Json recipe_json(const Recipe& recipe) {

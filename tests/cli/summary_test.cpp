@@ -189,8 +189,29 @@ TEST_F(Summary, WhatFp32CannotHoldStaysF64) {
   EXPECT_THAT(run("convert f64.safetensors out --overwrite --to nf4").err,
               HasSubstr("warning: tensor 'norm.weight' is kept as F64: 1 beyond fp32\n"));
   // Who asks for fp32 gets it.
-  EXPECT_THAT(run("convert f64.safetensors out --overwrite --to fp32").err,
-              HasSubstr("warning: tensor 'norm.weight': 1 beyond fp32\n"));
+  test::Outcome outcome = run("convert f64.safetensors out --overwrite --to fp32");
+  EXPECT_THAT(outcome.err, HasSubstr("warning: tensor 'norm.weight': 1 beyond fp32, stored as infinity\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("\n0 NaN, 0 infinite, 1 beyond the type they were to be stored as: see the "
+                                     "warnings\n"));
+  EXPECT_THAT(run("measure f64.safetensors out").out, HasSubstr("BROKEN"));
+  outcome = run("convert f64.safetensors out --overwrite --to fp32 --on-overflow clamp");
+  EXPECT_THAT(outcome.err, HasSubstr("warning: tensor 'norm.weight': 1 beyond fp32, stored as the largest fp32\n"));
+  for (const char* const to : {"fp32 --on-overflow error", "bf16 --on-overflow error", "fp32 --nonfinite error",
+                               "fp16 --nonfinite error --on-overflow keep", "nf4 --nonfinite error"}) {
+    outcome = test::run_program(root_.path(), std::string("convert f64.safetensors none.safetensors --to ") + to);
+    EXPECT_EQ(outcome.code, 3) << to;
+    EXPECT_THAT(outcome.err, HasSubstr("tensor 'norm.weight': 1 of 256 weights exceed ")) << to;
+    EXPECT_FALSE(fs::exists(root_.path() / "none.safetensors")) << to;
+  }
+}
+
+// Nothing to quantize is no error, but nobody asks for it.
+TEST_F(Summary, ThatNothingIsQuantizedIsSaid) {
+  root_.write("empty.safetensors", test::safetensors_file("{}", ""));
+  EXPECT_THAT(run("convert empty.safetensors out --to nf4").err,
+              HasSubstr("warning: nothing is quantized: the input has no tensors\n"));
+  EXPECT_THAT(run("convert m none --to nf4 --skip '.*'").err, HasSubstr("warning: nothing is quantized: "));
+  EXPECT_EQ(run("convert m some --to nf4").err.find("nothing is"), std::string::npos);
 }
 
 }  // namespace

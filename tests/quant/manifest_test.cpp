@@ -54,7 +54,7 @@ TEST(Manifest, BeginsWithThePlan) {
   const std::string text = written(plan(), [](Manifest&) {});
   EXPECT_EQ(text, "{\n \"schema_version\": 1,\n \"generator\": \"nibble " + std::string(version()) +
                       "\",\n \"architecture\": \"LlamaForCausalLM\",\n \"dtype\": \"bfloat16\",\n"
-                      R"( "recipe": {"to":"nf4","block_size":64,"double_quant":true,"on_overflow":"error",)"
+                      R"( "recipe": {"to":"nf4","block_size":64,"double_quant":true,"on_overflow":"auto",)"
                       R"("nonfinite":"keep","error_report":"basic","tensor":[],"skip":[],"default_skips":true,)"
                       R"("embeddings":"keep","lm_head":"keep","experts":"keep","allow_nibble_only":false,)"
                       R"("max_shard_size":5000000000},)"
