@@ -35,6 +35,7 @@ void add_figures(Json& json, const ErrorStats& stats) {
 void add_group(Json& json, const Group& group) {
   json["tensors"] = group.tensors;
   json["weights"] = group.weights;
+  json["lost"] = group.stats.lost;
   add_figures(json, group.stats);
   json["bits_per_weight"] = number(group.bits());
 }

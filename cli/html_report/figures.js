@@ -127,7 +127,7 @@ function bytes(value) {
 function shape(tensor) { return tensor.shape.length ? tensor.shape.join(' × ') : 'scalar'; }
 
 // No error at all has no SQNR: it is better than every other, which differs from a figure that is not there.
-const isExact = (figures) => Boolean(figures) && figures.rmse === 0;
+const isExact = (figures) => Boolean(figures) && figures.rmse === 0 && !figures.lost;
 function figureValue(figure, figures) {
   if (!figures) return NaN;
   if (figure === 'sqnr_db' && isExact(figures)) return Infinity;
@@ -178,9 +178,10 @@ function combined(t, indices) {
                       .find((some) => some.length);
   if (!records) return null;
   if (records.length === 1) return records[0][0];
-  let weights = 0, noise = 0, signal = 0, stored = 0, largest = 0;
+  let weights = 0, noise = 0, signal = 0, stored = 0, largest = 0, lost = 0;
   const mean = {mae: 0, cosine: 0, mean_rel: 0};
   for (const [test, tensor] of records) {
+    lost += test.lost;
     if (!isNumber(test.rmse)) continue;
     weights += tensor.weights;
     noise += tensor.weights * test.rmse ** 2;
@@ -193,6 +194,7 @@ function combined(t, indices) {
   for (const figure in mean) mean[figure] /= weights;
   return {
     ...mean,
+    lost,
     rmse: Math.sqrt(noise / weights),
     max_abs: largest,
     bits_per_weight: 8 * stored / weights,

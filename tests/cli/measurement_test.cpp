@@ -440,6 +440,13 @@ TEST(MeasurementTable, CountsWhatIsNotFinite) {
   EXPECT_THAT(table, HasSubstr(" -> 999 bytes; 2 NaN, 1 infinite\n"));
 }
 
+TEST(MeasurementTable, NumbersThatAreLostAreNotExact) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const std::string table = to_table(measurement({weights("a", 2)}, {error({1, 1}, {1, infinity})}), 10, false);
+  EXPECT_THAT(table, HasSubstr("BROKEN"));
+  EXPECT_THAT(table, Not(HasSubstr("exact")));
+}
+
 TEST(MeasurementTable, CandidatesFollowEachOther) {
   Measurement found = two_layers();
   found.candidates.push_back(found.candidates[0]);

@@ -51,7 +51,7 @@ def sums(indices, reference, test):
     pairs = [(reference[i], test[i]) for i in indices if test[i] and test[i]["rmse"] is not None]
     if not pairs:
         return {**dict.fromkeys(["mae", "rmse", "max_abs", "rel_rmse", "sqnr_db", "cosine", "mean_rel",
-                                 "bits_per_weight"]), "weights": 0}
+                                 "bits_per_weight"]), "weights": 0, "lost": 0}
     weights = sum(tensor["weights"] for tensor, _ in pairs)
 
     def mean(value):
@@ -62,7 +62,8 @@ def sums(indices, reference, test):
             "max_abs": max(result["max_abs"] for _, result in pairs), "rel_rmse": math.sqrt(noise / signal),
             "sqnr_db": 10 * math.log10(signal / noise) if noise else None, "cosine": mean(lambda t, r: r["cosine"]),
             "mean_rel": mean(lambda t, r: r["mean_rel"]),
-            "bits_per_weight": 8 * sum(result["bytes"] for _, result in pairs) / weights, "weights": weights}
+            "bits_per_weight": 8 * sum(result["bytes"] for _, result in pairs) / weights, "weights": weights,
+            "lost": sum(result["lost"] for _, result in pairs)}
 
 
 OUTCOMES = "quantized", "cast", "kept"
@@ -245,6 +246,8 @@ def lost_numbers():
     results = [cast_tensor(tensor, "float32", 1e-8, chance) for tensor in reference]
     results[0].update(inf=1, nan=0, lost=1)  # the infinity became a number
     results[1].update(inf=2)
+    for result in results:
+        result.update(rmse=0.0, rel_rmse=0.0, sqnr_db=None)
     return document("lost", reference, [("fp32", results)])
 
 

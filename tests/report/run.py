@@ -143,6 +143,8 @@ def test_lost_numbers(page):
     page.open("tensor=0")
     assert "1 tensor has NaN or infinite values where the reference has numbers" in page.texts("#findings")[0]
     assert "0, 1; 1 beyond fp32" in "".join(page.texts("#tensor-reference")), page.texts("#tensor-reference")
+    for part in ("#tensor-figures", "#layer-table tbody tr:first-child", "#totals"):
+        assert "exact" not in "".join(page.texts(part)), (part, page.texts(part))
     assert "0, 1; 1 had a number" in "".join(page.texts("#tensor-figures")), page.texts("#tensor-figures")
     page.is_sound()
 
