@@ -6,7 +6,7 @@
 namespace nibble {
 namespace {
 
-double stored(const ComparedTile& tile, std::size_t i) {
+double stored_value(const ComparedTile& tile, std::size_t i) {
   if (tile.fp64.empty()) return tile.weights[i];
   double value = 0;
   std::memcpy(&value, tile.fp64.data() + i * sizeof(value), sizeof(value));
@@ -18,7 +18,7 @@ double stored(const ComparedTile& tile, std::size_t i) {
 void correct_beyond_fp32(const ComparedTile& tile, WeightStats& stats) {
   if (tile.fp64.empty() || stats.inf == 0) return;
   for (std::size_t i = 0; i < tile.weights.size(); ++i) {
-    if (!std::isinf(tile.weights[i]) || !std::isfinite(stored(tile, i))) continue;
+    if (!std::isinf(tile.weights[i]) || !std::isfinite(stored_value(tile, i))) continue;
     --stats.inf;
     ++stats.beyond_fp32;
   }
@@ -29,7 +29,7 @@ void correct_beyond_fp32(const ComparedTile& reference, const ComparedTile& test
   for (std::size_t i = 0; i < reference.weights.size(); ++i) {
     const float w = reference.weights[i], t = test.weights[i];
     if (!std::isinf(w) && !std::isinf(t)) continue;
-    const double exact_w = stored(reference, i), exact_t = stored(test, i);
+    const double exact_w = stored_value(reference, i), exact_t = stored_value(test, i);
     const bool counted_lost = std::isfinite(w) && !std::isfinite(t);
     const bool is_lost = std::isfinite(exact_w) && exact_w != exact_t;
     stats.lost = stats.lost - (counted_lost ? 1 : 0) + (is_lost ? 1 : 0);

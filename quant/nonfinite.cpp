@@ -78,7 +78,7 @@ std::string describe(const Findings& found, std::string_view codec) {
 }
 
 std::string describe(const Findings& found, const Recipe& recipe, const PlannedTensor& tensor) {
-  const std::string text = describe(found, tensor.codec);
+  std::string text = describe(found, tensor.codec);
   const auto cast = make_codec(tensor.codec)->cast_type();
   if (found.overflow == 0 || !cast) return text;
   const bool clamps = overflow_policy(recipe, *cast) == OnOverflow::clamp;
