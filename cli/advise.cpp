@@ -111,9 +111,9 @@ void print(const AdviseArguments& arguments, const Reader& reference, std::uint6
     counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, codec);
   std::uint64_t source = 0;
   for (std::size_t t = 0; t < reference.tensors().size(); ++t) source += reference.tensors().bytes(t);
-  fmt::print("{} -> {} of {}, {:.2f} bits per weight, SQNR {}{}; tensors: {}\n", size_both(source),
+  fmt::print("{} -> {} of {}, {:.2f} bits per weight, SQNR {}; tensors: {}\n", size_both(source),
              size_both(advice.chosen.bytes), size_both(max_bytes), advice.bits_per_weight(advice.chosen.bytes),
-             decibels(advice.chosen.sqnr_db), std::isinf(advice.chosen.sqnr_db) ? "" : " dB", counts);
+             with_unit(advice.chosen.sqnr_db), counts);
   if (advice.chosen.bytes == source && std::isinf(advice.chosen.sqnr_db))
     fmt::print("Everything fits as it is: nothing has to be converted.\n");
   if (advice.recipe.allow_nibble_only) fmt::print("Only nibble's own loader will read the result.\n");

@@ -109,7 +109,8 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
   refuse_if(!four_bit, "--block-size", "only nf4 and fp4 have blocks");
   refuse_if(!four_bit, "--no-double-quant", "only nf4 and fp4 have double quantization");
   refuse_if(!four_bit, "--compute-dtype", "only nf4 and fp4 layers have a compute type");
-  refuse_if(!codecs.contains("fp16"), "--on-overflow", "it is for fp16 (int8 has --nonfinite)");
+  refuse_if(!codecs.contains("fp16") && !codecs.contains("bf16") && !codecs.contains("fp32"), "--on-overflow",
+            "it is for casts (--nonfinite is for what is quantized)");
   refuse_if(!quantizes && recipe.nonfinite == Nonfinite::quantize, "--nonfinite",
             "casts store NaN and infinity as they are, so there is nothing to quantize");
   refuse_if(!quantizes, "--allow-nibble-only", "what is not quantized loads everywhere");
@@ -251,11 +252,13 @@ void add_convert(CLI::App& app) {
       ->group(format);
   add_choice<OnOverflow>(*command, "--on-overflow", recipe.options.on_overflow,
                          {{"error", OnOverflow::error}, {"clamp", OnOverflow::clamp}, {"keep", OnOverflow::keep}},
-                         "Values beyond 65504 (fp16 only): stop, store 65504, or store infinity [error]")
+                         "Finite values beyond the type they are cast to (fp16: 65504): stop, store the largest, or "
+                         "store infinity [error for fp16, keep for bf16 and fp32]")
       ->group(format);
   add_choice<Nonfinite>(*command, "--nonfinite", recipe.nonfinite,
                         {{"keep", Nonfinite::keep}, {"error", Nonfinite::error}, {"quantize", Nonfinite::quantize}},
-                        "Tensors with NaN or infinity: leave them as they are, stop, or quantize around them [keep]")
+                        "Tensors with NaN or infinity: leave them as they are, stop (where a cast would make an "
+                        "infinity, too), or quantize around them [keep]")
       ->group(format);
 
   add_choice<ErrorReport>(

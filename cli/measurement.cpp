@@ -35,6 +35,7 @@ void add_figures(Json& json, const ErrorStats& stats) {
 void add_group(Json& json, const Group& group) {
   json["tensors"] = group.tensors;
   json["weights"] = group.weights;
+  json["lost"] = group.stats.lost;
   add_figures(json, group.stats);
   json["bits_per_weight"] = number(group.bits());
 }
@@ -52,6 +53,7 @@ Json describe(const MeasuredWeights& tensor) {
                {"bytes", tensor.bytes},
                {"nan", stats.nan},
                {"inf", stats.inf},
+               {"beyond_fp32", stats.beyond_fp32},
                {"mean", number(stats.mean())},
                {"rms", number(stats.rms())},
                {"kurtosis", number(stats.kurtosis())}};
@@ -66,9 +68,15 @@ Json describe(const MeasuredWeights& tensor) {
 
 Json describe(const MeasuredWeights& tensor, const MeasuredError& error) {
   const ErrorStats& stats = error.stats;
-  Json json = {{"codec", error.codec}, {"converted", is_converted(tensor, error)},
-               {"bytes", error.bytes}, {"bits_per_weight", number(bits_of(tensor, error))},
-               {"nan", stats.nan},     {"inf", stats.inf}};
+  const Outcome outcome = outcome_of(tensor, error);
+  Json json = {{"codec", error.codec},
+               {"outcome", to_string(outcome)},
+               {"converted", is_converted(outcome)},
+               {"bytes", error.bytes},
+               {"bits_per_weight", number(bits_of(tensor, error))},
+               {"nan", stats.nan},
+               {"inf", stats.inf},
+               {"lost", stats.lost}};
   add_figures(json, stats);
   json["max_abs_at"] = stats.max_abs > 0 ? Json(stats.max_abs_at) : Json();
   json["worst_block"] = Json();
@@ -116,14 +124,18 @@ void write(const Measurement& measurement, const MeasuredCandidate& candidate, c
   Json& verdict_list = json["verdicts"] = Json::array();
   for (const Verdict& verdict : verdicts(measurement, candidate))
     verdict_list.push_back(describe(measurement, verdict));
+  json["headline"] = to_string(groups.all.headlined());
+  for (const Outcome outcome : {Outcome::quantized, Outcome::cast, Outcome::kept})
+    add_group(json[std::string(to_string(outcome))], groups.all[outcome]);
   add_group(json["converted"], groups.all.converted);
-  add_group(json["kept"], groups.all.kept);
   add_group(json["total"], groups.total);
   const auto add_split = [](Json& list, Json name, const SplitGroup& group) {
     Json& json_group = list.emplace_back(std::move(name));
+    json_group["headline"] = to_string(group.headlined());
+    for (const Outcome outcome : {Outcome::quantized, Outcome::cast, Outcome::kept})
+      json_group[std::string(to_string(outcome))] = group[outcome].tensors;
     json_group["converted"] = group.converted.tensors;
-    json_group["kept"] = group.kept.tensors;
-    add_group(json_group, group.shown());
+    add_group(json_group, group.headline());
   };
   Json& kinds = json["kinds"] = Json::array();
   for (const auto& [kind, group] : groups.kinds) add_split(kinds, {{"kind", kind}}, group);
@@ -175,7 +187,7 @@ void write_json(const Measurement& measurement, const Sink& out) {
 void write_csv(const Measurement& measurement, const Sink& out) {
   out("test,name,kind,layer,dtype,shape,weights,codec,bytes,bits_per_weight,mae,rmse,max_abs,rel_rmse,sqnr_db,cosine,"
       "mean_rel,nan,inf,rms,kurtosis,absmax_mean,absmax_std,outlier_columns,outlier_energy,max_abs_at,worst_block_at,"
-      "worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted\n");
+      "worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted,outcome,lost\n");
   for (const MeasuredCandidate& candidate : measurement.candidates)
     for (std::size_t t = 0; t < candidate.tensors.size(); ++t) {
       if (!candidate.tensors[t]) continue;
@@ -200,8 +212,9 @@ void write_csv(const Measurement& measurement, const Sink& out) {
       line +=
           stats.worst_square > 0 ? fmt::format(",{},{}", stats.worst_square_at, csv_number(stats.worst_rmse())) : ",,";
       line += tensor.stats.blocks > 0 ? fmt::format(",{},{}", tensor.stats.absmax_min, tensor.stats.absmax_max) : ",,";
-      fmt::format_to(std::back_inserter(line), ",{},{},{}\n", tensor.stats.nan, tensor.stats.inf,
-                     is_converted(tensor, error) ? 1 : 0);
+      const Outcome outcome = outcome_of(tensor, error);
+      fmt::format_to(std::back_inserter(line), ",{},{},{},{},{}\n", tensor.stats.nan, tensor.stats.inf,
+                     is_converted(outcome) ? 1 : 0, to_string(outcome), stats.lost);
       out(line);
     }
 }

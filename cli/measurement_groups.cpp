@@ -30,7 +30,9 @@ double Group::bits() const {
 }
 
 void SplitGroup::add(const MeasuredWeights& tensor, const MeasuredError& error) {
-  (is_converted(tensor, error) ? converted : kept).add(tensor, error);
+  const Outcome outcome = outcome_of(tensor, error);
+  (*this)[outcome].add(tensor, error);
+  if (outcome != Outcome::kept) converted.add(tensor, error);
 }
 
 Groups make_groups(const Measurement& measurement, const MeasuredCandidate& candidate) {

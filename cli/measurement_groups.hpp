@@ -24,15 +24,10 @@ struct Group {
   [[nodiscard]] double bits() const;  ///< for each weight; NaN without weights
 };
 
-/// The tensors that were converted, and those that stayed as they are: weights that nothing happened to would make
-/// every error look smaller, the more of them there are.
-struct SplitGroup {
-  Group converted;
-  Group kept;
+struct SplitGroup : ByOutcome<Group> {
+  Group converted;  ///< quantized or cast
 
   void add(const MeasuredWeights& tensor, const MeasuredError& error);
-  /// What its figures are of: the converted ones, if there are any.
-  [[nodiscard]] const Group& shown() const { return converted.tensors > 0 ? converted : kept; }
 };
 
 struct Groups {

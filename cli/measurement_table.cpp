@@ -61,6 +61,11 @@ std::string wrapped(std::string_view text, const std::string& first, const std::
   return out + '\n';
 }
 
+// Figures are of pairs of numbers. Where numbers were lost, no error of the others makes it exact.
+std::string ratio_of(const ErrorStats& stats) {
+  return stats.lost > 0 && stats.square == 0 ? "-" : decibels(stats.sqnr_db());
+}
+
 fmt::terminal_color colour_of(Judgement judgement) {
   switch (judgement) {
     case Judgement::broken:
@@ -129,7 +134,7 @@ class Table {
   void add(const Row& row) {
     std::string line = fmt::format("{:<{}}", shortened(row.name, name_width()), name_width());
     for (const Cell& cell : row.cells) {
-      const std::string db = cell.stats == nullptr ? "-" : decibels(cell.stats->sqnr_db());
+      const std::string db = cell.stats == nullptr ? "-" : ratio_of(*cell.stats);
       const std::string relative = cell.stats == nullptr ? "-" : percent(cell.stats->rel_rmse());
       const auto painted = [&](std::size_t width) {
         const std::string field = fmt::format("{:>{}}", db, width);
@@ -178,7 +183,7 @@ class Table {
     }
   }
 
-  // A group is judged by its worst tensor.
+  // A group is judged by the worst of all its tensors.
   template <class Key, class Name>
   void add_groups(const std::string& what, std::map<Key, SplitGroup> Groups::*groups, Name&& name) {
     std::set<Key> converted, all;
@@ -197,8 +202,9 @@ class Table {
           row.cells.push_back({"-", std::nan(""), nullptr, Judgement::unknown});
           continue;
         }
-        const Group& group = found->second.shown();
-        row.cells.push_back({fmt::format("x {}", group.tensors), group.bits(), &group.stats, group.judgement});
+        const Group& group = found->second.headline();
+        row.cells.push_back({fmt::format("x {}", group.tensors), group.bits(), &group.stats,
+                             std::max(group.judgement, found->second.converted.judgement)});
       }
       add(row);
     }
@@ -230,23 +236,38 @@ void add_verdicts(std::string& out, const Measurement& measurement) {
   }
 }
 
+// What the headline figures leave out.
+std::string others_text(const Groups& groups) {
+  if (groups.all.headline().tensors == groups.total.tensors) return {};
+  std::string text;
+  for (const Outcome outcome : {Outcome::quantized, Outcome::cast, Outcome::kept})
+    if (const std::uint64_t tensors = groups.all[outcome].tensors; tensors > 0)
+      text += text.empty() ? fmt::format("{} {}", counted(tensors, "tensor"), to_string(outcome))
+                           : fmt::format(", {} {}", tensors, to_string(outcome));
+  return fmt::format("{}; SQNR of all {}: {}", text, groups.total.tensors, with_unit(groups.total.stats.sqnr_db()));
+}
+
 void add_totals(std::string& out, const Measurement& measurement, bool colours) {
-  const std::string line = fmt::format("{:<22} {:>9} {:>5} {:>6} {:>8} {:>8} {:>7} {:>8}", "test", "converted", "kept",
-                                       "bits", "rmse", "rel rmse", "SQNR dB", "cosine");
+  const std::string line = fmt::format("{:<22} {:>15} {:>6} {:>8} {:>8} {:>7} {:>8}", "test", "figures of", "bits",
+                                       "rmse", "rel rmse", "SQNR dB", "cosine");
   out += '\n' + (colours ? fmt::format(fmt::emphasis::bold, "{}", line) : line) + '\n';
   const bool labels = measurement.candidates.size() > 1;
+  std::string apart;
   for (std::size_t c = 0; c < measurement.candidates.size(); ++c) {
     const MeasuredCandidate& candidate = measurement.candidates[c];
     const Groups groups = make_groups(measurement, candidate);
-    const ErrorStats& stats = groups.all.shown().stats;
+    const Group& headline = groups.all.headline();
+    const ErrorStats& stats = headline.stats;
     const double bits = groups.total.bits();
     const std::string label = labels ? test_label(c) + ": " : "";
-    out += fmt::format("{:<22} {:>9} {:>5} {:>6} {:>8} {:>8} {:>7} {:>8}\n",
-                       label + shortened(escaped(candidate.name), 22 - label.size()), groups.all.converted.tensors,
-                       groups.all.kept.tensors, std::isnan(bits) ? "-" : fmt::format("{:.2f}", bits),
-                       scientific(stats.rmse()), percent(stats.rel_rmse()), decibels(stats.sqnr_db()),
-                       similarity(stats.cosine()));
+    out += fmt::format("{:<22} {:>15} {:>6} {:>8} {:>8} {:>7} {:>8}\n",
+                       label + shortened(escaped(candidate.name), 22 - label.size()),
+                       fmt::format("{} {}", headline.tensors, to_string(groups.all.headlined())),
+                       std::isnan(bits) ? "-" : fmt::format("{:.2f}", bits), scientific(stats.rmse()),
+                       percent(stats.rel_rmse()), ratio_of(stats), similarity(stats.cosine()));
+    if (const std::string others = others_text(groups); !others.empty()) apart += label + others + '\n';
   }
+  out += apart;
   for (std::size_t c = 0; c < measurement.candidates.size(); ++c) {
     const MeasuredCandidate& candidate = measurement.candidates[c];
     std::uint64_t nan = 0, inf = 0;

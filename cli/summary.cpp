@@ -91,10 +91,12 @@ std::string loading_text(const Plan& plan, const Conversion& conversion) {
   return fmt::format("from_pretrained({}) of the model's class", path);
 }
 
+bool is_finite(const Findings& found) { return found.nan == 0 && found.inf == 0 && found.overflow == 0; }
+
 // Every weight that was converted is there as it was.
 bool is_exact(const Report& report) {
-  const Findings& found = report.findings;
-  return report.worst.name.empty() && report.error.count > 0 && found.nan == 0 && found.inf == 0 && found.overflow == 0;
+  const std::uint64_t converted = report.totals.quantized.error.count + report.totals.cast.error.count;
+  return report.worst.name.empty() && converted > 0 && is_finite(report.findings);
 }
 
 }  // namespace
@@ -158,7 +160,9 @@ Json report_json(const Report& report, const Conversion& conversion) {
                       {"underflow", found.underflow},
                       {"subnormal", found.subnormal}};
   json["exact"] = is_exact(report);
-  json["sqnr_db"] = report.error.count > 0 ? number(report.error.sqnr_db()) : Json();
+  const ErrorSums& error = report.totals.headline().error;
+  json["headline"] = to_string(report.totals.headlined());
+  json["sqnr_db"] = error.count > 0 ? number(error.sqnr_db()) : Json();
   json["worst_tensor"] = report.worst.name.empty()
                              ? Json()
                              : Json({{"name", report.worst.name}, {"sqnr_db", number(report.worst.sqnr_db)}});
@@ -177,11 +181,20 @@ std::string report_text(const Report& report, const Conversion& conversion) {
       size_both(plan.source_bytes()), size_both(plan.stored_bytes()), bits_per_weight(plan), conversion.seconds,
       size_short(static_cast<std::uint64_t>(rate)), conversion.device == "cpu" ? "the CPU" : conversion.device);
   text += counted(plan.tensors.size(), "tensor") + ": " + codecs_text(plan) + '\n';
-  if (is_exact(report))
+  const Findings& found = report.findings;
+  const Totals &quantized = report.totals.quantized, &cast = report.totals.cast;
+  if (is_exact(report)) {
     text += "every converted weight is exact\n";
-  else if (!report.worst.name.empty())
-    text += fmt::format("SQNR of the converted weights: {} dB; worst tensor: {} dB, {}\n",
-                        decibels(report.error.sqnr_db()), decibels(report.worst.sqnr_db), printable(report.worst.name));
+  } else if (!report.worst.name.empty()) {
+    text += fmt::format("SQNR of the {} weights: {}", to_string(report.totals.headlined()),
+                        with_unit(report.totals.headline().error.sqnr_db()));
+    if (quantized.tensors > 0 && cast.error.count > 0)
+      text += fmt::format(", of the cast ones: {}", with_unit(cast.error.sqnr_db()));
+    text += fmt::format("; worst tensor: {}, {}\n", with_unit(report.worst.sqnr_db), printable(report.worst.name));
+  }
+  if (!is_finite(found))
+    text += fmt::format("{} NaN, {} infinite, {} beyond the type they were to be stored as: see the warnings\n",
+                        found.nan, found.inf, found.overflow);
   return text + "load: " + loading_text(plan, conversion) + '\n';
 }
 

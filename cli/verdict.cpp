@@ -16,7 +16,7 @@ namespace {
 
 // "20.1 to 20.7 dB"
 std::string range(double low, double high) {
-  const std::string from = fmt::format("{:.1f}", low), to = fmt::format("{:.1f}", high);
+  const std::string from = decibels(low, 1), to = decibels(high, 1);
   return from == to ? from + " dB" : from + " to " + to + " dB";
 }
 
@@ -74,11 +74,14 @@ std::vector<Verdict> verdicts(const Measurement& measurement, const MeasuredCand
     return found.emplace_back(std::move(verdict));
   };
   const auto each = [&](std::size_t t, auto&& call) {
-    if (candidate.tensors[t] && is_converted(measurement.tensors[t], *candidate.tensors[t]))
+    if (candidate.tensors[t] && is_converted(outcome_of(measurement.tensors[t], *candidate.tensors[t])))
       call(measurement.tensors[t], *candidate.tensors[t]);
   };
-  for (std::size_t t = 0; t < candidate.tensors.size(); ++t)
-    each(t, [&](const MeasuredWeights&, const MeasuredError& error) { (void)of(error.codec); });
+  for (const bool quantized : {true, false})
+    for (std::size_t t = 0; t < candidate.tensors.size(); ++t)
+      each(t, [&](const MeasuredWeights&, const MeasuredError& error) {
+        if (error.quantized == quantized) (void)of(error.codec);
+      });
   for (const std::size_t t : worst_first(measurement, candidate))
     each(t, [&](const MeasuredWeights& tensor, const MeasuredError& error) { add(of(error.codec), t, tensor, error); });
   return found;

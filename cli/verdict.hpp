@@ -24,7 +24,8 @@ struct Verdict {
   [[nodiscard]] std::string text(const Measurement& measurement) const;
 };
 
-/// One for each codec, in the order in which the tensors come. Tensors that were kept are in none.
+/// One for each codec, those that quantize first, then in the order in which the tensors come. Tensors that were kept
+/// are in none.
 [[nodiscard]] std::vector<Verdict> verdicts(const Measurement& measurement, const MeasuredCandidate& candidate);
 
 }  // namespace nibble::cli

@@ -121,7 +121,7 @@ def weights(model):
 
 
 def weight_error(model, original):
-    """(root of the mean squared error, signal-to-quantization-noise ratio in dB) over all converted weights."""
+    """(root of the mean squared error, signal-to-quantization-noise ratio in dB) over the quantized weights, or all."""
     plain = dict(original.named_parameters())
     count = error = signal = 0.0
     for name, weight in weights(model).items():
@@ -150,7 +150,7 @@ def measure(directory, original, reference, seconds):
 
 
 def print_table(rows):
-    print("all-MiniLM-L6-v2: weights on disk, error of the converted weights, embeddings against the original's")
+    print("all-MiniLM-L6-v2: weights on disk, error of the quantized weights, embeddings against the original's")
     print(f"{'format':<20}{'MB':>8}{'bytes/weight':>14}{'seconds':>9}{'RMSE':>11}{'SQNR dB':>9}"
           f"{'cosine mean':>13}{'min':>10}")  # fmt: skip
     for name, row in rows.items():

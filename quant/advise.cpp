@@ -45,6 +45,7 @@ struct Way {
   std::string codec;
   Choice choice;
   double square = 0;  // sum of e^2
+  bool quantized = false;
 };
 
 struct Tensor {
@@ -153,7 +154,8 @@ class Advising {
     if (!std::isfinite(cost)) return;
     const bool is_known =
         std::any_of(tensor.ways.begin(), tensor.ways.end(), [&](const Way& way) { return way.codec == pooled.codec; });
-    if (!is_known) tensor.ways.push_back({std::string(pooled.codec), {pooled.bytes, cost}, pooled.square});
+    if (!is_known)
+      tensor.ways.push_back({std::string(pooled.codec), {pooled.bytes, cost}, pooled.square, quantizes(pooled.codec)});
   }
 
   [[nodiscard]] const Way& way(const Solution& solution, const std::vector<std::size_t>& picked, std::size_t t) const {
@@ -163,16 +165,23 @@ class Advising {
   // Added up in the order of the tensors, so that equal choices give equal figures.
   [[nodiscard]] AdvicePoint point(const Solution& solution, const std::vector<std::size_t>& picked) const {
     AdvicePoint point;
-    double square = 0;
-    double reference = 0;
+    struct Energy {
+      std::size_t tensors = 0;
+      double square = 0, reference = 0;
+    };
+    ByOutcome<Energy> energies;
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
       const Way& picked_way = way(solution, picked, t);
       point.bytes += picked_way.choice.bytes;
       point.cost += picked_way.choice.cost;
-      square += picked_way.square;
-      if (picked[t] > 0) reference += tensors_[t].reference;  // those that are kept would only hide the error
+      Energy& energy = energies[outcome_of(picked_way.quantized, picked[t] == 0)];
+      ++energy.tensors;
+      energy.square += picked_way.square;
+      energy.reference += tensors_[t].reference;
     }
-    point.sqnr_db = square == 0 ? std::numeric_limits<double>::infinity() : 10 * std::log10(reference / square);
+    const Energy& headline = energies.headline();
+    point.sqnr_db = headline.square == 0 ? std::numeric_limits<double>::infinity()
+                                         : 10 * std::log10(headline.reference / headline.square);
     return point;
   }
 

@@ -90,14 +90,24 @@ struct Bf16 {
   static constexpr DType dtype = DType::bf16;
   static constexpr double normal_sqnr_db = 55.6;  // of 2^22 fp32 weights, 0.001 <= standard deviation <= 2; by torch
 
+  OnOverflow on_overflow;
+
   Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out) const {
-    return narrow_tile(source, weights, [&](DType type, auto bytes) { return bf16::encode_from(type, bytes, out); });
+    const Findings found =
+        narrow_tile(source, weights, [&](DType type, auto bytes) { return bf16::encode_from(type, bytes, out); });
+    if (found.overflow > 0 && on_overflow == OnOverflow::clamp)
+      for_each_overflow(
+          source, weights, [&](std::size_t i) { return (out[i] & 0x7FFF) == 0x7F80; },
+          [&](std::size_t i, bool negative) { out[i] = negative ? 0xFF7F : 0x7F7F; });
+    return found;
   }
 };
 
 }  // namespace
 
-std::unique_ptr<const Codec> make_bf16(const CodecOptions&) { return std::make_unique<CastCodec<Bf16>>(Bf16{}); }
+std::unique_ptr<const Codec> make_bf16(const CodecOptions& options) {
+  return std::make_unique<CastCodec<Bf16>>(Bf16{options.on_overflow});
+}
 
 }  // namespace nibble
 #endif

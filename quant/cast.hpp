@@ -50,6 +50,15 @@ Findings count_casts(DType source, std::span<const std::byte> weights, float sma
   return findings;
 }
 
+/// Calls clamp(i, negative) for finite weights of a tile that were stored as infinity.
+template <class IsInfinite, class Clamp>
+void for_each_overflow(DType source, std::span<const std::byte> weights, IsInfinite&& is_infinite, Clamp&& clamp) {
+  alignas(64) std::array<float, tile_weights> tile;
+  const std::span<const float> widened = widen(source, weights, tile, Rounding::odd);  // what is finite stays so
+  for (std::size_t i = 0; i < widened.size(); ++i)
+    if (is_infinite(i) && std::isfinite(widened[i])) clamp(i, std::signbit(widened[i]));
+}
+
 /// Stores every weight as Format::Stored, which is what DType Format::dtype is in memory. Format also has a name, a
 /// summary, encode(source, bytes, out) for up to tile_weights weights, and Stored is what widen() reads back.
 template <class Format> class CastCodec final : public Codec {

@@ -165,7 +165,7 @@ class Conversion {
     const std::uint64_t done_before = done_;
     const Manifest::Mark manifest_before = manifest_.mark();
     const Findings findings_before = report_.findings;
-    const ErrorSums error_before = report_.error;
+    const ByOutcome<Totals> totals_before = report_.totals;
     const WorstTensor worst_before = report_.worst;
     while (true) {
       found_.erase(found_.lower_bound(shard_begin(shard)), found_.end());
@@ -174,7 +174,7 @@ class Conversion {
       done_ = done_before;
       manifest_.rewind(manifest_before);
       report_.findings = findings_before;
-      report_.error = error_before;
+      report_.totals = totals_before;
       report_.worst = worst_before;
     }
     out_.end();
@@ -375,15 +375,22 @@ class Conversion {
     refuse(work);
     PartWriter rest(out_, work.first_part, work.parts, memory_.behind > 0 ? memory_.batch_bytes : 0);
     work.encoder->finish(rest);
+    // Codecs that only copy have one part, of the type that was there.
+    const PlannedTensor& tensor = work.tensor;
+    const bool same = work.parts.size() == 1 && work.parts.front().dtype == tensor.info.dtype;
     std::vector<Manifest::Part> parts;
     for (std::size_t p = 0; p < work.parts.size(); ++p)
       parts.push_back({std::move(work.parts[p]), p == 0 ? work.hash->hex() : rest.hash(p)});
     EncodingError error = work.encoder->late_error();
     error.sums.add(work.error);
-    report_.error.add(error.sums);
+    const MeasuredError* const full = measured(tensor);
+    Totals& totals = report_.totals[outcome_of(tensor.quantized, same)];
+    ++totals.tensors;
+    totals.weights += work.elements;
+    totals.error.add(full != nullptr ? static_cast<const ErrorSums&>(full->stats) : error.sums);
     if (const double sqnr = error.sums.sqnr_db(); sqnr < report_.worst.sqnr_db)
-      report_.worst = {work.tensor.info.name, sqnr};
-    manifest_.add(work.tensor, shard_, found, error.sums.count > 0 ? &error : nullptr, measured(work.tensor), parts);
+      report_.worst = {tensor.info.name, sqnr};
+    manifest_.add(tensor, shard_, found, error.sums.count > 0 ? &error : nullptr, full, parts);
   }
 
   // What measure() said of a tensor, if it was asked.
@@ -395,24 +402,9 @@ class Conversion {
   // The findings that the recipe does not allow.
   void refuse(const Work& work) {
     const PlannedTensor& tensor = work.tensor;
-    const Recipe& recipe = report_.plan.recipe;
-    const Findings& found = work.findings;
-    if (found.nan + found.inf > 0 && recipe.nonfinite == Nonfinite::error)
-      throw Error(
-          Errc::bad_input,
-          fmt::format("{}: tensor '{}': {} NaN and {} infinite of {} weights, the first at {}; --nonfinite error "
-                      "allows none",
-                      in_.label_of(tensor.source), printable(tensor.info.name), found.nan, found.inf, work.elements,
-                      found.first_nonfinite));
-    if (found.overflow == 0) return;
-    if (tensor.quantized
-            ? recipe.nonfinite == Nonfinite::error
-            : codec(tensor.codec).cast_type() == DType::f16 && recipe.options.on_overflow == OnOverflow::error)
+    if (const std::string why = objection(plan().recipe, tensor, work.findings, work.elements); !why.empty())
       throw Error(Errc::bad_input,
-                  fmt::format("{}: tensor '{}': {} of {} weights exceed 65504, the largest fp16{}; see {}",
-                              in_.label_of(tensor.source), printable(tensor.info.name), found.overflow, work.elements,
-                              found.nan + found.inf == 0 ? fmt::format(", the first at {}", found.first_nonfinite) : "",
-                              tensor.quantized ? "--nonfinite" : "--on-overflow"));
+                  fmt::format("{}: tensor '{}': {}", in_.label_of(tensor.source), printable(tensor.info.name), why));
   }
 
   // Marks the shard's tensors that cannot be stored as planned as kept; whether there was any.
@@ -447,7 +439,7 @@ class Conversion {
     std::map<std::size_t, std::string> warnings;  // an F64 that is kept as fp32 was found twice: one for each tensor
     for (const auto& [i, found] : found_) {
       const PlannedTensor tensor = plan().tensors[i];
-      warnings[i] = fmt::format("tensor '{}': {}", printable(tensor.info.name), describe(found, tensor.codec));
+      warnings[i] = fmt::format("tensor '{}': {}", printable(tensor.info.name), describe(found, plan().recipe, tensor));
     }
     for (const auto& [i, what] : kept_) {
       const PlannedTensor tensor = plan().tensors[i];

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <limits>
 
 #include "quant/cast.hpp"
@@ -11,6 +12,7 @@ struct Fp32 {
   static constexpr std::string_view summary = "Cast to IEEE single precision, exact but for fp64";
   static constexpr DType dtype = DType::f32;
   static constexpr double normal_sqnr_db = std::numeric_limits<double>::infinity();
+  OnOverflow on_overflow;
 
   Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out) const {
     alignas(64) std::array<float, tile_weights> tile;
@@ -34,12 +36,20 @@ struct Fp32 {
         findings.underflow += out[i] == 0.0f && weight != 0.0;
       }
     }
+    if (findings.overflow > 0 && on_overflow == OnOverflow::clamp)
+      for_each_overflow(
+          source, weights, [&](std::size_t i) { return std::isinf(out[i]); },
+          [&](std::size_t i, bool negative) {
+            out[i] = std::copysign(std::numeric_limits<float>::max(), negative ? -1.0f : 1.0f);
+          });
     return findings;
   }
 };
 
 }  // namespace
 
-std::unique_ptr<const Codec> make_fp32(const CodecOptions&) { return std::make_unique<CastCodec<Fp32>>(Fp32{}); }
+std::unique_ptr<const Codec> make_fp32(const CodecOptions& options) {
+  return std::make_unique<CastCodec<Fp32>>(Fp32{options.on_overflow});
+}
 
 }  // namespace nibble

@@ -72,6 +72,17 @@ void append(std::string& text, const MeasuredError& error, const EncodingError* 
   text += '}';
 }
 
+void append(std::string& text, std::string_view name, const Totals& totals) {
+  fmt::format_to(std::back_inserter(text), ",\n \"{}\": {{\"tensors\":{},\"weights\":{}", name, totals.tensors,
+                 totals.weights);
+  if (totals.error.count > 0) {
+    text += ",\"error\":{";
+    append(text, totals.error);
+    text += '}';
+  }
+  text += '}';
+}
+
 std::string_view spelling(ErrorReport report) {
   return report == ErrorReport::none ? "none" : report == ErrorReport::basic ? "basic" : "full";
 }
@@ -81,7 +92,16 @@ std::string_view spelling(Nonfinite policy) {
 }
 
 std::string_view spelling(OnOverflow policy) {
-  return policy == OnOverflow::error ? "error" : policy == OnOverflow::clamp ? "clamp" : "keep";
+  switch (policy) {
+    case OnOverflow::automatic:
+      return "auto";
+    case OnOverflow::error:
+      return "error";
+    case OnOverflow::clamp:
+      return "clamp";
+    default:
+      return "keep";
+  }
 }
 
 Json recipe_json(const Recipe& recipe) {
@@ -126,15 +146,6 @@ Manifest::Manifest(const Plan& plan, Writer& out) : out_(out) {
 // As text, not as a tree: 100,000 tensors have 600,000 parts.
 void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, const EncodingError* basic,
                    const MeasuredError* full, std::span<const Part> parts) {
-  // Codecs that only copy have one part, of the type that was there.
-  const bool kept = parts.size() == 1 && parts.front().info.dtype == tensor.info.dtype;
-  Sums& sums = kept ? kept_ : converted_;
-  ++sums.tensors;
-  sums.weights += tensor.info.elements();
-  if (full != nullptr)
-    sums.error.add(full->stats);
-  else if (basic != nullptr)
-    sums.error.add(basic->sums);
   text_ += tensors_++ == 0 ? "\n  {\"name\":" : ",\n  {\"name\":";
   append_quoted(text_, tensor.info.name);
   text_ += ",\"codec\":";
@@ -168,8 +179,6 @@ void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Finding
 
 void Manifest::rewind(const Mark& mark) {
   tensors_ = mark.tensors;
-  converted_ = mark.converted;
-  kept_ = mark.kept;
   if (mark.bytes >= written_) {
     text_.resize(mark.bytes - written_);
   } else {
@@ -179,14 +188,16 @@ void Manifest::rewind(const Mark& mark) {
 }
 
 void Manifest::end(const Report& report) {
-  text_ +=
-      fmt::format("\n ],\n \"converted\": {{\"tensors\":{},\"weights\":{}", converted_.tensors, converted_.weights);
-  if (converted_.error.count > 0) {
-    text_ += ",\"error\":{";
-    append(text_, converted_.error);
-    text_ += '}';
-  }
-  text_ += fmt::format("}},\n \"kept\": {{\"tensors\":{},\"weights\":{}}}", kept_.tensors, kept_.weights);
+  text_ += "\n ]";
+  const ByOutcome<Totals>& totals = report.totals;
+  append(text_, to_string(Outcome::quantized), totals.quantized);
+  append(text_, to_string(Outcome::cast), totals.cast);
+  Totals converted = totals.quantized;
+  converted.tensors += totals.cast.tensors;
+  converted.weights += totals.cast.weights;
+  converted.error.add(totals.cast.error);
+  append(text_, "converted", converted);
+  append(text_, to_string(Outcome::kept), totals.kept);
   const Json json = {{"stored_bytes", report.plan.stored_bytes()},
                      {"quantized_share", report.plan.quantized_share()},
                      {"warnings", report.warnings}};

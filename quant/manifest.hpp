@@ -27,20 +27,12 @@ class Manifest {
   void add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, const EncodingError* basic,
            const MeasuredError* full, std::span<const Part> parts);
 
-  /// Of the tensors that were converted, or of those that stayed as they are.
-  struct Sums {
-    std::uint64_t tensors = 0;
-    std::uint64_t weights = 0;
-    ErrorSums error;  ///< of those whose error is known
-  };
-
   /// A place to come back to.
   struct Mark {
     std::uint64_t bytes;
     std::size_t tensors;
-    Sums converted, kept;
   };
-  [[nodiscard]] Mark mark() const { return {written_ + text_.size(), tensors_, converted_, kept_}; }
+  [[nodiscard]] Mark mark() const { return {written_ + text_.size(), tensors_}; }
   /// Drops what was added since.
   void rewind(const Mark& mark);
 
@@ -53,7 +45,6 @@ class Manifest {
   Writer& out_;
   std::uint64_t written_ = 0;
   std::size_t tensors_ = 0;
-  Sums converted_, kept_;
   std::string text_;  // that is not written yet
 };
 

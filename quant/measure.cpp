@@ -22,6 +22,7 @@
 
 #include "nibble/buffers.hpp"
 #include "nibble/error.hpp"
+#include "quant/beyond_fp32.hpp"
 #include "quant/codecs.hpp"
 #include "quant/counts.hpp"
 #include "quant/handover.hpp"
@@ -54,6 +55,7 @@ class KeptParts final : public PartSink {
 // What a candidate has for a tensor, ready to be read.
 struct Test {
   std::string codec;
+  bool quantized = false;
   std::uint64_t bytes = 0;
   double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();
   bool is_reference = false;  // the very same weights: nothing to be read
@@ -246,7 +248,10 @@ class Measuring {
 
   Test open_stored(std::size_t c, std::size_t tensor) const {
     const StoredWeights::Tensor stored = pairing_.stored(c)[tensor];
-    Test test{.codec = name_of(stored), .bytes = stored.bytes, .normal_sqnr_db = normal_sqnr_of(stored)};
+    Test test{.codec = name_of(stored),
+              .quantized = stored.quantized(),
+              .bytes = stored.bytes,
+              .normal_sqnr_db = normal_sqnr_of(stored)};
     const auto bnb = make_codec(stored.codec)->bnb_config();
     test.has_codes = stored.quantized() && bnb && bnb->bits == 4;
     test.weights.emplace(about(pairing_.stored(c).reader(), [&] { return open_weights(pairing_.stored(c), stored); }));
@@ -257,6 +262,7 @@ class Measuring {
   Test encode(std::size_t c, const PlannedTensor& planned, const Comparison& work, bool fits) {
     const Codec& codec = codecs_[c][planned.codec];
     Test test{.codec = std::string(planned.codec),
+              .quantized = planned.quantized,
               .bytes = planned.stored_bytes,
               .normal_sqnr_db = codec.normal_sqnr_db(planned.info)};
     const std::vector<TensorInfo> parts = codec.parts(planned.info);
@@ -397,7 +403,14 @@ class Measuring {
     for (std::uint64_t at = unit.first; at < unit.first + unit.weights; at += tile_weights) {
       const std::size_t n = std::min<std::uint64_t>(tile_weights, unit.first + unit.weights - at);
       const std::span<const float> weights = work.weights->decode(unit.first, raw, at, n, tile);
-      const WeightStats stats = describe(weights, work.pivot);
+      const auto with_fp64 = [&](std::span<const float> decoded, const WeightSource& source,
+                                 std::span<const std::byte> from) {
+        return ComparedTile{decoded,
+                            source.is_fp64() ? source.stored(unit.first, from, at, n) : std::span<const std::byte>{}};
+      };
+      const ComparedTile reference = with_fp64(weights, *work.weights, raw);
+      WeightStats stats = describe(weights, work.pivot);
+      correct_beyond_fp32(reference, stats);
       unit.stats.add(stats);
       if (work.columns > 0) add_column_energy(weights, at % work.columns, stats.count == n, unit.column_energy);
       for (std::size_t c = 0; c < work.tests.size(); ++c) {
@@ -407,6 +420,8 @@ class Measuring {
             test.is_reference ? weights : test.weights->decode(unit.first, test_raw[c], at, n, test_tile);
         MeasuredError& error = unit.errors[c];
         compare(weights, decoded, at, error.stats);
+        correct_beyond_fp32(reference, test.is_reference ? reference : with_fp64(decoded, *test.weights, test_raw[c]),
+                            error.stats);
         if (!options_.counts) continue;
         count_errors(weights, decoded, error.counts);
         if (test.has_codes) count_codes(test.weights->stored(unit.first, test_raw[c], at, n), n, error.counts);
@@ -445,6 +460,7 @@ class Measuring {
       if (!work.tests[c]) continue;
       to = std::move(work.errors[c]);
       to->codec = work.tests[c]->codec;
+      to->quantized = work.tests[c]->quantized;
       to->bytes = work.tests[c]->bytes;
       // In the same form as the reference, what differs is no matter of that form.
       if (to->codec != work.measured.codec) to->normal_sqnr_db = work.tests[c]->normal_sqnr_db;
@@ -471,9 +487,10 @@ class Measuring {
 
 }  // namespace
 
-bool is_converted(const MeasuredWeights& reference, const MeasuredError& error) {
-  return error.codec != reference.codec || error.stats.square > 0 || error.stats.lost > 0 ||
-         error.stats.nan != reference.stats.nan || error.stats.inf != reference.stats.inf;
+Outcome outcome_of(const MeasuredWeights& reference, const MeasuredError& error) {
+  const bool same = error.codec == reference.codec && error.stats.square == 0 && error.stats.lost == 0 &&
+                    error.stats.nan == reference.stats.nan && error.stats.inf == reference.stats.inf;
+  return outcome_of(error.quantized, same);
 }
 
 Measurement measure(const Reader& reference, std::span<const Candidate> candidates, const MeasureOptions& options,

@@ -478,6 +478,7 @@ void WeightStats::add(const WeightStats& next) {
   count += next.count;
   nan += next.nan;
   inf += next.inf;
+  beyond_fp32 += next.beyond_fp32;
   first += next.first;
   second += next.second;
   third += next.third;

@@ -19,13 +19,46 @@ std::string_view range_of(std::string_view name) {
 
 std::optional<std::string_view> codec_instead(const Recipe& recipe, const PlannedTensor& tensor,
                                               const Findings& found) {
-  if (recipe.nonfinite != Nonfinite::keep || found.nan + found.inf + found.overflow == 0) return std::nullopt;
-  if (tensor.quantized && tensor.info.dtype == DType::f64 && found.overflow_fp32 == 0) return "fp32";
-  if (tensor.quantized) return keep_codec;
-  // An F64 tensor that was cast because the model is quantized: fp32 would make infinities of it.
-  if (tensor.info.dtype == DType::f64 && found.overflow_fp32 > 0 && make_codec(recipe.to)->bnb_config())
-    return keep_codec;
-  return std::nullopt;
+  if (found.nan + found.inf + found.overflow == 0) return std::nullopt;
+  if (!tensor.quantized) {
+    // An F64 tensor that was cast because the model is quantized: fp32 would make infinities of it.
+    const bool stays = recipe.nonfinite != Nonfinite::error && tensor.info.dtype == DType::f64 &&
+                       found.overflow_fp32 > 0 && make_codec(recipe.to)->bnb_config();
+    return stays ? std::optional(keep_codec) : std::nullopt;
+  }
+  if (recipe.nonfinite != Nonfinite::keep) return std::nullopt;
+  if (tensor.info.dtype == DType::f64 && found.overflow_fp32 == 0) return "fp32";
+  return keep_codec;
+}
+
+OnOverflow overflow_policy(const Recipe& recipe, DType cast) {
+  const OnOverflow policy = recipe.options.on_overflow;
+  if (policy != OnOverflow::automatic) return policy;
+  return cast == DType::f16 ? OnOverflow::error : OnOverflow::keep;
+}
+
+std::string objection(const Recipe& recipe, const PlannedTensor& tensor, const Findings& found, std::uint64_t weights) {
+  const bool strict = recipe.nonfinite == Nonfinite::error;
+  if (found.nan + found.inf > 0 && strict)
+    return fmt::format("{} NaN and {} infinite of {} weights, the first at {}; --nonfinite error allows none",
+                       found.nan, found.inf, weights, found.first_nonfinite);
+  if (found.overflow == 0 || (tensor.quantized && !strict) || codec_instead(recipe, tensor, found)) return {};
+  const std::string_view range = range_of(tensor.codec);
+  std::string text = fmt::format("{} of {} weights exceed {}, the largest {}", found.overflow, weights,
+                                 range == "fp16"   ? "65504"
+                                 : range == "bf16" ? "3.39e38"
+                                                   : "3.40e38",
+                                 range);
+  if (found.nan + found.inf == 0) text += fmt::format(", the first at {}", found.first_nonfinite);
+  if (tensor.quantized) return text + "; see --nonfinite";
+  switch (overflow_policy(recipe, *make_codec(tensor.codec)->cast_type())) {
+    case OnOverflow::error:
+      return text + "; see --on-overflow";
+    case OnOverflow::keep:
+      return strict ? text + "; --nonfinite error allows no infinity" : "";
+    default:
+      return {};
+  }
 }
 
 std::string describe(const Findings& found, std::string_view codec) {
@@ -42,6 +75,14 @@ std::string describe(const Findings& found, std::string_view codec) {
     add(found.overflow_fp32, "of them beyond fp32");
   }
   return text;
+}
+
+std::string describe(const Findings& found, const Recipe& recipe, const PlannedTensor& tensor) {
+  std::string text = describe(found, tensor.codec);
+  const auto cast = make_codec(tensor.codec)->cast_type();
+  if (found.overflow == 0 || !cast) return text;
+  const bool clamps = overflow_policy(recipe, *cast) == OnOverflow::clamp;
+  return text + (clamps ? fmt::format(", stored as the largest {}", tensor.codec) : ", stored as infinity");
 }
 
 }  // namespace nibble

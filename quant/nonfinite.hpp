@@ -15,7 +15,17 @@ namespace nibble {
 [[nodiscard]] std::optional<std::string_view> codec_instead(const Recipe& recipe, const PlannedTensor& tensor,
                                                             const Findings& found);
 
+/// What a cast to this type does with finite values beyond its largest; never `automatic`.
+[[nodiscard]] OnOverflow overflow_policy(const Recipe& recipe, DType cast);
+
+/// Why the recipe does not allow what `codec` found in `weights` weights of a tensor; empty if it does.
+[[nodiscard]] std::string objection(const Recipe& recipe, const PlannedTensor& tensor, const Findings& found,
+                                    std::uint64_t weights);
+
 /// "1 NaN, 2 infinite, 3 beyond fp16"; `codec` is the one that found them.
 [[nodiscard]] std::string describe(const Findings& found, std::string_view codec);
+
+/// The same, and what a cast stores instead: "3 beyond fp16, stored as infinity".
+[[nodiscard]] std::string describe(const Findings& found, const Recipe& recipe, const PlannedTensor& tensor);
 
 }  // namespace nibble

@@ -281,6 +281,7 @@ class Planner {
   }
 
   void warn() {
+    if (std::string nothing = nothing_done(); !nothing.empty()) plan_.warnings.push_back(std::move(nothing));
     if (!quantizes(codecs_[plan_.recipe.to])) return;
     std::uint64_t all = 0;
     std::map<Role, std::uint64_t> left;  // bytes that are not quantized
@@ -300,15 +301,38 @@ class Planner {
     if (const std::string obstacle = loading_obstacle(plan_.architecture); !obstacle.empty())
       plan_.warnings.push_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),
                                            plan_.architecture, obstacle));
-    if (const double share = plan_.quantized_share(); share < low_share) {
-      std::string warning = "no weights are quantized";
+    const std::uint64_t embeddings = left[Role::embedding] + left[Role::output_embeddings];
+    if (const double share = plan_.quantized_share(); share < low_share && (share > 0 || embeddings > 0)) {
+      std::vector<std::string> parts;
       if (share > 0)
-        warning = fmt::format("{}{} of the weights' bytes are quantized", share < least_share ? "" : "only ",
-                              percent_text(share));
-      if (const std::uint64_t embeddings = left[Role::embedding] + left[Role::output_embeddings]; embeddings > 0)
-        warning += fmt::format("; {} are embeddings{}", percent(embeddings), wide_embeddings());
-      plan_.warnings.push_back(std::move(warning));
+        parts.push_back(fmt::format("{}{} of the weights' bytes are quantized", share < least_share ? "" : "only ",
+                                    percent_text(share)));
+      if (embeddings > 0)
+        parts.push_back(fmt::format("{}{} are embeddings{}", percent(embeddings),
+                                    parts.empty() ? " of the weights' bytes" : "", wide_embeddings()));
+      plan_.warnings.push_back(fmt::format("{}", fmt::join(parts, "; ")));
     }
+  }
+
+  // Why a conversion will change nothing that it was asked to change, if that is so.
+  std::string nothing_done() {
+    const bool quantizing = quantizes(codecs_[plan_.recipe.to]);
+    const std::string_view done = quantizing ? "quantized" : "cast";
+    std::map<std::string, std::size_t> reasons;  // of the tensors that are weights
+    std::size_t weights = 0;
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (!is_weight_type(tensor.info.dtype)) continue;
+      if (quantizing ? tensor.quantized : tensor.codec != keep_codec) return {};
+      ++reasons[std::string(tensor.reason)];
+      ++weights;
+    }
+    if (plan_.tensors.empty()) return fmt::format("nothing is {}: the input has no tensors", done);
+    if (weights == 0)
+      return fmt::format("nothing is {}: no tensor of the input has a weight type (F64, F32, BF16, F16)", done);
+    const auto most = std::max_element(reasons.begin(), reasons.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    return fmt::format("nothing is {}: the reason for {} of {} tensors is '{}'; --dry-run tells that of each", done,
+                       most->second, weights, most->first);
   }
 
   // What makes the embeddings smaller without a loss that is worth a thought, where something does. What the user's own

@@ -58,6 +58,9 @@ class WeightSource {
   WeightSource(const TensorInfo& first_part, std::uint64_t elements, std::unique_ptr<const Decoder> decoder, Read read,
                std::uint64_t position = 0);
 
+  /// Whether stored() has fp64 numbers.
+  [[nodiscard]] bool is_fp64() const noexcept { return !decoder_ && dtype_ == DType::f64; }
+
   /// Bytes that weights [first, first + n) take; `first` a multiple of 4096.
   [[nodiscard]] std::uint64_t bytes(std::uint64_t first, std::uint64_t n) const {
     return offset(first + n) - offset(first);

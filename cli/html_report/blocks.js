@@ -1,15 +1,23 @@
 // The summary, and what is worst.
 
-// Figures of a test are those of its converted tensors: the kept ones would only hide the error. Without any, of all.
-const headline = (t) => ({
-  ...tests[t].converted?.tensors ? tests[t].converted : tests[t].total,
-  bits_per_weight: tests[t].total.bits_per_weight
-});
+// Figures of a test are those of the tensors that the document headlines; its size is that of all.
+const headlined = (t) => tests[t][tests[t].headline];
+const headline = (t) => ({...headlined(t), bits_per_weight: tests[t].total.bits_per_weight});
+
+// What those figures leave out.
+function othersText(t) {
+  const test = tests[t], others = test.total.tensors - headlined(t).tensors;
+  if (!others) return '';
+  const parts = [];
+  if (test.headline === 'quantized' && test.cast.tensors) parts.push(`${count(test.cast.tensors)} cast`);
+  if (test.kept.tensors) parts.push(`${count(test.kept.tensors)} kept as they are`);
+  return parts.join(', ') + `; SQNR of all ${count(test.total.tensors)}: ` + printFigure('sqnr_db', test.total);
+}
 
 function drawVerdicts() {
   const items = tests.flatMap((test, t) => {
     const of = tests.length > 1 ? `${testName(t)}: ` : '';
-    const kept = test.kept?.tensors ? `${count(test.kept.tensors)} kept as they are` : '';
+    const others = othersText(t);
     const said = test.verdicts ?? [];
     if (said.length === 0) return [element('li', {}, of + 'nothing was converted')];
     return said.map(
@@ -17,7 +25,7 @@ function drawVerdicts() {
             'li', {class: broken || worse_than_expected ? 'warning' : null}, of + printable(text.split('; worst: ')[0]),
             isNumber(worst) && tensors[worst] ? '; worst: ' : null,
             isNumber(worst) && tensors[worst] ? tensorButton(worst, isNarrow() ? 30 : 60) : null,
-            i + 1 === said.length && kept ? '; ' + kept : null));
+            i + 1 === said.length && others ? '; ' + others : null));
   });
   fill(byId('verdicts'), ...items);
 }
@@ -33,12 +41,11 @@ function bestOf(figure, t) {
 function drawTotals() {
   const several = tests.length > 1;
   const counts = tests.map((test) => {
-    const of = {compared: 0, converted: 0, broken: 0};
+    const of = {compared: 0, broken: 0};
     test.tensors.forEach((tensor, i) => {
       if (!tensor) return;
       of.compared += 1;
-      of.converted += tensor.converted !== false;
-      of.broken += tensor.nan + tensor.inf > tensors[i].nan + tensors[i].inf;
+      of.broken += tensor.lost > 0 || tensor.nan + tensor.inf > tensors[i].nan + tensors[i].inf;
     });
     return of;
   });
@@ -93,11 +100,12 @@ function drawTotals() {
         },
         ...['rmse', 'mae', 'max_abs', 'mean_rel', 'cosine'].map(figure),
         {
-          key: 'converted',
-          label: 'converted',
-          title: 'Tensors that were converted, of those that are compared: the figures are theirs',
-          cell: (t) => `${count(counts[t].converted)} of ${count(counts[t].compared)}`,
-          value: (t) => counts[t].converted
+          key: 'figures_of',
+          label: 'figures of',
+          title: 'Tensors that the figures are of, of those that are compared: the quantized ones; without any, those ' +
+              'that were cast; without any, the kept ones',
+          cell: (t) => `${count(headlined(t).tensors)} ${tests[t].headline} of ${count(counts[t].compared)}`,
+          value: (t) => headlined(t).tensors
         },
       ],
       tests.map((_, t) => t));
@@ -126,7 +134,7 @@ function drawTotals() {
       findings.push(element(
           'li', {class: 'warning'},
           `${of}${count(broken)} tensor${
-              broken === 1 ? ' has' : 's have'} more NaN or infinite values than the reference`));
+              broken === 1 ? ' has' : 's have'} NaN or infinite values where the reference has numbers`));
   });
   const odd = tensors.filter((tensor) => tensor.nan + tensor.inf > 0).length;
   if (odd)

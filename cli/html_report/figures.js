@@ -102,7 +102,13 @@ function number(value) {
   return size >= 1000 ? Math.round(value).toLocaleString('en-US') : value.toPrecision(3);
 }
 function percent(value) { return isNumber(value) ? number(100 * value) + ' %' : NOTHING; }
-function decibels(value) { return isNumber(value) ? value.toFixed(2) + ' dB' : NOTHING; }
+// As the table of `nibble measure` has them: no sign of zero, and no more than 300 dB, which is as good as exact.
+const MOST_DECIBELS = 300;
+function ratio(value, digits) {
+  if (Math.abs(value) > MOST_DECIBELS) return (value > 0 ? '>' : '<-') + MOST_DECIBELS;
+  return value.toFixed(digits).replace(/^-(?=[0.]+$)/, '');
+}
+function decibels(value) { return isNumber(value) ? ratio(value, 2) + ' dB' : NOTHING; }
 function bits(value) { return isNumber(value) ? value.toFixed(3) : NOTHING; }
 function cosine(value) {
   if (!isNumber(value)) return NOTHING;
@@ -121,7 +127,7 @@ function bytes(value) {
 function shape(tensor) { return tensor.shape.length ? tensor.shape.join(' × ') : 'scalar'; }
 
 // No error at all has no SQNR: it is better than every other, which differs from a figure that is not there.
-const isExact = (figures) => Boolean(figures) && figures.rmse === 0;
+const isExact = (figures) => Boolean(figures) && figures.rmse === 0 && !figures.lost;
 function figureValue(figure, figures) {
   if (!figures) return NaN;
   if (figure === 'sqnr_db' && isExact(figures)) return Infinity;
@@ -163,17 +169,19 @@ function shortTestName(t, length) {
   return name.length <= length ? name : name.slice(0, length - end - 1) + '…' + name.slice(name.length - end);
 }
 
-// The figures of several tensors seen as one vector: of those that were converted, if any was; the kept ones would only
-// hide their error. cosine and mean_rel are means by weights, which is close.
+// The figures of several tensors seen as one vector: of the quantized ones; without any, of those that were cast;
+// without any, of the kept ones. cosine and mean_rel are means by weights, which is close.
 function combined(t, indices) {
   const present = indices.map((i) => [tests[t].tensors[i], tensors[i]]).filter(([test]) => test);
-  const converted = present.filter(([test]) => test.converted !== false);
-  const records = converted.length ? converted : present;
-  if (records.length === 0) return null;
+  const records = ['quantized', 'cast', 'kept']
+                      .map((outcome) => present.filter(([test]) => test.outcome === outcome))
+                      .find((some) => some.length);
+  if (!records) return null;
   if (records.length === 1) return records[0][0];
-  let weights = 0, noise = 0, signal = 0, stored = 0, largest = 0;
+  let weights = 0, noise = 0, signal = 0, stored = 0, largest = 0, lost = 0;
   const mean = {mae: 0, cosine: 0, mean_rel: 0};
   for (const [test, tensor] of records) {
+    lost += test.lost;
     if (!isNumber(test.rmse)) continue;
     weights += tensor.weights;
     noise += tensor.weights * test.rmse ** 2;
@@ -186,6 +194,7 @@ function combined(t, indices) {
   for (const figure in mean) mean[figure] /= weights;
   return {
     ...mean,
+    lost,
     rmse: Math.sqrt(noise / weights),
     max_abs: largest,
     bits_per_weight: 8 * stored / weights,

@@ -141,7 +141,7 @@ function cellText(figures) {
   if (!isNumber(value)) return '';
   if (FIGURES[state.metric].print === percent)
     return 100 * value < 1000 && 100 * value >= 1e-3 ? number(100 * value) : '';
-  if (state.metric === 'sqnr_db') return value.toFixed(1);
+  if (state.metric === 'sqnr_db') return ratio(value, 1);
   if (state.metric === 'bits_per_weight') return value.toFixed(value < 10 ? 2 : 1);
   return '';
 }

@@ -22,7 +22,10 @@ function drawTensor() {
     ['Their energy', percent(tensor.outlier_energy)],
     ['absmax of blocks of 64', blocks ? `${number(blocks.min)} to ${number(blocks.max)}` : NOTHING],
     ['its mean ± deviation', blocks ? `${number(blocks.mean)} ± ${number(blocks.std)}` : NOTHING],
-    ['NaN, infinite', `${count(tensor.nan)}, ${count(tensor.inf)}`]
+    [
+      'NaN, infinite', `${count(tensor.nan)}, ${count(tensor.inf)}` +
+          (tensor.beyond_fp32 ? `; ${count(tensor.beyond_fp32)} beyond fp32` : '')
+    ]
   ];
   fill(
       byId('tensor-reference'),
@@ -53,7 +56,13 @@ function drawTensor() {
     },
     figure('bits_per_weight'),
     {key: 'bytes', label: 'Size', print: (t) => bytes(of(t)?.bytes), value: (t) => of(t)?.bytes ?? NaN},
-    {key: 'unusual', label: 'NaN, infinite', print: (t) => of(t) ? `${count(of(t).nan)}, ${count(of(t).inf)}` : NOTHING}
+    {
+      key: 'unusual',
+      label: 'NaN, infinite',
+      print: (t) => of(t) ? `${count(of(t).nan)}, ${count(of(t).inf)}` +
+              (of(t).lost ? `; ${count(of(t).lost)} had a number` : '') :
+                            NOTHING
+    }
   ];
   fill(
       byId('tensor-figures'),

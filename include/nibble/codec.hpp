@@ -20,16 +20,21 @@ namespace nibble {
 class Device;
 class Reader;
 
-/// What fp16 does with finite values beyond 65504.
-enum class OnOverflow : std::uint8_t { error, clamp, keep };
+/// What a cast does with finite values beyond the largest of its type (65504 for fp16).
+enum class OnOverflow : std::uint8_t {
+  automatic,  ///< error for fp16, keep for bf16 and fp32
+  error,
+  clamp,  ///< store the largest
+  keep,   ///< store infinity
+};
 
 /// What a codec is made with. Each codec reads the fields that concern it.
 struct CodecOptions {
-  std::uint32_t blocksize = 64;                ///< weights per absmax: 32, 64, ..., 4096 (nf4, fp4)
-  bool double_quant = true;                    ///< absmax in 8 bits, 256 to a nested absmax (nf4, fp4)
-  OnOverflow on_overflow = OnOverflow::error;  ///< (fp16)
-  bool sums_errors = false;                    ///< encode() will be asked for errors
-  Device* device = nullptr;                    ///< encodes the chunks that it can, to the same bytes (nf4, fp4, int8)
+  std::uint32_t blocksize = 64;                    ///< weights per absmax: 32, 64, ..., 4096 (nf4, fp4)
+  bool double_quant = true;                        ///< absmax in 8 bits, 256 to a nested absmax (nf4, fp4)
+  OnOverflow on_overflow = OnOverflow::automatic;  ///< (fp16, bf16, fp32)
+  bool sums_errors = false;                        ///< encode() will be asked for errors
+  Device* device = nullptr;  ///< encodes the chunks that it can, to the same bytes (nf4, fp4, int8)
 };
 
 /// What a codec met in the weights it encoded. Sums over chunks, so independent of how a tensor was cut.

@@ -10,6 +10,7 @@
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/memory.hpp"
+#include "nibble/outcome.hpp"
 #include "nibble/recipe.hpp"
 
 namespace nibble {
@@ -29,7 +30,14 @@ class Progress {
   [[nodiscard]] virtual bool cancelled() const;
 };
 
-/// The converted tensor with the lowest signal-to-quantization-noise ratio.
+/// Several tensors together.
+struct Totals {
+  std::uint64_t tensors = 0;
+  std::uint64_t weights = 0;
+  ErrorSums error;  ///< of those whose error is known: of none that was kept, and none at all without an error report
+};
+
+/// The tensor with the lowest signal-to-quantization-noise ratio, quantized or cast.
 struct WorstTensor {
   std::string name;  ///< empty if no tensor lost anything
   double sqnr_db = std::numeric_limits<double>::infinity();
@@ -39,8 +47,8 @@ struct Report {
   Plan plan;                          ///< as carried out: tensors kept for non-finite values included
   Findings findings;                  ///< in all tensors together; of each, nibble.json tells
   std::vector<std::string> warnings;  ///< those of the plan and what the data added
-  ErrorSums error{};                  ///< of all weights that were converted; none without an error report
-  WorstTensor worst{};                ///< of those tensors
+  ByOutcome<Totals> totals{};
+  WorstTensor worst{};
 };
 
 /// Converts `in` as planned and commits `out`, with a nibble.json that holds schema, options, and every tensor with

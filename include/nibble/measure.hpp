@@ -15,6 +15,7 @@
 #include "nibble/convert.hpp"
 #include "nibble/memory.hpp"
 #include "nibble/metrics.hpp"
+#include "nibble/outcome.hpp"
 #include "nibble/recipe.hpp"
 
 namespace nibble {
@@ -55,15 +56,16 @@ struct MeasuredWeights {
 /// What a candidate has in its place.
 struct MeasuredError {
   std::string codec;        ///< of a quantized tensor; the type of a plain one: "bfloat16"
+  bool quantized = false;   ///< as opposed to plain
   std::uint64_t bytes = 0;  ///< of all its parts
   ErrorStats stats;
   Counts counts;
   double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();  ///< Codec::normal_sqnr_db() of its codec
 };
 
-/// Whether a candidate has a tensor in another form than the reference, or other weights. Otherwise it was kept, and
-/// says nothing about a conversion.
-[[nodiscard]] bool is_converted(const MeasuredWeights& reference, const MeasuredError& error);
+/// A tensor that a candidate has in the form of the reference, and with its weights, was kept: it says nothing about a
+/// conversion.
+[[nodiscard]] Outcome outcome_of(const MeasuredWeights& reference, const MeasuredError& error);
 
 struct MeasuredCandidate {
   std::string name;

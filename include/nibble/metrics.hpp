@@ -24,7 +24,7 @@ struct ErrorStats : ErrorSums {
   std::uint64_t nonzero = 0;  ///< pairs with w != 0
   std::uint64_t nan = 0;      ///< in t
   std::uint64_t inf = 0;
-  std::uint64_t lost = 0;  ///< pairs of which w is finite and t is not
+  std::uint64_t lost = 0;  ///< pairs of which w is finite and t is not; or one is beyond fp32, and not equal
   double magnitude = 0;    ///< sum of |e|
   double relative = 0;     ///< sum of |e / w| over w != 0
   double max_abs = 0;      ///< largest |e|
@@ -58,12 +58,13 @@ void add_squares(std::span<const float> weights, std::span<float> sums);
 
 /// What weights are like.
 struct WeightStats {
-  std::uint64_t count = 0;  ///< finite ones
+  std::uint64_t count = 0;  ///< finite ones that fp32 can hold
   std::uint64_t nan = 0;
   std::uint64_t inf = 0;
-  float pivot = 0;    ///< the moments are about this, which is near the mean
-  double first = 0;   ///< sum of w - pivot
-  double second = 0;  ///< sum of its square, and so on
+  std::uint64_t beyond_fp32 = 0;  ///< finite fp64 numbers that fp32 cannot hold; describe() sees them as infinite
+  float pivot = 0;                ///< the moments are about this, which is near the mean
+  double first = 0;               ///< sum of w - pivot
+  double second = 0;              ///< sum of its square, and so on
   double third = 0;
   double fourth = 0;
   std::uint64_t blocks = 0;  ///< of metric_block weights

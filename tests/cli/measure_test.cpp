@@ -142,27 +142,32 @@ TEST_F(MeasureProgram, JsonHasTheDocumentedFields) {
   for (const Json& tensor : reference["tensors"]) {
     EXPECT_THAT(keys(tensor),
                 ElementsAre("name", "kind", "layer", "dtype", "codec", "shape", "weights", "bytes", "nan", "inf",
-                            "mean", "rms", "kurtosis", "absmax", "outlier_columns", "outlier_energy"));
+                            "beyond_fp32", "mean", "rms", "kurtosis", "absmax", "outlier_columns", "outlier_energy"));
     EXPECT_THAT(keys(tensor["absmax"]), ElementsAre("min", "mean", "max", "std"));
   }
   ASSERT_EQ(found["tests"].size(), 2U);
   for (const Json& test : found["tests"]) {
-    EXPECT_THAT(keys(test), ElementsAre("name", "bytes", "verdicts", "converted", "kept", "total", "kinds", "layers",
-                                        "worst", "missing", "tensors"));
-    for (const char* const group : {"converted", "kept", "total"})
-      EXPECT_EQ(keys(test[group]), with_figures({"tensors", "weights"}, {"bits_per_weight"})) << group;
+    EXPECT_THAT(keys(test), ElementsAre("name", "bytes", "verdicts", "headline", "quantized", "cast", "kept",
+                                        "converted", "total", "kinds", "layers", "worst", "missing", "tensors"));
+    for (const char* const group : {"quantized", "cast", "kept", "converted", "total"})
+      EXPECT_EQ(keys(test[group]), with_figures({"tensors", "weights", "lost"}, {"bits_per_weight"})) << group;
     for (const Json& verdict : test["verdicts"])
       EXPECT_THAT(keys(verdict),
                   ElementsAre("codec", "tensors", "exact", "worse_than_expected", "broken", "min_sqnr_db",
                               "max_sqnr_db", "min_normal_sqnr_db", "max_normal_sqnr_db", "worst", "text"));
     for (const Json& kind : test["kinds"])
-      EXPECT_EQ(keys(kind), with_figures({"kind", "converted", "kept", "tensors", "weights"}, {"bits_per_weight"}));
+      EXPECT_EQ(keys(kind), with_figures({"kind", "headline", "quantized", "cast", "kept", "converted", "tensors",
+                                          "weights", "lost"},
+                                         {"bits_per_weight"}));
     for (const Json& layer : test["layers"])
-      EXPECT_EQ(keys(layer), with_figures({"layer", "converted", "kept", "tensors", "weights"}, {"bits_per_weight"}));
+      EXPECT_EQ(keys(layer), with_figures({"layer", "headline", "quantized", "cast", "kept", "converted", "tensors",
+                                           "weights", "lost"},
+                                          {"bits_per_weight"}));
     ASSERT_EQ(test["tensors"].size(), 5U);
     for (const Json& tensor : test["tensors"]) {
-      EXPECT_EQ(keys(tensor), with_figures({"codec", "converted", "bytes", "bits_per_weight", "nan", "inf"},
-                                           {"max_abs_at", "worst_block", "entropy", "code_use", "error_histogram"}));
+      EXPECT_EQ(keys(tensor),
+                with_figures({"codec", "outcome", "converted", "bytes", "bits_per_weight", "nan", "inf", "lost"},
+                             {"max_abs_at", "worst_block", "entropy", "code_use", "error_histogram"}));
       const Json& worst = tensor["worst_block"];
       EXPECT_TRUE(worst.is_null() || keys(worst) == (std::vector<std::string>{"at", "rmse", "absmax"}));
     }
@@ -320,14 +325,14 @@ TEST_F(MeasureProgram, CsvHasARowForEveryTensor) {
   EXPECT_EQ(outcome.code, 0);
   const auto rows = rows_of(outcome.out);
   ASSERT_EQ(rows.size(), 1U + 2 * 5);
-  EXPECT_EQ(rows[0].size(), 33U);
+  EXPECT_EQ(rows[0].size(), 35U);
   EXPECT_EQ(rows[0][1], "name");
   const auto column = [&](const std::string& name) {
     return static_cast<std::size_t>(std::find(rows[0].begin(), rows[0].end(), name) - rows[0].begin());
   };
   const Json found = json("w.safetensors --to nf4 --to fp16");
   for (std::size_t r = 1; r < rows.size(); ++r) {
-    ASSERT_EQ(rows[r].size(), 33U);
+    ASSERT_EQ(rows[r].size(), 35U);
     const std::size_t test = (r - 1) / 5, t = (r - 1) % 5;
     const Json& tensor = found["tests"][test]["tensors"][t];
     EXPECT_EQ(rows[r][0], test == 0 ? "nf4" : "fp16");

@@ -38,6 +38,7 @@ MeasuredWeights weights(std::string name, std::uint64_t n, std::string kind = "k
 MeasuredError error(const std::vector<float>& reference, const std::vector<float>& test, std::uint64_t bytes = 2) {
   MeasuredError error;
   error.codec = "nf4";
+  error.quantized = true;
   error.bytes = bytes;
   error.stats = compare(reference, test);
   return error;
@@ -67,6 +68,13 @@ Measurement measurement(std::vector<MeasuredWeights> tensors, std::vector<std::o
 
 MeasuredError kept(MeasuredError error) {
   error.codec = "float32";
+  error.quantized = false;
+  return error;
+}
+
+MeasuredError cast(MeasuredError error) {
+  error.codec = "bfloat16";
+  error.quantized = false;
   return error;
 }
 
@@ -135,21 +143,49 @@ TEST(MeasurementJson, FiguresOfGroupsAreThoseOfAllTheirWeights) {
   EXPECT_EQ(test["kinds"][1]["rmse"], test["layers"][0]["rmse"]);
 }
 
-// What was kept would make the error look smaller, the more of it there is.
-TEST(MeasurementJson, HeadlinesWhatWasConverted) {
+// A layer with a quantized, a cast and a kept tensor, and one with a kept tensor alone.
+Measurement of_all_outcomes() {
   Measurement found = two_layers();
   found.tensors.push_back(weights("layers.0.norm", 2, "norm", 0));
   found.candidates[0].tensors.push_back(kept(error({100, 200}, {100, 200}, 8)));
-  const Json test = json(found)["tests"][0];
-  EXPECT_EQ(test["converted"]["tensors"], 1);
+  found.tensors.push_back(weights("layers.0.bias", 2, "bias", 0));
+  found.candidates[0].tensors.push_back(cast(error({10, 20}, {10, 20.5f}, 4)));
+  return found;
+}
+
+// What was kept or cast would make the error look smaller, the more of it there is.
+TEST(MeasurementJson, HeadlinesWhatIsQuantized) {
+  const Json test = json(of_all_outcomes())["tests"][0];
+  EXPECT_EQ(test["headline"], "quantized");
+  EXPECT_EQ(test["quantized"]["tensors"], 1);
+  EXPECT_EQ(test["cast"]["tensors"], 1);
   EXPECT_EQ(test["kept"]["tensors"], 2);
-  EXPECT_EQ(test["total"]["tensors"], 3);
-  EXPECT_EQ(test["converted"]["sqnr_db"], test["tensors"][0]["sqnr_db"]);
-  EXPECT_EQ(test["layers"][0]["sqnr_db"], test["tensors"][0]["sqnr_db"]);
-  EXPECT_EQ(test["layers"][0]["kept"], 1);
+  EXPECT_EQ(test["converted"]["tensors"], 2);
+  EXPECT_EQ(test["total"]["tensors"], 4);
+  EXPECT_EQ(test["quantized"]["sqnr_db"], test["tensors"][0]["sqnr_db"]);
+  EXPECT_EQ(test["cast"]["sqnr_db"], test["tensors"][3]["sqnr_db"]);
+  EXPECT_LT(test["quantized"]["sqnr_db"], test["converted"]["sqnr_db"]);
   EXPECT_LT(test["converted"]["sqnr_db"], test["total"]["sqnr_db"]);
-  EXPECT_EQ(test["tensors"][0]["converted"], true);
+  const Json& layer = test["layers"][0];
+  EXPECT_EQ(layer["headline"], "quantized");
+  EXPECT_EQ(layer["sqnr_db"], test["tensors"][0]["sqnr_db"]);
+  EXPECT_EQ(layer["tensors"], 1);
+  for (const char* const outcome : {"quantized", "cast", "kept"}) EXPECT_EQ(layer[outcome], 1) << outcome;
+  EXPECT_EQ(layer["converted"], 2);
+  EXPECT_EQ(test["layers"][1]["headline"], "kept");
+  EXPECT_EQ(test["tensors"][0]["outcome"], "quantized");
+  EXPECT_EQ(test["tensors"][2]["outcome"], "kept");
   EXPECT_EQ(test["tensors"][2]["converted"], false);
+  EXPECT_EQ(test["tensors"][3]["outcome"], "cast");
+  EXPECT_EQ(test["tensors"][3]["converted"], true);
+}
+
+TEST(MeasurementJson, WithoutAnythingQuantizedHeadlinesWhatWasCast) {
+  Measurement found = of_all_outcomes();
+  found.candidates[0].tensors[0] = kept(error({1}, {1}));
+  const Json test = json(found)["tests"][0];
+  EXPECT_EQ(test["headline"], "cast");
+  EXPECT_EQ(test["layers"][0]["sqnr_db"], test["tensors"][3]["sqnr_db"]);
 }
 
 // Weights that differ, in whatever form, were not kept.
@@ -262,18 +298,19 @@ TEST(MeasurementCsv, HasARowForWhatWasCompared) {
   EXPECT_EQ(rows[0],
             "test,name,kind,layer,dtype,shape,weights,codec,bytes,bits_per_weight,mae,rmse,max_abs,rel_rmse,sqnr_db,"
             "cosine,mean_rel,nan,inf,rms,kurtosis,absmax_mean,absmax_std,outlier_columns,outlier_energy,max_abs_at,"
-            "worst_block_at,worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted");
-  EXPECT_EQ(rows[1],
-            fmt::format("nf4,layers.0.up,up,0,F32,4,4,nf4,2,4,0.75,{},2,{},{},{},0.25,0,0,,,,,,,1,0,{},,,0,0,1",
-                        std::sqrt(1.25), std::sqrt(0.2), 10 * std::log10(5), 17 / std::sqrt(350.0), std::sqrt(1.25)));
-  EXPECT_EQ(rows[2], "nf4,layers.1.down,down,1,F32,2,2,float32,1,4,0,0,0,0,inf,1,0,0,0,,,,,3,0.5,,,,,,0,0,0");
+            "worst_block_at,worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted,outcome,lost");
+  EXPECT_EQ(
+      rows[1],
+      fmt::format("nf4,layers.0.up,up,0,F32,4,4,nf4,2,4,0.75,{},2,{},{},{},0.25,0,0,,,,,,,1,0,{},,,0,0,1,quantized,0",
+                  std::sqrt(1.25), std::sqrt(0.2), 10 * std::log10(5), 17 / std::sqrt(350.0), std::sqrt(1.25)));
+  EXPECT_EQ(rows[2], "nf4,layers.1.down,down,1,F32,2,2,float32,1,4,0,0,0,0,inf,1,0,0,0,,,,,3,0.5,,,,,,0,0,0,kept,0");
   EXPECT_EQ(rows[3], "fp4" + rows[2].substr(3));
 }
 
 TEST(MeasurementCsv, ShapesLayersAndFiguresThatAreNot) {
   Measurement found = measurement({weights("a", 0)}, {error({}, {}, 0)});
   found.tensors[0].info.shape = {0, 64, 3};
-  EXPECT_EQ(csv(found)[1], "nf4,a,kind,,F32,0x64x3,0,nf4,0,,,,,,,,,0,0,,,,,,,,,,,,0,0,1");
+  EXPECT_EQ(csv(found)[1], "nf4,a,kind,,F32,0x64x3,0,nf4,0,,,,,,,,,0,0,,,,,,,,,,,,0,0,1,quantized,0");
 }
 
 // RFC 4180: what holds a separator is quoted, and quotes are doubled.
@@ -304,8 +341,9 @@ TEST(MeasurementCsv, TextsAreNoFormulas) {
 TEST(MeasurementTable, IsThis) {
   EXPECT_EQ(to_table(two_layers(), 10, false),
             "nf4: 1 tensor at 7.0 dB; worst: layers.0.up\n\n"
-            "test                   converted  kept   bits     rmse rel rmse SQNR dB   cosine\n"
-            "nf4                            1     1   4.00 1.12e+00  44.72 %    6.99 0.908688\n"
+            "test                        figures of   bits     rmse rel rmse SQNR dB   cosine\n"
+            "nf4                        1 quantized   4.00 1.12e+00  44.72 %    6.99 0.908688\n"
+            "1 tensor quantized, 1 kept; SQNR of all 2: 7.78 dB\n"
             "2.00 kB (1.95 KiB) -> 999 bytes\n\n"
             "the worst tensor of 2                   codec     bits rel rmse  max abs SQNR dB\n"
             "layers.0.up                             nf4       4.00  44.72 % 2.00e+00    6.99\n\n"
@@ -315,6 +353,34 @@ TEST(MeasurementTable, IsThis) {
             "layer                                   tensors   bits rel rmse  max abs SQNR dB\n"
             "0                                       x 1       4.00  44.72 % 2.00e+00    6.99\n"
             "1 more layer kept as in the reference\n");
+}
+
+// The figures of a test are those of its quantized tensors; all of them together are a figure apart.
+TEST(MeasurementTable, HeadlinesWhatIsQuantized) {
+  Measurement found = of_all_outcomes();
+  std::string table = to_table(found, 10, false);
+  EXPECT_THAT(table, HasSubstr("\nnf4                        1 quantized  12.00 1.12e+00  44.72 %    6.99 0.908688\n"
+                               "1 tensor quantized, 1 cast, 2 kept; SQNR of all 4: "));
+  EXPECT_THAT(table, HasSubstr("\n0                                       x 1       4.00  44.72 % 2.00e+00    6.99\n"));
+  found.candidates[0].tensors[0].reset();
+  found.candidates[0].tensors[1].reset();
+  found.candidates[0].tensors[2].reset();
+  table = to_table(found, 10, false);
+  EXPECT_THAT(table, HasSubstr("\nnf4                             1 cast "));
+  EXPECT_THAT(table, Not(HasSubstr("SQNR of all")));
+}
+
+// A layer is as bad as the worst of all its tensors, of whatever outcome.
+TEST(MeasurementTable, ColoursOfAGroupAreThoseOfItsWorstTensor) {
+  Measurement found = of_all_outcomes();
+  const std::string broken = "\x1b[31m";
+  const auto layers = [&] {
+    const std::string table = to_table(found, 10, true);
+    return table.substr(table.find("layer  "));
+  };
+  EXPECT_THAT(layers(), Not(HasSubstr(broken)));
+  found.candidates[0].tensors[3] = cast(error({10, 20}, {10, std::numeric_limits<float>::infinity()}, 4));
+  EXPECT_THAT(layers(), HasSubstr(broken));
 }
 
 // Whatever names and however many tests there are: but for words that are longer, no line is longer than a terminal.
@@ -386,6 +452,13 @@ TEST(MeasurementTable, CountsWhatIsNotFinite) {
   const std::string table =
       to_table(measurement({weights("a", 4)}, {error({0, 1, 1, 1}, {1, nan, infinity, nan})}), 10, false);
   EXPECT_THAT(table, HasSubstr(" -> 999 bytes; 2 NaN, 1 infinite\n"));
+}
+
+TEST(MeasurementTable, NumbersThatAreLostAreNotExact) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const std::string table = to_table(measurement({weights("a", 2)}, {error({1, 1}, {1, infinity})}), 10, false);
+  EXPECT_THAT(table, HasSubstr("BROKEN"));
+  EXPECT_THAT(table, Not(HasSubstr("exact")));
 }
 
 TEST(MeasurementTable, CandidatesFollowEachOther) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
 #include <bit>
 #include <cstring>
 #include <filesystem>
@@ -70,7 +71,7 @@ TEST_F(Summary, SaysWhatWasMadeWhatItCostAndHowItLoads) {
       MatchesRegex("out: 263\\.17 kB \\(257\\.00 KiB\\) -> [0-9.]+ kB \\([0-9.]+ KiB\\), [0-9.]+ bits per weight, "
                    "in [0-9.]+ s \\([0-9.]+ [kMG]B/s\\) on the CPU\n"
                    "13 tensors: 5 keep, 8 nf4; 50\\.2 % of the bytes are kept as they are\n"
-                   "SQNR of the converted weights: [0-9.]+ dB; worst tensor: [0-9.]+ dB, "
+                   "SQNR of the quantized weights: [0-9.]+ dB; worst tensor: [0-9.]+ dB, "
                    "model\\.layers\\.[0-3]\\.mlp\\.(up|down)_proj\\.weight\n"
                    "load: transformers\\.LlamaForCausalLM\\.from_pretrained\\(\"out\"\\)\n"));
 }
@@ -115,6 +116,26 @@ TEST_F(Summary, JsonHasWhatTheSummarySays) {
   EXPECT_TRUE(unknown.at("sqnr_db").is_null());
   EXPECT_EQ(unknown.at("exact"), false);
   EXPECT_EQ(json("m dry --to nf4 --dry-run").at("kept_share"), told.at("kept_share"));
+}
+
+// One figure everywhere, and embeddings that were cast have no part in it.
+TEST_F(Summary, TheFigureIsThatOfTheQuantizedWeights) {
+  for (const std::string more : {"", " --embeddings bf16"}) {
+    const std::string out = run("convert m out --overwrite --to nf4" + more).out;
+    const auto manifest = nlohmann::json::parse(test::read_file(root_.path() / "out/nibble.json"));
+    const auto measured = nlohmann::json::parse(run("measure m out --json").out).at("tests").at(0);
+    const double figure = measured.at("quantized").at("sqnr_db");
+    EXPECT_NEAR(figure, 21, 2);
+    EXPECT_EQ(measured.at("headline"), "quantized");
+    EXPECT_NEAR(manifest.at("quantized").at("error").at("sqnr_db"), figure, 1e-5);
+    const std::string text = fmt::format("{:.2f}", figure);
+    EXPECT_THAT(out, HasSubstr("SQNR of the quantized weights: " + text + " dB"));
+    EXPECT_THAT(run("measure m out").out, HasSubstr(" " + text + " "));
+    EXPECT_EQ(out.find(", of the cast ones: 5") != std::string::npos, !more.empty()) << out;
+    EXPECT_EQ(manifest.at("cast").at("tensors"), more.empty() ? 0 : 1);
+    EXPECT_EQ(manifest.at("quantized").at("tensors"), 8);
+  }
+  EXPECT_THAT(run("convert m half --to bf16").out, HasSubstr("SQNR of the cast weights: 5"));
 }
 
 TEST_F(Summary, WithoutAnErrorReportThereIsNoFigure) {
@@ -194,8 +215,29 @@ TEST_F(Summary, WhatFp32CannotHoldStaysF64) {
   EXPECT_THAT(run("convert f64.safetensors out --overwrite --to nf4").err,
               HasSubstr("warning: tensor 'norm.weight' is kept as F64: 1 beyond fp32\n"));
   // Who asks for fp32 gets it.
-  EXPECT_THAT(run("convert f64.safetensors out --overwrite --to fp32").err,
-              HasSubstr("warning: tensor 'norm.weight': 1 beyond fp32\n"));
+  test::Outcome outcome = run("convert f64.safetensors out --overwrite --to fp32");
+  EXPECT_THAT(outcome.err, HasSubstr("warning: tensor 'norm.weight': 1 beyond fp32, stored as infinity\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("\n0 NaN, 0 infinite, 1 beyond the type they were to be stored as: see the "
+                                     "warnings\n"));
+  EXPECT_THAT(run("measure f64.safetensors out").out, HasSubstr("BROKEN"));
+  outcome = run("convert f64.safetensors out --overwrite --to fp32 --on-overflow clamp");
+  EXPECT_THAT(outcome.err, HasSubstr("warning: tensor 'norm.weight': 1 beyond fp32, stored as the largest fp32\n"));
+  for (const char* const to : {"fp32 --on-overflow error", "bf16 --on-overflow error", "fp32 --nonfinite error",
+                               "fp16 --nonfinite error --on-overflow keep", "nf4 --nonfinite error"}) {
+    outcome = test::run_program(root_.path(), std::string("convert f64.safetensors none.safetensors --to ") + to);
+    EXPECT_EQ(outcome.code, 3) << to;
+    EXPECT_THAT(outcome.err, HasSubstr("tensor 'norm.weight': 1 of 256 weights exceed ")) << to;
+    EXPECT_FALSE(fs::exists(root_.path() / "none.safetensors")) << to;
+  }
+}
+
+// Nothing to quantize is no error, but nobody asks for it.
+TEST_F(Summary, ThatNothingIsQuantizedIsSaid) {
+  root_.write("empty.safetensors", test::safetensors_file("{}", ""));
+  EXPECT_THAT(run("convert empty.safetensors out --to nf4").err,
+              HasSubstr("warning: nothing is quantized: the input has no tensors\n"));
+  EXPECT_THAT(run("convert m none --to nf4 --skip '.*'").err, HasSubstr("warning: nothing is quantized: "));
+  EXPECT_EQ(run("convert m some --to nf4").err.find("nothing is"), std::string::npos);
 }
 
 }  // namespace

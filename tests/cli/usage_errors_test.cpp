@@ -141,9 +141,9 @@ TEST_F(UsageErrors, HelpIsACommand) {
 TEST_F(UsageErrors, ChoicesAreExplainedInTheirOrder) {
   const std::string help = test::run_program(root_.path(), "convert --help").out;
   EXPECT_THAT(help, HasSubstr("--on-overflow error|clamp|keep"));
-  EXPECT_THAT(help, HasSubstr("stop, store 65504, or store infinity [error]"));
+  EXPECT_THAT(help, HasSubstr("stop, store the largest, or store infinity [error for fp16, keep for bf16 and"));
   EXPECT_THAT(help, HasSubstr("--nonfinite keep|error|quantize"));
-  EXPECT_THAT(help, HasSubstr("leave them as they are, stop, or quantize around them [keep]"));
+  EXPECT_THAT(help, HasSubstr("or quantize around them [keep]"));
 }
 
 // Patterns have to match whole names.
@@ -167,7 +167,7 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
   EXPECT_EQ(message("int8 --compute-dtype bf16"),
             "--compute-dtype does not go with --to int8: only nf4 and fp4 layers have a compute type");
   EXPECT_EQ(message("nf4 --on-overflow clamp"),
-            "--on-overflow does not go with --to nf4: it is for fp16 (int8 has --nonfinite)");
+            "--on-overflow does not go with --to nf4: it is for casts (--nonfinite is for what is quantized)");
   EXPECT_EQ(message("bf16 --nonfinite quantize"),
             "--nonfinite does not go with --to bf16: casts store NaN and infinity as they are, so there is nothing to "
             "quantize");
@@ -191,6 +191,8 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
   };
   EXPECT_EQ(code("int8 --tensor '.*=nf4' --block-size 32 --no-double-quant --compute-dtype bf16"), 0);
   EXPECT_EQ(code("nf4 --tensor '.*=fp16' --on-overflow clamp"), 0);
+  EXPECT_EQ(code("nf4 --tensor '.*=bf16' --on-overflow clamp"), 0);
+  EXPECT_EQ(code("fp32 --on-overflow error"), 0);
   EXPECT_EQ(code("fp16 --nonfinite error"), 0);
   EXPECT_EQ(code("fp16 --tensor '.*=nf4' --allow-nibble-only"), 0);
   EXPECT_EQ(code("nf4 --keep-shards"), 0);

@@ -11,6 +11,7 @@ namespace {
 MeasuredError error(double db, double expected = 20.7) {
   MeasuredError made;
   made.codec = "nf4";
+  made.quantized = true;
   made.stats.count = 1;
   made.stats.reference = 1;
   made.stats.square = std::isinf(db) ? 0 : std::pow(10, -db / 10);
@@ -62,13 +63,15 @@ TEST(Verdict, ExactOrUnknown) {
   EXPECT_EQ(texts({error(12, std::nan(""))}), (Texts{"nf4: 1 tensor at 12.0 dB; worst: 0"}));
 }
 
+// What is quantized comes first.
 TEST(Verdict, OneForEachCodecAndNoneForWhatWasKept) {
   MeasuredError cast = error(55, 55.6), kept = error(infinity);
   cast.codec = "bfloat16";
   kept.codec = "float32";
+  cast.quantized = kept.quantized = false;
   EXPECT_EQ(texts({kept, cast, error(20)}),
-            (Texts{"bfloat16: 1 tensor at 55.0 dB, as expected (normal weights: 55.6 dB); worst: 1",
-                   "nf4: 1 tensor at 20.0 dB, as expected (normal weights: 20.7 dB); worst: 2"}));
+            (Texts{"nf4: 1 tensor at 20.0 dB, as expected (normal weights: 20.7 dB); worst: 2",
+                   "bfloat16: 1 tensor at 55.0 dB, as expected (normal weights: 55.6 dB); worst: 1"}));
   EXPECT_EQ(texts({kept}), Texts{});
 }
 

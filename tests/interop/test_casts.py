@@ -102,6 +102,19 @@ def test_overflow_is_stored_as_asked(nibble, overflowing, policy):
     assert findings["fine.weight"]["overflow"] == 0
 
 
+@pytest.mark.parametrize("policy", [(), ("--on-overflow", "clamp"), ("--on-overflow", "error")])
+def test_bf16_overflow(nibble, tmp_path, policy):
+    weight = torch.tensor([1.0, 3.4e38, -torch.inf, -3.4e38])
+    save_file({"w.weight": weight}, tmp_path / "in.safetensors")
+    if "error" in policy:
+        assert "exceed 3.39e38, the largest bf16" in nibble.fails(3, tmp_path / "in.safetensors", "bf16", *policy)
+        return
+    largest = torch.finfo(torch.bfloat16).max
+    expected = torch.tensor([1.0, largest, -torch.inf, -largest]) if policy else weight
+    out = nibble.convert(tmp_path / "in.safetensors", "bf16", *policy)
+    assert stored.read(out)["w.weight"].data == expected.bfloat16().view(torch.uint8).numpy().tobytes()
+
+
 def test_bf16_does_not_overflow(nibble, overflowing):
     out = nibble.convert(overflowing, "bf16")
     assert stored.read(out)["large.weight"].data == LARGE.bfloat16().view(torch.uint8).numpy().tobytes()

@@ -72,5 +72,29 @@ TEST(Bf16, Fp64IsRoundedOnce) {
   EXPECT_EQ(encoded.findings.underflow, 1u);
 }
 
+// In several tiles; infinities that were there stay.
+TEST(Bf16, OverflowIsClampedOnRequest) {
+  std::vector<double> weights(5000, 1);
+  weights[3] = 1e300;
+  weights[4097] = -0x1.FFp127;
+  weights[4098] = -std::numeric_limits<double>::infinity();
+  for (const DType source : {DType::f64, DType::f32}) {
+    const auto bytes =
+        source == DType::f64 ? test::bytes_of(weights) : test::stored_as(source, {weights.begin(), weights.end()});
+    const auto encoded = [&](OnOverflow policy) {
+      const auto codec = make_codec("bf16", {.on_overflow = policy});
+      return test::values_of<std::uint16_t>(test::encode(*codec, {"w", source, {weights.size()}}, bytes).parts[0]);
+    };
+    const auto clamped = encoded(OnOverflow::clamp), kept = encoded(OnOverflow::keep);
+    EXPECT_EQ(clamped[0], 0x3F80);
+    EXPECT_EQ(clamped[3], source == DType::f64 ? 0x7F7F : 0x7F80);  // 1e300 is infinite in fp32
+    EXPECT_EQ(clamped[4097], 0xFF7F);
+    EXPECT_EQ(clamped[4098], 0xFF80);
+    EXPECT_EQ(kept[3], 0x7F80);
+    EXPECT_EQ(kept[4097], 0xFF80);
+    EXPECT_EQ(encoded(OnOverflow::automatic), kept);
+  }
+}
+
 }  // namespace
 }  // namespace nibble::bf16_test

@@ -1,7 +1,7 @@
 #include "nibble/convert.hpp"
 
-#include <gmock/gmock.h>
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -183,6 +183,38 @@ TEST(Convert, NonfiniteTensorRestartsItsShardAndIsKept) {
   EXPECT_EQ(result.parts.at(up_proj), in.bytes(2));
   EXPECT_FALSE(result.parts.contains(std::string(q_proj) + ".absmax"));
   EXPECT_THAT(result.report.warnings, testing::Contains(HasSubstr("q_proj.weight' is kept as F32: 1 NaN")));
+}
+
+// Quantized, cast and kept tensors are counted apart, and what a restart drops is in no sum.
+TEST(Convert, TotalsAreApart) {
+  MemoryReader in = llama();
+  Recipe how = recipe("nf4");
+  how.embeddings = "bf16";
+  for (const ErrorReport report : {ErrorReport::none, ErrorReport::basic, ErrorReport::full}) {
+    how.error_report = report;
+    how.options.sums_errors = report != ErrorReport::none;
+    set_weight(in, 1, 777, 0);
+    const ByOutcome<Totals> totals = run(in, how).report.totals;
+    EXPECT_EQ(totals.quantized.tensors, 2U);
+    EXPECT_EQ(totals.quantized.weights, 192U * 192 + 515 * 192);
+    EXPECT_EQ(totals.cast.tensors, 1U);
+    EXPECT_EQ(totals.cast.weights, 50U * 192);
+    EXPECT_EQ(totals.kept.tensors, 1U);
+    EXPECT_EQ(totals.kept.error, ErrorSums{});
+    set_weight(in, 1, 777, NAN);
+    const ByOutcome<Totals> restarted = run(in, how).report.totals;
+    EXPECT_EQ(restarted.quantized.tensors, 1U);
+    EXPECT_EQ(restarted.cast.tensors, 1U);
+    EXPECT_EQ(restarted.cast.error, totals.cast.error);
+    EXPECT_EQ(restarted.kept.tensors, 2U);
+    if (report == ErrorReport::none) {
+      EXPECT_EQ(totals.quantized.error, ErrorSums{});
+    } else {
+      EXPECT_NEAR(totals.quantized.error.sqnr_db(), 20.7, 0.3);
+      EXPECT_NEAR(restarted.quantized.error.sqnr_db(), 20.7, 0.3);
+      EXPECT_NEAR(totals.cast.error.sqnr_db(), 55.6, 0.5);
+    }
+  }
 }
 
 TEST(Convert, KeptForNonfiniteIsListedAsSkipped) {

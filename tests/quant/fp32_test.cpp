@@ -29,6 +29,18 @@ TEST(Fp32, Fp64IsRoundedToNearestAndCounted) {
                                         .first_nonfinite = 2}));
 }
 
+TEST(Fp32, OverflowIsClampedOnRequest) {
+  constexpr float largest = std::numeric_limits<float>::max(), infinity = std::numeric_limits<float>::infinity();
+  const std::vector<double> weights{1, 1e300, -1e300, -std::numeric_limits<double>::infinity()};
+  const auto encoded = [&](OnOverflow policy) {
+    const auto codec = make_codec("fp32", {.on_overflow = policy});
+    return test::values_of<float>(
+        test::encode(*codec, {"w", DType::f64, {weights.size()}}, test::bytes_of(weights)).parts[0]);
+  };
+  EXPECT_EQ(encoded(OnOverflow::clamp), (std::vector<float>{1, largest, -largest, -infinity}));
+  EXPECT_EQ(encoded(OnOverflow::keep), (std::vector<float>{1, infinity, -infinity, -infinity}));
+}
+
 TEST(Fp32, SixteenBitsAreWidenedExactly) {
   std::vector<std::uint16_t> patterns(65536);
   for (std::size_t i = 0; i < patterns.size(); ++i) patterns[i] = static_cast<std::uint16_t>(i);

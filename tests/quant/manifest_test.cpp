@@ -54,33 +54,36 @@ TEST(Manifest, BeginsWithThePlan) {
   const std::string text = written(plan(), [](Manifest&) {});
   EXPECT_EQ(text, "{\n \"schema_version\": 1,\n \"generator\": \"nibble " + std::string(version()) +
                       "\",\n \"architecture\": \"LlamaForCausalLM\",\n \"dtype\": \"bfloat16\",\n"
-                      R"( "recipe": {"to":"nf4","block_size":64,"double_quant":true,"on_overflow":"error",)"
+                      R"( "recipe": {"to":"nf4","block_size":64,"double_quant":true,"on_overflow":"auto",)"
                       R"("nonfinite":"keep","error_report":"basic","tensor":[],"skip":[],"default_skips":true,)"
                       R"("embeddings":"keep","lm_head":"keep","experts":"keep","allow_nibble_only":false,)"
                       R"("max_shard_size":5000000000},)"
                       "\n \"source_bytes\": 384,\n \"tensors\": [\n ],\n"
+                      " \"quantized\": {\"tensors\":0,\"weights\":0},\n \"cast\": {\"tensors\":0,\"weights\":0},\n"
                       " \"converted\": {\"tensors\":0,\"weights\":0},\n \"kept\": {\"tensors\":0,\"weights\":0},\n"
                       " \"stored_bytes\": " +
                       std::to_string(plan().stored_bytes()) +
                       ",\n \"quantized_share\": 0.6666666666666666,\n \"warnings\": []\n}\n");
 }
 
-// The error of all is that of what was converted, and what a restart drops is in no sum.
-TEST(Manifest, TotalsAreThoseOfConvertedTensors) {
-  EncodingError error;
-  error.sums = {.count = 2, .square = 1, .product = 100, .reference = 100, .test = 100};
+// Quantized and cast tensors are told apart, and `converted` is both.
+TEST(Manifest, TotalsAreThoseOfTheReport) {
+  MemoryWriter out;
   const Plan made = plan();
-  const Json told = Json::parse(written(made, [&](Manifest& manifest) {
-    const Manifest::Mark mark = manifest.mark();
-    for (int pass = 0; pass < 2; ++pass) {
-      manifest.rewind(mark);
-      manifest.add(made.tensors[0], 0, {}, &error, nullptr, parts_of(made.tensors[0]));
-      manifest.add(made.tensors[1], 0, {}, nullptr, nullptr, parts_of(made.tensors[1]));
-    }
-  }));
-  EXPECT_EQ(told.at("converted").at("tensors"), 1);
-  EXPECT_EQ(told.at("converted").at("weights"), 128);
-  EXPECT_EQ(told.at("converted").at("error").at("sqnr_db"), 20);
+  Report report{made, {}, {}};
+  report.totals.quantized = {1, 128, {.count = 2, .square = 1, .product = 100, .reference = 100, .test = 100}};
+  report.totals.cast = {2, 32, {.count = 3, .square = 0, .product = 900, .reference = 900, .test = 900}};
+  report.totals.kept = {1, 64, {}};
+  Manifest(made, out).end(report);
+  const Json told = Json::parse(out.manifest());
+  EXPECT_EQ(told.at("quantized").at("tensors"), 1);
+  EXPECT_EQ(told.at("quantized").at("weights"), 128);
+  EXPECT_EQ(told.at("quantized").at("error").at("sqnr_db"), 20);
+  EXPECT_EQ(told.at("cast").at("tensors"), 2);
+  EXPECT_TRUE(told.at("cast").at("error").at("sqnr_db").is_null());  // exact
+  EXPECT_EQ(told.at("converted").at("tensors"), 3);
+  EXPECT_EQ(told.at("converted").at("weights"), 160);
+  EXPECT_EQ(told.at("converted").at("error").at("sqnr_db"), 30);
   EXPECT_EQ(told.at("kept"), (Json{{"tensors", 1}, {"weights", 64}}));
 }
 

@@ -136,6 +136,7 @@ void expect_equal(const MeasuredCandidate& a, const MeasuredCandidate& b) {
     ASSERT_EQ(a.tensors[t].has_value(), b.tensors[t].has_value());
     if (!a.tensors[t]) continue;
     EXPECT_EQ(a.tensors[t]->codec, b.tensors[t]->codec);
+    EXPECT_EQ(a.tensors[t]->quantized, b.tensors[t]->quantized);
     EXPECT_EQ(a.tensors[t]->bytes, b.tensors[t]->bytes);
     EXPECT_EQ(a.tensors[t]->stats, b.tensors[t]->stats);
     expect_equal(a.tensors[t]->counts, b.tensors[t]->counts);
@@ -214,6 +215,7 @@ TEST_P(MeasureFormats, FiguresAreThoseOfTheDecodedWeights) {
     EXPECT_EQ(error.stats, compare_in_units(reference, decoded));
     EXPECT_EQ(error.bytes, tensor.stored_bytes);
     EXPECT_EQ(error.codec == tensor.codec, tensor.quantized) << error.codec;
+    EXPECT_EQ(error.quantized, tensor.quantized);
 
     std::map<int, std::uint64_t> bins;
     std::uint64_t exact = 0;
@@ -398,6 +400,56 @@ TEST(Measure, BothQuantized) {
   EXPECT_EQ(found.candidates[1].tensors[1]->codec, "fp4");
 }
 
+// ---- outcomes --------------------------------------------------------------------------------------------------
+
+TEST(Outcome, OfWhatAPlanMakesAndOfWhatIsStored) {
+  MemoryReader in = llama(DType::f32);
+  Recipe how = recipe("nf4");
+  how.embeddings = "bf16";
+  how.rules.push_back({".*up_proj.*", "int8"});
+  how.allow_nibble_only = true;
+  const Converted out = converted(in, how);
+  const Measurement found = measured(in, {plan(in, how), checkpoint(out.reader), checkpoint(in)});
+  std::map<Outcome, std::size_t> outcomes;
+  for (std::size_t t = 0; t < found.tensors.size(); ++t) {
+    const PlannedTensor tensor = out.plan.tensors[t];
+    const Outcome expected = tensor.quantized         ? Outcome::quantized
+                             : tensor.codec == "bf16" ? Outcome::cast
+                                                      : Outcome::kept;
+    ++outcomes[expected];
+    for (const std::size_t c : {0U, 1U})
+      EXPECT_EQ(outcome_of(found.tensors[t], *found.candidates[c].tensors[t]), expected) << tensor.info.name;
+    EXPECT_EQ(outcome_of(found.tensors[t], *found.candidates[2].tensors[t]), Outcome::kept) << tensor.info.name;
+  }
+  EXPECT_EQ(outcomes.size(), 3U);
+}
+
+// Two NF4 tensors are kept if they are equal, and the plain form of one is a cast.
+TEST(Outcome, AgainstAQuantizedReference) {
+  const MemoryReader in = llama(DType::f32);
+  const Converted nf4 = converted(in, recipe("nf4"));
+  MemoryReader changed = llama(DType::f32);
+  changed.bytes(1)[3] ^= std::byte{1};
+  const Converted other = converted(changed, recipe("nf4"));
+  const Measurement found = measured(nf4.reader, {checkpoint(nf4.reader), checkpoint(other.reader), checkpoint(in)});
+  const auto outcome = [&](std::size_t c) { return outcome_of(found.tensors[1], *found.candidates[c].tensors[1]); };
+  EXPECT_EQ(outcome(0), Outcome::kept);
+  EXPECT_EQ(outcome(1), Outcome::quantized);
+  EXPECT_EQ(outcome(2), Outcome::cast);
+}
+
+TEST(Outcome, HeadlinesWhatIsQuantizedThenWhatIsCast) {
+  ByOutcome<Totals> totals;
+  EXPECT_EQ(totals.headlined(), Outcome::kept);
+  totals[Outcome::kept].tensors = 3;
+  EXPECT_EQ(&totals.headline(), &totals.kept);
+  totals[Outcome::cast].tensors = 2;
+  EXPECT_EQ(&totals.headline(), &totals.cast);
+  totals[Outcome::quantized].tensors = 1;
+  EXPECT_EQ(&totals.headline(), &totals.quantized);
+  EXPECT_EQ(totals.headlined(), Outcome::quantized);
+}
+
 // ---- figures ---------------------------------------------------------------------------------------------------
 
 TEST(Measure, NonfiniteWeightsAreCounted) {
@@ -424,6 +476,36 @@ TEST(Measure, NonfiniteWeightsAreCounted) {
   EXPECT_EQ(error.counts.exact, 300'000U - 4);
   EXPECT_THAT(error.counts.errors, IsEmpty());
   EXPECT_TRUE(std::isfinite(found.tensors[0].outlier_energy));
+}
+
+// All the way: one weight of 1e300 in a tensor of several tiles, in what convert() writes and in what it would write.
+TEST(Measure, NumbersBeyondFp32AreFinite) {
+  constexpr std::size_t weights = 10'000, at = 9'000;
+  MemoryReader in;
+  std::vector<double> values(weights, 0.5);
+  values[at] = 1e300;
+  values[2] = INFINITY;
+  std::vector<std::byte> bytes(weights * sizeof(double));
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  in.add({"a.weight", DType::f64, {100, 100}}, bytes);
+  for (const char* const to : {"fp32", "fp16", "bf16"}) {
+    Recipe how = recipe(to);
+    how.options.on_overflow = OnOverflow::keep;
+    const Converted out = converted(in, how);
+    const Measurement found = measured(in, {plan(in, how), checkpoint(out.reader), checkpoint(in)});
+    EXPECT_EQ(found.tensors[0].stats.inf, 1U) << to;
+    EXPECT_EQ(found.tensors[0].stats.beyond_fp32, 1U) << to;
+    EXPECT_EQ(found.tensors[0].stats.count, weights - 2) << to;
+    for (const std::size_t c : {0U, 1U}) {
+      const ErrorStats& stats = found.candidates[c].tensors[0]->stats;
+      EXPECT_EQ(stats.lost, 1U) << to;
+      EXPECT_EQ(stats.inf, 2U) << to;
+      EXPECT_EQ(stats.square, 0) << to;
+    }
+    EXPECT_EQ(found.candidates[2].tensors[0]->stats.lost, 0U);
+    EXPECT_EQ(found.candidates[2].tensors[0]->stats.inf, 1U);
+    EXPECT_EQ(outcome_of(found.tensors[0], *found.candidates[2].tensors[0]), Outcome::kept);
+  }
 }
 
 TEST(Measure, EmptyTensorsAndScalars) {

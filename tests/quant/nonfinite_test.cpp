@@ -30,6 +30,74 @@ TEST(CodecInstead, KeepsWhatTheCodecCannotHold) {
   recipe.to = "int8";
   recipe.nonfinite = Nonfinite::quantize;
   EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "int8", true), huge), std::nullopt);
+  EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), "keep");  // nothing is quantized there
+  recipe.nonfinite = Nonfinite::error;
+  EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), std::nullopt);
+}
+
+TEST(OverflowPolicy, IsAnErrorForFp16UnlessSaidOtherwise) {
+  Recipe recipe;
+  EXPECT_EQ(overflow_policy(recipe, DType::f16), OnOverflow::error);
+  EXPECT_EQ(overflow_policy(recipe, DType::bf16), OnOverflow::keep);
+  EXPECT_EQ(overflow_policy(recipe, DType::f32), OnOverflow::keep);
+  recipe.options.on_overflow = OnOverflow::clamp;
+  for (const DType cast : {DType::f16, DType::bf16, DType::f32})
+    EXPECT_EQ(overflow_policy(recipe, cast), OnOverflow::clamp);
+}
+
+TEST(Objection, ToValuesThatAreOrBecomeNoNumbers) {
+  const Findings nan{.nan = 1, .first_nonfinite = 7}, overflow{.overflow = 2, .first_nonfinite = 3};
+  const Findings huge{.overflow = 2, .overflow_fp32 = 2, .first_nonfinite = 3};
+  const auto of = [&](OnOverflow on_overflow, Nonfinite nonfinite, const PlannedTensor& tensor, const Findings& found) {
+    Recipe recipe;
+    recipe.to = tensor.codec;
+    recipe.options.on_overflow = on_overflow;
+    recipe.nonfinite = nonfinite;
+    return objection(recipe, tensor, found, 256);
+  };
+  const PlannedTensor fp16 = planned(DType::f32, "fp16", false), bf16 = planned(DType::f32, "bf16", false);
+  const PlannedTensor fp32 = planned(DType::f64, "fp32", false), int8 = planned(DType::f32, "int8", true);
+  const PlannedTensor nf4 = planned(DType::f64, "nf4", true);
+  constexpr auto keep = Nonfinite::keep, strict = Nonfinite::error;
+  EXPECT_EQ(of(OnOverflow::automatic, keep, fp16, nan), "");
+  EXPECT_EQ(of(OnOverflow::keep, strict, fp16, nan),
+            "1 NaN and 0 infinite of 256 weights, the first at 7; --nonfinite error allows none");
+  EXPECT_EQ(of(OnOverflow::automatic, keep, fp16, overflow),
+            "2 of 256 weights exceed 65504, the largest fp16, the first at 3; see --on-overflow");
+  EXPECT_EQ(of(OnOverflow::automatic, keep, bf16, overflow), "");
+  EXPECT_EQ(of(OnOverflow::error, keep, bf16, overflow),
+            "2 of 256 weights exceed 3.39e38, the largest bf16, the first at 3; see --on-overflow");
+  EXPECT_EQ(of(OnOverflow::automatic, keep, fp32, huge), "");
+  EXPECT_EQ(of(OnOverflow::error, keep, fp32, huge),
+            "2 of 256 weights exceed 3.40e38, the largest fp32, the first at 3; see --on-overflow");
+  // Infinities that a cast would make are refused as those that were there before.
+  for (const PlannedTensor& cast : {fp16, bf16, fp32}) {
+    EXPECT_EQ(of(OnOverflow::keep, keep, cast, huge), "");
+    EXPECT_TRUE(of(OnOverflow::keep, strict, cast, huge).ends_with("; --nonfinite error allows no infinity"));
+    EXPECT_EQ(of(OnOverflow::clamp, strict, cast, huge), "");
+  }
+  EXPECT_EQ(of(OnOverflow::automatic, keep, int8, overflow), "");
+  EXPECT_EQ(of(OnOverflow::automatic, strict, int8, overflow),
+            "2 of 256 weights exceed 65504, the largest fp16, the first at 3; see --nonfinite");
+  EXPECT_EQ(of(OnOverflow::automatic, strict, nf4, huge),
+            "2 of 256 weights exceed 3.40e38, the largest fp32, the first at 3; see --nonfinite");
+  // An F64 tensor of a quantized model stays F64, unless no such value is allowed.
+  Recipe quantizing;
+  quantizing.to = "nf4";
+  quantizing.options.on_overflow = OnOverflow::error;
+  EXPECT_EQ(objection(quantizing, fp32, huge, 256), "");
+  quantizing.nonfinite = strict;
+  EXPECT_NE(objection(quantizing, fp32, huge, 256), "");
+}
+
+TEST(Describe, SaysWhatACastStores) {
+  Recipe recipe;
+  const PlannedTensor bf16 = planned(DType::f32, "bf16", false);
+  EXPECT_EQ(describe({.nan = 1}, recipe, bf16), "1 NaN");
+  EXPECT_EQ(describe({.nan = 1, .overflow = 3}, recipe, bf16), "1 NaN, 3 beyond bf16, stored as infinity");
+  recipe.options.on_overflow = OnOverflow::clamp;
+  EXPECT_EQ(describe({.overflow = 3}, recipe, bf16), "3 beyond bf16, stored as the largest bf16");
+  EXPECT_EQ(describe({.overflow = 3}, recipe, planned(DType::f32, "int8", true)), "3 beyond fp16");
 }
 
 TEST(Describe, NamesTheRangeThatCounts) {

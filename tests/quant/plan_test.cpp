@@ -134,6 +134,33 @@ TEST(Plan, UnknownArchitectureFallsBackToNamesAndSaysSo) {
   EXPECT_THAT(plan.warnings, Contains(HasSubstr("NoSuchForCausalLM is not in the table")));
 }
 
+TEST(Plan, ThatNothingIsDoneIsSaidAndWhy) {
+  MemoryReader empty;
+  EXPECT_THAT(make_plan(empty, nf4()).warnings, Contains("nothing is quantized: the input has no tensors"));
+  MemoryReader ids;
+  ids.add({"ids", DType::i64, {2}}, std::vector<std::byte>(16));
+  const std::string no_weights = ": no tensor of the input has a weight type (F64, F32, BF16, F16)";
+  EXPECT_THAT(make_plan(ids, nf4()).warnings, Contains("nothing is quantized" + no_weights));
+  Recipe cast;
+  cast.to = "bf16";
+  EXPECT_THAT(make_plan(ids, cast).warnings, Contains("nothing is cast" + no_weights));
+  ids.add_normal("a.bias", DType::f32, {8});
+  EXPECT_TRUE(make_plan(ids, cast).warnings.empty());
+  ids.add_normal("b.bias", DType::f32, {8});
+  const auto warnings = make_plan(ids, nf4()).warnings;
+  EXPECT_THAT(warnings, Contains(testing::MatchesRegex("nothing is quantized: the reason for 2 of 2 tensors is '.+'; "
+                                                       "--dry-run tells that of each")));
+  EXPECT_THAT(warnings, testing::Not(Contains(HasSubstr("0.0 %"))));
+  ids.add_normal("up_proj.weight", DType::f32, {64, 64});
+  EXPECT_THAT(make_plan(ids, nf4()).warnings, testing::Not(Contains(HasSubstr("nothing is"))));
+  ids.add_normal("embed_tokens.weight", DType::f32, {64, 64});
+  Recipe none = nf4();
+  none.skips = {".*"};
+  EXPECT_THAT(make_plan(ids, none).warnings,
+              testing::AllOf(Contains(HasSubstr("the reason for 4 of 4 tensors is '--skip .*'")),
+                             Contains(HasSubstr("% of the weights' bytes are embeddings"))));
+}
+
 TEST(Plan, LowShareIsSaid) {
   MemoryReader in = llama();
   in.add_normal("model.layers.1.input_layernorm.weight", DType::bf16, {10'000'000});
@@ -150,9 +177,9 @@ TEST(Plan, SharesAreNeverNought) {
   EXPECT_THAT(make_plan(in, nf4()).warnings, Contains("less than 0.1 % of the weights' bytes are quantized"));
   Recipe none = nf4();
   none.skips = {".*up_proj.*"};
-  EXPECT_THAT(make_plan(in, none).warnings, Contains("no weights are quantized"));
+  EXPECT_THAT(make_plan(in, none).warnings, Not(Contains(HasSubstr("of the weights' bytes"))));
   in.add_normal("model.embed_tokens.weight", DType::bf16, {64, 64});
-  EXPECT_THAT(make_plan(in, none).warnings, Contains("no weights are quantized; less than 0.1 % are embeddings"));
+  EXPECT_THAT(make_plan(in, none).warnings, Contains("less than 0.1 % of the weights' bytes are embeddings"));
 }
 
 // Neither what is halved already nor what the user's own rule keeps.

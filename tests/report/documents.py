@@ -14,13 +14,15 @@ TESTS = [("models/Llama-3-8B-nf4", "nf4", 4.127, 0.0945), ("models/Llama-3-8B-in
 def reference_tensor(name, kind, layer, shape, rms=0.02, kurtosis=3.2):
     weights = math.prod(shape)
     return {"name": name, "kind": kind, "layer": layer, "dtype": "BF16", "shape": shape, "weights": weights,
-            "bytes": 2 * weights, "nan": 0, "inf": 0, "mean": rms * 1e-3, "rms": rms, "kurtosis": kurtosis,
+            "bytes": 2 * weights, "nan": 0, "inf": 0, "beyond_fp32": 0, "mean": rms * 1e-3, "rms": rms,
+            "kurtosis": kurtosis,
             "absmax": {"min": rms * 1.2, "mean": rms * 2.5, "max": rms * 14, "std": rms * 0.4},
             "outlier_columns": 3 if len(shape) == 2 else None, "outlier_energy": 0.013 if len(shape) == 2 else None}
 
 
 def exact_tensor(tensor, codec="keep"):
-    return {"codec": codec, "converted": False, "bytes": tensor["bytes"], "bits_per_weight": 16.0, "nan": 0, "inf": 0, "mae": 0.0,
+    return {"codec": codec, "outcome": "kept", "converted": False, "bytes": tensor["bytes"], "bits_per_weight": 16.0,
+            "nan": 0, "inf": 0, "lost": 0, "mae": 0.0,
             "rmse": 0.0, "max_abs": 0.0, "rel_rmse": 0.0, "sqnr_db": None, "cosine": 1.0, "mean_rel": 0.0,
             "max_abs_at": None, "worst_block": None,
             "entropy": None, "code_use": None, "error_histogram": [["zero", tensor["weights"]]]}
@@ -34,7 +36,8 @@ def quantized_tensor(tensor, codec, bits, relative, chance):
     share = [use / sum(uses) for use in uses]
     top = math.floor(math.log2(rmse)) + 2
     bins = {top - i: weights * part for i, part in enumerate([0.004, 0.19, 0.4, 0.2, 0.1, 0.05, 0.026, 0.012, 0.006])}
-    return {"codec": codec, "converted": True, "bytes": int(weights * bits / 8), "bits_per_weight": bits, "nan": 0, "inf": 0,
+    return {"codec": codec, "outcome": "quantized", "converted": True, "bytes": int(weights * bits / 8),
+            "bits_per_weight": bits, "nan": 0, "inf": 0, "lost": 0,
             "mae": rmse * 0.78, "rmse": rmse, "max_abs": rmse * 9, "rel_rmse": relative,
             "sqnr_db": -20 * math.log10(relative), "cosine": 1 - relative ** 2 / 2, "mean_rel": relative * 2.4,
             "max_abs_at": at + 5, "worst_block": {"at": at, "rmse": rmse * 4.1, "absmax": tensor["absmax"]["max"]},
@@ -48,7 +51,7 @@ def sums(indices, reference, test):
     pairs = [(reference[i], test[i]) for i in indices if test[i] and test[i]["rmse"] is not None]
     if not pairs:
         return {**dict.fromkeys(["mae", "rmse", "max_abs", "rel_rmse", "sqnr_db", "cosine", "mean_rel",
-                                 "bits_per_weight"]), "weights": 0}
+                                 "bits_per_weight"]), "weights": 0, "lost": 0}
     weights = sum(tensor["weights"] for tensor, _ in pairs)
 
     def mean(value):
@@ -59,12 +62,28 @@ def sums(indices, reference, test):
             "max_abs": max(result["max_abs"] for _, result in pairs), "rel_rmse": math.sqrt(noise / signal),
             "sqnr_db": 10 * math.log10(signal / noise) if noise else None, "cosine": mean(lambda t, r: r["cosine"]),
             "mean_rel": mean(lambda t, r: r["mean_rel"]),
-            "bits_per_weight": 8 * sum(result["bytes"] for _, result in pairs) / weights, "weights": weights}
+            "bits_per_weight": 8 * sum(result["bytes"] for _, result in pairs) / weights, "weights": weights,
+            "lost": sum(result["lost"] for _, result in pairs)}
+
+
+OUTCOMES = "quantized", "cast", "kept"
+
+
+def cast_tensor(tensor, codec, relative, chance):
+    return {**quantized_tensor(tensor, codec, 16, relative, chance), "outcome": "cast"}
+
+
+def of_outcome(outcomes, indices, test):
+    return [i for i in indices if test[i] and test[i]["outcome"] in outcomes]
+
+
+def headline(indices, test):
+    return next((outcome for outcome in OUTCOMES if of_outcome([outcome], indices, test)), "kept")
 
 
 def shown(indices, test):
-    """Those that were converted; all, if none was."""
-    return [i for i in indices if test[i] and test[i]["converted"]] or indices
+    """The quantized ones; without any, those that were cast; without any, the kept ones."""
+    return of_outcome([headline(indices, test)], indices, test)
 
 
 def verdicts(reference, test):
@@ -87,12 +106,14 @@ def groups(key, reference, test):
     for i, tensor in enumerate(reference):
         if tensor[key] is not None:
             members.setdefault(tensor[key], []).append(i)
-    return [{key: value, "tensors": sum(test[i] is not None for i in of), **sums(shown(of, test), reference, test)}
-            for value, of in members.items()]
+    return [{key: value, "headline": headline(of, test),
+             **{outcome: len(of_outcome([outcome], of, test)) for outcome in OUTCOMES},
+             "converted": len(of_outcome(OUTCOMES[:2], of, test)), "tensors": len(shown(of, test)),
+             **sums(shown(of, test), reference, test)} for value, of in members.items()]
 
 
-def split(converted, reference, test):
-    of = [i for i, result in enumerate(test) if result and result["converted"] == converted]
+def split(outcomes, reference, test):
+    of = of_outcome(outcomes, range(len(test)), test)
     return {"tensors": len(of), **sums(of, reference, test)}
 
 
@@ -104,8 +125,9 @@ def document(name, reference, tests):
         described.append({
             "name": test_name, "bytes": sum(result["bytes"] for result in results if result),
             "verdicts": verdicts(reference, results),
-            "converted": split(True, reference, results), "kept": split(False, reference, results),
-            "total": sums(range(len(reference)), reference, results),
+            "headline": headline(range(len(reference)), results),
+            **{outcome: split([outcome], reference, results) for outcome in OUTCOMES},
+            "converted": split(OUTCOMES[:2], reference, results), "total": split(OUTCOMES, reference, results),
             "kinds": groups("kind", reference, results), "layers": groups("layer", reference, results),
             "worst": sorted(compared, key=lambda i: -results[i]["rel_rmse"])[:20],
             "missing": [reference[i]["name"] for i, result in enumerate(results) if result is None],
@@ -141,6 +163,17 @@ def llama(layers=32, tests=TESTS):
         results.append((name, row))
     results[-1][1][5] = results[-1][1][17] = None
     return document("/models/meta-llama/Llama-3-8B", reference, results)
+
+
+def cast_embeddings():
+    """One test whose embeddings were cast, and nearly half of the weights are embeddings."""
+    chance = random.Random(8)
+    reference = [reference_tensor("model.embed_tokens.weight", "embed_tokens", None, [32000, 256])]
+    reference += [reference_tensor(f"model.layers.{layer}.up.weight", "up", layer, [1024, 1024]) for layer in range(8)]
+    reference.append(reference_tensor("model.norm.weight", "norm", None, [256], 1.9))
+    results = [quantized_tensor(tensor, "nf4", 4.127, 0.09 + 0.01 * chance.random(), chance) for tensor in reference]
+    results[0], results[-1] = cast_tensor(reference[0], "bfloat16", 0.0017, chance), exact_tensor(reference[-1])
+    return document("cast", reference, [("nf4", results)])
 
 
 HOSTILE = ["</script><script>window.hacked=1;alert(1)</script>", "<img src=x onerror=\"window.hacked=1\">",
@@ -202,6 +235,20 @@ def empty_figures():
     for key in ("bits_per_weight", "mae", "rmse", "max_abs", "rel_rmse", "sqnr_db", "cosine", "mean_rel"):
         nothing[key] = None
     return document("nothing", reference, [("keep", [nothing, None])])
+
+
+def lost_numbers():
+    """F64 with one number beyond fp32, which became infinite; infinities that were there before are no loss."""
+    chance = random.Random(9)
+    reference = [reference_tensor(f"layers.{i}.weight", "weight", i, [64, 64]) for i in range(2)]
+    reference[0].update(dtype="F64", inf=1, beyond_fp32=1)
+    reference[1].update(inf=2)
+    results = [cast_tensor(tensor, "float32", 1e-8, chance) for tensor in reference]
+    results[0].update(inf=1, nan=0, lost=1)  # the infinity became a number
+    results[1].update(inf=2)
+    for result in results:
+        result.update(rmse=0.0, rel_rmse=0.0, sqnr_db=None)
+    return document("lost", reference, [("fp32", results)])
 
 
 def all_exact():

@@ -37,12 +37,14 @@ def check_figures(page):
     equal(len(rows), len(tests), "tests")
     for t, (row, test) in enumerate(zip(rows, tests)):
         for figure in FIGURES:
-            of = test["converted"] if test["converted"]["tensors"] and figure != "bits_per_weight" else test["total"]
+            of = test["total" if figure == "bits_per_weight" else test["headline"]]
             equal(row[figure][0], value_of(figure, of), f"{figure} of test {t}")
         equal(row["bytes"][0], test["bytes"], f"size of test {t}")
-        equal(row["converted"][0], test["converted"]["tensors"], f"converted tensors of test {t}")
-        if test["converted"]["sqnr_db"] is not None:
-            equal(row["sqnr_db"][1], f"{test['converted']['sqnr_db']:.2f} dB", "SQNR as a text")
+        headline = test[test["headline"]]
+        equal(row["figures_of"][0], headline["tensors"], f"tensors that the figures of test {t} are of")
+        assert row["figures_of"][1].startswith(f"{headline['tensors']} {test['headline']} of "), row["figures_of"]
+        if headline["sqnr_db"] is not None:
+            equal(row["sqnr_db"][1], f"{headline['sqnr_db']:.2f} dB", "SQNR as a text")
             equal(row["bits_per_weight"][1], f"{test['total']['bits_per_weight']:.3f}", "bits per weight as a text")
     shown = range(min(6, len(tests)))
     for part, key in (("layers", "layer"), ("kinds", "kind")):
@@ -122,6 +124,28 @@ def test_verdict(page):
     assert first[0] < first[1], "the verdict is not above the figures"
     page.run("document.querySelector('#verdicts button').click()")
     equal(page.run("state.tensor"), tests[0]["verdicts"][0]["worst"], "worst tensor")
+    page.is_sound()
+
+
+def test_headline(page):
+    """Embeddings that were cast are in no figure of the quantized weights; all together are a figure apart."""
+    page.open()
+    check_figures(page)
+    test = page.document["tests"][0]
+    assert test["cast"]["tensors"] == 1 and test["quantized"]["sqnr_db"] < test["total"]["sqnr_db"]
+    expected = f"; 1 cast, {test['kept']['tensors']} kept as they are; SQNR of all {test['total']['tensors']}: "
+    assert expected + f"{test['total']['sqnr_db']:.2f} dB" in page.texts("#verdicts")[0], page.texts("#verdicts")
+    page.is_sound()
+
+
+def test_lost_numbers(page):
+    """A tensor is broken if it has lost a number, however many infinities there are."""
+    page.open("tensor=0")
+    assert "1 tensor has NaN or infinite values where the reference has numbers" in page.texts("#findings")[0]
+    assert "0, 1; 1 beyond fp32" in "".join(page.texts("#tensor-reference")), page.texts("#tensor-reference")
+    for part in ("#tensor-figures", "#layer-table tbody tr:first-child", "#totals"):
+        assert "exact" not in "".join(page.texts(part)), (part, page.texts(part))
+    assert "0, 1; 1 had a number" in "".join(page.texts("#tensor-figures")), page.texts("#tensor-figures")
     page.is_sound()
 
 
@@ -480,7 +504,9 @@ def test_print(page):
 
 
 TESTS = {
-    "verdict": (documents.llama, test_verdict), "spread": (documents.llama, test_spread),
+    "verdict": (documents.llama, test_verdict), "headline": (documents.cast_embeddings, test_headline),
+    "lost numbers": (documents.lost_numbers, test_lost_numbers),
+    "spread": (documents.llama, test_spread),
     "links": (documents.llama, test_links), "saving": (documents.llama, test_saving),
     "heat map": (lambda: documents.llama(tests=documents.TESTS[:1]), test_heat_map_colours),
     "columns": (documents.llama, test_columns), "made": (lambda: documents.small(layers=True), test_made),

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "nibble/metrics.hpp"
+
+/// Weights are compared as fp32, where finite fp64 numbers beyond its range are infinite. These correct what describe()
+/// and compare() counted of one tile for such numbers.
+namespace nibble {
+
+/// A tile of weights as fp32, and where they are stored as F64 their bytes; otherwise those are empty.
+struct ComparedTile {
+  std::span<const float> weights;
+  std::span<const std::byte> fp64;
+};
+
+/// Moves finite weights from `inf` to `beyond_fp32`.
+void correct_beyond_fp32(const ComparedTile& tile, WeightStats& stats);
+
+/// An infinite weight of the test is one that is stored so. A finite weight of the reference is lost where the test has
+/// no finite one, and where either is beyond fp32 and they differ: no figure could say by how much.
+void correct_beyond_fp32(const ComparedTile& reference, const ComparedTile& test, ErrorStats& stats);
+
+}  // namespace nibble
