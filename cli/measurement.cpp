@@ -40,6 +40,12 @@ void add_group(Json& json, const Group& group) {
   json["bits_per_weight"] = number(group.bits());
 }
 
+Json describe(const Group& group) {
+  Json json = Json::object();  // what is null becomes an object by halves where memory ends, and then cannot be ended
+  add_group(json, group);
+  return json;
+}
+
 Json describe(const MeasuredWeights& tensor) {
   const WeightStats& stats = tensor.stats;
   const bool any = stats.blocks > 0;
@@ -126,9 +132,9 @@ void write(const Measurement& measurement, const MeasuredCandidate& candidate, c
     verdict_list.push_back(describe(measurement, verdict));
   json["headline"] = to_string(groups.all.headlined());
   for (const Outcome outcome : {Outcome::quantized, Outcome::cast, Outcome::kept})
-    add_group(json[std::string(to_string(outcome))], groups.all[outcome]);
-  add_group(json["converted"], groups.all.converted);
-  add_group(json["total"], groups.total);
+    json[std::string(to_string(outcome))] = describe(groups.all[outcome]);
+  json["converted"] = describe(groups.all.converted);
+  json["total"] = describe(groups.total);
   const auto add_split = [](Json& list, Json name, const SplitGroup& group) {
     Json& json_group = list.emplace_back(std::move(name));
     json_group["headline"] = to_string(group.headlined());
