@@ -118,10 +118,14 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
     refuse_if(casts, option, "a cast takes all weights; --tensor and --skip choose among them");
 }
 
-void check_applicable(const CLI::App& command, const Recipe& recipe) {
+std::set<std::string_view> codecs_of(const Recipe& recipe) {
   std::set<std::string_view> codecs{recipe.to, recipe.embeddings, recipe.lm_head, recipe.experts};
   for (const Rule& rule : recipe.rules) codecs.insert(rule.codec);
-  check_applicable(command, recipe, codecs, fmt::format("does not go with --to {}", recipe.to));
+  return codecs;
+}
+
+void check_applicable(const CLI::App& command, const Recipe& recipe) {
+  check_applicable(command, recipe, codecs_of(recipe), fmt::format("does not go with --to {}", recipe.to));
 }
 
 void check_applicable(const CLI::App& command, const Reader& in, const Plan& plan) {
@@ -129,7 +133,13 @@ void check_applicable(const CLI::App& command, const Reader& in, const Plan& pla
     if (!in.is_directory() && command.count(option) > 0)
       throw Error(Errc::usage, fmt::format("{} does not go with '{}': a file becomes one file", option,
                                            escaped(in.path().native())));
+  // Where nothing is quantized, that is what the user is warned of. What is asked for casts is a rule for what may come
+  // up, and holds for tensors that have the type already, too.
+  if (std::none_of(plan.tensors.begin(), plan.tensors.end(), [](const auto& tensor) { return tensor.quantized; }))
+    return;
   std::set<std::string_view> codecs;
+  for (const std::string_view name : codecs_of(plan.recipe))
+    if (!make_codec(name)->bnb_config()) codecs.insert(name);
   for (const PlannedTensor& tensor : plan.tensors) codecs.insert(tensor.codec);
   check_applicable(command, plan.recipe, codecs, "applies to no tensor");
 }
@@ -307,7 +317,8 @@ void add_convert(CLI::App& app) {
       ->group(output_group);
   command
       ->add_flag("--dry-run", options->dry_run,
-                 "Print every tensor's codec and why, sizes and memory; write nothing; fail where the run itself would")
+                 "Print every tensor's codec and why, sizes and memory; write nothing; fail as the run would for what "
+                 "is at OUT, and for the space left")
       ->group(output_group);
   add_json(*command, options->json)->group(output_group);
   add_progress(*command, options->progress);

@@ -18,7 +18,9 @@ Judgement judge(const MeasuredWeights& tensor, const MeasuredError& error) {
   if (!has_error(tensor, error)) return Judgement::expected;
   const double db = error.stats.sqnr_db();
   if (!std::isfinite(db)) return Judgement::broken;
-  if (std::isnan(error.normal_sqnr_db)) return Judgement::unknown;
+  // What is exact for every other type rounds fp64.
+  const bool rounds = tensor.info.dtype == DType::f64 && std::isinf(error.normal_sqnr_db);
+  if (std::isnan(error.normal_sqnr_db) || rounds) return Judgement::unknown;
   return db >= error.normal_sqnr_db - expected_margin_db ? Judgement::expected : Judgement::worse;
 }
 

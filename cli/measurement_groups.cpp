@@ -9,7 +9,7 @@ namespace nibble::cli {
 namespace {
 
 double badness(const MeasuredWeights& tensor, const MeasuredError& error) {
-  if (is_broken(tensor, error)) return std::numeric_limits<double>::infinity();
+  if (judge(tensor, error) == Judgement::broken) return std::numeric_limits<double>::infinity();
   const double value = error.stats.rel_rmse();
   if (std::isnan(value)) return error.stats.square > 0 ? std::numeric_limits<double>::infinity() : -1;
   return value;

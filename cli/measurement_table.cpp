@@ -61,9 +61,9 @@ std::string wrapped(std::string_view text, const std::string& first, const std::
   return out + '\n';
 }
 
-// Figures are of pairs of numbers. Where numbers were lost, no error of the others makes it exact.
-std::string ratio_of(const ErrorStats& stats) {
-  return stats.lost > 0 && stats.square == 0 ? "-" : decibels(stats.sqnr_db());
+// Figures are of pairs of numbers. What is broken is not exact, whatever the others are.
+std::string ratio_of(const ErrorStats& stats, Judgement judgement) {
+  return judgement == Judgement::broken && stats.square == 0 ? "-" : decibels(stats.sqnr_db());
 }
 
 fmt::terminal_color colour_of(Judgement judgement) {
@@ -134,7 +134,7 @@ class Table {
   void add(const Row& row) {
     std::string line = fmt::format("{:<{}}", shortened(row.name, name_width()), name_width());
     for (const Cell& cell : row.cells) {
-      const std::string db = cell.stats == nullptr ? "-" : ratio_of(*cell.stats);
+      const std::string db = cell.stats == nullptr ? "-" : ratio_of(*cell.stats, cell.judgement);
       const std::string relative = cell.stats == nullptr ? "-" : percent(cell.stats->rel_rmse());
       const auto painted = [&](std::size_t width) {
         const std::string field = fmt::format("{:>{}}", db, width);
@@ -264,7 +264,7 @@ void add_totals(std::string& out, const Measurement& measurement, bool colours) 
                        label + shortened(escaped(candidate.name), 22 - label.size()),
                        fmt::format("{} {}", headline.tensors, to_string(groups.all.headlined())),
                        std::isnan(bits) ? "-" : fmt::format("{:.2f}", bits), scientific(stats.rmse()),
-                       percent(stats.rel_rmse()), ratio_of(stats), similarity(stats.cosine()));
+                       percent(stats.rel_rmse()), ratio_of(stats, headline.judgement), similarity(stats.cosine()));
     if (const std::string others = others_text(groups); !others.empty()) apart += label + others + '\n';
   }
   out += apart;

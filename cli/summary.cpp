@@ -95,8 +95,9 @@ bool is_finite(const Findings& found) { return found.nan == 0 && found.inf == 0 
 
 // Every weight that was converted is there as it was.
 bool is_exact(const Report& report) {
-  const std::uint64_t converted = report.totals.quantized.error.count + report.totals.cast.error.count;
-  return report.worst.name.empty() && converted > 0 && is_finite(report.findings);
+  const Totals &quantized = report.totals.quantized, &cast = report.totals.cast;
+  const bool is_known = quantized.tensors + cast.tensors == 0 || quantized.error.count + cast.error.count > 0;
+  return report.worst.name.empty() && is_known && is_finite(report.findings);
 }
 
 }  // namespace
@@ -180,11 +181,11 @@ std::string report_text(const Report& report, const Conversion& conversion) {
       "{}: {} -> {}, {:.2f} bits per weight, in {:.2f} s ({}/s) on {}\n", escaped(conversion.out),
       size_both(plan.source_bytes()), size_both(plan.stored_bytes()), bits_per_weight(plan), conversion.seconds,
       size_short(static_cast<std::uint64_t>(rate)), conversion.device == "cpu" ? "the CPU" : conversion.device);
-  text += counted(plan.tensors.size(), "tensor") + ": " + codecs_text(plan) + '\n';
+  text += counted(plan.tensors.size(), "tensor") + (plan.tensors.empty() ? "" : ": ") + codecs_text(plan) + '\n';
   const Findings& found = report.findings;
   const Totals &quantized = report.totals.quantized, &cast = report.totals.cast;
   if (is_exact(report)) {
-    text += "every converted weight is exact\n";
+    text += quantized.tensors + cast.tensors == 0 ? "every weight is as it was\n" : "every converted weight is exact\n";
   } else if (!report.worst.name.empty()) {
     text += fmt::format("SQNR of the {} weights: {}", to_string(report.totals.headlined()),
                         with_unit(report.totals.headline().error.sqnr_db()));
@@ -193,8 +194,8 @@ std::string report_text(const Report& report, const Conversion& conversion) {
     text += fmt::format("; worst tensor: {}, {}\n", with_unit(report.worst.sqnr_db), printable(report.worst.name));
   }
   if (!is_finite(found))
-    text += fmt::format("{} NaN, {} infinite, {} beyond the type they were to be stored as: see the warnings\n",
-                        found.nan, found.inf, found.overflow);
+    text += fmt::format("NaN: {}, infinite: {}, beyond the stored type: {}; see the warnings\n", found.nan, found.inf,
+                        found.overflow);
   return text + "load: " + loading_text(plan, conversion) + '\n';
 }
 

@@ -51,7 +51,8 @@ std::string Verdict::text(const Measurement& measurement) const {
   const bool any_figures = min_db <= max_db;
   line += any_figures ? "at " + range(min_db, max_db) : "without a figure";
   if (exact > 0) line += fmt::format(" ({} exact)", exact);
-  if (broken > 0) line += fmt::format(", {} BROKEN (NaN, infinite, or not 0 where all were 0)", broken);
+  if (broken > 0)
+    line += fmt::format(", {} BROKEN (weights lost: NaN, infinite, beyond fp32, or not 0 where all were 0)", broken);
   if (const bool known = !std::isnan(min_normal); worse > 0)
     line += fmt::format(", {} worse than expected", worse);
   else if (known && broken == 0)

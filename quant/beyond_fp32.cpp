@@ -24,11 +24,19 @@ void correct_beyond_fp32(const ComparedTile& tile, WeightStats& stats) {
   }
 }
 
-void correct_beyond_fp32(const ComparedTile& reference, const ComparedTile& test, ErrorStats& stats) {
+void correct_beyond_fp32(const ComparedTile& reference, const ComparedTile& test, std::uint64_t first,
+                         ErrorStats& stats) {
   if (reference.fp64.empty() && test.fp64.empty()) return;
   for (std::size_t i = 0; i < reference.weights.size(); ++i) {
     const float w = reference.weights[i], t = test.weights[i];
-    if (!std::isinf(w) && !std::isinf(t)) continue;
+    if (!std::isinf(w) && !std::isinf(t)) {
+      if (w != t) continue;
+      const double e = std::abs(stored_value(test, i) - stored_value(reference, i));
+      stats.magnitude += e;
+      stats.square += e * e;
+      if (e > stats.max_abs) stats.max_abs = e, stats.max_abs_at = first + i;
+      continue;
+    }
     const double exact_w = stored_value(reference, i), exact_t = stored_value(test, i);
     const bool counted_lost = std::isfinite(w) && !std::isfinite(t);
     const bool is_lost = std::isfinite(exact_w) && exact_w != exact_t;

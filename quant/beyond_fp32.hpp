@@ -1,12 +1,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "nibble/metrics.hpp"
 
-/// Weights are compared as fp32, where finite fp64 numbers beyond its range are infinite. These correct what describe()
-/// and compare() counted of one tile for such numbers.
+/// Weights are compared as fp32, where finite fp64 numbers beyond its range are infinite, and others that differ may be
+/// equal. These correct what describe() and compare() found in one tile for such numbers.
 namespace nibble {
 
 /// A tile of weights as fp32, and where they are stored as F64 their bytes; otherwise those are empty.
@@ -19,7 +20,9 @@ struct ComparedTile {
 void correct_beyond_fp32(const ComparedTile& tile, WeightStats& stats);
 
 /// An infinite weight of the test is one that is stored so. A finite weight of the reference is lost where the test has
-/// no finite one, and where either is beyond fp32 and they differ: no figure could say by how much.
-void correct_beyond_fp32(const ComparedTile& reference, const ComparedTile& test, ErrorStats& stats);
+/// no finite one, and where either is beyond fp32 and they differ: no figure could say by how much. What differs but is
+/// equal in fp32 adds its error. `first` is the index of the tile's first weight.
+void correct_beyond_fp32(const ComparedTile& reference, const ComparedTile& test, std::uint64_t first,
+                         ErrorStats& stats);
 
 }  // namespace nibble

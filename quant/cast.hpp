@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -59,6 +60,19 @@ void for_each_overflow(DType source, std::span<const std::byte> weights, IsInfin
     if (is_infinite(i) && std::isfinite(widened[i])) clamp(i, std::signbit(widened[i]));
 }
 
+/// compare_squares() of F64 weights, without rounding them first. Those beyond fp32 count nowhere.
+inline ErrorSums compare_fp64(std::span<const std::byte> weights, std::span<const float> test) {
+  ErrorSums sums;
+  for (std::size_t i = 0; i < test.size(); ++i) {
+    double w = 0;
+    std::memcpy(&w, weights.data() + i * sizeof(w), sizeof(w));
+    const double t = test[i];
+    if (!(std::abs(w) <= std::numeric_limits<float>::max()) || !std::isfinite(t)) continue;
+    sums.add({1, (t - w) * (t - w), w * t, w * w, t * t});
+  }
+  return sums;
+}
+
 /// Stores every weight as Format::Stored, which is what DType Format::dtype is in memory. Format also has a name, a
 /// summary, encode(source, bytes, out) for up to tile_weights weights, and Stored is what widen() reads back.
 template <class Format> class CastCodec final : public Codec {
@@ -108,9 +122,9 @@ template <class Format> class CastCodec final : public Codec {
         if (errors != nullptr && source_ != Format::dtype) {
           alignas(64) std::array<float, tile_weights> tile;
           alignas(64) std::array<float, tile_weights> decoded;
-          errors->push_back(
-              compare_squares(widen(source_, bytes, tile),
-                              widen(Format::dtype, std::as_bytes(std::span(stored).first(count)), decoded)));
+          const auto test = widen(Format::dtype, std::as_bytes(std::span(stored).first(count)), decoded);
+          errors->push_back(source_ == DType::f64 ? compare_fp64(bytes, test)
+                                                  : compare_squares(widen(source_, bytes, tile), test));
         }
       }
       return findings;

@@ -16,7 +16,6 @@ namespace nibble {
 
 void Encoder::scan(std::uint64_t, std::span<const std::byte>) {}
 
-
 // Through fp32, tile by tile, which stay in the cache.
 void Decoder::decode(std::uint64_t first, std::span<const std::byte> in, DType to, std::span<std::byte> out) const {
   if (to != DType::f32 && to != DType::bf16 && to != DType::f16)

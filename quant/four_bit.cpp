@@ -232,8 +232,7 @@ class FourBitEncoder final : public Encoder {
         scratch_.view(errors_at() + first * sizeof(FourBitError), absmax.size() * sizeof(FourBitError), room);
     std::vector<float> decoded(absmax.size());
     nested::decode(codes, nested_absmax, nested::codebook, offset, decoded);
-    return change_of_errors({reinterpret_cast<const FourBitError*>(errors.data()), absmax.size()}, absmax, decoded,
-                            blocksize_);
+    return change_of_errors({reinterpret_cast<const FourBitError*>(errors.data()), absmax.size()}, absmax, decoded);
   }
 
   [[nodiscard]] std::uint64_t errors_at() const { return blocks_ * sizeof(float); }

@@ -139,14 +139,10 @@ std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span
                             std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
 
 /// What has to be known of a block to tell its error once its absmax has changed (quant/four_bit_error.cpp): the sums
-/// of c^2 and of (e / absmax) c. Rounded to 16 bits, because they are kept until the last block is encoded: that moves
-/// the error of a block by about 1e-5 of itself, up or down.
+/// of e c and of c^2. In fp32: with 16 bits for each, blocks that hardly have weights beside their largest would be off
+/// by a thousandth.
 struct FourBitError {
-  std::uint16_t codes;  ///< sum of c^2, in units of blocksize / 2^16
-  std::int16_t cross;   ///< sum of (e / absmax) c, in units of blocksize / 2^17: a good code misses by 1/6 at most
-
-  static constexpr float codes_units = 1 << 16, cross_units = 1 << 17;
-  static constexpr float most_codes = 65535, most_cross = 32767;
+  float cross, codes;
 };
 
 /// Sums up the errors of at most 4096 encoded F32, BF16 or F16 weights that begin with a block, and of each block what
@@ -157,7 +153,7 @@ void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<co
 
 /// By how much the sums change, all but `count` and `reference`, when absmax becomes `decoded`.
 [[nodiscard]] ErrorSums change_of_errors(std::span<const FourBitError> errors, std::span<const float> absmax,
-                                         std::span<const float> decoded, std::size_t blocksize);
+                                         std::span<const float> decoded);
 
 /// Codec::normal_sqnr_db() for block sizes 32, 64, ..., 4096: of 2^22 normal weights, computed by numpy from the
 /// codebook, not by this code (tests/quant/published_error_test.cpp). Double quantization changes the third decimal.

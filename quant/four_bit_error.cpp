@@ -68,17 +68,14 @@ struct BlockSums {
   }
 };
 
-// Adds X and T up over the tile, and rounds those of each block to a FourBitError.
-HWY_INLINE void add_blocks(const BlockSums& HWY_RESTRICT of, std::size_t blocks, std::size_t blocksize,
-                           FourBitError* HWY_RESTRICT errors, TileSums& HWY_RESTRICT sums) {
+// Adds X and T up over the tile, and makes a FourBitError of those of each block.
+HWY_INLINE void add_blocks(const BlockSums& HWY_RESTRICT of, std::size_t blocks, FourBitError* HWY_RESTRICT errors,
+                           TileSums& HWY_RESTRICT sums) {
   const D d;
-  const DI di;
   const V zero = hn::Zero(d), infinite = hn::Set(d, std::numeric_limits<float>::infinity());
-  const V cross_unit = hn::Set(d, FourBitError::cross_units / static_cast<float>(blocksize));
-  const V codes_unit = hn::Set(d, FourBitError::codes_units / static_cast<float>(blocksize));
   Lanes16 tile_cross, tile_test;
   V least = infinite, most = zero;
-  HWY_ALIGN std::int32_t rounded[BlockSums::most_blocks];
+  FourBitError of_each[BlockSums::most_blocks];
   for (std::size_t first = 0; first < blocks; first += 16)
     for (std::size_t k = 0; k < vector_parts; ++k) {
       const std::size_t b = first + k * vector_lanes;
@@ -94,14 +91,10 @@ HWY_INLINE void add_blocks(const BlockSums& HWY_RESTRICT of, std::size_t blocks,
       least = hn::Min(least, hn::IfThenElse(is_zero, infinite, a));
       most = hn::Max(most, a);
       const V inverse = hn::IfThenZeroElse(is_zero, hn::Div(hn::Set(d, 1.0f), a));
-      const auto in_units = [&](V sum, V unit)
-                                HWY_ATTR { return hn::Mul(hn::Mul(hn::Mul(sum, inverse), inverse), unit); };
-      const V x = hn::Max(hn::Min(in_units(cross, cross_unit), hn::Set(d, FourBitError::most_cross)),
-                          hn::Set(d, -FourBitError::most_cross));
-      const V c = hn::Min(in_units(test, codes_unit), hn::Set(d, FourBitError::most_codes));
-      hn::Store(hn::Or(hn::ShiftLeft<16>(hn::NearestInt(x)), hn::NearestInt(c)), di, rounded + b);
+      hn::StoreInterleaved2(hn::Mul(cross, inverse), hn::Mul(hn::Mul(test, inverse), inverse), d,
+                            reinterpret_cast<float*>(of_each + b));
     }
-  if (errors != nullptr) std::memcpy(errors, rounded, blocks * sizeof(FourBitError));
+  if (errors != nullptr) std::copy_n(of_each, blocks, errors);
   tile_cross.fold(sums.cross);
   tile_test.fold(sums.test);
   sums.least = hn::GetLane(hn::MinOfLanes(d, least));
@@ -141,50 +134,54 @@ HWY_INLINE void fold_four(const Lanes16 (&sums)[4], float (*HWY_RESTRICT to)[4])
 #endif
 }
 
-// The table holds what a block's codes are decoded to.
+// One block. `value` holds what its codes are decoded to.
+template <class Source, bool blocks_of_64>
+HWY_INLINE void sum_block(const Table16<D>& value, const std::byte* HWY_RESTRICT w,
+                          const std::uint8_t* HWY_RESTRICT packed, std::size_t first, std::size_t blocksize,
+                          Lanes16& even_square, Lanes16& odd_square, Lanes16& cross, Lanes16& test) {
+  const DI di;
+  const hn::Rebind<std::uint8_t, D> d8;
+  const auto add_group = [&](std::size_t i) HWY_ATTR {
+    for (std::size_t k = 0; k < vector_parts; ++k) {
+      const std::size_t at = i + 2 * k * vector_lanes;
+      const auto bytes = hn::PromoteTo(di, hn::LoadU(d8, packed + at / 2));
+      const auto two = load_even_odd<Source>(w, at);
+      const auto add = [&](Lanes16& squares, V t, V weight) HWY_ATTR {
+        const V error = hn::Sub(t, weight);
+        squares.add_product(k, error, error);
+        cross.add_product(k, error, t);
+        test.add_product(k, t, t);
+      };
+      add(even_square, value[hn::ShiftRight<4>(bytes)], two.v0);
+      add(odd_square, value.at_lower_bits(bytes), two.v1);
+    }
+  };
+  if constexpr (blocks_of_64) {
+    add_group(first);
+    add_group(first + group);
+  } else {
+    for (std::size_t i = first; i < first + blocksize; i += group) add_group(i);
+  }
+}
+
 template <class Source, bool blocks_of_64>
 HWY_INLINE void sum_tile_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,
                             const std::uint8_t* HWY_RESTRICT packed, const float* HWY_RESTRICT absmax,
                             std::size_t blocks, std::size_t blocksize, FourBitError* HWY_RESTRICT errors,
                             TileSums& HWY_RESTRICT sums) {
   const D d;
-  const DI di;
-  const hn::Rebind<std::uint8_t, D> d8;
   const Table16<D> codebook(d, tables.codebook.data());
   BlockSums of(absmax, blocks);
   Lanes16 even_square, odd_square;
   alignas(64) float room[16];
   const auto add_block = [&](std::size_t b, Lanes16& cross, Lanes16& test) HWY_ATTR {
-    const Table16<D> value(d, codebook, of.absmax[b], room);
-    const auto add_group = [&](std::size_t i) HWY_ATTR {
-      for (std::size_t k = 0; k < vector_parts; ++k) {
-        const std::size_t at = i + 2 * k * vector_lanes;
-        const auto bytes = hn::PromoteTo(di, hn::LoadU(d8, packed + at / 2));
-        const auto two = load_even_odd<Source>(w, at);
-        const auto add = [&](Lanes16& square, V t, V weight) HWY_ATTR {
-          const V error = hn::Sub(t, weight);
-          square.add_product(k, error, error);
-          cross.add_product(k, error, t);
-          test.add_product(k, t, t);
-        };
-        add(even_square, value[hn::ShiftRight<4>(bytes)], two.v0);
-        add(odd_square, value.at_lower_bits(bytes), two.v1);
-      }
-    };
-    if constexpr (blocks_of_64) {
-      add_group(b * 64);
-      add_group(b * 64 + group);
-    } else {
-      for (std::size_t i = b * blocksize; i < (b + 1) * blocksize; i += group) add_group(i);
-    }
+    sum_block<Source, blocks_of_64>(Table16<D>(d, codebook, of.absmax[b], room), w, packed, b * blocksize, blocksize,
+                                    even_square, odd_square, cross, test);
   };
   std::size_t b = 0;
   for (; blocks - b >= 4; b += 4) {
     Lanes16 cross[4], test[4];
-    add_block(b, cross[0], test[0]);
-    add_block(b + 1, cross[1], test[1]);
-    add_block(b + 2, cross[2], test[2]);
-    add_block(b + 3, cross[3], test[3]);
+    for (std::size_t j = 0; j < 4; ++j) add_block(b + j, cross[j], test[j]);
     fold_four(cross, of.cross + b);
     fold_four(test, of.test + b);
   }
@@ -196,7 +193,7 @@ HWY_INLINE void sum_tile_as(const FourBitTables& tables, const std::byte* HWY_RE
   }
   for (std::size_t k = 0; k < vector_parts; ++k) even_square.add(k, odd_square.part[k]);
   even_square.fold(sums.square);
-  add_blocks(of, blocks, blocksize, errors, sums);
+  add_blocks(of, blocks, errors, sums);
 }
 
 #else
@@ -223,7 +220,7 @@ HWY_INLINE void sum_tile_as(const FourBitTables& tables, const std::byte* HWY_RE
   }
   for (std::size_t k = 0; k < vector_parts; ++k) square[0].add(k, square[1].part[k]);
   square[0].fold(sums.square);
-  add_blocks(of, blocks, blocksize, errors, sums);
+  add_blocks(of, blocks, errors, sums);
 }
 
 #endif
@@ -242,27 +239,25 @@ NIBBLE_SUM_TILE_OF(bf16, Bf16)
 NIBBLE_SUM_TILE_OF(f16, F16)
 #undef NIBBLE_SUM_TILE_OF
 
-// In fp64, in 8 lanes whatever a vector has, without fused operations. n is a multiple of 8. With x and c of a block in
-// their units, d = a' - a: square grows by d (a x + d c), product by d a (c - x / 2), test by d c (a + a').
+// In fp64, in 8 lanes whatever a vector has, without fused operations. n is a multiple of 8. With x = sum e c, c = sum
+// c^2 and d = a' - a, square grows by d (2 x + d c), product by d (a c - x), test by d c (a + a').
 void sum_changes(const FourBitError* HWY_RESTRICT errors, const float* HWY_RESTRICT absmax,
                  const float* HWY_RESTRICT decoded, std::size_t n, ChangeSums& HWY_RESTRICT sums) {
-  static_assert(FourBitError::cross_units == 2 * FourBitError::codes_units);
   const hn::CappedTag<double, change_lanes> d;
   const hn::Rebind<float, decltype(d)> df;
-  const hn::Rebind<std::int32_t, decltype(d)> di;
   constexpr std::size_t lanes = hn::MaxLanes(d), parts = change_lanes / lanes;
   hn::Vec<decltype(d)> square[parts], product[parts], test[parts];
   for (std::size_t k = 0; k < parts; ++k) square[k] = product[k] = test[k] = hn::Zero(d);
   for (std::size_t i = 0; i < n; i += change_lanes)
     for (std::size_t k = 0; k < parts; ++k) {
       const std::size_t at = i + k * lanes;
-      const auto both = hn::LoadU(di, reinterpret_cast<const std::int32_t*>(errors + at));
-      const auto x = hn::PromoteTo(d, hn::ShiftRight<16>(both)),
-                 c = hn::PromoteTo(d, hn::And(both, hn::Set(di, 0xFFFF)));
+      hn::Vec<decltype(df)> cross_floats, codes_floats;
+      hn::LoadInterleaved2(df, reinterpret_cast<const float*>(errors + at), cross_floats, codes_floats);
+      const auto x = hn::PromoteTo(d, cross_floats), c = hn::PromoteTo(d, codes_floats);
       const auto a = hn::PromoteTo(d, hn::LoadU(df, absmax + at)), to = hn::PromoteTo(d, hn::LoadU(df, decoded + at));
-      const auto delta = hn::Sub(to, a), by = hn::Mul(delta, c), cross = hn::Mul(a, x);
-      square[k] = hn::Add(square[k], hn::Mul(delta, hn::Add(cross, by)));
-      product[k] = hn::Add(product[k], hn::Mul(delta, hn::Sub(hn::Mul(a, c), hn::Mul(cross, hn::Set(d, 0.5)))));
+      const auto delta = hn::Sub(to, a), by = hn::Mul(delta, c);
+      square[k] = hn::Add(square[k], hn::Mul(delta, hn::Add(hn::Add(x, x), by)));
+      product[k] = hn::Add(product[k], hn::Mul(delta, hn::Sub(hn::Mul(a, c), x)));
       test[k] = hn::Add(test[k], hn::Mul(by, hn::Add(a, to)));
     }
   for (std::size_t k = 0; k < parts; ++k) {
@@ -310,7 +305,7 @@ bool add_tile(const TileSums& tile, std::size_t weights, ErrorSums& sums) {
 
 // In fp64, weight by weight: the last block if it is short, and what is not for fp32 or not finite.
 FourBitError add_block(const FourBitTables& tables, std::span<const float> weights, const std::uint8_t* packed,
-                       float absmax, std::size_t blocksize, ErrorSums& sums) {
+                       float absmax, ErrorSums& sums) {
   double cross = 0, codes = 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (!std::isfinite(weights[i])) continue;
@@ -321,12 +316,7 @@ FourBitError add_block(const FourBitTables& tables, std::span<const float> weigh
     codes += static_cast<double>(c) * c;
     sums.add({1, error * error, w * t, w * w, t * t});
   }
-  if (absmax == 0) return {};
-  const double unit = static_cast<double>(blocksize);
-  const double x = std::clamp<double>(cross / absmax * FourBitError::cross_units / unit, -FourBitError::most_cross,
-                                      FourBitError::most_cross);
-  const double c = std::min<double>(codes * FourBitError::codes_units / unit, FourBitError::most_codes);
-  return {static_cast<std::uint16_t>(std::lrint(c)), static_cast<std::int16_t>(std::lrint(x))};
+  return {static_cast<float>(cross), static_cast<float>(codes)};
 }
 
 }  // namespace
@@ -344,21 +334,19 @@ void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<co
     const std::size_t first = b * blocksize, count = std::min(blocksize, n - first);
     alignas(64) std::array<float, tile_weights> tile;
     const auto block = widen(source, weights.subspan(first * size, count * size), tile);
-    const FourBitError error = add_block(tables, block, packed.data() + first / 2, absmax[b], blocksize, sums);
+    const FourBitError error = add_block(tables, block, packed.data() + first / 2, absmax[b], sums);
     if (!errors.empty()) errors[b] = error;
   }
 }
 
 ErrorSums change_of_errors(std::span<const FourBitError> errors, std::span<const float> absmax,
-                           std::span<const float> decoded, std::size_t blocksize) {
+                           std::span<const float> decoded) {
   const std::size_t n = errors.size(), whole = n - n % change_lanes;
   ChangeSums sums;
   HWY_DYNAMIC_DISPATCH(sum_changes)(errors.data(), absmax.data(), decoded.data(), whole, sums);
   ErrorSums change;
-  const double unit = static_cast<double>(blocksize) / FourBitError::codes_units;
   const auto add = [&](const ChangeSums& part) {
-    for (std::size_t j = 0; j < change_lanes; ++j)
-      change.add({0, unit * part.square[j], unit * part.product[j], 0, unit * part.test[j]});
+    for (std::size_t j = 0; j < change_lanes; ++j) change.add({0, part.square[j], part.product[j], 0, part.test[j]});
   };
   add(sums);
   if (whole < n) {

@@ -421,7 +421,7 @@ class Measuring {
         MeasuredError& error = unit.errors[c];
         compare(weights, decoded, at, error.stats);
         correct_beyond_fp32(reference, test.is_reference ? reference : with_fp64(decoded, *test.weights, test_raw[c]),
-                            error.stats);
+                            at, error.stats);
         if (!options_.counts) continue;
         count_errors(weights, decoded, error.counts);
         if (test.has_codes) count_codes(test.weights->stored(unit.first, test_raw[c], at, n), n, error.counts);

@@ -53,13 +53,11 @@ class RulePattern {
         for (std::size_t i = 0; i < tensors.size(); ++i) visit(tensors.name(i));
       });
     if (!applied_)
-      throw Error(Errc::usage, fmt::format("{} '{}' matches no tensor that it can store", pattern_.option(),
-                                           printable(pattern_.text())));
+      throw Error(Errc::usage,
+                  fmt::format("{} '{}' matches no tensor that it can store", pattern_.option(), pattern_.text()));
   }
 
-  [[nodiscard]] std::string label() const {
-    return fmt::format("{} {}", pattern_.option(), printable(pattern_.text()));
-  }
+  [[nodiscard]] std::string label() const { return fmt::format("{} {}", pattern_.option(), pattern_.text()); }
 
  private:
   UserPattern pattern_;
@@ -319,16 +317,20 @@ class Planner {
     const bool quantizing = quantizes(codecs_[plan_.recipe.to]);
     const std::string_view done = quantizing ? "quantized" : "cast";
     std::map<std::string, std::size_t> reasons;  // of the tensors that are weights
-    std::size_t weights = 0;
+    std::size_t weights = 0, as_they_are = 0;    // of the type already
     for (const PlannedTensor& tensor : plan_.tensors) {
       if (!is_weight_type(tensor.info.dtype)) continue;
-      if (quantizing ? tensor.quantized : tensor.codec != keep_codec) return {};
+      const auto type = codecs_[std::string(tensor.codec)].cast_type();
+      if (quantizing ? tensor.quantized : tensor.codec != keep_codec && type != tensor.info.dtype) return {};
+      as_they_are += type == tensor.info.dtype ? 1 : 0;
       ++reasons[std::string(tensor.reason)];
       ++weights;
     }
     if (plan_.tensors.empty()) return fmt::format("nothing is {}: the input has no tensors", done);
     if (weights == 0)
       return fmt::format("nothing is {}: no tensor of the input has a weight type (F64, F32, BF16, F16)", done);
+    if (!quantizing && as_they_are == weights)
+      return fmt::format("nothing is cast: every weight is {} already", plan_.recipe.to);
     const auto most = std::max_element(reasons.begin(), reasons.end(),
                                        [](const auto& a, const auto& b) { return a.second < b.second; });
     return fmt::format("nothing is {}: the reason for {} of {} tensors is '{}'; --dry-run tells that of each", done,

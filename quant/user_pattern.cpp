@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 
 #include "nibble/error.hpp"
@@ -19,11 +20,16 @@ UserPattern::UserPattern(std::string_view option, const std::string& pattern)
     throw Error(Errc::usage, fmt::format("{} '{}': {}", option, printable(pattern), printable(regex_->error())));
 }
 
+std::string UserPattern::pasteable(const std::string& pattern) {
+  const bool is_plain = std::all_of(pattern.begin(), pattern.end(), [](char c) { return c >= ' ' && c <= '~'; });
+  return is_plain ? pattern : printable(pattern);
+}
+
 bool UserPattern::matches(std::string_view name) const { return RE2::FullMatch(piece(name), *regex_); }
 
 void UserPattern::fail_unmatched(const EachName& each_name) const {
   throw Error(Errc::usage,
-              fmt::format("{} '{}' matches no tensor{}", option_, printable(text_), wider_pattern(each_name)));
+              fmt::format("{} '{}' matches no tensor{}", option_, pasteable(text_), wider_pattern(each_name)));
 }
 
 // What matches whole names where this one matches parts of them.
@@ -39,7 +45,7 @@ std::string UserPattern::wider_pattern(const EachName& each_name) const {
   for (const std::string& wider : {inner + ".*", ".*" + inner, ".*" + inner + ".*"}) {
     const RE2 regex(wider, RE2::Quiet);
     if (regex.ok() && count([&](const auto& name) { return RE2::FullMatch(name, regex); }) == hits)
-      return fmt::format(" as a whole name; '{}' matches {}", printable(wider), hits);
+      return fmt::format(" as a whole name; '{}' matches {}", pasteable(wider), hits);
   }
   return fmt::format(" as a whole name, and part of {}", hits);
 }

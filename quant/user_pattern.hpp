@@ -25,9 +25,11 @@ class UserPattern {
   [[noreturn]] void fail_unmatched(const EachName& each_name) const;
 
   [[nodiscard]] std::string_view option() const noexcept { return option_; }
-  [[nodiscard]] const std::string& text() const noexcept { return text_; }
+  /// Whole and as it is, so that it can be pasted, unless that would upset a terminal.
+  [[nodiscard]] std::string text() const { return pasteable(text_); }
 
  private:
+  [[nodiscard]] static std::string pasteable(const std::string& pattern);
   [[nodiscard]] std::string wider_pattern(const EachName& each_name) const;
 
   std::string_view option_;

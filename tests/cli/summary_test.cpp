@@ -138,6 +138,26 @@ TEST_F(Summary, TheFigureIsThatOfTheQuantizedWeights) {
   EXPECT_THAT(run("convert m half --to bf16").out, HasSubstr("SQNR of the cast weights: 5"));
 }
 
+// A cast to the type that all weights have.
+TEST_F(Summary, WhatStaysAsItWasIsSaidToBeExact) {
+  const test::Outcome outcome = run("convert w.safetensors same.safetensors --to fp32");
+  EXPECT_THAT(outcome.out, HasSubstr("every weight is as it was\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("warning: nothing is cast: every weight is fp32 already\n"));
+  EXPECT_EQ(nlohmann::json::parse(run("convert w.safetensors again --to fp32 --json").out).at("exact"), true);
+}
+
+// fp32 rounds fp64, and says so.
+TEST_F(Summary, Fp64IsNotExactInFp32) {
+  const double values[2] = {1.001, 2};
+  root_.write("d.safetensors",
+              test::safetensors_file(R"({"w":{"dtype":"F64","shape":[2],"data_offsets":[0,16]}})",
+                                     std::string(reinterpret_cast<const char*>(values), sizeof(values))));
+  EXPECT_THAT(run("convert d.safetensors f.safetensors --to fp32").out, HasSubstr("SQNR of the cast weights: 15"));
+  const std::string measured = run("measure d.safetensors f.safetensors").out;
+  EXPECT_THAT(measured, HasSubstr("float32: 1 tensor at 15"));
+  EXPECT_THAT(measured, testing::Not(HasSubstr("exact")));
+}
+
 TEST_F(Summary, WithoutAnErrorReportThereIsNoFigure) {
   EXPECT_THAT(run("convert m out --to nf4 --error-report none").out, Not(HasSubstr("SQNR")));
   EXPECT_THAT(run("convert m exact --to fp32").out, Not(HasSubstr("worst")));
@@ -217,8 +237,7 @@ TEST_F(Summary, WhatFp32CannotHoldStaysF64) {
   // Who asks for fp32 gets it.
   test::Outcome outcome = run("convert f64.safetensors out --overwrite --to fp32");
   EXPECT_THAT(outcome.err, HasSubstr("warning: tensor 'norm.weight': 1 beyond fp32, stored as infinity\n"));
-  EXPECT_THAT(outcome.out, HasSubstr("\n0 NaN, 0 infinite, 1 beyond the type they were to be stored as: see the "
-                                     "warnings\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("\nNaN: 0, infinite: 0, beyond the stored type: 1; see the warnings\n"));
   EXPECT_THAT(run("measure f64.safetensors out").out, HasSubstr("BROKEN"));
   outcome = run("convert f64.safetensors out --overwrite --to fp32 --on-overflow clamp");
   EXPECT_THAT(outcome.err, HasSubstr("warning: tensor 'norm.weight': 1 beyond fp32, stored as the largest fp32\n"));

@@ -151,7 +151,11 @@ TEST_F(UsageErrors, APatternThatMatchesPartsSaysWhatWouldMatch) {
   const auto message = [&](const std::string& option) { return error_of("convert m out --to nf4 " + option); };
   EXPECT_EQ(message("--skip up_proj"), "--skip 'up_proj' matches no tensor as a whole name; '.*up_proj.*' matches 1");
   EXPECT_EQ(message("--skip 'model\\.layers'"),
-            "--skip 'model\\\\.layers' matches no tensor as a whole name; 'model\\\\.layers.*' matches 1");
+            "--skip 'model\\.layers' matches no tensor as a whole name; 'model\\.layers.*' matches 1");
+  // As it can be pasted, however long.
+  const std::string longer = "(" + std::string(100, 'x') + "|up_proj)";
+  EXPECT_EQ(message("--skip '" + longer + "'"),
+            "--skip '" + longer + "' matches no tensor as a whole name; '.*(" + longer + ").*' matches 1");
   EXPECT_EQ(message("--tensor 'proj.weight=fp4'"),
             "--tensor 'proj.weight' matches no tensor as a whole name; '.*proj.weight' matches 1");
   EXPECT_EQ(message("--skip 'q_proj|up_proj'"),
@@ -180,8 +184,6 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
   // Or with what a rule makes of the tensors.
   EXPECT_EQ(message("nf4 --tensor '.*=int8' --block-size 32"),
             "--block-size applies to no tensor: only nf4 and fp4 have blocks");
-  EXPECT_EQ(message("nf4 --tensor '.*=bf16' --allow-nibble-only"),
-            "--allow-nibble-only applies to no tensor: what is not quantized loads everywhere");
   for (const std::string option : {"--max-shard-size 1GB", "--keep-shards"})
     EXPECT_EQ(error_of("convert w.safetensors out --to nf4 " + option),
               option.substr(0, option.find(' ')) + " does not go with 'w.safetensors': a file becomes one file");
@@ -190,6 +192,8 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
     return test::run_program(root_.path(), "convert m o --overwrite --to " + options).code;
   };
   EXPECT_EQ(code("int8 --tensor '.*=nf4' --block-size 32 --no-double-quant --compute-dtype bf16"), 0);
+  // Nothing to do is a warning, for models that have nothing for it.
+  EXPECT_EQ(code("nf4 --skip '.*' --no-double-quant --block-size 32 --allow-nibble-only"), 0);
   EXPECT_EQ(code("nf4 --tensor '.*=fp16' --on-overflow clamp"), 0);
   EXPECT_EQ(code("nf4 --tensor '.*=bf16' --on-overflow clamp"), 0);
   EXPECT_EQ(code("fp32 --on-overflow error"), 0);

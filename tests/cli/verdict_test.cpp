@@ -52,8 +52,15 @@ TEST(Verdict, Broken) {
   MeasuredError lost = error(20);
   lost.stats.lost = lost.stats.nan = 1;
   EXPECT_EQ(texts({error(20), lost}),
-            (Texts{"nf4: 2 tensors at 20.0 dB, 1 BROKEN (NaN, infinite, or not 0 where all were 0) (normal weights: "
-                   "20.7 dB); worst: 1"}));
+            (Texts{"nf4: 2 tensors at 20.0 dB, 1 BROKEN (weights lost: NaN, infinite, beyond fp32, or not 0 where all "
+                   "were 0) (normal weights: 20.7 dB); worst: 1"}));
+}
+
+// Numbers where NaN was are no figure either: the first to look at.
+TEST(Verdict, WhatHasNoFigureIsTheWorst) {
+  MeasuredError repaired = error(infinity);
+  repaired.stats.nan = 3;
+  EXPECT_TRUE(texts({error(20), repaired}).front().ends_with("worst: 1"));
 }
 
 TEST(Verdict, ExactOrUnknown) {

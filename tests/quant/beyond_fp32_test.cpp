@@ -26,7 +26,7 @@ struct Tile {
 
 ErrorStats compared(const Tile& reference, const Tile& test) {
   ErrorStats stats = compare(reference.weights, test.weights);
-  correct_beyond_fp32(reference.compared(), test.compared(), stats);
+  correct_beyond_fp32(reference.compared(), test.compared(), 100, stats);
   return stats;
 }
 
@@ -69,6 +69,18 @@ TEST(BeyondFp32, StaysAsItWas) {
   EXPECT_EQ(stats.lost, 0U);
   EXPECT_EQ(stats.inf, 1U);
   EXPECT_EQ(stats.count, 1U);
+}
+
+// Numbers that fp32 cannot tell apart differ nevertheless.
+TEST(BeyondFp32, EqualInFp32) {
+  const ErrorStats stats = compared(Tile({1, 3 + 1e-9, 2}, true), Tile({1, 3, 2}, false));
+  EXPECT_NEAR(stats.square, 1e-18, 1e-24);
+  EXPECT_NEAR(stats.magnitude, 1e-9, 1e-15);
+  EXPECT_NEAR(stats.max_abs, 1e-9, 1e-15);
+  EXPECT_EQ(stats.max_abs_at, 101U);
+  EXPECT_EQ(stats.lost, 0U);
+  EXPECT_EQ(compared(Tile({1 + 1e-10}, true), Tile({1 + 1e-10}, true)).square, 0);
+  EXPECT_GT(compared(Tile({1 + 1e-10}, true), Tile({1}, true)).square, 0);
 }
 
 // What fp32 can hold is counted as ever.
