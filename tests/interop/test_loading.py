@@ -63,7 +63,8 @@ def reference_config(target, dtype):
 def test_outputs(nibble, llama, dtype, tied, sharded, target):
     source = llama(dtype, tied, sharded)
     directory = nibble.convert(source, *target.split())
-    assert not [w for w in nibble.warnings if "embeddings" not in w]  # a fourth of a model this tiny is embeddings
+    # A fourth of a model this tiny is embeddings, and some have the type already.
+    assert not [w for w in nibble.warnings if "embeddings" not in w and "already" not in w]
     model = load(directory)
     config = json.loads((directory / "config.json").read_text())
     declared = target if TARGETS[target] is None else dtype
