@@ -104,7 +104,9 @@ function drawTotals() {
           label: 'figures of',
           title: 'Tensors that the figures are of, of those that are compared: the quantized ones; without any, those ' +
               'that were cast; without any, the kept ones',
-          cell: (t) => `${count(headlined(t).tensors)} ${tests[t].headline} of ${count(counts[t].compared)}`,
+          cell: (t) => element(
+              'span', {title: `of ${count(counts[t].compared)} that are compared`},
+              `${count(headlined(t).tensors)} ${tests[t].headline}`),
           value: (t) => headlined(t).tensors
         },
       ],

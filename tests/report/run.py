@@ -42,7 +42,7 @@ def check_figures(page):
         equal(row["bytes"][0], test["bytes"], f"size of test {t}")
         headline = test[test["headline"]]
         equal(row["figures_of"][0], headline["tensors"], f"tensors that the figures of test {t} are of")
-        assert row["figures_of"][1].startswith(f"{headline['tensors']} {test['headline']} of "), row["figures_of"]
+        equal(row["figures_of"][1], f"{headline['tensors']} {test['headline']}", "those tensors")
         if headline["sqnr_db"] is not None:
             equal(row["sqnr_db"][1], f"{headline['sqnr_db']:.2f} dB", "SQNR as a text")
             equal(row["bits_per_weight"][1], f"{test['total']['bits_per_weight']:.3f}", "bits per weight as a text")
