@@ -102,7 +102,8 @@ function drawTotals() {
         {
           key: 'figures_of',
           label: 'figures of',
-          title: 'Tensors that the figures are of, of those that are compared: the quantized ones; without any, those ' +
+          title:
+              'Tensors that the figures are of, of those that are compared: the quantized ones; without any, those ' +
               'that were cast; without any, the kept ones',
           cell: (t) => element(
               'span', {title: `of ${count(counts[t].compared)} that are compared`},

@@ -23,7 +23,8 @@ function drawTensor() {
     ['absmax of blocks of 64', blocks ? `${number(blocks.min)} to ${number(blocks.max)}` : NOTHING],
     ['its mean ± deviation', blocks ? `${number(blocks.mean)} ± ${number(blocks.std)}` : NOTHING],
     [
-      'NaN, infinite', `${count(tensor.nan)}, ${count(tensor.inf)}` +
+      'NaN, infinite',
+      `${count(tensor.nan)}, ${count(tensor.inf)}` +
           (tensor.beyond_fp32 ? `; ${count(tensor.beyond_fp32)} beyond fp32` : '')
     ]
   ];
@@ -55,13 +56,12 @@ function drawTensor() {
       print: (t) => unlessExact(t, (test) => position(tensor, test.worst_block?.at))
     },
     figure('bits_per_weight'),
-    {key: 'bytes', label: 'Size', print: (t) => bytes(of(t)?.bytes), value: (t) => of(t)?.bytes ?? NaN},
-    {
+    {key: 'bytes', label: 'Size', print: (t) => bytes(of(t)?.bytes), value: (t) => of(t)?.bytes ?? NaN}, {
       key: 'unusual',
       label: 'NaN, infinite',
-      print: (t) => of(t) ? `${count(of(t).nan)}, ${count(of(t).inf)}` +
-              (of(t).lost ? `; ${count(of(t).lost)} had a number` : '') :
-                            NOTHING
+      print: (t) => of(t) ?
+          `${count(of(t).nan)}, ${count(of(t).inf)}` + (of(t).lost ? `; ${count(of(t).lost)} had a number` : '') :
+                                                                     NOTHING
     }
   ];
   fill(
