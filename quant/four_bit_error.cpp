@@ -63,8 +63,8 @@ struct BlockSums {
     const std::size_t end = (blocks + 15) / 16 * 16;
     std::copy_n(scales, blocks, absmax);
     std::fill(absmax + blocks, absmax + end, 0.0f);
-    std::fill(&cross[blocks][0], &cross[end][0], 0.0f);
-    std::fill(&test[blocks][0], &test[end][0], 0.0f);
+    std::fill_n(&cross[0][0] + 4 * blocks, 4 * (end - blocks), 0.0f);
+    std::fill_n(&test[0][0] + 4 * blocks, 4 * (end - blocks), 0.0f);
   }
 };
 
