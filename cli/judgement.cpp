@@ -8,11 +8,6 @@ bool is_broken(const MeasuredWeights& tensor, const MeasuredError& error) {
   return error.stats.lost > 0 || error.stats.nan + error.stats.inf > tensor.stats.nan + tensor.stats.inf;
 }
 
-bool has_error(const MeasuredWeights& tensor, const MeasuredError& error) {
-  return error.stats.square > 0 || error.stats.nan != tensor.stats.nan || error.stats.inf != tensor.stats.inf ||
-         is_broken(tensor, error);
-}
-
 Judgement judge(const MeasuredWeights& tensor, const MeasuredError& error) {
   if (is_broken(tensor, error)) return Judgement::broken;
   if (!has_error(tensor, error)) return Judgement::expected;

@@ -22,6 +22,4 @@ enum class Judgement : std::uint8_t {  // in the order of severity
 /// Whether a tensor has weights that were numbers and are none now.
 [[nodiscard]] bool is_broken(const MeasuredWeights& tensor, const MeasuredError& error);
 
-[[nodiscard]] bool has_error(const MeasuredWeights& tensor, const MeasuredError& error);
-
 }  // namespace nibble::cli

@@ -488,9 +488,12 @@ class Measuring {
 }  // namespace
 
 Outcome outcome_of(const MeasuredWeights& reference, const MeasuredError& error) {
-  const bool same = error.codec == reference.codec && error.stats.square == 0 && error.stats.lost == 0 &&
-                    error.stats.nan == reference.stats.nan && error.stats.inf == reference.stats.inf;
-  return outcome_of(error.quantized, same);
+  return outcome_of(error.quantized, error.codec == reference.codec && !has_error(reference, error));
+}
+
+bool has_error(const MeasuredWeights& reference, const MeasuredError& error) {
+  return error.stats.square > 0 || error.stats.lost > 0 || error.stats.nan != reference.stats.nan ||
+         error.stats.inf != reference.stats.inf;
 }
 
 Measurement measure(const Reader& reference, std::span<const Candidate> candidates, const MeasureOptions& options,

@@ -67,6 +67,9 @@ struct MeasuredError {
 /// conversion.
 [[nodiscard]] Outcome outcome_of(const MeasuredWeights& reference, const MeasuredError& error);
 
+/// Whether any weight differs, NaN and infinities included.
+[[nodiscard]] bool has_error(const MeasuredWeights& reference, const MeasuredError& error);
+
 struct MeasuredCandidate {
   std::string name;
   std::uint64_t bytes = 0;                            ///< of all its tensors, compared or not
