@@ -35,7 +35,7 @@ STAGES = [
     ("out of work", r"sched_yield"),
     ("double quantization", r"start_for|start_reduce"),  # shared out, also where the stage itself is one thread's
     (SERIAL + "hash", r"Xxh3::append"),
-    ("hash", r"Xxh3::sum|sum_blocks"),
+    ("hash", r"Xxh3::sum|xxh3::.*sum_blocks"),
     (SERIAL + "finish a tensor", r"Conversion::finish|Encoder::finish|nested::"),
     (SERIAL + "flush and commit", r"OutputFile::flush|fdatasync|fsync|::commit|Manifest::"),
     (SERIAL + "headers and plan", r"open_checkpoint|make_plan|plan_memory|create_checkpoint|check_unchanged"),
@@ -43,7 +43,7 @@ STAGES = [
     (SERIAL + "begin a tensor", r"add_work|next_work|Codec::encoder|Codec::parts"),
     ("read", r"InputFile::read|Reader::read|pread64"),
     ("write", r"OutputFile::write_at|Writer::write|pwrite64"),
-    ("error report", r"sum_four_bit_errors|sum_tile|sum_changes|change_of_error|compare_squares"),
+    ("error report", r"compare_blocks_\w+\(.*lambda|add_tile_errors|sum_changes|change_of_error|compare_squares"),
     ("encode", r"Encoder::encode|Encoder::scan|encode_four_bit|encode_blocks|nibble::.*N_[A-Z0-9_]+::|widen"),
     (SERIAL + "count and report", r"concrete_filter<nibble::\(anonymous namespace\)::Batch\*, void"),
     (SERIAL + "cut", r"concrete_filter<void, nibble::"),

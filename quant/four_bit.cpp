@@ -95,7 +95,7 @@ class FourBitEncoder final : public Encoder {
         blocks_(ceil_div(tensor.elements(), blocksize)),
         scratch_(scratch) {}
 
-  // In tiles of 4096 weights, at which chunks begin: each is encoded and then, while it is in cache, compared.
+  // In tiles of 4096 weights, at which chunks begin.
   Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out,
                   std::vector<ErrorSums>* errors) override {
     const std::span<std::uint8_t> packed(reinterpret_cast<std::uint8_t*>(out.data()), out.size());
@@ -117,12 +117,15 @@ class FourBitEncoder final : public Encoder {
       const DType dtype = tensor_.dtype == DType::f64 ? DType::f32 : tensor_.dtype;
       const auto codes = packed.subspan(i / 2, ceil_div(count, 2));
       const auto scales = absmax.subspan(i / blocksize_, ceil_div(count, blocksize_));
-      if (!on_device && encode_four_bit(tables_, dtype, tile, blocksize_, codes, scales) != 0)
-        findings.add(count_nonfinite(tensor_.dtype, stored, first + i));
-      if (errors != nullptr)
-        sum_four_bit_errors(tables_, dtype, tile, codes, scales, blocksize_,
-                            block_errors.empty() ? block_errors : block_errors.subspan(i / blocksize_, scales.size()),
-                            errors->emplace_back());
+      const auto of_blocks = block_errors.empty() ? block_errors : block_errors.subspan(i / blocksize_, scales.size());
+      std::size_t nonfinite = 0;
+      if (on_device)
+        sum_four_bit_errors(tables_, dtype, tile, codes, scales, blocksize_, of_blocks, errors->emplace_back());
+      else if (errors != nullptr)
+        nonfinite = encode_four_bit(tables_, dtype, tile, blocksize_, codes, scales, of_blocks, errors->emplace_back());
+      else
+        nonfinite = encode_four_bit(tables_, dtype, tile, blocksize_, codes, scales);
+      if (nonfinite != 0) findings.add(count_nonfinite(tensor_.dtype, stored, first + i));
     }
     scratch_.write(first_block * sizeof(float), std::as_bytes(absmax));
     scratch_.write(errors_at() + first_block * sizeof(FourBitError), std::as_bytes(block_errors));
@@ -224,15 +227,14 @@ class FourBitEncoder final : public Encoder {
     });
   }
 
-  // By how much the sums change when absmax a becomes a' (quant/four_bit_error.cpp has the formulas).
+  // By how much the sums change when absmax a becomes a' (quant/four_bit_error.hpp has the formulas).
   ErrorSums change_of_error(std::uint64_t first, std::span<const float> absmax, std::span<const std::uint8_t> codes,
                             std::span<const float> nested_absmax, float offset) const {
     std::vector<std::byte> room;
     const auto errors =
         scratch_.view(errors_at() + first * sizeof(FourBitError), absmax.size() * sizeof(FourBitError), room);
-    std::vector<float> decoded(absmax.size());
-    nested::decode(codes, nested_absmax, nested::codebook, offset, decoded);
-    return change_of_errors({reinterpret_cast<const FourBitError*>(errors.data()), absmax.size()}, absmax, decoded);
+    return change_of_errors({reinterpret_cast<const FourBitError*>(errors.data()), absmax.size()}, absmax, codes,
+                            nested_absmax, offset);
   }
 
   [[nodiscard]] std::uint64_t errors_at() const { return blocks_ * sizeof(float); }
@@ -351,7 +353,7 @@ class FourBitCodec final : public Codec {
   }
 
   // The fp32 absmax of every block: with double quantization all are needed before the first can be stored. What that
-  // does to the errors follows from three sums of each.
+  // does to the errors follows from two sums of each.
   std::uint64_t scratch_bytes(const TensorInfo& tensor) const override {
     const std::uint64_t each = sizeof(float) + (nested_ && sums_errors_ ? sizeof(FourBitError) : 0);
     return each * ceil_div(tensor.elements(), blocksize_);

@@ -10,6 +10,7 @@
 
 #include "nibble/codec.hpp"
 #include "nibble/error_sums.hpp"
+#include "quant/four_bit_error.hpp"
 
 /// What the 4-bit formats share: blocks, packing, and how they lie in a checkpoint. A format adds its FourBitTables.
 namespace nibble {
@@ -138,22 +139,11 @@ void decode_four_bit(const FourBitTables& tables, std::span<const std::uint8_t> 
 std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                             std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
 
-/// What has to be known of a block to tell its error once its absmax has changed (quant/four_bit_error.cpp): the sums
-/// of e c and of c^2. In fp32: with 16 bits for each, blocks that hardly have weights beside their largest would be off
-/// by a thousandth.
-struct FourBitError {
-  float cross, codes;
-};
-
-/// Sums up the errors of at most 4096 encoded F32, BF16 or F16 weights that begin with a block, and of each block what
-/// is needed if its absmax changes afterwards; `errors` may be empty if nobody asks. Adds to `sums`.
-void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
-                         std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
-                         std::span<FourBitError> errors, ErrorSums& sums);
-
-/// By how much the sums change, all but `count` and `reference`, when absmax becomes `decoded`.
-[[nodiscard]] ErrorSums change_of_errors(std::span<const FourBitError> errors, std::span<const float> absmax,
-                                         std::span<const float> decoded);
+/// The same of at most 4096 weights, which begin with a block, and what it cost: adds to `sums`, and puts into
+/// `errors`, which may be empty, what is needed of each block if its absmax changes afterwards.
+std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax,
+                            std::span<FourBitError> errors, ErrorSums& sums);
 
 /// Codec::normal_sqnr_db() for block sizes 32, 64, ..., 4096: of 2^22 normal weights, computed by numpy from the
 /// codebook, not by this code (tests/quant/published_error_test.cpp). Double quantization changes the third decimal.

@@ -77,12 +77,14 @@ HWY_INLINE void encode_by_steps(const Bf16Steps& table, const std::uint16_t* HWY
 #endif
 }
 
-// Whole blocks; encode_tiny(w, blocks, packed, absmax) does those whose absmax is too small for the table. Where absmax
-// is not finite, the codes mean nothing.
-template <class EncodeTiny>
+// Whole blocks; encode_tiny(w, blocks, packed, absmax) does those whose absmax is too small for the table, and
+// compare(w, blocks, packed, absmax) sees all as soon as they are encoded. Where absmax is not finite, the codes mean
+// nothing.
+template <class EncodeTiny, class Compare>
 HWY_INLINE void encode_blocks_by_steps(const Bf16Steps& table, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                                        std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed,
-                                       float* HWY_RESTRICT absmax, const EncodeTiny& encode_tiny) {
+                                       float* HWY_RESTRICT absmax, const EncodeTiny& encode_tiny,
+                                       const Compare& compare) {
   // Weights in work: the table needs a part of L1, too, and the codes take so little time that fetching sets the pace.
   // 4096 of them: 10.6 GB/s from memory instead of 12.2 (docs/performance.md).
   constexpr std::size_t batch = 1024;
@@ -103,6 +105,7 @@ HWY_INLINE void encode_blocks_by_steps(const Bf16Steps& table, const std::byte* 
       for (std::size_t b = 0; b < count; ++b)
         encode_by_steps(table, weights + b * blocksize, blocksize, bits[b], weights + b * blocksize + n,
                         packed + b * blocksize / 2);
+    compare(w, count, packed, absmax);
     w += n * sizeof(std::uint16_t);
     packed += n / 2;
     absmax += count;

@@ -20,6 +20,7 @@
 
 #include "quant/four_bit_bf16-inl.hpp"
 #include "quant/four_bit_buckets-inl.hpp"
+#include "quant/four_bit_error-inl.hpp"
 #include "quant/nibbles-inl.hpp"
 #include "quant/source-inl.hpp"
 
@@ -186,10 +187,12 @@ HWY_INLINE void encode_by_guess(const FourBitTables& tables, const std::byte* HW
   }
 }
 
-// Whole blocks. Where absmax is not finite, the codes mean nothing.
-template <class Source, bool splits_zero>
+// Whole blocks, which compare(w, blocks, packed, absmax) sees as soon as they are encoded. Where absmax is not finite,
+// the codes mean nothing.
+template <class Source, bool splits_zero, class Compare>
 HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
-                                 std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
+                                 std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax,
+                                 const Compare& compare) {
   const hn::CappedTag<float, 16> d;
   const int block_bits = std::countr_zero(blocksize);
 
@@ -221,6 +224,7 @@ HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* H
     else
 #endif
       encode_by_guess<Source, splits_zero>(tables, w, n, inverse, scale, block_bits, tiny, packed);
+    compare(w, count, packed, absmax);
     w += n * Source::size;
     packed += n / 2;
     absmax += count;
@@ -231,12 +235,13 @@ HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* H
 #else
 
 // For the target that has no vectors.
-template <class Source, bool splits_zero>
+template <class Source, bool splits_zero, class Compare>
 HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
-                                 std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
-  for (std::size_t b = 0; b < blocks; ++b, w += blocksize * Source::size, packed += blocksize / 2) {
-    absmax[b] = Source::absmax(w, blocksize);
-    const float inverse = absmax[b] < std::numeric_limits<float>::infinity() ? 1.0f / std::max(absmax[b], 1e-38f) : 0;
+                                 std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax,
+                                 const Compare& compare) {
+  for (; blocks > 0; --blocks, w += blocksize * Source::size, packed += blocksize / 2, ++absmax) {
+    *absmax = Source::absmax(w, blocksize);
+    const float inverse = *absmax < std::numeric_limits<float>::infinity() ? 1.0f / std::max(*absmax, 1e-38f) : 0;
     const auto code = [&](std::size_t i) {
       const float v = Source::value(w, i) * inverse;
       std::size_t number = splits_zero && v > 0 ? 1 : 0;
@@ -245,36 +250,67 @@ HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* H
     };
     for (std::size_t i = 0; i < blocksize; i += 2)
       packed[i / 2] = static_cast<std::uint8_t>(code(i) << 4 | code(i + 1));
+    compare(w, 1, packed, absmax);
   }
 }
 
 #endif
 
-template <class Source>
-void encode_blocks(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
-                   std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
-  tables.splits_zero ? encode_blocks_as<Source, true>(tables, w, blocks, blocksize, packed, absmax)
-                     : encode_blocks_as<Source, false>(tables, w, blocks, blocksize, packed, absmax);
+template <class Source, class Compare>
+HWY_INLINE void encode_blocks(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                              std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax,
+                              const Compare& compare) {
+  tables.splits_zero ? encode_blocks_as<Source, true>(tables, w, blocks, blocksize, packed, absmax, compare)
+                     : encode_blocks_as<Source, false>(tables, w, blocks, blocksize, packed, absmax, compare);
 }
 
-void encode_blocks_f32(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
-                       std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
-  encode_blocks<F32>(tables, w, blocks, blocksize, packed, absmax);
+struct NothingToCompare {
+  HWY_INLINE void operator()(const std::byte* /*w*/, std::size_t /*blocks*/, const std::uint8_t* /*packed*/,
+                             const float* /*absmax*/) const {}
+};
+
+HWY_NOINLINE void encode_tiny_bf16(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                                   std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed,
+                                   float* HWY_RESTRICT absmax) {
+  encode_blocks<Bf16>(tables, w, blocks, blocksize, packed, absmax, NothingToCompare());
 }
-void encode_blocks_bf16(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
-                        std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
+
+// By the fastest way there is for the source.
+template <class Source, class Compare>
+HWY_INLINE void encode_blocks_fast(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                                   std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax,
+                                   const Compare& compare) {
 #if HWY_TARGET != HWY_SCALAR
-  if (tables.bf16_steps != nullptr)
-    return encode_blocks_by_steps(*tables.bf16_steps, w, blocks, blocksize, packed, absmax,
-                                  [&](const std::byte* from, std::size_t count, std::uint8_t* to, float* largest)
-                                      HWY_ATTR { encode_blocks<Bf16>(tables, from, count, blocksize, to, largest); });
+  if constexpr (std::is_same_v<Source, Bf16>)
+    if (tables.bf16_steps != nullptr)
+      return encode_blocks_by_steps(
+          *tables.bf16_steps, w, blocks, blocksize, packed, absmax,
+          [&](const std::byte* from, std::size_t count, std::uint8_t* to, float* largest)
+              HWY_ATTR { encode_tiny_bf16(tables, from, count, blocksize, to, largest); },
+          compare);
 #endif
-  encode_blocks<Bf16>(tables, w, blocks, blocksize, packed, absmax);
+  encode_blocks<Source>(tables, w, blocks, blocksize, packed, absmax, compare);
 }
-void encode_blocks_f16(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
-                       std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
-  encode_blocks<F16>(tables, w, blocks, blocksize, packed, absmax);
-}
+
+#define NIBBLE_ENCODE_BLOCKS_OF(name, Source)                                                                         \
+  void encode_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,         \
+                            std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {   \
+    encode_blocks_fast<Source>(tables, w, blocks, blocksize, packed, absmax, NothingToCompare());                     \
+  }                                                                                                                   \
+  void encode_and_compare_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,                 \
+                                        std::size_t blocks, std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, \
+                                        float* HWY_RESTRICT absmax, FourBitError* HWY_RESTRICT errors,                \
+                                        TileSums& HWY_RESTRICT sums) {                                                \
+    TileErrors<Source> tile(tables, blocksize, errors);                                                               \
+    encode_blocks_fast<Source>(tables, w, blocks, blocksize, packed, absmax,                                          \
+                               [&](const std::byte* from, std::size_t count, const std::uint8_t* codes,               \
+                                   const float* largest) HWY_ATTR { tile.add(from, codes, largest, count); });        \
+    tile.end(sums);                                                                                                   \
+  }
+NIBBLE_ENCODE_BLOCKS_OF(f32, F32)
+NIBBLE_ENCODE_BLOCKS_OF(bf16, Bf16)
+NIBBLE_ENCODE_BLOCKS_OF(f16, F16)
+#undef NIBBLE_ENCODE_BLOCKS_OF
 
 }  // namespace nibble::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -286,6 +322,9 @@ namespace {
 HWY_EXPORT(encode_blocks_f32);
 HWY_EXPORT(encode_blocks_bf16);
 HWY_EXPORT(encode_blocks_f16);
+HWY_EXPORT(encode_and_compare_blocks_f32);
+HWY_EXPORT(encode_and_compare_blocks_bf16);
+HWY_EXPORT(encode_and_compare_blocks_f16);
 
 // The block with NaN as 0 and infinities as its largest finite magnitude, padded with zeros.
 std::array<float, tile_weights> repaired(std::span<const float> block) {
@@ -309,15 +348,22 @@ auto encode_blocks_of(DType source) {
   }
 }
 
-}  // namespace
+auto encode_and_compare_blocks_of(DType source) {
+  switch (source) {
+    case DType::bf16:
+      return HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_bf16);
+    case DType::f16:
+      return HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_f16);
+    default:
+      return HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_f32);
+  }
+}
 
-std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
-                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax) {
+// Encodes the blocks that the loops cannot: those that are not finite, whose number is returned, and a short last one.
+std::size_t repair_blocks(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                          std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax) {
   const std::size_t size = traits(source).bits / 8, n = weights.size() / size;
-  check_four_bit_sizes(n, blocksize, packed.size(), absmax.size());
-  const std::size_t whole = n / blocksize;
-  encode_blocks_of(source)(tables, weights.data(), whole, blocksize, packed.data(), absmax.data());
-
+  const std::size_t whole = n >> std::countr_zero(blocksize);
   std::size_t nonfinite = 0;
   const auto repair = [&](std::size_t b) {
     const std::size_t first = b * blocksize, count = std::min(blocksize, n - first);
@@ -337,6 +383,29 @@ std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span
     for (std::size_t b = 0; b < whole; ++b)
       if (!std::isfinite(absmax[b])) repair(b);
   if (whole < absmax.size()) repair(whole);
+  return nonfinite;
+}
+
+}  // namespace
+
+std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax) {
+  const std::size_t n = weights.size() / (traits(source).bits / 8);
+  check_four_bit_sizes(n, blocksize, packed.size(), absmax.size());
+  encode_blocks_of(source)(tables, weights.data(), n / blocksize, blocksize, packed.data(), absmax.data());
+  return repair_blocks(tables, source, weights, blocksize, packed, absmax);
+}
+
+std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax,
+                            std::span<FourBitError> errors, ErrorSums& sums) {
+  const std::size_t n = weights.size() / (traits(source).bits / 8);
+  check_four_bit_sizes(n, blocksize, packed.size(), absmax.size());
+  TileSums tile;
+  encode_and_compare_blocks_of(source)(tables, weights.data(), n / blocksize, blocksize, packed.data(), absmax.data(),
+                                       errors.empty() ? nullptr : errors.data(), tile);
+  const std::size_t nonfinite = repair_blocks(tables, source, weights, blocksize, packed, absmax);
+  add_tile_errors(tables, source, weights, packed, absmax, blocksize, tile, errors, sums);
   return nonfinite;
 }
 
