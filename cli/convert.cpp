@@ -318,7 +318,7 @@ void add_convert(CLI::App& app) {
   command
       ->add_flag("--dry-run", options->dry_run,
                  "Print every tensor's codec and why, sizes and memory; write nothing; fail as the run would for what "
-                 "is at OUT, and for the space left")
+                 "is at OUT, another nibble that is writing it, the permission to write there, and the space left")
       ->group(output_group);
   add_json(*command, options->json)->group(output_group);
   add_progress(*command, options->progress);

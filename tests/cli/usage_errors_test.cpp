@@ -230,11 +230,13 @@ TEST_F(UsageErrors, ModelsAreNamedWithDots) {
 TEST_F(UsageErrors, DryRunEndsAsTheRunWould) {
   root_.write("text/note.txt", "mine");
   root_.write("file", "mine");
+  root_.write(".theirs.nibble/note.txt", "mine");
+  fs::permissions(root_.path() / ".theirs.nibble", fs::perms::owner_all);
   EXPECT_EQ(test::run_program(root_.path(), "convert m model --to nf4").code, 0);
   EXPECT_EQ(test::run_program(root_.path(), "convert w.safetensors w2 --to nf4").code, 0);
   for (const std::string rest :
        {"m model", "m text", "m text --overwrite", "w.safetensors w2", "w.safetensors file --overwrite", "m file/x",
-        "m no/out", "m m", "w.safetensors w.safetensors --overwrite", "w.safetensors /dev/null"}) {
+        "m no/out", "m m", "m theirs", "w.safetensors w.safetensors --overwrite", "w.safetensors /dev/null"}) {
     const test::Outcome dry = test::run_program(root_.path(), "convert " + rest + " --to int8 --dry-run");
     const test::Outcome real = test::run_program(root_.path(), "convert " + rest + " --to int8");
     EXPECT_NE(real.code, 0) << rest;
