@@ -241,7 +241,9 @@ void add_convert(CLI::App& app) {
   command->add_option("IN", options->in, "A .safetensors file, a model directory, or org/model in the local hub cache")
       ->required()
       ->type_name("");
-  command->add_option("OUT", options->out, "What to write: a file for a file, a directory for a directory")
+  command
+      ->add_option("OUT", options->out,
+                   "What to write: a file (NAME.safetensors) for a file, a directory for a directory")
       ->required()
       ->type_name("");
   set_choices(command->add_option("--to", recipe.to,

@@ -394,8 +394,8 @@ TEST_F(MeasureProgram, FormatsAreThoseOfConvert) {
       {"bf16", "bf16"},
       {"fp16", "fp16"}};
   for (const auto& [format, options] : same) {
-    EXPECT_EQ(run("convert w.safetensors out --overwrite --to " + options).code, 0) << options;
-    const Json found = json("w.safetensors out --to " + format);
+    EXPECT_EQ(run("convert w.safetensors out.safetensors --overwrite --to " + options).code, 0) << options;
+    const Json found = json("w.safetensors out.safetensors --to " + format);
     Json written = found["tests"][0], planned = found["tests"][1];
     EXPECT_EQ(planned["name"], format);
     written.erase("name");
@@ -412,7 +412,7 @@ TEST_F(MeasureProgram, NothingIsWritten) {
 
 // One line on stderr and a documented exit code, whatever is wrong.
 TEST_F(MeasureProgram, ErrorsAreOneLine) {
-  EXPECT_EQ(run("convert w.safetensors q --to nf4").code, 0);
+  EXPECT_EQ(run("convert w.safetensors q.safetensors --to nf4").code, 0);
   std::ofstream(root_.path() / "bad.safetensors") << "version https://git-lfs.github.com/spec/v1\n";
   const std::vector<std::pair<std::string, int>> cases{
       {"", 2},
@@ -436,8 +436,8 @@ TEST_F(MeasureProgram, ErrorsAreOneLine) {
       {"w.safetensors --to nf4 --max-rmse big", 2},
       {"w.safetensors --to nf4 --min-sqnr '(=1'", 2},
       {"w.safetensors --to nf4 --min-cosine 'no.such.tensor=1'", 2},
-      {"w.safetensors q --to nf4 --max-memory 1MB", 5},
-      {"q --to nf4", 3},
+      {"w.safetensors q.safetensors --to nf4 --max-memory 1MB", 5},
+      {"q.safetensors --to nf4", 3},
       {"bad.safetensors w.safetensors", 3},
       {"w.safetensors bad.safetensors", 3},
       {"w.safetensors no_such_model", 3},
@@ -468,12 +468,13 @@ TEST_F(MeasureProgram, LimitsThatAreKept) {
 
 // Before the weights are read, of which the test here has none.
 TEST_F(MeasureProgram, PatternsAreCheckedBeforeMeasuring) {
-  EXPECT_EQ(run("convert w.safetensors q --to nf4").code, 0);
-  const Outcome outcome = run("measure w.safetensors q --min-sqnr 'no.such=3' --max-memory 15MB --progress plain");
+  EXPECT_EQ(run("convert w.safetensors q.safetensors --to nf4").code, 0);
+  const Outcome outcome =
+      run("measure w.safetensors q.safetensors --min-sqnr 'no.such=3' --max-memory 15MB --progress plain");
   EXPECT_EQ(outcome.code, 2);  // 5 if what measuring needs was asked for first
   EXPECT_THAT(outcome.err, HasSubstr("--min-sqnr 'no.such' matches no tensor"));
   EXPECT_EQ(outcome.out, "");
-  EXPECT_EQ(run("measure w.safetensors q --max-rmse q_proj=3").err,
+  EXPECT_EQ(run("measure w.safetensors q.safetensors --max-rmse q_proj=3").err,
             "error: --max-rmse 'q_proj' matches no tensor as a whole name; '.*q_proj.*' matches 1\n");
 }
 
