@@ -48,7 +48,7 @@ struct MeasureArguments {
 
 // "nf4", "nf4:block-size=32,double-quant=no": what `convert --to nf4 --block-size 32 --no-double-quant` would do.
 Recipe parse_format(const std::string& text) {
-  const auto fail = [&](const std::string& fact) {
+  const auto fail = [&](std::string_view fact) {
     throw Error(Errc::usage, fmt::format("--to '{}': {}", printable(text), fact));
   };
   Recipe recipe;
@@ -71,8 +71,13 @@ Recipe parse_format(const std::string& text) {
       fail("the options are block-size=N and double-quant=yes|no");
     }
   }
-  if (const auto bnb = make_codec(recipe.to, recipe.options)->bnb_config();
-      colon < text.size() && !(bnb && bnb->bits == 4))
+  std::unique_ptr<const Codec> codec;
+  try {
+    codec = make_codec(recipe.to, recipe.options);
+  } catch (const Error& error) {
+    fail(error.what());
+  }
+  if (const auto bnb = codec->bnb_config(); colon < text.size() && !(bnb && bnb->bits == 4))
     fail("only 4-bit codecs have options");
   recipe.nonfinite = Nonfinite::keep;
   recipe.options.on_overflow = OnOverflow::keep;  // an infinity shows in the figures

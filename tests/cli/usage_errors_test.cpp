@@ -59,7 +59,12 @@ TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {
             "--compute-dtype: 'int8' is none of float32, bfloat16, float16");
   EXPECT_EQ(error_of(convert + "nf4 --progress loud"), "--progress: 'loud' is none of auto, bar, plain, json, none");
   EXPECT_EQ(error_of("completion tcsh"), "SHELL: 'tcsh' is none of bash, zsh, fish");
-  EXPECT_EQ(error_of("measure w.safetensors --to nf5"), "codec 'nf5' " + targets + ", keep");
+  EXPECT_EQ(error_of("measure w.safetensors --to nf5"), "--to 'nf5': codec 'nf5' " + targets + ", keep");
+  EXPECT_EQ(error_of("measure w.safetensors --to nf4:block-size=33"),
+            "--to 'nf4:block-size=33': blocksize is 33, not one of 32, 64, ..., 4096");
+  EXPECT_THAT(error_of(convert + "nf4:block-size=33"), StartsWith("--to: 'nf4:block-size=33' " + targets));
+  EXPECT_THAT(error_of(convert + "nf4 --tensor 'up.*=nf4:block-size=33'"),
+              StartsWith("--tensor 'up.*=nf4:block-size=33': codec "));
 }
 
 TEST_F(UsageErrors, ShortNamesOfComputeTypesAreTaken) {
