@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fmt/format.h>
 #include <bit>
@@ -207,6 +208,13 @@ TEST_F(Summary, WeightsThatStayBehindAreNamed) {
                         "onnx/model.onnx, pytorch_model.bin\n"));
   EXPECT_TRUE(fs::exists(root_.path() / "out/tokenizer.json"));
   EXPECT_FALSE(fs::exists(root_.path() / "out/onnx"));
+}
+
+TEST_F(Summary, PipesThatStayBehindAreNamed) {
+  ASSERT_EQ(mkfifo((root_.path() / "m/pipe").c_str(), 0600), 0);
+  EXPECT_THAT(run("convert m out --to nf4").err,
+              HasSubstr("warning: not carried over, pipes, sockets and devices: pipe\n"));
+  EXPECT_FALSE(fs::exists(root_.path() / "out/pipe"));
 }
 
 // 1e300 would become infinite in fp32: such a tensor stays F64, and is not said to be beyond fp16.
