@@ -21,9 +21,12 @@ std::optional<std::string_view> codec_instead(const Recipe& recipe, const Planne
                                               const Findings& found) {
   if (found.nan + found.inf + found.overflow == 0) return std::nullopt;
   if (!tensor.quantized) {
-    // An F64 tensor that was cast because the model is quantized: fp32 would make infinities of it.
-    const bool stays = recipe.nonfinite != Nonfinite::error && tensor.info.dtype == DType::f64 &&
-                       found.overflow_fp32 > 0 && make_codec(recipe.to)->bnb_config();
+    // An F64 tensor that was cast because the model is quantized: fp32 would make infinities of it, unless they are
+    // clamped or no tensor may have such values.
+    const OnOverflow policy = recipe.options.on_overflow;
+    const bool stays = recipe.nonfinite != Nonfinite::error && policy != OnOverflow::error &&
+                       policy != OnOverflow::clamp && tensor.info.dtype == DType::f64 && found.overflow_fp32 > 0 &&
+                       make_codec(recipe.to)->bnb_config();
     return stays ? std::optional(keep_codec) : std::nullopt;
   }
   if (recipe.nonfinite != Nonfinite::keep) return std::nullopt;

@@ -259,6 +259,27 @@ TEST_F(Summary, WhatFp32CannotHoldStaysF64) {
   }
 }
 
+// Beside what is quantized F64 is cast, and then --on-overflow says what becomes of it.
+TEST_F(Summary, CastsBesideWhatIsQuantizedMayBeClamped) {
+  std::string data(2 * 1024 + 8, '\x3c');
+  const double value = 1e300;
+  std::memcpy(data.data() + 2 * 1024, &value, sizeof(value));
+  root_.write("two.safetensors",
+              test::safetensors_file(R"({"a.up_proj.weight":{"dtype":"F32","shape":[8,64],"data_offsets":[0,2048]},)"
+                                     R"("a.bias":{"dtype":"F64","shape":[1],"data_offsets":[2048,2056]}})",
+                                     data));
+  const auto with = [&](const std::string& policy) {
+    return test::run_program(root_.path(), "convert two.safetensors out.safetensors --overwrite --to nf4" + policy);
+  };
+  EXPECT_THAT(with("").err, HasSubstr("warning: tensor 'a.bias' is kept as F64: 1 beyond fp32\n"));
+  EXPECT_THAT(with(" --on-overflow keep").err, HasSubstr("warning: tensor 'a.bias' is kept as F64: 1 beyond fp32\n"));
+  EXPECT_THAT(with(" --on-overflow clamp").err,
+              HasSubstr("warning: tensor 'a.bias': 1 beyond fp32, stored as the largest fp32\n"));
+  const test::Outcome stopped = with(" --on-overflow error");
+  EXPECT_EQ(stopped.code, 3);
+  EXPECT_THAT(stopped.err, HasSubstr("tensor 'a.bias': 1 of 1 weights exceed 3.40e38, the largest fp32"));
+}
+
 // Nothing to quantize is no error, but nobody asks for it.
 TEST_F(Summary, ThatNothingIsQuantizedIsSaid) {
   root_.write("empty.safetensors", test::safetensors_file("{}", ""));

@@ -177,7 +177,7 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
   EXPECT_EQ(message("int8 --compute-dtype bf16"),
             "--compute-dtype does not go with --to int8: only nf4 and fp4 layers have a compute type");
   EXPECT_EQ(message("nf4 --on-overflow clamp"),
-            "--on-overflow does not go with --to nf4: it is for casts (--nonfinite is for what is quantized)");
+            "--on-overflow applies to no tensor: it is for casts (--nonfinite is for what is quantized)");
   EXPECT_EQ(message("bf16 --nonfinite quantize"),
             "--nonfinite does not go with --to bf16: casts store NaN and infinity as they are, so there is nothing to "
             "quantize");

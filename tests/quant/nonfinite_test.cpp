@@ -33,6 +33,14 @@ TEST(CodecInstead, KeepsWhatTheCodecCannotHold) {
   EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), "keep");  // nothing is quantized there
   recipe.nonfinite = Nonfinite::error;
   EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), std::nullopt);
+  // An infinity is what is kept off, also for who would keep it.
+  recipe.nonfinite = Nonfinite::keep;
+  recipe.options.on_overflow = OnOverflow::keep;
+  EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), "keep");
+  for (const OnOverflow policy : {OnOverflow::error, OnOverflow::clamp}) {
+    recipe.options.on_overflow = policy;
+    EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), std::nullopt);
+  }
 }
 
 TEST(OverflowPolicy, IsAnErrorForFp16UnlessSaidOtherwise) {
@@ -84,8 +92,11 @@ TEST(Objection, ToValuesThatAreOrBecomeNoNumbers) {
   // An F64 tensor of a quantized model stays F64, unless no such value is allowed.
   Recipe quantizing;
   quantizing.to = "nf4";
-  quantizing.options.on_overflow = OnOverflow::error;
   EXPECT_EQ(objection(quantizing, fp32, huge, 256), "");
+  quantizing.options.on_overflow = OnOverflow::error;
+  EXPECT_EQ(objection(quantizing, fp32, huge, 256),
+            "2 of 256 weights exceed 3.40e38, the largest fp32, the first at 3; see --on-overflow");
+  quantizing.options.on_overflow = OnOverflow::automatic;
   quantizing.nonfinite = strict;
   EXPECT_NE(objection(quantizing, fp32, huge, 256), "");
 }
