@@ -18,6 +18,7 @@ double badness(const MeasuredWeights& tensor, const MeasuredError& error) {
 }  // namespace
 
 void Group::add(const MeasuredWeights& tensor, const MeasuredError& error) {
+  exact += has_error(tensor, error) ? 0 : 1;
   ++tensors;
   weights += tensor.info.elements();
   bytes += error.bytes;

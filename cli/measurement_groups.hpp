@@ -17,11 +17,13 @@ struct Group {
   std::uint64_t tensors = 0;
   std::uint64_t weights = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t exact = 0;  ///< tensors without any error
   ErrorStats stats;
   Judgement judgement = Judgement::unknown;  ///< of the worst
 
   void add(const MeasuredWeights& tensor, const MeasuredError& error);
   [[nodiscard]] double bits() const;  ///< for each weight; NaN without weights
+  [[nodiscard]] bool is_exact() const noexcept { return exact == tensors; }
 };
 
 struct SplitGroup : ByOutcome<Group> {

@@ -150,24 +150,24 @@ TEST_F(MeasureProgram, JsonHasTheDocumentedFields) {
     EXPECT_THAT(keys(test), ElementsAre("name", "bytes", "verdicts", "headline", "quantized", "cast", "kept",
                                         "converted", "total", "kinds", "layers", "worst", "missing", "tensors"));
     for (const char* const group : {"quantized", "cast", "kept", "converted", "total"})
-      EXPECT_EQ(keys(test[group]), with_figures({"tensors", "weights", "lost"}, {"bits_per_weight"})) << group;
+      EXPECT_EQ(keys(test[group]), with_figures({"tensors", "weights", "lost", "exact"}, {"bits_per_weight"})) << group;
     for (const Json& verdict : test["verdicts"])
       EXPECT_THAT(keys(verdict),
                   ElementsAre("codec", "tensors", "exact", "worse_than_expected", "broken", "min_sqnr_db",
                               "max_sqnr_db", "min_normal_sqnr_db", "max_normal_sqnr_db", "worst", "text"));
     for (const Json& kind : test["kinds"])
       EXPECT_EQ(keys(kind), with_figures({"kind", "headline", "quantized", "cast", "kept", "converted", "tensors",
-                                          "weights", "lost"},
+                                          "weights", "lost", "exact"},
                                          {"bits_per_weight"}));
     for (const Json& layer : test["layers"])
       EXPECT_EQ(keys(layer), with_figures({"layer", "headline", "quantized", "cast", "kept", "converted", "tensors",
-                                           "weights", "lost"},
+                                           "weights", "lost", "exact"},
                                           {"bits_per_weight"}));
     ASSERT_EQ(test["tensors"].size(), 5U);
     for (const Json& tensor : test["tensors"]) {
-      EXPECT_EQ(keys(tensor),
-                with_figures({"codec", "outcome", "converted", "bytes", "bits_per_weight", "nan", "inf", "lost"},
-                             {"max_abs_at", "worst_block", "entropy", "code_use", "error_histogram"}));
+      EXPECT_EQ(keys(tensor), with_figures({"codec", "outcome", "converted", "bytes", "bits_per_weight", "nan", "inf",
+                                            "lost", "exact"},
+                                           {"max_abs_at", "worst_block", "entropy", "code_use", "error_histogram"}));
       const Json& worst = tensor["worst_block"];
       EXPECT_TRUE(worst.is_null() || keys(worst) == (std::vector<std::string>{"at", "rmse", "absmax"}));
     }

@@ -125,6 +125,26 @@ TEST(MeasurementJson, FiguresByHand) {
   EXPECT_EQ(tensor["worst_block"]["absmax"], 4);
 }
 
+// NaN and infinities count, which no figure takes part of.
+TEST(MeasurementJson, ExactIsWhatHasNoErrorAtAll) {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  const auto make = [](float reference, float test) {
+    MeasuredWeights tensor = weights("layers.0.up", 2, "up", 0);
+    tensor.stats = describe(std::vector<float>{1, reference}, 0);
+    const MeasuredWeights other = weights("layers.1.up", 2, "up", 1);
+    return json(measurement({tensor, other}, {error({1, reference}, {1, test}), error({1, 2}, {1, 2})}))["tests"][0];
+  };
+  for (const auto& [reference, test, exact] :
+       {std::tuple{2.0f, 2.0f, true}, {nan, nan, true}, {nan, 2.0f, false}, {2.0f, nan, false}, {2.0f, 3.0f, false}}) {
+    const Json found = make(reference, test);
+    EXPECT_EQ(found["tensors"][0]["exact"], exact) << reference << " -> " << test;
+    EXPECT_EQ(found["layers"][0]["exact"], exact);
+    EXPECT_EQ(found["kinds"][0]["exact"], exact);
+    EXPECT_EQ(found["total"]["exact"], exact);
+    EXPECT_EQ(found["layers"][1]["exact"], true);
+  }
+}
+
 // The mean of two root mean squares is none.
 TEST(MeasurementJson, FiguresOfGroupsAreThoseOfAllTheirWeights) {
   const Json test = json(two_layers())["tests"][0];
