@@ -235,8 +235,10 @@ void add_measure(CLI::App& app) {
                  "Let --to and --advise make what only nibble can read, and transformers cannot")
       ->group(what);
 
-  set_range(command->add_option("--worst", options->worst, "Tensors in the table, the worst first; 0 for all"), 0,
-            1'000'000'000)
+  set_range(
+      command->add_option("--worst", options->worst,
+                          "Tensors in the table, the worst first, and kinds and layers of more than 128; 0 for all"),
+      0, 1'000'000'000)
       ->capture_default_str()
       ->group(output_group);
   CLI::Option* const json = add_json(*command, options->json)->group(output_group);

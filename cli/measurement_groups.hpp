@@ -38,6 +38,10 @@ struct Groups {
   std::map<std::string, SplitGroup> kinds;
   std::map<std::uint64_t, SplitGroup> layers;
 };
+/// What orders tensors and groups of them: the relative error; infinity for what is broken and for errors in weights
+/// that were all zero; -1 for what has no figure.
+[[nodiscard]] double badness(const ErrorStats& stats, Judgement judgement);
+
 [[nodiscard]] Groups make_groups(const Measurement& measurement, const MeasuredCandidate& candidate);
 
 /// Indices of all tensors that any of these candidates has, by the largest relative error that it has in any of them.
