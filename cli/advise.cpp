@@ -117,6 +117,8 @@ void print(const AdviseArguments& arguments, const Reader& reference, std::uint6
              with_unit(advice.chosen.sqnr_db), counts);
   if (advice.chosen.bytes == source && std::isinf(advice.chosen.sqnr_db))
     fmt::print("Everything fits as it is: nothing has to be converted.\n");
+  if (!arguments.allow_nibble_only)
+    fmt::print("Casts of the whole model (convert --to bf16, --to fp16) are not among the choices.\n");
   if (advice.recipe.allow_nibble_only) fmt::print("Only nibble's own loader will read the result.\n");
 
   // The error is that of the weights of all tensors, each relative to its own tensor: sqrt(cost / weights).

@@ -171,6 +171,9 @@ TEST_F(Program, AdviceCanBeFollowed) {
   EXPECT_THAT(advice.out,
               StartsWith("nibble convert w.safetensors OUT.safetensors --to int8\n\n1.02 kB (1.00 KiB) -> "));
   EXPECT_THAT(advice.out, HasSubstr("\n>  273 bytes    8.53 "));
+  const std::string casts = "\nCasts of the whole model (convert --to bf16, --to fp16) are not among the choices.\n";
+  EXPECT_THAT(advice.out, HasSubstr(casts));
+  EXPECT_THAT(run("measure w.safetensors --advise 600B --allow-nibble-only").out, testing::Not(HasSubstr(casts)));
   EXPECT_THAT(advice.out, HasSubstr("\n     1.02 kB   32.00     exact       0 %\n"));
 
   const std::string header = R"({"l$x.0.w'eight.weight":{"dtype":"F32","shape":[64,64],"data_offsets":[0,16384]},)"
@@ -259,6 +262,12 @@ TEST_F(Program, AdviceRefuses) {
               HasSubstr("--advise '22': has no unit: 22bits per weight, or a size such as 22MB or 22GB?\n"));
   EXPECT_THAT(run("measure w.safetensors --advise 300").err,
               HasSubstr("--advise '300': has no unit: a size such as 300MB or 300GB?\n"));
+  // A "b" alone is a byte, as a "B" is.
+  for (const char* const size : {"22b", "22B"})
+    EXPECT_THAT(
+        run(std::string("measure w.safetensors --advise ") + size).err,
+        testing::MatchesRegex("error: w\\.safetensors: cannot become smaller than [0-9]+ bytes, [0-9.]+ bits per "
+                              "weight, without --allow-nibble-only; 22 bytes is allowed\n"));
   EXPECT_EQ(run("measure w.safetensors --advise 9bits --allow-nibble-only").code, 0);
   EXPECT_EQ(run("convert w.safetensors out.safetensors --to int8").code, 0);
   EXPECT_EQ(run("measure out.safetensors --advise 9bits").code, 3);  // quantized already
