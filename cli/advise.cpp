@@ -53,8 +53,9 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
   return static_cast<std::uint64_t>(bits * static_cast<double>(weights) / 8);
 }
 
-std::string command_for(const std::string& reference, const Advice& advice) {
-  std::string command = "nibble convert " + quoted_path(reference) + " OUT";
+std::string command_for(const std::string& path, const Reader& reference, const Advice& advice) {
+  std::string command =
+      fmt::format("nibble convert {} OUT{}", quoted_path(path), reference.is_directory() ? "" : ".safetensors");
   for (const std::string& option : advice.options) command += ' ' + shell_quoted(option);
   return command;
 }
@@ -82,7 +83,7 @@ std::string to_json(const AdviseArguments& arguments, const Reader& reference, s
   json["tensors_by_codec"] = tensors_by_codec(advice);
   json["nibble_only"] = advice.recipe.allow_nibble_only;
   json["options"] = advice.options;
-  json["command"] = command_for(arguments.reference, advice);
+  json["command"] = command_for(arguments.reference, reference, advice);
   Json& tensors = json["tensors"] = Json::array();
   for (std::size_t t = 0; t < advice.codecs.size(); ++t)
     tensors.push_back({{"name", reference.tensors().name(t)}, {"codec", advice.codecs[t]}});
@@ -105,7 +106,7 @@ std::vector<AdvicePoint> rows_of(const Advice& advice) {
 }
 
 void print(const AdviseArguments& arguments, const Reader& reference, std::uint64_t max_bytes, const Advice& advice) {
-  fmt::print("{}\n\n", command_for(arguments.reference, advice));
+  fmt::print("{}\n\n", command_for(arguments.reference, reference, advice));
   std::string counts;
   for (const auto& [codec, count] : tensors_by_codec(advice))
     counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, codec);
@@ -116,6 +117,8 @@ void print(const AdviseArguments& arguments, const Reader& reference, std::uint6
              with_unit(advice.chosen.sqnr_db), counts);
   if (advice.chosen.bytes == source && std::isinf(advice.chosen.sqnr_db))
     fmt::print("Everything fits as it is: nothing has to be converted.\n");
+  if (!arguments.allow_nibble_only)
+    fmt::print("Casts of the whole model (convert --to bf16, --to fp16) are not among the choices.\n");
   if (advice.recipe.allow_nibble_only) fmt::print("Only nibble's own loader will read the result.\n");
 
   // The error is that of the weights of all tensors, each relative to its own tensor: sqrt(cost / weights).

@@ -125,7 +125,9 @@ std::set<std::string_view> codecs_of(const Recipe& recipe) {
 }
 
 void check_applicable(const CLI::App& command, const Recipe& recipe) {
-  check_applicable(command, recipe, codecs_of(recipe), fmt::format("does not go with --to {}", recipe.to));
+  std::set<std::string_view> codecs = codecs_of(recipe);
+  codecs.insert("fp32");  // to which F64 is cast beside what is quantized: only the plan knows whether there is any
+  check_applicable(command, recipe, codecs, fmt::format("does not go with --to {}", recipe.to));
 }
 
 void check_applicable(const CLI::App& command, const Reader& in, const Plan& plan) {
@@ -241,7 +243,9 @@ void add_convert(CLI::App& app) {
   command->add_option("IN", options->in, "A .safetensors file, a model directory, or org/model in the local hub cache")
       ->required()
       ->type_name("");
-  command->add_option("OUT", options->out, "What to write: a file for a file, a directory for a directory")
+  command
+      ->add_option("OUT", options->out,
+                   "What to write: a file (NAME.safetensors) for a file, a directory for a directory")
       ->required()
       ->type_name("");
   set_choices(command->add_option("--to", recipe.to,
@@ -318,7 +322,7 @@ void add_convert(CLI::App& app) {
   command
       ->add_flag("--dry-run", options->dry_run,
                  "Print every tensor's codec and why, sizes and memory; write nothing; fail as the run would for what "
-                 "is at OUT, and for the space left")
+                 "is at OUT, another nibble that is writing it, the permission to write there, and the space left")
       ->group(output_group);
   add_json(*command, options->json)->group(output_group);
   add_progress(*command, options->progress);

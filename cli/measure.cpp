@@ -48,7 +48,7 @@ struct MeasureArguments {
 
 // "nf4", "nf4:block-size=32,double-quant=no": what `convert --to nf4 --block-size 32 --no-double-quant` would do.
 Recipe parse_format(const std::string& text) {
-  const auto fail = [&](const std::string& fact) {
+  const auto fail = [&](std::string_view fact) {
     throw Error(Errc::usage, fmt::format("--to '{}': {}", printable(text), fact));
   };
   Recipe recipe;
@@ -71,8 +71,13 @@ Recipe parse_format(const std::string& text) {
       fail("the options are block-size=N and double-quant=yes|no");
     }
   }
-  if (const auto bnb = make_codec(recipe.to, recipe.options)->bnb_config();
-      colon < text.size() && !(bnb && bnb->bits == 4))
+  std::unique_ptr<const Codec> codec;
+  try {
+    codec = make_codec(recipe.to, recipe.options);
+  } catch (const Error& error) {
+    fail(error.what());
+  }
+  if (const auto bnb = codec->bnb_config(); colon < text.size() && !(bnb && bnb->bits == 4))
     fail("only 4-bit codecs have options");
   recipe.nonfinite = Nonfinite::keep;
   recipe.options.on_overflow = OnOverflow::keep;  // an infinity shows in the figures
@@ -230,8 +235,10 @@ void add_measure(CLI::App& app) {
                  "Let --to and --advise make what only nibble can read, and transformers cannot")
       ->group(what);
 
-  set_range(command->add_option("--worst", options->worst, "Tensors in the table, the worst first; 0 for all"), 0,
-            1'000'000'000)
+  set_range(
+      command->add_option("--worst", options->worst,
+                          "Tensors in the table, the worst first, and kinds and layers of more than 128; 0 for all"),
+      0, 1'000'000'000)
       ->capture_default_str()
       ->group(output_group);
   CLI::Option* const json = add_json(*command, options->json)->group(output_group);

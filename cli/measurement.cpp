@@ -36,6 +36,7 @@ void add_group(Json& json, const Group& group) {
   json["tensors"] = group.tensors;
   json["weights"] = group.weights;
   json["lost"] = group.stats.lost;
+  json["exact"] = group.is_exact();
   add_figures(json, group.stats);
   json["bits_per_weight"] = number(group.bits());
 }
@@ -82,7 +83,8 @@ Json describe(const MeasuredWeights& tensor, const MeasuredError& error) {
                {"bits_per_weight", number(bits_of(tensor, error))},
                {"nan", stats.nan},
                {"inf", stats.inf},
-               {"lost", stats.lost}};
+               {"lost", stats.lost},
+               {"exact", !has_error(tensor, error)}};
   add_figures(json, stats);
   json["max_abs_at"] = stats.max_abs > 0 ? Json(stats.max_abs_at) : Json();
   json["worst_block"] = Json();

@@ -6,21 +6,19 @@
 #include <numeric>
 
 namespace nibble::cli {
-namespace {
 
-double badness(const MeasuredWeights& tensor, const MeasuredError& error) {
-  if (judge(tensor, error) == Judgement::broken) return std::numeric_limits<double>::infinity();
-  const double value = error.stats.rel_rmse();
-  if (std::isnan(value)) return error.stats.square > 0 ? std::numeric_limits<double>::infinity() : -1;
+double badness(const ErrorStats& stats, Judgement judgement) {
+  if (judgement == Judgement::broken) return std::numeric_limits<double>::infinity();
+  const double value = stats.rel_rmse();
+  if (std::isnan(value)) return stats.square > 0 ? std::numeric_limits<double>::infinity() : -1;
   return value;
 }
-
-}  // namespace
 
 void Group::add(const MeasuredWeights& tensor, const MeasuredError& error) {
   ++tensors;
   weights += tensor.info.elements();
   bytes += error.bytes;
+  exact += has_error(tensor, error) ? 0 : 1;
   stats.add(error.stats);
   judgement = std::max(judgement, judge(tensor, error));
 }
@@ -53,8 +51,8 @@ std::vector<std::size_t> worst_first(const Measurement& measurement, std::span<c
   std::vector<double> largest(measurement.tensors.size(), -2);
   for (const MeasuredCandidate& candidate : candidates)
     for (std::size_t t = 0; t < largest.size(); ++t)
-      if (candidate.tensors[t])
-        largest[t] = std::max(largest[t], badness(measurement.tensors[t], *candidate.tensors[t]));
+      if (const auto& error = candidate.tensors[t])
+        largest[t] = std::max(largest[t], badness(error->stats, judge(measurement.tensors[t], *error)));
   std::vector<std::size_t> order(largest.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::erase_if(order, [&](std::size_t t) { return largest[t] == -2; });

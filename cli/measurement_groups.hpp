@@ -17,11 +17,13 @@ struct Group {
   std::uint64_t tensors = 0;
   std::uint64_t weights = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t exact = 0;  ///< tensors without any error
   ErrorStats stats;
   Judgement judgement = Judgement::unknown;  ///< of the worst
 
   void add(const MeasuredWeights& tensor, const MeasuredError& error);
   [[nodiscard]] double bits() const;  ///< for each weight; NaN without weights
+  [[nodiscard]] bool is_exact() const noexcept { return exact == tensors; }
 };
 
 struct SplitGroup : ByOutcome<Group> {
@@ -36,6 +38,10 @@ struct Groups {
   std::map<std::string, SplitGroup> kinds;
   std::map<std::uint64_t, SplitGroup> layers;
 };
+/// What orders tensors and groups of them: the relative error; infinity for what is broken and for errors in weights
+/// that were all zero; -1 for what has no figure.
+[[nodiscard]] double badness(const ErrorStats& stats, Judgement judgement);
+
 [[nodiscard]] Groups make_groups(const Measurement& measurement, const MeasuredCandidate& candidate);
 
 /// Indices of all tensors that any of these candidates has, by the largest relative error that it has in any of them.

@@ -26,6 +26,7 @@ namespace {
 constexpr std::size_t line_width = 80;
 constexpr std::size_t tests_in_table = 5;  // side by side; more follow in tables of their own
 constexpr std::size_t missing_listed = 10;
+constexpr std::size_t groups_listed = 128;  // as many layers as large models have; of more, the worst
 
 // The end of a name tells it from others, but for the ".weight" of nearly all. Dots stand for what is left out.
 std::string shortened(std::string name, std::size_t width) {
@@ -103,8 +104,8 @@ class Table {
 
   std::string text(std::size_t worst) && {
     add_worst(worst);
-    add_groups("kind", &Groups::kinds, [](const std::string& kind) { return printable(kind); });
-    add_groups("layer", &Groups::layers, [](std::uint64_t layer) { return fmt::format("{}", layer); });
+    add_groups(worst, "kind", &Groups::kinds, [](const std::string& kind) { return printable(kind); });
+    add_groups(worst, "layer", &Groups::layers, [](std::uint64_t layer) { return fmt::format("{}", layer); });
     return std::move(out_);
   }
 
@@ -183,9 +184,34 @@ class Table {
     }
   }
 
+  // Of the groups that were converted, those with an error; where they are many, the `worst` of them. In their order.
+  template <class Key>
+  [[nodiscard]] std::vector<Key> worst_groups(std::size_t worst, const std::set<Key>& keys,
+                                              std::map<Key, SplitGroup> Groups::*groups) const {
+    if (worst == 0) return {keys.begin(), keys.end()};
+    std::vector<std::pair<double, Key>> found;
+    for (const Key& key : keys) {
+      double largest = -2;
+      for (const Groups& of : groups_)
+        if (const auto group = (of.*groups).find(key);
+            group != (of.*groups).end() && !group->second.converted.is_exact())
+          largest = std::max(largest, badness(group->second.converted.stats, group->second.converted.judgement));
+      if (largest > -2) found.emplace_back(-largest, key);
+    }
+    if (found.size() > groups_listed) {
+      std::sort(found.begin(), found.end());
+      found.resize(std::min(found.size(), worst));
+    }
+    std::vector<Key> shown;
+    shown.reserve(found.size());
+    for (const auto& [unused, key] : found) shown.push_back(key);
+    std::sort(shown.begin(), shown.end());
+    return shown;
+  }
+
   // A group is judged by the worst of all its tensors.
   template <class Key, class Name>
-  void add_groups(const std::string& what, std::map<Key, SplitGroup> Groups::*groups, Name&& name) {
+  void add_groups(std::size_t worst, const std::string& what, std::map<Key, SplitGroup> Groups::*groups, Name&& name) {
     std::set<Key> converted, all;
     for (const Groups& of : groups_)
       for (const auto& [key, group] : of.*groups) {
@@ -193,8 +219,10 @@ class Table {
         if (group.converted.tensors > 0) converted.insert(key);
       }
     if (all.size() < 2 || converted.empty()) return;
+    const std::vector<Key> shown = worst_groups(worst, converted, groups);
+    if (shown.empty()) return;
     heading(what, "tensors");
-    for (const Key& key : converted) {
+    for (const Key& key : shown) {
       Row row{name(key), {}};
       for (std::size_t c = 0; c < candidates_.size(); ++c) {
         const auto found = (groups_[c].*groups).find(key);
@@ -208,9 +236,11 @@ class Table {
       }
       add(row);
     }
-    if (all.size() > converted.size())
-      out_ += fmt::format("{} more {}{} kept as in the reference\n", all.size() - converted.size(), what,
-                          all.size() - converted.size() == 1 ? "" : "s");
+    const auto add_rest = [&](std::size_t rest, std::string_view fact) {
+      if (rest > 0) out_ += fmt::format("{} more {}{} {}\n", rest, what, rest == 1 ? "" : "s", fact);
+    };
+    add_rest(converted.size() - shown.size(), "with less error or none");
+    add_rest(all.size() - converted.size(), "kept as in the reference");
   }
 
   const Measurement& measurement_;

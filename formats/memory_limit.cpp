@@ -2,14 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <string>
+#include "nibble/size_text.hpp"
 
 namespace nibble {
 
 Error too_little_memory(std::string_view what, std::uint64_t needed, std::uint64_t allowed) {
-  const auto megabytes = [](std::uint64_t bytes) { return fmt::format("{:.1f} MB", static_cast<double>(bytes) / 1e6); };
-  std::string need = megabytes(needed), limit = megabytes(allowed);
-  if (need == limit) need = fmt::format("{} bytes", needed), limit = fmt::format("{} bytes", allowed);
+  const auto [need, limit] = told_apart(needed, allowed, size_short);
   return {Errc::no_space, fmt::format("{} {} of memory, --max-memory allows {}", what, need, limit)};
 }
 
@@ -18,7 +16,7 @@ MemoryLimit::MemoryLimit(std::uint64_t max_memory)
 
 void MemoryLimit::take(std::uint64_t bytes, std::string_view label) {
   if (bytes > left_ - taken_)
-    throw too_little_memory(fmt::format("{}: opening it needs at least", label), max_memory_ - left_ + taken_ + bytes,
+    throw too_little_memory(fmt::format("{}: opening it needs at least", label), program_bytes + taken_ + bytes,
                             max_memory_);
   taken_ += bytes;
 }

@@ -13,8 +13,8 @@ namespace nibble {
 /// with other libraries. Every memory plan begins with it.
 inline constexpr std::uint64_t program_bytes = 14 << 20;
 
-/// "WHAT 15.7 MB of memory, --max-memory allows 10.0 MB"; in bytes where both would be the same in MB. `what` ends with
-/// its verb.
+/// "WHAT 15.68 MB of memory, --max-memory allows 10.00 MB"; in bytes where both would be the same in units. `what` ends
+/// with its verb.
 [[nodiscard]] Error too_little_memory(std::string_view what, std::uint64_t needed, std::uint64_t allowed);
 
 /// How much memory opening a checkpoint may take. Readers count what they keep while they parse, so a file that asks

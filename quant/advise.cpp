@@ -222,15 +222,11 @@ class Advising {
       if (base) advice_.base = *base;
     }
     if (bases.empty()) fail();
-    // Sizes that look alike in units are told apart by their bytes.
-    const bool alike = size_both(smallest) == size_both(options_.max_bytes);
-    const auto size = [&](std::uint64_t bytes) { return alike ? fmt::format("{} bytes", bytes) : size_both(bytes); };
+    const auto [least, allowed] = told_apart(smallest, options_.max_bytes, size_both);
     if (!best)
-      throw Error(
-          Errc::usage,
-          fmt::format("{}: cannot become smaller than {}, {:.3f} bits per weight{}; {} is allowed",
-                      escaped(in_.path().string()), size(smallest), advice_.bits_per_weight(smallest),
-                      options_.allow_nibble_only ? "" : ", without --allow-nibble-only", size(options_.max_bytes)));
+      throw Error(Errc::usage, fmt::format("{}: cannot become smaller than {}, {:.3f} bits per weight{}; {} is allowed",
+                                           escaped(in_.path().string()), least, advice_.bits_per_weight(smallest),
+                                           options_.allow_nibble_only ? "" : ", without --allow-nibble-only", allowed));
     return *std::move(best);
   }
 

@@ -38,6 +38,7 @@
 #include "quant/manifest.hpp"
 #include "quant/nonfinite.hpp"
 #include "quant/shard_parts.hpp"
+#include "quant/spare_scratch.hpp"
 #include "quant/stored_weights.hpp"
 #include "quant/workers.hpp"
 #include "quant/xxh3.hpp"
@@ -227,19 +228,10 @@ class Conversion {
   }
 
   // Two tensors are in work at a time when one ends and the next begins, but memory that is not written yet takes none.
-  // Memory that was written is used again, if the plan allows it: the system would have to clear new pages.
   std::unique_ptr<Scratch> make_scratch(std::uint64_t bytes) {
     if (bytes > memory_.scratch_bytes) return out_.make_scratch();
     const std::scoped_lock lock(mutex_);
-    if (bytes > 0 && spare_ && bytes <= spare_->size()) return std::move(spare_);
-    return std::make_unique<MemoryScratch>(bytes);
-  }
-
-  void keep_scratch(std::unique_ptr<Scratch> scratch) {
-    auto* const memory = dynamic_cast<MemoryScratch*>(scratch.get());
-    if (memory_.spare_bytes == 0 || memory == nullptr || (spare_ && memory->size() <= spare_->size())) return;
-    (void)scratch.release();
-    spare_.reset(memory);
+    return spare_.make(bytes);
   }
 
   // The next tensor of a pipeline; nothing at the end, or before one that has to be scanned.
@@ -364,7 +356,7 @@ class Conversion {
     finished.swap(finished_);
     if (finished) {
       finished->encoder.reset();
-      keep_scratch(std::move(finished->scratch));
+      spare_.keep(std::move(finished->scratch));
     }
   }
 
@@ -467,8 +459,8 @@ class Conversion {
   std::vector<std::uint32_t> first_part_;  // of the shard's tensors
   std::mutex mutex_;                       // of the next: tensors are begun and finished on different threads
   std::deque<std::unique_ptr<Work>> in_work_;
-  std::unique_ptr<Work> finished_;        // the last one, until there is a thread to end it
-  std::unique_ptr<MemoryScratch> spare_;  // the largest of those that are finished
+  std::unique_ptr<Work> finished_;  // the last one, until there is a thread to end it
+  SpareScratch spare_{memory_.spare_bytes};
   Report report_;
 };
 

@@ -15,15 +15,36 @@ std::string_view range_of(std::string_view name) {
   return bnb && bnb->bits == 8 ? "fp16" : "fp32";
 }
 
+// What --nonfinite quantize makes of such values.
+std::string stored_instead(const Findings& found, std::string_view codec) {
+  const bool has_rows = range_of(codec) == "fp16";
+  std::string text;
+  const auto add = [&](bool any, std::string_view what) {
+    if (any) text += fmt::format("{}{}", text.empty() ? "; stored instead: " : ", ", what);
+  };
+  add(found.nan > 0, "0 for NaN");
+  const bool beyond = found.overflow_fp32 > 0;
+  add(found.inf > 0 || beyond,
+      fmt::format("the largest finite magnitude of its {} for what is {}", has_rows ? "row" : "block",
+                  !beyond         ? "infinite"
+                  : found.inf > 0 ? "infinite or beyond fp32"
+                                  : "beyond fp32"));
+  add(found.overflow > found.overflow_fp32, "65504 for what is beyond fp16");
+  return text;
+}
+
 }  // namespace
 
 std::optional<std::string_view> codec_instead(const Recipe& recipe, const PlannedTensor& tensor,
                                               const Findings& found) {
   if (found.nan + found.inf + found.overflow == 0) return std::nullopt;
   if (!tensor.quantized) {
-    // An F64 tensor that was cast because the model is quantized: fp32 would make infinities of it.
-    const bool stays = recipe.nonfinite != Nonfinite::error && tensor.info.dtype == DType::f64 &&
-                       found.overflow_fp32 > 0 && make_codec(recipe.to)->bnb_config();
+    // An F64 tensor that was cast because the model is quantized: fp32 would make infinities of it, unless they are
+    // clamped or no tensor may have such values.
+    const OnOverflow policy = recipe.options.on_overflow;
+    const bool stays = recipe.nonfinite != Nonfinite::error && policy != OnOverflow::error &&
+                       policy != OnOverflow::clamp && tensor.info.dtype == DType::f64 && found.overflow_fp32 > 0 &&
+                       make_codec(recipe.to)->bnb_config();
     return stays ? std::optional(keep_codec) : std::nullopt;
   }
   if (recipe.nonfinite != Nonfinite::keep) return std::nullopt;
@@ -80,6 +101,7 @@ std::string describe(const Findings& found, std::string_view codec) {
 std::string describe(const Findings& found, const Recipe& recipe, const PlannedTensor& tensor) {
   std::string text = describe(found, tensor.codec);
   const auto cast = make_codec(tensor.codec)->cast_type();
+  if (tensor.quantized) return text + stored_instead(found, tensor.codec);
   if (found.overflow == 0 || !cast) return text;
   const bool clamps = overflow_policy(recipe, *cast) == OnOverflow::clamp;
   return text + (clamps ? fmt::format(", stored as the largest {}", tensor.codec) : ", stored as infinity");

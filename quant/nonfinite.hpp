@@ -25,7 +25,8 @@ namespace nibble {
 /// "1 NaN, 2 infinite, 3 beyond fp16"; `codec` is the one that found them.
 [[nodiscard]] std::string describe(const Findings& found, std::string_view codec);
 
-/// The same, and what a cast stores instead: "3 beyond fp16, stored as infinity".
+/// The same, and what is stored instead: "3 beyond fp16, stored as infinity" by a cast, "1 NaN; stored instead: 0 for
+/// NaN" by a codec that quantizes.
 [[nodiscard]] std::string describe(const Findings& found, const Recipe& recipe, const PlannedTensor& tensor);
 
 }  // namespace nibble

@@ -126,16 +126,18 @@ function bytes(value) {
 }
 function shape(tensor) { return tensor.shape.length ? tensor.shape.join(' × ') : 'scalar'; }
 
+// Of a tensor, or of all tensors of a group.
+const isExact = (figures) => Boolean(figures) && figures.exact;
 // No error at all has no SQNR: it is better than every other, which differs from a figure that is not there.
-const isExact = (figures) => Boolean(figures) && figures.rmse === 0 && !figures.lost;
+const hasNoNoise = (figures) => isExact(figures) && isNumber(figures.rmse);
 function figureValue(figure, figures) {
   if (!figures) return NaN;
-  if (figure === 'sqnr_db' && isExact(figures)) return Infinity;
+  if (figure === 'sqnr_db' && hasNoNoise(figures)) return Infinity;
   return isNumber(figures[figure]) ? figures[figure] : NaN;
 }
 function printFigure(figure, figures) {
   if (!figures) return NOTHING;
-  if (figure === 'sqnr_db' && isExact(figures)) return 'exact';
+  if (figure === 'sqnr_db' && hasNoNoise(figures)) return 'exact';
   return FIGURES[figure].print(figures[figure]);
 }
 
@@ -178,10 +180,9 @@ function combined(t, indices) {
                       .find((some) => some.length);
   if (!records) return null;
   if (records.length === 1) return records[0][0];
-  let weights = 0, noise = 0, signal = 0, stored = 0, largest = 0, lost = 0;
+  let weights = 0, noise = 0, signal = 0, stored = 0, largest = 0;
   const mean = {mae: 0, cosine: 0, mean_rel: 0};
   for (const [test, tensor] of records) {
-    lost += test.lost;
     if (!isNumber(test.rmse)) continue;
     weights += tensor.weights;
     noise += tensor.weights * test.rmse ** 2;
@@ -194,7 +195,7 @@ function combined(t, indices) {
   for (const figure in mean) mean[figure] /= weights;
   return {
     ...mean,
-    lost,
+    exact: records.every(([test]) => test.exact),
     rmse: Math.sqrt(noise / weights),
     max_abs: largest,
     bits_per_weight: 8 * stored / weights,

@@ -83,8 +83,11 @@ void CarryOver::walk_directory(int from, int to, const std::string& path) {
     } else if (S_ISDIR(status.st_mode)) {
       const bool is_of_the_file_system = path.empty() && name == "lost+found";
       if (!name.starts_with('.') && !is_of_the_file_system) walk_subdirectory(here.get(), to, name, path);
-    } else if (S_ISREG(status.st_mode) && is_carried_over(name, path)) {
-      take_file(here.get(), to, name, path);
+    } else if (is_carried_over(name, path)) {
+      if (S_ISREG(status.st_mode))
+        take_file(here.get(), to, name, path);
+      else
+        left_out_.special.push_back(path + name);
     }
   }
   above_.pop_back();

@@ -35,6 +35,7 @@ class CarryOver {
   /// What stays behind although its user may expect it in the output, by path. Of the latest call.
   struct LeftOut {
     std::vector<std::string> links{};    ///< that lead nowhere
+    std::vector<std::string> special{};  ///< pipes, sockets and devices, which are not even opened
     std::vector<std::string> weights{};  ///< that were not converted
   };
   [[nodiscard]] const LeftOut& left_out() const noexcept { return left_out_; }

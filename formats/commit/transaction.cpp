@@ -100,11 +100,9 @@ std::string Transaction::beside_name() const { return fmt::format(".{}.nibble", 
 
 Transaction::Transaction(const std::filesystem::path& target, Kind kind, const Options& options)
     : Transaction(look, target, kind, options) {
-  Descriptor root = inside_ ? open_directory(parent_.get(), name_) : Descriptor(dup(parent_.get()));
-  if (root.get() < 0) fail("cannot open");
-  const std::string place = inside_ ? path_.string() : path_.parent_path().string();
-  work_.emplace(std::move(root), inside_ ? inside_name : beside_name(), shown_, place);
-  judge_remains();
+  WorkPlace place = work_place();
+  work_.emplace(std::move(place.root), place.name, shown_, place.path);
+  judge_remains(work_->fd(), work_->shown());
   recover();
   if (!remove_old())
     throw Error(Errc::io, fmt::format("{}: '{}/{}' cannot be removed", printable(shown_), printable(work_->shown()),
@@ -141,6 +139,7 @@ Transaction::Transaction(Look /*unused*/, const std::filesystem::path& target, K
 
 std::uint64_t Transaction::check(const std::filesystem::path& target, Kind kind, const Options& options) {
   const Transaction transaction(look, target, kind, options);
+  transaction.judge_work_place();
   transaction.judge_as_it_is();
   return transaction.free_bytes();
 }
@@ -169,6 +168,20 @@ void Transaction::judge_target() {
     if (target.get() < 0) fail("cannot open");
     inside_ = must_be_inside(*status) || has_entry(target.get(), inside_name);
   }
+}
+
+Transaction::WorkPlace Transaction::work_place() const {
+  Descriptor root = inside_ ? open_directory(parent_.get(), name_) : Descriptor(dup(parent_.get()));
+  if (root.get() < 0) fail("cannot open");
+  return {std::move(root), inside_ ? inside_name : beside_name(),
+          inside_ ? path_.string() : path_.parent_path().string()};
+}
+
+// What the run will be refused for before it looks at what an earlier one left to finish.
+void Transaction::judge_work_place() const {
+  const WorkPlace place = work_place();
+  const Descriptor work = WorkDirectory::check(place.root.get(), place.name, shown_, place.path);
+  if (work.get() >= 0) judge_remains(work.get(), WorkDirectory::path_of(place.path, place.name));
 }
 
 // What recover() will refuse, unless the work directory of an earlier run changes that: then only the run itself can
@@ -271,13 +284,12 @@ void Transaction::refuse_interrupted(int root, const std::string& work_name) con
 }
 
 // The work directory bears a name that somebody else may have chosen, too.
-void Transaction::judge_remains() const {
+void Transaction::judge_remains(int work, const std::string& shown) const {
   constexpr std::array<std::string_view, 6> ours{Swap::journal_name, Swap::done_name, Swap::new_name,
                                                  Swap::old_name,     exchanged_name,  trash_name};
-  for (const std::string& entry : list_directory(work_->fd(), printable(work_->shown())))
+  for (const std::string& entry : list_directory(work, printable(shown)))
     if (std::find(ours.begin(), ours.end(), entry) == ours.end() && !entry.starts_with(removed_prefix))
-      refuse_existing(work_->shown(),
-                      fmt::format("holds '{}', which is not nibble's: move it away first", printable(entry)));
+      refuse_existing(shown, fmt::format("holds '{}', which is not nibble's: move it away first", printable(entry)));
 }
 
 // What a run before this one left: a replacement to finish, old entries that nothing is known about, or remains. After

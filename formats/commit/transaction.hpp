@@ -87,6 +87,12 @@ class Transaction {
     std::uint64_t file = 0, manifest = 0;
   };
 
+  // Where the work directory is, or will be.
+  struct WorkPlace {
+    Descriptor root;
+    std::string name, path;  // in `root`; `path` is that of `root`, for messages
+  };
+
   // Opens the folder and judges what is there; writes nothing.
   struct Look {};
   static constexpr Look look{};
@@ -101,7 +107,9 @@ class Transaction {
   [[nodiscard]] std::vector<std::string> judge_old(int directory) const;
   void judge_tree(int directory, const std::vector<std::string>& entries) const;
   void judge_journal(const Swap::Journal& journal) const;
-  void judge_remains() const;
+  [[nodiscard]] WorkPlace work_place() const;
+  void judge_work_place() const;
+  void judge_remains(int work, const std::string& shown) const;
   [[nodiscard]] std::vector<std::string> entries_of(int directory) const;
   [[nodiscard]] std::vector<std::string> tree_of(int directory, const std::vector<std::string>& entries) const;
   [[nodiscard]] bool must_be_inside(const struct stat& status) const;

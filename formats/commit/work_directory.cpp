@@ -27,10 +27,6 @@ constexpr int lock_attempts = 100;
   throw Error(Errc::output_exists, fmt::format("{}: {}", printable(shown), fact));
 }
 
-std::string path_of(std::string_view place, std::string_view name) {
-  return place.empty() ? std::string(name) : fmt::format("{}/{}", place, name);
-}
-
 // Somebody else could put into it what we would take for ours, or keep what we put there.
 void check_ours(int directory, std::string_view shown) {
   struct stat status {};
@@ -39,21 +35,39 @@ void check_ours(int directory, std::string_view shown) {
   if ((status.st_mode & 022) != 0) refuse_with(shown, "others can write it: remove it first");
 }
 
+[[noreturn]] void fail_to_create(std::string_view output) { fail_with(output, "cannot create its work directory"); }
+
+[[noreturn]] void refuse_locked(std::string_view output) { refuse_with(output, "another nibble is writing it"); }
+
+// None if there is nothing of that name.
+Descriptor open_work(int root, const std::string& name, std::string_view shown) {
+  Descriptor directory = open_directory(root, name);
+  if (directory.get() >= 0 || errno == ENOENT) return directory;
+  if (errno == ENOTDIR || errno == ELOOP) refuse_with(shown, "is in the way: remove it first");
+  fail_with(shown, "cannot open");
+}
+
+// False if another process holds a lock that excludes this one.
+bool try_lock(int directory, int operation, std::string_view shown) {
+  if (flock(directory, operation | LOCK_NB) == 0) return true;
+  if (errno != EWOULDBLOCK) fail_with(shown, "cannot lock");
+  return false;
+}
+
 }  // namespace
+
+std::string WorkDirectory::path_of(std::string_view place, std::string_view name) {
+  return place.empty() ? std::string(name) : fmt::format("{}/{}", place, name);
+}
 
 // None if its owner has just removed it.
 Descriptor WorkDirectory::make(std::string_view output) {
   const bool is_new = mkdirat(root_.get(), name_.c_str(), 0700) == 0;
   removes_ = is_new;
-  if (!is_new && errno != EEXIST) fail_with(output, "cannot create its work directory");
-  Descriptor directory = open_directory(root_.get(), name_);
-  if (directory.get() < 0) {
-    if (errno == ENOENT) return directory;
-    if (errno == ENOTDIR || errno == ELOOP) refuse_with(shown_, "is in the way: remove it first");
-    fail_with(shown_, "cannot open");
-  }
+  if (!is_new && errno != EEXIST) fail_to_create(output);
+  Descriptor directory = open_work(root_.get(), name_, shown_);
   // Some file systems have one owner and one mode for everything; what is new is ours whatever they say.
-  if (!is_new) check_ours(directory.get(), shown_);
+  if (directory.get() >= 0 && !is_new) check_ours(directory.get(), shown_);
   return directory;
 }
 
@@ -71,8 +85,7 @@ void WorkDirectory::lock(std::string_view output) {
   for (int attempt = 0; attempt < lock_attempts; ++attempt) {
     Descriptor directory = make(output);
     if (directory.get() < 0) continue;
-    if (flock(directory.get(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK) fail_with(shown_, "cannot lock");
+    if (!try_lock(directory.get(), LOCK_EX, shown_)) {
       removes_ = false;  // it is another's
       break;
     }
@@ -85,7 +98,21 @@ void WorkDirectory::lock(std::string_view output) {
       return;
     }
   }
-  refuse_with(output, "another nibble is writing it");
+  refuse_locked(output);
+}
+
+Descriptor WorkDirectory::check(int root, const std::string& name, std::string_view output, std::string_view place) {
+  const std::string shown = path_of(place, name);
+  Descriptor directory = open_work(root, name, shown);
+  if (directory.get() < 0) {
+    if (faccessat(root, ".", W_OK, AT_EACCESS) != 0) fail_to_create(output);
+    return directory;
+  }
+  check_ours(directory.get(), shown);
+  // A shared lock, and for this moment only: several checks do not exclude each other.
+  if (!try_lock(directory.get(), LOCK_SH, shown)) refuse_locked(output);
+  (void)flock(directory.get(), LOCK_UN);
+  return directory;
 }
 
 WorkDirectory::~WorkDirectory() {

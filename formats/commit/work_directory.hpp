@@ -21,6 +21,14 @@ class WorkDirectory {
   WorkDirectory& operator=(const WorkDirectory&) = delete;
   ~WorkDirectory();  ///< remove(), if it was cleared or made here and not kept
 
+  /// Throws what the constructor would, as far as that can be told without creating anything and without keeping a
+  /// lock. Returns what bears the name, if anything does.
+  [[nodiscard]] static Descriptor check(int root, const std::string& name, std::string_view shown,
+                                        std::string_view place);
+
+  /// What messages call the directory.
+  [[nodiscard]] static std::string path_of(std::string_view place, std::string_view name);
+
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
   [[nodiscard]] int root() const noexcept { return root_.get(); }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }

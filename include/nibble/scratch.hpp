@@ -47,17 +47,22 @@ class MemoryScratch final : public Scratch {
   }
   [[nodiscard]] std::span<std::byte> lend(std::uint64_t offset, std::size_t size,
                                           std::vector<std::byte>& /*room*/) override {
-    return {bytes_.get() + offset, size};
+    return at(offset, size);
   }
   void read(std::uint64_t offset, std::span<std::byte> out) const override {
     if (!out.empty()) std::memcpy(out.data(), bytes_.get() + offset, out.size());
   }
   [[nodiscard]] std::span<const std::byte> view(std::uint64_t offset, std::size_t size,
                                                 std::vector<std::byte>& /*room*/) const override {
-    return {bytes_.get() + offset, size};
+    return at(offset, size);
   }
 
  private:
+  // No bytes lie nowhere: what is asked for at the end of a tensor may begin beyond the scratch.
+  [[nodiscard]] std::span<std::byte> at(std::uint64_t offset, std::size_t size) const {
+    return size == 0 ? std::span<std::byte>() : std::span(bytes_.get() + offset, size);
+  }
+
   struct Free {
     std::size_t alignment;
     void operator()(std::byte* bytes) const noexcept { ::operator delete[](bytes, std::align_val_t{alignment}); }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 /// Sizes as people read them.
 namespace nibble {
@@ -21,5 +22,9 @@ inline constexpr std::array<SizeUnit, 4> binary_units{
 
 /// "13.48 GB"
 [[nodiscard]] std::string size_short(std::uint64_t bytes);
+
+/// Two sizes that differ, as `text` says them, or in bytes where that would say the same of both.
+[[nodiscard]] std::pair<std::string, std::string> told_apart(std::uint64_t a, std::uint64_t b,
+                                                             std::string (*text)(std::uint64_t));
 
 }  // namespace nibble

@@ -45,19 +45,20 @@ TEST_F(Program, ConvertsAndSaysSo) {
 }
 
 TEST_F(Program, JsonIsOneObject) {
-  const auto json = nlohmann::json::parse(run("convert w.safetensors out --to int8 --json --progress json").out);
+  const auto json =
+      nlohmann::json::parse(run("convert w.safetensors out.safetensors --to int8 --json --progress json").out);
   EXPECT_EQ(json.at("source_bytes"), 1024);
   EXPECT_EQ(json.at("tensors_by_codec").at("int8"), 1);
-  EXPECT_EQ(json.at("output"), "out");
+  EXPECT_EQ(json.at("output"), "out.safetensors");
   EXPECT_EQ(json.at("findings").at("overflow"), 0);
 }
 
 TEST_F(Program, DryRunWritesNothing) {
-  const Outcome outcome = run("convert w.safetensors out --to nf4 --dry-run");
+  const Outcome outcome = run("convert w.safetensors out.safetensors --to nf4 --dry-run");
   EXPECT_EQ(outcome.code, 0);
   EXPECT_THAT(outcome.out, HasSubstr("layer.weight"));
   EXPECT_THAT(outcome.out, HasSubstr("by name and shape"));
-  const auto json = nlohmann::json::parse(run("convert w.safetensors out --to nf4 --dry-run --json").out);
+  const auto json = nlohmann::json::parse(run("convert w.safetensors out.safetensors --to nf4 --dry-run --json").out);
   EXPECT_EQ(json.at("tensors").at(0).at("codec"), "nf4");
   EXPECT_GT(json.at("memory_bytes"), 0);
   EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 1);  // w
@@ -65,7 +66,7 @@ TEST_F(Program, DryRunWritesNothing) {
 
 TEST_F(Program, ResourcesAreThoseAskedFor) {
   const auto plan_with = [&](const std::string& options) {
-    return nlohmann::json::parse(run("convert w.safetensors out --to nf4 --dry-run --json " + options).out);
+    return nlohmann::json::parse(run("convert w.safetensors out.safetensors --to nf4 --dry-run --json " + options).out);
   };
   EXPECT_EQ(plan_with("--threads 3").at("threads"), 3);
   EXPECT_LT(plan_with("--threads 16 --max-memory 50MB").at("memory_bytes"), 50'000'000);
@@ -73,7 +74,7 @@ TEST_F(Program, ResourcesAreThoseAskedFor) {
 }
 
 TEST_F(Program, UnderscoresAreDashes) {
-  EXPECT_EQ(run("convert w.safetensors out --to nf4 --block_size=128 --dry_run").code, 0);
+  EXPECT_EQ(run("convert w.safetensors out.safetensors --to nf4 --block_size=128 --dry_run").code, 0);
 }
 
 // One line on stderr and a documented exit code, whatever is wrong.
@@ -83,24 +84,24 @@ TEST_F(Program, ErrorsAreOneLine) {
   const std::vector<std::pair<std::string, int>> cases{
       {"", 2},
       {"convert", 2},
-      {"convert w.safetensors out --to nf5", 2},
-      {"convert w.safetensors out --to nf4 --block-size 100", 2},
-      {"convert w.safetensors out --to nf4 --tensor nonsense", 2},
-      {"convert w.safetensors out --to nf4 --skip no.such.tensor", 2},
-      {"convert w.safetensors out --to nf4 --max-shard-size many", 2},
-      {"convert w.safetensors out --to nf4 --progress loud", 2},
-      {"convert w.safetensors out --to nf4 --threads 0", 2},
+      {"convert w.safetensors out.safetensors --to nf5", 2},
+      {"convert w.safetensors out.safetensors --to nf4 --block-size 100", 2},
+      {"convert w.safetensors out.safetensors --to nf4 --tensor nonsense", 2},
+      {"convert w.safetensors out.safetensors --to nf4 --skip no.such.tensor", 2},
+      {"convert w.safetensors out.safetensors --to nf4 --max-shard-size many", 2},
+      {"convert w.safetensors out.safetensors --to nf4 --progress loud", 2},
+      {"convert w.safetensors out.safetensors --to nf4 --threads 0", 2},
       {"convert w.safetensors no/such/folder --to nf4", 2},
       {"convert w.safetensors w.safetensors --to nf4 --overwrite", 2},
-      {"convert bad.safetensors out --to nf4", 3},
+      {"convert bad.safetensors out.safetensors --to nf4", 3},
       {"convert empty out --to nf4", 3},
       {"convert no_such_model out --to nf4", 3},
       {"convert org/no_such_model out --to nf4", 3},
       {"inspect bad.safetensors", 3},
-      {"convert w.safetensors out --to nf4 --max-memory 1MB", 5},
+      {"convert w.safetensors out.safetensors --to nf4 --max-memory 1MB", 5},
       {"convert w.safetensors empty --to nf4", 2},
   };
-  EXPECT_THAT(run("convert w.safetensors out --to nf4 --max-memory 1MB").err,
+  EXPECT_THAT(run("convert w.safetensors out.safetensors --to nf4 --max-memory 1MB").err,
               StartsWith("error: w.safetensors: opening it needs at least "));
   for (const auto& [arguments, code] : cases) {
     const Outcome outcome = run(arguments);
@@ -108,65 +109,71 @@ TEST_F(Program, ErrorsAreOneLine) {
     EXPECT_THAT(outcome.err, StartsWith("error: ")) << arguments;
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << arguments << ": " << outcome.err;
     EXPECT_EQ(outcome.out, "") << arguments;
-    EXPECT_FALSE(fs::exists(root_.path() / "out")) << arguments;
+    EXPECT_FALSE(fs::exists(root_.path() / "out.safetensors")) << arguments;
   }
 }
 
 TEST_F(Program, RepeatedOptionsAllCount) {
-  EXPECT_EQ(
-      run("convert w.safetensors a --to nf4 --skip 'layer.*' --tensor 'layer.*=fp4' --tensor '.*weight=keep'").code, 0);
-  EXPECT_THAT(run("convert w.safetensors b --to nf4 --tensor 'layer.*=keep' --tensor '.*weight=fp4'").out,
+  EXPECT_EQ(run("convert w.safetensors a.safetensors --to nf4 --skip 'layer.*' --tensor 'layer.*=fp4' --tensor "
+                "'.*weight=keep'")
+                .code,
+            0);
+  EXPECT_THAT(run("convert w.safetensors b.safetensors --to nf4 --tensor 'layer.*=keep' --tensor '.*weight=fp4'").out,
               HasSubstr("1 fp4"));
 }
 
 // CLI11 would read a pattern in brackets as a list.
 TEST_F(Program, PatternsMayBeginAndEndInBrackets) {
-  EXPECT_THAT(run("convert w.safetensors a --to nf4 --skip '[l].*[t]'").out, HasSubstr("1 keep"));
-  EXPECT_THAT(run("convert w.safetensors b --to nf4 --tensor '[a-z].*,?[t]=fp4'").out, HasSubstr("1 fp4"));
+  EXPECT_THAT(run("convert w.safetensors a.safetensors --to nf4 --skip '[l].*[t]'").out, HasSubstr("1 keep"));
+  EXPECT_THAT(run("convert w.safetensors b.safetensors --to nf4 --tensor '[a-z].*,?[t]=fp4'").out, HasSubstr("1 fp4"));
 }
 
 TEST_F(Program, OptionThatDecidesNothingIsUsage) {
   for (const char* const option : {"--embeddings", "--lm-head", "--experts"})
-    EXPECT_EQ(run(std::string("convert w.safetensors out --to nf4 ") + option + " nf4").code, 2) << option;
+    EXPECT_EQ(run(std::string("convert w.safetensors out.safetensors --to nf4 ") + option + " nf4").code, 2) << option;
 }
 
 // Where nobody can read what is printed, the work is done all the same, and lost output is no success.
 TEST_F(Program, StreamsThatCannotBeWritten) {
   const auto code = [&](const std::string& arguments) { return run(arguments).code; };
-  EXPECT_EQ(code("convert w.safetensors a --to nf4 --progress json 2>/dev/full >/dev/null"), 0);
-  EXPECT_EQ(code("convert w.safetensors b --to nf4 --progress bar 2>&- >/dev/null"), 0);
+  EXPECT_EQ(code("convert w.safetensors a.safetensors --to nf4 --progress json 2>/dev/full >/dev/null"), 0);
+  EXPECT_EQ(code("convert w.safetensors b.safetensors --to nf4 --progress bar 2>&- >/dev/null"), 0);
   EXPECT_EQ(code("inspect nothing 2>/dev/full"), 3);
   EXPECT_EQ(code("inspect w.safetensors >/dev/full 2>/dev/null"), 4);
 }
 
 TEST_F(Program, PathsNeedNotBeUtf8) {
-  EXPECT_EQ(run("convert w.safetensors $(printf 'o\\377') --to nf4 --json").code, 0);
-  EXPECT_EQ(run("inspect $(printf 'o\\377') --json").code, 0);
+  EXPECT_EQ(run("convert w.safetensors $(printf 'o\\377').safetensors --to nf4 --json").code, 0);
+  EXPECT_EQ(run("inspect $(printf 'o\\377').safetensors --json").code, 0);
 }
 
 TEST_F(Program, OutputThatExistsIsRefused) {
-  EXPECT_EQ(run("convert w.safetensors out --to nf4").code, 0);
-  const std::string first = test::read_file(root_.path() / "out");
-  EXPECT_EQ(run("convert w.safetensors out --to int8").code, 6);
-  EXPECT_EQ(test::read_file(root_.path() / "out"), first);
-  EXPECT_EQ(run("convert w.safetensors out --to int8 --overwrite").code, 0);
-  EXPECT_NE(test::read_file(root_.path() / "out"), first);
+  EXPECT_EQ(run("convert w.safetensors out.safetensors --to nf4").code, 0);
+  const std::string first = test::read_file(root_.path() / "out.safetensors");
+  EXPECT_EQ(run("convert w.safetensors out.safetensors --to int8").code, 6);
+  EXPECT_EQ(test::read_file(root_.path() / "out.safetensors"), first);
+  EXPECT_EQ(run("convert w.safetensors out.safetensors --to int8 --overwrite").code, 0);
+  EXPECT_NE(test::read_file(root_.path() / "out.safetensors"), first);
 }
 
 TEST_F(Program, QuantizedInputIsRefused) {
-  EXPECT_EQ(run("convert w.safetensors out --to nf4").code, 0);
-  const Outcome again = run("convert out again --to nf4");
+  EXPECT_EQ(run("convert w.safetensors out.safetensors --to nf4").code, 0);
+  const Outcome again = run("convert out.safetensors again.safetensors --to nf4");
   EXPECT_EQ(again.code, 3);
   EXPECT_THAT(again.err, HasSubstr("quantized already by bitsandbytes"));
-  EXPECT_EQ(run("inspect out").code, 0);
+  EXPECT_EQ(run("inspect out.safetensors").code, 0);
 }
 
 // The command that is printed makes what was promised.
 TEST_F(Program, AdviceCanBeFollowed) {
   const Outcome advice = run("measure w.safetensors --advise 600B");
   EXPECT_EQ(advice.code, 0) << advice.err;
-  EXPECT_THAT(advice.out, StartsWith("nibble convert w.safetensors OUT --to int8\n\n1.02 kB (1.00 KiB) -> "));
+  EXPECT_THAT(advice.out,
+              StartsWith("nibble convert w.safetensors OUT.safetensors --to int8\n\n1.02 kB (1.00 KiB) -> "));
   EXPECT_THAT(advice.out, HasSubstr("\n>  273 bytes    8.53 "));
+  const std::string casts = "\nCasts of the whole model (convert --to bf16, --to fp16) are not among the choices.\n";
+  EXPECT_THAT(advice.out, HasSubstr(casts));
+  EXPECT_THAT(run("measure w.safetensors --advise 600B --allow-nibble-only").out, testing::Not(HasSubstr(casts)));
   EXPECT_THAT(advice.out, HasSubstr("\n     1.02 kB   32.00     exact       0 %\n"));
 
   const std::string header = R"({"l$x.0.w'eight.weight":{"dtype":"F32","shape":[64,64],"data_offsets":[0,16384]},)"
@@ -181,7 +188,7 @@ TEST_F(Program, AdviceCanBeFollowed) {
     EXPECT_EQ(told.at("tensors_by_codec").at("keep"), 1) << size;
     EXPECT_LE(told.at("chosen").at("bytes"), told.at("max_bytes"));
     std::string command = told.at("command");
-    ASSERT_THAT(command, StartsWith("nibble convert 'it'\\''s.safetensors' OUT "));
+    ASSERT_THAT(command, StartsWith("nibble convert 'it'\\''s.safetensors' OUT.safetensors "));
     const auto converted = nlohmann::json::parse(run(command.substr(7) + " --overwrite --json").out);
     EXPECT_EQ(converted.at("stored_bytes"), told.at("chosen").at("bytes"));
     EXPECT_EQ(converted.at("bits_per_weight"), told.at("chosen").at("bits_per_weight"));
@@ -255,9 +262,15 @@ TEST_F(Program, AdviceRefuses) {
               HasSubstr("--advise '22': has no unit: 22bits per weight, or a size such as 22MB or 22GB?\n"));
   EXPECT_THAT(run("measure w.safetensors --advise 300").err,
               HasSubstr("--advise '300': has no unit: a size such as 300MB or 300GB?\n"));
+  // A "b" alone is a byte, as a "B" is.
+  for (const char* const size : {"22b", "22B"})
+    EXPECT_THAT(
+        run(std::string("measure w.safetensors --advise ") + size).err,
+        testing::MatchesRegex("error: w\\.safetensors: cannot become smaller than [0-9]+ bytes, [0-9.]+ bits per "
+                              "weight, without --allow-nibble-only; 22 bytes is allowed\n"));
   EXPECT_EQ(run("measure w.safetensors --advise 9bits --allow-nibble-only").code, 0);
-  EXPECT_EQ(run("convert w.safetensors out --to int8").code, 0);
-  EXPECT_EQ(run("measure out --advise 9bits").code, 3);  // quantized already
+  EXPECT_EQ(run("convert w.safetensors out.safetensors --to int8").code, 0);
+  EXPECT_EQ(run("measure out.safetensors --advise 9bits").code, 3);  // quantized already
 }
 
 // The one error after which there is an output: it says so.
@@ -271,10 +284,10 @@ TEST_F(Program, LostReportsAreErrorsOfACompleteOutput) {
 
 // The stacks of 64 threads do not fit: oneTBB would end the process.
 TEST_F(Program, FewerThreadsThanWereAskedForDoTheWork) {
-  const Outcome outcome = run("convert w.safetensors out --to nf4 --threads 64", "ulimit -v 250000 &&");
+  const Outcome outcome = run("convert w.safetensors out.safetensors --to nf4 --threads 64", "ulimit -v 250000 &&");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, testing::ContainsRegex("warning: the system allows [0-9]+ of 64 threads\n"));
-  EXPECT_TRUE(fs::exists(root_.path() / "out"));
+  EXPECT_TRUE(fs::exists(root_.path() / "out.safetensors"));
 }
 
 // 1e300, 1: what became infinite is no exact weight.
@@ -296,12 +309,12 @@ TEST_F(Program, SignalsLeaveNothing) {
   fs::resize_file(root_.path() / "big.safetensors", 8 + header.size() + (std::uintmax_t{1} << 34U));
   for (const auto& [signal, code] :
        {std::pair{"INT", 130}, std::pair{"TERM", 143}, std::pair{"HUP", 129}, std::pair{"PIPE", 141}}) {
-    const Outcome outcome = run("convert big.safetensors out --to nf4 --threads 1",
+    const Outcome outcome = run("convert big.safetensors out.safetensors --to nf4 --threads 1",
                                 "timeout --foreground --preserve-status -s " + std::string(signal) + " 1");
     EXPECT_EQ(outcome.code, code);
     EXPECT_EQ(outcome.err, "error: interrupted: no output was written\n");
-    EXPECT_FALSE(fs::exists(root_.path() / "out"));
-    EXPECT_FALSE(fs::exists(root_.path() / ".out.nibble"));
+    EXPECT_FALSE(fs::exists(root_.path() / "out.safetensors"));
+    EXPECT_FALSE(fs::exists(root_.path() / ".out.safetensors.nibble"));
   }
 }
 
@@ -323,7 +336,7 @@ TEST_F(Program, CpuTargetIsForcedByTheEnvironment) {
     EXPECT_EQ(formats(target).at("cpu_targets"), best.at("cpu_targets"));
     EXPECT_THAT(run("formats", "NIBBLE_CPU_TARGET=" + target).out, HasSubstr("  " + target + " (in use)\n"));
   }
-  const Outcome wrong = run("convert w.safetensors out --to nf4", "NIBBLE_CPU_TARGET=6502");
+  const Outcome wrong = run("convert w.safetensors out.safetensors --to nf4", "NIBBLE_CPU_TARGET=6502");
   EXPECT_EQ(wrong.code, 2);
   EXPECT_THAT(wrong.err, StartsWith("error: CPU target '6502': this build on this processor has "));
 }

@@ -186,19 +186,20 @@ TEST_P(Determinism, SameBytesHoweverTheyAreMade) {
 TEST_P(Determinism, TheDeviceEncodes) {
   if (simulated_cuda.empty()) GTEST_SKIP() << "the simulator is not built";
   const How how{.threads = 2, .max_memory = middling_chunks, .target = {}, .device = "cuda"};
-  const auto report = nlohmann::json::parse(convert("layers.safetensors", "out", GetParam(), how));
+  const auto report = nlohmann::json::parse(convert("layers.safetensors", "out.safetensors", GetParam(), how));
   const bool is_cast = GetParam().starts_with("fp16") || GetParam().starts_with("bf16") || GetParam() == "fp32";
   EXPECT_EQ(report.at("device"), is_cast ? "cpu" : "simulated device");
   for (const auto& warning : report.at("warnings")) EXPECT_THAT(warning, testing::Not(testing::HasSubstr("device")));
-  fs::remove(root_->path() / "out");
-  fs::remove(root_->path() / "out.nibble.json");
+  fs::remove(root_->path() / "out.safetensors");
+  fs::remove(root_->path() / "out.safetensors.nibble.json");
 }
 
 // The same for the next one.
 TEST_P(Determinism, TheMemoriesCutDifferentChunks) {
   std::set<std::string> chunks;
   for (const char* const max_memory : {largest_chunks, middling_chunks, smallest_chunks}) {
-    const std::string plan = convert("layers.safetensors", "out", GetParam() + " --dry-run", {2, max_memory, {}});
+    const std::string plan =
+        convert("layers.safetensors", "out.safetensors", GetParam() + " --dry-run", {2, max_memory, {}});
     const auto json = nlohmann::json::parse(plan);
     chunks.insert(json.at("chunk_bytes").dump() + " " + json.at("batch_bytes").dump());
   }

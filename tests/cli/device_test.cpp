@@ -45,16 +45,20 @@ class DeviceOption : public testing::Test {
 };
 
 TEST_F(DeviceOption, SaysWhereCodecsRan) {
-  EXPECT_THAT(run("convert w.safetensors a --device cuda").out, HasSubstr("/s) on simulated device\n1 tensor: 1 nf4"));
-  EXPECT_THAT(run("convert w.safetensors b --device cpu").out, HasSubstr("/s) on the CPU\n1 tensor: 1 nf4"));
+  EXPECT_THAT(run("convert w.safetensors a.safetensors --device cuda").out,
+              HasSubstr("/s) on simulated device\n1 tensor: 1 nf4"));
+  EXPECT_THAT(run("convert w.safetensors b.safetensors --device cpu").out,
+              HasSubstr("/s) on the CPU\n1 tensor: 1 nf4"));
   const auto device = [&](const std::string& arguments) {
-    return nlohmann::json::parse(run("convert w.safetensors c --overwrite --json " + arguments).out).at("device");
+    return nlohmann::json::parse(run("convert w.safetensors c.safetensors --overwrite --json " + arguments).out)
+        .at("device");
   };
   EXPECT_EQ(device("--device cuda"), "simulated device");
   EXPECT_EQ(device("--device cpu"), "cpu");
   EXPECT_EQ(device("--device cuda --tensor '.*=keep'"), "cpu");  // nothing for a device to do
-  EXPECT_EQ(test::read_file(root_.path() / "a"), test::read_file(root_.path() / "b"));
-  EXPECT_EQ(test::read_file(root_.path() / "a.nibble.json"), test::read_file(root_.path() / "b.nibble.json"));
+  EXPECT_EQ(test::read_file(root_.path() / "a.safetensors"), test::read_file(root_.path() / "b.safetensors"));
+  EXPECT_EQ(test::read_file(root_.path() / "a.safetensors.nibble.json"),
+            test::read_file(root_.path() / "b.safetensors.nibble.json"));
 }
 
 TEST_F(DeviceOption, ErrorsAreOneLine) {
@@ -73,7 +77,8 @@ TEST_F(DeviceOption, ErrorsAreOneLine) {
            {"NIBBLE_SIMULATED_FAULT=copy_to_device:5", 4, "simulated device: copy_to_device: a fault"},
            {"NIBBLE_SIMULATED_FAULT=copy_to_host:6", 4, "simulated device: copy_to_host: a fault"},
            {"NIBBLE_SIMULATED_FAULT=wait:4", 4, "simulated device: wait: a fault"}}) {
-    const Outcome outcome = run("convert w.safetensors out --threads 2 --progress none --device cuda", environment);
+    const Outcome outcome =
+        run("convert w.safetensors out.safetensors --threads 2 --progress none --device cuda", environment);
     EXPECT_EQ(outcome.code, code) << environment;
     EXPECT_THAT(outcome.err, StartsWith("error: --device cuda: "));
     EXPECT_THAT(outcome.err, HasSubstr(text));
@@ -82,16 +87,16 @@ TEST_F(DeviceOption, ErrorsAreOneLine) {
     // w and large: nothing else
     EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 2) << environment;
   }
-  EXPECT_EQ(run("convert w.safetensors out --device gpu").code, 2);
+  EXPECT_EQ(run("convert w.safetensors out.safetensors --device gpu").code, 2);
 }
 
 // The library that was built, or none: where there is no GPU, that is what it says.
 TEST_F(DeviceOption, WithoutAGpu) {
-  const Outcome outcome = run("convert w.safetensors out --device cuda", "NIBBLE_CUDA_LIBRARY=");
+  const Outcome outcome = run("convert w.safetensors out.safetensors --device cuda", "NIBBLE_CUDA_LIBRARY=");
   if (outcome.code == 0) GTEST_SKIP() << "there is a GPU";
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, StartsWith("error: --device cuda: "));
-  EXPECT_EQ(run("convert w.safetensors out --device auto", "NIBBLE_CUDA_LIBRARY=").code, 0);
+  EXPECT_EQ(run("convert w.safetensors out.safetensors --device auto", "NIBBLE_CUDA_LIBRARY=").code, 0);
 }
 
 // Which libraries the program looks for, as the loader tells.
@@ -111,19 +116,20 @@ TEST_F(DeviceOption, AutomaticStartsNothingInVain) {
     return text;
   };
   // Without a driver not even the library.
-  const std::string plain = looked_for("large.safetensors x --device auto", "NIBBLE_CUDA_LIBRARY=");
+  const std::string plain = looked_for("large.safetensors x.safetensors --device auto", "NIBBLE_CUDA_LIBRARY=");
   EXPECT_THAT(plain, HasSubstr("libcuda.so.1"));
   if (dlopen("libcuda.so.1", RTLD_LAZY) == nullptr) {
     EXPECT_THAT(plain, Not(HasSubstr("libnibble_cuda")));
   }
   // Little work, or the CPU: neither.
   for (const std::string arguments :
-       {"w.safetensors x --device auto", "large.safetensors x --device cpu", "large.safetensors x"}) {
+       {"w.safetensors x.safetensors --device auto", "large.safetensors x.safetensors --device cpu",
+        "large.safetensors x.safetensors"}) {
     EXPECT_THAT(looked_for(arguments, ""), Not(HasSubstr("nibble_cuda_simulated"))) << arguments;
     EXPECT_THAT(looked_for(arguments, "NIBBLE_CUDA_LIBRARY="), Not(HasSubstr("libcuda"))) << arguments;
   }
-  EXPECT_THAT(looked_for("large.safetensors x --device auto", ""), HasSubstr("nibble_cuda_simulated"));
-  EXPECT_THAT(looked_for("w.safetensors x --device cuda", ""), HasSubstr("nibble_cuda_simulated"));
+  EXPECT_THAT(looked_for("large.safetensors x.safetensors --device auto", ""), HasSubstr("nibble_cuda_simulated"));
+  EXPECT_THAT(looked_for("w.safetensors x.safetensors --device cuda", ""), HasSubstr("nibble_cuda_simulated"));
 }
 
 }  // namespace

@@ -111,8 +111,8 @@ TEST_F(Inspect, QuantizedCheckpointsAreListedByWeights) {
       at += bytes;
     }
   root_.write("w.safetensors", test::safetensors_file(header.dump(), std::string(at, '\x3f')));
-  ASSERT_EQ(test::run_program(root_.path(), "convert w.safetensors q --to nf4 --block-size 128").code, 0);
-  const std::string listed = text("q");
+  ASSERT_EQ(test::run_program(root_.path(), "convert w.safetensors q.safetensors --to nf4 --block-size 128").code, 0);
+  const std::string listed = text("q.safetensors");
   EXPECT_THAT(listed, StartsWith("h.2.norm.weight   F32                     64   256 bytes\n"
                                  "h.2.w.weight      nf4/128             4 x 64     1.39 kB\n"
                                  "h.9.norm.weight   F32                     64   256 bytes\n"
@@ -120,9 +120,9 @@ TEST_F(Inspect, QuantizedCheckpointsAreListedByWeights) {
                                  "h.10.norm.weight  F32                     64   256 bytes\n"
                                  "h.10.w.weight     nf4/128             4 x 64     1.39 kB\n"
                                  "\n6 weights, stored as 21 tensors in 1 file, "));
-  EXPECT_EQ(json("q").at("tensors").size(), 21U);
-  ASSERT_EQ(test::run_program(root_.path(), "convert w.safetensors i --to int8").code, 0);
-  EXPECT_THAT(text("i"), HasSubstr("h.2.w.weight      int8 "));
+  EXPECT_EQ(json("q.safetensors").at("tensors").size(), 21U);
+  ASSERT_EQ(test::run_program(root_.path(), "convert w.safetensors i.safetensors --to int8").code, 0);
+  EXPECT_THAT(text("i.safetensors"), HasSubstr("h.2.w.weight      int8 "));
 }
 
 TEST_F(Inspect, NumbersAreOrderedByValue) {

@@ -150,24 +150,24 @@ TEST_F(MeasureProgram, JsonHasTheDocumentedFields) {
     EXPECT_THAT(keys(test), ElementsAre("name", "bytes", "verdicts", "headline", "quantized", "cast", "kept",
                                         "converted", "total", "kinds", "layers", "worst", "missing", "tensors"));
     for (const char* const group : {"quantized", "cast", "kept", "converted", "total"})
-      EXPECT_EQ(keys(test[group]), with_figures({"tensors", "weights", "lost"}, {"bits_per_weight"})) << group;
+      EXPECT_EQ(keys(test[group]), with_figures({"tensors", "weights", "lost", "exact"}, {"bits_per_weight"})) << group;
     for (const Json& verdict : test["verdicts"])
       EXPECT_THAT(keys(verdict),
                   ElementsAre("codec", "tensors", "exact", "worse_than_expected", "broken", "min_sqnr_db",
                               "max_sqnr_db", "min_normal_sqnr_db", "max_normal_sqnr_db", "worst", "text"));
     for (const Json& kind : test["kinds"])
       EXPECT_EQ(keys(kind), with_figures({"kind", "headline", "quantized", "cast", "kept", "converted", "tensors",
-                                          "weights", "lost"},
+                                          "weights", "lost", "exact"},
                                          {"bits_per_weight"}));
     for (const Json& layer : test["layers"])
       EXPECT_EQ(keys(layer), with_figures({"layer", "headline", "quantized", "cast", "kept", "converted", "tensors",
-                                           "weights", "lost"},
+                                           "weights", "lost", "exact"},
                                           {"bits_per_weight"}));
     ASSERT_EQ(test["tensors"].size(), 5U);
     for (const Json& tensor : test["tensors"]) {
-      EXPECT_EQ(keys(tensor),
-                with_figures({"codec", "outcome", "converted", "bytes", "bits_per_weight", "nan", "inf", "lost"},
-                             {"max_abs_at", "worst_block", "entropy", "code_use", "error_histogram"}));
+      EXPECT_EQ(keys(tensor), with_figures({"codec", "outcome", "converted", "bytes", "bits_per_weight", "nan", "inf",
+                                            "lost", "exact"},
+                                           {"max_abs_at", "worst_block", "entropy", "code_use", "error_histogram"}));
       const Json& worst = tensor["worst_block"];
       EXPECT_TRUE(worst.is_null() || keys(worst) == (std::vector<std::string>{"at", "rmse", "absmax"}));
     }
@@ -394,8 +394,8 @@ TEST_F(MeasureProgram, FormatsAreThoseOfConvert) {
       {"bf16", "bf16"},
       {"fp16", "fp16"}};
   for (const auto& [format, options] : same) {
-    EXPECT_EQ(run("convert w.safetensors out --overwrite --to " + options).code, 0) << options;
-    const Json found = json("w.safetensors out --to " + format);
+    EXPECT_EQ(run("convert w.safetensors out.safetensors --overwrite --to " + options).code, 0) << options;
+    const Json found = json("w.safetensors out.safetensors --to " + format);
     Json written = found["tests"][0], planned = found["tests"][1];
     EXPECT_EQ(planned["name"], format);
     written.erase("name");
@@ -412,7 +412,7 @@ TEST_F(MeasureProgram, NothingIsWritten) {
 
 // One line on stderr and a documented exit code, whatever is wrong.
 TEST_F(MeasureProgram, ErrorsAreOneLine) {
-  EXPECT_EQ(run("convert w.safetensors q --to nf4").code, 0);
+  EXPECT_EQ(run("convert w.safetensors q.safetensors --to nf4").code, 0);
   std::ofstream(root_.path() / "bad.safetensors") << "version https://git-lfs.github.com/spec/v1\n";
   const std::vector<std::pair<std::string, int>> cases{
       {"", 2},
@@ -436,8 +436,8 @@ TEST_F(MeasureProgram, ErrorsAreOneLine) {
       {"w.safetensors --to nf4 --max-rmse big", 2},
       {"w.safetensors --to nf4 --min-sqnr '(=1'", 2},
       {"w.safetensors --to nf4 --min-cosine 'no.such.tensor=1'", 2},
-      {"w.safetensors q --to nf4 --max-memory 1MB", 5},
-      {"q --to nf4", 3},
+      {"w.safetensors q.safetensors --to nf4 --max-memory 1MB", 5},
+      {"q.safetensors --to nf4", 3},
       {"bad.safetensors w.safetensors", 3},
       {"w.safetensors bad.safetensors", 3},
       {"w.safetensors no_such_model", 3},
@@ -468,12 +468,13 @@ TEST_F(MeasureProgram, LimitsThatAreKept) {
 
 // Before the weights are read, of which the test here has none.
 TEST_F(MeasureProgram, PatternsAreCheckedBeforeMeasuring) {
-  EXPECT_EQ(run("convert w.safetensors q --to nf4").code, 0);
-  const Outcome outcome = run("measure w.safetensors q --min-sqnr 'no.such=3' --max-memory 15MB --progress plain");
+  EXPECT_EQ(run("convert w.safetensors q.safetensors --to nf4").code, 0);
+  const Outcome outcome =
+      run("measure w.safetensors q.safetensors --min-sqnr 'no.such=3' --max-memory 15MB --progress plain");
   EXPECT_EQ(outcome.code, 2);  // 5 if what measuring needs was asked for first
   EXPECT_THAT(outcome.err, HasSubstr("--min-sqnr 'no.such' matches no tensor"));
   EXPECT_EQ(outcome.out, "");
-  EXPECT_EQ(run("measure w.safetensors q --max-rmse q_proj=3").err,
+  EXPECT_EQ(run("measure w.safetensors q.safetensors --max-rmse q_proj=3").err,
             "error: --max-rmse 'q_proj' matches no tensor as a whole name; '.*q_proj.*' matches 1\n");
 }
 

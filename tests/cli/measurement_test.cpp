@@ -125,6 +125,26 @@ TEST(MeasurementJson, FiguresByHand) {
   EXPECT_EQ(tensor["worst_block"]["absmax"], 4);
 }
 
+// NaN and infinities count, which no figure takes part of.
+TEST(MeasurementJson, ExactIsWhatHasNoErrorAtAll) {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  const auto make = [](float reference, float test) {
+    MeasuredWeights tensor = weights("layers.0.up", 2, "up", 0);
+    tensor.stats = describe(std::vector<float>{1, reference}, 0);
+    const MeasuredWeights other = weights("layers.1.up", 2, "up", 1);
+    return json(measurement({tensor, other}, {error({1, reference}, {1, test}), error({1, 2}, {1, 2})}))["tests"][0];
+  };
+  for (const auto& [reference, test, exact] :
+       {std::tuple{2.0f, 2.0f, true}, {nan, nan, true}, {nan, 2.0f, false}, {2.0f, nan, false}, {2.0f, 3.0f, false}}) {
+    const Json found = make(reference, test);
+    EXPECT_EQ(found["tensors"][0]["exact"], exact) << reference << " -> " << test;
+    EXPECT_EQ(found["layers"][0]["exact"], exact);
+    EXPECT_EQ(found["kinds"][0]["exact"], exact);
+    EXPECT_EQ(found["total"]["exact"], exact);
+    EXPECT_EQ(found["layers"][1]["exact"], true);
+  }
+}
+
 // The mean of two root mean squares is none.
 TEST(MeasurementJson, FiguresOfGroupsAreThoseOfAllTheirWeights) {
   const Json test = json(two_layers())["tests"][0];
@@ -430,6 +450,33 @@ TEST(MeasurementTable, ListsSoManyOfTheWorst) {
   EXPECT_THAT(to_table(two_layers(), 0, false), HasSubstr("\nlayers.1.down "));
   const Measurement exact = measurement({weights("a", 1)}, {kept(error({1}, {1}))});
   EXPECT_THAT(to_table(exact, 10, false), Not(HasSubstr("worst")));
+}
+
+// Like tensors: those without any error are left out, and of too many the worst are shown.
+TEST(MeasurementTable, ManyLayersAreLeftOut) {
+  const auto lines = [](std::size_t inexact, std::size_t exact, std::size_t worst) {
+    std::vector<MeasuredWeights> tensors;
+    std::vector<std::optional<MeasuredError>> errors;
+    for (std::size_t i = 0; i < inexact + exact; ++i) {
+      tensors.push_back(weights("layers." + std::to_string(i) + ".up", 2, "up", i));
+      const float by = i < inexact ? 1 + static_cast<float>(i * 7 % inexact) / 1000 : 0;
+      errors.emplace_back(error({10, 20}, {10, 20 + by}));
+    }
+    const std::string table = to_table(measurement(std::move(tensors), std::move(errors)), worst, false);
+    const std::size_t at = table.find("\nlayer ");
+    return at == std::string::npos ? std::vector<std::string>() : lines_of(table.substr(at + 1));
+  };
+  EXPECT_EQ(lines(0, 2000, 10).size(), 0U);
+  EXPECT_EQ(lines(0, 2000, 0).size(), 2001U);
+  EXPECT_EQ(lines(128, 0, 10).size(), 129U);
+  const std::vector<std::string> some = lines(3, 2000, 10);
+  EXPECT_THAT(some, ElementsAre(testing::_, testing::StartsWith("0 "), testing::StartsWith("1 "),
+                                testing::StartsWith("2 "), "2000 more layers with less error or none"));
+  // i * 7 modulo 1000 is 999 at 857, 998 at 714, 997 at 571.
+  const std::vector<std::string> worst = lines(1000, 5, 3);
+  EXPECT_THAT(worst, ElementsAre(testing::_, testing::StartsWith("571 "), testing::StartsWith("714 "),
+                                 testing::StartsWith("857 "), "1002 more layers with less error or none"));
+  EXPECT_EQ(lines(1000, 5, 0).size(), 1006U);
 }
 
 // One kind or one layer is what the last line says anyway.

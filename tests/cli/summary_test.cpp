@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fmt/format.h>
 #include <bit>
@@ -109,10 +110,10 @@ TEST_F(Summary, JsonHasWhatTheSummarySays) {
   EXPECT_THAT(text, HasSubstr(expected));
   EXPECT_EQ(told.at("load"), "transformers.LlamaForCausalLM.from_pretrained(\"out\")");
   EXPECT_EQ(told.at("exact"), false);
-  const auto exact = json("w.safetensors e --to fp32 --tensor 'a.*=fp32'");
+  const auto exact = json("w.safetensors e.safetensors --to fp32 --tensor 'a.*=fp32'");
   EXPECT_EQ(exact.at("kept_share"), 0);
   EXPECT_TRUE(exact.at("worst_tensor").is_null());
-  const auto unknown = json("w.safetensors u --to nf4 --error-report none");
+  const auto unknown = json("w.safetensors u.safetensors --to nf4 --error-report none");
   EXPECT_TRUE(unknown.at("sqnr_db").is_null());
   EXPECT_EQ(unknown.at("exact"), false);
   EXPECT_EQ(json("m dry --to nf4 --dry-run").at("kept_share"), told.at("kept_share"));
@@ -143,7 +144,8 @@ TEST_F(Summary, WhatStaysAsItWasIsSaidToBeExact) {
   const test::Outcome outcome = run("convert w.safetensors same.safetensors --to fp32");
   EXPECT_THAT(outcome.out, HasSubstr("every weight is as it was\n"));
   EXPECT_THAT(outcome.err, HasSubstr("warning: nothing is cast: every weight is fp32 already\n"));
-  EXPECT_EQ(nlohmann::json::parse(run("convert w.safetensors again --to fp32 --json").out).at("exact"), true);
+  EXPECT_EQ(nlohmann::json::parse(run("convert w.safetensors again.safetensors --to fp32 --json").out).at("exact"),
+            true);
 }
 
 // fp32 rounds fp64, and says so.
@@ -208,6 +210,13 @@ TEST_F(Summary, WeightsThatStayBehindAreNamed) {
   EXPECT_FALSE(fs::exists(root_.path() / "out/onnx"));
 }
 
+TEST_F(Summary, PipesThatStayBehindAreNamed) {
+  ASSERT_EQ(mkfifo((root_.path() / "m/pipe").c_str(), 0600), 0);
+  EXPECT_THAT(run("convert m out --to nf4").err,
+              HasSubstr("warning: not carried over, pipes, sockets and devices: pipe\n"));
+  EXPECT_FALSE(fs::exists(root_.path() / "out/pipe"));
+}
+
 // 1e300 would become infinite in fp32: such a tensor stays F64, and is not said to be beyond fp16.
 TEST_F(Summary, WhatFp32CannotHoldStaysF64) {
   const auto write = [&](const char* value_in, double value) {
@@ -221,25 +230,25 @@ TEST_F(Summary, WhatFp32CannotHoldStaysF64) {
   };
   for (const char* const to : {"nf4", "int8"}) {
     write("up.weight", 1e300);
-    const test::Outcome outcome = run(std::string("convert f64.safetensors out --overwrite --to ") + to);
+    const test::Outcome outcome = run(std::string("convert f64.safetensors out.safetensors --overwrite --to ") + to);
     EXPECT_THAT(outcome.err, HasSubstr("warning: tensor 'up.weight' is kept as F64: 1 beyond fp32\n")) << to;
-    EXPECT_THAT(run("inspect out").out, HasSubstr("up.weight  F64 ")) << to;
+    EXPECT_THAT(run("inspect out.safetensors").out, HasSubstr("up.weight  F64 ")) << to;
     const auto measured = nlohmann::json::parse(run(std::string("measure f64.safetensors --json --to ") + to).out);
     EXPECT_THAT(measured.dump(), HasSubstr("float64")) << to;
   }
   write("up.weight", 7e4);
-  EXPECT_THAT(run("convert f64.safetensors out --overwrite --to int8").err,
+  EXPECT_THAT(run("convert f64.safetensors out.safetensors --overwrite --to int8").err,
               HasSubstr("warning: tensor 'up.weight' is kept as F32: 1 beyond fp16\n"));
   // One that is no linear layer, and was to be cast.
   write("norm.weight", 1e300);
-  EXPECT_THAT(run("convert f64.safetensors out --overwrite --to nf4").err,
+  EXPECT_THAT(run("convert f64.safetensors out.safetensors --overwrite --to nf4").err,
               HasSubstr("warning: tensor 'norm.weight' is kept as F64: 1 beyond fp32\n"));
   // Who asks for fp32 gets it.
-  test::Outcome outcome = run("convert f64.safetensors out --overwrite --to fp32");
+  test::Outcome outcome = run("convert f64.safetensors out.safetensors --overwrite --to fp32");
   EXPECT_THAT(outcome.err, HasSubstr("warning: tensor 'norm.weight': 1 beyond fp32, stored as infinity\n"));
   EXPECT_THAT(outcome.out, HasSubstr("\nNaN: 0, infinite: 0, beyond the stored type: 1; see the warnings\n"));
-  EXPECT_THAT(run("measure f64.safetensors out").out, HasSubstr("BROKEN"));
-  outcome = run("convert f64.safetensors out --overwrite --to fp32 --on-overflow clamp");
+  EXPECT_THAT(run("measure f64.safetensors out.safetensors").out, HasSubstr("BROKEN"));
+  outcome = run("convert f64.safetensors out.safetensors --overwrite --to fp32 --on-overflow clamp");
   EXPECT_THAT(outcome.err, HasSubstr("warning: tensor 'norm.weight': 1 beyond fp32, stored as the largest fp32\n"));
   for (const char* const to : {"fp32 --on-overflow error", "bf16 --on-overflow error", "fp32 --nonfinite error",
                                "fp16 --nonfinite error --on-overflow keep", "nf4 --nonfinite error"}) {
@@ -250,10 +259,31 @@ TEST_F(Summary, WhatFp32CannotHoldStaysF64) {
   }
 }
 
+// Beside what is quantized F64 is cast, and then --on-overflow says what becomes of it.
+TEST_F(Summary, CastsBesideWhatIsQuantizedMayBeClamped) {
+  std::string data(2 * 1024 + 8, '\x3c');
+  const double value = 1e300;
+  std::memcpy(data.data() + 2 * 1024, &value, sizeof(value));
+  root_.write("two.safetensors",
+              test::safetensors_file(R"({"a.up_proj.weight":{"dtype":"F32","shape":[8,64],"data_offsets":[0,2048]},)"
+                                     R"("a.bias":{"dtype":"F64","shape":[1],"data_offsets":[2048,2056]}})",
+                                     data));
+  const auto with = [&](const std::string& policy) {
+    return test::run_program(root_.path(), "convert two.safetensors out.safetensors --overwrite --to nf4" + policy);
+  };
+  EXPECT_THAT(with("").err, HasSubstr("warning: tensor 'a.bias' is kept as F64: 1 beyond fp32\n"));
+  EXPECT_THAT(with(" --on-overflow keep").err, HasSubstr("warning: tensor 'a.bias' is kept as F64: 1 beyond fp32\n"));
+  EXPECT_THAT(with(" --on-overflow clamp").err,
+              HasSubstr("warning: tensor 'a.bias': 1 beyond fp32, stored as the largest fp32\n"));
+  const test::Outcome stopped = with(" --on-overflow error");
+  EXPECT_EQ(stopped.code, 3);
+  EXPECT_THAT(stopped.err, HasSubstr("tensor 'a.bias': 1 of 1 weights exceed 3.40e38, the largest fp32"));
+}
+
 // Nothing to quantize is no error, but nobody asks for it.
 TEST_F(Summary, ThatNothingIsQuantizedIsSaid) {
   root_.write("empty.safetensors", test::safetensors_file("{}", ""));
-  EXPECT_THAT(run("convert empty.safetensors out --to nf4").err,
+  EXPECT_THAT(run("convert empty.safetensors out.safetensors --to nf4").err,
               HasSubstr("warning: nothing is quantized: the input has no tensors\n"));
   EXPECT_THAT(run("convert m none --to nf4 --skip '.*'").err, HasSubstr("warning: nothing is quantized: "));
   EXPECT_EQ(run("convert m some --to nf4").err.find("nothing is"), std::string::npos);

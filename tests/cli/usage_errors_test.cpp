@@ -33,7 +33,7 @@ class UsageErrors : public testing::Test {
     const test::Outcome outcome = test::run_program(root_.path(), arguments);
     EXPECT_EQ(outcome.code, code) << arguments;
     EXPECT_EQ(outcome.out, "") << arguments;
-    EXPECT_FALSE(fs::exists(root_.path() / "out")) << arguments;
+    for (const char* const out : {"out", "out.safetensors"}) EXPECT_FALSE(fs::exists(root_.path() / out)) << arguments;
     EXPECT_THAT(outcome.err, StartsWith("error: ")) << arguments;
     EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;
     return outcome.err.substr(7, outcome.err.size() - 8);
@@ -43,7 +43,7 @@ class UsageErrors : public testing::Test {
 };
 
 TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {
-  const std::string convert = "convert w.safetensors out --to ";
+  const std::string convert = "convert w.safetensors out.safetensors --to ";
   EXPECT_EQ(error_of(convert + "fp16 --on-overflow saturate"),
             "--on-overflow: 'saturate' is none of error, clamp, keep");
   EXPECT_EQ(error_of(convert + "nf4 --nonfinite kepe"),
@@ -59,7 +59,12 @@ TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {
             "--compute-dtype: 'int8' is none of float32, bfloat16, float16");
   EXPECT_EQ(error_of(convert + "nf4 --progress loud"), "--progress: 'loud' is none of auto, bar, plain, json, none");
   EXPECT_EQ(error_of("completion tcsh"), "SHELL: 'tcsh' is none of bash, zsh, fish");
-  EXPECT_EQ(error_of("measure w.safetensors --to nf5"), "codec 'nf5' " + targets + ", keep");
+  EXPECT_EQ(error_of("measure w.safetensors --to nf5"), "--to 'nf5': codec 'nf5' " + targets + ", keep");
+  EXPECT_EQ(error_of("measure w.safetensors --to nf4:block-size=33"),
+            "--to 'nf4:block-size=33': blocksize is 33, not one of 32, 64, ..., 4096");
+  EXPECT_THAT(error_of(convert + "nf4:block-size=33"), StartsWith("--to: 'nf4:block-size=33' " + targets));
+  EXPECT_THAT(error_of(convert + "nf4 --tensor 'up.*=nf4:block-size=33'"),
+              StartsWith("--tensor 'up.*=nf4:block-size=33': codec "));
 }
 
 TEST_F(UsageErrors, ShortNamesOfComputeTypesAreTaken) {
@@ -78,18 +83,19 @@ TEST_F(UsageErrors, TyposGetASuggestion) {
             "command 'convrt' " + all + ": did you mean convert? (see nibble --help)");
   EXPECT_EQ(error_of("x"), "command 'x' " + all + " (see nibble --help)");
   EXPECT_EQ(error_of("help x"), "command 'x' " + all + " (see nibble --help)");
-  EXPECT_EQ(error_of("convert w.safetensors out --to nf4 --blocksize 32"),
+  EXPECT_EQ(error_of("convert w.safetensors out.safetensors --to nf4 --blocksize 32"),
             "convert has no option '--blocksize': did you mean --block-size? (see nibble convert --help)");
-  EXPECT_EQ(error_of("convert w.safetensors out --too=nf4"),  // and not that --to is missing
+  EXPECT_EQ(error_of("convert w.safetensors out.safetensors --too=nf4"),  // and not that --to is missing
             "convert has no option '--too': did you mean --to? (see nibble convert --help)");
-  EXPECT_EQ(error_of("convert w.safetensors out -to nf4"),
+  EXPECT_EQ(error_of("convert w.safetensors out.safetensors -to nf4"),
             "convert has no option '-to': did you mean --to? (see nibble convert --help)");
   EXPECT_EQ(error_of("inspect w.safetensors --wonderful"),
             "inspect has no option '--wonderful' (see nibble inspect --help)");
-  EXPECT_EQ(error_of("convert w.safetensors out --to nf4 --double-quant"),
+  EXPECT_EQ(error_of("convert w.safetensors out.safetensors --to nf4 --double-quant"),
             "convert has no option '--double-quant': that is the default, which --no-double-quant turns off "
             "(see nibble convert --help)");
-  EXPECT_THAT(error_of("convert w.safetensors out"), HasSubstr("--to is required (see nibble convert --help)"));
+  EXPECT_THAT(error_of("convert w.safetensors out.safetensors"),
+              HasSubstr("--to is required (see nibble convert --help)"));
   for (const char* const word : {"conv", "quantize"})
     EXPECT_EQ(error_of(word),
               std::string("command '") + word + "' " + all + ": did you mean convert? (see nibble --help)");
@@ -171,7 +177,7 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
   EXPECT_EQ(message("int8 --compute-dtype bf16"),
             "--compute-dtype does not go with --to int8: only nf4 and fp4 layers have a compute type");
   EXPECT_EQ(message("nf4 --on-overflow clamp"),
-            "--on-overflow does not go with --to nf4: it is for casts (--nonfinite is for what is quantized)");
+            "--on-overflow applies to no tensor: it is for casts (--nonfinite is for what is quantized)");
   EXPECT_EQ(message("bf16 --nonfinite quantize"),
             "--nonfinite does not go with --to bf16: casts store NaN and infinity as they are, so there is nothing to "
             "quantize");
@@ -185,7 +191,7 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
   EXPECT_EQ(message("nf4 --tensor '.*=int8' --block-size 32"),
             "--block-size applies to no tensor: only nf4 and fp4 have blocks");
   for (const std::string option : {"--max-shard-size 1GB", "--keep-shards"})
-    EXPECT_EQ(error_of("convert w.safetensors out --to nf4 " + option),
+    EXPECT_EQ(error_of("convert w.safetensors out.safetensors --to nf4 " + option),
               option.substr(0, option.find(' ')) + " does not go with 'w.safetensors': a file becomes one file");
   // A rule may bring the codec that an option is for.
   const auto code = [&](const std::string& options) {
@@ -230,11 +236,13 @@ TEST_F(UsageErrors, ModelsAreNamedWithDots) {
 TEST_F(UsageErrors, DryRunEndsAsTheRunWould) {
   root_.write("text/note.txt", "mine");
   root_.write("file", "mine");
+  root_.write(".theirs.nibble/note.txt", "mine");
+  fs::permissions(root_.path() / ".theirs.nibble", fs::perms::owner_all);
   EXPECT_EQ(test::run_program(root_.path(), "convert m model --to nf4").code, 0);
-  EXPECT_EQ(test::run_program(root_.path(), "convert w.safetensors w2 --to nf4").code, 0);
-  for (const std::string rest :
-       {"m model", "m text", "m text --overwrite", "w.safetensors w2", "w.safetensors file --overwrite", "m file/x",
-        "m no/out", "m m", "w.safetensors w.safetensors --overwrite", "w.safetensors /dev/null"}) {
+  EXPECT_EQ(test::run_program(root_.path(), "convert w.safetensors w2.safetensors --to nf4").code, 0);
+  for (const std::string rest : {"m model", "m text", "m text --overwrite", "w.safetensors w2.safetensors",
+                                 "w.safetensors file --overwrite", "m file/x", "m no/out", "m m", "m theirs",
+                                 "w.safetensors w.safetensors --overwrite", "w.safetensors /dev/null"}) {
     const test::Outcome dry = test::run_program(root_.path(), "convert " + rest + " --to int8 --dry-run");
     const test::Outcome real = test::run_program(root_.path(), "convert " + rest + " --to int8");
     EXPECT_NE(real.code, 0) << rest;
@@ -242,7 +250,7 @@ TEST_F(UsageErrors, DryRunEndsAsTheRunWould) {
     EXPECT_THAT(dry.err, testing::EndsWith(real.err)) << rest;  // after the warnings of the plan
     EXPECT_THAT(dry.out, HasSubstr("up")) << rest;
   }
-  for (const std::string rest : {"m model --overwrite", "w.safetensors w2 --overwrite", "m new"})
+  for (const std::string rest : {"m model --overwrite", "w.safetensors w2.safetensors --overwrite", "m new"})
     EXPECT_EQ(test::run_program(root_.path(), "convert " + rest + " --to int8 --dry-run").code, 0) << rest;
   EXPECT_THAT(test::read_file(root_.path() / "model/config.json"), HasSubstr("nf4"));
 }
@@ -251,7 +259,7 @@ TEST_F(UsageErrors, PathsAreNamedAsTheyWereGiven) {
   root_.write("d/bad.safetensors", "version https://git-lfs.github.com/spec/v1\n");
   root_.write("d/config.json", "[");
   root_.write("d/model.safetensors", matrix("w"));
-  EXPECT_THAT(error_of("convert d/bad.safetensors out --to nf4", 3), StartsWith("d/bad.safetensors: "));
+  EXPECT_THAT(error_of("convert d/bad.safetensors out.safetensors --to nf4", 3), StartsWith("d/bad.safetensors: "));
   EXPECT_THAT(error_of("inspect ./d/../d/bad.safetensors", 3), StartsWith("./d/../d/bad.safetensors: "));
   EXPECT_THAT(error_of("convert d out --to nf4", 3), StartsWith("d/config.json: "));
   EXPECT_EQ(error_of("inspect d/none.safetensors", 3), "d/none.safetensors: No such file or directory");
@@ -262,8 +270,8 @@ TEST_F(UsageErrors, PathsAreNamedAsTheyWereGiven) {
   root_.write(
       "i/model.safetensors",
       test::safetensors_file(R"({"u.weight":{"dtype":"F32","shape":[4,64],"data_offsets":[0,1024]}})", infinite));
-  for (const char* const in : {"i", "i/model.safetensors"})
-    EXPECT_THAT(error_of(std::string("convert ") + in + " out --to nf4 --nonfinite error", 3),
+  for (const char* const files : {"i out", "i/model.safetensors out.safetensors"})
+    EXPECT_THAT(error_of(std::string("convert ") + files + " --to nf4 --nonfinite error", 3),
                 StartsWith("i/model.safetensors: tensor 'u.weight': "));
 }
 

@@ -15,15 +15,16 @@ TEST(MemoryLimit, WhatIsTooMuchIsSaidWithTheWholeProgram) {
   EXPECT_EQ(error_of([&] { limit.take(400'001, "f"); }, Errc::no_space),
             "f: opening it needs at least 15680065 bytes of memory, --max-memory allows 15680064 bytes");
   EXPECT_EQ(error_of([&] { limit.take(1'400'000, "f"); }, Errc::no_space),
-            "f: opening it needs at least 16.7 MB of memory, --max-memory allows 15.7 MB");
+            "f: opening it needs at least 16.68 MB of memory, --max-memory allows 15.68 MB");
   EXPECT_EQ(limit.taken(), 600'000U);
   limit.take(400'000, "f");
 }
 
+// What is needed is said, and not what is a byte more than what is allowed.
 TEST(MemoryLimit, LessThanTheProgramAllowsNothing) {
   MemoryLimit limit(1'000'000);
   EXPECT_EQ(error_of([&] { limit.take(1, "f"); }, Errc::no_space),
-            "f: opening it needs at least 1000001 bytes of memory, --max-memory allows 1000000 bytes");
+            "f: opening it needs at least 14.68 MB of memory, --max-memory allows 1.00 MB");
   limit.take(0, "f");
 }
 

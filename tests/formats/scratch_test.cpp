@@ -51,6 +51,17 @@ class ScratchContract : public testing::TestWithParam<std::string> {
   std::unique_ptr<Scratch> scratch_;
 };
 
+// A tensor whose last part is empty asks for it at the end.
+TEST(MemoryScratch, NoBytesLieNowhere) {
+  MemoryScratch scratch(100);
+  Bytes room;
+  for (const std::uint64_t offset : {std::uint64_t{100}, std::uint64_t{1} << 40}) {
+    EXPECT_EQ(scratch.lend(offset, 0, room).data(), nullptr);
+    EXPECT_EQ(scratch.view(offset, 0, room).data(), nullptr);
+  }
+  EXPECT_EQ(scratch.lend(99, 1, room).data(), scratch.lend(0, 100, room).data() + 99);
+}
+
 TEST_P(ScratchContract, GivesBackWhatWasWritten) {
   const Bytes all = pattern(size, 1), some = pattern(4097, 2);
   scratch_->write(0, all);

@@ -35,7 +35,7 @@ TEST(Memory, TooLittleIsSaidWithBothFigures) {
                     (void)plan_memory(plan_for({64, 64}, "nf4"), {1, 1'000'000});
                   },
                   Errc::no_space),
-              testing::MatchesRegex("this conversion needs 1.\\.. MB of memory, --max-memory allows 1.0 MB"));
+              testing::MatchesRegex("this conversion needs 1.\\... MB of memory, --max-memory allows 1.00 MB"));
 }
 
 // What grows with a model is in the plan: the fp32 absmax of the largest tensor, and what each tensor's names take.

@@ -33,6 +33,14 @@ TEST(CodecInstead, KeepsWhatTheCodecCannotHold) {
   EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), "keep");  // nothing is quantized there
   recipe.nonfinite = Nonfinite::error;
   EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), std::nullopt);
+  // An infinity is what is kept off, also for who would keep it.
+  recipe.nonfinite = Nonfinite::keep;
+  recipe.options.on_overflow = OnOverflow::keep;
+  EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), "keep");
+  for (const OnOverflow policy : {OnOverflow::error, OnOverflow::clamp}) {
+    recipe.options.on_overflow = policy;
+    EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), std::nullopt);
+  }
 }
 
 TEST(OverflowPolicy, IsAnErrorForFp16UnlessSaidOtherwise) {
@@ -84,8 +92,11 @@ TEST(Objection, ToValuesThatAreOrBecomeNoNumbers) {
   // An F64 tensor of a quantized model stays F64, unless no such value is allowed.
   Recipe quantizing;
   quantizing.to = "nf4";
-  quantizing.options.on_overflow = OnOverflow::error;
   EXPECT_EQ(objection(quantizing, fp32, huge, 256), "");
+  quantizing.options.on_overflow = OnOverflow::error;
+  EXPECT_EQ(objection(quantizing, fp32, huge, 256),
+            "2 of 256 weights exceed 3.40e38, the largest fp32, the first at 3; see --on-overflow");
+  quantizing.options.on_overflow = OnOverflow::automatic;
   quantizing.nonfinite = strict;
   EXPECT_NE(objection(quantizing, fp32, huge, 256), "");
 }
@@ -97,7 +108,24 @@ TEST(Describe, SaysWhatACastStores) {
   EXPECT_EQ(describe({.nan = 1, .overflow = 3}, recipe, bf16), "1 NaN, 3 beyond bf16, stored as infinity");
   recipe.options.on_overflow = OnOverflow::clamp;
   EXPECT_EQ(describe({.overflow = 3}, recipe, bf16), "3 beyond bf16, stored as the largest bf16");
-  EXPECT_EQ(describe({.overflow = 3}, recipe, planned(DType::f32, "int8", true)), "3 beyond fp16");
+}
+
+TEST(Describe, SaysWhatIsQuantizedInstead) {
+  Recipe recipe;
+  recipe.nonfinite = Nonfinite::quantize;
+  const auto said = [&](const Findings& found, std::string_view codec) {
+    return describe(found, recipe, planned(DType::f64, codec, true));
+  };
+  EXPECT_EQ(said({.nan = 1}, "nf4"), "1 NaN; stored instead: 0 for NaN");
+  EXPECT_EQ(said({.nan = 1, .inf = 2}, "fp4"),
+            "1 NaN, 2 infinite; stored instead: 0 for NaN, the largest finite magnitude of its block for what is "
+            "infinite");
+  EXPECT_EQ(said({.overflow = 3, .overflow_fp32 = 3}, "nf4"),
+            "3 beyond fp32; stored instead: the largest finite magnitude of its block for what is beyond fp32");
+  EXPECT_EQ(said({.overflow = 3}, "int8"), "3 beyond fp16; stored instead: 65504 for what is beyond fp16");
+  EXPECT_EQ(said({.inf = 1, .overflow = 3, .overflow_fp32 = 1}, "int8"),
+            "1 infinite, 3 beyond fp16, 1 of them beyond fp32; stored instead: the largest finite magnitude of its row "
+            "for what is infinite or beyond fp32, 65504 for what is beyond fp16");
 }
 
 TEST(Describe, NamesTheRangeThatCounts) {

@@ -25,5 +25,13 @@ TEST(SizeText, NoNumberReachesTheNextUnit) {
   EXPECT_EQ(size_both((1 << 20) - 1), "1.05 MB (1.00 MiB)");
 }
 
+// Where one is too large for the other, both must not read the same.
+TEST(SizeText, SizesThatLookAlikeAreToldApartByTheirBytes) {
+  using Texts = std::pair<std::string, std::string>;
+  EXPECT_EQ(told_apart(15'680'065, 15'680'064, size_short), Texts("15680065 bytes", "15680064 bytes"));
+  EXPECT_EQ(told_apart(16'680'064, 15'680'064, size_short), Texts("16.68 MB", "15.68 MB"));
+  EXPECT_EQ(told_apart(2'000'000, 1'000'000, size_both), Texts("2.00 MB (1.91 MiB)", "1.00 MB (976.56 KiB)"));
+}
+
 }  // namespace
 }  // namespace nibble::size_text_test

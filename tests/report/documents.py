@@ -22,7 +22,7 @@ def reference_tensor(name, kind, layer, shape, rms=0.02, kurtosis=3.2):
 
 def exact_tensor(tensor, codec="keep"):
     return {"codec": codec, "outcome": "kept", "converted": False, "bytes": tensor["bytes"], "bits_per_weight": 16.0,
-            "nan": 0, "inf": 0, "lost": 0, "mae": 0.0,
+            "nan": 0, "inf": 0, "lost": 0, "exact": True, "mae": 0.0,
             "rmse": 0.0, "max_abs": 0.0, "rel_rmse": 0.0, "sqnr_db": None, "cosine": 1.0, "mean_rel": 0.0,
             "max_abs_at": None, "worst_block": None,
             "entropy": None, "code_use": None, "error_histogram": [["zero", tensor["weights"]]]}
@@ -37,7 +37,7 @@ def quantized_tensor(tensor, codec, bits, relative, chance):
     top = math.floor(math.log2(rmse)) + 2
     bins = {top - i: weights * part for i, part in enumerate([0.004, 0.19, 0.4, 0.2, 0.1, 0.05, 0.026, 0.012, 0.006])}
     return {"codec": codec, "outcome": "quantized", "converted": True, "bytes": int(weights * bits / 8),
-            "bits_per_weight": bits, "nan": 0, "inf": 0, "lost": 0,
+            "bits_per_weight": bits, "nan": 0, "inf": 0, "lost": 0, "exact": False,
             "mae": rmse * 0.78, "rmse": rmse, "max_abs": rmse * 9, "rel_rmse": relative,
             "sqnr_db": -20 * math.log10(relative), "cosine": 1 - relative ** 2 / 2, "mean_rel": relative * 2.4,
             "max_abs_at": at + 5, "worst_block": {"at": at, "rmse": rmse * 4.1, "absmax": tensor["absmax"]["max"]},
@@ -48,10 +48,11 @@ def quantized_tensor(tensor, codec, bits, relative, chance):
 
 def sums(indices, reference, test):
     """FIGURES and what else is said of several tensors: those that the test lacks do not count."""
+    exact = all(test[i]["exact"] for i in indices if test[i])
     pairs = [(reference[i], test[i]) for i in indices if test[i] and test[i]["rmse"] is not None]
     if not pairs:
         return {**dict.fromkeys(["mae", "rmse", "max_abs", "rel_rmse", "sqnr_db", "cosine", "mean_rel",
-                                 "bits_per_weight"]), "weights": 0, "lost": 0}
+                                 "bits_per_weight"]), "weights": 0, "lost": 0, "exact": exact}
     weights = sum(tensor["weights"] for tensor, _ in pairs)
 
     def mean(value):
@@ -63,7 +64,7 @@ def sums(indices, reference, test):
             "sqnr_db": 10 * math.log10(signal / noise) if noise else None, "cosine": mean(lambda t, r: r["cosine"]),
             "mean_rel": mean(lambda t, r: r["mean_rel"]),
             "bits_per_weight": 8 * sum(result["bytes"] for _, result in pairs) / weights, "weights": weights,
-            "lost": sum(result["lost"] for _, result in pairs)}
+            "lost": sum(result["lost"] for _, result in pairs), "exact": exact}
 
 
 OUTCOMES = "quantized", "cast", "kept"
@@ -238,14 +239,16 @@ def empty_figures():
 
 
 def lost_numbers():
-    """F64 with one number beyond fp32, which became infinite; infinities that were there before are no loss."""
+    """F64 with one number beyond fp32, which became infinite; infinities that were there before are no loss. NaN that
+    became numbers are an error, but no figure says so."""
     chance = random.Random(9)
-    reference = [reference_tensor(f"layers.{i}.weight", "weight", i, [64, 64]) for i in range(2)]
+    reference = [reference_tensor(f"layers.{i}.weight", "weight", i, [64, 64]) for i in range(3)]
     reference[0].update(dtype="F64", inf=1, beyond_fp32=1)
     reference[1].update(inf=2)
+    reference[2].update(nan=2)
     results = [cast_tensor(tensor, "float32", 1e-8, chance) for tensor in reference]
     results[0].update(inf=1, nan=0, lost=1)  # the infinity became a number
-    results[1].update(inf=2)
+    results[1].update(inf=2, exact=True)
     for result in results:
         result.update(rmse=0.0, rel_rmse=0.0, sqnr_db=None)
     return document("lost", reference, [("fp32", results)])

@@ -146,6 +146,9 @@ def test_lost_numbers(page):
     for part in ("#tensor-figures", "#layer-table tbody tr:first-child", "#totals"):
         assert "exact" not in "".join(page.texts(part)), (part, page.texts(part))
     assert "0, 1; 1 had a number" in "".join(page.texts("#tensor-figures")), page.texts("#tensor-figures")
+    for tensor, exact in ((1, True), (2, False)):
+        page.run(f"change({{tensor: {tensor}}})")
+        assert ("exact" in "".join(page.texts("#tensor-figures"))) == exact, (tensor, page.texts("#tensor-figures"))
     page.is_sound()
 
 

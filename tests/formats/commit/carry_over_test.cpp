@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -54,6 +55,16 @@ TEST_F(CarryOverTest, LinksThatLeadNowhereAreListed) {
   EXPECT_THAT(measured().left_out().links, ElementsAre("circle", "tokenizer.json"));
 }
 
+// A pipe that nobody writes would be waited for.
+TEST_F(CarryOverTest, WhatIsNoFileIsListed) {
+  write("folder/file");
+  fs::create_symlink("/dev/null", root_.path() / "device");
+  for (const char* const name : {"pipe", "folder/pipe", ".hidden", "config.json"})
+    ASSERT_EQ(mkfifo((root_.path() / name).c_str(), 0600), 0);
+  EXPECT_THAT(measured().left_out().special, ElementsAre("device", "folder/pipe", "pipe"));
+  EXPECT_EQ(bytes_, 4U);
+}
+
 // What cannot be looked at is not left out in silence.
 TEST_F(CarryOverTest, LinksThatCannotBeFollowedAreErrors) {
   fs::create_symlink(std::string(300, 'n'), root_.path() / "tokenizer.json");
@@ -88,6 +99,7 @@ TEST_F(CarryOverTest, NothingIsLeftOutOfAPlainModel) {
   write("model.safetensors");
   write("tokenizer.json");
   EXPECT_THAT(measured().left_out().links, IsEmpty());
+  EXPECT_THAT(measured().left_out().special, IsEmpty());
   EXPECT_THAT(measured().left_out().weights, IsEmpty());
 }
 

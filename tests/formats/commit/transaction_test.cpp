@@ -473,6 +473,32 @@ TEST_F(TransactionTest, ChecksWriteNothing) {
   EXPECT_EQ(entries_of(root_.path()), (Names{".out.nibble", "out"}));
 }
 
+// Beside the output and in it.
+TEST_F(TransactionTest, ChecksSayWhatIsWrongWithTheWorkDirectory) {
+  const auto expect_same = [&](const std::string& refused) {
+    const auto check = [&] { (void)Transaction::check(out_, Kind::directory, {.overwrite = true}); };
+    EXPECT_THAT(refused, testing::Not(IsEmpty()));
+    EXPECT_EQ(in_place(error_of(check, Errc::output_exists)), refused);
+  };
+  {
+    const Transaction other = begin();
+    expect_same(refusal(true));
+  }
+  make_private_directory(root_.path() / ".out.nibble");
+  write(root_.path() / ".out.nibble" / "thesis.tex", "years of work");
+  expect_same(refusal(true));
+  fs::remove_all(root_.path() / ".out.nibble");
+  make_old_model_of_entries();
+  {
+    const Transaction other = begin(true);
+    expect_same(refusal(true));
+  }
+  make_private_directory(out_ / ".nibble");
+  write(out_ / ".nibble" / "thesis.tex", "years of work");
+  expect_same(refusal(true));
+  expect_old_model();
+}
+
 TEST_F(TransactionTest, MissingFolderIsUsage) {
   EXPECT_THAT(error_of([&] { Transaction(root_.path() / "no" / "out", Kind::file, {}); }, Errc::usage),
               HasSubstr("does not exist"));

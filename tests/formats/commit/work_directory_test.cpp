@@ -20,9 +20,16 @@ using test::error_of;
 
 class WorkDirectoryTest : public testing::Test {
  protected:
+  Descriptor open_root() const { return Descriptor(open(root_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); }
   std::unique_ptr<WorkDirectory> make() const {
-    return std::make_unique<WorkDirectory>(Descriptor(open(root_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)),
-                                           ".work", "out", "");
+    return std::make_unique<WorkDirectory>(open_root(), ".work", "out", "");
+  }
+  Descriptor check() const { return WorkDirectory::check(open_root().get(), ".work", "out", ""); }
+  // What is said by who wants one, and by who only asks.
+  std::string refusal(Errc code = Errc::output_exists) const {
+    const std::string said = error_of([&] { make(); }, code);
+    EXPECT_EQ(error_of([&] { (void)check(); }, code), said);
+    return said;
   }
   fs::perms mode() const { return fs::status(work_).permissions(); }
 
@@ -41,7 +48,7 @@ TEST_F(WorkDirectoryTest, IsItsOwnersAloneAndGoneAtTheEnd) {
 
 TEST_F(WorkDirectoryTest, SecondOneIsRefused) {
   const auto first = make();
-  EXPECT_EQ(error_of([&] { make(); }, Errc::output_exists), "out: another nibble is writing it");
+  EXPECT_EQ(refusal(), "out: another nibble is writing it");
   EXPECT_TRUE(fs::exists(work_));
 }
 
@@ -70,7 +77,7 @@ TEST_F(WorkDirectoryTest, OneThatOthersCanWriteIsRefused) {
   fs::create_directory(work_);
   for (const auto others : {fs::perms::group_write, fs::perms::others_write}) {
     fs::permissions(work_, fs::perms::owner_all | others);
-    EXPECT_EQ(error_of([&] { make(); }, Errc::output_exists), ".work: others can write it: remove it first");
+    EXPECT_EQ(refusal(), ".work: others can write it: remove it first");
   }
   EXPECT_TRUE(fs::exists(work_));
 }
@@ -80,16 +87,36 @@ TEST_F(WorkDirectoryTest, OneOfAnotherUserIsRefused) {
   fs::create_directory(work_);
   fs::permissions(work_, fs::perms::owner_all);
   ASSERT_EQ(chown(work_.c_str(), 65534, 65534), 0);
-  EXPECT_EQ(error_of([&] { make(); }, Errc::output_exists), ".work: belongs to another user: remove it first");
+  EXPECT_EQ(refusal(), ".work: belongs to another user: remove it first");
 }
 
 TEST_F(WorkDirectoryTest, LinksAndFilesAreInTheWay) {
   fs::create_directory(root_.path() / "elsewhere");
   fs::create_directory_symlink("elsewhere", work_);
-  EXPECT_EQ(error_of([&] { make(); }, Errc::output_exists), ".work: is in the way: remove it first");
+  EXPECT_EQ(refusal(), ".work: is in the way: remove it first");
   fs::remove(work_);
   (void)root_.write(".work", "");
-  EXPECT_EQ(error_of([&] { make(); }, Errc::output_exists), ".work: is in the way: remove it first");
+  EXPECT_EQ(refusal(), ".work: is in the way: remove it first");
+}
+
+// Root may write everywhere: it is somebody else here.
+TEST_F(WorkDirectoryTest, FolderThatCannotBeWrittenIsSaid) {
+  fs::permissions(root_.path(), fs::perms(0555));
+  const uid_t user = geteuid();
+  ASSERT_EQ(seteuid(user == 0 ? 65534 : user), 0);
+  EXPECT_EQ(refusal(Errc::io), "out: cannot create its work directory: Permission denied");
+  ASSERT_EQ(seteuid(user), 0);
+  fs::permissions(root_.path(), fs::perms::owner_all);
+}
+
+TEST_F(WorkDirectoryTest, CheckCreatesNothingAndKeepsNoLock) {
+  EXPECT_LT(check().get(), 0);
+  EXPECT_TRUE(fs::is_empty(root_.path()));
+  make()->keep();
+  const Descriptor checked = check();
+  EXPECT_GE(checked.get(), 0);
+  EXPECT_GE(check().get(), 0);
+  const auto work = make();  // while what was checked is still open
 }
 
 TEST_F(WorkDirectoryTest, MovesWithItsLock) {

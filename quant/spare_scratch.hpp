@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "nibble/scratch.hpp"
+
+namespace nibble {
+
+/// Memory of finished tensors for the next ones: new pages would have to be cleared by the system first. One scratch is
+/// kept, the largest. Not thread-safe.
+class SpareScratch {
+ public:
+  /// `room` is MemoryPlan::spare_bytes: without any, nothing is kept, because a larger tensor may come, and the plan
+  /// has no place for both.
+  explicit SpareScratch(std::uint64_t room) noexcept : room_(room) {}
+
+  /// What is kept, if it is large enough, or new memory.
+  [[nodiscard]] std::unique_ptr<MemoryScratch> make(std::uint64_t bytes) {
+    if (bytes > 0 && kept_ && bytes <= kept_->size()) return std::move(kept_);
+    return std::make_unique<MemoryScratch>(bytes);
+  }
+
+  /// Takes the scratch of a tensor that is finished. One in a file ends here.
+  void keep(std::unique_ptr<Scratch> scratch) {
+    auto* const memory = dynamic_cast<MemoryScratch*>(scratch.get());
+    if (room_ == 0 || memory == nullptr || memory->size() <= kept_bytes()) return;
+    (void)scratch.release();
+    kept_.reset(memory);
+  }
+
+  [[nodiscard]] std::uint64_t kept_bytes() const noexcept { return kept_ ? kept_->size() : 0; }
+
+ private:
+  std::uint64_t room_;
+  std::unique_ptr<MemoryScratch> kept_;
+};
+
+}  // namespace nibble
