@@ -107,8 +107,8 @@ FourBitError add_block(const FourBitTables& tables, std::span<const float> weigh
     test += static_cast<double>(c) * c;
     sums.add({1, error * error, w * t, w * w, t * t});
   }
-  const auto fp16_of = [](double value) { return fp16::from_float(static_cast<float>(value)); };
-  return {fp16_of(absmax == 0 ? 0 : cross / absmax), fp16_of(test)};
+  if (absmax == 0) return {0, 0};
+  return {fp16::from_float(static_cast<float>(cross / absmax)), fp16::from_float(static_cast<float>(test))};
 }
 
 }  // namespace

@@ -109,7 +109,11 @@ void expect_definition(const FourBitTables& tables, const Tile& tile, const std:
   EXPECT_NEAR(found.sums.product, product, tolerance * (test + mixed));
   EXPECT_NEAR(found.sums.reference, reference, tolerance * (test + 2 * mixed + square));
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    if (tile.absmax[b] == 0) continue;  // its codes all stand for 0, unlike those made up here
+    if (tile.absmax[b] == 0) {
+      EXPECT_EQ(found.blocks[b].cross, 0) << "block " << b;
+      EXPECT_EQ(found.blocks[b].test, 0) << "block " << b;
+      continue;
+    }
     const double mixed_of_block = std::sqrt(blocks[b].error * blocks[b].test);
     EXPECT_NEAR(test_of(found.blocks[b]), blocks[b].test, (fp16_error + tolerance) * blocks[b].test) << "block " << b;
     EXPECT_NEAR(cross_of(found.blocks[b]), blocks[b].cross,
@@ -146,6 +150,10 @@ TEST(FourBitErrors, OfAnySize) {
     for (std::size_t i = 64; i < 128; ++i) weights[i] = 0;
     expect_definition(nf4_tables, {DType::f32, weights, 64}, testing::PrintToString(scale) + " beside zeros");
   }
+  // fp32 could hold sum e^2, not sum t^2.
+  Tile tile(DType::f32, test::normal_weights(1000, 2, 1.5e18f), 64);
+  nf4::encode(tile.w, 64, tile.packed, tile.absmax);
+  expect_definition(nf4_tables, tile, "1.5e18, encoded");
 }
 
 TEST(FourBitErrors, ZerosCostNothing) {
