@@ -311,6 +311,31 @@ void encode_blocks(const float* HWY_RESTRICT absmax, std::size_t n, float offset
   std::copy_n(whole_codes, n, codes);
 }
 
+// The values of one block's codes.
+void decode_block(const std::uint8_t* HWY_RESTRICT codes, std::size_t n, const float* HWY_RESTRICT values, float scale,
+                  float offset, float* HWY_RESTRICT absmax) {
+  std::size_t i = 0;
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+  // One instruction looks up among 32 values by the lowest five bits; the others choose among eight such results.
+  const D d;
+  const hn::RebindToSigned<D> di;
+  const hn::Rebind<std::uint8_t, D> d8;
+  __m512 table[16];
+  for (std::size_t t = 0; t < 16; ++t) table[t] = hn::LoadU(d, values + 16 * t).raw;
+  for (; i + 16 <= n; i += 16) {
+    const __m512i code = hn::PromoteTo(di, hn::LoadU(d8, codes + i)).raw;
+    const auto bit = [&](int which) HWY_ATTR { return _mm512_test_epi32_mask(code, _mm512_set1_epi32(1 << which)); };
+    const __mmask16 bit5 = bit(5), bit6 = bit(6), bit7 = bit(7);
+    const auto of_32 = [&](std::size_t t) HWY_ATTR { return _mm512_permutex2var_ps(table[t], code, table[t + 1]); };
+    const auto of_64 = [&](std::size_t t) HWY_ATTR { return _mm512_mask_blend_ps(bit5, of_32(t), of_32(t + 2)); };
+    const auto of_128 = [&](std::size_t t) HWY_ATTR { return _mm512_mask_blend_ps(bit6, of_64(t), of_64(t + 4)); };
+    const hn::Vec<D> value{_mm512_mask_blend_ps(bit7, of_128(0), of_128(8))};
+    hn::StoreU(hn::Add(hn::Mul(value, hn::Set(d, scale)), hn::Set(d, offset)), d, absmax + i);
+  }
+#endif
+  for (; i < n; ++i) absmax[i] = values[codes[i]] * scale + offset;
+}
+
 // Adds up rows of `partial_sums` values, column by column. Four vectors at a time, all rows: an addition waits for the
 // one before, and more vectors would not fit the registers of every target.
 void add_rows(const float* HWY_RESTRICT values, std::size_t rows, double* HWY_RESTRICT sums) {
@@ -341,6 +366,7 @@ namespace nibble::nested {
 
 HWY_EXPORT(encode_blocks);
 HWY_EXPORT(add_rows);
+HWY_EXPORT(decode_block);
 
 namespace {
 
@@ -378,15 +404,10 @@ void encode(std::span<const float> absmax, float offset, std::span<std::uint8_t>
 void decode(std::span<const std::uint8_t> codes, std::span<const float> nested_absmax,
             std::span<const float, 256> values, float offset, std::span<float> absmax) {
   check_sizes(absmax.size(), codes.size(), nested_absmax.size());
-  // Plain pointers: a span checks every index.
-  const std::uint8_t* const from = codes.data();
-  const float* const value = values.data();
-  float* const to = absmax.data();
-  for (std::size_t first = 0; first < codes.size(); first += blocksize) {
-    const float scale = nested_absmax[first / blocksize];
-    for (std::size_t i = first; i < std::min(first + blocksize, codes.size()); ++i)
-      to[i] = value[from[i]] * scale + offset;
-  }
+  const auto decode_here = HWY_DYNAMIC_DISPATCH(decode_block);
+  for (std::size_t first = 0; first < codes.size(); first += blocksize)
+    decode_here(codes.data() + first, std::min(blocksize, codes.size() - first), values.data(),
+                nested_absmax[first / blocksize], offset, absmax.data() + first);
 }
 
 }  // namespace nibble::nested
