@@ -80,7 +80,10 @@ std::string type_of(const StoredWeights::Tensor& weight) {
 // Layer 2 before layer 10: digits count as the number they are.
 bool is_before(std::string_view a, std::string_view b) {
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  std::size_t i = 0, j = 0;
+  // What both begin with tells nothing, but the digits of a number stay together.
+  auto i = static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+  while (i > 0 && is_digit(a[i - 1])) --i;
+  std::size_t j = i;
   while (i < a.size() && j < b.size()) {
     if (!is_digit(a[i]) || !is_digit(b[j])) {
       if (a[i] != b[j]) return a[i] < b[j];
@@ -110,7 +113,8 @@ void print_table(const Reader& checkpoint, std::uint64_t bytes) {
     rows.push_back({weight.stored.info.name, type_of(weight), to_string(weight.stored.info.shape), weight.bytes});
     bytes_of_type[rows.back().type] += weight.bytes;
   }
-  std::sort(rows.begin(), rows.end(), [](const WeightRow& a, const WeightRow& b) { return is_before(a.name, b.name); });
+  const auto row_is_before = [](const WeightRow& a, const WeightRow& b) { return is_before(a.name, b.name); };
+  if (!std::is_sorted(rows.begin(), rows.end(), row_is_before)) std::sort(rows.begin(), rows.end(), row_is_before);
   std::size_t name_width = 6, type_width = 5;
   for (WeightRow& row : rows) {
     row.name = printable(row.name);

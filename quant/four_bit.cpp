@@ -53,10 +53,14 @@ std::string python_repr(double value) {
 // The longest text of an fp32 offset, such as -1.1754943508222875e-38 without the sign: a mean of magnitudes.
 constexpr std::size_t longest_offset = 22;
 
+std::string state_name(std::string_view name, std::string_view codec) {
+  return std::string(name) + ".quant_state.bitsandbytes__" + std::string(codec);
+}
+
 std::vector<std::string> part_names(const std::string& name, std::string_view codec, bool nested) {
   std::vector<std::string> names{name, name + ".absmax", name + ".quant_map"};
   if (nested) names.insert(names.end(), {name + ".nested_absmax", name + ".nested_quant_map"});
-  names.push_back(name + ".quant_state.bitsandbytes__" + std::string(codec));
+  names.push_back(state_name(name, codec));
   return names;
 }
 
@@ -391,10 +395,9 @@ class FourBitCodec final : public Codec {
 
   // The quantization state is what gives such a tensor away; its packed bytes may have any type (quant_storage).
   std::optional<StoredTensor> recognize(const Reader& in, std::size_t first, const FindTensor& find) const override {
-    const TensorInfo packed = in.tensors()[first];
-    const std::string state_name = part_names(packed.name, name_, true).back();
-    const auto state_part = find(state_name);
+    const auto state_part = find(state_name(in.tensors().name(first), name_));
     if (!state_part) return std::nullopt;
+    const TensorInfo packed = in.tensors()[first];
     StoredTensor stored{{packed.name, DType::f32, {}}, {}, {first}};
     const TensorInfo part = in.tensors()[*state_part];
     if (part.bytes() > longest_state) fail(part, "has " + std::to_string(part.bytes()) + " bytes, more than any state");

@@ -14,8 +14,9 @@ StoredWeights::StoredWeights(const Reader& in) : in_(in) {
   const TensorList& parts = in.tensors();
   by_name_.resize(parts.size());
   std::iota(by_name_.begin(), by_name_.end(), 0u);
-  std::sort(by_name_.begin(), by_name_.end(),
-            [&](std::uint32_t a, std::uint32_t b) { return parts.name(a) < parts.name(b); });
+  const auto is_before = [&](std::uint32_t a, std::uint32_t b) { return parts.name(a) < parts.name(b); };
+  if (!std::is_sorted(by_name_.begin(), by_name_.end(), is_before))
+    std::sort(by_name_.begin(), by_name_.end(), is_before);
   for (const std::string_view name : codec_names()) codecs_.push_back(make_codec(name));
 
   const FindTensor find = [this](std::string_view name) { return find_part(name); };
