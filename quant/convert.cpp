@@ -366,7 +366,12 @@ class Conversion {
     if (found.nan + found.inf + found.overflow > 0) found_[work.index] = found;
     refuse(work);
     PartWriter rest(out_, work.first_part, work.parts, memory_.behind > 0 ? memory_.batch_bytes : 0);
-    work.encoder->finish(rest);
+    try {
+      work.encoder->finish(rest);
+    } catch (const Error& error) {
+      if (error.code() != Errc::bad_input) throw;
+      throw Error(Errc::bad_input, fmt::format("{}: {}", in_.label_of(work.tensor.source), error.what()));
+    }
     // Codecs that only copy have one part, of the type that was there.
     const PlannedTensor& tensor = work.tensor;
     const bool same = work.parts.size() == 1 && work.parts.front().dtype == tensor.info.dtype;

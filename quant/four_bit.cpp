@@ -223,12 +223,29 @@ class FourBitEncoder final : public Encoder {
           const auto group_absmax =
               std::span(nested_absmax).subspan(first / nested::blocksize, ceil_div(values.size(), nested::blocksize));
           nested::encode(values, offset, group_codes, group_absmax);
+          check_finite(group_codes, group_absmax, offset);
           if (keeps_errors_) changes[g] = change_of_error(at + first, values, group_codes, group_absmax, offset);
         });
       });
       for (const ErrorSums& change : changes) late_.sums.add(change);
       sink.write(3, std::as_bytes(std::span(nested_absmax)));
     });
+  }
+
+  // Near the end of fp32 an absmax may be rounded beyond it.
+  void check_finite(std::span<const std::uint8_t> codes, std::span<const float> nested_absmax, float offset) const {
+    constexpr float most = std::numeric_limits<float>::max();
+    for (std::size_t i = 0; i < nested_absmax.size(); ++i) {
+      if (std::abs(offset) < most / 4 && nested_absmax[i] < most / 4) continue;
+      const std::size_t first = i * nested::blocksize, n = std::min(nested::blocksize, codes.size() - first);
+      std::array<float, nested::blocksize> decoded;
+      const auto values = std::span(decoded).first(n);
+      nested::decode(codes.subspan(first, n), nested_absmax.subspan(i, 1), nested::codebook, offset, values);
+      if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); }))
+        throw Error(Errc::bad_input, "tensor '" + printable(tensor_.name) +
+                                         "': its weights are so near to the largest of fp32 that double quantization "
+                                         "would make infinities of them; --no-double-quant does not");
+    }
   }
 
   // By how much the sums change when absmax a becomes a' (quant/four_bit_error.hpp has the formulas).

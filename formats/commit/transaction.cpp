@@ -150,6 +150,8 @@ void Transaction::judge_target() {
   const auto status = status_of(parent_.get(), name_, printable(shown_));
   const bool is_directory = status && S_ISDIR(status->st_mode);
   // Before anything is said of --overwrite, which would not help.
+  if (kind_ == Kind::directory && status && S_ISLNK(status->st_mode))
+    refuse_existing(shown_, "exists and is a symbolic link, not a directory");
   if (kind_ == Kind::directory && status && !is_directory) refuse_existing(shown_, "exists and is not a directory");
   if (kind_ == Kind::file && status && !S_ISREG(status->st_mode))
     refuse_existing(shown_, "exists and is not a regular file");
@@ -166,8 +168,23 @@ void Transaction::judge_target() {
   } else if (status) {
     const Descriptor target = open_directory(parent_.get(), name_);
     if (target.get() < 0) fail("cannot open");
+    judge_permission(name_, shown_, *status);
     inside_ = must_be_inside(*status) || has_entry(target.get(), inside_name);
   }
+}
+
+// What the system would refuse only when all the work is done.
+void Transaction::judge_permission(const std::string& name, const std::string& shown, const struct stat& status) const {
+  struct stat parent {};
+  if (fstat(parent_.get(), &parent) != 0) fail("cannot look at its folder");
+  const uid_t user = geteuid();
+  if ((parent.st_mode & S_ISVTX) != 0 && user != 0 && user != parent.st_uid && user != status.st_uid)
+    throw Error(Errc::io, fmt::format("{}: belongs to another user, and only its owner can replace what is in a sticky "
+                                      "folder",
+                                      printable(shown)));
+  // When a directory moves, its entry for the folder above is written.
+  if (S_ISDIR(status.st_mode) && faccessat(parent_.get(), name.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
+    throw Error(Errc::io, fmt::format("{}: cannot replace: {}", printable(shown), std::strerror(errno)));
 }
 
 Transaction::WorkPlace Transaction::work_place() const {
@@ -210,6 +227,7 @@ std::uint64_t Transaction::judge_file(int at, const std::string& name, const std
   if (!status) return 0;
   if (!options_.overwrite) refuse_existing(shown, "exists; --overwrite replaces it");
   if (!S_ISREG(status->st_mode)) refuse_existing(shown, "exists and is not a regular file");
+  judge_permission(name, shown, *status);
   if (status->st_size == 0 || may_replace == nullptr) return status->st_ino;
   const Descriptor file(openat(at, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat opened {};
@@ -493,7 +511,8 @@ void Transaction::commit_beside() {
   if (exchange(mode)) return;
 
   // The file system cannot do that: the work directory moves into the old one, and the entries change places.
-  if (status.st_uid != geteuid()) fail("cannot replace what belongs to another user");
+  if (status.st_uid != geteuid())
+    throw Error(Errc::io, fmt::format("{}: cannot replace what belongs to another user", printable(shown_)));
   if (!work_->move(Descriptor(dup(old.get())), inside_name, shown_)) fail("cannot replace");
   inside_ = true;
   commit_inside();

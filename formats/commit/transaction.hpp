@@ -100,6 +100,7 @@ class Transaction {
 
   [[nodiscard]] bool has_entry(int at, const std::string& name) const;
   void judge_target();
+  void judge_permission(const std::string& name, const std::string& shown, const struct stat& status) const;
   void judge_as_it_is() const;
   std::uint64_t judge_file(int at, const std::string& name, const std::string& shown, bool (*may_replace)(int)) const;
   [[nodiscard]] Judged judge_files() const;

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <random>
+#include <span>
 
 #include "nibble/error.hpp"
 #include "tests/support/conversion.hpp"
@@ -233,6 +235,27 @@ TEST(Convert, NonfiniteErrorNamesTensorAndPlace) {
       test::error_of([&] { run(in, strict); }),
       "/file1: tensor 'model.layers.0.mlp.up_proj.weight': 0 NaN and 1 infinite of 98880 weights, the first at 123; "
       "--nonfinite error allows none");
+}
+
+// Absmax values of 3.3e38 and more: what double quantization rounds up is infinite.
+TEST(Convert, WhatDoubleQuantizationWouldMakeInfiniteIsRefused) {
+  const auto convert = [](float largest, bool double_quant) {
+    std::mt19937 random(1);
+    std::vector<float> weights(256 * 1024);
+    for (float& weight : weights) weight = (static_cast<float>(random()) * 0x1p-31f - 1) * largest;
+    MemoryReader in;
+    const auto bytes = std::as_bytes(std::span(weights));
+    in.add({"a.weight", DType::f32, {256, 1024}}, {bytes.begin(), bytes.end()});
+    Recipe nf4 = recipe("nf4");
+    nf4.options.blocksize = 32;
+    nf4.options.double_quant = double_quant;
+    return run(in, nf4);
+  };
+  EXPECT_THAT(test::error_of([&] { (void)convert(3.4028e38f, true); }),
+              testing::AllOf(HasSubstr(": tensor 'a.weight': its weights are so near to the largest of fp32"),
+                             HasSubstr("--no-double-quant")));
+  EXPECT_EQ(convert(3.4028e38f, false).report.findings, Findings{});
+  EXPECT_EQ(convert(3e38f, true).report.findings, Findings{});
 }
 
 TEST(Convert, NonfiniteQuantizedHarmsOnlyItself) {

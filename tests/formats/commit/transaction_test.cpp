@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
@@ -109,6 +110,35 @@ TEST_F(TransactionTest, NothingAppearsBeforeCommit) {
   expect_new_model();
 }
 
+// What belongs to root cannot be replaced by everybody, which is said before the work is done.
+TEST_F(TransactionTest, WhatTheUserMayNotReplaceIsSaidAtTheStart) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
+  make_old_model();
+  write(root_.path() / "file", "");
+  const fs::path directory = std::exchange(out_, root_.path() / "file");
+  const auto as_nobody = [&](const fs::path& target, Kind kind) {
+    const auto refused = [&](auto&& run) { return in_place(error_of(run, Errc::io)); };
+    EXPECT_EQ(seteuid(65534), 0);
+    const std::string real = refused([&] { Transaction(target, kind, {.overwrite = true}); });
+    const std::string dry = refused([&] { (void)Transaction::check(target, kind, {.overwrite = true}); });
+    EXPECT_EQ(seteuid(0), 0);
+    EXPECT_EQ(dry, real);
+    return real;
+  };
+  fs::permissions(root_.path(), fs::perms::all);
+  EXPECT_EQ(as_nobody(directory, Kind::directory), "out: cannot replace: Permission denied");
+  fs::permissions(root_.path(), fs::perms::all | fs::perms::sticky_bit);
+  const std::string sticky = "belongs to another user, and only its owner can replace what is in a sticky folder";
+  EXPECT_EQ(as_nobody(out_, Kind::file), "file: " + sticky);
+  EXPECT_EQ(as_nobody(directory, Kind::directory), "out: " + sticky);
+  // Root may, and so may everybody whose folder it is.
+  (void)Transaction::check(directory, Kind::directory, {.overwrite = true});
+  ASSERT_EQ(chown(root_.path().c_str(), 65534, 65534), 0);
+  ASSERT_EQ(seteuid(65534), 0);
+  (void)Transaction::check(out_, Kind::file, {.overwrite = true});
+  ASSERT_EQ(seteuid(0), 0);
+}
+
 TEST_F(TransactionTest, WhatIsNotCommittedLeavesNothing) {
   { stage_new_model(begin()); }
   { stage(begin_file(), "out", "weights"); }
@@ -168,7 +198,7 @@ TEST_F(TransactionTest, OverwriteDoesNotFollowALink) {
   const fs::path link = root_.path() / "link";
   fs::create_directory_symlink(out_, link);
   EXPECT_THAT(error_of([&] { Transaction(link, Kind::directory, {.overwrite = true}); }, Errc::output_exists),
-              EndsWith("link: exists and is not a directory"));
+              EndsWith("link: exists and is a symbolic link, not a directory"));
 }
 
 // `link/..` is the folder that the link leads to, not the one that the link is in.
