@@ -46,10 +46,10 @@ void add(Verdict& verdict, std::size_t t, const MeasuredWeights& tensor, const M
 }  // namespace
 
 std::string Verdict::text(const Measurement& measurement) const {
-  std::string line = fmt::format("{}: {} ", codec, counted(tensors, "tensor"));
-  if (tensors == exact) return line + "without any error";
-  const bool any_figures = min_db <= max_db;
-  line += any_figures ? "at " + range(min_db, max_db) : "without a figure";
+  std::string line = fmt::format("{}: {}", codec, counted(tensors, "tensor"));
+  if (tensors == exact) return line + " without any error";
+  // Only what is broken has no figure, and the line says so below.
+  if (min_db <= max_db) line += " at " + range(min_db, max_db);
   if (exact > 0) line += fmt::format(" ({} exact)", exact);
   if (broken > 0)
     line += fmt::format(", {} BROKEN (weights lost: NaN, infinite, beyond fp32, or not 0 where all were 0)", broken);

@@ -56,6 +56,15 @@ TEST(Verdict, Broken) {
                    "were 0) (normal weights: 20.7 dB); worst: 1"}));
 }
 
+TEST(Verdict, WhereAllAreBrokenThereIsNoRange) {
+  MeasuredError lost = error(20);
+  lost.stats.lost = lost.stats.inf = 1;
+  const std::string broken =
+      "BROKEN (weights lost: NaN, infinite, beyond fp32, or not 0 where all were 0) (normal weights: 20.7 dB); worst: ";
+  EXPECT_EQ(texts({lost, lost}), (Texts{"nf4: 2 tensors, 2 " + broken + "0"}));
+  EXPECT_EQ(texts({error(infinity), lost}), (Texts{"nf4: 2 tensors (1 exact), 1 " + broken + "1"}));
+}
+
 // Numbers where NaN was are no figure either: the first to look at.
 TEST(Verdict, WhatHasNoFigureIsTheWorst) {
   MeasuredError repaired = error(infinity);
