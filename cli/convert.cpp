@@ -12,6 +12,7 @@
 #include <set>
 
 #include "cli/commands.hpp"
+#include "cli/format_recipe.hpp"
 #include "cli/interrupt.hpp"
 #include "cli/json.hpp"
 #include "cli/options.hpp"
@@ -59,6 +60,18 @@ void finish_recipe(ConvertOptions& options) {
       throw Error(Errc::usage, fmt::format("--tensor '{}': codec {}", printable(rule), none_of(codec, codecs)));
     recipe.rules.push_back({rule.substr(0, equals), codec});
   }
+}
+
+// `measure --to` takes options behind a colon. Whoever gives them to `convert`, too, is told those that it has.
+std::string refuse_format_options(const std::string& to) {
+  if (to.find(':') == std::string::npos) return "";
+  std::string meant;
+  try {
+    meant = convert_options(parse_format(to));
+  } catch (const Error&) {
+    return "";  // no format of measure either: refused as any other word
+  }
+  throw Error(Errc::usage, fmt::format("--to: {}: did you mean {}?", none_of(to, target_names()), meant));
 }
 
 // What other tools write under these names: whoever gives one to OUT expects something else than nibble writes. A list,
@@ -248,10 +261,10 @@ void add_convert(CLI::App& app) {
                    "What to write: a file (NAME.safetensors) for a file, a directory for a directory")
       ->required()
       ->type_name("");
-  set_choices(command->add_option("--to", recipe.to,
-                                  "Target: linear layers are quantized as transformers would; casts take all weights"),
-              target_names())
-      ->required();
+  CLI::Option* const to = command->add_option(
+      "--to", recipe.to, "Target: linear layers are quantized as transformers would; casts take all weights");
+  to->check(CLI::Validator(refuse_format_options, ""));  // before set_choices(), which has nothing to suggest for these
+  set_choices(to, target_names())->required();
 
   const std::string format = "Format";
   set_choices(command->add_option("--block-size", recipe.options.blocksize, "Weights per absmax (nf4, fp4)"),

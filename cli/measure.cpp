@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +15,7 @@
 
 #include "cli/advise.hpp"
 #include "cli/commands.hpp"
+#include "cli/format_recipe.hpp"
 #include "cli/html_report.hpp"
 #include "cli/interrupt.hpp"
 #include "cli/measurement.hpp"
@@ -45,44 +45,6 @@ struct MeasureArguments {
   std::string progress;
   ResourceOptions resource_options;
 };
-
-// "nf4", "nf4:block-size=32,double-quant=no": what `convert --to nf4 --block-size 32 --no-double-quant` would do.
-Recipe parse_format(const std::string& text) {
-  const auto fail = [&](std::string_view fact) {
-    throw Error(Errc::usage, fmt::format("--to '{}': {}", printable(text), fact));
-  };
-  Recipe recipe;
-  const std::size_t colon = std::min(text.find(':'), text.size());
-  recipe.to = text.substr(0, colon);
-  for (std::size_t begin = colon + 1; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view option = std::string_view(text).substr(begin, end - begin);
-    begin = end + 1;
-    const std::size_t equals = std::min(option.find('='), option.size());
-    const std::string_view key = option.substr(0, equals);
-    const std::string_view value = option.substr(std::min(equals + 1, option.size()));
-    if (key == "block-size") {
-      const auto [last, error] = std::from_chars(value.data(), value.data() + value.size(), recipe.options.blocksize);
-      if (error != std::errc() || last != value.data() + value.size()) fail("block-size is not a number");
-    } else if (key == "double-quant") {
-      if (value != "yes" && value != "no") fail("double-quant is neither yes nor no");
-      recipe.options.double_quant = value == "yes";
-    } else {
-      fail("the options are block-size=N and double-quant=yes|no");
-    }
-  }
-  std::unique_ptr<const Codec> codec;
-  try {
-    codec = make_codec(recipe.to, recipe.options);
-  } catch (const Error& error) {
-    fail(error.what());
-  }
-  if (const auto bnb = codec->bnb_config(); colon < text.size() && !(bnb && bnb->bits == 4))
-    fail("only 4-bit codecs have options");
-  recipe.nonfinite = Nonfinite::keep;
-  recipe.options.on_overflow = OnOverflow::keep;  // an infinity shows in the figures
-  return recipe;
-}
 
 bool use_colours() {
   const char* const no_color = std::getenv("NO_COLOR");
@@ -235,10 +197,10 @@ void add_measure(CLI::App& app) {
                  "Let --to and --advise make what only nibble can read, and transformers cannot")
       ->group(what);
 
-  set_range(
-      command->add_option("--worst", options->worst,
-                          "Tensors in the table, the worst first, and kinds and layers of more than 128; 0 for all"),
-      0, 1'000'000'000)
+  set_range(command->add_option(
+                "--worst", options->worst,
+                "Tensors to list, worst first; 0 lists all. Limits kinds and layers where there are more than 128"),
+            0, 1'000'000'000)
       ->capture_default_str()
       ->group(output_group);
   CLI::Option* const json = add_json(*command, options->json)->group(output_group);

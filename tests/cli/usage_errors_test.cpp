@@ -67,6 +67,21 @@ TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {
               StartsWith("--tensor 'up.*=nf4:block-size=33': codec "));
 }
 
+TEST_F(UsageErrors, FormatsOfMeasureGetTheOptionsOfConvert) {
+  const auto message = [&](const std::string& format) {
+    return error_of("convert w.safetensors out.safetensors --to " + format);
+  };
+  const std::string targets = " is none of fp32, fp16, bf16, int8, nf4, fp4";
+  for (const auto& [format, meant] :
+       {std::pair<std::string, std::string>{"nf4:block-size=32", "--to nf4 --block-size 32"},
+        {"fp4:double-quant=no", "--to fp4 --no-double-quant"},
+        {"nf4:double-quant=no,block-size=128", "--to nf4 --block-size 128 --no-double-quant"},
+        {"nf4:double-quant=yes", "--to nf4"}})
+    EXPECT_EQ(message(format), "--to: '" + format + "'" + targets + ": did you mean " + meant + "?");
+  for (const std::string format : {"nf4:block-size=33", "int8:block-size=32"})
+    EXPECT_EQ(message(format), "--to: '" + format + "'" + targets);
+}
+
 TEST_F(UsageErrors, ShortNamesOfComputeTypesAreTaken) {
   for (const auto& [typed, written] : {std::pair{"bf16", "bfloat16"}, {"fp16", "float16"}, {"fp32", "float32"}}) {
     EXPECT_EQ(
