@@ -100,7 +100,7 @@ struct FourBitMatmul {
     const u32 steps = ceil_div(static_cast<u32>(weight.columns), inputs);
     const u32 first = steps * block_y() / grid_y(), last = steps * (block_y() + 1) / grid_y();
 
-    // Memory is asked first for what has the longest way, then for the table's contents.
+    // Issue the loads with the longest latency first: the operands, then the table's contents.
     Source source =
         source_of(i64{block_x()} * rows + row_warp * (16 * RowTiles), first * InputWarps + input_warp, last);
     Operands next{};

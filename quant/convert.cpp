@@ -465,7 +465,7 @@ class Conversion {
   std::mutex mutex_;                       // of the next: tensors are begun and finished on different threads
   std::deque<std::unique_ptr<Work>> in_work_;
   std::unique_ptr<Work> finished_;  // the last one, until there is a thread to end it
-  SpareScratch spare_{memory_.spare_bytes};
+  SpareScratch spare_{memory_.spare_bytes > 0};
   Report report_;
 };
 

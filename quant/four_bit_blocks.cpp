@@ -28,7 +28,7 @@ HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// What is in work at a time: with the places of its weights, and as much that is on its way, it fits a small L1 cache.
+// A batch of weights, its scratch and the next batch, which is being prefetched, fit in a small L1 cache together.
 constexpr std::size_t batch_bytes = 8192;
 constexpr std::size_t batch_weights = FourBitTables::longest_block;
 constexpr std::size_t batch_blocks = batch_weights / 32;
@@ -275,11 +275,12 @@ HWY_NOINLINE void encode_tiny_bf16(const FourBitTables& tables, const std::byte*
   encode_blocks<Bf16>(tables, w, blocks, blocksize, packed, absmax, NothingToCompare());
 }
 
-// By the fastest way there is for the source.
+// bf16 weights are encoded by the steps of tables.bf16_steps, where there are any; all others, and the scalar target,
+// by encode_blocks().
 template <class Source, class Compare>
-HWY_INLINE void encode_blocks_fast(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
-                                   std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax,
-                                   const Compare& compare) {
+HWY_INLINE void encode_whole_blocks(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                                    std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed,
+                                    float* HWY_RESTRICT absmax, const Compare& compare) {
 #if HWY_TARGET != HWY_SCALAR
   if constexpr (std::is_same_v<Source, Bf16>)
     if (tables.bf16_steps != nullptr)
@@ -295,16 +296,16 @@ HWY_INLINE void encode_blocks_fast(const FourBitTables& tables, const std::byte*
 #define NIBBLE_ENCODE_BLOCKS_OF(name, Source)                                                                         \
   void encode_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,         \
                             std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {   \
-    encode_blocks_fast<Source>(tables, w, blocks, blocksize, packed, absmax, NothingToCompare());                     \
+    encode_whole_blocks<Source>(tables, w, blocks, blocksize, packed, absmax, NothingToCompare());                    \
   }                                                                                                                   \
   void encode_and_compare_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,                 \
                                         std::size_t blocks, std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, \
                                         float* HWY_RESTRICT absmax, FourBitError* HWY_RESTRICT errors,                \
                                         TileSums& HWY_RESTRICT sums) {                                                \
     TileErrors<Source> tile(tables, blocksize, errors);                                                               \
-    encode_blocks_fast<Source>(tables, w, blocks, blocksize, packed, absmax,                                          \
-                               [&](const std::byte* from, std::size_t count, const std::uint8_t* codes,               \
-                                   const float* largest) HWY_ATTR { tile.add(from, codes, largest, count); });        \
+    encode_whole_blocks<Source>(tables, w, blocks, blocksize, packed, absmax,                                         \
+                                [&](const std::byte* from, std::size_t count, const std::uint8_t* codes,              \
+                                    const float* largest) HWY_ATTR { tile.add(from, codes, largest, count); });       \
     tile.end(sums);                                                                                                   \
   }
 NIBBLE_ENCODE_BLOCKS_OF(f32, F32)

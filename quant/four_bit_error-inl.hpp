@@ -98,8 +98,8 @@ template <class Source> class TileErrors {
   HWY_INLINE TileErrors(const FourBitTables& tables, std::size_t blocksize, FourBitError* HWY_RESTRICT errors)
       : tables_(tables), blocksize_(blocksize), errors_(errors) {
     for (std::size_t k = 0; k < vector_parts; ++k) {
-      least_[k] = hn::Set(D(), TileSums::largest_absmax);
-      most_[k] = hn::Zero(D());
+      min_absmax_[k] = hn::Set(D(), TileSums::max_absmax);
+      max_absmax_[k] = hn::Zero(D());
     }
   }
 
@@ -137,13 +137,13 @@ template <class Source> class TileErrors {
     square_[0].fold(sums.square);
     tile_cross_.fold(sums.cross);
     tile_test_.fold(sums.test);
-    V least = least_[0], most = most_[0];
+    V min = min_absmax_[0], max = max_absmax_[0];
     for (std::size_t k = 1; k < vector_parts; ++k) {
-      least = hn::Min(least, least_[k]);
-      most = hn::Max(most, most_[k]);
+      min = hn::Min(min, min_absmax_[k]);
+      max = hn::Max(max, max_absmax_[k]);
     }
-    sums.is_in_range = hn::GetLane(hn::MinOfLanes(D(), least)) >= TileSums::smallest_absmax &&
-                       hn::GetLane(hn::MaxOfLanes(D(), most)) <= TileSums::largest_absmax;
+    sums.is_in_range = hn::GetLane(hn::MinOfLanes(D(), min)) >= TileSums::min_absmax &&
+                       hn::GetLane(hn::MaxOfLanes(D(), max)) <= TileSums::max_absmax;
   }
 
  private:
@@ -268,8 +268,8 @@ template <class Source> class TileErrors {
       tile_cross_.add(k, x);
       tile_test_.add(k, t);
       const auto is_zero = hn::Eq(a, zero);
-      least_[k] = hn::Min(least_[k], hn::IfThenElse(is_zero, hn::Set(d, TileSums::largest_absmax), a));
-      most_[k] = hn::Max(most_[k], a);
+      min_absmax_[k] = hn::Min(min_absmax_[k], hn::IfThenElse(is_zero, hn::Set(d, TileSums::max_absmax), a));
+      max_absmax_[k] = hn::Max(max_absmax_[k], a);
       if (errors == nullptr) continue;
       const V inverse = hn::IfThenZeroElse(is_zero, hn::Div(hn::Set(d, 1.0f), a)), square = hn::Mul(inverse, inverse);
       hn::StoreU(fp16_pairs(hn::Mul(x, square), hn::Mul(t, square)), DI(), reinterpret_cast<std::int32_t*>(errors + b));
@@ -279,8 +279,8 @@ template <class Source> class TileErrors {
   const FourBitTables& tables_;
   std::size_t blocksize_;
   FourBitError* errors_;
-  Lanes16 square_[2], tile_cross_, tile_test_;  // squares of even and of odd weights
-  V least_[vector_parts], most_[vector_parts];  // of absmax; zeros are no least
+  Lanes16 square_[2], tile_cross_, tile_test_;             // squares of even and of odd weights
+  V min_absmax_[vector_parts], max_absmax_[vector_parts];  // of absmax; zeros are ignored by the minimum
   std::size_t rows_ = 0;
   HWY_ALIGN float cross_[batch][4];
   HWY_ALIGN float test_[batch][4];

@@ -21,23 +21,23 @@ namespace nibble {
 struct FourBitTables;  // quant/four_bit.hpp
 
 /// X / a^2 and T / a^2 of a block as fp16: what has to be known until double quantization is done. Both are at most
-/// 4096 and off by one part in 2^11, so what double quantization adds to E is right to that.
+/// 4096. Each is within 2^-11 of its value (relative), or within 2^-25 (absolute) where it is below 6e-5.
 struct FourBitError {
   std::uint16_t cross, test;
 };
 
-/// What the loops hand over of the whole blocks of a tile: sums in four lanes, which is where fp32 ends.
+/// What the loops hand over of the whole blocks of a tile: four fp32 partial sums; they are added up in fp64.
 struct TileSums {
-  // Squares of smaller or larger weights are not for fp32.
-  static constexpr float smallest_absmax = 1e-12f;
-  static constexpr float largest_absmax = 1e12f;
+  // Squares of smaller or larger weights would underflow or overflow in fp32.
+  static constexpr float min_absmax = 1e-12f;
+  static constexpr float max_absmax = 1e12f;
 
   alignas(16) float square[4], cross[4], test[4];
   bool is_in_range;  ///< every absmax but 0 is between those
 };
 
-/// Adds what the loops found of an encoded tile's `blocks` whole blocks to `sums`, and the rest weight by weight: a
-/// last block that is short, and everything where fp32 cannot hold the sums. `errors` may be empty if nobody asks.
+/// Adds `tile`, which the loops made of the whole blocks of an encoded tile, to `sums`, and the rest weight by weight:
+/// a last block that is short, and everything where fp32 cannot hold the sums. `errors` may be empty if nobody asks.
 void add_tile_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                      std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
                      const TileSums& tile, std::span<FourBitError> errors, ErrorSums& sums);

@@ -12,9 +12,9 @@ namespace nibble {
 /// kept, the largest. Not thread-safe.
 class SpareScratch {
  public:
-  /// `room` is MemoryPlan::spare_bytes: without any, nothing is kept, because a larger tensor may come, and the plan
-  /// has no place for both.
-  explicit SpareScratch(std::uint64_t room) noexcept : room_(room) {}
+  /// `keeps`: the plan has memory for a kept scratch beside that of the next tensor, which may be larger. That is so
+  /// where MemoryPlan::spare_bytes is not 0; otherwise nothing is kept.
+  explicit SpareScratch(bool keeps) noexcept : keeps_(keeps) {}
 
   /// What is kept, if it is large enough, or new memory.
   [[nodiscard]] std::unique_ptr<MemoryScratch> make(std::uint64_t bytes) {
@@ -25,7 +25,7 @@ class SpareScratch {
   /// Takes the scratch of a tensor that is finished. One in a file ends here.
   void keep(std::unique_ptr<Scratch> scratch) {
     auto* const memory = dynamic_cast<MemoryScratch*>(scratch.get());
-    if (room_ == 0 || memory == nullptr || memory->size() <= kept_bytes()) return;
+    if (!keeps_ || memory == nullptr || memory->size() <= kept_bytes()) return;
     (void)scratch.release();
     kept_.reset(memory);
   }
@@ -33,7 +33,7 @@ class SpareScratch {
   [[nodiscard]] std::uint64_t kept_bytes() const noexcept { return kept_ ? kept_->size() : 0; }
 
  private:
-  std::uint64_t room_;
+  bool keeps_;
   std::unique_ptr<MemoryScratch> kept_;
 };
 

@@ -58,7 +58,7 @@ class MemoryScratch final : public Scratch {
   }
 
  private:
-  // No bytes lie nowhere: what is asked for at the end of a tensor may begin beyond the scratch.
+  // An empty range is an empty span: its offset may lie past the end.
   [[nodiscard]] std::span<std::byte> at(std::uint64_t offset, std::size_t size) const {
     return size == 0 ? std::span<std::byte>() : std::span(bytes_.get() + offset, size);
   }

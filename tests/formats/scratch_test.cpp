@@ -52,7 +52,7 @@ class ScratchContract : public testing::TestWithParam<std::string> {
 };
 
 // A tensor whose last part is empty asks for it at the end.
-TEST(MemoryScratch, NoBytesLieNowhere) {
+TEST(MemoryScratch, EmptyRangesAreEmptySpans) {
   MemoryScratch scratch(100);
   Bytes room;
   for (const std::uint64_t offset : {std::uint64_t{100}, std::uint64_t{1} << 40}) {

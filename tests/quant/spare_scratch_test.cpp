@@ -12,14 +12,14 @@ class NoMemory final : public Scratch {
   void read(std::uint64_t /*offset*/, std::span<std::byte> /*out*/) const override {}
 };
 
-TEST(SpareScratch, WithoutRoomNothingIsKept) {
-  SpareScratch spare(0);
+TEST(SpareScratch, NothingIsKeptWhereThePlanHasNoMemoryForIt) {
+  SpareScratch spare(false);
   spare.keep(spare.make(100));
   EXPECT_EQ(spare.kept_bytes(), 0U);
 }
 
 TEST(SpareScratch, TheLargestIsKeptUntilItIsUsed) {
-  SpareScratch spare(200);
+  SpareScratch spare(true);
   for (const std::uint64_t bytes : {100, 50, 200, 150}) spare.keep(std::make_unique<MemoryScratch>(bytes));
   EXPECT_EQ(spare.kept_bytes(), 200U);
   EXPECT_EQ(spare.make(201)->size(), 201U);
@@ -30,7 +30,7 @@ TEST(SpareScratch, TheLargestIsKeptUntilItIsUsed) {
 }
 
 TEST(SpareScratch, OnlyMemoryIsKept) {
-  SpareScratch spare(200);
+  SpareScratch spare(true);
   spare.keep(std::make_unique<NoMemory>());
   EXPECT_EQ(spare.kept_bytes(), 0U);
 }
