@@ -79,8 +79,8 @@ struct Batch {
   Findings findings;
   std::vector<ErrorSums> errors;
   Buffers::Loan out;
-  Xxh3::Sums sums;  // of `out`
-  Handover handover;
+  Xxh3::Sums sums;    // of `out`
+  Handover handover;  // last, so that it ends first
 };
 
 class Conversion {

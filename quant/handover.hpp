@@ -6,9 +6,14 @@ namespace nibble {
 
 /// Says once more what oneTBB's pipeline guarantees: that a stage sees what the one before did with an object. The
 /// library does so by means of its own that ThreadSanitizer cannot see, and every hand-over would look like a race.
-/// It is one uncontended atomic per chunk of a megabyte, and real races between chunks are found.
+/// In a pipeline it is one uncontended atomic per chunk of a megabyte, and real races between chunks are found.
 class Handover {
  public:
+  Handover() = default;
+  Handover(const Handover&) = delete;
+  Handover& operator=(const Handover&) = delete;
+  ~Handover() { take(); }  // also where a pipeline ends with an error, between two stages
+
   void give() noexcept { given_.store(true, std::memory_order_release); }
   void take() const noexcept { static_cast<void>(given_.load(std::memory_order_acquire)); }
 

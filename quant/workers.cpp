@@ -12,15 +12,18 @@
 #include <thread>
 #include <vector>
 
+#include "quant/handover.hpp"
+
 namespace nibble {
 namespace {
 
 // Where all who take part meet, or wait no longer.
 class Meeting {
  public:
-  explicit Meeting(unsigned expected) : expected_(expected) {}
+  explicit Meeting(unsigned expected) : expected_(expected) { begun_.give(); }
 
   void arrive() {
+    begun_.take();
     std::unique_lock lock(mutex_);
     ++arrived_;
     changed_.notify_all();
@@ -28,6 +31,7 @@ class Meeting {
   }
 
  private:
+  Handover begun_;  // to the threads of oneTBB
   std::mutex mutex_;
   std::condition_variable changed_;
   unsigned expected_;

@@ -70,6 +70,9 @@ class Buffers {
   /// The memory must outlive the pool. Null: what `new` gives.
   explicit Buffers(std::pmr::memory_resource* memory = nullptr)
       : memory_(memory == nullptr ? std::pmr::new_delete_resource() : memory) {}
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+  ~Buffers() { const std::scoped_lock lock(mutex_); }  // sees what other threads gave back
 
   /// `size` bytes of unspecified content, to be read from or written to `position` in a file; on a cache line if they
   /// are copied. Takes the smallest buffer that fits, of several the one that came back last and may be in
