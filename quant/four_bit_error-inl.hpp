@@ -127,8 +127,8 @@ template <class Source> class TileErrors {
   HWY_INLINE void end(TileSums& HWY_RESTRICT sums) {
     if (const std::size_t rest = rows_; rest > 0) {
       std::fill(absmax_ + rest, absmax_ + batch, 0.0f);
-      std::fill(cross_[rest], cross_[batch], 0.0f);
-      std::fill(test_[rest], test_[batch], 0.0f);
+      std::memset(cross_[rest], 0, (batch - rest) * sizeof cross_[0]);
+      std::memset(test_[rest], 0, (batch - rest) * sizeof test_[0]);
       FourBitError of_each[batch];
       end_batch(errors_ != nullptr ? of_each : nullptr);
       if (errors_ != nullptr) std::copy_n(of_each, rest, errors_);
