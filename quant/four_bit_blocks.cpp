@@ -339,25 +339,14 @@ std::array<float, tile_weights> repaired(std::span<const float> block) {
 }
 
 auto encode_blocks_of(DType source) {
-  switch (source) {
-    case DType::bf16:
-      return HWY_DYNAMIC_DISPATCH(encode_blocks_bf16);
-    case DType::f16:
-      return HWY_DYNAMIC_DISPATCH(encode_blocks_f16);
-    default:
-      return HWY_DYNAMIC_DISPATCH(encode_blocks_f32);
-  }
+  return loop_of(source, HWY_DYNAMIC_DISPATCH(encode_blocks_f32), HWY_DYNAMIC_DISPATCH(encode_blocks_bf16),
+                 HWY_DYNAMIC_DISPATCH(encode_blocks_f16));
 }
 
 auto encode_and_compare_blocks_of(DType source) {
-  switch (source) {
-    case DType::bf16:
-      return HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_bf16);
-    case DType::f16:
-      return HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_f16);
-    default:
-      return HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_f32);
-  }
+  return loop_of(source, HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_f32),
+                 HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_bf16),
+                 HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_f16));
 }
 
 // Encodes the blocks that the loops cannot: those that are not finite, whose number is returned, and a short last one.

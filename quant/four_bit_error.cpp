@@ -84,14 +84,8 @@ HWY_EXPORT(compare_blocks_f16);
 HWY_EXPORT(sum_changes);
 
 auto compare_blocks_of(DType source) {
-  switch (source) {
-    case DType::bf16:
-      return HWY_DYNAMIC_DISPATCH(compare_blocks_bf16);
-    case DType::f16:
-      return HWY_DYNAMIC_DISPATCH(compare_blocks_f16);
-    default:
-      return HWY_DYNAMIC_DISPATCH(compare_blocks_f32);
-  }
+  return loop_of(source, HWY_DYNAMIC_DISPATCH(compare_blocks_f32), HWY_DYNAMIC_DISPATCH(compare_blocks_bf16),
+                 HWY_DYNAMIC_DISPATCH(compare_blocks_f16));
 }
 
 // In fp64, weight by weight.

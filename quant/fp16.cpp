@@ -73,9 +73,8 @@ namespace {
 Findings encode_from(DType source, std::span<const std::byte> weights, std::span<std::uint16_t> out,
                      OnOverflow on_overflow) {
   const std::uint16_t overflow = on_overflow == OnOverflow::clamp ? 0x7BFF : 0x7C00;
-  const auto narrow_here = source == DType::bf16  ? HWY_DYNAMIC_DISPATCH(narrow_bf16)
-                           : source == DType::f16 ? HWY_DYNAMIC_DISPATCH(narrow_f16)
-                                                  : HWY_DYNAMIC_DISPATCH(narrow_f32);
+  const auto narrow_here = loop_of(source, HWY_DYNAMIC_DISPATCH(narrow_f32), HWY_DYNAMIC_DISPATCH(narrow_bf16),
+                                   HWY_DYNAMIC_DISPATCH(narrow_f16));
   return count_casts(source, weights, smallest_overflow, [&](std::size_t i, auto bytes, CastCounts& counts) {
     narrow_here(bytes.data(), std::min(tile_weights, out.size() - i), overflow, out.data() + i, counts);
   });

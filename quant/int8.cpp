@@ -20,6 +20,7 @@
 #include "nibble/error.hpp"
 #include "nibble/fp16.hpp"
 #include "nibble/metrics.hpp"
+#include "quant/squares.hpp"
 #include "quant/widen.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -28,6 +29,7 @@
 #include <hwy/highway.h>
 
 #include "quant/source-inl.hpp"
+#include "quant/squares-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::int8::HWY_NAMESPACE {
@@ -35,6 +37,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using nibble::HWY_NAMESPACE::Bf16;
 using nibble::HWY_NAMESPACE::F16;
 using nibble::HWY_NAMESPACE::F32;
+using nibble::HWY_NAMESPACE::SquareSums;
 
 // max |w|; NaN or infinity if there is one.
 template <class Source> HWY_INLINE float largest_of_row(const std::byte* HWY_RESTRICT w, std::size_t n) {
@@ -94,31 +97,68 @@ HWY_INLINE void quantize_row(const std::byte* HWY_RESTRICT w, std::size_t n, flo
   }
 }
 
+// As the formula has it: two products, each rounded.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V decode(D d, const std::int8_t* HWY_RESTRICT codes, V scale, V unit) {
+  const hn::RebindToSigned<D> di;
+  const hn::Rebind<std::int8_t, D> d8;
+  return hn::Mul(hn::Mul(hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, codes))), scale), unit);
+}
+
+void dequantize_row(const std::int8_t* HWY_RESTRICT codes, std::size_t n, float absmax, float* HWY_RESTRICT weights) {
+  const hn::CappedTag<float, 16> d;
+  const auto scale = hn::Set(d, absmax), unit = hn::Set(d, inverse_127);
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(decode(d, codes + i, scale, unit), d, weights + i);
+  for (; i < n; ++i) weights[i] = static_cast<float>(codes[i]) * absmax * inverse_127;
+}
+
+// The squares of n weights and of what their codes are decoded to. They are those of rows that follow each other, the
+// first of which has `left` weights to come. The end of a row is padded with zeros to squares_step weights: rows that
+// are shorter would waste time and accuracy.
+template <class Source>
+HWY_INLINE void compare_rows(const std::byte* HWY_RESTRICT w, const std::int8_t* HWY_RESTRICT codes, std::size_t n,
+                             std::size_t columns, std::size_t left, const float* HWY_RESTRICT absmax,
+                             Squares& HWY_RESTRICT squares) {
+  const nibble::HWY_NAMESPACE::D d;
+  const auto unit = hn::Set(d, inverse_127);
+  SquareSums sums;
+  for (std::size_t begin = 0, end = left; begin < n; begin = end, end = begin + columns, ++absmax) {
+    end = std::min(end, n);
+    const auto scale = hn::Set(d, *absmax);
+    const auto add = [&](const std::byte* weights, const std::int8_t* its_codes) HWY_ATTR {
+      sums.add([&](std::size_t i) HWY_ATTR { return Source::load(d, weights, i); },
+               [&](std::size_t i) HWY_ATTR { return decode(d, its_codes + i, scale, unit); });
+    };
+    std::size_t i = begin;
+    for (; i + squares_step <= end; i += squares_step) add(w + i * Source::size, codes + i);
+    if (i < end) {
+      HWY_ALIGN std::byte last[squares_step * Source::size] = {};
+      HWY_ALIGN std::int8_t last_codes[squares_step] = {};
+      std::memcpy(last, w + i * Source::size, (end - i) * Source::size);
+      std::copy_n(codes + i, end - i, last_codes);
+      add(last, last_codes);
+    }
+  }
+  sums.end(squares);
+}
+
 #define NIBBLE_INT8_OF(name, Source)                                                                                   \
   float largest_of_row_##name(const std::byte* HWY_RESTRICT w, std::size_t n) { return largest_of_row<Source>(w, n); } \
   void quantize_row_##name(const std::byte* HWY_RESTRICT w, std::size_t n, float scale,                                \
                            std::int8_t* HWY_RESTRICT codes) {                                                          \
     quantize_row<Source>(w, n, scale, codes);                                                                          \
+  }                                                                                                                    \
+  void compare_rows_##name(const std::byte* HWY_RESTRICT w, const std::int8_t* HWY_RESTRICT codes, std::size_t n,      \
+                           std::size_t columns, std::size_t left, const float* HWY_RESTRICT absmax,                    \
+                           Squares& HWY_RESTRICT squares) {                                                            \
+    compare_rows<Source>(w, codes, n, columns, left, absmax, squares);                                                 \
   }
 NIBBLE_INT8_OF(f32, F32)
 NIBBLE_INT8_OF(bf16, Bf16)
 NIBBLE_INT8_OF(f16, F16)
 #undef NIBBLE_INT8_OF
-
-// As the formula has it: two products, each rounded.
-void dequantize_row(const std::int8_t* HWY_RESTRICT codes, std::size_t n, float absmax, float* HWY_RESTRICT weights) {
-  const hn::CappedTag<float, 16> d;
-  const hn::RebindToSigned<decltype(d)> di;
-  const hn::Rebind<std::int8_t, decltype(d)> d8;
-  const auto scale = hn::Set(d, absmax), unit = hn::Set(d, inverse_127);
-  const std::size_t lanes = hn::Lanes(d);
-  std::size_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    const auto code = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, codes + i)));
-    hn::StoreU(hn::Mul(hn::Mul(code, scale), unit), d, weights + i);
-  }
-  for (; i < n; ++i) weights[i] = static_cast<float>(codes[i]) * absmax * inverse_127;
-}
 
 }  // namespace nibble::int8::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -133,6 +173,9 @@ HWY_EXPORT(largest_of_row_f16);
 HWY_EXPORT(quantize_row_f32);
 HWY_EXPORT(quantize_row_bf16);
 HWY_EXPORT(quantize_row_f16);
+HWY_EXPORT(compare_rows_f32);
+HWY_EXPORT(compare_rows_bf16);
+HWY_EXPORT(compare_rows_f16);
 HWY_EXPORT(dequantize_row);
 
 namespace {
@@ -154,13 +197,18 @@ float repaired(float weight, float absmax) {
 struct Loops {
   float (*largest)(const std::byte* weights, std::size_t n);
   void (*quantize)(const std::byte* weights, std::size_t n, float scale, std::int8_t* codes);
+  void (*compare)(const std::byte* weights, const std::int8_t* codes, std::size_t n, std::size_t columns,
+                  std::size_t left, const float* absmax, Squares& squares);
 };
+#define NIBBLE_INT8_LOOPS(name)                                                             \
+  Loops {                                                                                   \
+    HWY_DYNAMIC_DISPATCH(largest_of_row_##name), HWY_DYNAMIC_DISPATCH(quantize_row_##name), \
+        HWY_DYNAMIC_DISPATCH(compare_rows_##name)                                           \
+  }
 Loops loops_of(DType source) {
-  if (source == DType::bf16)
-    return {HWY_DYNAMIC_DISPATCH(largest_of_row_bf16), HWY_DYNAMIC_DISPATCH(quantize_row_bf16)};
-  if (source == DType::f16) return {HWY_DYNAMIC_DISPATCH(largest_of_row_f16), HWY_DYNAMIC_DISPATCH(quantize_row_f16)};
-  return {HWY_DYNAMIC_DISPATCH(largest_of_row_f32), HWY_DYNAMIC_DISPATCH(quantize_row_f32)};
+  return loop_of(source, NIBBLE_INT8_LOOPS(f32), NIBBLE_INT8_LOOPS(bf16), NIBBLE_INT8_LOOPS(f16));
 }
+#undef NIBBLE_INT8_LOOPS
 
 float scale_of(float absmax) { return absmax == 0.0f ? 0.0f : 1.0f / absmax * 127.0f; }
 
@@ -228,26 +276,46 @@ class Int8Encoder final : public Encoder {
  public:
   Int8Encoder(Device* device, const TensorInfo& tensor, bool scanned, Scratch& scratch)
       : source_(tensor.dtype),
+        size_(traits(tensor.dtype).bits / 8),
         columns_(tensor.shape[1]),
         row_count_(tensor.shape[0]),
         scanned_(scanned),
-        rows_(scanned ? tensor.shape[0] : 0),
+        scanned_rows_(scanned ? tensor.shape[0] : 0),
         device_(device),
         scratch_(scratch) {}
 
-  void scan(std::uint64_t first, std::span<const std::byte> weights) override { look_at(rows_, first, weights, 0); }
+  void scan(std::uint64_t first, std::span<const std::byte> weights) override {
+    for_each_row(columns_, first, weights.size() / size_, [&](std::size_t row, std::size_t begin, std::size_t end) {
+      bool plain = true;
+      const float absmax = int8::row_absmax(source_, weights.subspan(begin * size_, (end - begin) * size_), plain);
+      scanned_rows_[row].add(absmax, plain);
+    });
+  }
 
   Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out,
                   std::vector<ErrorSums>* errors) override {
-    const Findings findings = encode(first, weights, out);
-    if (errors != nullptr) sum_errors(first, weights, out, *errors);
+    Findings findings;
+    if (encode_on_device(first, weights, out, errors)) return findings;
+    Rows rows;
+    // Piece by piece, so that weights are still in a cache when they are read again.
+    for_each_piece(first, weights, out, [&](std::uint64_t at, auto piece, auto codes) {
+      if (scanned_)
+        recall(at, codes.size(), rows);
+      else if (at % columns_ == 0)
+        look_at(at, weights.subspan((at - first) * size_, std::max(codes.size(), columns_) * size_), rows);
+      findings.add(encode_piece(at, piece, rows, codes));
+      if (errors != nullptr) errors->push_back(error_of_piece(at, piece, rows.absmax, codes));
+    });
     return findings;
   }
 
   EncodingError late_error() const override { return late_; }
 
   void finish(PartSink& sink) override {
-    if (scanned_) store(rows_, 0);
+    for (std::size_t row = 0; row < scanned_rows_.size(); ++row) {
+      const float absmax = scanned_rows_[row].absmax();
+      store(row, {&absmax, 1});
+    }
     std::vector<std::byte> piece(std::min<std::uint64_t>(scb_bytes(), 1 << 18));
     for (std::uint64_t at = 0; at < scb_bytes(); at += piece.size()) {
       // Without a column no chunk has stored a row: all are zeros.
@@ -265,112 +333,121 @@ class Int8Encoder final : public Encoder {
   }
 
  private:
-  // Chunks of one row may be looked at concurrently; the bits of magnitudes order as the magnitudes do.
-  struct Row {
-    std::atomic<std::uint32_t> absmax_bits{0};
-    std::atomic<bool> plain{true};
+  // What is known of the rows that a piece touches.
+  struct Rows {
+    std::vector<float> absmax;
+    bool plain = true;  // fp16 can hold all their weights
   };
 
-  Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out) {
-    const std::size_t size = traits(source_).bits / 8;
-    // Rows that are whole in a chunk are known and stored with it.
-    const std::size_t first_row = scanned_ || columns_ == 0 ? 0 : first / columns_;
-    std::vector<Row> own(scanned_ || columns_ == 0 ? 0 : weights.size() / size / columns_);
-    if (!own.empty() && encode_on_device(first_row, own.size(), weights, out)) return {};
-    std::span<Row> rows = scanned_ ? std::span(rows_) : std::span(own);
-    if (!scanned_) {
-      look_at(rows, first, weights, first_row);
-      store(rows, first_row);
-    }
-    Findings findings;
-    for_each_row(columns_, first, weights.size() / size, [&](std::size_t row, std::size_t begin, std::size_t end) {
-      const auto bytes = weights.subspan(begin * size, (end - begin) * size);
-      const Row& known = rows[row - first_row];
-      const float absmax = std::bit_cast<float>(known.absmax_bits.load(std::memory_order_relaxed));
-      const bool plain = known.plain.load(std::memory_order_relaxed);
-      if (!plain) findings.add(count_nonfinite(source_, bytes, first + begin, fp16::smallest_overflow));
-      int8::encode_row(source_, bytes, absmax, plain,
-                       {reinterpret_cast<std::int8_t*>(out.data() + begin), end - begin});
-    });
-    return findings;
-  }
+  // A row that several chunks have parts of. They may be looked at concurrently.
+  struct ScannedRow {
+    std::atomic<std::uint32_t> absmax_bits{0};  // which order as the magnitudes do
+    std::atomic<bool> plain{true};
 
-  // In pieces of whole rows, or of 4096 weights of a longer one: chunks begin where pieces do.
-  void sum_errors(std::uint64_t first, std::span<const std::byte> weights, std::span<const std::byte> encoded,
-                  std::vector<ErrorSums>& sums) {
-    const std::size_t size = traits(source_).bits / 8, n = weights.size() / size;
-    alignas(64) std::array<float, tile_weights> tile;
-    alignas(64) std::array<float, tile_weights> decoded;
-    std::vector<std::byte> room;
-    for (std::size_t begin = 0; begin < n;) {
+    void add(float part_absmax, bool part_plain) {
+      if (!part_plain) plain.store(false, std::memory_order_relaxed);
+      const std::uint32_t bits = std::bit_cast<std::uint32_t>(part_absmax);
+      std::uint32_t seen = absmax_bits.load(std::memory_order_relaxed);
+      while (seen < bits && !absmax_bits.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
+      }
+    }
+    [[nodiscard]] float absmax() const { return std::bit_cast<float>(absmax_bits.load(std::memory_order_relaxed)); }
+  };
+
+  // Calls f(first, weights, codes) for pieces of whole rows, or of 4096 weights of a longer one: chunks begin where
+  // pieces do.
+  template <class F>
+  void for_each_piece(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out, F&& f) const {
+    for (std::size_t begin = 0; begin < out.size();) {
       const std::uint64_t at = first + begin;
       const std::uint64_t left_of_row = columns_ - at % columns_;
       const std::uint64_t piece =
           columns_ <= tile_weights ? left_of_row + (rows_per_piece() - 1 - at / columns_ % rows_per_piece()) * columns_
                                    : std::min<std::uint64_t>(left_of_row, tile_weights - at % tile_weights);
-      const std::size_t count = static_cast<std::size_t>(std::min<std::uint64_t>(piece, n - begin));
-      const std::uint64_t first_row = at / columns_, rows = (at + count - 1) / columns_ - first_row + 1;
-      const float* const stored =
-          scanned_ ? nullptr
-                   : reinterpret_cast<const float*>(
-                         scratch_.view(first_row * sizeof(float), rows * sizeof(float), room).data());
-      for_each_row(columns_, at, count, [&](std::size_t row, std::size_t from, std::size_t to) {
-        const auto* const codes = reinterpret_cast<const std::int8_t*>(encoded.data() + begin + from);
-        const float absmax = scanned_ ? std::bit_cast<float>(rows_[row].absmax_bits.load(std::memory_order_relaxed))
-                                      : stored[row - first_row];
-        int8::decode_row({codes, to - from}, absmax, std::span(decoded).subspan(from, to - from));
-      });
-      const auto original = widen(source_, weights.subspan(begin * size, count * size), tile);
-      sums.push_back(compare_squares(original, std::span(decoded).first(count)));
+      const std::size_t count = static_cast<std::size_t>(std::min<std::uint64_t>(piece, out.size() - begin));
+      f(at, weights.subspan(begin * size_, count * size_),
+        std::span(reinterpret_cast<std::int8_t*>(out.data() + begin), count));
       begin += count;
     }
   }
 
+  // Whole rows, which begin at weight `at`.
+  void look_at(std::uint64_t at, std::span<const std::byte> weights, Rows& rows) {
+    rows.plain = true;
+    rows.absmax.clear();
+    for (std::size_t begin = 0; begin < weights.size(); begin += columns_ * size_)
+      rows.absmax.push_back(int8::row_absmax(source_, weights.subspan(begin, columns_ * size_), rows.plain));
+    store(at / columns_, rows.absmax);
+  }
+
+  // What scan() has found of the rows of n weights from `at`.
+  void recall(std::uint64_t at, std::size_t n, Rows& rows) const {
+    rows.plain = true;
+    rows.absmax.clear();
+    for_each_row(columns_, at, n, [&](std::size_t row, std::size_t, std::size_t) {
+      rows.absmax.push_back(scanned_rows_[row].absmax());
+      rows.plain = rows.plain && scanned_rows_[row].plain.load(std::memory_order_relaxed);
+    });
+  }
+
+  Findings encode_piece(std::uint64_t first, std::span<const std::byte> weights, const Rows& rows,
+                        std::span<std::int8_t> codes) const {
+    for_each_row(columns_, first, codes.size(), [&](std::size_t row, std::size_t begin, std::size_t end) {
+      int8::encode_row(source_, weights.subspan(begin * size_, (end - begin) * size_),
+                       rows.absmax[row - first / columns_], rows.plain, codes.subspan(begin, end - begin));
+    });
+    return rows.plain ? Findings() : count_nonfinite(source_, weights, first, fp16::smallest_overflow);
+  }
+
+  // From the decoded weights where fp32 cannot hold the sums of a piece, for fp64, and for short rows.
+  [[nodiscard]] ErrorSums error_of_piece(std::uint64_t first, std::span<const std::byte> weights,
+                                         std::span<const float> absmax, std::span<const std::int8_t> codes) const {
+    if (source_ != DType::f64 && columns_ >= squares_step) {
+      Squares squares;
+      int8::loops_of(source_).compare(weights.data(), codes.data(), codes.size(), columns_, columns_ - first % columns_,
+                                      absmax.data(), squares);
+      ErrorSums sums;
+      add_squares_of_lanes(squares, codes.size(), sums);
+      if (are_usable(sums)) return sums;
+    }
+    alignas(64) std::array<float, tile_weights> tile;
+    alignas(64) std::array<float, tile_weights> decoded;
+    for_each_row(columns_, first, codes.size(), [&](std::size_t row, std::size_t begin, std::size_t end) {
+      int8::decode_row(codes.subspan(begin, end - begin), absmax[row - first / columns_],
+                       std::span(decoded).subspan(begin, end - begin));
+    });
+    return compare_squares(widen(source_, weights, tile), std::span(decoded).first(codes.size()));
+  }
+
   // Whole rows. Where some are not finite, or beyond fp16, what is found in them is found on the CPU.
-  bool encode_on_device(std::size_t first_row, std::size_t rows, std::span<const std::byte> weights,
-                        std::span<std::byte> out) {
-    if (device_ == nullptr) return false;
-    std::vector<float> absmax(rows);
-    const std::span<std::int8_t> codes(reinterpret_cast<std::int8_t*>(out.data()), out.size());
-    if (!device_->encode_int8(source_, weights, codes, absmax)) return false;
-    scratch_.write(first_row * sizeof(float), std::as_bytes(std::span(absmax)));
+  bool encode_on_device(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out,
+                        std::vector<ErrorSums>* errors) {
+    if (device_ == nullptr || scanned_ || out.empty()) return false;
+    std::vector<float> absmax(out.size() / columns_);
+    if (!device_->encode_int8(source_, weights, {reinterpret_cast<std::int8_t*>(out.data()), out.size()}, absmax))
+      return false;
+    store(first / columns_, absmax);
+    if (errors != nullptr)
+      for_each_piece(first, weights, out, [&](std::uint64_t at, auto piece, auto codes) {
+        errors->push_back(
+            error_of_piece(at, piece, std::span(absmax).subspan(at / columns_ - first / columns_), codes));
+      });
     return true;
+  }
+
+  void store(std::uint64_t first_row, std::span<const float> absmax) {
+    scratch_.write(first_row * sizeof(float), std::as_bytes(absmax));
   }
 
   [[nodiscard]] std::uint64_t scb_bytes() const { return sizeof(float) * row_count_; }
   [[nodiscard]] std::uint64_t rows_per_piece() const { return tile_weights / columns_; }
 
-  void look_at(std::span<Row> rows, std::uint64_t first, std::span<const std::byte> weights, std::size_t first_row) {
-    const std::size_t size = traits(source_).bits / 8;
-    for_each_row(columns_, first, weights.size() / size, [&](std::size_t row, std::size_t begin, std::size_t end) {
-      look_at(rows[row - first_row], weights.subspan(begin * size, (end - begin) * size));
-    });
-  }
-
-  void look_at(Row& row, std::span<const std::byte> bytes) const {
-    bool plain = true;
-    const float absmax = int8::row_absmax(source_, bytes, plain);
-    if (!plain) row.plain.store(false, std::memory_order_relaxed);
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(absmax);
-    std::uint32_t seen = row.absmax_bits.load(std::memory_order_relaxed);
-    while (seen < bits && !row.absmax_bits.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
-    }
-  }
-
-  void store(std::span<const Row> rows, std::size_t first_row) {
-    std::array<std::uint32_t, 1024> scb;
-    for (std::size_t begin = 0; begin < rows.size(); begin += scb.size()) {
-      const std::size_t n = std::min(scb.size(), rows.size() - begin);
-      for (std::size_t i = 0; i < n; ++i) scb[i] = rows[begin + i].absmax_bits.load(std::memory_order_relaxed);
-      scratch_.write((first_row + begin) * sizeof(float), std::as_bytes(std::span(scb).first(n)));
-    }
-  }
-
   DType source_;
+  std::size_t size_;  // of a weight, in bytes
   std::uint64_t columns_;
   std::uint64_t row_count_;
   bool scanned_;
-  std::vector<Row> rows_;  // where rows are looked at first: longer than a chunk, so few
+  std::vector<ScannedRow> scanned_rows_;  // where rows are looked at first: longer than a chunk, so few
   Device* device_;
   Scratch& scratch_;  // the SCB, 4 bytes per row
   EncodingError late_;

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "nibble/error.hpp"
-#include "quant/lanes.hpp"
+#include "quant/squares.hpp"
 #include "quant/widen.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -22,6 +22,7 @@
 #include <hwy/highway.h>
 
 #include "quant/lanes-inl.hpp"
+#include "quant/squares-inl.hpp"
 
 // What the loops below hand over: for every block of 64 weights, or for every four of them, the sums of 16 lanes,
 // folded into four, which is where fp32 ends. Lanes and folds are the same for every target.
@@ -39,10 +40,6 @@ struct ErrorTile {
   alignas(64) GroupSums magnitude, product, reference, test, relative;
   float max_abs;
   std::uint32_t zeros;  // weights of the reference that are 0
-};
-
-struct SquaresTile {
-  alignas(16) float square[4], reference[4], test[4];
 };
 
 inline constexpr std::size_t spread_lanes = 8;
@@ -104,29 +101,13 @@ void compare_tile(const float* HWY_RESTRICT w, const float* HWY_RESTRICT t, Erro
   tile.zeros = static_cast<std::uint32_t>(hn::GetLane(hn::SumOfLanes(DI(), zeros)));
 }
 
-// Twice 16 lanes, because an addition waits for the one before.
 void compare_squares(const float* HWY_RESTRICT w, const float* HWY_RESTRICT t, std::size_t blocks,
-                     SquaresTile& HWY_RESTRICT tile) {
-  const D d;
-  Lanes16 square[2], reference[2], test[2];
-  for (std::size_t i = 0; i < blocks * metric_block; i += 32)
-    for (std::size_t half = 0; half < 2; ++half)
-      for (std::size_t k = 0; k < vector_parts; ++k) {
-        const std::size_t at = i + 16 * half + k * vector_lanes;
-        const V weight = hn::LoadU(d, w + at);
-        const V other = hn::LoadU(d, t + at);
-        const V error = hn::Sub(other, weight);
-        square[half].add_product(k, error, error);
-        reference[half].add_product(k, weight, weight);
-        test[half].add_product(k, other, other);
-      }
-  const auto fold = [](Lanes16(&sums)[2], float* HWY_RESTRICT to) HWY_ATTR {
-    for (std::size_t k = 0; k < vector_parts; ++k) sums[0].add(k, sums[1].part[k]);
-    sums[0].fold(to);
-  };
-  fold(square, tile.square);
-  fold(reference, tile.reference);
-  fold(test, tile.test);
+                     Squares& HWY_RESTRICT squares) {
+  SquareSums sums;
+  for (std::size_t first = 0; first < blocks * metric_block; first += squares_step)
+    sums.add([&](std::size_t i) HWY_ATTR { return hn::LoadU(D(), w + first + i); },
+             [&](std::size_t i) HWY_ATTR { return hn::LoadU(D(), t + first + i); });
+  sums.end(squares);
 }
 
 void describe_tile(const float* HWY_RESTRICT w, float pivot, WeightTile& HWY_RESTRICT tile) {
@@ -208,19 +189,12 @@ HWY_EXPORT(add_squares);
 HWY_EXPORT(describe_tile);
 HWY_EXPORT(spread);
 
-// Sums of squares between these lose nothing to the range of fp32: all of a tile that are too small for it come to
-// 4096 x 1e-38, and no sum of a lane overflows unnoticed.
-constexpr double smallest_sum = 1e-25;
-constexpr double largest_sum = 1e30;
-
 template <std::size_t n> double total(const float (&sums)[n][4]) {
   double lane[4] = {};
   for (std::size_t r = 0; r < n; ++r)
     for (std::size_t j = 0; j < 4; ++j) lane[j] += sums[r][j];
   return (lane[0] + lane[2]) + (lane[1] + lane[3]);
 }
-
-bool is_usable(double sum) { return sum >= smallest_sum && sum <= largest_sum; }  // not NaN either
 
 // Of the block of the largest error, which is known when its tile has been seen.
 void add_worst_absmax(std::span<const float> reference, std::uint64_t first, ErrorStats& stats) {
@@ -445,26 +419,20 @@ ErrorSums compare_squares(std::span<const float> reference, std::span<const floa
   if (n != test.size() || n > tile_weights)
     throw Error(Errc::usage, std::to_string(n) + " weights cannot be compared with " + std::to_string(test.size()));
   ErrorSums sums;
-  const auto add = [&](const float* w, const float* t, std::size_t blocks) {
-    SquaresTile tile;
-    HWY_DYNAMIC_DISPATCH(compare_squares)(w, t, blocks, tile);
-    sums.square += sum_of_lanes(tile.square);
-    sums.reference += sum_of_lanes(tile.reference);
-    sums.test += sum_of_lanes(tile.test);
+  const auto add = [&](const float* w, const float* t, std::size_t blocks, std::size_t count) {
+    Squares squares;
+    HWY_DYNAMIC_DISPATCH(compare_squares)(w, t, blocks, squares);
+    add_squares_of_lanes(squares, count, sums);
   };
-  add(reference.data(), test.data(), whole / metric_block);
+  add(reference.data(), test.data(), whole / metric_block, whole);
   if (whole < n) {
     // The rest, padded with zeros, as one more block.
     alignas(64) std::array<float, metric_block> padded[2] = {};
     std::copy(reference.begin() + static_cast<std::ptrdiff_t>(whole), reference.end(), padded[0].begin());
     std::copy(test.begin() + static_cast<std::ptrdiff_t>(whole), test.end(), padded[1].begin());
-    add(padded[0].data(), padded[1].data(), 1);
+    add(padded[0].data(), padded[1].data(), 1, n - whole);
   }
-  if (!is_usable(sums.reference) || !is_usable(sums.test) || !(is_usable(sums.square) || sums.square == 0))
-    return static_cast<const ErrorSums&>(compare_exactly(reference, test, 0));
-  sums.count = n;
-  sums.product = (sums.reference + sums.test - sums.square) / 2;  // as e = t - w
-  return sums;
+  return are_usable(sums) ? sums : static_cast<const ErrorSums&>(compare_exactly(reference, test, 0));
 }
 
 void add_squares(std::span<const float> weights, std::span<float> sums) {

@@ -28,6 +28,11 @@ enum class Rounding : std::uint8_t { nearest, odd };
 [[nodiscard]] std::span<const float> widen(DType source, std::span<const std::byte> weights, std::span<float> tile,
                                            Rounding rounding = Rounding::nearest);
 
+/// The loop for F32, BF16 or F16 weights.
+template <class Loop> Loop loop_of(DType source, Loop f32, Loop bf16, Loop f16) {
+  return source == DType::bf16 ? bf16 : source == DType::f16 ? f16 : f32;
+}
+
 /// Counts NaN, infinities, and finite weights whose fp32 magnitude is at least `limit`. For weights that are known to
 /// have some: it is slow.
 [[nodiscard]] Findings count_nonfinite(DType source, std::span<const std::byte> weights, std::uint64_t first,

@@ -56,6 +56,18 @@ inline Bytes stored_as(DType dtype, const std::vector<float>& weights) {
   return bytes_of(half);
 }
 
+/// fp64, F32, BF16 or F16 weights, one by one.
+inline std::vector<double> numbers_of(DType dtype, std::span<const std::byte> bytes) {
+  std::vector<double> numbers;
+  if (dtype == DType::f64) return values_of<double>(bytes);
+  if (dtype == DType::f32)
+    for (const float value : values_of<float>(bytes)) numbers.push_back(value);
+  else
+    for (const std::uint16_t value : values_of<std::uint16_t>(bytes))
+      numbers.push_back(dtype == DType::f16 ? fp16::to_float(value) : bf16::to_float(value));
+  return numbers;
+}
+
 /// All parts of an encoded tensor, in the order of Codec::parts().
 struct Encoded {
   std::vector<Bytes> parts;
@@ -71,7 +83,8 @@ inline std::size_t bytes_before(const Codec& codec, const TensorInfo& tensor, st
 }
 
 inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<const std::byte> weights,
-                      std::uint64_t limit = std::uint64_t{1} << 20, bool backwards = false) {
+                      std::uint64_t limit = std::uint64_t{1} << 20, bool backwards = false,
+                      std::vector<ErrorSums>* errors = nullptr) {
   const Chunking chunking = codec.chunking(tensor, limit);
   MemoryScratch scratch(codec.scratch_bytes(tensor));
   const auto encoder = codec.encoder(tensor, chunking, scratch);
@@ -91,7 +104,7 @@ inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<co
     const std::uint64_t end = std::min(n, first + chunking.weights);
     const std::size_t at = bytes_before(codec, tensor, first);
     const auto bytes = std::span(out.parts[0]).subspan(at, bytes_before(codec, tensor, end) - at);
-    out.findings.add(encoder->encode(first, source(first, end), bytes, nullptr));
+    out.findings.add(encoder->encode(first, source(first, end), bytes, errors));
   }
   class Collect final : public PartSink {
    public:

@@ -127,6 +127,64 @@ TEST(Int8, DecodingIsTwoMultiplications) {
   });
 }
 
+// The sums that encoding reports, and those of the decoded weights, both of pairs of finite numbers.
+void expect_errors_of_what_is_decoded(const TensorInfo& tensor, const test::Bytes& weights, std::uint64_t limit) {
+  const auto codec = make_codec("int8");
+  const Encoded plain = test::encode(*codec, tensor, weights);
+  const std::vector<float> decoded = test::decode(*codec, tensor, plain);
+  const std::vector<double> numbers = test::numbers_of(tensor.dtype, weights);
+  ErrorSums expected;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const double w = tensor.dtype == DType::f64 ? static_cast<float>(numbers[i]) : numbers[i], t = decoded[i];
+    if (std::isfinite(w)) expected.add({1, (t - w) * (t - w), w * t, w * w, t * t});
+  }
+  std::vector<ErrorSums> of_first_target;
+  test::for_each_target([&](const std::string& target) {
+    std::vector<ErrorSums> pieces;
+    EXPECT_EQ(test::encode(*codec, tensor, weights, limit, false, &pieces), plain);
+    ErrorSums sums;
+    for (const ErrorSums& piece : pieces) sums.add(piece);
+    const std::string where = target + ' ' + to_string(tensor.shape) + ' ' + std::to_string(limit);
+    EXPECT_EQ(sums.count, expected.count) << where;
+    const auto expect_near = [&](double found, double other) { EXPECT_NEAR(found, other, 1e-6 * other) << where; };
+    expect_near(sums.square, expected.square);
+    expect_near(sums.product, expected.product);
+    expect_near(sums.reference, expected.reference);
+    expect_near(sums.test, expected.test);
+    if (of_first_target.empty()) of_first_target = pieces;
+    EXPECT_EQ(pieces, of_first_target) << where;
+  });
+}
+
+TEST(Int8, ErrorsAreThoseOfWhatIsDecoded) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+    for (const std::uint64_t columns : {1U, 7U, 32U, 33U, 100U, 4096U, 4097U, 10000U})
+      for (const std::uint64_t limit : {50U, 12288U, 1U << 20}) {
+        const std::uint64_t rows = columns > 1000 ? 3 : 10000 / columns;
+        const auto weights = test::normal_weights(rows * columns, static_cast<unsigned>(columns), 0.02f);
+        expect_errors_of_what_is_decoded({"m.weight", dtype, {rows, columns}}, test::stored_as(dtype, weights), limit);
+      }
+}
+
+TEST(Int8, ErrorsLeaveOutWhatIsNotFinite) {
+  std::vector<float> weights = test::normal_weights(3 * 5000, 8, 0.02f);
+  weights[7] = nan;
+  weights[5003] = infinity;
+  weights[14999] = -infinity;
+  expect_errors_of_what_is_decoded({"m.weight", DType::f32, {3, 5000}}, bytes_of(weights), 1 << 20);
+  expect_errors_of_what_is_decoded({"m.weight", DType::f32, {150, 100}}, bytes_of(weights), 1 << 20);
+}
+
+// Squares that fp32 cannot hold.
+TEST(Int8, ErrorsOfSmallAndOfLargeWeights) {
+  std::vector<float> weights = test::normal_weights(3 * 5000, 8, 1e-20f);
+  expect_errors_of_what_is_decoded({"m.weight", DType::f32, {3, 5000}}, bytes_of(weights), 1 << 20);
+  for (const float weight : {65504.0f, 1e20f, 3e38f}) {
+    weights[5] = weight;
+    expect_errors_of_what_is_decoded({"m.weight", DType::f32, {3, 5000}}, bytes_of(weights), 1 << 20);
+  }
+}
+
 // sqrt of the mean square error on N(0, 1): 0.00793 at 1024 columns, 0.00873 at 4096.
 TEST(Int8, ErrorOnNormalWeightsIsThePublishedOne) {
   const std::vector<float> weights = test::normal_weights(1 << 20, 2);
