@@ -9,14 +9,14 @@ namespace nibble {
 namespace {
 
 constexpr rlim_t share = 16;
-constexpr rlim_t least_open = 4;
-constexpr rlim_t most_open = 64;
+constexpr rlim_t min_open = 4;
+constexpr rlim_t max_open = 64;
 
 }  // namespace
 
-OpenFiles::OpenFiles() : OpenFiles(most_open) {
+OpenFiles::OpenFiles() : OpenFiles(max_open) {
   struct ::rlimit limit {};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) most_open_ = std::clamp(limit.rlim_cur / share, least_open, most_open);
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) max_open_ = std::clamp(limit.rlim_cur / share, min_open, max_open);
 }
 
 OpenFiles::Use::~Use() {
@@ -47,7 +47,7 @@ OpenFiles::Use OpenFiles::use(std::size_t file, const std::function<Descriptor()
 
 // Where all are in use, one more is opened: there are no more of those than threads.
 void OpenFiles::make_room() {
-  while (open_ >= most_open_) {
+  while (open_ >= max_open_) {
     File* oldest = nullptr;
     for (File& file : files_)
       if (file.descriptor.get() >= 0 && file.users == 0 && (oldest == nullptr || file.last_use < oldest->last_use))

@@ -17,7 +17,7 @@ class OpenFiles {
   /// As many as leave room for all else: a sixteenth of what the process may have open, at most 64. Files are read in
   /// turn, so even a few are enough.
   OpenFiles();
-  explicit OpenFiles(std::size_t most_open) : most_open_(most_open) {}
+  explicit OpenFiles(std::size_t max_open) : max_open_(max_open) {}
 
   /// A file in use stays open.
   class Use {
@@ -51,7 +51,7 @@ class OpenFiles {
   void make_room();
 
   std::mutex mutex_;
-  std::size_t most_open_;
+  std::size_t max_open_;
   std::size_t open_ = 0;
   std::uint64_t uses_ = 0;
   std::vector<File> files_;

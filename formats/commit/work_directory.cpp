@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "formats/directory.hpp"
@@ -87,7 +89,8 @@ void WorkDirectory::lock(std::string_view output) {
     if (directory.get() < 0) continue;
     if (!try_lock(directory.get(), LOCK_EX, shown_)) {
       removes_ = false;  // it is another's
-      break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // whose lock may be that of check()
+      continue;
     }
     // Between opening and locking, its owner may have removed it: what we locked must bear the name.
     struct stat locked {};
@@ -109,7 +112,7 @@ Descriptor WorkDirectory::check(int root, const std::string& name, std::string_v
     return directory;
   }
   check_ours(directory.get(), shown);
-  // A shared lock, and for this moment only: several checks do not exclude each other.
+  // A shared lock, and for this moment only: several checks do not exclude each other, and lock() tries again.
   if (!try_lock(directory.get(), LOCK_SH, shown)) refuse_locked(output);
   (void)flock(directory.get(), LOCK_UN);
   return directory;

@@ -18,8 +18,8 @@ std::uint64_t ceil(std::uint64_t offset) { return floor(offset + page - 1); }
 
 }  // namespace
 
-WriteBehind::WriteBehind(OutputFile& file, int directory, const std::string& name, std::size_t most)
-    : file_(file), direct_(file.open_direct(directory, name)), most_(most) {}
+WriteBehind::WriteBehind(OutputFile& file, int directory, const std::string& name, std::size_t max_tasks)
+    : file_(file), direct_(file.open_direct(directory, name)), max_tasks_(max_tasks) {}
 
 WriteBehind::~WriteBehind() {
   {
@@ -60,11 +60,11 @@ void WriteBehind::write_tail() {
 
 void WriteBehind::enqueue(Task task) {
   std::unique_lock lock(mutex_);
-  if (tasks_.size() + in_work_ >= most_) to_do_.notify_all();
-  done_.wait(lock, [&] { return tasks_.size() + in_work_ < most_ || failure_; });
+  if (tasks_.size() + in_work_ >= max_tasks_) to_do_.notify_all();
+  done_.wait(lock, [&] { return tasks_.size() + in_work_ < max_tasks_ || failure_; });
   if (failure_) std::rethrow_exception(failure_);
   tasks_.push_back(std::move(task));
-  if (threads_.size() < std::min(most_, tasks_.size() + in_work_) && !add_thread() && threads_.empty()) {
+  if (threads_.size() < std::min(max_tasks_, tasks_.size() + in_work_) && !add_thread() && threads_.empty()) {
     task = std::move(tasks_.back());
     tasks_.pop_back();
     lock.unlock();

@@ -28,9 +28,9 @@ namespace nibble {
 /// Where the file system has no such way (as tmpfs before Linux 6.6), everything goes through the page cache.
 class WriteBehind {
  public:
-  /// `file` is the file `name` of `directory`. At most `most` buffers are kept at a time, by as many threads, which
+  /// `file` is the file `name` of `directory`. At most `max_tasks` buffers are kept at a time, by as many threads, which
   /// do nothing but wait for the disk.
-  WriteBehind(OutputFile& file, int directory, const std::string& name, std::size_t most);
+  WriteBehind(OutputFile& file, int directory, const std::string& name, std::size_t max_tasks);
   WriteBehind(const WriteBehind&) = delete;
   WriteBehind& operator=(const WriteBehind&) = delete;
   ~WriteBehind();  // waits for writes that have begun, and gives up the others
@@ -65,7 +65,7 @@ class WriteBehind {
 
   OutputFile& file_;
   Descriptor direct_;
-  std::size_t most_;
+  std::size_t max_tasks_;
 
   // The last bytes that were handed over, as far as they do not fill a page, and where they end.
   std::array<std::byte, Buffers::page> tail_;

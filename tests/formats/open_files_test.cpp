@@ -112,7 +112,7 @@ TEST_F(Shards, AreReadByManyThreads) {
 TEST_F(Shards, LeaveRoomForAllElse) {
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  const auto most_open = [&](rlim_t allowed) {
+  const auto max_open = [&](rlim_t allowed) {
     shards.clear();
     const rlimit limited{allowed, before.rlim_max};
     EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &limited), 0);
@@ -122,9 +122,9 @@ TEST_F(Shards, LeaveRoomForAllElse) {
     make(70, files);
     return open_descriptors() - others;
   };
-  EXPECT_EQ(most_open(512), 32U);
-  EXPECT_EQ(most_open(32), 4U);
-  EXPECT_EQ(most_open(std::min<rlim_t>(before.rlim_max, 4096)), 64U);
+  EXPECT_EQ(max_open(512), 32U);
+  EXPECT_EQ(max_open(32), 4U);
+  EXPECT_EQ(max_open(std::min<rlim_t>(before.rlim_max, 4096)), 64U);
 }
 
 }  // namespace

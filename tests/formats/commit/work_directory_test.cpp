@@ -3,11 +3,14 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
+#include <thread>
 
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
@@ -50,6 +53,19 @@ TEST_F(WorkDirectoryTest, SecondOneIsRefused) {
   const auto first = make();
   EXPECT_EQ(refusal(), "out: another nibble is writing it");
   EXPECT_TRUE(fs::exists(work_));
+}
+
+// A dry run looks whether it could have the lock, and that takes a moment.
+TEST_F(WorkDirectoryTest, CheckOfAnotherProcessIsWaitedFor) {
+  make()->keep();
+  const Descriptor checked(open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_EQ(flock(checked.get(), LOCK_SH), 0);
+  std::thread end_of_check([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    (void)flock(checked.get(), LOCK_UN);
+  });
+  EXPECT_NO_THROW(make());
+  end_of_check.join();
 }
 
 // What a killed run left may be needed: nothing is removed before it was looked at.
