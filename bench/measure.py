@@ -2,7 +2,8 @@
 """`nibble measure` against the conversion that it judges, and against a script: processes in turns, page cache warm.
 
     bench/measure.py [--dir build/bench] [--python build/peers/bin/python] [--rounds 5]
-    bench/measure.py --reports --dir /dev/shm --out bench/results/error_report.jsonl --rounds 15
+    bench/measure.py --reports --rounds 21 --out bench/results/error_report.jsonl
+    bench/measure.py --reports --rounds 41 --out bench/results/error_report_memory.jsonl --dir /dev/shm --layers 1
 
 1.07 billion weights as bf16, and what `nibble convert --to nf4` makes of them with its own defaults (the conversion is
 durable, measuring writes nothing). Three formats by --to against one. The script (bench/peers/measure.py) has torch and
@@ -10,8 +11,8 @@ bitsandbytes do the same sums, and its figures are compared with ours before any
 --dir, which are freed at the end unless --keep, and 8 GB of memory for the script.
 
 --reports times conversions with their error report (the default) and without it, one right after the other, and prints
-the median of the ratios of such pairs. In memory (--dir on tmpfs) a conversion is shortest, and the report costs most
-of it; the first of a pair is in turn the one and the other.
+the median of the ratios of such pairs; the first of a pair is in turn the one and the other. In memory (--dir on tmpfs)
+a conversion is shortest, and the report costs most of it.
 """
 
 import argparse
