@@ -24,8 +24,8 @@ std::string decibels(double value, int digits) {
   return without_sign_of_zero(fmt::format("{:.{}f}", value, digits));
 }
 
-std::string with_unit(double value, int digits) {
-  const std::string text = decibels(value, digits);
+std::string with_unit(double value) {
+  const std::string text = decibels(value);
   return text == "exact" || text == "-" ? text : text + " dB";
 }
 

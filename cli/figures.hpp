@@ -13,7 +13,7 @@ inline constexpr double most_decibels = 300;
 
 /// "20.47"; "exact" for an infinite ratio, ">300" and "<-300" beyond what is told.
 [[nodiscard]] std::string decibels(double value, int digits = 2);
-[[nodiscard]] std::string with_unit(double decibels, int digits = 2);           ///< "20.47 dB", or "exact"
+[[nodiscard]] std::string with_unit(double decibels);                           ///< "20.47 dB", or "exact"
 [[nodiscard]] std::string scientific(double value);                             ///< "5.73e-03"
 [[nodiscard]] std::string percent(double share);                                ///< "9.47 %"
 [[nodiscard]] std::string similarity(double value);                             ///< "0.995513"

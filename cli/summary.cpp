@@ -18,9 +18,6 @@
 namespace nibble::cli {
 namespace {
 
-// What double quantization costs is an estimate, which the second decimal would show.
-constexpr int sqnr_digits = 1;
-
 double bits_per_weight(const Plan& plan) {
   std::uint64_t weights = 0;
   for (const PlannedTensor& tensor : plan.tensors) weights += tensor.info.elements();
@@ -191,11 +188,10 @@ std::string report_text(const Report& report, const Conversion& conversion) {
     text += quantized.tensors + cast.tensors == 0 ? "every weight is as it was\n" : "every converted weight is exact\n";
   } else if (!report.worst.name.empty()) {
     text += fmt::format("SQNR of the {} weights: {}", to_string(report.totals.headlined()),
-                        with_unit(report.totals.headline().error.sqnr_db(), sqnr_digits));
+                        with_unit(report.totals.headline().error.sqnr_db()));
     if (quantized.tensors > 0 && cast.error.count > 0)
-      text += fmt::format(", of the cast ones: {}", with_unit(cast.error.sqnr_db(), sqnr_digits));
-    text += fmt::format("; worst tensor: {}, {}\n", with_unit(report.worst.sqnr_db, sqnr_digits),
-                        printable(report.worst.name));
+      text += fmt::format(", of the cast ones: {}", with_unit(cast.error.sqnr_db()));
+    text += fmt::format("; worst tensor: {}, {}\n", with_unit(report.worst.sqnr_db), printable(report.worst.name));
   }
   if (!is_finite(found))
     text += fmt::format("NaN: {}, infinite: {}, beyond the stored type: {}; see the warnings\n", found.nan, found.inf,

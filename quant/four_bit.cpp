@@ -93,7 +93,7 @@ class FourBitEncoder final : public Encoder {
         blocksize_(blocksize),
         nested_(nested),
         sums_errors_(sums_errors),
-        keeps_crosses_(nested && sums_errors),
+        keeps_errors_(nested && sums_errors),
         device_(device),
         tensor_(tensor),
         blocks_(ceil_div(tensor.elements(), blocksize)),
@@ -105,13 +105,14 @@ class FourBitEncoder final : public Encoder {
     const std::span<std::uint8_t> packed(reinterpret_cast<std::uint8_t*>(out.data()), out.size());
     const std::size_t size = traits(tensor_.dtype).bits / 8, n = weights.size() / size;
     const std::uint64_t first_block = first / blocksize_;
-    std::vector<std::byte> room;
-    const auto absmax = lend<float>(first_block * sizeof(float), ceil_div(n, blocksize_), room);
+    std::vector<std::byte> absmax_room, errors_room;
+    const auto absmax = lend<float>(first_block * sizeof(float), ceil_div(n, blocksize_), absmax_room);
+    const auto block_errors = lend<FourBitError>(errors_at() + first_block * sizeof(FourBitError),
+                                                 errors != nullptr && keeps_errors_ ? absmax.size() : 0, errors_room);
     // What is found in weights that are not finite is found here, so those are encoded here, too.
     const bool on_device =
         device_ != nullptr && device_->encode_four_bit(codec_, tensor_.dtype, weights, blocksize_, packed, absmax);
     Findings findings;
-    std::vector<TileCross> crosses;
     alignas(64) std::array<float, tile_weights> widened;
     for (std::size_t i = 0; i < n && !(on_device && errors == nullptr); i += tile_weights) {
       const std::size_t count = std::min(tile_weights, n - i);
@@ -120,21 +121,18 @@ class FourBitEncoder final : public Encoder {
       const DType dtype = tensor_.dtype == DType::f64 ? DType::f32 : tensor_.dtype;
       const auto codes = packed.subspan(i / 2, ceil_div(count, 2));
       const auto scales = absmax.subspan(i / blocksize_, ceil_div(count, blocksize_));
+      const auto of_blocks = block_errors.empty() ? block_errors : block_errors.subspan(i / blocksize_, scales.size());
       std::size_t nonfinite = 0;
-      if (errors == nullptr) {
+      if (on_device)
+        sum_four_bit_errors(tables_, dtype, tile, codes, scales, blocksize_, of_blocks, errors->emplace_back());
+      else if (errors != nullptr)
+        nonfinite = encode_four_bit(tables_, dtype, tile, blocksize_, codes, scales, of_blocks, errors->emplace_back());
+      else
         nonfinite = encode_four_bit(tables_, dtype, tile, blocksize_, codes, scales);
-      } else {
-        ErrorSums& sums = errors->emplace_back();
-        if (on_device)
-          sums = tile_errors(tables_, dtype, tile, codes, scales, blocksize_);
-        else
-          nonfinite = encode_four_bit(tables_, dtype, tile, blocksize_, codes, scales, sums);
-        if (keeps_crosses_) crosses.push_back({sums.test - sums.product, sums.test});
-      }
       if (nonfinite != 0) findings.add(count_nonfinite(tensor_.dtype, stored, first + i));
     }
     scratch_.write(first_block * sizeof(float), std::as_bytes(absmax));
-    scratch_.write(cross_at(first / tile_weights), std::as_bytes(std::span(crosses)));
+    scratch_.write(errors_at() + first_block * sizeof(FourBitError), std::as_bytes(block_errors));
     return findings;
   }
 
@@ -226,7 +224,7 @@ class FourBitEncoder final : public Encoder {
               std::span(nested_absmax).subspan(first / nested::blocksize, ceil_div(values.size(), nested::blocksize));
           nested::encode(values, offset, group_codes, group_absmax);
           check_finite(group_codes, group_absmax, offset);
-          if (keeps_crosses_) changes[g] = change_of_error(at + first, values, group_codes, group_absmax, offset);
+          if (keeps_errors_) changes[g] = change_of_error(at + first, values, group_codes, group_absmax, offset);
         });
       });
       for (const ErrorSums& change : changes) late_.sums.add(change);
@@ -250,30 +248,28 @@ class FourBitEncoder final : public Encoder {
     }
   }
 
-  // By how much the sums change with absmax (quant/four_bit_error.hpp has the formulas). `first` begins a tile.
+  // By how much the sums change when absmax a becomes a' (quant/four_bit_error.hpp has the formulas).
   ErrorSums change_of_error(std::uint64_t first, std::span<const float> absmax, std::span<const std::uint8_t> codes,
                             std::span<const float> nested_absmax, float offset) const {
-    const std::size_t per_tile = tile_weights / blocksize_;
-    std::vector<TileCross> crosses(ceil_div(absmax.size(), per_tile));
-    scratch_.read(cross_at(first / per_tile), std::as_writable_bytes(std::span(crosses)));
-    return change_of_errors(crosses, per_tile, absmax, codes, nested_absmax, offset);
+    std::vector<std::byte> room;
+    const auto errors =
+        scratch_.view(errors_at() + first * sizeof(FourBitError), absmax.size() * sizeof(FourBitError), room);
+    return change_of_errors({reinterpret_cast<const FourBitError*>(errors.data()), absmax.size()}, absmax, codes,
+                            nested_absmax, offset);
   }
 
-  [[nodiscard]] std::uint64_t cross_at(std::uint64_t tile) const {
-    return blocks_ * sizeof(float) + tile * sizeof(TileCross);
-  }
+  [[nodiscard]] std::uint64_t errors_at() const { return blocks_ * sizeof(float); }
 
   const FourBitTables& tables_;
   std::string_view codec_;
   std::size_t blocksize_;
   bool nested_;
   bool sums_errors_;
-  bool keeps_crosses_;  // until double quantization is done
+  bool keeps_errors_;  // until double quantization is done
   Device* device_;
   TensorInfo tensor_;
   std::uint64_t blocks_;
-  Scratch&
-      scratch_;  // the fp32 absmax of the whole tensor, 4 / blocksize bytes per weight; then the TileCross of its tiles
+  Scratch& scratch_;  // the fp32 absmax of the whole tensor, 4 / blocksize bytes per weight; after them the errors
   EncodingError late_;
 };
 
@@ -372,16 +368,16 @@ class FourBitCodec final : public Codec {
   }
 
   Chunking chunking(const TensorInfo&, std::uint64_t limit) const override {
-    // Tiles are not cut: they are what errors are summed up over, and known by where they are.
-    const std::uint64_t unit = limit < tile_weights && !keeps_crosses() ? blocksize_ : tile_weights;
-    return {std::max(limit - limit % unit, unit), false};
+    // Pieces of errors are not cut.
+    const std::uint64_t unit = limit < tile_weights ? blocksize_ : tile_weights;
+    return {std::max<std::uint64_t>(limit - limit % unit, blocksize_), false};
   }
 
   // The fp32 absmax of every block: with double quantization all are needed before the first can be stored. What that
-  // does to the errors follows from two sums of each tile.
+  // does to the errors follows from two sums of each.
   std::uint64_t scratch_bytes(const TensorInfo& tensor) const override {
-    return sizeof(float) * ceil_div(tensor.elements(), blocksize_) +
-           (keeps_crosses() ? sizeof(TileCross) * ceil_div(tensor.elements(), tile_weights) : 0);
+    const std::uint64_t each = sizeof(float) + (nested_ && sums_errors_ ? sizeof(FourBitError) : 0);
+    return each * ceil_div(tensor.elements(), blocksize_);
   }
 
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&, Scratch& scratch) const override {
@@ -465,8 +461,6 @@ class FourBitCodec final : public Codec {
   }
 
  private:
-  [[nodiscard]] bool keeps_crosses() const { return nested_ && sums_errors_; }
-
   static constexpr std::uint64_t longest_state = 1 << 16;
   static constexpr int deepest_state = 16;
 

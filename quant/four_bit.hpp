@@ -139,10 +139,11 @@ void decode_four_bit(const FourBitTables& tables, std::span<const std::uint8_t> 
 std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                             std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
 
-/// The same of a tile, at most 4096 weights that begin with a block, and what it cost.
+/// The same of at most 4096 weights, which begin with a block, and what it cost: adds to `sums`, and puts into
+/// `errors`, which may be empty, what is needed of each block if its absmax changes afterwards.
 std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                             std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax,
-                            ErrorSums& errors);
+                            std::span<FourBitError> errors, ErrorSums& sums);
 
 /// Codec::normal_sqnr_db() for block sizes 32, 64, ..., 4096: of 2^22 normal weights, computed by numpy from the
 /// codebook, not by this code (tests/quant/published_error_test.cpp). Double quantization changes the third decimal.

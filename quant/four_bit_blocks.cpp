@@ -300,12 +300,13 @@ HWY_INLINE void encode_whole_blocks(const FourBitTables& tables, const std::byte
   }                                                                                                                   \
   void encode_and_compare_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,                 \
                                         std::size_t blocks, std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, \
-                                        float* HWY_RESTRICT absmax, TileSums& HWY_RESTRICT sums) {                    \
-    TileErrors<Source> tile(tables, blocksize);                                                                       \
+                                        float* HWY_RESTRICT absmax, FourBitError* HWY_RESTRICT errors,                \
+                                        TileSums& HWY_RESTRICT sums) {                                                \
+    TileErrors<Source> tile(tables, blocksize, errors);                                                               \
     encode_whole_blocks<Source>(tables, w, blocks, blocksize, packed, absmax,                                         \
                                 [&](const std::byte* from, std::size_t count, const std::uint8_t* codes,              \
                                     const float* largest) HWY_ATTR { tile.add(from, codes, largest, count); });       \
-    tile.end(absmax, blocks, sums);                                                                                   \
+    tile.end(sums);                                                                                                   \
   }
 NIBBLE_ENCODE_BLOCKS_OF(f32, F32)
 NIBBLE_ENCODE_BLOCKS_OF(bf16, Bf16)
@@ -387,14 +388,14 @@ std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span
 
 std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                             std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax,
-                            ErrorSums& errors) {
+                            std::span<FourBitError> errors, ErrorSums& sums) {
   const std::size_t n = weights.size() / (traits(source).bits / 8);
   check_four_bit_sizes(n, blocksize, packed.size(), absmax.size());
   TileSums tile;
   encode_and_compare_blocks_of(source)(tables, weights.data(), n / blocksize, blocksize, packed.data(), absmax.data(),
-                                       tile);
+                                       errors.empty() ? nullptr : errors.data(), tile);
   const std::size_t nonfinite = repair_blocks(tables, source, weights, blocksize, packed, absmax);
-  errors = tile_errors(tables, source, weights, packed, absmax, blocksize, tile);
+  add_tile_errors(tables, source, weights, packed, absmax, blocksize, tile, errors, sums);
   return nonfinite;
 }
 

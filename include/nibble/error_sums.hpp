@@ -59,8 +59,8 @@ struct Spread {
   bool operator==(const Spread&) const = default;
 };
 
-/// What encoding a tensor cost: sums within 2e-5 of those in fp64, 1e-6 for normal weights; the same on every CPU and for
-/// all threads. What double quantization adds is estimated (quant/four_bit_error.hpp).
+/// What encoding a tensor cost: sums within 2e-5 of those in fp64, 1e-6 for normal weights, and what double
+/// quantization adds to them within 2^-11; the same on every CPU and for all threads.
 struct EncodingError {
   ErrorSums sums;
   Spread absmax;  ///< of its blocks or rows; empty for casts

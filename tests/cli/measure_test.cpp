@@ -294,7 +294,6 @@ TEST_F(MeasureProgram, ManifestsHaveTheSameFigures) {
   for (const std::string to : {"nf4", "nf4 --no-double-quant", "fp4 --block-size 32", "int8", "fp16"})
     for (const std::string report : {"basic", "full", "none"}) {
       const std::string what = to + " --error-report " + report;
-      const bool is_estimate = report == "basic" && (to == "nf4" || to.starts_with("fp4"));  // double quantization
       ASSERT_EQ(run("convert w.safetensors out.safetensors --overwrite --progress none --to " + what).code, 0) << what;
       const Json measured = json("w.safetensors out.safetensors");
       const Json manifest = Json::parse(test::read_file(root_.path() / "out.safetensors.nibble.json"));
@@ -312,8 +311,7 @@ TEST_F(MeasureProgram, ManifestsHaveTheSameFigures) {
           const Json& found = error->second.at(figure);
           ASSERT_EQ(found.is_null(), expected.is_null()) << what << ": " << error->first << ' ' << figure;
           if (expected.is_null()) continue;
-          const double tolerance = (is_estimate ? 1e-3 : 1e-6) * std::abs(expected.get<double>());
-          EXPECT_NEAR(found.get<double>(), expected.get<double>(), tolerance)
+          EXPECT_NEAR(found.get<double>(), expected.get<double>(), 1e-6 * std::abs(expected.get<double>()))
               << what << ": " << error->first << ' ' << figure;
         }
         const bool has_absmax = to != "fp16" && error->first != "empty.weight";

@@ -89,7 +89,7 @@ TEST_F(Summary, TheWorstTensorIsTheWorst) {
       name = tensor.at("name");
     }
   char text[128];
-  (void)std::snprintf(text, sizeof(text), "worst tensor: %.1f dB, %s\n", worst, name.c_str());
+  (void)std::snprintf(text, sizeof(text), "worst tensor: %.2f dB, %s\n", worst, name.c_str());
   EXPECT_THAT(out, HasSubstr(text));
 }
 
@@ -101,7 +101,7 @@ TEST_F(Summary, JsonHasWhatTheSummarySays) {
   const auto told = json("m out --to nf4");
   const std::string text = run("convert m text --to nf4").out;
   char expected[160];
-  (void)std::snprintf(expected, sizeof(expected), ": %.1f dB; worst tensor: %.1f dB, %s\n",
+  (void)std::snprintf(expected, sizeof(expected), ": %.2f dB; worst tensor: %.2f dB, %s\n",
                       told.at("sqnr_db").get<double>(), told.at("worst_tensor").at("sqnr_db").get<double>(),
                       told.at("worst_tensor").at("name").get<std::string>().c_str());
   EXPECT_THAT(text, HasSubstr(expected));
@@ -128,9 +128,10 @@ TEST_F(Summary, TheFigureIsThatOfTheQuantizedWeights) {
     const double figure = measured.at("quantized").at("sqnr_db");
     EXPECT_NEAR(figure, 21, 2);
     EXPECT_EQ(measured.at("headline"), "quantized");
-    EXPECT_NEAR(manifest.at("quantized").at("error").at("sqnr_db"), figure, 0.01);  // an estimate, docs/measure.md
-    EXPECT_THAT(out, HasSubstr(fmt::format("SQNR of the quantized weights: {:.1f} dB", figure)));
-    EXPECT_THAT(run("measure m out").out, HasSubstr(fmt::format(" {:.2f} ", figure)));
+    EXPECT_NEAR(manifest.at("quantized").at("error").at("sqnr_db"), figure, 1e-5);
+    const std::string text = fmt::format("{:.2f}", figure);
+    EXPECT_THAT(out, HasSubstr("SQNR of the quantized weights: " + text + " dB"));
+    EXPECT_THAT(run("measure m out").out, HasSubstr(" " + text + " "));
     EXPECT_EQ(out.find(", of the cast ones: 5") != std::string::npos, !more.empty()) << out;
     EXPECT_EQ(manifest.at("cast").at("tensors"), more.empty() ? 0 : 1);
     EXPECT_EQ(manifest.at("quantized").at("tensors"), 8);

@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "nibble/fp4.hpp"
-#include "nibble/metrics.hpp"
 #include "nibble/nested.hpp"
 #include "nibble/nf4.hpp"
 #include "quant/four_bit.hpp"
@@ -58,33 +57,77 @@ struct Tile {
   std::vector<float> absmax;
 };
 
-ErrorSums summed(const FourBitTables& tables, const Tile& tile) {
-  return tile_errors(tables, tile.dtype, tile.stored, tile.packed, tile.absmax, tile.blocksize);
+struct Sums {
+  ErrorSums sums;
+  std::vector<FourBitError> blocks;
+};
+
+Sums summed(const FourBitTables& tables, const Tile& tile) {
+  Sums found;
+  found.blocks.resize(tile.absmax.size());
+  sum_four_bit_errors(tables, tile.dtype, tile.stored, tile.packed, tile.absmax, tile.blocksize, found.blocks,
+                      found.sums);
+  return found;
 }
 
-// A sum of 4096 products in 32 lanes of fp32: 128 additions each, some more of the lanes, and e itself.
-constexpr double tolerance = 140 * 0x1p-24;
+// Of each block: E / a^2 = sum (e / a)^2, X / a^2 = sum e c / a, T / a^2 = sum c^2, in fp64.
+struct Block {
+  double error = 0, cross = 0, test = 0;
+};
+
+double cross_of(const FourBitError& error) { return fp16::to_float(error.cross); }
+double test_of(const FourBitError& error) { return fp16::to_float(error.test); }
+
+// fp16 is off by one part in 2^11, or by half its smallest number.
+constexpr double fp16_error = 0x1p-11;
+constexpr double smallest_fp16 = 0x1p-25;
+
+// A sum of 4096 products in 16 lanes of fp32: 256 additions each, some more of the lanes, and e itself.
+constexpr double tolerance = 270 * 0x1p-24;
 
 void expect_definition(const FourBitTables& tables, const Tile& tile, const std::string& what) {
   SCOPED_TRACE(what + ", " + std::string(traits(tile.dtype).name) + ", " + std::to_string(tile.w.size()) +
                " weights in blocks of " + std::to_string(tile.blocksize));
+  std::vector<Block> blocks(tile.absmax.size());
   std::uint64_t count = 0;
   double square = 0, product = 0, reference = 0, test = 0;
   for (std::size_t i = 0; i < tile.w.size(); ++i) {
     if (!std::isfinite(tile.w[i])) continue;
     const float c = tables.codebook[tile.packed[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15];
-    const double w = tile.w[i], t = c * tile.absmax[i / tile.blocksize], e = t - w;  // t is what is decoded
+    const double a = tile.absmax[i / tile.blocksize], w = tile.w[i];
+    const double t = c * tile.absmax[i / tile.blocksize], e = t - w;  // t is what is decoded
+    Block& block = blocks[i / tile.blocksize];
+    if (a > 0) block.error += e * e / (a * a), block.cross += e * c / a, block.test += static_cast<double>(c) * c;
     ++count, square += e * e, product += w * t, reference += w * w, test += t * t;
   }
-  const ErrorSums found = summed(tables, tile);
-  EXPECT_EQ(found.count, count);
+  const Sums found = summed(tables, tile);
+  EXPECT_EQ(found.sums.count, count);
   // Where signs differ, the bound is that of the sums of magnitudes, by Cauchy and Schwarz.
   const double mixed = std::sqrt(square * test);
-  EXPECT_NEAR(found.square, square, tolerance * square);
-  EXPECT_NEAR(found.test, test, tolerance * test);
-  EXPECT_NEAR(found.product, product, tolerance * (test + mixed));
-  EXPECT_NEAR(found.reference, reference, tolerance * (test + 2 * mixed + square));
-  test::for_each_target([&](const std::string& target) { EXPECT_EQ(summed(tables, tile), found) << target; });
+  EXPECT_NEAR(found.sums.square, square, tolerance * square);
+  EXPECT_NEAR(found.sums.test, test, tolerance * test);
+  EXPECT_NEAR(found.sums.product, product, tolerance * (test + mixed));
+  EXPECT_NEAR(found.sums.reference, reference, tolerance * (test + 2 * mixed + square));
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    if (tile.absmax[b] == 0) {
+      EXPECT_EQ(found.blocks[b].cross, 0) << "block " << b;
+      EXPECT_EQ(found.blocks[b].test, 0) << "block " << b;
+      continue;
+    }
+    const double mixed_of_block = std::sqrt(blocks[b].error * blocks[b].test);
+    EXPECT_NEAR(test_of(found.blocks[b]), blocks[b].test, (fp16_error + tolerance) * blocks[b].test) << "block " << b;
+    EXPECT_NEAR(cross_of(found.blocks[b]), blocks[b].cross,
+                fp16_error * std::abs(blocks[b].cross) + tolerance * mixed_of_block + smallest_fp16)
+        << "block " << b;
+  }
+  test::for_each_target([&](const std::string& target) {
+    const Sums again = summed(tables, tile);
+    EXPECT_EQ(again.sums, found.sums) << target;
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      EXPECT_EQ(again.blocks[b].cross, found.blocks[b].cross) << target;
+      EXPECT_EQ(again.blocks[b].test, found.blocks[b].test) << target;
+    }
+  });
 }
 
 TEST(FourBitErrors, AreThoseOfTheDefinition) {
@@ -114,7 +157,8 @@ TEST(FourBitErrors, OfAnySize) {
 }
 
 TEST(FourBitErrors, ZerosCostNothing) {
-  EXPECT_EQ(summed(nf4_tables, {DType::f32, std::vector<float>(200, 0.0f), 64}), (ErrorSums{.count = 200}));
+  const Sums zeros = summed(nf4_tables, {DType::f32, std::vector<float>(200, 0.0f), 64});
+  EXPECT_EQ(zeros.sums, (ErrorSums{.count = 200}));
   std::vector<float> weights = test::normal_weights(256, 3);
   std::fill_n(weights.begin() + 64, 64, 0.0f);
   expect_definition(nf4_tables, {DType::f32, weights, 64}, "a block of zeros");
@@ -132,6 +176,46 @@ TEST(FourBitErrors, NonfiniteWeightsAreLeftOut) {
   expect_definition(nf4_tables, {DType::f32, std::vector<float>(100, nan), 32}, "nothing else");
 }
 
+TEST(FourBitErrors, AreAddedToWhatIsThere) {
+  const Tile tile(DType::bf16, test::normal_weights(300, 5), 64);
+  const ErrorSums once = summed(nf4_tables, tile).sums;
+  ErrorSums sums{.count = 1, .square = 2, .product = 3, .reference = 4, .test = 5};
+  std::vector<FourBitError> blocks(tile.absmax.size());
+  sum_four_bit_errors(nf4_tables, tile.dtype, tile.stored, tile.packed, tile.absmax, tile.blocksize, blocks, sums);
+  EXPECT_EQ(sums.count, once.count + 1);
+  EXPECT_DOUBLE_EQ(sums.square, once.square + 2);
+  EXPECT_DOUBLE_EQ(sums.product, once.product + 3);
+  EXPECT_DOUBLE_EQ(sums.reference, once.reference + 4);
+  EXPECT_DOUBLE_EQ(sums.test, once.test + 5);
+}
+
+// What blocks tell is enough for another absmax a', as double quantization makes it: E + 2 (a' - a) X / a + (a' - a)^2
+// T / a^2. Also where a block has little beside its largest weight, and next to no error before.
+TEST(FourBitErrors, TellWhatAnotherAbsmaxWouldCost) {
+  for (const std::size_t blocksize : {std::size_t{64}, most_weights})
+    for (const std::size_t n : {most_weights, std::size_t{1001}})
+      for (const bool sparse : {false, true}) {
+        std::vector<float> weights = test::normal_weights(n, 6);
+        for (std::size_t i = 0; i < n && sparse; ++i)
+          weights[i] = i % blocksize == 1 ? 1.0f : i % 97 == 0 ? 1e-3f : 0.0f;
+        Tile tile(DType::f32, weights, blocksize);
+        nf4::encode(tile.w, blocksize, tile.packed, tile.absmax);
+        const Sums before = summed(nf4_tables, tile);
+        double square = before.sums.square, moved = 0;
+        for (std::size_t b = 0; b < tile.absmax.size(); ++b) {
+          const float absmax = tile.absmax[b];
+          tile.absmax[b] *= b % 2 == 0 ? 1.01f : 0.98f;
+          const double by = static_cast<double>(tile.absmax[b]) - absmax;
+          const double linear = 2 * by * absmax * cross_of(before.blocks[b]);
+          square += linear + by * by * test_of(before.blocks[b]);
+          moved += std::abs(linear) + by * by * test_of(before.blocks[b]);
+        }
+        EXPECT_GT(moved, 1e-3 * square);
+        EXPECT_NEAR(summed(nf4_tables, tile).sums.square, square, tolerance * square + fp16_error * moved)
+            << blocksize << ' ' << n;
+      }
+}
+
 // What docs/measure.md says of real codes: tile after tile, the sums are those of fp64 to 1e-6.
 TEST(FourBitErrors, OfATensorAreRightToOneInAMillion) {
   constexpr std::size_t n = 64 * most_weights, blocksize = 64;
@@ -144,10 +228,12 @@ TEST(FourBitErrors, OfATensorAreRightToOneInAMillion) {
     const double w = tensor.w[i], t = decoded;
     expected.add({1, (t - w) * (t - w), w * t, w * w, t * t});
   }
+  std::vector<FourBitError> blocks(most_weights / blocksize);
   for (std::size_t i = 0; i < n; i += most_weights)
-    found.add(tile_errors(nf4_tables, DType::bf16, std::span(tensor.stored).subspan(2 * i, 2 * most_weights),
-                          std::span(tensor.packed).subspan(i / 2, most_weights / 2),
-                          std::span(tensor.absmax).subspan(i / blocksize, most_weights / blocksize), blocksize));
+    sum_four_bit_errors(nf4_tables, DType::bf16, std::span(tensor.stored).subspan(2 * i, 2 * most_weights),
+                        std::span(tensor.packed).subspan(i / 2, most_weights / 2),
+                        std::span(tensor.absmax).subspan(i / blocksize, most_weights / blocksize), blocksize, blocks,
+                        found);
   EXPECT_EQ(found.count, n);
   EXPECT_NEAR(found.square, expected.square, 1e-6 * expected.square);
   EXPECT_NEAR(found.product, expected.product, 1e-6 * expected.product);
@@ -155,114 +241,68 @@ TEST(FourBitErrors, OfATensorAreRightToOneInAMillion) {
   EXPECT_NEAR(found.test, expected.test, 1e-6 * expected.test);
 }
 
-// Absmax values before and after double quantization, and any X and T of their tiles.
+// Without double quantization nobody asks for the blocks.
+TEST(FourBitErrors, BlocksAreLeftOutIfNobodyAsks) {
+  for (const std::size_t n : {most_weights, std::size_t{1001}})
+    for (const float scale : {1.0f, 1e-30f}) {
+      const Tile tile(DType::f32, test::normal_weights(n, 9, scale), 64);
+      ErrorSums sums;
+      sum_four_bit_errors(nf4_tables, tile.dtype, tile.stored, tile.packed, tile.absmax, tile.blocksize, {}, sums);
+      EXPECT_EQ(sums, summed(nf4_tables, tile).sums) << n << ' ' << scale;
+    }
+}
+
+// Blocks before and after double quantization.
 struct Change {
-  std::size_t blocks_per_tile;
-  std::vector<TileCross> tiles;
+  std::vector<FourBitError> errors;
   std::vector<float> absmax, nested_absmax, decoded;
   std::vector<std::uint8_t> codes;
   float offset;
-  [[nodiscard]] ErrorSums found() const {
-    return change_of_errors(tiles, blocks_per_tile, absmax, codes, nested_absmax, offset);
-  }
+  [[nodiscard]] ErrorSums found() const { return change_of_errors(errors, absmax, codes, nested_absmax, offset); }
 };
 
-Change change_of(std::size_t n, std::size_t blocks_per_tile, float scale) {
-  Change change{blocks_per_tile,
-                {},
+Change change_of(std::size_t n, float scale) {
+  Change change{std::vector<FourBitError>(n),
                 test::normal_weights(n, 10, scale),
                 std::vector<float>((n + nested::blocksize - 1) / nested::blocksize),
                 std::vector<float>(n),
                 std::vector<std::uint8_t>(n),
                 0};
-  for (std::size_t b = 0; b < n; ++b) change.absmax[b] = b % 50 == 7 || b / 32 == 3 ? 0 : std::abs(change.absmax[b]);
   const auto cross = test::normal_weights(n, 12, 0.5f), squares = test::normal_weights(n, 13, 10);
-  for (std::size_t b = 0; b < n; b += blocks_per_tile) change.tiles.push_back({cross[b], std::abs(squares[b])});
+  for (std::size_t b = 0; b < n; ++b) {
+    change.errors[b] = {fp16::from_float(cross[b]), fp16::from_float(std::abs(squares[b]))};
+    change.absmax[b] = b % 50 == 7 ? 0 : std::abs(change.absmax[b]);
+  }
   change.offset = nested::offset(change.absmax);
   nested::encode(change.absmax, change.offset, change.codes, change.nested_absmax);
   nested::decode(change.codes, change.nested_absmax, nested::codebook, change.offset, change.decoded);
   return change;
 }
 
-// With d = a' - a, f = sum d a / sum a^2 and g = sum d^2 / sum a^2: E of a tile changes by 2 f X + g T, the products by
-// f (T - X), T by (2 f + g) T. Sums of any sign: so the bound is that of their magnitudes, a few roundings of fp32 for
-// each, and one of 16 in a lane. Magnitudes beside which another tile's are next to nothing are no obstacle.
+// With d = a' - a: E changes by 2 d X / a + d^2 T / a^2, the products by d (T - X) / a, T by d (2 a + d) T / a^2. Sums
+// of any sign: so the bound is that of their magnitudes, a few roundings of fp32 for each, and one of 16 in a lane.
 TEST(FourBitErrors, ChangesAreThoseOfTheDefinition) {
-  for (const std::size_t blocks_per_tile : {1U, 4U, 16U, 64U, 128U})
-    for (const std::size_t n : {0U, 1U, 7U, 16U, 255U, 256U, 257U, 1024U})
-      for (const float scale : {1.0f, 1e-38f, 1e-30f, 1e15f, 5e37f, 0.0f}) {
-        Change change = change_of(n, blocks_per_tile, scale == 0 ? 1e-30f : scale);
-        if (scale == 0 && n > 300) change.absmax[300] = 1, change.decoded[300] = 1.25f;
-        if (scale == 0) {
-          change.offset = nested::offset(change.absmax);
-          nested::encode(change.absmax, change.offset, change.codes, change.nested_absmax);
-          nested::decode(change.codes, change.nested_absmax, nested::codebook, change.offset, change.decoded);
-        }
-        double square = 0, product = 0, test = 0, squares = 0, products = 0, tests = 0;
-        for (std::size_t first = 0; first < n; first += blocks_per_tile) {
-          double all = 0, f = 0, g = 0, magnitude = 0;
-          for (std::size_t b = first; b < std::min(n, first + blocks_per_tile); ++b) {
-            const double a = change.absmax[b], d = change.decoded[b] - a;
-            all += a * a, f += d * a, g += d * d, magnitude += std::abs(d) * a;
-          }
-          if (all == 0) continue;
-          f /= all, g /= all, magnitude /= all;
-          const auto [x, t] = change.tiles[first / blocks_per_tile];
-          square += 2 * f * x + g * t, squares += 2 * magnitude * std::abs(x) + g * t;
-          product += f * (t - x), products += magnitude * (t + std::abs(x));
-          test += (2 * f + g) * t, tests += (2 * magnitude + g) * t;
-        }
-        SCOPED_TRACE(std::to_string(n) + " in tiles of " + std::to_string(blocks_per_tile) + ", " +
-                     testing::PrintToString(scale));
-        constexpr double bound = 30 * 0x1p-24;
-        const ErrorSums found = change.found();
-        EXPECT_EQ(found.count, 0U);
-        EXPECT_EQ(found.reference, 0);
-        EXPECT_NEAR(found.square, square, bound * squares);
-        EXPECT_NEAR(found.product, product, bound * products);
-        EXPECT_NEAR(found.test, test, bound * tests);
-        EXPECT_TRUE(n <= 16 || squares > 0);
-        test::for_each_target([&](const std::string& target) { EXPECT_EQ(change.found(), found) << target; });
+  for (const std::size_t n : {0U, 1U, 7U, 16U, 255U, 256U, 257U, 16384U})
+    for (const float scale : {1.0f, 1e-38f, 1e-30f, 1e15f, 5e37f}) {
+      const Change change = change_of(n, scale);
+      double square = 0, product = 0, test = 0, squares = 0, products = 0, tests = 0;
+      for (std::size_t b = 0; b < n; ++b) {
+        const double a = change.absmax[b], d = change.decoded[b] - a;
+        const double x = a * cross_of(change.errors[b]), t = test_of(change.errors[b]);
+        square += 2 * d * x + d * d * t, squares += std::abs(2 * d * x) + d * d * t;
+        product += d * (a * t - x), products += std::abs(d) * (a * t + std::abs(x));
+        test += d * (2 * a + d) * t, tests += std::abs(d) * (2 * a + std::abs(d)) * t;
       }
-}
-
-// SQNR as encoding with double quantization reports it, less that of the decoded weights.
-double excess_db(const std::vector<float>& weights, std::uint32_t blocksize, std::uint64_t limit = 1 << 20) {
-  const auto codec = make_codec("nf4", {.blocksize = blocksize, .sums_errors = true});
-  const TensorInfo tensor{"w.weight", DType::f32, {weights.size() / 64, 64}};
-  std::vector<ErrorSums> tiles;
-  EncodingError late;
-  const auto encoded = test::encode(*codec, tensor, test::bytes_of(weights), limit, false, &tiles, &late);
-  ErrorSums sums = late.sums;
-  for (const ErrorSums& tile : tiles) sums.add(tile);
-  const ErrorStats truth = compare(weights, test::decode(*codec, tensor, encoded));
-  EXPECT_NEAR(sums.reference, truth.reference, 1e-6 * truth.reference);
-  EXPECT_NEAR(sums.cosine(), truth.cosine(), 1e-4);
-  return sums.sqnr_db() - truth.sqnr_db();
-}
-
-// What docs/measure.md says of the estimate. It is none where a tile is a block.
-TEST(FourBitErrors, DoubleQuantizationIsEstimated) {
-  constexpr std::size_t n = (std::size_t{1} << 21) + 5 * most_weights;
-  const std::vector<float> normal = test::normal_weights(n, 14, 0.02f), other = test::normal_weights(n, 15);
-  EXPECT_NEAR(excess_db(normal, 64), 0, 0.001);
-  EXPECT_NEAR(excess_db({normal.begin(), normal.begin() + 4096}, 64), 0, 0.01);
-  for (const std::uint64_t limit : {1U, 10000U}) EXPECT_EQ(excess_db(normal, 64, limit), excess_db(normal, 64));
-  const auto changed = [&](auto change) {
-    std::vector<float> weights = normal;
-    for (std::size_t i = 0; i < n; ++i) weights[i] = change(weights[i], i);
-    return weights;
-  };
-  const auto rows = changed([&](float w, std::size_t i) { return w * std::exp(0.5f * other[i / 384]); });
-  const auto outliers = changed([](float w, std::size_t i) { return i % 4096 % 600 == 77 ? 20 * w : w; });
-  const auto pruned = changed([&](float w, std::size_t i) { return std::abs(other[i]) < 0.67f ? 0.0f : w; });
-  const auto heavy = changed([&](float w, std::size_t i) { return w / std::max(std::abs(other[i]), 1e-6f); });
-  EXPECT_NEAR(excess_db(rows, 64), 0, 0.02);
-  EXPECT_NEAR(excess_db(outliers, 64), 0, 0.02);
-  EXPECT_NEAR(excess_db(pruned, 64), 0, 0.02);
-  EXPECT_NEAR(excess_db(heavy, 64), 0, 1);  // Cauchy's distribution
-  for (const auto* const weights : {&normal, &rows, &outliers, &pruned, &heavy})
-    EXPECT_NEAR(excess_db(*weights, 4096), 0, 1e-5);
+      constexpr double bound = 30 * 0x1p-24;
+      const ErrorSums found = change.found();
+      EXPECT_EQ(found.count, 0U);
+      EXPECT_EQ(found.reference, 0);
+      EXPECT_NEAR(found.square, square, bound * squares) << n << ' ' << scale;
+      EXPECT_NEAR(found.product, product, bound * products) << n << ' ' << scale;
+      EXPECT_NEAR(found.test, test, bound * tests) << n << ' ' << scale;
+      EXPECT_TRUE(n <= 16 || squares > 0) << scale;
+      test::for_each_target([&](const std::string& target) { EXPECT_EQ(change.found(), found) << target; });
+    }
 }
 
 // What encoding tells is what comparing afterwards tells, bit for bit, with the same codes as without.
@@ -279,25 +319,36 @@ TEST(FourBitErrors, AreTheSameWhileEncoding) {
             Tile plain(source, weights, blocksize), tile = plain;
             const std::size_t nonfinite =
                 encode_four_bit(*tables, source, plain.stored, blocksize, plain.packed, plain.absmax);
-            ErrorSums found;
-            EXPECT_EQ(encode_four_bit(*tables, source, tile.stored, blocksize, tile.packed, tile.absmax, found),
+            Sums found;
+            found.blocks.resize(tile.absmax.size());
+            EXPECT_EQ(encode_four_bit(*tables, source, tile.stored, blocksize, tile.packed, tile.absmax, found.blocks,
+                                      found.sums),
                       nonfinite);
             EXPECT_EQ(tile.packed, plain.packed);
             EXPECT_EQ(tile.absmax, plain.absmax);
-            EXPECT_EQ(found, summed(*tables, plain));
+            const Sums after = summed(*tables, plain);
+            EXPECT_EQ(found.sums, after.sums);
+            for (std::size_t b = 0; b < found.blocks.size(); ++b) {
+              EXPECT_EQ(found.blocks[b].cross, after.blocks[b].cross) << b;
+              EXPECT_EQ(found.blocks[b].test, after.blocks[b].test) << b;
+            }
+            ErrorSums without_blocks;
+            encode_four_bit(*tables, source, tile.stored, blocksize, tile.packed, tile.absmax, {}, without_blocks);
+            EXPECT_EQ(without_blocks, after.sums);
           }
 }
 
 TEST(FourBitErrors, NeedNoAlignment) {
   const Tile tile(DType::f32, test::normal_weights(1000, 7), 32);
-  const ErrorSums expected = summed(nf4_tables, tile);
+  const Sums expected = summed(nf4_tables, tile);
   for (const std::size_t shift : {1U, 2U, 3U}) {
     test::Bytes shifted(shift);
     shifted.insert(shifted.end(), tile.stored.begin(), tile.stored.end());
-    EXPECT_EQ(tile_errors(nf4_tables, tile.dtype, std::span(shifted).subspan(shift), tile.packed, tile.absmax,
-                          tile.blocksize),
-              expected)
-        << shift;
+    std::vector<FourBitError> blocks(tile.absmax.size());
+    ErrorSums sums;
+    sum_four_bit_errors(nf4_tables, tile.dtype, std::span(shifted).subspan(shift), tile.packed, tile.absmax,
+                        tile.blocksize, blocks, sums);
+    EXPECT_EQ(sums, expected.sums) << shift;
   }
 }
 
