@@ -501,7 +501,7 @@ class Int8 final : public Codec {
     limit = std::max<std::uint64_t>(limit, 1);
     if (limit > tile_weights) limit -= limit % tile_weights;  // pieces of errors are not cut
     if (columns > limit) return {limit, true};
-    std::uint64_t rows = std::min(limit / columns, most_rows);
+    std::uint64_t rows = std::min(limit / columns, max_rows);
     if (const std::uint64_t unit = tile_weights / columns; unit > 0 && rows > unit) rows -= rows % unit;
     return {rows * columns, false};
   }
@@ -559,8 +559,8 @@ class Int8 final : public Codec {
   }
 
  private:
-  // In a chunk: what is known of a row takes 8 bytes while it is encoded, which can be more than a short row.
-  static constexpr std::uint64_t most_rows = 4096;
+  // In a chunk: a device tells 4 bytes of each row at once.
+  static constexpr std::uint64_t max_rows = 4096;
 
   Device* device_;
 };

@@ -309,12 +309,12 @@ class Measuring {
     }
     // As a conversion does it.
     if (const auto instead = codec_instead(candidates_[c].plan->recipe, planned, findings)) {
-      const DType dtype = make_codec(*instead)->parts(planned.info).front().dtype;
-      Test kept{.codec = std::string(traits(dtype).torch_name),
-                .bytes = byte_count(dtype, work.elements),
-                .is_reference = true};
-      result_.candidates[c].bytes += kept.bytes - planned.stored_bytes;
-      return kept;
+      PlannedTensor kept = planned;
+      kept.codec = *instead;
+      kept.quantized = false;
+      kept.stored_bytes = make_codec(*instead)->parts(planned.info).front().bytes();
+      result_.candidates[c].bytes += kept.stored_bytes - planned.stored_bytes;
+      return encode(c, kept, work, false);  // `fits` was said of the codes, which are smaller
     }
     KeptParts rest(parts.size());
     encoder->finish(rest);

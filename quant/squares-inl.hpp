@@ -1,4 +1,4 @@
-// The sums of quant/squares.hpp on their way. Included once per Highway target, hence the guard that toggles.
+// Adds up what quant/squares.hpp takes. Included once per Highway target, hence the guard that toggles.
 #if defined(NIBBLE_QUANT_SQUARES_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef NIBBLE_QUANT_SQUARES_INL
 #undef NIBBLE_QUANT_SQUARES_INL

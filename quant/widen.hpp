@@ -28,7 +28,7 @@ enum class Rounding : std::uint8_t { nearest, odd };
 [[nodiscard]] std::span<const float> widen(DType source, std::span<const std::byte> weights, std::span<float> tile,
                                            Rounding rounding = Rounding::nearest);
 
-/// The loop for F32, BF16 or F16 weights.
+/// The loop for F32, BF16 or F16 weights; that of F32 for F64, which is widened before.
 template <class Loop> Loop loop_of(DType source, Loop f32, Loop bf16, Loop f16) {
   return source == DType::bf16 ? bf16 : source == DType::f16 ? f16 : f32;
 }

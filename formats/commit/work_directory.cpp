@@ -88,8 +88,9 @@ void WorkDirectory::lock(std::string_view output) {
     Descriptor directory = make(output);
     if (directory.get() < 0) continue;
     if (!try_lock(directory.get(), LOCK_EX, shown_)) {
-      removes_ = false;  // it is another's
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // whose lock may be that of check()
+      // Another process holds it, perhaps only for a moment: check() does.
+      removes_ = false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
       continue;
     }
     // Between opening and locking, its owner may have removed it: what we locked must bear the name.

@@ -28,8 +28,8 @@ namespace nibble {
 /// Where the file system has no such way (as tmpfs before Linux 6.6), everything goes through the page cache.
 class WriteBehind {
  public:
-  /// `file` is the file `name` of `directory`. At most `max_tasks` buffers are kept at a time, by as many threads, which
-  /// do nothing but wait for the disk.
+  /// `file` is the file `name` of `directory`. At most `max_tasks` buffers are kept at a time, by as many threads,
+  /// which do nothing but wait for the disk.
   WriteBehind(OutputFile& file, int directory, const std::string& name, std::size_t max_tasks);
   WriteBehind(const WriteBehind&) = delete;
   WriteBehind& operator=(const WriteBehind&) = delete;

@@ -36,7 +36,9 @@ constexpr const char* k_proj = "model.layers.1.self_attn.k_proj.weight";
 class File {
  public:
   void add(const std::string& name, DType dtype, const Shape& shape, const std::vector<float>& weights) {
-    const test::Bytes bytes = test::stored_as(dtype, weights);
+    add_bytes(name, dtype, shape, test::stored_as(dtype, weights));
+  }
+  void add_bytes(const std::string& name, DType dtype, const Shape& shape, const test::Bytes& bytes) {
     header_[name] = {
         {"dtype", traits(dtype).name}, {"shape", shape}, {"data_offsets", {data_.size(), data_.size() + bytes.size()}}};
     data_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -318,6 +320,26 @@ TEST_F(MeasureProgram, ManifestsHaveTheSameFigures) {
         EXPECT_EQ(error->second.contains("absmax"), has_absmax) << what << ": " << error->first;
       }
     }
+}
+
+// What cannot be quantized is kept, fp64 as fp32: that is a cast, and costs what casts cost.
+TEST_F(MeasureProgram, FullReportsOfFp64ThatIsKept) {
+  const auto normal = test::normal_weights(64 * 96, 4);
+  std::vector<double> weights;
+  for (const float w : normal) weights.push_back(w / 3.0);
+  weights[5] = std::nan("");
+  File file;
+  file.add_bytes("a.weight", DType::f64, {64, 96}, test::bytes_of(weights));
+  write("wide.safetensors", file);
+  std::vector<Json> errors;
+  for (const std::string report : {"basic", "full"}) {
+    const std::string options = "--overwrite --progress none --to nf4 --error-report " + report;
+    ASSERT_EQ(run("convert wide.safetensors out.safetensors " + options).code, 0);
+    errors.push_back(Json::parse(test::read_file(root_.path() / "out.safetensors.nibble.json")).at("tensors").at(0));
+  }
+  const double basic = errors[0].at("error").at("sqnr_db");
+  EXPECT_NEAR(basic, 152, 2);
+  EXPECT_NEAR(errors[1].at("error").at("sqnr_db"), basic, 0.01);
 }
 
 TEST_F(MeasureProgram, CsvHasARowForEveryTensor) {

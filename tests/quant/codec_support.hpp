@@ -84,7 +84,7 @@ inline std::size_t bytes_before(const Codec& codec, const TensorInfo& tensor, st
 
 inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<const std::byte> weights,
                       std::uint64_t limit = std::uint64_t{1} << 20, bool backwards = false,
-                      std::vector<ErrorSums>* errors = nullptr) {
+                      std::vector<ErrorSums>* errors = nullptr, EncodingError* late = nullptr) {
   const Chunking chunking = codec.chunking(tensor, limit);
   MemoryScratch scratch(codec.scratch_bytes(tensor));
   const auto encoder = codec.encoder(tensor, chunking, scratch);
@@ -118,6 +118,7 @@ inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<co
   } rest(out.parts);
   out.parts.resize(codec.parts(tensor).size());
   encoder->finish(rest);
+  if (late != nullptr) *late = encoder->late_error();
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "nibble/fp4.hpp"
+#include "nibble/metrics.hpp"
 #include "nibble/nested.hpp"
 #include "nibble/nf4.hpp"
 #include "quant/four_bit.hpp"
@@ -303,6 +304,40 @@ TEST(FourBitErrors, ChangesAreThoseOfTheDefinition) {
       EXPECT_TRUE(n <= 16 || squares > 0) << scale;
       test::for_each_target([&](const std::string& target) { EXPECT_EQ(change.found(), found) << target; });
     }
+}
+
+// SQNR as encoding with double quantization reports it, less that of the decoded weights.
+double excess_db(const std::vector<float>& weights) {
+  const auto codec = make_codec("nf4", {.sums_errors = true});
+  const TensorInfo tensor{"w.weight", DType::f32, {weights.size() / 64, 64}};
+  std::vector<ErrorSums> tiles;
+  EncodingError late;
+  const auto encoded = test::encode(*codec, tensor, test::bytes_of(weights), 1 << 20, false, &tiles, &late);
+  ErrorSums sums = late.sums;
+  for (const ErrorSums& tile : tiles) sums.add(tile);
+  return sums.sqnr_db() - compare(weights, test::decode(*codec, tensor, encoded)).sqnr_db();
+}
+
+// Also where blocks differ and double quantization is most of the error.
+TEST(FourBitErrors, ReportsTheSqnrOfWhatIsDecoded) {
+  constexpr std::size_t n = std::size_t{1} << 18;
+  const std::vector<float> normal = test::normal_weights(n, 14, 0.02f), other = test::normal_weights(n, 15);
+  const auto changed = [&](auto change) {
+    std::vector<float> weights = normal;
+    for (std::size_t i = 0; i < n; ++i) weights[i] = change(weights[i], i);
+    return weights;
+  };
+  const auto expect_none = [](const std::vector<float>& weights) { EXPECT_NEAR(excess_db(weights), 0, 0.002); };
+  expect_none(normal);
+  expect_none(changed([&](float w, std::size_t i) { return w * std::exp(0.5f * other[i / 384]); }));      // rows differ
+  expect_none(changed([](float w, std::size_t i) { return i % 2048 == 77 ? 100 * w : w; }));              // a channel
+  expect_none(changed([&](float w, std::size_t i) { return std::abs(other[i]) < 2.5f ? 0.0f : w; }));     // 99 % pruned
+  expect_none(changed([&](float w, std::size_t i) { return w / std::max(std::abs(other[i]), 1e-6f); }));  // Cauchy's
+  expect_none(changed([&](float w, std::size_t i) { return i < 64 ? 1e-22f * w : w; }));
+  expect_none(changed([&](float w, std::size_t i) {
+    const float peak = 0.02f * (1 + 0.1f * other[i / 64]);
+    return i / 64 % 2 == 0 ? (i % 64 == 0 ? peak : 0.0f) : std::copysign(peak, w);
+  }));
 }
 
 // What encoding tells is what comparing afterwards tells, bit for bit, with the same codes as without.

@@ -185,6 +185,13 @@ TEST(Int8, ErrorsOfSmallAndOfLargeWeights) {
   }
 }
 
+// Codes of what fp16 cannot hold are much smaller than the weights: sum w t is not what is left of the squares.
+TEST(Int8, ErrorsOfWeightsBeyondFp16) {
+  for (const float scale : {1e8f, 1e10f, 1e13f})
+    expect_errors_of_what_is_decoded({"m.weight", DType::f32, {3, 5000}},
+                                     bytes_of(test::normal_weights(3 * 5000, 8, scale)), 1 << 20);
+}
+
 // sqrt of the mean square error on N(0, 1): 0.00793 at 1024 columns, 0.00873 at 4096.
 TEST(Int8, ErrorOnNormalWeightsIsThePublishedOne) {
   const std::vector<float> weights = test::normal_weights(1 << 20, 2);
