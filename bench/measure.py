@@ -2,8 +2,8 @@
 """`nibble measure` against the conversion that it judges, and against a script: processes in turns, page cache warm.
 
     bench/measure.py [--dir build/bench] [--python build/peers/bin/python] [--rounds 5]
-    bench/measure.py --reports --rounds 21 --out bench/results/error_report.jsonl
-    bench/measure.py --reports --rounds 41 --out bench/results/error_report_memory.jsonl --dir /dev/shm --layers 1
+    bench/measure.py --reports --rounds 15 --out bench/results/error_report.jsonl
+    bench/measure.py --reports --rounds 15 --out bench/results/error_report_memory.jsonl --dir /dev/shm --layers 2
 
 1.07 billion weights as bf16, and what `nibble convert --to nf4` makes of them with its own defaults (the conversion is
 durable, measuring writes nothing). Three formats by --to against one. The script (bench/peers/measure.py) has torch and
