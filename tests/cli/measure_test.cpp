@@ -340,6 +340,7 @@ TEST_F(MeasureProgram, FullReportsOfFp64ThatIsKept) {
   const double basic = errors[0].at("error").at("sqnr_db");
   EXPECT_NEAR(basic, 152, 2);
   EXPECT_NEAR(errors[1].at("error").at("sqnr_db"), basic, 0.01);
+  EXPECT_EQ(json("wide.safetensors --to nf4").at("tests").at(0).at("bytes"), 64 * 96 * 4);
 }
 
 TEST_F(MeasureProgram, CsvHasARowForEveryTensor) {
