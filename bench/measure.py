@@ -12,7 +12,7 @@ bitsandbytes do the same sums, and its figures are compared with ours before any
 
 --reports times conversions with their error report (the default) and without it, one right after the other, and prints
 the median of the ratios of such pairs; the first of a pair is in turn the one and the other. In memory (--dir on tmpfs)
-a conversion is shortest, and the report costs most of it.
+the disk has no part in it.
 """
 
 import argparse

@@ -559,7 +559,7 @@ class Int8 final : public Codec {
   }
 
  private:
-  // In a chunk: a device tells 4 bytes of each row at once.
+  // In a chunk: a device returns the absmax of all of its rows at once, 4 bytes each.
   static constexpr std::uint64_t max_rows = 4096;
 
   Device* device_;

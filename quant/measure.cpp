@@ -312,7 +312,7 @@ class Measuring {
       PlannedTensor kept = planned;
       kept.codec = *instead;
       kept.quantized = false;
-      kept.stored_bytes = make_codec(*instead)->parts(planned.info).front().bytes();
+      kept.stored_bytes = codecs_[c][*instead].parts(planned.info).front().bytes();
       result_.candidates[c].bytes += kept.stored_bytes - planned.stored_bytes;
       return encode(c, kept, work, false);  // `fits` was said of the codes, which are smaller
     }

@@ -1,4 +1,4 @@
-// Adds up what quant/squares.hpp takes. Included once per Highway target, hence the guard that toggles.
+// Computes the sums of quant/squares.hpp. Included once per Highway target, hence the guard that toggles.
 #if defined(NIBBLE_QUANT_SQUARES_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef NIBBLE_QUANT_SQUARES_INL
 #undef NIBBLE_QUANT_SQUARES_INL

@@ -17,7 +17,7 @@ struct Squares {
 /// Weights whose squares are added at a time.
 inline constexpr std::size_t squares_step = 32;
 
-/// Adds them up in fp64. `count` is that of the weights, without padding.
+/// Adds the lanes to `sums` in fp64. `count` is the number of weights without padding.
 inline void add_squares_of_lanes(const Squares& lanes, std::uint64_t count, ErrorSums& sums) {
   sums.count += count;
   sums.square += sum_of_lanes(lanes.square);
@@ -33,8 +33,8 @@ inline constexpr double largest_sum = 1e30;
 
 inline bool is_usable(double sum) { return sum >= smallest_sum && sum <= largest_sum; }  // not NaN either
 
-/// Whether fp32 could hold all squares, and w t is what they say: nearly all of it cancels where t is much smaller than
-/// w. False too if a weight is not finite.
+/// Whether fp32 could hold all squares and the product follows from them: where t is much smaller than w, nearly all
+/// digits of (sum w^2 + sum t^2 - sum e^2) cancel. False too if a weight is not finite.
 inline bool are_usable(const ErrorSums& sums) {
   return is_usable(sums.reference) && is_usable(sums.test) && (is_usable(sums.square) || sums.square == 0) &&
          sums.product > (sums.reference + sums.test) / 16;

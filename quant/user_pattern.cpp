@@ -17,7 +17,7 @@ re2::StringPiece piece(std::string_view name) { return {name.data(), name.size()
 UserPattern::UserPattern(std::string_view option, const std::string& pattern)
     : option_(option), text_(pattern), regex_(std::make_unique<RE2>(pattern, RE2::Quiet)) {
   if (!regex_->ok())
-    throw Error(Errc::usage, fmt::format("{} '{}' is no regular expression: {}", option, printable(pattern),
+    throw Error(Errc::usage, fmt::format("{} '{}' is not a regular expression: {}", option, printable(pattern),
                                          printable(regex_->error())));
 }
 

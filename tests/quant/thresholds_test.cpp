@@ -52,7 +52,7 @@ TEST(Threshold, LimitsThatNoFigureHasAreUsage) {
 
 TEST(Threshold, PatternIsCheckedAtOnce) {
   EXPECT_EQ(error_of([] { (void)parsed("(=1"); }, Errc::usage),
-            "--max-rmse '(' is no regular expression: missing ): (");
+            "--max-rmse '(' is not a regular expression: missing ): (");
 }
 
 TEST(Threshold, OptionsHaveNames) {
@@ -116,7 +116,7 @@ TEST(Violations, PatternsMatchWholeNames) {
   EXPECT_EQ(error_of([&] { tensors_that_break(measurement, Figure::min_cosine, 1, "layer"); }, Errc::usage),
             "--min-cosine 'layer' matches no tensor as a whole name; 'layer.*' matches 2");
   EXPECT_EQ(error_of([&] { tensors_that_break(measurement, Figure::max_rmse, 1, "("); }, Errc::usage),
-            "--max-rmse '(' is no regular expression: missing ): (");
+            "--max-rmse '(' is not a regular expression: missing ): (");
 }
 
 TEST(Violations, ComeByThresholdThenCandidateThenTensor) {

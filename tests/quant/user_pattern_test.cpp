@@ -33,7 +33,7 @@ TEST(UserPattern, MatchesWholeNames) {
 
 TEST(UserPattern, BrokenOnesAreRefused) {
   EXPECT_EQ(error_of([] { const UserPattern pattern("--skip", "up[proj"); }, Errc::usage),
-            "--skip 'up[proj' is no regular expression: missing ]: [proj");
+            "--skip 'up[proj' is not a regular expression: missing ]: [proj");
 }
 
 TEST(UserPattern, SaysWhatWouldMatch) {
