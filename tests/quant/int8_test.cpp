@@ -209,7 +209,7 @@ TEST(Int8, NormalWeightsHaveTheSqnrThatIsExpected) {
   constexpr std::size_t count = std::size_t{1} << 20;
   const std::vector<float> weights = test::normal_weights(count, 3);
   const auto codec = make_codec("int8");
-  for (const std::size_t columns : {16, 64, 256, 1024, 4096, 16384}) {
+  for (const std::size_t columns : {16U, 64U, 256U, 1024U, 4096U, 16384U}) {
     const TensorInfo tensor{"w.weight", DType::f32, {count / columns, columns}};
     const double db = compare(weights, test::round_trip(*codec, weights, {count / columns, columns})).sqnr_db();
     EXPECT_NEAR(codec->normal_sqnr_db(tensor), db, 0.15) << columns;

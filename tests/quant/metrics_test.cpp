@@ -344,7 +344,9 @@ TEST(CompareSquares, SumsAreThoseOfTheFormulas) {
   for (const std::size_t n : {0U, 1U, 63U, 64U, 65U, 127U, 4095U, 4096U})
     for (const float scale : {1e-42f, 1e-30f, 1e-4f, 0.02f, 1e5f, 1e18f, 1e37f})
       for (const bool has_nan : {false, true}) {
-        auto [reference, test] = pair_of(n, scale);
+        auto pair = pair_of(n, scale);
+        const auto& reference = pair.first;
+        auto& test = pair.second;
         if (has_nan && n > 0) test[n / 2] = nan;
         SCOPED_TRACE(std::to_string(scale) + ", " + std::to_string(n) + " weights");
         const Sums expected(reference, test);

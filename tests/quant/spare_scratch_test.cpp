@@ -20,7 +20,7 @@ TEST(SpareScratch, NothingIsKeptWhereThePlanHasNoMemoryForIt) {
 
 TEST(SpareScratch, TheLargestIsKeptUntilItIsUsed) {
   SpareScratch spare(true);
-  for (const std::uint64_t bytes : {100, 50, 200, 150}) spare.keep(std::make_unique<MemoryScratch>(bytes));
+  for (const std::uint64_t bytes : {100U, 50U, 200U, 150U}) spare.keep(std::make_unique<MemoryScratch>(bytes));
   EXPECT_EQ(spare.kept_bytes(), 200U);
   EXPECT_EQ(spare.make(201)->size(), 201U);
   EXPECT_EQ(spare.make(0)->size(), 0U);  // a tensor without scratch takes it from nobody
