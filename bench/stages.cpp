@@ -36,12 +36,12 @@
 #include <vector>
 
 #include "bench/memory.hpp"
+#include "core/xxh3.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/recipe.hpp"
 #include "nibble/scratch.hpp"
 #include "nibble/target.hpp"
-#include "quant/xxh3.hpp"
 
 namespace {
 

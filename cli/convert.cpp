@@ -19,7 +19,7 @@
 #include "cli/progress.hpp"
 #include "cli/sizes.hpp"
 #include "cli/summary.hpp"
-#include "formats/suggest.hpp"
+#include "core/suggest.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/convert.hpp"
 #include "nibble/device.hpp"

@@ -18,7 +18,7 @@
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
-#include "quant/stored_weights.hpp"
+#include "quant/stream/stored_weights.hpp"
 
 namespace nibble::cli {
 namespace {

@@ -18,7 +18,7 @@
 namespace {
 
 // At most 64 shards of the input are open at a time, and at most a sixteenth of the files that the process may have
-// open (formats/open_files.hpp): a low soft limit would have them closed and opened again and again.
+// open (core/open_files.hpp): a low soft limit would have them closed and opened again and again.
 void allow_many_files() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

@@ -5,7 +5,7 @@
 #include <charconv>
 
 #include "cli/sizes.hpp"
-#include "formats/suggest.hpp"
+#include "core/suggest.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "formats/file.hpp"
+#include "core/file.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble::cli {

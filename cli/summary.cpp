@@ -12,8 +12,8 @@
 
 #include "cli/figures.hpp"
 #include "cli/sizes.hpp"
+#include "formats/models/name_groups.hpp"
 #include "nibble/error.hpp"
-#include "quant/name_groups.hpp"
 
 namespace nibble::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "formats/suggest.hpp"
+#include "core/suggest.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble::cli {

@@ -15,16 +15,16 @@
 #include <system_error>
 #include <vector>
 
-#include "formats/checked.hpp"
-#include "formats/config.hpp"
-#include "formats/container.hpp"
-#include "formats/hub.hpp"
-#include "formats/json.hpp"
-#include "formats/memory_limit.hpp"
-#include "formats/names.hpp"
-#include "formats/open_files.hpp"
-#include "formats/refuse.hpp"
-#include "formats/sharded.hpp"
+#include "core/checked.hpp"
+#include "core/json.hpp"
+#include "core/memory_limit.hpp"
+#include "core/open_files.hpp"
+#include "core/refuse.hpp"
+#include "formats/containers/container.hpp"
+#include "formats/containers/sharded.hpp"
+#include "formats/models/config.hpp"
+#include "formats/models/hub.hpp"
+#include "formats/models/names.hpp"
 
 namespace nibble {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "formats/checked.hpp"
+#include "core/checked.hpp"
 
 namespace nibble {
 

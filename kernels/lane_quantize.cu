@@ -1,4 +1,4 @@
-// Quantizing from and to host memory, for programs that have their weights there: nibble/lane.h.
+// Quantizing from and to host memory, for programs that have their weights there: kernels/lane.h.
 
 #include <algorithm>
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 #include "kernels/device/queue.hpp"
 #include "kernels/interface.hpp"
-#include "nibble/lane.h"
+#include "kernels/lane.h"
 
 namespace nibble::kernels {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <system_error>
 
+#include "core/file.hpp"
 #include "formats/commit/transaction.hpp"
-#include "formats/file.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {

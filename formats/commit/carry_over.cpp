@@ -12,8 +12,8 @@
 #include <cstring>
 #include <span>
 
-#include "formats/directory.hpp"
-#include "formats/refuse.hpp"
+#include "core/directory.hpp"
+#include "core/refuse.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "formats/file.hpp"
+#include "core/file.hpp"
 
 namespace nibble {
 

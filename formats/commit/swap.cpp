@@ -15,8 +15,8 @@
 #include <optional>
 #include <span>
 
-#include "formats/directory.hpp"
-#include "formats/file.hpp"
+#include "core/directory.hpp"
+#include "core/file.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {

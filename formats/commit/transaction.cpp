@@ -17,7 +17,7 @@
 #include <string_view>
 #include <utility>
 
-#include "formats/directory.hpp"
+#include "core/directory.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {

@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "core/file.hpp"
 #include "formats/commit/swap.hpp"
 #include "formats/commit/work_directory.hpp"
-#include "formats/file.hpp"
 
 namespace nibble {
 

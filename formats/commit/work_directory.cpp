@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "formats/directory.hpp"
+#include "core/directory.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "formats/file.hpp"
+#include "core/file.hpp"
 
 namespace nibble {
 

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "formats/file.hpp"
+#include "core/file.hpp"
 #include "nibble/buffers.hpp"
 
 namespace nibble {

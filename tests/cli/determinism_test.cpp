@@ -16,7 +16,7 @@
 #include <set>
 
 #include "nibble/tensor.hpp"
-#include "tests/quant/codec_support.hpp"
+#include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 

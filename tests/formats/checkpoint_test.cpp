@@ -9,7 +9,7 @@
 
 #include <thread>
 
-#include "formats/memory_limit.hpp"
+#include "core/memory_limit.hpp"
 #include "tests/support/corrupt.hpp"
 
 namespace nibble::checkpoint_test {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "formats/names.hpp"
+#include "formats/models/names.hpp"
 
 namespace nibble::tensor_list_test {
 namespace {

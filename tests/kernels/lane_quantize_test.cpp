@@ -10,9 +10,9 @@
 #include <random>
 #include <thread>
 
+#include "kernels/lane.h"
 #include "nibble/fp4.hpp"
 #include "nibble/int8.hpp"
-#include "nibble/lane.h"
 #include "nibble/nf4.hpp"
 #include "tests/kernels/schedules.hpp"
 #include "tests/kernels/weights.hpp"

@@ -42,9 +42,9 @@ nibble.nibble_quantize_four_bit_workspace.argtypes = [c_uint64, c_uint32, c_int]
 nibble.nibble_matmul_four_bit_workspace.restype = c_size_t
 nibble.nibble_matmul_four_bit_workspace.argtypes = [c_uint64, c_uint64, c_uint64]
 nibble.nibble_nested_codebook.restype = POINTER(c_float * 256)
-header = (pathlib.Path(__file__).parents[2] / "include/nibble/lane.h").read_text(encoding="utf-8")
+header = (pathlib.Path(__file__).parents[2] / "kernels/lane.h").read_text(encoding="utf-8")
 for name in re.findall(r"NIBBLE_API [\w ]+?(nibble_\w+)\(", header):
-    assert hasattr(nibble, name), f"{library} lacks {name} of nibble/lane.h"
+    assert hasattr(nibble, name), f"{library} lacks {name} of kernels/lane.h"
 assert nibble.nibble_lane_version() == int(re.search(r"NIBBLE_LANE_VERSION (\d+)", header)[1])
 
 

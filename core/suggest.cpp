@@ -1,0 +1,87 @@
+#include "core/suggest.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "nibble/error.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr std::size_t max_length = 40;  // longer texts are no mistyped words
+constexpr std::size_t shortest_beginning = 3;
+constexpr std::size_t letters_per_error = 3;  // a word of six letters may have two wrong
+
+// What others call the formats, the types and the commands.
+constexpr std::pair<std::string_view, std::string_view> other_names[]{
+    {"int4", "nf4"},      {"4bit", "nf4"},        {"4-bit", "nf4"},    {"q4", "nf4"},           {"8bit", "int8"},
+    {"8-bit", "int8"},    {"q8", "int8"},         {"float16", "fp16"}, {"f16", "fp16"},         {"half", "fp16"},
+    {"fp16", "float16"},  {"f16", "float16"},     {"half", "float16"}, {"bfloat16", "bf16"},    {"bf16", "bfloat16"},
+    {"float32", "fp32"},  {"f32", "fp32"},        {"float", "fp32"},   {"fp32", "float32"},     {"f32", "float32"},
+    {"float", "float32"}, {"bnb", "nf4"},         {"none", "keep"},    {"quantize", "convert"}, {"quantise", "convert"},
+    {"quant", "convert"}, {"cast", "convert"},    {"info", "inspect"}, {"show", "inspect"},     {"list", "inspect"},
+    {"ls", "inspect"},    {"compare", "measure"}, {"diff", "measure"}, {"evaluate", "measure"}, {"eval", "measure"},
+};
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  for (char& c : result)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return result;
+}
+
+std::string digits(std::string_view text) {
+  std::string result;
+  std::copy_if(text.begin(), text.end(), std::back_inserter(result), [](char c) { return c >= '0' && c <= '9'; });
+  return result;
+}
+
+// How many letters have to be changed, left out, put in, or exchanged with their neighbour.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> before_last, last(b.size() + 1), row(b.size() + 1);
+  std::iota(last.begin(), last.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        row[j] = std::min(row[j], before_last[j - 2] + 1);
+    }
+    before_last = std::exchange(last, row);
+  }
+  return last.back();
+}
+
+}  // namespace
+
+std::optional<std::string_view> nearest(std::string_view given, std::span<const std::string_view> known) {
+  if (given.size() > max_length) return std::nullopt;
+  const std::string typed = lower(given);
+  for (const std::string_view word : known)
+    if (lower(word) == typed) return word;
+  for (const auto& [other, word] : other_names)
+    if (other == typed && std::find(known.begin(), known.end(), word) != known.end()) return word;
+  const auto begins = [&](std::string_view word) { return lower(word).starts_with(typed); };
+  if (typed.size() >= shortest_beginning && std::count_if(known.begin(), known.end(), begins) == 1)
+    return *std::find_if(known.begin(), known.end(), begins);
+  std::optional<std::string_view> best;
+  std::size_t least = std::max<std::size_t>(1, typed.size() / letters_per_error) + 1;
+  for (const std::string_view word : known) {
+    if (digits(word) != digits(typed)) continue;
+    const std::size_t errors = distance(typed, lower(word));
+    if (errors < least && errors < word.size()) least = errors, best = word;
+  }
+  return best;
+}
+
+std::string none_of(std::string_view given, std::span<const std::string_view> known) {
+  const auto meant = nearest(given, known);
+  return fmt::format("'{}' is none of {}{}", printable(given), fmt::join(known, ", "),
+                     meant ? fmt::format(": did you mean {}?", *meant) : "");
+}
+
+}  // namespace nibble

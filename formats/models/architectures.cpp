@@ -1,0 +1,532 @@
+// The look-up in architectures.jsonl beside this file: from a stored name to the parameter it is loaded into, and from
+// that to the line of the table that says what becomes of it. One file, since the line can only be found by the name
+// that loading gives it, and the names that loading knows are those of the lines.
+//
+// A stored name takes the way that transformers 5.23 takes when it loads: renames in turn, at most one merge, then
+// base_model_prefix added or removed. Renames are regular expressions, dozens for some models, and a model of
+// experts has 100,000 names; so they run once per kind of name (numbers between dots do not count), on a probe
+// whose numbers are replaced by markers. Roles are then found by hashing the name with its numbers as `*`.
+
+#include "formats/models/architectures.hpp"
+
+#include <fmt/format.h>
+#include <re2/re2.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "formats/models/weight_name.hpp"
+#include "nibble/error.hpp"
+
+namespace nibble {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Numbers = std::vector<std::uint64_t>;
+
+constexpr std::uint64_t any_number = ~std::uint64_t{0};   // `*` in a pattern
+constexpr std::uint64_t largest_number = any_number - 1;  // `$`: the largest in the file
+constexpr std::string_view architecture_key = "{\"architecture\":\"";
+
+bool is_number(std::string_view part) {
+  return !part.empty() && part.size() <= 9 &&
+         std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+std::uint64_t to_number(std::string_view digits) {
+  std::uint64_t value = 0;
+  for (const char c : digits) value = 10 * value + static_cast<std::uint64_t>(c - '0');
+  return value;
+}
+
+// A name cut at its numbers: "h.10.w" is the key "h.*.w" and the number 10.
+struct Name {
+  std::string key;
+  Numbers numbers;
+};
+
+template <class Visit> void for_each_part(std::string_view name, Visit&& visit) {
+  for (std::size_t begin = 0;;) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    visit(name.substr(begin, end - begin));
+    if (end == name.size()) return;
+    begin = end + 1;
+  }
+}
+
+Name cut(std::string_view name) {
+  Name result;
+  for_each_part(name, [&](std::string_view part) {
+    if (!result.key.empty()) result.key += '.';
+    if (is_number(part) || part == "*" || part == "$") {
+      result.key += '*';
+      result.numbers.push_back(part == "*" ? any_number : part == "$" ? largest_number : to_number(part));
+    } else {
+      result.key += part;
+    }
+  });
+  return result;
+}
+
+// "a.{b,c}" stands for a.b and a.c.
+std::vector<std::string> expand(const std::string& text) {
+  const std::size_t brace = text.find('{');
+  if (brace == std::string::npos) return {text};
+  std::vector<std::string> result;
+  for (std::size_t begin = brace + 1; begin < text.size();) {
+    const std::size_t end = text.find_first_of(",}", begin);
+    result.push_back(text.substr(0, brace) + text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return result;
+}
+
+// One pattern of the table.
+struct Entry {
+  std::string pattern;  // a module, or a parameter that is not a module's weight
+  Numbers places;
+  Role role;
+  std::string why;
+  std::string why_tied;  // set: with tied embeddings the role is `kept`, for this reason
+};
+
+// A rename or merge: the first match of `from` becomes `to`.
+struct Transform {
+  std::unique_ptr<const RE2> from;
+  std::vector<std::string> to;
+  std::unique_ptr<const RE2> unless;  // names that it leaves alone
+  std::unique_ptr<const RE2> when;    // it counts if the file has a name like this
+  std::optional<std::string> scope;   // it sees names below this module only
+};
+
+std::unique_ptr<const RE2> compile(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end()) return nullptr;
+  auto regex = std::make_unique<RE2>(found->get_ref<const std::string&>(), RE2::Quiet);
+  if (!regex->ok()) throw Error(Errc::internal, fmt::format("architectures.jsonl: {}", regex->error()));
+  return regex;
+}
+
+std::vector<Transform> transforms_of(const Json& line, const char* key) {
+  std::vector<Transform> result;
+  for (const Json& object : line.value(key, Json::array())) {
+    Transform transform{compile(object, "from"), {}, compile(object, "unless"), compile(object, "when"), {}};
+    const Json& to = object.at("to");
+    transform.to = to.is_array() ? to.get<std::vector<std::string>>() : std::vector{to.get<std::string>()};
+    if (object.contains("scope")) transform.scope = object.at("scope").get<std::string>();
+    result.push_back(std::move(transform));
+  }
+  return result;
+}
+
+// Where loading puts a stored tensor.
+struct Destination {
+  std::string parameter;
+  bool merged = false;               // through a merge or split
+  std::vector<std::string> targets;  // of that: the parameters
+  bool companions_follow = true;     // <name>.absmax and <module>.SCB end beside it
+};
+
+// The line of an architecture. It is found by text, so that the other lines need not be parsed.
+std::optional<Json> find_line(std::string_view name) {
+  const bool plain = !name.empty() && std::all_of(name.begin(), name.end(),
+                                                  [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+  if (!plain) return std::nullopt;
+  const std::size_t begin = architectures_jsonl.find(fmt::format("{}{}\",", architecture_key, name));
+  if (begin == std::string_view::npos) return std::nullopt;
+  Json line = Json::parse(architectures_jsonl.substr(begin, architectures_jsonl.find('\n', begin) - begin));
+  return line.contains("same_as") ? find_line(line.at("same_as").get<std::string>()) : std::move(line);
+}
+
+// A line that the table refers to.
+Json referred_line(const Json& name) {
+  std::optional<Json> line = find_line(name.get<std::string>());
+  if (!line) throw Error(Errc::internal, fmt::format("architectures.jsonl: no line {}", name.dump()));
+  return *std::move(line);
+}
+
+// What the table says of an architecture.
+class Architecture {
+ public:
+  static std::optional<Architecture> find(std::string_view name) {
+    const std::optional<Json> line = find_line(name);
+    return line ? std::optional(Architecture(*line)) : std::nullopt;
+  }
+
+  [[nodiscard]] const std::string& blocker() const noexcept { return blocker_; }
+  [[nodiscard]] const std::vector<Entry>& entries() const noexcept { return entries_; }
+
+  // Decides which conditional renames apply to a file.
+  void see(const TensorList& tensors) {
+    std::erase_if(renames_, [&](const Transform& rename) {
+      if (!rename.when) return false;
+      for (std::size_t i = 0; i < tensors.size(); ++i)
+        if (const std::string_view name = tensors.name(i);
+            RE2::PartialMatch(re2::StringPiece(name.data(), name.size()), *rename.when))
+          return false;
+      return true;
+    });
+  }
+
+  [[nodiscard]] Destination destination(std::string_view stored) {
+    // The probe: numbers that no rename speaks of are exchanged for markers, the rest tells kinds of names apart.
+    std::string kind;
+    std::string probe;
+    std::vector<std::string_view> numbers;
+    for_each_part(stored, [&](std::string_view part) {
+      if (!kind.empty()) kind += '.', probe += '.';
+      if (is_number(part) && !spoken_.contains(std::string(part))) {
+        kind += '*';
+        probe += std::to_string(marker + numbers.size());
+        numbers.push_back(part);
+      } else {
+        kind += part;
+        probe += part;
+      }
+    });
+    auto found = destinations_.find(kind);
+    if (found == destinations_.end()) found = destinations_.emplace(kind, route(probe)).first;
+    Destination result = found->second;
+    put_back(result.parameter, numbers);
+    for (std::string& target : result.targets) put_back(target, numbers);
+    return result;
+  }
+
+  // The entry for a parameter, given the largest numbers that the file has under its key.
+  [[nodiscard]] const Entry* entry(const Name& name, const Numbers& largest) const {
+    const auto found = by_key_.find(name.key);
+    if (found == by_key_.end()) return nullptr;
+    const Entry* best = nullptr;
+    std::ptrdiff_t best_fixed = -1;
+    for (const std::size_t e : found->second) {
+      const Entry& candidate = entries_[e];
+      bool fits = true;
+      for (std::size_t i = 0; i < name.numbers.size() && fits; ++i) {
+        const std::uint64_t place = candidate.places[i];
+        fits = place == any_number || (place == largest_number ? name.numbers == largest : place == name.numbers[i]);
+      }
+      const auto fixed = std::count_if(candidate.places.begin(), candidate.places.end(),
+                                       [](std::uint64_t place) { return place != any_number; });
+      if (fits && fixed > best_fixed) best = &candidate, best_fixed = fixed;
+    }
+    return best;
+  }
+
+ private:
+  static constexpr std::uint64_t marker = 900'000'000;  // above any number of layers or experts
+
+  explicit Architecture(const Json& line) : prefix_(line.value("prefix", "")), blocker_(line.value("blocker", "")) {
+    add_groups(line, "", {});
+    if (line.contains("base")) {
+      const auto without = line.value("without", std::vector<std::string>());
+      add_groups(referred_line(line.at("base")), line.value("at", ""), {without.begin(), without.end()});
+    }
+    settle_tied();
+    const Json loading = line.contains("loads_as") ? referred_line(line.at("loads_as")) : line;
+    renames_ = transforms_of(loading, "renames");
+    merges_ = transforms_of(loading, "merges");
+    for (const char* list : {"renames", "merges"})
+      for (const Json& transform : loading.value(list, Json::array())) note_numbers(transform.dump());
+  }
+
+  using Groups = std::unordered_set<std::string>;
+
+  // The groups of a line, as modules below `at`.
+  void add_groups(const Json& line, const std::string& at, const Groups& without) {
+    const auto add_list = [&](const char* key, Role role, std::string_view why) {
+      if (const auto found = line.find(key); found != line.end()) add(*found, at, without, role, why);
+    };
+    add_list("linear", Role::linear, "linear layer");
+    add_list("conv1d", Role::conv1d, "Conv1D layer");
+    add_list("embedding", Role::embedding, "embedding");
+    add_list("expert", Role::expert, "fused experts");
+    add_list("other", Role::other, "not a linear layer");
+    const Json kept = line.value("kept", Json::object());
+    for (const auto& [why, groups] : kept.items())
+      add(groups, at, without, why == "output embeddings" ? Role::output_embeddings : Role::kept, why);
+    const Json tied = line.value("tied", Json::object());
+    for (const auto& [why, groups] : tied.items()) add_tied(members(groups, at, without), why);
+  }
+
+  static std::vector<std::string> members(const Json& groups, const std::string& at, const Groups& without) {
+    std::vector<std::string> result;
+    for (const Json& text : groups) {
+      std::string group = (at.empty() ? at : at + '.') + text.get<std::string>();
+      if (without.contains(group)) continue;
+      for (std::string& pattern : expand(group)) result.push_back(std::move(pattern));
+    }
+    return result;
+  }
+
+  void add(const Json& groups, const std::string& at, const Groups& without, Role role, std::string_view why) {
+    for (std::string& pattern : members(groups, at, without)) {
+      Name name = cut(role == Role::expert || role == Role::other ? pattern : pattern + ".weight");
+      by_key_[name.key].push_back(entries_.size());
+      entries_.push_back({std::move(pattern), std::move(name.numbers), role, std::string(why), {}});
+    }
+  }
+
+  void add_tied(const std::vector<std::string>& patterns, const std::string& why) {
+    for (const std::string& pattern : patterns) tied_.emplace_back(pattern, why);
+  }
+
+  // Marks what is kept with tied embeddings only. Called when all entries are there: a line and its base may each
+  // have a part of it.
+  void settle_tied() {
+    for (const auto& [pattern, why] : tied_) {
+      const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                      [&name = pattern](const Entry& entry) { return entry.pattern == name; });
+      if (found != entries_.end()) {
+        found->why_tied = why;
+        continue;
+      }
+      // a `$` that only the tied model has: untied, the role is that of the pattern with `*`
+      Name name = cut(pattern + ".weight");
+      const Entry* general = entry({name.key, Numbers(name.numbers.size(), marker)}, {});
+      if (general == nullptr) continue;
+      Entry special{pattern, std::move(name.numbers), general->role, general->why, why};
+      by_key_[name.key].push_back(entries_.size());
+      entries_.push_back(std::move(special));
+    }
+  }
+
+  void note_numbers(const std::string& text) {
+    std::string digits;
+    for (const char c : text + " ") {
+      if (c >= '0' && c <= '9')
+        digits += c;
+      else if (!digits.empty())
+        spoken_.insert(std::exchange(digits, {}));
+    }
+  }
+
+  static void put_back(std::string& text, const std::vector<std::string_view>& numbers) {
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      if (const std::string mark = std::to_string(marker + i); text.find(mark) != std::string::npos)
+        text.replace(text.find(mark), mark.size(), numbers[i]);
+  }
+
+  [[nodiscard]] bool knows(std::string_view parameter) const { return by_key_.contains(cut(parameter).key); }
+
+  // Replaces the first match of `transform` in `name`; false if there is none.
+  bool apply(const Transform& transform, std::string& name) const {
+    std::string_view seen = name;
+    std::size_t skipped = 0;
+    if (transform.scope) {
+      const std::string scope = transform.scope->empty() ? "" : *transform.scope + '.';
+      const std::string whole = (prefix_.empty() ? "" : prefix_ + '.') + scope;
+      skipped = seen.starts_with(whole) ? whole.size() : seen.starts_with(scope) ? scope.size() : std::string::npos;
+      if (skipped == std::string::npos) return false;
+      seen.remove_prefix(skipped);
+    }
+    std::array<re2::StringPiece, 8> groups;
+    const auto count = static_cast<std::size_t>(transform.from->NumberOfCapturingGroups()) + 1;
+    const re2::StringPiece text(seen.data(), seen.size());
+    const auto used = static_cast<int>(std::min(count, groups.size()));
+    if (!transform.from->Match(text, 0, text.size(), RE2::UNANCHORED, groups.data(), used)) return false;
+    if (transform.unless && RE2::PartialMatch(text, *transform.unless)) return false;
+    std::string replacement = transform.to.front();
+    if (const std::size_t reference = replacement.find("\\1"); reference != std::string::npos) {
+      const auto group = std::find_if(groups.begin() + 1, groups.begin() + used,
+                                      [](const re2::StringPiece& piece) { return piece.data() != nullptr; });
+      replacement.replace(reference, 2, group == groups.begin() + used ? "" : group->as_string());
+    }
+    const std::string matched = groups[0].as_string();
+    name.replace(name.find(matched, skipped), matched.size(), replacement);
+    return true;
+  }
+
+  std::string renamed(std::string name) const {
+    for (const Transform& rename : renames_) apply(rename, name);
+    return name;
+  }
+
+  // Adds or removes base_model_prefix, whichever makes the name one of the model's.
+  [[nodiscard]] std::string fit_prefix(const std::string& name) const {
+    if (prefix_.empty()) return name;
+    if (name.starts_with(prefix_) && name.size() > prefix_.size() + 1 && knows(name.substr(prefix_.size() + 1)))
+      return name.substr(prefix_.size() + 1);
+    if (std::string longer = prefix_ + '.' + name; knows(longer)) return longer;
+    return name;
+  }
+
+  [[nodiscard]] Destination route(const std::string& stored) const {
+    Destination result;
+    std::string name = renamed(stored);
+    const std::string before = name;
+    const Transform* merge = nullptr;
+    for (const Transform& candidate : merges_)
+      if (apply(candidate, name)) {
+        merge = &candidate;
+        break;
+      }
+    name = fit_prefix(name);
+    if (!knows(name) && knows(stored)) {
+      name = fit_prefix(stored);
+      merge = nullptr;
+    }
+    if (merge != nullptr) {
+      result.merged = true;
+      for (const std::string& to : merge->to) {
+        std::string target = name;
+        if (const std::size_t at = target.find(merge->to.front()); at != std::string::npos)
+          target.replace(at, merge->to.front().size(), to);
+        result.targets.push_back(std::move(target));
+      }
+    } else if (stored.ends_with(weight_suffix)) {
+      const auto stays = [&](const std::string& companion, const std::string& expected) {
+        std::string found = renamed(companion);
+        if (std::any_of(merges_.begin(), merges_.end(), [&](const Transform& m) { return apply(m, found); }))
+          return false;
+        return found == expected;
+      };
+      result.companions_follow = stays(stored + ".absmax", before + ".absmax") &&
+                                 stays(module_of(stored) + ".SCB", module_of(before) + ".SCB");
+    }
+    result.parameter = std::move(name);
+    return result;
+  }
+
+  std::string prefix_;
+  std::string blocker_;
+  std::vector<Transform> renames_;
+  std::vector<Transform> merges_;
+  std::vector<Entry> entries_;
+  std::vector<std::pair<std::string, std::string>> tied_;  // pattern, reason
+  std::unordered_map<std::string, std::vector<std::size_t>> by_key_;
+  std::unordered_set<std::string> spoken_;  // numbers that renames mention
+  std::unordered_map<std::string, Destination> destinations_;
+};
+
+// Reasons for which a linear layer is not replaced whatever llm_int8_skip_modules says.
+bool never_replaced(std::string_view why) {
+  return why == "not exactly nn.Linear" || why == "kept in fp32" || why == "shared module";
+}
+
+Placement place(const TensorInfo& tensor, const Destination& to, const Entry* entry, bool tied) {
+  Placement result{Role::unknown, module_of(to.parameter), "unknown to the table of this architecture", {}};
+  if (entry == nullptr) {
+    if (is_matrix_weight(tensor)) result.keeps = {result.module};
+    return result;
+  }
+  result.role = entry->role;
+  result.why = entry->why;
+  if (!is_replaceable(entry->role)) {
+    if (entry->role != Role::embedding) result.module = to.parameter;
+    return result;
+  }
+  if (tied && !entry->why_tied.empty()) result.role = Role::kept, result.why = entry->why_tied;
+  if (never_replaced(result.why)) {
+    result.role = Role::other;
+    return result;
+  }
+  result.keeps = {result.module};
+  // A tensor that two modules share cannot be quantized in one of them.
+  if (result.why == "tied weights") result.role = Role::other;
+  if (!is_matrix_weight(tensor)) {
+    result.role = Role::other;
+    result.why = "linear layer whose weight is not stored as a matrix of floating-point numbers";
+  } else if (!to.companions_follow) {
+    result.role = Role::other;
+    result.why = "linear layer that is renamed by its whole name when it is loaded";
+  }
+  return result;
+}
+
+class TablePlacer final : public Placer {
+ public:
+  TablePlacer(Architecture table, const TensorList& tensors, bool tied) : table_(std::move(table)), tied_(tied) {
+    table_.see(tensors);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::string_view stored = tensors.name(i);
+      Name name = cut(tensors.shape(i).size() < 2 ? std::string(stored) : table_.destination(stored).parameter);
+      Numbers& most = largest_[name.key];
+      most = std::max(most, name.numbers);
+    }
+  }
+
+  Placement place(const TensorInfo& tensor) override {
+    if (tensor.shape.size() < 2) return {Role::other, tensor.name, "not a matrix", {}};
+    const Destination to = table_.destination(tensor.name);
+    const Name name = cut(to.parameter);
+    const Entry* entry = table_.entry(name, largest_[name.key]);
+    if (!to.merged) return nibble::place(tensor, to, entry, tied_);
+    const bool expert = entry != nullptr && entry->role == Role::expert;
+    Placement placement{
+        expert ? Role::expert : Role::other,
+        to.parameter,
+        expert ? "experts that are merged into one parameter when they are loaded" : "converted when it is loaded",
+        {}};
+    for (const std::string& target : to.targets) {
+      const Entry* filled = table_.entry(cut(target), {});
+      if (filled != nullptr && is_replaceable(filled->role) && !never_replaced(filled->why))
+        placement.keeps.push_back(module_of(target));
+    }
+    return placement;
+  }
+
+ private:
+  Architecture table_;
+  bool tied_;
+  std::unordered_map<std::string, Numbers> largest_;  // by key, of all tensors
+};
+
+// A pattern of modules as an entry of llm_int8_skip_modules.
+std::string as_entry(const std::string& pattern) {
+  std::string result;
+  for_each_part(pattern, [&](std::string_view part) {
+    if (!result.empty()) result += '.';
+    if (part == "*" || part == "$")
+      result += "[0-9]+";
+    else
+      result += part;
+  });
+  return result;
+}
+
+}  // namespace
+
+std::string module_of(std::string_view name) { return std::string(without_weight_suffix(name)); }
+
+bool is_matrix_weight(const TensorInfo& tensor) {
+  return tensor.shape.size() == 2 && is_weight_type(tensor.dtype) && tensor.name.ends_with(weight_suffix);
+}
+
+std::string architectures_version() {
+  const std::string_view line = architectures_jsonl.substr(0, architectures_jsonl.find('\n'));
+  return Json::parse(line).at("transformers").get<std::string>();
+}
+
+std::string loading_obstacle(std::string_view architecture) {
+  const auto table = Architecture::find(architecture);
+  return table ? table->blocker() : std::string();
+}
+
+std::unique_ptr<Placer> make_placer(std::string_view architecture, const TensorList& tensors, bool tied) {
+  auto table = Architecture::find(architecture);
+  return table ? std::make_unique<TablePlacer>(*std::move(table), tensors, tied) : nullptr;
+}
+
+std::optional<std::vector<DefaultSkip>> default_skips(std::string_view architecture, bool tied) {
+  const auto table = Architecture::find(architecture);
+  if (!table) return std::nullopt;
+  std::vector<DefaultSkip> result;
+  for (const Entry& entry : table->entries()) {
+    const bool by_tie = tied && !entry.why_tied.empty();
+    if (!by_tie && entry.role != Role::kept && entry.role != Role::output_embeddings) continue;
+    const std::string& why = by_tie ? entry.why_tied : entry.why;
+    const bool numbered = !entry.places.empty();
+    if (never_replaced(why) || (numbered && why != "tied weights")) continue;
+    result.push_back({as_entry(entry.pattern), numbered});
+  }
+  return result;
+}
+
+}  // namespace nibble

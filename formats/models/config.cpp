@@ -1,0 +1,442 @@
+// config.json as text, scanned and edited. One file, because the scanner that finds a member is what an edit relies on.
+
+#include "formats/models/config.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "core/json.hpp"
+#include "core/refuse.hpp"
+#include "core/utf8.hpp"
+#include "formats/models/names.hpp"
+
+namespace nibble::config {
+namespace {
+
+constexpr std::string_view whitespace = " \t\n\r";
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+using Found = std::function<void(const Member&)>;
+
+// Walks over JSON as Python's json module accepts it. Recursion is bounded by json::max_depth.
+class Scanner {
+ public:
+  Scanner(std::string_view text, std::string_view label) : text_(text), label_(label) {}
+
+  void document(const Found& found) {
+    if (const auto invalid = utf8::find_invalid(text_)) refuse(label_, "not UTF-8 at byte {}", *invalid);
+    skip_whitespace();
+    if (at_ == text_.size()) refuse(label_, "is empty");
+    if (peek() != '{') refuse(label_, "is not a JSON object");
+    object(1, &found);
+    skip_whitespace();
+    if (at_ != text_.size()) fail("something after the end");
+  }
+
+  // The text begins with a string, or is an array that does: that string, else nothing.
+  std::string leading_string() {
+    if (take('[')) skip_whitespace();
+    std::string decoded;
+    if (peek() == '"') string(&decoded);
+    return decoded;
+  }
+
+ private:
+  [[noreturn]] void fail(std::string_view what) const { refuse(label_, "not JSON from byte {} on: {}", at_, what); }
+
+  // '\0' at the end: no token begins with it.
+  char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
+
+  bool take(char c) {
+    if (peek() != c || at_ == text_.size()) return false;
+    ++at_;
+    return true;
+  }
+
+  bool take(std::string_view word) {
+    if (text_.substr(at_, word.size()) != word) return false;
+    at_ += word.size();
+    return true;
+  }
+
+  void skip_whitespace() { at_ = std::min(text_.find_first_not_of(whitespace, at_), text_.size()); }
+
+  void enter(std::size_t depth) const {
+    if (depth > json::max_depth) refuse(label_, "nested deeper than {} levels", json::max_depth);
+  }
+
+  void value(std::size_t depth) {
+    const char c = peek();
+    if (c == '{') return object(depth + 1, nullptr);
+    if (c == '[') return array(depth + 1);
+    if (c == '"') return string(nullptr);
+    if (c == '-' || is_digit(c)) return number();
+    if (!take("true") && !take("false") && !take("null") && !take("NaN") && !take("Infinity")) fail("expected a value");
+  }
+
+  void object(std::size_t depth, const Found* found) {
+    enter(depth);
+    take('{');
+    skip_whitespace();
+    if (take('}')) return;
+    Member member;
+    while (true) {
+      member.key.clear();
+      member.key_begin = at_;
+      if (peek() != '"') fail("expected a key in double quotes");
+      string(found != nullptr ? &member.key : nullptr);
+      member.key_end = at_;
+      skip_whitespace();
+      if (!take(':')) fail("expected ':'");
+      skip_whitespace();
+      member.value_begin = at_;
+      value(depth);
+      member.value_end = at_;
+      if (found != nullptr) (*found)(member);
+      skip_whitespace();
+      if (take('}')) return;
+      if (!take(',')) fail("expected ',' or '}'");
+      skip_whitespace();
+    }
+  }
+
+  void array(std::size_t depth) {
+    enter(depth);
+    take('[');
+    skip_whitespace();
+    if (take(']')) return;
+    while (true) {
+      value(depth);
+      skip_whitespace();
+      if (take(']')) return;
+      if (!take(',')) fail("expected ',' or ']'");
+      skip_whitespace();
+    }
+  }
+
+  void number() {
+    take('-');
+    if (take("Infinity")) return;
+    const auto digits = [&] {
+      if (!is_digit(peek())) fail("expected a digit");
+      while (is_digit(peek())) ++at_;
+    };
+    if (!take('0')) digits();
+    if (take('.')) digits();
+    if (take('e') || take('E')) {
+      if (!take('+')) take('-');
+      digits();
+    }
+  }
+
+  // Decodes into `out` unless that is null. Python accepts lone surrogates; in a key they become U+FFFD.
+  void string(std::string* out) {
+    const auto append = [&](std::uint32_t c) {
+      if (out != nullptr) utf8::append(*out, c);
+    };
+    ++at_;
+    while (true) {
+      const std::size_t plain = at_;
+      while (at_ < text_.size() && static_cast<unsigned char>(text_[at_]) >= 0x20 && text_[at_] != '"' &&
+             text_[at_] != '\\')
+        ++at_;
+      if (out != nullptr) out->append(text_.substr(plain, at_ - plain));
+      if (take('"')) return;
+      if (!take('\\')) fail(at_ == text_.size() ? "a string without end" : "a control character in a string");
+      constexpr std::string_view letters = "\"\\/bfnrt", meant = "\"\\/\b\f\n\r\t";
+      if (const std::size_t letter = letters.find(peek()); letter != std::string_view::npos && at_ < text_.size()) {
+        ++at_;
+        append(static_cast<unsigned char>(meant[letter]));
+      } else if (take('u')) {
+        std::uint32_t c = hex4();
+        if (c >= 0xD800 && c < 0xDC00 && text_.substr(at_, 2) == "\\u") {
+          const std::size_t before = at_;
+          at_ += 2;
+          const std::uint32_t low = hex4();
+          if (low >= 0xDC00 && low < 0xE000) {
+            c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
+          } else {
+            at_ = before;  // two escapes that do not belong together
+          }
+        }
+        append(c);
+      } else {
+        fail("an unknown escape");
+      }
+    }
+  }
+
+  std::uint32_t hex4() {
+    std::uint32_t value = 0;
+    for (int i = 0; i < 4; ++i) {
+      const char c = peek();
+      const int digit = is_digit(c)            ? c - '0'
+                        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                               : -1;
+      if (digit < 0) fail("expected four hexadecimal digits");
+      value = value << 4 | static_cast<std::uint32_t>(digit);
+      ++at_;
+    }
+    return value;
+  }
+
+  std::string_view text_, label_;
+  std::size_t at_ = 0;
+};
+
+// Where multimodal and encoder-decoder configurations keep that of their language model (the names that
+// transformers' own models use).
+constexpr std::array<std::string_view, 7> parts{"text_config",    "llm_config", "language_config", "decoder",
+                                                "thinker_config", "generator",  "model_config"};
+
+// The other keys that are looked at.
+constexpr std::array<std::string_view, 10> facts{
+    "architectures",       "model_type",         "dtype",        "torch_dtype",  "tie_word_embeddings",
+    "quantization_config", "compression_config", "quant_method", "load_in_4bit", "load_in_8bit"};
+
+// An object inside a text that has been scanned already. Of its members, it knows those that are looked at.
+class Object {
+ public:
+  Object(std::string_view text, std::string_view label) : text_(text), label_(label) {
+    for_each_member(text, label, [&](const Member& member) {
+      if (const auto number = number_of(member.key))
+        values_[*number] = text_.substr(member.value_begin, member.value_end - member.value_begin);
+    });
+  }
+
+  // The text of a value; empty if there is none. Of equal keys the last counts, as in Python.
+  std::string_view find(std::string_view key) const { return values_[number_of(key).value()]; }
+
+  std::optional<Object> object(std::string_view key) const {
+    const std::string_view value = find(key);
+    if (!value.starts_with('{')) return std::nullopt;
+    return Object(value, label_);
+  }
+
+  // The value if it is a string, the first one if it is an array.
+  std::string string(std::string_view key) const { return Scanner(find(key), label_).leading_string(); }
+
+ private:
+  // Nothing for a key that nobody looks at.
+  static std::optional<std::size_t> number_of(std::string_view key) {
+    if (const auto part = std::find(parts.begin(), parts.end(), key); part != parts.end())
+      return static_cast<std::size_t>(part - parts.begin());
+    if (const auto fact = std::find(facts.begin(), facts.end(), key); fact != facts.end())
+      return parts.size() + static_cast<std::size_t>(fact - facts.begin());
+    return std::nullopt;
+  }
+
+  std::string_view text_, label_;
+  std::array<std::string_view, parts.size() + facts.size()> values_;
+};
+
+std::optional<bool> find_tied(const Object& config, int levels = 3) {
+  const std::string_view value = config.find("tie_word_embeddings");
+  if (value == "true" || value == "false") return value == "true";
+  if (levels > 0)
+    for (const std::string_view part : parts)
+      if (const auto inner = config.object(part))
+        if (const auto tied = find_tied(*inner, levels - 1)) return tied;
+  return std::nullopt;
+}
+
+std::string find_dtype_name(const Object& config, int levels = 3) {
+  for (const std::string_view key : {"dtype", "torch_dtype"}) {
+    std::string name = config.string(key);
+    if (name.starts_with("torch.")) name.erase(0, 6);
+    if (!name.empty()) return name;
+  }
+  if (levels > 0)
+    for (const std::string_view part : parts)
+      if (const auto inner = config.object(part))
+        if (std::string name = find_dtype_name(*inner, levels - 1); !name.empty()) return name;
+  return {};
+}
+
+std::string find_quantization(const Object& config, int levels = 3) {
+  for (const std::string_view key : {"quantization_config", "compression_config"})
+    if (const std::string_view value = config.find(key); !value.empty() && value != "null") return std::string(value);
+  if (levels > 0)
+    for (const std::string_view part : parts)
+      if (const auto inner = config.object(part))
+        if (std::string found = find_quantization(*inner, levels - 1); !found.empty()) return found;
+  return {};
+}
+
+// As transformers takes it: without a name, the flags of bitsandbytes tell.
+std::string quant_method_of(const Object& quantization) {
+  std::string method = quantization.string("quant_method");
+  if (!method.empty()) return method.starts_with("bitsandbytes") ? "bitsandbytes" : method;
+  const bool flagged = quantization.find("load_in_4bit") == "true" || quantization.find("load_in_8bit") == "true";
+  return flagged ? "bitsandbytes" : "";
+}
+
+struct Style {
+  bool lines = false;        // one member per line
+  std::string separator;     // what stands between '{' or ',' and a key
+  std::string colon = ": ";  // between a key and its value
+  std::string line_end = "\n", indent = "  ";
+};
+
+Style style_of(std::string_view text, const std::optional<Member>& first) {
+  if (!first) return {true, "\n  ", ": ", "\n", "  "};
+  Style style;
+  const std::size_t open = text.find('{');
+  style.separator = text.substr(open + 1, first->key_begin - open - 1);
+  style.colon = text.substr(first->key_end, first->value_begin - first->key_end);
+  const std::size_t line = style.separator.rfind('\n');
+  style.lines = line != std::string::npos;
+  if (style.lines) {
+    style.indent = style.separator.substr(line + 1);
+    if (line > 0 && style.separator[line - 1] == '\r') style.line_end = "\r\n";
+    style.separator.replace(0, line + 1, style.line_end);
+  } else {
+    style.separator.assign(style.colon.ends_with(' ') ? 1 : 0, ' ');
+  }
+  return style;
+}
+
+// Breaks a value into lines as the file does, one level deep already. Only whitespace between tokens changes.
+std::string formatted(std::string_view value, const Style& style) {
+  if (!style.lines) return std::string(value);
+  std::string out;
+  std::size_t level = 1;
+  bool quoted = false;
+  const auto line = [&] {
+    out += style.line_end;
+    for (std::size_t i = 0; i < level; ++i) out += style.indent;
+  };
+  for (std::size_t i = 0; i < value.size(); ++i) {
+    const char c = value[i];
+    if (quoted) {
+      out += c;
+      if (c == '\\') out += value[++i];
+      if (c == '"') quoted = false;
+    } else if (c == '{' || c == '[') {
+      out += c;
+      const std::size_t next = value.find_first_not_of(whitespace, i + 1);
+      if (value[next] == '}' || value[next] == ']') {
+        out += value[i = next];
+      } else {
+        ++level, line();
+      }
+    } else if (c == '}' || c == ']') {
+      --level, line();
+      out += c;
+    } else if (c == ',') {
+      out += c;
+      line();
+    } else if (c == ':') {
+      out += ": ";
+    } else if (whitespace.find(c) == std::string_view::npos) {
+      out += c;
+      quoted = c == '"';
+    }
+  }
+  return out;
+}
+
+// Where an edit happens: the member of that key and those around it, the first one and the last.
+struct Place {
+  std::optional<Member> first, before, member, after, last;
+};
+
+Place find_place(std::string_view text, std::string_view key, std::string_view label) {
+  Place place;
+  for_each_member(text, label, [&](const Member& member) {
+    if (!place.first) place.first = member;
+    if (place.member && !place.after) place.after = member;
+    if (!place.member && member.key == key) {
+      place.before = place.last;
+      place.member = member;
+    }
+    place.last = member;
+  });
+  return place;
+}
+
+void apply(std::string& text, const Edit& edit, std::string_view label) {
+  const auto [first, before, member, after, last] = find_place(text, edit.key, label);
+  if (!member && !edit.value) return;
+  if (!edit.value) {
+    if (after) {
+      text.erase(member->key_begin, after->key_begin - member->key_begin);
+    } else {
+      const std::size_t begin = before ? before->value_end : member->key_begin;
+      text.erase(begin, member->value_end - begin);
+    }
+    return;
+  }
+  std::size_t values = 0;
+  for_each_member(fmt::format("{{\"\":{}}}", *edit.value), label, [&](const Member&) { ++values; });
+  if (values != 1) refuse(label, "the new value of '{}' is more than one", edit.key);
+  const Style style = style_of(text, first);
+  const std::string value = formatted(*edit.value, style);
+  if (member) {
+    text.replace(member->value_begin, member->value_end - member->value_begin, value);
+    return;
+  }
+  std::string inserted = last ? "," + style.separator : style.separator;
+  json::append_quoted(inserted, edit.key);
+  inserted += style.colon + value;
+  if (last) {
+    text.insert(last->value_end, inserted);
+  } else {
+    const std::size_t open = text.find('{');
+    text.replace(open + 1, text.find('}') - open - 1, inserted + style.line_end);
+  }
+}
+
+// Returns what it took to compare the keys.
+std::uint64_t check_unique(std::string_view text, std::string_view label, MemoryLimit& limit) {
+  TakenMemory memory(limit, label);
+  std::uint64_t taken = 0;
+  NameList keys;
+  for_each_member(text, label, [&](const Member& member) {
+    const std::uint64_t bytes = 2 * (member.key.size() + NameList::bytes_per_name) + NameIndex::bytes_per_name;
+    memory.add(bytes);
+    taken += bytes;
+    keys.push_back(member.key);
+  });
+  if (const auto twice = NameIndex(keys).duplicate())
+    refuse(label, "duplicate key '{}'", printable(keys[twice->second]));
+  return taken;
+}
+
+}  // namespace
+
+void for_each_member(std::string_view text, std::string_view label, const std::function<void(const Member&)>& found) {
+  Scanner(text, label).document(found);
+}
+
+ModelConfig read(std::string_view text, std::string_view label, bool accept_quantized, MemoryLimit& memory) {
+  ModelConfig model;
+  model.rewrite_bytes = 2 * text.size() + check_unique(text, label, memory);
+  const Object config(text, label);
+  model.architecture = config.string("architectures");
+  model.model_type = config.string("model_type");
+  model.dtype = find_dtype_name(config);
+  model.tie_word_embeddings = find_tied(config);
+
+  model.quantization_config = find_quantization(config);
+  if (model.quantization_config.empty()) return model;
+  if (!model.quantization_config.starts_with('{')) refuse(label, "quantization_config is not an object");
+  model.quant_method = quant_method_of(Object(model.quantization_config, label));
+  if (model.quant_method != "bitsandbytes" && model.quant_method != "nibble")
+    refuse(label, "quantized already: quant_method '{}' is not supported", printable(model.quant_method));
+  if (!accept_quantized)
+    refuse(label, "quantized already by {}; plain weights are needed, such as the original model's",
+           model.quant_method);
+  return model;
+}
+
+std::string patch(std::string text, std::span<const Edit> edits, std::string_view label) {
+  for (const Edit& edit : edits) apply(text, edit, label);
+  MemoryLimit none;  // what this takes has been counted when the text was read
+  (void)check_unique(text, label, none);
+  return text;
+}
+
+}  // namespace nibble::config

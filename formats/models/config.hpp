@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/memory_limit.hpp"
+#include "nibble/checkpoint.hpp"
+
+/// config.json as text. It is read and changed without a tree in between, because configurations in the wild hold
+/// what would not survive one: Infinity and NaN as Python writes them, 1e400, integers of 30 digits, a key order.
+/// Beyond that it has to be JSON: UTF-8, at most 128 levels, one object, its keys unique.
+///
+/// Errors are Error(bad_input), "<label>: ...".
+namespace nibble::config {
+
+inline constexpr std::uint64_t max_bytes = 16 << 20;  // the largest seen have 2 MB, a table of labels
+
+/// A key of the outermost object, and where it stands in the text.
+struct Member {
+  std::string key;  ///< without quotes and escapes
+  std::size_t key_begin = 0, key_end = 0;
+  std::size_t value_begin = 0, value_end = 0;
+};
+
+/// Tells the members of the outermost object in turn, without keeping any. Keys may occur twice.
+void for_each_member(std::string_view text, std::string_view label, const std::function<void(const Member&)>& found);
+
+/// What it says about the model. A quantization_config in any of its parts is refused, with a hint where nibble can
+/// undo the quantization; with `accept_quantized`, that of bitsandbytes and nibble is returned. Throws
+/// Error(no_space) if `memory` does not allow what comparing the keys takes, up to four times the text.
+[[nodiscard]] ModelConfig read(std::string_view text, std::string_view label, bool accept_quantized,
+                               MemoryLimit& memory);
+
+/// A change to the outermost object.
+struct Edit {
+  std::string key;
+  std::optional<std::string> value;  ///< JSON; nothing removes the key
+};
+
+/// Applies the edits in turn. A key that exists keeps its place, a new one goes to the end; both are indented as the
+/// file is. Every byte outside the values that change is kept. Takes ModelConfig::rewrite_bytes.
+[[nodiscard]] std::string patch(std::string text, std::span<const Edit> edits, std::string_view label);
+
+}  // namespace nibble::config

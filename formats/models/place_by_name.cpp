@@ -1,0 +1,60 @@
+// The guess that stands in for the table of architectures where that lacks a model.
+
+#include <fmt/format.h>
+#include <re2/re2.h>
+
+#include <unordered_map>
+
+#include "formats/models/architectures.hpp"
+
+namespace nibble {
+
+namespace {
+
+constexpr std::uint64_t vocabulary = 30'000;  // rows of the smallest common vocabularies
+constexpr std::uint64_t flat = 6;             // times more rows than columns: no hidden layer is that flat
+
+class NamePlacer final : public Placer {
+ public:
+  explicit NamePlacer(const TensorList& tensors) {
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      if (tensors.shape(i).size() == 1 && tensors.name(i).ends_with(".bias"))
+        biases_[tensors.name(i)] = tensors.shape(i)[0];
+  }
+
+  Placement place(const TensorInfo& tensor) override {
+    const std::string module = module_of(tensor.name);
+    const auto placed = [&](Role role, std::string_view what, bool kept) {
+      Placement placement{role, module, fmt::format("{} by name and shape", what), {}};
+      if (kept) placement.keeps.push_back(module);
+      return placement;
+    };
+    if (!is_matrix_weight(tensor)) return placed(Role::other, "no linear layer", false);
+    if (RE2::PartialMatch(module, head_)) return placed(Role::output_embeddings, "output layer", true);
+    if (RE2::PartialMatch(module, embedding_)) return placed(Role::embedding, "embedding", true);
+    if (RE2::PartialMatch(module, other_)) return placed(Role::other, "no linear layer", true);
+    if (tensor.shape[0] >= vocabulary && tensor.shape[0] / flat >= tensor.shape[1])
+      return placed(Role::embedding, "rows as many as a vocabulary:", true);
+    if (const auto bias = biases_.find(module + ".bias"); bias != biases_.end() && bias->second != tensor.shape[0])
+      return placed(Role::other, "stored transposed:", true);
+    return placed(Role::linear, "linear layer", true);
+  }
+
+ private:
+  // Words between dots and underscores. `gate` alone is a router, gate_proj is not.
+  RE2 embedding_{
+      R"((^|[._])(embed|embeds|emb|embedding|embeddings|embedder|embedders|wte|wpe|tok|token|tokens)([._]|$)|)"
+      R"((^|[._])(shared|vocab)([._]|$))"};
+  RE2 head_{R"((^|[._])(head|heads|lm_head|unembed|unembedding|classifier|score|scorer|cls|logits?)([._]|$)|)"
+            R"((^|[._])(out_embed|embed_out|decoder_out|qa_outputs)([._]|$)|^(model\.)?output$)"};
+  RE2 other_{R"((^|[._])(norm|norms|layernorm|ln|bn|router|routers|position|positions|pos|positional)([._\d]|$)|)"
+             R"((^|[._])(relative|rel|bias|conv|convs|codebook|codebooks|table|rotary|freqs?|mask|alpha)([._\d]|$)|)"
+             R"((^|[._])(lora|adapter|timestep|time)([._\d]|$)|(norm|conv)\d*$|(^|\.)(gate|wg|gating|switch)$)"};
+  std::unordered_map<std::string_view, std::uint64_t> biases_;
+};
+
+}  // namespace
+
+std::unique_ptr<Placer> make_placer_by_name(const TensorList& tensors) { return std::make_unique<NamePlacer>(tensors); }
+
+}  // namespace nibble

@@ -1,0 +1,38 @@
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "formats/models/weight_name.hpp"
+#include "nibble/measure.hpp"
+
+namespace nibble {
+namespace {
+
+bool is_layer_number(std::string_view text) {
+  return !text.empty() && text.size() <= 18 &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+}  // namespace
+
+Place place_of(std::string_view name) {
+  name = without_weight_suffix(name);
+  Place place;
+  while (!name.empty()) {
+    const std::size_t dot = std::min(name.find('.'), name.size());
+    const std::string_view piece = name.substr(0, dot);
+    name.remove_prefix(std::min(dot + 1, name.size()));
+    if (is_layer_number(piece)) {
+      if (!place.layer) {
+        place.layer = std::stoull(std::string(piece));
+        place.kind.clear();  // what stands before a layer's number is the same for all kinds
+      }
+      continue;
+    }
+    if (!place.kind.empty()) place.kind += '.';
+    place.kind += piece;
+  }
+  return place;
+}
+
+}  // namespace nibble

@@ -1,0 +1,158 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "nibble/codec.hpp"
+#include "nibble/error_sums.hpp"
+#include "quant/codecs/four_bit/four_bit_error.hpp"
+
+/// What the 4-bit formats share: blocks, packing, and how they lie in a checkpoint. A format adds its FourBitTables.
+namespace nibble {
+
+struct Bf16Steps;  // quant/codecs/four_bit/four_bit_bf16.hpp
+
+/// How to find the code of v in [-1, 1]. The codes are numbered by the number of midpoints below v. The search runs on
+/// a grid of 16-bit integers, where twice as many weights fit a register as in fp32:
+///
+///   x = round(grid * v),  g = floor(base + x * (slope - 4 * |x|)) in fixed point,  number = g + (x > place[g])
+///
+/// with place[k] that of midpoint k on the grid. make_tables() proves that g is right or one too small. Rounding keeps
+/// the order, so only where x is such a place itself is the number in doubt: about 2 of 100 groups of 64 weights have
+/// one, and are done again in fp32. (docs/performance.md compares other ways.)
+///
+/// Where 32 words are looked up at once (AVX-512), a bucket of 2^11 places that has one midpoint at most tells all:
+///
+///   the upper 4 of 16 bits of x + bucket[x >> 11 & 31] are the number; the lower 12 are 0 where it is in doubt
+struct FourBitTables {
+  alignas(64) std::array<float, 16> midpoint;  ///< ascending, between neighbours of the codebook; rest infinite
+  std::size_t midpoints;                       ///< how many of them are finite
+  alignas(16) std::array<std::uint8_t, 16> lower, upper;  ///< bytes of the midpoints' places on the grid
+  alignas(16) std::array<std::uint8_t, 16> code;          ///< by number
+  alignas(64) std::array<float, 16> codebook;             ///< by code
+  std::int16_t base, slope;                               ///< in units of 2^-10 and 2^-11
+  alignas(64) std::array<std::int16_t, 32> bucket;
+  bool has_buckets;  ///< whether they do, as make_tables() finds out; not where splits_zero holds
+  bool splits_zero;  ///< two codes have the value 0, and their midpoint 0 is not in the table: it adds (v > 0)
+  const Bf16Steps* bf16_steps;  ///< for bf16 weights, or null
+
+  static constexpr float grid = 32737;         ///< below 2^15, and far from trouble with rounding (make_tables())
+  static constexpr float rounding = 12582912;  ///< 1.5 * 2^23 has an ulp of 1: adding it rounds to integers
+  static constexpr int bucket_bits = 11;
+  static constexpr std::size_t longest_block = 4096;
+
+  /// g as the inner loops compute it.
+  [[nodiscard]] constexpr int guess(int x) const { return (base + (x * (slope - (x < 0 ? -x : x) / 2) >> 16)) >> 10; }
+  /// x and what its bucket adds, as 16 bits.
+  [[nodiscard]] constexpr int sum(int x) const {
+    return (x + bucket[static_cast<std::size_t>(x >> bucket_bits & 31)]) & 0xFFFF;
+  }
+  [[nodiscard]] constexpr int place(int k) const {
+    const auto i = static_cast<std::size_t>(k);
+    return static_cast<std::int16_t>(upper[i] << 8 | lower[i]);
+  }
+};
+
+/// Does not compile as a constant if the code of any v could be wrong.
+constexpr FourBitTables make_tables(const float (&codebook)[16], const std::array<std::uint8_t, 16>& ascending,
+                                    double base, double slope) {
+  FourBitTables tables{};
+  tables.code = ascending;
+  tables.base = static_cast<std::int16_t>(base * (1 << 10));
+  tables.slope = static_cast<std::int16_t>(slope * (1 << 11));
+  for (std::size_t i = 0; i < 16; ++i) tables.codebook[i] = codebook[i];
+  for (std::size_t i = 0; i < 15; ++i) {
+    const float midpoint = (codebook[ascending[i]] + codebook[ascending[i + 1]]) / 2;
+    if (midpoint == 0)
+      tables.splits_zero = true;
+    else
+      tables.midpoint[tables.midpoints++] = midpoint;
+  }
+  for (std::size_t i = tables.midpoints; i < 16; ++i) {
+    tables.midpoint[i] = std::numeric_limits<float>::infinity();
+    tables.lower[i] = 0xFF;  // 32767: never below an x nor equal to it
+    tables.upper[i] = 0x7F;
+  }
+
+  // grid * v is computed with an error below 0.01: so a midpoint must not be as close as that to where rounding turns.
+  bool right = true;
+  for (std::size_t k = 0; k < tables.midpoints; ++k) {
+    const double exact = static_cast<double>(tables.midpoint[k]) * FourBitTables::grid;
+    const int place = static_cast<int>(exact + (exact < 0 ? -0.5 : 0.5));
+    tables.lower[k] = static_cast<std::uint8_t>(place & 0xFF);
+    tables.upper[k] = static_cast<std::uint8_t>(place >> 8 & 0xFF);
+    right = right && exact - place < 0.49 && exact - place > -0.49;
+  }
+  tables.has_buckets = !tables.splits_zero;
+  for (int first = -(1 << 15), k = 0; first < 1 << 15; first += 1 << FourBitTables::bucket_bits) {
+    const int end = first + (1 << FourBitTables::bucket_bits), midpoints = static_cast<int>(tables.midpoints);
+    const bool has_midpoint = k < midpoints && tables.place(k) < end;
+    // Without a midpoint the lower bits are from 1024 to 3071.
+    const int turn = 4096 * k + (has_midpoint ? 4096 - tables.place(k) : 1024 - first);
+    tables.bucket[static_cast<std::size_t>(first >> FourBitTables::bucket_bits & 31)] = static_cast<std::int16_t>(turn);
+    // Within a bucket sums rise by one, so those at its ends and around the midpoint tell of all.
+    const int place = has_midpoint ? tables.place(k) : end;
+    const auto is = [&](int x, int number) { return tables.sum(x) >> 12 == number && (tables.sum(x) & 4095) != 0; };
+    const bool below = place == first || (is(first, k) && is(place - 1, k));
+    const bool above = place >= end - 1 || (is(place + 1, k + 1) && is(end - 1, k + 1));
+    const bool at_midpoint = !has_midpoint || (tables.sum(place) & 4095) == 0;
+    k += has_midpoint ? 1 : 0;
+    const bool is_last = k == midpoints || tables.place(k) >= end;
+    tables.has_buckets = tables.has_buckets && below && above && at_midpoint && is_last;
+  }
+
+  int last = -32767;
+  for (int k = 0; k <= static_cast<int>(tables.midpoints); ++k) {
+    const bool is_last = k == static_cast<int>(tables.midpoints);
+    const int place = is_last ? 32768 : tables.place(k);
+    // Between two midpoints the guess is one of two numbers.
+    for (int x = last; x < place; ++x) right = right && tables.guess(x) <= k && tables.guess(x) >= k - 1;
+    // At the place of midpoint k it must be k, or the doubt would go unseen.
+    right = right && (is_last || tables.guess(place) == k) && tables.guess(last) >= 0;
+    last = place + 1;
+  }
+  // The loops look codes up only for formats that split zero; otherwise the number is the code.
+  for (std::size_t i = 0; i < 16; ++i) right = right && (tables.splits_zero || ascending[i] == i);
+  if (!right) throw "the guess misses the code by more than one";
+  return tables;
+}
+
+/// Throws Error(usage) if a blocksize is none of 32, 64, ..., 4096 or a size disagrees.
+void check_four_bit_sizes(std::size_t weights, std::size_t blocksize, std::size_t packed, std::size_t absmax);
+
+/// nf4::encode() and nf4::decode() for any tables.
+std::size_t encode_four_bit(const FourBitTables& tables, std::span<const float> weights, std::size_t blocksize,
+                            std::span<std::uint8_t> packed, std::span<float> absmax);
+void decode_four_bit(const FourBitTables& tables, std::span<const std::uint8_t> packed, std::span<const float> absmax,
+                     std::size_t blocksize, std::span<float> weights);
+
+/// decode_four_bit() to BF16 or F16: the products of codebook and absmax, rounded to nearest even.
+void decode_four_bit(const FourBitTables& tables, std::span<const std::uint8_t> packed, std::span<const float> absmax,
+                     std::size_t blocksize, DType to, std::span<std::uint16_t> weights);
+
+/// encode_four_bit() of F32, BF16 or F16 weights as a checkpoint stores them, converted in registers.
+std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
+
+/// The same of at most 4096 weights, which begin with a block, and what it cost: adds to `sums`, and puts into
+/// `errors`, which may be empty, what is needed of each block if its absmax changes afterwards.
+std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax,
+                            std::span<FourBitError> errors, ErrorSums& sums);
+
+/// Codec::normal_sqnr_db() for block sizes 32, 64, ..., 4096: of 2^22 normal weights, computed by numpy from the
+/// codebook, not by this code (tests/quant/codecs/published_error_test.cpp). Double quantization changes the third
+/// decimal.
+using NormalSqnr = std::array<double, 8>;
+
+/// A codec that stores 4-bit codes as bitsandbytes does (docs/nf4.md). It refers to the tables, which have to outlive
+/// it.
+std::unique_ptr<const Codec> make_four_bit(std::string_view name, std::string_view summary, const FourBitTables& tables,
+                                           const NormalSqnr& normal_sqnr, const CodecOptions& options);
+
+}  // namespace nibble

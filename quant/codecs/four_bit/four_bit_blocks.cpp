@@ -1,0 +1,408 @@
+// Encoding to the 4-bit formats, compiled once per CPU target.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "nibble/bf16.hpp"
+#include "nibble/error.hpp"
+#include "nibble/fp16.hpp"
+#include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/simd/widen.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "quant/codecs/four_bit/four_bit_blocks.cpp"
+#include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "quant/codecs/four_bit/four_bit_bf16-inl.hpp"
+#include "quant/codecs/four_bit/four_bit_buckets-inl.hpp"
+#include "quant/codecs/four_bit/four_bit_error-inl.hpp"
+#include "quant/simd/nibbles-inl.hpp"
+#include "quant/simd/source-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace nibble::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// A batch of weights, its scratch and the next batch, which is being prefetched, fit in a small L1 cache together.
+constexpr std::size_t batch_bytes = 8192;
+constexpr std::size_t batch_weights = FourBitTables::longest_block;
+constexpr std::size_t batch_blocks = batch_weights / 32;
+
+#if HWY_TARGET != HWY_SCALAR
+
+// The two steps from weights to codes, each a loop of its own over a batch: together they would need more registers
+// than AVX2 has, and chains too long to overlap (docs/performance.md has the figures).
+template <class Source, bool splits_zero> class BlockEncoder {
+  using D = hn::CappedTag<float, 16>;
+  using DI = hn::RebindToSigned<D>;
+  using D16 = hn::Repartition<std::int16_t, D>;
+  using D8 = hn::Repartition<std::uint8_t, D>;
+  using V = hn::Vec<D>;
+  using VI = hn::Vec<DI>;
+  using V16 = hn::Vec<D16>;
+  using V8 = hn::Vec<D8>;
+  using Packed = std::conditional_t<sizeof(typename Source::Run) == 4, std::uint16_t, std::uint32_t>;
+  static constexpr std::size_t quarter = 2 * hn::MaxLanes(D());  // weights in a vector of 16 bits, all of one block
+
+ public:
+  static constexpr std::size_t group = 4 * quarter;  // packed into one vector of bytes
+
+  explicit BlockEncoder(const FourBitTables& tables) : tables_(tables) {}
+
+  // The places of n weights on the grid, in Source's order.
+  HWY_INLINE void place(const std::byte* HWY_RESTRICT w, std::size_t n, const float* HWY_RESTRICT scale, int block_bits,
+                        std::int16_t* HWY_RESTRICT places) const {
+    for (std::size_t i = 0; i < n; i += quarter) {
+      const V factor = hn::Set(D(), scale[i >> block_bits]);
+      const auto two = Source::load_two(D(), w, i);
+      hn::Store(merge(place_of(two.v0, factor), place_of(two.v1, factor)), D16(), places + i);
+    }
+  }
+
+  // The codes of a group. Not 0 if one is in doubt, which happens too rarely for a branch here.
+  HWY_INLINE std::uint8_t encode(const std::int16_t* HWY_RESTRICT places, const std::int16_t* HWY_RESTRICT positive,
+                                 std::uint8_t* HWY_RESTRICT packed) const {
+    const V8 lower = hn::LoadDup128(D8(), tables_.lower.data());
+    const V8 upper = hn::LoadDup128(D8(), tables_.upper.data());
+    auto doubt = hn::MaskFromVec(hn::Zero(D16()));
+    const auto half = [&](std::size_t first) HWY_ATTR {
+      const V16 xa = hn::Load(D16(), places + first), xb = hn::Load(D16(), places + first + quarter);
+      const V16 ga = guess(xa), gb = guess(xb);
+      const V8 g = pack_bytes(ga, gb);
+      const V8 low = hn::TableLookupBytes(lower, g), high = hn::TableLookupBytes(upper, g);
+      const V16 ma = hn::BitCast(D16(), hn::InterleaveLower(D8(), low, high));
+      const V16 mb = hn::BitCast(D16(), hn::InterleaveUpper(D8(), low, high));
+      doubt = hn::Or(doubt, hn::Or(hn::Eq(xa, ma), hn::Eq(xb, mb)));
+      V16 na = hn::Sub(ga, hn::VecFromMask(D16(), hn::Gt(xa, ma)));  // true is -1
+      V16 nb = hn::Sub(gb, hn::VecFromMask(D16(), hn::Gt(xb, mb)));
+      if constexpr (splits_zero) {
+        na = hn::Sub(na, hn::Load(D16(), positive + first));
+        nb = hn::Sub(nb, hn::Load(D16(), positive + first + quarter));
+      }
+      return pack_bytes(na, nb);
+    };
+    const V8 first = half(0), second = half(2 * quarter);
+    store(first, second, packed);
+    return hn::AllFalse(D16(), doubt) ? 0 : 1;
+  }
+
+  // -1 for the weights of a group for which v > 0, else 0.
+  HWY_INLINE void sign(const std::byte* HWY_RESTRICT w, std::size_t n, const float* HWY_RESTRICT inverse,
+                       int block_bits, std::int16_t* HWY_RESTRICT positive) const {
+    for (std::size_t i = 0; i < n; i += quarter) {
+      const V factor = hn::Set(D(), inverse[i >> block_bits]);
+      const auto two = Source::load_two(D(), w, i);
+      const auto is_positive = [&](V v) HWY_ATTR { return is_greater(hn::Mul(v, factor), hn::Zero(D())); };
+      hn::Store(merge(is_positive(two.v0), is_positive(two.v1)), D16(), positive + i);
+    }
+  }
+
+  // The same in fp32, where there is no doubt.
+  HWY_NOINLINE void settle(const std::byte* HWY_RESTRICT w, const float* HWY_RESTRICT inverse, int block_bits,
+                           std::uint8_t* HWY_RESTRICT packed) const {
+    const auto numbers = [&](std::size_t first) HWY_ATTR {
+      const V factor = hn::Set(D(), inverse[first >> block_bits]);
+      const auto two = Source::load_two(D(), w, first);
+      const auto number = [&](V weight) HWY_ATTR {
+        const V v = hn::Mul(weight, factor);
+        VI count = hn::Zero(DI());
+        for (std::size_t k = 0; k < tables_.midpoints; ++k)
+          count = hn::Sub(count, is_greater(v, hn::Set(D(), tables_.midpoint[k])));
+        return splits_zero ? hn::Sub(count, is_greater(v, hn::Zero(D()))) : count;
+      };
+      return merge(number(two.v0), number(two.v1));
+    };
+    const V8 first = pack_bytes(numbers(0), numbers(quarter));
+    const V8 second = pack_bytes(numbers(2 * quarter), numbers(3 * quarter));
+    store(first, second, packed);
+  }
+
+ private:
+  // The lower halves of 32-bit lanes side by side.
+  static HWY_INLINE V16 merge(VI even, VI odd) {
+    return hn::OddEven(hn::BitCast(D16(), hn::ShiftLeft<16>(odd)), hn::BitCast(D16(), even));
+  }
+
+  // round(grid * v) in the lower 16 bits.
+  static HWY_INLINE VI place_of(V weight, V scale) {
+    return hn::BitCast(DI(), hn::MulAdd(weight, scale, hn::Set(D(), FourBitTables::rounding)));
+  }
+
+  // -1 where a > b, else 0.
+  static HWY_INLINE VI is_greater(V a, V b) { return hn::VecFromMask(DI(), hn::RebindMask(DI(), hn::Gt(a, b))); }
+
+  HWY_INLINE V16 guess(V16 x) const {
+    const V16 factor = hn::Sub(hn::Set(D16(), tables_.slope), hn::ShiftRight<1>(hn::Abs(x)));
+    return hn::ShiftRight<10>(hn::Add(hn::Set(D16(), tables_.base), hn::MulHigh(x, factor)));
+  }
+
+  HWY_INLINE void store(V8 first, V8 second, std::uint8_t* HWY_RESTRICT packed) const {
+    const auto joined = [&](V8 numbers) HWY_ATTR {
+      V8 codes = Source::arrange(numbers);
+      if constexpr (splits_zero) codes = hn::TableLookupBytes(hn::LoadDup128(D8(), tables_.code.data()), codes);
+      return join_nibbles(codes);
+    };
+    store_interleaved<Packed>(pack_bytes(joined(first), joined(second)), packed);
+  }
+
+  const FourBitTables& tables_;
+};
+
+// The codes of a batch of n weights, for whose absmax there are inverse and scale. What is as far ahead as the batch is
+// long is fetched meanwhile.
+template <class Source, bool splits_zero>
+HWY_INLINE void encode_by_guess(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t n,
+                                const float* HWY_RESTRICT inverse, const float* HWY_RESTRICT scale, int block_bits,
+                                bool settle_all, std::uint8_t* HWY_RESTRICT packed) {
+  using Encoder = BlockEncoder<Source, splits_zero>;
+  constexpr std::size_t size = Source::size, group = Encoder::group;
+  const Encoder encoder(tables);
+
+  HWY_ALIGN std::int16_t places[batch_weights];
+  HWY_ALIGN std::int16_t positive[splits_zero ? batch_weights : 1];
+  HWY_ALIGN std::uint8_t doubt[batch_weights / group];
+
+  const std::size_t whole = n - n % group;
+  encoder.place(w, n, scale, block_bits, places);
+  if constexpr (splits_zero) encoder.sign(w, n, inverse, block_bits, positive);
+  for (std::size_t i = 0; i < whole; i += group) {
+    const std::byte* const ahead = w + (n + i) * size;
+    for (std::size_t line = 0; line < group * size; line += 64) hwy::Prefetch(ahead + line);
+    doubt[i / group] = encoder.encode(places + i, positive + (splits_zero ? i : 0), packed + i / 2);
+  }
+  for (std::size_t i = 0; i < whole; i += group)
+    if (doubt[i / group] != 0 || settle_all)
+      encoder.settle(w + i * size, inverse + (i >> block_bits), block_bits, packed + i / 2);
+  if (whole < n) {
+    HWY_ALIGN std::byte last[group * size] = {};
+    HWY_ALIGN std::uint8_t last_packed[group / 2];
+    std::memcpy(last, w + whole * size, (n - whole) * size);
+    encoder.settle(last, inverse + (whole >> block_bits), block_bits, last_packed);
+    std::memcpy(packed + whole / 2, last_packed, (n - whole) / 2);
+  }
+}
+
+// Whole blocks, which compare(w, blocks, packed, absmax) sees as soon as they are encoded. Where absmax is not finite,
+// the codes mean nothing.
+template <class Source, bool splits_zero, class Compare>
+HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                                 std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax,
+                                 const Compare& compare) {
+  const hn::CappedTag<float, 16> d;
+  const int block_bits = std::countr_zero(blocksize);
+
+  // Plain arrays: std::array checks every index here.
+  HWY_ALIGN float inverse[batch_blocks] = {};
+  HWY_ALIGN float scale[batch_blocks] = {};
+
+  // A batch of blocks at a time: it stays in the cache from step to step, and the next one is on its way meanwhile.
+  while (blocks > 0) {
+    const std::size_t count = std::min(blocks, std::max<std::size_t>(1, batch_bytes / Source::size / blocksize)),
+                      n = count * blocksize;
+    Source::absmax_of_each(w, blocksize, count, absmax);
+    std::memcpy(inverse, absmax, count * sizeof(float));
+    bool tiny = false;
+    for (std::size_t b = 0; b < count; b += hn::Lanes(d)) {
+      const auto largest = hn::Load(d, inverse + b), zero = hn::Zero(d);
+      const auto one = hn::Div(hn::Set(d, 1.0f), hn::Max(largest, hn::Set(d, 1e-38f)));
+      const auto is_finite = hn::Lt(largest, hn::Set(d, std::numeric_limits<float>::infinity()));
+      // The scale of blocks below would overflow.
+      const auto is_tiny = hn::Lt(largest, hn::Set(d, 1e-30f));
+      tiny = tiny || !hn::AllFalse(d, hn::And(is_tiny, hn::Gt(largest, zero)));
+      hn::Store(hn::IfThenElseZero(is_finite, one), d, inverse + b);
+      hn::Store(hn::IfThenElse(is_tiny, zero, hn::Mul(hn::Load(d, inverse + b), hn::Set(d, FourBitTables::grid))), d,
+                scale + b);
+    }
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+    if (tables.has_buckets && !tiny)
+      encode_by_buckets<Source>(tables, w, n, inverse, scale, block_bits, packed);
+    else
+#endif
+      encode_by_guess<Source, splits_zero>(tables, w, n, inverse, scale, block_bits, tiny, packed);
+    compare(w, count, packed, absmax);
+    w += n * Source::size;
+    packed += n / 2;
+    absmax += count;
+    blocks -= count;
+  }
+}
+
+#else
+
+// For the target that has no vectors.
+template <class Source, bool splits_zero, class Compare>
+HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                                 std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax,
+                                 const Compare& compare) {
+  for (; blocks > 0; --blocks, w += blocksize * Source::size, packed += blocksize / 2, ++absmax) {
+    *absmax = Source::absmax(w, blocksize);
+    const float inverse = *absmax < std::numeric_limits<float>::infinity() ? 1.0f / std::max(*absmax, 1e-38f) : 0;
+    const auto code = [&](std::size_t i) {
+      const float v = Source::value(w, i) * inverse;
+      std::size_t number = splits_zero && v > 0 ? 1 : 0;
+      for (const float midpoint : tables.midpoint) number += v > midpoint ? 1 : 0;
+      return tables.code[number];
+    };
+    for (std::size_t i = 0; i < blocksize; i += 2)
+      packed[i / 2] = static_cast<std::uint8_t>(code(i) << 4 | code(i + 1));
+    compare(w, 1, packed, absmax);
+  }
+}
+
+#endif
+
+template <class Source, class Compare>
+HWY_INLINE void encode_blocks(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                              std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax,
+                              const Compare& compare) {
+  tables.splits_zero ? encode_blocks_as<Source, true>(tables, w, blocks, blocksize, packed, absmax, compare)
+                     : encode_blocks_as<Source, false>(tables, w, blocks, blocksize, packed, absmax, compare);
+}
+
+struct NothingToCompare {
+  HWY_INLINE void operator()(const std::byte* /*w*/, std::size_t /*blocks*/, const std::uint8_t* /*packed*/,
+                             const float* /*absmax*/) const {}
+};
+
+HWY_NOINLINE void encode_tiny_bf16(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                                   std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed,
+                                   float* HWY_RESTRICT absmax) {
+  encode_blocks<Bf16>(tables, w, blocks, blocksize, packed, absmax, NothingToCompare());
+}
+
+// bf16 weights are encoded by the steps of tables.bf16_steps, where there are any; all others, and the scalar target,
+// by encode_blocks().
+template <class Source, class Compare>
+HWY_INLINE void encode_whole_blocks(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                                    std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed,
+                                    float* HWY_RESTRICT absmax, const Compare& compare) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (std::is_same_v<Source, Bf16>)
+    if (tables.bf16_steps != nullptr)
+      return encode_blocks_by_steps(
+          *tables.bf16_steps, w, blocks, blocksize, packed, absmax,
+          [&](const std::byte* from, std::size_t count, std::uint8_t* to, float* largest)
+              HWY_ATTR { encode_tiny_bf16(tables, from, count, blocksize, to, largest); },
+          compare);
+#endif
+  encode_blocks<Source>(tables, w, blocks, blocksize, packed, absmax, compare);
+}
+
+#define NIBBLE_ENCODE_BLOCKS_OF(name, Source)                                                                         \
+  void encode_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,         \
+                            std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {   \
+    encode_whole_blocks<Source>(tables, w, blocks, blocksize, packed, absmax, NothingToCompare());                    \
+  }                                                                                                                   \
+  void encode_and_compare_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,                 \
+                                        std::size_t blocks, std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, \
+                                        float* HWY_RESTRICT absmax, FourBitError* HWY_RESTRICT errors,                \
+                                        TileSums& HWY_RESTRICT sums) {                                                \
+    TileErrors<Source> tile(tables, blocksize, errors);                                                               \
+    encode_whole_blocks<Source>(tables, w, blocks, blocksize, packed, absmax,                                         \
+                                [&](const std::byte* from, std::size_t count, const std::uint8_t* codes,              \
+                                    const float* largest) HWY_ATTR { tile.add(from, codes, largest, count); });       \
+    tile.end(sums);                                                                                                   \
+  }
+NIBBLE_ENCODE_BLOCKS_OF(f32, F32)
+NIBBLE_ENCODE_BLOCKS_OF(bf16, Bf16)
+NIBBLE_ENCODE_BLOCKS_OF(f16, F16)
+#undef NIBBLE_ENCODE_BLOCKS_OF
+
+}  // namespace nibble::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace nibble {
+namespace {
+
+HWY_EXPORT(encode_blocks_f32);
+HWY_EXPORT(encode_blocks_bf16);
+HWY_EXPORT(encode_blocks_f16);
+HWY_EXPORT(encode_and_compare_blocks_f32);
+HWY_EXPORT(encode_and_compare_blocks_bf16);
+HWY_EXPORT(encode_and_compare_blocks_f16);
+
+// The block with NaN as 0 and infinities as its largest finite magnitude, padded with zeros.
+std::array<float, tile_weights> repaired(std::span<const float> block) {
+  std::array<float, tile_weights> out{};
+  float largest = 0;
+  for (const float weight : block)
+    if (std::isfinite(weight)) largest = std::max(largest, std::abs(weight));
+  for (std::size_t i = 0; i < block.size(); ++i)
+    if (!std::isnan(block[i])) out[i] = std::clamp(block[i], -largest, largest);
+  return out;
+}
+
+auto encode_blocks_of(DType source) {
+  return loop_of(source, HWY_DYNAMIC_DISPATCH(encode_blocks_f32), HWY_DYNAMIC_DISPATCH(encode_blocks_bf16),
+                 HWY_DYNAMIC_DISPATCH(encode_blocks_f16));
+}
+
+auto encode_and_compare_blocks_of(DType source) {
+  return loop_of(source, HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_f32),
+                 HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_bf16),
+                 HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_f16));
+}
+
+// Encodes the blocks that the loops cannot: those that are not finite, whose number is returned, and a short last one.
+std::size_t repair_blocks(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                          std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax) {
+  const std::size_t size = traits(source).bits / 8, n = weights.size() / size;
+  const std::size_t whole = n >> std::countr_zero(blocksize);
+  std::size_t nonfinite = 0;
+  const auto repair = [&](std::size_t b) {
+    const std::size_t first = b * blocksize, count = std::min(blocksize, n - first);
+    std::array<float, tile_weights> tile;
+    const auto block = widen(source, weights.subspan(first * size, count * size), tile);
+    nonfinite += !std::all_of(block.begin(), block.end(), [](float weight) { return std::isfinite(weight); });
+    const auto finite = repaired(block);
+    std::array<std::uint8_t, tile_weights / 2> bytes;
+    encode_blocks_of(DType::f32)(tables, std::as_bytes(std::span(finite)).data(), 1, blocksize, bytes.data(),
+                                 &absmax[b]);
+    std::copy_n(bytes.begin(), count / 2 + count % 2, packed.begin() + static_cast<std::ptrdiff_t>(first / 2));
+  };
+  const float* const largest = absmax.data();  // a span that checks every index is not vectorized
+  std::size_t infinite = 0;
+  for (std::size_t b = 0; b < whole; ++b) infinite += !(largest[b] < std::numeric_limits<float>::infinity());
+  if (infinite > 0)
+    for (std::size_t b = 0; b < whole; ++b)
+      if (!std::isfinite(absmax[b])) repair(b);
+  if (whole < absmax.size()) repair(whole);
+  return nonfinite;
+}
+
+}  // namespace
+
+std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax) {
+  const std::size_t n = weights.size() / (traits(source).bits / 8);
+  check_four_bit_sizes(n, blocksize, packed.size(), absmax.size());
+  encode_blocks_of(source)(tables, weights.data(), n / blocksize, blocksize, packed.data(), absmax.data());
+  return repair_blocks(tables, source, weights, blocksize, packed, absmax);
+}
+
+std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax,
+                            std::span<FourBitError> errors, ErrorSums& sums) {
+  const std::size_t n = weights.size() / (traits(source).bits / 8);
+  check_four_bit_sizes(n, blocksize, packed.size(), absmax.size());
+  TileSums tile;
+  encode_and_compare_blocks_of(source)(tables, weights.data(), n / blocksize, blocksize, packed.data(), absmax.data(),
+                                       errors.empty() ? nullptr : errors.data(), tile);
+  const std::size_t nonfinite = repair_blocks(tables, source, weights, blocksize, packed, absmax);
+  add_tile_errors(tables, source, weights, packed, absmax, blocksize, tile, errors, sums);
+  return nonfinite;
+}
+
+std::size_t encode_four_bit(const FourBitTables& tables, std::span<const float> weights, std::size_t blocksize,
+                            std::span<std::uint8_t> packed, std::span<float> absmax) {
+  return encode_four_bit(tables, DType::f32, std::as_bytes(weights), blocksize, packed, absmax);
+}
+
+}  // namespace nibble
+#endif

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "nibble/error_sums.hpp"
+#include "nibble/tensor.hpp"
+
+/// What 4-bit codes cost, block by block.
+///
+/// With t = a c for absmax a and codebook value c, as it is decoded, and e = t - w, a block is summed up as
+///
+///   E = sum e^2,  X = sum e t,  T = sum t^2
+///
+/// and that is enough for everything later: w = t - e gives sum w t = T - X and sum w^2 = T - 2 X + E. If double
+/// quantization adds d to a, E becomes E + 2 d X / a + d^2 T / a^2. So E is added up over a tile of up to 4096 weights,
+/// and X and T over a block.
+namespace nibble {
+
+struct FourBitTables;  // quant/codecs/four_bit/four_bit.hpp
+
+/// X / a^2 and T / a^2 of a block as fp16: what has to be known until double quantization is done. Both are at most
+/// 4096. Each is within 2^-11 of its value (relative), or within 2^-25 (absolute) where it is below 6e-5.
+struct FourBitError {
+  std::uint16_t cross, test;
+};
+
+/// What the loops hand over of the whole blocks of a tile: four fp32 partial sums; they are added up in fp64.
+struct TileSums {
+  // Squares of smaller or larger weights would underflow or overflow in fp32.
+  static constexpr float min_absmax = 1e-12f;
+  static constexpr float max_absmax = 1e12f;
+
+  alignas(16) float square[4], cross[4], test[4];
+  bool is_in_range;  ///< every absmax but 0 is between those
+};
+
+/// Adds `tile`, which the loops made of the whole blocks of an encoded tile, to `sums`, and the rest weight by weight:
+/// a last block that is short, and everything where fp32 cannot hold the sums. `errors` may be empty if nobody asks.
+void add_tile_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                     std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
+                     const TileSums& tile, std::span<FourBitError> errors, ErrorSums& sums);
+
+/// The same of a tile that was encoded elsewhere.
+void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                         std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
+                         std::span<FourBitError> errors, ErrorSums& sums);
+
+/// By how much the sums change, all but `count` and `reference`, when absmax becomes what double quantization makes of
+/// it: codes, nested_absmax and offset as for nested::decode().
+[[nodiscard]] ErrorSums change_of_errors(std::span<const FourBitError> errors, std::span<const float> absmax,
+                                         std::span<const std::uint8_t> codes, std::span<const float> nested_absmax,
+                                         float offset);
+
+}  // namespace nibble

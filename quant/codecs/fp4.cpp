@@ -1,0 +1,29 @@
+#include "nibble/fp4.hpp"
+
+#include "quant/codecs/four_bit/four_bit.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr FourBitTables fp4_tables =
+    make_tables(fp4::codebook.value, {11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3}, 7.0, 14.71875);
+constexpr NormalSqnr fp4_normal_sqnr{18.85, 18.27, 17.81, 17.41, 17.05, 16.71, 16.38, 16.05};
+
+}  // namespace
+
+std::size_t fp4::encode(std::span<const float> weights, std::size_t blocksize, std::span<std::uint8_t> packed,
+                        std::span<float> absmax) {
+  return encode_four_bit(fp4_tables, weights, blocksize, packed, absmax);
+}
+
+void fp4::decode(std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
+                 std::span<float> weights) {
+  decode_four_bit(fp4_tables, packed, absmax, blocksize, weights);
+}
+
+std::unique_ptr<const Codec> make_fp4(const CodecOptions& options) {
+  return make_four_bit("fp4", "4-bit floating point with an absmax per block, as bitsandbytes stores it", fp4_tables,
+                       fp4_normal_sqnr, options);
+}
+
+}  // namespace nibble

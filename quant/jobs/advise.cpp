@@ -1,0 +1,396 @@
+// Measured errors -> choices of every tensor -> the best of each base (hull_path.hpp) -> a recipe that says it.
+
+#include "nibble/advise.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "formats/models/name_patterns.hpp"
+#include "nibble/error.hpp"
+#include "nibble/size_text.hpp"
+#include "quant/codecs/codecs.hpp"
+#include "quant/jobs/hull_path.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr std::size_t most_points = 64;
+constexpr std::string_view embeddings_codec = "bf16";
+
+bool quantizes(std::string_view codec) { return make_codec(codec)->bnb_config().has_value(); }
+
+// Measurements call plain tensors by their type: "bfloat16".
+bool is_measured_as(std::string_view codec, std::string_view measured) {
+  const auto cast = make_codec(codec)->cast_type();
+  return measured == codec || (cast && measured == traits(*cast).torch_name);
+}
+
+// Whether embeddings take 32 bits or more, which a cast halves.
+bool has_wide_embeddings(const Reader& reference, const Plan& plan) {
+  return std::any_of(plan.tensors.begin(), plan.tensors.end(), [&](const PlannedTensor& tensor) {
+    const DType dtype = reference.tensors().dtype(tensor.source);
+    return tensor.role == Role::embedding && (dtype == DType::f32 || dtype == DType::f64);
+  });
+}
+
+// A tensor of the reference under one codec.
+struct Way {
+  std::string codec;
+  Choice choice;
+  double square = 0;  // sum of e^2
+  bool quantized = false;
+};
+
+struct Tensor {
+  std::vector<Way> ways;  // the first leaves it plain
+  double reference = 0;   // sum of w^2
+};
+
+// What one base comes to.
+struct Solution {
+  std::vector<std::vector<std::size_t>> ways;  // of each tensor those that take part; indices into Tensor::ways
+  HullPath path;
+  std::vector<std::size_t> picked;  // indices into `ways`
+  AdvicePoint point;
+};
+
+// The errors of a source tensor, which may be several to a plan.
+struct Pooled {
+  bool offered = true;  // the codec did what was planned, and made nothing infinite
+  std::string_view codec;
+  std::uint64_t bytes = 0;
+  std::uint64_t weights = 0;
+  double square = 0;
+  double reference = 0;
+};
+
+class Advising {
+ public:
+  Advising(const Reader& reference, std::span<const Candidate> formats, const Measurement& measurement,
+           const AdviseOptions& options)
+      : in_(reference), formats_(formats), measurement_(measurement), options_(options) {
+    const TensorList& tensors = in_.tensors();
+    tensors_.resize(tensors.size());
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      const std::uint64_t weights = element_count(tensors.shape(t));
+      advice_.weights += weights;
+      if (tensors.dtype(t) == DType::f64)
+        tensors_[t].ways.push_back({"fp32", {byte_count(DType::f32, weights), 0}});
+      else
+        tensors_[t].ways.push_back({std::string(keep_codec), {tensors.bytes(t), 0}});
+    }
+    if (measurement.candidates.size() != formats.size()) fail();
+    for (std::size_t c = 0; c < formats.size(); ++c) read_errors(c);
+  }
+
+  Advice run() && {
+    const Solution best = solve();
+    advice_.chosen = best.point;
+    for (std::size_t t = 0; t < tensors_.size(); ++t) advice_.codecs.push_back(way(best, best.picked, t).codec);
+    advice_.curve = curve(best);
+    write_recipe();
+    write_options();
+    return std::move(advice_);
+  }
+
+ private:
+  [[noreturn]] static void fail() {
+    throw Error(Errc::usage, "the measurement is not of the formats that advice is asked for");
+  }
+
+  // The ways of candidate `c`. Its tensors come in the order in which its plan has them.
+  void read_errors(std::size_t c) {
+    if (!formats_[c].plan) fail();
+    const Plan& plan = *formats_[c].plan;
+    const auto& errors = measurement_.candidates[c].tensors;
+    std::size_t row = 0;
+    for (std::size_t p = 0; p < plan.tensors.size();) {
+      const std::size_t source = plan.tensors[p].source;
+      Pooled pooled;
+      for (; p < plan.tensors.size() && plan.tensors[p].source == source; ++p) {
+        const PlannedTensor planned = plan.tensors[p];
+        if (!is_weight_type(planned.info.dtype)) {
+          pooled.offered = false;
+          continue;
+        }
+        while (row < errors.size() && !errors[row]) ++row;
+        if (row >= std::min(errors.size(), measurement_.tensors.size()) ||
+            measurement_.tensors[row].info.name != planned.info.name)
+          fail();
+        add(pooled, planned, *errors[row], measurement_.tensors[row].stats);
+        ++row;
+      }
+      offer(source, pooled);
+    }
+  }
+
+  void add(Pooled& pooled, const PlannedTensor& planned, const MeasuredError& error, const WeightStats& stats) const {
+    pooled.codec = planned.codec;
+    pooled.bytes += planned.stored_bytes;
+    pooled.weights += planned.info.elements();
+    pooled.square += error.stats.square;
+    pooled.reference += error.stats.reference;
+    if (!is_measured_as(planned.codec, error.codec) || error.stats.nan != stats.nan || error.stats.inf != stats.inf)
+      pooled.offered = false;
+    // Within what transformers loads, bitsandbytes' modules are quantized and embeddings cast.
+    if (!options_.allow_nibble_only && planned.role != Role::embedding &&
+        !(planned.quantized && is_replaceable(planned.role)))
+      pooled.offered = false;
+  }
+
+  void offer(std::size_t source, const Pooled& pooled) {
+    Tensor& tensor = tensors_[source];
+    if (tensor.reference == 0) tensor.reference = pooled.reference;
+    if (!pooled.offered || pooled.codec == keep_codec) return;
+    const double cost =
+        pooled.square == 0 ? 0 : static_cast<double>(pooled.weights) * (pooled.square / pooled.reference);
+    if (!std::isfinite(cost)) return;
+    const bool is_known =
+        std::any_of(tensor.ways.begin(), tensor.ways.end(), [&](const Way& way) { return way.codec == pooled.codec; });
+    if (!is_known)
+      tensor.ways.push_back({std::string(pooled.codec), {pooled.bytes, cost}, pooled.square, quantizes(pooled.codec)});
+  }
+
+  [[nodiscard]] const Way& way(const Solution& solution, const std::vector<std::size_t>& picked, std::size_t t) const {
+    return tensors_[t].ways[solution.ways[t][picked[t]]];
+  }
+
+  // Added up in the order of the tensors, so that equal choices give equal figures.
+  [[nodiscard]] AdvicePoint point(const Solution& solution, const std::vector<std::size_t>& picked) const {
+    AdvicePoint point;
+    struct Energy {
+      std::size_t tensors = 0;
+      double square = 0, reference = 0;
+    };
+    ByOutcome<Energy> energies;
+    for (std::size_t t = 0; t < tensors_.size(); ++t) {
+      const Way& picked_way = way(solution, picked, t);
+      point.bytes += picked_way.choice.bytes;
+      point.cost += picked_way.choice.cost;
+      Energy& energy = energies[outcome_of(picked_way.quantized, picked[t] == 0)];
+      ++energy.tensors;
+      energy.square += picked_way.square;
+      energy.reference += tensors_[t].reference;
+    }
+    const Energy& headline = energies.headline();
+    point.sqnr_db = headline.square == 0 ? std::numeric_limits<double>::infinity()
+                                         : 10 * std::log10(headline.reference / headline.square);
+    return point;
+  }
+
+  // With all codecs, or with those that do not quantize and `base`.
+  Solution solve(const std::optional<std::string_view>& base) {
+    Solution solution;
+    std::vector<std::vector<Choice>> items;
+    for (const Tensor& tensor : tensors_) {
+      std::vector<std::size_t>& ways = solution.ways.emplace_back();
+      std::vector<Choice>& choices = items.emplace_back();
+      for (std::size_t w = 0; w < tensor.ways.size(); ++w) {
+        if (w > 0 && base && tensor.ways[w].codec != *base && quantizes(tensor.ways[w].codec)) continue;
+        ways.push_back(w);
+        choices.push_back(tensor.ways[w].choice);
+      }
+    }
+    solution.path = hull_path(items);
+    if (solution.path.smallest_bytes > options_.max_bytes) return solution;
+    solution.picked = walk(solution.path, options_.max_bytes);
+    solution.point = point(solution, solution.picked);
+    return solution;
+  }
+
+  // Of all bases.
+  Solution solve() {
+    std::vector<std::optional<std::string_view>> bases;
+    for (const Candidate& format : formats_)
+      if (quantizes(format.plan->recipe.to)) bases.emplace_back(format.plan->recipe.to);
+    if (options_.allow_nibble_only) bases = {std::nullopt};
+    std::optional<Solution> best;
+    std::uint64_t smallest = std::numeric_limits<std::uint64_t>::max();
+    for (const auto& base : bases) {
+      Solution solution = solve(base);
+      smallest = std::min(smallest, solution.path.smallest_bytes);
+      if (solution.path.smallest_bytes > options_.max_bytes) continue;
+      if (best && solution.point.cost >= best->point.cost) continue;
+      best = std::move(solution);
+      if (base) advice_.base = *base;
+    }
+    if (bases.empty()) fail();
+    const auto [least, allowed] = told_apart(smallest, options_.max_bytes, size_both);
+    if (!best)
+      throw Error(Errc::usage, fmt::format("{}: cannot become smaller than {}, {:.3f} bits per weight{}; {} is allowed",
+                                           escaped(in_.path().string()), least, advice_.bits_per_weight(smallest),
+                                           options_.allow_nibble_only ? "" : ", without --allow-nibble-only", allowed));
+    return *std::move(best);
+  }
+
+  // Points of the path, at about equal distances in bytes.
+  [[nodiscard]] std::vector<AdvicePoint> curve(const Solution& solution) const {
+    const HullPath& path = solution.path;
+    std::uint64_t all = 0;
+    for (const HullStep& step : path.steps) all += step.bytes;
+    std::vector<AdvicePoint> points;
+    std::vector<std::size_t> picked = path.smallest;
+    points.push_back(point(solution, picked));
+    std::uint64_t bytes = 0;
+    for (std::size_t s = 0; s < path.steps.size(); ++s) {
+      const std::uint64_t before = bytes;
+      bytes += path.steps[s].bytes;
+      picked[path.steps[s].item] = path.steps[s].to;
+      const auto slot = [&](std::uint64_t at) {
+        return static_cast<std::size_t>(static_cast<double>(at) / static_cast<double>(all) * (most_points - 1));
+      };
+      // The first step that reaches the next of 63 equal parts; with few steps, every one.
+      if (path.steps.size() < most_points || slot(bytes) > slot(before) || s + 1 == path.steps.size())
+        points.push_back(point(solution, picked));
+    }
+    return points;
+  }
+
+  // A cast to the type that a tensor has leaves it as it is.
+  [[nodiscard]] bool is_same(const PlannedTensor& planned) const {
+    const std::string& codec = advice_.codecs[planned.source];
+    return planned.codec == codec ||
+           (codec == keep_codec && make_codec(planned.codec)->cast_type() == std::optional(planned.info.dtype));
+  }
+
+  // A cast declares the type of the whole model, as which its loader then takes all that is plain.
+  [[nodiscard]] bool can_be_base(std::string_view to) const {
+    const auto cast = make_codec(to)->cast_type();
+    if (!cast) return true;
+    for (std::size_t t = 0; t < tensors_.size(); ++t) {
+      const DType dtype = in_.tensors().dtype(t);
+      const std::string& codec = advice_.codecs[t];
+      if (is_weight_type(dtype) && codec != to && !quantizes(codec) && !(codec == keep_codec && dtype == *cast))
+        return false;
+    }
+    return true;
+  }
+
+  // Whether --embeddings says what becomes of every embedding.
+  [[nodiscard]] bool embeddings_become_bf16() const {
+    const Plan& plan = *formats_.front().plan;
+    bool any = false;
+    for (const PlannedTensor& planned : plan.tensors) {
+      if (planned.role != Role::embedding) continue;
+      if (advice_.codecs[planned.source] != embeddings_codec) return false;
+      any = true;
+    }
+    return any;
+  }
+
+  // What differs from the plan for `to` alone, as rules and skips.
+  [[nodiscard]] Recipe recipe_for(std::string_view to) const {
+    Recipe recipe;
+    recipe.to = to;
+    recipe.allow_nibble_only = true;  // until it is known whether that is needed
+    if (quantizes(to) && embeddings_become_bf16()) recipe.embeddings = embeddings_codec;
+    std::map<std::string, std::vector<bool>> differing;
+    for (const PlannedTensor& planned : make_plan(in_, recipe).tensors) {
+      if (is_same(planned)) continue;
+      std::vector<bool>& tensors = differing[advice_.codecs[planned.source]];
+      tensors.resize(tensors_.size());
+      tensors[planned.source] = true;
+    }
+    for (const auto& [codec, tensors] : differing)
+      for (std::string& pattern : name_patterns(in_.tensors(), tensors)) {
+        if (codec == keep_codec)
+          recipe.skips.push_back(std::move(pattern));
+        else
+          recipe.rules.push_back({std::move(pattern), codec});
+      }
+    return recipe;
+  }
+
+  void write_recipe() {
+    if (!advice_.base.empty()) {
+      advice_.recipe = recipe_for(advice_.base);
+    } else {  // the one that takes the fewest words
+      std::optional<Recipe> best;
+      for (const Candidate& format : formats_) {
+        if (!can_be_base(format.plan->recipe.to)) continue;
+        Recipe recipe = recipe_for(format.plan->recipe.to);
+        if (best && recipe.rules.size() + recipe.skips.size() >= best->rules.size() + best->skips.size()) continue;
+        best = std::move(recipe);
+      }
+      if (!best) fail();
+      advice_.recipe = *std::move(best);
+      advice_.base = advice_.recipe.to;
+    }
+    const Plan plan = make_plan(in_, advice_.recipe);
+    advice_.recipe.allow_nibble_only = plan.nibble_only;
+    bool same = plan.stored_bytes() == advice_.chosen.bytes && (options_.allow_nibble_only || !plan.nibble_only);
+    for (const PlannedTensor& planned : plan.tensors) {
+      same = same && is_same(planned);
+      advice_.codecs[planned.source] = planned.codec;
+    }
+    if (!same)
+      throw Error(Errc::internal,
+                  fmt::format("'{}': the advice cannot be said in rules", printable(in_.path().string())));
+  }
+
+  void write_options() {
+    const Recipe& recipe = advice_.recipe;
+    advice_.options = {"--to", recipe.to};
+    if (recipe.embeddings != keep_codec)
+      advice_.options.insert(advice_.options.end(), {"--embeddings", recipe.embeddings});
+    for (const std::string& skip : recipe.skips) advice_.options.insert(advice_.options.end(), {"--skip", skip});
+    for (const Rule& rule : recipe.rules)
+      advice_.options.insert(advice_.options.end(), {"--tensor", rule.pattern + '=' + rule.codec});
+    if (recipe.allow_nibble_only) advice_.options.emplace_back("--allow-nibble-only");
+  }
+
+  const Reader& in_;
+  std::span<const Candidate> formats_;
+  const Measurement& measurement_;
+  const AdviseOptions& options_;
+  std::vector<Tensor> tensors_;  // by index into Reader::tensors()
+  Advice advice_;
+};
+
+}  // namespace
+
+double Advice::bits_per_weight(std::uint64_t bytes) const {
+  return weights == 0 ? 0 : 8 * static_cast<double>(bytes) / static_cast<double>(weights);
+}
+
+std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble_only) {
+  std::vector<Candidate> formats;
+  const TensorList& tensors = reference.tensors();
+  const auto add = [&](std::string_view codec, bool everywhere) {
+    Recipe recipe;
+    recipe.to = codec;
+    recipe.options.on_overflow = OnOverflow::keep;  // infinities are found in the figures
+    recipe.allow_nibble_only = allow_nibble_only;
+    if (everywhere) recipe.rules.push_back({".*", std::string(codec)});
+    if (!allow_nibble_only && has_wide_embeddings(reference, make_plan(reference, recipe)))
+      recipe.embeddings = embeddings_codec;
+    formats.push_back({std::string(codec), nullptr, make_plan(reference, recipe)});
+  };
+  for (const std::string_view codec : {"nf4", "fp4", "int8"}) {
+    const auto made = make_codec(codec);
+    bool any = false;
+    for (std::size_t t = 0; t < tensors.size() && allow_nibble_only && !any; ++t)
+      any = tensors.shape(t).size() >= 2 && made->accepts(tensors[t]);
+    add(codec, any);  // a rule that applies to nothing would be an error
+  }
+  bool is_wide = false;
+  for (std::size_t t = 0; t < tensors.size(); ++t)
+    is_wide = is_wide || tensors.dtype(t) == DType::f32 || tensors.dtype(t) == DType::f64;
+  if (allow_nibble_only && is_wide)
+    for (const std::string_view codec : {"bf16", "fp16"}) add(codec, false);
+  return formats;
+}
+
+Advice advise(const Reader& reference, std::span<const Candidate> formats, const Measurement& measurement,
+              const AdviseOptions& options) {
+  return Advising(reference, formats, measurement, options).run();
+}
+
+}  // namespace nibble

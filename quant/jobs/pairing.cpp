@@ -1,0 +1,133 @@
+#include "quant/jobs/pairing.hpp"
+
+#include <fmt/format.h>
+
+namespace nibble {
+namespace {
+
+// The names, slices and transpositions that any quantization could give the tensors of the reference.
+Recipe quantize_everything() {
+  Recipe recipe;
+  recipe.to = "nf4";
+  recipe.rules.push_back({".*", "nf4"});
+  recipe.allow_nibble_only = true;
+  return recipe;
+}
+
+bool has_matrix(const TensorList& tensors) {
+  for (std::size_t t = 0; t < tensors.size(); ++t)
+    if (tensors.shape(t).size() >= 2 && is_weight_type(tensors.dtype(t))) return true;
+  return false;
+}
+
+bool is_quantized(const StoredWeights& weights) {
+  for (std::size_t t = 0; t < weights.size(); ++t)
+    if (weights[t].quantized()) return true;
+  return false;
+}
+
+// Where the planned tensors of each source begin: they are in the order of the input.
+std::vector<std::uint32_t> index_by_source(const Plan& plan) {
+  std::vector<std::uint32_t> begin{0};
+  for (std::size_t p = 0; p < plan.tensors.size(); ++p)
+    while (begin.size() <= plan.tensors[p].source) begin.push_back(static_cast<std::uint32_t>(p));
+  begin.push_back(static_cast<std::uint32_t>(plan.tensors.size()));
+  return begin;
+}
+template <class F>
+void for_each_view(const Plan& plan, const std::vector<std::uint32_t>& index, std::size_t source, F&& f) {
+  if (source + 1 >= index.size()) return;
+  for (std::size_t p = index[source]; p < plan.tensors.size() && plan.tensors[p].source == source; ++p)
+    f(plan.tensors[p]);
+}
+
+}  // namespace
+
+Pairing::Pairing(const Reader& reference, std::span<const Candidate> candidates)
+    : candidates_(candidates), reference_(about(reference, [&] { return StoredWeights(reference); })) {
+  const bool quantized = is_quantized(reference_);
+  bool any_stored = false;
+  for (const Candidate& candidate : candidates) {
+    stored_.emplace_back();
+    views_.emplace_back();
+    if (candidate.checkpoint != nullptr) {
+      about(*candidate.checkpoint, [&] { return &stored_.back().emplace(*candidate.checkpoint); });
+      any_stored = true;
+    } else if (quantized) {
+      throw Error(Errc::bad_input, fmt::format("{}: is quantized already: only plain weights can be converted to {}",
+                                               printable(reference.path().string()), printable(candidate.name)));
+    } else {
+      views_.back() = index_by_source(*candidate.plan);
+    }
+  }
+  if (any_stored && !quantized && has_matrix(reference.tensors())) {
+    everything_ = make_plan(reference, quantize_everything());
+    everything_by_source_ = index_by_source(*everything_);
+  }
+}
+
+Pairing::Row& Pairing::row_of(std::vector<Row>& rows, const PlannedTensor& view) const {
+  for (Row& row : rows)
+    if (row.view.info.name == view.info.name && row.view.transposed == view.transposed &&
+        row.view.source_offset == view.source_offset)
+      return row;
+  Row& row = rows.emplace_back();
+  row.view = view;
+  row.planned.resize(candidates_.size());
+  row.stored.resize(candidates_.size());
+  return row;
+}
+
+std::vector<Pairing::Row> Pairing::rows_of(std::size_t tensor, std::span<std::vector<std::string>> missing) const {
+  const StoredWeights::Tensor reference = reference_[tensor];
+  std::vector<Row> rows;
+  const DType dtype = reference.stored.info.dtype;
+  if (!is_weight_type(dtype)) {
+    if (traits(dtype).name.starts_with("F"))  // numbers, but none that this decodes
+      for (std::vector<std::string>& names : missing) names.push_back(reference.stored.info.name);
+    return rows;
+  }
+  PlannedTensor whole;
+  whole.info = reference.stored.info;
+  whole.source = reference.stored.parts.front();
+  for (std::size_t c = 0; c < candidates_.size(); ++c) {
+    bool any = false;
+    if (candidates_[c].plan) {
+      for_each_view(*candidates_[c].plan, views_[c], whole.source, [&](const PlannedTensor& planned) {
+        row_of(rows, planned).planned[c] = planned;
+        any = true;
+      });
+    } else {
+      any = match_stored(rows, whole, c, missing[c]);
+    }
+    if (!any) missing[c].push_back(whole.info.name);
+  }
+  return rows;
+}
+
+bool Pairing::match_stored(std::vector<Row>& rows, const PlannedTensor& whole, std::size_t c,
+                           std::vector<std::string>& missing) const {
+  const StoredWeights& stored = *stored_[c];
+  const auto match = [&](const PlannedTensor& view, std::size_t tensor) {
+    const TensorInfo found = stored[tensor].stored.info;
+    if (found.shape != view.info.shape || !is_weight_type(found.dtype)) return false;
+    row_of(rows, view).stored[c] = tensor;
+    return true;
+  };
+  const auto same_name = stored.find(whole.info.name);
+  std::vector<std::string> lacking;
+  bool any = false;
+  if (everything_ && !(same_name && !stored[*same_name].quantized()))
+    for_each_view(*everything_, everything_by_source_, whole.source, [&](const PlannedTensor& view) {
+      const auto tensor = stored.find(view.info.name);
+      if (tensor && match(view, *tensor))
+        any = true;
+      else
+        lacking.push_back(view.info.name);
+    });
+  if (!any) return same_name && match(whole, *same_name);
+  missing.insert(missing.end(), lacking.begin(), lacking.end());
+  return true;
+}
+
+}  // namespace nibble

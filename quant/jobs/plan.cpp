@@ -1,0 +1,407 @@
+// Recipe x headers -> Plan: what becomes of every tensor, and why. No data is read.
+//
+// The set of quantized modules has to be the one that transformers computes again when it loads the result, so
+// its own rule for the architecture comes first (formats/models/architectures.jsonl); the user's rules change it, and
+// whatever then differs from the default goes into llm_int8_skip_modules.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "formats/models/architectures.hpp"
+#include "nibble/error.hpp"
+#include "nibble/recipe.hpp"
+#include "quant/codecs/codecs.hpp"
+#include "quant/jobs/user_pattern.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr double low_share = 0.8;  // a plan that quantizes less than this says so
+
+std::string short_list(const TensorInfo& tensor) {
+  return fmt::format("{} {}", traits(tensor.dtype).name, to_string(tensor.shape));
+}
+
+constexpr double least_share = 0.001;  // 0.1 %: the least that is said as a figure
+
+// Never 0 of what is there.
+std::string percent_text(double share) {
+  return share < least_share ? "less than 0.1 %" : fmt::format("{:.1f} %", 100 * share);
+}
+
+// A pattern of --tensor or --skip, and whether it has met a tensor that it can decide about: one that never does is an
+// error.
+class RulePattern {
+ public:
+  RulePattern(std::string_view option, const std::string& pattern) : pattern_(option, pattern) {}
+
+  bool matches(const std::string& name) {
+    const bool hit = pattern_.matches(name);
+    used_ |= hit;
+    return hit;
+  }
+
+  void apply() noexcept { applied_ = true; }
+
+  void check(const TensorList& tensors) const {
+    if (!used_)
+      pattern_.fail_unmatched([&](const auto& visit) {
+        for (std::size_t i = 0; i < tensors.size(); ++i) visit(tensors.name(i));
+      });
+    if (!applied_)
+      throw Error(Errc::usage,
+                  fmt::format("{} '{}' matches no tensor that it can store", pattern_.option(), pattern_.text()));
+  }
+
+  [[nodiscard]] std::string label() const { return fmt::format("{} {}", pattern_.option(), pattern_.text()); }
+
+ private:
+  UserPattern pattern_;
+  bool used_ = false;
+  bool applied_ = false;
+};
+
+// Quantized, as opposed to cast or kept.
+bool quantizes(const Codec& codec) { return codec.bnb_config().has_value(); }
+
+struct Choice {
+  std::string codec;
+  std::string reason;
+};
+
+class Planner {
+ public:
+  Planner(const Reader& in, const Recipe& recipe) : in_(in), codecs_(recipe.options) {
+    plan_.recipe = recipe;
+    plan_.recipe.options.sums_errors = recipe.error_report != ErrorReport::none;
+    for (const Rule& rule : recipe.rules) {
+      (void)codecs_[rule.codec];
+      rules_.emplace_back("--tensor", rule.pattern);
+    }
+    for (const std::string& skip : recipe.skips) skips_.emplace_back("--skip", skip);
+    for (const std::string* codec : {&recipe.to, &recipe.embeddings, &recipe.lm_head, &recipe.experts})
+      (void)codecs_[*codec];
+  }
+
+  Plan run() && {
+    const std::unique_ptr<Placer> placer = place();
+    for (std::size_t i = 0; i < in_.tensors().size(); ++i) add(i, placer->place(in_.tensors()[i]));
+    for (const RulePattern& rule : rules_) rule.check(in_.tensors());
+    for (const RulePattern& skip : skips_) skip.check(in_.tensors());
+    check_options();
+    if (in_.config()) plan_.rewrite_bytes = in_.config()->rewrite_bytes;
+    plan_.dtype = main_type();
+    settle_format();
+    warn();
+    cut();
+    return std::move(plan_);
+  }
+
+ private:
+  std::unique_ptr<Placer> place() {
+    const auto& config = in_.config();
+    if (config && !config->architecture.empty()) {
+      // Where the configuration does not say whether the head is tied, the file does: a tied one is not stored.
+      bool tied = config->tie_word_embeddings.value_or(false);
+      auto placer = make_placer(config->architecture, in_.tensors(), tied);
+      if (placer && !config->tie_word_embeddings &&
+          std::none_of(in_.tensors().begin(), in_.tensors().end(), [&](const TensorInfo& tensor) {
+            return placer->place(tensor).role == Role::output_embeddings;
+          })) {
+        tied = true;
+        placer = make_placer(config->architecture, in_.tensors(), tied);
+      }
+      if (placer) {
+        plan_.architecture = config->architecture;
+        plan_.tied = tied;
+        return placer;
+      }
+    }
+    if (quantizes(codecs_[plan_.recipe.to]))
+      plan_.warnings.push_back(
+          config && !config->architecture.empty()
+              ? fmt::format("architecture {} is not in the table made from transformers {}: linear layers were chosen "
+                            "by names and shapes",
+                            printable(config->architecture), architectures_version())
+              : std::string("no architecture is given: linear layers were chosen by names and shapes"));
+    return make_placer_by_name(in_.tensors());
+  }
+
+  // An option that decides about no tensor is as wrong as a rule that matches none.
+  void check_options() const {
+    const Recipe& recipe = plan_.recipe;
+    for (const auto& [option, codec] : {std::pair{"--embeddings", &recipe.embeddings},
+                                        {"--lm-head", &recipe.lm_head},
+                                        {"--experts", &recipe.experts}})
+      if (*codec != keep_codec &&
+          std::none_of(plan_.tensors.begin(), plan_.tensors.end(),
+                       [option = option](const PlannedTensor& tensor) { return tensor.reason.starts_with(option); }))
+        throw Error(Errc::usage, fmt::format("{} {} applies to no tensor", option, *codec));
+  }
+
+  // What the options other than --tensor and --skip say.
+  Choice by_role(const TensorInfo& tensor, const Placement& place) {
+    const Recipe& recipe = plan_.recipe;
+    if (!is_weight_type(tensor.dtype))
+      return {std::string(keep_codec), fmt::format("{} is no weight type", traits(tensor.dtype).name)};
+    if (!quantizes(codecs_[recipe.to])) return {recipe.to, "all weights are cast"};
+    switch (place.role) {
+      case Role::linear:
+      case Role::conv1d:
+        return {recipe.to, place.why};
+      case Role::embedding:
+        if (recipe.embeddings != keep_codec) return {recipe.embeddings, "--embeddings"};
+        return {std::string(keep_codec), place.why};
+      case Role::expert:
+        if (recipe.experts != keep_codec) return {recipe.experts, "--experts"};
+        return {std::string(keep_codec), place.why};
+      case Role::output_embeddings:
+        if (recipe.lm_head != keep_codec) return {recipe.lm_head, "--lm-head"};
+        [[fallthrough]];
+      case Role::kept:
+        if (!recipe.default_skips) return {recipe.to, "--no-default-skips"};
+        return {std::string(keep_codec), place.why};
+      case Role::other:
+      case Role::unknown:
+        break;
+    }
+    return {std::string(keep_codec), place.why};
+  }
+
+  Choice choose(const TensorInfo& tensor, const Placement& place) {
+    Choice choice = by_role(tensor, place);
+    for (std::size_t r = 0; r < rules_.size(); ++r) {
+      if (!rules_[r].matches(tensor.name)) continue;
+      const std::string& name = plan_.recipe.rules[r].codec;
+      const Codec& codec = codecs_[name];
+      // A pattern over a layer also meets its norms and biases: those are not what a quantizing rule is for.
+      if (!codec.accepts(tensor) || (quantizes(codec) && tensor.shape.size() < 2)) {
+        choice.reason += fmt::format("; {} cannot store {}", rules_[r].label(), short_list(tensor));
+        continue;
+      }
+      rules_[r].apply();
+      choice = {name, rules_[r].label()};
+    }
+    for (RulePattern& skip : skips_) {
+      if (!skip.matches(tensor.name)) continue;
+      skip.apply();
+      choice = {std::string(keep_codec), skip.label()};
+    }
+    // F64 has no place in a quantized model: transformers would run its layers in that type.
+    if (choice.codec == keep_codec && tensor.dtype == DType::f64 && quantizes(codecs_[plan_.recipe.to]))
+      choice = {"fp32", choice.reason + "; F64 is cast"};
+    return choice;
+  }
+
+  void add(std::size_t source, const Placement& place) {
+    const TensorInfo tensor = in_.tensors()[source];
+    const Choice choice = choose(tensor, place);
+    const Codec& codec = codecs_[choice.codec];
+    PlannedTensor planned{.info = tensor,
+                          .source = source,
+                          .codec = choice.codec,
+                          .reason = choice.reason,
+                          .role = place.role,
+                          .module = place.module};
+    if (quantizes(codec) && place.role == Role::conv1d) {
+      planned.transposed = true;
+      std::swap(planned.info.shape.at(0), planned.info.shape.at(1));
+    }
+    if (quantizes(codec) && tensor.shape.size() == 3 && place.role == Role::expert && tensor.elements() > 0) {
+      add_experts(std::move(planned), place, codec);
+      return;
+    }
+    if (!codec.accepts(planned.info))
+      throw Error(Errc::usage, fmt::format("tensor '{}' is {}: codec {} cannot store it", printable(tensor.name),
+                                           short_list(tensor), codec.name()));
+    push(std::move(planned), place, codec);
+  }
+
+  // [experts, out, in] becomes one matrix per expert: `experts.down_proj` -> `experts.7.down_proj.weight`.
+  void add_experts(PlannedTensor fused, const Placement& place, const Codec& codec) {
+    const std::uint64_t experts = fused.info.shape[0];
+    const std::size_t dot = fused.info.name.rfind('.');
+    const std::string parent = dot == std::string::npos ? "" : fused.info.name.substr(0, dot + 1);
+    const std::string leaf = fused.info.name.substr(dot == std::string::npos ? 0 : dot + 1);
+    const std::uint64_t slice = experts == 0 ? 0 : fused.info.bytes() / experts;
+    fused.info.shape.erase(fused.info.shape.begin());
+    for (std::uint64_t e = 0; e < experts; ++e) {
+      PlannedTensor expert = fused;
+      expert.info.name = fmt::format("{}{}.{}.weight", parent, e, leaf);
+      expert.source_offset = e * slice;
+      push(std::move(expert), place, codec);
+    }
+  }
+
+  void push(PlannedTensor planned, const Placement& place, const Codec& codec) {
+    planned.quantized = quantizes(codec);
+    for (const TensorInfo& part : codec.parts(planned.info)) planned.stored_bytes += part.bytes();
+    plan_.tensors.push_back(planned, place.keeps);
+  }
+
+  // The type that config.json declares: that of most of the weights' bytes that are stored plain. Codecs that cast
+  // decide it alone.
+  DType main_type() {
+    if (const auto cast = codecs_[plan_.recipe.to].cast_type()) return *cast;
+    std::map<DType, std::uint64_t> bytes;
+    for (const TensorInfo& tensor : in_.tensors())
+      if (is_weight_type(tensor.dtype)) bytes[tensor.dtype] += tensor.bytes();
+    DType most = DType::f32;
+    std::uint64_t largest = 0;
+    for (const auto& [dtype, count] : bytes)
+      if (count > largest) largest = count, most = dtype;
+    return most == DType::f64 ? DType::f32 : most;
+  }
+
+  // Whether one bitsandbytes directory can say what was chosen.
+  void settle_format() {
+    std::string why;  // the first thing that it cannot say
+    int bits = 0;
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (!tensor.quantized || !why.empty()) continue;
+      const int own_bits = codecs_[tensor.codec].bnb_config()->bits;
+      if (!is_replaceable(tensor.role))
+        why =
+            fmt::format("tensor '{}' ({}) is no linear layer of the model", printable(tensor.info.name), tensor.codec);
+      else if (bits != 0 && bits != own_bits)
+        why = fmt::format("tensor '{}' has {} bits where others have {}", printable(tensor.info.name), own_bits, bits);
+      bits = own_bits;
+    }
+    plan_.nibble_only = !why.empty();
+    if (!plan_.nibble_only) return;
+    if (!plan_.recipe.allow_nibble_only)
+      throw Error(Errc::usage, why + ": transformers could not load the result; --allow-nibble-only accepts that");
+    plan_.warnings.push_back(why + ": nibble's own loader reads the result, transformers does not");
+  }
+
+  void warn() {
+    if (std::string nothing = nothing_done(); !nothing.empty()) plan_.warnings.push_back(std::move(nothing));
+    if (!quantizes(codecs_[plan_.recipe.to])) return;
+    std::uint64_t all = 0;
+    std::map<Role, std::uint64_t> left;  // bytes that are not quantized
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (!is_weight_type(tensor.info.dtype)) continue;
+      all += tensor.info.bytes();
+      if (!tensor.quantized) left[tensor.role] += tensor.info.bytes();
+    }
+    const auto percent = [all](std::uint64_t bytes) {
+      return percent_text(static_cast<double>(bytes) / static_cast<double>(std::max<std::uint64_t>(all, 1)));
+    };
+    if (left[Role::expert] > 0)
+      plan_.warnings.push_back(
+          fmt::format("{} of the weights' bytes are experts, which bitsandbytes cannot hold: they stay as they are "
+                      "(--experts {} --allow-nibble-only quantizes them)",
+                      percent(left[Role::expert]), plan_.recipe.to));
+    if (const std::string obstacle = loading_obstacle(plan_.architecture); !obstacle.empty())
+      plan_.warnings.push_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),
+                                           plan_.architecture, obstacle));
+    const std::uint64_t embeddings = left[Role::embedding] + left[Role::output_embeddings];
+    if (const double share = plan_.quantized_share(); share < low_share && (share > 0 || embeddings > 0)) {
+      std::vector<std::string> parts;
+      if (share > 0)
+        parts.push_back(fmt::format("{}{} of the weights' bytes are quantized", share < least_share ? "" : "only ",
+                                    percent_text(share)));
+      if (embeddings > 0)
+        parts.push_back(fmt::format("{}{} are embeddings{}", percent(embeddings),
+                                    parts.empty() ? " of the weights' bytes" : "", wide_embeddings()));
+      plan_.warnings.push_back(fmt::format("{}", fmt::join(parts, "; ")));
+    }
+  }
+
+  // Why a conversion will change nothing that it was asked to change, if that is so.
+  std::string nothing_done() {
+    const bool quantizing = quantizes(codecs_[plan_.recipe.to]);
+    const std::string_view done = quantizing ? "quantized" : "cast";
+    std::map<std::string, std::size_t> reasons;  // of the tensors that are weights
+    std::size_t weights = 0, as_they_are = 0;    // of the type already
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (!is_weight_type(tensor.info.dtype)) continue;
+      const auto type = codecs_[std::string(tensor.codec)].cast_type();
+      if (quantizing ? tensor.quantized : tensor.codec != keep_codec && type != tensor.info.dtype) return {};
+      as_they_are += type == tensor.info.dtype ? 1 : 0;
+      ++reasons[std::string(tensor.reason)];
+      ++weights;
+    }
+    if (plan_.tensors.empty()) return fmt::format("nothing is {}: the input has no tensors", done);
+    if (weights == 0)
+      return fmt::format("nothing is {}: no tensor of the input has a weight type (F64, F32, BF16, F16)", done);
+    if (!quantizing && as_they_are == weights)
+      return fmt::format("nothing is cast: every weight is {} already", plan_.recipe.to);
+    const auto most = std::max_element(reasons.begin(), reasons.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    return fmt::format("nothing is {}: the reason for {} of {} tensors is '{}'; --dry-run tells that of each", done,
+                       most->second, weights, most->first);
+  }
+
+  // What makes the embeddings smaller without a loss that is worth a thought, where something does. What the user's own
+  // rules keep stays.
+  std::string wide_embeddings() const {
+    bool embeddings = false, head = false;
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (tensor.info.dtype != DType::f32 || tensor.codec != keep_codec || tensor.reason.starts_with("--")) continue;
+      embeddings |= tensor.role == Role::embedding;
+      head |= tensor.role == Role::output_embeddings;
+    }
+    if (!embeddings && !head) return {};
+    return fmt::format(" of fp32, which {} would halve", embeddings && head ? "--embeddings bf16 --lm-head bf16"
+                                                         : embeddings       ? "--embeddings bf16"
+                                                                            : "--lm-head bf16");
+  }
+
+  // A file becomes a file, however large it is.
+  void cut() {
+    const bool one_file = !in_.is_directory();
+    std::uint64_t bytes = 0;
+    std::size_t file = 0;
+    for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+      const PlannedTensor tensor = plan_.tensors[i];
+      const std::size_t last_file = std::exchange(file, in_.file_of(tensor.source));
+      const bool full = plan_.recipe.keep_shards
+                            ? i > 0 && file != last_file
+                            : bytes > 0 && bytes + tensor.stored_bytes > plan_.recipe.max_shard_bytes;
+      if (full && !one_file) {
+        plan_.shard_ends.push_back(i);
+        bytes = 0;
+      }
+      bytes += tensor.stored_bytes;
+    }
+    plan_.shard_ends.push_back(plan_.tensors.size());
+  }
+
+  const Reader& in_;
+  Codecs codecs_;
+  Plan plan_;
+  std::vector<RulePattern> rules_;
+  std::vector<RulePattern> skips_;
+};
+
+}  // namespace
+
+std::uint64_t Plan::source_bytes() const {
+  return std::accumulate(tensors.begin(), tensors.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const PlannedTensor& tensor) { return sum + tensor.info.bytes(); });
+}
+
+std::uint64_t Plan::stored_bytes() const {
+  return std::accumulate(tensors.begin(), tensors.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const PlannedTensor& tensor) { return sum + tensor.stored_bytes; });
+}
+
+double Plan::quantized_share() const {
+  std::uint64_t all = 0;
+  std::uint64_t quantized = 0;
+  for (const PlannedTensor& tensor : tensors) {
+    if (!is_weight_type(tensor.info.dtype)) continue;
+    all += tensor.info.bytes();
+    if (tensor.quantized) quantized += tensor.info.bytes();
+  }
+  return all == 0 ? 1.0 : static_cast<double>(quantized) / static_cast<double>(all);
+}
+
+Plan make_plan(const Reader& in, const Recipe& recipe) { return Planner(in, recipe).run(); }
+
+}  // namespace nibble

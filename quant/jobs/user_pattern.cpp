@@ -1,0 +1,54 @@
+#include "quant/jobs/user_pattern.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "nibble/error.hpp"
+
+namespace nibble {
+namespace {
+
+re2::StringPiece piece(std::string_view name) { return {name.data(), name.size()}; }
+
+}  // namespace
+
+UserPattern::UserPattern(std::string_view option, const std::string& pattern)
+    : option_(option), text_(pattern), regex_(std::make_unique<RE2>(pattern, RE2::Quiet)) {
+  if (!regex_->ok())
+    throw Error(Errc::usage, fmt::format("{} '{}' is not a regular expression: {}", option, printable(pattern),
+                                         printable(regex_->error())));
+}
+
+std::string UserPattern::pasteable(const std::string& pattern) {
+  const bool is_plain = std::all_of(pattern.begin(), pattern.end(), [](char c) { return c >= ' ' && c <= '~'; });
+  return is_plain ? pattern : printable(pattern);
+}
+
+bool UserPattern::matches(std::string_view name) const { return RE2::FullMatch(piece(name), *regex_); }
+
+void UserPattern::fail_unmatched(const EachName& each_name) const {
+  throw Error(Errc::usage,
+              fmt::format("{} '{}' matches no tensor{}", option_, pasteable(text_), wider_pattern(each_name)));
+}
+
+// What matches whole names where this one matches parts of them.
+std::string UserPattern::wider_pattern(const EachName& each_name) const {
+  const auto count = [&](const auto& matches) {
+    std::size_t hits = 0;
+    each_name([&](std::string_view name) { hits += matches(piece(name)) ? 1 : 0; });
+    return hits;
+  };
+  const std::size_t hits = count([&](const auto& name) { return RE2::PartialMatch(name, *regex_); });
+  if (hits == 0) return {};
+  const std::string inner = text_.find('|') == std::string::npos ? text_ : "(" + text_ + ")";
+  for (const std::string& wider : {inner + ".*", ".*" + inner, ".*" + inner + ".*"}) {
+    const RE2 regex(wider, RE2::Quiet);
+    if (regex.ok() && count([&](const auto& name) { return RE2::FullMatch(name, regex); }) == hits)
+      return fmt::format(" as a whole name; '{}' matches {}", pasteable(wider), hits);
+  }
+  return fmt::format(" as a whole name, and part of {}", hits);
+}
+
+}  // namespace nibble

@@ -1,0 +1,112 @@
+// The quantization_config of config.json, key by key as transformers writes it (docs/model-directories.md), and
+// the list of skipped modules where the default would not give the set that was quantized.
+
+#include <algorithm>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "formats/models/skip_list.hpp"
+#include "nibble/codec.hpp"
+#include "nibble/recipe.hpp"
+
+namespace nibble {
+namespace {
+
+// 4-bit layers compute in the 16-bit type of the source; an fp32 source has none.
+std::string_view compute_dtype(const Plan& plan) {
+  return traits(plan.recipe.compute_dtype.value_or(plan.dtype)).torch_name;
+}
+
+// Whether a module is part of a numbered layer, as almost all are: `model.layers.0.mlp.up_proj`.
+bool is_in_numbered_layer(std::string_view module) {
+  for (std::size_t begin = 0; begin < module.size();) {
+    const std::size_t end = std::min(module.find('.', begin), module.size());
+    const std::string_view component = module.substr(begin, end - begin);
+    if (!component.empty() && component.find_first_not_of("0123456789") == std::string_view::npos) return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
+// Whether transformers, left to itself, would replace exactly the modules that are stored quantized. Versions 4 and 5
+// agree on that for numbered layers; of the others (poolers, classifiers, heads) version 4 leaves those with the last
+// parameter if that is a bias, and those under a tied bias. A list in full is understood by both.
+bool is_default_set(const Plan& plan) {
+  if (plan.architecture.empty()) return false;
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    const PlannedTensor tensor = plan.tensors[i];
+    bool differs = false;
+    switch (tensor.role) {
+      case Role::linear:
+      case Role::conv1d:
+        differs = !tensor.quantized || !is_in_numbered_layer(tensor.module);
+        break;
+      case Role::output_embeddings:
+      case Role::kept:
+        differs = tensor.quantized;
+        break;
+      case Role::unknown:
+        differs = !plan.tensors.keeps(i).empty();
+        break;
+      case Role::embedding:
+      case Role::expert:
+      case Role::other:
+        break;
+    }
+    if (differs) return false;
+  }
+  return true;
+}
+
+nlohmann::json skip_modules(const Plan& plan) {
+  if (is_default_set(plan)) return nullptr;
+  std::vector<std::string> quantized;
+  std::vector<std::string> plain;
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    const PlannedTensor tensor = plan.tensors[i];
+    if (tensor.quantized) {
+      quantized.emplace_back(tensor.module);
+    } else {
+      for (std::string& module : plan.tensors.keeps(i)) plain.push_back(std::move(module));
+    }
+  }
+  for (std::vector<std::string>* modules : {&quantized, &plain}) {
+    std::sort(modules->begin(), modules->end());
+    modules->erase(std::unique(modules->begin(), modules->end()), modules->end());
+  }
+  std::vector<std::string> skips = skip_list(plan.architecture, plan.tied, quantized, plain);
+  std::sort(skips.begin(), skips.end());
+  return skips;
+}
+
+}  // namespace
+
+std::string quantization_config(const Plan& plan) {
+  BnbConfig bnb;
+  bool any = false;
+  for (const PlannedTensor& tensor : plan.tensors) {
+    if (!tensor.quantized) continue;
+    bnb = *make_codec(tensor.codec, plan.recipe.options)->bnb_config();
+    any = true;
+    break;
+  }
+  if (!any) return {};
+  const bool four = bnb.bits == 4;
+  nlohmann::json json = {{"_load_in_4bit", four},
+                         {"_load_in_8bit", !four},
+                         {"bnb_4bit_compute_dtype", four ? compute_dtype(plan) : "float32"},
+                         {"bnb_4bit_quant_storage", "uint8"},
+                         {"bnb_4bit_quant_type", bnb.quant_type},
+                         {"bnb_4bit_use_double_quant", bnb.double_quant},
+                         {"llm_int8_enable_fp32_cpu_offload", false},
+                         {"llm_int8_has_fp16_weight", false},
+                         {"llm_int8_skip_modules", skip_modules(plan)},
+                         {"llm_int8_threshold", 6.0},
+                         {"load_in_4bit", four},
+                         {"load_in_8bit", !four},
+                         {"quant_method", plan.nibble_only ? "nibble" : "bitsandbytes"}};
+  return json.dump();  // keys sorted, as transformers writes them
+}
+
+}  // namespace nibble

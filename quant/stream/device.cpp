@@ -1,0 +1,273 @@
+#include "nibble/device.hpp"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "kernels/lane.h"
+#include "nibble/buffers.hpp"
+#include "nibble/error.hpp"
+#include "nibble/huge_pages.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr const char* default_library = "libnibble_cuda.so";
+constexpr const char* library_variable = "NIBBLE_CUDA_LIBRARY";
+
+[[noreturn]] void refuse(const std::string& why) { throw Error(Errc::usage, why); }
+
+std::string asked_for(const Error& error) { return std::string("--device cuda: ") + error.what(); }
+
+// Its code stays when the handle is closed: the driver may still run some of it as the program ends.
+struct Close {
+  void operator()(void* handle) const noexcept { dlclose(handle); }
+};
+using Handle = std::unique_ptr<void, Close>;
+
+Handle load(const char* name) { return Handle(dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)); }
+
+const char* chosen_library() {
+  const char* const chosen = secure_getenv(library_variable);  // not with more rights than its user has
+  return chosen != nullptr && *chosen != '\0' ? chosen : nullptr;
+}
+
+// The driver is looked for by the name that CUDA itself loads; where there is none, that takes microseconds.
+bool may_have_device() { return chosen_library() != nullptr || load("libcuda.so.1") != nullptr; }
+
+// The functions of kernels/lane.h.
+class Library {
+ public:
+  Library() {
+    const char* const chosen = chosen_library();
+    const char* const file = chosen != nullptr ? chosen : default_library;
+    handle_ = load(file);
+    if (!handle_) {
+      const char* const why = dlerror();  // begins with the file's name
+      refuse(escaped(why != nullptr ? why : file));
+    }
+    decltype(&nibble_lane_version) version = nullptr;
+    find(version, "nibble_lane_version", file);
+    if (const int has = version(); has != NIBBLE_LANE_VERSION)
+      refuse(escaped(file) + ": has version " + std::to_string(has) + " of kernels/lane.h, this nibble needs " +
+             std::to_string(NIBBLE_LANE_VERSION));
+    find(last_error, "nibble_last_error", file);
+    find(find_device, "nibble_find_device", file);
+    find(pin, "nibble_pin", file);
+    find(unpin, "nibble_unpin", file);
+    find(lane_create, "nibble_lane_create", file);
+    find(lane_destroy, "nibble_lane_destroy", file);
+    find(quantize_four_bit, "nibble_lane_quantize_four_bit", file);
+    find(quantize_int8, "nibble_lane_quantize_int8", file);
+  }
+
+  decltype(&nibble_last_error) last_error = nullptr;
+  decltype(&nibble_find_device) find_device = nullptr;
+  decltype(&nibble_pin) pin = nullptr;
+  decltype(&nibble_unpin) unpin = nullptr;
+  decltype(&nibble_lane_create) lane_create = nullptr;
+  decltype(&nibble_lane_destroy) lane_destroy = nullptr;
+  decltype(&nibble_lane_quantize_four_bit) quantize_four_bit = nullptr;
+  decltype(&nibble_lane_quantize_int8) quantize_int8 = nullptr;
+
+ private:
+  template <class Function> void find(Function& function, const char* name, const char* file) const {
+    function = reinterpret_cast<Function>(dlsym(handle_.get(), name));
+    if (function == nullptr)
+      refuse(escaped(file) + ": has no " + name + ", so it is no libnibble_cuda of this version");
+  }
+
+  Handle handle_;
+};
+
+struct DestroyLane {
+  const Library* library;
+  void operator()(nibble_lane* lane) const noexcept { library->lane_destroy(lane); }
+};
+using Lane = std::unique_ptr<nibble_lane, DestroyLane>;
+
+// One line, of which only the first counts: the others follow from it.
+class Note {
+ public:
+  void set(const std::string& text) {
+    const std::scoped_lock lock(mutex_);
+    if (text_.empty()) text_ = text;
+  }
+  [[nodiscard]] std::string get() const {
+    const std::scoped_lock lock(mutex_);
+    return text_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
+};
+
+class PinnedMemory final : public std::pmr::memory_resource {
+ public:
+  PinnedMemory(const Library& library, int device) : library_(library), device_(device) {}
+  [[nodiscard]] std::string refusal() const { return refusal_.get(); }
+
+ private:
+  // Pinning memory that is there, rather than asking CUDA for some, keeps it ordinary memory: the disk can fetch it
+  // directly, and where pinning is refused nothing else changes. Each begins a page, so no page has two of them.
+  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+    void* const memory = pages_.allocate(bytes, std::max(alignment, Buffers::page));
+    if (library_.pin(device_, memory, bytes) != NIBBLE_OK) refusal_.set(library_.last_error());
+    return memory;
+  }
+  void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
+    library_.unpin(device_, memory);
+    pages_.deallocate(memory, bytes, std::max(alignment, Buffers::page));
+  }
+  [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+
+  const Library& library_;
+  int device_;
+  HugePages pages_;
+  Note refusal_;
+};
+
+std::optional<nibble_dtype> dtype_of(DType source) {
+  switch (source) {
+    case DType::f32:
+      return NIBBLE_F32;
+    case DType::f16:
+      return NIBBLE_F16;
+    case DType::bf16:
+      return NIBBLE_BF16;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<nibble_codebook> codebook_of(std::string_view codec) {
+  if (codec == "nf4") return NIBBLE_NF4;
+  if (codec == "fp4") return NIBBLE_FP4;
+  return std::nullopt;
+}
+
+}  // namespace
+
+struct Device::State {
+  explicit State(DeviceChoice asked) : choice(asked) {
+    std::array<char, 256> text{};
+    if (library.find_device(&device, text.data(), text.size()) != NIBBLE_OK)
+      refuse(std::string("no device can be used: ") + library.last_error());
+    name = escaped(text.data());
+    memory.emplace(library, device);
+    lanes.reserve(1);
+    lanes.push_back(make_lane());  // which makes the context: what keeps it from starting is known before any work
+  }
+
+  Lane make_lane() const {
+    nibble_lane* lane = nullptr;
+    if (library.lane_create(device, &lane) != NIBBLE_OK) refuse(name + " cannot be used: " + library.last_error());
+    return {lane, DestroyLane{&library}};
+  }
+
+  Lane take() {
+    {
+      const std::scoped_lock lock(mutex);
+      if (!lanes.empty()) {
+        Lane lane = std::move(lanes.back());
+        lanes.pop_back();
+        return lane;
+      }
+    }
+    return make_lane();
+  }
+  void take_back(Lane lane) {
+    const std::scoped_lock lock(mutex);
+    lanes.push_back(std::move(lane));
+  }
+
+  // Quantizes on a lane of this thread's own; whether the result can stand.
+  template <class Quantize> bool run(Quantize&& quantize) {
+    if (failed.load(std::memory_order_relaxed)) return false;
+    std::uint64_t nonfinite = 0;
+    try {
+      Lane lane = take();
+      if (quantize(lane.get(), &nonfinite) != NIBBLE_OK) throw Error(Errc::io, name + ": " + library.last_error());
+      take_back(std::move(lane));
+    } catch (const Error& error) {
+      if (choice == DeviceChoice::cuda) throw Error(Errc::io, asked_for(error));
+      failed.store(true, std::memory_order_relaxed);
+      failure.set(error.what());
+      return false;
+    }
+    if (nonfinite != 0) return false;
+    chunks.fetch_add(1, std::memory_order_relaxed);
+    return true;
+  }
+
+  DeviceChoice choice;
+  Library library;
+  int device = 0;
+  std::string name;
+  std::optional<PinnedMemory> memory;
+  std::mutex mutex;
+  std::vector<Lane> lanes;  // as many as threads have encoded at a time
+  std::atomic<bool> failed{false};
+  Note failure;
+  std::atomic<std::uint64_t> chunks{0};
+};
+
+Device::Device(DeviceChoice choice) : state_(std::make_unique<State>(choice)) {}
+Device::~Device() = default;
+
+std::unique_ptr<Device> Device::open(DeviceChoice choice) {
+  if (choice == DeviceChoice::cpu) return nullptr;
+  if (choice == DeviceChoice::automatic && !may_have_device()) return nullptr;
+  try {
+    return std::unique_ptr<Device>(new Device(choice));
+  } catch (const Error& error) {
+    // No library, an old driver, a device that others use up: the CPU does it, unless a device was asked for.
+    if (choice == DeviceChoice::automatic) return nullptr;
+    throw Error(error.code(), asked_for(error));
+  }
+}
+
+const std::string& Device::name() const noexcept { return state_->name; }
+std::uint64_t Device::chunks() const noexcept { return state_->chunks.load(std::memory_order_relaxed); }
+std::pmr::memory_resource* Device::pinned_memory() noexcept { return &*state_->memory; }
+
+std::vector<std::string> Device::warnings() const {
+  std::vector<std::string> warnings;
+  if (const std::string why = state_->failure.get(); !why.empty())
+    warnings.push_back(why + "; the CPU encoded what was left");
+  if (const std::string why = state_->memory->refusal(); !why.empty())
+    warnings.push_back(state_->name + ": memory could not be pinned, so copies wait for each other: " + why);
+  return warnings;
+}
+
+bool Device::encode_four_bit(std::string_view codec, DType source, std::span<const std::byte> weights,
+                             std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax) {
+  const auto dtype = dtype_of(source);
+  const auto codebook = codebook_of(codec);
+  if (!dtype || !codebook || weights.empty()) return false;
+  const std::size_t n = weights.size() / (traits(source).bits / 8);
+  return state_->run([&](nibble_lane* lane, std::uint64_t* nonfinite) {
+    return state_->library.quantize_four_bit(lane, weights.data(), *dtype, n, *codebook,
+                                             static_cast<std::uint32_t>(blocksize), packed.data(), absmax.data(),
+                                             nonfinite);
+  });
+}
+
+bool Device::encode_int8(DType source, std::span<const std::byte> weights, std::span<std::int8_t> codes,
+                         std::span<float> absmax) {
+  const auto dtype = dtype_of(source);
+  if (!dtype || codes.empty()) return false;
+  return state_->run([&](nibble_lane* lane, std::uint64_t* nonfinite) {
+    return state_->library.quantize_int8(lane, weights.data(), *dtype, absmax.size(), codes.size() / absmax.size(),
+                                         codes.data(), absmax.data(), nonfinite);
+  });
+}
+
+}  // namespace nibble

@@ -1,0 +1,114 @@
+#include "quant/stream/measure_memory.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "nibble/error.hpp"
+#include "quant/jobs/outlier_columns.hpp"
+#include "quant/stream/memory_model.hpp"
+
+namespace nibble {
+namespace {
+
+// Beside these every list holds the names once, and what is found holds them twice: as name and as kind.
+constexpr std::uint64_t bytes_per_part = 64;     // of a checkpoint that is open
+constexpr std::uint64_t bytes_per_planned = 80;  // of a plan
+constexpr std::uint64_t bytes_per_found = 380;   // of what is found, and of that for every candidate:
+constexpr std::uint64_t bytes_per_error = 280;
+constexpr std::uint64_t bytes_per_counts = 640;
+
+// While a checkpoint was opened, which is over by now, but counts.
+constexpr std::uint64_t bytes_per_opened = 96;
+constexpr std::uint64_t opened_names = 3;
+
+// Parts of a tensor after its first are read whole and copied into its decoder, while that of the tensor before it may
+// still be in use.
+constexpr std::uint64_t decoder_copies = 3;
+
+struct Needs {
+  std::uint64_t lists = 0;
+  std::uint64_t opening = 0;
+  std::uint64_t decoders = 0;  // the largest
+  std::uint64_t encoders = 0;
+};
+
+// Shapes are copied where names are, and of the first dimensions each list counts one by its tensors.
+std::uint64_t name_bytes(const TensorList& tensors) {
+  constexpr std::size_t counted_dimensions = 4;
+  std::uint64_t bytes = 0;
+  for (std::size_t t = 0; t < tensors.size(); ++t)
+    bytes += tensors.name(t).size() +
+             sizeof(std::uint64_t) * (std::max(tensors.shape(t).size(), counted_dimensions) - counted_dimensions);
+  return bytes;
+}
+
+Needs needs_of(const StoredWeights& stored) {
+  const TensorList& parts = stored.reader().tensors();
+  const std::uint64_t names = name_bytes(parts);
+  Needs needs{.lists = bytes_per_part * parts.size() + names,
+              .opening = bytes_per_opened * parts.size() + opened_names * names};
+  if (const auto& config = stored.reader().config()) needs.lists += config->quantization_config.size();
+  for (std::size_t t = 0; t < stored.size(); ++t) {
+    const StoredWeights::Tensor tensor = stored[t];
+    needs.decoders = std::max(needs.decoders, tensor.bytes - parts.bytes(tensor.stored.parts.front()));
+  }
+  return needs;
+}
+
+Needs needs_of(const Plan& plan, Codecs& codecs) {
+  Needs needs;
+  for (const PlannedTensor& tensor : plan.tensors) {
+    const Codec& codec = codecs[tensor.codec];
+    needs.decoders = std::max(needs.decoders, tensor.stored_bytes - codec.parts(tensor.info).front().bytes());
+    std::uint64_t encoder = finish_bytes(codec.scratch_bytes(tensor.info));
+    if (codec.chunking(tensor.info, unit_weights).scan) encoder += bytes_per_scanned_row * tensor.info.shape.at(0);
+    needs.encoders = std::max(needs.encoders, encoder);
+  }
+  return needs;
+}
+
+}  // namespace
+
+MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candidate> candidates,
+                                  std::deque<Codecs>& codecs, const MeasureOptions& options) {
+  const unsigned threads = options.resources.threads != 0 ? options.resources.threads : default_threads();
+  const std::uint64_t limit = options.resources.max_memory;
+  const TensorList& tensors = pairing.reference().reader().tensors();
+  Needs needs = needs_of(pairing.reference());
+  const std::uint64_t per_error = bytes_per_error + (options.counts ? bytes_per_counts : 0);
+  std::uint64_t results = pairing.reference().size();
+  std::uint64_t names = name_bytes(tensors);
+  const auto add_plan = [&](const Plan& plan) {
+    const std::uint64_t own_names = name_bytes(plan.tensors.infos());
+    needs.lists += bytes_per_planned * plan.tensors.size() + own_names;
+    results = std::max<std::uint64_t>(results, plan.tensors.size());
+    names = std::max(names, own_names);
+  };
+  if (pairing.everything()) add_plan(*pairing.everything());
+  for (std::size_t c = 0; c < candidates.size(); ++c) {
+    const Needs own = candidates[c].plan ? needs_of(*candidates[c].plan, codecs[c]) : needs_of(pairing.stored(c));
+    needs.lists += own.lists;
+    needs.decoders += own.decoders;
+    needs.encoders = std::max(needs.encoders, own.encoders);
+    needs.opening = std::max(needs.opening, own.opening);
+    if (candidates[c].plan) add_plan(*candidates[c].plan);
+  }
+  std::uint64_t columns = 0;
+  for (std::size_t t = 0; t < tensors.size(); ++t)
+    if (const auto shape = tensors.shape(t); shape.size() == 2 && shape[1] <= most_columns)
+      columns = std::max(columns, shape[1]);
+
+  std::uint64_t fixed = program_bytes + needs.lists + decoder_copies * needs.decoders + needs.encoders;
+  fixed += results * (bytes_per_found + candidates.size() * per_error) + 2 * names;
+  // Weights of up to 8 bytes, for every candidate up to 4 as they are read and as many as they were encoded; and the
+  // sums of columns, of a unit and of its tensor.
+  const std::uint64_t token = unit_weights * (8 + 8 * candidates.size()) + columns * (sizeof(float) + sizeof(double));
+  std::size_t tokens = threads + std::size_t{1};
+  while (tokens > 1 && fixed + tokens * token > limit) --tokens;
+  fixed = std::max(fixed + tokens * token, program_bytes + needs.opening);
+  if (fixed > limit) throw too_little_memory("measuring needs", fixed, limit);
+  return {threads, tokens, (limit - fixed) / 2, results};
+}
+
+}  // namespace nibble

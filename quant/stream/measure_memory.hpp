@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+
+#include "quant/codecs/codecs.hpp"
+#include "quant/jobs/pairing.hpp"
+
+namespace nibble {
+
+/// Weights that are read and compared at a time. Sums are added up by these, so they do not depend on the memory.
+inline constexpr std::uint64_t unit_weights = 1 << 17;
+
+/// How measuring uses its memory.
+struct MeasureMemory {
+  unsigned threads = 1;
+  std::size_t tokens = 1;          ///< units in flight
+  std::uint64_t tensor_bytes = 0;  ///< what one tensor may take, with what it is encoded to: two may be in work
+  std::size_t results = 0;         ///< tensors that are found, at most
+};
+
+/// `codecs` are those of the candidates. Throws Error(no_space) if even one unit at a time needs more than allowed.
+[[nodiscard]] MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candidate> candidates,
+                                                std::deque<Codecs>& codecs, const MeasureOptions& options);
+
+}  // namespace nibble

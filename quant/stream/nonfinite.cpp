@@ -1,0 +1,110 @@
+#include "quant/stream/nonfinite.hpp"
+
+#include <fmt/format.h>
+
+#include "quant/codecs/codecs.hpp"
+
+namespace nibble {
+namespace {
+
+// The type whose range counts for a codec.
+std::string_view range_of(std::string_view name) {
+  const auto codec = make_codec(name);
+  if (codec->cast_type()) return name;
+  const auto bnb = codec->bnb_config();
+  return bnb && bnb->bits == 8 ? "fp16" : "fp32";
+}
+
+// What --nonfinite quantize makes of such values.
+std::string stored_instead(const Findings& found, std::string_view codec) {
+  const bool has_rows = range_of(codec) == "fp16";
+  std::string text;
+  const auto add = [&](bool any, std::string_view what) {
+    if (any) text += fmt::format("{}{}", text.empty() ? "; stored instead: " : ", ", what);
+  };
+  add(found.nan > 0, "0 for NaN");
+  const bool beyond = found.overflow_fp32 > 0;
+  add(found.inf > 0 || beyond,
+      fmt::format("the largest finite magnitude of its {} for what is {}", has_rows ? "row" : "block",
+                  !beyond         ? "infinite"
+                  : found.inf > 0 ? "infinite or beyond fp32"
+                                  : "beyond fp32"));
+  add(found.overflow > found.overflow_fp32, "65504 for what is beyond fp16");
+  return text;
+}
+
+}  // namespace
+
+std::optional<std::string_view> codec_instead(const Recipe& recipe, const PlannedTensor& tensor,
+                                              const Findings& found) {
+  if (found.nan + found.inf + found.overflow == 0) return std::nullopt;
+  if (!tensor.quantized) {
+    // An F64 tensor that was cast because the model is quantized: fp32 would make infinities of it, unless they are
+    // clamped or no tensor may have such values.
+    const OnOverflow policy = recipe.options.on_overflow;
+    const bool stays = recipe.nonfinite != Nonfinite::error && policy != OnOverflow::error &&
+                       policy != OnOverflow::clamp && tensor.info.dtype == DType::f64 && found.overflow_fp32 > 0 &&
+                       make_codec(recipe.to)->bnb_config();
+    return stays ? std::optional(keep_codec) : std::nullopt;
+  }
+  if (recipe.nonfinite != Nonfinite::keep) return std::nullopt;
+  if (tensor.info.dtype == DType::f64 && found.overflow_fp32 == 0) return "fp32";
+  return keep_codec;
+}
+
+OnOverflow overflow_policy(const Recipe& recipe, DType cast) {
+  const OnOverflow policy = recipe.options.on_overflow;
+  if (policy != OnOverflow::automatic) return policy;
+  return cast == DType::f16 ? OnOverflow::error : OnOverflow::keep;
+}
+
+std::string objection(const Recipe& recipe, const PlannedTensor& tensor, const Findings& found, std::uint64_t weights) {
+  const bool strict = recipe.nonfinite == Nonfinite::error;
+  if (found.nan + found.inf > 0 && strict)
+    return fmt::format("{} NaN and {} infinite of {} weights, the first at {}; --nonfinite error allows none",
+                       found.nan, found.inf, weights, found.first_nonfinite);
+  if (found.overflow == 0 || (tensor.quantized && !strict) || codec_instead(recipe, tensor, found)) return {};
+  const std::string_view range = range_of(tensor.codec);
+  std::string text = fmt::format("{} of {} weights exceed {}, the largest {}", found.overflow, weights,
+                                 range == "fp16"   ? "65504"
+                                 : range == "bf16" ? "3.39e38"
+                                                   : "3.40e38",
+                                 range);
+  if (found.nan + found.inf == 0) text += fmt::format(", the first at {}", found.first_nonfinite);
+  if (tensor.quantized) return text + "; see --nonfinite";
+  switch (overflow_policy(recipe, *make_codec(tensor.codec)->cast_type())) {
+    case OnOverflow::error:
+      return text + "; see --on-overflow";
+    case OnOverflow::keep:
+      return strict ? text + "; --nonfinite error allows no infinity" : "";
+    default:
+      return {};
+  }
+}
+
+std::string describe(const Findings& found, std::string_view codec) {
+  std::string text;
+  const auto add = [&](std::uint64_t count, std::string_view what) {
+    if (count > 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, what);
+  };
+  add(found.nan, "NaN");
+  add(found.inf, "infinite");
+  if (found.overflow_fp32 == found.overflow) {
+    add(found.overflow, "beyond fp32");
+  } else {
+    add(found.overflow, fmt::format("beyond {}", range_of(codec)));
+    add(found.overflow_fp32, "of them beyond fp32");
+  }
+  return text;
+}
+
+std::string describe(const Findings& found, const Recipe& recipe, const PlannedTensor& tensor) {
+  std::string text = describe(found, tensor.codec);
+  const auto cast = make_codec(tensor.codec)->cast_type();
+  if (tensor.quantized) return text + stored_instead(found, tensor.codec);
+  if (found.overflow == 0 || !cast) return text;
+  const bool clamps = overflow_policy(recipe, *cast) == OnOverflow::clamp;
+  return text + (clamps ? fmt::format(", stored as the largest {}", tensor.codec) : ", stored as infinity");
+}
+
+}  // namespace nibble

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/xxh3.hpp"
+#include "nibble/checkpoint.hpp"
+#include "nibble/recipe.hpp"
+#include "quant/codecs/codecs.hpp"
+
+namespace nibble {
+
+/// The parts of planned tensors. What their names add to the tensor's is the same for almost all tensors of a codec, so
+/// it is stored once; the rest is asked of the codec again.
+class ShardParts final : public PartList {
+ public:
+  ShardParts(const PlannedTensors& tensors, std::size_t begin, std::size_t end, Codecs& codecs)
+      : tensors_(tensors), codecs_(codecs), begin_(begin) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const PlannedTensor tensor = tensors[i];
+      first_part_.push_back(static_cast<std::uint32_t>(tensor_of_.size()));
+      kind_.push_back(kind_of(tensor.info.name, codecs[tensor.codec].parts(tensor.info)));
+      tensor_of_.insert(tensor_of_.end(), kinds_[kind_.back()].size(), static_cast<std::uint32_t>(i - begin));
+    }
+  }
+
+  std::size_t size() const noexcept override { return tensor_of_.size(); }
+  Name name(std::size_t part) const noexcept override {
+    const std::string_view name = tensors_.infos().name(begin_ + tensor_of_[part]);
+    return {name.substr(0, name.size() - ending(part).dropped), ending(part).added};
+  }
+  DType dtype(std::size_t part) const noexcept override { return ending(part).dtype; }
+  TensorInfo operator[](std::size_t part) const override {
+    // In the order of their names, several parts of a tensor follow each other.
+    if (const std::size_t i = begin_ + tensor_of_[part]; i != latest_) {
+      const PlannedTensor tensor = tensors_[i];
+      latest_parts_ = codecs_[tensor.codec].parts(tensor.info);
+      latest_ = i;
+    }
+    return latest_parts_[part - first_part_[tensor_of_[part]]];
+  }
+
+  /// The number of each tensor's first part; afterwards the list is of no use.
+  std::vector<std::uint32_t> take_first_parts() { return std::move(first_part_); }
+
+ private:
+  // A part's name is its tensor's without the last bytes, and then some.
+  struct Ending {
+    std::size_t dropped;
+    std::string added;
+    DType dtype;
+    bool operator==(const Ending&) const = default;
+  };
+
+  const Ending& ending(std::size_t part) const noexcept {
+    const std::uint32_t tensor = tensor_of_[part];
+    return kinds_[kind_[tensor]][part - first_part_[tensor]];
+  }
+
+  std::uint32_t kind_of(const std::string& name, const std::vector<TensorInfo>& parts) {
+    std::vector<Ending> kind;
+    for (const TensorInfo& part : parts) {
+      const auto differs = std::mismatch(name.begin(), name.end(), part.name.begin(), part.name.end());
+      kind.push_back({static_cast<std::size_t>(name.end() - differs.first),
+                      std::string(differs.second, part.name.end()), part.dtype});
+    }
+    // A handful, whatever the names: the search is short.
+    const auto found = std::find(kinds_.rbegin(), kinds_.rend(), kind);
+    if (found != kinds_.rend()) return static_cast<std::uint32_t>(kinds_.rend() - found - 1);
+    kinds_.push_back(std::move(kind));
+    return static_cast<std::uint32_t>(kinds_.size() - 1);
+  }
+
+  const PlannedTensors& tensors_;
+  Codecs& codecs_;
+  std::size_t begin_;
+  std::vector<std::vector<Ending>> kinds_;
+  std::vector<std::uint32_t> kind_;        // of each tensor
+  std::vector<std::uint32_t> first_part_;  // of each tensor
+  std::vector<std::uint32_t> tensor_of_;   // of each part
+  mutable std::size_t latest_ = SIZE_MAX;
+  mutable std::vector<TensorInfo> latest_parts_;
+};
+
+/// Writes and hashes the parts that an encoder makes at the end.
+class PartWriter final : public PartSink {
+ public:
+  /// What the encoder fills in goes the way of Writer::write_behind(), up to so many bytes at a time. 0: nothing.
+  PartWriter(Writer& out, std::size_t first_part, std::span<const TensorInfo> parts, std::size_t behind)
+      : out_(out), first_part_(first_part), behind_(behind), written_(parts.size()) {
+    for (const TensorInfo& part : parts) hashes_.emplace_back(part.bytes());
+  }
+
+  void write(std::size_t part, std::span<const std::byte> bytes) override {
+    hashes_.at(part).append(bytes);
+    out_.write(first_part_ + part, written_[part], bytes);
+    written_[part] += bytes.size();
+  }
+  void fill(std::size_t part, std::size_t size, const std::function<void(std::span<std::byte>)>& make) override {
+    if (size < Writer::shortest_behind || size > behind_) return PartSink::fill(part, size, make);
+    Buffers::Loan loan = out_.lend(first_part_ + part, written_[part], size);
+    make(loan.bytes());
+    hashes_.at(part).append(loan.bytes());
+    out_.write_behind(first_part_ + part, written_[part], std::move(loan));
+    written_[part] += size;
+  }
+  [[nodiscard]] std::string hash(std::size_t part) const { return hashes_.at(part).hex(); }
+
+ private:
+  Writer& out_;
+  std::size_t first_part_;
+  std::size_t behind_;
+  std::vector<Xxh3> hashes_;
+  std::vector<std::uint64_t> written_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,53 @@
+#include "nibble/error.hpp"
+
+#include <gtest/gtest.h>
+
+#include "core/utf8.hpp"
+
+namespace nibble::error_test {
+namespace {
+
+TEST(Printable, PlainNamesStayAsTheyAre) {
+  EXPECT_EQ(printable("model.layers.0.mlp.up_proj.weight"), "model.layers.0.mlp.up_proj.weight");
+  EXPECT_EQ(printable("层.0.权重 é 🤗"), "层.0.权重 é 🤗");
+  EXPECT_EQ(printable(""), "");
+}
+
+TEST(Printable, OneLineWithoutControlsOrQuotes) {
+  EXPECT_EQ(printable("a\n\r\tb"), "a\\n\\r\\tb");
+  EXPECT_EQ(printable("\x1b[31m"), "\\x1b[31m");
+  EXPECT_EQ(printable(std::string_view("\0\x7F", 2)), "\\x00\\x7f");
+  EXPECT_EQ(printable("it's \"a\\b\""), "it\\'s \\\"a\\\\b\\\"");
+  EXPECT_EQ(printable("\xFF\xC3"), "\\xff\\xc3");
+}
+
+TEST(Printable, NothingThatTurnsTextAround) {
+  EXPECT_EQ(printable("a\u202Eb\u2066c\u200Bd\u2028e\uFEFFf\u0085"),
+            "a\\u202eb\\u2066c\\u200bd\\u2028e\\ufefff\\u0085");
+  EXPECT_EQ(printable("\U000E0041"), "\\U000e0041");
+}
+
+TEST(Printable, LongNamesAreCutInTheMiddle) {
+  EXPECT_EQ(printable(std::string(80, 'x')), std::string(80, 'x'));
+  EXPECT_EQ(printable(std::string(38, 'a') + "1234" + std::string(39, 'b')),
+            std::string(38, 'a') + "..." + std::string(39, 'b'));
+  const std::string cut = printable(std::string(100'000, 'a') + std::string(100'000, 'b'));
+  EXPECT_EQ(cut, std::string(38, 'a') + "..." + std::string(39, 'b'));
+}
+
+TEST(Printable, CutsBetweenCharactersAndEscapes) {
+  for (std::size_t shift = 0; shift < 8; ++shift) {
+    std::string wide(shift, 'a'), escapes(shift, 'a');
+    for (int i = 0; i < 500; ++i) wide += "🤗", escapes += '\x1b';
+    EXPECT_EQ(utf8::find_invalid(printable(wide)), std::nullopt);
+    const std::string text = printable(escapes);
+    EXPECT_LE(text.size(), 80u);
+    EXPECT_EQ(text.substr(text.find("...") + 3, 4), "\\x1b");
+    EXPECT_EQ(text.substr(text.find("...") - 4, 4), "\\x1b");
+  }
+}
+
+TEST(Escaped, KeepsItsLength) { EXPECT_EQ(escaped(std::string(500, 'x') + "\n"), std::string(500, 'x') + "\\n"); }
+
+}  // namespace
+}  // namespace nibble::error_test

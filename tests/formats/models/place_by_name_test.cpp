@@ -1,0 +1,46 @@
+#include <gtest/gtest.h>
+
+#include <iterator>
+#include <vector>
+
+#include "formats/models/architectures.hpp"
+
+namespace nibble::place_by_name_test {
+namespace {
+
+TensorInfo matrix(std::string name, std::uint64_t rows = 64, std::uint64_t columns = 64) {
+  return {std::move(name), DType::bf16, {rows, columns}};
+}
+
+TEST(PlaceByName, IsCareful) {
+  const std::vector<TensorInfo> tensors{matrix("blocks.0.attn.qkv.weight", 192, 64),
+                                        matrix("lm_head.weight"),
+                                        matrix("model.embed_tokens.weight"),
+                                        matrix("blocks.0.moe.gate.weight", 8, 64),
+                                        matrix("blocks.0.mlp.gate_proj.weight"),
+                                        matrix("blocks.0.norm1.weight"),
+                                        matrix("words.weight", 32'000, 128),
+                                        matrix("h.0.c_attn.weight", 64, 192),
+                                        {"h.0.c_attn.bias", DType::bf16, {192}},
+                                        {"blocks.0.experts", DType::bf16, {8, 64, 64}},
+                                        matrix("pos_embed"),
+                                        {"ids.weight", DType::i64, {64, 64}}};
+  const TensorList list{std::span(tensors)};
+  const auto placer = make_placer_by_name(list);
+  std::vector<Placement> places;
+  for (const TensorInfo& tensor : tensors) places.push_back(placer->place(tensor));
+  const Role expected[] = {Role::linear,    Role::output_embeddings,
+                           Role::embedding, Role::other,
+                           Role::linear,    Role::other,
+                           Role::embedding, Role::other,
+                           Role::other,     Role::other,
+                           Role::other,     Role::other};
+  ASSERT_EQ(places.size(), std::size(expected));
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    EXPECT_EQ(places[i].role, expected[i]) << tensors[i].name;
+    EXPECT_TRUE(places[i].why.ends_with("by name and shape")) << places[i].why;
+  }
+}
+
+}  // namespace
+}  // namespace nibble::place_by_name_test

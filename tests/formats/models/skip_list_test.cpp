@@ -1,0 +1,73 @@
+#include "formats/models/skip_list.hpp"
+
+#include <gtest/gtest.h>
+
+#include "nibble/error.hpp"
+
+namespace nibble::skip_list_test {
+namespace {
+
+// The cases were put to should_convert_module of transformers 5.23.
+TEST(Skips, MatchAsTransformersDoes) {
+  EXPECT_TRUE(skips("lm_head", "lm_head"));
+  EXPECT_TRUE(skips("layer.1", "layer.1.attn"));
+  EXPECT_FALSE(skips("layer.1", "layer.11.attn"));
+  EXPECT_TRUE(skips("layer.*", "layer.11.attn"));
+  EXPECT_FALSE(skips("mlp.gate", "mlp.gate_proj"));
+  EXPECT_TRUE(skips("fc1", "model.decoder.layers.23.fc1"));
+  EXPECT_TRUE(skips("score", "layers.0.score"));
+  EXPECT_TRUE(skips("core", "layers.0.score"));
+  EXPECT_FALSE(skips("^score$", "layers.0.score"));
+  EXPECT_TRUE(skips("^score$", "score"));
+  EXPECT_FALSE(skips("^score$", "score.out"));
+  EXPECT_TRUE(skips("model.layers.[0-9]+.a", "model.layers.7.a"));
+  EXPECT_TRUE(skips("model.layers.", "model.layers.7.a"));
+  EXPECT_TRUE(skips("modelxlayers", "modelxlayers.7"));
+  EXPECT_TRUE(skips("model.layers", "modelxlayers.7"));
+  EXPECT_FALSE(skips("layers.7", "model.layers.7.a"));
+  EXPECT_TRUE(skips("a|b", "b.c"));
+  EXPECT_THROW((void)skips("(", "model"), Error);
+}
+
+TEST(Skips, SuffixIsAMatch) {
+  EXPECT_TRUE(skips("score", "layers.0.score"));
+  EXPECT_FALSE(skips("lm_head", "layers.0.score"));
+}
+
+TEST(SkipList, HasTheTiedHeadThatTheFileLacks) {
+  const std::vector<std::string> quantized{"model.layers.0.mlp.up_proj"};
+  const std::vector<std::string> plain{"model.layers.0.mlp.down_proj"};
+  EXPECT_EQ(skip_list("LlamaForCausalLM", true, quantized, plain),
+            (std::vector<std::string>{"model.layers.0.mlp.down_proj", "lm_head"}));
+  EXPECT_EQ(skip_list("LlamaForCausalLM", false, quantized, {}), std::vector<std::string>{"lm_head"});
+  EXPECT_EQ(skip_list("Unheard", false, quantized, {}), std::vector<std::string>{"lm_head"});
+}
+
+// Whoever loads the list compiles its entries.
+TEST(SkipList, NamesWithCharactersOfExpressionsAreEscaped) {
+  const std::vector<std::string> quantized{"a.b"};
+  EXPECT_EQ(skip_list("Unheard", false, quantized, std::vector<std::string>{"up[proj", "c*", "plain-name_1"}),
+            (std::vector<std::string>{"^up\\[proj$", "^c\\*$", "plain-name_1", "lm_head"}));
+}
+
+// Entries are regular expressions, so that a name which is none, or is another, has to be escaped.
+TEST(SkipList, NamesAreNoPatterns) {
+  const std::vector<std::string> plain{"layers.0.up[proj", "a|b", "*"}, quantized{"layers.1.up[proj", "a", "b"};
+  const std::vector<std::string> list = skip_list("", false, quantized, plain);
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_TRUE(skips(list.at(i), plain[i])) << list[i];
+    for (const std::string& module : quantized) EXPECT_FALSE(skips(list[i], module)) << list[i] << ' ' << module;
+  }
+  EXPECT_EQ(list[0], R"(^layers\.0\.up\[proj$)");
+}
+
+TEST(SkipList, MatchesNoQuantizedModule) {
+  const std::vector<std::string> quantized{"model.layers.0.score"};
+  EXPECT_EQ(skip_list("Unheard", false, quantized, std::vector<std::string>{"score"}),
+            (std::vector<std::string>{"^score$", "lm_head"}));
+  // a head that is quantized on purpose is not listed
+  EXPECT_TRUE(skip_list("LlamaForCausalLM", false, std::vector<std::string>{"lm_head"}, {}).empty());
+}
+
+}  // namespace
+}  // namespace nibble::skip_list_test

@@ -1,0 +1,640 @@
+// measure() of whole checkpoints. One file, because all of it is what one call returns: figures, missing tensors,
+// errors, and that neither threads nor memory matter.
+
+#include "nibble/measure.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "nibble/error.hpp"
+#include "tests/quant/codecs/codec_support.hpp"
+#include "tests/support/conversion.hpp"
+#include "tests/support/corrupt.hpp"
+
+namespace nibble::measure_test {
+namespace {
+
+using test::checkpoint;
+using test::Converted;
+using test::converted;
+using test::error_of;
+using test::MemoryReader;
+using test::plan;
+using test::recipe;
+using test::with_experts;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+constexpr std::size_t unit_weights = 1 << 17;  // measure() adds up sums of as many
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+
+constexpr const char* q_proj = "model.layers.0.self_attn.q_proj.weight";
+constexpr const char* up_proj = "model.layers.1.mlp.up_proj.weight";
+
+void add(MemoryReader& in, const std::string& name, DType dtype, const Shape& shape,
+         const std::vector<float>& weights) {
+  in.add({name, dtype, shape}, test::stored_as(dtype, weights));
+}
+
+// A matrix of several units, one of an odd number of weights, embeddings and a norm, which stay as they are.
+MemoryReader llama(DType dtype = DType::f32) {
+  MemoryReader in;
+  in.set_architecture("LlamaForCausalLM");
+  add(in, "model.embed_tokens.weight", dtype, {50, 192}, test::normal_weights(50 * 192, 1, 0.02f));
+  add(in, q_proj, dtype, {700, 400}, test::normal_weights(700 * 400, 2, 0.02f));
+  add(in, up_proj, dtype, {515, 193}, test::normal_weights(515 * 193, 3, 0.05f));
+  add(in, "model.norm.weight", dtype, {192}, test::normal_weights(192, 4));
+  return in;
+}
+
+MemoryReader gpt2() {
+  MemoryReader in;
+  in.set_architecture("GPT2LMHeadModel");
+  add(in, "transformer.wte.weight", DType::f32, {60, 96}, test::normal_weights(60 * 96, 5));
+  add(in, "transformer.h.0.attn.c_attn.weight", DType::f32, {96, 1500}, test::normal_weights(96 * 1500, 6, 0.02f));
+  add(in, "transformer.h.0.attn.c_proj.weight", DType::f32, {96, 96}, test::normal_weights(96 * 96, 7, 0.02f));
+  return in;
+}
+
+constexpr const char* experts = "model.layers.0.mlp.experts.down_proj";
+
+MemoryReader moe() {
+  MemoryReader in;
+  in.set_architecture("Qwen3MoeForCausalLM");
+  add(in, experts, DType::bf16, {4, 64, 96}, test::normal_weights(4 * 64 * 96, 8, 0.02f));
+  add(in, q_proj, DType::bf16, {96, 64}, test::normal_weights(96 * 64, 9, 0.02f));
+  return in;
+}
+
+Measurement measured(const Reader& in, const std::vector<Candidate>& candidates, const Resources& resources = {}) {
+  Progress progress;
+  return measure(in, candidates, {.counts = true, .resources = resources}, progress);
+}
+
+std::vector<std::string> names(const Measurement& measurement) {
+  std::vector<std::string> result;
+  for (const MeasuredWeights& tensor : measurement.tensors) result.push_back(tensor.info.name);
+  return result;
+}
+
+std::vector<float> floats(DType dtype, std::span<const std::byte> bytes) {
+  std::vector<float> weights;
+  switch (dtype) {
+    case DType::f64:
+      for (const double weight : test::values_of<double>(bytes)) weights.push_back(static_cast<float>(weight));
+      break;
+    case DType::f16:
+      for (const std::uint16_t weight : test::values_of<std::uint16_t>(bytes))
+        weights.push_back(fp16::to_float(weight));
+      break;
+    case DType::bf16:
+      for (const std::uint16_t weight : test::values_of<std::uint16_t>(bytes))
+        weights.push_back(bf16::to_float(weight));
+      break;
+    default:
+      weights = test::values_of<float>(bytes);
+  }
+  return weights;
+}
+
+ErrorStats compare_in_units(std::span<const float> reference, std::span<const float> test) {
+  ErrorStats stats;
+  for (std::size_t i = 0; i < reference.size(); i += unit_weights) {
+    const std::size_t n = std::min(unit_weights, reference.size() - i);
+    stats.add(compare(reference.subspan(i, n), test.subspan(i, n), i));
+  }
+  return stats;
+}
+
+WeightStats describe_in_units(std::span<const float> weights) {
+  WeightStats stats;
+  stats.pivot = choose_pivot(weights);
+  for (std::size_t i = 0; i < weights.size(); i += unit_weights)
+    stats.add(describe(weights.subspan(i, std::min(unit_weights, weights.size() - i)), stats.pivot));
+  return stats;
+}
+
+void expect_equal(const Counts& a, const Counts& b) {
+  EXPECT_EQ(a.codes, b.codes);
+  EXPECT_EQ(a.errors, b.errors);
+  EXPECT_EQ(a.exact, b.exact);
+}
+
+void expect_equal(const MeasuredCandidate& a, const MeasuredCandidate& b) {
+  EXPECT_EQ(a.bytes, b.bytes);
+  EXPECT_EQ(a.missing, b.missing);
+  ASSERT_EQ(a.tensors.size(), b.tensors.size());
+  for (std::size_t t = 0; t < a.tensors.size(); ++t) {
+    SCOPED_TRACE(t);
+    ASSERT_EQ(a.tensors[t].has_value(), b.tensors[t].has_value());
+    if (!a.tensors[t]) continue;
+    EXPECT_EQ(a.tensors[t]->codec, b.tensors[t]->codec);
+    EXPECT_EQ(a.tensors[t]->quantized, b.tensors[t]->quantized);
+    EXPECT_EQ(a.tensors[t]->bytes, b.tensors[t]->bytes);
+    EXPECT_EQ(a.tensors[t]->stats, b.tensors[t]->stats);
+    expect_equal(a.tensors[t]->counts, b.tensors[t]->counts);
+  }
+}
+
+void expect_equal(const Measurement& a, const Measurement& b) {
+  EXPECT_EQ(a.bytes, b.bytes);
+  ASSERT_EQ(names(a), names(b));
+  for (std::size_t t = 0; t < a.tensors.size(); ++t) {
+    const MeasuredWeights &x = a.tensors[t], &y = b.tensors[t];
+    SCOPED_TRACE(x.info.name);
+    EXPECT_EQ(x.info, y.info);
+    EXPECT_EQ(x.kind, y.kind);
+    EXPECT_EQ(x.layer, y.layer);
+    EXPECT_EQ(x.bytes, y.bytes);
+    EXPECT_EQ(x.stats, y.stats);
+    EXPECT_EQ(x.outlier_columns, y.outlier_columns);
+    EXPECT_EQ(x.outlier_energy, y.outlier_energy);
+  }
+  ASSERT_EQ(a.candidates.size(), b.candidates.size());
+  for (std::size_t c = 0; c < a.candidates.size(); ++c) {
+    SCOPED_TRACE(a.candidates[c].name);
+    expect_equal(a.candidates[c], b.candidates[c]);
+  }
+}
+
+struct Format {
+  std::string id;
+  std::string to;
+  CodecOptions options;
+  friend void PrintTo(const Format& format, std::ostream* out) { *out << format.id; }
+};
+const std::vector<Format> formats{
+    {"nf4", "nf4", {}},
+    {"nf4_plain", "nf4", {.double_quant = false}},
+    {"nf4_32", "nf4", {.blocksize = 32}},
+    {"nf4_4096", "nf4", {.blocksize = 4096}},
+    {"fp4", "fp4", {}},
+    {"fp4_plain", "fp4", {.blocksize = 128, .double_quant = false}},
+    {"int8", "int8", {}},
+    {"fp16", "fp16", {}},
+    {"bf16", "bf16", {}},
+    {"fp32", "fp32", {}},
+};
+
+class MeasureFormats : public testing::TestWithParam<std::tuple<Format, DType>> {};
+
+TEST_P(MeasureFormats, FiguresAreThoseOfTheDecodedWeights) {
+  const auto& [format, dtype] = GetParam();
+  const MemoryReader in = llama(dtype);
+  const Converted out = converted(in, recipe(format.to, format.options));
+  const Measurement found = measured(in, {checkpoint(out.reader)});
+  ASSERT_EQ(found.tensors.size(), 4U);
+  EXPECT_THAT(found.candidates.at(0).missing, IsEmpty());
+  EXPECT_EQ(found.bytes, out.plan.source_bytes());
+  EXPECT_EQ(found.candidates[0].bytes, out.plan.stored_bytes());
+  std::size_t part = 0;
+  for (std::size_t t = 0; t < 4; ++t) {
+    const PlannedTensor tensor = out.plan.tensors[t];
+    SCOPED_TRACE(tensor.info.name);
+    const auto codec = make_codec(tensor.codec, format.options);
+    test::Encoded encoded;
+    for (std::size_t p = 0; p < codec->parts(tensor.info).size(); ++p, ++part) {
+      std::vector<std::byte>& bytes = encoded.parts.emplace_back(out.reader.tensors().bytes(part));
+      out.reader.read(part, 0, bytes);
+    }
+    std::vector<std::byte> bytes(tensor.info.bytes());
+    in.read(t, 0, bytes);
+    const std::vector<float> reference = floats(dtype, bytes);
+    const std::vector<float> decoded = test::decode(*codec, tensor.info, encoded);
+    const MeasuredError& error = found.candidates[0].tensors[t].value();
+    EXPECT_EQ(found.tensors[t].info, tensor.info);
+    EXPECT_EQ(found.tensors[t].bytes, tensor.info.bytes());
+    EXPECT_EQ(found.tensors[t].stats, describe_in_units(reference));
+    EXPECT_EQ(error.stats, compare_in_units(reference, decoded));
+    EXPECT_EQ(error.bytes, tensor.stored_bytes);
+    EXPECT_EQ(error.codec == tensor.codec, tensor.quantized) << error.codec;
+    EXPECT_EQ(error.quantized, tensor.quantized);
+
+    std::map<int, std::uint64_t> bins;
+    std::uint64_t exact = 0;
+    for (std::size_t i = 0; i < decoded.size(); ++i) {
+      const double e = std::abs(static_cast<double>(decoded[i] - reference[i]));
+      if (e < std::numeric_limits<float>::min())
+        ++exact;
+      else
+        ++bins[static_cast<int>(std::floor(std::log2(e)))];
+    }
+    EXPECT_EQ(error.counts.errors, (std::vector<std::pair<int, std::uint64_t>>(bins.begin(), bins.end())));
+    EXPECT_EQ(error.counts.exact, exact);
+    std::vector<std::uint64_t> codes;
+    if (tensor.quantized && format.to != "int8") {
+      codes.resize(16);
+      for (std::size_t i = 0; i < reference.size(); ++i)
+        ++codes[static_cast<std::size_t>(encoded.parts[0][i / 2] >> (i % 2 == 0 ? 4 : 0) & std::byte{15})];
+    }
+    EXPECT_EQ(error.counts.codes, codes);
+  }
+}
+
+// What is encoded into memory is what convert() writes.
+TEST_P(MeasureFormats, PlanIsWhatConvertWrites) {
+  const auto& [format, dtype] = GetParam();
+  MemoryReader in = llama(dtype);
+  add(in, "model.layers.2.nan.up_proj.weight", dtype, {3, 70}, [] {
+    std::vector<float> weights(210, 0.5f);
+    weights[100] = nan;
+    weights[101] = -infinity;
+    return weights;
+  }());
+  // A row that is longer than a unit.
+  add(in, "model.layers.2.wide.up_proj.weight", dtype, {2, 150'001}, test::normal_weights(300'002, 5));
+  in.add({"model.layers.2.empty.up_proj.weight", dtype, {0, 64}}, {});
+  add(in, "model.layers.2.scale", dtype, {}, {0.3f});
+  Recipe how = recipe(format.to, format.options);
+  how.rules.push_back({".*up_proj.*", format.to});
+  how.allow_nibble_only = true;
+  const Converted out = converted(in, how);
+  expect_equal(measured(in, {plan(in, how)}).candidates.at(0), measured(in, {checkpoint(out.reader)}).candidates.at(0));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MeasureFormats,
+                         testing::Combine(testing::ValuesIn(formats),
+                                          testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64)),
+                         [](const auto& each) {
+                           return std::get<0>(each.param).id + "_" + std::string(traits(std::get<1>(each.param)).name);
+                         });
+
+// ---- names, slices, transpositions -----------------------------------------------------------------------------
+
+TEST(Measure, Conv1dIsComparedAsItIsStored) {
+  const MemoryReader in = gpt2();
+  for (const char* const to : {"nf4", "int8"}) {
+    const Converted out = converted(in, recipe(to));
+    const Measurement found = measured(in, {checkpoint(out.reader), plan(in, recipe(to))});
+    EXPECT_EQ(names(found), (std::vector<std::string>{"transformer.wte.weight", "transformer.h.0.attn.c_attn.weight",
+                                                      "transformer.h.0.attn.c_proj.weight"}));
+    EXPECT_EQ(found.tensors[1].info.shape, (Shape{1500, 96}));
+    expect_equal(found.candidates[0], found.candidates[1]);
+    EXPECT_THAT(found.candidates[0].missing, IsEmpty());
+    // As wrong as 4 and 8 bits are, and not as two matrices that have nothing in common.
+    for (const std::size_t t : {1U, 2U}) EXPECT_GT(found.candidates[0].tensors[t]->stats.sqnr_db(), 20) << t;
+
+    // The same matrix, transposed beforehand.
+    MemoryReader linear;
+    std::vector<float> transposed(96 * 1500);
+    const std::vector<float> stored = test::normal_weights(96 * 1500, 6, 0.02f);
+    for (std::size_t r = 0; r < 96; ++r)
+      for (std::size_t c = 0; c < 1500; ++c) transposed[c * 96 + r] = stored[r * 1500 + c];
+    linear.set_architecture("LlamaForCausalLM");
+    add(linear, q_proj, DType::f32, {1500, 96}, transposed);
+    const Measurement expected = measured(linear, {plan(linear, recipe(to))});
+    EXPECT_EQ(found.candidates[0].tensors[1]->stats, expected.candidates[0].tensors[0]->stats);
+    EXPECT_EQ(found.tensors[1].stats, expected.tensors[0].stats);
+    EXPECT_EQ(found.tensors[1].outlier_columns, expected.tensors[0].outlier_columns);
+  }
+}
+
+// Those that are not quantized keep the shape that they have.
+TEST(Measure, Conv1dThatIsCastIsComparedAsItIs) {
+  const MemoryReader in = gpt2();
+  const Converted out = converted(in, recipe("bf16"));
+  const Measurement found = measured(in, {checkpoint(out.reader)});
+  EXPECT_EQ(found.tensors[1].info.shape, (Shape{96, 1500}));
+  EXPECT_GT(found.candidates[0].tensors[2]->stats.sqnr_db(), 50);
+}
+
+TEST(Measure, FusedExpertsAreComparedOneByOne) {
+  const MemoryReader in = moe();
+  const Converted out = converted(in, with_experts("nf4"));
+  const Measurement found = measured(in, {checkpoint(out.reader), plan(in, with_experts("nf4"))});
+  ASSERT_EQ(found.tensors.size(), 5U);
+  expect_equal(found.candidates[0], found.candidates[1]);
+  EXPECT_THAT(found.candidates[0].missing, IsEmpty());
+  const std::vector<float> all =
+      floats(DType::bf16, test::stored_as(DType::bf16, test::normal_weights(4 * 64 * 96, 8, 0.02f)));
+  for (std::size_t e = 0; e < 4; ++e) {
+    const std::string name = "model.layers.0.mlp.experts." + std::to_string(e) + ".down_proj.weight";
+    EXPECT_EQ(found.tensors[e].info, (TensorInfo{name, DType::bf16, {64, 96}}));
+    EXPECT_EQ(found.tensors[e].kind, "mlp.experts.down_proj");
+    EXPECT_EQ(found.tensors[e].layer, 0U);
+    EXPECT_EQ(found.tensors[e].bytes, 64U * 96 * 2);
+    EXPECT_EQ(found.tensors[e].stats, describe_in_units(std::span(all).subspan(e * 64 * 96, 64 * 96)));
+    EXPECT_GT(found.candidates[0].tensors[e]->stats.sqnr_db(), 20);
+  }
+}
+
+TEST(Measure, FusedExpertsThatStayFusedAreComparedAsOne) {
+  const MemoryReader in = moe();
+  const Converted out = converted(in, recipe("nf4"));
+  const Measurement found = measured(in, {checkpoint(out.reader), plan(in, recipe("nf4"))});
+  ASSERT_EQ(found.tensors.size(), 2U);
+  EXPECT_EQ(found.tensors[0].info.shape, (Shape{4, 64, 96}));
+  EXPECT_EQ(found.candidates[0].tensors[0]->stats.square, 0);
+  expect_equal(found.candidates[0], found.candidates[1]);
+}
+
+TEST(Measure, WhatCannotBeComparedIsNamed) {
+  MemoryReader in = llama();
+  in.add({"model.layers.0.f8.weight", DType::f8_e4m3, {4}}, std::vector<std::byte>(4));
+  in.add({"model.positions", DType::i64, {2}}, std::vector<std::byte>(16));
+  MemoryReader test;
+  add(test, "model.embed_tokens.weight", DType::f32, {50, 193}, std::vector<float>(50 * 193));  // another shape
+  add(test, up_proj, DType::f32, {515, 193}, test::normal_weights(515 * 193, 3, 0.05f));
+  test.add({"model.norm.weight", DType::i32, {192}}, std::vector<std::byte>(4 * 192));  // no weights
+  test.add({"model.layers.0.f8.weight", DType::f8_e4m3, {4}}, std::vector<std::byte>(4));
+  add(test, "model.another.weight", DType::f32, {1}, {1});
+  const Measurement found = measured(in, {checkpoint(test), checkpoint(in)});
+  EXPECT_THAT(found.candidates[0].missing,
+              ElementsAre("model.embed_tokens.weight", q_proj, "model.norm.weight", "model.layers.0.f8.weight"));
+  EXPECT_THAT(found.candidates[1].missing, ElementsAre("model.layers.0.f8.weight"));
+  // Those that one candidate has are measured, and the other has nothing in their place.
+  ASSERT_EQ(found.tensors.size(), 4U);
+  EXPECT_FALSE(found.candidates[0].tensors[1].has_value());
+  EXPECT_TRUE(found.candidates[0].tensors[2].has_value());
+  EXPECT_EQ(found.candidates[0].tensors[2]->stats.square, 0);
+  EXPECT_EQ(found.candidates[0].bytes, 50 * 193 * 4 + 515 * 193 * 4 + 192 * 4 + 4 + 4U);
+}
+
+TEST(Measure, NothingInCommon) {
+  const MemoryReader in = llama();
+  MemoryReader test;
+  test.add({"positions", DType::i64, {2}}, std::vector<std::byte>(16));
+  const Measurement found = measured(in, {checkpoint(test)});
+  EXPECT_EQ(found.tensors.size(), 0U);
+  EXPECT_EQ(found.candidates[0].missing.size(), 4U);
+  EXPECT_EQ(measured(test, {checkpoint(in)}).tensors.size(), 0U);
+}
+
+// ---- quantized references --------------------------------------------------------------------------------------
+
+TEST(Measure, QuantizedReferenceAndPlainTest) {
+  const MemoryReader in = llama();
+  for (const char* const to : {"nf4", "int8"}) {
+    const Converted out = converted(in, recipe(to));
+    const Measurement forth = measured(in, {checkpoint(out.reader)});
+    const Measurement back = measured(out.reader, {checkpoint(in)});
+    ASSERT_EQ(names(back), names(forth));
+    for (std::size_t t = 0; t < 4; ++t) {
+      const ErrorStats &a = forth.candidates[0].tensors[t]->stats, &b = back.candidates[0].tensors[t]->stats;
+      EXPECT_EQ(a.square, b.square);
+      EXPECT_EQ(a.max_abs, b.max_abs);
+      EXPECT_EQ(a.max_abs_at, b.max_abs_at);
+      EXPECT_EQ(back.tensors[t].bytes, forth.candidates[0].tensors[t]->bytes);
+      EXPECT_EQ(back.candidates[0].tensors[t]->bytes, forth.tensors[t].bytes);
+      EXPECT_EQ(back.tensors[t].info.shape, forth.tensors[t].info.shape);
+    }
+    EXPECT_EQ(back.bytes, forth.candidates[0].bytes);
+  }
+}
+
+TEST(Measure, BothQuantized) {
+  const MemoryReader in = llama();
+  const Converted fine = converted(in, recipe("int8"));
+  const Converted coarse = converted(in, recipe("fp4"));
+  const Measurement found = measured(fine.reader, {checkpoint(fine.reader), checkpoint(coarse.reader)});
+  ASSERT_EQ(found.tensors.size(), 4U);
+  for (std::size_t t = 0; t < 4; ++t) EXPECT_EQ(found.candidates[0].tensors[t]->stats.square, 0);
+  EXPECT_NEAR(found.candidates[1].tensors[1]->stats.sqnr_db(), 18.2, 0.3);
+  EXPECT_EQ(found.candidates[1].tensors[1]->codec, "fp4");
+}
+
+// ---- outcomes --------------------------------------------------------------------------------------------------
+
+TEST(Outcome, OfWhatAPlanMakesAndOfWhatIsStored) {
+  MemoryReader in = llama(DType::f32);
+  Recipe how = recipe("nf4");
+  how.embeddings = "bf16";
+  how.rules.push_back({".*up_proj.*", "int8"});
+  how.allow_nibble_only = true;
+  const Converted out = converted(in, how);
+  const Measurement found = measured(in, {plan(in, how), checkpoint(out.reader), checkpoint(in)});
+  std::map<Outcome, std::size_t> outcomes;
+  for (std::size_t t = 0; t < found.tensors.size(); ++t) {
+    const PlannedTensor tensor = out.plan.tensors[t];
+    const Outcome expected = tensor.quantized         ? Outcome::quantized
+                             : tensor.codec == "bf16" ? Outcome::cast
+                                                      : Outcome::kept;
+    ++outcomes[expected];
+    for (const std::size_t c : {0U, 1U})
+      EXPECT_EQ(outcome_of(found.tensors[t], *found.candidates[c].tensors[t]), expected) << tensor.info.name;
+    EXPECT_EQ(outcome_of(found.tensors[t], *found.candidates[2].tensors[t]), Outcome::kept) << tensor.info.name;
+  }
+  EXPECT_EQ(outcomes.size(), 3U);
+}
+
+// Two NF4 tensors are kept if they are equal, and the plain form of one is a cast.
+TEST(Outcome, AgainstAQuantizedReference) {
+  const MemoryReader in = llama(DType::f32);
+  const Converted nf4 = converted(in, recipe("nf4"));
+  MemoryReader changed = llama(DType::f32);
+  changed.bytes(1)[3] ^= std::byte{1};
+  const Converted other = converted(changed, recipe("nf4"));
+  const Measurement found = measured(nf4.reader, {checkpoint(nf4.reader), checkpoint(other.reader), checkpoint(in)});
+  const auto outcome = [&](std::size_t c) { return outcome_of(found.tensors[1], *found.candidates[c].tensors[1]); };
+  EXPECT_EQ(outcome(0), Outcome::kept);
+  EXPECT_EQ(outcome(1), Outcome::quantized);
+  EXPECT_EQ(outcome(2), Outcome::cast);
+}
+
+TEST(Outcome, HeadlinesWhatIsQuantizedThenWhatIsCast) {
+  ByOutcome<Totals> totals;
+  EXPECT_EQ(totals.headlined(), Outcome::kept);
+  totals[Outcome::kept].tensors = 3;
+  EXPECT_EQ(&totals.headline(), &totals.kept);
+  totals[Outcome::cast].tensors = 2;
+  EXPECT_EQ(&totals.headline(), &totals.cast);
+  totals[Outcome::quantized].tensors = 1;
+  EXPECT_EQ(&totals.headline(), &totals.quantized);
+  EXPECT_EQ(totals.headlined(), Outcome::quantized);
+}
+
+// ---- figures ---------------------------------------------------------------------------------------------------
+
+TEST(Measure, NonfiniteWeightsAreCounted) {
+  MemoryReader in;
+  std::vector<float> weights = test::normal_weights(300'000, 1);
+  weights[5] = nan;
+  weights[200'000] = infinity;
+  weights[200'001] = -infinity;
+  add(in, "a.weight", DType::f32, {1000, 300}, weights);
+  MemoryReader test;
+  std::vector<float> other = weights;
+  other[5] = 1;
+  other[299'999] = nan;
+  add(test, "a.weight", DType::f32, {1000, 300}, other);
+  const Measurement found = measured(in, {checkpoint(test)});
+  const MeasuredError& error = found.candidates[0].tensors[0].value();
+  EXPECT_EQ(found.tensors[0].stats.nan, 1U);
+  EXPECT_EQ(found.tensors[0].stats.inf, 2U);
+  EXPECT_EQ(found.tensors[0].stats.count, 300'000U - 3);
+  EXPECT_EQ(error.stats.nan, 1U);
+  EXPECT_EQ(error.stats.inf, 2U);
+  EXPECT_EQ(error.stats.count, 300'000U - 4);
+  EXPECT_EQ(error.stats.square, 0);
+  EXPECT_EQ(error.counts.exact, 300'000U - 4);
+  EXPECT_THAT(error.counts.errors, IsEmpty());
+  EXPECT_TRUE(std::isfinite(found.tensors[0].outlier_energy));
+}
+
+// All the way: one weight of 1e300 in a tensor of several tiles, in what convert() writes and in what it would write.
+TEST(Measure, NumbersBeyondFp32AreFinite) {
+  constexpr std::size_t weights = 10'000, at = 9'000;
+  MemoryReader in;
+  std::vector<double> values(weights, 0.5);
+  values[at] = 1e300;
+  values[2] = INFINITY;
+  std::vector<std::byte> bytes(weights * sizeof(double));
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  in.add({"a.weight", DType::f64, {100, 100}}, bytes);
+  for (const char* const to : {"fp32", "fp16", "bf16"}) {
+    Recipe how = recipe(to);
+    how.options.on_overflow = OnOverflow::keep;
+    const Converted out = converted(in, how);
+    const Measurement found = measured(in, {plan(in, how), checkpoint(out.reader), checkpoint(in)});
+    EXPECT_EQ(found.tensors[0].stats.inf, 1U) << to;
+    EXPECT_EQ(found.tensors[0].stats.beyond_fp32, 1U) << to;
+    EXPECT_EQ(found.tensors[0].stats.count, weights - 2) << to;
+    for (const std::size_t c : {0U, 1U}) {
+      const ErrorStats& stats = found.candidates[c].tensors[0]->stats;
+      EXPECT_EQ(stats.lost, 1U) << to;
+      EXPECT_EQ(stats.inf, 2U) << to;
+      EXPECT_EQ(stats.square, 0) << to;
+    }
+    EXPECT_EQ(found.candidates[2].tensors[0]->stats.lost, 0U);
+    EXPECT_EQ(found.candidates[2].tensors[0]->stats.inf, 1U);
+    EXPECT_EQ(outcome_of(found.tensors[0], *found.candidates[2].tensors[0]), Outcome::kept);
+  }
+}
+
+TEST(Measure, EmptyTensorsAndScalars) {
+  MemoryReader in;
+  in.add({"empty.weight", DType::f32, {0, 64}}, {});
+  in.add({"thin.weight", DType::f32, {64, 0}}, {});
+  add(in, "scalar", DType::f32, {}, {2.5f});
+  in.add({"none", DType::bf16, {0}}, {});
+  const Measurement found = measured(in, {checkpoint(in), plan(in, recipe("fp16"))});
+  ASSERT_EQ(names(found), (std::vector<std::string>{"empty.weight", "thin.weight", "scalar", "none"}));
+  for (const MeasuredCandidate& candidate : found.candidates) {
+    EXPECT_TRUE(std::isnan(candidate.tensors[0]->stats.rmse()));
+    EXPECT_EQ(candidate.tensors[2]->stats.count, 1U);
+    EXPECT_EQ(candidate.tensors[2]->stats.square, 0);
+  }
+  EXPECT_FALSE(found.tensors[0].outlier_columns.has_value());
+  EXPECT_FALSE(found.tensors[2].outlier_columns.has_value());
+}
+
+TEST(Measure, OutlierColumns) {
+  MemoryReader in;
+  std::vector<double> energy;
+  for (const std::size_t columns : {4096U, 701U}) {  // units that end with a row, and units that do not
+    const std::size_t rows = (std::size_t{1} << 21) / columns;
+    std::vector<float> weights = test::normal_weights(rows * columns, 1);
+    double all = 0, outliers = 0;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const bool is_outlier = i % columns == 0 || i % columns == 77 || i % columns == columns - 1;
+      if (is_outlier) weights[i] *= 20;
+      const double square = static_cast<double>(weights[i]) * weights[i];
+      all += square;
+      outliers += is_outlier ? square : 0;
+    }
+    add(in, std::to_string(columns) + ".weight", DType::f32, {rows, columns}, weights);
+    energy.push_back(outliers / all);
+  }
+  add(in, "plain.weight", DType::f32, {300, 700}, test::normal_weights(300 * 700, 2));
+  add(in, "vector", DType::f32, {700}, test::normal_weights(700, 2));
+  add(in, "wide.weight", DType::f32, {1, 65'537}, std::vector<float>(65'537, 1.0f));
+  add(in, "widest.weight", DType::f32, {2, 65'536}, std::vector<float>(2 * 65'536, 1.0f));
+  add(in, "zeros.weight", DType::f32, {8, 8}, std::vector<float>(64, 0.0f));
+  const Measurement found = measured(in, {checkpoint(in)});
+  for (const std::size_t t : {0U, 1U}) {
+    EXPECT_EQ(found.tensors[t].outlier_columns, 3U);
+    EXPECT_NEAR(found.tensors[t].outlier_energy, energy[t], 1e-6);
+  }
+  EXPECT_EQ(found.tensors[2].outlier_columns, 0U);
+  EXPECT_EQ(found.tensors[2].outlier_energy, 0);
+  EXPECT_FALSE(found.tensors[3].outlier_columns.has_value());
+  EXPECT_FALSE(found.tensors[4].outlier_columns.has_value());
+  EXPECT_EQ(found.tensors[5].outlier_columns, 0U);
+  EXPECT_EQ(found.tensors[6].outlier_columns, 0U);
+}
+
+// 4 bits of which normal weights use 3.885: the figure is computed from four million weights by others.
+TEST(Measure, EntropyOfTheCodesOfNormalWeights) {
+  MemoryReader in;
+  add(in, "a.q_proj.weight", DType::f32, {1024, 1024}, test::normal_weights(1 << 20, 1));
+  const Measurement found = measured(in, {plan(in, recipe("nf4")), plan(in, recipe("int8"))});
+  EXPECT_NEAR(found.candidates[0].tensors[0]->counts.entropy(), 3.885, 0.001);
+  EXPECT_TRUE(std::isnan(found.candidates[1].tensors[0]->counts.entropy()));
+}
+
+TEST(Measure, CountsAreMadeOnRequestOnly) {
+  const MemoryReader in = llama();
+  Progress progress;
+  const Measurement found = measure(in, std::vector{plan(in, recipe("nf4"))}, {}, progress);
+  for (const auto& error : found.candidates[0].tensors) {
+    EXPECT_THAT(error->counts.codes, IsEmpty());
+    EXPECT_THAT(error->counts.errors, IsEmpty());
+    EXPECT_EQ(error->counts.exact, 0U);
+  }
+}
+
+// ---- how it is done must not matter ----------------------------------------------------------------------------
+
+// The smallest memory leaves one unit in flight and no room for what is encoded: it goes to a file.
+TEST(Measure, FiguresDoNotDependOnThreadsOrMemory) {
+  MemoryReader in = llama(DType::bf16);
+  for (std::size_t i = 0; i < 60; ++i)
+    in.add_normal("model.layers." + std::to_string(i + 2) + ".mlp.up_proj.weight", DType::bf16,
+                  {1 + i % 5, 64 * (1 + i % 3)});
+  const Converted out = converted(in, recipe("nf4"));
+  const std::vector<Candidate> candidates{checkpoint(out.reader), plan(in, recipe("nf4")), plan(in, recipe("int8")),
+                                          plan(in, recipe("fp16"))};
+  const Measurement first = measured(in, candidates, {1, 1'000'000'000});
+  const auto least = [&] {
+    for (Resources resources{2, 14 << 20};; resources.max_memory += 1 << 16) try {
+        (void)measured(in, candidates, resources);
+        return resources;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Errc::no_space);
+      }
+  }();
+  for (const Resources& resources :
+       {Resources{2, 1'000'000'000}, Resources{7, 1'000'000'000}, Resources{64, 400'000'000}, least})
+    expect_equal(measured(in, candidates, resources), first);
+  EXPECT_LT(least.max_memory, 30'000'000U);
+}
+
+TEST(Measure, ProgressComesInOrderAndCanBeCancelled) {
+  class Watch final : public Progress {
+   public:
+    explicit Watch(std::size_t calls) : most_(calls) {}
+    void advance(std::string_view tensor, std::uint64_t done, std::uint64_t total) override {
+      EXPECT_GE(done, done_);
+      EXPECT_LE(done, total);
+      done_ = done;
+      total_ = total;
+      if (names.empty() || names.back() != tensor) names.emplace_back(tensor);
+      ++calls_;
+    }
+    [[nodiscard]] bool cancelled() const override { return calls_ >= most_; }
+    [[nodiscard]] bool is_complete() const { return done_ == total_; }
+    std::vector<std::string> names;
+
+   private:
+    std::size_t most_;
+    std::atomic<std::size_t> calls_ = 0;
+    std::uint64_t done_ = 0, total_ = 0;
+  };
+  const MemoryReader in = llama();
+  const std::vector<Candidate> candidates{plan(in, recipe("nf4"))};
+  Watch all(1'000'000);
+  EXPECT_EQ(names(measure(in, candidates, {}, all)), all.names);
+  EXPECT_TRUE(all.is_complete());
+  Watch some(1);
+  EXPECT_EQ(error_of([&] { (void)measure(in, candidates, {}, some); }, Errc::interrupted), "interrupted");
+}
+
+}  // namespace
+}  // namespace nibble::measure_test
