@@ -273,6 +273,29 @@ TEST(FourBitMatmul, RandomShapesThatDoNot) {
                    200 + i);
 }
 
+// Tokens that do not begin at 16 bytes, with everything else as the tiles need it.
+TEST(FourBitMatmul, TokensOfAnyStride) {
+  for (const std::size_t beyond : {1U, 4U, 7U, 8U})
+    expect_product({.m = 3, .rows = 20, .columns = 128, .x_stride = beyond}, static_cast<u32>(beyond));
+}
+
+// The absmax that double quantization gives is a product and a sum, each rounded, as in the codecs: where the sum is 0,
+// so is every weight. A fused multiply-add would leave what the product was rounded by.
+TEST(FourBitMatmul, NestedAbsmaxIsRoundedTwice) {
+  for (const std::size_t columns : {64U, 65U})  // tiles, and what has none
+    for (const std::size_t m : {1U, 20U})
+      for (const u8 code : {u8{3}, u8{90}, u8{200}, u8{251}}) {
+        Problem problem({.m = m, .rows = 8, .columns = columns}, code);
+        const float product = nested::codebook[code] * 0.0123f;
+        ASSERT_NE(std::fma(nested::codebook[code], 0.0123f, -product), 0);
+        std::fill(problem.absmax_codes.begin(), problem.absmax_codes.end(), code);
+        std::fill(problem.nested_absmax.begin(), problem.nested_absmax.end(), 0.0123f);
+        problem.offset = {-product};
+        for (const u16 bits : Product(problem).product_written_once())
+          ASSERT_EQ(bits & 0x7fff, 0) << columns << ", " << int{code};
+      }
+}
+
 // Few rows and many inputs: blocks share the inputs and leave their sums in the workspace.
 TEST(FourBitMatmul, SplitInputs) {
   for (const std::size_t m : {1, 6, 12, 20, 40})

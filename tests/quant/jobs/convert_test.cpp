@@ -177,6 +177,7 @@ TEST(Convert, NonfiniteTensorRestartsItsShardAndIsKept) {
   set_weight(in, 2, 5, -infinity);
   const Result result = run(in, recipe("nf4"));
   EXPECT_EQ(result.begun, 2U);  // once for all of its tensors
+  EXPECT_EQ(result.report.findings, Findings{});  // of what was stored
   const auto manifest = nlohmann::json::parse(result.manifest);
   EXPECT_EQ(manifest.at("tensors").size(), 4U);
   EXPECT_EQ(manifest.at("tensors").at(1).at("codec"), "keep");
@@ -300,6 +301,19 @@ TEST(Convert, ShardsAreCutBySizeAndByInput) {
   Recipe by_input = recipe("fp32");
   by_input.keep_shards = true;
   EXPECT_EQ(run(llama(), by_input).report.plan.shard_ends, (std::vector<std::size_t>{2, 4}));
+}
+
+// A shard may be as large as the limit.
+TEST(Convert, ShardsReachTheLimit) {
+  MemoryReader in = llama();
+  const std::uint64_t two = in.bytes(0).size() + in.bytes(1).size();
+  const auto first_end = [&](std::uint64_t limit) {
+    Recipe how = recipe("fp32");
+    how.max_shard_bytes = limit;
+    return make_plan(in, how).shard_ends.front();
+  };
+  EXPECT_EQ(first_end(two), 2U);
+  EXPECT_EQ(first_end(two - 1), 1U);
 }
 
 TEST(Convert, ManifestAgreesWithTheParts) {
