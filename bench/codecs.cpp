@@ -27,6 +27,7 @@
 #include "nibble/nested.hpp"
 #include "nibble/scratch.hpp"
 #include "nibble/target.hpp"
+#include "quant/quantizers/quantizer.hpp"
 
 namespace {
 
@@ -94,11 +95,12 @@ class Cut {
  public:
   Cut(const nibble::Codec& codec, nibble::TensorInfo info)
       : tensor(std::move(info)),
-        chunking(codec.chunking(tensor, chunk_bytes * 8 / nibble::traits(tensor.dtype).bits)),
-        stored(codec.parts(tensor).front().bytes()),
+        quantizer(make_quantizer(codec)),
+        chunking(quantizer->chunking(tensor, chunk_bytes * 8 / nibble::traits(tensor.dtype).bits)),
+        stored(codec.code_bytes(tensor, tensor.elements())),
         elements_(tensor.elements()) {}
 
-  // For each chunk: its first weight, its bytes in the source, its bytes in the first part.
+  // For each chunk: its first weight, its bytes in the source, its bytes among the codes.
   template <class Visit> void for_each_chunk(std::span<const std::byte> source, std::span<std::byte> out, Visit visit) {
     for (std::uint64_t first = 0; first < elements_; first += chunking.weights) {
       const std::uint64_t count = std::min(chunking.weights, elements_ - first);
@@ -118,6 +120,7 @@ class Cut {
   }
 
   nibble::TensorInfo tensor;
+  std::unique_ptr<const nibble::Quantizer> quantizer;
   nibble::Chunking chunking;
   std::uint64_t stored;
 
@@ -126,12 +129,12 @@ class Cut {
   std::uint64_t elements_;
 };
 
-// The parts that follow the first.
-struct Parts final : nibble::PartSink {
+// The planes that follow the codes.
+struct Planes final : nibble::PlaneSink {
   std::vector<std::vector<std::byte>> bytes;
-  void write(std::size_t part, std::span<const std::byte> more) override {
-    if (bytes.size() < part) bytes.resize(part);
-    bytes[part - 1].insert(bytes[part - 1].end(), more.begin(), more.end());
+  void write(std::size_t plane, std::span<const std::byte> more) override {
+    if (bytes.size() < plane) bytes.resize(plane);
+    bytes[plane - 1].insert(bytes[plane - 1].end(), more.begin(), more.end());
   }
 };
 
@@ -143,8 +146,8 @@ void encode(benchmark::State& state, const nibble::Codec* codec, DType dtype, st
   Cut cut(*codec, tensor_of(dtype, bytes));
   const auto source = weights(dtype, bytes);
   const auto out = memory(to, cut.stored);
-  nibble::MemoryScratch scratch(codec->scratch_bytes(cut.tensor));
-  const auto encoder = codec->encoder(cut.tensor, cut.chunking, scratch);
+  nibble::MemoryScratch scratch(cut.quantizer->scratch_bytes(cut.tensor));
+  const auto encoder = cut.quantizer->encoder(cut.tensor, cut.chunking, scratch);
   for (auto _ : state) cut.encode(*encoder, source, out);
   count_bytes(state, bytes);
 }
@@ -153,11 +156,11 @@ void quantize(benchmark::State& state, const nibble::Codec* codec, DType dtype, 
   Cut cut(*codec, tensor_of(dtype, bytes));
   const auto source = weights(dtype, bytes);
   const auto out = memory(to, cut.stored);
-  nibble::MemoryScratch scratch(codec->scratch_bytes(cut.tensor));
+  nibble::MemoryScratch scratch(cut.quantizer->scratch_bytes(cut.tensor));
   for (auto _ : state) {
-    const auto encoder = codec->encoder(cut.tensor, cut.chunking, scratch);
+    const auto encoder = cut.quantizer->encoder(cut.tensor, cut.chunking, scratch);
     cut.encode(*encoder, source, out);
-    Parts rest;
+    Planes rest;
     encoder->finish(rest);
     benchmark::DoNotOptimize(rest);
   }
@@ -167,13 +170,13 @@ void quantize(benchmark::State& state, const nibble::Codec* codec, DType dtype, 
 void decode(benchmark::State& state, const nibble::Codec* codec, DType dtype, std::uint64_t bytes) {
   Cut cut(*codec, tensor_of(dtype, bytes));
   const auto stored = memory(encoded, cut.stored);
-  nibble::MemoryScratch scratch(codec->scratch_bytes(cut.tensor));
-  const auto encoder = codec->encoder(cut.tensor, cut.chunking, scratch);
+  nibble::MemoryScratch scratch(cut.quantizer->scratch_bytes(cut.tensor));
+  const auto encoder = cut.quantizer->encoder(cut.tensor, cut.chunking, scratch);
   cut.encode(*encoder, weights(dtype, bytes), stored);
-  Parts rest;
+  Planes rest;
   encoder->finish(rest);
-  const std::vector<std::span<const std::byte>> parts(rest.bytes.begin(), rest.bytes.end());
-  const auto decoder = codec->decoder(cut.tensor, parts);
+  const std::vector<std::span<const std::byte>> planes(rest.bytes.begin(), rest.bytes.end());
+  const auto decoder = codec->decoder(cut.tensor, planes);
   const auto out = memory(to, bytes);
   for (auto _ : state)
     cut.for_each_chunk(stored, out,
@@ -242,7 +245,7 @@ std::vector<Registered> registered() {
   for (const std::string_view name : nibble::codec_names()) {
     all.push_back({std::string(name), nibble::make_codec(name)});
     auto plain = nibble::make_codec(name, {.double_quant = false});
-    if (plain->parts(any).size() != all.back().codec->parts(any).size())
+    if (plain->planes(any).size() != all.back().codec->planes(any).size())
       all.push_back({std::string(name) + "-no-double-quant", std::move(plain)});
   }
   return all;
@@ -270,7 +273,7 @@ int main(int argc, char** argv) {
         if (!codec->accepts(tensor)) continue;
         if (!name.ends_with("-no-double-quant"))
           add("encode/" + name + type_name(dtype), size, encode, codec.get(), dtype);
-        if (codec->parts(tensor).size() > 1)
+        if (codec->quantizes())
           add("quantize/" + name + type_name(dtype), size, quantize, codec.get(), dtype);
       }
       for (const DType dtype : decode_types)

@@ -40,7 +40,7 @@ STAGES = [
     (SERIAL + "flush and commit", r"OutputFile::flush|fdatasync|fsync|::commit|Manifest::"),
     (SERIAL + "headers and plan", r"open_checkpoint|make_plan|plan_memory|create_checkpoint|check_unchanged"),
     (SERIAL + "reserve space", r"OutputFile::reserve|fallocate"),  # on tmpfs this writes zeros, on a disk nothing
-    (SERIAL + "begin a tensor", r"add_work|next_work|Codec::encoder|Codec::parts"),
+    (SERIAL + "begin a tensor", r"add_work|next_work|::encoder|stored_parts"),
     ("read", r"InputFile::read|Reader::read|pread64"),
     ("write", r"OutputFile::write_at|Writer::write|pwrite64"),
     ("error report", r"compare_blocks_\w+\(.*lambda|add_tile_errors|sum_changes|change_of_error|compare_squares"),

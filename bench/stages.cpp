@@ -42,6 +42,7 @@
 #include "nibble/recipe.hpp"
 #include "nibble/scratch.hpp"
 #include "nibble/target.hpp"
+#include "quant/quantizers/quantizer.hpp"
 
 namespace {
 
@@ -141,11 +142,12 @@ void read(const Options& options) {
 struct Tensor {
   nibble::PlannedTensor planned;
   std::unique_ptr<const nibble::Codec> codec;
+  std::unique_ptr<const nibble::Quantizer> quantizer;
   nibble::Chunking chunking;
   std::unique_ptr<nibble::MemoryScratch> scratch;
   std::unique_ptr<nibble::Encoder> encoder;
   std::uint64_t elements = 0;
-  std::uint64_t stored = 0;  // bytes of the first part
+  std::uint64_t stored = 0;  // bytes of the codes
   Pages source;
   std::atomic<std::uint64_t> chunks_left = 0;
 };
@@ -156,15 +158,15 @@ struct Chunk {
   std::uint64_t weights;
 };
 
-// Takes the parts that an encoder makes at the end, in order, hashes them, and says how long that took.
-class InOrder final : public nibble::PartSink {
+// Takes the planes that an encoder makes at the end, in order, hashes them, and says how long that took.
+class InOrder final : public nibble::PlaneSink {
  public:
-  explicit InOrder(const std::vector<nibble::TensorInfo>& parts) {
-    for (const nibble::TensorInfo& part : parts) hashes_.emplace_back(part.bytes());
+  explicit InOrder(const std::vector<nibble::Plane>& planes) {
+    for (const nibble::Plane& plane : planes) hashes_.emplace_back(plane.bytes());
   }
-  void write(std::size_t part, std::span<const std::byte> bytes) override {
+  void write(std::size_t plane, std::span<const std::byte> bytes) override {
     const auto start = std::chrono::steady_clock::now();
-    hashes_.at(part).append(bytes);
+    hashes_.at(plane).append(bytes);
     seconds += seconds_since(start);
   }
   double seconds = 0;
@@ -192,12 +194,13 @@ void encode(const Options& options) {
     const nibble::TensorInfo& info = planned.info;
     tensor->planned = planned;
     tensor->codec = nibble::make_codec(planned.codec, recipe.options);
-    tensor->chunking = tensor->codec->chunking(info, chunk_bytes * 8 / nibble::traits(info.dtype).bits);
+    tensor->quantizer = make_quantizer(*tensor->codec);
+    tensor->chunking = tensor->quantizer->chunking(info, chunk_bytes * 8 / nibble::traits(info.dtype).bits);
     if (tensor->chunking.scan) throw std::runtime_error(info.name + ": rows longer than a chunk are not measured here");
-    tensor->scratch = std::make_unique<nibble::MemoryScratch>(tensor->codec->scratch_bytes(info));
-    tensor->encoder = tensor->codec->encoder(info, tensor->chunking, *tensor->scratch);
+    tensor->scratch = std::make_unique<nibble::MemoryScratch>(tensor->quantizer->scratch_bytes(info));
+    tensor->encoder = tensor->quantizer->encoder(info, tensor->chunking, *tensor->scratch);
     tensor->elements = info.elements();
-    tensor->stored = tensor->codec->parts(info).front().bytes();
+    tensor->stored = tensor->codec->code_bytes(info, tensor->elements);
     tensor->source = Pages(info.bytes());
     reader->read(planned.source, 0, tensor->source.bytes());
     for (std::uint64_t first = 0; first < tensor->elements; first += tensor->chunking.weights)
@@ -218,7 +221,7 @@ void encode(const Options& options) {
     tensor->encoder->encode(first, source, buffers[thread].bytes().first(stored), nullptr);
     if (--tensor->chunks_left > 0) return;
     const auto start = std::chrono::steady_clock::now();
-    InOrder rest(tensor->codec->parts(tensor->planned.info));
+    InOrder rest(tensor->codec->planes(tensor->planned.info));
     tensor->encoder->finish(rest);
     in_order_seconds += rest.seconds;
     finish_seconds += seconds_since(start);

@@ -109,19 +109,19 @@ void check_output_name(const std::string& out, const Reader& in) {
 // were asked for, and once there is a plan those that tensors get; `fact` says what such an option does wrong.
 void check_applicable(const CLI::App& command, const Recipe& recipe, const std::set<std::string_view>& codecs,
                       std::string_view fact) {
-  bool four_bit = false, quantizes = false;
+  bool has_blocks = false, quantizes = false;
   for (const std::string_view name : codecs) {
-    const auto bnb = make_codec(name)->bnb_config();
-    quantizes = quantizes || bnb.has_value();
-    four_bit = four_bit || (bnb && bnb->bits == 4);
+    const auto codec = make_codec(name);
+    quantizes = quantizes || codec->quantizes();
+    has_blocks = has_blocks || codec->granularity() == Granularity::block;
   }
-  const bool casts = !make_codec(recipe.to)->bnb_config();
+  const bool casts = !make_codec(recipe.to)->quantizes();
   const auto refuse_if = [&](bool wrong, const char* option, std::string_view why) {
     if (wrong && command.count(option) > 0) throw Error(Errc::usage, fmt::format("{} {}: {}", option, fact, why));
   };
-  refuse_if(!four_bit, "--block-size", "only nf4 and fp4 have blocks");
-  refuse_if(!four_bit, "--no-double-quant", "only nf4 and fp4 have double quantization");
-  refuse_if(!four_bit, "--compute-dtype", "only nf4 and fp4 layers have a compute type");
+  refuse_if(!has_blocks, "--block-size", "only nf4 and fp4 have blocks");
+  refuse_if(!has_blocks, "--no-double-quant", "only nf4 and fp4 have double quantization");
+  refuse_if(!has_blocks, "--compute-dtype", "only nf4 and fp4 layers have a compute type");
   refuse_if(!codecs.contains("fp16") && !codecs.contains("bf16") && !codecs.contains("fp32"), "--on-overflow",
             "it is for casts (--nonfinite is for what is quantized)");
   refuse_if(!quantizes && recipe.nonfinite == Nonfinite::quantize, "--nonfinite",
@@ -154,7 +154,7 @@ void check_applicable(const CLI::App& command, const Reader& in, const Plan& pla
     return;
   std::set<std::string_view> codecs;
   for (const std::string_view name : codecs_of(plan.recipe))
-    if (!make_codec(name)->bnb_config()) codecs.insert(name);
+    if (!make_codec(name)->quantizes()) codecs.insert(name);
   for (const PlannedTensor& tensor : plan.tensors) codecs.insert(tensor.codec);
   check_applicable(command, plan.recipe, codecs, "applies to no tensor");
 }
@@ -277,7 +277,7 @@ void add_convert(CLI::App& app) {
                     "bnb_4bit_compute_dtype [the source's 16-bit type; float32 for an fp32 source]",
                     {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}})
       ->group(format);
-  add_choice<OnOverflow>(*command, "--on-overflow", recipe.options.on_overflow,
+  add_choice<OnOverflow>(*command, "--on-overflow", recipe.on_overflow,
                          {{"error", OnOverflow::error}, {"clamp", OnOverflow::clamp}, {"keep", OnOverflow::keep}},
                          "Finite values beyond the type they are cast to (fp16: 65504): stop, store the largest, or "
                          "store infinity [error for fp16, keep for bf16 and fp32]")

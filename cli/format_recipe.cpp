@@ -42,10 +42,9 @@ Recipe parse_format(const std::string& text) {
   } catch (const Error& error) {
     fail(error.what());
   }
-  if (const auto bnb = codec->bnb_config(); colon < text.size() && !(bnb && bnb->bits == 4))
-    fail("only 4-bit codecs have options");
+  if (colon < text.size() && codec->granularity() != Granularity::block) fail("only 4-bit codecs have options");
   recipe.nonfinite = Nonfinite::keep;
-  recipe.options.on_overflow = OnOverflow::keep;  // an infinity shows in the figures
+  recipe.on_overflow = OnOverflow::keep;  // an infinity shows in the figures
   return recipe;
 }
 

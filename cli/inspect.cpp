@@ -72,9 +72,9 @@ struct WeightRow {
 
 std::string type_of(const StoredWeights::Tensor& weight) {
   if (!weight.quantized()) return std::string(traits(weight.stored.info.dtype).name);
-  const auto bnb = make_codec(weight.codec)->bnb_config();
-  return bnb && bnb->bits == 4 ? fmt::format("{}/{}", weight.codec, weight.stored.options.blocksize)
-                               : std::string(weight.codec);
+  const StoredTensor& stored = weight.stored;
+  if (make_codec(stored.codec)->granularity() != Granularity::block) return std::string(stored.codec);
+  return fmt::format("{}/{}", stored.codec, stored.options.blocksize);
 }
 
 // Layer 2 before layer 10: digits count as the number they are.

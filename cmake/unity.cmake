@@ -12,7 +12,7 @@ function(nibble_unity target)
   foreach(source IN LISTS sources)
     # Highway includes a source once for each CPU target. In device.cpp, g++ warns of a member in an anonymous namespace.
     file(STRINGS ${source} alone REGEX "^#define HWY_TARGET_INCLUDE" LIMIT_COUNT 1)
-    if(alone OR source MATCHES "/quant/stream/device[.]cpp$")
+    if(alone OR source MATCHES "/quant/quantizers/device[.]cpp$")
       set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     endif()
   endforeach()

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "nibble/codec.hpp"
+#include "nibble/findings.hpp"
 
 /// bfloat16: the upper half of an fp32 number, 1 sign, 8 exponent and 7 mantissa bits.
 namespace nibble::bf16 {

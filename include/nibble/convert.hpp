@@ -9,6 +9,8 @@
 
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
+#include "nibble/error_sums.hpp"
+#include "nibble/findings.hpp"
 #include "nibble/memory.hpp"
 #include "nibble/outcome.hpp"
 #include "nibble/recipe.hpp"

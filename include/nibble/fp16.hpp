@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "nibble/codec.hpp"
+#include "nibble/findings.hpp"
 
 /// IEEE binary16: 1 sign, 5 exponent and 10 mantissa bits; largest finite value 65504, smallest normal 2^-14.
 namespace nibble::fp16 {

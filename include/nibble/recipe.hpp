@@ -11,6 +11,7 @@
 
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
+#include "nibble/findings.hpp"
 #include "nibble/tensor_list.hpp"
 
 namespace nibble {
@@ -39,6 +40,7 @@ enum class ErrorReport : std::uint8_t {
 struct Recipe {
   std::string to;  ///< codec: for the model's linear layers, or, if it casts, for all weights
   CodecOptions options;
+  OnOverflow on_overflow = OnOverflow::automatic;
   Nonfinite nonfinite = Nonfinite::keep;
   ErrorReport error_report = ErrorReport::basic;
   std::vector<Rule> rules;          ///< the last match wins

@@ -89,9 +89,8 @@ struct Bf16 {
   static constexpr DType dtype = DType::bf16;
   static constexpr double normal_sqnr_db = 55.6;  // of 2^22 fp32 weights, 0.001 <= standard deviation <= 2; by torch
 
-  OnOverflow on_overflow;
-
-  Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out) const {
+  static Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out,
+                         OnOverflow on_overflow) {
     const Findings found =
         narrow_tile(source, weights, [&](DType type, auto bytes) { return bf16::encode_from(type, bytes, out); });
     if (found.overflow > 0 && on_overflow == OnOverflow::clamp)
@@ -104,9 +103,7 @@ struct Bf16 {
 
 }  // namespace
 
-std::unique_ptr<const Codec> make_bf16(const CodecOptions& options) {
-  return std::make_unique<CastCodec<Bf16>>(Bf16{options.on_overflow});
-}
+std::unique_ptr<const Codec> make_bf16(const CodecOptions&) { return std::make_unique<CastCodecOf<Bf16>>(); }
 
 }  // namespace nibble
 #endif

@@ -15,10 +15,10 @@
 
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
-#include "nibble/metrics.hpp"
+#include "nibble/findings.hpp"
 #include "quant/simd/widen.hpp"
 
-/// What fp32, fp16 and bf16 share: one part of the same name and shape, and counting what does not fit.
+/// What fp32, fp16 and bf16 share: a number for each weight, and counting what does not fit.
 namespace nibble {
 
 /// What an inner loop counts.
@@ -60,91 +60,55 @@ void for_each_overflow(DType source, std::span<const std::byte> weights, IsInfin
     if (is_infinite(i) && std::isfinite(widened[i])) clamp(i, std::signbit(widened[i]));
 }
 
-/// compare_squares() of F64 weights, without rounding them first. Those beyond fp32 count nowhere.
-inline ErrorSums compare_fp64(std::span<const std::byte> weights, std::span<const float> test) {
-  ErrorSums sums;
-  for (std::size_t i = 0; i < test.size(); ++i) {
-    double w = 0;
-    std::memcpy(&w, weights.data() + i * sizeof(w), sizeof(w));
-    const double t = test[i];
-    if (!(std::abs(w) <= std::numeric_limits<float>::max()) || !std::isfinite(t)) continue;
-    sums.add({1, (t - w) * (t - w), w * t, w * w, t * t});
-  }
-  return sums;
-}
-
-/// Stores every weight as Format::Stored, which is what DType Format::dtype is in memory. Format also has a name, a
-/// summary, encode(source, bytes, out) for up to tile_weights weights, and Stored is what widen() reads back.
-template <class Format> class CastCodec final : public Codec {
-  using Stored = typename Format::Stored;
-
+/// A codec that stores every weight as a number of another type.
+class CastCodec : public Codec {
  public:
-  explicit CastCodec(const Format& format) : format_(format) {}
+  /// Stores at most tile_weights weights and tells what did not fit; `stored` is aligned for its type.
+  virtual Findings encode(DType source, std::span<const std::byte> weights, std::span<std::byte> stored,
+                          OnOverflow on_overflow) const = 0;
 
-  std::string_view name() const noexcept override { return Format::name; }
-  std::string_view summary() const noexcept override { return Format::summary; }
-  std::vector<TensorInfo> parts(const TensorInfo& tensor) const override {
-    return {{tensor.name, Format::dtype, tensor.shape}};
+  std::vector<Plane> planes(const TensorInfo& tensor) const final {
+    return {{PlaneRole::codes, *cast_type(), tensor.shape}};
   }
-  Chunking chunking(const TensorInfo&, std::uint64_t limit) const override {
-    if (limit > tile_weights) limit -= limit % tile_weights;  // pieces of errors are not cut
-    return {std::max<std::uint64_t>(limit, 1), false};
+  std::uint64_t code_bytes(const TensorInfo&, std::uint64_t n) const final { return byte_count(*cast_type(), n); }
+  std::unique_ptr<Decoder> decoder(const TensorInfo&, std::span<const std::span<const std::byte>>) const final {
+    return std::make_unique<CastDecoder>(*cast_type());
   }
-  std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&, Scratch&) const override {
-    return std::make_unique<CastEncoder>(format_, tensor.dtype);
-  }
-  std::unique_ptr<Decoder> decoder(const TensorInfo&, std::span<const std::span<const std::byte>>) const override {
-    return std::make_unique<CastDecoder>();
-  }
-  std::optional<DType> cast_type() const override { return Format::dtype; }
-  double normal_sqnr_db(const TensorInfo&) const override { return Format::normal_sqnr_db; }
 
  private:
-  class CastEncoder final : public Encoder {
-   public:
-    CastEncoder(const Format& format, DType source) : format_(format), source_(source) {}
-
-    Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out,
-                    std::vector<ErrorSums>* errors) override {
-      const std::size_t size = traits(source_).bits / 8;
-      const std::size_t n = weights.size() / size;
-      Findings findings;
-      std::array<Stored, tile_weights> stored;  // `out` need not be aligned
-      for (std::size_t i = 0; i < n; i += tile_weights) {
-        const std::size_t count = std::min(tile_weights, n - i);
-        const auto bytes = weights.subspan(i * size, count * size);
-        Findings here = format_.encode(source_, bytes, std::span(stored).first(count));
-        if (here.first_nonfinite != UINT64_MAX) here.first_nonfinite += first + i;
-        findings.add(here);
-        // What has the type already keeps its bytes, signalling NaNs too.
-        const void* from = source_ == Format::dtype ? static_cast<const void*>(bytes.data()) : stored.data();
-        std::memcpy(out.data() + i * sizeof(Stored), from, count * sizeof(Stored));
-        if (errors != nullptr && source_ != Format::dtype) {
-          alignas(64) std::array<float, tile_weights> tile;
-          alignas(64) std::array<float, tile_weights> decoded;
-          const auto test = widen(Format::dtype, std::as_bytes(std::span(stored).first(count)), decoded);
-          errors->push_back(source_ == DType::f64 ? compare_fp64(bytes, test)
-                                                  : compare_squares(widen(source_, bytes, tile), test));
-        }
-      }
-      return findings;
-    }
-
-   private:
-    Format format_;
-    DType source_;
-  };
-
   class CastDecoder final : public Decoder {
    public:
-    void decode(std::uint64_t, std::span<const std::byte> in, std::span<float> out) const override {
-      for_each_tile(Format::dtype, in, [&](std::size_t i, std::span<const float> weights) {
+    explicit CastDecoder(DType dtype) : dtype_(dtype) {}
+    using Decoder::decode;
+    void decode(std::uint64_t, std::span<const std::byte> codes, std::span<float> out) const override {
+      for_each_tile(dtype_, codes, [&](std::size_t i, std::span<const float> weights) {
         std::copy(weights.begin(), weights.end(), out.begin() + static_cast<std::ptrdiff_t>(i));
       });
     }
-  };
 
-  Format format_;
+   private:
+    std::uint64_t code_bytes(std::uint64_t n) const override { return byte_count(dtype_, n); }
+
+    DType dtype_;
+  };
+};
+
+/// Format has a name, a summary, a dtype, the type Stored that this is in memory, normal_sqnr_db, and
+/// encode(source, bytes, out, on_overflow).
+template <class Format> class CastCodecOf final : public CastCodec {
+  using Stored = typename Format::Stored;
+
+ public:
+  std::string_view name() const noexcept override { return Format::name; }
+  std::string_view summary() const noexcept override { return Format::summary; }
+  std::optional<DType> cast_type() const noexcept override { return Format::dtype; }
+  double normal_sqnr_db(const TensorInfo&) const override { return Format::normal_sqnr_db; }
+  Findings encode(DType source, std::span<const std::byte> weights, std::span<std::byte> stored,
+                  OnOverflow on_overflow) const override {
+    return Format::encode(source, weights,
+                          std::span(reinterpret_cast<Stored*>(stored.data()), stored.size() / sizeof(Stored)),
+                          on_overflow);
+  }
 };
 
 /// Calls encode(source, bytes) for one tile on its way to 16 bits. fp64 goes through fp32 rounded to odd, so that it is

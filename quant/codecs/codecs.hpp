@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -12,7 +13,10 @@ namespace nibble {
 
 inline constexpr std::string_view keep_codec = "keep";  ///< the codec that leaves a tensor as it is
 
-/// Codecs by name, made once: a plan asks each for the parts of thousands of tensors.
+/// Throws Error(bad_input) unless `rest` has the bytes of planes()[1...] of a tensor.
+void check_planes(const Codec& codec, const TensorInfo& tensor, std::span<const std::span<const std::byte>> rest);
+
+/// Codecs by name, made once: a plan asks each about thousands of tensors.
 class Codecs {
  public:
   explicit Codecs(const CodecOptions& options) : options_(options) {}

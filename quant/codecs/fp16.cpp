@@ -102,9 +102,9 @@ struct Fp16 {
   static constexpr std::string_view summary = "Cast to IEEE half precision, rounded to nearest even";
   static constexpr DType dtype = DType::f16;
   static constexpr double normal_sqnr_db = 73.7;  // of 2^22 fp32 weights, 0.001 <= standard deviation <= 2; by torch
-  OnOverflow on_overflow;
 
-  Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out) const {
+  static Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out,
+                         OnOverflow on_overflow) {
     return narrow_tile(source, weights,
                        [&](DType type, auto bytes) { return fp16::encode_from(type, bytes, out, on_overflow); });
   }
@@ -112,9 +112,7 @@ struct Fp16 {
 
 }  // namespace
 
-std::unique_ptr<const Codec> make_fp16(const CodecOptions& options) {
-  return std::make_unique<CastCodec<Fp16>>(Fp16{options.on_overflow});
-}
+std::unique_ptr<const Codec> make_fp16(const CodecOptions&) { return std::make_unique<CastCodecOf<Fp16>>(); }
 
 }  // namespace nibble
 #endif

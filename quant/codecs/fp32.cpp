@@ -12,9 +12,9 @@ struct Fp32 {
   static constexpr std::string_view summary = "Cast to IEEE single precision, exact but for fp64";
   static constexpr DType dtype = DType::f32;
   static constexpr double normal_sqnr_db = std::numeric_limits<double>::infinity();
-  OnOverflow on_overflow;
 
-  Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out) const {
+  static Findings encode(DType source, std::span<const std::byte> weights, std::span<Stored> out,
+                         OnOverflow on_overflow) {
     alignas(64) std::array<float, tile_weights> tile;
     const std::span<const float> widened = widen(source, weights, tile);
     std::copy(widened.begin(), widened.end(), out.begin());
@@ -48,8 +48,6 @@ struct Fp32 {
 
 }  // namespace
 
-std::unique_ptr<const Codec> make_fp32(const CodecOptions& options) {
-  return std::make_unique<CastCodec<Fp32>>(Fp32{options.on_overflow});
-}
+std::unique_ptr<const Codec> make_fp32(const CodecOptions&) { return std::make_unique<CastCodecOf<Fp32>>(); }
 
 }  // namespace nibble

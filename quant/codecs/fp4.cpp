@@ -22,8 +22,9 @@ void fp4::decode(std::span<const std::uint8_t> packed, std::span<const float> ab
 }
 
 std::unique_ptr<const Codec> make_fp4(const CodecOptions& options) {
-  return make_four_bit("fp4", "4-bit floating point with an absmax per block, as bitsandbytes stores it", fp4_tables,
-                       fp4_normal_sqnr, options);
+  return std::make_unique<FourBitCodec>("fp4",
+                                        "4-bit floating point with an absmax per block, as bitsandbytes stores it",
+                                        fp4_tables, fp4_normal_sqnr, options);
 }
 
 }  // namespace nibble

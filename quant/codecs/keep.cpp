@@ -11,26 +11,20 @@
 namespace nibble {
 namespace {
 
-class KeepEncoder final : public Encoder {
- public:
-  Findings encode(std::uint64_t, std::span<const std::byte> weights, std::span<std::byte> out,
-                  std::vector<ErrorSums>* /*errors*/) override {
-    std::copy(weights.begin(), weights.end(), out.begin());
-    return {};
-  }
-};
-
 class KeepDecoder final : public Decoder {
  public:
   explicit KeepDecoder(DType dtype) : dtype_(dtype) {}
 
-  void decode(std::uint64_t, std::span<const std::byte> in, std::span<float> out) const override {
-    for_each_tile(dtype_, in, [&](std::size_t i, std::span<const float> weights) {
+  using Decoder::decode;
+  void decode(std::uint64_t, std::span<const std::byte> codes, std::span<float> out) const override {
+    for_each_tile(dtype_, codes, [&](std::size_t i, std::span<const float> weights) {
       std::copy(weights.begin(), weights.end(), out.begin() + static_cast<std::ptrdiff_t>(i));
     });
   }
 
  private:
+  std::uint64_t code_bytes(std::uint64_t n) const override { return byte_count(dtype_, n); }
+
   DType dtype_;
 };
 
@@ -41,12 +35,11 @@ class Keep final : public Codec {
   std::string_view summary() const noexcept override { return "The tensor as it is, of any type"; }
   bool accepts(const TensorInfo&) const override { return true; }
   double normal_sqnr_db(const TensorInfo&) const override { return std::numeric_limits<double>::infinity(); }
-  std::vector<TensorInfo> parts(const TensorInfo& tensor) const override { return {tensor}; }
-  Chunking chunking(const TensorInfo&, std::uint64_t limit) const override {
-    return {std::max<std::uint64_t>(limit - limit % 8, 8), false};  // whole bytes for 4 and 6 bits too
+  std::vector<Plane> planes(const TensorInfo& tensor) const override {
+    return {{PlaneRole::codes, tensor.dtype, tensor.shape}};
   }
-  std::unique_ptr<Encoder> encoder(const TensorInfo&, const Chunking&, Scratch&) const override {
-    return std::make_unique<KeepEncoder>();
+  std::uint64_t code_bytes(const TensorInfo& tensor, std::uint64_t n) const override {
+    return byte_count(tensor.dtype, n);
   }
   std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
                                    std::span<const std::span<const std::byte>>) const override {

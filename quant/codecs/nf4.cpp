@@ -30,8 +30,8 @@ void nf4::decode(std::span<const std::uint8_t> packed, std::span<const float> ab
 }
 
 std::unique_ptr<const Codec> make_nf4(const CodecOptions& options) {
-  return make_four_bit("nf4", "4-bit NormalFloat with an absmax per block, as bitsandbytes stores it", nf4_tables,
-                       nf4_normal_sqnr, options);
+  return std::make_unique<FourBitCodec>("nf4", "4-bit NormalFloat with an absmax per block, as bitsandbytes stores it",
+                                        nf4_tables, nf4_normal_sqnr, options);
 }
 
 }  // namespace nibble

@@ -6,7 +6,7 @@
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 
-// One line per codec: quant/<name>.cpp defines make_<name>().
+// One line per codec: quant/codecs/<name>.cpp defines make_<name>().
 #define NIBBLE_CODECS(X) \
   X(fp32)                \
   X(fp16)                \

@@ -24,7 +24,7 @@ namespace {
 constexpr std::size_t most_points = 64;
 constexpr std::string_view embeddings_codec = "bf16";
 
-bool quantizes(std::string_view codec) { return make_codec(codec)->bnb_config().has_value(); }
+bool quantizes(std::string_view codec) { return make_codec(codec)->quantizes(); }
 
 // Measurements call plain tensors by their type: "bfloat16".
 bool is_measured_as(std::string_view codec, std::string_view measured) {
@@ -366,7 +366,7 @@ std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble
   const auto add = [&](std::string_view codec, bool everywhere) {
     Recipe recipe;
     recipe.to = codec;
-    recipe.options.on_overflow = OnOverflow::keep;  // infinities are found in the figures
+    recipe.on_overflow = OnOverflow::keep;  // infinities are found in the figures
     recipe.allow_nibble_only = allow_nibble_only;
     if (everywhere) recipe.rules.push_back({".*", std::string(codec)});
     if (!allow_nibble_only && has_wide_embeddings(reference, make_plan(reference, recipe)))

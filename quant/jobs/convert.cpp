@@ -37,8 +37,8 @@
 #include "nibble/device.hpp"
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"
-#include "quant/codecs/codecs.hpp"
 #include "quant/jobs/manifest.hpp"
+#include "quant/stream/codings.hpp"
 #include "quant/stream/nonfinite.hpp"
 #include "quant/stream/shard_parts.hpp"
 #include "quant/stream/stored_weights.hpp"
@@ -51,7 +51,8 @@ struct Work {
   std::size_t index = 0;  // in the plan
   PlannedTensor tensor;
   std::size_t first_part = 0;  // in the shard
-  std::vector<TensorInfo> parts;
+  const Codec* codec = nullptr;
+  std::vector<Part> parts;
   Chunking chunking;                // into chunks
   std::uint64_t batch_weights = 0;  // a whole number of chunks
   std::uint64_t elements = 0;
@@ -61,13 +62,9 @@ struct Work {
   Findings findings;
   ErrorSums error;
 
-  // Where a chunk that starts at `weight` begins in the first part. Chunks take whole bytes; only at the very end
-  // an odd 4-bit code shares its byte with nothing, which is what the division rounds away.
+  // Where a chunk that starts at `weight` begins in the first part.
   [[nodiscard]] std::uint64_t stored_offset(std::uint64_t weight) const {
-    const std::uint64_t bytes = parts.front().bytes();
-    if (weight == elements) return bytes;
-    const std::uint64_t bits = 8 * bytes / elements;
-    return weight / 8 * bits + weight % 8 * bits / 8;
+    return codec->code_bytes(tensor.info, weight);
   }
 };
 
@@ -90,7 +87,7 @@ class Conversion {
         out_(out),
         progress_(progress),
         memory_(plan_memory(plan, resources)),
-        codecs_(on_device(plan.recipe.options, resources.device)),
+        codings_(plan.recipe, resources.device),
         manifest_(plan, out),
         resources_(resources),
         buffers_(chunk_memory(resources.device)) {
@@ -117,11 +114,6 @@ class Conversion {
   }
 
  private:
-  static CodecOptions on_device(CodecOptions options, Device* device) {
-    options.device = device;
-    return options;
-  }
-
   Plan& plan() { return report_.plan; }
 
   static bool is_kept(const MeasuredWeights& tensor, const MeasuredError& error) {
@@ -138,14 +130,15 @@ class Conversion {
         measured_.emplace(std::move(measurement.tensors[t].info.name), std::move(*errors[t]));
   }
 
-  const Codec& codec(std::string_view name) { return codecs_[name]; }
+  const Codec& codec(std::string_view name) { return *codings_[name].codec; }
+  const Quantizer& quantizer(std::string_view name) { return *codings_[name].quantizer; }
 
   [[nodiscard]] std::size_t shard_begin(std::size_t shard) const {
     return shard == 0 ? 0 : report_.plan.shard_ends[shard - 1];
   }
 
   ShardParts parts_of(std::size_t shard) {
-    return {report_.plan.tensors, shard_begin(shard), report_.plan.shard_ends[shard], codecs_};
+    return {report_.plan.tensors, shard_begin(shard), report_.plan.shard_ends[shard], codings_};
   }
 
   void finish() {
@@ -205,7 +198,7 @@ class Conversion {
 
   Chunking chunking(const PlannedTensor& tensor) {
     const std::uint64_t limit = memory_.chunk_bytes * (tensor.transposed ? transposed_chunk : 1);
-    return codec(tensor.codec).chunking(tensor.info, limit * 8 / traits(tensor.info.dtype).bits);
+    return quantizer(tensor.codec).chunking(tensor.info, limit * 8 / traits(tensor.info.dtype).bits);
   }
 
   Work* add_work(std::size_t index, std::size_t begin) {
@@ -213,16 +206,18 @@ class Conversion {
     auto work = std::make_unique<Work>();
     work->index = index;
     work->first_part = first_part_[index - begin];
-    work->parts = codec(tensor.codec).parts(tensor.info);
+    work->codec = &codec(tensor.codec);
+    work->parts = stored_parts(*work->codec, tensor.info);
     work->elements = tensor.info.elements();
-    work->hash.emplace(work->parts.front().bytes());
+    work->hash.emplace(work->parts.front().info.bytes());
     work->chunking = chunking(tensor);
+    const Quantizer& quantizes = quantizer(tensor.codec);
+    work->scratch = make_scratch(quantizes.scratch_bytes(tensor.info));
+    work->encoder = quantizes.encoder(tensor.info, work->chunking, *work->scratch);
+    work->tensor = std::move(tensor);
     const std::uint64_t chunk = work->stored_offset(std::min(work->chunking.weights, work->elements));
     work->batch_weights =
         work->chunking.weights * std::max<std::uint64_t>(memory_.batch_bytes / std::max<std::uint64_t>(chunk, 1), 1);
-    work->scratch = make_scratch(codec(tensor.codec).scratch_bytes(tensor.info));
-    work->encoder = codec(tensor.codec).encoder(tensor.info, work->chunking, *work->scratch);
-    work->tensor = std::move(tensor);
     const std::scoped_lock lock(mutex_);
     return in_work_.emplace_back(std::move(work)).get();
   }
@@ -321,12 +316,12 @@ class Conversion {
     batch.findings = {};
     batch.errors.clear();
     batch.sums.clear();
+    const bool sums_errors = report_.plan.recipe.error_report != ErrorReport::none;
     for_each_chunk(batch, [&](std::uint64_t first, std::uint64_t end, std::span<const std::byte> weights) {
       const std::uint64_t begin = work.stored_offset(first);
       const std::span<std::byte> out =
           batch.out.bytes().subspan(begin - batch.out_offset, work.stored_offset(end) - begin);
-      batch.findings.add(
-          work.encoder->encode(first, weights, out, report_.plan.recipe.options.sums_errors ? &batch.errors : nullptr));
+      batch.findings.add(work.encoder->encode(first, weights, out, sums_errors ? &batch.errors : nullptr));
       // While it is in cache.
       work.hash->sum(batch.out_offset, batch.out.bytes().first(begin - batch.out_offset + out.size()), batch.sums);
     });
@@ -368,16 +363,17 @@ class Conversion {
     PartWriter rest(out_, work.first_part, work.parts, memory_.behind > 0 ? memory_.batch_bytes : 0);
     try {
       work.encoder->finish(rest);
+      rest.write_own(*work.codec, work.tensor.info);
     } catch (const Error& error) {
       if (error.code() != Errc::bad_input) throw;
       throw Error(Errc::bad_input, fmt::format("{}: {}", in_.label_of(work.tensor.source), error.what()));
     }
     // Codecs that only copy have one part, of the type that was there.
     const PlannedTensor& tensor = work.tensor;
-    const bool same = work.parts.size() == 1 && work.parts.front().dtype == tensor.info.dtype;
+    const bool same = work.parts.size() == 1 && work.parts.front().info.dtype == tensor.info.dtype;
     std::vector<Manifest::Part> parts;
     for (std::size_t p = 0; p < work.parts.size(); ++p)
-      parts.push_back({std::move(work.parts[p]), p == 0 ? work.hash->hex() : rest.hash(p)});
+      parts.push_back({std::move(work.parts[p].info), p == 0 ? work.hash->hex() : rest.hash(p)});
     EncodingError error = work.encoder->late_error();
     error.sums.add(work.error);
     const MeasuredError* const full = measured(tensor);
@@ -427,7 +423,7 @@ class Conversion {
       tensor.transposed = false;
       std::swap(tensor.info.shape[0], tensor.info.shape[1]);
     }
-    tensor.stored_bytes = codec(tensor.codec).parts(tensor.info).front().bytes();
+    tensor.stored_bytes = stored_bytes(codec(tensor.codec), tensor.info);
     plan().tensors.replace(index, tensor);
   }
 
@@ -440,7 +436,7 @@ class Conversion {
     }
     for (const auto& [i, what] : kept_) {
       const PlannedTensor tensor = plan().tensors[i];
-      const TensorInfo stored = codec(tensor.codec).parts(tensor.info).front();
+      const TensorInfo stored = stored_parts(codec(tensor.codec), tensor.info).front().info;
       warnings[i] =
           fmt::format("tensor '{}' is kept as {}: {}", printable(tensor.info.name), traits(stored.dtype).name, what);
     }
@@ -453,7 +449,7 @@ class Conversion {
   MemoryPlan memory_;
   std::uint64_t done_ = 0;
   std::uint64_t total_ = 0;
-  Codecs codecs_;
+  Codings codings_;
   Manifest manifest_;
   Resources resources_;
   std::unordered_map<std::string, MeasuredError> measured_;  // by name, for a full report

@@ -110,7 +110,7 @@ Json recipe_json(const Recipe& recipe) {
   Json json = {{"to", recipe.to},
                {"block_size", recipe.options.blocksize},
                {"double_quant", recipe.options.double_quant},
-               {"on_overflow", spelling(recipe.options.on_overflow)},
+               {"on_overflow", spelling(recipe.on_overflow)},
                {"nonfinite", spelling(recipe.nonfinite)},
                {"error_report", spelling(recipe.error_report)},
                {"tensor", std::move(rules)},

@@ -24,12 +24,13 @@
 #include "core/workers.hpp"
 #include "nibble/buffers.hpp"
 #include "nibble/error.hpp"
-#include "quant/codecs/codecs.hpp"
 #include "quant/jobs/counts.hpp"
 #include "quant/jobs/outlier_columns.hpp"
 #include "quant/jobs/pairing.hpp"
+#include "quant/schemes/scheme.hpp"
 #include "quant/simd/widen.hpp"
 #include "quant/stream/beyond_fp32.hpp"
+#include "quant/stream/codings.hpp"
 #include "quant/stream/measure_memory.hpp"
 #include "quant/stream/nonfinite.hpp"
 #include "quant/stream/stored_weights.hpp"
@@ -39,17 +40,17 @@ namespace {
 
 static_assert(unit_weights % tile_weights == 0);
 
-// The parts of a tensor that follow its first, in memory.
-class KeptParts final : public PartSink {
+// The planes of a tensor that follow the codes, in memory.
+class KeptPlanes final : public PlaneSink {
  public:
-  explicit KeptParts(std::size_t parts) : parts_(parts - 1) {}
-  void write(std::size_t part, std::span<const std::byte> bytes) override {
-    parts_[part - 1].insert(parts_[part - 1].end(), bytes.begin(), bytes.end());
+  explicit KeptPlanes(std::size_t planes) : planes_(planes - 1) {}
+  void write(std::size_t plane, std::span<const std::byte> bytes) override {
+    planes_[plane - 1].insert(planes_[plane - 1].end(), bytes.begin(), bytes.end());
   }
-  [[nodiscard]] std::vector<std::span<const std::byte>> spans() const { return {parts_.begin(), parts_.end()}; }
+  [[nodiscard]] std::vector<std::span<const std::byte>> spans() const { return {planes_.begin(), planes_.end()}; }
 
  private:
-  std::vector<std::vector<std::byte>> parts_;
+  std::vector<std::vector<std::byte>> planes_;
 };
 
 // What a candidate has for a tensor, ready to be read.
@@ -104,11 +105,11 @@ class Measuring {
       MeasuredCandidate& measured = result_.candidates.emplace_back();
       measured.name = candidate.name;
       measured.bytes = candidate.plan ? candidate.plan->stored_bytes() : bytes_of(*candidate.checkpoint);
-      CodecOptions codec_options = candidate.plan ? candidate.plan->recipe.options : CodecOptions{};
-      codec_options.sums_errors = false;
-      codecs_.emplace_back(codec_options);
+      Recipe recipe = candidate.plan ? candidate.plan->recipe : Recipe{};
+      recipe.error_report = ErrorReport::none;  // they are compared
+      codings_.emplace_back(recipe);
     }
-    memory_ = plan_measure_memory(pairing_, candidates, codecs_, options);
+    memory_ = plan_measure_memory(pairing_, candidates, codings_, options);
     result_.tensors.reserve(memory_.results);  // touched as it is filled
     for (MeasuredCandidate& candidate : result_.candidates) candidate.tensors.reserve(memory_.results);
   }
@@ -127,12 +128,13 @@ class Measuring {
 
  private:
   static std::string name_of(const StoredWeights::Tensor& stored) {
-    return std::string(stored.quantized() ? stored.codec : traits(stored.stored.info.dtype).torch_name);
+    return std::string(stored.quantized() ? stored.stored.codec : traits(stored.stored.info.dtype).torch_name);
   }
 
   // Of the codec that a tensor was given; weights that were cast are in no codec's form but have its type.
   static double normal_sqnr_of(const StoredWeights::Tensor& stored) {
-    if (stored.quantized()) return make_codec(stored.codec, stored.stored.options)->normal_sqnr_db(stored.stored.info);
+    if (stored.quantized())
+      return make_codec(stored.stored.codec, stored.stored.options)->normal_sqnr_db(stored.stored.info);
     for (const std::string_view name : codec_names())
       if (const auto codec = make_codec(name); codec->cast_type() == stored.stored.info.dtype)
         return codec->normal_sqnr_db(stored.stored.info);
@@ -202,15 +204,20 @@ class Measuring {
     return in_work_.emplace_back(std::move(work)).get();
   }
 
+  // Whether a codec stores a tensor as it is.
+  static bool is_same(const Codec& codec, const TensorInfo& tensor) {
+    return !codec.quantizes() && codec.planes(tensor).front().dtype == tensor.dtype;
+  }
+
   // Whether the weights and what they are encoded to have room, twice: the tensor before may be in work still.
   bool fits_memory(const Pairing::Row& row, std::uint64_t bytes) {
     bool any = false;
     for (std::size_t c = 0; c < candidates_.size(); ++c) {
       if (!row.planned[c]) continue;
-      const Codec& codec = codecs_[c][row.planned[c]->codec];
-      const std::vector<TensorInfo> parts = codec.parts(row.planned[c]->info);
-      if (parts.size() == 1 && parts.front().dtype == row.view.info.dtype) continue;
-      bytes += parts.front().bytes() + codec.scratch_bytes(row.planned[c]->info);
+      const auto& [codec, quantizer] = codings_[c][row.planned[c]->codec];
+      const TensorInfo& info = row.planned[c]->info;
+      if (is_same(*codec, info)) continue;
+      bytes += codec->code_bytes(info, info.elements()) + quantizer->scratch_bytes(info);
       any = true;
     }
     return any && bytes <= memory_.tensor_bytes;
@@ -246,48 +253,50 @@ class Measuring {
     return choose_pivot(work.weights->decode(0, raw, 0, n, tile));
   }
 
+  // Whether its codes can be counted: two to a byte.
+  static bool has_codes(const Codec& codec) { return !codec.codebook().empty(); }
+
   Test open_stored(std::size_t c, std::size_t tensor) const {
     const StoredWeights::Tensor stored = pairing_.stored(c)[tensor];
     Test test{.codec = name_of(stored),
               .quantized = stored.quantized(),
               .bytes = stored.bytes,
               .normal_sqnr_db = normal_sqnr_of(stored)};
-    const auto bnb = make_codec(stored.codec)->bnb_config();
-    test.has_codes = stored.quantized() && bnb && bnb->bits == 4;
+    test.has_codes = has_codes(*make_codec(stored.stored.codec));
     test.weights.emplace(about(pairing_.stored(c).reader(), [&] { return open_weights(pairing_.stored(c), stored); }));
     return test;
   }
 
   // What a conversion would write in place of a tensor.
   Test encode(std::size_t c, const PlannedTensor& planned, const Comparison& work, bool fits) {
-    const Codec& codec = codecs_[c][planned.codec];
+    const auto& [codec, quantizer] = codings_[c][planned.codec];
     Test test{.codec = std::string(planned.codec),
               .quantized = planned.quantized,
               .bytes = planned.stored_bytes,
-              .normal_sqnr_db = codec.normal_sqnr_db(planned.info)};
-    const std::vector<TensorInfo> parts = codec.parts(planned.info);
-    if (parts.size() == 1) test.codec = traits(parts.front().dtype).torch_name;
-    if (parts.size() == 1 && parts.front().dtype == planned.info.dtype) {
+              .normal_sqnr_db = codec->normal_sqnr_db(planned.info),
+              .has_codes = has_codes(*codec)};
+    if (!codec->quantizes()) test.codec = traits(codec->planes(planned.info).front().dtype).torch_name;
+    if (is_same(*codec, planned.info)) {
       test.is_reference = true;
       return test;
     }
 
     if (fits)
-      test.memory = buffers_.lend(parts.front().bytes(), 0);
+      test.memory = buffers_.lend(codec->code_bytes(planned.info, work.elements), 0);
     else
       test.file = make_temporary();
-    const std::unique_ptr<Scratch> absmax = make_scratch(codec.scratch_bytes(planned.info), fits);
-    const Chunking chunking = codec.chunking(planned.info, unit_weights);
-    const std::unique_ptr<Encoder> encoder = codec.encoder(planned.info, chunking, *absmax);
-    const WeightSource encoded(parts.front(), work.elements, nullptr, {});
+    const std::unique_ptr<Scratch> absmax = make_scratch(quantizer->scratch_bytes(planned.info), fits);
+    const Chunking chunking = quantizer->chunking(planned.info, unit_weights);
+    const std::unique_ptr<Encoder> encoder = quantizer->encoder(planned.info, chunking, *absmax);
+    const auto code_bytes = [&codec = *codec, &planned](std::uint64_t n) { return codec.code_bytes(planned.info, n); };
     Findings findings;
     const auto encode_range = [&](std::uint64_t first, std::uint64_t n, std::span<const std::byte> in) {
       Buffers::Loan loan;
-      if (!fits) loan = buffers_.lend(encoded.bytes(first, n), 0);
-      const std::span<std::byte> out =
-          fits ? test.memory.bytes().subspan(encoded.bytes(0, first), encoded.bytes(first, n)) : loan.bytes();
+      const std::uint64_t begin = code_bytes(first), size = code_bytes(first + n) - begin;
+      if (!fits) loan = buffers_.lend(size, 0);
+      const std::span<std::byte> out = fits ? test.memory.bytes().subspan(begin, size) : loan.bytes();
       const Findings found = encoder->encode(first, in, out, nullptr);
-      if (!fits) test.file->write(encoded.bytes(0, first), out);
+      if (!fits) test.file->write(begin, out);
       if (found == Findings{}) return;
       const std::scoped_lock lock(mutex_);
       findings.add(found);
@@ -312,18 +321,14 @@ class Measuring {
       PlannedTensor kept = planned;
       kept.codec = *instead;
       kept.quantized = false;
-      kept.stored_bytes = codecs_[c][*instead].parts(planned.info).front().bytes();
+      kept.stored_bytes = stored_bytes(*codings_[c][*instead].codec, planned.info);
       result_.candidates[c].bytes += kept.stored_bytes - planned.stored_bytes;
       return encode(c, kept, work, false);  // `fits` was said of the codes, which are smaller
     }
-    KeptParts rest(parts.size());
+    KeptPlanes rest(codec->planes(planned.info).size());
     encoder->finish(rest);
-    const auto bnb = codec.bnb_config();
-    test.has_codes = bnb && bnb->bits == 4;
-    std::unique_ptr<const Decoder> decoder;
-    if (parts.size() > 1) decoder = codec.decoder(planned.info, rest.spans());
     test.weights.emplace(
-        parts.front(), work.elements, std::move(decoder),
+        planned.info, make_codec(planned.codec, candidates_[c].plan->recipe.options), rest.spans(),
         [from = test.file.get()](std::uint64_t offset, std::span<std::byte> out) { from->read(offset, out); });
     if (fits) test.weights->set_memory(test.memory.bytes());
     return test;
@@ -472,7 +477,7 @@ class Measuring {
   const MeasureOptions& options_;
   Progress& progress_;
   Pairing pairing_;
-  std::deque<Codecs> codecs_;  // of the candidates
+  std::deque<Codings> codings_;  // of the candidates
   MeasureMemory memory_;
   Buffers buffers_;
 

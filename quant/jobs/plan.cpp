@@ -16,6 +16,7 @@
 #include "nibble/recipe.hpp"
 #include "quant/codecs/codecs.hpp"
 #include "quant/jobs/user_pattern.hpp"
+#include "quant/schemes/scheme.hpp"
 
 namespace nibble {
 namespace {
@@ -65,9 +66,6 @@ class RulePattern {
   bool applied_ = false;
 };
 
-// Quantized, as opposed to cast or kept.
-bool quantizes(const Codec& codec) { return codec.bnb_config().has_value(); }
-
 struct Choice {
   std::string codec;
   std::string reason;
@@ -77,7 +75,6 @@ class Planner {
  public:
   Planner(const Reader& in, const Recipe& recipe) : in_(in), codecs_(recipe.options) {
     plan_.recipe = recipe;
-    plan_.recipe.options.sums_errors = recipe.error_report != ErrorReport::none;
     for (const Rule& rule : recipe.rules) {
       (void)codecs_[rule.codec];
       rules_.emplace_back("--tensor", rule.pattern);
@@ -121,7 +118,7 @@ class Planner {
         return placer;
       }
     }
-    if (quantizes(codecs_[plan_.recipe.to]))
+    if (codecs_[plan_.recipe.to].quantizes())
       plan_.warnings.push_back(
           config && !config->architecture.empty()
               ? fmt::format("architecture {} is not in the table made from transformers {}: linear layers were chosen "
@@ -148,7 +145,7 @@ class Planner {
     const Recipe& recipe = plan_.recipe;
     if (!is_weight_type(tensor.dtype))
       return {std::string(keep_codec), fmt::format("{} is no weight type", traits(tensor.dtype).name)};
-    if (!quantizes(codecs_[recipe.to])) return {recipe.to, "all weights are cast"};
+    if (!codecs_[recipe.to].quantizes()) return {recipe.to, "all weights are cast"};
     switch (place.role) {
       case Role::linear:
       case Role::conv1d:
@@ -179,7 +176,7 @@ class Planner {
       const std::string& name = plan_.recipe.rules[r].codec;
       const Codec& codec = codecs_[name];
       // A pattern over a layer also meets its norms and biases: those are not what a quantizing rule is for.
-      if (!codec.accepts(tensor) || (quantizes(codec) && tensor.shape.size() < 2)) {
+      if (!codec.accepts(tensor) || (codec.quantizes() && tensor.shape.size() < 2)) {
         choice.reason += fmt::format("; {} cannot store {}", rules_[r].label(), short_list(tensor));
         continue;
       }
@@ -192,7 +189,7 @@ class Planner {
       choice = {std::string(keep_codec), skip.label()};
     }
     // F64 has no place in a quantized model: transformers would run its layers in that type.
-    if (choice.codec == keep_codec && tensor.dtype == DType::f64 && quantizes(codecs_[plan_.recipe.to]))
+    if (choice.codec == keep_codec && tensor.dtype == DType::f64 && codecs_[plan_.recipe.to].quantizes())
       choice = {"fp32", choice.reason + "; F64 is cast"};
     return choice;
   }
@@ -207,11 +204,11 @@ class Planner {
                           .reason = choice.reason,
                           .role = place.role,
                           .module = place.module};
-    if (quantizes(codec) && place.role == Role::conv1d) {
+    if (codec.quantizes() && place.role == Role::conv1d) {
       planned.transposed = true;
       std::swap(planned.info.shape.at(0), planned.info.shape.at(1));
     }
-    if (quantizes(codec) && tensor.shape.size() == 3 && place.role == Role::expert && tensor.elements() > 0) {
+    if (codec.quantizes() && tensor.shape.size() == 3 && place.role == Role::expert && tensor.elements() > 0) {
       add_experts(std::move(planned), place, codec);
       return;
     }
@@ -238,8 +235,8 @@ class Planner {
   }
 
   void push(PlannedTensor planned, const Placement& place, const Codec& codec) {
-    planned.quantized = quantizes(codec);
-    for (const TensorInfo& part : codec.parts(planned.info)) planned.stored_bytes += part.bytes();
+    planned.quantized = codec.quantizes();
+    planned.stored_bytes = stored_bytes(codec, planned.info);
     plan_.tensors.push_back(planned, place.keeps);
   }
 
@@ -257,20 +254,9 @@ class Planner {
     return most == DType::f64 ? DType::f32 : most;
   }
 
-  // Whether one bitsandbytes directory can say what was chosen.
+  // Whether the scheme's loader can read what was chosen.
   void settle_format() {
-    std::string why;  // the first thing that it cannot say
-    int bits = 0;
-    for (const PlannedTensor& tensor : plan_.tensors) {
-      if (!tensor.quantized || !why.empty()) continue;
-      const int own_bits = codecs_[tensor.codec].bnb_config()->bits;
-      if (!is_replaceable(tensor.role))
-        why =
-            fmt::format("tensor '{}' ({}) is no linear layer of the model", printable(tensor.info.name), tensor.codec);
-      else if (bits != 0 && bits != own_bits)
-        why = fmt::format("tensor '{}' has {} bits where others have {}", printable(tensor.info.name), own_bits, bits);
-      bits = own_bits;
-    }
+    const std::string why = obstacle(plan_);
     plan_.nibble_only = !why.empty();
     if (!plan_.nibble_only) return;
     if (!plan_.recipe.allow_nibble_only)
@@ -280,7 +266,7 @@ class Planner {
 
   void warn() {
     if (std::string nothing = nothing_done(); !nothing.empty()) plan_.warnings.push_back(std::move(nothing));
-    if (!quantizes(codecs_[plan_.recipe.to])) return;
+    if (!codecs_[plan_.recipe.to].quantizes()) return;
     std::uint64_t all = 0;
     std::map<Role, std::uint64_t> left;  // bytes that are not quantized
     for (const PlannedTensor& tensor : plan_.tensors) {
@@ -314,7 +300,7 @@ class Planner {
 
   // Why a conversion will change nothing that it was asked to change, if that is so.
   std::string nothing_done() {
-    const bool quantizing = quantizes(codecs_[plan_.recipe.to]);
+    const bool quantizing = codecs_[plan_.recipe.to].quantizes();
     const std::string_view done = quantizing ? "quantized" : "cast";
     std::map<std::string, std::size_t> reasons;  // of the tensors that are weights
     std::size_t weights = 0, as_they_are = 0;    // of the type already

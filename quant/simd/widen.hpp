@@ -8,7 +8,7 @@
 #include <limits>
 #include <span>
 
-#include "nibble/codec.hpp"
+#include "nibble/findings.hpp"
 #include "nibble/tensor.hpp"
 
 namespace nibble {

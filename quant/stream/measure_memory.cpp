@@ -56,13 +56,14 @@ Needs needs_of(const StoredWeights& stored) {
   return needs;
 }
 
-Needs needs_of(const Plan& plan, Codecs& codecs) {
+Needs needs_of(const Plan& plan, Codings& codings) {
   Needs needs;
   for (const PlannedTensor& tensor : plan.tensors) {
-    const Codec& codec = codecs[tensor.codec];
-    needs.decoders = std::max(needs.decoders, tensor.stored_bytes - codec.parts(tensor.info).front().bytes());
-    std::uint64_t encoder = finish_bytes(codec.scratch_bytes(tensor.info));
-    if (codec.chunking(tensor.info, unit_weights).scan) encoder += bytes_per_scanned_row * tensor.info.shape.at(0);
+    const auto& [codec, quantizer] = codings[tensor.codec];
+    const std::uint64_t codes = codec->code_bytes(tensor.info, tensor.info.elements());
+    needs.decoders = std::max(needs.decoders, tensor.stored_bytes - codes);
+    std::uint64_t encoder = finish_bytes(quantizer->scratch_bytes(tensor.info));
+    if (quantizer->chunking(tensor.info, unit_weights).scan) encoder += bytes_per_scanned_row * tensor.info.shape.at(0);
     needs.encoders = std::max(needs.encoders, encoder);
   }
   return needs;
@@ -71,7 +72,7 @@ Needs needs_of(const Plan& plan, Codecs& codecs) {
 }  // namespace
 
 MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candidate> candidates,
-                                  std::deque<Codecs>& codecs, const MeasureOptions& options) {
+                                  std::deque<Codings>& codings, const MeasureOptions& options) {
   const unsigned threads = options.resources.threads != 0 ? options.resources.threads : default_threads();
   const std::uint64_t limit = options.resources.max_memory;
   const TensorList& tensors = pairing.reference().reader().tensors();
@@ -87,7 +88,7 @@ MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candid
   };
   if (pairing.everything()) add_plan(*pairing.everything());
   for (std::size_t c = 0; c < candidates.size(); ++c) {
-    const Needs own = candidates[c].plan ? needs_of(*candidates[c].plan, codecs[c]) : needs_of(pairing.stored(c));
+    const Needs own = candidates[c].plan ? needs_of(*candidates[c].plan, codings[c]) : needs_of(pairing.stored(c));
     needs.lists += own.lists;
     needs.decoders += own.decoders;
     needs.encoders = std::max(needs.encoders, own.encoders);

@@ -5,8 +5,8 @@
 #include <deque>
 #include <span>
 
-#include "quant/codecs/codecs.hpp"
 #include "quant/jobs/pairing.hpp"
+#include "quant/stream/codings.hpp"
 
 namespace nibble {
 
@@ -21,8 +21,8 @@ struct MeasureMemory {
   std::size_t results = 0;         ///< tensors that are found, at most
 };
 
-/// `codecs` are those of the candidates. Throws Error(no_space) if even one unit at a time needs more than allowed.
+/// `codings` are those of the candidates. Throws Error(no_space) if even one unit at a time needs more than allowed.
 [[nodiscard]] MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candidate> candidates,
-                                                std::deque<Codecs>& codecs, const MeasureOptions& options);
+                                                std::deque<Codings>& codings, const MeasureOptions& options);
 
 }  // namespace nibble

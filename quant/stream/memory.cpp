@@ -7,7 +7,7 @@
 
 #include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
-#include "quant/codecs/codecs.hpp"
+#include "quant/stream/codings.hpp"
 #include "quant/stream/memory_model.hpp"
 
 namespace nibble {
@@ -48,21 +48,21 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
   std::uint64_t largest_scratch = 0;
   std::uint64_t texts = 0;
   std::uint64_t scanned = 0;
-  Codecs codecs(plan.recipe.options);
+  Codings codings(plan.recipe);
   double growth = 1;      // of a chunk that is widened
   double kept_share = 0;  // of what becomes of a tensor, in scratch
   std::uint64_t longest = 1;
   std::uint64_t shortest_row = UINT64_MAX;  // of those that are transposed
   for (const PlannedTensor& tensor : plan.tensors) {
-    const Codec& codec = codecs[tensor.codec];
-    const std::uint64_t scratch = codec.scratch_bytes(tensor.info);
-    const std::uint64_t stored = codec.parts(tensor.info).front().bytes();
+    const auto& [codec, quantizer] = codings[tensor.codec];
+    const std::uint64_t scratch = quantizer->scratch_bytes(tensor.info);
+    const std::uint64_t stored = codec->code_bytes(tensor.info, tensor.info.elements());
     largest_scratch = std::max(largest_scratch, scratch);
     if (stored > 0) kept_share = std::max(kept_share, static_cast<double>(scratch) / static_cast<double>(stored));
     if (const std::uint64_t bytes = tensor.info.bytes(); bytes > 0)
       growth = std::max(growth, static_cast<double>(stored) / static_cast<double>(bytes));
     if (const std::uint64_t limit = smallest_chunk_bytes * 8 / traits(tensor.info.dtype).bits;
-        codec.chunking(tensor.info, limit).scan)
+        quantizer->chunking(tensor.info, limit).scan)
       scanned = std::max(scanned, bytes_per_scanned_row * tensor.info.shape.at(0));
     texts += tensor.info.name.size() + tensor.info.shape.size() * sizeof(std::uint64_t);
     if (tensor.transposed) {

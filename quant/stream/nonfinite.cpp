@@ -7,17 +7,21 @@
 namespace nibble {
 namespace {
 
-// The type whose range counts for a codec.
-std::string_view range_of(std::string_view name) {
-  const auto codec = make_codec(name);
-  if (codec->cast_type()) return name;
-  const auto bnb = codec->bnb_config();
-  return bnb && bnb->bits == 8 ? "fp16" : "fp32";
+// The type whose range counts for a codec, as codecs are named.
+std::string_view range_of(std::string_view codec) {
+  switch (make_codec(codec)->range()) {
+    case DType::f16:
+      return "fp16";
+    case DType::bf16:
+      return "bf16";
+    default:
+      return "fp32";
+  }
 }
 
 // What --nonfinite quantize makes of such values.
 std::string stored_instead(const Findings& found, std::string_view codec) {
-  const bool has_rows = range_of(codec) == "fp16";
+  const bool has_rows = make_codec(codec)->granularity() == Granularity::row;
   std::string text;
   const auto add = [&](bool any, std::string_view what) {
     if (any) text += fmt::format("{}{}", text.empty() ? "; stored instead: " : ", ", what);
@@ -41,10 +45,10 @@ std::optional<std::string_view> codec_instead(const Recipe& recipe, const Planne
   if (!tensor.quantized) {
     // An F64 tensor that was cast because the model is quantized: fp32 would make infinities of it, unless they are
     // clamped or no tensor may have such values.
-    const OnOverflow policy = recipe.options.on_overflow;
+    const OnOverflow policy = recipe.on_overflow;
     const bool stays = recipe.nonfinite != Nonfinite::error && policy != OnOverflow::error &&
                        policy != OnOverflow::clamp && tensor.info.dtype == DType::f64 && found.overflow_fp32 > 0 &&
-                       make_codec(recipe.to)->bnb_config();
+                       make_codec(recipe.to)->quantizes();
     return stays ? std::optional(keep_codec) : std::nullopt;
   }
   if (recipe.nonfinite != Nonfinite::keep) return std::nullopt;
@@ -53,7 +57,7 @@ std::optional<std::string_view> codec_instead(const Recipe& recipe, const Planne
 }
 
 OnOverflow overflow_policy(const Recipe& recipe, DType cast) {
-  const OnOverflow policy = recipe.options.on_overflow;
+  const OnOverflow policy = recipe.on_overflow;
   if (policy != OnOverflow::automatic) return policy;
   return cast == DType::f16 ? OnOverflow::error : OnOverflow::keep;
 }
@@ -64,12 +68,12 @@ std::string objection(const Recipe& recipe, const PlannedTensor& tensor, const F
     return fmt::format("{} NaN and {} infinite of {} weights, the first at {}; --nonfinite error allows none",
                        found.nan, found.inf, weights, found.first_nonfinite);
   if (found.overflow == 0 || (tensor.quantized && !strict) || codec_instead(recipe, tensor, found)) return {};
-  const std::string_view range = range_of(tensor.codec);
+  const DType range = make_codec(tensor.codec)->range();
   std::string text = fmt::format("{} of {} weights exceed {}, the largest {}", found.overflow, weights,
-                                 range == "fp16"   ? "65504"
-                                 : range == "bf16" ? "3.39e38"
-                                                   : "3.40e38",
-                                 range);
+                                 range == DType::f16    ? "65504"
+                                 : range == DType::bf16 ? "3.39e38"
+                                                        : "3.40e38",
+                                 range_of(tensor.codec));
   if (found.nan + found.inf == 0) text += fmt::format(", the first at {}", found.first_nonfinite);
   if (tensor.quantized) return text + "; see --nonfinite";
   switch (overflow_policy(recipe, *make_codec(tensor.codec)->cast_type())) {

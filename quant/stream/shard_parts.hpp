@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,20 +13,22 @@
 #include "core/xxh3.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/recipe.hpp"
-#include "quant/codecs/codecs.hpp"
+#include "quant/quantizers/quantizer.hpp"
+#include "quant/schemes/scheme.hpp"
+#include "quant/stream/codings.hpp"
 
 namespace nibble {
 
 /// The parts of planned tensors. What their names add to the tensor's is the same for almost all tensors of a codec, so
-/// it is stored once; the rest is asked of the codec again.
+/// it is stored once; the rest is asked of the scheme again.
 class ShardParts final : public PartList {
  public:
-  ShardParts(const PlannedTensors& tensors, std::size_t begin, std::size_t end, Codecs& codecs)
-      : tensors_(tensors), codecs_(codecs), begin_(begin) {
+  ShardParts(const PlannedTensors& tensors, std::size_t begin, std::size_t end, Codings& codings)
+      : tensors_(tensors), codings_(codings), begin_(begin) {
     for (std::size_t i = begin; i < end; ++i) {
       const PlannedTensor tensor = tensors[i];
       first_part_.push_back(static_cast<std::uint32_t>(tensor_of_.size()));
-      kind_.push_back(kind_of(tensor.info.name, codecs[tensor.codec].parts(tensor.info)));
+      kind_.push_back(kind_of(tensor.info.name, stored_parts(*codings[tensor.codec].codec, tensor.info)));
       tensor_of_.insert(tensor_of_.end(), kinds_[kind_.back()].size(), static_cast<std::uint32_t>(i - begin));
     }
   }
@@ -40,10 +43,10 @@ class ShardParts final : public PartList {
     // In the order of their names, several parts of a tensor follow each other.
     if (const std::size_t i = begin_ + tensor_of_[part]; i != latest_) {
       const PlannedTensor tensor = tensors_[i];
-      latest_parts_ = codecs_[tensor.codec].parts(tensor.info);
+      latest_parts_ = stored_parts(*codings_[tensor.codec].codec, tensor.info);
       latest_ = i;
     }
-    return latest_parts_[part - first_part_[tensor_of_[part]]];
+    return latest_parts_[part - first_part_[tensor_of_[part]]].info;
   }
 
   /// The number of each tensor's first part; afterwards the list is of no use.
@@ -63,9 +66,9 @@ class ShardParts final : public PartList {
     return kinds_[kind_[tensor]][part - first_part_[tensor]];
   }
 
-  std::uint32_t kind_of(const std::string& name, const std::vector<TensorInfo>& parts) {
+  std::uint32_t kind_of(const std::string& name, const std::vector<Part>& parts) {
     std::vector<Ending> kind;
-    for (const TensorInfo& part : parts) {
+    for (const auto& [part, plane] : parts) {
       const auto differs = std::mismatch(name.begin(), name.end(), part.name.begin(), part.name.end());
       kind.push_back({static_cast<std::size_t>(name.end() - differs.first),
                       std::string(differs.second, part.name.end()), part.dtype});
@@ -78,46 +81,70 @@ class ShardParts final : public PartList {
   }
 
   const PlannedTensors& tensors_;
-  Codecs& codecs_;
+  Codings& codings_;
   std::size_t begin_;
   std::vector<std::vector<Ending>> kinds_;
   std::vector<std::uint32_t> kind_;        // of each tensor
   std::vector<std::uint32_t> first_part_;  // of each tensor
   std::vector<std::uint32_t> tensor_of_;   // of each part
   mutable std::size_t latest_ = SIZE_MAX;
-  mutable std::vector<TensorInfo> latest_parts_;
+  mutable std::vector<Part> latest_parts_;
 };
 
-/// Writes and hashes the parts that an encoder makes at the end.
-class PartWriter final : public PartSink {
+/// Writes and hashes the parts of a tensor that follow the codes: the planes that an encoder makes at the end, and what
+/// only the scheme knows.
+class PartWriter final : public PlaneSink {
  public:
   /// What the encoder fills in goes the way of Writer::write_behind(), up to so many bytes at a time. 0: nothing.
-  PartWriter(Writer& out, std::size_t first_part, std::span<const TensorInfo> parts, std::size_t behind)
-      : out_(out), first_part_(first_part), behind_(behind), written_(parts.size()) {
-    for (const TensorInfo& part : parts) hashes_.emplace_back(part.bytes());
+  PartWriter(Writer& out, std::size_t first_part, std::span<const Part> parts, std::size_t behind)
+      : out_(out), first_part_(first_part), parts_(parts), behind_(behind), written_(parts.size()) {
+    for (const Part& part : parts) hashes_.emplace_back(part.info.bytes());
   }
 
-  void write(std::size_t part, std::span<const std::byte> bytes) override {
+  void write(std::size_t plane, std::span<const std::byte> bytes) override {
+    if (const auto part = part_of(plane)) return write_part(*part, bytes);
+    if (loose_.size() <= plane) loose_.resize(plane + 1);
+    loose_[plane].insert(loose_[plane].end(), bytes.begin(), bytes.end());
+  }
+  void fill(std::size_t plane, std::size_t size, const std::function<void(std::span<std::byte>)>& make) override {
+    const auto part = part_of(plane);
+    if (!part || size < Writer::shortest_behind || size > behind_) return PlaneSink::fill(plane, size, make);
+    Buffers::Loan loan = out_.lend(first_part_ + *part, written_[*part], size);
+    make(loan.bytes());
+    hashes_.at(*part).append(loan.bytes());
+    out_.write_behind(first_part_ + *part, written_[*part], std::move(loan));
+    written_[*part] += size;
+  }
+
+  /// Writes the parts that hold no plane, when the planes are complete.
+  void write_own(const Codec& codec, const TensorInfo& tensor) {
+    for (std::size_t part = 0; part < parts_.size(); ++part)
+      if (!parts_[part].plane) write_part(part, scheme_of(codec).own_bytes(codec, tensor, parts_[part], loose_));
+  }
+
+  [[nodiscard]] std::string hash(std::size_t part) const { return hashes_.at(part).hex(); }
+
+ private:
+  [[nodiscard]] std::optional<std::size_t> part_of(std::size_t plane) const {
+    const auto found =
+        std::find_if(parts_.begin(), parts_.end(), [&](const Part& part) { return part.plane == plane; });
+    if (found == parts_.end()) return std::nullopt;
+    return static_cast<std::size_t>(found - parts_.begin());
+  }
+
+  void write_part(std::size_t part, std::span<const std::byte> bytes) {
     hashes_.at(part).append(bytes);
     out_.write(first_part_ + part, written_[part], bytes);
     written_[part] += bytes.size();
   }
-  void fill(std::size_t part, std::size_t size, const std::function<void(std::span<std::byte>)>& make) override {
-    if (size < Writer::shortest_behind || size > behind_) return PartSink::fill(part, size, make);
-    Buffers::Loan loan = out_.lend(first_part_ + part, written_[part], size);
-    make(loan.bytes());
-    hashes_.at(part).append(loan.bytes());
-    out_.write_behind(first_part_ + part, written_[part], std::move(loan));
-    written_[part] += size;
-  }
-  [[nodiscard]] std::string hash(std::size_t part) const { return hashes_.at(part).hex(); }
 
- private:
   Writer& out_;
   std::size_t first_part_;
+  std::span<const Part> parts_;
   std::size_t behind_;
   std::vector<Xxh3> hashes_;
   std::vector<std::uint64_t> written_;
+  std::vector<std::vector<std::byte>> loose_;  // planes that no part holds
 };
 
 }  // namespace nibble

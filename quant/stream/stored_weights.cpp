@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "nibble/error.hpp"
+#include "quant/codecs/codecs.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {
@@ -17,17 +18,16 @@ StoredWeights::StoredWeights(const Reader& in) : in_(in) {
   const auto is_before = [&](std::uint32_t a, std::uint32_t b) { return parts.name(a) < parts.name(b); };
   if (!std::is_sorted(by_name_.begin(), by_name_.end(), is_before))
     std::sort(by_name_.begin(), by_name_.end(), is_before);
-  for (const std::string_view name : codec_names()) codecs_.push_back(make_codec(name));
 
   const FindTensor find = [this](std::string_view name) { return find_part(name); };
   std::vector<bool> is_claimed(parts.size());
   std::vector<Row> rows;
   for (std::size_t part = 0; part < parts.size(); ++part) {
     Row row{static_cast<std::uint32_t>(part), none};
-    for (std::size_t codec = 0; codec < codecs_.size() && row.codec == none; ++codec) {
-      const auto stored = codecs_[codec]->recognize(in, part, find);
+    for (std::size_t scheme = 0; scheme < schemes().size() && row.scheme == none; ++scheme) {
+      const auto stored = schemes()[scheme]->recognize(in, part, find);
       if (!stored) continue;
-      row.codec = static_cast<std::uint32_t>(codec);
+      row.scheme = static_cast<std::uint32_t>(scheme);
       for (std::size_t i = 1; i < stored->parts.size(); ++i) is_claimed[stored->parts[i]] = true;
     }
     rows.push_back(row);
@@ -56,63 +56,50 @@ std::optional<std::size_t> StoredWeights::find(std::string_view name) const {
 
 StoredWeights::Tensor StoredWeights::operator[](std::size_t tensor) const {
   const Row row = tensors_[tensor];
-  Tensor result{"keep", {in_.tensors()[row.part], {}, {row.part}}};
-  if (row.codec != none) {
-    result.codec = codec_names()[row.codec];
-    result.stored =
-        *codecs_[row.codec]->recognize(in_, row.part, [this](std::string_view name) { return find_part(name); });
+  Tensor result{nullptr, {in_.tensors()[row.part], keep_codec, {}, {row.part}}};
+  if (row.scheme != none) {
+    result.scheme = schemes()[row.scheme];
+    result.stored = *result.scheme->recognize(in_, row.part, [this](std::string_view name) { return find_part(name); });
   }
   for (const std::size_t part : result.stored.parts) result.bytes += in_.tensors().bytes(part);
   return result;
 }
 
-WeightSource::WeightSource(const TensorInfo& first_part, std::uint64_t elements, std::unique_ptr<const Decoder> decoder,
-                           Read read, std::uint64_t position)
-    : dtype_(first_part.dtype),
-      elements_(elements),
-      first_bytes_(first_part.bytes()),
-      decoder_(std::move(decoder)),
-      read_(std::move(read)),
-      position_(position) {}
-
-// Chunks begin with whole bytes; only at the very end an odd 4-bit code shares its byte with nothing.
-std::uint64_t WeightSource::offset(std::uint64_t weight) const {
-  if (weight == elements_) return first_bytes_;
-  const std::uint64_t bits = 8 * first_bytes_ / elements_;
-  return weight / 8 * bits + weight % 8 * bits / 8;
+WeightSource::WeightSource(const TensorInfo& tensor, std::unique_ptr<const Codec> codec,
+                           std::span<const std::span<const std::byte>> rest, Read read, std::uint64_t position)
+    : info_(tensor), codec_(std::move(codec)), read_(std::move(read)), position_(position) {
+  if (codec_->quantizes())
+    decoder_ = codec_->decoder(info_, rest);
+  else
+    plain_ = codec_->planes(info_).front().dtype;
 }
 
 std::span<const float> WeightSource::decode(std::uint64_t first, std::span<const std::byte> raw, std::uint64_t at,
                                             std::size_t n, std::span<float> tile) const {
   const auto bytes = stored(first, raw, at, n);
-  if (!decoder_) return widen(dtype_, bytes, tile);
+  if (plain_) return widen(*plain_, bytes, tile);
   decoder_->decode(at, bytes, tile.first(n));
   return tile.first(n);
 }
 
 WeightSource open_weights(const StoredWeights& in, const StoredWeights::Tensor& tensor) {
   const Reader& reader = in.reader();
-  const std::vector<std::size_t>& parts = tensor.stored.parts;
-  const TensorInfo first = reader.tensors()[parts.front()];
-  std::unique_ptr<const Decoder> decoder;
-  if (tensor.codec != "keep") {
-    std::vector<std::vector<std::byte>> rest;
-    for (std::size_t i = 1; i < parts.size(); ++i) {
-      rest.emplace_back(reader.tensors().bytes(parts[i]));
-      reader.read(parts[i], 0, rest.back());
-    }
-    const std::vector<std::span<const std::byte>> spans(rest.begin(), rest.end());
-    decoder = make_codec(tensor.codec, tensor.stored.options)->decoder(tensor.stored.info, spans);
-  }
-  return {first, tensor.stored.info.elements(), std::move(decoder),
-          [&reader, part = parts.front()](std::uint64_t offset, std::span<std::byte> out) {
+  const StoredTensor& stored = tensor.stored;
+  auto codec = make_codec(stored.codec, stored.options);
+  std::vector<std::vector<std::byte>> planes;
+  if (tensor.quantized()) planes = tensor.scheme->read_planes(reader, *codec, stored);
+  const std::vector<std::span<const std::byte>> rest(planes.begin(), planes.end());
+  return {stored.info, std::move(codec), rest,
+          [&reader, part = stored.parts.front()](std::uint64_t offset, std::span<std::byte> out) {
             reader.read(part, offset, out);
           },
-          reader.position(parts.front(), 0)};
+          reader.position(stored.parts.front(), 0)};
 }
 
 WeightSource open_weights(const Reader& in, const PlannedTensor& tensor, Buffers& buffers) {
-  return {tensor.info, tensor.info.elements(), nullptr,
+  return {tensor.info,
+          make_codec(keep_codec),
+          {},
           [&in, &buffers, tensor](std::uint64_t offset, std::span<std::byte> out) {
             read_planned(in, tensor, offset, out, buffers);
           },

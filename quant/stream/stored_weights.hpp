@@ -12,10 +12,12 @@
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/recipe.hpp"
+#include "quant/schemes/scheme.hpp"
 
 namespace nibble {
 
-/// A checkpoint as the weights it stands for: the parts that a codec stored are one tensor again. Thread-safe.
+/// A checkpoint as the weights it stands for: the parts that a scheme made of a tensor are one tensor again.
+/// Thread-safe.
 class StoredWeights {
  public:
   /// Throws Error(bad_input) if parts of a tensor are missing or contradict each other.
@@ -25,10 +27,10 @@ class StoredWeights {
   [[nodiscard]] std::size_t size() const noexcept { return tensors_.size(); }
 
   struct Tensor {
-    std::string_view codec;  ///< "keep" for tensors that no codec claims
-    StoredTensor stored;
-    std::uint64_t bytes = 0;  ///< of all parts
-    [[nodiscard]] bool quantized() const { return stored.parts.size() > 1; }
+    const Scheme* scheme = nullptr;  ///< that stored it; null for plain tensors
+    StoredTensor stored;             ///< its codec is "keep" for plain tensors
+    std::uint64_t bytes = 0;         ///< of all parts
+    [[nodiscard]] bool quantized() const noexcept { return scheme != nullptr; }
   };
   [[nodiscard]] Tensor operator[](std::size_t tensor) const;
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const;
@@ -37,11 +39,10 @@ class StoredWeights {
   [[nodiscard]] std::optional<std::size_t> find_part(std::string_view name) const;
 
   const Reader& in_;
-  std::vector<std::unique_ptr<const Codec>> codecs_;  // with any options: to recognize
-  std::vector<std::uint32_t> by_name_;                // indices of Reader::tensors(), sorted by name
+  std::vector<std::uint32_t> by_name_;  // indices of Reader::tensors(), sorted by name
   struct Row {
     std::uint32_t part;
-    std::uint32_t codec;  // index into codec_names()
+    std::uint32_t scheme;  // index into schemes(), or none
   };
   std::vector<Row> tensors_;                   // in the order of the files
   std::vector<std::uint32_t> tensor_of_part_;  // or none
@@ -53,13 +54,13 @@ class WeightSource {
  public:
   using Read = std::function<void(std::uint64_t offset, std::span<std::byte> out)>;
 
-  /// `first_part` is what the weights are stored as: all of it if there is no decoder.
-  /// `position` is where that begins in its file: buffers are placed by it.
-  WeightSource(const TensorInfo& first_part, std::uint64_t elements, std::unique_ptr<const Decoder> decoder, Read read,
-               std::uint64_t position = 0);
+  /// The weights of `tensor`, stored as the codes of `codec`. Of a codec that quantizes, `rest` holds the other planes.
+  /// `position` is where the codes begin in their file: buffers are placed by it.
+  WeightSource(const TensorInfo& tensor, std::unique_ptr<const Codec> codec,
+               std::span<const std::span<const std::byte>> rest, Read read, std::uint64_t position = 0);
 
   /// Whether stored() has fp64 numbers.
-  [[nodiscard]] bool is_fp64() const noexcept { return !decoder_ && dtype_ == DType::f64; }
+  [[nodiscard]] bool is_fp64() const noexcept { return plain_ == DType::f64; }
 
   /// Bytes that weights [first, first + n) take; `first` a multiple of 4096.
   [[nodiscard]] std::uint64_t bytes(std::uint64_t first, std::uint64_t n) const {
@@ -71,7 +72,7 @@ class WeightSource {
   }
 
   /// Where they are in memory, if they are: read() is not needed then.
-  void set_memory(std::span<const std::byte> first_part) { memory_ = first_part; }
+  void set_memory(std::span<const std::byte> codes) { memory_ = codes; }
   [[nodiscard]] bool is_in_memory() const noexcept { return !memory_.empty(); }
   [[nodiscard]] std::span<const std::byte> memory(std::uint64_t first, std::uint64_t n) const {
     return memory_.subspan(offset(first), bytes(first, n));
@@ -89,11 +90,12 @@ class WeightSource {
   }
 
  private:
-  [[nodiscard]] std::uint64_t offset(std::uint64_t weight) const;
+  // Where weight `weight` begins among the codes.
+  [[nodiscard]] std::uint64_t offset(std::uint64_t weight) const { return codec_->code_bytes(info_, weight); }
 
-  DType dtype_;
-  std::uint64_t elements_;
-  std::uint64_t first_bytes_;
+  TensorInfo info_;
+  std::unique_ptr<const Codec> codec_;
+  std::optional<DType> plain_;  // the type of the codes where they are the weights
   std::unique_ptr<const Decoder> decoder_;
   Read read_;
   std::uint64_t position_;

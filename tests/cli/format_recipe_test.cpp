@@ -21,7 +21,7 @@ TEST(FormatRecipe, OptionsOfConvertSayTheSame) {
 TEST(FormatRecipe, NanAndInfinitiesAreKept) {
   const Recipe recipe = parse_format("nf4");
   EXPECT_EQ(recipe.nonfinite, Nonfinite::keep);
-  EXPECT_EQ(recipe.options.on_overflow, OnOverflow::keep);
+  EXPECT_EQ(recipe.on_overflow, OnOverflow::keep);
 }
 
 TEST(FormatRecipe, RefusesWhatIsNoFormat) {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "quant/schemes/scheme.hpp"
+
 namespace nibble::test {
 
 Recipe recipe(std::string to, const CodecOptions& options) {
@@ -23,7 +25,7 @@ Converted converted(const MemoryReader& in, const Recipe& recipe) {
   Progress progress;
   Converted result{{}, convert(in, make_plan(in, recipe), out, {}, progress).plan};
   for (const PlannedTensor& tensor : result.plan.tensors)
-    for (TensorInfo& part : make_codec(tensor.codec, recipe.options)->parts(tensor.info)) {
+    for (auto& [part, plane] : stored_parts(*make_codec(tensor.codec, recipe.options), tensor.info)) {
       std::vector<std::byte> bytes = out.parts().at(part.name);
       result.reader.add(std::move(part), std::move(bytes));
     }

@@ -12,7 +12,7 @@
 #include "nibble/error_sums.hpp"
 #include "quant/codecs/four_bit/four_bit_error.hpp"
 
-/// What the 4-bit formats share: blocks, packing, and how they lie in a checkpoint. A format adds its FourBitTables.
+/// What the 4-bit formats share: blocks and packing. A format adds its FourBitTables.
 namespace nibble {
 
 struct Bf16Steps;  // quant/codecs/four_bit/four_bit_bf16.hpp
@@ -150,9 +150,40 @@ std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span
 /// decimal.
 using NormalSqnr = std::array<double, 8>;
 
-/// A codec that stores 4-bit codes as bitsandbytes does (docs/nf4.md). It refers to the tables, which have to outlive
-/// it.
-std::unique_ptr<const Codec> make_four_bit(std::string_view name, std::string_view summary, const FourBitTables& tables,
-                                           const NormalSqnr& normal_sqnr, const CodecOptions& options);
+/// Two codes to a byte, the first in the upper half, and an absmax for each block, in fp32 or quantized once more
+/// (docs/nf4.md). The tables have to outlive it.
+class FourBitCodec final : public Codec {
+ public:
+  FourBitCodec(std::string_view name, std::string_view summary, const FourBitTables& tables,
+               const NormalSqnr& normal_sqnr, const CodecOptions& options)
+      : name_(name),
+        summary_(summary),
+        tables_(tables),
+        normal_sqnr_(normal_sqnr),
+        blocksize_(options.blocksize),
+        double_quant_(options.double_quant) {}
+
+  [[nodiscard]] const FourBitTables& tables() const noexcept { return tables_; }
+
+  std::string_view name() const noexcept override { return name_; }
+  std::string_view summary() const noexcept override { return summary_; }
+  Granularity granularity() const noexcept override { return Granularity::block; }
+  std::span<const float> codebook() const noexcept override { return tables_.codebook; }
+  CodecOptions options() const noexcept override {
+    return {.blocksize = static_cast<std::uint32_t>(blocksize_), .double_quant = double_quant_};
+  }
+  std::vector<Plane> planes(const TensorInfo& tensor) const override;
+  std::uint64_t code_bytes(const TensorInfo& tensor, std::uint64_t n) const override;
+  std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
+                                   std::span<const std::span<const std::byte>> rest) const override;
+  double normal_sqnr_db(const TensorInfo& tensor) const override;
+
+ private:
+  std::string_view name_, summary_;
+  const FourBitTables& tables_;
+  const NormalSqnr& normal_sqnr_;
+  std::size_t blocksize_;
+  bool double_quant_;
+};
 
 }  // namespace nibble

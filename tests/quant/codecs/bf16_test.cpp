@@ -46,7 +46,7 @@ TEST(Bf16, RoundingFollowsTheDefinitionOnEveryTarget) {
 TEST(Bf16, EqualsTorch) {
   const test::Golden golden;
   const auto encoded = test::encode(*make_codec("bf16"), golden.info("cast.input"), golden.bytes("cast.input"));
-  EXPECT_EQ(encoded.parts[0], golden.bytes("cast.bf16"));
+  EXPECT_EQ(encoded.planes[0], golden.bytes("cast.bf16"));
 }
 
 TEST(Bf16, NanIsQuietAndKeepsSignAndPayload) {
@@ -67,7 +67,7 @@ TEST(Bf16, FindingsCountWhatDoesNotFit) {
 TEST(Bf16, Fp64IsRoundedOnce) {
   const std::vector<double> weights{1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-8 - 0x1p-40, 1e300, 1e-300};
   const auto encoded = test::encode(*make_codec("bf16"), {"w", DType::f64, {weights.size()}}, test::bytes_of(weights));
-  EXPECT_EQ(test::values_of<std::uint16_t>(encoded.parts[0]), (std::vector<std::uint16_t>{0x3F81, 0x3F80, 0x7F80, 0}));
+  EXPECT_EQ(test::values_of<std::uint16_t>(encoded.planes[0]), (std::vector<std::uint16_t>{0x3F81, 0x3F80, 0x7F80, 0}));
   EXPECT_EQ(encoded.findings.overflow, 1u);
   EXPECT_EQ(encoded.findings.underflow, 1u);
 }
@@ -82,8 +82,9 @@ TEST(Bf16, OverflowIsClampedOnRequest) {
     const auto bytes =
         source == DType::f64 ? test::bytes_of(weights) : test::stored_as(source, {weights.begin(), weights.end()});
     const auto encoded = [&](OnOverflow policy) {
-      const auto codec = make_codec("bf16", {.on_overflow = policy});
-      return test::values_of<std::uint16_t>(test::encode(*codec, {"w", source, {weights.size()}}, bytes).parts[0]);
+      const auto codec = make_codec("bf16");
+      return test::values_of<std::uint16_t>(
+          test::encode(*codec, {"w", source, {weights.size()}}, bytes, {.on_overflow = policy}).planes[0]);
     };
     const auto clamped = encoded(OnOverflow::clamp), kept = encoded(OnOverflow::keep);
     EXPECT_EQ(clamped[0], 0x3F80);

@@ -57,16 +57,17 @@ TEST_P(CodecContract, ZerosAmongWeightsStayZeros) {
   for (std::size_t i = 0; i < weights.size(); i += 3) EXPECT_EQ(out[i], 0.0f) << i;
 }
 
-TEST_P(CodecContract, PartsHaveTheBytesTheyPromise) {
+TEST_P(CodecContract, PlanesHaveTheBytesTheyPromise) {
   for (const DType source : sources) {
     for (const std::size_t n : columns) {
       const TensorInfo tensor{"m.weight", source, {3, n}};
-      const auto parts = codec->parts(tensor);
+      const auto planes = codec->planes(tensor);
       const Encoded encoded = test::encode(*codec, tensor, stored_as(source, normal_weights(3 * n, 2)));
-      ASSERT_EQ(encoded.parts.size(), parts.size());
-      for (std::size_t i = 0; i < parts.size(); ++i)
-        EXPECT_EQ(encoded.parts[i].size(), parts[i].bytes()) << parts[i].name;
-      EXPECT_EQ(parts[0].name, tensor.name);
+      ASSERT_EQ(encoded.planes.size(), planes.size());
+      for (std::size_t i = 0; i < planes.size(); ++i)
+        EXPECT_EQ(encoded.planes[i].size(), planes[i].bytes()) << to_string(planes[i].role);
+      EXPECT_EQ(planes[0].role, PlaneRole::codes);
+      EXPECT_EQ(planes[0].bytes(), codec->code_bytes(tensor, tensor.elements()));
     }
   }
 }
@@ -75,9 +76,9 @@ TEST_P(CodecContract, EmptyTensorsPass) {
   for (const Shape& shape : {Shape{0, 5}, Shape{5, 0}}) {
     const TensorInfo tensor{"m.weight", DType::f32, shape};
     const Encoded encoded = test::encode(*codec, tensor, {});
-    ASSERT_EQ(encoded.parts.size(), codec->parts(tensor).size());
-    for (std::size_t i = 0; i < encoded.parts.size(); ++i)
-      EXPECT_EQ(encoded.parts[i].size(), codec->parts(tensor)[i].bytes());
+    const auto planes = codec->planes(tensor);
+    ASSERT_EQ(encoded.planes.size(), planes.size());
+    for (std::size_t i = 0; i < planes.size(); ++i) EXPECT_EQ(encoded.planes[i].size(), planes[i].bytes());
     EXPECT_TRUE(test::decode(*codec, tensor, encoded).empty());
   }
 }
@@ -118,8 +119,8 @@ TEST_P(CodecContract, SixteenBitSourcesAreEncodedAsTheirFp32Values) {
     test::for_each_target([&](const std::string& target) {
       const Encoded from_narrow = test::encode(*codec, narrow, bytes_of(halves));
       const Encoded from_wide = test::encode(*codec, wide, bytes_of(weights));
-      if (traits(source).name != traits(codec->parts(narrow)[0].dtype).name) {  // its own type keeps NaN as they are
-        EXPECT_EQ(from_narrow.parts[0], from_wide.parts[0]) << target;
+      if (traits(source).name != traits(codec->planes(narrow)[0].dtype).name) {  // its own type keeps NaN as they are
+        EXPECT_EQ(from_narrow.planes[0], from_wide.planes[0]) << target;
       }
       EXPECT_EQ(from_narrow.findings, from_wide.findings) << target;
     });
@@ -134,15 +135,14 @@ TEST_P(CodecContract, DecodingTo16BitsIsDecodingToFp32AndRounding) {
   for (const std::uint32_t blocksize : {32u, 64u, 4096u}) {
     const auto blocks = make_codec(GetParam(), {.blocksize = blocksize});
     const Encoded encoded = test::encode(*blocks, tensor, bytes_of(weights));
-    const std::vector<std::span<const std::byte>> rest(encoded.parts.begin() + 1, encoded.parts.end());
-    const auto decoder = blocks->decoder(tensor, rest);
+    const auto decoder = blocks->decoder(tensor, encoded.rest());
     test::for_each_target([&](const std::string& target) {
       const std::vector<float> exact = test::decode(*blocks, tensor, encoded);
       for (const DType to : {DType::f32, DType::bf16, DType::f16}) {
         test::Bytes out(weights.size() * traits(to).bits / 8 + 1);
         for (const std::size_t skew : {0u, 1u}) {
           const auto bytes = std::span(out).subspan(skew, out.size() - 1);
-          decoder->decode(0, encoded.parts[0], to, bytes);
+          decoder->decode(0, encoded.planes[0], to, bytes);
           EXPECT_EQ(test::Bytes(bytes.begin(), bytes.end()), stored_as(to, exact))
               << target << ", " << traits(to).name << ", blocks of " << blocksize;
         }
@@ -154,15 +154,14 @@ TEST_P(CodecContract, DecodingTo16BitsIsDecodingToFp32AndRounding) {
 TEST_P(CodecContract, WeightsAreDecodedToThreeTypesOnly) {
   const TensorInfo tensor{"m.weight", DType::f32, {2, 64}};
   const Encoded encoded = test::encode(*codec, tensor, bytes_of(normal_weights(128, 9)));
-  const std::vector<std::span<const std::byte>> rest(encoded.parts.begin() + 1, encoded.parts.end());
   test::Bytes out(128 * 8);
-  EXPECT_THROW(codec->decoder(tensor, rest)->decode(0, encoded.parts[0], DType::f64, out), Error);
+  EXPECT_THROW(codec->decoder(tensor, encoded.rest())->decode(0, encoded.planes[0], DType::f64, out), Error);
 }
 
 TEST_P(CodecContract, ChunksKeepToTheLimit) {
   const TensorInfo tensor{"m.weight", DType::f32, {1000, 4099}};
   for (const std::uint64_t limit : {1u, 64u, 4096u, 4099u, 5000u, 1u << 20}) {
-    const Chunking chunking = codec->chunking(tensor, limit);
+    const Chunking chunking = make_quantizer(*codec)->chunking(tensor, limit);
     EXPECT_GE(chunking.weights, 1u);
     EXPECT_LE(chunking.weights, std::max<std::uint64_t>(limit, 64)) << limit;
   }
@@ -187,7 +186,6 @@ TEST_P(CodecContract, SourceTypesThatHoldTheSameValuesGiveTheSameBytes) {
   const auto encode_as = [&](DType source) {
     const TensorInfo tensor{"m.weight", source, {5, 333}};
     Encoded encoded = test::encode(*codec, tensor, stored_as(source, weights));
-    if (encoded.parts.size() > 1 && codec->bnb_config()->bits == 4) encoded.parts.pop_back();  // names the source type
     encoded.findings = {};
     return encoded;
   };
@@ -231,15 +229,15 @@ TEST_P(CodecContract, UnalignedBytesAreWelcome) {
       EXPECT_EQ(test::encode(*codec, tensor, std::span(shifted).subspan(shift)), expected);
     }
     // Output and input of the decoder as well.
-    test::Bytes out(expected.parts[0].size() + 1);
-    MemoryScratch scratch(codec->scratch_bytes(tensor));
-    const auto encoder = codec->encoder(tensor, {bytes.size(), false}, scratch);
-    if (codec->chunking(tensor, 1 << 20).scan) continue;
+    test::Bytes out(expected.planes[0].size() + 1);
+    const auto quantizer = make_quantizer(*codec);
+    MemoryScratch scratch(quantizer->scratch_bytes(tensor));
+    const auto encoder = quantizer->encoder(tensor, {bytes.size(), false}, scratch);
+    if (quantizer->chunking(tensor, 1 << 20).scan) continue;
     encoder->encode(0, bytes, std::span(out).subspan(1), nullptr);
-    EXPECT_TRUE(std::equal(expected.parts[0].begin(), expected.parts[0].end(), out.begin() + 1));
-    const std::vector<std::span<const std::byte>> rest(expected.parts.begin() + 1, expected.parts.end());
+    EXPECT_TRUE(std::equal(expected.planes[0].begin(), expected.planes[0].end(), out.begin() + 1));
     std::vector<float> decoded(tensor.elements());
-    codec->decoder(tensor, rest)->decode(0, std::span<const std::byte>(out).subspan(1), decoded);
+    codec->decoder(tensor, expected.rest())->decode(0, std::span<const std::byte>(out).subspan(1), decoded);
     EXPECT_EQ(decoded, test::decode(*codec, tensor, expected));
   }
 }
@@ -297,18 +295,43 @@ TEST_P(CodecContract, AcceptsAndRefusesTypes) {
   EXPECT_EQ(codec->accepts({"w", DType::i64, {2, 2}}), GetParam() == "keep");
 }
 
-TEST_P(CodecContract, DecoderRefusesPartsOfTheWrongSize) {
+TEST_P(CodecContract, DecoderRefusesPlanesOfTheWrongSize) {
   const TensorInfo tensor{"m.weight", DType::f32, {4, 64}};
   Encoded encoded = test::encode(*codec, tensor, bytes_of(normal_weights(256, 10)));
-  if (encoded.parts.size() == 1) return;
-  encoded.parts[1].pop_back();
+  if (encoded.planes.size() == 1) return;
+  encoded.planes[1].pop_back();
   try {
     test::decode(*codec, tensor, encoded);
     FAIL() << "was accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Errc::bad_input);
-    EXPECT_THAT(error.what(), testing::HasSubstr("m."));
+    EXPECT_THAT(error.what(), testing::HasSubstr("tensor 'm.weight': absmax has "));
     EXPECT_THAT(error.what(), testing::HasSubstr("bytes, not "));
+  }
+  encoded.planes.erase(encoded.planes.begin() + 1);
+  EXPECT_THROW(test::decode(*codec, tensor, encoded), Error);
+}
+
+// Bytes of the first weights: what chunks and readers go by.
+TEST_P(CodecContract, CodesOfTheFirstWeightsTakeTheirBytes) {
+  for (const DType source : sources)
+    for (const std::uint64_t n : {1u, 7u, 8u, 4096u, 4099u}) {
+      const TensorInfo tensor{"w", source, {1, n}}, longer{"w", source, {1, n + 8192}};
+      EXPECT_EQ(codec->code_bytes(tensor, 0), 0u);
+      EXPECT_EQ(codec->code_bytes(tensor, n), codec->planes(tensor)[0].bytes()) << n;
+      if (n % 8 != 0) continue;
+      EXPECT_EQ(codec->code_bytes(longer, n), codec->code_bytes(tensor, n)) << n;
+    }
+}
+
+TEST_P(CodecContract, TraitsAgree) {
+  const TensorInfo tensor{"w", DType::f32, {3, 64}};
+  EXPECT_EQ(codec->quantizes(), codec->planes(tensor).size() > 1);
+  EXPECT_EQ(codec->quantizes(), codec->granularity() != Granularity::none);
+  EXPECT_FALSE(codec->quantizes() && codec->cast_type());
+  if (codec->cast_type()) {
+    EXPECT_EQ(codec->range(), *codec->cast_type());
+    EXPECT_EQ(codec->planes(tensor)[0].dtype, *codec->cast_type());
   }
 }
 

@@ -14,6 +14,7 @@
 #include "nibble/codec.hpp"
 #include "nibble/fp16.hpp"
 #include "nibble/target.hpp"
+#include "quant/quantizers/quantizer.hpp"
 
 namespace nibble::test {
 
@@ -68,26 +69,24 @@ inline std::vector<double> numbers_of(DType dtype, std::span<const std::byte> by
   return numbers;
 }
 
-/// All parts of an encoded tensor, in the order of Codec::parts().
+/// All planes of an encoded tensor, in the order of Codec::planes().
 struct Encoded {
-  std::vector<Bytes> parts;
+  std::vector<Bytes> planes;
   Findings findings;
   bool operator==(const Encoded&) const = default;
-};
 
-/// Bytes that weights [0, n) take in the first part.
-inline std::size_t bytes_before(const Codec& codec, const TensorInfo& tensor, std::uint64_t n) {
-  TensorInfo part = tensor;
-  part.shape = {n, 1};
-  return codec.parts(part)[0].bytes();
-}
+  /// What Codec::decoder() asks for: those that follow the codes.
+  [[nodiscard]] std::vector<std::span<const std::byte>> rest() const { return {planes.begin() + 1, planes.end()}; }
+};
 
 inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<const std::byte> weights,
                       std::uint64_t limit = std::uint64_t{1} << 20, bool backwards = false,
-                      std::vector<ErrorSums>* errors = nullptr, EncodingError* late = nullptr) {
-  const Chunking chunking = codec.chunking(tensor, limit);
-  MemoryScratch scratch(codec.scratch_bytes(tensor));
-  const auto encoder = codec.encoder(tensor, chunking, scratch);
+                      std::vector<ErrorSums>* errors = nullptr, EncodingError* late = nullptr,
+                      const QuantizerOptions& options = {}) {
+  const auto quantizer = make_quantizer(codec, options);
+  const Chunking chunking = quantizer->chunking(tensor, limit);
+  MemoryScratch scratch(quantizer->scratch_bytes(tensor));
+  const auto encoder = quantizer->encoder(tensor, chunking, scratch);
   const std::uint64_t n = tensor.elements();
   std::vector<std::uint64_t> firsts;
   for (std::uint64_t first = 0; first < n; first += chunking.weights) firsts.push_back(first);
@@ -97,42 +96,45 @@ inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<co
     return weights.subspan(byte_count(tensor.dtype, first), byte_count(tensor.dtype, end - first));
   };
   Encoded out;
-  out.parts.emplace_back(codec.parts(tensor)[0].bytes());
+  out.planes.resize(codec.planes(tensor).size());
+  out.planes[0].resize(codec.code_bytes(tensor, n));
   if (chunking.scan)
     for (const auto first : firsts) encoder->scan(first, source(first, std::min(n, first + chunking.weights)));
   for (const auto first : firsts) {
-    const std::uint64_t end = std::min(n, first + chunking.weights);
-    const std::size_t at = bytes_before(codec, tensor, first);
-    const auto bytes = std::span(out.parts[0]).subspan(at, bytes_before(codec, tensor, end) - at);
-    out.findings.add(encoder->encode(first, source(first, end), bytes, errors));
+    const std::uint64_t end = std::min(n, first + chunking.weights), at = codec.code_bytes(tensor, first);
+    const auto codes = std::span(out.planes[0]).subspan(at, codec.code_bytes(tensor, end) - at);
+    out.findings.add(encoder->encode(first, source(first, end), codes, errors));
   }
-  class Collect final : public PartSink {
+  class Collect final : public PlaneSink {
    public:
     explicit Collect(std::vector<Bytes>& to) : to_(to) {}
-    void write(std::size_t part, std::span<const std::byte> bytes) override {
-      to_.at(part).insert(to_.at(part).end(), bytes.begin(), bytes.end());
+    void write(std::size_t plane, std::span<const std::byte> bytes) override {
+      to_.at(plane).insert(to_.at(plane).end(), bytes.begin(), bytes.end());
     }
 
    private:
     std::vector<Bytes>& to_;
-  } rest(out.parts);
-  out.parts.resize(codec.parts(tensor).size());
+  } rest(out.planes);
   encoder->finish(rest);
   if (late != nullptr) *late = encoder->late_error();
   return out;
 }
 
+inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<const std::byte> weights,
+                      const QuantizerOptions& options, std::uint64_t limit = std::uint64_t{1} << 20) {
+  return encode(codec, tensor, weights, limit, false, nullptr, nullptr, options);
+}
+
 inline std::vector<float> decode(const Codec& codec, const TensorInfo& tensor, const Encoded& encoded,
                                  std::uint64_t limit = std::uint64_t{1} << 20) {
-  const std::vector<std::span<const std::byte>> rest(encoded.parts.begin() + 1, encoded.parts.end());
-  const auto decoder = codec.decoder(tensor, rest);
-  const Chunking chunking = codec.chunking(tensor, limit);
+  const auto decoder = codec.decoder(tensor, encoded.rest());
+  const Chunking chunking = make_quantizer(codec)->chunking(tensor, limit);
   std::vector<float> out(tensor.elements());
   for (std::uint64_t first = 0; first < out.size(); first += chunking.weights) {
     const std::uint64_t end = std::min<std::uint64_t>(out.size(), first + chunking.weights);
-    const std::size_t at = bytes_before(codec, tensor, first);
-    const auto bytes = std::span(encoded.parts[0]).subspan(at, bytes_before(codec, tensor, end) - at);
-    decoder->decode(first, bytes, std::span(out).subspan(first, end - first));
+    const std::uint64_t at = codec.code_bytes(tensor, first);
+    const auto codes = std::span(encoded.planes[0]).subspan(at, codec.code_bytes(tensor, end) - at);
+    decoder->decode(first, codes, std::span(out).subspan(first, end - first));
   }
   return out;
 }

@@ -89,7 +89,7 @@ TEST(Fp16, FindingsCountWhatDoesNotFit) {
 TEST(Fp16, EqualsTorch) {
   const test::Golden golden;
   const auto encoded = test::encode(*make_codec("fp16"), golden.info("cast.input"), golden.bytes("cast.input"));
-  EXPECT_EQ(encoded.parts[0], golden.bytes("cast.fp16"));
+  EXPECT_EQ(encoded.planes[0], golden.bytes("cast.fp16"));
 }
 
 // torch rounds to fp32 in between: 1.0 for the first.
@@ -98,7 +98,7 @@ TEST(Fp16, Fp64IsRoundedOnce) {
       1 + 0x1p-11 + 0x1p-40, 1 + 0x1p-11 - 0x1p-40, 0x1p-25 + 0x1p-60, 0x1p-25, 65520 - 0x1p-30, 1e300, -1e-300};
   const auto codec = make_codec("fp16");
   const auto encoded = test::encode(*codec, {"w", DType::f64, {weights.size()}}, test::bytes_of(weights));
-  EXPECT_EQ(test::values_of<std::uint16_t>(encoded.parts[0]),
+  EXPECT_EQ(test::values_of<std::uint16_t>(encoded.planes[0]),
             (std::vector<std::uint16_t>{0x3C01, 0x3C00, 0x0001, 0x0000, 0x7BFF, 0x7C00, 0x8000}));
   EXPECT_EQ(encoded.findings.overflow, 1u);
   EXPECT_EQ(encoded.findings.inf, 0u);
@@ -109,7 +109,7 @@ TEST(Fp16, WhatIsFp16AlreadyKeepsItsBytes) {
   std::vector<std::uint16_t> patterns(65536);
   for (std::size_t i = 0; i < patterns.size(); ++i) patterns[i] = static_cast<std::uint16_t>(i);
   const auto encoded = test::encode(*make_codec("fp16"), {"w", DType::f16, {65536}}, test::bytes_of(patterns));
-  EXPECT_EQ(encoded.parts[0], test::bytes_of(patterns));
+  EXPECT_EQ(encoded.planes[0], test::bytes_of(patterns));
   EXPECT_EQ(encoded.findings, (Findings{.nan = 2046, .inf = 2, .subnormal = 2046, .first_nonfinite = 0x7C00}));
 }
 

@@ -13,7 +13,7 @@ TEST(Fp32, Fp64IsRoundedToNearestAndCounted) {
   const std::vector<double> weights{1 + 0x1p-24, 1 + 3 * 0x1p-24, 1e300,           -infinity,
                                     1e-300,      1e-40,           0x1.fffffefp127, std::nan("")};
   const auto encoded = test::encode(*make_codec("fp32"), {"w", DType::f64, {weights.size()}}, test::bytes_of(weights));
-  const auto values = test::values_of<float>(encoded.parts[0]);
+  const auto values = test::values_of<float>(encoded.planes[0]);
   EXPECT_EQ(values[0], 1.0f);
   EXPECT_EQ(values[1], 1.0f + 0x1p-22f);
   EXPECT_EQ(values[2], std::numeric_limits<float>::infinity());
@@ -33,9 +33,10 @@ TEST(Fp32, OverflowIsClampedOnRequest) {
   constexpr float largest = std::numeric_limits<float>::max(), infinity = std::numeric_limits<float>::infinity();
   const std::vector<double> weights{1, 1e300, -1e300, -std::numeric_limits<double>::infinity()};
   const auto encoded = [&](OnOverflow policy) {
-    const auto codec = make_codec("fp32", {.on_overflow = policy});
+    const auto codec = make_codec("fp32");
     return test::values_of<float>(
-        test::encode(*codec, {"w", DType::f64, {weights.size()}}, test::bytes_of(weights)).parts[0]);
+        test::encode(*codec, {"w", DType::f64, {weights.size()}}, test::bytes_of(weights), {.on_overflow = policy})
+            .planes[0]);
   };
   EXPECT_EQ(encoded(OnOverflow::clamp), (std::vector<float>{1, largest, -largest, -infinity}));
   EXPECT_EQ(encoded(OnOverflow::keep), (std::vector<float>{1, infinity, -infinity, -infinity}));
@@ -46,7 +47,7 @@ TEST(Fp32, SixteenBitsAreWidenedExactly) {
   for (std::size_t i = 0; i < patterns.size(); ++i) patterns[i] = static_cast<std::uint16_t>(i);
   const auto widened = [&](DType source) {
     const auto encoded = test::encode(*make_codec("fp32"), {"w", source, {65536}}, test::bytes_of(patterns));
-    return test::values_of<std::uint32_t>(encoded.parts[0]);
+    return test::values_of<std::uint32_t>(encoded.planes[0]);
   };
   const auto from_bf16 = widened(DType::bf16), from_fp16 = widened(DType::f16);
   for (std::size_t i = 0; i < 65536; ++i) {

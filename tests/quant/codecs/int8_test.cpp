@@ -50,8 +50,8 @@ TEST(Int8, EqualsBitsandbytesByteForByte) {
     for (const std::uint64_t limit : {1u, 50u, 100u, 1000u, 100000u}) {
       const auto encoded =
           test::encode(*make_codec("int8"), golden.info(prefix + ".input"), golden.bytes(prefix + ".input"), limit);
-      EXPECT_EQ(encoded.parts[0], golden.bytes(prefix)) << type << ", " << limit;
-      EXPECT_EQ(encoded.parts[1], golden.bytes(prefix + ".SCB")) << type << ", " << limit;
+      EXPECT_EQ(encoded.planes[0], golden.bytes(prefix)) << type << ", " << limit;
+      EXPECT_EQ(encoded.planes[1], golden.bytes(prefix + ".SCB")) << type << ", " << limit;
     }
   }
 }
@@ -92,21 +92,16 @@ TEST(Int8, OverflowOfFp16IsCountedPerWeight) {
     EXPECT_EQ(encoded.findings.overflow, 2u);
     EXPECT_EQ(encoded.findings.inf + encoded.findings.nan, 0u);
     EXPECT_EQ(encoded.findings.first_nonfinite, 5000u);
-    EXPECT_EQ(test::values_of<float>(encoded.parts[1]), (std::vector<float>{1.0f, 65504.0f, 65504.0f}));
+    EXPECT_EQ(test::values_of<float>(encoded.planes[1]), (std::vector<float>{1.0f, 65504.0f, 65504.0f}));
   }
 }
 
-TEST(Int8, PartsHangOnTheModule) {
+TEST(Int8, Planes) {
   const auto codec = make_codec("int8");
-  const std::vector<TensorInfo> expected{
-      {"a.weight", DType::i8, {3, 4}}, {"a.SCB", DType::f32, {3}}, {"a.weight_format", DType::u8, {}}};
-  EXPECT_EQ(codec->parts({"a.weight", DType::f16, {3, 4}}), expected);
-  EXPECT_EQ(codec->parts({"experts", DType::f16, {3, 4}})[1].name, "experts.SCB");
-  const Encoded encoded = test::encode(*codec, {"w", DType::f32, {1, 1}}, bytes_of(std::vector<float>{1.0f}));
-  EXPECT_EQ(encoded.parts[2], test::Bytes{std::byte{0}});
+  EXPECT_EQ(codec->planes({"w", DType::f16, {3, 4}}),
+            (std::vector<Plane>{{PlaneRole::codes, DType::i8, {3, 4}}, {PlaneRole::absmax, DType::f32, {3}}}));
   EXPECT_FALSE(codec->accepts({"a.weight", DType::f16, {3}}));
   EXPECT_FALSE(codec->accepts({"a.weight", DType::f16, {3, 4, 5}}));
-  EXPECT_EQ(codec->bnb_config()->bits, 8);
 }
 
 // Of any number of codes, which need no alignment.

@@ -12,8 +12,8 @@ TEST(Keep, StoresEveryTypeByteForByte) {
     const TensorInfo tensor{"t", type.dtype, {3, 8}};
     test::Bytes bytes(tensor.bytes());
     for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 37 + 11);
-    EXPECT_EQ(keep->parts(tensor), std::vector<TensorInfo>{tensor});
-    EXPECT_EQ(test::encode(*keep, tensor, bytes, 8).parts[0], bytes) << type.name;
+    EXPECT_EQ(keep->planes(tensor), (std::vector<Plane>{{PlaneRole::codes, tensor.dtype, tensor.shape}}));
+    EXPECT_EQ(test::encode(*keep, tensor, bytes, 8).planes[0], bytes) << type.name;
   }
 }
 

@@ -195,7 +195,6 @@ TEST(Convert, TotalsAreApart) {
   how.embeddings = "bf16";
   for (const ErrorReport report : {ErrorReport::none, ErrorReport::basic, ErrorReport::full}) {
     how.error_report = report;
-    how.options.sums_errors = report != ErrorReport::none;
     set_weight(in, 1, 777, 0);
     const ByOutcome<Totals> totals = run(in, how).report.totals;
     EXPECT_EQ(totals.quantized.tensors, 2U);
@@ -285,7 +284,7 @@ TEST(Convert, Fp16OverflowFollowsItsPolicy) {
               HasSubstr("1 of 36864 weights exceed 65504, the largest fp16, the first at 3"));
   const auto stored = [&](OnOverflow policy) {
     Recipe r = recipe("fp16");
-    r.options.on_overflow = policy;
+    r.on_overflow = policy;
     std::uint16_t bits = 0;
     std::memcpy(&bits, run(in, r).parts.at(q_proj).data() + 6, 2);
     return bits;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "nibble/version.hpp"
+#include "quant/schemes/scheme.hpp"
 #include "tests/support/conversion.hpp"
 
 namespace nibble::manifest_test {
@@ -33,7 +34,8 @@ Plan plan() { return make_plan(model(), recipe("nf4")); }
 
 std::vector<Manifest::Part> parts_of(const PlannedTensor& tensor) {
   std::vector<Manifest::Part> parts;
-  for (TensorInfo& part : make_codec(tensor.codec)->parts(tensor.info)) parts.push_back({std::move(part), "00ff"});
+  for (auto& [part, plane] : stored_parts(*make_codec(tensor.codec), tensor.info))
+    parts.push_back({std::move(part), "00ff"});
   return parts;
 }
 
@@ -103,7 +105,8 @@ TEST(Manifest, WithoutErrorThereIsNoPlaceOfOne) {
 TEST(Manifest, RecipeIsTold) {
   Plan made = plan();
   made.architecture.clear();
-  made.recipe.options = {.blocksize = 128, .double_quant = false, .on_overflow = OnOverflow::clamp};
+  made.recipe.options = {.blocksize = 128, .double_quant = false};
+  made.recipe.on_overflow = OnOverflow::clamp;
   made.recipe.nonfinite = Nonfinite::quantize;
   made.recipe.error_report = ErrorReport::full;
   made.recipe.rules = {{"a\".*", "keep"}, {"b", "fp4"}};

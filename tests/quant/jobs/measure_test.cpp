@@ -14,6 +14,7 @@
 
 #include "nibble/error.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
+#include "quant/schemes/scheme.hpp"
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 
@@ -199,14 +200,15 @@ TEST_P(MeasureFormats, FiguresAreThoseOfTheDecodedWeights) {
     const PlannedTensor tensor = out.plan.tensors[t];
     SCOPED_TRACE(tensor.info.name);
     const auto codec = make_codec(tensor.codec, format.options);
-    test::Encoded encoded;
-    for (std::size_t p = 0; p < codec->parts(tensor.info).size(); ++p, ++part) {
-      std::vector<std::byte>& bytes = encoded.parts.emplace_back(out.reader.tensors().bytes(part));
-      out.reader.read(part, 0, bytes);
-    }
+    const std::size_t first = part;
+    part += stored_parts(*codec, tensor.info).size();
+    test::Bytes packed(out.reader.tensors().bytes(first));
+    out.reader.read(first, 0, packed);
     std::vector<std::byte> bytes(tensor.info.bytes());
     in.read(t, 0, bytes);
     const std::vector<float> reference = floats(dtype, bytes);
+    const test::Encoded encoded = test::encode(*codec, tensor.info, bytes);
+    EXPECT_EQ(encoded.planes[0], packed);
     const std::vector<float> decoded = test::decode(*codec, tensor.info, encoded);
     const MeasuredError& error = found.candidates[0].tensors[t].value();
     EXPECT_EQ(found.tensors[t].info, tensor.info);
@@ -232,7 +234,7 @@ TEST_P(MeasureFormats, FiguresAreThoseOfTheDecodedWeights) {
     if (tensor.quantized && format.to != "int8") {
       codes.resize(16);
       for (std::size_t i = 0; i < reference.size(); ++i)
-        ++codes[static_cast<std::size_t>(encoded.parts[0][i / 2] >> (i % 2 == 0 ? 4 : 0) & std::byte{15})];
+        ++codes[static_cast<std::size_t>(packed[i / 2] >> (i % 2 == 0 ? 4 : 0) & std::byte{15})];
     }
     EXPECT_EQ(error.counts.codes, codes);
   }
@@ -490,7 +492,7 @@ TEST(Measure, NumbersBeyondFp32AreFinite) {
   in.add({"a.weight", DType::f64, {100, 100}}, bytes);
   for (const char* const to : {"fp32", "fp16", "bf16"}) {
     Recipe how = recipe(to);
-    how.options.on_overflow = OnOverflow::keep;
+    how.on_overflow = OnOverflow::keep;
     const Converted out = converted(in, how);
     const Measurement found = measured(in, {plan(in, how), checkpoint(out.reader), checkpoint(in)});
     EXPECT_EQ(found.tensors[0].stats.inf, 1U) << to;

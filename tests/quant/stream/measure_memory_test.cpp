@@ -24,11 +24,12 @@ class Measuring {
   Measuring(const Reader& in, std::vector<Candidate> candidates, bool counts = false)
       : candidates_(std::move(candidates)), pairing_(in, candidates_), counts_(counts) {
     for (const Candidate& candidate : candidates_)
-      codecs_.emplace_back(candidate.plan ? candidate.plan->recipe.options : CodecOptions{});
+      codings_.emplace_back(candidate.plan ? candidate.plan->recipe : Recipe{});
   }
 
   [[nodiscard]] MeasureMemory within(std::uint64_t max_memory, unsigned threads = 1) {
-    return plan_measure_memory(pairing_, candidates_, codecs_, {.counts = counts_, .resources = {threads, max_memory}});
+    return plan_measure_memory(pairing_, candidates_, codings_,
+                               {.counts = counts_, .resources = {threads, max_memory}});
   }
 
   // The least that is enough.
@@ -44,7 +45,7 @@ class Measuring {
  private:
   std::vector<Candidate> candidates_;
   Pairing pairing_;
-  std::deque<Codecs> codecs_;
+  std::deque<Codings> codings_;
   bool counts_;
 };
 

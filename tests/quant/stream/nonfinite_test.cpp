@@ -35,10 +35,10 @@ TEST(CodecInstead, KeepsWhatTheCodecCannotHold) {
   EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), std::nullopt);
   // An infinity is what is kept off, also for who would keep it.
   recipe.nonfinite = Nonfinite::keep;
-  recipe.options.on_overflow = OnOverflow::keep;
+  recipe.on_overflow = OnOverflow::keep;
   EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), "keep");
   for (const OnOverflow policy : {OnOverflow::error, OnOverflow::clamp}) {
-    recipe.options.on_overflow = policy;
+    recipe.on_overflow = policy;
     EXPECT_EQ(codec_instead(recipe, planned(DType::f64, "fp32", false), huge), std::nullopt);
   }
 }
@@ -48,7 +48,7 @@ TEST(OverflowPolicy, IsAnErrorForFp16UnlessSaidOtherwise) {
   EXPECT_EQ(overflow_policy(recipe, DType::f16), OnOverflow::error);
   EXPECT_EQ(overflow_policy(recipe, DType::bf16), OnOverflow::keep);
   EXPECT_EQ(overflow_policy(recipe, DType::f32), OnOverflow::keep);
-  recipe.options.on_overflow = OnOverflow::clamp;
+  recipe.on_overflow = OnOverflow::clamp;
   for (const DType cast : {DType::f16, DType::bf16, DType::f32})
     EXPECT_EQ(overflow_policy(recipe, cast), OnOverflow::clamp);
 }
@@ -59,7 +59,7 @@ TEST(Objection, ToValuesThatAreOrBecomeNoNumbers) {
   const auto of = [&](OnOverflow on_overflow, Nonfinite nonfinite, const PlannedTensor& tensor, const Findings& found) {
     Recipe recipe;
     recipe.to = tensor.codec;
-    recipe.options.on_overflow = on_overflow;
+    recipe.on_overflow = on_overflow;
     recipe.nonfinite = nonfinite;
     return objection(recipe, tensor, found, 256);
   };
@@ -93,10 +93,10 @@ TEST(Objection, ToValuesThatAreOrBecomeNoNumbers) {
   Recipe quantizing;
   quantizing.to = "nf4";
   EXPECT_EQ(objection(quantizing, fp32, huge, 256), "");
-  quantizing.options.on_overflow = OnOverflow::error;
+  quantizing.on_overflow = OnOverflow::error;
   EXPECT_EQ(objection(quantizing, fp32, huge, 256),
             "2 of 256 weights exceed 3.40e38, the largest fp32, the first at 3; see --on-overflow");
-  quantizing.options.on_overflow = OnOverflow::automatic;
+  quantizing.on_overflow = OnOverflow::automatic;
   quantizing.nonfinite = strict;
   EXPECT_NE(objection(quantizing, fp32, huge, 256), "");
 }
@@ -106,7 +106,7 @@ TEST(Describe, SaysWhatACastStores) {
   const PlannedTensor bf16 = planned(DType::f32, "bf16", false);
   EXPECT_EQ(describe({.nan = 1}, recipe, bf16), "1 NaN");
   EXPECT_EQ(describe({.nan = 1, .overflow = 3}, recipe, bf16), "1 NaN, 3 beyond bf16, stored as infinity");
-  recipe.options.on_overflow = OnOverflow::clamp;
+  recipe.on_overflow = OnOverflow::clamp;
   EXPECT_EQ(describe({.overflow = 3}, recipe, bf16), "3 beyond bf16, stored as the largest bf16");
 }
 

@@ -5,37 +5,24 @@
 
 #include <functional>
 
-#include "tests/quant/codecs/codec_support.hpp"
+#include "tests/quant/schemes/scheme_support.hpp"
 #include "tests/support/corrupt.hpp"
-#include "tests/support/memory_checkpoint.hpp"
 
 namespace nibble::stored_weights_test {
 namespace {
 
 using test::Bytes;
-using test::Encoded;
 using test::error_of;
 using test::MemoryReader;
 
-// The parts of a checkpoint, to be changed before they are one.
-using Parts = std::vector<std::pair<TensorInfo, Bytes>>;
-
-MemoryReader reader_of(const Parts& parts) {
-  MemoryReader reader;
-  for (const auto& [info, bytes] : parts) reader.add(info, bytes);
-  return reader;
-}
+using test::reader_of;
+using Parts = test::StoredParts;  // to be changed before they are a checkpoint
 
 const TensorInfo matrix{"layer.weight", DType::f32, {70, 65}};
 
 Parts parts_of(std::string_view codec, const CodecOptions& options, const TensorInfo& tensor = matrix) {
-  const auto made = make_codec(codec, options);
   const std::vector<float> weights = test::normal_weights(tensor.elements(), 1);
-  Encoded encoded = test::encode(*made, tensor, test::stored_as(tensor.dtype, weights));
-  const std::vector<TensorInfo> infos = made->parts(tensor);
-  Parts parts;
-  for (std::size_t i = 0; i < infos.size(); ++i) parts.emplace_back(infos[i], std::move(encoded.parts[i]));
-  return parts;
+  return test::stored(*make_codec(codec, options), tensor, test::stored_as(tensor.dtype, weights));
 }
 
 std::pair<TensorInfo, Bytes>& part(Parts& parts, std::string_view ending) {
@@ -102,7 +89,7 @@ TEST_P(StoredCodecs, PartsAreOneTensorAgain) {
     const StoredWeights stored(reader);
     EXPECT_EQ(names(stored), (std::vector<std::string>{"a.bias", "layer.weight", "layer.weight.other"}));
     const StoredWeights::Tensor found = stored[1];
-    EXPECT_EQ(found.codec, codec);
+    EXPECT_EQ(found.stored.codec, codec);
     EXPECT_TRUE(found.quantized());
     EXPECT_EQ(found.bytes, bytes);
     EXPECT_EQ(found.stored.parts.size(), own);
@@ -117,7 +104,7 @@ TEST_P(StoredCodecs, PartsAreOneTensorAgain) {
     EXPECT_EQ(stored.find("layer"), std::nullopt);
     EXPECT_EQ(stored.find(part(parts, codec == "int8" ? "SCB" : ".absmax").first.name), std::nullopt);
     EXPECT_FALSE(stored[0].quantized());
-    EXPECT_EQ(stored[0].codec, "keep");
+    EXPECT_EQ(stored[0].stored.codec, "keep");
     EXPECT_EQ(weights_of(stored, 0), (std::vector<float>{1, 2, 3}));
 
     const std::vector<float> weights = test::normal_weights(tensor.elements(), 1);
@@ -181,7 +168,7 @@ TEST(StoredWeights, ManyTensors) {
   for (std::size_t i = 0; i < 100; ++i) {
     const StoredWeights::Tensor tensor = stored[i];
     EXPECT_EQ(tensor.stored.info.name, "layers." + std::to_string(i) + ".weight");
-    EXPECT_EQ(tensor.codec, i % 3 == 0 ? "nf4" : i % 3 == 1 ? "fp4" : "int8");
+    EXPECT_EQ(tensor.stored.codec, i % 3 == 0 ? "nf4" : i % 3 == 1 ? "fp4" : "int8");
     EXPECT_EQ(weights_of(stored, i).size(), 3 * (20 + i));
   }
 }
@@ -207,7 +194,7 @@ TEST(StoredWeights, WeightFormatMayBeMissing) {
   const MemoryReader reader = reader_of(parts);
   const StoredWeights stored(reader);
   ASSERT_EQ(stored.size(), 1U);
-  EXPECT_EQ(stored[0].codec, "int8");
+  EXPECT_EQ(stored[0].stored.codec, "int8");
   EXPECT_EQ(weights_of(stored, 0), test::round_trip(*make_codec("int8"), test::normal_weights(70 * 65, 1), {70, 65}));
 }
 

@@ -114,7 +114,7 @@ TEST_P(FourBit, EveryBf16WeightAtEveryAbsmax) {
         reference::four_bit(as_xtensor<2>(weights, {bits.size() / blocksize, blocksize}), ascending());
     test::for_each_target([&](const std::string& target) {
       const TensorInfo tensor{"w", DType::bf16, {bits.size()}};
-      const auto packed = test::values_of<std::uint8_t>(test::encode(*codec, tensor, test::bytes_of(bits)).parts[0]);
+      const auto packed = test::values_of<std::uint8_t>(test::encode(*codec, tensor, test::bytes_of(bits)).planes[0]);
       for (std::size_t i = 0; i < bits.size(); ++i) {
         const int code = i % 2 == 0 ? packed[i / 2] >> 4 : packed[i / 2] & 15;
         ASSERT_EQ(code, format.ascending[expected.number.flat(i)])

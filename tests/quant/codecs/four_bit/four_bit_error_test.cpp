@@ -308,11 +308,12 @@ TEST(FourBitErrors, ChangesAreThoseOfTheDefinition) {
 
 // SQNR as encoding with double quantization reports it, less that of the decoded weights.
 double excess_db(const std::vector<float>& weights) {
-  const auto codec = make_codec("nf4", {.sums_errors = true});
+  const auto codec = make_codec("nf4");
   const TensorInfo tensor{"w.weight", DType::f32, {weights.size() / 64, 64}};
   std::vector<ErrorSums> tiles;
   EncodingError late;
-  const auto encoded = test::encode(*codec, tensor, test::bytes_of(weights), 1 << 20, false, &tiles, &late);
+  const auto encoded =
+      test::encode(*codec, tensor, test::bytes_of(weights), 1 << 20, false, &tiles, &late, {.sums_errors = true});
   ErrorSums sums = late.sums;
   for (const ErrorSums& tile : tiles) sums.add(tile);
   return sums.sqnr_db() - compare(weights, test::decode(*codec, tensor, encoded)).sqnr_db();

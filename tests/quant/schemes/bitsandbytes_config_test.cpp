@@ -7,7 +7,7 @@
 #include "nibble/recipe.hpp"
 #include "tests/support/conversion.hpp"
 
-namespace nibble::bnb_config_test {
+namespace nibble::bitsandbytes_config_test {
 namespace {
 
 using test::MemoryReader;
@@ -34,7 +34,7 @@ Json config(const MemoryReader& in, const Recipe& recipe) {
 }
 Json skipped(const MemoryReader& in, const Recipe& recipe) { return config(in, recipe).at("llm_int8_skip_modules"); }
 
-TEST(BnbConfig, IsWhatTransformersWrites) {
+TEST(BitsandbytesConfig, IsWhatTransformersWrites) {
   EXPECT_EQ(quantization_config(make_plan(llama(), recipe("nf4"))),
             R"({"_load_in_4bit":true,"_load_in_8bit":false,"bnb_4bit_compute_dtype":"bfloat16",)"
             R"("bnb_4bit_quant_storage":"uint8","bnb_4bit_quant_type":"nf4","bnb_4bit_use_double_quant":true,)"
@@ -50,7 +50,7 @@ TEST(BnbConfig, IsWhatTransformersWrites) {
             R"("quant_method":"bitsandbytes"})");
 }
 
-TEST(BnbConfig, NothingQuantizedIsNoConfig) {
+TEST(BitsandbytesConfig, NothingQuantizedIsNoConfig) {
   for (const char* const to : {"fp16", "bf16", "fp32"})
     EXPECT_EQ(quantization_config(make_plan(llama(), recipe(to))), "") << to;
   EXPECT_EQ(quantization_config(make_plan(model("LlamaForCausalLM", {"model.embed_tokens.weight"}), recipe("nf4"))),
@@ -58,7 +58,7 @@ TEST(BnbConfig, NothingQuantizedIsNoConfig) {
   EXPECT_EQ(quantization_config(Plan()), "");
 }
 
-TEST(BnbConfig, SaysHowWeightsAreStored) {
+TEST(BitsandbytesConfig, SaysHowWeightsAreStored) {
   Recipe plain = recipe("fp4");
   plain.options.double_quant = false;
   const Json json = config(llama(), plain);
@@ -68,7 +68,7 @@ TEST(BnbConfig, SaysHowWeightsAreStored) {
 }
 
 // Of the weights that are not quantized, unless the recipe says otherwise.
-TEST(BnbConfig, ComputeTypeIsThatOfTheSource) {
+TEST(BitsandbytesConfig, ComputeTypeIsThatOfTheSource) {
   for (const auto& [dtype, name] :
        {std::pair(DType::f16, "float16"), std::pair(DType::bf16, "bfloat16"), std::pair(DType::f32, "float32")})
     EXPECT_EQ(config(llama(dtype), recipe("nf4")).at("bnb_4bit_compute_dtype"), name);
@@ -79,7 +79,7 @@ TEST(BnbConfig, ComputeTypeIsThatOfTheSource) {
   EXPECT_EQ(config(llama(), chosen).at("bnb_4bit_compute_dtype"), "float32");
 }
 
-TEST(BnbConfig, OthersThanBitsandbytesSaySo) {
+TEST(BitsandbytesConfig, OthersThanBitsandbytesSaySo) {
   Recipe mixed = recipe("nf4");
   mixed.rules = {{".*up_proj.*", "int8"}};
   mixed.allow_nibble_only = true;
@@ -151,4 +151,4 @@ TEST(SkippedModules, AreStatedWhereVersionsOfTransformersDiffer) {
 }
 
 }  // namespace
-}  // namespace nibble::bnb_config_test
+}  // namespace nibble::bitsandbytes_config_test

@@ -1,17 +1,25 @@
 // The quantization_config of config.json, key by key as transformers writes it (docs/model-directories.md), and
 // the list of skipped modules where the default would not give the set that was quantized.
 
-#include <algorithm>
-#include <string_view>
+#include "quant/schemes/bitsandbytes_config.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "formats/models/skip_list.hpp"
 #include "nibble/codec.hpp"
+#include "nibble/error.hpp"
 #include "nibble/recipe.hpp"
 
 namespace nibble {
 namespace {
+
+// load_in_4bit or load_in_8bit.
+unsigned bits_of(const Codec& codec) { return codec.granularity() == Granularity::block ? 4 : 8; }
 
 // 4-bit layers compute in the 16-bit type of the source; an fp32 source has none.
 std::string_view compute_dtype(const Plan& plan) {
@@ -82,23 +90,31 @@ nlohmann::json skip_modules(const Plan& plan) {
 
 }  // namespace
 
-std::string quantization_config(const Plan& plan) {
-  BnbConfig bnb;
-  bool any = false;
+std::string bitsandbytes_obstacle(const Plan& plan) {
+  unsigned bits = 0;
   for (const PlannedTensor& tensor : plan.tensors) {
     if (!tensor.quantized) continue;
-    bnb = *make_codec(tensor.codec, plan.recipe.options)->bnb_config();
-    any = true;
-    break;
+    const unsigned own_bits = bits_of(*make_codec(tensor.codec, plan.recipe.options));
+    if (!is_replaceable(tensor.role))
+      return fmt::format("tensor '{}' ({}) is no linear layer of the model", printable(tensor.info.name), tensor.codec);
+    if (bits != 0 && bits != own_bits)
+      return fmt::format("tensor '{}' has {} bits where others have {}", printable(tensor.info.name), own_bits, bits);
+    bits = own_bits;
   }
-  if (!any) return {};
-  const bool four = bnb.bits == 4;
+  return {};
+}
+
+std::string bitsandbytes_config(const Plan& plan) {
+  const auto is_quantized = [](const PlannedTensor& tensor) { return tensor.quantized; };
+  const PlannedTensor first = *std::find_if(plan.tensors.begin(), plan.tensors.end(), is_quantized);
+  const std::unique_ptr<const Codec> codec = make_codec(first.codec, plan.recipe.options);
+  const bool four = bits_of(*codec) == 4;
   nlohmann::json json = {{"_load_in_4bit", four},
                          {"_load_in_8bit", !four},
                          {"bnb_4bit_compute_dtype", four ? compute_dtype(plan) : "float32"},
                          {"bnb_4bit_quant_storage", "uint8"},
-                         {"bnb_4bit_quant_type", bnb.quant_type},
-                         {"bnb_4bit_use_double_quant", bnb.double_quant},
+                         {"bnb_4bit_quant_type", four ? codec->name() : "fp4"},
+                         {"bnb_4bit_use_double_quant", four && codec->options().double_quant},
                          {"llm_int8_enable_fp32_cpu_offload", false},
                          {"llm_int8_has_fp16_weight", false},
                          {"llm_int8_skip_modules", skip_modules(plan)},

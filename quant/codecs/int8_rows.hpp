@@ -1,0 +1,30 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "nibble/tensor.hpp"
+#include "quant/simd/squares.hpp"
+
+namespace nibble::int8 {
+
+/// Calls f(row, begin, end) for the rows that weights [first, first + n) touch, with offsets from `first`.
+template <class F> void for_each_row(std::uint64_t columns, std::uint64_t first, std::size_t n, F&& f) {
+  for (std::size_t begin = 0; begin < n;) {
+    const std::uint64_t at = first + begin;
+    const std::size_t end =
+        begin + static_cast<std::size_t>(std::min<std::uint64_t>(columns - at % columns, n - begin));
+    f(static_cast<std::size_t>(at / columns), begin, end);
+    begin = end;
+  }
+}
+
+/// The squares of F32, BF16 or F16 weights and of what their codes are decoded to. They are those of rows that follow
+/// each other, of `columns` >= squares_step weights each; the first has `left` weights to come. `absmax` has that of
+/// each.
+void compare_rows(DType source, std::span<const std::byte> weights, std::span<const std::int8_t> codes,
+                  std::uint64_t columns, std::uint64_t left, std::span<const float> absmax, Squares& squares);
+
+}  // namespace nibble::int8

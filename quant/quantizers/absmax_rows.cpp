@@ -1,0 +1,235 @@
+// The absmax of every row of a matrix. A row that is longer than a chunk is looked at before any of it is encoded.
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "nibble/device.hpp"
+#include "nibble/fp16.hpp"
+#include "nibble/int8.hpp"
+#include "nibble/metrics.hpp"
+#include "quant/codecs/int8_rows.hpp"
+#include "quant/quantizers/quantizers.hpp"
+#include "quant/simd/widen.hpp"
+
+namespace nibble {
+namespace {
+
+class RowEncoder final : public Encoder {
+ public:
+  RowEncoder(Device* device, const TensorInfo& tensor, bool scanned, Scratch& scratch)
+      : source_(tensor.dtype),
+        size_(traits(tensor.dtype).bits / 8),
+        columns_(tensor.shape[1]),
+        row_count_(tensor.shape[0]),
+        scanned_(scanned),
+        scanned_rows_(scanned ? tensor.shape[0] : 0),
+        device_(device),
+        scratch_(scratch) {}
+
+  void scan(std::uint64_t first, std::span<const std::byte> weights) override {
+    int8::for_each_row(
+        columns_, first, weights.size() / size_, [&](std::size_t row, std::size_t begin, std::size_t end) {
+          bool plain = true;
+          const float absmax = int8::row_absmax(source_, weights.subspan(begin * size_, (end - begin) * size_), plain);
+          scanned_rows_[row].add(absmax, plain);
+        });
+  }
+
+  Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> codes,
+                  std::vector<ErrorSums>* errors) override {
+    Findings findings;
+    if (encode_on_device(first, weights, codes, errors)) return findings;
+    Rows rows;
+    // Piece by piece, so that weights are still in a cache when they are read again.
+    for_each_piece(first, weights, codes, [&](std::uint64_t at, auto piece, auto its_codes) {
+      if (scanned_)
+        recall(at, its_codes.size(), rows);
+      else if (at % columns_ == 0)
+        look_at(at, weights.subspan((at - first) * size_, std::max(its_codes.size(), columns_) * size_), rows);
+      findings.add(encode_piece(at, piece, rows, its_codes));
+      if (errors != nullptr) errors->push_back(error_of_piece(at, piece, rows.absmax, its_codes));
+    });
+    return findings;
+  }
+
+  EncodingError late_error() const override { return late_; }
+
+  void finish(PlaneSink& sink) override {
+    for (std::size_t row = 0; row < scanned_rows_.size(); ++row) {
+      const float absmax = scanned_rows_[row].absmax();
+      store(row, {&absmax, 1});
+    }
+    std::vector<std::byte> piece(std::min<std::uint64_t>(absmax_bytes(), 1 << 18));
+    for (std::uint64_t at = 0; at < absmax_bytes(); at += piece.size()) {
+      // Without a column no chunk has stored a row: all are zeros.
+      const auto part = std::span(piece).first(std::min<std::uint64_t>(absmax_bytes() - at, piece.size()));
+      if (columns_ != 0) scratch_.read(at, part);
+      for (std::size_t i = 0; i < part.size(); i += sizeof(float)) {
+        float absmax = 0;
+        std::memcpy(&absmax, part.data() + i, sizeof absmax);
+        late_.absmax.add(absmax);
+      }
+      sink.write(1, part);
+    }
+  }
+
+ private:
+  // What is known of the rows that a piece touches.
+  struct Rows {
+    std::vector<float> absmax;
+    bool plain = true;  // fp16 can hold all their weights
+  };
+
+  // A row that several chunks have parts of. They may be looked at concurrently.
+  struct ScannedRow {
+    std::atomic<std::uint32_t> absmax_bits{0};  // which order as the magnitudes do
+    std::atomic<bool> plain{true};
+
+    void add(float part_absmax, bool part_plain) {
+      if (!part_plain) plain.store(false, std::memory_order_relaxed);
+      const std::uint32_t bits = std::bit_cast<std::uint32_t>(part_absmax);
+      std::uint32_t seen = absmax_bits.load(std::memory_order_relaxed);
+      while (seen < bits && !absmax_bits.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
+      }
+    }
+    [[nodiscard]] float absmax() const { return std::bit_cast<float>(absmax_bits.load(std::memory_order_relaxed)); }
+  };
+
+  // Calls f(first, weights, codes) for pieces of whole rows, or of 4096 weights of a longer one: chunks begin where
+  // pieces do.
+  template <class F>
+  void for_each_piece(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out, F&& f) const {
+    for (std::size_t begin = 0; begin < out.size();) {
+      const std::uint64_t at = first + begin;
+      const std::uint64_t left_of_row = columns_ - at % columns_;
+      const std::uint64_t piece =
+          columns_ <= tile_weights ? left_of_row + (rows_per_piece() - 1 - at / columns_ % rows_per_piece()) * columns_
+                                   : std::min<std::uint64_t>(left_of_row, tile_weights - at % tile_weights);
+      const std::size_t count = static_cast<std::size_t>(std::min<std::uint64_t>(piece, out.size() - begin));
+      f(at, weights.subspan(begin * size_, count * size_),
+        std::span(reinterpret_cast<std::int8_t*>(out.data() + begin), count));
+      begin += count;
+    }
+  }
+
+  // Whole rows, which begin at weight `at`.
+  void look_at(std::uint64_t at, std::span<const std::byte> weights, Rows& rows) {
+    rows.plain = true;
+    rows.absmax.clear();
+    for (std::size_t begin = 0; begin < weights.size(); begin += columns_ * size_)
+      rows.absmax.push_back(int8::row_absmax(source_, weights.subspan(begin, columns_ * size_), rows.plain));
+    store(at / columns_, rows.absmax);
+  }
+
+  // What scan() has found of the rows of n weights from `at`.
+  void recall(std::uint64_t at, std::size_t n, Rows& rows) const {
+    rows.plain = true;
+    rows.absmax.clear();
+    int8::for_each_row(columns_, at, n, [&](std::size_t row, std::size_t, std::size_t) {
+      rows.absmax.push_back(scanned_rows_[row].absmax());
+      rows.plain = rows.plain && scanned_rows_[row].plain.load(std::memory_order_relaxed);
+    });
+  }
+
+  Findings encode_piece(std::uint64_t first, std::span<const std::byte> weights, const Rows& rows,
+                        std::span<std::int8_t> codes) const {
+    int8::for_each_row(columns_, first, codes.size(), [&](std::size_t row, std::size_t begin, std::size_t end) {
+      int8::encode_row(source_, weights.subspan(begin * size_, (end - begin) * size_),
+                       rows.absmax[row - first / columns_], rows.plain, codes.subspan(begin, end - begin));
+    });
+    return rows.plain ? Findings() : count_nonfinite(source_, weights, first, fp16::smallest_overflow);
+  }
+
+  // From the decoded weights where fp32 cannot hold the sums of a piece, for fp64, and for short rows.
+  [[nodiscard]] ErrorSums error_of_piece(std::uint64_t first, std::span<const std::byte> weights,
+                                         std::span<const float> absmax, std::span<const std::int8_t> codes) const {
+    if (source_ != DType::f64 && columns_ >= squares_step) {
+      Squares squares;
+      int8::compare_rows(source_, weights, codes, columns_, columns_ - first % columns_, absmax, squares);
+      ErrorSums sums;
+      add_squares_of_lanes(squares, codes.size(), sums);
+      if (are_usable(sums)) return sums;
+    }
+    alignas(64) std::array<float, tile_weights> tile;
+    alignas(64) std::array<float, tile_weights> decoded;
+    int8::for_each_row(columns_, first, codes.size(), [&](std::size_t row, std::size_t begin, std::size_t end) {
+      int8::decode_row(codes.subspan(begin, end - begin), absmax[row - first / columns_],
+                       std::span(decoded).subspan(begin, end - begin));
+    });
+    return compare_squares(widen(source_, weights, tile), std::span(decoded).first(codes.size()));
+  }
+
+  // Whole rows. Where some are not finite, or beyond fp16, what is found in them is found on the CPU.
+  bool encode_on_device(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out,
+                        std::vector<ErrorSums>* errors) {
+    if (device_ == nullptr || scanned_ || out.empty()) return false;
+    std::vector<float> absmax(out.size() / columns_);
+    if (!device_->encode_int8(source_, weights, {reinterpret_cast<std::int8_t*>(out.data()), out.size()}, absmax))
+      return false;
+    store(first / columns_, absmax);
+    if (errors != nullptr)
+      for_each_piece(first, weights, out, [&](std::uint64_t at, auto piece, auto codes) {
+        errors->push_back(
+            error_of_piece(at, piece, std::span(absmax).subspan(at / columns_ - first / columns_), codes));
+      });
+    return true;
+  }
+
+  void store(std::uint64_t first_row, std::span<const float> absmax) {
+    scratch_.write(first_row * sizeof(float), std::as_bytes(absmax));
+  }
+
+  [[nodiscard]] std::uint64_t absmax_bytes() const { return sizeof(float) * row_count_; }
+  [[nodiscard]] std::uint64_t rows_per_piece() const { return tile_weights / columns_; }
+
+  DType source_;
+  std::size_t size_;  // of a weight, in bytes
+  std::uint64_t columns_;
+  std::uint64_t row_count_;
+  bool scanned_;
+  std::vector<ScannedRow> scanned_rows_;  // where rows are looked at first: longer than a chunk, so few
+  Device* device_;
+  Scratch& scratch_;  // absmax, 4 bytes per row
+  EncodingError late_;
+};
+
+class AbsmaxOfRows final : public Quantizer {
+ public:
+  explicit AbsmaxOfRows(const QuantizerOptions& options) : device_(options.device) {}
+
+  // Whole rows, or parts of rows that are looked at before.
+  Chunking chunking(const TensorInfo& tensor, std::uint64_t limit) const override {
+    const std::uint64_t columns = std::max<std::uint64_t>(tensor.shape[1], 1);
+    limit = std::max<std::uint64_t>(limit, 1);
+    if (limit > tile_weights) limit -= limit % tile_weights;  // pieces of errors are not cut
+    if (columns > limit) return {limit, true};
+    std::uint64_t rows = std::min(limit / columns, max_rows);
+    if (const std::uint64_t unit = tile_weights / columns; unit > 0 && rows > unit) rows -= rows % unit;
+    return {rows * columns, false};
+  }
+
+  std::uint64_t scratch_bytes(const TensorInfo& tensor) const override { return sizeof(float) * tensor.shape.at(0); }
+
+  std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,
+                                   Scratch& scratch) const override {
+    return std::make_unique<RowEncoder>(device_, tensor, chunking.scan, scratch);
+  }
+
+ private:
+  // In a chunk: a device returns the absmax of all of its rows at once, 4 bytes each.
+  static constexpr std::uint64_t max_rows = 4096;
+
+  Device* device_;
+};
+
+}  // namespace
+
+std::unique_ptr<const Quantizer> make_absmax_of_rows(const QuantizerOptions& options) {
+  return std::make_unique<AbsmaxOfRows>(options);
+}
+
+}  // namespace nibble

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "nibble/codec.hpp"
+#include "nibble/error_sums.hpp"
+#include "nibble/findings.hpp"
+#include "nibble/scratch.hpp"
+#include "nibble/tensor.hpp"
+
+/// How scales and codes are chosen: the passes over a tensor, what is kept between them, and what they found.
+namespace nibble {
+
+class Device;
+
+/// What a quantizer is made with.
+struct QuantizerOptions {
+  OnOverflow on_overflow = OnOverflow::automatic;  ///< of casts
+  bool sums_errors = false;                        ///< encode() will be asked for errors
+  Device* device = nullptr;  ///< encodes the chunks that it can, to the same bytes (nf4, fp4, int8)
+};
+
+/// How a tensor is cut for an encoder.
+struct Chunking {
+  std::uint64_t weights = 0;  ///< per chunk, but the last may have fewer; takes whole bytes among the codes
+  bool scan = false;          ///< every chunk goes through scan() before the first encode()
+};
+
+/// Takes the planes of a tensor that follow the codes.
+class PlaneSink {
+ public:
+  virtual ~PlaneSink() = default;
+  /// Appends bytes to plane `plane` (1, 2, ... of Codec::planes()); planes may take turns.
+  virtual void write(std::size_t plane, std::span<const std::byte> bytes) = 0;
+  /// Appends `size` bytes, which `make` puts into the sink's own memory.
+  virtual void fill(std::size_t plane, std::size_t size, const std::function<void(std::span<std::byte>)>& make) {
+    std::vector<std::byte> bytes(size);
+    make(bytes);
+    write(plane, bytes);
+  }
+};
+
+/// One tensor on its way through a codec. Calls of scan() and of encode() may run concurrently as long as their
+/// ranges are disjoint; finish() comes last.
+class Encoder {
+ public:
+  virtual ~Encoder() = default;
+
+  /// A first look at weights [first, first + n), where the Chunking asks for it.
+  virtual void scan(std::uint64_t /*first*/, std::span<const std::byte> /*weights*/) {}
+
+  /// Encodes weights [first, first + n), given as the source type stores them, into the bytes that they take among
+  /// the codes. `first` is a multiple of Chunking::weights. Casts keep NaN and infinities; elsewhere NaN counts as 0
+  /// and an infinity as the largest finite magnitude of its block or row, and int8 takes what fp16 cannot hold as
+  /// +-65504. The caller decides by the findings whether that may stand. Neither span needs alignment.
+  ///
+  /// Appends sums over the errors to `errors`, unless it is null. Each is of weights that do not depend on how the
+  /// tensor is cut, if chunks have 4096 weights or more, so adding them up in order gives the same for any chunks.
+  /// Nothing for codecs that are exact.
+  virtual Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> codes,
+                          std::vector<ErrorSums>* errors) = 0;
+
+  /// After finish(): what that added to the errors (double quantization changes every absmax), and how absmax is
+  /// spread.
+  [[nodiscard]] virtual EncodingError late_error() const { return {}; }
+
+  /// Hands out the other planes, all of their bytes. Large ones go in pieces, and are made on all threads of the
+  /// oneTBB arena that calls. Call once.
+  virtual void finish(PlaneSink& /*sink*/) {}
+};
+
+/// Makes the encoders of one codec, which must outlive it. Stateless and thread-safe.
+class Quantizer {
+ public:
+  virtual ~Quantizer() = default;
+
+  /// How to cut a tensor so that a chunk has at most `limit` weights (rounded up to what is needed at least).
+  [[nodiscard]] virtual Chunking chunking(const TensorInfo& tensor, std::uint64_t limit) const = 0;
+
+  /// Bytes that an encoder of this tensor keeps from encode() to finish() where the caller says. Beside them it needs
+  /// little: a sixteenth of a chunk in every encode(), 2 MiB in finish(), 8 bytes for every row that is scanned.
+  [[nodiscard]] virtual std::uint64_t scratch_bytes(const TensorInfo& /*tensor*/) const { return 0; }
+
+  /// `scratch` has room for scratch_bytes() and must outlive the encoder.
+  [[nodiscard]] virtual std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,
+                                                         Scratch& scratch) const = 0;
+};
+
+/// The quantizer that a codec has by default: absmax of blocks or of rows, a cast, a copy. Throws Error(usage) if there
+/// is none for this codec.
+[[nodiscard]] std::unique_ptr<const Quantizer> make_quantizer(const Codec& codec, const QuantizerOptions& options = {});
+
+}  // namespace nibble

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+#include "nibble/recipe.hpp"
+
+namespace nibble {
+
+/// Scheme::obstacle() and Scheme::config() of bitsandbytes. The plan quantizes something.
+[[nodiscard]] std::string bitsandbytes_obstacle(const Plan& plan);
+[[nodiscard]] std::string bitsandbytes_config(const Plan& plan);
+
+}  // namespace nibble

@@ -1,0 +1,77 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <map>
+#include <string>
+
+#include "nibble/error.hpp"
+#include "quant/schemes/scheme.hpp"
+
+// One line per scheme: quant/schemes/<name>.cpp defines <name>_scheme().
+#define NIBBLE_SCHEMES(X) X(bitsandbytes)
+
+namespace nibble {
+
+#define NIBBLE_DECLARE(name) const Scheme& name##_scheme();
+NIBBLE_SCHEMES(NIBBLE_DECLARE)
+
+std::span<const Scheme* const> schemes() {
+#define NIBBLE_ADDRESS(name) &name##_scheme(),
+  static const std::array all{NIBBLE_SCHEMES(NIBBLE_ADDRESS)};
+  return all;
+}
+
+const Scheme& scheme_of(const Codec& codec) {
+  for (const Scheme* const scheme : schemes())
+    if (scheme->stores(codec)) return *scheme;
+  throw Error(Errc::usage, "no scheme stores what codec " + std::string(codec.name()) + " makes");
+}
+
+std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor) {
+  if (codec.quantizes()) return scheme_of(codec).parts(codec, tensor);
+  const Plane plane = codec.planes(tensor).front();
+  return {{{tensor.name, plane.dtype, plane.shape}, 0}};
+}
+
+namespace {
+
+// The scheme of a plan's first quantized tensor, and the first tensor whose scheme is another.
+struct SchemesOf {
+  const Scheme* scheme = nullptr;
+  std::string other;
+};
+SchemesOf schemes_of(const Plan& plan) {
+  SchemesOf found;
+  std::map<std::string_view, const Scheme*> known;  // by codec
+  for (const PlannedTensor& tensor : plan.tensors) {
+    if (!tensor.quantized) continue;
+    const Scheme*& scheme = known[tensor.codec];
+    if (scheme == nullptr) scheme = &scheme_of(*make_codec(tensor.codec, plan.recipe.options));
+    if (found.scheme == nullptr) found.scheme = scheme;
+    if (found.scheme != scheme && found.other.empty())
+      found.other = fmt::format("tensor '{}' ({}) is stored in another scheme than the first",
+                                printable(tensor.info.name), tensor.codec);
+  }
+  return found;
+}
+
+}  // namespace
+
+std::string obstacle(const Plan& plan) {
+  const auto [scheme, other] = schemes_of(plan);
+  if (scheme == nullptr) return {};
+  return other.empty() ? scheme->obstacle(plan) : other;
+}
+
+std::string quantization_config(const Plan& plan) {
+  const Scheme* const scheme = schemes_of(plan).scheme;
+  return scheme == nullptr ? std::string() : scheme->config(plan);
+}
+
+std::uint64_t stored_bytes(const Codec& codec, const TensorInfo& tensor) {
+  std::uint64_t bytes = 0;
+  for (const Part& part : stored_parts(codec, tensor)) bytes += part.info.bytes();
+  return bytes;
+}
+
+}  // namespace nibble

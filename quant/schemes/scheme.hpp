@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nibble/checkpoint.hpp"
+#include "nibble/codec.hpp"
+#include "nibble/recipe.hpp"
+#include "nibble/tensor.hpp"
+
+/// What quantized tensors are called on disk and in config.json. The names of parts stand nowhere else.
+namespace nibble {
+
+/// A tensor of a checkpoint that holds a plane of a codec, or bytes that only the scheme knows.
+struct Part {
+  TensorInfo info;
+  std::optional<std::size_t> plane;  ///< index into Codec::planes()
+};
+
+/// A quantized tensor, found among the parts of a checkpoint.
+struct StoredTensor {
+  TensorInfo info;         ///< as it was before
+  std::string_view codec;  ///< its name, and what the codec has to be made with
+  CodecOptions options;
+  std::vector<std::size_t> parts;  ///< indices into Reader::tensors(), those of Scheme::parts()
+};
+
+/// The index of a tensor of this name in a checkpoint.
+using FindTensor = std::function<std::optional<std::size_t>(std::string_view)>;
+
+/// A way to store quantized tensors. Stateless and thread-safe; there is one object of each.
+class Scheme {
+ public:
+  virtual ~Scheme() = default;
+
+  /// Whether it has names for what this codec makes.
+  [[nodiscard]] virtual bool stores(const Codec& codec) const = 0;
+
+  /// What a tensor is stored as: names, types and shapes follow from its header alone. The first part holds the codes.
+  [[nodiscard]] virtual std::vector<Part> parts(const Codec& codec, const TensorInfo& tensor) const = 0;
+
+  /// The bytes of a part that has no plane. `loose` has, by plane, the bytes of those planes that no part holds.
+  [[nodiscard]] virtual std::vector<std::byte> own_bytes(const Codec& codec, const TensorInfo& tensor, const Part& part,
+                                                         std::span<const std::vector<std::byte>> loose) const = 0;
+
+  /// What tensor `first` of a checkpoint stands for, if this scheme stored it and it is the first part, whoever wrote
+  /// it and with whatever options. Throws Error(bad_input) if its parts contradict each other or are missing.
+  [[nodiscard]] virtual std::optional<StoredTensor> recognize(const Reader& in, std::size_t first,
+                                                              const FindTensor& find) const = 0;
+
+  /// The bytes of planes 1, 2, ... of a tensor that recognize() found, for Codec::decoder(). Throws Error(bad_input) if
+  /// they contradict the tensor.
+  [[nodiscard]] virtual std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& codec,
+                                                                        const StoredTensor& tensor) const = 0;
+
+  /// Why transformers could not load a model directory of this scheme, as planned: the first thing that config.json has
+  /// no words for. Empty if it has.
+  [[nodiscard]] virtual std::string obstacle(const Plan& plan) const = 0;
+
+  /// The value of quantization_config in config.json, as transformers writes it.
+  [[nodiscard]] virtual std::string config(const Plan& plan) const = 0;
+};
+
+/// All schemes, in the order in which they are asked.
+[[nodiscard]] std::span<const Scheme* const> schemes();
+
+/// The scheme that stores what this codec makes: the first that does. Throws Error(usage) if there is none.
+[[nodiscard]] const Scheme& scheme_of(const Codec& codec);
+
+/// What a tensor is stored as: the parts of the codec's scheme, or a plain tensor if nothing is quantized.
+[[nodiscard]] std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor);
+
+/// As Scheme::obstacle(): also where tensors of several schemes are planned. Empty if nothing is quantized.
+[[nodiscard]] std::string obstacle(const Plan& plan);
+
+/// The bytes of all its parts.
+[[nodiscard]] std::uint64_t stored_bytes(const Codec& codec, const TensorInfo& tensor);
+
+}  // namespace nibble

@@ -1,0 +1,119 @@
+// What every scheme owes its callers, for every codec that it stores. Formats and schemes join by being registered.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "nibble/error.hpp"
+#include "quant/stream/stored_weights.hpp"
+#include "tests/quant/schemes/scheme_support.hpp"
+
+namespace nibble::scheme_contract_test {
+namespace {
+
+std::vector<std::string_view> quantizing_codecs() {
+  std::vector<std::string_view> names;
+  for (const std::string_view name : codec_names())
+    if (make_codec(name)->quantizes()) names.push_back(name);
+  return names;
+}
+
+class SchemeContract : public testing::TestWithParam<std::string_view> {
+ protected:
+  const std::unique_ptr<const Codec> codec = make_codec(GetParam());
+  const Scheme& scheme = scheme_of(*codec);
+};
+
+const Shape shapes[] = {{70, 195}, {1, 1}, {64, 64}, {3, 4099}};
+
+// One of its parts may be without a plane, and a plane without a part, but no plane has two parts.
+TEST_P(SchemeContract, EveryPartHoldsAPlaneOrItsOwnBytes) {
+  for (const Shape& shape : shapes) {
+    const TensorInfo tensor{"layer.weight", DType::bf16, shape};
+    const test::Bytes weights = test::stored_as(DType::bf16, test::normal_weights(tensor.elements(), 1));
+    const std::vector<Part> parts = scheme.parts(*codec, tensor);
+    const std::vector<Plane> planes = codec->planes(tensor);
+    EXPECT_EQ(parts.front().plane, 0U);
+    EXPECT_EQ(parts.front().info.name, tensor.name);
+    std::vector<std::size_t> held;
+    for (const Part& part : parts) {
+      if (!part.plane) continue;
+      ASSERT_LT(*part.plane, planes.size());
+      EXPECT_EQ(part.info.bytes(), planes[*part.plane].bytes()) << part.info.name;
+      held.push_back(*part.plane);
+    }
+    std::sort(held.begin(), held.end());
+    EXPECT_EQ(std::adjacent_find(held.begin(), held.end()), held.end());
+    for (const auto& [info, bytes] : test::stored(*codec, tensor, weights))
+      EXPECT_EQ(bytes.size(), info.bytes()) << info.name;
+    std::uint64_t sum = 0;
+    for (const Part& part : parts) sum += part.info.bytes();
+    EXPECT_EQ(stored_bytes(*codec, tensor), sum);
+  }
+}
+
+TEST_P(SchemeContract, WhatItStoresIsRecognizedAndDecodesToTheSame) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+    for (const Shape& shape : shapes) {
+      const TensorInfo tensor{"layer.weight", dtype, shape};
+      const test::Bytes weights = test::stored_as(dtype, test::normal_weights(tensor.elements(), 2));
+      const test::Encoded encoded = test::encode(*codec, tensor, weights);
+      const test::MemoryReader reader = test::reader_of(test::stored(*codec, tensor, encoded));
+      const StoredWeights stored(reader);
+      ASSERT_EQ(stored.size(), 1U);
+      const StoredWeights::Tensor found = stored[0];
+      EXPECT_EQ(found.scheme, &scheme);
+      EXPECT_EQ(found.stored.codec, GetParam());
+      EXPECT_EQ(found.stored.info.shape, shape);
+      EXPECT_EQ(found.bytes, stored_bytes(*codec, tensor));
+      const auto planes = scheme.read_planes(reader, *codec, found.stored);
+      ASSERT_EQ(planes.size(), encoded.planes.size() - 1);
+      for (std::size_t i = 0; i < planes.size(); ++i) EXPECT_EQ(planes[i], encoded.planes[i + 1]) << i;
+    }
+}
+
+// A header that claims too little for a part is an error of the input, whichever part it is.
+TEST_P(SchemeContract, PartsThatAreTooShortAreRefused) {
+  const TensorInfo tensor{"layer.weight", DType::f32, {70, 65}};
+  const test::StoredParts good =
+      test::stored(*codec, tensor, test::stored_as(DType::f32, test::normal_weights(tensor.elements(), 3)));
+  for (std::size_t i = 0; i < good.size(); ++i) {
+    if (!good[i].first.shape.empty() && good[i].second.size() > 1) {
+      test::StoredParts parts = good;
+      parts[i].first.shape = {parts[i].first.elements() / 2};
+      parts[i].second.resize(parts[i].first.bytes());
+      const test::MemoryReader reader = test::reader_of(parts);
+      try {
+        const StoredWeights stored(reader);
+        for (std::size_t t = 0; t < stored.size(); ++t) {
+          // Codes alone may be a plain tensor of their type.
+          if (stored[t].quantized()) (void)open_weights(stored, stored[t]);
+        }
+        EXPECT_EQ(i, 0U) << parts[i].first.name << " was accepted";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Errc::bad_input) << error.what();
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Registered, SchemeContract, testing::ValuesIn(quantizing_codecs()),
+                         [](const auto& each) { return std::string(each.param); });
+
+TEST(Schemes, WhatIsNotQuantizedIsAPlainTensor) {
+  for (const std::string_view name : codec_names()) {
+    const auto codec = make_codec(name);
+    if (codec->quantizes()) continue;
+    EXPECT_THROW((void)scheme_of(*codec), Error) << name;
+    const TensorInfo tensor{"a.weight", DType::f16, {3, 5}};
+    const std::vector<Part> parts = stored_parts(*codec, tensor);
+    ASSERT_EQ(parts.size(), 1U);
+    EXPECT_EQ(parts[0].info.name, tensor.name);
+    EXPECT_EQ(parts[0].info.shape, tensor.shape);
+    EXPECT_EQ(parts[0].info.dtype, codec->cast_type().value_or(tensor.dtype));
+  }
+}
+
+}  // namespace
+}  // namespace nibble::scheme_contract_test
