@@ -89,12 +89,39 @@ std::vector<std::string> expand(const std::string& text) {
 }
 
 // One pattern of the table.
+// Why a parameter has its role, in the words of the table.
+enum class Why : std::uint8_t {
+  linear,
+  conv1d,
+  embedding,
+  expert,
+  other,
+  output_embeddings,
+  last_parameter,
+  kept_in_fp32,
+  not_exactly_linear,
+  shared_module,
+  tied_weights,
+};
+constexpr std::array<std::string_view, 11> why_texts{"linear layer",   "Conv1D layer",       "embedding",
+                                                     "fused experts",  "not a linear layer", "output embeddings",
+                                                     "last parameter", "kept in fp32",       "not exactly nn.Linear",
+                                                     "shared module",  "tied weights"};
+
+std::string text_of(Why why) { return std::string(why_texts.at(static_cast<std::size_t>(why))); }
+
+Why why_of(std::string_view text) {
+  const auto found = std::find(why_texts.begin(), why_texts.end(), text);
+  if (found == why_texts.end()) throw Error(Errc::internal, fmt::format("architectures.jsonl: no reason '{}'", text));
+  return static_cast<Why>(found - why_texts.begin());
+}
+
 struct Entry {
   std::string pattern;  // a module, or a parameter that is not a module's weight
   Numbers places;
   Role role;
-  std::string why;
-  std::string why_tied;  // set: with tied embeddings the role is `kept`, for this reason
+  Why why;
+  std::optional<Why> why_tied;  // set: with tied embeddings the role is `kept`, for this reason
 };
 
 // A rename or merge: the first match of `from` becomes `to`.
@@ -240,19 +267,21 @@ class Architecture {
 
   // The groups of a line, as modules below `at`.
   void add_groups(const Json& line, const std::string& at, const Groups& without) {
-    const auto add_list = [&](const char* key, Role role, std::string_view why) {
+    const auto add_list = [&](const char* key, Role role, Why why) {
       if (const auto found = line.find(key); found != line.end()) add(*found, at, without, role, why);
     };
-    add_list("linear", Role::linear, "linear layer");
-    add_list("conv1d", Role::conv1d, "Conv1D layer");
-    add_list("embedding", Role::embedding, "embedding");
-    add_list("expert", Role::expert, "fused experts");
-    add_list("other", Role::other, "not a linear layer");
+    add_list("linear", Role::linear, Why::linear);
+    add_list("conv1d", Role::conv1d, Why::conv1d);
+    add_list("embedding", Role::embedding, Why::embedding);
+    add_list("expert", Role::expert, Why::expert);
+    add_list("other", Role::other, Why::other);
     const Json kept = line.value("kept", Json::object());
-    for (const auto& [why, groups] : kept.items())
-      add(groups, at, without, why == "output embeddings" ? Role::output_embeddings : Role::kept, why);
+    for (const auto& [text, groups] : kept.items()) {
+      const Why why = why_of(text);
+      add(groups, at, without, why == Why::output_embeddings ? Role::output_embeddings : Role::kept, why);
+    }
     const Json tied = line.value("tied", Json::object());
-    for (const auto& [why, groups] : tied.items()) add_tied(members(groups, at, without), why);
+    for (const auto& [text, groups] : tied.items()) add_tied(members(groups, at, without), why_of(text));
   }
 
   static std::vector<std::string> members(const Json& groups, const std::string& at, const Groups& without) {
@@ -265,15 +294,15 @@ class Architecture {
     return result;
   }
 
-  void add(const Json& groups, const std::string& at, const Groups& without, Role role, std::string_view why) {
+  void add(const Json& groups, const std::string& at, const Groups& without, Role role, Why why) {
     for (std::string& pattern : members(groups, at, without)) {
       Name name = cut(role == Role::expert || role == Role::other ? pattern : pattern + ".weight");
       by_key_[name.key].push_back(entries_.size());
-      entries_.push_back({std::move(pattern), std::move(name.numbers), role, std::string(why), {}});
+      entries_.push_back({std::move(pattern), std::move(name.numbers), role, why, {}});
     }
   }
 
-  void add_tied(const std::vector<std::string>& patterns, const std::string& why) {
+  void add_tied(const std::vector<std::string>& patterns, Why why) {
     for (const std::string& pattern : patterns) tied_.emplace_back(pattern, why);
   }
 
@@ -399,15 +428,15 @@ class Architecture {
   std::vector<Transform> renames_;
   std::vector<Transform> merges_;
   std::vector<Entry> entries_;
-  std::vector<std::pair<std::string, std::string>> tied_;  // pattern, reason
+  std::vector<std::pair<std::string, Why>> tied_;  // pattern, reason
   std::unordered_map<std::string, std::vector<std::size_t>> by_key_;
   std::unordered_set<std::string> spoken_;  // numbers that renames mention
   std::unordered_map<std::string, Destination> destinations_;
 };
 
 // Reasons for which a linear layer is not replaced whatever llm_int8_skip_modules says.
-bool never_replaced(std::string_view why) {
-  return why == "not exactly nn.Linear" || why == "kept in fp32" || why == "shared module";
+bool never_replaced(Why why) {
+  return why == Why::not_exactly_linear || why == Why::kept_in_fp32 || why == Why::shared_module;
 }
 
 Placement place(const TensorInfo& tensor, const Destination& to, const Entry* entry, bool tied) {
@@ -417,19 +446,24 @@ Placement place(const TensorInfo& tensor, const Destination& to, const Entry* en
     return result;
   }
   result.role = entry->role;
-  result.why = entry->why;
+  Why why = entry->why;
+  result.why = text_of(why);
   if (!is_replaceable(entry->role)) {
     if (entry->role != Role::embedding) result.module = to.parameter;
     return result;
   }
-  if (tied && !entry->why_tied.empty()) result.role = Role::kept, result.why = entry->why_tied;
-  if (never_replaced(result.why)) {
+  if (tied && entry->why_tied) {
+    result.role = Role::kept;
+    why = *entry->why_tied;
+    result.why = text_of(why);
+  }
+  if (never_replaced(why)) {
     result.role = Role::other;
     return result;
   }
   result.keeps = {result.module};
   // A tensor that two modules share cannot be quantized in one of them.
-  if (result.why == "tied weights") result.role = Role::other;
+  if (why == Why::tied_weights) result.role = Role::other;
   if (!is_matrix_weight(tensor)) {
     result.role = Role::other;
     result.why = "linear layer whose weight is not stored as a matrix of floating-point numbers";
@@ -519,11 +553,11 @@ std::optional<std::vector<DefaultSkip>> default_skips(std::string_view architect
   if (!table) return std::nullopt;
   std::vector<DefaultSkip> result;
   for (const Entry& entry : table->entries()) {
-    const bool by_tie = tied && !entry.why_tied.empty();
+    const bool by_tie = tied && entry.why_tied;
     if (!by_tie && entry.role != Role::kept && entry.role != Role::output_embeddings) continue;
-    const std::string& why = by_tie ? entry.why_tied : entry.why;
+    const Why why = by_tie ? *entry.why_tied : entry.why;
     const bool numbered = !entry.places.empty();
-    if (never_replaced(why) || (numbered && why != "tied weights")) continue;
+    if (never_replaced(why) || (numbered && why != Why::tied_weights)) continue;
     result.push_back({as_entry(entry.pattern), numbered});
   }
   return result;

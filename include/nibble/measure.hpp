@@ -55,9 +55,10 @@ struct MeasuredWeights {
 
 /// What a candidate has in its place.
 struct MeasuredError {
-  std::string codec;        ///< of a quantized tensor; the type of a plain one: "bfloat16"
-  bool quantized = false;   ///< as opposed to plain
-  std::uint64_t bytes = 0;  ///< of all its parts
+  std::string codec;           ///< of a quantized tensor; the type of a plain one: "bfloat16"
+  bool quantized = false;      ///< as opposed to plain
+  std::optional<DType> dtype;  ///< of a plain one
+  std::uint64_t bytes = 0;     ///< of all its parts
   ErrorStats stats;
   Counts counts;
   double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();  ///< Codec::normal_sqnr_db() of its codec

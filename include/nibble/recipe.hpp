@@ -70,6 +70,17 @@ enum class Role : std::uint8_t {
 /// Whether bitsandbytes' modules can hold a tensor in this role.
 [[nodiscard]] constexpr bool is_replaceable(Role role) noexcept { return role <= Role::kept; }
 
+/// What decided about a tensor.
+enum class DecidedBy : std::uint8_t {
+  model,  ///< its role in the model, and Recipe::to
+  embeddings,
+  lm_head,
+  experts,
+  all_layers,  ///< Recipe::default_skips is off
+  rule,
+  skip,
+};
+
 /// A tensor of the output: where it comes from, what becomes of it, and why. Its texts are those of the list it is in.
 struct PlannedTensor {
   TensorInfo info;                  ///< as the codec sees it: a slice, or transposed, if it is one
@@ -77,7 +88,8 @@ struct PlannedTensor {
   std::uint64_t source_offset = 0;  ///< bytes from the start of the source tensor to this slice of it
   bool transposed = false;
   std::string_view codec;
-  std::string_view reason;
+  std::string_view reason;  ///< for people
+  DecidedBy decided_by = DecidedBy::model;
   Role role = Role::other;
   std::string_view module;         ///< its module's name in the model; stored names may differ
   bool quantized = false;          ///< as opposed to cast or kept
@@ -110,6 +122,7 @@ class PlannedTensors {
     std::uint32_t codec, reason;
     std::uint32_t module;  // a text, or one of the two below
     Role role;
+    DecidedBy decided_by;
     bool transposed, quantized, keeps_module;
   };
   static constexpr std::uint32_t module_is_name = UINT32_MAX;       // of the tensor

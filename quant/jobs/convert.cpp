@@ -117,7 +117,7 @@ class Conversion {
   Plan& plan() { return report_.plan; }
 
   static bool is_kept(const MeasuredWeights& tensor, const MeasuredError& error) {
-    return error.codec == traits(tensor.info.dtype).torch_name;
+    return error.dtype == tensor.info.dtype;
   }
 
   // The same bytes are made twice: what measure() finds is what will be written.

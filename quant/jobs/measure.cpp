@@ -57,6 +57,7 @@ class KeptPlanes final : public PlaneSink {
 struct Test {
   std::string codec;
   bool quantized = false;
+  std::optional<DType> dtype{};  // of a plain tensor
   std::uint64_t bytes = 0;
   double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();
   bool is_reference = false;  // the very same weights: nothing to be read
@@ -262,6 +263,7 @@ class Measuring {
               .quantized = stored.quantized(),
               .bytes = stored.bytes,
               .normal_sqnr_db = normal_sqnr_of(stored)};
+    if (!stored.quantized()) test.dtype = stored.stored.info.dtype;
     test.has_codes = has_codes(*make_codec(stored.stored.codec));
     test.weights.emplace(about(pairing_.stored(c).reader(), [&] { return open_weights(pairing_.stored(c), stored); }));
     return test;
@@ -275,7 +277,10 @@ class Measuring {
               .bytes = planned.stored_bytes,
               .normal_sqnr_db = codec->normal_sqnr_db(planned.info),
               .has_codes = has_codes(*codec)};
-    if (!codec->quantizes()) test.codec = traits(codec->planes(planned.info).front().dtype).torch_name;
+    if (!codec->quantizes()) {
+      test.dtype = codec->planes(planned.info).front().dtype;
+      test.codec = traits(*test.dtype).torch_name;
+    }
     if (is_same(*codec, planned.info)) {
       test.is_reference = true;
       return test;
@@ -466,6 +471,7 @@ class Measuring {
       to = std::move(work.errors[c]);
       to->codec = work.tests[c]->codec;
       to->quantized = work.tests[c]->quantized;
+      to->dtype = work.tests[c]->dtype;
       to->bytes = work.tests[c]->bytes;
       // In the same form as the reference, what differs is no matter of that form.
       if (to->codec != work.measured.codec) to->normal_sqnr_db = work.tests[c]->normal_sqnr_db;

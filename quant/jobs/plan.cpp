@@ -69,6 +69,7 @@ class RulePattern {
 struct Choice {
   std::string codec;
   std::string reason;
+  DecidedBy decided_by = DecidedBy::model;
 };
 
 class Planner {
@@ -131,13 +132,18 @@ class Planner {
   // An option that decides about no tensor is as wrong as a rule that matches none.
   void check_options() const {
     const Recipe& recipe = plan_.recipe;
-    for (const auto& [option, codec] : {std::pair{"--embeddings", &recipe.embeddings},
-                                        {"--lm-head", &recipe.lm_head},
-                                        {"--experts", &recipe.experts}})
-      if (*codec != keep_codec &&
-          std::none_of(plan_.tensors.begin(), plan_.tensors.end(),
-                       [option = option](const PlannedTensor& tensor) { return tensor.reason.starts_with(option); }))
-        throw Error(Errc::usage, fmt::format("{} {} applies to no tensor", option, *codec));
+    struct Option {
+      const char* name;
+      const std::string& codec;
+      DecidedBy decides;
+    };
+    for (const auto& [name, codec, decides] : {Option{"--embeddings", recipe.embeddings, DecidedBy::embeddings},
+                                               {"--lm-head", recipe.lm_head, DecidedBy::lm_head},
+                                               {"--experts", recipe.experts, DecidedBy::experts}}) {
+      const auto is_decided = [decides = decides](const PlannedTensor& tensor) { return tensor.decided_by == decides; };
+      if (codec != keep_codec && std::none_of(plan_.tensors.begin(), plan_.tensors.end(), is_decided))
+        throw Error(Errc::usage, fmt::format("{} {} applies to no tensor", name, codec));
+    }
   }
 
   // What the options other than --tensor and --skip say.
@@ -151,16 +157,16 @@ class Planner {
       case Role::conv1d:
         return {recipe.to, place.why};
       case Role::embedding:
-        if (recipe.embeddings != keep_codec) return {recipe.embeddings, "--embeddings"};
+        if (recipe.embeddings != keep_codec) return {recipe.embeddings, "--embeddings", DecidedBy::embeddings};
         return {std::string(keep_codec), place.why};
       case Role::expert:
-        if (recipe.experts != keep_codec) return {recipe.experts, "--experts"};
+        if (recipe.experts != keep_codec) return {recipe.experts, "--experts", DecidedBy::experts};
         return {std::string(keep_codec), place.why};
       case Role::output_embeddings:
-        if (recipe.lm_head != keep_codec) return {recipe.lm_head, "--lm-head"};
+        if (recipe.lm_head != keep_codec) return {recipe.lm_head, "--lm-head", DecidedBy::lm_head};
         [[fallthrough]];
       case Role::kept:
-        if (!recipe.default_skips) return {recipe.to, "--no-default-skips"};
+        if (!recipe.default_skips) return {recipe.to, "--no-default-skips", DecidedBy::all_layers};
         return {std::string(keep_codec), place.why};
       case Role::other:
       case Role::unknown:
@@ -181,16 +187,16 @@ class Planner {
         continue;
       }
       rules_[r].apply();
-      choice = {name, rules_[r].label()};
+      choice = {name, rules_[r].label(), DecidedBy::rule};
     }
     for (RulePattern& skip : skips_) {
       if (!skip.matches(tensor.name)) continue;
       skip.apply();
-      choice = {std::string(keep_codec), skip.label()};
+      choice = {std::string(keep_codec), skip.label(), DecidedBy::skip};
     }
     // F64 has no place in a quantized model: transformers would run its layers in that type.
     if (choice.codec == keep_codec && tensor.dtype == DType::f64 && codecs_[plan_.recipe.to].quantizes())
-      choice = {"fp32", choice.reason + "; F64 is cast"};
+      choice = {"fp32", choice.reason + "; F64 is cast", choice.decided_by};
     return choice;
   }
 
@@ -202,6 +208,7 @@ class Planner {
                           .source = source,
                           .codec = choice.codec,
                           .reason = choice.reason,
+                          .decided_by = choice.decided_by,
                           .role = place.role,
                           .module = place.module};
     if (codec.quantizes() && place.role == Role::conv1d) {
@@ -328,7 +335,8 @@ class Planner {
   std::string wide_embeddings() const {
     bool embeddings = false, head = false;
     for (const PlannedTensor& tensor : plan_.tensors) {
-      if (tensor.info.dtype != DType::f32 || tensor.codec != keep_codec || tensor.reason.starts_with("--")) continue;
+      if (tensor.info.dtype != DType::f32 || tensor.codec != keep_codec || tensor.decided_by != DecidedBy::model)
+        continue;
       embeddings |= tensor.role == Role::embedding;
       head |= tensor.role == Role::output_embeddings;
     }

@@ -18,6 +18,7 @@ PlannedTensors::Row PlannedTensors::row(const PlannedTensor& tensor) {
           .reason = texts_.add(tensor.reason),
           .module = module,
           .role = tensor.role,
+          .decided_by = tensor.decided_by,
           .transposed = tensor.transposed,
           .quantized = tensor.quantized,
           .keeps_module = false};
@@ -53,6 +54,7 @@ PlannedTensor PlannedTensors::operator[](std::size_t tensor) const {
           .transposed = row.transposed,
           .codec = texts_[row.codec],
           .reason = texts_[row.reason],
+          .decided_by = row.decided_by,
           .role = row.role,
           .module = row.module == module_has_name  ? without_weight_suffix(name)
                     : row.module == module_is_name ? name

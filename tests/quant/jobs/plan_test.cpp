@@ -65,6 +65,34 @@ TEST(Plan, SkipsWinOverRules) {
   EXPECT_EQ(codecs(make_plan(llama(), recipe)).at("model.layers.0.mlp.down_proj.weight"), "keep");
 }
 
+TEST(Plan, WhatDecidedIsKept) {
+  Recipe recipe = nf4();
+  recipe.embeddings = "bf16";
+  recipe.default_skips = false;
+  recipe.rules = {{".*up_proj.*", "fp4"}};
+  recipe.skips = {".*down_proj.*"};
+  Plan plan = make_plan(llama(), recipe);
+  const auto decided = [&] {
+    std::map<std::string, DecidedBy> by_name;
+    for (const PlannedTensor& tensor : plan.tensors) by_name[tensor.info.name] = tensor.decided_by;
+    return by_name;
+  };
+  const std::map<std::string, DecidedBy> expected{{"model.embed_tokens.weight", DecidedBy::embeddings},
+                                                  {"model.layers.0.self_attn.q_proj.weight", DecidedBy::model},
+                                                  {"model.layers.0.mlp.up_proj.weight", DecidedBy::rule},
+                                                  {"model.layers.0.mlp.down_proj.weight", DecidedBy::skip},
+                                                  {"model.layers.0.input_layernorm.weight", DecidedBy::model},
+                                                  {"lm_head.weight", DecidedBy::all_layers}};
+  EXPECT_EQ(decided(), expected);
+  recipe.lm_head = "nf4";
+  plan = make_plan(llama(), recipe);
+  EXPECT_EQ(decided().at("lm_head.weight"), DecidedBy::lm_head);
+  PlannedTensor tensor = plan.tensors[0];
+  tensor.decided_by = DecidedBy::skip;
+  plan.tensors.replace(0, tensor);
+  EXPECT_EQ(decided().at("model.embed_tokens.weight"), DecidedBy::skip);
+}
+
 TEST(Plan, RuleThatMatchesNothingIsAnError) {
   Recipe recipe = nf4();
   recipe.rules = {{"layers.9.*", "keep"}};
