@@ -24,3 +24,4 @@
 #include "nibble/tensor_list.hpp"
 #include "nibble/thresholds.hpp"
 #include "nibble/version.hpp"
+#include "nibble/weights.hpp"

@@ -21,6 +21,7 @@ fi
 # The program that was built with the installed headers converts what the tests use.
 if [[ -d build/minilm/fp16 ]]; then
   "$prefix/build/convert_checkpoint" build/minilm/fp16 "$prefix/nf4" | tail -n 1
+  "$prefix/build/read_weights" "$prefix/nf4" encoder.layer.0.output.dense.weight
 else
   echo "skipped: examples/minilm.sh has not run, so there is no model to convert"
 fi

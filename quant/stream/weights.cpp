@@ -1,0 +1,80 @@
+#include "nibble/weights.hpp"
+
+#include <fmt/format.h>
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "nibble/error.hpp"
+#include "quant/simd/widen.hpp"
+#include "quant/stream/stored_weights.hpp"
+
+namespace nibble {
+namespace {
+
+// Read and decoded at a time: half a megabyte of fp32.
+constexpr std::uint64_t unit = 1 << 17;
+static_assert(unit % tile_weights == 0);
+
+[[noreturn]] void fail(const Reader& reader, const TensorInfo& tensor, const std::string& fact) {
+  throw Error(Errc::usage,
+              fmt::format("{}: tensor '{}': {}", printable(reader.path().string()), printable(tensor.name), fact));
+}
+
+}  // namespace
+
+struct WeightReader::State {
+  explicit State(const Reader& reader) : stored(reader) {}
+  StoredWeights stored;
+};
+
+WeightReader::WeightReader(const Reader& reader) : state_(std::make_unique<State>(reader)) {}
+WeightReader::WeightReader(WeightReader&&) noexcept = default;
+WeightReader& WeightReader::operator=(WeightReader&&) noexcept = default;
+WeightReader::~WeightReader() = default;
+
+std::size_t WeightReader::size() const noexcept { return state_->stored.size(); }
+
+TensorInfo WeightReader::operator[](std::size_t tensor) const { return state_->stored[tensor].stored.info; }
+
+std::optional<std::size_t> WeightReader::find(std::string_view name) const { return state_->stored.find(name); }
+
+void WeightReader::read(std::size_t tensor, std::span<float> out) const {
+  const StoredWeights::Tensor stored = state_->stored[tensor];
+  const TensorInfo& info = stored.stored.info;
+  const Reader& reader = state_->stored.reader();
+  if (!is_weight_type(info.dtype)) fail(reader, info, fmt::format("type {} holds no weights", traits(info.dtype).name));
+  if (out.size() != info.elements())
+    fail(reader, info, fmt::format("has {} weights, not {}", info.elements(), out.size()));
+  const WeightSource source = open_weights(state_->stored, stored);
+  const std::uint64_t units = out.size() / unit + (out.size() % unit != 0 ? 1 : 0);
+  const auto read_unit = [&](std::uint64_t u) {
+    const std::uint64_t first = u * unit, n = std::min<std::uint64_t>(unit, out.size() - first);
+    std::vector<std::byte> raw(source.bytes(first, n));
+    source.read(first, raw);
+    alignas(64) std::array<float, tile_weights> tile;
+    for (std::uint64_t at = first; at < first + n; at += tile_weights) {
+      const std::size_t count = std::min<std::uint64_t>(tile_weights, first + n - at);
+      std::ranges::copy(source.decode(first, raw, at, count, tile), out.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+  };
+  // Isolated: a thread that waits must not begin other work of the caller meanwhile.
+  tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::uint64_t{0}, units, read_unit); });
+}
+
+Weights weights(const Reader& reader, std::string_view name) {
+  const WeightReader tensors(reader);
+  const auto tensor = tensors.find(name);
+  if (!tensor)
+    throw Error(Errc::usage,
+                fmt::format("{}: has no tensor '{}'", printable(reader.path().string()), printable(std::string(name))));
+  const TensorInfo info = tensors[*tensor];
+  Weights result{info.shape, std::vector<float>(info.elements())};
+  tensors.read(*tensor, result.values);
+  return result;
+}
+
+}  // namespace nibble
