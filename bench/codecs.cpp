@@ -273,8 +273,7 @@ int main(int argc, char** argv) {
         if (!codec->accepts(tensor)) continue;
         if (!name.ends_with("-no-double-quant"))
           add("encode/" + name + type_name(dtype), size, encode, codec.get(), dtype);
-        if (codec->quantizes())
-          add("quantize/" + name + type_name(dtype), size, quantize, codec.get(), dtype);
+        if (codec->quantizes()) add("quantize/" + name + type_name(dtype), size, quantize, codec.get(), dtype);
       }
       for (const DType dtype : decode_types)
         if (!name.ends_with("-no-double-quant"))

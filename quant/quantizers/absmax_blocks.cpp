@@ -21,8 +21,6 @@
 namespace nibble {
 namespace {
 
-constexpr std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) { return a / b + (a % b != 0); }
-
 class BlockEncoder final : public Encoder {
  public:
   BlockEncoder(const FourBitCodec& codec, const QuantizerOptions& options, const TensorInfo& tensor, Scratch& scratch)

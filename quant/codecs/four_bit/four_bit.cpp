@@ -15,8 +15,6 @@
 namespace nibble {
 namespace {
 
-constexpr std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) { return a / b + (a % b != 0); }
-
 template <class T> std::vector<T> values_of(std::span<const std::byte> bytes) {
   std::vector<T> values(bytes.size() / sizeof(T));
   if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());

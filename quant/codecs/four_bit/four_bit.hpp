@@ -15,6 +15,8 @@
 /// What the 4-bit formats share: blocks and packing. A format adds its FourBitTables.
 namespace nibble {
 
+[[nodiscard]] constexpr std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) { return a / b + (a % b != 0); }
+
 struct Bf16Steps;  // quant/codecs/four_bit/four_bit_bf16.hpp
 
 /// How to find the code of v in [-1, 1]. The codes are numbered by the number of midpoints below v. The search runs on

@@ -176,7 +176,7 @@ TEST(Convert, NonfiniteTensorRestartsItsShardAndIsKept) {
   set_weight(in, 1, 777, NAN);
   set_weight(in, 2, 5, -infinity);
   const Result result = run(in, recipe("nf4"));
-  EXPECT_EQ(result.begun, 2U);  // once for all of its tensors
+  EXPECT_EQ(result.begun, 2U);                    // once for all of its tensors
   EXPECT_EQ(result.report.findings, Findings{});  // of what was stored
   const auto manifest = nlohmann::json::parse(result.manifest);
   EXPECT_EQ(manifest.at("tensors").size(), 4U);

@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "nibble/error.hpp"
-#include "tests/quant/codecs/codec_support.hpp"
 #include "quant/schemes/scheme.hpp"
+#include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 
