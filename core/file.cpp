@@ -241,7 +241,7 @@ void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
   if (const int error = write_all(fd_.get(), begin, bytes).error; error != 0)
     fail(Errc::io, label_, "cannot write", error);
   // The disk starts now instead of at flush(), which then has little left to wait for: 540 MB in chunks of 256 KiB
-  // took 0.26 s with it and 0.44 s without (docs/performance.md). Only a hint: what fails here, flush() reports.
+  // took 0.26 s with it and 0.44 s without (docs/tried-and-lost.md). Only a hint: what fails here, flush() reports.
   if (size >= smallest_write_back) (void)::sync_file_range(fd_.get(), begin, size, SYNC_FILE_RANGE_WRITE);
 }
 

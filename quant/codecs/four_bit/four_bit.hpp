@@ -26,7 +26,7 @@ struct Bf16Steps;  // quant/codecs/four_bit/four_bit_bf16.hpp
 ///
 /// with place[k] that of midpoint k on the grid. make_tables() proves that g is right or one too small. Rounding keeps
 /// the order, so only where x is such a place itself is the number in doubt: about 2 of 100 groups of 64 weights have
-/// one, and are done again in fp32. (docs/performance.md compares other ways.)
+/// one, and are done again in fp32. (docs/tried-and-lost.md compares other ways.)
 ///
 /// Where 32 words are looked up at once (AVX-512), a bucket of 2^11 places that has one midpoint at most tells all:
 ///

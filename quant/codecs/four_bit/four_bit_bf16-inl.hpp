@@ -86,7 +86,7 @@ HWY_INLINE void encode_blocks_by_steps(const Bf16Steps& table, const std::byte* 
                                        float* HWY_RESTRICT absmax, const EncodeTiny& encode_tiny,
                                        const Compare& compare) {
   // Weights in work: the table needs a part of L1, too, and the codes take so little time that fetching sets the pace.
-  // 4096 of them: 10.6 GB/s from memory instead of 12.2 (docs/performance.md).
+  // 4096 of them: 10.6 GB/s from memory instead of 12.2 (docs/tried-and-lost.md).
   constexpr std::size_t batch = 1024;
   std::uint16_t bits[batch / 32];
   while (blocks > 0) {

@@ -36,7 +36,7 @@ constexpr std::size_t batch_blocks = batch_weights / 32;
 #if HWY_TARGET != HWY_SCALAR
 
 // The two steps from weights to codes, each a loop of its own over a batch: together they would need more registers
-// than AVX2 has, and chains too long to overlap (docs/performance.md has the figures).
+// than AVX2 has, and chains too long to overlap (docs/tried-and-lost.md has the figures).
 template <class Source, bool splits_zero> class BlockEncoder {
   using D = hn::CappedTag<float, 16>;
   using DI = hn::RebindToSigned<D>;
