@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# clang-format and clang-tidy on all of our sources; kernels that keep to the device layer; reference pages that are what
-# the program prints.
+# clang-format and clang-tidy on all of our sources; includes that go one way; kernels that keep to the device layer;
+# reference pages that are what the program prints.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mapfile -t sources < <(git ls-files '*.cpp' '*.hpp' '*.cu' '*.js')
 clang-format --dry-run -Werror "${sources[@]}"
+tests/arrows.py --test
+tests/arrows.py
 tests/kernels/bypass.py --test
 tests/kernels/bypass.py
 tests/kernels/machine_code.py --test

@@ -1,4 +1,4 @@
-#include "quant/stream/measure_memory.hpp"
+#include "quant/jobs/measure_memory.hpp"
 
 #include <fmt/format.h>
 

@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""Includes go one way: no folder uses one above it (docs/architecture.md). Prints those that do, and fails.
+
+    tests/arrows.py          checks the sources
+    tests/arrows.py --test   checks that a wrong include would be found
+"""
+
+import pathlib
+import re
+import sys
+
+# From the lowest to the highest. Folders on one level do not use each other.
+LEVELS = [
+    ["core"],
+    ["formats", "quant/simd"],
+    ["quant/codecs"],
+    ["quant/quantizers"],
+    ["quant/schemes"],
+    ["quant/stream"],
+    ["quant/jobs"],
+    ["cli"],
+]
+LEVEL = {folder: level for level, folders in enumerate(LEVELS) for folder in folders}
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
+
+def folder_of(path):
+    return next((folder for folder in LEVEL if path.startswith(folder + "/")), None)
+
+
+def wrong_includes(path, text):
+    own = folder_of(path)
+    for included in INCLUDE.findall(text):
+        other = folder_of(included)
+        if other is not None and other != own and LEVEL[other] >= LEVEL[own]:
+            yield f"{path} includes {included}"
+
+
+def main():
+    if sys.argv[1:] == ["--test"]:
+        assert list(wrong_includes("quant/codecs/a.cpp", '#include "quant/schemes/b.hpp"\n')) != []
+        assert list(wrong_includes("formats/a.cpp", '#include "quant/simd/b.hpp"\n')) != []
+        assert list(wrong_includes("cli/a.cpp", '#include "quant/codecs/b.hpp"\n#include "core/c.hpp"\n')) == []
+        return 0
+    root = pathlib.Path(__file__).parent.parent
+    sources = [path for folder in LEVEL for path in (root / folder).rglob("*.[ch]pp")]
+    found = [wrong for path in sources for wrong in wrong_includes(str(path.relative_to(root)), path.read_text())]
+    print("\n".join(found), end="\n" if found else "")
+    return 1 if found or not sources else 0
+
+
+sys.exit(main())
