@@ -244,7 +244,7 @@ void write(const Options& options) {
       direct = false;
     }
   if (!file) file.emplace(path, flags);
-  const unsigned threads = direct ? nibble::Writer::most_behind : options.threads;
+  const unsigned threads = direct ? nibble::Writer::max_behind : options.threads;
   nibble::HugePages pages;
   nibble::Buffers pool(&pages);
   std::vector<nibble::Buffers::Loan> buffers;

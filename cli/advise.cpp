@@ -24,9 +24,9 @@ namespace nibble::cli {
 namespace {
 
 constexpr int advice_schema = 1;
-constexpr std::size_t most_rows = 16;  // of the curve, for people
+constexpr std::size_t max_curve_rows = 16;  // of the curve, for people
 constexpr double error_bar_width = 30;
-constexpr double most_bits = 64;  // of a weight in any format
+constexpr double max_bits = 64;  // of a weight in any format
 
 // A size, or bits for each of the weights, in bytes.
 std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
@@ -37,7 +37,7 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
   if (error == std::errc() && unit.empty())
     throw Error(Errc::usage,
                 fmt::format("--advise '{}': has no unit: {}a size such as {}MB or {}GB?", printable(text),
-                            bits <= most_bits ? fmt::format("{}bits per weight, or ", text) : "", text, text));
+                            bits <= max_bits ? fmt::format("{}bits per weight, or ", text) : "", text, text));
   if (unit != "bits" && unit != "bpw") {
     try {
       return parse_size("--advise", text);
@@ -47,9 +47,9 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
                               printable(text)));
     }
   }
-  if (error != std::errc() || !(bits > 0 && bits <= most_bits))
+  if (error != std::errc() || !(bits > 0 && bits <= max_bits))
     throw Error(Errc::usage,
-                fmt::format("--advise '{}': not between 0 and {} bits per weight", printable(text), most_bits));
+                fmt::format("--advise '{}': not between 0 and {} bits per weight", printable(text), max_bits));
   return static_cast<std::uint64_t>(bits * static_cast<double>(weights) / 8);
 }
 
@@ -96,7 +96,7 @@ std::string to_json(const AdviseArguments& arguments, const Reader& reference, s
 std::vector<AdvicePoint> rows_of(const Advice& advice) {
   std::vector<AdvicePoint> rows;
   const std::size_t points = advice.curve.size();
-  const std::size_t shown = std::min(points, most_rows);
+  const std::size_t shown = std::min(points, max_curve_rows);
   for (std::size_t i = 0; i < shown; ++i) rows.push_back(advice.curve[shown == 1 ? 0 : i * (points - 1) / (shown - 1)]);
   std::erase_if(rows, [&](const AdvicePoint& row) { return row.bytes == advice.chosen.bytes; });
   rows.insert(

@@ -175,12 +175,12 @@ void print_plan(const ConvertOptions& options, const Plan& plan) {
 }
 
 // Starting a device takes a while, whatever there is to do: little work is left to the CPU.
-constexpr std::uint64_t least_for_device = 256 << 20;
+constexpr std::uint64_t min_for_device = 256 << 20;
 
 std::unique_ptr<Device> open_device(DeviceChoice choice, const Plan& plan) {
   std::uint64_t quantized = 0;
   for (const PlannedTensor& tensor : plan.tensors) quantized += tensor.quantized ? tensor.info.bytes() : 0;
-  if (choice == DeviceChoice::automatic && quantized < least_for_device) return nullptr;
+  if (choice == DeviceChoice::automatic && quantized < min_for_device) return nullptr;
   return Device::open(choice);
 }
 

@@ -19,8 +19,8 @@ std::string without_sign_of_zero(std::string text) {
 
 std::string decibels(double value, int digits) {
   if (std::isnan(value)) return "-";
-  if (value > most_decibels) return std::isinf(value) ? "exact" : fmt::format(">{:.0f}", most_decibels);
-  if (value < -most_decibels) return fmt::format("<{:.0f}", -most_decibels);
+  if (value > max_decibels) return std::isinf(value) ? "exact" : fmt::format(">{:.0f}", max_decibels);
+  if (value < -max_decibels) return fmt::format("<{:.0f}", -max_decibels);
   return without_sign_of_zero(fmt::format("{:.{}f}", value, digits));
 }
 

@@ -9,7 +9,7 @@ namespace nibble::cli {
 
 /// Ratios are told up to here. Two fp32 numbers of one size that differ at all differ by -150 dB or more; a larger
 /// ratio says how rare or how small the weights are that differ, and not how well the others are stored.
-inline constexpr double most_decibels = 300;
+inline constexpr double max_decibels = 300;
 
 /// "20.47"; "exact" for an infinite ratio, ">300" and "<-300" beyond what is told.
 [[nodiscard]] std::string decibels(double value, int digits = 2);

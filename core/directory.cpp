@@ -18,7 +18,7 @@
 namespace nibble {
 namespace {
 
-constexpr std::size_t longest_name = 255;  // NAME_MAX of every file system in use
+constexpr std::size_t max_name_bytes = 255;  // NAME_MAX of every file system in use
 
 constexpr int directory_flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW;
 
@@ -29,7 +29,7 @@ class Remover {
   explicit Remover(int top) noexcept : top_(top) {}
 
   void run() noexcept {
-    for (int round = 0; round < most_rounds; ++round) {
+    for (int round = 0; round < max_rounds; ++round) {
       const unsigned moved_before = moved_;
       clear(top_, 0);
       if (moved_ == moved_before) return;
@@ -47,7 +47,7 @@ class Remover {
 
  private:
   static constexpr int deepest = 32;  // a block of names each lies on the stack
-  static constexpr int most_rounds = 10'000;
+  static constexpr int max_rounds = 10'000;
   static constexpr std::size_t block_bytes = 4096;
 
   void clear(int directory, int depth) noexcept {
@@ -82,7 +82,7 @@ class Remover {
 
   // A name may be taken by what a removal before this one left behind.
   void move_up(int directory, const char* name) noexcept {
-    for (int attempt = 0; attempt < most_rounds; ++attempt) {
+    for (int attempt = 0; attempt < max_rounds; ++attempt) {
       std::array<char, 32> place{};
       (void)std::snprintf(place.data(), place.size(), "%s%u", removed_prefix.data(), moved_++);
       if (renameat(directory, name, top_, place.data()) == 0 || (errno != ENOTEMPTY && errno != EEXIST)) return;
@@ -172,7 +172,7 @@ void remove_tree(int at, const char* name) noexcept {
 void remove_entries(int directory) noexcept { Remover(directory).run(); }
 
 bool is_entry_name(std::string_view name) noexcept {
-  return !name.empty() && name.size() <= longest_name && name != "." && name != ".." &&
+  return !name.empty() && name.size() <= max_name_bytes && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\0", 2)) == std::string_view::npos;
 }
 

@@ -35,7 +35,7 @@ template <class Call> auto retry(Call call) {
 constexpr std::size_t largest_transfer = std::size_t{1} << 30;
 
 // Shorter pieces would make the disk write many small ones.
-constexpr off_t smallest_write_back = 64 << 10;
+constexpr off_t min_write_back = 64 << 10;
 
 // What is written past the page cache comes in multiples of this.
 constexpr long direct_unit = 4096;
@@ -242,7 +242,7 @@ void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
     fail(Errc::io, label_, "cannot write", error);
   // The disk starts now instead of at flush(), which then has little left to wait for: 540 MB in chunks of 256 KiB
   // took 0.26 s with it and 0.44 s without (docs/tried-and-lost.md). Only a hint: what fails here, flush() reports.
-  if (size >= smallest_write_back) (void)::sync_file_range(fd_.get(), begin, size, SYNC_FILE_RANGE_WRITE);
+  if (size >= min_write_back) (void)::sync_file_range(fd_.get(), begin, size, SYNC_FILE_RANGE_WRITE);
 }
 
 Descriptor OutputFile::open_direct(int directory, const std::string& name) const {

@@ -7,8 +7,8 @@
 namespace nibble {
 namespace {
 
-constexpr std::size_t most_looks = 16;
-constexpr std::uint64_t most_dimensions = (std::uint64_t{1} << 56) - 1;  // of all tensors: more than disks hold
+constexpr std::size_t max_looks = 16;
+constexpr std::uint64_t dimensions_mask = (std::uint64_t{1} << 56) - 1;  // of all tensors: more than disks hold
 
 }  // namespace
 
@@ -23,7 +23,7 @@ TensorList::TensorList(std::span<const TensorInfo> tensors) {
 void TensorList::push_back(const TensorInfo& tensor) {
   names_ += tensor.name;
   dimensions_.insert(dimensions_.end(), tensor.shape.begin(), tensor.shape.end());
-  rows_.push_back({names_.size(), dimensions_.size() & most_dimensions, tensor.dtype});
+  rows_.push_back({names_.size(), dimensions_.size() & dimensions_mask, tensor.dtype});
 }
 
 void TensorList::append(const TensorList& tensors) {
@@ -32,7 +32,7 @@ void TensorList::append(const TensorList& tensors) {
   names_ += tensors.names_;
   dimensions_.insert(dimensions_.end(), tensors.dimensions_.begin(), tensors.dimensions_.end());
   for (const Row& row : tensors.rows_)
-    rows_.push_back({names + row.name_end, (dimensions + row.shape_end) & most_dimensions, row.dtype});
+    rows_.push_back({names + row.name_end, (dimensions + row.shape_end) & dimensions_mask, row.dtype});
 }
 
 void TensorList::set_shape(std::size_t tensor, std::span<const std::uint64_t> shape) {
@@ -64,7 +64,7 @@ std::uint32_t TextPool::add(std::string_view text) {
   const std::size_t mask = table_.size() - 1;
   std::size_t at = std::hash<std::string_view>()(text) & mask;
   // Texts come from files and could be chosen to collide: after a few looks, storing one again is cheaper.
-  for (std::size_t looks = 0; table_[at] != 0 && looks < most_looks; ++looks, at = (at + 1) & mask)
+  for (std::size_t looks = 0; table_[at] != 0 && looks < max_looks; ++looks, at = (at + 1) & mask)
     if ((*this)[table_[at] - 1] == text) return table_[at] - 1;
   text_ += text;
   ends_.push_back(text_.size());
@@ -81,7 +81,7 @@ void TextPool::grow() {
   table_.assign(std::max<std::size_t>(64, 2 * table_.size()), 0);
   for (std::uint32_t number = 0; number < ends_.size(); ++number) {
     std::size_t at = std::hash<std::string_view>()((*this)[number]) & (table_.size() - 1);
-    for (std::size_t looks = 0; table_[at] != 0 && looks < most_looks; ++looks) at = (at + 1) & (table_.size() - 1);
+    for (std::size_t looks = 0; table_[at] != 0 && looks < max_looks; ++looks) at = (at + 1) & (table_.size() - 1);
     table_[at] = number + 1;
   }
 }

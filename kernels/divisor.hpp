@@ -6,7 +6,7 @@
 
 namespace nibble::kernels {
 
-/// Divides n < most_elements by d, 1 <= d <= most_elements.
+/// Divides n < max_elements by d, 1 <= d <= max_elements.
 ///
 /// With 2^(s-1) < d <= 2^s, the multiplier m = floor(2^(48+s) / d) + 1 exceeds 2^(48+s) / d by at most 1, so n * m
 /// exceeds n * 2^(48+s) / d by less than 2^48, which is no more than 1/d of 2^(48+s): too little to reach the next
@@ -19,7 +19,7 @@ class Divisor {
     multiplier_ = static_cast<u64>((static_cast<unsigned __int128>(1) << (48 + shift_)) / divisor) + 1;
   }
   NIBBLE_DEVICE_AND_HOST u64 quotient(u64 n) const {
-    static_assert(most_elements == u64{1} << 48);
+    static_assert(max_elements == u64{1} << 48);
     return static_cast<u64>(static_cast<unsigned __int128>(n << 16) * multiplier_ >> 64) >> shift_;
   }
 

@@ -13,7 +13,7 @@
 namespace nibble::kernels {
 namespace {
 
-constexpr u64 most_tokens = 64;
+constexpr u64 max_tokens = 64;
 
 /// Multiprocessors that splits are meant to fill: those of an H200. A constant, so that every device adds in the same
 /// order.
@@ -35,11 +35,11 @@ struct Plan {
 /// As many splits as leave the fewest multiprocessors idle, by an estimate that has to promise a twentieth. Partial
 /// sums are written and read, in the L2 cache, which counts half.
 template <class Kernel> Plan plan_for(u64 m, u64 rows, u64 columns) {
-  constexpr u64 slots = multiprocessors_to_fill * Kernel::min_blocks, most_splits = 16;
+  constexpr u64 slots = multiprocessors_to_fill * Kernel::min_blocks, max_splits = 16;
   const u64 tiles = ceil_div<u64>(rows, Kernel::rows);
   const u64 steps = std::max<u64>(1, ceil_div<u64>(columns, Kernel::inputs));
   Plan best{};
-  for (u64 splits = 1; splits <= std::min(steps, most_splits); ++splits) {
+  for (u64 splits = 1; splits <= std::min(steps, max_splits); ++splits) {
     const u64 waves = ceil_div<u64>(tiles * splits, slots);
     const u64 bytes_of_a_block = Kernel::rows * ceil_div<u64>(steps, splits) * Kernel::inputs * 33 / 64;
     const u64 bytes_of_sums = splits > 1 ? bytes_of_a_launch + splits * m * rows * 4 : 0;
@@ -58,7 +58,7 @@ template <class Half, bool Nested, class Body> decltype(auto) with_kernel(u64 m,
     using Rows32 = FourBitMatmul<Half, Nested, 1, 1, 8>;
     using Rows64 = FourBitMatmul<Half, Nested, 1, 2, 4>;
     const auto cost = [&]<class Kernel>() { return plan_for<Kernel>(m, rows, columns).cost; };
-    const u64 rows16 = m <= Rows16::most_tokens ? cost.template operator()<Rows16>() : ~u64{0};
+    const u64 rows16 = m <= Rows16::max_tokens ? cost.template operator()<Rows16>() : ~u64{0};
     const u64 rows32 = cost.template operator()<Rows32>(), rows64 = cost.template operator()<Rows64>();
     if (rows64 <= rows32 && rows64 <= rows16) return body.template operator()<Rows64>();
     if (rows32 <= rows16) return body.template operator()<Rows32>();
@@ -138,7 +138,7 @@ void check_product(const nibble_four_bit* weight, const nibble_matrix* x, const 
   check_matrix("y", y);
   if (x->dtype == NIBBLE_F32) refuse("x.dtype is F32, must be F16 or BF16");
   if (y->dtype != x->dtype) refuse("y.dtype is not x.dtype");
-  if (x->rows < 1 || x->rows > most_tokens) refuse("x.rows is " + number(x->rows) + ", must be 1 to 64");
+  if (x->rows < 1 || x->rows > max_tokens) refuse("x.rows is " + number(x->rows) + ", must be 1 to 64");
   if (x->columns != weight->columns)
     refuse("x.columns is " + number(x->columns) + ", weight.columns is " + number(weight->columns));
   if (y->rows != x->rows) refuse("y.rows is " + number(y->rows) + ", x.rows is " + number(x->rows));
@@ -153,7 +153,7 @@ void check_product(const nibble_four_bit* weight, const nibble_matrix* x, const 
 
 size_t nibble_matmul_four_bit_workspace(uint64_t m, uint64_t rows, uint64_t columns) {
   using namespace nibble::kernels;
-  return workspace_bytes_for(std::min<u64>(m, most_tokens), rows, columns);
+  return workspace_bytes_for(std::min<u64>(m, max_tokens), rows, columns);
 }
 
 int nibble_matmul_four_bit(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias,

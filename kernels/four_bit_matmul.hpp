@@ -55,7 +55,7 @@ struct FourBitMatmul {
   static constexpr u32 threads = 32 * RowWarps * InputWarps;
   static constexpr u32 min_blocks = TokenTiles <= 2 ? 2 : 1;
   static constexpr u32 tokens = 8 * TokenTiles, rows = 16 * RowTiles * RowWarps;  // of a block
-  static constexpr u32 most_tokens = RowTiles == 1 ? 4 : tokens;                  // that shared memory has room for
+  static constexpr u32 max_tokens = RowTiles == 1 ? 4 : tokens;                   // that shared memory has room for
   static constexpr u32 groups = 4 / RowTiles;                                     // of 64 inputs, of a warp in a step
   static constexpr u32 inputs = 64 * groups * InputWarps;                         // of a block in a step
   static constexpr u32 stages = 2;                                                // steps whose tokens are there
@@ -80,7 +80,7 @@ struct FourBitMatmul {
     return table_bytes + (ring > 4 * sums ? ring : 4 * sums);
   }
 
-  NIBBLE_DEVICE_AND_HOST static constexpr u32 most_shared_bytes() { return shared_bytes(most_tokens); }
+  NIBBLE_DEVICE_AND_HOST static constexpr u32 max_block_shared_bytes() { return shared_bytes(max_tokens); }
 
   FourBitOperand weight;
   Global<const Half> x;
@@ -95,7 +95,7 @@ struct FourBitMatmul {
     const Shared<u8> table = dynamic_shared().part(0, table_bytes);
     const Shared<u8> ring = dynamic_shared().part(table_bytes, shared_bytes(m) - table_bytes);
 
-    static_assert(most_shared_bytes() <= 99 << 10);  // what a block may have on 8.6 and 8.9
+    static_assert(max_block_shared_bytes() <= 99 << 10);  // what a block may have on 8.6 and 8.9
     // Steps of this block. Of all steps, 2^24 at most, the splits get whole ones.
     const u32 steps = ceil_div(static_cast<u32>(weight.columns), inputs);
     const u32 first = steps * block_y() / grid_y(), last = steps * (block_y() + 1) / grid_y();
@@ -252,7 +252,7 @@ struct FourBitMatmul {
     const i32 present = input < static_cast<u32>(weight.columns) ? static_cast<i32>(m - token) : 0;  // from `token` on
     to = to + (token * token_bytes + 16 * piece);
     Global<const Half> from = x + (token * x_stride + input);
-    NIBBLE_UNROLL for (u32 t = 0; t < most_tokens; t += at_a_time) {
+    NIBBLE_UNROLL for (u32 t = 0; t < max_tokens; t += at_a_time) {
       if (TokenTiles == 1 && t + token >= m) break;
       cp_async16(to + t * token_bytes, from.template as<const u8>(), static_cast<i32>(t) < present ? 16 : 0);
       from = from + at_a_time * x_stride;

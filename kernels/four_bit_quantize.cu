@@ -54,7 +54,7 @@ void launch_blocks(const void* weights, u64 size, const nibble_four_bit_output& 
 
 // Thread blocks of NestedCodes; a grid is at most so wide. From 2^47 weights on at a blocksize of 32 there may be more.
 constexpr u64 widest_grid = (u64{1} << 31) - 1;
-constexpr u64 most_nested_blocks = widest_grid * NestedCodes::warps * nested::blocksize;
+constexpr u64 max_nested_blocks = widest_grid * NestedCodes::warps * nested::blocksize;
 u64 nested_grid(const Workspace& room) {
   return ceil_div<u64>(ceil_div<u64>(room.blocks, nested::blocksize), NestedCodes::warps);
 }
@@ -88,9 +88,9 @@ int nibble_quantize_four_bit(const void* weights, nibble_dtype dtype, uint64_t s
     if (nonfinite_blocks != nullptr) check_pointer("nonfinite_blocks", nonfinite_blocks, alignof(u64));
     const bool nested = out->absmax_codes != nullptr;
     const Workspace room(size, out->blocksize);
-    if (nested && room.blocks > most_nested_blocks)
+    if (nested && room.blocks > max_nested_blocks)
       refuse("weights has " + std::to_string(size) + " elements in " + std::to_string(room.blocks) +
-             " blocks, at most " + std::to_string(most_nested_blocks) + " blocks can have nested absmax");
+             " blocks, at most " + std::to_string(max_nested_blocks) + " blocks can have nested absmax");
     if (nested) check_workspace(workspace, workspace_bytes, room.bytes());
 
     float* const absmax = nested ? static_cast<float*>(workspace) : out->absmax;

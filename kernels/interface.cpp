@@ -31,7 +31,7 @@ void set_last_error(const char* text) noexcept { std::snprintf(last_error, sizeo
 void refuse(const std::string& text) { throw Error(Errc::usage, text); }
 
 u64 checked_size(const std::string& name, u64 rows, u64 columns) {
-  if (columns != 0 && rows > most_elements / columns)
+  if (columns != 0 && rows > max_elements / columns)
     refuse(name + " has " + std::to_string(rows) + " x " + std::to_string(columns) +
            " elements, at most 2^48 are possible");
   return rows * columns;

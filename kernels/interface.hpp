@@ -38,9 +38,9 @@ template <class Body> int result_of(Body&& body) {
 // The checks throw Error(usage); `name` is the argument's in the text: "weight.blocksize is 48, ...".
 
 /// A size that is larger is no size of anything: a mistake of the caller, or an overflow.
-inline constexpr u64 most_elements = u64{1} << 48;
+inline constexpr u64 max_elements = u64{1} << 48;
 
-/// rows * columns, at most most_elements.
+/// rows * columns, at most max_elements.
 u64 checked_size(const std::string& name, u64 rows, u64 columns);
 
 /// Not null, and aligned to that many bytes.

@@ -15,7 +15,7 @@ namespace nibble::kernels {
 namespace {
 
 constexpr std::size_t page = 4096;
-constexpr u32 least_capability = 80;  // CMake has the architectures
+constexpr u32 min_capability = 80;  // CMake has the architectures
 
 // Pages of the host, pinned if that is allowed: the driver copies others itself, and one after the other.
 class HostPages {
@@ -115,9 +115,9 @@ int nibble_find_device(int* device, char* name, size_t name_bytes) {
     std::string refused = "there is none";
     for (int i = 0, count = nibble::device::device_count(); i < count; ++i) {
       const std::string called = nibble::device::device_name(i);
-      if (const u32 has = nibble::device::capability_of(i); has < least_capability) {
-        refused = called + " is sm_" + std::to_string(has) + ", at least sm_" + std::to_string(least_capability) +
-                  " is needed";
+      if (const u32 has = nibble::device::capability_of(i); has < min_capability) {
+        refused =
+            called + " is sm_" + std::to_string(has) + ", at least sm_" + std::to_string(min_capability) + " is needed";
         continue;
       }
       *device = i;

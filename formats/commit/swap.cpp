@@ -23,7 +23,7 @@ namespace nibble {
 namespace {
 
 constexpr std::string_view journal_title = "nibble swap 1";
-constexpr off_t longest_journal = 64 << 20;  // 200,000 entries with the longest names
+constexpr off_t max_journal_bytes = 64 << 20;  // 200,000 entries with the longest names
 
 bool is_unknown_flag(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
 
@@ -302,7 +302,7 @@ Swap::Journal Swap::journal() const {
     found.problem = "others can write it";
   } else if (status.st_nlink != 1) {
     found.problem = "it has a second name";
-  } else if (status.st_size > longest_journal) {
+  } else if (status.st_size > max_journal_bytes) {
     found.problem = "it is too long";
   } else {
     std::string text(static_cast<std::size_t>(status.st_size), '\0');

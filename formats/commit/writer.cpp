@@ -99,7 +99,7 @@ class ShardWriter : public Writer {
     data_bytes_.resize(std::max(data_bytes_.size(), index + 1));
     data_bytes_[index] = layout.file_bytes - layout.header_bytes;
     offsets_ = std::move(layout.offsets);
-    behind_.emplace(*file_, transaction_.directory(), name, most_behind);
+    behind_.emplace(*file_, transaction_.directory(), name, max_behind);
   }
 
   void write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) override {

@@ -157,15 +157,15 @@ class Writer {
   }
 
   /// The same as write() with a buffer from lend(), which is kept until the disk has taken its bytes: up to
-  /// `most_behind` of them at a time, then this waits. What fails meanwhile is thrown by a later call, at end() at the
+  /// `max_behind` of them at a time, then this waits. What fails meanwhile is thrown by a later call, at end() at the
   /// latest. For one thread at a time; what follows on what was written before costs least.
   virtual void write_behind(std::size_t part, std::uint64_t offset, Buffers::Loan bytes) {
     write(part, offset, bytes.bytes());
   }
-  static constexpr std::size_t most_behind = 8;
+  static constexpr std::size_t max_behind = 8;
 
   /// What is shorter is done sooner by the page cache than by the disk: it would be one request for each.
-  static constexpr std::size_t shortest_behind = 64 << 10;
+  static constexpr std::size_t min_behind_bytes = 64 << 10;
 
   /// Ends the current shard: its bytes are on the disk.
   virtual void end() = 0;

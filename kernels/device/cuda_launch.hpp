@@ -95,8 +95,8 @@ inline int attribute(cudaDeviceAttr which) {
 }  // namespace detail
 
 /// The most dynamic shared memory that any launch of the kernel takes, if it says so.
-template <class Kernel> constexpr std::size_t most_shared_bytes_of(std::size_t this_launch) {
-  if constexpr (requires { Kernel::most_shared_bytes(); }) return Kernel::most_shared_bytes();
+template <class Kernel> constexpr std::size_t max_shared_bytes_of(std::size_t this_launch) {
+  if constexpr (requires { Kernel::max_block_shared_bytes(); }) return Kernel::max_block_shared_bytes();
   return this_launch;
 }
 
@@ -107,7 +107,7 @@ template <class Kernel> void launch(Grid grid, std::size_t dynamic_shared_bytes,
   const auto function = reinterpret_cast<const void*>(run<Kernel>);
   // More than 48 KiB must be asked for; so little is there on every device. What is asked for counts for all launches
   // of the kernel, also those of other threads at this moment, so each asks for the same.
-  if (const std::size_t most = most_shared_bytes_of<Kernel>(dynamic_shared_bytes); most > std::size_t{48} << 10)
+  if (const std::size_t most = max_shared_bytes_of<Kernel>(dynamic_shared_bytes); most > std::size_t{48} << 10)
     detail::check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
                   "cudaFuncSetAttribute");
   void* arguments[] = {const_cast<Kernel*>(&kernel)};

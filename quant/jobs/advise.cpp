@@ -21,7 +21,7 @@
 namespace nibble {
 namespace {
 
-constexpr std::size_t most_points = 64;
+constexpr std::size_t max_points = 64;
 constexpr std::string_view embeddings_codec = "bf16";
 
 bool quantizes(std::string_view codec) { return make_codec(codec)->quantizes(); }
@@ -244,10 +244,10 @@ class Advising {
       bytes += path.steps[s].bytes;
       picked[path.steps[s].item] = path.steps[s].to;
       const auto slot = [&](std::uint64_t at) {
-        return static_cast<std::size_t>(static_cast<double>(at) / static_cast<double>(all) * (most_points - 1));
+        return static_cast<std::size_t>(static_cast<double>(at) / static_cast<double>(all) * (max_points - 1));
       };
       // The first step that reaches the next of 63 equal parts; with few steps, every one.
-      if (path.steps.size() < most_points || slot(bytes) > slot(before) || s + 1 == path.steps.size())
+      if (path.steps.size() < max_points || slot(bytes) > slot(before) || s + 1 == path.steps.size())
         points.push_back(point(solution, picked));
     }
     return points;

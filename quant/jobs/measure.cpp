@@ -186,7 +186,7 @@ class Measuring {
       work->weights.emplace(open_weights(in_, view, buffers_));
       work->measured.bytes = view.info.bytes();
     }
-    if (view.info.shape.size() == 2 && view.info.shape[1] <= most_columns) work->columns = view.info.shape[1];
+    if (view.info.shape.size() == 2 && view.info.shape[1] <= max_columns) work->columns = view.info.shape[1];
     work->column_energy.resize(work->columns);
     const bool fits = fits_memory(row, work->measured.bytes);
     if (fits) load(*work);

@@ -97,7 +97,7 @@ MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candid
   }
   std::uint64_t columns = 0;
   for (std::size_t t = 0; t < tensors.size(); ++t)
-    if (const auto shape = tensors.shape(t); shape.size() == 2 && shape[1] <= most_columns)
+    if (const auto shape = tensors.shape(t); shape.size() == 2 && shape[1] <= max_columns)
       columns = std::max(columns, shape[1]);
 
   std::uint64_t fixed = program_bytes + needs.lists + decoder_copies * needs.decoders + needs.encoders;

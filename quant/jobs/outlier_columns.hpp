@@ -8,7 +8,7 @@
 namespace nibble {
 
 /// Matrices with more columns are not searched.
-inline constexpr std::uint64_t most_columns = 1 << 16;
+inline constexpr std::uint64_t max_columns = 1 << 16;
 
 /// Whether fp32 holds the sums of squares of a matrix with this absmax; others are not searched.
 [[nodiscard]] bool has_column_energy(float absmax);

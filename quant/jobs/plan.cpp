@@ -27,11 +27,11 @@ std::string short_list(const TensorInfo& tensor) {
   return fmt::format("{} {}", traits(tensor.dtype).name, to_string(tensor.shape));
 }
 
-constexpr double least_share = 0.001;  // 0.1 %: the least that is said as a figure
+constexpr double min_share = 0.001;  // 0.1 %: the least that is said as a figure
 
 // Never 0 of what is there.
 std::string percent_text(double share) {
-  return share < least_share ? "less than 0.1 %" : fmt::format("{:.1f} %", 100 * share);
+  return share < min_share ? "less than 0.1 %" : fmt::format("{:.1f} %", 100 * share);
 }
 
 // A pattern of --tensor or --skip, and whether it has met a tensor that it can decide about: one that never does is an
@@ -296,7 +296,7 @@ class Planner {
     if (const double share = plan_.quantized_share(); share < low_share && (share > 0 || embeddings > 0)) {
       std::vector<std::string> parts;
       if (share > 0)
-        parts.push_back(fmt::format("{}{} of the weights' bytes are quantized", share < least_share ? "" : "only ",
+        parts.push_back(fmt::format("{}{} of the weights' bytes are quantized", share < min_share ? "" : "only ",
                                     percent_text(share)));
       if (embeddings > 0)
         parts.push_back(fmt::format("{}{} are embeddings{}", percent(embeddings),

@@ -13,11 +13,11 @@
 namespace nibble {
 namespace {
 
-constexpr std::uint64_t largest_chunk_bytes = 1 << 20;
-constexpr std::uint64_t smallest_chunk_bytes = 64 << 10;
-constexpr std::uint64_t largest_batch_bytes = 1 << 20;
+constexpr std::uint64_t max_chunk_bytes = 1 << 20;
+constexpr std::uint64_t min_chunk_bytes = 64 << 10;
+constexpr std::uint64_t max_batch_bytes = 1 << 20;
 constexpr std::size_t tokens_in_line = 4;  // while a tensor is finished; with 1, a conversion took 1.1 times as long
-constexpr std::uint64_t smallest_behind = 256 << 10;  // of shorter chunks, little would go past the page cache
+constexpr std::uint64_t min_behind_bytes = 256 << 10;  // of shorter chunks, little would go past the page cache
 
 constexpr std::uint64_t bytes_per_thread = 64 << 10;  // stack and the allocator's caches: 30 KiB with 64 threads
 
@@ -41,9 +41,9 @@ constexpr std::uint64_t row_absmax_bytes = 16 << 10;
 
 MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
   MemoryPlan memory{.threads = resources.threads != 0 ? resources.threads : default_threads(),
-                    .behind = Writer::most_behind,
-                    .chunk_bytes = largest_chunk_bytes,
-                    .batch_bytes = largest_batch_bytes};
+                    .behind = Writer::max_behind,
+                    .chunk_bytes = max_chunk_bytes,
+                    .batch_bytes = max_batch_bytes};
   memory.tokens = memory.threads + tokens_in_line;
   std::uint64_t largest_scratch = 0;
   std::uint64_t texts = 0;
@@ -61,7 +61,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     if (stored > 0) kept_share = std::max(kept_share, static_cast<double>(scratch) / static_cast<double>(stored));
     if (const std::uint64_t bytes = tensor.info.bytes(); bytes > 0)
       growth = std::max(growth, static_cast<double>(stored) / static_cast<double>(bytes));
-    if (const std::uint64_t limit = smallest_chunk_bytes * 8 / traits(tensor.info.dtype).bits;
+    if (const std::uint64_t limit = min_chunk_bytes * 8 / traits(tensor.info.dtype).bits;
         quantizer->chunking(tensor.info, limit).scan)
       scanned = std::max(scanned, bytes_per_scanned_row * tensor.info.shape.at(0));
     texts += tensor.info.name.size() + tensor.info.shape.size() * sizeof(std::uint64_t);
@@ -94,10 +94,10 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
            (memory.behind > 0 ? HugePages::huge_page : 0) + scanned + finish;
   };
   const auto fits = [&] { return fixed() <= resources.max_memory; };
-  while (!fits() && memory.batch_bytes > smallest_behind) memory.batch_bytes /= 2;
-  while (!fits() && memory.chunk_bytes > smallest_behind) memory.chunk_bytes /= 2;
+  while (!fits() && memory.batch_bytes > min_behind_bytes) memory.batch_bytes /= 2;
+  while (!fits() && memory.chunk_bytes > min_behind_bytes) memory.chunk_bytes /= 2;
   if (!fits()) memory.behind = 0;
-  while (!fits() && memory.chunk_bytes > smallest_chunk_bytes) {
+  while (!fits() && memory.chunk_bytes > min_chunk_bytes) {
     memory.chunk_bytes /= 2;
     memory.batch_bytes = memory.chunk_bytes;
   }

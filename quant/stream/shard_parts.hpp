@@ -108,7 +108,7 @@ class PartWriter final : public PlaneSink {
   }
   void fill(std::size_t plane, std::size_t size, const std::function<void(std::span<std::byte>)>& make) override {
     const auto part = part_of(plane);
-    if (!part || size < Writer::shortest_behind || size > behind_) return PlaneSink::fill(plane, size, make);
+    if (!part || size < Writer::min_behind_bytes || size > behind_) return PlaneSink::fill(plane, size, make);
     Buffers::Loan loan = out_.lend(first_part_ + *part, written_[*part], size);
     make(loan.bytes());
     hashes_.at(*part).append(loan.bytes());

@@ -118,7 +118,7 @@ TEST(Interface, FourBitWeights) {
 }
 
 TEST(Interface, SizesDoNotOverflow) {
-  EXPECT_EQ(checked_size("weight", u64{1} << 24, u64{1} << 24), most_elements);
+  EXPECT_EQ(checked_size("weight", u64{1} << 24, u64{1} << 24), max_elements);
   EXPECT_EQ(checked_size("weight", 0, ~u64{0}), 0u);
   EXPECT_EQ(refusal_of(plain(),
                        [](auto& weight) {
@@ -173,7 +173,7 @@ TEST(Interface, Matrices) {
   EXPECT_EQ(refusal_with([](auto& out) { out.data = nullptr; }), "out.data is null");
   EXPECT_EQ(refusal_with([](auto& out) { out.dtype = NIBBLE_F32; }),
             "out.data is 2 bytes past a multiple of 4, its alignment");
-  EXPECT_EQ(refusal_with([](auto& out) { out.stride = most_elements; }),
+  EXPECT_EQ(refusal_with([](auto& out) { out.stride = max_elements; }),
             "out has 2 x 281474976710656 elements, at most 2^48 are possible");
 }
 

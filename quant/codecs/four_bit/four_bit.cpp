@@ -30,8 +30,8 @@ struct StoredAbsmax {
   std::vector<float> codebook;
   float offset = 0;
 
-  // Of blocks [first, first + n), n at most most_blocks; `room` may take them.
-  static constexpr std::size_t most_blocks = 1024;
+  // Of blocks [first, first + n), n at most max_blocks; `room` may take them.
+  static constexpr std::size_t max_blocks = 1024;
   std::span<const float> read(std::size_t first, std::size_t n, std::span<float> room) const {
     if (codes.empty()) return std::span(plain).subspan(first, n);
     for (std::size_t done = 0; done < n;) {
@@ -71,7 +71,7 @@ class FourBitDecoder final : public Decoder {
   template <class F>
   void for_each_piece(std::uint64_t first, std::span<const std::byte> codes, std::size_t weights, F&& f) const {
     const std::span<const std::uint8_t> packed(reinterpret_cast<const std::uint8_t*>(codes.data()), codes.size());
-    std::array<float, StoredAbsmax::most_blocks> room;
+    std::array<float, StoredAbsmax::max_blocks> room;
     const std::size_t piece = blocksize_ * room.size();
     for (std::size_t i = 0; i < weights; i += piece) {
       const std::size_t n = std::min(piece, weights - i);

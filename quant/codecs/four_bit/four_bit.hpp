@@ -46,7 +46,7 @@ struct FourBitTables {
   static constexpr float grid = 32737;         ///< below 2^15, and far from trouble with rounding (make_tables())
   static constexpr float rounding = 12582912;  ///< 1.5 * 2^23 has an ulp of 1: adding it rounds to integers
   static constexpr int bucket_bits = 11;
-  static constexpr std::size_t longest_block = 4096;
+  static constexpr std::size_t max_blocksize = 4096;
 
   /// g as the inner loops compute it.
   [[nodiscard]] constexpr int guess(int x) const { return (base + (x * (slope - (x < 0 ? -x : x) / 2) >> 16)) >> 10; }

@@ -30,7 +30,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // A batch of weights, its scratch and the next batch, which is being prefetched, fit in a small L1 cache together.
 constexpr std::size_t batch_bytes = 8192;
-constexpr std::size_t batch_weights = FourBitTables::longest_block;
+constexpr std::size_t batch_weights = FourBitTables::max_blocksize;
 constexpr std::size_t batch_blocks = batch_weights / 32;
 
 #if HWY_TARGET != HWY_SCALAR

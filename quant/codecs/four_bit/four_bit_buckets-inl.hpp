@@ -34,7 +34,7 @@ HWY_INLINE void encode_by_buckets(const FourBitTables& tables, const std::byte* 
   const hn::Full512<float> d;
   const hn::Full512<std::int16_t> d16;
   const hn::Full512<std::uint32_t> d32;
-  HWY_ALIGN std::uint32_t in_doubt[FourBitTables::longest_block / word] = {};  // a bit for each weight
+  HWY_ALIGN std::uint32_t in_doubt[FourBitTables::max_blocksize / word] = {};  // a bit for each weight
 
   const auto buckets = hn::Load(d16, tables.bucket.data());
   const auto rounding = hn::Set(d, FourBitTables::rounding);

@@ -107,7 +107,7 @@ struct Least {
 };
 
 // All assignments of {the codec, keep} to what the plan of a format quantizes.
-Least least_cost(const MemoryReader& in, const Candidate& format, std::uint64_t limit) {
+Least min_cost(const MemoryReader& in, const Candidate& format, std::uint64_t limit) {
   std::uint64_t fixed = 0;
   std::vector<PlannedTensor> items;
   for (const PlannedTensor& planned : format.plan->tensors) {
@@ -147,7 +147,7 @@ TEST(Advise, IsNearTheBestOfAllAssignments) {
     EXPECT_FALSE(advice.recipe.allow_nibble_only);
     Least best;
     for (const Candidate& format : formats) {
-      const Least of_format = least_cost(in, format, limit);
+      const Least of_format = min_cost(in, format, limit);
       if (of_format.cost < best.cost) best = of_format;
     }
     EXPECT_GE(advice.chosen.cost, best.cost * (1 - 1e-12));
@@ -167,7 +167,7 @@ TEST(Advise, CurveHasTheBestOfEverySize) {
   EXPECT_EQ(some.curve.back().cost, 0);
   EXPECT_TRUE(std::isinf(some.curve.back().sqnr_db));
   for (const AdvicePoint& point : some.curve)
-    EXPECT_NEAR(point.cost, least_cost(in, formats.front(), point.bytes).cost, 1e-9);
+    EXPECT_NEAR(point.cost, min_cost(in, formats.front(), point.bytes).cost, 1e-9);
   double square = 0;
   double reference = 0;
   double weights = 0;

@@ -22,7 +22,7 @@ Choice sum(const Items& items, const std::vector<std::size_t>& choices) {
 }
 
 // The least cost of all assignments, by trying them.
-double least_cost(const Items& items, std::uint64_t limit) {
+double min_cost(const Items& items, std::uint64_t limit) {
   double least = std::numeric_limits<double>::infinity();
   std::vector<std::size_t> choices(items.size());
   for (;;) {
@@ -59,7 +59,7 @@ TEST(HullPath, IsWithinOneStepOfTheBest) {
     EXPECT_EQ(path.smallest_bytes, sum(items, path.smallest).bytes);
     for (std::uint64_t limit = path.smallest_bytes; limit < path.smallest_bytes + 120; ++limit) {
       const Choice total = sum(items, walk(path, limit));
-      const double least = least_cost(items, limit);
+      const double least = min_cost(items, limit);
       EXPECT_LE(total.bytes, limit);
       EXPECT_GE(total.cost, least);
       EXPECT_LE(total.cost, least + one_step(path, limit));
@@ -73,10 +73,10 @@ TEST(HullPath, IsTheBestAtEveryStep) {
     const Items items = random_items(random);
     const HullPath path = hull_path(items);
     std::uint64_t bytes = path.smallest_bytes;
-    EXPECT_EQ(sum(items, walk(path, bytes)).cost, least_cost(items, bytes));
+    EXPECT_EQ(sum(items, walk(path, bytes)).cost, min_cost(items, bytes));
     for (const HullStep& step : path.steps) {
       bytes += step.bytes;
-      EXPECT_EQ(sum(items, walk(path, bytes)).cost, least_cost(items, bytes));
+      EXPECT_EQ(sum(items, walk(path, bytes)).cost, min_cost(items, bytes));
     }
   }
 }
@@ -86,7 +86,7 @@ TEST(HullPath, IsTheBestWhereTheHullIsAllThereIs) {
   const Items items{{{1, 16}, {2, 8}, {3, 4}}, {{1, 9}, {2, 3}, {3, 0}}, {{1, 5}, {2, 0}}};
   const HullPath path = hull_path(items);
   for (std::uint64_t limit = 3; limit < 12; ++limit)
-    EXPECT_EQ(sum(items, walk(path, limit)).cost, least_cost(items, limit)) << limit;
+    EXPECT_EQ(sum(items, walk(path, limit)).cost, min_cost(items, limit)) << limit;
 }
 
 TEST(HullPath, FillsWhatAStepLeaves) {

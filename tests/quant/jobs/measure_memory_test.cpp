@@ -57,7 +57,7 @@ MemoryReader model(std::size_t tensors, const Shape& shape = {64, 64}, const std
   return in;
 }
 
-std::uint64_t least_to_convert(const MemoryReader& in, const std::string& to) {
+std::uint64_t min_to_convert(const MemoryReader& in, const std::string& to) {
   return Measuring(in, {test::plan(in, recipe(to))}).least();
 }
 
@@ -126,18 +126,18 @@ TEST(MeasureMemory, ResultsAreAsManyAsViews) {
 // ---- what grows with a model is in the plan ----------------------------------------------------------------------
 
 TEST(MeasureMemory, CountsTensorsAndNames) {
-  EXPECT_GE(least_to_convert(model(1001), "nf4"), least_to_convert(model(1), "nf4") + 1000 * 600);
+  EXPECT_GE(min_to_convert(model(1001), "nf4"), min_to_convert(model(1), "nf4") + 1000 * 600);
   const std::string long_name(1'000'000, 'x');
-  EXPECT_GE(least_to_convert(model(1, {64, 64}, long_name), "nf4"), least_to_convert(model(1), "nf4") + 3'000'000);
+  EXPECT_GE(min_to_convert(model(1, {64, 64}, long_name), "nf4"), min_to_convert(model(1), "nf4") + 3'000'000);
 }
 
 TEST(MeasureMemory, CountsManyDimensionsAndWhatConfigSays) {
   Shape shape(64, 1);
-  EXPECT_GE(least_to_convert(model(1001, shape), "nf4"), least_to_convert(model(1001), "nf4") + 1001 * 60 * 8);
+  EXPECT_GE(min_to_convert(model(1001, shape), "nf4"), min_to_convert(model(1001), "nf4") + 1001 * 60 * 8);
   MemoryReader in = model(1);
-  const std::uint64_t before = least_to_convert(in, "nf4");
+  const std::uint64_t before = min_to_convert(in, "nf4");
   in.set_quantization_config(std::string(1'000'000, 'x'));
-  EXPECT_EQ(least_to_convert(in, "nf4"), before + 1'000'000);
+  EXPECT_EQ(min_to_convert(in, "nf4"), before + 1'000'000);
 }
 
 TEST(MeasureMemory, CountsCandidates) {
@@ -170,8 +170,8 @@ TEST(MeasureMemory, CountsColumnsThatAreSearched) {
     const MemoryReader in = model(1, shape);
     return Measuring(in, {test::checkpoint(in)}).least();
   };
-  EXPECT_GE(least({1, most_columns}), least({1, 1}) + most_columns * (sizeof(float) + sizeof(double)) - 16);
-  EXPECT_LT(least({1, most_columns + 1}), least({1, 1}) + 1000);
+  EXPECT_GE(least({1, max_columns}), least({1, 1}) + max_columns * (sizeof(float) + sizeof(double)) - 16);
+  EXPECT_LT(least({1, max_columns + 1}), least({1, 1}) + 1000);
 }
 
 }  // namespace

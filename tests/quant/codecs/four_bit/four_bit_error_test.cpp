@@ -19,7 +19,7 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
-constexpr std::size_t most_weights = 4096;
+constexpr std::size_t max_weights = 4096;
 
 // As quant/codecs/nf4.cpp and quant/codecs/fp4.cpp have them.
 const FourBitTables nf4_tables_without_steps =
@@ -133,12 +133,12 @@ void expect_definition(const FourBitTables& tables, const Tile& tile, const std:
 
 TEST(FourBitErrors, AreThoseOfTheDefinition) {
   for (const DType source : {DType::f32, DType::bf16, DType::f16})
-    for (std::size_t blocksize = 32; blocksize <= most_weights; blocksize *= 2)
+    for (std::size_t blocksize = 32; blocksize <= max_weights; blocksize *= 2)
       for (const std::size_t n : {std::size_t{0}, std::size_t{1}, blocksize - 1, blocksize,
-                                  std::min(blocksize + 1, most_weights), most_weights - 33, most_weights})
+                                  std::min(blocksize + 1, max_weights), max_weights - 33, max_weights})
         expect_definition(nf4_tables, {source, test::normal_weights(n, static_cast<unsigned>(n), 0.02f), blocksize},
                           "nf4");
-  expect_definition(fp4_tables, {DType::f32, test::normal_weights(most_weights, 1), 64}, "fp4");
+  expect_definition(fp4_tables, {DType::f32, test::normal_weights(max_weights, 1), 64}, "fp4");
 }
 
 // Squares beyond fp32 at either end, alone and beside blocks that are not.
@@ -193,8 +193,8 @@ TEST(FourBitErrors, AreAddedToWhatIsThere) {
 // What blocks tell is enough for another absmax a', as double quantization makes it: E + 2 (a' - a) X / a + (a' - a)^2
 // T / a^2. Also where a block has little beside its largest weight, and next to no error before.
 TEST(FourBitErrors, TellWhatAnotherAbsmaxWouldCost) {
-  for (const std::size_t blocksize : {std::size_t{64}, most_weights})
-    for (const std::size_t n : {most_weights, std::size_t{1001}})
+  for (const std::size_t blocksize : {std::size_t{64}, max_weights})
+    for (const std::size_t n : {max_weights, std::size_t{1001}})
       for (const bool sparse : {false, true}) {
         std::vector<float> weights = test::normal_weights(n, 6);
         for (std::size_t i = 0; i < n && sparse; ++i)
@@ -219,7 +219,7 @@ TEST(FourBitErrors, TellWhatAnotherAbsmaxWouldCost) {
 
 // What docs/measure.md says of real codes: tile after tile, the sums are those of fp64 to 1e-6.
 TEST(FourBitErrors, OfATensorAreRightToOneInAMillion) {
-  constexpr std::size_t n = 64 * most_weights, blocksize = 64;
+  constexpr std::size_t n = 64 * max_weights, blocksize = 64;
   Tile tensor(DType::bf16, test::normal_weights(n, 8, 0.02f), blocksize);
   nf4::encode(tensor.w, blocksize, tensor.packed, tensor.absmax);
   ErrorSums expected, found;
@@ -229,11 +229,11 @@ TEST(FourBitErrors, OfATensorAreRightToOneInAMillion) {
     const double w = tensor.w[i], t = decoded;
     expected.add({1, (t - w) * (t - w), w * t, w * w, t * t});
   }
-  std::vector<FourBitError> blocks(most_weights / blocksize);
-  for (std::size_t i = 0; i < n; i += most_weights)
-    sum_four_bit_errors(nf4_tables, DType::bf16, std::span(tensor.stored).subspan(2 * i, 2 * most_weights),
-                        std::span(tensor.packed).subspan(i / 2, most_weights / 2),
-                        std::span(tensor.absmax).subspan(i / blocksize, most_weights / blocksize), blocksize, blocks,
+  std::vector<FourBitError> blocks(max_weights / blocksize);
+  for (std::size_t i = 0; i < n; i += max_weights)
+    sum_four_bit_errors(nf4_tables, DType::bf16, std::span(tensor.stored).subspan(2 * i, 2 * max_weights),
+                        std::span(tensor.packed).subspan(i / 2, max_weights / 2),
+                        std::span(tensor.absmax).subspan(i / blocksize, max_weights / blocksize), blocksize, blocks,
                         found);
   EXPECT_EQ(found.count, n);
   EXPECT_NEAR(found.square, expected.square, 1e-6 * expected.square);
@@ -244,7 +244,7 @@ TEST(FourBitErrors, OfATensorAreRightToOneInAMillion) {
 
 // Without double quantization nobody asks for the blocks.
 TEST(FourBitErrors, BlocksAreLeftOutIfNobodyAsks) {
-  for (const std::size_t n : {most_weights, std::size_t{1001}})
+  for (const std::size_t n : {max_weights, std::size_t{1001}})
     for (const float scale : {1.0f, 1e-30f}) {
       const Tile tile(DType::f32, test::normal_weights(n, 9, scale), 64);
       ErrorSums sums;
@@ -345,8 +345,8 @@ TEST(FourBitErrors, ReportsTheSqnrOfWhatIsDecoded) {
 TEST(FourBitErrors, AreTheSameWhileEncoding) {
   for (const FourBitTables* const tables : {&nf4_tables, &nf4_tables_without_steps, &fp4_tables})
     for (const DType source : {DType::f32, DType::bf16, DType::f16})
-      for (std::size_t blocksize = 32; blocksize <= most_weights; blocksize *= 2)
-        for (const std::size_t n : {std::size_t{1}, blocksize - 1, blocksize, most_weights - 33, most_weights})
+      for (std::size_t blocksize = 32; blocksize <= max_weights; blocksize *= 2)
+        for (const std::size_t n : {std::size_t{1}, blocksize - 1, blocksize, max_weights - 33, max_weights})
           for (const float special : {0.0f, nan, 1e-42f}) {
             SCOPED_TRACE(std::string(traits(source).name) + ", " + std::to_string(n) + " in blocks of " +
                          std::to_string(blocksize) + ", " + std::to_string(special));
