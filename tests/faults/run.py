@@ -2,7 +2,8 @@
 """Lets every call of the system that nibble makes fail, one at a time, and kills it at every one of them.
 
 Whatever happens, the output is the old one or the new one, whole. The exit code says which; nothing else is left in the
-folder; the process never ends by a signal of its own making; and the run after a killed one succeeds.
+folder; the process never ends by a signal of its own making; and the run after a killed one succeeds. Until then, no
+manifest lies beside a file that it does not describe.
 
 usage: tests/faults/run.py NIBBLE SHIM [--full]
 
@@ -85,6 +86,12 @@ class Scenario:
 
     def state(self, root):
         return {output: contents(root / output) for output in self.outputs}
+
+    def is_honest(self, state, before):
+        """Whether the manifest beside a file, if there is one, is that file's."""
+        if self.outputs != FILE_OUTPUTS or state[FILE_OUTPUTS[1]] is None:
+            return True
+        return state in (before, self.new)
 
 
 def old_directory(root):
@@ -192,6 +199,8 @@ class Runner:
         ended = any(fault.startswith(call) and ran.returncode == code for call, code in at_once)
         ended = ended and bool(left) and after == before
         if ended or (fault.endswith("kill") and ran.returncode == -9):
+            if not scenario.is_honest(after, before):
+                problems.append("a killed run leaves a manifest beside a file that it does not describe")
             # A run that finishes what the killed one began, and can write nothing of its own.
             finished = self.run(scenario, root, "pwrite 1 28", overwrite=True)
             if finished.returncode not in CODES or scenario.state(root) not in (before, scenario.new):
