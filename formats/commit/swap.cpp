@@ -143,9 +143,9 @@ struct Swap::Places {
     return old.get() < 0 ? 0 : inode_of(old.get(), step.name, shown);
   }
 
-  void sync() const {
-    for (const int directory : {target, fresh.get(), old.get()})
-      if (directory >= 0 && fsync(directory) != 0) fail("cannot flush");
+  [[nodiscard]] bool flush() const noexcept {
+    const std::array<int, 3> all{target, fresh.get(), old.get()};
+    return std::all_of(all.begin(), all.end(), [](int directory) { return directory < 0 || fsync(directory) == 0; });
   }
 
   [[nodiscard]] bool is_done(const Step& step) const {
@@ -200,11 +200,12 @@ struct Swap::Places {
       case Action::put_in:
         return put_in(step);
       case Action::barrier:
-        return sync();
+        if (!flush()) fail("cannot flush");
+        return;
     }
   }
 
-  // Takes back what was done of a step. False if that failed.
+  // Takes back what was done of a step. False if that failed. Not for barriers.
   [[nodiscard]] bool undo(const Step& step) const noexcept {
     const char* const name = step.name.c_str();
     bool is_known = true;
@@ -214,7 +215,6 @@ struct Swap::Places {
       is_known = is_known && errno == ENOENT;
       return 0;
     };
-    if (step.action == Action::barrier) return true;
     if (step.action == Action::exchange && inode(target) == step.new_inode && inode(fresh.get()) == step.old_inode)
       return renameat2(fresh.get(), name, target, name, RENAME_EXCHANGE) == 0;
     if (step.action != Action::take_out && inode(target) == step.new_inode && !move_entry(target, fresh.get(), name))
@@ -222,6 +222,19 @@ struct Swap::Places {
     // Whatever was taken out goes back, also if it was not what the step is about.
     const bool may_be_out = step.action != Action::put_in && old.get() >= 0 && inode(old.get()) != 0;
     return is_known && (!may_be_out || move_entry(old.get(), target, name));
+  }
+
+  // The same for all of them, in the opposite order and with the same barriers, so that at no time there is a mixture.
+  // False as well if the old entries are back but a power cut may still lose that.
+  [[nodiscard]] bool undo(std::span<const Step> steps) const noexcept {
+    bool is_flushed = true;
+    for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+      if (step->action == Action::barrier)
+        is_flushed = flush() && is_flushed;
+      else if (!undo(*step))
+        return false;
+    }
+    return flush() && is_flushed;
   }
 };
 
@@ -271,13 +284,14 @@ void Swap::run(const Steps& steps, const std::function<void()>& judge) const {
   std::size_t begun = 0;
   try {
     write_journal(steps);
-    for (; begun < steps.size(); ++begun) places.carry_out(steps[begun]);
+    while (begun < steps.size()) places.carry_out(steps[begun++]);
     if (judge) judge();
     end();
   } catch (...) {
-    bool undone = true;
-    for (std::size_t i = std::min(begun + 1, steps.size()); i-- > 0 && undone;) undone = places.undo(steps[i]);
-    if (undone) (void)unlinkat(work_, journal_name, 0);
+    if (begun == 0 || places.undo(std::span(steps).first(begun))) {
+      (void)unlinkat(work_, journal_name, 0);
+      (void)fsync(work_);  // before anything that it names is removed
+    }
     throw;
   }
 }
@@ -312,10 +326,11 @@ Swap::Journal Swap::journal() const {
   return found;
 }
 
-void Swap::finish(const Steps& steps) const {
+void Swap::finish(const Steps& steps, const std::function<void()>& judge) const {
   const Places places(target_, work_, shown_);
   for (const Step& step : steps)
     if (!places.is_done(step)) places.carry_out(step);
+  if (judge) judge();
   end();
 }
 

@@ -16,6 +16,10 @@ namespace nibble {
 /// them are written to a journal in the work directory, with the inodes of the entries: by these a step can be seen to
 /// have been done. A journal counts only if it is whole, belongs to the user who runs, and is about this very target:
 /// somebody else may have prepared the directory.
+///
+/// The journal, `new` and `old` are on the disk before the first step, and every step is before the journal ends.
+/// Undoing goes back by the same barriers, and the journal stays until its result is on the disk. So this holds after a
+/// power cut, too (tests/formats/commit/crash_test.cpp).
 class Swap {
  public:
   static constexpr const char* journal_name = ".journal";
@@ -63,8 +67,9 @@ class Swap {
   /// Throws Error(io) if that cannot be told.
   [[nodiscard]] Journal journal() const;
 
-  /// Carries out those steps of a journal that are left. Throws as run(), but undoes nothing.
-  void finish(const Steps& steps) const;
+  /// Carries out those steps of a journal that are left; `judge` comes before the journal ends. Throws as run(), but
+  /// undoes nothing.
+  void finish(const Steps& steps, const std::function<void()>& judge = {}) const;
 
  private:
   struct Places;

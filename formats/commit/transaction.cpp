@@ -348,7 +348,10 @@ void Transaction::recover() {
 void Transaction::finish_swap(const Swap& swap, const Swap::Journal& journal) {
   judge_journal(journal);
   try {
-    swap.finish(journal.steps);
+    // A killed run may not have come to this. Of a directory, judge_journal() has looked at what left it, too.
+    swap.finish(journal.steps, [&] {
+      if (kind_ == Kind::file) judge_replaced();
+    });
   } catch (const Error& error) {
     if (error.code() != Errc::output_exists) throw;
     throw Error(
@@ -403,9 +406,11 @@ void Transaction::commit() {
   finish_commit();
 }
 
-// What was replaced goes before the journal, which says that all of it was.
+// What was replaced goes before the journal, which says that all of it was, and does so for good.
 bool Transaction::remove_old() const noexcept {
+  if (!may_exist(work_->fd(), Swap::old_name)) return true;
   remove_tree(work_->fd(), Swap::old_name);
+  (void)fsync(work_->fd());
   return !may_exist(work_->fd(), Swap::old_name);
 }
 
@@ -461,10 +466,12 @@ void Transaction::commit_file() {
   std::vector<std::string> names{name_};
   if (options_.with_manifest) names.push_back(manifest_name());
   narrow(new_.get(), parent_.get(), names, of_others);
-  if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   if (mkdirat(work_->fd(), Swap::old_name, 0700) != 0) fail("cannot create its work directory");
+  if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
 
-  // The manifest goes first and comes last: at no time does it tell of another file.
+  // Two names cannot change in one step. So the old manifest goes first and the new one comes last, with a barrier on
+  // either side of the file: what is seen between is a file without a manifest, which claims nothing. The journal
+  // makes the three steps one: they are all undone if one fails, and finished by the next run after a crash.
   const Judged judged = judge_files();  // again: the run took a while
   const Swap swap(parent_.get(), work_->fd(), shown_);
   Swap::Steps steps;
@@ -476,14 +483,19 @@ void Transaction::commit_file() {
   steps.push_back({});
   if (has_entry(new_.get(), manifest_name())) steps.push_back(swap.step(Swap::Action::put_in, manifest_name()));
   steps.push_back({});
-  // And once more what has come out: it may have been written to since.
-  run(swap, steps, [&] {
-    const Descriptor old = open_directory(work_->fd(), Swap::old_name);
-    if (old.get() < 0) fail("cannot open what is replaced");
-    judge_file(new_.get(), name_, shown_, options_.may_replace);
-    judge_file(old.get(), name_, shown_, options_.may_replace);
-    if (options_.with_manifest) judge_file(old.get(), manifest_name(), shown_ + manifest_suffix, is_manifest);
-  });
+  run(swap, steps, [&] { judge_replaced(); });
+}
+
+// Once more what has come out: it may have been written to since. A file that has changed places with another is in
+// `new`, what was taken out is in `old`.
+void Transaction::judge_replaced() const {
+  for (const char* const place : {Swap::new_name, Swap::old_name}) {
+    const Descriptor directory = open_directory(work_->fd(), place);
+    if (directory.get() < 0) fail("cannot open what is replaced");
+    judge_file(directory.get(), name_, shown_, options_.may_replace);
+    if (options_.with_manifest && std::string_view(place) == Swap::old_name)
+      judge_file(directory.get(), manifest_name(), shown_ + manifest_suffix, is_manifest);
+  }
 }
 
 // What could neither be carried out nor undone is the next run's.
@@ -491,8 +503,9 @@ void Transaction::run(const Swap& swap, const Swap::Steps& steps, const std::fun
   try {
     swap.run(steps, judge);
   } catch (...) {
-    const bool nothing_is_out = unlinkat(work_->fd(), Swap::old_name, AT_REMOVEDIR) == 0;
-    if (!nothing_is_out || may_exist(work_->fd(), Swap::journal_name)) work_->keep();
+    // A journal that stayed needs `old`.
+    if (may_exist(work_->fd(), Swap::journal_name) || unlinkat(work_->fd(), Swap::old_name, AT_REMOVEDIR) != 0)
+      work_->keep();
     throw;
   }
 }
@@ -561,9 +574,12 @@ bool Transaction::exchange(mode_t mode) {
     if (fsync(parent_.get()) != 0) fail("cannot flush");
     if (!set_name(trash_name)) fail("cannot replace");
   } catch (...) {
-    if (!swap_places() || !set_name(Swap::new_name)) work_->keep();
+    // What was to be put in is removed only when it is out of its place for good.
+    const bool is_back = swap_places() && set_name(Swap::new_name);
+    if (!is_back || fsync(parent_.get()) != 0 || fsync(work_->fd()) != 0) work_->keep();
     throw;
   }
+  (void)fsync(work_->fd());  // nothing in it is removed before its name says that it may be
   return true;
 }
 
@@ -571,8 +587,8 @@ void Transaction::commit_inside() {
   const std::vector<std::string> entries = entries_of(work_->root());
   judge_tree(work_->root(), entries);
   narrow(new_.get(), work_->root(), entries, of_others);
-  if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   if (mkdirat(work_->fd(), Swap::old_name, 0700) != 0) fail("cannot create its work directory");
+  if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   const Swap swap(work_->root(), work_->fd(), shown_);
   run(swap, swap.replace(entries), [&] {
     const Descriptor old = open_directory(work_->fd(), Swap::old_name);

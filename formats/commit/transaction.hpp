@@ -21,7 +21,9 @@ namespace nibble {
 /// The output is built in a hidden work directory, which only its owner can enter, and moved when it is complete:
 ///
 ///   beside    `.OUT.nibble/` in the folder of OUT. A directory takes its place in one step; an old one changes places
-///             with it. A file and its manifest are replaced by a Swap.
+///             with it. A file and its manifest are replaced by a Swap, as one output: the old manifest leaves first
+///             and the new one comes last, so that a file may lie there without a manifest for a moment, but never
+///             beside that of another file.
 ///   inside    `OUT/.nibble/`, where OUT is a mount point, its folder is not writable, or the file system cannot
 ///             exchange: the entries are replaced by a Swap.
 ///
@@ -123,6 +125,7 @@ class Transaction {
   [[nodiscard]] mode_t narrowed(int fresh, const std::string& name, const struct stat& mine,
                                 const struct stat& old) const;
   void commit_file();
+  void judge_replaced() const;
   void commit_beside();
   void publish();
   [[nodiscard]] bool exchange(mode_t mode);

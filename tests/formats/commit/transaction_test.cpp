@@ -790,6 +790,29 @@ TEST_F(ForgedTest, WorkDirectoryThatOthersCanWrite) {
   EXPECT_FALSE(fs::exists(out_));
 }
 
+// The run died before it looked at what it had taken out, which had been written to meanwhile.
+TEST_F(InterruptedTest, WhatAFileReplacedIsJudged) {
+  constexpr auto starts_with_weights = [](int file) {
+    std::string head(7, ' ');
+    return pread(file, head.data(), head.size(), 0) == 7 && head == "weights";
+  };
+  const fs::path work = root_.path() / ".out.nibble";
+  make_private_directory(work);
+  write(out_, "weights, new");
+  write(work / "new" / "out", "years of work");
+  fs::create_directory(work / "old");
+  write(work / ".journal", test::journal(root_.path(), {{'=', "out", inode_of(work / "new" / "out"), inode_of(out_)}}));
+  fs::permissions(work / ".journal", fs::perms::owner_read | fs::perms::owner_write);
+  const auto begin_weights = [&] { Transaction(out_, Kind::file, {true, starts_with_weights}); };
+  EXPECT_THAT(in_place(error_of(begin_weights, Errc::output_exists)),
+              HasSubstr("out: an interrupted run replaced a part of it"));
+  EXPECT_EQ(read_file(work / "new" / "out"), "years of work");
+  fs::remove(work / "new" / "out");
+  begin_weights();
+  EXPECT_EQ(read_file(out_), "weights, new");
+  EXPECT_EQ(entries_of(root_.path()), Names{"out"});
+}
+
 // Names of nibble's own files and those of a model never meet: each has a directory of its own.
 TEST_F(TransactionTest, CarriedNamesDoNotCollide) {
   make_old_model_of_entries();
