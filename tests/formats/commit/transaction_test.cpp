@@ -804,9 +804,11 @@ TEST_F(InterruptedTest, WhatAFileReplacedIsJudged) {
   write(work / ".journal", test::journal(root_.path(), {{'=', "out", inode_of(work / "new" / "out"), inode_of(out_)}}));
   fs::permissions(work / ".journal", fs::perms::owner_read | fs::perms::owner_write);
   const auto begin_weights = [&] { Transaction(out_, Kind::file, {true, starts_with_weights}); };
-  EXPECT_THAT(in_place(error_of(begin_weights, Errc::output_exists)),
-              HasSubstr("out: an interrupted run replaced a part of it"));
-  EXPECT_EQ(read_file(work / "new" / "out"), "years of work");
+  for (int run = 0; run < 2; ++run) {  // and by every run that comes after it
+    EXPECT_THAT(in_place(error_of(begin_weights, Errc::output_exists)),
+                HasSubstr("out: an interrupted run replaced a part of it"));
+    EXPECT_EQ(read_file(work / "new" / "out"), "years of work");
+  }
   fs::remove(work / "new" / "out");
   begin_weights();
   EXPECT_EQ(read_file(out_), "weights, new");
