@@ -14,6 +14,7 @@
 #include "cli/sizes.hpp"
 #include "formats/models/name_groups.hpp"
 #include "nibble/error.hpp"
+#include "quant/codecs/codecs.hpp"
 
 namespace nibble::cli {
 namespace {
@@ -33,7 +34,7 @@ std::map<std::string, std::uint64_t> count_codecs(const Plan& plan) {
 // Of the source's bytes, those of tensors that are kept as they are.
 double kept_share(const Plan& plan) {
   std::uint64_t kept = 0;
-  for (const PlannedTensor& tensor : plan.tensors) kept += tensor.codec == "keep" ? tensor.info.bytes() : 0;
+  for (const PlannedTensor& tensor : plan.tensors) kept += tensor.codec == keep_codec ? tensor.info.bytes() : 0;
   return kept == 0 ? 0 : static_cast<double>(kept) / static_cast<double>(plan.source_bytes());
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Includes go one way: no folder uses one above it (docs/architecture.md). Prints those that do, and fails.
+"""Private headers are included one way: never from a folder above (docs/architecture.md). Prints those that are.
 
     tests/arrows.py          checks the sources
     tests/arrows.py --test   checks that a wrong include would be found

@@ -88,7 +88,6 @@ std::vector<std::string> expand(const std::string& text) {
   return result;
 }
 
-// One pattern of the table.
 // Why a parameter has its role, in the words of the table.
 enum class Why : std::uint8_t {
   linear,
@@ -116,6 +115,7 @@ Why why_of(std::string_view text) {
   return static_cast<Why>(found - why_texts.begin());
 }
 
+// One pattern of the table.
 struct Entry {
   std::string pattern;  // a module, or a parameter that is not a module's weight
   Numbers places;

@@ -26,7 +26,7 @@ enum class PlaneRole : std::uint8_t { codes, absmax, nested_absmax, nested_codeb
 
 [[nodiscard]] std::string_view to_string(PlaneRole role) noexcept;
 
-/// One array of those that a codec makes of a tensor.
+/// One of the arrays that a codec makes of a tensor.
 struct Plane {
   PlaneRole role;
   DType dtype;
@@ -52,7 +52,7 @@ class Decoder {
   virtual void decode(std::uint64_t first, std::span<const std::byte> codes, DType to, std::span<std::byte> out) const;
 
  private:
-  /// Bytes that n weights take among the codes: of whole bytes, or all that follow.
+  /// Bytes that n weights take among the codes; n as for Codec::code_bytes().
   [[nodiscard]] virtual std::uint64_t code_bytes(std::uint64_t n) const = 0;
 };
 
@@ -76,7 +76,7 @@ class Codec {
   /// The type of the stored values, for codecs that only cast.
   [[nodiscard]] virtual std::optional<DType> cast_type() const noexcept { return std::nullopt; }
 
-  /// The type beyond whose largest value a finite weight overflows.
+  /// Finite weights beyond the largest value of this type overflow.
   [[nodiscard]] virtual DType range() const noexcept { return cast_type().value_or(DType::f32); }
 
   /// What the codes can stand for, by code, in units of absmax; empty for codecs without a table.
@@ -89,7 +89,8 @@ class Codec {
   /// weights.
   [[nodiscard]] virtual std::vector<Plane> planes(const TensorInfo& tensor) const = 0;
 
-  /// Bytes that the first n weights of a tensor take among the codes: n is a multiple of 8, or all of them.
+  /// Bytes that the first n weights of a tensor take among the codes. Where a weight takes less than a byte, n is a
+  /// multiple of 8 or the number of all weights.
   [[nodiscard]] virtual std::uint64_t code_bytes(const TensorInfo& tensor, std::uint64_t n) const = 0;
 
   /// `rest` holds the bytes of planes()[1...]. Throws Error(bad_input) if they do not fit the tensor.

@@ -18,7 +18,7 @@ enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 
 /// A GPU that encodes chunks to the same bytes as the CPU. All of it is behind libnibble_cuda, which is loaded at run
 /// time: from where the program's run path and the loader look, or from NIBBLE_CUDA_LIBRARY. Thread-safe; must outlive
-/// the codecs and buffers that use it.
+/// the conversions and buffers that use it.
 class Device {
  public:
   /// The first device that can be used; null for the CPU. DeviceChoice::automatic is null where there is none, and

@@ -79,6 +79,7 @@ enum class DecidedBy : std::uint8_t {
   all_layers,  ///< Recipe::default_skips is off
   rule,
   skip,
+  nonfinite,  ///< Recipe::nonfinite, by what was found in the weights
 };
 
 /// A tensor of the output: where it comes from, what becomes of it, and why. Its texts are those of the list it is in.

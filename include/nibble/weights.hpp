@@ -44,6 +44,7 @@ class WeightReader {
   void read(std::size_t tensor, std::span<float> out) const;
 
  private:
+  friend Weights weights(const Reader& reader, std::string_view name);
   struct State;
   std::unique_ptr<State> state_;
 };

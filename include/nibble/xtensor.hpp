@@ -23,10 +23,12 @@ template <std::size_t rank>
   return xt::adapt(values.data(), values.size(), xt::no_ownership(), shape);
 }
 
-/// The weights of a tensor (nibble/weights.hpp) likewise: `xt::amax(xt::abs(as_xtensor(weights)), {1})`.
+/// The weights of a tensor (nibble/weights.hpp) likewise: `xt::amax(xt::abs(as_xtensor(weights)), {1})`. `weights` must
+/// outlive the expression, so it cannot be a temporary.
 [[nodiscard]] inline auto as_xtensor(const Weights& weights) {
   return xt::adapt(weights.values.data(), weights.values.size(), xt::no_ownership(),
                    std::vector<std::size_t>(weights.shape.begin(), weights.shape.end()));
 }
+auto as_xtensor(Weights&&) = delete;
 
 }  // namespace nibble

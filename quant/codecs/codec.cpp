@@ -1,4 +1,4 @@
-// What codecs do unless they know better.
+// What codecs share.
 
 #include "nibble/codec.hpp"
 

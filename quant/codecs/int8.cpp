@@ -285,46 +285,30 @@ class Int8Decoder final : public Decoder {
   std::vector<float> absmax_;
 };
 
-class Int8 final : public Codec {
- public:
-  std::string_view name() const noexcept override { return "int8"; }
-  std::string_view summary() const noexcept override {
-    return "8-bit integers with an absmax per row (LLM.int8()), as bitsandbytes stores them";
-  }
-  bool accepts(const TensorInfo& tensor) const override {
-    return is_weight_type(tensor.dtype) && tensor.shape.size() == 2;
-  }
-  Granularity granularity() const noexcept override { return Granularity::row; }
-  DType range() const noexcept override { return DType::f16; }
-  std::vector<Plane> planes(const TensorInfo& tensor) const override {
-    return {{PlaneRole::codes, DType::i8, tensor.shape}, {PlaneRole::absmax, DType::f32, {tensor.shape.at(0)}}};
-  }
-  std::uint64_t code_bytes(const TensorInfo&, std::uint64_t n) const override { return n; }
-  std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
-                                   std::span<const std::span<const std::byte>> rest) const override {
-    check_planes(*this, tensor, rest);
-    return std::make_unique<Int8Decoder>(tensor.shape[1], rest[0]);
-  }
-
-  // A row of n weights with absmax a is rounded to steps of a / 127, but for the largest, which is exact:
-  //
-  //   sum e^2 / sum w^2 = (1 - 1 / n) E[a^2] / (12 * 127^2)   for weights of variance 1
-  //
-  // E[a^2] is that of the largest of n squared normal numbers, whose distribution tends to Gumbel's: 2 ln n - ln ln n -
-  // ln pi + 2 * 0.5772 (Embrechts, Klueppelberg and Mikosch, "Modelling Extremal Events", 1997, table 3.4.4). The
-  // result is 0.04 dB too high at 64 <= n <= 16384 (tests/quant/codecs/int8_test.cpp).
-  double normal_sqnr_db(const TensorInfo& tensor) const override {
-    if (tensor.shape.size() != 2 || tensor.shape[1] < 16) return Codec::normal_sqnr_db(tensor);
-    const auto n = static_cast<double>(tensor.shape[1]);
-    const double absmax_square =
-        2 * std::log(n) - std::log(std::log(n)) - std::log(std::numbers::pi) + 2 * std::numbers::egamma;
-    return 10 * std::log10(12 * 127.0 * 127.0 / (absmax_square * (1 - 1 / n)));
-  }
-};
-
 }  // namespace
 
-std::unique_ptr<const Codec> make_int8(const CodecOptions&) { return std::make_unique<Int8>(); }
+std::unique_ptr<Decoder> Int8Codec::decoder(const TensorInfo& tensor,
+                                            std::span<const std::span<const std::byte>> rest) const {
+  check_planes(*this, tensor, rest);
+  return std::make_unique<Int8Decoder>(tensor.shape[1], rest[0]);
+}
+
+// A row of n weights with absmax a is rounded to steps of a / 127, but for the largest, which is exact:
+//
+//   sum e^2 / sum w^2 = (1 - 1 / n) E[a^2] / (12 * 127^2)   for weights of variance 1
+//
+// E[a^2] is that of the largest of n squared normal numbers, whose distribution tends to Gumbel's: 2 ln n - ln ln n -
+// ln pi + 2 * 0.5772 (Embrechts, Klueppelberg and Mikosch, "Modelling Extremal Events", 1997, table 3.4.4). The
+// result is 0.04 dB too high at 64 <= n <= 16384 (tests/quant/codecs/int8_test.cpp).
+double Int8Codec::normal_sqnr_db(const TensorInfo& tensor) const {
+  if (tensor.shape.size() != 2 || tensor.shape[1] < 16) return Codec::normal_sqnr_db(tensor);
+  const auto n = static_cast<double>(tensor.shape[1]);
+  const double absmax_square =
+      2 * std::log(n) - std::log(std::log(n)) - std::log(std::numbers::pi) + 2 * std::numbers::egamma;
+  return 10 * std::log10(12 * 127.0 * 127.0 / (absmax_square * (1 - 1 / n)));
+}
+
+std::unique_ptr<const Codec> make_int8(const CodecOptions&) { return std::make_unique<Int8Codec>(); }
 
 }  // namespace nibble
 #endif

@@ -3,10 +3,38 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string_view>
+#include <vector>
 
-#include "nibble/tensor.hpp"
+#include "nibble/codec.hpp"
 #include "quant/simd/squares.hpp"
+
+namespace nibble {
+
+/// A matrix in 8 bits with an absmax for each row.
+class Int8Codec final : public Codec {
+ public:
+  std::string_view name() const noexcept override { return "int8"; }
+  std::string_view summary() const noexcept override {
+    return "8-bit integers with an absmax per row (LLM.int8()), as bitsandbytes stores them";
+  }
+  bool accepts(const TensorInfo& tensor) const override {
+    return is_weight_type(tensor.dtype) && tensor.shape.size() == 2;
+  }
+  Granularity granularity() const noexcept override { return Granularity::row; }
+  DType range() const noexcept override { return DType::f16; }
+  std::vector<Plane> planes(const TensorInfo& tensor) const override {
+    return {{PlaneRole::codes, DType::i8, tensor.shape}, {PlaneRole::absmax, DType::f32, {tensor.shape.at(0)}}};
+  }
+  std::uint64_t code_bytes(const TensorInfo&, std::uint64_t n) const override { return n; }
+  std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
+                                   std::span<const std::span<const std::byte>> rest) const override;
+  double normal_sqnr_db(const TensorInfo& tensor) const override;
+};
+
+}  // namespace nibble
 
 namespace nibble::int8 {
 

@@ -58,11 +58,11 @@ struct Work {
   std::uint64_t elements = 0;
   std::unique_ptr<Scratch> scratch;
   std::unique_ptr<Encoder> encoder;
-  std::optional<Xxh3> hash;  // of the first part
+  std::optional<Xxh3> hash;  // of the codes
   Findings findings;
   ErrorSums error;
 
-  // Where a chunk that starts at `weight` begins in the first part.
+  // Where a chunk that starts at `weight` begins among the codes.
   [[nodiscard]] std::uint64_t stored_offset(std::uint64_t weight) const {
     return codec->code_bytes(tensor.info, weight);
   }
@@ -306,7 +306,7 @@ class Conversion {
     }
   }
 
-  // Encoded bytes lie at the place in the first part that corresponds to the chunk's place in the tensor.
+  // The codes of a chunk go where its weights stand in the tensor.
   void encode_batch(Batch& batch) {
     const Work& work = *batch.work;
     batch.out_offset = work.stored_offset(batch.first);
@@ -417,6 +417,7 @@ class Conversion {
   void keep(std::size_t index, PlannedTensor tensor, std::string_view codec_name) {
     tensor.codec = codec_name;
     tensor.quantized = false;
+    tensor.decided_by = DecidedBy::nonfinite;
     const std::string reason = "kept: " + kept_[index];
     tensor.reason = reason;
     if (tensor.transposed) {

@@ -14,15 +14,6 @@
 
 namespace nibble {
 
-/// Calls f(); what it throws is said to be about a checkpoint, of which several are open.
-template <class F> auto about(const Reader& checkpoint, F&& f) {
-  try {
-    return f();
-  } catch (const Error& error) {
-    throw about(error, checkpoint.path().string());
-  }
-}
-
 /// Which tensor of a candidate belongs to which of the reference, in which view: candidates that are quantized may have
 /// it transposed (Conv1D) or in slices (experts).
 class Pairing {

@@ -23,7 +23,7 @@
 namespace nibble {
 namespace {
 
-// ---- what both have in common ----
+// ---- shared by 4 and 8 bits ----
 
 [[noreturn]] void fail(const TensorInfo& tensor, const std::string& fact) {
   throw Error(Errc::bad_input, "tensor '" + printable(tensor.name) + "': " + fact);
@@ -72,7 +72,8 @@ std::string state_name(std::string_view tensor, std::string_view quant_type) {
   return fmt::format("{}.quant_state.bitsandbytes__{}", tensor, quant_type);
 }
 
-// The JSON text that tells bitsandbytes the rest, as Python's json.dumps() writes it: bitsandbytes refuses other keys.
+// What bitsandbytes has to know besides, as JSON text, as Python's json.dumps() writes it: bitsandbytes refuses other
+// keys.
 std::string quant_state(std::string_view quant_type, std::size_t blocksize, const TensorInfo& tensor,
                         const std::string* nested_offset) {
   const DType dtype = tensor.dtype == DType::f64 ? DType::f32 : tensor.dtype;  // fp64 was rounded to fp32 first
@@ -180,14 +181,14 @@ std::optional<StoredTensor> recognize_four_bit(std::string_view quant_type, cons
   std::uint64_t n = 1;
   for (const std::uint64_t dimension : stored.info.shape)
     if (__builtin_mul_overflow(n, dimension, &n)) fail(packed, "shape has more weights than 64 bits count");
+  if (packed.bytes() != n / 2 + n % 2)
+    fail(packed, "has " + std::to_string(packed.bytes()) + " bytes for " + std::to_string(n) + " weights");
   const std::vector<Part> expected = four_bit_parts(*codec, stored.info);
   for (std::size_t i = 1; i < expected.size(); ++i) {
     const auto found = find(expected[i].info.name);
     if (!found) fail(packed, "part '" + printable(expected[i].info.name) + "' is missing");
     stored.parts.push_back(*found);
   }
-  if (packed.bytes() != expected.front().info.bytes())
-    fail(packed, "has " + std::to_string(packed.bytes()) + " bytes for " + std::to_string(n) + " weights");
   for (std::size_t i = 1; i < expected.size(); ++i) {
     const TensorInfo found = in.tensors()[stored.parts[i]];
     if (found.dtype != expected[i].info.dtype)
@@ -286,12 +287,12 @@ std::optional<StoredTensor> recognize_int8(const Reader& in, std::size_t first, 
   return stored;
 }
 
-std::vector<std::vector<std::byte>> read_int8_planes(const Reader& in, const Codec& codec, const StoredTensor& tensor) {
+std::vector<std::vector<std::byte>> read_int8_planes(const Reader& in, const StoredTensor& tensor) {
   std::vector<std::byte> scb = read_part(in, tensor.parts[1]);
-  if (scb.size() != codec.planes(tensor.info)[1].bytes())
+  if (scb.size() % sizeof(float) != 0 || scb.size() / sizeof(float) != tensor.info.shape[0])
     fail(tensor.info, "SCB has " + std::to_string(scb.size()) + " bytes, not 4 for each of " +
                           std::to_string(tensor.info.shape[0]) + " rows");
-  if (tensor.parts.size() > 2 && read_part(in, tensor.parts[2]).front() != row_major)
+  if (tensor.parts.size() > 2 && read_part(in, tensor.parts[2]) != std::vector{row_major})
     fail(tensor.info, "weight_format is not 0, rows as they are");
   return {std::move(scb)};
 }
@@ -318,7 +319,7 @@ class Bitsandbytes final : public Scheme {
 
   std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& codec,
                                                   const StoredTensor& tensor) const override {
-    return is_int8(codec) ? read_int8_planes(in, codec, tensor) : read_four_bit_planes(in, codec, tensor);
+    return is_int8(codec) ? read_int8_planes(in, tensor) : read_four_bit_planes(in, codec, tensor);
   }
 
   std::string obstacle(const Plan& plan) const override { return bitsandbytes_obstacle(plan); }

@@ -11,10 +11,20 @@
 #include "nibble/buffers.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
+#include "nibble/error.hpp"
 #include "nibble/recipe.hpp"
 #include "quant/schemes/scheme.hpp"
 
 namespace nibble {
+
+/// Calls f(); what it throws is said to be about a checkpoint, of which several are open.
+template <class F> auto about(const Reader& checkpoint, F&& f) {
+  try {
+    return f();
+  } catch (const Error& error) {
+    throw about(error, checkpoint.path().string());
+  }
+}
 
 /// A checkpoint as the weights it stands for: the parts that a scheme made of a tensor are one tensor again.
 /// Thread-safe.

@@ -24,10 +24,36 @@ static_assert(unit % tile_weights == 0);
               fmt::format("{}: tensor '{}': {}", printable(reader.path().string()), printable(tensor.name), fact));
 }
 
+// All of a tensor, on the threads of the arena that calls.
+void decode(const WeightSource& source, std::span<float> out) {
+  const std::uint64_t units = out.size() / unit + (out.size() % unit != 0 ? 1 : 0);
+  const auto decode_unit = [&](std::uint64_t u) {
+    const std::uint64_t first = u * unit, n = std::min<std::uint64_t>(unit, out.size() - first);
+    std::vector<std::byte> raw(source.bytes(first, n));
+    source.read(first, raw);
+    alignas(64) std::array<float, tile_weights> tile;
+    for (std::uint64_t at = first; at < first + n; at += tile_weights) {
+      const std::size_t count = std::min<std::uint64_t>(tile_weights, first + n - at);
+      std::ranges::copy(source.decode(first, raw, at, count, tile), out.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+  };
+  // Isolated: a thread that waits must not begin other work of the caller meanwhile.
+  tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::uint64_t{0}, units, decode_unit); });
+}
+
 }  // namespace
 
 struct WeightReader::State {
-  explicit State(const Reader& reader) : stored(reader) {}
+  explicit State(const Reader& reader) : stored(about(reader, [&] { return StoredWeights(reader); })) {}
+
+  // A plain tensor is weights if its type is; what a scheme stored always is.
+  [[nodiscard]] WeightSource open(const StoredWeights::Tensor& tensor) const {
+    const TensorInfo& info = tensor.stored.info;
+    if (!is_weight_type(info.dtype))
+      fail(stored.reader(), info, fmt::format("type {} holds no weights", traits(info.dtype).name));
+    return about(stored.reader(), [&] { return open_weights(stored, tensor); });
+  }
+
   StoredWeights stored;
 };
 
@@ -44,36 +70,23 @@ std::optional<std::size_t> WeightReader::find(std::string_view name) const { ret
 
 void WeightReader::read(std::size_t tensor, std::span<float> out) const {
   const StoredWeights::Tensor stored = state_->stored[tensor];
-  const TensorInfo& info = stored.stored.info;
-  const Reader& reader = state_->stored.reader();
-  if (!is_weight_type(info.dtype)) fail(reader, info, fmt::format("type {} holds no weights", traits(info.dtype).name));
-  if (out.size() != info.elements())
-    fail(reader, info, fmt::format("has {} weights, not {}", info.elements(), out.size()));
-  const WeightSource source = open_weights(state_->stored, stored);
-  const std::uint64_t units = out.size() / unit + (out.size() % unit != 0 ? 1 : 0);
-  const auto read_unit = [&](std::uint64_t u) {
-    const std::uint64_t first = u * unit, n = std::min<std::uint64_t>(unit, out.size() - first);
-    std::vector<std::byte> raw(source.bytes(first, n));
-    source.read(first, raw);
-    alignas(64) std::array<float, tile_weights> tile;
-    for (std::uint64_t at = first; at < first + n; at += tile_weights) {
-      const std::size_t count = std::min<std::uint64_t>(tile_weights, first + n - at);
-      std::ranges::copy(source.decode(first, raw, at, count, tile), out.begin() + static_cast<std::ptrdiff_t>(at));
-    }
-  };
-  // Isolated: a thread that waits must not begin other work of the caller meanwhile.
-  tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::uint64_t{0}, units, read_unit); });
+  const WeightSource source = state_->open(stored);
+  if (out.size() != stored.stored.info.elements())
+    fail(state_->stored.reader(), stored.stored.info,
+         fmt::format("has {} weights, not {}", stored.stored.info.elements(), out.size()));
+  decode(source, out);
 }
 
 Weights weights(const Reader& reader, std::string_view name) {
-  const WeightReader tensors(reader);
-  const auto tensor = tensors.find(name);
+  const WeightReader::State state(reader);
+  const auto tensor = state.stored.find(name);
   if (!tensor)
     throw Error(Errc::usage,
                 fmt::format("{}: has no tensor '{}'", printable(reader.path().string()), printable(std::string(name))));
-  const TensorInfo info = tensors[*tensor];
-  Weights result{info.shape, std::vector<float>(info.elements())};
-  tensors.read(*tensor, result.values);
+  const StoredWeights::Tensor stored = state.stored[*tensor];
+  const WeightSource source = state.open(stored);  // before there is memory for what may not be weights
+  Weights result{stored.stored.info.shape, std::vector<float>(stored.stored.info.elements())};
+  decode(source, result.values);
   return result;
 }
 

@@ -100,7 +100,7 @@ std::vector<Plane> FourBitCodec::planes(const TensorInfo& tensor) const {
   return planes;
 }
 
-// Only at the very end a code may share its byte with nothing.
+// The last code of an odd number has a byte to itself.
 std::uint64_t FourBitCodec::code_bytes(const TensorInfo&, std::uint64_t n) const { return ceil_div(n, 2); }
 
 std::unique_ptr<Decoder> FourBitCodec::decoder(const TensorInfo& tensor,

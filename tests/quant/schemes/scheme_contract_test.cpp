@@ -27,7 +27,7 @@ class SchemeContract : public testing::TestWithParam<std::string_view> {
 
 const Shape shapes[] = {{70, 195}, {1, 1}, {64, 64}, {3, 4099}};
 
-// One of its parts may be without a plane, and a plane without a part, but no plane has two parts.
+// A part may hold bytes of the scheme's own, and a plane may be in no part, but no plane is in two parts.
 TEST_P(SchemeContract, EveryPartHoldsAPlaneOrItsOwnBytes) {
   for (const Shape& shape : shapes) {
     const TensorInfo tensor{"layer.weight", DType::bf16, shape};
@@ -53,21 +53,36 @@ TEST_P(SchemeContract, EveryPartHoldsAPlaneOrItsOwnBytes) {
   }
 }
 
+std::vector<float> weights_of(const StoredWeights& stored, const StoredWeights::Tensor& tensor) {
+  const WeightSource source = open_weights(stored, tensor);
+  std::vector<float> weights(tensor.stored.info.elements());
+  test::Bytes raw(source.bytes(0, weights.size()));
+  source.read(0, raw);
+  for (std::size_t at = 0; at < weights.size(); at += 4096) {
+    std::vector<float> tile(std::min<std::size_t>(4096, weights.size() - at));
+    std::ranges::copy(source.decode(0, raw, at, tile.size(), tile), weights.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  return weights;
+}
+
 TEST_P(SchemeContract, WhatItStoresIsRecognizedAndDecodesToTheSame) {
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+  for (const CodecOptions& options : {CodecOptions{}, CodecOptions{.blocksize = 128, .double_quant = false}})
     for (const Shape& shape : shapes) {
-      const TensorInfo tensor{"layer.weight", dtype, shape};
-      const test::Bytes weights = test::stored_as(dtype, test::normal_weights(tensor.elements(), 2));
-      const test::Encoded encoded = test::encode(*codec, tensor, weights);
-      const test::MemoryReader reader = test::reader_of(test::stored(*codec, tensor, encoded));
+      const auto made = make_codec(GetParam(), options);
+      const TensorInfo tensor{"layer.weight", DType::f16, shape};
+      const test::Bytes weights = test::stored_as(DType::f16, test::normal_weights(tensor.elements(), 2));
+      const test::Encoded encoded = test::encode(*made, tensor, weights);
+      const test::MemoryReader reader = test::reader_of(test::stored(*made, tensor, encoded));
       const StoredWeights stored(reader);
       ASSERT_EQ(stored.size(), 1U);
       const StoredWeights::Tensor found = stored[0];
       EXPECT_EQ(found.scheme, &scheme);
       EXPECT_EQ(found.stored.codec, GetParam());
-      EXPECT_EQ(found.stored.info.shape, shape);
-      EXPECT_EQ(found.bytes, stored_bytes(*codec, tensor));
-      const auto planes = scheme.read_planes(reader, *codec, found.stored);
+      EXPECT_EQ(found.stored.info, tensor);
+      EXPECT_EQ(found.bytes, stored_bytes(*made, tensor));
+      EXPECT_EQ(weights_of(stored, found), test::decode(*made, tensor, encoded));
+      const auto again = make_codec(found.stored.codec, found.stored.options);
+      const auto planes = scheme.read_planes(reader, *again, found.stored);
       ASSERT_EQ(planes.size(), encoded.planes.size() - 1);
       for (std::size_t i = 0; i < planes.size(); ++i) EXPECT_EQ(planes[i], encoded.planes[i + 1]) << i;
     }

@@ -206,6 +206,15 @@ TEST(StoredWeights, ContradictionsInInt8) {
   };
   EXPECT_EQ(broken([](Parts& parts) { part(parts, "format").second[0] = std::byte{1}; }),
             "tensor 'layer.weight': weight_format is not 0, rows as they are");
+  for (const std::uint64_t size : {0U, 2U})
+    EXPECT_EQ(broken([&](Parts& parts) {
+                part(parts, "format") = {{"layer.weight_format", DType::u8, {size}}, Bytes(size)};
+              }),
+              "tensor 'layer.weight_format': has " + std::to_string(size) + " bytes, not 1");
+  EXPECT_EQ(broken([](Parts& parts) {  // no bytes, so any number of rows fits
+              parts[0] = {{"layer.weight", DType::i8, {std::uint64_t{1} << 60, 0}}, {}};
+            }),
+            "tensor 'layer.weight': SCB has 280 bytes, not 4 for each of 1152921504606846976 rows");
   EXPECT_EQ(broken([](Parts& parts) {
               part(parts, "SCB") = {{"layer.SCB", DType::f32, {69}}, Bytes(69 * 4)};
             }),
@@ -255,6 +264,8 @@ TEST(StoredWeights, ContradictionsInFourBits) {
   EXPECT_EQ(with_state("\"nested_blocksize\": 256", "\"nested_blocksize\": 128"),
             of_state + "nested_blocksize is 128, not 256");
   EXPECT_EQ(with_state("\"nested_offset\"", "\"offset\""), of_state + "nested_offset is not a number");
+  EXPECT_EQ(with_state("[70, 65]", "[4611686018427387904]"),
+            "tensor 'layer.weight': has 2275 bytes for 4611686018427387904 weights");
   // Sizes whose product is beyond 64 bits.
   EXPECT_NE(with_state("[70, 65]", "[4294967296, 4294967296]"), "");
   EXPECT_NE(with_state("[70, 65]", "[18446744073709551615, 18446744073709551615, 3]"), "");
