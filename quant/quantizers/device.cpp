@@ -55,7 +55,7 @@ class Library {
     decltype(&nibble_lane_version) version = nullptr;
     find(version, "nibble_lane_version", file);
     if (const int has = version(); has != NIBBLE_LANE_VERSION)
-      refuse(escaped(file) + ": has version " + std::to_string(has) + " of kernels/lane.h, this nibble needs " +
+      refuse(escaped(file) + ": has version " + std::to_string(has) + " of the device interface, this nibble needs " +
              std::to_string(NIBBLE_LANE_VERSION));
     find(last_error, "nibble_last_error", file);
     find(find_device, "nibble_find_device", file);

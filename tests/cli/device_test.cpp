@@ -69,7 +69,7 @@ TEST_F(DeviceOption, ErrorsAreOneLine) {
   };
   for (const auto& [environment, code, text] : std::initializer_list<Case>{
            {"NIBBLE_CUDA_LIBRARY=/no/such.so", 2, "/no/such.so: cannot open shared object file"},
-           {"NIBBLE_CUDA_LIBRARY='" NIBBLE_CUDA_OF_TOMORROW "'", 2, "has version 2 of kernels/lane.h"},
+           {"NIBBLE_CUDA_LIBRARY='" NIBBLE_CUDA_OF_TOMORROW "'", 2, "has version 2 of the device interface"},
            {"NIBBLE_SIMULATED_FAULT=none", 2, "no device can be used: there is none"},
            {"NIBBLE_SIMULATED_FAULT=old", 2, "sm_75"},
            {"NIBBLE_SIMULATED_FAULT=device_count", 2, "device_count: a fault"},

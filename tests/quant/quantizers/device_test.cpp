@@ -74,7 +74,7 @@ TEST_F(Devices, LibrariesThatAreNotIt) {
            {"/no/such/libnibble_cuda.so", "/no/such/libnibble_cuda.so: cannot open shared object file: No such file"},
            {NIBBLE_TEST_DATA "/CMakeLists.txt", "CMakeLists.txt: "},
            {"libc.so.6", "libc.so.6: has no nibble_lane_version, so it is no libnibble_cuda of this version"},
-           {tomorrow, tomorrow + ": has version 2 of kernels/lane.h, this nibble needs 1"}}) {
+           {tomorrow, tomorrow + ": has version 2 of the device interface, this nibble needs 1"}}) {
     const Variable other("NIBBLE_CUDA_LIBRARY", file.c_str());
     EXPECT_THAT(refusal(), StartsWith("--device cuda: "));
     EXPECT_THAT(refusal(), HasSubstr(why));
