@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <optional>
+#include <ranges>
 #include <span>
 
 #include "core/directory.hpp"
@@ -228,10 +229,10 @@ struct Swap::Places {
   // False as well if the old entries are back but a power cut may still lose that.
   [[nodiscard]] bool undo(std::span<const Step> steps) const noexcept {
     bool is_flushed = true;
-    for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-      if (step->action == Action::barrier)
+    for (const Step& step : std::views::reverse(steps)) {
+      if (step.action == Action::barrier)
         is_flushed = flush() && is_flushed;
-      else if (!undo(*step))
+      else if (!undo(step))
         return false;
     }
     return flush() && is_flushed;

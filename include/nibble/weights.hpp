@@ -27,6 +27,8 @@ class WeightReader {
   /// Looks at headers and quantization states only. Throws Error(bad_input) if parts of a tensor are missing or
   /// contradict each other.
   explicit WeightReader(const Reader& reader);
+  WeightReader(const WeightReader&) = delete;
+  WeightReader& operator=(const WeightReader&) = delete;
   WeightReader(WeightReader&&) noexcept;
   WeightReader& operator=(WeightReader&&) noexcept;
   ~WeightReader();

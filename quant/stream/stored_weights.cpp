@@ -65,9 +65,9 @@ StoredWeights::Tensor StoredWeights::operator[](std::size_t tensor) const {
   return result;
 }
 
-WeightSource::WeightSource(const TensorInfo& tensor, std::unique_ptr<const Codec> codec,
+WeightSource::WeightSource(TensorInfo tensor, std::unique_ptr<const Codec> codec,
                            std::span<const std::span<const std::byte>> rest, Read read, std::uint64_t position)
-    : info_(tensor), codec_(std::move(codec)), read_(std::move(read)), position_(position) {
+    : info_(std::move(tensor)), codec_(std::move(codec)), read_(std::move(read)), position_(position) {
   if (codec_->quantizes())
     decoder_ = codec_->decoder(info_, rest);
   else

@@ -66,8 +66,8 @@ class WeightSource {
 
   /// The weights of `tensor`, stored as the codes of `codec`. Of a codec that quantizes, `rest` holds the other planes.
   /// `position` is where the codes begin in their file: buffers are placed by it.
-  WeightSource(const TensorInfo& tensor, std::unique_ptr<const Codec> codec,
-               std::span<const std::span<const std::byte>> rest, Read read, std::uint64_t position = 0);
+  WeightSource(TensorInfo tensor, std::unique_ptr<const Codec> codec, std::span<const std::span<const std::byte>> rest,
+               Read read, std::uint64_t position = 0);
 
   /// Whether stored() has fp64 numbers.
   [[nodiscard]] bool is_fp64() const noexcept { return plain_ == DType::f64; }
