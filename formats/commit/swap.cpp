@@ -13,7 +13,6 @@
 #include <cstdio>
 #include <cstring>
 #include <optional>
-#include <ranges>
 #include <span>
 
 #include "core/directory.hpp"
@@ -229,10 +228,10 @@ struct Swap::Places {
   // False as well if the old entries are back but a power cut may still lose that.
   [[nodiscard]] bool undo(std::span<const Step> steps) const noexcept {
     bool is_flushed = true;
-    for (const Step& step : std::views::reverse(steps)) {
-      if (step.action == Action::barrier)
+    for (std::size_t i = steps.size(); i-- > 0;) {
+      if (steps[i].action == Action::barrier)
         is_flushed = flush() && is_flushed;
-      else if (!undo(step))
+      else if (!undo(steps[i]))
         return false;
     }
     return flush() && is_flushed;
