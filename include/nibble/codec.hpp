@@ -11,8 +11,8 @@
 
 #include "nibble/tensor.hpp"
 
-/// How numbers are coded: arithmetic and sizes. How scales are chosen is the quantizer's part (quant/quantizers/), and
-/// how the result is called on disk the scheme's (quant/schemes/).
+/// How numbers are coded: arithmetic and sizes. Quantizers choose the scales, and schemes name the result on disk
+/// (docs/architecture.md).
 namespace nibble {
 
 /// What a codec is made with. Each codec reads the fields that concern it.

@@ -16,6 +16,7 @@
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 #include "nibble/findings.hpp"
+#include "quant/codecs/codecs.hpp"
 #include "quant/simd/widen.hpp"
 
 /// What fp32, fp16 and bf16 share: a number for each weight, and counting what does not fit.
@@ -72,25 +73,8 @@ class CastCodec : public Codec {
   }
   std::uint64_t code_bytes(const TensorInfo&, std::uint64_t n) const final { return byte_count(*cast_type(), n); }
   std::unique_ptr<Decoder> decoder(const TensorInfo&, std::span<const std::span<const std::byte>>) const final {
-    return std::make_unique<CastDecoder>(*cast_type());
+    return make_plain_decoder(*cast_type());
   }
-
- private:
-  class CastDecoder final : public Decoder {
-   public:
-    explicit CastDecoder(DType dtype) : dtype_(dtype) {}
-    using Decoder::decode;
-    void decode(std::uint64_t, std::span<const std::byte> codes, std::span<float> out) const override {
-      for_each_tile(dtype_, codes, [&](std::size_t i, std::span<const float> weights) {
-        std::copy(weights.begin(), weights.end(), out.begin() + static_cast<std::ptrdiff_t>(i));
-      });
-    }
-
-   private:
-    std::uint64_t code_bytes(std::uint64_t n) const override { return byte_count(dtype_, n); }
-
-    DType dtype_;
-  };
 };
 
 /// Format has a name, a summary, a dtype, the type Stored that this is in memory, normal_sqnr_db, and

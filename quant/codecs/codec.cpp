@@ -14,6 +14,28 @@
 #include "quant/simd/widen.hpp"
 
 namespace nibble {
+namespace {
+
+class PlainDecoder final : public Decoder {
+ public:
+  explicit PlainDecoder(DType dtype) : dtype_(dtype) {}
+
+  using Decoder::decode;
+  void decode(std::uint64_t, std::span<const std::byte> codes, std::span<float> out) const override {
+    for_each_tile(dtype_, codes, [&](std::size_t i, std::span<const float> weights) {
+      std::copy(weights.begin(), weights.end(), out.begin() + static_cast<std::ptrdiff_t>(i));
+    });
+  }
+
+ private:
+  std::uint64_t code_bytes(std::uint64_t n) const override { return byte_count(dtype_, n); }
+
+  DType dtype_;
+};
+
+}  // namespace
+
+std::unique_ptr<Decoder> make_plain_decoder(DType dtype) { return std::make_unique<PlainDecoder>(dtype); }
 
 std::string_view to_string(PlaneRole role) noexcept {
   switch (role) {

@@ -1,10 +1,7 @@
 #pragma once
 
-#include <functional>
-#include <map>
 #include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "nibble/codec.hpp"
@@ -16,19 +13,7 @@ inline constexpr std::string_view keep_codec = "keep";  ///< the codec that leav
 /// Throws Error(bad_input) unless `rest` has the bytes of planes()[1...] of a tensor.
 void check_planes(const Codec& codec, const TensorInfo& tensor, std::span<const std::span<const std::byte>> rest);
 
-/// Codecs by name, made once: a plan asks each about thousands of tensors.
-class Codecs {
- public:
-  explicit Codecs(const CodecOptions& options) : options_(options) {}
-  const Codec& operator[](std::string_view name) {
-    auto found = made_.find(name);
-    if (found == made_.end()) found = made_.emplace(name, make_codec(name, options_)).first;
-    return *found->second;
-  }
-
- private:
-  CodecOptions options_;
-  std::map<std::string, std::unique_ptr<const Codec>, std::less<>> made_;
-};
+/// The way back from weights that are stored as they are, in a weight type.
+[[nodiscard]] std::unique_ptr<Decoder> make_plain_decoder(DType dtype);
 
 }  // namespace nibble

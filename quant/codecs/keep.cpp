@@ -1,32 +1,12 @@
-#include <algorithm>
-#include <array>
-#include <cstring>
 #include <limits>
 #include <memory>
+#include <string>
 
-#include "nibble/codec.hpp"
 #include "nibble/error.hpp"
-#include "quant/simd/widen.hpp"
+#include "quant/codecs/codecs.hpp"
 
 namespace nibble {
 namespace {
-
-class KeepDecoder final : public Decoder {
- public:
-  explicit KeepDecoder(DType dtype) : dtype_(dtype) {}
-
-  using Decoder::decode;
-  void decode(std::uint64_t, std::span<const std::byte> codes, std::span<float> out) const override {
-    for_each_tile(dtype_, codes, [&](std::size_t i, std::span<const float> weights) {
-      std::copy(weights.begin(), weights.end(), out.begin() + static_cast<std::ptrdiff_t>(i));
-    });
-  }
-
- private:
-  std::uint64_t code_bytes(std::uint64_t n) const override { return byte_count(dtype_, n); }
-
-  DType dtype_;
-};
 
 // Any tensor, byte for byte; its weights are not looked at.
 class Keep final : public Codec {
@@ -46,7 +26,7 @@ class Keep final : public Codec {
     if (!is_weight_type(tensor.dtype))
       throw Error(Errc::usage, "tensor '" + printable(tensor.name) + "': type " +
                                    std::string(traits(tensor.dtype).name) + " cannot be decoded to fp32");
-    return std::make_unique<KeepDecoder>(tensor.dtype);
+    return make_plain_decoder(tensor.dtype);
   }
 };
 

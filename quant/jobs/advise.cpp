@@ -26,10 +26,9 @@ constexpr std::string_view embeddings_codec = "bf16";
 
 bool quantizes(std::string_view codec) { return make_codec(codec)->quantizes(); }
 
-// Measurements call plain tensors by their type: "bfloat16".
-bool is_measured_as(std::string_view codec, std::string_view measured) {
-  const auto cast = make_codec(codec)->cast_type();
-  return measured == codec || (cast && measured == traits(*cast).torch_name);
+// Whether a planned tensor was measured as planned, and not kept for what was found in it.
+bool is_measured_as(std::string_view codec, const MeasuredError& measured) {
+  return measured.dtype ? measured.dtype == make_codec(codec)->cast_type() : measured.codec == codec;
 }
 
 // Whether embeddings take 32 bits or more, which a cast halves.
@@ -137,7 +136,7 @@ class Advising {
     pooled.weights += planned.info.elements();
     pooled.square += error.stats.square;
     pooled.reference += error.stats.reference;
-    if (!is_measured_as(planned.codec, error.codec) || error.stats.nan != stats.nan || error.stats.inf != stats.inf)
+    if (!is_measured_as(planned.codec, error) || error.stats.nan != stats.nan || error.stats.inf != stats.inf)
       pooled.offered = false;
     // Within what transformers loads, bitsandbytes' modules are quantized and embeddings cast.
     if (!options_.allow_nibble_only && planned.role != Role::embedding &&

@@ -211,9 +211,8 @@ class Conversion {
     work->elements = tensor.info.elements();
     work->hash.emplace(work->parts.front().info.bytes());
     work->chunking = chunking(tensor);
-    const Quantizer& quantizes = quantizer(tensor.codec);
-    work->scratch = make_scratch(quantizes.scratch_bytes(tensor.info));
-    work->encoder = quantizes.encoder(tensor.info, work->chunking, *work->scratch);
+    work->scratch = make_scratch(quantizer(tensor.codec).scratch_bytes(tensor.info));
+    work->encoder = quantizer(tensor.codec).encoder(tensor.info, work->chunking, *work->scratch);
     work->tensor = std::move(tensor);
     const std::uint64_t chunk = work->stored_offset(std::min(work->chunking.weights, work->elements));
     work->batch_weights =

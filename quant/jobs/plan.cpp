@@ -17,6 +17,7 @@
 #include "quant/codecs/codecs.hpp"
 #include "quant/jobs/user_pattern.hpp"
 #include "quant/schemes/scheme.hpp"
+#include "quant/stream/codings.hpp"
 
 namespace nibble {
 namespace {
@@ -74,15 +75,15 @@ struct Choice {
 
 class Planner {
  public:
-  Planner(const Reader& in, const Recipe& recipe) : in_(in), codecs_(recipe.options) {
+  Planner(const Reader& in, const Recipe& recipe) : in_(in), codings_(recipe) {
     plan_.recipe = recipe;
     for (const Rule& rule : recipe.rules) {
-      (void)codecs_[rule.codec];
+      (void)codec_of(rule.codec);
       rules_.emplace_back("--tensor", rule.pattern);
     }
     for (const std::string& skip : recipe.skips) skips_.emplace_back("--skip", skip);
     for (const std::string* codec : {&recipe.to, &recipe.embeddings, &recipe.lm_head, &recipe.experts})
-      (void)codecs_[*codec];
+      (void)codec_of(*codec);
   }
 
   Plan run() && {
@@ -119,7 +120,7 @@ class Planner {
         return placer;
       }
     }
-    if (codecs_[plan_.recipe.to].quantizes())
+    if (codec_of(plan_.recipe.to).quantizes())
       plan_.warnings.push_back(
           config && !config->architecture.empty()
               ? fmt::format("architecture {} is not in the table made from transformers {}: linear layers were chosen "
@@ -128,6 +129,8 @@ class Planner {
               : std::string("no architecture is given: linear layers were chosen by names and shapes"));
     return make_placer_by_name(in_.tensors());
   }
+
+  const Codec& codec_of(std::string_view name) { return *codings_[name].codec; }
 
   // An option that decides about no tensor is as wrong as a rule that matches none.
   void check_options() const {
@@ -151,7 +154,7 @@ class Planner {
     const Recipe& recipe = plan_.recipe;
     if (!is_weight_type(tensor.dtype))
       return {std::string(keep_codec), fmt::format("{} is no weight type", traits(tensor.dtype).name)};
-    if (!codecs_[recipe.to].quantizes()) return {recipe.to, "all weights are cast"};
+    if (!codec_of(recipe.to).quantizes()) return {recipe.to, "all weights are cast"};
     switch (place.role) {
       case Role::linear:
       case Role::conv1d:
@@ -180,7 +183,7 @@ class Planner {
     for (std::size_t r = 0; r < rules_.size(); ++r) {
       if (!rules_[r].matches(tensor.name)) continue;
       const std::string& name = plan_.recipe.rules[r].codec;
-      const Codec& codec = codecs_[name];
+      const Codec& codec = codec_of(name);
       // A pattern over a layer also meets its norms and biases: those are not what a quantizing rule is for.
       if (!codec.accepts(tensor) || (codec.quantizes() && tensor.shape.size() < 2)) {
         choice.reason += fmt::format("; {} cannot store {}", rules_[r].label(), short_list(tensor));
@@ -195,7 +198,7 @@ class Planner {
       choice = {std::string(keep_codec), skip.label(), DecidedBy::skip};
     }
     // F64 has no place in a quantized model: transformers would run its layers in that type.
-    if (choice.codec == keep_codec && tensor.dtype == DType::f64 && codecs_[plan_.recipe.to].quantizes())
+    if (choice.codec == keep_codec && tensor.dtype == DType::f64 && codec_of(plan_.recipe.to).quantizes())
       choice = {"fp32", choice.reason + "; F64 is cast", choice.decided_by};
     return choice;
   }
@@ -203,7 +206,7 @@ class Planner {
   void add(std::size_t source, const Placement& place) {
     const TensorInfo tensor = in_.tensors()[source];
     const Choice choice = choose(tensor, place);
-    const Codec& codec = codecs_[choice.codec];
+    const Codec& codec = codec_of(choice.codec);
     PlannedTensor planned{.info = tensor,
                           .source = source,
                           .codec = choice.codec,
@@ -250,7 +253,7 @@ class Planner {
   // The type that config.json declares: that of most of the weights' bytes that are stored plain. Codecs that cast
   // decide it alone.
   DType main_type() {
-    if (const auto cast = codecs_[plan_.recipe.to].cast_type()) return *cast;
+    if (const auto cast = codec_of(plan_.recipe.to).cast_type()) return *cast;
     std::map<DType, std::uint64_t> bytes;
     for (const TensorInfo& tensor : in_.tensors())
       if (is_weight_type(tensor.dtype)) bytes[tensor.dtype] += tensor.bytes();
@@ -273,7 +276,7 @@ class Planner {
 
   void warn() {
     if (std::string nothing = nothing_done(); !nothing.empty()) plan_.warnings.push_back(std::move(nothing));
-    if (!codecs_[plan_.recipe.to].quantizes()) return;
+    if (!codec_of(plan_.recipe.to).quantizes()) return;
     std::uint64_t all = 0;
     std::map<Role, std::uint64_t> left;  // bytes that are not quantized
     for (const PlannedTensor& tensor : plan_.tensors) {
@@ -307,13 +310,13 @@ class Planner {
 
   // Why a conversion will change nothing that it was asked to change, if that is so.
   std::string nothing_done() {
-    const bool quantizing = codecs_[plan_.recipe.to].quantizes();
+    const bool quantizing = codec_of(plan_.recipe.to).quantizes();
     const std::string_view done = quantizing ? "quantized" : "cast";
     std::map<std::string, std::size_t> reasons;  // of the tensors that are weights
     std::size_t weights = 0, as_they_are = 0;    // of the type already
     for (const PlannedTensor& tensor : plan_.tensors) {
       if (!is_weight_type(tensor.info.dtype)) continue;
-      const auto type = codecs_[std::string(tensor.codec)].cast_type();
+      const auto type = codec_of(tensor.codec).cast_type();
       if (quantizing ? tensor.quantized : tensor.codec != keep_codec && type != tensor.info.dtype) return {};
       as_they_are += type == tensor.info.dtype ? 1 : 0;
       ++reasons[std::string(tensor.reason)];
@@ -367,7 +370,7 @@ class Planner {
   }
 
   const Reader& in_;
-  Codecs codecs_;
+  Codings codings_;
   Plan plan_;
   std::vector<RulePattern> rules_;
   std::vector<RulePattern> skips_;

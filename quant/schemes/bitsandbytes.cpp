@@ -322,7 +322,7 @@ class Bitsandbytes final : public Scheme {
     return is_int8(codec) ? read_int8_planes(in, tensor) : read_four_bit_planes(in, codec, tensor);
   }
 
-  std::string obstacle(const Plan& plan) const override { return bitsandbytes_obstacle(plan); }
+  std::string obstacle(const Plan& plan) const override { return bitsandbytes_obstacle(*this, plan); }
   std::string config(const Plan& plan) const override { return bitsandbytes_config(plan); }
 };
 

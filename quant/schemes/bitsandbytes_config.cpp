@@ -90,11 +90,15 @@ nlohmann::json skip_modules(const Plan& plan) {
 
 }  // namespace
 
-std::string bitsandbytes_obstacle(const Plan& plan) {
+std::string bitsandbytes_obstacle(const Scheme& scheme, const Plan& plan) {
   unsigned bits = 0;
   for (const PlannedTensor& tensor : plan.tensors) {
     if (!tensor.quantized) continue;
-    const unsigned own_bits = bits_of(*make_codec(tensor.codec, plan.recipe.options));
+    const std::unique_ptr<const Codec> codec = make_codec(tensor.codec, plan.recipe.options);
+    const unsigned own_bits = bits_of(*codec);
+    if (!scheme.stores(*codec))
+      return fmt::format("tensor '{}' ({}) is not in a format of bitsandbytes", printable(tensor.info.name),
+                         tensor.codec);
     if (!is_replaceable(tensor.role))
       return fmt::format("tensor '{}' ({}) is no linear layer of the model", printable(tensor.info.name), tensor.codec);
     if (bits != 0 && bits != own_bits)

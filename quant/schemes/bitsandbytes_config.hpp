@@ -3,11 +3,12 @@
 #include <string>
 
 #include "nibble/recipe.hpp"
+#include "quant/schemes/scheme.hpp"
 
 namespace nibble {
 
 /// Scheme::obstacle() and Scheme::config() of bitsandbytes. The plan quantizes something.
-[[nodiscard]] std::string bitsandbytes_obstacle(const Plan& plan);
+[[nodiscard]] std::string bitsandbytes_obstacle(const Scheme& scheme, const Plan& plan);
 [[nodiscard]] std::string bitsandbytes_config(const Plan& plan);
 
 }  // namespace nibble

@@ -1,7 +1,4 @@
-#include <fmt/format.h>
-
 #include <array>
-#include <map>
 #include <string>
 
 #include "nibble/error.hpp"
@@ -35,36 +32,22 @@ std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor) {
 
 namespace {
 
-// The scheme of a plan's first quantized tensor, and the first tensor whose scheme is another.
-struct SchemesOf {
-  const Scheme* scheme = nullptr;
-  std::string other;
-};
-SchemesOf schemes_of(const Plan& plan) {
-  SchemesOf found;
-  std::map<std::string_view, const Scheme*> known;  // by codec
-  for (const PlannedTensor& tensor : plan.tensors) {
-    if (!tensor.quantized) continue;
-    const Scheme*& scheme = known[tensor.codec];
-    if (scheme == nullptr) scheme = &scheme_of(*make_codec(tensor.codec, plan.recipe.options));
-    if (found.scheme == nullptr) found.scheme = scheme;
-    if (found.scheme != scheme && found.other.empty())
-      found.other = fmt::format("tensor '{}' ({}) is stored in another scheme than the first",
-                                printable(tensor.info.name), tensor.codec);
-  }
-  return found;
+// The scheme of a plan's first quantized tensor, which decides about the whole: Scheme::obstacle() names others.
+const Scheme* scheme_of(const Plan& plan) {
+  for (const PlannedTensor& tensor : plan.tensors)
+    if (tensor.quantized) return &scheme_of(*make_codec(tensor.codec, plan.recipe.options));
+  return nullptr;
 }
 
 }  // namespace
 
 std::string obstacle(const Plan& plan) {
-  const auto [scheme, other] = schemes_of(plan);
-  if (scheme == nullptr) return {};
-  return other.empty() ? scheme->obstacle(plan) : other;
+  const Scheme* const scheme = scheme_of(plan);
+  return scheme == nullptr ? std::string() : scheme->obstacle(plan);
 }
 
 std::string quantization_config(const Plan& plan) {
-  const Scheme* const scheme = schemes_of(plan).scheme;
+  const Scheme* const scheme = scheme_of(plan);
   return scheme == nullptr ? std::string() : scheme->config(plan);
 }
 

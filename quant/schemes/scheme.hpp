@@ -59,8 +59,8 @@ class Scheme {
   [[nodiscard]] virtual std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& codec,
                                                                         const StoredTensor& tensor) const = 0;
 
-  /// Why transformers could not load a model directory of this scheme, as planned: the first thing that config.json has
-  /// no words for. Empty if it has.
+  /// Why transformers could not load a model directory of this scheme, as planned: the first tensor that it does not
+  /// store, or that config.json has no words for. Empty if there is none.
   [[nodiscard]] virtual std::string obstacle(const Plan& plan) const = 0;
 
   /// The value of quantization_config in config.json, as transformers writes it.
@@ -76,7 +76,7 @@ class Scheme {
 /// What a tensor is stored as: the parts of the codec's scheme, or a plain tensor if nothing is quantized.
 [[nodiscard]] std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor);
 
-/// As Scheme::obstacle(): also where tensors of several schemes are planned. Empty if nothing is quantized.
+/// As Scheme::obstacle(), of the scheme that stores the plan's first quantized tensor. Empty if nothing is quantized.
 [[nodiscard]] std::string obstacle(const Plan& plan);
 
 /// The bytes of all its parts.

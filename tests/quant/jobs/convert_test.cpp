@@ -178,6 +178,8 @@ TEST(Convert, NonfiniteTensorRestartsItsShardAndIsKept) {
   const Result result = run(in, recipe("nf4"));
   EXPECT_EQ(result.begun, 2U);                    // once for all of its tensors
   EXPECT_EQ(result.report.findings, Findings{});  // of what was stored
+  EXPECT_EQ(result.report.plan.tensors[1].decided_by, DecidedBy::nonfinite);
+  EXPECT_EQ(result.report.plan.tensors[0].decided_by, DecidedBy::model);
   const auto manifest = nlohmann::json::parse(result.manifest);
   EXPECT_EQ(manifest.at("tensors").size(), 4U);
   EXPECT_EQ(manifest.at("tensors").at(1).at("codec"), "keep");

@@ -116,6 +116,24 @@ TEST_P(SchemeContract, PartsThatAreTooShortAreRefused) {
 INSTANTIATE_TEST_SUITE_P(Registered, SchemeContract, testing::ValuesIn(quantizing_codecs()),
                          [](const auto& each) { return std::string(each.param); });
 
+// A plan that mixes in what another scheme stores: the loader of the first would misread it.
+TEST(Schemes, WhatOthersStoreIsAnObstacle) {
+  Plan plan;
+  PlannedTensor tensor;
+  tensor.info = {"a.weight", DType::f16, {64, 64}};
+  tensor.role = Role::linear;
+  tensor.quantized = true;
+  tensor.codec = "nf4";
+  plan.tensors.push_back(tensor, {});
+  EXPECT_EQ(obstacle(plan), "");
+  tensor.info.name = "b.weight";
+  tensor.codec = "fp16";  // stands for a codec of another scheme
+  plan.tensors.push_back(tensor, {});
+  EXPECT_EQ(obstacle(plan), "tensor 'b.weight' (fp16) is not in a format of bitsandbytes");
+  EXPECT_EQ(obstacle(Plan()), "");
+  EXPECT_EQ(quantization_config(Plan()), "");
+}
+
 TEST(Schemes, WhatIsNotQuantizedIsAPlainTensor) {
   for (const std::string_view name : codec_names()) {
     const auto codec = make_codec(name);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include "nibble/error.hpp"
 #include "nibble/xtensor.hpp"
@@ -74,10 +75,17 @@ TEST(Weights, WhatCannotBeReadIsSaid) {
             "/: tensor 'layer.weight': part 'layer.weight.absmax' is missing");
 }
 
+template <class W>
+concept can_be_xtensor = requires(W&& weights) {
+  as_xtensor(std::forward<W>(weights));
+};
+
 TEST(Weights, AreAnExpressionWithoutACopy) {
   MemoryReader reader;
   reader.add({"w", DType::f32, {2, 3}}, test::bytes_of(std::vector<float>{1, -2, 3, -4, 5, -6}));
   const Weights found = weights(reader, "w");
+  static_assert(!can_be_xtensor<Weights&&>, "its memory would be gone");
+  static_assert(can_be_xtensor<const Weights&>);
   const auto matrix = as_xtensor(found);
   EXPECT_EQ(matrix(1, 2), -6);
   EXPECT_EQ(&matrix(0, 0), found.values.data());
