@@ -193,7 +193,7 @@ void encode(const Options& options) {
     auto tensor = std::make_unique<Tensor>();
     const nibble::TensorInfo& info = planned.info;
     tensor->planned = planned;
-    tensor->codec = nibble::make_codec(planned.codec, recipe.options);
+    tensor->codec = nibble::make_codec(planned.codec);
     tensor->quantizer = make_quantizer(*tensor->codec);
     tensor->chunking = tensor->quantizer->chunking(info, chunk_bytes * 8 / nibble::traits(info.dtype).bits);
     if (tensor->chunking.scan) throw std::runtime_error(info.name + ": rows longer than a chunk are not measured here");

@@ -62,7 +62,7 @@ std::string command_for(const std::string& path, const Reader& reference, const 
 
 std::map<std::string, std::uint64_t> tensors_by_codec(const Advice& advice) {
   std::map<std::string, std::uint64_t> counts;
-  for (const std::string& codec : advice.codecs) ++counts[codec];
+  for (const CodecSpec& codec : advice.codecs) ++counts[codec.text()];
   return counts;
 }
 
@@ -78,7 +78,7 @@ std::string to_json(const AdviseArguments& arguments, const Reader& reference, s
   Json json = {{"schema_version", advice_schema}, {"generator", fmt::format("nibble {}", version())}};
   json["reference"] = {{"name", reference.path().string()}, {"weights", advice.weights}};
   json["max_bytes"] = max_bytes;
-  json["base"] = advice.base;
+  json["base"] = advice.recipe.to.text();
   json["chosen"] = describe(advice, advice.chosen);
   json["tensors_by_codec"] = tensors_by_codec(advice);
   json["nibble_only"] = advice.recipe.allow_nibble_only;
@@ -86,7 +86,7 @@ std::string to_json(const AdviseArguments& arguments, const Reader& reference, s
   json["command"] = command_for(arguments.reference, reference, advice);
   Json& tensors = json["tensors"] = Json::array();
   for (std::size_t t = 0; t < advice.codecs.size(); ++t)
-    tensors.push_back({{"name", reference.tensors().name(t)}, {"codec", advice.codecs[t]}});
+    tensors.push_back({{"name", reference.tensors().name(t)}, {"codec", advice.codecs[t].text()}});
   Json& curve = json["curve"] = Json::array();
   for (const AdvicePoint& point : advice.curve) curve.push_back(describe(advice, point));
   return dump(json);
@@ -150,7 +150,12 @@ void run_advise(const AdviseArguments& arguments) {
   std::uint64_t weights = 0;
   for (std::size_t t = 0; t < reference->tensors().size(); ++t) weights += element_count(reference->tensors().shape(t));
   const std::uint64_t max_bytes = parse_budget(arguments.size, weights);
-  const std::vector<Candidate> formats = advice_formats(*reference, arguments.allow_nibble_only);
+  if (!arguments.allow_nibble_only)
+    for (const CodecSpec& codec : arguments.codecs)
+      if (!make_codec(codec)->quantizes())
+        throw Error(Errc::usage,
+                    fmt::format("--to {}: --advise chooses casts only with --allow-nibble-only", codec.text()));
+  const std::vector<Candidate> formats = advice_formats(*reference, arguments.allow_nibble_only, arguments.codecs);
   ProgressDisplay progress(arguments.progress);
   const Measurement measurement = measure(*reference, formats, {false, arguments.resources}, progress);
   progress.close();

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/codec_option.hpp"
 #include "cli/commands.hpp"
 #include "cli/options.hpp"
 
@@ -33,12 +34,11 @@ struct Command {
   Offer argument;
 };
 
-// Words where an option takes these only, or formats, which may have options; the names of files where it says FILE or
-// is no option but an argument. Nothing for numbers, sizes and patterns.
+// Words where an option takes only these, or codecs; the names of files where it says FILE or is no option but an
+// argument. Nothing for numbers, sizes and patterns.
 Offer offer_of(const CLI::Option& option) {
   Offer offer{.files = false, .words = choices_of(option)};
-  if (option.get_type_name() == format_type)
-    for (const std::string_view name : target_names()) offer.words.emplace_back(name);
+  if (option.get_type_name() == codec_type) offer.words = codec_words();
   offer.files = offer.words.empty() && (option.get_positional() || option.get_type_name() == file_type);
   return offer;
 }
@@ -73,22 +73,31 @@ std::string shell_word(std::string_view text) {
 
 std::string joined(const std::vector<std::string>& words) { return fmt::format("{}", fmt::join(words, " ")); }
 
-// Bash cuts words at "=", unless COMP_WORDBREAKS was changed. Where nothing is offered it falls back on the names of
-// files, which compopt ends; bash 3 has none and offers them.
+// Bash cuts words at "=" and ":", unless COMP_WORDBREAKS was changed, and replaces the last piece only: so the pieces
+// are put together, and what stands before the last piece is taken off the answers. Where nothing is offered bash falls
+// back on the names of files, which compopt ends; bash 3 has none and offers them.
 void print_bash(const std::vector<Command>& known) {
-  fmt::print("_nibble() {{\n  local word=${{COMP_WORDS[COMP_CWORD]}} option= prefix=\n  COMPREPLY=()\n");
+  fmt::print("_nibble() {{\n  local word=${{COMP_WORDS[COMP_CWORD]}} option= prefix= i=$COMP_CWORD\n  COMPREPLY=()\n");
   fmt::print("  if [ \"$COMP_CWORD\" -eq 1 ]; then\n    COMPREPLY=($(compgen -W {} -- \"$word\"))\n    return\n  fi\n",
              shell_word(joined_names(known)));
   fmt::print(
-      "  option=${{COMP_WORDS[COMP_CWORD-1]}}\n"
-      "  if [[ $word == = ]]; then word=; elif [[ $option == = ]]; then option=${{COMP_WORDS[COMP_CWORD-2]}}; fi\n"
+      "  local piece=$word\n"
+      "  if [[ $piece == [:=]* ]]; then piece=; fi\n"
+      "  while [ \"$i\" -gt 2 ] && [[ ${{COMP_WORDS[i]}} == [:=]* || ${{COMP_WORDS[i-1]}} == [:=]* ]]; do\n"
+      "    i=$((i - 1)) word=${{COMP_WORDS[i]}}$word\n"
+      "  done\n"
+      "  option=${{COMP_WORDS[i-1]}}\n"
+      "  local -i skip=$((${{#word}} - ${{#piece}}))\n"
       "  if [[ $word == --*=* ]]; then option=${{word%%=*}} prefix=${{word%%=*}}= word=${{word#*=}}; fi\n"
       "  case ${{COMP_WORDS[1]}}$option in\n");
   for (const Command& command : known)
     for (const KnownOption& option : command.options)
       if (!option.offer.words.empty())
-        fmt::print("    {}{}) COMPREPLY=($(compgen -P \"$prefix\" -W {} -- \"$word\")); return ;;\n", command.name,
-                   option.name, shell_word(joined(option.offer.words)));
+        fmt::print(
+            "    {}{}) COMPREPLY=($(compgen -P \"$prefix\" -W {} -- \"$word\"))\n"
+            "      for i in \"${{!COMPREPLY[@]}}\"; do COMPREPLY[i]=${{COMPREPLY[i]:skip}}; done\n"
+            "      return ;;\n",
+            command.name, option.name, shell_word(joined(option.offer.words)));
       else if (option.takes_value)
         fmt::print("    {}{}) {}return ;;\n", command.name, option.name,
                    option.offer.files ? "" : "compopt +o default 2>/dev/null; ");
@@ -118,7 +127,7 @@ std::string zsh_text(std::string_view text) {
 
 // A space is an action that offers nothing.
 std::string zsh_offer(const Offer& offer) {
-  return offer.files ? "_files" : offer.words.empty() ? " " : "(" + joined(offer.words) + ")";
+  return offer.files ? "_files" : offer.words.empty() ? " " : "(" + zsh_text(joined(offer.words)) + ")";
 }
 
 void print_zsh(const std::vector<Command>& known) {

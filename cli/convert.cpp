@@ -11,8 +11,8 @@
 #include <memory>
 #include <set>
 
+#include "cli/codec_option.hpp"
 #include "cli/commands.hpp"
-#include "cli/format_recipe.hpp"
 #include "cli/interrupt.hpp"
 #include "cli/json.hpp"
 #include "cli/options.hpp"
@@ -32,6 +32,8 @@ struct ConvertOptions {
   std::string in;
   std::string out;
   Recipe recipe;
+  std::string to, embeddings = "keep", lm_head = "keep", experts = "keep";
+  std::string blocksize;
   bool no_double_quant = false;
   bool no_default_skips = false;
   std::vector<std::string> rules;
@@ -45,33 +47,49 @@ struct ConvertOptions {
   std::string progress;
 };
 
+// --block-size and --no-double-quant are for all codecs that have such an option and are not given it.
+class Shorthand {
+ public:
+  Shorthand(std::string_view flag, std::string_view option, std::string_view value)
+      : flag_(flag), option_(option), value_(value) {}
+
+  void apply(std::string_view text, CodecSpec& codec) const {
+    if (value_.empty() || !codec.has(option_)) return;
+    if (text.find(fmt::format("{}=", option_)) != std::string_view::npos)
+      throw Error(Errc::usage,
+                  fmt::format("{} does not go with '{}', which says it too", flag_, printable(std::string(text))));
+    try {
+      codec = codec.with(option_, value_);
+    } catch (const Error& error) {
+      throw Error(Errc::usage, fmt::format("{}: {}", flag_, error.what()));
+    }
+  }
+
+ private:
+  std::string_view flag_, option_, value_;
+};
+
 void finish_recipe(ConvertOptions& options) {
   Recipe& recipe = options.recipe;
-  recipe.options.double_quant = !options.no_double_quant;
+  const std::vector<std::string_view> targets = target_names();
+  recipe.to = parse_codec("--to", options.to, targets);
+  recipe.embeddings = parse_codec("--embeddings", options.embeddings, codec_names());
+  recipe.lm_head = parse_codec("--lm-head", options.lm_head, codec_names());
+  recipe.experts = parse_codec("--experts", options.experts, codec_names());
+  for (const std::string& rule : options.rules) recipe.rules.push_back(parse_rule(rule));
+  for (const Shorthand& shorthand :
+       {Shorthand("--block-size", "block-size", options.blocksize),
+        Shorthand("--no-double-quant", "double-quant", options.no_double_quant ? "no" : "")}) {
+    shorthand.apply(options.to, recipe.to);
+    shorthand.apply(options.embeddings, recipe.embeddings);
+    shorthand.apply(options.lm_head, recipe.lm_head);
+    shorthand.apply(options.experts, recipe.experts);
+    for (std::size_t r = 0; r < recipe.rules.size(); ++r)
+      shorthand.apply(std::string_view(options.rules[r]).substr(recipe.rules[r].pattern.size()), recipe.rules[r].codec);
+  }
   recipe.default_skips = !options.no_default_skips;
   recipe.max_shard_bytes = parse_size("--max-shard-size", options.max_shard_size);
   options.resources = options.resource_options.resources();
-  for (const std::string& rule : options.rules) {
-    const std::size_t equals = rule.rfind('=');
-    if (equals == std::string::npos)
-      throw Error(Errc::usage, fmt::format("--tensor '{}': not of the form RE=TYPE", printable(rule)));
-    const std::string codec = rule.substr(equals + 1);
-    if (const auto codecs = codec_names(); std::find(codecs.begin(), codecs.end(), codec) == codecs.end())
-      throw Error(Errc::usage, fmt::format("--tensor '{}': codec {}", printable(rule), none_of(codec, codecs)));
-    recipe.rules.push_back({rule.substr(0, equals), codec});
-  }
-}
-
-// `measure --to` takes options behind a colon. Whoever gives them to `convert`, too, is told those that it has.
-std::string refuse_format_options(const std::string& to) {
-  if (to.find(':') == std::string::npos) return "";
-  std::string meant;
-  try {
-    meant = convert_options(parse_format(to));
-  } catch (const Error&) {
-    return "";  // no format of measure either: refused as any other word
-  }
-  throw Error(Errc::usage, fmt::format("--to: {}: did you mean {}?", none_of(to, target_names()), meant));
 }
 
 // What other tools write under these names: whoever gives one to OUT expects something else than nibble writes. A list,
@@ -107,23 +125,24 @@ void check_output_name(const std::string& out, const Reader& in) {
 
 // Refuses what was typed and has no effect: its user expects something that will not happen. `codecs` are those that
 // were asked for, and once there is a plan those that tensors get; `fact` says what such an option does wrong.
-void check_applicable(const CLI::App& command, const Recipe& recipe, const std::set<std::string_view>& codecs,
+void check_applicable(const CLI::App& command, const Recipe& recipe, const std::set<CodecSpec>& codecs,
                       std::string_view fact) {
-  bool has_blocks = false, quantizes = false;
-  for (const std::string_view name : codecs) {
-    const auto codec = make_codec(name);
+  bool has_blocks = false, has_double_quant = false, quantizes = false, casts_any = false;
+  for (const CodecSpec& spec : codecs) {
+    const auto codec = make_codec(spec);
     quantizes = quantizes || codec->quantizes();
-    has_blocks = has_blocks || codec->granularity() == Granularity::block;
+    casts_any = casts_any || codec->cast_type();
+    has_blocks = has_blocks || spec.has("block-size");
+    has_double_quant = has_double_quant || spec.has("double-quant");
   }
   const bool casts = !make_codec(recipe.to)->quantizes();
   const auto refuse_if = [&](bool wrong, const char* option, std::string_view why) {
     if (wrong && command.count(option) > 0) throw Error(Errc::usage, fmt::format("{} {}: {}", option, fact, why));
   };
   refuse_if(!has_blocks, "--block-size", "only nf4 and fp4 have blocks");
-  refuse_if(!has_blocks, "--no-double-quant", "only nf4 and fp4 have double quantization");
+  refuse_if(!has_double_quant, "--no-double-quant", "only nf4 and fp4 have double quantization");
   refuse_if(!has_blocks, "--compute-dtype", "only nf4 and fp4 layers have a compute type");
-  refuse_if(!codecs.contains("fp16") && !codecs.contains("bf16") && !codecs.contains("fp32"), "--on-overflow",
-            "it is for casts (--nonfinite is for what is quantized)");
+  refuse_if(!casts_any, "--on-overflow", "it is for casts (--nonfinite is for what is quantized)");
   refuse_if(!quantizes && recipe.nonfinite == Nonfinite::quantize, "--nonfinite",
             "casts store NaN and infinity as they are, so there is nothing to quantize");
   refuse_if(!quantizes, "--allow-nibble-only", "what is not quantized loads everywhere");
@@ -131,16 +150,16 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
     refuse_if(casts, option, "a cast takes all weights; --tensor and --skip choose among them");
 }
 
-std::set<std::string_view> codecs_of(const Recipe& recipe) {
-  std::set<std::string_view> codecs{recipe.to, recipe.embeddings, recipe.lm_head, recipe.experts};
+std::set<CodecSpec> codecs_of(const Recipe& recipe) {
+  std::set<CodecSpec> codecs{recipe.to, recipe.embeddings, recipe.lm_head, recipe.experts};
   for (const Rule& rule : recipe.rules) codecs.insert(rule.codec);
   return codecs;
 }
 
 void check_applicable(const CLI::App& command, const Recipe& recipe) {
-  std::set<std::string_view> codecs = codecs_of(recipe);
+  std::set<CodecSpec> codecs = codecs_of(recipe);
   codecs.insert("fp32");  // to which F64 is cast beside what is quantized: only the plan knows whether there is any
-  check_applicable(command, recipe, codecs, fmt::format("does not go with --to {}", recipe.to));
+  check_applicable(command, recipe, codecs, fmt::format("does not go with --to {}", recipe.to.text()));
 }
 
 void check_applicable(const CLI::App& command, const Reader& in, const Plan& plan) {
@@ -152,9 +171,9 @@ void check_applicable(const CLI::App& command, const Reader& in, const Plan& pla
   // up, and holds for tensors that have the type already, too.
   if (std::none_of(plan.tensors.begin(), plan.tensors.end(), [](const auto& tensor) { return tensor.quantized; }))
     return;
-  std::set<std::string_view> codecs;
-  for (const std::string_view name : codecs_of(plan.recipe))
-    if (!make_codec(name)->quantizes()) codecs.insert(name);
+  std::set<CodecSpec> codecs;
+  for (const CodecSpec& spec : codecs_of(plan.recipe))
+    if (!make_codec(spec)->quantizes()) codecs.insert(spec);
   for (const PlannedTensor& tensor : plan.tensors) codecs.insert(tensor.codec);
   check_applicable(command, plan.recipe, codecs, "applies to no tensor");
 }
@@ -251,8 +270,6 @@ void add_convert(CLI::App& app) {
   const auto options = std::make_shared<ConvertOptions>();
   Recipe& recipe = options->recipe;
 
-  const std::vector<std::string_view> codecs(codec_names().begin(), codec_names().end());
-
   command->add_option("IN", options->in, "A .safetensors file, a model directory, or org/model in the local hub cache")
       ->required()
       ->type_name("");
@@ -261,17 +278,20 @@ void add_convert(CLI::App& app) {
                    "What to write: a file (NAME.safetensors) for a file, a directory for a directory")
       ->required()
       ->type_name("");
-  CLI::Option* const to = command->add_option(
-      "--to", recipe.to, "Target: linear layers are quantized as transformers would; casts take all weights");
-  to->check(CLI::Validator(refuse_format_options, ""));  // before set_choices(), which has nothing to suggest for these
-  set_choices(to, target_names())->required();
+  command
+      ->add_option("--to", options->to,
+                   "Target: linear layers are quantized as transformers would; casts take all weights")
+      ->type_name(codec_type)
+      ->required();
 
   const std::string format = "Format";
-  set_choices(command->add_option("--block-size", recipe.options.blocksize, "Weights per absmax (nf4, fp4)"),
-              {"32", "64", "128", "256", "512", "1024", "2048", "4096"})
-      ->capture_default_str()
+  command->add_option("--block-size", options->blocksize, "Short for block-size=N in every codec that has this option")
+      ->type_name("N")
       ->group(format);
-  command->add_flag("--no-double-quant", options->no_double_quant, "Keep absmax in fp32 (nf4, fp4)")->group(format);
+  command
+      ->add_flag("--no-double-quant", options->no_double_quant,
+                 "Short for double-quant=no in every codec that has this option")
+      ->group(format);
   add_choice<DType>(*command, "--compute-dtype", recipe.compute_dtype,
                     {{"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}},
                     "bnb_4bit_compute_dtype [the source's 16-bit type; float32 for an fp32 source]",
@@ -298,7 +318,7 @@ void add_convert(CLI::App& app) {
   const std::string selection = "Which tensors";
   add_repeatable(*command, "--tensor", options->rules,
                  "Codec for tensors whose whole name matches; the last match wins; repeatable")
-      ->type_name("RE=TYPE")
+      ->type_name("RE=CODEC")
       ->group(selection);
   add_repeatable(*command, "--skip", recipe.skips,
                  "Leave matching tensors as they are, beside those that transformers leaves; repeatable")
@@ -307,15 +327,12 @@ void add_convert(CLI::App& app) {
   command
       ->add_flag("--no-default-skips", options->no_default_skips, "Quantize what transformers leaves, such as lm_head")
       ->group(selection);
-  set_choices(command->add_option("--embeddings", recipe.embeddings, "Codec for embeddings"), codecs)
-      ->capture_default_str()
-      ->group(selection);
-  set_choices(command->add_option("--lm-head", recipe.lm_head, "Codec for the output layer"), codecs)
-      ->capture_default_str()
-      ->group(selection);
-  set_choices(command->add_option("--experts", recipe.experts, "Codec for fused experts"), codecs)
-      ->capture_default_str()
-      ->group(selection);
+  const auto add_codec = [&](const char* name, std::string& codec, const char* help) {
+    command->add_option(name, codec, help)->capture_default_str()->type_name(codec_type)->group(selection);
+  };
+  add_codec("--embeddings", options->embeddings, "Codec for embeddings");
+  add_codec("--lm-head", options->lm_head, "Codec for the output layer");
+  add_codec("--experts", options->experts, "Codec for fused experts");
   command
       ->add_flag("--allow-nibble-only", recipe.allow_nibble_only,
                  "Write the result even if only nibble can read it, and transformers cannot")
@@ -349,11 +366,12 @@ void add_convert(CLI::App& app) {
   add_threads(*command, options->resource_options);
 
   command->footer(
-      "Examples:\n"
+      codec_help() +
+      "\nExamples:\n"
       "  nibble convert Llama-3.1-8B Llama-3.1-8B-nf4 --to nf4\n"
       "  nibble convert meta-llama/Llama-3.1-8B out --to int8 --dry-run\n"
       "  nibble convert model.safetensors model-fp16.safetensors --to fp16 --on-overflow clamp\n"
-      "  nibble convert IN OUT --to nf4 --skip '.*\\.layers\\.0\\..*' --tensor '.*down_proj.*=fp4'");
+      "  nibble convert IN OUT --to nf4 --skip '.*\\.layers\\.0\\..*' --tensor '.*down_proj.*=nf4:block-size=32'");
   command->callback([command, options] { run(*command, *options); });
 }
 

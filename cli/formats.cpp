@@ -4,12 +4,13 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <utility>
 
 #include "cli/commands.hpp"
 #include "cli/json.hpp"
 #include "cli/options.hpp"
 #include "nibble/checkpoint.hpp"
-#include "nibble/codec.hpp"
+#include "nibble/codec_spec.hpp"
 #include "nibble/target.hpp"
 
 namespace nibble::cli {
@@ -17,8 +18,16 @@ namespace {
 
 void run(bool as_json) {
   Json json = {{"codecs", Json::array()}, {"containers", Json::array()}};
-  for (const std::string_view name : codec_names())
-    json["codecs"].push_back({{"name", name}, {"summary", make_codec(name)->summary()}});
+  for (const std::string_view name : codec_names()) {
+    const CodecInfo& codec = CodecSpec(name).info();
+    Json options = Json::array();
+    for (const CodecOption& option : codec.options)
+      options.push_back({{"name", option.name},
+                         {"help", option.help},
+                         {"values", option.values},
+                         {"default", option.values[option.default_value]}});
+    json["codecs"].push_back({{"name", name}, {"summary", codec.summary}, {"options", std::move(options)}});
+  }
   for (const ContainerTraits& container : containers())
     json["containers"].push_back(
         {{"name", container.name}, {"summary", container.summary}, {"writes", container.writes}});
@@ -28,9 +37,14 @@ void run(bool as_json) {
     fmt::print("{}\n", dump_lines(json));
     return;
   }
-  fmt::print("codecs (--to, --tensor RE=TYPE):\n");
-  for (const Json& codec : json["codecs"])
-    fmt::print("  {:<12} {}\n", codec["name"].get<std::string>(), codec["summary"].get<std::string>());
+  fmt::print("codecs (--to, --tensor RE=CODEC), and their options (nf4:block-size=32):\n");
+  for (const std::string_view name : codec_names()) {
+    const CodecInfo& codec = CodecSpec(name).info();
+    fmt::print("  {:<12} {}\n", name, codec.summary);
+    for (const CodecOption& option : codec.options)
+      fmt::print("    {:<12} {} [{}]: {}\n", option.name, fmt::join(option.values, "|"),
+                 option.values[option.default_value], option.help);
+  }
   fmt::print("containers:\n");
   for (const Json& container : json["containers"])
     fmt::print("  {:<12} {} ({})\n", container["name"].get<std::string>(), container["summary"].get<std::string>(),

@@ -65,7 +65,7 @@ void print_json(const Reader& checkpoint, std::uint64_t bytes) {
 // A weight as a row of the table.
 struct WeightRow {
   std::string name;
-  std::string type;  // as it is stored: "F32", "int8", "nf4/64"
+  std::string type;  // as it is stored: "F32", "int8", "nf4:double-quant=no"
   std::string shape;
   std::uint64_t bytes = 0;
 };
@@ -73,8 +73,7 @@ struct WeightRow {
 std::string type_of(const StoredWeights::Tensor& weight) {
   if (!weight.quantized()) return std::string(traits(weight.stored.info.dtype).name);
   const StoredTensor& stored = weight.stored;
-  if (make_codec(stored.codec)->granularity() != Granularity::block) return std::string(stored.codec);
-  return fmt::format("{}/{}", stored.codec, stored.options.blocksize);
+  return stored.codec.text();
 }
 
 // Layer 2 before layer 10: digits count as the number they are.
@@ -153,7 +152,7 @@ void add_inspect(CLI::App& app) {
   add_json(*command, options->json);
   add_max_memory(*command, options->resource_options);
   command->footer(
-      "A weight in nf4/64 is stored as NF4 with blocks of 64; its shape is the original one.\n"
+      "A quantized weight has its original shape, and the options of its codec that are not the default.\n"
       "--json lists the tensors of the files instead, part by part.\n\n"
       "Examples:\n"
       "  nibble inspect Llama-3.1-8B\n"

@@ -14,8 +14,8 @@
 #include <string_view>
 
 #include "cli/advise.hpp"
+#include "cli/codec_option.hpp"
 #include "cli/commands.hpp"
-#include "cli/format_recipe.hpp"
 #include "cli/html_report.hpp"
 #include "cli/interrupt.hpp"
 #include "cli/measurement.hpp"
@@ -105,8 +105,11 @@ void run(const MeasureArguments& options) {
   catch_interrupts();
   const Resources resources = options.resource_options.resources();
   const ProgressStyle style = progress_style(options.progress);
+  std::vector<CodecSpec> codecs;
+  for (const std::string& format : options.formats) codecs.push_back(parse_codec("--to", format, target_names()));
   if (options.advise)
-    return run_advise({options.reference, *options.advise, options.allow_nibble_only, options.json, style, resources});
+    return run_advise(
+        {options.reference, *options.advise, codecs, options.allow_nibble_only, options.json, style, resources});
   if (options.tests.empty() && options.formats.empty())
     throw Error(Errc::usage, "nothing to measure: name a TEST, or a format by --to");
   const std::vector<Threshold> thresholds = parse_thresholds(options);
@@ -121,10 +124,10 @@ void run(const MeasureArguments& options) {
   std::vector<Candidate> candidates;
   for (const std::string& test : options.tests)
     candidates.push_back({test, tests.emplace_back(open(test)).get(), std::nullopt});
-  for (const std::string& format : options.formats) {
-    Recipe recipe = parse_format(format);
+  for (std::size_t i = 0; i < codecs.size(); ++i) {
+    Recipe recipe = measured_recipe(codecs[i]);
     recipe.allow_nibble_only = options.allow_nibble_only;
-    candidates.push_back({format, nullptr, make_plan(*reference, recipe)});
+    candidates.push_back({options.formats[i], nullptr, make_plan(*reference, recipe)});
   }
   check_patterns(*reference, candidates, thresholds);
   // Told before hours of measuring if the report cannot be written there.
@@ -183,9 +186,9 @@ void add_measure(CLI::App& app) {
 
   const std::string what = "What would it be";
   add_repeatable(*command, "--to", options->formats,
-                 "What `convert --to` would make of REF, without writing it: nf4, int8, "
-                 "nf4:block-size=32,double-quant=no; repeatable")
-      ->type_name(format_type)
+                 "What `convert --to` would make of REF, without writing it; with --advise, what it chooses among "
+                 "[everything that quantizes]; repeatable")
+      ->type_name(codec_type)
       ->group(what);
   CLI::Option* const advise =
       command->add_option("--advise", options->advise,
@@ -226,16 +229,15 @@ void add_measure(CLI::App& app) {
   add_max_memory(*command, options->resource_options);
   add_threads(*command, options->resource_options);
 
-  for (const char* const other :
-       {"TEST", "--to", "--worst", "--csv", "--html", "--max-rmse", "--min-sqnr", "--min-cosine"})
+  for (const char* const other : {"TEST", "--worst", "--csv", "--html", "--max-rmse", "--min-sqnr", "--min-cosine"})
     advise->excludes(command->get_option(other));
 
-  command->footer(
-      "Examples:\n"
-      "  nibble measure Llama-3.1-8B Llama-3.1-8B-nf4\n"
-      "  nibble measure Llama-3.1-8B --to nf4 --to int8 --to nf4:block-size=32\n"
-      "  nibble measure REF TEST --min-sqnr 18 --min-sqnr '.*down_proj.*=20'\n"
-      "  nibble measure Llama-3.1-8B --advise 5.5bits");
+  command->footer(codec_help() +
+                  "\nExamples:\n"
+                  "  nibble measure Llama-3.1-8B Llama-3.1-8B-nf4\n"
+                  "  nibble measure Llama-3.1-8B --to nf4 --to int8 --to nf4:block-size=32\n"
+                  "  nibble measure REF TEST --min-sqnr 18 --min-sqnr '.*down_proj.*=20'\n"
+                  "  nibble measure Llama-3.1-8B --advise 5.5bits");
   command->callback([options] { run(*options); });
 }
 

@@ -6,7 +6,6 @@
 
 #include "cli/sizes.hpp"
 #include "core/suggest.hpp"
-#include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble::cli {
@@ -77,12 +76,6 @@ std::vector<std::string> choices_of(const CLI::Option& option) {
     begin = end + 1;
   }
   return words;
-}
-
-std::vector<std::string_view> target_names() {
-  std::vector<std::string_view> names(codec_names().begin(), codec_names().end());
-  std::erase(names, "keep");
-  return names;
 }
 
 CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,

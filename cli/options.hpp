@@ -19,7 +19,6 @@ inline constexpr const char* resources_group = "Resources";
 
 /// What help calls a value by which completion knows what to offer.
 inline constexpr const char* file_type = "FILE";
-inline constexpr const char* format_type = "FORMAT";  ///< a codec's name, or one with options
 
 /// What --max-memory and --threads were given.
 struct ResourceOptions {
@@ -50,9 +49,6 @@ CLI::Option* set_range(CLI::Option* option, std::int64_t least, std::int64_t mos
 
 /// The words that set_choices() gave an option; none for others.
 [[nodiscard]] std::vector<std::string> choices_of(const CLI::Option& option);
-
-/// The codecs that a conversion may be --to: all that change something.
-[[nodiscard]] std::vector<std::string_view> target_names();
 
 /// An option whose values are words. The texts of `choices` have to be literals.
 template <class Value, class Variable>

@@ -14,7 +14,6 @@
 #include "cli/sizes.hpp"
 #include "formats/models/name_groups.hpp"
 #include "nibble/error.hpp"
-#include "quant/codecs/codecs.hpp"
 
 namespace nibble::cli {
 namespace {
@@ -27,14 +26,14 @@ double bits_per_weight(const Plan& plan) {
 
 std::map<std::string, std::uint64_t> count_codecs(const Plan& plan) {
   std::map<std::string, std::uint64_t> counts;
-  for (const PlannedTensor& tensor : plan.tensors) ++counts[std::string(tensor.codec)];
+  for (const PlannedTensor& tensor : plan.tensors) ++counts[tensor.codec.text()];
   return counts;
 }
 
 // Of the source's bytes, those of tensors that are kept as they are.
 double kept_share(const Plan& plan) {
   std::uint64_t kept = 0;
-  for (const PlannedTensor& tensor : plan.tensors) kept += tensor.codec == keep_codec ? tensor.info.bytes() : 0;
+  for (const PlannedTensor& tensor : plan.tensors) kept += tensor.codec.keeps() ? tensor.info.bytes() : 0;
   return kept == 0 ? 0 : static_cast<double>(kept) / static_cast<double>(plan.source_bytes());
 }
 
@@ -56,7 +55,7 @@ struct PlanRow {
 };
 
 std::vector<PlanRow> rows_of(const Plan& plan) {
-  using Alike = std::tuple<std::string_view, std::string_view, DType, Shape>;
+  using Alike = std::tuple<CodecSpec, std::string_view, DType, Shape>;
   std::map<Alike, std::vector<std::size_t>> alike;
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
     const PlannedTensor tensor = plan.tensors[i];
@@ -126,7 +125,7 @@ Json plan_json(const Plan& plan, const MemoryPlan& memory) {
     tensors.push_back({{"name", tensor.info.name},
                        {"dtype", traits(tensor.info.dtype).name},
                        {"shape", tensor.info.shape},
-                       {"codec", tensor.codec},
+                       {"codec", tensor.codec.text()},
                        {"reason", tensor.reason},
                        {"source_bytes", tensor.info.bytes()},
                        {"stored_bytes", tensor.stored_bytes}});
@@ -143,7 +142,7 @@ std::string plan_text(const Plan& plan, const MemoryPlan& memory) {
     const PlannedTensor tensor = plan.tensors[row.first];
     const std::string times = row.count > 1 ? fmt::format("{} x ", row.count) : "";
     fmt::format_to(std::back_inserter(text), "{:<{}}  {:<5} {:>18}  {:<5}  {:>20}  {}\n", row.name, width,
-                   traits(tensor.info.dtype).name, to_string(tensor.info.shape), tensor.codec,
+                   traits(tensor.info.dtype).name, to_string(tensor.info.shape), tensor.codec.text(),
                    times + size_short(tensor.stored_bytes), tensor.reason);
   }
   fmt::format_to(std::back_inserter(text), "\n{} -> {} in {}, {:.2f} bits per weight\n{}: {}\n{} of memory with {}\n",

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 
+#include "cli/codec_option.hpp"
 #include "core/suggest.hpp"
 #include "nibble/error.hpp"
 
@@ -49,7 +50,9 @@ std::string reworded(const CLI::App& app, const CLI::App& command, const CLI::Pa
     case CLI::ExitCodes::ArgumentMismatch:
       if (option == nullptr) break;
       if (option->count() > 1) return fmt::format("{} is given {} times", option->get_name(), option->count());
-      return fmt::format("{} needs a value: {}", option->get_name(), option->get_type_name());
+      return fmt::format("{} needs a value: {}", option->get_name(),
+                         option->get_type_name() == codec_type ? fmt::format("{}", fmt::join(target_names(), "|"))
+                                                               : option->get_type_name());
     case CLI::ExitCodes::ConversionError:
       if (option != nullptr && option->get_items_expected_max() == 0)
         return fmt::format("{} takes no value", option->get_name());

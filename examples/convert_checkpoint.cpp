@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
     recipe.to = "nf4";
     nibble::Plan plan = nibble::make_plan(*in, recipe);  // from headers alone: nothing is read or written yet
     for (const nibble::PlannedTensor& tensor : plan.tensors)
-      std::cout << tensor.info.name << ": " << tensor.codec << " (" << tensor.reason << ")\n";
+      std::cout << tensor.info.name << ": " << tensor.codec.text() << " (" << tensor.reason << ")\n";
 
     const auto out =
         nibble::create_checkpoint(argv[2], *in, {.shards = plan.shard_ends.size(), .bytes = plan.stored_bytes()});

@@ -19,16 +19,17 @@
 /// has. (A tensor of large weights counts no more than one of small weights, for layers are normalized.)
 namespace nibble {
 
-/// What advise() has to know the errors of: a plan for each number format, its options at their defaults. Within what
-/// transformers can load these are NF4, FP4 and int8 for the linear layers, each with embeddings of 32 or 64 bits as
-/// bf16; with `allow_nibble_only` the same for every
-/// tensor that they can store, and casts to bf16 and fp16 where those are smaller. Nothing is read but headers.
-[[nodiscard]] std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble_only);
+/// What advise() has to know the errors of: a plan for each codec of `among`, or of all codecs with their default
+/// options if that is empty. Within what transformers can load these are the codecs that quantize, for the linear
+/// layers, each with embeddings of 32 or 64 bits as bf16; with `allow_nibble_only` the same for every tensor that they
+/// can store, and casts to 16 bits where those are smaller. Reads nothing but headers.
+[[nodiscard]] std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble_only,
+                                                    std::span<const CodecSpec> among = {});
 
 struct AdviseOptions {
   std::uint64_t max_bytes = 0;     ///< of all tensors as they are stored, without headers
-  bool allow_nibble_only = false;  ///< any codec for any tensor; otherwise one of NF4, FP4 and int8, or none, and
-                                   ///< bf16 for embeddings
+  bool allow_nibble_only = false;  ///< any codec for any tensor; otherwise one codec that quantizes for all linear
+                                   ///< layers that are not kept, and bf16 for embeddings
 };
 
 /// All tensors of a checkpoint at some size.
@@ -39,14 +40,13 @@ struct AdvicePoint {
 };
 
 struct Advice {
-  std::string base;                 ///< codec that the linear layers get unless something else is said: Recipe::to
-  std::vector<std::string> codecs;  ///< by index into Reader::tensors()
+  std::vector<CodecSpec> codecs;  ///< by index into Reader::tensors()
   AdvicePoint chosen;
   std::uint64_t weights = 0;       ///< in all tensors, as `convert` counts them
   std::vector<AdvicePoint> curve;  ///< what other sizes would cost, the smallest first: at most 64 points
   Recipe recipe;                   ///< what make_plan() makes these codecs and bytes of
   std::vector<std::string>
-      options;  ///< the same for the command line: "--to", "nf4", "--skip", RE, "--tensor", RE=TYPE
+      options;  ///< the same for the command line: "--to", "nf4", "--skip", RE, "--tensor", RE=CODEC
 
   [[nodiscard]] double bits_per_weight(std::uint64_t bytes) const;
 };
@@ -57,8 +57,8 @@ struct Advice {
 /// as exact). From the smallest choice of each the walk goes up along the lower convex hulls of these choices, where
 /// cost falls most for a byte first; equal steps go by the order of tensors. When a step does not fit, later ones that
 /// do are taken. The result costs at most what one step saves more than the least possible, and that step is the first
-/// that did not fit. Without `allow_nibble_only` this is done for each of NF4, FP4 and int8, and the best is taken, in
-/// this order if equal. A tensor in which a codec met NaN or infinity, or made some, does not get it.
+/// that did not fit. Without `allow_nibble_only` this is done for each codec that quantizes, and the best is taken,
+/// the first if equal. A tensor in which a codec met NaN or infinity, or made some, does not get it.
 ///
 /// Throws Error(usage) if the smallest choice of all tensors takes more than `max_bytes`, or if `measurement` is not of
 /// these formats.

@@ -9,17 +9,12 @@
 #include <string_view>
 #include <vector>
 
+#include "nibble/codec_spec.hpp"
 #include "nibble/tensor.hpp"
 
 /// How numbers are coded: arithmetic and sizes. Quantizers choose the scales, and schemes name the result on disk
 /// (docs/architecture.md).
 namespace nibble {
-
-/// What a codec is made with. Each codec reads the fields that concern it.
-struct CodecOptions {
-  std::uint32_t blocksize = 64;  ///< weights per absmax: 32, 64, ..., 4096 (nf4, fp4)
-  bool double_quant = true;      ///< absmax in 8 bits, 256 to a nested absmax (nf4, fp4)
-};
 
 /// What the numbers of a plane are.
 enum class PlaneRole : std::uint8_t { codes, absmax, nested_absmax, nested_codebook, nested_offset };
@@ -56,15 +51,14 @@ class Decoder {
   [[nodiscard]] virtual std::uint64_t code_bytes(std::uint64_t n) const = 0;
 };
 
-/// A number format. Stateless and thread-safe; made by make_codec().
+/// A number format. Immutable and thread-safe; made by make_codec().
 class Codec {
  public:
   virtual ~Codec() = default;
 
-  [[nodiscard]] virtual std::string_view name() const noexcept = 0;
-
-  /// One sentence for people: what is stored.
-  [[nodiscard]] virtual std::string_view summary() const noexcept = 0;
+  /// What it was made from.
+  [[nodiscard]] const CodecSpec& spec() const noexcept { return spec_; }
+  [[nodiscard]] std::string_view name() const { return spec_.name(); }
 
   /// Whether this codec can store such a tensor. By default any of the weight types, of any shape.
   [[nodiscard]] virtual bool accepts(const TensorInfo& tensor) const { return is_weight_type(tensor.dtype); }
@@ -81,9 +75,6 @@ class Codec {
 
   /// What the codes can stand for, by code, in units of absmax; empty for codecs without a table.
   [[nodiscard]] virtual std::span<const float> codebook() const noexcept { return {}; }
-
-  /// The options that this codec was made with; what does not concern it has its default.
-  [[nodiscard]] virtual CodecOptions options() const noexcept { return {}; }
 
   /// What a tensor becomes: types and shapes follow from its header alone. The first are the codes, in the order of the
   /// weights.
@@ -102,12 +93,14 @@ class Codec {
   [[nodiscard]] virtual double normal_sqnr_db(const TensorInfo& /*tensor*/) const {
     return std::numeric_limits<double>::quiet_NaN();
   }
+
+ protected:
+  explicit Codec(const CodecSpec& spec) : spec_(spec) {}
+
+ private:
+  CodecSpec spec_;
 };
 
-/// Names of all registered codecs, in the order of the registry.
-[[nodiscard]] std::span<const std::string_view> codec_names();
-
-/// Throws Error(usage) if there is no such codec, or an option is outside its range.
-[[nodiscard]] std::unique_ptr<const Codec> make_codec(std::string_view name, const CodecOptions& options = {});
+[[nodiscard]] std::unique_ptr<const Codec> make_codec(const CodecSpec& spec);
 
 }  // namespace nibble

@@ -19,7 +19,7 @@ namespace nibble {
 /// A codec for the tensors whose whole name matches (RE2 syntax).
 struct Rule {
   std::string pattern;
-  std::string codec;
+  CodecSpec codec;
 };
 
 /// What to do with a tensor in which a codec meets NaN, infinity, or (int8) values that overflow fp16.
@@ -38,17 +38,16 @@ enum class ErrorReport : std::uint8_t {
 
 /// Everything that decides the bytes of a conversion, beside its input.
 struct Recipe {
-  std::string to;  ///< codec: for the model's linear layers, or, if it casts, for all weights
-  CodecOptions options;
+  CodecSpec to;  ///< for the model's linear layers, or, if it casts, for all weights
   OnOverflow on_overflow = OnOverflow::automatic;
   Nonfinite nonfinite = Nonfinite::keep;
   ErrorReport error_report = ErrorReport::basic;
-  std::vector<Rule> rules;          ///< the last match wins
-  std::vector<std::string> skips;   ///< patterns of tensors that stay as they are; win over rules
-  bool default_skips = true;        ///< leave what transformers leaves: output embeddings and the like
-  std::string embeddings = "keep";  ///< codecs for these kinds of tensors
-  std::string lm_head = "keep";
-  std::string experts = "keep";
+  std::vector<Rule> rules;         ///< the last match wins
+  std::vector<std::string> skips;  ///< patterns of tensors that stay as they are; win over rules
+  bool default_skips = true;       ///< leave what transformers leaves: output embeddings and the like
+  CodecSpec embeddings;            ///< for these kinds of tensors
+  CodecSpec lm_head;
+  CodecSpec experts;
   std::optional<DType> compute_dtype;  ///< default: the 16-bit type of the source; F32 for an F32 source
   bool allow_nibble_only = false;      ///< accept a result that transformers cannot load
   std::uint64_t max_shard_bytes = 5'000'000'000;
@@ -88,7 +87,7 @@ struct PlannedTensor {
   std::size_t source = 0;           ///< index into Reader::tensors()
   std::uint64_t source_offset = 0;  ///< bytes from the start of the source tensor to this slice of it
   bool transposed = false;
-  std::string_view codec;
+  CodecSpec codec;
   std::string_view reason;  ///< for people
   DecidedBy decided_by = DecidedBy::model;
   Role role = Role::other;
@@ -120,7 +119,8 @@ class PlannedTensors {
     std::uint64_t source_offset;
     std::uint64_t stored_bytes;
     std::uint32_t source;  // headers are too small for more
-    std::uint32_t codec, reason;
+    CodecSpec codec;
+    std::uint32_t reason;
     std::uint32_t module;  // a text, or one of the two below
     Role role;
     DecidedBy decided_by;

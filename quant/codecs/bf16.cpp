@@ -84,8 +84,6 @@ namespace {
 
 struct Bf16 {
   using Stored = std::uint16_t;
-  static constexpr std::string_view name = "bf16";
-  static constexpr std::string_view summary = "Cast to bfloat16, rounded to nearest even";
   static constexpr DType dtype = DType::bf16;
   static constexpr double normal_sqnr_db = 55.6;  // of 2^22 fp32 weights, 0.001 <= standard deviation <= 2; by torch
 
@@ -103,7 +101,9 @@ struct Bf16 {
 
 }  // namespace
 
-std::unique_ptr<const Codec> make_bf16(const CodecOptions&) { return std::make_unique<CastCodecOf<Bf16>>(); }
+extern const RegisteredCodec bf16_codec;
+const RegisteredCodec bf16_codec{{"bf16", "Cast to bfloat16, rounded to nearest even", {}},
+                                 &make_of_spec<CastCodecOf<Bf16>>};
 
 }  // namespace nibble
 #endif

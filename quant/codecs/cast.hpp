@@ -64,6 +64,8 @@ void for_each_overflow(DType source, std::span<const std::byte> weights, IsInfin
 /// A codec that stores every weight as a number of another type.
 class CastCodec : public Codec {
  public:
+  using Codec::Codec;
+
   /// Stores at most tile_weights weights and tells what did not fit; `stored` is aligned for its type.
   virtual Findings encode(DType source, std::span<const std::byte> weights, std::span<std::byte> stored,
                           OnOverflow on_overflow) const = 0;
@@ -77,14 +79,14 @@ class CastCodec : public Codec {
   }
 };
 
-/// Format has a name, a summary, a dtype, the type Stored that this is in memory, normal_sqnr_db, and
+/// Format has a dtype, the type Stored that this is in memory, normal_sqnr_db, and
 /// encode(source, bytes, out, on_overflow).
 template <class Format> class CastCodecOf final : public CastCodec {
   using Stored = typename Format::Stored;
 
  public:
-  std::string_view name() const noexcept override { return Format::name; }
-  std::string_view summary() const noexcept override { return Format::summary; }
+  explicit CastCodecOf(const CodecSpec& spec) : CastCodec(spec) {}
+
   std::optional<DType> cast_type() const noexcept override { return Format::dtype; }
   double normal_sqnr_db(const TensorInfo&) const override { return Format::normal_sqnr_db; }
   Findings encode(DType source, std::span<const std::byte> weights, std::span<std::byte> stored,

@@ -8,7 +8,16 @@
 
 namespace nibble {
 
-inline constexpr std::string_view keep_codec = "keep";  ///< the codec that leaves a tensor as it is
+/// A line of the registry. Each codec's file defines one as a constant.
+struct RegisteredCodec {
+  CodecInfo info;
+  std::unique_ptr<const Codec> (*make)(const CodecSpec& spec);
+};
+
+/// How most of them are made.
+template <class Made> std::unique_ptr<const Codec> make_of_spec(const CodecSpec& spec) {
+  return std::make_unique<Made>(spec);
+}
 
 /// Throws Error(bad_input) unless `rest` has the bytes of planes()[1...] of a tensor.
 void check_planes(const Codec& codec, const TensorInfo& tensor, std::span<const std::span<const std::byte>> rest);

@@ -98,8 +98,6 @@ namespace {
 
 struct Fp16 {
   using Stored = std::uint16_t;
-  static constexpr std::string_view name = "fp16";
-  static constexpr std::string_view summary = "Cast to IEEE half precision, rounded to nearest even";
   static constexpr DType dtype = DType::f16;
   static constexpr double normal_sqnr_db = 73.7;  // of 2^22 fp32 weights, 0.001 <= standard deviation <= 2; by torch
 
@@ -112,7 +110,9 @@ struct Fp16 {
 
 }  // namespace
 
-std::unique_ptr<const Codec> make_fp16(const CodecOptions&) { return std::make_unique<CastCodecOf<Fp16>>(); }
+extern const RegisteredCodec fp16_codec;
+const RegisteredCodec fp16_codec{{"fp16", "Cast to IEEE half precision, rounded to nearest even", {}},
+                                 &make_of_spec<CastCodecOf<Fp16>>};
 
 }  // namespace nibble
 #endif

@@ -8,8 +8,6 @@ namespace {
 
 struct Fp32 {
   using Stored = float;
-  static constexpr std::string_view name = "fp32";
-  static constexpr std::string_view summary = "Cast to IEEE single precision, exact but for fp64";
   static constexpr DType dtype = DType::f32;
   static constexpr double normal_sqnr_db = std::numeric_limits<double>::infinity();
 
@@ -48,6 +46,8 @@ struct Fp32 {
 
 }  // namespace
 
-std::unique_ptr<const Codec> make_fp32(const CodecOptions&) { return std::make_unique<CastCodecOf<Fp32>>(); }
+extern const RegisteredCodec fp32_codec;
+const RegisteredCodec fp32_codec{{"fp32", "Cast to IEEE single precision, exact but for fp64", {}},
+                                 &make_of_spec<CastCodecOf<Fp32>>};
 
 }  // namespace nibble

@@ -1,5 +1,6 @@
 #include "nibble/fp4.hpp"
 
+#include "quant/codecs/codecs.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 
 namespace nibble {
@@ -21,10 +22,11 @@ void fp4::decode(std::span<const std::uint8_t> packed, std::span<const float> ab
   decode_four_bit(fp4_tables, packed, absmax, blocksize, weights);
 }
 
-std::unique_ptr<const Codec> make_fp4(const CodecOptions& options) {
-  return std::make_unique<FourBitCodec>("fp4",
-                                        "4-bit floating point with an absmax per block, as bitsandbytes stores it",
-                                        fp4_tables, fp4_normal_sqnr, options);
-}
+extern const RegisteredCodec fp4_codec;
+const RegisteredCodec fp4_codec{
+    {"fp4", "4-bit floating point with an absmax per block, as bitsandbytes stores it", four_bit_options},
+    [](const CodecSpec& spec) -> std::unique_ptr<const Codec> {
+      return std::make_unique<FourBitCodec>(spec, fp4_tables, fp4_normal_sqnr);
+    }};
 
 }  // namespace nibble

@@ -308,7 +308,10 @@ double Int8Codec::normal_sqnr_db(const TensorInfo& tensor) const {
   return 10 * std::log10(12 * 127.0 * 127.0 / (absmax_square * (1 - 1 / n)));
 }
 
-std::unique_ptr<const Codec> make_int8(const CodecOptions&) { return std::make_unique<Int8Codec>(); }
+extern const RegisteredCodec int8_codec;
+const RegisteredCodec int8_codec{
+    {"int8", "8-bit integers with an absmax per row (LLM.int8()), as bitsandbytes stores them", {}},
+    &make_of_spec<Int8Codec>};
 
 }  // namespace nibble
 #endif

@@ -16,10 +16,8 @@ namespace nibble {
 /// A matrix in 8 bits with an absmax for each row.
 class Int8Codec final : public Codec {
  public:
-  std::string_view name() const noexcept override { return "int8"; }
-  std::string_view summary() const noexcept override {
-    return "8-bit integers with an absmax per row (LLM.int8()), as bitsandbytes stores them";
-  }
+  explicit Int8Codec(const CodecSpec& spec) : Codec(spec) {}
+
   bool accepts(const TensorInfo& tensor) const override {
     return is_weight_type(tensor.dtype) && tensor.shape.size() == 2;
   }

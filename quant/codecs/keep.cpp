@@ -11,8 +11,8 @@ namespace {
 // Any tensor, byte for byte; its weights are not looked at.
 class Keep final : public Codec {
  public:
-  std::string_view name() const noexcept override { return "keep"; }
-  std::string_view summary() const noexcept override { return "The tensor as it is, of any type"; }
+  explicit Keep(const CodecSpec& spec) : Codec(spec) {}
+
   bool accepts(const TensorInfo&) const override { return true; }
   double normal_sqnr_db(const TensorInfo&) const override { return std::numeric_limits<double>::infinity(); }
   std::vector<Plane> planes(const TensorInfo& tensor) const override {
@@ -32,6 +32,7 @@ class Keep final : public Codec {
 
 }  // namespace
 
-std::unique_ptr<const Codec> make_keep(const CodecOptions&) { return std::make_unique<Keep>(); }
+extern const RegisteredCodec keep_codec;
+const RegisteredCodec keep_codec{{"keep", "The tensor as it is, of any type", {}}, &make_of_spec<Keep>};
 
 }  // namespace nibble

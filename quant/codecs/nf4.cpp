@@ -1,5 +1,6 @@
 #include "nibble/nf4.hpp"
 
+#include "quant/codecs/codecs.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/codecs/four_bit/four_bit_bf16.hpp"
 
@@ -29,9 +30,11 @@ void nf4::decode(std::span<const std::uint8_t> packed, std::span<const float> ab
   decode_four_bit(nf4_tables, packed, absmax, blocksize, weights);
 }
 
-std::unique_ptr<const Codec> make_nf4(const CodecOptions& options) {
-  return std::make_unique<FourBitCodec>("nf4", "4-bit NormalFloat with an absmax per block, as bitsandbytes stores it",
-                                        nf4_tables, nf4_normal_sqnr, options);
-}
+extern const RegisteredCodec nf4_codec;
+const RegisteredCodec nf4_codec{
+    {"nf4", "4-bit NormalFloat with an absmax per block, as bitsandbytes stores it", four_bit_options},
+    [](const CodecSpec& spec) -> std::unique_ptr<const Codec> {
+      return std::make_unique<FourBitCodec>(spec, nf4_tables, nf4_normal_sqnr);
+    }};
 
 }  // namespace nibble

@@ -1,46 +1,120 @@
+// The codecs by name, and the grammar in which users name them.
+
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
-#include <bit>
-#include <string>
+#include <vector>
 
 #include "core/suggest.hpp"
-#include "nibble/codec.hpp"
 #include "nibble/error.hpp"
+#include "quant/codecs/codecs.hpp"
 
-// One line per codec: quant/codecs/<name>.cpp defines make_<name>().
+// One line per codec: quant/codecs/<name>.cpp defines <name>_codec. "keep" comes first: it is the CodecSpec that says
+// nothing.
 #define NIBBLE_CODECS(X) \
+  X(keep)                \
   X(fp32)                \
   X(fp16)                \
   X(bf16)                \
   X(int8)                \
   X(nf4)                 \
-  X(fp4)                 \
-  X(keep)
+  X(fp4)
 
 namespace nibble {
 
-#define NIBBLE_DECLARE(name) std::unique_ptr<const Codec> make_##name(const CodecOptions& options);
+#define NIBBLE_DECLARE(name) extern const RegisteredCodec name##_codec;
 NIBBLE_CODECS(NIBBLE_DECLARE)
 
 namespace {
 
-using Maker = std::unique_ptr<const Codec> (*)(const CodecOptions&);
-
 #define NIBBLE_NAME(name) std::string_view(#name),
 constexpr std::array registered_names{NIBBLE_CODECS(NIBBLE_NAME)};
 
-#define NIBBLE_MAKER(name) &make_##name,
-constexpr Maker makers[] = {NIBBLE_CODECS(NIBBLE_MAKER)};
+#define NIBBLE_ADDRESS(name) &name##_codec,
+constexpr std::array registered_codecs{NIBBLE_CODECS(NIBBLE_ADDRESS)};
+
+std::size_t find_codec(std::string_view name) {
+  const auto found = std::ranges::find(registered_names, name);
+  if (found == registered_names.end()) throw Error(Errc::usage, "codec " + none_of(name, registered_names));
+  return static_cast<std::size_t>(found - registered_names.begin());
+}
+
+std::size_t find_option(const CodecInfo& codec, std::string_view name) {
+  const auto found = std::ranges::find(codec.options, name, &CodecOption::name);
+  if (found != codec.options.end()) return static_cast<std::size_t>(found - codec.options.begin());
+  if (codec.options.empty()) throw Error(Errc::usage, fmt::format("codec {} has no options", codec.name));
+  std::vector<std::string_view> names;
+  for (const CodecOption& option : codec.options) names.push_back(option.name);
+  throw Error(Errc::usage, fmt::format("option of codec {}: {}", codec.name, none_of(name, names)));
+}
+
+std::uint8_t find_value(const CodecInfo& codec, const CodecOption& option, std::string_view value) {
+  const auto found = std::ranges::find(option.values, value);
+  if (found == option.values.end())
+    throw Error(Errc::usage, fmt::format("{} of codec {}: {}", option.name, codec.name, none_of(value, option.values)));
+  return static_cast<std::uint8_t>(found - option.values.begin());
+}
+
+// What is before the first `separator`, which `rest` then begins behind. Without one, all of it, and `rest` is done.
+std::string_view cut(std::string_view& rest, char separator) {
+  const std::size_t end = std::min(rest.find(separator), rest.size());
+  const std::string_view first = rest.substr(0, end);
+  rest.remove_prefix(std::min(end + 1, rest.size()));
+  return first;
+}
 
 }  // namespace
 
 std::span<const std::string_view> codec_names() { return registered_names; }
 
-std::unique_ptr<const Codec> make_codec(std::string_view name, const CodecOptions& options) {
-  if (!std::has_single_bit(options.blocksize) || options.blocksize < 32 || options.blocksize > 4096)
-    throw Error(Errc::usage, "blocksize is " + std::to_string(options.blocksize) + ", not one of 32, 64, ..., 4096");
-  for (std::size_t i = 0; i < registered_names.size(); ++i)
-    if (registered_names[i] == name) return makers[i](options);
-  throw Error(Errc::usage, "codec " + none_of(name, registered_names));
+CodecSpec::CodecSpec(std::string_view text) {
+  const bool has_options = text.find(':') != std::string_view::npos;
+  codec_ = static_cast<std::uint8_t>(find_codec(cut(text, ':')));
+  const CodecInfo& codec = info();
+  for (std::size_t i = 0; i < codec.options.size(); ++i)
+    values_.at(i) = static_cast<std::uint8_t>(codec.options[i].default_value);
+  std::array<bool, max_options> given{};
+  for (bool more = has_options; more;) {
+    more = text.find(',') != std::string_view::npos;
+    std::string_view value = cut(text, ',');
+    const std::size_t option = find_option(codec, cut(value, '='));
+    if (given.at(option))
+      throw Error(Errc::usage, fmt::format("{} of codec {} is given twice", codec.options[option].name, codec.name));
+    given.at(option) = true;
+    values_.at(option) = find_value(codec, codec.options[option], value);
+  }
+}
+
+const CodecInfo& CodecSpec::info() const { return registered_codecs.at(codec_)->info; }
+
+bool CodecSpec::has(std::string_view option) const {
+  return std::ranges::find(info().options, option, &CodecOption::name) != info().options.end();
+}
+
+std::size_t CodecSpec::index(std::string_view option) const { return values_.at(find_option(info(), option)); }
+
+CodecSpec CodecSpec::with(std::string_view option, std::string_view value) const {
+  CodecSpec changed = *this;
+  const std::size_t i = find_option(info(), option);
+  changed.values_.at(i) = find_value(info(), info().options[i], value);
+  return changed;
+}
+
+std::string CodecSpec::text() const {
+  std::string text(name());
+  char separator = ':';
+  for (std::size_t i = 0; i < info().options.size(); ++i) {
+    const CodecOption& option = info().options[i];
+    if (values_.at(i) == option.default_value) continue;
+    text += fmt::format("{}{}={}", separator, option.name, option.values[values_.at(i)]);
+    separator = ',';
+  }
+  return text;
+}
+
+std::unique_ptr<const Codec> make_codec(const CodecSpec& spec) {
+  return registered_codecs.at(find_codec(spec.name()))->make(spec);
 }
 
 }  // namespace nibble

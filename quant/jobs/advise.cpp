@@ -22,13 +22,14 @@ namespace nibble {
 namespace {
 
 constexpr std::size_t max_points = 64;
-constexpr std::string_view embeddings_codec = "bf16";
+bool quantizes(const CodecSpec& codec) { return make_codec(codec)->quantizes(); }
 
-bool quantizes(std::string_view codec) { return make_codec(codec)->quantizes(); }
+// What embeddings of 32 or 64 bits are cast to within what transformers can load.
+CodecSpec embeddings_codec() { return "bf16"; }
 
 // Whether a planned tensor was measured as planned, and not kept for what was found in it.
-bool is_measured_as(std::string_view codec, const MeasuredError& measured) {
-  return measured.dtype ? measured.dtype == make_codec(codec)->cast_type() : measured.codec == codec;
+bool is_measured_as(const CodecSpec& codec, const MeasuredError& measured) {
+  return measured.dtype ? measured.dtype == make_codec(codec)->cast_type() : measured.codec == codec.name();
 }
 
 // Whether embeddings take 32 bits or more, which a cast halves.
@@ -41,7 +42,7 @@ bool has_wide_embeddings(const Reader& reference, const Plan& plan) {
 
 // A tensor of the reference under one codec.
 struct Way {
-  std::string codec;
+  CodecSpec codec;
   Choice choice;
   double square = 0;  // sum of e^2
   bool quantized = false;
@@ -63,7 +64,7 @@ struct Solution {
 // The errors of a source tensor, which may be several to a plan.
 struct Pooled {
   bool offered = true;  // the codec did what was planned, and made nothing infinite
-  std::string_view codec;
+  CodecSpec codec;
   std::uint64_t bytes = 0;
   std::uint64_t weights = 0;
   double square = 0;
@@ -83,7 +84,7 @@ class Advising {
       if (tensors.dtype(t) == DType::f64)
         tensors_[t].ways.push_back({"fp32", {byte_count(DType::f32, weights), 0}});
       else
-        tensors_[t].ways.push_back({std::string(keep_codec), {tensors.bytes(t), 0}});
+        tensors_[t].ways.push_back({CodecSpec(), {tensors.bytes(t), 0}});
     }
     if (measurement.candidates.size() != formats.size()) fail();
     for (std::size_t c = 0; c < formats.size(); ++c) read_errors(c);
@@ -147,14 +148,13 @@ class Advising {
   void offer(std::size_t source, const Pooled& pooled) {
     Tensor& tensor = tensors_[source];
     if (tensor.reference == 0) tensor.reference = pooled.reference;
-    if (!pooled.offered || pooled.codec == keep_codec) return;
+    if (!pooled.offered || pooled.codec.keeps()) return;
     const double cost =
         pooled.square == 0 ? 0 : static_cast<double>(pooled.weights) * (pooled.square / pooled.reference);
     if (!std::isfinite(cost)) return;
     const bool is_known =
         std::any_of(tensor.ways.begin(), tensor.ways.end(), [&](const Way& way) { return way.codec == pooled.codec; });
-    if (!is_known)
-      tensor.ways.push_back({std::string(pooled.codec), {pooled.bytes, cost}, pooled.square, quantizes(pooled.codec)});
+    if (!is_known) tensor.ways.push_back({pooled.codec, {pooled.bytes, cost}, pooled.square, quantizes(pooled.codec)});
   }
 
   [[nodiscard]] const Way& way(const Solution& solution, const std::vector<std::size_t>& picked, std::size_t t) const {
@@ -185,7 +185,7 @@ class Advising {
   }
 
   // With all codecs, or with those that do not quantize and `base`.
-  Solution solve(const std::optional<std::string_view>& base) {
+  Solution solve(const std::optional<CodecSpec>& base) {
     Solution solution;
     std::vector<std::vector<Choice>> items;
     for (const Tensor& tensor : tensors_) {
@@ -206,7 +206,7 @@ class Advising {
 
   // Of all bases.
   Solution solve() {
-    std::vector<std::optional<std::string_view>> bases;
+    std::vector<std::optional<CodecSpec>> bases;
     for (const Candidate& format : formats_)
       if (quantizes(format.plan->recipe.to)) bases.emplace_back(format.plan->recipe.to);
     if (options_.allow_nibble_only) bases = {std::nullopt};
@@ -218,7 +218,7 @@ class Advising {
       if (solution.path.smallest_bytes > options_.max_bytes) continue;
       if (best && solution.point.cost >= best->point.cost) continue;
       best = std::move(solution);
-      if (base) advice_.base = *base;
+      base_ = base;
     }
     if (bases.empty()) fail();
     const auto [least, allowed] = told_apart(smallest, options_.max_bytes, size_both);
@@ -254,20 +254,19 @@ class Advising {
 
   // A cast to the type that a tensor has leaves it as it is.
   [[nodiscard]] bool is_same(const PlannedTensor& planned) const {
-    const std::string& codec = advice_.codecs[planned.source];
+    const CodecSpec& codec = advice_.codecs[planned.source];
     return planned.codec == codec ||
-           (codec == keep_codec && make_codec(planned.codec)->cast_type() == std::optional(planned.info.dtype));
+           (codec.keeps() && make_codec(planned.codec)->cast_type() == std::optional(planned.info.dtype));
   }
 
   // A cast declares the type of the whole model, as which its loader then takes all that is plain.
-  [[nodiscard]] bool can_be_base(std::string_view to) const {
+  [[nodiscard]] bool can_be_base(const CodecSpec& to) const {
     const auto cast = make_codec(to)->cast_type();
     if (!cast) return true;
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
       const DType dtype = in_.tensors().dtype(t);
-      const std::string& codec = advice_.codecs[t];
-      if (is_weight_type(dtype) && codec != to && !quantizes(codec) && !(codec == keep_codec && dtype == *cast))
-        return false;
+      const CodecSpec& codec = advice_.codecs[t];
+      if (is_weight_type(dtype) && codec != to && !quantizes(codec) && !(codec.keeps() && dtype == *cast)) return false;
     }
     return true;
   }
@@ -278,19 +277,19 @@ class Advising {
     bool any = false;
     for (const PlannedTensor& planned : plan.tensors) {
       if (planned.role != Role::embedding) continue;
-      if (advice_.codecs[planned.source] != embeddings_codec) return false;
+      if (advice_.codecs[planned.source] != embeddings_codec()) return false;
       any = true;
     }
     return any;
   }
 
   // What differs from the plan for `to` alone, as rules and skips.
-  [[nodiscard]] Recipe recipe_for(std::string_view to) const {
+  [[nodiscard]] Recipe recipe_for(const CodecSpec& to) const {
     Recipe recipe;
     recipe.to = to;
     recipe.allow_nibble_only = true;  // until it is known whether that is needed
-    if (quantizes(to) && embeddings_become_bf16()) recipe.embeddings = embeddings_codec;
-    std::map<std::string, std::vector<bool>> differing;
+    if (quantizes(to) && embeddings_become_bf16()) recipe.embeddings = embeddings_codec();
+    std::map<CodecSpec, std::vector<bool>> differing;
     for (const PlannedTensor& planned : make_plan(in_, recipe).tensors) {
       if (is_same(planned)) continue;
       std::vector<bool>& tensors = differing[advice_.codecs[planned.source]];
@@ -299,7 +298,7 @@ class Advising {
     }
     for (const auto& [codec, tensors] : differing)
       for (std::string& pattern : name_patterns(in_.tensors(), tensors)) {
-        if (codec == keep_codec)
+        if (codec.keeps())
           recipe.skips.push_back(std::move(pattern));
         else
           recipe.rules.push_back({std::move(pattern), codec});
@@ -308,8 +307,8 @@ class Advising {
   }
 
   void write_recipe() {
-    if (!advice_.base.empty()) {
-      advice_.recipe = recipe_for(advice_.base);
+    if (base_) {
+      advice_.recipe = recipe_for(*base_);
     } else {  // the one that takes the fewest words
       std::optional<Recipe> best;
       for (const Candidate& format : formats_) {
@@ -320,7 +319,6 @@ class Advising {
       }
       if (!best) fail();
       advice_.recipe = *std::move(best);
-      advice_.base = advice_.recipe.to;
     }
     const Plan plan = make_plan(in_, advice_.recipe);
     advice_.recipe.allow_nibble_only = plan.nibble_only;
@@ -336,12 +334,12 @@ class Advising {
 
   void write_options() {
     const Recipe& recipe = advice_.recipe;
-    advice_.options = {"--to", recipe.to};
-    if (recipe.embeddings != keep_codec)
-      advice_.options.insert(advice_.options.end(), {"--embeddings", recipe.embeddings});
+    advice_.options = {"--to", recipe.to.text()};
+    if (!recipe.embeddings.keeps())
+      advice_.options.insert(advice_.options.end(), {"--embeddings", recipe.embeddings.text()});
     for (const std::string& skip : recipe.skips) advice_.options.insert(advice_.options.end(), {"--skip", skip});
     for (const Rule& rule : recipe.rules)
-      advice_.options.insert(advice_.options.end(), {"--tensor", rule.pattern + '=' + rule.codec});
+      advice_.options.insert(advice_.options.end(), {"--tensor", rule.pattern + '=' + rule.codec.text()});
     if (recipe.allow_nibble_only) advice_.options.emplace_back("--allow-nibble-only");
   }
 
@@ -351,6 +349,7 @@ class Advising {
   const AdviseOptions& options_;
   std::vector<Tensor> tensors_;  // by index into Reader::tensors()
   Advice advice_;
+  std::optional<CodecSpec> base_;  // of the best solution, where each has one
 };
 
 }  // namespace
@@ -359,31 +358,38 @@ double Advice::bits_per_weight(std::uint64_t bytes) const {
   return weights == 0 ? 0 : 8 * static_cast<double>(bytes) / static_cast<double>(weights);
 }
 
-std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble_only) {
+std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble_only,
+                                      std::span<const CodecSpec> among) {
   std::vector<Candidate> formats;
   const TensorList& tensors = reference.tensors();
-  const auto add = [&](std::string_view codec, bool everywhere) {
+  const auto add = [&](const CodecSpec& codec, bool everywhere) {
     Recipe recipe;
     recipe.to = codec;
     recipe.on_overflow = OnOverflow::keep;  // infinities are found in the figures
     recipe.allow_nibble_only = allow_nibble_only;
-    if (everywhere) recipe.rules.push_back({".*", std::string(codec)});
+    if (everywhere) recipe.rules.push_back({".*", codec});
     if (!allow_nibble_only && has_wide_embeddings(reference, make_plan(reference, recipe)))
-      recipe.embeddings = embeddings_codec;
-    formats.push_back({std::string(codec), nullptr, make_plan(reference, recipe)});
+      recipe.embeddings = embeddings_codec();
+    formats.push_back({codec.text(), nullptr, make_plan(reference, recipe)});
   };
-  for (const std::string_view codec : {"nf4", "fp4", "int8"}) {
+  std::vector<CodecSpec> codecs(among.begin(), among.end());
+  if (codecs.empty()) codecs.assign(codec_names().begin(), codec_names().end());
+  bool is_wide = false;
+  for (std::size_t t = 0; t < tensors.size(); ++t)
+    is_wide = is_wide || tensors.dtype(t) == DType::f32 || tensors.dtype(t) == DType::f64;
+  for (const CodecSpec& codec : codecs) {
     const auto made = make_codec(codec);
+    if (!made->quantizes()) {
+      const auto cast = made->cast_type();
+      const bool narrows = cast && is_wide && traits(*cast).bits < traits(DType::f32).bits;
+      if (allow_nibble_only && narrows) add(codec, false);
+      continue;
+    }
     bool any = false;
     for (std::size_t t = 0; t < tensors.size() && allow_nibble_only && !any; ++t)
       any = tensors.shape(t).size() >= 2 && made->accepts(tensors[t]);
     add(codec, any);  // a rule that applies to nothing would be an error
   }
-  bool is_wide = false;
-  for (std::size_t t = 0; t < tensors.size(); ++t)
-    is_wide = is_wide || tensors.dtype(t) == DType::f32 || tensors.dtype(t) == DType::f64;
-  if (allow_nibble_only && is_wide)
-    for (const std::string_view codec : {"bf16", "fp16"}) add(codec, false);
   return formats;
 }
 

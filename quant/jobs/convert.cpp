@@ -130,8 +130,8 @@ class Conversion {
         measured_.emplace(std::move(measurement.tensors[t].info.name), std::move(*errors[t]));
   }
 
-  const Codec& codec(std::string_view name) { return *codings_[name].codec; }
-  const Quantizer& quantizer(std::string_view name) { return *codings_[name].quantizer; }
+  const Codec& codec(const CodecSpec& spec) { return *codings_[spec].codec; }
+  const Quantizer& quantizer(const CodecSpec& spec) { return *codings_[spec].quantizer; }
 
   [[nodiscard]] std::size_t shard_begin(std::size_t shard) const {
     return shard == 0 ? 0 : report_.plan.shard_ends[shard - 1];
@@ -413,8 +413,8 @@ class Conversion {
     return any;
   }
 
-  void keep(std::size_t index, PlannedTensor tensor, std::string_view codec_name) {
-    tensor.codec = codec_name;
+  void keep(std::size_t index, PlannedTensor tensor, const CodecSpec& instead) {
+    tensor.codec = instead;
     tensor.quantized = false;
     tensor.decided_by = DecidedBy::nonfinite;
     const std::string reason = "kept: " + kept_[index];

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int schema_version = 1;
+constexpr int schema_version = 2;
 constexpr std::size_t piece_bytes = 64 << 10;
 
 // Names come from files and options from a command line: what is no UTF-8 is replaced rather than refused.
@@ -106,19 +106,17 @@ std::string_view spelling(OnOverflow policy) {
 
 Json recipe_json(const Recipe& recipe) {
   Json rules = Json::array();
-  for (const Rule& rule : recipe.rules) rules.push_back({{"pattern", rule.pattern}, {"codec", rule.codec}});
-  Json json = {{"to", recipe.to},
-               {"block_size", recipe.options.blocksize},
-               {"double_quant", recipe.options.double_quant},
+  for (const Rule& rule : recipe.rules) rules.push_back({{"pattern", rule.pattern}, {"codec", rule.codec.text()}});
+  Json json = {{"to", recipe.to.text()},
                {"on_overflow", spelling(recipe.on_overflow)},
                {"nonfinite", spelling(recipe.nonfinite)},
                {"error_report", spelling(recipe.error_report)},
                {"tensor", std::move(rules)},
                {"skip", recipe.skips},
                {"default_skips", recipe.default_skips},
-               {"embeddings", recipe.embeddings},
-               {"lm_head", recipe.lm_head},
-               {"experts", recipe.experts},
+               {"embeddings", recipe.embeddings.text()},
+               {"lm_head", recipe.lm_head.text()},
+               {"experts", recipe.experts.text()},
                {"allow_nibble_only", recipe.allow_nibble_only}};
   if (recipe.compute_dtype) json["compute_dtype"] = traits(*recipe.compute_dtype).torch_name;
   if (recipe.keep_shards) {
@@ -149,7 +147,7 @@ void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Finding
   text_ += tensors_++ == 0 ? "\n  {\"name\":" : ",\n  {\"name\":";
   append_quoted(text_, tensor.info.name);
   text_ += ",\"codec\":";
-  append_quoted(text_, tensor.codec);
+  append_quoted(text_, tensor.codec.text());
   text_ += ",\"reason\":";
   append_quoted(text_, tensor.reason);
   text_ += ",\"source\":{";

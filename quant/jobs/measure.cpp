@@ -129,13 +129,12 @@ class Measuring {
 
  private:
   static std::string name_of(const StoredWeights::Tensor& stored) {
-    return std::string(stored.quantized() ? stored.stored.codec : traits(stored.stored.info.dtype).torch_name);
+    return std::string(stored.quantized() ? stored.stored.codec.name() : traits(stored.stored.info.dtype).torch_name);
   }
 
   // Of the codec that a tensor was given; weights that were cast are in no codec's form but have its type.
   static double normal_sqnr_of(const StoredWeights::Tensor& stored) {
-    if (stored.quantized())
-      return make_codec(stored.stored.codec, stored.stored.options)->normal_sqnr_db(stored.stored.info);
+    if (stored.quantized()) return make_codec(stored.stored.codec)->normal_sqnr_db(stored.stored.info);
     for (const std::string_view name : codec_names())
       if (const auto codec = make_codec(name); codec->cast_type() == stored.stored.info.dtype)
         return codec->normal_sqnr_db(stored.stored.info);
@@ -272,7 +271,7 @@ class Measuring {
   // What a conversion would write in place of a tensor.
   Test encode(std::size_t c, const PlannedTensor& planned, const Comparison& work, bool fits) {
     const auto& [codec, quantizer] = codings_[c][planned.codec];
-    Test test{.codec = std::string(planned.codec),
+    Test test{.codec = std::string(planned.codec.name()),
               .quantized = planned.quantized,
               .bytes = planned.stored_bytes,
               .normal_sqnr_db = codec->normal_sqnr_db(planned.info),
@@ -333,7 +332,7 @@ class Measuring {
     KeptPlanes rest(codec->planes(planned.info).size());
     encoder->finish(rest);
     test.weights.emplace(
-        planned.info, make_codec(planned.codec, candidates_[c].plan->recipe.options), rest.spans(),
+        planned.info, make_codec(planned.codec), rest.spans(),
         [from = test.file.get()](std::uint64_t offset, std::span<std::byte> out) { from->read(offset, out); });
     if (fits) test.weights->set_memory(test.memory.bytes());
     return test;

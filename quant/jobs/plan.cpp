@@ -68,7 +68,7 @@ class RulePattern {
 };
 
 struct Choice {
-  std::string codec;
+  CodecSpec codec;
   std::string reason;
   DecidedBy decided_by = DecidedBy::model;
 };
@@ -77,13 +77,8 @@ class Planner {
  public:
   Planner(const Reader& in, const Recipe& recipe) : in_(in), codings_(recipe) {
     plan_.recipe = recipe;
-    for (const Rule& rule : recipe.rules) {
-      (void)codec_of(rule.codec);
-      rules_.emplace_back("--tensor", rule.pattern);
-    }
+    for (const Rule& rule : recipe.rules) rules_.emplace_back("--tensor", rule.pattern);
     for (const std::string& skip : recipe.skips) skips_.emplace_back("--skip", skip);
-    for (const std::string* codec : {&recipe.to, &recipe.embeddings, &recipe.lm_head, &recipe.experts})
-      (void)codec_of(*codec);
   }
 
   Plan run() && {
@@ -130,22 +125,22 @@ class Planner {
     return make_placer_by_name(in_.tensors());
   }
 
-  const Codec& codec_of(std::string_view name) { return *codings_[name].codec; }
+  const Codec& codec_of(const CodecSpec& spec) { return *codings_[spec].codec; }
 
   // An option that decides about no tensor is as wrong as a rule that matches none.
   void check_options() const {
     const Recipe& recipe = plan_.recipe;
     struct Option {
       const char* name;
-      const std::string& codec;
+      const CodecSpec& codec;
       DecidedBy decides;
     };
     for (const auto& [name, codec, decides] : {Option{"--embeddings", recipe.embeddings, DecidedBy::embeddings},
                                                {"--lm-head", recipe.lm_head, DecidedBy::lm_head},
                                                {"--experts", recipe.experts, DecidedBy::experts}}) {
       const auto is_decided = [decides = decides](const PlannedTensor& tensor) { return tensor.decided_by == decides; };
-      if (codec != keep_codec && std::none_of(plan_.tensors.begin(), plan_.tensors.end(), is_decided))
-        throw Error(Errc::usage, fmt::format("{} {} applies to no tensor", name, codec));
+      if (!codec.keeps() && std::none_of(plan_.tensors.begin(), plan_.tensors.end(), is_decided))
+        throw Error(Errc::usage, fmt::format("{} {} applies to no tensor", name, codec.text()));
     }
   }
 
@@ -153,52 +148,52 @@ class Planner {
   Choice by_role(const TensorInfo& tensor, const Placement& place) {
     const Recipe& recipe = plan_.recipe;
     if (!is_weight_type(tensor.dtype))
-      return {std::string(keep_codec), fmt::format("{} is no weight type", traits(tensor.dtype).name)};
+      return {CodecSpec(), fmt::format("{} is no weight type", traits(tensor.dtype).name)};
     if (!codec_of(recipe.to).quantizes()) return {recipe.to, "all weights are cast"};
     switch (place.role) {
       case Role::linear:
       case Role::conv1d:
         return {recipe.to, place.why};
       case Role::embedding:
-        if (recipe.embeddings != keep_codec) return {recipe.embeddings, "--embeddings", DecidedBy::embeddings};
-        return {std::string(keep_codec), place.why};
+        if (!recipe.embeddings.keeps()) return {recipe.embeddings, "--embeddings", DecidedBy::embeddings};
+        return {CodecSpec(), place.why};
       case Role::expert:
-        if (recipe.experts != keep_codec) return {recipe.experts, "--experts", DecidedBy::experts};
-        return {std::string(keep_codec), place.why};
+        if (!recipe.experts.keeps()) return {recipe.experts, "--experts", DecidedBy::experts};
+        return {CodecSpec(), place.why};
       case Role::output_embeddings:
-        if (recipe.lm_head != keep_codec) return {recipe.lm_head, "--lm-head", DecidedBy::lm_head};
+        if (!recipe.lm_head.keeps()) return {recipe.lm_head, "--lm-head", DecidedBy::lm_head};
         [[fallthrough]];
       case Role::kept:
         if (!recipe.default_skips) return {recipe.to, "--no-default-skips", DecidedBy::all_layers};
-        return {std::string(keep_codec), place.why};
+        return {CodecSpec(), place.why};
       case Role::other:
       case Role::unknown:
         break;
     }
-    return {std::string(keep_codec), place.why};
+    return {CodecSpec(), place.why};
   }
 
   Choice choose(const TensorInfo& tensor, const Placement& place) {
     Choice choice = by_role(tensor, place);
     for (std::size_t r = 0; r < rules_.size(); ++r) {
       if (!rules_[r].matches(tensor.name)) continue;
-      const std::string& name = plan_.recipe.rules[r].codec;
-      const Codec& codec = codec_of(name);
+      const CodecSpec& spec = plan_.recipe.rules[r].codec;
+      const Codec& codec = codec_of(spec);
       // A pattern over a layer also meets its norms and biases: those are not what a quantizing rule is for.
       if (!codec.accepts(tensor) || (codec.quantizes() && tensor.shape.size() < 2)) {
         choice.reason += fmt::format("; {} cannot store {}", rules_[r].label(), short_list(tensor));
         continue;
       }
       rules_[r].apply();
-      choice = {name, rules_[r].label(), DecidedBy::rule};
+      choice = {spec, rules_[r].label(), DecidedBy::rule};
     }
     for (RulePattern& skip : skips_) {
       if (!skip.matches(tensor.name)) continue;
       skip.apply();
-      choice = {std::string(keep_codec), skip.label(), DecidedBy::skip};
+      choice = {CodecSpec(), skip.label(), DecidedBy::skip};
     }
     // F64 has no place in a quantized model: transformers would run its layers in that type.
-    if (choice.codec == keep_codec && tensor.dtype == DType::f64 && codec_of(plan_.recipe.to).quantizes())
+    if (choice.codec.keeps() && tensor.dtype == DType::f64 && codec_of(plan_.recipe.to).quantizes())
       choice = {"fp32", choice.reason + "; F64 is cast", choice.decided_by};
     return choice;
   }
@@ -291,7 +286,7 @@ class Planner {
       plan_.warnings.push_back(
           fmt::format("{} of the weights' bytes are experts, which bitsandbytes cannot hold: they stay as they are "
                       "(--experts {} --allow-nibble-only quantizes them)",
-                      percent(left[Role::expert]), plan_.recipe.to));
+                      percent(left[Role::expert]), plan_.recipe.to.text()));
     if (const std::string obstacle = loading_obstacle(plan_.architecture); !obstacle.empty())
       plan_.warnings.push_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),
                                            plan_.architecture, obstacle));
@@ -317,7 +312,7 @@ class Planner {
     for (const PlannedTensor& tensor : plan_.tensors) {
       if (!is_weight_type(tensor.info.dtype)) continue;
       const auto type = codec_of(tensor.codec).cast_type();
-      if (quantizing ? tensor.quantized : tensor.codec != keep_codec && type != tensor.info.dtype) return {};
+      if (quantizing ? tensor.quantized : !tensor.codec.keeps() && type != tensor.info.dtype) return {};
       as_they_are += type == tensor.info.dtype ? 1 : 0;
       ++reasons[std::string(tensor.reason)];
       ++weights;
@@ -326,7 +321,7 @@ class Planner {
     if (weights == 0)
       return fmt::format("nothing is {}: no tensor of the input has a weight type (F64, F32, BF16, F16)", done);
     if (!quantizing && as_they_are == weights)
-      return fmt::format("nothing is cast: every weight is {} already", plan_.recipe.to);
+      return fmt::format("nothing is cast: every weight is {} already", plan_.recipe.to.name());
     const auto most = std::max_element(reasons.begin(), reasons.end(),
                                        [](const auto& a, const auto& b) { return a.second < b.second; });
     return fmt::format("nothing is {}: the reason for {} of {} tensors is '{}'; --dry-run tells that of each", done,
@@ -338,8 +333,7 @@ class Planner {
   std::string wide_embeddings() const {
     bool embeddings = false, head = false;
     for (const PlannedTensor& tensor : plan_.tensors) {
-      if (tensor.info.dtype != DType::f32 || tensor.codec != keep_codec || tensor.decided_by != DecidedBy::model)
-        continue;
+      if (tensor.info.dtype != DType::f32 || !tensor.codec.keeps() || tensor.decided_by != DecidedBy::model) continue;
       embeddings |= tensor.role == Role::embedding;
       head |= tensor.role == Role::output_embeddings;
     }

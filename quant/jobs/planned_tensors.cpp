@@ -14,7 +14,7 @@ PlannedTensors::Row PlannedTensors::row(const PlannedTensor& tensor) {
   return {.source_offset = tensor.source_offset,
           .stored_bytes = tensor.stored_bytes,
           .source = static_cast<std::uint32_t>(tensor.source),
-          .codec = texts_.add(tensor.codec),
+          .codec = tensor.codec,
           .reason = texts_.add(tensor.reason),
           .module = module,
           .role = tensor.role,
@@ -34,11 +34,10 @@ void PlannedTensors::push_back(const PlannedTensor& tensor, std::span<const std:
 
 void PlannedTensors::replace(std::size_t tensor, const PlannedTensor& by) {
   // `by` may hold texts of this list, which adding one moves.
-  const std::string codec(by.codec);
   const std::string reason(by.reason);
   const std::string module(by.module);
   PlannedTensor own = by;
-  own.codec = codec, own.reason = reason, own.module = module;
+  own.reason = reason, own.module = module;
   const bool keeps_module = rows_[tensor].keeps_module;
   rows_[tensor] = row(own);
   rows_[tensor].keeps_module = keeps_module;
@@ -52,7 +51,7 @@ PlannedTensor PlannedTensors::operator[](std::size_t tensor) const {
           .source = row.source,
           .source_offset = row.source_offset,
           .transposed = row.transposed,
-          .codec = texts_[row.codec],
+          .codec = row.codec,
           .reason = texts_[row.reason],
           .decided_by = row.decided_by,
           .role = row.role,

@@ -26,8 +26,8 @@ class BlockEncoder final : public Encoder {
   BlockEncoder(const FourBitCodec& codec, const QuantizerOptions& options, const TensorInfo& tensor, Scratch& scratch)
       : tables_(codec.tables()),
         codec_(codec.name()),
-        blocksize_(codec.options().blocksize),
-        nested_(codec.options().double_quant),
+        blocksize_(codec.blocksize()),
+        nested_(codec.double_quant()),
         sums_errors_(options.sums_errors),
         keeps_errors_(nested_ && sums_errors_),
         device_(options.device),
@@ -211,16 +211,16 @@ class AbsmaxOfBlocks final : public Quantizer {
 
   Chunking chunking(const TensorInfo&, std::uint64_t limit) const override {
     // Pieces of errors are not cut.
-    const std::uint64_t blocksize = codec_.options().blocksize, unit = limit < tile_weights ? blocksize : tile_weights;
+    const std::uint64_t blocksize = codec_.blocksize(), unit = limit < tile_weights ? blocksize : tile_weights;
     return {std::max<std::uint64_t>(limit - limit % unit, blocksize), false};
   }
 
   // The fp32 absmax of every block: with double quantization all are needed before the first can be stored. What that
   // does to the errors follows from two sums of each.
   std::uint64_t scratch_bytes(const TensorInfo& tensor) const override {
-    const bool keeps_errors = codec_.options().double_quant && options_.sums_errors;
+    const bool keeps_errors = codec_.double_quant() && options_.sums_errors;
     const std::uint64_t each = sizeof(float) + (keeps_errors ? sizeof(FourBitError) : 0);
-    return each * ceil_div(tensor.elements(), codec_.options().blocksize);
+    return each * ceil_div(tensor.elements(), codec_.blocksize());
   }
 
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&, Scratch& scratch) const override {

@@ -17,6 +17,8 @@
 
 #include "nibble/error.hpp"
 #include "nibble/nested.hpp"
+#include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/codecs/int8_rows.hpp"
 #include "quant/schemes/bitsandbytes_config.hpp"
 #include "quant/schemes/scheme.hpp"
 
@@ -44,7 +46,11 @@ std::vector<std::byte> bytes_of(const void* data, std::size_t size) {
 
 constexpr std::array<std::string_view, 2> quant_types{"nf4", "fp4"};  // and the names of their codecs
 
-bool is_four_bit(const Codec& codec) { return std::ranges::find(quant_types, codec.name()) != quant_types.end(); }
+// Null for codecs of another kind, or that bitsandbytes has no word for.
+const FourBitCodec* as_four_bit(const Codec& codec) {
+  const bool is_known = std::ranges::find(quant_types, codec.name()) != quant_types.end();
+  return is_known ? dynamic_cast<const FourBitCodec*>(&codec) : nullptr;
+}
 
 constexpr std::uint64_t max_state_bytes = 1 << 16;
 constexpr int max_state_depth = 16;
@@ -96,9 +102,9 @@ std::size_t quant_state_size(std::string_view quant_type, std::size_t blocksize,
 }
 
 // Parts in the order in which bitsandbytes writes them.
-std::vector<Part> four_bit_parts(const Codec& codec, const TensorInfo& tensor) {
+std::vector<Part> four_bit_parts(const FourBitCodec& codec, const TensorInfo& tensor) {
   const std::vector<Plane> planes = codec.planes(tensor);
-  const bool nested = codec.options().double_quant;
+  const bool nested = codec.double_quant();
   std::vector<Part> parts;
   const auto add = [&](std::string_view suffix, std::size_t plane) {
     parts.push_back({{tensor.name + std::string(suffix), planes[plane].dtype, planes[plane].shape}, plane});
@@ -114,22 +120,22 @@ std::vector<Part> four_bit_parts(const Codec& codec, const TensorInfo& tensor) {
     add(".nested_quant_map", 3);
   }
   add_own(state_name(tensor.name, codec.name()), DType::u8,
-          quant_state_size(codec.name(), codec.options().blocksize, tensor, nested));
+          quant_state_size(codec.name(), codec.blocksize(), tensor, nested));
   return parts;
 }
 
-std::vector<std::byte> four_bit_own_bytes(const Codec& codec, const TensorInfo& tensor, const Part& part,
+std::vector<std::byte> four_bit_own_bytes(const FourBitCodec& codec, const TensorInfo& tensor, const Part& part,
                                           std::span<const std::vector<std::byte>> loose) {
   if (part.info.dtype == DType::f32) return bytes_of(codec.codebook().data(), codec.codebook().size_bytes());
   constexpr std::size_t nested_offset = 4;  // the plane
   std::string offset_text;
-  if (codec.options().double_quant) {
+  if (codec.double_quant()) {
     float offset = 0;
     std::memcpy(&offset, loose[nested_offset].data(), sizeof offset);
     offset_text = python_repr(offset);
   }
-  std::string state = quant_state(codec.name(), codec.options().blocksize, tensor,
-                                  codec.options().double_quant ? &offset_text : nullptr);
+  std::string state =
+      quant_state(codec.name(), codec.blocksize(), tensor, codec.double_quant() ? &offset_text : nullptr);
   state.resize(part.info.bytes(), ' ');
   return bytes_of(state.data(), state.size());
 }
@@ -158,7 +164,7 @@ std::optional<StoredTensor> recognize_four_bit(std::string_view quant_type, cons
   const auto state_part = find(state_name(in.tensors().name(first), quant_type));
   if (!state_part) return std::nullopt;
   const TensorInfo packed = in.tensors()[first];
-  StoredTensor stored{{packed.name, DType::f32, {}}, quant_type, {}, {first}};
+  StoredTensor stored{{packed.name, DType::f32, {}}, {}, {first}};
   const TensorInfo part = in.tensors()[*state_part];
   if (part.bytes() > max_state_bytes) fail(part, "has " + std::to_string(part.bytes()) + " bytes, more than any state");
   const auto state = parse_state(part, read_part(in, *state_part));
@@ -175,15 +181,16 @@ std::optional<StoredTensor> recognize_four_bit(std::string_view quant_type, cons
     stored.info.shape.push_back(dimension.get<std::uint64_t>());
   }
   stored.info.dtype = dtype_of(part, state);
-  stored.options = {.blocksize = blocksize->get<std::uint32_t>(), .double_quant = state.contains("nested_blocksize")};
-  const std::unique_ptr<const Codec> codec = make_codec(quant_type, stored.options);
+  stored.codec =
+      four_bit_spec(quant_type, blocksize->get<std::uint64_t>(), /*double_quant=*/state.contains("nested_blocksize"));
+  const std::unique_ptr<const Codec> codec = make_codec(stored.codec);
   // A product that 64 bits do not count is more than any file holds.
   std::uint64_t n = 1;
   for (const std::uint64_t dimension : stored.info.shape)
     if (__builtin_mul_overflow(n, dimension, &n)) fail(packed, "shape has more weights than 64 bits count");
   if (packed.bytes() != n / 2 + n % 2)
     fail(packed, "has " + std::to_string(packed.bytes()) + " bytes for " + std::to_string(n) + " weights");
-  const std::vector<Part> expected = four_bit_parts(*codec, stored.info);
+  const std::vector<Part> expected = four_bit_parts(*as_four_bit(*codec), stored.info);
   for (std::size_t i = 1; i < expected.size(); ++i) {
     const auto found = find(expected[i].info.name);
     if (!found) fail(packed, "part '" + printable(expected[i].info.name) + "' is missing");
@@ -213,7 +220,7 @@ void check_codebook(const TensorInfo& part, const Codec& codec, std::span<const 
 }
 
 // Returns the offset of double quantization.
-float check_quant_state(const Codec& codec, const TensorInfo& tensor, const TensorInfo& part,
+float check_quant_state(const FourBitCodec& codec, const TensorInfo& tensor, const TensorInfo& part,
                         std::span<const std::byte> bytes) {
   const auto state = parse_state(part, bytes);
   const auto text_of = [](const nlohmann::json& value) {
@@ -226,9 +233,9 @@ float check_quant_state(const Codec& codec, const TensorInfo& tensor, const Tens
                      text_of(value));
   };
   expect("quant_type", codec.name());
-  expect("blocksize", codec.options().blocksize);
+  expect("blocksize", codec.blocksize());
   expect("shape", tensor.shape);
-  if (!codec.options().double_quant) return 0;
+  if (!codec.double_quant()) return 0;
   expect("nested_blocksize", nested::blocksize);
   const auto offset = state.find("nested_offset");
   if (offset == state.end() || !offset->is_number()) fail(part, "nested_offset is not a number");
@@ -237,13 +244,13 @@ float check_quant_state(const Codec& codec, const TensorInfo& tensor, const Tens
   return static_cast<float>(value);
 }
 
-std::vector<std::vector<std::byte>> read_four_bit_planes(const Reader& in, const Codec& codec,
+std::vector<std::vector<std::byte>> read_four_bit_planes(const Reader& in, const FourBitCodec& codec,
                                                          const StoredTensor& tensor) {
   const auto& parts = tensor.parts;
   check_codebook(in.tensors()[parts[2]], codec, read_part(in, parts[2]));
   const float offset = check_quant_state(codec, tensor.info, in.tensors()[parts.back()], read_part(in, parts.back()));
   std::vector<std::vector<std::byte>> planes{read_part(in, parts[1])};
-  if (codec.options().double_quant) {
+  if (codec.double_quant()) {
     planes.push_back(read_part(in, parts[3]));
     planes.push_back(read_part(in, parts[4]));
     planes.push_back(bytes_of(&offset, sizeof offset));
@@ -253,7 +260,7 @@ std::vector<std::vector<std::byte>> read_four_bit_planes(const Reader& in, const
 
 // ---- 8 bits ----
 
-bool is_int8(const Codec& codec) { return codec.name() == "int8"; }
+bool is_int8(const Codec& codec) { return dynamic_cast<const Int8Codec*>(&codec) != nullptr; }
 
 // bitsandbytes hangs the other tensors on the module, not on its weight.
 std::vector<Part> int8_parts(const Codec& codec, const TensorInfo& tensor) {
@@ -272,7 +279,7 @@ constexpr std::byte row_major{0};  // weight_format: rows as they are
 std::optional<StoredTensor> recognize_int8(const Reader& in, std::size_t first, const FindTensor& find) {
   const TensorInfo codes = in.tensors()[first];
   if (codes.dtype != DType::i8 || codes.shape.size() != 2) return std::nullopt;
-  StoredTensor stored{{codes.name, DType::f16, codes.shape}, "int8", {}, {first}};
+  StoredTensor stored{{codes.name, DType::f16, codes.shape}, "int8", {first}};
   const std::vector<Part> expected = int8_parts(*make_codec(stored.codec), stored.info);
   const auto scb = find(expected[1].info.name);
   if (!scb) return std::nullopt;
@@ -299,15 +306,15 @@ std::vector<std::vector<std::byte>> read_int8_planes(const Reader& in, const Sto
 
 class Bitsandbytes final : public Scheme {
  public:
-  bool stores(const Codec& codec) const override { return is_four_bit(codec) || is_int8(codec); }
+  bool stores(const Codec& codec) const override { return as_four_bit(codec) != nullptr || is_int8(codec); }
 
   std::vector<Part> parts(const Codec& codec, const TensorInfo& tensor) const override {
-    return is_int8(codec) ? int8_parts(codec, tensor) : four_bit_parts(codec, tensor);
+    return is_int8(codec) ? int8_parts(codec, tensor) : four_bit_parts(*as_four_bit(codec), tensor);
   }
 
   std::vector<std::byte> own_bytes(const Codec& codec, const TensorInfo& tensor, const Part& part,
                                    std::span<const std::vector<std::byte>> loose) const override {
-    return is_int8(codec) ? std::vector{row_major} : four_bit_own_bytes(codec, tensor, part, loose);
+    return is_int8(codec) ? std::vector{row_major} : four_bit_own_bytes(*as_four_bit(codec), tensor, part, loose);
   }
 
   std::optional<StoredTensor> recognize(const Reader& in, std::size_t first, const FindTensor& find) const override {
@@ -319,7 +326,7 @@ class Bitsandbytes final : public Scheme {
 
   std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& codec,
                                                   const StoredTensor& tensor) const override {
-    return is_int8(codec) ? read_int8_planes(in, tensor) : read_four_bit_planes(in, codec, tensor);
+    return is_int8(codec) ? read_int8_planes(in, tensor) : read_four_bit_planes(in, *as_four_bit(codec), tensor);
   }
 
   std::string obstacle(const Plan& plan) const override { return bitsandbytes_obstacle(*this, plan); }

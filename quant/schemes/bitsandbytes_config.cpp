@@ -14,12 +14,13 @@
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 #include "nibble/recipe.hpp"
+#include "quant/codecs/four_bit/four_bit.hpp"
 
 namespace nibble {
 namespace {
 
 // load_in_4bit or load_in_8bit.
-unsigned bits_of(const Codec& codec) { return codec.granularity() == Granularity::block ? 4 : 8; }
+unsigned bits_of(const Codec& codec) { return dynamic_cast<const FourBitCodec*>(&codec) != nullptr ? 4 : 8; }
 
 // 4-bit layers compute in the 16-bit type of the source; an fp32 source has none.
 std::string_view compute_dtype(const Plan& plan) {
@@ -94,13 +95,14 @@ std::string bitsandbytes_obstacle(const Scheme& scheme, const Plan& plan) {
   unsigned bits = 0;
   for (const PlannedTensor& tensor : plan.tensors) {
     if (!tensor.quantized) continue;
-    const std::unique_ptr<const Codec> codec = make_codec(tensor.codec, plan.recipe.options);
+    const std::unique_ptr<const Codec> codec = make_codec(tensor.codec);
     const unsigned own_bits = bits_of(*codec);
     if (!scheme.stores(*codec))
       return fmt::format("tensor '{}' ({}) is not in a format of bitsandbytes", printable(tensor.info.name),
-                         tensor.codec);
+                         tensor.codec.text());
     if (!is_replaceable(tensor.role))
-      return fmt::format("tensor '{}' ({}) is no linear layer of the model", printable(tensor.info.name), tensor.codec);
+      return fmt::format("tensor '{}' ({}) is no linear layer of the model", printable(tensor.info.name),
+                         tensor.codec.text());
     if (bits != 0 && bits != own_bits)
       return fmt::format("tensor '{}' has {} bits where others have {}", printable(tensor.info.name), own_bits, bits);
     bits = own_bits;
@@ -111,14 +113,15 @@ std::string bitsandbytes_obstacle(const Scheme& scheme, const Plan& plan) {
 std::string bitsandbytes_config(const Plan& plan) {
   const auto is_quantized = [](const PlannedTensor& tensor) { return tensor.quantized; };
   const PlannedTensor first = *std::find_if(plan.tensors.begin(), plan.tensors.end(), is_quantized);
-  const std::unique_ptr<const Codec> codec = make_codec(first.codec, plan.recipe.options);
-  const bool four = bits_of(*codec) == 4;
+  const std::unique_ptr<const Codec> codec = make_codec(first.codec);
+  const auto* const four_bit = dynamic_cast<const FourBitCodec*>(codec.get());
+  const bool four = four_bit != nullptr;
   nlohmann::json json = {{"_load_in_4bit", four},
                          {"_load_in_8bit", !four},
                          {"bnb_4bit_compute_dtype", four ? compute_dtype(plan) : "float32"},
                          {"bnb_4bit_quant_storage", "uint8"},
                          {"bnb_4bit_quant_type", four ? codec->name() : "fp4"},
-                         {"bnb_4bit_use_double_quant", four && codec->options().double_quant},
+                         {"bnb_4bit_use_double_quant", four && four_bit->double_quant()},
                          {"llm_int8_enable_fp32_cpu_offload", false},
                          {"llm_int8_has_fp16_weight", false},
                          {"llm_int8_skip_modules", skip_modules(plan)},

@@ -35,7 +35,7 @@ namespace {
 // The scheme of a plan's first quantized tensor, which decides about the whole: Scheme::obstacle() names others.
 const Scheme* scheme_of(const Plan& plan) {
   for (const PlannedTensor& tensor : plan.tensors)
-    if (tensor.quantized) return &scheme_of(*make_codec(tensor.codec, plan.recipe.options));
+    if (tensor.quantized) return &scheme_of(*make_codec(tensor.codec));
   return nullptr;
 }
 

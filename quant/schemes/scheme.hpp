@@ -25,9 +25,8 @@ struct Part {
 
 /// A quantized tensor, found among the parts of a checkpoint.
 struct StoredTensor {
-  TensorInfo info;         ///< as it was before
-  std::string_view codec;  ///< its name, and what the codec has to be made with
-  CodecOptions options;
+  TensorInfo info;  ///< as it was before
+  CodecSpec codec;
   std::vector<std::size_t> parts;  ///< indices into Reader::tensors(), those of Scheme::parts()
 };
 

@@ -18,27 +18,25 @@ struct Coding {
   std::unique_ptr<const Quantizer> quantizer;
 };
 
-/// Those of a recipe, by the codec's name, made once: a plan asks each about thousands of tensors.
+/// Those of a recipe, made once: a plan asks each about thousands of tensors.
 class Codings {
  public:
   explicit Codings(const Recipe& recipe, Device* device = nullptr)
-      : options_(recipe.options),
-        quantizer_options_{recipe.on_overflow, recipe.error_report != ErrorReport::none, device} {}
+      : quantizer_options_{recipe.on_overflow, recipe.error_report != ErrorReport::none, device} {}
 
-  const Coding& operator[](std::string_view name) {
-    auto found = made_.find(name);
+  const Coding& operator[](const CodecSpec& spec) {
+    auto found = made_.find(spec);
     if (found == made_.end()) {
-      auto codec = make_codec(name, options_);
+      auto codec = make_codec(spec);
       auto quantizer = make_quantizer(*codec, quantizer_options_);
-      found = made_.emplace(name, Coding{std::move(codec), std::move(quantizer)}).first;
+      found = made_.emplace(spec, Coding{std::move(codec), std::move(quantizer)}).first;
     }
     return found->second;
   }
 
  private:
-  CodecOptions options_;
   QuantizerOptions quantizer_options_;
-  std::map<std::string, Coding, std::less<>> made_;
+  std::map<CodecSpec, Coding> made_;
 };
 
 }  // namespace nibble

@@ -8,7 +8,7 @@ namespace nibble {
 namespace {
 
 // The type whose range counts for a codec, as codecs are named.
-std::string_view range_of(std::string_view codec) {
+std::string_view range_of(const CodecSpec& codec) {
   switch (make_codec(codec)->range()) {
     case DType::f16:
       return "fp16";
@@ -20,7 +20,7 @@ std::string_view range_of(std::string_view codec) {
 }
 
 // What --nonfinite quantize makes of such values.
-std::string stored_instead(const Findings& found, std::string_view codec) {
+std::string stored_instead(const Findings& found, const CodecSpec& codec) {
   const bool has_rows = make_codec(codec)->granularity() == Granularity::row;
   std::string text;
   const auto add = [&](bool any, std::string_view what) {
@@ -39,8 +39,7 @@ std::string stored_instead(const Findings& found, std::string_view codec) {
 
 }  // namespace
 
-std::optional<std::string_view> codec_instead(const Recipe& recipe, const PlannedTensor& tensor,
-                                              const Findings& found) {
+std::optional<CodecSpec> codec_instead(const Recipe& recipe, const PlannedTensor& tensor, const Findings& found) {
   if (found.nan + found.inf + found.overflow == 0) return std::nullopt;
   if (!tensor.quantized) {
     // An F64 tensor that was cast because the model is quantized: fp32 would make infinities of it, unless they are
@@ -49,11 +48,11 @@ std::optional<std::string_view> codec_instead(const Recipe& recipe, const Planne
     const bool stays = recipe.nonfinite != Nonfinite::error && policy != OnOverflow::error &&
                        policy != OnOverflow::clamp && tensor.info.dtype == DType::f64 && found.overflow_fp32 > 0 &&
                        make_codec(recipe.to)->quantizes();
-    return stays ? std::optional(keep_codec) : std::nullopt;
+    return stays ? std::optional(CodecSpec()) : std::nullopt;
   }
   if (recipe.nonfinite != Nonfinite::keep) return std::nullopt;
   if (tensor.info.dtype == DType::f64 && found.overflow_fp32 == 0) return "fp32";
-  return keep_codec;
+  return CodecSpec();
 }
 
 OnOverflow overflow_policy(const Recipe& recipe, DType cast) {
@@ -86,7 +85,7 @@ std::string objection(const Recipe& recipe, const PlannedTensor& tensor, const F
   }
 }
 
-std::string describe(const Findings& found, std::string_view codec) {
+std::string describe(const Findings& found, const CodecSpec& codec) {
   std::string text;
   const auto add = [&](std::uint64_t count, std::string_view what) {
     if (count > 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, what);
@@ -108,7 +107,7 @@ std::string describe(const Findings& found, const Recipe& recipe, const PlannedT
   if (tensor.quantized) return text + stored_instead(found, tensor.codec);
   if (found.overflow == 0 || !cast) return text;
   const bool clamps = overflow_policy(recipe, *cast) == OnOverflow::clamp;
-  return text + (clamps ? fmt::format(", stored as the largest {}", tensor.codec) : ", stored as infinity");
+  return text + (clamps ? fmt::format(", stored as the largest {}", tensor.codec.name()) : ", stored as infinity");
 }
 
 }  // namespace nibble

@@ -12,8 +12,8 @@ namespace nibble {
 
 /// What stores a tensor in which `found` was found, if not the codec of the plan: "keep"; for F64, which has no place
 /// in a quantized model, "fp32", unless that cannot hold it either. Nothing if it stays as planned.
-[[nodiscard]] std::optional<std::string_view> codec_instead(const Recipe& recipe, const PlannedTensor& tensor,
-                                                            const Findings& found);
+[[nodiscard]] std::optional<CodecSpec> codec_instead(const Recipe& recipe, const PlannedTensor& tensor,
+                                                     const Findings& found);
 
 /// What a cast to this type does with finite values beyond its largest; never `automatic`.
 [[nodiscard]] OnOverflow overflow_policy(const Recipe& recipe, DType cast);
@@ -23,7 +23,7 @@ namespace nibble {
                                     std::uint64_t weights);
 
 /// "1 NaN, 2 infinite, 3 beyond fp16"; `codec` is the one that found them.
-[[nodiscard]] std::string describe(const Findings& found, std::string_view codec);
+[[nodiscard]] std::string describe(const Findings& found, const CodecSpec& codec);
 
 /// The same, and what is stored instead: "3 beyond fp16, stored as infinity" by a cast, "1 NaN; stored instead: 0 for
 /// NaN" by a codec that quantizes.

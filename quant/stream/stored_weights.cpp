@@ -56,7 +56,7 @@ std::optional<std::size_t> StoredWeights::find(std::string_view name) const {
 
 StoredWeights::Tensor StoredWeights::operator[](std::size_t tensor) const {
   const Row row = tensors_[tensor];
-  Tensor result{nullptr, {in_.tensors()[row.part], keep_codec, {}, {row.part}}};
+  Tensor result{nullptr, {in_.tensors()[row.part], {}, {row.part}}};
   if (row.scheme != none) {
     result.scheme = schemes()[row.scheme];
     result.stored = *result.scheme->recognize(in_, row.part, [this](std::string_view name) { return find_part(name); });
@@ -85,7 +85,7 @@ std::span<const float> WeightSource::decode(std::uint64_t first, std::span<const
 WeightSource open_weights(const StoredWeights& in, const StoredWeights::Tensor& tensor) {
   const Reader& reader = in.reader();
   const StoredTensor& stored = tensor.stored;
-  auto codec = make_codec(stored.codec, stored.options);
+  auto codec = make_codec(stored.codec);
   std::vector<std::vector<std::byte>> planes;
   if (tensor.quantized()) planes = tensor.scheme->read_planes(reader, *codec, stored);
   const std::vector<std::span<const std::byte>> rest(planes.begin(), planes.end());
@@ -98,7 +98,7 @@ WeightSource open_weights(const StoredWeights& in, const StoredWeights::Tensor& 
 
 WeightSource open_weights(const Reader& in, const PlannedTensor& tensor, Buffers& buffers) {
   return {tensor.info,
-          make_codec(keep_codec),
+          make_codec({}),
           {},
           [&in, &buffers, tensor](std::uint64_t offset, std::span<std::byte> out) {
             read_planned(in, tensor, offset, out, buffers);

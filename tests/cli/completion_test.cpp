@@ -1,11 +1,13 @@
 // The scripts, from subcommands made up for it, and the way bash takes them.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
 #include <sstream>
 
+#include "cli/codec_option.hpp"
 #include "cli/commands.hpp"
 #include "cli/options.hpp"
 #include "tests/support/corrupt.hpp"
@@ -29,7 +31,7 @@ std::string script(const std::string& shell) {
   pack->add_option("--level", level, "1: small, [9]: it's up to \"$HOME\" `id`");
   set_choices(pack->add_option("--kind", level, "What kind"), {"flat", "round"});
   pack->add_option("--list", level, "A file")->type_name(file_type);
-  pack->add_option("--as", level, "A format")->type_name(format_type);
+  pack->add_option("--as", level, "A format")->type_name(codec_type);
   pack->add_flag("-q,--quiet,--silent", quiet, "Say nothing");
   CLI::App* const list = app.add_subcommand("list", "Lists");
   list->add_option("FILE", level, "What to list");
@@ -102,9 +104,21 @@ TEST(Completion, BashOffersFilesForPathsOnly) {
     EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), ElementsAre("no files: +o default")) << words;
   for (const char* const words : {"--list ''", "--list =", "''", "--level 3 ''", "--quiet ''"})
     EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), IsEmpty()) << words;
-  for (const char* const words : {"--as n", "--as = n"})
-    EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), ElementsAre("nf4")) << words;
-  EXPECT_THAT(offered(bash, "nibble pack '--as=n'"), ElementsAre("--as=nf4"));
+  for (const char* const words : {"--as i", "--as = i"})
+    EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), ElementsAre("int8")) << words;
+  EXPECT_THAT(offered(bash, "nibble pack '--as=i'"), ElementsAre("--as=int8"));
+}
+
+// Bash replaces what follows the last ":" or "=", unless these were taken from COMP_WORDBREAKS.
+TEST(Completion, BashOffersTheOptionsOfACodec) {
+  const std::string bash = script("bash");
+  for (const char* const words : {"--as nf4 : d", "--as = nf4 : d"})
+    EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), ElementsAre("double-quant=no")) << words;
+  EXPECT_THAT(offered(bash, "nibble pack --as nf4 : block-size = 3"), ElementsAre("32"));
+  EXPECT_THAT(offered(bash, "nibble pack --as fp4 : double-quant ="), ElementsAre("no"));
+  EXPECT_THAT(offered(bash, "nibble pack --as nf4 :").size(), 8U);
+  EXPECT_THAT(offered(bash, "nibble pack --as nf4:d"), ElementsAre("nf4:double-quant=no"));
+  EXPECT_THAT(offered(bash, "nibble pack --as=nf4:d"), ElementsAre("--as=nf4:double-quant=no"));
 }
 
 TEST(Completion, ZshOffersTheValuesOfAnOption) {
@@ -112,7 +126,7 @@ TEST(Completion, ZshOffersTheValuesOfAnOption) {
   EXPECT_THAT(zsh, HasSubstr("'--kind=[What kind]:value:(flat round)'"));
   EXPECT_THAT(zsh, HasSubstr("'--quiet[Say nothing]'"));
   EXPECT_THAT(zsh, HasSubstr("'--list=[A file]:value:_files'"));
-  EXPECT_THAT(zsh, HasSubstr("'--as=[A format]:value:(fp32 fp16 bf16 int8 nf4 fp4)'"));
+  EXPECT_THAT(zsh, HasSubstr("'--as=[A format]:value:(fp32 fp16 bf16 int8 nf4 nf4\\:block-size=32 "));
   EXPECT_THAT(zsh, HasSubstr("'*:argument:(bash zsh fish)'"));
   EXPECT_THAT(zsh, HasSubstr("'*:argument:_files'"));
 }
@@ -141,8 +155,8 @@ TEST(Completion, FishHasALineForEveryOffer) {
                          "complete -c nibble -n '__fish_seen_subcommand_from completion' -f -a 'bash zsh fish'"}));
   EXPECT_THAT(fish,
               testing::Contains("complete -c nibble -n '__fish_seen_subcommand_from pack' -l list -r -d 'A file'"));
-  EXPECT_THAT(fish, testing::Contains("complete -c nibble -n '__fish_seen_subcommand_from pack' -l as -r -f -a 'fp32 "
-                                      "fp16 bf16 int8 nf4 fp4' -d 'A format'"));
+  EXPECT_THAT(fish, testing::Contains("complete -c nibble -n '__fish_seen_subcommand_from pack' -l as -r -f -a '" +
+                                      fmt::format("{}", fmt::join(codec_words(), " ")) + "' -d 'A format'"));
   // The subcommands, --help of each, the other options, and the shells.
   EXPECT_EQ(fish.size(), 3U + 3U + 6U + 1U);
 }
@@ -158,11 +172,11 @@ TEST(Completion, KnowsTheSubcommandsAndOptionsOfTheProgram) {
   for (const char* const shell : {"zsh", "fish"}) EXPECT_THAT(print(shell), HasSubstr("no-double-quant")) << shell;
   const std::string bash = print("bash");
   EXPECT_THAT(offered(bash, "nibble ''"), ElementsAre("convert", "inspect", "measure", "formats", "completion"));
-  EXPECT_THAT(offered(bash, "nibble convert --to n"), ElementsAre("nf4"));
-  EXPECT_THAT(offered(bash, "nibble convert --to = n"), ElementsAre("nf4"));
+  EXPECT_THAT(offered(bash, "nibble convert --to nf4:d"), ElementsAre("nf4:double-quant=no"));
+  EXPECT_THAT(offered(bash, "nibble convert --to = nf4 : d"), ElementsAre("double-quant=no"));
   EXPECT_THAT(offered(bash, "nibble convert --on-overflow ''"), ElementsAre("error", "clamp", "keep"));
   EXPECT_THAT(offered(bash, "nibble measure --progress b"), ElementsAre("bar"));
-  EXPECT_THAT(offered(bash, "nibble measure --to n"), ElementsAre("nf4"));
+  EXPECT_THAT(offered(bash, "nibble measure --to nf4 : d"), ElementsAre("double-quant=no"));
   EXPECT_THAT(bash, HasSubstr("    convert--threads) compopt +o default"));
   EXPECT_THAT(bash, HasSubstr("    measure--html) return ;;"));
   EXPECT_THAT(offered(bash, "nibble convert --no-d"), ElementsAre("--no-double-quant", "--no-default-skips"));

@@ -113,12 +113,12 @@ TEST_F(Inspect, QuantizedCheckpointsAreListedByWeights) {
   root_.write("w.safetensors", test::safetensors_file(header.dump(), std::string(at, '\x3f')));
   ASSERT_EQ(test::run_program(root_.path(), "convert w.safetensors q.safetensors --to nf4 --block-size 128").code, 0);
   const std::string listed = text("q.safetensors");
-  EXPECT_THAT(listed, StartsWith("h.2.norm.weight   F32                     64   256 bytes\n"
-                                 "h.2.w.weight      nf4/128             4 x 64     1.39 kB\n"
-                                 "h.9.norm.weight   F32                     64   256 bytes\n"
-                                 "h.9.w.weight      nf4/128             4 x 64     1.39 kB\n"
-                                 "h.10.norm.weight  F32                     64   256 bytes\n"
-                                 "h.10.w.weight     nf4/128             4 x 64     1.39 kB\n"
+  EXPECT_THAT(listed, StartsWith("h.2.norm.weight   F32                                64   256 bytes\n"
+                                 "h.2.w.weight      nf4:block-size=128             4 x 64     1.39 kB\n"
+                                 "h.9.norm.weight   F32                                64   256 bytes\n"
+                                 "h.9.w.weight      nf4:block-size=128             4 x 64     1.39 kB\n"
+                                 "h.10.norm.weight  F32                                64   256 bytes\n"
+                                 "h.10.w.weight     nf4:block-size=128             4 x 64     1.39 kB\n"
                                  "\n6 weights, stored as 21 tensors in 1 file, "));
   EXPECT_EQ(json("q.safetensors").at("tensors").size(), 21U);
   ASSERT_EQ(test::run_program(root_.path(), "convert w.safetensors i.safetensors --to int8").code, 0);

@@ -49,37 +49,39 @@ TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {
   EXPECT_EQ(error_of(convert + "nf4 --nonfinite kepe"),
             "--nonfinite: 'kepe' is none of keep, error, quantize: did you mean keep?");
   const std::string targets = "is none of fp32, fp16, bf16, int8, nf4, fp4";
+  const std::string all = "is none of keep, fp32, fp16, bf16, int8, nf4, fp4";
   EXPECT_EQ(error_of(convert + "NF4"), "--to: 'NF4' " + targets + ": did you mean nf4?");
   EXPECT_EQ(error_of(convert + "int4"), "--to: 'int4' " + targets + ": did you mean nf4?");
   EXPECT_EQ(error_of(convert + "keep"), "--to: 'keep' " + targets);
   EXPECT_EQ(error_of(convert + "nf4 --embeddings bfloat16"),
-            "--embeddings: 'bfloat16' " + targets + ", keep: did you mean bf16?");
-  EXPECT_EQ(error_of(convert + "nf4 --tensor 'up.*=nf5'"), "--tensor 'up.*=nf5': codec 'nf5' " + targets + ", keep");
+            "--embeddings: 'bfloat16' " + all + ": did you mean bf16?");
+  EXPECT_EQ(error_of(convert + "nf4 --tensor 'up.*=nf5'"), "--tensor 'up.*=nf5': codec 'nf5' " + all);
   EXPECT_EQ(error_of(convert + "nf4 --compute-dtype int8"),
             "--compute-dtype: 'int8' is none of float32, bfloat16, float16");
   EXPECT_EQ(error_of(convert + "nf4 --progress loud"), "--progress: 'loud' is none of auto, bar, plain, json, none");
   EXPECT_EQ(error_of("completion tcsh"), "SHELL: 'tcsh' is none of bash, zsh, fish");
-  EXPECT_EQ(error_of("measure w.safetensors --to nf5"), "--to 'nf5': codec 'nf5' " + targets + ", keep");
-  EXPECT_EQ(error_of("measure w.safetensors --to nf4:block-size=33"),
-            "--to 'nf4:block-size=33': blocksize is 33, not one of 32, 64, ..., 4096");
-  EXPECT_THAT(error_of(convert + "nf4:block-size=33"), StartsWith("--to: 'nf4:block-size=33' " + targets));
-  EXPECT_THAT(error_of(convert + "nf4 --tensor 'up.*=nf4:block-size=33'"),
-              StartsWith("--tensor 'up.*=nf4:block-size=33': codec "));
+  EXPECT_EQ(error_of("measure w.safetensors --to nf5"), "--to: 'nf5' " + targets);
 }
 
-TEST_F(UsageErrors, FormatsOfMeasureGetTheOptionsOfConvert) {
-  const auto message = [&](const std::string& format) {
-    return error_of("convert w.safetensors out.safetensors --to " + format);
-  };
-  const std::string targets = " is none of fp32, fp16, bf16, int8, nf4, fp4";
-  for (const auto& [format, meant] :
-       {std::pair<std::string, std::string>{"nf4:block-size=32", "--to nf4 --block-size 32"},
-        {"fp4:double-quant=no", "--to fp4 --no-double-quant"},
-        {"nf4:double-quant=no,block-size=128", "--to nf4 --block-size 128 --no-double-quant"},
-        {"nf4:double-quant=yes", "--to nf4"}})
-    EXPECT_EQ(message(format), "--to: '" + format + "'" + targets + ": did you mean " + meant + "?");
-  for (const std::string format : {"nf4:block-size=33", "int8:block-size=32"})
-    EXPECT_EQ(message(format), "--to: '" + format + "'" + targets);
+// What one command takes, the other does, and rules do.
+TEST_F(UsageErrors, CodecsAreRefusedForTheSameReasonEverywhere) {
+  for (const auto& [codec, fact] :
+       {std::pair<std::string, std::string>{"nf4:block-size=33", "block-size of codec nf4: '33' is none of 32, 64"},
+        {"int8:block-size=32", "codec int8 has no options"},
+        {"nf4:blocksize=32", "did you mean block-size?"}}) {
+    EXPECT_THAT(error_of("measure w.safetensors --to " + codec), HasSubstr(fact));
+    EXPECT_THAT(error_of("measure w.safetensors --advise 5bits --to " + codec), HasSubstr(fact));
+    for (const std::string option : {"--embeddings ", "--lm-head ", "--experts ", "--tensor .*="})
+      EXPECT_THAT(error_of("convert m out --to nf4 " + option + codec), HasSubstr(fact)) << option;
+    EXPECT_THAT(error_of("convert m out --to " + codec), HasSubstr(fact));
+  }
+}
+
+TEST_F(UsageErrors, AnOptionOfACodecIsNotSaidTwice) {
+  EXPECT_EQ(error_of("convert m out --to nf4:block-size=32 --block-size 64"),
+            "--block-size does not go with 'nf4:block-size=32', which says it too");
+  EXPECT_EQ(error_of("convert m out --to int8 --tensor '.*=nf4:double-quant=yes' --no-double-quant"),
+            "--no-double-quant does not go with '=nf4:double-quant=yes', which says it too");
 }
 
 TEST_F(UsageErrors, ShortNamesOfComputeTypesAreTaken) {
@@ -146,7 +148,7 @@ TEST_F(UsageErrors, NumbersHaveBounds) {
               std::string("--threads: '") + number + "' is not a whole number from 1 to 1024");
   EXPECT_EQ(error_of("measure m m --worst many"), "--worst: 'many' is not a whole number from 0 to 1000000000");
   EXPECT_EQ(error_of("convert m out --to nf4 --block-size 33"),
-            "--block-size: '33' is none of 32, 64, 128, 256, 512, 1024, 2048, 4096");
+            "--block-size: block-size of codec nf4: '33' is none of 32, 64, 128, 256, 512, 1024, 2048, 4096");
 }
 
 TEST_F(UsageErrors, HelpIsACommand) {

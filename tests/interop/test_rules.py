@@ -64,6 +64,15 @@ def test_another_four_bit_codec_for_some(nibble, llama, to):
     assert quantization_config(directory)["bnb_4bit_quant_type"] in (to, other)
 
 
+def test_every_tensor_may_have_options_of_its_own(nibble, untied):
+    rule = r".*down_proj\.weight=nf4:block-size=32,double-quant=no"
+    model = load(nibble.convert(untied, "nf4:block-size=128", "--tensor", rule))
+    states = {name: model.get_submodule(name).weight.quant_state for name in quantized_modules(model)}
+    assert {(state.blocksize, state.nested) for name, state in states.items() if name in DOWN} == {(32, False)}
+    assert {(state.blocksize, state.nested) for name, state in states.items() if name not in DOWN} == {(128, True)}
+    assert torch.isfinite(first_output(model, INPUTS)).all()
+
+
 def test_the_last_rule_wins(nibble, untied):
     directory = nibble.convert(untied, "nf4", "--tensor", r".*_proj\.weight=fp4", "--tensor", r".*\.o_proj\.weight=nf4")
     names = [name for name in stored.read(directory) if ".quant_state." in name]

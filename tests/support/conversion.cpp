@@ -1,21 +1,18 @@
 #include "tests/support/conversion.hpp"
 
-#include <utility>
-
 #include "quant/schemes/scheme.hpp"
 
 namespace nibble::test {
 
-Recipe recipe(std::string to, const CodecOptions& options) {
+Recipe recipe(const CodecSpec& to) {
   Recipe recipe;
-  recipe.to = std::move(to);
-  recipe.options = options;
+  recipe.to = to;
   return recipe;
 }
 
-Recipe with_experts(std::string to) {
+Recipe with_experts(const CodecSpec& to) {
   Recipe result = recipe(to);
-  result.experts = std::move(to);
+  result.experts = to;
   result.allow_nibble_only = true;
   return result;
 }
@@ -25,7 +22,7 @@ Converted converted(const MemoryReader& in, const Recipe& recipe) {
   Progress progress;
   Converted result{{}, convert(in, make_plan(in, recipe), out, {}, progress).plan};
   for (const PlannedTensor& tensor : result.plan.tensors)
-    for (auto& [part, plane] : stored_parts(*make_codec(tensor.codec, recipe.options), tensor.info)) {
+    for (auto& [part, plane] : stored_parts(*make_codec(tensor.codec), tensor.info)) {
       std::vector<std::byte> bytes = out.parts().at(part.name);
       result.reader.add(std::move(part), std::move(bytes));
     }

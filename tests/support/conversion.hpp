@@ -1,17 +1,15 @@
 #pragma once
 
-#include <string>
-
 #include "nibble/measure.hpp"
 #include "nibble/recipe.hpp"
 #include "tests/support/memory_checkpoint.hpp"
 
 namespace nibble::test {
 
-[[nodiscard]] Recipe recipe(std::string to, const CodecOptions& options = {});
+[[nodiscard]] Recipe recipe(const CodecSpec& to);
 
 /// Experts too, one by one.
-[[nodiscard]] Recipe with_experts(std::string to);
+[[nodiscard]] Recipe with_experts(const CodecSpec& to);
 
 /// What convert() writes, to be read again, and how its tensors lie in it.
 struct Converted {

@@ -122,8 +122,14 @@ double FourBitCodec::normal_sqnr_db(const TensorInfo&) const {
   return normal_sqnr_[static_cast<std::size_t>(std::countr_zero(blocksize_ / 32))];
 }
 
+CodecSpec four_bit_spec(std::string_view name, std::uint64_t blocksize, bool double_quant) {
+  return CodecSpec(name)
+      .with(blocksize_option, std::to_string(blocksize))
+      .with(double_quant_option, yes_or_no[double_quant ? 0 : 1]);
+}
+
 void check_four_bit_sizes(std::size_t weights, std::size_t blocksize, std::size_t packed, std::size_t absmax) {
-  if (!std::has_single_bit(blocksize) || blocksize < 32 || blocksize > 4096)
+  if (!std::has_single_bit(blocksize) || blocksize < min_blocksize || blocksize > FourBitTables::max_blocksize)
     throw Error(Errc::usage, "blocksize is " + std::to_string(blocksize) + ", not one of 32, 64, ..., 4096");
   if (packed != weights / 2 + weights % 2 || absmax != weights / blocksize + (weights % blocksize != 0))
     throw Error(Errc::usage, std::to_string(weights) + " weights in blocks of " + std::to_string(blocksize) +

@@ -152,28 +152,36 @@ std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span
 /// decimal.
 using NormalSqnr = std::array<double, 8>;
 
+inline constexpr std::size_t min_blocksize = 32;
+inline constexpr std::string_view blocksize_option = "block-size", double_quant_option = "double-quant";
+inline constexpr std::array<std::string_view, 8> blocksizes{"32", "64", "128", "256", "512", "1024", "2048", "4096"};
+inline constexpr std::array<std::string_view, 2> yes_or_no{"yes", "no"};
+
+/// The options of all 4-bit codecs.
+inline constexpr std::array<CodecOption, 2> four_bit_options{
+    {{blocksize_option, "weights per absmax", blocksizes, 1},
+     {double_quant_option, "absmax in 8 bits, 256 of them to a nested absmax", yes_or_no, 0}}};
+
+/// A 4-bit codec with the options that a file states. Throws Error(usage) if it has no such blocksize.
+[[nodiscard]] CodecSpec four_bit_spec(std::string_view name, std::uint64_t blocksize, bool double_quant);
+
 /// Two codes to a byte, the first in the upper half, and an absmax for each block, in fp32 or quantized once more
 /// (docs/nf4.md). The tables have to outlive it.
 class FourBitCodec final : public Codec {
  public:
-  FourBitCodec(std::string_view name, std::string_view summary, const FourBitTables& tables,
-               const NormalSqnr& normal_sqnr, const CodecOptions& options)
-      : name_(name),
-        summary_(summary),
+  FourBitCodec(const CodecSpec& spec, const FourBitTables& tables, const NormalSqnr& normal_sqnr)
+      : Codec(spec),
         tables_(tables),
         normal_sqnr_(normal_sqnr),
-        blocksize_(options.blocksize),
-        double_quant_(options.double_quant) {}
+        blocksize_(min_blocksize << spec.index(blocksize_option)),
+        double_quant_(spec.index(double_quant_option) == 0) {}
 
   [[nodiscard]] const FourBitTables& tables() const noexcept { return tables_; }
+  [[nodiscard]] std::size_t blocksize() const noexcept { return blocksize_; }
+  [[nodiscard]] bool double_quant() const noexcept { return double_quant_; }
 
-  std::string_view name() const noexcept override { return name_; }
-  std::string_view summary() const noexcept override { return summary_; }
   Granularity granularity() const noexcept override { return Granularity::block; }
   std::span<const float> codebook() const noexcept override { return tables_.codebook; }
-  CodecOptions options() const noexcept override {
-    return {.blocksize = static_cast<std::uint32_t>(blocksize_), .double_quant = double_quant_};
-  }
   std::vector<Plane> planes(const TensorInfo& tensor) const override;
   std::uint64_t code_bytes(const TensorInfo& tensor, std::uint64_t n) const override;
   std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
@@ -181,7 +189,6 @@ class FourBitCodec final : public Codec {
   double normal_sqnr_db(const TensorInfo& tensor) const override;
 
  private:
-  std::string_view name_, summary_;
   const FourBitTables& tables_;
   const NormalSqnr& normal_sqnr_;
   std::size_t blocksize_;

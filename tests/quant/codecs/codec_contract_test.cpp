@@ -37,10 +37,7 @@ double bound(std::string_view codec, double weight, double absmax) {
   return 0;
 }
 
-TEST_P(CodecContract, NamesItself) {
-  EXPECT_EQ(codec->name(), GetParam());
-  EXPECT_FALSE(codec->summary().empty());
-}
+TEST_P(CodecContract, NamesItself) { EXPECT_EQ(codec->name(), GetParam()); }
 
 TEST_P(CodecContract, ZerosStayExactZeros) {
   for (const std::size_t n : columns) {
@@ -132,8 +129,8 @@ TEST_P(CodecContract, DecodingTo16BitsIsDecodingToFp32AndRounding) {
   std::vector<float> weights = normal_weights(5 * 4099, 8, 0.02f);
   std::fill_n(weights.begin() + 300, 200, 1e-42f);
   std::fill_n(weights.begin() + 900, 200, codec->cast_type() == DType::f16 ? 6e4f : 3e38f);
-  for (const std::uint32_t blocksize : {32u, 64u, 4096u}) {
-    const auto blocks = make_codec(GetParam(), {.blocksize = blocksize});
+  for (const CodecSpec& variant : test::variants(GetParam())) {
+    const auto blocks = make_codec(variant);
     const Encoded encoded = test::encode(*blocks, tensor, bytes_of(weights));
     const auto decoder = blocks->decoder(tensor, encoded.rest());
     test::for_each_target([&](const std::string& target) {
@@ -144,7 +141,7 @@ TEST_P(CodecContract, DecodingTo16BitsIsDecodingToFp32AndRounding) {
           const auto bytes = std::span(out).subspan(skew, out.size() - 1);
           decoder->decode(0, encoded.planes[0], to, bytes);
           EXPECT_EQ(test::Bytes(bytes.begin(), bytes.end()), stored_as(to, exact))
-              << target << ", " << traits(to).name << ", blocks of " << blocksize;
+              << target << ", " << traits(to).name << ", " << variant.text();
         }
       }
     });
@@ -203,8 +200,8 @@ TEST_P(CodecContract, EveryTargetWritesTheSameBytes) {
   weights[1000] = nan;
   weights[3000] = 1e-40f;
   weights[3001] = -0.0f;
-  for (const std::uint32_t blocksize : {32u, 64u, 4096u}) {
-    const auto sized = make_codec(GetParam(), {.blocksize = blocksize});
+  for (const CodecSpec& variant : test::variants(GetParam())) {
+    const auto sized = make_codec(variant);
     for (const DType source : sources) {
       const TensorInfo tensor{"m.weight", source, {9, 777}};
       const auto bytes = stored_as(source, weights);
@@ -244,7 +241,8 @@ TEST_P(CodecContract, UnalignedBytesAreWelcome) {
 
 TEST_P(CodecContract, NonFiniteWeightsAreCountedAndTouchOnlyTheirBlock) {
   if (GetParam() == "keep") return;
-  const auto plain_codec = make_codec(GetParam(), {.double_quant = false});
+  const CodecSpec spec(GetParam());
+  const auto plain_codec = make_codec(spec.has("double-quant") ? spec.with("double-quant", "no") : spec);
   for (const DType source : sources) {
     const TensorInfo tensor{"m.weight", source, {8, 64}};  // a block is a row
     std::vector<float> weights = normal_weights(8 * 64, 8);

@@ -18,6 +18,16 @@
 
 namespace nibble::test {
 
+/// A codec with its defaults, and with the first and the last value of each of its options.
+inline std::vector<CodecSpec> variants(std::string_view name) {
+  std::vector<CodecSpec> variants{name};
+  for (const CodecOption& option : variants.front().info().options)
+    for (const std::string_view value : {option.values.front(), option.values.back()})
+      if (const CodecSpec other = variants.front().with(option.name, value); other != variants.front())
+        variants.push_back(other);
+  return variants;
+}
+
 using Bytes = std::vector<std::byte>;
 
 template <class T> Bytes bytes_of(const std::vector<T>& values) {

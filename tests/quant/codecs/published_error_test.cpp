@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "nibble/metrics.hpp"
+#include "quant/codecs/four_bit/four_bit.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 
 namespace nibble::published_error_test {
@@ -17,8 +18,8 @@ const std::vector<float>& weights() {
   return normal;
 }
 
-ErrorStats error_of(std::string_view codec, const CodecOptions& options) {
-  return compare(weights(), test::round_trip(*make_codec(codec, options), weights(), {1024, count / 1024}));
+ErrorStats error_of(const CodecSpec& codec) {
+  return compare(weights(), test::round_trip(*make_codec(codec), weights(), {1024, count / 1024}));
 }
 
 // bitsandbytes tells mean and standard deviation of these over 200 draws of 2^20 weights. Four times as many weights,
@@ -56,15 +57,15 @@ class PublishedErrors : public testing::TestWithParam<Published> {
 
 TEST_P(PublishedErrors, OfNf4AndFp4) {
   const Published& row = GetParam();
-  const CodecOptions options{.blocksize = row.blocksize, .double_quant = false};
+  const CodecSpec nf4 = four_bit_spec("nf4", row.blocksize, false), fp4 = four_bit_spec("fp4", row.blocksize, false);
   {
     SCOPED_TRACE("nf4");
-    expect(error_of("nf4", options), row.nf4_mae, row.nf4_rel, row.nf4_rmse, row.nf4_db);
-    EXPECT_EQ(make_codec("nf4", options)->normal_sqnr_db({}), row.nf4_db);
+    expect(error_of(nf4), row.nf4_mae, row.nf4_rel, row.nf4_rmse, row.nf4_db);
+    EXPECT_EQ(make_codec(nf4)->normal_sqnr_db({}), row.nf4_db);
   }
   SCOPED_TRACE("fp4");
-  expect(error_of("fp4", options), row.fp4_mae, row.fp4_rel, row.fp4_rmse, row.fp4_db);
-  EXPECT_EQ(make_codec("fp4", options)->normal_sqnr_db({}), row.fp4_db);
+  expect(error_of(fp4), row.fp4_mae, row.fp4_rel, row.fp4_rmse, row.fp4_db);
+  EXPECT_EQ(make_codec(fp4)->normal_sqnr_db({}), row.fp4_db);
 }
 
 INSTANTIATE_TEST_SUITE_P(Blocksizes, PublishedErrors, testing::ValuesIn(published),
@@ -72,19 +73,19 @@ INSTANTIATE_TEST_SUITE_P(Blocksizes, PublishedErrors, testing::ValuesIn(publishe
 
 TEST(PublishedError, CastsHaveTheSqnrThatIsExpected) {
   for (const char* const codec : {"bf16", "fp16"})
-    EXPECT_NEAR(error_of(codec, {}).sqnr_db(), make_codec(codec)->normal_sqnr_db({}), 0.06) << codec;
+    EXPECT_NEAR(error_of(codec).sqnr_db(), make_codec(codec)->normal_sqnr_db({}), 0.06) << codec;
   for (const char* const codec : {"fp32", "keep"}) EXPECT_TRUE(std::isinf(make_codec(codec)->normal_sqnr_db({})));
 }
 
 TEST(PublishedError, CosinesAtBlockSize64) {
-  EXPECT_NEAR(error_of("nf4", {.double_quant = false}).cosine(), 0.99577, 2e-5);
-  EXPECT_NEAR(error_of("fp4", {.double_quant = false}).cosine(), 0.99258, 4e-5);
+  EXPECT_NEAR(error_of("nf4:double-quant=no").cosine(), 0.99577, 2e-5);
+  EXPECT_NEAR(error_of("fp4:double-quant=no").cosine(), 0.99258, 4e-5);
 }
 
 // 0.07284 instead of 0.07277 for the same draw, by numpy: a thousandth, give or take the rounding of those two.
 TEST(PublishedError, DoubleQuantizationAddsAThousandth) {
   const auto added = [](const char* codec) {
-    return error_of(codec, {.double_quant = true}).mae() / error_of(codec, {.double_quant = false}).mae() - 1;
+    return error_of(codec).mae() / error_of(CodecSpec(codec).with("double-quant", "no")).mae() - 1;
   };
   EXPECT_NEAR(added("nf4"), 0.07284 / 0.07277 - 1, 2 * 0.5e-5 / 0.07277);
   EXPECT_GT(added("fp4"), 0);
@@ -93,7 +94,7 @@ TEST(PublishedError, DoubleQuantizationAddsAThousandth) {
 
 // Half the widest gap between two neighbours of NF4 is the largest error there can be, for an absmax of 1.
 TEST(PublishedError, NoErrorExceedsHalfTheWidestGap) {
-  const ErrorStats stats = error_of("nf4", {.double_quant = false});
+  const ErrorStats stats = error_of("nf4:double-quant=no");
   EXPECT_LE(stats.max_abs, 0.1520 * describe(weights(), 0).absmax_max);
   EXPECT_GT(stats.max_abs, 0.1 * describe(weights(), 0).absmax_mean());
 }

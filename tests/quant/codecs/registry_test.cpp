@@ -7,23 +7,94 @@
 namespace nibble::registry_test {
 namespace {
 
-TEST(Registry, KnowsItsNames) {
-  EXPECT_THAT(codec_names(), testing::ElementsAre("fp32", "fp16", "bf16", "int8", "nf4", "fp4", "keep"));
+std::string error_of(std::string_view text) {
+  try {
+    (void)CodecSpec(text);
+  } catch (const Error& error) {
+    return std::to_string(static_cast<int>(error.code())) + " " + error.what();
+  }
+  return "nothing";
 }
 
-TEST(Registry, RefusesWhatItDoesNotKnow) {
-  const auto error_of = [](std::string_view name, std::uint32_t blocksize) {
-    try {
-      (void)make_codec(name, {.blocksize = blocksize});
-    } catch (const Error& error) {
-      return std::to_string(static_cast<int>(error.code())) + " " + error.what();
+TEST(Registry, EveryCodecIsFoundByItsName) {
+  for (const std::string_view name : codec_names()) {
+    const CodecSpec spec(name);
+    EXPECT_EQ(spec.name(), name);
+    EXPECT_EQ(spec.text(), name);
+    EXPECT_EQ(make_codec(spec)->spec(), spec);
+    EXPECT_FALSE(spec.info().summary.empty()) << name;
+    ASSERT_LE(spec.info().options.size(), CodecSpec::max_options) << name;
+  }
+}
+
+// Help, completion and the grammar are made from these.
+TEST(Registry, OptionsAreWordsThatTheGrammarCanTake) {
+  for (const std::string_view name : codec_names())
+    for (const CodecOption& option : CodecSpec(name).info().options) {
+      EXPECT_FALSE(option.name.empty());
+      EXPECT_FALSE(option.help.empty());
+      ASSERT_LT(option.default_value, option.values.size());
+      ASSERT_LE(option.values.size(), 256U);
+      EXPECT_EQ(CodecSpec(name).index(option.name), option.default_value);
+      EXPECT_EQ(option.name.find_first_of(":,= "), std::string_view::npos) << option.name;
+      for (const std::string_view value : option.values) {
+        EXPECT_EQ(value.find_first_of(":,= "), std::string_view::npos) << value;
+        const CodecSpec spec = CodecSpec(name).with(option.name, value);
+        EXPECT_EQ(option.values[spec.index(option.name)], value);
+        EXPECT_EQ(CodecSpec(spec.text()), spec);
+        EXPECT_EQ(make_codec(spec)->spec(), spec);
+      }
     }
-    return std::string("nothing");
-  };
-  EXPECT_EQ(error_of("nf5", 64), "2 codec 'nf5' is none of fp32, fp16, bf16, int8, nf4, fp4, keep");
-  for (const std::uint32_t blocksize : {0u, 1u, 16u, 48u, 96u, 8192u})
-    EXPECT_EQ(error_of("nf4", blocksize),
-              "2 blocksize is " + std::to_string(blocksize) + ", not one of 32, 64, ..., 4096");
+}
+
+TEST(CodecSpec, SaysNothingByItself) {
+  EXPECT_EQ(CodecSpec().text(), "keep");
+  EXPECT_TRUE(CodecSpec("keep").keeps());
+  EXPECT_FALSE(CodecSpec("nf4").keeps());
+}
+
+TEST(CodecSpec, TextsThatMeanTheSameAreEqual) {
+  for (const auto& [text, same] : {std::pair{"nf4:block-size=64,double-quant=yes", "nf4"},
+                                   {"nf4:double-quant=no,block-size=32", "nf4:block-size=32,double-quant=no"},
+                                   {"fp4:block-size=4096", "fp4:block-size=4096"}}) {
+    EXPECT_EQ(CodecSpec(text), CodecSpec(same));
+    EXPECT_EQ(CodecSpec(text).text(), same);
+  }
+  EXPECT_NE(CodecSpec("nf4"), CodecSpec("fp4"));
+  EXPECT_NE(CodecSpec("nf4"), CodecSpec("nf4:block-size=32"));
+  EXPECT_NE(CodecSpec("nf4"), CodecSpec("nf4:double-quant=no"));
+}
+
+TEST(CodecSpec, KnowsTheOptionsOfItsCodec) {
+  EXPECT_TRUE(CodecSpec("nf4").has("block-size"));
+  EXPECT_FALSE(CodecSpec("nf4").has("block"));
+  EXPECT_FALSE(CodecSpec("int8").has("block-size"));
+  EXPECT_EQ(CodecSpec("nf4").index("block-size"), 1U);
+  EXPECT_THROW((void)CodecSpec("int8").index("block-size"), Error);
+  EXPECT_THROW((void)CodecSpec("nf4").with("block-size", "33"), Error);
+  EXPECT_EQ(CodecSpec("nf4:block-size=32").with("double-quant", "no").text(), "nf4:block-size=32,double-quant=no");
+}
+
+TEST(CodecSpec, RefusesWhatItDoesNotKnow) {
+  const std::string sizes = "is none of 32, 64, 128, 256, 512, 1024, 2048, 4096";
+  for (const auto& [text, error] :
+       {std::pair<std::string, std::string>{"nf5", "codec 'nf5' is none of keep, fp32, fp16, bf16, int8, nf4, fp4"},
+        {"", "codec '' is none of keep, fp32, fp16, bf16, int8, nf4, fp4"},
+        {"int8:", "codec int8 has no options"},
+        {"int8:block-size=64", "codec int8 has no options"},
+        {"nf4:", "option of codec nf4: '' is none of block-size, double-quant"},
+        {"nf4:block-size=32,", "option of codec nf4: '' is none of block-size, double-quant"},
+        {"nf4:blocksize=64",
+         "option of codec nf4: 'blocksize' is none of block-size, "
+         "double-quant: did you mean block-size?"},
+        {"nf4:block-size", "block-size of codec nf4: '' " + sizes},
+        {"nf4:block-size=33", "block-size of codec nf4: '33' " + sizes},
+        {"nf4:block-size=64x", "block-size of codec nf4: '64x' " + sizes + ": did you mean 64?"},
+        {"nf4:block-size=32=32", "block-size of codec nf4: '32=32' " + sizes},
+        {"nf4:double-quant=maybe", "double-quant of codec nf4: 'maybe' is none of yes, no"},
+        {"nf4:block-size=64,block-size=64", "block-size of codec nf4 is given twice"},
+        {"nf4 ", "codec 'nf4 ' is none of keep, fp32, fp16, bf16, int8, nf4, fp4: did you mean nf4?"}})
+    EXPECT_EQ(error_of(text), "2 " + error) << text;
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ MemoryReader llama(DType dtype = DType::bf16) {
 }
 
 // A measurement in which each tensor has this relative squared error where a codec changes it.
-using RelativeError = std::function<double(const std::string& name, std::string_view codec)>;
+using RelativeError = std::function<double(const std::string& name, const CodecSpec& codec)>;
 
 Measurement made_up(const Reader& in, const std::vector<Candidate>& formats, const RelativeError& error) {
   Measurement measurement;
@@ -47,7 +47,7 @@ Measurement made_up(const Reader& in, const std::vector<Candidate>& formats, con
     MeasuredCandidate& candidate = measurement.candidates.emplace_back();
     for (const PlannedTensor& planned : format.plan->tensors) {
       MeasuredError& measured = candidate.tensors.emplace_back().emplace();
-      measured.codec = planned.codec;
+      measured.codec = planned.codec.name();
       measured.bytes = planned.stored_bytes;
       measured.stats.count = planned.info.elements();
       measured.stats.reference = 4 * static_cast<double>(planned.info.elements());
@@ -58,15 +58,21 @@ Measurement made_up(const Reader& in, const std::vector<Candidate>& formats, con
   return measurement;
 }
 
+// The smallest first.
+std::vector<Candidate> formats_of(const Reader& in, bool allow_nibble_only) {
+  static const std::vector<CodecSpec> codecs{"nf4", "fp4", "int8", "bf16", "fp16"};
+  return advice_formats(in, allow_nibble_only, codecs);
+}
+
 // Errors that differ from layer to layer.
-double uneven(const std::string& name, std::string_view codec) {
+double uneven(const std::string& name, const CodecSpec& codec) {
   const double base = codec == "nf4" ? 8e-3 : codec == "fp4" ? 1.2e-2 : codec == "int8" ? 1e-4 : 1e-6;
   return base * (1 + static_cast<double>(std::hash<std::string>()(name) % 100) / 50);
 }
 
 Advice advise(const Reader& in, std::uint64_t max_bytes, bool allow_nibble_only = false,
               const RelativeError& error = uneven) {
-  const std::vector<Candidate> formats = advice_formats(in, allow_nibble_only);
+  const std::vector<Candidate> formats = formats_of(in, allow_nibble_only);
   return advise(in, formats, made_up(in, formats, error), {max_bytes, allow_nibble_only});
 }
 
@@ -134,7 +140,7 @@ Least min_cost(const MemoryReader& in, const Candidate& format, std::uint64_t li
 
 TEST(Advise, IsNearTheBestOfAllAssignments) {
   const MemoryReader in = llama();
-  const std::vector<Candidate> formats = advice_formats(in, false);
+  const std::vector<Candidate> formats = formats_of(in, false);
   std::uint64_t all = 0;
   for (std::size_t t = 0; t < in.tensors().size(); ++t) all += in.tensors().bytes(t);
   const std::uint64_t smallest = formats.front().plan->stored_bytes();
@@ -152,16 +158,42 @@ TEST(Advise, IsNearTheBestOfAllAssignments) {
     }
     EXPECT_GE(advice.chosen.cost, best.cost * (1 - 1e-12));
     EXPECT_LE(advice.chosen.cost, best.cost + best.largest_step);
-    bases.insert(advice.base);
+    bases.insert(advice.recipe.to.text());
   }
   EXPECT_THAT(bases, ElementsAre("int8", "nf4"));
 }
 
+// Everything that quantizes, or what was asked for.
+TEST(Advise, ChoosesAmongTheCodecsThatItIsGiven) {
+  const MemoryReader in = llama();
+  std::vector<std::string> names;
+  for (const Candidate& format : advice_formats(in, false)) names.push_back(format.name);
+  std::vector<std::string> expected;
+  for (const std::string_view name : codec_names())
+    if (make_codec(name)->quantizes()) expected.emplace_back(name);
+  EXPECT_EQ(names, expected);
+
+  const std::vector<CodecSpec> codecs{"nf4:block-size=32,double-quant=no", "nf4:block-size=128"};
+  const std::vector<Candidate> formats = advice_formats(in, false, codecs);
+  ASSERT_EQ(formats.size(), 2U);
+  const auto error = [](const std::string&, const CodecSpec& codec) {
+    return codec == "nf4:block-size=128" ? 0.01 : 0.001;
+  };
+  const std::uint64_t small = formats[1].plan->stored_bytes(), large = formats[0].plan->stored_bytes();
+  ASSERT_LT(small, large);
+  for (const auto& [limit, to] : {std::pair{small, codecs[1]}, {large, codecs[0]}}) {
+    const Advice advice = nibble::advise(in, formats, made_up(in, formats, error), {limit, false});
+    check(in, advice);
+    EXPECT_EQ(advice.recipe.to, to);
+    EXPECT_THAT(advice.options, testing::Contains(to.text()));
+  }
+}
+
 TEST(Advise, CurveHasTheBestOfEverySize) {
   const MemoryReader in = llama();
-  const std::vector<Candidate> formats = advice_formats(in, false);
+  const std::vector<Candidate> formats = formats_of(in, false);
   const Advice some = advise(in, formats.front().plan->stored_bytes());
-  EXPECT_EQ(some.base, "nf4");
+  EXPECT_EQ(some.recipe.to, "nf4");
   EXPECT_EQ(some.curve.size(), 7u);  // six matrices
   EXPECT_EQ(some.curve.front().bytes, some.chosen.bytes);
   EXPECT_EQ(some.curve.back().cost, 0);
@@ -200,8 +232,8 @@ TEST(Advise, CurveHasAtMost64Points) {
 
 TEST(Advise, SkipsTheWorst) {
   const MemoryReader in = llama();
-  std::uint64_t limit = advice_formats(in, false).front().plan->stored_bytes() + 100'000;  // two of the larger ones
-  const auto error = [](const std::string& name, std::string_view) {
+  std::uint64_t limit = formats_of(in, false).front().plan->stored_bytes() + 100'000;  // two of the larger ones
+  const auto error = [](const std::string& name, const CodecSpec&) {
     return name.find(".1.mlp") != std::string::npos || name.find(".2.mlp") != std::string::npos ? 1e-2 : 5e-3;
   };
   const Advice advice = advise(in, limit, false, error);
@@ -211,15 +243,15 @@ TEST(Advise, SkipsTheWorst) {
 
 TEST(Advise, EqualTensorsGoInOrder) {
   const MemoryReader in = llama();
-  const std::uint64_t limit = advice_formats(in, false).front().plan->stored_bytes() + 55'000;
-  const Advice advice = advise(in, limit, false, [](const std::string&, std::string_view) { return 1e-2; });
+  const std::uint64_t limit = formats_of(in, false).front().plan->stored_bytes() + 55'000;
+  const Advice advice = advise(in, limit, false, [](const std::string&, const CodecSpec&) { return 1e-2; });
   EXPECT_THAT(advice.options, Contains(HasSubstr("layers")).Times(1));
   EXPECT_EQ(advice.codecs[1], "keep");
 }
 
 TEST(Advise, SizeThatCannotBeReached) {
   const MemoryReader in = llama();
-  const std::uint64_t smallest = advice_formats(in, false).front().plan->stored_bytes();
+  const std::uint64_t smallest = formats_of(in, false).front().plan->stored_bytes();
   EXPECT_THAT(
       error_of([&] { (void)advise(in, smallest - 1); }, Errc::usage),
       testing::MatchesRegex("/: cannot become smaller than 100[.]79 kB .98[.]42 KiB., 5[.][0-9]+ bits per weight, "
@@ -233,7 +265,7 @@ TEST(Advise, SizeThatCannotBeReached) {
 TEST(Advise, SizesThatLookAlike) {
   MemoryReader in;
   in.add_normal("l.0.weight", DType::bf16, {4096, 512});
-  const std::uint64_t smallest = advice_formats(in, false).front().plan->stored_bytes();
+  const std::uint64_t smallest = formats_of(in, false).front().plan->stored_bytes();
   EXPECT_THAT(error_of([&] { (void)advise(in, smallest - 1); }, Errc::usage),
               testing::MatchesRegex(".* than " + std::to_string(smallest) + " bytes,.*; " +
                                     std::to_string(smallest - 1) + " bytes is allowed"));
@@ -242,7 +274,7 @@ TEST(Advise, SizesThatLookAlike) {
 // Embeddings of 32 bits are cast where that is what it takes, and transformers still loads the result.
 TEST(Advise, EmbeddingsBecomeBf16) {
   MemoryReader in = llama(DType::f32);
-  const std::vector<Candidate> formats = advice_formats(in, false);
+  const std::vector<Candidate> formats = formats_of(in, false);
   Progress progress;
   const Measurement measurement = measure(in, formats, {}, progress);
   const std::uint64_t smallest = formats.front().plan->stored_bytes();
@@ -260,7 +292,7 @@ TEST(Advise, EmbeddingsBecomeBf16) {
     if (error->quantized) quantized.add(error->stats);
   EXPECT_DOUBLE_EQ(least.chosen.sqnr_db, quantized.sqnr_db());
   // 16 bits are no smaller.
-  for (const Candidate& format : advice_formats(llama(), false)) EXPECT_EQ(format.plan->recipe.embeddings, "keep");
+  for (const Candidate& format : formats_of(llama(), false)) EXPECT_EQ(format.plan->recipe.embeddings, "keep");
 }
 
 TEST(Advise, EverythingFits) {
@@ -275,7 +307,7 @@ TEST(Advise, EverythingFits) {
 
 TEST(Advise, NibbleOnlyMixesCodecs) {
   const MemoryReader in = llama();
-  const std::uint64_t limit = advice_formats(in, false).front().plan->stored_bytes();
+  const std::uint64_t limit = formats_of(in, false).front().plan->stored_bytes();
   const Advice advice = advise(in, limit, true);
   check(in, advice);
   EXPECT_TRUE(advice.recipe.allow_nibble_only);
@@ -290,7 +322,7 @@ TEST(Advise, NibbleOnlyMixesCodecs) {
 // A choice that needs no other loader says so.
 TEST(Advise, AllowedIsNotNeeded) {
   const MemoryReader in = llama(DType::f32);
-  const Advice advice = advise(in, 312'064 + 100, true, [](const std::string&, std::string_view codec) {
+  const Advice advice = advise(in, 312'064 + 100, true, [](const std::string&, const CodecSpec& codec) {
     return codec == "bf16" ? 1e-9 : codec == "fp16" ? 2e-9 : 1.0;
   });
   EXPECT_THAT(advice.options, ElementsAre("--to", "bf16"));
@@ -299,7 +331,7 @@ TEST(Advise, AllowedIsNotNeeded) {
 
 TEST(Advise, InfinitiesAndNansStayAsTheyAre) {
   const MemoryReader in = llama(DType::f32);
-  const std::vector<Candidate> formats = advice_formats(in, true);
+  const std::vector<Candidate> formats = formats_of(in, true);
   Measurement measurement = made_up(in, formats, uneven);
   const auto at = [&](const std::string& name) {
     for (std::size_t t = 0; t < in.tensors().size(); ++t)
@@ -332,7 +364,7 @@ TEST(Advise, TensorsOfManyKinds) {
   in.add({"zeros.weight", DType::f32, {64, 64}}, std::vector<std::byte>(64 * 64 * 4));
   in.add({"none.weight", DType::f32, {0, 64}}, {});
   for (const bool allow : {false, true}) {
-    const std::vector<Candidate> formats = advice_formats(in, allow);
+    const std::vector<Candidate> formats = formats_of(in, allow);
     Progress progress;
     const Measurement measurement = measure(in, formats, {}, progress);
     std::uint64_t smallest = 0;
@@ -358,7 +390,7 @@ TEST(Advise, EndToEnd) {
   const float large = 3;  // one weight that takes the range of its row, and of its block
   std::memcpy(in.bytes(2).data(), &large, sizeof large);
   for (const bool allow : {false, true}) {
-    const std::vector<Candidate> formats = advice_formats(in, allow);
+    const std::vector<Candidate> formats = formats_of(in, allow);
     Progress progress;
     const Measurement measurement = measure(in, formats, {}, progress);
     double last = std::numeric_limits<double>::infinity();
@@ -391,10 +423,10 @@ TEST(Advise, FusedAndTransposed) {
     conv.add_normal("h." + std::to_string(layer) + ".mlp.c_fc.weight", DType::f32, {64, 256});
   for (const MemoryReader* in : {&experts, &conv})
     for (const bool allow : {false, true}) {
-      const std::vector<Candidate> formats = advice_formats(*in, allow);
+      const std::vector<Candidate> formats = formats_of(*in, allow);
       Progress progress;
       const Measurement measurement = measure(*in, formats, {}, progress);
-      std::set<std::string> seen;
+      std::set<CodecSpec> seen;
       for (std::uint64_t limit = 22'000; limit < 150'000; limit += 1000) {
         try {
           const Advice advice = nibble::advise(*in, formats, measurement, {limit, allow});
@@ -423,7 +455,7 @@ TEST(Advise, HostileNames) {
 
 TEST(Advise, AnotherMeasurementIsUsage) {
   const MemoryReader in = llama();
-  const std::vector<Candidate> formats = advice_formats(in, false);
+  const std::vector<Candidate> formats = formats_of(in, false);
   Measurement measurement = made_up(in, formats, uneven);
   const std::string text = "the measurement is not of the formats that advice is asked for";
   const AdviseOptions options{1'000'000, false};

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "nibble/error.hpp"
+#include "quant/codecs/four_bit/four_bit.hpp"
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 
@@ -248,10 +249,7 @@ TEST(Convert, WhatDoubleQuantizationWouldMakeInfiniteIsRefused) {
     MemoryReader in;
     const auto bytes = std::as_bytes(std::span(weights));
     in.add({"a.weight", DType::f32, {256, 1024}}, {bytes.begin(), bytes.end()});
-    Recipe nf4 = recipe("nf4");
-    nf4.options.blocksize = 32;
-    nf4.options.double_quant = double_quant;
-    return run(in, nf4);
+    return run(in, recipe(four_bit_spec("nf4", 32, double_quant)));
   };
   EXPECT_THAT(test::error_of([&] { (void)convert(3.4028e38f, true); }),
               testing::AllOf(HasSubstr(": tensor 'a.weight': its weights are so near to the largest of fp32"),
@@ -320,7 +318,7 @@ TEST(Convert, ShardsReachTheLimit) {
 TEST(Convert, ManifestAgreesWithTheParts) {
   const Result result = run(llama(), recipe("nf4"));
   const auto manifest = nlohmann::json::parse(result.manifest);
-  EXPECT_EQ(manifest.at("schema_version"), 1);
+  EXPECT_EQ(manifest.at("schema_version"), 2);
   std::size_t parts = 0;
   for (const auto& tensor : manifest.at("tensors")) {
     EXPECT_FALSE(tensor.at("reason").get<std::string>().empty());

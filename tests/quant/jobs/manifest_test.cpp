@@ -54,9 +54,9 @@ template <class Add> std::string written(const Plan& plan, Add&& add, const std:
 
 TEST(Manifest, BeginsWithThePlan) {
   const std::string text = written(plan(), [](Manifest&) {});
-  EXPECT_EQ(text, "{\n \"schema_version\": 1,\n \"generator\": \"nibble " + std::string(version()) +
+  EXPECT_EQ(text, "{\n \"schema_version\": 2,\n \"generator\": \"nibble " + std::string(version()) +
                       "\",\n \"architecture\": \"LlamaForCausalLM\",\n \"dtype\": \"bfloat16\",\n"
-                      R"( "recipe": {"to":"nf4","block_size":64,"double_quant":true,"on_overflow":"auto",)"
+                      R"( "recipe": {"to":"nf4","on_overflow":"auto",)"
                       R"("nonfinite":"keep","error_report":"basic","tensor":[],"skip":[],"default_skips":true,)"
                       R"("embeddings":"keep","lm_head":"keep","experts":"keep","allow_nibble_only":false,)"
                       R"("max_shard_size":5000000000},)"
@@ -105,23 +105,23 @@ TEST(Manifest, WithoutErrorThereIsNoPlaceOfOne) {
 TEST(Manifest, RecipeIsTold) {
   Plan made = plan();
   made.architecture.clear();
-  made.recipe.options = {.blocksize = 128, .double_quant = false};
+  made.recipe.to = "nf4:block-size=128,double-quant=no";
   made.recipe.on_overflow = OnOverflow::clamp;
   made.recipe.nonfinite = Nonfinite::quantize;
   made.recipe.error_report = ErrorReport::full;
-  made.recipe.rules = {{"a\".*", "keep"}, {"b", "fp4"}};
+  made.recipe.rules = {{"a\".*", "keep"}, {"b", "fp4:block-size=32"}};
   made.recipe.skips = {"\xff"};
   made.recipe.compute_dtype = DType::f16;
   made.recipe.keep_shards = true;
   const Json json = Json::parse(written(made, [](Manifest&) {}, {"a \"warning\"", "\xc3"}));
   EXPECT_TRUE(json.at("architecture").is_null());
   const Json& told = json.at("recipe");
-  EXPECT_EQ(told.at("block_size"), 128);
-  EXPECT_EQ(told.at("double_quant"), false);
+  EXPECT_EQ(told.at("to"), "nf4:block-size=128,double-quant=no");
   EXPECT_EQ(told.at("on_overflow"), "clamp");
   EXPECT_EQ(told.at("nonfinite"), "quantize");
   EXPECT_EQ(told.at("error_report"), "full");
-  EXPECT_EQ(told.at("tensor"), Json::parse(R"([{"pattern":"a\".*","codec":"keep"},{"pattern":"b","codec":"fp4"}])"));
+  EXPECT_EQ(told.at("tensor"),
+            Json::parse(R"([{"pattern":"a\".*","codec":"keep"},{"pattern":"b","codec":"fp4:block-size=32"}])"));
   EXPECT_EQ(told.at("skip"), Json{"\uFFFD"});
   EXPECT_EQ(told.at("compute_dtype"), "float16");
   EXPECT_EQ(told.at("keep_shards"), true);

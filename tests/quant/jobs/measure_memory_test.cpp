@@ -153,7 +153,7 @@ TEST(MeasureMemory, CountsCandidates) {
 TEST(MeasureMemory, CountsDecoders) {
   const std::uint64_t small = 64 * 64, large = 2048 * 4096;
   const MemoryReader few = model(1), many = model(1, {2048, 4096});
-  const Recipe plain = recipe("nf4", {.double_quant = false});
+  const Recipe plain = recipe("nf4:double-quant=no");
   EXPECT_GE(Measuring(many, {test::plan(many, plain)}).least(),
             Measuring(few, {test::plan(few, plain)}).least() + (large - small) / 64 * 4);
   // The same of a checkpoint, whichever side it is on.

@@ -168,20 +168,19 @@ void expect_equal(const Measurement& a, const Measurement& b) {
 struct Format {
   std::string id;
   std::string to;
-  CodecOptions options;
   friend void PrintTo(const Format& format, std::ostream* out) { *out << format.id; }
 };
 const std::vector<Format> formats{
-    {"nf4", "nf4", {}},
-    {"nf4_plain", "nf4", {.double_quant = false}},
-    {"nf4_32", "nf4", {.blocksize = 32}},
-    {"nf4_4096", "nf4", {.blocksize = 4096}},
-    {"fp4", "fp4", {}},
-    {"fp4_plain", "fp4", {.blocksize = 128, .double_quant = false}},
-    {"int8", "int8", {}},
-    {"fp16", "fp16", {}},
-    {"bf16", "bf16", {}},
-    {"fp32", "fp32", {}},
+    {"nf4", "nf4"},
+    {"nf4_plain", "nf4:double-quant=no"},
+    {"nf4_32", "nf4:block-size=32"},
+    {"nf4_4096", "nf4:block-size=4096"},
+    {"fp4", "fp4"},
+    {"fp4_plain", "fp4:block-size=128,double-quant=no"},
+    {"int8", "int8"},
+    {"fp16", "fp16"},
+    {"bf16", "bf16"},
+    {"fp32", "fp32"},
 };
 
 class MeasureFormats : public testing::TestWithParam<std::tuple<Format, DType>> {};
@@ -189,7 +188,7 @@ class MeasureFormats : public testing::TestWithParam<std::tuple<Format, DType>> 
 TEST_P(MeasureFormats, FiguresAreThoseOfTheDecodedWeights) {
   const auto& [format, dtype] = GetParam();
   const MemoryReader in = llama(dtype);
-  const Converted out = converted(in, recipe(format.to, format.options));
+  const Converted out = converted(in, recipe(format.to));
   const Measurement found = measured(in, {checkpoint(out.reader)});
   ASSERT_EQ(found.tensors.size(), 4U);
   EXPECT_THAT(found.candidates.at(0).missing, IsEmpty());
@@ -199,7 +198,7 @@ TEST_P(MeasureFormats, FiguresAreThoseOfTheDecodedWeights) {
   for (std::size_t t = 0; t < 4; ++t) {
     const PlannedTensor tensor = out.plan.tensors[t];
     SCOPED_TRACE(tensor.info.name);
-    const auto codec = make_codec(tensor.codec, format.options);
+    const auto codec = make_codec(tensor.codec);
     const std::size_t first = part;
     part += stored_parts(*codec, tensor.info).size();
     test::Bytes packed(out.reader.tensors().bytes(first));
@@ -216,7 +215,7 @@ TEST_P(MeasureFormats, FiguresAreThoseOfTheDecodedWeights) {
     EXPECT_EQ(found.tensors[t].stats, describe_in_units(reference));
     EXPECT_EQ(error.stats, compare_in_units(reference, decoded));
     EXPECT_EQ(error.bytes, tensor.stored_bytes);
-    EXPECT_EQ(error.codec == tensor.codec, tensor.quantized) << error.codec;
+    EXPECT_EQ(error.codec == tensor.codec.name(), tensor.quantized) << error.codec;
     EXPECT_EQ(error.quantized, tensor.quantized);
 
     std::map<int, std::uint64_t> bins;
@@ -254,7 +253,7 @@ TEST_P(MeasureFormats, PlanIsWhatConvertWrites) {
   add(in, "model.layers.2.wide.up_proj.weight", dtype, {2, 150'001}, test::normal_weights(300'002, 5));
   in.add({"model.layers.2.empty.up_proj.weight", dtype, {0, 64}}, {});
   add(in, "model.layers.2.scale", dtype, {}, {0.3f});
-  Recipe how = recipe(format.to, format.options);
+  Recipe how = recipe(format.to);
   how.rules.push_back({".*up_proj.*", format.to});
   how.allow_nibble_only = true;
   const Converted out = converted(in, how);

@@ -3,6 +3,7 @@
 
 #include "nibble/error.hpp"
 #include "nibble/recipe.hpp"
+#include "quant/schemes/scheme.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
 
@@ -33,7 +34,7 @@ Recipe nf4() {
 
 std::map<std::string, std::string> codecs(const Plan& plan) {
   std::map<std::string, std::string> codecs;
-  for (const PlannedTensor& tensor : plan.tensors) codecs[tensor.info.name] = tensor.codec;
+  for (const PlannedTensor& tensor : plan.tensors) codecs[tensor.info.name] = tensor.codec.text();
   return codecs;
 }
 
@@ -109,10 +110,24 @@ TEST(Plan, RuleThatMatchesNothingIsAnError) {
   EXPECT_THAT(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage), HasSubstr("that it can store"));
 }
 
-TEST(Plan, UnknownCodecIsUsage) {
-  Recipe recipe = nf4();
-  recipe.lm_head = "nf5";
-  EXPECT_THAT(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage), HasSubstr("nf5"));
+// Each with options of its own, and the last match wins.
+TEST(Plan, EveryTensorHasTheOptionsOfItsCodec) {
+  Recipe recipe;
+  recipe.to = "nf4:block-size=128";
+  recipe.lm_head = "nf4";
+  recipe.rules = {{".*down_proj.*", "nf4:block-size=32,double-quant=no"}};
+  const MemoryReader in = llama();
+  const Plan plan = make_plan(in, recipe);
+  EXPECT_FALSE(plan.nibble_only);
+  for (const PlannedTensor& tensor : plan.tensors) {
+    if (!tensor.quantized) continue;
+    const bool is_down = tensor.info.name.find("down_proj") != std::string::npos;
+    EXPECT_EQ(tensor.codec, is_down                                   ? "nf4:block-size=32,double-quant=no"
+                            : tensor.decided_by == DecidedBy::lm_head ? "nf4"
+                                                                      : "nf4:block-size=128")
+        << tensor.info.name;
+    EXPECT_EQ(tensor.stored_bytes, stored_bytes(*make_codec(tensor.codec), tensor.info));
+  }
 }
 
 TEST(Plan, LmHeadAloneStaysLoadable) {

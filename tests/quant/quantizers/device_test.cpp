@@ -10,6 +10,7 @@
 
 #include "nibble/convert.hpp"
 #include "nibble/error.hpp"
+#include "quant/codecs/four_bit/four_bit.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
@@ -103,17 +104,11 @@ TEST_F(Devices, PinnedMemoryBeginsPages) {
 
 // --- Codecs
 
-struct Format {
-  std::string codec;
-  CodecOptions options;
-};
-
-std::vector<Format> formats() {
-  std::vector<Format> formats{{"int8", {}}};
+std::vector<CodecSpec> formats() {
+  std::vector<CodecSpec> formats{"int8"};
   for (const std::string codec : {"nf4", "fp4"})
     for (const std::uint32_t blocksize : {32u, 64u, 512u, 4096u})
-      for (const bool double_quant : {true, false})
-        formats.push_back({codec, {.blocksize = blocksize, .double_quant = double_quant}});
+      for (const bool double_quant : {true, false}) formats.push_back(four_bit_spec(codec, blocksize, double_quant));
   return formats;
 }
 
@@ -121,18 +116,17 @@ std::vector<Format> formats() {
 TEST_F(Devices, EncodeAsTheCpuDoes) {
   const auto device = Device::open(DeviceChoice::cuda);
   unsigned seed = 0;
-  for (const Format& format : formats())
+  for (const CodecSpec& format : formats())
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64})
       for (const Shape& shape : {Shape{1, 1}, Shape{3, 4099}, Shape{77, 1}, Shape{0, 5}}) {
         const TensorInfo tensor{"w", dtype, shape};
         const auto bytes = test::stored_as(dtype, test::normal_weights(tensor.elements(), ++seed, 0.05f));
-        const auto codec = make_codec(format.codec, format.options);
+        const auto codec = make_codec(format);
         const std::uint64_t before = device->chunks();
         for (const std::uint64_t limit : {100u, 4096u, 1u << 20})
           ASSERT_EQ(test::encode(*codec, tensor, bytes, {.sums_errors = true, .device = device.get()}, limit),
                     test::encode(*codec, tensor, bytes, {.sums_errors = true}, limit))
-              << format.codec << ' ' << format.options.blocksize << ' ' << traits(dtype).name << ' ' << to_string(shape)
-              << ' ' << limit;
+              << format.text() << ' ' << traits(dtype).name << ' ' << to_string(shape) << ' ' << limit;
         EXPECT_EQ(device->chunks() > before, dtype != DType::f64 && tensor.elements() > 0);
       }
 }

@@ -59,9 +59,7 @@ TEST(BitsandbytesConfig, NothingQuantizedIsNoConfig) {
 }
 
 TEST(BitsandbytesConfig, SaysHowWeightsAreStored) {
-  Recipe plain = recipe("fp4");
-  plain.options.double_quant = false;
-  const Json json = config(llama(), plain);
+  const Json json = config(llama(), recipe("fp4:double-quant=no"));
   EXPECT_EQ(json.at("bnb_4bit_quant_type"), "fp4");
   EXPECT_EQ(json.at("bnb_4bit_use_double_quant"), false);
   EXPECT_EQ(json.at("load_in_4bit"), true);

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "nibble/nested.hpp"
+#include "quant/codecs/four_bit/four_bit.hpp"
 #include "tests/quant/schemes/scheme_support.hpp"
 #include "tests/support/corrupt.hpp"
 
@@ -39,7 +40,7 @@ TEST(Bitsandbytes, PartsOfDoubleQuant) {
 
 TEST(Bitsandbytes, PartsOfPlainAbsmax) {
   const TensorInfo tensor{"w", DType::f16, {3, 43}};
-  const auto codec = make_codec("fp4", {.blocksize = 32, .double_quant = false});
+  const auto codec = make_codec("fp4:block-size=32,double-quant=no");
   const std::string state = R"({"quant_type": "fp4", "blocksize": 32, "dtype": "float16", "shape": [3, 43]})";
   const std::vector<TensorInfo> expected{{"w", DType::u8, {65, 1}},
                                          {"w.absmax", DType::f32, {5}},
@@ -96,7 +97,7 @@ TEST(Bitsandbytes, RefusesPartsThatContradictTheTensor) {
   const auto error_of = [&](const test::StoredParts& parts) {
     const test::MemoryReader reader = test::reader_of(parts);
     return test::error_of([&] {
-      (void)scheme_of(*codec).read_planes(reader, *codec, {tensor, "nf4", {}, {0, 1, 2, 3, 4, 5}});
+      (void)scheme_of(*codec).read_planes(reader, *codec, {tensor, "nf4", {0, 1, 2, 3, 4, 5}});
     });
   };
   const auto with_state = [&](const std::string& state) {
@@ -141,7 +142,7 @@ class BitsandbytesGolden : public testing::TestWithParam<std::tuple<std::string,
 TEST_P(BitsandbytesGolden, EqualsBitsandbytesByteForByte) {
   const auto& [kind, which, blocksize] = GetParam();
   const std::string prefix = kind + "." + which;
-  const auto codec = make_codec(kind, {.blocksize = blocksize, .double_quant = false});
+  const auto codec = make_codec(four_bit_spec(kind, blocksize, false));
   TensorInfo tensor = golden().info(prefix + ".input");
   tensor.name = prefix;
   for (const auto& [info, bytes] : test::stored(*codec, tensor, golden().bytes(prefix + ".input"))) {
@@ -181,7 +182,7 @@ TEST(Bitsandbytes, DoubleQuantDiffersOnlyWhereItIsCloser) {
 
   // Given their offset: the same nested absmax, and codes that are theirs or nearer.
   const auto weights = golden.bytes(prefix + ".input");
-  const auto plain = test::encode(*make_codec("nf4", {.double_quant = false}), tensor, weights);
+  const auto plain = test::encode(*make_codec("nf4:double-quant=no"), tensor, weights);
   const auto absmax = test::values_of<float>(plain.planes[1]);
   std::vector<std::uint8_t> codes(absmax.size());
   std::vector<float> nested_absmax((absmax.size() + 255) / 256);

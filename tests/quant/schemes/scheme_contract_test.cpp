@@ -66,9 +66,9 @@ std::vector<float> weights_of(const StoredWeights& stored, const StoredWeights::
 }
 
 TEST_P(SchemeContract, WhatItStoresIsRecognizedAndDecodesToTheSame) {
-  for (const CodecOptions& options : {CodecOptions{}, CodecOptions{.blocksize = 128, .double_quant = false}})
+  for (const CodecSpec& variant : test::variants(GetParam()))
     for (const Shape& shape : shapes) {
-      const auto made = make_codec(GetParam(), options);
+      const auto made = make_codec(variant);
       const TensorInfo tensor{"layer.weight", DType::f16, shape};
       const test::Bytes weights = test::stored_as(DType::f16, test::normal_weights(tensor.elements(), 2));
       const test::Encoded encoded = test::encode(*made, tensor, weights);
@@ -77,11 +77,11 @@ TEST_P(SchemeContract, WhatItStoresIsRecognizedAndDecodesToTheSame) {
       ASSERT_EQ(stored.size(), 1U);
       const StoredWeights::Tensor found = stored[0];
       EXPECT_EQ(found.scheme, &scheme);
-      EXPECT_EQ(found.stored.codec, GetParam());
+      EXPECT_EQ(found.stored.codec, variant);
       EXPECT_EQ(found.stored.info, tensor);
       EXPECT_EQ(found.bytes, stored_bytes(*made, tensor));
       EXPECT_EQ(weights_of(stored, found), test::decode(*made, tensor, encoded));
-      const auto again = make_codec(found.stored.codec, found.stored.options);
+      const auto again = make_codec(found.stored.codec);
       const auto planes = scheme.read_planes(reader, *again, found.stored);
       ASSERT_EQ(planes.size(), encoded.planes.size() - 1);
       for (std::size_t i = 0; i < planes.size(); ++i) EXPECT_EQ(planes[i], encoded.planes[i + 1]) << i;

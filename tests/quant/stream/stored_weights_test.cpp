@@ -20,9 +20,9 @@ using Parts = test::StoredParts;  // to be changed before they are a checkpoint
 
 const TensorInfo matrix{"layer.weight", DType::f32, {70, 65}};
 
-Parts parts_of(std::string_view codec, const CodecOptions& options, const TensorInfo& tensor = matrix) {
+Parts parts_of(const CodecSpec& codec, const TensorInfo& tensor = matrix) {
   const std::vector<float> weights = test::normal_weights(tensor.elements(), 1);
-  return test::stored(*make_codec(codec, options), tensor, test::stored_as(tensor.dtype, weights));
+  return test::stored(*make_codec(codec), tensor, test::stored_as(tensor.dtype, weights));
 }
 
 std::pair<TensorInfo, Bytes>& part(Parts& parts, std::string_view ending) {
@@ -67,18 +67,18 @@ std::vector<std::string> names(const StoredWeights& stored) {
 }
 
 struct Case {
-  std::string id, codec;
-  CodecOptions options;
+  std::string id;
+  CodecSpec codec;
 };
 
 class StoredCodecs : public testing::TestWithParam<Case> {};
 
 // Parts in any order, among others, are the tensor that they were.
 TEST_P(StoredCodecs, PartsAreOneTensorAgain) {
-  const auto& [id, codec, options] = GetParam();
+  const auto& [id, codec] = GetParam();
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     const TensorInfo tensor{"layer.weight", dtype, {70, 195}};
-    Parts parts = parts_of(codec, options, tensor);
+    Parts parts = parts_of(codec, tensor);
     const std::size_t own = parts.size();
     std::uint64_t bytes = 0;
     for (const auto& [info, data] : parts) bytes += data.size();
@@ -96,8 +96,6 @@ TEST_P(StoredCodecs, PartsAreOneTensorAgain) {
     EXPECT_EQ(found.stored.info.shape, tensor.shape);
     if (codec != "int8") {
       EXPECT_EQ(found.stored.info, tensor);
-      EXPECT_EQ(found.stored.options.blocksize, options.blocksize);
-      EXPECT_EQ(found.stored.options.double_quant, options.double_quant);
     }
     EXPECT_EQ(stored.find("layer.weight"), 1U);
     EXPECT_EQ(stored.find("a.bias"), 0U);
@@ -108,7 +106,7 @@ TEST_P(StoredCodecs, PartsAreOneTensorAgain) {
     EXPECT_EQ(weights_of(stored, 0), (std::vector<float>{1, 2, 3}));
 
     const std::vector<float> weights = test::normal_weights(tensor.elements(), 1);
-    const auto made = make_codec(codec, options);
+    const auto made = make_codec(codec);
     const std::vector<float> expected =
         test::decode(*made, tensor, test::encode(*made, tensor, test::stored_as(dtype, weights)));
     EXPECT_EQ(weights_of(stored, 1, 4096), expected);
@@ -118,17 +116,16 @@ TEST_P(StoredCodecs, PartsAreOneTensorAgain) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, StoredCodecs,
-                         testing::Values(Case{"nf4", "nf4", {}}, Case{"nf4_plain", "nf4", {.double_quant = false}},
-                                         Case{"nf4_4096", "nf4", {.blocksize = 4096}},
-                                         Case{"fp4_32", "fp4", {.blocksize = 32}},
-                                         Case{"fp4_plain", "fp4", {.double_quant = false}}, Case{"int8", "int8", {}}),
+                         testing::Values(Case{"nf4", "nf4"}, Case{"nf4_plain", "nf4:double-quant=no"},
+                                         Case{"nf4_4096", "nf4:block-size=4096"}, Case{"fp4_32", "fp4:block-size=32"},
+                                         Case{"fp4_plain", "fp4:double-quant=no"}, Case{"int8", "int8"}),
                          [](const auto& each) { return each.param.id; });
 
 TEST(StoredWeights, OddNumbersOfWeights) {
   for (const std::size_t n : {1U, 63U, 4097U, 8193U, 12'289U})
     for (const char* const codec : {"nf4", "int8"}) {
       const TensorInfo tensor{"w.weight", DType::f32, {1, n}};
-      const MemoryReader reader = reader_of(parts_of(codec, {}, tensor));
+      const MemoryReader reader = reader_of(parts_of(codec, tensor));
       const StoredWeights stored(reader);
       ASSERT_EQ(stored.size(), 1U);
       EXPECT_EQ(weights_of(stored, 0), test::round_trip(*make_codec(codec), test::normal_weights(n, 1), {1, n}))
@@ -159,7 +156,7 @@ TEST(StoredWeights, ManyTensors) {
   Parts parts;
   for (std::size_t i = 0; i < 100; ++i) {
     const TensorInfo tensor{"layers." + std::to_string(i) + ".weight", DType::f32, {3, 20 + i}};
-    Parts own = parts_of(i % 3 == 0 ? "nf4" : i % 3 == 1 ? "fp4" : "int8", {}, tensor);
+    Parts own = parts_of(i % 3 == 0 ? "nf4" : i % 3 == 1 ? "fp4" : "int8", tensor);
     parts.insert(parts.end(), own.begin(), own.end());
   }
   const MemoryReader reader = reader_of(parts);
@@ -176,9 +173,8 @@ TEST(StoredWeights, ManyTensors) {
 // ---- parts that are no tensor ----------------------------------------------------------------------------------
 
 TEST(StoredWeights, MissingPartsAreNamed) {
-  const CodecOptions plain{.double_quant = false};
-  for (const CodecOptions& options : {CodecOptions{}, plain}) {
-    const Parts all = parts_of("nf4", options);
+  for (const CodecSpec codec : {"nf4", "nf4:double-quant=no"}) {
+    const Parts all = parts_of(codec);
     EXPECT_EQ(problem(all), "");
     for (std::size_t i = 1; i + 1 < all.size(); ++i) {  // the last is the state: without it they are no tensor
       Parts parts = all;
@@ -189,7 +185,7 @@ TEST(StoredWeights, MissingPartsAreNamed) {
 }
 
 TEST(StoredWeights, WeightFormatMayBeMissing) {
-  Parts parts = parts_of("int8", {});
+  Parts parts = parts_of("int8");
   parts.erase(parts.begin() + 2);
   const MemoryReader reader = reader_of(parts);
   const StoredWeights stored(reader);
@@ -200,7 +196,7 @@ TEST(StoredWeights, WeightFormatMayBeMissing) {
 
 TEST(StoredWeights, ContradictionsInInt8) {
   const auto broken = [](const std::function<void(Parts&)>& change) {
-    Parts parts = parts_of("int8", {});
+    Parts parts = parts_of("int8");
     change(parts);
     return problem(parts);
   };
@@ -228,7 +224,7 @@ TEST(StoredWeights, ContradictionsInInt8) {
 TEST(StoredWeights, ContradictionsInFourBits) {
   constexpr const char* state = ".quant_state.bitsandbytes__nf4";
   const auto broken = [](const std::function<void(Parts&)>& change) {
-    Parts parts = parts_of("nf4", {});
+    Parts parts = parts_of("nf4");
     change(parts);
     return problem(parts);
   };

@@ -7,6 +7,7 @@
 #include "nibble/error.hpp"
 #include "nibble/fp4.hpp"
 #include "nibble/nf4.hpp"
+#include "quant/codecs/four_bit/four_bit.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/quant/codecs/reference.hpp"
 
@@ -97,7 +98,7 @@ TEST_P(FourBit, EveryMidpointAndItsNeighboursAtEveryScale) {
 // subnormal or nearly so, and where the processor's table of steps begins and ends (four_bit_bf16.hpp).
 TEST_P(FourBit, EveryBf16WeightAtEveryAbsmax) {
   constexpr std::size_t blocksize = 32;
-  const auto codec = make_codec(format.name, {.blocksize = blocksize, .double_quant = false});
+  const auto codec = make_codec(four_bit_spec(format.name, blocksize, false));
   for (const int exponent : {0, 1, 5, 6, 7, 10, 127, 251, 252, 253, 254}) {
     std::vector<std::uint16_t> bits;
     for (int absmax = exponent << 7; absmax < (exponent + 1) << 7; ++absmax) {

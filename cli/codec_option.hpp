@@ -1,0 +1,38 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nibble/recipe.hpp"
+
+/// Options whose values are codecs: "nf4", "nf4:block-size=32,double-quant=no".
+namespace nibble::cli {
+
+/// What help calls such a value; completion knows by it what to offer.
+inline constexpr const char* codec_type = "CODEC";
+
+/// The codecs that a conversion may be --to: all that change something.
+[[nodiscard]] std::vector<std::string_view> target_names();
+
+/// The codec that `option` was given. Throws Error(usage), which names the option, and offers only `names`.
+[[nodiscard]] CodecSpec parse_codec(std::string_view option, std::string_view text,
+                                    std::span<const std::string_view> names);
+
+/// The value of --tensor, RE=CODEC. Both may contain "=": the codec begins behind the first that a codec's name
+/// follows. Throws Error(usage).
+[[nodiscard]] Rule parse_rule(const std::string& text);
+
+/// Every codec, and with each of its options' values that is not the default; for completion.
+[[nodiscard]] std::vector<std::string> codec_words();
+
+/// For the end of a help text: the codecs and their options.
+[[nodiscard]] std::string codec_help();
+
+/// What `measure --to` and `convert --to` would do with this codec. NaN and infinities are kept, so that they show in
+/// the figures.
+[[nodiscard]] Recipe measured_recipe(const CodecSpec& codec);
+
+}  // namespace nibble::cli
