@@ -266,93 +266,105 @@ void run(const CLI::App& command, ConvertOptions& options) {
 }  // namespace
 
 void add_convert(CLI::App& app) {
-  CLI::App* const command = app.add_subcommand("convert", "Convert a checkpoint to fp16, bf16, int8, NF4 or FP4");
+  CLI::App* const command =
+      app.add_subcommand("convert", "Convert a checkpoint: quantize its linear layers, or cast all weights");
   const auto options = std::make_shared<ConvertOptions>();
   Recipe& recipe = options->recipe;
 
-  command->add_option("IN", options->in, "A .safetensors file, a model directory, or org/model in the local hub cache")
+  command
+      ->add_option(
+          "IN", options->in,
+          "A .safetensors file, a model directory, or the name of a model in the local Hugging Face cache (org/model)")
       ->required()
       ->type_name("");
   command
-      ->add_option("OUT", options->out,
-                   "What to write: a file (NAME.safetensors) for a file, a directory for a directory")
+      ->add_option(
+          "OUT", options->out,
+          "Where to write the result: a file (NAME.safetensors) if IN is a file, a directory if IN is a directory")
       ->required()
       ->type_name("");
   command
       ->add_option("--to", options->to,
-                   "Target: linear layers are quantized as transformers would; casts take all weights")
+                   "The target. A codec that quantizes is applied to the linear layers that transformers would "
+                   "quantize, a cast to all weights")
       ->type_name(codec_type)
       ->required();
 
   const std::string format = "Format";
-  command->add_option("--block-size", options->blocksize, "Short for block-size=N in every codec that has this option")
+  command
+      ->add_option("--block-size", options->blocksize, "Shorthand for block-size=N in every codec that has this option")
       ->type_name("N")
       ->group(format);
   command
       ->add_flag("--no-double-quant", options->no_double_quant,
-                 "Short for double-quant=no in every codec that has this option")
+                 "Shorthand for double-quant=no in every codec that has this option")
       ->group(format);
   add_choice<DType>(*command, "--compute-dtype", recipe.compute_dtype,
                     {{"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}},
-                    "bnb_4bit_compute_dtype [the source's 16-bit type; float32 for an fp32 source]",
+                    "The type in which transformers computes with 4-bit layers, bnb_4bit_compute_dtype [the 16-bit "
+                    "type of the source; float32 if the source is fp32]",
                     {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}})
       ->group(format);
   add_choice<OnOverflow>(*command, "--on-overflow", recipe.on_overflow,
                          {{"error", OnOverflow::error}, {"clamp", OnOverflow::clamp}, {"keep", OnOverflow::keep}},
-                         "Finite values beyond the type they are cast to (fp16: 65504): stop, store the largest, or "
-                         "store infinity [error for fp16, keep for bf16 and fp32]")
+                         "What a cast does with finite values that its type cannot hold (fp16: beyond 65504): stop, "
+                         "store the largest value, or store infinity [error for fp16, keep for bf16 and fp32]")
       ->group(format);
   add_choice<Nonfinite>(*command, "--nonfinite", recipe.nonfinite,
                         {{"keep", Nonfinite::keep}, {"error", Nonfinite::error}, {"quantize", Nonfinite::quantize}},
-                        "Tensors with NaN or infinity: leave them as they are, stop (where a cast would make an "
-                        "infinity, too), or quantize around them [keep]")
+                        "What to do with a tensor that contains NaN or infinity: leave it as it is, stop (also where a "
+                        "cast would produce infinity), or quantize it without these values [keep]")
       ->group(format);
 
   add_choice<ErrorReport>(
       *command, "--error-report", recipe.error_report,
       {{"none", ErrorReport::none}, {"basic", ErrorReport::basic}, {"full", ErrorReport::full}},
-      "Error of every tensor in the manifest: not at all, from sums made on the way, or of `nibble measure`, which "
-      "reads the input once more [basic]")
+      "What nibble.json says about the error of each tensor: nothing, figures from sums that are computed during the "
+      "conversion, or the figures of `nibble measure`, which reads the input a second time [basic]")
       ->group(format);
 
   const std::string selection = "Which tensors";
-  add_repeatable(*command, "--tensor", options->rules,
-                 "Codec for tensors whose whole name matches; the last match wins; repeatable")
+  add_repeatable(
+      *command, "--tensor", options->rules,
+      "Use this codec for tensors whose whole name matches RE; if several rules match, the last one wins; repeatable")
       ->type_name("RE=CODEC")
       ->group(selection);
   add_repeatable(*command, "--skip", recipe.skips,
-                 "Leave matching tensors as they are, beside those that transformers leaves; repeatable")
+                 "Leave tensors whose whole name matches RE as they are, in addition to those that transformers "
+                 "leaves; repeatable")
       ->type_name("RE")
       ->group(selection);
   command
-      ->add_flag("--no-default-skips", options->no_default_skips, "Quantize what transformers leaves, such as lm_head")
+      ->add_flag("--no-default-skips", options->no_default_skips,
+                 "Also quantize the layers that transformers leaves by default, such as lm_head")
       ->group(selection);
   const auto add_codec = [&](const char* name, std::string& codec, const char* help) {
     command->add_option(name, codec, help)->capture_default_str()->type_name(codec_type)->group(selection);
   };
-  add_codec("--embeddings", options->embeddings, "Codec for embeddings");
+  add_codec("--embeddings", options->embeddings, "Codec for the embeddings");
   add_codec("--lm-head", options->lm_head, "Codec for the output layer");
-  add_codec("--experts", options->experts, "Codec for fused experts");
+  add_codec("--experts", options->experts, "Codec for experts that are stored as one tensor");
   command
       ->add_flag("--allow-nibble-only", recipe.allow_nibble_only,
-                 "Write the result even if only nibble can read it, and transformers cannot")
+                 "Write the result even if transformers cannot load it and only nibble can read it")
       ->group(selection);
 
   command
       ->add_option("--max-shard-size", options->max_shard_size,
-                   "Start a new file beyond this size (GB = 1e9, GiB = 2^30)")
+                   "Start a new file when the current one would exceed this size (GB = 1e9 bytes, GiB = 2^30)")
       ->capture_default_str()
       ->type_name("SIZE")
       ->group(output_group);
-  command->add_flag("--keep-shards", recipe.keep_shards, "One output file per input file")
+  command->add_flag("--keep-shards", recipe.keep_shards, "Write one output file for each input file")
       ->excludes("--max-shard-size")
       ->group(output_group);
-  command->add_flag("--overwrite", options->overwrite, "Replace an output that exists, once the new one is complete")
+  command->add_flag("--overwrite", options->overwrite, "Replace an existing output once the new one is complete")
       ->group(output_group);
   command
       ->add_flag("--dry-run", options->dry_run,
-                 "Print every tensor's codec and why, sizes and memory; write nothing; fail as the run would for what "
-                 "is at OUT, another nibble that is writing it, the permission to write there, and the space left")
+                 "Print the codec of each tensor and the reason for it, the sizes and the memory needed, and write "
+                 "nothing. Fails where the conversion would fail: if something is at OUT, if another nibble is writing "
+                 "it, if writing there is not permitted, or if the space left is too small")
       ->group(output_group);
   add_json(*command, options->json)->group(output_group);
   add_progress(*command, options->progress);
@@ -361,7 +373,8 @@ void add_convert(CLI::App& app) {
   add_choice<DeviceChoice>(
       *command, "--device", options->device,
       {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
-      "Where codecs run; all write the same bytes. auto: a GPU if there is one, for 256 MiB or more [cpu]")
+      "Where to encode; the bytes written are the same everywhere. auto uses a GPU, if there is one, for 256 MiB of "
+      "weights or more [cpu]")
       ->group(resources_group);
   add_threads(*command, options->resource_options);
 

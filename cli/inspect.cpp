@@ -146,14 +146,16 @@ void add_inspect(CLI::App& app) {
   CLI::App* const command =
       app.add_subcommand("inspect", "List the weights of a checkpoint, quantized or not; reads headers only");
   const auto options = std::make_shared<InspectOptions>();
-  command->add_option("CHECKPOINT", options->path, "A file, a model directory, or org/model in the local hub cache")
+  command
+      ->add_option("CHECKPOINT", options->path,
+                   "A file, a model directory, or the name of a model in the local Hugging Face cache (org/model)")
       ->required()
       ->type_name("");
   add_json(*command, options->json);
   add_max_memory(*command, options->resource_options);
   command->footer(
-      "A quantized weight has its original shape, and the options of its codec that are not the default.\n"
-      "--json lists the tensors of the files instead, part by part.\n\n"
+      "A quantized weight is listed with its original shape, and with the options of its codec that differ from the\n"
+      "defaults. --json lists the stored tensors instead, part by part.\n\n"
       "Examples:\n"
       "  nibble inspect Llama-3.1-8B\n"
       "  nibble inspect model.safetensors --json");

@@ -173,46 +173,49 @@ void run(const MeasureArguments& options) {
 }  // namespace
 
 void add_measure(CLI::App& app) {
-  CLI::App* const command = app.add_subcommand("measure", "Say what a conversion cost, tensor by tensor");
+  CLI::App* const command = app.add_subcommand("measure", "Measure the error of a conversion, tensor by tensor");
   const auto options = std::make_shared<MeasureArguments>();
   command
-      ->add_option("REF", options->reference, "The original: a file, a model directory, or org/model in the hub cache")
+      ->add_option(
+          "REF", options->reference,
+          "The original: a file, a model directory, or the name of a model in the local Hugging Face cache (org/model)")
       ->required()
       ->type_name("");
   command
       ->add_option("TEST", options->tests,
-                   "What is compared with REF, one checkpoint or several, plain or quantized by any tool")
+                   "One or more checkpoints to compare with REF, plain or quantized by any tool")
       ->type_name("");
 
-  const std::string what = "What would it be";
+  const std::string what = "Conversions that are measured but not written";
   add_repeatable(*command, "--to", options->formats,
-                 "What `convert --to` would make of REF, without writing it; with --advise, what it chooses among "
-                 "[everything that quantizes]; repeatable")
+                 "Measure what `convert --to` would write; with --advise: choose among these codecs [all that "
+                 "quantize]; repeatable")
       ->type_name(codec_type)
       ->group(what);
   CLI::Option* const advise =
       command->add_option("--advise", options->advise,
-                          "Find the codec of every tensor that costs least within a size, or within bits per weight of "
-                          "all of REF (5GB, 4.5bits), and print the command for it");
+                          "Find the codecs with the smallest error for a given size, or for a number of bits per "
+                          "weight of REF (5GB, 4.5bits), and print the command that uses them");
   advise->type_name("SIZE")->group(what);
   command
       ->add_flag("--allow-nibble-only", options->allow_nibble_only,
-                 "Let --to and --advise make what only nibble can read, and transformers cannot")
+                 "Allow --to and --advise to produce what transformers cannot load and only nibble can read")
       ->group(what);
 
-  set_range(command->add_option(
-                "--worst", options->worst,
-                "Tensors to list, worst first; 0 lists all. Limits kinds and layers where there are more than 128"),
+  set_range(command->add_option("--worst", options->worst,
+                                "Number of tensors to list, worst first; 0 lists all. Kinds and layers are limited to "
+                                "the same number if there are more than 128 of them"),
             0, 1'000'000'000)
       ->capture_default_str()
       ->group(output_group);
   CLI::Option* const json = add_json(*command, options->json)->group(output_group);
-  command->add_flag("--csv", options->csv, "Print comma-separated values, a line for every tensor")
+  command->add_flag("--csv", options->csv, "Print comma-separated values, one line for each tensor")
       ->excludes(json)
       ->group(output_group);
   command
-      ->add_option("--html", options->html,
-                   "Write a page that needs no network: layers, kinds, a map, histograms, the worst blocks")
+      ->add_option(
+          "--html", options->html,
+          "Write an HTML report that needs no network: layers, kinds, a heat map, histograms, the worst blocks")
       ->type_name(file_type)
       ->check([](const std::string& path) { return path.empty() ? "is empty" : ""; }, "")
       ->group(output_group);
@@ -222,9 +225,9 @@ void add_measure(CLI::App& app) {
   const auto limit = [&](const char* name, std::vector<std::string>& values, const char* help) {
     add_repeatable(*command, name, values, help)->type_name("[RE=]X")->group(limits);
   };
-  limit("--max-rmse", options->max_rmse, "Largest root mean square error; repeatable");
-  limit("--min-sqnr", options->min_sqnr, "Least signal-to-quantization-noise ratio in dB; repeatable");
-  limit("--min-cosine", options->min_cosine, "Least cosine similarity; repeatable");
+  limit("--max-rmse", options->max_rmse, "The largest root mean square error allowed; repeatable");
+  limit("--min-sqnr", options->min_sqnr, "The lowest signal-to-quantization-noise ratio allowed, in dB; repeatable");
+  limit("--min-cosine", options->min_cosine, "The lowest cosine similarity allowed; repeatable");
 
   add_max_memory(*command, options->resource_options);
   add_threads(*command, options->resource_options);

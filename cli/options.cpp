@@ -17,7 +17,7 @@ Resources ResourceOptions::resources() const {
 void add_max_memory(CLI::App& command, ResourceOptions& options) {
   command
       .add_option("--max-memory", options.max_memory,
-                  "The most memory that is used at a time; less of it may cost time")
+                  "Use at most this much memory; with less, the work may take longer")
       ->capture_default_str()
       ->type_name("SIZE")
       ->group(resources_group);
@@ -25,7 +25,7 @@ void add_max_memory(CLI::App& command, ResourceOptions& options) {
 
 void add_threads(CLI::App& command, ResourceOptions& options) {
   set_range(command.add_option("--threads", options.threads,
-                               "How many threads work [one for each processor that this process may use]"),
+                               "Number of threads [one for each processor that this process may use]"),
             1, 1024)
       ->group(resources_group);
 }
@@ -33,7 +33,8 @@ void add_threads(CLI::App& command, ResourceOptions& options) {
 void add_progress(CLI::App& command, std::string& style) {
   style = "auto";
   set_choices(
-      command.add_option("--progress", style, "Shown on stderr; auto: a bar on a terminal, plain lines elsewhere"),
+      command.add_option("--progress", style,
+                         "How to show progress on stderr; auto is a bar on a terminal and plain lines elsewhere"),
       {"auto", "bar", "plain", "json", "none"})
       ->capture_default_str()
       ->group(output_group);

@@ -18,7 +18,7 @@
 namespace nibble::cli {
 void run_program(int argc, char** argv) {
   force_cpu_target_of_environment();
-  CLI::App app("Converts model weights to fp16, bf16, LLM.int8 and NF4, and says what that cost.", "nibble");
+  CLI::App app("Converts model weights to smaller number formats, and measures what that costs in accuracy.", "nibble");
   app.set_version_flag("--version", fmt::format("nibble {}", version()));
   app.set_help_all_flag("--help-all", "Help of all subcommands");
   app.require_subcommand(1);
@@ -27,9 +27,9 @@ void run_program(int argc, char** argv) {
       "  nibble convert Llama-3.1-8B Llama-3.1-8B-nf4 --to nf4\n"
       "  nibble inspect Llama-3.1-8B-nf4\n\n"
       "Exit codes: 0 done, 1 a bug, 2 usage, 3 bad input, 4 I/O, 5 not enough memory or disk, 6 the output exists,\n"
-      "7 the input changed, 8 a limit of measure is broken, 129 to 143 stopped by a signal.\n\n"
-      "Environment: NIBBLE_CPU_TARGET is the CPU target to run on, for tests and measurements; all write the same\n"
-      "bytes, and nibble formats lists them. NIBBLE_CUDA_LIBRARY is the libnibble_cuda.so to load for --device.");
+      "7 the input changed, 8 a tensor breaks a limit of measure, 129 to 143 stopped by a signal.\n\n"
+      "Environment: NIBBLE_CPU_TARGET selects one of the CPU targets that `nibble formats` lists, for tests and\n"
+      "measurements; all of them write the same bytes. NIBBLE_CUDA_LIBRARY names the libnibble_cuda.so for --device.");
   for (const auto add : commands) add(app);
 
   const std::vector<std::string> arguments = with_help_option(app, with_dashes({argv + 1, argv + argc}));

@@ -8,6 +8,7 @@ mapfile -t sources < <(git ls-files '*.cpp' '*.hpp' '*.cu' '*.js')
 clang-format --dry-run -Werror "${sources[@]}"
 tests/arrows.py --test
 tests/arrows.py
+tests/mutation/run.py --check
 tests/kernels/bypass.py --test
 tests/kernels/bypass.py
 tests/kernels/machine_code.py --test

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Plants the mutants of mutants.toml one at a time and says which of them the tests notice.
+
+    tests/mutation/run.py                 all mutants; writes docs/mutation.md
+    tests/mutation/run.py --only REGEX    those whose file or change matches; writes nothing
+    tests/mutation/run.py --check         only whether every mutant can still be planted (CI runs this)
+
+Works on a copy of the sources in build/mutation, which is built incrementally: a mutant costs the compilation of what
+it touches and its tests. The tests of the mutant's own area run first, then all others.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "mutation"
+PAGE = ROOT / "docs" / "mutation.md"
+PROGRAMS = ("nibble_codec_tests", "nibble_tests", "nibble_kernel_tests")
+HANG = 5  # a mutant that takes this many times as long as the tests without one is noticed, too
+
+
+@dataclasses.dataclass
+class Mutant:
+    file: str
+    find: str
+    replace: str
+    breaks: str  # what the change breaks, in words
+    tests: str = "*"  # the tests that are likely to notice, as --gtest_filter takes them
+    program: str = "nibble_tests"
+    survives: str = ""  # why no test can notice, for mutants that change nothing that can be seen
+
+    def place(self, sources):
+        """The file's text and where in it the mutant goes."""
+        text = (sources / self.file).read_text()
+        if text.count(self.find) != 1:
+            sys.exit(f"{self.file}: {self.find!r} occurs {text.count(self.find)} times, not once: mend mutants.toml")
+        return text
+
+
+def load():
+    with open(pathlib.Path(__file__).with_name("mutants.toml"), "rb") as file:
+        return [Mutant(**mutant) for mutant in tomllib.load(file)["mutant"]]
+
+
+def copy_sources():
+    """Brings build/mutation/sources up to date; files that are the same keep their time, so nothing is rebuilt."""
+    listed = subprocess.check_output(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True).splitlines()
+    sources = BUILD / "sources"
+    wanted = {name for name in listed if (ROOT / name).is_file()}
+    for name in wanted:
+        target = sources / name
+        if target.exists() and target.read_bytes() == (ROOT / name).read_bytes():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+        os.utime(target)
+    for target in sources.rglob("*"):
+        if target.is_file() and str(target.relative_to(sources)) not in wanted:
+            target.unlink()
+    return sources
+
+
+def configure(sources):
+    launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+    subprocess.run(["cmake", "-S", sources, "-B", BUILD / "tree", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
+                    "-DNIBBLE_CUDA=OFF", "-DNIBBLE_UNITY=OFF", *launcher], check=True, stdout=subprocess.DEVNULL)
+
+
+def compile_all():
+    built = subprocess.run(["ninja", "-C", BUILD / "tree", "nibble", *PROGRAMS], capture_output=True, text=True)
+    errors = [line for line in built.stdout.splitlines() if " error: " in line]
+    return built.returncode == 0, errors[0] if errors else built.stdout[-300:]
+
+
+def notices(program, tests, limit):
+    """The first test that fails, "a hang", or None."""
+    command = [BUILD / "tree" / "tests" / program, "--gtest_brief=1", "--gtest_fail_fast", f"--gtest_filter={tests}"]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit)
+    except subprocess.TimeoutExpired:
+        return "a hang"
+    if ran.returncode == 0:
+        return None
+    failed = re.findall(r"^\[  FAILED  \] ([\w/.]+)", ran.stdout, re.MULTILINE)
+    return failed[0] if failed else f"a crash (exit code {ran.returncode})"
+
+
+def try_mutant(mutant, sources, limits):
+    text = mutant.place(sources)
+    path = sources / mutant.file
+    path.write_text(text.replace(mutant.find, mutant.replace))
+    try:
+        compiles, error = compile_all()
+        if not compiles:
+            sys.exit(f"{mutant.file}: {mutant.replace!r} does not compile: {error}")
+        first = notices(mutant.program, mutant.tests, limits[mutant.program])
+        if first:
+            return first
+        for program in PROGRAMS:
+            if found := notices(program, "*", limits[program]):
+                return found
+        return None
+    finally:
+        path.write_text(text)
+
+
+def write_page(results, seconds):
+    killed = sum(1 for _, found in results if found)
+    explained = [mutant for mutant, found in results if not found]
+    lines = [
+        "# Mutants",
+        "",
+        "A test that cannot fail shows nothing. `tests/mutation/run.py` plants small mistakes in the code, one at a "
+        "time, and runs the tests. The list is picked by hand: guards that are left out, bounds that are off by one, "
+        "steps in another order. Made by that program.",
+        "",
+        f"{killed} of {len(results)} are noticed" + (", the others change nothing that can be seen."
+                                                     if explained else ".") + f" ({seconds / 60:.0f} minutes)",
+        "",
+        "| File | What the mutant breaks | Noticed by |",
+        "|---|---|---|",
+    ]
+    for mutant, found in results:
+        lines.append(f"| `{mutant.file}` | {mutant.breaks} | {f'`{found}`' if found else 'none: ' + mutant.survives} |")
+    PAGE.write_text("\n".join(lines) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", metavar="REGEX")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    mutants = load()
+    for mutant in mutants:
+        mutant.place(ROOT)
+    if options.check:
+        print(f"{len(mutants)} mutants can be planted")
+        return
+    chosen = [m for m in mutants if re.search(options.only, f"{m.file} {m.breaks}")]
+    start = time.monotonic()
+    sources = copy_sources()
+    configure(sources)
+    compiles, error = compile_all()
+    if not compiles:
+        sys.exit(f"the code does not compile without a mutant: {error}")
+    limits = {}
+    for program in PROGRAMS:
+        begin = time.monotonic()
+        if failed := notices(program, "*", None):
+            sys.exit(f"{program} fails without a mutant: {failed}")
+        limits[program] = HANG * (time.monotonic() - begin) + 10
+    results = []
+    wrong = 0
+    for mutant in chosen:
+        found = try_mutant(mutant, sources, limits)
+        results.append((mutant, found))
+        verdict = f"noticed by {found}" if found else "SURVIVES"
+        if bool(found) == bool(mutant.survives):
+            wrong += 1
+            verdict += ", which mutants.toml does not expect"
+        print(f"{len(results)}/{len(chosen)} {mutant.file}: {mutant.breaks}: {verdict}", flush=True)
+    if not options.only:
+        write_page(results, time.monotonic() - start)
+    if wrong:
+        sys.exit(f"{wrong} mutants are not as mutants.toml says")
+
+
+if __name__ == "__main__":
+    main()
