@@ -83,9 +83,9 @@ class Remover {
   // A name may be taken by what a removal before this one left behind.
   void move_up(int directory, const char* name) noexcept {
     for (int attempt = 0; attempt < max_rounds; ++attempt) {
-      std::array<char, 32> place{};
-      (void)std::snprintf(place.data(), place.size(), "%s%u", removed_prefix.data(), moved_++);
-      if (renameat(directory, name, top_, place.data()) == 0 || (errno != ENOTEMPTY && errno != EEXIST)) return;
+      std::array<char, 32> new_name{};
+      (void)std::snprintf(new_name.data(), new_name.size(), "%s%u", removed_prefix.data(), moved_++);
+      if (renameat(directory, name, top_, new_name.data()) == 0 || (errno != ENOTEMPTY && errno != EEXIST)) return;
     }
   }
 

@@ -126,8 +126,8 @@ class OutputFile {
   /// not in units of 4096 bytes. The file must still have the name it was given.
   [[nodiscard]] Descriptor open_direct(int directory, const std::string& name) const;
 
-  /// As write_at(), through what open_direct() gave. Place and size in the file and place in memory are multiples of
-  /// 4096; where the disk asks for more than that, it is write_at().
+  /// As write_at(), through what open_direct() gave. Offset and size in the file and the address in memory are
+  /// multiples of 4096; where the disk asks for more than that, it is write_at().
   void write_direct(int direct, std::uint64_t offset, std::span<const std::byte> bytes);
 
   /// Returns when the bytes are on the disk. A failure is final: what was written may be lost already, and asking

@@ -84,7 +84,7 @@ Workers::Workers(unsigned wanted) : wanted_(wanted), count_(1 + startable(wanted
   }
 }
 
-// Left to itself oneTBB starts a thread when there is something to do for it, and others may have taken its place then.
+// Left to itself oneTBB starts a thread when there is something to do for it, and by then the system may not have one.
 // Nobody waits for these tasks through oneTBB: where it is refused a thread it throws, and forgets whoever waits.
 void Workers::start_all() {
   const auto meeting = std::make_shared<Meeting>(count_);

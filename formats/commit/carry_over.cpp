@@ -71,11 +71,11 @@ void CarryOver::walk_directory(int from, int to, const std::string& path) {
   const Descriptor here(openat(from, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   struct stat status {};
   if (here.get() < 0 || fstat(here.get(), &status) != 0) fail(path, "cannot open in the input");
-  const Place place{status.st_dev, status.st_ino};
-  if (std::find(above_.begin(), above_.end(), place) != above_.end()) return;
+  const FolderId folder{status.st_dev, status.st_ino};
+  if (std::find(above_.begin(), above_.end(), folder) != above_.end()) return;
   if (above_.size() == max_depth)
     refuse(printable(path), "is a folder in more than {} others, too deep to carry over", max_depth - 1);
-  above_.push_back(place);
+  above_.push_back(folder);
   for (const std::string& name : list_directory(here.get(), printable(path.empty() ? output_ : path))) {
     if (fstatat(here.get(), name.c_str(), &status, 0) != 0) {
       if (errno != ENOENT && errno != ELOOP) fail(path + name, "cannot look at it in the input");

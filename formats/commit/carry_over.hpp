@@ -41,7 +41,7 @@ class CarryOver {
   [[nodiscard]] const LeftOut& left_out() const noexcept { return left_out_; }
 
  private:
-  using Place = std::pair<dev_t, ino_t>;
+  using FolderId = std::pair<dev_t, ino_t>;
 
   void walk(const Directory& from, int to);
   [[nodiscard]] bool is_carried_over(const std::string& name, const std::string& path);
@@ -52,7 +52,7 @@ class CarryOver {
 
   std::string output_;
   std::span<const std::string> converted_;
-  std::vector<Place> above_;  // the folders from the top to the one that is looked at
+  std::vector<FolderId> above_;  // the folders from the top to the one that is looked at
   std::size_t folders_ = 0;
   std::uint64_t bytes_ = 0;
   LeftOut left_out_;

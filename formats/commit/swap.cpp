@@ -117,8 +117,8 @@ std::string parse(std::string_view text, std::uint64_t target_inode, Swap::Steps
 }  // namespace
 
 // The directories of a swap, and what is done to them. `old` is none where nothing is taken out.
-struct Swap::Places {
-  Places(int target_directory, int work, std::string_view shown_name)
+struct Swap::Folders {
+  Folders(int target_directory, int work, std::string_view shown_name)
       : target(target_directory),
         fresh(open_directory(work, new_name)),
         old(open_directory(work, old_name)),
@@ -239,17 +239,17 @@ struct Swap::Places {
 };
 
 Swap::Step Swap::step(Action action, std::string name) const {
-  const Places places(target_, work_, shown_);
+  const Folders folders(target_, work_, shown_);
   Step step{.action = action, .name = std::move(name)};
-  if (action != Action::put_in) step.old_inode = places.in_target(step);
-  if (action != Action::take_out) step.new_inode = places.in_new(step);
+  if (action != Action::put_in) step.old_inode = folders.in_target(step);
+  if (action != Action::take_out) step.new_inode = folders.in_new(step);
   return step;
 }
 
 Swap::Steps Swap::replace(const std::vector<std::string>& entries) const {
-  const Places places(target_, work_, shown_);
+  const Folders folders(target_, work_, shown_);
   std::vector<std::string> out = entries;
-  std::vector<std::string> in = list_directory(places.fresh.get(), printable(shown_));
+  std::vector<std::string> in = list_directory(folders.fresh.get(), printable(shown_));
   std::stable_partition(out.begin(), out.end(), makes_a_model);
   std::stable_partition(in.begin(), in.end(), [](const std::string& name) { return !makes_a_model(name); });
   Steps steps;
@@ -280,15 +280,15 @@ void Swap::write_journal(const Steps& steps) const {
 }
 
 void Swap::run(const Steps& steps, const std::function<void()>& judge) const {
-  const Places places(target_, work_, shown_);
+  const Folders folders(target_, work_, shown_);
   std::size_t begun = 0;
   try {
     write_journal(steps);
-    while (begun < steps.size()) places.carry_out(steps[begun++]);
+    while (begun < steps.size()) folders.carry_out(steps[begun++]);
     if (judge) judge();
     end();
   } catch (...) {
-    if (begun == 0 || places.undo(std::span(steps).first(begun))) {
+    if (begun == 0 || folders.undo(std::span(steps).first(begun))) {
       (void)unlinkat(work_, journal_name, 0);
       (void)fsync(work_);  // before anything that it names is removed
     }
@@ -327,9 +327,9 @@ Swap::Journal Swap::journal() const {
 }
 
 void Swap::finish(const Steps& steps, const std::function<void()>& judge) const {
-  const Places places(target_, work_, shown_);
+  const Folders folders(target_, work_, shown_);
   for (const Step& step : steps)
-    if (!places.is_done(step)) places.carry_out(step);
+    if (!folders.is_done(step)) folders.carry_out(step);
   if (judge) judge();
   end();
 }

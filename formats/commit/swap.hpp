@@ -10,7 +10,7 @@ namespace nibble {
 
 /// Replaces entries of one directory by others that are complete, step by step, so that whatever stops it can be
 /// finished or undone. Nothing is removed: what leaves the target lies in `old` afterwards, or in `new` where two
-/// entries changed places.
+/// entries were exchanged.
 ///
 /// `new` and `old` are directories inside a work directory on the target's file system. Before the first step, all of
 /// them are written to a journal in the work directory, with the inodes of the entries: by these a step can be seen to
@@ -29,7 +29,7 @@ class Swap {
 
   enum class Action : std::uint8_t {
     take_out,  ///< target/NAME becomes old/NAME
-    exchange,  ///< target/NAME and new/NAME change places
+    exchange,  ///< target/NAME and new/NAME are exchanged
     put_in,    ///< new/NAME becomes target/NAME
     barrier,   ///< what is before it is on the disk before anything after it
   };
@@ -72,7 +72,7 @@ class Swap {
   void finish(const Steps& steps, const std::function<void()>& judge = {}) const;
 
  private:
-  struct Places;
+  struct Folders;
   void write_journal(const Steps& steps) const;
   void end() const;
 

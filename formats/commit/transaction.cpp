@@ -100,8 +100,8 @@ std::string Transaction::beside_name() const { return fmt::format(".{}.nibble", 
 
 Transaction::Transaction(const std::filesystem::path& target, Kind kind, const Options& options)
     : Transaction(look, target, kind, options) {
-  WorkPlace place = work_place();
-  work_.emplace(std::move(place.root), place.name, shown_, place.path);
+  WorkLocation location = work_location();
+  work_.emplace(std::move(location.root), location.name, shown_, location.path);
   judge_remains(work_->fd(), work_->shown());
   recover();
   if (!remove_old())
@@ -139,7 +139,7 @@ Transaction::Transaction(Look /*unused*/, const std::filesystem::path& target, K
 
 std::uint64_t Transaction::check(const std::filesystem::path& target, Kind kind, const Options& options) {
   const Transaction transaction(look, target, kind, options);
-  transaction.judge_work_place();
+  transaction.judge_work_location();
   transaction.judge_as_it_is();
   return transaction.free_bytes();
 }
@@ -187,7 +187,7 @@ void Transaction::judge_permission(const std::string& name, const std::string& s
     throw Error(Errc::io, fmt::format("{}: cannot replace: {}", printable(shown), std::strerror(errno)));
 }
 
-Transaction::WorkPlace Transaction::work_place() const {
+Transaction::WorkLocation Transaction::work_location() const {
   Descriptor root = inside_ ? open_directory(parent_.get(), name_) : Descriptor(dup(parent_.get()));
   if (root.get() < 0) fail("cannot open");
   return {std::move(root), inside_ ? inside_name : beside_name(),
@@ -195,10 +195,10 @@ Transaction::WorkPlace Transaction::work_place() const {
 }
 
 // What the run will be refused for before it looks at what an earlier one left to finish.
-void Transaction::judge_work_place() const {
-  const WorkPlace place = work_place();
-  const Descriptor work = WorkDirectory::check(place.root.get(), place.name, shown_, place.path);
-  if (work.get() >= 0) judge_remains(work.get(), WorkDirectory::path_of(place.path, place.name));
+void Transaction::judge_work_location() const {
+  const WorkLocation location = work_location();
+  const Descriptor work = WorkDirectory::check(location.root.get(), location.name, shown_, location.path);
+  if (work.get() >= 0) judge_remains(work.get(), WorkDirectory::path_of(location.path, location.name));
 }
 
 // What recover() will refuse, unless the work directory of an earlier run changes that: then only the run itself can
@@ -425,7 +425,7 @@ void Transaction::finish_commit() noexcept {
   }
 }
 
-// The mode of an entry that takes the place of another: to others than its owner it gives what the old one gave, and to
+// The mode of an entry that replaces another: to others than its owner it gives what the old one gave, and to
 // its group only if that is the old one's.
 mode_t Transaction::narrowed(int fresh, const std::string& name, const struct stat& mine,
                              const struct stat& old) const {
@@ -486,14 +486,14 @@ void Transaction::commit_file() {
   run(swap, steps, [&] { judge_replaced(); });
 }
 
-// Once more what has come out: it may have been written to since. A file that has changed places with another is in
+// Once more what has come out: it may have been written to since. A file that was exchanged is in
 // `new`, what was taken out is in `old`.
 void Transaction::judge_replaced() const {
-  for (const char* const place : {Swap::new_name, Swap::old_name}) {
-    const Descriptor directory = open_directory(work_->fd(), place);
+  for (const char* const folder : {Swap::new_name, Swap::old_name}) {
+    const Descriptor directory = open_directory(work_->fd(), folder);
     if (directory.get() < 0) fail("cannot open what is replaced");
     judge_file(directory.get(), name_, shown_, options_.may_replace);
-    if (options_.with_manifest && std::string_view(place) == Swap::old_name)
+    if (options_.with_manifest && std::string_view(folder) == Swap::old_name)
       judge_file(directory.get(), manifest_name(), shown_ + manifest_suffix, is_manifest);
   }
 }
@@ -552,11 +552,11 @@ void Transaction::publish() {
 bool Transaction::exchange(mode_t mode) {
   if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   if (renameat(work_->fd(), Swap::new_name, work_->fd(), exchanged_name) != 0) fail("cannot replace");
-  const auto swap_places = [&] {
+  const auto swap_entries = [&] {
     return renameat2(work_->fd(), exchanged_name, parent_.get(), name_.c_str(), RENAME_EXCHANGE) == 0;
   };
   const auto set_name = [&](const char* name) { return renameat(work_->fd(), exchanged_name, work_->fd(), name) == 0; };
-  if (!swap_places()) {
+  if (!swap_entries()) {
     const int error = errno;
     (void)set_name(Swap::new_name);
     errno = error;
@@ -574,8 +574,8 @@ bool Transaction::exchange(mode_t mode) {
     if (fsync(parent_.get()) != 0) fail("cannot flush");
     if (!set_name(trash_name)) fail("cannot replace");
   } catch (...) {
-    // What was to be put in is removed only when it is out of its place for good.
-    const bool is_back = swap_places() && set_name(Swap::new_name);
+    // What was to be put in is removed only when it is no longer needed.
+    const bool is_back = swap_entries() && set_name(Swap::new_name);
     if (!is_back || fsync(parent_.get()) != 0 || fsync(work_->fd()) != 0) work_->keep();
     throw;
   }

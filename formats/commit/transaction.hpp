@@ -20,7 +20,7 @@ namespace nibble {
 ///
 /// The output is built in a hidden work directory, which only its owner can enter, and moved when it is complete:
 ///
-///   beside    `.OUT.nibble/` in the folder of OUT. A directory takes its place in one step; an old one changes places
+///   beside    `.OUT.nibble/` in the folder of OUT. A directory appears in one step; an old one is exchanged
 ///             with it. A file and its manifest are replaced by a Swap, as one output: the old manifest leaves first
 ///             and the new one comes last, so that a file may lie there without a manifest for a moment, but never
 ///             beside that of another file.
@@ -90,7 +90,7 @@ class Transaction {
   };
 
   // Where the work directory is, or will be.
-  struct WorkPlace {
+  struct WorkLocation {
     Descriptor root;
     std::string name, path;  // in `root`; `path` is that of `root`, for messages
   };
@@ -110,8 +110,8 @@ class Transaction {
   [[nodiscard]] std::vector<std::string> judge_old(int directory) const;
   void judge_tree(int directory, const std::vector<std::string>& entries) const;
   void judge_journal(const Swap::Journal& journal) const;
-  [[nodiscard]] WorkPlace work_place() const;
-  void judge_work_place() const;
+  [[nodiscard]] WorkLocation work_location() const;
+  void judge_work_location() const;
   void judge_remains(int work, const std::string& shown) const;
   [[nodiscard]] std::vector<std::string> entries_of(int directory) const;
   [[nodiscard]] std::vector<std::string> tree_of(int directory, const std::vector<std::string>& entries) const;

@@ -58,8 +58,8 @@ bool try_lock(int directory, int operation, std::string_view shown) {
 
 }  // namespace
 
-std::string WorkDirectory::path_of(std::string_view place, std::string_view name) {
-  return place.empty() ? std::string(name) : fmt::format("{}/{}", place, name);
+std::string WorkDirectory::path_of(std::string_view folder, std::string_view name) {
+  return folder.empty() ? std::string(name) : fmt::format("{}/{}", folder, name);
 }
 
 // None if its owner has just removed it.
@@ -73,8 +73,8 @@ Descriptor WorkDirectory::make(std::string_view output) {
   return directory;
 }
 
-WorkDirectory::WorkDirectory(Descriptor root, std::string name, std::string_view shown, std::string_view place)
-    : root_(std::move(root)), name_(std::move(name)), shown_(path_of(place, name_)) {
+WorkDirectory::WorkDirectory(Descriptor root, std::string name, std::string_view shown, std::string_view folder)
+    : root_(std::move(root)), name_(std::move(name)), shown_(path_of(folder, name_)) {
   try {
     lock(shown);
   } catch (...) {
@@ -105,8 +105,8 @@ void WorkDirectory::lock(std::string_view output) {
   refuse_locked(output);
 }
 
-Descriptor WorkDirectory::check(int root, const std::string& name, std::string_view output, std::string_view place) {
-  const std::string shown = path_of(place, name);
+Descriptor WorkDirectory::check(int root, const std::string& name, std::string_view output, std::string_view folder) {
+  const std::string shown = path_of(folder, name);
   Descriptor directory = open_work(root, name, shown);
   if (directory.get() < 0) {
     if (faccessat(root, ".", W_OK, AT_EACCESS) != 0) fail_to_create(output);
@@ -130,8 +130,8 @@ void WorkDirectory::clear() {
     throw Error(Errc::io, fmt::format("{}: cannot remove '{}' in it", printable(shown_), printable(left.front())));
 }
 
-bool WorkDirectory::move(Descriptor root, const char* name, std::string_view place) {
-  std::string shown = path_of(place, name);
+bool WorkDirectory::move(Descriptor root, const char* name, std::string_view folder) {
+  std::string shown = path_of(folder, name);
   std::string new_name = name;
   if (renameat(root_.get(), name_.c_str(), root.get(), name) != 0) return false;
   root_ = std::move(root);

@@ -15,8 +15,8 @@ namespace nibble {
 class WorkDirectory {
  public:
   /// `name` in the open directory `root`. Throws Error(output_exists) if another process holds the lock, or if what
-  /// bears the name is not ours; Error(io). `shown` is the output, `place` the folder that `name` is in, for messages.
-  WorkDirectory(Descriptor root, std::string name, std::string_view shown, std::string_view place);
+  /// bears the name is not ours; Error(io). `shown` is the output, `folder` the folder that `name` is in, for messages.
+  WorkDirectory(Descriptor root, std::string name, std::string_view shown, std::string_view folder);
   WorkDirectory(const WorkDirectory&) = delete;
   WorkDirectory& operator=(const WorkDirectory&) = delete;
   ~WorkDirectory();  ///< remove(), if it was cleared or made here and not kept
@@ -24,10 +24,10 @@ class WorkDirectory {
   /// Throws what the constructor would, as far as that can be told without creating anything and without keeping a
   /// lock. Returns what bears the name, if anything does.
   [[nodiscard]] static Descriptor check(int root, const std::string& name, std::string_view shown,
-                                        std::string_view place);
+                                        std::string_view folder);
 
   /// What messages call the directory.
-  [[nodiscard]] static std::string path_of(std::string_view place, std::string_view name);
+  [[nodiscard]] static std::string path_of(std::string_view folder, std::string_view name);
 
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
   [[nodiscard]] int root() const noexcept { return root_.get(); }
@@ -40,8 +40,8 @@ class WorkDirectory {
   /// It stays on disk: the next run needs what is in it.
   void keep() noexcept { removes_ = false; }
 
-  /// Gives it another place. False if that failed: errno says why.
-  [[nodiscard]] bool move(Descriptor root, const char* name, std::string_view place);
+  /// Moves it to another folder. False if that failed: errno says why.
+  [[nodiscard]] bool move(Descriptor root, const char* name, std::string_view folder);
 
   /// Removes it with all that is in it, as far as that is possible. Takes no memory. False if something is left.
   bool remove() noexcept;

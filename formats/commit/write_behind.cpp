@@ -43,7 +43,7 @@ void WriteBehind::write(std::uint64_t offset, Buffers::Loan loan) {
     file_.write_at(offset, bytes);
     return;
   }
-  // Before a buffer for this place there is room for the beginning of its page.
+  // There is room before this buffer for the beginning of its page.
   if (follows) std::copy_n(tail_.begin(), tail_bytes_, loan.before().end() - static_cast<std::ptrdiff_t>(tail_bytes_));
   const std::span<const std::byte> whole(bytes.data() - (offset - begin), end - begin);
   if (first > begin) file_.write_at(begin, whole.first(first - begin));

@@ -39,7 +39,7 @@ std::uint64_t opening_bytes(const TensorInfo& tensor) {
   return 3 * (TensorList::memory_bytes(tensor) + sizeof(Offsets)) + NameIndex::bytes_per_name;
 }
 
-// Collects the entries. Where the parser stands is one of a few places, since the format nests four levels only.
+// Collects the entries. The parser is in one of a few states, since the format nests four levels only.
 class HeaderEvents final : public json::Events {
  public:
   HeaderEvents(std::string_view label, TakenMemory& memory) : label_(label), memory_(memory) {}
@@ -49,10 +49,10 @@ class HeaderEvents final : public json::Events {
 
   void on_key(std::string& name) override {
     if (skipped_ > 0) return;
-    switch (place_) {
-      case Place::top:
+    switch (state_) {
+      case State::top:
         return begin_entry(name);
-      case Place::metadata:
+      case State::metadata:
         memory_.add(2 * (name.size() + NameList::bytes_per_name) + NameIndex::bytes_per_name);
         metadata_.push_back(name);
         return;
@@ -63,12 +63,12 @@ class HeaderEvents final : public json::Events {
 
   void on_string(std::string& value) override {
     if (skip_value()) return;
-    if (place_ == Place::metadata) return;  // nobody asks for it
-    if (place_ == Place::dtype) {
+    if (state_ == State::metadata) return;  // nobody asks for it
+    if (state_ == State::dtype) {
       const auto dtype = find_dtype(value);
       if (!dtype) refuse_entry("unknown dtype '{}'", printable(value));
       tensor_.dtype = *dtype;
-      place_ = Place::entry;
+      state_ = State::entry;
     } else {
       unexpected("a string");
     }
@@ -76,12 +76,12 @@ class HeaderEvents final : public json::Events {
 
   void on_unsigned(std::uint64_t value) override {
     if (skip_value()) return;
-    if (place_ == Place::dimensions) {
+    if (state_ == State::dimensions) {
       if (tensor_.shape.size() == max_dimensions) refuse_entry("shape has more than {} dimensions", max_dimensions);
       tensor_.shape.push_back(value);
-    } else if (place_ == Place::offsets && numbers_ < 2) {
+    } else if (state_ == State::offsets && numbers_ < 2) {
       (numbers_++ == 0 ? data_.begin : data_.end) = value;
-    } else if (place_ == Place::offsets) {
+    } else if (state_ == State::offsets) {
       refuse_entry("data_offsets are not two numbers");
     } else {
       unexpected("a number");
@@ -90,8 +90,8 @@ class HeaderEvents final : public json::Events {
 
   void on_null() override {
     if (skip_value()) return;
-    if (place_ != Place::metadata_value) unexpected("null");
-    place_ = Place::top;  // the library takes it for no metadata
+    if (state_ != State::metadata_value) unexpected("null");
+    state_ = State::top;  // the library takes it for no metadata
   }
 
   void on_other(std::string_view kind) override {
@@ -100,15 +100,15 @@ class HeaderEvents final : public json::Events {
 
   void on_object() override {
     if (skip_deeper()) return;
-    switch (place_) {
-      case Place::document:
-        place_ = Place::top;
+    switch (state_) {
+      case State::document:
+        state_ = State::top;
         return;
-      case Place::metadata_value:
-        place_ = Place::metadata;
+      case State::metadata_value:
+        state_ = State::metadata;
         return;
-      case Place::entry_value:
-        place_ = Place::entry;
+      case State::entry_value:
+        state_ = State::entry;
         return;
       default:
         unexpected("an object");
@@ -117,18 +117,18 @@ class HeaderEvents final : public json::Events {
 
   void on_object_end() override {
     if (skip_back()) return;
-    if (place_ == Place::metadata) return end_metadata();
-    if (place_ == Place::entry) return end_entry();
+    if (state_ == State::metadata) return end_metadata();
+    if (state_ == State::entry) return end_entry();
   }
 
   void on_array() override {
     if (skip_deeper()) return;
-    switch (place_) {
-      case Place::shape:
-        place_ = Place::dimensions;
+    switch (state_) {
+      case State::shape:
+        state_ = State::dimensions;
         return;
-      case Place::data_offsets:
-        place_ = Place::offsets;
+      case State::data_offsets:
+        state_ = State::offsets;
         return;
       default:
         unexpected("an array");
@@ -137,12 +137,12 @@ class HeaderEvents final : public json::Events {
 
   void on_array_end() override {
     if (skip_back()) return;
-    if (place_ == Place::offsets && numbers_ != 2) refuse_entry("data_offsets are not two numbers");
-    place_ = Place::entry;
+    if (state_ == State::offsets && numbers_ != 2) refuse_entry("data_offsets are not two numbers");
+    state_ = State::entry;
   }
 
  private:
-  enum class Place {
+  enum class State {
     document,        // before the outermost brace
     top,             // between entries
     metadata_value,  // after "__metadata__":
@@ -163,22 +163,22 @@ class HeaderEvents final : public json::Events {
   }
 
   [[noreturn]] void unexpected(std::string_view kind) const {
-    switch (place_) {
-      case Place::document:
+    switch (state_) {
+      case State::document:
         refuse(label_, "header is {}, not an object", kind);
-      case Place::metadata_value:
+      case State::metadata_value:
         refuse(label_, "{} is {}, not an object", metadata_key, kind);
-      case Place::metadata:
+      case State::metadata:
         refuse(label_, "{}: '{}' is {}, not a string", metadata_key, printable(metadata_[metadata_.size() - 1]), kind);
-      case Place::dtype:
+      case State::dtype:
         refuse_entry("dtype is {}, not a string", kind);
-      case Place::shape:
+      case State::shape:
         refuse_entry("shape is {}, not an array", kind);
-      case Place::dimensions:
+      case State::dimensions:
         refuse_entry("shape has {} where a dimension is due", kind);
-      case Place::data_offsets:
+      case State::data_offsets:
         refuse_entry("data_offsets are {}, not an array", kind);
-      case Place::offsets:
+      case State::offsets:
         refuse_entry("data_offsets have {} where an offset is due", kind);
       default:
         refuse_entry("its entry is {}, not an object", kind);
@@ -189,26 +189,26 @@ class HeaderEvents final : public json::Events {
     if (name == metadata_key) {
       if (has_metadata_) refuse(label_, "duplicate key '{}'", metadata_key);
       has_metadata_ = true;
-      place_ = Place::metadata_value;
+      state_ = State::metadata_value;
     } else {
       tensor_.name = name;
       tensor_.shape.clear();
       fields_ = 0;
-      place_ = Place::entry_value;
+      state_ = State::entry_value;
     }
   }
 
   void begin_field(const std::string& name) {
-    const auto begin = [&](Field field, Place place) {
+    const auto begin = [&](Field field, State state) {
       if ((fields_ & field) != 0) refuse_entry("duplicate field '{}'", name);
       fields_ |= field;
-      place_ = place;
+      state_ = state;
     };
-    if (name == "dtype") return begin(dtype_field, Place::dtype);
-    if (name == "shape") return begin(shape_field, Place::shape);
+    if (name == "dtype") return begin(dtype_field, State::dtype);
+    if (name == "shape") return begin(shape_field, State::shape);
     numbers_ = 0;
-    if (name == "data_offsets") return begin(offsets_field, Place::data_offsets);
-    place_ = Place::unknown;
+    if (name == "data_offsets") return begin(offsets_field, State::data_offsets);
+    state_ = State::unknown;
   }
 
   void end_entry() {
@@ -218,36 +218,36 @@ class HeaderEvents final : public json::Events {
     memory_.add(opening_bytes(tensor_));
     tensors.push_back(tensor_);
     offsets.push_back(data_);
-    place_ = Place::top;
+    state_ = State::top;
   }
 
   void end_metadata() {
     if (const auto twice = NameIndex(metadata_).duplicate())
       refuse(label_, "{}: duplicate key '{}'", metadata_key, printable(metadata_[twice->second]));
     metadata_ = {};
-    place_ = Place::top;
+    state_ = State::top;
   }
 
   // The value of an unknown field may be anything: these follow it to its end.
   bool skip_value() {
     if (skipped_ > 0) return true;
-    if (place_ != Place::unknown) return false;
-    place_ = Place::entry;
+    if (state_ != State::unknown) return false;
+    state_ = State::entry;
     return true;
   }
   bool skip_deeper() {
-    if (place_ == Place::unknown) ++skipped_;
+    if (state_ == State::unknown) ++skipped_;
     return skipped_ > 0;
   }
   bool skip_back() {
     if (skipped_ == 0) return false;
-    if (--skipped_ == 0) place_ = Place::entry;
+    if (--skipped_ == 0) state_ = State::entry;
     return true;
   }
 
   std::string_view label_;
   TakenMemory& memory_;
-  Place place_ = Place::document;
+  State state_ = State::document;
   NameList metadata_;        // its keys so far
   TensorInfo tensor_;        // whose entry is being read
   Offsets data_;             // its data
@@ -285,8 +285,8 @@ void put_in_order(TensorList& tensors, std::vector<Offsets>& offsets) {
 }
 
 // No holes, no overlaps, nothing before and nothing after: one file has one meaning.
-void check_placement(const TensorList& tensors, std::span<const Offsets> offsets, std::uint64_t data_begin,
-                     std::uint64_t file_bytes, std::string_view label) {
+void check_offsets(const TensorList& tensors, std::span<const Offsets> offsets, std::uint64_t data_begin,
+                   std::uint64_t file_bytes, std::string_view label) {
   Checked position = data_begin;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Offsets& entry = offsets[i];
@@ -385,7 +385,7 @@ Header parse_header(const json::Text& json, std::uint64_t data_begin, std::uint6
   if (!std::is_sorted(offsets.begin(), offsets.end())) put_in_order(tensors, offsets);
   if (const auto twice = NameIndex(tensors).duplicate())
     refuse(label, "duplicate tensor '{}'", printable(tensors.name(twice->second)));
-  check_placement(tensors, offsets, data_begin, file_bytes, label);
+  check_offsets(tensors, offsets, data_begin, file_bytes, label);
 
   Header header;
   header.tensors = std::move(tensors);

@@ -16,7 +16,7 @@ namespace nibble {
 ///
 /// Where a buffer lies in memory depends on where its bytes lie in a file: the kernel copies with `rep movsb`, which on
 /// AMD processors is 4 times slower if the target lies up to 63 bytes behind the source, modulo 4096 (measured on Zen 3
-/// with pread() of 1 MiB: 2.2 GB/s instead of 9). So they are put half a page apart; but at the same place in a page
+/// with pread() of 1 MiB: 2.2 GB/s instead of 9). So they are put half a page apart; but at the same offset in a page
 /// where the disk is to fetch them itself.
 class Buffers {
   static constexpr std::size_t cache_line = 64;

@@ -151,7 +151,7 @@ class Writer {
   /// Bytes of a part of the current shard, from `offset` on.
   virtual void write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) = 0;
 
-  /// A buffer for bytes of a part, at a place in memory that suits their place in the file. Thread-safe.
+  /// A buffer for bytes of a part, at an address that suits their offset in the file. Thread-safe.
   [[nodiscard]] virtual Buffers::Loan lend(std::size_t /*part*/, std::uint64_t offset, std::size_t size) {
     return buffers_.lend(size, offset);
   }

@@ -27,7 +27,7 @@ class Manifest {
   void add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, const EncodingError* basic,
            const MeasuredError* full, std::span<const Part> parts);
 
-  /// A place to come back to.
+  /// A position to come back to.
   struct Mark {
     std::uint64_t bytes;
     std::size_t tensors;

@@ -50,7 +50,7 @@ template <class V> HWY_INLINE auto fold_to_128(V v) {
   }
 }
 
-// Of four blocks of n fp32 numbers behind each other: their lanes change places on the way, so that it takes a third of
+// Of four blocks of n fp32 numbers behind each other: their lanes are permuted on the way, so that it takes a third of
 // the steps of one after the other.
 template <class D>
 HWY_INLINE hn::Vec<hn::Full128<std::int32_t>> four_largest_magnitudes(D d, const float* HWY_RESTRICT w, std::size_t n) {

@@ -22,7 +22,7 @@ constexpr std::uint64_t min_behind_bytes = 256 << 10;  // of shorter chunks, lit
 constexpr std::uint64_t bytes_per_thread = 64 << 10;  // stack and the allocator's caches: 30 KiB with 64 threads
 
 // From reading its header to writing the last file, a tensor takes this, and its name and shape several times: the
-// text of the header, the reader's and the plan's copy, and while one of them grows, its old place. The six parts of
+// text of the header, the reader's and the plan's copy, and while one of them grows, its old copy. The six parts of
 // NF4 in the output are half of it. 100,000 of them were measured to take 330 bytes each, all included.
 constexpr std::uint64_t bytes_per_tensor = 128;
 constexpr std::uint64_t bytes_per_report = 512;  // what measure() found, by name, until the tensor is in the manifest

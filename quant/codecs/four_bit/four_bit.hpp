@@ -22,19 +22,19 @@ struct Bf16Steps;  // quant/codecs/four_bit/four_bit_bf16.hpp
 /// How to find the code of v in [-1, 1]. The codes are numbered by the number of midpoints below v. The search runs on
 /// a grid of 16-bit integers, where twice as many weights fit a register as in fp32:
 ///
-///   x = round(grid * v),  g = floor(base + x * (slope - 4 * |x|)) in fixed point,  number = g + (x > place[g])
+///   x = round(grid * v),  g = floor(base + x * (slope - 4 * |x|)) in fixed point,  number = g + (x > position[g])
 ///
-/// with place[k] that of midpoint k on the grid. make_tables() proves that g is right or one too small. Rounding keeps
-/// the order, so only where x is such a place itself is the number in doubt: about 2 of 100 groups of 64 weights have
-/// one, and are done again in fp32. (docs/tried-and-lost.md compares other ways.)
+/// with position[k] that of midpoint k on the grid. make_tables() proves that g is right or one too small. Rounding
+/// keeps the order, so only where x is such a position itself is the number in doubt: about 2 of 100 groups of 64
+/// weights have one, and are done again in fp32. (docs/tried-and-lost.md compares other ways.)
 ///
-/// Where 32 words are looked up at once (AVX-512), a bucket of 2^11 places that has one midpoint at most tells all:
+/// Where 32 words are looked up at once (AVX-512), a bucket of 2^11 positions that has one midpoint at most tells all:
 ///
 ///   the upper 4 of 16 bits of x + bucket[x >> 11 & 31] are the number; the lower 12 are 0 where it is in doubt
 struct FourBitTables {
   alignas(64) std::array<float, 16> midpoint;  ///< ascending, between neighbours of the codebook; rest infinite
   std::size_t midpoints;                       ///< how many of them are finite
-  alignas(16) std::array<std::uint8_t, 16> lower, upper;  ///< bytes of the midpoints' places on the grid
+  alignas(16) std::array<std::uint8_t, 16> lower, upper;  ///< bytes of the midpoints' positions on the grid
   alignas(16) std::array<std::uint8_t, 16> code;          ///< by number
   alignas(64) std::array<float, 16> codebook;             ///< by code
   std::int16_t base, slope;                               ///< in units of 2^-10 and 2^-11
@@ -54,7 +54,7 @@ struct FourBitTables {
   [[nodiscard]] constexpr int sum(int x) const {
     return (x + bucket[static_cast<std::size_t>(x >> bucket_bits & 31)]) & 0xFFFF;
   }
-  [[nodiscard]] constexpr int place(int k) const {
+  [[nodiscard]] constexpr int position(int k) const {
     const auto i = static_cast<std::size_t>(k);
     return static_cast<std::int16_t>(upper[i] << 8 | lower[i]);
   }
@@ -85,38 +85,38 @@ constexpr FourBitTables make_tables(const float (&codebook)[16], const std::arra
   bool right = true;
   for (std::size_t k = 0; k < tables.midpoints; ++k) {
     const double exact = static_cast<double>(tables.midpoint[k]) * FourBitTables::grid;
-    const int place = static_cast<int>(exact + (exact < 0 ? -0.5 : 0.5));
-    tables.lower[k] = static_cast<std::uint8_t>(place & 0xFF);
-    tables.upper[k] = static_cast<std::uint8_t>(place >> 8 & 0xFF);
-    right = right && exact - place < 0.49 && exact - place > -0.49;
+    const int position = static_cast<int>(exact + (exact < 0 ? -0.5 : 0.5));
+    tables.lower[k] = static_cast<std::uint8_t>(position & 0xFF);
+    tables.upper[k] = static_cast<std::uint8_t>(position >> 8 & 0xFF);
+    right = right && exact - position < 0.49 && exact - position > -0.49;
   }
   tables.has_buckets = !tables.splits_zero;
   for (int first = -(1 << 15), k = 0; first < 1 << 15; first += 1 << FourBitTables::bucket_bits) {
     const int end = first + (1 << FourBitTables::bucket_bits), midpoints = static_cast<int>(tables.midpoints);
-    const bool has_midpoint = k < midpoints && tables.place(k) < end;
+    const bool has_midpoint = k < midpoints && tables.position(k) < end;
     // Without a midpoint the lower bits are from 1024 to 3071.
-    const int turn = 4096 * k + (has_midpoint ? 4096 - tables.place(k) : 1024 - first);
+    const int turn = 4096 * k + (has_midpoint ? 4096 - tables.position(k) : 1024 - first);
     tables.bucket[static_cast<std::size_t>(first >> FourBitTables::bucket_bits & 31)] = static_cast<std::int16_t>(turn);
     // Within a bucket sums rise by one, so those at its ends and around the midpoint tell of all.
-    const int place = has_midpoint ? tables.place(k) : end;
+    const int position = has_midpoint ? tables.position(k) : end;
     const auto is = [&](int x, int number) { return tables.sum(x) >> 12 == number && (tables.sum(x) & 4095) != 0; };
-    const bool below = place == first || (is(first, k) && is(place - 1, k));
-    const bool above = place >= end - 1 || (is(place + 1, k + 1) && is(end - 1, k + 1));
-    const bool at_midpoint = !has_midpoint || (tables.sum(place) & 4095) == 0;
+    const bool below = position == first || (is(first, k) && is(position - 1, k));
+    const bool above = position >= end - 1 || (is(position + 1, k + 1) && is(end - 1, k + 1));
+    const bool at_midpoint = !has_midpoint || (tables.sum(position) & 4095) == 0;
     k += has_midpoint ? 1 : 0;
-    const bool is_last = k == midpoints || tables.place(k) >= end;
+    const bool is_last = k == midpoints || tables.position(k) >= end;
     tables.has_buckets = tables.has_buckets && below && above && at_midpoint && is_last;
   }
 
   int last = -32767;
   for (int k = 0; k <= static_cast<int>(tables.midpoints); ++k) {
     const bool is_last = k == static_cast<int>(tables.midpoints);
-    const int place = is_last ? 32768 : tables.place(k);
+    const int position = is_last ? 32768 : tables.position(k);
     // Between two midpoints the guess is one of two numbers.
-    for (int x = last; x < place; ++x) right = right && tables.guess(x) <= k && tables.guess(x) >= k - 1;
-    // At the place of midpoint k it must be k, or the doubt would go unseen.
-    right = right && (is_last || tables.guess(place) == k) && tables.guess(last) >= 0;
-    last = place + 1;
+    for (int x = last; x < position; ++x) right = right && tables.guess(x) <= k && tables.guess(x) >= k - 1;
+    // At the position of midpoint k it must be k, or the doubt would go unseen.
+    right = right && (is_last || tables.guess(position) == k) && tables.guess(last) >= 0;
+    last = position + 1;
   }
   // The loops look codes up only for formats that split zero; otherwise the number is the code.
   for (std::size_t i = 0; i < 16; ++i) right = right && (tables.splits_zero || ascending[i] == i);

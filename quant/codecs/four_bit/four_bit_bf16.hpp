@@ -32,7 +32,7 @@ struct Bf16Steps {
   /// midpoint at most, and within an octave of 128: so the lower 7 bits of m tell on which side of it a weight lies.
   struct Bytes {
     std::array<std::uint8_t, 16> positive, negative;  ///< by bucket: the next midpoint outwards, and no_step
-    std::array<std::uint8_t, 16> left;                ///< by midpoint: places behind it in its octave
+    std::array<std::uint8_t, 16> left;                ///< by midpoint: positions behind it in its octave
   };
   static constexpr std::uint8_t no_step = 0x80;  ///< the midpoint lies beyond the bucket
   /// The first two octaves are buckets, and the halves of the third, and the quarters of the rest.

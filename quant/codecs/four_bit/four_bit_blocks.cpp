@@ -54,24 +54,24 @@ template <class Source, bool splits_zero> class BlockEncoder {
 
   explicit BlockEncoder(const FourBitTables& tables) : tables_(tables) {}
 
-  // The places of n weights on the grid, in Source's order.
-  HWY_INLINE void place(const std::byte* HWY_RESTRICT w, std::size_t n, const float* HWY_RESTRICT scale, int block_bits,
-                        std::int16_t* HWY_RESTRICT places) const {
+  // The positions of n weights on the grid, in Source's order.
+  HWY_INLINE void position(const std::byte* HWY_RESTRICT w, std::size_t n, const float* HWY_RESTRICT scale,
+                           int block_bits, std::int16_t* HWY_RESTRICT positions) const {
     for (std::size_t i = 0; i < n; i += quarter) {
       const V factor = hn::Set(D(), scale[i >> block_bits]);
       const auto two = Source::load_two(D(), w, i);
-      hn::Store(merge(place_of(two.v0, factor), place_of(two.v1, factor)), D16(), places + i);
+      hn::Store(merge(position_of(two.v0, factor), position_of(two.v1, factor)), D16(), positions + i);
     }
   }
 
   // The codes of a group. Not 0 if one is in doubt, which happens too rarely for a branch here.
-  HWY_INLINE std::uint8_t encode(const std::int16_t* HWY_RESTRICT places, const std::int16_t* HWY_RESTRICT positive,
+  HWY_INLINE std::uint8_t encode(const std::int16_t* HWY_RESTRICT positions, const std::int16_t* HWY_RESTRICT positive,
                                  std::uint8_t* HWY_RESTRICT packed) const {
     const V8 lower = hn::LoadDup128(D8(), tables_.lower.data());
     const V8 upper = hn::LoadDup128(D8(), tables_.upper.data());
     auto doubt = hn::MaskFromVec(hn::Zero(D16()));
     const auto half = [&](std::size_t first) HWY_ATTR {
-      const V16 xa = hn::Load(D16(), places + first), xb = hn::Load(D16(), places + first + quarter);
+      const V16 xa = hn::Load(D16(), positions + first), xb = hn::Load(D16(), positions + first + quarter);
       const V16 ga = guess(xa), gb = guess(xb);
       const V8 g = pack_bytes(ga, gb);
       const V8 low = hn::TableLookupBytes(lower, g), high = hn::TableLookupBytes(upper, g);
@@ -129,7 +129,7 @@ template <class Source, bool splits_zero> class BlockEncoder {
   }
 
   // round(grid * v) in the lower 16 bits.
-  static HWY_INLINE VI place_of(V weight, V scale) {
+  static HWY_INLINE VI position_of(V weight, V scale) {
     return hn::BitCast(DI(), hn::MulAdd(weight, scale, hn::Set(D(), FourBitTables::rounding)));
   }
 
@@ -163,17 +163,17 @@ HWY_INLINE void encode_by_guess(const FourBitTables& tables, const std::byte* HW
   constexpr std::size_t size = Source::size, group = Encoder::group;
   const Encoder encoder(tables);
 
-  HWY_ALIGN std::int16_t places[batch_weights];
+  HWY_ALIGN std::int16_t positions[batch_weights];
   HWY_ALIGN std::int16_t positive[splits_zero ? batch_weights : 1];
   HWY_ALIGN std::uint8_t doubt[batch_weights / group];
 
   const std::size_t whole = n - n % group;
-  encoder.place(w, n, scale, block_bits, places);
+  encoder.position(w, n, scale, block_bits, positions);
   if constexpr (splits_zero) encoder.sign(w, n, inverse, block_bits, positive);
   for (std::size_t i = 0; i < whole; i += group) {
     const std::byte* const ahead = w + (n + i) * size;
     for (std::size_t line = 0; line < group * size; line += 64) hwy::Prefetch(ahead + line);
-    doubt[i / group] = encoder.encode(places + i, positive + (splits_zero ? i : 0), packed + i / 2);
+    doubt[i / group] = encoder.encode(positions + i, positive + (splits_zero ? i : 0), packed + i / 2);
   }
   for (std::size_t i = 0; i < whole; i += group)
     if (doubt[i / group] != 0 || settle_all)
