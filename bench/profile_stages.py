@@ -34,8 +34,8 @@ STAGES = [
     # A thread that has no batch to work on, since all wait for the disk, asks oneTBB for one again and again.
     ("out of work", r"sched_yield"),
     ("double quantization", r"start_for|start_reduce"),  # shared out, also where the stage itself is one thread's
-    (SERIAL + "hash", r"Xxh3::append"),
-    ("hash", r"Xxh3::sum|xxh3::.*sum_blocks"),
+    (SERIAL + "hash", r"(?s)XXH3.*Batch\*, void"),
+    ("hash", r"XXH3_"),
     (SERIAL + "finish a tensor", r"Conversion::finish|Encoder::finish|nested::"),
     (SERIAL + "flush and commit", r"OutputFile::flush|fdatasync|fsync|::commit|Manifest::"),
     (SERIAL + "headers and plan", r"open_checkpoint|make_plan|plan_memory|create_checkpoint|check_unchanged"),

@@ -6,7 +6,8 @@
 //   bench_stages write DIR --bytes N     pwrite of N bytes past the page cache from huge pages, by 8 threads, then
 //                                        fdatasync; where that is not to be had, and with --through-cache, through the
 //                                        page cache
-//   bench_stages hash --bytes N          XXH3-128 of chunks that are in cache, as the pipeline's last stage does it
+//   bench_stages hash --bytes N          XXH3-128 of batches that are in cache, as the pipeline makes it, and joining
+//                                        them in order
 //   bench_stages memory                  read bandwidth: the sum of more than 1 GB; and memcpy of as much
 //   bench_stages time COMMAND ...        a process: wall, user and system seconds, peak memory (a caller in Python
 //                                        would pass its own memory on: what a child has before exec() counts)
@@ -161,9 +162,7 @@ struct Chunk {
 // Takes the planes that an encoder makes at the end, in order, hashes them, and says how long that took.
 class InOrder final : public nibble::PlaneSink {
  public:
-  explicit InOrder(const std::vector<nibble::Plane>& planes) {
-    for (const nibble::Plane& plane : planes) hashes_.emplace_back(plane.bytes());
-  }
+  explicit InOrder(std::size_t planes) : hashes_(planes) {}
   void write(std::size_t plane, std::span<const std::byte> bytes) override {
     const auto start = std::chrono::steady_clock::now();
     hashes_.at(plane).append(bytes);
@@ -172,7 +171,7 @@ class InOrder final : public nibble::PlaneSink {
   double seconds = 0;
 
  private:
-  std::vector<nibble::Xxh3> hashes_;
+  std::vector<nibble::Xxh3Chunks> hashes_;
 };
 
 void encode(const Options& options) {
@@ -221,7 +220,7 @@ void encode(const Options& options) {
     tensor->encoder->encode(first, source, buffers[thread].bytes().first(stored), nullptr);
     if (--tensor->chunks_left > 0) return;
     const auto start = std::chrono::steady_clock::now();
-    InOrder rest(tensor->codec->planes(tensor->planned.info));
+    InOrder rest(tensor->codec->planes(tensor->planned.info).size());
     tensor->encoder->finish(rest);
     in_order_seconds += rest.seconds;
     finish_seconds += seconds_since(start);
@@ -272,22 +271,18 @@ void write(const Options& options) {
 
 // What is done on any thread, and what is done in order.
 void hash(const Options& options) {
-  const Pages data(chunk_bytes / 4);  // a chunk of bf16 in four bits
-  const std::uint64_t size = data.bytes().size(), count = options.bytes / size;
-  nibble::Xxh3 whole(count * size);
-  nibble::Xxh3::Sums sums;
-  const auto sum_chunk = [&](std::uint64_t i) {
-    sums.clear();
-    whole.sum(i * size, data.bytes(), sums);
-  };
-  const double sum_seconds = run(1, count, [&](unsigned, std::uint64_t i) { sum_chunk(i); });
-  sum_chunk(0);  // the last chunk has one block less
-  const double append_seconds = run(1, count, [&](unsigned, std::uint64_t i) {
-    if (i + 1 < count) return whole.append(data.bytes(), sums);
-    sum_chunk(i);
-    whole.append(data.bytes(), sums);
+  const Pages data(chunk_bytes / 4);  // a chunk of bf16 in four bits; four of them are a batch
+  const std::uint64_t size = 4 * data.bytes().size(), count = options.bytes / size;
+  std::vector<nibble::Xxh3Chunks> batches;
+  for (std::uint64_t i = 0; i < count; ++i) batches.emplace_back(i * size);
+  const double hash_seconds = run(1, count, [&](unsigned, std::uint64_t i) {
+    for (int chunk = 0; chunk < 4; ++chunk) batches[i].append(data.bytes());
   });
-  fmt::print("{{\"seconds\": {:.6f}, \"append_seconds\": {:.6f}, \"bytes\": {}}}\n", sum_seconds, append_seconds,
+  const Pages batch(size);
+  nibble::Xxh3Chunks whole;
+  const double append_seconds =
+      run(1, count, [&](unsigned, std::uint64_t i) { whole.append(batch.bytes(), std::move(batches[i])); });
+  fmt::print("{{\"seconds\": {:.6f}, \"append_seconds\": {:.6f}, \"bytes\": {}}}\n", hash_seconds, append_seconds,
              count * size);
 }
 

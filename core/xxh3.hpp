@@ -1,60 +1,61 @@
 #pragma once
 
-#include <array>
+#include <xxhash.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 namespace nibble {
 
-/// XXH3-128 (seed 0) of a known number of bytes, most of it out of order and on any thread.
+/// XXH3-128 (seed 0), made by libxxhash.
+struct Xxh3 {
+  std::uint64_t high;
+  std::uint64_t low;
+  /// 32 hexadecimal digits, as `xxhsum -H128` prints them.
+  [[nodiscard]] std::string hex() const;
+  bool operator==(const Xxh3&) const = default;
+};
+
+[[nodiscard]] Xxh3 xxh3(std::span<const std::byte> bytes);
+
+/// The XXH3-128 of every MiB of a part, counted from the part's first byte. The last chunk may be shorter. A part
+/// without bytes has no chunk.
 ///
-/// XXH3 adds up what the 64-byte stripes of a block of 1024 bytes contribute, and then scrambles. What a stripe
-/// contributes depends on nothing before it. So sum() makes 64 bytes of each block wherever the block is at hand, and
-/// append(), which has to go in order, only adds and scrambles: 330 GB/s on one thread of Zen 4, where sum() has 50.
-/// Equal to xxHash's XXH3_128bits().
+/// A chunk is small enough that most are hashed where a batch is encoded, on any thread, and large enough that the
+/// hashes of 1 TB take 36 MB in nibble.json. Its size never depends on memory or threads.
 ///
-/// Source: Collet, "XXH3 algorithm", xxHash 0.8, doc/xxhash_spec.md.
-class Xxh3 {
+/// A piece of a part is hashed by a Xxh3Chunks of its own, which begins at the piece's offset. The pieces are then
+/// joined in order. Bytes in front of the first chunk that begins in a piece are only hashed when it is joined.
+class Xxh3Chunks {
  public:
-  static constexpr std::size_t block_bytes = 1024;
+  static constexpr std::uint64_t chunk_bytes = 1 << 20;
 
-  /// What the blocks of some bytes contribute: eight numbers each.
-  using Sums = std::vector<std::uint64_t>;
+  /// For the bytes of a part from `offset` on.
+  explicit Xxh3Chunks(std::uint64_t offset = 0);
 
-  explicit Xxh3(std::uint64_t total_bytes);
-
-  /// The sums of the whole blocks in the bytes [offset, offset + bytes.size()). Those that `sums` has already, of the
-  /// first of these bytes, stay: so it may be called again when there are more. Thread-safe.
-  void sum(std::uint64_t offset, std::span<const std::byte> bytes, Sums& sums) const;
-
-  /// The next bytes and their sums.
-  void append(std::span<const std::byte> bytes, const Sums& sums);
-
-  /// The next bytes, summed here.
+  /// Hashes the next bytes.
   void append(std::span<const std::byte> bytes);
 
-  /// 32 hexadecimal digits, as `xxhsum -H128` prints them. When all bytes have been appended.
-  [[nodiscard]] std::string hex() const;
+  /// Appends the bytes of a piece, which were appended to `piece` before. The piece starts where this one ends.
+  void append(std::span<const std::byte> bytes, Xxh3Chunks&& piece);
+
+  /// The hashes of all chunks. Call it once, when every byte of the part has been appended.
+  [[nodiscard]] std::vector<Xxh3> take();
 
  private:
-  struct Range {
-    std::size_t begin, end;
+  struct FreeState {
+    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
   };
-  [[nodiscard]] Range whole_blocks(std::uint64_t offset, std::size_t bytes) const;
-  void append_edge(std::span<const std::byte> bytes);
-  void add_blocks(std::span<const std::uint64_t> sums);
+  [[nodiscard]] Xxh3 digest() const;
 
-  std::uint64_t total_;
-  std::uint64_t blocks_;  // that more bytes follow: the last one is not scrambled
-  std::uint64_t blocks_done_ = 0;
-  std::uint64_t appended_ = 0;  // bytes
-  std::array<std::uint64_t, 8> state_;
-  std::array<std::byte, block_bytes> edge_;  // of the block in work, what came in pieces
-  std::size_t edge_bytes_ = 0;
-  std::array<std::byte, 64> last_{};  // bytes appended
+  std::uint64_t begin_;  // of the first chunk that is hashed here
+  std::uint64_t end_;    // of the bytes so far
+  std::vector<Xxh3> hashes_;
+  std::unique_ptr<XXH3_state_t, FreeState> state_;  // of the chunk that end_ is in
 };
 
 }  // namespace nibble

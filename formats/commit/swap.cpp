@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -17,6 +16,7 @@
 
 #include "core/directory.hpp"
 #include "core/file.hpp"
+#include "core/xxh3.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
@@ -54,10 +54,7 @@ std::uint64_t inode_of(int directory, const std::string& name, std::string_view 
 
 constexpr std::string_view letters = "-=+|";  // by Action
 
-std::string checksum_of(std::string_view text) {
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
-}
+std::string checksum_of(std::string_view text) { return xxh3(std::as_bytes(std::span(text))).hex(); }
 
 std::string text_of(const Swap::Steps& steps, std::uint64_t target_inode) {
   std::string text = fmt::format("{}{}{}{}", journal_title, '\0', target_inode, '\0');

@@ -7,8 +7,8 @@
 // A batch is what is written at once. It is read and encoded chunk by chunk, so that what the encoder looks at is in
 // cache, and the disk is asked for large requests all the same.
 //
-// The serial stages touch next to nothing: the hash of a batch is summed up where it is encoded, and only its sums, a
-// sixteenth of the bytes, are put together in order; the disk fetches a batch from the buffer it was encoded into.
+// The serial stages touch next to nothing: a batch is hashed where it is encoded, but for the rest of a hash chunk that
+// an earlier batch began; the disk fetches a batch from the buffer it was encoded into.
 //
 // One file, because the stages, and a shard's restart when a tensor turns out not to be finite, share the state of one
 // conversion and can only be judged together.
@@ -58,7 +58,7 @@ struct Work {
   std::uint64_t elements = 0;
   std::unique_ptr<Scratch> scratch;
   std::unique_ptr<Encoder> encoder;
-  std::optional<Xxh3> hash;  // of the codes
+  Xxh3Chunks hashes;  // of the codes
   Findings findings;
   ErrorSums error;
 
@@ -76,7 +76,7 @@ struct Batch {
   Findings findings;
   std::vector<ErrorSums> errors;
   Buffers::Loan out;
-  Xxh3::Sums sums;    // of `out`
+  Xxh3Chunks hashes;  // of `out`
   Handover handover;  // last, so that it ends first
 };
 
@@ -209,7 +209,6 @@ class Conversion {
     work->codec = &codec(tensor.codec);
     work->parts = stored_parts(*work->codec, tensor.info);
     work->elements = tensor.info.elements();
-    work->hash.emplace(work->parts.front().info.bytes());
     work->chunking = chunking(tensor);
     work->scratch = make_scratch(quantizer(tensor.codec).scratch_bytes(tensor.info));
     work->encoder = quantizer(tensor.codec).encoder(tensor.info, work->chunking, *work->scratch);
@@ -314,22 +313,21 @@ class Conversion {
                                    : buffers_.lend(size, batch.out_offset);  // not of huge pages
     batch.findings = {};
     batch.errors.clear();
-    batch.sums.clear();
+    batch.hashes = Xxh3Chunks(batch.out_offset);
     const bool sums_errors = report_.plan.recipe.error_report != ErrorReport::none;
     for_each_chunk(batch, [&](std::uint64_t first, std::uint64_t end, std::span<const std::byte> weights) {
       const std::uint64_t begin = work.stored_offset(first);
       const std::span<std::byte> out =
           batch.out.bytes().subspan(begin - batch.out_offset, work.stored_offset(end) - begin);
       batch.findings.add(work.encoder->encode(first, weights, out, sums_errors ? &batch.errors : nullptr));
-      // While it is in cache.
-      work.hash->sum(batch.out_offset, batch.out.bytes().first(begin - batch.out_offset + out.size()), batch.sums);
+      batch.hashes.append(out);  // while it is in cache
     });
     if (memory_.behind == 0) out_.write(work.first_part, batch.out_offset, batch.out.bytes());
   }
 
   void add(Batch& batch) {
     Work& work = *batch.work;
-    work.hash->append(batch.out.bytes(), batch.sums);
+    work.hashes.append(batch.out.bytes(), std::move(batch.hashes));
     if (memory_.behind > 0) out_.write_behind(work.first_part, batch.out_offset, std::move(batch.out));
     work.findings.add(batch.findings);
     for (const ErrorSums& error : batch.errors) work.error.add(error);
@@ -372,7 +370,7 @@ class Conversion {
     const bool same = work.parts.size() == 1 && work.parts.front().info.dtype == tensor.info.dtype;
     std::vector<Manifest::Part> parts;
     for (std::size_t p = 0; p < work.parts.size(); ++p)
-      parts.push_back({std::move(work.parts[p].info), p == 0 ? work.hash->hex() : rest.hash(p)});
+      parts.push_back({std::move(work.parts[p].info), p == 0 ? work.hashes.take() : rest.take_hashes(p)});
     EncodingError error = work.encoder->late_error();
     error.sums.add(work.error);
     const MeasuredError* const full = measured(tensor);

@@ -134,6 +134,7 @@ Manifest::Manifest(const Plan& plan, Writer& out) : out_(out) {
                      {"generator", fmt::format("nibble {}", version())},
                      {"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
                      {"dtype", traits(plan.dtype).torch_name},
+                     {"hash_chunk_bytes", Xxh3Chunks::chunk_bytes},
                      {"recipe", recipe_json(plan.recipe)},
                      {"source_bytes", plan.source_bytes()}};
   for (const auto& [key, value] : json.items())
@@ -169,7 +170,10 @@ void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Finding
     append_quoted(text_, parts[p].info.name);
     text_ += ',';
     append(text_, parts[p].info);
-    fmt::format_to(std::back_inserter(text_), R"(,"bytes":{},"xxh3_128":"{}"}})", parts[p].info.bytes(), parts[p].xxh3);
+    fmt::format_to(std::back_inserter(text_), R"(,"bytes":{},"xxh3_128":[)", parts[p].info.bytes());
+    for (std::size_t h = 0; h < parts[p].hashes.size(); ++h)
+      fmt::format_to(std::back_inserter(text_), R"({}"{}")", h == 0 ? "" : ",", parts[p].hashes[h].hex());
+    text_ += "]}";
   }
   text_ += "]}";
   if (text_.size() >= piece_bytes) flush();

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "core/xxh3.hpp"
 #include "nibble/convert.hpp"
 #include "nibble/measure.hpp"
 
@@ -21,7 +23,7 @@ class Manifest {
   /// One stored part of a tensor.
   struct Part {
     TensorInfo info;
-    std::string xxh3;  ///< XXH3-128 of its bytes, 32 hexadecimal digits
+    std::vector<Xxh3> hashes;  ///< of its chunks (Xxh3Chunks)
   };
   /// Either kind of error, or neither.
   void add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, const EncodingError* basic,

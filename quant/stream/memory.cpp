@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "core/xxh3.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
 #include "quant/stream/codings.hpp"
@@ -28,9 +29,11 @@ constexpr std::uint64_t bytes_per_tensor = 128;
 constexpr std::uint64_t bytes_per_report = 512;  // what measure() found, by name, until the tensor is in the manifest
 constexpr std::uint64_t copies = 4;
 
-// Of what becomes of a batch, the sums of its hash take a sixteenth; an encoder needs an eighth of a chunk meanwhile.
-constexpr std::uint64_t hash_share = 16;
-constexpr std::uint64_t encoder_share = 8;
+// Each hash chunk of the largest part has a hash of 16 bytes, and 35 bytes of text in nibble.json. A vector or a string
+// that grows takes three times that: the old buffer, and a new one of twice the size.
+constexpr std::uint64_t bytes_per_hash = 3 * (16 + 35);
+
+constexpr std::uint64_t encoder_share = 8;        // of a chunk, which an encoder needs meanwhile
 constexpr std::uint64_t bytes_per_buffer = 4096;  // which starts somewhere in a page
 
 // Beside its device memory, a lane has room for the absmax of a chunk: of blocks of 32 16-bit weights, or of rows.
@@ -46,6 +49,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
                     .batch_bytes = max_batch_bytes};
   memory.tokens = memory.threads + tokens_in_line;
   std::uint64_t largest_scratch = 0;
+  std::uint64_t largest_codes = 0;
   std::uint64_t texts = 0;
   std::uint64_t scanned = 0;
   Codings codings(plan.recipe);
@@ -58,6 +62,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     const std::uint64_t scratch = quantizer->scratch_bytes(tensor.info);
     const std::uint64_t stored = codec->code_bytes(tensor.info, tensor.info.elements());
     largest_scratch = std::max(largest_scratch, scratch);
+    largest_codes = std::max(largest_codes, stored);
     if (stored > 0) kept_share = std::max(kept_share, static_cast<double>(scratch) / static_cast<double>(stored));
     if (const std::uint64_t bytes = tensor.info.bytes(); bytes > 0)
       growth = std::max(growth, static_cast<double>(stored) / static_cast<double>(bytes));
@@ -70,7 +75,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
       shortest_row = std::clamp<std::uint64_t>(tensor.info.shape[1], 1, shortest_row);
     }
   }
-  const std::uint64_t finish = finish_bytes(largest_scratch);
+  const std::uint64_t finish = finish_bytes(largest_scratch) + largest_codes / Xxh3Chunks::chunk_bytes * bytes_per_hash;
   const auto lane = [&] {
     if (resources.device == nullptr) return std::uint64_t{0};
     return std::max(memory.chunk_bytes * longest / absmax_share, row_absmax_bytes) + bytes_per_buffer;
@@ -90,7 +95,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     return program_bytes + plan.rewrite_bytes + (bytes_per_tensor + report) * plan.tensors.size() + copies * texts +
            (memory.threads + memory.behind) * bytes_per_thread + memory.threads * lane() +
            readers * (chunk + chunk / encoder_share + chunk / shortest_row + bytes_per_buffer) +
-           memory.tokens * (encoded() + encoded() / hash_share + batch_scratch()) + memory.behind * encoded() +
+           memory.tokens * (encoded() + batch_scratch()) + memory.behind * encoded() +
            (memory.behind > 0 ? HugePages::huge_page : 0) + scanned + finish;
   };
   const auto fits = [&] { return fixed() <= resources.max_memory; };

@@ -97,9 +97,12 @@ class PartWriter final : public PlaneSink {
  public:
   /// What the encoder fills in goes the way of Writer::write_behind(), up to so many bytes at a time. 0: nothing.
   PartWriter(Writer& out, std::size_t first_part, std::span<const Part> parts, std::size_t behind)
-      : out_(out), first_part_(first_part), parts_(parts), behind_(behind), written_(parts.size()) {
-    for (const Part& part : parts) hashes_.emplace_back(part.info.bytes());
-  }
+      : out_(out),
+        first_part_(first_part),
+        parts_(parts),
+        behind_(behind),
+        hashes_(parts.size()),
+        written_(parts.size()) {}
 
   void write(std::size_t plane, std::span<const std::byte> bytes) override {
     if (const auto part = part_of(plane)) return write_part(*part, bytes);
@@ -122,7 +125,7 @@ class PartWriter final : public PlaneSink {
       if (!parts_[part].plane) write_part(part, scheme_of(codec).own_bytes(codec, tensor, parts_[part], loose_));
   }
 
-  [[nodiscard]] std::string hash(std::size_t part) const { return hashes_.at(part).hex(); }
+  [[nodiscard]] std::vector<Xxh3> take_hashes(std::size_t part) { return hashes_.at(part).take(); }
 
  private:
   [[nodiscard]] std::optional<std::size_t> part_of(std::size_t plane) const {
@@ -142,7 +145,7 @@ class PartWriter final : public PlaneSink {
   std::size_t first_part_;
   std::span<const Part> parts_;
   std::size_t behind_;
-  std::vector<Xxh3> hashes_;
+  std::vector<Xxh3Chunks> hashes_;
   std::vector<std::uint64_t> written_;
   std::vector<std::vector<std::byte>> loose_;  // planes that no part holds
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <xxhash.h>
 
 #include <cmath>
 #include <cstring>
@@ -315,6 +316,16 @@ TEST(Convert, ShardsReachTheLimit) {
   EXPECT_EQ(first_end(two - 1), 1U);
 }
 
+// By libxxhash, in one go.
+std::vector<std::string> hashes_of(std::span<const std::byte> bytes) {
+  std::vector<std::string> hashes;
+  for (; !bytes.empty(); bytes = bytes.subspan(std::min<std::size_t>(bytes.size(), 1 << 20))) {
+    const XXH128_hash_t hash = XXH3_128bits(bytes.data(), std::min<std::size_t>(bytes.size(), 1 << 20));
+    hashes.push_back(fmt::format("{:016x}{:016x}", hash.high64, hash.low64));
+  }
+  return hashes;
+}
+
 TEST(Convert, ManifestAgreesWithTheParts) {
   const Result result = run(llama(), recipe("nf4"));
   const auto manifest = nlohmann::json::parse(result.manifest);
@@ -324,18 +335,29 @@ TEST(Convert, ManifestAgreesWithTheParts) {
     EXPECT_FALSE(tensor.at("reason").get<std::string>().empty());
     for (const auto& part : tensor.at("parts")) {
       EXPECT_EQ(part.at("bytes").get<std::size_t>(), result.parts.at(part.at("name")).size());
-      EXPECT_EQ(part.at("xxh3_128").get<std::string>().size(), 32U);
+      EXPECT_EQ(part.at("xxh3_128"), hashes_of(result.parts.at(part.at("name"))));
       ++parts;
     }
   }
   EXPECT_EQ(parts, result.parts.size());
 }
 
-// XXH3-128 of no bytes at all, as its authors publish it.
-TEST(Convert, HashIsXxh3) {
+// Rows and blocks that do not end where a hash chunk does, an absmax of several chunks, and a tensor without weights.
+TEST(Convert, HashesAreThoseOfEveryMiB) {
   MemoryReader in;
+  in.add_normal("long.weight", DType::f32, {1100, 2003});
+  in.add_normal("narrow.weight", DType::bf16, {600'000, 3});
   in.add({"empty", DType::f32, {0}}, {});
-  EXPECT_THAT(run(in, recipe("fp32")).manifest, HasSubstr("99aa06d3014798d86001c324468d497f"));
+  for (const char* const to : {"nf4", "int8", "fp16", "keep"})
+    for (const Resources& resources : all_resources) {
+      const Result result = run(in, recipe(to), resources);
+      const auto manifest = nlohmann::json::parse(result.manifest);
+      ASSERT_EQ(manifest.at("hash_chunk_bytes"), 1 << 20);
+      for (const auto& tensor : manifest.at("tensors"))
+        for (const auto& part : tensor.at("parts"))
+          ASSERT_EQ(part.at("xxh3_128"), hashes_of(result.parts.at(part.at("name"))))
+              << to << ", " << resources.threads << " threads, " << part.at("name");
+    }
 }
 
 TEST(Convert, CancelledConversionCommitsNothing) {

@@ -35,7 +35,7 @@ Plan plan() { return make_plan(model(), recipe("nf4")); }
 std::vector<Manifest::Part> parts_of(const PlannedTensor& tensor) {
   std::vector<Manifest::Part> parts;
   for (auto& [part, plane] : stored_parts(*make_codec(tensor.codec), tensor.info))
-    parts.push_back({std::move(part), "00ff"});
+    parts.push_back({std::move(part), {{0, 255}, {1, 2}}});
   return parts;
 }
 
@@ -56,6 +56,7 @@ TEST(Manifest, BeginsWithThePlan) {
   const std::string text = written(plan(), [](Manifest&) {});
   EXPECT_EQ(text, "{\n \"schema_version\": 2,\n \"generator\": \"nibble " + std::string(version()) +
                       "\",\n \"architecture\": \"LlamaForCausalLM\",\n \"dtype\": \"bfloat16\",\n"
+                      " \"hash_chunk_bytes\": 1048576,\n"
                       R"( "recipe": {"to":"nf4","on_overflow":"auto",)"
                       R"("nonfinite":"keep","error_report":"basic","tensor":[],"skip":[],"default_skips":true,)"
                       R"("embeddings":"keep","lm_head":"keep","experts":"keep","allow_nibble_only":false,)"
@@ -140,7 +141,8 @@ TEST(Manifest, ATensorIsALine) {
                 Json(norm.reason).dump() +
                 R"(,"source":{"dtype":"BF16","shape":[64]},"transposed":false,"source_bytes":128,"stored_bytes":128,)"
                 R"("findings":{"nan":0,"inf":0,"overflow":0,"underflow":0,"subnormal":0},"file":"shard0",)"
-                R"("parts":[{"name":"model.norm.weight","dtype":"BF16","shape":[64],"bytes":128,"xxh3_128":"00ff"}]})"
+                R"("parts":[{"name":"model.norm.weight","dtype":"BF16","shape":[64],"bytes":128,)"
+                R"("xxh3_128":["000000000000000000000000000000ff","00000000000000010000000000000002"]}]})"
                 "\n ],\n"));
 }
 

@@ -45,6 +45,8 @@ TEST(Memory, CountsWhatIsKept) {
   EXPECT_GE(total(plan_for({4096, 4096}, "nf4")), small + 4 * 4096 * 4096 / 64 - 4096);
   EXPECT_GE(total(plan_for({1 << 14, 64}, "int8")), total(plan_for({64, 64}, "int8")) + 4 * ((1 << 14) - 64));
   EXPECT_GE(total(plan_for({64, 64}, "nf4", 1000)), small + 999 * 256);
+  constexpr std::uint64_t hash = 16 + sizeof R"(,"0123456789abcdef0123456789abcdef")" - 1;  // of 32 MiB
+  EXPECT_GE(total(plan_for({4096, 4096}, "fp16")), total(plan_for({64, 64}, "fp16")) + 32 * hash);
 }
 
 // What is not left for an absmax goes to a file; everything else has to fit.
