@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <limits>
 #include <string>
 
@@ -16,12 +15,6 @@
 #ifndef NIBBLE_QUANT_NESTED_TABLES
 #define NIBBLE_QUANT_NESTED_TABLES
 namespace nibble::nested {
-
-constexpr std::array<float, 255> make_midpoints(const std::array<float, 256>& values) {
-  std::array<float, 255> midpoints{};
-  for (std::size_t i = 0; i < 255; ++i) midpoints[i] = 0.5f * (values[i] + values[i + 1]);
-  return midpoints;
-}
 
 // The code nearest to v in [-1, 1] is the number of midpoints below it. The upper bits of v, sign, exponent and six
 // bits of the mantissa, leave at most one midpoint open: so one lookup gives the number but for one compare.
@@ -37,7 +30,8 @@ struct Nearest {
 
 constexpr Nearest make_nearest() {
   Nearest nearest{};
-  const std::array<float, 255> midpoint = make_midpoints(codebook);
+  std::array<float, 255> midpoint{};
+  for (std::size_t i = 0; i < 255; ++i) midpoint[i] = 0.5f * (codebook[i] + codebook[i + 1]);
   // Halfway, the even code: above an odd one a midpoint itself is above its threshold.
   for (std::size_t i = 0; i < 255; ++i) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(midpoint[i]);
@@ -74,101 +68,6 @@ constexpr Nearest make_nearest() {
 
 inline constexpr Nearest nearest = make_nearest();
 
-// The number of midpoints below a = |v|, by arithmetic, where 8 fp32 numbers are looked up at once. Within a decade
-// midpoints are equally far apart, w, so that their number is a line in a. Just above B, where a decade begins, is one
-// that is not on it: that and the one before it are at B + 0.2 w and B - 0.2 w, which makes a steeper line, and the
-// lesser of the two is right for both. From above 1 - 1.75 w one line more leads through the last two.
-//
-//   place = 383 + the lesser of the lines of a's segment
-//
-// lies between 256 and 512, where the lowest 23 bits of fp32 are code and fraction if v > 0; v < 0 has code 254 - c for
-// c. Segments begin at equal distances of the bits of a, taken as an integer, which is nearly a logarithm: near enough
-// for decades to begin within the last two steps below B, where the lines of either segment are right.
-//
-// All that is computed rises with a, roundings and minima as well. So if at each midpoint the place is an integer but
-// for an error, the code can be wrong only where it is as close to one. There it is in doubt, as it is below 8.4e-6.
-// For v < 0 the same holds, as the midpoints below 0 are those above it.
-struct Lines {
-  static constexpr int segments = 6;                   // the one of 1, and five decades
-  static constexpr float scale = 64, bias = 0x1p-17f;  // a is taken as scale * a + bias, which is in one of 8 segments
-  static constexpr double segment_bits = 3.366 * (1 << 23);
-  static constexpr int segment_of_one = 40;  // of bits through segment_bits; the lowest 3 bits tell all
-
-  static constexpr int fraction_bits = 15, doubt_bits = 2;
-  static constexpr std::int32_t fraction = (1 << fraction_bits) - (1 << doubt_bits);  // its bits; all 0 where in doubt
-  static constexpr double doubt = 0x1p-15 * (1 << doubt_bits) / 2;                    // to either side of an integer
-  static constexpr double zero = 383 + doubt;                        // place where no midpoint is below
-  static constexpr float mirror = static_cast<float>(2 * zero + 1);  // less the place of a: the place for v < 0
-
-  std::array<std::array<float, 16>, 2> slope{}, start{};  // by segment modulo 8, twice
-};
-
-// Does not compile as a constant if a code could be wrong.
-constexpr Lines make_lines() {
-  Lines lines{};
-  for (auto& start : lines.start) start.fill(static_cast<float>(Lines::zero + 1));  // in doubt
-  const auto place_of = [](int segment) { return static_cast<std::size_t>(Lines::segment_of_one - segment) % 8; };
-  const auto set = [&](int segment, std::size_t line, double slope, double at, double number) {
-    const double scaled = slope / static_cast<double>(Lines::scale);
-    const double start = Lines::zero + number - slope * at - scaled * static_cast<double>(Lines::bias);
-    for (const std::size_t i : {place_of(segment), place_of(segment) + 8}) {
-      lines.slope[line][i] = static_cast<float>(scaled);
-      lines.start[line][i] = static_cast<float>(start);
-    }
-  };
-  double end = 1, values = 64;
-  for (int segment = 1; segment < Lines::segments; ++segment, end /= 10, values /= 2) {
-    const double begin = end / 10, step = (end - begin) / values;
-    if (segment == 1)
-      for (const std::size_t line : {0, 1}) set(0, line, 1 / (0.75 * step), 1 - step, 127);
-    set(segment, 0, 1 / step, begin, values);
-    set(segment, 1, 1 / (0.4 * step), begin, values - 0.5);
-  }
-
-  // From here on `a` is scaled.
-  const auto scaled = [](double a) { return a * static_cast<double>(Lines::scale) + static_cast<double>(Lines::bias); };
-  const auto begin_of = [](int segment) {
-    const double bits = (Lines::segment_of_one - segment - 0.5) * Lines::segment_bits;
-    return static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
-  };
-  std::array<double, 129> midpoint{};  // [n]: above it, n are below
-  const std::array<float, 255> midpoints = make_midpoints(codebook);
-  for (std::size_t n = 1; n <= 128; ++n) midpoint[n] = scaled(static_cast<double>(midpoints[126 + n]));
-
-  bool right = static_cast<double>(Lines::mirror) == 2 * Lines::zero + 1;
-  for (std::size_t n = 1; n <= 127; ++n) right = right && midpoints[127 - n] == -midpoints[126 + n];
-  for (int segment = 0; segment < Lines::segments; ++segment) {
-    // Rounding may put what is as close as 2^-12 to an end into the segment beyond.
-    const double first = begin_of(segment) * (1 - 0x1p-12);
-    const double last = segment == 0 ? scaled(1 + 0x1p-22) : begin_of(segment - 1) * (1 + 0x1p-12);
-    const auto number_at = [&](double a) {
-      const auto line = [&](std::size_t i) {
-        return static_cast<double>(lines.slope[i][place_of(segment)]) * a +
-               static_cast<double>(lines.start[i][place_of(segment)]);
-      };
-      return std::min(line(0), line(1)) - Lines::zero;
-    };
-    // What may come to that: half a unit when a place is rounded; one part in 2^24 each of v, of a (two where multiply
-    // and add are not fused) and of its product with a slope, which is at most 95 on the
-    // lesser line.
-    constexpr double bound = Lines::doubt - 0x1p-16 - 4 * 0x1p-24 * 95;
-    std::size_t n = 0;
-    while (n < 128 && midpoint[n + 1] < first) ++n;
-    right = right && number_at(first) > static_cast<double>(n) - bound;
-    for (; n < 128 && midpoint[n + 1] <= last; ++n) {
-      const double error = number_at(midpoint[n + 1]) - static_cast<double>(n + 1);
-      right = right && error < bound && -error < bound;
-    }
-    right = right && number_at(last) < static_cast<double>(n + 1) - Lines::doubt;
-  }
-  // Nothing is below the two segments that are left.
-  right = right && begin_of(Lines::segments + 1) < static_cast<double>(Lines::bias) * (1 - 0x1p-12);
-  if (!right) throw "a midpoint is not where the lines have it";
-  return lines;
-}
-
-inline constexpr Lines lines = make_lines();
-
 }  // namespace nibble::nested
 #endif
 
@@ -194,21 +93,22 @@ HWY_INLINE float largest_difference(const float* HWY_RESTRICT absmax, float offs
   return std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(di, hn::Max(a, b))));
 }
 
-// A whole block, or what one vector holds of it.
-HWY_NOINLINE void encode_by_buckets(const float* HWY_RESTRICT absmax, std::size_t n, float offset, float inverse,
-                                    std::uint8_t* HWY_RESTRICT codes) {
+// One whole block.
+HWY_INLINE void encode_block(const float* HWY_RESTRICT absmax, float offset, std::uint8_t* HWY_RESTRICT codes,
+                             float* HWY_RESTRICT nested_absmax) {
   const D d;
   const hn::RebindToSigned<D> di;
-  const auto magnitude_bits = hn::Set(di, 0x7FFFFFFF);
+  *nested_absmax = largest_difference(absmax, offset);
+  const auto mean = hn::Set(d, offset), inverse = hn::Set(d, 1.0f / *nested_absmax);
   HWY_ALIGN float v[blocksize];
   HWY_ALIGN std::int32_t bucket[blocksize];
-  for (std::size_t i = 0; i < n; i += hn::Lanes(d)) {
-    const auto difference = hn::Sub(hn::LoadU(d, absmax + i), hn::Set(d, offset)), zero = hn::Zero(d);
+  for (std::size_t i = 0; i < blocksize; i += hn::Lanes(d)) {
+    const auto difference = hn::Sub(hn::LoadU(d, absmax + i), mean), zero = hn::Zero(d);
     // 0 times an infinite inverse would be NaN.
-    const auto scaled = hn::IfThenElse(hn::Eq(difference, zero), zero, hn::Mul(difference, hn::Set(d, inverse)));
+    const auto scaled = hn::IfThenElse(hn::Eq(difference, zero), zero, hn::Mul(difference, inverse));
     const auto bits = hn::BitCast(di, scaled);
-    const auto place =
-        hn::Sub(hn::ShiftRight<Nearest::shift>(hn::And(bits, magnitude_bits)), hn::Set(di, Nearest::first));
+    const auto magnitude = hn::And(bits, hn::Set(di, 0x7FFFFFFF));
+    const auto place = hn::Sub(hn::ShiftRight<Nearest::shift>(magnitude), hn::Set(di, Nearest::first));
     const auto inside = hn::Min(hn::Max(place, hn::Zero(di)), hn::Set(di, Nearest::last));
     const auto side = hn::And(hn::BroadcastSignBit(bits), hn::Set(di, Nearest::negative));
     hn::Store(scaled, d, v + i);
@@ -217,97 +117,22 @@ HWY_NOINLINE void encode_by_buckets(const float* HWY_RESTRICT absmax, std::size_
 
   const std::uint8_t* HWY_RESTRICT const lowest = nearest.lowest.data();
   const float* HWY_RESTRICT const threshold = nearest.threshold.data();
-  for (std::size_t i = 0; i < n; ++i) {
+  for (std::size_t i = 0; i < blocksize; ++i) {
     const std::uint8_t code = lowest[bucket[i]];
     codes[i] = static_cast<std::uint8_t>(code + (v[i] > threshold[code] ? 1 : 0));
   }
 }
 
-#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
-
-// Of a table that has 8 numbers twice; both instructions look at as many of the lowest bits as they need.
-HWY_INLINE hn::Vec<D> look_up(hn::Vec<D> table, hn::Vec<hn::RebindToSigned<D>> index) {
-#if HWY_TARGET <= HWY_AVX3
-  return hn::Vec<D>{_mm512_permutexvar_ps(index.raw, table.raw)};
-#else
-  return hn::Vec<D>{_mm256_permutevar8x32_ps(table.raw, index.raw)};
-#endif
-}
-
-HWY_INLINE void encode_by_lines(const float* HWY_RESTRICT absmax, float offset, float inverse,
-                                std::uint8_t* HWY_RESTRICT codes) {
-  const D d;
-  const hn::RebindToSigned<D> di;
-  const hn::RebindToUnsigned<D> du;
-  const hn::Rebind<std::uint8_t, D> d8;
-  constexpr std::size_t lanes = hn::MaxLanes(D());
-  const auto mean = hn::Set(d, offset), factor = hn::Set(d, inverse * Lines::scale);
-  const auto slope0 = hn::LoadU(d, lines.slope[0].data()), start0 = hn::LoadU(d, lines.start[0].data());
-  const auto slope1 = hn::LoadU(d, lines.slope[1].data()), start1 = hn::LoadU(d, lines.start[1].data());
-  const auto per_bit = hn::Set(d, static_cast<float>(1 / Lines::segment_bits));
-  const auto rounding = hn::Set(d, 12582912.0f);  // 1.5 * 2^23 has an ulp of 1: adding it rounds to integers
-
-  HWY_ALIGN std::int32_t place[blocksize];
-  auto certain = hn::Set(di, Lines::fraction);
-  for (std::size_t i = 0; i < blocksize; i += lanes) {
-    const auto difference = hn::Sub(hn::LoadU(d, absmax + i), mean);
-    const auto a = hn::MulAdd(hn::Abs(difference), factor, hn::Set(d, Lines::bias));
-    const auto segment = hn::BitCast(di, hn::MulAdd(hn::ConvertTo(d, hn::BitCast(di, a)), per_bit, rounding));
-    const auto line0 = hn::MulAdd(a, look_up(slope0, segment), look_up(start0, segment));
-    const auto line1 = hn::MulAdd(a, look_up(slope1, segment), look_up(start1, segment));
-    const auto lesser = hn::Min(line0, line1);
-    const auto mirrored = hn::IfNegativeThenElse(difference, hn::Sub(hn::Set(d, Lines::mirror), lesser), lesser);
-    const auto bits = hn::BitCast(di, hn::Max(mirrored, hn::Set(d, 256.5f)));  // -1 is beyond code 0
-    certain = hn::Min(certain, hn::And(bits, hn::Set(di, Lines::fraction)));
-    hn::Store(bits, di, place + i);
-    hn::StoreU(hn::TruncateTo(d8, hn::BitCast(du, hn::ShiftRight<Lines::fraction_bits>(bits))), d8, codes + i);
-  }
-  const auto is_certain = hn::Gt(certain, hn::Zero(di));
-  if (HWY_LIKELY(hn::AllTrue(di, is_certain))) return;
-  if (hn::AllFalse(di, is_certain)) return encode_by_buckets(absmax, blocksize, offset, inverse, codes);
-  for (std::size_t i = 0; i < blocksize; i += lanes) {
-    const auto fraction = hn::And(hn::Load(di, place + i), hn::Set(di, Lines::fraction));
-    if (!hn::AllTrue(di, hn::Gt(fraction, hn::Zero(di))))
-      encode_by_buckets(absmax + i, lanes, offset, inverse, codes + i);
-  }
-}
-
-#endif
-
-HWY_INLINE void encode_block(const float* HWY_RESTRICT absmax, float offset, float largest,
-                             std::uint8_t* HWY_RESTRICT codes) {
-  const float inverse = 1.0f / largest;
-#if HWY_TARGET <= HWY_AVX2 && HWY_ARCH_X86
-  // Finite, and so is what is scaled by it.
-  if (const float scaled = inverse * Lines::scale;
-      HWY_LIKELY(scaled > 0 && scaled < std::numeric_limits<float>::infinity()))
-    return encode_by_lines(absmax, offset, inverse, codes);
-#endif
-  encode_by_buckets(absmax, blocksize, offset, inverse, codes);
-}
-
-// All maxima of a batch come first: the steps from a vector to its largest lane and the division take long, but those
-// of one block need not wait for those of another.
 void encode_blocks(const float* HWY_RESTRICT absmax, std::size_t n, float offset, std::uint8_t* HWY_RESTRICT codes,
                    float* HWY_RESTRICT nested_absmax) {
-  constexpr std::size_t batch = 8;
-  while (n >= blocksize) {
-    const std::size_t blocks = std::min(n / blocksize, batch);
-    for (std::size_t i = 0; i < blocks; ++i) nested_absmax[i] = largest_difference(absmax + i * blocksize, offset);
-    for (std::size_t i = 0; i < blocks; ++i)
-      encode_block(absmax + i * blocksize, offset, nested_absmax[i], codes + i * blocksize);
-    absmax += blocks * blocksize;
-    codes += blocks * blocksize;
-    nested_absmax += blocks;
-    n -= blocks * blocksize;
-  }
+  for (; n >= blocksize; absmax += blocksize, codes += blocksize, n -= blocksize)
+    encode_block(absmax, offset, codes, nested_absmax++);
   if (n == 0) return;
   float whole[blocksize];
   std::uint8_t whole_codes[blocksize];
   std::copy_n(absmax, n, whole);
   std::fill(whole + n, whole + blocksize, offset);
-  *nested_absmax = largest_difference(whole, offset);
-  encode_block(whole, offset, *nested_absmax, whole_codes);
+  encode_block(whole, offset, whole_codes, nested_absmax);
   std::copy_n(whole_codes, n, codes);
 }
 

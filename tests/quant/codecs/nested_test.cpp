@@ -52,8 +52,8 @@ TEST(Nested, EveryMidpointAndItsNeighboursFollowTheDefinition) {
   expect_definition(values, 0.0f);
 }
 
-// Values between -scale and scale in whole blocks whose nested absmax is scale, of one sign and the other; most of a
-// block is far from any midpoint, so that it is not taken for one that vectors cannot decide.
+// Values between -scale and scale in whole blocks whose nested absmax is scale, of one sign and the other. Most of a
+// block is far from any midpoint, as in a model.
 void expect_definition_of(const std::vector<float>& values, float scale) {
   for (const float largest : {scale, -scale}) {
     std::vector<float> absmax;
@@ -78,7 +78,7 @@ TEST(Nested, ValuesNearEveryMidpointFollowTheDefinition) {
   }
 }
 
-// Powers of 2 and what is between them: vectors choose their lines by the exponent and the mantissa's upper bits.
+// Powers of 2 and what is between them: exponent and upper bits of the mantissa choose a bucket.
 TEST(Nested, ValuesOfEveryExponentFollowTheDefinition) {
   std::vector<float> values{0.0f, -0.0f};
   for (int exponent = -149; exponent < 0; ++exponent)
