@@ -164,9 +164,9 @@ TEST_F(UsageErrors, HelpIsACommand) {
 TEST_F(UsageErrors, ChoicesAreExplainedInTheirOrder) {
   const std::string help = test::run_program(root_.path(), "convert --help").out;
   EXPECT_THAT(help, HasSubstr("--on-overflow error|clamp|keep"));
-  EXPECT_THAT(help, HasSubstr("stop, store the largest, or store infinity [error for fp16, keep for bf16 and"));
+  EXPECT_THAT(help, HasSubstr("stop, store the largest value, or store infinity [error for fp16, keep for bf16 and"));
   EXPECT_THAT(help, HasSubstr("--nonfinite keep|error|quantize"));
-  EXPECT_THAT(help, HasSubstr("or quantize around them [keep]"));
+  EXPECT_THAT(help, HasSubstr("or quantize it without these values [keep]"));
 }
 
 // Patterns have to match whole names.
