@@ -11,7 +11,7 @@ import sys
 
 # From the lowest to the highest. Folders on one level do not use each other.
 LEVELS = [
-    ["core"],
+    ["core", "kernels"],
     ["formats", "quant/simd"],
     ["quant/codecs"],
     ["quant/quantizers"],
@@ -21,6 +21,7 @@ LEVELS = [
     ["cli"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(LEVELS) for folder in folders}
+SUFFIXES = {".cpp", ".hpp", ".cu", ".h"}
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
@@ -40,10 +41,11 @@ def main():
     if sys.argv[1:] == ["--test"]:
         assert list(wrong_includes("quant/codecs/a.cpp", '#include "quant/schemes/b.hpp"\n')) != []
         assert list(wrong_includes("formats/a.cpp", '#include "quant/simd/b.hpp"\n')) != []
+        assert list(wrong_includes("kernels/a.cu", '#include "core/b.hpp"\n')) != []
         assert list(wrong_includes("cli/a.cpp", '#include "quant/codecs/b.hpp"\n#include "core/c.hpp"\n')) == []
         return 0
     root = pathlib.Path(__file__).parent.parent
-    sources = [path for folder in LEVEL for path in (root / folder).rglob("*.[ch]pp")]
+    sources = [path for folder in LEVEL for path in (root / folder).rglob("*") if path.suffix in SUFFIXES]
     found = [wrong for path in sources for wrong in wrong_includes(str(path.relative_to(root)), path.read_text())]
     print("\n".join(found), end="\n" if found else "")
     return 1 if found or not sources else 0

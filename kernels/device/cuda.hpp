@@ -1,4 +1,5 @@
-// The GPU's side of the device layer: each function is an intrinsic or a line of PTX. host.hpp has the same functions.
+// The GPU's side of the device layer: each function is an intrinsic or a line of PTX. tests/simulator/device.hpp
+// has the same functions.
 #pragma once
 #include <cuda_runtime.h>
 

@@ -1,4 +1,4 @@
-// Devices, memory and copies by CUDA's runtime. host_queue.hpp has the same for the simulator.
+// Devices, memory and copies by CUDA's runtime. tests/simulator/stream.hpp has the same for the simulator.
 #pragma once
 #include <cuda_runtime.h>
 

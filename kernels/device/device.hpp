@@ -1,4 +1,4 @@
-// The device layer: kernels are written once and run on a GPU or, thread by thread, in a simulator.
+// The device layer: kernels are written once and run on a GPU or, in the tests, thread by thread in a simulator.
 //
 // A kernel is a struct. Its members are its arguments, `threads` is the size of its blocks, and operator() is what
 // one thread does. It touches memory through Global<T> and Shared<T>, and uses an instruction through the function of
@@ -9,7 +9,7 @@
 #if defined(__CUDACC__)
 #include "kernels/device/cuda.hpp"
 #else
-#include "kernels/device/host.hpp"
+#include "tests/simulator/device.hpp"
 #endif
 
 namespace nibble::device {

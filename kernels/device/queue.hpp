@@ -5,5 +5,5 @@
 #if defined(__CUDACC__)
 #include "kernels/device/cuda_queue.hpp"
 #else
-#include "kernels/device/host_queue.hpp"
+#include "tests/simulator/stream.hpp"
 #endif

@@ -28,6 +28,7 @@ ANYWHERE = [
     (r"#\s*include\s*[<\"](?:cuda|mma|cooperative_groups)", "a header of CUDA's"),
     (r"\b(?:unchecked|checked|region)\s*\(", "the inside of a checked pointer"),
     (r"\bsimulator::", "the simulator"),
+    (r"#\s*include\s*\"tests/", "a header of the tests"),
 ]
 
 # In kernels and in functions for the device: pointers that nothing checks.
@@ -128,6 +129,7 @@ BAD = [
     "void f() { run<<<1, 2>>>(); }",
     "void f() { cudaMemcpy(a, b, 3); }",
     "#include <cuda_fp16.h>",
+    '#include "tests/simulator/options.hpp"',
     "struct Operand { const float* p; };",
     "using P = float*;",
     "struct K { std::span<const float> s; NIBBLE_DEVICE void operator()() const {} };",

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <random>
 
-#include "kernels/device/array.hpp"
 #include "kernels/device/device.hpp"
+#include "tests/simulator/array.hpp"
 
 namespace nibble::device::test {
 namespace {

@@ -7,11 +7,11 @@
 #include <stdexcept>
 #include <vector>
 
-#include "kernels/device/array.hpp"
-#include "kernels/device/global_memory.hpp"
 #include "kernels/interface.hpp"
 #include "nibble/bf16.hpp"
 #include "nibble/fp16.hpp"
+#include "tests/simulator/array.hpp"
+#include "tests/simulator/global_memory.hpp"
 
 namespace nibble::test {
 

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <random>
 
-#include "kernels/device/array.hpp"
 #include "kernels/device/device.hpp"
 #include "kernels/four_bit_matmul.hpp"
 #include "nibble/fp4.hpp"
@@ -15,6 +14,7 @@
 #include "nibble/nested.hpp"
 #include "nibble/nf4.hpp"
 #include "tests/kernels/schedules.hpp"
+#include "tests/simulator/array.hpp"
 
 namespace nibble::kernels {
 namespace {

@@ -8,13 +8,13 @@
 #include <bit>
 #include <random>
 
-#include "kernels/device/array.hpp"
 #include "kernels/nested_quantize.hpp"
 #include "nibble/kernels.hpp"
 #include "nibble/nested.hpp"
 #include "tests/kernels/schedules.hpp"
 #include "tests/kernels/sparse_array.hpp"
 #include "tests/kernels/weights.hpp"
+#include "tests/simulator/array.hpp"
 
 namespace nibble::kernels {
 namespace {

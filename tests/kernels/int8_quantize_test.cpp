@@ -8,12 +8,12 @@
 #include <bit>
 #include <random>
 
-#include "kernels/device/array.hpp"
 #include "nibble/int8.hpp"
 #include "nibble/kernels.hpp"
 #include "tests/kernels/schedules.hpp"
 #include "tests/kernels/sparse_array.hpp"
 #include "tests/kernels/weights.hpp"
+#include "tests/simulator/array.hpp"
 
 namespace nibble::kernels {
 namespace {

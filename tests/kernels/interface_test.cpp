@@ -8,9 +8,9 @@
 #include <cstring>
 #include <thread>
 
-#include "kernels/device/failure.hpp"
 #include "nibble/kernels.hpp"
 #include "nibble/nested.hpp"
+#include "tests/simulator/failure.hpp"
 
 namespace nibble::kernels {
 namespace {

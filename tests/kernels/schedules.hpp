@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device/options.hpp"
+#include "tests/simulator/options.hpp"
 
 /// A test of what a GPU does not have: faults that are planted, memory that is not there, kernels that the library does
 /// not offer as a function. There it is skipped; its body is compiled as a template that nobody instantiates.

@@ -4,7 +4,7 @@
 
 #include <new>
 
-#include "kernels/device/global_memory.hpp"
+#include "tests/simulator/global_memory.hpp"
 
 namespace nibble::test {
 

@@ -5,10 +5,10 @@
 
 #include <random>
 
-#include "kernels/device/array.hpp"
 #include "tests/kernels/device/tile_multiply.hpp"
 #include "tests/kernels/device/tma_multiply.hpp"
 #include "tests/kernels/schedules.hpp"
+#include "tests/simulator/array.hpp"
 
 namespace nibble::device::test {
 namespace {

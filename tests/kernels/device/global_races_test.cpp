@@ -2,9 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kernels/device/array.hpp"
 #include "kernels/device/device.hpp"
 #include "tests/kernels/schedules.hpp"
+#include "tests/simulator/array.hpp"
 
 namespace nibble::device::test {
 namespace {

@@ -7,9 +7,9 @@
 #include <limits>
 #include <random>
 
-#include "kernels/device/array.hpp"
 #include "kernels/device/device.hpp"
 #include "tests/kernels/schedules.hpp"
+#include "tests/simulator/array.hpp"
 
 namespace nibble::device::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstring>
 
-#include "kernels/device/simulator.hpp"
+#include "tests/simulator/simulator.hpp"
 
 namespace nibble::device::simulator {
 

@@ -9,13 +9,13 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/device/bulk_copies.hpp"
-#include "kernels/device/fiber.hpp"
-#include "kernels/device/global_memory.hpp"
-#include "kernels/device/global_races.hpp"
-#include "kernels/device/options.hpp"
-#include "kernels/device/shared_memory.hpp"
-#include "kernels/device/warpgroup.hpp"
+#include "tests/simulator/bulk_copies.hpp"
+#include "tests/simulator/fiber.hpp"
+#include "tests/simulator/global_memory.hpp"
+#include "tests/simulator/global_races.hpp"
+#include "tests/simulator/options.hpp"
+#include "tests/simulator/shared_memory.hpp"
+#include "tests/simulator/warpgroup.hpp"
 
 namespace nibble::device::simulator {
 

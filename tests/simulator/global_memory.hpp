@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device/failure.hpp"
-#include "kernels/device/global_races.hpp"
 #include "kernels/device/types.hpp"
+#include "tests/simulator/failure.hpp"
+#include "tests/simulator/global_races.hpp"
 
 namespace nibble::device::simulator {
 

@@ -1,4 +1,4 @@
-#include "kernels/device/global_races.hpp"
+#include "tests/simulator/global_races.hpp"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 #include <atomic>
 #include <bit>
 
-#include "kernels/device/simulator.hpp"
+#include "tests/simulator/simulator.hpp"
 
 namespace nibble::device::simulator {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/device/options.hpp"
+#include "tests/simulator/options.hpp"
 
 #include <algorithm>
 

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kernels/device/shared_memory.hpp"
+#include "tests/simulator/shared_memory.hpp"
 
 namespace nibble::device::simulator {
 

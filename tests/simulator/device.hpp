@@ -3,8 +3,8 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels/device/host_arithmetic.hpp"
-#include "kernels/device/host_pointers.hpp"
+#include "tests/simulator/arithmetic.hpp"
+#include "tests/simulator/pointers.hpp"
 
 namespace nibble::device {
 
@@ -212,4 +212,4 @@ template <int N> void cp_wait(Site site = Site::current()) {
 
 }  // namespace nibble::device
 
-#include "kernels/device/host_async.hpp"
+#include "tests/simulator/async.hpp"

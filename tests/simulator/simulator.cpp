@@ -1,4 +1,4 @@
-#include "kernels/device/simulator.hpp"
+#include "tests/simulator/simulator.hpp"
 
 #include <fmt/format.h>
 

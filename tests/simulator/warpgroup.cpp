@@ -1,6 +1,6 @@
 // wgmma, as one warp sees it: 16 of the 64 rows. Operands are read when the result is waited for; until then a write to
 // them is a race.
-#include "kernels/device/warpgroup.hpp"
+#include "tests/simulator/warpgroup.hpp"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <bit>
 #include <cstring>
 
-#include "kernels/device/host.hpp"
+#include "tests/simulator/device.hpp"
 
 namespace nibble::device::simulator {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/device/global_memory.hpp"
+#include "tests/simulator/global_memory.hpp"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <map>
 #include <mutex>
 
-#include "kernels/device/simulator.hpp"
+#include "tests/simulator/simulator.hpp"
 
 namespace nibble::device::simulator {
 namespace {

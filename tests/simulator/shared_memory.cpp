@@ -1,4 +1,4 @@
-#include "kernels/device/shared_memory.hpp"
+#include "tests/simulator/shared_memory.hpp"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "kernels/device/host_queue.hpp"
+#include "tests/simulator/stream.hpp"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include <mutex>
 #include <string_view>
 
-#include "kernels/device/options.hpp"
+#include "tests/simulator/options.hpp"
 
 namespace nibble::device {
 namespace {

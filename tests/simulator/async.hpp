@@ -1,6 +1,6 @@
 // mbarriers, bulk copies, TMA and wgmma: what came with sm_90, on the simulator's side.
 #pragma once
-#include "kernels/device/host_pointers.hpp"
+#include "tests/simulator/pointers.hpp"
 
 namespace nibble::device {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "kernels/device/shared_memory.hpp"
+#include "tests/simulator/shared_memory.hpp"
 
 namespace nibble::device {
 namespace simulator {

@@ -1,10 +1,10 @@
-#include "kernels/device/bulk_copies.hpp"
+#include "tests/simulator/bulk_copies.hpp"
 
 #include <fmt/format.h>
 
 #include <cstring>
 
-#include "kernels/device/simulator.hpp"
+#include "tests/simulator/simulator.hpp"
 
 namespace nibble::device {
 

@@ -7,8 +7,8 @@
 #pragma once
 #include <vector>
 
-#include "kernels/device/failure.hpp"
 #include "kernels/device/types.hpp"
+#include "tests/simulator/failure.hpp"
 
 namespace nibble::device::simulator {
 

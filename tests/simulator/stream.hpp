@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device/global_memory.hpp"
+#include "tests/simulator/global_memory.hpp"
 
 namespace nibble::device {
 

@@ -1,4 +1,4 @@
-#include "kernels/device/fiber.hpp"
+#include "tests/simulator/fiber.hpp"
 
 #include <sys/mman.h>
 

@@ -3,7 +3,7 @@
 #include <deque>
 #include <vector>
 
-#include "kernels/device/shared_memory.hpp"
+#include "tests/simulator/shared_memory.hpp"
 
 namespace nibble::device::simulator {
 

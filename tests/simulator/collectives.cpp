@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "kernels/device/host.hpp"
+#include "tests/simulator/device.hpp"
 
 namespace nibble::device::simulator {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/device/site.hpp"
+#include "tests/simulator/site.hpp"
 
 namespace nibble::device::simulator {
 

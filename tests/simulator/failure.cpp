@@ -1,8 +1,8 @@
-#include "kernels/device/failure.hpp"
+#include "tests/simulator/failure.hpp"
 
 #include <cstring>
 
-#include "kernels/device/simulator.hpp"
+#include "tests/simulator/simulator.hpp"
 
 namespace nibble::device::simulator {
 

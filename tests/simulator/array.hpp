@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/device/site.hpp"
 #include "kernels/device/types.hpp"
+#include "tests/simulator/site.hpp"
 #if defined(NIBBLE_ON_GPU)
 #include <cuda_runtime.h>
 #else
-#include "kernels/device/global_memory.hpp"
+#include "tests/simulator/global_memory.hpp"
 #endif
 
 namespace nibble::device {

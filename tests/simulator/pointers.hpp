@@ -4,7 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "kernels/device/simulator.hpp"
+#include "tests/simulator/simulator.hpp"
 
 #define NIBBLE_DEVICE inline
 #define NIBBLE_DEVICE_AND_HOST
