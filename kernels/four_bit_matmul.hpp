@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "kernels/device/device.hpp"
+#include "kernels/four_bit_matmul_tile.hpp"
 #include "kernels/weights.hpp"
 
 namespace nibble::kernels {
@@ -52,13 +53,11 @@ template <class Half> struct MatmulOutput {
 /// bytes and x and its rows to 16. Grid: tiles of rows, splits (16 at most).
 template <class Half, bool Nested, u32 TokenTiles, u32 RowWarps, u32 InputWarps, u32 RowTiles = 2>
 struct FourBitMatmul {
-  static constexpr u32 threads = 32 * RowWarps * InputWarps;
-  static constexpr u32 min_blocks = TokenTiles <= 2 ? 2 : 1;
-  static constexpr u32 tokens = 8 * TokenTiles, rows = 16 * RowTiles * RowWarps;  // of a block
-  static constexpr u32 max_tokens = RowTiles == 1 ? 4 : tokens;                   // that shared memory has room for
-  static constexpr u32 groups = 4 / RowTiles;                                     // of 64 inputs, of a warp in a step
-  static constexpr u32 inputs = 64 * groups * InputWarps;                         // of a block in a step
-  static constexpr u32 stages = 2;                                                // steps whose tokens are there
+  static constexpr FourBitMatmulTile sizes{TokenTiles, RowWarps, InputWarps, RowTiles};
+  static constexpr u32 threads = sizes.threads(), min_blocks = sizes.min_blocks();
+  static constexpr u32 tokens = sizes.block_m(), rows = sizes.block_n(), max_tokens = sizes.max_m();
+  static constexpr u32 groups = sizes.groups(), inputs = sizes.block_k();
+  static constexpr u32 stages = 2;  // steps whose tokens are there
 
   // A pair lies in the table 32 times. Where shared memory allows it, as many bytes are left out before the next: then
   // a byte of codes and the offset of a lane are the bytes of an address, which one instruction puts together. The

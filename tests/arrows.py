@@ -9,31 +9,44 @@ import pathlib
 import re
 import sys
 
-# From the lowest to the highest. Folders on one level do not use each other.
-LEVELS = [
-    ["core", "kernels"],
-    ["formats", "quant/simd"],
-    ["quant/codecs"],
-    ["quant/quantizers"],
-    ["quant/schemes"],
-    ["quant/stream"],
-    ["quant/jobs"],
-    ["cli"],
+# From the lowest to the highest. Folders on one level do not use each other. Kernels are a tree of their own.
+TREES = [
+    [
+        ["core"],
+        ["formats", "quant/simd"],
+        ["quant/codecs"],
+        ["quant/quantizers"],
+        ["quant/schemes"],
+        ["quant/stream"],
+        ["quant/jobs"],
+        ["cli"],
+    ],
+    [
+        ["kernels/device"],
+        ["kernels"],
+        ["kernels/host"],
+    ],
 ]
-LEVEL = {folder: level for level, folders in enumerate(LEVELS) for folder in folders}
+PLACE = {folder: (tree, level) for tree, levels in enumerate(TREES) for level, folders in enumerate(levels)
+         for folder in folders}  # fmt: skip
+# Between the trees: the C interface by which a conversion uses a device.
+BETWEEN = {("quant/quantizers", "kernels/lane.h")}
 SUFFIXES = {".cpp", ".hpp", ".cu", ".h"}
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 def folder_of(path):
-    return next((folder for folder in LEVEL if path.startswith(folder + "/")), None)
+    return max((folder for folder in PLACE if path.startswith(folder + "/")), key=len, default=None)
 
 
 def wrong_includes(path, text):
     own = folder_of(path)
     for included in INCLUDE.findall(text):
         other = folder_of(included)
-        if other is not None and other != own and LEVEL[other] >= LEVEL[own]:
+        if other in (None, own) or (own, included) in BETWEEN:
+            continue
+        (tree, level), (other_tree, other_level) = PLACE[own], PLACE[other]
+        if other_tree != tree or other_level >= level:
             yield f"{path} includes {included}"
 
 
@@ -41,12 +54,15 @@ def main():
     if sys.argv[1:] == ["--test"]:
         assert list(wrong_includes("quant/codecs/a.cpp", '#include "quant/schemes/b.hpp"\n')) != []
         assert list(wrong_includes("formats/a.cpp", '#include "quant/simd/b.hpp"\n')) != []
-        assert list(wrong_includes("kernels/a.cu", '#include "core/b.hpp"\n')) != []
+        assert list(wrong_includes("kernels/host/a.cu", '#include "core/b.hpp"\n')) != []
+        assert list(wrong_includes("kernels/a.hpp", '#include "kernels/host/b.hpp"\n')) != []
+        assert list(wrong_includes("quant/quantizers/a.cpp", '#include "kernels/a.hpp"\n')) != []
+        assert list(wrong_includes("kernels/host/a.cu", '#include "kernels/device/b.hpp"\n')) == []
         assert list(wrong_includes("cli/a.cpp", '#include "quant/codecs/b.hpp"\n#include "core/c.hpp"\n')) == []
         return 0
     root = pathlib.Path(__file__).parent.parent
-    sources = [path for folder in LEVEL for path in (root / folder).rglob("*") if path.suffix in SUFFIXES]
-    found = [wrong for path in sources for wrong in wrong_includes(str(path.relative_to(root)), path.read_text())]
+    sources = {path for folder in PLACE for path in (root / folder).rglob("*") if path.suffix in SUFFIXES}
+    found = [wrong for path in sorted(sources) for wrong in wrong_includes(str(path.relative_to(root)), path.read_text())]
     print("\n".join(found), end="\n" if found else "")
     return 1 if found or not sources else 0
 

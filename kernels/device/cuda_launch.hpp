@@ -8,7 +8,6 @@
 #include "kernels/device/types.hpp"
 
 #define NIBBLE_DEVICE __device__ __forceinline__
-#define NIBBLE_DEVICE_AND_HOST __host__ __device__ __forceinline__
 #define NIBBLE_UNROLL _Pragma("unroll")
 #define NIBBLE_NO_UNROLL _Pragma("unroll 1")
 #define NIBBLE_CONSTANT __constant__

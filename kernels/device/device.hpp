@@ -14,9 +14,6 @@
 
 namespace nibble::device {
 
-/// Rounds up: how many pieces of `size` hold n.
-template <class T> NIBBLE_DEVICE_AND_HOST constexpr T ceil_div(T n, T size) { return (n + size - 1) / size; }
-
 /// For kernels that loop over `blocks` blocks' work: as many blocks as the device runs at a time, or all.
 template <class Kernel> Grid resident_grid(u64 blocks) {
   const u64 resident = u64{multiprocessors()} * Kernel::min_blocks;

@@ -1,9 +1,15 @@
-// Types that the CUDA backend and the simulator share.
+// What the side for GPUs and the simulator share, and host code that any C++ compiler compiles.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+
+#if defined(__CUDACC__)
+#define NIBBLE_DEVICE_AND_HOST __host__ __device__ __forceinline__
+#else
+#define NIBBLE_DEVICE_AND_HOST
+#endif
 
 namespace nibble::device {
 
@@ -37,6 +43,9 @@ struct bf16 {
 struct f16 {
   u16 bits;
 };
+
+/// Rounds up: how many pieces of `size` hold n.
+template <class T> NIBBLE_DEVICE_AND_HOST constexpr T ceil_div(T n, T size) { return (n + size - 1) / size; }
 
 /// Blocks of a launch.
 struct Grid {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "kernels/interface.hpp"
+#include "kernels/host/interface.hpp"
 #include "nibble/bf16.hpp"
 #include "nibble/fp16.hpp"
 #include "tests/simulator/array.hpp"

@@ -229,7 +229,7 @@ def waits_too_late(instructions, load):
 def from_logs(build):
     """What ptxas said: {(architecture, symbol): (registers, stack bytes, spilled bytes)}, and its complaints."""
     logs = list((build / "kernels").rglob("*.cu.o.log"))
-    sources = {source.name for source in (ROOT / "kernels").glob("*.cu")}
+    sources = {source.name for source in (ROOT / "kernels").rglob("*.cu")}
     missing = sources - {log.name.removesuffix(".o.log") for log in logs}
     if missing:
         sys.exit(f"error: no log of the compilation of {', '.join(sorted(missing))} in {build / 'kernels'}: build again")

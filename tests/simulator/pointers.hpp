@@ -7,7 +7,6 @@
 #include "tests/simulator/simulator.hpp"
 
 #define NIBBLE_DEVICE inline
-#define NIBBLE_DEVICE_AND_HOST
 #define NIBBLE_UNROLL
 #define NIBBLE_NO_UNROLL
 #define NIBBLE_CONSTANT

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/device/device.hpp"
-#include "kernels/interface.hpp"
+#include "kernels/host/interface.hpp"
 #include "tests/simulator/array.hpp"
 
 namespace nibble::device {

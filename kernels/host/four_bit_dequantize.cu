@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/interface.hpp"
+#include "kernels/host/interface.hpp"
 #include "nibble/fp4.hpp"
 #include "nibble/nf4.hpp"
 
@@ -28,6 +28,7 @@ void start(const nibble_four_bit& weight, u64 first_row, const nibble_matrix& ou
                 .aligned = is_aligned(weight.packed, std::max<std::size_t>(Kernel::each / 2, 1)),
                 .codebook = {}};
   std::copy_n(weight.codebook == NIBBLE_NF4 ? nf4::codebook.value : fp4::codebook.value, 16, kernel.codebook);
+  static_assert(max_elements <= Divisor::max);
   const u64 tiles = ceil_div<u64>(kernel.end, Kernel::tile) - kernel.begin / Kernel::tile;
   launch(resident_grid<Kernel>(ceil_div<u64>(tiles, Kernel::threads / 32)), 0, stream, kernel);
 }

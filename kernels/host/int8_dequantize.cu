@@ -1,6 +1,6 @@
 #include "kernels/int8_dequantize.hpp"
 
-#include "kernels/interface.hpp"
+#include "kernels/host/interface.hpp"
 
 namespace nibble::kernels {
 namespace {
@@ -16,6 +16,7 @@ void start(const nibble_int8& weight, u64 first_row, const nibble_matrix& out, S
                       .gap = out.stride - out.columns,
                       .columns = Divisor(out.columns),
                       .aligned = is_aligned(codes, Kernel::each)};
+  static_assert(max_elements <= Divisor::max);
   launch(resident_grid<Kernel>(ceil_div<u64>(kernel.size, Kernel::tile * (Kernel::threads / 32))), 0, stream, kernel);
 }
 

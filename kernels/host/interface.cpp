@@ -1,4 +1,4 @@
-#include "kernels/interface.hpp"
+#include "kernels/host/interface.hpp"
 
 #include <cstdint>
 #include <cstdio>

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/interface.hpp"
+#include "kernels/host/interface.hpp"
 
 namespace nibble::kernels {
 namespace {

@@ -1,5 +1,5 @@
 // How the C functions end, and what their checks say.
-#include "kernels/interface.hpp"
+#include "kernels/host/interface.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

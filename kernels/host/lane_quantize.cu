@@ -8,7 +8,7 @@
 #include <string>
 
 #include "kernels/device/queue.hpp"
-#include "kernels/interface.hpp"
+#include "kernels/host/interface.hpp"
 #include "kernels/lane.h"
 
 namespace nibble::kernels {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/interface.hpp"
+#include "kernels/host/interface.hpp"
 #include "kernels/nested_quantize.hpp"
 
 namespace nibble::kernels {

@@ -1,0 +1,30 @@
+// The sizes of what a block of the product's kernel computes: the kernel has them from here, and so has the host, which
+// chooses a kernel by them (kernels/host/four_bit_matmul_plan.hpp).
+#pragma once
+#include "kernels/device/types.hpp"
+
+namespace nibble::kernels {
+
+using device::u32;
+
+/// y [m, n] = x [m, k] * transposed(weight [n, k]). A block has all of m and block_n() of n, and goes through k in
+/// steps of block_k(). Its warps are a grid: n_warps below each other share the values of k, k_warps side by side those
+/// of n.
+struct FourBitMatmulTile {
+  u32 m_tiles;      // of 8 along m, the small operand of mma.sync
+  u32 n_warps;      // the warps of a block along n ...
+  u32 k_warps;      // ... and along k
+  u32 n_tiles = 2;  // of 16 along n, the large operand of mma.sync, for each warp; 1 or 2
+
+  [[nodiscard]] constexpr u32 threads() const { return 32 * n_warps * k_warps; }
+  [[nodiscard]] constexpr u32 block_m() const { return 8 * m_tiles; }
+  [[nodiscard]] constexpr u32 max_m() const { return n_tiles == 1 ? 4 : block_m(); }  // that shared memory has room for
+  [[nodiscard]] constexpr u32 block_n() const { return 16 * n_tiles * n_warps; }
+  [[nodiscard]] constexpr u32 groups() const { return 4 / n_tiles; }  // of 64 along k, of a warp in a step
+  [[nodiscard]] constexpr u32 block_k() const { return 64 * groups() * k_warps; }
+  [[nodiscard]] constexpr u32 min_blocks() const { return m_tiles <= 2 ? 2 : 1; }  // per multiprocessor
+
+  bool operator==(const FourBitMatmulTile&) const = default;
+};
+
+}  // namespace nibble::kernels
