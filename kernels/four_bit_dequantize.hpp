@@ -15,6 +15,7 @@
 // (or a tile lies within one), whatever the rows are.
 #pragma once
 #include "kernels/divisor.hpp"
+#include "kernels/four_bit_weight.hpp"
 #include "kernels/weights.hpp"
 
 namespace nibble::kernels {
@@ -33,9 +34,7 @@ template <class T, Rows rows> struct FourBitDequantize {
   static constexpr u32 each = rows == Rows::any ? 1 : in_vector<T>;  // weights of a lane at a time
 
   Global<const u8> packed;
-  Global<const float> absmax;  // null if nested
-  Global<const u8> absmax_codes;
-  Global<const float> nested_absmax, nested_codebook, nested_offset;
+  FourBitAbsmax absmax;
   Global<T> out;
   u64 begin, end;  // elements of the weight
   u64 gap;         // elements of `out` between rows
@@ -46,7 +45,7 @@ template <class T, Rows rows> struct FourBitDequantize {
 
   NIBBLE_DEVICE void operator()() const {
     const float value = codebook[lane_id() % 16];
-    const float offset = absmax.is_null() ? ldg(nested_offset) : 0.0f;
+    const float offset = absmax.is_nested() ? ldg(absmax.nested_offset) : 0.0f;
     const u64 stride = u64{grid_x()} * (threads / 32) * tile;
     for (u64 first = begin / tile * tile + (u64{block_x()} * (threads / 32) + warp_id()) * tile; first < end;
          first += stride) {
@@ -72,10 +71,7 @@ template <class T, Rows rows> struct FourBitDequantize {
     const u32 block = lane_id() << log2_blocksize, next = block + (1u << log2_blocksize);
     if (block >= high || next <= low) return 0.0f;
     const auto i = static_cast<i64>((first >> log2_blocksize) + lane_id());
-    if (!absmax.is_null()) return ldg(absmax + i);
-    const u8 code = ldg(absmax_codes + i);
-    const float nested = ldg(nested_absmax + (i >> 8));
-    return add_rn(mul_rn(ldg(nested_codebook + code), nested), offset);
+    return absmax.is_nested() ? absmax.nested_of(i, offset) : absmax.plain_of(i);
   }
 
   NIBBLE_DEVICE i64 place_in_out(u64 element) const {

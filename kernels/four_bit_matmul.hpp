@@ -21,21 +21,11 @@
 
 #include "kernels/device/device.hpp"
 #include "kernels/four_bit_matmul_tile.hpp"
+#include "kernels/four_bit_weight.hpp"
 #include "kernels/weights.hpp"
 
 namespace nibble::kernels {
 using namespace device;
-
-/// A 4-bit weight as kernels read it.
-struct FourBitOperand {
-  Global<const u8> packed;
-  Global<const float> absmax;  // null if nested
-  Global<const u8> absmax_codes;
-  Global<const float> nested_absmax, nested_codebook, nested_offset;
-  i64 rows, columns;
-  u32 log2_blocksize;
-  float value[16];  // the codebook
-};
 
 /// Where sums go, and what is added to them.
 template <class Half> struct MatmulOutput {
@@ -107,8 +97,8 @@ struct FourBitMatmul {
     float nested_value = 0, offset = 0;
     static_assert(threads == 256);
     if constexpr (Nested) {
-      nested_value = ldg(weight.nested_codebook + thread_id());
-      offset = ldg(weight.nested_offset);
+      nested_value = ldg(weight.absmax.nested_codebook + thread_id());
+      offset = ldg(weight.absmax.nested_offset);
     }
     copy_tokens(ring, first, last);
     cp_commit();
@@ -141,7 +131,8 @@ struct FourBitMatmul {
       float low[groups][RowTiles], high[groups][RowTiles];
       NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile) NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
         float scale = now.absmax[tile][i / 2];
-        if constexpr (Nested) scale = add_rn(mul_rn(lds(nested_at(table, now.code[tile][i / 2])), scale), offset);
+        if constexpr (Nested)
+          scale = FourBitAbsmax::decoded(lds(nested_at(table, now.code[tile][i / 2])), scale, offset);
         low[i][tile] = shfl_idx(~0u, scale, 4 * g + i % 2);
         high[i][tile] = shfl_idx(~0u, scale, 4 * g + 2 + i % 2);
       }
@@ -232,10 +223,10 @@ struct FourBitMatmul {
       NIBBLE_UNROLL for (u32 tile = 0; tile < RowTiles; ++tile) {
         const u32 scale = (source.scale[tile] + source.group + i) >> (weight.log2_blocksize - 6);
         if constexpr (Nested) {
-          if (inside) to.code[tile][i / 2] = ldg(weight.absmax_codes + scale);
-          if (inside) to.absmax[tile][i / 2] = ldg(weight.nested_absmax + (scale >> 8));
+          if (inside) to.code[tile][i / 2] = weight.absmax.code_of(scale);
+          if (inside) to.absmax[tile][i / 2] = weight.absmax.nested_absmax_of(scale);
         } else {
-          if (inside) to.absmax[tile][i / 2] = ldg(weight.absmax + scale);
+          if (inside) to.absmax[tile][i / 2] = weight.absmax.plain_of(scale);
         }
       }
     }

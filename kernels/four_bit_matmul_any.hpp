@@ -60,9 +60,8 @@ template <class Half> struct FourBitMatmulAny {
   }
 
   NIBBLE_DEVICE float absmax_of(i64 block) const {
-    if (!weight.absmax.is_null()) return ldg(weight.absmax + block);
-    const float value = ldg(weight.nested_codebook + ldg(weight.absmax_codes + block));
-    return add_rn(mul_rn(value, ldg(weight.nested_absmax + (block >> 8))), ldg(weight.nested_offset));
+    const FourBitAbsmax& absmax = weight.absmax;
+    return absmax.is_nested() ? absmax.nested_of(block, ldg(absmax.nested_offset)) : absmax.plain_of(block);
   }
 };
 

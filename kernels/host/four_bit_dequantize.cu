@@ -1,11 +1,9 @@
 #include "kernels/four_bit_dequantize.hpp"
 
 #include <algorithm>
-#include <bit>
 
+#include "kernels/host/four_bit_weight.hpp"
 #include "kernels/host/interface.hpp"
-#include "nibble/fp4.hpp"
-#include "nibble/nf4.hpp"
 
 namespace nibble::kernels {
 namespace {
@@ -14,20 +12,16 @@ template <class T, Rows rows>
 void start(const nibble_four_bit& weight, u64 first_row, const nibble_matrix& out, Stream stream) {
   using Kernel = FourBitDequantize<T, rows>;
   Kernel kernel{.packed = weight.packed,
-                .absmax = weight.absmax,
-                .absmax_codes = weight.absmax_codes,
-                .nested_absmax = weight.nested_absmax,
-                .nested_codebook = weight.nested_codebook,
-                .nested_offset = weight.nested_offset,
+                .absmax = absmax_of(weight),
                 .out = static_cast<T*>(out.data),
                 .begin = first_row * weight.columns,
                 .end = (first_row + out.rows) * weight.columns,
                 .gap = out.stride - out.columns,
                 .columns = Divisor(weight.columns),
-                .log2_blocksize = static_cast<u32>(std::countr_zero(weight.blocksize)),
+                .log2_blocksize = log2_of(weight.blocksize),
                 .aligned = is_aligned(weight.packed, std::max<std::size_t>(Kernel::each / 2, 1)),
                 .codebook = {}};
-  std::copy_n(weight.codebook == NIBBLE_NF4 ? nf4::codebook.value : fp4::codebook.value, 16, kernel.codebook);
+  copy_codebook(weight.codebook, kernel.codebook);
   static_assert(max_elements <= Divisor::max);
   const u64 tiles = ceil_div<u64>(kernel.end, Kernel::tile) - kernel.begin / Kernel::tile;
   launch(resident_grid<Kernel>(ceil_div<u64>(tiles, Kernel::threads / 32)), 0, stream, kernel);

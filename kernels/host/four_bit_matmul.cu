@@ -3,16 +3,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include "kernels/four_bit_matmul_any.hpp"
 #include "kernels/host/four_bit_matmul_plan.hpp"
+#include "kernels/host/four_bit_weight.hpp"
 #include "kernels/host/interface.hpp"
-#include "nibble/fp4.hpp"
-#include "nibble/nf4.hpp"
 
 namespace nibble::kernels {
 namespace {
@@ -25,31 +23,16 @@ template <class Half, bool Nested, class Body> void with_kernel(const FourBitMat
     if (tile == own)
       body.template operator()<FourBitMatmul<Half, Nested, own.m_tiles, own.n_warps, own.k_warps, own.n_tiles>>();
   };
-  [&]<std::size_t... i>(std::index_sequence<i...>) { (try_choice(std::integral_constant<std::size_t, i>{}), ...); }
-  (std::make_index_sequence<choices.size()>{});
+  const auto try_all = [&]<std::size_t... i>(std::index_sequence<i...>) {
+    (try_choice(std::integral_constant<std::size_t, i>{}), ...);
+  };
+  try_all(std::make_index_sequence<choices.size()>{});
 }
 
 bool fits_tiles(const nibble_four_bit& weight, const nibble_matrix& x) {
   return weight.columns % 64 == 0 && weight.columns > 0 && weight.columns < u64{1} << 31 && weight.blocksize >= 64 &&
          weight.rows * (weight.columns / 64) < u64{1} << 32 && is_aligned(weight.packed, 8) && is_aligned(x.data, 16) &&
          (x.rows == 1 || x.stride % 8 == 0);
-}
-
-FourBitOperand operand(const nibble_four_bit& weight) {
-  FourBitOperand operand{weight.packed,
-                         weight.absmax,
-                         weight.absmax_codes,
-                         weight.nested_absmax,
-                         weight.nested_codebook,
-                         weight.nested_offset,
-                         static_cast<i64>(weight.rows),
-                         static_cast<i64>(weight.columns),
-                         0,
-                         {}};
-  while (1u << operand.log2_blocksize < weight.blocksize) ++operand.log2_blocksize;
-  std::memcpy(operand.value, weight.codebook == NIBBLE_NF4 ? nf4::codebook.value : fp4::codebook.value,
-              sizeof operand.value);
-  return operand;
 }
 
 template <class Half>
@@ -62,7 +45,7 @@ void matmul(const nibble_four_bit& weight, const nibble_matrix& x, const void* b
   if (!fits_tiles(weight, x)) {
     using Kernel = FourBitMatmulAny<Half>;
     launch({static_cast<u32>(ceil_div<u64>(weight.rows, Kernel::threads / 32)), ceil_div(m, Kernel::tokens)}, 0, stream,
-           Kernel{operand(weight), tokens, x_stride, m, out});
+           Kernel{operand_of(weight), tokens, x_stride, m, out});
     return;
   }
   const four_bit_matmul::Plan plan = four_bit_matmul::plan_for(m, weight.rows, weight.columns);
@@ -70,7 +53,7 @@ void matmul(const nibble_four_bit& weight, const nibble_matrix& x, const void* b
     const u32 splits = plan.splits;
     auto* partial = splits == 1 ? nullptr : static_cast<float*>(workspace);
     launch({static_cast<u32>(ceil_div<u64>(weight.rows, Kernel::rows)), splits}, Kernel::shared_bytes(m), stream,
-           Kernel{operand(weight), tokens, x_stride, m, out, partial});
+           Kernel{operand_of(weight), tokens, x_stride, m, out, partial});
     if (splits == 1) return;
     using Sum = SumPartials<Half>;
     launch({static_cast<u32>(ceil_div<u64>(weight.rows, Sum::threads)), m}, 0, stream,

@@ -1,10 +1,10 @@
 #include "kernels/four_bit_quantize.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <string>
 
+#include "kernels/host/four_bit_weight.hpp"
 #include "kernels/host/interface.hpp"
 #include "kernels/nested_quantize.hpp"
 
@@ -48,7 +48,7 @@ void launch_blocks(const void* weights, u64 size, const nibble_four_bit_output& 
   const u64 blocks = ceil_div<u64>(size, Kernel::tile);
   const u32 columns = static_cast<u32>(std::min<u64>(blocks, Kernel::grid_columns));
   launch({columns, static_cast<u32>(ceil_div<u64>(blocks, columns))}, 0, stream,
-         Kernel{static_cast<const T*>(weights), size, static_cast<u32>(std::countr_zero(out.blocksize)),
+         Kernel{static_cast<const T*>(weights), size, log2_of(out.blocksize),
                 is_aligned(weights, 16) && is_aligned(out.packed, 4), out.packed, absmax, nonfinite});
 }
 

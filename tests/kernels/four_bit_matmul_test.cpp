@@ -9,6 +9,7 @@
 
 #include "kernels/device/device.hpp"
 #include "kernels/four_bit_matmul.hpp"
+#include "kernels/host/four_bit_weight.hpp"
 #include "nibble/fp4.hpp"
 #include "nibble/kernels.hpp"
 #include "nibble/nested.hpp"
@@ -165,22 +166,10 @@ class Product {
   template <class Kernel> std::vector<u16> product_by() const {
     const Shape& s = p_.shape;
     const auto y = DeviceArray<u16>::output(s.m * s.rows, {.name = "y"});
-    const nibble_four_bit w = weight();
-    FourBitOperand operand{w.packed,
-                           w.absmax,
-                           w.absmax_codes,
-                           w.nested_absmax,
-                           w.nested_codebook,
-                           w.nested_offset,
-                           static_cast<i64>(s.rows),
-                           static_cast<i64>(s.columns),
-                           static_cast<u32>(std::countr_zero(s.blocksize)),
-                           {}};
-    std::copy_n(nf4::codebook.value, 16, operand.value);
     const u32 m = static_cast<u32>(s.m);
     const Grid grid{static_cast<u32>(ceil_div<std::size_t>(s.rows, Kernel::rows))};
     launch(grid, Kernel::shared_bytes(m), nullptr,
-           Kernel{operand, reinterpret_cast<const bf16*>(x_.data()), static_cast<i64>(s.columns), m,
+           Kernel{operand_of(weight()), reinterpret_cast<const bf16*>(x_.data()), static_cast<i64>(s.columns), m,
                   MatmulOutput<bf16>{nullptr, reinterpret_cast<bf16*>(y.data()), static_cast<i64>(s.rows)}, nullptr});
     return y.to_host();
   }
