@@ -30,7 +30,7 @@ TREES = [
 PLACE = {folder: (tree, level) for tree, levels in enumerate(TREES) for level, folders in enumerate(levels)
          for folder in folders}  # fmt: skip
 # Between the trees: the C interface by which a conversion uses a device.
-BETWEEN = {("quant/quantizers", "kernels/lane.h")}
+BETWEEN = {("quant/quantizers", "kernels/host/device_interface.h")}
 SUFFIXES = {".cpp", ".hpp", ".cu", ".h"}
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -38,7 +38,7 @@ inline constexpr std::uint64_t transposed_chunk = 8;
 
 /// Batches and their number such that
 ///
-///   program + names + threads x (chunk + lane) + (tokens + behind) x encoded batch + scratch <= max_memory
+///   program + names + threads x (chunk + queue) + (tokens + behind) x encoded batch + scratch <= max_memory
 ///
 /// where scratch is twice the largest Codec::scratch_bytes() if there is room for it, or once, and otherwise what is
 /// left: a tensor that needs more keeps it in a file. Throws Error(no_space) that says how much it takes if even the

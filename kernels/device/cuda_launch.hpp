@@ -100,7 +100,8 @@ template <class Kernel> constexpr std::size_t max_shared_bytes_of(std::size_t th
 }
 
 /// Starts `kernel` on the stream, for each thread of each block, and does not wait for it. Throws LaunchError.
-template <class Kernel> void launch(Grid grid, std::size_t dynamic_shared_bytes, Stream stream, const Kernel& kernel) {
+template <class Kernel>
+void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef stream, const Kernel& kernel) {
   static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
   static_assert(Kernel::threads % 32 == 0 && Kernel::threads <= 1024);
   const auto function = reinterpret_cast<const void*>(run<Kernel>);

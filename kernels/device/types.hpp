@@ -52,8 +52,8 @@ struct Grid {
   u32 x = 1, y = 1, z = 1;
 };
 
-/// A cudaStream_t; a pointer to nothing for callers who do not include CUDA's headers.
-using Stream = void*;
+/// A cudaStream_t that somebody else owns; a pointer to nothing for callers who do not include CUDA's headers.
+using StreamRef = void*;
 
 /// How a tile lies in shared memory; the numbers are those of wgmma's descriptor.
 enum class Swizzle : u32 { none = 0, bytes128 = 1 };

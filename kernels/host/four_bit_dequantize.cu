@@ -9,7 +9,7 @@ namespace nibble::kernels {
 namespace {
 
 template <class T, Rows rows>
-void start(const nibble_four_bit& weight, u64 first_row, const nibble_matrix& out, Stream stream) {
+void start(const nibble_four_bit& weight, u64 first_row, const nibble_matrix& out, StreamRef stream) {
   using Kernel = FourBitDequantize<T, rows>;
   Kernel kernel{.packed = weight.packed,
                 .absmax = absmax_of(weight),
@@ -27,7 +27,8 @@ void start(const nibble_four_bit& weight, u64 first_row, const nibble_matrix& ou
   launch(resident_grid<Kernel>(ceil_div<u64>(tiles, Kernel::threads / 32)), 0, stream, kernel);
 }
 
-template <class T> void start(const nibble_four_bit& weight, u64 first_row, const nibble_matrix& out, Stream stream) {
+template <class T>
+void start(const nibble_four_bit& weight, u64 first_row, const nibble_matrix& out, StreamRef stream) {
   constexpr u64 each = in_vector<T>;
   const bool contiguous = out.stride == out.columns || out.rows == 1;
   if (!is_aligned(out.data, 16)) return start<T, Rows::any>(weight, first_row, out, stream);

@@ -37,7 +37,7 @@ bool fits_tiles(const nibble_four_bit& weight, const nibble_matrix& x) {
 
 template <class Half>
 void matmul(const nibble_four_bit& weight, const nibble_matrix& x, const void* bias, const nibble_matrix& y,
-            void* workspace, Stream stream) {
+            void* workspace, StreamRef stream) {
   const u32 m = static_cast<u32>(x.rows);
   const auto* tokens = static_cast<const Half*>(x.data);
   const auto x_stride = static_cast<i64>(x.stride);

@@ -43,7 +43,7 @@ void check_output(const nibble_four_bit_output* out, u64 size) {
 
 template <class T, class Format>
 void launch_blocks(const void* weights, u64 size, const nibble_four_bit_output& out, float* absmax, u64* nonfinite,
-                   Stream stream) {
+                   StreamRef stream) {
   using Kernel = FourBitQuantize<T, Format>;
   const u64 blocks = ceil_div<u64>(size, Kernel::tile);
   const u32 columns = static_cast<u32>(std::min<u64>(blocks, Kernel::grid_columns));
@@ -60,7 +60,7 @@ u64 nested_grid(const Workspace& room) {
 }
 
 void launch_nested(const Workspace& room, const float* absmax, double* sums, const nibble_four_bit_output& out,
-                   Stream stream) {
+                   StreamRef stream) {
   if (room.groups > 0) launch({static_cast<u32>(room.groups)}, 0, stream, NestedGroupSums{absmax, room.blocks, sums});
   launch({1}, 0, stream, NestedOffset{sums, room.groups, room.blocks, out.nested_offset});
   if (room.blocks == 0) return;

@@ -6,7 +6,7 @@ namespace nibble::kernels {
 namespace {
 
 template <class T, bool whole>
-void start(const nibble_int8& weight, u64 first_row, const nibble_matrix& out, Stream stream) {
+void start(const nibble_int8& weight, u64 first_row, const nibble_matrix& out, StreamRef stream) {
   using Kernel = Int8Dequantize<T, whole>;
   const auto* codes = reinterpret_cast<const u8*>(weight.codes) + first_row * weight.columns;
   const Kernel kernel{.codes = codes,

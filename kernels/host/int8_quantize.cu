@@ -9,7 +9,7 @@ namespace nibble::kernels {
 namespace {
 
 template <class T, u32 Threads>
-void launch_rows(const nibble_matrix& in, i8* codes, float* absmax, u64* nonfinite_rows, Stream stream) {
+void launch_rows(const nibble_matrix& in, i8* codes, float* absmax, u64* nonfinite_rows, StreamRef stream) {
   using Kernel = Int8Quantize<T, Threads>;
   const bool aligned = is_aligned(in.data, 16) && in.stride % Kernel::run == 0 && in.columns % Kernel::run == 0 &&
                        is_aligned(codes, Kernel::run);

@@ -10,7 +10,7 @@
 #include <optional>
 #include <utility>
 
-#include "kernels/lane.h"
+#include "kernels/host/device_interface.h"
 #include "nibble/buffers.hpp"
 #include "nibble/error.hpp"
 #include "nibble/huge_pages.hpp"
@@ -41,7 +41,7 @@ const char* chosen_library() {
 // The driver is looked for by the name that CUDA itself loads; where there is none, that takes microseconds.
 bool may_have_device() { return chosen_library() != nullptr || load("libcuda.so.1") != nullptr; }
 
-// The functions of kernels/lane.h.
+// The functions of the device interface.
 class Library {
  public:
   Library() {
@@ -52,29 +52,29 @@ class Library {
       const char* const why = dlerror();  // begins with the file's name
       refuse(escaped(why != nullptr ? why : file));
     }
-    decltype(&nibble_lane_version) version = nullptr;
-    find(version, "nibble_lane_version", file);
-    if (const int has = version(); has != NIBBLE_LANE_VERSION)
+    decltype(&nibble_device_interface_version) version = nullptr;
+    find(version, "nibble_device_interface_version", file);
+    if (const int has = version(); has != NIBBLE_DEVICE_INTERFACE_VERSION)
       refuse(escaped(file) + ": has version " + std::to_string(has) + " of the device interface, this nibble needs " +
-             std::to_string(NIBBLE_LANE_VERSION));
+             std::to_string(NIBBLE_DEVICE_INTERFACE_VERSION));
     find(last_error, "nibble_last_error", file);
     find(find_device, "nibble_find_device", file);
     find(pin, "nibble_pin", file);
     find(unpin, "nibble_unpin", file);
-    find(lane_create, "nibble_lane_create", file);
-    find(lane_destroy, "nibble_lane_destroy", file);
-    find(quantize_four_bit, "nibble_lane_quantize_four_bit", file);
-    find(quantize_int8, "nibble_lane_quantize_int8", file);
+    find(queue_create, "nibble_queue_create", file);
+    find(queue_destroy, "nibble_queue_destroy", file);
+    find(quantize_four_bit, "nibble_queue_quantize_four_bit", file);
+    find(quantize_int8, "nibble_queue_quantize_int8", file);
   }
 
   decltype(&nibble_last_error) last_error = nullptr;
   decltype(&nibble_find_device) find_device = nullptr;
   decltype(&nibble_pin) pin = nullptr;
   decltype(&nibble_unpin) unpin = nullptr;
-  decltype(&nibble_lane_create) lane_create = nullptr;
-  decltype(&nibble_lane_destroy) lane_destroy = nullptr;
-  decltype(&nibble_lane_quantize_four_bit) quantize_four_bit = nullptr;
-  decltype(&nibble_lane_quantize_int8) quantize_int8 = nullptr;
+  decltype(&nibble_queue_create) queue_create = nullptr;
+  decltype(&nibble_queue_destroy) queue_destroy = nullptr;
+  decltype(&nibble_queue_quantize_four_bit) quantize_four_bit = nullptr;
+  decltype(&nibble_queue_quantize_int8) quantize_int8 = nullptr;
 
  private:
   template <class Function> void find(Function& function, const char* name, const char* file) const {
@@ -86,11 +86,11 @@ class Library {
   Handle handle_;
 };
 
-struct DestroyLane {
+struct DestroyQueue {
   const Library* library;
-  void operator()(nibble_lane* lane) const noexcept { library->lane_destroy(lane); }
+  void operator()(nibble_queue* queue) const noexcept { library->queue_destroy(queue); }
 };
-using Lane = std::unique_ptr<nibble_lane, DestroyLane>;
+using Queue = std::unique_ptr<nibble_queue, DestroyQueue>;
 
 // One line, of which only the first counts: the others follow from it.
 class Note {
@@ -162,40 +162,40 @@ struct Device::State {
       refuse(std::string("no device can be used: ") + library.last_error());
     name = escaped(text.data());
     memory.emplace(library, device);
-    lanes.reserve(1);
-    lanes.push_back(make_lane());  // which makes the context: what keeps it from starting is known before any work
+    queues.reserve(1);
+    queues.push_back(make_queue());  // which makes the context: what keeps it from starting is known before any work
   }
 
-  Lane make_lane() const {
-    nibble_lane* lane = nullptr;
-    if (library.lane_create(device, &lane) != NIBBLE_OK) refuse(name + " cannot be used: " + library.last_error());
-    return {lane, DestroyLane{&library}};
+  Queue make_queue() const {
+    nibble_queue* queue = nullptr;
+    if (library.queue_create(device, &queue) != NIBBLE_OK) refuse(name + " cannot be used: " + library.last_error());
+    return {queue, DestroyQueue{&library}};
   }
 
-  Lane take() {
+  Queue take() {
     {
       const std::scoped_lock lock(mutex);
-      if (!lanes.empty()) {
-        Lane lane = std::move(lanes.back());
-        lanes.pop_back();
-        return lane;
+      if (!queues.empty()) {
+        Queue queue = std::move(queues.back());
+        queues.pop_back();
+        return queue;
       }
     }
-    return make_lane();
+    return make_queue();
   }
-  void take_back(Lane lane) {
+  void take_back(Queue queue) {
     const std::scoped_lock lock(mutex);
-    lanes.push_back(std::move(lane));
+    queues.push_back(std::move(queue));
   }
 
-  // Quantizes on a lane of this thread's own; whether the result can stand.
+  // Quantizes on a queue of this thread's own; whether the result can stand.
   template <class Quantize> bool run(Quantize&& quantize) {
     if (failed.load(std::memory_order_relaxed)) return false;
     std::uint64_t nonfinite = 0;
     try {
-      Lane lane = take();
-      if (quantize(lane.get(), &nonfinite) != NIBBLE_OK) throw Error(Errc::io, name + ": " + library.last_error());
-      take_back(std::move(lane));
+      Queue queue = take();
+      if (quantize(queue.get(), &nonfinite) != NIBBLE_OK) throw Error(Errc::io, name + ": " + library.last_error());
+      take_back(std::move(queue));
     } catch (const Error& error) {
       if (choice == DeviceChoice::cuda) throw Error(Errc::io, asked_for(error));
       failed.store(true, std::memory_order_relaxed);
@@ -213,7 +213,7 @@ struct Device::State {
   std::string name;
   std::optional<PinnedMemory> memory;
   std::mutex mutex;
-  std::vector<Lane> lanes;  // as many as threads have encoded at a time
+  std::vector<Queue> queues;  // as many as threads have encoded at a time
   std::atomic<bool> failed{false};
   Note failure;
   std::atomic<std::uint64_t> chunks{0};
@@ -253,8 +253,8 @@ bool Device::encode_four_bit(std::string_view codec, DType source, std::span<con
   const auto codebook = codebook_of(codec);
   if (!dtype || !codebook || weights.empty()) return false;
   const std::size_t n = weights.size() / (traits(source).bits / 8);
-  return state_->run([&](nibble_lane* lane, std::uint64_t* nonfinite) {
-    return state_->library.quantize_four_bit(lane, weights.data(), *dtype, n, *codebook,
+  return state_->run([&](nibble_queue* queue, std::uint64_t* nonfinite) {
+    return state_->library.quantize_four_bit(queue, weights.data(), *dtype, n, *codebook,
                                              static_cast<std::uint32_t>(blocksize), packed.data(), absmax.data(),
                                              nonfinite);
   });
@@ -264,8 +264,8 @@ bool Device::encode_int8(DType source, std::span<const std::byte> weights, std::
                          std::span<float> absmax) {
   const auto dtype = dtype_of(source);
   if (!dtype || codes.empty()) return false;
-  return state_->run([&](nibble_lane* lane, std::uint64_t* nonfinite) {
-    return state_->library.quantize_int8(lane, weights.data(), *dtype, absmax.size(), codes.size() / absmax.size(),
+  return state_->run([&](nibble_queue* queue, std::uint64_t* nonfinite) {
+    return state_->library.quantize_int8(queue, weights.data(), *dtype, absmax.size(), codes.size() / absmax.size(),
                                          codes.data(), absmax.data(), nonfinite);
   });
 }

@@ -36,7 +36,7 @@ constexpr std::uint64_t bytes_per_hash = 3 * (16 + 35);
 constexpr std::uint64_t encoder_share = 8;        // of a chunk, which an encoder needs meanwhile
 constexpr std::uint64_t bytes_per_buffer = 4096;  // which starts somewhere in a page
 
-// Beside its device memory, a lane has room for the absmax of a chunk: of blocks of 32 16-bit weights, or of rows.
+// Beside its device memory, a queue has room for the absmax of a chunk: of blocks of 32 16-bit weights, or of rows.
 constexpr std::uint64_t absmax_share = 16;
 constexpr std::uint64_t row_absmax_bytes = 16 << 10;
 
@@ -76,7 +76,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     }
   }
   const std::uint64_t finish = finish_bytes(largest_scratch) + largest_codes / Xxh3Chunks::chunk_bytes * bytes_per_hash;
-  const auto lane = [&] {
+  const auto queue = [&] {
     if (resources.device == nullptr) return std::uint64_t{0};
     return std::max(memory.chunk_bytes * longest / absmax_share, row_absmax_bytes) + bytes_per_buffer;
   };
@@ -93,7 +93,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     const std::uint64_t readers = std::min<std::uint64_t>(memory.threads, memory.tokens);
     const std::uint64_t chunk = memory.chunk_bytes * longest;
     return program_bytes + plan.rewrite_bytes + (bytes_per_tensor + report) * plan.tensors.size() + copies * texts +
-           (memory.threads + memory.behind) * bytes_per_thread + memory.threads * lane() +
+           (memory.threads + memory.behind) * bytes_per_thread + memory.threads * queue() +
            readers * (chunk + chunk / encoder_share + chunk / shortest_row + bytes_per_buffer) +
            memory.tokens * (encoded() + batch_scratch()) + memory.behind * encoded() +
            (memory.behind > 0 ? HugePages::huge_page : 0) + scanned + finish;

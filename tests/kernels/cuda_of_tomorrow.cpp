@@ -1,4 +1,4 @@
 // A libnibble_cuda of another version, which must not be called but for that.
-#include "kernels/lane.h"
+#include "kernels/host/device_interface.h"
 
-int nibble_lane_version(void) { return NIBBLE_LANE_VERSION + 1; }
+int nibble_device_interface_version(void) { return NIBBLE_DEVICE_INTERFACE_VERSION + 1; }

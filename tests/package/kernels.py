@@ -42,10 +42,10 @@ nibble.nibble_quantize_four_bit_workspace.argtypes = [c_uint64, c_uint32, c_int]
 nibble.nibble_matmul_four_bit_workspace.restype = c_size_t
 nibble.nibble_matmul_four_bit_workspace.argtypes = [c_uint64, c_uint64, c_uint64]
 nibble.nibble_nested_codebook.restype = POINTER(c_float * 256)
-header = (pathlib.Path(__file__).parents[2] / "kernels/lane.h").read_text(encoding="utf-8")
+header = (pathlib.Path(__file__).parents[2] / "kernels/host/device_interface.h").read_text(encoding="utf-8")
 for name in re.findall(r"NIBBLE_API [\w ]+?(nibble_\w+)\(", header):
-    assert hasattr(nibble, name), f"{library} lacks {name} of kernels/lane.h"
-assert nibble.nibble_lane_version() == int(re.search(r"NIBBLE_LANE_VERSION (\d+)", header)[1])
+    assert hasattr(nibble, name), f"{library} lacks {name} of kernels/host/device_interface.h"
+assert nibble.nibble_device_interface_version() == int(re.search(r"NIBBLE_DEVICE_INTERFACE_VERSION (\d+)", header)[1])
 
 
 def refusal(status, expected):
@@ -88,7 +88,7 @@ matrix = Matrix(dtype=F16, rows=64, columns=64, stride=64, data=at)
 here, size, room = c_void_p(at), c_uint64(64 * 64), c_size_t(1 << 15)
 assert nibble.nibble_matmul_four_bit_workspace(64, 64, 64) <= room.value
 page = (c_uint8 * (1 << 13))()
-text, number, lane = (c_char * 64)(), c_int(0), c_void_p()
+text, number, queue = (c_char * 64)(), c_int(0), c_void_p()
 calls = {
     "nibble_dequantize_four_bit": [byref(weight), c_uint64(0), byref(matrix), None],
     "nibble_dequantize_int8": [byref(int8), c_uint64(0), byref(matrix), None],
@@ -97,7 +97,7 @@ calls = {
     "nibble_quantize_int8": [byref(matrix), here, here, None, None],
     "nibble_find_device": [byref(number), text, c_size_t(64)],
     "nibble_pin": [c_int(0), c_void_p(ctypes.addressof(page) + 4095 & ~4095), c_size_t(4096)],
-    "nibble_lane_create": [c_int(0), byref(lane)],
+    "nibble_queue_create": [c_int(0), byref(queue)],
     "nibble_matmul_four_bit": [byref(weight), byref(matrix), None, byref(matrix), here, room, None],
 }
 for name, arguments in calls.items():

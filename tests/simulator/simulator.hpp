@@ -206,7 +206,7 @@ template <class Kernel> constexpr u32 min_blocks_of() {
 
 /// Runs `kernel` once for each thread of each block. Returns when it is done: there is no stream to wait for.
 template <class Kernel>
-void launch(Grid grid, std::size_t dynamic_shared_bytes, Stream /*stream*/, const Kernel& kernel) {
+void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef /*stream*/, const Kernel& kernel) {
   static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
   static_assert(Kernel::threads % simulator::warp_size == 0 && Kernel::threads <= simulator::max_threads);
   simulator::run_grid({grid, Kernel::threads, static_cast<u32>(dynamic_shared_bytes),

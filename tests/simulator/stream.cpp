@@ -119,9 +119,9 @@ Memory::Memory(const char* name, std::size_t bytes) {
   region_->reset();  // unknown, until it is written
 }
 
-Queue::Queue() { may_fail("queue"); }
+Stream::Stream() { may_fail("stream"); }
 
-void Queue::copy_to_device(void* to, const void* from, std::size_t bytes) {
+void Stream::copy_to_device(void* to, const void* from, std::size_t bytes) {
   may_fail("copy_to_device");
   check_host(from, bytes);
   std::size_t offset = 0;
@@ -130,7 +130,7 @@ void Queue::copy_to_device(void* to, const void* from, std::size_t bytes) {
   region.set_known(offset, bytes);
 }
 
-void Queue::copy_to_host(void* to, const void* from, std::size_t bytes) {
+void Stream::copy_to_host(void* to, const void* from, std::size_t bytes) {
   may_fail("copy_to_host");
   check_host(to, bytes);
   std::size_t offset = 0;
@@ -139,7 +139,7 @@ void Queue::copy_to_host(void* to, const void* from, std::size_t bytes) {
   copies_.push_back({to, from, bytes});
 }
 
-void Queue::clear(void* memory, std::size_t bytes) {
+void Stream::clear(void* memory, std::size_t bytes) {
   may_fail("clear");
   std::size_t offset = 0;
   simulator::Region& region = touched(memory, bytes, offset);
@@ -147,7 +147,7 @@ void Queue::clear(void* memory, std::size_t bytes) {
   region.set_known(offset, bytes);
 }
 
-void Queue::wait() {
+void Stream::wait() {
   may_fail("wait");
   for (const CopyToHost& copy : copies_) std::memcpy(copy.to, copy.from, copy.bytes);
   copies_.clear();

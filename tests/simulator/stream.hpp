@@ -33,10 +33,10 @@ class Memory {
   std::unique_ptr<simulator::Region> region_;
 };
 
-class Queue {
+class Stream {
  public:
-  Queue();
-  [[nodiscard]] Stream stream() const { return nullptr; }
+  Stream();
+  [[nodiscard]] StreamRef get() const { return nullptr; }
   void copy_to_device(void* to, const void* from, std::size_t bytes);
   void copy_to_host(void* to, const void* from, std::size_t bytes);
   void clear(void* memory, std::size_t bytes);

@@ -62,7 +62,7 @@ TEST_F(Devices, ThatCannotBeUsed) {
            {"old", "no device can be used: simulated device is sm_75, at least sm_80 is needed"},
            {"device_count", "no device can be used: device_count: a fault was asked for"},
            {"use_device", "simulated device cannot be used: use_device: a fault was asked for"},
-           {"queue", "simulated device cannot be used: queue: a fault was asked for"}}) {
+           {"stream", "simulated device cannot be used: stream: a fault was asked for"}}) {
     const Variable asked("NIBBLE_SIMULATED_FAULT", fault.c_str());
     EXPECT_EQ(refusal(), "--device cuda: " + why);
     EXPECT_EQ(Device::open(DeviceChoice::automatic), nullptr) << fault;
@@ -74,7 +74,7 @@ TEST_F(Devices, LibrariesThatAreNotIt) {
   for (const auto& [file, why] : std::map<std::string, std::string>{
            {"/no/such/libnibble_cuda.so", "/no/such/libnibble_cuda.so: cannot open shared object file: No such file"},
            {NIBBLE_TEST_DATA "/CMakeLists.txt", "CMakeLists.txt: "},
-           {"libc.so.6", "libc.so.6: has no nibble_lane_version, so it is no libnibble_cuda of this version"},
+           {"libc.so.6", "libc.so.6: has no nibble_device_interface_version, so it is no libnibble_cuda of this version"},
            {tomorrow, tomorrow + ": has version 2 of the device interface, this nibble needs 1"}}) {
     const Variable other("NIBBLE_CUDA_LIBRARY", file.c_str());
     EXPECT_THAT(refusal(), StartsWith("--device cuda: "));
@@ -210,10 +210,10 @@ TEST_F(Devices, ThatFailInTheMiddle) {
   }
 }
 
-// Two threads need two lanes, of which the device has made one when it is opened.
-TEST_F(Devices, LanesAreUsedAgain) {
+// Two threads need two queues, of which the device has made one when it is opened.
+TEST_F(Devices, QueuesAreUsedAgain) {
   const auto device = Device::open(DeviceChoice::cuda);
-  const Variable fault("NIBBLE_SIMULATED_FAULT", "queue:2");
+  const Variable fault("NIBBLE_SIMULATED_FAULT", "stream:2");
   EXPECT_TRUE(converted(device.get()).committed);
 }
 
@@ -237,7 +237,7 @@ TEST_F(Devices, MemoryIsPlannedForThem) {
   const MemoryPlan without = plan_memory(plan, {.threads = 4}),
                    with = plan_memory(plan, {4, 1'000'000'000, device.get()});
   EXPECT_EQ(with.chunk_bytes, without.chunk_bytes);
-  // Four lanes with the absmax of a chunk, each from the beginning of a page.
+  // Four queues with the absmax of a chunk, each from the beginning of a page.
   EXPECT_EQ(with.total_bytes - without.total_bytes, 4 * (with.chunk_bytes / 16 + 4096));
 }
 

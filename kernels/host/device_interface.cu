@@ -1,4 +1,4 @@
-// Quantizing from and to host memory, for programs that have their weights there: kernels/lane.h.
+// Quantizing from and to host memory, for programs that have their weights there.
 
 #include <algorithm>
 #include <cstdio>
@@ -7,9 +7,9 @@
 #include <new>
 #include <string>
 
-#include "kernels/device/queue.hpp"
+#include "kernels/device/stream.hpp"
+#include "kernels/host/device_interface.h"
 #include "kernels/host/interface.hpp"
-#include "kernels/lane.h"
 
 namespace nibble::kernels {
 namespace {
@@ -55,9 +55,9 @@ void check_status(int status) {
 }  // namespace
 }  // namespace nibble::kernels
 
-struct nibble_lane {
+struct nibble_queue {
   int device;
-  nibble::device::Queue queue;
+  nibble::device::Stream stream;
   nibble::device::Memory weights, codes;
   nibble::device::Memory numbers;           // how many blocks or rows are not finite, in 16 bytes; every absmax
   nibble::kernels::HostPages host_numbers;  // the same
@@ -68,44 +68,44 @@ namespace {
 
 constexpr std::size_t count_bytes = 16;  // keeps absmax aligned
 
-// `quantize` puts the kernel on the lane's stream: (weights, codes, absmax, count), all in device memory.
+// `quantize` puts the kernel on the queue's stream: (weights, codes, absmax, count), all in device memory.
 template <class Quantize>
-u64 run(nibble_lane& lane, const void* weights, std::size_t weights_bytes, void* codes, std::size_t codes_bytes,
+u64 run(nibble_queue& queue, const void* weights, std::size_t weights_bytes, void* codes, std::size_t codes_bytes,
         float* absmax, std::size_t absmax_count, Quantize&& quantize) {
   const std::size_t number_bytes = count_bytes + absmax_count * sizeof(float);
-  device::use_device(lane.device);
-  grow(lane.weights, "weights", weights_bytes);
-  grow(lane.codes, "codes", codes_bytes);
-  grow(lane.numbers, "numbers", number_bytes);
-  if (lane.host_numbers.bytes() < number_bytes) lane.host_numbers = HostPages(number_bytes);
+  device::use_device(queue.device);
+  grow(queue.weights, "weights", weights_bytes);
+  grow(queue.codes, "codes", codes_bytes);
+  grow(queue.numbers, "numbers", number_bytes);
+  if (queue.host_numbers.bytes() < number_bytes) queue.host_numbers = HostPages(number_bytes);
   try {
-    lane.queue.copy_to_device(lane.weights.data(), weights, weights_bytes);
-    lane.queue.clear(lane.numbers.data(), count_bytes);
-    check_status(quantize(lane.weights.data(), lane.codes.data(),
-                          reinterpret_cast<float*>(lane.numbers.data() + count_bytes),
-                          reinterpret_cast<u64*>(lane.numbers.data())));
-    lane.queue.copy_to_host(codes, lane.codes.data(), codes_bytes);
-    lane.queue.copy_to_host(lane.host_numbers.data(), lane.numbers.data(), number_bytes);
-    lane.queue.wait();
+    queue.stream.copy_to_device(queue.weights.data(), weights, weights_bytes);
+    queue.stream.clear(queue.numbers.data(), count_bytes);
+    check_status(quantize(queue.weights.data(), queue.codes.data(),
+                          reinterpret_cast<float*>(queue.numbers.data() + count_bytes),
+                          reinterpret_cast<u64*>(queue.numbers.data())));
+    queue.stream.copy_to_host(codes, queue.codes.data(), codes_bytes);
+    queue.stream.copy_to_host(queue.host_numbers.data(), queue.numbers.data(), number_bytes);
+    queue.stream.wait();
   } catch (...) {
-    lane.queue.abandon();  // the caller frees what copies still touch
+    queue.stream.abandon();  // the caller frees what copies still touch
     throw;
   }
   u64 count = 0;
-  std::memcpy(&count, lane.host_numbers.data(), sizeof count);
-  std::memcpy(absmax, lane.host_numbers.data() + count_bytes, absmax_count * sizeof(float));
+  std::memcpy(&count, queue.host_numbers.data(), sizeof count);
+  std::memcpy(absmax, queue.host_numbers.data() + count_bytes, absmax_count * sizeof(float));
   return count;
 }
 
-void check_lane(const nibble_lane* lane, const u64* nonfinite) {
-  check_pointer("lane", lane, 1);
+void check_queue(const nibble_queue* queue, const u64* nonfinite) {
+  check_pointer("queue", queue, 1);
   check_pointer("nonfinite", nonfinite, alignof(u64));
 }
 
 }  // namespace
 }  // namespace nibble::kernels
 
-int nibble_lane_version(void) { return NIBBLE_LANE_VERSION; }
+int nibble_device_interface_version(void) { return NIBBLE_DEVICE_INTERFACE_VERSION; }
 
 int nibble_find_device(int* device, char* name, size_t name_bytes) {
   using namespace nibble::kernels;
@@ -143,27 +143,27 @@ void nibble_unpin(int device, void* memory) {
   nibble::device::unpin(memory);
 }
 
-int nibble_lane_create(int device, nibble_lane** lane) {
+int nibble_queue_create(int device, nibble_queue** queue) {
   using namespace nibble::kernels;
   return result_of([&] {
-    check_pointer("lane", lane, alignof(nibble_lane*));
+    check_pointer("queue", queue, alignof(nibble_queue*));
     nibble::device::use_device(device);
-    *lane = std::make_unique<nibble_lane>(nibble_lane{device, {}, {}, {}, {}, {}}).release();
+    *queue = std::make_unique<nibble_queue>(nibble_queue{device, {}, {}, {}, {}, {}}).release();
   });
 }
 
-void nibble_lane_destroy(nibble_lane* lane) {
+void nibble_queue_destroy(nibble_queue* queue) {
   using namespace nibble::kernels;
-  const std::unique_ptr<nibble_lane> owned(lane);
+  const std::unique_ptr<nibble_queue> owned(queue);
   if (owned) static_cast<void>(result_of([&] { nibble::device::use_device(owned->device); }));
 }
 
-int nibble_lane_quantize_four_bit(nibble_lane* lane, const void* weights, nibble_dtype dtype, uint64_t size,
-                                  nibble_codebook codebook, uint32_t blocksize, uint8_t* packed, float* absmax,
-                                  uint64_t* nonfinite) {
+int nibble_queue_quantize_four_bit(nibble_queue* queue, const void* weights, nibble_dtype dtype, uint64_t size,
+                                   nibble_codebook codebook, uint32_t blocksize, uint8_t* packed, float* absmax,
+                                   uint64_t* nonfinite) {
   using namespace nibble::kernels;
   return result_of([&] {
-    check_lane(lane, nonfinite);
+    check_queue(queue, nonfinite);
     check_dtype("dtype", dtype);
     check_blocksize("blocksize", blocksize);
     checked_size("weights", size, 1);
@@ -173,7 +173,7 @@ int nibble_lane_quantize_four_bit(nibble_lane* lane, const void* weights, nibble
     check_pointer("packed", packed, 1);
     check_pointer("absmax", absmax, alignof(float));
     const u64 blocks = size / blocksize + (size % blocksize != 0);
-    *nonfinite = run(*lane, weights, size * element_bytes(dtype), packed, size / 2 + size % 2, absmax, blocks,
+    *nonfinite = run(*queue, weights, size * element_bytes(dtype), packed, size / 2 + size % 2, absmax, blocks,
                      [&](const void* in, void* codes, float* scales, u64* count) {
                        const nibble_four_bit_output out{.codebook = codebook,
                                                         .blocksize = blocksize,
@@ -183,16 +183,16 @@ int nibble_lane_quantize_four_bit(nibble_lane* lane, const void* weights, nibble
                                                         .nested_absmax = nullptr,
                                                         .nested_offset = nullptr};
                        return nibble_quantize_four_bit(in, dtype, size, &out, count, nullptr, 0,
-                                                       static_cast<nibble_stream>(lane->queue.stream()));
+                                                       static_cast<nibble_stream>(queue->stream.get()));
                      });
   });
 }
 
-int nibble_lane_quantize_int8(nibble_lane* lane, const void* weights, nibble_dtype dtype, uint64_t rows,
-                              uint64_t columns, int8_t* codes, float* absmax, uint64_t* nonfinite) {
+int nibble_queue_quantize_int8(nibble_queue* queue, const void* weights, nibble_dtype dtype, uint64_t rows,
+                               uint64_t columns, int8_t* codes, float* absmax, uint64_t* nonfinite) {
   using namespace nibble::kernels;
   return result_of([&] {
-    check_lane(lane, nonfinite);
+    check_queue(queue, nonfinite);
     check_dtype("dtype", dtype);
     *nonfinite = 0;
     const u64 size = checked_size("weights", rows, columns);
@@ -200,11 +200,11 @@ int nibble_lane_quantize_int8(nibble_lane* lane, const void* weights, nibble_dty
     check_pointer("weights", weights, 1);
     check_pointer("codes", codes, 1);
     check_pointer("absmax", absmax, alignof(float));
-    *nonfinite = run(*lane, weights, size * element_bytes(dtype), codes, size, absmax, rows,
+    *nonfinite = run(*queue, weights, size * element_bytes(dtype), codes, size, absmax, rows,
                      [&](void* in, void* out, float* scales, u64* count) {
                        const nibble_matrix matrix{dtype, rows, columns, columns, in};
                        return nibble_quantize_int8(&matrix, static_cast<int8_t*>(out), scales, count,
-                                                   static_cast<nibble_stream>(lane->queue.stream()));
+                                                   static_cast<nibble_stream>(queue->stream.get()));
                      });
   });
 }

@@ -56,9 +56,9 @@ class Memory {
 };
 
 /// A stream of the current device and a way to wait for it. What is put on it is done in order.
-class Queue {
+class Stream {
  public:
-  Queue() {
+  Stream() {
     cudaStream_t stream = nullptr;
     detail::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
     stream_.reset(stream);
@@ -67,7 +67,7 @@ class Queue {
     detail::check(cudaEventCreateWithFlags(&event, cudaEventBlockingSync | cudaEventDisableTiming), "cudaEventCreate");
     done_.reset(event);
   }
-  [[nodiscard]] Stream stream() const { return stream_.get(); }
+  [[nodiscard]] StreamRef get() const { return stream_.get(); }
 
   void copy_to_device(void* to, const void* from, std::size_t bytes) {
     detail::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_.get()), "cudaMemcpyAsync");

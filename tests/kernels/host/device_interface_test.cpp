@@ -1,4 +1,4 @@
-// Lanes: from host memory to host memory, the bytes of the codecs.
+// The device interface: from host memory to host memory, the bytes of the codecs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "kernels/lane.h"
+#include "kernels/host/device_interface.h"
 #include "nibble/fp4.hpp"
 #include "nibble/int8.hpp"
 #include "nibble/nf4.hpp"
@@ -31,14 +31,14 @@ using testing::HasSubstr;
 using testing::StrEq;
 
 struct Destroy {
-  void operator()(nibble_lane* lane) const { nibble_lane_destroy(lane); }
+  void operator()(nibble_queue* queue) const { nibble_queue_destroy(queue); }
 };
-using Lane = std::unique_ptr<nibble_lane, Destroy>;
+using Queue = std::unique_ptr<nibble_queue, Destroy>;
 
-Lane make_lane() {
-  nibble_lane* lane = nullptr;
-  EXPECT_EQ(nibble_lane_create(0, &lane), NIBBLE_OK) << nibble_last_error();
-  return Lane(lane);
+Queue make_queue() {
+  nibble_queue* queue = nullptr;
+  EXPECT_EQ(nibble_queue_create(0, &queue), NIBBLE_OK) << nibble_last_error();
+  return Queue(queue);
 }
 
 std::vector<float> normal_weights(std::size_t n, unsigned seed) {
@@ -50,7 +50,7 @@ std::vector<float> normal_weights(std::size_t n, unsigned seed) {
 }
 
 template <class T>
-void expect_four_bit(nibble_lane* lane, const std::vector<float>& values, nibble_codebook codebook,
+void expect_four_bit(nibble_queue* queue, const std::vector<float>& values, nibble_codebook codebook,
                      std::uint32_t blocksize, std::size_t shift = 0) {
   const std::vector<T> weights = narrowed<T>(values);
   const std::size_t n = weights.size(), blocks = (n + blocksize - 1) / blocksize;
@@ -61,8 +61,8 @@ void expect_four_bit(nibble_lane* lane, const std::vector<float>& values, nibble
   std::vector<char> moved(n * sizeof(T) + shift);  // host memory needs no alignment
   std::memcpy(moved.data() + shift, weights.data(), n * sizeof(T));
   u64 nonfinite = 7;
-  ASSERT_EQ(nibble_lane_quantize_four_bit(lane, moved.data() + shift, dtype_of<T>, n, codebook, blocksize,
-                                          packed.data(), absmax.data(), &nonfinite),
+  ASSERT_EQ(nibble_queue_quantize_four_bit(queue, moved.data() + shift, dtype_of<T>, n, codebook, blocksize,
+                                           packed.data(), absmax.data(), &nonfinite),
             NIBBLE_OK)
       << nibble_last_error();
   ASSERT_EQ(nonfinite, bad);
@@ -71,7 +71,7 @@ void expect_four_bit(nibble_lane* lane, const std::vector<float>& values, nibble
 }
 
 template <class T>
-void expect_int8(nibble_lane* lane, const std::vector<float>& values, std::size_t rows, u64 bad_rows = 0) {
+void expect_int8(nibble_queue* queue, const std::vector<float>& values, std::size_t rows, u64 bad_rows = 0) {
   const std::vector<T> weights = narrowed<T>(values);
   const std::vector<float> wide = widened(weights);
   const std::size_t columns = weights.size() / rows;
@@ -81,8 +81,8 @@ void expect_int8(nibble_lane* lane, const std::vector<float>& values, std::size_
     expected_absmax[row] = int8::encode_row(std::span(wide).subspan(row * columns, columns),
                                             std::span(expected).subspan(row * columns, columns));
   u64 nonfinite = 7;
-  ASSERT_EQ(nibble_lane_quantize_int8(lane, weights.data(), dtype_of<T>, rows, columns, codes.data(), absmax.data(),
-                                      &nonfinite),
+  ASSERT_EQ(nibble_queue_quantize_int8(queue, weights.data(), dtype_of<T>, rows, columns, codes.data(), absmax.data(),
+                                       &nonfinite),
             NIBBLE_OK)
       << nibble_last_error();
   ASSERT_EQ(nonfinite, bad_rows);
@@ -90,48 +90,48 @@ void expect_int8(nibble_lane* lane, const std::vector<float>& values, std::size_
   ASSERT_EQ(absmax, expected_absmax);
 }
 
-// One lane for chunks of all sizes, large and small in turn: nothing is left over from the chunk before.
-TEST(LaneQuantize, GivesTheBytesOfTheCodecs) {
-  const Lane lane = make_lane();
+// One queue for chunks of all sizes, large and small in turn: nothing is left over from the chunk before.
+TEST(DeviceInterface, GivesTheBytesOfTheCodecs) {
+  const Queue queue = make_queue();
   unsigned seed = 0;
   for (const std::uint32_t blocksize : {32u, 64u, 4096u})
     for (const std::size_t n : {1u, 63u, 12289u, 64u, 8192u})
       for (const nibble_codebook codebook : {NIBBLE_NF4, NIBBLE_FP4}) {
         const auto values = normal_weights(n, ++seed);
-        expect_four_bit<float>(lane.get(), values, codebook, blocksize, seed % 4);
-        expect_four_bit<bf16>(lane.get(), values, codebook, blocksize, seed % 2);
-        expect_four_bit<f16>(lane.get(), values, codebook, blocksize);
+        expect_four_bit<float>(queue.get(), values, codebook, blocksize, seed % 4);
+        expect_four_bit<bf16>(queue.get(), values, codebook, blocksize, seed % 2);
+        expect_four_bit<f16>(queue.get(), values, codebook, blocksize);
       }
   for (const std::size_t rows : {1u, 7u, 129u}) {
     const auto values = normal_weights(rows * 131, ++seed);
-    expect_int8<float>(lane.get(), values, rows);
-    expect_int8<bf16>(lane.get(), values, rows);
-    expect_int8<f16>(lane.get(), values, rows);
+    expect_int8<float>(queue.get(), values, rows);
+    expect_int8<bf16>(queue.get(), values, rows);
+    expect_int8<f16>(queue.get(), values, rows);
   }
 }
 
-TEST(LaneQuantize, CountsWhatIsNotFinite) {
-  const Lane lane = make_lane();
+TEST(DeviceInterface, CountsWhatIsNotFinite) {
+  const Queue queue = make_queue();
   auto values = normal_weights(640, 1);
   values[70] = std::numeric_limits<float>::quiet_NaN();
   values[639] = -std::numeric_limits<float>::infinity();
   for (int i = 0; i < 2; ++i) {  // from zero each time
-    expect_four_bit<float>(lane.get(), values, NIBBLE_NF4, 64);
-    expect_int8<float>(lane.get(), values, 10, 2);
+    expect_four_bit<float>(queue.get(), values, NIBBLE_NF4, 64);
+    expect_int8<float>(queue.get(), values, 10, 2);
   }
 }
 
-TEST(LaneQuantize, LanesOfSeveralThreads) {
+TEST(DeviceInterface, QueuesOfSeveralThreads) {
   std::vector<std::jthread> threads;
   for (unsigned i = 0; i < 4; ++i)
     threads.emplace_back([i] {
-      const Lane lane = make_lane();
+      const Queue queue = make_queue();
       for (unsigned chunk = 0; chunk < 3; ++chunk)
-        expect_four_bit<bf16>(lane.get(), normal_weights(4096 * (1 + i), 10 * i + chunk), NIBBLE_NF4, 64);
+        expect_four_bit<bf16>(queue.get(), normal_weights(4096 * (1 + i), 10 * i + chunk), NIBBLE_NF4, 64);
     });
 }
 
-TEST(LaneQuantize, FindsADevice) {
+TEST(DeviceInterface, FindsADevice) {
   int device = -1;
   char name[64] = "";
   ASSERT_EQ(nibble_find_device(&device, name, sizeof name), NIBBLE_OK) << nibble_last_error();
@@ -140,30 +140,30 @@ TEST(LaneQuantize, FindsADevice) {
   char cut[3];
   ASSERT_EQ(nibble_find_device(&device, cut, sizeof cut), NIBBLE_OK);
   EXPECT_EQ(std::strlen(cut), 2u);
-  EXPECT_EQ(nibble_lane_version(), NIBBLE_LANE_VERSION);
+  EXPECT_EQ(nibble_device_interface_version(), NIBBLE_DEVICE_INTERFACE_VERSION);
 }
 
-TEST(LaneQuantize, RefusesWhatMakesNoSense) {
-  const Lane lane = make_lane();
+TEST(DeviceInterface, RefusesWhatMakesNoSense) {
+  const Queue queue = make_queue();
   std::array<float, 64> weights{};
   std::array<u8, 64> packed{};
   std::array<float, 64> absmax{};
   u64 nonfinite = 0;
-  const auto quantize = [&](nibble_lane* on, std::uint32_t blocksize, u8* out) {
-    return nibble_lane_quantize_four_bit(on, weights.data(), NIBBLE_F32, 64, NIBBLE_NF4, blocksize, out, absmax.data(),
-                                         &nonfinite);
+  const auto quantize = [&](nibble_queue* on, std::uint32_t blocksize, u8* out) {
+    return nibble_queue_quantize_four_bit(on, weights.data(), NIBBLE_F32, 64, NIBBLE_NF4, blocksize, out, absmax.data(),
+                                          &nonfinite);
   };
   EXPECT_EQ(quantize(nullptr, 64, packed.data()), NIBBLE_USAGE);
-  EXPECT_THAT(nibble_last_error(), StrEq("lane is null"));
-  EXPECT_EQ(quantize(lane.get(), 48, packed.data()), NIBBLE_USAGE);
+  EXPECT_THAT(nibble_last_error(), StrEq("queue is null"));
+  EXPECT_EQ(quantize(queue.get(), 48, packed.data()), NIBBLE_USAGE);
   EXPECT_THAT(nibble_last_error(), StrEq("blocksize is 48, not a power of two from 32 to 4096"));
-  EXPECT_EQ(quantize(lane.get(), 64, nullptr), NIBBLE_USAGE);
+  EXPECT_EQ(quantize(queue.get(), 64, nullptr), NIBBLE_USAGE);
   EXPECT_THAT(nibble_last_error(), StrEq("packed is null"));
-  EXPECT_EQ(quantize(lane.get(), 64, packed.data()), NIBBLE_OK);
-  nibble_lane_destroy(nullptr);
+  EXPECT_EQ(quantize(queue.get(), 64, packed.data()), NIBBLE_OK);
+  nibble_queue_destroy(nullptr);
 }
 
-TEST(LaneQuantize, PinsPages) {
+TEST(DeviceInterface, PinsPages) {
   struct Free {
     void operator()(void* memory) const { ::operator delete (memory, std::align_val_t{4096}); }
   };
@@ -188,27 +188,27 @@ class ScopedFault {
   ScopedFault& operator=(const ScopedFault&) = delete;
 };
 
-NIBBLE_SIMULATED_TEST(LaneQuantize, SaysWhatFailed) {
+NIBBLE_SIMULATED_TEST(DeviceInterface, SaysWhatFailed) {
   const std::vector<float> weights = normal_weights(4096, 1);
   for (const char* const step : {"use_device", "memory", "copy_to_device", "clear", "copy_to_host", "wait"}) {
-    const Lane lane = make_lane();
+    const Queue queue = make_queue();
     std::vector<u8> packed(2048);
     std::vector<float> absmax(64);
     u64 nonfinite = 0;
     const ScopedFault fault(step);
-    EXPECT_EQ(nibble_lane_quantize_four_bit(lane.get(), weights.data(), NIBBLE_F32, 4096, NIBBLE_NF4, 64, packed.data(),
-                                            absmax.data(), &nonfinite),
+    EXPECT_EQ(nibble_queue_quantize_four_bit(queue.get(), weights.data(), NIBBLE_F32, 4096, NIBBLE_NF4, 64,
+                                             packed.data(), absmax.data(), &nonfinite),
               NIBBLE_INTERNAL)
         << step;
     EXPECT_THAT(nibble_last_error(), StrEq(std::string(step) + ": a fault was asked for"));
   }
-  nibble_lane* lane = nullptr;
-  const ScopedFault fault("queue");
-  EXPECT_EQ(nibble_lane_create(0, &lane), NIBBLE_INTERNAL);
-  EXPECT_EQ(lane, nullptr);
+  nibble_queue* queue = nullptr;
+  const ScopedFault fault("stream");
+  EXPECT_EQ(nibble_queue_create(0, &queue), NIBBLE_INTERNAL);
+  EXPECT_EQ(queue, nullptr);
 }
 
-NIBBLE_SIMULATED_TEST(LaneQuantize, SaysWhyThereIsNoDevice) {
+NIBBLE_SIMULATED_TEST(DeviceInterface, SaysWhyThereIsNoDevice) {
   int device = -1;
   char name[64] = "";
   const auto refusal = [&](const char* fault_name) {
@@ -221,9 +221,9 @@ NIBBLE_SIMULATED_TEST(LaneQuantize, SaysWhyThereIsNoDevice) {
   EXPECT_EQ(refusal("old"), "simulated device is sm_75, at least sm_80 is needed");
 }
 
-NIBBLE_SIMULATED_TEST(LaneQuantize, MemoryThatCannotBePinnedServesToo) {
+NIBBLE_SIMULATED_TEST(DeviceInterface, MemoryThatCannotBePinnedServesToo) {
   const ScopedFault fault("pin");
-  expect_four_bit<float>(make_lane().get(), normal_weights(100, 1), NIBBLE_NF4, 64);
+  expect_four_bit<float>(make_queue().get(), normal_weights(100, 1), NIBBLE_NF4, 64);
 }
 
 }  // namespace
