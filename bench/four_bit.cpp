@@ -119,14 +119,13 @@ void check_dequantized(const FourBit& weight, u64 size, const Buffer& out, const
 void check_product(const Shape& shape, u64 m, const std::vector<u16>& x, const Buffer& y,
                    const std::function<std::vector<float>(u64)>& row, const std::string& what) {
   double squares = 0, errors = 0;
-  const auto result = y.to_host<u16>(0, m * shape.rows);
-  for (const u64 n : {u64{0}, shape.rows / 2 + 1, shape.rows - 1}) {
+  const auto result = y.to_host<u16>(0, m * shape.n);
+  for (const u64 n : {u64{0}, shape.n / 2 + 1, shape.n - 1}) {
     const std::vector<float> weights = row(n);
-    for (u64 token = 0; token < m; ++token) {
+    for (u64 at_m = 0; at_m < m; ++at_m) {
       double sum = 0;
-      for (u64 k = 0; k < shape.columns; ++k)
-        sum += double{weights[k]} * double{bf16::to_float(x[token * shape.columns + k])};
-      const double error = double{bf16::to_float(result[token * shape.rows + n])} - sum;
+      for (u64 k = 0; k < shape.k; ++k) sum += double{weights[k]} * double{bf16::to_float(x[at_m * shape.k + k])};
+      const double error = double{bf16::to_float(result[at_m * shape.n + n])} - sum;
       squares += sum * sum;
       errors += error * error;
     }

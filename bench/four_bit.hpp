@@ -17,9 +17,9 @@ using u64 = std::uint64_t;
 
 constexpr u64 blocksize = 64, nested_span = blocksize * nested::blocksize;  // weights per nested absmax
 struct Shape {
-  u64 rows, columns;
-  [[nodiscard]] u64 size() const { return rows * columns; }
-  [[nodiscard]] std::string text() const { return std::to_string(rows) + "x" + std::to_string(columns); }
+  u64 n, k;  // output features, input features
+  [[nodiscard]] u64 size() const { return n * k; }
+  [[nodiscard]] std::string text() const { return std::to_string(n) + "x" + std::to_string(k); }
 };
 /// Nearly normal.
 std::vector<u16> random_bf16(u64 n, float deviation, u64 seed);
@@ -41,8 +41,8 @@ struct FourBit {
   [[nodiscard]] nibble_four_bit argument(const Shape& shape, const Buffer& codebook) const {
     return {NIBBLE_NF4,
             blocksize,
-            shape.rows,
-            shape.columns,
+            shape.n,
+            shape.k,
             packed.as<u8>(),
             nullptr,
             absmax_codes.as<u8>(),
@@ -80,7 +80,7 @@ void check_quantized(const std::vector<u16>& weights, const FourBit& result, con
 /// Bit for bit.
 void check_dequantized(const FourBit& weight, u64 size, const Buffer& out, const std::string& what);
 
-/// Three rows, whose weights row(n) gives, and all m tokens. The error that is allowed, 1 % of the root mean square,
+/// Looks at three n, whose weights row(n) gives, and all m. The error that is allowed, 1 % of the root mean square,
 /// has room for the roundings of weights and of y to bf16, and for none of a wrong row, scale or order.
 void check_product(const Shape& shape, u64 m, const std::vector<u16>& x, const Buffer& y,
                    const std::function<std::vector<float>(u64)>& row, const std::string& what);

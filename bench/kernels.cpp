@@ -228,12 +228,11 @@ class Bench {
     const Buffer absmax(4 * size / blocksize);
     std::vector<Buffer> outs;
     for (std::size_t i = 0; i < copies_of(2 * size); ++i) outs.emplace_back(2 * size);
-    std::vector<Contender> contenders{{"nibble", quantized.size(), [&](std::size_t copy, cudaStream_t stream) {
-                                         cuda::dequantize(quantized[copy].argument(shape, codebook_), 0,
-                                                          {NIBBLE_BF16, shape.rows, shape.columns, shape.columns,
-                                                           outs[copy % outs.size()].as<void>()},
-                                                          stream);
-                                       }}};
+    std::vector<Contender> contenders{
+        {"nibble", quantized.size(), [&](std::size_t copy, cudaStream_t stream) {
+           cuda::dequantize(quantized[copy].argument(shape, codebook_), 0,
+                            {NIBBLE_BF16, shape.n, shape.k, shape.k, outs[copy % outs.size()].as<void>()}, stream);
+         }}};
     if (bitsandbytes_)
       contenders.push_back({"bitsandbytes", quantized.size(), [&](std::size_t copy, cudaStream_t stream) {
                               bitsandbytes_->dequantize(quantized[copy].peer_argument(codebook_), size,
@@ -249,27 +248,27 @@ class Bench {
   void measure_matmul(const Shape& shape, u64 m, const std::vector<u16>& weights, const std::vector<Buffer>& originals,
                       const std::vector<FourBit>& quantized) {
     const std::string name = "matmul/bf16/nf4-nested/" + shape.text() + "/m" + std::to_string(m);
-    const std::vector<u16> host_x = random_bf16(m * shape.columns, 1, m);
+    const std::vector<u16> host_x = random_bf16(m * shape.k, 1, m);
     const Buffer x = Buffer::of(host_x);
-    Buffer y(2 * m * shape.rows);
-    const Buffer workspace(nibble_matmul_four_bit_workspace(m, shape.rows, shape.columns));
+    Buffer y(2 * m * shape.n);
+    const Buffer workspace(nibble_matmul_four_bit_workspace(m, shape.n, shape.k));
     const auto original_row = [&](u64 n) {
-      std::vector<float> row(shape.columns);
-      for (u64 k = 0; k < shape.columns; ++k) row[k] = bf16::to_float(weights[n * shape.columns + k]);
+      std::vector<float> row(shape.k);
+      for (u64 k = 0; k < shape.k; ++k) row[k] = bf16::to_float(weights[n * shape.k + k]);
       return row;
     };
     const auto quantized_row = [&](u64 n) {
-      const auto codes = quantized[0].codes(n * shape.columns, shape.columns);
-      const auto absmax = quantized[0].absmax(n * shape.columns / blocksize, shape.columns / blocksize);
-      std::vector<float> row(shape.columns);
-      for (u64 k = 0; k < shape.columns; ++k) row[k] = nf4::codebook.value[codes[k]] * absmax[k / blocksize];
+      const auto codes = quantized[0].codes(n * shape.k, shape.k);
+      const auto absmax = quantized[0].absmax(n * shape.k / blocksize, shape.k / blocksize);
+      std::vector<float> row(shape.k);
+      for (u64 k = 0; k < shape.k; ++k) row[k] = nf4::codebook.value[codes[k]] * absmax[k / blocksize];
       return row;
     };
 
     std::vector<Contender> contenders{{"nibble", quantized.size(), [&](std::size_t copy, cudaStream_t stream) {
                                          cuda::matmul(quantized[copy].argument(shape, codebook_),
-                                                      {NIBBLE_BF16, m, shape.columns, shape.columns, x.as<void>()},
-                                                      nullptr, {NIBBLE_BF16, m, shape.rows, shape.rows, y.as<void>()},
+                                                      {NIBBLE_BF16, m, shape.k, shape.k, x.as<void>()}, nullptr,
+                                                      {NIBBLE_BF16, m, shape.n, shape.n, y.as<void>()},
                                                       workspace.as<void>(), workspace.bytes(), stream);
                                        }}};
     std::shared_ptr<const Cublas::Product> plan;
@@ -281,7 +280,7 @@ class Bench {
     if (cublas_) {
       // The fastest of what it proposes.
       std::vector<Contender> proposals;
-      const auto plans = cublas_->plans(m, shape.rows, shape.columns);
+      const auto plans = cublas_->plans(m, shape.n, shape.k);
       for (const auto& proposal : plans) proposals.push_back(cublas(proposal));
       const std::vector<Times> times = measure(proposals, 0.1);
       const auto best = std::min_element(times.begin(), times.end(),
@@ -292,8 +291,8 @@ class Bench {
     std::vector<Buffer> scratch;
     if (bitsandbytes_) {
       contenders.push_back({"bitsandbytes-fused", quantized.size(), [&](std::size_t copy, cudaStream_t stream) {
-                              bitsandbytes_->matmul(quantized[copy].peer_argument(codebook_), m, shape.rows,
-                                                    shape.columns, x.as<void>(), y.as<void>(), stream);
+                              bitsandbytes_->matmul(quantized[copy].peer_argument(codebook_), m, shape.n, shape.k,
+                                                    x.as<void>(), y.as<void>(), stream);
                             }});
       if (cublas_) {
         scratch.emplace_back(4 * shape.size() / blocksize);

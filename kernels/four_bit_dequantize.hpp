@@ -23,7 +23,7 @@ namespace nibble::kernels {
 /// Where results go.
 enum class Rows {
   contiguous,  // one after the other, the first aligned to 16 bytes and a multiple of in_vector into the weight
-  strided,     // with gaps; columns and stride are multiples of in_vector, the first aligned to 16 bytes
+  strided,     // with gaps; k and stride are multiples of in_vector, the first aligned to 16 bytes
   any,         // all else: weight by weight
 };
 
@@ -38,7 +38,7 @@ template <class T, Rows rows> struct FourBitDequantize {
   Global<T> out;
   u64 begin, end;  // elements of the weight
   u64 gap;         // elements of `out` between rows
-  Divisor columns;
+  Divisor k;
   u32 log2_blocksize;
   bool aligned;  // what a lane loads of `packed` at once
   float codebook[16];
@@ -77,7 +77,7 @@ template <class T, Rows rows> struct FourBitDequantize {
   NIBBLE_DEVICE i64 place_in_out(u64 element) const {
     const u64 i = element - begin;
     if (rows == Rows::contiguous || (rows == Rows::any && gap == 0)) return static_cast<i64>(i);
-    return static_cast<i64>(i + columns.quotient(i) * gap);
+    return static_cast<i64>(i + k.quotient(i) * gap);
   }
 
   // Weight i of those whose codes are in `codes`: the high nibble of a byte comes first. A shuffle takes the lowest 5

@@ -1,17 +1,18 @@
-// y = x * transposed(weight) for the weights that four_bit_matmul.hpp does not take: any number of columns, so that
-// rows begin in the middle of blocks and bytes; blocks of 32; pointers and strides that are not aligned.
+// y [m, n] = x [m, k] * transposed(weight [n, k]) for the weights that four_bit_matmul.hpp does not take: any k, so
+// that rows of the weight begin in the middle of blocks and bytes; blocks of 32; pointers and strides that are not
+// aligned.
 //
-// Bound: instructions, about 6 per weight and 8 tokens. A warp has a row and 8 tokens; its lanes take every 32nd input.
-// Each lane sums the products of a block, and absmax multiplies that sum when the next block begins: the arithmetic is
-// that of the fast kernel, in another order.
+// Bound: instructions, about 6 per weight and 8 of m. A warp has one n and 8 of m; its lanes take every 32nd k. Each
+// lane sums the products of a block, and absmax multiplies that sum when the next block begins: the arithmetic is that
+// of the other kernel, in another order.
 #pragma once
 #include "kernels/four_bit_matmul.hpp"
 
 namespace nibble::kernels {
 
-/// Grid: 8 rows, 8 tokens.
+/// Grid: n by 8, m by 8.
 template <class Half> struct FourBitMatmulAny {
-  static constexpr u32 threads = 256, tokens = 8;
+  static constexpr u32 threads = 256, block_n = threads / 32, block_m = 8;
 
   FourBitOperand weight;
   Global<const Half> x;
@@ -23,15 +24,15 @@ template <class Half> struct FourBitMatmulAny {
     NIBBLE_SHARED(float, value, 16);
     if (thread_id() < 16) sts(value + thread_id(), to_float(rounded<Half>(weight.value[thread_id()])));
     sync_threads();
-    const i64 row = i64{block_x()} * (threads / 32) + warp_id();
-    if (row >= weight.rows) return;
+    const i64 at_n = i64{block_x()} * block_n + warp_id();
+    if (at_n >= weight.n) return;
 
-    const u32 first = block_y() * tokens, lane = lane_id();
-    float sum[tokens] = {}, block_sum[tokens] = {};
+    const u32 first = block_y() * block_m, lane = lane_id();
+    float sum[block_m] = {}, block_sum[block_m] = {};
     float scale = 0;
     i64 block = -1;
-    for (i64 column = lane; column < weight.columns; column += 32) {
-      const i64 element = row * weight.columns + column;
+    for (i64 at_k = lane; at_k < weight.k; at_k += 32) {
+      const i64 element = at_n * weight.k + at_k;
       if (element >> weight.log2_blocksize != block) {
         add_block(sum, block_sum, scale);
         block = element >> weight.log2_blocksize;
@@ -39,21 +40,21 @@ template <class Half> struct FourBitMatmulAny {
       }
       const u32 byte = ldg(weight.packed + element / 2);
       const float w = lds(value + (element % 2 == 0 ? byte >> 4 : byte & 15));
-      NIBBLE_UNROLL for (u32 t = 0; t < tokens; ++t) if (first + t < m) block_sum[t] =
-          fma_rn(w, to_float(ldg(x + ((first + t) * x_stride + column))), block_sum[t]);
+      NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) if (first + t < m) block_sum[t] =
+          fma_rn(w, to_float(ldg(x + ((first + t) * x_stride + at_k))), block_sum[t]);
     }
     add_block(sum, block_sum, scale);
 
-    NIBBLE_UNROLL for (u32 t = 0; t < tokens; ++t) {
+    NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) {
       NIBBLE_UNROLL for (u32 distance = 16; distance > 0; distance /= 2) sum[t] =
           add_rn(sum[t], shfl_xor(~0u, sum[t], distance));
-      if (lane == t && first + t < m) out.store(first + t, row, sum[t]);
+      if (lane == t && first + t < m) out.store(first + t, at_n, sum[t]);
     }
   }
 
  private:
-  NIBBLE_DEVICE static void add_block(float (&sum)[tokens], float (&block_sum)[tokens], float scale) {
-    NIBBLE_UNROLL for (u32 t = 0; t < tokens; ++t) {
+  NIBBLE_DEVICE static void add_block(float (&sum)[block_m], float (&block_sum)[block_m], float scale) {
+    NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) {
       sum[t] = fma_rn(scale, block_sum[t], sum[t]);
       block_sum[t] = 0;
     }

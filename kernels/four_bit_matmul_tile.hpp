@@ -8,8 +8,7 @@ namespace nibble::kernels {
 using device::u32;
 
 /// y [m, n] = x [m, k] * transposed(weight [n, k]). A block has all of m and block_n() of n, and goes through k in
-/// steps of block_k(). Its warps are a grid: n_warps below each other share the values of k, k_warps side by side those
-/// of n.
+/// steps of block_k(). Each of its warps has its own part of block_n() and of block_k().
 struct FourBitMatmulTile {
   u32 m_tiles;      // of 8 along m, the small operand of mma.sync
   u32 n_warps;      // the warps of a block along n ...

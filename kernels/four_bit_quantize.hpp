@@ -101,7 +101,7 @@ template <class T, class Format> struct FourBitQuantize {
   static constexpr u32 run = weights_per_run<T>, runs = 4, step = 32 * run;  // from a thread's run to its next
   static constexpr u32 tile = 4096, threads = tile / (run * runs), min_blocks = run == 8 ? 5 : 3;
   static constexpr u32 warps = threads / 32, warp_weights = tile / warps;
-  static constexpr u32 grid_columns = 1u << 30;  // of thread blocks, in rows of so many
+  static constexpr u32 grid_width = 1u << 30;  // thread blocks come in rows of so many
 
   Global<const T> weights;
   u64 size;
@@ -114,7 +114,7 @@ template <class T, class Format> struct FourBitQuantize {
 
   NIBBLE_DEVICE void operator()() const {
     NIBBLE_SHARED(float, warp_largest, 2 * warps);
-    const u64 begin = (u64{block_y()} * grid_columns + block_x()) * tile;
+    const u64 begin = (u64{block_y()} * grid_width + block_x()) * tile;
     if (begin >= size) return;
     const u32 first = warp_id() * warp_weights + lane_id() * run;  // of the tile
     const u32 count = begin + tile <= size ? tile : static_cast<u32>(size - begin);

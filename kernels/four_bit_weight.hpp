@@ -43,7 +43,7 @@ struct FourBitAbsmax {
 struct FourBitOperand {
   Global<const u8> packed;
   FourBitAbsmax absmax;
-  i64 rows, columns;
+  i64 n, k;  // output features, input features
   u32 log2_blocksize;
   float value[16];  // the codebook
 };

@@ -13,7 +13,7 @@
 
 namespace nibble::kernels {
 
-/// `whole`: columns and stride are multiples of in_vector, and `out` is aligned to 16 bytes. Otherwise weight by
+/// `whole`: k and stride are multiples of in_vector, and `out` is aligned to 16 bytes. Otherwise weight by
 /// weight.
 template <class T, bool whole> struct Int8Dequantize {
   static constexpr u32 threads = 256;
@@ -27,7 +27,7 @@ template <class T, bool whole> struct Int8Dequantize {
   Global<T> out;
   u64 size;  // elements that are asked for
   u64 gap;   // elements of `out` between rows
-  Divisor columns;
+  Divisor k;
   bool aligned;  // what a lane loads of `codes` at once
 
   NIBBLE_DEVICE void operator()() const {
@@ -53,11 +53,11 @@ template <class T, bool whole> struct Int8Dequantize {
 
   // A lane's weights from element i on, which are in one row.
   NIBBLE_DEVICE void decode(u64 i, Number<each> loaded) const {
-    const u64 row = columns.quotient(i);
+    const u64 row = k.quotient(i);
     const float scale = ldg(absmax + static_cast<i64>(row));
     float weight[each];
-    NIBBLE_UNROLL for (u32 k = 0; k < each; ++k) weight[k] =
-        mul_rn(mul_rn(static_cast<float>(static_cast<i8>(loaded >> 8 * k)), scale), int8::inverse_127);
+    NIBBLE_UNROLL for (u32 j = 0; j < each; ++j) weight[j] =
+        mul_rn(mul_rn(static_cast<float>(static_cast<i8>(loaded >> 8 * j)), scale), int8::inverse_127);
     store(out + static_cast<i64>(i + row * gap), weight);
   }
 };

@@ -19,10 +19,10 @@ template <class T, u32 Threads> struct Int8Quantize {
   static constexpr u32 threads = Threads, warps = threads / 32, min_blocks = 768 / threads;
   static constexpr u32 run = weights_per_run<T>, kept = 4;  // runs of a thread in registers
   static constexpr u32 row_bytes_kept = threads * kept * 16;
-  static constexpr u32 grid_columns = 1u << 30;  // of rows, in rows of the grid of so many
+  static constexpr u32 grid_width = 1u << 30;  // n is spread over rows of so many blocks
 
   Global<const T> weights;
-  u64 rows, columns, stride;
+  u64 n, k, stride;
   bool aligned;  // every run of every row to 16 bytes and its codes to as many as they are, and rows are whole runs
   Global<i8> codes;
   Global<float> absmax;
@@ -30,18 +30,18 @@ template <class T, u32 Threads> struct Int8Quantize {
 
   NIBBLE_DEVICE void operator()() const {
     NIBBLE_SHARED(float, warp_largest, 2 * warps);
-    const u64 row = u64{block_y()} * grid_columns + block_x();
-    if (row >= rows) return;
+    const u64 row = u64{block_y()} * grid_width + block_x();
+    if (row >= n) return;
     const Global<const T> from = weights + static_cast<i64>(row * stride);
-    const Global<i8> to = codes + static_cast<i64>(row * columns);
+    const Global<i8> to = codes + static_cast<i64>(row * k);
 
-    const u32 near = columns < threads * kept * run ? static_cast<u32>(columns) : threads * kept * run;
+    const u32 near = k < threads * kept * run ? static_cast<u32>(k) : threads * kept * run;
     u32x4 bits[kept];
     if (aligned) {
-      NIBBLE_UNROLL for (u32 k = 0; k < kept; ++k) bits[k] =
-          place(k) < near ? ldcs((from + place(k)).template as<const u32x4>()) : u32x4{};
+      NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) bits[r] =
+          place(r) < near ? ldcs((from + place(r)).template as<const u32x4>()) : u32x4{};
     } else {
-      NIBBLE_UNROLL for (u32 k = 0; k < kept; ++k) bits[k] = load_some(from, place(k));
+      NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) bits[r] = load_some(from, place(r));
     }
 
     const auto largest_by = [&](auto&& magnitude_of) {
@@ -51,8 +51,8 @@ template <class T, u32 Threads> struct Int8Quantize {
         widen_run(some, w, T{});
         NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) largest = max_nan(largest, magnitude_of(w[i]));
       };
-      NIBBLE_UNROLL for (u32 k = 0; k < kept; ++k) look_at(bits[k]);
-      for (u64 at = place(kept); at < columns; at += u64{threads} * run) look_at(load(from, at));
+      NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) look_at(bits[r]);
+      for (u64 at = place(kept); at < k; at += u64{threads} * run) look_at(load(from, at));
       return largest;
     };
     float largest = largest_of_row(largest_by([](float w) { return std::fabs(w); }), warp_largest);
@@ -77,13 +77,13 @@ template <class T, u32 Threads> struct Int8Quantize {
       if (!plain) NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) w[i] = repaired(w[i], row_absmax);
       store(to, at, w, scale);
     };
-    NIBBLE_UNROLL for (u32 k = 0; k < kept; ++k) if (place(k) < near) quantize(bits[k], place(k));
-    for (u64 at = place(kept); at < columns; at += u64{threads} * run) quantize(load(from, at), at);
+    NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) if (place(r) < near) quantize(bits[r], place(r));
+    for (u64 at = place(kept); at < k; at += u64{threads} * run) quantize(load(from, at), at);
   }
 
  private:
-  // Of the k-th run of this thread, in the row.
-  [[nodiscard]] NIBBLE_DEVICE static u32 place(u32 k) { return (k * threads + thread_id()) * run; }
+  // Of the r-th run of this thread, in the row.
+  [[nodiscard]] NIBBLE_DEVICE static u32 place(u32 r) { return (r * threads + thread_id()) * run; }
 
   [[nodiscard]] NIBBLE_DEVICE u32x4 load(Global<const T> from, u64 at) const {
     return aligned ? ld((from + static_cast<i64>(at)).template as<const u32x4>()) : load_some(from, at);
@@ -91,7 +91,7 @@ template <class T, u32 Threads> struct Int8Quantize {
   // Weight by weight; what is past the end counts as zeros.
   [[nodiscard]] NIBBLE_DEVICE u32x4 load_some(Global<const T> from, u64 at) const {
     u32 words[4] = {0, 0, 0, 0};
-    NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) if (at + i < columns) words[i * 4 / run] |=
+    NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) if (at + i < k) words[i * 4 / run] |=
         bits_of_weight(ld(from + static_cast<i64>(at + i))) << i * 128 / run % 32;
     return {words[0], words[1], words[2], words[3]};
   }
@@ -128,7 +128,7 @@ template <class T, u32 Threads> struct Int8Quantize {
       words[i / 4] = prmt(pair, next, 0x5410);
     }
     if (!aligned) {
-      NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) if (at + i < columns)
+      NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) if (at + i < k)
           stcs(to + static_cast<i64>(at + i), static_cast<i8>(words[i / 4] >> i % 4 * 8));
     } else if constexpr (run == 8) {
       stcs((to + static_cast<i64>(at)).template as<u32x2>(), u32x2{words[0], words[1]});

@@ -7,13 +7,14 @@
  *   to 16 bytes is faster. Nothing may overlap what is written.
  * - Work is put on `stream`, which must belong to the current device, and the function returns at once: it never
  *   synchronizes and allocates nothing, so it can be captured into a CUDA graph. (CUDA itself loads the code of a
- * kernel when it is first called on a device, which takes longer.) Memory that it needs besides is asked for by
- * ..._workspace() and given by the caller, aligned to 16 bytes; what is in it before does not matter, and after the
- * work is done it is free for anything.
+ *   kernel when it is first called on a device, which takes longer.) Memory that it needs besides is asked for by
+ *   ..._workspace() and given by the caller, aligned to 16 bytes; what is in it before does not matter, and after the
+ *   work is done it is free for anything.
  * - Sizes are in elements unless the name says bytes. 64 bits everywhere: a weight may have more than 2^31 elements.
+ *   m is the number of tokens, n of output features (rows of a weight), k of input features (its columns).
  * - The same input gives the same bytes, always: no order of additions depends on timing.
- * - The result is 0, or one of nibble_status, and then nibble_last_error() says why. NIBBLE_USAGE: nothing was
- * launched.
+ * - The result is 0, or one of nibble_status, and then nibble_last_error() says why. NIBBLE_USAGE: nothing
+ *   was launched.
  * - The driver is that of CUDA 13 (R580) or later; with an older one every function that launches is NIBBLE_INTERNAL.
  * - Any number of threads may call at once. */
 #ifndef NIBBLE_KERNELS_H
@@ -51,7 +52,7 @@ typedef enum nibble_dtype { NIBBLE_F32 = 0, NIBBLE_F16 = 1, NIBBLE_BF16 = 2 } ni
 
 typedef enum nibble_codebook { NIBBLE_NF4 = 0, NIBBLE_FP4 = 1 } nibble_codebook;
 
-/* A weight in blocks of 4-bit codes, bitsandbytes' bytes as they are on disk. Its rows * columns elements count in
+/* A weight [n, k] in blocks of 4-bit codes, bitsandbytes' bytes as they are on disk. Its n * k elements count in
  * row-major order, and blocks run on over the ends of rows.
  *
  *   weight = codebook[code] * absmax[element / blocksize]                                        rounded once
@@ -62,23 +63,23 @@ typedef enum nibble_codebook { NIBBLE_NF4 = 0, NIBBLE_FP4 = 1 } nibble_codebook;
 typedef struct nibble_four_bit {
   nibble_codebook codebook;
   uint32_t blocksize;           /* 32, 64, ..., 4096 weights per absmax */
-  uint64_t rows, columns;       /* of the weight: output features, input features */
-  const uint8_t* packed;        /* ceil(rows * columns / 2) bytes; element 2i is the high nibble of byte i */
-  const float* absmax;          /* ceil(rows * columns / blocksize) */
+  uint64_t rows, columns;       /* n, k */
+  const uint8_t* packed;        /* ceil(n * k / 2) bytes; element 2i is the high nibble of byte i */
+  const float* absmax;          /* ceil(n * k / blocksize) */
   const uint8_t* absmax_codes;  /* as many */
   const float* nested_absmax;   /* one for 256 absmax_codes, rounded up */
   const float* nested_codebook; /* 256 values */
   const float* nested_offset;   /* one value */
 } nibble_four_bit;
 
-/* A weight in LLM.int8() form: one absmax (SCB) per row.
+/* A weight [n, k] in LLM.int8() form: one absmax (SCB) per row.
  *
  *   weight = (code * absmax[row]) * (1 / 127)                                                     two roundings
  */
 typedef struct nibble_int8 {
-  uint64_t rows, columns;
-  const int8_t* codes; /* rows * columns, row-major */
-  const float* absmax; /* rows */
+  uint64_t rows, columns; /* n, k */
+  const int8_t* codes;    /* n * k, row-major */
+  const float* absmax;    /* n */
 } nibble_int8;
 
 /* A matrix in row-major order whose rows start `stride` elements apart (at least `columns`). */
@@ -122,7 +123,7 @@ NIBBLE_API int nibble_quantize_four_bit(const void* weights, nibble_dtype dtype,
                                         const nibble_four_bit_output* out, uint64_t* nonfinite_blocks, void* workspace,
                                         size_t workspace_bytes, nibble_stream stream);
 
-/* Quantizes a matrix row by row by the rules of nibble/int8.hpp: codes (rows * columns) and absmax (rows). Adds the
+/* Quantizes a matrix [n, k] row by row by the rules of nibble/int8.hpp: codes (n * k) and absmax (n). Adds the
  * number of rows with a NaN, an infinity or a magnitude that fp16 cannot hold to *nonfinite_rows unless that is null.
  */
 NIBBLE_API int nibble_quantize_int8(const nibble_matrix* weights, int8_t* codes, float* absmax,
@@ -134,20 +135,20 @@ NIBBLE_API const float* nibble_nested_codebook(void);
 /* --- matmul: products with quantized weights, never written out ------------------------------------------------------
  */
 
-/* Bytes of workspace for a product of `m` rows with a weight of this shape. Host. */
-NIBBLE_API size_t nibble_matmul_four_bit_workspace(uint64_t m, uint64_t rows, uint64_t columns);
+/* Bytes of workspace for a product of x [m, k] with a weight [n, k]. Host. */
+NIBBLE_API size_t nibble_matmul_four_bit_workspace(uint64_t m, uint64_t n, uint64_t k);
 
-/* y = x * transposed(weight) + bias, for 1 to 64 rows of x.
+/* y = x * transposed(weight) + bias, for m from 1 to 64.
  *
- *   x     m x columns, F16 or BF16
- *   bias  weight.rows values of x's type, or null
- *   y     m x weight.rows, of x's type
+ *   x       [m, k], F16 or BF16
+ *   weight  [n, k]
+ *   bias    n values of x's type, or null
+ *   y       [m, n], of x's type
  *
  * Products are of x and the codebook's values rounded to x's type. They are added in fp32; absmax multiplies sums of
- * inputs that share it, in fp32; these and the bias are added in fp32 and rounded once, to y. The order depends on the
- * shapes and on the alignment, on nothing else (docs/four-bit-matmul.md has it, and the error). Fast where
- * weight.columns and x.stride allow it: weight.columns a multiple of 64, blocksize at least 64, packed aligned to 8
- * bytes, x and its rows to 16. */
+ * products that share it, in fp32; these and the bias are added in fp32 and rounded once, to y. The order depends on
+ * the shapes and on the alignment, on nothing else (docs/four-bit-matmul.md has it, and the error). Fast where k and
+ * x.stride allow it: k a multiple of 64, blocksize at least 64, packed aligned to 8 bytes, x and its rows to 16. */
 NIBBLE_API int nibble_matmul_four_bit(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias,
                                       const nibble_matrix* y, void* workspace, size_t workspace_bytes,
                                       nibble_stream stream);

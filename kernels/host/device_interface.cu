@@ -188,21 +188,21 @@ int nibble_queue_quantize_four_bit(nibble_queue* queue, const void* weights, nib
   });
 }
 
-int nibble_queue_quantize_int8(nibble_queue* queue, const void* weights, nibble_dtype dtype, uint64_t rows,
-                               uint64_t columns, int8_t* codes, float* absmax, uint64_t* nonfinite) {
+int nibble_queue_quantize_int8(nibble_queue* queue, const void* weights, nibble_dtype dtype, uint64_t n, uint64_t k,
+                               int8_t* codes, float* absmax, uint64_t* nonfinite) {
   using namespace nibble::kernels;
   return result_of([&] {
     check_queue(queue, nonfinite);
     check_dtype("dtype", dtype);
     *nonfinite = 0;
-    const u64 size = checked_size("weights", rows, columns);
-    if (size == 0) refuse("weights has " + std::to_string(rows) + " x " + std::to_string(columns) + " elements");
+    const u64 size = checked_size("weights", n, k);
+    if (size == 0) refuse("weights has " + std::to_string(n) + " x " + std::to_string(k) + " elements");
     check_pointer("weights", weights, 1);
     check_pointer("codes", codes, 1);
     check_pointer("absmax", absmax, alignof(float));
-    *nonfinite = run(*queue, weights, size * element_bytes(dtype), codes, size, absmax, rows,
+    *nonfinite = run(*queue, weights, size * element_bytes(dtype), codes, size, absmax, n,
                      [&](void* in, void* out, float* scales, u64* count) {
-                       const nibble_matrix matrix{dtype, rows, columns, columns, in};
+                       const nibble_matrix matrix{dtype, n, k, k, in};
                        return nibble_quantize_int8(&matrix, static_cast<int8_t*>(out), scales, count,
                                                    static_cast<nibble_stream>(queue->stream.get()));
                      });

@@ -45,8 +45,8 @@ NIBBLE_API void nibble_queue_destroy(nibble_queue* queue);
 NIBBLE_API int nibble_queue_quantize_four_bit(nibble_queue* queue, const void* weights, nibble_dtype dtype,
                                               uint64_t size, nibble_codebook codebook, uint32_t blocksize,
                                               uint8_t* packed, float* absmax, uint64_t* nonfinite);
-NIBBLE_API int nibble_queue_quantize_int8(nibble_queue* queue, const void* weights, nibble_dtype dtype, uint64_t rows,
-                                          uint64_t columns, int8_t* codes, float* absmax, uint64_t* nonfinite);
+NIBBLE_API int nibble_queue_quantize_int8(nibble_queue* queue, const void* weights, nibble_dtype dtype, uint64_t n,
+                                          uint64_t k, int8_t* codes, float* absmax, uint64_t* nonfinite);
 
 #ifdef __cplusplus
 }

@@ -17,7 +17,7 @@ void start(const nibble_four_bit& weight, u64 first_row, const nibble_matrix& ou
                 .begin = first_row * weight.columns,
                 .end = (first_row + out.rows) * weight.columns,
                 .gap = out.stride - out.columns,
-                .columns = Divisor(weight.columns),
+                .k = Divisor(weight.columns),
                 .log2_blocksize = log2_of(weight.blocksize),
                 .aligned = is_aligned(weight.packed, std::max<std::size_t>(Kernel::each / 2, 1)),
                 .codebook = {}};

@@ -39,25 +39,26 @@ template <class Half>
 void matmul(const nibble_four_bit& weight, const nibble_matrix& x, const void* bias, const nibble_matrix& y,
             void* workspace, StreamRef stream) {
   const u32 m = static_cast<u32>(x.rows);
-  const auto* tokens = static_cast<const Half*>(x.data);
+  const u64 n = weight.rows, k = weight.columns;
+  const auto* x_data = static_cast<const Half*>(x.data);
   const auto x_stride = static_cast<i64>(x.stride);
   const MatmulOutput<Half> out{static_cast<const Half*>(bias), static_cast<Half*>(y.data), static_cast<i64>(y.stride)};
   if (!fits_tiles(weight, x)) {
     using Kernel = FourBitMatmulAny<Half>;
-    launch({static_cast<u32>(ceil_div<u64>(weight.rows, Kernel::threads / 32)), ceil_div(m, Kernel::tokens)}, 0, stream,
-           Kernel{operand_of(weight), tokens, x_stride, m, out});
+    launch({static_cast<u32>(ceil_div<u64>(n, Kernel::block_n)), ceil_div(m, Kernel::block_m)}, 0, stream,
+           Kernel{operand_of(weight), x_data, x_stride, m, out});
     return;
   }
-  const four_bit_matmul::Plan plan = four_bit_matmul::plan_for(m, weight.rows, weight.columns);
+  const four_bit_matmul::Plan plan = four_bit_matmul::plan_for(m, n, k);
   const auto run_tiles = [&]<class Kernel>() {
     const u32 splits = plan.splits;
     auto* partial = splits == 1 ? nullptr : static_cast<float*>(workspace);
-    launch({static_cast<u32>(ceil_div<u64>(weight.rows, Kernel::rows)), splits}, Kernel::shared_bytes(m), stream,
-           Kernel{operand_of(weight), tokens, x_stride, m, out, partial});
+    launch({static_cast<u32>(ceil_div<u64>(n, Kernel::block_n)), splits}, Kernel::shared_bytes(m), stream,
+           Kernel{operand_of(weight), x_data, x_stride, m, out, partial});
     if (splits == 1) return;
     using Sum = SumPartials<Half>;
-    launch({static_cast<u32>(ceil_div<u64>(weight.rows, Sum::threads)), m}, 0, stream,
-           Sum{partial, splits, static_cast<i64>(weight.rows), out});
+    launch({static_cast<u32>(ceil_div<u64>(n, Sum::threads)), m}, 0, stream,
+           Sum{partial, splits, static_cast<i64>(n), out});
   };
   if (weight.absmax == nullptr)
     with_kernel<Half, true>(plan.tile, run_tiles);
@@ -66,7 +67,7 @@ void matmul(const nibble_four_bit& weight, const nibble_matrix& x, const void* b
 }
 
 void check_product(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias, const nibble_matrix* y) {
-  const auto number = [](u64 n) { return std::to_string(n); };
+  const auto number = [](u64 value) { return std::to_string(value); };
   check_four_bit("weight", weight);
   check_matrix("x", x);
   check_matrix("y", y);
@@ -85,10 +86,10 @@ void check_product(const nibble_four_bit* weight, const nibble_matrix* x, const 
 }  // namespace
 }  // namespace nibble::kernels
 
-size_t nibble_matmul_four_bit_workspace(uint64_t m, uint64_t rows, uint64_t columns) {
+size_t nibble_matmul_four_bit_workspace(uint64_t m, uint64_t n, uint64_t k) {
   using namespace nibble::kernels;
   const uint64_t taken = std::min<u64>(m, four_bit_matmul::max_m);
-  return four_bit_matmul::workspace_bytes(four_bit_matmul::plan_for(taken, rows, columns), taken, rows);
+  return four_bit_matmul::workspace_bytes(four_bit_matmul::plan_for(taken, n, k), taken, n);
 }
 
 int nibble_matmul_four_bit(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias,

@@ -40,7 +40,7 @@ inline constexpr u64 max_m = 64;
 
 struct Plan {
   Tile tile;
-  u32 splits;  // blocks that share the k of a tile, at most 16
+  u32 splits;  // blocks that divide k between them, at most 16
   u64 cost;    // the bytes of weights that could be read meanwhile, by an estimate
 };
 

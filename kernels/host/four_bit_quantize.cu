@@ -46,8 +46,8 @@ void launch_blocks(const void* weights, u64 size, const nibble_four_bit_output& 
                    StreamRef stream) {
   using Kernel = FourBitQuantize<T, Format>;
   const u64 blocks = ceil_div<u64>(size, Kernel::tile);
-  const u32 columns = static_cast<u32>(std::min<u64>(blocks, Kernel::grid_columns));
-  launch({columns, static_cast<u32>(ceil_div<u64>(blocks, columns))}, 0, stream,
+  const u32 width = static_cast<u32>(std::min<u64>(blocks, Kernel::grid_width));
+  launch({width, static_cast<u32>(ceil_div<u64>(blocks, width))}, 0, stream,
          Kernel{static_cast<const T*>(weights), size, log2_of(out.blocksize),
                 is_aligned(weights, 16) && is_aligned(out.packed, 4), out.packed, absmax, nonfinite});
 }

@@ -28,8 +28,8 @@ inline void copy_codebook(nibble_codebook codebook, float (&to)[16]) {
 inline FourBitOperand operand_of(const nibble_four_bit& weight) {
   FourBitOperand operand{.packed = weight.packed,
                          .absmax = absmax_of(weight),
-                         .rows = static_cast<i64>(weight.rows),
-                         .columns = static_cast<i64>(weight.columns),
+                         .n = static_cast<i64>(weight.rows),
+                         .k = static_cast<i64>(weight.columns),
                          .log2_blocksize = log2_of(weight.blocksize),
                          .value = {}};
   copy_codebook(weight.codebook, operand.value);

@@ -14,7 +14,7 @@ void start(const nibble_int8& weight, u64 first_row, const nibble_matrix& out, S
                       .out = static_cast<T*>(out.data),
                       .size = out.rows * out.columns,
                       .gap = out.stride - out.columns,
-                      .columns = Divisor(out.columns),
+                      .k = Divisor(out.columns),
                       .aligned = is_aligned(codes, Kernel::each)};
   static_assert(max_elements <= Divisor::max);
   launch(resident_grid<Kernel>(ceil_div<u64>(kernel.size, Kernel::tile * (Kernel::threads / 32))), 0, stream, kernel);

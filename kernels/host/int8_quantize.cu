@@ -13,9 +13,9 @@ void launch_rows(const nibble_matrix& in, i8* codes, float* absmax, u64* nonfini
   using Kernel = Int8Quantize<T, Threads>;
   const bool aligned = is_aligned(in.data, 16) && in.stride % Kernel::run == 0 && in.columns % Kernel::run == 0 &&
                        is_aligned(codes, Kernel::run);
-  const u32 columns = static_cast<u32>(std::min<u64>(in.rows, Kernel::grid_columns));
+  const u32 width = static_cast<u32>(std::min<u64>(in.rows, Kernel::grid_width));
   launch(
-      {columns, static_cast<u32>(ceil_div<u64>(in.rows, columns))}, 0, stream,
+      {width, static_cast<u32>(ceil_div<u64>(in.rows, width))}, 0, stream,
       Kernel{static_cast<const T*>(in.data), in.rows, in.columns, in.stride, aligned, codes, absmax, nonfinite_rows});
 }
 

@@ -106,13 +106,13 @@ void check_matrix(const std::string& name, const nibble_matrix* matrix) {
     check_pointer(name + ".data", matrix->data, element_bytes(matrix->dtype));
 }
 
-void check_rows(const std::string& name, const nibble_matrix* out, u64 first_row, u64 rows, u64 columns) {
+void check_rows(const std::string& name, const nibble_matrix* out, u64 first_row, u64 n, u64 k) {
   check_matrix(name, out);
-  if (out->columns != columns)
-    refuse(name + " has " + std::to_string(out->columns) + " columns, the weight has " + std::to_string(columns));
-  if (first_row > rows || out->rows > rows - first_row)
+  if (out->columns != k)
+    refuse(name + " has " + std::to_string(out->columns) + " columns, the weight has " + std::to_string(k));
+  if (first_row > n || out->rows > n - first_row)
     refuse("first_row is " + std::to_string(first_row) + " and " + name + " has " + std::to_string(out->rows) +
-           " rows, the weight has " + std::to_string(rows));
+           " rows, the weight has " + std::to_string(n));
 }
 
 bool is_aligned(const void* pointer, std::size_t bytes) {

@@ -58,8 +58,8 @@ void check_four_bit(const std::string& name, const nibble_four_bit* weight);
 void check_int8(const std::string& name, const nibble_int8* weight);
 void check_matrix(const std::string& name, const nibble_matrix* matrix);
 
-/// That `out` can hold rows of a weight from first_row on.
-void check_rows(const std::string& name, const nibble_matrix* out, u64 first_row, u64 rows, u64 columns);
+/// That `out` can hold rows of a weight [n, k] from first_row on.
+void check_rows(const std::string& name, const nibble_matrix* out, u64 first_row, u64 n, u64 k);
 
 /// For kernels that are faster, but right either way.
 bool is_aligned(const void* pointer, std::size_t bytes);

@@ -41,15 +41,15 @@ struct Layout {
 /// A matrix for a function to write: each element once, and nothing else.
 class Result {
  public:
-  Result(nibble_dtype dtype, u64 rows, u64 columns, Layout layout)
+  Result(nibble_dtype dtype, u64 rows, u64 k, Layout layout)
       : dtype_(dtype),
         rows_(rows),
-        columns_(columns),
-        stride_(columns + layout.gap),
+        k_(k),
+        stride_(k + layout.gap),
         bytes_(kernels::element_bytes(dtype)),
         memory_(make_memory(layout)) {}
 
-  [[nodiscard]] nibble_matrix matrix() const { return {dtype_, rows_, columns_, stride_, memory_.data()}; }
+  [[nodiscard]] nibble_matrix matrix() const { return {dtype_, rows_, k_, stride_, memory_.data()}; }
 
   /// The bits of the elements, row by row.
   [[nodiscard]] std::vector<u32> bits() const {
@@ -59,7 +59,7 @@ class Result {
     for (u64 i = 0; i * bytes_ < bytes.size(); ++i) {
       u32 element = 0;
       std::memcpy(&element, &bytes[i * bytes_], bytes_);
-      if (i % stride_ < columns_)
+      if (i % stride_ < k_)
         bits.push_back(element);
       else if (element != untouched)
         throw std::runtime_error("an element between two rows was written");
@@ -69,14 +69,14 @@ class Result {
 
  private:
   [[nodiscard]] DeviceArray<u8> make_memory(Layout layout) const {
-    const u64 elements = rows_ == 0 ? 0 : (rows_ - 1) * stride_ + columns_;
+    const u64 elements = rows_ == 0 ? 0 : (rows_ - 1) * stride_ + k_;
     const device::ArrayPlace place{.offset_bytes = layout.offset * bytes_, .name = "out"};
     return layout.gap == 0 ? DeviceArray<u8>::output(elements * bytes_, place)
                            : DeviceArray<u8>(elements * bytes_, place);
   }
 
   nibble_dtype dtype_;
-  u64 rows_, columns_, stride_, bytes_;
+  u64 rows_, k_, stride_, bytes_;
   DeviceArray<u8> memory_;
 };
 

@@ -22,21 +22,21 @@ u64 ceil_div(u64 n, u64 size) { return (n + size - 1) / size; }
 struct Case {
   nibble_codebook codebook = NIBBLE_NF4;
   u32 blocksize = 64;
-  u64 rows = 1, columns = 64;
+  u64 n = 1, k = 64;
   bool nested = true;
   u64 packed_offset = 0;  // in bytes, behind a multiple of 256
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << (c.codebook == NIBBLE_NF4 ? "NF4" : "FP4") << (c.nested ? " nested, " : ", ") << c.rows << " x "
-             << c.columns << ", blocks of " << c.blocksize << ", packed at byte " << c.packed_offset;
+  return out << (c.codebook == NIBBLE_NF4 ? "NF4" : "FP4") << (c.nested ? " nested, " : ", ") << c.n << " x " << c.k
+             << ", blocks of " << c.blocksize << ", packed at byte " << c.packed_offset;
 }
 
 // A weight of random codes. Its absmax values have every magnitude: results are subnormal, or overflow fp16.
 class Weight {
  public:
   Weight(const Case& c, std::mt19937_64& random) : case_(c) {
-    const u64 size = c.rows * c.columns, blocks = ceil_div(size, c.blocksize);
+    const u64 size = c.n * c.k, blocks = ceil_div(size, c.blocksize);
     const auto values = [&random](u64 n) {
       std::vector<float> v(n);
       std::uniform_int_distribution<int> exponent(-28, 18);
@@ -73,8 +73,8 @@ class Weight {
     const auto pointer = [](const auto& array) { return array ? array->data() : nullptr; };
     return {.codebook = case_.codebook,
             .blocksize = case_.blocksize,
-            .rows = case_.rows,
-            .columns = case_.columns,
+            .rows = case_.n,
+            .columns = case_.k,
             .packed = packed_->data(),
             .absmax = pointer(absmax_),
             .absmax_codes = pointer(absmax_codes_),
@@ -83,7 +83,7 @@ class Weight {
             .nested_offset = pointer(nested_offset_)};
   }
   [[nodiscard]] std::vector<u32> expected(nibble_dtype dtype, u64 first_row, u64 rows) const {
-    return rounded_bits(dtype, std::span(weights_).subspan(first_row * case_.columns, rows * case_.columns));
+    return rounded_bits(dtype, std::span(weights_).subspan(first_row * case_.k, rows * case_.k));
   }
 
  private:
@@ -111,7 +111,7 @@ TEST(FourBitDequantize, EveryFormat) {
         for (const nibble_dtype dtype : dtypes) {
           const Case c{codebook, blocksize, 9, 640, nested};
           SCOPED_TRACE(testing::Message() << c << ", dtype " << dtype);
-          expect_equal(Weight(c, random), 0, c.rows, dtype, {});
+          expect_equal(Weight(c, random), 0, c.n, dtype, {});
         }
 }
 
@@ -124,12 +124,12 @@ TEST(FourBitDequantize, AnyShapeLayoutAndAlignment) {
     const u64 unit = units[upto(3)];
     const Case c{.codebook = upto(1) == 0 ? NIBBLE_NF4 : NIBBLE_FP4,
                  .blocksize = 32u << upto(7),
-                 .rows = 1 + upto(7),
-                 .columns = unit * (1 + upto(1100 / unit)),
+                 .n = 1 + upto(7),
+                 .k = unit * (1 + upto(1100 / unit)),
                  .nested = upto(1) == 0,
                  .packed_offset = upto(1) * upto(7)};
-    const u64 first_row = upto(1) * upto(c.rows - 1);
-    const u64 rows = upto(2) == 0 ? upto(c.rows - first_row) : c.rows - first_row;
+    const u64 first_row = upto(1) * upto(c.n - 1);
+    const u64 rows = upto(2) == 0 ? upto(c.n - first_row) : c.n - first_row;
     constexpr u64 gaps[] = {0, 0, 8, 64, 1, 5};
     const Layout layout{gaps[upto(5)], upto(2) == 0 ? upto(9) : 0};
     const nibble_dtype dtype = dtypes[upto(2)];
@@ -143,7 +143,7 @@ TEST(FourBitDequantize, AnyShapeLayoutAndAlignment) {
 
 TEST(FourBitDequantize, LargerThanWhatRunsAtATime) {
   std::mt19937_64 random(3);
-  const Weight weight({.blocksize = 32, .rows = 40, .columns = 3000}, random);
+  const Weight weight({.blocksize = 32, .n = 40, .k = 3000}, random);
 #if !defined(NIBBLE_ON_GPU)
   const device::simulator::ScopedOptions scope({.multiprocessors = 1});
 #endif
@@ -156,7 +156,7 @@ TEST(FourBitDequantize, LargerThanWhatRunsAtATime) {
 
 NIBBLE_SIMULATED_TEST(FourBitDequantize, NothingWaits) {
   std::mt19937_64 random(7);
-  const Weight weight({.rows = 3, .columns = 1100}, random);
+  const Weight weight({.n = 3, .k = 1100}, random);
   const device::simulator::ScopedOptions scope({.record_sites = true});
   for (const nibble_dtype dtype : dtypes)
     for (const u64 gap : {0, 1, 4}) expect_equal(weight, 0, 3, dtype, {.gap = gap});
@@ -165,7 +165,7 @@ NIBBLE_SIMULATED_TEST(FourBitDequantize, NothingWaits) {
 
 TEST(FourBitDequantize, NothingToDoNeedsNoLaunch) {
   std::mt19937_64 random(4);
-  const Weight weight({.rows = 3, .columns = 64}, random);
+  const Weight weight({.n = 3, .k = 64}, random);
   nibble_four_bit argument = weight.argument();
   nibble_matrix out{.dtype = NIBBLE_F32, .rows = 0, .columns = 64, .stride = 64, .data = nullptr};
 #if !defined(NIBBLE_ON_GPU)
@@ -182,7 +182,7 @@ TEST(FourBitDequantize, NothingToDoNeedsNoLaunch) {
 
 TEST(FourBitDequantize, RefusesWhatMakesNoSense) {
   std::mt19937_64 random(5);
-  const Weight weight({.rows = 3, .columns = 64}, random);
+  const Weight weight({.n = 3, .k = 64}, random);
   const nibble_four_bit good = weight.argument();
   const Result result(NIBBLE_F16, 3, 64, {});
   const nibble_matrix good_out = result.matrix();
@@ -207,8 +207,8 @@ TEST(FourBitDequantize, RefusesWhatMakesNoSense) {
 
 // Three rows at the end of a weight of 2^33 elements and some, and a result whose rows are 2^32 elements apart.
 NIBBLE_SIMULATED_TEST(FourBitDequantize, MoreThan32BitsCount) {
-  constexpr u64 columns = 4096, rows = (u64{1} << 21) + 3, size = rows * columns, blocks = size / 64;
-  constexpr u64 first_row = rows - 3, first = first_row * columns;
+  constexpr u64 k = 4096, n = (u64{1} << 21) + 3, size = n * k, blocks = size / 64;
+  constexpr u64 first_row = n - 3, first = first_row * k;
   const SparseArray<u8> packed(size / 2), absmax_codes(blocks);
   const SparseArray<float> nested_absmax(ceil_div(blocks, 256));
   const auto nested_codebook = DeviceArray<float>::input({nested::codebook.begin(), nested::codebook.end()});
@@ -222,7 +222,7 @@ NIBBLE_SIMULATED_TEST(FourBitDequantize, MoreThan32BitsCount) {
 
   // The last three rows end a nested block and begin another: the decoder gets all that these blocks have.
   constexpr u64 nested_begin = first / 16384 * 256;
-  std::vector<float> absmax(blocks - nested_begin), weights(3 * columns);
+  std::vector<float> absmax(blocks - nested_begin), weights(3 * k);
   nested::decode(std::span(absmax_codes.data() + nested_begin, absmax.size()),
                  std::span(nested_absmax.data() + nested_begin / 256, ceil_div(absmax.size(), 256)), nested::codebook,
                  0.25f, absmax);
@@ -231,8 +231,8 @@ NIBBLE_SIMULATED_TEST(FourBitDequantize, MoreThan32BitsCount) {
 
   const nibble_four_bit weight{.codebook = NIBBLE_NF4,
                                .blocksize = 64,
-                               .rows = rows,
-                               .columns = columns,
+                               .rows = n,
+                               .columns = k,
                                .packed = packed.data(),
                                .absmax = nullptr,
                                .absmax_codes = absmax_codes.data(),
@@ -241,13 +241,12 @@ NIBBLE_SIMULATED_TEST(FourBitDequantize, MoreThan32BitsCount) {
                                .nested_offset = nested_offset.data()};
   for (const u64 more : {u64{0}, u64{1}}) {  // whole vectors, and weight by weight
     const u64 stride = (u64{1} << 32) + more;
-    const SparseArray<device::u16> memory(2 * stride + columns);
-    const nibble_matrix out{
-        .dtype = NIBBLE_BF16, .rows = 3, .columns = columns, .stride = stride, .data = memory.data()};
+    const SparseArray<device::u16> memory(2 * stride + k);
+    const nibble_matrix out{.dtype = NIBBLE_BF16, .rows = 3, .columns = k, .stride = stride, .data = memory.data()};
     ASSERT_EQ(nibble_dequantize_four_bit(&weight, first_row, &out, nullptr), NIBBLE_OK) << nibble_last_error();
     for (u64 row = 0; row < 3; ++row)
-      for (u64 i = 0; i < columns; ++i)
-        ASSERT_EQ(memory.data()[row * stride + i], bf16::from_float(weights[row * columns + i])) << row << ", " << i;
+      for (u64 i = 0; i < k; ++i)
+        ASSERT_EQ(memory.data()[row * stride + i], bf16::from_float(weights[row * k + i])) << row << ", " << i;
   }
 }
 

@@ -23,17 +23,17 @@ namespace {
 using namespace device;
 
 struct Shape {
-  std::size_t m, rows, columns;
+  std::size_t m, n, k;
   std::uint32_t blocksize = 64;
   bool nested = true, bias = false;
   nibble_dtype dtype = NIBBLE_BF16;
   nibble_codebook codebook = NIBBLE_NF4;
-  std::size_t x_stride = 0, y_stride = 0;  // beyond the columns
+  std::size_t x_stride = 0, y_stride = 0;  // beyond k and n
   std::size_t packed_offset = 0;           // bytes after an aligned address
 };
 
 void PrintTo(const Shape& s, std::ostream* out) {
-  *out << s.m << " x " << s.rows << " x " << s.columns << ", blocksize " << s.blocksize << (s.nested ? ", nested" : "")
+  *out << s.m << " x " << s.n << " x " << s.k << ", blocksize " << s.blocksize << (s.nested ? ", nested" : "")
        << (s.bias ? ", bias" : "") << (s.dtype == NIBBLE_BF16 ? ", bf16" : ", fp16")
        << (s.codebook == NIBBLE_NF4 ? ", nf4" : ", fp4") << ", strides + " << s.x_stride << ", " << s.y_stride
        << ", packed + " << s.packed_offset;
@@ -56,7 +56,7 @@ struct Problem {
   Problem(const Shape& s, u32 seed) : shape(s) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
-    std::vector<float> original(s.rows * s.columns);
+    std::vector<float> original(s.n * s.k);
     for (float& value : original) value = 0.02f * normal(random);
     const std::size_t blocks = ceil_div<std::size_t>(original.size(), s.blocksize);
     packed.resize((original.size() + 1) / 2);
@@ -71,14 +71,14 @@ struct Problem {
     }
     weight.resize(original.size());
     (s.codebook == NIBBLE_NF4 ? nf4::decode : fp4::decode)(packed, absmax, s.blocksize, weight);
-    x.resize(s.m * (s.columns + s.x_stride));
+    x.resize(s.m * (s.k + s.x_stride));
     for (u16& value : x) value = bits_in(s.dtype, normal(random));
-    if (s.bias) bias.resize(s.rows);
+    if (s.bias) bias.resize(s.n);
     for (u16& value : bias) value = bits_in(s.dtype, normal(random));
   }
 
-  float x_at(std::size_t token, std::size_t column) const {
-    return value_of(shape.dtype, x[token * (shape.columns + shape.x_stride) + column]);
+  float x_at(std::size_t at_m, std::size_t at_k) const {
+    return value_of(shape.dtype, x[at_m * (shape.k + shape.x_stride) + at_k]);
   }
 };
 
@@ -87,25 +87,25 @@ struct Expected {
   double value, tolerance;
 };
 
-Expected expected_at(const Problem& p, std::size_t token, std::size_t row) {
+Expected expected_at(const Problem& p, std::size_t at_m, std::size_t at_n) {
   const bool is_bf16 = p.shape.dtype == NIBBLE_BF16;
   const float* codebook = p.shape.codebook == NIBBLE_NF4 ? nf4::codebook.value : fp4::codebook.value;
   double sum = 0, magnitude = 0;
-  for (std::size_t k = 0; k < p.shape.columns; ++k) {
-    const std::size_t element = row * p.shape.columns + k;
+  for (std::size_t at_k = 0; at_k < p.shape.k; ++at_k) {
+    const std::size_t element = at_n * p.shape.k + at_k;
     const u32 byte = p.packed[element / 2], code = element % 2 == 0 ? byte >> 4 : byte & 15;
     const double product = double{rounded(p.shape.dtype, codebook[code])} *
-                           double{p.absmax[element / p.shape.blocksize]} * double{p.x_at(token, k)};
+                           double{p.absmax[element / p.shape.blocksize]} * double{p.x_at(at_m, at_k)};
     sum += product;
     magnitude += std::fabs(product);
   }
   if (!p.bias.empty()) {
-    sum += double{value_of(p.shape.dtype, p.bias[row])};
-    magnitude += std::fabs(double{value_of(p.shape.dtype, p.bias[row])});
+    sum += double{value_of(p.shape.dtype, p.bias[at_n])};
+    magnitude += std::fabs(double{value_of(p.shape.dtype, p.bias[at_n])});
   }
-  // Each of the sums in fp32 is at most of columns + 2 terms; the result is rounded once (fp16 may be subnormal).
+  // Each of the sums in fp32 is at most of k + 2 terms; the result is rounded once (fp16 may be subnormal).
   const double epsilon = 0x1p-24, half_ulp = is_bf16 ? 0x1p-8 : 0x1p-11;
-  const double error = (static_cast<double>(p.shape.columns) + 2) * epsilon * magnitude;
+  const double error = (static_cast<double>(p.shape.k) + 2) * epsilon * magnitude;
   return {sum, error + half_ulp * (std::fabs(sum) + error) + 0x1p-25};
 }
 
@@ -128,8 +128,8 @@ class Product {
     nibble_four_bit weight{};
     weight.codebook = s.codebook;
     weight.blocksize = s.blocksize;
-    weight.rows = s.rows;
-    weight.columns = s.columns;
+    weight.rows = s.n;
+    weight.columns = s.k;
     weight.packed = packed_.data();
     if (!s.nested) {
       weight.absmax = absmax_.data();
@@ -142,35 +142,35 @@ class Product {
     return weight;
   }
 
-  // m * rows values. Between the rows of y nothing may be written.
+  // m * n values. Between the rows of y nothing may be written.
   std::vector<u16> product() const {
     const Shape& s = p_.shape;
-    const std::size_t stride = s.rows + s.y_stride;
+    const std::size_t stride = s.n + s.y_stride;
     const nibble_four_bit w = weight();
     const DeviceArray<u16> y(s.m * stride, {.name = "y"});
-    const nibble_matrix x{s.dtype, s.m, s.columns, s.columns + s.x_stride, x_.data()};
-    const nibble_matrix out{s.dtype, s.m, s.rows, stride, y.data()};
+    const nibble_matrix x{s.dtype, s.m, s.k, s.k + s.x_stride, x_.data()};
+    const nibble_matrix out{s.dtype, s.m, s.n, stride, y.data()};
     const DeviceArray<u8> workspace(cuda::matmul_workspace_bytes(s.m, w), {.name = "workspace"});
     cuda::matmul(w, x, s.bias ? bias_.data() : nullptr, out, workspace.data(), workspace.size(), nullptr);
     const std::vector<u16> all = y.to_host();
     std::vector<u16> result;
-    for (std::size_t token = 0; token < s.m; ++token) {
-      result.insert(result.end(), all.begin() + static_cast<std::ptrdiff_t>(token * stride),
-                    all.begin() + static_cast<std::ptrdiff_t>(token * stride + s.rows));
-      for (std::size_t i = s.rows; i < stride; ++i) EXPECT_EQ(all[token * stride + i], 0xffff) << "between rows";
+    for (std::size_t at_m = 0; at_m < s.m; ++at_m) {
+      result.insert(result.end(), all.begin() + static_cast<std::ptrdiff_t>(at_m * stride),
+                    all.begin() + static_cast<std::ptrdiff_t>(at_m * stride + s.n));
+      for (std::size_t i = s.n; i < stride; ++i) EXPECT_EQ(all[at_m * stride + i], 0xffff) << "between rows";
     }
     return result;
   }
 
-  // The same by a kernel of one's choice, whose blocks go through all inputs.
+  // The same by a kernel of one's choice, whose blocks go through all of k.
   template <class Kernel> std::vector<u16> product_by() const {
     const Shape& s = p_.shape;
-    const auto y = DeviceArray<u16>::output(s.m * s.rows, {.name = "y"});
+    const auto y = DeviceArray<u16>::output(s.m * s.n, {.name = "y"});
     const u32 m = static_cast<u32>(s.m);
-    const Grid grid{static_cast<u32>(ceil_div<std::size_t>(s.rows, Kernel::rows))};
+    const Grid grid{static_cast<u32>(ceil_div<std::size_t>(s.n, Kernel::block_n))};
     launch(grid, Kernel::shared_bytes(m), nullptr,
-           Kernel{operand_of(weight()), reinterpret_cast<const bf16*>(x_.data()), static_cast<i64>(s.columns), m,
-                  MatmulOutput<bf16>{nullptr, reinterpret_cast<bf16*>(y.data()), static_cast<i64>(s.rows)}, nullptr});
+           Kernel{operand_of(weight()), reinterpret_cast<const bf16*>(x_.data()), static_cast<i64>(s.k), m,
+                  MatmulOutput<bf16>{nullptr, reinterpret_cast<bf16*>(y.data()), static_cast<i64>(s.n)}, nullptr});
     return y.to_host();
   }
 
@@ -178,9 +178,9 @@ class Product {
   std::vector<u16> product_written_once() const {
     const Shape& s = p_.shape;
     const nibble_four_bit w = weight();
-    const auto y = DeviceArray<u16>::output(s.m * s.rows, {.name = "y"});
-    const nibble_matrix x{s.dtype, s.m, s.columns, s.columns + s.x_stride, x_.data()};
-    const nibble_matrix out{s.dtype, s.m, s.rows, s.rows, y.data()};
+    const auto y = DeviceArray<u16>::output(s.m * s.n, {.name = "y"});
+    const nibble_matrix x{s.dtype, s.m, s.k, s.k + s.x_stride, x_.data()};
+    const nibble_matrix out{s.dtype, s.m, s.n, s.n, y.data()};
     const DeviceArray<u8> workspace(cuda::matmul_workspace_bytes(s.m, w), {.name = "workspace"});
     cuda::matmul(w, x, s.bias ? bias_.data() : nullptr, out, workspace.data(), workspace.size(), nullptr);
     return y.to_host();
@@ -208,19 +208,20 @@ void expect_product(const Shape& shape, u32 seed) {
     }
     first = product;
     for (std::size_t j = 0; j < product.size(); ++j) {
-      const Expected expected = expected_at(problem, j / shape.rows, j % shape.rows);
+      const Expected expected = expected_at(problem, j / shape.n, j % shape.n);
       ASSERT_NEAR(value_of(shape.dtype, product[j]), expected.value, expected.tolerance)
-          << "token " << j / shape.rows << ", row " << j % shape.rows;
+          << "m " << j / shape.n << ", n " << j % shape.n;
     }
   });
 }
 
-// Every kernel at the borders of its range of tokens, with one tile and with several.
-TEST(FourBitMatmul, TokensFromOneTo64) {
+// Every kernel at the borders of its range of m, with one tile and with several.
+TEST(FourBitMatmul, MFromOneTo64) {
   u32 seed = 1;
-  for (const std::size_t m : {1, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 63, 64})
-    expect_product({.m = m, .rows = 1 + 37 * (seed % 4), .columns = 64 * (1 + seed % 5), .bias = seed % 2 == 0},
-                   ++seed);
+  for (const std::size_t m : {1, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 63, 64}) {
+    expect_product({.m = m, .n = 1 + 37 * (seed % 4), .k = 64 * (1 + seed % 5), .bias = seed % 2 == 0}, seed + 1);
+    ++seed;
+  }
 }
 
 TEST(FourBitMatmul, RandomShapesThatFitTiles) {
@@ -229,8 +230,8 @@ TEST(FourBitMatmul, RandomShapesThatFitTiles) {
   for (u32 i = 0; i < 40; ++i) {
     const bool large = i % 8 == 0;
     expect_product({.m = 1 + below(large ? 64 : 20),
-                    .rows = 1 + below(large ? 140 : 80),
-                    .columns = 64 * (1 + below(large ? 18 : 9)),
+                    .n = 1 + below(large ? 140 : 80),
+                    .k = 64 * (1 + below(large ? 18 : 9)),
                     .blocksize = 64u << below(7),
                     .nested = below(2) == 0,
                     .bias = below(2) == 0,
@@ -249,8 +250,8 @@ TEST(FourBitMatmul, RandomShapesThatDoNot) {
   const auto below = [&](u32 n) { return random() % n; };
   for (u32 i = 0; i < 40; ++i)
     expect_product({.m = 1 + below(i % 8 == 0 ? 64 : 12),
-                    .rows = 1 + below(40),
-                    .columns = 1 + below(400),
+                    .n = 1 + below(40),
+                    .k = 1 + below(400),
                     .blocksize = 32u << below(8),
                     .nested = below(2) == 0,
                     .bias = below(2) == 0,
@@ -262,44 +263,44 @@ TEST(FourBitMatmul, RandomShapesThatDoNot) {
                    200 + i);
 }
 
-// Tokens that do not begin at 16 bytes, with everything else as the tiles need it.
-TEST(FourBitMatmul, TokensOfAnyStride) {
+// Rows of x that do not begin at 16 bytes, with everything else as the tiles need it.
+TEST(FourBitMatmul, XOfAnyStride) {
   for (const std::size_t beyond : {1U, 4U, 7U, 8U})
-    expect_product({.m = 3, .rows = 20, .columns = 128, .x_stride = beyond}, static_cast<u32>(beyond));
+    expect_product({.m = 3, .n = 20, .k = 128, .x_stride = beyond}, static_cast<u32>(beyond));
 }
 
 // The absmax that double quantization gives is a product and a sum, each rounded, as in the codecs: where the sum is 0,
 // so is every weight. A fused multiply-add would leave what the product was rounded by.
 TEST(FourBitMatmul, NestedAbsmaxIsRoundedTwice) {
-  for (const std::size_t columns : {64U, 65U})  // tiles, and what has none
+  for (const std::size_t k : {64U, 65U})  // tiles, and what has none
     for (const std::size_t m : {1U, 20U})
       for (const u8 code : {u8{3}, u8{90}, u8{200}, u8{251}}) {
-        Problem problem({.m = m, .rows = 8, .columns = columns}, code);
+        Problem problem({.m = m, .n = 8, .k = k}, code);
         const float product = nested::codebook[code] * 0.0123f;
         ASSERT_NE(std::fma(nested::codebook[code], 0.0123f, -product), 0);
         std::fill(problem.absmax_codes.begin(), problem.absmax_codes.end(), code);
         std::fill(problem.nested_absmax.begin(), problem.nested_absmax.end(), 0.0123f);
         problem.offset = {-product};
         for (const u16 bits : Product(problem).product_written_once())
-          ASSERT_EQ(bits & 0x7fff, 0) << columns << ", " << int{code};
+          ASSERT_EQ(bits & 0x7fff, 0) << k << ", " << int{code};
       }
 }
 
-// Few rows and many inputs: blocks share the inputs and leave their sums in the workspace.
-TEST(FourBitMatmul, SplitInputs) {
+// Small n and large k: blocks divide k between them and leave their sums in the workspace.
+TEST(FourBitMatmul, SplitK) {
   for (const std::size_t m : {1, 6, 12, 20, 40})
-    expect_product({.m = m, .rows = 33, .columns = 64 * 67, .bias = m == 6}, static_cast<u32>(m));
+    expect_product({.m = m, .n = 33, .k = 64 * 67, .bias = m == 6}, static_cast<u32>(m));
   EXPECT_GT(nibble_matmul_four_bit_workspace(1, 33, 64 * 67), 0u);
   EXPECT_GT(nibble_matmul_four_bit_workspace(8, 4096, 4096), 0u);  // 128 blocks for 264 places
-  EXPECT_EQ(nibble_matmul_four_bit_workspace(1, 4096, 4096), 0u);  // 256, of 16 rows
+  EXPECT_EQ(nibble_matmul_four_bit_workspace(1, 4096, 4096), 0u);  // 256, of n = 16
   EXPECT_EQ(nibble_matmul_four_bit_workspace(1, 28672, 8192), 0u);
 }
 
-// Blocks that go through several steps, which the small shapes above are too small for: the ring of tokens comes round,
+// Blocks that go through several steps, which the small shapes above are too small for: the ring of x comes round,
 // and each of its synchronizations is needed.
 template <class Kernel> void expect_steps(std::size_t m, bool nested) {
-  const std::size_t columns = Kernel::inputs * 2 * Kernel::stages + 64;  // the last step is in the first stage, as sums
-  const Problem problem({.m = m, .rows = Kernel::rows - 3, .columns = columns, .nested = nested}, 9);
+  const std::size_t k = Kernel::block_k * 2 * Kernel::stages + 64;  // the last step is in the first stage, as sums
+  const Problem problem({.m = m, .n = Kernel::block_n - 3, .k = k, .nested = nested}, 9);
   SCOPED_TRACE(testing::PrintToString(problem.shape));
   const Product product(problem);
   std::vector<u16> expected;
@@ -309,7 +310,7 @@ template <class Kernel> void expect_steps(std::size_t m, bool nested) {
     ASSERT_EQ(result, expected);
   });
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    const Expected e = expected_at(problem, i / problem.shape.rows, i % problem.shape.rows);
+    const Expected e = expected_at(problem, i / problem.shape.n, i % problem.shape.n);
     ASSERT_NEAR(value_of(NIBBLE_BF16, expected[i]), e.value, e.tolerance) << i;
   }
   EXPECT_THAT(test::survivors([&] { return product.product_by<Kernel>() == expected; }, 4), testing::IsEmpty());
@@ -327,46 +328,45 @@ NIBBLE_SIMULATED_TEST(FourBitMatmul, ManySteps) {
   expect_steps<FourBitMatmul<bf16, true, 8, 8, 1>>(64, true);
 }
 
-// The more rows, the higher the tiles.
-TEST(FourBitMatmul, ManyRows) {
-  for (const std::size_t m : {1, 4, 5, 9, 33})
-    expect_product({.m = m, .rows = 8193, .columns = 64}, static_cast<u32>(m));
+// The larger n, the higher the tiles.
+TEST(FourBitMatmul, LargeN) {
+  for (const std::size_t m : {1, 4, 5, 9, 33}) expect_product({.m = m, .n = 8193, .k = 64}, static_cast<u32>(m));
 }
 
 TEST(FourBitMatmul, NoInputsGiveTheBias) {
-  const Problem problem({.m = 2, .rows = 5, .columns = 0, .nested = false, .bias = true}, 1);
+  const Problem problem({.m = 2, .n = 5, .k = 0, .nested = false, .bias = true}, 1);
   const std::vector<u16> product = Product(problem).product_written_once();
   for (std::size_t i = 0; i < product.size(); ++i) EXPECT_EQ(product[i], problem.bias[i % 5]);
 }
 
 // The error against fp64 products of the exact weights, next to that of a product with the weights rounded to the type
-// of x and sums in fp32: what a library would compute from a dequantized weight. Largest errors are of a token's 256
-// values, averaged over tokens: the largest of all is a matter of luck.
+// of x and sums in fp32: what a library would compute from a dequantized weight. Largest errors are of the 256 values
+// of one m, averaged over m: the largest of all is a matter of luck.
 TEST(FourBitMatmul, ErrorIsThatOfRoundedWeightsOrLess) {
   for (const nibble_dtype dtype : {NIBBLE_BF16, NIBBLE_F16})
     for (const nibble_codebook codebook : {NIBBLE_NF4, NIBBLE_FP4}) {
-      const Problem p({.m = 32, .rows = 256, .columns = 1024, .dtype = dtype, .codebook = codebook}, 3);
+      const Problem p({.m = 32, .n = 256, .k = 1024, .dtype = dtype, .codebook = codebook}, 3);
       const std::vector<u16> product = Product(p).product_written_once();
       double own = 0, own_max = 0, other = 0, other_max = 0;
-      for (std::size_t token = 0; token < p.shape.m; ++token) {
-        double token_max = 0, other_token_max = 0;
-        for (std::size_t row = 0; row < p.shape.rows; ++row) {
+      for (std::size_t at_m = 0; at_m < p.shape.m; ++at_m) {
+        double row_max = 0, other_row_max = 0;
+        for (std::size_t at_n = 0; at_n < p.shape.n; ++at_n) {
           double exact = 0;
           float sum = 0;
-          for (std::size_t k = 0; k < p.shape.columns; ++k) {
-            const float weight = p.weight[row * p.shape.columns + k];
-            exact += double{weight} * double{p.x_at(token, k)};
-            sum += rounded(dtype, weight) * p.x_at(token, k);
+          for (std::size_t at_k = 0; at_k < p.shape.k; ++at_k) {
+            const float weight = p.weight[at_n * p.shape.k + at_k];
+            exact += double{weight} * double{p.x_at(at_m, at_k)};
+            sum += rounded(dtype, weight) * p.x_at(at_m, at_k);
           }
-          const double error = std::fabs(double{value_of(dtype, product[token * p.shape.rows + row])} - exact);
+          const double error = std::fabs(double{value_of(dtype, product[at_m * p.shape.n + at_n])} - exact);
           const double other_error = std::fabs(double{rounded(dtype, sum)} - exact);
           own += error * error;
           other += other_error * other_error;
-          token_max = std::max(token_max, error);
-          other_token_max = std::max(other_token_max, other_error);
+          row_max = std::max(row_max, error);
+          other_row_max = std::max(other_row_max, other_error);
         }
-        own_max += token_max;
-        other_max += other_token_max;
+        own_max += row_max;
+        other_max += other_row_max;
       }
       const double rms_ratio = std::sqrt(own / other), max_ratio = own_max / other_max;
       EXPECT_LE(rms_ratio, 1.1) << dtype << codebook;
@@ -377,8 +377,8 @@ TEST(FourBitMatmul, ErrorIsThatOfRoundedWeightsOrLess) {
 }
 
 NIBBLE_SIMULATED_TEST(FourBitMatmul, EverySynchronizationIsNeeded) {
-  for (const Shape& shape : {Shape{.m = 3, .rows = 32, .columns = 6144}, Shape{.m = 12, .rows = 40, .columns = 1536},
-                             Shape{.m = 40, .rows = 20, .columns = 1024}, Shape{.m = 2, .rows = 8, .columns = 100}}) {
+  for (const Shape& shape : {Shape{.m = 3, .n = 32, .k = 6144}, Shape{.m = 12, .n = 40, .k = 1536},
+                             Shape{.m = 40, .n = 20, .k = 1024}, Shape{.m = 2, .n = 8, .k = 100}}) {
     SCOPED_TRACE(testing::PrintToString(shape));
     const Problem problem(shape, 5);
     const Product run(problem);
@@ -388,7 +388,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmul, EverySynchronizationIsNeeded) {
 }
 
 TEST(FourBitMatmul, ArgumentsAreChecked) {
-  const Problem problem({.m = 2, .rows = 3, .columns = 64}, 1);
+  const Problem problem({.m = 2, .n = 3, .k = 64}, 1);
   const Product run(problem);
   const nibble_four_bit weight = run.weight();
   std::vector<u16> memory(65 * 64);

@@ -378,12 +378,12 @@ TEST(FourBitQuantize, MoreThan32BitsCountNestedCodes) {
 
 TEST(FourBitQuantize, TheGridHasAnotherRow) {
   using Kernel = FourBitQuantize<bf16, Nf4>;
-  static constexpr u64 columns = Kernel::grid_columns, middle = columns * Kernel::tile;
+  static constexpr u64 width = Kernel::grid_width, middle = width * Kernel::tile;
   const Case c{.n = 0, .blocksize = 4096};
   expect_codec_around<bf16>(middle, c, [](device::Grid grid) {
-    EXPECT_EQ(grid.x, columns);
+    EXPECT_EQ(grid.x, width);
     EXPECT_EQ(grid.y, 2u);
-    return device::simulator::BlockRange{columns - 1, columns + 4};
+    return device::simulator::BlockRange{width - 1, width + 4};
   });
 }
 
@@ -394,7 +394,7 @@ TEST(FourBitQuantize, TheGridsLastRowHasAnEnd) {
   const device::simulator::ScopedOptions scope(options);
   const auto one = DeviceArray<u8>::input({0});
   const auto untouched = DeviceArray<float>::input({0});
-  const u64 size = u64{FourBitQuantize<float, Nf4>::grid_columns} * 4096 + 1;
+  const u64 size = u64{FourBitQuantize<float, Nf4>::grid_width} * 4096 + 1;
   const nibble_four_bit_output out{NIBBLE_NF4, 64, one.data(), untouched.data(), nullptr, nullptr, nullptr};
   EXPECT_EQ(nibble_quantize_four_bit(untouched.data(), NIBBLE_F32, size, &out, nullptr, nullptr, 0, nullptr),
             NIBBLE_OK);

@@ -10,7 +10,7 @@ constexpr std::uint32_t threads = 256, min_blocks = 6;
 constexpr std::uint32_t tile = 1024, each = 8, steps = tile / (32 * each);
 constexpr std::uint32_t everyone = 0xffffffff;
 
-// The kernel's arguments. Gap and columns are for rows with gaps, and have no use here.
+// The kernel's arguments. Gap and k are for rows with gaps, and have no use here.
 struct FourBitDequantize {
   const std::uint8_t* packed;
   const float* absmax;
@@ -23,7 +23,7 @@ struct FourBitDequantize {
   struct {
     std::uint64_t multiplier;
     std::uint32_t shift;
-  } columns;
+  } k;
   std::uint32_t log2_blocksize;
   bool aligned;
   float codebook[16];

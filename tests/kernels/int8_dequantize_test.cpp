@@ -16,19 +16,19 @@ using testing::StrEq;
 // Random codes; absmax values of every magnitude.
 class Weight {
  public:
-  Weight(u64 rows, u64 columns, u64 offset, std::mt19937_64& random)
-      : columns_(columns),
-        host_codes_(codes_of(rows * columns, random)),
-        host_absmax_(absmax_of(rows, random)),
+  Weight(u64 n, u64 k, u64 offset, std::mt19937_64& random)
+      : k_(k),
+        host_codes_(codes_of(n * k, random)),
+        host_absmax_(absmax_of(n, random)),
         codes_(DeviceArray<std::int8_t>::input(host_codes_, {.offset_bytes = offset, .name = "codes"})),
         absmax_(DeviceArray<float>::input(host_absmax_, {.name = "absmax"})) {}
 
-  [[nodiscard]] nibble_int8 argument() const { return {host_absmax_.size(), columns_, codes_.data(), absmax_.data()}; }
+  [[nodiscard]] nibble_int8 argument() const { return {host_absmax_.size(), k_, codes_.data(), absmax_.data()}; }
   [[nodiscard]] std::vector<u32> expected(nibble_dtype dtype, u64 first_row, u64 rows) const {
-    std::vector<float> weights(rows * columns_);
+    std::vector<float> weights(rows * k_);
     for (u64 i = 0; i < rows; ++i)
-      int8::decode_row(std::span(host_codes_).subspan((first_row + i) * columns_, columns_),
-                       host_absmax_[first_row + i], std::span(weights).subspan(i * columns_, columns_));
+      int8::decode_row(std::span(host_codes_).subspan((first_row + i) * k_, k_), host_absmax_[first_row + i],
+                       std::span(weights).subspan(i * k_, k_));
     return rounded_bits(dtype, weights);
   }
 
@@ -44,7 +44,7 @@ class Weight {
     for (float& x : absmax) x = std::ldexp(1.0f + static_cast<float>(random() % 4096) / 4096, exponent(random));
     return absmax;
   }
-  u64 columns_;
+  u64 k_;
   std::vector<std::int8_t> host_codes_;
   std::vector<float> host_absmax_;
   DeviceArray<std::int8_t> codes_;
@@ -72,15 +72,15 @@ TEST(Int8Dequantize, AnyShapeLayoutAndAlignment) {
   const auto upto = [&random](u64 n) { return random() % (n + 1); };
   for (int i = 0; i < 80; ++i) {
     constexpr u64 units[] = {1, 4, 8, 64}, gaps[] = {0, 0, 8, 64, 1, 5};
-    const u64 unit = units[upto(3)], all = 1 + upto(7), columns = unit * (1 + upto(1100 / unit));
+    const u64 unit = units[upto(3)], all = 1 + upto(7), k = unit * (1 + upto(1100 / unit));
     const u64 codes_offset = upto(1) * upto(9), first_row = upto(1) * upto(all - 1);
     const u64 rows = upto(2) == 0 ? upto(all - first_row) : all - first_row;
     const Layout layout{gaps[upto(5)], upto(2) == 0 ? upto(9) : 0};
     const nibble_dtype dtype = dtypes[upto(2)];
-    SCOPED_TRACE(testing::Message() << all << " x " << columns << ", codes at byte " << codes_offset << ", rows from "
+    SCOPED_TRACE(testing::Message() << all << " x " << k << ", codes at byte " << codes_offset << ", rows from "
                                     << first_row << " on, " << rows << ", gap " << layout.gap << ", offset "
                                     << layout.offset << ", dtype " << dtype);
-    const Weight weight(all, columns, codes_offset, random);
+    const Weight weight(all, k, codes_offset, random);
     in_schedules([&] { expect_equal(weight, first_row, rows, dtype, layout); });
     if (testing::Test::HasFailure()) return;
   }
@@ -125,25 +125,23 @@ TEST(Int8Dequantize, RefusesWhatMakesNoSense) {
 
 // Three rows at the end of a weight of 2^32 elements and some, and a result whose rows are 2^32 elements apart.
 NIBBLE_SIMULATED_TEST(Int8Dequantize, MoreThan32BitsCount) {
-  constexpr u64 columns = 4096, rows = (u64{1} << 20) + 3, first_row = rows - 3;
-  const SparseArray<std::int8_t> codes(rows * columns);
-  const SparseArray<float> absmax(rows);
+  constexpr u64 k = 4096, n = (u64{1} << 20) + 3, first_row = n - 3;
+  const SparseArray<std::int8_t> codes(n * k);
+  const SparseArray<float> absmax(n);
   std::mt19937_64 random(5);
-  for (u64 i = first_row * columns; i < rows * columns; ++i) codes.data()[i] = static_cast<std::int8_t>(random());
-  for (u64 i = first_row; i < rows; ++i) absmax.data()[i] = static_cast<float>(i - first_row + 1);
+  for (u64 i = first_row * k; i < n * k; ++i) codes.data()[i] = static_cast<std::int8_t>(random());
+  for (u64 i = first_row; i < n; ++i) absmax.data()[i] = static_cast<float>(i - first_row + 1);
 
-  const nibble_int8 weight{.rows = rows, .columns = columns, .codes = codes.data(), .absmax = absmax.data()};
+  const nibble_int8 weight{.rows = n, .columns = k, .codes = codes.data(), .absmax = absmax.data()};
   for (const u64 more : {u64{0}, u64{1}}) {  // whole vectors, and weight by weight
     const u64 stride = (u64{1} << 32) + more;
-    const SparseArray<float> memory(2 * stride + columns);
-    const nibble_matrix out{
-        .dtype = NIBBLE_F32, .rows = 3, .columns = columns, .stride = stride, .data = memory.data()};
+    const SparseArray<float> memory(2 * stride + k);
+    const nibble_matrix out{.dtype = NIBBLE_F32, .rows = 3, .columns = k, .stride = stride, .data = memory.data()};
     ASSERT_EQ(nibble_dequantize_int8(&weight, first_row, &out, nullptr), NIBBLE_OK) << nibble_last_error();
     for (u64 row = 0; row < 3; ++row) {
-      std::vector<float> expected(columns);
-      int8::decode_row(std::span(codes.data() + (first_row + row) * columns, columns), static_cast<float>(row + 1),
-                       expected);
-      for (u64 i = 0; i < columns; ++i) ASSERT_EQ(memory.data()[row * stride + i], expected[i]) << row << ", " << i;
+      std::vector<float> expected(k);
+      int8::decode_row(std::span(codes.data() + (first_row + row) * k, k), static_cast<float>(row + 1), expected);
+      for (u64 i = 0; i < k; ++i) ASSERT_EQ(memory.data()[row * stride + i], expected[i]) << row << ", " << i;
     }
   }
 }

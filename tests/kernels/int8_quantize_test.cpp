@@ -27,12 +27,12 @@ using test::widened;
 using testing::IsEmpty;
 
 // Normal weights; some rows of zeros, of subnormal fp16, of few values (ties), beyond fp16, with NaN and infinity.
-std::vector<float> rows_of(std::size_t rows, std::size_t stride, unsigned seed) {
+std::vector<float> rows_of(std::size_t n, std::size_t stride, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0.0f, 0.02f);
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  std::vector<float> weights(rows * stride);
-  for (std::size_t row = 0; row < rows; ++row) {
+  std::vector<float> weights(n * stride);
+  for (std::size_t row = 0; row < n; ++row) {
     const std::span<float> values(weights.data() + row * stride, stride);
     const auto kind = static_cast<unsigned>(random() % 12);
     for (float& value : values) {
@@ -62,7 +62,7 @@ struct Rows {
 };
 
 struct Case {
-  std::size_t rows, columns;
+  std::size_t n, k;
   std::size_t more = 0;          // of the stride
   std::size_t offset_bytes = 0;  // of the weights, from a multiple of 256
   std::size_t codes_offset = 0;
@@ -75,11 +75,11 @@ std::vector<u32> bits(const std::vector<float>& values) {
 }
 
 Rows by_codec(const std::vector<float>& weights, const Case& c) {
-  Rows out{std::vector<i8>(c.rows * c.columns), {}, 0};
+  Rows out{std::vector<i8>(c.n * c.k), {}, 0};
   std::vector<float> absmax;
-  for (std::size_t row = 0; row < c.rows; ++row) {
-    const std::span<const float> values(weights.data() + row * (c.columns + c.more), c.columns);
-    absmax.push_back(int8::encode_row(values, std::span(out.codes).subspan(row * c.columns, c.columns)));
+  for (std::size_t row = 0; row < c.n; ++row) {
+    const std::span<const float> values(weights.data() + row * (c.k + c.more), c.k);
+    absmax.push_back(int8::encode_row(values, std::span(out.codes).subspan(row * c.k, c.k)));
     out.nonfinite += std::any_of(values.begin(), values.end(), [](float w) { return !(std::abs(w) < fp16_overflow); });
   }
   out.absmax_bits = bits(absmax);
@@ -88,23 +88,22 @@ Rows by_codec(const std::vector<float>& weights, const Case& c) {
 
 template <class T> Rows on_device(const std::vector<T>& weights, const Case& c) {
   const auto in = DeviceArray<T>::input(weights, {.offset_bytes = c.offset_bytes, .name = "weights"});
-  const auto codes = DeviceArray<i8>::output(c.rows * c.columns, {.offset_bytes = c.codes_offset, .name = "codes"});
-  const auto absmax = DeviceArray<float>::output(c.rows, {.name = "absmax"});
+  const auto codes = DeviceArray<i8>::output(c.n * c.k, {.offset_bytes = c.codes_offset, .name = "codes"});
+  const auto absmax = DeviceArray<float>::output(c.n, {.name = "absmax"});
   const auto nonfinite = DeviceArray<u64>::workspace({1000});
-  const nibble_matrix matrix{test::dtype_of<T>, c.rows, c.columns, c.columns + c.more, in.data()};
+  const nibble_matrix matrix{test::dtype_of<T>, c.n, c.k, c.k + c.more, in.data()};
   cuda::quantize(matrix, codes.data(), absmax.data(), nonfinite.data(), nullptr);
   return {codes.to_host(), bits(absmax.to_host()), nonfinite.to_host()[0] - 1000};
 }
 
 template <class T> void expect_codec(const std::vector<float>& values, const Case& c, int schedules = 3) {
-  SCOPED_TRACE(std::to_string(c.rows) + " x " + std::to_string(c.columns) + ", dtype " +
-               std::to_string(test::dtype_of<T>));
+  SCOPED_TRACE(std::to_string(c.n) + " x " + std::to_string(c.k) + ", dtype " + std::to_string(test::dtype_of<T>));
   const std::vector<T> weights = narrowed<T>(values);
   const Rows expected = by_codec(widened(weights), c);
   in_schedules([&] { ASSERT_EQ(on_device(weights, c), expected); }, schedules);
 }
 void expect_codec_of_every_type(const Case& c, unsigned seed, int schedules = 3) {
-  const auto values = rows_of(c.rows, c.columns + c.more, seed);
+  const auto values = rows_of(c.n, c.k + c.more, seed);
   expect_codec<float>(values, c, schedules);
   expect_codec<bf16>(values, c, schedules);
   expect_codec<f16>(values, c, schedules);
@@ -112,23 +111,23 @@ void expect_codec_of_every_type(const Case& c, unsigned seed, int schedules = 3)
 
 TEST(Int8Quantize, RowsOfEveryLength) {
   unsigned seed = 0;
-  for (const std::size_t columns : {1,   2,   3,   4,   7,    8,    9,    31,   32,   33,   63,   64,   65,   127, 255,
-                                    256, 257, 500, 512, 1000, 1023, 1024, 1025, 1032, 2048, 2056, 4096, 4104, 5000})
-    expect_codec_of_every_type({columns < 100 ? std::size_t{24} : 6, columns}, ++seed);
+  for (const std::size_t k : {1,   2,   3,   4,   7,    8,    9,    31,   32,   33,   63,   64,   65,   127, 255,
+                              256, 257, 500, 512, 1000, 1023, 1024, 1025, 1032, 2048, 2056, 4096, 4104, 5000})
+    expect_codec_of_every_type({k < 100 ? std::size_t{24} : 6, k}, ++seed);
 }
 
 TEST(Int8Quantize, RowsLongerThanTheRegistersHold) {
-  for (const std::size_t columns : {8192, 16384, 16385, 16392, 21000})
-    expect_codec_of_every_type({3, columns}, static_cast<unsigned>(columns), 1);
+  for (const std::size_t k : {8192, 16384, 16385, 16392, 21000})
+    expect_codec_of_every_type({3, k}, static_cast<unsigned>(k), 1);
 }
 
 TEST(Int8Quantize, StridesAndAlignments) {
-  for (const std::size_t columns : {64, 65, 2048}) {
-    expect_codec_of_every_type({5, columns, 3}, 1);
-    expect_codec_of_every_type({5, columns, 8}, 2);
-    expect_codec_of_every_type({5, columns, 0, 4}, 3);
-    expect_codec_of_every_type({5, columns, 0, 0, 1}, 4);
-    expect_codec_of_every_type({5, columns, 8, 16, 8}, 5);
+  for (const std::size_t k : {64, 65, 2048}) {
+    expect_codec_of_every_type({5, k, 3}, 1);
+    expect_codec_of_every_type({5, k, 8}, 2);
+    expect_codec_of_every_type({5, k, 0, 4}, 3);
+    expect_codec_of_every_type({5, k, 0, 0, 1}, 4);
+    expect_codec_of_every_type({5, k, 8, 16, 8}, 5);
   }
 }
 
@@ -156,33 +155,31 @@ TEST(Int8Quantize, EmptyMatrices) {
 
 // Sizes that 32 bits do not hold: `some` rows from `first_row` on, the rest is zeros and not looked at.
 template <class T>
-void expect_codec_at(u64 rows, u64 first_row, u64 some, const Case& c,
+void expect_codec_at(u64 n, u64 first_row, u64 some, const Case& c,
                      device::simulator::BlockRange (*part)(device::Grid)) {
-  SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(c.columns) + ", dtype " +
-               std::to_string(test::dtype_of<T>));
-  const u64 stride = c.columns + c.more;
-  const SparseArray<T> in(rows * stride);
+  SCOPED_TRACE(std::to_string(n) + " x " + std::to_string(c.k) + ", dtype " + std::to_string(test::dtype_of<T>));
+  const u64 stride = c.k + c.more;
+  const SparseArray<T> in(n * stride);
   Rows expected;
   std::vector<float> expected_absmax;
   for (u64 row = 0; row < some; ++row) {
-    const auto weights = narrowed<T>(rows_of(1, c.columns, static_cast<unsigned>(row) + 1));
+    const auto weights = narrowed<T>(rows_of(1, c.k, static_cast<unsigned>(row) + 1));
     std::copy(weights.begin(), weights.end(), in.data() + (first_row + row) * stride);
-    const Rows one = by_codec(widened(weights), {1, c.columns});
+    const Rows one = by_codec(widened(weights), {1, c.k});
     expected.codes.insert(expected.codes.end(), one.codes.begin(), one.codes.end());
     expected.absmax_bits.push_back(one.absmax_bits[0]);
     expected.nonfinite += one.nonfinite;
   }
   in_schedules(
       [&] {
-        const SparseArray<i8> codes(rows * c.columns);
-        const SparseArray<float> absmax(rows);
+        const SparseArray<i8> codes(n * c.k);
+        const SparseArray<float> absmax(n);
         const auto nonfinite = DeviceArray<u64>::workspace({0});
-        const nibble_matrix matrix{test::dtype_of<T>, rows, c.columns, stride, in.data()};
+        const nibble_matrix matrix{test::dtype_of<T>, n, c.k, stride, in.data()};
         cuda::quantize(matrix, codes.data(), absmax.data(), nonfinite.data(), nullptr);
-        const i8* const from = codes.data() + first_row * c.columns;
+        const i8* const from = codes.data() + first_row * c.k;
         const float* const absmax_from = absmax.data() + first_row;
-        const Rows actual{
-            {from, from + some * c.columns}, bits({absmax_from, absmax_from + some}), nonfinite.to_host()[0]};
+        const Rows actual{{from, from + some * c.k}, bits({absmax_from, absmax_from + some}), nonfinite.to_host()[0]};
         ASSERT_EQ(actual, expected);
       },
       3, part);
@@ -190,28 +187,27 @@ void expect_codec_at(u64 rows, u64 first_row, u64 some, const Case& c,
 
 // Blocks in two rows of the grid, of weights and codes beyond 2^32.
 TEST(Int8Quantize, MoreRowsThanTheGridHasColumns) {
-  static constexpr u64 columns = Int8Quantize<bf16, 32>::grid_columns;
+  static constexpr u64 width = Int8Quantize<bf16, 32>::grid_width;
   const auto part = [](device::Grid grid) {
-    EXPECT_EQ(grid.x, columns);
+    EXPECT_EQ(grid.x, width);
     EXPECT_EQ(grid.y, 2u);
-    return device::simulator::BlockRange{columns - 3, columns + 20};
+    return device::simulator::BlockRange{width - 3, width + 20};
   };
-  expect_codec_at<bf16>(columns + 20, columns - 3, 23, {0, 8}, part);
-  expect_codec_at<float>(columns + 20, columns - 3, 23, {0, 7, 2}, part);
-  expect_codec_at<bf16>(columns + 20, columns, 0, {0, 8}, test::last_four);  // no rows
+  expect_codec_at<bf16>(width + 20, width - 3, 23, {0, 8}, part);
+  expect_codec_at<float>(width + 20, width - 3, 23, {0, 7, 2}, part);
+  expect_codec_at<bf16>(width + 20, width, 0, {0, 8}, test::last_four);  // no rows
 }
 
 TEST(Int8Quantize, RowsFarApart) {
-  for (const std::size_t columns : {600, 2056, 20000})
-    expect_codec_at<bf16>(4, 0, 4, {0, columns, std::size_t{1} << 32}, nullptr);
+  for (const std::size_t k : {600, 2056, 20000}) expect_codec_at<bf16>(4, 0, 4, {0, k, std::size_t{1} << 32}, nullptr);
 }
 
 TEST(Int8Quantize, EverySynchronizationIsNeeded) {
-  for (const std::size_t columns : {4096, 16384}) {
-    std::vector<float> values = rows_of(2, columns, 2);
-    values[columns - 1] = infinity;
+  for (const std::size_t k : {4096, 16384}) {
+    std::vector<float> values = rows_of(2, k, 2);
+    values[k - 1] = infinity;
     values[3] = -3.0f;
-    const Case c{2, columns};
+    const Case c{2, k};
     const auto weights = narrowed<bf16>(values);
     const Rows expected = by_codec(widened(weights), c);
     const auto run = [&] { return on_device(weights, c) == expected; };

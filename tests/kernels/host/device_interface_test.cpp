@@ -41,10 +41,10 @@ Queue make_queue() {
   return Queue(queue);
 }
 
-std::vector<float> normal_weights(std::size_t n, unsigned seed) {
+std::vector<float> normal_weights(std::size_t size, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0.0f, 0.02f);
-  std::vector<float> weights(n);
+  std::vector<float> weights(size);
   for (float& weight : weights) weight = normal(random);
   return weights;
 }
@@ -53,15 +53,15 @@ template <class T>
 void expect_four_bit(nibble_queue* queue, const std::vector<float>& values, nibble_codebook codebook,
                      std::uint32_t blocksize, std::size_t shift = 0) {
   const std::vector<T> weights = narrowed<T>(values);
-  const std::size_t n = weights.size(), blocks = (n + blocksize - 1) / blocksize;
-  std::vector<u8> packed((n + 1) / 2), expected(packed.size());
+  const std::size_t size = weights.size(), blocks = (size + blocksize - 1) / blocksize;
+  std::vector<u8> packed((size + 1) / 2), expected(packed.size());
   std::vector<float> absmax(blocks), expected_absmax(blocks);
   const std::size_t bad =
       (codebook == NIBBLE_NF4 ? nf4::encode : fp4::encode)(widened(weights), blocksize, expected, expected_absmax);
-  std::vector<char> moved(n * sizeof(T) + shift);  // host memory needs no alignment
-  std::memcpy(moved.data() + shift, weights.data(), n * sizeof(T));
+  std::vector<char> moved(size * sizeof(T) + shift);  // host memory needs no alignment
+  std::memcpy(moved.data() + shift, weights.data(), size * sizeof(T));
   u64 nonfinite = 7;
-  ASSERT_EQ(nibble_queue_quantize_four_bit(queue, moved.data() + shift, dtype_of<T>, n, codebook, blocksize,
+  ASSERT_EQ(nibble_queue_quantize_four_bit(queue, moved.data() + shift, dtype_of<T>, size, codebook, blocksize,
                                            packed.data(), absmax.data(), &nonfinite),
             NIBBLE_OK)
       << nibble_last_error();
@@ -71,19 +71,19 @@ void expect_four_bit(nibble_queue* queue, const std::vector<float>& values, nibb
 }
 
 template <class T>
-void expect_int8(nibble_queue* queue, const std::vector<float>& values, std::size_t rows, u64 bad_rows = 0) {
+void expect_int8(nibble_queue* queue, const std::vector<float>& values, std::size_t n, u64 bad_rows = 0) {
   const std::vector<T> weights = narrowed<T>(values);
   const std::vector<float> wide = widened(weights);
-  const std::size_t columns = weights.size() / rows;
+  const std::size_t k = weights.size() / n;
   std::vector<std::int8_t> codes(weights.size()), expected(weights.size());
-  std::vector<float> absmax(rows), expected_absmax(rows);
-  for (std::size_t row = 0; row < rows; ++row)
-    expected_absmax[row] = int8::encode_row(std::span(wide).subspan(row * columns, columns),
-                                            std::span(expected).subspan(row * columns, columns));
+  std::vector<float> absmax(n), expected_absmax(n);
+  for (std::size_t row = 0; row < n; ++row)
+    expected_absmax[row] =
+        int8::encode_row(std::span(wide).subspan(row * k, k), std::span(expected).subspan(row * k, k));
   u64 nonfinite = 7;
-  ASSERT_EQ(nibble_queue_quantize_int8(queue, weights.data(), dtype_of<T>, rows, columns, codes.data(), absmax.data(),
-                                       &nonfinite),
-            NIBBLE_OK)
+  ASSERT_EQ(
+      nibble_queue_quantize_int8(queue, weights.data(), dtype_of<T>, n, k, codes.data(), absmax.data(), &nonfinite),
+      NIBBLE_OK)
       << nibble_last_error();
   ASSERT_EQ(nonfinite, bad_rows);
   ASSERT_EQ(codes, expected);
@@ -95,18 +95,18 @@ TEST(DeviceInterface, GivesTheBytesOfTheCodecs) {
   const Queue queue = make_queue();
   unsigned seed = 0;
   for (const std::uint32_t blocksize : {32u, 64u, 4096u})
-    for (const std::size_t n : {1u, 63u, 12289u, 64u, 8192u})
+    for (const std::size_t size : {1u, 63u, 12289u, 64u, 8192u})
       for (const nibble_codebook codebook : {NIBBLE_NF4, NIBBLE_FP4}) {
-        const auto values = normal_weights(n, ++seed);
+        const auto values = normal_weights(size, ++seed);
         expect_four_bit<float>(queue.get(), values, codebook, blocksize, seed % 4);
         expect_four_bit<bf16>(queue.get(), values, codebook, blocksize, seed % 2);
         expect_four_bit<f16>(queue.get(), values, codebook, blocksize);
       }
-  for (const std::size_t rows : {1u, 7u, 129u}) {
-    const auto values = normal_weights(rows * 131, ++seed);
-    expect_int8<float>(queue.get(), values, rows);
-    expect_int8<bf16>(queue.get(), values, rows);
-    expect_int8<f16>(queue.get(), values, rows);
+  for (const std::size_t n : {1u, 7u, 129u}) {
+    const auto values = normal_weights(n * 131, ++seed);
+    expect_int8<float>(queue.get(), values, n);
+    expect_int8<bf16>(queue.get(), values, n);
+    expect_int8<f16>(queue.get(), values, n);
   }
 }
 
