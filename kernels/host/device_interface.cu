@@ -165,6 +165,7 @@ int nibble_queue_quantize_four_bit(nibble_queue* queue, const void* weights, nib
   return result_of([&] {
     check_queue(queue, nonfinite);
     check_dtype("dtype", dtype);
+    check_codebook("codebook", codebook);
     check_blocksize("blocksize", blocksize);
     checked_size("weights", size, 1);
     *nonfinite = 0;
@@ -194,9 +195,9 @@ int nibble_queue_quantize_int8(nibble_queue* queue, const void* weights, nibble_
   return result_of([&] {
     check_queue(queue, nonfinite);
     check_dtype("dtype", dtype);
-    *nonfinite = 0;
     const u64 size = checked_size("weights", n, k);
-    if (size == 0) refuse("weights has " + std::to_string(n) + " x " + std::to_string(k) + " elements");
+    if (size == 0)
+      refuse("weights has " + std::to_string(n) + " x " + std::to_string(k) + " elements, must have at least one");
     check_pointer("weights", weights, 1);
     check_pointer("codes", codes, 1);
     check_pointer("absmax", absmax, alignof(float));

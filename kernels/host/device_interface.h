@@ -40,8 +40,9 @@ NIBBLE_API void nibble_queue_destroy(nibble_queue* queue);
 
 /* nibble_quantize_four_bit() without double quantization, and nibble_quantize_int8() of a matrix without gaps, from and
  * to host memory of any alignment. They return when the results are there. *nonfinite is how many blocks or rows have a
- * NaN, an infinity or (int8) a magnitude that fp16 cannot hold. After a failure what is written is unspecified, and the
- * queue is good for nothing but nibble_queue_destroy(). */
+ * NaN, an infinity or (int8) a magnitude that fp16 cannot hold. NIBBLE_USAGE: nothing happened. After any other failure
+ * what is written is unspecified, and the queue is good for nothing but nibble_queue_destroy(). 4-bit weights may be
+ * none (size 0), and then pointers to them may be null; an int8 matrix has at least one weight. */
 NIBBLE_API int nibble_queue_quantize_four_bit(nibble_queue* queue, const void* weights, nibble_dtype dtype,
                                               uint64_t size, nibble_codebook codebook, uint32_t blocksize,
                                               uint8_t* packed, float* absmax, uint64_t* nonfinite);

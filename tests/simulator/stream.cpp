@@ -149,6 +149,10 @@ void Stream::clear(void* memory, std::size_t bytes) {
 
 void Stream::wait() {
   may_fail("wait");
+  finish_copies();
+}
+
+void Stream::finish_copies() {
   for (const CopyToHost& copy : copies_) std::memcpy(copy.to, copy.from, copy.bytes);
   copies_.clear();
 }

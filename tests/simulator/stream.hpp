@@ -7,6 +7,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/simulator/global_memory.hpp"
@@ -36,6 +37,9 @@ class Memory {
 class Stream {
  public:
   Stream();
+  ~Stream() { finish_copies(); }  // as on a GPU: nothing but abandon() stops what is on its way
+  Stream(Stream&& other) noexcept : copies_(std::exchange(other.copies_, {})) {}
+  Stream& operator=(Stream&&) = delete;
   [[nodiscard]] StreamRef get() const { return nullptr; }
   void copy_to_device(void* to, const void* from, std::size_t bytes);
   void copy_to_host(void* to, const void* from, std::size_t bytes);
@@ -49,6 +53,7 @@ class Stream {
     const void* from;
     std::size_t bytes;
   };
+  void finish_copies();
   std::vector<CopyToHost> copies_;
 };
 

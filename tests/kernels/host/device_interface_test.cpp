@@ -143,24 +143,129 @@ TEST(DeviceInterface, FindsADevice) {
   EXPECT_EQ(nibble_device_interface_version(), NIBBLE_DEVICE_INTERFACE_VERSION);
 }
 
+// A failure of the simulated device; a GPU knows none.
+class ScopedFault {
+ public:
+  explicit ScopedFault(const char* name) { setenv("NIBBLE_SIMULATED_FAULT", name, 1); }
+  ~ScopedFault() { unsetenv("NIBBLE_SIMULATED_FAULT"); }
+  ScopedFault(const ScopedFault&) = delete;
+  ScopedFault& operator=(const ScopedFault&) = delete;
+};
+
+// Arguments that are right, to be made wrong one by one.
+struct FourBitCall {
+  nibble_queue* queue;
+  const void* weights;
+  nibble_dtype dtype = NIBBLE_F32;
+  u64 size = 64;
+  nibble_codebook codebook = NIBBLE_NF4;
+  std::uint32_t blocksize = 64;
+  u8* packed;
+  float* absmax;
+  u64* nonfinite;
+};
+struct Int8Call {
+  nibble_queue* queue;
+  const void* weights;
+  nibble_dtype dtype = NIBBLE_F32;
+  u64 n = 2, k = 32;
+  std::int8_t* codes;
+  float* absmax;
+  u64* nonfinite;
+};
+int run(const FourBitCall& c) {
+  return nibble_queue_quantize_four_bit(c.queue, c.weights, c.dtype, c.size, c.codebook, c.blocksize, c.packed,
+                                        c.absmax, c.nonfinite);
+}
+int run(const Int8Call& c) {
+  return nibble_queue_quantize_int8(c.queue, c.weights, c.dtype, c.n, c.k, c.codes, c.absmax, c.nonfinite);
+}
+// Why the call with a change is refused. It does not get as far as the device, which would fail.
+template <class Call, class Change> std::string refusal_of(Call call, Change&& change) {
+  change(call);
+  const ScopedFault fault("use_device");
+  EXPECT_EQ(run(call), NIBBLE_USAGE);
+  return nibble_last_error();
+}
+// Any number into an enumeration, as C allows it.
+template <class Enum> void put(Enum& value, int number) { std::memcpy(&value, &number, sizeof number); }
+template <class T> T* moved(T* pointer, std::size_t bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(pointer) + bytes);
+}
+
 TEST(DeviceInterface, RefusesWhatMakesNoSense) {
   const Queue queue = make_queue();
-  std::array<float, 64> weights{};
+  const std::array<float, 64> weights{};
   std::array<u8, 64> packed{};
-  std::array<float, 64> absmax{};
+  std::array<std::int8_t, 64> codes{};
+  std::array<float, 2> absmax{};
   u64 nonfinite = 0;
-  const auto quantize = [&](nibble_queue* on, std::uint32_t blocksize, u8* out) {
-    return nibble_queue_quantize_four_bit(on, weights.data(), NIBBLE_F32, 64, NIBBLE_NF4, blocksize, out, absmax.data(),
-                                          &nonfinite);
+  const FourBitCall four_bit{.queue = queue.get(),
+                             .weights = weights.data(),
+                             .packed = packed.data(),
+                             .absmax = absmax.data(),
+                             .nonfinite = &nonfinite};
+  const Int8Call int8{.queue = queue.get(),
+                      .weights = weights.data(),
+                      .codes = codes.data(),
+                      .absmax = absmax.data(),
+                      .nonfinite = &nonfinite};
+  const auto both = [&](auto change) {
+    const std::string text = refusal_of(four_bit, change);
+    EXPECT_EQ(refusal_of(int8, change), text);
+    return text;
   };
-  EXPECT_EQ(quantize(nullptr, 64, packed.data()), NIBBLE_USAGE);
-  EXPECT_THAT(nibble_last_error(), StrEq("queue is null"));
-  EXPECT_EQ(quantize(queue.get(), 48, packed.data()), NIBBLE_USAGE);
-  EXPECT_THAT(nibble_last_error(), StrEq("blocksize is 48, not a power of two from 32 to 4096"));
-  EXPECT_EQ(quantize(queue.get(), 64, nullptr), NIBBLE_USAGE);
-  EXPECT_THAT(nibble_last_error(), StrEq("packed is null"));
-  EXPECT_EQ(quantize(queue.get(), 64, packed.data()), NIBBLE_OK);
+  EXPECT_EQ(both([](auto& c) { c.queue = nullptr; }), "queue is null");
+  EXPECT_EQ(both([](auto& c) { c.weights = nullptr; }), "weights is null");
+  EXPECT_EQ(both([](auto& c) { c.absmax = nullptr; }), "absmax is null");
+  EXPECT_EQ(both([](auto& c) { c.absmax = moved(c.absmax, 2); }),
+            "absmax is 2 bytes past a multiple of 4, its alignment");
+  EXPECT_EQ(both([](auto& c) { c.nonfinite = nullptr; }), "nonfinite is null");
+  EXPECT_EQ(both([](auto& c) { c.nonfinite = moved(c.nonfinite, 4); }),
+            "nonfinite is 4 bytes past a multiple of 8, its alignment");
+  EXPECT_EQ(both([](auto& c) { put(c.dtype, 3); }), "dtype is 3, none of nibble_dtype");
+  EXPECT_EQ(refusal_of(four_bit, [](auto& c) { c.packed = nullptr; }), "packed is null");
+  EXPECT_EQ(refusal_of(four_bit, [](auto& c) { put(c.codebook, 2); }), "codebook is 2, none of nibble_codebook");
+  EXPECT_EQ(refusal_of(four_bit, [](auto& c) { c.blocksize = 48; }),
+            "blocksize is 48, not a power of two from 32 to 4096");
+  EXPECT_EQ(refusal_of(four_bit, [](auto& c) { c.size = (u64{1} << 48) + 1; }),
+            "weights has 281474976710657 x 1 elements, at most 2^48 are possible");
+  EXPECT_EQ(refusal_of(int8, [](auto& c) { c.codes = nullptr; }), "codes is null");
+  EXPECT_EQ(refusal_of(int8, [](auto& c) { c.n = c.k = u64{1} << 32; }),
+            "weights has 4294967296 x 4294967296 elements, at most 2^48 are possible");
+  EXPECT_EQ(refusal_of(int8, [](auto& c) { c.n = 0; }), "weights has 0 x 32 elements, must have at least one");
+  EXPECT_EQ(refusal_of(int8, [](auto& c) { c.k = 0; }), "weights has 2 x 0 elements, must have at least one");
+  // The queue is as good as before.
+  EXPECT_EQ(run(four_bit), NIBBLE_OK) << nibble_last_error();
+  EXPECT_EQ(run(int8), NIBBLE_OK) << nibble_last_error();
   nibble_queue_destroy(nullptr);
+}
+
+TEST(DeviceInterface, NoWeightsNeedNoPointers) {
+  const Queue queue = make_queue();
+  u64 nonfinite = 7;
+  EXPECT_EQ(run(FourBitCall{.queue = queue.get(),
+                            .weights = nullptr,
+                            .size = 0,
+                            .packed = nullptr,
+                            .absmax = nullptr,
+                            .nonfinite = &nonfinite}),
+            NIBBLE_OK)
+      << nibble_last_error();
+  EXPECT_EQ(nonfinite, 0u);
+}
+
+TEST(DeviceInterface, RefusesPlacesThatAreNone) {
+  int device = 0;
+  char name[8] = "";
+  EXPECT_EQ(nibble_find_device(nullptr, name, sizeof name), NIBBLE_USAGE);
+  EXPECT_THAT(nibble_last_error(), StrEq("device is null"));
+  EXPECT_EQ(nibble_find_device(&device, nullptr, 0), NIBBLE_USAGE);
+  EXPECT_THAT(nibble_last_error(), StrEq("name is null"));
+  EXPECT_EQ(nibble_queue_create(0, nullptr), NIBBLE_USAGE);
+  EXPECT_THAT(nibble_last_error(), StrEq("queue is null"));
+  EXPECT_EQ(nibble_pin(0, nullptr, 4096), NIBBLE_USAGE);
+  EXPECT_THAT(nibble_last_error(), StrEq("memory is null"));
 }
 
 TEST(DeviceInterface, PinsPages) {
@@ -180,14 +285,6 @@ TEST(DeviceInterface, PinsPages) {
 
 // --- Failures, which a GPU does not have on demand
 
-class ScopedFault {
- public:
-  explicit ScopedFault(const char* name) { setenv("NIBBLE_SIMULATED_FAULT", name, 1); }
-  ~ScopedFault() { unsetenv("NIBBLE_SIMULATED_FAULT"); }
-  ScopedFault(const ScopedFault&) = delete;
-  ScopedFault& operator=(const ScopedFault&) = delete;
-};
-
 NIBBLE_SIMULATED_TEST(DeviceInterface, SaysWhatFailed) {
   const std::vector<float> weights = normal_weights(4096, 1);
   for (const char* const step : {"use_device", "memory", "copy_to_device", "clear", "copy_to_host", "wait"}) {
@@ -206,6 +303,47 @@ NIBBLE_SIMULATED_TEST(DeviceInterface, SaysWhatFailed) {
   const ScopedFault fault("stream");
   EXPECT_EQ(nibble_queue_create(0, &queue), NIBBLE_INTERNAL);
   EXPECT_EQ(queue, nullptr);
+}
+
+NIBBLE_SIMULATED_TEST(DeviceInterface, DevicesThatAreNotThere) {
+  struct Free {
+    void operator()(void* memory) const { ::operator delete (memory, std::align_val_t{4096}); }
+  };
+  const std::unique_ptr<void, Free> memory(::operator new (4096, std::align_val_t{4096}));
+  nibble_queue* queue = nullptr;
+  EXPECT_EQ(nibble_queue_create(1, &queue), NIBBLE_INTERNAL);
+  EXPECT_THAT(nibble_last_error(), StrEq("use_device: there is no device 1"));
+  EXPECT_EQ(queue, nullptr);
+  EXPECT_EQ(nibble_pin(1, memory.get(), 4096), NIBBLE_INTERNAL);
+  EXPECT_THAT(nibble_last_error(), StrEq("use_device: there is no device 1"));
+  // Also without the device, what was pinned is not any more.
+  ASSERT_EQ(nibble_pin(0, memory.get(), 4096), NIBBLE_OK);
+  nibble_unpin(1, memory.get());
+  EXPECT_EQ(nibble_pin(0, memory.get(), 4096), NIBBLE_OK) << nibble_last_error();
+  nibble_unpin(0, memory.get());
+}
+
+// After a failure the caller may free its memory, before the queue is destroyed or after it.
+NIBBLE_SIMULATED_TEST(DeviceInterface, AfterAFailureNothingIsWritten) {
+  const std::vector<float> weights = normal_weights(4096, 1);
+  std::vector<u8> packed(2048);
+  std::vector<float> absmax(64, 5.0f);
+  u64 nonfinite = 7;
+  Queue queue = make_queue();
+  {
+    const ScopedFault fault("wait");
+    EXPECT_EQ(run(FourBitCall{.queue = queue.get(),
+                              .weights = weights.data(),
+                              .size = 4096,
+                              .packed = packed.data(),
+                              .absmax = absmax.data(),
+                              .nonfinite = &nonfinite}),
+              NIBBLE_INTERNAL);
+  }
+  packed.assign(2048, 0x5a);
+  queue.reset();
+  EXPECT_THAT(packed, testing::Each(0x5a));
+  EXPECT_THAT(absmax, testing::Each(5.0f));
 }
 
 NIBBLE_SIMULATED_TEST(DeviceInterface, SaysWhyThereIsNoDevice) {

@@ -70,11 +70,13 @@ TEST_F(Devices, ThatCannotBeUsed) {
 }
 
 TEST_F(Devices, LibrariesThatAreNotIt) {
-  const std::string tomorrow = NIBBLE_CUDA_OF_TOMORROW;
+  const std::string tomorrow = NIBBLE_CUDA_OF_TOMORROW, incomplete = NIBBLE_CUDA_INCOMPLETE;
   for (const auto& [file, why] : std::map<std::string, std::string>{
            {"/no/such/libnibble_cuda.so", "/no/such/libnibble_cuda.so: cannot open shared object file: No such file"},
            {NIBBLE_TEST_DATA "/CMakeLists.txt", "CMakeLists.txt: "},
-           {"libc.so.6", "libc.so.6: has no nibble_device_interface_version, so it is no libnibble_cuda of this version"},
+           {"libc.so.6",
+            "libc.so.6: has no nibble_device_interface_version, so it is no libnibble_cuda of this version"},
+           {incomplete, incomplete + ": has no nibble_last_error, so it is no libnibble_cuda of this version"},
            {tomorrow, tomorrow + ": has version 2 of the device interface, this nibble needs 1"}}) {
     const Variable other("NIBBLE_CUDA_LIBRARY", file.c_str());
     EXPECT_THAT(refusal(), StartsWith("--device cuda: "));
