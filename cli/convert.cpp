@@ -17,6 +17,7 @@
 #include "cli/json.hpp"
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
+#include "cli/remedies.hpp"
 #include "cli/sizes.hpp"
 #include "cli/summary.hpp"
 #include "core/suggest.hpp"
@@ -178,9 +179,10 @@ void check_applicable(const CLI::App& command, const Reader& in, const Plan& pla
   check_applicable(command, plan.recipe, codecs, "applies to no tensor");
 }
 
-void print_warnings(const std::vector<std::string>& warnings) {
+void print_warnings(const std::vector<Message>& warnings) {
   // Not through fmt, which throws where nobody listens to stderr.
-  for (const std::string& warning : warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  for (const Message& warning : warnings)
+    std::fprintf(stderr, "warning: %s\n", with_options(warning.text, warning.remedy).c_str());
 }
 
 void print_plan(const ConvertOptions& options, const Plan& plan) {
@@ -217,7 +219,8 @@ class ReportingDisplay final : public ProgressDisplay {
                                 device != nullptr && device->chunks() > 0 ? std::string(device->name()) : "cpu",
                                 seconds.count()};
     text_ = options_.json ? dump_lines(report_json(report, conversion)) + '\n' : report_text(report, conversion);
-    for (const std::string& warning : report.warnings) warnings_ += fmt::format("warning: {}\n", warning);
+    for (const Message& warning : report.warnings)
+      warnings_ += fmt::format("warning: {}\n", with_options(warning.text, warning.remedy));
   }
 
   // Throws Error(io) if the report is lost.

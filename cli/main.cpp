@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "cli/interrupt.hpp"
+#include "cli/remedies.hpp"
 #include "cli/run_program.hpp"
 #include "nibble/error.hpp"
 
@@ -49,6 +50,14 @@ int exit_code(const nibble::Error& error) noexcept {
   return stopped ? nibble::cli::interrupt_exit_code() : static_cast<int>(error.code());
 }
 
+int fail(const nibble::Error& error) noexcept {
+  try {
+    return fail(exit_code(error), nibble::cli::with_options(error.what(), error.remedy()).c_str());
+  } catch (const std::exception&) {  // no memory for a longer line
+    return fail(exit_code(error), error.what());
+  }
+}
+
 // For what a library throws where nothing may be thrown. The output is as it was; the next run clears what lies beside
 // it.
 [[noreturn]] void end_at_once() noexcept {
@@ -76,7 +85,7 @@ int main(int argc, char** argv) {
     nibble::cli::run_program(argc, argv);
     return 0;
   } catch (const nibble::Error& error) {
-    return fail(exit_code(error), error.what());
+    return fail(error);
   } catch (const std::bad_alloc&) {
     return fail(static_cast<int>(nibble::Errc::no_space), "out of memory");
   } catch (const std::system_error& error) {

@@ -53,11 +53,12 @@ bool use_colours() {
          (terminal == nullptr || std::string_view(terminal) != "dumb");
 }
 
+std::string option_of(Threshold::Figure figure) { return fmt::format("--{}", to_string(figure)); }
+
 std::vector<Threshold> parse_thresholds(const MeasureArguments& options) {
   std::vector<Threshold> thresholds;
   const auto add = [&](Threshold::Figure figure, const std::vector<std::string>& texts) {
-    for (const std::string& text : texts)
-      thresholds.push_back(parse_threshold(figure, std::string(option_name(figure)), text));
+    for (const std::string& text : texts) thresholds.push_back(parse_threshold(figure, option_of(figure), text));
   };
   add(Threshold::Figure::max_rmse, options.max_rmse);
   add(Threshold::Figure::min_sqnr_db, options.min_sqnr);
@@ -72,14 +73,14 @@ void report(const std::vector<Violation>& found, const Measurement& measurement)
                              escaped(measurement.candidates[violation.candidate].name), printable(violation.name),
                              violation.tensor == measurement.tensors.size() ? "is not there to be compared"
                                                                             : fmt::format("{:.6g}", violation.value),
-                             option_name(violation.threshold.figure), violation.threshold.limit)
+                             option_of(violation.threshold.figure), violation.threshold.limit)
                      .c_str());
   if (!found.empty())
     throw Error(
         Errc::difference,
         fmt::format("{}: tensor '{}' {}breaks {}", escaped(measurement.candidates[found[0].candidate].name),
                     printable(found[0].name), found.size() > 1 ? fmt::format("(and {} more) ", found.size() - 1) : "",
-                    option_name(found[0].threshold.figure)));
+                    option_of(found[0].threshold.figure)));
 }
 
 // What was measured and how, as a command line.

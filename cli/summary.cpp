@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "cli/figures.hpp"
+#include "cli/remedies.hpp"
 #include "cli/sizes.hpp"
 #include "formats/models/name_groups.hpp"
 #include "nibble/error.hpp"
@@ -102,7 +103,9 @@ bool is_exact(const Report& report) {
 
 }  // namespace
 
-Json summary_json(const Plan& plan, const std::vector<std::string>& warnings) {
+Json summary_json(const Plan& plan, std::span<const Message> warnings) {
+  Json lines = Json::array();
+  for (const Message& warning : warnings) lines.push_back(with_options(warning.text, warning.remedy));
   return {{"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
           {"tensors_by_codec", count_codecs(plan)},
           {"source_bytes", plan.source_bytes()},
@@ -111,7 +114,7 @@ Json summary_json(const Plan& plan, const std::vector<std::string>& warnings) {
           {"quantized_share", plan.quantized_share()},
           {"kept_share", kept_share(plan)},
           {"shards", plan.shard_ends.size()},
-          {"warnings", warnings}};
+          {"warnings", std::move(lines)}};
 }
 
 Json plan_json(const Plan& plan, const MemoryPlan& memory) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,7 @@
 namespace nibble::cli {
 
 /// What both a plan and a conversion say of themselves.
-[[nodiscard]] Json summary_json(const Plan& plan, const std::vector<std::string>& warnings);
+[[nodiscard]] Json summary_json(const Plan& plan, std::span<const Message> warnings);
 
 /// --dry-run: every tensor with its codec and why. In the text, layers that are alike are one line.
 [[nodiscard]] Json plan_json(const Plan& plan, const MemoryPlan& memory);

@@ -56,8 +56,9 @@ Error about(const Error& error, const std::string& path) {
   const std::string whole = escaped(path), message = error.what();
   const std::string name = whole.substr(whole.rfind('/') + 1);  // npos + 1 is 0
   if (message.starts_with(whole)) return error;
-  if (!name.empty() && message.starts_with(name + ':')) return {error.code(), whole + message.substr(name.size())};
-  return {error.code(), whole + ": " + message};
+  if (!name.empty() && message.starts_with(name + ':'))
+    return {error.code(), whole + message.substr(name.size()), error.remedy()};
+  return {error.code(), whole + ": " + message, error.remedy()};
 }
 
 std::string escaped(std::string_view text) {

@@ -8,7 +8,8 @@ namespace nibble {
 
 Error too_little_memory(std::string_view what, std::uint64_t needed, std::uint64_t allowed) {
   const auto [need, limit] = told_apart(needed, allowed, size_short);
-  return {Errc::no_space, fmt::format("{} {} of memory, --max-memory allows {}", what, need, limit)};
+  return {Errc::no_space, fmt::format("{} {} of memory, the limit is {}", what, need, limit),
+          Remedy{Remedy::Kind::max_memory, needed}};
 }
 
 MemoryLimit::MemoryLimit(std::uint64_t max_memory)

@@ -13,7 +13,7 @@ namespace nibble {
 /// with other libraries. Every memory plan begins with it.
 inline constexpr std::uint64_t program_bytes = 14 << 20;
 
-/// "WHAT 15.68 MB of memory, --max-memory allows 10.00 MB"; in bytes where both would be the same in units. `what` ends
+/// "WHAT 15.68 MB of memory, the limit is 10.00 MB"; in bytes where both would be the same in units. `what` ends
 /// with its verb.
 [[nodiscard]] Error too_little_memory(std::string_view what, std::uint64_t needed, std::uint64_t allowed);
 
@@ -23,7 +23,7 @@ class MemoryLimit {
  public:
   MemoryLimit() = default;  ///< none
 
-  /// `max_memory` is for the whole program, as --max-memory is.
+  /// `max_memory` is for the whole program.
   explicit MemoryLimit(std::uint64_t max_memory);
 
   /// Throws Error(no_space), "<label>: ...", if `bytes` more are too many.

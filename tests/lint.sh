@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# clang-format and clang-tidy on all of our sources; includes that go one way; kernels that keep to the device layer;
-# reference pages that are what the program prints.
+# clang-format and clang-tidy on all of our sources; includes that go one way; texts of the library that name no option;
+# kernels that keep to the device layer; reference pages that are what the program prints.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,6 +9,8 @@ clang-format --dry-run -Werror "${sources[@]}"
 tests/arrows.py --test
 tests/arrows.py
 tests/mutation/run.py --check
+tests/library_texts.py --test
+tests/library_texts.py
 tests/kernels/bypass.py --test
 tests/kernels/bypass.py
 tests/kernels/machine_code.py --test

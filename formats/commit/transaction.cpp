@@ -78,6 +78,9 @@ std::string missing_text(const std::filesystem::path& folder) {
   return fmt::format("the folder '{}' does not exist", printable(folder.string()));
 }
 
+constexpr Remedy replaced{Remedy::Kind::replace_output};
+constexpr Remedy finished{Remedy::Kind::finish_replacement};
+
 bool same_entry(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
 }  // namespace
@@ -86,8 +89,8 @@ void Transaction::fail(std::string_view action) const {
   throw Error(Errc::io, fmt::format("{}: {}: {}", printable(shown_), action, std::strerror(errno)));
 }
 
-void Transaction::refuse_existing(const std::string& shown, std::string_view fact) const {
-  throw Error(Errc::output_exists, fmt::format("{}: {}", printable(shown), fact));
+void Transaction::refuse_existing(const std::string& shown, std::string_view fact, Remedy remedy) const {
+  throw Error(Errc::output_exists, fmt::format("{}: {}", printable(shown), fact), remedy);
 }
 
 bool Transaction::has_entry(int at, const std::string& name) const {
@@ -149,7 +152,7 @@ std::uint64_t Transaction::check(const std::filesystem::path& target, Kind kind,
 void Transaction::judge_target() {
   const auto status = status_of(parent_.get(), name_, printable(shown_));
   const bool is_directory = status && S_ISDIR(status->st_mode);
-  // Before anything is said of --overwrite, which would not help.
+  // Before anything is said of replacing it, which would not help.
   if (kind_ == Kind::directory && status && S_ISLNK(status->st_mode))
     refuse_existing(shown_, "exists and is a symbolic link, not a directory");
   if (kind_ == Kind::directory && status && !is_directory) refuse_existing(shown_, "exists and is not a directory");
@@ -161,7 +164,7 @@ void Transaction::judge_target() {
       if (target.get() >= 0) refuse_interrupted(target.get(), inside_name);
     }
     refuse_interrupted(parent_.get(), beside_name());
-    if (status) refuse_existing(shown_, "exists; --overwrite replaces it");
+    if (status) refuse_existing(shown_, "exists", replaced);
   }
   if (kind_ == Kind::file) {
     (void)judge_files();
@@ -225,7 +228,7 @@ std::uint64_t Transaction::judge_file(int at, const std::string& name, const std
                                       bool (*may_replace)(int)) const {
   const auto status = status_of(at, name, printable(shown_));
   if (!status) return 0;
-  if (!options_.overwrite) refuse_existing(shown, "exists; --overwrite replaces it");
+  if (!options_.overwrite) refuse_existing(shown, "exists", replaced);
   if (!S_ISREG(status->st_mode)) refuse_existing(shown, "exists and is not a regular file");
   judge_permission(name, shown, *status);
   if (status->st_size == 0 || may_replace == nullptr) return status->st_ino;
@@ -298,7 +301,7 @@ void Transaction::refuse_interrupted(int root, const std::string& work_name) con
   const Descriptor target = root == parent_.get() ? Descriptor(dup(root)) : open_directory(parent_.get(), name_);
   const Swap::Journal journal = Swap(target.get(), work.get(), shown_).journal();
   if (journal.is_there && journal.problem.empty() && flock(work.get(), LOCK_SH | LOCK_NB) == 0)
-    refuse_existing(shown_, "its replacement was interrupted; --overwrite finishes that");
+    refuse_existing(shown_, "its replacement was interrupted", finished);
 }
 
 // The work directory bears a name that somebody else may have chosen, too.
@@ -337,7 +340,7 @@ void Transaction::recover() {
 
   const auto status = status_of(parent_.get(), name_, printable(shown_));
   if (kind_ != Kind::directory || !status) return;
-  if (!options_.overwrite) refuse_existing(shown_, "exists; --overwrite replaces it");  // its owner has just committed
+  if (!options_.overwrite) refuse_existing(shown_, "exists", replaced);  // its owner has just committed
   const Descriptor old = open_directory(parent_.get(), name_);
   Old before;
   if (old.get() < 0 || fstat(old.get(), &before.status) != 0) fail("cannot open");
@@ -366,7 +369,7 @@ void Transaction::finish_swap(const Swap& swap, const Swap::Journal& journal) {
 // Whatever it says: nothing but what this run may replace.
 void Transaction::judge_journal(const Swap::Journal& journal) const {
   const std::string shown = work_->shown() + "/" + Swap::journal_name;
-  if (!options_.overwrite) refuse_existing(shown_, "its replacement was interrupted; --overwrite finishes that");
+  if (!options_.overwrite) refuse_existing(shown_, "its replacement was interrupted", finished);
   for (const Swap::Step& step : journal.steps) {
     const bool is_ours = inside_ ? step.name != inside_name && step.name != lost_and_found
                                  : step.name == name_ || (options_.with_manifest && step.name == manifest_name());

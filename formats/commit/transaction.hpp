@@ -13,6 +13,7 @@
 #include "core/file.hpp"
 #include "formats/commit/swap.hpp"
 #include "formats/commit/work_directory.hpp"
+#include "nibble/remedy.hpp"
 
 namespace nibble {
 
@@ -37,7 +38,7 @@ class Transaction {
 
   struct Options {
     bool overwrite = false;
-    /// Whether a file that is open for reading may be replaced by --overwrite. Null: any file may.
+    /// Whether a file that is open for reading may be replaced. Null: any file may.
     bool (*may_replace)(int file) = nullptr;
     bool with_manifest = true;  ///< a file has one beside it, or one that was there goes
   };
@@ -134,7 +135,7 @@ class Transaction {
   void finish_commit() noexcept;
   [[nodiscard]] bool remove_old() const noexcept;
 
-  [[noreturn]] void refuse_existing(const std::string& shown, std::string_view fact) const;
+  [[noreturn]] void refuse_existing(const std::string& shown, std::string_view fact, Remedy remedy = {}) const;
   [[noreturn]] void fail(std::string_view action) const;
 
   Kind kind_;

@@ -43,7 +43,7 @@ std::string list_of(std::span<const std::string> names) {
   return names.size() > shown ? fmt::format("{} and {} more", text, names.size() - shown) : text;
 }
 
-// What --overwrite may replace.
+// What CreateOptions::overwrite may replace.
 bool is_weight_file(int file) {
   std::array<std::byte, 16> head{};
   const Transfer got = read_all(file, 0, head);

@@ -46,9 +46,9 @@ struct WorstTensor {
 };
 
 struct Report {
-  Plan plan;                          ///< as carried out: tensors kept for non-finite values included
-  Findings findings;                  ///< in all tensors together; of each, nibble.json tells
-  std::vector<std::string> warnings;  ///< those of the plan and what the data added
+  Plan plan;                      ///< as carried out: tensors kept for non-finite values included
+  Findings findings;              ///< in all tensors together; of each, nibble.json tells
+  std::vector<Message> warnings;  ///< those of the plan and what the data added
   ByOutcome<Totals> totals{};
   WorstTensor worst{};
 };

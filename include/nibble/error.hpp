@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "nibble/remedy.hpp"
+
 namespace nibble {
 
 /// Why an operation failed. The value is the exit code of the command line (docs/exit-codes.md).
@@ -24,11 +26,16 @@ enum class Errc : int {
 ///   model.safetensors: tensor 'lm_head.weight': data ends at byte 4096, file has 4000
 class Error : public std::runtime_error {
  public:
-  Error(Errc code, const std::string& what) : std::runtime_error(what), code_(code) {}
+  Error(Errc code, const std::string& what, Remedy remedy = {})
+      : std::runtime_error(what), code_(code), remedy_(remedy) {}
+  Error(Errc code, const std::string& what, Remedy::Kind remedy) : Error(code, what, Remedy{remedy}) {}
   [[nodiscard]] Errc code() const noexcept { return code_; }
+  /// What the caller may change, if that would help.
+  [[nodiscard]] Remedy remedy() const noexcept { return remedy_; }
 
  private:
   Errc code_;
+  Remedy remedy_;
 };
 
 /// A name that came from a file, fit for one line of text: control characters, quotes, and everything that is

@@ -18,6 +18,7 @@
 #include "nibble/nested.hpp"
 #include "nibble/nf4.hpp"
 #include "nibble/recipe.hpp"
+#include "nibble/remedy.hpp"
 #include "nibble/scratch.hpp"
 #include "nibble/target.hpp"
 #include "nibble/tensor.hpp"

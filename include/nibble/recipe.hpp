@@ -12,6 +12,7 @@
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/findings.hpp"
+#include "nibble/remedy.hpp"
 #include "nibble/tensor_list.hpp"
 
 namespace nibble {
@@ -147,7 +148,7 @@ struct Plan {
   DType dtype = DType::f32;             ///< the type of most weights that are not quantized
   bool nibble_only = false;
   std::uint64_t rewrite_bytes = 0;  ///< ModelConfig::rewrite_bytes of the input
-  std::vector<std::string> warnings;
+  std::vector<Message> warnings;
 
   [[nodiscard]] std::uint64_t source_bytes() const;
   [[nodiscard]] std::uint64_t stored_bytes() const;

@@ -41,7 +41,7 @@ struct Violation {
 [[nodiscard]] std::vector<Violation> violations(const Measurement& measurement,
                                                 const std::vector<Threshold>& thresholds);
 
-/// "--max-rmse", and so on.
-[[nodiscard]] std::string_view option_name(Threshold::Figure figure);
+/// "max-rmse", "min-sqnr" or "min-cosine".
+[[nodiscard]] std::string_view to_string(Threshold::Figure figure);
 
 }  // namespace nibble

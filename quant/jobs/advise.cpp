@@ -223,9 +223,10 @@ class Advising {
     if (bases.empty()) fail();
     const auto [least, allowed] = told_apart(smallest, options_.max_bytes, size_both);
     if (!best)
-      throw Error(Errc::usage, fmt::format("{}: cannot become smaller than {}, {:.3f} bits per weight{}; {} is allowed",
-                                           escaped(in_.path().string()), least, advice_.bits_per_weight(smallest),
-                                           options_.allow_nibble_only ? "" : ", without --allow-nibble-only", allowed));
+      throw Error(Errc::usage,
+                  fmt::format("{}: cannot become smaller than {}, {:.3f} bits per weight; {} is allowed",
+                              escaped(in_.path().string()), least, advice_.bits_per_weight(smallest), allowed),
+                  options_.allow_nibble_only ? Remedy::Kind::none : Remedy::Kind::nibble_only_formats);
     return *std::move(best);
   }
 
@@ -271,7 +272,7 @@ class Advising {
     return true;
   }
 
-  // Whether --embeddings says what becomes of every embedding.
+  // Whether Recipe::embeddings says what becomes of every embedding.
   [[nodiscard]] bool embeddings_become_bf16() const {
     const Plan& plan = *formats_.front().plan;
     bool any = false;

@@ -363,7 +363,7 @@ class Conversion {
       rest.write_own(*work.codec, work.tensor.info);
     } catch (const Error& error) {
       if (error.code() != Errc::bad_input) throw;
-      throw Error(Errc::bad_input, fmt::format("{}: {}", in_.label_of(work.tensor.source), error.what()));
+      throw Error(error.code(), fmt::format("{}: {}", in_.label_of(work.tensor.source), error.what()), error.remedy());
     }
     // Codecs that only copy have one part, of the type that was there.
     const PlannedTensor& tensor = work.tensor;
@@ -392,9 +392,11 @@ class Conversion {
   // The findings that the recipe does not allow.
   void refuse(const Work& work) {
     const PlannedTensor& tensor = work.tensor;
-    if (const std::string why = objection(plan().recipe, tensor, work.findings, work.elements); !why.empty())
-      throw Error(Errc::bad_input,
-                  fmt::format("{}: tensor '{}': {}", in_.label_of(tensor.source), printable(tensor.info.name), why));
+    if (const auto why = objection(plan().recipe, tensor, work.findings, work.elements))
+      throw Error(
+          Errc::bad_input,
+          fmt::format("{}: tensor '{}': {}", in_.label_of(tensor.source), printable(tensor.info.name), why->text),
+          why->remedy);
   }
 
   // Marks the shard's tensors that cannot be stored as planned as kept; whether there was any.

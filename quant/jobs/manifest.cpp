@@ -200,9 +200,11 @@ void Manifest::end(const Report& report) {
   converted.error.add(totals.cast.error);
   append(text_, "converted", converted);
   append(text_, to_string(Outcome::kept), totals.kept);
+  Json warnings = Json::array();
+  for (const Message& warning : report.warnings) warnings.push_back(warning.text);
   const Json json = {{"stored_bytes", report.plan.stored_bytes()},
                      {"quantized_share", report.plan.quantized_share()},
-                     {"warnings", report.warnings}};
+                     {"warnings", std::move(warnings)}};
   for (const auto& [key, value] : json.items()) text_ += fmt::format(",\n {}: {}", dump(key), dump(value));
   text_ += "\n}\n";
   flush();

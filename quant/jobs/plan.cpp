@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "formats/models/architectures.hpp"
@@ -35,11 +36,11 @@ std::string percent_text(double share) {
   return share < min_share ? "less than 0.1 %" : fmt::format("{:.1f} %", 100 * share);
 }
 
-// A pattern of --tensor or --skip, and whether it has met a tensor that it can decide about: one that never does is an
-// error.
+// A pattern of Recipe::rules or Recipe::skips, and whether it has met a tensor that it can decide about: one that never
+// does is an error.
 class RulePattern {
  public:
-  RulePattern(std::string_view option, const std::string& pattern) : pattern_(option, pattern) {}
+  RulePattern(std::string_view label, const std::string& pattern) : pattern_(label, pattern) {}
 
   bool matches(const std::string& name) {
     const bool hit = pattern_.matches(name);
@@ -56,10 +57,10 @@ class RulePattern {
       });
     if (!applied_)
       throw Error(Errc::usage,
-                  fmt::format("{} '{}' matches no tensor that it can store", pattern_.option(), pattern_.text()));
+                  fmt::format("{} '{}' matches no tensor that it can store", pattern_.label(), pattern_.text()));
   }
 
-  [[nodiscard]] std::string label() const { return fmt::format("{} {}", pattern_.option(), pattern_.text()); }
+  [[nodiscard]] std::string label() const { return fmt::format("{} {}", pattern_.label(), pattern_.text()); }
 
  private:
   UserPattern pattern_;
@@ -77,8 +78,8 @@ class Planner {
  public:
   Planner(const Reader& in, const Recipe& recipe) : in_(in), codings_(recipe) {
     plan_.recipe = recipe;
-    for (const Rule& rule : recipe.rules) rules_.emplace_back("--tensor", rule.pattern);
-    for (const std::string& skip : recipe.skips) skips_.emplace_back("--skip", skip);
+    for (const Rule& rule : recipe.rules) rules_.emplace_back("tensor pattern", rule.pattern);
+    for (const std::string& skip : recipe.skips) skips_.emplace_back("skip pattern", skip);
   }
 
   Plan run() && {
@@ -135,16 +136,16 @@ class Planner {
       const CodecSpec& codec;
       DecidedBy decides;
     };
-    for (const auto& [name, codec, decides] : {Option{"--embeddings", recipe.embeddings, DecidedBy::embeddings},
-                                               {"--lm-head", recipe.lm_head, DecidedBy::lm_head},
-                                               {"--experts", recipe.experts, DecidedBy::experts}}) {
+    for (const auto& [name, codec, decides] : {Option{"embeddings", recipe.embeddings, DecidedBy::embeddings},
+                                               {"output embeddings", recipe.lm_head, DecidedBy::lm_head},
+                                               {"experts", recipe.experts, DecidedBy::experts}}) {
       const auto is_decided = [decides = decides](const PlannedTensor& tensor) { return tensor.decided_by == decides; };
       if (!codec.keeps() && std::none_of(plan_.tensors.begin(), plan_.tensors.end(), is_decided))
-        throw Error(Errc::usage, fmt::format("{} {} applies to no tensor", name, codec.text()));
+        throw Error(Errc::usage, fmt::format("{} for {} applies to no tensor", codec.text(), name));
     }
   }
 
-  // What the options other than --tensor and --skip say.
+  // What the recipe says without its rules and skips.
   Choice by_role(const TensorInfo& tensor, const Placement& place) {
     const Recipe& recipe = plan_.recipe;
     if (!is_weight_type(tensor.dtype))
@@ -155,16 +156,16 @@ class Planner {
       case Role::conv1d:
         return {recipe.to, place.why};
       case Role::embedding:
-        if (!recipe.embeddings.keeps()) return {recipe.embeddings, "--embeddings", DecidedBy::embeddings};
+        if (!recipe.embeddings.keeps()) return {recipe.embeddings, "chosen for embeddings", DecidedBy::embeddings};
         return {CodecSpec(), place.why};
       case Role::expert:
-        if (!recipe.experts.keeps()) return {recipe.experts, "--experts", DecidedBy::experts};
+        if (!recipe.experts.keeps()) return {recipe.experts, "chosen for experts", DecidedBy::experts};
         return {CodecSpec(), place.why};
       case Role::output_embeddings:
-        if (!recipe.lm_head.keeps()) return {recipe.lm_head, "--lm-head", DecidedBy::lm_head};
+        if (!recipe.lm_head.keeps()) return {recipe.lm_head, "chosen for output embeddings", DecidedBy::lm_head};
         [[fallthrough]];
       case Role::kept:
-        if (!recipe.default_skips) return {recipe.to, "--no-default-skips", DecidedBy::all_layers};
+        if (!recipe.default_skips) return {recipe.to, "default skips are off", DecidedBy::all_layers};
         return {CodecSpec(), place.why};
       case Role::other:
       case Role::unknown:
@@ -265,12 +266,12 @@ class Planner {
     plan_.nibble_only = !why.empty();
     if (!plan_.nibble_only) return;
     if (!plan_.recipe.allow_nibble_only)
-      throw Error(Errc::usage, why + ": transformers could not load the result; --allow-nibble-only accepts that");
+      throw Error(Errc::usage, why + ": transformers could not load the result", Remedy::Kind::allow_nibble_only);
     plan_.warnings.push_back(why + ": nibble's own loader reads the result, transformers does not");
   }
 
   void warn() {
-    if (std::string nothing = nothing_done(); !nothing.empty()) plan_.warnings.push_back(std::move(nothing));
+    if (auto nothing = nothing_done()) plan_.warnings.push_back(*std::move(nothing));
     if (!codec_of(plan_.recipe.to).quantizes()) return;
     std::uint64_t all = 0;
     std::map<Role, std::uint64_t> left;  // bytes that are not quantized
@@ -283,28 +284,30 @@ class Planner {
       return percent_text(static_cast<double>(bytes) / static_cast<double>(std::max<std::uint64_t>(all, 1)));
     };
     if (left[Role::expert] > 0)
-      plan_.warnings.push_back(
-          fmt::format("{} of the weights' bytes are experts, which bitsandbytes cannot hold: they stay as they are "
-                      "(--experts {} --allow-nibble-only quantizes them)",
-                      percent(left[Role::expert]), plan_.recipe.to.text()));
+      plan_.warnings.emplace_back(
+          fmt::format("{} of the weights' bytes are experts, which bitsandbytes cannot hold: they stay as they are",
+                      percent(left[Role::expert])),
+          Remedy{Remedy::Kind::experts});
     if (const std::string obstacle = loading_obstacle(plan_.architecture); !obstacle.empty())
       plan_.warnings.push_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),
                                            plan_.architecture, obstacle));
     const std::uint64_t embeddings = left[Role::embedding] + left[Role::output_embeddings];
     if (const double share = plan_.quantized_share(); share < low_share && (share > 0 || embeddings > 0)) {
+      const Remedy remedy = embeddings > 0 ? remedy_of_embeddings() : Remedy{};
       std::vector<std::string> parts;
       if (share > 0)
         parts.push_back(fmt::format("{}{} of the weights' bytes are quantized", share < min_share ? "" : "only ",
                                     percent_text(share)));
       if (embeddings > 0)
         parts.push_back(fmt::format("{}{} are embeddings{}", percent(embeddings),
-                                    parts.empty() ? " of the weights' bytes" : "", wide_embeddings()));
-      plan_.warnings.push_back(fmt::format("{}", fmt::join(parts, "; ")));
+                                    parts.empty() ? " of the weights' bytes" : "",
+                                    remedy.kind == Remedy::Kind::none ? "" : " of fp32"));
+      plan_.warnings.emplace_back(fmt::format("{}", fmt::join(parts, "; ")), remedy);
     }
   }
 
   // Why a conversion will change nothing that it was asked to change, if that is so.
-  std::string nothing_done() {
+  std::optional<Message> nothing_done() {
     const bool quantizing = codec_of(plan_.recipe.to).quantizes();
     const std::string_view done = quantizing ? "quantized" : "cast";
     std::map<std::string, std::size_t> reasons;  // of the tensors that are weights
@@ -312,7 +315,7 @@ class Planner {
     for (const PlannedTensor& tensor : plan_.tensors) {
       if (!is_weight_type(tensor.info.dtype)) continue;
       const auto type = codec_of(tensor.codec).cast_type();
-      if (quantizing ? tensor.quantized : !tensor.codec.keeps() && type != tensor.info.dtype) return {};
+      if (quantizing ? tensor.quantized : !tensor.codec.keeps() && type != tensor.info.dtype) return std::nullopt;
       as_they_are += type == tensor.info.dtype ? 1 : 0;
       ++reasons[std::string(tensor.reason)];
       ++weights;
@@ -324,23 +327,22 @@ class Planner {
       return fmt::format("nothing is cast: every weight is {} already", plan_.recipe.to.name());
     const auto most = std::max_element(reasons.begin(), reasons.end(),
                                        [](const auto& a, const auto& b) { return a.second < b.second; });
-    return fmt::format("nothing is {}: the reason for {} of {} tensors is '{}'; --dry-run tells that of each", done,
-                       most->second, weights, most->first);
+    return Message(
+        fmt::format("nothing is {}: the reason for {} of {} tensors is '{}'", done, most->second, weights, most->first),
+        Remedy{Remedy::Kind::reasons});
   }
 
   // What makes the embeddings smaller without a loss that is worth a thought, where something does. What the user's own
   // rules keep stays.
-  std::string wide_embeddings() const {
+  Remedy remedy_of_embeddings() const {
     bool embeddings = false, head = false;
     for (const PlannedTensor& tensor : plan_.tensors) {
       if (tensor.info.dtype != DType::f32 || !tensor.codec.keeps() || tensor.decided_by != DecidedBy::model) continue;
       embeddings |= tensor.role == Role::embedding;
       head |= tensor.role == Role::output_embeddings;
     }
-    if (!embeddings && !head) return {};
-    return fmt::format(" of fp32, which {} would halve", embeddings && head ? "--embeddings bf16 --lm-head bf16"
-                                                         : embeddings       ? "--embeddings bf16"
-                                                                            : "--lm-head bf16");
+    if (embeddings && head) return {Remedy::Kind::embeddings_and_lm_head};
+    return {embeddings ? Remedy::Kind::embeddings : head ? Remedy::Kind::lm_head : Remedy::Kind::none};
   }
 
   // A file becomes a file, however large it is.

@@ -40,7 +40,7 @@ std::optional<double> number(std::string_view text) {
   return value;
 }
 
-UserPattern pattern_of(const Threshold& threshold) { return {option_name(threshold.figure), threshold.pattern}; }
+UserPattern pattern_of(const Threshold& threshold) { return {to_string(threshold.figure), threshold.pattern}; }
 
 // Limits that every tensor breaks, or none.
 std::string_view impossible(Threshold::Figure figure, double limit) {
@@ -51,14 +51,14 @@ std::string_view impossible(Threshold::Figure figure, double limit) {
 
 }  // namespace
 
-std::string_view option_name(Threshold::Figure figure) {
+std::string_view to_string(Threshold::Figure figure) {
   switch (figure) {
     case Threshold::Figure::max_rmse:
-      return "--max-rmse";
+      return "max-rmse";
     case Threshold::Figure::min_sqnr_db:
-      return "--min-sqnr";
+      return "min-sqnr";
     default:
-      return "--min-cosine";
+      return "min-cosine";
   }
 }
 
@@ -73,7 +73,7 @@ Threshold parse_threshold(Threshold::Figure figure, const std::string& option, c
   if (const std::string_view why = impossible(figure, *limit); !why.empty())
     throw Error(Errc::usage, fmt::format("{} '{}': {}", option, printable(text), why));
   Threshold threshold{figure, *limit, has_pattern ? text.substr(0, equals) : ""};
-  (void)pattern_of(threshold);  // measuring takes long: better to say it now
+  (void)UserPattern(option, threshold.pattern);  // measuring takes long: better to say it now
   return threshold;
 }
 

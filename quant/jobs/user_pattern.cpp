@@ -14,10 +14,10 @@ re2::StringPiece piece(std::string_view name) { return {name.data(), name.size()
 
 }  // namespace
 
-UserPattern::UserPattern(std::string_view option, const std::string& pattern)
-    : option_(option), text_(pattern), regex_(std::make_unique<RE2>(pattern, RE2::Quiet)) {
+UserPattern::UserPattern(std::string_view label, const std::string& pattern)
+    : label_(label), text_(pattern), regex_(std::make_unique<RE2>(pattern, RE2::Quiet)) {
   if (!regex_->ok())
-    throw Error(Errc::usage, fmt::format("{} '{}' is not a regular expression: {}", option, printable(pattern),
+    throw Error(Errc::usage, fmt::format("{} '{}' is not a regular expression: {}", label, printable(pattern),
                                          printable(regex_->error())));
 }
 
@@ -30,7 +30,7 @@ bool UserPattern::matches(std::string_view name) const { return RE2::FullMatch(p
 
 void UserPattern::fail_unmatched(const EachName& each_name) const {
   throw Error(Errc::usage,
-              fmt::format("{} '{}' matches no tensor{}", option_, pasteable(text_), wider_pattern(each_name)));
+              fmt::format("{} '{}' matches no tensor{}", label_, pasteable(text_), wider_pattern(each_name)));
 }
 
 // What matches whole names where this one matches parts of them.

@@ -9,11 +9,11 @@
 
 namespace nibble {
 
-/// A user's pattern (RE2 syntax) for whole names of tensors, with the option that it was given to.
+/// A user's pattern (RE2 syntax) for whole names of tensors, with what it is called in errors.
 class UserPattern {
  public:
-  /// `option` is a literal. Throws Error(usage), "OPTION 'PATTERN': ...", if it is no pattern.
-  UserPattern(std::string_view option, const std::string& pattern);
+  /// `label` is a literal. Throws Error(usage), "LABEL 'PATTERN' ...", if it is no pattern.
+  UserPattern(std::string_view label, const std::string& pattern);
 
   [[nodiscard]] bool matches(std::string_view name) const;
 
@@ -24,7 +24,7 @@ class UserPattern {
   /// matches parts of names, the error says what would match these names as a whole.
   [[noreturn]] void fail_unmatched(const EachName& each_name) const;
 
-  [[nodiscard]] std::string_view option() const noexcept { return option_; }
+  [[nodiscard]] std::string_view label() const noexcept { return label_; }
   /// Whole and as it is, so that it can be pasted, unless that would upset a terminal.
   [[nodiscard]] std::string text() const { return pasteable(text_); }
 
@@ -32,7 +32,7 @@ class UserPattern {
   [[nodiscard]] static std::string pasteable(const std::string& pattern);
   [[nodiscard]] std::string wider_pattern(const EachName& each_name) const;
 
-  std::string_view option_;
+  std::string_view label_;
   std::string text_;
   std::unique_ptr<RE2> regex_;
 };

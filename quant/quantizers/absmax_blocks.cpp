@@ -174,9 +174,11 @@ class BlockEncoder final : public Encoder {
       const auto values = std::span(decoded).first(n);
       nested::decode(codes.subspan(first, n), nested_absmax.subspan(i, 1), nested::codebook, offset, values);
       if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); }))
-        throw Error(Errc::bad_input, "tensor '" + printable(tensor_.name) +
-                                         "': its weights are so near to the largest of fp32 that double quantization "
-                                         "would make infinities of them; --no-double-quant does not");
+        throw Error(Errc::bad_input,
+                    "tensor '" + printable(tensor_.name) +
+                        "': its weights are so near to the largest of fp32 that double quantization "
+                        "would make infinities of them",
+                    Remedy::Kind::no_double_quant);
     }
   }
 

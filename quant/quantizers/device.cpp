@@ -23,7 +23,9 @@ constexpr const char* library_variable = "NIBBLE_CUDA_LIBRARY";
 
 [[noreturn]] void refuse(const std::string& why) { throw Error(Errc::usage, why); }
 
-std::string asked_for(const Error& error) { return std::string("--device cuda: ") + error.what(); }
+Error asked_for(Errc code, const Error& error) {
+  return {code, std::string("cannot use CUDA: ") + error.what(), Remedy::Kind::device};
+}
 
 // Its code stays when the handle is closed: the driver may still run some of it as the program ends.
 struct Close {
@@ -197,7 +199,7 @@ struct Device::State {
       if (quantize(queue.get(), &nonfinite) != NIBBLE_OK) throw Error(Errc::io, name + ": " + library.last_error());
       take_back(std::move(queue));
     } catch (const Error& error) {
-      if (choice == DeviceChoice::cuda) throw Error(Errc::io, asked_for(error));
+      if (choice == DeviceChoice::cuda) throw asked_for(Errc::io, error);
       failed.store(true, std::memory_order_relaxed);
       failure.set(error.what());
       return false;
@@ -230,7 +232,7 @@ std::unique_ptr<Device> Device::open(DeviceChoice choice) {
   } catch (const Error& error) {
     // No library, an old driver, a device that others use up: the CPU does it, unless a device was asked for.
     if (choice == DeviceChoice::automatic) return nullptr;
-    throw Error(error.code(), asked_for(error));
+    throw asked_for(error.code(), error);
   }
 }
 

@@ -19,7 +19,7 @@ std::string_view range_of(const CodecSpec& codec) {
   }
 }
 
-// What --nonfinite quantize makes of such values.
+// What Nonfinite::quantize makes of such values.
 std::string stored_instead(const Findings& found, const CodecSpec& codec) {
   const bool has_rows = make_codec(codec)->granularity() == Granularity::row;
   std::string text;
@@ -61,12 +61,15 @@ OnOverflow overflow_policy(const Recipe& recipe, DType cast) {
   return cast == DType::f16 ? OnOverflow::error : OnOverflow::keep;
 }
 
-std::string objection(const Recipe& recipe, const PlannedTensor& tensor, const Findings& found, std::uint64_t weights) {
+std::optional<Message> objection(const Recipe& recipe, const PlannedTensor& tensor, const Findings& found,
+                                 std::uint64_t weights) {
+  using enum Remedy::Kind;
   const bool strict = recipe.nonfinite == Nonfinite::error;
   if (found.nan + found.inf > 0 && strict)
-    return fmt::format("{} NaN and {} infinite of {} weights, the first at {}; --nonfinite error allows none",
-                       found.nan, found.inf, weights, found.first_nonfinite);
-  if (found.overflow == 0 || (tensor.quantized && !strict) || codec_instead(recipe, tensor, found)) return {};
+    return Message(fmt::format("{} NaN and {} infinite of {} weights, the first at {}; none is allowed", found.nan,
+                               found.inf, weights, found.first_nonfinite),
+                   Remedy{nonfinite});
+  if (found.overflow == 0 || (tensor.quantized && !strict) || codec_instead(recipe, tensor, found)) return std::nullopt;
   const DType range = make_codec(tensor.codec)->range();
   std::string text = fmt::format("{} of {} weights exceed {}, the largest {}", found.overflow, weights,
                                  range == DType::f16    ? "65504"
@@ -74,14 +77,15 @@ std::string objection(const Recipe& recipe, const PlannedTensor& tensor, const F
                                                         : "3.40e38",
                                  range_of(tensor.codec));
   if (found.nan + found.inf == 0) text += fmt::format(", the first at {}", found.first_nonfinite);
-  if (tensor.quantized) return text + "; see --nonfinite";
+  if (tensor.quantized) return Message(text, Remedy{nonfinite});
   switch (overflow_policy(recipe, *make_codec(tensor.codec)->cast_type())) {
     case OnOverflow::error:
-      return text + "; see --on-overflow";
+      return Message(text, Remedy{on_overflow});
     case OnOverflow::keep:
-      return strict ? text + "; --nonfinite error allows no infinity" : "";
+      if (strict) return Message(text + "; no infinity is allowed", Remedy{nonfinite});
+      return std::nullopt;
     default:
-      return {};
+      return std::nullopt;
   }
 }
 

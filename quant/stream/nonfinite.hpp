@@ -18,9 +18,9 @@ namespace nibble {
 /// What a cast to this type does with finite values beyond its largest; never `automatic`.
 [[nodiscard]] OnOverflow overflow_policy(const Recipe& recipe, DType cast);
 
-/// Why the recipe does not allow what `codec` found in `weights` weights of a tensor; empty if it does.
-[[nodiscard]] std::string objection(const Recipe& recipe, const PlannedTensor& tensor, const Findings& found,
-                                    std::uint64_t weights);
+/// Why the recipe does not allow what `codec` found in `weights` weights of a tensor; nothing if it does.
+[[nodiscard]] std::optional<Message> objection(const Recipe& recipe, const PlannedTensor& tensor, const Findings& found,
+                                               std::uint64_t weights);
 
 /// "1 NaN, 2 infinite, 3 beyond fp16"; `codec` is the one that found them.
 [[nodiscard]] std::string describe(const Findings& found, const CodecSpec& codec);

@@ -80,7 +80,7 @@ TEST_F(DeviceOption, ErrorsAreOneLine) {
     const Outcome outcome =
         run("convert w.safetensors out.safetensors --threads 2 --progress none --device cuda", environment);
     EXPECT_EQ(outcome.code, code) << environment;
-    EXPECT_THAT(outcome.err, StartsWith("error: --device cuda: "));
+    EXPECT_THAT(outcome.err, StartsWith("error: cannot use CUDA: "));
     EXPECT_THAT(outcome.err, HasSubstr(text));
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
     EXPECT_EQ(outcome.out, "");
@@ -95,7 +95,7 @@ TEST_F(DeviceOption, WithoutAGpu) {
   const Outcome outcome = run("convert w.safetensors out.safetensors --device cuda", "NIBBLE_CUDA_LIBRARY=");
   if (outcome.code == 0) GTEST_SKIP() << "there is a GPU";
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_THAT(outcome.err, StartsWith("error: --device cuda: "));
+  EXPECT_THAT(outcome.err, StartsWith("error: cannot use CUDA: "));
   EXPECT_EQ(run("convert w.safetensors out.safetensors --device auto", "NIBBLE_CUDA_LIBRARY=").code, 0);
 }
 

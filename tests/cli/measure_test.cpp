@@ -499,10 +499,10 @@ TEST_F(MeasureProgram, PatternsAreCheckedBeforeMeasuring) {
   const Outcome outcome =
       run("measure w.safetensors q.safetensors --min-sqnr 'no.such=3' --max-memory 15MB --progress plain");
   EXPECT_EQ(outcome.code, 2);  // 5 if what measuring needs was asked for first
-  EXPECT_THAT(outcome.err, HasSubstr("--min-sqnr 'no.such' matches no tensor"));
+  EXPECT_THAT(outcome.err, HasSubstr("min-sqnr 'no.such' matches no tensor"));
   EXPECT_EQ(outcome.out, "");
   EXPECT_EQ(run("measure w.safetensors q.safetensors --max-rmse q_proj=3").err,
-            "error: --max-rmse 'q_proj' matches no tensor as a whole name; '.*q_proj.*' matches 1\n");
+            "error: max-rmse 'q_proj' matches no tensor as a whole name; '.*q_proj.*' matches 1\n");
 }
 
 // REF and TEST often share the name of a file.

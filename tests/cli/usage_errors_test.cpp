@@ -172,18 +172,19 @@ TEST_F(UsageErrors, ChoicesAreExplainedInTheirOrder) {
 // Patterns have to match whole names.
 TEST_F(UsageErrors, APatternThatMatchesPartsSaysWhatWouldMatch) {
   const auto message = [&](const std::string& option) { return error_of("convert m out --to nf4 " + option); };
-  EXPECT_EQ(message("--skip up_proj"), "--skip 'up_proj' matches no tensor as a whole name; '.*up_proj.*' matches 1");
+  EXPECT_EQ(message("--skip up_proj"),
+            "skip pattern 'up_proj' matches no tensor as a whole name; '.*up_proj.*' matches 1");
   EXPECT_EQ(message("--skip 'model\\.layers'"),
-            "--skip 'model\\.layers' matches no tensor as a whole name; 'model\\.layers.*' matches 1");
+            "skip pattern 'model\\.layers' matches no tensor as a whole name; 'model\\.layers.*' matches 1");
   // As it can be pasted, however long.
   const std::string longer = "(" + std::string(100, 'x') + "|up_proj)";
   EXPECT_EQ(message("--skip '" + longer + "'"),
-            "--skip '" + longer + "' matches no tensor as a whole name; '.*(" + longer + ").*' matches 1");
+            "skip pattern '" + longer + "' matches no tensor as a whole name; '.*(" + longer + ").*' matches 1");
   EXPECT_EQ(message("--tensor 'proj.weight=fp4'"),
-            "--tensor 'proj.weight' matches no tensor as a whole name; '.*proj.weight' matches 1");
+            "tensor pattern 'proj.weight' matches no tensor as a whole name; '.*proj.weight' matches 1");
   EXPECT_EQ(message("--skip 'q_proj|up_proj'"),
-            "--skip 'q_proj|up_proj' matches no tensor as a whole name; '.*(q_proj|up_proj).*' matches 1");
-  EXPECT_EQ(message("--skip q_proj"), "--skip 'q_proj' matches no tensor");
+            "skip pattern 'q_proj|up_proj' matches no tensor as a whole name; '.*(q_proj|up_proj).*' matches 1");
+  EXPECT_EQ(message("--skip q_proj"), "skip pattern 'q_proj' matches no tensor");
 }
 
 TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {

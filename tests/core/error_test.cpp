@@ -49,5 +49,13 @@ TEST(Printable, CutsBetweenCharactersAndEscapes) {
 
 TEST(Escaped, KeepsItsLength) { EXPECT_EQ(escaped(std::string(500, 'x') + "\n"), std::string(500, 'x') + "\\n"); }
 
+TEST(Error, KeepsItsRemedyWhenTheCheckpointIsNamed) {
+  for (const char* const text : {"m.safetensors: is damaged", "is damaged"}) {
+    const Error named = about(Error(Errc::no_space, text, Remedy{Remedy::Kind::max_memory, 7}), "/a/m.safetensors");
+    EXPECT_STREQ(named.what(), "/a/m.safetensors: is damaged");
+    EXPECT_EQ(named.remedy(), (Remedy{Remedy::Kind::max_memory, 7}));
+  }
+}
+
 }  // namespace
 }  // namespace nibble::error_test

@@ -13,9 +13,9 @@ TEST(MemoryLimit, WhatIsTooMuchIsSaidWithTheWholeProgram) {
   MemoryLimit limit(program_bytes + 1'000'000);
   limit.take(600'000, "f");
   EXPECT_EQ(error_of([&] { limit.take(400'001, "f"); }, Errc::no_space),
-            "f: opening it needs at least 15680065 bytes of memory, --max-memory allows 15680064 bytes");
+            "f: opening it needs at least 15680065 bytes of memory, the limit is 15680064 bytes");
   EXPECT_EQ(error_of([&] { limit.take(1'400'000, "f"); }, Errc::no_space),
-            "f: opening it needs at least 16.68 MB of memory, --max-memory allows 15.68 MB");
+            "f: opening it needs at least 16.68 MB of memory, the limit is 15.68 MB");
   EXPECT_EQ(limit.taken(), 600'000U);
   limit.take(400'000, "f");
 }
@@ -24,7 +24,7 @@ TEST(MemoryLimit, WhatIsTooMuchIsSaidWithTheWholeProgram) {
 TEST(MemoryLimit, LessThanTheProgramAllowsNothing) {
   MemoryLimit limit(1'000'000);
   EXPECT_EQ(error_of([&] { limit.take(1, "f"); }, Errc::no_space),
-            "f: opening it needs at least 14.68 MB of memory, --max-memory allows 1.00 MB");
+            "f: opening it needs at least 14.68 MB of memory, the limit is 1.00 MB");
   limit.take(0, "f");
 }
 

@@ -18,6 +18,7 @@
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/journal.hpp"
+#include "tests/support/remedies.hpp"
 
 namespace nibble::transaction_test {
 namespace {
@@ -154,7 +155,7 @@ TEST_F(TransactionTest, TrailingSlashIsTheSameOutput) {
 
 TEST_F(TransactionTest, ExistingOutputIsRefused) {
   make_old_model();
-  EXPECT_EQ(refusal(false), "out: exists; --overwrite replaces it");
+  EXPECT_EQ(refusal(false), "out: exists");
   EXPECT_EQ(entries_of(root_.path()), Names{"out"});
 }
 
@@ -396,7 +397,7 @@ TEST_F(TransactionTest, FileAndItsManifestAreReplaced) {
   const fs::path manifest = root_.path() / "out.nibble.json";
   write(out_, "old");
   write(manifest, R"({"schema_version":1})");
-  EXPECT_EQ(refusal(false, Kind::file), "out: exists; --overwrite replaces it");
+  EXPECT_EQ(refusal(false, Kind::file), "out: exists");
   {
     Transaction transaction = begin_file(true);
     stage(transaction, "out", "new");
@@ -421,7 +422,7 @@ TEST_F(TransactionTest, ManifestOfTheOldFileGoes) {
 // The file that is in the way is the one that is named.
 TEST_F(TransactionTest, ManifestInTheWayIsNamed) {
   write(root_.path() / "out.nibble.json", R"({"schema_version":1})");
-  EXPECT_EQ(refusal(false, Kind::file), "out.nibble.json: exists; --overwrite replaces it");
+  EXPECT_EQ(refusal(false, Kind::file), "out.nibble.json: exists");
   write(root_.path() / "out.nibble.json", "my notes");
   EXPECT_EQ(refusal(true, Kind::file),
             "out.nibble.json: exists and does not look like a file that nibble wrote: remove it first");
@@ -490,7 +491,9 @@ TEST_F(TransactionTest, ChecksWriteNothing) {
   EXPECT_THAT(entries_of(root_.path()), IsEmpty());
   EXPECT_GT(Transaction::check(out_, Kind::directory, {}), 0U);
   make_old_model();
-  EXPECT_EQ(refused(false), "out: exists; --overwrite replaces it");
+  EXPECT_EQ(refused(false), "out: exists");
+  EXPECT_EQ(test::remedy_of([&] { (void)Transaction::check(out_, Kind::directory, {}); }).kind,
+            Remedy::Kind::replace_output);
   EXPECT_EQ(refused(true), "");
   expect_old_model();
   fs::remove(out_ / "config.json");
@@ -586,7 +589,8 @@ class InterruptedTest : public TransactionTest {
 TEST_F(InterruptedTest, IsFinishedByWhoMayReplace) {
   for (int moves = 0; moves <= 5; ++moves) {
     interrupt(moves);
-    EXPECT_EQ(refusal(false), "out: its replacement was interrupted; --overwrite finishes that") << moves;
+    EXPECT_EQ(refusal(false), "out: its replacement was interrupted") << moves;
+    EXPECT_EQ(test::remedy_of([&] { Transaction(out_, Kind::directory, {}); }).kind, Remedy::Kind::finish_replacement);
     EXPECT_EQ(fs::exists(out_ / "extra"), moves < 3);
     { const Transaction transaction = begin(true); }
     expect_new_model();

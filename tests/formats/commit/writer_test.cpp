@@ -13,6 +13,7 @@
 #include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
+#include "tests/support/remedies.hpp"
 
 namespace nibble::writer_test {
 namespace {
@@ -132,7 +133,8 @@ TEST_F(WriterTest, OtherWeightsAndHiddenFilesAreNot) {
 
 TEST_F(WriterTest, ExistingOutputIsRefusedUnlessOverwritten) {
   copy({});
-  EXPECT_THAT(error_of([&] { copy({}); }, Errc::output_exists), HasSubstr("--overwrite"));
+  EXPECT_THAT(error_of([&] { copy({}); }, Errc::output_exists), HasSubstr("exists"));
+  EXPECT_EQ(test::remedy_of([&] { copy({}); }).kind, Remedy::Kind::replace_output);
   write("note.txt", "second");
   copy({}, true);
   EXPECT_EQ(read_file(out_ / "note.txt"), "second");

@@ -12,6 +12,7 @@
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
+#include "tests/support/remedies.hpp"
 
 namespace nibble::advise_test {
 namespace {
@@ -254,8 +255,9 @@ TEST(Advise, SizeThatCannotBeReached) {
   const std::uint64_t smallest = formats_of(in, false).front().plan->stored_bytes();
   EXPECT_THAT(
       error_of([&] { (void)advise(in, smallest - 1); }, Errc::usage),
-      testing::MatchesRegex("/: cannot become smaller than 100[.]79 kB .98[.]42 KiB., 5[.][0-9]+ bits per weight, "
-                            "without --allow-nibble-only; 100[.]78 kB .98[.]42 KiB. is allowed"));
+      testing::MatchesRegex("/: cannot become smaller than 100[.]79 kB .98[.]42 KiB., 5[.][0-9]+ bits per weight; "
+                            "100[.]78 kB .98[.]42 KiB. is allowed"));
+  EXPECT_EQ(test::remedy_of([&] { (void)advise(in, smallest - 1); }).kind, Remedy::Kind::nibble_only_formats);
   EXPECT_THAT(error_of([&] { (void)advise(in, 5000); }, Errc::usage),
               testing::MatchesRegex(".* than [0-9.]+ kB .[0-9.]+ KiB.,.*; 5[.]00 kB .4[.]88 KiB. is allowed"));
   EXPECT_THAT(error_of([&] { (void)advise(in, 100, true); }, Errc::usage), Not(HasSubstr("without")));

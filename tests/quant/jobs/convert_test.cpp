@@ -15,6 +15,7 @@
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
+#include "tests/support/remedies.hpp"
 
 namespace nibble::convert_test {
 namespace {
@@ -155,7 +156,7 @@ TEST(Convert, FusedExpertsBecomeOneMatrixEach) {
   Recipe with_experts = recipe("nf4");
   with_experts.experts = "nf4";
   EXPECT_THAT(test::error_of([&] { (void)make_plan(fused, with_experts); }, Errc::usage),
-              HasSubstr("--allow-nibble-only"));
+              HasSubstr("transformers could not load the result"));
   with_experts.allow_nibble_only = true;
   const Result result = run(fused, with_experts);
 
@@ -189,7 +190,8 @@ TEST(Convert, NonfiniteTensorRestartsItsShardAndIsKept) {
   EXPECT_EQ(result.parts.at(q_proj), in.bytes(1));
   EXPECT_EQ(result.parts.at(up_proj), in.bytes(2));
   EXPECT_FALSE(result.parts.contains(std::string(q_proj) + ".absmax"));
-  EXPECT_THAT(result.report.warnings, testing::Contains(HasSubstr("q_proj.weight' is kept as F32: 1 NaN")));
+  EXPECT_THAT(test::texts(result.report.warnings),
+              testing::Contains(HasSubstr("q_proj.weight' is kept as F32: 1 NaN")));
 }
 
 // Quantized, cast and kept tensors are counted apart, and what a restart drops is in no sum.
@@ -238,7 +240,8 @@ TEST(Convert, NonfiniteErrorNamesTensorAndPlace) {
   EXPECT_EQ(
       test::error_of([&] { run(in, strict); }),
       "/file1: tensor 'model.layers.0.mlp.up_proj.weight': 0 NaN and 1 infinite of 98880 weights, the first at 123; "
-      "--nonfinite error allows none");
+      "none is allowed");
+  EXPECT_EQ(test::remedy_of([&] { run(in, strict); }).kind, Remedy::Kind::nonfinite);
 }
 
 // Absmax values of 3.3e38 and more: what double quantization rounds up is infinite.
@@ -253,8 +256,8 @@ TEST(Convert, WhatDoubleQuantizationWouldMakeInfiniteIsRefused) {
     return run(in, recipe(four_bit_spec("nf4", 32, double_quant)));
   };
   EXPECT_THAT(test::error_of([&] { (void)convert(3.4028e38f, true); }),
-              testing::AllOf(HasSubstr(": tensor 'a.weight': its weights are so near to the largest of fp32"),
-                             HasSubstr("--no-double-quant")));
+              HasSubstr(": tensor 'a.weight': its weights are so near to the largest of fp32"));
+  EXPECT_EQ(test::remedy_of([&] { (void)convert(3.4028e38f, true); }).kind, Remedy::Kind::no_double_quant);
   EXPECT_EQ(convert(3.4028e38f, false).report.findings, Findings{});
   EXPECT_EQ(convert(3e38f, true).report.findings, Findings{});
 }

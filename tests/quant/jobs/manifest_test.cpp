@@ -44,7 +44,7 @@ void add(Manifest& manifest, const PlannedTensor& tensor) {
 }
 
 // Everything between the beginning and the end, by `add`.
-template <class Add> std::string written(const Plan& plan, Add&& add, const std::vector<std::string>& warnings = {}) {
+template <class Add> std::string written(const Plan& plan, Add&& add, const std::vector<Message>& warnings = {}) {
   MemoryWriter out;
   Manifest manifest(plan, out);
   add(manifest);
@@ -114,7 +114,8 @@ TEST(Manifest, RecipeIsTold) {
   made.recipe.skips = {"\xff"};
   made.recipe.compute_dtype = DType::f16;
   made.recipe.keep_shards = true;
-  const Json json = Json::parse(written(made, [](Manifest&) {}, {"a \"warning\"", "\xc3"}));
+  const Json json = Json::parse(
+      written(made, [](Manifest&) {}, {Message("a \"warning\"", {Remedy::Kind::reasons}), Message("\xc3")}));
   EXPECT_TRUE(json.at("architecture").is_null());
   const Json& told = json.at("recipe");
   EXPECT_EQ(told.at("to"), "nf4:block-size=128,double-quant=no");

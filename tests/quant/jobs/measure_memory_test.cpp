@@ -66,9 +66,9 @@ TEST(MeasureMemory, TooLittleIsSaidWithBothFigures) {
   Measuring measuring(in, {test::checkpoint(in)});
   const std::uint64_t least = measuring.least();
   EXPECT_EQ(error_of([&] { (void)measuring.within(least - 1); }, Errc::no_space),
-            fmt::format("measuring needs {} bytes of memory, --max-memory allows {} bytes", least, least - 1));
+            fmt::format("measuring needs {} bytes of memory, the limit is {} bytes", least, least - 1));
   EXPECT_EQ(error_of([&] { (void)measuring.within(1'000'000); }, Errc::no_space),
-            fmt::format("measuring needs {} of memory, --max-memory allows 1.00 MB", size_short(least)));
+            fmt::format("measuring needs {} of memory, the limit is 1.00 MB", size_short(least)));
 }
 
 // One unit in flight and nothing for tensors is enough for all figures.

@@ -6,12 +6,16 @@
 #include "quant/schemes/scheme.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
+#include "tests/support/remedies.hpp"
 
 namespace nibble::plan_test {
 namespace {
 
 using test::error_of;
 using test::MemoryReader;
+using test::remedies;
+using test::remedy_of;
+using test::texts;
 using testing::Contains;
 using testing::HasSubstr;
 
@@ -98,13 +102,13 @@ TEST(Plan, RuleThatMatchesNothingIsAnError) {
   Recipe recipe = nf4();
   recipe.rules = {{"layers.9.*", "keep"}};
   EXPECT_EQ(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage),
-            "--tensor 'layers.9.*' matches no tensor");
+            "tensor pattern 'layers.9.*' matches no tensor");
   recipe.rules = {{"model", "keep"}};  // the whole name has to match
   EXPECT_EQ(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage),
-            "--tensor 'model' matches no tensor as a whole name; 'model.*' matches 5");
+            "tensor pattern 'model' matches no tensor as a whole name; 'model.*' matches 5");
   recipe.rules.clear();
   recipe.skips = {"("};
-  EXPECT_THAT(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage), HasSubstr("--skip '('"));
+  EXPECT_THAT(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage), HasSubstr("skip pattern '('"));
   recipe.skips.clear();
   recipe.rules = {{".*layernorm.*", "nf4"}};
   EXPECT_THAT(error_of([&] { (void)make_plan(llama(), recipe); }, Errc::usage), HasSubstr("that it can store"));
@@ -158,7 +162,8 @@ TEST(Plan, WhatBitsandbytesCannotSayIsRefused) {
   embeddings.embeddings = "nf4";
   EXPECT_EQ(error_of([&] { (void)make_plan(llama(), embeddings); }, Errc::usage),
             "tensor 'model.embed_tokens.weight' (nf4) is no linear layer of the model: transformers could not load the "
-            "result; --allow-nibble-only accepts that");
+            "result");
+  EXPECT_EQ(remedy_of([&] { (void)make_plan(llama(), embeddings); }).kind, Remedy::Kind::allow_nibble_only);
   Recipe mixed = nf4();
   mixed.rules = {{".*up_proj.*", "int8"}};
   EXPECT_THAT(error_of([&] { (void)make_plan(llama(), mixed); }, Errc::usage), HasSubstr("bits where others have"));
@@ -174,40 +179,41 @@ TEST(Plan, UnknownArchitectureFallsBackToNamesAndSaysSo) {
   const Plan plan = make_plan(in, nf4());
   EXPECT_EQ(plan.tensors[0].codec, "nf4");
   EXPECT_THAT(plan.tensors[0].reason, HasSubstr("by name and shape"));
-  EXPECT_THAT(plan.warnings, Contains(HasSubstr("NoSuchForCausalLM is not in the table")));
+  EXPECT_THAT(texts(plan.warnings), Contains(HasSubstr("NoSuchForCausalLM is not in the table")));
 }
 
 TEST(Plan, ThatNothingIsDoneIsSaidAndWhy) {
   MemoryReader empty;
-  EXPECT_THAT(make_plan(empty, nf4()).warnings, Contains("nothing is quantized: the input has no tensors"));
+  EXPECT_THAT(texts(make_plan(empty, nf4()).warnings), Contains("nothing is quantized: the input has no tensors"));
   MemoryReader ids;
   ids.add({"ids", DType::i64, {2}}, std::vector<std::byte>(16));
   const std::string no_weights = ": no tensor of the input has a weight type (F64, F32, BF16, F16)";
-  EXPECT_THAT(make_plan(ids, nf4()).warnings, Contains("nothing is quantized" + no_weights));
+  EXPECT_THAT(texts(make_plan(ids, nf4()).warnings), Contains("nothing is quantized" + no_weights));
   Recipe cast;
   cast.to = "bf16";
-  EXPECT_THAT(make_plan(ids, cast).warnings, Contains("nothing is cast" + no_weights));
+  EXPECT_THAT(texts(make_plan(ids, cast).warnings), Contains("nothing is cast" + no_weights));
   ids.add_normal("a.bias", DType::f32, {8});
   EXPECT_TRUE(make_plan(ids, cast).warnings.empty());
   ids.add_normal("b.bias", DType::f32, {8});
   const auto warnings = make_plan(ids, nf4()).warnings;
-  EXPECT_THAT(warnings, Contains(testing::MatchesRegex("nothing is quantized: the reason for 2 of 2 tensors is '.+'; "
-                                                       "--dry-run tells that of each")));
-  EXPECT_THAT(warnings, testing::Not(Contains(HasSubstr("0.0 %"))));
+  EXPECT_THAT(texts(warnings),
+              Contains(testing::MatchesRegex("nothing is quantized: the reason for 2 of 2 tensors is '.+'")));
+  EXPECT_THAT(remedies(warnings), Contains(Remedy::Kind::reasons));
+  EXPECT_THAT(texts(warnings), testing::Not(Contains(HasSubstr("0.0 %"))));
   ids.add_normal("up_proj.weight", DType::f32, {64, 64});
-  EXPECT_THAT(make_plan(ids, nf4()).warnings, testing::Not(Contains(HasSubstr("nothing is"))));
+  EXPECT_THAT(texts(make_plan(ids, nf4()).warnings), testing::Not(Contains(HasSubstr("nothing is"))));
   ids.add_normal("embed_tokens.weight", DType::f32, {64, 64});
   Recipe none = nf4();
   none.skips = {".*"};
-  EXPECT_THAT(make_plan(ids, none).warnings,
-              testing::AllOf(Contains(HasSubstr("the reason for 4 of 4 tensors is '--skip .*'")),
+  EXPECT_THAT(texts(make_plan(ids, none).warnings),
+              testing::AllOf(Contains(HasSubstr("the reason for 4 of 4 tensors is 'skip pattern .*'")),
                              Contains(HasSubstr("% of the weights' bytes are embeddings"))));
 }
 
 TEST(Plan, LowShareIsSaid) {
   MemoryReader in = llama();
   in.add_normal("model.layers.1.input_layernorm.weight", DType::bf16, {10'000'000});
-  EXPECT_THAT(make_plan(in, nf4()).warnings,
+  EXPECT_THAT(texts(make_plan(in, nf4()).warnings),
               Contains("only 10.9 % of the weights' bytes are quantized; 0.1 % are embeddings"));
 }
 
@@ -217,12 +223,12 @@ TEST(Plan, SharesAreNeverNought) {
   in.set_architecture("LlamaForCausalLM", true);
   in.add_normal("model.layers.0.input_layernorm.weight", DType::bf16, {10'000'000});
   in.add_normal("model.layers.0.mlp.up_proj.weight", DType::bf16, {64, 64});
-  EXPECT_THAT(make_plan(in, nf4()).warnings, Contains("less than 0.1 % of the weights' bytes are quantized"));
+  EXPECT_THAT(texts(make_plan(in, nf4()).warnings), Contains("less than 0.1 % of the weights' bytes are quantized"));
   Recipe none = nf4();
   none.skips = {".*up_proj.*"};
-  EXPECT_THAT(make_plan(in, none).warnings, Not(Contains(HasSubstr("of the weights' bytes"))));
+  EXPECT_THAT(texts(make_plan(in, none).warnings), Not(Contains(HasSubstr("of the weights' bytes"))));
   in.add_normal("model.embed_tokens.weight", DType::bf16, {64, 64});
-  EXPECT_THAT(make_plan(in, none).warnings, Contains("less than 0.1 % of the weights' bytes are embeddings"));
+  EXPECT_THAT(texts(make_plan(in, none).warnings), Contains("less than 0.1 % of the weights' bytes are embeddings"));
 }
 
 // Neither what is halved already nor what the user's own rule keeps.
@@ -232,14 +238,21 @@ TEST(Plan, EmbeddingsAreNotToBeHalvedTwice) {
   for (const char* const name : {"model.embed_tokens.weight", "lm_head.weight"})
     in.add_normal(name, DType::f32, {100, 64});
   in.add_normal("model.layers.0.mlp.up_proj.weight", DType::f32, {64, 64});
-  const auto warning = [&](const Recipe& recipe) { return make_plan(in, recipe).warnings.back(); };
+  const auto warning = [&](const Recipe& recipe) { return make_plan(in, recipe).warnings.back().text; };
+  const auto remedy = [&](const Recipe& recipe) { return make_plan(in, recipe).warnings.back().remedy.kind; };
   const std::string share = "only 24.2 % of the weights' bytes are quantized; 75.8 % are embeddings";
   Recipe recipe = nf4();
-  EXPECT_EQ(warning(recipe), share + " of fp32, which --embeddings bf16 --lm-head bf16 would halve");
+  EXPECT_EQ(warning(recipe), share + " of fp32");
+  EXPECT_EQ(remedy(recipe), Remedy::Kind::embeddings_and_lm_head);
   recipe.embeddings = "bf16";
-  EXPECT_EQ(warning(recipe), share + " of fp32, which --lm-head bf16 would halve");
+  EXPECT_EQ(warning(recipe), share + " of fp32");
+  EXPECT_EQ(remedy(recipe), Remedy::Kind::lm_head);
+  recipe.embeddings = "keep";
   recipe.lm_head = "bf16";
+  EXPECT_EQ(remedy(recipe), Remedy::Kind::embeddings);
+  recipe.embeddings = "bf16";
   EXPECT_EQ(warning(recipe), share);
+  EXPECT_EQ(remedy(recipe), Remedy::Kind::none);
   recipe.embeddings = "keep";
   recipe.skips = {".*embed.*"};
   EXPECT_EQ(warning(recipe), share);
@@ -252,7 +265,8 @@ TEST(Plan, ExpertsAreKeptAndTheirShareIsSaid) {
     in.add_normal("model.layers.0.block_sparse_moe.experts.0." + std::string(w) + ".weight", DType::bf16, {640, 640});
   const Plan plan = make_plan(in, nf4());
   EXPECT_EQ(codecs(plan).at("model.layers.0.block_sparse_moe.experts.0.w1.weight"), "keep");
-  EXPECT_THAT(plan.warnings, Contains(HasSubstr("are experts, which bitsandbytes cannot hold")));
+  EXPECT_THAT(texts(plan.warnings), Contains(HasSubstr("are experts, which bitsandbytes cannot hold")));
+  EXPECT_THAT(remedies(plan.warnings), Contains(Remedy::Kind::experts));
 }
 
 TEST(Plan, OtherTypesPassThroughEveryTarget) {

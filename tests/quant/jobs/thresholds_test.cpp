@@ -40,7 +40,7 @@ TEST(Threshold, WhatIsNoNumberIsUsage) {
 // Every tensor would break these, or none.
 TEST(Threshold, LimitsThatNoFigureHasAreUsage) {
   const auto refusal = [](Figure figure, const std::string& text) {
-    return error_of([&] { (void)parse_threshold(figure, std::string(option_name(figure)), text); }, Errc::usage);
+    return error_of([&] { (void)parse_threshold(figure, "--" + std::string(to_string(figure)), text); }, Errc::usage);
   };
   EXPECT_EQ(refusal(Figure::max_rmse, "-1"), "--max-rmse '-1': an error is never below 0");
   EXPECT_EQ(refusal(Figure::max_rmse, "a.*=-1e-9"), "--max-rmse 'a.*=-1e-9': an error is never below 0");
@@ -56,9 +56,9 @@ TEST(Threshold, PatternIsCheckedAtOnce) {
 }
 
 TEST(Threshold, OptionsHaveNames) {
-  EXPECT_EQ(option_name(Figure::max_rmse), "--max-rmse");
-  EXPECT_EQ(option_name(Figure::min_sqnr_db), "--min-sqnr");
-  EXPECT_EQ(option_name(Figure::min_cosine), "--min-cosine");
+  EXPECT_EQ(to_string(Figure::max_rmse), "max-rmse");
+  EXPECT_EQ(to_string(Figure::min_sqnr_db), "min-sqnr");
+  EXPECT_EQ(to_string(Figure::min_cosine), "min-cosine");
 }
 
 // Tensors named a, b, ... with these figures, for one candidate.
@@ -110,13 +110,13 @@ TEST(Violations, PatternsMatchWholeNames) {
   EXPECT_EQ(tensors_that_break(measurement, Figure::max_rmse, 0.5, "a"), (Tensors{0}));
   EXPECT_EQ(tensors_that_break(measurement, Figure::max_rmse, 0.5, "a+"), (Tensors{0, 2}));
   EXPECT_EQ(error_of([&] { tensors_that_break(measurement, Figure::min_cosine, 1, "c"); }, Errc::usage),
-            "--min-cosine 'c' matches no tensor");
+            "min-cosine 'c' matches no tensor");
   measurement.tensors[1].info.name = "layer.b";
   measurement.candidates[0].missing = {"layer.c"};
   EXPECT_EQ(error_of([&] { tensors_that_break(measurement, Figure::min_cosine, 1, "layer"); }, Errc::usage),
-            "--min-cosine 'layer' matches no tensor as a whole name; 'layer.*' matches 2");
+            "min-cosine 'layer' matches no tensor as a whole name; 'layer.*' matches 2");
   EXPECT_EQ(error_of([&] { tensors_that_break(measurement, Figure::max_rmse, 1, "("); }, Errc::usage),
-            "--max-rmse '(' is not a regular expression: missing ): (");
+            "max-rmse '(' is not a regular expression: missing ): (");
 }
 
 TEST(Violations, ComeByThresholdThenCandidateThenTensor) {

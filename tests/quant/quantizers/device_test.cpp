@@ -14,6 +14,7 @@
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
+#include "tests/support/remedies.hpp"
 
 namespace nibble::device_test {
 namespace {
@@ -64,7 +65,8 @@ TEST_F(Devices, ThatCannotBeUsed) {
            {"use_device", "simulated device cannot be used: use_device: a fault was asked for"},
            {"stream", "simulated device cannot be used: stream: a fault was asked for"}}) {
     const Variable asked("NIBBLE_SIMULATED_FAULT", fault.c_str());
-    EXPECT_EQ(refusal(), "--device cuda: " + why);
+    EXPECT_EQ(refusal(), "cannot use CUDA: " + why);
+    EXPECT_EQ(test::remedy_of([] { (void)Device::open(DeviceChoice::cuda); }).kind, Remedy::Kind::device);
     EXPECT_EQ(Device::open(DeviceChoice::automatic), nullptr) << fault;
   }
 }
@@ -79,7 +81,7 @@ TEST_F(Devices, LibrariesThatAreNotIt) {
            {incomplete, incomplete + ": has no nibble_last_error, so it is no libnibble_cuda of this version"},
            {tomorrow, tomorrow + ": has version 2 of the device interface, this nibble needs 1"}}) {
     const Variable other("NIBBLE_CUDA_LIBRARY", file.c_str());
-    EXPECT_THAT(refusal(), StartsWith("--device cuda: "));
+    EXPECT_THAT(refusal(), StartsWith("cannot use CUDA: "));
     EXPECT_THAT(refusal(), HasSubstr(why));
     EXPECT_THAT(refusal(), Not(HasSubstr("\n")));
     EXPECT_EQ(Device::open(DeviceChoice::automatic), nullptr) << file;
@@ -174,7 +176,7 @@ Result converted(Device* device, ErrorReport error_report = ErrorReport::basic) 
   Progress progress;
   const Report report =
       convert(in, make_plan(in, recipe), out, {.threads = 2, .max_memory = 17'000'000, .device = device}, progress);
-  return {out.parts(), out.manifest(), report.warnings, out.finish().has_value()};
+  return {out.parts(), out.manifest(), test::texts(report.warnings), out.finish().has_value()};
 }
 
 void expect_same(const Result& actual, const Result& expected) {
@@ -203,7 +205,7 @@ TEST_F(Devices, ThatFailInTheMiddle) {
     {
       const Variable fault("NIBBLE_SIMULATED_FAULT", step.c_str());
       EXPECT_THAT(test::error_of([&] { converted(asked.get()); }, Errc::io),
-                  testing::AllOf(StartsWith("--device cuda: simulated device"), testing::EndsWith(text)));
+                  testing::AllOf(StartsWith("cannot use CUDA: simulated device"), testing::EndsWith(text)));
     }
     const Variable fault("NIBBLE_SIMULATED_FAULT", (step + " ").c_str());  // another text, so it counts anew
     const Result result = converted(automatic.get());

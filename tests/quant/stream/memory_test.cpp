@@ -6,6 +6,7 @@
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
+#include "tests/support/remedies.hpp"
 
 namespace nibble::memory_test {
 namespace {
@@ -35,7 +36,15 @@ TEST(Memory, TooLittleIsSaidWithBothFigures) {
                     (void)plan_memory(plan_for({64, 64}, "nf4"), {1, 1'000'000});
                   },
                   Errc::no_space),
-              testing::MatchesRegex("this conversion needs 1.\\... MB of memory, --max-memory allows 1.00 MB"));
+              testing::MatchesRegex("this conversion needs 1.\\... MB of memory, the limit is 1.00 MB"));
+}
+
+TEST(Memory, TooLittleSaysWhatWouldDo) {
+  const Plan plan = plan_for({64, 64}, "nf4");
+  const Remedy remedy = test::remedy_of([&] { (void)plan_memory(plan, {1, 1'000'000}); });
+  EXPECT_EQ(remedy.kind, Remedy::Kind::max_memory);
+  EXPECT_LE(plan_memory(plan, {1, remedy.bytes}).total_bytes, remedy.bytes);
+  EXPECT_THROW((void)plan_memory(plan, {1, remedy.bytes - 1}), Error);
 }
 
 // What grows with a model is in the plan: the fp32 absmax of the largest tensor, and what each tensor's names take.

@@ -53,6 +53,14 @@ TEST(OverflowPolicy, IsAnErrorForFp16UnlessSaidOtherwise) {
     EXPECT_EQ(overflow_policy(recipe, cast), OnOverflow::clamp);
 }
 
+// The text and what helps; empty if there is no objection.
+std::string text_of(const std::optional<Message>& why) {
+  if (!why) return {};
+  return why->text + (why->remedy.kind == Remedy::Kind::nonfinite     ? ", nonfinite"
+                      : why->remedy.kind == Remedy::Kind::on_overflow ? ", on_overflow"
+                                                                      : "");
+}
+
 TEST(Objection, ToValuesThatAreOrBecomeNoNumbers) {
   const Findings nan{.nan = 1, .first_nonfinite = 7}, overflow{.overflow = 2, .first_nonfinite = 3};
   const Findings huge{.overflow = 2, .overflow_fp32 = 2, .first_nonfinite = 3};
@@ -61,7 +69,7 @@ TEST(Objection, ToValuesThatAreOrBecomeNoNumbers) {
     recipe.to = tensor.codec;
     recipe.on_overflow = on_overflow;
     recipe.nonfinite = nonfinite;
-    return objection(recipe, tensor, found, 256);
+    return text_of(objection(recipe, tensor, found, 256));
   };
   const PlannedTensor fp16 = planned(DType::f32, "fp16", false), bf16 = planned(DType::f32, "bf16", false);
   const PlannedTensor fp32 = planned(DType::f64, "fp32", false), int8 = planned(DType::f32, "int8", true);
@@ -69,36 +77,36 @@ TEST(Objection, ToValuesThatAreOrBecomeNoNumbers) {
   constexpr auto keep = Nonfinite::keep, strict = Nonfinite::error;
   EXPECT_EQ(of(OnOverflow::automatic, keep, fp16, nan), "");
   EXPECT_EQ(of(OnOverflow::keep, strict, fp16, nan),
-            "1 NaN and 0 infinite of 256 weights, the first at 7; --nonfinite error allows none");
+            "1 NaN and 0 infinite of 256 weights, the first at 7; none is allowed, nonfinite");
   EXPECT_EQ(of(OnOverflow::automatic, keep, fp16, overflow),
-            "2 of 256 weights exceed 65504, the largest fp16, the first at 3; see --on-overflow");
+            "2 of 256 weights exceed 65504, the largest fp16, the first at 3, on_overflow");
   EXPECT_EQ(of(OnOverflow::automatic, keep, bf16, overflow), "");
   EXPECT_EQ(of(OnOverflow::error, keep, bf16, overflow),
-            "2 of 256 weights exceed 3.39e38, the largest bf16, the first at 3; see --on-overflow");
+            "2 of 256 weights exceed 3.39e38, the largest bf16, the first at 3, on_overflow");
   EXPECT_EQ(of(OnOverflow::automatic, keep, fp32, huge), "");
   EXPECT_EQ(of(OnOverflow::error, keep, fp32, huge),
-            "2 of 256 weights exceed 3.40e38, the largest fp32, the first at 3; see --on-overflow");
+            "2 of 256 weights exceed 3.40e38, the largest fp32, the first at 3, on_overflow");
   // Infinities that a cast would make are refused as those that were there before.
   for (const PlannedTensor& cast : {fp16, bf16, fp32}) {
     EXPECT_EQ(of(OnOverflow::keep, keep, cast, huge), "");
-    EXPECT_TRUE(of(OnOverflow::keep, strict, cast, huge).ends_with("; --nonfinite error allows no infinity"));
+    EXPECT_TRUE(of(OnOverflow::keep, strict, cast, huge).ends_with("; no infinity is allowed, nonfinite"));
     EXPECT_EQ(of(OnOverflow::clamp, strict, cast, huge), "");
   }
   EXPECT_EQ(of(OnOverflow::automatic, keep, int8, overflow), "");
   EXPECT_EQ(of(OnOverflow::automatic, strict, int8, overflow),
-            "2 of 256 weights exceed 65504, the largest fp16, the first at 3; see --nonfinite");
+            "2 of 256 weights exceed 65504, the largest fp16, the first at 3, nonfinite");
   EXPECT_EQ(of(OnOverflow::automatic, strict, nf4, huge),
-            "2 of 256 weights exceed 3.40e38, the largest fp32, the first at 3; see --nonfinite");
+            "2 of 256 weights exceed 3.40e38, the largest fp32, the first at 3, nonfinite");
   // An F64 tensor of a quantized model stays F64, unless no such value is allowed.
   Recipe quantizing;
   quantizing.to = "nf4";
-  EXPECT_EQ(objection(quantizing, fp32, huge, 256), "");
+  EXPECT_EQ(text_of(objection(quantizing, fp32, huge, 256)), "");
   quantizing.on_overflow = OnOverflow::error;
-  EXPECT_EQ(objection(quantizing, fp32, huge, 256),
-            "2 of 256 weights exceed 3.40e38, the largest fp32, the first at 3; see --on-overflow");
+  EXPECT_EQ(text_of(objection(quantizing, fp32, huge, 256)),
+            "2 of 256 weights exceed 3.40e38, the largest fp32, the first at 3, on_overflow");
   quantizing.on_overflow = OnOverflow::automatic;
   quantizing.nonfinite = strict;
-  EXPECT_NE(objection(quantizing, fp32, huge, 256), "");
+  EXPECT_NE(text_of(objection(quantizing, fp32, huge, 256)), "");
 }
 
 TEST(Describe, SaysWhatACastStores) {

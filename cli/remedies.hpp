@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "nibble/remedy.hpp"
+
+namespace nibble::cli {
+
+/// What the library says, and the options that help: "out: exists; --overwrite replaces it".
+[[nodiscard]] std::string with_options(std::string_view text, const Remedy& remedy);
+
+}  // namespace nibble::cli

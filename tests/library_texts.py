@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""No text of the library names an option of the command line: a text says the fact, and a Remedy says what helps
+(include/nibble/remedy.hpp). Prints those that do.
+
+    tests/library_texts.py          checks the sources
+    tests/library_texts.py --test   checks that such a text would be found
+"""
+
+import pathlib
+import re
+import sys
+
+FOLDERS = ["core", "formats", "quant"]
+LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+OPTION = re.compile(r"(?<![\w-])--[a-z]")
+# By file: options of another program, and Advice::options, which is a command line.
+ALLOWED = {
+    "formats/checkpoint.cpp": ["--revision"],
+    "quant/jobs/advise.cpp": ["--to", "--embeddings", "--skip", "--tensor", "--allow-nibble-only"],
+}
+
+
+def wrong_texts(path, text):
+    for number, line in enumerate(text.splitlines(), 1):
+        code = line.split("//")[0]
+        for literal in LITERAL.findall(code):
+            for option in OPTION.finditer(literal):
+                if not any(literal.startswith(name, option.start()) for name in ALLOWED.get(path, [])):
+                    yield f"{path}:{number}: {literal} names an option"
+
+
+def main():
+    if sys.argv[1:] == ["--test"]:
+        planted = 'count("a", --b);  // "--c"\nfail("more memory; see --max-memory");\nfail("x --revision y");\n'
+        assert [text.split(":")[1] for text in wrong_texts("core/a.cpp", planted)] == ["2", "3"]
+        assert [text.split(":")[1] for text in wrong_texts("formats/checkpoint.cpp", planted)] == ["2"]
+        return
+    root = pathlib.Path(__file__).resolve().parent.parent
+    found = []
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*.[ch]pp")):
+            found += wrong_texts(path.relative_to(root).as_posix(), path.read_text())
+    if found:
+        sys.exit("\n".join(found))
+
+
+if __name__ == "__main__":
+    main()
