@@ -173,11 +173,12 @@ struct Int8Call {
   float* absmax;
   u64* nonfinite;
 };
-int run(const FourBitCall& c) {
+// As a caller in C, with any number for an enumerator.
+[[gnu::no_sanitize("enum")]] int run(const FourBitCall& c) {
   return nibble_queue_quantize_four_bit(c.queue, c.weights, c.dtype, c.size, c.codebook, c.blocksize, c.packed,
                                         c.absmax, c.nonfinite);
 }
-int run(const Int8Call& c) {
+[[gnu::no_sanitize("enum")]] int run(const Int8Call& c) {
   return nibble_queue_quantize_int8(c.queue, c.weights, c.dtype, c.n, c.k, c.codes, c.absmax, c.nonfinite);
 }
 // Why the call with a change is refused. It does not get as far as the device, which would fail.
