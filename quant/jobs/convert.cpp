@@ -41,7 +41,7 @@
 #include "quant/stream/codings.hpp"
 #include "quant/stream/nonfinite.hpp"
 #include "quant/stream/shard_parts.hpp"
-#include "quant/stream/stored_weights.hpp"
+#include "quant/stream/source.hpp"
 
 namespace nibble {
 namespace {
@@ -52,6 +52,7 @@ struct Work {
   PlannedTensor tensor;
   std::size_t first_part = 0;  // in the shard
   const Codec* codec = nullptr;
+  std::optional<Source> source;
   std::vector<Part> parts;
   Chunking chunking;                // into chunks
   std::uint64_t batch_weights = 0;  // a whole number of chunks
@@ -84,6 +85,7 @@ class Conversion {
  public:
   Conversion(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress)
       : in_(in),
+        stored_(in, source_schemes()),
         out_(out),
         progress_(progress),
         memory_(plan_memory(plan, resources)),
@@ -207,6 +209,7 @@ class Conversion {
     work->index = index;
     work->first_part = first_part_[index - begin];
     work->codec = &codec(tensor.codec);
+    work->source.emplace(open_source(stored_, tensor, buffers_));
     work->parts = stored_parts(*work->codec, tensor.info);
     work->elements = tensor.info.elements();
     work->chunking = chunking(tensor);
@@ -292,15 +295,11 @@ class Conversion {
   // Calls f(first, end, weights) for the chunks of a batch, read in turn.
   template <class F> void for_each_chunk(const Batch& batch, F&& f) {
     const Work& work = *batch.work;
-    const PlannedTensor& tensor = work.tensor;
     const std::uint64_t last = batch.first + batch.weights;
     for (std::uint64_t first = batch.first; first < last; first += work.chunking.weights) {
       const std::uint64_t end = std::min(first + work.chunking.weights, last);
-      const std::uint64_t offset = byte_count(tensor.info.dtype, first);
-      const Buffers::Loan in = buffers_.lend(byte_count(tensor.info.dtype, end - first),
-                                             in_.position(tensor.source, tensor.source_offset + offset));
-      read_planned(in_, tensor, offset, in.bytes(), buffers_);
-      f(first, end, in.bytes());
+      Buffers::Loan loan;
+      f(first, end, work.source->weights(first, end - first, loan));
     }
   }
 
@@ -444,6 +443,7 @@ class Conversion {
   }
 
   const Reader& in_;
+  StoredWeights stored_;
   Writer& out_;
   Progress& progress_;
   MemoryPlan memory_;

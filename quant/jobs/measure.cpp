@@ -33,7 +33,7 @@
 #include "quant/stream/beyond_fp32.hpp"
 #include "quant/stream/codings.hpp"
 #include "quant/stream/nonfinite.hpp"
-#include "quant/stream/stored_weights.hpp"
+#include "quant/stream/source.hpp"
 
 namespace nibble {
 namespace {
@@ -64,7 +64,7 @@ struct Test {
   bool has_codes = false;
   Buffers::Loan memory{};  // of what was encoded for this, or
   std::unique_ptr<Scratch> file{};
-  std::optional<WeightSource> weights{};
+  std::optional<Source> weights{};
 };
 
 // One tensor while it is measured.
@@ -74,7 +74,7 @@ struct Comparison {
   std::uint64_t columns = 0;  // 0 where they are not looked at
   float pivot = 0;
   Buffers::Loan memory;  // all of the reference's weights, if something is to be encoded and there is room
-  std::optional<WeightSource> weights;
+  std::optional<Source> weights;
   std::vector<std::optional<Test>> tests;
   std::vector<MeasuredError> errors;
   std::vector<double> column_energy;
@@ -175,14 +175,14 @@ class Measuring {
     work->measured.kind = place.kind;
     work->measured.layer = place.layer;
     work->elements = view.info.elements();
-    const std::size_t tensor = *pairing_.reference().find(in_.tensors().name(view.source));
+    const std::size_t tensor = *pairing_.reference().find(view.source);
     const StoredWeights::Tensor stored = pairing_.reference()[tensor];
     work->measured.codec = name_of(stored);
     if (stored.quantized()) {
-      work->weights.emplace(about(in_, [&] { return open_weights(pairing_.reference(), stored); }));
+      work->weights.emplace(about(in_, [&] { return open_source(pairing_.reference(), stored, buffers_); }));
       work->measured.bytes = stored.bytes;
     } else {
-      work->weights.emplace(open_weights(in_, view, buffers_));
+      work->weights.emplace(open_source(pairing_.reference(), view, buffers_));
       work->measured.bytes = view.info.bytes();
     }
     if (view.info.shape.size() == 2 && view.info.shape[1] <= max_columns) work->columns = view.info.shape[1];
@@ -235,7 +235,7 @@ class Measuring {
   }
 
   void load(Comparison& work) {
-    WeightSource& weights = *work.weights;
+    Source& weights = *work.weights;
     work.memory = buffers_.lend(weights.bytes(0, work.elements), weights.position(0));
     const std::span<std::byte> all = work.memory.bytes();
     for_each_range(work.elements, unit_weights, [&](std::uint64_t first, std::uint64_t n) {
@@ -247,8 +247,8 @@ class Measuring {
   float pivot_of(const Comparison& work) {
     const std::size_t n = std::min<std::uint64_t>(work.elements, tile_weights);
     if (n == 0) return 0;
-    std::vector<std::byte> raw(work.weights->bytes(0, n));
-    work.weights->read(0, raw);
+    Buffers::Loan loan;
+    const std::span<const std::byte> raw = work.weights->raw(0, n, loan);
     alignas(64) std::array<float, tile_weights> tile;
     return choose_pivot(work.weights->decode(0, raw, 0, n, tile));
   }
@@ -256,7 +256,7 @@ class Measuring {
   // Whether its codes can be counted: two to a byte.
   static bool has_codes(const Codec& codec) { return !codec.codebook().empty(); }
 
-  Test open_stored(std::size_t c, std::size_t tensor) const {
+  Test open_stored(std::size_t c, std::size_t tensor) {
     const StoredWeights::Tensor stored = pairing_.stored(c)[tensor];
     Test test{.codec = name_of(stored),
               .quantized = stored.quantized(),
@@ -264,7 +264,8 @@ class Measuring {
               .normal_sqnr_db = normal_sqnr_of(stored)};
     if (!stored.quantized()) test.dtype = stored.stored.info.dtype;
     test.has_codes = has_codes(*make_codec(stored.stored.codec));
-    test.weights.emplace(about(pairing_.stored(c).reader(), [&] { return open_weights(pairing_.stored(c), stored); }));
+    test.weights.emplace(
+        about(pairing_.stored(c).reader(), [&] { return open_source(pairing_.stored(c), stored, buffers_); }));
     return test;
   }
 
@@ -309,14 +310,7 @@ class Measuring {
       if (scan && !chunking.scan) continue;
       for_each_range(work.elements, chunking.weights, [&](std::uint64_t first, std::uint64_t n) {
         Buffers::Loan loan;
-        std::span<const std::byte> in;
-        if (work.weights->is_in_memory()) {
-          in = work.weights->memory(first, n);
-        } else {
-          loan = buffers_.lend(work.weights->bytes(first, n), work.weights->position(first));
-          work.weights->read(first, loan.bytes());
-          in = loan.bytes();
-        }
+        const std::span<const std::byte> in = work.weights->weights(first, n, loan);
         scan ? encoder->scan(first, in) : encode_range(first, n, in);
       });
     }
@@ -333,7 +327,8 @@ class Measuring {
     encoder->finish(rest);
     test.weights.emplace(
         planned.info, make_codec(planned.codec), rest.spans(),
-        [from = test.file.get()](std::uint64_t offset, std::span<std::byte> out) { from->read(offset, out); });
+        [from = test.file.get()](std::uint64_t offset, std::span<std::byte> out) { from->read(offset, out); },
+        buffers_);
     if (fits) test.weights->set_memory(test.memory.bytes());
     return test;
   }
@@ -385,23 +380,15 @@ class Measuring {
     accounting.take();
   }
 
-  // The bytes of a unit, in memory already or in `loan`.
-  std::span<const std::byte> read(const WeightSource& weights, const Unit& unit, Buffers::Loan& loan) {
-    if (weights.is_in_memory()) return weights.memory(unit.first, unit.weights);
-    loan = buffers_.lend(weights.bytes(unit.first, unit.weights), weights.position(unit.first));
-    weights.read(unit.first, loan.bytes());
-    return loan.bytes();
-  }
-
   void look_at(Unit& unit) {
     const Comparison& work = *unit.work;
     Buffers::Loan loan;
-    const std::span<const std::byte> raw = read(*work.weights, unit, loan);
+    const std::span<const std::byte> raw = work.weights->raw(unit.first, unit.weights, loan);
     std::vector<Buffers::Loan> test_loans(work.tests.size());
     std::vector<std::span<const std::byte>> test_raw(work.tests.size());
     for (std::size_t c = 0; c < work.tests.size(); ++c)
       if (work.tests[c] && !work.tests[c]->is_reference)
-        test_raw[c] = read(*work.tests[c]->weights, unit, test_loans[c]);
+        test_raw[c] = work.tests[c]->weights->raw(unit.first, unit.weights, test_loans[c]);
 
     unit.stats = {};
     unit.stats.pivot = work.pivot;
@@ -412,7 +399,7 @@ class Measuring {
     for (std::uint64_t at = unit.first; at < unit.first + unit.weights; at += tile_weights) {
       const std::size_t n = std::min<std::uint64_t>(tile_weights, unit.first + unit.weights - at);
       const std::span<const float> weights = work.weights->decode(unit.first, raw, at, n, tile);
-      const auto with_fp64 = [&](std::span<const float> decoded, const WeightSource& source,
+      const auto with_fp64 = [&](std::span<const float> decoded, const Source& source,
                                  std::span<const std::byte> from) {
         return ComparedTile{decoded,
                             source.is_fp64() ? source.stored(unit.first, from, at, n) : std::span<const std::byte>{}};

@@ -1,5 +1,8 @@
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "nibble/error.hpp"
 #include "quant/schemes/scheme.hpp"
@@ -16,6 +19,15 @@ std::span<const Scheme* const> schemes() {
 #define NIBBLE_ADDRESS(name) &name##_scheme(),
   static const std::array all{NIBBLE_SCHEMES(NIBBLE_ADDRESS)};
   return all;
+}
+
+std::span<const Scheme* const> source_schemes() {
+  static const std::vector<const Scheme*> sources = [] {
+    std::vector<const Scheme*> found;
+    std::ranges::copy_if(schemes(), std::back_inserter(found), &Scheme::is_source);
+    return found;
+  }();
+  return sources;
 }
 
 const Scheme& scheme_of(const Codec& codec) {

@@ -58,6 +58,10 @@ class Scheme {
   [[nodiscard]] virtual std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& codec,
                                                                         const StoredTensor& tensor) const = 0;
 
+  /// Whether a conversion takes its tensors as input, decoded to the type that they had. What others stored is refused
+  /// by open_checkpoint(), or kept as it is.
+  [[nodiscard]] virtual bool is_source() const { return false; }
+
   /// Why transformers could not load a model directory of this scheme, as planned: the first tensor that it does not
   /// store, or that config.json has no words for. Empty if there is none.
   [[nodiscard]] virtual std::string obstacle(const Plan& plan) const = 0;
@@ -68,6 +72,9 @@ class Scheme {
 
 /// All schemes, in the order in which they are asked.
 [[nodiscard]] std::span<const Scheme* const> schemes();
+
+/// Those whose tensors a conversion takes.
+[[nodiscard]] std::span<const Scheme* const> source_schemes();
 
 /// The scheme that stores what this codec makes: the first that does. Throws Error(usage) if there is none.
 [[nodiscard]] const Scheme& scheme_of(const Codec& codec);

@@ -10,7 +10,7 @@
 
 #include "nibble/error.hpp"
 #include "quant/simd/widen.hpp"
-#include "quant/stream/stored_weights.hpp"
+#include "quant/stream/source.hpp"
 
 namespace nibble {
 namespace {
@@ -25,12 +25,12 @@ static_assert(unit % tile_weights == 0);
 }
 
 // All of a tensor, on the threads of the arena that calls.
-void decode(const WeightSource& source, std::span<float> out) {
+void decode(const Source& source, std::span<float> out) {
   const std::uint64_t units = out.size() / unit + (out.size() % unit != 0 ? 1 : 0);
   const auto decode_unit = [&](std::uint64_t u) {
     const std::uint64_t first = u * unit, n = std::min<std::uint64_t>(unit, out.size() - first);
-    std::vector<std::byte> raw(source.bytes(first, n));
-    source.read(first, raw);
+    Buffers::Loan loan;
+    const std::span<const std::byte> raw = source.raw(first, n, loan);
     alignas(64) std::array<float, tile_weights> tile;
     for (std::uint64_t at = first; at < first + n; at += tile_weights) {
       const std::size_t count = std::min<std::uint64_t>(tile_weights, first + n - at);
@@ -47,11 +47,11 @@ struct WeightReader::State {
   explicit State(const Reader& reader) : stored(about(reader, [&] { return StoredWeights(reader); })) {}
 
   // A plain tensor is weights if its type is; what a scheme stored always is.
-  [[nodiscard]] WeightSource open(const StoredWeights::Tensor& tensor) const {
+  [[nodiscard]] Source open(const StoredWeights::Tensor& tensor, Buffers& buffers) const {
     const TensorInfo& info = tensor.stored.info;
     if (!is_weight_type(info.dtype))
       fail(stored.reader(), info, fmt::format("type {} holds no weights", traits(info.dtype).name));
-    return about(stored.reader(), [&] { return open_weights(stored, tensor); });
+    return about(stored.reader(), [&] { return open_source(stored, tensor, buffers); });
   }
 
   StoredWeights stored;
@@ -70,7 +70,8 @@ std::optional<std::size_t> WeightReader::find(std::string_view name) const { ret
 
 void WeightReader::read(std::size_t tensor, std::span<float> out) const {
   const StoredWeights::Tensor stored = state_->stored[tensor];
-  const WeightSource source = state_->open(stored);
+  Buffers buffers;
+  const Source source = state_->open(stored, buffers);
   if (out.size() != stored.stored.info.elements())
     fail(state_->stored.reader(), stored.stored.info,
          fmt::format("has {} weights, not {}", stored.stored.info.elements(), out.size()));
@@ -84,7 +85,8 @@ Weights weights(const Reader& reader, std::string_view name) {
     throw Error(Errc::usage,
                 fmt::format("{}: has no tensor '{}'", printable(reader.path().string()), printable(std::string(name))));
   const StoredWeights::Tensor stored = state.stored[*tensor];
-  const WeightSource source = state.open(stored);  // before there is memory for what may not be weights
+  Buffers buffers;
+  const Source source = state.open(stored, buffers);  // before there is memory for what may not be weights
   Weights result{stored.stored.info.shape, std::vector<float>(stored.stored.info.elements())};
   decode(source, result.values);
   return result;

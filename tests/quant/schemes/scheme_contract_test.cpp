@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "nibble/error.hpp"
-#include "quant/stream/stored_weights.hpp"
+#include "quant/stream/source.hpp"
 #include "tests/quant/schemes/scheme_support.hpp"
 
 namespace nibble::scheme_contract_test {
@@ -54,7 +54,8 @@ TEST_P(SchemeContract, EveryPartHoldsAPlaneOrItsOwnBytes) {
 }
 
 std::vector<float> weights_of(const StoredWeights& stored, const StoredWeights::Tensor& tensor) {
-  const WeightSource source = open_weights(stored, tensor);
+  Buffers buffers;
+  const Source source = open_source(stored, tensor, buffers);
   std::vector<float> weights(tensor.stored.info.elements());
   test::Bytes raw(source.bytes(0, weights.size()));
   source.read(0, raw);
@@ -101,9 +102,10 @@ TEST_P(SchemeContract, PartsThatAreTooShortAreRefused) {
       const test::MemoryReader reader = test::reader_of(parts);
       try {
         const StoredWeights stored(reader);
+        Buffers buffers;
         for (std::size_t t = 0; t < stored.size(); ++t) {
           // Codes alone may be a plain tensor of their type.
-          if (stored[t].quantized()) (void)open_weights(stored, stored[t]);
+          if (stored[t].quantized()) (void)open_source(stored, stored[t], buffers);
         }
         EXPECT_EQ(i, 0U) << parts[i].first.name << " was accepted";
       } catch (const Error& error) {

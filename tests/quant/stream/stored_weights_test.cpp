@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "quant/stream/source.hpp"
 #include "tests/quant/schemes/scheme_support.hpp"
 #include "tests/support/corrupt.hpp"
 
@@ -34,7 +35,8 @@ std::string text_of(const Bytes& bytes) { return {reinterpret_cast<const char*>(
 // All weights of a tensor, read in pieces of `step`.
 std::vector<float> weights_of(const StoredWeights& stored, std::size_t tensor, std::size_t step = 4096) {
   const StoredWeights::Tensor found = stored[tensor];
-  const WeightSource source = open_weights(stored, found);
+  Buffers buffers;
+  const Source source = open_source(stored, found, buffers);
   std::vector<float> weights(found.stored.info.elements());
   for (std::size_t first = 0; first < weights.size(); first += step) {
     const std::size_t n = std::min(step, weights.size() - first);
@@ -56,7 +58,8 @@ std::string problem(const Parts& parts) {
   const MemoryReader reader = reader_of(parts);
   return error_of([&] {
     const StoredWeights stored(reader);
-    for (std::size_t t = 0; t < stored.size(); ++t) (void)open_weights(stored, stored[t]);
+    Buffers buffers;
+    for (std::size_t t = 0; t < stored.size(); ++t) (void)open_source(stored, stored[t], buffers);
   });
 }
 

@@ -1,0 +1,149 @@
+#include "quant/stream/source.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "quant/simd/widen.hpp"
+
+namespace nibble {
+
+Source::Source(TensorInfo tensor, std::unique_ptr<const Codec> codec, std::span<const std::span<const std::byte>> rest,
+               Read read, Buffers& buffers, std::uint64_t position)
+    : info_(std::move(tensor)),
+      codec_(std::move(codec)),
+      is_plain_(!codec_->quantizes()),
+      read_(std::move(read)),
+      buffers_(&buffers),
+      position_(position) {
+  if (is_plain_)
+    info_.dtype = codec_->planes(info_).front().dtype;
+  else
+    decoder_ = codec_->decoder(info_, rest);
+  tensor_ = info_;
+}
+
+Source::Source(Source tensor, const PlannedTensor& view) : Source(std::move(tensor)) {
+  const bool is_slice = view.info.elements() != tensor_.elements();
+  info_ = view.info;
+  info_.dtype = tensor_.dtype;
+  transposed_ = view.transposed;
+  begin_ = view.source_offset * 8 / traits(tensor_.dtype).bits;
+  // Codes of a slice, or in another order, are no codes of a tensor.
+  if (decoder_ && (is_slice || transposed_)) is_plain_ = true, position_ = 0;
+  if (!decoder_) position_ += view.source_offset;
+}
+
+std::span<const std::byte> Source::raw(std::uint64_t first, std::uint64_t n, Buffers::Loan& loan) const {
+  if (!memory_.empty()) return memory_.subspan(offset(first), bytes(first, n));
+  loan = buffers_->lend(bytes(first, n), position(first));
+  read(first, loan.bytes());
+  return loan.bytes();
+}
+
+std::span<const std::byte> Source::weights(std::uint64_t first, std::uint64_t n, Buffers::Loan& loan) const {
+  if (is_plain_) return raw(first, n, loan);
+  loan = buffers_->lend(byte_count(info_.dtype, n), 0);
+  decode_tensor(first, loan.bytes());
+  return loan.bytes();
+}
+
+void Source::read(std::uint64_t first, std::span<std::byte> raw) const {
+  if (raw.empty()) return;
+  if (!is_plain_)
+    read_(offset(first), raw);
+  else if (transposed_)
+    read_transposed(first, raw);
+  else
+    read_tensor(begin_ + first, raw);
+}
+
+void Source::read_tensor(std::uint64_t first, std::span<std::byte> out) const {
+  if (decoder_)
+    decode_tensor(first, out);
+  else
+    read_(byte_count(tensor_.dtype, first), out);
+}
+
+// Decoders begin at whole tiles: of one that is not asked for as a whole, what is asked for is copied.
+void Source::decode_tensor(std::uint64_t first, std::span<std::byte> out) const {
+  if (out.empty()) return;
+  const std::uint64_t width = traits(tensor_.dtype).bits / 8;
+  const std::uint64_t last = first + out.size() / width;
+  const std::uint64_t begin = first / tile_weights * tile_weights;
+  const std::uint64_t end = std::min((last + tile_weights - 1) / tile_weights * tile_weights, tensor_.elements());
+  const auto code_offset = [this](std::uint64_t weight) { return codec_->code_bytes(tensor_, weight); };
+  const std::uint64_t code_begin = code_offset(begin), size = code_offset(end) - code_begin;
+  Buffers::Loan loan;
+  std::span<const std::byte> codes;
+  if (!is_plain_ && !memory_.empty()) {
+    codes = memory_.subspan(code_begin, size);
+  } else {
+    loan = buffers_->lend(size, code_begin);
+    read_(code_begin, loan.bytes());
+    codes = loan.bytes();
+  }
+  std::array<std::byte, tile_weights * sizeof(float)> tile;
+  for (std::uint64_t at = begin; at < end; at += tile_weights) {
+    const std::uint64_t tile_end = std::min<std::uint64_t>(at + tile_weights, end);
+    const auto of_tile = codes.subspan(code_offset(at) - code_begin, code_offset(tile_end) - code_offset(at));
+    const std::uint64_t from = std::max(at, first), to = std::min(tile_end, last);
+    const std::span<std::byte> wanted = out.subspan((from - first) * width, (to - from) * width);
+    if (from == at && to == tile_end) {
+      decoder_->decode(at, of_tile, tensor_.dtype, wanted);
+    } else {
+      const std::span<std::byte> all = std::span(tile).first((tile_end - at) * width);
+      decoder_->decode(at, of_tile, tensor_.dtype, all);
+      std::ranges::copy(all.subspan((from - at) * width, wanted.size()), wanted.begin());
+    }
+  }
+}
+
+// Of the transposed [out, in] matrix, out of [in, out] on disk: for each row on disk, the piece that covers the columns
+// asked for.
+void Source::read_transposed(std::uint64_t first, std::span<std::byte> to) const {
+  const std::uint64_t width = traits(info_.dtype).bits / 8;
+  const std::uint64_t out = info_.shape[0];
+  const std::uint64_t in = info_.shape[1];
+  const std::uint64_t n = to.size() / width;
+  const std::uint64_t row = first / in;
+  const std::uint64_t rows = (first + n - 1) / in - row + 1;
+  const Buffers::Loan piece = buffers_->lend(rows * width, 0);
+  for (std::uint64_t k = 0; k < in; ++k) {
+    read_tensor(begin_ + k * out + row, piece.bytes());
+    for (std::uint64_t r = 0; r < rows; ++r) {
+      const std::uint64_t weight = (row + r) * in + k;
+      if (weight < first || weight >= first + n) continue;
+      std::copy_n(piece.bytes().data() + r * width, width, to.data() + (weight - first) * width);
+    }
+  }
+}
+
+std::span<const float> Source::decode(std::uint64_t first, std::span<const std::byte> raw, std::uint64_t at,
+                                      std::size_t n, std::span<float> tile) const {
+  const auto bytes = stored(first, raw, at, n);
+  if (is_plain_) return widen(info_.dtype, bytes, tile);
+  decoder_->decode(at, bytes, tile.first(n));
+  return tile.first(n);
+}
+
+Source open_source(const StoredWeights& in, const StoredWeights::Tensor& tensor, Buffers& buffers) {
+  const Reader& reader = in.reader();
+  const StoredTensor& stored = tensor.stored;
+  auto codec = make_codec(stored.codec);
+  std::vector<std::vector<std::byte>> planes;
+  if (tensor.quantized()) planes = tensor.scheme->read_planes(reader, *codec, stored);
+  const std::vector<std::span<const std::byte>> rest(planes.begin(), planes.end());
+  const std::size_t part = stored.parts.front();
+  return {
+      stored.info, std::move(codec),
+      rest,        [&reader, part](std::uint64_t offset, std::span<std::byte> out) { reader.read(part, offset, out); },
+      buffers,     reader.position(part, 0)};
+}
+
+Source open_source(const StoredWeights& in, const PlannedTensor& tensor, Buffers& buffers) {
+  return {open_source(in, in[in.find(tensor.source).value()], buffers), tensor};
+}
+
+}  // namespace nibble
