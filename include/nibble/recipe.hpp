@@ -85,8 +85,8 @@ enum class DecidedBy : std::uint8_t {
 /// A tensor of the output: where it comes from, what becomes of it, and why. Its texts are those of the list it is in.
 struct PlannedTensor {
   TensorInfo info;                  ///< as the codec sees it: a slice, or transposed, if it is one
-  std::size_t source = 0;           ///< index into Reader::tensors()
-  std::uint64_t source_offset = 0;  ///< bytes from the start of the source tensor to this slice of it
+  std::size_t source = 0;           ///< index into Reader::tensors(): where it is decoded, its first part
+  std::uint64_t source_offset = 0;  ///< bytes from the start of the source's weights to this slice of them
   bool transposed = false;
   CodecSpec codec;
   std::string_view reason;  ///< for people
@@ -148,6 +148,7 @@ struct Plan {
   DType dtype = DType::f32;             ///< the type of most weights that are not quantized
   bool nibble_only = false;
   std::uint64_t rewrite_bytes = 0;  ///< ModelConfig::rewrite_bytes of the input
+  std::uint64_t decoder_bytes = 0;  ///< of what lies beside the codes of an input tensor that is decoded, at most
   std::vector<Message> warnings;
 
   [[nodiscard]] std::uint64_t source_bytes() const;

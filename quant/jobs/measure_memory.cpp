@@ -86,7 +86,11 @@ MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candid
     results = std::max<std::uint64_t>(results, plan.tensors.size());
     names = std::max(names, own_names);
   };
-  if (pairing.everything()) add_plan(*pairing.everything());
+  if (const auto& [views, view_names] = pairing.views(); views > 0) {
+    needs.lists += names;  // that say where tensors stand
+    results = std::max<std::uint64_t>(results, views);
+    names = std::max(names, view_names);
+  }
   for (std::size_t c = 0; c < candidates.size(); ++c) {
     const Needs own = candidates[c].plan ? needs_of(*candidates[c].plan, codings[c]) : needs_of(pairing.stored(c));
     needs.lists += own.lists;

@@ -5,15 +5,6 @@
 namespace nibble {
 namespace {
 
-// The names, slices and transpositions that any quantization could give the tensors of the reference.
-Recipe quantize_everything() {
-  Recipe recipe;
-  recipe.to = "nf4";
-  recipe.rules.push_back({".*", "nf4"});
-  recipe.allow_nibble_only = true;
-  return recipe;
-}
-
 bool has_matrix(const TensorList& tensors) {
   for (std::size_t t = 0; t < tensors.size(); ++t)
     if (tensors.shape(t).size() >= 2 && is_weight_type(tensors.dtype(t))) return true;
@@ -26,6 +17,13 @@ bool is_quantized(const StoredWeights& weights) {
   return false;
 }
 
+// Whether a conversion of it takes other weights than it stands for.
+bool is_refused(const StoredWeights& weights) {
+  for (std::size_t t = 0; t < weights.size(); ++t)
+    if (const Scheme* const scheme = weights[t].scheme; scheme != nullptr && !scheme->is_source()) return true;
+  return false;
+}
+
 // Where the planned tensors of each source begin: they are in the order of the input.
 std::vector<std::uint32_t> index_by_source(const Plan& plan) {
   std::vector<std::uint32_t> begin{0};
@@ -35,7 +33,7 @@ std::vector<std::uint32_t> index_by_source(const Plan& plan) {
   return begin;
 }
 template <class F>
-void for_each_view(const Plan& plan, const std::vector<std::uint32_t>& index, std::size_t source, F&& f) {
+void for_each_planned(const Plan& plan, const std::vector<std::uint32_t>& index, std::size_t source, F&& f) {
   if (source + 1 >= index.size()) return;
   for (std::size_t p = index[source]; p < plan.tensors.size() && plan.tensors[p].source == source; ++p)
     f(plan.tensors[p]);
@@ -45,25 +43,36 @@ void for_each_view(const Plan& plan, const std::vector<std::uint32_t>& index, st
 
 Pairing::Pairing(const Reader& reference, std::span<const Candidate> candidates)
     : candidates_(candidates), reference_(about(reference, [&] { return StoredWeights(reference); })) {
-  const bool quantized = is_quantized(reference_);
+  const bool quantized = is_quantized(reference_), refused = quantized && is_refused(reference_);
   bool any_stored = false;
   for (const Candidate& candidate : candidates) {
     stored_.emplace_back();
-    views_.emplace_back();
+    planned_.emplace_back();
     if (candidate.checkpoint != nullptr) {
       about(*candidate.checkpoint, [&] { return &stored_.back().emplace(*candidate.checkpoint); });
       any_stored = true;
-    } else if (quantized) {
+    } else if (refused) {
       throw Error(Errc::bad_input, fmt::format("{}: is quantized already: only plain weights can be converted to {}",
                                                printable(reference.path().string()), printable(candidate.name)));
     } else {
-      views_.back() = index_by_source(*candidate.plan);
+      planned_.back() = index_by_source(*candidate.plan);
     }
   }
   if (any_stored && !quantized && has_matrix(reference.tensors())) {
-    everything_ = make_plan(reference, quantize_everything());
-    everything_by_source_ = index_by_source(*everything_);
+    places_ = places_of(reference_);
+    for (std::size_t t = 0; t < reference_.size(); ++t)
+      for (const PlannedTensor& view : views_of(reference_[t])) {
+        ++views_.count;
+        views_.name_bytes += view.info.name.size();
+      }
   }
+}
+
+std::vector<PlannedTensor> Pairing::views_of(const StoredWeights::Tensor& tensor) const {
+  const TensorInfo& info = tensor.stored.info;
+  if (!places_.placer) return {};
+  if (!is_weight_type(info.dtype) || info.shape.size() < 2) return {view_of(tensor)};
+  return quantized_views(view_of(tensor), places_.placer->place(info).role);
 }
 
 Pairing::Row& Pairing::row_of(std::vector<Row>& rows, const PlannedTensor& view) const {
@@ -87,26 +96,25 @@ std::vector<Pairing::Row> Pairing::rows_of(std::size_t tensor, std::span<std::ve
       for (std::vector<std::string>& names : missing) names.push_back(reference.stored.info.name);
     return rows;
   }
-  PlannedTensor whole;
-  whole.info = reference.stored.info;
-  whole.source = reference.stored.parts.front();
+  const PlannedTensor whole = view_of(reference);
+  const std::vector<PlannedTensor> views = views_of(reference);
   for (std::size_t c = 0; c < candidates_.size(); ++c) {
     bool any = false;
     if (candidates_[c].plan) {
-      for_each_view(*candidates_[c].plan, views_[c], whole.source, [&](const PlannedTensor& planned) {
+      for_each_planned(*candidates_[c].plan, planned_[c], whole.source, [&](const PlannedTensor& planned) {
         row_of(rows, planned).planned[c] = planned;
         any = true;
       });
     } else {
-      any = match_stored(rows, whole, c, missing[c]);
+      any = match_stored(rows, whole, views, c, missing[c]);
     }
     if (!any) missing[c].push_back(whole.info.name);
   }
   return rows;
 }
 
-bool Pairing::match_stored(std::vector<Row>& rows, const PlannedTensor& whole, std::size_t c,
-                           std::vector<std::string>& missing) const {
+bool Pairing::match_stored(std::vector<Row>& rows, const PlannedTensor& whole, std::span<const PlannedTensor> views,
+                           std::size_t c, std::vector<std::string>& missing) const {
   const StoredWeights& stored = *stored_[c];
   const auto match = [&](const PlannedTensor& view, std::size_t tensor) {
     const TensorInfo found = stored[tensor].stored.info;
@@ -117,14 +125,14 @@ bool Pairing::match_stored(std::vector<Row>& rows, const PlannedTensor& whole, s
   const auto same_name = stored.find(whole.info.name);
   std::vector<std::string> lacking;
   bool any = false;
-  if (everything_ && !(same_name && !stored[*same_name].quantized()))
-    for_each_view(*everything_, everything_by_source_, whole.source, [&](const PlannedTensor& view) {
+  if (!(same_name && !stored[*same_name].quantized()))
+    for (const PlannedTensor& view : views) {
       const auto tensor = stored.find(view.info.name);
       if (tensor && match(view, *tensor))
         any = true;
       else
         lacking.push_back(view.info.name);
-    });
+    }
   if (!any) return same_name && match(whole, *same_name);
   missing.insert(missing.end(), lacking.begin(), lacking.end());
   return true;

@@ -10,6 +10,7 @@
 
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"
+#include "quant/jobs/views.hpp"
 #include "quant/stream/stored_weights.hpp"
 
 namespace nibble {
@@ -24,8 +25,12 @@ class Pairing {
   [[nodiscard]] const StoredWeights& reference() const noexcept { return reference_; }
   /// Of a candidate that is a checkpoint.
   [[nodiscard]] const StoredWeights& stored(std::size_t candidate) const { return *stored_[candidate]; }
-  /// What any quantization could make of the reference, if that had to be known.
-  [[nodiscard]] const std::optional<Plan>& everything() const noexcept { return everything_; }
+  /// How any quantization could see the tensors of the reference, all together; 0 where it did not have to be known.
+  struct Views {
+    std::size_t count = 0;
+    std::uint64_t name_bytes = 0;
+  };
+  [[nodiscard]] const Views& views() const noexcept { return views_; }
 
   /// A view of a tensor of the reference, and what every candidate has for it.
   struct Row {
@@ -38,15 +43,16 @@ class Pairing {
 
  private:
   Row& row_of(std::vector<Row>& rows, const PlannedTensor& view) const;
-  bool match_stored(std::vector<Row>& rows, const PlannedTensor& whole, std::size_t candidate,
-                    std::vector<std::string>& missing) const;
+  [[nodiscard]] std::vector<PlannedTensor> views_of(const StoredWeights::Tensor& tensor) const;
+  bool match_stored(std::vector<Row>& rows, const PlannedTensor& whole, std::span<const PlannedTensor> views,
+                    std::size_t candidate, std::vector<std::string>& missing) const;
 
   std::span<const Candidate> candidates_;
   StoredWeights reference_;
   std::deque<std::optional<StoredWeights>> stored_;  // of candidates that are checkpoints
-  std::vector<std::vector<std::uint32_t>> views_;    // of those that are plans, by source
-  std::optional<Plan> everything_;
-  std::vector<std::uint32_t> everything_by_source_;
+  std::vector<std::vector<std::uint32_t>> planned_;  // of those that are plans, by source
+  ModelPlaces places_;                               // of the reference, where views had to be known
+  Views views_;
 };
 
 }  // namespace nibble

@@ -12,11 +12,11 @@
 #include <optional>
 #include <utility>
 
-#include "formats/models/architectures.hpp"
 #include "nibble/error.hpp"
-#include "nibble/recipe.hpp"
 #include "quant/codecs/codecs.hpp"
+#include "quant/jobs/plan.hpp"
 #include "quant/jobs/user_pattern.hpp"
+#include "quant/jobs/views.hpp"
 #include "quant/schemes/scheme.hpp"
 #include "quant/stream/codings.hpp"
 
@@ -76,15 +76,23 @@ struct Choice {
 
 class Planner {
  public:
-  Planner(const Reader& in, const Recipe& recipe) : in_(in), codings_(recipe) {
+  Planner(const StoredWeights& in, const Recipe& recipe) : stored_(in), in_(in.reader()), codings_(recipe) {
     plan_.recipe = recipe;
     for (const Rule& rule : recipe.rules) rules_.emplace_back("tensor pattern", rule.pattern);
     for (const std::string& skip : recipe.skips) skips_.emplace_back("skip pattern", skip);
   }
 
   Plan run() && {
-    const std::unique_ptr<Placer> placer = place();
-    for (std::size_t i = 0; i < in_.tensors().size(); ++i) add(i, placer->place(in_.tensors()[i]));
+    ModelPlaces places = places_of(stored_);
+    plan_.architecture = std::move(places.architecture);
+    plan_.tied = places.tied;
+    if (plan_.architecture.empty()) warn_of_names();
+    for (std::size_t t = 0; t < stored_.size(); ++t) {
+      const StoredWeights::Tensor tensor = stored_[t];
+      plan_.decoder_bytes =
+          std::max(plan_.decoder_bytes, tensor.bytes - in_.tensors().bytes(tensor.stored.parts.front()));
+      add(view_of(tensor), places.placer->place(tensor.stored.info));
+    }
     for (const RulePattern& rule : rules_) rule.check(in_.tensors());
     for (const RulePattern& skip : skips_) skip.check(in_.tensors());
     check_options();
@@ -97,25 +105,8 @@ class Planner {
   }
 
  private:
-  std::unique_ptr<Placer> place() {
+  void warn_of_names() {
     const auto& config = in_.config();
-    if (config && !config->architecture.empty()) {
-      // Where the configuration does not say whether the head is tied, the file does: a tied one is not stored.
-      bool tied = config->tie_word_embeddings.value_or(false);
-      auto placer = make_placer(config->architecture, in_.tensors(), tied);
-      if (placer && !config->tie_word_embeddings &&
-          std::none_of(in_.tensors().begin(), in_.tensors().end(), [&](const TensorInfo& tensor) {
-            return placer->place(tensor).role == Role::output_embeddings;
-          })) {
-        tied = true;
-        placer = make_placer(config->architecture, in_.tensors(), tied);
-      }
-      if (placer) {
-        plan_.architecture = config->architecture;
-        plan_.tied = tied;
-        return placer;
-      }
-    }
     if (codec_of(plan_.recipe.to).quantizes())
       plan_.warnings.push_back(
           config && !config->architecture.empty()
@@ -123,7 +114,6 @@ class Planner {
                             "by names and shapes",
                             printable(config->architecture), architectures_version())
               : std::string("no architecture is given: linear layers were chosen by names and shapes"));
-    return make_placer_by_name(in_.tensors());
   }
 
   const Codec& codec_of(const CodecSpec& spec) { return *codings_[spec].codec; }
@@ -199,44 +189,22 @@ class Planner {
     return choice;
   }
 
-  void add(std::size_t source, const Placement& place) {
-    const TensorInfo tensor = in_.tensors()[source];
+  void add(PlannedTensor planned, const Placement& place) {
+    const TensorInfo tensor = planned.info;
     const Choice choice = choose(tensor, place);
     const Codec& codec = codec_of(choice.codec);
-    PlannedTensor planned{.info = tensor,
-                          .source = source,
-                          .codec = choice.codec,
-                          .reason = choice.reason,
-                          .decided_by = choice.decided_by,
-                          .role = place.role,
-                          .module = place.module};
-    if (codec.quantizes() && place.role == Role::conv1d) {
-      planned.transposed = true;
-      std::swap(planned.info.shape.at(0), planned.info.shape.at(1));
-    }
-    if (codec.quantizes() && tensor.shape.size() == 3 && place.role == Role::expert && tensor.elements() > 0) {
-      add_experts(std::move(planned), place, codec);
-      return;
-    }
-    if (!codec.accepts(planned.info))
-      throw Error(Errc::usage, fmt::format("tensor '{}' is {}: codec {} cannot store it", printable(tensor.name),
-                                           short_list(tensor), codec.name()));
-    push(std::move(planned), place, codec);
-  }
-
-  // [experts, out, in] becomes one matrix per expert: `experts.down_proj` -> `experts.7.down_proj.weight`.
-  void add_experts(PlannedTensor fused, const Placement& place, const Codec& codec) {
-    const std::uint64_t experts = fused.info.shape[0];
-    const std::size_t dot = fused.info.name.rfind('.');
-    const std::string parent = dot == std::string::npos ? "" : fused.info.name.substr(0, dot + 1);
-    const std::string leaf = fused.info.name.substr(dot == std::string::npos ? 0 : dot + 1);
-    const std::uint64_t slice = experts == 0 ? 0 : fused.info.bytes() / experts;
-    fused.info.shape.erase(fused.info.shape.begin());
-    for (std::uint64_t e = 0; e < experts; ++e) {
-      PlannedTensor expert = fused;
-      expert.info.name = fmt::format("{}{}.{}.weight", parent, e, leaf);
-      expert.source_offset = e * slice;
-      push(std::move(expert), place, codec);
+    planned.codec = choice.codec;
+    planned.reason = choice.reason;
+    planned.decided_by = choice.decided_by;
+    planned.role = place.role;
+    planned.module = place.module;
+    std::vector<PlannedTensor> views{planned};
+    if (codec.quantizes()) views = quantized_views(std::move(planned), place.role);
+    for (PlannedTensor& view : views) {
+      if (!codec.accepts(view.info))
+        throw Error(Errc::usage, fmt::format("tensor '{}' is {}: codec {} cannot store it", printable(tensor.name),
+                                             short_list(tensor), codec.name()));
+      push(std::move(view), place, codec);
     }
   }
 
@@ -251,8 +219,9 @@ class Planner {
   DType main_type() {
     if (const auto cast = codec_of(plan_.recipe.to).cast_type()) return *cast;
     std::map<DType, std::uint64_t> bytes;
-    for (const TensorInfo& tensor : in_.tensors())
-      if (is_weight_type(tensor.dtype)) bytes[tensor.dtype] += tensor.bytes();
+    for (std::size_t t = 0; t < stored_.size(); ++t)
+      if (const TensorInfo tensor = stored_[t].stored.info; is_weight_type(tensor.dtype))
+        bytes[tensor.dtype] += tensor.bytes();
     DType most = DType::f32;
     std::uint64_t largest = 0;
     for (const auto& [dtype, count] : bytes)
@@ -365,6 +334,7 @@ class Planner {
     plan_.shard_ends.push_back(plan_.tensors.size());
   }
 
+  const StoredWeights& stored_;
   const Reader& in_;
   Codings codings_;
   Plan plan_;
@@ -395,6 +365,10 @@ double Plan::quantized_share() const {
   return all == 0 ? 1.0 : static_cast<double>(quantized) / static_cast<double>(all);
 }
 
-Plan make_plan(const Reader& in, const Recipe& recipe) { return Planner(in, recipe).run(); }
+Plan make_plan(const StoredWeights& in, const Recipe& recipe) { return Planner(in, recipe).run(); }
+
+Plan make_plan(const Reader& in, const Recipe& recipe) {
+  return make_plan(StoredWeights(in, source_schemes()), recipe);
+}
 
 }  // namespace nibble

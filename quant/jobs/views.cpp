@@ -1,0 +1,60 @@
+#include "quant/jobs/views.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace nibble {
+
+ModelPlaces places_of(const StoredWeights& in) {
+  const auto& config = in.reader().config();
+  const TensorList& tensors = in.reader().tensors();
+  if (config && !config->architecture.empty()) {
+    ModelPlaces places{{}, config->architecture, config->tie_word_embeddings.value_or(false)};
+    places.placer = make_placer(places.architecture, tensors, places.tied);
+    // Where the configuration does not say whether the head is tied, the file does: a tied one is not stored.
+    const auto has_head = [&] {
+      for (std::size_t t = 0; t < in.size(); ++t)
+        if (places.placer->place(in[t].stored.info).role == Role::output_embeddings) return true;
+      return false;
+    };
+    if (places.placer && !config->tie_word_embeddings && !has_head()) {
+      places.tied = true;
+      places.placer = make_placer(places.architecture, tensors, places.tied);
+    }
+    if (places.placer) return places;
+  }
+  return {make_placer_by_name(tensors), {}, false};
+}
+
+PlannedTensor view_of(const StoredWeights::Tensor& tensor) {
+  PlannedTensor view;
+  view.info = tensor.stored.info;
+  view.source = tensor.stored.parts.front();
+  return view;
+}
+
+std::vector<PlannedTensor> quantized_views(PlannedTensor tensor, Role role) {
+  if (role == Role::conv1d) {
+    tensor.transposed = true;
+    std::swap(tensor.info.shape.at(0), tensor.info.shape.at(1));
+  }
+  std::vector<PlannedTensor> views;
+  if (role != Role::expert || tensor.info.shape.size() != 3 || tensor.info.elements() == 0) {
+    views.push_back(std::move(tensor));
+    return views;
+  }
+  // [experts, out, in] becomes one matrix per expert: `experts.down_proj` -> `experts.7.down_proj.weight`.
+  const std::uint64_t experts = tensor.info.shape[0], slice = tensor.info.bytes() / experts;
+  const std::string name = std::move(tensor.info.name);
+  const std::size_t leaf = name.rfind('.') + 1;  // 0 if there is no dot
+  tensor.info.shape.erase(tensor.info.shape.begin());
+  for (std::uint64_t e = 0; e < experts; ++e) {
+    tensor.info.name = fmt::format("{}{}.{}.weight", name.substr(0, leaf), e, name.substr(leaf));
+    tensor.source_offset = e * slice;
+    views.push_back(tensor);
+  }
+  return views;
+}
+
+}  // namespace nibble

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "formats/models/architectures.hpp"
+#include "nibble/recipe.hpp"
+#include "quant/stream/stored_weights.hpp"
+
+/// What a model's tensors are, and how codecs see them: asked of headers, whatever becomes of the tensors.
+namespace nibble {
+
+/// Where the tensors of a checkpoint stand in its model.
+struct ModelPlaces {
+  std::unique_ptr<Placer> placer;
+  std::string architecture;  ///< empty if names and shapes have to decide
+  bool tied = false;         ///< the output layer is the embedding
+};
+[[nodiscard]] ModelPlaces places_of(const StoredWeights& in);
+
+/// A tensor of a checkpoint with nothing decided about it.
+[[nodiscard]] PlannedTensor view_of(const StoredWeights::Tensor& tensor);
+
+/// What a codec that quantizes makes of such a tensor in this role, each with a name of its own: fused experts are one
+/// matrix per expert, a Conv1D is transposed, all others are as they are.
+[[nodiscard]] std::vector<PlannedTensor> quantized_views(PlannedTensor tensor, Role role);
+
+}  // namespace nibble
