@@ -1,6 +1,6 @@
 // The pipeline. Every size follows from the headers, so a shard is laid out before its first weight is read; after
 // that batches go straight from pread through a codec to their final place, on as many threads as there are, with
-// a fixed number of batches in memory:
+// a fixed number of batches in memory (quant/stream/pipeline.hpp):
 //
 //   cut (serial) -> read, encode (parallel) -> hash, count, hand to the disk, finish the tensor (serial, in order)
 //
@@ -13,10 +13,9 @@
 // One file, because the stages, and a shard's restart when a tensor turns out not to be finite, share the state of one
 // conversion and can only be judged together.
 
-#include "nibble/convert.hpp"
+#include "quant/jobs/convert.hpp"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/parallel_pipeline.h>
 
 #include <algorithm>
 #include <deque>
@@ -29,7 +28,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/handover.hpp"
 #include "core/spare_scratch.hpp"
 #include "core/workers.hpp"
 #include "core/xxh3.hpp"
@@ -39,7 +37,9 @@
 #include "nibble/measure.hpp"
 #include "quant/jobs/manifest.hpp"
 #include "quant/stream/codings.hpp"
+#include "quant/stream/encode.hpp"
 #include "quant/stream/nonfinite.hpp"
+#include "quant/stream/pipeline.hpp"
 #include "quant/stream/shard_parts.hpp"
 #include "quant/stream/source.hpp"
 
@@ -48,29 +48,23 @@ namespace {
 
 // A tensor while it is converted.
 struct Work {
-  std::size_t index = 0;  // in the plan
+  Work(Source from, const PlannedTensor& planned) : source(std::move(from)), tensor(planned) {}
+
+  Source source;
   PlannedTensor tensor;
+  std::size_t index = 0;       // in the plan
   std::size_t first_part = 0;  // in the shard
-  const Codec* codec = nullptr;
-  std::optional<Source> source;
   std::vector<Part> parts;
-  Chunking chunking;                // into chunks
-  std::uint64_t batch_weights = 0;  // a whole number of chunks
   std::uint64_t elements = 0;
-  std::unique_ptr<Scratch> scratch;
-  std::unique_ptr<Encoder> encoder;
+  std::uint64_t batch_weights = 0;  // a whole number of chunks
+  std::optional<Encoding> encoding;
   Xxh3Chunks hashes;  // of the codes
   Findings findings;
   ErrorSums error;
-
-  // Where a chunk that starts at `weight` begins among the codes.
-  [[nodiscard]] std::uint64_t stored_offset(std::uint64_t weight) const {
-    return codec->code_bytes(tensor.info, weight);
-  }
 };
 
 struct Batch {
-  Work* work = nullptr;
+  Work* tensor = nullptr;
   std::uint64_t first = 0;
   std::uint64_t weights = 0;
   std::uint64_t out_offset = 0;
@@ -78,14 +72,13 @@ struct Batch {
   std::vector<ErrorSums> errors;
   Buffers::Loan out;
   Xxh3Chunks hashes;  // of `out`
-  Handover handover;  // last, so that it ends first
 };
 
 class Conversion {
  public:
-  Conversion(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress)
-      : in_(in),
-        stored_(in, source_schemes()),
+  Conversion(const StoredWeights& in, Plan plan, Writer& out, const Resources& resources, Progress& progress)
+      : stored_(in),
+        in_(in.reader()),
         out_(out),
         progress_(progress),
         memory_(plan_memory(plan, resources)),
@@ -191,9 +184,9 @@ class Conversion {
       if (chunking(plan().tensors[next]).scan) {
         Work* const work = add_work(next++, begin);
         for (const bool scan : {true, false})
-          run_pipeline([&, given = false]() mutable { return std::exchange(given, true) ? nullptr : work; }, scan);
+          convert_tensors([&, given = false]() mutable { return std::exchange(given, true) ? nullptr : work; }, scan);
       } else {
-        run_pipeline([&] { return next_work(next, begin, end); }, false);
+        convert_tensors([&] { return next_work(next, begin, end); }, false);
       }
     }
   }
@@ -204,21 +197,18 @@ class Conversion {
   }
 
   Work* add_work(std::size_t index, std::size_t begin) {
-    PlannedTensor tensor = plan().tensors[index];
-    auto work = std::make_unique<Work>();
+    const PlannedTensor tensor = plan().tensors[index];
+    const Coding& coding = codings_[tensor.codec];
+    auto work = std::make_unique<Work>(open_source(stored_, tensor, buffers_), tensor);
     work->index = index;
     work->first_part = first_part_[index - begin];
-    work->codec = &codec(tensor.codec);
-    work->source.emplace(open_source(stored_, tensor, buffers_));
-    work->parts = stored_parts(*work->codec, tensor.info);
+    work->parts = stored_parts(*coding.codec, tensor.info);
     work->elements = tensor.info.elements();
-    work->chunking = chunking(tensor);
-    work->scratch = make_scratch(quantizer(tensor.codec).scratch_bytes(tensor.info));
-    work->encoder = quantizer(tensor.codec).encoder(tensor.info, work->chunking, *work->scratch);
-    work->tensor = std::move(tensor);
-    const std::uint64_t chunk = work->stored_offset(std::min(work->chunking.weights, work->elements));
-    work->batch_weights =
-        work->chunking.weights * std::max<std::uint64_t>(memory_.batch_bytes / std::max<std::uint64_t>(chunk, 1), 1);
+    Encoding& encoding = work->encoding.emplace(work->source, tensor.info, coding, chunking(tensor),
+                                                make_scratch(coding.quantizer->scratch_bytes(tensor.info)));
+    const std::uint64_t chunk = encoding.chunking().weights;
+    const std::uint64_t chunk_bytes = std::max<std::uint64_t>(encoding.offset(std::min(chunk, work->elements)), 1);
+    work->batch_weights = chunk * std::max<std::uint64_t>(memory_.batch_bytes / chunk_bytes, 1);
     const std::scoped_lock lock(mutex_);
     return in_work_.emplace_back(std::move(work)).get();
   }
@@ -236,96 +226,45 @@ class Conversion {
     return add_work(next++, begin);
   }
 
-  // `source` yields the tensors in turn. Batches live in a ring: those in flight are the latest ones, since the last
-  // stage is in order, so a place is free again when its turn comes.
-  template <class Source> void run_pipeline(Source source, bool scan) {
-    std::vector<Batch> ring(memory_.tokens);
-    Handover cutting;
-    Handover accounting;
-    std::size_t turn = 0;
-    std::uint64_t first = 0;
-    Work* work = source();
-    cutting.give();
-    accounting.give();
-    const auto cut = [&](tbb::flow_control& control) -> Batch* {
-      const Turn turn_to_cut(cutting);
-      if (progress_.cancelled()) throw Error(Errc::interrupted, "interrupted: no output was written");
-      if (work == nullptr) {
-        control.stop();
-        return nullptr;
-      }
-      Batch& batch = ring[turn++ % ring.size()];
-      const Turn turn_with_batch(batch.handover);
-      batch.work = work;
-      batch.first = first;
-      batch.weights = std::min(work->batch_weights, work->elements - first);
-      first += batch.weights;
-      if (first == work->elements) {
-        work = source();
-        first = 0;
-      }
-      return &batch;
-    };
-    const auto encode = [&](Batch* batch) {
-      const Turn turn_with_batch(batch->handover);
-      end_finished();
-      if (scan)
-        for_each_chunk(*batch, [&](std::uint64_t at, std::uint64_t, std::span<const std::byte> weights) {
-          batch->work->encoder->scan(at, weights);
-        });
-      else
-        encode_batch(*batch);
-      return batch;
-    };
-    const auto account = [&](Batch* batch) {
-      const Turn turn_to_account(accounting);
-      const Turn turn_with_batch(batch->handover);
-      if (!scan) add(*batch);
-      batch->out = {};
-    };
-    tbb::parallel_pipeline(memory_.tokens,
-                           tbb::make_filter<void, Batch*>(tbb::filter_mode::serial_in_order, cut) &
-                               tbb::make_filter<Batch*, Batch*>(tbb::filter_mode::parallel, encode) &
-                               tbb::make_filter<Batch*, void>(tbb::filter_mode::serial_in_order, account));
-    cutting.take();
-    accounting.take();
+  void convert_tensors(std::function<Work*()> next_tensor, bool scan) {
+    run_pipeline<Batch>(memory_.tokens, {.check =
+                                             [this] {
+                                               if (progress_.cancelled())
+                                                 throw Error(Errc::interrupted, "interrupted: no output was written");
+                                             },
+                                         .next_tensor = std::move(next_tensor),
+                                         .work =
+                                             [&](Batch& batch) {
+                                               end_finished();
+                                               scan ? batch.tensor->encoding->scan(batch.first, batch.weights)
+                                                    : encode(batch);
+                                             },
+                                         .account =
+                                             [&](Batch& batch) {
+                                               if (!scan) add(batch);
+                                               batch.out = {};
+                                             }});
     end_finished();  // before files are flushed
   }
 
-  // Calls f(first, end, weights) for the chunks of a batch, read in turn.
-  template <class F> void for_each_chunk(const Batch& batch, F&& f) {
-    const Work& work = *batch.work;
-    const std::uint64_t last = batch.first + batch.weights;
-    for (std::uint64_t first = batch.first; first < last; first += work.chunking.weights) {
-      const std::uint64_t end = std::min(first + work.chunking.weights, last);
-      Buffers::Loan loan;
-      f(first, end, work.source->weights(first, end - first, loan));
-    }
-  }
-
-  // The codes of a chunk go where its weights stand in the tensor.
-  void encode_batch(Batch& batch) {
-    const Work& work = *batch.work;
-    batch.out_offset = work.stored_offset(batch.first);
-    const std::uint64_t size = work.stored_offset(batch.first + batch.weights) - batch.out_offset;
+  // The codes of a batch go where its weights stand in the tensor.
+  void encode(Batch& batch) {
+    Work& work = *batch.tensor;
+    batch.out_offset = work.encoding->offset(batch.first);
+    const std::uint64_t size = work.encoding->offset(batch.first + batch.weights) - batch.out_offset;
     batch.out = memory_.behind > 0 ? out_.lend(work.first_part, batch.out_offset, size)
                                    : buffers_.lend(size, batch.out_offset);  // not of huge pages
-    batch.findings = {};
     batch.errors.clear();
     batch.hashes = Xxh3Chunks(batch.out_offset);
     const bool sums_errors = report_.plan.recipe.error_report != ErrorReport::none;
-    for_each_chunk(batch, [&](std::uint64_t first, std::uint64_t end, std::span<const std::byte> weights) {
-      const std::uint64_t begin = work.stored_offset(first);
-      const std::span<std::byte> out =
-          batch.out.bytes().subspan(begin - batch.out_offset, work.stored_offset(end) - begin);
-      batch.findings.add(work.encoder->encode(first, weights, out, sums_errors ? &batch.errors : nullptr));
-      batch.hashes.append(out);  // while it is in cache
-    });
-    if (memory_.behind == 0) out_.write(work.first_part, batch.out_offset, batch.out.bytes());
+    const std::span<std::byte> out = batch.out.bytes();
+    batch.findings = work.encoding->encode(batch.first, batch.weights, out, sums_errors ? &batch.errors : nullptr,
+                                           [&](std::span<const std::byte> codes) { batch.hashes.append(codes); });
+    if (memory_.behind == 0) out_.write(work.first_part, batch.out_offset, out);
   }
 
   void add(Batch& batch) {
-    Work& work = *batch.work;
+    Work& work = *batch.tensor;
     work.hashes.append(batch.out.bytes(), std::move(batch.hashes));
     if (memory_.behind > 0) out_.write_behind(work.first_part, batch.out_offset, std::move(batch.out));
     work.findings.add(batch.findings);
@@ -345,10 +284,7 @@ class Conversion {
     std::unique_ptr<Work> finished;
     const std::scoped_lock lock(mutex_);
     finished.swap(finished_);
-    if (finished) {
-      finished->encoder.reset();
-      spare_.keep(std::move(finished->scratch));
-    }
+    if (finished) spare_.keep(finished->encoding->end());
   }
 
   void finish(Work& work) {
@@ -358,8 +294,8 @@ class Conversion {
     refuse(work);
     PartWriter rest(out_, work.first_part, work.parts, memory_.behind > 0 ? memory_.batch_bytes : 0);
     try {
-      work.encoder->finish(rest);
-      rest.write_own(*work.codec, work.tensor.info);
+      work.encoding->encoder().finish(rest);
+      rest.write_own(codec(work.tensor.codec), work.tensor.info);
     } catch (const Error& error) {
       if (error.code() != Errc::bad_input) throw;
       throw Error(error.code(), fmt::format("{}: {}", in_.label_of(work.tensor.source), error.what()), error.remedy());
@@ -370,7 +306,7 @@ class Conversion {
     std::vector<Manifest::Part> parts;
     for (std::size_t p = 0; p < work.parts.size(); ++p)
       parts.push_back({std::move(work.parts[p].info), p == 0 ? work.hashes.take() : rest.take_hashes(p)});
-    EncodingError error = work.encoder->late_error();
+    EncodingError error = work.encoding->encoder().late_error();
     error.sums.add(work.error);
     const MeasuredError* const full = measured(tensor);
     Totals& totals = report_.totals[outcome_of(tensor.quantized, same)];
@@ -403,27 +339,15 @@ class Conversion {
     bool any = false;
     for (auto found = found_.lower_bound(shard_begin(shard)); found != found_.end(); ++found) {
       const PlannedTensor tensor = plan().tensors[found->first];
-      const auto instead = codec_instead(plan().recipe, tensor, found->second);
+      auto instead = planned_instead(plan().recipe, tensor, found->second, codings_);
       if (!instead) continue;
       kept_[found->first] = describe(found->second, tensor.codec);
-      keep(found->first, tensor, *instead);
+      const std::string reason = "kept: " + kept_[found->first];
+      instead->reason = reason;
+      plan().tensors.replace(found->first, *instead);
       any = true;
     }
     return any;
-  }
-
-  void keep(std::size_t index, PlannedTensor tensor, const CodecSpec& instead) {
-    tensor.codec = instead;
-    tensor.quantized = false;
-    tensor.decided_by = DecidedBy::nonfinite;
-    const std::string reason = "kept: " + kept_[index];
-    tensor.reason = reason;
-    if (tensor.transposed) {
-      tensor.transposed = false;
-      std::swap(tensor.info.shape[0], tensor.info.shape[1]);
-    }
-    tensor.stored_bytes = stored_bytes(codec(tensor.codec), tensor.info);
-    plan().tensors.replace(index, tensor);
   }
 
   void add_warnings() {
@@ -442,8 +366,8 @@ class Conversion {
     for (auto& [i, warning] : warnings) report_.warnings.push_back(std::move(warning));
   }
 
+  const StoredWeights& stored_;
   const Reader& in_;
-  StoredWeights stored_;
   Writer& out_;
   Progress& progress_;
   MemoryPlan memory_;
@@ -471,8 +395,12 @@ void Progress::advance(std::string_view /*tensor*/, std::uint64_t /*done*/, std:
 void Progress::ready(const Report& /*report*/) {}
 bool Progress::cancelled() const { return false; }
 
-Report convert(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress) {
+Report convert(const StoredWeights& in, Plan plan, Writer& out, const Resources& resources, Progress& progress) {
   return Conversion(in, std::move(plan), out, resources, progress).run();
+}
+
+Report convert(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress) {
+  return convert(StoredWeights(in, source_schemes()), std::move(plan), out, resources, progress);
 }
 
 }  // namespace nibble

@@ -9,7 +9,6 @@
 
 #include <fmt/format.h>
 #include <oneapi/tbb/parallel_for.h>
-#include <oneapi/tbb/parallel_pipeline.h>
 #include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
@@ -20,7 +19,6 @@
 #include <mutex>
 #include <utility>
 
-#include "core/handover.hpp"
 #include "core/workers.hpp"
 #include "nibble/buffers.hpp"
 #include "nibble/error.hpp"
@@ -32,7 +30,9 @@
 #include "quant/simd/widen.hpp"
 #include "quant/stream/beyond_fp32.hpp"
 #include "quant/stream/codings.hpp"
+#include "quant/stream/encode.hpp"
 #include "quant/stream/nonfinite.hpp"
+#include "quant/stream/pipeline.hpp"
 #include "quant/stream/source.hpp"
 
 namespace nibble {
@@ -71,6 +71,7 @@ struct Test {
 struct Comparison {
   MeasuredWeights measured;
   std::uint64_t elements = 0;
+  std::uint64_t batch_weights = unit_weights;
   std::uint64_t columns = 0;  // 0 where they are not looked at
   float pivot = 0;
   Buffers::Loan memory;  // all of the reference's weights, if something is to be encoded and there is room
@@ -81,13 +82,12 @@ struct Comparison {
 };
 
 struct Unit {
-  Comparison* work = nullptr;
+  Comparison* tensor = nullptr;
   std::uint64_t first = 0;
   std::uint64_t weights = 0;
   WeightStats stats;
   std::vector<float> column_energy;
   std::vector<MeasuredError> errors;
-  Handover handover;
 };
 
 class Measuring {
@@ -116,7 +116,7 @@ class Measuring {
   }
 
   Measurement run() && {
-    Workers(memory_.threads).execute([this] { run_pipeline(); });
+    Workers(memory_.threads).execute([this] { compare_all(); });
     const auto check_unchanged = [](const Reader& checkpoint) {
       about(checkpoint, [&] { checkpoint.check_unchanged(); });
     };
@@ -227,7 +227,7 @@ class Measuring {
   template <class F> void for_each_range(std::uint64_t weights, std::uint64_t size, F&& f) const {
     const std::uint64_t ranges = weights / size + (weights % size != 0 ? 1 : 0);
     const auto call = [&](std::uint64_t range) {
-      if (progress_.cancelled()) throw Error(Errc::interrupted, "interrupted");
+      check_cancelled();
       f(range * size, std::min(size, weights - range * size));
     };
     // Isolated: a thread that waits must not begin a unit of the pipeline meanwhile.
@@ -290,41 +290,31 @@ class Measuring {
       test.memory = buffers_.lend(codec->code_bytes(planned.info, work.elements), 0);
     else
       test.file = make_temporary();
-    const std::unique_ptr<Scratch> absmax = make_scratch(quantizer->scratch_bytes(planned.info), fits);
-    const Chunking chunking = quantizer->chunking(planned.info, unit_weights);
-    const std::unique_ptr<Encoder> encoder = quantizer->encoder(planned.info, chunking, *absmax);
-    const auto code_bytes = [&codec = *codec, &planned](std::uint64_t n) { return codec.code_bytes(planned.info, n); };
+    Encoding encoding(*work.weights, planned.info, codings_[c][planned.codec],
+                      quantizer->chunking(planned.info, unit_weights),
+                      make_scratch(quantizer->scratch_bytes(planned.info), fits));
     Findings findings;
-    const auto encode_range = [&](std::uint64_t first, std::uint64_t n, std::span<const std::byte> in) {
+    const auto encode_range = [&](std::uint64_t first, std::uint64_t n) {
       Buffers::Loan loan;
-      const std::uint64_t begin = code_bytes(first), size = code_bytes(first + n) - begin;
+      const std::uint64_t begin = encoding.offset(first), size = encoding.offset(first + n) - begin;
       if (!fits) loan = buffers_.lend(size, 0);
       const std::span<std::byte> out = fits ? test.memory.bytes().subspan(begin, size) : loan.bytes();
-      const Findings found = encoder->encode(first, in, out, nullptr);
+      const Findings found = encoding.encode(first, n, out, nullptr);
       if (!fits) test.file->write(begin, out);
       if (found == Findings{}) return;
       const std::scoped_lock lock(mutex_);
       findings.add(found);
     };
-    for (const bool scan : {true, false}) {
-      if (scan && !chunking.scan) continue;
-      for_each_range(work.elements, chunking.weights, [&](std::uint64_t first, std::uint64_t n) {
-        Buffers::Loan loan;
-        const std::span<const std::byte> in = work.weights->weights(first, n, loan);
-        scan ? encoder->scan(first, in) : encode_range(first, n, in);
-      });
-    }
-    // As a conversion does it.
-    if (const auto instead = codec_instead(candidates_[c].plan->recipe, planned, findings)) {
-      PlannedTensor kept = planned;
-      kept.codec = *instead;
-      kept.quantized = false;
-      kept.stored_bytes = stored_bytes(*codings_[c][*instead].codec, planned.info);
-      result_.candidates[c].bytes += kept.stored_bytes - planned.stored_bytes;
-      return encode(c, kept, work, false);  // `fits` was said of the codes, which are smaller
+    const std::uint64_t chunk = encoding.chunking().weights;
+    if (encoding.chunking().scan)
+      for_each_range(work.elements, chunk, [&](std::uint64_t first, std::uint64_t n) { encoding.scan(first, n); });
+    for_each_range(work.elements, chunk, encode_range);
+    if (const auto instead = planned_instead(candidates_[c].plan->recipe, planned, findings, codings_[c])) {
+      result_.candidates[c].bytes += instead->stored_bytes - planned.stored_bytes;
+      return encode(c, *instead, work, false);  // `fits` was said of the codes, which are smaller
     }
     KeptPlanes rest(codec->planes(planned.info).size());
-    encoder->finish(rest);
+    encoding.encoder().finish(rest);
     test.weights.emplace(
         planned.info, make_codec(planned.codec), rest.spans(),
         [from = test.file.get()](std::uint64_t offset, std::span<std::byte> out) { from->read(offset, out); },
@@ -333,55 +323,19 @@ class Measuring {
     return test;
   }
 
-  void run_pipeline() {
-    std::vector<Unit> ring(memory_.tokens);
-    Handover cutting;
-    Handover accounting;
-    cutting.give();
-    accounting.give();
-    std::size_t turn = 0;
-    std::uint64_t first = 0;
-    Comparison* work = nullptr;
-    const auto cut = [&](tbb::flow_control& control) -> Unit* {
-      const Turn turn_to_cut(cutting);
-      if (progress_.cancelled()) throw Error(Errc::interrupted, "interrupted");
-      if (work == nullptr) work = next_work();
-      if (work == nullptr) {
-        control.stop();
-        return nullptr;
-      }
-      Unit& unit = ring[turn++ % ring.size()];
-      const Turn turn_with_unit(unit.handover);
-      unit.work = work;
-      unit.first = first;
-      unit.weights = std::min(unit_weights, work->elements - first);
-      first += unit.weights;
-      if (first == work->elements) {
-        work = nullptr;
-        first = 0;
-      }
-      return &unit;
-    };
-    const auto compare_all = [&](Unit* unit) {
-      const Turn turn_with_unit(unit->handover);
-      look_at(*unit);
-      return unit;
-    };
-    const auto account = [&](Unit* unit) {
-      const Turn turn_to_account(accounting);
-      const Turn turn_with_unit(unit->handover);
-      add_up(*unit);
-    };
-    tbb::parallel_pipeline(memory_.tokens,
-                           tbb::make_filter<void, Unit*>(tbb::filter_mode::serial_in_order, cut) &
-                               tbb::make_filter<Unit*, Unit*>(tbb::filter_mode::parallel, compare_all) &
-                               tbb::make_filter<Unit*, void>(tbb::filter_mode::serial_in_order, account));
-    cutting.take();
-    accounting.take();
+  void compare_all() {
+    run_pipeline<Unit>(memory_.tokens, {.check = [this] { check_cancelled(); },
+                                        .next_tensor = [this] { return next_work(); },
+                                        .work = [this](Unit& unit) { look_at(unit); },
+                                        .account = [this](Unit& unit) { add_up(unit); }});
+  }
+
+  void check_cancelled() const {
+    if (progress_.cancelled()) throw Error(Errc::interrupted, "interrupted");
   }
 
   void look_at(Unit& unit) {
-    const Comparison& work = *unit.work;
+    const Comparison& work = *unit.tensor;
     Buffers::Loan loan;
     const std::span<const std::byte> raw = work.weights->raw(unit.first, unit.weights, loan);
     std::vector<Buffers::Loan> test_loans(work.tests.size());
@@ -426,7 +380,7 @@ class Measuring {
   }
 
   void add_up(const Unit& unit) {
-    Comparison& work = *unit.work;
+    Comparison& work = *unit.tensor;
     work.measured.stats.add(unit.stats);
     for (std::size_t c = 0; c < work.errors.size(); ++c) {
       work.errors[c].stats.add(unit.errors[c].stats);

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "quant/codecs/codecs.hpp"
+#include "quant/schemes/scheme.hpp"
 
 namespace nibble {
 namespace {
@@ -53,6 +56,19 @@ std::optional<CodecSpec> codec_instead(const Recipe& recipe, const PlannedTensor
   if (recipe.nonfinite != Nonfinite::keep) return std::nullopt;
   if (tensor.info.dtype == DType::f64 && found.overflow_fp32 == 0) return "fp32";
   return CodecSpec();
+}
+
+std::optional<PlannedTensor> planned_instead(const Recipe& recipe, const PlannedTensor& tensor, const Findings& found,
+                                             Codings& codings) {
+  const auto codec = codec_instead(recipe, tensor, found);
+  if (!codec) return std::nullopt;
+  PlannedTensor instead = tensor;
+  instead.codec = *codec;
+  instead.quantized = false;
+  instead.decided_by = DecidedBy::nonfinite;
+  if (std::exchange(instead.transposed, false)) std::swap(instead.info.shape[0], instead.info.shape[1]);
+  instead.stored_bytes = stored_bytes(*codings[instead.codec].codec, instead.info);
+  return instead;
 }
 
 OnOverflow overflow_policy(const Recipe& recipe, DType cast) {

@@ -6,6 +6,7 @@
 
 #include "nibble/codec.hpp"
 #include "nibble/recipe.hpp"
+#include "quant/stream/codings.hpp"
 
 /// Tensors with values that the planned codec cannot hold.
 namespace nibble {
@@ -14,6 +15,10 @@ namespace nibble {
 /// in a quantized model, "fp32", unless that cannot hold it either. Nothing if it stays as planned.
 [[nodiscard]] std::optional<CodecSpec> codec_instead(const Recipe& recipe, const PlannedTensor& tensor,
                                                      const Findings& found);
+
+/// The tensor as it is stored then: by that codec, and as it lies in the input. Its reason is still that of the plan.
+[[nodiscard]] std::optional<PlannedTensor> planned_instead(const Recipe& recipe, const PlannedTensor& tensor,
+                                                           const Findings& found, Codings& codings);
 
 /// What a cast to this type does with finite values beyond its largest; never `automatic`.
 [[nodiscard]] OnOverflow overflow_policy(const Recipe& recipe, DType cast);

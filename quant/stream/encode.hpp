@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "nibble/error_sums.hpp"
+#include "nibble/findings.hpp"
+#include "quant/quantizers/quantizer.hpp"
+#include "quant/stream/codings.hpp"
+#include "quant/stream/source.hpp"
+
+namespace nibble {
+
+/// The weights of a source on their way through an encoder, chunk by chunk. scan() and encode() may be called
+/// concurrently for ranges of whole chunks that do not overlap.
+class Encoding {
+ public:
+  /// `tensor` is what the encoder makes of it: the source's, in the shape of the plan. `scratch` has room for
+  /// Quantizer::scratch_bytes(). Source and coding must outlive it.
+  Encoding(const Source& source, const TensorInfo& tensor, const Coding& coding, const Chunking& chunking,
+           std::unique_ptr<Scratch> scratch);
+
+  /// Where weight `weight` begins among the codes, a chunk's first or the end.
+  [[nodiscard]] std::uint64_t offset(std::uint64_t weight) const { return codec_.code_bytes(tensor_, weight); }
+
+  /// The first pass over weights [first, first + n), if Chunking::scan asks for one.
+  void scan(std::uint64_t first, std::uint64_t n);
+
+  /// Puts the codes of these weights into `codes`. `encoded` is given those of each chunk, while they are in cache.
+  Findings encode(
+      std::uint64_t first, std::uint64_t n, std::span<std::byte> codes, std::vector<ErrorSums>* errors,
+      const std::function<void(std::span<const std::byte> codes)>& encoded = [](auto) {});
+
+  [[nodiscard]] Encoder& encoder() { return *encoder_; }
+  [[nodiscard]] const Chunking& chunking() const { return chunking_; }
+
+  /// Ends the encoder and gives the scratch back.
+  [[nodiscard]] std::unique_ptr<Scratch> end();
+
+ private:
+  // Calls f(first, end, weights) for the chunks of a range, read in turn.
+  template <class F> void for_each_chunk(std::uint64_t first, std::uint64_t n, F&& f);
+
+  const Source& source_;
+  TensorInfo tensor_;
+  const Codec& codec_;
+  Chunking chunking_;
+  std::unique_ptr<Scratch> scratch_;
+  std::unique_ptr<Encoder> encoder_;
+};
+
+}  // namespace nibble
