@@ -72,6 +72,7 @@ struct Comparison {
   MeasuredWeights measured;
   std::uint64_t elements = 0;
   std::uint64_t batch_weights = unit_weights;
+  bool is_decoded = false;    // a scheme stored codes of it
   std::uint64_t columns = 0;  // 0 where they are not looked at
   float pivot = 0;
   Buffers::Loan memory;  // all of the reference's weights, if something is to be encoded and there is room
@@ -175,16 +176,11 @@ class Measuring {
     work->measured.kind = place.kind;
     work->measured.layer = place.layer;
     work->elements = view.info.elements();
-    const std::size_t tensor = *pairing_.reference().find(view.source);
-    const StoredWeights::Tensor stored = pairing_.reference()[tensor];
+    const StoredWeights::Tensor stored = pairing_.reference()[*pairing_.reference().find(view.source)];
     work->measured.codec = name_of(stored);
-    if (stored.quantized()) {
-      work->weights.emplace(about(in_, [&] { return open_source(pairing_.reference(), stored, buffers_); }));
-      work->measured.bytes = stored.bytes;
-    } else {
-      work->weights.emplace(open_source(pairing_.reference(), view, buffers_));
-      work->measured.bytes = view.info.bytes();
-    }
+    work->measured.bytes = stored.quantized() ? stored.bytes : view.info.bytes();
+    work->is_decoded = stored.quantized();
+    work->weights.emplace(about(in_, [&] { return open_source(pairing_.reference(), view, buffers_); }));
     if (view.info.shape.size() == 2 && view.info.shape[1] <= max_columns) work->columns = view.info.shape[1];
     work->column_energy.resize(work->columns);
     const bool fits = fits_memory(row, work->measured.bytes);
@@ -281,7 +277,7 @@ class Measuring {
       test.dtype = codec->planes(planned.info).front().dtype;
       test.codec = traits(*test.dtype).torch_name;
     }
-    if (is_same(*codec, planned.info)) {
+    if (!work.is_decoded && is_same(*codec, planned.info)) {
       test.is_reference = true;
       return test;
     }

@@ -22,10 +22,6 @@ constexpr std::uint64_t bytes_per_counts = 640;
 constexpr std::uint64_t bytes_per_opened = 96;
 constexpr std::uint64_t opened_names = 3;
 
-// Parts of a tensor after its first are read whole and copied into its decoder, while that of the tensor before it may
-// still be in use.
-constexpr std::uint64_t decoder_copies = 3;
-
 struct Needs {
   std::uint64_t lists = 0;
   std::uint64_t opening = 0;

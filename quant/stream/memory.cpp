@@ -92,11 +92,12 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     const std::uint64_t report = plan.recipe.error_report == ErrorReport::full ? bytes_per_report : 0;
     const std::uint64_t readers = std::min<std::uint64_t>(memory.threads, memory.tokens);
     const std::uint64_t chunk = memory.chunk_bytes * longest;
+    const std::uint64_t decoding = plan.decoder_bytes > 0 ? decoder_copies * plan.decoder_bytes + readers * chunk : 0;
     return program_bytes + plan.rewrite_bytes + (bytes_per_tensor + report) * plan.tensors.size() + copies * texts +
            (memory.threads + memory.behind) * bytes_per_thread + memory.threads * queue() +
            readers * (chunk + chunk / encoder_share + chunk / shortest_row + bytes_per_buffer) +
            memory.tokens * (encoded() + batch_scratch()) + memory.behind * encoded() +
-           (memory.behind > 0 ? HugePages::huge_page : 0) + scanned + finish;
+           (memory.behind > 0 ? HugePages::huge_page : 0) + scanned + finish + decoding;
   };
   const auto fits = [&] { return fixed() <= resources.max_memory; };
   while (!fits() && memory.batch_bytes > min_behind_bytes) memory.batch_bytes /= 2;

@@ -16,4 +16,8 @@ inline constexpr std::uint64_t finish_piece_bytes = 1 << 20;
   return (absmax_bytes < finish_piece_bytes ? absmax_bytes : finish_piece_bytes) * 5 / 4;
 }
 
+/// Parts of a tensor after its first are read whole and copied into its decoder, while that of the tensor before it may
+/// still be in use.
+inline constexpr std::uint64_t decoder_copies = 3;
+
 }  // namespace nibble

@@ -43,6 +43,24 @@ TEST(CodecInstead, KeepsWhatTheCodecCannotHold) {
   }
 }
 
+TEST(PlannedInstead, IsStoredAsItLiesInTheInput) {
+  Recipe recipe;
+  recipe.to = "nf4";
+  Codings codings(recipe);
+  PlannedTensor tensor = planned(DType::f32, "nf4", true);
+  EXPECT_FALSE(planned_instead(recipe, tensor, {}, codings).has_value());
+  tensor.transposed = true;
+  const auto kept = planned_instead(recipe, tensor, {.nan = 1}, codings);
+  ASSERT_TRUE(kept.has_value());
+  EXPECT_EQ(kept->codec, "keep");
+  EXPECT_FALSE(kept->quantized);
+  EXPECT_FALSE(kept->transposed);
+  EXPECT_EQ(kept->info.shape, (Shape{64, 4}));
+  EXPECT_EQ(kept->stored_bytes, 64U * 4 * 4);
+  EXPECT_EQ(kept->decided_by, DecidedBy::nonfinite);
+  EXPECT_EQ(planned_instead(recipe, planned(DType::f64, "nf4", true), {.nan = 1}, codings)->stored_bytes, 64U * 4 * 4);
+}
+
 TEST(OverflowPolicy, IsAnErrorForFp16UnlessSaidOtherwise) {
   Recipe recipe;
   EXPECT_EQ(overflow_policy(recipe, DType::f16), OnOverflow::error);
