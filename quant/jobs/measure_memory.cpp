@@ -1,7 +1,5 @@
 #include "quant/jobs/measure_memory.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "nibble/error.hpp"
@@ -11,17 +9,6 @@
 namespace nibble {
 namespace {
 
-// Beside these every list holds the names once, and what is found holds them twice: as name and as kind.
-constexpr std::uint64_t bytes_per_part = 64;     // of a checkpoint that is open
-constexpr std::uint64_t bytes_per_planned = 80;  // of a plan
-constexpr std::uint64_t bytes_per_found = 380;   // of what is found, and of that for every candidate:
-constexpr std::uint64_t bytes_per_error = 280;
-constexpr std::uint64_t bytes_per_counts = 640;
-
-// While a checkpoint was opened, which is over by now, but counts.
-constexpr std::uint64_t bytes_per_opened = 96;
-constexpr std::uint64_t opened_names = 3;
-
 struct Needs {
   std::uint64_t lists = 0;
   std::uint64_t opening = 0;
@@ -29,15 +16,7 @@ struct Needs {
   std::uint64_t encoders = 0;
 };
 
-// Shapes are copied where names are, and of the first dimensions each list counts one by its tensors.
-std::uint64_t name_bytes(const TensorList& tensors) {
-  constexpr std::size_t counted_dimensions = 4;
-  std::uint64_t bytes = 0;
-  for (std::size_t t = 0; t < tensors.size(); ++t)
-    bytes += tensors.name(t).size() +
-             sizeof(std::uint64_t) * (std::max(tensors.shape(t).size(), counted_dimensions) - counted_dimensions);
-  return bytes;
-}
+std::uint64_t name_bytes(const TensorList& tensors) { return text_bytes(tensors, counted_dimensions); }
 
 Needs needs_of(const StoredWeights& stored) {
   const TensorList& parts = stored.reader().tensors();
@@ -53,16 +32,8 @@ Needs needs_of(const StoredWeights& stored) {
 }
 
 Needs needs_of(const Plan& plan, Codings& codings) {
-  Needs needs;
-  for (const PlannedTensor& tensor : plan.tensors) {
-    const auto& [codec, quantizer] = codings[tensor.codec];
-    const std::uint64_t codes = codec->code_bytes(tensor.info, tensor.info.elements());
-    needs.decoders = std::max(needs.decoders, tensor.stored_bytes - codes);
-    std::uint64_t encoder = finish_bytes(quantizer->scratch_bytes(tensor.info));
-    if (quantizer->chunking(tensor.info, unit_weights).scan) encoder += bytes_per_scanned_row * tensor.info.shape.at(0);
-    needs.encoders = std::max(needs.encoders, encoder);
-  }
-  return needs;
+  const PlanNeeds needs = nibble::needs_of(plan, codings, [](DType) { return unit_weights; });
+  return {.decoders = needs.decoder, .encoders = needs.encoder};
 }
 
 }  // namespace
@@ -105,7 +76,7 @@ MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candid
   // Weights of up to 8 bytes, for every candidate up to 4 as they are read and as many as they were encoded; and the
   // sums of columns, of a unit and of its tensor.
   const std::uint64_t token = unit_weights * (8 + 8 * candidates.size()) + columns * (sizeof(float) + sizeof(double));
-  std::size_t tokens = threads + std::size_t{1};
+  std::size_t tokens = threads + measured_in_line;
   while (tokens > 1 && fixed + tokens * token > limit) --tokens;
   fixed = std::max(fixed + tokens * token, program_bytes + needs.opening);
   if (fixed > limit) throw too_little_memory("measuring needs", fixed, limit);

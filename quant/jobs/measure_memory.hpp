@@ -7,11 +7,9 @@
 
 #include "quant/jobs/pairing.hpp"
 #include "quant/stream/codings.hpp"
+#include "quant/stream/memory_model.hpp"
 
 namespace nibble {
-
-/// Weights that are read and compared at a time. Sums are added up by these, so they do not depend on the memory.
-inline constexpr std::uint64_t unit_weights = 1 << 17;
 
 /// How measuring uses its memory.
 struct MeasureMemory {

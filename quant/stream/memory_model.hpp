@@ -1,12 +1,43 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "core/memory_limit.hpp"  // program_bytes
+#include "nibble/recipe.hpp"
+#include "nibble/tensor_list.hpp"
+#include "quant/stream/codings.hpp"
 
 /// What memory plans count with, whatever is done. Measured as peak RSS on x86-64, and a third more than that for
 /// machines with other libraries.
 namespace nibble {
+
+// ---- buffers -----------------------------------------------------------------------------------------------------
+
+inline constexpr std::uint64_t max_chunk_bytes = 1 << 20;  ///< of the source, read at once
+inline constexpr std::uint64_t min_chunk_bytes = 64 << 10;
+inline constexpr std::uint64_t max_batch_bytes = 1 << 20;
+inline constexpr std::uint64_t min_behind_bytes = 256 << 10;  ///< of less, little would go past the page cache
+
+/// Weights that are decoded, or read and compared, at a time. Sums are added up by these, so they do not depend on the
+/// memory.
+inline constexpr std::uint64_t unit_weights = 1 << 17;
+
+/// While a tensor is finished; with 1, a conversion took 1.1 times as long. measure() finishes none on the way.
+inline constexpr std::size_t tokens_in_line = 4;
+inline constexpr std::size_t measured_in_line = 1;
+
+inline constexpr std::uint64_t bytes_per_buffer = 4096;      ///< which starts somewhere in a page
+inline constexpr std::uint64_t bytes_per_thread = 64 << 10;  ///< stack and the allocator: 30 KiB with 64 threads
+
+inline constexpr std::uint64_t encoder_share = 8;  ///< of a chunk, which an encoder needs meanwhile
+
+/// Beside its device memory, a queue has room for the absmax of a chunk: of blocks of 32 16-bit weights, or of rows.
+inline constexpr std::uint64_t absmax_share = 16;
+inline constexpr std::uint64_t row_absmax_bytes = 16 << 10;
+
+// ---- a tensor in work --------------------------------------------------------------------------------------------
 
 inline constexpr std::uint64_t bytes_per_scanned_row = 8;  ///< of tensors that are read twice (Chunking::scan)
 
@@ -16,8 +47,54 @@ inline constexpr std::uint64_t finish_piece_bytes = 1 << 20;
   return (absmax_bytes < finish_piece_bytes ? absmax_bytes : finish_piece_bytes) * 5 / 4;
 }
 
+/// Each hash chunk of the largest part has a hash of 16 bytes, and 35 bytes of text in nibble.json. A vector or a
+/// string that grows takes three times that: the old buffer, and a new one of twice the size.
+inline constexpr std::uint64_t bytes_per_hash = 3 * (16 + 35);
+
 /// Parts of a tensor after its first are read whole and copied into its decoder, while that of the tensor before it may
 /// still be in use.
 inline constexpr std::uint64_t decoder_copies = 3;
+
+// ---- lists of tensors --------------------------------------------------------------------------------------------
+
+/// From reading its header to writing the last file, a tensor that is converted takes this, and its name and shape
+/// several times: the text of the header, the reader's and the plan's copy, and while one of them grows, its old copy.
+/// The six parts of NF4 in the output are half of it. 100,000 of them were measured to take 330 bytes each, all
+/// included.
+inline constexpr std::uint64_t bytes_per_converted = 128;
+inline constexpr std::uint64_t converted_names = 4;
+inline constexpr std::uint64_t bytes_per_report = 512;  ///< of a full report, until the tensor is in the manifest
+
+/// Where tensors are measured, every list holds the names once beside these, and what is found holds them twice: as
+/// name and as kind.
+inline constexpr std::uint64_t bytes_per_part = 64;     ///< of a checkpoint that is open
+inline constexpr std::uint64_t bytes_per_planned = 80;  ///< of a plan
+inline constexpr std::uint64_t bytes_per_found = 380;   ///< of what is found, and of that for every candidate:
+inline constexpr std::uint64_t bytes_per_error = 280;
+inline constexpr std::uint64_t bytes_per_counts = 640;
+inline constexpr std::size_t counted_dimensions = 4;  ///< of a shape, in these
+
+/// While a checkpoint was opened, which is over by now, but counts.
+inline constexpr std::uint64_t bytes_per_opened = 96;
+inline constexpr std::uint64_t opened_names = 3;
+
+/// Bytes of all names, and of the dimensions of all shapes after the first `dimensions` of each.
+[[nodiscard]] std::uint64_t text_bytes(const TensorList& tensors, std::size_t dimensions);
+
+// ---- plans -------------------------------------------------------------------------------------------------------
+
+/// What the tensors of a plan need while they are encoded: each the most of any.
+struct PlanNeeds {
+  std::uint64_t codes = 0;                  ///< bytes of them
+  std::uint64_t scratch = 0;                ///< Quantizer::scratch_bytes()
+  std::uint64_t encoder = 0;                ///< beside the scratch: to finish, and for rows that are read twice
+  std::uint64_t decoder = 0;                ///< to read what was written: of the planes beside the codes
+  double growth = 1;                        ///< of a chunk that is widened
+  double kept_share = 0;                    ///< of what becomes of a tensor, in scratch
+  bool transposes = false;                  ///< any tensor
+  std::uint64_t shortest_row = UINT64_MAX;  ///< of those that are transposed
+};
+/// `limit` says how many weights a chunk of a type may have.
+[[nodiscard]] PlanNeeds needs_of(const Plan& plan, Codings& codings, const std::function<std::uint64_t(DType)>& limit);
 
 }  // namespace nibble

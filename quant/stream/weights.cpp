@@ -10,14 +10,13 @@
 
 #include "nibble/error.hpp"
 #include "quant/simd/widen.hpp"
+#include "quant/stream/memory_model.hpp"
 #include "quant/stream/source.hpp"
 
 namespace nibble {
 namespace {
 
-// Read and decoded at a time: half a megabyte of fp32.
-constexpr std::uint64_t unit = 1 << 17;
-static_assert(unit % tile_weights == 0);
+static_assert(unit_weights % tile_weights == 0);
 
 [[noreturn]] void fail(const Reader& reader, const TensorInfo& tensor, const std::string& fact) {
   throw Error(Errc::usage,
@@ -26,9 +25,9 @@ static_assert(unit % tile_weights == 0);
 
 // All of a tensor, on the threads of the arena that calls.
 void decode(const Source& source, std::span<float> out) {
-  const std::uint64_t units = out.size() / unit + (out.size() % unit != 0 ? 1 : 0);
+  const std::uint64_t units = out.size() / unit_weights + (out.size() % unit_weights != 0 ? 1 : 0);
   const auto decode_unit = [&](std::uint64_t u) {
-    const std::uint64_t first = u * unit, n = std::min<std::uint64_t>(unit, out.size() - first);
+    const std::uint64_t first = u * unit_weights, n = std::min<std::uint64_t>(unit_weights, out.size() - first);
     Buffers::Loan loan;
     const std::span<const std::byte> raw = source.raw(first, n, loan);
     alignas(64) std::array<float, tile_weights> tile;

@@ -1,0 +1,39 @@
+#include "quant/stream/memory_model.hpp"
+
+#include <algorithm>
+
+namespace nibble {
+
+std::uint64_t text_bytes(const TensorList& tensors, std::size_t dimensions) {
+  std::uint64_t bytes = 0;
+  for (std::size_t t = 0; t < tensors.size(); ++t)
+    bytes +=
+        tensors.name(t).size() + sizeof(std::uint64_t) * (std::max(tensors.shape(t).size(), dimensions) - dimensions);
+  return bytes;
+}
+
+PlanNeeds needs_of(const Plan& plan, Codings& codings, const std::function<std::uint64_t(DType)>& limit) {
+  PlanNeeds needs;
+  for (const PlannedTensor& tensor : plan.tensors) {
+    const TensorInfo& info = tensor.info;
+    const auto& [codec, quantizer] = codings[tensor.codec];
+    const std::uint64_t scratch = quantizer->scratch_bytes(info);
+    const std::uint64_t codes = codec->code_bytes(info, info.elements());
+    const std::uint64_t scanned =
+        quantizer->chunking(info, limit(info.dtype)).scan ? bytes_per_scanned_row * info.shape.at(0) : 0;
+    needs.codes = std::max(needs.codes, codes);
+    needs.scratch = std::max(needs.scratch, scratch);
+    needs.encoder = std::max(needs.encoder, finish_bytes(scratch) + scanned);
+    needs.decoder = std::max(needs.decoder, tensor.stored_bytes - codes);
+    if (codes > 0)
+      needs.kept_share = std::max(needs.kept_share, static_cast<double>(scratch) / static_cast<double>(codes));
+    if (const std::uint64_t bytes = info.bytes(); bytes > 0)
+      needs.growth = std::max(needs.growth, static_cast<double>(codes) / static_cast<double>(bytes));
+    if (!tensor.transposed) continue;
+    needs.transposes = true;
+    needs.shortest_row = std::clamp<std::uint64_t>(info.shape[1], 1, needs.shortest_row);
+  }
+  return needs;
+}
+
+}  // namespace nibble
