@@ -4,10 +4,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cctype>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <set>
 
@@ -39,11 +37,9 @@ struct ConvertOptions {
   bool no_default_skips = false;
   std::vector<std::string> rules;
   std::string max_shard_size = "5GB";
-  DeviceChoice device = DeviceChoice::cpu;
   ResourceOptions resource_options;
-  Resources resources;  // what those come to
+  ConversionOptions conversion;
   bool dry_run = false;
-  bool overwrite = false;
   bool json = false;
   std::string progress;
 };
@@ -90,38 +86,7 @@ void finish_recipe(ConvertOptions& options) {
   }
   recipe.default_skips = !options.no_default_skips;
   recipe.max_shard_bytes = parse_size("--max-shard-size", options.max_shard_size);
-  options.resources = options.resource_options.resources();
-}
-
-// What other tools write under these names: whoever gives one to OUT expects something else than nibble writes. A list,
-// because names of models have dots, too: "Llama-3.1-8B" has no extension.
-constexpr std::string_view foreign_extensions[]{
-    ".gguf",    ".ggml",  ".bin",  ".pt",  ".pth",  ".ckpt", ".pkl", ".onnx", ".h5",  ".pb",  ".tflite",
-    ".msgpack", ".npy",   ".npz",  ".zip", ".tar",  ".tgz",  ".gz",  ".bz2",  ".xz",  ".zst", ".7z",
-    ".json",    ".jsonl", ".yaml", ".yml", ".toml", ".txt",  ".md",  ".csv",  ".html"};
-
-// nibble writes safetensors, and as input so output: a directory for a directory, a file for a file.
-void check_output_name(const std::string& out, const Reader& in) {
-  const auto refuse = [&](std::string_view why) {
-    throw Error(Errc::usage, fmt::format("OUT '{}': {}", escaped(out), why));
-  };
-  if (out.empty()) refuse("is empty");
-  std::string name = out.substr(0, out.find_last_not_of('/') + 1);
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
-  for (const std::string_view foreign : foreign_extensions)
-    if (name.ends_with(foreign)) refuse(fmt::format("nibble writes safetensors, not {}", foreign));
-  const std::string input = escaped(in.path().native());
-  const std::string_view container = ".safetensors";
-  if (in.is_directory()) {
-    if (name.ends_with(container))
-      refuse(fmt::format("the input '{}' is a directory, so the output is one: its name must not end in {}", input,
-                         container));
-    return;
-  }
-  if (out.ends_with('/'))
-    refuse(fmt::format("the input '{}' is a file, so the output is one: its name must not end in /", input));
-  if (std::error_code error; std::filesystem::is_directory(out, error))
-    refuse(fmt::format("is a directory, but the input '{}' is a file, so the output is one: name a file", input));
+  options.conversion.resources = options.resource_options.resources();
 }
 
 // Refuses what was typed and has no effect: its user expects something that will not happen. `codecs` are those that
@@ -185,8 +150,7 @@ void print_warnings(const std::vector<Message>& warnings) {
     std::fprintf(stderr, "warning: %s\n", with_options(warning.text, warning.remedy).c_str());
 }
 
-void print_plan(const ConvertOptions& options, const Plan& plan) {
-  const MemoryPlan memory = plan_memory(plan, options.resources);
+void print_plan(const ConvertOptions& options, const Plan& plan, const MemoryPlan& memory) {
   if (options.json) {
     fmt::print("{}\n", dump_lines(plan_json(plan, memory)));
     return;
@@ -195,27 +159,17 @@ void print_plan(const ConvertOptions& options, const Plan& plan) {
   print_warnings(plan.warnings);
 }
 
-// Starting a device takes a while, whatever there is to do: little work is left to the CPU.
-constexpr std::uint64_t min_for_device = 256 << 20;
-
-std::unique_ptr<Device> open_device(DeviceChoice choice, const Plan& plan) {
-  std::uint64_t quantized = 0;
-  for (const PlannedTensor& tensor : plan.tensors) quantized += tensor.quantized ? tensor.info.bytes() : 0;
-  if (choice == DeviceChoice::automatic && quantized < min_for_device) return nullptr;
-  return Device::open(choice);
-}
-
 // Makes the text before the output appears: afterwards nothing may fail, not even for want of memory.
 class ReportingDisplay final : public ProgressDisplay {
  public:
   ReportingDisplay(ProgressStyle style, const ConvertOptions& options) : ProgressDisplay(style), options_(options) {}
 
-  void set_input(const Reader& in) { in_ = &in; }
+  void set_conversion(const PlannedConversion& planned) { planned_ = &planned; }
 
   void ready(const Report& report) override {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
-    const Device* const device = options_.resources.device;
-    const Conversion conversion{*in_, options_.out,
+    const Device* const device = planned_->device();
+    const Conversion conversion{planned_->input(), options_.out,
                                 device != nullptr && device->chunks() > 0 ? std::string(device->name()) : "cpu",
                                 seconds.count()};
     text_ = options_.json ? dump_lines(report_json(report, conversion)) + '\n' : report_text(report, conversion);
@@ -236,7 +190,7 @@ class ReportingDisplay final : public ProgressDisplay {
 
  private:
   const ConvertOptions& options_;
-  const Reader* in_ = nullptr;
+  const PlannedConversion* planned_ = nullptr;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::string text_, warnings_;
 };
@@ -246,24 +200,15 @@ void run(const CLI::App& command, ConvertOptions& options) {
   finish_recipe(options);
   check_applicable(command, options.recipe);
   ReportingDisplay display(progress_style(options.progress), options);
-  const std::unique_ptr<Reader> in = open_checkpoint(options.in, {.max_memory = options.resources.max_memory});
-  display.set_input(*in);
-  check_output_name(options.out, *in);
-  Plan plan = make_plan(*in, options.recipe);
-  check_applicable(command, *in, plan);
-  const std::unique_ptr<Device> device = open_device(options.device, plan);
-  options.resources.device = device.get();
-  const CreateOptions create{.shards = plan.shard_ends.size(),
-                             .bytes = plan.stored_bytes() + plan_memory(plan, options.resources).spilled_bytes,
-                             .overwrite = options.overwrite,
-                             .memory = chunk_memory(device.get())};
+  PlannedConversion conversion(options.in, options.out, options.recipe, options.conversion);
+  display.set_conversion(conversion);
+  check_applicable(command, conversion.input(), conversion.plan());
   if (options.dry_run) {
-    print_plan(options, plan);
-    return check_output(options.out, *in, create);  // after the plan: that is right, wherever its output goes
+    print_plan(options, conversion.plan(), conversion.memory());
+    return conversion.check_output();  // after the plan: that is right, wherever its output goes
   }
-  const std::unique_ptr<Writer> out = create_checkpoint(options.out, *in, create);
-  convert(*in, std::move(plan), *out, options.resources, display);
-  display.print(out->remains());
+  const Report report = std::move(conversion).run(display);
+  display.print(report.remains);
 }
 
 }  // namespace
@@ -361,7 +306,9 @@ void add_convert(CLI::App& app) {
   command->add_flag("--keep-shards", recipe.keep_shards, "Write one output file for each input file")
       ->excludes("--max-shard-size")
       ->group(output_group);
-  command->add_flag("--overwrite", options->overwrite, "Replace an existing output once the new one is complete")
+  command
+      ->add_flag("--overwrite", options->conversion.overwrite,
+                 "Replace an existing output once the new one is complete")
       ->group(output_group);
   command
       ->add_flag("--dry-run", options->dry_run,
@@ -374,7 +321,7 @@ void add_convert(CLI::App& app) {
 
   add_max_memory(*command, options->resource_options);
   add_choice<DeviceChoice>(
-      *command, "--device", options->device,
+      *command, "--device", options->conversion.device,
       {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
       "Where to encode; the bytes written are the same everywhere. auto uses a GPU, if there is one, for 256 MiB of "
       "weights or more [cpu]")

@@ -1,9 +1,12 @@
 // Converts a model directory to NF4, as `nibble convert IN OUT --to nf4` does.
 //
 //   example_convert_checkpoint IN OUT
+//
+// Where nothing is to be looked at before, it is one call: nibble::convert(in, out, recipe).
 
 #include <iostream>
 #include <nibble/nibble.hpp>
+#include <utility>
 
 int main(int argc, char** argv) {
   if (argc != 3) {
@@ -11,18 +14,14 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    const auto in = nibble::open_checkpoint(argv[1]);
-
     nibble::Recipe recipe;
     recipe.to = "nf4";
-    nibble::Plan plan = nibble::make_plan(*in, recipe);  // from headers alone: nothing is read or written yet
-    for (const nibble::PlannedTensor& tensor : plan.tensors)
+    nibble::PlannedConversion conversion(argv[1], argv[2], recipe);  // from headers alone: nothing is written yet
+    for (const nibble::PlannedTensor& tensor : conversion.plan().tensors)
       std::cout << tensor.info.name << ": " << tensor.codec.text() << " (" << tensor.reason << ")\n";
 
-    const auto out =
-        nibble::create_checkpoint(argv[2], *in, {.shards = plan.shard_ends.size(), .bytes = plan.stored_bytes()});
     nibble::Progress silent;
-    const nibble::Report report = nibble::convert(*in, std::move(plan), *out, {}, silent);
+    const nibble::Report report = std::move(conversion).run(silent);
     std::cout << report.plan.source_bytes() << " bytes became " << report.plan.stored_bytes() << "\n";
   } catch (const nibble::Error& error) {
     std::cerr << "error: " << error.what() << "\n";

@@ -2,13 +2,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <limits>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
+#include "nibble/device.hpp"
 #include "nibble/error_sums.hpp"
 #include "nibble/findings.hpp"
 #include "nibble/memory.hpp"
@@ -51,10 +54,54 @@ struct Report {
   std::vector<Message> warnings;  ///< those of the plan and what the data added
   ByOutcome<Totals> totals{};
   WorstTensor worst{};
+  std::string remains{};  ///< Writer::remains(), where a PlannedConversion wrote; empty as a rule
 };
 
-/// Converts `in` as planned and commits `out`, with a nibble.json that holds schema, options, and every tensor with
-/// codec, reason, sizes, findings and hashes.
+struct ConversionOptions {
+  Resources resources{};                    ///< `device` is used if it is not null; otherwise
+  DeviceChoice device = DeviceChoice::cpu;  ///< one is opened; automatic: if 256 MiB or more are to be quantized
+  bool overwrite = false;                   ///< as CreateOptions has it
+};
+
+/// Converts the checkpoint at `in` and writes it to `out`: a directory for a directory, a file for a file, as
+/// open_checkpoint() and create_checkpoint() find them. Throws what those, make_plan(), plan_memory() and the convert()
+/// below throw, and Error(usage) for an `out` whose name says something else than what is written.
+Report convert(const std::filesystem::path& in, const std::filesystem::path& out, const Recipe& recipe,
+               const ConversionOptions& options, Progress& progress);
+Report convert(const std::filesystem::path& in, const std::filesystem::path& out, const Recipe& recipe,
+               const ConversionOptions& options = {});
+
+/// The same in two steps: what is going to happen can be looked at before anything is written.
+class PlannedConversion {
+ public:
+  PlannedConversion(const std::filesystem::path& in, std::filesystem::path out, const Recipe& recipe,
+                    const ConversionOptions& options = {});
+  PlannedConversion(const PlannedConversion&) = delete;
+  PlannedConversion& operator=(const PlannedConversion&) = delete;
+  PlannedConversion(PlannedConversion&&) noexcept;
+  PlannedConversion& operator=(PlannedConversion&&) noexcept;
+  ~PlannedConversion();
+
+  [[nodiscard]] const Reader& input() const noexcept;
+  [[nodiscard]] const Plan& plan() const noexcept;
+
+  /// Where codecs are going to run; null: the CPU. The first call of this and of what follows opens the device.
+  [[nodiscard]] Device* device() const;
+  [[nodiscard]] MemoryPlan memory() const;
+
+  /// Throws what run() would because of what is at the output, as far as that can be told without writing anything.
+  void check_output() const;
+
+  /// Once. Afterwards, input() and device() are what is left.
+  Report run(Progress& progress) &&;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// The last step alone: converts `in` as planned and commits `out`, with a nibble.json that holds schema, options, and
+/// every tensor with codec, reason, sizes, findings and hashes.
 ///
 /// The input is read once, front to back, in chunks; every chunk is encoded on its own thread and written to its
 /// final place. The bytes do not depend on threads or memory. If it throws, no output has appeared. Throws

@@ -1,0 +1,49 @@
+#include "formats/commit/output_name.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "nibble/error.hpp"
+
+namespace nibble {
+namespace {
+
+// What other tools write under these names: whoever gives one to OUT expects something else than nibble writes. A list,
+// because names of models have dots, too: "Llama-3.1-8B" has no extension.
+constexpr std::string_view foreign_extensions[]{
+    ".gguf",    ".ggml",  ".bin",  ".pt",  ".pth",  ".ckpt", ".pkl", ".onnx", ".h5",  ".pb",  ".tflite",
+    ".msgpack", ".npy",   ".npz",  ".zip", ".tar",  ".tgz",  ".gz",  ".bz2",  ".xz",  ".zst", ".7z",
+    ".json",    ".jsonl", ".yaml", ".yml", ".toml", ".txt",  ".md",  ".csv",  ".html"};
+
+}  // namespace
+
+void check_output_name(const std::filesystem::path& path, const Reader& in) {
+  const std::string& out = path.native();
+  const auto refuse = [&](std::string_view why) {
+    throw Error(Errc::usage, fmt::format("OUT '{}': {}", escaped(out), why));
+  };
+  if (out.empty()) refuse("is empty");
+  std::string name = out.substr(0, out.find_last_not_of('/') + 1);
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const std::string_view foreign : foreign_extensions)
+    if (name.ends_with(foreign)) refuse(fmt::format("nibble writes safetensors, not {}", foreign));
+  const std::string input = escaped(in.path().native());
+  const std::string_view container = ".safetensors";
+  if (in.is_directory()) {
+    if (name.ends_with(container))
+      refuse(fmt::format("the input '{}' is a directory, so the output is one: its name must not end in {}", input,
+                         container));
+    return;
+  }
+  if (out.ends_with('/'))
+    refuse(fmt::format("the input '{}' is a file, so the output is one: its name must not end in /", input));
+  if (std::error_code error; std::filesystem::is_directory(path, error))
+    refuse(fmt::format("is a directory, but the input '{}' is a file, so the output is one: name a file", input));
+}
+
+}  // namespace nibble
