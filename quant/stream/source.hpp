@@ -30,6 +30,8 @@ class Source {
 
   /// Name and shape of what is read, and the type of weights().
   [[nodiscard]] const TensorInfo& info() const noexcept { return info_; }
+  /// Whether a codec that quantizes made what is stored.
+  [[nodiscard]] bool is_decoded() const noexcept { return decoder_ != nullptr; }
   /// Whether stored() has fp64 numbers.
   [[nodiscard]] bool is_fp64() const noexcept { return is_plain_ && info_.dtype == DType::f64; }
 

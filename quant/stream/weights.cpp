@@ -1,13 +1,12 @@
 #include "nibble/weights.hpp"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/parallel_for.h>
-#include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
+#include "core/ranges.hpp"
 #include "nibble/error.hpp"
 #include "quant/simd/widen.hpp"
 #include "quant/stream/memory_model.hpp"
@@ -25,9 +24,7 @@ static_assert(unit_weights % tile_weights == 0);
 
 // All of a tensor, on the threads of the arena that calls.
 void decode(const Source& source, std::span<float> out) {
-  const std::uint64_t units = out.size() / unit_weights + (out.size() % unit_weights != 0 ? 1 : 0);
-  const auto decode_unit = [&](std::uint64_t u) {
-    const std::uint64_t first = u * unit_weights, n = std::min<std::uint64_t>(unit_weights, out.size() - first);
+  for_each_range(out.size(), unit_weights, [&](std::uint64_t first, std::uint64_t n) {
     Buffers::Loan loan;
     const std::span<const std::byte> raw = source.raw(first, n, loan);
     alignas(64) std::array<float, tile_weights> tile;
@@ -35,9 +32,7 @@ void decode(const Source& source, std::span<float> out) {
       const std::size_t count = std::min<std::uint64_t>(tile_weights, first + n - at);
       std::ranges::copy(source.decode(first, raw, at, count, tile), out.begin() + static_cast<std::ptrdiff_t>(at));
     }
-  };
-  // Isolated: a thread that waits must not begin other work of the caller meanwhile.
-  tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::uint64_t{0}, units, decode_unit); });
+  });
 }
 
 }  // namespace

@@ -84,8 +84,8 @@ Result run(const StoredWeights& in, const Recipe& recipe, const Resources& resou
 void expect_same(const Model& model, const Recipe& recipe) {
   const Result expected = run(StoredWeights(model.plain), recipe);
   const StoredWeights in(model.coded, all_taken);
-  EXPECT_EQ(run(in, recipe), expected) << recipe.to;
-  EXPECT_EQ(run(in, recipe, {3, 29'000'000}), expected) << recipe.to;
+  EXPECT_EQ(run(in, recipe), expected) << recipe.to.text();
+  EXPECT_EQ(run(in, recipe, {3, 29'000'000}), expected) << recipe.to.text();
 }
 
 TEST(DecodedInput, IsConvertedLikeTheWeightsItStandsFor) {

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace nibble {
+
+/// Calls f(first, n) for ranges of at most `size` out of `all` things, on all threads of the oneTBB arena that calls.
+/// Isolated: a thread that waits does not begin other work of the caller meanwhile, such as a batch of a pipeline.
+template <class F> void for_each_range(std::uint64_t all, std::uint64_t size, F&& f) {
+  const std::uint64_t ranges = all / size + (all % size != 0 ? 1 : 0);
+  const auto call = [&](std::uint64_t range) { f(range * size, std::min(size, all - range * size)); };
+  tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::uint64_t{0}, ranges, call); });
+}
+
+}  // namespace nibble

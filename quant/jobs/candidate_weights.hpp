@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "nibble/buffers.hpp"
+#include "nibble/measure.hpp"
+#include "nibble/scratch.hpp"
+#include "quant/jobs/pairing.hpp"
+#include "quant/stream/codings.hpp"
+#include "quant/stream/source.hpp"
+
+namespace nibble {
+
+/// What a candidate has for a tensor, ready to be read.
+struct CandidateTensor {
+  std::string codec;  ///< as MeasuredError has it
+  bool quantized = false;
+  std::optional<DType> dtype{};  ///< of a plain tensor
+  std::uint64_t bytes = 0;
+  double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();
+  bool is_reference = false;  ///< the very same weights: nothing to be read
+  bool has_codes = false;     ///< that can be counted
+  Buffers::Loan memory{};     ///< of what was encoded for this, or
+  std::unique_ptr<Scratch> file{};
+  std::optional<Source> weights{};
+};
+
+/// "bfloat16", or the codec's name.
+[[nodiscard]] std::string name_of(const StoredWeights::Tensor& stored);
+
+/// Opens what candidates have: checkpoints are read, and what plans would write is encoded.
+class CandidateWeights {
+ public:
+  /// All of it has to outlive this. `codings` are those of the candidates.
+  CandidateWeights(const Pairing& pairing, std::span<const Candidate> candidates, std::deque<Codings>& codings,
+                   Buffers& buffers, const Progress& progress)
+      : pairing_(pairing), candidates_(candidates), codings_(codings), buffers_(buffers), progress_(progress) {}
+
+  /// Tensor `tensor` of a candidate that is a checkpoint.
+  [[nodiscard]] CandidateTensor stored(std::size_t candidate, std::size_t tensor);
+
+  /// What a conversion would write in place of a tensor, whose weights are `reference`: encoded on all threads into
+  /// memory if it fits, otherwise into a temporary file.
+  [[nodiscard]] CandidateTensor encoded(std::size_t candidate, const PlannedTensor& planned, const Source& reference,
+                                        bool fits);
+
+  /// What encoded() takes to do so in memory; nothing if it encodes nothing.
+  [[nodiscard]] std::optional<std::uint64_t> memory_bytes(std::size_t candidate, const PlannedTensor& planned,
+                                                          const Source& reference);
+
+ private:
+  const Pairing& pairing_;
+  std::span<const Candidate> candidates_;
+  std::deque<Codings>& codings_;
+  Buffers& buffers_;
+  const Progress& progress_;
+};
+
+/// Throws Error(interrupted) if a measurement is to end.
+void check_cancelled(const Progress& progress);
+
+}  // namespace nibble
