@@ -49,7 +49,7 @@ std::unique_ptr<Scratch> make_scratch(std::uint64_t bytes, bool fits) {
 }
 
 // Whether a codec stores the weights as they are stored already.
-bool is_same(const Codec& codec, const Source& weights) {
+bool is_same(const Codec& codec, const WeightSource& weights) {
   return !weights.is_decoded() && !codec.quantizes() &&
          codec.planes(weights.info()).front().dtype == weights.info().dtype;
 }
@@ -80,7 +80,7 @@ CandidateTensor CandidateWeights::stored(std::size_t c, std::size_t tensor) {
   return test;
 }
 
-CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& planned, const Source& reference,
+CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& planned, const WeightSource& reference,
                                           bool fits) {
   const auto& [codec, quantizer] = codings_[c][planned.codec];
   CandidateTensor test{.codec = std::string(planned.codec.name()),
@@ -139,7 +139,7 @@ CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& pl
 }
 
 std::optional<std::uint64_t> CandidateWeights::memory_bytes(std::size_t c, const PlannedTensor& planned,
-                                                            const Source& reference) {
+                                                            const WeightSource& reference) {
   const auto& [codec, quantizer] = codings_[c][planned.codec];
   if (is_same(*codec, reference)) return std::nullopt;
   return codec->code_bytes(planned.info, planned.info.elements()) + quantizer->scratch_bytes(planned.info);

@@ -29,7 +29,7 @@ struct CandidateTensor {
   bool has_codes = false;     ///< that can be counted
   Buffers::Loan memory{};     ///< of what was encoded for this, or
   std::unique_ptr<Scratch> file{};
-  std::optional<Source> weights{};
+  std::optional<WeightSource> weights{};
 };
 
 /// "bfloat16", or the codec's name.
@@ -48,12 +48,12 @@ class CandidateWeights {
 
   /// What a conversion would write in place of a tensor, whose weights are `reference`: encoded on all threads into
   /// memory if it fits, otherwise into a temporary file.
-  [[nodiscard]] CandidateTensor encoded(std::size_t candidate, const PlannedTensor& planned, const Source& reference,
-                                        bool fits);
+  [[nodiscard]] CandidateTensor encoded(std::size_t candidate, const PlannedTensor& planned,
+                                        const WeightSource& reference, bool fits);
 
   /// What encoded() takes to do so in memory; nothing if it encodes nothing.
   [[nodiscard]] std::optional<std::uint64_t> memory_bytes(std::size_t candidate, const PlannedTensor& planned,
-                                                          const Source& reference);
+                                                          const WeightSource& reference);
 
  private:
   const Pairing& pairing_;

@@ -48,9 +48,9 @@ namespace {
 
 // A tensor while it is converted.
 struct Work {
-  Work(Source from, const PlannedTensor& planned) : source(std::move(from)), tensor(planned) {}
+  Work(WeightSource from, const PlannedTensor& planned) : source(std::move(from)), tensor(planned) {}
 
-  Source source;
+  WeightSource source;
   PlannedTensor tensor;
   std::size_t index = 0;       // in the plan
   std::size_t first_part = 0;  // in the shard

@@ -40,7 +40,7 @@ struct Comparison {
   std::uint64_t columns = 0;  // 0 where they are not looked at
   float pivot = 0;
   Buffers::Loan memory;  // all of the reference's weights, if something is to be encoded and there is room
-  std::optional<Source> weights;
+  std::optional<WeightSource> weights;
   std::vector<std::optional<CandidateTensor>> tests;
   std::vector<MeasuredError> errors;
   std::vector<double> column_energy;
@@ -138,7 +138,7 @@ class Measuring {
   }
 
   // Whether the weights and what they are encoded to have room, twice: the tensor before may be in work still.
-  bool fits_memory(const Pairing::Row& row, const Source& reference, std::uint64_t bytes) {
+  bool fits_memory(const Pairing::Row& row, const WeightSource& reference, std::uint64_t bytes) {
     bool any = false;
     for (std::size_t c = 0; c < candidates_.size(); ++c) {
       if (!row.planned[c]) continue;
@@ -150,7 +150,7 @@ class Measuring {
   }
 
   void load(Comparison& work) {
-    Source& weights = *work.weights;
+    WeightSource& weights = *work.weights;
     work.memory = buffers_.lend(weights.bytes(0, work.elements), weights.position(0));
     const std::span<std::byte> all = work.memory.bytes();
     for_each_range(work.elements, unit_weights, [&](std::uint64_t first, std::uint64_t n) {
@@ -195,7 +195,7 @@ class Measuring {
     for (std::uint64_t at = unit.first; at < unit.first + unit.weights; at += tile_weights) {
       const std::size_t n = std::min<std::uint64_t>(tile_weights, unit.first + unit.weights - at);
       const std::span<const float> weights = work.weights->decode(unit.first, raw, at, n, tile);
-      const auto with_fp64 = [&](std::span<const float> decoded, const Source& source,
+      const auto with_fp64 = [&](std::span<const float> decoded, const WeightSource& source,
                                  std::span<const std::byte> from) {
         return ComparedTile{decoded,
                             source.is_fp64() ? source.stored(unit.first, from, at, n) : std::span<const std::byte>{}};

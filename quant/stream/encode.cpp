@@ -5,7 +5,7 @@
 
 namespace nibble {
 
-Encoding::Encoding(const Source& source, const TensorInfo& tensor, const Coding& coding, const Chunking& chunking,
+Encoding::Encoding(const WeightSource& source, const TensorInfo& tensor, const Coding& coding, const Chunking& chunking,
                    std::unique_ptr<Scratch> scratch)
     : source_(source),
       tensor_(tensor),

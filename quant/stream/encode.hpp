@@ -21,7 +21,7 @@ class Encoding {
  public:
   /// `tensor` is what the encoder makes of it: the source's, in the shape of the plan. `scratch` has room for
   /// Quantizer::scratch_bytes(). Source and coding must outlive it.
-  Encoding(const Source& source, const TensorInfo& tensor, const Coding& coding, const Chunking& chunking,
+  Encoding(const WeightSource& source, const TensorInfo& tensor, const Coding& coding, const Chunking& chunking,
            std::unique_ptr<Scratch> scratch);
 
   /// Where weight `weight` begins among the codes, a chunk's first or the end.
@@ -45,7 +45,7 @@ class Encoding {
   // Calls f(first, end, weights) for the chunks of a range, read in turn.
   template <class F> void for_each_chunk(std::uint64_t first, std::uint64_t n, F&& f);
 
-  const Source& source_;
+  const WeightSource& source_;
   TensorInfo tensor_;
   const Codec& codec_;
   Chunking chunking_;

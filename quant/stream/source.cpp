@@ -9,8 +9,9 @@
 
 namespace nibble {
 
-Source::Source(TensorInfo tensor, std::unique_ptr<const Codec> codec, std::span<const std::span<const std::byte>> rest,
-               Read read, Buffers& buffers, std::uint64_t position)
+WeightSource::WeightSource(TensorInfo tensor, std::unique_ptr<const Codec> codec,
+                           std::span<const std::span<const std::byte>> rest, Read read, Buffers& buffers,
+                           std::uint64_t position)
     : info_(std::move(tensor)),
       codec_(std::move(codec)),
       is_plain_(!codec_->quantizes()),
@@ -24,7 +25,7 @@ Source::Source(TensorInfo tensor, std::unique_ptr<const Codec> codec, std::span<
   tensor_ = info_;
 }
 
-Source::Source(Source tensor, const PlannedTensor& view) : Source(std::move(tensor)) {
+WeightSource::WeightSource(WeightSource tensor, const PlannedTensor& view) : WeightSource(std::move(tensor)) {
   const bool is_slice = view.info.elements() != tensor_.elements();
   info_ = view.info;
   info_.dtype = tensor_.dtype;
@@ -35,21 +36,21 @@ Source::Source(Source tensor, const PlannedTensor& view) : Source(std::move(tens
   if (!decoder_) position_ += view.source_offset;
 }
 
-std::span<const std::byte> Source::raw(std::uint64_t first, std::uint64_t n, Buffers::Loan& loan) const {
+std::span<const std::byte> WeightSource::raw(std::uint64_t first, std::uint64_t n, Buffers::Loan& loan) const {
   if (!memory_.empty()) return memory_.subspan(offset(first), bytes(first, n));
   loan = buffers_->lend(bytes(first, n), position(first));
   read(first, loan.bytes());
   return loan.bytes();
 }
 
-std::span<const std::byte> Source::weights(std::uint64_t first, std::uint64_t n, Buffers::Loan& loan) const {
+std::span<const std::byte> WeightSource::weights(std::uint64_t first, std::uint64_t n, Buffers::Loan& loan) const {
   if (is_plain_) return raw(first, n, loan);
   loan = buffers_->lend(byte_count(info_.dtype, n), 0);
   decode_tensor(first, loan.bytes());
   return loan.bytes();
 }
 
-void Source::read(std::uint64_t first, std::span<std::byte> raw) const {
+void WeightSource::read(std::uint64_t first, std::span<std::byte> raw) const {
   if (raw.empty()) return;
   if (!is_plain_)
     read_(offset(first), raw);
@@ -59,7 +60,7 @@ void Source::read(std::uint64_t first, std::span<std::byte> raw) const {
     read_tensor(begin_ + first, raw);
 }
 
-void Source::read_tensor(std::uint64_t first, std::span<std::byte> out) const {
+void WeightSource::read_tensor(std::uint64_t first, std::span<std::byte> out) const {
   if (decoder_)
     decode_tensor(first, out);
   else
@@ -67,7 +68,7 @@ void Source::read_tensor(std::uint64_t first, std::span<std::byte> out) const {
 }
 
 // Decoders begin at whole tiles: of one that is not asked for as a whole, what is asked for is copied.
-void Source::decode_tensor(std::uint64_t first, std::span<std::byte> out) const {
+void WeightSource::decode_tensor(std::uint64_t first, std::span<std::byte> out) const {
   if (out.empty()) return;
   const std::uint64_t width = traits(tensor_.dtype).bits / 8;
   const std::uint64_t last = first + out.size() / width;
@@ -102,7 +103,7 @@ void Source::decode_tensor(std::uint64_t first, std::span<std::byte> out) const 
 
 // Of the transposed [out, in] matrix, out of [in, out] on disk: for each row on disk, the piece that covers the columns
 // asked for.
-void Source::read_transposed(std::uint64_t first, std::span<std::byte> to) const {
+void WeightSource::read_transposed(std::uint64_t first, std::span<std::byte> to) const {
   const std::uint64_t width = traits(info_.dtype).bits / 8;
   const std::uint64_t out = info_.shape[0];
   const std::uint64_t in = info_.shape[1];
@@ -120,15 +121,15 @@ void Source::read_transposed(std::uint64_t first, std::span<std::byte> to) const
   }
 }
 
-std::span<const float> Source::decode(std::uint64_t first, std::span<const std::byte> raw, std::uint64_t at,
-                                      std::size_t n, std::span<float> tile) const {
+std::span<const float> WeightSource::decode(std::uint64_t first, std::span<const std::byte> raw, std::uint64_t at,
+                                            std::size_t n, std::span<float> tile) const {
   const auto bytes = stored(first, raw, at, n);
   if (is_plain_) return widen(info_.dtype, bytes, tile);
   decoder_->decode(at, bytes, tile.first(n));
   return tile.first(n);
 }
 
-Source open_source(const StoredWeights& in, const StoredWeights::Tensor& tensor, Buffers& buffers) {
+WeightSource open_source(const StoredWeights& in, const StoredWeights::Tensor& tensor, Buffers& buffers) {
   const Reader& reader = in.reader();
   const StoredTensor& stored = tensor.stored;
   auto codec = make_codec(stored.codec);
@@ -142,7 +143,7 @@ Source open_source(const StoredWeights& in, const StoredWeights::Tensor& tensor,
       buffers,     reader.position(part, 0)};
 }
 
-Source open_source(const StoredWeights& in, const PlannedTensor& tensor, Buffers& buffers) {
+WeightSource open_source(const StoredWeights& in, const PlannedTensor& tensor, Buffers& buffers) {
   return {open_source(in, in[in.find(tensor.source).value()], buffers), tensor};
 }
 

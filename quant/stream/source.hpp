@@ -16,17 +16,17 @@ namespace nibble {
 
 /// The weights of one tensor, to be read in any order: as they are stored, or as weights of info().dtype. Thread-safe;
 /// what it was made from has to outlive it.
-class Source {
+class WeightSource {
  public:
   using Read = std::function<void(std::uint64_t offset, std::span<std::byte> out)>;
 
   /// The weights of `tensor`, stored as the codes of `codec`. Of a codec that quantizes, `rest` holds the other planes.
   /// `position` is where the codes begin in their file: buffers are placed by it.
-  Source(TensorInfo tensor, std::unique_ptr<const Codec> codec, std::span<const std::span<const std::byte>> rest,
-         Read read, Buffers& buffers, std::uint64_t position = 0);
+  WeightSource(TensorInfo tensor, std::unique_ptr<const Codec> codec, std::span<const std::span<const std::byte>> rest,
+               Read read, Buffers& buffers, std::uint64_t position = 0);
 
   /// The weights of `tensor` as a plan sees them: a slice of it, transposed, or all.
-  Source(Source tensor, const PlannedTensor& view);
+  WeightSource(WeightSource tensor, const PlannedTensor& view);
 
   /// Name and shape of what is read, and the type of weights().
   [[nodiscard]] const TensorInfo& info() const noexcept { return info_; }
@@ -91,9 +91,9 @@ class Source {
 };
 
 /// The weights of a tensor of a checkpoint.
-[[nodiscard]] Source open_source(const StoredWeights& in, const StoredWeights::Tensor& tensor, Buffers& buffers);
+[[nodiscard]] WeightSource open_source(const StoredWeights& in, const StoredWeights::Tensor& tensor, Buffers& buffers);
 
 /// The same as a plan sees them.
-[[nodiscard]] Source open_source(const StoredWeights& in, const PlannedTensor& tensor, Buffers& buffers);
+[[nodiscard]] WeightSource open_source(const StoredWeights& in, const PlannedTensor& tensor, Buffers& buffers);
 
 }  // namespace nibble

@@ -23,7 +23,7 @@ static_assert(unit_weights % tile_weights == 0);
 }
 
 // All of a tensor, on the threads of the arena that calls.
-void decode(const Source& source, std::span<float> out) {
+void decode(const WeightSource& source, std::span<float> out) {
   for_each_range(out.size(), unit_weights, [&](std::uint64_t first, std::uint64_t n) {
     Buffers::Loan loan;
     const std::span<const std::byte> raw = source.raw(first, n, loan);
@@ -41,7 +41,7 @@ struct WeightReader::State {
   explicit State(const Reader& reader) : stored(about(reader, [&] { return StoredWeights(reader); })) {}
 
   // A plain tensor is weights if its type is; what a scheme stored always is.
-  [[nodiscard]] Source open(const StoredWeights::Tensor& tensor, Buffers& buffers) const {
+  [[nodiscard]] WeightSource open(const StoredWeights::Tensor& tensor, Buffers& buffers) const {
     const TensorInfo& info = tensor.stored.info;
     if (!is_weight_type(info.dtype))
       fail(stored.reader(), info, fmt::format("type {} holds no weights", traits(info.dtype).name));
@@ -65,7 +65,7 @@ std::optional<std::size_t> WeightReader::find(std::string_view name) const { ret
 void WeightReader::read(std::size_t tensor, std::span<float> out) const {
   const StoredWeights::Tensor stored = state_->stored[tensor];
   Buffers buffers;
-  const Source source = state_->open(stored, buffers);
+  const WeightSource source = state_->open(stored, buffers);
   if (out.size() != stored.stored.info.elements())
     fail(state_->stored.reader(), stored.stored.info,
          fmt::format("has {} weights, not {}", stored.stored.info.elements(), out.size()));
@@ -80,7 +80,7 @@ Weights weights(const Reader& reader, std::string_view name) {
                 fmt::format("{}: has no tensor '{}'", printable(reader.path().string()), printable(std::string(name))));
   const StoredWeights::Tensor stored = state.stored[*tensor];
   Buffers buffers;
-  const Source source = state.open(stored, buffers);  // before there is memory for what may not be weights
+  const WeightSource source = state.open(stored, buffers);  // before there is memory for what may not be weights
   Weights result{stored.stored.info.shape, std::vector<float>(stored.stored.info.elements())};
   decode(source, result.values);
   return result;

@@ -55,7 +55,7 @@ TEST_P(SchemeContract, EveryPartHoldsAPlaneOrItsOwnBytes) {
 
 std::vector<float> weights_of(const StoredWeights& stored, const StoredWeights::Tensor& tensor) {
   Buffers buffers;
-  const Source source = open_source(stored, tensor, buffers);
+  const WeightSource source = open_source(stored, tensor, buffers);
   std::vector<float> weights(tensor.stored.info.elements());
   test::Bytes raw(source.bytes(0, weights.size()));
   source.read(0, raw);

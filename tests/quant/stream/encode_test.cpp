@@ -17,7 +17,7 @@ TEST(Encoding, CodesDoNotDependOnHowATensorIsCut) {
   reader.add(tensor, weights);
   const StoredWeights stored(reader);
   Buffers buffers;
-  const Source source = open_source(stored, stored[0], buffers);
+  const WeightSource source = open_source(stored, stored[0], buffers);
   for (const char* const to : {"nf4", "int8", "fp16", "keep"}) {
     Recipe recipe;
     Codings codings(recipe);
@@ -58,7 +58,7 @@ TEST(Encoding, AddsUpWhatItFinds) {
   reader.add(tensor, test::stored_as(tensor.dtype, weights));
   const StoredWeights stored(reader);
   Buffers buffers;
-  const Source source = open_source(stored, stored[0], buffers);
+  const WeightSource source = open_source(stored, stored[0], buffers);
   Recipe recipe;
   Codings codings(recipe);
   const Coding& coding = codings["nf4"];

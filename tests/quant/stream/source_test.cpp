@@ -22,15 +22,15 @@ PlannedTensor whole(const TensorInfo& info) {
 }
 
 // Weights [first, first + n) of a view, as weights() gives them.
-Bytes weights_of(const Source& source, std::uint64_t first, std::uint64_t n) {
+Bytes weights_of(const WeightSource& source, std::uint64_t first, std::uint64_t n) {
   Buffers::Loan loan;
   const auto found = source.weights(first, n, loan);
   return {found.begin(), found.end()};
 }
-Bytes weights_of(const Source& source) { return weights_of(source, 0, source.info().elements()); }
+Bytes weights_of(const WeightSource& source) { return weights_of(source, 0, source.info().elements()); }
 
 // The same decoded from what read() gives, in units of two tiles.
-Bytes decoded(const Source& source) {
+Bytes decoded(const WeightSource& source) {
   const std::uint64_t all = source.info().elements();
   std::vector<float> values(all);
   for (std::uint64_t first = 0; first < all; first += 8192) {
@@ -69,7 +69,7 @@ class Sources : public testing::TestWithParam<Stored> {
     for (const auto& [part, bytes] : test::stored(*codec, info, encoded)) reader.add(part, bytes);
   }
 
-  [[nodiscard]] Source open(PlannedTensor view) {
+  [[nodiscard]] WeightSource open(PlannedTensor view) {
     view.source = 1;
     return open_source(stored(), view, buffers);
   }
@@ -91,7 +91,7 @@ class Sources : public testing::TestWithParam<Stored> {
 
 // Whatever stores them, and wherever a piece begins: what convert reads is what a quantizer takes.
 TEST_P(Sources, GiveWeightsOfTheTypeTheyHad) {
-  const Source source = open(whole(info));
+  const WeightSource source = open(whole(info));
   EXPECT_EQ(source.info(), info);
   EXPECT_EQ(weights_of(source), expected);
   EXPECT_EQ(decoded(source), expected);
@@ -109,7 +109,7 @@ TEST_P(Sources, OfASlice) {
   PlannedTensor view = whole({"slice", info.dtype, {70, 195}});
   const std::uint64_t begin = 31 * 195;
   view.source_offset = begin * width;
-  const Source source = open(view);
+  const WeightSource source = open(view);
   EXPECT_EQ(source.info(), view.info);
   const Bytes slice = gathered(expected, width, 70 * 195, [&](std::uint64_t i) { return begin + i; });
   EXPECT_EQ(weights_of(source), slice);
@@ -119,7 +119,7 @@ TEST_P(Sources, OfASlice) {
 TEST_P(Sources, Transposed) {
   PlannedTensor view = whole({"w.weight", info.dtype, {195, 150}});
   view.transposed = true;
-  const Source source = open(view);
+  const WeightSource source = open(view);
   const Bytes transposed =
       gathered(expected, width, info.elements(), [](std::uint64_t i) { return i % 150 * 195 + i / 150; });
   EXPECT_EQ(weights_of(source), transposed);
@@ -128,7 +128,7 @@ TEST_P(Sources, Transposed) {
 }
 
 TEST_P(Sources, InMemoryNothingIsRead) {
-  Source source = open(whole(info));
+  WeightSource source = open(whole(info));
   Bytes raw(source.bytes(0, info.elements()));
   source.read(0, raw);
   source.set_memory(raw);
@@ -154,7 +154,7 @@ TEST(Sources, OfACastHaveItsType) {
   const auto read = [&](std::uint64_t offset, std::span<std::byte> out) {
     std::memcpy(out.data(), codes.data() + offset, out.size());
   };
-  const Source source({"w", DType::f64, {3}}, make_codec("fp16"), {}, read, buffers, 100);
+  const WeightSource source({"w", DType::f64, {3}}, make_codec("fp16"), {}, read, buffers, 100);
   EXPECT_EQ(source.info().dtype, DType::f16);
   EXPECT_FALSE(source.is_fp64());
   EXPECT_EQ(source.position(1), 102U);
@@ -169,7 +169,7 @@ TEST(Sources, KnowWhereTheyLie) {
   Buffers buffers;
   PlannedTensor view = whole({"slice", DType::f64, {2, 4}});
   view.source_offset = 64;
-  const Source source = open_source(stored, view, buffers);
+  const WeightSource source = open_source(stored, view, buffers);
   EXPECT_TRUE(source.is_fp64());
   EXPECT_EQ(source.position(3), reader.position(0, 64 + 3 * 8));
   EXPECT_EQ(source.bytes(1, 2), 16U);

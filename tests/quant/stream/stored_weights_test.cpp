@@ -36,7 +36,7 @@ std::string text_of(const Bytes& bytes) { return {reinterpret_cast<const char*>(
 std::vector<float> weights_of(const StoredWeights& stored, std::size_t tensor, std::size_t step = 4096) {
   const StoredWeights::Tensor found = stored[tensor];
   Buffers buffers;
-  const Source source = open_source(stored, found, buffers);
+  const WeightSource source = open_source(stored, found, buffers);
   std::vector<float> weights(found.stored.info.elements());
   for (std::size_t first = 0; first < weights.size(); first += step) {
     const std::size_t n = std::min(step, weights.size() - first);
