@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -17,6 +16,7 @@
 #include "nibble/fp16.hpp"
 #include "quant/codecs/codecs.hpp"
 #include "quant/codecs/int8_rows.hpp"
+#include "quant/simd/magnitude.hpp"
 #include "quant/simd/squares.hpp"
 #include "quant/simd/widen.hpp"
 
@@ -35,17 +35,6 @@ using nibble::HWY_NAMESPACE::Bf16;
 using nibble::HWY_NAMESPACE::F16;
 using nibble::HWY_NAMESPACE::F32;
 using nibble::HWY_NAMESPACE::SquareSums;
-
-// max |w|; NaN or infinity if there is one.
-template <class Source> HWY_INLINE float largest_of_row(const std::byte* HWY_RESTRICT w, std::size_t n) {
-  constexpr std::size_t step = 32;  // what Source::absmax() takes
-  const std::size_t whole = n - n % step;
-  HWY_ALIGN std::byte last[step * Source::size] = {};
-  if (n > whole) std::memcpy(last, w + whole * Source::size, (n - whole) * Source::size);  // of nothing, w may be null
-  // As bits, which order as the magnitudes do and keep NaN.
-  const auto bits = [](float value) { return std::bit_cast<std::int32_t>(value); };
-  return std::bit_cast<float>(std::max(bits(Source::absmax(w, whole)), bits(Source::absmax(last, step))));
-}
 
 // To fp16 and back, for magnitudes that it can hold.
 template <class D, class V> HWY_INLINE V through_fp16(D d, V weight) {
@@ -141,16 +130,15 @@ HWY_INLINE void compare_rows(const std::byte* HWY_RESTRICT w, const std::int8_t*
   sums.end(squares);
 }
 
-#define NIBBLE_INT8_OF(name, Source)                                                                                   \
-  float largest_of_row_##name(const std::byte* HWY_RESTRICT w, std::size_t n) { return largest_of_row<Source>(w, n); } \
-  void quantize_row_##name(const std::byte* HWY_RESTRICT w, std::size_t n, float scale,                                \
-                           std::int8_t* HWY_RESTRICT codes) {                                                          \
-    quantize_row<Source>(w, n, scale, codes);                                                                          \
-  }                                                                                                                    \
-  void compare_rows_##name(const std::byte* HWY_RESTRICT w, const std::int8_t* HWY_RESTRICT codes, std::size_t n,      \
-                           std::size_t columns, std::size_t left, const float* HWY_RESTRICT absmax,                    \
-                           Squares& HWY_RESTRICT squares) {                                                            \
-    compare_rows<Source>(w, codes, n, columns, left, absmax, squares);                                                 \
+#define NIBBLE_INT8_OF(name, Source)                                                                              \
+  void quantize_row_##name(const std::byte* HWY_RESTRICT w, std::size_t n, float scale,                           \
+                           std::int8_t* HWY_RESTRICT codes) {                                                     \
+    quantize_row<Source>(w, n, scale, codes);                                                                     \
+  }                                                                                                               \
+  void compare_rows_##name(const std::byte* HWY_RESTRICT w, const std::int8_t* HWY_RESTRICT codes, std::size_t n, \
+                           std::size_t columns, std::size_t left, const float* HWY_RESTRICT absmax,               \
+                           Squares& HWY_RESTRICT squares) {                                                       \
+    compare_rows<Source>(w, codes, n, columns, left, absmax, squares);                                            \
   }
 NIBBLE_INT8_OF(f32, F32)
 NIBBLE_INT8_OF(bf16, Bf16)
@@ -164,9 +152,6 @@ HWY_AFTER_NAMESPACE();
 namespace nibble {
 namespace int8 {
 
-HWY_EXPORT(largest_of_row_f32);
-HWY_EXPORT(largest_of_row_bf16);
-HWY_EXPORT(largest_of_row_f16);
 HWY_EXPORT(quantize_row_f32);
 HWY_EXPORT(quantize_row_bf16);
 HWY_EXPORT(quantize_row_f16);
@@ -192,16 +177,12 @@ float repaired(float weight, float absmax) {
 
 // The loops for a source type; F64 is widened before.
 struct Loops {
-  float (*largest)(const std::byte* weights, std::size_t n);
   void (*quantize)(const std::byte* weights, std::size_t n, float scale, std::int8_t* codes);
   void (*compare)(const std::byte* weights, const std::int8_t* codes, std::size_t n, std::size_t columns,
                   std::size_t left, const float* absmax, Squares& squares);
 };
-#define NIBBLE_INT8_LOOPS(name)                                                             \
-  Loops {                                                                                   \
-    HWY_DYNAMIC_DISPATCH(largest_of_row_##name), HWY_DYNAMIC_DISPATCH(quantize_row_##name), \
-        HWY_DYNAMIC_DISPATCH(compare_rows_##name)                                           \
-  }
+#define NIBBLE_INT8_LOOPS(name) \
+  Loops { HWY_DYNAMIC_DISPATCH(quantize_row_##name), HWY_DYNAMIC_DISPATCH(compare_rows_##name) }
 Loops loops_of(DType source) {
   return loop_of(source, NIBBLE_INT8_LOOPS(f32), NIBBLE_INT8_LOOPS(bf16), NIBBLE_INT8_LOOPS(f16));
 }
@@ -212,9 +193,8 @@ float scale_of(float absmax) { return absmax == 0.0f ? 0.0f : 1.0f / absmax * 12
 }  // namespace
 
 float row_absmax(DType source, std::span<const std::byte> weights, bool& plain) {
-  const std::size_t n = weights.size() / (traits(source).bits / 8);
   if (source != DType::f64) {
-    const float largest = loops_of(source).largest(weights.data(), n);
+    const float largest = largest_magnitude(source, weights);
     // Rounding keeps the order, so the largest of the rounded weights is the largest weight, rounded.
     if (largest < fp16::smallest_overflow) return fp16::to_float(fp16::from_float(largest));
   }

@@ -1,0 +1,51 @@
+#include "quant/simd/magnitude.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "quant/simd/widen.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "quant/simd/magnitude.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "quant/simd/source-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace nibble::HWY_NAMESPACE {
+
+template <class Source> HWY_INLINE float largest_of(const std::byte* HWY_RESTRICT w, std::size_t n) {
+  constexpr std::size_t step = 32;  // what Source::absmax() takes
+  const std::size_t whole = n - n % step;
+  HWY_ALIGN std::byte last[step * Source::size] = {};
+  if (n > whole) std::memcpy(last, w + whole * Source::size, (n - whole) * Source::size);  // of nothing, w may be null
+  // As bits, which order as the magnitudes do and keep NaN.
+  const auto bits = [](float value) { return std::bit_cast<std::int32_t>(value); };
+  return std::bit_cast<float>(std::max(bits(Source::absmax(w, whole)), bits(Source::absmax(last, step))));
+}
+
+float largest_of_f32(const std::byte* HWY_RESTRICT w, std::size_t n) { return largest_of<F32>(w, n); }
+float largest_of_bf16(const std::byte* HWY_RESTRICT w, std::size_t n) { return largest_of<Bf16>(w, n); }
+float largest_of_f16(const std::byte* HWY_RESTRICT w, std::size_t n) { return largest_of<F16>(w, n); }
+
+}  // namespace nibble::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace nibble {
+
+HWY_EXPORT(largest_of_f32);
+HWY_EXPORT(largest_of_bf16);
+HWY_EXPORT(largest_of_f16);
+
+float largest_magnitude(DType source, std::span<const std::byte> weights) {
+  const auto largest = loop_of(source, HWY_DYNAMIC_DISPATCH(largest_of_f32), HWY_DYNAMIC_DISPATCH(largest_of_bf16),
+                               HWY_DYNAMIC_DISPATCH(largest_of_f16));
+  return largest(weights.data(), weights.size() / (traits(source).bits / 8));
+}
+
+}  // namespace nibble
+#endif
