@@ -15,7 +15,7 @@
 #include "nibble/error.hpp"
 #include "nibble/nested.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/quantizers/quantizers.hpp"
+#include "quant/quantizers/quantizer.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {
@@ -236,8 +236,9 @@ class AbsmaxOfBlocks final : public Quantizer {
 
 }  // namespace
 
-std::unique_ptr<const Quantizer> make_absmax_of_blocks(const FourBitCodec& codec, const QuantizerOptions& options) {
-  return std::make_unique<AbsmaxOfBlocks>(codec, options);
+std::unique_ptr<const Quantizer> make_absmax_blocks_quantizer(const Codec& codec, const QuantizerOptions& options) {
+  const auto* const four_bit = dynamic_cast<const FourBitCodec*>(&codec);
+  return four_bit == nullptr ? nullptr : std::make_unique<AbsmaxOfBlocks>(*four_bit, options);
 }
 
 }  // namespace nibble

@@ -12,7 +12,7 @@
 #include "nibble/int8.hpp"
 #include "nibble/metrics.hpp"
 #include "quant/codecs/int8_rows.hpp"
-#include "quant/quantizers/quantizers.hpp"
+#include "quant/quantizers/quantizer.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {
@@ -20,6 +20,9 @@ namespace {
 
 class RowEncoder final : public Encoder {
  public:
+  // Of each row that is looked at first.
+  static constexpr std::uint64_t scanned_row_bytes = 8;
+
   RowEncoder(Device* device, const TensorInfo& tensor, bool scanned, Scratch& scratch)
       : source_(tensor.dtype),
         size_(traits(tensor.dtype).bits / 8),
@@ -98,6 +101,8 @@ class RowEncoder final : public Encoder {
     }
     [[nodiscard]] float absmax() const { return std::bit_cast<float>(absmax_bits.load(std::memory_order_relaxed)); }
   };
+
+  static_assert(sizeof(ScannedRow) == scanned_row_bytes);
 
   // Calls f(first, weights, codes) for pieces of whole rows, or of 4096 weights of a longer one: chunks begin where
   // pieces do.
@@ -214,6 +219,10 @@ class AbsmaxOfRows final : public Quantizer {
 
   std::uint64_t scratch_bytes(const TensorInfo& tensor) const override { return sizeof(float) * tensor.shape.at(0); }
 
+  std::uint64_t scan_bytes(const TensorInfo& tensor) const override {
+    return RowEncoder::scanned_row_bytes * tensor.shape.at(0);
+  }
+
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,
                                    Scratch& scratch) const override {
     return std::make_unique<RowEncoder>(device_, tensor, chunking.scan, scratch);
@@ -228,8 +237,8 @@ class AbsmaxOfRows final : public Quantizer {
 
 }  // namespace
 
-std::unique_ptr<const Quantizer> make_absmax_of_rows(const QuantizerOptions& options) {
-  return std::make_unique<AbsmaxOfRows>(options);
+std::unique_ptr<const Quantizer> make_absmax_rows_quantizer(const Codec& codec, const QuantizerOptions& options) {
+  return dynamic_cast<const Int8Codec*>(&codec) == nullptr ? nullptr : std::make_unique<AbsmaxOfRows>(options);
 }
 
 }  // namespace nibble

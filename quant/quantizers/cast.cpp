@@ -6,7 +6,7 @@
 
 #include "nibble/metrics.hpp"
 #include "quant/codecs/cast.hpp"
-#include "quant/quantizers/quantizers.hpp"
+#include "quant/quantizers/quantizer.hpp"
 
 namespace nibble {
 namespace {
@@ -81,8 +81,9 @@ class Caster final : public Quantizer {
 
 }  // namespace
 
-std::unique_ptr<const Quantizer> make_caster(const CastCodec& codec, OnOverflow on_overflow) {
-  return std::make_unique<Caster>(codec, on_overflow);
+std::unique_ptr<const Quantizer> make_cast_quantizer(const Codec& codec, const QuantizerOptions& options) {
+  const auto* const cast = dynamic_cast<const CastCodec*>(&codec);
+  return cast == nullptr ? nullptr : std::make_unique<Caster>(*cast, options.on_overflow);
 }
 
 }  // namespace nibble

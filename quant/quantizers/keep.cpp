@@ -1,4 +1,4 @@
-#include "quant/quantizers/quantizers.hpp"
+#include "quant/quantizers/quantizer.hpp"
 
 #include <algorithm>
 
@@ -27,6 +27,8 @@ class Keeper final : public Quantizer {
 
 }  // namespace
 
-std::unique_ptr<const Quantizer> make_keeper() { return std::make_unique<Keeper>(); }
+std::unique_ptr<const Quantizer> make_keep_quantizer(const Codec& codec, const QuantizerOptions& /*options*/) {
+  return codec.quantizes() || codec.cast_type() ? nullptr : std::make_unique<Keeper>();
+}
 
 }  // namespace nibble

@@ -83,8 +83,11 @@ class Quantizer {
   [[nodiscard]] virtual Chunking chunking(const TensorInfo& tensor, std::uint64_t limit) const = 0;
 
   /// Bytes that an encoder of this tensor keeps from encode() to finish() where the caller says. Beside them it needs
-  /// little: a sixteenth of a chunk in every encode(), 2 MiB in finish(), 8 bytes for every row that is scanned.
+  /// little: a sixteenth of a chunk in every encode(), 2 MiB in finish(), scan_bytes() if it scans.
   [[nodiscard]] virtual std::uint64_t scratch_bytes(const TensorInfo& /*tensor*/) const { return 0; }
+
+  /// Bytes of memory that an encoder keeps of what it has scanned.
+  [[nodiscard]] virtual std::uint64_t scan_bytes(const TensorInfo& /*tensor*/) const { return 0; }
 
   /// `scratch` has room for scratch_bytes() and must outlive the encoder.
   [[nodiscard]] virtual std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,

@@ -1,21 +1,30 @@
-// Finds the quantizer of a codec by the codec's kind. A new codec of a kind that is here needs no line.
-
+#include <array>
 #include <string>
 
 #include "nibble/error.hpp"
-#include "quant/codecs/cast.hpp"
-#include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/codecs/int8_rows.hpp"
-#include "quant/quantizers/quantizers.hpp"
+#include "quant/quantizers/quantizer.hpp"
+
+// One line per quantizer: quant/quantizers/<name>.cpp defines make_<name>_quantizer(), which returns null for a codec
+// of another kind than its own. A new codec of a kind that is here needs no line.
+#define NIBBLE_QUANTIZERS(X) \
+  X(keep)                    \
+  X(cast)                    \
+  X(absmax_blocks)           \
+  X(absmax_rows)
 
 namespace nibble {
 
+using MakeQuantizer = std::unique_ptr<const Quantizer>(const Codec& codec, const QuantizerOptions& options);
+#define NIBBLE_DECLARE(name) MakeQuantizer make_##name##_quantizer;
+NIBBLE_QUANTIZERS(NIBBLE_DECLARE)
+#undef NIBBLE_DECLARE
+
 std::unique_ptr<const Quantizer> make_quantizer(const Codec& codec, const QuantizerOptions& options) {
-  if (const auto* const four_bit = dynamic_cast<const FourBitCodec*>(&codec))
-    return make_absmax_of_blocks(*four_bit, options);
-  if (const auto* const cast = dynamic_cast<const CastCodec*>(&codec)) return make_caster(*cast, options.on_overflow);
-  if (dynamic_cast<const Int8Codec*>(&codec) != nullptr) return make_absmax_of_rows(options);
-  if (!codec.quantizes()) return make_keeper();
+#define NIBBLE_ADDRESS(name) &make_##name##_quantizer,
+  static constexpr std::array all{NIBBLE_QUANTIZERS(NIBBLE_ADDRESS)};
+#undef NIBBLE_ADDRESS
+  for (MakeQuantizer* const make : all)
+    if (auto quantizer = make(codec, options)) return quantizer;
   throw Error(Errc::usage, "codec " + std::string(codec.name()) + " has no quantizer");
 }
 

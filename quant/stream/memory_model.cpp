@@ -19,8 +19,7 @@ PlanNeeds needs_of(const Plan& plan, Codings& codings, const std::function<std::
     const auto& [codec, quantizer] = codings[tensor.codec];
     const std::uint64_t scratch = quantizer->scratch_bytes(info);
     const std::uint64_t codes = codec->code_bytes(info, info.elements());
-    const std::uint64_t scanned =
-        quantizer->chunking(info, limit(info.dtype)).scan ? bytes_per_scanned_row * info.shape.at(0) : 0;
+    const std::uint64_t scanned = quantizer->chunking(info, limit(info.dtype)).scan ? quantizer->scan_bytes(info) : 0;
     needs.codes = std::max(needs.codes, codes);
     needs.scratch = std::max(needs.scratch, scratch);
     needs.encoder = std::max(needs.encoder, finish_bytes(scratch) + scanned);

@@ -39,8 +39,6 @@ inline constexpr std::uint64_t row_absmax_bytes = 16 << 10;
 
 // ---- a tensor in work --------------------------------------------------------------------------------------------
 
-inline constexpr std::uint64_t bytes_per_scanned_row = 8;  ///< of tensors that are read twice (Chunking::scan)
-
 /// Encoder::finish() takes absmax in pieces, and makes codes of them.
 inline constexpr std::uint64_t finish_piece_bytes = 1 << 20;
 [[nodiscard]] constexpr std::uint64_t finish_bytes(std::uint64_t absmax_bytes) {
