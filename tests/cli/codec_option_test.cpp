@@ -6,6 +6,7 @@
 #include <string>
 
 #include "nibble/error.hpp"
+#include "tests/quant/codecs/codec_support.hpp"
 
 namespace nibble::cli::codec_option_test {
 namespace {
@@ -28,8 +29,9 @@ TEST(CodecOptions, ErrorsNameTheOption) {
     return error_of([&] { return parse_codec("--to", text, target_names()); });
   };
   EXPECT_EQ(error("nf4:block-size=32"), "nothing");
-  EXPECT_EQ(error("keep"), "--to: 'keep' is none of fp32, fp16, bf16, int8, nf4, fp4");
-  EXPECT_EQ(error("NF4:block-size=32"), "--to: 'NF4' is none of fp32, fp16, bf16, int8, nf4, fp4: did you mean nf4?");
+  EXPECT_EQ(error("keep"), "--to: 'keep' is none of " + test::listed_codecs(", ", false));
+  EXPECT_EQ(error("NF4:block-size=32"),
+            "--to: 'NF4' is none of " + test::listed_codecs(", ", false) + ": did you mean nf4?");
   EXPECT_EQ(error("int8:block-size=32"), "--to 'int8:block-size=32': codec int8 has no options");
 }
 

@@ -166,14 +166,15 @@ TEST_F(Program, QuantizedInputIsRefused) {
 
 // The command that is printed makes what was promised.
 TEST_F(Program, AdviceCanBeFollowed) {
-  const Outcome advice = run("measure w.safetensors --advise 600B");
+  const Outcome advice = run("measure w.safetensors --advise 600B --to int8 --to nf4");
   EXPECT_EQ(advice.code, 0) << advice.err;
   EXPECT_THAT(advice.out,
               StartsWith("nibble convert w.safetensors OUT.safetensors --to int8\n\n1.02 kB (1.00 KiB) -> "));
   EXPECT_THAT(advice.out, HasSubstr("\n>  273 bytes    8.53 "));
   const std::string casts = "\nCasts of the whole model (convert --to bf16, --to fp16) are not among the choices.\n";
   EXPECT_THAT(advice.out, HasSubstr(casts));
-  EXPECT_THAT(run("measure w.safetensors --advise 600B --allow-nibble-only").out, testing::Not(HasSubstr(casts)));
+  EXPECT_THAT(run("measure w.safetensors --advise 600B --to int8 --to nf4 --allow-nibble-only").out,
+              testing::Not(HasSubstr(casts)));
   EXPECT_THAT(advice.out, HasSubstr("\n     1.02 kB   32.00     exact       0 %\n"));
 
   const std::string header = R"({"l$x.0.w'eight.weight":{"dtype":"F32","shape":[64,64],"data_offsets":[0,16384]},)"

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 
@@ -48,8 +49,8 @@ TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {
             "--on-overflow: 'saturate' is none of error, clamp, keep");
   EXPECT_EQ(error_of(convert + "nf4 --nonfinite kepe"),
             "--nonfinite: 'kepe' is none of keep, error, quantize: did you mean keep?");
-  const std::string targets = "is none of fp32, fp16, bf16, int8, nf4, fp4";
-  const std::string all = "is none of keep, fp32, fp16, bf16, int8, nf4, fp4";
+  const std::string targets = "is none of " + test::listed_codecs(", ", false);
+  const std::string all = "is none of " + test::listed_codecs();
   EXPECT_EQ(error_of(convert + "NF4"), "--to: 'NF4' " + targets + ": did you mean nf4?");
   EXPECT_EQ(error_of(convert + "int4"), "--to: 'int4' " + targets + ": did you mean nf4?");
   EXPECT_EQ(error_of(convert + "keep"), "--to: 'keep' " + targets);
@@ -132,7 +133,7 @@ TEST_F(UsageErrors, WhatIsGivenTooOftenOrWithoutAValue) {
   EXPECT_EQ(message("convert m out extra --to nf4"), "unexpected argument 'extra'");
   EXPECT_EQ(message("formats x y"), "unexpected argument 'x'");
   EXPECT_EQ(message("convert m out --to nf4 -- --x"), "unexpected argument '--x'");
-  EXPECT_EQ(message("convert m out --to"), "--to needs a value: fp32|fp16|bf16|int8|nf4|fp4");
+  EXPECT_EQ(message("convert m out --to"), "--to needs a value: " + test::listed_codecs("|", false));
   EXPECT_EQ(message("convert m out --to nf4 --max-memory="), "--max-memory needs a value: SIZE");
   EXPECT_EQ(message("convert m out --to nf4 --to fp16"), "--to is given 2 times");
   EXPECT_EQ(message("measure m m --worst 3 --worst 4 --worst 5"), "--worst is given 3 times");

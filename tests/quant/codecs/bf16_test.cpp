@@ -11,6 +11,17 @@
 namespace nibble::bf16_test {
 namespace {
 
+// Half a step of the format.
+const test::CodecFacts facts("bf16", [](double weight, double) { return std::abs(weight) * 0x1p-8; });
+
+const test::GiveDigests digests({{"bf16",
+                                  "bf16",
+                                  OnOverflow::automatic,
+                                  {"6f9f4d12f4d87dbeb2fb12ace0a46230", "34674b6c4508e00706f09d461fee9b43",
+                                   "a82a3ff82154a052d39d0c93642054f5", "ba650a365e3730acf4a239bd6e66f553"},
+                                  {"e1738f0b3e6aeaf488d587fb775b4265", "bc68a346a450d5246a3bd0c667d43771",
+                                   "b79667c99f6f5e1ead4a2d30a2073b87", "b7b912fb1ec4f227258b77568c4f4b0c"}}});
+
 TEST(Bf16, EveryPatternDecodesToItsUpperHalfAndBack) {
   std::vector<std::uint16_t> patterns(65536), back(65536);
   for (std::size_t i = 0; i < patterns.size(); ++i) patterns[i] = static_cast<std::uint16_t>(i);

@@ -8,6 +8,33 @@
 
 namespace nibble::test {
 
+namespace {
+
+std::map<std::string_view, CodecFacts*>& all_facts() {
+  static std::map<std::string_view, CodecFacts*> all;
+  return all;
+}
+
+}  // namespace
+
+CodecFacts::CodecFacts(std::string_view codec, Bound its_bound) : bound(its_bound) { all_facts()[codec] = this; }
+
+const CodecFacts& facts_of(std::string_view codec) {
+  const auto found = all_facts().find(codec);
+  if (found == all_facts().end())
+    throw std::runtime_error("no test has CodecFacts of " + std::string(codec) + ", see codec_support.hpp");
+  return *found->second;
+}
+
+std::vector<CodecDigests>& all_digests() {
+  static std::vector<CodecDigests> all;
+  return all;
+}
+
+GiveDigests::GiveDigests(std::initializer_list<CodecDigests> digests) {
+  all_digests().insert(all_digests().end(), digests);
+}
+
 Golden::Golden() {
   std::ifstream file(NIBBLE_TEST_DATA "/golden/codecs.safetensors", std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};

@@ -1,10 +1,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
+#include <initializer_list>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <span>
 #include <string>
@@ -47,6 +50,14 @@ inline std::vector<float> normal_weights(std::size_t n, unsigned seed, float sca
   std::vector<float> weights(n);
   for (float& weight : weights) weight = normal(random);
   return weights;
+}
+
+/// The names of all codecs as lists in messages have them, "keep" first unless it is left out.
+inline std::string listed_codecs(std::string_view separator = ", ", bool with_keep = true) {
+  std::string text;
+  for (const std::string_view name : codec_names())
+    if (with_keep || name != "keep") text += (text.empty() ? "" : std::string(separator)) + std::string(name);
+  return text;
 }
 
 /// fp32 weights as another type stores them.
@@ -154,6 +165,34 @@ inline std::vector<float> round_trip(const Codec& codec, const std::vector<float
   const TensorInfo tensor{"m.weight", DType::f32, shape};
   return decode(codec, tensor, encode(codec, tensor, bytes_of(weights)));
 }
+
+/// What the tests of all codecs have to know of each. Its own test says it, by an object of this type at namespace
+/// level.
+struct CodecFacts {
+  /// How far from a weight its round trip may be, in a tensor whose largest magnitude is absmax: the format's own
+  /// bound.
+  using Bound = double (*)(double weight, double absmax);
+
+  CodecFacts(std::string_view codec, Bound bound);
+
+  Bound bound;
+};
+[[nodiscard]] const CodecFacts& facts_of(std::string_view codec);
+
+/// What digest_test.cpp compares: hashes of all planes that a codec makes of its input, and of the weights that come
+/// back, from F32, BF16, F16 and F64. An object at namespace level of the codec's own test.
+struct CodecDigests {
+  std::string id;
+  CodecSpec codec;
+  OnOverflow on_overflow;
+  std::array<std::string_view, 4> encoded, decoded;
+
+  friend void PrintTo(const CodecDigests& each, std::ostream* out) { *out << each.id; }
+};
+struct GiveDigests {
+  explicit GiveDigests(std::initializer_list<CodecDigests> digests);
+};
+[[nodiscard]] std::vector<CodecDigests>& all_digests();
 
 /// Runs f once for every CPU target that this machine has and this program was compiled for.
 template <class F> void for_each_target(F&& f) {

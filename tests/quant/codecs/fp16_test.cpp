@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -11,6 +12,25 @@
 
 namespace nibble::fp16_test {
 namespace {
+
+// Half a step of the format.
+const test::CodecFacts facts("fp16",
+                             [](double weight, double) { return std::max(std::abs(weight) * 0x1p-11, 0x1p-25); });
+
+const test::GiveDigests digests({{"fp16",
+                                  "fp16",
+                                  OnOverflow::automatic,
+                                  {"6952e24e8d23633a841cf39966731172", "58f56355225256ea2037308563c35296",
+                                   "b126494b78a5c82600c4cfd41d10305d", "ff9e84d939f500c661444b087e078798"},
+                                  {"8b3824268ca746b710962c0a5577fbbb", "50e1465a5189a22b28b00b07a27809c6",
+                                   "1e5efe63ca5ee30f91cd7c28415564e8", "25a9003192e913d7566d6972b8741bd6"}},
+                                 {"fp16_clamp",
+                                  "fp16",
+                                  OnOverflow::clamp,
+                                  {"35bde732aadf4c804ca49e8264b7d541", "4bb3ca0900698dd5d4446cb592df3928",
+                                   "b126494b78a5c82600c4cfd41d10305d", "9cbe023b410dea81d5e0a30cfdf7801b"},
+                                  {"98a60c1da74e9e21cbe4d76c2dfb3845", "905ed4f8d0e70d38da84d14667b11ff2",
+                                   "1e5efe63ca5ee30f91cd7c28415564e8", "423c0079c212dd756972edd5349fa7d7"}}});
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 

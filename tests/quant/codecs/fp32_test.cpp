@@ -8,6 +8,16 @@
 namespace nibble::fp32_test {
 namespace {
 
+const test::CodecFacts facts("fp32", [](double, double) { return 0.0; });
+
+const test::GiveDigests digests({{"fp32",
+                                  "fp32",
+                                  OnOverflow::automatic,
+                                  {"fe3a7202f4389f702d99331159f6f2b0", "bc68a346a450d5246a3bd0c667d43771",
+                                   "1e5efe63ca5ee30f91cd7c28415564e8", "7808e4db0725763a165458347c37afc2"},
+                                  {"fe3a7202f4389f702d99331159f6f2b0", "bc68a346a450d5246a3bd0c667d43771",
+                                   "1e5efe63ca5ee30f91cd7c28415564e8", "7808e4db0725763a165458347c37afc2"}}});
+
 TEST(Fp32, Fp64IsRoundedToNearestAndCounted) {
   const double infinity = std::numeric_limits<double>::infinity();
   const std::vector<double> weights{1 + 0x1p-24, 1 + 3 * 0x1p-24, 1e300,           -infinity,

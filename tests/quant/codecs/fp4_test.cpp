@@ -4,8 +4,28 @@
 
 #include <vector>
 
+#include "tests/quant/codecs/codec_support.hpp"
+
 namespace nibble::fp4_test {
 namespace {
+
+// Half the widest gap, and the nested absmax.
+const test::CodecFacts facts("fp4", [](double, double absmax) { return absmax * (1.0 / 6 + 0.02); });
+
+const test::GiveDigests digests({{"fp4",
+                                  "fp4",
+                                  OnOverflow::automatic,
+                                  {"459acd7460d7de91d91ac33c0eede260", "75a3f865ffb6c1feeafdb0f6a451dc70",
+                                   "cbded47cae5d151dd8f29357b7a8bb23", "4e10c9fcec916c287575d8f2cf3f8fce"},
+                                  {"544a02c43895de5fc0bbd3af1e1af272", "dfc92f3af5527f6a22e4b30326d026b8",
+                                   "17e2c9fdd0d3bb1d1cfb85f6c661de0a", "28e6d456803a688df9ff16a64ce726b6"}},
+                                 {"fp4_128",
+                                  "fp4:block-size=128,double-quant=no",
+                                  OnOverflow::automatic,
+                                  {"95a881fc0000a28c48e8bb792a348e8e", "087eeebd4b7b9a53b19402243e46aeda",
+                                   "820d74365d701b85051da806525d2830", "afe5fa877f757bb4fa72ff643af39f37"},
+                                  {"3db16638c4ce411ed713f4f3b1d118b2", "69669025557ea8d5a0852771de5a5aeb",
+                                   "dcef1ac5288d74557473ba485f130d1f", "5a3e820a119718c690beb4e0a97b166c"}}});
 
 TEST(Fp4, BothZerosAndTheirNeighboursHaveTheCodesOfBitsandbytes) {
   // Of two neighbours in ascending order, 9 0 8 1, a tie takes the first.

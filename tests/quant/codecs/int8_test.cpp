@@ -13,6 +13,17 @@
 namespace nibble::int8_test {
 namespace {
 
+// Half a step, and the fp16 on the way.
+const test::CodecFacts facts("int8", [](double, double absmax) { return absmax * (0.5 / 127 + 0x1p-10); });
+
+const test::GiveDigests digests({{"int8",
+                                  "int8",
+                                  OnOverflow::automatic,
+                                  {"37540d429fe327fd810e4584d14f8b1d", "255b95d3dffc00d56d6fcb7a2f59c6e8",
+                                   "06306da51552cc3e01ddc6551eee423c", "68d5021d4abc9f53464d474625948ff0"},
+                                  {"8cc9fb86c438a8e2baebb3aa6ea891cd", "40b23943ff6b2ef7262664be2a251f45",
+                                   "03af6b770435512efe0f3d34d40f1b69", "854bc2eada6b8a850152d0cb13d34485"}}});
+
 using test::bytes_of;
 using test::Encoded;
 

@@ -9,6 +9,31 @@
 namespace nibble::nf4_test {
 namespace {
 
+// Half the widest gap, and the nested absmax.
+const test::CodecFacts facts("nf4", [](double, double absmax) { return absmax * (0.1520 + 0.02); });
+
+const test::GiveDigests digests({{"nf4",
+                                  "nf4",
+                                  OnOverflow::automatic,
+                                  {"41eea61f426541348236d2664555df51", "233a2bca9d2b595db5ffc659e3901404",
+                                   "4f87d12ab1cabf9fc3ea5f6b1218bbcc", "b07582473a96b290e36211a84e5ed3f3"},
+                                  {"795b636082fa4493f63eee480fa97c7e", "ffacbc3294423a8bccc2b6ee29121684",
+                                   "8373bdd87f8c24e08b3da36c88affa79", "31b66930718ec3f19adb47cfd8eb3f88"}},
+                                 {"nf4_32",
+                                  "nf4:block-size=32,double-quant=no",
+                                  OnOverflow::automatic,
+                                  {"cc06464453f641184db40d98ef50be6a", "d5588f7eb91870c4b023f16918e2316d",
+                                   "5e4b115feeb7b7c9c31b02910eae0179", "03cefe07ee3d12b188a6e2de7deb4f32"},
+                                  {"448825350ddb5519fcc948aa2e664fcf", "da4ec8176bdde4bd24ebc1a1fdca48e2",
+                                   "2b521788740b85467f1bbb2951fb6eb2", "e01362921333fac33e7d38f18721258a"}},
+                                 {"nf4_4096",
+                                  "nf4:block-size=4096",
+                                  OnOverflow::automatic,
+                                  {"0315f22164815835548788a6c76bad27", "1a12d695074a04b577ba4c6e70af550a",
+                                   "e9cb22932c051c47c29185999ef5ebad", "f0c294c35dbe14cbab78da94eff0dceb"},
+                                  {"f28b178f9ac71753b506e11eb13f54da", "20ceaaa5f373389f0e6bceb24d2b38be",
+                                   "794af0258c722d8daf9af0182246a2bf", "e106042fa24e5b74b221daca0b153962"}}});
+
 const std::vector<float>& million() {
   static const std::vector<float> weights = test::normal_weights(1 << 20, 1);
   return weights;

@@ -3,6 +3,7 @@
 
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
+#include "tests/quant/codecs/codec_support.hpp"
 
 namespace nibble::registry_test {
 namespace {
@@ -77,9 +78,10 @@ TEST(CodecSpec, KnowsTheOptionsOfItsCodec) {
 
 TEST(CodecSpec, RefusesWhatItDoesNotKnow) {
   const std::string sizes = "is none of 32, 64, 128, 256, 512, 1024, 2048, 4096";
+  const std::string codecs = " is none of " + test::listed_codecs();
   for (const auto& [text, error] :
-       {std::pair<std::string, std::string>{"nf5", "codec 'nf5' is none of keep, fp32, fp16, bf16, int8, nf4, fp4"},
-        {"", "codec '' is none of keep, fp32, fp16, bf16, int8, nf4, fp4"},
+       {std::pair<std::string, std::string>{"nf5", "codec 'nf5'" + codecs},
+        {"", "codec ''" + codecs},
         {"int8:", "codec int8 has no options"},
         {"int8:block-size=64", "codec int8 has no options"},
         {"nf4:", "option of codec nf4: '' is none of block-size, double-quant"},
@@ -93,7 +95,7 @@ TEST(CodecSpec, RefusesWhatItDoesNotKnow) {
         {"nf4:block-size=32=32", "block-size of codec nf4: '32=32' " + sizes},
         {"nf4:double-quant=maybe", "double-quant of codec nf4: 'maybe' is none of yes, no"},
         {"nf4:block-size=64,block-size=64", "block-size of codec nf4 is given twice"},
-        {"nf4 ", "codec 'nf4 ' is none of keep, fp32, fp16, bf16, int8, nf4, fp4: did you mean nf4?"}})
+        {"nf4 ", "codec 'nf4 '" + codecs + ": did you mean nf4?"}})
     EXPECT_EQ(error_of(text), "2 " + error) << text;
 }
 
