@@ -17,7 +17,7 @@
 namespace nibble {
 
 /// What the numbers of a plane are.
-enum class PlaneRole : std::uint8_t { codes, absmax, nested_absmax, nested_codebook, nested_offset };
+enum class PlaneRole : std::uint8_t { codes, absmax, nested_absmax, nested_codebook, nested_offset, scale };
 
 [[nodiscard]] std::string_view to_string(PlaneRole role) noexcept;
 
@@ -31,8 +31,12 @@ struct Plane {
   bool operator==(const Plane&) const = default;
 };
 
-/// The weights that share an absmax.
-enum class Granularity : std::uint8_t { none, row, block };
+/// The weights that share an absmax or a scale: a row of a matrix, a block of weights that follow each other, the whole
+/// tensor, or a tile, which is a block of rows and columns.
+enum class Granularity : std::uint8_t { none, row, block, tensor, tile };
+
+/// "row", "block", "tensor"; a tile is a "block" to people. Not of none.
+[[nodiscard]] std::string_view to_string(Granularity granularity) noexcept;
 
 /// The way from planes back to weights, for one tensor. Thread-safe.
 class Decoder {
@@ -63,7 +67,7 @@ class Codec {
   /// Whether this codec can store such a tensor. By default any of the weight types, of any shape.
   [[nodiscard]] virtual bool accepts(const TensorInfo& tensor) const { return is_weight_type(tensor.dtype); }
 
-  /// Codes with an absmax, as opposed to a cast or a copy.
+  /// Codes with an absmax or a scale, as opposed to a cast or a copy.
   [[nodiscard]] bool quantizes() const noexcept { return granularity() != Granularity::none; }
   [[nodiscard]] virtual Granularity granularity() const noexcept { return Granularity::none; }
 

@@ -47,8 +47,21 @@ std::string_view to_string(PlaneRole role) noexcept {
       return "nested_absmax";
     case PlaneRole::nested_codebook:
       return "nested_codebook";
-    default:
+    case PlaneRole::nested_offset:
       return "nested_offset";
+    default:
+      return "scale";
+  }
+}
+
+std::string_view to_string(Granularity granularity) noexcept {
+  switch (granularity) {
+    case Granularity::row:
+      return "row";
+    case Granularity::tensor:
+      return "tensor";
+    default:
+      return "block";
   }
 }
 

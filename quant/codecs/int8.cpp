@@ -8,7 +8,6 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <numbers>
 #include <string>
 #include <type_traits>
 
@@ -16,6 +15,7 @@
 #include "nibble/fp16.hpp"
 #include "quant/codecs/codecs.hpp"
 #include "quant/codecs/int8_rows.hpp"
+#include "quant/codecs/normal.hpp"
 #include "quant/simd/magnitude.hpp"
 #include "quant/simd/squares.hpp"
 #include "quant/simd/widen.hpp"
@@ -277,15 +277,11 @@ std::unique_ptr<Decoder> Int8Codec::decoder(const TensorInfo& tensor,
 //
 //   sum e^2 / sum w^2 = (1 - 1 / n) E[a^2] / (12 * 127^2)   for weights of variance 1
 //
-// E[a^2] is that of the largest of n squared normal numbers, whose distribution tends to Gumbel's: 2 ln n - ln ln n -
-// ln pi + 2 * 0.5772 (Embrechts, Klueppelberg and Mikosch, "Modelling Extremal Events", 1997, table 3.4.4). The
-// result is 0.04 dB too high at 64 <= n <= 16384 (tests/quant/codecs/int8_test.cpp).
+// The result is 0.04 dB too high at 64 <= n <= 16384 (tests/quant/codecs/int8_test.cpp).
 double Int8Codec::normal_sqnr_db(const TensorInfo& tensor) const {
   if (tensor.shape.size() != 2 || tensor.shape[1] < 16) return Codec::normal_sqnr_db(tensor);
   const auto n = static_cast<double>(tensor.shape[1]);
-  const double absmax_square =
-      2 * std::log(n) - std::log(std::log(n)) - std::log(std::numbers::pi) + 2 * std::numbers::egamma;
-  return 10 * std::log10(12 * 127.0 * 127.0 / (absmax_square * (1 - 1 / n)));
+  return 10 * std::log10(12 * 127.0 * 127.0 / (mean_square_of_largest(n) * (1 - 1 / n)));
 }
 
 extern const RegisteredCodec int8_codec;

@@ -19,7 +19,8 @@
   X(bf16)                \
   X(int8)                \
   X(nf4)                 \
-  X(fp4)
+  X(fp4)                 \
+  X(fp8)
 
 namespace nibble {
 

@@ -10,7 +10,8 @@
   X(keep)                    \
   X(cast)                    \
   X(absmax_blocks)           \
-  X(absmax_rows)
+  X(absmax_rows)             \
+  X(absmax_regions)
 
 namespace nibble {
 

@@ -24,7 +24,6 @@ std::string_view range_of(const CodecSpec& codec) {
 
 // What Nonfinite::quantize makes of such values.
 std::string stored_instead(const Findings& found, const CodecSpec& codec) {
-  const bool has_rows = make_codec(codec)->granularity() == Granularity::row;
   std::string text;
   const auto add = [&](bool any, std::string_view what) {
     if (any) text += fmt::format("{}{}", text.empty() ? "; stored instead: " : ", ", what);
@@ -32,7 +31,7 @@ std::string stored_instead(const Findings& found, const CodecSpec& codec) {
   add(found.nan > 0, "0 for NaN");
   const bool beyond = found.overflow_fp32 > 0;
   add(found.inf > 0 || beyond,
-      fmt::format("the largest finite magnitude of its {} for what is {}", has_rows ? "row" : "block",
+      fmt::format("the largest finite magnitude of its {} for what is {}", to_string(make_codec(codec)->granularity()),
                   !beyond         ? "infinite"
                   : found.inf > 0 ? "infinite or beyond fp32"
                                   : "beyond fp32"));

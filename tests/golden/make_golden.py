@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes codecs.safetensors beside this file: what bitsandbytes and torch make of small tensors, on the CPU.
 
-    pip install torch==2.15.0 bitsandbytes==0.50.2 safetensors numpy
+    pip install torch==2.15.0 bitsandbytes==0.50.2 compressed-tensors==0.20.0 safetensors numpy
     python tests/golden/make_golden.py
 
 A case is a prefix: `<prefix>.input`, and beside it what the reference tool returns, under the names it saves. Only
@@ -17,6 +17,7 @@ import torch
 warnings.simplefilter("ignore")
 import bitsandbytes
 import bitsandbytes.functional as bnb
+import compressed_tensors
 from safetensors.torch import save_file
 
 random = np.random.default_rng(1)
@@ -72,7 +73,38 @@ weights = bits.view(np.float32)
 weights = torch.from_numpy(weights[~np.isnan(weights)][:16384])
 out["cast.input"], out["cast.fp16"], out["cast.bf16"] = weights, weights.half(), weights.bfloat16()
 
+# FP8: every code, every tie between two of them and what lies beside it, both signs, too large and too small ones.
+for name, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
+    largest = torch.finfo(dtype).max
+    codes = torch.arange(128, dtype=torch.uint8).view(dtype).float()
+    codes = codes[torch.isfinite(codes)]
+    ties = (codes[1:] + codes[:-1]) / 2
+    near = [torch.nextafter(ties, torch.tensor(limit)) for limit in (0.0, torch.inf)]
+    weights = torch.cat([codes, ties, *near, torch.tensor([largest * 1.02, largest * 1.06, 1e9, 1e-9, 1e-40])])
+    weights = torch.cat([weights, -weights])
+    out[f"fp8.{name}.input"] = weights
+    out[f"fp8.{name}"] = weights.clamp(-largest, largest).to(dtype).view(torch.uint8)
+
+# Scales and codes as compressed-tensors chooses them. In fp32, where it has one way to divide: for 16-bit weights, its
+# code for CPUs rounds the quotient to 16 bits first, and its code for GPUs does not.
+QuantizationArgs = compressed_tensors.quantization.QuantizationArgs
+weights = normal((130, 260), torch.float32)
+weights[7] = 0
+weights[8] *= 1e-4
+weights[9, 5] = 3
+out["fp8.input"] = weights
+padded = torch.nn.functional.pad(weights, (0, 384 - 260, 0, 256 - 130)).reshape(2, 128, 3, 128)
+for strategy, dims, extra in (("tensor", None, {}), ("channel", 1, {}), ("block", (1, 3), {"block_structure": [128, 128]})):
+    args = QuantizationArgs(num_bits=8, type="float", strategy=strategy, **extra)
+    among = padded if strategy == "block" else weights
+    low, high = (among.amin(), among.amax()) if dims is None else (
+        among.amin(dims, keepdim=strategy == "channel"), among.amax(dims, keepdim=strategy == "channel"))  # fmt: skip
+    scale, _ = compressed_tensors.quantization.utils.calculate_qparams(low, high, args)
+    codes = compressed_tensors.quantization.quantize(weights, scale, None, args, dtype=torch.float8_e4m3fn)
+    out[f"fp8.{strategy}"], out[f"fp8.{strategy}.scale"] = codes.view(torch.uint8), scale
+
 path = pathlib.Path(__file__).with_name("codecs.safetensors")
-versions = {"torch": torch.__version__, "bitsandbytes": bitsandbytes.__version__}
+versions = {"torch": torch.__version__, "bitsandbytes": bitsandbytes.__version__,
+            "compressed-tensors": compressed_tensors.__version__}
 save_file({name: tensor.contiguous() for name, tensor in out.items()}, path, {"format": "pt", **versions})
 print(path.name, path.stat().st_size, "bytes", json.dumps(versions))

@@ -77,6 +77,22 @@ inline float rounded(float value, int mantissa_bits, int smallest_exponent, doub
 inline float fp16(float value) { return rounded(value, 10, -14, 65536.0); }
 inline float bf16(float value) { return rounded(value, 7, -126, std::ldexp(1.0, 128)); }
 
+/// The number that a finite fp32 number becomes in FP8.
+inline float fp8(float value, int mantissa_bits, int bias, float largest) {
+  return std::clamp(rounded(value, mantissa_bits, 1 - bias, HUGE_VAL), -largest, largest);
+}
+
+/// The number that a code of FP8 stands for. E4M3 has one NaN and no infinity, E5M2 has both as IEEE's formats do.
+inline float fp8_number(unsigned code, int mantissa_bits, int bias, float largest) {
+  const unsigned exponent = (code & 0x7F) >> mantissa_bits, mantissa = code % (1U << mantissa_bits);
+  const double fraction = std::ldexp(mantissa, -mantissa_bits);
+  const double number =
+      exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, static_cast<int>(exponent) - bias);
+  const bool is_infinite = mantissa == 0 && number > largest;
+  const double magnitude = number <= largest ? number : is_infinite ? HUGE_VAL : std::nan("");
+  return static_cast<float>((code & 0x80) != 0 ? -magnitude : magnitude);
+}
+
 struct Rows {
   Matrix code;    ///< (rows, columns), whole numbers
   Vector absmax;  ///< (rows)

@@ -1,0 +1,85 @@
+#include "quant/codecs/scaled.hpp"
+
+#include <array>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "nibble/bf16.hpp"
+#include "nibble/error.hpp"
+#include "nibble/fp16.hpp"
+#include "quant/codecs/codecs.hpp"
+#include "quant/simd/widen.hpp"
+
+namespace nibble {
+namespace {
+
+class ScaledDecoder final : public Decoder {
+ public:
+  ScaledDecoder(ScaledCodec::Decode decode_region, const Regions& regions, std::vector<float> scales)
+      : decode_region_(decode_region), regions_(regions), scales_(std::move(scales)) {}
+
+  using Decoder::decode;
+  void decode(std::uint64_t first, std::span<const std::byte> codes, std::span<float> out) const override {
+    regions_.for_each_run(first, out.size(), [&](std::uint64_t region, std::size_t begin, std::size_t end) {
+      decode_region_(codes.subspan(begin, end - begin), scales_[region], out.subspan(begin, end - begin));
+    });
+  }
+
+ private:
+  std::uint64_t code_bytes(std::uint64_t n) const override { return n; }
+
+  ScaledCodec::Decode decode_region_;
+  Regions regions_;
+  std::vector<float> scales_;
+};
+
+}  // namespace
+
+std::vector<Plane> ScaledCodec::planes(const TensorInfo& tensor) const {
+  const Regions regions(granularity(), tensor);
+  const Shape scales = granularity() == Granularity::tensor ? Shape{1} : Shape{regions.bands(), regions.per_band()};
+  return {{PlaneRole::codes, code_type(), tensor.shape}, {PlaneRole::scale, scale_type(tensor), scales}};
+}
+
+std::unique_ptr<Decoder> ScaledCodec::decoder(const TensorInfo& tensor,
+                                              std::span<const std::span<const std::byte>> rest) const {
+  const Regions regions(granularity(), tensor);
+  DType type = scale_type(tensor);
+  if (rest.size() == 1 && rest[0].size() == byte_count(DType::f32, regions.count()))
+    type = DType::f32;
+  else
+    check_planes(*this, tensor, rest);
+  return std::make_unique<ScaledDecoder>(decode_of_region(), regions, widen_scales(rest[0], type));
+}
+
+float ScaledCodec::scale_of(float absmax, DType type) const {
+  const float exact = absmax / largest();
+  const float scale = type == DType::bf16  ? bf16::to_float(bf16::from_float(exact))
+                      : type == DType::f16 ? fp16::to_float(fp16::from_float(exact))
+                                           : exact;
+  if (scale != 0) return scale;
+  return type == DType::bf16 ? 0x1p-7f : type == DType::f16 ? 0x1p-10f : std::numeric_limits<float>::epsilon();
+}
+
+void narrow_scales(std::span<const float> scales, DType type, std::span<std::byte> stored) {
+  if (type == DType::f32) {
+    if (!scales.empty()) std::memcpy(stored.data(), scales.data(), stored.size());
+    return;
+  }
+  std::vector<std::uint16_t> halves(scales.size());
+  (void)(type == DType::bf16 ? bf16::encode(scales, halves) : fp16::encode(scales, halves));
+  if (!scales.empty()) std::memcpy(stored.data(), halves.data(), stored.size());
+}
+
+std::vector<float> widen_scales(std::span<const std::byte> stored, DType type) {
+  std::vector<float> scales;
+  scales.reserve(stored.size() / (traits(type).bits / 8));
+  for_each_tile(type, stored, [&](std::size_t, std::span<const float> tile) {
+    scales.insert(scales.end(), tile.begin(), tile.end());
+  });
+  return scales;
+}
+
+}  // namespace nibble
