@@ -78,13 +78,13 @@ std::string quoted(const std::string& text) { return dump(Json(text)); }
 
 std::string loading_text(const Plan& plan, const Conversion& conversion) {
   const std::string path = quoted(conversion.out);
-  const bool is_quantized =
-      plan.quantized_share() > 0 &&
-      std::any_of(plan.tensors.begin(), plan.tensors.end(), [](const auto& tensor) { return tensor.quantized; });
   if (plan.nibble_only) return "by nibble alone (--allow-nibble-only); measure and inspect read it";
   if (!conversion.in.is_directory()) {
     const std::string file = fmt::format("safetensors.torch.load_file({})", path);
-    return is_quantized ? file + ", the tensors that bitsandbytes writes; convert a directory to load a model" : file;
+    const std::string_view writer = quant_method(plan);
+    return writer.empty()
+               ? file
+               : fmt::format("{}, the tensors that {} writes; convert a directory to load a model", file, writer);
   }
   const auto& config = conversion.in.config();
   if (!plan.architecture.empty()) return fmt::format("transformers.{}.from_pretrained({})", plan.architecture, path);

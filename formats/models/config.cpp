@@ -9,6 +9,7 @@
 #include "core/refuse.hpp"
 #include "core/utf8.hpp"
 #include "formats/models/names.hpp"
+#include "formats/models/quant_methods.hpp"
 
 namespace nibble::config {
 namespace {
@@ -424,7 +425,7 @@ ModelConfig read(std::string_view text, std::string_view label, bool accept_quan
   if (model.quantization_config.empty()) return model;
   if (!model.quantization_config.starts_with('{')) refuse(label, "quantization_config is not an object");
   model.quant_method = quant_method_of(Object(model.quantization_config, label));
-  if (model.quant_method != "bitsandbytes" && model.quant_method != "nibble")
+  if (!is_quant_method(model.quant_method))
     refuse(label, "quantized already: quant_method '{}' is not supported", printable(model.quant_method));
   if (!accept_quantized)
     refuse(label, "quantized already by {}; plain weights are needed, such as the original model's",

@@ -28,7 +28,7 @@ struct ModelConfig {
   /// left out, the default is that of the model class, which model_type names: there is no common one.
   std::optional<bool> tie_word_embeddings;
 
-  std::string quant_method;         ///< "bitsandbytes", "nibble"; only with accept_quantized
+  std::string quant_method;         ///< "bitsandbytes", "nibble", ...; only with accept_quantized
   std::string quantization_config;  ///< its JSON text; only with accept_quantized
 
   std::uint64_t rewrite_bytes = 0;  ///< memory that a conversion needs to write config.json anew

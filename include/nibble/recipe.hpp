@@ -166,4 +166,7 @@ struct Plan {
 /// The value of quantization_config in config.json, as transformers writes it; empty if nothing is quantized.
 [[nodiscard]] std::string quantization_config(const Plan& plan);
 
+/// Whose files the result is like: "bitsandbytes", "compressed-tensors"; empty if nothing is quantized.
+[[nodiscard]] std::string_view quant_method(const Plan& plan);
+
 }  // namespace nibble

@@ -254,8 +254,8 @@ class Planner {
     };
     if (left[Role::expert] > 0)
       plan_.warnings.emplace_back(
-          fmt::format("{} of the weights' bytes are experts, which bitsandbytes cannot hold: they stay as they are",
-                      percent(left[Role::expert])),
+          fmt::format("{} of the weights' bytes are experts, which {} cannot hold: they stay as they are",
+                      percent(left[Role::expert]), scheme_of(codec_of(plan_.recipe.to)).quant_method()),
           Remedy{Remedy::Kind::experts});
     if (const std::string obstacle = loading_obstacle(plan_.architecture); !obstacle.empty())
       plan_.warnings.push_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),

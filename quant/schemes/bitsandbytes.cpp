@@ -306,6 +306,7 @@ std::vector<std::vector<std::byte>> read_int8_planes(const Reader& in, const Sto
 
 class Bitsandbytes final : public Scheme {
  public:
+  std::string_view quant_method() const noexcept override { return "bitsandbytes"; }
   bool stores(const Codec& codec) const override { return as_four_bit(codec) != nullptr || is_int8(codec); }
 
   std::vector<Part> parts(const Codec& codec, const TensorInfo& tensor) const override {
@@ -330,7 +331,7 @@ class Bitsandbytes final : public Scheme {
   }
 
   std::string obstacle(const Plan& plan) const override { return bitsandbytes_obstacle(*this, plan); }
-  std::string config(const Plan& plan) const override { return bitsandbytes_config(plan); }
+  std::string config(const Plan& plan) const override { return bitsandbytes_config(*this, plan); }
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "formats/models/quant_methods.hpp"
 #include "formats/models/skip_list.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
@@ -110,7 +111,7 @@ std::string bitsandbytes_obstacle(const Scheme& scheme, const Plan& plan) {
   return {};
 }
 
-std::string bitsandbytes_config(const Plan& plan) {
+std::string bitsandbytes_config(const Scheme& scheme, const Plan& plan) {
   const auto is_quantized = [](const PlannedTensor& tensor) { return tensor.quantized; };
   const PlannedTensor first = *std::find_if(plan.tensors.begin(), plan.tensors.end(), is_quantized);
   const std::unique_ptr<const Codec> codec = make_codec(first.codec);
@@ -128,7 +129,7 @@ std::string bitsandbytes_config(const Plan& plan) {
                          {"llm_int8_threshold", 6.0},
                          {"load_in_4bit", four},
                          {"load_in_8bit", !four},
-                         {"quant_method", plan.nibble_only ? "nibble" : "bitsandbytes"}};
+                         {"quant_method", plan.nibble_only ? nibble_quant_method : scheme.quant_method()}};
   return json.dump();  // keys sorted, as transformers writes them
 }
 

@@ -9,6 +9,6 @@ namespace nibble {
 
 /// Scheme::obstacle() and Scheme::config() of bitsandbytes. The plan quantizes something.
 [[nodiscard]] std::string bitsandbytes_obstacle(const Scheme& scheme, const Plan& plan);
-[[nodiscard]] std::string bitsandbytes_config(const Plan& plan);
+[[nodiscard]] std::string bitsandbytes_config(const Scheme& scheme, const Plan& plan);
 
 }  // namespace nibble

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/models/quant_methods.hpp"
 #include "nibble/error.hpp"
 #include "quant/schemes/scheme.hpp"
 
@@ -28,6 +29,10 @@ std::span<const Scheme* const> source_schemes() {
     return found;
   }();
   return sources;
+}
+
+bool is_quant_method(std::string_view name) {
+  return name == nibble_quant_method || std::ranges::find(schemes(), name, &Scheme::quant_method) != schemes().end();
 }
 
 const Scheme& scheme_of(const Codec& codec) {
@@ -61,6 +66,11 @@ std::string obstacle(const Plan& plan) {
 std::string quantization_config(const Plan& plan) {
   const Scheme* const scheme = scheme_of(plan);
   return scheme == nullptr ? std::string() : scheme->config(plan);
+}
+
+std::string_view quant_method(const Plan& plan) {
+  const Scheme* const scheme = scheme_of(plan);
+  return scheme == nullptr ? std::string_view() : scheme->quant_method();
 }
 
 std::uint64_t stored_bytes(const Codec& codec, const TensorInfo& tensor) {

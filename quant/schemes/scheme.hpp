@@ -38,6 +38,9 @@ class Scheme {
  public:
   virtual ~Scheme() = default;
 
+  /// quant_method in config.json.
+  [[nodiscard]] virtual std::string_view quant_method() const noexcept = 0;
+
   /// Whether it has names for what this codec makes.
   [[nodiscard]] virtual bool stores(const Codec& codec) const = 0;
 
@@ -66,7 +69,8 @@ class Scheme {
   /// store, or that config.json has no words for. Empty if there is none.
   [[nodiscard]] virtual std::string obstacle(const Plan& plan) const = 0;
 
-  /// The value of quantization_config in config.json, as transformers writes it.
+  /// The value of quantization_config in config.json, as transformers writes it: its quant_method is this scheme's, or
+  /// nibble_quant_method if the plan is nibble_only.
   [[nodiscard]] virtual std::string config(const Plan& plan) const = 0;
 };
 

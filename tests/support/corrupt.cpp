@@ -339,8 +339,8 @@ std::vector<Corrupt> corrupt_configs() {
   quantized("not_an_object", "4", "quantization_config is not an object");
   add("in_text_config", R"({"text_config":{"quantization_config":{"quant_method":"awq"}}})",
       "quantized already: quant_method 'awq' is not supported");
-  add("compression_config", R"({"compression_config":{"quant_method":"compressed-tensors"}})",
-      "quantized already: quant_method 'compressed-tensors' is not supported");
+  add("compression_config", R"({"compression_config":{"quant_method":"quark"}})",
+      "quantized already: quant_method 'quark' is not supported");
   return all;
 }
 

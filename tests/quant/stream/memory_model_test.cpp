@@ -39,7 +39,7 @@ TEST(MemoryModel, NeedsAreTheMostOfAnyTensor) {
 
   // Rows that are longer than a chunk are read twice.
   EXPECT_EQ(needs("int8", 4096).encoder, finish_bytes(needs("int8", 4096).scratch));
-  EXPECT_EQ(needs("int8", 40).encoder, finish_bytes(needs("int8", 40).scratch) + 80'000 * bytes_per_scanned_row);
+  EXPECT_EQ(needs("int8", 40).encoder, finish_bytes(needs("int8", 40).scratch) + make_quantizer(*make_codec("int8"))->scan_bytes({"w", DType::bf16, {80'000, 40}}));
 
   const PlanNeeds fp32 = needs("fp32", 4096);
   EXPECT_FALSE(fp32.transposes);
