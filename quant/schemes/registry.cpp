@@ -9,7 +9,9 @@
 #include "quant/schemes/scheme.hpp"
 
 // One line per scheme: quant/schemes/<name>.cpp defines <name>_scheme().
-#define NIBBLE_SCHEMES(X) X(bitsandbytes)
+#define NIBBLE_SCHEMES(X) \
+  X(bitsandbytes)         \
+  X(compressed_tensors)
 
 namespace nibble {
 

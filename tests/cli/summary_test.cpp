@@ -170,6 +170,8 @@ TEST_F(Summary, FilesAndOtherModelsLoadOtherwise) {
               HasSubstr("\nload: safetensors.torch.load_file(\"a.safetensors\")\n"));
   EXPECT_THAT(run("convert w.safetensors b.safetensors --to nf4").out,
               HasSubstr("load_file(\"b.safetensors\"), the tensors that bitsandbytes writes; convert a directory"));
+  EXPECT_THAT(run("convert w.safetensors f.safetensors --to fp8").out,
+              HasSubstr("load_file(\"f.safetensors\"), the tensors that compressed-tensors writes"));
   EXPECT_THAT(run("convert m c --to nf4 --embeddings int8 --allow-nibble-only").out,
               HasSubstr("\nload: by nibble alone"));
   root_.write("m/config.json", R"({"model_type":"new"})");

@@ -1,0 +1,164 @@
+// How compressed-tensors stores FP8 (`float-quantized`): the codes under the weight's name, and the scales beside them.
+// transformers reads it with the package compressed-tensors, and so does vLLM.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "formats/models/architectures.hpp"
+#include "formats/models/quant_methods.hpp"
+#include "formats/models/skip_list.hpp"
+#include "nibble/error.hpp"
+#include "quant/schemes/scheme.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr std::string_view scale_suffix = "_scale";     // of the weight's name
+constexpr std::string_view package_version = "0.20.0";  // of the package that writes these keys
+
+struct Strategy {
+  std::string_view name;  // in config.json
+  Granularity granularity;
+  std::string_view scales;  // the option of the codec
+};
+constexpr std::array<Strategy, 3> strategies{{{"tensor", Granularity::tensor, "tensor"},
+                                              {"channel", Granularity::row, "row"},
+                                              {"block", Granularity::tile, "block"}}};
+
+const Strategy& strategy_of(const Codec& codec) {
+  return *std::ranges::find(strategies, codec.granularity(), &Strategy::granularity);
+}
+
+bool is_e4m3(const Codec& codec) { return codec.planes({{}, DType::f32, {1, 1}}).front().dtype == DType::f8_e4m3; }
+
+// The linear layers of the model that stay plain, whether the file has them or not. Names match whole names, unlike the
+// entries of llm_int8_skip_modules.
+std::set<std::string> ignored_modules(const Plan& plan) {
+  std::set<std::string> quantized, ignored;
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    const PlannedTensor tensor = plan.tensors[i];
+    if (tensor.quantized) quantized.emplace(tensor.module);
+    if (!tensor.quantized) std::ranges::move(plan.tensors.keeps(i), std::inserter(ignored, ignored.end()));
+  }
+  const auto defaults = default_skips(plan.architecture, plan.tied);
+  for (const DefaultSkip& skip : defaults.value_or(std::vector<DefaultSkip>{{"lm_head", false}})) {
+    const auto is_meant = [&](const std::string& module) { return skips("^" + skip.entry + "$", module); };
+    if (!skip.numbered)
+      ignored.insert(skip.entry);
+    else if (std::ranges::none_of(quantized, is_meant) && std::ranges::none_of(ignored, is_meant))
+      ignored.insert("re:" + skip.entry + "$");
+  }
+  std::erase_if(ignored, [&](const std::string& module) { return quantized.contains(module); });
+  return ignored;
+}
+
+// The type of the weights before: that of their scales, but for 16-bit models whose scales are F32.
+DType weight_type(const Reader& in, DType scales) {
+  if (scales == DType::f32 && in.config())
+    for (const DType half : {DType::bf16, DType::f16})
+      if (in.config()->dtype == traits(half).torch_name) return half;
+  return scales;
+}
+
+class CompressedTensors final : public Scheme {
+ public:
+  std::string_view quant_method() const noexcept override { return "compressed-tensors"; }
+  bool stores(const Codec& codec) const override { return codec.name() == "fp8"; }
+
+  std::vector<Part> parts(const Codec& codec, const TensorInfo& tensor) const override {
+    const std::vector<Plane> planes = codec.planes(tensor);
+    return {{{tensor.name, planes[0].dtype, planes[0].shape}, 0},
+            {{tensor.name + std::string(scale_suffix), planes[1].dtype, planes[1].shape}, 1}};
+  }
+
+  std::vector<std::byte> own_bytes(const Codec&, const TensorInfo&, const Part&,
+                                   std::span<const std::vector<std::byte>>) const override {
+    return {};  // every part has a plane
+  }
+
+  std::optional<StoredTensor> recognize(const Reader& in, std::size_t first, const FindTensor& find) const override {
+    const TensorInfo codes = in.tensors()[first];
+    const bool is_e5m2 = codes.dtype == DType::f8_e5m2;
+    if (codes.shape.size() != 2 || (codes.dtype != DType::f8_e4m3 && !is_e5m2)) return std::nullopt;
+    const auto part = find(codes.name + std::string(scale_suffix));
+    if (!part) return std::nullopt;
+    const TensorInfo scales = in.tensors()[*part];
+    if (scales.dtype != DType::f32 && scales.dtype != DType::bf16 && scales.dtype != DType::f16)
+      return std::nullopt;                                               // those of MXFP8, say
+    const Shape shape = scales.shape.empty() ? Shape{1} : scales.shape;  // of the whole tensor
+    for (const Strategy& strategy : strategies) {
+      const CodecSpec spec = CodecSpec("fp8").with("format", is_e5m2 ? "e5m2" : "e4m3").with("scales", strategy.scales);
+      const TensorInfo tensor{codes.name, weight_type(in, scales.dtype), codes.shape};
+      if (parts(*make_codec(spec), tensor)[1].info.shape == shape) return StoredTensor{tensor, spec, {first, *part}};
+    }
+    throw Error(Errc::bad_input,
+                fmt::format("tensor '{}': shape is {}, which fits neither the rows nor the blocks of {}",
+                            printable(scales.name), to_string(scales.shape), to_string(codes.shape)));
+  }
+
+  std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& /*codec*/,
+                                                  const StoredTensor& tensor) const override {
+    std::vector<std::byte> scales(in.tensors().bytes(tensor.parts[1]));
+    in.read(tensor.parts[1], 0, scales);
+    return {std::move(scales)};
+  }
+
+  std::string obstacle(const Plan& plan) const override {
+    const Strategy* strategy = nullptr;
+    for (const PlannedTensor& tensor : plan.tensors) {
+      if (!tensor.quantized) continue;
+      const std::unique_ptr<const Codec> codec = make_codec(tensor.codec);
+      const auto about = [&](std::string_view fact) {
+        return fmt::format("tensor '{}' ({}) {}", printable(tensor.info.name), tensor.codec.text(), fact);
+      };
+      if (!stores(*codec)) return about("is not in a format of compressed-tensors");
+      if (!is_e4m3(*codec)) return about("is E5M2, of which compressed-tensors makes E4M3");
+      if (tensor.role == Role::conv1d) return about("is a Conv1D, which compressed-tensors leaves as it is");
+      if (!is_replaceable(tensor.role)) return about("is no linear layer of the model");
+      if (strategy != nullptr && strategy != &strategy_of(*codec))
+        return about(fmt::format("has a scale per {} where others have one per {}", to_string(codec->granularity()),
+                                 to_string(strategy->granularity)));
+      strategy = &strategy_of(*codec);
+    }
+    return {};
+  }
+
+  std::string config(const Plan& plan) const override {
+    const auto is_quantized = [](const PlannedTensor& tensor) { return tensor.quantized; };
+    const PlannedTensor first = *std::find_if(plan.tensors.begin(), plan.tensors.end(), is_quantized);
+    const Strategy& strategy = strategy_of(*make_codec(first.codec));
+    nlohmann::json weights = {{"dynamic", false},          {"group_size", nullptr}, {"num_bits", 8},
+                              {"strategy", strategy.name}, {"symmetric", true},     {"type", "float"}};
+    if (strategy.granularity == Granularity::tile) weights["block_structure"] = {128, 128};
+    const nlohmann::json group = {{"format", "float-quantized"},
+                                  {"input_activations", nullptr},
+                                  {"output_activations", nullptr},
+                                  {"targets", {"Linear"}},
+                                  {"weights", std::move(weights)}};
+    const nlohmann::json json = {{"config_groups", {{"group_0", group}}},
+                                 {"format", "float-quantized"},
+                                 {"global_compression_ratio", nullptr},
+                                 {"ignore", ignored_modules(plan)},
+                                 {"kv_cache_scheme", nullptr},
+                                 {"quant_method", plan.nibble_only ? nibble_quant_method : quant_method()},
+                                 {"quantization_status", "compressed"},
+                                 {"version", package_version}};
+    return json.dump();  // keys sorted, as the package writes them
+  }
+};
+
+}  // namespace
+
+const Scheme& compressed_tensors_scheme() {
+  static const CompressedTensors scheme;
+  return scheme;
+}
+
+}  // namespace nibble

@@ -1,0 +1,148 @@
+// What compressed-tensors stores, and quantization_config to the letter.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "nibble/error.hpp"
+#include "quant/stream/stored_weights.hpp"
+#include "tests/quant/schemes/scheme_support.hpp"
+#include "tests/support/conversion.hpp"
+#include "tests/support/corrupt.hpp"
+
+namespace nibble::compressed_tensors_test {
+namespace {
+
+using test::error_of;
+using test::MemoryReader;
+using test::recipe;
+using Json = nlohmann::json;
+
+MemoryReader llama(bool tied = false) {
+  MemoryReader in;
+  in.set_architecture("LlamaForCausalLM", tied);
+  for (const char* const name : {"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight",
+                                 "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"})
+    in.add_normal(name, DType::bf16, {64, 64});
+  if (!tied) in.add_normal("lm_head.weight", DType::bf16, {64, 64});
+  return in;
+}
+
+Json config(const MemoryReader& in, const Recipe& recipe) {
+  return Json::parse(quantization_config(make_plan(in, recipe)));
+}
+
+TEST(CompressedTensors, ConfigIsWhatThePackageWrites) {
+  EXPECT_EQ(quantization_config(make_plan(llama(), recipe("fp8"))),
+            R"({"config_groups":{"group_0":{"format":"float-quantized","input_activations":null,)"
+            R"("output_activations":null,"targets":["Linear"],"weights":{"dynamic":false,"group_size":null,)"
+            R"("num_bits":8,"strategy":"channel","symmetric":true,"type":"float"}}},"format":"float-quantized",)"
+            R"("global_compression_ratio":null,"ignore":["lm_head"],"kv_cache_scheme":null,)"
+            R"("quant_method":"compressed-tensors","quantization_status":"compressed","version":"0.20.0"})");
+}
+
+TEST(CompressedTensors, ConfigSaysWhichWeightsShareAScale) {
+  const auto weights = [](const char* codec) {
+    return config(llama(), recipe(codec)).at("config_groups").at("group_0").at("weights");
+  };
+  EXPECT_EQ(weights("fp8:scales=tensor").at("strategy"), "tensor");
+  EXPECT_EQ(weights("fp8:scales=block").at("strategy"), "block");
+  EXPECT_EQ(weights("fp8:scales=block").at("block_structure"), (Json{128, 128}));
+  EXPECT_FALSE(weights("fp8:scales=tensor").contains("block_structure"));
+}
+
+TEST(CompressedTensors, LayersThatStayPlainAreIgnored) {
+  Recipe skip = recipe("fp8");
+  skip.skips = {".*down_proj.*"};
+  EXPECT_EQ(config(llama(), skip).at("ignore"), (Json{"lm_head", "model.layers.0.mlp.down_proj"}));
+  EXPECT_EQ(config(llama(/*tied=*/true), recipe("fp8")).at("ignore"), Json{"lm_head"});  // which the file does not hold
+  Recipe head = recipe("fp8");
+  head.lm_head = "fp8";
+  EXPECT_EQ(config(llama(), head).at("ignore"), Json::array());
+  MemoryReader unknown;
+  unknown.add_normal("layer.weight", DType::bf16, {64, 64});
+  EXPECT_EQ(config(unknown, recipe("fp8")).at("ignore"), Json{"lm_head"});
+}
+
+std::string obstacle_of(const MemoryReader& in, Recipe recipe) {
+  recipe.allow_nibble_only = true;
+  return obstacle(make_plan(in, recipe));
+}
+
+TEST(CompressedTensors, NamesWhatTransformersCannotLoad) {
+  EXPECT_EQ(obstacle_of(llama(), recipe("fp8")), "");
+  EXPECT_EQ(obstacle_of(llama(), recipe("fp8:format=e5m2")),
+            "tensor 'model.layers.0.self_attn.q_proj.weight' (fp8:format=e5m2) is E5M2, of which compressed-tensors "
+            "makes E4M3");
+  Recipe mixed = recipe("fp8");
+  mixed.rules = {{".*up_proj.*", "fp8:scales=block"}};
+  EXPECT_EQ(obstacle_of(llama(), mixed),
+            "tensor 'model.layers.0.mlp.up_proj.weight' (fp8:scales=block) has a scale per block where others have one "
+            "per row");
+  mixed.rules = {{".*up_proj.*", "nf4"}};
+  EXPECT_EQ(obstacle_of(llama(), mixed),
+            "tensor 'model.layers.0.mlp.up_proj.weight' (nf4) is not in a format of compressed-tensors");
+  mixed.rules = {{".*embed_tokens.*", "fp8"}};
+  EXPECT_EQ(obstacle_of(llama(), mixed), "tensor 'model.embed_tokens.weight' (fp8) is no linear layer of the model");
+  Recipe other = recipe("nf4");
+  other.rules = {{".*up_proj.*", "fp8"}};
+  EXPECT_EQ(obstacle_of(llama(), other),
+            "tensor 'model.layers.0.mlp.up_proj.weight' (fp8) is not in a format of bitsandbytes");
+  MemoryReader gpt2;
+  gpt2.set_architecture("GPT2LMHeadModel", true);
+  gpt2.add_normal("h.0.attn.c_attn.weight", DType::f32, {64, 192});
+  EXPECT_EQ(obstacle_of(gpt2, recipe("fp8")),
+            "tensor 'h.0.attn.c_attn.weight' (fp8) is a Conv1D, which compressed-tensors leaves as it is");
+}
+
+TEST(CompressedTensors, OthersThanTransformersAreSaidToReadTheRest) {
+  Recipe wide = recipe("fp8:format=e5m2");
+  EXPECT_THROW((void)make_plan(llama(), wide), Error);
+  wide.allow_nibble_only = true;
+  EXPECT_EQ(config(llama(), wide).at("quant_method"), "nibble");
+}
+
+MemoryReader file(DType codes, const Shape& shape, DType scales, const Shape& scale_shape) {
+  MemoryReader in;
+  in.add({"a.weight", codes, shape}, test::Bytes(element_count(shape), std::byte{0x38}));  // 1 in E4M3
+  in.add({"a.weight_scale", scales, scale_shape},
+         scales == DType::u8 ? test::Bytes(element_count(scale_shape))
+                             : test::stored_as(scales, std::vector<float>(element_count(scale_shape), 2)));
+  return in;
+}
+
+StoredTensor stored_in(const MemoryReader& in) { return StoredWeights(in)[0].stored; }
+
+// Whoever wrote them.
+TEST(CompressedTensors, ShapesOfScalesTellTheStrategy) {
+  for (const auto& [shape, codec] : {std::pair<Shape, CodecSpec>{{1}, "fp8:scales=tensor"},
+                                     {{}, "fp8:scales=tensor"},
+                                     {{300, 1}, "fp8"},
+                                     {{3, 2}, "fp8:scales=block"}})
+    EXPECT_EQ(stored_in(file(DType::f8_e4m3, {300, 200}, DType::f16, shape)).codec, codec) << to_string(shape);
+  EXPECT_EQ(stored_in(file(DType::f8_e5m2, {300, 200}, DType::f16, {1})).codec, "fp8:format=e5m2,scales=tensor");
+}
+
+TEST(CompressedTensors, TheTypeOfScalesIsThatOfTheWeightsBefore) {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16})
+    EXPECT_EQ(stored_in(file(DType::f8_e4m3, {3, 4}, type, {3, 1})).info, (TensorInfo{"a.weight", type, {3, 4}}));
+}
+
+TEST(CompressedTensors, WhatIsNotItsOwnIsLeft) {
+  EXPECT_EQ(StoredWeights(file(DType::i8, {3, 4}, DType::f32, {3, 1})).size(), 2U);
+  EXPECT_EQ(StoredWeights(file(DType::f8_e4m3, {3, 64}, DType::u8, {3, 2})).size(), 2U);  // MXFP8
+  MemoryReader alone;
+  alone.add({"a.weight", DType::f8_e4m3, {3, 4}}, test::Bytes(12));
+  EXPECT_FALSE(StoredWeights(alone)[0].quantized());
+}
+
+TEST(CompressedTensors, ScalesThatDoNotFitAreRefused) {
+  EXPECT_EQ(error_of([] {
+              (void)stored_in(file(DType::f8_e4m3, {300, 200}, DType::f32, {2, 2}));
+            }),
+            "tensor 'a.weight_scale': shape is 2 x 2, which fits neither the rows nor the blocks of 300 x 200");
+}
+
+}  // namespace
+}  // namespace nibble::compressed_tensors_test
