@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -15,7 +16,7 @@
 #include "formats/models/quant_methods.hpp"
 #include "formats/models/skip_list.hpp"
 #include "nibble/error.hpp"
-#include "quant/schemes/scheme.hpp"
+#include "quant/schemes/fp8_parts.hpp"
 
 namespace nibble {
 namespace {
@@ -26,11 +27,9 @@ constexpr std::string_view package_version = "0.20.0";  // of the package that w
 struct Strategy {
   std::string_view name;  // in config.json
   Granularity granularity;
-  std::string_view scales;  // the option of the codec
 };
-constexpr std::array<Strategy, 3> strategies{{{"tensor", Granularity::tensor, "tensor"},
-                                              {"channel", Granularity::row, "row"},
-                                              {"block", Granularity::tile, "block"}}};
+constexpr std::array<Strategy, 3> strategies{
+    {{"tensor", Granularity::tensor}, {"channel", Granularity::row}, {"block", Granularity::tile}}};
 
 const Strategy& strategy_of(const Codec& codec) {
   return *std::ranges::find(strategies, codec.granularity(), &Strategy::granularity);
@@ -59,14 +58,6 @@ std::set<std::string> ignored_modules(const Plan& plan) {
   return ignored;
 }
 
-// The type of the weights before: that of their scales, but for 16-bit models whose scales are F32.
-DType weight_type(const Reader& in, DType scales) {
-  if (scales == DType::f32 && in.config())
-    for (const DType half : {DType::bf16, DType::f16})
-      if (in.config()->dtype == traits(half).torch_name) return half;
-  return scales;
-}
-
 class CompressedTensors final : public Scheme {
  public:
   std::string_view quant_method() const noexcept override { return "compressed-tensors"; }
@@ -78,36 +69,13 @@ class CompressedTensors final : public Scheme {
             {{tensor.name + std::string(scale_suffix), planes[1].dtype, planes[1].shape}, 1}};
   }
 
-  std::vector<std::byte> own_bytes(const Codec&, const TensorInfo&, const Part&,
-                                   std::span<const std::vector<std::byte>>) const override {
-    return {};  // every part has a plane
-  }
-
   std::optional<StoredTensor> recognize(const Reader& in, std::size_t first, const FindTensor& find) const override {
-    const TensorInfo codes = in.tensors()[first];
-    const bool is_e5m2 = codes.dtype == DType::f8_e5m2;
-    if (codes.shape.size() != 2 || (codes.dtype != DType::f8_e4m3 && !is_e5m2)) return std::nullopt;
-    const auto part = find(codes.name + std::string(scale_suffix));
-    if (!part) return std::nullopt;
-    const TensorInfo scales = in.tensors()[*part];
-    if (scales.dtype != DType::f32 && scales.dtype != DType::bf16 && scales.dtype != DType::f16)
-      return std::nullopt;                                               // those of MXFP8, say
-    const Shape shape = scales.shape.empty() ? Shape{1} : scales.shape;  // of the whole tensor
-    for (const Strategy& strategy : strategies) {
-      const CodecSpec spec = CodecSpec("fp8").with("format", is_e5m2 ? "e5m2" : "e4m3").with("scales", strategy.scales);
-      const TensorInfo tensor{codes.name, weight_type(in, scales.dtype), codes.shape};
-      if (parts(*make_codec(spec), tensor)[1].info.shape == shape) return StoredTensor{tensor, spec, {first, *part}};
-    }
-    throw Error(Errc::bad_input,
-                fmt::format("tensor '{}': shape is {}, which fits neither the rows nor the blocks of {}",
-                            printable(scales.name), to_string(scales.shape), to_string(codes.shape)));
+    return recognize_fp8(in, first, find, scale_suffix, DType::f32);
   }
 
   std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& /*codec*/,
                                                   const StoredTensor& tensor) const override {
-    std::vector<std::byte> scales(in.tensors().bytes(tensor.parts[1]));
-    in.read(tensor.parts[1], 0, scales);
-    return {std::move(scales)};
+    return read_fp8_scales(in, tensor);
   }
 
   std::string obstacle(const Plan& plan) const override {

@@ -11,7 +11,8 @@
 // One line per scheme: quant/schemes/<name>.cpp defines <name>_scheme().
 #define NIBBLE_SCHEMES(X) \
   X(bitsandbytes)         \
-  X(compressed_tensors)
+  X(compressed_tensors)   \
+  X(fp8_blocks)
 
 namespace nibble {
 

@@ -33,7 +33,8 @@ struct StoredTensor {
 /// The index of a tensor of this name in a checkpoint.
 using FindTensor = std::function<std::optional<std::size_t>(std::string_view)>;
 
-/// A way to store quantized tensors. Stateless and thread-safe; there is one object of each.
+/// A way to store quantized tensors. Stateless and thread-safe; there is one object of each. One that only reads what
+/// others store leaves out what is not pure.
 class Scheme {
  public:
   virtual ~Scheme() = default;
@@ -42,14 +43,19 @@ class Scheme {
   [[nodiscard]] virtual std::string_view quant_method() const noexcept = 0;
 
   /// Whether it has names for what this codec makes.
-  [[nodiscard]] virtual bool stores(const Codec& codec) const = 0;
+  [[nodiscard]] virtual bool stores(const Codec& /*codec*/) const { return false; }
 
   /// What a tensor is stored as: names, types and shapes follow from its header alone. The first part holds the codes.
-  [[nodiscard]] virtual std::vector<Part> parts(const Codec& codec, const TensorInfo& tensor) const = 0;
+  [[nodiscard]] virtual std::vector<Part> parts(const Codec& /*codec*/, const TensorInfo& /*tensor*/) const {
+    return {};
+  }
 
   /// The bytes of a part that has no plane. `loose` has, by plane, the bytes of those planes that no part holds.
-  [[nodiscard]] virtual std::vector<std::byte> own_bytes(const Codec& codec, const TensorInfo& tensor, const Part& part,
-                                                         std::span<const std::vector<std::byte>> loose) const = 0;
+  [[nodiscard]] virtual std::vector<std::byte> own_bytes(const Codec& /*codec*/, const TensorInfo& /*tensor*/,
+                                                         const Part& /*part*/,
+                                                         std::span<const std::vector<std::byte>> /*loose*/) const {
+    return {};
+  }
 
   /// What tensor `first` of a checkpoint stands for, if this scheme stored it and it is the first part, whoever wrote
   /// it and with whatever options. Throws Error(bad_input) if its parts contradict each other or are missing.
@@ -67,11 +73,11 @@ class Scheme {
 
   /// Why transformers could not load a model directory of this scheme, as planned: the first tensor that it does not
   /// store, or that config.json has no words for. Empty if there is none.
-  [[nodiscard]] virtual std::string obstacle(const Plan& plan) const = 0;
+  [[nodiscard]] virtual std::string obstacle(const Plan& /*plan*/) const { return {}; }
 
   /// The value of quantization_config in config.json, as transformers writes it: its quant_method is this scheme's, or
   /// nibble_quant_method if the plan is nibble_only.
-  [[nodiscard]] virtual std::string config(const Plan& plan) const = 0;
+  [[nodiscard]] virtual std::string config(const Plan& /*plan*/) const { return {}; }
 };
 
 /// All schemes, in the order in which they are asked.

@@ -1,0 +1,51 @@
+// Files as DeepSeek-V3's.
+
+#include <gtest/gtest.h>
+
+#include "formats/models/quant_methods.hpp"
+#include "quant/stream/stored_weights.hpp"
+#include "tests/quant/schemes/scheme_support.hpp"
+
+namespace nibble::fp8_blocks_test {
+namespace {
+
+using test::MemoryReader;
+
+MemoryReader file(const Shape& scale_shape, DType scales = DType::f32) {
+  MemoryReader in;
+  in.add({"a.weight", DType::f8_e4m3, {129, 200}}, test::Bytes(129 * 200, std::byte{0x38}));  // 1
+  std::vector<float> values(element_count(scale_shape));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.3f + static_cast<float>(i);
+  in.add({"a.weight_scale_inv", scales, scale_shape}, test::stored_as(scales, values));
+  return in;
+}
+
+TEST(Fp8Blocks, AreWeightsOfTheTypeThatTheModelHad) {
+  for (const Shape& shape : {Shape{2, 2}, Shape{}}) {
+    const MemoryReader in = file(shape);
+    const StoredWeights stored(in);
+    ASSERT_EQ(stored.size(), 1U);
+    EXPECT_EQ(stored[0].stored.info, (TensorInfo{"a.weight", DType::bf16, {129, 200}}));
+    EXPECT_EQ(stored[0].stored.codec, shape.empty() ? "fp8:scales=tensor" : "fp8:scales=block");
+    EXPECT_EQ(stored[0].scheme->quant_method(), "fp8");
+  }
+  EXPECT_TRUE(is_quant_method("fp8"));
+}
+
+TEST(Fp8Blocks, WeightsAreCodesTimesTheScalesInFp32) {
+  const MemoryReader in = file({2, 2});
+  const StoredWeights stored(in);
+  const auto found = stored[0];
+  const auto codec = make_codec(found.stored.codec);
+  const auto planes = found.scheme->read_planes(in, *codec, found.stored);
+  const std::vector<std::span<const std::byte>> rest(planes.begin(), planes.end());
+  std::vector<float> weights(129 * 200);
+  codec->decoder(found.stored.info, rest)->decode(0, test::Bytes(129 * 200, std::byte{0x38}), weights);
+  EXPECT_EQ(weights[0], 0.3f);
+  EXPECT_EQ(weights[128], 1.3f);
+  EXPECT_EQ(weights[128 * 200], 2.3f);
+  EXPECT_EQ(weights.back(), 3.3f);
+}
+
+}  // namespace
+}  // namespace nibble::fp8_blocks_test
