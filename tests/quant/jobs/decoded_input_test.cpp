@@ -33,6 +33,7 @@ class Taken final : public Scheme {
                                                   const StoredTensor& tensor) const override {
     return scheme().read_planes(in, codec, tensor);
   }
+  std::string_view quant_method() const noexcept override { return scheme().quant_method(); }
   bool is_source() const override { return true; }
   std::string obstacle(const Plan& plan) const override { return scheme().obstacle(plan); }
   std::string config(const Plan& plan) const override { return scheme().config(plan); }

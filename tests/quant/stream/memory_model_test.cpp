@@ -39,7 +39,10 @@ TEST(MemoryModel, NeedsAreTheMostOfAnyTensor) {
 
   // Rows that are longer than a chunk are read twice.
   EXPECT_EQ(needs("int8", 4096).encoder, finish_bytes(needs("int8", 4096).scratch));
-  EXPECT_EQ(needs("int8", 40).encoder, finish_bytes(needs("int8", 40).scratch) + make_quantizer(*make_codec("int8"))->scan_bytes({"w", DType::bf16, {80'000, 40}}));
+  const auto int8 = make_codec("int8");
+  const std::uint64_t scanned = make_quantizer(*int8)->scan_bytes(largest);
+  EXPECT_EQ(scanned, 80'000U * 8);
+  EXPECT_EQ(needs("int8", 40).encoder, finish_bytes(needs("int8", 40).scratch) + scanned);
 
   const PlanNeeds fp32 = needs("fp32", 4096);
   EXPECT_FALSE(fp32.transposes);
