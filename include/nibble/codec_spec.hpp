@@ -61,7 +61,7 @@ class CodecSpec {
   [[nodiscard]] std::string text() const;
 
   /// In the order of codec_names().
-  friend auto operator<=>(const CodecSpec&, const CodecSpec&) = default;
+  friend auto operator<=>(const CodecSpec&, const CodecSpec&) = default;  // NOLINT(modernize-use-nullptr)
 
   static constexpr std::size_t max_options = 7;
 

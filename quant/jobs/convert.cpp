@@ -48,7 +48,7 @@ namespace {
 
 // A tensor while it is converted.
 struct Work {
-  Work(WeightSource from, const PlannedTensor& planned) : source(std::move(from)), tensor(planned) {}
+  Work(WeightSource from, PlannedTensor planned) : source(std::move(from)), tensor(std::move(planned)) {}
 
   WeightSource source;
   PlannedTensor tensor;
@@ -100,9 +100,9 @@ class Conversion {
     add_warnings();
     manifest_.end(report_);
     // Not in the manifest, which says the same wherever codecs ran.
-    if (std::string warning = workers.warning(); !warning.empty()) report_.warnings.push_back(std::move(warning));
+    if (std::string warning = workers.warning(); !warning.empty()) report_.warnings.emplace_back(std::move(warning));
     if (resources_.device != nullptr)
-      for (std::string& warning : resources_.device->warnings()) report_.warnings.push_back(std::move(warning));
+      for (std::string& warning : resources_.device->warnings()) report_.warnings.emplace_back(std::move(warning));
     first_part_ = {};
     finish();
     return std::move(report_);
@@ -144,7 +144,7 @@ class Conversion {
       for (std::size_t shard = 0; shard < report_.plan.shard_ends.size(); ++shard)
         finish.shards.push_back(&shards.emplace_back(parts_of(shard)));
     out_.complete(finish);
-    for (std::string& warning : out_.warnings()) report_.warnings.push_back(std::move(warning));
+    for (std::string& warning : out_.warnings()) report_.warnings.emplace_back(std::move(warning));
     progress_.ready(report_);
     out_.commit();
   }
@@ -363,7 +363,7 @@ class Conversion {
       warnings[i] =
           fmt::format("tensor '{}' is kept as {}: {}", printable(tensor.info.name), traits(stored.dtype).name, what);
     }
-    for (auto& [i, warning] : warnings) report_.warnings.push_back(std::move(warning));
+    for (auto& [i, warning] : warnings) report_.warnings.emplace_back(std::move(warning));
   }
 
   const StoredWeights& stored_;

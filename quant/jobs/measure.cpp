@@ -176,7 +176,7 @@ class Measuring {
                                         .account = [this](Unit& unit) { add_up(unit); }});
   }
 
-  void look_at(Unit& unit) {
+  void look_at(Unit& unit) const {
     const Comparison& work = *unit.tensor;
     Buffers::Loan loan;
     const std::span<const std::byte> raw = work.weights->raw(unit.first, unit.weights, loan);

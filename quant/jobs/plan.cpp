@@ -108,7 +108,7 @@ class Planner {
   void warn_of_names() {
     const auto& config = in_.config();
     if (codec_of(plan_.recipe.to).quantizes())
-      plan_.warnings.push_back(
+      plan_.warnings.emplace_back(
           config && !config->architecture.empty()
               ? fmt::format("architecture {} is not in the table made from transformers {}: linear layers were chosen "
                             "by names and shapes",
@@ -236,7 +236,7 @@ class Planner {
     if (!plan_.nibble_only) return;
     if (!plan_.recipe.allow_nibble_only)
       throw Error(Errc::usage, why + ": transformers could not load the result", Remedy::Kind::allow_nibble_only);
-    plan_.warnings.push_back(why + ": nibble's own loader reads the result, transformers does not");
+    plan_.warnings.emplace_back(why + ": nibble's own loader reads the result, transformers does not");
   }
 
   void warn() {
@@ -258,8 +258,8 @@ class Planner {
                       percent(left[Role::expert]), scheme_of(codec_of(plan_.recipe.to)).quant_method()),
           Remedy{Remedy::Kind::experts});
     if (const std::string obstacle = loading_obstacle(plan_.architecture); !obstacle.empty())
-      plan_.warnings.push_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),
-                                           plan_.architecture, obstacle));
+      plan_.warnings.emplace_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),
+                                              plan_.architecture, obstacle));
     const std::uint64_t embeddings = left[Role::embedding] + left[Role::output_embeddings];
     if (const double share = plan_.quantized_share(); share < low_share && (share > 0 || embeddings > 0)) {
       const Remedy remedy = embeddings > 0 ? remedy_of_embeddings() : Remedy{};

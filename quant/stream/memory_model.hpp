@@ -47,7 +47,7 @@ inline constexpr std::uint64_t finish_piece_bytes = 1 << 20;
 
 /// Each hash chunk of the largest part has a hash of 16 bytes, and 35 bytes of text in nibble.json. A vector or a
 /// string that grows takes three times that: the old buffer, and a new one of twice the size.
-inline constexpr std::uint64_t bytes_per_hash = 3 * (16 + 35);
+inline constexpr std::uint64_t bytes_per_hash = std::uint64_t{3} * (16 + 35);
 
 /// Parts of a tensor after its first are read whole and copied into its decoder, while that of the tensor before it may
 /// still be in use.
