@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include "nibble/metrics.hpp"
 #include "quant/codecs/scaled.hpp"
 #include "quant/quantizers/quantizer.hpp"
+#include "quant/quantizers/scanned_magnitude.hpp"
 #include "quant/simd/magnitude.hpp"
 #include "quant/simd/widen.hpp"
 
@@ -49,9 +49,6 @@ std::uint64_t rows_per_piece(std::uint64_t columns) {
 
 class RegionEncoder final : public Encoder {
  public:
-  // Of each region that is looked at first.
-  static constexpr std::uint64_t scanned_region_bytes = 8;
-
   RegionEncoder(const ScaledCodec& codec, const TensorInfo& tensor, bool scanned, Scratch& scratch)
       : codec_(codec),
         source_(tensor.dtype),
@@ -67,8 +64,10 @@ class RegionEncoder final : public Encoder {
         scratch_(scratch) {}
 
   void scan(std::uint64_t first, std::span<const std::byte> weights) override {
-    for_each_run(first, weights,
-                 [&](std::uint64_t region, auto run) { scanned_regions_[region].add(magnitude_of(source_, run)); });
+    for_each_run(first, weights, [&](std::uint64_t region, auto run) {
+      const Magnitude found = magnitude_of(source_, run);
+      scanned_regions_[region].add(found.absmax, found.plain);
+    });
   }
 
   Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> codes,
@@ -122,22 +121,6 @@ class RegionEncoder final : public Encoder {
     bool plain = true;  // all weights are finite
   };
 
-  // A region that several chunks have parts of. They may be looked at concurrently.
-  struct ScannedRegion {
-    std::atomic<std::uint32_t> absmax_bits{0};  // which order as the magnitudes do
-    std::atomic<bool> plain{true};
-
-    void add(const Magnitude& part) {
-      if (!part.plain) plain.store(false, std::memory_order_relaxed);
-      const std::uint32_t bits = std::bit_cast<std::uint32_t>(part.absmax);
-      std::uint32_t seen = absmax_bits.load(std::memory_order_relaxed);
-      while (seen < bits && !absmax_bits.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
-      }
-    }
-    [[nodiscard]] float absmax() const { return std::bit_cast<float>(absmax_bits.load(std::memory_order_relaxed)); }
-  };
-  static_assert(sizeof(ScannedRegion) == scanned_region_bytes);
-
   // From a weight to the end of its group: a band, or as many rows as a piece has.
   [[nodiscard]] std::uint64_t left_of_group(std::uint64_t at) const {
     return columns_ * (group_rows_ - at / columns_ % group_rows_) - at % columns_;
@@ -173,9 +156,9 @@ class RegionEncoder final : public Encoder {
     group.plain = true;
     if (scanned_) {
       for (std::size_t i = 0; i < group.absmax.size(); ++i) {
-        const ScannedRegion& region = scanned_regions_[group.first + i];
+        const ScannedMagnitude& region = scanned_regions_[group.first + i];
         group.absmax[i] = region.absmax();
-        group.plain = group.plain && region.plain.load(std::memory_order_relaxed);
+        group.plain = group.plain && region.is_plain();
       }
       return;
     }
@@ -235,7 +218,7 @@ class RegionEncoder final : public Encoder {
   Regions regions_;
   std::uint64_t group_rows_;
   bool scanned_;
-  std::vector<ScannedRegion> scanned_regions_;
+  std::vector<ScannedMagnitude> scanned_regions_;
   Scratch& scratch_;  // absmax, 4 bytes per region
   EncodingError late_;
 };
@@ -264,7 +247,7 @@ class AbsmaxOfRegions final : public Quantizer {
     return sizeof(float) * Regions(codec_.granularity(), tensor).count();
   }
   std::uint64_t scan_bytes(const TensorInfo& tensor) const override {
-    return RegionEncoder::scanned_region_bytes * Regions(codec_.granularity(), tensor).count();
+    return scanned_magnitude_bytes * Regions(codec_.granularity(), tensor).count();
   }
 
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,

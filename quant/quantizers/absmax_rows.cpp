@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -13,6 +11,7 @@
 #include "nibble/metrics.hpp"
 #include "quant/codecs/int8_rows.hpp"
 #include "quant/quantizers/quantizer.hpp"
+#include "quant/quantizers/scanned_magnitude.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {
@@ -20,9 +19,6 @@ namespace {
 
 class RowEncoder final : public Encoder {
  public:
-  // Of each row that is looked at first.
-  static constexpr std::uint64_t scanned_row_bytes = 8;
-
   RowEncoder(Device* device, const TensorInfo& tensor, bool scanned, Scratch& scratch)
       : source_(tensor.dtype),
         size_(traits(tensor.dtype).bits / 8),
@@ -87,23 +83,6 @@ class RowEncoder final : public Encoder {
     bool plain = true;  // fp16 can hold all their weights
   };
 
-  // A row that several chunks have parts of. They may be looked at concurrently.
-  struct ScannedRow {
-    std::atomic<std::uint32_t> absmax_bits{0};  // which order as the magnitudes do
-    std::atomic<bool> plain{true};
-
-    void add(float part_absmax, bool part_plain) {
-      if (!part_plain) plain.store(false, std::memory_order_relaxed);
-      const std::uint32_t bits = std::bit_cast<std::uint32_t>(part_absmax);
-      std::uint32_t seen = absmax_bits.load(std::memory_order_relaxed);
-      while (seen < bits && !absmax_bits.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
-      }
-    }
-    [[nodiscard]] float absmax() const { return std::bit_cast<float>(absmax_bits.load(std::memory_order_relaxed)); }
-  };
-
-  static_assert(sizeof(ScannedRow) == scanned_row_bytes);
-
   // Calls f(first, weights, codes) for pieces of whole rows, or of 4096 weights of a longer one: chunks begin where
   // pieces do.
   template <class F>
@@ -136,7 +115,7 @@ class RowEncoder final : public Encoder {
     rows.absmax.clear();
     int8::for_each_row(columns_, at, n, [&](std::size_t row, std::size_t, std::size_t) {
       rows.absmax.push_back(scanned_rows_[row].absmax());
-      rows.plain = rows.plain && scanned_rows_[row].plain.load(std::memory_order_relaxed);
+      rows.plain = rows.plain && scanned_rows_[row].is_plain();
     });
   }
 
@@ -196,7 +175,7 @@ class RowEncoder final : public Encoder {
   std::uint64_t columns_;
   std::uint64_t row_count_;
   bool scanned_;
-  std::vector<ScannedRow> scanned_rows_;  // where rows are looked at first: longer than a chunk, so few
+  std::vector<ScannedMagnitude> scanned_rows_;  // where rows are looked at first: longer than a chunk, so few
   Device* device_;
   Scratch& scratch_;  // absmax, 4 bytes per row
   EncodingError late_;
@@ -220,7 +199,7 @@ class AbsmaxOfRows final : public Quantizer {
   std::uint64_t scratch_bytes(const TensorInfo& tensor) const override { return sizeof(float) * tensor.shape.at(0); }
 
   std::uint64_t scan_bytes(const TensorInfo& tensor) const override {
-    return RowEncoder::scanned_row_bytes * tensor.shape.at(0);
+    return scanned_magnitude_bytes * tensor.shape.at(0);
   }
 
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,
