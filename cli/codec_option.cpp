@@ -20,6 +20,10 @@ bool is_among(std::string_view name, std::span<const std::string_view> names) {
   return std::ranges::find(names, name) != names.end();
 }
 
+[[noreturn]] void refuse_rule(const std::string& text, const std::string& fact) {
+  throw Error(Errc::usage, fmt::format("--tensor '{}': {}", printable(text), fact));
+}
+
 }  // namespace
 
 std::vector<std::string_view> target_names() {
@@ -39,22 +43,25 @@ CodecSpec parse_codec(std::string_view option, std::string_view text, std::span<
 }
 
 Rule parse_rule(const std::string& text) {
-  const auto fail = [&](const std::string& fact) {
-    throw Error(Errc::usage, fmt::format("--tensor '{}': {}", printable(text), fact));
-  };
   const std::string_view whole = text;
-  if (whole.find('=') == std::string_view::npos) fail("not of the form RE=CODEC");
+  if (whole.find('=') == std::string_view::npos) refuse_rule(text, "not of the form RE=CODEC");
   for (std::size_t equals = whole.find('='); equals != std::string_view::npos; equals = whole.find('=', equals + 1)) {
     const std::string_view codec = whole.substr(equals + 1);
     if (!is_among(name_in(codec), codec_names())) continue;
     try {
       return {text.substr(0, equals), codec};
     } catch (const Error& error) {
-      fail(error.what());
+      refuse_rule(text, error.what());
     }
   }
-  fail("codec " + none_of(name_in(whole.substr(whole.rfind('=') + 1)), codec_names()));
-  return {};
+  refuse_rule(text, "codec " + none_of(name_in(whole.substr(whole.rfind('=') + 1)), codec_names()));
+}
+
+std::string codecs_with(std::string_view option) {
+  std::vector<std::string_view> names;
+  for (const std::string_view name : codec_names())
+    if (CodecSpec(name).has(option)) names.push_back(name);
+  return fmt::format("{}", fmt::join(names, " and "));
 }
 
 std::vector<std::string> codec_words() {

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
-#include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +23,9 @@ inline constexpr const char* codec_type = "CODEC";
 /// The value of --tensor, RE=CODEC. Both may contain "=": the codec begins behind the first that a codec's name
 /// follows. Throws Error(usage).
 [[nodiscard]] Rule parse_rule(const std::string& text);
+
+/// The codecs that have an option: "nf4 and fp4".
+[[nodiscard]] std::string codecs_with(std::string_view option);
 
 /// Every codec, and with each of its options' values that is not the default; for completion.
 [[nodiscard]] std::vector<std::string> codec_words();

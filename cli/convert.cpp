@@ -105,8 +105,9 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
   const auto refuse_if = [&](bool wrong, const char* option, std::string_view why) {
     if (wrong && command.count(option) > 0) throw Error(Errc::usage, fmt::format("{} {}: {}", option, fact, why));
   };
-  refuse_if(!has_blocks, "--block-size", "only nf4 and fp4 have blocks");
-  refuse_if(!has_double_quant, "--no-double-quant", "only nf4 and fp4 have double quantization");
+  refuse_if(!has_blocks, "--block-size", fmt::format("only {} have this option", codecs_with("block-size")));
+  refuse_if(!has_double_quant, "--no-double-quant",
+            fmt::format("only {} have double quantization", codecs_with("double-quant")));
   refuse_if(!has_blocks, "--compute-dtype", "only nf4 and fp4 layers have a compute type");
   refuse_if(!casts_any, "--on-overflow", "it is for casts (--nonfinite is for what is quantized)");
   refuse_if(!quantizes && recipe.nonfinite == Nonfinite::quantize, "--nonfinite",

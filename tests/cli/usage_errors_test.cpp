@@ -190,7 +190,7 @@ TEST_F(UsageErrors, APatternThatMatchesPartsSaysWhatWouldMatch) {
 
 TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
   const auto message = [&](const std::string& options) { return error_of("convert m out --to " + options); };
-  EXPECT_EQ(message("fp16 --block-size 32"), "--block-size does not go with --to fp16: only nf4 and fp4 have blocks");
+  EXPECT_EQ(message("fp16 --block-size 32"), "--block-size does not go with --to fp16: only nf4 and fp4 have this option");
   EXPECT_EQ(message("int8 --no-double-quant"),
             "--no-double-quant does not go with --to int8: only nf4 and fp4 have double quantization");
   EXPECT_EQ(message("int8 --compute-dtype bf16"),
@@ -208,7 +208,7 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
             "--allow-nibble-only does not go with --to fp16: what is not quantized loads everywhere");
   // Or with what a rule makes of the tensors.
   EXPECT_EQ(message("nf4 --tensor '.*=int8' --block-size 32"),
-            "--block-size applies to no tensor: only nf4 and fp4 have blocks");
+            "--block-size applies to no tensor: only nf4 and fp4 have this option");
   for (const std::string option : {"--max-shard-size 1GB", "--keep-shards"})
     EXPECT_EQ(error_of("convert w.safetensors out.safetensors --to nf4 " + option),
               option.substr(0, option.find(' ')) + " does not go with 'w.safetensors': a file becomes one file");
