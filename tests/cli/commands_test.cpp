@@ -6,8 +6,6 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <sstream>
 
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
@@ -162,116 +160,6 @@ TEST_F(Program, QuantizedInputIsRefused) {
   EXPECT_EQ(again.code, 3);
   EXPECT_THAT(again.err, HasSubstr("quantized already by bitsandbytes"));
   EXPECT_EQ(run("inspect out.safetensors").code, 0);
-}
-
-// The command that is printed makes what was promised.
-TEST_F(Program, AdviceCanBeFollowed) {
-  const Outcome advice = run("measure w.safetensors --advise 600B --to int8 --to nf4");
-  EXPECT_EQ(advice.code, 0) << advice.err;
-  EXPECT_THAT(advice.out,
-              StartsWith("nibble convert w.safetensors OUT.safetensors --to int8\n\n1.02 kB (1.00 KiB) -> "));
-  EXPECT_THAT(advice.out, HasSubstr("\n>  273 bytes    8.53 "));
-  const std::string casts = "\nCasts of the whole model (convert --to bf16, --to fp16) are not among the choices.\n";
-  EXPECT_THAT(advice.out, HasSubstr(casts));
-  EXPECT_THAT(run("measure w.safetensors --advise 600B --to int8 --to nf4 --allow-nibble-only").out,
-              testing::Not(HasSubstr(casts)));
-  EXPECT_THAT(advice.out, HasSubstr("\n     1.02 kB   32.00     exact       0 %\n"));
-
-  const std::string header = R"({"l$x.0.w'eight.weight":{"dtype":"F32","shape":[64,64],"data_offsets":[0,16384]},)"
-                             R"("l$x.1.w'eight.weight":{"dtype":"F32","shape":[64,64],"data_offsets":[16384,32768]}})";
-  std::string data;
-  for (int i = 0; i < 8192; ++i) data += {'\0', static_cast<char>(i * i % 251), static_cast<char>(i % 127), '\x3e'};
-  std::ofstream(root_.path() / "it's.safetensors", std::ios::binary) << test::safetensors_file(header, data);
-  for (const char* const size : {"24bits", "24bpw", "24.6kB", "24KiB", "24 KiB"}) {
-    const Outcome json = run(std::string("measure \"it's.safetensors\" --json --advise '") + size + "'");
-    EXPECT_EQ(json.code, 0) << json.err;
-    const auto told = nlohmann::json::parse(json.out);
-    EXPECT_EQ(told.at("tensors_by_codec").at("keep"), 1) << size;
-    EXPECT_LE(told.at("chosen").at("bytes"), told.at("max_bytes"));
-    std::string command = told.at("command");
-    ASSERT_THAT(command, StartsWith("nibble convert 'it'\\''s.safetensors' OUT.safetensors "));
-    const auto converted = nlohmann::json::parse(run(command.substr(7) + " --overwrite --json").out);
-    EXPECT_EQ(converted.at("stored_bytes"), told.at("chosen").at("bytes"));
-    EXPECT_EQ(converted.at("bits_per_weight"), told.at("chosen").at("bits_per_weight"));
-    EXPECT_EQ(converted.at("tensors_by_codec"), told.at("tensors_by_codec"));
-  }
-}
-
-// Names that a regular expression or a shell would take for something else.
-TEST_F(Program, AdviceOfHostileNamesCanBePasted) {
-  const std::vector<std::string> names{"l.0.up[proj.weight", "l.1.up[proj.weight", "m(a|b)+$HOME`x`.weight",
-                                       "it's=1.weight",      "{x}.weight",         "-lead.weight",
-                                       "*.weight",           "[a,b].weight"};
-  nlohmann::ordered_json header;
-  std::string data;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    header[names[i]] = {{"dtype", "F32"}, {"shape", {64, 64}}, {"data_offsets", {data.size(), data.size() + 16384}}};
-    for (std::size_t k = 0; k < 4096; ++k) {
-      const float weight = i % 2 == 1 && k == 5 ? 300 : static_cast<float>(k * k % 251) / 100;
-      data.append(reinterpret_cast<const char*>(&weight), sizeof weight);
-    }
-  }
-  std::ofstream(root_.path() / "-h[x.safetensors", std::ios::binary) << test::safetensors_file(header.dump(), data);
-  const auto told = nlohmann::json::parse(run("measure ./-h[x.safetensors --json --advise 17bits").out);
-  EXPECT_GE(told.at("tensors_by_codec").at("keep"), 2);
-  const std::string command = told.at("command");
-  const Outcome done = run(command.substr(7) + " --json");
-  ASSERT_EQ(done.code, 0) << done.err;
-  EXPECT_EQ(nlohmann::json::parse(done.out).at("stored_bytes"), told.at("chosen").at("bytes"));
-}
-
-// Tensors so small that they change no figure that is shown.
-TEST_F(Program, AdviceHasNoTwoRowsThatLookAlike) {
-  nlohmann::ordered_json header;
-  std::string data;
-  const auto add = [&](const std::string& name, std::uint64_t rows, std::uint64_t columns) {
-    const std::size_t begin = data.size();
-    for (std::uint64_t i = 0; i < rows * columns; ++i) {
-      const auto weight = static_cast<float>(i * i % 251 + i % 97) / 100 - 1.5f;
-      data.append(reinterpret_cast<const char*>(&weight), sizeof weight);
-    }
-    header[name] = {{"dtype", "F32"}, {"shape", {rows, columns}}, {"data_offsets", {begin, data.size()}}};
-  };
-  add("big.weight", 1024, 1024);
-  for (const char* const name : {"a.weight", "b.weight", "c.weight"}) add(name, 4, 4);
-  (void)root_.write("uneven.safetensors", test::safetensors_file(header.dump(), data));
-  const Outcome outcome = run("measure uneven.safetensors --advise 20bits");
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
-  std::set<std::string> rows;
-  std::istringstream lines(outcome.out.substr(outcome.out.find(" error\n")));
-  std::size_t chosen = 0;
-  for (std::string line; std::getline(lines, line);) {
-    EXPECT_TRUE(line.size() < 2 || rows.insert(line.substr(2)).second) << outcome.out;
-    chosen += line.starts_with('>') ? 1 : 0;
-  }
-  EXPECT_EQ(chosen, 1U);
-}
-
-TEST_F(Program, AdviceRefuses) {
-  for (const char* const rest :
-       {"--advise 1bits", "--advise 100B", "--advise 22", "--advise many", "--advise ''", "--advise 0bits",
-        "--advise -1bits", "--advise nanbits", "--advise 65bits", "--advise 4.5bit", "w.safetensors --advise 9bits",
-        "--advise 9bits --to nf4", "--advise 9bits --csv", "--advise 9bits --html x.html",
-        "--advise 9bits --min-sqnr 3", "--advise 9bits --max-rmse 1", "--advise 9bits --min-cosine 0.9"}) {
-    const Outcome outcome = run(std::string("measure w.safetensors ") + rest);
-    EXPECT_EQ(outcome.code, 2) << rest;
-    EXPECT_EQ(outcome.out, "") << rest;
-    EXPECT_THAT(outcome.err, StartsWith("error: ")) << rest;
-    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
-  }
-  EXPECT_THAT(run("measure w.safetensors --advise 22").err,
-              HasSubstr("--advise '22': has no unit: 22bits per weight, or a size such as 22MB or 22GB?\n"));
-  EXPECT_THAT(run("measure w.safetensors --advise 300").err,
-              HasSubstr("--advise '300': has no unit: a size such as 300MB or 300GB?\n"));
-  // A "b" alone is a byte, as a "B" is.
-  for (const char* const size : {"22b", "22B"})
-    EXPECT_THAT(
-        run(std::string("measure w.safetensors --advise ") + size).err,
-        testing::MatchesRegex("error: w\\.safetensors: cannot become smaller than [0-9]+ bytes, [0-9.]+ bits per "
-                              "weight; 22 bytes is allowed; --allow-nibble-only permits more formats\n"));
-  EXPECT_EQ(run("measure w.safetensors --advise 9bits --allow-nibble-only").code, 0);
-  EXPECT_EQ(run("convert w.safetensors out.safetensors --to int8").code, 0);
-  EXPECT_EQ(run("measure out.safetensors --advise 9bits").code, 3);  // quantized already
 }
 
 // The one error after which there is an output: it says so.

@@ -13,16 +13,17 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "nibble/tensor.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
+#include "tests/support/weights_file.hpp"
 
 namespace nibble::cli::measure_test {
 namespace {
 
 namespace fs = std::filesystem;
 using test::Outcome;
+using test::WeightsFile;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -32,23 +33,6 @@ using Json = nlohmann::ordered_json;
 constexpr const char* hostile = "a,\"b\"\n</script>\x1b[31m.weight";
 constexpr const char* q_proj = "model.layers.0.self_attn.q_proj.weight";
 constexpr const char* k_proj = "model.layers.1.self_attn.k_proj.weight";
-
-class File {
- public:
-  void add(const std::string& name, DType dtype, const Shape& shape, const std::vector<float>& weights) {
-    add_bytes(name, dtype, shape, test::stored_as(dtype, weights));
-  }
-  void add_bytes(const std::string& name, DType dtype, const Shape& shape, const test::Bytes& bytes) {
-    header_[name] = {
-        {"dtype", traits(dtype).name}, {"shape", shape}, {"data_offsets", {data_.size(), data_.size() + bytes.size()}}};
-    data_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  }
-  [[nodiscard]] std::string bytes() const { return test::safetensors_file(header_.dump(), data_); }
-
- private:
-  nlohmann::ordered_json header_;
-  std::string data_;
-};
 
 class MeasureProgram : public testing::Test {
  protected:
@@ -62,7 +46,7 @@ class MeasureProgram : public testing::Test {
     write("w.safetensors", file_);
   }
 
-  void write(const std::string& name, const File& file) const { root_.write(name, file.bytes()); }
+  void write(const std::string& name, const WeightsFile& file) const { root_.write(name, file.bytes()); }
 
   Outcome run(const std::string& arguments, const std::string& environment = {}) const {
     return test::run_program(root_.path(), arguments, environment);
@@ -98,7 +82,7 @@ class MeasureProgram : public testing::Test {
   std::vector<std::string> files() const { return test::entries_of(root_.path()); }
 
   test::TempDir root_;
-  File file_;  // what w.safetensors is
+  WeightsFile file_;  // what w.safetensors is
 };
 
 std::vector<std::string> keys(const Json& object) {
@@ -119,7 +103,7 @@ std::vector<std::string> with_figures(std::vector<std::string> before, const std
 
 // Each takes 7 MB while it is opened, and 1 MB from then on.
 TEST_F(MeasureProgram, EveryCheckpointIsOpenedWithinTheMemoryThatIsLeft) {
-  File file;
+  WeightsFile file;
   file.add(std::string(1'000'000, 'n'), DType::f32, {64}, std::vector<float>(64, 1.0f));
   write("r.safetensors", file);
   write("t.safetensors", file);
@@ -328,7 +312,7 @@ TEST_F(MeasureProgram, FullReportsOfFp64ThatIsKept) {
   std::vector<double> weights;
   for (const float w : normal) weights.push_back(w / 3.0);
   weights[5] = std::nan("");
-  File file;
+  WeightsFile file;
   file.add_bytes("a.weight", DType::f64, {64, 96}, test::bytes_of(weights));
   write("wide.safetensors", file);
   std::vector<Json> errors;

@@ -1,0 +1,200 @@
+// nibble measure REF --advise SIZE as its users meet it: what it prints, and that it can be followed.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "cli/shell.hpp"
+#include "tests/support/corrupt.hpp"
+#include "tests/support/program.hpp"
+#include "tests/support/weights_file.hpp"
+
+namespace nibble::cli::advise_test {
+namespace {
+
+using test::Outcome;
+using testing::HasSubstr;
+using testing::StartsWith;
+using Json = nlohmann::json;
+
+class MeasureAdvise : public testing::Test {
+ protected:
+  // In an empty directory: w.safetensors, one matrix of 4 x 64 equal weights.
+  MeasureAdvise() {
+    test::WeightsFile file;
+    file.add_bytes("layer.weight", DType::f32, {4, 64}, test::Bytes(1024, std::byte{0x3f}));
+    root_.write("w.safetensors", file.bytes());
+  }
+
+  Outcome run(const std::string& arguments) const { return test::run_program(root_.path(), arguments); }
+
+  // A command line that begins with "nibble", by a shell that knows the program by this name.
+  Outcome run_as_printed(const std::string& command) const {
+    return test::run_command(root_.path(), "nibble() { '" NIBBLE_PROGRAM "' \"$@\"; }\n" + command);
+  }
+
+  // What such a command line hands to the program.
+  std::vector<std::string> words_of(const std::string& command) const {
+    const std::string out = test::run_command(root_.path(), "nibble() { printf '%s\\0' \"$@\"; }\n" + command).out;
+    std::vector<std::string> words;
+    std::istringstream in(out);
+    for (std::string word; std::getline(in, word, '\0');) words.push_back(word);
+    return words;
+  }
+
+  test::TempDir root_;
+};
+
+// By tensor, of a plan or of advice.
+std::map<std::string, std::string> codecs_of(const Json& report) {
+  std::map<std::string, std::string> codecs;
+  for (const Json& tensor : report.at("tensors")) codecs[tensor.at("name")] = tensor.at("codec");
+  return codecs;
+}
+
+// The command that is printed makes what was promised.
+TEST_F(MeasureAdvise, CanBeFollowed) {
+  const Outcome advice = run("measure w.safetensors --advise 600B --to int8 --to nf4");
+  EXPECT_EQ(advice.code, 0) << advice.err;
+  EXPECT_THAT(advice.out,
+              StartsWith("nibble convert w.safetensors OUT.safetensors --to int8\n\n1.02 kB (1.00 KiB) -> "));
+  EXPECT_THAT(advice.out, HasSubstr("\n>  273 bytes    8.53 "));
+  const std::string casts = "\nCasts of the whole model (convert --to bf16, --to fp16) are not among the choices.\n";
+  EXPECT_THAT(advice.out, HasSubstr(casts));
+  EXPECT_THAT(run("measure w.safetensors --advise 600B --to int8 --to nf4 --allow-nibble-only").out,
+              testing::Not(HasSubstr(casts)));
+  EXPECT_THAT(advice.out, HasSubstr("\n     1.02 kB   32.00     exact       0 %\n"));
+
+  test::WeightsFile file;
+  for (const unsigned layer : {0, 1})
+    file.add("l$x." + std::to_string(layer) + ".w'eight.weight", DType::f32, {64, 64},
+             test::normal_weights(64 * 64, layer));
+  root_.write("it's.safetensors", file.bytes());
+  for (const char* const size : {"24bits", "24bpw", "24.6kB", "24KiB", "24 KiB"}) {
+    const Outcome json = run(std::string("measure \"it's.safetensors\" --json --advise '") + size + "'");
+    EXPECT_EQ(json.code, 0) << json.err;
+    const auto told = Json::parse(json.out);
+    EXPECT_EQ(told.at("tensors_by_codec").at("keep"), 1) << size;
+    EXPECT_LE(told.at("chosen").at("bytes"), told.at("max_bytes"));
+    std::string command = told.at("command");
+    ASSERT_THAT(command, StartsWith("nibble convert 'it'\\''s.safetensors' OUT.safetensors "));
+    const auto converted = Json::parse(run(command.substr(7) + " --overwrite --json").out);
+    EXPECT_EQ(converted.at("stored_bytes"), told.at("chosen").at("bytes"));
+    EXPECT_EQ(converted.at("bits_per_weight"), told.at("chosen").at("bits_per_weight"));
+    EXPECT_EQ(converted.at("tensors_by_codec"), told.at("tensors_by_codec"));
+  }
+}
+
+// Names that a regular expression or a shell would take for something else. The commands are run as they are printed.
+TEST_F(MeasureAdvise, OfHostileNamesCanBePasted) {
+  const std::vector<std::string> names{"model.embed_tokens.weight",
+                                       "l.0.up[proj.weight",
+                                       "l.1.up[proj.weight",
+                                       "m(a|b)+$HOME`id`.weight",
+                                       "it's=1.weight",
+                                       "{x}.weight",
+                                       "-lead.weight",
+                                       "--to.weight",
+                                       "*.weight",
+                                       "[a,b].weight",
+                                       "two words.weight",
+                                       "\"q\".weight",
+                                       "new\nline.0.weight",
+                                       "\\d+.weight",
+                                       "x=nf4.weight",
+                                       "x=nf4:y.weight",
+                                       "!~#;&<>.weight",
+                                       "\u00fc.0.weight"};
+  test::WeightsFile file;
+  for (unsigned i = 0; i < names.size(); ++i) {
+    std::vector<float> weights = test::normal_weights(4096, i);
+    if (i % 3 == 1) weights[5] = 300;
+    file.add(names[i], DType::f32, {64, 64}, weights);
+  }
+  const std::string as_file = "-h[x's \"$HOME\"\n.safetensors", as_directory = "it's a\nmodel";
+  root_.write(as_file, file.bytes());
+  root_.write(as_directory + "/model.safetensors", file.bytes());
+  root_.write(as_directory + "/config.json", "{}");
+
+  std::set<std::string> seen;
+  for (const std::string& model : {as_file, as_directory})
+    for (const std::string size : {"10bits", "13bits", "17bits", "24bits"})
+      for (const std::string mode : {"", " --allow-nibble-only"}) {
+        const std::string arguments = "measure " + quoted_path(model) + " --advise " + size + mode;
+        const Outcome text = run(arguments), json = run(arguments + " --json");
+        ASSERT_EQ(text.code, 0) << text.err;
+        ASSERT_EQ(json.code, 0) << json.err;
+        const Json told = Json::parse(json.out);
+        const std::string command = told.at("command");
+        EXPECT_THAT(text.out, StartsWith(command + "\n\n"));
+
+        std::vector<std::string> words{"convert", model == as_file ? "./" + model : model,
+                                       model == as_file ? "OUT.safetensors" : "OUT"};
+        for (const std::string option : told.at("options")) {
+          words.push_back(option);
+          if (option.starts_with("--")) seen.insert(option);
+        }
+        EXPECT_EQ(words_of(command), words);
+
+        const Outcome done = run_as_printed(command + " --dry-run --json");
+        ASSERT_EQ(done.code, 0) << done.err << command;
+        const Json plan = Json::parse(done.out);
+        EXPECT_EQ(plan.at("stored_bytes"), told.at("chosen").at("bytes"));
+        EXPECT_EQ(codecs_of(plan), codecs_of(told)) << command;
+        EXPECT_EQ(codecs_of(plan).size(), names.size());
+      }
+  EXPECT_THAT(seen, testing::ElementsAre("--allow-nibble-only", "--embeddings", "--skip", "--tensor", "--to"));
+}
+
+// Tensors so small that they change no figure that is shown.
+TEST_F(MeasureAdvise, HasNoTwoRowsThatLookAlike) {
+  test::WeightsFile file;
+  file.add("big.weight", DType::f32, {1024, 1024}, test::normal_weights(1024 * 1024, 1));
+  for (const char* const name : {"a.weight", "b.weight", "c.weight"})
+    file.add(name, DType::f32, {4, 4}, test::normal_weights(4 * 4, 2));
+  root_.write("uneven.safetensors", file.bytes());
+  const Outcome outcome = run("measure uneven.safetensors --advise 20bits");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  std::set<std::string> rows;
+  std::istringstream lines(outcome.out.substr(outcome.out.find(" error\n")));
+  std::size_t chosen = 0;
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_TRUE(line.size() < 2 || rows.insert(line.substr(2)).second) << outcome.out;
+    chosen += line.starts_with('>') ? 1 : 0;
+  }
+  EXPECT_EQ(chosen, 1U);
+}
+
+TEST_F(MeasureAdvise, Refuses) {
+  for (const char* const rest :
+       {"--advise 1bits", "--advise 100B", "--advise 22", "--advise many", "--advise ''", "--advise 0bits",
+        "--advise -1bits", "--advise nanbits", "--advise 65bits", "--advise 4.5bit", "w.safetensors --advise 9bits",
+        "--advise 9bits --to nf4", "--advise 9bits --csv", "--advise 9bits --html x.html",
+        "--advise 9bits --min-sqnr 3", "--advise 9bits --max-rmse 1", "--advise 9bits --min-cosine 0.9"}) {
+    const Outcome outcome = run(std::string("measure w.safetensors ") + rest);
+    EXPECT_EQ(outcome.code, 2) << rest;
+    EXPECT_EQ(outcome.out, "") << rest;
+    EXPECT_THAT(outcome.err, StartsWith("error: ")) << rest;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  }
+  EXPECT_THAT(run("measure w.safetensors --advise 22").err,
+              HasSubstr("--advise '22': has no unit: 22bits per weight, or a size such as 22MB or 22GB?\n"));
+  EXPECT_THAT(run("measure w.safetensors --advise 300").err,
+              HasSubstr("--advise '300': has no unit: a size such as 300MB or 300GB?\n"));
+  // A "b" alone is a byte, as a "B" is.
+  for (const char* const size : {"22b", "22B"})
+    EXPECT_THAT(
+        run(std::string("measure w.safetensors --advise ") + size).err,
+        testing::MatchesRegex("error: w\\.safetensors: cannot become smaller than [0-9]+ bytes, [0-9.]+ bits per "
+                              "weight; 22 bytes is allowed; --allow-nibble-only permits more formats\n"));
+  EXPECT_EQ(run("measure w.safetensors --advise 9bits --allow-nibble-only").code, 0);
+  EXPECT_EQ(run("convert w.safetensors out.safetensors --to int8").code, 0);
+  EXPECT_EQ(run("measure out.safetensors --advise 9bits").code, 3);  // quantized already
+}
+
+}  // namespace
+}  // namespace nibble::cli::advise_test
