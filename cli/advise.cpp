@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include "cli/figures.hpp"
 #include "cli/json.hpp"
@@ -53,10 +54,24 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
   return static_cast<std::uint64_t>(bits * static_cast<double>(weights) / 8);
 }
 
-std::string command_for(const std::string& path, const Reader& reference, const Advice& advice) {
+// The options of `convert` for what an advice's recipe sets.
+std::vector<std::string> options_for(const Recipe& recipe) {
+  std::vector<std::string> options{"--to", recipe.to.text()};
+  const auto add = [&](const char* option, std::string value) {
+    options.emplace_back(option);
+    options.push_back(std::move(value));
+  };
+  if (!recipe.embeddings.keeps()) add("--embeddings", recipe.embeddings.text());
+  for (const std::string& skip : recipe.skips) add("--skip", skip);
+  for (const Rule& rule : recipe.rules) add("--tensor", fmt::format("{}={}", rule.pattern, rule.codec.text()));
+  if (recipe.allow_nibble_only) options.emplace_back("--allow-nibble-only");
+  return options;
+}
+
+std::string command_for(const std::string& path, const Reader& reference, const Recipe& recipe) {
   std::string command =
       fmt::format("nibble convert {} OUT{}", quoted_path(path), reference.is_directory() ? "" : ".safetensors");
-  for (const std::string& option : advice.options) command += ' ' + shell_quoted(option);
+  for (const std::string& option : options_for(recipe)) command += ' ' + shell_quoted(option);
   return command;
 }
 
@@ -82,8 +97,8 @@ std::string to_json(const AdviseArguments& arguments, const Reader& reference, s
   json["chosen"] = describe(advice, advice.chosen);
   json["tensors_by_codec"] = tensors_by_codec(advice);
   json["nibble_only"] = advice.recipe.allow_nibble_only;
-  json["options"] = advice.options;
-  json["command"] = command_for(arguments.reference, reference, advice);
+  json["options"] = options_for(advice.recipe);
+  json["command"] = command_for(arguments.reference, reference, advice.recipe);
   Json& tensors = json["tensors"] = Json::array();
   for (std::size_t t = 0; t < advice.codecs.size(); ++t)
     tensors.push_back({{"name", reference.tensors().name(t)}, {"codec", advice.codecs[t].text()}});
@@ -106,7 +121,7 @@ std::vector<AdvicePoint> rows_of(const Advice& advice) {
 }
 
 void print(const AdviseArguments& arguments, const Reader& reference, std::uint64_t max_bytes, const Advice& advice) {
-  fmt::print("{}\n\n", command_for(arguments.reference, reference, advice));
+  fmt::print("{}\n\n", command_for(arguments.reference, reference, advice.recipe));
   std::string counts;
   for (const auto& [codec, count] : tensors_by_codec(advice))
     counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, codec);

@@ -10,14 +10,12 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ["core", "formats", "quant"]
+FOLDERS = ["core", "formats", "include", "kernels", "quant"]
+SUFFIXES = {".cpp", ".hpp", ".h", ".cu"}
 LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
-# By file: options of another program, and Advice::options, which is a command line.
-ALLOWED = {
-    "formats/checkpoint.cpp": ["--revision"],
-    "quant/jobs/advise.cpp": ["--to", "--embeddings", "--skip", "--tensor", "--allow-nibble-only"],
-}
+# By file: options of another program.
+ALLOWED = {"formats/checkpoint.cpp": ["--revision"]}
 
 
 def wrong_texts(path, text):
@@ -38,7 +36,7 @@ def main():
     root = pathlib.Path(__file__).resolve().parent.parent
     found = []
     for folder in FOLDERS:
-        for path in sorted((root / folder).rglob("*.[ch]pp")):
+        for path in sorted(path for path in (root / folder).rglob("*") if path.suffix in SUFFIXES):
             found += wrong_texts(path.relative_to(root).as_posix(), path.read_text())
     if found:
         sys.exit("\n".join(found))

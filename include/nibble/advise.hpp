@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "nibble/checkpoint.hpp"
@@ -44,9 +43,8 @@ struct Advice {
   AdvicePoint chosen;
   std::uint64_t weights = 0;       ///< in all tensors, as `convert` counts them
   std::vector<AdvicePoint> curve;  ///< what other sizes would cost, the smallest first: at most 64 points
-  Recipe recipe;                   ///< what make_plan() makes these codecs and bytes of
-  std::vector<std::string>
-      options;  ///< the same for the command line: "--to", "nf4", "--skip", RE, "--tensor", RE=CODEC
+  Recipe recipe;  ///< make_plan() gives these codecs and bytes for it: `to`, `embeddings`, `skips`, `rules` and
+                  ///< `allow_nibble_only` say them, the rest is as by default
 
   [[nodiscard]] double bits_per_weight(std::uint64_t bytes) const;
 };

@@ -96,7 +96,6 @@ class Advising {
     for (std::size_t t = 0; t < tensors_.size(); ++t) advice_.codecs.push_back(way(best, best.picked, t).codec);
     advice_.curve = curve(best);
     write_recipe();
-    write_options();
     return std::move(advice_);
   }
 
@@ -331,17 +330,6 @@ class Advising {
     if (!same)
       throw Error(Errc::internal,
                   fmt::format("'{}': the advice cannot be said in rules", printable(in_.path().string())));
-  }
-
-  void write_options() {
-    const Recipe& recipe = advice_.recipe;
-    advice_.options = {"--to", recipe.to.text()};
-    if (!recipe.embeddings.keeps())
-      advice_.options.insert(advice_.options.end(), {"--embeddings", recipe.embeddings.text()});
-    for (const std::string& skip : recipe.skips) advice_.options.insert(advice_.options.end(), {"--skip", skip});
-    for (const Rule& rule : recipe.rules)
-      advice_.options.insert(advice_.options.end(), {"--tensor", rule.pattern + '=' + rule.codec.text()});
-    if (recipe.allow_nibble_only) advice_.options.emplace_back("--allow-nibble-only");
   }
 
   const Reader& in_;

@@ -77,35 +77,30 @@ Advice advise(const Reader& in, std::uint64_t max_bytes, bool allow_nibble_only 
   return advise(in, formats, made_up(in, formats, error), {max_bytes, allow_nibble_only});
 }
 
-// The recipe that the options on the command line stand for.
-Recipe parse(const std::vector<std::string>& options) {
-  Recipe recipe;
-  for (std::size_t i = 0; i < options.size(); ++i) {
-    if (options[i] == "--allow-nibble-only") {
-      recipe.allow_nibble_only = true;
-      continue;
-    }
-    const std::string& value = options.at(i + 1);
-    if (options[i] == "--to") recipe.to = value;
-    if (options[i] == "--embeddings") recipe.embeddings = value;
-    if (options[i] == "--skip") recipe.skips.push_back(value);
-    if (options[i] == "--tensor")
-      recipe.rules.push_back({value.substr(0, value.rfind('=')), value.substr(value.rfind('=') + 1)});
-    ++i;
-  }
-  return recipe;
-}
-
-// What convert would do with the options is what was advised.
+// What convert would do with the members that advise() sets is what was advised.
 Plan check(const Reader& in, const Advice& advice) {
-  Plan plan = make_plan(in, parse(advice.options));
+  Recipe recipe;
+  recipe.to = advice.recipe.to;
+  recipe.embeddings = advice.recipe.embeddings;
+  recipe.skips = advice.recipe.skips;
+  recipe.rules = advice.recipe.rules;
+  recipe.allow_nibble_only = advice.recipe.allow_nibble_only;
+  Plan plan = make_plan(in, recipe);
   EXPECT_EQ(plan.stored_bytes(), advice.chosen.bytes);
   EXPECT_EQ(advice.codecs.size(), in.tensors().size());
   for (const PlannedTensor& planned : plan.tensors)
     EXPECT_EQ(planned.codec, advice.codecs[planned.source]) << planned.info.name;
   EXPECT_EQ(plan.nibble_only, advice.recipe.allow_nibble_only);
-  EXPECT_EQ(plan.recipe.skips, advice.recipe.skips);
   return plan;
+}
+
+// A recipe of a codec and skips, and of nothing else.
+void expect_skips(const Recipe& recipe, const CodecSpec& to, const std::vector<std::string>& skips) {
+  EXPECT_EQ(recipe.to, to);
+  EXPECT_EQ(recipe.skips, skips);
+  EXPECT_TRUE(recipe.rules.empty());
+  EXPECT_EQ(recipe.embeddings, "keep");
+  EXPECT_FALSE(recipe.allow_nibble_only);
 }
 
 struct Least {
@@ -186,7 +181,6 @@ TEST(Advise, ChoosesAmongTheCodecsThatItIsGiven) {
     const Advice advice = nibble::advise(in, formats, made_up(in, formats, error), {limit, false});
     check(in, advice);
     EXPECT_EQ(advice.recipe.to, to);
-    EXPECT_THAT(advice.options, testing::Contains(to.text()));
   }
 }
 
@@ -238,7 +232,7 @@ TEST(Advise, SkipsTheWorst) {
     return name.find(".1.mlp") != std::string::npos || name.find(".2.mlp") != std::string::npos ? 1e-2 : 5e-3;
   };
   const Advice advice = advise(in, limit, false, error);
-  EXPECT_THAT(advice.options, ElementsAre("--to", "nf4", "--skip", R"(model\.layers\.(1|2)\.mlp\.down_proj\.weight)"));
+  expect_skips(advice.recipe, "nf4", {R"(model\.layers\.(1|2)\.mlp\.down_proj\.weight)"});
   check(in, advice);
 }
 
@@ -246,7 +240,7 @@ TEST(Advise, EqualTensorsGoInOrder) {
   const MemoryReader in = llama();
   const std::uint64_t limit = formats_of(in, false).front().plan->stored_bytes() + 55'000;
   const Advice advice = advise(in, limit, false, [](const std::string&, const CodecSpec&) { return 1e-2; });
-  EXPECT_THAT(advice.options, Contains(HasSubstr("layers")).Times(1));
+  EXPECT_THAT(advice.recipe.skips, ElementsAre(R"(model\.layers\.(0|1)\.self_attn\.q_proj\.weight)"));
   EXPECT_EQ(advice.codecs[1], "keep");
 }
 
@@ -282,7 +276,10 @@ TEST(Advise, EmbeddingsBecomeBf16) {
   const std::uint64_t smallest = formats.front().plan->stored_bytes();
   const Advice least = nibble::advise(in, formats, measurement, {smallest, false});
   EXPECT_EQ(least.codecs[0], "bf16");
-  EXPECT_THAT(least.options, ElementsAre("--to", "nf4", "--embeddings", "bf16"));
+  EXPECT_EQ(least.recipe.to, "nf4");
+  EXPECT_EQ(least.recipe.embeddings, "bf16");
+  EXPECT_TRUE(least.recipe.skips.empty());
+  EXPECT_TRUE(least.recipe.rules.empty());
   EXPECT_FALSE(check(in, least).nibble_only);
   const std::uint64_t saved = in.tensors().bytes(0) / 2;
   const Advice more = nibble::advise(in, formats, measurement, {smallest + saved, false});
@@ -302,8 +299,8 @@ TEST(Advise, EverythingFits) {
   const Advice advice = advise(in, std::numeric_limits<std::uint64_t>::max());
   EXPECT_EQ(advice.chosen.cost, 0);
   EXPECT_THAT(advice.codecs, testing::Each("keep"));
-  EXPECT_THAT(advice.options, ElementsAre("--to", "nf4", "--skip", R"(model\.layers\.\d+\.self_attn\.q_proj\.weight)",
-                                          "--skip", R"(model\.layers\.\d+\.mlp\.down_proj\.weight)"));
+  expect_skips(advice.recipe, "nf4",
+               {R"(model\.layers\.\d+\.self_attn\.q_proj\.weight)", R"(model\.layers\.\d+\.mlp\.down_proj\.weight)"});
   check(in, advice);
 }
 
@@ -313,7 +310,7 @@ TEST(Advise, NibbleOnlyMixesCodecs) {
   const Advice advice = advise(in, limit, true);
   check(in, advice);
   EXPECT_TRUE(advice.recipe.allow_nibble_only);
-  EXPECT_THAT(advice.options, Contains("--allow-nibble-only"));
+  EXPECT_FALSE(advice.recipe.rules.empty());
   EXPECT_LT(advice.chosen.cost, advise(in, limit).chosen.cost);
   EXPECT_THAT(advice.codecs, Contains("int8"));
   EXPECT_THAT(advice.codecs, Contains("nf4"));
@@ -327,7 +324,7 @@ TEST(Advise, AllowedIsNotNeeded) {
   const Advice advice = advise(in, 312'064 + 100, true, [](const std::string&, const CodecSpec& codec) {
     return codec == "bf16" ? 1e-9 : codec == "fp16" ? 2e-9 : 1.0;
   });
-  EXPECT_THAT(advice.options, ElementsAre("--to", "bf16"));
+  expect_skips(advice.recipe, "bf16", {});
   check(in, advice);
 }
 
