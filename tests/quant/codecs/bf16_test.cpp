@@ -95,7 +95,8 @@ TEST(Bf16, OverflowIsClampedOnRequest) {
     const auto encoded = [&](OnOverflow policy) {
       const auto codec = make_codec("bf16");
       return test::values_of<std::uint16_t>(
-          test::encode(*codec, {"w", source, {weights.size()}}, bytes, {.on_overflow = policy}).planes[0]);
+          test::encode(*codec, {"w", source, {weights.size()}}, bytes, {.quantizer = {.on_overflow = policy}})
+              .planes[0]);
     };
     const auto clamped = encoded(OnOverflow::clamp), kept = encoded(OnOverflow::keep);
     EXPECT_EQ(clamped[0], 0x3F80);

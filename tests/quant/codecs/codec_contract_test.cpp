@@ -90,7 +90,8 @@ TEST_P(CodecContract, ChunksMakeTheSameBytesAsTheWhole) {
       if (limit < 63 && source != DType::f32) continue;
       const Encoded chunked = test::encode(*codec, tensor, bytes, limit);
       EXPECT_EQ(chunked, whole) << limit;
-      EXPECT_EQ(test::encode(*codec, tensor, bytes, limit, /*backwards=*/true), whole) << limit << " backwards";
+      EXPECT_EQ(test::encode(*codec, tensor, bytes, {.limit = limit, .order = test::backwards}), whole)
+          << limit << " backwards";
       EXPECT_EQ(bytes_of(test::decode(*codec, tensor, chunked, limit)), bytes_of(test::decode(*codec, tensor, whole)));
     }
   }

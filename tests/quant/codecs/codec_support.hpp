@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -100,31 +101,63 @@ struct Encoded {
   [[nodiscard]] std::vector<std::span<const std::byte>> rest() const { return {planes.begin() + 1, planes.end()}; }
 };
 
-inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<const std::byte> weights,
-                      std::uint64_t limit = std::uint64_t{1} << 20, bool backwards = false,
-                      std::vector<ErrorSums>* errors = nullptr, EncodingError* late = nullptr,
-                      const QuantizerOptions& options = {}) {
-  const auto quantizer = make_quantizer(codec, options);
-  const Chunking chunking = quantizer->chunking(tensor, limit);
-  MemoryScratch scratch(quantizer->scratch_bytes(tensor));
-  const auto encoder = quantizer->encoder(tensor, chunking, scratch);
-  const std::uint64_t n = tensor.elements();
-  std::vector<std::uint64_t> firsts;
-  for (std::uint64_t first = 0; first < n; first += chunking.weights) firsts.push_back(first);
-  if (backwards) std::reverse(firsts.begin(), firsts.end());
+/// Calls `call` once for each of so many chunks: in any order, from any threads.
+using ChunkOrder = std::function<void(std::size_t chunks, const std::function<void(std::size_t chunk)>& call)>;
 
-  const auto source = [&](std::uint64_t first, std::uint64_t end) {
-    return weights.subspan(byte_count(tensor.dtype, first), byte_count(tensor.dtype, end - first));
+inline void in_order(std::size_t chunks, const std::function<void(std::size_t)>& call) {
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) call(chunk);
+}
+
+inline void backwards(std::size_t chunks, const std::function<void(std::size_t)>& call) {
+  for (std::size_t chunk = chunks; chunk-- > 0;) call(chunk);
+}
+
+/// How encode() does it, and what it tells beside the planes.
+struct EncodeOptions {
+  std::uint64_t limit = std::uint64_t{1} << 20;  ///< weights per chunk, as Quantizer::chunking() takes it
+  ChunkOrder order = in_order;                   ///< of scan(), then of encode()
+  QuantizerOptions quantizer = {};
+  Scratch* scratch = nullptr;                ///< null: in memory
+  std::vector<ErrorSums>* errors = nullptr;  ///< unless null: what encode() appends, in the order of the weights
+  EncodingError* late = nullptr;             ///< unless null: Encoder::late_error()
+};
+
+inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<const std::byte> weights,
+                      const EncodeOptions& options = {}) {
+  const auto quantizer = make_quantizer(codec, options.quantizer);
+  const Chunking chunking = quantizer->chunking(tensor, options.limit);
+  MemoryScratch memory(options.scratch == nullptr ? quantizer->scratch_bytes(tensor) : 0);
+  Scratch& scratch = options.scratch == nullptr ? memory : *options.scratch;
+  const auto encoder = quantizer->encoder(tensor, chunking, scratch);
+
+  struct Chunk {
+    std::uint64_t first, end;
+    Findings findings;
+    std::vector<ErrorSums> errors;
+  };
+  const std::uint64_t n = tensor.elements();
+  std::vector<Chunk> chunks;
+  for (std::uint64_t first = 0; first < n; first += chunking.weights)
+    chunks.push_back({first, std::min(n, first + chunking.weights), {}, {}});
+  const auto source = [&](const Chunk& chunk) {
+    return weights.subspan(byte_count(tensor.dtype, chunk.first), byte_count(tensor.dtype, chunk.end - chunk.first));
   };
   Encoded out;
   out.planes.resize(codec.planes(tensor).size());
   out.planes[0].resize(codec.code_bytes(tensor, n));
   if (chunking.scan)
-    for (const auto first : firsts) encoder->scan(first, source(first, std::min(n, first + chunking.weights)));
-  for (const auto first : firsts) {
-    const std::uint64_t end = std::min(n, first + chunking.weights), at = codec.code_bytes(tensor, first);
-    const auto codes = std::span(out.planes[0]).subspan(at, codec.code_bytes(tensor, end) - at);
-    out.findings.add(encoder->encode(first, source(first, end), codes, errors));
+    options.order(chunks.size(), [&](std::size_t c) { encoder->scan(chunks[c].first, source(chunks[c])); });
+  options.order(chunks.size(), [&](std::size_t c) {
+    Chunk& chunk = chunks[c];
+    const std::uint64_t at = codec.code_bytes(tensor, chunk.first);
+    const auto codes = std::span(out.planes[0]).subspan(at, codec.code_bytes(tensor, chunk.end) - at);
+    chunk.findings =
+        encoder->encode(chunk.first, source(chunk), codes, options.errors == nullptr ? nullptr : &chunk.errors);
+  });
+  for (const Chunk& chunk : chunks) {
+    out.findings.add(chunk.findings);
+    if (options.errors != nullptr)
+      options.errors->insert(options.errors->end(), chunk.errors.begin(), chunk.errors.end());
   }
   class Collect final : public PlaneSink {
    public:
@@ -137,13 +170,13 @@ inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<co
     std::vector<Bytes>& to_;
   } rest(out.planes);
   encoder->finish(rest);
-  if (late != nullptr) *late = encoder->late_error();
+  if (options.late != nullptr) *options.late = encoder->late_error();
   return out;
 }
 
 inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<const std::byte> weights,
-                      const QuantizerOptions& options, std::uint64_t limit = std::uint64_t{1} << 20) {
-  return encode(codec, tensor, weights, limit, false, nullptr, nullptr, options);
+                      std::uint64_t limit) {
+  return encode(codec, tensor, weights, {.limit = limit});
 }
 
 inline std::vector<float> decode(const Codec& codec, const TensorInfo& tensor, const Encoded& encoded,

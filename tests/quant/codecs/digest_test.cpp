@@ -100,7 +100,8 @@ TEST_P(Digests, AreTheSameOnEveryMachine) {
   for (std::size_t d = 0; d < dtypes_in_order.size(); ++d) {
     const Input input = make_input(dtypes_in_order[d]);
     test::for_each_target([&](const std::string& target) {
-      const Encoded encoded = test::encode(*codec, input.tensor, input.bytes, {.on_overflow = GetParam().on_overflow});
+      const Encoded encoded =
+          test::encode(*codec, input.tensor, input.bytes, {.quantizer = {.on_overflow = GetParam().on_overflow}});
       Digest stored;
       for (const Bytes& plane : encoded.planes) stored.add(plane);
       EXPECT_EQ(stored.hex(), GetParam().encoded[d]) << target << ", " << traits(dtypes_in_order[d]).name;

@@ -44,9 +44,9 @@ TEST(Fp32, OverflowIsClampedOnRequest) {
   const std::vector<double> weights{1, 1e300, -1e300, -std::numeric_limits<double>::infinity()};
   const auto encoded = [&](OnOverflow policy) {
     const auto codec = make_codec("fp32");
-    return test::values_of<float>(
-        test::encode(*codec, {"w", DType::f64, {weights.size()}}, test::bytes_of(weights), {.on_overflow = policy})
-            .planes[0]);
+    return test::values_of<float>(test::encode(*codec, {"w", DType::f64, {weights.size()}}, test::bytes_of(weights),
+                                               {.quantizer = {.on_overflow = policy}})
+                                      .planes[0]);
   };
   EXPECT_EQ(encoded(OnOverflow::clamp), (std::vector<float>{1, largest, -largest, -infinity}));
   EXPECT_EQ(encoded(OnOverflow::keep), (std::vector<float>{1, infinity, -infinity, -infinity}));

@@ -262,7 +262,8 @@ TEST(Fp8, MatricesFollowTheDefinition) {
           }
           for (const std::uint64_t limit : {4096U, 8192U, 20000U}) {
             EXPECT_EQ(test::encode(*codec, tensor, stored, limit), encoded) << limit;
-            EXPECT_EQ(test::encode(*codec, tensor, stored, limit, /*backwards=*/true), encoded) << limit;
+            EXPECT_EQ(test::encode(*codec, tensor, stored, {.limit = limit, .order = test::backwards}), encoded)
+                << limit;
           }
         }
     }
@@ -288,7 +289,7 @@ TEST(Fp8, ErrorsAreThoseOfWhatIsDecoded) {
       for (const Granularity granularity : granularities) {
         const auto codec = codec_of(e4m3, granularity);
         std::vector<ErrorSums> whole;
-        const Encoded encoded = test::encode(*codec, tensor, stored, 1 << 20, false, &whole);
+        const Encoded encoded = test::encode(*codec, tensor, stored, {.errors = &whole});
         const std::vector<float> decoded = test::decode(*codec, tensor, encoded);
         ErrorSums expected, sums;
         for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -302,7 +303,7 @@ TEST(Fp8, ErrorsAreThoseOfWhatIsDecoded) {
         EXPECT_LE(whole.size(), 2 * tensor.elements() / tile_weights + 2 * shape[0] / 128 + 3 * shape[0] / 4096 + 4);
         for (const std::uint64_t limit : {4096U, 10000U, 200000U}) {
           std::vector<ErrorSums> pieces;
-          (void)test::encode(*codec, tensor, stored, limit, false, &pieces);
+          (void)test::encode(*codec, tensor, stored, {.limit = limit, .errors = &pieces});
           EXPECT_EQ(pieces, whole) << to_string(shape) << ' ' << limit;
         }
       }
@@ -315,7 +316,7 @@ TEST(Fp8, TheSpreadOfAbsmaxIsReported) {
   const TensorInfo tensor{"m.weight", DType::f32, {256, 128}};
   for (const std::uint64_t limit : {4096U, 1U << 20}) {
     EncodingError late;
-    (void)test::encode(*codec_of(e4m3, Granularity::tile), tensor, bytes_of(weights), limit, false, nullptr, &late);
+    (void)test::encode(*codec_of(e4m3, Granularity::tile), tensor, bytes_of(weights), {.limit = limit, .late = &late});
     EXPECT_EQ(late.absmax.count, 2U);
     EXPECT_EQ(late.absmax.max, 3.0f);
     EXPECT_EQ(late.absmax.min, 0.5f);

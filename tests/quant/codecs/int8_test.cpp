@@ -147,7 +147,7 @@ void expect_errors_of_what_is_decoded(const TensorInfo& tensor, const test::Byte
   std::vector<ErrorSums> of_first_target;
   test::for_each_target([&](const std::string& target) {
     std::vector<ErrorSums> pieces;
-    EXPECT_EQ(test::encode(*codec, tensor, weights, limit, false, &pieces), plain);
+    EXPECT_EQ(test::encode(*codec, tensor, weights, {.limit = limit, .errors = &pieces}), plain);
     ErrorSums sums;
     for (const ErrorSums& piece : pieces) sums.add(piece);
     const std::string where = target + ' ' + to_string(tensor.shape) + ' ' + std::to_string(limit);

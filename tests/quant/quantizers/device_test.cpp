@@ -128,8 +128,9 @@ TEST_F(Devices, EncodeAsTheCpuDoes) {
         const auto codec = make_codec(format);
         const std::uint64_t before = device->chunks();
         for (const std::uint64_t limit : {100u, 4096u, 1u << 20})
-          ASSERT_EQ(test::encode(*codec, tensor, bytes, {.sums_errors = true, .device = device.get()}, limit),
-                    test::encode(*codec, tensor, bytes, {.sums_errors = true}, limit))
+          ASSERT_EQ(test::encode(*codec, tensor, bytes,
+                                 {.limit = limit, .quantizer = {.sums_errors = true, .device = device.get()}}),
+                    test::encode(*codec, tensor, bytes, {.limit = limit, .quantizer = {.sums_errors = true}}))
               << format.text() << ' ' << traits(dtype).name << ' ' << to_string(shape) << ' ' << limit;
         EXPECT_EQ(device->chunks() > before, dtype != DType::f64 && tensor.elements() > 0);
       }
@@ -146,7 +147,8 @@ TEST_F(Devices, LeaveWhatIsNotFiniteToTheCpu) {
   const auto bytes = test::stored_as(tensor.dtype, weights);
   for (const std::string codec : {"nf4", "int8"}) {
     const std::uint64_t before = device->chunks();
-    const auto encoded = test::encode(*make_codec(codec), tensor, bytes, {.device = device.get()}, 4096);
+    const auto encoded =
+        test::encode(*make_codec(codec), tensor, bytes, {.limit = 4096, .quantizer = {.device = device.get()}});
     EXPECT_EQ(encoded, test::encode(*make_codec(codec), tensor, bytes, 4096));
     EXPECT_EQ(encoded.findings.nan, 1u);
     EXPECT_EQ(encoded.findings.inf, 1u);

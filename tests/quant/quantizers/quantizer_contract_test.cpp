@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <thread>
 
 #include "core/file_scratch.hpp"
@@ -42,44 +43,6 @@ ErrorSums sum(const std::vector<ErrorSums>& errors) {
   return sum;
 }
 
-// Runs an encoder over all chunks; `each` is called with the first weight of each and what encodes it.
-template <class Each>
-Encoded encode_by(const Codec& codec, const TensorInfo& tensor, const Bytes& weights, std::uint64_t limit,
-                  Scratch& scratch, const Quantizer& quantizer, Each&& each) {
-  const Chunking chunking = quantizer.chunking(tensor, limit);
-  const auto encoder = quantizer.encoder(tensor, chunking, scratch);
-  const std::uint64_t n = tensor.elements();
-  Encoded out;
-  const std::vector<Plane> planes = codec.planes(tensor);
-  out.planes.resize(planes.size());
-  out.planes[0].resize(planes[0].bytes());
-  std::vector<std::uint64_t> firsts;
-  for (std::uint64_t first = 0; first < n; first += chunking.weights) firsts.push_back(first);
-  const auto source = [&](std::uint64_t first) {
-    const std::uint64_t end = std::min(n, first + chunking.weights);
-    return std::span<const std::byte>(weights).subspan(byte_count(tensor.dtype, first),
-                                                       byte_count(tensor.dtype, end - first));
-  };
-  if (chunking.scan) each(firsts, [&](std::uint64_t first) { encoder->scan(first, source(first)); });
-  each(firsts, [&](std::uint64_t first) {
-    const std::uint64_t end = std::min(n, first + chunking.weights), at = codec.code_bytes(tensor, first);
-    (void)encoder->encode(first, source(first),
-                          std::span(out.planes[0]).subspan(at, codec.code_bytes(tensor, end) - at), nullptr);
-  });
-  class Collect final : public PlaneSink {
-   public:
-    explicit Collect(std::vector<Bytes>& to) : to_(to) {}
-    void write(std::size_t plane, std::span<const std::byte> bytes) override {
-      to_.at(plane).insert(to_.at(plane).end(), bytes.begin(), bytes.end());
-    }
-
-   private:
-    std::vector<Bytes>& to_;
-  } rest(out.planes);
-  encoder->finish(rest);
-  return out;
-}
-
 TEST_P(QuantizerContract, FinishHandsOutAllOfTheOtherPlanes) {
   for (const Shape& shape : shapes) {
     const TensorInfo tensor{"w", DType::bf16, shape};
@@ -96,7 +59,8 @@ TEST_P(QuantizerContract, ErrorSumsAreThoseOfTheDecodedWeights) {
     const Bytes weights = weights_for(tensor);
     std::vector<ErrorSums> errors;
     EncodingError late;
-    const Encoded encoded = test::encode(*codec, tensor, weights, 8192, false, &errors, &late, {.sums_errors = true});
+    const Encoded encoded = test::encode(
+        *codec, tensor, weights, {.limit = 8192, .quantizer = {.sums_errors = true}, .errors = &errors, .late = &late});
     late.sums.add(sum(errors));
     const ErrorStats expected = compare(test::values_of<float>(weights), test::decode(*codec, tensor, encoded));
     if (expected.square == 0) {
@@ -115,8 +79,10 @@ TEST_P(QuantizerContract, ErrorSumsDoNotDependOnTheChunks) {
     const Bytes weights = weights_for(tensor);
     std::vector<ErrorSums> whole, cut;
     EncodingError late_whole, late_cut;
-    (void)test::encode(*codec, tensor, weights, 1 << 20, false, &whole, &late_whole, {.sums_errors = true});
-    (void)test::encode(*codec, tensor, weights, 4096, false, &cut, &late_cut, {.sums_errors = true});
+    (void)test::encode(*codec, tensor, weights,
+                       {.quantizer = {.sums_errors = true}, .errors = &whole, .late = &late_whole});
+    (void)test::encode(*codec, tensor, weights,
+                       {.limit = 4096, .quantizer = {.sums_errors = true}, .errors = &cut, .late = &late_cut});
     EXPECT_EQ(sum(whole), sum(cut));
     EXPECT_EQ(late_whole.sums, late_cut.sums);
     EXPECT_EQ(late_whole.absmax.count, late_cut.absmax.count);
@@ -130,11 +96,19 @@ TEST_P(QuantizerContract, WhatIsKeptMeanwhileMayBeAnywhere) {
   const Bytes weights = weights_for(tensor);
   const Encoded expected = test::encode(*codec, tensor, weights, 4096);
   const auto file = make_file_scratch(std::filesystem::temp_directory_path());
-  const auto quantizer = make_quantizer(*codec);
-  const auto in_order = [](const auto& firsts, auto&& call) { std::ranges::for_each(firsts, call); };
-  EXPECT_EQ(encode_by(*codec, tensor, weights, 4096, *file, *quantizer, in_order).planes, expected.planes);
+  EXPECT_EQ(test::encode(*codec, tensor, weights, {.limit = 4096, .scratch = file.get()}), expected);
   std::vector<ErrorSums> errors;
-  EXPECT_EQ(test::encode(*codec, tensor, weights, 4096, false, &errors, nullptr, {.sums_errors = true}), expected);
+  EXPECT_EQ(
+      test::encode(*codec, tensor, weights, {.limit = 4096, .quantizer = {.sums_errors = true}, .errors = &errors}),
+      expected);
+}
+
+void on_two_threads(std::size_t chunks, const std::function<void(std::size_t)>& call) {
+  const auto every_second = [&](std::size_t from) {
+    for (std::size_t chunk = from; chunk < chunks; chunk += 2) call(chunk);
+  };
+  const std::jthread other([&] { every_second(1); });
+  every_second(0);
 }
 
 TEST_P(QuantizerContract, ChunksMayBeEncodedInAnyOrderAndAtTheSameTime) {
@@ -142,17 +116,8 @@ TEST_P(QuantizerContract, ChunksMayBeEncodedInAnyOrderAndAtTheSameTime) {
     const TensorInfo tensor{"w", DType::bf16, shape};
     const Bytes weights = weights_for(tensor);
     const Encoded expected = test::encode(*codec, tensor, weights, 4096);
-    EXPECT_EQ(test::encode(*codec, tensor, weights, 4096, /*backwards=*/true), expected);
-    const auto quantizer = make_quantizer(*codec);
-    MemoryScratch scratch(quantizer->scratch_bytes(tensor));
-    const auto on_two_threads = [](const auto& firsts, auto&& call) {
-      const auto every_second = [&](std::size_t from) {
-        for (std::size_t i = from; i < firsts.size(); i += 2) call(firsts[i]);
-      };
-      std::jthread other([&] { every_second(1); });
-      every_second(0);
-    };
-    EXPECT_EQ(encode_by(*codec, tensor, weights, 4096, scratch, *quantizer, on_two_threads).planes, expected.planes);
+    EXPECT_EQ(test::encode(*codec, tensor, weights, {.limit = 4096, .order = test::backwards}), expected);
+    EXPECT_EQ(test::encode(*codec, tensor, weights, {.limit = 4096, .order = on_two_threads}), expected);
   }
 }
 

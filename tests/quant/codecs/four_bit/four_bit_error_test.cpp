@@ -312,8 +312,8 @@ double excess_db(const std::vector<float>& weights) {
   const TensorInfo tensor{"w.weight", DType::f32, {weights.size() / 64, 64}};
   std::vector<ErrorSums> tiles;
   EncodingError late;
-  const auto encoded =
-      test::encode(*codec, tensor, test::bytes_of(weights), 1 << 20, false, &tiles, &late, {.sums_errors = true});
+  const auto encoded = test::encode(*codec, tensor, test::bytes_of(weights),
+                                    {.quantizer = {.sums_errors = true}, .errors = &tiles, .late = &late});
   ErrorSums sums = late.sums;
   for (const ErrorSums& tile : tiles) sums.add(tile);
   return sums.sqnr_db() - compare(weights, test::decode(*codec, tensor, encoded)).sqnr_db();
