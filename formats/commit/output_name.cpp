@@ -13,8 +13,8 @@
 namespace nibble {
 namespace {
 
-// What other tools write under these names: whoever gives one to OUT expects something else than nibble writes. A list,
-// because names of models have dots, too: "Llama-3.1-8B" has no extension.
+// What other tools write under these names: whoever gives one to an output expects something else than nibble writes. A
+// list, because names of models have dots, too: "Llama-3.1-8B" has no extension.
 constexpr std::string_view foreign_extensions[]{
     ".gguf",    ".ggml",  ".bin",  ".pt",  ".pth",  ".ckpt", ".pkl", ".onnx", ".h5",  ".pb",  ".tflite",
     ".msgpack", ".npy",   ".npz",  ".zip", ".tar",  ".tgz",  ".gz",  ".bz2",  ".xz",  ".zst", ".7z",
@@ -25,7 +25,7 @@ constexpr std::string_view foreign_extensions[]{
 void check_output_name(const std::filesystem::path& path, const Reader& in) {
   const std::string& out = path.native();
   const auto refuse = [&](std::string_view why) {
-    throw Error(Errc::usage, fmt::format("OUT '{}': {}", escaped(out), why));
+    throw Error(Errc::usage, fmt::format("output '{}': {}", escaped(out), why));
   };
   if (out.empty()) refuse("is empty");
   std::string name = out.substr(0, out.find_last_not_of('/') + 1);

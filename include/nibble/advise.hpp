@@ -41,7 +41,7 @@ struct AdvicePoint {
 struct Advice {
   std::vector<CodecSpec> codecs;  ///< by index into Reader::tensors()
   AdvicePoint chosen;
-  std::uint64_t weights = 0;       ///< in all tensors, as `convert` counts them
+  std::uint64_t weights = 0;       ///< in all tensors
   std::vector<AdvicePoint> curve;  ///< what other sizes would cost, the smallest first: at most 64 points
   Recipe recipe;  ///< make_plan() gives these codecs and bytes for it: `to`, `embeddings`, `skips`, `rules` and
                   ///< `allow_nibble_only` say them, the rest is as by default

@@ -214,7 +214,7 @@ struct CreateOptions {
 /// planned is refused like the run itself.
 void check_output(const std::filesystem::path& path, const Reader& source, const CreateOptions& options);
 
-/// A container for `nibble formats`.
+/// A container that can be read, for lists of them.
 struct ContainerTraits {
   std::string_view name;
   std::string_view summary;

@@ -12,8 +12,8 @@
 
 namespace nibble {
 
-/// nibble.json on its way to disk: what became of every tensor, for programs and for `nibble verify`. It holds no
-/// path, no time and no machine, so that equal input and options give equal bytes. It is written while tensors are
+/// nibble.json on its way to disk: what became of every tensor, for programs and for whoever checks the files. It holds
+/// no path, no time and no machine, so that equal input and options give equal bytes. It is written while tensors are
 /// finished, since for 100,000 of them it has 120 MB; what is known at the end only comes last.
 class Manifest {
  public:

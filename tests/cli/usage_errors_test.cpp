@@ -190,7 +190,8 @@ TEST_F(UsageErrors, APatternThatMatchesPartsSaysWhatWouldMatch) {
 
 TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
   const auto message = [&](const std::string& options) { return error_of("convert m out --to " + options); };
-  EXPECT_EQ(message("fp16 --block-size 32"), "--block-size does not go with --to fp16: only nf4 and fp4 have this option");
+  EXPECT_EQ(message("fp16 --block-size 32"),
+            "--block-size does not go with --to fp16: only nf4 and fp4 have this option");
   EXPECT_EQ(message("int8 --no-double-quant"),
             "--no-double-quant does not go with --to int8: only nf4 and fp4 have double quantization");
   EXPECT_EQ(message("int8 --compute-dtype bf16"),
@@ -230,19 +231,19 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
 TEST_F(UsageErrors, OutputIsOfTheKindOfTheInput) {
   const auto message = [&](const std::string& arguments) { return error_of("convert " + arguments + " --to nf4"); };
   EXPECT_EQ(message("m out.safetensors"),
-            "OUT 'out.safetensors': the input 'm' is a directory, so the output is one: its name must not end in "
+            "output 'out.safetensors': the input 'm' is a directory, so the output is one: its name must not end in "
             ".safetensors");
   EXPECT_EQ(message("w.safetensors out/"),
-            "OUT 'out/': the input 'w.safetensors' is a file, so the output is one: its name must not end in /");
+            "output 'out/': the input 'w.safetensors' is a file, so the output is one: its name must not end in /");
   for (const char* const in : {"m", "w.safetensors"})
     for (const std::string ending : {".gguf", ".bin", ".pt", ".pth", ".zip", ".json", ".txt"})
       EXPECT_EQ(message(std::string(in) + " out" + ending),
-                "OUT 'out" + ending + "': nibble writes safetensors, not " + ending);
-  EXPECT_EQ(message("m out.GGUF/"), "OUT 'out.GGUF/': nibble writes safetensors, not .gguf");
-  EXPECT_EQ(message("m ''"), "OUT '': is empty");
+                "output 'out" + ending + "': nibble writes safetensors, not " + ending);
+  EXPECT_EQ(message("m out.GGUF/"), "output 'out.GGUF/': nibble writes safetensors, not .gguf");
+  EXPECT_EQ(message("m ''"), "output '': is empty");
   for (const char* const option : {"", " --overwrite", " --dry-run"})
     EXPECT_EQ(error_of(std::string("convert w.safetensors m --to nf4") + option),
-              "OUT 'm': is a directory, but the input 'w.safetensors' is a file, so the output is one: name a file");
+              "output 'm': is a directory, but the input 'w.safetensors' is a file, so the output is one: name a file");
 }
 
 // A dot in a name makes no extension.

@@ -79,13 +79,13 @@ TEST_F(PlannedConversionTest, OutputsStayUnlessTheyMayBeReplaced) {
 
 // What the name says is what is written.
 TEST_F(PlannedConversionTest, NamesThatSayOtherwiseAreRefused) {
-  EXPECT_EQ(refused(""), "OUT '': is empty");
+  EXPECT_EQ(refused(""), "output '': is empty");
   EXPECT_EQ(refused(root_.path() / "out.gguf"),
-            "OUT '" + (root_.path() / "out.gguf").string() + "': nibble writes safetensors, not .gguf");
+            "output '" + (root_.path() / "out.gguf").string() + "': nibble writes safetensors, not .gguf");
   const std::string is_file = "': the input '" + in_.string() + "' is a file, so the output is one: ";
   EXPECT_EQ(refused(root_.path() / "out/"),
-            "OUT '" + (root_.path() / "out/").string() + is_file + "its name must not end in /");
-  EXPECT_EQ(refused(root_.path()), "OUT '" + root_.path().string() + "': is a directory, but the input '" +
+            "output '" + (root_.path() / "out/").string() + is_file + "its name must not end in /");
+  EXPECT_EQ(refused(root_.path()), "output '" + root_.path().string() + "': is a directory, but the input '" +
                                        in_.string() + "' is a file, so the output is one: name a file");
 }
 
