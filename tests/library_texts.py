@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""No text of the library names an option of the command line: a text says the fact, and a Remedy says what helps
-(include/nibble/remedy.hpp). Prints those that do.
+"""No text of the library names an option, an argument or a command of the command line: a text says the fact, and a
+Remedy says what helps (include/nibble/remedy.hpp). Prints those that do.
 
     tests/library_texts.py          checks the sources
     tests/library_texts.py --test   checks that such a text would be found
@@ -13,7 +13,9 @@ import sys
 FOLDERS = ["core", "formats", "include", "kernels", "quant"]
 SUFFIXES = {".cpp", ".hpp", ".h", ".cu"}
 LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
-OPTION = re.compile(r"(?<![\w-])--[a-z]")
+WORD = re.compile(
+    r"(?<![\w-])--[a-z]|\b(?:IN|OUT|REF|TEST)\b|\bnibble (?:convert|inspect|measure|formats|completion)\b"
+)
 # By file: options of another program.
 ALLOWED = {"formats/checkpoint.cpp": ["--revision"]}
 
@@ -22,16 +24,19 @@ def wrong_texts(path, text):
     for number, line in enumerate(text.splitlines(), 1):
         code = line.split("//")[0]
         for literal in LITERAL.findall(code):
-            for option in OPTION.finditer(literal):
-                if not any(literal.startswith(name, option.start()) for name in ALLOWED.get(path, [])):
-                    yield f"{path}:{number}: {literal} names an option"
+            for word in WORD.finditer(literal):
+                if not any(literal.startswith(name, word.start()) for name in ALLOWED.get(path, [])):
+                    yield f"{path}:{number}: {literal} says what only the command line has"
 
 
 def main():
     if sys.argv[1:] == ["--test"]:
-        planted = 'count("a", --b);  // "--c"\nfail("more memory; see --max-memory");\nfail("x --revision y");\n'
-        assert [text.split(":")[1] for text in wrong_texts("core/a.cpp", planted)] == ["2", "3"]
-        assert [text.split(":")[1] for text in wrong_texts("formats/checkpoint.cpp", planted)] == ["2"]
+        planted = (
+            'count("a", --b);  // "--c"\nfail("more memory; see --max-memory");\nfail("x --revision y");\n'
+            'fail("INPUT of nibble");\nfail("OUT \'{}\': is empty");\nfail("see nibble formats");\n'
+        )
+        assert [text.split(":")[1] for text in wrong_texts("core/a.cpp", planted)] == ["2", "3", "5", "6"]
+        assert [text.split(":")[1] for text in wrong_texts("formats/checkpoint.cpp", planted)] == ["2", "5", "6"]
         return
     root = pathlib.Path(__file__).resolve().parent.parent
     found = []
