@@ -34,7 +34,8 @@ std::map<std::string, std::uint64_t> count_codecs(const Plan& plan) {
 // Of the source's bytes, those of tensors that are kept as they are.
 double kept_share(const Plan& plan) {
   std::uint64_t kept = 0;
-  for (const PlannedTensor& tensor : plan.tensors) kept += tensor.codec.keeps() ? tensor.info.bytes() : 0;
+  for (const PlannedTensor& tensor : plan.tensors)
+    kept += tensor.codec.keeps() && !tensor.decoded ? tensor.source_bytes : 0;
   return kept == 0 ? 0 : static_cast<double>(kept) / static_cast<double>(plan.source_bytes());
 }
 
@@ -130,7 +131,7 @@ Json plan_json(const Plan& plan, const MemoryPlan& memory) {
                        {"shape", tensor.info.shape},
                        {"codec", tensor.codec.text()},
                        {"reason", tensor.reason},
-                       {"source_bytes", tensor.info.bytes()},
+                       {"source_bytes", tensor.source_bytes},
                        {"stored_bytes", tensor.stored_bytes}});
   return json;
 }

@@ -25,6 +25,7 @@
 #include "formats/models/config.hpp"
 #include "formats/models/hub.hpp"
 #include "formats/models/names.hpp"
+#include "formats/models/quant_methods.hpp"
 
 namespace nibble {
 namespace {
@@ -103,10 +104,10 @@ class Checkpoint final : public Reader {
   void refuse_quantized() const {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const std::string_view name = tensors_.name(i);
-      if (name.ends_with(".SCB") || name.find(".quant_state.bitsandbytes__") != std::string_view::npos)
+      if (const std::string_view method = refused_method_of(name); !method.empty())
         refuse(label_of(files_[file_of(i)]),
-               "tensor '{}': quantized already by bitsandbytes; plain weights are needed, such as the original model's",
-               printable(name));
+               "tensor '{}': quantized already by {}; plain weights are needed, such as the original model's",
+               printable(name), method);
     }
   }
 

@@ -22,6 +22,7 @@
 #include "formats/containers/safetensors.hpp"
 #include "formats/models/config.hpp"
 #include "formats/models/names.hpp"
+#include "formats/models/quant_methods.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
 #include "nibble/size_text.hpp"
@@ -30,6 +31,7 @@ namespace nibble {
 namespace {
 
 constexpr const char* config_name = "config.json";
+constexpr const char* quantization_key = "quantization_config";
 constexpr const char* diffusers_stem = "diffusion_pytorch_model";  // its loader looks for that name
 constexpr const char* manifest_file = "nibble.json";
 constexpr std::uint64_t index_piece = 1 << 20;
@@ -251,12 +253,16 @@ class DirectoryWriter final : public ShardWriter {
     file.close();
   }
 
-  static std::string patched_config(const Directory& from, const Finish& finish) {
+  [[nodiscard]] std::string patched_config(const Directory& from, const Finish& finish) const {
     const InputFile file(from.fd(), config_name, config_name);
     std::vector<config::Edit> edits;
     if (!finish.dtype.empty())
       for (const char* const key : {"dtype", "torch_dtype"}) edits.push_back({key, '"' + finish.dtype + '"'});
-    if (!finish.quantization_config.empty()) edits.push_back({"quantization_config", finish.quantization_config});
+    // What the source was, the output is not.
+    if (const auto& config = source_.config(); config && is_source_method(config->quant_method))
+      if (config->quantization_key != quantization_key || finish.quantization_config.empty())
+        edits.push_back({config->quantization_key, {}});
+    if (!finish.quantization_config.empty()) edits.push_back({quantization_key, finish.quantization_config});
     return config::patch(file.read_text(config::max_bytes), edits, config_name);
   }
 

@@ -256,14 +256,20 @@ std::string find_dtype_name(const Object& config, int levels = 3) {
   return {};
 }
 
-std::string find_quantization(const Object& config, int levels = 3) {
+struct Quantization {
+  std::string key, value;
+};
+
+std::optional<Quantization> find_quantization(const Object& config, int levels = 3) {
   for (const std::string_view key : {"quantization_config", "compression_config"})
-    if (const std::string_view value = config.find(key); !value.empty() && value != "null") return std::string(value);
+    if (const std::string_view value = config.find(key); !value.empty() && value != "null")
+      return Quantization{std::string(key), std::string(value)};
   if (levels > 0)
     for (const std::string_view part : parts)
       if (const auto inner = config.object(part))
-        if (std::string found = find_quantization(*inner, levels - 1); !found.empty()) return found;
-  return {};
+        if (auto found = find_quantization(*inner, levels - 1))
+          return Quantization{fmt::format("{}.{}", part, found->key), std::move(found->value)};
+  return std::nullopt;
 }
 
 // As transformers takes it: without a name, the flags of bitsandbytes tell.
@@ -421,15 +427,22 @@ ModelConfig read(std::string_view text, std::string_view label, bool accept_quan
   model.dtype = find_dtype_name(config);
   model.tie_word_embeddings = find_tied(config);
 
-  model.quantization_config = find_quantization(config);
-  if (model.quantization_config.empty()) return model;
-  if (!model.quantization_config.starts_with('{')) refuse(label, "quantization_config is not an object");
+  auto quantization = find_quantization(config);
+  if (!quantization) return model;
+  model.quantization_key = std::move(quantization->key);
+  model.quantization_config = std::move(quantization->value);
+  if (!model.quantization_config.starts_with('{')) refuse(label, "{} is not an object", model.quantization_key);
   model.quant_method = quant_method_of(Object(model.quantization_config, label));
   if (!is_quant_method(model.quant_method))
     refuse(label, "quantized already: quant_method '{}' is not supported", printable(model.quant_method));
-  if (!accept_quantized)
+  if (accept_quantized) return model;
+  if (!is_source_method(model.quant_method))
     refuse(label, "quantized already by {}; plain weights are needed, such as the original model's",
            model.quant_method);
+  // A conversion has to take it out.
+  if (model.quantization_key.find('.') != std::string::npos)
+    refuse(label, "quantized already by {}, which '{}' says: only a key of the outermost object can be replaced",
+           model.quant_method, model.quantization_key);
   return model;
 }
 

@@ -28,8 +28,10 @@ struct ModelConfig {
   /// left out, the default is that of the model class, which model_type names: there is no common one.
   std::optional<bool> tie_word_embeddings;
 
-  std::string quant_method;         ///< "bitsandbytes", "nibble", ...; only with accept_quantized
-  std::string quantization_config;  ///< its JSON text; only with accept_quantized
+  // Empty for plain weights.
+  std::string quant_method;         ///< "compressed-tensors", "bitsandbytes", "nibble", ...
+  std::string quantization_config;  ///< its JSON text
+  std::string quantization_key;     ///< where it stands: "quantization_config", "text_config.quantization_config"
 
   std::uint64_t rewrite_bytes = 0;  ///< memory that a conversion needs to write config.json anew
 };
@@ -76,7 +78,9 @@ class Reader {
 };
 
 struct OpenOptions {
-  bool accept_quantized = false;  ///< checkpoints that are quantized already are refused otherwise
+  /// Also what no conversion takes: checkpoints of bitsandbytes and those that only nibble loads. They are refused
+  /// otherwise.
+  bool accept_quantized = false;
 
   /// Bytes, for the whole program: opening takes no more, whatever the headers, the index and config.json hold. An
   /// ordinary header takes less than its size, and the worst that is known six times.

@@ -93,7 +93,9 @@ struct PlannedTensor {
   DecidedBy decided_by = DecidedBy::model;
   Role role = Role::other;
   std::string_view module;         ///< its module's name in the model; stored names may differ
+  bool decoded = false;            ///< its weights are those that codes in the input stand for
   bool quantized = false;          ///< as opposed to cast or kept
+  std::uint64_t source_bytes = 0;  ///< of its part of the input
   std::uint64_t stored_bytes = 0;  ///< of all its parts
 };
 
@@ -118,6 +120,7 @@ class PlannedTensors {
  private:
   struct Row {
     std::uint64_t source_offset;
+    std::uint64_t source_bytes;
     std::uint64_t stored_bytes;
     std::uint32_t source;  // headers are too small for more
     CodecSpec codec;
@@ -125,7 +128,7 @@ class PlannedTensors {
     std::uint32_t module;  // a text, or one of the two below
     Role role;
     DecidedBy decided_by;
-    bool transposed, quantized, keeps_module;
+    bool transposed, decoded, quantized, keeps_module;
   };
   static constexpr std::uint32_t module_is_name = UINT32_MAX;       // of the tensor
   static constexpr std::uint32_t module_has_name = UINT32_MAX - 1;  // the same without ".weight"

@@ -87,7 +87,7 @@ class Conversion {
         resources_(resources),
         buffers_(chunk_memory(resources.device)) {
     report_.plan = std::move(plan);
-    total_ = report_.plan.source_bytes();
+    for (const PlannedTensor& tensor : report_.plan.tensors) total_ += tensor.info.bytes();
   }
 
   Report run() && {
@@ -302,7 +302,8 @@ class Conversion {
     }
     // Codecs that only copy have one part, of the type that was there.
     const PlannedTensor& tensor = work.tensor;
-    const bool same = work.parts.size() == 1 && work.parts.front().info.dtype == tensor.info.dtype;
+    const bool same =
+        !tensor.decoded && work.parts.size() == 1 && work.parts.front().info.dtype == tensor.info.dtype;
     std::vector<Manifest::Part> parts;
     for (std::size_t p = 0; p < work.parts.size(); ++p)
       parts.push_back({std::move(work.parts[p].info), p == 0 ? work.hashes.take() : rest.take_hashes(p)});
@@ -372,7 +373,7 @@ class Conversion {
   Progress& progress_;
   MemoryPlan memory_;
   std::uint64_t done_ = 0;
-  std::uint64_t total_ = 0;
+  std::uint64_t total_ = 0;  // bytes of the weights, as done_
   Codings codings_;
   Manifest manifest_;
   Resources resources_;

@@ -154,7 +154,7 @@ void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Finding
   text_ += ",\"source\":{";
   append(text_, tensor.info);
   fmt::format_to(std::back_inserter(text_), R"(}},"transposed":{},"source_bytes":{},"stored_bytes":{},)",
-                 tensor.transposed, tensor.info.bytes(), tensor.stored_bytes);
+                 tensor.transposed, tensor.source_bytes, tensor.stored_bytes);
   append(text_, findings);
   if (full != nullptr)
     append(text_, *full, basic);

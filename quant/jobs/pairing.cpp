@@ -5,19 +5,15 @@
 namespace nibble {
 namespace {
 
-bool has_matrix(const TensorList& tensors) {
-  for (std::size_t t = 0; t < tensors.size(); ++t)
-    if (tensors.shape(t).size() >= 2 && is_weight_type(tensors.dtype(t))) return true;
+bool has_matrix(const StoredWeights& weights) {
+  for (std::size_t t = 0; t < weights.size(); ++t) {
+    const TensorInfo tensor = weights[t].stored.info;
+    if (tensor.shape.size() >= 2 && is_weight_type(tensor.dtype)) return true;
+  }
   return false;
 }
 
-bool is_quantized(const StoredWeights& weights) {
-  for (std::size_t t = 0; t < weights.size(); ++t)
-    if (weights[t].quantized()) return true;
-  return false;
-}
-
-// Whether a conversion of it takes other weights than it stands for.
+// Whether no conversion takes it.
 bool is_refused(const StoredWeights& weights) {
   for (std::size_t t = 0; t < weights.size(); ++t)
     if (const Scheme* const scheme = weights[t].scheme; scheme != nullptr && !scheme->is_source()) return true;
@@ -43,7 +39,7 @@ void for_each_planned(const Plan& plan, const std::vector<std::uint32_t>& index,
 
 Pairing::Pairing(const Reader& reference, std::span<const Candidate> candidates)
     : candidates_(candidates), reference_(about(reference, [&] { return StoredWeights(reference); })) {
-  const bool quantized = is_quantized(reference_), refused = quantized && is_refused(reference_);
+  const bool refused = is_refused(reference_);
   bool any_stored = false;
   for (const Candidate& candidate : candidates) {
     stored_.emplace_back();
@@ -58,7 +54,7 @@ Pairing::Pairing(const Reader& reference, std::span<const Candidate> candidates)
       planned_.back() = index_by_source(*candidate.plan);
     }
   }
-  if (any_stored && !quantized && has_matrix(reference.tensors())) {
+  if (any_stored && !refused && has_matrix(reference_)) {
     places_ = places_of(reference_);
     for (std::size_t t = 0; t < reference_.size(); ++t)
       for (const PlannedTensor& view : views_of(reference_[t])) {

@@ -91,7 +91,10 @@ class Planner {
       const StoredWeights::Tensor tensor = stored_[t];
       plan_.decoder_bytes =
           std::max(plan_.decoder_bytes, tensor.bytes - in_.tensors().bytes(tensor.stored.parts.front()));
-      add(view_of(tensor), places.placer->place(tensor.stored.info));
+      if (const std::string why = stored_.undecodable(t); !why.empty())
+        throw Error(Errc::bad_input, fmt::format("{}: tensor '{}' is {}", in_.label_of(tensor.stored.parts.front()),
+                                                 printable(tensor.stored.info.name), why));
+      add(tensor, places.placer->place(tensor.stored.info));
     }
     for (const RulePattern& rule : rules_) rule.check(in_.tensors());
     for (const RulePattern& skip : skips_) skip.check(in_.tensors());
@@ -189,10 +192,12 @@ class Planner {
     return choice;
   }
 
-  void add(PlannedTensor planned, const Placement& place) {
-    const TensorInfo tensor = planned.info;
-    const Choice choice = choose(tensor, place);
+  void add(const StoredWeights::Tensor& stored, const Placement& place) {
+    const TensorInfo& tensor = stored.stored.info;
+    Choice choice = choose(tensor, place);
+    if (stored.quantized()) choice.reason += fmt::format("; the input has it as {}", stored.stored.codec.text());
     const Codec& codec = codec_of(choice.codec);
+    PlannedTensor planned = view_of(stored);
     planned.codec = choice.codec;
     planned.reason = choice.reason;
     planned.decided_by = choice.decided_by;
@@ -284,7 +289,8 @@ class Planner {
     for (const PlannedTensor& tensor : plan_.tensors) {
       if (!is_weight_type(tensor.info.dtype)) continue;
       const auto type = codec_of(tensor.codec).cast_type();
-      if (quantizing ? tensor.quantized : !tensor.codec.keeps() && type != tensor.info.dtype) return std::nullopt;
+      if (quantizing ? tensor.quantized : !tensor.codec.keeps() && (tensor.decoded || type != tensor.info.dtype))
+        return std::nullopt;
       as_they_are += type == tensor.info.dtype ? 1 : 0;
       ++reasons[std::string(tensor.reason)];
       ++weights;
@@ -346,7 +352,7 @@ class Planner {
 
 std::uint64_t Plan::source_bytes() const {
   return std::accumulate(tensors.begin(), tensors.end(), std::uint64_t{0},
-                         [](std::uint64_t sum, const PlannedTensor& tensor) { return sum + tensor.info.bytes(); });
+                         [](std::uint64_t sum, const PlannedTensor& tensor) { return sum + tensor.source_bytes; });
 }
 
 std::uint64_t Plan::stored_bytes() const {

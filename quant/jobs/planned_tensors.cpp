@@ -12,6 +12,7 @@ PlannedTensors::Row PlannedTensors::row(const PlannedTensor& tensor) {
                                : tensor.module == name                      ? module_is_name
                                                                             : texts_.add(tensor.module);
   return {.source_offset = tensor.source_offset,
+          .source_bytes = tensor.source_bytes,
           .stored_bytes = tensor.stored_bytes,
           .source = static_cast<std::uint32_t>(tensor.source),
           .codec = tensor.codec,
@@ -20,6 +21,7 @@ PlannedTensors::Row PlannedTensors::row(const PlannedTensor& tensor) {
           .role = tensor.role,
           .decided_by = tensor.decided_by,
           .transposed = tensor.transposed,
+          .decoded = tensor.decoded,
           .quantized = tensor.quantized,
           .keeps_module = false};
 }
@@ -58,7 +60,9 @@ PlannedTensor PlannedTensors::operator[](std::size_t tensor) const {
           .module = row.module == module_has_name  ? without_weight_suffix(name)
                     : row.module == module_is_name ? name
                                                    : texts_[row.module],
+          .decoded = row.decoded,
           .quantized = row.quantized,
+          .source_bytes = row.source_bytes,
           .stored_bytes = row.stored_bytes};
 }
 

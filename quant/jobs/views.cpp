@@ -31,6 +31,8 @@ PlannedTensor view_of(const StoredWeights::Tensor& tensor) {
   PlannedTensor view;
   view.info = tensor.stored.info;
   view.source = tensor.stored.parts.front();
+  view.decoded = tensor.quantized();
+  view.source_bytes = tensor.bytes;
   return view;
 }
 
@@ -46,6 +48,7 @@ std::vector<PlannedTensor> quantized_views(PlannedTensor tensor, Role role) {
   }
   // [experts, out, in] becomes one matrix per expert: `experts.down_proj` -> `experts.7.down_proj.weight`.
   const std::uint64_t experts = tensor.info.shape[0], slice = tensor.info.bytes() / experts;
+  tensor.source_bytes /= experts;
   const std::string name = std::move(tensor.info.name);
   const std::size_t leaf = name.rfind('.') + 1;  // 0 if there is no dot
   tensor.info.shape.erase(tensor.info.shape.begin());

@@ -52,6 +52,7 @@ const FourBitCodec* as_four_bit(const Codec& codec) {
   return is_known ? dynamic_cast<const FourBitCodec*>(&codec) : nullptr;
 }
 
+constexpr std::string_view state_infix = ".quant_state.bitsandbytes__";
 constexpr std::uint64_t max_state_bytes = 1 << 16;
 constexpr int max_state_depth = 16;
 
@@ -75,7 +76,7 @@ std::string python_repr(double value) {
 constexpr std::size_t max_offset_chars = 22;
 
 std::string state_name(std::string_view tensor, std::string_view quant_type) {
-  return fmt::format("{}.quant_state.bitsandbytes__{}", tensor, quant_type);
+  return fmt::format("{}{}{}", tensor, state_infix, quant_type);
 }
 
 // What bitsandbytes has to know besides, as JSON text, as Python's json.dumps() writes it: bitsandbytes refuses other
@@ -260,6 +261,8 @@ std::vector<std::vector<std::byte>> read_four_bit_planes(const Reader& in, const
 
 // ---- 8 bits ----
 
+constexpr std::string_view scb_suffix = ".SCB";
+
 bool is_int8(const Codec& codec) { return dynamic_cast<const Int8Codec*>(&codec) != nullptr; }
 
 // bitsandbytes hangs the other tensors on the module, not on its weight.
@@ -269,7 +272,7 @@ std::vector<Part> int8_parts(const Codec& codec, const TensorInfo& tensor) {
   if (module.ends_with(suffix)) module.resize(module.size() - suffix.size());
   const std::vector<Plane> planes = codec.planes(tensor);
   return {{{tensor.name, planes[0].dtype, planes[0].shape}, 0},
-          {{module + ".SCB", planes[1].dtype, planes[1].shape}, 1},
+          {{module + std::string(scb_suffix), planes[1].dtype, planes[1].shape}, 1},
           {{module + ".weight_format", DType::u8, {}}, {}}};
 }
 
@@ -328,6 +331,10 @@ class Bitsandbytes final : public Scheme {
   std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& codec,
                                                   const StoredTensor& tensor) const override {
     return is_int8(codec) ? read_int8_planes(in, tensor) : read_four_bit_planes(in, *as_four_bit(codec), tensor);
+  }
+
+  bool names(std::string_view part) const override {
+    return part.ends_with(scb_suffix) || part.find(state_infix) != std::string_view::npos;
   }
 
   std::string obstacle(const Plan& plan) const override { return bitsandbytes_obstacle(*this, plan); }

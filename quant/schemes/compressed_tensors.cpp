@@ -78,6 +78,11 @@ class CompressedTensors final : public Scheme {
     return read_fp8_scales(in, tensor);
   }
 
+  bool is_source() const override { return true; }
+  std::string undecodable(const Reader& in, std::size_t part, const FindTensor& find) const override {
+    return undecodable_fp8(in, part, find, scale_suffix, quant_method());
+  }
+
   std::string obstacle(const Plan& plan) const override {
     const Strategy* strategy = nullptr;
     for (const PlannedTensor& tensor : plan.tensors) {

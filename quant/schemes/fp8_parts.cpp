@@ -11,6 +11,10 @@
 namespace nibble {
 namespace {
 
+constexpr std::string_view weight_suffix = ".weight";
+constexpr std::string_view input_scale_suffix = ".input_scale";
+constexpr std::string_view packed_suffix = "_packed";  // of codes that share bytes
+
 DType type_before(const Reader& in, DType scales, DType otherwise) {
   if (scales != DType::f32) return scales;
   if (in.config())
@@ -23,22 +27,46 @@ DType type_before(const Reader& in, DType scales, DType otherwise) {
 
 std::optional<StoredTensor> recognize_fp8(const Reader& in, std::size_t first, const FindTensor& find,
                                           std::string_view suffix, DType otherwise) {
+  const bool is_e5m2 = in.tensors().dtype(first) == DType::f8_e5m2;
+  if (!is_e5m2 && in.tensors().dtype(first) != DType::f8_e4m3) return std::nullopt;
   const TensorInfo codes = in.tensors()[first];
-  const bool is_e5m2 = codes.dtype == DType::f8_e5m2;
-  if (codes.shape.size() != 2 || (codes.dtype != DType::f8_e4m3 && !is_e5m2)) return std::nullopt;
+  if (codes.shape.size() != 2) return std::nullopt;
   const auto part = find(codes.name + std::string(suffix));
   if (!part) return std::nullopt;
   const TensorInfo scales = in.tensors()[*part];
   // MXFP8 has scales of other types.
   if (scales.dtype != DType::f32 && scales.dtype != DType::bf16 && scales.dtype != DType::f16) return std::nullopt;
   const Shape shape = scales.shape.empty() ? Shape{1} : scales.shape;  // of the whole tensor
-  const TensorInfo tensor{codes.name, type_before(in, scales.dtype, otherwise), codes.shape};
-  for (const std::string_view regions : {"tensor", "row", "block"}) {
-    const CodecSpec spec = CodecSpec("fp8").with("format", is_e5m2 ? "e5m2" : "e4m3").with("scales", regions);
-    if (make_codec(spec)->planes(tensor)[1].shape == shape) return StoredTensor{tensor, spec, {first, *part}};
+  StoredTensor stored{{codes.name, type_before(in, scales.dtype, otherwise), codes.shape}, CodecSpec(), {first, *part}};
+  // What inputs are multiplied with before they are rounded: it is of no use without the codes.
+  if (codes.name.ends_with(weight_suffix)) {
+    const std::string module = codes.name.substr(0, codes.name.size() - weight_suffix.size());
+    if (const auto inputs = find(module + std::string(input_scale_suffix))) stored.parts.push_back(*inputs);
   }
+  for (const std::string_view regions : {"tensor", "row", "block"}) {
+    stored.codec = CodecSpec("fp8").with("format", is_e5m2 ? "e5m2" : "e4m3").with("scales", regions);
+    if (make_codec(stored.codec)->planes(stored.info)[1].shape == shape) return stored;
+  }
+  // Groups of a row have scales of their own in other formats.
+  if (shape.size() == 2 && shape[0] == codes.shape[0] && shape[1] > 1 && codes.shape[1] % shape[1] == 0)
+    return std::nullopt;
   throw Error(Errc::bad_input, fmt::format("tensor '{}': shape is {}, which fits neither the rows nor the blocks of {}",
                                            printable(scales.name), to_string(scales.shape), to_string(codes.shape)));
+}
+
+std::string undecodable_fp8(const Reader& in, std::size_t part, const FindTensor& find, std::string_view suffix,
+                            std::string_view quant_method) {
+  const DType dtype = in.tensors().dtype(part);
+  if (is_weight_type(dtype) || dtype == DType::i64 || dtype == DType::boolean) return {};
+  const TensorInfo tensor = in.tensors()[part];
+  std::string_view name = tensor.name;
+  if (name.ends_with(packed_suffix)) name.remove_suffix(packed_suffix.size());
+  const bool is_declared = in.config() && in.config()->quant_method == quant_method && tensor.shape.size() == 2;
+  if (!is_declared && !find(std::string(name).append(suffix))) return {};
+  return fmt::format(
+      "{} {}: quantized already by {} in a form that nibble does not decode; it takes FP8 with a scale per tensor, row "
+      "or block of 128 x 128",
+      traits(dtype).name, to_string(tensor.shape), quant_method);
 }
 
 std::vector<std::vector<std::byte>> read_fp8_scales(const Reader& in, const StoredTensor& tensor) {

@@ -38,6 +38,16 @@ bool is_quant_method(std::string_view name) {
   return name == nibble_quant_method || std::ranges::find(schemes(), name, &Scheme::quant_method) != schemes().end();
 }
 
+bool is_source_method(std::string_view name) {
+  return std::ranges::find(source_schemes(), name, &Scheme::quant_method) != source_schemes().end();
+}
+
+std::string_view refused_method_of(std::string_view part) {
+  for (const Scheme* const scheme : schemes())
+    if (!scheme->is_source() && scheme->names(part)) return scheme->quant_method();
+  return {};
+}
+
 const Scheme& scheme_of(const Codec& codec) {
   for (const Scheme* const scheme : schemes())
     if (scheme->stores(codec)) return *scheme;

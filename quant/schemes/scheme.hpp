@@ -27,7 +27,7 @@ struct Part {
 struct StoredTensor {
   TensorInfo info;  ///< as it was before
   CodecSpec codec;
-  std::vector<std::size_t> parts;  ///< indices into Reader::tensors(), those of Scheme::parts()
+  std::vector<std::size_t> parts;  ///< indices into Reader::tensors(): those of Scheme::parts(), and what a loader needs
 };
 
 /// The index of a tensor of this name in a checkpoint.
@@ -70,6 +70,16 @@ class Scheme {
   /// Whether a conversion takes its tensors as input, decoded to the type that they had. What others stored is refused
   /// by open_checkpoint(), or kept as it is.
   [[nodiscard]] virtual bool is_source() const { return false; }
+
+  /// Whether a tensor of this name can only be a part that this scheme stored.
+  [[nodiscard]] virtual bool names(std::string_view /*part*/) const { return false; }
+
+  /// Why a conversion cannot take a tensor of a checkpoint that recognize() does not know, but that this scheme stored
+  /// all the same. Empty if it did not.
+  [[nodiscard]] virtual std::string undecodable(const Reader& /*in*/, std::size_t /*part*/,
+                                                const FindTensor& /*find*/) const {
+    return {};
+  }
 
   /// Why transformers could not load a model directory of this scheme, as planned: the first tensor that it does not
   /// store, or that config.json has no words for. Empty if there is none.

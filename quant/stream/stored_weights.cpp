@@ -57,6 +57,15 @@ std::optional<std::size_t> StoredWeights::find(std::size_t part) const {
   return tensor_of_part_[part];
 }
 
+std::string StoredWeights::undecodable(std::size_t tensor) const {
+  const std::size_t part = is_plain_ ? tensor : tensors_[tensor].part;
+  if (!is_plain_ && tensors_[tensor].scheme != none) return {};
+  const FindTensor find = [this](std::string_view name) { return find_part(name); };
+  for (const Scheme* const scheme : schemes_)
+    if (std::string why = scheme->undecodable(in_, part, find); !why.empty()) return why;
+  return {};
+}
+
 StoredWeights::Tensor StoredWeights::operator[](std::size_t tensor) const {
   const Row row = is_plain_ ? Row{static_cast<std::uint32_t>(tensor), none} : tensors_[tensor];
   Tensor result{nullptr, {in_.tensors()[row.part], {}, {row.part}}};

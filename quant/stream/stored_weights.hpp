@@ -4,6 +4,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -41,6 +42,8 @@ class StoredWeights {
   };
   [[nodiscard]] Tensor operator[](std::size_t tensor) const;
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const;
+  /// Why a conversion cannot take a plain tensor for what it is: Scheme::undecodable(). Empty if it can.
+  [[nodiscard]] std::string undecodable(std::size_t tensor) const;
   /// The tensor whose first part is tensor `part` of the reader.
   [[nodiscard]] std::optional<std::size_t> find(std::size_t part) const;
 

@@ -2,13 +2,14 @@
 
 import json
 
+import architectures
 import numpy as np
 import pytest
 import stored
 import torch
 import transformers
 from loading import first_output, load, quantization_config
-from models import DTYPES, save_llama, tokens
+from models import DTYPES, edit_config, save_llama, tokens
 from safetensors.torch import load_file, save_file
 
 STRATEGIES = {"row": "channel", "tensor": "tensor", "block": "block"}  # of nibble -> of compressed-tensors
@@ -124,3 +125,79 @@ def test_measure_and_inspect_know_it(nibble, tmp_path):
 
 def stored_weight(directory, name):
     return torch.from_numpy(stored.decode(stored.read(directory), name)).double()
+
+
+# ---- as input ----
+
+
+def codes_and_scales(weight):
+    """FP8 as DeepSeek-V3's files have it: codes, and F32 scales of blocks of 128 x 128 weights."""
+    rows, columns = (-(-n // 128) for n in weight.shape)
+    blocks = torch.zeros(rows * 128, columns * 128)
+    blocks[: weight.shape[0], : weight.shape[1]] = weight.float()
+    blocks = blocks.reshape(rows, 128, columns, 128)
+    scale = blocks.abs().amax((1, 3)).div(448).clamp_min(1e-12)
+    codes = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn).reshape(rows * 128, columns * 128)
+    return codes[: weight.shape[0], : weight.shape[1]].contiguous(), scale
+
+
+def save_deepseek(directory):
+    """A tiny DeepSeek-V3 with FP8 layers; returns the bf16 weights that its codes stand for, by name."""
+    architectures.save("DeepseekV3ForCausalLM", directory, hidden_size=192)
+    edit_config(directory, dtype="bfloat16", quantization_config={
+        "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]})  # fmt: skip
+    tensors, stored_as, weights = load_file(directory / "model.safetensors"), {}, {}
+    for name, tensor in tensors.items():
+        weights[name] = stored_as[name] = tensor.to(torch.bfloat16)
+        if tensor.ndim != 2 or "embed" in name or "lm_head" in name or name.endswith("gate.weight"):
+            continue
+        codes, scale = codes_and_scales(tensor)
+        stored_as[name], stored_as[name + "_scale_inv"] = codes, scale
+        full = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[: codes.shape[0], : codes.shape[1]]
+        weights[name] = (codes.float() * full).to(torch.bfloat16)
+    assert sum("_scale_inv" in name for name in stored_as) > 10
+    save_file(stored_as, directory / "model.safetensors", metadata={"format": "pt"})
+    return weights
+
+
+def test_deepseeks_blocks_become_the_weights_they_stand_for(nibble, tmp_path):
+    weights = save_deepseek(tmp_path / "model")
+    plain = nibble.convert(tmp_path / "model", "bf16")
+    tensors = load_file(plain / "model.safetensors")
+    assert tensors.keys() == weights.keys()
+    for name, weight in weights.items():
+        assert torch.equal(tensors[name], weight), name
+    assert "quantization_config" not in json.loads((plain / "config.json").read_text())
+    first_output(transformers.AutoModelForCausalLM.from_pretrained(plain).eval(), {"input_ids": tokens(128)})
+    # The same bytes as by way of the plain model.
+    for to in ["nf4", "int8", "fp8:scales=block"]:
+        direct, detour = nibble.convert(tmp_path / "model", to), nibble.convert(plain, to)
+        assert (direct / "model.safetensors").read_bytes() == (detour / "model.safetensors").read_bytes()
+        assert quantization_config(direct) == quantization_config(detour)
+    load(nibble.convert(tmp_path / "model", "nf4"))
+
+
+@pytest.mark.parametrize("scales", STRATEGIES)
+def test_compressed_tensors_become_the_weights_they_stand_for(nibble, tmp_path, scales):
+    source = save_llama(tmp_path / "model", "bf16")
+    fp8 = nibble.convert(source, f"fp8:scales={scales}")
+    stored_as = load_file(fp8 / "model.safetensors")
+    stored_as["model.layers.0.mlp.up_proj.input_scale"] = torch.ones(1)  # as other tools write it
+    save_file(stored_as, fp8 / "model.safetensors", metadata={"format": "pt"})
+    tensors = load_file(nibble.convert(fp8, "bf16") / "model.safetensors")
+    assert tensors.keys() == load_file(source / "model.safetensors").keys()
+    for name in quantized(stored_as):
+        if not name.endswith("input"):
+            assert torch.equal(tensors[name], decoded(stored_as, name).to(torch.bfloat16)), name
+    load(nibble.convert(fp8, "nf4"))
+
+
+def test_other_forms_are_refused(nibble, tmp_path):
+    """Codes that nibble does not decode would be copied as numbers that nobody knows the meaning of."""
+    source = nibble.convert(save_llama(tmp_path / "model", "bf16"), "fp8")
+    tensors = load_file(source / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file(tensors | {name: tensors[name].view(torch.int8)}, source / "model.safetensors", metadata={"format": "pt"})
+    assert f"'{name}' is I8 344 x 128: quantized already by compressed-tensors" in nibble.fails(3, source, "nf4")
+    edit_config(source, quantization_config={"quant_method": "gptq"})
+    assert "'gptq' is not supported" in nibble.fails(3, source, "nf4")

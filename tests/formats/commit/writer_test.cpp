@@ -69,6 +69,23 @@ class WriterTest : public testing::Test {
   fs::path out_ = root_.path() / "out";
 };
 
+// What the source was quantized with, the output is not.
+TEST_F(WriterTest, QuantizationOfTheSourceIsTakenOut) {
+  const auto config_after = [&](std::string_view before, const std::string& quantization) {
+    write("config.json", before);
+    copy({.quantization_config = quantization, .dtype = {}, .shards = {}}, /*overwrite=*/true);
+    return read_file(out_ / "config.json");
+  };
+  constexpr std::string_view fp8 = R"({"a": 1, "quantization_config": {"quant_method": "fp8"}, "b": 2})";
+  EXPECT_EQ(config_after(fp8, ""), R"({"a": 1, "b": 2})");
+  EXPECT_EQ(config_after(fp8, R"({"x":1})"), R"({"a": 1, "quantization_config": {"x":1}, "b": 2})");
+  constexpr std::string_view old = R"({"compression_config": {"quant_method": "compressed-tensors"}, "b": 2})";
+  EXPECT_EQ(config_after(old, ""), R"({"b": 2})");
+  EXPECT_EQ(config_after(old, R"({"x":1})"), R"({"b": 2, "quantization_config": {"x":1}})");
+  constexpr std::string_view plain = R"({"quantization_config": null, "b": 2})";
+  EXPECT_EQ(config_after(plain, ""), plain);
+}
+
 TEST_F(WriterTest, ShardsAndTheirIndex) {
   copy({}, false, "{}\n");
   EXPECT_EQ(files(),

@@ -106,6 +106,20 @@ TEST(Config, QuantizedOnesAreReturnedOnRequest) {
             "config.json: quantized already: quant_method 'gptq' is not supported");
 }
 
+// A conversion takes FP8, and takes out what says so.
+TEST(Config, QuantizedOnesThatCanBeConvertedAreReturned) {
+  const ModelConfig config = read(R"({"quantization_config": {"quant_method": "fp8"}})");
+  EXPECT_EQ(config.quant_method, "fp8");
+  EXPECT_EQ(config.quantization_key, "quantization_config");
+  EXPECT_EQ(read(R"({"compression_config": {"quant_method": "compressed-tensors"}})").quantization_key,
+            "compression_config");
+  constexpr std::string_view inner = R"({"text_config": {"quantization_config": {"quant_method": "fp8"}}})";
+  EXPECT_EQ(error_of([] { (void)read(inner); }),
+            "config.json: quantized already by fp8, which 'text_config.quantization_config' says: only a key of the "
+            "outermost object can be replaced");
+  EXPECT_EQ(read(inner, true).quantization_key, "text_config.quantization_config");
+}
+
 TEST(Config, PatchKeepsEveryOtherByte) {
   constexpr std::string_view text = "{\n  \"a\": 1e400,\n  \"dtype\" :\t\"float32\",\n  \"z\": [ 1,Infinity ]\n}\n\n";
   EXPECT_EQ(patch(text, {}), text);

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "quant/jobs/convert.hpp"
+#include "nibble/measure.hpp"
 #include "quant/jobs/plan.hpp"
+#include "quant/stream/source.hpp"
 #include "tests/quant/schemes/scheme_support.hpp"
 #include "tests/support/conversion.hpp"
 
@@ -69,21 +71,15 @@ struct Model {
   MemoryReader plain;
 };
 
-struct Result {
-  std::map<std::string, Bytes> parts;
-  std::string manifest;
-  bool operator==(const Result&) const = default;
-};
-
-Result run(const StoredWeights& in, const Recipe& recipe, const Resources& resources = {}) {
+std::map<std::string, Bytes> run(const StoredWeights& in, const Recipe& recipe, const Resources& resources = {}) {
   MemoryWriter out;
   Progress progress;
   (void)convert(in, make_plan(in, recipe), out, resources, progress);
-  return {out.parts(), out.manifest()};
+  return out.parts();
 }
 
 void expect_same(const Model& model, const Recipe& recipe) {
-  const Result expected = run(StoredWeights(model.plain), recipe);
+  const auto expected = run(StoredWeights(model.plain), recipe);
   const StoredWeights in(model.coded, all_taken);
   EXPECT_EQ(run(in, recipe), expected) << recipe.to.text();
   EXPECT_EQ(run(in, recipe, {3, 29'000'000}), expected) << recipe.to.text();
@@ -122,6 +118,102 @@ TEST(DecodedInput, DecodersAreInTheMemoryPlan) {
   EXPECT_EQ(plain.decoder_bytes, 0U);
   EXPECT_GE(coded.decoder_bytes, 1024U * 1024 / 64);
   EXPECT_GE(plan_memory(coded, {1}).total_bytes, plan_memory(plain, {1}).total_bytes + 3 * coded.decoder_bytes);
+}
+
+// ---- FP8, which conversions take -------------------------------------------------------------------------------
+
+MemoryReader fp8_of(const std::string& codec, const Recipe& before = recipe("fp8")) {
+  MemoryReader plain;
+  plain.set_architecture("LlamaForCausalLM", false);
+  plain.add_normal("model.embed_tokens.weight", DType::bf16, {64, 64});
+  plain.add_normal("model.layers.0.self_attn.q_proj.weight", DType::bf16, {256, 192});
+  plain.add_normal("model.layers.0.self_attn.k_proj.weight", DType::bf16, {130, 192});
+  plain.add_normal("lm_head.weight", DType::bf16, {64, 64});
+  Recipe to = before;
+  to.to = codec;
+  return test::converted(plain, to).reader;
+}
+
+// The same model with the weights that the codes stand for.
+MemoryReader decoded(const MemoryReader& in) {
+  MemoryReader out;
+  out.set_architecture("LlamaForCausalLM", false);
+  const StoredWeights stored(in);
+  Buffers buffers;
+  for (std::size_t t = 0; t < stored.size(); ++t) {
+    const auto tensor = stored[t];
+    Buffers::Loan loan;
+    const auto weights = open_source(stored, tensor, buffers).weights(0, tensor.stored.info.elements(), loan);
+    out.add(tensor.stored.info, {weights.begin(), weights.end()});
+  }
+  return out;
+}
+
+TEST(Fp8Input, IsConvertedLikeTheWeightsItStandsFor) {
+  for (const char* const scales : {"fp8", "fp8:scales=tensor", "fp8:scales=block"}) {
+    const MemoryReader in = fp8_of(scales);
+    const StoredWeights fp8(in, source_schemes());
+    ASSERT_EQ(fp8.size(), 4U);
+    const MemoryReader plain = decoded(in);
+    for (const char* const to : {"nf4", "fp4", "int8", "fp16", "bf16", "fp32", "fp8:scales=block"})
+      EXPECT_EQ(run(fp8, recipe(to)), run(StoredWeights(plain), recipe(to))) << scales << " to " << to;
+  }
+}
+
+TEST(Fp8Input, PlansSayWhatTheInputHas) {
+  const MemoryReader in = fp8_of("fp8");
+  const Plan plan = make_plan(in, recipe("bf16"));
+  ASSERT_EQ(plan.tensors.size(), 4U);
+  std::uint64_t bytes = 0;
+  for (std::size_t part = 0; part < in.tensors().size(); ++part) bytes += in.tensors().bytes(part);
+  EXPECT_EQ(plan.source_bytes(), bytes);
+  for (const PlannedTensor& tensor : plan.tensors) {
+    const bool is_layer = tensor.info.name.find("layers") != std::string::npos;
+    EXPECT_EQ(tensor.decoded, is_layer);
+    EXPECT_EQ(tensor.source_bytes, is_layer ? tensor.info.elements() + 2 * tensor.info.shape[0] : tensor.info.bytes());
+    EXPECT_EQ(tensor.reason.ends_with("; the input has it as fp8"), is_layer) << tensor.reason;
+  }
+}
+
+// Weights of the type that they get are not "as they were" where codes were decoded.
+TEST(Fp8Input, IsDecodedByACastToItsOwnType) {
+  const MemoryReader in = fp8_of("fp8");
+  const Plan plan = make_plan(in, recipe("bf16"));
+  EXPECT_TRUE(plan.warnings.empty()) << plan.warnings.front().text;
+  MemoryWriter out;
+  Progress progress;
+  const StoredWeights stored(in, source_schemes());
+  const Report report = convert(stored, plan, out, {}, progress);
+  EXPECT_EQ(report.totals.cast.tensors, 2U);
+  EXPECT_EQ(report.totals.kept.tensors, 2U);
+}
+
+// Progress counts weights, however few bytes they take in the input.
+TEST(Fp8Input, ProgressEndsAtItsTotal) {
+  struct Last final : Progress {
+    void advance(std::string_view /*tensor*/, std::uint64_t now, std::uint64_t all) override { done = now, total = all; }
+    std::uint64_t done = 0, total = 1;
+  } last;
+  const MemoryReader in = fp8_of("fp8");
+  MemoryWriter out;
+  const StoredWeights stored(in, source_schemes());
+  (void)convert(stored, make_plan(stored, recipe("nf4")), out, {}, last);
+  EXPECT_EQ(last.done, last.total);
+}
+
+// The reference is what its codes stand for in fp32, which conversions round to the type before.
+TEST(Fp8Input, IsMeasuredAgainstWhatConversionsMakeOfIt) {
+  const MemoryReader in = fp8_of("fp8:scales=block");
+  const auto out = test::converted(in, recipe("nf4"));
+  const std::vector candidates{test::plan(in, recipe("nf4")), test::checkpoint(out.reader)};
+  Progress progress;
+  const Measurement found = measure(in, candidates, {}, progress);
+  ASSERT_EQ(found.tensors.size(), 4U);
+  for (std::size_t t = 0; t < found.tensors.size(); ++t) {
+    const double sqnr_db = found.candidates[0].tensors[t]->stats.sqnr_db();
+    EXPECT_EQ(sqnr_db, found.candidates[1].tensors[t]->stats.sqnr_db());
+    EXPECT_EQ(sqnr_db < 25, found.tensors[t].info.name.find("layers") != std::string::npos);
+  }
 }
 
 }  // namespace

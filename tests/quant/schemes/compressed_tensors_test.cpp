@@ -1,5 +1,6 @@
 // What compressed-tensors stores, and quantization_config to the letter.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -142,6 +143,64 @@ TEST(CompressedTensors, ScalesThatDoNotFitAreRefused) {
               (void)stored_in(file(DType::f8_e4m3, {300, 200}, DType::f32, {2, 2}));
             }),
             "tensor 'a.weight_scale': shape is 2 x 2, which fits neither the rows nor the blocks of 300 x 200");
+}
+
+// ---- as input of a conversion ----------------------------------------------------------------------------------
+
+// Scales of inputs have no meaning without the codes that they were found for.
+TEST(CompressedTensors, ScalesOfInputsBelongToTheTensor) {
+  MemoryReader in = file(DType::f8_e4m3, {3, 4}, DType::f32, {1});
+  in.add_normal("a.input_scale", DType::f32, {1});
+  in.add_normal("b.input_scale", DType::f32, {1});
+  const StoredWeights stored(in);
+  ASSERT_EQ(stored.size(), 2U);
+  EXPECT_EQ(stored[0].stored.parts, (std::vector<std::size_t>{0, 1, 2}));
+  EXPECT_EQ(stored[1].stored.info.name, "b.input_scale");
+}
+
+TEST(CompressedTensors, GroupsOfARowAreLeftToOthers) {
+  EXPECT_EQ(StoredWeights(file(DType::f8_e4m3, {300, 200}, DType::f32, {300, 4})).size(), 2U);
+  EXPECT_EQ(error_of([] { (void)stored_in(file(DType::f8_e4m3, {300, 200}, DType::f32, {300, 3})); }),
+            "tensor 'a.weight_scale': shape is 300 x 3, which fits neither the rows nor the blocks of 300 x 200");
+}
+
+std::string refusal(const MemoryReader& in) {
+  return error_of([&] { (void)make_plan(in, recipe("nf4")); });
+}
+
+// It would be copied as numbers that nobody knows the meaning of.
+TEST(CompressedTensors, CodesOfOtherFormsAreNoInput) {
+  const auto why = [](std::string_view form, std::string_view method = "compressed-tensors") {
+    return fmt::format(
+        "/file0: tensor 'a.weight' is {}: quantized already by {} in a form that nibble does not decode; it takes FP8 with a "
+        "scale per tensor, row or block of 128 x 128",
+        form, method);
+  };
+  EXPECT_EQ(refusal(file(DType::f8_e4m3, {300, 200}, DType::f32, {300, 4})), why("F8_E4M3 300 x 200"));
+  EXPECT_EQ(refusal(file(DType::i8, {3, 4}, DType::f32, {3, 1})), why("I8 3 x 4"));
+  MemoryReader alone;  // its scales are lost
+  alone.add({"a.weight", DType::f8_e4m3, {3, 4}}, test::Bytes(12));
+  EXPECT_EQ(refusal(alone), "");  // a plain cast to FP8
+  alone.set_quant_method("compressed-tensors");
+  EXPECT_EQ(refusal(alone), why("F8_E4M3 3 x 4"));
+  alone.set_quant_method("fp8");
+  EXPECT_EQ(refusal(alone), why("F8_E4M3 3 x 4", "fp8"));
+}
+
+TEST(CompressedTensors, PackedCodesAreNoInput) {
+  MemoryReader in;
+  in.add({"a.weight_packed", DType::i32, {3, 4}}, test::Bytes(48));
+  in.add_normal("a.weight_scale", DType::bf16, {3, 1});
+  EXPECT_THAT(refusal(in), testing::HasSubstr("tensor 'a.weight_packed' is I32 3 x 4: quantized already"));
+}
+
+TEST(CompressedTensors, NumbersBesideTheWeightsAreTaken) {
+  MemoryReader in = file(DType::f8_e4m3, {3, 4}, DType::f32, {1});
+  in.set_quant_method("compressed-tensors");
+  in.add({"position_ids", DType::i64, {1, 2}}, test::Bytes(16));
+  in.add({"mask", DType::boolean, {2, 2}}, test::Bytes(4));
+  in.add({"steps", DType::i32, {4}}, test::Bytes(16));
+  EXPECT_EQ(refusal(in), "");
 }
 
 }  // namespace
