@@ -188,6 +188,9 @@ class Architecture {
   }
 
   [[nodiscard]] const std::string& blocker() const noexcept { return blocker_; }
+  [[nodiscard]] bool splits() const {
+    return std::any_of(merges_.begin(), merges_.end(), [](const Transform& merge) { return merge.to.size() > 1; });
+  }
   [[nodiscard]] const std::vector<Entry>& entries() const noexcept { return entries_; }
 
   // Decides which conditional renames apply to a file.
@@ -541,6 +544,11 @@ std::string architectures_version() {
 std::string loading_obstacle(std::string_view architecture) {
   const auto table = Architecture::find(architecture);
   return table ? table->blocker() : std::string();
+}
+
+bool splits_tensors(std::string_view architecture) {
+  const auto table = Architecture::find(architecture);
+  return table && table->splits();
 }
 
 std::unique_ptr<Placer> make_placer(std::string_view architecture, const TensorList& tensors, bool tied) {

@@ -59,6 +59,9 @@ class Placer {
 /// Why transformers cannot load this architecture with quantized weights from its ordinary names; empty if it can.
 [[nodiscard]] std::string loading_obstacle(std::string_view architecture);
 
+/// Whether transformers makes several parameters of one stored tensor when it loads this architecture.
+[[nodiscard]] bool splits_tensors(std::string_view architecture);
+
 /// A module that transformers leaves plain by default, whether the file has it or not.
 struct DefaultSkip {
   std::string entry;      ///< as an entry of llm_int8_skip_modules: `[0-9]+` for a number that may be any

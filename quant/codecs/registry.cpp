@@ -41,7 +41,10 @@ std::size_t find_codec(std::string_view name) {
   return static_cast<std::size_t>(found - registered_names.begin());
 }
 
-std::size_t find_option(const CodecInfo& codec, std::string_view name) {
+// `_` may stand for `-`.
+std::size_t find_option(const CodecInfo& codec, std::string_view given) {
+  std::string name(given);
+  std::ranges::replace(name, '_', '-');
   const auto found = std::ranges::find(codec.options, name, &CodecOption::name);
   if (found != codec.options.end()) return static_cast<std::size_t>(found - codec.options.begin());
   if (codec.options.empty()) throw Error(Errc::usage, fmt::format("codec {} has no options", codec.name));

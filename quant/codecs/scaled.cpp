@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -52,15 +51,6 @@ std::unique_ptr<Decoder> ScaledCodec::decoder(const TensorInfo& tensor,
   else
     check_planes(*this, tensor, rest);
   return std::make_unique<ScaledDecoder>(decode_of_region(), regions, widen_scales(rest[0], type));
-}
-
-float ScaledCodec::scale_of(float absmax, DType type) const {
-  const float exact = absmax / largest();
-  const float scale = type == DType::bf16  ? bf16::to_float(bf16::from_float(exact))
-                      : type == DType::f16 ? fp16::to_float(fp16::from_float(exact))
-                                           : exact;
-  if (scale != 0) return scale;
-  return type == DType::bf16 ? 0x1p-7f : type == DType::f16 ? 0x1p-10f : std::numeric_limits<float>::epsilon();
 }
 
 void narrow_scales(std::span<const float> scales, DType type, std::span<std::byte> stored) {

@@ -77,10 +77,6 @@ class ScaledCodec : public Codec {
   std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
                                    std::span<const std::span<const std::byte>> rest) const override;
 
-  /// The scale of a region whose largest magnitude is absmax, as a number of this type: absmax / largest(), two
-  /// roundings. The machine epsilon of the type where that is 0, as compressed-tensors has it.
-  [[nodiscard]] float scale_of(float absmax, DType type) const;
-
   /// The type of the scales of a tensor: its own, but F32 for F64.
   [[nodiscard]] static DType scale_type(const TensorInfo& tensor) {
     return tensor.dtype == DType::f64 ? DType::f32 : tensor.dtype;

@@ -302,8 +302,7 @@ class Conversion {
     }
     // Codecs that only copy have one part, of the type that was there.
     const PlannedTensor& tensor = work.tensor;
-    const bool same =
-        !tensor.decoded && work.parts.size() == 1 && work.parts.front().info.dtype == tensor.info.dtype;
+    const bool same = !tensor.decoded && work.parts.size() == 1 && work.parts.front().info.dtype == tensor.info.dtype;
     std::vector<Manifest::Part> parts;
     for (std::size_t p = 0; p < work.parts.size(); ++p)
       parts.push_back({std::move(work.parts[p].info), p == 0 ? work.hashes.take() : rest.take_hashes(p)});

@@ -215,8 +215,17 @@ class Planner {
 
   void push(PlannedTensor planned, const Placement& place, const Codec& codec) {
     planned.quantized = codec.quantizes();
-    planned.stored_bytes = stored_bytes(codec, planned.info);
+    planned.stored_bytes = about_file(in_, planned.source, [&] { return stored_bytes_of(planned.info, codec); });
     plan_.tensors.push_back(planned, place.keeps);
+  }
+
+  // Headers may hold shapes of no elements whose codes or scales are more than 64 bits can count.
+  static std::uint64_t stored_bytes_of(const TensorInfo& tensor, const Codec& codec) {
+    try {
+      return stored_bytes(codec, tensor);
+    } catch (const Error& error) {
+      throw Error(error.code(), fmt::format("tensor '{}': {}", printable(tensor.name), error.what()));
+    }
   }
 
   // The type that config.json declares: that of most of the weights' bytes that are stored plain. Codecs that cast

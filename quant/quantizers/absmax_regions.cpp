@@ -6,8 +6,11 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
+#include "nibble/bf16.hpp"
+#include "nibble/fp16.hpp"
 #include "nibble/metrics.hpp"
 #include "quant/codecs/scaled.hpp"
 #include "quant/quantizers/quantizer.hpp"
@@ -45,6 +48,17 @@ Magnitude magnitude_of(DType source, std::span<const std::byte> weights) {
 // piece has a power of two, at most the height of a tile, so that it never lies in two bands of tiles.
 std::uint64_t rows_per_piece(std::uint64_t columns) {
   return std::min<std::uint64_t>(std::bit_floor(tile_weights / columns), Regions::tile);
+}
+
+// The scale of a region whose largest magnitude is absmax, as a number of this type: absmax / largest(), two roundings.
+// The machine epsilon of the type where that is 0, as compressed-tensors has it.
+float scale_of(const ScaledCodec& codec, float absmax, DType type) {
+  const float exact = absmax / codec.largest();
+  const float scale = type == DType::bf16  ? bf16::to_float(bf16::from_float(exact))
+                      : type == DType::f16 ? fp16::to_float(fp16::from_float(exact))
+                                           : exact;
+  if (scale != 0) return scale;
+  return type == DType::bf16 ? 0x1p-7f : type == DType::f16 ? 0x1p-10f : std::numeric_limits<float>::epsilon();
 }
 
 class RegionEncoder final : public Encoder {
@@ -106,7 +120,7 @@ class RegionEncoder final : public Encoder {
           std::span(piece).first(static_cast<std::size_t>(std::min<std::uint64_t>(count - at, piece.size())));
       read_absmax(at, part);
       late_.absmax.add(part);
-      for (float& absmax : part) absmax = codec_.scale_of(absmax, scale_type_);
+      for (float& absmax : part) absmax = scale_of(codec_, absmax, scale_type_);
       const auto its_bytes = std::span(stored).first(part.size() * scale_size);
       narrow_scales(part, scale_type_, its_bytes);
       sink.write(1, its_bytes);
@@ -175,7 +189,7 @@ class RegionEncoder final : public Encoder {
                     std::span<std::byte> codes) const {
     for_each_run(first, weights, [&](std::uint64_t region, auto run) {
       const float absmax = group.absmax[region - group.first];
-      const float scale = codec_.scale_of(absmax, scale_type_);
+      const float scale = scale_of(codec_, absmax, scale_type_);
       const auto its_codes =
           codes.subspan(static_cast<std::size_t>(run.data() - weights.data()) / size_, run.size() / size_);
       if (group.plain && source_ != DType::f64) return codec_.encode(source_, run, scale, its_codes);
@@ -195,7 +209,7 @@ class RegionEncoder final : public Encoder {
     alignas(64) std::array<float, tile_weights> decoded;
     const ScaledCodec::Decode decode = codec_.decode_of_region();
     regions_.for_each_run(first, codes.size(), [&](std::uint64_t region, std::size_t begin, std::size_t end) {
-      decode(codes.subspan(begin, end - begin), codec_.scale_of(group.absmax[region - group.first], scale_type_),
+      decode(codes.subspan(begin, end - begin), scale_of(codec_, group.absmax[region - group.first], scale_type_),
              std::span(decoded).subspan(begin, end - begin));
     });
     return compare_squares(widen(source_, weights, tile), std::span(decoded).first(codes.size()));

@@ -38,13 +38,18 @@ const Strategy& strategy_of(const Codec& codec) {
 bool is_e4m3(const Codec& codec) { return codec.planes({{}, DType::f32, {1, 1}}).front().dtype == DType::f8_e4m3; }
 
 // The linear layers of the model that stay plain, whether the file has them or not. Names match whole names, unlike the
-// entries of llm_int8_skip_modules.
+// entries of llm_int8_skip_modules. compressed-tensors replaces every linear layer, also those that bitsandbytes never
+// does, so every plain matrix is named: a name of something else does no harm.
 std::set<std::string> ignored_modules(const Plan& plan) {
   std::set<std::string> quantized, ignored;
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
     const PlannedTensor tensor = plan.tensors[i];
-    if (tensor.quantized) quantized.emplace(tensor.module);
-    if (!tensor.quantized) std::ranges::move(plan.tensors.keeps(i), std::inserter(ignored, ignored.end()));
+    if (tensor.quantized) {
+      quantized.emplace(tensor.module);
+      continue;
+    }
+    std::ranges::move(plan.tensors.keeps(i), std::inserter(ignored, ignored.end()));
+    if (is_matrix_weight(tensor.info) && tensor.role != Role::embedding) ignored.emplace(tensor.module);
   }
   const auto defaults = default_skips(plan.architecture, plan.tied);
   for (const DefaultSkip& skip : defaults.value_or(std::vector<DefaultSkip>{{"lm_head", false}})) {
@@ -84,6 +89,10 @@ class CompressedTensors final : public Scheme {
   }
 
   std::string obstacle(const Plan& plan) const override {
+    if (splits_tensors(plan.architecture))
+      return fmt::format(
+          "transformers {} splits tensors of {} when it loads them, which it cannot do with compressed-tensors",
+          architectures_version(), plan.architecture);
     const Strategy* strategy = nullptr;
     for (const PlannedTensor& tensor : plan.tensors) {
       if (!tensor.quantized) continue;
@@ -92,7 +101,7 @@ class CompressedTensors final : public Scheme {
         return fmt::format("tensor '{}' ({}) {}", printable(tensor.info.name), tensor.codec.text(), fact);
       };
       if (!stores(*codec)) return about("is not in a format of compressed-tensors");
-      if (!is_e4m3(*codec)) return about("is E5M2, of which compressed-tensors makes E4M3");
+      if (!is_e4m3(*codec)) return about("is E5M2, but compressed-tensors reads only E4M3");
       if (tensor.role == Role::conv1d) return about("is a Conv1D, which compressed-tensors leaves as it is");
       if (!is_replaceable(tensor.role)) return about("is no linear layer of the model");
       if (strategy != nullptr && strategy != &strategy_of(*codec))

@@ -62,11 +62,14 @@ std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor) {
 
 namespace {
 
-// The scheme of a plan's first quantized tensor, which decides about the whole: Scheme::obstacle() names others.
+// The scheme that config.json names: that of Recipe::to, or where that only casts, of the first quantized tensor.
+// Scheme::obstacle() finds the tensors of others.
 const Scheme* scheme_of(const Plan& plan) {
-  for (const PlannedTensor& tensor : plan.tensors)
-    if (tensor.quantized) return &scheme_of(*make_codec(tensor.codec));
-  return nullptr;
+  const auto is_quantized = [](const PlannedTensor& tensor) { return tensor.quantized; };
+  const auto first = std::find_if(plan.tensors.begin(), plan.tensors.end(), is_quantized);
+  if (first == plan.tensors.end()) return nullptr;
+  const auto codec = make_codec(plan.recipe.to);
+  return codec->quantizes() ? &scheme_of(*codec) : &scheme_of(*make_codec((*first).codec));
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ struct Part {
 struct StoredTensor {
   TensorInfo info;  ///< as it was before
   CodecSpec codec;
-  std::vector<std::size_t> parts;  ///< indices into Reader::tensors(): those of Scheme::parts(), and what a loader needs
+  std::vector<std::size_t>
+      parts;  ///< indices into Reader::tensors(): those of Scheme::parts(), and what a loader needs
 };
 
 /// The index of a tensor of this name in a checkpoint.
@@ -102,7 +103,7 @@ class Scheme {
 /// What a tensor is stored as: the parts of the codec's scheme, or a plain tensor if nothing is quantized.
 [[nodiscard]] std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor);
 
-/// As Scheme::obstacle(), of the scheme that stores the plan's first quantized tensor. Empty if nothing is quantized.
+/// As Scheme::obstacle(), of the scheme that config.json will name. Empty if nothing is quantized.
 [[nodiscard]] std::string obstacle(const Plan& plan);
 
 /// The bytes of all its parts.

@@ -132,15 +132,15 @@ std::span<const float> WeightSource::decode(std::uint64_t first, std::span<const
 WeightSource open_source(const StoredWeights& in, const StoredWeights::Tensor& tensor, Buffers& buffers) {
   const Reader& reader = in.reader();
   const StoredTensor& stored = tensor.stored;
-  auto codec = make_codec(stored.codec);
-  std::vector<std::vector<std::byte>> planes;
-  if (tensor.quantized()) planes = tensor.scheme->read_planes(reader, *codec, stored);
-  const std::vector<std::span<const std::byte>> rest(planes.begin(), planes.end());
   const std::size_t part = stored.parts.front();
-  return {
-      stored.info, std::move(codec),
-      rest,        [&reader, part](std::uint64_t offset, std::span<std::byte> out) { reader.read(part, offset, out); },
-      buffers,     reader.position(part, 0)};
+  const auto read = [&reader, part](std::uint64_t offset, std::span<std::byte> out) { reader.read(part, offset, out); };
+  auto codec = make_codec(stored.codec);
+  if (!tensor.quantized()) return {stored.info, std::move(codec), {}, read, buffers, reader.position(part, 0)};
+  return about_file(reader, part, [&]() -> WeightSource {
+    const std::vector<std::vector<std::byte>> planes = tensor.scheme->read_planes(reader, *codec, stored);
+    const std::vector<std::span<const std::byte>> rest(planes.begin(), planes.end());
+    return {stored.info, std::move(codec), rest, read, buffers, reader.position(part, 0)};
+  });
 }
 
 WeightSource open_source(const StoredWeights& in, const PlannedTensor& tensor, Buffers& buffers) {

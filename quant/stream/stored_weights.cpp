@@ -13,7 +13,7 @@ StoredWeights::StoredWeights(const Reader& in, std::span<const Scheme* const> by
   std::vector<std::uint32_t> scheme_of(parts.size(), none);
   for (std::size_t part = 0; part < parts.size() && !by.empty(); ++part)
     for (std::size_t scheme = 0; scheme < by.size() && scheme_of[part] == none; ++scheme) {
-      const auto stored = by[scheme]->recognize(in, part, find);
+      const auto stored = about_file(in, part, [&] { return by[scheme]->recognize(in, part, find); });
       if (!stored) continue;
       is_plain_ = false;
       scheme_of[part] = static_cast<std::uint32_t>(scheme);

@@ -23,6 +23,15 @@ template <class F> auto about(const Reader& checkpoint, F&& f) {
   }
 }
 
+/// Calls f(); what it throws is said to be about the file of a tensor of a checkpoint.
+template <class F> auto about_file(const Reader& checkpoint, std::size_t tensor, F&& f) {
+  try {
+    return f();
+  } catch (const Error& error) {
+    throw Error(error.code(), checkpoint.label_of(tensor) + ": " + error.what(), error.remedy());
+  }
+}
+
 /// A checkpoint as the weights it stands for: the parts that a scheme made of a tensor are one tensor again.
 /// Thread-safe. Takes no memory to speak of where no scheme stored anything and nothing is searched.
 class StoredWeights {

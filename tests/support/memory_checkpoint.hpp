@@ -29,7 +29,9 @@ class MemoryReader final : public Reader {
     config_->tie_word_embeddings = tied;
   }
   void set_rewrite_bytes(std::uint64_t bytes) { config_->rewrite_bytes = bytes; }
-  void set_quant_method(std::string method) { (config_ ? *config_ : config_.emplace()).quant_method = std::move(method); }
+  void set_quant_method(std::string method) {
+    (config_ ? *config_ : config_.emplace()).quant_method = std::move(method);
+  }
   void set_quantization_config(std::string text) { config_.emplace().quantization_config = std::move(text); }
   [[nodiscard]] std::vector<std::byte>& bytes(std::size_t tensor) { return bytes_[tensor]; }
   [[nodiscard]] std::uint64_t largest_read() const { return *largest_read_; }

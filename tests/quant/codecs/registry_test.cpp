@@ -57,6 +57,7 @@ TEST(CodecSpec, SaysNothingByItself) {
 TEST(CodecSpec, TextsThatMeanTheSameAreEqual) {
   for (const auto& [text, same] : {std::pair{"nf4:block-size=64,double-quant=yes", "nf4"},
                                    {"nf4:double-quant=no,block-size=32", "nf4:block-size=32,double-quant=no"},
+                                   {"nf4:double_quant=no,block_size=32", "nf4:block-size=32,double-quant=no"},
                                    {"fp4:block-size=4096", "fp4:block-size=4096"}}) {
     EXPECT_EQ(CodecSpec(text), CodecSpec(same));
     EXPECT_EQ(CodecSpec(text).text(), same);

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "quant/jobs/convert.hpp"
 #include "nibble/measure.hpp"
+#include "quant/jobs/convert.hpp"
 #include "quant/jobs/plan.hpp"
 #include "quant/stream/source.hpp"
 #include "tests/quant/schemes/scheme_support.hpp"
@@ -191,7 +191,9 @@ TEST(Fp8Input, IsDecodedByACastToItsOwnType) {
 // Progress counts weights, however few bytes they take in the input.
 TEST(Fp8Input, ProgressEndsAtItsTotal) {
   struct Last final : Progress {
-    void advance(std::string_view /*tensor*/, std::uint64_t now, std::uint64_t all) override { done = now, total = all; }
+    void advance(std::string_view /*tensor*/, std::uint64_t now, std::uint64_t all) override {
+      done = now, total = all;
+    }
     std::uint64_t done = 0, total = 1;
   } last;
   const MemoryReader in = fp8_of("fp8");

@@ -55,6 +55,18 @@ TEST(Plan, QuantizesWhatTransformersWould) {
   EXPECT_TRUE(plan.warnings.empty());
 }
 
+// As headers may say of tensors without elements.
+TEST(Plan, TensorsWhoseScalesCannotBeCountedAreNamed) {
+  MemoryReader in;
+  in.add({"a.weight", DType::f32, {std::uint64_t{1} << 62, 0}}, {});
+  Recipe all;
+  all.to = "fp8";
+  all.rules = {{".*", "fp8"}};
+  all.allow_nibble_only = true;
+  EXPECT_EQ(error_of([&] { (void)make_plan(in, all); }),
+            "/file0: tensor 'a.weight': 4611686018427387904 elements of F32 exceed 64 bits");
+}
+
 TEST(Plan, LastRuleWins) {
   Recipe recipe = nf4();
   recipe.rules = {{".*mlp.*", "keep"}, {".*up_proj.weight", "fp4"}};

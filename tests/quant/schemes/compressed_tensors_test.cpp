@@ -66,6 +66,30 @@ TEST(CompressedTensors, LayersThatStayPlainAreIgnored) {
   EXPECT_EQ(config(unknown, recipe("fp8")).at("ignore"), Json{"lm_head"});
 }
 
+// bitsandbytes never replaces T5's `wo`, and so no skip list of its names it.
+TEST(CompressedTensors, LayersThatOnlyBitsandbytesLeavesAreIgnored) {
+  MemoryReader t5;
+  t5.set_architecture("T5ForConditionalGeneration", true);
+  for (const char* const name :
+       {"shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight",
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        "encoder.block.0.layer.1.DenseReluDense.wi.weight", "encoder.block.0.layer.1.DenseReluDense.wo.weight"})
+    t5.add_normal(name, DType::bf16, {64, 64});
+  EXPECT_EQ(config(t5, recipe("fp8")).at("ignore"), (Json{"encoder.block.0.layer.1.DenseReluDense.wo", "lm_head"}));
+}
+
+// Of modules that are numbered, and of which the file may have some, a pattern stands for those that it lacks.
+TEST(CompressedTensors, NumberedLayersThatStayPlainAreAPattern) {
+  MemoryReader detr;
+  detr.set_architecture("DeformableDetrForObjectDetection", false);
+  detr.add_normal("model.enc_output.weight", DType::f32, {64, 64});
+  EXPECT_EQ(config(detr, recipe("fp8")).at("ignore"),
+            (Json{"re:model.decoder.bbox_embed.[0-9]+.layers.[0-9]+$", "re:model.decoder.class_embed.[0-9]+$"}));
+  detr.add_normal("model.decoder.class_embed.0.weight", DType::f32, {64, 64});
+  EXPECT_EQ(config(detr, recipe("fp8")).at("ignore"),
+            (Json{"model.decoder.class_embed.0", "re:model.decoder.bbox_embed.[0-9]+.layers.[0-9]+$"}));
+}
+
 std::string obstacle_of(const MemoryReader& in, Recipe recipe) {
   recipe.allow_nibble_only = true;
   return obstacle(make_plan(in, recipe));
@@ -74,8 +98,8 @@ std::string obstacle_of(const MemoryReader& in, Recipe recipe) {
 TEST(CompressedTensors, NamesWhatTransformersCannotLoad) {
   EXPECT_EQ(obstacle_of(llama(), recipe("fp8")), "");
   EXPECT_EQ(obstacle_of(llama(), recipe("fp8:format=e5m2")),
-            "tensor 'model.layers.0.self_attn.q_proj.weight' (fp8:format=e5m2) is E5M2, of which compressed-tensors "
-            "makes E4M3");
+            "tensor 'model.layers.0.self_attn.q_proj.weight' (fp8:format=e5m2) is E5M2, but compressed-tensors reads "
+            "only E4M3");
   Recipe mixed = recipe("fp8");
   mixed.rules = {{".*up_proj.*", "fp8:scales=block"}};
   EXPECT_EQ(obstacle_of(llama(), mixed),
@@ -95,6 +119,17 @@ TEST(CompressedTensors, NamesWhatTransformersCannotLoad) {
   gpt2.add_normal("h.0.attn.c_attn.weight", DType::f32, {64, 192});
   EXPECT_EQ(obstacle_of(gpt2, recipe("fp8")),
             "tensor 'h.0.attn.c_attn.weight' (fp8) is a Conv1D, which compressed-tensors leaves as it is");
+}
+
+// Its converters take one tensor apart or put several together, and with the scale there are always several.
+TEST(CompressedTensors, ArchitecturesWhoseTensorsAreSplitCannotBeLoaded) {
+  MemoryReader dino;
+  dino.set_architecture("Dinov2Model");
+  dino.add_normal("encoder.layer.0.mlp.fc1.weight", DType::f32, {64, 64});
+  EXPECT_EQ(obstacle_of(dino, recipe("fp8")),
+            "transformers 5.23.0 splits tensors of Dinov2Model when it loads them, which it cannot do with "
+            "compressed-tensors");
+  EXPECT_EQ(obstacle_of(dino, recipe("nf4")), "");
 }
 
 TEST(CompressedTensors, OthersThanTransformersAreSaidToReadTheRest) {
@@ -142,7 +177,8 @@ TEST(CompressedTensors, ScalesThatDoNotFitAreRefused) {
   EXPECT_EQ(error_of([] {
               (void)stored_in(file(DType::f8_e4m3, {300, 200}, DType::f32, {2, 2}));
             }),
-            "tensor 'a.weight_scale': shape is 2 x 2, which fits neither the rows nor the blocks of 300 x 200");
+            "/file0: tensor 'a.weight_scale': shape is 2 x 2; for codes of 300 x 200 it is 1, a scale for each row, or "
+            "one for each block of 128 x 128");
 }
 
 // ---- as input of a conversion ----------------------------------------------------------------------------------
@@ -160,8 +196,11 @@ TEST(CompressedTensors, ScalesOfInputsBelongToTheTensor) {
 
 TEST(CompressedTensors, GroupsOfARowAreLeftToOthers) {
   EXPECT_EQ(StoredWeights(file(DType::f8_e4m3, {300, 200}, DType::f32, {300, 4})).size(), 2U);
-  EXPECT_EQ(error_of([] { (void)stored_in(file(DType::f8_e4m3, {300, 200}, DType::f32, {300, 3})); }),
-            "tensor 'a.weight_scale': shape is 300 x 3, which fits neither the rows nor the blocks of 300 x 200");
+  EXPECT_EQ(error_of([] {
+              (void)stored_in(file(DType::f8_e4m3, {300, 200}, DType::f32, {300, 3}));
+            }),
+            "/file0: tensor 'a.weight_scale': shape is 300 x 3; for codes of 300 x 200 it is 1, a scale for each row, "
+            "or one for each block of 128 x 128");
 }
 
 std::string refusal(const MemoryReader& in) {
@@ -172,7 +211,8 @@ std::string refusal(const MemoryReader& in) {
 TEST(CompressedTensors, CodesOfOtherFormsAreNoInput) {
   const auto why = [](std::string_view form, std::string_view method = "compressed-tensors") {
     return fmt::format(
-        "/file0: tensor 'a.weight' is {}: quantized already by {} in a form that nibble does not decode; it takes FP8 with a "
+        "/file0: tensor 'a.weight' is {}: quantized already by {} in a form that nibble does not decode; it takes FP8 "
+        "with a "
         "scale per tensor, row or block of 128 x 128",
         form, method);
   };

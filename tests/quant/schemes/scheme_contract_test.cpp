@@ -152,9 +152,14 @@ TEST(Schemes, WhatOthersStoreIsAnObstacle) {
   plan.tensors.push_back(tensor, {});
   EXPECT_EQ(obstacle(plan), "");
   tensor.info.name = "b.weight";
-  tensor.codec = "fp16";  // stands for a codec of another scheme
+  tensor.codec = "fp8";
   plan.tensors.push_back(tensor, {});
-  EXPECT_EQ(obstacle(plan), "tensor 'b.weight' (fp16) is not in a format of bitsandbytes");
+  EXPECT_EQ(obstacle(plan), "tensor 'b.weight' (fp8) is not in a format of bitsandbytes");
+  // What was asked for decides, whichever comes first in the file.
+  plan.recipe.to = "fp8";
+  EXPECT_EQ(obstacle(plan), "tensor 'a.weight' (nf4) is not in a format of compressed-tensors");
+  plan.recipe.to = "fp16";
+  EXPECT_EQ(obstacle(plan), "tensor 'b.weight' (fp8) is not in a format of bitsandbytes");
   EXPECT_EQ(obstacle(Plan()), "");
   EXPECT_EQ(quantization_config(Plan()), "");
 }

@@ -53,14 +53,18 @@ std::vector<float> weights_of(const StoredWeights& stored, std::size_t tensor, s
   return weights;
 }
 
-// Why a checkpoint of these parts cannot be read, or nothing.
+// Why a checkpoint of these parts cannot be read, after the name of the file, or nothing.
 std::string problem(const Parts& parts) {
   const MemoryReader reader = reader_of(parts);
-  return error_of([&] {
+  const std::string error = error_of([&] {
     const StoredWeights stored(reader);
     Buffers buffers;
     for (std::size_t t = 0; t < stored.size(); ++t) (void)open_source(stored, stored[t], buffers);
   });
+  const std::string_view file = "/file0: ";
+  if (error.empty()) return error;
+  EXPECT_EQ(error.substr(0, file.size()), file);
+  return error.substr(file.size());
 }
 
 std::vector<std::string> names(const StoredWeights& stored) {
