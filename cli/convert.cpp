@@ -53,8 +53,8 @@ class Shorthand {
   void apply(std::string_view text, CodecSpec& codec) const {
     if (value_.empty() || !codec.has(option_)) return;
     if (text.find(fmt::format("{}=", option_)) != std::string_view::npos)
-      throw Error(Errc::usage,
-                  fmt::format("{} does not go with '{}', which says it too", flag_, printable(std::string(text))));
+      throw Error(Errc::usage, fmt::format("{} cannot be combined with '{}', which sets the same option", flag_,
+                                           printable(std::string(text))));
     try {
       codec = codec.with(option_, value_);
     } catch (const Error& error) {
@@ -109,12 +109,12 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
   refuse_if(!has_double_quant, "--no-double-quant",
             fmt::format("only {} have double quantization", codecs_with("double-quant")));
   refuse_if(!has_blocks, "--compute-dtype", "only nf4 and fp4 layers have a compute type");
-  refuse_if(!casts_any, "--on-overflow", "it is for casts (--nonfinite is for what is quantized)");
+  refuse_if(!casts_any, "--on-overflow", "it applies to casts only (--nonfinite applies to quantized tensors)");
   refuse_if(!quantizes && recipe.nonfinite == Nonfinite::quantize, "--nonfinite",
             "casts store NaN and infinity as they are, so there is nothing to quantize");
-  refuse_if(!quantizes, "--allow-nibble-only", "what is not quantized loads everywhere");
+  refuse_if(!quantizes, "--allow-nibble-only", "transformers can load every cast");
   for (const char* const option : {"--no-default-skips", "--embeddings", "--lm-head", "--experts"})
-    refuse_if(casts, option, "a cast takes all weights; --tensor and --skip choose among them");
+    refuse_if(casts, option, "a cast converts all weights; --tensor and --skip choose among them");
 }
 
 std::set<CodecSpec> codecs_of(const Recipe& recipe) {
@@ -126,13 +126,13 @@ std::set<CodecSpec> codecs_of(const Recipe& recipe) {
 void check_applicable(const CLI::App& command, const Recipe& recipe) {
   std::set<CodecSpec> codecs = codecs_of(recipe);
   codecs.insert("fp32");  // to which F64 is cast beside what is quantized: only the plan knows whether there is any
-  check_applicable(command, recipe, codecs, fmt::format("does not go with --to {}", recipe.to.text()));
+  check_applicable(command, recipe, codecs, fmt::format("cannot be combined with --to {}", recipe.to.text()));
 }
 
 void check_applicable(const CLI::App& command, const Reader& in, const Plan& plan) {
   for (const char* const option : {"--max-shard-size", "--keep-shards"})
     if (!in.is_directory() && command.count(option) > 0)
-      throw Error(Errc::usage, fmt::format("{} does not go with '{}': a file becomes one file", option,
+      throw Error(Errc::usage, fmt::format("{} has no effect on '{}': a file is converted to a single file", option,
                                            escaped(in.path().native())));
   // Where nothing is quantized, that is what the user is warned of. What is asked for casts is a rule for what may come
   // up, and holds for tensors that have the type already, too.
@@ -261,7 +261,7 @@ void add_convert(CLI::App& app) {
       ->group(format);
   add_choice<Nonfinite>(*command, "--nonfinite", recipe.nonfinite,
                         {{"keep", Nonfinite::keep}, {"error", Nonfinite::error}, {"quantize", Nonfinite::quantize}},
-                        "What to do with a tensor that contains NaN or infinity: leave it as it is, stop (also where a "
+                        "What to do with a tensor that contains NaN or infinity: leave it as it is, stop (also if a "
                         "cast would produce infinity), or quantize it without these values [keep]")
       ->group(format);
 
@@ -279,13 +279,13 @@ void add_convert(CLI::App& app) {
       ->type_name("RE=CODEC")
       ->group(selection);
   add_repeatable(*command, "--skip", recipe.skips,
-                 "Leave tensors whose whole name matches RE as they are, in addition to those that transformers "
-                 "leaves; repeatable")
+                 "Keep tensors whose whole name matches RE as they are, in addition to those that transformers "
+                 "keeps; repeatable")
       ->type_name("RE")
       ->group(selection);
   command
       ->add_flag("--no-default-skips", options->no_default_skips,
-                 "Also quantize the layers that transformers leaves by default, such as lm_head")
+                 "Also quantize the layers that transformers keeps by default, such as lm_head")
       ->group(selection);
   const auto add_codec = [&](const char* name, std::string& codec, const char* help) {
     command->add_option(name, codec, help)->capture_default_str()->type_name(codec_type)->group(selection);
@@ -312,10 +312,11 @@ void add_convert(CLI::App& app) {
                  "Replace an existing output once the new one is complete")
       ->group(output_group);
   command
-      ->add_flag("--dry-run", options->dry_run,
-                 "Print the codec of each tensor and the reason for it, the sizes and the memory needed, and write "
-                 "nothing. Fails where the conversion would fail: if something is at OUT, if another nibble is writing "
-                 "it, if writing there is not permitted, or if the space left is too small")
+      ->add_flag(
+          "--dry-run", options->dry_run,
+          "Print the codec of each tensor and the reason for it, the sizes and the memory needed, and write "
+          "nothing. Fails if the conversion would fail because OUT exists, another nibble is writing it, writing there "
+          "is not permitted, or there is too little free space")
       ->group(output_group);
   add_json(*command, options->json)->group(output_group);
   add_progress(*command, options->progress);

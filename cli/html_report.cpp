@@ -65,8 +65,8 @@ std::string report_made(const std::string& command) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), given);
     constexpr std::int64_t last = 253402300799;  // of the year 9999
     if (error != std::errc() || end != text.data() + text.size() || given < 0 || given > last)
-      throw Error(Errc::usage,
-                  fmt::format("SOURCE_DATE_EPOCH '{}': no number of seconds from 0 to {}", printable(text), last));
+      throw Error(Errc::usage, fmt::format("SOURCE_DATE_EPOCH '{}': is not a number of seconds from 0 to {}",
+                                           printable(text), last));
     seconds = given;
   }
   std::tm utc{};

@@ -71,7 +71,7 @@ int fail(const nibble::Error& error) noexcept {
     _exit(fail(static_cast<int>(nibble::Errc::internal), error.what()));
   } catch (...) {
   }
-  _exit(fail(static_cast<int>(nibble::Errc::internal), "ended without a reason"));
+  _exit(fail(static_cast<int>(nibble::Errc::internal), "ended for an unknown reason"));
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ void report(const std::vector<Violation>& found, const Measurement& measurement)
     std::fprintf(stderr, "%s\n",
                  fmt::format("fails: {}: tensor '{}': {}, {} {:.6g}",
                              escaped(measurement.candidates[violation.candidate].name), printable(violation.name),
-                             violation.tensor == measurement.tensors.size() ? "is not there to be compared"
+                             violation.tensor == measurement.tensors.size() ? "cannot be compared"
                                                                             : fmt::format("{:.6g}", violation.value),
                              option_of(violation.threshold.figure), violation.threshold.limit)
                      .c_str());
@@ -112,7 +112,7 @@ void run(const MeasureArguments& options) {
     return run_advise(
         {options.reference, *options.advise, codecs, options.allow_nibble_only, options.json, style, resources});
   if (options.tests.empty() && options.formats.empty())
-    throw Error(Errc::usage, "nothing to measure: name a TEST, or a format by --to");
+    throw Error(Errc::usage, "nothing to measure: name a TEST, or a format with --to");
   const std::vector<Threshold> thresholds = parse_thresholds(options);
   std::uint64_t left = resources.max_memory;
   const auto open = [&](const std::string& path) {
@@ -200,7 +200,7 @@ void add_measure(CLI::App& app) {
   advise->type_name("SIZE")->group(what);
   command
       ->add_flag("--allow-nibble-only", options->allow_nibble_only,
-                 "Allow --to and --advise to produce what transformers cannot load and only nibble can read")
+                 "Allow --to and --advise to choose formats that only nibble can read, not transformers")
       ->group(what);
 
   set_range(command->add_option("--worst", options->worst,

@@ -16,8 +16,7 @@ Resources ResourceOptions::resources() const {
 
 void add_max_memory(CLI::App& command, ResourceOptions& options) {
   command
-      .add_option("--max-memory", options.max_memory,
-                  "Use at most this much memory; with less, the work may take longer")
+      .add_option("--max-memory", options.max_memory, "Use at most this much memory; with less, nibble may be slower")
       ->capture_default_str()
       ->type_name("SIZE")
       ->group(resources_group);

@@ -17,21 +17,21 @@ std::string options_of(const Remedy& remedy) {
     case Remedy::Kind::max_memory:
       return fmt::format("raise --max-memory to {}MB or more", (remedy.bytes + megabyte - 1) / megabyte);
     case Remedy::Kind::replace_output:
-      return "--overwrite replaces it";
+      return "pass --overwrite to replace it";
     case Remedy::Kind::finish_replacement:
-      return "--overwrite finishes that";
+      return "pass --overwrite to finish the replacement";
     case Remedy::Kind::allow_nibble_only:
-      return "--allow-nibble-only accepts that";
+      return "pass --allow-nibble-only to write it anyway";
     case Remedy::Kind::nibble_only_formats:
-      return "--allow-nibble-only permits more formats";
+      return "--allow-nibble-only allows more formats";
     case Remedy::Kind::no_double_quant:
-      return "--no-double-quant does not";
+      return "--no-double-quant avoids this";
     case Remedy::Kind::nonfinite:
       return "see --nonfinite";
     case Remedy::Kind::on_overflow:
       return "see --on-overflow";
     case Remedy::Kind::device:
-      return "--device cpu does without";
+      return "use --device cpu to convert without a GPU";
     case Remedy::Kind::experts:
       return "--experts CODEC --allow-nibble-only quantizes them";
     case Remedy::Kind::embeddings:
@@ -41,7 +41,7 @@ std::string options_of(const Remedy& remedy) {
     case Remedy::Kind::embeddings_and_lm_head:
       return "--embeddings bf16 --lm-head bf16 halves them";
     case Remedy::Kind::reasons:
-      return "--dry-run tells that of each";
+      return "--dry-run shows the reason for each tensor";
   }
   return {};
 }

@@ -20,7 +20,7 @@ void run_program(int argc, char** argv) {
   force_cpu_target_of_environment();
   CLI::App app("Converts model weights to smaller number formats, and measures what that costs in accuracy.", "nibble");
   app.set_version_flag("--version", fmt::format("nibble {}", version()));
-  app.set_help_all_flag("--help-all", "Help of all subcommands");
+  app.set_help_all_flag("--help-all", "Print the help of all subcommands and exit");
   app.require_subcommand(1);
   app.footer(
       "Examples:\n"

@@ -79,7 +79,7 @@ std::string quoted(const std::string& text) { return dump(Json(text)); }
 
 std::string loading_text(const Plan& plan, const Conversion& conversion) {
   const std::string path = quoted(conversion.out);
-  if (plan.nibble_only) return "by nibble alone (--allow-nibble-only); measure and inspect read it";
+  if (plan.nibble_only) return "only nibble can read it (--allow-nibble-only), with measure and inspect";
   if (!conversion.in.is_directory()) {
     const std::string file = fmt::format("safetensors.torch.load_file({})", path);
     const std::string_view writer = quant_method(plan);
@@ -189,12 +189,12 @@ std::string report_text(const Report& report, const Conversion& conversion) {
   const Findings& found = report.findings;
   const Totals &quantized = report.totals.quantized, &cast = report.totals.cast;
   if (is_exact(report)) {
-    text += quantized.tensors + cast.tensors == 0 ? "every weight is as it was\n" : "every converted weight is exact\n";
+    text += quantized.tensors + cast.tensors == 0 ? "every weight is unchanged\n" : "every converted weight is exact\n";
   } else if (!report.worst.name.empty()) {
     text += fmt::format("SQNR of the {} weights: {}", to_string(report.totals.headlined()),
                         with_unit(report.totals.headline().error.sqnr_db()));
     if (quantized.tensors > 0 && cast.error.count > 0)
-      text += fmt::format(", of the cast ones: {}", with_unit(cast.error.sqnr_db()));
+      text += fmt::format(", of the cast weights: {}", with_unit(cast.error.sqnr_db()));
     text += fmt::format("; worst tensor: {}, {}\n", with_unit(report.worst.sqnr_db), printable(report.worst.name));
   }
   if (!is_finite(found))

@@ -45,7 +45,7 @@ std::string reworded(const CLI::App& app, const CLI::App& command, const CLI::Pa
       break;
     case CLI::ExitCodes::ExcludesError:
       if (const std::size_t at = text.find(" excludes "); at != std::string::npos)
-        return fmt::format("{} does not go with {}", text.substr(0, at), text.substr(at + 10));
+        return fmt::format("{} cannot be combined with {}", text.substr(0, at), text.substr(at + 10));
       break;
     case CLI::ExitCodes::ArgumentMismatch:
       if (option == nullptr) break;

@@ -106,7 +106,8 @@ void add_tree(int directory, const std::string& path, int depth, std::string_vie
       throw Error(Errc::io,
                   fmt::format("{}: cannot open '{}': {}", label, printable(path + name), std::strerror(errno)));
     if (depth == deepest_tree)
-      throw Error(Errc::io, fmt::format("{}: '{}' lies in more than {} folders", label, printable(path + name), depth));
+      throw Error(Errc::io,
+                  fmt::format("{}: '{}' is inside more than {} nested folders", label, printable(path + name), depth));
     add_tree(inner.get(), path + name + "/", depth + 1, label, paths);
   }
 }
@@ -121,7 +122,8 @@ std::optional<struct ::stat> status_of(int at, const std::string& name, std::str
   struct ::stat status {};
   if (fstatat(at, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) return status;
   if (errno == ENOENT) return std::nullopt;
-  throw Error(Errc::io, fmt::format("{}: cannot look at '{}': {}", label, printable(name), std::strerror(errno)));
+  throw Error(Errc::io,
+              fmt::format("{}: cannot read the status of '{}': {}", label, printable(name), std::strerror(errno)));
 }
 
 std::vector<std::string> list_directory(int directory, std::string_view label) {

@@ -59,7 +59,7 @@ bool names_nothing(int error) {
 
 off_t to_off(std::string_view label, std::uint64_t offset) {
   if (offset > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()))
-    throw Error(Errc::io, fmt::format("{}: offset {} is beyond what files can have", label, offset));
+    throw Error(Errc::io, fmt::format("{}: offset {} is beyond the largest that a file can have", label, offset));
   return static_cast<off_t>(offset);
 }
 
@@ -128,7 +128,7 @@ InputFile::Identity InputFile::identity_of(const struct ::stat& status) {
 InputFile::InputFile(int directory, std::string name, std::string label, OpenFiles* files)
     : directory_(directory), name_(std::move(name)), label_(std::move(label)), files_(files) {
   // The C string would end at a NUL, and another file than the one that was checked would be opened.
-  if (name_.find('\0') != std::string::npos) refuse(label_, "its name has a NUL");
+  if (name_.find('\0') != std::string::npos) refuse(label_, "its name contains a NUL byte");
   fd_ = open();
   if (fd_.get() < 0) {
     const int error = errno;
@@ -151,7 +151,7 @@ Descriptor InputFile::open_again() const {
   Descriptor fd = open();
   if (fd.get() < 0) {
     const int error = errno;
-    if (names_nothing(error)) fail(Errc::input_changed, label_, "is gone", error);
+    if (names_nothing(error)) fail(Errc::input_changed, label_, "no longer exists", error);
     fail(Errc::io, label_, "cannot open again", error);
   }
   struct ::stat status {};
@@ -170,8 +170,8 @@ void InputFile::read_from(int fd, std::uint64_t offset, std::span<std::byte> out
   const Transfer done = read_all(fd, to_off(label_, offset), out);
   if (done.error != 0) fail(Errc::io, label_, "cannot read", done.error);
   if (done.bytes < out.size())
-    throw Error(Errc::input_changed,
-                fmt::format("{}: ends at byte {} now, had {} when it was opened", label_, offset + done.bytes, size()));
+    throw Error(Errc::input_changed, fmt::format("{}: now ends at byte {}, but had {} bytes when it was opened", label_,
+                                                 offset + done.bytes, size()));
 }
 
 void InputFile::check_size(std::uint64_t limit) const {
@@ -188,7 +188,7 @@ std::string InputFile::read_text(std::uint64_t limit) const {
 void InputFile::check_unchanged() const {
   struct ::stat named {};
   if (::fstatat(directory_, name_.c_str(), &named, 0) != 0) {
-    if (errno == ENOENT) fail(Errc::input_changed, label_, "is gone", errno);
+    if (errno == ENOENT) fail(Errc::input_changed, label_, "no longer exists", errno);
     fail(Errc::io, label_, "cannot stat", errno);
   }
   if (identity_of(named) != identity_) refuse_changed();

@@ -80,7 +80,7 @@ std::optional<std::string_view> nearest(std::string_view given, std::span<const 
 
 std::string none_of(std::string_view given, std::span<const std::string_view> known) {
   const auto meant = nearest(given, known);
-  return fmt::format("'{}' is none of {}{}", printable(given), fmt::join(known, ", "),
+  return fmt::format("'{}' is not one of {}{}", printable(given), fmt::join(known, ", "),
                      meant ? fmt::format(": did you mean {}?", *meant) : "");
 }
 

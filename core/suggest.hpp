@@ -12,7 +12,7 @@ namespace nibble {
 /// word with other digits is another format, not a mistyped one: fp8 is no fp4.
 [[nodiscard]] std::optional<std::string_view> nearest(std::string_view given, std::span<const std::string_view> known);
 
-/// "'NF4' is none of int8, nf4, fp4: did you mean nf4?"
+/// "'NF4' is not one of int8, nf4, fp4: did you mean nf4?"
 [[nodiscard]] std::string none_of(std::string_view given, std::span<const std::string_view> known);
 
 }  // namespace nibble

@@ -94,7 +94,7 @@ void Workers::start_all() {
 
 std::string Workers::warning() const {
   if (count_ == wanted_) return {};
-  return fmt::format("the system allows {} of {} threads", count_, wanted_);
+  return fmt::format("the system allows only {} of {} threads", count_, wanted_);
 }
 
 }  // namespace nibble

@@ -211,7 +211,7 @@ std::string pipeline_parts(const fs::path& path) {
 fs::path find_model(const fs::path& path) {
   struct ::stat status {};
   if (path.empty()) refuse("''", "the path is empty");
-  if (path.native().find('\0') != std::string::npos) refuse(escaped(path.native()), "a path has no NUL");
+  if (path.native().find('\0') != std::string::npos) refuse(escaped(path.native()), "the path contains a NUL byte");
   if (::stat(path.c_str(), &status) == 0) return path;
   const int failure = errno;
   const std::string reason = std::generic_category().message(failure);

@@ -14,8 +14,8 @@ std::uint64_t element_count(std::span<const std::uint64_t> shape) {
   Checked count = 1;
   for (const std::uint64_t dimension : shape) count = count * dimension;
   if (!count.valid())
-    throw Error(Errc::bad_input, fmt::format("shape {} has more elements than 64 bits count",
-                                             to_string(Shape(shape.begin(), shape.end()))));
+    throw Error(Errc::bad_input,
+                fmt::format("the elements of shape {} exceed 64 bits", to_string(Shape(shape.begin(), shape.end()))));
   return count.value();
 }
 

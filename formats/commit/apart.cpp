@@ -98,11 +98,12 @@ void check_apart(const fs::path& out_as_given, const Reader& source) {
   }
   const auto from = identify(source.path());
   if (to && to == from) refuse(same);
-  if (is_in(folder_of(out), from)) refuse("lies in the input");
-  if (is_in(source.path(), to)) refuse("holds the input");
+  if (is_in(folder_of(out), from)) refuse("is inside the input");
+  if (is_in(source.path(), to)) refuse("contains the input");
   for_each_file(source, [&](const fs::path& input) {
     std::error_code error;
-    if (fs::is_symlink(input, error) && is_in(real_folder(input), to)) refuse("holds what is linked from the input");
+    if (fs::is_symlink(input, error) && is_in(real_folder(input), to))
+      refuse("contains files that are linked from the input");
   });
 }
 

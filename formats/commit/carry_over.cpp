@@ -74,11 +74,11 @@ void CarryOver::walk_directory(int from, int to, const std::string& path) {
   const FolderId folder{status.st_dev, status.st_ino};
   if (std::find(above_.begin(), above_.end(), folder) != above_.end()) return;
   if (above_.size() == max_depth)
-    refuse(printable(path), "is a folder in more than {} others, too deep to carry over", max_depth - 1);
+    refuse(printable(path), "is a folder inside more than {} others, too deep to carry over", max_depth - 1);
   above_.push_back(folder);
   for (const std::string& name : list_directory(here.get(), printable(path.empty() ? output_ : path))) {
     if (fstatat(here.get(), name.c_str(), &status, 0) != 0) {
-      if (errno != ENOENT && errno != ELOOP) fail(path + name, "cannot look at it in the input");
+      if (errno != ENOENT && errno != ELOOP) fail(path + name, "cannot read its status in the input");
       if (!name.starts_with('.')) left_out_.links.push_back(path + name);
     } else if (S_ISDIR(status.st_mode)) {
       const bool is_of_the_file_system = path.empty() && name == "lost+found";

@@ -36,14 +36,15 @@ void check_output_name(const std::filesystem::path& path, const Reader& in) {
   const std::string_view container = ".safetensors";
   if (in.is_directory()) {
     if (name.ends_with(container))
-      refuse(fmt::format("the input '{}' is a directory, so the output is one: its name must not end in {}", input,
-                         container));
+      refuse(
+          fmt::format("the input '{}' is a directory, so the output is a directory, too: its name must not end in {}",
+                      input, container));
     return;
   }
   if (out.ends_with('/'))
-    refuse(fmt::format("the input '{}' is a file, so the output is one: its name must not end in /", input));
+    refuse(fmt::format("the input '{}' is a file, so the output is a file, too: its name must not end in /", input));
   if (std::error_code error; std::filesystem::is_directory(path, error))
-    refuse(fmt::format("is a directory, but the input '{}' is a file, so the output is one: name a file", input));
+    refuse(fmt::format("is a directory, but the input '{}' is a file: name a file for the output", input));
 }
 
 }  // namespace nibble

@@ -120,7 +120,7 @@ struct Swap::Folders {
         fresh(open_directory(work, new_name)),
         old(open_directory(work, old_name)),
         shown(shown_name) {
-    if (fresh.get() < 0) fail("cannot open what is to be put in");
+    if (fresh.get() < 0) fail("cannot open the new entry");
   }
 
   int target;
@@ -170,7 +170,7 @@ struct Swap::Folders {
     if (in_new(step) != step.new_inode) refuse(step);
     if (move_entry(fresh.get(), target, step.name.c_str())) return;
     if (errno == EEXIST) refuse(step);
-    fail("put in", step.name);
+    fail("put in place", step.name);
   }
 
   void exchange(const Step& step) const {
@@ -265,7 +265,7 @@ Swap::Steps Swap::replace(const std::vector<std::string>& entries) const {
 void Swap::write_journal(const Steps& steps) const {
   struct stat target {};
   if (fstat(target_, &target) != 0)
-    throw Error(Errc::io, fmt::format("{}: cannot look at it: {}", printable(shown_), std::strerror(errno)));
+    throw Error(Errc::io, fmt::format("{}: cannot read its status: {}", printable(shown_), std::strerror(errno)));
   (void)unlinkat(work_, journal_name, 0);  // one that does not count
   OutputFile file(work_, journal_name, printable(shown_) + ": journal", 0600);
   const std::string text = text_of(steps, target.st_ino);
@@ -306,7 +306,7 @@ Swap::Journal Swap::journal() const {
   if (file.get() < 0 && errno != ELOOP && errno != ENXIO) fail();
   if (fstat(target_, &target) != 0 || (file.get() >= 0 && fstat(file.get(), &status) != 0)) fail();
   if (file.get() < 0 || !S_ISREG(status.st_mode)) {
-    found.problem = "it is no regular file";
+    found.problem = "it is not a regular file";
   } else if (status.st_uid != geteuid()) {
     found.problem = "it belongs to another user";
   } else if ((status.st_mode & 022) != 0) {
@@ -336,7 +336,8 @@ void Swap::end() const {
   if (renamed && fsync(work_) == 0) return;
   const int error = errno;
   if (renamed) (void)renameat(work_, done_name, work_, journal_name);  // it is needed if undoing fails, too
-  throw Error(Errc::io, fmt::format("{}: cannot end its journal: {}", printable(shown_), std::strerror(error)));
+  throw Error(Errc::io,
+              fmt::format("{}: cannot mark its journal as finished: {}", printable(shown_), std::strerror(error)));
 }
 
 }  // namespace nibble

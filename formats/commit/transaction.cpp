@@ -124,7 +124,7 @@ Transaction::Transaction(Look /*unused*/, const std::filesystem::path& target, K
   path_ = text;
   name_ = path_.filename().string();
   if (name_.empty() || name_ == "." || name_ == "..")
-    throw Error(Errc::usage, fmt::format("{}: an output needs a name of its own", printable(shown_)));
+    throw Error(Errc::usage, fmt::format("{}: the path of an output must end in a name", printable(shown_)));
   const std::string folder = path_.has_parent_path() ? path_.parent_path().string() : ".";
   parent_ = Descriptor(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (parent_.get() < 0) {
@@ -135,8 +135,9 @@ Transaction::Transaction(Look /*unused*/, const std::filesystem::path& target, K
   const long longest = fpathconf(parent_.get(), _PC_NAME_MAX);
   const std::size_t room = std::strlen(manifest_suffix);  // ".OUT.nibble" is shorter
   if (longest > 0 && name_.size() + room > static_cast<std::size_t>(longest))
-    throw Error(Errc::usage, fmt::format("{}: its name has {} bytes, {} fit beside the names of nibble's own files",
-                                         printable(shown_), name_.size(), static_cast<std::size_t>(longest) - room));
+    throw Error(Errc::usage,
+                fmt::format("{}: its name has {} bytes; at most {} leave room for the names of nibble's own files",
+                            printable(shown_), name_.size(), static_cast<std::size_t>(longest) - room));
   judge_target();
 }
 
@@ -179,12 +180,13 @@ void Transaction::judge_target() {
 // What the system would refuse only when all the work is done.
 void Transaction::judge_permission(const std::string& name, const std::string& shown, const struct stat& status) const {
   struct stat parent {};
-  if (fstat(parent_.get(), &parent) != 0) fail("cannot look at its folder");
+  if (fstat(parent_.get(), &parent) != 0) fail("cannot read the status of its folder");
   const uid_t user = geteuid();
   if ((parent.st_mode & S_ISVTX) != 0 && user != 0 && user != parent.st_uid && user != status.st_uid)
-    throw Error(Errc::io, fmt::format("{}: belongs to another user, and only its owner can replace what is in a sticky "
-                                      "folder",
-                                      printable(shown)));
+    throw Error(Errc::io,
+                fmt::format("{}: belongs to another user, and only the owner can replace anything in a sticky "
+                            "folder",
+                            printable(shown)));
   // When a directory moves, its entry for the folder above is written.
   if (S_ISDIR(status.st_mode) && faccessat(parent_.get(), name.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
     throw Error(Errc::io, fmt::format("{}: cannot replace: {}", printable(shown), std::strerror(errno)));
@@ -252,7 +254,7 @@ std::vector<std::string> Transaction::judge_old(int directory) const {
   judge_entries(entries);
   for (const std::string& entry : entries)
     if (is_mount_point(directory, entry.c_str()))
-      refuse_existing(shown_, fmt::format("'{}' in it is a mount point: unmount it first", printable(entry)));
+      refuse_existing(shown_, fmt::format("contains the mount point '{}': unmount it first", printable(entry)));
   return entries;
 }
 
@@ -310,7 +312,8 @@ void Transaction::judge_remains(int work, const std::string& shown) const {
                                                  Swap::old_name,     exchanged_name,  trash_name};
   for (const std::string& entry : list_directory(work, printable(shown)))
     if (std::find(ours.begin(), ours.end(), entry) == ours.end() && !entry.starts_with(removed_prefix))
-      refuse_existing(shown, fmt::format("holds '{}', which is not nibble's: move it away first", printable(entry)));
+      refuse_existing(shown,
+                      fmt::format("contains '{}', which nibble did not create: move it away first", printable(entry)));
 }
 
 // What a run before this one left: a replacement to finish, old entries that nothing is known about, or remains. After
@@ -325,17 +328,17 @@ void Transaction::recover() {
     finish_swap(swap, journal);
   } else if (!done && has_entries(work, Swap::old_name)) {
     refuse_existing(work_->shown() + "/" + Swap::old_name,
-                    "holds what an interrupted run has replaced: move it away first");
+                    "contains the output that an interrupted run replaced: move it away first");
   } else if (journal.is_there) {
     warnings_.push_back(
         fmt::format("{}/{} is ignored: {}", printable(work_->shown()), Swap::journal_name, journal.problem));
   }
   if (has_entry(work, exchanged_name)) {
     const Descriptor back = open_directory(work, exchanged_name);
-    if (back.get() < 0) fail("cannot open what an interrupted run has replaced");
+    if (back.get() < 0) fail("cannot open the output that an interrupted run replaced");
     if (const auto entries = list_directory(back.get(), printable(shown_)); !entries.empty() && !is_model(entries))
       refuse_existing(work_->shown() + "/" + exchanged_name,
-                      "holds what an interrupted run has replaced: move it away first");
+                      "contains the output that an interrupted run replaced: move it away first");
   }
 
   const auto status = status_of(parent_.get(), name_, printable(shown_));
@@ -374,8 +377,8 @@ void Transaction::judge_journal(const Swap::Journal& journal) const {
     const bool is_ours = inside_ ? step.name != inside_name && step.name != lost_and_found
                                  : step.name == name_ || (options_.with_manifest && step.name == manifest_name());
     if (step.action != Swap::Action::barrier && !is_ours)
-      refuse_existing(
-          shown, fmt::format("is about '{}', which is not ours to replace: remove it first", printable(step.name)));
+      refuse_existing(shown,
+                      fmt::format("names '{}', which nibble may not replace: remove it first", printable(step.name)));
   }
   if (!inside_) return;
   // What has left the target counts only as far as the journal tells of it.
@@ -422,7 +425,7 @@ void Transaction::finish_commit() noexcept {
   if (remove_old() && work_->remove()) return;
   work_->keep();
   try {
-    remains_ = fmt::format("{}: what it replaced could not be removed completely: the rest is in {}", printable(shown_),
+    remains_ = fmt::format("{}: the old output could not be removed completely: the rest is in {}", printable(shown_),
                            printable(work_->shown()));
   } catch (...) {  // no memory for a warning
   }
@@ -494,7 +497,7 @@ void Transaction::commit_file() {
 void Transaction::judge_replaced() const {
   for (const char* const folder : {Swap::new_name, Swap::old_name}) {
     const Descriptor directory = open_directory(work_->fd(), folder);
-    if (directory.get() < 0) fail("cannot open what is replaced");
+    if (directory.get() < 0) fail("cannot open the old output");
     judge_file(directory.get(), name_, shown_, options_.may_replace);
     if (options_.with_manifest && std::string_view(folder) == Swap::old_name)
       judge_file(directory.get(), manifest_name(), shown_ + manifest_suffix, is_manifest);
@@ -520,7 +523,7 @@ void Transaction::commit_beside() {
   if (old.get() < 0 || fstat(old.get(), &status) != 0) fail("cannot open");
   narrow(new_.get(), old.get(), list_directory(old.get(), printable(shown_)), of_others);
   struct stat mine {};
-  if (fstat(new_.get(), &mine) != 0) fail("cannot look at its work directory");
+  if (fstat(new_.get(), &mine) != 0) fail("cannot read the status of its work directory");
   mine.st_mode = status.st_mode & 07777;
   const mode_t mode = (status.st_mode & 07000) | narrowed(work_->fd(), Swap::new_name, mine, status);
   if (fchmod(new_.get(), mode | S_IRWXU) != 0) fail("cannot set its mode");
@@ -570,7 +573,7 @@ bool Transaction::exchange(mode_t mode) {
     // What came back is what counts, not what was there before.
     const Descriptor back = open_directory(work_->fd(), exchanged_name);
     struct stat status {};
-    if (back.get() < 0 || fstat(back.get(), &status) != 0) fail("cannot open what is replaced");
+    if (back.get() < 0 || fstat(back.get(), &status) != 0) fail("cannot open the old output");
     if (!same_entry(status, old_->status)) refuse_existing(shown_, "was changed meanwhile; nothing is replaced");
     judge_tree(back.get(), entries_of(back.get()));
     if (fchmod(new_.get(), mode) != 0) fail("cannot set its mode");
@@ -595,7 +598,7 @@ void Transaction::commit_inside() {
   const Swap swap(work_->root(), work_->fd(), shown_);
   run(swap, swap.replace(entries), [&] {
     const Descriptor old = open_directory(work_->fd(), Swap::old_name);
-    if (old.get() < 0) fail("cannot open what is replaced");
+    if (old.get() < 0) fail("cannot open the old output");
     judge_tree(old.get(), list_directory(old.get(), printable(shown_)));
   });
 }

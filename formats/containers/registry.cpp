@@ -43,7 +43,7 @@ void refuse_known(std::string_view label, std::string_view head) {
     refuse(label, "is a web page, not the weights: the download failed");
   if (head.substr(0, 4) == "PK\x03\x04")
     refuse(label, "is a zip archive (torch.save?): torch files are not supported yet");
-  if (head.substr(0, 4) == "GGUF") refuse(label, "is a GGUF file: they are not supported yet");
+  if (head.substr(0, 4) == "GGUF") refuse(label, "is a GGUF file: GGUF files are not supported yet");
   if (head.size() > 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5)
     refuse(label, "is a pickle (torch.save?): torch files are not supported yet");
 }

@@ -38,7 +38,7 @@ NameIndex::NameIndex(const TensorList& tensors)
 
 NameIndex::NameIndex(std::size_t names, NameAt name_at) : name_at_(std::move(name_at)) {
   if (names > std::numeric_limits<std::uint32_t>::max())
-    throw Error(Errc::bad_input, fmt::format("{} names are more than 32 bits count", names));
+    throw Error(Errc::bad_input, fmt::format("{} names exceed 32 bits", names));
   entries_.reserve(names);
   for (std::size_t i = 0; i < names; ++i) entries_.push_back({hash_of(name_at_(i)), static_cast<std::uint32_t>(i)});
   std::sort(entries_.begin(), entries_.end(), [&](const Entry& a, const Entry& b) {

@@ -29,12 +29,12 @@ class NamePlacer final : public Placer {
       if (kept) placement.keeps.push_back(module);
       return placement;
     };
-    if (!is_matrix_weight(tensor)) return placed(Role::other, "no linear layer", false);
+    if (!is_matrix_weight(tensor)) return placed(Role::other, "not a linear layer", false);
     if (RE2::PartialMatch(module, head_)) return placed(Role::output_embeddings, "output layer", true);
     if (RE2::PartialMatch(module, embedding_)) return placed(Role::embedding, "embedding", true);
-    if (RE2::PartialMatch(module, other_)) return placed(Role::other, "no linear layer", true);
+    if (RE2::PartialMatch(module, other_)) return placed(Role::other, "not a linear layer", true);
     if (tensor.shape[0] >= vocabulary && tensor.shape[0] / flat >= tensor.shape[1])
-      return placed(Role::embedding, "rows as many as a vocabulary:", true);
+      return placed(Role::embedding, "as many rows as a vocabulary:", true);
     if (const auto bias = biases_.find(module + ".bias"); bias != biases_.end() && bias->second != tensor.shape[0])
       return placed(Role::other, "stored transposed:", true);
     return placed(Role::linear, "linear layer", true);

@@ -32,7 +32,7 @@ inline constexpr Codebook codebook{
 /// finite magnitude of the block.
 ///
 /// Returns the number of such blocks. Every CPU target writes the same bytes. Thread-safe, allocates nothing.
-/// Throws Error(usage) if blocksize is none of 32, 64, ..., 4096 or a size disagrees.
+/// Throws Error(usage) if blocksize is not one of 32, 64, ..., 4096 or a size disagrees.
 std::size_t encode(std::span<const float> weights, std::size_t blocksize, std::span<std::uint8_t> packed,
                    std::span<float> absmax);
 

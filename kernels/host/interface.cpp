@@ -54,13 +54,13 @@ void check_workspace(const void* workspace, std::size_t bytes, std::size_t neede
 void check_dtype(const std::string& name, const nibble_dtype& dtype) {
   const int number = number_in(dtype);
   if (number != NIBBLE_F32 && number != NIBBLE_F16 && number != NIBBLE_BF16)
-    refuse(name + " is " + std::to_string(number) + ", none of nibble_dtype");
+    refuse(name + " is " + std::to_string(number) + ", not a nibble_dtype");
 }
 
 void check_codebook(const std::string& name, const nibble_codebook& codebook) {
   const int number = number_in(codebook);
   if (number != NIBBLE_NF4 && number != NIBBLE_FP4)
-    refuse(name + " is " + std::to_string(number) + ", none of nibble_codebook");
+    refuse(name + " is " + std::to_string(number) + ", not a nibble_codebook");
 }
 
 void check_blocksize(const std::string& name, u64 blocksize) {

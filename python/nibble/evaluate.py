@@ -35,7 +35,7 @@ def at_least(least):
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"'{text}' is no number") from None
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{text}, at least {least} is needed")
         return value

@@ -46,14 +46,14 @@ def read_json(path):
 def read_config(directory):
     """config.json, whose fields that are used here have the types that they should have."""
     if not pathlib.Path(directory).is_dir():
-        raise BadInput(f"{directory}: is no directory")
+        raise BadInput(f"{directory}: is not a directory")
     path = pathlib.Path(directory) / "config.json"
     config = read_json(path)
     if not isinstance(config, dict):
-        raise BadInput(f"{path}: is no JSON object")
+        raise BadInput(f"{path}: is not a JSON object")
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise BadInput(f"{path}: 'architectures' is no list of names")
+        raise BadInput(f"{path}: 'architectures' is not a list of names")
     return config
 
 
@@ -81,7 +81,7 @@ def shards(index):
     content = read_json(index)
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not (isinstance(names, dict) and all(isinstance(name, str) for name in names.values())):
-        raise BadInput(f"{index}: 'weight_map' is no object of file names")
+        raise BadInput(f"{index}: 'weight_map' is not an object of file names")
     return {index.parent / name for name in names.values()}
 
 
@@ -93,7 +93,7 @@ def check_regular(path):
     except ValueError as error:  # a null byte in a name
         raise BadInput(f"{path}: {error}") from None
     if not stat.S_ISREG(mode):
-        raise BadInput(f"{path}: is no regular file")
+        raise BadInput(f"{path}: is not a regular file")
 
 
 def check_header(path):

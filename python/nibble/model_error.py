@@ -51,7 +51,7 @@ def number(config, name, path):
     """A field of a configuration, which may be missing."""
     value = getattr(config, name, None)
     if value is not None and not isinstance(value, int):
-        raise BadInput(f"{path}/config.json: '{name}' is no number")
+        raise BadInput(f"{path}/config.json: '{name}' is not a number")
     return value
 
 
@@ -147,10 +147,10 @@ class Comparison:
     def run(self, test):
         """All figures of one TEST."""
         if (kind := kind_of(test)) != self.kind:
-            raise BadInput(f"{test}: is a model of another kind ({kind}) than the reference ({self.kind})")
+            raise BadInput(f"{test}: is a different kind of model ({kind}) than the reference ({self.kind})")
         tokenizer = load_tokenizer(test)
         if tokenizer is not None and self._make_batches(tokenizer) != self._batches:
-            raise BadInput(f"{test}: its tokenizer makes other tokens of {self._text_path} than the reference's")
+            raise BadInput(f"{test}: its tokenizer splits {self._text_path} into other tokens than the reference's")
         config = model_config(test)
         if self.kind == "encoder" and getattr(config, "hidden_size", None) != getattr(self._config, "hidden_size", None):
             raise BadInput(f"{test}: its embeddings are not as wide as the reference's")

@@ -217,7 +217,7 @@ constexpr std::array<std::string_view, 3> fp8_scales{"row", "tensor", "block"};
 constexpr std::array fp8_granularities{Granularity::row, Granularity::tensor, Granularity::tile};
 
 constexpr std::array<CodecOption, 2> fp8_options{
-    {{format_option, "bits of exponent and mantissa", fp8_formats, 0},
+    {{format_option, "number of exponent and mantissa bits", fp8_formats, 0},
      {scales_option, "weights that share a scale; a block has 128 rows and 128 columns", fp8_scales, 0}}};
 
 class Fp8Codec final : public ScaledCodec {

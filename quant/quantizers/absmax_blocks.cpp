@@ -176,8 +176,8 @@ class BlockEncoder final : public Encoder {
       if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); }))
         throw Error(Errc::bad_input,
                     "tensor '" + printable(tensor_.name) +
-                        "': its weights are so near to the largest of fp32 that double quantization "
-                        "would make infinities of them",
+                        "': its weights are so close to the largest fp32 value that double quantization "
+                        "would turn them into infinities",
                     Remedy::Kind::no_double_quant);
     }
   }

@@ -82,7 +82,7 @@ class Library {
   template <class Function> void find(Function& function, const char* name, const char* file) const {
     function = reinterpret_cast<Function>(dlsym(handle_.get(), name));
     if (function == nullptr)
-      refuse(escaped(file) + ": has no " + name + ", so it is no libnibble_cuda of this version");
+      refuse(escaped(file) + ": has no " + name + ", so it is not the libnibble_cuda of this version");
   }
 
   Handle handle_;
@@ -243,7 +243,7 @@ std::pmr::memory_resource* Device::pinned_memory() noexcept { return &*state_->m
 std::vector<std::string> Device::warnings() const {
   std::vector<std::string> warnings;
   if (const std::string why = state_->failure.get(); !why.empty())
-    warnings.push_back(why + "; the CPU encoded what was left");
+    warnings.push_back(why + "; the CPU encoded the rest");
   if (const std::string why = state_->memory->refusal(); !why.empty())
     warnings.push_back(state_->name + ": memory could not be pinned, so copies wait for each other: " + why);
   return warnings;

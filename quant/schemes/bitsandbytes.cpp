@@ -147,7 +147,7 @@ DType dtype_of(const TensorInfo& part, const nlohmann::json& state) {
   if (name == state.end() || !name->is_string()) fail(part, "dtype is missing");
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
     if (name->get_ref<const std::string&>() == traits(dtype).torch_name) return dtype;
-  fail(part, "dtype is " + printable(name->get<std::string>()) + ", none of float32, float16 and bfloat16");
+  fail(part, "dtype is " + printable(name->get<std::string>()) + ", not float32, float16 or bfloat16");
 }
 
 nlohmann::json parse_state(const TensorInfo& part, std::span<const std::byte> bytes) {
@@ -167,16 +167,17 @@ std::optional<StoredTensor> recognize_four_bit(std::string_view quant_type, cons
   const TensorInfo packed = in.tensors()[first];
   StoredTensor stored{{packed.name, DType::f32, {}}, {}, {first}};
   const TensorInfo part = in.tensors()[*state_part];
-  if (part.bytes() > max_state_bytes) fail(part, "has " + std::to_string(part.bytes()) + " bytes, more than any state");
+  if (part.bytes() > max_state_bytes)
+    fail(part, "has " + std::to_string(part.bytes()) + " bytes, more than any quant_state");
   const auto state = parse_state(part, read_part(in, *state_part));
   const auto blocksize = state.find("blocksize");
   if (blocksize == state.end() || !blocksize->is_number_unsigned() || *blocksize < 32u || *blocksize > 4096u ||
       !std::has_single_bit(blocksize->get<std::uint32_t>()))
-    fail(part, "blocksize is none of 32, 64, ..., 4096");
+    fail(part, "blocksize is not one of 32, 64, ..., 4096");
   const auto shape = state.find("shape");
   if (shape == state.end() || !shape->is_array()) fail(part, "shape is missing");
   for (const nlohmann::json& dimension : *shape) {
-    if (!dimension.is_number_unsigned()) fail(part, "shape has a dimension that is no size");
+    if (!dimension.is_number_unsigned()) fail(part, "shape has a dimension that is not a size");
     if (stored.info.shape.size() == max_dimensions)
       fail(part, "shape has more than " + std::to_string(max_dimensions) + " dimensions");
     stored.info.shape.push_back(dimension.get<std::uint64_t>());
@@ -188,7 +189,7 @@ std::optional<StoredTensor> recognize_four_bit(std::string_view quant_type, cons
   // A product that 64 bits do not count is more than any file holds.
   std::uint64_t n = 1;
   for (const std::uint64_t dimension : stored.info.shape)
-    if (__builtin_mul_overflow(n, dimension, &n)) fail(packed, "shape has more weights than 64 bits count");
+    if (__builtin_mul_overflow(n, dimension, &n)) fail(packed, "the weights of its shape exceed 64 bits");
   if (packed.bytes() != n / 2 + n % 2)
     fail(packed, "has " + std::to_string(packed.bytes()) + " bytes for " + std::to_string(n) + " weights");
   const std::vector<Part> expected = four_bit_parts(*as_four_bit(*codec), stored.info);
@@ -303,7 +304,7 @@ std::vector<std::vector<std::byte>> read_int8_planes(const Reader& in, const Sto
     fail(tensor.info, "SCB has " + std::to_string(scb.size()) + " bytes, not 4 for each of " +
                           std::to_string(tensor.info.shape[0]) + " rows");
   if (tensor.parts.size() > 2 && read_part(in, tensor.parts[2]) != std::vector{row_major})
-    fail(tensor.info, "weight_format is not 0, rows as they are");
+    fail(tensor.info, "weight_format is not 0 (row-major)");
   return {std::move(scb)};
 }
 

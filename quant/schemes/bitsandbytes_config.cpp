@@ -102,10 +102,10 @@ std::string bitsandbytes_obstacle(const Scheme& scheme, const Plan& plan) {
       return fmt::format("tensor '{}' ({}) is not in a format of bitsandbytes", printable(tensor.info.name),
                          tensor.codec.text());
     if (!is_replaceable(tensor.role))
-      return fmt::format("tensor '{}' ({}) is no linear layer of the model", printable(tensor.info.name),
+      return fmt::format("tensor '{}' ({}) is not a linear layer of the model", printable(tensor.info.name),
                          tensor.codec.text());
     if (bits != 0 && bits != own_bits)
-      return fmt::format("tensor '{}' has {} bits where others have {}", printable(tensor.info.name), own_bits, bits);
+      return fmt::format("tensor '{}' has {} bits, but others have {}", printable(tensor.info.name), own_bits, bits);
     bits = own_bits;
   }
   return {};

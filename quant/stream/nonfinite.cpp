@@ -31,11 +31,11 @@ std::string stored_instead(const Findings& found, const CodecSpec& codec) {
   add(found.nan > 0, "0 for NaN");
   const bool beyond = found.overflow_fp32 > 0;
   add(found.inf > 0 || beyond,
-      fmt::format("the largest finite magnitude of its {} for what is {}", to_string(make_codec(codec)->granularity()),
-                  !beyond         ? "infinite"
-                  : found.inf > 0 ? "infinite or beyond fp32"
-                                  : "beyond fp32"));
-  add(found.overflow > found.overflow_fp32, "65504 for what is beyond fp16");
+      fmt::format("the largest finite magnitude of its {} for {}", to_string(make_codec(codec)->granularity()),
+                  !beyond         ? "infinities"
+                  : found.inf > 0 ? "values that are infinite or beyond fp32"
+                                  : "values beyond fp32"));
+  add(found.overflow > found.overflow_fp32, "65504 for values beyond fp16");
   return text;
 }
 

@@ -44,7 +44,7 @@ struct WeightReader::State {
   [[nodiscard]] WeightSource open(const StoredWeights::Tensor& tensor, Buffers& buffers) const {
     const TensorInfo& info = tensor.stored.info;
     if (!is_weight_type(info.dtype))
-      fail(stored.reader(), info, fmt::format("type {} holds no weights", traits(info.dtype).name));
+      fail(stored.reader(), info, fmt::format("type {} is not a weight type", traits(info.dtype).name));
     return about(stored.reader(), [&] { return open_source(stored, tensor, buffers); });
   }
 

@@ -29,9 +29,9 @@ TEST(CodecOptions, ErrorsNameTheOption) {
     return error_of([&] { return parse_codec("--to", text, target_names()); });
   };
   EXPECT_EQ(error("nf4:block-size=32"), "nothing");
-  EXPECT_EQ(error("keep"), "--to: 'keep' is none of " + test::listed_codecs(", ", false));
+  EXPECT_EQ(error("keep"), "--to: 'keep' is not one of " + test::listed_codecs(", ", false));
   EXPECT_EQ(error("NF4:block-size=32"),
-            "--to: 'NF4' is none of " + test::listed_codecs(", ", false) + ": did you mean nf4?");
+            "--to: 'NF4' is not one of " + test::listed_codecs(", ", false) + ": did you mean nf4?");
   EXPECT_EQ(error("int8:block-size=32"), "--to 'int8:block-size=32': codec int8 has no options");
 }
 
@@ -50,7 +50,7 @@ TEST(CodecOptions, ARuleIsAPatternAndACodec) {
   EXPECT_THAT(error_of([] { return parse_rule("up=nf5:block-size=32"); }),
               HasSubstr("--tensor 'up=nf5:block-size=32': codec '"));
   EXPECT_EQ(error_of([] { return parse_rule("up=nf4:double-quant=maybe"); }),
-            "--tensor 'up=nf4:double-quant=maybe': double-quant of codec nf4: 'maybe' is none of yes, no");
+            "--tensor 'up=nf4:double-quant=maybe': double-quant of codec nf4: 'maybe' is not one of yes, no");
 }
 
 TEST(CodecOptions, CompletionOffersEveryValueThatIsNotTheDefault) {

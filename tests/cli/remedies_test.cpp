@@ -18,7 +18,7 @@ using Kind = Remedy::Kind;
 constexpr Kind last = Kind::reasons;
 
 TEST(Remedies, AreOptionsBehindTheText) {
-  EXPECT_EQ(with_options("out: exists", {Kind::replace_output}), "out: exists; --overwrite replaces it");
+  EXPECT_EQ(with_options("out: exists", {Kind::replace_output}), "out: exists; pass --overwrite to replace it");
   EXPECT_EQ(with_options("as it is", {}), "as it is");
 }
 
@@ -47,11 +47,11 @@ TEST(Remedies, ArePrinted) {
     return test::run_program(root.path(), "convert m.safetensors out.safetensors --to nf4 " + rest);
   };
   EXPECT_THAT(convert("--max-memory 1MB").err, testing::EndsWith("; raise --max-memory to 15MB or more\n"));
-  constexpr const char* reasons = "; --dry-run tells that of each";
+  constexpr const char* reasons = "; --dry-run shows the reason for each tensor";
   EXPECT_THAT(convert("--dry-run").err, testing::HasSubstr(reasons));
   EXPECT_THAT(convert("--json").out, testing::HasSubstr(reasons));
   EXPECT_THAT(test::read_file(root.path() / "out.safetensors.nibble.json"), testing::Not(testing::HasSubstr("--")));
-  EXPECT_THAT(convert("").err, testing::EndsWith("; --overwrite replaces it\n"));
+  EXPECT_THAT(convert("").err, testing::EndsWith("; pass --overwrite to replace it\n"));
   EXPECT_THAT(convert("--overwrite").err, testing::HasSubstr(reasons));
 }
 

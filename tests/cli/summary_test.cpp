@@ -132,7 +132,7 @@ TEST_F(Summary, TheFigureIsThatOfTheQuantizedWeights) {
     const std::string text = fmt::format("{:.2f}", figure);
     EXPECT_THAT(out, HasSubstr("SQNR of the quantized weights: " + text + " dB"));
     EXPECT_THAT(run("measure m out").out, HasSubstr(" " + text + " "));
-    EXPECT_EQ(out.find(", of the cast ones: 5") != std::string::npos, !more.empty()) << out;
+    EXPECT_EQ(out.find(", of the cast weights: 5") != std::string::npos, !more.empty()) << out;
     EXPECT_EQ(manifest.at("cast").at("tensors"), more.empty() ? 0 : 1);
     EXPECT_EQ(manifest.at("quantized").at("tensors"), 8);
   }
@@ -142,7 +142,7 @@ TEST_F(Summary, TheFigureIsThatOfTheQuantizedWeights) {
 // A cast to the type that all weights have.
 TEST_F(Summary, WhatStaysAsItWasIsSaidToBeExact) {
   const test::Outcome outcome = run("convert w.safetensors same.safetensors --to fp32");
-  EXPECT_THAT(outcome.out, HasSubstr("every weight is as it was\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("every weight is unchanged\n"));
   EXPECT_THAT(outcome.err, HasSubstr("warning: nothing is cast: every weight is fp32 already\n"));
   EXPECT_EQ(nlohmann::json::parse(run("convert w.safetensors again.safetensors --to fp32 --json").out).at("exact"),
             true);
@@ -173,7 +173,7 @@ TEST_F(Summary, FilesAndOtherModelsLoadOtherwise) {
   EXPECT_THAT(run("convert w.safetensors f.safetensors --to fp8").out,
               HasSubstr("load_file(\"f.safetensors\"), the tensors that compressed-tensors writes"));
   EXPECT_THAT(run("convert m c --to nf4 --embeddings int8 --allow-nibble-only").out,
-              HasSubstr("\nload: by nibble alone"));
+              HasSubstr("\nload: only nibble can read it"));
   root_.write("m/config.json", R"({"model_type":"new"})");
   EXPECT_THAT(run("convert m d --to nf4").out, HasSubstr("\nload: transformers.AutoModel.from_pretrained(\"d\")\n"));
   root_.write("m/config.json", "{}");

@@ -46,11 +46,11 @@ class UsageErrors : public testing::Test {
 TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {
   const std::string convert = "convert w.safetensors out.safetensors --to ";
   EXPECT_EQ(error_of(convert + "fp16 --on-overflow saturate"),
-            "--on-overflow: 'saturate' is none of error, clamp, keep");
+            "--on-overflow: 'saturate' is not one of error, clamp, keep");
   EXPECT_EQ(error_of(convert + "nf4 --nonfinite kepe"),
-            "--nonfinite: 'kepe' is none of keep, error, quantize: did you mean keep?");
-  const std::string targets = "is none of " + test::listed_codecs(", ", false);
-  const std::string all = "is none of " + test::listed_codecs();
+            "--nonfinite: 'kepe' is not one of keep, error, quantize: did you mean keep?");
+  const std::string targets = "is not one of " + test::listed_codecs(", ", false);
+  const std::string all = "is not one of " + test::listed_codecs();
   EXPECT_EQ(error_of(convert + "NF4"), "--to: 'NF4' " + targets + ": did you mean nf4?");
   EXPECT_EQ(error_of(convert + "int4"), "--to: 'int4' " + targets + ": did you mean nf4?");
   EXPECT_EQ(error_of(convert + "keep"), "--to: 'keep' " + targets);
@@ -58,16 +58,16 @@ TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {
             "--embeddings: 'bfloat16' " + all + ": did you mean bf16?");
   EXPECT_EQ(error_of(convert + "nf4 --tensor 'up.*=nf5'"), "--tensor 'up.*=nf5': codec 'nf5' " + all);
   EXPECT_EQ(error_of(convert + "nf4 --compute-dtype int8"),
-            "--compute-dtype: 'int8' is none of float32, bfloat16, float16");
-  EXPECT_EQ(error_of(convert + "nf4 --progress loud"), "--progress: 'loud' is none of auto, bar, plain, json, none");
-  EXPECT_EQ(error_of("completion tcsh"), "SHELL: 'tcsh' is none of bash, zsh, fish");
+            "--compute-dtype: 'int8' is not one of float32, bfloat16, float16");
+  EXPECT_EQ(error_of(convert + "nf4 --progress loud"), "--progress: 'loud' is not one of auto, bar, plain, json, none");
+  EXPECT_EQ(error_of("completion tcsh"), "SHELL: 'tcsh' is not one of bash, zsh, fish");
   EXPECT_EQ(error_of("measure w.safetensors --to nf5"), "--to: 'nf5' " + targets);
 }
 
 // What one command takes, the other does, and rules do.
 TEST_F(UsageErrors, CodecsAreRefusedForTheSameReasonEverywhere) {
   for (const auto& [codec, fact] :
-       {std::pair<std::string, std::string>{"nf4:block-size=33", "block-size of codec nf4: '33' is none of 32, 64"},
+       {std::pair<std::string, std::string>{"nf4:block-size=33", "block-size of codec nf4: '33' is not one of 32, 64"},
         {"int8:block-size=32", "codec int8 has no options"},
         {"nf4:blocksize=32", "did you mean block-size?"}}) {
     EXPECT_THAT(error_of("measure w.safetensors --to " + codec), HasSubstr(fact));
@@ -80,9 +80,9 @@ TEST_F(UsageErrors, CodecsAreRefusedForTheSameReasonEverywhere) {
 
 TEST_F(UsageErrors, AnOptionOfACodecIsNotSaidTwice) {
   EXPECT_EQ(error_of("convert m out --to nf4:block-size=32 --block-size 64"),
-            "--block-size does not go with 'nf4:block-size=32', which says it too");
+            "--block-size cannot be combined with 'nf4:block-size=32', which sets the same option");
   EXPECT_EQ(error_of("convert m out --to int8 --tensor '.*=nf4:double-quant=yes' --no-double-quant"),
-            "--no-double-quant does not go with '=nf4:double-quant=yes', which says it too");
+            "--no-double-quant cannot be combined with '=nf4:double-quant=yes', which sets the same option");
 }
 
 TEST_F(UsageErrors, ShortNamesOfComputeTypesAreTaken) {
@@ -96,7 +96,7 @@ TEST_F(UsageErrors, ShortNamesOfComputeTypesAreTaken) {
 }
 
 TEST_F(UsageErrors, TyposGetASuggestion) {
-  const std::string all = "is none of convert, inspect, measure, formats, completion";
+  const std::string all = "is not one of convert, inspect, measure, formats, completion";
   EXPECT_EQ(error_of("convrt w.safetensors out"),
             "command 'convrt' " + all + ": did you mean convert? (see nibble --help)");
   EXPECT_EQ(error_of("x"), "command 'x' " + all + " (see nibble --help)");
@@ -138,9 +138,9 @@ TEST_F(UsageErrors, WhatIsGivenTooOftenOrWithoutAValue) {
   EXPECT_EQ(message("convert m out --to nf4 --to fp16"), "--to is given 2 times");
   EXPECT_EQ(message("measure m m --worst 3 --worst 4 --worst 5"), "--worst is given 3 times");
   EXPECT_EQ(message("inspect m --json=maybe"), "--json takes no value");
-  EXPECT_EQ(message("measure m m --csv --json"), "--json does not go with --csv");
+  EXPECT_EQ(message("measure m m --csv --json"), "--json cannot be combined with --csv");
   EXPECT_EQ(message("convert m out --to nf4 --keep-shards --max-shard-size 1GB"),
-            "--max-shard-size does not go with --keep-shards");
+            "--max-shard-size cannot be combined with --keep-shards");
 }
 
 TEST_F(UsageErrors, NumbersHaveBounds) {
@@ -149,7 +149,7 @@ TEST_F(UsageErrors, NumbersHaveBounds) {
               std::string("--threads: '") + number + "' is not a whole number from 1 to 1024");
   EXPECT_EQ(error_of("measure m m --worst many"), "--worst: 'many' is not a whole number from 0 to 1000000000");
   EXPECT_EQ(error_of("convert m out --to nf4 --block-size 33"),
-            "--block-size: block-size of codec nf4: '33' is none of 32, 64, 128, 256, 512, 1024, 2048, 4096");
+            "--block-size: block-size of codec nf4: '33' is not one of 32, 64, 128, 256, 512, 1024, 2048, 4096");
 }
 
 TEST_F(UsageErrors, HelpIsACommand) {
@@ -191,28 +191,31 @@ TEST_F(UsageErrors, APatternThatMatchesPartsSaysWhatWouldMatch) {
 TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
   const auto message = [&](const std::string& options) { return error_of("convert m out --to " + options); };
   EXPECT_EQ(message("fp16 --block-size 32"),
-            "--block-size does not go with --to fp16: only nf4 and fp4 have this option");
+            "--block-size cannot be combined with --to fp16: only nf4 and fp4 have this option");
   EXPECT_EQ(message("int8 --no-double-quant"),
-            "--no-double-quant does not go with --to int8: only nf4 and fp4 have double quantization");
+            "--no-double-quant cannot be combined with --to int8: only nf4 and fp4 have double quantization");
   EXPECT_EQ(message("int8 --compute-dtype bf16"),
-            "--compute-dtype does not go with --to int8: only nf4 and fp4 layers have a compute type");
+            "--compute-dtype cannot be combined with --to int8: only nf4 and fp4 layers have a compute type");
   EXPECT_EQ(message("nf4 --on-overflow clamp"),
-            "--on-overflow applies to no tensor: it is for casts (--nonfinite is for what is quantized)");
-  EXPECT_EQ(message("bf16 --nonfinite quantize"),
-            "--nonfinite does not go with --to bf16: casts store NaN and infinity as they are, so there is nothing to "
-            "quantize");
+            "--on-overflow applies to no tensor: it applies to casts only (--nonfinite applies to quantized tensors)");
+  EXPECT_EQ(
+      message("bf16 --nonfinite quantize"),
+      "--nonfinite cannot be combined with --to bf16: casts store NaN and infinity as they are, so there is nothing to "
+      "quantize");
   for (const char* const option : {"--no-default-skips", "--embeddings nf4", "--lm-head nf4", "--experts nf4"})
-    EXPECT_THAT(message(std::string("fp16 ") + option), HasSubstr(" does not go with --to fp16: a cast takes all"));
+    EXPECT_THAT(message(std::string("fp16 ") + option),
+                HasSubstr(" cannot be combined with --to fp16: a cast converts all"));
   EXPECT_THAT(message("nf4 --keep-shards --max-shard-size 1GB"),
               testing::AllOf(HasSubstr("--keep-shards"), HasSubstr("--max-shard-size")));
   EXPECT_EQ(message("fp16 --allow-nibble-only"),
-            "--allow-nibble-only does not go with --to fp16: what is not quantized loads everywhere");
+            "--allow-nibble-only cannot be combined with --to fp16: transformers can load every cast");
   // Or with what a rule makes of the tensors.
   EXPECT_EQ(message("nf4 --tensor '.*=int8' --block-size 32"),
             "--block-size applies to no tensor: only nf4 and fp4 have this option");
   for (const std::string option : {"--max-shard-size 1GB", "--keep-shards"})
-    EXPECT_EQ(error_of("convert w.safetensors out.safetensors --to nf4 " + option),
-              option.substr(0, option.find(' ')) + " does not go with 'w.safetensors': a file becomes one file");
+    EXPECT_EQ(
+        error_of("convert w.safetensors out.safetensors --to nf4 " + option),
+        option.substr(0, option.find(' ')) + " has no effect on 'w.safetensors': a file is converted to a single file");
   // A rule may bring the codec that an option is for.
   const auto code = [&](const std::string& options) {
     return test::run_program(root_.path(), "convert m o --overwrite --to " + options).code;
@@ -230,11 +233,14 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
 
 TEST_F(UsageErrors, OutputIsOfTheKindOfTheInput) {
   const auto message = [&](const std::string& arguments) { return error_of("convert " + arguments + " --to nf4"); };
-  EXPECT_EQ(message("m out.safetensors"),
-            "output 'out.safetensors': the input 'm' is a directory, so the output is one: its name must not end in "
-            ".safetensors");
-  EXPECT_EQ(message("w.safetensors out/"),
-            "output 'out/': the input 'w.safetensors' is a file, so the output is one: its name must not end in /");
+  EXPECT_EQ(
+      message("m out.safetensors"),
+      "output 'out.safetensors': the input 'm' is a directory, so the output is a directory, too: its name must not "
+      "end in "
+      ".safetensors");
+  EXPECT_EQ(
+      message("w.safetensors out/"),
+      "output 'out/': the input 'w.safetensors' is a file, so the output is a file, too: its name must not end in /");
   for (const char* const in : {"m", "w.safetensors"})
     for (const std::string ending : {".gguf", ".bin", ".pt", ".pth", ".zip", ".json", ".txt"})
       EXPECT_EQ(message(std::string(in) + " out" + ending),
@@ -243,7 +249,7 @@ TEST_F(UsageErrors, OutputIsOfTheKindOfTheInput) {
   EXPECT_EQ(message("m ''"), "output '': is empty");
   for (const char* const option : {"", " --overwrite", " --dry-run"})
     EXPECT_EQ(error_of(std::string("convert w.safetensors m --to nf4") + option),
-              "output 'm': is a directory, but the input 'w.safetensors' is a file, so the output is one: name a file");
+              "output 'm': is a directory, but the input 'w.safetensors' is a file: name a file for the output");
 }
 
 // A dot in a name makes no extension.
@@ -306,9 +312,9 @@ TEST_F(UsageErrors, OutputsThatAreNoFiles) {
   EXPECT_EQ(error_of("convert m w.safetensors/out --to nf4"), "w.safetensors/out: 'w.safetensors' is not a directory");
   EXPECT_EQ(error_of("convert m w.safetensors/a/out --to nf4"),
             "w.safetensors/a/out: 'w.safetensors' is not a directory");
-  EXPECT_EQ(error_of("convert m m/out --to nf4"), "m/out: lies in the input 'm'");
+  EXPECT_EQ(error_of("convert m m/out --to nf4"), "m/out: is inside the input 'm'");
   EXPECT_EQ(error_of("convert m ../\"${PWD##*/}\" --to nf4").substr(3 + root_.path().filename().string().size()),
-            ": holds the input 'm'");
+            ": contains the input 'm'");
   EXPECT_EQ(error_of("convert m m/ --to nf4"), "m/: is the input 'm'");
   EXPECT_EQ(error_of("convert w.safetensors w.safetensors --to nf4 --overwrite"),
             "w.safetensors: is the input 'w.safetensors'");

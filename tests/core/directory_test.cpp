@@ -54,7 +54,7 @@ TEST_F(DirectoryTest, LinksAreNotFollowed) {
 TEST_F(DirectoryTest, StatusThatCannotBeReadIsNoAbsence) {
   const std::string too_long(300, 'n');
   EXPECT_THAT(error_of([&] { (void)status_of(fd_.get(), too_long, "out"); }, Errc::io),
-              testing::StartsWith("out: cannot look at 'nnn"));
+              testing::StartsWith("out: cannot read the status of 'nnn"));
 }
 
 TEST_F(DirectoryTest, TreesAreRemovedButNotWhatTheirLinksLeadTo) {

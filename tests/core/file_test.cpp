@@ -71,7 +71,8 @@ TEST_F(File, OnlyRegularFilesAreOpenedAndNothingIsWaitedFor) {
   EXPECT_EQ(refused("broken"), "broken: cannot open: No such file or directory");
   EXPECT_EQ(refused("s"), "s: cannot open: No such device or address");
   EXPECT_EQ(refused("/dev/null"), "/dev/null: is a device, not a regular file");
-  EXPECT_EQ(error_of([&] { (void)InputFile(directory.fd(), std::string("p\0", 2), "p"); }), "p: its name has a NUL");
+  EXPECT_EQ(error_of([&] { (void)InputFile(directory.fd(), std::string("p\0", 2), "p"); }),
+            "p: its name contains a NUL byte");
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
   ::close(socket);
 }
@@ -95,7 +96,7 @@ TEST_F(File, TruncationIsTold) {
   const InputFile file = open("f");
   std::filesystem::resize_file(dir.path() / "f", 4);
   EXPECT_EQ(error_of([&] { (void)text_at(file, 0, 10); }, Errc::input_changed),
-            "f: ends at byte 4 now, had 10 when it was opened");
+            "f: now ends at byte 4, but had 10 bytes when it was opened");
 }
 
 TEST_F(File, WhatTheSystemRefusesIsNotTheEnd) {
@@ -130,7 +131,7 @@ TEST_F(File, ChangesAreTold) {
 
   const InputFile removed = open("f");
   std::filesystem::remove(dir.path() / "f");
-  EXPECT_EQ(changed(removed), "f: is gone: No such file or directory");
+  EXPECT_EQ(changed(removed), "f: no longer exists: No such file or directory");
 }
 
 TEST_F(File, OutputIsWrittenInAnyOrder) {
@@ -185,7 +186,7 @@ TEST_F(File, WhatFitsNoDiskIsToldBeforeTheFirstByte) {
               testing::MatchesRegex("o: 1152921504606846976 bytes do not fit, the disk has [0-9]+ free"));
   EXPECT_EQ(std::filesystem::file_size(dir.path() / "o"), 0u);
   EXPECT_EQ(error_of([&] { out.reserve(std::uint64_t{1} << 63); }, Errc::io),
-            "o: offset 9223372036854775808 is beyond what files can have");
+            "o: offset 9223372036854775808 is beyond the largest that a file can have");
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ TEST_F(Shards, TheOneUsedLeastRecentlyIsClosed) {
   std::filesystem::remove(dir.path() / "f0");
   std::filesystem::remove(dir.path() / "f1");
   EXPECT_EQ(read(0), "f0");
-  EXPECT_EQ(error_of([&] { (void)read(1); }, Errc::input_changed), "f1: is gone: No such file or directory");
+  EXPECT_EQ(error_of([&] { (void)read(1); }, Errc::input_changed), "f1: no longer exists: No such file or directory");
 }
 
 TEST_F(Shards, OneThatIsOpenedAgainHasToBeTheSame) {

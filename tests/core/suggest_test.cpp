@@ -51,8 +51,8 @@ TEST(Nearest, HasTheSameDigits) {
 
 TEST(NoneOf, ListsWhatThereIs) {
   constexpr std::array<Word, 2> words{"clamp", "keep"};
-  EXPECT_EQ(none_of("saturate", words), "'saturate' is none of clamp, keep");
-  EXPECT_EQ(none_of("Clamp\n", words), "'Clamp\\n' is none of clamp, keep: did you mean clamp?");
+  EXPECT_EQ(none_of("saturate", words), "'saturate' is not one of clamp, keep");
+  EXPECT_EQ(none_of("Clamp\n", words), "'Clamp\\n' is not one of clamp, keep: did you mean clamp?");
 }
 
 }  // namespace

@@ -228,7 +228,8 @@ TEST(Quantized, IsOpenedOnRequest) {
 }
 
 TEST(Paths, WithNulOpenNothing) {
-  EXPECT_EQ(error_of([] { (void)open_checkpoint(std::string("/tmp\0x", 6)); }), "/tmp\\x00x: a path has no NUL");
+  EXPECT_EQ(error_of([] { (void)open_checkpoint(std::string("/tmp\0x", 6)); }),
+            "/tmp\\x00x: the path contains a NUL byte");
 }
 
 TEST(Paths, PipesAreRefusedWithoutWaiting) {

@@ -24,7 +24,7 @@ TEST(Tensor, ElementCount) {
   EXPECT_EQ(test::error_of([] {
               (void)element_count({std::uint64_t{1} << 32, std::uint64_t{1} << 32});
             }),
-            "shape 4294967296 x 4294967296 has more elements than 64 bits count");
+            "the elements of shape 4294967296 x 4294967296 exceed 64 bits");
 }
 
 TEST(Tensor, ByteCount) {

@@ -19,8 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 def test_bad_input(llama, variant, tokenizer, tmp_path):
     run = (llama, llama, "--text", TEXT)
     missing = tmp_path / "nothing-here"
-    assert fails(3, missing, llama, "--text", TEXT) == f"{missing}: is no directory"
-    assert fails(3, llama, missing, "--text", TEXT) == f"{missing}: is no directory"
+    assert fails(3, missing, llama, "--text", TEXT) == f"{missing}: is not a directory"
+    assert fails(3, llama, missing, "--text", TEXT) == f"{missing}: is not a directory"
     assert fails(3, llama, llama, "--text", missing) == f"{missing}: No such file or directory"
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -35,12 +35,12 @@ def test_bad_input(llama, variant, tokenizer, tmp_path):
     assert fails(3, llama, llama, "--text", short) == f"{short}: has {count} tokens, two windows of 64 take 128"
     short.write_bytes(b"caf\xe9 ")
     assert fails(3, llama, llama, "--text", short) == f"{short}: is not UTF-8: byte 3"
-    assert "is a model of another kind (encoder)" in fails(3, llama, minilm.model_directory(), "--text", TEXT)
+    assert "is a different kind of model (encoder)" in fails(3, llama, minilm.model_directory(), "--text", TEXT)
 
     other = variant(lambda model: None)
     train_llama.make_tokenizer([TEXT.read_text()], VOCABULARY - 50).save_pretrained(other)
     assert fails(3, llama, other, "--text", TEXT) == (
-        f"{other}: its tokenizer makes other tokens of {TEXT} than the reference's")  # fmt: skip
+        f"{other}: its tokenizer splits {TEXT} into other tokens than the reference's")  # fmt: skip
     larger = variant(lambda model: model.resize_token_embeddings(VOCABULARY + 8))
     assert fails(3, llama, larger, "--text", TEXT) == (
         f"{larger}: its vocabulary has {VOCABULARY + 8} tokens, the reference's has {VOCABULARY}")  # fmt: skip
@@ -88,10 +88,10 @@ def test_a_shard_elsewhere(llama, copy_of, tmp_path):
     index = copy_of / "model.safetensors.index.json"
     os.mkfifo(tmp_path / "pipe.safetensors")
     index.write_text(json.dumps({"weight_map": {"lm_head.weight": "../pipe.safetensors"}}))
-    assert fails(3, llama, copy_of, "--text", TEXT) == f"{copy_of}/../pipe.safetensors: is no regular file"
+    assert fails(3, llama, copy_of, "--text", TEXT) == f"{copy_of}/../pipe.safetensors: is not a regular file"
     for content in ([], {"weight_map": 5}, {"weight_map": {"lm_head.weight": 5}}, {}):
         index.write_text(json.dumps(content))
-        assert fails(3, llama, copy_of, "--text", TEXT) == f"{index}: 'weight_map' is no object of file names"
+        assert fails(3, llama, copy_of, "--text", TEXT) == f"{index}: 'weight_map' is not an object of file names"
     index.write_text(json.dumps({"weight_map": {"lm_head.weight": "a\0b"}}))
     assert fails(3, llama, copy_of, "--text", TEXT).endswith(": embedded null byte")
 
@@ -108,7 +108,7 @@ def test_a_truncated_pickle(llama, copy_of):
 @pytest.mark.parametrize("architectures", [5, "LlamaForCausalLM", {"a": 1}, [5], True])
 def test_architectures_of_another_type(llama, copy_of, architectures):
     edit_config(copy_of, architectures=architectures)
-    expected = f"{copy_of}/config.json: 'architectures' is no list of names"
+    expected = f"{copy_of}/config.json: 'architectures' is not a list of names"
     assert fails(3, llama, copy_of, "--text", TEXT) == expected
     assert fails(3, copy_of, llama, "--text", TEXT) == expected
 
@@ -128,7 +128,7 @@ def test_a_config_of_other_types(llama, copy_of, fields):
 def test_numbers_of_other_types():
     """transformers 5 refuses them itself, transformers 4 hands them on."""
     config = types.SimpleNamespace(vocab_size="many", n_positions=64)
-    with pytest.raises(BadInput, match="^DIR/config.json: 'vocab_size' is no number$"):
+    with pytest.raises(BadInput, match="^DIR/config.json: 'vocab_size' is not a number$"):
         number(config, "vocab_size", "DIR")
     assert (number(config, "n_positions", "DIR"), number(config, "hidden_size", "DIR")) == (64, None)
 
@@ -148,12 +148,12 @@ def test_a_pipe_is_not_waited_for(llama, copy_of, name):
     os.mkfifo(copy_of / name)
     text = copy_of / name if name == "text" else TEXT
     for arguments in ((llama, copy_of), (copy_of, llama)):
-        assert fails(3, *arguments, "--text", text) == f"{copy_of / name}: is no regular file"
+        assert fails(3, *arguments, "--text", text) == f"{copy_of / name}: is not a regular file"
 
 
 def test_a_text_that_is_a_pipe(llama, tmp_path):
     os.mkfifo(tmp_path / "text")
-    assert fails(3, llama, llama, "--text", tmp_path / "text") == f"{tmp_path}/text: is no regular file"
+    assert fails(3, llama, llama, "--text", tmp_path / "text") == f"{tmp_path}/text: is not a regular file"
 
 
 def test_a_damaged_tokenizer(llama, copy_of):

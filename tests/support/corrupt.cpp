@@ -108,7 +108,7 @@ std::vector<Corrupt> corrupt_safetensors() {
   header("number", "12", "header is a number, not an object");
   header("deep_unknown_field", entry(R"({"x":)" + repeat("[", 127) + repeat("]", 127) + "}"),
          "header: nested deeper than 128 levels");
-  header("deep_shape", entry(R"({"shape":[[4]]})"), "tensor 'w': shape has an array where a dimension is due");
+  header("deep_shape", entry(R"({"shape":[[4]]})"), "tensor 'w': shape has an array in place of a dimension");
 
   header("metadata_list", R"({"__metadata__":[]})", "__metadata__ is an array, not an object");
   header("metadata_number", R"({"__metadata__":{"a":1}})", "__metadata__: 'a' is a number, not a string");
@@ -127,14 +127,14 @@ std::vector<Corrupt> corrupt_safetensors() {
   header("dtype_number", entry(R"({"dtype":3})"), "tensor 'w': dtype is a number, not a string");
   header("dtype_boolean", entry(R"({"dtype":true})"), "tensor 'w': dtype is a boolean, not a string");
   header("shape_number", entry(R"({"shape":4})"), "tensor 'w': shape is a number, not an array");
-  header("shape_string", entry(R"({"shape":["4"]})"), "tensor 'w': shape has a string where a dimension is due");
-  header("shape_fraction", entry(R"({"shape":[4.0]})"), "tensor 'w': shape has a fraction where a dimension is due");
+  header("shape_string", entry(R"({"shape":["4"]})"), "tensor 'w': shape has a string in place of a dimension");
+  header("shape_fraction", entry(R"({"shape":[4.0]})"), "tensor 'w': shape has a fraction in place of a dimension");
   header("shape_negative", entry(R"({"shape":[-4]})"),
-         "tensor 'w': shape has a negative number where a dimension is due");
+         "tensor 'w': shape has a negative number in place of a dimension");
   header("shape_negative_zero", entry(R"({"shape":[-0]})"),
-         "tensor 'w': shape has a negative number where a dimension is due");
+         "tensor 'w': shape has a negative number in place of a dimension");
   header("shape_over_64_bits", entry(R"({"shape":[18446744073709551616]})"),
-         "tensor 'w': shape has a number beyond 64 bits where a dimension is due");
+         "tensor 'w': shape has a number beyond 64 bits in place of a dimension");
   header("offsets_number", entry(R"({"data_offsets":0})"), "tensor 'w': data_offsets are a number, not an array");
   header("offsets_one", entry(R"({"data_offsets":[0]})"), "tensor 'w': data_offsets are not two numbers");
   header("offsets_three", entry(R"({"data_offsets":[0,4,8]})"), "tensor 'w': data_offsets are not two numbers");
@@ -184,7 +184,7 @@ std::vector<Corrupt> corrupt_safetensors() {
   add("html", "<!DOCTYPE html><html></html>", "is a web page, not the weights: the download failed");
   add("zip", "PK\x03\x04" + sixteen_bytes, "is a zip archive (torch.save?): torch files are not supported yet");
   add("pickle", "\x80\x02}q\x01." + sixteen_bytes, "is a pickle (torch.save?): torch files are not supported yet");
-  add("gguf", "GGUF\x03" + sixteen_bytes, "is a GGUF file: they are not supported yet");
+  add("gguf", "GGUF\x03" + sixteen_bytes, "is a GGUF file: GGUF files are not supported yet");
   all.push_back({"other_file",
                  {{"notes.txt", "some text, nothing else"}},
                  "notes.txt",

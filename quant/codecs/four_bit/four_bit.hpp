@@ -124,7 +124,7 @@ constexpr FourBitTables make_tables(const float (&codebook)[16], const std::arra
   return tables;
 }
 
-/// Throws Error(usage) if a blocksize is none of 32, 64, ..., 4096 or a size disagrees.
+/// Throws Error(usage) if a blocksize is not one of 32, 64, ..., 4096 or a size disagrees.
 void check_four_bit_sizes(std::size_t weights, std::size_t blocksize, std::size_t packed, std::size_t absmax);
 
 /// nf4::encode() and nf4::decode() for any tables.
@@ -159,8 +159,8 @@ inline constexpr std::array<std::string_view, 2> yes_or_no{"yes", "no"};
 
 /// The options of all 4-bit codecs.
 inline constexpr std::array<CodecOption, 2> four_bit_options{
-    {{blocksize_option, "weights per absmax", blocksizes, 1},
-     {double_quant_option, "absmax in 8 bits, 256 of them to a nested absmax", yes_or_no, 0}}};
+    {{blocksize_option, "number of weights that share an absmax", blocksizes, 1},
+     {double_quant_option, "store absmax in 8 bits, with a nested absmax for every 256 of them", yes_or_no, 0}}};
 
 /// A 4-bit codec with the options that a file states. Throws Error(usage) if it has no such blocksize.
 [[nodiscard]] CodecSpec four_bit_spec(std::string_view name, std::uint64_t blocksize, bool double_quant);

@@ -47,8 +47,8 @@ TEST_F(ApartTest, OutputsThatAreTheInputHoldItOrLieInIt) {
     EXPECT_EQ(refusal(out), at(out).string() + ": " + text + " the input '" + at("model").string() + "'");
   };
   for (const char* const out : {"model", "model/", "elsewhere/../model"}) fact(out, "is");
-  for (const char* const out : {"model/out", "model/out/", "model/sub/out", "model/sub"}) fact(out, "lies in");
-  fact(".", "holds");
+  for (const char* const out : {"model/out", "model/out/", "model/sub/out", "model/sub"}) fact(out, "is inside");
+  fact(".", "contains");
   EXPECT_THAT(refusal("file.safetensors", "file.safetensors"), HasSubstr(": is the input '"));
 }
 
@@ -67,7 +67,7 @@ TEST_F(ApartTest, WhatTheInputsLinksLeadToIsInput) {
   fs::create_directories(at("hub/snapshot"));
   fs::rename(at("file.safetensors"), at("hub/blobs/0123"));
   fs::create_symlink("../blobs/0123", at("hub/snapshot/model.safetensors"));
-  EXPECT_THAT(refusal("hub/blobs", "hub/snapshot"), HasSubstr(": holds what is linked from the input '"));
+  EXPECT_THAT(refusal("hub/blobs", "hub/snapshot"), HasSubstr(": contains files that are linked from the input '"));
   EXPECT_EQ(refusal("hub/out", "hub/snapshot"), "");
 }
 

@@ -69,7 +69,7 @@ TEST_F(CarryOverTest, WhatIsNoFileIsListed) {
 TEST_F(CarryOverTest, LinksThatCannotBeFollowedAreErrors) {
   fs::create_symlink(std::string(300, 'n'), root_.path() / "tokenizer.json");
   EXPECT_EQ(error_of([&] { measured(); }, Errc::io),
-            "out/tokenizer.json: cannot look at it in the input: File name too long");
+            "out/tokenizer.json: cannot read its status in the input: File name too long");
 }
 
 TEST_F(CarryOverTest, DepthIsBounded) {
@@ -80,7 +80,7 @@ TEST_F(CarryOverTest, DepthIsBounded) {
   EXPECT_EQ(bytes_, 4U);
   write(path + "d/file");
   EXPECT_THAT(error_of([&] { measured(); }),
-              testing::EndsWith("/: is a folder in more than 63 others, too deep to carry over"));
+              testing::EndsWith("/: is a folder inside more than 63 others, too deep to carry over"));
 }
 
 // Each of 14 folders leads twice into the next: 16,000 folders are made of them.

@@ -37,7 +37,8 @@ class OutputName : public testing::Test {
 
   test::TempDir root_;
   std::unique_ptr<Reader> directory_, file_;
-  const std::string a_file_ = "the input '" + escaped(at("it's.safetensors")) + "' is a file, so the output is one: ";
+  const std::string a_file_ =
+      "the input '" + escaped(at("it's.safetensors")) + "' is a file, so the output is a file, too: ";
 };
 
 TEST_F(OutputName, NamesOfModelsHaveDots) {
@@ -70,9 +71,10 @@ TEST_F(OutputName, WhatOtherToolsWriteIsRefused) {
 
 TEST_F(OutputName, ADirectoryBecomesADirectory) {
   for (const std::string out : {"out.safetensors", "out.SafeTensors", "out.safetensors/"})
-    EXPECT_EQ(refusal(*directory_, out), "the input '" + at("model") +
-                                             "' is a directory, so the output is one: its name must not end in "
-                                             ".safetensors")
+    EXPECT_EQ(refusal(*directory_, out),
+              "the input '" + at("model") +
+                  "' is a directory, so the output is a directory, too: its name must not end in "
+                  ".safetensors")
         << out;
   for (const std::string& out : {std::string("out/"), std::string("out//"), at("folder"), std::string("/")})
     EXPECT_EQ(refusal(*directory_, out), "") << out;

@@ -238,13 +238,13 @@ TEST_F(SwapTest, JournalsOfOthersDoNotCount) {
   }
   fs::rename(path, root_.path() / "elsewhere");
   fs::create_symlink("../elsewhere", path);
-  EXPECT_EQ(problem(), "it is no regular file");
+  EXPECT_EQ(problem(), "it is not a regular file");
   fs::remove(path);
   fs::create_directory(path);
-  EXPECT_EQ(problem(), "it is no regular file");
+  EXPECT_EQ(problem(), "it is not a regular file");
   fs::remove(path);
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
-  EXPECT_EQ(problem(), "it is no regular file");
+  EXPECT_EQ(problem(), "it is not a regular file");
 }
 
 TEST_F(SwapTest, JournalsAreBounded) {

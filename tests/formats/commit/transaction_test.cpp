@@ -129,7 +129,7 @@ TEST_F(TransactionTest, WhatTheUserMayNotReplaceIsSaidAtTheStart) {
   fs::permissions(root_.path(), fs::perms::all);
   EXPECT_EQ(as_nobody(directory, Kind::directory), "out: cannot replace: Permission denied");
   fs::permissions(root_.path(), fs::perms::all | fs::perms::sticky_bit);
-  const std::string sticky = "belongs to another user, and only its owner can replace what is in a sticky folder";
+  const std::string sticky = "belongs to another user, and only the owner can replace anything in a sticky folder";
   EXPECT_EQ(as_nobody(out_, Kind::file), "file: " + sticky);
   EXPECT_EQ(as_nobody(directory, Kind::directory), "out: " + sticky);
   // Root may, and so may everybody whose folder it is.
@@ -273,7 +273,7 @@ TEST_F(TransactionTest, AnotherWorkDirectoryOfTheNameIsSpared) {
 TEST_F(TransactionTest, WorkDirectoryWithOtherThingsInItIsSpared) {
   make_private_directory(root_.path() / ".out.nibble");
   write(root_.path() / ".out.nibble" / "thesis.tex", "years of work");
-  EXPECT_EQ(refusal(false), ".out.nibble: holds 'thesis.tex', which is not nibble's: move it away first");
+  EXPECT_EQ(refusal(false), ".out.nibble: contains 'thesis.tex', which nibble did not create: move it away first");
   EXPECT_EQ(read_file(root_.path() / ".out.nibble" / "thesis.tex"), "years of work");
 }
 
@@ -476,7 +476,7 @@ TEST_F(TransactionTest, LongNamesAreRefusedBeforeTheWork) {
     transaction.commit();
     fs::remove_all(root_.path() / longest);
     EXPECT_THAT(error_of([&] { Transaction(root_.path() / (longest + "n"), kind, {}); }, Errc::usage),
-                EndsWith(": its name has 244 bytes, 243 fit beside the names of nibble's own files"));
+                EndsWith(": its name has 244 bytes; at most 243 leave room for the names of nibble's own files"));
     EXPECT_THAT(entries_of(root_.path()), IsEmpty());
   }
 }
@@ -610,7 +610,7 @@ TEST_F(InterruptedTest, OldEntriesWithoutAJournalAreSpared) {
   interrupt(3);
   fs::remove(work_ / ".journal");
   write(out_ / "nibble.json", "{}");
-  EXPECT_EQ(refusal(true), "out/.nibble/old: holds what an interrupted run has replaced: move it away first");
+  EXPECT_EQ(refusal(true), "out/.nibble/old: contains the output that an interrupted run replaced: move it away first");
   EXPECT_EQ(entries_of(work_ / "old").size(), 3U);
 }
 
@@ -715,7 +715,7 @@ TEST_F(ForgedTest, BesideAFile) {
   fs::create_directory(work / "old");
   write(work / ".journal", test::journal(root_.path(), {{'-', "victim", inode_of(root_.path() / "victim"), 0}}));
   EXPECT_EQ(refusal(true, Kind::file),
-            ".out.nibble/.journal: is about 'victim', which is not ours to replace: remove it first");
+            ".out.nibble/.journal: names 'victim', which nibble may not replace: remove it first");
   EXPECT_EQ(read_file(out_), "old");
 }
 
@@ -767,7 +767,8 @@ TEST_F(InterruptedTest, WhatCameBackFromAnExchangeIsJudged) {
   make_old_model();
   write(root_.path() / ".out.nibble" / "exchanged" / "thesis.tex", "years of work");
   make_private_directory(root_.path() / ".out.nibble");
-  EXPECT_EQ(refusal(true), ".out.nibble/exchanged: holds what an interrupted run has replaced: move it away first");
+  EXPECT_EQ(refusal(true),
+            ".out.nibble/exchanged: contains the output that an interrupted run replaced: move it away first");
   EXPECT_EQ(read_file(root_.path() / ".out.nibble" / "exchanged" / "thesis.tex"), "years of work");
 }
 
@@ -783,7 +784,7 @@ TEST_F(ForgedTest, AboutNibblesOwnDirectory) {
   fs::create_directory(work_ / "new");
   fs::create_directory(work_ / "old");
   write_journal(test::journal(out_, {{'-', ".nibble", inode_of(work_), 0}}));
-  EXPECT_EQ(refusal(true), "out/.nibble/.journal: is about '.nibble', which is not ours to replace: remove it first");
+  EXPECT_EQ(refusal(true), "out/.nibble/.journal: names '.nibble', which nibble may not replace: remove it first");
 }
 
 // In a shared folder somebody else may have prepared what nibble will use.

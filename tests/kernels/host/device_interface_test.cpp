@@ -224,9 +224,9 @@ TEST(DeviceInterface, RefusesWhatMakesNoSense) {
   EXPECT_EQ(both([](auto& c) { c.nonfinite = nullptr; }), "nonfinite is null");
   EXPECT_EQ(both([](auto& c) { c.nonfinite = moved(c.nonfinite, 4); }),
             "nonfinite is 4 bytes past a multiple of 8, its alignment");
-  EXPECT_EQ(both([](auto& c) { put(c.dtype, 3); }), "dtype is 3, none of nibble_dtype");
+  EXPECT_EQ(both([](auto& c) { put(c.dtype, 3); }), "dtype is 3, not a nibble_dtype");
   EXPECT_EQ(refusal_of(four_bit, [](auto& c) { c.packed = nullptr; }), "packed is null");
-  EXPECT_EQ(refusal_of(four_bit, [](auto& c) { put(c.codebook, 2); }), "codebook is 2, none of nibble_codebook");
+  EXPECT_EQ(refusal_of(four_bit, [](auto& c) { put(c.codebook, 2); }), "codebook is 2, not a nibble_codebook");
   EXPECT_EQ(refusal_of(four_bit, [](auto& c) { c.blocksize = 48; }),
             "blocksize is 48, not a power of two from 32 to 4096");
   EXPECT_EQ(refusal_of(four_bit, [](auto& c) { c.size = (u64{1} << 48) + 1; }),

@@ -101,7 +101,7 @@ TEST(Interface, FourBitWeights) {
     EXPECT_EQ(refusal_of(plain(), [&](auto& weight) { weight.blocksize = blocksize; }),
               "weight.blocksize is " + std::to_string(blocksize) + ", not a power of two from 32 to 4096");
   EXPECT_EQ(refusal_of(plain(), [](auto& weight) { put(weight.codebook, 2); }),
-            "weight.codebook is 2, none of nibble_codebook");
+            "weight.codebook is 2, not a nibble_codebook");
   EXPECT_EQ(refusal_of(plain(), [](auto& weight) { weight.packed = nullptr; }), "weight.packed is null");
   EXPECT_EQ(refusal_of(plain(), [](auto& weight) { weight.absmax = nullptr; }),
             "weight has neither absmax nor absmax_codes");
@@ -168,7 +168,7 @@ TEST(Interface, Matrices) {
   };
   EXPECT_EQ(refusal_with([](auto&) {}), "");
   EXPECT_EQ(refusal([] { check_matrix("out", nullptr); }), "out is null");
-  EXPECT_EQ(refusal_with([](auto& out) { put(out.dtype, 3); }), "out.dtype is 3, none of nibble_dtype");
+  EXPECT_EQ(refusal_with([](auto& out) { put(out.dtype, 3); }), "out.dtype is 3, not a nibble_dtype");
   EXPECT_EQ(refusal_with([](auto& out) { out.stride = 2; }), "out.stride is 2, less than its 3 columns");
   EXPECT_EQ(refusal_with([](auto& out) { out.data = nullptr; }), "out.data is null");
   EXPECT_EQ(refusal_with([](auto& out) { out.dtype = NIBBLE_F32; }),

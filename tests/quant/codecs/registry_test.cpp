@@ -78,23 +78,23 @@ TEST(CodecSpec, KnowsTheOptionsOfItsCodec) {
 }
 
 TEST(CodecSpec, RefusesWhatItDoesNotKnow) {
-  const std::string sizes = "is none of 32, 64, 128, 256, 512, 1024, 2048, 4096";
-  const std::string codecs = " is none of " + test::listed_codecs();
+  const std::string sizes = "is not one of 32, 64, 128, 256, 512, 1024, 2048, 4096";
+  const std::string codecs = " is not one of " + test::listed_codecs();
   for (const auto& [text, error] :
        {std::pair<std::string, std::string>{"nf5", "codec 'nf5'" + codecs},
         {"", "codec ''" + codecs},
         {"int8:", "codec int8 has no options"},
         {"int8:block-size=64", "codec int8 has no options"},
-        {"nf4:", "option of codec nf4: '' is none of block-size, double-quant"},
-        {"nf4:block-size=32,", "option of codec nf4: '' is none of block-size, double-quant"},
+        {"nf4:", "option of codec nf4: '' is not one of block-size, double-quant"},
+        {"nf4:block-size=32,", "option of codec nf4: '' is not one of block-size, double-quant"},
         {"nf4:blocksize=64",
-         "option of codec nf4: 'blocksize' is none of block-size, "
+         "option of codec nf4: 'blocksize' is not one of block-size, "
          "double-quant: did you mean block-size?"},
         {"nf4:block-size", "block-size of codec nf4: '' " + sizes},
         {"nf4:block-size=33", "block-size of codec nf4: '33' " + sizes},
         {"nf4:block-size=64x", "block-size of codec nf4: '64x' " + sizes + ": did you mean 64?"},
         {"nf4:block-size=32=32", "block-size of codec nf4: '32=32' " + sizes},
-        {"nf4:double-quant=maybe", "double-quant of codec nf4: 'maybe' is none of yes, no"},
+        {"nf4:double-quant=maybe", "double-quant of codec nf4: 'maybe' is not one of yes, no"},
         {"nf4:block-size=64,block-size=64", "block-size of codec nf4 is given twice"},
         {"nf4 ", "codec 'nf4 '" + codecs + ": did you mean nf4?"}})
     EXPECT_EQ(error_of(text), "2 " + error) << text;

@@ -256,7 +256,7 @@ TEST(Convert, WhatDoubleQuantizationWouldMakeInfiniteIsRefused) {
     return run(in, recipe(four_bit_spec("nf4", 32, double_quant)));
   };
   EXPECT_THAT(test::error_of([&] { (void)convert(3.4028e38f, true); }),
-              HasSubstr(": tensor 'a.weight': its weights are so near to the largest of fp32"));
+              HasSubstr(": tensor 'a.weight': its weights are so close to the largest fp32 value"));
   EXPECT_EQ(test::remedy_of([&] { (void)convert(3.4028e38f, true); }).kind, Remedy::Kind::no_double_quant);
   EXPECT_EQ(convert(3.4028e38f, false).report.findings, Findings{});
   EXPECT_EQ(convert(3e38f, true).report.findings, Findings{});

@@ -297,8 +297,9 @@ TEST(Pairing, ErrorsSayWhichCheckpointTheyAreAbout) {
 TEST(About, KeepsWhatIsReturnedAndTheCodeOfWhatIsThrown) {
   const MemoryReader in;
   EXPECT_EQ(about(in, [] { return 7; }), 7);
-  EXPECT_EQ(error_of([&] { about(in, [] { throw Error(Errc::input_changed, "is gone"); }); }, Errc::input_changed),
-            "/: is gone");
+  EXPECT_EQ(
+      error_of([&] { about(in, [] { throw Error(Errc::input_changed, "no longer exists"); }); }, Errc::input_changed),
+      "/: no longer exists");
 }
 
 }  // namespace

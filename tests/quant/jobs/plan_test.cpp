@@ -172,13 +172,14 @@ TEST(Plan, NoDefaultSkipsQuantizesTheHead) {
 TEST(Plan, WhatBitsandbytesCannotSayIsRefused) {
   Recipe embeddings = nf4();
   embeddings.embeddings = "nf4";
-  EXPECT_EQ(error_of([&] { (void)make_plan(llama(), embeddings); }, Errc::usage),
-            "tensor 'model.embed_tokens.weight' (nf4) is no linear layer of the model: transformers could not load the "
-            "result");
+  EXPECT_EQ(
+      error_of([&] { (void)make_plan(llama(), embeddings); }, Errc::usage),
+      "tensor 'model.embed_tokens.weight' (nf4) is not a linear layer of the model: transformers could not load the "
+      "result");
   EXPECT_EQ(remedy_of([&] { (void)make_plan(llama(), embeddings); }).kind, Remedy::Kind::allow_nibble_only);
   Recipe mixed = nf4();
   mixed.rules = {{".*up_proj.*", "int8"}};
-  EXPECT_THAT(error_of([&] { (void)make_plan(llama(), mixed); }, Errc::usage), HasSubstr("bits where others have"));
+  EXPECT_THAT(error_of([&] { (void)make_plan(llama(), mixed); }, Errc::usage), HasSubstr("bits, but others have"));
   mixed.allow_nibble_only = true;
   const Plan plan = make_plan(llama(), mixed);
   EXPECT_TRUE(plan.nibble_only);

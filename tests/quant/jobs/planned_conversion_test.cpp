@@ -82,11 +82,11 @@ TEST_F(PlannedConversionTest, NamesThatSayOtherwiseAreRefused) {
   EXPECT_EQ(refused(""), "output '': is empty");
   EXPECT_EQ(refused(root_.path() / "out.gguf"),
             "output '" + (root_.path() / "out.gguf").string() + "': nibble writes safetensors, not .gguf");
-  const std::string is_file = "': the input '" + in_.string() + "' is a file, so the output is one: ";
+  const std::string is_file = "': the input '" + in_.string() + "' is a file, so the output is a file, too: ";
   EXPECT_EQ(refused(root_.path() / "out/"),
             "output '" + (root_.path() / "out/").string() + is_file + "its name must not end in /");
   EXPECT_EQ(refused(root_.path()), "output '" + root_.path().string() + "': is a directory, but the input '" +
-                                       in_.string() + "' is a file, so the output is one: name a file");
+                                       in_.string() + "' is a file: name a file for the output");
 }
 
 // A device is opened when it is needed, and only if there is enough to do.

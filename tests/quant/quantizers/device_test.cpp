@@ -77,8 +77,8 @@ TEST_F(Devices, LibrariesThatAreNotIt) {
            {"/no/such/libnibble_cuda.so", "/no/such/libnibble_cuda.so: cannot open shared object file: No such file"},
            {NIBBLE_TEST_DATA "/CMakeLists.txt", "CMakeLists.txt: "},
            {"libc.so.6",
-            "libc.so.6: has no nibble_device_interface_version, so it is no libnibble_cuda of this version"},
-           {incomplete, incomplete + ": has no nibble_last_error, so it is no libnibble_cuda of this version"},
+            "libc.so.6: has no nibble_device_interface_version, so it is not the libnibble_cuda of this version"},
+           {incomplete, incomplete + ": has no nibble_last_error, so it is not the libnibble_cuda of this version"},
            {tomorrow, tomorrow + ": has version 2 of the device interface, this nibble needs 1"}}) {
     const Variable other("NIBBLE_CUDA_LIBRARY", file.c_str());
     EXPECT_THAT(refusal(), StartsWith("cannot use CUDA: "));
@@ -212,7 +212,7 @@ TEST_F(Devices, ThatFailInTheMiddle) {
     const Variable fault("NIBBLE_SIMULATED_FAULT", (step + " ").c_str());  // another text, so it counts anew
     const Result result = converted(automatic.get());
     expect_same(result, expected);
-    EXPECT_THAT(result.warnings, Contains(HasSubstr(text + "; the CPU encoded what was left"))) << step;
+    EXPECT_THAT(result.warnings, Contains(HasSubstr(text + "; the CPU encoded the rest"))) << step;
   }
 }
 

@@ -144,14 +144,14 @@ TEST(Describe, SaysWhatIsQuantizedInstead) {
   };
   EXPECT_EQ(said({.nan = 1}, "nf4"), "1 NaN; stored instead: 0 for NaN");
   EXPECT_EQ(said({.nan = 1, .inf = 2}, "fp4"),
-            "1 NaN, 2 infinite; stored instead: 0 for NaN, the largest finite magnitude of its block for what is "
-            "infinite");
+            "1 NaN, 2 infinite; stored instead: 0 for NaN, the largest finite magnitude of its block for "
+            "infinities");
   EXPECT_EQ(said({.overflow = 3, .overflow_fp32 = 3}, "nf4"),
-            "3 beyond fp32; stored instead: the largest finite magnitude of its block for what is beyond fp32");
-  EXPECT_EQ(said({.overflow = 3}, "int8"), "3 beyond fp16; stored instead: 65504 for what is beyond fp16");
+            "3 beyond fp32; stored instead: the largest finite magnitude of its block for values beyond fp32");
+  EXPECT_EQ(said({.overflow = 3}, "int8"), "3 beyond fp16; stored instead: 65504 for values beyond fp16");
   EXPECT_EQ(said({.inf = 1, .overflow = 3, .overflow_fp32 = 1}, "int8"),
             "1 infinite, 3 beyond fp16, 1 of them beyond fp32; stored instead: the largest finite magnitude of its row "
-            "for what is infinite or beyond fp32, 65504 for what is beyond fp16");
+            "for values that are infinite or beyond fp32, 65504 for values beyond fp16");
 }
 
 TEST(Describe, NamesTheRangeThatCounts) {

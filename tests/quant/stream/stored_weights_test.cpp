@@ -208,7 +208,7 @@ TEST(StoredWeights, ContradictionsInInt8) {
     return problem(parts);
   };
   EXPECT_EQ(broken([](Parts& parts) { part(parts, "format").second[0] = std::byte{1}; }),
-            "tensor 'layer.weight': weight_format is not 0, rows as they are");
+            "tensor 'layer.weight': weight_format is not 0 (row-major)");
   for (const std::uint64_t size : {0U, 2U})
     EXPECT_EQ(broken([&](Parts& parts) {
                 part(parts, "format") = {{"layer.weight_format", DType::u8, {size}}, Bytes(size)};
@@ -248,16 +248,18 @@ TEST(StoredWeights, ContradictionsInFourBits) {
   const std::string of_state = "tensor 'layer.weight" + std::string(state) + "': ";
   EXPECT_EQ(with_state("\"blocksize\": 64", "\"blocksize\": 64 "), "");
   EXPECT_EQ(with_state("{", "["), of_state + "is not a JSON object");
-  EXPECT_EQ(with_state("\"blocksize\": 64", "\"blocksize\": 63"), of_state + "blocksize is none of 32, 64, ..., 4096");
-  EXPECT_EQ(with_state("\"blocksize\": 64", "\"blocksize\": -64"), of_state + "blocksize is none of 32, 64, ..., 4096");
+  EXPECT_EQ(with_state("\"blocksize\": 64", "\"blocksize\": 63"),
+            of_state + "blocksize is not one of 32, 64, ..., 4096");
+  EXPECT_EQ(with_state("\"blocksize\": 64", "\"blocksize\": -64"),
+            of_state + "blocksize is not one of 32, 64, ..., 4096");
   EXPECT_EQ(with_state("\"blocksize\": 64", "\"blocksize\": 4294967360"),
-            of_state + "blocksize is none of 32, 64, ..., 4096");
+            of_state + "blocksize is not one of 32, 64, ..., 4096");
   EXPECT_EQ(with_state("\"blocksize\": 64", "\"blocksize\": \"64\""),
-            of_state + "blocksize is none of 32, 64, ..., 4096");
+            of_state + "blocksize is not one of 32, 64, ..., 4096");
   EXPECT_EQ(with_state("\"shape\"", "\"form\""), of_state + "shape is missing");
   EXPECT_EQ(with_state("[70, 65]", "70"), of_state + "shape is missing");
-  EXPECT_EQ(with_state("[70, 65]", "[70, -65]"), of_state + "shape has a dimension that is no size");
-  EXPECT_EQ(with_state("[70, 65]", "[70, 6.5]"), of_state + "shape has a dimension that is no size");
+  EXPECT_EQ(with_state("[70, 65]", "[70, -65]"), of_state + "shape has a dimension that is not a size");
+  EXPECT_EQ(with_state("[70, 65]", "[70, 6.5]"), of_state + "shape has a dimension that is not a size");
   std::string shape = "[70, 65";
   for (int dimension = 2; dimension < 64; ++dimension) shape += ", 1";
   EXPECT_NE(with_state("[70, 65]", shape + "]"), of_state + "shape has more than 64 dimensions");
@@ -293,7 +295,7 @@ TEST(StoredWeights, ContradictionsInFourBits) {
               bytes.resize(65'537, std::byte{' '});
               info.shape = {bytes.size()};
             }),
-            of_state + "has 65537 bytes, more than any state");
+            of_state + "has 65537 bytes, more than any quant_state");
 }
 
 }  // namespace

@@ -63,7 +63,8 @@ TEST(Weights, WhatCannotBeReadIsSaid) {
   reader.add({"ids", DType::i64, {2}}, test::Bytes(16));
   reader.add({"w", DType::f32, {2}}, test::Bytes(8));
   EXPECT_EQ(error_of([&] { (void)weights(reader, "v"); }, Errc::usage), "/: has no tensor 'v'");
-  EXPECT_EQ(error_of([&] { (void)weights(reader, "ids"); }, Errc::usage), "/: tensor 'ids': type I64 holds no weights");
+  EXPECT_EQ(error_of([&] { (void)weights(reader, "ids"); }, Errc::usage),
+            "/: tensor 'ids': type I64 is not a weight type");
   std::vector<float> three(3);
   EXPECT_EQ(error_of([&] { WeightReader(reader).read(1, three); }, Errc::usage), "/: tensor 'w': has 2 weights, not 3");
   const TensorInfo tensor{"layer.weight", DType::f32, {4, 64}};
