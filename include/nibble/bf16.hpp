@@ -17,14 +17,14 @@ inline constexpr float smallest_overflow = 0x1.FFp127f;  // rounds to infinity, 
 }
 
 /// Rounds to nearest, ties to even, overflow to infinity. A NaN becomes quiet and keeps its sign and upper payload:
-/// 0x7FC0 for the usual one. (torch has 0x7FC0 in scalar code and 0xFFFF in vector code.)
+/// the usual NaN becomes 0x7FC0. (torch has 0x7FC0 in scalar code and 0xFFFF in vector code.)
 [[nodiscard]] constexpr std::uint16_t from_float(float value) noexcept {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);
   return static_cast<std::uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
 
-/// from_float() of every weight. NaN and infinities stay what they are, counted in the result. Every CPU target
+/// from_float() of every weight. NaN and infinities stay what they are; the result counts them. Every CPU target
 /// writes the same. Thread-safe, allocates nothing. Throws Error(usage) if the sizes disagree.
 Findings encode(std::span<const float> weights, std::span<std::uint16_t> out);
 

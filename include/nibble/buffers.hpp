@@ -11,20 +11,20 @@
 
 namespace nibble {
 
-/// Byte buffers that are lent and come back, so that a chunk costs no allocation and memory is touched once.
+/// Byte buffers that are lent and returned, so that a chunk needs no allocation and memory is first touched once.
 /// Thread-safe. Loans must not outlive the pool.
 ///
-/// Where a buffer lies in memory depends on where its bytes lie in a file: the kernel copies with `rep movsb`, which on
-/// AMD processors is 4 times slower if the target lies up to 63 bytes behind the source, modulo 4096 (measured on Zen 3
-/// with pread() of 1 MiB: 2.2 GB/s instead of 9). So they are put half a page apart; but at the same offset in a page
-/// where the disk is to fetch them itself.
+/// A buffer's address depends on the file offset of its bytes: the kernel copies with `rep movsb`, which on AMD
+/// processors is 4 times slower if the target is up to 63 bytes after the source, modulo 4096 (measured on Zen 3 with
+/// pread() of 1 MiB: 2.2 GB/s instead of 9). So address and offset differ by half a page; for direct I/O they are equal
+/// modulo a page.
 class Buffers {
   static constexpr std::size_t cache_line = 64;
 
  public:
   static constexpr std::size_t page = 4096;
 
-  /// How the bytes get from the file or into it.
+  /// How the bytes are transferred from the file or to it.
   enum class Way { copied, direct };
 
   class Loan {
@@ -43,7 +43,7 @@ class Buffers {
 
     [[nodiscard]] std::span<std::byte> bytes() const { return std::span(buffer_.get() + shift_, size_); }
 
-    /// The part of the page that lies before bytes(): of a buffer for Way::direct, `position` modulo the page's size.
+    /// The part of the page before bytes(): for a buffer with Way::direct, `position` modulo the page size.
     [[nodiscard]] std::span<std::byte> before() const { return std::span(buffer_.get(), shift_); }
 
    private:
@@ -67,22 +67,22 @@ class Buffers {
     std::size_t shift_ = 0;
   };
 
-  /// The memory must outlive the pool. Null: what `new` gives.
+  /// The memory must outlive the pool. If null, `new` allocates.
   explicit Buffers(std::pmr::memory_resource* memory = nullptr)
       : memory_(memory == nullptr ? std::pmr::new_delete_resource() : memory) {}
   Buffers(const Buffers&) = delete;
   Buffers& operator=(const Buffers&) = delete;
   ~Buffers() { const std::scoped_lock lock(mutex_); }  // sees what other threads gave back
 
-  /// `size` bytes of unspecified content, to be read from or written to `position` in a file; on a cache line if they
-  /// are copied. Takes the smallest buffer that fits, of several the one that came back last and may be in
-  /// cache, or makes one.
+  /// `size` bytes of unspecified content, to be read from or written to `position` in a file; aligned to a cache line
+  /// if they are copied. Lends the smallest buffer that fits (of several, the one returned last, which may be in
+  /// cache), or a new one.
   [[nodiscard]] Loan lend(std::size_t size, std::uint64_t position, Way way = Way::copied) {
     Loan loan;
     loan.size_ = size;
     loan.shift_ = way == Way::direct ? position % page : (position + page / 2) % page / cache_line * cache_line;
     size += page;
-    Loan::Buffer too_small;  // given back without the lock, which may take long
+    Loan::Buffer too_small;  // freed after the lock is released, because that may take long
     {
       const std::scoped_lock lock(mutex_);
       auto best = free_.end();

@@ -18,14 +18,14 @@
 
 namespace nibble {
 
-/// What config.json says that matters here. Strings are empty where it says nothing.
+/// The members of config.json that matter here. Strings are empty if the member is missing.
 struct ModelConfig {
   std::string architecture;  ///< architectures[0]
   std::string model_type;
   std::string dtype;  ///< dtype or torch_dtype, without "torch.": "bfloat16"
 
-  /// tie_word_embeddings of the top level, else of the language model's part (text_config and its like). Where it is
-  /// left out, the default is that of the model class, which model_type names: there is no common one.
+  /// tie_word_embeddings of the top level, or else of the language model's part (text_config and its like). If it is
+  /// missing, the default is that of the model class, which model_type names: there is no common default.
   std::optional<bool> tie_word_embeddings;
 
   // Empty for plain weights.
@@ -42,7 +42,7 @@ class Reader {
  public:
   virtual ~Reader() = default;
 
-  /// In the order in which they lie in the files, so that reading them in turn is one sequential pass.
+  /// In the order of their data in the files, so that reading them in turn is one sequential pass.
   [[nodiscard]] virtual const TensorList& tensors() const noexcept = 0;
 
   /// The index into files() of the file that holds a tensor.
@@ -55,7 +55,7 @@ class Reader {
   /// the file has become shorter.
   virtual void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const = 0;
 
-  /// Where those bytes lie in their file; buffers are placed by it.
+  /// The file offset of those bytes; the addresses of buffers depend on it.
   [[nodiscard]] virtual std::uint64_t position(std::size_t /*tensor*/, std::uint64_t offset) const { return offset; }
 
   /// The file or directory that was opened, after a model's name was resolved.
@@ -64,7 +64,7 @@ class Reader {
   /// Whether path() is a directory, so that the output is one too.
   [[nodiscard]] bool is_directory() const { return std::filesystem::is_directory(path()); }
 
-  /// What errors call the file of a tensor: its path, as it was given.
+  /// The name of a tensor's file in errors: its path, as it was given.
   [[nodiscard]] std::string label_of(std::size_t tensor) const;
 
   /// Nothing for single files, and for directories without config.json.
@@ -73,17 +73,17 @@ class Reader {
   /// Throws Error(input_changed) if size, modification time or inode of a file differ from when it was opened.
   virtual void check_unchanged() const = 0;
 
-  /// What it keeps in memory, about, as long as it is open.
+  /// About how many bytes it keeps in memory as long as it is open.
   [[nodiscard]] virtual std::uint64_t memory_bytes() const { return 0; }
 };
 
 struct OpenOptions {
-  /// Also what no conversion takes: checkpoints of bitsandbytes and those that only nibble loads. They are refused
-  /// otherwise.
+  /// Also accept what no conversion takes as input: checkpoints of bitsandbytes and those that only nibble loads.
+  /// Otherwise they are refused.
   bool accept_quantized = false;
 
-  /// Bytes, for the whole program: opening takes no more, whatever the headers, the index and config.json hold. An
-  /// ordinary header takes less than its size, and the worst that is known six times.
+  /// In bytes, for the whole program: opening takes no more, whatever the headers, the index and config.json contain.
+  /// An ordinary header takes less memory than its size, the worst known header six times its size.
   std::uint64_t max_memory = 1'000'000'000;
 };
 
@@ -95,13 +95,13 @@ struct OpenOptions {
 /// dimensions, JSON deeper than 128 and paths that leave the directory are refused.
 ///
 /// A model may have any number of shards: only some of the files are open at a time, at most a sixteenth of what the
-/// process may have open (RLIMIT_NOFILE). One that is opened again has to be the same as before, or reading it throws
-/// Error(input_changed).
+/// process may have open (RLIMIT_NOFILE). A file that is opened again has to be the same as before; otherwise reading
+/// it throws Error(input_changed).
 [[nodiscard]] std::unique_ptr<Reader> open_checkpoint(const std::filesystem::path& path,
                                                       const OpenOptions& options = {});
 
-/// What a shard holds, by number. Parts are made when they are asked for: the 600,000 of a model of 100,000 tensors
-/// in NF4 would take 100 MB.
+/// The parts of a shard, by number. Each part is made when it is asked for: the 600,000 parts of a model of 100,000
+/// tensors in NF4 would take 100 MB.
 class PartList {
  public:
   /// A name in two pieces, valid as long as the list.
@@ -129,7 +129,7 @@ class PlainParts final : public PartList {
   const TensorList& tensors_;
 };
 
-/// What a Writer needs beside the tensors to complete a checkpoint. None of it holds paths or times, so equal
+/// What a Writer needs, besides the tensors, to complete a checkpoint. None of it contains paths or times, so equal
 /// inputs and options give equal bytes.
 struct Finish {
   std::string quantization_config;      ///< JSON object for config.json, or empty
@@ -144,11 +144,11 @@ class Writer {
   HugePages huge_pages_;
 
  public:
-  /// `memory` is that of the buffers from lend(); null: huge pages.
+  /// Buffers from lend() come from `memory`, or from huge pages if it is null.
   explicit Writer(std::pmr::memory_resource* memory = nullptr) : buffers_(memory == nullptr ? &huge_pages_ : memory) {}
   virtual ~Writer() = default;
 
-  /// Starts shard `index`, or starts it again. Writes its header and reserves its space: Error(no_space) comes
+  /// Starts shard `index`, or starts it again. Writes its header and reserves its space: Error(no_space) is thrown
   /// here, not later. The parts are laid out in the order of the safetensors library, whatever order is given.
   virtual void begin(std::size_t index, const PartList& parts) = 0;
 
@@ -161,17 +161,17 @@ class Writer {
   }
 
   /// The same as write() with a buffer from lend(), which is kept until the disk has taken its bytes: up to
-  /// `max_behind` of them at a time, then this waits. What fails meanwhile is thrown by a later call, at end() at the
-  /// latest. For one thread at a time; what follows on what was written before costs least.
+  /// `max_behind` of them at a time, then this waits. If writing fails later, a later call throws, at the latest end().
+  /// For one thread at a time; bytes that continue the previous ones cost least.
   virtual void write_behind(std::size_t part, std::uint64_t offset, Buffers::Loan bytes) {
     write(part, offset, bytes.bytes());
   }
   static constexpr std::size_t max_behind = 8;
 
-  /// What is shorter is done sooner by the page cache than by the disk: it would be one request for each.
+  /// Shorter writes are faster through the page cache: each would be a disk request of its own.
   static constexpr std::size_t min_behind_bytes = 64 << 10;
 
-  /// Ends the current shard: its bytes are on the disk.
+  /// Ends the current shard and flushes its bytes to the disk.
   virtual void end() = 0;
 
   /// The name of a shard in the output.
@@ -180,19 +180,19 @@ class Writer {
   /// Makes `text` the text of nibble.json from its byte `offset` on; what was there before ends there.
   virtual void write_manifest(std::uint64_t offset, std::string_view text) = 0;
 
-  /// Room for what does not fit into memory: a file beside the output, which has no name and ends with the Scratch.
+  /// Space for data that does not fit into memory: an unnamed file beside the output, which the Scratch removes.
   [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch() = 0;
 
-  /// Writes index, configuration and all that is carried over, and flushes everything: what is missing is its name.
+  /// Writes the index, the configuration and all copied files, and flushes everything: only the rename is left.
   virtual void complete(const Finish& finish) = 0;
 
-  /// Makes it appear, all at once. If this throws, whatever was there before is there as it was.
+  /// Makes the output appear, all at once. If this throws, whatever was there before is there unchanged.
   virtual void commit() = 0;
 
-  /// What its user should know, one line each, so far: files that are not carried over, remains of an earlier run.
+  /// Warnings for the user so far, one line each: files that are not carried over, remains of an earlier run.
   [[nodiscard]] virtual std::vector<std::string> warnings() const { return {}; }
 
-  /// A line about what commit() has replaced and could not remove; empty as a rule.
+  /// A line about old files that commit() replaced but could not remove; usually empty.
   [[nodiscard]] virtual std::string remains() const { return {}; }
 
  protected:
@@ -206,16 +206,16 @@ struct CreateOptions {
   std::pmr::memory_resource* memory = nullptr;  ///< of batches on their way; must outlive the writer. Null: huge pages
 };
 
-/// A writer for `path`: a file if the source is a file, a directory if it is one. Of a directory, everything
-/// that is no weight is carried over from the source.
+/// A writer for `path`: a file if the source is a file, a directory if it is one. For a directory, everything that is
+/// not a weight is carried over from the source.
 ///
 /// Throws Error(output_exists) if path exists or another process is writing it, Error(usage) if it is the input or
 /// contains it, Error(no_space), Error(io).
 [[nodiscard]] std::unique_ptr<Writer> create_checkpoint(const std::filesystem::path& path, const Reader& source,
                                                         const CreateOptions& options);
 
-/// Throws what create_checkpoint() would, as far as that can be told without writing anything: a run that is only
-/// planned is refused like the run itself.
+/// Throws what create_checkpoint() would, as far as that is known without writing anything: a dry run fails like the
+/// run itself.
 void check_output(const std::filesystem::path& path, const Reader& source, const CreateOptions& options);
 
 /// A container that can be read, for lists of them.

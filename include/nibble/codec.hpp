@@ -16,7 +16,7 @@
 /// (docs/architecture.md).
 namespace nibble {
 
-/// What the numbers of a plane are.
+/// What the numbers of a plane mean.
 enum class PlaneRole : std::uint8_t { codes, absmax, nested_absmax, nested_codebook, nested_offset, scale };
 
 [[nodiscard]] std::string_view to_string(PlaneRole role) noexcept;
@@ -35,7 +35,7 @@ struct Plane {
 /// tensor, or a tile, which is a block of rows and columns.
 enum class Granularity : std::uint8_t { none, row, block, tensor, tile };
 
-/// "row", "block", "tensor"; a tile is a "block" to people. Not of none.
+/// "row", "block" or "tensor"; a tile is called "block", too. Not defined for `none`.
 [[nodiscard]] std::string_view to_string(Granularity granularity) noexcept;
 
 /// The way from planes back to weights, for one tensor. Thread-safe.
@@ -43,8 +43,8 @@ class Decoder {
  public:
   virtual ~Decoder() = default;
 
-  /// Decodes the weights [first, first + out.size()) from the bytes they take among the codes; `first` is a multiple
-  /// of 4096, or of a blocksize or row where that is less.
+  /// Decodes the weights [first, first + out.size()) from the bytes they take among the codes; `first` is a multiple of
+  /// 4096, or of a blocksize or row if that is less.
   virtual void decode(std::uint64_t first, std::span<const std::byte> codes, std::span<float> out) const = 0;
 
   /// The same to F32, BF16 or F16, rounded to nearest even. `out` needs no alignment.
@@ -60,7 +60,7 @@ class Codec {
  public:
   virtual ~Codec() = default;
 
-  /// What it was made from.
+  /// The name and options that it was made from.
   [[nodiscard]] const CodecSpec& spec() const noexcept { return spec_; }
   [[nodiscard]] std::string_view name() const { return spec_.name(); }
 
@@ -77,14 +77,14 @@ class Codec {
   /// Finite weights beyond the largest value of this type overflow.
   [[nodiscard]] virtual DType range() const noexcept { return cast_type().value_or(DType::f32); }
 
-  /// What the codes can stand for, by code, in units of absmax; empty for codecs without a table.
+  /// The value of each code, in units of absmax; empty for codecs without a codebook.
   [[nodiscard]] virtual std::span<const float> codebook() const noexcept { return {}; }
 
-  /// What a tensor becomes: types and shapes follow from its header alone. The first are the codes, in the order of the
-  /// weights.
+  /// The planes that a tensor becomes; types and shapes follow from its header alone. The first plane has the codes, in
+  /// the order of the weights.
   [[nodiscard]] virtual std::vector<Plane> planes(const TensorInfo& tensor) const = 0;
 
-  /// Bytes that the first n weights of a tensor take among the codes. Where a weight takes less than a byte, n is a
+  /// Bytes that the first n weights of a tensor take among the codes. If a weight takes less than a byte, n is a
   /// multiple of 8 or the number of all weights.
   [[nodiscard]] virtual std::uint64_t code_bytes(const TensorInfo& tensor, std::uint64_t n) const = 0;
 
@@ -92,8 +92,8 @@ class Codec {
   [[nodiscard]] virtual std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
                                                          std::span<const std::span<const std::byte>> rest) const = 0;
 
-  /// The SQNR in dB of independent, normally distributed weights in a tensor of this shape, to which measured figures
-  /// are held: infinite where nothing is lost, NaN where nobody has measured it. Each codec names the source.
+  /// The SQNR in dB of independent, normally distributed weights in a tensor of this shape, with which measurements are
+  /// compared: infinite if nothing is lost, NaN if it is unknown. Each codec names the source.
   [[nodiscard]] virtual double normal_sqnr_db(const TensorInfo& /*tensor*/) const {
     return std::numeric_limits<double>::quiet_NaN();
   }

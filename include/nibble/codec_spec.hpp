@@ -18,7 +18,7 @@ struct CodecOption {
   std::size_t default_value;                 ///< index into `values`
 };
 
-/// What a codec says of itself before it is made.
+/// The declaration of a codec.
 struct CodecInfo {
   std::string_view name;
   std::string_view summary;  ///< for people: what is stored, without a full stop

@@ -22,16 +22,16 @@ namespace nibble {
 
 struct Report;
 
-/// Told how far a conversion has come. Calls come from one thread at a time.
+/// Receives the progress of a conversion. Calls come from one thread at a time.
 class Progress {
  public:
   virtual ~Progress() = default;
-  /// `done` bytes of the input have been written out encoded; `tensor` is the one in work.
+  /// `done` bytes of the input have been encoded and written; `tensor` is the current one.
   virtual void advance(std::string_view tensor, std::uint64_t done, std::uint64_t total);
-  /// All of the output is on the disk, and what is missing is its name. What has to be said about it is best made now:
-  /// after this, a conversion fails only if the output does not appear.
+  /// All of the output is on the disk; only the rename is left. Prepare the text of the report now: after this, a
+  /// conversion fails only if the output does not appear.
   virtual void ready(const Report& report);
-  /// A conversion that finds this true undoes what it wrote and throws Error(interrupted). Any thread.
+  /// If this is true, the conversion removes what it wrote and throws Error(interrupted). Called from any thread.
   [[nodiscard]] virtual bool cancelled() const;
 };
 
@@ -39,7 +39,7 @@ class Progress {
 struct Totals {
   std::uint64_t tensors = 0;
   std::uint64_t weights = 0;
-  ErrorSums error;  ///< of those whose error is known: of none that was kept, and none at all without an error report
+  ErrorSums error;  ///< of tensors whose error is known: not of kept ones, and of none without an error report
 };
 
 /// The tensor with the lowest signal-to-quantization-noise ratio, quantized or cast.
@@ -50,11 +50,11 @@ struct WorstTensor {
 
 struct Report {
   Plan plan;                      ///< as carried out: tensors kept for non-finite values included
-  Findings findings;              ///< in all tensors together; of each, nibble.json tells
-  std::vector<Message> warnings;  ///< those of the plan and what the data added
+  Findings findings;              ///< in all tensors together; nibble.json has those of each
+  std::vector<Message> warnings;  ///< those of the plan, and those about the data
   ByOutcome<Totals> totals{};
   WorstTensor worst{};
-  std::string remains{};  ///< Writer::remains(), where a PlannedConversion wrote; empty as a rule
+  std::string remains{};  ///< Writer::remains(), after a PlannedConversion; usually empty
 };
 
 struct ConversionOptions {
@@ -65,13 +65,13 @@ struct ConversionOptions {
 
 /// Converts the checkpoint at `in` and writes it to `out`: a directory for a directory, a file for a file, as
 /// open_checkpoint() and create_checkpoint() find them. Throws what those, make_plan(), plan_memory() and the convert()
-/// below throw, and Error(usage) for an `out` whose name says something else than what is written.
+/// below throw, and Error(usage) if the extension of `out` does not fit what is written.
 Report convert(const std::filesystem::path& in, const std::filesystem::path& out, const Recipe& recipe,
                const ConversionOptions& options, Progress& progress);
 Report convert(const std::filesystem::path& in, const std::filesystem::path& out, const Recipe& recipe,
                const ConversionOptions& options = {});
 
-/// The same in two steps: what is going to happen can be looked at before anything is written.
+/// The same in two steps, so that you can look at the plan before anything is written.
 class PlannedConversion {
  public:
   PlannedConversion(const std::filesystem::path& in, std::filesystem::path out, const Recipe& recipe,
@@ -85,14 +85,14 @@ class PlannedConversion {
   [[nodiscard]] const Reader& input() const noexcept;
   [[nodiscard]] const Plan& plan() const noexcept;
 
-  /// Where codecs are going to run; null: the CPU. The first call of this and of what follows opens the device.
+  /// Where codecs will run; null: the CPU. The first call of this or of a function below opens the device.
   [[nodiscard]] Device* device() const;
   [[nodiscard]] MemoryPlan memory() const;
 
-  /// Throws what run() would because of what is at the output, as far as that can be told without writing anything.
+  /// Throws what run() would, because of the state of the output, as far as that is known without writing.
   void check_output() const;
 
-  /// Once. Afterwards, input() and device() are what is left.
+  /// Call this once. Afterwards, only input() and device() may be called.
   Report run(Progress& progress) &&;
 
  private:
@@ -103,10 +103,10 @@ class PlannedConversion {
 /// The last step alone: converts `in` as planned and commits `out`, with a nibble.json that holds schema, options, and
 /// every tensor with codec, reason, sizes, findings and hashes.
 ///
-/// The input is read once, front to back, in chunks; every chunk is encoded on its own thread and written to its
-/// final place. The bytes do not depend on threads or memory. If it throws, no output has appeared. Throws
-/// Error(bad_input) for non-finite values or overflow that the recipe does not allow, Error(input_changed),
-/// Error(no_space), Error(io), Error(interrupted).
+/// The input is read once, front to back, in chunks; every chunk is encoded on its own thread and written to its final
+/// offset. The bytes do not depend on threads or memory. If it throws, no output has appeared. Throws Error(bad_input)
+/// for non-finite values or overflow that the recipe does not allow, Error(input_changed), Error(no_space), Error(io),
+/// Error(interrupted).
 Report convert(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress);
 
 }  // namespace nibble

@@ -21,7 +21,7 @@ enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 /// the conversions and buffers that use it.
 class Device {
  public:
-  /// The first device that can be used; null for the CPU. DeviceChoice::automatic is null where there is none, and
+  /// The first device that can be used; null for the CPU. DeviceChoice::automatic gives null if there is none, and
   /// loads nothing on machines without a driver. Throws Error(usage) with the reason for DeviceChoice::cuda.
   [[nodiscard]] static std::unique_ptr<Device> open(DeviceChoice choice);
   Device(const Device&) = delete;
@@ -30,23 +30,23 @@ class Device {
 
   [[nodiscard]] const std::string& name() const noexcept;
 
-  /// Encodes a chunk of F32, BF16 or F16 weights as the codec of that name does, up to double quantization. False if
-  /// the CPU has to do it, and what is written counts for nothing: where not all blocks or rows are finite (for int8:
-  /// and within fp16), for other types and codecs, and after a failure of a device that was chosen automatically.
-  /// Throws Error(io) if a device fails that was asked for.
+  /// Encodes a chunk of F32, BF16 or F16 weights as the codec of that name does, up to double quantization. Returns
+  /// false if the CPU has to do it; the bytes written are then invalid. This is so if not all blocks or rows are finite
+  /// (for int8: and within fp16), for other types and codecs, and after a device that was chosen automatically has
+  /// failed. Throws Error(io) if a device that was asked for fails.
   [[nodiscard]] bool encode_four_bit(std::string_view codec, DType source, std::span<const std::byte> weights,
                                      std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
   /// The same for whole rows, one for each absmax.
   [[nodiscard]] bool encode_int8(DType source, std::span<const std::byte> weights, std::span<std::int8_t> codes,
                                  std::span<float> absmax);
 
-  /// Chunks that it has encoded.
+  /// The number of chunks that it has encoded.
   [[nodiscard]] std::uint64_t chunks() const noexcept;
 
-  /// What went wrong and was made up for, at most one line of each kind.
+  /// Failures that the CPU made up for, at most one line of each kind.
   [[nodiscard]] std::vector<std::string> warnings() const;
 
-  /// Memory of the host that the device copies from and to by itself: for the buffers of chunks. Where the system does
+  /// Pinned host memory, which the device can copy from and to by itself, for the buffers of chunks. If the system does
   /// not allow that, it is ordinary memory.
   [[nodiscard]] std::pmr::memory_resource* pinned_memory() noexcept;
 
@@ -56,7 +56,7 @@ class Device {
   std::unique_ptr<State> state_;
 };
 
-/// Where buffers of chunks are to come from when codecs run on `device`; null if that is null: no matter where from.
+/// The memory for buffers of chunks when codecs run on `device`; null (any memory) if `device` is null.
 [[nodiscard]] inline std::pmr::memory_resource* chunk_memory(Device* device) noexcept {
   return device == nullptr ? nullptr : device->pinned_memory();
 }

@@ -14,10 +14,10 @@ enum class Errc : int {
   usage = 2,          ///< an option or argument that makes no sense, a rule that matches nothing
   bad_input = 3,      ///< not a checkpoint, damaged, or something that nibble refuses
   io = 4,             ///< the operating system refused to read or write
-  no_space = 5,       ///< not enough memory or disk, known before the first byte was written
+  no_space = 5,       ///< not enough memory or disk space, found before the first byte was written
   output_exists = 6,  ///< the output exists, or another nibble is writing it
   input_changed = 7,  ///< the input changed while it was read
-  difference = 8,     ///< what was compared differs by more than was allowed
+  difference = 8,     ///< a tensor's error exceeds a limit
   interrupted = 130,  ///< stopped by a signal: the program exits with 128 and its number
 };
 
@@ -38,14 +38,14 @@ class Error : public std::runtime_error {
   Remedy remedy_;
 };
 
-/// A name that came from a file, fit for one line of text: control characters, quotes, and everything that is
-/// not valid UTF-8 escaped, at most 80 characters, cut in the middle.
+/// A name from a file in a form that fits one line of text: control characters, quotes and invalid UTF-8 are escaped,
+/// and names over 80 characters are shortened in the middle.
 [[nodiscard]] std::string printable(std::string_view name);
 
 /// The same at full length, for paths.
 [[nodiscard]] std::string escaped(std::string_view text);
 
-/// The same error, naming the checkpoint by its whole path: where several are open, "model.safetensors" could be any.
+/// The same error with the whole path of the checkpoint: if several are open, "model.safetensors" could be any of them.
 [[nodiscard]] Error about(const Error& error, const std::string& path);
 
 }  // namespace nibble

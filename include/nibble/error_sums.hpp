@@ -6,8 +6,8 @@
 
 namespace nibble {
 
-/// Sums over weights w and the weights t that stand for them, e = t - w. Where either is not finite, a pair counts
-/// nowhere.
+/// Sums over weights w and the weights t that stand for them, e = t - w. Pairs with a value that is not finite are left
+/// out.
 struct ErrorSums {
   std::uint64_t count = 0;  ///< pairs
   double square = 0;        ///< sum of e^2
@@ -23,15 +23,15 @@ struct ErrorSums {
     test += next.test;
   }
 
-  // NaN where there is nothing to divide by.
+  // NaN if there is nothing to divide by.
   [[nodiscard]] double rmse() const;      ///< square root of the mean of e^2
   [[nodiscard]] double rel_rmse() const;  ///< rmse over the root mean square of w
-  [[nodiscard]] double sqnr_db() const;   ///< 10 log10(sum w^2 / sum e^2); infinite where no weight differs
-  [[nodiscard]] double cosine() const;    ///< sum w t / sqrt(sum w^2 sum t^2); 1 where no weight differs
+  [[nodiscard]] double sqnr_db() const;   ///< 10 log10(sum w^2 / sum e^2); infinite if no weight differs
+  [[nodiscard]] double cosine() const;    ///< sum w t / sqrt(sum w^2 sum t^2); 1 if no weight differs
   bool operator==(const ErrorSums&) const = default;
 };
 
-/// How values are spread.
+/// The distribution of values.
 struct Spread {
   std::uint64_t count = 0;
   double sum = 0;
@@ -59,8 +59,8 @@ struct Spread {
   bool operator==(const Spread&) const = default;
 };
 
-/// What encoding a tensor cost: sums within 2e-5 of those in fp64, 1e-6 for normal weights, and what double
-/// quantization adds to them within 2^-11; the same on every CPU and for all threads.
+/// The error of an encoded tensor. Sums are within 2e-5 of fp64 sums, within 1e-6 for normal weights, and what double
+/// quantization adds to them within 2^-11. They are the same for every CPU and any number of threads.
 struct EncodingError {
   ErrorSums sums;
   Spread absmax;  ///< of its blocks or rows; empty for casts

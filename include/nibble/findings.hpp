@@ -12,12 +12,12 @@ enum class OnOverflow : std::uint8_t {
   keep,   ///< store infinity
 };
 
-/// What was met in the weights that were encoded. Sums over chunks, so independent of how a tensor was cut.
+/// Special values among the encoded weights. Sums over chunks, so they do not depend on how a tensor was cut.
 struct Findings {
   std::uint64_t nan = 0;
   std::uint64_t inf = 0;
   std::uint64_t overflow = 0;                  ///< finite, beyond the largest finite value of the stored type
-  std::uint64_t overflow_fp32 = 0;             ///< those of them that fp32 cannot hold either (from F64)
+  std::uint64_t overflow_fp32 = 0;             ///< of these, the ones that even fp32 cannot hold (from F64)
   std::uint64_t underflow = 0;                 ///< not zero, stored as zero (casts only)
   std::uint64_t subnormal = 0;                 ///< stored as a subnormal number (casts only)
   std::uint64_t first_nonfinite = UINT64_MAX;  ///< index of the first NaN, infinity or overflow

@@ -20,7 +20,7 @@ inline constexpr float smallest_normal = 0x1p-14f;
   if (magnitude > 0x7C00u << 13) return std::bit_cast<float>(sign | 0x7FC00000u | magnitude);
   if (magnitude == 0x7C00u << 13) return std::bit_cast<float>(sign | 0x7F800000u);
   if (magnitude >= 0x0400u << 13) return std::bit_cast<float>(sign | (magnitude + (112u << 23)));
-  // Subnormal: in units of 2^-24, which stand behind the leading 1 of a number in [2^-14, 2^-13).
+  // Subnormal: a multiple of 2^-24, the unit of the mantissa of a number in [2^-14, 2^-13).
   const float value = std::bit_cast<float>(magnitude | (113u << 23)) - smallest_normal;
   return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(value));
 }
@@ -34,13 +34,13 @@ inline constexpr float smallest_normal = 0x1p-14f;
   if (magnitude >= std::bit_cast<std::uint32_t>(smallest_overflow)) return static_cast<std::uint16_t>(sign | 0x7C00u);
   if (magnitude >= std::bit_cast<std::uint32_t>(smallest_normal))
     return static_cast<std::uint16_t>(sign | (magnitude - (112u << 23) + 0xFFFu + (magnitude >> 13 & 1u)) >> 13);
-  // Subnormal: 0.5 has an ulp of 2^-24, so that the addition rounds as wanted.
+  // Subnormal: the last bit of 0.5 is worth 2^-24, so the addition rounds as required.
   const std::uint32_t rounded = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f);
   return static_cast<std::uint16_t>(sign | (rounded - std::bit_cast<std::uint32_t>(0.5f)));
 }
 
-/// from_float() of every weight; OnOverflow::clamp makes finite weights that overflow +-65504, otherwise they become
-/// infinities. NaN and infinities stay what they are, counted in the result. Every CPU target writes the same.
+/// from_float() of every weight. Finite weights that overflow become +-65504 with OnOverflow::clamp, and infinities
+/// otherwise. NaN and infinities stay what they are, and the result counts them. Every CPU target writes the same.
 /// Thread-safe, allocates nothing. Throws Error(usage) if the sizes disagree.
 Findings encode(std::span<const float> weights, std::span<std::uint16_t> out,
                 OnOverflow on_overflow = OnOverflow::keep);

@@ -18,16 +18,16 @@ struct Codebook {
 inline constexpr Codebook codebook{{0.0f, 0.0625f / 12, 8.0f / 12, 1.0f, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f,  //
                                     0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f}};
 
-/// Encodes n weights in row-major order; the last block may be short, and counts as filled up with zeros.
+/// Encodes n weights in row-major order; the last block may be short, as if it were filled with zeros.
 ///
-///   packed  ceil(n / 2) bytes; weight 2i is the high nibble of byte i; past an odd end the code of 0
+///   packed  ceil(n / 2) bytes; weight 2i is the high nibble of byte i; if n is odd, the last nibble is the code of 0
 ///   absmax  ceil(n / blocksize) values, in weight units
 ///
-///   v = weight * (1 / max(absmax, 1e-38)), code = the one that follows as many midpoints as are less than v
+///   v = weight * (1 / max(absmax, 1e-38)), code = the i-th in ascending order, i = number of midpoints less than v
 ///
-/// in ascending order, where code 0 comes before code 8 and the midpoint of these two is 0: so 0 < v <= 0.0026 has
-/// code 8, and zeros have code 0. One rounding per operation. Not finite weights, targets, threads, errors and the
-/// result: as nf4::encode().
+/// (from 0). Code 0 comes before code 8, and the midpoint of these two is 0: 0 < v <= 0.0026 gets code 8, zeros get
+/// code 0. One rounding per operation. Weights that are not finite, CPU targets, thread safety, errors and the result
+/// are as for nf4::encode().
 std::size_t encode(std::span<const float> weights, std::size_t blocksize, std::span<std::uint8_t> packed,
                    std::span<float> absmax);
 

@@ -7,12 +7,12 @@
 
 namespace nibble {
 
-/// Memory for buffers that the disk fetches from or writes into: side by side in huge pages, as far as the system gives
-/// them. A request to the disk then names one piece of memory for 2 MiB instead of 512; writing went 1.4 to 1.7 times
-/// as fast (docs/performance.md), and a first touch is one page fault.
+/// Memory for buffers that the disk reads from or writes to: side by side in huge pages, as far as the system has any.
+/// A disk request then lists one piece of memory for 2 MiB instead of 512 pieces; writing became 1.4 to 1.7 times as
+/// fast (docs/performance.md), and the first touch is one page fault.
 ///
-/// What is deallocated goes back to the system, its addresses are not used again: for few buffers that live long.
-/// Thread-safe.
+/// Deallocated memory goes back to the system, and its addresses are not used again: use it for few, long-lived
+/// buffers. Thread-safe.
 class HugePages final : public std::pmr::memory_resource {
  public:
   static constexpr std::size_t huge_page = std::size_t{2} << 20;

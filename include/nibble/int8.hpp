@@ -14,7 +14,7 @@
 /// rounds the weights to fp16 first and calls the absmax SCB.
 namespace nibble::int8 {
 
-/// 1 / 127 as bitsandbytes multiplies with it.
+/// 1 / 127, by which bitsandbytes multiplies.
 inline constexpr float inverse_127 = 7.874015718698502e-3f;
 
 /// Encodes one row of n weights.
@@ -22,8 +22,8 @@ inline constexpr float inverse_127 = 7.874015718698502e-3f;
 ///   w = weight rounded to fp16, absmax = max |w|, code = w * ((1 / absmax) * 127) rounded to an integer
 ///
 /// with one rounding per operation, halves to even. A row of zeros has absmax 0 and codes 0. In a row with a NaN,
-/// an infinity or a magnitude that fp16 cannot hold (65520 and more), NaN counts as 0, such a finite weight as
-/// +-65504, and an infinity as the largest magnitude of the others.
+/// an infinity or a magnitude that fp16 cannot hold (65520 and more), NaN counts as 0, a finite weight of such
+/// magnitude as +-65504, and an infinity as the largest magnitude of the others.
 ///
 /// Returns absmax. Every CPU target writes the same bytes. Thread-safe, allocates nothing. Throws Error(usage) if
 /// the sizes disagree.
@@ -38,7 +38,7 @@ float encode_row(std::span<const float> weights, std::span<std::int8_t> codes);
 void encode_row(DType source, std::span<const std::byte> weights, float absmax, bool plain,
                 std::span<std::int8_t> codes);
 
-/// The way back for (a part of) a row: (code * absmax) * inverse_127, two roundings. Throws as encode_row().
+/// Decodes (a part of) a row: (code * absmax) * inverse_127, two roundings. Throws as encode_row().
 void decode_row(std::span<const std::int8_t> codes, float absmax, std::span<float> weights);
 
 }  // namespace nibble::int8

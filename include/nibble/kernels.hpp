@@ -6,9 +6,9 @@
 #include "nibble/error.hpp"
 #include "nibble/kernels.h"
 
-/// Operations on quantized weights in device memory. Everything here is the C interface of nibble/kernels.h, which has
-/// shapes, layouts, alignment and sources, with exceptions for results: Error(usage) for an argument that makes no
-/// sense, Error(internal) where CUDA refuses. Programs that use it link nibble::cuda and nibble::core.
+/// Operations on quantized weights in device memory. Everything here wraps the C interface of nibble/kernels.h, which
+/// documents shapes, layouts, alignment and sources, and throws in place of error codes: Error(usage) for an invalid
+/// argument, Error(internal) if CUDA fails. Programs that use it link nibble::cuda and nibble::core.
 ///
 /// The stream is a cudaStream_t. Nothing here synchronizes or allocates; work can be captured into a CUDA graph.
 namespace nibble::cuda {
@@ -19,7 +19,7 @@ using FourBitOutput = nibble_four_bit_output;
 using Int8Weight = nibble_int8;
 using Matrix = nibble_matrix;
 
-/// Throws what the library said about a result that is not NIBBLE_OK.
+/// Throws an Error with the library's message if a result is not NIBBLE_OK.
 inline void check(int status) {
   if (status != NIBBLE_OK) throw Error(static_cast<Errc>(status), nibble_last_error());
 }

@@ -20,17 +20,17 @@
 
 namespace nibble {
 
-/// What is held against a reference: a checkpoint, or what a conversion of the reference would write.
+/// What is compared with a reference: a checkpoint, or the output that a conversion of the reference would have.
 struct Candidate {
   std::string name;
   const Reader* checkpoint = nullptr;  ///< opened with accept_quantized
-  std::optional<Plan> plan;            ///< of the reference, where there is no checkpoint
+  std::optional<Plan> plan;            ///< of the reference, if there is no checkpoint
 };
 
-/// How often something occurs in a tensor; only where it was asked for.
+/// Histograms of a tensor; only if they were asked for.
 struct Counts {
   std::vector<std::uint64_t> codes;  ///< of the 16 codes of 4-bit codecs
-  /// k, and how many errors there are with 2^k <= |e| < 2^(k + 1); ascending, none of them 0.
+  /// k, and the number of errors with 2^k <= |e| < 2^(k + 1); ascending, only numbers above 0.
   std::vector<std::pair<int, std::uint64_t>> errors;
   std::uint64_t exact = 0;  ///< e = 0, or too small for a normal fp32 number
 
@@ -48,12 +48,12 @@ struct MeasuredWeights {
   WeightStats stats;
 
   /// For matrices of at most 2^16 columns: columns whose root mean square is at least 6 times the median one, and
-  /// their share of the sum of squares. (LLM.int8() finds them in activations; in weights they cost the same way.)
+  /// their share of the sum of squares. (LLM.int8() finds them in activations; in weights they cause the same error.)
   std::optional<std::uint64_t> outlier_columns;
   double outlier_energy = 0;
 };
 
-/// What a candidate has in its place.
+/// The candidate's counterpart of a tensor.
 struct MeasuredError {
   std::string codec;           ///< of a quantized tensor; the type of a plain one: "bfloat16"
   bool quantized = false;      ///< as opposed to plain
@@ -64,8 +64,8 @@ struct MeasuredError {
   double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();  ///< Codec::normal_sqnr_db() of its codec
 };
 
-/// A tensor that a candidate has in the form of the reference, and with its weights, was kept: it says nothing about a
-/// conversion.
+/// `kept` if the candidate has the tensor in the same form and with the same weights as the reference: such a tensor
+/// says nothing about a conversion.
 [[nodiscard]] Outcome outcome_of(const MeasuredWeights& reference, const MeasuredError& error);
 
 /// Whether any weight differs, NaN and infinities included.
@@ -90,10 +90,10 @@ struct MeasureOptions {
   Resources resources;
 };
 
-/// Holds candidates against a reference, both plain or quantized, tensor by tensor: all are decoded to fp32 on the
-/// fly, chunk by chunk, in one pass over the reference. What a conversion would write is encoded into memory, or into
-/// a temporary file where the tensor is too large for that (it comes back before it is compared: double quantization
-/// needs all of a tensor).
+/// Compares candidates with a reference, each plain or quantized, tensor by tensor: all are decoded to fp32 on the fly,
+/// chunk by chunk, in one pass over the reference. What a conversion would write is encoded into memory, or, if the
+/// tensor is too large for that, into a temporary file, which is read back (double quantization needs the whole tensor
+/// before any of it can be compared).
 ///
 /// Matrices that transformers stores transposed, and experts that are one tensor there, are compared as the candidate
 /// has them. The figures do not depend on threads and memory. Throws Error(bad_input), Error(io),

@@ -9,8 +9,9 @@ namespace nibble {
 
 class Device;
 
-/// What a conversion may use. None of it changes a byte of the result. max_memory is about the whole program with the
-/// allocator that the command line sets up (few arenas, large blocks given back): others may take some more.
+/// What a conversion may use. None of it changes a byte of the result. max_memory is for the whole program, with the
+/// allocator settings of the command line (few arenas, large blocks returned to the system); other settings may take
+/// more.
 struct Resources {
   unsigned threads = 0;                      ///< 0: default_threads()
   std::uint64_t max_memory = 1'000'000'000;  ///< bytes; batches and their number are planned within it
@@ -24,25 +25,25 @@ struct Resources {
 struct MemoryPlan {
   unsigned threads = 0;
   std::size_t tokens = 0;         ///< batches in flight
-  std::size_t behind = 0;         ///< encoded batches that wait for the disk; 0: a batch in flight waits itself
-  std::uint64_t chunk_bytes = 0;  ///< of the source, read at once; transposed tensors take transposed_chunk times that
-  std::uint64_t batch_bytes = 0;  ///< what becomes of a batch, about: as many chunks as make no more, but one at least
-  std::uint64_t scratch_bytes = 0;  ///< what encoders may keep in memory at a time; beyond it they use a file
-  std::uint64_t spare_bytes = 0;    ///< as much once more, so that memory need not be given back; 0: no room for it
-  std::uint64_t total_bytes = 0;    ///< what it all comes to; a device's driver takes some of its own
+  std::size_t behind = 0;         ///< encoded batches being written to the disk; 0: a batch is in flight until written
+  std::uint64_t chunk_bytes = 0;  ///< of the source, read at once; for transposed tensors transposed_chunk times that
+  std::uint64_t batch_bytes = 0;  ///< largest encoded size of a batch, about; a batch has at least one chunk
+  std::uint64_t scratch_bytes = 0;  ///< that encoders may keep in memory at a time; beyond that they use a file
+  std::uint64_t spare_bytes = 0;    ///< the same again, so that memory need not be freed in between; 0: no room for it
+  std::uint64_t total_bytes = 0;    ///< the sum of all this; a device's driver takes more
   std::uint64_t spilled_bytes = 0;  ///< the largest such file, beside the output until its tensor is finished
 };
 
-/// A transposed tensor is gathered from all of its rows on disk: longer chunks take longer stretches of each.
+/// A transposed tensor is gathered from all of its rows on disk: larger chunks read longer stretches of each.
 inline constexpr std::uint64_t transposed_chunk = 8;
 
 /// Batches and their number such that
 ///
 ///   program + names + threads x (chunk + queue) + (tokens + behind) x encoded batch + scratch <= max_memory
 ///
-/// where scratch is twice the largest Codec::scratch_bytes() if there is room for it, or once, and otherwise what is
-/// left: a tensor that needs more keeps it in a file. Throws Error(no_space) that says how much it takes if even the
-/// smallest batches do not fit.
+/// where scratch is twice the largest Codec::scratch_bytes() if there is room, else once, else what is left: a tensor
+/// that needs more uses a file. Throws Error(no_space), which says how much is needed, if even the smallest batches do
+/// not fit.
 [[nodiscard]] MemoryPlan plan_memory(const Plan& plan, const Resources& resources);
 
 }  // namespace nibble

@@ -9,22 +9,22 @@
 #include "nibble/tensor.hpp"
 
 /// Error measures, as sums that can be added up: of weights w of a reference and the weights t that stand for them,
-/// e = t - w. Non-finite weights on either side are counted, and take part in nothing else.
+/// e = t - w. Non-finite weights on either side are counted but enter no sum.
 ///
 /// Sums are those of tiles of 4096 weights, added up in order in fp64, so the figures do not depend on the processor,
-/// nor on threads and chunks where parts are added up in the same pieces, as measure() does it. Within a tile at most
-/// 256 products are added up in fp32, in 16 lanes, and those sums in fp64: a relative error below 1e-6. Tiles whose
-/// squares fp32 cannot hold are done in fp64 altogether.
+/// nor on threads and chunks if the pieces that are added up are always the same, as in measure(). Within a tile at
+/// most 256 products are added up in fp32, in 16 lanes, and those sums in fp64: a relative error below 1e-6. Tiles with
+/// squares that fp32 cannot hold are summed in fp64 throughout.
 namespace nibble {
 
-/// Weights of the blocks whose absmax and error are told, whatever block size a codec has.
+/// The size of the blocks whose absmax and error are reported, whatever block size a codec has.
 inline constexpr std::size_t metric_block = 64;
 
 struct ErrorStats : ErrorSums {
   std::uint64_t nonzero = 0;  ///< pairs with w != 0
   std::uint64_t nan = 0;      ///< in t
   std::uint64_t inf = 0;
-  std::uint64_t lost = 0;  ///< pairs of which w is finite and t is not; or one is beyond fp32, and not equal
+  std::uint64_t lost = 0;  ///< pairs where w is finite and t is not, or where one is beyond fp32 and they differ
   double magnitude = 0;    ///< sum of |e|
   double relative = 0;     ///< sum of |e / w| over w != 0
   double max_abs = 0;      ///< largest |e|
@@ -42,7 +42,7 @@ struct ErrorStats : ErrorSums {
   bool operator==(const ErrorStats&) const = default;
 };
 
-/// The error of weights [first, first + reference.size()), `first` a multiple of 4096 where several are added up.
+/// The error of weights [first, first + reference.size()); `first` is a multiple of 4096 if several are added up.
 /// Throws Error(usage) if the sizes differ.
 [[nodiscard]] ErrorStats compare(std::span<const float> reference, std::span<const float> test,
                                  std::uint64_t first = 0);
@@ -56,7 +56,7 @@ void compare(std::span<const float> reference, std::span<const float> test, std:
 /// sums[i] += weights[i]^2. Throws Error(usage) if the sizes differ.
 void add_squares(std::span<const float> weights, std::span<float> sums);
 
-/// What weights are like.
+/// Statistics of weights.
 struct WeightStats {
   std::uint64_t count = 0;  ///< finite ones that fp32 can hold
   std::uint64_t nan = 0;

@@ -47,8 +47,8 @@ inline constexpr std::array<float, 256> codebook = [] {
 }();
 static_assert(codebook[code_of_zero] == 0.0f);
 
-/// Absmax values whose sum is taken at a time, so that groups can be added up side by side and the result still does
-/// not depend on how many threads did.
+/// The number of absmax values that are summed as a group: groups can be summed in parallel, and the result still does
+/// not depend on the number of threads.
 inline constexpr std::size_t group = 16384;
 inline constexpr std::size_t partial_sums = 64;
 
@@ -65,8 +65,8 @@ inline constexpr std::size_t partial_sums = 64;
 ///
 ///   d = absmax - offset, nested_absmax = max |d|, v = d * (1 / nested_absmax), code = nearest of the codebook
 ///
-/// with one rounding per operation; halfway between two values the even code. Where nested_absmax is 0, the code is
-/// 127, so that the values decode to the offset exactly.
+/// with one rounding per operation; a tie goes to the even code. If nested_absmax is 0, the code is 127, so that the
+/// values decode to exactly the offset.
 ///
 ///   codes          n
 ///   nested_absmax  ceil(n / 256)
@@ -74,7 +74,7 @@ inline constexpr std::size_t partial_sums = 64;
 /// Thread-safe, allocates nothing. Throws Error(usage) if a size disagrees.
 void encode(std::span<const float> absmax, float offset, std::span<std::uint8_t> codes, std::span<float> nested_absmax);
 
-/// The way back for any codebook of 256 values: two roundings, no fused multiply-add. Errors as for encode().
+/// Decodes with any codebook of 256 values: two roundings, no fused multiply-add. Errors as for encode().
 void decode(std::span<const std::uint8_t> codes, std::span<const float> nested_absmax,
             std::span<const float, 256> values, float offset, std::span<float> absmax);
 

@@ -20,9 +20,9 @@ inline constexpr Codebook codebook{
      -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
      0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f}};
 
-/// Encodes n weights in row-major order; the last block may be short, and counts as filled up with zeros.
+/// Encodes n weights in row-major order; the last block may be short, as if it were filled with zeros.
 ///
-///   packed  ceil(n / 2) bytes; weight 2i is the high nibble of byte i; past an odd end the code of 0
+///   packed  ceil(n / 2) bytes; weight 2i is the high nibble of byte i; if n is odd, the last nibble is the code of 0
 ///   absmax  ceil(n / blocksize) values, in weight units
 ///
 ///   v = weight * (1 / max(absmax, 1e-38)), code = number of midpoints of the codebook that are less than v

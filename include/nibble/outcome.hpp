@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-/// What became of a tensor, and of which tensors a headline figure is.
+/// What became of a tensor. It decides which tensors the headline figures are about.
 namespace nibble {
 
 enum class Outcome : std::uint8_t {
@@ -12,7 +12,7 @@ enum class Outcome : std::uint8_t {
   kept,       ///< as it was
 };
 
-/// `same`: its form and its weights are those that it had.
+/// `same`: its form and its weights are unchanged.
 [[nodiscard]] constexpr Outcome outcome_of(bool quantized, bool same) noexcept {
   return same ? Outcome::kept : quantized ? Outcome::quantized : Outcome::cast;
 }
@@ -24,7 +24,7 @@ enum class Outcome : std::uint8_t {
 /// Quantized or cast.
 [[nodiscard]] constexpr bool is_converted(Outcome outcome) noexcept { return outcome != Outcome::kept; }
 
-/// Sums over tensors, apart by what became of them. `Sums` has a number `tensors`.
+/// Sums over tensors, one for each outcome. `Sums` has a member `tensors`, their number.
 template <class Sums> struct ByOutcome {
   Sums quantized{}, cast{}, kept{};
 
@@ -35,9 +35,9 @@ template <class Sums> struct ByOutcome {
     return outcome == Outcome::quantized ? quantized : outcome == Outcome::cast ? cast : kept;
   }
 
-  /// The tensors whose figures stand for all: the quantized ones; where there are none, those that were cast; where
-  /// there are none either, the kept ones. Weights that lose next to nothing would make the error look smaller, the
-  /// more of them there are.
+  /// The tensors whose figures stand for the whole: the quantized ones; if there are none, those that were cast; if
+  /// there are none of these either, the kept ones. Including weights that lose next to nothing would make the error
+  /// look smaller.
   [[nodiscard]] Outcome headlined() const noexcept {
     return quantized.tensors > 0 ? Outcome::quantized : cast.tensors > 0 ? Outcome::cast : Outcome::kept;
   }

@@ -30,14 +30,14 @@ enum class Nonfinite : std::uint8_t {
   quantize,  ///< NaN counts as 0, an infinity as the largest finite magnitude of its block or row
 };
 
-/// What nibble.json says of the error of a tensor.
+/// What nibble.json says about the error of a tensor.
 enum class ErrorReport : std::uint8_t {
   none,
-  basic,  ///< from sums that are made on the way
-  full,   ///< what measure() says: the input is read again
+  basic,  ///< from sums computed during the conversion
+  full,   ///< the figures of measure(): the input is read a second time
 };
 
-/// Everything that decides the bytes of a conversion, beside its input.
+/// Everything, apart from the input, that decides the bytes of a conversion.
 struct Recipe {
   CodecSpec to;  ///< for the model's linear layers, or, if it casts, for all weights
   OnOverflow on_overflow = OnOverflow::automatic;
@@ -45,7 +45,7 @@ struct Recipe {
   ErrorReport error_report = ErrorReport::basic;
   std::vector<Rule> rules;         ///< the last match wins
   std::vector<std::string> skips;  ///< patterns of tensors that stay as they are; win over rules
-  bool default_skips = true;       ///< leave what transformers leaves: output embeddings and the like
+  bool default_skips = true;       ///< keep what transformers keeps: output embeddings and the like
   CodecSpec embeddings;            ///< for these kinds of tensors
   CodecSpec lm_head;
   CodecSpec experts;
@@ -55,22 +55,22 @@ struct Recipe {
   bool keep_shards = false;  ///< one output shard per input shard
 };
 
-/// Where a tensor stands in its model. Found in the table of architectures, or guessed by name and shape.
+/// The role of a tensor in its model, from the table of architectures, or guessed from name and shape.
 enum class Role : std::uint8_t {
   linear,             ///< weight of a linear layer that transformers replaces
   conv1d,             ///< the same for a Conv1D, which stores [in, out]
-  output_embeddings,  ///< weight of the linear layer behind the model: transformers leaves it by default
-  kept,               ///< weight of another linear layer that transformers leaves by default
+  output_embeddings,  ///< weight of the output layer: transformers keeps it by default
+  kept,               ///< weight of another linear layer that transformers keeps by default
   embedding,
   expert,   ///< experts' matrices that transformers holds as one 3-D parameter
-  other,    ///< known, and no linear layer that could be replaced
+  other,    ///< known, but not a linear layer that could be replaced
   unknown,  ///< the table knows the architecture but not this tensor
 };
 
 /// Whether bitsandbytes' modules can hold a tensor in this role.
 [[nodiscard]] constexpr bool is_replaceable(Role role) noexcept { return role <= Role::kept; }
 
-/// What decided about a tensor.
+/// What decided the codec of a tensor.
 enum class DecidedBy : std::uint8_t {
   model,  ///< its role in the model, and Recipe::to
   embeddings,
@@ -79,13 +79,13 @@ enum class DecidedBy : std::uint8_t {
   all_layers,  ///< Recipe::default_skips is off
   rule,
   skip,
-  nonfinite,  ///< Recipe::nonfinite, by what was found in the weights
+  nonfinite,  ///< Recipe::nonfinite, because of values found in the weights
 };
 
-/// A tensor of the output: where it comes from, what becomes of it, and why. Its texts are those of the list it is in.
+/// A tensor of the output: where it comes from, what becomes of it, and why. Its texts belong to the list it is in.
 struct PlannedTensor {
-  TensorInfo info;                  ///< as the codec sees it: a slice, or transposed, if it is one
-  std::size_t source = 0;           ///< index into Reader::tensors(): where it is decoded, its first part
+  TensorInfo info;                  ///< as the codec sees it: if it is a slice or transposed, after that
+  std::size_t source = 0;           ///< index into Reader::tensors(); for a quantized input, its first part
   std::uint64_t source_offset = 0;  ///< bytes from the start of the source's weights to this slice of them
   bool transposed = false;
   CodecSpec codec;
@@ -99,7 +99,7 @@ struct PlannedTensor {
   std::uint64_t stored_bytes = 0;  ///< of all its parts
 };
 
-/// Planned tensors, in little memory: 100,000 take 13 MB and not 50. Elements are values made when asked for.
+/// Planned tensors in compact form: 100,000 take 13 MB instead of 50. Elements are values, made when asked for.
 class PlannedTensors {
  public:
   /// `keeps`: the modules that stay plain if this tensor does, for llm_int8_skip_modules.
@@ -144,14 +144,14 @@ class PlannedTensors {
 /// A conversion, decided: which tensor gets which codec and why, and how the output is cut into shards.
 struct Plan {
   Recipe recipe;
-  std::string architecture;             ///< empty if names and shapes had to decide
+  std::string architecture;             ///< empty if names and shapes decided
   bool tied = false;                    ///< the output layer is the embedding
   PlannedTensors tensors;               ///< in the order of the input
   std::vector<std::size_t> shard_ends;  ///< shard s holds tensors [shard_ends[s - 1], shard_ends[s])
   DType dtype = DType::f32;             ///< the type of most weights that are not quantized
   bool nibble_only = false;
   std::uint64_t rewrite_bytes = 0;  ///< ModelConfig::rewrite_bytes of the input
-  std::uint64_t decoder_bytes = 0;  ///< of what lies beside the codes of an input tensor that is decoded, at most
+  std::uint64_t decoder_bytes = 0;  ///< at most, of the planes beside the codes of an input tensor that is decoded
   std::vector<Message> warnings;
 
   [[nodiscard]] std::uint64_t source_bytes() const;
@@ -169,7 +169,7 @@ struct Plan {
 /// The value of quantization_config in config.json, as transformers writes it; empty if nothing is quantized.
 [[nodiscard]] std::string quantization_config(const Plan& plan);
 
-/// Whose files the result is like: "bitsandbytes", "compressed-tensors"; empty if nothing is quantized.
+/// The tool whose file format the result has: "bitsandbytes", "compressed-tensors"; empty if nothing is quantized.
 [[nodiscard]] std::string_view quant_method(const Plan& plan);
 
 }  // namespace nibble

@@ -6,7 +6,7 @@
 
 namespace nibble {
 
-/// What the caller may change about an error or a warning. The texts of the library state facts and limits, and name
+/// What the caller may change to avoid an error or a warning. The texts of the library state facts and limits, and name
 /// no option of a program. A program looks at the remedy and tells its users how they apply it: the command line does
 /// so in cli/remedies.cpp.
 struct Remedy {
@@ -14,9 +14,9 @@ struct Remedy {
     none,
     max_memory,              ///< a larger OpenOptions::max_memory or Resources::max_memory
     replace_output,          ///< CreateOptions::overwrite, which replaces the output
-    finish_replacement,      ///< CreateOptions::overwrite, which finishes a replacement that was interrupted
+    finish_replacement,      ///< CreateOptions::overwrite, which finishes an interrupted replacement
     allow_nibble_only,       ///< Recipe::allow_nibble_only, which accepts the result
-    nibble_only_formats,     ///< Recipe::allow_nibble_only, which permits more formats
+    nibble_only_formats,     ///< Recipe::allow_nibble_only, which allows more formats
     no_double_quant,         ///< a codec with double-quant=no
     nonfinite,               ///< another Recipe::nonfinite
     on_overflow,             ///< another Recipe::on_overflow
@@ -25,10 +25,10 @@ struct Remedy {
     embeddings,              ///< a 16-bit type for Recipe::embeddings
     lm_head,                 ///< a 16-bit type for Recipe::lm_head
     embeddings_and_lm_head,  ///< both
-    reasons,                 ///< PlannedTensor::reason tells why for each tensor
+    reasons,                 ///< PlannedTensor::reason, which says why for each tensor
   };
   Kind kind = Kind::none;
-  std::uint64_t bytes = 0;  ///< max_memory: the least that is needed, as far as is known
+  std::uint64_t bytes = 0;  ///< max_memory: the minimum, as far as it is known
 
   bool operator==(const Remedy&) const = default;
 };

@@ -11,15 +11,15 @@
 
 namespace nibble {
 
-/// Bytes that are kept for a while: in memory, or in a file where they are too many. Of unspecified content until they
-/// are written. Disjoint ranges may be written concurrently; reading comes after.
+/// Temporary storage: in memory, or in a file if there are too many bytes. The content is unspecified until it is
+/// written. Disjoint ranges may be written concurrently; read only after that.
 class Scratch {
  public:
   virtual ~Scratch() = default;
   virtual void write(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
   virtual void read(std::uint64_t offset, std::span<std::byte> out) const = 0;
 
-  /// Where `size` bytes may be put together that write() is then given with the same offset: where they will lie, or in
+  /// A buffer for `size` bytes, to be filled and then passed to write() with the same offset: their final memory, or
   /// `room`.
   [[nodiscard]] virtual std::span<std::byte> lend(std::uint64_t /*offset*/, std::size_t size,
                                                   std::vector<std::byte>& room) {
@@ -27,7 +27,7 @@ class Scratch {
     return room;
   }
 
-  /// `size` bytes from `offset` on, to be looked at until anything is written: where they are, or read into `room`.
+  /// `size` bytes from `offset` on, valid until anything is written: in their own memory, or read into `room`.
   [[nodiscard]] virtual std::span<const std::byte> view(std::uint64_t offset, std::size_t size,
                                                         std::vector<std::byte>& room) const {
     room.resize(size);
@@ -36,7 +36,7 @@ class Scratch {
   }
 };
 
-/// In memory, which is not touched before it is written.
+/// Storage in memory, which is not touched before it is written.
 class MemoryScratch final : public Scratch {
  public:
   explicit MemoryScratch(std::uint64_t bytes);
@@ -71,7 +71,7 @@ class MemoryScratch final : public Scratch {
   std::unique_ptr<std::byte[], Free> bytes_;
 };
 
-/// In a file of this directory that has no name, and ends with the Scratch. Throws Error(bad_input) if there is no such
+/// Storage in an unnamed file in this directory, which the Scratch removes. Throws Error(bad_input) if there is no such
 /// directory, Error(io), Error(no_space).
 [[nodiscard]] std::unique_ptr<Scratch> make_file_scratch(const std::filesystem::path& directory);
 

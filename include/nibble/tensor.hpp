@@ -11,7 +11,7 @@
 
 namespace nibble {
 
-/// Dimensions of a tensor: as many as torch allows. What is stored with more is refused.
+/// The largest number of dimensions that torch allows. A tensor with more is refused.
 inline constexpr std::size_t max_dimensions = 64;
 
 /// Element types, in the order in which the safetensors library sorts them (a file starts with the last).

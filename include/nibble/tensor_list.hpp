@@ -13,7 +13,7 @@
 
 namespace nibble {
 
-/// Walks over a list whose elements are made when they are asked for.
+/// Iterates over a list whose elements are made when they are asked for.
 template <class List, class Element> class ElementIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -39,7 +39,7 @@ template <class List, class Element> class ElementIterator {
   std::size_t at_;
 };
 
-/// The tensors of a header, in little memory: all names are one text and all shapes one list of numbers. A model of
+/// The tensors of a header in compact form: all names are one text and all shapes one list of numbers. A model of
 /// 100,000 tensors takes 8 MB, where a vector of TensorInfo takes 16. Elements are values made when asked for.
 class TensorList {
  public:
@@ -66,7 +66,7 @@ class TensorList {
   [[nodiscard]] std::span<const std::uint64_t> shape(std::size_t tensor) const noexcept;
   [[nodiscard]] std::uint64_t bytes(std::size_t tensor) const;
 
-  /// What the list keeps of a tensor, and of all its tensors: twice that while it grows.
+  /// Bytes that the list keeps for one tensor, and for all; twice that while it grows.
   [[nodiscard]] static std::uint64_t memory_bytes(const TensorInfo& tensor) {
     return sizeof(Row) + tensor.name.size() + tensor.shape.size() * sizeof(std::uint64_t);
   }
@@ -89,7 +89,7 @@ class TensorList {
   std::vector<std::uint64_t> dimensions_;
 };
 
-/// Texts of which many are equal, each stored once and known by its number.
+/// Stores each of many texts once, however often it occurs, and gives it a number.
 class TextPool {
  public:
   /// The number of an equal text, or of a new one.

@@ -9,7 +9,7 @@
 
 namespace nibble {
 
-/// A limit that the error of every tensor has to keep, or of those whose whole name matches (RE2 syntax).
+/// A limit on the error of every tensor, or of the tensors whose whole name matches (RE2 syntax).
 struct Threshold {
   enum class Figure : std::uint8_t { max_rmse, min_sqnr_db, min_cosine };
   Figure figure = Figure::max_rmse;
@@ -17,12 +17,12 @@ struct Threshold {
   std::string pattern;  ///< empty: every tensor
 };
 
-/// "0.01", or "RE=0.01". Throws Error(usage) naming `option` if there is no number, if no error and no cosine can have
-/// it, or if the pattern is none.
+/// "0.01", or "RE=0.01". Throws Error(usage) naming `option` if there is no number, if no error or cosine can have that
+/// value, or if the pattern is invalid.
 [[nodiscard]] Threshold parse_threshold(Threshold::Figure figure, const std::string& option, const std::string& text);
 
-/// Throws Error(usage) for a pattern that matches none of the tensors that these candidates would be held against. From
-/// headers alone: measuring takes long, and this is better said before.
+/// Throws Error(usage) for a pattern that matches none of the tensors that would be compared. Reads only headers:
+/// measuring takes long, so this error should come first.
 void check_patterns(const Reader& reference, std::span<const Candidate> candidates,
                     const std::vector<Threshold>& thresholds);
 
@@ -35,9 +35,9 @@ struct Violation {
   double value = 0;
 };
 
-/// In the order of the thresholds, then of candidates and tensors. A tensor without finite weights to compare keeps
-/// every limit; one whose figure cannot be said, that has NaN or infinities where the reference has none, or that the
-/// candidate lacks, breaks it. Throws Error(usage) for a pattern that matches no tensor or is none.
+/// In the order of the thresholds, then of candidates and tensors. A tensor without finite weights to compare passes
+/// every limit. A tensor fails it if its figure is undefined, if it has NaN or infinities where the reference has none,
+/// or if the candidate lacks it. Throws Error(usage) for a pattern that is invalid or matches no tensor.
 [[nodiscard]] std::vector<Violation> violations(const Measurement& measurement,
                                                 const std::vector<Threshold>& thresholds);
 

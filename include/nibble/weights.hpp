@@ -40,8 +40,8 @@ class WeightReader {
 
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const;
 
-  /// Puts all weights of a tensor into `out`, which has room for as many. F64 is rounded to nearest even. Decodes on
-  /// the threads of the oneTBB arena that calls. Throws Error(usage) if the tensor holds no weights or `out` has
+  /// Writes all weights of a tensor to `out`, whose size is their number. F64 is rounded to nearest even. Decodes on
+  /// the threads of the caller's oneTBB arena. Throws Error(usage) if the tensor is not of a weight type or `out` has
   /// another size, Error(bad_input) or Error(io) if it cannot be read.
   void read(std::size_t tensor, std::span<float> out) const;
 

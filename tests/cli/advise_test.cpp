@@ -191,7 +191,7 @@ TEST_F(MeasureAdvise, Refuses) {
     EXPECT_THAT(
         run(std::string("measure w.safetensors --advise ") + size).err,
         testing::MatchesRegex("error: w\\.safetensors: cannot become smaller than [0-9]+ bytes, [0-9.]+ bits per "
-                              "weight; 22 bytes is allowed; --allow-nibble-only permits more formats\n"));
+                              "weight; 22 bytes is allowed; --allow-nibble-only allows more formats\n"));
   EXPECT_EQ(run("measure w.safetensors --advise 9bits --allow-nibble-only").code, 0);
   EXPECT_EQ(run("convert w.safetensors out.safetensors --to int8").code, 0);
   EXPECT_EQ(run("measure out.safetensors --advise 9bits").code, 3);  // quantized already
