@@ -10,17 +10,17 @@
 /// Options whose values are codecs: "nf4", "nf4:block-size=32,double-quant=no".
 namespace nibble::cli {
 
-/// What help calls such a value; completion knows by it what to offer.
+/// The name of such a value in help texts; completion recognizes it and offers codecs.
 inline constexpr const char* codec_type = "CODEC";
 
-/// The codecs that a conversion may be --to: all that change something.
+/// The codecs that --to of a conversion accepts: all that change something.
 [[nodiscard]] std::vector<std::string_view> target_names();
 
 /// The codec that `option` was given. Throws Error(usage), which names the option, and offers only `names`.
 [[nodiscard]] CodecSpec parse_codec(std::string_view option, std::string_view text,
                                     std::span<const std::string_view> names);
 
-/// The value of --tensor, RE=CODEC. Both may contain "=": the codec begins behind the first that a codec's name
+/// The value of --tensor, RE=CODEC. Both may contain "=": the codec begins after the first "=" that a codec's name
 /// follows. Throws Error(usage).
 [[nodiscard]] Rule parse_rule(const std::string& text);
 

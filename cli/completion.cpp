@@ -34,8 +34,8 @@ struct Command {
   Offer argument;
 };
 
-// Words where an option takes only these, or codecs; the names of files where it says FILE or is no option but an
-// argument. Nothing for numbers, sizes and patterns.
+// Words if an option takes only these, or codecs; file names if its type is FILE or if it is an argument rather than an
+// option. Nothing for numbers, sizes and patterns.
 Offer offer_of(const CLI::Option& option) {
   Offer offer{.files = false, .words = choices_of(option)};
   if (option.get_type_name() == codec_type) offer.words = codec_words();
@@ -73,9 +73,9 @@ std::string shell_word(std::string_view text) {
 
 std::string joined(const std::vector<std::string>& words) { return fmt::format("{}", fmt::join(words, " ")); }
 
-// Bash cuts words at "=" and ":", unless COMP_WORDBREAKS was changed, and replaces the last piece only: so the pieces
-// are put together, and what stands before the last piece is taken off the answers. Where nothing is offered bash falls
-// back on the names of files, which compopt ends; bash 3 has none and offers them.
+// Bash splits words at "=" and ":", unless COMP_WORDBREAKS was changed, and replaces only the last piece: so the pieces
+// are joined, and the text before the last piece is removed from the answers. If there are no answers, bash falls back
+// on file names, which compopt prevents; bash 3 has no compopt and offers them.
 void print_bash(const std::vector<Command>& known) {
   fmt::print("_nibble() {{\n  local word=${{COMP_WORDS[COMP_CWORD]}} option= prefix= i=$COMP_CWORD\n  COMPREPLY=()\n");
   fmt::print("  if [ \"$COMP_CWORD\" -eq 1 ]; then\n    COMPREPLY=($(compgen -W {} -- \"$word\"))\n    return\n  fi\n",

@@ -44,7 +44,7 @@ struct ConvertOptions {
   std::string progress;
 };
 
-// --block-size and --no-double-quant are for all codecs that have such an option and are not given it.
+// --block-size and --no-double-quant apply to all codecs that have such an option, unless it is given to the codec.
 class Shorthand {
  public:
   Shorthand(std::string_view flag, std::string_view option, std::string_view value)
@@ -89,8 +89,8 @@ void finish_recipe(ConvertOptions& options) {
   options.conversion.resources = options.resource_options.resources();
 }
 
-// Refuses what was typed and has no effect: its user expects something that will not happen. `codecs` are those that
-// were asked for, and once there is a plan those that tensors get; `fact` says what such an option does wrong.
+// Refuses options that have no effect: the user expects something that will not happen. `codecs` are those that were
+// asked for or, once there is a plan, those that tensors get; `fact` says what is wrong with such an option.
 void check_applicable(const CLI::App& command, const Recipe& recipe, const std::set<CodecSpec>& codecs,
                       std::string_view fact) {
   bool has_blocks = false, has_double_quant = false, quantizes = false, casts_any = false;
@@ -134,8 +134,8 @@ void check_applicable(const CLI::App& command, const Reader& in, const Plan& pla
     if (!in.is_directory() && command.count(option) > 0)
       throw Error(Errc::usage, fmt::format("{} has no effect on '{}': a file is converted to a single file", option,
                                            escaped(in.path().native())));
-  // Where nothing is quantized, that is what the user is warned of. What is asked for casts is a rule for what may come
-  // up, and holds for tensors that have the type already, too.
+  // If nothing is quantized, a warning says so, and that is enough. Options for casts are rules for values that may
+  // come up, so they may also be given if all tensors have the type already.
   if (std::none_of(plan.tensors.begin(), plan.tensors.end(), [](const auto& tensor) { return tensor.quantized; }))
     return;
   std::set<CodecSpec> codecs;
@@ -146,7 +146,7 @@ void check_applicable(const CLI::App& command, const Reader& in, const Plan& pla
 }
 
 void print_warnings(const std::vector<Message>& warnings) {
-  // Not through fmt, which throws where nobody listens to stderr.
+  // Not through fmt, which throws if stderr is closed.
   for (const Message& warning : warnings)
     std::fprintf(stderr, "warning: %s\n", with_options(warning.text, warning.remedy).c_str());
 }
@@ -160,7 +160,7 @@ void print_plan(const ConvertOptions& options, const Plan& plan, const MemoryPla
   print_warnings(plan.warnings);
 }
 
-// Makes the text before the output appears: afterwards nothing may fail, not even for want of memory.
+// Makes the text before the output appears: afterwards nothing may fail, not even for lack of memory.
 class ReportingDisplay final : public ProgressDisplay {
  public:
   ReportingDisplay(ProgressStyle style, const ConvertOptions& options) : ProgressDisplay(style), options_(options) {}

@@ -8,7 +8,7 @@ namespace nibble::cli {
 
 namespace {
 
-// What rounds to 0 has no sign: "-0.00" makes a reader look for a difference.
+// A value that rounds to 0 has no sign: "-0.00" would make a reader look for a difference.
 std::string without_sign_of_zero(std::string text) {
   const std::string_view digits = std::string_view(text).substr(0, text.find('e'));
   if (text.starts_with('-') && digits.find_first_of("123456789") == std::string_view::npos) text.erase(0, 1);

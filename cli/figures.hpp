@@ -7,11 +7,11 @@
 /// Figures as people read them; "-" where there is none (NaN).
 namespace nibble::cli {
 
-/// Ratios are told up to here. Two fp32 numbers of one size that differ at all differ by -150 dB or more; a larger
+/// Ratios are printed up to here. Two fp32 numbers of one size that differ at all differ by -150 dB or more; a larger
 /// ratio says how rare or how small the weights are that differ, and not how well the others are stored.
 inline constexpr double max_decibels = 300;
 
-/// "20.47"; "exact" for an infinite ratio, ">300" and "<-300" beyond what is told.
+/// "20.47"; "exact" for an infinite ratio, ">300" and "<-300" beyond what is printed.
 [[nodiscard]] std::string decibels(double value, int digits = 2);
 [[nodiscard]] std::string with_unit(double decibels);                           ///< "20.47 dB", or "exact"
 [[nodiscard]] std::string scientific(double value);                             ///< "5.73e-03"

@@ -3,12 +3,12 @@
 namespace nibble::cli {
 
 /// Makes SIGINT, SIGTERM, SIGHUP and SIGPIPE ask for an orderly end instead of ending the process at once; a second
-/// signal of the same kind does that, but for SIGPIPE, which every further line to a reader that has left brings.
-/// SIGHUP and SIGPIPE stay ignored if they are when the program starts, as `nohup` asks for; SIGINT does not: a shell
-/// ignores it for all that it runs in the background, and a script stops its children by it.
+/// signal of the same kind ends it, except SIGPIPE, which every further line to a closed pipe raises. SIGHUP and
+/// SIGPIPE stay ignored if they are when the program starts, as `nohup` asks for; SIGINT does not: a shell ignores it
+/// for all that it runs in the background, and a script stops its children by it.
 void catch_interrupts();
 
-/// Whether one of them has come.
+/// Whether one of them has arrived.
 [[nodiscard]] bool interrupted() noexcept;
 
 /// 128 and the number of the signal: 129 after SIGHUP, 130 after SIGINT, 141 after SIGPIPE, 143 after SIGTERM.

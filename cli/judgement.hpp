@@ -4,7 +4,7 @@
 
 #include "nibble/measure.hpp"
 
-/// Whether the error of a tensor is what its codec makes of normal weights.
+/// Whether the error of a tensor is what its codec causes in normally distributed weights.
 namespace nibble::cli {
 
 /// How far below Codec::normal_sqnr_db() the SQNR of a tensor may be and count as expected. Weights have heavier tails
@@ -19,7 +19,7 @@ enum class Judgement : std::uint8_t {  // in the order of severity
 };
 [[nodiscard]] Judgement judge(const MeasuredWeights& tensor, const MeasuredError& error);
 
-/// Whether a tensor has weights that were numbers and are none now.
+/// Whether a tensor has weights that were numbers and no longer are.
 [[nodiscard]] bool is_broken(const MeasuredWeights& tensor, const MeasuredError& error);
 
 }  // namespace nibble::cli

@@ -9,7 +9,7 @@
 
 namespace nibble::cli {
 
-/// Takes a text in pieces: whole, that of a large model would take as much memory as the measurement itself.
+/// Receives a text in pieces: as one string, that of a large model would take as much memory as the measurement.
 using Sink = std::function<void(std::string_view)>;
 
 /// One JSON object with everything (docs/measure.md lists its fields), without an end of line.
@@ -18,8 +18,8 @@ void write_json(const Measurement& measurement, const Sink& out);
 /// A header and a line for every tensor of every candidate.
 void write_csv(const Measurement& measurement, const Sink& out);
 
-/// For people, in lines of 80 columns unless a name is longer: what to think of every candidate, its totals, then side
-/// by side the `worst` tensors that have an error (0: all tensors), kinds and layers.
+/// For people, in lines of 80 columns unless a name is longer: the verdict on every candidate, its totals, then side by
+/// side the `worst` tensors that have an error (0: all tensors), kinds and layers.
 [[nodiscard]] std::string to_table(const Measurement& measurement, std::size_t worst, bool colours);
 
 }  // namespace nibble::cli

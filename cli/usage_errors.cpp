@@ -112,7 +112,7 @@ std::string explain(CLI::App& app, const std::vector<std::string>& arguments, co
   if (command == nullptr && !first.starts_with('-')) return unknown_command(app, first) + " (see nibble --help)";
   const CLI::App& parsed = command == nullptr ? app : *command;
   const std::string help = command == nullptr ? " (see nibble --help)" : fmt::format(" (see nibble {} --help)", first);
-  // What an unknown option leaves over, its value for one, makes errors of its own: those say less.
+  // Leftovers of an unknown option, such as its value, cause errors of their own, which say less.
   if (const auto unknown = first_unknown(parsed)) return unknown_option(parsed, *unknown) + help;
   return reworded(app, parsed, error) + help;
 }
@@ -120,7 +120,7 @@ std::string explain(CLI::App& app, const std::vector<std::string>& arguments, co
 std::vector<std::string> with_help_option(CLI::App& app, std::vector<std::string> arguments) {
   if (arguments.empty() || arguments.front() != "help") return arguments;
   arguments.erase(arguments.begin());
-  // Of a command that there is not, CLI11 would take the option and print its own help.
+  // For a command that does not exist, CLI11 would accept the option and print its own help.
   if (arguments.empty() || find_command(app, arguments.front()) != nullptr) arguments.emplace_back("--help");
   return arguments;
 }

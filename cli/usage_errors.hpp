@@ -11,8 +11,8 @@ namespace nibble::cli {
 [[nodiscard]] std::string explain(CLI::App& app, const std::vector<std::string>& arguments,
                                   const CLI::ParseError& error);
 
-/// `nibble help` and `nibble help convert` as the options that they stand for. A command that there is not stays alone,
-/// to be explained.
+/// `nibble help` and `nibble help convert` as the options that they stand for. A command that does not exist is left
+/// alone, so that an error can explain it.
 [[nodiscard]] std::vector<std::string> with_help_option(CLI::App& app, std::vector<std::string> arguments);
 
 }  // namespace nibble::cli

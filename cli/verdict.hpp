@@ -7,7 +7,7 @@
 
 #include "nibble/measure.hpp"
 
-/// What to think of a conversion. The table, the JSON document and the report say the same, because all of them have it
+/// The verdict on a conversion. The table, the JSON document and the report say the same, because all of them get it
 /// from here.
 namespace nibble::cli {
 

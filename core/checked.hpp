@@ -7,8 +7,8 @@
 namespace nibble {
 
 /// A size, count or offset that came from a file. Its arithmetic never wraps: a result that 64 bits do not hold is
-/// invalid, and so is everything computed from it. Ask valid() to say what is wrong in the words of the file format;
-/// value() of an invalid one throws Error(bad_input), so a forgotten question does no harm.
+/// invalid, and so is everything computed from it. Call valid() first to report the error in terms of the file format;
+/// value() of an invalid one throws Error(bad_input), so a forgotten check does no harm.
 class Checked {
  public:
   constexpr Checked(std::uint64_t value) noexcept : value_(value) {}  // NOLINT(google-explicit-constructor)

@@ -10,8 +10,8 @@
 
 #include "core/file.hpp"
 
-/// What is done to the entries of an open directory. Names are looked up in it and never followed as links, so nothing
-/// that happens to its path meanwhile matters.
+/// Operations on the entries of an open directory. Names are looked up in it and links are never followed, so it does
+/// not matter if its path changes meanwhile.
 namespace nibble {
 
 /// A descriptor of the directory `name` in `at`, or none: errno says why.
@@ -27,14 +27,14 @@ namespace nibble {
 /// that lie deeper than 256.
 [[nodiscard]] std::vector<std::string> list_tree(int directory, std::string_view label);
 
-/// Whether something is mounted right there. Bind mounts are on the same device as their folder, so that says nothing.
+/// Whether something is mounted right there. The device number cannot tell: bind mounts have that of their folder.
 [[nodiscard]] bool is_mount_point(int at, const char* name) noexcept;
 
-/// With this begin names that folders which lie deep get while they are removed.
+/// The prefix of the names that deeply nested folders get while they are removed.
 inline constexpr std::string_view removed_prefix = ".removed-";
 
-/// Removes an entry with all that is in it, as far as that is possible: nothing is an error, and no memory is taken, so
-/// that it serves when there is none. Nesting of any depth is no danger. What is mounted in it is not entered.
+/// Removes an entry with everything in it, as far as that is possible: it reports no errors, and allocates no memory,
+/// so it works when there is none. Nesting of any depth is no danger. Mounted file systems in it are not entered.
 void remove_tree(int at, const char* name) noexcept;
 
 /// The same for all entries of an open directory.

@@ -37,7 +37,7 @@ constexpr std::size_t largest_transfer = std::size_t{1} << 30;
 // Shorter pieces would make the disk write many small ones.
 constexpr off_t min_write_back = 64 << 10;
 
-// What is written past the page cache comes in multiples of this.
+// Writes past the page cache are multiples of this.
 constexpr long direct_unit = 4096;
 
 bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
@@ -51,7 +51,7 @@ void check_regular(std::string_view label, mode_t mode) {
   refuse(label, "is {}, not a regular file", kind);
 }
 
-// An error that tells of the path and not of the system: the input is wrong.
+// An error about the path and not about the system: the input is wrong.
 bool names_nothing(int error) {
   return error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG || error == ENXIO ||
          error == ENODEV || error == EISDIR;

@@ -58,7 +58,7 @@ class OpenFiles;
 
 /// A regular file, open for reading. Thread-safe.
 ///
-/// `label` is what errors call it. Links are followed; pipes, devices, sockets and directories are refused and never
+/// `label` is its name in errors. Links are followed; pipes, devices, sockets and directories are refused and never
 /// waited for. Throws Error(bad_input) for what is missing or no regular file, Error(io) if the system refuses.
 class InputFile {
  public:

@@ -4,9 +4,9 @@
 
 namespace nibble {
 
-/// Says once more what oneTBB's pipeline guarantees: that a stage sees what the one before did with an object. The
-/// library does so by means of its own that ThreadSanitizer cannot see, and every hand-over would look like a race.
-/// In a pipeline it is one uncontended atomic per chunk of a megabyte, and real races between chunks are found.
+/// Repeats a guarantee of oneTBB's pipeline: that a stage sees what the previous one did with an object. oneTBB gives
+/// it by means that ThreadSanitizer cannot see, so every hand-over would look like a race. In a pipeline it is one
+/// uncontended atomic per chunk of a megabyte, and real races between chunks are found.
 class Handover {
  public:
   Handover() = default;

@@ -17,7 +17,7 @@ namespace nibble::json {
 /// Containers inside containers: an object at the top has depth 1.
 inline constexpr std::size_t max_depth = 128;
 
-/// Told what a document says, in order; so a large one is read without ever being in memory as a tree.
+/// Receives the contents of a document, in order; so a large one is read without a tree in memory.
 /// Whatever a function throws ends the parse.
 class Events {
  public:

@@ -26,7 +26,7 @@ struct Identity {
 
 Identity identity_of(const struct stat& status) { return {status.st_dev, status.st_ino}; }
 
-// What a path leads to; nothing if there is nothing, or nothing that may be looked at.
+// The identity of what a path leads to; nothing if there is nothing, or no permission to access it.
 std::optional<Identity> identify(const fs::path& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) return std::nullopt;
@@ -35,7 +35,7 @@ std::optional<Identity> identify(const fs::path& path) {
 
 fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
-// Whether a folder is this one or lies in it.
+// Whether a folder is this one or inside it.
 bool is_in(const fs::path& folder, const std::optional<Identity>& outer) {
   if (!outer) return false;
   Descriptor here(open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
@@ -52,7 +52,7 @@ bool is_in(const fs::path& folder, const std::optional<Identity>& outer) {
   return false;
 }
 
-// The folder in which a file really lies, behind its links.
+// The folder that really contains a file, after following links.
 fs::path real_folder(const fs::path& file) {
   std::error_code error;
   const fs::path real = fs::canonical(file, error);

@@ -4,12 +4,12 @@
 
 #include "nibble/checkpoint.hpp"
 
-/// No command writes over its own input. Files and folders are compared by what they are, not by how paths are spelled;
-/// what cannot be looked at is not ours to write over either, and is no obstacle.
+/// No command writes over its own input. Files and folders are compared by identity, not by the spelling of paths;
+/// those that cannot be accessed cannot be overwritten either, and are no obstacle.
 namespace nibble {
 
-/// Throws Error(usage) if the output is the input, holds it, lies in it, or holds what links to its weights,
-/// configuration or index lead to; replacing one would destroy the other. Also if a file that is written beside the
+/// Throws Error(usage) if the output is the input, contains it, is inside it, or contains the targets of links to its
+/// weights, configuration or index; replacing one would destroy the other. Also if a file that is written beside the
 /// output (its manifest) is part of the input.
 void check_apart(const std::filesystem::path& out, const Reader& source);
 

@@ -32,7 +32,7 @@ class CarryOver {
   /// Copies and flushes. `to` is an open directory.
   void copy(const Directory& from, int to);
 
-  /// What stays behind although its user may expect it in the output, by path. Of the latest call.
+  /// Files of the latest call that were not copied although the user may expect them in the output, by path.
   struct LeftOut {
     std::vector<std::string> links{};    ///< that lead nowhere
     std::vector<std::string> special{};  ///< pipes, sockets and devices, which are not even opened

@@ -1,5 +1,5 @@
-// One file, because what is believed of a directory on disk when a run begins, and what is judged when it ends, are the
-// same rules: both sides of them can only be read together.
+// One file, because the rules by which a directory on disk is trusted when a run begins, and by which it is checked
+// when it ends, are the same: both can only be read together.
 
 #include "formats/commit/transaction.hpp"
 
@@ -26,33 +26,33 @@ namespace {
 constexpr const char* inside_name = ".nibble";
 constexpr const char* lost_and_found = "lost+found";  // a new ext4 file system brings it along; it cannot be removed
 
-// In the work directory, beside what Swap has there. What came back from an exchange and was not judged yet bears the
-// first name, what may be removed the second.
+// In the work directory, beside the entries of Swap. An old output that an exchange has moved here and that is not
+// judged yet has the first name; one that may be removed has the second.
 constexpr const char* exchanged_name = "exchanged";
 constexpr const char* trash_name = "trash";
 
 constexpr mode_t of_others = S_IRWXG | S_IRWXO;
 
-// Never no where the system does not tell.
+// Never false if the system does not tell.
 bool may_exist(int at, const char* name) noexcept {
   struct stat status {};
   return fstatat(at, name, &status, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
 }
 
-// What cannot be looked into is not empty.
+// A directory that cannot be read counts as not empty.
 bool has_entries(int at, const char* name) {
   if (!may_exist(at, name)) return false;
   const Descriptor directory = open_directory(at, name);
   return directory.get() < 0 || !list_directory(directory.get(), name).empty();
 }
 
-// What a file system says that knows the flag not, or not for this pair: mounts, overlays, sticky folders.
+// The errors of a file system that does not support the flag, or not for these two: mounts, overlays, sticky folders.
 bool is_unsupported(int error) {
   return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == EBUSY || error == EXDEV ||
          error == EPERM;
 }
 
-// A manifest says so at its beginning.
+// A manifest is recognized by its beginning.
 bool is_manifest(int file) {
   std::array<char, 64> head{};
   const Transfer got = read_all(file, 0, std::as_writable_bytes(std::span(head)));
@@ -67,7 +67,7 @@ bool is_model(const std::vector<std::string>& entries) {
           has([](const std::string& entry) { return entry.ends_with(".safetensors"); }));
 }
 
-// Why a folder cannot be opened, if it is not there or something on the way to it is no folder.
+// Why a folder cannot be opened, if it does not exist or a component of its path is not a folder.
 std::string missing_text(const std::filesystem::path& folder) {
   std::error_code error;
   for (std::filesystem::path above = folder; !above.empty() && above != above.parent_path();
@@ -153,7 +153,7 @@ std::uint64_t Transaction::check(const std::filesystem::path& target, Kind kind,
 void Transaction::judge_target() {
   const auto status = status_of(parent_.get(), name_, printable(shown_));
   const bool is_directory = status && S_ISDIR(status->st_mode);
-  // Before anything is said of replacing it, which would not help.
+  // Checked before the error suggests replacing it, which would not help.
   if (kind_ == Kind::directory && status && S_ISLNK(status->st_mode))
     refuse_existing(shown_, "exists and is a symbolic link, not a directory");
   if (kind_ == Kind::directory && status && !is_directory) refuse_existing(shown_, "exists and is not a directory");
@@ -177,7 +177,7 @@ void Transaction::judge_target() {
   }
 }
 
-// What the system would refuse only when all the work is done.
+// Finds what the system would refuse only after all the work is done.
 void Transaction::judge_permission(const std::string& name, const std::string& shown, const struct stat& status) const {
   struct stat parent {};
   if (fstat(parent_.get(), &parent) != 0) fail("cannot read the status of its folder");
@@ -199,15 +199,15 @@ Transaction::WorkLocation Transaction::work_location() const {
           inside_ ? path_.string() : path_.parent_path().string()};
 }
 
-// What the run will be refused for before it looks at what an earlier one left to finish.
+// Throws what the run would throw before it looks at what an earlier run left to finish.
 void Transaction::judge_work_location() const {
   const WorkLocation location = work_location();
   const Descriptor work = WorkDirectory::check(location.root.get(), location.name, shown_, location.path);
   if (work.get() >= 0) judge_remains(work.get(), WorkDirectory::path_of(location.path, location.name));
 }
 
-// What recover() will refuse, unless the work directory of an earlier run changes that: then only the run itself can
-// tell.
+// Throws what recover() would throw, unless the work directory of an earlier run changes that: then only the run itself
+// can tell.
 void Transaction::judge_as_it_is() const {
   const auto status = status_of(parent_.get(), name_, printable(shown_));
   if (kind_ == Kind::file || !status || has_entry(parent_.get(), beside_name())) return;
@@ -258,7 +258,7 @@ std::vector<std::string> Transaction::judge_old(int directory) const {
   return entries;
 }
 
-// What came into a directory that is replaced after it was judged is not ours to remove.
+// Entries that appeared in a directory after it was judged must not be removed with it.
 void Transaction::judge_tree(int directory, const std::vector<std::string>& entries) const {
   for (const std::string& path : tree_of(directory, entries))
     if (!std::binary_search(old_->tree.begin(), old_->tree.end(), path))
@@ -306,7 +306,7 @@ void Transaction::refuse_interrupted(int root, const std::string& work_name) con
     refuse_existing(shown_, "its replacement was interrupted", finished);
 }
 
-// The work directory bears a name that somebody else may have chosen, too.
+// Somebody else may have created an entry with the name of the work directory.
 void Transaction::judge_remains(int work, const std::string& shown) const {
   constexpr std::array<std::string_view, 6> ours{Swap::journal_name, Swap::done_name, Swap::new_name,
                                                  Swap::old_name,     exchanged_name,  trash_name};
@@ -316,8 +316,8 @@ void Transaction::judge_remains(int work, const std::string& shown) const {
                       fmt::format("contains '{}', which nibble did not create: move it away first", printable(entry)));
 }
 
-// What a run before this one left: a replacement to finish, old entries that nothing is known about, or remains. After
-// it, it is known what is to be replaced.
+// Handles what an earlier run left: a replacement to finish, old entries of unknown origin, or remains. Afterwards it
+// is known what will be replaced.
 void Transaction::recover() {
   const int work = work_->fd();
   const bool done = has_entry(work, Swap::done_name);
@@ -369,7 +369,7 @@ void Transaction::finish_swap(const Swap& swap, const Swap::Journal& journal) {
   }
 }
 
-// Whatever it says: nothing but what this run may replace.
+// Whatever the journal says, it may only name what this run may replace.
 void Transaction::judge_journal(const Swap::Journal& journal) const {
   const std::string shown = work_->shown() + "/" + Swap::journal_name;
   if (!options_.overwrite) refuse_existing(shown_, "its replacement was interrupted", finished);
@@ -412,7 +412,7 @@ void Transaction::commit() {
   finish_commit();
 }
 
-// What was replaced goes before the journal, which says that all of it was, and does so for good.
+// The replaced entries are removed before the journal, which says that all of them were replaced.
 bool Transaction::remove_old() const noexcept {
   if (!may_exist(work_->fd(), Swap::old_name)) return true;
   remove_tree(work_->fd(), Swap::old_name);
@@ -420,7 +420,7 @@ bool Transaction::remove_old() const noexcept {
   return !may_exist(work_->fd(), Swap::old_name);
 }
 
-// From here on the new output is there, and nothing may say otherwise.
+// From here on the new output is in place, so nothing may report a failure.
 void Transaction::finish_commit() noexcept {
   if (remove_old() && work_->remove()) return;
   work_->keep();
@@ -440,8 +440,8 @@ mode_t Transaction::narrowed(int fresh, const std::string& name, const struct st
   return mine.st_mode & (S_IRWXU | (same_group ? old.st_mode & of_others : old.st_mode & S_IRWXO));
 }
 
-// Nobody gets permissions by a replacement. What has a namesake in the old directory gets none that that did not give;
-// of the rest, files get none that some file there did not.
+// A replacement grants nobody new permissions. An entry with a namesake in the old directory gets only permissions that
+// the namesake had; any other file gets only permissions that some old file had.
 void Transaction::narrow(int fresh, int old, const std::vector<std::string>& entries, mode_t inherited) const {
   for (const std::string& name : entries)
     if (const auto status = status_of(old, name, printable(shown_)); status && S_ISREG(status->st_mode))
@@ -504,7 +504,7 @@ void Transaction::judge_replaced() const {
   }
 }
 
-// What could neither be carried out nor undone is the next run's.
+// The next run handles what could neither be carried out nor undone.
 void Transaction::run(const Swap& swap, const Swap::Steps& steps, const std::function<void()>& judge) {
   try {
     swap.run(steps, judge);
@@ -537,7 +537,7 @@ void Transaction::commit_beside() {
   commit_inside();
 }
 
-// Where nothing was: nothing may be there now.
+// For a target that did not exist: it must not exist now either.
 void Transaction::publish() {
   if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   if (renameat2(work_->fd(), Swap::new_name, parent_.get(), name_.c_str(), RENAME_NOREPLACE) != 0) {
@@ -580,7 +580,7 @@ bool Transaction::exchange(mode_t mode) {
     if (fsync(parent_.get()) != 0) fail("cannot flush");
     if (!set_name(trash_name)) fail("cannot replace");
   } catch (...) {
-    // What was to be put in is removed only when it is no longer needed.
+    // The new entries are removed only when they are no longer needed.
     const bool is_back = swap_entries() && set_name(Swap::new_name);
     if (!is_back || fsync(parent_.get()) != 0 || fsync(work_->fd()) != 0) work_->keep();
     throw;

@@ -28,10 +28,10 @@ namespace nibble {
 ///   inside    `OUT/.nibble/`, where OUT is a mount point, its folder is not writable, or the file system cannot
 ///             exchange: the entries are replaced by a Swap.
 ///
-/// Nothing that is found on disk is believed. A work directory that was there before counts only if it belongs to who
-/// runs and nobody else can write it; what is to be replaced is judged again when the exchange has brought it back, and
-/// put back if it is not what it was. The work directory is locked with flock(), which dies with its process: what a
-/// killed run left behind is finished or cleared by the next.
+/// Nothing found on disk is trusted. An existing work directory is used only if it belongs to the user who runs nibble
+/// and nobody else can write it; the old output is judged again after the exchange has moved it away, and put back if
+/// it has changed. The work directory is locked with flock(), which dies with its process: what a killed run left
+/// behind is finished or cleared by the next.
 class Transaction {
  public:
   enum class Kind : std::uint8_t { file, directory };
@@ -51,7 +51,7 @@ class Transaction {
   /// Throws what the constructor would, as far as that can be told without writing anything. Returns free_bytes().
   static std::uint64_t check(const std::filesystem::path& target, Kind kind, const Options& options);
 
-  /// Ends with removing what was not committed, unless the next run needs it to finish what could not be undone.
+  /// Removes what was not committed, unless the next run needs it to finish what could not be undone.
   ~Transaction() = default;
   Transaction(const Transaction&) = delete;
   Transaction& operator=(const Transaction&) = delete;
@@ -63,7 +63,7 @@ class Transaction {
   [[nodiscard]] std::string manifest_name() const;
   static constexpr const char* manifest_suffix = ".nibble.json";
 
-  /// For files that are needed on the way: what they are called there matters to nobody.
+  /// For temporary files; their names do not matter.
   [[nodiscard]] int work_directory() const noexcept { return work_->fd(); }
 
   /// Everything in directory() has been flushed: makes it the target. After it has returned nothing can fail any more;

@@ -10,8 +10,8 @@ namespace nibble {
 /// The hidden directory in which an output is built: entered by its owner alone, locked as long as it is open, and gone
 /// at the end. The lock is flock() on the directory itself, which dies with its process.
 ///
-/// One that was there before is what a killed run left behind, or what somebody else has prepared: it counts only if it
-/// belongs to who runs and nobody else can write it, and is left as it is until clear().
+/// An existing one was left by a killed run, or prepared by somebody else: it is used only if it belongs to the user
+/// who runs nibble and nobody else can write it, and its contents stay until clear().
 class WorkDirectory {
  public:
   /// `name` in the open directory `root`. Throws Error(output_exists) if another process holds the lock, or if what

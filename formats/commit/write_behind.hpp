@@ -17,13 +17,13 @@
 
 namespace nibble {
 
-/// Writes into a file past the page cache, while its caller goes on: no copy, no lock of the file, and at the end
-/// nothing left to flush. docs/performance.md has what that gains; `bench_stages write` and the same with
+/// Writes to a file past the page cache, while its caller goes on: no copy, no lock on the file, and nothing left to
+/// flush at the end. docs/performance.md says how much that gains; `bench_stages write` and the same with
 /// `--through-cache` compare the two ways alone.
 ///
-/// The disk takes whole pages. So what ends within a page waits for what follows on it, and is put before that; what
-/// nothing follows on goes through the page cache, as does what is short. A page never goes both ways at once, since a
-/// page that is written past the cache holds nothing but bytes that were handed over here.
+/// The disk takes whole pages. So bytes that end within a page wait for the bytes that follow them, and are put in
+/// front of those; if none follow, they go through the page cache, as short writes do. A page is never written both
+/// ways at once, because a page that is written past the cache holds only bytes that were handed over here.
 ///
 /// Where the file system has no such way (as tmpfs before Linux 6.6), everything goes through the page cache.
 class WriteBehind {

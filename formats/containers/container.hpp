@@ -48,8 +48,8 @@ struct Container {
 /// Whether a container takes a file that begins like this for one of its own.
 [[nodiscard]] bool sniffs_of_weights(std::span<const std::byte> head);
 
-/// Opens a weight file with the container that its first bytes tell. What is known to be no weights (a Git LFS
-/// pointer, a web page) or not supported is refused by name.
+/// Opens a weight file with the container that its first bytes indicate. Files that are known not to be weights (a Git
+/// LFS pointer, a web page) or not supported are refused by name.
 [[nodiscard]] WeightFile open_weight_file(InputFile file, MemoryLimit& memory);
 
 }  // namespace nibble

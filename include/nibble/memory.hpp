@@ -41,9 +41,8 @@ inline constexpr std::uint64_t transposed_chunk = 8;
 ///
 ///   program + names + threads x (chunk + queue) + (tokens + behind) x encoded batch + scratch <= max_memory
 ///
-/// where scratch is twice the largest Codec::scratch_bytes() if there is room, else once, else what is left: a tensor
-/// that needs more uses a file. Throws Error(no_space), which says how much is needed, if even the smallest batches do
-/// not fit.
+/// where scratch is twice the largest Codec::scratch_bytes(), or once, or what is left, and a file takes the rest.
+/// Throws Error(no_space), which says how much is needed, if even the smallest batches do not fit.
 [[nodiscard]] MemoryPlan plan_memory(const Plan& plan, const Resources& resources);
 
 }  // namespace nibble

@@ -248,10 +248,10 @@ class Fp8Codec final : public ScaledCodec {
   Granularity granularity_;
 };
 
-// The error of a number is a share of it, so it hardly depends on the scale. Normal numbers between -a and a, scaled so
-// that a becomes the largest code, were integrated over each code's interval, and over the distribution of a for 4096
-// to 2^28 of them: 31.53 and 25.56 dB, give or take 0.03. The largest of each region is exact, which counts in small
-// ones. The result is within 0.07 dB for 16 weights and 0.03 from 64 on (tests/quant/codecs/fp8_test.cpp).
+// The error of a number is proportional to it, so it hardly depends on the scale. Normal numbers between -a and a,
+// scaled so that a becomes the largest code, were integrated over each code's interval, and over the distribution of a
+// for 4096 to 2^28 of them: 31.53 and 25.56 dB, give or take 0.03. The largest of each region is exact, which counts in
+// small ones. The result is within 0.07 dB for 16 weights and 0.03 from 64 on (tests/quant/codecs/fp8_test.cpp).
 double Fp8Codec::normal_sqnr_db(const TensorInfo& tensor) const {
   if (!accepts(tensor)) return Codec::normal_sqnr_db(tensor);
   const Regions regions(granularity_, tensor);

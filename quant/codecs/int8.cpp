@@ -1,4 +1,4 @@
-// LLM.int8's rows: the loops, and what is done about weights that they cannot take.
+// LLM.int8's rows: the loops, and the handling of weights that they cannot encode.
 
 #include "nibble/int8.hpp"
 

@@ -16,8 +16,9 @@
 #define NIBBLE_QUANT_NESTED_TABLES
 namespace nibble::nested {
 
-// The code nearest to v in [-1, 1] is the number of midpoints below it. The upper bits of v, sign, exponent and six
-// bits of the mantissa, leave at most one midpoint open: so one lookup gives the number but for one compare.
+// The code nearest to v in [-1, 1] is the number of midpoints below it. For each value of v's upper bits (sign,
+// exponent and six bits of the mantissa) at most one midpoint is undecided: so one lookup and one compare give the
+// number.
 struct Nearest {
   static constexpr std::int32_t shift = 17;                 // of the bits of |v|
   static constexpr std::int32_t first = (127 - 22) << 6;    // below 2^-22 there is no midpoint

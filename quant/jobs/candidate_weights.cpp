@@ -27,7 +27,7 @@ class KeptPlanes final : public PlaneSink {
   std::vector<std::vector<std::byte>> planes_;
 };
 
-// Of the codec that a tensor was given; weights that were cast are in no codec's form but have its type.
+// The codec that a tensor was given; weights that were only cast have a type instead of a codec's form.
 double normal_sqnr_of(const StoredWeights::Tensor& stored) {
   if (stored.quantized()) return make_codec(stored.stored.codec)->normal_sqnr_db(stored.stored.info);
   for (const std::string_view name : codec_names())
@@ -48,13 +48,13 @@ std::unique_ptr<Scratch> make_scratch(std::uint64_t bytes, bool fits) {
   return make_temporary();
 }
 
-// Whether a codec stores the weights as they are stored already.
+// Whether a codec would store the weights in the form that they already have.
 bool is_same(const Codec& codec, const WeightSource& weights) {
   return !weights.is_decoded() && !codec.quantizes() &&
          codec.planes(weights.info()).front().dtype == weights.info().dtype;
 }
 
-// Whether its codes can be counted: two to a byte.
+// Whether its codes can be counted: only if a byte has two.
 bool has_codes(const Codec& codec) { return !codec.codebook().empty(); }
 
 }  // namespace

@@ -18,7 +18,7 @@
 
 namespace nibble {
 
-/// What a candidate has for a tensor, ready to be read.
+/// A candidate's counterpart of a tensor, ready to be read.
 struct CandidateTensor {
   std::string codec;  ///< as MeasuredError has it
   bool quantized = false;
@@ -35,7 +35,7 @@ struct CandidateTensor {
 /// "bfloat16", or the codec's name.
 [[nodiscard]] std::string name_of(const StoredWeights::Tensor& stored);
 
-/// Opens what candidates have: checkpoints are read, and what plans would write is encoded.
+/// Opens the tensors of candidates: checkpoints are read, and what plans would write is encoded.
 class CandidateWeights {
  public:
   /// All of it has to outlive this. `codings` are those of the candidates.
@@ -63,7 +63,7 @@ class CandidateWeights {
   const Progress& progress_;
 };
 
-/// Throws Error(interrupted) if a measurement is to end.
+/// Throws Error(interrupted) if the measurement was cancelled.
 void check_cancelled(const Progress& progress);
 
 }  // namespace nibble

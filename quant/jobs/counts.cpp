@@ -32,7 +32,7 @@ void count_errors(std::span<const float> reference, std::span<const float> test,
   std::array<std::uint32_t, 256> found{};  // by exponent, which is how fp32 stores it
   for (std::size_t i = 0; i < reference.size(); ++i)
     ++found[std::bit_cast<std::uint32_t>(test[i] - reference[i]) << 1 >> 24];
-  counts.exact += found[0];  // with the subnormal ones, which are as good as none
+  counts.exact += found[0];  // with the subnormal ones, which are negligible
   for (std::size_t e = 1; e < 255; ++e)
     if (found[e] != 0) add_errors(counts, static_cast<int>(e) - 127, found[e]);
 }
@@ -45,7 +45,7 @@ void count_codes(std::span<const std::byte> packed, std::size_t weights, Counts&
     counts.codes[pair >> 4] += pairs[pair];
     counts.codes[pair & 15] += pairs[pair];
   }
-  if (weights % 2 != 0) --counts.codes[static_cast<std::uint8_t>(packed.back()) & 15];  // nobody's
+  if (weights % 2 != 0) --counts.codes[static_cast<std::uint8_t>(packed.back()) & 15];  // padding
 }
 
 double Counts::entropy() const {

@@ -13,7 +13,7 @@ void add(Counts& to, const Counts& from);
 /// Counts the errors of weights by their size, which is how fp32 stores it.
 void count_errors(std::span<const float> reference, std::span<const float> test, Counts& counts);
 
-/// Counts 4-bit codes, two to a byte. After an odd number of weights the last one is nobody's.
+/// Counts 4-bit codes, two to a byte. If the number of weights is odd, the last code belongs to none of them.
 void count_codes(std::span<const std::byte> packed, std::size_t weights, Counts& counts);
 
 }  // namespace nibble

@@ -11,7 +11,7 @@ double saved_per_byte(const Choice& from, const Choice& to) {
   return (from.cost - to.cost) / static_cast<double>(to.bytes - from.bytes);
 }
 
-// The corners of the lower convex hull, by size, with points on its edges: they are steps that may still fit.
+// The corners of the lower convex hull, by size, and points on its edges: these smaller steps may still fit.
 std::vector<std::size_t> corners(const std::vector<Choice>& choices) {
   std::vector<std::size_t> order(choices.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -46,7 +46,7 @@ HullPath hull_path(std::span<const std::vector<Choice>> items) {
     for (std::size_t h = 1; h < hull.size(); ++h) {
       const Choice& from = items[i][hull[h - 1]];
       const Choice& to = items[i][hull[h]];
-      rate = std::min(rate, saved_per_byte(from, to));  // rounding must not turn steps of one item around
+      rate = std::min(rate, saved_per_byte(from, to));  // rounding must not reverse the order of one item's steps
       rates.push_back(rate);
       path.steps.push_back({i, hull[h], to.bytes - from.bytes, from.cost - to.cost});
     }

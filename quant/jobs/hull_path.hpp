@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-/// The multiple-choice knapsack: one choice for every item, the least cost within a number of bytes.
+/// The multiple-choice knapsack problem: one choice for every item, at the least cost within a number of bytes.
 namespace nibble {
 
 struct Choice {
@@ -21,8 +21,8 @@ struct HullStep {
   double saved = 0;
 };
 
-/// From the smallest choice of every item to the one of least cost, the steps that save most per byte first; of equal
-/// ones that of the earlier item. Where the path is cut at any step, nothing that size costs less.
+/// From the smallest choice of every item to the one of least cost, beginning with the steps that save most per byte;
+/// of equal steps, that of the earlier item. Wherever the path is cut, no other choice of that size costs less.
 struct HullPath {
   std::vector<std::size_t> smallest;  ///< index of a choice, by item
   std::uint64_t smallest_bytes = 0;
@@ -35,8 +35,8 @@ struct HullPath {
 /// A choice for every item, path.smallest_bytes <= limit: as many steps as fit, and after the first that does not,
 /// further ones that do, in order.
 ///
-/// With a part of that first step the result would be the optimum of the linear relaxation. So it costs at most what
-/// this one step saves more than the best there is.
+/// A fraction of that first step would make the result the optimum of the linear relaxation. So the cost exceeds the
+/// optimum by at most what this one step would save.
 [[nodiscard]] std::vector<std::size_t> walk(const HullPath& path, std::uint64_t limit);
 
 }  // namespace nibble

@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 constexpr int schema_version = 2;
 constexpr std::size_t piece_bytes = 64 << 10;
 
-// Names come from files and patterns from users: what is no UTF-8 is replaced rather than refused.
+// Names come from files and patterns from users: invalid UTF-8 is replaced rather than refused.
 std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 void append_quoted(std::string& text, std::string_view value) { text += dump(Json(value)); }

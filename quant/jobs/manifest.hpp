@@ -14,7 +14,7 @@ namespace nibble {
 
 /// nibble.json on its way to disk: what became of every tensor, for programs and for whoever checks the files. It holds
 /// no path, no time and no machine, so that equal input and options give equal bytes. It is written while tensors are
-/// finished, since for 100,000 of them it has 120 MB; what is known at the end only comes last.
+/// finished, since for 100,000 of them it has 120 MB; what is known only at the end comes last.
 class Manifest {
  public:
   /// Writes the beginning.
@@ -35,7 +35,7 @@ class Manifest {
     std::size_t tensors;
   };
   [[nodiscard]] Mark mark() const { return {written_ + text_.size(), tensors_}; }
-  /// Drops what was added since.
+  /// Drops everything that was added after `mark`.
   void rewind(const Mark& mark);
 
   /// Writes the end. Call once.

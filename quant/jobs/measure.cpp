@@ -1,4 +1,4 @@
-// Reference and candidates, tensor by tensor, in units of the same 131072 weights whatever the memory:
+// Compares reference and candidates, tensor by tensor, in units of 131072 weights, however much memory there is:
 //
 //   cut (serial) -> read, decode, compare (parallel) -> add up (serial, in order)
 //
@@ -137,7 +137,7 @@ class Measuring {
     return in_work_.emplace_back(std::move(work)).get();
   }
 
-  // Whether the weights and what they are encoded to have room, twice: the tensor before may be in work still.
+  // Whether there is room for the weights and their codes, twice: the previous tensor may still be in progress.
   bool fits_memory(const Pairing::Row& row, const WeightSource& reference, std::uint64_t bytes) {
     bool any = false;
     for (std::size_t c = 0; c < candidates_.size(); ++c) {
@@ -255,7 +255,7 @@ class Measuring {
       to->quantized = work.tests[c]->quantized;
       to->dtype = work.tests[c]->dtype;
       to->bytes = work.tests[c]->bytes;
-      // In the same form as the reference, what differs is no matter of that form.
+      // If test and reference have the same form, a difference does not come from that form.
       if (to->codec != work.measured.codec) to->normal_sqnr_db = work.tests[c]->normal_sqnr_db;
     }
   }

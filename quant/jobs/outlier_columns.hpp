@@ -13,8 +13,8 @@ inline constexpr std::uint64_t max_columns = 1 << 16;
 /// Whether fp32 holds the sums of squares of a matrix with this absmax; others are not searched.
 [[nodiscard]] bool has_column_energy(float absmax);
 
-/// energy[c] += w^2 over the weights w of column c: what is not finite is left out. `weights` are consecutive ones of
-/// whatever rows, the first in column `column`; `finite` is whether all of them are.
+/// energy[c] += w^2 over the weights w of column c that are finite. `weights` are consecutive weights of any rows, the
+/// first in column `column`; `finite` says whether all of them are.
 void add_column_energy(std::span<const float> weights, std::uint64_t column, bool finite, std::span<float> energy);
 
 struct OutlierColumns {

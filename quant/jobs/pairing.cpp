@@ -13,7 +13,7 @@ bool has_matrix(const StoredWeights& weights) {
   return false;
 }
 
-// Whether no conversion takes it.
+// Whether no conversion accepts it as input.
 bool is_refused(const StoredWeights& weights) {
   for (std::size_t t = 0; t < weights.size(); ++t)
     if (const Scheme* const scheme = weights[t].scheme; scheme != nullptr && !scheme->is_source()) return true;

@@ -15,8 +15,8 @@
 
 namespace nibble {
 
-/// Which tensor of a candidate belongs to which of the reference, in which view: candidates that are quantized may have
-/// it transposed (Conv1D) or in slices (experts).
+/// Finds which tensor of a candidate belongs to which tensor of the reference, in which view: quantized candidates may
+/// have it transposed (Conv1D) or in slices (experts).
 class Pairing {
  public:
   /// Throws Error(bad_input) if the reference is quantized and a candidate is a plan.
@@ -25,7 +25,7 @@ class Pairing {
   [[nodiscard]] const StoredWeights& reference() const noexcept { return reference_; }
   /// Of a candidate that is a checkpoint.
   [[nodiscard]] const StoredWeights& stored(std::size_t candidate) const { return *stored_[candidate]; }
-  /// How any quantization could see the tensors of the reference, all together; 0 where it did not have to be known.
+  /// The number of views that any quantization could have of the reference's tensors; 0 if nobody had to know.
   struct Views {
     std::size_t count = 0;
     std::uint64_t name_bytes = 0;
@@ -38,7 +38,7 @@ class Pairing {
     std::vector<std::optional<PlannedTensor>> planned;
     std::vector<std::optional<std::size_t>> stored;
   };
-  /// Of tensor `tensor` of reference(). What candidate c lacks is added to missing[c].
+  /// The pairs of tensor `tensor` of reference(). Names that candidate c lacks are added to missing[c].
   [[nodiscard]] std::vector<Row> rows_of(std::size_t tensor, std::span<std::vector<std::string>> missing) const;
 
  private:

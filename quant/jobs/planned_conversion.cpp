@@ -9,7 +9,7 @@
 namespace nibble {
 namespace {
 
-// Starting a device takes a while, whatever there is to do: little work is left to the CPU.
+// Starting a device takes a while, however little there is to do, so the CPU does small conversions.
 constexpr std::uint64_t min_for_device = 256 << 20;
 
 std::unique_ptr<Device> open_device(DeviceChoice choice, const Plan& plan) {

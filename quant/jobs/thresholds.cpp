@@ -25,7 +25,7 @@ double figure_of(const ErrorStats& stats, Threshold::Figure figure) {
   }
 }
 
-// Written so that what is not a number breaks the limit, be it the figure or weights that were numbers before.
+// Written so that a NaN breaks the limit, whether it is the figure or a weight that was a number before.
 bool keeps(const MeasuredWeights& reference, const ErrorStats& stats, const Threshold& threshold) {
   if (stats.lost > 0 || stats.nan + stats.inf > reference.stats.nan + reference.stats.inf) return false;
   if (stats.count == 0) return true;

@@ -33,7 +33,7 @@ void UserPattern::fail_unmatched(const EachName& each_name) const {
               fmt::format("{} '{}' matches no tensor{}", label_, pasteable(text_), wider_pattern(each_name)));
 }
 
-// What matches whole names where this one matches parts of them.
+// A pattern that matches whole names, if this one matches parts of names.
 std::string UserPattern::wider_pattern(const EachName& each_name) const {
   const auto count = [&](const auto& matches) {
     std::size_t hits = 0;

@@ -20,12 +20,12 @@ class UserPattern {
   /// Calls a function with every name that there is.
   using EachName = std::function<void(const std::function<void(std::string_view)>&)>;
 
-  /// Throws Error(usage) because it matches none of them: a pattern that is lost silently costs a conversion. Where it
-  /// matches parts of names, the error says what would match these names as a whole.
+  /// Throws Error(usage) because it matches none of the names: if it were ignored silently, a whole conversion might be
+  /// wasted. If it matches parts of names, the error suggests a pattern that matches these names as a whole.
   [[noreturn]] void fail_unmatched(const EachName& each_name) const;
 
   [[nodiscard]] std::string_view label() const noexcept { return label_; }
-  /// Whole and as it is, so that it can be pasted, unless that would upset a terminal.
+  /// Complete and unescaped, so that it can be pasted, unless that could confuse a terminal.
   [[nodiscard]] std::string text() const { return pasteable(text_); }
 
  private:

@@ -12,7 +12,7 @@ ModelPlaces places_of(const StoredWeights& in) {
   if (config && !config->architecture.empty()) {
     ModelPlaces places{{}, config->architecture, config->tie_word_embeddings.value_or(false)};
     places.placer = make_placer(places.architecture, tensors, places.tied);
-    // Where the configuration does not say whether the head is tied, the file does: a tied one is not stored.
+    // If the configuration does not say whether the head is tied, the file does: a tied head is not stored.
     const auto has_head = [&] {
       for (std::size_t t = 0; t < in.size(); ++t)
         if (places.placer->place(in[t].stored.info).role == Role::output_embeddings) return true;

@@ -8,10 +8,10 @@
 #include "nibble/recipe.hpp"
 #include "quant/stream/stored_weights.hpp"
 
-/// What a model's tensors are, and how codecs see them: asked of headers, whatever becomes of the tensors.
+/// What a model's tensors are, and how codecs see them, from headers alone and before any codec is chosen.
 namespace nibble {
 
-/// Where the tensors of a checkpoint stand in its model.
+/// The roles of a checkpoint's tensors in its model.
 struct ModelPlaces {
   std::unique_ptr<Placer> placer;
   std::string architecture;  ///< empty if names and shapes have to decide
@@ -19,7 +19,7 @@ struct ModelPlaces {
 };
 [[nodiscard]] ModelPlaces places_of(const StoredWeights& in);
 
-/// A tensor of a checkpoint with nothing decided about it.
+/// A tensor of a checkpoint for which nothing has been decided yet.
 [[nodiscard]] PlannedTensor view_of(const StoredWeights::Tensor& tensor);
 
 /// What a codec that quantizes makes of such a tensor in this role, each with a name of its own: fused experts are one

@@ -94,7 +94,7 @@ struct DestroyQueue {
 };
 using Queue = std::unique_ptr<nibble_queue, DestroyQueue>;
 
-// One line, of which only the first counts: the others follow from it.
+// Only the first line of an error counts: the others follow from it.
 class Note {
  public:
   void set(const std::string& text) {

@@ -13,7 +13,7 @@
 #include "nibble/scratch.hpp"
 #include "nibble/tensor.hpp"
 
-/// How scales and codes are chosen: the passes over a tensor, what is kept between them, and what they found.
+/// How scales and codes are chosen: the passes over a tensor, the data kept between them, and the findings.
 namespace nibble {
 
 class Device;

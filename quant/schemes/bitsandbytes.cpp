@@ -46,7 +46,7 @@ std::vector<std::byte> bytes_of(const void* data, std::size_t size) {
 
 constexpr std::array<std::string_view, 2> quant_types{"nf4", "fp4"};  // and the names of their codecs
 
-// Null for codecs of another kind, or that bitsandbytes has no word for.
+// Null for codecs of another kind, or if bitsandbytes has no name for the codec.
 const FourBitCodec* as_four_bit(const Codec& codec) {
   const bool is_known = std::ranges::find(quant_types, codec.name()) != quant_types.end();
   return is_known ? dynamic_cast<const FourBitCodec*>(&codec) : nullptr;
@@ -79,7 +79,7 @@ std::string state_name(std::string_view tensor, std::string_view quant_type) {
   return fmt::format("{}{}{}", tensor, state_infix, quant_type);
 }
 
-// What bitsandbytes has to know besides, as JSON text, as Python's json.dumps() writes it: bitsandbytes refuses other
+// The rest of what bitsandbytes has to know, as JSON in the form of Python's json.dumps(): bitsandbytes refuses other
 // keys.
 std::string quant_state(std::string_view quant_type, std::size_t blocksize, const TensorInfo& tensor,
                         const std::string* nested_offset) {
@@ -95,7 +95,7 @@ std::string quant_state(std::string_view quant_type, std::size_t blocksize, cons
   return text + "}";
 }
 
-// Its size must follow from the header alone, so what has an offset in it is padded with spaces to the longest.
+// Its size must follow from the header alone, so a text with an offset is padded with spaces to the greatest length.
 std::size_t quant_state_size(std::string_view quant_type, std::size_t blocksize, const TensorInfo& tensor,
                              bool nested) {
   const std::string longest(max_offset_chars, '0');
@@ -141,7 +141,7 @@ std::vector<std::byte> four_bit_own_bytes(const FourBitCodec& codec, const Tenso
   return bytes_of(state.data(), state.size());
 }
 
-// What the weights were before: the types that bitsandbytes quantizes.
+// The type that the weights had before: one of those that bitsandbytes quantizes.
 DType dtype_of(const TensorInfo& part, const nlohmann::json& state) {
   const auto name = state.find("dtype");
   if (name == state.end() || !name->is_string()) fail(part, "dtype is missing");
@@ -152,14 +152,14 @@ DType dtype_of(const TensorInfo& part, const nlohmann::json& state) {
 
 nlohmann::json parse_state(const TensorInfo& part, std::span<const std::byte> bytes) {
   const auto* const text = reinterpret_cast<const char*>(bytes.data());
-  // A message may print a value, and what is nested would be printed by recursion: deeper values are left out.
+  // A message may print a value. Printing nested values would recurse, so they are left out.
   const auto is_shallow = [](int depth, auto, const auto&) { return depth <= max_state_depth; };
   auto state = nlohmann::json::parse(text, text + bytes.size(), is_shallow, /*allow_exceptions=*/false);
   if (!state.is_object()) fail(part, "is not a JSON object");
   return state;
 }
 
-// The quantization state is what gives such a tensor away; its packed bytes may have any type (quant_storage).
+// Such a tensor is recognized by its quantization state; its packed bytes may have any type (quant_storage).
 std::optional<StoredTensor> recognize_four_bit(std::string_view quant_type, const Reader& in, std::size_t first,
                                                const FindTensor& find) {
   const auto state_part = find(state_name(in.tensors().name(first), quant_type));
@@ -186,7 +186,7 @@ std::optional<StoredTensor> recognize_four_bit(std::string_view quant_type, cons
   stored.codec =
       four_bit_spec(quant_type, blocksize->get<std::uint64_t>(), /*double_quant=*/state.contains("nested_blocksize"));
   const std::unique_ptr<const Codec> codec = make_codec(stored.codec);
-  // A product that 64 bits do not count is more than any file holds.
+  // A product beyond 64 bits is more than any file holds.
   std::uint64_t n = 1;
   for (const std::uint64_t dimension : stored.info.shape)
     if (__builtin_mul_overflow(n, dimension, &n)) fail(packed, "the weights of its shape exceed 64 bits");
@@ -266,7 +266,7 @@ constexpr std::string_view scb_suffix = ".SCB";
 
 bool is_int8(const Codec& codec) { return dynamic_cast<const Int8Codec*>(&codec) != nullptr; }
 
-// bitsandbytes hangs the other tensors on the module, not on its weight.
+// bitsandbytes names the other tensors after the module, not after its weight.
 std::vector<Part> int8_parts(const Codec& codec, const TensorInfo& tensor) {
   constexpr std::string_view suffix = ".weight";
   std::string module = tensor.name;

@@ -1,5 +1,5 @@
 // The quantization_config of config.json, key by key as transformers writes it (docs/model-directories.md), and
-// the list of skipped modules where the default would not give the set that was quantized.
+// the list of skipped modules if the default would not give the set that was quantized.
 
 #include "quant/schemes/bitsandbytes_config.hpp"
 

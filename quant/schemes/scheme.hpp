@@ -14,7 +14,7 @@
 #include "nibble/recipe.hpp"
 #include "nibble/tensor.hpp"
 
-/// What quantized tensors are called on disk and in config.json. The names of parts stand nowhere else.
+/// What quantized tensors are called on disk and in config.json. The names of parts are defined nowhere else.
 namespace nibble {
 
 /// A tensor of a checkpoint that holds a plane of a codec, or bytes that only the scheme knows.
@@ -34,8 +34,8 @@ struct StoredTensor {
 /// The index of a tensor of this name in a checkpoint.
 using FindTensor = std::function<std::optional<std::size_t>(std::string_view)>;
 
-/// A way to store quantized tensors. Stateless and thread-safe; there is one object of each. One that only reads what
-/// others store leaves out what is not pure.
+/// A way to store quantized tensors. Stateless and thread-safe; there is one object of each. A scheme that only reads
+/// what other tools store leaves out the functions that are not pure.
 class Scheme {
  public:
   virtual ~Scheme() = default;
@@ -43,10 +43,10 @@ class Scheme {
   /// quant_method in config.json.
   [[nodiscard]] virtual std::string_view quant_method() const noexcept = 0;
 
-  /// Whether it has names for what this codec makes.
+  /// Whether it can store the planes of this codec.
   [[nodiscard]] virtual bool stores(const Codec& /*codec*/) const { return false; }
 
-  /// What a tensor is stored as: names, types and shapes follow from its header alone. The first part holds the codes.
+  /// The parts that a tensor is stored as: names, types and shapes follow from its header. The first holds the codes.
   [[nodiscard]] virtual std::vector<Part> parts(const Codec& /*codec*/, const TensorInfo& /*tensor*/) const {
     return {};
   }
@@ -58,8 +58,8 @@ class Scheme {
     return {};
   }
 
-  /// What tensor `first` of a checkpoint stands for, if this scheme stored it and it is the first part, whoever wrote
-  /// it and with whatever options. Throws Error(bad_input) if its parts contradict each other or are missing.
+  /// The tensor whose first part in this scheme is tensor `first` of a checkpoint, whichever tool wrote it and with
+  /// whatever options. Throws Error(bad_input) if its parts contradict each other or are missing.
   [[nodiscard]] virtual std::optional<StoredTensor> recognize(const Reader& in, std::size_t first,
                                                               const FindTensor& find) const = 0;
 
@@ -68,8 +68,8 @@ class Scheme {
   [[nodiscard]] virtual std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& codec,
                                                                         const StoredTensor& tensor) const = 0;
 
-  /// Whether a conversion takes its tensors as input, decoded to the type that they had. What others stored is refused
-  /// by open_checkpoint(), or kept as it is.
+  /// Whether a conversion takes its tensors as input, decoded to the type that they had. Tensors of other schemes are
+  /// refused by open_checkpoint(), or kept as they are.
   [[nodiscard]] virtual bool is_source() const { return false; }
 
   /// Whether a tensor of this name can only be a part that this scheme stored.
@@ -82,8 +82,8 @@ class Scheme {
     return {};
   }
 
-  /// Why transformers could not load a model directory of this scheme, as planned: the first tensor that it does not
-  /// store, or that config.json has no words for. Empty if there is none.
+  /// Why transformers could not load a model directory with this plan: the first tensor that this scheme does not
+  /// store, or that config.json cannot describe. Empty if there is none.
   [[nodiscard]] virtual std::string obstacle(const Plan& /*plan*/) const { return {}; }
 
   /// The value of quantization_config in config.json, as transformers writes it: its quant_method is this scheme's, or
@@ -97,10 +97,10 @@ class Scheme {
 /// Those whose tensors a conversion takes.
 [[nodiscard]] std::span<const Scheme* const> source_schemes();
 
-/// The scheme that stores what this codec makes: the first that does. Throws Error(usage) if there is none.
+/// The first scheme that can store the planes of this codec. Throws Error(usage) if there is none.
 [[nodiscard]] const Scheme& scheme_of(const Codec& codec);
 
-/// What a tensor is stored as: the parts of the codec's scheme, or a plain tensor if nothing is quantized.
+/// The parts of a tensor in the codec's scheme, or a plain tensor if nothing is quantized.
 [[nodiscard]] std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor);
 
 /// As Scheme::obstacle(), of the scheme that config.json will name. Empty if nothing is quantized.

@@ -49,7 +49,7 @@ template <class DF> struct Sums16 {
   HWY_INLINE void add_product(std::size_t k, hn::Vec<DF> a, hn::Vec<DF> b) { part[k] = fused(DF(), a, b, part[k]); }
 
 #if HWY_TARGET == HWY_SCALAR
-  // For loops that have numbers and not vectors there.
+  // For loops that have numbers instead of vectors there.
   HWY_INLINE void add_product(std::size_t k, float a, float b) { add_product(k, hn::Set(DF(), a), hn::Set(DF(), b)); }
 #endif
 

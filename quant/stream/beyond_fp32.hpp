@@ -6,11 +6,11 @@
 
 #include "nibble/metrics.hpp"
 
-/// Weights are compared as fp32, where finite fp64 numbers beyond its range are infinite, and others that differ may be
-/// equal. These correct what describe() and compare() found in one tile for such numbers.
+/// Weights are compared as fp32. There, finite fp64 numbers beyond its range are infinite, and other fp64 numbers that
+/// differ may be equal. These functions correct what describe() and compare() found in a tile for such numbers.
 namespace nibble {
 
-/// A tile of weights as fp32, and where they are stored as F64 their bytes; otherwise those are empty.
+/// A tile of weights as fp32, and their bytes if they are stored as F64 (otherwise empty).
 struct ComparedTile {
   std::span<const float> weights;
   std::span<const std::byte> fp64;
@@ -19,9 +19,9 @@ struct ComparedTile {
 /// Moves finite weights from `inf` to `beyond_fp32`.
 void correct_beyond_fp32(const ComparedTile& tile, WeightStats& stats);
 
-/// An infinite weight of the test is one that is stored so. A finite weight of the reference is lost where the test has
-/// no finite one, and where either is beyond fp32 and they differ: no figure could say by how much. What differs but is
-/// equal in fp32 adds its error. `first` is the index of the tile's first weight.
+/// An infinite weight of the test is one that is stored so. A finite weight of the reference is lost if the test's
+/// weight is not finite, or if either is beyond fp32 and they differ: no figure could say by how much. Weights that
+/// differ but are equal in fp32 add their error. `first` is the index of the tile's first weight.
 void correct_beyond_fp32(const ComparedTile& reference, const ComparedTile& test, std::uint64_t first,
                          ErrorStats& stats);
 

@@ -10,7 +10,7 @@
 namespace nibble {
 namespace {
 
-// The type whose range counts for a codec, as codecs are named.
+// The type whose range limits a codec, spelled like the codec of that type.
 std::string_view range_of(const CodecSpec& codec) {
   switch (make_codec(codec)->range()) {
     case DType::f16:
@@ -22,7 +22,7 @@ std::string_view range_of(const CodecSpec& codec) {
   }
 }
 
-// What Nonfinite::quantize makes of such values.
+// What Nonfinite::quantize stores instead of such values.
 std::string stored_instead(const Findings& found, const CodecSpec& codec) {
   std::string text;
   const auto add = [&](bool any, std::string_view what) {

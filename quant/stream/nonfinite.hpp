@@ -11,12 +11,12 @@
 /// Tensors with values that the planned codec cannot hold.
 namespace nibble {
 
-/// What stores a tensor in which `found` was found, if not the codec of the plan: "keep"; for F64, which has no place
-/// in a quantized model, "fp32", unless that cannot hold it either. Nothing if it stays as planned.
+/// The codec for a tensor in which `found` was found, if it is not the planned one: "keep"; for F64, which transformers
+/// does not expect in a quantized model, "fp32", if that can hold it. Nothing if it stays as planned.
 [[nodiscard]] std::optional<CodecSpec> codec_instead(const Recipe& recipe, const PlannedTensor& tensor,
                                                      const Findings& found);
 
-/// The tensor as it is stored then: by that codec, and as it lies in the input. Its reason is still that of the plan.
+/// The tensor as it is stored then: with that codec, in the layout of the input. Its reason is still the planned one.
 [[nodiscard]] std::optional<PlannedTensor> planned_instead(const Recipe& recipe, const PlannedTensor& tensor,
                                                            const Findings& found, Codings& codings);
 

@@ -12,9 +12,9 @@
 
 namespace nibble {
 
-/// What is done to the weights of one tensor after another, batch by batch. A Batch has `tensor`, a pointer, and
-/// `first` and `weights`, the range of its weights; what a stage adds is there for the next, until its slot is used
-/// again. A tensor has `elements` and `batch_weights`.
+/// Processes the weights of one tensor after another, batch by batch. A Batch has `tensor`, a pointer, and `first` and
+/// `weights`, the range of its weights; what a stage adds to it is there for the next stage, until its slot is reused.
+/// A tensor has `elements` and `batch_weights`.
 template <class Batch> struct Stages {
   std::function<void()> check;                           ///< before every batch, in order: throws to end it all
   std::function<decltype(Batch::tensor)()> next_tensor;  ///< in order; null: there is none
@@ -26,7 +26,7 @@ template <class Batch> struct Stages {
 ///
 ///   cut (serial) -> work (parallel) -> account (serial, in order)
 ///
-/// with at most `tokens` batches at a time, on the threads of the oneTBB arena that calls. A tensor without weights is
+/// with at most `tokens` batches at a time, on the threads of the caller's oneTBB arena. A tensor without weights is
 /// one batch without any.
 template <class Batch> void run_pipeline(std::size_t tokens, const Stages<Batch>& stages) {
   struct Slot {

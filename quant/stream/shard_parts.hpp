@@ -19,8 +19,8 @@
 
 namespace nibble {
 
-/// The parts of planned tensors. What their names add to the tensor's is the same for almost all tensors of a codec, so
-/// it is stored once; the rest is asked of the scheme again.
+/// The parts of planned tensors. Their names append the same suffixes to the tensor's name for almost all tensors of a
+/// codec, so these are stored once; the scheme is asked again for the rest.
 class ShardParts final : public PartList {
  public:
   ShardParts(const PlannedTensors& tensors, std::size_t begin, std::size_t end, Codings& codings)
@@ -49,11 +49,11 @@ class ShardParts final : public PartList {
     return latest_parts_[part - first_part_[tensor_of_[part]]].info;
   }
 
-  /// The number of each tensor's first part; afterwards the list is of no use.
+  /// The number of each tensor's first part; afterwards the list must not be used.
   std::vector<std::uint32_t> take_first_parts() { return std::move(first_part_); }
 
  private:
-  // A part's name is its tensor's without the last bytes, and then some.
+  // A part's name is that of its tensor without some last bytes, plus a suffix.
   struct Ending {
     std::size_t dropped;
     std::string added;
@@ -73,7 +73,7 @@ class ShardParts final : public PartList {
       kind.push_back({static_cast<std::size_t>(name.end() - differs.first),
                       std::string(differs.second, part.name.end()), part.dtype});
     }
-    // A handful, whatever the names: the search is short.
+    // There are only a few, whatever the names are, so the search is short.
     const auto found = std::find(kinds_.rbegin(), kinds_.rend(), kind);
     if (found != kinds_.rend()) return static_cast<std::uint32_t>(kinds_.rend() - found - 1);
     kinds_.push_back(std::move(kind));
@@ -95,7 +95,7 @@ class ShardParts final : public PartList {
 /// only the scheme knows.
 class PartWriter final : public PlaneSink {
  public:
-  /// What the encoder fills in goes the way of Writer::write_behind(), up to so many bytes at a time. 0: nothing.
+  /// Memory that the encoder fills in is passed to Writer::write_behind(), up to so many bytes at a time. 0: none.
   PartWriter(Writer& out, std::size_t first_part, std::span<const Part> parts, std::size_t behind)
       : out_(out),
         first_part_(first_part),

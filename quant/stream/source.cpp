@@ -31,7 +31,7 @@ WeightSource::WeightSource(WeightSource tensor, const PlannedTensor& view) : Wei
   info_.dtype = tensor_.dtype;
   transposed_ = view.transposed;
   begin_ = view.source_offset * 8 / traits(tensor_.dtype).bits;
-  // Codes of a slice, or in another order, are no codes of a tensor.
+  // The codes of a slice, or in another order, are not those of a tensor.
   if (decoder_ && (is_slice || transposed_)) is_plain_ = true, position_ = 0;
   if (!decoder_) position_ += view.source_offset;
 }
@@ -67,7 +67,7 @@ void WeightSource::read_tensor(std::uint64_t first, std::span<std::byte> out) co
     read_(byte_count(tensor_.dtype, first), out);
 }
 
-// Decoders begin at whole tiles: of one that is not asked for as a whole, what is asked for is copied.
+// Decoders begin at whole tiles: if only a part of a tile is asked for, that part is copied.
 void WeightSource::decode_tensor(std::uint64_t first, std::span<std::byte> out) const {
   if (out.empty()) return;
   const std::uint64_t width = traits(tensor_.dtype).bits / 8;
@@ -101,8 +101,8 @@ void WeightSource::decode_tensor(std::uint64_t first, std::span<std::byte> out) 
   }
 }
 
-// Of the transposed [out, in] matrix, out of [in, out] on disk: for each row on disk, the piece that covers the columns
-// asked for.
+// Gathers weights of the transposed [out, in] matrix from [in, out] on disk: for each row on disk, reads the piece that
+// covers the requested columns.
 void WeightSource::read_transposed(std::uint64_t first, std::span<std::byte> to) const {
   const std::uint64_t width = traits(info_.dtype).bits / 8;
   const std::uint64_t out = info_.shape[0];

@@ -21,7 +21,7 @@ class WeightSource {
   using Read = std::function<void(std::uint64_t offset, std::span<std::byte> out)>;
 
   /// The weights of `tensor`, stored as the codes of `codec`. Of a codec that quantizes, `rest` holds the other planes.
-  /// `position` is where the codes begin in their file: buffers are placed by it.
+  /// `position` is the file offset of the codes: the addresses of buffers depend on it.
   WeightSource(TensorInfo tensor, std::unique_ptr<const Codec> codec, std::span<const std::span<const std::byte>> rest,
                Read read, Buffers& buffers, std::uint64_t position = 0);
 
@@ -44,10 +44,10 @@ class WeightSource {
   [[nodiscard]] std::uint64_t position(std::uint64_t first) const { return position_ + offset(first); }
   void read(std::uint64_t first, std::span<std::byte> raw) const;
 
-  /// Where they are in memory, if they are: nothing is read then.
+  /// Their address, if they are in memory: then nothing is read.
   void set_memory(std::span<const std::byte> codes) { memory_ = codes; }
 
-  /// Those bytes: where they are in memory, or read into `loan`.
+  /// Those bytes: in memory if they are there, or else read into `loan`.
   [[nodiscard]] std::span<const std::byte> raw(std::uint64_t first, std::uint64_t n, Buffers::Loan& loan) const;
 
   /// The weights [at, at + n) as fp32, n at most 4096, out of the bytes of those from `first` on. In `tile`, or where
@@ -63,8 +63,8 @@ class WeightSource {
 
   // ---- as weights
 
-  /// Weights [first, first + n) of any tensor, as info().dtype stores them: where they are in memory, or read, and
-  /// decoded where they are codes, into `loan`. Of types that are no weights, the elements.
+  /// Weights [first, first + n) of any tensor, as info().dtype stores them: in memory if they are there, or else read
+  /// (and decoded, if they are codes) into `loan`. For types that are not weights, the elements.
   [[nodiscard]] std::span<const std::byte> weights(std::uint64_t first, std::uint64_t n, Buffers::Loan& loan) const;
 
  private:
@@ -80,7 +80,7 @@ class WeightSource {
   TensorInfo info_;
   TensorInfo tensor_;  // of which it is a view
   std::unique_ptr<const Codec> codec_;
-  std::unique_ptr<const Decoder> decoder_;  // null where no codes are stored but weights
+  std::unique_ptr<const Decoder> decoder_;  // null if weights are stored, not codes
   bool is_plain_;                           // read() gives weights
   Read read_;
   Buffers* buffers_;

@@ -14,7 +14,7 @@
 
 namespace nibble {
 
-/// Calls f(); what it throws is said to be about a checkpoint, of which several are open.
+/// Calls f(), and adds to errors that it throws which of several open checkpoints they are about.
 template <class F> auto about(const Reader& checkpoint, F&& f) {
   try {
     return f();
@@ -33,10 +33,10 @@ template <class F> auto about_file(const Reader& checkpoint, std::size_t tensor,
 }
 
 /// A checkpoint as the weights it stands for: the parts that a scheme made of a tensor are one tensor again.
-/// Thread-safe. Takes no memory to speak of where no scheme stored anything and nothing is searched.
+/// Thread-safe. Takes next to no memory if no scheme stored anything and nothing is searched for.
 class StoredWeights {
  public:
-  /// `by` are the schemes that are looked for. Throws Error(bad_input) if parts of a tensor are missing or contradict
+  /// `by` has the schemes to look for. Throws Error(bad_input) if parts of a tensor are missing or contradict
   /// each other.
   explicit StoredWeights(const Reader& in, std::span<const Scheme* const> by = schemes());
 

@@ -80,7 +80,7 @@ Weights weights(const Reader& reader, std::string_view name) {
                 fmt::format("{}: has no tensor '{}'", printable(reader.path().string()), printable(std::string(name))));
   const StoredWeights::Tensor stored = state.stored[*tensor];
   Buffers buffers;
-  const WeightSource source = state.open(stored, buffers);  // before there is memory for what may not be weights
+  const WeightSource source = state.open(stored, buffers);  // first: it throws if these are not weights
   Weights result{stored.stored.info.shape, std::vector<float>(stored.stored.info.elements())};
   decode(source, result.values);
   return result;

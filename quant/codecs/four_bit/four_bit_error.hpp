@@ -7,7 +7,7 @@
 #include "nibble/error_sums.hpp"
 #include "nibble/tensor.hpp"
 
-/// What 4-bit codes cost, block by block.
+/// The error of 4-bit codes, block by block.
 ///
 /// With t = a c for absmax a and codebook value c, as it is decoded, and e = t - w, a block is summed up as
 ///
