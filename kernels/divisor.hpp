@@ -12,7 +12,8 @@ using device::u64;
 ///
 /// With 2^(s-1) < d <= 2^s, the multiplier m = floor(2^(48+s) / d) + 1 exceeds 2^(48+s) / d by at most 1, so n * m
 /// exceeds n * 2^(48+s) / d by less than 2^48, which is no more than 1/d of 2^(48+s): too little to reach the next
-/// quotient. m is at most 2^49 and n << 16 below 2^64, so the upper half of one product of 64 bits has it all.
+/// quotient. m is at most 2^49 and n << 16 below 2^64, so the upper half of one 64-bit multiplication gives the
+/// quotient.
 class Divisor {
  public:
   static constexpr u64 max = u64{1} << 48;

@@ -5,11 +5,11 @@
 // weights/s and could issue 17 and 31 instructions for each weight meanwhile; the loop below has 7 to 8
 // (bench/results/kernel_instructions.jsonl).
 //
-// Hence traffic in whole lines, and little else. What a warp stores at once is 512 bytes in a row: a lane has as many
-// weights as 16 bytes hold, and loads their codes, 4 bytes or 2, beside its neighbours'. Each lane keeps a value of the
-// codebook in a register, from where others fetch it by shuffle: a table in shared memory takes as long, and this one
-// needs no barrier. A warp's 1024 weights lie in 32 blocks at most, so each lane decodes one absmax for all: for that
-// a byte of the nested codes costs a chain of three loads, once for 1024 weights instead of once for 8.
+// Hence traffic in whole lines, and little else. A warp stores 512 contiguous bytes at once: a lane has as many weights
+// as 16 bytes hold, and loads their codes, 4 bytes or 2, next to its neighbours'. Each lane keeps a value of the
+// codebook in a register, from which others fetch it by shuffle: a table in shared memory takes as long, but this needs
+// no barrier. A warp's 1024 weights are in 32 blocks at most, so each lane decodes one absmax for the whole warp: the
+// chain of three loads for a nested absmax is paid once for 1024 weights instead of once for 8.
 //
 // Tiles begin at multiples of 1024 of the weight, not of the rows that are asked for. So blocks never straddle tiles
 // (or a tile lies within one), whatever the rows are.
@@ -86,7 +86,7 @@ template <class T, Rows rows> struct FourBitDequantize {
     return mul_rn(shfl_idx(~0u, value, codes >> 4 * (i ^ 1)), scale);
   }
 
-  // All loads come first, so that they are under way together.
+  // All loads come first, so that they are in flight together.
   NIBBLE_DEVICE void whole_tile(u64 first, float value, float offset) const {
     constexpr u32 steps = tile / (32 * each);
     Number<bytes_of<each>> codes[steps];

@@ -1,18 +1,18 @@
-// y [m, n] = x [m, k] * transposed(weight [n, k]) for m from 1 to 64, the weight in NF4 or FP4 and never written out.
+// y [m, n] = x [m, k] * transposed(weight [n, k]) for m from 1 to 64; the NF4 or FP4 weight is never written as floats.
 //
 // Bytes per weight: 0.5 packed and 1/64 + 4/16384 of nested absmax, 0.5159, read once. Bound: memory; 4.3 TB/s of an
 // H200 are 8.3e12 weights/s, and leave its 132 multiprocessors 3.6 to 4.0 instructions of a thread for each. Counted in
 // the machine code of the loop: 2.2 to 2.9 for m up to 16, 3.2 for 32, 5.2 for 64 (docs/four-bit-matmul.md).
 //
-// Hence tensor cores from m = 1 on: a byte of codes becomes a register of two weights by one look into a table of
-// pairs, and mma.sync takes 16 of n as its large operand, 8 of m as its small one. What is looked up are the codebook's
+// Hence tensor cores from m = 1 on: one lookup in a table of pairs turns a byte of codes into a register of two
+// weights, and mma.sync takes 16 of n as its large operand, 8 of m as its small one. The table has the codebook's
 // values; absmax multiplies the accumulators of each 64 of k, 8 times less often than it would multiply weights, and no
 // weight is rounded twice.
 //
 //   warp      n x k = 16 x 256 in a step, or 32 x 128: the packed bytes go from memory to registers, a step ahead
 //   block     NWarps x KWarps warps, each with its own part of n and of a step's k; x comes through shared memory by
 //             asynchronous copies
-//   table     256 pairs, 32 times: lane i reads bank i alone, whatever its byte is
+//   table     256 pairs in 32 copies: lane i reads only bank i, whatever its byte is
 //   sums      of the KWarps warps with the same n: through shared memory at the end, in order of k
 //   split     where n is too small for all multiprocessors, blocks divide k between them and leave partial sums in the
 //             workspace, which SumPartials adds, in order
@@ -27,7 +27,7 @@
 namespace nibble::kernels {
 using namespace device;
 
-/// Where sums go, and what is added to them.
+/// The destination of the sums, and what is added to them.
 template <class Half> struct MatmulOutput {
   Global<const Half> bias;  // or null
   Global<Half> y;
@@ -49,12 +49,12 @@ template <class Half, bool Nested, u32 MTiles, u32 NWarps, u32 KWarps, u32 NTile
   static constexpr u32 max_m = sizes.max_m(), groups = sizes.groups();
   static constexpr u32 stages = 2;  // steps whose x is there
 
-  // A pair lies in the table 32 times. Where shared memory allows it, as many bytes are left out before the next: then
-  // a byte of codes and the offset of a lane are the bytes of an address, which one instruction puts together. The
-  // codebook of nested absmax lies in the gaps, or after the table.
+  // The table has 32 copies of each pair. If shared memory allows it, a gap of the same size follows them: then the
+  // code and the lane's offset are whole bytes of an address, which one instruction puts together. The codebook of
+  // nested absmax is in the gaps, or after the table.
   static constexpr bool gaps = MTiles <= 4;
   static constexpr u32 pair_bytes = gaps ? 256 : 128, table_bytes = 256 * pair_bytes + (gaps ? 0 : 256 * 4);
-  // Of a row of x. 16 bytes more than it needs: the 8 rows of a quarter of a 16-byte load then lie in different banks.
+  // Of a row of x. 16 bytes more than it needs: the 8 rows of a quarter of a 16-byte load are then in different banks.
   static constexpr u32 x_row_bytes = 2 * block_k + 16;
   // 4 floats more: what the 4 lanes of a quad store lies 8 banks apart.
   static constexpr u32 sum_stride = block_n + 4, sums = KWarps * block_m * sum_stride;
@@ -115,8 +115,8 @@ template <class Half, bool Nested, u32 MTiles, u32 NWarps, u32 KWarps, u32 NTile
     for (u32 step = first; step < last; ++step) {
       cp_wait<0>();
       sync_threads();  // the x of this step is here, and nobody reads that of the last one any more
-      // A warp waits for all of its loads at once, so the next step's may not be asked for before this one's are here:
-      // copying them sees to that.
+      // A warp waits for all of its loads at once, so the next step's loads must not begin before this step's have
+      // arrived: the copy ensures that.
       const Operands now = next;
       advance(source);
       load(next, source);
@@ -189,7 +189,7 @@ template <class Half, bool Nested, u32 MTiles, u32 NWarps, u32 KWarps, u32 NTile
     source.group = part * groups;
     source.groups_end = end < groups_of_k ? end : groups_of_k;
     NIBBLE_UNROLL for (u32 tile = 0; tile < NTiles; ++tile) {
-      // Any n past the end is read as the last one; nobody stores its sums.
+      // Any n past the end is read as the last one; its sums are not stored.
       NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
         const i64 at_n = first_n + 16 * tile + 8 * half + g;
         source.codes[tile][half] =
@@ -207,7 +207,7 @@ template <class Half, bool Nested, u32 MTiles, u32 NWarps, u32 KWarps, u32 NTile
         source.codes[tile][half] = source.codes[tile][half] + 32 * groups * KWarps;
   }
 
-  // Past the end a lane keeps what it has: any numbers will do, for x is zeros there.
+  // Past the end a lane keeps its old values: any numbers will do, because x is zeros there.
   NIBBLE_DEVICE void load(Operands& to, const Source& source) const {
     NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
       const bool inside = source.group + i < source.groups_end;
@@ -255,7 +255,7 @@ template <class Half, bool Nested, u32 MTiles, u32 NWarps, u32 KWarps, u32 NTile
     return lds((table + at).template as<u32>());
   }
 
-  // In gaps, 32 neighbours lie in different banks, as they do without.
+  // 32 neighbours are in different banks, with gaps as without.
   NIBBLE_DEVICE static Shared<float> nested_at(Shared<u8> table, u32 code) {
     return (table + (gaps ? pair_bytes * code + 128 + 4 * (code % 32) : 256 * pair_bytes + 4 * code))
         .template as<float>();

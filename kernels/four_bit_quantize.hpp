@@ -73,9 +73,9 @@ struct Nf4 {
   NIBBLE_DEVICE static u32 codes(u32 numbers) { return numbers; }
 };
 
-/// In ascending order the codes of FP4 are 11 10 13 12 15 14 9 0 8 1 6 7 4 5 2 3. Between 0 and 8, which are both the
-/// value 0, the midpoint is 0; it is as close to its neighbours as no parabola could tell, so it is not in the table,
-/// and v > 0 counts one.
+/// In ascending order the codes of FP4 are 11 10 13 12 15 14 9 0 8 1 6 7 4 5 2 3. Codes 0 and 8 both have the value 0,
+/// and their midpoint is 0. It is too close to its neighbours for any parabola, so it is not in the table; v > 0 adds
+/// one instead.
 struct Fp4 {
   static constexpr float ascending[16] = {
       fp4::codebook.value[11], fp4::codebook.value[10], fp4::codebook.value[13], fp4::codebook.value[12],
@@ -95,8 +95,8 @@ struct Fp4 {
   }
 };
 
-/// A thread block takes 4096 weights, which any blocksize divides; a thread 64 bytes of them, so that what it does once
-/// weighs little.
+/// A thread block takes 4096 weights, which any blocksize divides; a thread takes 64 bytes of them, so that its fixed
+/// costs are small.
 template <class T, class Format> struct FourBitQuantize {
   static constexpr u32 run = weights_per_run<T>, runs = 4, step = 32 * run;  // from a thread's run to its next
   static constexpr u32 tile = 4096, threads = tile / (run * runs), min_blocks = run == 8 ? 5 : 3;
@@ -127,7 +127,7 @@ template <class T, class Format> struct FourBitQuantize {
       NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) bits[r] = ldcs((from + r * step).template as<const u32x4>());
       NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) widen_run(bits[r], w[r], T{});
     } else {
-      // What is past the end counts as zeros.
+      // Weights past the end count as zeros.
       NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) w[r][i] =
           first + r * step + i < count ? widen(ldcs(from + (r * step + i))) : 0.0f;
     }
@@ -166,8 +166,8 @@ template <class T, class Format> struct FourBitQuantize {
     return (at & ((1u << block_bits) - 1)) == 0 && at < count;
   }
 
-  // From the largest magnitudes of runs to those of the blocks that the runs are in. Whether all of them are finite:
-  // one answer for the lanes that go on together.
+  // Turns the largest magnitudes of runs into those of the blocks that the runs are in. Returns whether all are finite:
+  // one answer for the lanes that continue together.
   NIBBLE_DEVICE bool largest_of_blocks(float (&largest)[runs], Shared<float> warp_largest) const {
     const u32 blocksize = 1u << block_bits;
     const u32 lanes = blocksize / run < 32 ? blocksize / run : 32;
@@ -217,8 +217,8 @@ template <class T, class Format> struct FourBitQuantize {
   // 1 if v > bound, else 0: the sign of a difference, which is exact, and one instruction adds it.
   NIBBLE_DEVICE static u32 is_above(float v, float bound) { return bits_of(sub_rn(bound, v)) >> 31; }
 
-  // The numbers of a run, a nibble each: the first weight in the upper nibble of the first byte. Each sum is a constant
-  // too large, which is linear and taken off at the end.
+  // The numbers of a run, a nibble each: the first weight in the upper nibble of the first byte. Each sum is too large
+  // by a constant; because the steps are linear, it is subtracted at the end.
   NIBBLE_DEVICE u32 numbers(const float (&w)[run], float inverse, float threshold) const {
     constexpr FourBitSearch s = Format::search;
     constexpr float rounder = s.rounder + s.middle;

@@ -20,7 +20,7 @@ struct FourBitAbsmax {
 
   [[nodiscard]] NIBBLE_DEVICE bool is_nested() const { return absmax.is_null(); }
 
-  /// Of block i; where absmax is not nested, all of it.
+  /// The absmax of block i if it is not nested.
   template <class Index> [[nodiscard]] NIBBLE_DEVICE float plain_of(Index i) const { return ldg(absmax + i); }
   template <class Index> [[nodiscard]] NIBBLE_DEVICE u8 code_of(Index i) const { return ldg(codes + i); }
   template <class Index> [[nodiscard]] NIBBLE_DEVICE float nested_absmax_of(Index i) const {
@@ -31,7 +31,7 @@ struct FourBitAbsmax {
     return add_rn(mul_rn(value, nested_absmax), offset);
   }
 
-  /// The absmax of block i where it is nested; `offset` is *nested_offset.
+  /// The absmax of block i if it is nested; `offset` is *nested_offset.
   template <class Index> [[nodiscard]] NIBBLE_DEVICE float nested_of(Index i, float offset) const {
     const u8 code = code_of(i);
     const float nested = nested_absmax_of(i);

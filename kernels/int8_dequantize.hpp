@@ -4,8 +4,8 @@
 // fp32. A GPU that copies 4.3 TB/s (H200) does 1.43e12 and 0.86e12 weights/s and could issue 21 and 34 instructions for
 // each weight meanwhile; the loop below has 8 to 12 (bench/results/kernel_instructions.jsonl).
 //
-// Hence traffic in whole lines: a lane has as many weights as 16 bytes hold, and a warp stores 512 bytes in a row. The
-// row of a lane's weights, for its absmax and its place, costs a multiplication (kernels/divisor.hpp).
+// Hence traffic in whole lines: a lane has as many weights as 16 bytes hold, and a warp stores 512 contiguous bytes.
+// Finding the row of a lane's weights, for its absmax and address, costs a multiplication (kernels/divisor.hpp).
 #pragma once
 #include "kernels/divisor.hpp"
 #include "kernels/weights.hpp"
@@ -43,7 +43,7 @@ template <class T, bool whole> struct Int8Dequantize {
   }
 
  private:
-  // All loads come first, so that they are under way together.
+  // All loads come first, so that they are in flight together.
   NIBBLE_DEVICE void whole_tile(u64 first) const {
     Number<each> loaded[steps];
     NIBBLE_UNROLL for (u32 step = 0; step < steps; ++step) loaded[step] =

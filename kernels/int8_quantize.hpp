@@ -1,8 +1,8 @@
 // LLM.int8() from weights: codes and an absmax per row, the bytes of the CPU codec.
 //
 // Bytes per weight: 2 read (bf16), 1 written: 3, so 1.07e12 weights/s are 75 % of the bandwidth that a copy has on an
-// H200 (4.3 TB/s), which leaves 27 instructions per weight. A row must be seen whole before its first code: its first
-// 24 KiB wait in the registers of the thread block, and what a longer row has beyond comes a second time, from the L2
+// H200 (4.3 TB/s), which leaves 27 instructions per weight. The whole row must be read before its first code: its first
+// 24 KiB wait in the registers of the thread block, and the rest of a longer row is read a second time, from the L2
 // cache. docs/quantize.md counts the instructions.
 #pragma once
 #include <cmath>
@@ -14,7 +14,7 @@ namespace nibble::kernels {
 inline constexpr float fp16_overflow = 65520.0f;  // what rounds to infinity, and the largest that does not
 inline constexpr float fp16_largest = 65504.0f;
 
-/// A thread block takes a row, and is as large as the row wants: with one warp it needs no barrier.
+/// A thread block takes a row, and its size depends on the row: with one warp it needs no barrier.
 template <class T, u32 Threads> struct Int8Quantize {
   static constexpr u32 threads = Threads, warps = threads / 32, min_blocks = 768 / threads;
   static constexpr u32 run = weights_per_run<T>, kept = 4;  // runs of a thread in registers

@@ -1,8 +1,8 @@
 // Double quantization: absmax values in 8 bits, the bytes of nested::offset() and nested::encode().
 //
 // Three launches over 1 / 64 of the weights (at block size 64): they read 8 bytes per absmax and write 1, so 0.14 bytes
-// per weight, most of which the L2 cache still has from the launch that made them. What they cost is latency: the sums
-// are in a fixed order, so their chains are as long as that order says.
+// per weight, most of which the L2 cache still has from the launch that made them. Their cost is latency: the sums are
+// in a fixed order, which determines the length of their chains.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -65,8 +65,8 @@ struct NestedOffset {
   }
 };
 
-/// threshold[i] is what v must be above to have a code above i: a midpoint, or where the tie goes up because code i is
-/// odd, the number before it.
+/// v must exceed threshold[i] to have a code above i: a midpoint, or, if code i is odd and a tie goes up, the number
+/// before it.
 struct NestedThresholds {
   float value[256];
 };
@@ -81,9 +81,9 @@ inline constexpr NestedThresholds nested_thresholds = [] {
   return thresholds;
 }();
 
-/// Codes and nested absmax; a warp has a nested block of 256, a lane 8 of them. The code is found by eight steps of a
-/// binary search in shared memory: 24 instructions are half a one per weight, less than a table that saves them takes
-/// to be loaded.
+/// Codes and nested absmax; a warp has a nested block of 256, a lane 8 of them. Eight steps of a binary search in
+/// shared memory find the code: 24 instructions, or half of one per weight, less than it takes to load a table that
+/// would save them.
 struct NestedCodes {
   static constexpr u32 threads = 256, warps = threads / 32, run = 8;
   static_assert(nested::blocksize == 32 * run);

@@ -11,7 +11,7 @@ inline constexpr float infinity = std::numeric_limits<float>::infinity();
 
 template <class T> inline constexpr u32 weights_per_run = 16 / sizeof(T);
 
-/// The weights of a run, whose type the last argument says.
+/// The weights of a run; the type of the last argument is theirs.
 NIBBLE_DEVICE void widen_run(u32x4 bits, float (&w)[4], float) {
   w[0] = float_of(bits.x), w[1] = float_of(bits.y), w[2] = float_of(bits.z), w[3] = float_of(bits.w);
 }

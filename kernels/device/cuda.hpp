@@ -11,7 +11,7 @@
 namespace nibble::device {
 
 // -- Global memory. Pairs and quadruples go through CUDA's own vector types and intrinsics, or a line of PTX where
-// there is none: so that each is one instruction, which the compiler would sometimes split.
+// there is none: so that each is one instruction; the compiler would sometimes split it.
 
 namespace detail {
 
@@ -72,7 +72,7 @@ template <class T> NIBBLE_DEVICE std::remove_const_t<T> ld(Global<T> at) {
 template <class T> NIBBLE_DEVICE std::remove_const_t<T> ldg(Global<T> at) {
   return detail::bits_as<std::remove_const_t<T>>(__ldg(detail::machine_pointer(at.unchecked())));
 }
-// CUDA's intrinsic has no "memory" clobber and may move across stores: it is for what the kernel itself does not write.
+// CUDA's intrinsic has no "memory" clobber and may move across stores: use it only for memory that no kernel writes.
 template <class T> NIBBLE_DEVICE std::remove_const_t<T> ldcs(Global<T> at) {
   return detail::bits_as<std::remove_const_t<T>>(__ldcs(detail::machine_pointer(at.unchecked())));
 }

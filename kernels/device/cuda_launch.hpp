@@ -105,8 +105,8 @@ void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef stream, const
   static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
   static_assert(Kernel::threads % 32 == 0 && Kernel::threads <= 1024);
   const auto function = reinterpret_cast<const void*>(run<Kernel>);
-  // More than 48 KiB must be asked for; so little is there on every device. What is asked for counts for all launches
-  // of the kernel, also those of other threads at this moment, so each asks for the same.
+  // Every device has 48 KiB; a launch must request more. A request holds for all launches of the kernel, also for
+  // concurrent ones by other threads, so every launch requests the same.
   if (const std::size_t most = max_shared_bytes_of<Kernel>(dynamic_shared_bytes); most > std::size_t{48} << 10)
     detail::check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
                   "cudaFuncSetAttribute");

@@ -55,7 +55,7 @@ class Memory {
   std::size_t bytes_ = 0;
 };
 
-/// A stream of the current device and a way to wait for it. What is put on it is done in order.
+/// A stream of the current device and a way to wait for it. Operations on it run in order.
 class Stream {
  public:
   Stream() {
@@ -82,7 +82,7 @@ class Stream {
     detail::check(cudaEventRecord(done_.get(), stream_.get()), "cudaEventRecord");
     detail::check(cudaEventSynchronize(done_.get()), "cudaEventSynchronize");
   }
-  /// After a failure: what was begun touches no memory any more.
+  /// Call this after a failure: afterwards no operation that was begun accesses memory any more.
   void abandon() noexcept {
     if (cudaStreamSynchronize(stream_.get()) != cudaSuccess) (void)cudaGetLastError();
   }

@@ -1,7 +1,7 @@
 // The device layer: kernels are written once and run on a GPU or, in the tests, thread by thread in a simulator.
 //
-// A kernel is a struct. Its members are its arguments, `threads` is the size of its blocks, and operator() is what
-// one thread does. It touches memory through Global<T> and Shared<T>, and uses an instruction through the function of
+// A kernel is a struct. Its members are its arguments, `threads` is the size of its blocks, and operator() is the code
+// of one thread. It accesses memory through Global<T> and Shared<T>, and uses an instruction through the function of
 // that name. nvcc sees one intrinsic or one line of PTX behind each; a C++ compiler sees the simulator, which checks
 // bounds, alignment, races, divergence and deadlocks. docs/device-layer.md says what it can and cannot find.
 #pragma once
@@ -28,7 +28,7 @@ NIBBLE_DEVICE Shared<u8> dynamic_shared_aligned(u32 alignment) {
   return base + i32((alignment - base.address() % alignment) % alignment);
 }
 
-/// Where byte `offset` of a tile of 128-byte rows lies under the 128-byte swizzle; the tile is aligned to 1024 bytes.
+/// The address of byte `offset` of a tile of 128-byte rows under the 128-byte swizzle; the tile is aligned to 1024.
 NIBBLE_DEVICE u32 swizzle128(u32 offset) { return offset ^ ((offset >> 3) & 0x70); }
 
 /// wgmma's descriptor of a tile in shared memory: PTX ISA, "Matrix Descriptor Format".

@@ -1,4 +1,4 @@
-// What a host does around launches: devices, their memory, copies. The simulator's device is the machine itself.
+// What the host needs besides launches: devices, their memory, copies. The simulator's device is the machine itself.
 //
 // Host code alone, so CUDA's side is chosen by the compiler that also sees the kernels.
 #pragma once

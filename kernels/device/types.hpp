@@ -1,4 +1,4 @@
-// What the side for GPUs and the simulator share, and host code that any C++ compiler compiles.
+// What the GPU implementation and the simulator share, and host code that any C++ compiler compiles.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -36,7 +36,7 @@ struct alignas(16) f32x4 {
   float x, y, z, w;
 };
 
-/// Half-width floats as their bits: C++20 has no types for them, and CUDA's exist on its side only.
+/// 16-bit floats as their bits: C++20 has no types for them, and CUDA's exist only in code for GPUs.
 struct bf16 {
   u16 bits;
 };
@@ -55,7 +55,7 @@ struct Grid {
 /// A cudaStream_t that somebody else owns; a pointer to nothing for callers who do not include CUDA's headers.
 using StreamRef = void*;
 
-/// How a tile lies in shared memory; the numbers are those of wgmma's descriptor.
+/// The layout of a tile in shared memory; the numbers are those of wgmma's descriptor.
 enum class Swizzle : u32 { none = 0, bytes128 = 1 };
 
 /// A launch that the device refused; `code` is the cudaError_t.

@@ -18,8 +18,8 @@ constexpr u64 bytes_of_a_start = 24'000;
 /// What all multiprocessors could read while a second kernel starts: about a microsecond, which is an estimate.
 constexpr u64 bytes_of_a_launch = 4'000'000;
 
-/// As many splits as leave the fewest multiprocessors idle, by an estimate that has to promise a twentieth. Partial
-/// sums are written and read, in the L2 cache, which counts half.
+/// The number of splits that leaves the fewest multiprocessors idle, if an estimate promises at least a twentieth.
+/// Partial sums are written and read, in the L2 cache, which counts half.
 Plan plan_with(const Tile& tile, u64 m, u64 n, u64 k) {
   constexpr u64 max_splits = 16;
   const u64 slots = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());

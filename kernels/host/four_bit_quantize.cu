@@ -11,7 +11,7 @@
 namespace nibble::kernels {
 namespace {
 
-// What double quantization needs besides: every absmax in fp32, and the sum of each group of them.
+// The workspace of double quantization: every absmax in fp32, and the sum of each group of them.
 struct Workspace {
   u64 blocks, groups;
   std::size_t absmax_bytes, sums_bytes;

@@ -12,7 +12,7 @@ namespace {
 // An array, so that to fail needs no memory.
 thread_local char last_error[512] = "";
 
-// What a caller in C put there: to load a value that is none of the enumerators is undefined in C++.
+// The integer that a C caller stored: in C++, loading a value that is not an enumerator would be undefined.
 template <class Enum> int number_in(const Enum& value) {
   static_assert(sizeof(Enum) == sizeof(int));
   int number;

@@ -37,7 +37,7 @@ template <class Body> int result_of(Body&& body) {
 
 // The checks throw Error(usage); `name` is the argument's in the text: "weight.blocksize is 48, ...".
 
-/// A size that is larger is no size of anything: a mistake of the caller, or an overflow.
+/// A larger size can only be a mistake of the caller, or an overflow.
 inline constexpr u64 max_elements = u64{1} << 48;
 
 /// rows * columns, at most max_elements.
@@ -46,14 +46,14 @@ u64 checked_size(const std::string& name, u64 rows, u64 columns);
 /// Not null, and aligned to that many bytes.
 void check_pointer(const std::string& name, const void* pointer, std::size_t alignment);
 
-/// The same for the memory of a workspace, and that it has the bytes; no bytes need no memory.
+/// The same for a workspace, which must also be large enough; it may be null if no bytes are needed.
 void check_workspace(const void* workspace, std::size_t bytes, std::size_t needed);
 
 void check_dtype(const std::string& name, const nibble_dtype& dtype);
 void check_codebook(const std::string& name, const nibble_codebook& codebook);
 void check_blocksize(const std::string& name, u64 blocksize);
 
-/// The whole of it. With no elements, pointers may be null. The nested form is the one whose absmax_codes are given.
+/// Checks all members. With no elements, pointers may be null. If absmax_codes is given, absmax is nested.
 void check_four_bit(const std::string& name, const nibble_four_bit* weight);
 void check_int8(const std::string& name, const nibble_int8* weight);
 void check_matrix(const std::string& name, const nibble_matrix* matrix);
@@ -61,7 +61,7 @@ void check_matrix(const std::string& name, const nibble_matrix* matrix);
 /// That `out` can hold rows of a weight [n, k] from first_row on.
 void check_rows(const std::string& name, const nibble_matrix* out, u64 first_row, u64 n, u64 k);
 
-/// For kernels that are faster, but right either way.
+/// For kernels that are faster with aligned memory, but correct either way.
 bool is_aligned(const void* pointer, std::size_t bytes);
 
 constexpr std::size_t element_bytes(nibble_dtype dtype) { return dtype == NIBBLE_F32 ? 4 : 2; }
