@@ -2,7 +2,7 @@
 //
 //   example_convert_checkpoint IN OUT
 //
-// Where nothing is to be looked at before, it is one call: nibble::convert(in, out, recipe).
+// If you do not need to see the plan first, it is a single call: nibble::convert(in, out, recipe).
 
 #include <iostream>
 #include <nibble/nibble.hpp>
@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   try {
     nibble::Recipe recipe;
     recipe.to = "nf4";
-    nibble::PlannedConversion conversion(argv[1], argv[2], recipe);  // from headers alone: nothing is written yet
+    nibble::PlannedConversion conversion(argv[1], argv[2], recipe);  // reads only headers; nothing is written yet
     for (const nibble::PlannedTensor& tensor : conversion.plan().tensors)
       std::cout << tensor.info.name << ": " << tensor.codec.text() << " (" << tensor.reason << ")\n";
 

@@ -1,4 +1,4 @@
-"""Measures what each format costs the model of train_llama.py, and all-MiniLM-L6-v2, by nibble and by bitsandbytes.
+"""Measures the error of each format on the model of train_llama.py and on all-MiniLM-L6-v2, by nibble and bitsandbytes.
 
     llama.py --nibble build/release/nibble --model build/llama/fp32 --out build/llama
 
@@ -125,7 +125,7 @@ def main():
 
     rows = [machine() | {"training": recipe, "seconds": time.perf_counter() - start},
             *lines_of("llama", llama), *lines_of("minilm", encoder)]  # fmt: skip
-    # Not rounded as other results: what a cosine says is how far it is from 1.
+    # Not rounded like other results: what matters in a cosine is its distance from 1.
     options.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(f"{len(rows) - 1} lines in {options.results}, {time.perf_counter() - start:.0f} s")
     for line in wrong:

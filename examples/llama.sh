@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What quantization costs a language model: trains a small Llama (once: minutes), quantizes it and all-MiniLM-L6-v2 with
-# nibble and with bitsandbytes, measures each with nibble.evaluate, and fills in docs/evaluate.md.
+# How much worse quantization makes a language model: trains a small Llama (once, some minutes), quantizes it and
+# all-MiniLM-L6-v2 with nibble and with bitsandbytes, measures each with nibble.evaluate, and fills in docs/evaluate.md.
 #
 #   examples/llama.sh                           in build/llama
-#   examples/llama.sh DIR --hidden 512 --steps 4000 --batch 16    options of train_llama.py, for where there is a GPU
+#   examples/llama.sh DIR --hidden 512 --steps 4000 --batch 16    options of train_llama.py, for a machine with a GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The main job on a real model: installs what is needed, builds nibble, converts all-MiniLM-L6-v2 to NF4, int8 and
-# fp16, loads each result with transformers, and prints what it cost.
+# fp16, loads each result with transformers, and prints sizes, times and errors.
 #
-#   examples/minilm.sh [DIR]    the model, as DIR/all-MiniLM-L6-v2, and the results go to DIR [build/minilm]
+#   examples/minilm.sh [DIR]    puts the model (DIR/all-MiniLM-L6-v2) and the results into DIR [build/minilm]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,4 +1,4 @@
-// Quantizes one matrix in memory and says what that cost: the arithmetic of nibble without files.
+// Quantizes a matrix in memory and prints the error: the arithmetic of nibble, without files.
 
 #include <cmath>
 #include <iostream>

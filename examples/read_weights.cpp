@@ -1,7 +1,7 @@
-// Reads weights of a checkpoint as numbers, however they are stored: plain, or quantized by any tool that nibble knows.
+// Reads the weights of a checkpoint as numbers, whether they are plain or quantized by any tool that nibble knows.
 //
 //   example_read_weights CHECKPOINT          lists the tensors, as they were before they were quantized
-//   example_read_weights CHECKPOINT TENSOR   describes the weights of one
+//   example_read_weights CHECKPOINT TENSOR   describes the weights of one tensor
 
 #include <iostream>
 #include <nibble/nibble.hpp>

@@ -1,12 +1,12 @@
-"""Trains a small Llama on the manual of Perl, which the Debian package perl-doc brings.
+"""Trains a small Llama on the manual of Perl, which is in the Debian package perl-doc.
 
     train_llama.py --out DIR
 
-It has 4 million weights and sees a million tokens: eight minutes on two cores that others use, too. DIR becomes a model
-directory as transformers saves it (fp32 safetensors, its own tokenizer), with two files beside it: `test.txt`, the
-files of the manual that were not trained on, and `training.json`, the recipe and the loss on the way. On one machine a
-seed always gives the same weights. A GPU is used if there is one; --hidden, --layers, --steps and --batch make the model
-larger.
+It has 4 million weights and sees a million tokens: eight minutes on two cores that other work uses, too. DIR becomes a
+model directory as transformers would save it (fp32 safetensors, its own tokenizer), with two files beside it:
+`test.txt`, the files of the manual that were not trained on, and `training.json`, the options and the course of the
+loss. On one machine a seed always gives the same weights. A GPU is used if there is one; --hidden, --layers, --steps
+and --batch make the model larger.
 """
 
 import argparse
