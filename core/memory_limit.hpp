@@ -38,7 +38,7 @@ class MemoryLimit {
   std::uint64_t taken_ = 0;
 };
 
-/// Memory that is given back at the end of the scope.
+/// Memory that is counted until the end of the scope.
 class TakenMemory {
  public:
   TakenMemory(MemoryLimit& limit, std::string_view label) : limit_(limit), label_(label) {}

@@ -16,7 +16,7 @@ class SpareScratch {
   /// where MemoryPlan::spare_bytes is not 0; otherwise nothing is kept.
   explicit SpareScratch(bool keeps) noexcept : keeps_(keeps) {}
 
-  /// What is kept, if it is large enough, or new memory.
+  /// The kept scratch, if it is large enough, or a new one.
   [[nodiscard]] std::unique_ptr<MemoryScratch> make(std::uint64_t bytes) {
     if (bytes > 0 && kept_ && bytes <= kept_->size()) return std::move(kept_);
     return std::make_unique<MemoryScratch>(bytes);

@@ -9,15 +9,15 @@
 
 namespace nibble {
 
-/// Threads for one piece of work, started before it: oneTBB ends the process if the system refuses it one on the way,
-/// as `ulimit -u` and `ulimit -v` make it do.
+/// Threads for one job, started before it: oneTBB ends the process if the system refuses it a thread later, which
+/// `ulimit -u` and `ulimit -v` can cause.
 class Workers {
  public:
   /// As many of `wanted`, which is at least 1, as the system allows. The thread that calls execute() is one of them.
   explicit Workers(unsigned wanted);
 
   [[nodiscard]] unsigned count() const noexcept { return count_; }
-  /// What to tell the user; empty if all threads that were wanted are there.
+  /// A warning for the user; empty if all threads that were wanted could be started.
   [[nodiscard]] std::string warning() const;
 
   template <class Work> void execute(Work&& work) { arena_->execute(std::forward<Work>(work)); }

@@ -100,7 +100,7 @@ class Checkpoint final : public Reader {
     }
   }
 
-  // Whoever deletes quantization_config does not get plain weights that way.
+  // Deleting quantization_config does not make the weights plain.
   void refuse_quantized() const {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const std::string_view name = tensors_.name(i);
@@ -181,7 +181,7 @@ std::string pipeline_parts(const fs::path& path) {
   return fmt::format("convert its parts one by one: {}{}", fmt::join(parts, ", "), more ? ", ..." : "");
 }
 
-// What is in a directory without the files that were looked for, in words.
+// Describes a directory that lacks the files that were looked for.
 [[noreturn]] void refuse_directory(const fs::path& path) {
   std::map<std::string, std::string> found;  // by extension, the first name of each
   std::error_code error;

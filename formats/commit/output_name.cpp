@@ -13,8 +13,8 @@
 namespace nibble {
 namespace {
 
-// Extensions of other tools' files: whoever gives one to an output expects something that nibble does not write. This is
-// a list because names of models contain dots, too: "Llama-3.1-8B" has no extension.
+// Extensions of other tools' files: whoever gives one to an output expects something that nibble does not write. This
+// is a list because names of models contain dots, too: "Llama-3.1-8B" has no extension.
 constexpr std::string_view foreign_extensions[]{
     ".gguf",    ".ggml",  ".bin",  ".pt",  ".pth",  ".ckpt", ".pkl", ".onnx", ".h5",  ".pb",  ".tflite",
     ".msgpack", ".npy",   ".npz",  ".zip", ".tar",  ".tgz",  ".gz",  ".bz2",  ".xz",  ".zst", ".7z",

@@ -343,7 +343,7 @@ void append_entry(std::string& text, const TensorInfo& part, std::uint64_t begin
                  traits(part.dtype).name, fmt::join(part.shape, ","), begin, end);
 }
 
-// Names that occur twice have one hash, so only what shares its hash with another is compared.
+// Equal names have equal hashes, so only names with equal hashes are compared.
 void check_unique(const PartList& parts) {
   std::string name;
   const auto hash_of = [&](std::size_t part) {

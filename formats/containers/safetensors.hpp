@@ -15,11 +15,11 @@
 ///
 ///   {"__metadata__": {"format": "pt"}, "w": {"dtype": "F32", "shape": [2, 64], "data_offsets": [0, 512]}, ...}
 ///
-/// data_offsets count from the end of the header. Source: the format section of the safetensors README, and where
-/// that leaves a choice, the library's version 0.8.0: what is read here, it reads too. Refused beyond what it
-/// refuses: the same name or field twice (it keeps the last), an entry that is a list of its three values, more than 64
-/// dimensions (torch has no more), and unknown fields with values that are not strictly JSON; other unknown fields are
-/// skipped, as it does.
+/// data_offsets count from the end of the header. Source: the format section of the safetensors README, and, where that
+/// is ambiguous, the library's version 0.8.0: it reads whatever is read here. Refused beyond what it refuses: the same
+/// name or field twice (it keeps the last), an entry that is a list of its three values, more than 64 dimensions (torch
+/// has no more), and unknown fields with values that are not strictly JSON; other unknown fields are skipped, as it
+/// does.
 namespace nibble::safetensors {
 
 inline constexpr std::uint64_t max_header_bytes = 100'000'000;

@@ -23,15 +23,15 @@ struct ShardIndex {
   std::vector<std::uint32_t> shards;  ///< of each tensor: an index into files
 };
 
-/// Indexes larger than a safetensors header of the same tensors could be do not exist.
+/// An index is never larger than the largest safetensors header of the same tensors.
 inline constexpr std::uint64_t max_index_bytes = 100'000'000;
 
 /// Parses an index. Throws Error(bad_input), "<label>: ...", also for a shard whose name is not that of a file in
 /// the same directory: one path component of at most 255 bytes, without '/', '\\' and NUL, neither "." nor "..".
 /// What the index takes is added to `memory`.
 ///
-/// `check_shard` is told each shard when its name is first met, and may throw: an index can name as many files as
-/// there is room for, and the first one that is missing is reason enough to read no further.
+/// `check_shard` is called with each shard when its name is first met, and may throw: an index can name a great many
+/// files, and the first one that is missing is reason enough to stop reading.
 [[nodiscard]] ShardIndex parse_index(const json::Text& text, std::string_view label, TakenMemory& memory,
                                      const std::function<void(const std::string&)>& check_shard);
 

@@ -2,10 +2,10 @@
 // that to the line of the table that says what becomes of it. One file, since the line can only be found by the name
 // that loading gives it, and the names that loading knows are those of the lines.
 //
-// A stored name takes the way that transformers 5.23 takes when it loads: renames in turn, at most one merge, then
-// base_model_prefix added or removed. Renames are regular expressions, dozens for some models, and a model of
-// experts has 100,000 names; so they run once per kind of name (numbers between dots do not count), on a probe
-// whose numbers are replaced by markers. Roles are then found by hashing the name with its numbers as `*`.
+// A stored name is resolved as in transformers 5.23 when it loads: renames in turn, at most one merge, then
+// base_model_prefix added or removed. Renames are regular expressions, dozens for some models, and a model of experts
+// has 100,000 names; so they run once per kind of name (numbers between dots do not count), on a probe whose numbers
+// are replaced by markers. Roles are then found by hashing the name with its numbers as `*`.
 
 #include "formats/models/architectures.hpp"
 
@@ -129,8 +129,8 @@ struct Transform {
   std::unique_ptr<const RE2> from;
   std::vector<std::string> to;
   std::unique_ptr<const RE2> unless;  // names that it leaves alone
-  std::unique_ptr<const RE2> when;    // it counts if the file has a name like this
-  std::optional<std::string> scope;   // it sees names below this module only
+  std::unique_ptr<const RE2> when;    // applies only if the file has a name like this
+  std::optional<std::string> scope;   // applies only to names below this module
 };
 
 std::unique_ptr<const RE2> compile(const Json& object, const char* key) {
@@ -153,7 +153,7 @@ std::vector<Transform> transforms_of(const Json& line, const char* key) {
   return result;
 }
 
-// Where loading puts a stored tensor.
+// The parameters into which a stored tensor is loaded.
 struct Destination {
   std::string parameter;
   bool merged = false;               // through a merge or split
@@ -179,7 +179,7 @@ Json referred_line(const Json& name) {
   return *std::move(line);
 }
 
-// What the table says of an architecture.
+// The contents of the table for one architecture.
 class Architecture {
  public:
   static std::optional<Architecture> find(std::string_view name) {
@@ -206,7 +206,7 @@ class Architecture {
   }
 
   [[nodiscard]] Destination destination(std::string_view stored) {
-    // The probe: numbers that no rename speaks of are exchanged for markers, the rest tells kinds of names apart.
+    // The probe: numbers that no rename mentions are replaced by markers; the rest distinguishes kinds of names.
     std::string kind;
     std::string probe;
     std::vector<std::string_view> numbers;
@@ -309,8 +309,8 @@ class Architecture {
     for (const std::string& pattern : patterns) tied_.emplace_back(pattern, why);
   }
 
-  // Marks what is kept with tied embeddings only. Called when all entries are there: a line and its base may each
-  // have a part of it.
+  // Marks the parameters that are kept only with tied embeddings. Called when all entries are there: a line and its
+  // base may each have a part of it.
   void settle_tied() {
     for (const auto& [pattern, why] : tied_) {
       const auto found = std::find_if(entries_.begin(), entries_.end(),

@@ -28,7 +28,7 @@ extern const std::string_view architectures_jsonl;
 /// Whether a tensor can be the weight of a linear layer: a matrix of a weight type named `<module>.weight`.
 [[nodiscard]] bool is_matrix_weight(const TensorInfo& tensor);
 
-/// Where one stored tensor stands.
+/// The role of one stored tensor, and its module.
 struct Placement {
   Role role = Role::unknown;
   std::string module;              ///< its module in the model (stored names may differ); else the parameter's name
@@ -36,24 +36,24 @@ struct Placement {
   std::vector<std::string> keeps;  ///< linear layers that stay plain if this tensor does: the modules to be skipped
 };
 
-/// Places the tensors of one model, one at a time: the placements of 100,000 would take 30 MB.
+/// Finds the roles of one model's tensors, one at a time: the placements of 100,000 would take 30 MB.
 class Placer {
  public:
   virtual ~Placer() = default;
   [[nodiscard]] virtual Placement place(const TensorInfo& tensor) = 0;
 };
 
-/// Places stored tensors by the table; nothing if the table lacks the architecture.
+/// Finds the roles of stored tensors in the table; nothing if the table lacks the architecture.
 ///
-/// `tensors` are all of the model, for the numbers in some names count from its end. `tied` is tie_word_embeddings.
-/// Role::linear, conv1d, output_embeddings and kept are given to matrices of a weight type named `<module>.weight`
-/// only, and only where the quantized tensors would find their way to the module under the stored name. A tensor that
-/// loading merges or splits has role expert or other. 100,000 tensors take about 0.1 s.
+/// `tensors` are all of the model, because the numbers in some names count from its end. `tied` is tie_word_embeddings.
+/// Only matrices of a weight type named `<module>.weight` get Role::linear, conv1d, output_embeddings or kept, and only
+/// if transformers would load the quantized tensors into the module under the stored name. A tensor that loading merges
+/// or splits has role expert or other. 100,000 tensors take about 0.1 s.
 [[nodiscard]] std::unique_ptr<Placer> make_placer(std::string_view architecture, const TensorList& tensors, bool tied);
 
-/// Places tensors by names and shapes alone, for architectures that the table lacks. Careful: what looks like an
-/// embedding, a head, a router or a position table is not called linear, nor is a matrix whose bias has the length
-/// of the other side. Every `why` ends in "by name and shape".
+/// Guesses roles from names and shapes alone, for architectures that the table lacks. It is cautious: what looks like
+/// an embedding, a head, a router or a position table is not called linear, nor is a matrix whose bias fits its other
+/// side. Every `why` ends in "by name and shape".
 [[nodiscard]] std::unique_ptr<Placer> make_placer_by_name(const TensorList& tensors);
 
 /// Why transformers cannot load this architecture with quantized weights from its ordinary names; empty if it can.
@@ -68,7 +68,7 @@ struct DefaultSkip {
   bool numbered = false;  ///< it stands for one module of several
 };
 
-/// All that it could replace otherwise, in the order of the table, some twice; nothing if the table lacks the
+/// All modules that it could otherwise replace, in table order, some twice; nothing if the table lacks the
 /// architecture.
 [[nodiscard]] std::optional<std::vector<DefaultSkip>> default_skips(std::string_view architecture, bool tied);
 

@@ -10,8 +10,8 @@
 #include "core/memory_limit.hpp"
 #include "nibble/checkpoint.hpp"
 
-/// config.json as text. It is read and changed without a tree in between, because configurations in the wild hold
-/// what would not survive one: Infinity and NaN as Python writes them, 1e400, integers of 30 digits, a key order.
+/// config.json as text. It is read and changed without a tree in between, because real configurations contain values
+/// that a tree would lose: Infinity and NaN as Python writes them, 1e400, integers of 30 digits, the order of keys.
 /// Beyond that it has to be JSON: UTF-8, at most 128 levels, one object, its keys unique.
 ///
 /// Errors are Error(bad_input), "<label>: ...".
@@ -19,14 +19,14 @@ namespace nibble::config {
 
 inline constexpr std::uint64_t max_bytes = 16 << 20;  // the largest seen have 2 MB, a table of labels
 
-/// A key of the outermost object, and where it stands in the text.
+/// A key of the outermost object, and its position in the text.
 struct Member {
   std::string key;  ///< without quotes and escapes
   std::size_t key_begin = 0, key_end = 0;
   std::size_t value_begin = 0, value_end = 0;
 };
 
-/// Tells the members of the outermost object in turn, without keeping any. Keys may occur twice.
+/// Passes on the members of the outermost object in turn, without keeping any. Keys may occur twice.
 void for_each_member(std::string_view text, std::string_view label, const std::function<void(const Member&)>& found);
 
 /// What it says about the model. A quantization_config in any of its parts is refused unless it is one that a

@@ -11,7 +11,7 @@
 namespace nibble {
 namespace {
 
-constexpr std::size_t max_numbers = 16;  // in a name: one with thousands is no layer, and every slot is a step down
+constexpr std::size_t max_numbers = 16;  // in a name: thousands are not a layer, and each is a level of recursion
 
 // A number that has a successor in the same spelling: not "007", and not of 30 digits.
 std::optional<std::uint64_t> value_of(const std::string& number) {

@@ -6,7 +6,7 @@
 
 namespace nibble {
 
-/// Names that differ in the numbers between their dots only, and are all there, as one text for people.
+/// Groups names that differ only in the numbers between their dots, if none is missing, into one text for people.
 struct NameGroup {
   std::string text;       ///< `model.layers.{0..31}.mlp.up_proj.weight`, `h.{0..3,7}.w`; one name as it is
   std::size_t first = 0;  ///< the first of the names in the list

@@ -1,5 +1,5 @@
-// Names of one kind differ in their numbers only. Whether a slot may be \d+ is decided by the tuples of the kind alone,
-// for a pattern of its text matches no name of another kind.
+// Names of one kind differ only in their numbers. The tuples of that kind alone decide whether a slot may be \d+,
+// because a pattern with its text matches no name of another kind.
 
 #include "formats/models/name_patterns.hpp"
 

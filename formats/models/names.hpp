@@ -21,7 +21,7 @@ namespace nibble {
 /// Names in one text.
 class NameList {
  public:
-  /// What a name takes beside itself.
+  /// Bytes that a name takes in addition to its text.
   static constexpr std::uint64_t bytes_per_name = sizeof(std::uint64_t);
 
   NameList() = default;

@@ -1,4 +1,4 @@
-// The guess that stands in for the table of architectures where that lacks a model.
+// The guess that replaces the table of architectures for models that are not in it.
 
 #include <fmt/format.h>
 #include <re2/re2.h>

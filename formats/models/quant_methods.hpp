@@ -4,7 +4,7 @@
 
 namespace nibble {
 
-/// quant_method in config.json where only nibble's own loader reads the result.
+/// quant_method in config.json if only nibble's own loader can read the result.
 inline constexpr std::string_view nibble_quant_method = "nibble";
 
 // What the schemes know (quant/schemes/registry.cpp).

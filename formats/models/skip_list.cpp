@@ -19,7 +19,7 @@ bool is_plain_entry(std::string_view entry) {
                      [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-'; });
 }
 
-// Matches this module only, and whatever its name has is text.
+// Matches only this module; every character of its name is taken literally.
 std::string exactly(const std::string& module) { return fmt::format("^{}$", RE2::QuoteMeta(module)); }
 
 }  // namespace
@@ -65,7 +65,7 @@ std::vector<std::string> skip_list(std::string_view architecture, bool tied, std
     result.push_back(is_plain_entry(module) && harmless(module) ? module : exactly(module));
   }
 
-  // What the default leaves without the file having it. Numbered modules may be there in part: the tied ones.
+  // Modules that the default keeps but the file lacks. Numbered ones may be missing in part: those that are tied.
   const auto defaults = default_skips(architecture, tied);
   if (!defaults) {
     if (!listed.contains("lm_head") && harmless("lm_head")) result.emplace_back("lm_head");
