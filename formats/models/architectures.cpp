@@ -442,8 +442,8 @@ bool never_replaced(Why why) {
   return why == Why::not_exactly_linear || why == Why::kept_in_fp32 || why == Why::shared_module;
 }
 
-Placement place(const TensorInfo& tensor, const Destination& to, const Entry* entry, bool tied) {
-  Placement result{Role::unknown, module_of(to.parameter), "unknown to the table of this architecture", {}};
+FoundRole role_of(const TensorInfo& tensor, const Destination& to, const Entry* entry, bool tied) {
+  FoundRole result{Role::unknown, module_of(to.parameter), "unknown to the table of this architecture", {}};
   if (entry == nullptr) {
     if (is_matrix_weight(tensor)) result.keeps = {result.module};
     return result;
@@ -477,9 +477,9 @@ Placement place(const TensorInfo& tensor, const Destination& to, const Entry* en
   return result;
 }
 
-class TablePlacer final : public Placer {
+class TableRoleFinder final : public RoleFinder {
  public:
-  TablePlacer(Architecture table, const TensorList& tensors, bool tied) : table_(std::move(table)), tied_(tied) {
+  TableRoleFinder(Architecture table, const TensorList& tensors, bool tied) : table_(std::move(table)), tied_(tied) {
     table_.see(tensors);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const std::string_view stored = tensors.name(i);
@@ -489,14 +489,14 @@ class TablePlacer final : public Placer {
     }
   }
 
-  Placement place(const TensorInfo& tensor) override {
+  FoundRole find(const TensorInfo& tensor) override {
     if (tensor.shape.size() < 2) return {Role::other, tensor.name, "not a matrix", {}};
     const Destination to = table_.destination(tensor.name);
     const Name name = cut(to.parameter);
     const Entry* entry = table_.entry(name, largest_[name.key]);
-    if (!to.merged) return nibble::place(tensor, to, entry, tied_);
+    if (!to.merged) return role_of(tensor, to, entry, tied_);
     const bool expert = entry != nullptr && entry->role == Role::expert;
-    Placement placement{
+    FoundRole found{
         expert ? Role::expert : Role::other,
         to.parameter,
         expert ? "experts that are merged into one parameter when they are loaded" : "converted when it is loaded",
@@ -504,9 +504,9 @@ class TablePlacer final : public Placer {
     for (const std::string& target : to.targets) {
       const Entry* filled = table_.entry(cut(target), {});
       if (filled != nullptr && is_replaceable(filled->role) && !never_replaced(filled->why))
-        placement.keeps.push_back(module_of(target));
+        found.keeps.push_back(module_of(target));
     }
-    return placement;
+    return found;
   }
 
  private:
@@ -551,9 +551,9 @@ bool splits_tensors(std::string_view architecture) {
   return table && table->splits();
 }
 
-std::unique_ptr<Placer> make_placer(std::string_view architecture, const TensorList& tensors, bool tied) {
+std::unique_ptr<RoleFinder> make_role_finder(std::string_view architecture, const TensorList& tensors, bool tied) {
   auto table = Architecture::find(architecture);
-  return table ? std::make_unique<TablePlacer>(*std::move(table), tensors, tied) : nullptr;
+  return table ? std::make_unique<TableRoleFinder>(*std::move(table), tensors, tied) : nullptr;
 }
 
 std::optional<std::vector<DefaultSkip>> default_skips(std::string_view architecture, bool tied) {

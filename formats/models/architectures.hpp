@@ -29,18 +29,18 @@ extern const std::string_view architectures_jsonl;
 [[nodiscard]] bool is_matrix_weight(const TensorInfo& tensor);
 
 /// The role of one stored tensor, and its module.
-struct Placement {
+struct FoundRole {
   Role role = Role::unknown;
   std::string module;              ///< its module in the model (stored names may differ); else the parameter's name
   std::string why;                 ///< for people
   std::vector<std::string> keeps;  ///< linear layers that stay plain if this tensor does: the modules to be skipped
 };
 
-/// Finds the roles of one model's tensors, one at a time: the placements of 100,000 would take 30 MB.
-class Placer {
+/// Finds the roles of one model's tensors, one at a time: those of 100,000 would take 30 MB.
+class RoleFinder {
  public:
-  virtual ~Placer() = default;
-  [[nodiscard]] virtual Placement place(const TensorInfo& tensor) = 0;
+  virtual ~RoleFinder() = default;
+  [[nodiscard]] virtual FoundRole find(const TensorInfo& tensor) = 0;
 };
 
 /// Finds the roles of stored tensors in the table; nothing if the table lacks the architecture.
@@ -49,12 +49,13 @@ class Placer {
 /// Only matrices of a weight type named `<module>.weight` get Role::linear, conv1d, output_embeddings or kept, and only
 /// if transformers would load the quantized tensors into the module under the stored name. A tensor that loading merges
 /// or splits has role expert or other. 100,000 tensors take about 0.1 s.
-[[nodiscard]] std::unique_ptr<Placer> make_placer(std::string_view architecture, const TensorList& tensors, bool tied);
+[[nodiscard]] std::unique_ptr<RoleFinder> make_role_finder(std::string_view architecture, const TensorList& tensors,
+                                                           bool tied);
 
 /// Guesses roles from names and shapes alone, for architectures that the table lacks. It is cautious: what looks like
 /// an embedding, a head, a router or a position table is not called linear, nor is a matrix whose bias fits its other
 /// side. Every `why` ends in "by name and shape".
-[[nodiscard]] std::unique_ptr<Placer> make_placer_by_name(const TensorList& tensors);
+[[nodiscard]] std::unique_ptr<RoleFinder> make_role_finder_by_name(const TensorList& tensors);
 
 /// Why transformers cannot load this architecture with quantized weights from its ordinary names; empty if it can.
 [[nodiscard]] std::string loading_obstacle(std::string_view architecture);

@@ -102,10 +102,10 @@ struct MeasureOptions {
                                   const MeasureOptions& options, Progress& progress);
 
 /// The layer and the kind of a tensor, from its name.
-struct Place {
+struct LayerAndKind {
   std::optional<std::uint64_t> layer;
   std::string kind;
 };
-[[nodiscard]] Place place_of(std::string_view name);
+[[nodiscard]] LayerAndKind layer_and_kind(std::string_view name);
 
 }  // namespace nibble

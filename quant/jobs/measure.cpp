@@ -111,9 +111,9 @@ class Measuring {
     auto work = std::make_unique<Comparison>();
     const PlannedTensor& view = row.view;
     work->measured.info = view.info;
-    const Place place = place_of(view.info.name);
-    work->measured.kind = place.kind;
-    work->measured.layer = place.layer;
+    const LayerAndKind found = layer_and_kind(view.info.name);
+    work->measured.kind = found.kind;
+    work->measured.layer = found.layer;
     work->elements = view.info.elements();
     const StoredWeights::Tensor stored = pairing_.reference()[*pairing_.reference().find(view.source)];
     work->measured.codec = name_of(stored);

@@ -55,7 +55,7 @@ Pairing::Pairing(const Reader& reference, std::span<const Candidate> candidates)
     }
   }
   if (any_stored && !refused && has_matrix(reference_)) {
-    places_ = places_of(reference_);
+    model_roles_ = roles_of(reference_);
     for (std::size_t t = 0; t < reference_.size(); ++t)
       for (const PlannedTensor& view : views_of(reference_[t])) {
         ++views_.count;
@@ -66,9 +66,9 @@ Pairing::Pairing(const Reader& reference, std::span<const Candidate> candidates)
 
 std::vector<PlannedTensor> Pairing::views_of(const StoredWeights::Tensor& tensor) const {
   const TensorInfo& info = tensor.stored.info;
-  if (!places_.placer) return {};
+  if (!model_roles_.finder) return {};
   if (!is_weight_type(info.dtype) || info.shape.size() < 2) return {view_of(tensor)};
-  return quantized_views(view_of(tensor), places_.placer->place(info).role);
+  return quantized_views(view_of(tensor), model_roles_.finder->find(info).role);
 }
 
 Pairing::Row& Pairing::row_of(std::vector<Row>& rows, const PlannedTensor& view) const {

@@ -51,7 +51,7 @@ class Pairing {
   StoredWeights reference_;
   std::deque<std::optional<StoredWeights>> stored_;  // of candidates that are checkpoints
   std::vector<std::vector<std::uint32_t>> planned_;  // of those that are plans, by source
-  ModelPlaces places_;                               // of the reference, where views had to be known
+  ModelRoles model_roles_;                           // of the reference, where views had to be known
   Views views_;
 };
 

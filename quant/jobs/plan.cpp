@@ -83,9 +83,9 @@ class Planner {
   }
 
   Plan run() && {
-    ModelPlaces places = places_of(stored_);
-    plan_.architecture = std::move(places.architecture);
-    plan_.tied = places.tied;
+    ModelRoles model = roles_of(stored_);
+    plan_.architecture = std::move(model.architecture);
+    plan_.tied = model.tied;
     if (plan_.architecture.empty()) warn_of_names();
     for (std::size_t t = 0; t < stored_.size(); ++t) {
       const StoredWeights::Tensor tensor = stored_[t];
@@ -94,7 +94,7 @@ class Planner {
       if (const std::string why = stored_.undecodable(t); !why.empty())
         throw Error(Errc::bad_input, fmt::format("{}: tensor '{}' is {}", in_.label_of(tensor.stored.parts.front()),
                                                  printable(tensor.stored.info.name), why));
-      add(tensor, places.placer->place(tensor.stored.info));
+      add(tensor, model.finder->find(tensor.stored.info));
     }
     for (const RulePattern& rule : rules_) rule.check(in_.tensors());
     for (const RulePattern& skip : skips_) skip.check(in_.tensors());
@@ -139,36 +139,36 @@ class Planner {
   }
 
   // What the recipe says without its rules and skips.
-  Choice by_role(const TensorInfo& tensor, const Placement& place) {
+  Choice by_role(const TensorInfo& tensor, const FoundRole& found) {
     const Recipe& recipe = plan_.recipe;
     if (!is_weight_type(tensor.dtype))
       return {CodecSpec(), fmt::format("{} is no weight type", traits(tensor.dtype).name)};
     if (!codec_of(recipe.to).quantizes()) return {recipe.to, "all weights are cast"};
-    switch (place.role) {
+    switch (found.role) {
       case Role::linear:
       case Role::conv1d:
-        return {recipe.to, place.why};
+        return {recipe.to, found.why};
       case Role::embedding:
         if (!recipe.embeddings.keeps()) return {recipe.embeddings, "chosen for embeddings", DecidedBy::embeddings};
-        return {CodecSpec(), place.why};
+        return {CodecSpec(), found.why};
       case Role::expert:
         if (!recipe.experts.keeps()) return {recipe.experts, "chosen for experts", DecidedBy::experts};
-        return {CodecSpec(), place.why};
+        return {CodecSpec(), found.why};
       case Role::output_embeddings:
         if (!recipe.lm_head.keeps()) return {recipe.lm_head, "chosen for output embeddings", DecidedBy::lm_head};
         [[fallthrough]];
       case Role::kept:
         if (!recipe.default_skips) return {recipe.to, "default skips are off", DecidedBy::all_layers};
-        return {CodecSpec(), place.why};
+        return {CodecSpec(), found.why};
       case Role::other:
       case Role::unknown:
         break;
     }
-    return {CodecSpec(), place.why};
+    return {CodecSpec(), found.why};
   }
 
-  Choice choose(const TensorInfo& tensor, const Placement& place) {
-    Choice choice = by_role(tensor, place);
+  Choice choose(const TensorInfo& tensor, const FoundRole& found) {
+    Choice choice = by_role(tensor, found);
     for (std::size_t r = 0; r < rules_.size(); ++r) {
       if (!rules_[r].matches(tensor.name)) continue;
       const CodecSpec& spec = plan_.recipe.rules[r].codec;
@@ -192,31 +192,31 @@ class Planner {
     return choice;
   }
 
-  void add(const StoredWeights::Tensor& stored, const Placement& place) {
+  void add(const StoredWeights::Tensor& stored, const FoundRole& found) {
     const TensorInfo& tensor = stored.stored.info;
-    Choice choice = choose(tensor, place);
+    Choice choice = choose(tensor, found);
     if (stored.quantized()) choice.reason += fmt::format("; the input has it as {}", stored.stored.codec.text());
     const Codec& codec = codec_of(choice.codec);
     PlannedTensor planned = view_of(stored);
     planned.codec = choice.codec;
     planned.reason = choice.reason;
     planned.decided_by = choice.decided_by;
-    planned.role = place.role;
-    planned.module = place.module;
+    planned.role = found.role;
+    planned.module = found.module;
     std::vector<PlannedTensor> views{planned};
-    if (codec.quantizes()) views = quantized_views(std::move(planned), place.role);
+    if (codec.quantizes()) views = quantized_views(std::move(planned), found.role);
     for (PlannedTensor& view : views) {
       if (!codec.accepts(view.info))
         throw Error(Errc::usage, fmt::format("tensor '{}' is {}: codec {} cannot store it", printable(tensor.name),
                                              short_list(tensor), codec.name()));
-      push(std::move(view), place, codec);
+      push(std::move(view), found, codec);
     }
   }
 
-  void push(PlannedTensor planned, const Placement& place, const Codec& codec) {
+  void push(PlannedTensor planned, const FoundRole& found, const Codec& codec) {
     planned.quantized = codec.quantizes();
     planned.stored_bytes = about_file(in_, planned.source, [&] { return stored_bytes_of(planned.info, codec); });
-    plan_.tensors.push_back(planned, place.keeps);
+    plan_.tensors.push_back(planned, found.keeps);
   }
 
   // Headers may hold shapes of no elements whose codes or scales are more than 64 bits can count.

@@ -6,25 +6,25 @@
 
 namespace nibble {
 
-ModelPlaces places_of(const StoredWeights& in) {
+ModelRoles roles_of(const StoredWeights& in) {
   const auto& config = in.reader().config();
   const TensorList& tensors = in.reader().tensors();
   if (config && !config->architecture.empty()) {
-    ModelPlaces places{{}, config->architecture, config->tie_word_embeddings.value_or(false)};
-    places.placer = make_placer(places.architecture, tensors, places.tied);
+    ModelRoles model{{}, config->architecture, config->tie_word_embeddings.value_or(false)};
+    model.finder = make_role_finder(model.architecture, tensors, model.tied);
     // If the configuration does not say whether the head is tied, the file does: a tied head is not stored.
     const auto has_head = [&] {
       for (std::size_t t = 0; t < in.size(); ++t)
-        if (places.placer->place(in[t].stored.info).role == Role::output_embeddings) return true;
+        if (model.finder->find(in[t].stored.info).role == Role::output_embeddings) return true;
       return false;
     };
-    if (places.placer && !config->tie_word_embeddings && !has_head()) {
-      places.tied = true;
-      places.placer = make_placer(places.architecture, tensors, places.tied);
+    if (model.finder && !config->tie_word_embeddings && !has_head()) {
+      model.tied = true;
+      model.finder = make_role_finder(model.architecture, tensors, model.tied);
     }
-    if (places.placer) return places;
+    if (model.finder) return model;
   }
-  return {make_placer_by_name(tensors), {}, false};
+  return {make_role_finder_by_name(tensors), {}, false};
 }
 
 PlannedTensor view_of(const StoredWeights::Tensor& tensor) {

@@ -12,12 +12,12 @@
 namespace nibble {
 
 /// The roles of a checkpoint's tensors in its model.
-struct ModelPlaces {
-  std::unique_ptr<Placer> placer;
+struct ModelRoles {
+  std::unique_ptr<RoleFinder> finder;
   std::string architecture;  ///< empty if names and shapes have to decide
   bool tied = false;         ///< the output layer is the embedding
 };
-[[nodiscard]] ModelPlaces places_of(const StoredWeights& in);
+[[nodiscard]] ModelRoles roles_of(const StoredWeights& in);
 
 /// A tensor of a checkpoint for which nothing has been decided yet.
 [[nodiscard]] PlannedTensor view_of(const StoredWeights::Tensor& tensor);

@@ -103,7 +103,7 @@ class CompressedTensors final : public Scheme {
       if (!stores(*codec)) return about("is not in a format of compressed-tensors");
       if (!is_e4m3(*codec)) return about("is E5M2, but compressed-tensors reads only E4M3");
       if (tensor.role == Role::conv1d) return about("is a Conv1D, which compressed-tensors leaves as it is");
-      if (!is_replaceable(tensor.role)) return about("is no linear layer of the model");
+      if (!is_replaceable(tensor.role)) return about("is not a linear layer of the model");
       if (strategy != nullptr && strategy != &strategy_of(*codec))
         return about(fmt::format("has a scale per {} where others have one per {}", to_string(codec->granularity()),
                                  to_string(strategy->granularity)));

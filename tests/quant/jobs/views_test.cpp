@@ -54,16 +54,16 @@ TEST(Views, PlacesAreThoseOfTheArchitecture) {
   in.set_architecture("GPT2LMHeadModel");
   in.add_normal("transformer.h.0.attn.c_attn.weight", DType::f32, {96, 288});
   const StoredWeights stored(in);
-  const ModelPlaces places = places_of(stored);
-  EXPECT_EQ(places.architecture, "GPT2LMHeadModel");
-  EXPECT_TRUE(places.tied);  // no head is stored
-  EXPECT_EQ(places.placer->place(view_of(stored[0]).info).role, Role::conv1d);
+  const ModelRoles model = roles_of(stored);
+  EXPECT_EQ(model.architecture, "GPT2LMHeadModel");
+  EXPECT_TRUE(model.tied);  // no head is stored
+  EXPECT_EQ(model.finder->find(view_of(stored[0]).info).role, Role::conv1d);
 
   in.set_architecture("Nobody", true);
-  const ModelPlaces unknown = places_of(stored);
+  const ModelRoles unknown = roles_of(stored);
   EXPECT_EQ(unknown.architecture, "");
   EXPECT_FALSE(unknown.tied);
-  EXPECT_EQ(unknown.placer->place(view_of(stored[0]).info).role, Role::linear);
+  EXPECT_EQ(unknown.finder->find(view_of(stored[0]).info).role, Role::linear);
 }
 
 }  // namespace

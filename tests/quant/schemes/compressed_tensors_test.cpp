@@ -109,7 +109,7 @@ TEST(CompressedTensors, NamesWhatTransformersCannotLoad) {
   EXPECT_EQ(obstacle_of(llama(), mixed),
             "tensor 'model.layers.0.mlp.up_proj.weight' (nf4) is not in a format of compressed-tensors");
   mixed.rules = {{".*embed_tokens.*", "fp8"}};
-  EXPECT_EQ(obstacle_of(llama(), mixed), "tensor 'model.embed_tokens.weight' (fp8) is no linear layer of the model");
+  EXPECT_EQ(obstacle_of(llama(), mixed), "tensor 'model.embed_tokens.weight' (fp8) is not a linear layer of the model");
   Recipe other = recipe("nf4");
   other.rules = {{".*up_proj.*", "fp8"}};
   EXPECT_EQ(obstacle_of(llama(), other),

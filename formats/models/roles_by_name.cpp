@@ -14,30 +14,30 @@ namespace {
 constexpr std::uint64_t vocabulary = 30'000;  // rows of the smallest common vocabularies
 constexpr std::uint64_t flat = 6;             // times more rows than columns: no hidden layer is that flat
 
-class NamePlacer final : public Placer {
+class NameRoleFinder final : public RoleFinder {
  public:
-  explicit NamePlacer(const TensorList& tensors) {
+  explicit NameRoleFinder(const TensorList& tensors) {
     for (std::size_t i = 0; i < tensors.size(); ++i)
       if (tensors.shape(i).size() == 1 && tensors.name(i).ends_with(".bias"))
         biases_[tensors.name(i)] = tensors.shape(i)[0];
   }
 
-  Placement place(const TensorInfo& tensor) override {
+  FoundRole find(const TensorInfo& tensor) override {
     const std::string module = module_of(tensor.name);
-    const auto placed = [&](Role role, std::string_view what, bool kept) {
-      Placement placement{role, module, fmt::format("{} by name and shape", what), {}};
-      if (kept) placement.keeps.push_back(module);
-      return placement;
+    const auto found_as = [&](Role role, std::string_view what, bool kept) {
+      FoundRole found{role, module, fmt::format("{} by name and shape", what), {}};
+      if (kept) found.keeps.push_back(module);
+      return found;
     };
-    if (!is_matrix_weight(tensor)) return placed(Role::other, "not a linear layer", false);
-    if (RE2::PartialMatch(module, head_)) return placed(Role::output_embeddings, "output layer", true);
-    if (RE2::PartialMatch(module, embedding_)) return placed(Role::embedding, "embedding", true);
-    if (RE2::PartialMatch(module, other_)) return placed(Role::other, "not a linear layer", true);
+    if (!is_matrix_weight(tensor)) return found_as(Role::other, "not a linear layer", false);
+    if (RE2::PartialMatch(module, head_)) return found_as(Role::output_embeddings, "output layer", true);
+    if (RE2::PartialMatch(module, embedding_)) return found_as(Role::embedding, "embedding", true);
+    if (RE2::PartialMatch(module, other_)) return found_as(Role::other, "not a linear layer", true);
     if (tensor.shape[0] >= vocabulary && tensor.shape[0] / flat >= tensor.shape[1])
-      return placed(Role::embedding, "as many rows as a vocabulary:", true);
+      return found_as(Role::embedding, "as many rows as a vocabulary:", true);
     if (const auto bias = biases_.find(module + ".bias"); bias != biases_.end() && bias->second != tensor.shape[0])
-      return placed(Role::other, "stored transposed:", true);
-    return placed(Role::linear, "linear layer", true);
+      return found_as(Role::other, "stored transposed:", true);
+    return found_as(Role::linear, "linear layer", true);
   }
 
  private:
@@ -55,6 +55,8 @@ class NamePlacer final : public Placer {
 
 }  // namespace
 
-std::unique_ptr<Placer> make_placer_by_name(const TensorList& tensors) { return std::make_unique<NamePlacer>(tensors); }
+std::unique_ptr<RoleFinder> make_role_finder_by_name(const TensorList& tensors) {
+  return std::make_unique<NameRoleFinder>(tensors);
+}
 
 }  // namespace nibble

@@ -2,14 +2,14 @@
 
 #include "nibble/measure.hpp"
 
-namespace nibble::place_of_test {
+namespace nibble::layer_and_kind_test {
 namespace {
 
 TEST(PlaceOf, SplitsNames) {
   const auto expect = [](std::string_view name, std::optional<std::uint64_t> layer, std::string_view kind) {
-    const Place place = place_of(name);
-    EXPECT_EQ(place.layer, layer) << name;
-    EXPECT_EQ(place.kind, kind) << name;
+    const LayerAndKind found = layer_and_kind(name);
+    EXPECT_EQ(found.layer, layer) << name;
+    EXPECT_EQ(found.kind, kind) << name;
   };
   expect("model.layers.31.self_attn.q_proj.weight", 31, "self_attn.q_proj");
   expect("model.layers.0.mlp.experts.7.down_proj.weight", 0, "mlp.experts.down_proj");
@@ -26,4 +26,4 @@ TEST(PlaceOf, SplitsNames) {
 }
 
 }  // namespace
-}  // namespace nibble::place_of_test
+}  // namespace nibble::layer_and_kind_test

@@ -5,7 +5,7 @@
 
 #include "formats/models/architectures.hpp"
 
-namespace nibble::place_by_name_test {
+namespace nibble::roles_by_name_test {
 namespace {
 
 TensorInfo matrix(std::string name, std::uint64_t rows = 64, std::uint64_t columns = 64) {
@@ -26,21 +26,21 @@ TEST(PlaceByName, IsCareful) {
                                         matrix("pos_embed"),
                                         {"ids.weight", DType::i64, {64, 64}}};
   const TensorList list{std::span(tensors)};
-  const auto placer = make_placer_by_name(list);
-  std::vector<Placement> places;
-  for (const TensorInfo& tensor : tensors) places.push_back(placer->place(tensor));
+  const auto finder = make_role_finder_by_name(list);
+  std::vector<FoundRole> found;
+  for (const TensorInfo& tensor : tensors) found.push_back(finder->find(tensor));
   const Role expected[] = {Role::linear,    Role::output_embeddings,
                            Role::embedding, Role::other,
                            Role::linear,    Role::other,
                            Role::embedding, Role::other,
                            Role::other,     Role::other,
                            Role::other,     Role::other};
-  ASSERT_EQ(places.size(), std::size(expected));
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    EXPECT_EQ(places[i].role, expected[i]) << tensors[i].name;
-    EXPECT_TRUE(places[i].why.ends_with("by name and shape")) << places[i].why;
+  ASSERT_EQ(found.size(), std::size(expected));
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].role, expected[i]) << tensors[i].name;
+    EXPECT_TRUE(found[i].why.ends_with("by name and shape")) << found[i].why;
   }
 }
 
 }  // namespace
-}  // namespace nibble::place_by_name_test
+}  // namespace nibble::roles_by_name_test

@@ -15,24 +15,24 @@ bool is_layer_number(std::string_view text) {
 
 }  // namespace
 
-Place place_of(std::string_view name) {
+LayerAndKind layer_and_kind(std::string_view name) {
   name = without_weight_suffix(name);
-  Place place;
+  LayerAndKind found;
   while (!name.empty()) {
     const std::size_t dot = std::min(name.find('.'), name.size());
     const std::string_view piece = name.substr(0, dot);
     name.remove_prefix(std::min(dot + 1, name.size()));
     if (is_layer_number(piece)) {
-      if (!place.layer) {
-        place.layer = std::stoull(std::string(piece));
-        place.kind.clear();  // what stands before a layer's number is the same for all kinds
+      if (!found.layer) {
+        found.layer = std::stoull(std::string(piece));
+        found.kind.clear();  // what stands before a layer's number is the same for all kinds
       }
       continue;
     }
-    if (!place.kind.empty()) place.kind += '.';
-    place.kind += piece;
+    if (!found.kind.empty()) found.kind += '.';
+    found.kind += piece;
   }
-  return place;
+  return found;
 }
 
 }  // namespace nibble
