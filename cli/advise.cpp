@@ -77,7 +77,7 @@ std::string command_for(const std::string& path, const Reader& reference, const 
 
 std::map<std::string, std::uint64_t> tensors_by_codec(const Advice& advice) {
   std::map<std::string, std::uint64_t> counts;
-  for (const CodecSpec& codec : advice.codecs) ++counts[codec.text()];
+  for (const AdvisedTensor& tensor : advice.tensors) ++counts[tensor.codec.text()];
   return counts;
 }
 
@@ -100,8 +100,8 @@ std::string to_json(const AdviseArguments& arguments, const Reader& reference, s
   json["options"] = options_for(advice.recipe);
   json["command"] = command_for(arguments.reference, reference, advice.recipe);
   Json& tensors = json["tensors"] = Json::array();
-  for (std::size_t t = 0; t < advice.codecs.size(); ++t)
-    tensors.push_back({{"name", reference.tensors().name(t)}, {"codec", advice.codecs[t].text()}});
+  for (const AdvisedTensor& tensor : advice.tensors)
+    tensors.push_back({{"name", reference.tensors().name(tensor.source)}, {"codec", tensor.codec.text()}});
   Json& curve = json["curve"] = Json::array();
   for (const AdvicePoint& point : advice.curve) curve.push_back(describe(advice, point));
   return dump(json);
@@ -162,15 +162,15 @@ void print(const AdviseArguments& arguments, const Reader& reference, std::uint6
 void run_advise(const AdviseArguments& arguments) {
   const std::unique_ptr<Reader> reference =
       open_checkpoint(arguments.reference, {.max_memory = arguments.resources.max_memory});
-  std::uint64_t weights = 0;
-  for (std::size_t t = 0; t < reference->tensors().size(); ++t) weights += element_count(reference->tensors().shape(t));
-  const std::uint64_t max_bytes = parse_budget(arguments.size, weights);
   if (!arguments.allow_nibble_only)
     for (const CodecSpec& codec : arguments.codecs)
       if (!make_codec(codec)->quantizes())
         throw Error(Errc::usage,
                     fmt::format("--to {}: --advise chooses casts only with --allow-nibble-only", codec.text()));
   const std::vector<Candidate> formats = advice_formats(*reference, arguments.allow_nibble_only, arguments.codecs);
+  std::uint64_t weights = 0;
+  for (const PlannedTensor& tensor : formats.front().plan->tensors) weights += tensor.info.elements();
+  const std::uint64_t max_bytes = parse_budget(arguments.size, weights);
   ProgressDisplay progress(arguments.progress);
   const Measurement measurement = measure(*reference, formats, {false, arguments.resources}, progress);
   progress.close();

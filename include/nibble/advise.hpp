@@ -38,8 +38,13 @@ struct AdvicePoint {
   double sqnr_db = 0;  ///< 10 log10(sum w^2 / sum e^2) of the tensors that are not kept; infinite where none differs
 };
 
+struct AdvisedTensor {
+  std::size_t source = 0;  ///< index into Reader::tensors(), of the first part where there are several
+  CodecSpec codec;
+};
+
 struct Advice {
-  std::vector<CodecSpec> codecs;  ///< by index into Reader::tensors()
+  std::vector<AdvisedTensor> tensors;  ///< in the order of the checkpoint
   AdvicePoint chosen;
   std::uint64_t weights = 0;       ///< in all tensors
   std::vector<AdvicePoint> curve;  ///< what other sizes would cost, the smallest first: at most 64 points

@@ -17,6 +17,8 @@
 #include "nibble/size_text.hpp"
 #include "quant/codecs/codecs.hpp"
 #include "quant/jobs/hull_path.hpp"
+#include "quant/jobs/plan.hpp"
+#include "quant/stream/stored_weights.hpp"
 
 namespace nibble {
 namespace {
@@ -32,11 +34,12 @@ bool is_measured_as(const CodecSpec& codec, const MeasuredError& measured) {
   return measured.dtype ? measured.dtype == make_codec(codec)->cast_type() : measured.codec == codec.name();
 }
 
+bool is_wide(DType dtype) { return dtype == DType::f32 || dtype == DType::f64; }
+
 // Whether embeddings take 32 bits or more, which a cast halves.
-bool has_wide_embeddings(const Reader& reference, const Plan& plan) {
-  return std::any_of(plan.tensors.begin(), plan.tensors.end(), [&](const PlannedTensor& tensor) {
-    const DType dtype = reference.tensors().dtype(tensor.source);
-    return tensor.role == Role::embedding && (dtype == DType::f32 || dtype == DType::f64);
+bool has_wide_embeddings(const Plan& plan) {
+  return std::any_of(plan.tensors.begin(), plan.tensors.end(), [](const PlannedTensor& tensor) {
+    return tensor.role == Role::embedding && is_wide(tensor.info.dtype);
   });
 }
 
@@ -49,8 +52,9 @@ struct Way {
 };
 
 struct Tensor {
-  std::vector<Way> ways;  // the first leaves it plain
-  double reference = 0;   // sum of w^2
+  std::vector<Way> ways{{CodecSpec(), {0, 0}}};  // the first leaves it plain
+  DType dtype = DType::u8;                       // of its weights, if it stands for any
+  double reference = 0;                          // sum of w^2
 };
 
 // What one base comes to.
@@ -76,15 +80,16 @@ class Advising {
   Advising(const Reader& reference, std::span<const Candidate> formats, const Measurement& measurement,
            const AdviseOptions& options)
       : in_(reference), formats_(formats), measurement_(measurement), options_(options) {
-    const TensorList& tensors = in_.tensors();
-    tensors_.resize(tensors.size());
-    for (std::size_t t = 0; t < tensors.size(); ++t) {
-      const std::uint64_t weights = element_count(tensors.shape(t));
-      advice_.weights += weights;
-      if (tensors.dtype(t) == DType::f64)
-        tensors_[t].ways.push_back({"fp32", {byte_count(DType::f32, weights), 0}});
-      else
-        tensors_[t].ways.push_back({CodecSpec(), {tensors.bytes(t), 0}});
+    const StoredWeights stored(in_, source_schemes());
+    tensors_.resize(in_.tensors().size());
+    for (std::size_t t = 0; t < stored.size(); ++t) {
+      const StoredTensor found = stored[t].stored;
+      Tensor& tensor = tensors_[found.parts.front()];
+      tensor.dtype = found.info.dtype;
+      advice_.weights += found.info.elements();
+      tensor.ways.front().choice.bytes = found.info.bytes();
+      if (found.info.dtype == DType::f64)
+        tensor.ways.front() = {"fp32", {byte_count(DType::f32, found.info.elements()), 0}};
     }
     if (measurement.candidates.size() != formats.size()) fail();
     for (std::size_t c = 0; c < formats.size(); ++c) read_errors(c);
@@ -93,9 +98,12 @@ class Advising {
   Advice run() && {
     const Solution best = solve();
     advice_.chosen = best.point;
-    for (std::size_t t = 0; t < tensors_.size(); ++t) advice_.codecs.push_back(way(best, best.picked, t).codec);
+    for (std::size_t t = 0; t < tensors_.size(); ++t) codecs_.push_back(way(best, best.picked, t).codec);
     advice_.curve = curve(best);
     write_recipe();
+    for (const PlannedTensor& planned : formats_.front().plan->tensors)
+      if (advice_.tensors.empty() || advice_.tensors.back().source != planned.source)
+        advice_.tensors.push_back({planned.source, codecs_[planned.source]});
     return std::move(advice_);
   }
 
@@ -254,7 +262,7 @@ class Advising {
 
   // A cast to the type that a tensor has leaves it as it is.
   [[nodiscard]] bool is_same(const PlannedTensor& planned) const {
-    const CodecSpec& codec = advice_.codecs[planned.source];
+    const CodecSpec& codec = codecs_[planned.source];
     return planned.codec == codec ||
            (codec.keeps() && make_codec(planned.codec)->cast_type() == std::optional(planned.info.dtype));
   }
@@ -264,8 +272,8 @@ class Advising {
     const auto cast = make_codec(to)->cast_type();
     if (!cast) return true;
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
-      const DType dtype = in_.tensors().dtype(t);
-      const CodecSpec& codec = advice_.codecs[t];
+      const DType dtype = tensors_[t].dtype;
+      const CodecSpec& codec = codecs_[t];
       if (is_weight_type(dtype) && codec != to && !quantizes(codec) && !(codec.keeps() && dtype == *cast)) return false;
     }
     return true;
@@ -277,7 +285,7 @@ class Advising {
     bool any = false;
     for (const PlannedTensor& planned : plan.tensors) {
       if (planned.role != Role::embedding) continue;
-      if (advice_.codecs[planned.source] != embeddings_codec()) return false;
+      if (codecs_[planned.source] != embeddings_codec()) return false;
       any = true;
     }
     return any;
@@ -292,7 +300,7 @@ class Advising {
     std::map<CodecSpec, std::vector<bool>> differing;
     for (const PlannedTensor& planned : make_plan(in_, recipe).tensors) {
       if (is_same(planned)) continue;
-      std::vector<bool>& tensors = differing[advice_.codecs[planned.source]];
+      std::vector<bool>& tensors = differing[codecs_[planned.source]];
       tensors.resize(tensors_.size());
       tensors[planned.source] = true;
     }
@@ -325,7 +333,7 @@ class Advising {
     bool same = plan.stored_bytes() == advice_.chosen.bytes && (options_.allow_nibble_only || !plan.nibble_only);
     for (const PlannedTensor& planned : plan.tensors) {
       same = same && is_same(planned);
-      advice_.codecs[planned.source] = planned.codec;
+      codecs_[planned.source] = planned.codec;
     }
     if (!same)
       throw Error(Errc::internal,
@@ -336,7 +344,8 @@ class Advising {
   std::span<const Candidate> formats_;
   const Measurement& measurement_;
   const AdviseOptions& options_;
-  std::vector<Tensor> tensors_;  // by index into Reader::tensors()
+  std::vector<Tensor> tensors_;    // by index into Reader::tensors(), of the first part
+  std::vector<CodecSpec> codecs_;  // of tensors_
   Advice advice_;
   std::optional<CodecSpec> base_;  // of the best solution, where each has one
 };
@@ -349,35 +358,42 @@ double Advice::bits_per_weight(std::uint64_t bytes) const {
 
 std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble_only,
                                       std::span<const CodecSpec> among) {
+  const StoredWeights stored(reference, source_schemes());
   std::vector<Candidate> formats;
-  const TensorList& tensors = reference.tensors();
   const auto add = [&](const CodecSpec& codec, bool everywhere) {
     Recipe recipe;
     recipe.to = codec;
     recipe.on_overflow = OnOverflow::keep;  // infinities are found in the figures
-    recipe.allow_nibble_only = allow_nibble_only;
+    // Of all codecs, those with which transformers could not load this model are no choice.
+    recipe.allow_nibble_only = allow_nibble_only || among.empty();
     if (everywhere) recipe.rules.push_back({".*", codec});
-    if (!allow_nibble_only && has_wide_embeddings(reference, make_plan(reference, recipe)))
+    Plan plan = make_plan(stored, recipe);
+    if (plan.nibble_only && !allow_nibble_only) return;
+    if (!allow_nibble_only && has_wide_embeddings(plan)) {
       recipe.embeddings = embeddings_codec();
-    formats.push_back({codec.text(), nullptr, make_plan(reference, recipe)});
+      plan = make_plan(stored, recipe);
+    }
+    formats.push_back({codec.text(), nullptr, std::move(plan)});
   };
   std::vector<CodecSpec> codecs(among.begin(), among.end());
   if (codecs.empty()) codecs.assign(codec_names().begin(), codec_names().end());
-  bool is_wide = false;
-  for (std::size_t t = 0; t < tensors.size(); ++t)
-    is_wide = is_wide || tensors.dtype(t) == DType::f32 || tensors.dtype(t) == DType::f64;
+  const auto any_tensor = [&](const auto& holds) {
+    for (std::size_t t = 0; t < stored.size(); ++t)
+      if (holds(stored[t].stored.info)) return true;
+    return false;
+  };
+  const bool any_wide = any_tensor([](const TensorInfo& tensor) { return is_wide(tensor.dtype); });
   for (const CodecSpec& codec : codecs) {
     const auto made = make_codec(codec);
     if (!made->quantizes()) {
       const auto cast = made->cast_type();
-      const bool narrows = cast && is_wide && traits(*cast).bits < traits(DType::f32).bits;
+      const bool narrows = cast && any_wide && traits(*cast).bits < traits(DType::f32).bits;
       if (allow_nibble_only && narrows) add(codec, false);
       continue;
     }
-    bool any = false;
-    for (std::size_t t = 0; t < tensors.size() && allow_nibble_only && !any; ++t)
-      any = tensors.shape(t).size() >= 2 && made->accepts(tensors[t]);
-    add(codec, any);  // a rule that applies to nothing would be an error
+    // A rule that applies to nothing would be an error.
+    const auto takes = [&](const TensorInfo& tensor) { return tensor.shape.size() >= 2 && made->accepts(tensor); };
+    add(codec, allow_nibble_only && any_tensor(takes));
   }
   return formats;
 }

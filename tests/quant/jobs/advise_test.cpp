@@ -10,6 +10,7 @@
 #include <set>
 
 #include "nibble/error.hpp"
+#include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
 #include "tests/support/remedies.hpp"
@@ -41,9 +42,10 @@ MemoryReader llama(DType dtype = DType::bf16) {
 // A measurement in which each tensor has this relative squared error where a codec changes it.
 using RelativeError = std::function<double(const std::string& name, const CodecSpec& codec)>;
 
-Measurement made_up(const Reader& in, const std::vector<Candidate>& formats, const RelativeError& error) {
+Measurement made_up(const std::vector<Candidate>& formats, const RelativeError& error) {
   Measurement measurement;
-  for (const TensorInfo& tensor : in.tensors()) measurement.tensors.emplace_back().info = tensor;
+  for (const PlannedTensor& planned : formats.front().plan->tensors)
+    measurement.tensors.emplace_back().info = planned.info;
   for (const Candidate& format : formats) {
     MeasuredCandidate& candidate = measurement.candidates.emplace_back();
     for (const PlannedTensor& planned : format.plan->tensors) {
@@ -74,8 +76,10 @@ double uneven(const std::string& name, const CodecSpec& codec) {
 Advice advise(const Reader& in, std::uint64_t max_bytes, bool allow_nibble_only = false,
               const RelativeError& error = uneven) {
   const std::vector<Candidate> formats = formats_of(in, allow_nibble_only);
-  return advise(in, formats, made_up(in, formats, error), {max_bytes, allow_nibble_only});
+  return advise(in, formats, made_up(formats, error), {max_bytes, allow_nibble_only});
 }
+
+auto has_codec(const CodecSpec& codec) { return testing::Field(&AdvisedTensor::codec, codec); }
 
 // What convert would do with the members that advise() sets is what was advised.
 Plan check(const Reader& in, const Advice& advice) {
@@ -87,9 +91,9 @@ Plan check(const Reader& in, const Advice& advice) {
   recipe.allow_nibble_only = advice.recipe.allow_nibble_only;
   Plan plan = make_plan(in, recipe);
   EXPECT_EQ(plan.stored_bytes(), advice.chosen.bytes);
-  EXPECT_EQ(advice.codecs.size(), in.tensors().size());
+  EXPECT_EQ(advice.tensors.size(), in.tensors().size());
   for (const PlannedTensor& planned : plan.tensors)
-    EXPECT_EQ(planned.codec, advice.codecs[planned.source]) << planned.info.name;
+    EXPECT_EQ(planned.codec, advice.tensors[planned.source].codec) << planned.info.name;
   EXPECT_EQ(plan.nibble_only, advice.recipe.allow_nibble_only);
   return plan;
 }
@@ -143,7 +147,7 @@ TEST(Advise, IsNearTheBestOfAllAssignments) {
   ASSERT_EQ(formats.front().name, "nf4");
   std::set<std::string> bases;
   for (std::uint64_t limit = smallest; limit < all + 2000; limit += 1000) {
-    const Advice advice = nibble::advise(in, formats, made_up(in, formats, uneven), {limit, false});
+    const Advice advice = nibble::advise(in, formats, made_up(formats, uneven), {limit, false});
     check(in, advice);
     EXPECT_LE(advice.chosen.bytes, limit);
     EXPECT_FALSE(advice.recipe.allow_nibble_only);
@@ -157,6 +161,34 @@ TEST(Advise, IsNearTheBestOfAllAssignments) {
     bases.insert(advice.recipe.to.text());
   }
   EXPECT_THAT(bases, ElementsAre("int8", "nf4"));
+}
+
+// bitsandbytes holds GPT-2's Conv1D, and compressed-tensors does not.
+TEST(Advise, CodecsWithWhichTheModelCouldNotBeLoadedAreNoChoice) {
+  MemoryReader gpt2;
+  gpt2.set_architecture("GPT2LMHeadModel", true);
+  gpt2.add_normal("h.0.attn.c_attn.weight", DType::f32, {64, 192});
+  std::vector<std::string> names;
+  for (const Candidate& format : advice_formats(gpt2, false)) names.push_back(format.name);
+  EXPECT_THAT(names, ElementsAre("int8", "nf4", "fp4"));
+  const std::vector<CodecSpec> asked{"fp8"};
+  EXPECT_THROW((void)advice_formats(gpt2, false, asked), Error);
+}
+
+// Of an FP8 model, the advice is that for the weights it stands for.
+TEST(Advise, TakesFp8) {
+  const MemoryReader plain = llama();
+  const MemoryReader fp8 = test::converted(plain, test::recipe("fp8")).reader;
+  const std::vector<Candidate> of_plain = advice_formats(plain, false), of_fp8 = advice_formats(fp8, false);
+  const auto error = [](const std::string&, const CodecSpec& codec) { return codec == "int8" ? 0.0001 : 0.01; };
+  for (const std::uint64_t bytes : {of_plain[0].plan->stored_bytes(), of_plain[1].plan->stored_bytes()}) {
+    const Advice expected = nibble::advise(plain, of_plain, made_up(of_plain, error), {bytes, false});
+    const Advice found = nibble::advise(fp8, of_fp8, made_up(of_fp8, error), {bytes, false});
+    EXPECT_EQ(found.weights, expected.weights);
+    EXPECT_EQ(found.chosen.bytes, expected.chosen.bytes);
+    EXPECT_EQ(found.recipe.to, expected.recipe.to);
+    EXPECT_EQ(found.recipe.skips, expected.recipe.skips);
+  }
 }
 
 // Everything that quantizes, or what was asked for.
@@ -178,7 +210,7 @@ TEST(Advise, ChoosesAmongTheCodecsThatItIsGiven) {
   const std::uint64_t small = formats[1].plan->stored_bytes(), large = formats[0].plan->stored_bytes();
   ASSERT_LT(small, large);
   for (const auto& [limit, to] : {std::pair{small, codecs[1]}, {large, codecs[0]}}) {
-    const Advice advice = nibble::advise(in, formats, made_up(in, formats, error), {limit, false});
+    const Advice advice = nibble::advise(in, formats, made_up(formats, error), {limit, false});
     check(in, advice);
     EXPECT_EQ(advice.recipe.to, to);
   }
@@ -241,7 +273,7 @@ TEST(Advise, EqualTensorsGoInOrder) {
   const std::uint64_t limit = formats_of(in, false).front().plan->stored_bytes() + 55'000;
   const Advice advice = advise(in, limit, false, [](const std::string&, const CodecSpec&) { return 1e-2; });
   EXPECT_THAT(advice.recipe.skips, ElementsAre(R"(model\.layers\.(0|1)\.self_attn\.q_proj\.weight)"));
-  EXPECT_EQ(advice.codecs[1], "keep");
+  EXPECT_EQ(advice.tensors[1].codec, "keep");
 }
 
 TEST(Advise, SizeThatCannotBeReached) {
@@ -275,7 +307,7 @@ TEST(Advise, EmbeddingsBecomeBf16) {
   const Measurement measurement = measure(in, formats, {}, progress);
   const std::uint64_t smallest = formats.front().plan->stored_bytes();
   const Advice least = nibble::advise(in, formats, measurement, {smallest, false});
-  EXPECT_EQ(least.codecs[0], "bf16");
+  EXPECT_EQ(least.tensors[0].codec, "bf16");
   EXPECT_EQ(least.recipe.to, "nf4");
   EXPECT_EQ(least.recipe.embeddings, "bf16");
   EXPECT_TRUE(least.recipe.skips.empty());
@@ -298,7 +330,7 @@ TEST(Advise, EverythingFits) {
   const MemoryReader in = llama();
   const Advice advice = advise(in, std::numeric_limits<std::uint64_t>::max());
   EXPECT_EQ(advice.chosen.cost, 0);
-  EXPECT_THAT(advice.codecs, testing::Each("keep"));
+  EXPECT_THAT(advice.tensors, testing::Each(has_codec("keep")));
   expect_skips(advice.recipe, "nf4",
                {R"(model\.layers\.\d+\.self_attn\.q_proj\.weight)", R"(model\.layers\.\d+\.mlp\.down_proj\.weight)"});
   check(in, advice);
@@ -312,8 +344,8 @@ TEST(Advise, NibbleOnlyMixesCodecs) {
   EXPECT_TRUE(advice.recipe.allow_nibble_only);
   EXPECT_FALSE(advice.recipe.rules.empty());
   EXPECT_LT(advice.chosen.cost, advise(in, limit).chosen.cost);
-  EXPECT_THAT(advice.codecs, Contains("int8"));
-  EXPECT_THAT(advice.codecs, Contains("nf4"));
+  EXPECT_THAT(advice.tensors, Contains(has_codec("int8")));
+  EXPECT_THAT(advice.tensors, Contains(has_codec("nf4")));
   for (std::uint64_t bytes = advice.curve.front().bytes; bytes < 320'000; bytes += 5000)
     check(in, advise(in, bytes, true));
 }
@@ -331,7 +363,7 @@ TEST(Advise, AllowedIsNotNeeded) {
 TEST(Advise, InfinitiesAndNansStayAsTheyAre) {
   const MemoryReader in = llama(DType::f32);
   const std::vector<Candidate> formats = formats_of(in, true);
-  Measurement measurement = made_up(in, formats, uneven);
+  Measurement measurement = made_up(formats, uneven);
   const auto at = [&](const std::string& name) {
     for (std::size_t t = 0; t < in.tensors().size(); ++t)
       if (in.tensors().name(t) == name) return t;
@@ -348,8 +380,8 @@ TEST(Advise, InfinitiesAndNansStayAsTheyAre) {
   for (std::uint64_t limit = 210'000; limit < 700'000; limit += 10'000) {
     const Advice advice = nibble::advise(in, formats, measurement, {limit, true});
     check(in, advice);
-    EXPECT_NE(advice.codecs[overflows], "fp16");
-    EXPECT_THAT(advice.codecs[broken], testing::AnyOf("keep", "bf16", "fp16"));
+    EXPECT_NE(advice.tensors[overflows].codec, "fp16");
+    EXPECT_THAT(advice.tensors[broken].codec, testing::AnyOf("keep", "bf16", "fp16"));
   }
 }
 
@@ -371,8 +403,8 @@ TEST(Advise, TensorsOfManyKinds) {
       try {
         const Advice advice = nibble::advise(in, formats, measurement, {limit, allow});
         check(in, advice);
-        EXPECT_EQ(advice.codecs[4], "keep");
-        EXPECT_NE(advice.codecs[3], "keep");
+        EXPECT_EQ(advice.tensors[4].codec, "keep");
+        EXPECT_NE(advice.tensors[3].codec, "keep");
         if (smallest == 0) smallest = limit;
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Errc::usage);
@@ -430,7 +462,7 @@ TEST(Advise, FusedAndTransposed) {
         try {
           const Advice advice = nibble::advise(*in, formats, measurement, {limit, allow});
           check(*in, advice);
-          seen.insert(advice.codecs[1]);
+          seen.insert(advice.tensors[1].codec);
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), Errc::usage) << error.what();
         }
@@ -455,7 +487,7 @@ TEST(Advise, HostileNames) {
 TEST(Advise, AnotherMeasurementIsUsage) {
   const MemoryReader in = llama();
   const std::vector<Candidate> formats = formats_of(in, false);
-  Measurement measurement = made_up(in, formats, uneven);
+  Measurement measurement = made_up(formats, uneven);
   const std::string text = "the measurement is not of the formats that advice is asked for";
   const AdviseOptions options{1'000'000, false};
   measurement.tensors[1].info.name = "other";

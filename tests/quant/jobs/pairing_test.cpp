@@ -289,7 +289,7 @@ TEST(Pairing, ErrorsSayWhichCheckpointTheyAreAbout) {
   const auto out = converted(in, recipe("nf4"));
   const MemoryReader broken = without(out.reader, {std::string(q_proj) + ".absmax"});
   const std::vector good{checkpoint(in)}, bad{checkpoint(broken)};
-  const std::string expected = "/: tensor '" + std::string(q_proj) + "': part '" + q_proj + ".absmax' is missing";
+  const std::string expected = "/file0: tensor '" + std::string(q_proj) + "': part '" + q_proj + ".absmax' is missing";
   EXPECT_EQ(error_of([&] { (void)Pairing(in, bad); }), expected);
   EXPECT_EQ(error_of([&] { (void)Pairing(broken, good); }), expected);
 }

@@ -73,7 +73,7 @@ TEST(Weights, WhatCannotBeReadIsSaid) {
   parts.erase(parts.begin() + 1);
   const MemoryReader broken = test::reader_of(parts);
   EXPECT_EQ(error_of([&] { (void)weights(broken, "layer.weight"); }, Errc::bad_input),
-            "/: tensor 'layer.weight': part 'layer.weight.absmax' is missing");
+            "/file0: tensor 'layer.weight': part 'layer.weight.absmax' is missing");
 }
 
 template <class W>
