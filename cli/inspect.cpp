@@ -72,8 +72,7 @@ struct WeightRow {
 
 std::string type_of(const StoredWeights::Tensor& weight) {
   if (!weight.quantized()) return std::string(traits(weight.stored.info.dtype).name);
-  const StoredTensor& stored = weight.stored;
-  return stored.codec.text();
+  return weight.stored.codec.text();
 }
 
 // Layer 2 before layer 10: digits count as the number they are.

@@ -102,7 +102,6 @@ Json describe(const MeasuredWeights& tensor, const MeasuredError& error) {
 
 // An object without its end, to which a list of tensors is added: as values of the library, those of a model of
 // 100,000 tensors would take 400 MB.
-
 template <class F> void write_tensors(const Json& before, std::size_t count, const Sink& out, F&& tensor) {
   std::string text = dump(before);
   text.pop_back();

@@ -433,6 +433,8 @@ ModelConfig read(std::string_view text, std::string_view label, bool accept_quan
   model.quantization_config = std::move(quantization->value);
   if (!model.quantization_config.starts_with('{')) refuse(label, "{} is not an object", model.quantization_key);
   model.quant_method = quant_method_of(Object(model.quantization_config, label));
+  if (model.quant_method.empty())
+    refuse(label, "quantized already: '{}' does not say by which quant_method", model.quantization_key);
   if (!is_quant_method(model.quant_method))
     refuse(label, "quantized already: quant_method '{}' is not supported", printable(model.quant_method));
   if (accept_quantized) return model;

@@ -88,6 +88,23 @@ inline constexpr std::array<DTypeTraits, 22> dtypes{{
   return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
 }
 
+/// Whether the elements are floating-point numbers, of any width.
+[[nodiscard]] constexpr bool is_floating_point(DType dtype) {
+  switch (dtype) {
+    case DType::f4:
+    case DType::f6_e2m3:
+    case DType::f6_e3m2:
+    case DType::f8_e5m2:
+    case DType::f8_e4m3:
+    case DType::f8_e8m0:
+    case DType::f8_e4m3fnuz:
+    case DType::f8_e5m2fnuz:
+      return true;
+    default:
+      return is_weight_type(dtype);
+  }
+}
+
 using Shape = std::vector<std::uint64_t>;
 
 /// Product of the dimensions; 1 for the empty shape (a scalar), 0 if any dimension is 0.

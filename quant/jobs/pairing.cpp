@@ -88,7 +88,7 @@ std::vector<Pairing::Row> Pairing::rows_of(std::size_t tensor, std::span<std::ve
   std::vector<Row> rows;
   const DType dtype = reference.stored.info.dtype;
   if (!is_weight_type(dtype)) {
-    if (traits(dtype).name.starts_with("F"))  // numbers, but none that this decodes
+    if (is_floating_point(dtype))  // numbers, but of no type that this decodes
       for (std::vector<std::string>& names : missing) names.push_back(reference.stored.info.name);
     return rows;
   }

@@ -16,6 +16,7 @@
 #include "formats/models/quant_methods.hpp"
 #include "formats/models/skip_list.hpp"
 #include "nibble/error.hpp"
+#include "quant/codecs/scaled.hpp"
 #include "quant/schemes/fp8_parts.hpp"
 
 namespace nibble {
@@ -35,7 +36,14 @@ const Strategy& strategy_of(const Codec& codec) {
   return *std::ranges::find(strategies, codec.granularity(), &Strategy::granularity);
 }
 
-bool is_e4m3(const Codec& codec) { return codec.planes({{}, DType::f32, {1, 1}}).front().dtype == DType::f8_e4m3; }
+// Null for codecs that it has no words for.
+const ScaledCodec* as_fp8(const Codec& codec) {
+  const auto* const scaled = dynamic_cast<const ScaledCodec*>(&codec);
+  if (scaled == nullptr) return nullptr;
+  return scaled->code_type() == DType::f8_e4m3 || scaled->code_type() == DType::f8_e5m2 ? scaled : nullptr;
+}
+
+bool is_e4m3(const Codec& codec) { return as_fp8(codec)->code_type() == DType::f8_e4m3; }
 
 // The linear layers of the model that stay plain, whether the file has them or not. Names match whole names, unlike the
 // entries of llm_int8_skip_modules. compressed-tensors replaces every linear layer, also those that bitsandbytes never
@@ -66,7 +74,7 @@ std::set<std::string> ignored_modules(const Plan& plan) {
 class CompressedTensors final : public Scheme {
  public:
   std::string_view quant_method() const noexcept override { return "compressed-tensors"; }
-  bool stores(const Codec& codec) const override { return codec.name() == "fp8"; }
+  bool stores(const Codec& codec) const override { return as_fp8(codec) != nullptr; }
 
   std::vector<Part> parts(const Codec& codec, const TensorInfo& tensor) const override {
     const std::vector<Plane> planes = codec.planes(tensor);
@@ -113,9 +121,12 @@ class CompressedTensors final : public Scheme {
   }
 
   std::string config(const Plan& plan) const override {
-    const auto is_quantized = [](const PlannedTensor& tensor) { return tensor.quantized; };
-    const PlannedTensor first = *std::find_if(plan.tensors.begin(), plan.tensors.end(), is_quantized);
-    const Strategy& strategy = strategy_of(*make_codec(first.codec));
+    // Of a plan that mixes formats, which only nibble reads, config.json describes what this scheme stores first.
+    const auto is_fp8 = [](const PlannedTensor& tensor) {
+      return tensor.quantized && as_fp8(*make_codec(tensor.codec)) != nullptr;
+    };
+    const auto first = std::find_if(plan.tensors.begin(), plan.tensors.end(), is_fp8);
+    const Strategy& strategy = strategy_of(*make_codec(first == plan.tensors.end() ? plan.recipe.to : (*first).codec));
     nlohmann::json weights = {{"dynamic", false},          {"group_size", nullptr}, {"num_bits", 8},
                               {"strategy", strategy.name}, {"symmetric", true},     {"type", "float"}};
     if (strategy.granularity == Granularity::tile) weights["block_structure"] = {128, 128};

@@ -7,6 +7,11 @@
 namespace nibble::tensor_test {
 namespace {
 
+TEST(DTypes, FloatingPointNumbersAreCalledF) {
+  for (const DTypeTraits& type : dtypes)
+    EXPECT_EQ(is_floating_point(type.dtype), type.name.starts_with("F") || type.name == "BF16") << type.name;
+}
+
 TEST(Tensor, TableIsIndexedByType) {
   for (std::size_t i = 0; i < dtypes.size(); ++i) {
     EXPECT_EQ(static_cast<std::size_t>(dtypes[i].dtype), i);

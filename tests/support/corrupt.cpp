@@ -335,7 +335,7 @@ std::vector<Corrupt> corrupt_configs() {
   quantized("bitsandbytes_unnamed", R"({"load_in_8bit": true})", "quantized already by bitsandbytes" + hint);
   quantized("nibble", R"({"quant_method":"nibble"})", "quantized already by nibble" + hint);
   quantized("gptq", R"({"quant_method":"gptq","bits":4})", "quantized already: quant_method 'gptq' is not supported");
-  quantized("unnamed", "{}", "quantized already: quant_method '' is not supported");
+  quantized("unnamed", "{}", "quantized already: 'quantization_config' does not say by which quant_method");
   quantized("not_an_object", "4", "quantization_config is not an object");
   add("in_text_config", R"({"text_config":{"quantization_config":{"quant_method":"awq"}}})",
       "quantized already: quant_method 'awq' is not supported");

@@ -53,6 +53,19 @@ TEST(CompressedTensors, ConfigSaysWhichWeightsShareAScale) {
   EXPECT_FALSE(weights("fp8:scales=tensor").contains("block_structure"));
 }
 
+// Only nibble reads these. What config.json says is about FP8 all the same, wherever it stands.
+TEST(CompressedTensors, ConfigOfAMixtureIsThatOfItsFp8) {
+  Recipe mixed = recipe("fp8");
+  mixed.allow_nibble_only = true;
+  mixed.rules = {{".*q_proj.*", "nf4"}, {".*up_proj.*", "fp8:scales=tensor"}};
+  const auto strategy = [](const Recipe& recipe) {
+    return config(llama(), recipe).at("config_groups").at("group_0").at("weights").at("strategy");
+  };
+  EXPECT_EQ(strategy(mixed), "tensor");
+  mixed.rules = {{".*_proj.*", "nf4"}};
+  EXPECT_EQ(strategy(mixed), "channel");
+}
+
 TEST(CompressedTensors, LayersThatStayPlainAreIgnored) {
   Recipe skip = recipe("fp8");
   skip.skips = {".*down_proj.*"};
