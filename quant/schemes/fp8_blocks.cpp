@@ -6,14 +6,14 @@
 namespace nibble {
 namespace {
 
-constexpr std::string_view scale_suffix = "_scale_inv";  // of the weight's name
+constexpr std::string_view scale_inv_suffix = "_scale_inv";  // of the weight's name
 
 class Fp8Blocks final : public Scheme {
  public:
   std::string_view quant_method() const noexcept override { return "fp8"; }
 
   std::optional<StoredTensor> recognize(const Reader& in, std::size_t first, const FindTensor& find) const override {
-    return recognize_fp8(in, first, find, scale_suffix, DType::bf16);  // scales are F32, and the models were BF16
+    return recognize_fp8(in, first, find, scale_inv_suffix, DType::bf16);  // scales are F32, and the models were BF16
   }
   std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& /*codec*/,
                                                   const StoredTensor& tensor) const override {
@@ -22,7 +22,7 @@ class Fp8Blocks final : public Scheme {
 
   bool is_source() const override { return true; }
   std::string undecodable(const Reader& in, std::size_t part, const FindTensor& find) const override {
-    return undecodable_fp8(in, part, find, scale_suffix, quant_method());
+    return undecodable_fp8(in, part, find, scale_inv_suffix, quant_method());
   }
 };
 
