@@ -21,11 +21,11 @@
 #include <vector>
 
 #include "bench/memory.hpp"
+#include "core/scratch.hpp"
 #include "nibble/bf16.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/fp16.hpp"
 #include "nibble/nested.hpp"
-#include "nibble/scratch.hpp"
 #include "nibble/target.hpp"
 #include "quant/quantizers/quantizer.hpp"
 

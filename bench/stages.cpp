@@ -37,11 +37,11 @@
 #include <vector>
 
 #include "bench/memory.hpp"
+#include "core/scratch.hpp"
 #include "core/xxh3.hpp"
-#include "nibble/checkpoint.hpp"
+#include "formats/commit/writer.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/recipe.hpp"
-#include "nibble/scratch.hpp"
 #include "nibble/target.hpp"
 #include "quant/quantizers/quantizer.hpp"
 

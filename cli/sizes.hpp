@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "nibble/size_text.hpp"
+#include "core/size_text.hpp"
 
 namespace nibble::cli {
 

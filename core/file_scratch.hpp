@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "nibble/scratch.hpp"
+#include "core/scratch.hpp"
 
 namespace nibble {
 

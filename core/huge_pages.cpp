@@ -1,4 +1,4 @@
-#include "nibble/huge_pages.hpp"
+#include "core/huge_pages.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "nibble/size_text.hpp"
+#include "core/size_text.hpp"
 
 namespace nibble {
 

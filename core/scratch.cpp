@@ -1,4 +1,4 @@
-#include "nibble/scratch.hpp"
+#include "core/scratch.hpp"
 
 #ifdef __linux__
 #include <sys/mman.h>

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "nibble/scratch.hpp"
+#include "core/scratch.hpp"
 
 namespace nibble {
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Private headers are included one way: never from a folder above (docs/architecture.md). Prints those that are.
+"""Private headers are included one way: never from a folder above (docs/architecture.md). Public headers, which alone
+are installed, include none of them. Prints the includes that do otherwise.
 
     tests/arrows.py          checks the sources
     tests/arrows.py --test   checks that a wrong include would be found
@@ -31,8 +32,16 @@ PLACE = {folder: (tree, level) for tree, levels in enumerate(TREES) for level, f
          for folder in folders}  # fmt: skip
 # Between the trees: the C interface by which a conversion uses a device.
 BETWEEN = {("quant/quantizers", "kernels/host/device_interface.h")}
+PUBLIC = "include/"
+# What public headers include besides each other and the C++ standard library, whose headers have no dot and no folder.
+# Whoever includes such a header needs that library.
+LIBRARIES = {
+    "include/nibble/kernels.h": re.compile(r"(stddef|stdint)\.h"),
+    "include/nibble/xtensor.hpp": re.compile(r"xtensor/\w+\.hpp"),
+}
 SUFFIXES = {".cpp", ".hpp", ".cu", ".h"}
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+INCLUDE_OF_ANY_FORM = re.compile(r'^\s*#\s*include\s+(["<][^">]+[">])', re.MULTILINE)
 
 
 def folder_of(path):
@@ -50,6 +59,16 @@ def wrong_includes(path, text):
             yield f"{path} includes {included}"
 
 
+def wrong_in_public(path, text, public):
+    for included in INCLUDE_OF_ANY_FORM.findall(text):
+        name = included[1:-1]
+        own = included[0] == '"' and PUBLIC + name in public
+        standard = included[0] == "<" and re.fullmatch(r"\w+", name)
+        library = included[0] == "<" and path in LIBRARIES and LIBRARIES[path].fullmatch(name)
+        if not (own or standard or library):
+            yield f"{path} includes {included}, which is neither public nor of the standard library"
+
+
 def main():
     if sys.argv[1:] == ["--test"]:
         assert list(wrong_includes("quant/codecs/a.cpp", '#include "quant/schemes/b.hpp"\n')) != []
@@ -59,12 +78,21 @@ def main():
         assert list(wrong_includes("quant/quantizers/a.cpp", '#include "kernels/a.hpp"\n')) != []
         assert list(wrong_includes("kernels/host/a.cu", '#include "kernels/device/b.hpp"\n')) == []
         assert list(wrong_includes("cli/a.cpp", '#include "quant/codecs/b.hpp"\n#include "core/c.hpp"\n')) == []
+        public = ["include/nibble/a.hpp", "include/nibble/xtensor.hpp"]
+        for wrong in ['"core/b.hpp"', '"nibble/b.hpp"', '"b.hpp"', "<nibble/a.hpp>", "<fmt/format.h>", "<unistd.h>",
+                      "<xtensor/xview.hpp>"]:  # fmt: skip
+            assert list(wrong_in_public(public[0], f"#pragma once\n# include {wrong}\n", public)) != [], wrong
+        right = '#include <memory>\n#include "nibble/xtensor.hpp"\n'
+        assert list(wrong_in_public(public[0], right, public)) == []
+        assert list(wrong_in_public(public[1], "#include <xtensor/xview.hpp>\n", public)) == []
         return 0
     root = pathlib.Path(__file__).parent.parent
     sources = {path for folder in PLACE for path in (root / folder).rglob("*") if path.suffix in SUFFIXES}
     found = [wrong for path in sorted(sources) for wrong in wrong_includes(str(path.relative_to(root)), path.read_text())]
+    public = {path.relative_to(root).as_posix() for path in (root / PUBLIC).rglob("*") if path.is_file()}
+    found += [wrong for path in sorted(public) for wrong in wrong_in_public(path, (root / path).read_text(), public)]
     print("\n".join(found), end="\n" if found else "")
-    return 1 if found or not sources else 0
+    return 1 if found or not sources or not public else 0
 
 
 sys.exit(main())

@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "nibble/checkpoint.hpp"
+#include "formats/commit/writer.hpp"
 
 namespace nibble {
 namespace {

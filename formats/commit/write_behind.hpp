@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/buffers.hpp"
 #include "core/file.hpp"
-#include "nibble/buffers.hpp"
 
 namespace nibble {
 

@@ -1,6 +1,8 @@
 // Checkpoints on their way to disk: safetensors shards inside a transaction, and for a directory all that makes it
 // a model: index, configuration, manifest, and whatever else the source directory holds.
 
+#include "formats/commit/writer.hpp"
+
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@
 #include "core/file_scratch.hpp"
 #include "core/json.hpp"
 #include "core/refuse.hpp"
+#include "core/size_text.hpp"
 #include "formats/commit/apart.hpp"
 #include "formats/commit/carry_over.hpp"
 #include "formats/commit/transaction.hpp"
@@ -23,9 +26,7 @@
 #include "formats/models/config.hpp"
 #include "formats/models/names.hpp"
 #include "formats/models/quant_methods.hpp"
-#include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
-#include "nibble/size_text.hpp"
 
 namespace nibble {
 namespace {

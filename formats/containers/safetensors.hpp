@@ -8,7 +8,7 @@
 
 #include "core/file.hpp"
 #include "core/json.hpp"
-#include "nibble/checkpoint.hpp"
+#include "formats/containers/part_list.hpp"
 #include "nibble/tensor_list.hpp"
 
 /// safetensors: eight bytes with the length of the header (little-endian), the header as JSON, the data.

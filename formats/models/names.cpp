@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <utility>
@@ -16,20 +15,6 @@ namespace {
 std::uint32_t hash_of(std::string_view name) { return static_cast<std::uint32_t>(std::hash<std::string_view>()(name)); }
 
 }  // namespace
-
-bool is_before(const PartList::Name& a, const PartList::Name& b) noexcept {
-  std::string_view left = a.stem, left_rest = a.rest;
-  std::string_view right = b.stem, right_rest = b.rest;
-  while (true) {
-    if (left.empty()) left = std::exchange(left_rest, {});
-    if (right.empty()) right = std::exchange(right_rest, {});
-    const std::size_t both = std::min(left.size(), right.size());
-    if (both == 0) return left.size() < right.size();
-    if (const int order = std::memcmp(left.data(), right.data(), both); order != 0) return order < 0;
-    left.remove_prefix(both);
-    right.remove_prefix(both);
-  }
-}
 
 NameIndex::NameIndex(const NameList& names) : NameIndex(names.size(), [&names](std::size_t i) { return names[i]; }) {}
 

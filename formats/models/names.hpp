@@ -10,13 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "nibble/checkpoint.hpp"
 #include "nibble/tensor_list.hpp"
 
 namespace nibble {
-
-/// Whether a name comes before another, byte by byte.
-[[nodiscard]] bool is_before(const PartList::Name& a, const PartList::Name& b) noexcept;
 
 /// Names in one text.
 class NameList {

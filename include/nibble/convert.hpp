@@ -54,18 +54,24 @@ struct Report {
   std::vector<Message> warnings;  ///< those of the plan, and those about the data
   ByOutcome<Totals> totals{};
   WorstTensor worst{};
-  std::string remains{};  ///< Writer::remains(), after a PlannedConversion; usually empty
+  std::string remains{};  ///< a line about old files that were replaced but could not be removed; usually empty
 };
 
 struct ConversionOptions {
   Resources resources{};                    ///< `device` is used if it is not null; otherwise
   DeviceChoice device = DeviceChoice::cpu;  ///< one is opened; automatic: if 256 MiB or more are to be quantized
-  bool overwrite = false;                   ///< as CreateOptions has it
+  bool overwrite = false;  ///< replace an output that exists; it stays whole until the new one is complete
 };
 
-/// Converts the checkpoint at `in` and writes it to `out`: a directory for a directory, a file for a file, as
-/// open_checkpoint() and create_checkpoint() find them. Throws what those, make_plan(), plan_memory() and the convert()
-/// below throw, and Error(usage) if the extension of `out` does not fit what is written.
+/// Converts the checkpoint at `in`, as open_checkpoint() finds it, and writes it to `out`: a directory for a directory,
+/// a file for a file. Everything in a directory that is not a weight is carried over, and a nibble.json holds schema,
+/// options, and every tensor with codec, reason, sizes, findings and hashes.
+///
+/// The input is read once, front to back. The bytes do not depend on threads or memory. If it throws, no output has
+/// appeared. Throws what open_checkpoint() and make_plan() throw; Error(output_exists) if `out` exists or another
+/// process is writing it; Error(usage) if `out` is the input, contains it or is inside it, or if its extension does not
+/// fit what is written; Error(bad_input) for non-finite values or overflow that the recipe does not allow;
+/// Error(input_changed), Error(no_space), Error(io), Error(interrupted).
 Report convert(const std::filesystem::path& in, const std::filesystem::path& out, const Recipe& recipe,
                const ConversionOptions& options, Progress& progress);
 Report convert(const std::filesystem::path& in, const std::filesystem::path& out, const Recipe& recipe,
@@ -99,14 +105,5 @@ class PlannedConversion {
   struct State;
   std::unique_ptr<State> state_;
 };
-
-/// The last step alone: converts `in` as planned and commits `out`, with a nibble.json that holds schema, options, and
-/// every tensor with codec, reason, sizes, findings and hashes.
-///
-/// The input is read once, front to back, in chunks; every chunk is encoded on its own thread and written to its final
-/// offset. The bytes do not depend on threads or memory. If it throws, no output has appeared. Throws Error(bad_input)
-/// for non-finite values or overflow that the recipe does not allow, Error(input_changed), Error(no_space), Error(io),
-/// Error(interrupted).
-Report convert(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress);
 
 }  // namespace nibble

@@ -3,8 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nibble/recipe.hpp"
-
 namespace nibble {
 
 class Device;
@@ -26,23 +24,12 @@ struct MemoryPlan {
   unsigned threads = 0;
   std::size_t tokens = 0;         ///< batches in flight
   std::size_t behind = 0;         ///< encoded batches being written to the disk; 0: a batch is in flight until written
-  std::uint64_t chunk_bytes = 0;  ///< of the source, read at once; for transposed tensors transposed_chunk times that
+  std::uint64_t chunk_bytes = 0;  ///< of the source, read at once; for transposed tensors 8 times that
   std::uint64_t batch_bytes = 0;  ///< largest encoded size of a batch, about; a batch has at least one chunk
   std::uint64_t scratch_bytes = 0;  ///< that encoders may keep in memory at a time; beyond that they use a file
   std::uint64_t spare_bytes = 0;    ///< the same again, so that memory need not be freed in between; 0: no room for it
   std::uint64_t total_bytes = 0;    ///< the sum of all this; a device's driver takes more
   std::uint64_t spilled_bytes = 0;  ///< the largest such file, beside the output until its tensor is finished
 };
-
-/// A transposed tensor is gathered from all of its rows on disk: larger chunks read longer stretches of each.
-inline constexpr std::uint64_t transposed_chunk = 8;
-
-/// Batches and their number such that
-///
-///   program + names + threads x (chunk + queue) + (tokens + behind) x encoded batch + scratch <= max_memory
-///
-/// where scratch is twice the largest Codec::scratch_bytes(), or once, or what is left, and a file takes the rest.
-/// Throws Error(no_space), which says how much is needed, if even the smallest batches do not fit.
-[[nodiscard]] MemoryPlan plan_memory(const Plan& plan, const Resources& resources);
 
 }  // namespace nibble

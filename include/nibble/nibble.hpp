@@ -19,7 +19,6 @@
 #include "nibble/nf4.hpp"
 #include "nibble/recipe.hpp"
 #include "nibble/remedy.hpp"
-#include "nibble/scratch.hpp"
 #include "nibble/target.hpp"
 #include "nibble/tensor.hpp"
 #include "nibble/tensor_list.hpp"

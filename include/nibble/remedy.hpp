@@ -13,8 +13,8 @@ struct Remedy {
   enum class Kind : std::uint8_t {
     none,
     max_memory,              ///< a larger OpenOptions::max_memory or Resources::max_memory
-    replace_output,          ///< CreateOptions::overwrite, which replaces the output
-    finish_replacement,      ///< CreateOptions::overwrite, which finishes an interrupted replacement
+    replace_output,          ///< ConversionOptions::overwrite, which replaces the output
+    finish_replacement,      ///< ConversionOptions::overwrite, which finishes an interrupted replacement
     allow_nibble_only,       ///< Recipe::allow_nibble_only, which accepts the result
     nibble_only_formats,     ///< Recipe::allow_nibble_only, which allows more formats
     no_double_quant,         ///< a codec with double-quant=no

@@ -12,9 +12,9 @@
 #include <string_view>
 #include <utility>
 
+#include "core/size_text.hpp"
 #include "formats/models/name_patterns.hpp"
 #include "nibble/error.hpp"
-#include "nibble/size_text.hpp"
 #include "quant/codecs/codecs.hpp"
 #include "quant/jobs/hull_path.hpp"
 #include "quant/jobs/plan.hpp"

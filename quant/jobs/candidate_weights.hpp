@@ -9,9 +9,9 @@
 #include <span>
 #include <string>
 
-#include "nibble/buffers.hpp"
+#include "core/buffers.hpp"
+#include "core/scratch.hpp"
 #include "nibble/measure.hpp"
-#include "nibble/scratch.hpp"
 #include "quant/jobs/pairing.hpp"
 #include "quant/stream/codings.hpp"
 #include "quant/stream/source.hpp"

@@ -28,16 +28,17 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/buffers.hpp"
 #include "core/spare_scratch.hpp"
 #include "core/workers.hpp"
 #include "core/xxh3.hpp"
-#include "nibble/buffers.hpp"
 #include "nibble/device.hpp"
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"
 #include "quant/jobs/manifest.hpp"
 #include "quant/stream/codings.hpp"
 #include "quant/stream/encode.hpp"
+#include "quant/stream/memory.hpp"
 #include "quant/stream/nonfinite.hpp"
 #include "quant/stream/pipeline.hpp"
 #include "quant/stream/shard_parts.hpp"

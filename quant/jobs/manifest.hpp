@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/xxh3.hpp"
+#include "formats/commit/writer.hpp"
 #include "nibble/convert.hpp"
 #include "nibble/measure.hpp"
 

@@ -12,9 +12,9 @@
 #include <mutex>
 #include <utility>
 
+#include "core/buffers.hpp"
 #include "core/ranges.hpp"
 #include "core/workers.hpp"
-#include "nibble/buffers.hpp"
 #include "nibble/error.hpp"
 #include "quant/jobs/candidate_weights.hpp"
 #include "quant/jobs/counts.hpp"

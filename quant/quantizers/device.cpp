@@ -10,10 +10,10 @@
 #include <optional>
 #include <utility>
 
+#include "core/buffers.hpp"
+#include "core/huge_pages.hpp"
 #include "kernels/host/device_interface.h"
-#include "nibble/buffers.hpp"
 #include "nibble/error.hpp"
-#include "nibble/huge_pages.hpp"
 
 namespace nibble {
 namespace {

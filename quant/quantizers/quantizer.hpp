@@ -7,10 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "core/scratch.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error_sums.hpp"
 #include "nibble/findings.hpp"
-#include "nibble/scratch.hpp"
 #include "nibble/tensor.hpp"
 
 /// How scales and codes are chosen: the passes over a tensor, the data kept between them, and the findings.

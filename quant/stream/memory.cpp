@@ -1,9 +1,9 @@
-#include "nibble/memory.hpp"
+#include "quant/stream/memory.hpp"
 
 #include <algorithm>
 
 #include "core/xxh3.hpp"
-#include "nibble/checkpoint.hpp"
+#include "formats/commit/writer.hpp"
 #include "nibble/error.hpp"
 #include "quant/stream/codings.hpp"
 #include "quant/stream/memory_model.hpp"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/xxh3.hpp"
-#include "nibble/checkpoint.hpp"
+#include "formats/commit/writer.hpp"
 #include "nibble/recipe.hpp"
 #include "quant/quantizers/quantizer.hpp"
 #include "quant/schemes/scheme.hpp"

@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "nibble/buffers.hpp"
+#include "core/buffers.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/recipe.hpp"
 #include "quant/stream/stored_weights.hpp"

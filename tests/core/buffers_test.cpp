@@ -1,4 +1,4 @@
-#include "nibble/buffers.hpp"
+#include "core/buffers.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "nibble/huge_pages.hpp"
+#include "core/huge_pages.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "nibble/size_text.hpp"
+#include "core/size_text.hpp"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "formats/models/names.hpp"
-
 namespace nibble::tensor_list_test {
 namespace {
 
@@ -39,19 +37,6 @@ TEST(TextPool, EqualTextsAreOne) {
   std::sort(numbers.begin(), numbers.end());
   // Most of them: a text that is hard to find may be stored again.
   EXPECT_LE(std::unique(numbers.begin(), numbers.end()) - numbers.begin(), 310);
-}
-
-// However names are cut in two, they order as the whole names do.
-TEST(PartNames, OrderAsWholeNames) {
-  const std::vector<std::string> names{"", "a", "a.absmax", "a.b", "ab", "b", "ba", "\xC3\xA9"};
-  for (const std::string& a : names)
-    for (const std::string& b : names)
-      for (std::size_t i = 0; i <= a.size(); ++i)
-        for (std::size_t j = 0; j <= b.size(); ++j) {
-          const std::string_view left = a, right = b;
-          EXPECT_EQ(is_before({left.substr(0, i), left.substr(i)}, {right.substr(0, j), right.substr(j)}), a < b)
-              << a << " " << b << " " << i << " " << j;
-        }
 }
 
 }  // namespace

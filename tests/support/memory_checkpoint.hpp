@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/commit/writer.hpp"
 #include "nibble/checkpoint.hpp"
 
 namespace nibble::test {

@@ -17,10 +17,11 @@
 
 #include "core/file.hpp"
 #include "formats/commit/transaction.hpp"
-#include "nibble/checkpoint.hpp"
+#include "formats/commit/writer.hpp"
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/crash.hpp"
+#include "tests/support/plain_parts.hpp"
 
 namespace nibble::crash_test {
 namespace {
@@ -74,7 +75,7 @@ class CrashTest : public testing::Test {
   static void convert(const fs::path& in, const fs::path& out, bool overwrite) {
     const auto source = open_checkpoint(in);
     const auto writer = create_checkpoint(out, *source, {.bytes = 16, .overwrite = overwrite});
-    const PlainParts parts(source->tensors());
+    const test::PlainParts parts(source->tensors());
     std::vector<std::byte> bytes(source->tensors()[0].bytes());
     source->read(0, 0, bytes);
     writer->begin(0, parts);

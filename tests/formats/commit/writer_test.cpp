@@ -10,9 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "nibble/checkpoint.hpp"
+#include "formats/commit/writer.hpp"
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
+#include "tests/support/plain_parts.hpp"
 #include "tests/support/remedies.hpp"
 
 namespace nibble::writer_test {
@@ -42,7 +43,7 @@ class WriterTest : public testing::Test {
     const auto out =
         create_checkpoint(out_, *in, {.shards = in->tensors().size(), .bytes = 32, .overwrite = overwrite});
     std::deque<TensorList> lists;
-    std::deque<PlainParts> shards;
+    std::deque<test::PlainParts> shards;
     for (std::size_t i = 0; i < in->tensors().size(); ++i) {
       std::vector<std::byte> bytes(in->tensors()[i].bytes());
       in->read(i, 0, bytes);
@@ -208,7 +209,7 @@ TEST_F(WriterTest, ScratchIsOfTheOutput) {
 TEST_F(WriterTest, FileBecomesFile) {
   const auto in = open_checkpoint(in_ / "model.safetensors");
   const auto out = create_checkpoint(out_, *in, {.bytes = 32});
-  out->begin(0, PlainParts(in->tensors()));
+  out->begin(0, test::PlainParts(in->tensors()));
   const std::vector<std::byte> zeros(16);
   out->write(0, 0, zeros);
   out->write(1, 0, zeros);

@@ -8,6 +8,7 @@
 
 #include "nibble/checkpoint.hpp"
 #include "tests/support/corrupt.hpp"
+#include "tests/support/plain_parts.hpp"
 
 namespace nibble::safetensors_test {
 namespace {
@@ -135,7 +136,7 @@ TEST(Safetensors, UnknownFieldsAreNotKept) {
 
 std::string header_of(const TensorList& parts, const safetensors::Layout& layout) {
   std::string header;
-  safetensors::write_header(PlainParts(parts), layout, [&](std::uint64_t offset, std::string_view piece) {
+  safetensors::write_header(test::PlainParts(parts), layout, [&](std::uint64_t offset, std::string_view piece) {
     EXPECT_EQ(offset, header.size());
     header += piece;
   });
@@ -149,7 +150,7 @@ TEST(Safetensors, LayoutIsThatOfTheLibrary) {
                          {"a", DType::u8, {0, 4}},
                          {"q\"uo\\te\n", DType::i64, {1}},
                          {"层", DType::bf16, {2, 2}}};
-  const safetensors::Layout layout = safetensors::lay_out(PlainParts(parts));
+  const safetensors::Layout layout = safetensors::lay_out(test::PlainParts(parts));
   const std::string json =
       R"({"__metadata__":{"format":"pt"},"q\"uo\\te\n":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},)"
       R"("scalar":{"dtype":"F32","shape":[],"data_offsets":[8,12]},"层":{"dtype":"BF16","shape":[2,2],"data_offsets":[12,20]},)"
@@ -168,7 +169,7 @@ TEST(Safetensors, LayoutReadsBack) {
     parts.push_back(
         {fmt::format("t{}", i), dtypes[random() % dtypes.size()].dtype, {random() % 5, 8 * (random() % 3)}});
   const TensorList list{std::span(parts)};
-  const safetensors::Layout layout = safetensors::lay_out(PlainParts(list));
+  const safetensors::Layout layout = safetensors::lay_out(test::PlainParts(list));
   const std::string text = header_of(list, layout);
   ASSERT_EQ(text.size(), layout.header_bytes);
   MemoryLimit memory;
@@ -184,12 +185,13 @@ TEST(Safetensors, LayoutReadsBack) {
 
 TEST(Safetensors, LayoutRefusesWhatNobodyCouldRead) {
   const TensorList twice{{"w", DType::u8, {1}}, {"w", DType::f32, {1}}};
-  EXPECT_EQ(error_of([&] { (void)safetensors::lay_out(PlainParts(twice)); }), "two tensors would be written as 'w'");
+  EXPECT_EQ(error_of([&] { (void)safetensors::lay_out(test::PlainParts(twice)); }),
+            "two tensors would be written as 'w'");
   const TensorList long_name{{std::string(100'000'000, 'x'), DType::u8, {1}}};
-  EXPECT_EQ(error_of([&] { (void)safetensors::lay_out(PlainParts(long_name)); }),
+  EXPECT_EQ(error_of([&] { (void)safetensors::lay_out(test::PlainParts(long_name)); }),
             "1 tensors need a header of 100000088 bytes, more than 100000000");
   const TensorList large{{"a", DType::u8, {std::uint64_t{1} << 60}}, {"b", DType::u8, {std::uint64_t{1} << 60}}};
-  EXPECT_GT(safetensors::lay_out(PlainParts(large)).file_bytes, std::uint64_t{1} << 61);
+  EXPECT_GT(safetensors::lay_out(test::PlainParts(large)).file_bytes, std::uint64_t{1} << 61);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "nibble/convert.hpp"
+#include "quant/jobs/convert.hpp"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -13,6 +13,7 @@
 
 #include "nibble/error.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/stream/memory.hpp"
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/remedies.hpp"

@@ -5,6 +5,7 @@
 #include "nibble/measure.hpp"
 #include "quant/jobs/convert.hpp"
 #include "quant/jobs/plan.hpp"
+#include "quant/stream/memory.hpp"
 #include "quant/stream/source.hpp"
 #include "tests/quant/schemes/scheme_support.hpp"
 #include "tests/support/conversion.hpp"

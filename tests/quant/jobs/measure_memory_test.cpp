@@ -5,8 +5,8 @@
 
 #include <deque>
 
+#include "core/size_text.hpp"
 #include "nibble/error.hpp"
-#include "nibble/size_text.hpp"
 #include "quant/jobs/outlier_columns.hpp"
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"

@@ -5,6 +5,7 @@
 
 #include "nibble/convert.hpp"
 #include "nibble/error.hpp"
+#include "quant/jobs/convert.hpp"
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 

@@ -8,9 +8,10 @@
 #include <cstdlib>
 #include <limits>
 
-#include "nibble/convert.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/jobs/convert.hpp"
+#include "quant/stream/memory.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"

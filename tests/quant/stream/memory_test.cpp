@@ -1,4 +1,4 @@
-#include "nibble/memory.hpp"
+#include "quant/stream/memory.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

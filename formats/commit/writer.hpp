@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <memory_resource>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/buffers.hpp"
+#include "core/huge_pages.hpp"
+#include "core/scratch.hpp"
+#include "formats/containers/part_list.hpp"
+#include "nibble/checkpoint.hpp"
+
+namespace nibble {
+
+/// What a Writer needs, besides the tensors, to complete a checkpoint. None of it contains paths or times, so equal
+/// inputs and options give equal bytes.
+struct Finish {
+  std::string quantization_config;      ///< JSON object for config.json, or empty
+  std::string dtype;                    ///< "float16": for config.json's dtype and torch_dtype; or empty
+  std::vector<const PartList*> shards;  ///< as they were given to begin(), for the index: one for each shard
+};
+
+/// A checkpoint on its way to disk: nothing appears under its name until commit(), and what was not committed is
+/// undone by the destructor. write() and lend() are thread-safe; write_manifest() and make_scratch() may be called
+/// while others write; the rest may not.
+class Writer {
+  HugePages huge_pages_;
+
+ public:
+  /// Buffers from lend() come from `memory`, or from huge pages if it is null.
+  explicit Writer(std::pmr::memory_resource* memory = nullptr) : buffers_(memory == nullptr ? &huge_pages_ : memory) {}
+  virtual ~Writer() = default;
+
+  /// Starts shard `index`, or starts it again. Writes its header and reserves its space: Error(no_space) is thrown
+  /// here, not later. The parts are laid out in the order of the safetensors library, whatever order is given.
+  virtual void begin(std::size_t index, const PartList& parts) = 0;
+
+  /// Bytes of a part of the current shard, from `offset` on.
+  virtual void write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) = 0;
+
+  /// A buffer for bytes of a part, at an address that suits their offset in the file. Thread-safe.
+  [[nodiscard]] virtual Buffers::Loan lend(std::size_t /*part*/, std::uint64_t offset, std::size_t size) {
+    return buffers_.lend(size, offset);
+  }
+
+  /// The same as write() with a buffer from lend(), which is kept until the disk has taken its bytes: up to
+  /// `max_behind` of them at a time, then this waits. If writing fails later, a later call throws, at the latest end().
+  /// For one thread at a time; bytes that continue the previous ones cost least.
+  virtual void write_behind(std::size_t part, std::uint64_t offset, Buffers::Loan bytes) {
+    write(part, offset, bytes.bytes());
+  }
+  static constexpr std::size_t max_behind = 8;
+
+  /// Shorter writes are faster through the page cache: each would be a disk request of its own.
+  static constexpr std::size_t min_behind_bytes = 64 << 10;
+
+  /// Ends the current shard and flushes its bytes to the disk.
+  virtual void end() = 0;
+
+  /// The name of a shard in the output.
+  [[nodiscard]] virtual std::string shard_name(std::size_t index) const = 0;
+
+  /// Makes `text` the text of nibble.json from its byte `offset` on; what was there before ends there.
+  virtual void write_manifest(std::uint64_t offset, std::string_view text) = 0;
+
+  /// Space for data that does not fit into memory: an unnamed file beside the output, which the Scratch removes.
+  [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch() = 0;
+
+  /// Writes the index, the configuration and all copied files, and flushes everything: only the rename is left.
+  virtual void complete(const Finish& finish) = 0;
+
+  /// Makes the output appear, all at once. If this throws, whatever was there before is there unchanged.
+  virtual void commit() = 0;
+
+  /// Warnings for the user so far, one line each: files that are not carried over, remains of an earlier run.
+  [[nodiscard]] virtual std::vector<std::string> warnings() const { return {}; }
+
+  /// A line about old files that commit() replaced but could not remove; usually empty.
+  [[nodiscard]] virtual std::string remains() const { return {}; }
+
+ protected:
+  Buffers buffers_;
+};
+
+struct CreateOptions {
+  std::size_t shards = 1;
+  std::uint64_t bytes = 0;  ///< of all shards together; compared with the free space before anything is written
+  bool overwrite = false;   ///< replace an output that exists; it stays whole until the new one is complete
+  std::pmr::memory_resource* memory = nullptr;  ///< of batches on their way; must outlive the writer. Null: huge pages
+};
+
+/// A writer for `path`: a file if the source is a file, a directory if it is one. For a directory, everything that is
+/// not a weight is carried over from the source.
+///
+/// Throws Error(output_exists) if path exists or another process is writing it, Error(usage) if it is the input or
+/// contains it, Error(no_space), Error(io).
+[[nodiscard]] std::unique_ptr<Writer> create_checkpoint(const std::filesystem::path& path, const Reader& source,
+                                                        const CreateOptions& options);
+
+/// Throws what create_checkpoint() would, as far as that is known without writing anything: a dry run fails like the
+/// run itself.
+void check_output(const std::filesystem::path& path, const Reader& source, const CreateOptions& options);
+
+}  // namespace nibble
