@@ -41,7 +41,7 @@
 #include "core/xxh3.hpp"
 #include "formats/commit/writer.hpp"
 #include "nibble/codec.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 #include "nibble/target.hpp"
 #include "quant/quantizers/quantizer.hpp"
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "nibble/recipe.hpp"
+#include "nibble/role.hpp"
 #include "nibble/tensor_list.hpp"
 
 /// Which module of a model a stored tensor belongs to, and whether transformers would replace that module.

@@ -1,9 +1,10 @@
+#include "formats/models/layer_and_kind.hpp"
+
 #include <algorithm>
 #include <string>
 #include <string_view>
 
 #include "formats/models/weight_name.hpp"
-#include "nibble/measure.hpp"
 
 namespace nibble {
 namespace {

@@ -16,7 +16,7 @@
 #include "nibble/findings.hpp"
 #include "nibble/memory.hpp"
 #include "nibble/outcome.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 
 namespace nibble {
 

@@ -16,7 +16,7 @@
 #include "nibble/memory.hpp"
 #include "nibble/metrics.hpp"
 #include "nibble/outcome.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 
 namespace nibble {
 
@@ -100,12 +100,5 @@ struct MeasureOptions {
 /// Error(no_space) if max_memory is too little, Error(interrupted).
 [[nodiscard]] Measurement measure(const Reader& reference, std::span<const Candidate> candidates,
                                   const MeasureOptions& options, Progress& progress);
-
-/// The layer and the kind of a tensor, from its name.
-struct LayerAndKind {
-  std::optional<std::uint64_t> layer;
-  std::string kind;
-};
-[[nodiscard]] LayerAndKind layer_and_kind(std::string_view name);
 
 }  // namespace nibble

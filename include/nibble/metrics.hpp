@@ -50,12 +50,6 @@ struct ErrorStats : ErrorSums {
 /// The same, added to those of the weights before.
 void compare(std::span<const float> reference, std::span<const float> test, std::uint64_t first, ErrorStats& stats);
 
-/// Its sums alone, of up to 4096 weights, in less time.
-[[nodiscard]] ErrorSums compare_squares(std::span<const float> reference, std::span<const float> test);
-
-/// sums[i] += weights[i]^2. Throws Error(usage) if the sizes differ.
-void add_squares(std::span<const float> weights, std::span<float> sums);
-
 /// Statistics of weights.
 struct WeightStats {
   std::uint64_t count = 0;  ///< finite ones that fp32 can hold

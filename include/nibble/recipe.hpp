@@ -1,20 +1,15 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <map>
 #include <optional>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "nibble/checkpoint.hpp"
-#include "nibble/codec.hpp"
+#include "nibble/codec_spec.hpp"
 #include "nibble/findings.hpp"
-#include "nibble/remedy.hpp"
-#include "nibble/tensor_list.hpp"
+#include "nibble/tensor.hpp"
 
+/// What a conversion is asked for.
 namespace nibble {
 
 /// A codec for the tensors whose whole name matches (RE2 syntax).
@@ -54,122 +49,5 @@ struct Recipe {
   std::uint64_t max_shard_bytes = 5'000'000'000;
   bool keep_shards = false;  ///< one output shard per input shard
 };
-
-/// The role of a tensor in its model, from the table of architectures, or guessed from name and shape.
-enum class Role : std::uint8_t {
-  linear,             ///< weight of a linear layer that transformers replaces
-  conv1d,             ///< the same for a Conv1D, which stores [in, out]
-  output_embeddings,  ///< weight of the output layer: transformers keeps it by default
-  kept,               ///< weight of another linear layer that transformers keeps by default
-  embedding,
-  expert,   ///< experts' matrices that transformers holds as one 3-D parameter
-  other,    ///< known, but not a linear layer that could be replaced
-  unknown,  ///< the table knows the architecture but not this tensor
-};
-
-/// Whether bitsandbytes' modules can hold a tensor in this role.
-[[nodiscard]] constexpr bool is_replaceable(Role role) noexcept { return role <= Role::kept; }
-
-/// What decided the codec of a tensor.
-enum class DecidedBy : std::uint8_t {
-  model,  ///< its role in the model, and Recipe::to
-  embeddings,
-  lm_head,
-  experts,
-  all_layers,  ///< Recipe::default_skips is off
-  rule,
-  skip,
-  nonfinite,  ///< Recipe::nonfinite, because of values found in the weights
-};
-
-/// A tensor of the output: where it comes from, what becomes of it, and why. Its texts belong to the list it is in.
-struct PlannedTensor {
-  TensorInfo info;                  ///< as the codec sees it: if it is a slice or transposed, after that
-  std::size_t source = 0;           ///< index into Reader::tensors(); for a quantized input, its first part
-  std::uint64_t source_offset = 0;  ///< bytes from the start of the source's weights to this slice of them
-  bool transposed = false;
-  CodecSpec codec;
-  std::string_view reason;  ///< for people
-  DecidedBy decided_by = DecidedBy::model;
-  Role role = Role::other;
-  std::string_view module;         ///< its module's name in the model; stored names may differ
-  bool decoded = false;            ///< its weights are those that codes in the input stand for
-  bool quantized = false;          ///< as opposed to cast or kept
-  std::uint64_t source_bytes = 0;  ///< of its part of the input
-  std::uint64_t stored_bytes = 0;  ///< of all its parts
-};
-
-/// Planned tensors in compact form: 100,000 take 13 MB instead of 50. Elements are values, made when asked for.
-class PlannedTensors {
- public:
-  /// `keeps`: the modules that stay plain if this tensor does, for llm_int8_skip_modules.
-  void push_back(const PlannedTensor& tensor, std::span<const std::string> keeps);
-
-  /// Replaces a tensor by one of the same name and as many dimensions.
-  void replace(std::size_t tensor, const PlannedTensor& by);
-
-  [[nodiscard]] std::size_t size() const noexcept { return rows_.size(); }
-  [[nodiscard]] bool empty() const noexcept { return rows_.empty(); }
-  [[nodiscard]] PlannedTensor operator[](std::size_t tensor) const;
-  [[nodiscard]] ElementIterator<PlannedTensors, PlannedTensor> begin() const { return {*this, 0}; }
-  [[nodiscard]] ElementIterator<PlannedTensors, PlannedTensor> end() const { return {*this, size()}; }
-
-  [[nodiscard]] std::vector<std::string> keeps(std::size_t tensor) const;
-  [[nodiscard]] const TensorList& infos() const noexcept { return infos_; }
-
- private:
-  struct Row {
-    std::uint64_t source_offset;
-    std::uint64_t source_bytes;
-    std::uint64_t stored_bytes;
-    std::uint32_t source;  // headers are too small for more
-    CodecSpec codec;
-    std::uint32_t reason;
-    std::uint32_t module;  // a text, or one of the two below
-    Role role;
-    DecidedBy decided_by;
-    bool transposed, decoded, quantized, keeps_module;
-  };
-  static constexpr std::uint32_t module_is_name = UINT32_MAX;       // of the tensor
-  static constexpr std::uint32_t module_has_name = UINT32_MAX - 1;  // the same without ".weight"
-
-  [[nodiscard]] Row row(const PlannedTensor& tensor);
-
-  TensorList infos_;
-  std::vector<Row> rows_;
-  TextPool texts_;
-  std::map<std::size_t, std::vector<std::string>> keeps_;  // of those that keep others than their own module
-};
-
-/// A conversion, decided: which tensor gets which codec and why, and how the output is cut into shards.
-struct Plan {
-  Recipe recipe;
-  std::string architecture;             ///< empty if names and shapes decided
-  bool tied = false;                    ///< the output layer is the embedding
-  PlannedTensors tensors;               ///< in the order of the input
-  std::vector<std::size_t> shard_ends;  ///< shard s holds tensors [shard_ends[s - 1], shard_ends[s])
-  DType dtype = DType::f32;             ///< the type of most weights that are not quantized
-  bool nibble_only = false;
-  std::uint64_t rewrite_bytes = 0;  ///< ModelConfig::rewrite_bytes of the input
-  std::uint64_t decoder_bytes = 0;  ///< at most, of the planes beside the codes of an input tensor that is decoded
-  std::vector<Message> warnings;
-
-  [[nodiscard]] std::uint64_t source_bytes() const;
-  [[nodiscard]] std::uint64_t stored_bytes() const;
-  /// Share of the weights' source bytes that is quantized, 0 to 1; 1 for a model without weights.
-  [[nodiscard]] double quantized_share() const;
-};
-
-/// Decides what becomes of every tensor, from headers alone.
-///
-/// Throws Error(usage) for a rule that matches nothing, a codec that does not exist, or a result that only nibble
-/// could load unless the recipe allows that.
-[[nodiscard]] Plan make_plan(const Reader& in, const Recipe& recipe);
-
-/// The value of quantization_config in config.json, as transformers writes it; empty if nothing is quantized.
-[[nodiscard]] std::string quantization_config(const Plan& plan);
-
-/// The tool whose file format the result has: "bitsandbytes", "compressed-tensors"; empty if nothing is quantized.
-[[nodiscard]] std::string_view quant_method(const Plan& plan);
 
 }  // namespace nibble

@@ -15,6 +15,7 @@
 #include "core/buffers.hpp"
 #include "core/ranges.hpp"
 #include "core/workers.hpp"
+#include "formats/models/layer_and_kind.hpp"
 #include "nibble/error.hpp"
 #include "quant/jobs/candidate_weights.hpp"
 #include "quant/jobs/counts.hpp"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "nibble/metrics.hpp"
+#include "quant/simd/squares.hpp"
 
 namespace nibble {
 namespace {

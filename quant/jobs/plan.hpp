@@ -1,6 +1,6 @@
 #pragma once
 
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 #include "quant/stream/stored_weights.hpp"
 
 namespace nibble {

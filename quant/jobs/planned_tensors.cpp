@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "formats/models/weight_name.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 
 namespace nibble {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "formats/models/architectures.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 #include "quant/stream/stored_weights.hpp"
 
 /// What a model's tensors are, and how codecs see them, from headers alone and before any codec is chosen.

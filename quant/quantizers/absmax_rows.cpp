@@ -8,10 +8,10 @@
 #include "nibble/device.hpp"
 #include "nibble/fp16.hpp"
 #include "nibble/int8.hpp"
-#include "nibble/metrics.hpp"
 #include "quant/codecs/int8_rows.hpp"
 #include "quant/quantizers/quantizer.hpp"
 #include "quant/quantizers/scanned_magnitude.hpp"
+#include "quant/simd/squares.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {

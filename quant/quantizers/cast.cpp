@@ -4,9 +4,9 @@
 #include <cstring>
 #include <limits>
 
-#include "nibble/metrics.hpp"
 #include "quant/codecs/cast.hpp"
 #include "quant/quantizers/quantizer.hpp"
+#include "quant/simd/squares.hpp"
 
 namespace nibble {
 namespace {

@@ -14,7 +14,7 @@
 #include "formats/models/skip_list.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 
 namespace nibble {

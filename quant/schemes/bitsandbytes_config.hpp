@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 #include "quant/schemes/scheme.hpp"
 
 namespace nibble {

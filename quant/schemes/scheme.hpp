@@ -11,7 +11,7 @@
 
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 #include "nibble/tensor.hpp"
 
 /// What quantized tensors are called on disk and in config.json. The names of parts are defined nowhere else.
@@ -105,6 +105,9 @@ class Scheme {
 
 /// As Scheme::obstacle(), of the scheme that config.json will name. Empty if nothing is quantized.
 [[nodiscard]] std::string obstacle(const Plan& plan);
+
+/// The value of quantization_config in config.json, as transformers writes it; empty if nothing is quantized.
+[[nodiscard]] std::string quantization_config(const Plan& plan);
 
 /// The bytes of all its parts.
 [[nodiscard]] std::uint64_t stored_bytes(const Codec& codec, const TensorInfo& tensor);

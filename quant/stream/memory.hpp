@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "nibble/memory.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 
 namespace nibble {
 

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "core/memory_limit.hpp"  // program_bytes
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 #include "nibble/tensor_list.hpp"
 #include "quant/stream/codings.hpp"
 

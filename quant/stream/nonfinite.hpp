@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "nibble/codec.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 #include "quant/stream/codings.hpp"
 
 /// Tensors with values that the planned codec cannot hold.

@@ -12,7 +12,7 @@
 
 #include "core/xxh3.hpp"
 #include "formats/commit/writer.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 #include "quant/quantizers/quantizer.hpp"
 #include "quant/schemes/scheme.hpp"
 #include "quant/stream/codings.hpp"

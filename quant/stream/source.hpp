@@ -9,7 +9,7 @@
 
 #include "core/buffers.hpp"
 #include "nibble/codec.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 #include "quant/stream/stored_weights.hpp"
 
 namespace nibble {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "nibble/measure.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 #include "tests/support/memory_checkpoint.hpp"
 
 namespace nibble::test {

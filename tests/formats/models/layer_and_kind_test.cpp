@@ -1,6 +1,6 @@
-#include <gtest/gtest.h>
+#include "formats/models/layer_and_kind.hpp"
 
-#include "nibble/measure.hpp"
+#include <gtest/gtest.h>
 
 namespace nibble::layer_and_kind_test {
 namespace {

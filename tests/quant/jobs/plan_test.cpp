@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "nibble/error.hpp"
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 #include "quant/schemes/scheme.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"

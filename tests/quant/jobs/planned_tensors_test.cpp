@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
 
 namespace nibble::planned_tensors_test {
 namespace {

@@ -4,7 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "nibble/recipe.hpp"
+#include "nibble/plan.hpp"
+#include "quant/schemes/scheme.hpp"
 #include "tests/support/conversion.hpp"
 
 namespace nibble::bitsandbytes_config_test {

@@ -13,6 +13,7 @@
 
 #include "nibble/error.hpp"
 #include "nibble/xtensor.hpp"
+#include "quant/simd/squares.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 
 namespace nibble::metrics_test {
