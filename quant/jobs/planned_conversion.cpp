@@ -5,6 +5,7 @@
 #include "formats/commit/output_name.hpp"
 #include "quant/jobs/convert.hpp"
 #include "quant/jobs/plan.hpp"
+#include "quant/quantizers/device.hpp"
 #include "quant/stream/memory.hpp"
 
 namespace nibble {

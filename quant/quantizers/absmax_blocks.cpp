@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "nibble/device.hpp"
 #include "nibble/error.hpp"
 #include "nibble/nested.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/quantizers/device.hpp"
 #include "quant/quantizers/quantizer.hpp"
 #include "quant/simd/widen.hpp"
 
@@ -46,8 +46,8 @@ class BlockEncoder final : public Encoder {
     const auto block_errors = lend<FourBitError>(errors_at() + first_block * sizeof(FourBitError),
                                                  errors != nullptr && keeps_errors_ ? absmax.size() : 0, errors_room);
     // What is found in weights that are not finite is found here, so those are encoded here, too.
-    const bool on_device =
-        device_ != nullptr && device_->encode_four_bit(codec_, tensor_.dtype, weights, blocksize_, packed, absmax);
+    const bool on_device = device_ != nullptr && DeviceEncoder(*device_).encode_four_bit(codec_, tensor_.dtype, weights,
+                                                                                         blocksize_, packed, absmax);
     Findings findings;
     alignas(64) std::array<float, tile_weights> widened;
     for (std::size_t i = 0; i < n && !(on_device && errors == nullptr); i += tile_weights) {

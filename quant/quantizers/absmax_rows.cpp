@@ -5,10 +5,10 @@
 #include <cstring>
 #include <vector>
 
-#include "nibble/device.hpp"
 #include "nibble/fp16.hpp"
 #include "nibble/int8.hpp"
 #include "quant/codecs/int8_rows.hpp"
+#include "quant/quantizers/device.hpp"
 #include "quant/quantizers/quantizer.hpp"
 #include "quant/quantizers/scanned_magnitude.hpp"
 #include "quant/simd/squares.hpp"
@@ -152,7 +152,8 @@ class RowEncoder final : public Encoder {
                         std::vector<ErrorSums>* errors) {
     if (device_ == nullptr || scanned_ || out.empty()) return false;
     std::vector<float> absmax(out.size() / columns_);
-    if (!device_->encode_int8(source_, weights, {reinterpret_cast<std::int8_t*>(out.data()), out.size()}, absmax))
+    if (!DeviceEncoder(*device_).encode_int8(source_, weights, {reinterpret_cast<std::int8_t*>(out.data()), out.size()},
+                                             absmax))
       return false;
     store(first / columns_, absmax);
     if (errors != nullptr)

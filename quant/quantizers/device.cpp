@@ -1,4 +1,4 @@
-#include "nibble/device.hpp"
+#include "quant/quantizers/device.hpp"
 
 #include <dlfcn.h>
 
@@ -238,7 +238,6 @@ std::unique_ptr<Device> Device::open(DeviceChoice choice) {
 
 const std::string& Device::name() const noexcept { return state_->name; }
 std::uint64_t Device::chunks() const noexcept { return state_->chunks.load(std::memory_order_relaxed); }
-std::pmr::memory_resource* Device::pinned_memory() noexcept { return &*state_->memory; }
 
 std::vector<std::string> Device::warnings() const {
   std::vector<std::string> warnings;
@@ -249,26 +248,29 @@ std::vector<std::string> Device::warnings() const {
   return warnings;
 }
 
-bool Device::encode_four_bit(std::string_view codec, DType source, std::span<const std::byte> weights,
-                             std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax) {
+std::pmr::memory_resource* DeviceEncoder::pinned_memory() const noexcept { return &*state_.memory; }
+
+bool DeviceEncoder::encode_four_bit(std::string_view codec, DType source, std::span<const std::byte> weights,
+                                    std::size_t blocksize, std::span<std::uint8_t> packed,
+                                    std::span<float> absmax) const {
   const auto dtype = dtype_of(source);
   const auto codebook = codebook_of(codec);
   if (!dtype || !codebook || weights.empty()) return false;
   const std::size_t n = weights.size() / (traits(source).bits / 8);
-  return state_->run([&](nibble_queue* queue, std::uint64_t* nonfinite) {
-    return state_->library.quantize_four_bit(queue, weights.data(), *dtype, n, *codebook,
-                                             static_cast<std::uint32_t>(blocksize), packed.data(), absmax.data(),
-                                             nonfinite);
+  return state_.run([&](nibble_queue* queue, std::uint64_t* nonfinite) {
+    return state_.library.quantize_four_bit(queue, weights.data(), *dtype, n, *codebook,
+                                            static_cast<std::uint32_t>(blocksize), packed.data(), absmax.data(),
+                                            nonfinite);
   });
 }
 
-bool Device::encode_int8(DType source, std::span<const std::byte> weights, std::span<std::int8_t> codes,
-                         std::span<float> absmax) {
+bool DeviceEncoder::encode_int8(DType source, std::span<const std::byte> weights, std::span<std::int8_t> codes,
+                                std::span<float> absmax) const {
   const auto dtype = dtype_of(source);
   if (!dtype || codes.empty()) return false;
-  return state_->run([&](nibble_queue* queue, std::uint64_t* nonfinite) {
-    return state_->library.quantize_int8(queue, weights.data(), *dtype, absmax.size(), codes.size() / absmax.size(),
-                                         codes.data(), absmax.data(), nonfinite);
+  return state_.run([&](nibble_queue* queue, std::uint64_t* nonfinite) {
+    return state_.library.quantize_int8(queue, weights.data(), *dtype, absmax.size(), codes.size() / absmax.size(),
+                                        codes.data(), absmax.data(), nonfinite);
   });
 }
 

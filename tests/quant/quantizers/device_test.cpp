@@ -1,5 +1,5 @@
 // A device behind the codecs and in a conversion: libnibble_cuda with the simulator in it (tests/CMakeLists.txt).
-#include "nibble/device.hpp"
+#include "quant/quantizers/device.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -91,7 +91,7 @@ TEST_F(Devices, LibrariesThatAreNotIt) {
 
 TEST_F(Devices, PinnedMemoryBeginsPages) {
   const auto device = Device::open(DeviceChoice::cuda);
-  std::pmr::memory_resource* const memory = device->pinned_memory();
+  std::pmr::memory_resource* const memory = DeviceEncoder(*device).pinned_memory();
   EXPECT_EQ(chunk_memory(device.get()), memory);
   EXPECT_EQ(chunk_memory(nullptr), nullptr);
   std::vector<void*> pieces;
