@@ -50,9 +50,10 @@ std::optional<StoredTensor> recognize_fp8(const Reader& in, std::size_t first, c
   // Groups of a row have scales of their own in other formats.
   if (shape.size() == 2 && shape[0] == codes.shape[0] && shape[1] > 1 && codes.shape[1] % shape[1] == 0)
     return std::nullopt;
-  throw Error(Errc::bad_input, fmt::format("tensor '{}': shape is {}; for codes of {} it is 1, a scale for each row, or one for "
-                                           "each block of 128 x 128",
-                                           printable(scales.name), to_string(scales.shape), to_string(codes.shape)));
+  throw Error(Errc::bad_input,
+              fmt::format("tensor '{}': shape is {}; for codes of {} it is 1, a scale for each row, or one for "
+                          "each block of 128 x 128",
+                          printable(scales.name), to_string(scales.shape), to_string(codes.shape)));
 }
 
 std::string undecodable_fp8(const Reader& in, std::size_t part, const FindTensor& find, std::string_view suffix,

@@ -5,7 +5,7 @@
 namespace nibble::layer_and_kind_test {
 namespace {
 
-TEST(PlaceOf, SplitsNames) {
+TEST(LayerAndKind, SplitsNames) {
   const auto expect = [](std::string_view name, std::optional<std::uint64_t> layer, std::string_view kind) {
     const LayerAndKind found = layer_and_kind(name);
     EXPECT_EQ(found.layer, layer) << name;
