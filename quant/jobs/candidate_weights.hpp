@@ -39,7 +39,7 @@ struct CandidateTensor {
 class CandidateWeights {
  public:
   /// All of it has to outlive this. `codings` are those of the candidates.
-  CandidateWeights(const Pairing& pairing, std::span<const Candidate> candidates, std::deque<Codings>& codings,
+  CandidateWeights(const Pairing& pairing, std::span<const Candidate> candidates, const std::deque<Codings>& codings,
                    Buffers& buffers, const Progress& progress)
       : pairing_(pairing), candidates_(candidates), codings_(codings), buffers_(buffers), progress_(progress) {}
 
@@ -58,7 +58,7 @@ class CandidateWeights {
  private:
   const Pairing& pairing_;
   std::span<const Candidate> candidates_;
-  std::deque<Codings>& codings_;
+  const std::deque<Codings>& codings_;
   Buffers& buffers_;
   const Progress& progress_;
 };

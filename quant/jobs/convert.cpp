@@ -83,7 +83,7 @@ class Conversion {
         out_(out),
         progress_(progress),
         memory_(plan_memory(plan, resources)),
-        codings_(plan.recipe, resources.device),
+        codings_(plan.recipe, plan.tensors, resources.device),
         manifest_(plan, out),
         resources_(resources),
         buffers_(chunk_memory(resources.device)) {
@@ -126,8 +126,8 @@ class Conversion {
         measured_.emplace(std::move(measurement.tensors[t].info.name), std::move(*errors[t]));
   }
 
-  const Codec& codec(const CodecSpec& spec) { return *codings_[spec].codec; }
-  const Quantizer& quantizer(const CodecSpec& spec) { return *codings_[spec].quantizer; }
+  [[nodiscard]] const Codec& codec(const CodecSpec& spec) const { return *codings_[spec].codec; }
+  [[nodiscard]] const Quantizer& quantizer(const CodecSpec& spec) const { return *codings_[spec].quantizer; }
 
   [[nodiscard]] std::size_t shard_begin(std::size_t shard) const {
     return shard == 0 ? 0 : report_.plan.shard_ends[shard - 1];
@@ -374,7 +374,7 @@ class Conversion {
   MemoryPlan memory_;
   std::uint64_t done_ = 0;
   std::uint64_t total_ = 0;  // bytes of the weights, as done_
-  Codings codings_;
+  const Codings codings_;
   Manifest manifest_;
   Resources resources_;
   std::unordered_map<std::string, MeasuredError> measured_;  // by name, for a full report

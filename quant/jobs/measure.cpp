@@ -74,7 +74,10 @@ class Measuring {
       measured.bytes = candidate.plan ? candidate.plan->stored_bytes() : bytes_of(*candidate.checkpoint);
       Recipe recipe = candidate.plan ? candidate.plan->recipe : Recipe{};
       recipe.error_report = ErrorReport::none;  // they are compared
-      codings_.emplace_back(recipe);
+      if (candidate.plan)
+        codings_.emplace_back(recipe, candidate.plan->tensors);
+      else
+        codings_.emplace_back(recipe);
     }
     memory_ = plan_measure_memory(pairing_, candidates, codings_, options);
     result_.tensors.reserve(memory_.results);  // touched as it is filled

@@ -31,7 +31,7 @@ Needs needs_of(const StoredWeights& stored) {
   return needs;
 }
 
-Needs needs_of(const Plan& plan, Codings& codings) {
+Needs needs_of(const Plan& plan, const Codings& codings) {
   const PlanNeeds needs = nibble::needs_of(plan, codings, [](DType) { return unit_weights; });
   return {.decoders = needs.decoder, .encoders = needs.encoder};
 }
@@ -39,7 +39,7 @@ Needs needs_of(const Plan& plan, Codings& codings) {
 }  // namespace
 
 MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candidate> candidates,
-                                  std::deque<Codings>& codings, const MeasureOptions& options) {
+                                  const std::deque<Codings>& codings, const MeasureOptions& options) {
   const unsigned threads = options.resources.threads != 0 ? options.resources.threads : default_threads();
   const std::uint64_t limit = options.resources.max_memory;
   const TensorList& tensors = pairing.reference().reader().tensors();

@@ -21,6 +21,6 @@ struct MeasureMemory {
 
 /// `codings` are those of the candidates. Throws Error(no_space) if even one unit at a time needs more than allowed.
 [[nodiscard]] MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candidate> candidates,
-                                                std::deque<Codings>& codings, const MeasureOptions& options);
+                                                const std::deque<Codings>& codings, const MeasureOptions& options);
 
 }  // namespace nibble

@@ -119,7 +119,7 @@ class Planner {
               : std::string("no architecture is given: linear layers were chosen by names and shapes"));
   }
 
-  const Codec& codec_of(const CodecSpec& spec) { return *codings_[spec].codec; }
+  [[nodiscard]] const Codec& codec_of(const CodecSpec& spec) const { return *codings_[spec].codec; }
 
   // An option that decides about no tensor is as wrong as a rule that matches none.
   void check_options() const {
@@ -351,7 +351,7 @@ class Planner {
 
   const StoredWeights& stored_;
   const Reader& in_;
-  Codings codings_;
+  const Codings codings_;
   Plan plan_;
   std::vector<RulePattern> rules_;
   std::vector<RulePattern> skips_;

@@ -1,10 +1,7 @@
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
-#include <string>
-#include <string_view>
 
 #include "nibble/codec.hpp"
 #include "nibble/recipe.hpp"
@@ -18,23 +15,20 @@ struct Coding {
   std::unique_ptr<const Quantizer> quantizer;
 };
 
-/// Those of a recipe, made once: a plan asks each about thousands of tensors.
+/// Those of all codecs that a conversion may use. The constructor makes them all, so threads may share one object.
 class Codings {
  public:
-  explicit Codings(const Recipe& recipe, Device* device = nullptr)
-      : quantizer_options_{recipe.on_overflow, recipe.error_report != ErrorReport::none, device} {}
+  /// Those that a recipe names, and those that tensors get instead: "keep" and "fp32".
+  explicit Codings(const Recipe& recipe, Device* device = nullptr);
+  /// And those of planned tensors, for plans that do not come from make_plan().
+  Codings(const Recipe& recipe, const PlannedTensors& tensors, Device* device = nullptr);
 
-  const Coding& operator[](const CodecSpec& spec) {
-    auto found = made_.find(spec);
-    if (found == made_.end()) {
-      auto codec = make_codec(spec);
-      auto quantizer = make_quantizer(*codec, quantizer_options_);
-      found = made_.emplace(spec, Coding{std::move(codec), std::move(quantizer)}).first;
-    }
-    return found->second;
-  }
+  /// Throws std::out_of_range for any other codec.
+  [[nodiscard]] const Coding& operator[](const CodecSpec& spec) const { return made_.at(spec); }
 
  private:
+  void add(const CodecSpec& spec);
+
   QuantizerOptions quantizer_options_;
   std::map<CodecSpec, Coding> made_;
 };

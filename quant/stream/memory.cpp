@@ -16,7 +16,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
                     .chunk_bytes = max_chunk_bytes,
                     .batch_bytes = max_batch_bytes};
   memory.tokens = memory.threads + tokens_in_line;
-  Codings codings(plan.recipe);
+  const Codings codings(plan.recipe, plan.tensors);
   const PlanNeeds needs = needs_of(plan, codings, [](DType dtype) { return min_chunk_bytes * 8 / traits(dtype).bits; });
   const std::uint64_t longest = needs.transposes ? transposed_chunk : 1;
   const std::uint64_t texts = text_bytes(plan.tensors.infos(), 0);

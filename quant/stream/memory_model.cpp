@@ -12,7 +12,7 @@ std::uint64_t text_bytes(const TensorList& tensors, std::size_t dimensions) {
   return bytes;
 }
 
-PlanNeeds needs_of(const Plan& plan, Codings& codings, const std::function<std::uint64_t(DType)>& limit) {
+PlanNeeds needs_of(const Plan& plan, const Codings& codings, const std::function<std::uint64_t(DType)>& limit) {
   PlanNeeds needs;
   for (const PlannedTensor& tensor : plan.tensors) {
     const TensorInfo& info = tensor.info;

@@ -93,6 +93,7 @@ struct PlanNeeds {
   std::uint64_t shortest_row = UINT64_MAX;  ///< of those that are transposed
 };
 /// `limit` says how many weights a chunk of a type may have.
-[[nodiscard]] PlanNeeds needs_of(const Plan& plan, Codings& codings, const std::function<std::uint64_t(DType)>& limit);
+[[nodiscard]] PlanNeeds needs_of(const Plan& plan, const Codings& codings,
+                                 const std::function<std::uint64_t(DType)>& limit);
 
 }  // namespace nibble

@@ -58,7 +58,7 @@ std::optional<CodecSpec> codec_instead(const Recipe& recipe, const PlannedTensor
 }
 
 std::optional<PlannedTensor> planned_instead(const Recipe& recipe, const PlannedTensor& tensor, const Findings& found,
-                                             Codings& codings) {
+                                             const Codings& codings) {
   const auto codec = codec_instead(recipe, tensor, found);
   if (!codec) return std::nullopt;
   PlannedTensor instead = tensor;

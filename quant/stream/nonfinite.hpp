@@ -18,7 +18,7 @@ namespace nibble {
 
 /// The tensor as it is stored then: with that codec, in the layout of the input. Its reason is still the planned one.
 [[nodiscard]] std::optional<PlannedTensor> planned_instead(const Recipe& recipe, const PlannedTensor& tensor,
-                                                           const Findings& found, Codings& codings);
+                                                           const Findings& found, const Codings& codings);
 
 /// What a cast to this type does with finite values beyond its largest; never `automatic`.
 [[nodiscard]] OnOverflow overflow_policy(const Recipe& recipe, DType cast);

@@ -23,7 +23,7 @@ namespace nibble {
 /// codec, so these are stored once; the scheme is asked again for the rest.
 class ShardParts final : public PartList {
  public:
-  ShardParts(const PlannedTensors& tensors, std::size_t begin, std::size_t end, Codings& codings)
+  ShardParts(const PlannedTensors& tensors, std::size_t begin, std::size_t end, const Codings& codings)
       : tensors_(tensors), codings_(codings), begin_(begin) {
     for (std::size_t i = begin; i < end; ++i) {
       const PlannedTensor tensor = tensors[i];
@@ -81,7 +81,7 @@ class ShardParts final : public PartList {
   }
 
   const PlannedTensors& tensors_;
-  Codings& codings_;
+  const Codings& codings_;
   std::size_t begin_;
   std::vector<std::vector<Ending>> kinds_;
   std::vector<std::uint32_t> kind_;        // of each tensor

@@ -18,9 +18,10 @@ TEST(Encoding, CodesDoNotDependOnHowATensorIsCut) {
   const StoredWeights stored(reader);
   Buffers buffers;
   const WeightSource source = open_source(stored, stored[0], buffers);
-  for (const char* const to : {"nf4", "int8", "fp16", "keep"}) {
+  for (const std::string_view to : codec_names()) {
     Recipe recipe;
-    Codings codings(recipe);
+    recipe.to = to;
+    const Codings codings(recipe);
     const Coding& coding = codings[to];
     const Bytes expected = test::encode(*coding.codec, tensor, weights).planes[0];
     for (const std::uint64_t limit : {4096U, 50'000U, 1'000'000U}) {
@@ -60,7 +61,8 @@ TEST(Encoding, AddsUpWhatItFinds) {
   Buffers buffers;
   const WeightSource source = open_source(stored, stored[0], buffers);
   Recipe recipe;
-  Codings codings(recipe);
+  recipe.to = "nf4";
+  const Codings codings(recipe);
   const Coding& coding = codings["nf4"];
   Encoding encoding(source, tensor, coding, coding.quantizer->chunking(tensor, 4096),
                     std::make_unique<MemoryScratch>(coding.quantizer->scratch_bytes(tensor)));

@@ -1,0 +1,26 @@
+#include "quant/stream/codings.hpp"
+
+#include <utility>
+
+namespace nibble {
+
+Codings::Codings(const Recipe& recipe, Device* device)
+    : quantizer_options_{recipe.on_overflow, recipe.error_report != ErrorReport::none, device} {
+  for (const CodecSpec& spec :
+       {CodecSpec(), CodecSpec("fp32"), recipe.to, recipe.embeddings, recipe.lm_head, recipe.experts})
+    add(spec);
+  for (const Rule& rule : recipe.rules) add(rule.codec);
+}
+
+Codings::Codings(const Recipe& recipe, const PlannedTensors& tensors, Device* device) : Codings(recipe, device) {
+  for (const PlannedTensor& tensor : tensors) add(tensor.codec);
+}
+
+void Codings::add(const CodecSpec& spec) {
+  if (made_.contains(spec)) return;
+  auto codec = make_codec(spec);
+  auto quantizer = make_quantizer(*codec, quantizer_options_);
+  made_.emplace(spec, Coding{std::move(codec), std::move(quantizer)});
+}
+
+}  // namespace nibble
