@@ -21,7 +21,7 @@ std::uint64_t name_bytes(const TensorList& tensors) { return text_bytes(tensors,
 Needs needs_of(const StoredWeights& stored) {
   const TensorList& parts = stored.reader().tensors();
   const std::uint64_t names = name_bytes(parts);
-  Needs needs{.lists = bytes_per_part * parts.size() + names,
+  Needs needs{.lists = bytes_per_part * parts.size() + names + 2 * stored.memory_bytes(),
               .opening = bytes_per_opened * parts.size() + opened_names * names};
   if (const auto& config = stored.reader().config()) needs.lists += config->quantization_config.size();
   for (std::size_t t = 0; t < stored.size(); ++t) {

@@ -25,7 +25,7 @@ struct Part {
 
 /// A quantized tensor, found among the parts of a checkpoint.
 struct StoredTensor {
-  TensorInfo info;  ///< as it was before
+  TensorInfo info;  ///< as it was before, with the name of its first part
   CodecSpec codec;
   std::vector<std::size_t>
       parts;  ///< indices into Reader::tensors(): those of Scheme::parts(), and what a loader needs

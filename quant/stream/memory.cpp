@@ -37,7 +37,8 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     const std::uint64_t report = plan.recipe.error_report == ErrorReport::full ? bytes_per_report : 0;
     const std::uint64_t readers = std::min<std::uint64_t>(memory.threads, memory.tokens);
     const std::uint64_t chunk = memory.chunk_bytes * longest;
-    const std::uint64_t decoding = plan.decoder_bytes > 0 ? decoder_copies * plan.decoder_bytes + readers * chunk : 0;
+    const std::uint64_t decoding = bytes_per_decoded * needs.decoded +
+                                   (plan.decoder_bytes > 0 ? decoder_copies * plan.decoder_bytes + readers * chunk : 0);
     return program_bytes + plan.rewrite_bytes + (bytes_per_converted + report) * plan.tensors.size() +
            converted_names * texts + (memory.threads + memory.behind) * bytes_per_thread + memory.threads * queue() +
            readers * (chunk + chunk / encoder_share + chunk / needs.shortest_row + bytes_per_buffer) +

@@ -24,6 +24,7 @@ PlanNeeds needs_of(const Plan& plan, const Codings& codings, const std::function
     needs.scratch = std::max(needs.scratch, scratch);
     needs.encoder = std::max(needs.encoder, finish_bytes(scratch) + scanned);
     needs.decoder = std::max(needs.decoder, tensor.stored_bytes - codes);
+    if (tensor.decoded) ++needs.decoded;
     if (codes > 0)
       needs.kept_share = std::max(needs.kept_share, static_cast<double>(scratch) / static_cast<double>(codes));
     if (const std::uint64_t bytes = info.bytes(); bytes > 0)

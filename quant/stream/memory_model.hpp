@@ -61,7 +61,8 @@ inline constexpr std::uint64_t decoder_copies = 3;
 /// included.
 inline constexpr std::uint64_t bytes_per_converted = 128;
 inline constexpr std::uint64_t converted_names = 4;
-inline constexpr std::uint64_t bytes_per_report = 512;  ///< of a full report, until the tensor is in the manifest
+inline constexpr std::uint64_t bytes_per_decoded = 128;  ///< StoredWeights::memory_bytes() of FP8, while it grows
+inline constexpr std::uint64_t bytes_per_report = 512;   ///< of a full report, until the tensor is in the manifest
 
 /// Where tensors are measured, every list holds the names once beside these, and what is found holds them twice: as
 /// name and as kind.
@@ -87,6 +88,7 @@ struct PlanNeeds {
   std::uint64_t scratch = 0;                ///< Quantizer::scratch_bytes()
   std::uint64_t encoder = 0;                ///< beside the scratch: to finish, and for rows that are read twice
   std::uint64_t decoder = 0;                ///< to read what was written: of the planes beside the codes
+  std::uint64_t decoded = 0;                ///< number of tensors whose weights are decoded from codes
   double growth = 1;                        ///< of a chunk that is widened
   double kept_share = 0;                    ///< of what becomes of a tensor, in scratch
   bool transposes = false;                  ///< any tensor

@@ -10,13 +10,14 @@ StoredWeights::StoredWeights(const Reader& in, std::span<const Scheme* const> by
   const TensorList& parts = in.tensors();
   const FindTensor find = [this](std::string_view name) { return find_part(name); };
   std::vector<bool> is_claimed(parts.size());
-  std::vector<std::uint32_t> scheme_of(parts.size(), none);
+  std::vector<std::uint32_t> found_of(parts.size(), none);
   for (std::size_t part = 0; part < parts.size() && !by.empty(); ++part)
-    for (std::size_t scheme = 0; scheme < by.size() && scheme_of[part] == none; ++scheme) {
+    for (std::size_t scheme = 0; scheme < by.size() && found_of[part] == none; ++scheme) {
       const auto stored = about_file(in, part, [&] { return by[scheme]->recognize(in, part, find); });
       if (!stored) continue;
       is_plain_ = false;
-      scheme_of[part] = static_cast<std::uint32_t>(scheme);
+      found_of[part] = static_cast<std::uint32_t>(found_.size());
+      add(scheme, *stored);
       for (std::size_t i = 1; i < stored->parts.size(); ++i) is_claimed[stored->parts[i]] = true;
     }
   if (is_plain_) return;
@@ -24,8 +25,18 @@ StoredWeights::StoredWeights(const Reader& in, std::span<const Scheme* const> by
   for (std::size_t part = 0; part < parts.size(); ++part) {
     if (is_claimed[part]) continue;
     tensor_of_part_[part] = static_cast<std::uint32_t>(tensors_.size());
-    tensors_.push_back({static_cast<std::uint32_t>(part), scheme_of[part]});
+    tensors_.push_back({static_cast<std::uint32_t>(part), found_of[part]});
   }
+}
+
+void StoredWeights::add(std::size_t scheme, const StoredTensor& stored) {
+  infos_.push_back({{}, stored.info.dtype, stored.info.shape});
+  for (const std::size_t part : stored.parts) parts_.push_back(static_cast<std::uint32_t>(part));
+  found_.push_back({stored.codec, static_cast<std::uint32_t>(parts_.size()), static_cast<std::uint32_t>(scheme)});
+}
+
+std::uint64_t StoredWeights::memory_bytes() const noexcept {
+  return infos_.memory_bytes() + found_.size() * sizeof(Found) + parts_.size() * sizeof(std::uint32_t);
 }
 
 void StoredWeights::sort_names() const {
@@ -59,7 +70,7 @@ std::optional<std::size_t> StoredWeights::find(std::size_t part) const {
 
 std::string StoredWeights::undecodable(std::size_t tensor) const {
   const std::size_t part = is_plain_ ? tensor : tensors_[tensor].part;
-  if (!is_plain_ && tensors_[tensor].scheme != none) return {};
+  if (!is_plain_ && tensors_[tensor].found != none) return {};
   const FindTensor find = [this](std::string_view name) { return find_part(name); };
   for (const Scheme* const scheme : schemes_)
     if (std::string why = scheme->undecodable(in_, part, find); !why.empty()) return why;
@@ -69,9 +80,15 @@ std::string StoredWeights::undecodable(std::size_t tensor) const {
 StoredWeights::Tensor StoredWeights::operator[](std::size_t tensor) const {
   const Row row = is_plain_ ? Row{static_cast<std::uint32_t>(tensor), none} : tensors_[tensor];
   Tensor result{nullptr, {in_.tensors()[row.part], {}, {row.part}}};
-  if (row.scheme != none) {
-    result.scheme = schemes_[row.scheme];
-    result.stored = *result.scheme->recognize(in_, row.part, [this](std::string_view name) { return find_part(name); });
+  if (row.found != none) {
+    const Found& found = found_[row.found];
+    const std::uint32_t parts_begin = row.found == 0 ? 0 : found_[row.found - 1].parts_end;
+    result.scheme = schemes_[found.scheme];
+    result.stored.info.dtype = infos_.dtype(row.found);
+    const std::span<const std::uint64_t> shape = infos_.shape(row.found);
+    result.stored.info.shape.assign(shape.begin(), shape.end());
+    result.stored.codec = found.codec;
+    result.stored.parts.assign(parts_.begin() + parts_begin, parts_.begin() + found.parts_end);
   }
   for (const std::size_t part : result.stored.parts) result.bytes += in_.tensors().bytes(part);
   return result;

@@ -33,7 +33,8 @@ template <class F> auto about_file(const Reader& checkpoint, std::size_t tensor,
 }
 
 /// A checkpoint as the weights it stands for: the parts that a scheme made of a tensor are one tensor again.
-/// Thread-safe. Takes next to no memory if no scheme stored anything and nothing is searched for.
+/// Thread-safe. Takes next to no memory if no scheme stored anything and nothing is searched for. Schemes are asked
+/// once, by the constructor: after that, nothing here reads the checkpoint.
 class StoredWeights {
  public:
   /// `by` has the schemes to look for. Throws Error(bad_input) if parts of a tensor are missing or contradict
@@ -56,7 +57,11 @@ class StoredWeights {
   /// The tensor whose first part is tensor `part` of the reader.
   [[nodiscard]] std::optional<std::size_t> find(std::size_t part) const;
 
+  /// Bytes that it keeps of what schemes found; twice that while it grows.
+  [[nodiscard]] std::uint64_t memory_bytes() const noexcept;
+
  private:
+  void add(std::size_t scheme, const StoredTensor& stored);
   void sort_names() const;
   [[nodiscard]] std::optional<std::size_t> find_part(std::string_view name) const;
 
@@ -66,11 +71,20 @@ class StoredWeights {
   mutable std::vector<std::uint32_t> by_name_;  // indices of Reader::tensors(), sorted by name, once one is searched
   struct Row {
     std::uint32_t part;
-    std::uint32_t scheme;  // index into schemes_, or none
+    std::uint32_t found;  // index into found_, or none
+  };
+  // What Scheme::recognize() found. The name is that of the first part.
+  struct Found {
+    CodecSpec codec;
+    std::uint32_t parts_end;  // in parts_
+    std::uint32_t scheme;     // index into schemes_
   };
   bool is_plain_ = true;                       // every part is a tensor, and what follows is empty
   std::vector<Row> tensors_;                   // in the order of the files
   std::vector<std::uint32_t> tensor_of_part_;  // or none
+  std::vector<Found> found_;
+  TensorList infos_;                  // as the weights were before, without names
+  std::vector<std::uint32_t> parts_;  // of all that was found
   static constexpr std::uint32_t none = UINT32_MAX;
 };
 

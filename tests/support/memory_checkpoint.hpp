@@ -36,6 +36,7 @@ class MemoryReader final : public Reader {
   void set_quantization_config(std::string text) { config_.emplace().quantization_config = std::move(text); }
   [[nodiscard]] std::vector<std::byte>& bytes(std::size_t tensor) { return bytes_[tensor]; }
   [[nodiscard]] std::uint64_t largest_read() const { return *largest_read_; }
+  [[nodiscard]] std::uint64_t reads() const { return *reads_; }
 
   [[nodiscard]] const TensorList& tensors() const noexcept override { return tensors_; }
   [[nodiscard]] std::size_t file_of(std::size_t tensor) const override { return file_[tensor]; }
@@ -54,6 +55,7 @@ class MemoryReader final : public Reader {
   std::optional<ModelConfig> config_;
   std::mt19937 generator_{1};
   std::unique_ptr<std::atomic<std::uint64_t>> largest_read_ = std::make_unique<std::atomic<std::uint64_t>>(0);
+  std::unique_ptr<std::atomic<std::uint64_t>> reads_ = std::make_unique<std::atomic<std::uint64_t>>(0);
 };
 
 /// Keeps what is written, by name.

@@ -140,6 +140,24 @@ TEST(MeasureMemory, CountsManyDimensionsAndWhatConfigSays) {
   EXPECT_EQ(min_to_convert(in, "nf4"), before + 1'000'000);
 }
 
+// Of the same parts, unless one of each tensor has a name that tells nothing.
+TEST(MeasureMemory, CountsWhatSchemesFound) {
+  constexpr std::size_t tensors = 1000;
+  const MemoryReader plain = model(tensors);
+  const auto quantized = test::converted(plain, recipe("nf4"));
+  MemoryReader unknown;
+  const TensorList& parts = quantized.reader.tensors();
+  for (std::size_t part = 0; part < parts.size(); ++part) {
+    TensorInfo info = parts[part];
+    if (info.name.ends_with("bitsandbytes__nf4")) info.name.back() = '5';
+    unknown.add(info, std::vector<std::byte>(info.bytes()));
+  }
+  const std::uint64_t kept = StoredWeights(quantized.reader).memory_bytes();
+  EXPECT_GE(kept, tensors * 64);
+  EXPECT_GE(Measuring(plain, {test::checkpoint(quantized.reader)}).least(),
+            Measuring(plain, {test::checkpoint(unknown)}).least() + 2 * kept);
+}
+
 TEST(MeasureMemory, CountsCandidates) {
   const MemoryReader in = model(1000);
   const Candidate plan = test::plan(in, recipe("nf4"));

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "nibble/error.hpp"
+#include "quant/stream/stored_weights.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
 #include "tests/support/remedies.hpp"
@@ -85,6 +86,30 @@ TEST(Memory, CountsThatConfigIsWrittenAnew) {
   const std::uint64_t small = total();
   in.set_rewrite_bytes(12'345);
   EXPECT_EQ(total(), small + 12'345);
+}
+
+// A tensor that is decoded costs what is known of its parts: here of three, of which one is for inputs.
+TEST(Memory, CountsWhatIsDecoded) {
+  test::MemoryReader in;
+  constexpr std::size_t tensors = 1000;
+  for (std::size_t i = 0; i < tensors; ++i) {
+    const std::string module = "layers." + std::to_string(i) + ".up_proj";
+    in.add({module + ".weight", DType::f8_e4m3, {4, 64}}, std::vector<std::byte>(4 * 64));
+    in.add({module + ".weight_scale", DType::bf16, {4, 1}}, std::vector<std::byte>(4 * 2));
+    in.add({module + ".input_scale", DType::bf16, {1}}, std::vector<std::byte>(2));
+  }
+  Recipe recipe;
+  recipe.to = "nf4";
+  const Plan plan = make_plan(in, recipe);
+  ASSERT_EQ(plan.tensors.size(), tensors);
+  Plan plain = plan;
+  plain.tensors = {};
+  for (PlannedTensor tensor : plan.tensors) {
+    tensor.decoded = false;
+    plain.tensors.push_back(tensor, {});
+  }
+  const auto total = [](const Plan& of) { return plan_memory(of, {1, 1'000'000'000}).total_bytes; };
+  EXPECT_GE(total(plan), total(plain) + 2 * StoredWeights(in).memory_bytes());
 }
 
 TEST(Memory, LongNamesCount) {

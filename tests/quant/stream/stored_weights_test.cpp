@@ -177,6 +177,30 @@ TEST(StoredWeights, ManyTensors) {
   }
 }
 
+// A state is parsed when the checkpoint is looked through, and not again for every access.
+TEST(StoredWeights, SchemesAreAskedOnce) {
+  Parts parts;
+  for (const char* const name : {"a.weight", "b.weight", "c.weight"})
+    for (auto& part : parts_of("nf4", {name, DType::bf16, {70, 65}})) parts.push_back(std::move(part));
+  const MemoryReader reader = reader_of(parts);
+  const StoredWeights stored(reader);
+  EXPECT_EQ(reader.reads(), 3U);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(names(stored), (std::vector<std::string>{"a.weight", "b.weight", "c.weight"}));
+  EXPECT_EQ(stored.undecodable(*stored.find("b.weight")), "");
+  EXPECT_EQ(reader.reads(), 3U);
+}
+
+TEST(StoredWeights, SaysWhatItKeeps) {
+  const auto kept = [](const Parts& parts) {
+    const MemoryReader reader = reader_of(parts);
+    return StoredWeights(reader).memory_bytes();
+  };
+  EXPECT_EQ(kept({{{"a.bias", DType::f32, {3}}, Bytes(12)}}), 0U);
+  const Parts parts = parts_of("nf4");
+  EXPECT_GE(kept(parts), parts.size() * sizeof(std::uint32_t) + sizeof(CodecSpec) + 2 * sizeof(std::uint64_t));
+  EXPECT_LE(kept(parts), 80U);
+}
+
 // ---- parts that are no tensor ----------------------------------------------------------------------------------
 
 TEST(StoredWeights, MissingPartsAreNamed) {
