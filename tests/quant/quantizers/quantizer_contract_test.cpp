@@ -10,6 +10,7 @@
 
 #include "core/file_scratch.hpp"
 #include "nibble/metrics.hpp"
+#include "quant/quantizers/scanned_magnitude.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 
 namespace nibble::quantizer_contract_test {
@@ -51,6 +52,30 @@ TEST_P(QuantizerContract, FinishHandsOutAllOfTheOtherPlanes) {
     ASSERT_EQ(encoded.planes.size(), planes.size());
     for (std::size_t p = 0; p < planes.size(); ++p) EXPECT_EQ(encoded.planes[p].size(), planes[p].bytes()) << p;
   }
+}
+
+// Rows of no weights have scales, too: no chunk has said what they are.
+TEST_P(QuantizerContract, ScalesOfNoWeightsDoNotDependOnTheScratch) {
+  for (const Shape& shape : {Shape{64, 0}, Shape{0, 64}})
+    for (const std::uint64_t limit : {1U, 4096U}) {
+      const TensorInfo tensor{"w", DType::bf16, shape};
+      const auto encode_after = [&](std::byte before) {
+        const Bytes left(make_quantizer(*codec)->scratch_bytes(tensor), before);
+        MemoryScratch scratch(left.size());
+        scratch.write(0, left);
+        return test::encode(*codec, tensor, {}, {.limit = limit, .scratch = &scratch});
+      };
+      EXPECT_EQ(encode_after(std::byte{0x41}), encode_after(std::byte{0})) << to_string(shape) << ", " << limit;
+    }
+}
+
+TEST_P(QuantizerContract, SaysWhatAScanKeeps) {
+  const TensorInfo tensor{"w", DType::bf16, {300, 40'000}};
+  const auto quantizer = make_quantizer(*codec);
+  if (!quantizer->chunking(tensor, 4096).scan) return;
+  const Plane plane = codec->planes(tensor).at(1);
+  const TensorInfo scales{{}, plane.dtype, plane.shape};
+  EXPECT_EQ(quantizer->scan_bytes(tensor), scanned_magnitude_bytes * scales.elements());
 }
 
 TEST_P(QuantizerContract, ErrorSumsAreThoseOfTheDecodedWeights) {

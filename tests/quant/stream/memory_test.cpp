@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "nibble/error.hpp"
+#include "quant/quantizers/scanned_magnitude.hpp"
+#include "quant/stream/memory_model.hpp"
 #include "quant/stream/stored_weights.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
@@ -57,6 +59,23 @@ TEST(Memory, CountsWhatIsKept) {
   EXPECT_GE(total(plan_for({64, 64}, "nf4", 1000)), small + 999 * 256);
   constexpr std::uint64_t hash = 16 + sizeof R"(,"0123456789abcdef0123456789abcdef")" - 1;  // of 32 MiB
   EXPECT_GE(total(plan_for({4096, 4096}, "fp16")), total(plan_for({64, 64}, "fp16")) + 32 * hash);
+}
+
+// Where rows are longer than the shortest chunk, they are all looked at before any is encoded.
+TEST(Memory, CountsWhatAScanKeeps) {
+  constexpr std::uint64_t rows = 200;
+  for (const CodecSpec to : {"int8", "fp8:scales=row"}) {
+    const auto total = [&](std::uint64_t columns) {
+      test::MemoryReader in;
+      const TensorInfo tensor{"up_proj.weight", DType::bf16, {rows, columns}};
+      in.add(tensor, std::vector<std::byte>(tensor.bytes()));
+      Recipe recipe;
+      recipe.to = to;
+      return plan_memory(make_plan(in, recipe), {1, 1'000'000'000}).total_bytes;
+    };
+    const std::uint64_t longest = min_chunk_bytes / 2;
+    EXPECT_GE(total(longest + 1) + 64, total(longest) + rows * scanned_magnitude_bytes) << to.text();
+  }
 }
 
 // What is not left for an absmax goes to a file; everything else has to fit.
