@@ -13,6 +13,9 @@ from transformers import BitsAndBytesConfig
 # bf16 and fails for rows that are not a multiple of 32, whoever quantized them. What is asked here is what was stored.
 bitsandbytes.nn.modules.has_avx512bf16 = lambda: False
 
+# A codec for each kind of layer that bitsandbytes has. What llm_int8_skip_modules says is asked of these; other schemes
+# have lists of their own, and tests of their own (test_fp8.py).
+BITSANDBYTES = ["nf4", "int8"]
 QUANTIZED = (bitsandbytes.nn.Linear4bit, bitsandbytes.nn.Linear8bitLt)
 
 

@@ -9,10 +9,11 @@ import bitsandbytes.functional as F
 import pytest
 import stored
 import torch
-from loading import load, quantized_modules
+from loading import BITSANDBYTES, load, quantized_modules
 from safetensors.torch import load_file, save_file
 
 NAME = "Qwen3MoeForCausalLM"
+HOLDER = {"nf4": "bitsandbytes", "int8": "bitsandbytes", "fp8": "compressed-tensors"}
 EXPERT = re.compile(r"model\.layers\.\d+\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -24,7 +25,7 @@ def source(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("to", ["nf4", "int8"])
+@pytest.mark.parametrize("to", [*BITSANDBYTES, "fp8"])
 def test_experts_stay_and_their_share_is_said(nibble, source, to):
     directory = nibble.convert(source, to)
     parts, before = stored.read(directory), stored.read(source)
@@ -32,9 +33,11 @@ def test_experts_stay_and_their_share_is_said(nibble, source, to):
     assert all(parts[name] == before[name] for name in experts)
     share = 100 * sum(len(before[name].data) for name in experts) / sum(len(part.data) for part in before.values())
     said = [w for w in nibble.warnings if "experts" in w]
-    assert said == [f"{share:.1f} % of the weights' bytes are experts, which bitsandbytes cannot hold: they stay as "
-                    "they are; --experts CODEC --allow-nibble-only quantizes them"]  # fmt: skip
-    assert len(quantized_modules(load(directory, architectures.model_class(NAME)))) == 2 * 4
+    assert said == [f"{share:.1f} % of the weights' bytes are experts, which {HOLDER[to]} cannot hold: they stay "
+                    "as they are; --experts CODEC --allow-nibble-only quantizes them"]  # fmt: skip
+    model = load(directory, architectures.model_class(NAME))
+    layers = [n for n in parts if n.endswith("weight_scale")] if to == "fp8" else quantized_modules(model)
+    assert len(layers) == 2 * 4
 
 
 def test_quantized_experts_need_consent(nibble, source):
@@ -42,7 +45,7 @@ def test_quantized_experts_need_consent(nibble, source):
     assert "transformers could not load the result; pass --allow-nibble-only to write it anyway" in message
 
 
-@pytest.mark.parametrize("to", ["nf4", "int8"])
+@pytest.mark.parametrize("to", [*BITSANDBYTES, "fp8"])
 def test_quantized_experts(nibble, source, to):
     directory = nibble.convert(source, to, "--experts", to, "--allow-nibble-only", *stored.plain_absmax(to))
     assert any("nibble's own loader" in warning for warning in nibble.warnings)
@@ -78,9 +81,13 @@ def test_fused_experts_become_matrices(nibble, tmp_path):
 
 
 def check(parts, weights, to):
-    """Every matrix is stored as bitsandbytes quantizes it."""
+    """Every matrix is stored as bitsandbytes quantizes it, or in FP8 with a scale per row."""
     for name, weight in weights.items():
-        if to == "int8":
+        if to == "fp8":
+            scale = weight.abs().amax(1, keepdim=True) / 448
+            assert parts[name].data == (weight / scale).to(torch.float8_e4m3fn).view(torch.uint8).numpy().tobytes()
+            assert parts[name + "_scale"].data == scale.numpy().tobytes()
+        elif to == "int8":
             theirs = bitsandbytes.nn.Int8Params(weight.clone(), requires_grad=False, has_fp16_weights=False).to("cpu")
             assert parts[name].data == theirs.data.numpy().tobytes()
             assert parts[name.removesuffix("weight") + "SCB"].data == theirs.SCB.numpy().tobytes()

@@ -107,6 +107,34 @@ def test_what_transformers_cannot_load_is_refused(nibble, tmp_path):
     assert quantization_config(directory)["quant_method"] == "nibble"
 
 
+DOWN = {"model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"}
+
+
+@pytest.mark.parametrize("options, plain", [([], {"lm_head"}), (["--skip", r".*\.down_proj\.weight"], {"lm_head"} | DOWN),
+                                            (["--lm-head", "fp8"], set())])  # fmt: skip
+def test_what_stays_plain_is_ignored(nibble, tmp_path, options, plain):
+    source = save_llama(tmp_path / "model", "bf16")
+    directory = nibble.convert(source, "fp8", *options)
+    assert set(quantization_config(directory)["ignore"]) == plain
+    tensors = load_file(directory / "model.safetensors")
+    assert len(quantized(tensors)) == 15 - len(plain)
+    assert not plain & {name.removesuffix(".weight") for name in quantized(tensors)}
+    assert torch.isfinite(first_output(load(directory), INPUTS)).all()
+
+
+@pytest.mark.parametrize("value, said", [(torch.nan, "1 NaN"), (-torch.inf, "1 infinite")])
+def test_a_nonfinite_tensor_is_kept(nibble, tmp_path, value, said):
+    source, module = save_llama(tmp_path / "model"), "model.layers.0.self_attn.q_proj"
+    tensors = load_file(source / "model.safetensors")
+    tensors[module + ".weight"][5, 7] = value
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    directory = nibble.convert(source, "fp8")
+    assert f"tensor '{module}.weight' is kept as F32: {said}" in nibble.warnings
+    assert set(quantization_config(directory)["ignore"]) == {"lm_head", module}
+    assert stored.read(directory)[module + ".weight"] == stored.read(source)[module + ".weight"]
+    load(directory)
+
+
 def test_measure_and_inspect_know_it(nibble, tmp_path):
     source = save_llama(tmp_path / "model", "bf16")
     directory = nibble.convert(source, "fp8")

@@ -13,7 +13,7 @@ import pytest
 import stored
 import torch
 import transformers
-from loading import first_output, load, quantization_config, quantize_on_the_fly, quantized_modules, raw
+from loading import BITSANDBYTES, first_output, load, quantization_config, quantize_on_the_fly, quantized_modules, raw
 from models import DTYPES, edit_config, save_llama, tokens
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import BitsAndBytesConfig
@@ -183,7 +183,7 @@ def check_index(directory):
     return files, index
 
 
-@pytest.mark.parametrize("target", ["nf4", "int8", "fp16"])
+@pytest.mark.parametrize("target", [*BITSANDBYTES, "fp8", "fp16"])
 def test_index(nibble, llama, target):
     directory = nibble.convert(llama("bf16"), target, "--max-shard-size", "100KB")
     files, index = check_index(directory)

@@ -7,7 +7,7 @@ import architectures
 import pytest
 import stored
 import torch
-from loading import first_output, load, quantization_config, quantize_on_the_fly, quantized_modules
+from loading import BITSANDBYTES, first_output, load, quantization_config, quantize_on_the_fly, quantized_modules
 from models import save_llama, tokens
 from safetensors.torch import load_file, save_file
 
@@ -35,7 +35,7 @@ def equals_reference(source, directory):
     return quantized_modules(ours)
 
 
-@pytest.mark.parametrize("to", ["nf4", "int8"])
+@pytest.mark.parametrize("to", BITSANDBYTES)
 def test_skip(nibble, llama, to):
     source, _ = llama
     directory = nibble.convert(source, to, *stored.plain_absmax(to), "--skip", r".*\.down_proj\.weight")
@@ -79,7 +79,7 @@ def test_the_last_rule_wins(nibble, untied):
     assert sum("__nf4" in name for name in names) == 2 == sum("o_proj" in n and "__nf4" in n for n in names)
 
 
-@pytest.mark.parametrize("to", ["nf4", "int8"])
+@pytest.mark.parametrize("to", BITSANDBYTES)
 def test_lm_head(nibble, untied, to):
     directory = nibble.convert(untied, to, "--lm-head", to, *stored.plain_absmax(to))
     found = equals_reference(untied, directory)
@@ -149,7 +149,7 @@ def broken(request, tmp_path_factory):
     return directory, request.param
 
 
-@pytest.mark.parametrize("to", ["nf4", "int8"])
+@pytest.mark.parametrize("to", BITSANDBYTES)
 def test_a_nonfinite_tensor_is_kept(nibble, broken, to):
     source, kind = broken
     if (to, kind) == ("nf4", "overflow"):
