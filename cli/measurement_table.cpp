@@ -100,6 +100,9 @@ class Table {
         labels_(measurement.candidates.size() > 1),
         colours_(colours) {
     for (const MeasuredCandidate& candidate : candidates) groups_.push_back(make_groups(measurement, candidate));
+    if (candidates.size() > 1) return;  // no column for codecs
+    for (const auto& error : candidates.front().tensors)
+      if (error) codec_width_ = std::max(codec_width_, error->codec.size());
   }
 
   std::string text(std::size_t worst) && {
@@ -114,14 +117,15 @@ class Table {
 
   [[nodiscard]] std::size_t name_width() const {
     const std::size_t tests = candidates_.size();
-    return tests == 1 ? 38 : tests == 2 ? 42 : line_width - 9 * tests;
+    return tests == 1 ? 46 - std::min(codec_width_, max_codec_width) : tests == 2 ? 42 : line_width - 9 * tests;
   }
 
   void heading(const std::string& first, std::string_view second) {
     std::string line = fmt::format("{:<{}}", first, name_width());
     for (std::size_t c = 0; c < candidates_.size(); ++c) {
       if (candidates_.size() == 1)
-        line += fmt::format("  {:<8} {:>5} {:>8} {:>8} {:>7}", second, "bits", "rel rmse", "max abs", "SQNR dB");
+        line += fmt::format("  {:<{}} {:>5} {:>8} {:>8} {:>7}", second, codec_width_, "bits", "rel rmse", "max abs",
+                            "SQNR dB");
       else if (candidates_.size() == 2)
         line += fmt::format("  {:>8} {:>8}", label(c) + "dB", "rel rmse");
       else
@@ -142,7 +146,7 @@ class Table {
         return colours_ && cell.stats != nullptr ? fmt::format(fmt::fg(colour_of(cell.judgement)), "{}", field) : field;
       };
       if (row.cells.size() == 1)
-        line += fmt::format("  {:<8} {:>5} {:>8} {:>8} ", cell.codec,
+        line += fmt::format("  {:<{}} {:>5} {:>8} {:>8} ", cell.codec, codec_width_,
                             std::isnan(cell.bits) ? "-" : fmt::format("{:.2f}", cell.bits), relative,
                             cell.stats == nullptr ? "-" : scientific(max_abs(*cell.stats))) +
                 painted(7);
@@ -247,6 +251,9 @@ class Table {
   std::span<const MeasuredCandidate> candidates_;
   std::size_t first_;  // of them, among those of the measurement
   bool labels_, colours_;
+  static constexpr std::size_t min_codec_width = 8;
+  static constexpr std::size_t max_codec_width = 19;  // beyond which lines get longer: "nf4:double-quant=no"
+  std::size_t codec_width_ = min_codec_width;
   std::vector<Groups> groups_;
   std::string out_;
 };

@@ -55,7 +55,7 @@ struct MeasuredWeights {
 
 /// The candidate's counterpart of a tensor.
 struct MeasuredError {
-  std::string codec;           ///< of a quantized tensor; the type of a plain one: "bfloat16"
+  std::string codec;           ///< CodecSpec::text() of a quantized tensor; the type of a plain one: "bfloat16"
   bool quantized = false;      ///< as opposed to plain
   std::optional<DType> dtype;  ///< of a plain one
   std::uint64_t bytes = 0;     ///< of all its parts

@@ -31,7 +31,7 @@ CodecSpec embeddings_codec() { return "bf16"; }
 
 // Whether a planned tensor was measured as planned, and not kept for what was found in it.
 bool is_measured_as(const CodecSpec& codec, const MeasuredError& measured) {
-  return measured.dtype ? measured.dtype == make_codec(codec)->cast_type() : measured.codec == codec.name();
+  return measured.dtype ? measured.dtype == make_codec(codec)->cast_type() : measured.codec == codec.text();
 }
 
 bool is_wide(DType dtype) { return dtype == DType::f32 || dtype == DType::f64; }

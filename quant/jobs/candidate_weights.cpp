@@ -60,7 +60,7 @@ bool has_codes(const Codec& codec) { return !codec.codebook().empty(); }
 }  // namespace
 
 std::string name_of(const StoredWeights::Tensor& stored) {
-  return std::string(stored.quantized() ? stored.stored.codec.name() : traits(stored.stored.info.dtype).torch_name);
+  return stored.quantized() ? stored.stored.codec.text() : std::string(traits(stored.stored.info.dtype).torch_name);
 }
 
 void check_cancelled(const Progress& progress) {
@@ -83,7 +83,7 @@ CandidateTensor CandidateWeights::stored(std::size_t c, std::size_t tensor) {
 CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& planned, const WeightSource& reference,
                                           bool fits) {
   const auto& [codec, quantizer] = codings_[c][planned.codec];
-  CandidateTensor test{.codec = std::string(planned.codec.name()),
+  CandidateTensor test{.codec = planned.codec.text(),
                        .quantized = planned.quantized,
                        .bytes = planned.stored_bytes,
                        .normal_sqnr_db = codec->normal_sqnr_db(planned.info),

@@ -32,7 +32,7 @@ struct CandidateTensor {
   std::optional<WeightSource> weights{};
 };
 
-/// "bfloat16", or the codec's name.
+/// "bfloat16", or the codec with its options: "nf4:double-quant=no".
 [[nodiscard]] std::string name_of(const StoredWeights::Tensor& stored);
 
 /// Opens the tensors of candidates: checkpoints are read, and what plans would write is encoded.

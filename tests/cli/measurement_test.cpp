@@ -419,6 +419,15 @@ TEST(MeasurementTable, FitsEightyColumns) {
   }
 }
 
+// A codec with an option takes its room from the names.
+TEST(MeasurementTable, CodecsWithAnOptionFit) {
+  Measurement found = two_layers();
+  found.candidates[0].tensors[0]->codec = "nf4:double-quant=no";
+  const std::string table = to_table(found, 10, false);
+  EXPECT_THAT(table, HasSubstr("  nf4:double-quant=no "));
+  for (const std::string& line : lines_of(table)) EXPECT_LE(line.size(), 80U) << line;
+}
+
 // What a name lacks is marked, at either end.
 TEST(MeasurementTable, DotsStandForWhatIsLeftOut) {
   const auto row = [](const std::string& name) {

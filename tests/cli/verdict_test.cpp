@@ -43,6 +43,14 @@ TEST(Verdict, AsExpected) {
   EXPECT_EQ(texts({error(20.7)}), (Texts{"nf4: 1 tensor at 20.7 dB, as expected (normal weights: 20.7 dB); worst: 0"}));
 }
 
+TEST(Verdict, EveryFormHasItsOwn) {
+  MeasuredError other = error(19.2, 19.2);
+  other.codec = "nf4:block-size=4096";
+  EXPECT_EQ(texts({error(20.7), other}),
+            (Texts{"nf4: 1 tensor at 20.7 dB, as expected (normal weights: 20.7 dB); worst: 0",
+                   "nf4:block-size=4096: 1 tensor at 19.2 dB, as expected (normal weights: 19.2 dB); worst: 1"}));
+}
+
 TEST(Verdict, WorseThanExpected) {
   EXPECT_EQ(texts({error(17.71), error(17.69), error(30)}),
             (Texts{"nf4: 3 tensors at 17.7 to 30.0 dB, 1 worse than expected (normal weights: 20.7 dB); worst: 1"}));

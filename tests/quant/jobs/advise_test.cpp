@@ -50,7 +50,7 @@ Measurement made_up(const std::vector<Candidate>& formats, const RelativeError& 
     MeasuredCandidate& candidate = measurement.candidates.emplace_back();
     for (const PlannedTensor& planned : format.plan->tensors) {
       MeasuredError& measured = candidate.tensors.emplace_back().emplace();
-      measured.codec = planned.codec.name();
+      measured.codec = planned.codec.text();
       measured.bytes = planned.stored_bytes;
       measured.stats.count = planned.info.elements();
       measured.stats.reference = 4 * static_cast<double>(planned.info.elements());

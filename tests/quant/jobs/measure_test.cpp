@@ -215,7 +215,7 @@ TEST_P(MeasureFormats, FiguresAreThoseOfTheDecodedWeights) {
     EXPECT_EQ(found.tensors[t].stats, describe_in_units(reference));
     EXPECT_EQ(error.stats, compare_in_units(reference, decoded));
     EXPECT_EQ(error.bytes, tensor.stored_bytes);
-    EXPECT_EQ(error.codec == tensor.codec.name(), tensor.quantized) << error.codec;
+    EXPECT_EQ(error.codec == tensor.codec.text(), tensor.quantized) << error.codec;
     EXPECT_EQ(error.quantized, tensor.quantized);
 
     std::map<int, std::uint64_t> bins;
@@ -437,6 +437,26 @@ TEST(Outcome, AgainstAQuantizedReference) {
   EXPECT_EQ(outcome(0), Outcome::kept);
   EXPECT_EQ(outcome(1), Outcome::quantized);
   EXPECT_EQ(outcome(2), Outcome::cast);
+}
+
+// The same weights in another form: options of a codec are a part of its form.
+TEST(Outcome, OptionsMakeAnotherForm) {
+  MemoryReader in;
+  in.add({"up_proj.weight", DType::f32, {4, 64}}, test::bytes_of(std::vector<float>(4 * 64, 0.5f)));
+  const Converted tensor = converted(in, recipe("fp8:scales=tensor")), row = converted(in, recipe("fp8:scales=row"));
+  const Measurement found = measured(row.reader, {checkpoint(row.reader), checkpoint(tensor.reader)});
+  EXPECT_EQ(found.tensors.at(0).codec, "fp8");
+  const MeasuredError same = found.candidates[0].tensors.at(0).value(),
+                      other = found.candidates[1].tensors.at(0).value();
+  EXPECT_EQ(same.codec, "fp8");
+  EXPECT_EQ(other.codec, "fp8:scales=tensor");
+  EXPECT_FALSE(has_error(found.tensors[0], other));
+  EXPECT_EQ(outcome_of(found.tensors[0], same), Outcome::kept);
+  EXPECT_EQ(outcome_of(found.tensors[0], other), Outcome::quantized);
+  EXPECT_TRUE(std::isnan(same.normal_sqnr_db));
+  EXPECT_FALSE(std::isnan(other.normal_sqnr_db));
+  // What a plan would write has the same name as what was written.
+  EXPECT_EQ(measured(in, {plan(in, recipe("fp8:scales=tensor"))}).candidates.at(0).tensors.at(0)->codec, other.codec);
 }
 
 TEST(Outcome, HeadlinesWhatIsQuantizedThenWhatIsCast) {
