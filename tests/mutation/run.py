@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plants the mutants of mutants.toml one at a time and says which of them the tests notice.
 
-    tests/mutation/run.py                 all mutants; writes docs/mutation.md
+    tests/mutation/run.py                 all mutants; writes docs/mutation.md if all are as mutants.toml says
     tests/mutation/run.py --only REGEX    those whose file or change matches; writes nothing
     tests/mutation/run.py --check         only whether every mutant can still be planted (CI runs this)
 
@@ -81,6 +81,10 @@ def compile_all():
     return built.returncode == 0, errors[0] if errors else built.stdout[-300:]
 
 
+class DoesNotCompile(Exception):
+    """A mutant that shows nothing, because no test ran."""
+
+
 def notices(program, tests, limit):
     """The first test that fails, "a hang", or None."""
     command = [BUILD / "tree" / "tests" / program, "--gtest_brief=1", "--gtest_fail_fast", f"--gtest_filter={tests}"]
@@ -100,8 +104,10 @@ def try_mutant(mutant, sources, limits):
     path.write_text(text.replace(mutant.find, mutant.replace))
     try:
         compiles, error = compile_all()
+        if not compiles and "static assertion failed" in error:
+            return "a static_assert"
         if not compiles:
-            sys.exit(f"{mutant.file}: {mutant.replace!r} does not compile: {error}")
+            raise DoesNotCompile(error)
         first = notices(mutant.program, mutant.tests, limits[mutant.program])
         if first:
             return first
@@ -161,14 +167,18 @@ def main():
     results = []
     wrong = 0
     for mutant in chosen:
-        found = try_mutant(mutant, sources, limits)
+        try:
+            found = try_mutant(mutant, sources, limits)
+            verdict = f"noticed by {found}" if found else "SURVIVES"
+            is_wrong = bool(found) == bool(mutant.survives)
+        except DoesNotCompile as error:
+            found, verdict, is_wrong = None, f"does not compile: {error}", True
         results.append((mutant, found))
-        verdict = f"noticed by {found}" if found else "SURVIVES"
-        if bool(found) == bool(mutant.survives):
+        if is_wrong:
             wrong += 1
             verdict += ", which mutants.toml does not expect"
         print(f"{len(results)}/{len(chosen)} {mutant.file}: {mutant.breaks}: {verdict}", flush=True)
-    if not options.only:
+    if not options.only and not wrong:
         write_page(results, time.monotonic() - start)
     if wrong:
         sys.exit(f"{wrong} mutants are not as mutants.toml says")
