@@ -26,7 +26,8 @@ struct Report;
 class Progress {
  public:
   virtual ~Progress() = default;
-  /// `done` bytes of the input have been encoded and written; `tensor` is the current one.
+  /// `done` bytes of the weights have been encoded and written; `tensor` is the current one. Where the input holds
+  /// codes, the bytes are those of the weights that they stand for.
   virtual void advance(std::string_view tensor, std::uint64_t done, std::uint64_t total);
   /// All of the output is on the disk; only the rename is left. Prepare the text of the report now: after this, a
   /// conversion fails only if the output does not appear.
