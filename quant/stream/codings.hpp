@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "nibble/codec.hpp"
+#include "nibble/plan.hpp"
 #include "nibble/recipe.hpp"
 #include "quant/quantizers/quantizer.hpp"
 
