@@ -6,12 +6,12 @@
 #include <string>
 #include <utility>
 
+#include "formats/models/weight_name.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
 namespace {
 
-constexpr std::string_view weight_suffix = ".weight";
 constexpr std::string_view input_scale_suffix = ".input_scale";
 constexpr std::string_view packed_suffix = "_packed";  // of codes that share bytes
 
@@ -39,10 +39,8 @@ std::optional<StoredTensor> recognize_fp8(const Reader& in, std::size_t first, c
   const Shape shape = scales.shape.empty() ? Shape{1} : scales.shape;  // of the whole tensor
   StoredTensor stored{{codes.name, type_before(in, scales.dtype, otherwise), codes.shape}, CodecSpec(), {first, *part}};
   // What inputs are multiplied with before they are rounded: it is of no use without the codes.
-  if (codes.name.ends_with(weight_suffix)) {
-    const std::string module = codes.name.substr(0, codes.name.size() - weight_suffix.size());
-    if (const auto inputs = find(module + std::string(input_scale_suffix))) stored.parts.push_back(*inputs);
-  }
+  if (const auto inputs = find(std::string(without_weight_suffix(codes.name)).append(input_scale_suffix)))
+    stored.parts.push_back(*inputs);
   for (const std::string_view regions : {"tensor", "row", "block"}) {
     stored.codec = CodecSpec("fp8").with("format", is_e5m2 ? "e5m2" : "e4m3").with("scales", regions);
     if (make_codec(stored.codec)->planes(stored.info)[1].shape == shape) return stored;
