@@ -39,7 +39,8 @@ std::optional<StoredTensor> recognize_fp8(const Reader& in, std::size_t first, c
   const Shape shape = scales.shape.empty() ? Shape{1} : scales.shape;  // of the whole tensor
   StoredTensor stored{{codes.name, type_before(in, scales.dtype, otherwise), codes.shape}, CodecSpec(), {first, *part}};
   // What inputs are multiplied with before they are rounded: it is of no use without the codes.
-  if (const auto inputs = find(std::string(without_weight_suffix(codes.name)).append(input_scale_suffix)))
+  if (const auto inputs = find(std::string(without_weight_suffix(codes.name)).append(input_scale_suffix));
+      inputs && element_count(in.tensors().shape(*inputs)) == 1)
     stored.parts.push_back(*inputs);
   for (const std::string_view regions : {"tensor", "row", "block"}) {
     stored.codec = CodecSpec("fp8").with("format", is_e5m2 ? "e5m2" : "e4m3").with("scales", regions);

@@ -205,6 +205,9 @@ TEST(CompressedTensors, ScalesOfInputsBelongToTheTensor) {
   ASSERT_EQ(stored.size(), 2U);
   EXPECT_EQ(stored[0].stored.parts, (std::vector<std::size_t>{0, 1, 2}));
   EXPECT_EQ(stored[1].stored.info.name, "b.input_scale");
+  MemoryReader large = file(DType::f8_e4m3, {3, 4}, DType::f32, {1});
+  large.add_normal("a.input_scale", DType::f32, {2});  // no scale of all inputs, so it is not dropped
+  EXPECT_EQ(StoredWeights(large).size(), 2U);
 }
 
 TEST(CompressedTensors, GroupsOfARowAreLeftToOthers) {
