@@ -22,7 +22,6 @@
 namespace nibble {
 namespace {
 
-constexpr std::string_view scale_suffix = "_scale";     // of the weight's name
 constexpr std::string_view package_version = "0.20.0";  // of the package that writes these keys
 
 struct Strategy {
@@ -71,29 +70,16 @@ std::set<std::string> ignored_modules(const Plan& plan) {
   return ignored;
 }
 
-class CompressedTensors final : public Scheme {
+class CompressedTensors final : public Fp8Parts {
  public:
+  CompressedTensors() : Fp8Parts("_scale", DType::f32) {}
   std::string_view quant_method() const noexcept override { return "compressed-tensors"; }
   bool stores(const Codec& codec) const override { return as_fp8(codec) != nullptr; }
 
   std::vector<Part> parts(const Codec& codec, const TensorInfo& tensor) const override {
     const std::vector<Plane> planes = codec.planes(tensor);
     return {{{tensor.name, planes[0].dtype, planes[0].shape}, 0},
-            {{tensor.name + std::string(scale_suffix), planes[1].dtype, planes[1].shape}, 1}};
-  }
-
-  std::optional<StoredTensor> recognize(const Reader& in, std::size_t first, const FindTensor& find) const override {
-    return recognize_fp8(in, first, find, scale_suffix, DType::f32);
-  }
-
-  std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& /*codec*/,
-                                                  const StoredTensor& tensor) const override {
-    return read_fp8_scales(in, tensor);
-  }
-
-  bool is_source() const override { return true; }
-  std::string undecodable(const Reader& in, std::size_t part, const FindTensor& find) const override {
-    return undecodable_fp8(in, part, find, scale_suffix, quant_method());
+            {{tensor.name + std::string(suffix()), planes[1].dtype, planes[1].shape}, 1}};
   }
 
   std::string obstacle(const Plan& plan) const override {

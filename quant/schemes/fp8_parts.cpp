@@ -25,19 +25,19 @@ DType type_before(const Reader& in, DType scales, DType otherwise) {
 
 }  // namespace
 
-std::optional<StoredTensor> recognize_fp8(const Reader& in, std::size_t first, const FindTensor& find,
-                                          std::string_view suffix, DType otherwise) {
+std::optional<StoredTensor> Fp8Parts::recognize(const Reader& in, std::size_t first, const FindTensor& find) const {
   const bool is_e5m2 = in.tensors().dtype(first) == DType::f8_e5m2;
   if (!is_e5m2 && in.tensors().dtype(first) != DType::f8_e4m3) return std::nullopt;
   const TensorInfo codes = in.tensors()[first];
   if (codes.shape.size() != 2) return std::nullopt;
-  const auto part = find(codes.name + std::string(suffix));
+  const auto part = find(codes.name + std::string(suffix_));
   if (!part) return std::nullopt;
   const TensorInfo scales = in.tensors()[*part];
   // MXFP8 has scales of other types.
   if (scales.dtype != DType::f32 && scales.dtype != DType::bf16 && scales.dtype != DType::f16) return std::nullopt;
   const Shape shape = scales.shape.empty() ? Shape{1} : scales.shape;  // of the whole tensor
-  StoredTensor stored{{codes.name, type_before(in, scales.dtype, otherwise), codes.shape}, CodecSpec(), {first, *part}};
+  StoredTensor stored{
+      {codes.name, type_before(in, scales.dtype, otherwise_), codes.shape}, CodecSpec(), {first, *part}};
   // What inputs are multiplied with before they are rounded: it is of no use without the codes.
   if (const auto inputs = find(std::string(without_weight_suffix(codes.name)).append(input_scale_suffix));
       inputs && element_count(in.tensors().shape(*inputs)) == 1)
@@ -55,22 +55,22 @@ std::optional<StoredTensor> recognize_fp8(const Reader& in, std::size_t first, c
                           printable(scales.name), to_string(scales.shape), to_string(codes.shape)));
 }
 
-std::string undecodable_fp8(const Reader& in, std::size_t part, const FindTensor& find, std::string_view suffix,
-                            std::string_view quant_method) {
+std::string Fp8Parts::undecodable(const Reader& in, std::size_t part, const FindTensor& find) const {
   const DType dtype = in.tensors().dtype(part);
   if (is_weight_type(dtype) || dtype == DType::i64 || dtype == DType::boolean) return {};
   const TensorInfo tensor = in.tensors()[part];
   std::string_view name = tensor.name;
   if (name.ends_with(packed_suffix)) name.remove_suffix(packed_suffix.size());
-  const bool is_declared = in.config() && in.config()->quant_method == quant_method && tensor.shape.size() == 2;
-  if (!is_declared && !find(std::string(name).append(suffix))) return {};
+  const bool is_declared = in.config() && in.config()->quant_method == quant_method() && tensor.shape.size() == 2;
+  if (!is_declared && !find(std::string(name).append(suffix_))) return {};
   return fmt::format(
       "{} {}: quantized already by {} in a form that nibble does not decode; it takes FP8 with a scale per tensor, row "
       "or block of 128 x 128",
-      traits(dtype).name, to_string(tensor.shape), quant_method);
+      traits(dtype).name, to_string(tensor.shape), quant_method());
 }
 
-std::vector<std::vector<std::byte>> read_fp8_scales(const Reader& in, const StoredTensor& tensor) {
+std::vector<std::vector<std::byte>> Fp8Parts::read_planes(const Reader& in, const Codec& /*codec*/,
+                                                          const StoredTensor& tensor) const {
   std::vector<std::byte> scales(in.tensors().bytes(tensor.parts[1]));
   in.read(tensor.parts[1], 0, scales);
   return {std::move(scales)};

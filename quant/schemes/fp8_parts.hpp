@@ -10,17 +10,27 @@
 /// FP8 codes with their scales beside them, as several schemes store them.
 namespace nibble {
 
-/// As Scheme::recognize(), where the scales have the name of the codes and `suffix`. The type before is that of the
-/// scales; of F32 scales it is the 16-bit type that config.json gives the model, or `otherwise`.
-[[nodiscard]] std::optional<StoredTensor> recognize_fp8(const Reader& in, std::size_t first, const FindTensor& find,
-                                                        std::string_view suffix, DType otherwise);
+/// Reads them. What writes is left to the schemes that do.
+class Fp8Parts : public Scheme {
+ public:
+  /// The scales have the name of the codes and `suffix`. The type before is that of the scales; of F32 scales it is the
+  /// 16-bit type that config.json gives the model, or `otherwise`.
+  Fp8Parts(std::string_view suffix, DType otherwise) : suffix_(suffix), otherwise_(otherwise) {}
 
-/// As Scheme::undecodable(): codes that have such scales, or matrices of no weight type where config.json names
-/// `quant_method`.
-[[nodiscard]] std::string undecodable_fp8(const Reader& in, std::size_t part, const FindTensor& find,
-                                          std::string_view suffix, std::string_view quant_method);
+  [[nodiscard]] std::optional<StoredTensor> recognize(const Reader& in, std::size_t first,
+                                                      const FindTensor& find) const override;
+  [[nodiscard]] std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& codec,
+                                                                const StoredTensor& tensor) const override;
+  [[nodiscard]] bool is_source() const override { return true; }
+  /// Codes that have such scales, and matrices of no weight type where config.json names quant_method().
+  [[nodiscard]] std::string undecodable(const Reader& in, std::size_t part, const FindTensor& find) const override;
 
-/// As Scheme::read_planes().
-[[nodiscard]] std::vector<std::vector<std::byte>> read_fp8_scales(const Reader& in, const StoredTensor& tensor);
+ protected:
+  [[nodiscard]] std::string_view suffix() const noexcept { return suffix_; }
+
+ private:
+  std::string_view suffix_;
+  DType otherwise_;
+};
 
 }  // namespace nibble
