@@ -86,7 +86,7 @@ def host(bench):
 def compiler(build=BUILD):
     """The compiler's first line, and the flags of a file of the library that is always compiled alone."""
     commands = json.loads((build / "compile_commands.json").read_text())
-    words = next(entry["command"] for entry in commands if entry["file"].endswith("/quant/simd/metrics.cpp")).split()
+    words = next(entry["command"] for entry in commands if entry["file"].endswith("/quant/errors/metrics.cpp")).split()
     program = next(word for word in words if re.search(r"(\+\+|g\+\+|clang)[-0-9.]*$", word))
     return {
         "compiler": output_of(program, "--version").splitlines()[0],

@@ -16,6 +16,7 @@ TREES = [
         ["core"],
         ["formats", "quant/simd"],
         ["quant/codecs"],
+        ["quant/errors"],
         ["quant/quantizers"],
         ["quant/schemes"],
         ["quant/stream"],
@@ -32,6 +33,12 @@ PLACE = {folder: (tree, level) for tree, levels in enumerate(TREES) for level, f
          for folder in folders}  # fmt: skip
 # Between the trees: the C interface by which a conversion uses a device.
 BETWEEN = {("quant/quantizers", "kernels/host/device_interface.h")}
+# Public headers that a folder must not know, although it may include all others: a codec is arithmetic and sizes.
+JOBS = r"advise|checkpoint|convert|device|measure|plan|recipe|role|weights"
+BARRED = {
+    "quant/codecs": re.compile(rf"nibble/({JOBS}|error_sums|metrics)\.hpp"),
+    "quant/simd": re.compile(rf"nibble/({JOBS}|error_sums|metrics)\.hpp"),
+}
 PUBLIC = "include/"
 # What public headers include besides each other and the C++ standard library, whose headers have no dot and no folder.
 # Whoever includes such a header needs that library.
@@ -51,6 +58,8 @@ def folder_of(path):
 def wrong_includes(path, text):
     own = folder_of(path)
     for included in INCLUDE.findall(text):
+        if own in BARRED and BARRED[own].fullmatch(included):
+            yield f"{path} includes {included}, which {own} must not know"
         other = folder_of(included)
         if other in (None, own) or (own, included) in BETWEEN:
             continue
@@ -72,6 +81,8 @@ def wrong_in_public(path, text, public):
 def main():
     if sys.argv[1:] == ["--test"]:
         assert list(wrong_includes("quant/codecs/a.cpp", '#include "quant/schemes/b.hpp"\n')) != []
+        assert list(wrong_includes("quant/codecs/a.cpp", '#include "nibble/error_sums.hpp"\n')) != []
+        assert list(wrong_includes("quant/errors/a.cpp", '#include "nibble/error_sums.hpp"\n')) == []
         assert list(wrong_includes("formats/a.cpp", '#include "quant/simd/b.hpp"\n')) != []
         assert list(wrong_includes("kernels/host/a.cu", '#include "core/b.hpp"\n')) != []
         assert list(wrong_includes("kernels/a.hpp", '#include "kernels/host/b.hpp"\n')) != []

@@ -17,7 +17,6 @@
 #include "quant/codecs/int8_rows.hpp"
 #include "quant/codecs/normal.hpp"
 #include "quant/simd/magnitude.hpp"
-#include "quant/simd/squares.hpp"
 #include "quant/simd/widen.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -25,8 +24,8 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "quant/codecs/int8-inl.hpp"
 #include "quant/simd/source-inl.hpp"
-#include "quant/simd/squares-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::int8::HWY_NAMESPACE {
@@ -34,7 +33,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 using nibble::HWY_NAMESPACE::Bf16;
 using nibble::HWY_NAMESPACE::F16;
 using nibble::HWY_NAMESPACE::F32;
-using nibble::HWY_NAMESPACE::SquareSums;
 
 // To fp16 and back, for magnitudes that it can hold.
 template <class D, class V> HWY_INLINE V through_fp16(D d, V weight) {
@@ -83,14 +81,6 @@ HWY_INLINE void quantize_row(const std::byte* HWY_RESTRICT w, std::size_t n, flo
   }
 }
 
-// As the formula has it: two products, each rounded.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V decode(D d, const std::int8_t* HWY_RESTRICT codes, V scale, V unit) {
-  const hn::RebindToSigned<D> di;
-  const hn::Rebind<std::int8_t, D> d8;
-  return hn::Mul(hn::Mul(hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, codes))), scale), unit);
-}
-
 void dequantize_row(const std::int8_t* HWY_RESTRICT codes, std::size_t n, float absmax, float* HWY_RESTRICT weights) {
   const hn::CappedTag<float, 16> d;
   const auto scale = hn::Set(d, absmax), unit = hn::Set(d, inverse_127);
@@ -100,50 +90,15 @@ void dequantize_row(const std::int8_t* HWY_RESTRICT codes, std::size_t n, float 
   for (; i < n; ++i) weights[i] = static_cast<float>(codes[i]) * absmax * inverse_127;
 }
 
-// The squares of n weights and of what their codes are decoded to. They are those of rows that follow each other, the
-// first of which has `left` weights to come. The end of a row is padded with zeros to squares_step weights: rows that
-// are shorter would waste time and accuracy.
-template <class Source>
-HWY_INLINE void compare_rows(const std::byte* HWY_RESTRICT w, const std::int8_t* HWY_RESTRICT codes, std::size_t n,
-                             std::size_t columns, std::size_t left, const float* HWY_RESTRICT absmax,
-                             Squares& HWY_RESTRICT squares) {
-  const nibble::HWY_NAMESPACE::D d;
-  const auto unit = hn::Set(d, inverse_127);
-  SquareSums sums;
-  for (std::size_t begin = 0, end = left; begin < n; begin = end, end = begin + columns, ++absmax) {
-    end = std::min(end, n);
-    const auto scale = hn::Set(d, *absmax);
-    const auto add = [&](const std::byte* weights, const std::int8_t* its_codes) HWY_ATTR {
-      sums.add([&](std::size_t i) HWY_ATTR { return Source::load(d, weights, i); },
-               [&](std::size_t i) HWY_ATTR { return decode(d, its_codes + i, scale, unit); });
-    };
-    std::size_t i = begin;
-    for (; i + squares_step <= end; i += squares_step) add(w + i * Source::size, codes + i);
-    if (i < end) {
-      HWY_ALIGN std::byte last[squares_step * Source::size] = {};
-      HWY_ALIGN std::int8_t last_codes[squares_step] = {};
-      std::memcpy(last, w + i * Source::size, (end - i) * Source::size);
-      std::copy_n(codes + i, end - i, last_codes);
-      add(last, last_codes);
-    }
+#define NIBBLE_QUANTIZE_ROW_OF(name, Source)                                            \
+  void quantize_row_##name(const std::byte* HWY_RESTRICT w, std::size_t n, float scale, \
+                           std::int8_t* HWY_RESTRICT codes) {                           \
+    quantize_row<Source>(w, n, scale, codes);                                           \
   }
-  sums.end(squares);
-}
-
-#define NIBBLE_INT8_OF(name, Source)                                                                              \
-  void quantize_row_##name(const std::byte* HWY_RESTRICT w, std::size_t n, float scale,                           \
-                           std::int8_t* HWY_RESTRICT codes) {                                                     \
-    quantize_row<Source>(w, n, scale, codes);                                                                     \
-  }                                                                                                               \
-  void compare_rows_##name(const std::byte* HWY_RESTRICT w, const std::int8_t* HWY_RESTRICT codes, std::size_t n, \
-                           std::size_t columns, std::size_t left, const float* HWY_RESTRICT absmax,               \
-                           Squares& HWY_RESTRICT squares) {                                                       \
-    compare_rows<Source>(w, codes, n, columns, left, absmax, squares);                                            \
-  }
-NIBBLE_INT8_OF(f32, F32)
-NIBBLE_INT8_OF(bf16, Bf16)
-NIBBLE_INT8_OF(f16, F16)
-#undef NIBBLE_INT8_OF
+NIBBLE_QUANTIZE_ROW_OF(f32, F32)
+NIBBLE_QUANTIZE_ROW_OF(bf16, Bf16)
+NIBBLE_QUANTIZE_ROW_OF(f16, F16)
+#undef NIBBLE_QUANTIZE_ROW_OF
 
 }  // namespace nibble::int8::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -155,9 +110,6 @@ namespace int8 {
 HWY_EXPORT(quantize_row_f32);
 HWY_EXPORT(quantize_row_bf16);
 HWY_EXPORT(quantize_row_f16);
-HWY_EXPORT(compare_rows_f32);
-HWY_EXPORT(compare_rows_bf16);
-HWY_EXPORT(compare_rows_f16);
 HWY_EXPORT(dequantize_row);
 
 namespace {
@@ -175,18 +127,11 @@ float repaired(float weight, float absmax) {
   return std::clamp(weight, -limit, limit);
 }
 
-// The loops for a source type; F64 is widened before.
-struct Loops {
-  void (*quantize)(const std::byte* weights, std::size_t n, float scale, std::int8_t* codes);
-  void (*compare)(const std::byte* weights, const std::int8_t* codes, std::size_t n, std::size_t columns,
-                  std::size_t left, const float* absmax, Squares& squares);
-};
-#define NIBBLE_INT8_LOOPS(name) \
-  Loops { HWY_DYNAMIC_DISPATCH(quantize_row_##name), HWY_DYNAMIC_DISPATCH(compare_rows_##name) }
-Loops loops_of(DType source) {
-  return loop_of(source, NIBBLE_INT8_LOOPS(f32), NIBBLE_INT8_LOOPS(bf16), NIBBLE_INT8_LOOPS(f16));
+// F64 is widened before.
+auto quantize_row_of(DType source) {
+  return loop_of(source, HWY_DYNAMIC_DISPATCH(quantize_row_f32), HWY_DYNAMIC_DISPATCH(quantize_row_bf16),
+                 HWY_DYNAMIC_DISPATCH(quantize_row_f16));
 }
-#undef NIBBLE_INT8_LOOPS
 
 float scale_of(float absmax) { return absmax == 0.0f ? 0.0f : 1.0f / absmax * 127.0f; }
 
@@ -211,12 +156,11 @@ float row_absmax(DType source, std::span<const std::byte> weights, bool& plain) 
 void encode_row(DType source, std::span<const std::byte> weights, float absmax, bool plain,
                 std::span<std::int8_t> codes) {
   const float scale = scale_of(absmax);
-  if (plain && source != DType::f64)
-    return loops_of(source).quantize(weights.data(), codes.size(), scale, codes.data());
+  if (plain && source != DType::f64) return quantize_row_of(source)(weights.data(), codes.size(), scale, codes.data());
   std::array<float, tile_weights> finite;
   for_each_tile(source, weights, [&](std::size_t i, std::span<const float> tile) {
     std::transform(tile.begin(), tile.end(), finite.begin(), [&](float weight) { return repaired(weight, absmax); });
-    loops_of(DType::f32).quantize(std::as_bytes(std::span(finite)).data(), tile.size(), scale, codes.data() + i);
+    quantize_row_of(DType::f32)(std::as_bytes(std::span(finite)).data(), tile.size(), scale, codes.data() + i);
   });
 }
 
@@ -232,11 +176,6 @@ float encode_row(std::span<const float> weights, std::span<std::int8_t> codes) {
 void decode_row(std::span<const std::int8_t> codes, float absmax, std::span<float> weights) {
   check_same_size(weights.size(), codes.size());
   HWY_DYNAMIC_DISPATCH(dequantize_row)(codes.data(), codes.size(), absmax, weights.data());
-}
-
-void compare_rows(DType source, std::span<const std::byte> weights, std::span<const std::int8_t> codes,
-                  std::uint64_t columns, std::uint64_t left, std::span<const float> absmax, Squares& squares) {
-  loops_of(source).compare(weights.data(), codes.data(), codes.size(), columns, left, absmax.data(), squares);
 }
 
 }  // namespace int8

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "nibble/codec.hpp"
-#include "quant/simd/squares.hpp"
 
 namespace nibble {
 
@@ -46,11 +45,5 @@ template <class F> void for_each_row(std::uint64_t columns, std::uint64_t first,
     begin = end;
   }
 }
-
-/// The squares of F32, BF16 or F16 weights and of what their codes are decoded to. They are those of rows that follow
-/// each other, of `columns` >= squares_step weights each; the first has `left` weights to come. `absmax` has that of
-/// each.
-void compare_rows(DType source, std::span<const std::byte> weights, std::span<const std::int8_t> codes,
-                  std::uint64_t columns, std::uint64_t left, std::span<const float> absmax, Squares& squares);
 
 }  // namespace nibble::int8

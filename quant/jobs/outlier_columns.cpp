@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "quant/simd/squares.hpp"
+#include "quant/errors/squares.hpp"
 
 namespace nibble {
 namespace {

@@ -14,6 +14,7 @@
 #include "nibble/error.hpp"
 #include "nibble/nested.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/errors/four_bit_error.hpp"
 #include "quant/quantizers/device.hpp"
 #include "quant/quantizers/quantizer.hpp"
 #include "quant/simd/widen.hpp"
@@ -62,8 +63,8 @@ class BlockEncoder final : public Encoder {
       if (on_device)
         sum_four_bit_errors(tables_, dtype, tile, packed_tile, scales, blocksize_, of_blocks, errors->emplace_back());
       else if (errors != nullptr)
-        nonfinite =
-            encode_four_bit(tables_, dtype, tile, blocksize_, packed_tile, scales, of_blocks, errors->emplace_back());
+        nonfinite = encode_and_compare_four_bit(tables_, dtype, tile, blocksize_, packed_tile, scales, of_blocks,
+                                                errors->emplace_back());
       else
         nonfinite = encode_four_bit(tables_, dtype, tile, blocksize_, packed_tile, scales);
       if (nonfinite != 0) findings.add(count_nonfinite(tensor_.dtype, stored, first + i));

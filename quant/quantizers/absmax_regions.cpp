@@ -12,10 +12,10 @@
 #include "nibble/bf16.hpp"
 #include "nibble/fp16.hpp"
 #include "quant/codecs/scaled.hpp"
+#include "quant/errors/squares.hpp"
 #include "quant/quantizers/quantizer.hpp"
 #include "quant/quantizers/scanned_magnitude.hpp"
 #include "quant/simd/magnitude.hpp"
-#include "quant/simd/squares.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {

@@ -8,10 +8,11 @@
 #include "nibble/fp16.hpp"
 #include "nibble/int8.hpp"
 #include "quant/codecs/int8_rows.hpp"
+#include "quant/errors/int8_error.hpp"
+#include "quant/errors/squares.hpp"
 #include "quant/quantizers/device.hpp"
 #include "quant/quantizers/quantizer.hpp"
 #include "quant/quantizers/scanned_magnitude.hpp"
-#include "quant/simd/squares.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "quant/codecs/cast.hpp"
+#include "quant/errors/squares.hpp"
 #include "quant/quantizers/quantizer.hpp"
-#include "quant/simd/squares.hpp"
 
 namespace nibble {
 namespace {

@@ -9,8 +9,6 @@
 #include <string_view>
 
 #include "nibble/codec.hpp"
-#include "nibble/error_sums.hpp"
-#include "quant/codecs/four_bit/four_bit_error.hpp"
 
 /// What the 4-bit formats share: blocks and packing. A format adds its FourBitTables.
 namespace nibble {
@@ -141,11 +139,10 @@ void decode_four_bit(const FourBitTables& tables, std::span<const std::uint8_t> 
 std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                             std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
 
-/// The same of at most 4096 weights, which begin with a block, and what it cost: adds to `sums`, and puts into
-/// `errors`, which may be empty, what is needed of each block if its absmax changes afterwards.
-std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
-                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax,
-                            std::span<FourBitError> errors, ErrorSums& sums);
+/// Encodes the blocks that the loops of four_bit_encode-inl.hpp cannot: a short last one, and those whose absmax came
+/// out as not finite. Returns how many of those there are.
+std::size_t repair_blocks(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                          std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
 
 /// Codec::normal_sqnr_db() for block sizes 32, 64, ..., 4096: of 2^22 normal weights, computed by numpy from the
 /// codebook, not by this code (tests/quant/codecs/published_error_test.cpp). Double quantization changes the third

@@ -80,11 +80,10 @@ HWY_INLINE void encode_by_steps(const Bf16Steps& table, const std::uint16_t* HWY
 // Whole blocks; encode_tiny(w, blocks, packed, absmax) does those whose absmax is too small for the table, and
 // compare(w, blocks, packed, absmax) sees all as soon as they are encoded. Where absmax is not finite, the codes mean
 // nothing.
-template <class EncodeTiny, class Compare>
+template <class EncodeTiny, class See>
 HWY_INLINE void encode_blocks_by_steps(const Bf16Steps& table, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                                        std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed,
-                                       float* HWY_RESTRICT absmax, const EncodeTiny& encode_tiny,
-                                       const Compare& compare) {
+                                       float* HWY_RESTRICT absmax, const EncodeTiny& encode_tiny, const See& see) {
   // Weights in work: the table needs a part of L1, too, and the codes take so little time that fetching sets the pace.
   // 4096 of them: 10.6 GB/s from memory instead of 12.2 (docs/tried-and-lost.md).
   constexpr std::size_t batch = 1024;
@@ -105,7 +104,7 @@ HWY_INLINE void encode_blocks_by_steps(const Bf16Steps& table, const std::byte* 
       for (std::size_t b = 0; b < count; ++b)
         encode_by_steps(table, weights + b * blocksize, blocksize, bits[b], weights + b * blocksize + n,
                         packed + b * blocksize / 2);
-    compare(w, count, packed, absmax);
+    see(w, count, packed, absmax);
     w += n * sizeof(std::uint16_t);
     packed += n / 2;
     absmax += count;

@@ -1,26 +1,25 @@
-// Encoding to the 4-bit formats, compiled once per CPU target.
+// Encoding to the 4-bit formats: the loops over whole blocks. Whoever includes them may look at each batch while it is
+// in L1. Included once per Highway target, hence the guard that toggles.
+#if defined(NIBBLE_QUANT_FOUR_BIT_ENCODE_INL) == defined(HWY_TARGET_TOGGLE)
+#ifdef NIBBLE_QUANT_FOUR_BIT_ENCODE_INL
+#undef NIBBLE_QUANT_FOUR_BIT_ENCODE_INL
+#else
+#define NIBBLE_QUANT_FOUR_BIT_ENCODE_INL
+#endif
+
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
-#include "nibble/bf16.hpp"
-#include "nibble/error.hpp"
-#include "nibble/fp16.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/simd/widen.hpp"
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "quant/codecs/four_bit/four_bit_blocks.cpp"
-#include <hwy/cache_control.h>
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
-
 #include "quant/codecs/four_bit/four_bit_bf16-inl.hpp"
 #include "quant/codecs/four_bit/four_bit_buckets-inl.hpp"
-#include "quant/codecs/four_bit/four_bit_error-inl.hpp"
 #include "quant/simd/nibbles-inl.hpp"
 #include "quant/simd/source-inl.hpp"
 
@@ -187,12 +186,12 @@ HWY_INLINE void encode_by_guess(const FourBitTables& tables, const std::byte* HW
   }
 }
 
-// Whole blocks, which compare(w, blocks, packed, absmax) sees as soon as they are encoded. Where absmax is not finite,
-// the codes mean nothing.
-template <class Source, bool splits_zero, class Compare>
+// Whole blocks. Calls see(w, blocks, packed, absmax) with a batch as soon as it is encoded, while it is in L1. Where
+// absmax is not finite, the codes mean nothing.
+template <class Source, bool splits_zero, class See>
 HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                                  std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax,
-                                 const Compare& compare) {
+                                 const See& see) {
   const hn::CappedTag<float, 16> d;
   const int block_bits = std::countr_zero(blocksize);
 
@@ -224,7 +223,7 @@ HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* H
     else
 #endif
       encode_by_guess<Source, splits_zero>(tables, w, n, inverse, scale, block_bits, tiny, packed);
-    compare(w, count, packed, absmax);
+    see(w, count, packed, absmax);
     w += n * Source::size;
     packed += n / 2;
     absmax += count;
@@ -235,10 +234,10 @@ HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* H
 #else
 
 // For the target that has no vectors.
-template <class Source, bool splits_zero, class Compare>
+template <class Source, bool splits_zero, class See>
 HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                                  std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax,
-                                 const Compare& compare) {
+                                 const See& see) {
   for (; blocks > 0; --blocks, w += blocksize * Source::size, packed += blocksize / 2, ++absmax) {
     *absmax = Source::absmax(w, blocksize);
     const float inverse = *absmax < std::numeric_limits<float>::infinity() ? 1.0f / std::max(*absmax, 1e-38f) : 0;
@@ -250,159 +249,50 @@ HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* H
     };
     for (std::size_t i = 0; i < blocksize; i += 2)
       packed[i / 2] = static_cast<std::uint8_t>(code(i) << 4 | code(i + 1));
-    compare(w, 1, packed, absmax);
+    see(w, 1, packed, absmax);
   }
 }
 
 #endif
 
-template <class Source, class Compare>
+template <class Source, class See>
 HWY_INLINE void encode_blocks(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                               std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax,
-                              const Compare& compare) {
-  tables.splits_zero ? encode_blocks_as<Source, true>(tables, w, blocks, blocksize, packed, absmax, compare)
-                     : encode_blocks_as<Source, false>(tables, w, blocks, blocksize, packed, absmax, compare);
+                              const See& see) {
+  tables.splits_zero ? encode_blocks_as<Source, true>(tables, w, blocks, blocksize, packed, absmax, see)
+                     : encode_blocks_as<Source, false>(tables, w, blocks, blocksize, packed, absmax, see);
 }
 
-struct NothingToCompare {
+struct SeeNothing {
   HWY_INLINE void operator()(const std::byte* /*w*/, std::size_t /*blocks*/, const std::uint8_t* /*packed*/,
                              const float* /*absmax*/) const {}
 };
 
-HWY_NOINLINE void encode_tiny_bf16(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
-                                   std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed,
-                                   float* HWY_RESTRICT absmax) {
-  encode_blocks<Bf16>(tables, w, blocks, blocksize, packed, absmax, NothingToCompare());
+template <class Source>
+HWY_NOINLINE void encode_tiny(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                              std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {
+  encode_blocks<Source>(tables, w, blocks, blocksize, packed, absmax, SeeNothing());
 }
 
 // bf16 weights are encoded by the steps of tables.bf16_steps, where there are any; all others, and the scalar target,
 // by encode_blocks().
-template <class Source, class Compare>
+template <class Source, class See>
 HWY_INLINE void encode_whole_blocks(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                                     std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed,
-                                    float* HWY_RESTRICT absmax, const Compare& compare) {
+                                    float* HWY_RESTRICT absmax, const See& see) {
 #if HWY_TARGET != HWY_SCALAR
   if constexpr (std::is_same_v<Source, Bf16>)
     if (tables.bf16_steps != nullptr)
       return encode_blocks_by_steps(
           *tables.bf16_steps, w, blocks, blocksize, packed, absmax,
           [&](const std::byte* from, std::size_t count, std::uint8_t* to, float* largest)
-              HWY_ATTR { encode_tiny_bf16(tables, from, count, blocksize, to, largest); },
-          compare);
+              HWY_ATTR { encode_tiny<Source>(tables, from, count, blocksize, to, largest); },
+          see);
 #endif
-  encode_blocks<Source>(tables, w, blocks, blocksize, packed, absmax, compare);
+  encode_blocks<Source>(tables, w, blocks, blocksize, packed, absmax, see);
 }
-
-#define NIBBLE_ENCODE_BLOCKS_OF(name, Source)                                                                         \
-  void encode_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,         \
-                            std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {   \
-    encode_whole_blocks<Source>(tables, w, blocks, blocksize, packed, absmax, NothingToCompare());                    \
-  }                                                                                                                   \
-  void encode_and_compare_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,                 \
-                                        std::size_t blocks, std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, \
-                                        float* HWY_RESTRICT absmax, FourBitError* HWY_RESTRICT errors,                \
-                                        TileSums& HWY_RESTRICT sums) {                                                \
-    TileErrors<Source> tile(tables, blocksize, errors);                                                               \
-    encode_whole_blocks<Source>(tables, w, blocks, blocksize, packed, absmax,                                         \
-                                [&](const std::byte* from, std::size_t count, const std::uint8_t* codes,              \
-                                    const float* largest) HWY_ATTR { tile.add(from, codes, largest, count); });       \
-    tile.end(sums);                                                                                                   \
-  }
-NIBBLE_ENCODE_BLOCKS_OF(f32, F32)
-NIBBLE_ENCODE_BLOCKS_OF(bf16, Bf16)
-NIBBLE_ENCODE_BLOCKS_OF(f16, F16)
-#undef NIBBLE_ENCODE_BLOCKS_OF
 
 }  // namespace nibble::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#if HWY_ONCE
-namespace nibble {
-namespace {
-
-HWY_EXPORT(encode_blocks_f32);
-HWY_EXPORT(encode_blocks_bf16);
-HWY_EXPORT(encode_blocks_f16);
-HWY_EXPORT(encode_and_compare_blocks_f32);
-HWY_EXPORT(encode_and_compare_blocks_bf16);
-HWY_EXPORT(encode_and_compare_blocks_f16);
-
-// The block with NaN as 0 and infinities as its largest finite magnitude, padded with zeros.
-std::array<float, tile_weights> repaired(std::span<const float> block) {
-  std::array<float, tile_weights> out{};
-  float largest = 0;
-  for (const float weight : block)
-    if (std::isfinite(weight)) largest = std::max(largest, std::abs(weight));
-  for (std::size_t i = 0; i < block.size(); ++i)
-    if (!std::isnan(block[i])) out[i] = std::clamp(block[i], -largest, largest);
-  return out;
-}
-
-auto encode_blocks_of(DType source) {
-  return loop_of(source, HWY_DYNAMIC_DISPATCH(encode_blocks_f32), HWY_DYNAMIC_DISPATCH(encode_blocks_bf16),
-                 HWY_DYNAMIC_DISPATCH(encode_blocks_f16));
-}
-
-auto encode_and_compare_blocks_of(DType source) {
-  return loop_of(source, HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_f32),
-                 HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_bf16),
-                 HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_f16));
-}
-
-// Encodes the blocks that the loops cannot: those that are not finite, whose number is returned, and a short last one.
-std::size_t repair_blocks(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
-                          std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax) {
-  const std::size_t size = traits(source).bits / 8, n = weights.size() / size;
-  const std::size_t whole = n >> std::countr_zero(blocksize);
-  std::size_t nonfinite = 0;
-  const auto repair = [&](std::size_t b) {
-    const std::size_t first = b * blocksize, count = std::min(blocksize, n - first);
-    std::array<float, tile_weights> tile;
-    const auto block = widen(source, weights.subspan(first * size, count * size), tile);
-    nonfinite += !std::all_of(block.begin(), block.end(), [](float weight) { return std::isfinite(weight); });
-    const auto finite = repaired(block);
-    std::array<std::uint8_t, tile_weights / 2> bytes;
-    encode_blocks_of(DType::f32)(tables, std::as_bytes(std::span(finite)).data(), 1, blocksize, bytes.data(),
-                                 &absmax[b]);
-    std::copy_n(bytes.begin(), count / 2 + count % 2, packed.begin() + static_cast<std::ptrdiff_t>(first / 2));
-  };
-  const float* const largest = absmax.data();  // a span that checks every index is not vectorized
-  std::size_t infinite = 0;
-  for (std::size_t b = 0; b < whole; ++b) infinite += !(largest[b] < std::numeric_limits<float>::infinity());
-  if (infinite > 0)
-    for (std::size_t b = 0; b < whole; ++b)
-      if (!std::isfinite(absmax[b])) repair(b);
-  if (whole < absmax.size()) repair(whole);
-  return nonfinite;
-}
-
-}  // namespace
-
-std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
-                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax) {
-  const std::size_t n = weights.size() / (traits(source).bits / 8);
-  check_four_bit_sizes(n, blocksize, packed.size(), absmax.size());
-  encode_blocks_of(source)(tables, weights.data(), n / blocksize, blocksize, packed.data(), absmax.data());
-  return repair_blocks(tables, source, weights, blocksize, packed, absmax);
-}
-
-std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
-                            std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax,
-                            std::span<FourBitError> errors, ErrorSums& sums) {
-  const std::size_t n = weights.size() / (traits(source).bits / 8);
-  check_four_bit_sizes(n, blocksize, packed.size(), absmax.size());
-  TileSums tile;
-  encode_and_compare_blocks_of(source)(tables, weights.data(), n / blocksize, blocksize, packed.data(), absmax.data(),
-                                       errors.empty() ? nullptr : errors.data(), tile);
-  const std::size_t nonfinite = repair_blocks(tables, source, weights, blocksize, packed, absmax);
-  add_tile_errors(tables, source, weights, packed, absmax, blocksize, tile, errors, sums);
-  return nonfinite;
-}
-
-std::size_t encode_four_bit(const FourBitTables& tables, std::span<const float> weights, std::size_t blocksize,
-                            std::span<std::uint8_t> packed, std::span<float> absmax) {
-  return encode_four_bit(tables, DType::f32, std::as_bytes(weights), blocksize, packed, absmax);
-}
-
-}  // namespace nibble
 #endif

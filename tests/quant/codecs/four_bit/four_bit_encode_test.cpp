@@ -11,7 +11,7 @@
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/quant/codecs/reference.hpp"
 
-namespace nibble::four_bit_blocks_test {
+namespace nibble::four_bit_encode_test {
 namespace {
 
 struct Format {
@@ -167,4 +167,4 @@ INSTANTIATE_TEST_SUITE_P(Formats, FourBit, testing::ValuesIn(formats),
                          [](const auto& each) { return each.param.name; });
 
 }  // namespace
-}  // namespace nibble::four_bit_blocks_test
+}  // namespace nibble::four_bit_encode_test

@@ -36,13 +36,13 @@ struct TileSums {
   bool is_in_range;  ///< every absmax but 0 is between those
 };
 
-/// Adds `tile`, which the loops made of the whole blocks of an encoded tile, to `sums`, and the rest weight by weight:
-/// a last block that is short, and everything where fp32 cannot hold the sums. `errors` may be empty if nobody asks.
-void add_tile_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
-                     std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
-                     const TileSums& tile, std::span<FourBitError> errors, ErrorSums& sums);
+/// encode_four_bit() of a tile of at most 4096 weights, which begin with a block, and what that cost: adds to `sums`,
+/// and puts into `errors`, which may be empty, what is needed of each block if its absmax changes afterwards.
+std::size_t encode_and_compare_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                                        std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax,
+                                        std::span<FourBitError> errors, ErrorSums& sums);
 
-/// The same of a tile that was encoded elsewhere.
+/// What it cost to encode a tile elsewhere.
 void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                          std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
                          std::span<FourBitError> errors, ErrorSums& sums);

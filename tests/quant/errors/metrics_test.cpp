@@ -1,5 +1,5 @@
-// Sums over weights, and the figures from them, against their definition. One file, as quant/simd/metrics.cpp is: what
-// compare() and describe() say is held against the same sums in fp64.
+// Sums over weights, and the figures from them, against their definition. One file, as quant/errors/metrics.cpp is:
+// what compare() and describe() say is held against the same sums in fp64.
 
 #include "nibble/metrics.hpp"
 
@@ -13,7 +13,7 @@
 
 #include "nibble/error.hpp"
 #include "nibble/xtensor.hpp"
-#include "quant/simd/squares.hpp"
+#include "quant/errors/squares.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 
 namespace nibble::metrics_test {

@@ -17,7 +17,7 @@
 
 #include "quant/codecs/cast-inl.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/codecs/four_bit/four_bit_error.hpp"
+#include "quant/errors/four_bit_error.hpp"
 #include "quant/simd/lanes-inl.hpp"
 #include "quant/simd/source-inl.hpp"
 #include "quant/simd/table16-inl.hpp"

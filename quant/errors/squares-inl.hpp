@@ -1,4 +1,4 @@
-// Computes the sums of quant/simd/squares.hpp. Included once per Highway target, hence the guard that toggles.
+// Computes the sums of quant/errors/squares.hpp. Included once per Highway target, hence the guard that toggles.
 #if defined(NIBBLE_QUANT_SQUARES_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef NIBBLE_QUANT_SQUARES_INL
 #undef NIBBLE_QUANT_SQUARES_INL
@@ -9,8 +9,8 @@
 #include <hwy/highway.h>
 #include <cstddef>
 
+#include "quant/errors/squares.hpp"
 #include "quant/simd/lanes-inl.hpp"
-#include "quant/simd/squares.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {

@@ -1,5 +1,5 @@
 // Compiled once per CPU target.
-#include "quant/codecs/four_bit/four_bit_error.hpp"
+#include "quant/errors/four_bit_error.hpp"
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 #include "quant/simd/widen.hpp"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "quant/codecs/four_bit/four_bit_error.cpp"
+#define HWY_TARGET_INCLUDE "quant/errors/four_bit_error.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -28,20 +28,47 @@ struct ChangeSums {
 }  // namespace nibble
 #endif
 
-#include "quant/codecs/four_bit/four_bit_error-inl.hpp"
+#include "quant/codecs/four_bit/four_bit_encode-inl.hpp"
+#include "quant/errors/four_bit_error-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-#define NIBBLE_COMPARE_BLOCKS_OF(name, Source)                                                             \
-  void compare_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,                 \
-                             const std::uint8_t* HWY_RESTRICT packed, const float* HWY_RESTRICT absmax,    \
-                             std::size_t blocks, std::size_t blocksize, FourBitError* HWY_RESTRICT errors, \
-                             TileSums& HWY_RESTRICT sums) {                                                \
-    TileErrors<Source> tile(tables, blocksize, errors);                                                    \
-    tile.add(w, packed, absmax, blocks);                                                                   \
-    tile.end(sums);                                                                                        \
+template <class Source>
+HWY_INLINE void encode_and_compare_blocks(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,
+                                          std::size_t blocks, std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed,
+                                          float* HWY_RESTRICT absmax, FourBitError* HWY_RESTRICT errors,
+                                          TileSums& HWY_RESTRICT sums) {
+  TileErrors<Source> tile(tables, blocksize, errors);
+  encode_whole_blocks<Source>(tables, w, blocks, blocksize, packed, absmax,
+                              [&](const std::byte* from, std::size_t count, const std::uint8_t* codes,
+                                  const float* largest) HWY_ATTR { tile.add(from, codes, largest, count); });
+  tile.end(sums);
+}
+
+template <class Source>
+HWY_INLINE void compare_blocks(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,
+                               const std::uint8_t* HWY_RESTRICT packed, const float* HWY_RESTRICT absmax,
+                               std::size_t blocks, std::size_t blocksize, FourBitError* HWY_RESTRICT errors,
+                               TileSums& HWY_RESTRICT sums) {
+  TileErrors<Source> tile(tables, blocksize, errors);
+  tile.add(w, packed, absmax, blocks);
+  tile.end(sums);
+}
+
+#define NIBBLE_COMPARE_BLOCKS_OF(name, Source)                                                                        \
+  void encode_and_compare_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,                 \
+                                        std::size_t blocks, std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, \
+                                        float* HWY_RESTRICT absmax, FourBitError* HWY_RESTRICT errors,                \
+                                        TileSums& HWY_RESTRICT sums) {                                                \
+    encode_and_compare_blocks<Source>(tables, w, blocks, blocksize, packed, absmax, errors, sums);                    \
+  }                                                                                                                   \
+  void compare_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w,                            \
+                             const std::uint8_t* HWY_RESTRICT packed, const float* HWY_RESTRICT absmax,               \
+                             std::size_t blocks, std::size_t blocksize, FourBitError* HWY_RESTRICT errors,            \
+                             TileSums& HWY_RESTRICT sums) {                                                           \
+    compare_blocks<Source>(tables, w, packed, absmax, blocks, blocksize, errors, sums);                               \
   }
 NIBBLE_COMPARE_BLOCKS_OF(f32, F32)
 NIBBLE_COMPARE_BLOCKS_OF(bf16, Bf16)
@@ -78,10 +105,19 @@ HWY_AFTER_NAMESPACE();
 namespace nibble {
 namespace {
 
+HWY_EXPORT(encode_and_compare_blocks_f32);
+HWY_EXPORT(encode_and_compare_blocks_bf16);
+HWY_EXPORT(encode_and_compare_blocks_f16);
 HWY_EXPORT(compare_blocks_f32);
 HWY_EXPORT(compare_blocks_bf16);
 HWY_EXPORT(compare_blocks_f16);
 HWY_EXPORT(sum_changes);
+
+auto encode_and_compare_blocks_of(DType source) {
+  return loop_of(source, HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_f32),
+                 HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_bf16),
+                 HWY_DYNAMIC_DISPATCH(encode_and_compare_blocks_f16));
+}
 
 auto compare_blocks_of(DType source) {
   return loop_of(source, HWY_DYNAMIC_DISPATCH(compare_blocks_f32), HWY_DYNAMIC_DISPATCH(compare_blocks_bf16),
@@ -105,8 +141,8 @@ FourBitError add_block(const FourBitTables& tables, std::span<const float> weigh
   return {fp16::from_float(static_cast<float>(cross / absmax)), fp16::from_float(static_cast<float>(test))};
 }
 
-}  // namespace
-
+// Adds `tile`, which the loops made of the whole blocks of an encoded tile, to `sums`, and the rest weight by weight: a
+// last block that is short, and everything where fp32 cannot hold the sums. `errors` may be empty if nobody asks.
 void add_tile_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                      std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
                      const TileSums& tile, std::span<FourBitError> errors, ErrorSums& sums) {
@@ -124,6 +160,21 @@ void add_tile_errors(const FourBitTables& tables, DType source, std::span<const 
     const FourBitError error = add_block(tables, block, packed.data() + first / 2, absmax[b], sums);
     if (!errors.empty()) errors[b] = error;
   }
+}
+
+}  // namespace
+
+std::size_t encode_and_compare_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                                        std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax,
+                                        std::span<FourBitError> errors, ErrorSums& sums) {
+  const std::size_t n = weights.size() / (traits(source).bits / 8);
+  check_four_bit_sizes(n, blocksize, packed.size(), absmax.size());
+  TileSums tile;
+  encode_and_compare_blocks_of(source)(tables, weights.data(), n / blocksize, blocksize, packed.data(), absmax.data(),
+                                       errors.empty() ? nullptr : errors.data(), tile);
+  const std::size_t nonfinite = repair_blocks(tables, source, weights, blocksize, packed, absmax);
+  add_tile_errors(tables, source, weights, packed, absmax, blocksize, tile, errors, sums);
+  return nonfinite;
 }
 
 void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,

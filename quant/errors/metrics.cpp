@@ -13,16 +13,16 @@
 #include <string>
 
 #include "nibble/error.hpp"
-#include "quant/simd/squares.hpp"
+#include "quant/errors/squares.hpp"
 #include "quant/simd/widen.hpp"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "quant/simd/metrics.cpp"
+#define HWY_TARGET_INCLUDE "quant/errors/metrics.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "quant/errors/squares-inl.hpp"
 #include "quant/simd/lanes-inl.hpp"
-#include "quant/simd/squares-inl.hpp"
 
 // What the loops below hand over: for every block of 64 weights, or for every four of them, the sums of 16 lanes,
 // folded into four, which is where fp32 ends. Lanes and folds are the same for every target.
