@@ -56,8 +56,8 @@ template <class T, Rows rows> struct FourBitDequantize {
       const u32 low = begin > first ? static_cast<u32>(begin - first) : 0;
       const u32 high = end - first < tile ? static_cast<u32>(end - first) : tile;
       const float scale = scale_of_lane(first, low, high, offset);
-      NIBBLE_NO_UNROLL for (u32 place = 0; place < tile; place += 32 * each)
-          part_of_tile<each>(first, low, high, value, scale, place);
+      NIBBLE_NO_UNROLL for (u32 index = 0; index < tile; index += 32 * each)
+          part_of_tile<each>(first, low, high, value, scale, index);
       // The odd end of the weight.
       if (high % each != 0) part_of_tile<1>(first, low, high, value, scale, high - high % each);
     }
@@ -74,7 +74,7 @@ template <class T, Rows rows> struct FourBitDequantize {
     return absmax.is_nested() ? absmax.nested_of(i, offset) : absmax.plain_of(i);
   }
 
-  NIBBLE_DEVICE i64 place_in_out(u64 element) const {
+  NIBBLE_DEVICE i64 index_in_out(u64 element) const {
     const u64 i = element - begin;
     if (rows == Rows::contiguous || (rows == Rows::any && gap == 0)) return static_cast<i64>(i);
     return static_cast<i64>(i + k.quotient(i) * gap);
@@ -96,25 +96,25 @@ template <class T, Rows rows> struct FourBitDequantize {
     }
     const float scales = scale_of_lane(first, 0, tile, offset);
     NIBBLE_UNROLL for (u32 step = 0; step < steps; ++step) {
-      const u32 place = (step * 32 + lane_id()) * each;
-      const float scale = shfl_idx(~0u, scales, place >> log2_blocksize);
+      const u32 index = (step * 32 + lane_id()) * each;
+      const float scale = shfl_idx(~0u, scales, index >> log2_blocksize);
       float weight[each];
       NIBBLE_UNROLL for (u32 i = 0; i < each; ++i) weight[i] = decoded(codes[step], i, value, scale);
-      store(out + place_in_out(first + place), weight);
+      store(out + index_in_out(first + index), weight);
     }
   }
 
-  // Weights from `begin_place` on, of which a lane has `Each` in a row; those from low to high, by bytes.
+  // Weights from `first_index` on, of which a lane has `Each` in a row; those from low to high, by bytes.
   template <u32 Each>
-  NIBBLE_DEVICE void part_of_tile(u64 first, u32 low, u32 high, float value, float scales, u32 begin_place) const {
-    const u32 place = begin_place + lane_id() * Each;
-    const bool inside = place >= low && place + Each <= high;
+  NIBBLE_DEVICE void part_of_tile(u64 first, u32 low, u32 high, float value, float scales, u32 first_index) const {
+    const u32 index = first_index + lane_id() * Each;
+    const bool inside = index >= low && index + Each <= high;
     u32 codes = 0;
-    if (inside) codes = load_bytes<bytes_of<Each>>(packed + static_cast<i64>((first + place) / 2));
-    const float scale = shfl_idx(~0u, scales, place >> log2_blocksize);
+    if (inside) codes = load_bytes<bytes_of<Each>>(packed + static_cast<i64>((first + index) / 2));
+    const float scale = shfl_idx(~0u, scales, index >> log2_blocksize);
     float weight[Each];
-    NIBBLE_UNROLL for (u32 i = 0; i < Each; ++i) weight[i] = decoded(codes, Each == 1 ? place % 2 : i, value, scale);
-    if (inside) store(out + place_in_out(first + place), weight);
+    NIBBLE_UNROLL for (u32 i = 0; i < Each; ++i) weight[i] = decoded(codes, Each == 1 ? index % 2 : i, value, scale);
+    if (inside) store(out + index_in_out(first + index), weight);
   }
 };
 

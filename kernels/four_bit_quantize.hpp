@@ -51,8 +51,8 @@ constexpr FourBitSearch make_search(const float (&ascending)[16], bool splits_ze
   const double half_unit = 0.5 / (1 << fraction_bits), peak = double{slope} / (2 * double{curve}), slack = 0.002;
   bool right = true;
   const auto check = [&](double v, u32 number) {
-    const double place = middle + half_unit + v * (slope - curve * (v < 0 ? -v : v));
-    right = right && place > (number == 0 ? 0 : number - 1) + slack && place < number + 1 - slack;
+    const double position = middle + half_unit + v * (slope - curve * (v < 0 ? -v : v));
+    right = right && position > (number == 0 ? 0 : number - 1) + slack && position < number + 1 - slack;
   };
   for (u32 number = 0; number <= midpoints; ++number) {
     const double from = number == 0 ? -1.0 : search.threshold[number - 1];
@@ -227,8 +227,8 @@ template <class T, class Format> struct FourBitQuantize {
     NIBBLE_UNROLL for (u32 k = 0; k < run; ++k) {
       const float v = mul_rn(w[(run - 1 - k) ^ 1], inverse);
       const float rounded = fma_rn(v, fma_rn(-s.curve, std::fabs(v), s.slope), rounder);
-      const u32 place = bits_of(rounded) >> s.fraction_bits;  // the low 5 bits are the guess
-      u32 number = place + is_above(v, shfl_idx(~0u, threshold, place));
+      const u32 guess = bits_of(rounded) >> s.fraction_bits;  // the low 5 bits are the guess
+      u32 number = guess + is_above(v, shfl_idx(~0u, threshold, guess));
       if constexpr (Format::splits_zero) number += is_above(v, 0.0f);
       joined = joined * 16 + number;
     }

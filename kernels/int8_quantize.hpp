@@ -39,9 +39,9 @@ template <class T, u32 Threads> struct Int8Quantize {
     u32x4 bits[kept];
     if (aligned) {
       NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) bits[r] =
-          place(r) < near ? ldcs((from + place(r)).template as<const u32x4>()) : u32x4{};
+          offset(r) < near ? ldcs((from + offset(r)).template as<const u32x4>()) : u32x4{};
     } else {
-      NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) bits[r] = load_some(from, place(r));
+      NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) bits[r] = load_some(from, offset(r));
     }
 
     const auto largest_by = [&](auto&& magnitude_of) {
@@ -52,7 +52,7 @@ template <class T, u32 Threads> struct Int8Quantize {
         NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) largest = max_nan(largest, magnitude_of(w[i]));
       };
       NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) look_at(bits[r]);
-      for (u64 at = place(kept); at < k; at += u64{threads} * run) look_at(load(from, at));
+      for (u64 at = offset(kept); at < k; at += u64{threads} * run) look_at(load(from, at));
       return largest;
     };
     float largest = largest_of_row(largest_by([](float w) { return std::fabs(w); }), warp_largest);
@@ -77,13 +77,13 @@ template <class T, u32 Threads> struct Int8Quantize {
       if (!plain) NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) w[i] = repaired(w[i], row_absmax);
       store(to, at, w, scale);
     };
-    NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) if (place(r) < near) quantize(bits[r], place(r));
-    for (u64 at = place(kept); at < k; at += u64{threads} * run) quantize(load(from, at), at);
+    NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) if (offset(r) < near) quantize(bits[r], offset(r));
+    for (u64 at = offset(kept); at < k; at += u64{threads} * run) quantize(load(from, at), at);
   }
 
  private:
   // Of the r-th run of this thread, in the row.
-  [[nodiscard]] NIBBLE_DEVICE static u32 place(u32 r) { return (r * threads + thread_id()) * run; }
+  [[nodiscard]] NIBBLE_DEVICE static u32 offset(u32 r) { return (r * threads + thread_id()) * run; }
 
   [[nodiscard]] NIBBLE_DEVICE u32x4 load(Global<const T> from, u64 at) const {
     return aligned ? ld((from + static_cast<i64>(at)).template as<const u32x4>()) : load_some(from, at);

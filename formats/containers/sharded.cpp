@@ -102,11 +102,11 @@ ShardIndex parse_index(const json::Text& text, std::string_view label, TakenMemo
   std::sort(index.files.begin(), index.files.end());
   // The pool holds a name twice where others share its hash.
   index.files.erase(std::unique(index.files.begin(), index.files.end()), index.files.end());
-  std::vector<std::uint32_t> place(events.shard_count);  // from order of appearance to sorted
+  std::vector<std::uint32_t> sorted(events.shard_count);  // the sorted number of each, by order of appearance
   for (std::uint32_t shard = 0; shard < events.shard_count; ++shard)
-    place[shard] = static_cast<std::uint32_t>(
+    sorted[shard] = static_cast<std::uint32_t>(
         std::lower_bound(index.files.begin(), index.files.end(), events.shard_names[shard]) - index.files.begin());
-  for (std::uint32_t& shard : events.shards) shard = place[shard];
+  for (std::uint32_t& shard : events.shards) shard = sorted[shard];
   index.tensors = std::move(events.names);
   index.shards = std::move(events.shards);
   return index;

@@ -346,26 +346,26 @@ std::string formatted(std::string_view value, const Style& style) {
 }
 
 // Where an edit happens: the member of that key and those around it, the first one and the last.
-struct Place {
+struct Position {
   std::optional<Member> first, before, member, after, last;
 };
 
-Place find_place(std::string_view text, std::string_view key, std::string_view label) {
-  Place place;
+Position find_position(std::string_view text, std::string_view key, std::string_view label) {
+  Position position;
   for_each_member(text, label, [&](const Member& member) {
-    if (!place.first) place.first = member;
-    if (place.member && !place.after) place.after = member;
-    if (!place.member && member.key == key) {
-      place.before = place.last;
-      place.member = member;
+    if (!position.first) position.first = member;
+    if (position.member && !position.after) position.after = member;
+    if (!position.member && member.key == key) {
+      position.before = position.last;
+      position.member = member;
     }
-    place.last = member;
+    position.last = member;
   });
-  return place;
+  return position;
 }
 
 void apply(std::string& text, const Edit& edit, std::string_view label) {
-  const auto [first, before, member, after, last] = find_place(text, edit.key, label);
+  const auto [first, before, member, after, last] = find_position(text, edit.key, label);
   if (!member && !edit.value) return;
   if (!edit.value) {
     if (after) {

@@ -109,8 +109,8 @@ HWY_INLINE void encode_block(const float* HWY_RESTRICT absmax, float offset, std
     const auto scaled = hn::IfThenElse(hn::Eq(difference, zero), zero, hn::Mul(difference, inverse));
     const auto bits = hn::BitCast(di, scaled);
     const auto magnitude = hn::And(bits, hn::Set(di, 0x7FFFFFFF));
-    const auto place = hn::Sub(hn::ShiftRight<Nearest::shift>(magnitude), hn::Set(di, Nearest::first));
-    const auto inside = hn::Min(hn::Max(place, hn::Zero(di)), hn::Set(di, Nearest::last));
+    const auto number = hn::Sub(hn::ShiftRight<Nearest::shift>(magnitude), hn::Set(di, Nearest::first));
+    const auto inside = hn::Min(hn::Max(number, hn::Zero(di)), hn::Set(di, Nearest::last));
     const auto side = hn::And(hn::BroadcastSignBit(bits), hn::Set(di, Nearest::negative));
     hn::Store(scaled, d, v + i);
     hn::Store(hn::Add(inside, side), di, bucket + i);

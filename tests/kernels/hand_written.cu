@@ -64,20 +64,20 @@ __device__ __forceinline__ void store(std::uint16_t* to, const float (&w)[8]) {
 
 template <std::uint32_t Each>
 __device__ __forceinline__ void part_of_tile(const FourBitDequantize& a, std::uint64_t first, std::uint32_t low,
-                                             std::uint32_t high, float value, float scales, std::uint32_t begin_place) {
-  const std::uint32_t place = begin_place + (threadIdx.x & 31) * Each;
-  const bool inside = place >= low && place + Each <= high;
+                                             std::uint32_t high, float value, float scales, std::uint32_t first_index) {
+  const std::uint32_t index = first_index + (threadIdx.x & 31) * Each;
+  const bool inside = index >= low && index + Each <= high;
   std::uint32_t codes = 0;
   if (inside) {
-    const std::uint8_t* from = a.packed + (first + place) / 2;
+    const std::uint8_t* from = a.packed + (first + index) / 2;
 #pragma unroll
     for (std::uint32_t i = 0; i < (Each + 1) / 2; ++i) codes |= std::uint32_t{__ldg(from + i)} << 8 * i;
   }
-  const float scale = __shfl_sync(everyone, scales, static_cast<int>(place >> a.log2_blocksize));
+  const float scale = __shfl_sync(everyone, scales, static_cast<int>(index >> a.log2_blocksize));
   float weight[Each];
 #pragma unroll
-  for (std::uint32_t i = 0; i < Each; ++i) weight[i] = decoded(codes, Each == 1 ? place % 2 : i, value, scale);
-  if (inside) store(a.out + (first + place - a.begin), weight);
+  for (std::uint32_t i = 0; i < Each; ++i) weight[i] = decoded(codes, Each == 1 ? index % 2 : i, value, scale);
+  if (inside) store(a.out + (first + index - a.begin), weight);
 }
 
 __global__ void __launch_bounds__(threads, min_blocks)
@@ -98,12 +98,12 @@ __global__ void __launch_bounds__(threads, min_blocks)
       const float scales = scale_of_lane(a, first, 0, tile, offset);
 #pragma unroll
       for (std::uint32_t step = 0; step < steps; ++step) {
-        const std::uint32_t place = (step * 32 + lane) * each;
-        const float scale = __shfl_sync(everyone, scales, static_cast<int>(place >> a.log2_blocksize));
+        const std::uint32_t index = (step * 32 + lane) * each;
+        const float scale = __shfl_sync(everyone, scales, static_cast<int>(index >> a.log2_blocksize));
         float weight[each];
 #pragma unroll
         for (std::uint32_t i = 0; i < each; ++i) weight[i] = decoded(codes[step], i, value, scale);
-        store(a.out + (first + place - a.begin), weight);
+        store(a.out + (first + index - a.begin), weight);
       }
       continue;
     }
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(threads, min_blocks)
     const std::uint32_t high = a.end - first < tile ? static_cast<std::uint32_t>(a.end - first) : tile;
     const float scales = scale_of_lane(a, first, low, high, offset);
 #pragma unroll 1
-    for (std::uint32_t place = 0; place < tile; place += 32 * each)
-      part_of_tile<each>(a, first, low, high, value, scales, place);
+    for (std::uint32_t index = 0; index < tile; index += 32 * each)
+      part_of_tile<each>(a, first, low, high, value, scales, index);
     if (high % each != 0) part_of_tile<1>(a, first, low, high, value, scales, high - high % each);
   }
 }
