@@ -125,7 +125,7 @@ class Table {
     for (std::size_t c = 0; c < candidates_.size(); ++c) {
       if (candidates_.size() == 1)
         line += fmt::format("  {:<{}} {:>5} {:>8} {:>8} {:>7}", second, codec_width_, "bits", "rel rmse", "max abs",
-                            "SQNR dB");
+                            (labels_ ? label(c) : "SQNR ") + "dB");
       else if (candidates_.size() == 2)
         line += fmt::format("  {:>8} {:>8}", label(c) + "dB", "rel rmse");
       else
