@@ -29,6 +29,7 @@ class MemoryReader final : public Reader {
     config_->architecture = std::move(architecture);
     config_->tie_word_embeddings = tied;
   }
+  void set_dtype(std::string dtype) { (config_ ? *config_ : config_.emplace()).dtype = std::move(dtype); }
   void set_rewrite_bytes(std::uint64_t bytes) { config_->rewrite_bytes = bytes; }
   void set_quant_method(std::string method) {
     (config_ ? *config_ : config_.emplace()).quant_method = std::move(method);

@@ -1,0 +1,130 @@
+// What files of DeepSeek-V3 and of compressed-tensors have in common. Each is tested as a whole in
+// fp8_blocks_test.cpp and compressed_tensors_test.cpp.
+
+#include "quant/schemes/fp8_parts.hpp"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "tests/quant/schemes/scheme_support.hpp"
+
+namespace nibble::fp8_parts_test {
+namespace {
+
+using test::MemoryReader;
+
+// With a suffix that no other scheme has.
+class Parts final : public Fp8Parts {
+ public:
+  explicit Parts(DType otherwise = DType::f32) : Fp8Parts("_by", otherwise) {}
+  [[nodiscard]] std::string_view quant_method() const noexcept override { return "parts"; }
+};
+
+MemoryReader file(DType codes, const Shape& shape, DType scales, const Shape& scale_shape) {
+  MemoryReader in;
+  in.add_normal("a.weight", codes, shape);
+  in.add_normal("a.weight_by", scales, scale_shape);
+  return in;
+}
+
+// As StoredWeights looks for parts.
+FindTensor finder(const MemoryReader& in) {
+  return [&in](std::string_view name) -> std::optional<std::size_t> {
+    for (std::size_t i = 0; i < in.tensors().size(); ++i)
+      if (in.tensors().name(i) == name) return i;
+    return std::nullopt;
+  };
+}
+
+std::optional<StoredTensor> recognized(const MemoryReader& in, DType otherwise = DType::f32) {
+  return Parts(otherwise).recognize(in, 0, finder(in));
+}
+
+// F32 scales do not tell: config.json does, and where that does not, the scheme.
+TEST(Fp8Parts, TheTypeBeforeIsThatOfTheScalesOrOfTheModel) {
+  const auto before = [](DType scales, const char* dtype, DType otherwise) {
+    MemoryReader in = file(DType::f8_e4m3, {3, 4}, scales, {1});
+    if (dtype != nullptr) in.set_dtype(dtype);
+    const auto found = recognized(in, otherwise);
+    EXPECT_TRUE(found);
+    return found->info.dtype;
+  };
+  EXPECT_EQ(before(DType::f32, "float16", DType::f32), DType::f16);
+  EXPECT_EQ(before(DType::f32, "bfloat16", DType::f32), DType::bf16);
+  EXPECT_EQ(before(DType::f32, "float32", DType::bf16), DType::bf16);
+  EXPECT_EQ(before(DType::f32, "float8_e4m3fn", DType::bf16), DType::bf16);
+  EXPECT_EQ(before(DType::f32, "", DType::f32), DType::f32);
+  EXPECT_EQ(before(DType::f32, nullptr, DType::bf16), DType::bf16);
+  EXPECT_EQ(before(DType::f16, "bfloat16", DType::f32), DType::f16);
+  EXPECT_EQ(before(DType::bf16, nullptr, DType::f32), DType::bf16);
+}
+
+TEST(Fp8Parts, CodesThatAreNoMatrixOrHaveNoScalesAreLeft) {
+  EXPECT_TRUE(recognized(file(DType::f8_e5m2, {3, 4}, DType::f32, {1})));
+  EXPECT_FALSE(recognized(file(DType::f8_e5m2, {12}, DType::f32, {1})));
+  EXPECT_FALSE(recognized(file(DType::f8_e5m2, {3, 4, 5}, DType::f32, {1})));
+  EXPECT_FALSE(recognized(file(DType::u8, {3, 4}, DType::f32, {1})));
+  EXPECT_FALSE(recognized(file(DType::f8_e5m2, {3, 4}, DType::f64, {1})));
+  MemoryReader alone;
+  alone.add_normal("a.weight", DType::f8_e5m2, {3, 4});
+  EXPECT_FALSE(recognized(alone));
+}
+
+// A matrix of one row, or of one tile, fits several: the fewest scales are asked for first.
+TEST(Fp8Parts, ShapesThatFitSeveralKindsOfScales) {
+  const auto codec = [](const Shape& codes, const Shape& scales) {
+    const auto found = recognized(file(DType::f8_e4m3, codes, DType::f32, scales));
+    return found ? std::string(found->codec.text()) : "none";
+  };
+  EXPECT_EQ(codec({1, 64}, {1}), "fp8:scales=tensor");
+  EXPECT_EQ(codec({1, 64}, {1, 1}), "fp8");
+  EXPECT_EQ(codec({100, 64}, {1, 1}), "fp8:scales=block");
+  EXPECT_EQ(codec({128, 129}, {1, 2}), "fp8:scales=block");
+  // Groups of a row, and not blocks of 128 x 128.
+  EXPECT_EQ(codec({1, 64}, {1, 4}), "none");
+}
+
+TEST(Fp8Parts, PlanesAreTheScalesAlone) {
+  MemoryReader in = file(DType::f8_e4m3, {3, 4}, DType::bf16, {3, 1});
+  in.add_normal("a.input_scale", DType::f32, {1});
+  const auto found = recognized(in);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->parts, (std::vector<std::size_t>{0, 1, 2}));
+  const auto planes = Parts().read_planes(in, *make_codec(found->codec), *found);
+  ASSERT_EQ(planes.size(), 1U);
+  EXPECT_EQ(planes[0], in.bytes(1));
+}
+
+// What lies beside codes of this kind, or in a model that says to be of it, cannot be decoded; the rest may be.
+TEST(Fp8Parts, WhatItCannotDecode) {
+  const auto says = [](const MemoryReader& in) {
+    const std::string text = Parts().undecodable(in, 0, finder(in));
+    return text.substr(0, text.find(" in a form"));
+  };
+  const std::string why = ": quantized already by parts";
+  EXPECT_EQ(says(file(DType::i8, {3, 4}, DType::f32, {3, 1})), "I8 3 x 4" + why);
+  EXPECT_EQ(says(file(DType::i8, {12}, DType::f32, {1})), "I8 12" + why);
+  for (const DType type : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i64, DType::boolean})
+    EXPECT_EQ(says(file(type, {3, 4}, DType::f32, {3, 1})), "") << traits(type).name;
+  MemoryReader packed;
+  packed.add_normal("a.weight_packed", DType::i32, {3, 4});
+  EXPECT_EQ(says(packed), "");
+  packed.add_normal("a.weight_by", DType::f32, {3, 1});
+  EXPECT_EQ(says(packed), "I32 3 x 4" + why);
+  // A declared model: its matrices, but not its vectors.
+  MemoryReader declared;
+  declared.add_normal("a.weight", DType::i8, {3, 4});
+  EXPECT_EQ(says(declared), "");
+  declared.set_quant_method("parts");
+  EXPECT_EQ(says(declared), "I8 3 x 4" + why);
+  MemoryReader steps;
+  steps.add_normal("steps", DType::i32, {4});
+  steps.set_quant_method("parts");
+  EXPECT_EQ(says(steps), "");
+}
+
+}  // namespace
+}  // namespace nibble::fp8_parts_test
