@@ -103,10 +103,10 @@ function drawTotals() {
           key: 'figures_of',
           label: 'figures of',
           title:
-              'Tensors that the figures are of, of those that are compared: the quantized ones; without any, those ' +
-              'that were cast; without any, the kept ones',
+              'The tensors that the figures describe: the quantized ones; if there are none, the cast ones; if there ' +
+              'are none of those either, the kept ones',
           cell: (t) => element(
-              'span', {title: `of ${count(counts[t].compared)} that are compared`},
+              'span', {title: `of ${count(counts[t].compared)} compared tensors`},
               `${count(headlined(t).tensors)} ${tests[t].headline}`),
           value: (t) => headlined(t).tensors
         },
@@ -183,7 +183,7 @@ function drawWorst() {
         [
           name, {key: 'rmse', label: 'RMSE', cell: (i) => number(block(i).rmse), value: (i) => block(i).rmse},
           {key: 'absmax', label: 'absmax', cell: (i) => number(block(i).absmax), value: (i) => block(i).absmax},
-          {key: 'at', label: 'from weight', cell: (i) => position(tensors[i], block(i).at), value: (i) => block(i).at},
+          {key: 'at', label: 'first weight', cell: (i) => position(tensors[i], block(i).at), value: (i) => block(i).at},
           {
             key: 'times',
             label: '× tensor',

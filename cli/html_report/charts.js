@@ -146,7 +146,7 @@ function drawSizes() {
   if (tests.length < 2) return;
   draw(
       'rate-chart',
-      points.length ? 'SQNR over bits per weight, a point for each test' : 'No test has an error to show.',
+      points.length ? 'SQNR over bits per weight, one point per test' : 'No test has an error to show.',
       points.length ? {
         type: 'scatter',
         data: {
@@ -212,7 +212,7 @@ function groupTable(target, caption, key, label, groups, extra) {
 // Why a chart would be empty: figures that are not there, or errors that are all zero.
 function nothingToDraw(figure, lists, group) {
   const values = lists.flat();
-  if (values.every(Number.isNaN)) return 'The shown tests have no such figure.';
+  if (values.every(Number.isNaN)) return 'None of the tests shown has this figure.';
   if (values.every((value) => !Number.isFinite(value) || (value === 0 && FIGURES[figure].ratio)))
     return `No ${group} has an error.`;
   return null;

@@ -38,7 +38,8 @@ const FIGURES = {
     print: decibels,
     worse: 'low',
     ratio: false,
-    about: 'Signal to quantization noise, 20 log₁₀(1 / relative RMSE). 6 dB more halve the error; “exact”: no error.'
+    about: 'Signal to quantization noise, 20 log₁₀(1 / relative RMSE). Every 6 dB more halve the error; “exact” means ' +
+        'no error.'
   },
   rmse: {
     label: 'RMSE',
@@ -70,7 +71,7 @@ const FIGURES = {
     print: percent,
     worse: 'high',
     ratio: true,
-    about: 'Mean of |error / weight| over the weights that are not 0. Weights near 0 govern it.'
+    about: 'Mean of |error / weight| over the weights that are not 0. Weights near 0 dominate it.'
   },
   cosine: {
     label: 'Cosine similarity',
@@ -78,7 +79,7 @@ const FIGURES = {
     print: cosine,
     worse: 'low',
     ratio: false,
-    about: 'Of the weights before and after, as vectors. 1: the same direction.'
+    about: 'Cosine of the angle between the weights before and after, as vectors; 1 means the same direction.'
   },
   bits_per_weight: {
     label: 'Bits per weight',
@@ -86,7 +87,7 @@ const FIGURES = {
     print: bits,
     worse: 'high',
     ratio: false,
-    about: 'Stored bits divided by weights, with scales and other overhead.'
+    about: 'Stored bits, including scales and other overhead, divided by the number of weights.'
   },
 };
 

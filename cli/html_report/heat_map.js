@@ -203,7 +203,7 @@ function drawMap() {
   const exact = kindsAll.length + outsideAll.length - inexact.length - outsideInexact.length;
   byId('exact-label').hidden = exact === 0;
   byId('exact-text').textContent =
-      exact === 1 ? 'also the kind without any error' : `also the ${exact} kinds without any error`;
+      exact === 1 ? 'also show the kind without errors' : `also show the ${exact} kinds without errors`;
   byId('exact').checked = state.exact;
   let kinds = state.exact ? kindsAll : inexact;
   const fitting = Math.max(1, Math.floor(MAP_CELLS / Math.max(layers.length, 1)));
@@ -260,7 +260,7 @@ function drawMap() {
   fill(
       byId('map-outside'),
       apart.length ? element(
-                         'div', {class: 'chips'}, element('span', {}, 'Outside of layers:'),
+                         'div', {class: 'chips'}, element('span', {}, 'Outside the layers:'),
                          ...apart.map(
                              ({kind, indices, figures}) => mapCell(
                                  'button', indices, figures, scale, printable(kind),

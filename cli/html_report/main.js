@@ -140,4 +140,4 @@ function problem(text) {
 if (report)
   start();
 else
-  problem('This page has no report in it, or it is damaged.');
+  problem('This page contains no report, or the report is damaged.');

@@ -52,7 +52,7 @@ function drawTensor() {
     },
     {
       key: 'worst_block_at',
-      label: '… from weight',
+      label: '… its first weight',
       print: (t) => unlessExact(t, (test) => position(tensor, test.worst_block?.at))
     },
     figure('bits_per_weight'),

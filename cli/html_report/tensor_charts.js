@@ -12,7 +12,7 @@ function drawErrors(i) {
     for (let b = Math.min(...exponents); b <= Math.max(...exponents); ++b) labels.push(b);
   draw(
       'error-chart',
-      labels.length ? 'Histogram of the error of this tensor' : 'No shown test has figures of this tensor.',
+      labels.length ? 'Histogram of the error of this tensor' : 'None of the tests shown has figures for this tensor.',
       labels.length ? {
         type: 'bar',
         data: {
@@ -53,9 +53,9 @@ function drawCodes(i) {
       shown.length > 1 ?
       'with their entropy in bits' :
       `entropy: ${entropy(shown[0])} of ${tick(Math.log2(tests[shown[0]].tensors[i].code_use.length))} bits`;
-  if (!shown.length) return draw('code-chart', 'Only 4-bit codecs tell how often each code is used.', null);
+  if (!shown.length) return draw('code-chart', 'The use of codes is counted for 4-bit codecs only.', null);
   const codes = Math.max(...shown.map((t) => tests[t].tensors[i].code_use.length));
-  draw('code-chart', 'Share of the weights of each code', {
+  draw('code-chart', 'Share of the weights that have each code', {
     type: 'bar',
     data: {
       labels: Array.from({length: codes}, (_, code) => code),
@@ -72,7 +72,7 @@ function drawCodes(i) {
         }),
         {
           type: 'line',
-          label: 'all codes alike',
+          label: 'if all were used equally often',
           data: Array(codes).fill(1 / codes),
           borderColor: colour('muted'),
           backgroundColor: 'transparent',

@@ -204,11 +204,11 @@ class DirectoryWriter final : public ShardWriter {
   std::vector<std::string> warnings() const override {
     std::vector<std::string> all = ShardWriter::warnings();
     const auto& [links, special, weights] = carry_over_.left_out();
-    if (!links.empty()) all.push_back(fmt::format("not carried over, links that lead nowhere: {}", list_of(links)));
+    if (!links.empty()) all.push_back(fmt::format("links that lead nowhere are not carried over: {}", list_of(links)));
     if (!special.empty())
-      all.push_back(fmt::format("not carried over, pipes, sockets and devices: {}", list_of(special)));
+      all.push_back(fmt::format("pipes, sockets and devices are not carried over: {}", list_of(special)));
     if (!weights.empty())
-      all.push_back(fmt::format("not carried over, weights that were not converted: {}", list_of(weights)));
+      all.push_back(fmt::format("weights that were not converted are not carried over: {}", list_of(weights)));
     return all;
   }
 

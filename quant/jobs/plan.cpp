@@ -219,7 +219,7 @@ class Planner {
     plan_.tensors.push_back(planned, found.keeps);
   }
 
-  // Headers may hold shapes of no elements whose codes or scales are more than 64 bits can count.
+  // A header may declare a shape without elements whose codes or scales take more bytes than 64 bits can count.
   static std::uint64_t stored_bytes_of(const TensorInfo& tensor, const Codec& codec) {
     try {
       return stored_bytes(codec, tensor);
@@ -282,9 +282,9 @@ class Planner {
         parts.push_back(fmt::format("{}{} of the weights' bytes are quantized", share < min_share ? "" : "only ",
                                     percent_text(share)));
       if (embeddings > 0)
-        parts.push_back(fmt::format("{}{} are embeddings{}", percent(embeddings),
+        parts.push_back(fmt::format("{}{} are {}embeddings", percent(embeddings),
                                     parts.empty() ? " of the weights' bytes" : "",
-                                    remedy.kind == Remedy::Kind::none ? "" : " of fp32"));
+                                    remedy.kind == Remedy::Kind::none ? "" : "fp32 "));
       plan_.warnings.emplace_back(fmt::format("{}", fmt::join(parts, "; ")), remedy);
     }
   }
@@ -316,8 +316,8 @@ class Planner {
         Remedy{Remedy::Kind::reasons});
   }
 
-  // What makes the embeddings smaller without a loss that is worth a thought, where something does. What the user's own
-  // rules keep stays.
+  // The option that makes the embeddings smaller at a negligible loss, if there is one. Tensors that the user's own
+  // rules keep do not count.
   Remedy remedy_of_embeddings() const {
     bool embeddings = false, head = false;
     for (const PlannedTensor& tensor : plan_.tensors) {

@@ -182,7 +182,7 @@ TEST_F(Summary, FilesAndOtherModelsLoadOtherwise) {
 
 TEST_F(Summary, LargeEmbeddingsAreWorthAnOption) {
   EXPECT_THAT(run("convert m out --to nf4").err,
-              HasSubstr("49.8 % of the weights' bytes are quantized; 49.8 % are embeddings of fp32; --embeddings "
+              HasSubstr("49.8 % of the weights' bytes are quantized; 49.8 % are fp32 embeddings; --embeddings "
                         "bf16 halves them\n"));
   EXPECT_EQ(run("convert m half --to nf4 --embeddings bf16").err.find("halves them"), std::string::npos);
 }
@@ -206,7 +206,7 @@ TEST_F(Summary, WeightsThatStayBehindAreNamed) {
   root_.write("m/onnx/model.onnx", "x");
   root_.write("m/tokenizer.json", "{}");
   EXPECT_THAT(run("convert m out --to nf4").err,
-              HasSubstr("warning: not carried over, weights that were not converted: model.gguf, old.pt, "
+              HasSubstr("warning: weights that were not converted are not carried over: model.gguf, old.pt, "
                         "onnx/model.onnx, pytorch_model.bin\n"));
   EXPECT_TRUE(fs::exists(root_.path() / "out/tokenizer.json"));
   EXPECT_FALSE(fs::exists(root_.path() / "out/onnx"));
@@ -215,7 +215,7 @@ TEST_F(Summary, WeightsThatStayBehindAreNamed) {
 TEST_F(Summary, PipesThatStayBehindAreNamed) {
   ASSERT_EQ(mkfifo((root_.path() / "m/pipe").c_str(), 0600), 0);
   EXPECT_THAT(run("convert m out --to nf4").err,
-              HasSubstr("warning: not carried over, pipes, sockets and devices: pipe\n"));
+              HasSubstr("warning: pipes, sockets and devices are not carried over: pipe\n"));
   EXPECT_FALSE(fs::exists(root_.path() / "out/pipe"));
 }
 
