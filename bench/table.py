@@ -4,6 +4,9 @@
     bench/table.py                  prints the targets and what was measured
     bench/table.py --write FILE     fills in what stands between <!-- table: NAME --> and <!-- end -->
     bench/table.py --check FILE     fails if that would change the file
+
+One file, because a table is a few lines over the records that they all share, and the targets are computed from the
+same figures.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-// Measured errors -> choices of every tensor -> the best of each base (hull_path.hpp) -> a recipe that says it.
+// Measured errors -> choices of every tensor -> the best of each base (hull_path.hpp) -> a recipe that says it. One
+// file, because the recipe at the end is checked against the choices, tensor by tensor.
 
 #include "nibble/advise.hpp"
 

@@ -1,4 +1,5 @@
-// nibble measure as its users meet it: what it prints, its limits, its exit codes.
+// nibble measure as its users meet it: what it prints, its limits, its exit codes. One file, because all forms of the
+// output are of one small model, and are held against each other.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

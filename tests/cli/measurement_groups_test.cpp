@@ -37,13 +37,13 @@ TEST(Badness, OrdersWhatTheRelativeErrorCannot) {
 // A tensor stands where the worst of its candidates puts it, and one that no candidate has stands nowhere.
 TEST(WorstFirst, TheWorstOfAllCandidatesDecides) {
   Measurement found = measurement({weights("a", 1), weights("b", 1), weights("c", 1), weights("absent", 1)},
-                                  {error({1}, {1.25f}), error({1}, {1.5f}), std::nullopt, std::nullopt});
+                                  {error({1}, {1.25f}), error({1}, {1.9f}), std::nullopt, std::nullopt});
   MeasuredCandidate second = found.candidates[0];
   second.tensors = {error({1}, {2}), error({1}, {1}), error({1}, {1.75f}), std::nullopt};
   found.candidates.push_back(std::move(second));
   EXPECT_EQ(worst_first(found, found.candidates[0]), (Indices{1, 0}));
   EXPECT_EQ(worst_first(found, found.candidates[1]), (Indices{0, 2, 1}));
-  EXPECT_EQ(worst_first(found, std::span<const MeasuredCandidate>(found.candidates)), (Indices{0, 2, 1}));
+  EXPECT_EQ(worst_first(found, std::span<const MeasuredCandidate>(found.candidates)), (Indices{0, 1, 2}));
   EXPECT_EQ(worst_first(found, std::span<const MeasuredCandidate>()), Indices{});
 }
 

@@ -127,8 +127,9 @@ TEST(MeasurementTable, DotsStandForWhatIsLeftOut) {
 TEST(MeasurementTable, LettersOfSeveralBytesAreNotCut) {
   for (std::size_t more = 0; more < 4; ++more) {
     Measurement found = two_layers();
-    found.tensors[0].info.name = std::string(more, 'x');
+    found.tensors[0].info.name.clear();
     for (int i = 0; i < 40; ++i) found.tensors[0].info.name += "\u00e4\u20ac";
+    found.tensors[0].info.name.append(more, 'x');  // so that the cut is elsewhere each time
     const std::string table = to_table(found, 1, false);
     EXPECT_NO_THROW((void)nlohmann::json(table).dump()) << more;  // which refuses what is no UTF-8
     EXPECT_THAT(table, testing::AnyOf(HasSubstr("\n...\u00e4\u20ac"), HasSubstr("\n...\u20ac\u00e4"))) << more;
@@ -147,7 +148,10 @@ TEST(MeasurementTable, MoreThanFiveTestsHaveASecondTable) {
   found.candidates.assign(5, found.candidates[0]);
   EXPECT_THAT(headings(), ElementsAre("#1 dB    #2 dB    #3 dB    #4 dB    #5 dB"));
   found.candidates.push_back(found.candidates[0]);
+  found.candidates[5].tensors[0] = error({3, -4, 0, 0}, {3, -4, 1, 0});
   EXPECT_THAT(headings(), ElementsAre("#1 dB    #2 dB    #3 dB    #4 dB    #5 dB", "#6 dB"));
+  const std::string table = to_table(found, 1, false), second = table.substr(table.rfind("the worst"));
+  EXPECT_THAT(second, HasSubstr("  13.98\n"));
 }
 
 // What a test lacks is a dash in its column.

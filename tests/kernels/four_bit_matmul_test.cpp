@@ -1,4 +1,5 @@
-// The product with a 4-bit weight: against fp64 over random shapes, and each synchronization turned off in turn.
+// The product with a 4-bit weight: against fp64 over random shapes, and each synchronization turned off in turn. One
+// file, because each test is a run of the same Product with other shapes or arguments.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

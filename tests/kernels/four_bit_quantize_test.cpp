@@ -1,4 +1,5 @@
-// NF4 and FP4 on the device against the codecs on the processor: the same bytes.
+// NF4 and FP4 on the device against the codecs on the processor: the same bytes. One file, because all tests compare
+// the same planes of both sides, and differ only in weights, shapes and sizes.
 #include "kernels/four_bit_quantize.hpp"
 
 #include <gmock/gmock.h>

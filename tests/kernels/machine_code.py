@@ -18,6 +18,8 @@ issued all the same. Of a loop on the way, one pass counts.
 
 cuobjdump and nvdisasm are taken from PATH, from beside nvcc, from an installed package `triton`, or from one that is
 installed into build/cuda_tools for this.
+
+One file, because every check goes by the same blocks and loops of the disassembly, and --test plants its example there.
 """
 
 import argparse

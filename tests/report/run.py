@@ -7,6 +7,9 @@
   tests/report/run.py --only hostile
 
 cmake/install_dependencies.sh --browser installs the browser.
+
+One file, because all tests are run in one browser, whose start takes longer than most of them. Documents, pages and the
+browser are modules beside it.
 """
 
 import argparse

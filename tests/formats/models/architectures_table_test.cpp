@@ -73,7 +73,7 @@ std::vector<std::string> members(const std::string& group) {
   if (brace == std::string::npos) return {group};
   std::vector<std::string> names;
   for (std::size_t begin = brace + 1; begin < group.size();) {
-    const std::size_t end = group.find_first_of(",}", begin);
+    const std::size_t end = std::min(group.find_first_of(",}", begin), group.size());
     names.push_back(group.substr(0, brace) + group.substr(begin, end - begin));
     begin = end + 1;
   }

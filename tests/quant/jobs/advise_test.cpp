@@ -1,3 +1,6 @@
+// Recipes for a size, from errors that are made up and from measured ones. One file, because nearly all tests compare
+// what is advised with the plan that it makes, by the same check().
+
 #include "nibble/advise.hpp"
 
 #include <gmock/gmock.h>

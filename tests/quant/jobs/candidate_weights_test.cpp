@@ -23,7 +23,7 @@ namespace {
 using test::MemoryReader;
 
 constexpr const char* q_proj = "model.layers.0.self_attn.q_proj.weight";
-constexpr std::uint64_t rows = 300, columns = 200;
+constexpr std::uint64_t rows = 700, columns = 400;  // more than two chunks of 2^17 weights
 
 MemoryReader model(const std::vector<float>& weights, DType dtype = DType::bf16) {
   MemoryReader in;
