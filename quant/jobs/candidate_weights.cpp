@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -17,7 +18,9 @@ namespace {
 // The planes of a tensor that follow the codes, in memory.
 class KeptPlanes final : public PlaneSink {
  public:
-  explicit KeptPlanes(std::size_t planes) : planes_(planes - 1) {}
+  explicit KeptPlanes(std::span<const Plane> planes) : planes_(planes.size() - 1) {
+    for (std::size_t i = 0; i < planes_.size(); ++i) planes_[i].reserve(planes[i + 1].bytes());
+  }
   void write(std::size_t plane, std::span<const std::byte> bytes) override {
     planes_[plane - 1].insert(planes_[plane - 1].end(), bytes.begin(), bytes.end());
   }
@@ -129,7 +132,7 @@ CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& pl
   if (const auto instead = planned_instead(candidates_[c].plan->recipe, planned, findings, codings_[c])) {
     return encoded(c, *instead, reference, false);  // `fits` was said of the codes, which are smaller
   }
-  KeptPlanes rest(codec->planes(planned.info).size());
+  KeptPlanes rest(codec->planes(planned.info));
   encoding.encoder().finish(rest);
   test.weights.emplace(
       planned.info, make_codec(planned.codec), rest.spans(),

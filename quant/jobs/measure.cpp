@@ -40,7 +40,7 @@ struct Comparison {
   std::uint64_t batch_weights = unit_weights;
   std::uint64_t columns = 0;  // 0 where they are not looked at
   float pivot = 0;
-  Buffers::Loan memory;  // all of the reference's weights, if something is to be encoded and there is room
+  Buffers::Loan memory;  // all weights of the reference, if they are kept
   std::optional<WeightSource> weights;
   std::vector<std::optional<CandidateTensor>> tests;
   std::vector<MeasuredError> errors;
@@ -125,8 +125,12 @@ class Measuring {
     work->weights.emplace(about(in_, [&] { return open_source(pairing_.reference(), view, buffers_); }));
     if (view.info.shape.size() == 2 && view.info.shape[1] <= max_columns) work->columns = view.info.shape[1];
     work->column_energy.resize(work->columns);
-    const bool fits = fits_memory(row, *work->weights, work->measured.bytes);
-    if (fits) load(*work);
+    // What is encoded is read at least twice: by the encoders and to be compared. The second time it comes from the
+    // page cache into a buffer that stays in the processor's cache, which is faster than keeping whole tensors in
+    // memory, but not if the weights have to be gathered.
+    const bool keeps = work->weights->is_gathered();
+    const bool fits = fits_memory(row, *work->weights, keeps ? work->measured.bytes : 0);
+    if (keeps && fits) load(*work);
     work->pivot = pivot_of(*work);
     work->measured.stats.pivot = work->pivot;
     for (std::size_t c = 0; c < candidates_.size(); ++c) {
@@ -141,7 +145,7 @@ class Measuring {
     return in_work_.emplace_back(std::move(work)).get();
   }
 
-  // Whether there is room for the weights and their codes, twice: the previous tensor may still be in progress.
+  // Whether there is room for the codes and other `bytes`, twice: the previous tensor may still be in progress.
   bool fits_memory(const Pairing::Row& row, const WeightSource& reference, std::uint64_t bytes) {
     bool any = false;
     for (std::size_t c = 0; c < candidates_.size(); ++c) {

@@ -32,6 +32,8 @@ class WeightSource {
   [[nodiscard]] const TensorInfo& info() const noexcept { return info_; }
   /// Whether a codec that quantizes made what is stored.
   [[nodiscard]] bool is_decoded() const noexcept { return decoder_ != nullptr; }
+  /// Whether read() has to gather the weights from all over the tensor.
+  [[nodiscard]] bool is_gathered() const noexcept { return transposed_; }
   /// Whether stored() has fp64 numbers.
   [[nodiscard]] bool is_fp64() const noexcept { return is_plain_ && info_.dtype == DType::f64; }
 

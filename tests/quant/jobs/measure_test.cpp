@@ -603,6 +603,16 @@ TEST(Measure, CountsAreMadeOnRequestOnly) {
 
 // ---- how it is done must not matter ----------------------------------------------------------------------------
 
+// The first 64 KiB more than is needed at all.
+Resources least_memory(const Reader& in, const std::vector<Candidate>& candidates) {
+  for (Resources resources{2, 14 << 20};; resources.max_memory += 1 << 16) try {
+      (void)measured(in, candidates, resources);
+      return resources;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Errc::no_space);
+    }
+}
+
 // The smallest memory leaves one unit in flight and no room for what is encoded: it goes to a file.
 TEST(Measure, FiguresDoNotDependOnThreadsOrMemory) {
   MemoryReader in = llama(DType::bf16);
@@ -613,18 +623,28 @@ TEST(Measure, FiguresDoNotDependOnThreadsOrMemory) {
   const std::vector<Candidate> candidates{checkpoint(out.reader), plan(in, recipe("nf4")), plan(in, recipe("int8")),
                                           plan(in, recipe("fp16"))};
   const Measurement first = measured(in, candidates, {1, 1'000'000'000});
-  const auto least = [&] {
-    for (Resources resources{2, 14 << 20};; resources.max_memory += 1 << 16) try {
-        (void)measured(in, candidates, resources);
-        return resources;
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), Errc::no_space);
-      }
-  }();
+  const Resources least = least_memory(in, candidates);
   for (const Resources& resources :
        {Resources{2, 1'000'000'000}, Resources{7, 1'000'000'000}, Resources{64, 400'000'000}, least})
     expect_equal(measured(in, candidates, resources), first);
   EXPECT_LT(least.max_memory, 30'000'000U);
+}
+
+// Gathering takes long, so it is done once for all candidates where there is room for the weights. Others are not kept:
+// each candidate reads them.
+TEST(Measure, TransposedWeightsAreGatheredOnce) {
+  const auto reads = [](const MemoryReader& in, const std::vector<Candidate>& candidates, const Resources& resources) {
+    const std::uint64_t before = in.reads();
+    (void)measured(in, candidates, resources);
+    return in.reads() - before;
+  };
+  const auto expect_reads = [&](const MemoryReader& in, bool once) {
+    const std::vector<Candidate> one{plan(in, recipe("nf4"))}, two{plan(in, recipe("nf4")), plan(in, recipe("fp4"))};
+    EXPECT_EQ(reads(in, one, {}) == reads(in, two, {}), once);
+    EXPECT_LT(reads(in, one, least_memory(in, two)), reads(in, two, least_memory(in, two)));
+  };
+  expect_reads(gpt2(), true);
+  expect_reads(llama(), false);
 }
 
 TEST(Measure, ProgressComesInOrderAndCanBeCancelled) {
