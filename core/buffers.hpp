@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/huge_pages.hpp"
+
 namespace nibble {
 
 /// Byte buffers that are lent and returned, so that a chunk needs no allocation and memory is first touched once.
@@ -67,9 +69,9 @@ class Buffers {
     std::size_t shift_ = 0;
   };
 
-  /// The memory must outlive the pool. If null, `new` allocates.
+  /// The memory must outlive the pool. If null, `new` allocates, and large buffers are made of huge pages.
   explicit Buffers(std::pmr::memory_resource* memory = nullptr)
-      : memory_(memory == nullptr ? std::pmr::new_delete_resource() : memory) {}
+      : memory_(memory == nullptr ? huge_new_delete_resource() : memory) {}
   Buffers(const Buffers&) = delete;
   Buffers& operator=(const Buffers&) = delete;
   ~Buffers() { const std::scoped_lock lock(mutex_); }  // sees what other threads gave back

@@ -57,4 +57,31 @@ void HugePages::do_deallocate(void* memory, std::size_t bytes, std::size_t /*ali
   ::madvise(memory, pages_of(bytes), MADV_DONTNEED);
 }
 
+namespace {
+
+class HugeNewDelete final : public std::pmr::memory_resource {
+  static constexpr std::size_t huge_page = HugePages::huge_page;
+
+  static std::size_t alignment_of(std::size_t bytes, std::size_t alignment) {
+    return bytes < huge_page ? alignment : std::max(alignment, huge_page);
+  }
+
+  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+    void* const memory = std::pmr::new_delete_resource()->allocate(bytes, alignment_of(bytes, alignment));
+    if (bytes >= huge_page) ::madvise(memory, bytes / huge_page * huge_page, MADV_HUGEPAGE);  // a hint, no more
+    return memory;
+  }
+  void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
+    std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment_of(bytes, alignment));
+  }
+  [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+};
+
+}  // namespace
+
+std::pmr::memory_resource* huge_new_delete_resource() noexcept {
+  static HugeNewDelete resource;
+  return &resource;
+}
+
 }  // namespace nibble

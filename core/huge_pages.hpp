@@ -37,4 +37,9 @@ class HugePages final : public std::pmr::memory_resource {
   std::size_t used_ = 0;  // of the last
 };
 
+/// std::pmr::new_delete_resource(), but from 2 MiB on memory begins with a huge page and is made of them, except for
+/// its end, which is in pages of the system: no more is touched than was asked for. The first touch of a huge page is
+/// one page fault instead of 512. Thread-safe.
+[[nodiscard]] std::pmr::memory_resource* huge_new_delete_resource() noexcept;
+
 }  // namespace nibble

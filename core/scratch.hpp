@@ -5,7 +5,6 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <new>
 #include <span>
 #include <vector>
 
@@ -40,7 +39,7 @@ class Scratch {
 class MemoryScratch final : public Scratch {
  public:
   explicit MemoryScratch(std::uint64_t bytes);
-  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+  [[nodiscard]] std::uint64_t size() const noexcept { return bytes_.get_deleter().size; }
   void write(std::uint64_t offset, std::span<const std::byte> bytes) override {
     if (!bytes.empty() && bytes.data() != bytes_.get() + offset)
       std::memcpy(bytes_.get() + offset, bytes.data(), bytes.size());
@@ -64,10 +63,9 @@ class MemoryScratch final : public Scratch {
   }
 
   struct Free {
-    std::size_t alignment;
-    void operator()(std::byte* bytes) const noexcept { ::operator delete[](bytes, std::align_val_t{alignment}); }
+    std::uint64_t size;
+    void operator()(std::byte* memory) const noexcept;
   };
-  std::uint64_t size_;
   std::unique_ptr<std::byte[], Free> bytes_;
 };
 

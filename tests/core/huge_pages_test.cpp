@@ -7,18 +7,26 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <limits>
+#include <memory_resource>
 #include <new>
+#include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
 namespace nibble::huge_pages_test {
 namespace {
+
+namespace fs = std::filesystem;
 
 const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 
@@ -130,6 +138,46 @@ TEST(HugePages, AreForManyThreads) {
   std::ranges::sort(all);
   EXPECT_EQ(std::ranges::adjacent_find(all, [](auto a, auto b) { return b - a < static_cast<std::ptrdiff_t>(page); }),
             all.end());
+}
+
+// Whether the system was asked for huge pages at this address; nothing where it does not say.
+std::optional<bool> asks_for_huge_pages(const std::byte* memory) {
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  std::ifstream maps("/proc/self/smaps");
+  bool is_here = false;
+  for (std::string line; std::getline(maps, line);) {
+    std::uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " ", &begin, &end) == 2)
+      is_here = begin <= address && address < end;
+    if (is_here && line.starts_with("VmFlags:")) return (line + ' ').find(" hg ") != std::string::npos;
+  }
+  return std::nullopt;
+}
+
+TEST(HugeNewDelete, FromOneOnMemoryIsMadeOfHugePages) {
+  std::pmr::memory_resource* const memory = huge_new_delete_resource();
+  const std::size_t size = 2 * HugePages::huge_page + HugePages::huge_page / 2;
+  auto* const bytes = static_cast<std::byte*>(memory->allocate(size, 64));
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(bytes) % HugePages::huge_page, 0U);
+  bytes[0] = bytes[size - 1] = std::byte{1};
+  if (fs::exists("/sys/kernel/mm/transparent_hugepage") && asks_for_huge_pages(bytes).has_value()) {
+    EXPECT_EQ(asks_for_huge_pages(bytes + 2 * HugePages::huge_page - 1), true);
+    EXPECT_EQ(asks_for_huge_pages(bytes + size - 1), false);  // the end, which is shorter than one
+  }
+  memory->deallocate(bytes, size, 64);
+}
+
+TEST(HugeNewDelete, ShorterMemoryIsAlignedAsAskedFor) {
+  std::pmr::memory_resource* const memory = huge_new_delete_resource();
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, HugePages::huge_page - 1})
+    for (const std::size_t alignment : {std::size_t{8}, page}) {
+      auto* const bytes = static_cast<std::byte*>(memory->allocate(size, alignment));
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(bytes) % alignment, 0U);
+      std::fill_n(bytes, size, std::byte{1});
+      memory->deallocate(bytes, size, alignment);
+    }
+  EXPECT_TRUE(memory->is_equal(*huge_new_delete_resource()));
+  EXPECT_FALSE(memory->is_equal(*std::pmr::new_delete_resource()));
 }
 
 }  // namespace
