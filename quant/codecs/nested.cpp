@@ -140,26 +140,29 @@ void encode_blocks(const float* HWY_RESTRICT absmax, std::size_t n, float offset
 // The values of one block's codes.
 void decode_block(const std::uint8_t* HWY_RESTRICT codes, std::size_t n, const float* HWY_RESTRICT values, float scale,
                   float offset, float* HWY_RESTRICT absmax) {
-  std::size_t i = 0;
 #if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
-  // One instruction looks up among 32 values by the lowest five bits; the others choose among eight such results.
-  const D d;
-  const hn::RebindToSigned<D> di;
-  const hn::Rebind<std::uint8_t, D> d8;
-  __m512 table[16];
-  for (std::size_t t = 0; t < 16; ++t) table[t] = hn::LoadU(d, values + 16 * t).raw;
-  for (; i + 16 <= n; i += 16) {
-    const __m512i code = hn::PromoteTo(di, hn::LoadU(d8, codes + i)).raw;
-    const auto bit = [&](int which) HWY_ATTR { return _mm512_test_epi32_mask(code, _mm512_set1_epi32(1 << which)); };
-    const __mmask16 bit5 = bit(5), bit6 = bit(6), bit7 = bit(7);
-    const auto of_32 = [&](std::size_t t) HWY_ATTR { return _mm512_permutex2var_ps(table[t], code, table[t + 1]); };
-    const auto of_64 = [&](std::size_t t) HWY_ATTR { return _mm512_mask_blend_ps(bit5, of_32(t), of_32(t + 2)); };
-    const auto of_128 = [&](std::size_t t) HWY_ATTR { return _mm512_mask_blend_ps(bit6, of_64(t), of_64(t + 4)); };
-    const hn::Vec<D> value{_mm512_mask_blend_ps(bit7, of_128(0), of_128(8))};
-    hn::StoreU(hn::Add(hn::Mul(value, hn::Set(d, scale)), hn::Set(d, offset)), d, absmax + i);
+  // One instruction looks up among 32 values by the lowest five bits; the others choose among eight such results. For
+  // a part of a block, such as a tile of weights has, loading the table would take longer than all the rest.
+  if (n == blocksize) {
+    const D d;
+    const hn::RebindToSigned<D> di;
+    const hn::Rebind<std::uint8_t, D> d8;
+    __m512 table[16];
+    for (std::size_t t = 0; t < 16; ++t) table[t] = hn::LoadU(d, values + 16 * t).raw;
+    for (std::size_t i = 0; i < blocksize; i += 16) {
+      const __m512i code = hn::PromoteTo(di, hn::LoadU(d8, codes + i)).raw;
+      const auto bit = [&](int which) HWY_ATTR { return _mm512_test_epi32_mask(code, _mm512_set1_epi32(1 << which)); };
+      const __mmask16 bit5 = bit(5), bit6 = bit(6), bit7 = bit(7);
+      const auto of_32 = [&](std::size_t t) HWY_ATTR { return _mm512_permutex2var_ps(table[t], code, table[t + 1]); };
+      const auto of_64 = [&](std::size_t t) HWY_ATTR { return _mm512_mask_blend_ps(bit5, of_32(t), of_32(t + 2)); };
+      const auto of_128 = [&](std::size_t t) HWY_ATTR { return _mm512_mask_blend_ps(bit6, of_64(t), of_64(t + 4)); };
+      const hn::Vec<D> value{_mm512_mask_blend_ps(bit7, of_128(0), of_128(8))};
+      hn::StoreU(hn::Add(hn::Mul(value, hn::Set(d, scale)), hn::Set(d, offset)), d, absmax + i);
+    }
+    return;
   }
 #endif
-  for (; i < n; ++i) absmax[i] = values[codes[i]] * scale + offset;
+  for (std::size_t i = 0; i < n; ++i) absmax[i] = values[codes[i]] * scale + offset;
 }
 
 // Adds up rows of `partial_sums` values, column by column. Four vectors at a time, all rows: an addition waits for the

@@ -272,8 +272,15 @@ ErrorStats compare_tile(std::span<const float> reference, std::span<const float>
   stats.product = total(tile.product);
   stats.max_abs = tile.max_abs;
   if (stats.max_abs > max_abs) {
+    const auto is_largest = [&](std::size_t i) { return std::abs(t[i] - w[i]) == tile.max_abs; };
+    const auto has_largest = [&](std::size_t block) {
+      std::uint32_t found = 0;  // counted to the block's end, since a loop that may stop earlier is not vectorized
+      for (std::size_t i = block; i < block + metric_block; ++i) found += is_largest(i) ? 1 : 0;
+      return found > 0;
+    };
     std::size_t i = 0;
-    while (std::abs(t[i] - w[i]) != tile.max_abs) ++i;
+    while (!has_largest(i)) i += metric_block;
+    while (!is_largest(i)) ++i;
     stats.max_abs_at = first + i;
   }
   std::array<float, tile_blocks> blocks;
