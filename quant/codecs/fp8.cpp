@@ -49,7 +49,7 @@ inline constexpr Format e5m2{2, 15, 57344.0f};  // IEEE's rules: 0x7C is infinit
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "quant/simd/source-inl.hpp"
+#include "quant/codecs/cast-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::fp8::HWY_NAMESPACE {
@@ -57,6 +57,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using nibble::HWY_NAMESPACE::Bf16;
 using nibble::HWY_NAMESPACE::F16;
 using nibble::HWY_NAMESPACE::F32;
+namespace cast = nibble::HWY_NAMESPACE;
 
 // The codes of finite numbers, in 32-bit lanes.
 template <class Format, class D, class V> HWY_INLINE hn::Vec<hn::RebindToSigned<D>> code_of(D d, V number) {
@@ -118,20 +119,50 @@ template <class Format, class D> HWY_INLINE hn::Vec<D> number_of(D d, const std:
   return hn::Or(hn::IfThenElse(is_special, special, finite), sign);
 }
 
-template <class Format>
+// What decoded weights are stored as: the type, and the bits of a vector of fp32 numbers.
+struct ToF32 {
+  using Type = float;
+  template <class D> static HWY_INLINE auto narrow(D /*d*/, hn::Vec<D> weights) { return weights; }
+};
+struct ToBf16 {
+  using Type = std::uint16_t;
+  template <class D> static HWY_INLINE auto narrow(D d, hn::Vec<D> weights) {
+    const hn::RebindToSigned<D> di;
+    return cast::with_sign(d, weights, cast::bf16_bits(di, hn::BitCast(di, hn::Abs(weights))));
+  }
+};
+struct ToF16 {
+  using Type = std::uint16_t;
+  template <class D> static HWY_INLINE auto narrow(D d, hn::Vec<D> weights) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
+    const hn::Rebind<hwy::float16_t, D> df16;
+    return hn::BitCast(hn::RebindToUnsigned<decltype(df16)>(), hn::DemoteTo(df16, weights));
+#else
+    const hn::RebindToSigned<D> di;
+    return cast::with_sign(d, weights, cast::fp16_bits(di, hn::BitCast(di, hn::Abs(weights)), 0x7C00));
+#endif
+  }
+};
+
+template <class Format, class To>
 HWY_INLINE void decode_run(const std::uint8_t* HWY_RESTRICT codes, std::size_t n, float scale,
-                           float* HWY_RESTRICT weights) {
+                           std::byte* HWY_RESTRICT weights) {
+  using Type = typename To::Type;
   const hn::CappedTag<float, 16> d;
+  const hn::Rebind<Type, decltype(d)> to;
   const auto factor = hn::Set(d, scale);
+  auto* const out = reinterpret_cast<Type*>(weights);
+  const auto step = [&](const std::uint8_t* from)
+                        HWY_ATTR { return To::narrow(d, hn::Mul(number_of<Format>(d, from), factor)); };
   const std::size_t lanes = hn::Lanes(d);
   std::size_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(hn::Mul(number_of<Format>(d, codes + i), factor), d, weights + i);
+  for (; i + lanes <= n; i += lanes) hn::StoreU(step(codes + i), to, out + i);
   if (i < n) {
     HWY_ALIGN std::uint8_t last[hn::MaxLanes(d)] = {};
-    HWY_ALIGN float result[hn::MaxLanes(d)];
+    HWY_ALIGN Type result[hn::MaxLanes(d)];
     std::copy_n(codes + i, n - i, last);
-    hn::Store(hn::Mul(number_of<Format>(d, last), factor), d, result);
-    std::copy_n(result, n - i, weights + i);
+    hn::StoreU(step(last), to, result);
+    std::memcpy(out + i, result, (n - i) * sizeof(Type));
   }
 }
 
@@ -144,19 +175,19 @@ struct E5m2 {
   static constexpr int largest_code = 0x7B;
 };
 
-#define NIBBLE_FP8_OF(name, Format, type, Source)                                          \
-  void encode_##name##_##type(const std::byte* HWY_RESTRICT w, std::size_t n, float scale, \
-                              std::uint8_t* HWY_RESTRICT codes) {                          \
-    encode_run<Format, Source>(w, n, scale, codes);                                        \
+#define NIBBLE_FP8_OF(name, Format, type, Source, To)                                             \
+  void encode_##name##_##type(const std::byte* HWY_RESTRICT w, std::size_t n, float scale,        \
+                              std::uint8_t* HWY_RESTRICT codes) {                                 \
+    encode_run<Format, Source>(w, n, scale, codes);                                               \
+  }                                                                                               \
+  void decode_##name##_##type(const std::uint8_t* HWY_RESTRICT codes, std::size_t n, float scale, \
+                              std::byte* HWY_RESTRICT w) {                                        \
+    decode_run<Format, To>(codes, n, scale, w);                                                   \
   }
-#define NIBBLE_FP8(name, Format)                                                         \
-  NIBBLE_FP8_OF(name, Format, f32, F32)                                                  \
-  NIBBLE_FP8_OF(name, Format, bf16, Bf16)                                                \
-  NIBBLE_FP8_OF(name, Format, f16, F16)                                                  \
-  void decode_##name(const std::uint8_t* HWY_RESTRICT codes, std::size_t n, float scale, \
-                     float* HWY_RESTRICT weights) {                                      \
-    decode_run<Format>(codes, n, scale, weights);                                        \
-  }
+#define NIBBLE_FP8(name, Format)                  \
+  NIBBLE_FP8_OF(name, Format, f32, F32, ToF32)    \
+  NIBBLE_FP8_OF(name, Format, bf16, Bf16, ToBf16) \
+  NIBBLE_FP8_OF(name, Format, f16, F16, ToF16)
 NIBBLE_FP8(e4m3, E4m3)
 NIBBLE_FP8(e5m2, E5m2)
 #undef NIBBLE_FP8
@@ -175,8 +206,12 @@ HWY_EXPORT(encode_e4m3_f16);
 HWY_EXPORT(encode_e5m2_f32);
 HWY_EXPORT(encode_e5m2_bf16);
 HWY_EXPORT(encode_e5m2_f16);
-HWY_EXPORT(decode_e4m3);
-HWY_EXPORT(decode_e5m2);
+HWY_EXPORT(decode_e4m3_f32);
+HWY_EXPORT(decode_e4m3_bf16);
+HWY_EXPORT(decode_e4m3_f16);
+HWY_EXPORT(decode_e5m2_f32);
+HWY_EXPORT(decode_e5m2_bf16);
+HWY_EXPORT(decode_e5m2_f16);
 
 namespace {
 
@@ -201,9 +236,14 @@ void encode(const Format& format, DType source, std::span<const std::byte> weigh
   loop(weights.data(), codes.size(), scale, reinterpret_cast<std::uint8_t*>(codes.data()));
 }
 
-void decode(const Format& format, std::span<const std::byte> codes, float scale, std::span<float> weights) {
-  check_sizes(weights.size(), codes.size());
-  const auto loop = is_e4m3(format) ? HWY_DYNAMIC_DISPATCH(decode_e4m3) : HWY_DYNAMIC_DISPATCH(decode_e5m2);
+void decode(const Format& format, std::span<const std::byte> codes, float scale, DType to,
+            std::span<std::byte> weights) {
+  check_sizes(weights.size() / (traits(to).bits / 8), codes.size());
+  const auto loop = is_e4m3(format)
+                        ? loop_of(to, HWY_DYNAMIC_DISPATCH(decode_e4m3_f32), HWY_DYNAMIC_DISPATCH(decode_e4m3_bf16),
+                                  HWY_DYNAMIC_DISPATCH(decode_e4m3_f16))
+                        : loop_of(to, HWY_DYNAMIC_DISPATCH(decode_e5m2_f32), HWY_DYNAMIC_DISPATCH(decode_e5m2_bf16),
+                                  HWY_DYNAMIC_DISPATCH(decode_e5m2_f16));
   loop(reinterpret_cast<const std::uint8_t*>(codes.data()), codes.size(), scale, weights.data());
 }
 
@@ -235,9 +275,12 @@ class Fp8Codec final : public ScaledCodec {
     fp8::encode(format(), source, weights, scale, codes);
   }
   Decode decode_of_region() const noexcept override {
-    return is_e5m2_
-               ? Decode([](auto codes, float scale, auto weights) { fp8::decode(fp8::e5m2, codes, scale, weights); })
-               : Decode([](auto codes, float scale, auto weights) { fp8::decode(fp8::e4m3, codes, scale, weights); });
+    return is_e5m2_ ? Decode([](auto codes, float scale, DType to, auto weights) {
+      fp8::decode(fp8::e5m2, codes, scale, to, weights);
+    })
+                    : Decode([](auto codes, float scale, DType to, auto weights) {
+                        fp8::decode(fp8::e4m3, codes, scale, to, weights);
+                      });
   }
   double normal_sqnr_db(const TensorInfo& tensor) const override;
 

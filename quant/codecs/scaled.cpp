@@ -19,14 +19,26 @@ class ScaledDecoder final : public Decoder {
   ScaledDecoder(ScaledCodec::Decode decode_region, const Regions& regions, std::vector<float> scales)
       : decode_region_(decode_region), regions_(regions), scales_(std::move(scales)) {}
 
-  using Decoder::decode;
   void decode(std::uint64_t first, std::span<const std::byte> codes, std::span<float> out) const override {
-    regions_.for_each_run(first, out.size(), [&](std::uint64_t region, std::size_t begin, std::size_t end) {
-      decode_region_(codes.subspan(begin, end - begin), scales_[region], out.subspan(begin, end - begin));
-    });
+    decode_regions(first, codes, DType::f32, std::as_writable_bytes(out));
+  }
+
+  void decode(std::uint64_t first, std::span<const std::byte> codes, DType to,
+              std::span<std::byte> out) const override {
+    const bool is_aligned = reinterpret_cast<std::uintptr_t>(out.data()) % alignof(std::uint16_t) == 0;
+    if ((to != DType::bf16 && to != DType::f16) || !is_aligned) return Decoder::decode(first, codes, to, out);
+    decode_regions(first, codes, to, out);
   }
 
  private:
+  void decode_regions(std::uint64_t first, std::span<const std::byte> codes, DType to, std::span<std::byte> out) const {
+    const std::size_t size = traits(to).bits / 8;
+    regions_.for_each_run(first, out.size() / size, [&](std::uint64_t region, std::size_t begin, std::size_t end) {
+      decode_region_(codes.subspan(begin, end - begin), scales_[region], to,
+                     out.subspan(begin * size, (end - begin) * size));
+    });
+  }
+
   std::uint64_t code_bytes(std::uint64_t n) const override { return n; }
 
   ScaledCodec::Decode decode_region_;

@@ -91,8 +91,9 @@ class ScaledCodec : public Codec {
   virtual void encode(DType source, std::span<const std::byte> weights, float scale,
                       std::span<std::byte> codes) const = 0;
 
-  /// Decodes weights of one region. A function, because decoders may outlive their codec.
-  using Decode = void (*)(std::span<const std::byte> codes, float scale, std::span<float> weights);
+  /// Decodes weights of one region to F32, BF16 or F16, which are aligned for their type: code * scale in fp32, rounded
+  /// once more to 16 bits. A function, because decoders may outlive their codec.
+  using Decode = void (*)(std::span<const std::byte> codes, float scale, DType to, std::span<std::byte> weights);
   [[nodiscard]] virtual Decode decode_of_region() const noexcept = 0;
 };
 

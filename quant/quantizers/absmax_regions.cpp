@@ -210,7 +210,7 @@ class RegionEncoder final : public Encoder {
     const ScaledCodec::Decode decode = codec_.decode_of_region();
     regions_.for_each_run(first, codes.size(), [&](std::uint64_t region, std::size_t begin, std::size_t end) {
       decode(codes.subspan(begin, end - begin), scale_of(codec_, group.absmax[region - group.first], scale_type_),
-             std::span(decoded).subspan(begin, end - begin));
+             DType::f32, std::as_writable_bytes(std::span(decoded).subspan(begin, end - begin)));
     });
     return compare_squares(widen(source_, weights, tile), std::span(decoded).first(codes.size()));
   }

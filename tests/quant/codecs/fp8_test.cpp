@@ -69,9 +69,13 @@ void encode(const Format& format, DType source, std::span<const std::byte> weigh
   const auto codec = codec_of(format, Granularity::row);
   dynamic_cast<const ScaledCodec&>(*codec).encode(source, weights, scale, codes);
 }
-void decode(const Format& format, std::span<const std::byte> codes, float scale, std::span<float> weights) {
+void decode(const Format& format, std::span<const std::byte> codes, float scale, DType to,
+            std::span<std::byte> weights) {
   const auto codec = codec_of(format, Granularity::row);
-  dynamic_cast<const ScaledCodec&>(*codec).decode_of_region()(codes, scale, weights);
+  dynamic_cast<const ScaledCodec&>(*codec).decode_of_region()(codes, scale, to, weights);
+}
+void decode(const Format& format, std::span<const std::byte> codes, float scale, std::span<float> weights) {
+  decode(format, codes, scale, DType::f32, std::as_writable_bytes(weights));
 }
 
 std::vector<float> numbers_of(const Format& format, const Bytes& codes, float scale = 1) {
@@ -106,6 +110,65 @@ TEST(Fp8, CodesStandForTheNumbersOfTheFormat) {
           EXPECT_EQ(bits_of(numbers[code]), bits_of(expected)) << target << ' ' << code;
       }
     });
+}
+
+// Random bits, and where products of fp32 or of 16 bits end: subnormal, beyond the largest, infinite and NaN.
+std::vector<float> scales() {
+  std::vector<float> scales{0.0f,
+                            1.0f,
+                            -1.0f,
+                            0x1p-149f,
+                            0x1p-126f,
+                            0x1p-33f,
+                            0x1p-24f,
+                            0x1p-14f,
+                            146.25f,
+                            146.3f,
+                            65504.0f / 448,
+                            3e38f,
+                            std::numeric_limits<float>::max(),
+                            infinity,
+                            nan};
+  std::mt19937 random(2);
+  std::uniform_real_distribution<float> exponent(-40, 10);
+  for (int i = 0; i < 300; ++i) scales.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
+  for (int i = 0; i < 700; ++i) scales.push_back(std::exp2(exponent(random)));
+  return scales;
+}
+
+// Every code times any scale becomes the fp32 product rounded to 16 bits, NaN included: at any address that is aligned
+// for the type, and for any number of codes.
+TEST(Fp8, EveryCodeTimesAnyScaleIsRoundedOnceMoreTo16Bits) {
+  const Bytes codes = all_codes();
+  for (const Format& format : formats)
+    for (const float scale : scales())
+      test::for_each_target([&](const std::string& target) {
+        const std::vector<float> weights = numbers_of(format, codes, scale);
+        for (const DType to : {DType::bf16, DType::f16}) {
+          std::vector<std::uint16_t> out(257, 0xAAAA);
+          decode(format, codes, scale, to, std::as_writable_bytes(std::span(out)).subspan(2));
+          for (unsigned code = 0; code < 256; ++code) {
+            const bool to_bf16 = to == DType::bf16;
+            const std::uint16_t expected = to_bf16 ? bf16::from_float(weights[code]) : fp16::from_float(weights[code]);
+            if (std::isnan(scale)) {  // of two NaN, the product may be either
+              ASSERT_TRUE(std::isnan(to_bf16 ? bf16::to_float(out[code + 1]) : fp16::to_float(out[code + 1])));
+              continue;
+            }
+            ASSERT_EQ(out[code + 1], expected) << target << ": " << code << " * " << scale << ' ' << traits(to).name;
+          }
+          EXPECT_EQ(out[0], 0xAAAA);
+        }
+      });
+  test::for_each_target([&](const std::string& target) {
+    for (const DType to : {DType::bf16, DType::f16})
+      for (std::size_t n = 0; n < 100; ++n) {
+        std::vector<std::uint16_t> whole(256), out(n + 1, 0xAAAA);
+        decode(e4m3, codes, 0.3f, to, std::as_writable_bytes(std::span(whole)));
+        decode(e4m3, std::span(codes).first(n), 0.3f, to, std::as_writable_bytes(std::span(out).first(n)));
+        EXPECT_TRUE(std::equal(out.begin(), out.end() - 1, whole.begin())) << target << ' ' << n;
+        EXPECT_EQ(out[n], 0xAAAA) << target << ' ' << n;
+      }
+  });
 }
 
 // Every finite bf16; of fp32 every tie between two codes and its neighbours, and random bits.
