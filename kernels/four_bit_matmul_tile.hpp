@@ -1,5 +1,5 @@
 // The sizes of what a block of the product's kernel computes. The kernel uses them, and so does the host, which chooses
-// a kernel by them (kernels/host/four_bit_matmul_plan.hpp).
+// a kernel by them (kernels/host/four_bit_matmul_config.hpp).
 #pragma once
 #include "kernels/device/types.hpp"
 

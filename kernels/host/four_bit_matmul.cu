@@ -1,4 +1,4 @@
-// Checks the arguments of a product and launches the kernel that the plan chooses.
+// Checks the arguments of a product and launches the kernel that its shape is for.
 #include "kernels/four_bit_matmul.hpp"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "kernels/four_bit_matmul_any.hpp"
-#include "kernels/host/four_bit_matmul_plan.hpp"
+#include "kernels/host/four_bit_matmul_config.hpp"
 #include "kernels/host/four_bit_weight.hpp"
 #include "kernels/host/interface.hpp"
 
@@ -49,9 +49,9 @@ void matmul(const nibble_four_bit& weight, const nibble_matrix& x, const void* b
            Kernel{operand_of(weight), x_data, x_stride, m, out});
     return;
   }
-  const four_bit_matmul::Plan plan = four_bit_matmul::plan_for(m, n, k);
+  const four_bit_matmul::LaunchConfig config = four_bit_matmul::config_for(m, n, k);
   const auto run_tiles = [&]<class Kernel>() {
-    const u32 splits = plan.splits;
+    const u32 splits = config.splits;
     auto* partial = splits == 1 ? nullptr : static_cast<float*>(workspace);
     launch({static_cast<u32>(ceil_div<u64>(n, Kernel::block_n)), splits}, Kernel::shared_bytes(m), stream,
            Kernel{operand_of(weight), x_data, x_stride, m, out, partial});
@@ -61,9 +61,9 @@ void matmul(const nibble_four_bit& weight, const nibble_matrix& x, const void* b
            Sum{partial, splits, static_cast<i64>(n), out});
   };
   if (weight.absmax == nullptr)
-    with_kernel<Half, true>(plan.tile, run_tiles);
+    with_kernel<Half, true>(config.tile, run_tiles);
   else
-    with_kernel<Half, false>(plan.tile, run_tiles);
+    with_kernel<Half, false>(config.tile, run_tiles);
 }
 
 void check_product(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias, const nibble_matrix* y) {
@@ -89,7 +89,7 @@ void check_product(const nibble_four_bit* weight, const nibble_matrix* x, const 
 size_t nibble_matmul_four_bit_workspace(uint64_t m, uint64_t n, uint64_t k) {
   using namespace nibble::kernels;
   const uint64_t taken = std::min<u64>(m, four_bit_matmul::max_m);
-  return four_bit_matmul::workspace_bytes(four_bit_matmul::plan_for(taken, n, k), taken, n);
+  return four_bit_matmul::workspace_bytes(four_bit_matmul::config_for(taken, n, k), taken, n);
 }
 
 int nibble_matmul_four_bit(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias,

@@ -1,4 +1,4 @@
-#include "kernels/host/four_bit_matmul_plan.hpp"
+#include "kernels/host/four_bit_matmul_config.hpp"
 
 #include <algorithm>
 
@@ -20,11 +20,11 @@ constexpr u64 bytes_of_a_launch = 4'000'000;
 
 /// The number of splits that leaves the fewest multiprocessors idle, if an estimate promises at least a twentieth.
 /// Partial sums are written and read, in the L2 cache, which counts half.
-Plan plan_with(const Tile& tile, u64 m, u64 n, u64 k) {
+LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k) {
   constexpr u64 max_splits = 16;
   const u64 slots = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
-  Plan best{.tile = tile, .splits = 0, .cost = 0};
+  LaunchConfig best{.tile = tile, .splits = 0, .cost = 0};
   for (u64 splits = 1; splits <= std::min(steps, max_splits); ++splits) {
     const u64 waves = ceil_div(tiles * splits, slots);
     const u64 bytes_of_a_block = tile.block_n() * ceil_div(steps, splits) * tile.block_k() * 33 / 64;
@@ -44,18 +44,18 @@ bool is_for(const Choice& choice, u64 m, u64 n) {
 
 }  // namespace
 
-Plan plan_for(u64 m, u64 n, u64 k) {
-  Plan best{};
+LaunchConfig config_for(u64 m, u64 n, u64 k) {
+  LaunchConfig best{};
   for (const Choice& choice : choices) {
     if (!is_for(choice, m, n)) continue;
-    const Plan plan = plan_with(choice.tile, m, n, k);
-    if (best.splits == 0 || plan.cost < best.cost) best = plan;
+    const LaunchConfig config = config_with(choice.tile, m, n, k);
+    if (best.splits == 0 || config.cost < best.cost) best = config;
   }
   return best;
 }
 
-std::size_t workspace_bytes(const Plan& plan, u64 m, u64 n) {
-  return plan.splits == 1 ? 0 : plan.splits * m * n * sizeof(float);
+std::size_t workspace_bytes(const LaunchConfig& config, u64 m, u64 n) {
+  return config.splits == 1 ? 0 : config.splits * m * n * sizeof(float);
 }
 
 }  // namespace nibble::kernels::four_bit_matmul

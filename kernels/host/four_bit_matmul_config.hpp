@@ -38,16 +38,16 @@ inline constexpr std::array<Choice, 8> choices{{
 /// The most that a kernel takes.
 inline constexpr u64 max_m = 64;
 
-struct Plan {
+struct LaunchConfig {
   Tile tile;
   u32 splits;  // blocks that divide k between them, at most 16
   u64 cost;    // the bytes of weights that could be read meanwhile, by an estimate
 };
 
 /// For m up to max_m, any n and k.
-Plan plan_for(u64 m, u64 n, u64 k);
+LaunchConfig config_for(u64 m, u64 n, u64 k);
 
 /// Partial sums in fp32, [splits, m, n]; none without splits.
-std::size_t workspace_bytes(const Plan& plan, u64 m, u64 n);
+std::size_t workspace_bytes(const LaunchConfig& config, u64 m, u64 n);
 
 }  // namespace nibble::kernels::four_bit_matmul

@@ -1,5 +1,5 @@
-// Which kernel and how many splits a product gets: shapes whose plan is known, and what holds for every shape.
-#include "kernels/host/four_bit_matmul_plan.hpp"
+// Which kernel and how many splits a product gets: shapes whose configuration is known, and what holds for every shape.
+#include "kernels/host/four_bit_matmul_config.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@ struct Known {
   u32 block_n, block_k, splits;
 };
 
-// The order of additions in a product follows from its plan, so a plan that changes changes results.
-TEST(FourBitMatmulPlan, OfKnownShapes) {
+// The order of additions in a product follows from its configuration, so another one changes results.
+TEST(FourBitMatmulConfig, OfKnownShapes) {
   const std::vector<Known> all{
       {1, 28672, 8192, 64, 512, 1},  {1, 14336, 4096, 64, 512, 1},   {1, 4096, 4096, 16, 2048, 1},
       {4, 4096, 4096, 16, 2048, 1},  {5, 4096, 4096, 32, 1024, 2},   {8, 4096, 4096, 32, 1024, 2},
@@ -25,33 +25,33 @@ TEST(FourBitMatmulPlan, OfKnownShapes) {
       {16, 8193, 4096, 128, 256, 4}, {17, 4096, 14336, 128, 256, 4}, {32, 28672, 8192, 128, 256, 1},
       {33, 8192, 8192, 128, 256, 2}, {64, 8193, 4096, 256, 128, 4}};
   for (const Known& known : all) {
-    const Plan plan = plan_for(known.m, known.n, known.k);
-    EXPECT_EQ(plan.tile.block_n(), known.block_n) << known.m << " x " << known.n << " x " << known.k;
-    EXPECT_EQ(plan.tile.block_k(), known.block_k) << known.m << " x " << known.n << " x " << known.k;
-    EXPECT_EQ(plan.splits, known.splits) << known.m << " x " << known.n << " x " << known.k;
+    const LaunchConfig config = config_for(known.m, known.n, known.k);
+    EXPECT_EQ(config.tile.block_n(), known.block_n) << known.m << " x " << known.n << " x " << known.k;
+    EXPECT_EQ(config.tile.block_k(), known.block_k) << known.m << " x " << known.n << " x " << known.k;
+    EXPECT_EQ(config.splits, known.splits) << known.m << " x " << known.n << " x " << known.k;
   }
 }
 
-TEST(FourBitMatmulPlan, OfAnyShapeHasOneOfTheKernelsWithRoomForIt) {
+TEST(FourBitMatmulConfig, OfAnyShapeHasOneOfTheKernelsWithRoomForIt) {
   std::mt19937_64 random(1);
   for (u64 m = 0; m <= max_m; ++m)
     for (int i = 0; i < 200; ++i) {
       const u64 n = i == 0 ? any_n >> 32 : random() % (u64{1} << (1 + random() % 18));
       const u64 k = random() % (u64{1} << (1 + random() % 18));
-      const Plan plan = plan_for(m, n, k);
+      const LaunchConfig config = config_for(m, n, k);
       ASSERT_TRUE(
-          std::any_of(choices.begin(), choices.end(), [&](const Choice& choice) { return choice.tile == plan.tile; }))
+          std::any_of(choices.begin(), choices.end(), [&](const Choice& choice) { return choice.tile == config.tile; }))
           << m << " x " << n << " x " << k;
-      ASSERT_LE(m, plan.tile.max_m());
-      ASSERT_GE(plan.splits, 1U);
-      ASSERT_LE(plan.splits, 16U);
-      ASSERT_LE((plan.splits - 1) * plan.tile.block_k(), k) << "a split that has no step";
-      ASSERT_EQ(workspace_bytes(plan, m, n), plan.splits == 1 ? 0 : plan.splits * m * n * 4);
+      ASSERT_LE(m, config.tile.max_m());
+      ASSERT_GE(config.splits, 1U);
+      ASSERT_LE(config.splits, 16U);
+      ASSERT_LE((config.splits - 1) * config.tile.block_k(), k) << "a split that has no step";
+      ASSERT_EQ(workspace_bytes(config, m, n), config.splits == 1 ? 0 : config.splits * m * n * 4);
     }
 }
 
 // Blocks of 256 threads, whose shared memory and registers the kernel counts on.
-TEST(FourBitMatmulPlan, EveryKernelHas256Threads) {
+TEST(FourBitMatmulConfig, EveryKernelHas256Threads) {
   for (const Choice& choice : choices) EXPECT_EQ(choice.tile.threads(), 256U);
 }
 
