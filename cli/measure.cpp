@@ -23,6 +23,7 @@
 #include "cli/progress.hpp"
 #include "cli/report_file.hpp"
 #include "cli/shell.hpp"
+#include "cli/threshold_option.hpp"
 #include "formats/commit/apart.hpp"
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"

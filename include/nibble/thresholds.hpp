@@ -17,10 +17,6 @@ struct Threshold {
   std::string pattern;  ///< empty: every tensor
 };
 
-/// "0.01", or "RE=0.01". Throws Error(usage) naming `option` if there is no number, if no error or cosine can have that
-/// value, or if the pattern is invalid.
-[[nodiscard]] Threshold parse_threshold(Threshold::Figure figure, const std::string& option, const std::string& text);
-
 /// Throws Error(usage) for a pattern that matches none of the tensors that would be compared. Reads only headers:
 /// measuring takes long, so this error should come first.
 void check_patterns(const Reader& reference, std::span<const Candidate> candidates,

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <optional>
 
@@ -33,21 +32,7 @@ bool keeps(const MeasuredWeights& reference, const ErrorStats& stats, const Thre
   return threshold.figure == Threshold::Figure::max_rmse ? value <= threshold.limit : value >= threshold.limit;
 }
 
-std::optional<double> number(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
-  return value;
-}
-
 UserPattern pattern_of(const Threshold& threshold) { return {to_string(threshold.figure), threshold.pattern}; }
-
-// Limits that every tensor breaks, or none.
-std::string_view impossible(Threshold::Figure figure, double limit) {
-  if (figure == Threshold::Figure::max_rmse && limit < 0) return "an error is never below 0";
-  if (figure == Threshold::Figure::min_cosine && std::abs(limit) > 1) return "a cosine lies between -1 and 1";
-  return {};
-}
 
 }  // namespace
 
@@ -60,21 +45,6 @@ std::string_view to_string(Threshold::Figure figure) {
     default:
       return "min-cosine";
   }
-}
-
-Threshold parse_threshold(Threshold::Figure figure, const std::string& option, const std::string& text) {
-  const std::size_t equals = text.rfind('=');
-  const bool has_pattern = equals != std::string::npos;
-  const auto limit = number(std::string_view(text).substr(has_pattern ? equals + 1 : 0));
-  if (!limit)
-    throw Error(Errc::usage,
-                fmt::format("{} '{}': neither a number nor of the form RE=NUMBER", option, printable(text)));
-  if (equals == 0) throw Error(Errc::usage, fmt::format("{} '{}': the pattern is empty", option, printable(text)));
-  if (const std::string_view why = impossible(figure, *limit); !why.empty())
-    throw Error(Errc::usage, fmt::format("{} '{}': {}", option, printable(text), why));
-  Threshold threshold{figure, *limit, has_pattern ? text.substr(0, equals) : ""};
-  (void)UserPattern(option, threshold.pattern);  // measuring takes long: better to say it now
-  return threshold;
 }
 
 void check_patterns(const Reader& reference, std::span<const Candidate> candidates,
