@@ -18,7 +18,9 @@ from .token_statistics import TokenStatistics, mean_and_error, percentile
 
 # What can be missing or left over without a change in the hidden states that are compared.
 HEADS = ("pooler", "cls.", "classifier", "lm_head", "seq_relationship", "position_ids")
-STATES = ("SCB", "absmax", "quant_map", "quant_state", "weight_format")  # how bitsandbytes' tensors are called
+# How the parameters of a layer are called. Whatever else a quantized layer has is its state, such as scales, however the
+# tool that quantized it calls them.
+PARAMETERS = (".weight", ".bias", "position_ids")
 LOCAL = {"local_files_only": True, "trust_remote_code": False}  # a model's own code is not run, and nobody is asked
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "sentencepiece*.model", "*.tiktoken", "tekken.json")
 
@@ -66,6 +68,11 @@ def kind_of(directory):
     return "encoder"
 
 
+def is_left_out(name, heads):
+    """Whether a tensor is a parameter of a head. A quantization state is not: without it, codes are taken for weights."""
+    return name.endswith(PARAMETERS) and any(head in name for head in heads)
+
+
 def load(directory, kind, device, dtype):
     """The model, which must have found every tensor that it needs: a lost quantization state would go unnoticed."""
     auto = transformers.AutoModelForCausalLM if kind == "language model" else transformers.AutoModel
@@ -80,8 +87,7 @@ def load(directory, kind, device, dtype):
         raise
     ignored = HEADS if kind == "encoder" else ()
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs", "conversion_errors"):
-        names = sorted(map(str, info.get(what) or ()))
-        names = [name for name in names if name.endswith(STATES) or not any(head in name for head in ignored)]
+        names = [name for name in sorted(map(str, info.get(what) or ())) if not is_left_out(name, ignored)]
         if names:
             raise BadInput(f"{directory}: {what.replace('_', ' ')}: {names[0]}, {len(names)} in all")
     return model.eval()

@@ -12,8 +12,19 @@ from evaluation import (CONTEXT, TEXT, VOCABULARY, fails, llama, minilm, report,
                         train_llama, variant)
 from models import edit_config
 from nibble.model_directory import BadInput
-from nibble.model_error import number
+from nibble.model_error import HEADS, is_left_out, number
 from transformers import LlamaConfig, LlamaForCausalLM
+
+
+@pytest.mark.parametrize("name, is_out", [
+    ("pooler.dense.weight", True), ("cls.predictions.bias", True), ("embeddings.position_ids", True),
+    ("encoder.layer.0.output.dense.weight", False), ("pooler.dense.SCB", False), ("pooler.dense.weight_format", False),
+    ("pooler.dense.weight.absmax", False), ("pooler.dense.weight.quant_state.bitsandbytes__nf4", False),
+    ("pooler.dense.weight_scale", False)])  # fmt: skip
+def test_only_parameters_of_heads_may_be_left_out(name, is_out):
+    """A quantization state that is not found leaves a layer plain whose weights are codes."""
+    assert is_left_out(name, HEADS) == is_out
+    assert not is_left_out(name, ())
 
 
 def test_bad_input(llama, variant, tokenizer, tmp_path):
