@@ -22,6 +22,9 @@ template <class Made> std::unique_ptr<const Codec> make_of_spec(const CodecSpec&
 /// Throws Error(bad_input) unless `rest` has the bytes of planes()[1...] of a tensor.
 void check_planes(const Codec& codec, const TensorInfo& tensor, std::span<const std::span<const std::byte>> rest);
 
+/// The codec that casts to this type. Throws Error(usage) if there is none.
+[[nodiscard]] CodecSpec cast_codec(DType to);
+
 /// The way back from weights that are stored as they are, in a weight type.
 [[nodiscard]] std::unique_ptr<Decoder> make_plain_decoder(DType dtype);
 

@@ -117,6 +117,12 @@ std::string CodecSpec::text() const {
   return text;
 }
 
+CodecSpec cast_codec(DType to) {
+  for (const std::string_view name : codec_names())
+    if (make_codec(name)->cast_type() == to) return name;
+  throw Error(Errc::usage, fmt::format("no codec casts to {}", traits(to).name));
+}
+
 std::unique_ptr<const Codec> make_codec(const CodecSpec& spec) {
   return registered_codecs.at(find_codec(spec.name()))->make(spec);
 }

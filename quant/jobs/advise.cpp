@@ -28,7 +28,7 @@ constexpr std::size_t max_points = 64;
 bool quantizes(const CodecSpec& codec) { return make_codec(codec)->quantizes(); }
 
 // What embeddings of 32 or 64 bits are cast to within what transformers can load.
-CodecSpec embeddings_codec() { return "bf16"; }
+CodecSpec embeddings_codec() { return cast_codec(DType::bf16); }
 
 // Whether a planned tensor was measured as planned, and not kept for what was found in it.
 bool is_measured_as(const CodecSpec& codec, const MeasuredError& measured) {
@@ -90,7 +90,7 @@ class Advising {
       advice_.weights += found.info.elements();
       tensor.ways.front().choice.bytes = found.info.bytes();
       if (found.info.dtype == DType::f64)
-        tensor.ways.front() = {"fp32", {byte_count(DType::f32, found.info.elements()), 0}};
+        tensor.ways.front() = {cast_codec(DType::f32), {byte_count(DType::f32, found.info.elements()), 0}};
     }
     if (measurement.candidates.size() != formats.size()) fail();
     for (std::size_t c = 0; c < formats.size(); ++c) read_errors(c);

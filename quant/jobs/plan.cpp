@@ -188,7 +188,7 @@ class Planner {
     }
     // F64 has no place in a quantized model: transformers would run its layers in that type.
     if (choice.codec.keeps() && tensor.dtype == DType::f64 && codec_of(plan_.recipe.to).quantizes())
-      choice = {"fp32", choice.reason + "; F64 is cast", choice.decided_by};
+      choice = {cast_codec(DType::f32), choice.reason + "; F64 is cast", choice.decided_by};
     return choice;
   }
 

@@ -2,12 +2,14 @@
 
 #include <utility>
 
+#include "quant/codecs/codecs.hpp"
+
 namespace nibble {
 
 Codings::Codings(const Recipe& recipe, Device* device)
     : quantizer_options_{recipe.on_overflow, recipe.error_report != ErrorReport::none, device} {
   for (const CodecSpec& spec :
-       {CodecSpec(), CodecSpec("fp32"), recipe.to, recipe.embeddings, recipe.lm_head, recipe.experts})
+       {CodecSpec(), cast_codec(DType::f32), recipe.to, recipe.embeddings, recipe.lm_head, recipe.experts})
     add(spec);
   for (const Rule& rule : recipe.rules) add(rule.codec);
 }

@@ -19,7 +19,7 @@ struct Coding {
 /// Those of all codecs that a conversion may use. The constructor makes them all, so threads may share one object.
 class Codings {
  public:
-  /// Those that a recipe names, and those that tensors get instead: "keep" and "fp32".
+  /// Those that a recipe names, and those that tensors get instead: "keep" and the cast to F32.
   explicit Codings(const Recipe& recipe, Device* device = nullptr);
   /// And those of planned tensors, for plans that do not come from make_plan().
   Codings(const Recipe& recipe, const PlannedTensors& tensors, Device* device = nullptr);

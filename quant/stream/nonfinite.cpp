@@ -10,17 +10,8 @@
 namespace nibble {
 namespace {
 
-// The type whose range limits a codec, spelled like the codec of that type.
-std::string_view range_of(const CodecSpec& codec) {
-  switch (make_codec(codec)->range()) {
-    case DType::f16:
-      return "fp16";
-    case DType::bf16:
-      return "bf16";
-    default:
-      return "fp32";
-  }
-}
+// The type whose range limits a codec, by the name of the codec that casts to it.
+std::string_view range_of(const CodecSpec& codec) { return cast_codec(make_codec(codec)->range()).name(); }
 
 // What Nonfinite::quantize stores instead of such values.
 std::string stored_instead(const Findings& found, const CodecSpec& codec) {
@@ -53,7 +44,7 @@ std::optional<CodecSpec> codec_instead(const Recipe& recipe, const PlannedTensor
     return stays ? std::optional(CodecSpec()) : std::nullopt;
   }
   if (recipe.nonfinite != Nonfinite::keep) return std::nullopt;
-  if (tensor.info.dtype == DType::f64 && found.overflow_fp32 == 0) return "fp32";
+  if (tensor.info.dtype == DType::f64 && found.overflow_fp32 == 0) return cast_codec(DType::f32);
   return CodecSpec();
 }
 

@@ -12,7 +12,7 @@
 namespace nibble {
 
 /// The codec for a tensor in which `found` was found, if it is not the planned one: "keep"; for F64, which transformers
-/// does not expect in a quantized model, "fp32", if that can hold it. Nothing if it stays as planned.
+/// does not expect in a quantized model, the cast to F32, if that can hold it. Nothing if it stays as planned.
 [[nodiscard]] std::optional<CodecSpec> codec_instead(const Recipe& recipe, const PlannedTensor& tensor,
                                                      const Findings& found);
 

@@ -3,6 +3,7 @@
 
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
+#include "quant/codecs/codecs.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 
 namespace nibble::registry_test {
@@ -46,6 +47,13 @@ TEST(Registry, OptionsAreWordsThatTheGrammarCanTake) {
         EXPECT_EQ(make_codec(spec)->spec(), spec);
       }
     }
+}
+
+TEST(Registry, CastsAreFoundByTheirType) {
+  EXPECT_EQ(cast_codec(DType::f32), "fp32");
+  EXPECT_EQ(cast_codec(DType::bf16), "bf16");
+  EXPECT_EQ(cast_codec(DType::f16), "fp16");
+  EXPECT_THROW((void)cast_codec(DType::i8), Error);
 }
 
 TEST(CodecSpec, SaysNothingByItself) {
