@@ -26,7 +26,6 @@ class BlockEncoder final : public Encoder {
  public:
   BlockEncoder(const FourBitCodec& codec, const QuantizerOptions& options, const TensorInfo& tensor, Scratch& scratch)
       : tables_(codec.tables()),
-        codec_(codec.name()),
         blocksize_(codec.blocksize()),
         nested_(codec.double_quant()),
         sums_errors_(options.sums_errors),
@@ -47,8 +46,9 @@ class BlockEncoder final : public Encoder {
     const auto block_errors = lend<FourBitError>(errors_at() + first_block * sizeof(FourBitError),
                                                  errors != nullptr && keeps_errors_ ? absmax.size() : 0, errors_room);
     // What is found in weights that are not finite is found here, so those are encoded here, too.
-    const bool on_device = device_ != nullptr && DeviceEncoder(*device_).encode_four_bit(codec_, tensor_.dtype, weights,
-                                                                                         blocksize_, packed, absmax);
+    const bool on_device =
+        device_ != nullptr &&
+        DeviceEncoder(*device_).encode_four_bit(tables_.codebook, tensor_.dtype, weights, blocksize_, packed, absmax);
     Findings findings;
     alignas(64) std::array<float, tile_weights> widened;
     for (std::size_t i = 0; i < n && !(on_device && errors == nullptr); i += tile_weights) {
@@ -196,7 +196,6 @@ class BlockEncoder final : public Encoder {
   [[nodiscard]] std::uint64_t errors_at() const { return blocks_ * sizeof(float); }
 
   const FourBitTables& tables_;
-  std::string_view codec_;
   std::size_t blocksize_;
   bool nested_;
   bool sums_errors_;

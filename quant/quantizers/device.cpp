@@ -14,6 +14,8 @@
 #include "core/huge_pages.hpp"
 #include "kernels/host/device_interface.h"
 #include "nibble/error.hpp"
+#include "nibble/fp4.hpp"
+#include "nibble/nf4.hpp"
 
 namespace nibble {
 namespace {
@@ -149,9 +151,9 @@ std::optional<nibble_dtype> dtype_of(DType source) {
   }
 }
 
-std::optional<nibble_codebook> codebook_of(std::string_view codec) {
-  if (codec == "nf4") return NIBBLE_NF4;
-  if (codec == "fp4") return NIBBLE_FP4;
+std::optional<nibble_codebook> number_of(std::span<const float> codebook) {
+  if (std::ranges::equal(codebook, nf4::codebook.value)) return NIBBLE_NF4;
+  if (std::ranges::equal(codebook, fp4::codebook.value)) return NIBBLE_FP4;
   return std::nullopt;
 }
 
@@ -250,15 +252,15 @@ std::vector<std::string> Device::warnings() const {
 
 std::pmr::memory_resource* DeviceEncoder::pinned_memory() const noexcept { return &*state_.memory; }
 
-bool DeviceEncoder::encode_four_bit(std::string_view codec, DType source, std::span<const std::byte> weights,
+bool DeviceEncoder::encode_four_bit(std::span<const float> codebook, DType source, std::span<const std::byte> weights,
                                     std::size_t blocksize, std::span<std::uint8_t> packed,
                                     std::span<float> absmax) const {
   const auto dtype = dtype_of(source);
-  const auto codebook = codebook_of(codec);
-  if (!dtype || !codebook || weights.empty()) return false;
+  const auto number = number_of(codebook);
+  if (!dtype || !number || weights.empty()) return false;
   const std::size_t n = weights.size() / (traits(source).bits / 8);
   return state_.run([&](nibble_queue* queue, std::uint64_t* nonfinite) {
-    return state_.library.quantize_four_bit(queue, weights.data(), *dtype, n, *codebook,
+    return state_.library.quantize_four_bit(queue, weights.data(), *dtype, n, *number,
                                             static_cast<std::uint32_t>(blocksize), packed.data(), absmax.data(),
                                             nonfinite);
   });

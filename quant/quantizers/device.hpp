@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory_resource>
 #include <span>
-#include <string_view>
 
 #include "nibble/device.hpp"
 #include "nibble/tensor.hpp"
@@ -16,11 +15,11 @@ class DeviceEncoder {
  public:
   explicit DeviceEncoder(Device& device) noexcept : state_(*device.state_) {}
 
-  /// Encodes a chunk of F32, BF16 or F16 weights as the codec of that name does, up to double quantization. Returns
-  /// false if the CPU has to do it; the bytes written are then invalid. This is so if not all blocks or rows are finite
-  /// (for int8: and within fp16), for other types and codecs, and after a device that was chosen automatically has
-  /// failed. Throws Error(io) if a device that was asked for fails.
-  [[nodiscard]] bool encode_four_bit(std::string_view codec, DType source, std::span<const std::byte> weights,
+  /// Encodes a chunk of F32, BF16 or F16 weights as the 4-bit codec with that codebook does, up to double quantization.
+  /// Returns false if the CPU has to do it; the bytes written are then invalid. This is so if not all blocks or rows
+  /// are finite (for int8: and within fp16), for other types and codebooks, and after a device that was chosen
+  /// automatically has failed. Throws Error(io) if a device that was asked for fails.
+  [[nodiscard]] bool encode_four_bit(std::span<const float> codebook, DType source, std::span<const std::byte> weights,
                                      std::size_t blocksize, std::span<std::uint8_t> packed,
                                      std::span<float> absmax) const;
   /// The same for whole rows, one for each absmax.

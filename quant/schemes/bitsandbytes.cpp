@@ -20,6 +20,7 @@
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/codecs/int8_rows.hpp"
 #include "quant/schemes/bitsandbytes_config.hpp"
+#include "quant/schemes/bitsandbytes_quant_types.hpp"
 #include "quant/schemes/scheme.hpp"
 
 namespace nibble {
@@ -44,12 +45,20 @@ std::vector<std::byte> bytes_of(const void* data, std::size_t size) {
 
 // ---- 4 bits ----
 
-constexpr std::array<std::string_view, 2> quant_types{"nf4", "fp4"};  // and the names of their codecs
-
-// Null for codecs of another kind, or if bitsandbytes has no name for the codec.
+// Null for codecs of another kind, or if bitsandbytes has no name for the codebook.
 const FourBitCodec* as_four_bit(const Codec& codec) {
-  const bool is_known = std::ranges::find(quant_types, codec.name()) != quant_types.end();
-  return is_known ? dynamic_cast<const FourBitCodec*>(&codec) : nullptr;
+  return quant_type_of(codec).empty() ? nullptr : dynamic_cast<const FourBitCodec*>(&codec);
+}
+
+// The codec that has this codebook.
+std::string_view codec_name_of(const QuantType& type) {
+  const auto names = codec_names();
+  const auto found = std::ranges::find_if(names, [&](std::string_view name) {
+    const auto codec = make_codec(name);
+    return as_four_bit(*codec) != nullptr && quant_type_of(*codec) == type.name;
+  });
+  if (found == names.end()) throw Error(Errc::internal, "no codec has the codebook " + std::string(type.name));
+  return *found;
 }
 
 constexpr std::string_view state_infix = ".quant_state.bitsandbytes__";
@@ -120,8 +129,9 @@ std::vector<Part> four_bit_parts(const FourBitCodec& codec, const TensorInfo& te
     add(".nested_absmax", 2);
     add(".nested_quant_map", 3);
   }
-  add_own(state_name(tensor.name, codec.name()), DType::u8,
-          quant_state_size(codec.name(), codec.blocksize(), tensor, nested));
+  const std::string_view quant_type = quant_type_of(codec);
+  add_own(state_name(tensor.name, quant_type), DType::u8,
+          quant_state_size(quant_type, codec.blocksize(), tensor, nested));
   return parts;
 }
 
@@ -136,7 +146,7 @@ std::vector<std::byte> four_bit_own_bytes(const FourBitCodec& codec, const Tenso
     offset_text = python_repr(offset);
   }
   std::string state =
-      quant_state(codec.name(), codec.blocksize(), tensor, codec.double_quant() ? &offset_text : nullptr);
+      quant_state(quant_type_of(codec), codec.blocksize(), tensor, codec.double_quant() ? &offset_text : nullptr);
   state.resize(part.info.bytes(), ' ');
   return bytes_of(state.data(), state.size());
 }
@@ -160,9 +170,9 @@ nlohmann::json parse_state(const TensorInfo& part, std::span<const std::byte> by
 }
 
 // Such a tensor is recognized by its quantization state; its packed bytes may have any type (quant_storage).
-std::optional<StoredTensor> recognize_four_bit(std::string_view quant_type, const Reader& in, std::size_t first,
+std::optional<StoredTensor> recognize_four_bit(const QuantType& quant_type, const Reader& in, std::size_t first,
                                                const FindTensor& find) {
-  const auto state_part = find(state_name(in.tensors().name(first), quant_type));
+  const auto state_part = find(state_name(in.tensors().name(first), quant_type.name));
   if (!state_part) return std::nullopt;
   const TensorInfo packed = in.tensors()[first];
   StoredTensor stored{{packed.name, DType::f32, {}}, {}, {first}};
@@ -183,8 +193,8 @@ std::optional<StoredTensor> recognize_four_bit(std::string_view quant_type, cons
     stored.info.shape.push_back(dimension.get<std::uint64_t>());
   }
   stored.info.dtype = dtype_of(part, state);
-  stored.codec =
-      four_bit_spec(quant_type, blocksize->get<std::uint64_t>(), /*double_quant=*/state.contains("nested_blocksize"));
+  stored.codec = four_bit_spec(codec_name_of(quant_type), blocksize->get<std::uint64_t>(),
+                               /*double_quant=*/state.contains("nested_blocksize"));
   const std::unique_ptr<const Codec> codec = make_codec(stored.codec);
   // A product beyond 64 bits is more than any file holds.
   std::uint64_t n = 1;
@@ -234,7 +244,7 @@ float check_quant_state(const FourBitCodec& codec, const TensorInfo& tensor, con
       fail(part, std::string(key) + " is " + (found == state.end() ? "missing" : text_of(*found)) + ", not " +
                      text_of(value));
   };
-  expect("quant_type", codec.name());
+  expect("quant_type", quant_type_of(codec));
   expect("blocksize", codec.blocksize());
   expect("shape", tensor.shape);
   if (!codec.double_quant()) return 0;
@@ -324,7 +334,7 @@ class Bitsandbytes final : public Scheme {
 
   std::optional<StoredTensor> recognize(const Reader& in, std::size_t first, const FindTensor& find) const override {
     if (auto stored = recognize_int8(in, first, find)) return stored;
-    for (const std::string_view quant_type : quant_types)
+    for (const QuantType& quant_type : quant_types)
       if (auto stored = recognize_four_bit(quant_type, in, first, find)) return stored;
     return std::nullopt;
   }

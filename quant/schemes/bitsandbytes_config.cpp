@@ -15,6 +15,7 @@
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 #include "nibble/plan.hpp"
+#include "quant/schemes/bitsandbytes_quant_types.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 
 namespace nibble {
@@ -121,7 +122,7 @@ std::string bitsandbytes_config(const Scheme& scheme, const Plan& plan) {
                          {"_load_in_8bit", !four},
                          {"bnb_4bit_compute_dtype", four ? compute_dtype(plan) : "float32"},
                          {"bnb_4bit_quant_storage", "uint8"},
-                         {"bnb_4bit_quant_type", four ? codec->name() : "fp4"},
+                         {"bnb_4bit_quant_type", four ? quant_type_of(*codec) : "fp4"},
                          {"bnb_4bit_use_double_quant", four && four_bit->double_quant()},
                          {"llm_int8_enable_fp32_cpu_offload", false},
                          {"llm_int8_has_fp16_weight", false},
