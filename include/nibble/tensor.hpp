@@ -83,6 +83,13 @@ inline constexpr std::array<DTypeTraits, 22> dtypes{{
   return std::nullopt;
 }
 
+/// The type with this name in torch and config.json.
+[[nodiscard]] constexpr std::optional<DType> find_torch_dtype(std::string_view name) {
+  for (const DTypeTraits& entry : dtypes)
+    if (entry.torch_name == name) return entry.dtype;
+  return std::nullopt;
+}
+
 /// F64, F32, BF16 or F16: the types that codecs encode. All but F64 widen to fp32 exactly.
 [[nodiscard]] constexpr bool is_weight_type(DType dtype) {
   return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;

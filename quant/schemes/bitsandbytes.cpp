@@ -155,8 +155,8 @@ std::vector<std::byte> four_bit_own_bytes(const FourBitCodec& codec, const Tenso
 DType dtype_of(const TensorInfo& part, const nlohmann::json& state) {
   const auto name = state.find("dtype");
   if (name == state.end() || !name->is_string()) fail(part, "dtype is missing");
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
-    if (name->get_ref<const std::string&>() == traits(dtype).torch_name) return dtype;
+  const auto dtype = find_torch_dtype(name->get_ref<const std::string&>());
+  if (dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) return *dtype;
   fail(part, "dtype is " + printable(name->get<std::string>()) + ", not float32, float16 or bfloat16");
 }
 

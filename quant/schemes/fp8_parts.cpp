@@ -17,10 +17,8 @@ constexpr std::string_view packed_suffix = "_packed";  // of codes that share by
 
 DType type_before(const Reader& in, DType scales, DType otherwise) {
   if (scales != DType::f32) return scales;
-  if (in.config())
-    for (const DType half : {DType::bf16, DType::f16})
-      if (in.config()->dtype == traits(half).torch_name) return half;
-  return otherwise;
+  const auto declared = in.config() ? find_torch_dtype(in.config()->dtype) : std::nullopt;
+  return declared == DType::bf16 || declared == DType::f16 ? *declared : otherwise;
 }
 
 }  // namespace

@@ -20,6 +20,12 @@ TEST(Tensor, TableIsIndexedByType) {
   EXPECT_EQ(find_dtype("f32"), std::nullopt);
 }
 
+TEST(Tensor, TypesAreFoundByTheNamesOfTorch) {
+  for (const DTypeTraits& entry : dtypes) EXPECT_EQ(find_torch_dtype(entry.torch_name), entry.dtype);
+  EXPECT_FALSE(find_torch_dtype("BF16"));
+  EXPECT_FALSE(find_torch_dtype(""));
+}
+
 TEST(Tensor, ElementCount) {
   EXPECT_EQ(element_count(Shape{}), 1u);
   EXPECT_EQ(element_count({4096, 128}), 4096u * 128);
