@@ -11,12 +11,12 @@
 #include <string_view>
 
 #include "formats/models/quant_methods.hpp"
-#include "formats/models/skip_list.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 #include "nibble/plan.hpp"
-#include "quant/schemes/bitsandbytes_quant_types.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/schemes/bitsandbytes_quant_types.hpp"
+#include "quant/schemes/bitsandbytes_skips.hpp"
 
 namespace nibble {
 namespace {

@@ -2,6 +2,7 @@
 // transformers reads it with the package compressed-tensors, and so does vLLM.
 
 #include <fmt/format.h>
+#include <re2/re2.h>
 
 #include <algorithm>
 #include <array>
@@ -14,7 +15,6 @@
 
 #include "formats/models/architectures.hpp"
 #include "formats/models/quant_methods.hpp"
-#include "formats/models/skip_list.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs/scaled.hpp"
 #include "quant/schemes/fp8_parts.hpp"
@@ -44,9 +44,9 @@ const ScaledCodec* as_fp8(const Codec& codec) {
 
 bool is_e4m3(const Codec& codec) { return as_fp8(codec)->code_type() == DType::f8_e4m3; }
 
-// The linear layers of the model that stay plain, whether the file has them or not. Names match whole names, unlike the
-// entries of llm_int8_skip_modules. compressed-tensors replaces every linear layer, also those that bitsandbytes never
-// does, so every plain matrix is named: a name of something else does no harm.
+// The linear layers of the model that stay plain, whether the file has them or not. Each entry is the whole name of a
+// module, or a regular expression behind "re:". Since every linear layer that is not named is replaced, every plain
+// matrix is named: a name of something else does no harm.
 std::set<std::string> ignored_modules(const Plan& plan) {
   std::set<std::string> quantized, ignored;
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
@@ -60,7 +60,8 @@ std::set<std::string> ignored_modules(const Plan& plan) {
   }
   const auto defaults = default_skips(plan.architecture, plan.tied);
   for (const DefaultSkip& skip : defaults.value_or(std::vector<DefaultSkip>{{"lm_head", false}})) {
-    const auto is_meant = [&](const std::string& module) { return skips("^" + skip.entry + "$", module); };
+    const RE2 pattern(skip.entry);
+    const auto is_meant = [&](const std::string& module) { return RE2::FullMatch(module, pattern); };
     if (!skip.numbered)
       ignored.insert(skip.entry);
     else if (std::ranges::none_of(quantized, is_meant) && std::ranges::none_of(ignored, is_meant))

@@ -1,10 +1,10 @@
-#include "formats/models/skip_list.hpp"
+#include "quant/schemes/bitsandbytes_skips.hpp"
 
 #include <gtest/gtest.h>
 
 #include "nibble/error.hpp"
 
-namespace nibble::skip_list_test {
+namespace nibble::bitsandbytes_skips_test {
 namespace {
 
 // The cases were put to should_convert_module of transformers 5.23.
@@ -34,7 +34,7 @@ TEST(Skips, SuffixIsAMatch) {
   EXPECT_FALSE(skips("lm_head", "layers.0.score"));
 }
 
-TEST(SkipList, HasTheTiedHeadThatTheFileLacks) {
+TEST(BitsandbytesSkips, HasTheTiedHeadThatTheFileLacks) {
   const std::vector<std::string> quantized{"model.layers.0.mlp.up_proj"};
   const std::vector<std::string> plain{"model.layers.0.mlp.down_proj"};
   EXPECT_EQ(skip_list("LlamaForCausalLM", true, quantized, plain),
@@ -44,14 +44,14 @@ TEST(SkipList, HasTheTiedHeadThatTheFileLacks) {
 }
 
 // Whoever loads the list compiles its entries.
-TEST(SkipList, NamesWithCharactersOfExpressionsAreEscaped) {
+TEST(BitsandbytesSkips, NamesWithCharactersOfExpressionsAreEscaped) {
   const std::vector<std::string> quantized{"a.b"};
   EXPECT_EQ(skip_list("Unheard", false, quantized, std::vector<std::string>{"up[proj", "c*", "plain-name_1"}),
             (std::vector<std::string>{"^up\\[proj$", "^c\\*$", "plain-name_1", "lm_head"}));
 }
 
 // Entries are regular expressions, so that a name which is none, or is another, has to be escaped.
-TEST(SkipList, NamesAreNoPatterns) {
+TEST(BitsandbytesSkips, NamesAreNoPatterns) {
   const std::vector<std::string> plain{"layers.0.up[proj", "a|b", "*"}, quantized{"layers.1.up[proj", "a", "b"};
   const std::vector<std::string> list = skip_list("", false, quantized, plain);
   for (std::size_t i = 0; i < plain.size(); ++i) {
@@ -61,7 +61,7 @@ TEST(SkipList, NamesAreNoPatterns) {
   EXPECT_EQ(list[0], R"(^layers\.0\.up\[proj$)");
 }
 
-TEST(SkipList, MatchesNoQuantizedModule) {
+TEST(BitsandbytesSkips, MatchesNoQuantizedModule) {
   const std::vector<std::string> quantized{"model.layers.0.score"};
   EXPECT_EQ(skip_list("Unheard", false, quantized, std::vector<std::string>{"score"}),
             (std::vector<std::string>{"^score$", "lm_head"}));
@@ -70,4 +70,4 @@ TEST(SkipList, MatchesNoQuantizedModule) {
 }
 
 }  // namespace
-}  // namespace nibble::skip_list_test
+}  // namespace nibble::bitsandbytes_skips_test

@@ -1,4 +1,4 @@
-#include "formats/models/skip_list.hpp"
+#include "quant/schemes/bitsandbytes_skips.hpp"
 
 #include <fmt/format.h>
 #include <re2/re2.h>
