@@ -158,7 +158,7 @@ struct Destination {
   std::string parameter;
   bool merged = false;               // through a merge or split
   std::vector<std::string> targets;  // of that: the parameters
-  bool companions_follow = true;     // <name>.absmax and <module>.SCB end beside it
+  bool companions_follow = true;     // LoadingRules::companions end beside it
 };
 
 // The line of an architecture. It is found by text, so that the other lines need not be parsed.
@@ -205,7 +205,7 @@ class Architecture {
     });
   }
 
-  [[nodiscard]] Destination destination(std::string_view stored) {
+  [[nodiscard]] Destination destination(std::string_view stored, const LoadingRules& rules) {
     // The probe: numbers that no rename mentions are replaced by markers; the rest distinguishes kinds of names.
     std::string kind;
     std::string probe;
@@ -222,7 +222,7 @@ class Architecture {
       }
     });
     auto found = destinations_.find(kind);
-    if (found == destinations_.end()) found = destinations_.emplace(kind, route(probe)).first;
+    if (found == destinations_.end()) found = destinations_.emplace(kind, route(probe, rules)).first;
     Destination result = found->second;
     put_back(result.parameter, numbers);
     for (std::string& target : result.targets) put_back(target, numbers);
@@ -389,7 +389,7 @@ class Architecture {
     return name;
   }
 
-  [[nodiscard]] Destination route(const std::string& stored) const {
+  [[nodiscard]] Destination route(const std::string& stored, const LoadingRules& rules) const {
     Destination result;
     std::string name = renamed(stored);
     const std::string before = name;
@@ -412,15 +412,14 @@ class Architecture {
           target.replace(at, merge->to.front().size(), to);
         result.targets.push_back(std::move(target));
       }
-    } else if (stored.ends_with(weight_suffix)) {
-      const auto stays = [&](const std::string& companion, const std::string& expected) {
+    } else if (stored.ends_with(weight_suffix) && rules.companions) {
+      const auto ends_as = [&](const std::string& companion, const std::string& expected) {
         std::string found = renamed(companion);
         if (std::any_of(merges_.begin(), merges_.end(), [&](const Transform& m) { return apply(m, found); }))
           return false;
         return found == expected;
       };
-      result.companions_follow = stays(stored + ".absmax", before + ".absmax") &&
-                                 stays(module_of(stored) + ".SCB", module_of(before) + ".SCB");
+      result.companions_follow = std::ranges::equal(rules.companions(stored), rules.companions(before), ends_as);
     }
     result.parameter = std::move(name);
     return result;
@@ -437,12 +436,17 @@ class Architecture {
   std::unordered_map<std::string, Destination> destinations_;
 };
 
-// Reasons for which a linear layer is not replaced whatever llm_int8_skip_modules says.
-bool never_replaced(Why why) {
+bool is_linear_layer(Role role) {
+  return role == Role::linear || role == Role::conv1d || role == Role::output_embeddings || role == Role::kept;
+}
+
+// Linear layers that are never quantized. Not every loader leaves them as they are (LoadingRules).
+bool is_special(Why why) {
   return why == Why::not_exactly_linear || why == Why::kept_in_fp32 || why == Why::shared_module;
 }
 
-FoundRole role_of(const TensorInfo& tensor, const Destination& to, const Entry* entry, bool tied) {
+FoundRole role_of(const TensorInfo& tensor, const Destination& to, const Entry* entry, bool tied,
+                  const LoadingRules& rules) {
   FoundRole result{Role::unknown, module_of(to.parameter), "unknown to the table of this architecture", {}};
   if (entry == nullptr) {
     if (is_matrix_weight(tensor)) result.keeps = {result.module};
@@ -451,7 +455,7 @@ FoundRole role_of(const TensorInfo& tensor, const Destination& to, const Entry* 
   result.role = entry->role;
   Why why = entry->why;
   result.why = text_of(why);
-  if (!is_replaceable(entry->role)) {
+  if (!is_linear_layer(entry->role)) {
     if (entry->role != Role::embedding) result.module = to.parameter;
     return result;
   }
@@ -460,11 +464,11 @@ FoundRole role_of(const TensorInfo& tensor, const Destination& to, const Entry* 
     why = *entry->why_tied;
     result.why = text_of(why);
   }
-  if (never_replaced(why)) {
+  if (!is_special(why) || rules.replaces_every_linear) result.keeps = {result.module};
+  if (is_special(why)) {
     result.role = Role::other;
     return result;
   }
-  result.keeps = {result.module};
   // A tensor that two modules share cannot be quantized in one of them.
   if (why == Why::tied_weights) result.role = Role::other;
   if (!is_matrix_weight(tensor)) {
@@ -479,11 +483,12 @@ FoundRole role_of(const TensorInfo& tensor, const Destination& to, const Entry* 
 
 class TableRoleFinder final : public RoleFinder {
  public:
-  TableRoleFinder(Architecture table, const TensorList& tensors, bool tied) : table_(std::move(table)), tied_(tied) {
+  TableRoleFinder(Architecture table, const TensorList& tensors, bool tied, LoadingRules rules)
+      : table_(std::move(table)), tied_(tied), rules_(std::move(rules)) {
     table_.see(tensors);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const std::string_view stored = tensors.name(i);
-      Name name = cut(tensors.shape(i).size() < 2 ? std::string(stored) : table_.destination(stored).parameter);
+      Name name = cut(tensors.shape(i).size() < 2 ? std::string(stored) : table_.destination(stored, rules_).parameter);
       Numbers& most = largest_[name.key];
       most = std::max(most, name.numbers);
     }
@@ -491,10 +496,10 @@ class TableRoleFinder final : public RoleFinder {
 
   FoundRole find(const TensorInfo& tensor) override {
     if (tensor.shape.size() < 2) return {Role::other, tensor.name, "not a matrix", {}};
-    const Destination to = table_.destination(tensor.name);
+    const Destination to = table_.destination(tensor.name, rules_);
     const Name name = cut(to.parameter);
     const Entry* entry = table_.entry(name, largest_[name.key]);
-    if (!to.merged) return role_of(tensor, to, entry, tied_);
+    if (!to.merged) return role_of(tensor, to, entry, tied_, rules_);
     const bool expert = entry != nullptr && entry->role == Role::expert;
     FoundRole found{
         expert ? Role::expert : Role::other,
@@ -503,7 +508,8 @@ class TableRoleFinder final : public RoleFinder {
         {}};
     for (const std::string& target : to.targets) {
       const Entry* filled = table_.entry(cut(target), {});
-      if (filled != nullptr && is_replaceable(filled->role) && !never_replaced(filled->why))
+      if (filled != nullptr && is_linear_layer(filled->role) &&
+          (!is_special(filled->why) || rules_.replaces_every_linear))
         found.keeps.push_back(module_of(target));
     }
     return found;
@@ -512,11 +518,12 @@ class TableRoleFinder final : public RoleFinder {
  private:
   Architecture table_;
   bool tied_;
+  LoadingRules rules_;
   std::unordered_map<std::string, Numbers> largest_;  // by key, of all tensors
 };
 
-// A pattern of modules as an entry of llm_int8_skip_modules.
-std::string as_entry(const std::string& pattern) {
+// A pattern of modules as a regular expression. Its dots match anything, as they do in the lists of other programs.
+std::string as_expression(const std::string& pattern) {
   std::string result;
   for_each_part(pattern, [&](std::string_view part) {
     if (!result.empty()) result += '.';
@@ -551,9 +558,10 @@ bool splits_tensors(std::string_view architecture) {
   return table && table->splits();
 }
 
-std::unique_ptr<RoleFinder> make_role_finder(std::string_view architecture, const TensorList& tensors, bool tied) {
+std::unique_ptr<RoleFinder> make_role_finder(std::string_view architecture, const TensorList& tensors, bool tied,
+                                             LoadingRules rules) {
   auto table = Architecture::find(architecture);
-  return table ? std::make_unique<TableRoleFinder>(*std::move(table), tensors, tied) : nullptr;
+  return table ? std::make_unique<TableRoleFinder>(*std::move(table), tensors, tied, std::move(rules)) : nullptr;
 }
 
 std::optional<std::vector<DefaultSkip>> default_skips(std::string_view architecture, bool tied) {
@@ -565,8 +573,8 @@ std::optional<std::vector<DefaultSkip>> default_skips(std::string_view architect
     if (!by_tie && entry.role != Role::kept && entry.role != Role::output_embeddings) continue;
     const Why why = by_tie ? *entry.why_tied : entry.why;
     const bool numbered = !entry.places.empty();
-    if (never_replaced(why) || (numbered && why != Why::tied_weights)) continue;
-    result.push_back({as_entry(entry.pattern), numbered});
+    if (is_special(why) || (numbered && why != Why::tied_weights)) continue;
+    result.push_back({as_expression(entry.pattern), numbered});
   }
   return result;
 }

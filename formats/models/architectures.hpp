@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,12 +29,22 @@ extern const std::string_view architectures_jsonl;
 /// Whether a tensor can be the weight of a linear layer: a matrix of a weight type named `<module>.weight`.
 [[nodiscard]] bool is_matrix_weight(const TensorInfo& tensor);
 
+/// What roles depend on besides the model: how quantized tensors are stored and loaded. By default as plain ones are.
+struct LoadingRules {
+  /// The names of the tensors beside the codes of a quantized weight of this name, always in the same order. If
+  /// transformers renames the weight, they have to be renamed alike. Empty if there are none.
+  std::function<std::vector<std::string>(const std::string& weight)> companions;
+  /// Whether the loader also replaces linear layers of a class derived from nn.Linear, those kept in fp32, and those
+  /// that modules share. They are not quantized either way, but they have to be in the `keeps` of their tensors then.
+  bool replaces_every_linear = false;
+};
+
 /// The role of one stored tensor, and its module.
 struct FoundRole {
   Role role = Role::unknown;
   std::string module;              ///< its module in the model (stored names may differ); else the parameter's name
   std::string why;                 ///< for people
-  std::vector<std::string> keeps;  ///< linear layers that stay plain if this tensor does: the modules to be skipped
+  std::vector<std::string> keeps;  ///< layers that stay plain if this tensor does, and that loading would replace
 };
 
 /// Finds the roles of one model's tensors, one at a time: those of 100,000 would take 30 MB.
@@ -50,7 +61,7 @@ class RoleFinder {
 /// if transformers would load the quantized tensors into the module under the stored name. A tensor that loading merges
 /// or splits has role expert or other. 100,000 tensors take about 0.1 s.
 [[nodiscard]] std::unique_ptr<RoleFinder> make_role_finder(std::string_view architecture, const TensorList& tensors,
-                                                           bool tied);
+                                                           bool tied, LoadingRules rules = {});
 
 /// Guesses roles from names and shapes alone, for architectures that the table lacks. It is cautious: what looks like
 /// an embedding, a head, a router or a position table is not called linear, nor is a matrix whose bias fits its other
@@ -65,7 +76,7 @@ class RoleFinder {
 
 /// A module that transformers leaves plain by default, whether the file has it or not.
 struct DefaultSkip {
-  std::string entry;      ///< as an entry of llm_int8_skip_modules: `[0-9]+` for a number that may be any
+  std::string pattern;    ///< a regular expression of its name: `[0-9]+` for a number that may be any
   bool numbered = false;  ///< it stands for one module of several
 };
 

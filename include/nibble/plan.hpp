@@ -51,7 +51,7 @@ struct PlannedTensor {
 /// Planned tensors in compact form: 100,000 take 13 MB instead of 50. Elements are values, made when asked for.
 class PlannedTensors {
  public:
-  /// `keeps`: the modules that stay plain if this tensor does, for llm_int8_skip_modules.
+  /// `keeps`: the layers that stay plain if this tensor does, and that loading would replace.
   void push_back(const PlannedTensor& tensor, std::span<const std::string> keeps);
 
   /// Replaces a tensor by one of the same name and as many dimensions.

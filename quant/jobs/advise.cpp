@@ -147,9 +147,9 @@ class Advising {
     pooled.reference += error.stats.reference;
     if (!is_measured_as(planned.codec, error) || error.stats.nan != stats.nan || error.stats.inf != stats.inf)
       pooled.offered = false;
-    // Within what transformers loads, bitsandbytes' modules are quantized and embeddings cast.
+    // Within what transformers loads, modules that the scheme's loader replaces are quantized and embeddings cast.
     if (!options_.allow_nibble_only && planned.role != Role::embedding &&
-        !(planned.quantized && is_replaceable(planned.role)))
+        !(planned.quantized && scheme_of(*make_codec(planned.codec)).replaces(planned.role)))
       pooled.offered = false;
   }
 

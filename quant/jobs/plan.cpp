@@ -83,7 +83,7 @@ class Planner {
   }
 
   Plan run() && {
-    ModelRoles model = roles_of(stored_);
+    ModelRoles model = roles_of(stored_, scheme_of(plan_.recipe));
     plan_.architecture = std::move(model.architecture);
     plan_.tied = model.tied;
     if (plan_.architecture.empty()) warn_of_names();

@@ -6,12 +6,13 @@
 
 namespace nibble {
 
-ModelRoles roles_of(const StoredWeights& in) {
+ModelRoles roles_of(const StoredWeights& in, const Scheme* scheme) {
   const auto& config = in.reader().config();
   const TensorList& tensors = in.reader().tensors();
   if (config && !config->architecture.empty()) {
     ModelRoles model{{}, config->architecture, config->tie_word_embeddings.value_or(false)};
-    model.finder = make_role_finder(model.architecture, tensors, model.tied);
+    const LoadingRules rules = scheme == nullptr ? LoadingRules{} : loading_rules(*scheme);
+    model.finder = make_role_finder(model.architecture, tensors, model.tied, rules);
     // If the configuration does not say whether the head is tied, the file does: a tied head is not stored.
     const auto has_head = [&] {
       for (std::size_t t = 0; t < in.size(); ++t)
@@ -20,7 +21,7 @@ ModelRoles roles_of(const StoredWeights& in) {
     };
     if (model.finder && !config->tie_word_embeddings && !has_head()) {
       model.tied = true;
-      model.finder = make_role_finder(model.architecture, tensors, model.tied);
+      model.finder = make_role_finder(model.architecture, tensors, model.tied, rules);
     }
     if (model.finder) return model;
   }

@@ -17,7 +17,8 @@ struct ModelRoles {
   std::string architecture;  ///< empty if names and shapes have to decide
   bool tied = false;         ///< the output layer is the embedding
 };
-[[nodiscard]] ModelRoles roles_of(const StoredWeights& in);
+/// `scheme` is the one that quantized tensors will be stored by; null if all stay plain.
+[[nodiscard]] ModelRoles roles_of(const StoredWeights& in, const Scheme* scheme = nullptr);
 
 /// A tensor of a checkpoint for which nothing has been decided yet.
 [[nodiscard]] PlannedTensor view_of(const StoredWeights::Tensor& tensor);

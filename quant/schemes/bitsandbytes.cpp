@@ -348,6 +348,10 @@ class Bitsandbytes final : public Scheme {
     return part.ends_with(scb_suffix) || part.find(state_infix) != std::string_view::npos;
   }
 
+  bool replaces(Role role) const override {
+    return role == Role::linear || role == Role::conv1d || role == Role::output_embeddings || role == Role::kept;
+  }
+
   std::string obstacle(const Plan& plan) const override { return bitsandbytes_obstacle(*this, plan); }
   std::string config(const Plan& plan) const override { return bitsandbytes_config(*this, plan); }
 };

@@ -102,7 +102,7 @@ std::string bitsandbytes_obstacle(const Scheme& scheme, const Plan& plan) {
     if (!scheme.stores(*codec))
       return fmt::format("tensor '{}' ({}) is not in a format of bitsandbytes", printable(tensor.info.name),
                          tensor.codec.text());
-    if (!is_replaceable(tensor.role))
+    if (!scheme.replaces(tensor.role))
       return fmt::format("tensor '{}' ({}) is not a linear layer of the model", printable(tensor.info.name),
                          tensor.codec.text());
     if (bits != 0 && bits != own_bits)

@@ -60,12 +60,12 @@ std::set<std::string> ignored_modules(const Plan& plan) {
   }
   const auto defaults = default_skips(plan.architecture, plan.tied);
   for (const DefaultSkip& skip : defaults.value_or(std::vector<DefaultSkip>{{"lm_head", false}})) {
-    const RE2 pattern(skip.entry);
+    const RE2 pattern(skip.pattern);
     const auto is_meant = [&](const std::string& module) { return RE2::FullMatch(module, pattern); };
     if (!skip.numbered)
-      ignored.insert(skip.entry);
+      ignored.insert(skip.pattern);
     else if (std::ranges::none_of(quantized, is_meant) && std::ranges::none_of(ignored, is_meant))
-      ignored.insert("re:" + skip.entry + "$");
+      ignored.insert("re:" + skip.pattern + "$");
   }
   std::erase_if(ignored, [&](const std::string& module) { return quantized.contains(module); });
   return ignored;
@@ -83,6 +83,11 @@ class CompressedTensors final : public Fp8Parts {
             {{tensor.name + std::string(suffix()), planes[1].dtype, planes[1].shape}, 1}};
   }
 
+  bool replaces(Role role) const override {
+    return role == Role::linear || role == Role::output_embeddings || role == Role::kept;
+  }
+  bool replaces_every_linear() const override { return true; }
+
   std::string obstacle(const Plan& plan) const override {
     if (splits_tensors(plan.architecture))
       return fmt::format(
@@ -98,7 +103,7 @@ class CompressedTensors final : public Fp8Parts {
       if (!stores(*codec)) return about("is not in a format of compressed-tensors");
       if (!is_e4m3(*codec)) return about("is E5M2, but compressed-tensors reads only E4M3");
       if (tensor.role == Role::conv1d) return about("is a Conv1D, which compressed-tensors leaves as it is");
-      if (!is_replaceable(tensor.role)) return about("is not a linear layer of the model");
+      if (!replaces(tensor.role)) return about("is not a linear layer of the model");
       if (strategy != nullptr && strategy != &strategy_of(*codec))
         return about(fmt::format("has a scale per {} where others have one per {}", to_string(codec->granularity()),
                                  to_string(strategy->granularity)));

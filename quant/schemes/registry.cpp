@@ -54,6 +54,32 @@ const Scheme& scheme_of(const Codec& codec) {
   throw Error(Errc::usage, "no scheme stores what codec " + std::string(codec.name()) + " makes");
 }
 
+const Scheme* scheme_of(const Recipe& recipe) {
+  const auto scheme_for = [](const CodecSpec& spec) {
+    const auto codec = make_codec(spec);
+    return codec->quantizes() ? &scheme_of(*codec) : nullptr;
+  };
+  const Scheme* scheme = scheme_for(recipe.to);
+  for (auto rule = recipe.rules.rbegin(); rule != recipe.rules.rend() && scheme == nullptr; ++rule)
+    scheme = scheme_for(rule->codec);
+  return scheme;
+}
+
+LoadingRules loading_rules(const Scheme& scheme) {
+  // Of all codecs that it stores: which one a tensor gets is decided later.
+  const auto companions = [&scheme](const std::string& weight) {
+    std::vector<std::string> names;
+    for (const std::string_view name : codec_names()) {
+      const auto codec = make_codec(name);
+      if (!scheme.stores(*codec)) continue;
+      const std::vector<Part> parts = scheme.parts(*codec, {weight, DType::f32, {1, 1}});
+      for (std::size_t i = 1; i < parts.size(); ++i) names.push_back(parts[i].info.name);
+    }
+    return names;
+  };
+  return {companions, scheme.replaces_every_linear()};
+}
+
 std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor) {
   if (codec.quantizes()) return scheme_of(codec).parts(codec, tensor);
   const Plane plane = codec.planes(tensor).front();

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/models/architectures.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/plan.hpp"
@@ -82,6 +83,12 @@ class Scheme {
     return {};
   }
 
+  /// Whether its loader puts a quantized layer in the place of a module in this role.
+  [[nodiscard]] virtual bool replaces(Role /*role*/) const { return false; }
+
+  /// LoadingRules::replaces_every_linear.
+  [[nodiscard]] virtual bool replaces_every_linear() const { return false; }
+
   /// Why transformers could not load a model directory with this plan: the first tensor that this scheme does not
   /// store, or that config.json cannot describe. Empty if there is none.
   [[nodiscard]] virtual std::string obstacle(const Plan& /*plan*/) const { return {}; }
@@ -99,6 +106,13 @@ class Scheme {
 
 /// The first scheme that can store the planes of this codec. Throws Error(usage) if there is none.
 [[nodiscard]] const Scheme& scheme_of(const Codec& codec);
+
+/// The scheme that a recipe asks for: that of Recipe::to or, where that only casts, of the last rule that quantizes.
+/// Null if nothing is to be quantized.
+[[nodiscard]] const Scheme* scheme_of(const Recipe& recipe);
+
+/// How what a scheme stores is loaded. The scheme has to outlive it.
+[[nodiscard]] LoadingRules loading_rules(const Scheme& scheme);
 
 /// The parts of a tensor in the codec's scheme, or a plain tensor if nothing is quantized.
 [[nodiscard]] std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor);

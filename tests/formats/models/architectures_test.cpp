@@ -153,6 +153,39 @@ TEST(Architectures, FalconsOwnLinearIsNotReplaced) {
   EXPECT_EQ(roles["transformer.h.0.mlp.dense_h_to_4h.weight"].why, "not exactly nn.Linear");
 }
 
+// transformers renames this model's `head.weight` by that whole name, a word boundary at its end.
+TEST(Architectures, CompanionsHaveToFollowARenamedWeight) {
+  const TensorInfo head = matrix("head.weight");
+  const auto role = [&](const std::vector<std::string>& companions, bool of_module = false) {
+    LoadingRules rules;
+    if (!companions.empty())
+      rules.companions = [&, of_module](const std::string& weight) {
+        std::vector<std::string> names;
+        for (const std::string& suffix : companions) names.push_back((of_module ? module_of(weight) : weight) + suffix);
+        return names;
+      };
+    const TensorList tensors{std::span(&head, 1)};
+    return make_role_finder("DeepseekV4ForCausalLM", tensors, false, rules)->find(head).role;
+  };
+  EXPECT_EQ(role({}), Role::output_embeddings);
+  EXPECT_EQ(role({".absmax", ".quant_map"}), Role::output_embeddings);
+  EXPECT_EQ(role({"_scale"}), Role::other);
+  EXPECT_EQ(role({".absmax", "_scale"}), Role::other);
+  EXPECT_EQ(role({".SCB"}, /*of_module=*/true), Role::other);
+}
+
+// What a loader replaces has to be named where it stays plain, whether nibble would quantize it or not.
+TEST(Architectures, LoadersThatReplaceEveryLinearLayerHaveToBeToldOfIt) {
+  const TensorInfo wo = matrix("encoder.block.1.layer.1.DenseReluDense.wo.weight");
+  const TensorList tensors{std::span(&wo, 1)};
+  LoadingRules rules;
+  rules.replaces_every_linear = true;
+  const FoundRole found = make_role_finder("T5ForConditionalGeneration", tensors, false, rules)->find(wo);
+  EXPECT_EQ(found.role, Role::other);
+  EXPECT_EQ(found.keeps, std::vector<std::string>{"encoder.block.1.layer.1.DenseReluDense.wo"});
+  EXPECT_TRUE(make_role_finder("T5ForConditionalGeneration", tensors, false)->find(wo).keeps.empty());
+}
+
 TEST(Architectures, OlderVisionNamesAreRenamed) {
   const RolesByName roles("ViTForImageClassification", {matrix("vit.encoder.layer.2.attention.attention.query.weight"),
                                                         matrix("vit.encoder.layer.2.output.dense.weight"),

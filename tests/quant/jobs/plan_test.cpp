@@ -4,6 +4,7 @@
 #include "nibble/error.hpp"
 #include "nibble/plan.hpp"
 #include "quant/schemes/scheme.hpp"
+#include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
 #include "tests/support/remedies.hpp"
@@ -161,6 +162,25 @@ TEST(Plan, StoredHeadIsNotTiedUnlessTheConfigSaysSo) {
   Recipe recipe = nf4();
   recipe.lm_head = "nf4";
   EXPECT_EQ(codecs(make_plan(in, recipe)).at("lm_head.weight"), "nf4");
+}
+
+// DeepSeek-V4's head is renamed by its whole name as it is loaded, which no quantized form of it survives.
+TEST(Plan, RolesAreForTheSchemeOfTheRecipe) {
+  MemoryReader deepseek;
+  deepseek.set_architecture("DeepseekV4ForCausalLM", false);
+  deepseek.add_normal("head.weight", DType::bf16, {64, 64});
+  const auto role = [&](const char* codec) { return make_plan(deepseek, test::recipe(codec)).tensors[0].role; };
+  EXPECT_EQ(role("bf16"), Role::output_embeddings);
+  EXPECT_EQ(role("nf4"), Role::other);
+  EXPECT_EQ(role("fp8"), Role::other);
+
+  const std::string module = "encoder.block.0.layer.1.DenseReluDense.wo";
+  MemoryReader t5;
+  t5.set_architecture("T5ForConditionalGeneration", true);
+  t5.add_normal(module + ".weight", DType::bf16, {64, 64});
+  const auto keeps = [&](const char* codec) { return make_plan(t5, test::recipe(codec)).tensors.keeps(0); };
+  EXPECT_EQ(keeps("nf4"), std::vector<std::string>());
+  EXPECT_EQ(keeps("fp8"), std::vector<std::string>{module});
 }
 
 TEST(Plan, NoDefaultSkipsQuantizesTheHead) {

@@ -112,6 +112,21 @@ TEST_P(SchemeContract, ConfigNamesTheScheme) {
   EXPECT_THAT(quantization_config(plan), testing::HasSubstr(quant_method("nibble")));
 }
 
+// transformers renames tensors one by one as it loads them: those beside the codes have to be known by name.
+TEST_P(SchemeContract, CompanionsAreThePartsBesideTheCodes) {
+  const std::vector<std::string> companions = loading_rules(scheme).companions("model.layer.weight");
+  const std::vector<Part> parts = scheme.parts(*codec, {"model.layer.weight", DType::bf16, {64, 64}});
+  for (std::size_t i = 1; i < parts.size(); ++i) EXPECT_THAT(companions, testing::Contains(parts[i].info.name));
+  EXPECT_THAT(companions, testing::Not(testing::Contains("model.layer.weight")));
+  for (const std::string& name : companions) EXPECT_THAT(name, testing::StartsWith("model.layer."));
+}
+
+TEST_P(SchemeContract, LoadersReplaceLinearLayersAlone) {
+  EXPECT_TRUE(scheme.replaces(Role::linear));
+  for (const Role role : {Role::embedding, Role::expert, Role::other, Role::unknown})
+    EXPECT_FALSE(scheme.replaces(role));
+}
+
 // A header that claims too little for a part is an error of the input, whichever part it is.
 TEST_P(SchemeContract, PartsThatAreTooShortAreRefused) {
   const TensorInfo tensor{"layer.weight", DType::f32, {70, 65}};
@@ -162,6 +177,21 @@ TEST(Schemes, WhatOthersStoreIsAnObstacle) {
   EXPECT_EQ(obstacle(plan), "tensor 'b.weight' (fp8) is not in a format of bitsandbytes");
   EXPECT_EQ(obstacle(Plan()), "");
   EXPECT_EQ(quantization_config(Plan()), "");
+}
+
+// Roles are found before there is a plan.
+TEST(Schemes, RecipesSayWhichIsMeant) {
+  const auto method = [](const Recipe& recipe) {
+    const Scheme* const scheme = scheme_of(recipe);
+    return scheme == nullptr ? "" : scheme->quant_method();
+  };
+  Recipe recipe;
+  recipe.to = "fp16";
+  EXPECT_EQ(method(recipe), "");
+  recipe.rules = {{"a", "nf4"}, {"b", "fp8"}, {"c", "bf16"}};
+  EXPECT_EQ(method(recipe), "compressed-tensors");
+  recipe.to = "int8";
+  EXPECT_EQ(method(recipe), "bitsandbytes");
 }
 
 TEST(Schemes, KnowTheirQuantMethods) {
