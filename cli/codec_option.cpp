@@ -57,11 +57,14 @@ Rule parse_rule(const std::string& text) {
   refuse_rule(text, "codec " + none_of(name_in(whole.substr(whole.rfind('=') + 1)), codec_names()));
 }
 
-std::string codecs_with(std::string_view option) {
+std::string codecs_where(const std::function<bool(const CodecSpec&)>& is_meant) {
   std::vector<std::string_view> names;
-  for (const std::string_view name : codec_names())
-    if (CodecSpec(name).has(option)) names.push_back(name);
+  std::ranges::copy_if(codec_names(), std::back_inserter(names), is_meant);
   return fmt::format("{}", fmt::join(names, " and "));
+}
+
+std::string codecs_with(std::string_view option) {
+  return codecs_where([option](const CodecSpec& codec) { return codec.has(option); });
 }
 
 std::vector<std::string> codec_words() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,7 +25,10 @@ inline constexpr const char* codec_type = "CODEC";
 /// follows. Throws Error(usage).
 [[nodiscard]] Rule parse_rule(const std::string& text);
 
-/// The codecs that have an option: "nf4 and fp4".
+/// The codecs for which `is_meant` is true: "nf4 and fp4".
+[[nodiscard]] std::string codecs_where(const std::function<bool(const CodecSpec&)>& is_meant);
+
+/// Those that have an option.
 [[nodiscard]] std::string codecs_with(std::string_view option);
 
 /// Every codec, and with each of its options' values that is not the default; for completion.

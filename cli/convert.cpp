@@ -23,6 +23,8 @@
 #include "nibble/convert.hpp"
 #include "nibble/device.hpp"
 #include "nibble/error.hpp"
+#include "quant/codecs/codecs.hpp"
+#include "quant/schemes/scheme.hpp"
 
 namespace nibble::cli {
 namespace {
@@ -93,13 +95,14 @@ void finish_recipe(ConvertOptions& options) {
 // asked for or, once there is a plan, those that tensors get; `fact` says what is wrong with such an option.
 void check_applicable(const CLI::App& command, const Recipe& recipe, const std::set<CodecSpec>& codecs,
                       std::string_view fact) {
-  bool has_blocks = false, has_double_quant = false, quantizes = false, casts_any = false;
+  bool has_blocks = false, has_double_quant = false, has_compute_type = false, quantizes = false, casts_any = false;
   for (const CodecSpec& spec : codecs) {
     const auto codec = make_codec(spec);
     quantizes = quantizes || codec->quantizes();
     casts_any = casts_any || codec->cast_type();
     has_blocks = has_blocks || spec.has("block-size");
     has_double_quant = has_double_quant || spec.has("double-quant");
+    has_compute_type = has_compute_type || has_compute_dtype(*codec);
   }
   const bool casts = !make_codec(recipe.to)->quantizes();
   const auto refuse_if = [&](bool wrong, const char* option, std::string_view why) {
@@ -108,7 +111,9 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
   refuse_if(!has_blocks, "--block-size", fmt::format("only {} have this option", codecs_with("block-size")));
   refuse_if(!has_double_quant, "--no-double-quant",
             fmt::format("only {} have double quantization", codecs_with("double-quant")));
-  refuse_if(!has_blocks, "--compute-dtype", "only nf4 and fp4 layers have a compute type");
+  const auto chooses_compute_type = [](const CodecSpec& spec) { return has_compute_dtype(*make_codec(spec)); };
+  refuse_if(!has_compute_type, "--compute-dtype",
+            fmt::format("only {} layers have a compute type", codecs_where(chooses_compute_type)));
   refuse_if(!casts_any, "--on-overflow", "it applies to casts only (--nonfinite applies to quantized tensors)");
   refuse_if(!quantizes && recipe.nonfinite == Nonfinite::quantize, "--nonfinite",
             "casts store NaN and infinity as they are, so there is nothing to quantize");

@@ -348,6 +348,9 @@ class Bitsandbytes final : public Scheme {
     return part.ends_with(scb_suffix) || part.find(state_infix) != std::string_view::npos;
   }
 
+  // 8-bit layers always multiply in fp16.
+  bool has_compute_dtype(const Codec& codec) const override { return as_four_bit(codec) != nullptr; }
+
   bool replaces(Role role) const override {
     return role == Role::linear || role == Role::conv1d || role == Role::output_embeddings || role == Role::kept;
   }

@@ -82,6 +82,8 @@ LoadingRules loading_rules(const Scheme& scheme) {
 
 std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor) {
   if (codec.quantizes()) return scheme_of(codec).parts(codec, tensor);
+bool has_compute_dtype(const Codec& codec) { return codec.quantizes() && scheme_of(codec).has_compute_dtype(codec); }
+
   const Plane plane = codec.planes(tensor).front();
   return {{{tensor.name, plane.dtype, plane.shape}, 0}};
 }

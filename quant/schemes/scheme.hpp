@@ -83,6 +83,9 @@ class Scheme {
     return {};
   }
 
+  /// Whether its loader lets Recipe::compute_dtype choose the type in which it multiplies by weights in this codec.
+  [[nodiscard]] virtual bool has_compute_dtype(const Codec& /*codec*/) const { return false; }
+
   /// Whether its loader puts a quantized layer in the place of a module in this role.
   [[nodiscard]] virtual bool replaces(Role /*role*/) const { return false; }
 
@@ -113,6 +116,9 @@ class Scheme {
 
 /// How what a scheme stores is loaded. The scheme has to outlive it.
 [[nodiscard]] LoadingRules loading_rules(const Scheme& scheme);
+
+/// As Scheme::has_compute_dtype(), of the codec's scheme. False if nothing is quantized.
+[[nodiscard]] bool has_compute_dtype(const Codec& codec);
 
 /// The parts of a tensor in the codec's scheme, or a plain tensor if nothing is quantized.
 [[nodiscard]] std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor);

@@ -194,6 +194,12 @@ TEST(Schemes, RecipesSayWhichIsMeant) {
   EXPECT_EQ(method(recipe), "bitsandbytes");
 }
 
+TEST(Schemes, SayWhichLayersHaveAComputeType) {
+  EXPECT_TRUE(has_compute_dtype(*make_codec("nf4")));
+  EXPECT_TRUE(has_compute_dtype(*make_codec("fp4:block-size=32")));
+  for (const char* const codec : {"int8", "fp8", "bf16", "keep"}) EXPECT_FALSE(has_compute_dtype(*make_codec(codec)));
+}
+
 TEST(Schemes, KnowTheirQuantMethods) {
   EXPECT_TRUE(is_quant_method("nibble"));
   EXPECT_FALSE(is_quant_method("gptq"));
