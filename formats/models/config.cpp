@@ -441,9 +441,11 @@ ModelConfig read(std::string_view text, std::string_view label, bool accept_quan
   if (!is_source_method(model.quant_method))
     refuse(label, "quantized already by {}; plain weights are needed, such as the original model's",
            model.quant_method);
-  // A conversion has to take it out.
+  // transformers reads only the outermost one when it loads the whole of a model, and a conversion can replace no
+  // other.
   if (model.quantization_key.find('.') != std::string::npos)
-    refuse(label, "quantized already by {}, which '{}' says: only a key of the outermost object can be replaced",
+    refuse(label,
+           "quantized already by {}, as '{}' says: only a key of the outermost object is taken, as in transformers",
            model.quant_method, model.quantization_key);
   return model;
 }

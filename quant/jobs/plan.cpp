@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "formats/models/quant_methods.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs/codecs.hpp"
 #include "quant/jobs/plan.hpp"
@@ -94,7 +95,9 @@ class Planner {
       if (const std::string why = stored_.undecodable(t); !why.empty())
         throw Error(Errc::bad_input, fmt::format("{}: tensor '{}' is {}", in_.label_of(tensor.stored.parts.front()),
                                                  printable(tensor.stored.info.name), why));
-      add(tensor, model.finder->find(tensor.stored.info));
+      const FoundRole found = model.finder->find(tensor.stored.info);
+      check_is_whole(tensor, found.role, *model.finder);
+      add(tensor, found);
     }
     for (const RulePattern& rule : rules_) rule.check(in_.tensors());
     for (const RulePattern& skip : skips_) skip.check(in_.tensors());
@@ -190,6 +193,23 @@ class Planner {
     if (choice.codec.keeps() && tensor.dtype == DType::f64 && codec_of(plan_.recipe.to).quantizes())
       choice = {cast_codec(DType::f32), choice.reason + "; F64 is cast", choice.decided_by};
     return choice;
+  }
+
+  // Where transformers need not load the result, nibble transposes a Conv1D and cuts fused experts before it quantizes
+  // them. Decoded, they would not be weights of the model.
+  void check_is_whole(const StoredWeights::Tensor& stored, Role role, RoleFinder& finder) const {
+    if (!stored.quantized() || !in_.config() || in_.config()->quant_method != nibble_quant_method) return;
+    const TensorInfo& tensor = stored.stored.info;
+    const auto is_cut = [&] {
+      const std::string fused = fused_name(tensor.name);
+      return !fused.empty() &&
+             finder.find({fused, tensor.dtype, {1, tensor.shape[0], tensor.shape[1]}}).role == Role::expert;
+    };
+    if (role != Role::conv1d && (role != Role::unknown || !is_cut())) return;
+    throw Error(Errc::bad_input,
+                fmt::format("{}: tensor '{}' is {} by nibble; plain weights are needed, such as the original model's",
+                            in_.label_of(stored.stored.parts.front()), printable(tensor.name),
+                            role == Role::conv1d ? "a Conv1D, transposed" : "an expert, cut out of a larger tensor"));
   }
 
   void add(const StoredWeights::Tensor& stored, const FoundRole& found) {

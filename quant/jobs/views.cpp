@@ -1,6 +1,7 @@
 #include "quant/jobs/views.hpp"
 
 #include <fmt/format.h>
+#include <re2/re2.h>
 
 #include <utility>
 
@@ -59,6 +60,15 @@ std::vector<PlannedTensor> quantized_views(PlannedTensor tensor, Role role) {
     views.push_back(tensor);
   }
   return views;
+}
+
+std::string fused_name(std::string_view matrix) {
+  std::string name;
+  std::string leaf;
+  std::string expert;
+  constexpr const char* pattern = R"((?s)((?:.*\.)?)(\d+)\.([^.]+)\.weight)";
+  const re2::StringPiece text(matrix.data(), matrix.size());
+  return RE2::FullMatch(text, pattern, &name, &expert, &leaf) ? name + leaf : std::string();
 }
 
 }  // namespace nibble

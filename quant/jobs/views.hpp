@@ -27,4 +27,7 @@ struct ModelRoles {
 /// matrix per expert, a Conv1D is transposed, all others are as they are.
 [[nodiscard]] std::vector<PlannedTensor> quantized_views(PlannedTensor tensor, Role role);
 
+/// The name of the tensor that quantized_views() cuts a matrix of this name out of. Empty if it gives none such a name.
+[[nodiscard]] std::string fused_name(std::string_view matrix);
+
 }  // namespace nibble

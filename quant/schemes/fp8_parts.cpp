@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "formats/models/quant_methods.hpp"
 #include "formats/models/weight_name.hpp"
 #include "nibble/error.hpp"
 
@@ -59,12 +60,13 @@ std::string Fp8Parts::undecodable(const Reader& in, std::size_t part, const Find
   const TensorInfo tensor = in.tensors()[part];
   std::string_view name = tensor.name;
   if (name.ends_with(packed_suffix)) name.remove_suffix(packed_suffix.size());
-  const bool is_declared = in.config() && in.config()->quant_method == quant_method() && tensor.shape.size() == 2;
+  const std::string_view declared = in.config() ? std::string_view(in.config()->quant_method) : std::string_view();
+  const bool is_declared = (declared == quant_method() || declared == nibble_quant_method) && tensor.shape.size() == 2;
   if (!is_declared && !find(std::string(name).append(suffix_))) return {};
   return fmt::format(
       "{} {}: quantized already by {} in a form that nibble does not decode; it takes FP8 with a scale per tensor, row "
       "or block of 128 x 128",
-      traits(dtype).name, to_string(tensor.shape), quant_method());
+      traits(dtype).name, to_string(tensor.shape), is_declared ? declared : quant_method());
 }
 
 std::vector<std::vector<std::byte>> Fp8Parts::read_planes(const Reader& in, const Codec& /*codec*/,

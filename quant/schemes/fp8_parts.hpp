@@ -22,7 +22,7 @@ class Fp8Parts : public Scheme {
   [[nodiscard]] std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& codec,
                                                                 const StoredTensor& tensor) const override;
   [[nodiscard]] bool is_source() const override { return true; }
-  /// Codes that have such scales, and matrices of no weight type where config.json names quant_method().
+  /// Codes that have such scales, and matrices of no weight type where config.json names quant_method() or nibble.
   [[nodiscard]] std::string undecodable(const Reader& in, std::size_t part, const FindTensor& find) const override;
 
  protected:

@@ -38,8 +38,10 @@ bool is_quant_method(std::string_view name) {
   return name == nibble_quant_method || std::ranges::find(schemes(), name, &Scheme::quant_method) != schemes().end();
 }
 
+// Among the tensors of what only nibble reads, refused_method_of() finds those that a conversion does not take.
 bool is_source_method(std::string_view name) {
-  return std::ranges::find(source_schemes(), name, &Scheme::quant_method) != source_schemes().end();
+  return name == nibble_quant_method ||
+         std::ranges::find(source_schemes(), name, &Scheme::quant_method) != source_schemes().end();
 }
 
 std::string_view refused_method_of(std::string_view part) {
@@ -80,10 +82,10 @@ LoadingRules loading_rules(const Scheme& scheme) {
   return {companions, scheme.replaces_every_linear()};
 }
 
-std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor) {
-  if (codec.quantizes()) return scheme_of(codec).parts(codec, tensor);
 bool has_compute_dtype(const Codec& codec) { return codec.quantizes() && scheme_of(codec).has_compute_dtype(codec); }
 
+std::vector<Part> stored_parts(const Codec& codec, const TensorInfo& tensor) {
+  if (codec.quantizes()) return scheme_of(codec).parts(codec, tensor);
   const Plane plane = codec.planes(tensor).front();
   return {{{tensor.name, plane.dtype, plane.shape}, 0}};
 }

@@ -51,6 +51,32 @@ TEST_F(Program, JsonIsOneObject) {
   EXPECT_EQ(json.at("findings").at("overflow"), 0);
 }
 
+// A directory that only nibble reads is an input all the same: its weights are those of a cast.
+TEST_F(Program, TakesFp8ThatOnlyNibbleReads) {
+  const fs::path model = root_.path() / "m";
+  fs::create_directory(model);
+  fs::copy_file(root_.path() / "w.safetensors", model / "model.safetensors");
+  std::ofstream(model / "config.json") << "{}";
+  for (const char* const step :
+       {"convert m fp8 --to fp8:format=e5m2 --allow-nibble-only", "convert fp8 plain --to fp32",
+        "convert plain by-way --to nf4", "convert fp8 direct --to nf4", "measure fp8 direct", "measure fp8 --to int8"})
+    ASSERT_EQ(run(step).code, 0) << step << ": " << run(step).err;
+  const auto read = [&](const char* directory, const char* name) {
+    return test::read_file(root_.path() / directory / name);
+  };
+  EXPECT_THAT(read("fp8", "config.json"), HasSubstr(R"("quant_method": "nibble")"));
+  EXPECT_EQ(read("plain", "config.json").find("quant"), std::string::npos);
+  EXPECT_EQ(read("direct", "model.safetensors"), read("by-way", "model.safetensors"));
+  EXPECT_EQ(read("direct", "config.json"), read("by-way", "config.json"));
+  // bitsandbytes' parts are not taken, whoever reads the rest.
+  ASSERT_EQ(run("convert m int8 --to int8").code, 0);
+  fs::copy_file(root_.path() / "fp8" / "config.json", root_.path() / "int8" / "config.json",
+                fs::copy_options::overwrite_existing);
+  const Outcome refused = run("convert int8 out --to nf4");
+  EXPECT_EQ(refused.code, 3);
+  EXPECT_THAT(refused.err, HasSubstr("quantized already by bitsandbytes; plain weights are needed"));
+}
+
 TEST_F(Program, DryRunWritesNothing) {
   const Outcome outcome = run("convert w.safetensors out.safetensors --to nf4 --dry-run");
   EXPECT_EQ(outcome.code, 0);

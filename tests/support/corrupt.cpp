@@ -333,7 +333,6 @@ std::vector<Corrupt> corrupt_configs() {
   const std::string hint = "; plain weights are needed, such as the original model's";
   quantized("bitsandbytes", R"({"quant_method":"bitsandbytes"})", "quantized already by bitsandbytes" + hint);
   quantized("bitsandbytes_unnamed", R"({"load_in_8bit": true})", "quantized already by bitsandbytes" + hint);
-  quantized("nibble", R"({"quant_method":"nibble"})", "quantized already by nibble" + hint);
   quantized("gptq", R"({"quant_method":"gptq","bits":4})", "quantized already: quant_method 'gptq' is not supported");
   quantized("unnamed", "{}", "quantized already: 'quantization_config' does not say by which quant_method");
   quantized("not_an_object", "4", "quantization_config is not an object");

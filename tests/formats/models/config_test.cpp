@@ -108,6 +108,7 @@ TEST(Config, QuantizedOnesAreReturnedOnRequest) {
 
 // A conversion takes FP8, and takes out what says so.
 TEST(Config, QuantizedOnesThatCanBeConvertedAreReturned) {
+  EXPECT_EQ(read(R"({"quantization_config": {"quant_method": "nibble"}})").quant_method, "nibble");
   const ModelConfig config = read(R"({"quantization_config": {"quant_method": "fp8"}})");
   EXPECT_EQ(config.quant_method, "fp8");
   EXPECT_EQ(config.quantization_key, "quantization_config");
@@ -115,8 +116,8 @@ TEST(Config, QuantizedOnesThatCanBeConvertedAreReturned) {
             "compression_config");
   constexpr std::string_view inner = R"({"text_config": {"quantization_config": {"quant_method": "fp8"}}})";
   EXPECT_EQ(error_of([] { (void)read(inner); }),
-            "config.json: quantized already by fp8, which 'text_config.quantization_config' says: only a key of the "
-            "outermost object can be replaced");
+            "config.json: quantized already by fp8, as 'text_config.quantization_config' says: only a key of the "
+            "outermost object is taken, as in transformers");
   EXPECT_EQ(read(inner, true).quantization_key, "text_config.quantization_config");
 }
 

@@ -9,6 +9,7 @@
 #include "quant/stream/source.hpp"
 #include "tests/quant/schemes/scheme_support.hpp"
 #include "tests/support/conversion.hpp"
+#include "tests/support/corrupt.hpp"
 
 namespace nibble::decoded_input_test {
 namespace {
@@ -159,6 +160,57 @@ TEST(Fp8Input, IsConvertedLikeTheWeightsItStandsFor) {
     for (const char* const to : {"nf4", "fp4", "int8", "fp16", "bf16", "fp32", "fp8:scales=block"})
       EXPECT_EQ(run(fp8, recipe(to)), run(StoredWeights(plain), recipe(to))) << scales << " to " << to;
   }
+}
+
+// What `allow_nibble_only` writes: E5M2, several strategies in one model, quantized embeddings.
+TEST(Fp8Input, MayBeWhatOnlyNibbleReads) {
+  Recipe mixed;
+  mixed.allow_nibble_only = true;
+  Recipe embeddings = mixed;
+  mixed.rules = {{".*k_proj.*", "fp8:scales=tensor,format=e5m2"}};
+  embeddings.embeddings = "fp8:scales=block";
+  Recipe e5m2;
+  e5m2.allow_nibble_only = true;
+  for (const auto& [before, codec] : {std::pair(e5m2, "fp8:format=e5m2"), {mixed, "fp8"}, {embeddings, "fp8"}}) {
+    MemoryReader in = fp8_of(codec, before);
+    in.set_architecture("LlamaForCausalLM", false);
+    in.set_quant_method("nibble");
+    const StoredWeights fp8(in, source_schemes());
+    ASSERT_EQ(fp8.size(), 4U);
+    const MemoryReader plain = decoded(in);
+    for (const char* const to : {"nf4", "int8", "bf16", "fp32", "fp8:scales=block"})
+      EXPECT_EQ(run(fp8, recipe(to)), run(StoredWeights(plain), recipe(to))) << codec << " to " << to;
+  }
+}
+
+// nibble alone also stores what is no weight of the model when it is decoded.
+TEST(Fp8Input, MayNotBeTransposedOrCut) {
+  const auto refusal = [](MemoryReader& plain, const char* architecture, Recipe before) {
+    plain.set_architecture(architecture, true);
+    before.allow_nibble_only = true;
+    MemoryReader in = test::converted(plain, before).reader;
+    in.set_architecture(architecture, true);
+    in.set_quant_method("nibble");
+    return test::error_of([&] { (void)make_plan(in, recipe("bf16")); });
+  };
+  MemoryReader gpt2;
+  gpt2.add_normal("transformer.h.0.attn.c_attn.weight", DType::f16, {96, 288});
+  EXPECT_EQ(refusal(gpt2, "GPT2LMHeadModel", recipe("fp8")),
+            "/file0: tensor 'transformer.h.0.attn.c_attn.weight' is a Conv1D, transposed by nibble; plain weights are "
+            "needed, such as the original model's");
+  MemoryReader gpt_oss;
+  gpt_oss.add_normal("model.layers.0.mlp.experts.down_proj", DType::bf16, {2, 64, 64});
+  EXPECT_EQ(refusal(gpt_oss, "GptOssForCausalLM", test::with_experts("fp8")),
+            "/file0: tensor 'model.layers.0.mlp.experts.0.down_proj.weight' is an expert, cut out of a larger "
+            "tensor by nibble; plain weights are needed, such as the original model's");
+  MemoryReader extra;  // which the table does not know, but whole
+  extra.add_normal("model.layers.7.extra.weight", DType::bf16, {64, 64});
+  Recipe rule = recipe("fp8");
+  rule.rules = {{".*extra.*", "fp8"}};
+  EXPECT_EQ(refusal(extra, "GptOssForCausalLM", rule), "");
+  MemoryReader qwen;  // whose experts transformers puts together itself
+  qwen.add_normal("model.layers.0.mlp.experts.down_proj", DType::bf16, {2, 64, 64});
+  EXPECT_EQ(refusal(qwen, "Qwen3MoeForCausalLM", test::with_experts("fp8")), "");
 }
 
 TEST(Fp8Input, PlansSayWhatTheInputHas) {

@@ -49,6 +49,17 @@ TEST(Views, FusedExpertsAreMatrices) {
   EXPECT_EQ(quantized_views(tensor({2, 0, 6}), Role::expert).size(), 1U);  // there is nothing to be cut
 }
 
+TEST(Views, NamesSayWhatTheyWereCutOutOf) {
+  for (const char* const name : {"model.experts.down_proj", "down_proj"}) {
+    PlannedTensor fused = tensor({2, 4, 6});
+    fused.info.name = name;
+    for (const PlannedTensor& view : quantized_views(fused, Role::expert)) EXPECT_EQ(fused_name(view.info.name), name);
+  }
+  for (const char* const name :
+       {"down_proj.weight", "model.experts.7.weight", "model.experts.7.down_proj", "a.b.c.weight", ""})
+    EXPECT_EQ(fused_name(name), "") << name;
+}
+
 TEST(Views, PlacesAreThoseOfTheArchitecture) {
   MemoryReader in;
   in.set_architecture("GPT2LMHeadModel");

@@ -241,6 +241,8 @@ TEST(CompressedTensors, CodesOfOtherFormsAreNoInput) {
   EXPECT_EQ(refusal(alone), why("F8_E4M3 3 x 4"));
   alone.set_quant_method("fp8");
   EXPECT_EQ(refusal(alone), why("F8_E4M3 3 x 4", "fp8"));
+  alone.set_quant_method("nibble");
+  EXPECT_EQ(refusal(alone), why("F8_E4M3 3 x 4", "nibble"));
 }
 
 TEST(CompressedTensors, PackedCodesAreNoInput) {

@@ -202,6 +202,7 @@ TEST(Schemes, SayWhichLayersHaveAComputeType) {
 
 TEST(Schemes, KnowTheirQuantMethods) {
   EXPECT_TRUE(is_quant_method("nibble"));
+  EXPECT_TRUE(is_source_method("nibble"));
   EXPECT_FALSE(is_quant_method("gptq"));
   EXPECT_FALSE(is_quant_method(""));
 }
