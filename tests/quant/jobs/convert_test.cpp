@@ -263,6 +263,18 @@ TEST(Convert, WhatDoubleQuantizationWouldMakeInfiniteIsRefused) {
   EXPECT_EQ(convert(3e38f, true).report.findings, Findings{});
 }
 
+// The largest fp32 number alone does it if the mean a, in units of its last bit, is half of an odd number: the
+// difference is rounded up, and so is the sum, to 2^128. The mean is far from that bound here.
+TEST(Convert, OneAbsmaxAtTheEndOfFp32IsRefused) {
+  std::vector<float> weights(8 * 64);
+  weights[0] = std::numeric_limits<float>::max();
+  weights[64] = 13 * 0x1p104f;
+  MemoryReader in;
+  in.add({"a.weight", DType::f32, {8, 64}}, test::stored_as(DType::f32, weights));
+  EXPECT_THAT(test::error_of([&] { (void)run(in, recipe("nf4")); }),
+              HasSubstr(": tensor 'a.weight': its weights are so close to the largest fp32 value"));
+}
+
 TEST(Convert, NonfiniteQuantizedHarmsOnlyItself) {
   MemoryReader in = llama();
   Recipe tolerant = recipe("nf4");

@@ -41,6 +41,7 @@ TEST(BitsandbytesSkips, HasTheTiedHeadThatTheFileLacks) {
             (std::vector<std::string>{"model.layers.0.mlp.down_proj", "lm_head"}));
   EXPECT_EQ(skip_list("LlamaForCausalLM", false, quantized, {}), std::vector<std::string>{"lm_head"});
   EXPECT_EQ(skip_list("Unheard", false, quantized, {}), std::vector<std::string>{"lm_head"});
+  EXPECT_EQ(skip_list("", false, quantized, std::vector<std::string>{"lm_head"}), std::vector<std::string>{"lm_head"});
 }
 
 // Whoever loads the list compiles its entries.

@@ -289,6 +289,7 @@ TEST(StoredWeights, ContradictionsInFourBits) {
   EXPECT_NE(with_state("[70, 65]", shape + "]"), of_state + "shape has more than 64 dimensions");
   EXPECT_EQ(with_state("[70, 65]", shape + ", 1]"), of_state + "shape has more than 64 dimensions");
   EXPECT_EQ(with_state("[70, 65]", "[70, 66]"), "tensor 'layer.weight': has 2275 bytes for 4620 weights");
+  EXPECT_EQ(with_state("[70, 65]", "[70, 64]"), "tensor 'layer.weight': has 2275 bytes for 4480 weights");
   EXPECT_EQ(with_state("\"quant_type\": \"nf4\"", "\"quant_type\": \"fp4\""), of_state + "quant_type is fp4, not nf4");
   EXPECT_EQ(with_state("\"nested_blocksize\": 256", "\"nested_blocksize\": 128"),
             of_state + "nested_blocksize is 128, not 256");
@@ -307,6 +308,8 @@ TEST(StoredWeights, ContradictionsInFourBits) {
               part(parts, ".nested_absmax") = {{"layer.weight.nested_absmax", DType::f32, {2}}, Bytes(8)};
             }),
             "");
+  EXPECT_EQ(broken([](Parts& parts) { part(parts, ".nested_absmax").first.dtype = DType::i32; }),
+            "tensor 'layer.weight.nested_absmax': type is I32, not F32");
   EXPECT_NE(broken([](Parts& parts) {
               part(parts, ".quant_map") = {{"layer.weight.quant_map", DType::f32, {16}}, Bytes(64)};
             }),
