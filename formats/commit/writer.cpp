@@ -32,7 +32,6 @@ namespace nibble {
 namespace {
 
 constexpr const char* config_name = "config.json";
-constexpr const char* quantization_key = "quantization_config";
 constexpr const char* diffusers_stem = "diffusion_pytorch_model";  // its loader looks for that name
 constexpr const char* manifest_file = "nibble.json";
 constexpr std::uint64_t index_piece = 1 << 20;
@@ -261,9 +260,11 @@ class DirectoryWriter final : public ShardWriter {
       for (const char* const key : {"dtype", "torch_dtype"}) edits.push_back({key, '"' + finish.dtype + '"'});
     // What the source was, the output is not.
     if (const auto& config = source_.config(); config && is_source_method(config->quant_method))
-      if (config->quantization_key != quantization_key || finish.quantization_config.empty())
-        edits.push_back({config->quantization_key, {}});
-    if (!finish.quantization_config.empty()) edits.push_back({quantization_key, finish.quantization_config});
+      for (const std::string_view key : config::quantization_keys)
+        if (key != config::quantization_keys[0] || finish.quantization_config.empty())
+          edits.push_back({std::string(key), {}});
+    if (!finish.quantization_config.empty())
+      edits.push_back({std::string(config::quantization_keys[0]), finish.quantization_config});
     return config::patch(file.read_text(config::max_bytes), edits, config_name);
   }
 

@@ -261,7 +261,7 @@ struct Quantization {
 };
 
 std::optional<Quantization> find_quantization(const Object& config, int levels = 3) {
-  for (const std::string_view key : {"quantization_config", "compression_config"})
+  for (const std::string_view key : quantization_keys)
     if (const std::string_view value = config.find(key); !value.empty() && value != "null")
       return Quantization{std::string(key), std::string(value)};
   if (levels > 0)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <functional>
 #include <optional>
@@ -25,6 +26,9 @@ struct Member {
   std::size_t key_begin = 0, key_end = 0;
   std::size_t value_begin = 0, value_end = 0;
 };
+
+/// The keys under which a model says how it is quantized, in the order in which transformers looks for them.
+inline constexpr std::array<std::string_view, 2> quantization_keys{"quantization_config", "compression_config"};
 
 /// Passes on the members of the outermost object in turn, without keeping any. Keys may occur twice.
 void for_each_member(std::string_view text, std::string_view label, const std::function<void(const Member&)>& found);

@@ -328,7 +328,7 @@ class Planner {
     if (weights == 0)
       return fmt::format("nothing is {}: no tensor of the input has a weight type (F64, F32, BF16, F16)", done);
     if (!quantizing && as_they_are == weights)
-      return fmt::format("nothing is cast: every weight is {} already", plan_.recipe.to.name());
+      return fmt::format("nothing is cast: every F64, F32, BF16 and F16 tensor is {} already", plan_.recipe.to.name());
     const auto most = std::max_element(reasons.begin(), reasons.end(),
                                        [](const auto& a, const auto& b) { return a.second < b.second; });
     return Message(

@@ -60,9 +60,12 @@ bool is_default_set(const Plan& plan) {
       case Role::unknown:
         differs = !plan.tensors.keeps(i).empty();
         break;
+      case Role::other:
+        // FP8 without scales, say, that transformers would put into a quantized layer.
+        differs = !is_weight_type(tensor.info.dtype) && !plan.tensors.keeps(i).empty();
+        break;
       case Role::embedding:
       case Role::expert:
-      case Role::other:
         break;
     }
     if (differs) return false;

@@ -83,6 +83,10 @@ TEST_F(WriterTest, QuantizationOfTheSourceIsTakenOut) {
   constexpr std::string_view old = R"({"compression_config": {"quant_method": "compressed-tensors"}, "b": 2})";
   EXPECT_EQ(config_after(old, ""), R"({"b": 2})");
   EXPECT_EQ(config_after(old, R"({"x":1})"), R"({"b": 2, "quantization_config": {"x":1}})");
+  constexpr std::string_view both =
+      R"({"quantization_config": {"quant_method": "fp8"}, "compression_config": {"x": 2}, "b": 2})";
+  EXPECT_EQ(config_after(both, ""), R"({"b": 2})");
+  EXPECT_EQ(config_after(both, R"({"x":1})"), R"({"quantization_config": {"x":1}, "b": 2})");
   constexpr std::string_view plain = R"({"quantization_config": null, "b": 2})";
   EXPECT_EQ(config_after(plain, ""), plain);
 }

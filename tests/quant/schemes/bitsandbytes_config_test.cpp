@@ -35,6 +35,14 @@ Json config(const MemoryReader& in, const Recipe& recipe) {
 }
 Json skipped(const MemoryReader& in, const Recipe& recipe) { return config(in, recipe).at("llm_int8_skip_modules"); }
 
+// transformers would put it into a quantized layer, whose codes it is not.
+TEST(BitsandbytesConfig, LinearLayersOfOtherTypesAreSkipped) {
+  MemoryReader in = llama();
+  EXPECT_TRUE(skipped(in, recipe("nf4")).is_null());
+  in.add_normal("model.layers.0.self_attn.k_proj.weight", DType::f8_e4m3, {64, 64});
+  EXPECT_EQ(skipped(in, recipe("nf4")), Json({"lm_head", "model.layers.0.self_attn.k_proj"}));
+}
+
 TEST(BitsandbytesConfig, IsWhatTransformersWrites) {
   EXPECT_EQ(quantization_config(make_plan(llama(), recipe("nf4"))),
             R"({"_load_in_4bit":true,"_load_in_8bit":false,"bnb_4bit_compute_dtype":"bfloat16",)"
