@@ -83,6 +83,18 @@ class CompressedTensors final : public Fp8Parts {
             {{tensor.name + std::string(suffix()), planes[1].dtype, planes[1].shape}, 1}};
   }
 
+  std::string undecodable_config(std::string_view quantization_config) const override {
+    const auto object_in = [](const nlohmann::json& in, const char* key) {
+      const nlohmann::json found = in.is_object() ? in.value(key, nlohmann::json()) : nlohmann::json();
+      return found.is_object() ? found : nlohmann::json::object();
+    };
+    for (const nlohmann::json& group : object_in(nlohmann::json::parse(quantization_config), "config_groups"))
+      if (std::string why = undecodable_blocks(object_in(group, "weights").value("block_structure", nlohmann::json()));
+          !why.empty())
+        return why;
+    return {};
+  }
+
   bool replaces(Role role) const override {
     return role == Role::linear || role == Role::output_embeddings || role == Role::kept;
   }

@@ -1,6 +1,9 @@
 // FP8 as DeepSeek-V3's files have it, which transformers calls fine-grained: blocks of 128 x 128 weights, and scales
 // that are called inverse because they undo the division. nibble reads it and writes compressed-tensors instead.
 
+#include <nlohmann/json.hpp>
+#include <string>
+
 #include "quant/schemes/fp8_parts.hpp"
 
 namespace nibble {
@@ -10,6 +13,9 @@ class Fp8Blocks final : public Fp8Parts {
  public:
   Fp8Blocks() : Fp8Parts("_scale_inv", DType::bf16) {}  // scales are F32, and the models were BF16
   std::string_view quant_method() const noexcept override { return "fp8"; }
+  std::string undecodable_config(std::string_view quantization_config) const override {
+    return undecodable_blocks(nlohmann::json::parse(quantization_config).value("weight_block_size", nlohmann::json()));
+  }
 };
 
 }  // namespace

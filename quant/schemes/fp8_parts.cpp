@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "formats/models/quant_methods.hpp"
 #include "formats/models/weight_name.hpp"
 #include "nibble/error.hpp"
+#include "quant/codecs/scaled.hpp"
 
 namespace nibble {
 namespace {
@@ -37,36 +40,60 @@ std::optional<StoredTensor> Fp8Parts::recognize(const Reader& in, std::size_t fi
   const Shape shape = scales.shape.empty() ? Shape{1} : scales.shape;  // of the whole tensor
   StoredTensor stored{
       {codes.name, type_before(in, scales.dtype, otherwise_), codes.shape}, CodecSpec(), {first, *part}};
-  // What inputs are multiplied with before they are rounded: it is of no use without the codes.
+  // The scale of activations; useless once the weights are decoded.
   if (const auto inputs = find(std::string(without_weight_suffix(codes.name)).append(input_scale_suffix));
       inputs && element_count(in.tensors().shape(*inputs)) == 1)
     stored.parts.push_back(*inputs);
+  std::vector<std::string> expected;
   for (const std::string_view regions : {"tensor", "row", "block"}) {
     stored.codec = CodecSpec("fp8").with("format", is_e5m2 ? "e5m2" : "e4m3").with("scales", regions);
-    if (make_codec(stored.codec)->planes(stored.info)[1].shape == shape) return stored;
+    const std::vector<Plane> planes = make_codec(stored.codec)->planes(stored.info);
+    if (planes[1].shape == shape) return stored;
+    expected.push_back(to_string(planes[1].shape));
   }
   // Groups of a row have scales of their own in other formats.
   if (shape.size() == 2 && shape[0] == codes.shape[0] && shape[1] > 1 && codes.shape[1] % shape[1] == 0)
     return std::nullopt;
   throw Error(Errc::bad_input,
-              fmt::format("tensor '{}': shape is {}; for codes of {} it is 1, a scale for each row, or one for "
-                          "each block of 128 x 128",
-                          printable(scales.name), to_string(scales.shape), to_string(codes.shape)));
+              fmt::format("tensor '{}': shape is {}; the scales of codes of {} are {}", printable(scales.name),
+                          to_string(scales.shape), to_string(codes.shape), fmt::join(expected, " or ")));
 }
 
 std::string Fp8Parts::undecodable(const Reader& in, std::size_t part, const FindTensor& find) const {
   const DType dtype = in.tensors().dtype(part);
-  if (is_weight_type(dtype) || dtype == DType::i64 || dtype == DType::boolean) return {};
   const TensorInfo tensor = in.tensors()[part];
+  const std::string_view declared = in.config() ? std::string_view(in.config()->quant_method) : std::string_view();
+  const bool is_declared = declared == quant_method() || declared == nibble_quant_method;
+  if (is_weight_type(dtype)) {
+    const std::string codes = is_declared ? codes_of(tensor.name) : std::string();
+    if (codes.empty()) return {};
+    return fmt::format("a scale, but '{}' is {}", printable(codes), find(codes) ? "not in FP8" : "missing");
+  }
+  if (dtype == DType::i64 || dtype == DType::boolean) return {};
   std::string_view name = tensor.name;
   if (name.ends_with(packed_suffix)) name.remove_suffix(packed_suffix.size());
-  const std::string_view declared = in.config() ? std::string_view(in.config()->quant_method) : std::string_view();
-  const bool is_declared = (declared == quant_method() || declared == nibble_quant_method) && tensor.shape.size() == 2;
-  if (!is_declared && !find(std::string(name).append(suffix_))) return {};
+  const std::string scale = std::string(name).append(suffix_);
+  const bool is_fp8 = dtype == DType::f8_e4m3 || dtype == DType::f8_e5m2, has_scale = find(scale).has_value();
+  if (!has_scale && !(is_declared && (is_fp8 || tensor.shape.size() == 2))) return {};
+  const std::string what = fmt::format("{} {}", traits(dtype).name, to_string(tensor.shape));
+  if (is_fp8 && !has_scale) return fmt::format("{}, but its scale '{}' is missing", what, printable(scale));
   return fmt::format(
-      "{} {}: quantized already by {} in a form that nibble does not decode; it takes FP8 with a scale per tensor, row "
-      "or block of 128 x 128",
-      traits(dtype).name, to_string(tensor.shape), is_declared ? declared : quant_method());
+      "{}: quantized already by {} in a form that nibble does not decode; it takes matrices in FP8 with a scale per "
+      "tensor, row or block of {} x {}",
+      what, is_declared ? declared : quant_method(), Regions::tile, Regions::tile);
+}
+
+std::string Fp8Parts::undecodable_blocks(const nlohmann::json& blocks) {
+  if (blocks.is_null() || blocks == nlohmann::json::array({Regions::tile, Regions::tile})) return {};
+  return fmt::format("quantized in blocks of {}, as config.json says; nibble takes blocks of {} x {}",
+                     printable(blocks.dump()), Regions::tile, Regions::tile);
+}
+
+// "a.weight" of "a.weight_scale"; empty for other names.
+std::string Fp8Parts::codes_of(std::string_view scale) const {
+  if (!scale.ends_with(suffix_)) return {};
+  scale.remove_suffix(suffix_.size());
+  return scale.ends_with(weight_suffix) ? std::string(scale) : std::string();
 }
 
 std::vector<std::vector<std::byte>> Fp8Parts::read_planes(const Reader& in, const Codec& /*codec*/,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,13 +23,18 @@ class Fp8Parts : public Scheme {
   [[nodiscard]] std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& codec,
                                                                 const StoredTensor& tensor) const override;
   [[nodiscard]] bool is_source() const override { return true; }
-  /// Codes that have such scales, and matrices of no weight type where config.json names quant_method() or nibble.
+  /// Codes that recognize() does not take although they have such scales. Where config.json names quant_method() or
+  /// nibble, also FP8 without a scale, matrices of other types that are not weights, and scales without their codes.
   [[nodiscard]] std::string undecodable(const Reader& in, std::size_t part, const FindTensor& find) const override;
 
  protected:
   [[nodiscard]] std::string_view suffix() const noexcept { return suffix_; }
+  /// Why blocks of a shape that config.json states, [rows, columns] or null, cannot be decoded. Empty if they can.
+  [[nodiscard]] static std::string undecodable_blocks(const nlohmann::json& blocks);
 
  private:
+  [[nodiscard]] std::string codes_of(std::string_view scale) const;
+
   std::string_view suffix_;
   DType otherwise_;
 };

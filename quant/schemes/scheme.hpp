@@ -28,8 +28,8 @@ struct Part {
 struct StoredTensor {
   TensorInfo info;  ///< as it was before, with the name of its first part
   CodecSpec codec;
-  std::vector<std::size_t>
-      parts;  ///< indices into Reader::tensors(): those of Scheme::parts(), and what a loader needs
+  /// Indices into Reader::tensors(): those of Scheme::parts(), and what else a loader needs.
+  std::vector<std::size_t> parts;
 };
 
 /// The index of a tensor of this name in a checkpoint.
@@ -82,6 +82,10 @@ class Scheme {
                                                 const FindTensor& /*find*/) const {
     return {};
   }
+
+  /// Why it can decode no tensor of a model with this quantization_config, which names its quant_method(). Empty if it
+  /// can. A checkpoint is asked once.
+  [[nodiscard]] virtual std::string undecodable_config(std::string_view /*quantization_config*/) const { return {}; }
 
   /// Whether its loader lets Recipe::compute_dtype choose the type in which it multiplies by weights in this codec.
   [[nodiscard]] virtual bool has_compute_dtype(const Codec& /*codec*/) const { return false; }

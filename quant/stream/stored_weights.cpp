@@ -1,25 +1,28 @@
 #include "quant/stream/stored_weights.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 namespace nibble {
 
-StoredWeights::StoredWeights(const Reader& in, std::span<const Scheme* const> by) : in_(in), schemes_(by) {
+StoredWeights::StoredWeights(const Reader& in, std::span<const Scheme* const> by) : in_(in) {
+  read_config(by);
   const TensorList& parts = in.tensors();
   const FindTensor find = [this](std::string_view name) { return find_part(name); };
   std::vector<bool> is_claimed(parts.size());
   std::vector<std::uint32_t> found_of(parts.size(), none);
-  for (std::size_t part = 0; part < parts.size() && !by.empty(); ++part)
-    for (std::size_t scheme = 0; scheme < by.size() && found_of[part] == none; ++scheme) {
-      const auto stored = about_file(in, part, [&] { return by[scheme]->recognize(in, part, find); });
-      if (!stored) continue;
-      is_plain_ = false;
-      found_of[part] = static_cast<std::uint32_t>(found_.size());
-      add(scheme, *stored);
-      for (std::size_t i = 1; i < stored->parts.size(); ++i) is_claimed[stored->parts[i]] = true;
-    }
+  for (std::size_t part = 0; part < parts.size() && !schemes_.empty(); ++part) {
+    std::size_t scheme = 0;
+    const auto stored = about_file(in, part, [&] { return recognize(part, scheme, find); });
+    if (!stored) continue;
+    is_plain_ = false;
+    found_of[part] = static_cast<std::uint32_t>(found_.size());
+    add(scheme, *stored);
+    for (std::size_t i = 1; i < stored->parts.size(); ++i) is_claimed[stored->parts[i]] = true;
+  }
   if (is_plain_) return;
   tensor_of_part_.assign(parts.size(), none);
   for (std::size_t part = 0; part < parts.size(); ++part) {
@@ -27,6 +30,31 @@ StoredWeights::StoredWeights(const Reader& in, std::span<const Scheme* const> by
     tensor_of_part_[part] = static_cast<std::uint32_t>(tensors_.size());
     tensors_.push_back({static_cast<std::uint32_t>(part), found_of[part]});
   }
+}
+
+void StoredWeights::read_config(std::span<const Scheme* const> by) {
+  schemes_.assign(by.begin(), by.end());
+  if (!in_.config()) return;
+  const auto declared = std::ranges::find(schemes_, in_.config()->quant_method, &Scheme::quant_method);
+  if (declared == schemes_.end()) return;
+  std::rotate(schemes_.begin(), declared, declared + 1);
+  undecodable_config_ = schemes_.front()->undecodable_config(in_.config()->quantization_config);
+}
+
+std::optional<StoredTensor> StoredWeights::recognize(std::size_t part, std::size_t& scheme,
+                                                     const FindTensor& find) const {
+  std::optional<StoredTensor> stored;
+  for (std::size_t i = undecodable_config_.empty() ? 0 : 1; i < schemes_.size(); ++i) {
+    auto found = schemes_[i]->recognize(in_, part, find);
+    if (!found) continue;
+    if (stored)
+      throw Error(Errc::bad_input,
+                  fmt::format("tensor '{}' has the parts of {} and of {}", printable(stored->info.name),
+                              schemes_[scheme]->quant_method(), schemes_[i]->quant_method()));
+    stored = std::move(found);
+    scheme = i;
+  }
+  return stored;
 }
 
 void StoredWeights::add(std::size_t scheme, const StoredTensor& stored) {
@@ -73,7 +101,8 @@ std::string StoredWeights::undecodable(std::size_t tensor) const {
   if (!is_plain_ && tensors_[tensor].found != none) return {};
   const FindTensor find = [this](std::string_view name) { return find_part(name); };
   for (const Scheme* const scheme : schemes_)
-    if (std::string why = scheme->undecodable(in_, part, find); !why.empty()) return why;
+    if (std::string why = scheme->undecodable(in_, part, find); !why.empty())
+      return scheme != schemes_.front() || undecodable_config_.empty() ? why : undecodable_config_;
   return {};
 }
 

@@ -38,7 +38,7 @@ template <class F> auto about_file(const Reader& checkpoint, std::size_t tensor,
 class StoredWeights {
  public:
   /// `by` has the schemes to look for. Throws Error(bad_input) if parts of a tensor are missing or contradict
-  /// each other.
+  /// each other, or are those of two schemes.
   explicit StoredWeights(const Reader& in, std::span<const Scheme* const> by = schemes());
 
   [[nodiscard]] const Reader& reader() const noexcept { return in_; }
@@ -61,12 +61,16 @@ class StoredWeights {
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept;
 
  private:
+  void read_config(std::span<const Scheme* const> by);
+  [[nodiscard]] std::optional<StoredTensor> recognize(std::size_t part, std::size_t& scheme,
+                                                      const FindTensor& find) const;
   void add(std::size_t scheme, const StoredTensor& stored);
   void sort_names() const;
   [[nodiscard]] std::optional<std::size_t> find_part(std::string_view name) const;
 
   const Reader& in_;
-  std::span<const Scheme* const> schemes_;
+  std::vector<const Scheme*> schemes_;  // the one that config.json names comes first
+  std::string undecodable_config_;      // Scheme::undecodable_config() of that one, which then recognizes nothing
   mutable std::once_flag sorted_;
   mutable std::vector<std::uint32_t> by_name_;  // indices of Reader::tensors(), sorted by name, once one is searched
   struct Row {

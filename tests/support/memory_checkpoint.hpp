@@ -31,8 +31,10 @@ class MemoryReader final : public Reader {
   }
   void set_dtype(std::string dtype) { (config_ ? *config_ : config_.emplace()).dtype = std::move(dtype); }
   void set_rewrite_bytes(std::uint64_t bytes) { config_->rewrite_bytes = bytes; }
-  void set_quant_method(std::string method) {
-    (config_ ? *config_ : config_.emplace()).quant_method = std::move(method);
+  void set_quant_method(std::string method, std::string quantization_config = "{}") {
+    ModelConfig& config = config_ ? *config_ : config_.emplace();
+    config.quant_method = std::move(method);
+    config.quantization_config = std::move(quantization_config);
   }
   void set_quantization_config(std::string text) { config_.emplace().quantization_config = std::move(text); }
   [[nodiscard]] std::vector<std::byte>& bytes(std::size_t tensor) { return bytes_[tensor]; }

@@ -187,11 +187,11 @@ TEST(CompressedTensors, WhatIsNotItsOwnIsLeft) {
 }
 
 TEST(CompressedTensors, ScalesThatDoNotFitAreRefused) {
-  EXPECT_EQ(error_of([] {
-              (void)stored_in(file(DType::f8_e4m3, {300, 200}, DType::f32, {2, 2}));
-            }),
-            "/file0: tensor 'a.weight_scale': shape is 2 x 2; for codes of 300 x 200 it is 1, a scale for each row, or "
-            "one for each block of 128 x 128");
+  EXPECT_EQ(
+      error_of([] {
+        (void)stored_in(file(DType::f8_e4m3, {300, 200}, DType::f32, {2, 2}));
+      }),
+      "/file0: tensor 'a.weight_scale': shape is 2 x 2; the scales of codes of 300 x 200 are 1 or 300 x 1 or 3 x 2");
 }
 
 // ---- as input of a conversion ----------------------------------------------------------------------------------
@@ -212,11 +212,11 @@ TEST(CompressedTensors, ScalesOfInputsBelongToTheTensor) {
 
 TEST(CompressedTensors, GroupsOfARowAreLeftToOthers) {
   EXPECT_EQ(StoredWeights(file(DType::f8_e4m3, {300, 200}, DType::f32, {300, 4})).size(), 2U);
-  EXPECT_EQ(error_of([] {
-              (void)stored_in(file(DType::f8_e4m3, {300, 200}, DType::f32, {300, 3}));
-            }),
-            "/file0: tensor 'a.weight_scale': shape is 300 x 3; for codes of 300 x 200 it is 1, a scale for each row, "
-            "or one for each block of 128 x 128");
+  EXPECT_EQ(
+      error_of([] {
+        (void)stored_in(file(DType::f8_e4m3, {300, 200}, DType::f32, {300, 3}));
+      }),
+      "/file0: tensor 'a.weight_scale': shape is 300 x 3; the scales of codes of 300 x 200 are 1 or 300 x 1 or 3 x 2");
 }
 
 std::string refusal(const MemoryReader& in) {
@@ -227,9 +227,8 @@ std::string refusal(const MemoryReader& in) {
 TEST(CompressedTensors, CodesOfOtherFormsAreNoInput) {
   const auto why = [](std::string_view form, std::string_view method = "compressed-tensors") {
     return fmt::format(
-        "/file0: tensor 'a.weight' is {}: quantized already by {} in a form that nibble does not decode; it takes FP8 "
-        "with a "
-        "scale per tensor, row or block of 128 x 128",
+        "/file0: tensor 'a.weight' is {}: quantized already by {} in a form that nibble does not decode; it takes "
+        "matrices in FP8 with a scale per tensor, row or block of 128 x 128",
         form, method);
   };
   EXPECT_EQ(refusal(file(DType::f8_e4m3, {300, 200}, DType::f32, {300, 4})), why("F8_E4M3 300 x 200"));
@@ -238,11 +237,31 @@ TEST(CompressedTensors, CodesOfOtherFormsAreNoInput) {
   alone.add({"a.weight", DType::f8_e4m3, {3, 4}}, test::Bytes(12));
   EXPECT_EQ(refusal(alone), "");  // a plain cast to FP8
   alone.set_quant_method("compressed-tensors");
-  EXPECT_EQ(refusal(alone), why("F8_E4M3 3 x 4"));
-  alone.set_quant_method("fp8");
-  EXPECT_EQ(refusal(alone), why("F8_E4M3 3 x 4", "fp8"));
+  const std::string scale_is_missing =
+      "/file0: tensor 'a.weight' is F8_E4M3 3 x 4, but its scale 'a.weight_scale' is missing";
+  EXPECT_EQ(refusal(alone), scale_is_missing);
   alone.set_quant_method("nibble");
-  EXPECT_EQ(refusal(alone), why("F8_E4M3 3 x 4", "nibble"));
+  EXPECT_EQ(refusal(alone), scale_is_missing);
+  alone.set_quant_method("fp8");
+  EXPECT_EQ(refusal(alone),
+            "/file0: tensor 'a.weight' is F8_E4M3 3 x 4, but its scale 'a.weight_scale_inv' is missing");
+}
+
+// Scales of 2 x 2 fit blocks of 100 x 100 as well: only config.json tells.
+TEST(CompressedTensors, BlocksOfOtherShapesAreNoInput) {
+  const auto refused = [](const char* config) {
+    MemoryReader in = file(DType::f8_e4m3, {200, 200}, DType::f32, {2, 2});
+    in.set_quant_method("compressed-tensors", config);
+    return refusal(in);
+  };
+  EXPECT_EQ(refused(R"({"config_groups":{"group_0":{"weights":{"block_structure":[128,128]}}}})"), "");
+  EXPECT_EQ(refused(R"({"config_groups":{"group_0":{"weights":{"block_structure":null}}}})"), "");
+  EXPECT_EQ(refused(R"({"config_groups":{"group_0":{"weights":null},"group_1":[]}})"), "");
+  EXPECT_EQ(refused(R"({"config_groups":7})"), "");
+  EXPECT_EQ(
+      refused(R"({"config_groups":{"a":{},"group_0":{"weights":{"block_structure":[100,100]}}}})"),
+      "/file0: tensor 'a.weight' is quantized in blocks of [100,100], as config.json says; nibble takes blocks of "
+      "128 x 128");
 }
 
 TEST(CompressedTensors, PackedCodesAreNoInput) {

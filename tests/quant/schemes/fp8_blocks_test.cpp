@@ -47,5 +47,24 @@ TEST(Fp8Blocks, WeightsAreCodesTimesTheScalesInFp32) {
   EXPECT_EQ(weights.back(), 3.3f);
 }
 
+// Scales of 2 x 2 fit blocks of 100 x 100 as well: only config.json tells. Where it does not fit, nothing is decoded.
+TEST(Fp8Blocks, BlocksOfOtherShapesAreNotDecoded) {
+  const auto reason = [](const std::string& config) {
+    MemoryReader in = file({2, 2});
+    in.set_quant_method("fp8", config);
+    const StoredWeights stored(in);
+    return std::pair{stored.size(), stored.undecodable(0)};
+  };
+  EXPECT_EQ(reason("{}"), std::pair(std::size_t{1}, std::string()));
+  EXPECT_EQ(reason(R"({"weight_block_size":[128,128]})"), std::pair(std::size_t{1}, std::string()));
+  const auto refused = [](const std::string& blocks) {
+    return std::pair(std::size_t{2},
+                     "quantized in blocks of " + blocks + ", as config.json says; nibble takes blocks of 128 x 128");
+  };
+  EXPECT_EQ(reason(R"({"weight_block_size":[100,100]})"), refused("[100,100]"));
+  EXPECT_EQ(reason(R"({"weight_block_size":[128,128,1]})"), refused("[128,128,1]"));
+  EXPECT_EQ(reason(R"({"weight_block_size":128})"), refused("128"));
+}
+
 }  // namespace
 }  // namespace nibble::fp8_blocks_test

@@ -120,10 +120,36 @@ TEST(Fp8Parts, WhatItCannotDecode) {
   EXPECT_EQ(says(declared), "");
   declared.set_quant_method("parts");
   EXPECT_EQ(says(declared), "I8 3 x 4" + why);
+  // FP8 of any shape means nothing without its scale.
+  for (const Shape& shape : {Shape{12}, Shape{3, 4}, Shape{2, 3, 4}}) {
+    MemoryReader alone;
+    alone.add_normal("a.weight", DType::f8_e4m3, shape);
+    EXPECT_EQ(says(alone), "");
+    alone.set_quant_method("parts");
+    EXPECT_EQ(says(alone), "F8_E4M3 " + to_string(shape) + ", but its scale 'a.weight_by' is missing");
+  }
+  MemoryReader experts = file(DType::f8_e4m3, {2, 3, 4}, DType::f32, {2, 3, 1});
+  EXPECT_EQ(says(experts), "F8_E4M3 2 x 3 x 4" + why);
   MemoryReader steps;
   steps.add_normal("steps", DType::i32, {4});
   steps.set_quant_method("parts");
   EXPECT_EQ(says(steps), "");
+}
+
+// Kept, it would be taken for a weight.
+TEST(Fp8Parts, AScaleIsOfNoUseWithoutItsCodes) {
+  const auto says = [](const MemoryReader& in) { return Parts().undecodable(in, 0, finder(in)); };
+  MemoryReader alone;
+  alone.add_normal("a.weight_by", DType::f32, {1});
+  EXPECT_EQ(says(alone), "");
+  alone.set_quant_method("parts");
+  EXPECT_EQ(says(alone), "a scale, but 'a.weight' is missing");
+  alone.add_normal("a.weight", DType::bf16, {3, 4});
+  EXPECT_EQ(says(alone), "a scale, but 'a.weight' is not in FP8");
+  MemoryReader other;
+  other.add_normal("step_by", DType::f32, {1});  // not the scale of a weight
+  other.set_quant_method("parts");
+  EXPECT_EQ(says(other), "");
 }
 
 }  // namespace

@@ -177,6 +177,20 @@ TEST(StoredWeights, ManyTensors) {
   }
 }
 
+// One of two scales would win, and nobody could tell which is right.
+TEST(StoredWeights, PartsOfTwoSchemesContradictEachOther) {
+  MemoryReader in;
+  in.add_normal("a.weight", DType::f8_e4m3, {3, 4});
+  in.add_normal("a.weight_scale", DType::f32, {1});
+  EXPECT_EQ(StoredWeights(in).size(), 1U);
+  in.add_normal("a.weight_scale_inv", DType::f32, {1});
+  EXPECT_EQ(error_of([&] { (void)StoredWeights(in); }),
+            "/file0: tensor 'a.weight' has the parts of compressed-tensors and of fp8");
+  in.set_quant_method("fp8");  // the scheme that config.json names comes first
+  EXPECT_EQ(error_of([&] { (void)StoredWeights(in); }),
+            "/file0: tensor 'a.weight' has the parts of fp8 and of compressed-tensors");
+}
+
 // A state is parsed when the checkpoint is looked through, and not again for every access.
 TEST(StoredWeights, SchemesAreAskedOnce) {
   Parts parts;
