@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <span>
@@ -14,6 +15,7 @@
 #include "nibble/error.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/stream/memory.hpp"
+#include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/remedies.hpp"
