@@ -65,9 +65,11 @@ std::string Fp8Parts::undecodable(const Reader& in, std::size_t part, const Find
   const std::string_view declared = in.config() ? std::string_view(in.config()->quant_method) : std::string_view();
   const bool is_declared = declared == quant_method() || declared == nibble_quant_method;
   if (is_weight_type(dtype)) {
-    const std::string codes = is_declared ? codes_of(tensor.name) : std::string();
-    if (codes.empty()) return {};
-    return fmt::format("a scale, but '{}' is {}", printable(codes), find(codes) ? "not in FP8" : "missing");
+    const std::string name = is_declared ? codes_of(tensor.name) : std::string();
+    const auto codes = name.empty() ? std::nullopt : find(name);
+    // Codes that cannot be decoded are told of themselves.
+    if (name.empty() || (codes && !is_weight_type(in.tensors().dtype(*codes)))) return {};
+    return fmt::format("a scale, but '{}' is {}", printable(name), codes ? "not in FP8" : "missing");
   }
   if (dtype == DType::i64 || dtype == DType::boolean) return {};
   std::string_view name = tensor.name;

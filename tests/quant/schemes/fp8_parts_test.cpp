@@ -146,6 +146,11 @@ TEST(Fp8Parts, AScaleIsOfNoUseWithoutItsCodes) {
   EXPECT_EQ(says(alone), "a scale, but 'a.weight' is missing");
   alone.add_normal("a.weight", DType::bf16, {3, 4});
   EXPECT_EQ(says(alone), "a scale, but 'a.weight' is not in FP8");
+  MemoryReader coded;  // the codes have their own message
+  coded.add_normal("a.weight_by", DType::f32, {1});
+  coded.add_normal("a.weight", DType::i8, {3, 4});
+  coded.set_quant_method("parts");
+  EXPECT_EQ(says(coded), "");
   MemoryReader other;
   other.add_normal("step_by", DType::f32, {1});  // not the scale of a weight
   other.set_quant_method("parts");
