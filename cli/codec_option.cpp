@@ -7,9 +7,9 @@
 #include <span>
 #include <utility>
 
-#include "core/suggest.hpp"
 #include "nibble/codec_spec.hpp"
 #include "nibble/error.hpp"
+#include "quant/codecs/codecs.hpp"
 
 namespace nibble::cli {
 namespace {
@@ -34,7 +34,7 @@ std::vector<std::string_view> target_names() {
 
 CodecSpec parse_codec(std::string_view option, std::string_view text, std::span<const std::string_view> names) {
   if (const std::string_view name = name_in(text); !is_among(name, names))
-    throw Error(Errc::usage, fmt::format("{}: {}", option, none_of(name, names)));
+    throw Error(Errc::usage, fmt::format("{}: {}", option, none_of_codecs(name, names)));
   try {
     return text;
   } catch (const Error& error) {
@@ -54,7 +54,7 @@ Rule parse_rule(const std::string& text) {
       refuse_rule(text, error.what());
     }
   }
-  refuse_rule(text, "codec " + none_of(name_in(whole.substr(whole.rfind('=') + 1)), codec_names()));
+  refuse_rule(text, "codec " + none_of_codecs(name_in(whole.substr(whole.rfind('=') + 1)), codec_names()));
 }
 
 std::string codecs_where(const std::function<bool(const CodecSpec&)>& is_meant) {

@@ -46,6 +46,11 @@ struct ConvertOptions {
   std::string progress;
 };
 
+// What others call the types; errors suggest the word.
+const std::vector<Synonym> type_synonyms{{"bf16", "bfloat16"}, {"fp16", "float16"}, {"f16", "float16"},
+                                         {"half", "float16"},  {"fp32", "float32"}, {"f32", "float32"},
+                                         {"float", "float32"}};
+
 // --block-size and --no-double-quant apply to all codecs that have such an option, unless it is given to the codec.
 class Shorthand {
  public:
@@ -258,17 +263,19 @@ void add_convert(CLI::App& app) {
                     {{"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}},
                     "The type in which transformers computes with 4-bit layers, bnb_4bit_compute_dtype [the 16-bit "
                     "type of the source; float32 if the source is fp32]",
-                    {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}})
+                    {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}}, type_synonyms)
       ->group(format);
   add_choice<OnOverflow>(*command, "--on-overflow", recipe.on_overflow,
                          {{"error", OnOverflow::error}, {"clamp", OnOverflow::clamp}, {"keep", OnOverflow::keep}},
                          "What a cast does with finite values that its type cannot hold (fp16: beyond 65504): stop, "
-                         "store the largest value, or store infinity [error for fp16, keep for bf16 and fp32]")
+                         "store the largest value, or store infinity [error for fp16, keep for bf16 and fp32]",
+                         {}, {{"none", "keep"}})
       ->group(format);
   add_choice<Nonfinite>(*command, "--nonfinite", recipe.nonfinite,
                         {{"keep", Nonfinite::keep}, {"error", Nonfinite::error}, {"quantize", Nonfinite::quantize}},
                         "What to do with a tensor that contains NaN or infinity: leave it as it is, stop (also if a "
-                        "cast would produce infinity), or quantize it without these values [keep]")
+                        "cast would produce infinity), or quantize it without these values [keep]",
+                        {}, {{"none", "keep"}})
       ->group(format);
 
   add_choice<ErrorReport>(

@@ -5,7 +5,6 @@
 #include <charconv>
 
 #include "cli/sizes.hpp"
-#include "core/suggest.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble::cli {
@@ -44,11 +43,11 @@ CLI::Option* add_json(CLI::App& command, bool& json) {
 }
 
 CLI::Option* set_choices(CLI::Option* option, const std::vector<std::string_view>& words,
-                         const std::vector<std::string_view>& also) {
+                         const std::vector<std::string_view>& also, const std::vector<Synonym>& synonyms) {
   // CLI11 would escape the name that is quoted here once more, and CheckedTransformer prints enums as bytes.
-  const auto check = [option, words, also](const std::string& text) -> std::string {
+  const auto check = [option, words, also, synonyms](const std::string& text) -> std::string {
     const auto has = [&](const auto& all) { return std::find(all.begin(), all.end(), text) != all.end(); };
-    if (!has(words) && !has(also)) throw Error(Errc::usage, option->get_name() + ": " + none_of(text, words));
+    if (!has(words) && !has(also)) throw Error(Errc::usage, option->get_name() + ": " + none_of(text, words, synonyms));
     return "";
   };
   return option->check(CLI::Validator(check, ""))->type_name(fmt::format("{}", fmt::join(words, "|")));

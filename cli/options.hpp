@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/suggest.hpp"
 #include "nibble/memory.hpp"
 
 /// Options that several subcommands have, declared once each. --help lists options in the order in which they are
@@ -40,9 +41,10 @@ CLI::Option* add_json(CLI::App& command, bool& json);
 template <class Value> using Choices = std::vector<std::pair<std::string_view, Value>>;
 
 /// Makes these words the only ones that an option takes: help lists them, completion offers them, and an error names
-/// them with the one that was probably meant. `also` are spellings that are taken without being listed.
+/// them with the one that was probably meant. `also` are spellings that are taken without being listed; for `synonyms`,
+/// the error suggests the word.
 CLI::Option* set_choices(CLI::Option* option, const std::vector<std::string_view>& words,
-                         const std::vector<std::string_view>& also = {});
+                         const std::vector<std::string_view>& also = {}, const std::vector<Synonym>& synonyms = {});
 
 /// Makes whole numbers from `least` to `most` the only values that an option takes.
 CLI::Option* set_range(CLI::Option* option, std::int64_t least, std::int64_t most);
@@ -53,7 +55,8 @@ CLI::Option* set_range(CLI::Option* option, std::int64_t least, std::int64_t mos
 /// An option whose values are words. The texts of `choices` have to be literals.
 template <class Value, class Variable>
 CLI::Option* add_choice(CLI::App& command, const std::string& name, Variable& variable, const Choices<Value>& choices,
-                        const std::string& help, const Choices<Value>& also = {}) {
+                        const std::string& help, const Choices<Value>& also = {},
+                        const std::vector<Synonym>& synonyms = {}) {
   std::vector<std::string_view> words, other_words;
   for (const auto& [word, unused] : choices) words.push_back(word);
   for (const auto& [word, unused] : also) other_words.push_back(word);
@@ -62,7 +65,7 @@ CLI::Option* add_choice(CLI::App& command, const std::string& name, Variable& va
       for (const auto& [word, value] : *all)
         if (word == text) variable = value;
   };
-  return set_choices(command.add_option_function<std::string>(name, take, help), words, other_words);
+  return set_choices(command.add_option_function<std::string>(name, take, help), words, other_words, synonyms);
 }
 
 /// An option that may come several times, with one value each time.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <optional>
 #include <string_view>
@@ -13,6 +14,13 @@
 
 namespace nibble::cli {
 namespace {
+
+// What other programs call the commands.
+constexpr std::array command_synonyms{
+    Synonym{"quantize", "convert"}, Synonym{"quantise", "convert"}, Synonym{"quant", "convert"},
+    Synonym{"cast", "convert"},     Synonym{"info", "inspect"},     Synonym{"show", "inspect"},
+    Synonym{"list", "inspect"},     Synonym{"ls", "inspect"},       Synonym{"compare", "measure"},
+    Synonym{"diff", "measure"},     Synonym{"evaluate", "measure"}, Synonym{"eval", "measure"}};
 
 // CLI11 explains over several lines; a program that reads our errors expects one.
 std::string one_line(std::string text) {
@@ -79,7 +87,7 @@ std::string unknown_command(CLI::App& app, const std::string& given) {
   for (const CLI::App* const command : all_commands(app)) names.push_back(command->get_name());
   if (given.empty()) return fmt::format("no command is given: the commands are {}", fmt::join(names, ", "));
   const std::vector<std::string_view> words(names.begin(), names.end());
-  return "command " + none_of(given, words);
+  return "command " + none_of(given, words, command_synonyms);
 }
 
 std::string unknown_option(const CLI::App& command, const std::string& argument) {

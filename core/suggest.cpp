@@ -16,17 +16,6 @@ constexpr std::size_t max_length = 40;  // longer texts are no mistyped words
 constexpr std::size_t shortest_beginning = 3;
 constexpr std::size_t letters_per_error = 3;  // a word of six letters may have two wrong
 
-// What others call the formats, the types and the commands.
-constexpr std::pair<std::string_view, std::string_view> other_names[]{
-    {"int4", "nf4"},      {"4bit", "nf4"},        {"4-bit", "nf4"},    {"q4", "nf4"},           {"8bit", "int8"},
-    {"8-bit", "int8"},    {"q8", "int8"},         {"float16", "fp16"}, {"f16", "fp16"},         {"half", "fp16"},
-    {"fp16", "float16"},  {"f16", "float16"},     {"half", "float16"}, {"bfloat16", "bf16"},    {"bf16", "bfloat16"},
-    {"float32", "fp32"},  {"f32", "fp32"},        {"float", "fp32"},   {"fp32", "float32"},     {"f32", "float32"},
-    {"float", "float32"}, {"bnb", "nf4"},         {"none", "keep"},    {"quantize", "convert"}, {"quantise", "convert"},
-    {"quant", "convert"}, {"cast", "convert"},    {"info", "inspect"}, {"show", "inspect"},     {"list", "inspect"},
-    {"ls", "inspect"},    {"compare", "measure"}, {"diff", "measure"}, {"evaluate", "measure"}, {"eval", "measure"},
-};
-
 std::string lower(std::string_view text) {
   std::string result(text);
   for (char& c : result)
@@ -58,12 +47,13 @@ std::size_t distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-std::optional<std::string_view> nearest(std::string_view given, std::span<const std::string_view> known) {
+std::optional<std::string_view> nearest(std::string_view given, std::span<const std::string_view> known,
+                                        std::span<const Synonym> synonyms) {
   if (given.size() > max_length) return std::nullopt;
   const std::string typed = lower(given);
   for (const std::string_view word : known)
     if (lower(word) == typed) return word;
-  for (const auto& [other, word] : other_names)
+  for (const auto& [other, word] : synonyms)
     if (other == typed && std::find(known.begin(), known.end(), word) != known.end()) return word;
   const auto begins = [&](std::string_view word) { return lower(word).starts_with(typed); };
   if (typed.size() >= shortest_beginning && std::count_if(known.begin(), known.end(), begins) == 1)
@@ -78,8 +68,9 @@ std::optional<std::string_view> nearest(std::string_view given, std::span<const 
   return best;
 }
 
-std::string none_of(std::string_view given, std::span<const std::string_view> known) {
-  const auto meant = nearest(given, known);
+std::string none_of(std::string_view given, std::span<const std::string_view> known,
+                    std::span<const Synonym> synonyms) {
+  const auto meant = nearest(given, known, synonyms);
   return fmt::format("'{}' is not one of {}{}", printable(given), fmt::join(known, ", "),
                      meant ? fmt::format(": did you mean {}?", *meant) : "");
 }

@@ -1,8 +1,10 @@
 #include "nibble/bf16.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "nibble/error.hpp"
 #include "quant/codecs/cast.hpp"
@@ -99,11 +101,13 @@ struct Bf16 {
   }
 };
 
+constexpr std::array<std::string_view, 1> bf16_synonyms{"bfloat16"};
+
 }  // namespace
 
 extern const RegisteredCodec bf16_codec;
-const RegisteredCodec bf16_codec{{"bf16", "Cast to bfloat16, rounded to nearest even", {}},
-                                 &make_of_spec<CastCodecOf<Bf16>>};
+const RegisteredCodec bf16_codec{
+    {"bf16", "Cast to bfloat16, rounded to nearest even", {}}, &make_of_spec<CastCodecOf<Bf16>>, bf16_synonyms};
 
 }  // namespace nibble
 #endif

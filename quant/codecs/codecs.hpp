@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "nibble/codec.hpp"
@@ -12,7 +13,11 @@ namespace nibble {
 struct RegisteredCodec {
   CodecInfo info;
   std::unique_ptr<const Codec> (*make)(const CodecSpec& spec);
+  std::span<const std::string_view> synonyms = {};  ///< what others call it, in lower case: errors suggest its name
 };
+
+/// "'int4' is not one of int8, nf4, fp4: did you mean nf4?" `names` are those of some codecs.
+[[nodiscard]] std::string none_of_codecs(std::string_view given, std::span<const std::string_view> names);
 
 /// How most of them are made.
 template <class Made> std::unique_ptr<const Codec> make_of_spec(const CodecSpec& spec) {

@@ -1,7 +1,9 @@
 #include "nibble/fp16.hpp"
 
 #include <algorithm>
+#include <array>
 #include <string>
+#include <string_view>
 
 #include "nibble/error.hpp"
 #include "quant/codecs/cast.hpp"
@@ -108,11 +110,14 @@ struct Fp16 {
   }
 };
 
+constexpr std::array<std::string_view, 3> fp16_synonyms{"float16", "f16", "half"};
+
 }  // namespace
 
 extern const RegisteredCodec fp16_codec;
 const RegisteredCodec fp16_codec{{"fp16", "Cast to IEEE half precision, rounded to nearest even", {}},
-                                 &make_of_spec<CastCodecOf<Fp16>>};
+                                 &make_of_spec<CastCodecOf<Fp16>>,
+                                 fp16_synonyms};
 
 }  // namespace nibble
 #endif

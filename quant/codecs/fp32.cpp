@@ -1,5 +1,7 @@
+#include <array>
 #include <cmath>
 #include <limits>
+#include <string_view>
 
 #include "quant/codecs/cast.hpp"
 
@@ -44,10 +46,12 @@ struct Fp32 {
   }
 };
 
+constexpr std::array<std::string_view, 3> fp32_synonyms{"float32", "f32", "float"};
+
 }  // namespace
 
 extern const RegisteredCodec fp32_codec;
-const RegisteredCodec fp32_codec{{"fp32", "Cast to IEEE single precision, exact but for fp64", {}},
-                                 &make_of_spec<CastCodecOf<Fp32>>};
+const RegisteredCodec fp32_codec{
+    {"fp32", "Cast to IEEE single precision, exact but for fp64", {}}, &make_of_spec<CastCodecOf<Fp32>>, fp32_synonyms};
 
 }  // namespace nibble

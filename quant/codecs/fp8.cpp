@@ -12,6 +12,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "nibble/error.hpp"
 #include "quant/codecs/codecs.hpp"
@@ -304,6 +305,8 @@ double Fp8Codec::normal_sqnr_db(const TensorInfo& tensor) const {
   return (is_e5m2_ ? 25.56 : 31.53) - 10 * std::log10(1 - mean_square_of_largest(n) / n);
 }
 
+constexpr std::array<std::string_view, 4> fp8_synonyms{"float8", "f8", "e4m3", "float8_e4m3fn"};
+
 }  // namespace
 
 extern const RegisteredCodec fp8_codec;
@@ -311,7 +314,8 @@ const RegisteredCodec fp8_codec{{"fp8",
                                  "8-bit floating point with a scale per row, block or tensor, as compressed-tensors "
                                  "stores it",
                                  fp8_options},
-                                &make_of_spec<Fp8Codec>};
+                                &make_of_spec<Fp8Codec>,
+                                fp8_synonyms};
 
 }  // namespace nibble
 #endif

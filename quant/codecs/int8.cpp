@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 #include "nibble/error.hpp"
@@ -223,10 +224,17 @@ double Int8Codec::normal_sqnr_db(const TensorInfo& tensor) const {
   return 10 * std::log10(12 * 127.0 * 127.0 / (mean_square_of_largest(n) * (1 - 1 / n)));
 }
 
+namespace {
+
+constexpr std::array<std::string_view, 5> int8_synonyms{"8bit", "8-bit", "q8", "llm.int8", "llm.int8()"};
+
+}  // namespace
+
 extern const RegisteredCodec int8_codec;
 const RegisteredCodec int8_codec{
     {"int8", "8-bit integers with an absmax per row (LLM.int8()), as bitsandbytes stores them", {}},
-    &make_of_spec<Int8Codec>};
+    &make_of_spec<Int8Codec>,
+    int8_synonyms};
 
 }  // namespace nibble
 #endif

@@ -1,6 +1,8 @@
+#include <array>
 #include <limits>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "nibble/error.hpp"
 #include "quant/codecs/codecs.hpp"
@@ -30,9 +32,11 @@ class Keep final : public Codec {
   }
 };
 
+constexpr std::array<std::string_view, 1> keep_synonyms{"none"};
+
 }  // namespace
 
 extern const RegisteredCodec keep_codec;
-const RegisteredCodec keep_codec{{"keep", "The tensor as it is, of any type", {}}, &make_of_spec<Keep>};
+const RegisteredCodec keep_codec{{"keep", "The tensor as it is, of any type", {}}, &make_of_spec<Keep>, keep_synonyms};
 
 }  // namespace nibble

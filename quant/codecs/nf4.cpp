@@ -1,3 +1,6 @@
+#include <array>
+#include <string_view>
+
 #include "nibble/nf4.hpp"
 
 #include "quant/codecs/codecs.hpp"
@@ -30,11 +33,18 @@ void nf4::decode(std::span<const std::uint8_t> packed, std::span<const float> ab
   decode_four_bit(nf4_tables, packed, absmax, blocksize, weights);
 }
 
+namespace {
+
+constexpr std::array<std::string_view, 5> nf4_synonyms{"int4", "4bit", "4-bit", "q4", "bnb"};
+
+}  // namespace
+
 extern const RegisteredCodec nf4_codec;
 const RegisteredCodec nf4_codec{
     {"nf4", "4-bit NormalFloat with an absmax per block, as bitsandbytes stores it", four_bit_options},
     [](const CodecSpec& spec) -> std::unique_ptr<const Codec> {
       return std::make_unique<FourBitCodec>(spec, nf4_tables, nf4_normal_sqnr);
-    }};
+    },
+    nf4_synonyms};
 
 }  // namespace nibble

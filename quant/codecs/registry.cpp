@@ -37,7 +37,7 @@ constexpr std::array registered_codecs{NIBBLE_CODECS(NIBBLE_ADDRESS)};
 
 std::size_t find_codec(std::string_view name) {
   const auto found = std::ranges::find(registered_names, name);
-  if (found == registered_names.end()) throw Error(Errc::usage, "codec " + none_of(name, registered_names));
+  if (found == registered_names.end()) throw Error(Errc::usage, "codec " + none_of_codecs(name, registered_names));
   return static_cast<std::size_t>(found - registered_names.begin());
 }
 
@@ -69,6 +69,13 @@ std::string_view cut(std::string_view& rest, char separator) {
 }
 
 }  // namespace
+
+std::string none_of_codecs(std::string_view given, std::span<const std::string_view> names) {
+  std::vector<Synonym> synonyms;
+  for (const RegisteredCodec* const codec : registered_codecs)
+    for (const std::string_view other : codec->synonyms) synonyms.push_back({other, codec->info.name});
+  return none_of(given, names, synonyms);
+}
 
 std::span<const std::string_view> codec_names() { return registered_names; }
 

@@ -18,10 +18,11 @@ TEST(Nearest, IsTheSameInAnotherCase) {
 }
 
 TEST(Nearest, KnowsOtherNames) {
-  EXPECT_EQ(nearest("int4", codecs), Word("nf4"));
-  EXPECT_EQ(nearest("bfloat16", codecs), Word("bf16"));
-  EXPECT_EQ(nearest("BF16", std::array<Word, 2>{"float16", "bfloat16"}), Word("bfloat16"));
-  EXPECT_EQ(nearest("bf16", options), std::nullopt);  // only if it is there
+  constexpr std::array<Synonym, 2> synonyms{{{"int4", "nf4"}, {"bfloat16", "bf16"}}};
+  EXPECT_EQ(nearest("int4", codecs, synonyms), Word("nf4"));
+  EXPECT_EQ(nearest("BFloat16", codecs, synonyms), Word("bf16"));
+  EXPECT_EQ(nearest("int4", codecs), std::nullopt);
+  EXPECT_EQ(nearest("int4", options, synonyms), std::nullopt);  // only if it is there
 }
 
 TEST(Nearest, KnowsBeginnings) {
@@ -53,6 +54,8 @@ TEST(NoneOf, ListsWhatThereIs) {
   constexpr std::array<Word, 2> words{"clamp", "keep"};
   EXPECT_EQ(none_of("saturate", words), "'saturate' is not one of clamp, keep");
   EXPECT_EQ(none_of("Clamp\n", words), "'Clamp\\n' is not one of clamp, keep: did you mean clamp?");
+  EXPECT_EQ(none_of("Clip", words, std::array{Synonym{"clip", "clamp"}}),
+            "'Clip' is not one of clamp, keep: did you mean clamp?");
 }
 
 }  // namespace

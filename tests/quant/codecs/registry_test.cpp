@@ -85,6 +85,22 @@ TEST(CodecSpec, KnowsTheOptionsOfItsCodec) {
   EXPECT_EQ(CodecSpec("nf4:block-size=32").with("double-quant", "no").text(), "nf4:block-size=32,double-quant=no");
 }
 
+TEST(CodecSpec, ErrorsSuggestTheCodecThatOthersCallSo) {
+  for (const auto& [other, name] : {std::pair<std::string, std::string>{"float8", "fp8"},
+                                    {"E4M3", "fp8"},
+                                    {"f16", "fp16"},
+                                    {"half", "fp16"},
+                                    {"bfloat16", "bf16"},
+                                    {"float", "fp32"},
+                                    {"8bit", "int8"},
+                                    {"llm.int8()", "int8"},
+                                    {"4-bit", "nf4"},
+                                    {"int4", "nf4"},
+                                    {"none", "keep"}})
+    EXPECT_EQ(error_of(other),
+              "2 codec '" + other + "' is not one of " + test::listed_codecs() + ": did you mean " + name + "?");
+}
+
 TEST(CodecSpec, RefusesWhatItDoesNotKnow) {
   const std::string sizes = "is not one of 32, 64, 128, 256, 512, 1024, 2048, 4096";
   const std::string codecs = " is not one of " + test::listed_codecs();
