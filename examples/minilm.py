@@ -174,11 +174,11 @@ def convert(nibble, source, out, options):
 
 def link(source, out):
     """The model's directory in DIR, by its name."""
-    place = out / "all-MiniLM-L6-v2"
-    if place.is_symlink():
-        place.unlink()
-    if not place.exists():
-        place.symlink_to(source)
+    link_path = out / "all-MiniLM-L6-v2"
+    if link_path.is_symlink():
+        link_path.unlink()
+    if not link_path.exists():
+        link_path.symlink_to(source)
 
 
 def main():

@@ -109,8 +109,8 @@ def train(model, tokens, options, device):
     generator = torch.Generator().manual_seed(options.seed)
     history, recent, start = [], [], time.perf_counter()
     for step in range(options.steps):
-        places = torch.randint(len(tokens) - CONTEXT, (options.batch,), generator=generator)
-        batch = torch.stack([tokens[place : place + CONTEXT] for place in places])
+        offsets = torch.randint(len(tokens) - CONTEXT, (options.batch,), generator=generator)
+        batch = torch.stack([tokens[offset : offset + CONTEXT] for offset in offsets])
         batch[:, 0] = model.config.bos_token_id
         for group in optimizer.param_groups:
             group["lr"] = rate(step, options.steps, options.learning_rate)

@@ -29,7 +29,7 @@ TREES = [
         ["kernels/host"],
     ],
 ]
-PLACE = {folder: (tree, level) for tree, levels in enumerate(TREES) for level, folders in enumerate(levels)
+LEVEL = {folder: (tree, level) for tree, levels in enumerate(TREES) for level, folders in enumerate(levels)
          for folder in folders}  # fmt: skip
 # Between the trees: the C interface by which a conversion uses a device.
 BETWEEN = {("quant/quantizers", "kernels/host/device_interface.h")}
@@ -52,7 +52,7 @@ INCLUDE_OF_ANY_FORM = re.compile(r'^\s*#\s*include\s+(["<][^">]+[">])', re.MULTI
 
 
 def folder_of(path):
-    return max((folder for folder in PLACE if path.startswith(folder + "/")), key=len, default=None)
+    return max((folder for folder in LEVEL if path.startswith(folder + "/")), key=len, default=None)
 
 
 def wrong_includes(path, text):
@@ -63,7 +63,7 @@ def wrong_includes(path, text):
         other = folder_of(included)
         if other in (None, own) or (own, included) in BETWEEN:
             continue
-        (tree, level), (other_tree, other_level) = PLACE[own], PLACE[other]
+        (tree, level), (other_tree, other_level) = LEVEL[own], LEVEL[other]
         if other_tree != tree or other_level >= level:
             yield f"{path} includes {included}"
 
@@ -98,7 +98,7 @@ def main():
         assert list(wrong_in_public(public[1], "#include <xtensor/xview.hpp>\n", public)) == []
         return 0
     root = pathlib.Path(__file__).parent.parent
-    sources = {path for folder in PLACE for path in (root / folder).rglob("*") if path.suffix in SUFFIXES}
+    sources = {path for folder in LEVEL for path in (root / folder).rglob("*") if path.suffix in SUFFIXES}
     found = [wrong for path in sorted(sources) for wrong in wrong_includes(str(path.relative_to(root)), path.read_text())]
     public = {path.relative_to(root).as_posix() for path in (root / PUBLIC).rglob("*") if path.is_file()}
     found += [wrong for path in sorted(public) for wrong in wrong_in_public(path, (root / path).read_text(), public)]

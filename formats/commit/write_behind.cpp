@@ -37,8 +37,8 @@ void WriteBehind::write(std::uint64_t offset, Buffers::Loan loan) {
   const std::uint64_t begin = offset - (follows ? tail_bytes_ : 0);
   const std::uint64_t end = offset + bytes.size();
   const std::uint64_t first = ceil(begin), last = floor(end);
-  const bool placed = loan.before().size() == offset % page;
-  if (direct_.get() < 0 || !placed || last < first + Writer::min_behind_bytes) {
+  const bool is_aligned = loan.before().size() == offset % page;
+  if (direct_.get() < 0 || !is_aligned || last < first + Writer::min_behind_bytes) {
     write_tail();
     file_.write_at(offset, bytes);
     return;

@@ -118,7 +118,7 @@ Why why_of(std::string_view text) {
 // One pattern of the table.
 struct Entry {
   std::string pattern;  // a module, or a parameter that is not a module's weight
-  Numbers places;
+  Numbers numbers;      // in the order of the pattern
   Role role;
   Why why;
   std::optional<Why> why_tied;  // set: with tied embeddings the role is `kept`, for this reason
@@ -239,11 +239,11 @@ class Architecture {
       const Entry& candidate = entries_[e];
       bool fits = true;
       for (std::size_t i = 0; i < name.numbers.size() && fits; ++i) {
-        const std::uint64_t place = candidate.places[i];
-        fits = place == any_number || (place == largest_number ? name.numbers == largest : place == name.numbers[i]);
+        const std::uint64_t number = candidate.numbers[i];
+        fits = number == any_number || (number == largest_number ? name.numbers == largest : number == name.numbers[i]);
       }
-      const auto fixed = std::count_if(candidate.places.begin(), candidate.places.end(),
-                                       [](std::uint64_t place) { return place != any_number; });
+      const auto fixed = std::count_if(candidate.numbers.begin(), candidate.numbers.end(),
+                                       [](std::uint64_t number) { return number != any_number; });
       if (fits && fixed > best_fixed) best = &candidate, best_fixed = fixed;
     }
     return best;
@@ -572,7 +572,7 @@ std::optional<std::vector<DefaultSkip>> default_skips(std::string_view architect
     const bool by_tie = tied && entry.why_tied;
     if (!by_tie && entry.role != Role::kept && entry.role != Role::output_embeddings) continue;
     const Why why = by_tie ? *entry.why_tied : entry.why;
-    const bool numbered = !entry.places.empty();
+    const bool numbered = !entry.numbers.empty();
     if (is_special(why) || (numbered && why != Why::tied_weights)) continue;
     result.push_back({as_expression(entry.pattern), numbered});
   }

@@ -221,8 +221,8 @@ def generalize(roles, complain):
         if len(others) == 1:
             table[pattern] = [(pattern, others.pop()), (pattern.replace("*", "$"), members[last])]
             continue
-        places = len(last)
-        for fixed in sorted(itertools.product([False, True], repeat=places), key=lambda f: (sum(f), f)):
+        stars = len(last)
+        for fixed in sorted(itertools.product([False, True], repeat=stars), key=lambda f: (sum(f), f)):
             split = {}
             for numbers, role in members.items():
                 split.setdefault(tuple(n if f else "*" for n, f in zip(numbers, fixed)), set()).add(role)

@@ -62,15 +62,15 @@ std::vector<NameGroup> name_groups(const std::vector<std::string>& names) {
   std::vector<NameGroup> groups;
   for (const auto& kind : kinds) {
     const auto& texts = kind.first;
-    const auto& places = kind.second;
+    const auto& indices = kind.second;
     NumberTuples tuples;
-    for (const auto& [tuple, place] : places) tuples.insert(tuple);
+    for (const auto& [tuple, index] : indices) tuples.insert(tuple);
     for (const NumberProduct& product : cover(tuples)) {
       NameGroup group{texts.front(), names.size(), 0};
       for (std::size_t i = 0; i < product.size(); ++i) group.text += shown(product[i].numbers) + texts[i + 1];
       NumberTuple tuple;
       for_each_tuple(product, tuple, [&](const NumberTuple& member) {
-        group.first = std::min(group.first, places.at(member));
+        group.first = std::min(group.first, indices.at(member));
         ++group.count;
       });
       groups.push_back(std::move(group));

@@ -48,8 +48,8 @@ class LayerError:
         else:
             states = as_type(kwargs["hidden_states"], test_kwargs["hidden_states"])
             own = self._test[name](**test_kwargs | {"hidden_states": states})
-        for place, value in enumerate((so_far, first(own))):
-            self._sums[name][place] += squares(value.to(expected.device), mask, expected)
+        for index, value in enumerate((so_far, first(own))):
+            self._sums[name][index] += squares(value.to(expected.device), mask, expected)
         self._sums[name][2] += squares(expected, mask)
 
     def summary(self):

@@ -72,11 +72,11 @@ def covariance(a, b):
 
 
 def percentile(ordered, percent):
-    """Between the two neighbours of place percent / 100 * (n - 1), linearly."""
-    place = percent / 100 * (len(ordered) - 1)
-    below = min(int(place), len(ordered) - 1)
+    """Between the two neighbours of position percent / 100 * (n - 1), linearly."""
+    position = percent / 100 * (len(ordered) - 1)
+    below = min(int(position), len(ordered) - 1)
     above = min(below + 1, len(ordered) - 1)
-    share = place - below
+    share = position - below
     return (1 - share) * ordered[below].item() + share * ordered[above].item()
 
 

@@ -70,9 +70,9 @@ class Result {
  private:
   [[nodiscard]] DeviceArray<u8> make_memory(Layout layout) const {
     const u64 elements = rows_ == 0 ? 0 : (rows_ - 1) * stride_ + k_;
-    const device::ArrayPlace place{.offset_bytes = layout.offset * bytes_, .name = "out"};
-    return layout.gap == 0 ? DeviceArray<u8>::output(elements * bytes_, place)
-                           : DeviceArray<u8>(elements * bytes_, place);
+    const device::ArrayInfo info{.offset_bytes = layout.offset * bytes_, .name = "out"};
+    return layout.gap == 0 ? DeviceArray<u8>::output(elements * bytes_, info)
+                           : DeviceArray<u8>(elements * bytes_, info);
   }
 
   nibble_dtype dtype_;

@@ -25,7 +25,7 @@ enum class ArrayUse {
   output,     // each byte written once, none left out
 };
 
-struct ArrayPlace {
+struct ArrayInfo {
   ArrayUse use = ArrayUse::workspace;
   std::size_t offset_bytes = 0;  // the address is a multiple of 256, and this
   std::string name = "array";    // in messages
@@ -37,7 +37,7 @@ namespace detail {
 // Bytes on a GPU, between bytes that must stay what they are.
 class ArrayMemory {
  public:
-  ArrayMemory(std::size_t bytes, const ArrayPlace& place) : bytes_(bytes), offset_(guard + place.offset_bytes) {
+  ArrayMemory(std::size_t bytes, const ArrayInfo& info) : bytes_(bytes), offset_(guard + info.offset_bytes) {
     check(cudaMalloc(&memory_, offset_ + bytes + guard));
     clear();
   }
@@ -72,12 +72,12 @@ namespace detail {
 
 class ArrayMemory {
  public:
-  ArrayMemory(std::size_t bytes, const ArrayPlace& place)
-      : region_(place.name, bytes,
-                place.use == ArrayUse::input    ? simulator::Access::read_only
-                : place.use == ArrayUse::output ? simulator::Access::write_once
-                                                : simulator::Access::read_write,
-                place.offset_bytes) {}
+  ArrayMemory(std::size_t bytes, const ArrayInfo& info)
+      : region_(info.name, bytes,
+                info.use == ArrayUse::input    ? simulator::Access::read_only
+                : info.use == ArrayUse::output ? simulator::Access::write_once
+                                               : simulator::Access::read_write,
+                info.offset_bytes) {}
   [[nodiscard]] char* data() const { return region_.base(); }
   void clear() { region_.reset(); }
   void from_host(const void* source) {
@@ -101,22 +101,22 @@ template <class T> class DeviceArray {
   static_assert(std::is_trivially_copyable_v<T> && !std::is_const_v<T>);
 
  public:
-  explicit DeviceArray(std::size_t n, ArrayPlace place = {})
-      : size_(n), memory_(std::make_unique<detail::ArrayMemory>(n * sizeof(T), place)) {}
+  explicit DeviceArray(std::size_t n, ArrayInfo info = {})
+      : size_(n), memory_(std::make_unique<detail::ArrayMemory>(n * sizeof(T), info)) {}
 
-  static DeviceArray input(const std::vector<T>& host, ArrayPlace place = {}) {
-    place.use = ArrayUse::input;
-    DeviceArray array(host.size(), place);
+  static DeviceArray input(const std::vector<T>& host, ArrayInfo info = {}) {
+    info.use = ArrayUse::input;
+    DeviceArray array(host.size(), info);
     array.memory_->from_host(host.data());
     return array;
   }
-  static DeviceArray output(std::size_t n, ArrayPlace place = {}) {
-    place.use = ArrayUse::output;
-    return DeviceArray(n, place);
+  static DeviceArray output(std::size_t n, ArrayInfo info = {}) {
+    info.use = ArrayUse::output;
+    return DeviceArray(n, info);
   }
-  static DeviceArray workspace(const std::vector<T>& host, ArrayPlace place = {}) {
-    place.use = ArrayUse::workspace;
-    DeviceArray array(host.size(), place);
+  static DeviceArray workspace(const std::vector<T>& host, ArrayInfo info = {}) {
+    info.use = ArrayUse::workspace;
+    DeviceArray array(host.size(), info);
     array.memory_->from_host(host.data());
     return array;
   }
