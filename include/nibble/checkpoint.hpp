@@ -29,7 +29,7 @@ struct ModelConfig {
   std::string quantization_config;  ///< its JSON text
   std::string quantization_key;     ///< where it stands: "quantization_config", "text_config.quantization_config"
 
-  std::uint64_t rewrite_bytes = 0;  ///< memory that a conversion needs to write config.json anew
+  std::uint64_t rewrite_bytes = 0;  ///< for memory estimates: what writing config.json anew takes
 };
 
 /// A checkpoint that is open for reading: one file, or an index of shards, or a model directory.
@@ -69,7 +69,7 @@ class Reader {
   /// Throws Error(input_changed) if size, modification time or inode of a file differ from when it was opened.
   virtual void check_unchanged() const = 0;
 
-  /// About how many bytes it keeps in memory as long as it is open.
+  /// For memory estimates: about how many bytes it keeps as long as it is open.
   [[nodiscard]] virtual std::uint64_t memory_bytes() const { return 0; }
 };
 

@@ -68,11 +68,11 @@ struct ConversionOptions {
 /// a file for a file. Everything in a directory that is not a weight is carried over, and a nibble.json holds schema,
 /// options, and every tensor with codec, reason, sizes, findings and hashes.
 ///
-/// The input is read once, front to back. The bytes do not depend on threads or memory. If it throws, no output has
-/// appeared. Throws what open_checkpoint() and make_plan() throw; Error(output_exists) if `out` exists or another
-/// process is writing it; Error(usage) if `out` is the input, contains it or is inside it, or if its extension does not
-/// fit what is written; Error(bad_input) for non-finite values or overflow that the recipe does not allow;
-/// Error(input_changed), Error(no_space), Error(io), Error(interrupted).
+/// The input is read once, front to back; a tensor with one scale (fp8:scales=tensor) twice, to find the scale first.
+/// The bytes do not depend on threads or memory. If it throws, no output has appeared. Throws what open_checkpoint()
+/// and make_plan() throw; Error(output_exists) if `out` exists or is being written; Error(usage) if `out` is the input,
+/// contains it or is inside it, or has an extension that does not fit; Error(bad_input) for non-finite values or
+/// overflow that the recipe does not allow; Error(input_changed), Error(no_space), Error(io), Error(interrupted).
 Report convert(const std::filesystem::path& in, const std::filesystem::path& out, const Recipe& recipe,
                const ConversionOptions& options, Progress& progress);
 Report convert(const std::filesystem::path& in, const std::filesystem::path& out, const Recipe& recipe,

@@ -7,7 +7,7 @@
 
 namespace nibble {
 
-/// Where codecs run: on a GPU if there is one that can be used, on the CPU, or on a GPU and nowhere else.
+/// Where codecs run: automatic (a GPU if usable), CPU only, or GPU only.
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 
 /// A GPU that encodes chunks to the same bytes as the CPU. All of it is behind libnibble_cuda, which is loaded at run

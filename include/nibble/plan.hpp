@@ -99,8 +99,8 @@ struct Plan {
   std::vector<std::size_t> shard_ends;  ///< shard s holds tensors [shard_ends[s - 1], shard_ends[s])
   DType dtype = DType::f32;             ///< the type of most weights that are not quantized
   bool nibble_only = false;
-  std::uint64_t rewrite_bytes = 0;  ///< ModelConfig::rewrite_bytes of the input
-  std::uint64_t decoder_bytes = 0;  ///< at most, of the planes beside the codes of an input tensor that is decoded
+  std::uint64_t rewrite_bytes = 0;  ///< for memory estimates: ModelConfig::rewrite_bytes
+  std::uint64_t decoder_bytes = 0;  ///< the same: of absmax and scales of the largest decoded tensor
   std::vector<Message> warnings;
 
   [[nodiscard]] std::uint64_t source_bytes() const;

@@ -89,7 +89,7 @@ class TensorList {
   std::vector<std::uint64_t> dimensions_;
 };
 
-/// Stores each of many texts once, however often it occurs, and gives it a number.
+/// How PlannedTensors keeps its texts: each once, by number.
 class TextPool {
  public:
   /// The number of an equal text, or of a new one.
