@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/figures.hpp"
 #include "cli/json.hpp"
 #include "cli/options.hpp"
 #include "cli/sizes.hpp"
@@ -125,10 +126,8 @@ void print_table(const Reader& checkpoint, std::uint64_t bytes) {
   std::string types;
   for (const auto& [type, size] : bytes_of_type) types += fmt::format("; {} {}", type, size_short(size));
   const std::size_t parts = checkpoint.tensors().size(), files = checkpoint.files().size();
-  fmt::print("\n{}{} in {} file{}, {}{}\n",
-             parts == weights.size() ? "" : fmt::format("{} weights, stored as ", weights.size()),
-             fmt::format("{} tensor{}", parts, parts == 1 ? "" : "s"), files, files == 1 ? "" : "s", size_both(bytes),
-             types);
+  fmt::print("\n{}{} in {}, {}{}\n", parts == weights.size() ? "" : counted(weights.size(), "weight") + ", stored as ",
+             counted(parts, "tensor"), counted(files, "file"), size_both(bytes), types);
 }
 
 void run(const InspectOptions& options) {

@@ -28,6 +28,7 @@
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"
 #include "nibble/thresholds.hpp"
+#include "quant/stream/stored_weights.hpp"
 
 namespace nibble::cli {
 namespace {
@@ -82,6 +83,15 @@ void report(const std::vector<Violation>& found, const Measurement& measurement)
         fmt::format("{}: tensor '{}' {}breaks {}", escaped(measurement.candidates[found[0].candidate].name),
                     printable(found[0].name), found.size() > 1 ? fmt::format("(and {} more) ", found.size() - 1) : "",
                     option_of(found[0].threshold.figure)));
+}
+
+void check_has_weights(const Reader& checkpoint) {
+  const StoredWeights weights(checkpoint);
+  for (std::size_t i = 0; i < weights.size(); ++i)
+    if (is_weight_type(weights[i].stored.info.dtype)) return;
+  throw Error(Errc::bad_input,
+              fmt::format("{}: no tensor can be compared: none has a weight type (F64, F32, BF16, F16)",
+                          escaped(checkpoint.path().string())));
 }
 
 // What was measured and how, as a command line.
@@ -145,11 +155,16 @@ void run(const MeasureArguments& options) {
   const bool needs_counts = options.json || report_file;
   const Measurement measurement = measure(*reference, candidates, {needs_counts, resources}, progress);
   progress.close();
-  for (const MeasuredCandidate& candidate : measurement.candidates)
-    if (!candidate.missing.empty() && std::none_of(candidate.tensors.begin(), candidate.tensors.end(),
-                                                   [](const auto& error) { return error.has_value(); }))
-      throw Error(Errc::bad_input, fmt::format("{}: has none of the tensors of {} in the same shape",
-                                               escaped(candidate.name), escaped(measurement.name)));
+  for (std::size_t c = 0; c < candidates.size(); ++c) {
+    const MeasuredCandidate& candidate = measurement.candidates[c];
+    if (candidate.missing.empty() || std::any_of(candidate.tensors.begin(), candidate.tensors.end(),
+                                                 [](const auto& error) { return error.has_value(); }))
+      continue;
+    check_has_weights(*reference);
+    if (candidates[c].checkpoint != nullptr) check_has_weights(*candidates[c].checkpoint);
+    throw Error(Errc::bad_input, fmt::format("{}: has none of the tensors of {} in the same shape",
+                                             escaped(candidate.name), escaped(measurement.name)));
+  }
   const std::vector<Violation> found = violations(measurement, thresholds);  // or usage: before anything is printed
   // All that may fail comes before the report appears.
   std::string page;

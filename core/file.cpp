@@ -210,7 +210,7 @@ OutputFile::OutputFile(int directory, const std::string& name, std::string label
 
 void OutputFile::reserve(std::uint64_t bytes) {
   const off_t size = to_off(label_, bytes);
-  // Asked first: fallocate() takes all there is before it finds that it is too little, and others run into that.
+  // Check free space first: fallocate() fills the disk before it fails.
   struct ::statvfs disk {};
   if (::fstatvfs(fd_.get(), &disk) == 0) {
     const Checked available = Checked(disk.f_bavail) * disk.f_frsize;

@@ -139,7 +139,7 @@ class Adapter : public nlohmann::json_sax<nlohmann::json> {
 
 using Value = nlohmann::ordered_json;
 
-// Builds the tree. Objects are filled behind the back of ordered_json, whose own insertion looks at every key again.
+// Builds the tree. Inserts directly: ordered_json's own insertion scans all keys.
 class Builder : public Adapter, private Events {
  public:
   Builder(std::string_view label, Pieces& pieces)

@@ -39,7 +39,7 @@ class OpenFiles {
   /// Takes a file over. Returns its number.
   [[nodiscard]] std::size_t add(Descriptor file);
 
-  /// `open` opens a file once more that has been closed meanwhile; what it throws, this throws.
+  /// `open` reopens a closed file; its exceptions propagate.
   [[nodiscard]] Use use(std::size_t file, const std::function<Descriptor()>& open);
 
  private:

@@ -83,7 +83,7 @@ void check_apart(const fs::path& out_as_given, const Reader& source) {
   const auto refuse = [&](std::string_view fact) {
     throw Error(Errc::usage, fmt::format("{}: {} '{}'", shown(out_as_given), fact, shown(source.path())));
   };
-  constexpr std::string_view same = "is the input";
+  constexpr std::string_view same = "the output is the input";
   std::string text = out_as_given.string();
   while (text.size() > 1 && text.ends_with('/')) text.pop_back();
   const fs::path out(text);
@@ -98,12 +98,12 @@ void check_apart(const fs::path& out_as_given, const Reader& source) {
   }
   const auto from = identify(source.path());
   if (to && to == from) refuse(same);
-  if (is_in(folder_of(out), from)) refuse("is inside the input");
-  if (is_in(source.path(), to)) refuse("contains the input");
+  if (is_in(folder_of(out), from)) refuse("the output is inside the input");
+  if (is_in(source.path(), to)) refuse("the output contains the input");
   for_each_file(source, [&](const fs::path& input) {
     std::error_code error;
     if (fs::is_symlink(input, error) && is_in(real_folder(input), to))
-      refuse("contains files that are linked from the input");
+      refuse("the output contains files that are linked from the input");
   });
 }
 

@@ -95,7 +95,7 @@ std::optional<Swap::Step> parse_step(std::string_view field) {
 // Returns why the text does not count, if it does not.
 std::string parse(std::string_view text, std::uint64_t target_inode, Swap::Steps& steps) {
   std::string_view rest = text;
-  if (cut_field(rest, '\0') != journal_title) return "it is no journal of this version";
+  if (cut_field(rest, '\0') != journal_title) return "it is not a journal of this version";
   constexpr std::size_t checksum_bytes = 33;  // and a NUL
   if (rest.size() < checksum_bytes) return "it is not whole";
   const std::string_view body = text.substr(0, text.size() - checksum_bytes);

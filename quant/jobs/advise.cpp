@@ -338,7 +338,7 @@ class Advising {
     }
     if (!same)
       throw Error(Errc::internal,
-                  fmt::format("'{}': the advice cannot be said in rules", printable(in_.path().string())));
+                  fmt::format("'{}': the advice cannot be expressed as rules", printable(in_.path().string())));
   }
 
   const Reader& in_;

@@ -2,7 +2,7 @@
 //
 // The set of quantized modules has to be the one that transformers computes again when it loads the result, so
 // its own rule for the architecture comes first (formats/models/architectures.jsonl); the user's rules change it, and
-// whatever then differs from the default goes into llm_int8_skip_modules.
+// the scheme writes whatever then differs from the default into config.json.
 
 #include <fmt/format.h>
 
@@ -30,9 +30,9 @@ std::string short_list(const TensorInfo& tensor) {
   return fmt::format("{} {}", traits(tensor.dtype).name, to_string(tensor.shape));
 }
 
-constexpr double min_share = 0.001;  // 0.1 %: the least that is said as a figure
+constexpr double min_share = 0.001;  // 0.1 %. Smaller shares print as "less than 0.1 %".
 
-// Never 0 of what is there.
+// Never prints 0 for a share above 0.
 std::string percent_text(double share) {
   return share < min_share ? "less than 0.1 %" : fmt::format("{:.1f} %", 100 * share);
 }
@@ -51,14 +51,15 @@ class RulePattern {
 
   void apply() noexcept { applied_ = true; }
 
-  void check(const TensorList& tensors) const {
+  // `codec` is the rule's, and "keep" for a skip, which can decide about every tensor.
+  void check(const TensorList& tensors, const CodecSpec& codec) const {
     if (!used_)
       pattern_.fail_unmatched([&](const auto& visit) {
         for (std::size_t i = 0; i < tensors.size(); ++i) visit(tensors.name(i));
       });
     if (!applied_)
-      throw Error(Errc::usage,
-                  fmt::format("{} '{}' matches no tensor that it can store", pattern_.label(), pattern_.text()));
+      throw Error(Errc::usage, fmt::format("{} '{}' matches only tensors that {} cannot store", pattern_.label(),
+                                           pattern_.text(), codec.name()));
   }
 
   [[nodiscard]] std::string label() const { return fmt::format("{} {}", pattern_.label(), pattern_.text()); }
@@ -99,8 +100,8 @@ class Planner {
       check_is_whole(tensor, found.role, *model.finder);
       add(tensor, found);
     }
-    for (const RulePattern& rule : rules_) rule.check(in_.tensors());
-    for (const RulePattern& skip : skips_) skip.check(in_.tensors());
+    for (std::size_t r = 0; r < rules_.size(); ++r) rules_[r].check(in_.tensors(), plan_.recipe.rules[r].codec);
+    for (const RulePattern& skip : skips_) skip.check(in_.tensors(), CodecSpec());
     check_options();
     if (in_.config()) plan_.rewrite_bytes = in_.config()->rewrite_bytes;
     plan_.dtype = main_type();
@@ -145,7 +146,7 @@ class Planner {
   Choice by_role(const TensorInfo& tensor, const FoundRole& found) {
     const Recipe& recipe = plan_.recipe;
     if (!is_weight_type(tensor.dtype))
-      return {CodecSpec(), fmt::format("{} is no weight type", traits(tensor.dtype).name)};
+      return {CodecSpec(), fmt::format("{} is not a weight type", traits(tensor.dtype).name)};
     if (!codec_of(recipe.to).quantizes()) return {recipe.to, "all weights are cast"};
     switch (found.role) {
       case Role::linear:
@@ -189,7 +190,7 @@ class Planner {
       skip.apply();
       choice = {CodecSpec(), skip.label(), DecidedBy::skip};
     }
-    // F64 has no place in a quantized model: transformers would run its layers in that type.
+    // A quantized model has no F64: transformers would run its layers in that type.
     if (choice.codec.keeps() && tensor.dtype == DType::f64 && codec_of(plan_.recipe.to).quantizes())
       choice = {cast_codec(DType::f32), choice.reason + "; F64 is cast", choice.decided_by};
     return choice;
@@ -336,8 +337,7 @@ class Planner {
         Remedy{Remedy::Kind::reasons});
   }
 
-  // The option that makes the embeddings smaller at a negligible loss, if there is one. Tensors that the user's own
-  // rules keep do not count.
+  // Suggests a smaller type for fp32 embeddings that no user rule keeps.
   Remedy remedy_of_embeddings() const {
     bool embeddings = false, head = false;
     for (const PlannedTensor& tensor : plan_.tensors) {

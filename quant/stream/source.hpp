@@ -74,7 +74,7 @@ class WeightSource {
   [[nodiscard]] std::uint64_t offset(std::uint64_t weight) const {
     return is_plain_ ? byte_count(info_.dtype, weight) : codec_->code_bytes(info_, weight);
   }
-  // Weights of the whole tensor, of a stretch of it.
+  // Reads a contiguous range of the whole tensor.
   void read_tensor(std::uint64_t first, std::span<std::byte> out) const;
   void decode_tensor(std::uint64_t first, std::span<std::byte> out) const;
   void read_transposed(std::uint64_t first, std::span<std::byte> out) const;

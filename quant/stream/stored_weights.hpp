@@ -23,7 +23,7 @@ template <class F> auto about(const Reader& checkpoint, F&& f) {
   }
 }
 
-/// Calls f(); what it throws is said to be about the file of a tensor of a checkpoint.
+/// Calls f(); adds the name of the tensor's file to its errors.
 template <class F> auto about_file(const Reader& checkpoint, std::size_t tensor, F&& f) {
   try {
     return f();

@@ -474,6 +474,24 @@ TEST_F(MeasureProgram, ErrorsAreOneLine) {
 
 // ---- limits ----------------------------------------------------------------------------------------------------
 
+// FP8 without scales cannot be decoded, on either side.
+TEST_F(MeasureProgram, TensorsThatCannotBeCompared) {
+  WeightsFile codes, other;
+  codes.add_bytes("w.weight", DType::f8_e4m3, {2, 2}, std::vector<std::byte>(4));
+  write("codes.safetensors", codes);
+  other.add("w.weight", DType::f32, {2, 2}, {1, 2, 3, 4});
+  write("other.safetensors", other);
+  const std::string fact =
+      "error: codes.safetensors: no tensor can be compared: none has a weight type (F64, F32, BF16, F16)\n";
+  for (const char* const arguments : {"codes.safetensors codes.safetensors", "other.safetensors codes.safetensors"}) {
+    const Outcome outcome = run(std::string("measure ") + arguments);
+    EXPECT_EQ(outcome.code, 3) << arguments;
+    EXPECT_EQ(outcome.err, fact) << arguments;
+  }
+  EXPECT_EQ(run("measure w.safetensors other.safetensors").err,
+            "error: other.safetensors: has none of the tensors of w.safetensors in the same shape\n");
+}
+
 TEST_F(MeasureProgram, LimitsThatAreKept) {
   const Outcome outcome =
       run("measure w.safetensors --to nf4 --max-rmse 0.5 --min-sqnr 10 --min-sqnr '.*q_proj.*=19' --min-cosine 0.9 "

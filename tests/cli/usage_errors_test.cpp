@@ -59,6 +59,14 @@ TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {
   EXPECT_EQ(error_of(convert + "nf4 --tensor 'up.*=nf5'"), "--tensor 'up.*=nf5': codec 'nf5' " + all);
   EXPECT_EQ(error_of(convert + "nf4 --compute-dtype int8"),
             "--compute-dtype: 'int8' is not one of float32, bfloat16, float16");
+  EXPECT_EQ(error_of(convert + "nf4 --compute-dtype half"),
+            "--compute-dtype: 'half' is not one of float32, bfloat16, float16: did you mean float16?");
+  EXPECT_EQ(error_of(convert + "nf4 --nonfinite none"),
+            "--nonfinite: 'none' is not one of keep, error, quantize: did you mean keep?");
+  EXPECT_EQ(error_of(convert + "nf4 --on-overflow none"),
+            "--on-overflow: 'none' is not one of error, clamp, keep: did you mean keep?");
+  EXPECT_EQ(error_of(convert + "nf4 --tensor 'up.*=half'"),
+            "--tensor 'up.*=half': codec 'half' " + all + ": did you mean fp16?");
   EXPECT_EQ(error_of(convert + "nf4 --progress loud"), "--progress: 'loud' is not one of auto, bar, plain, json, none");
   EXPECT_EQ(error_of("completion tcsh"), "SHELL: 'tcsh' is not one of bash, zsh, fish");
   EXPECT_EQ(error_of("measure w.safetensors --to nf5"), "--to: 'nf5' " + targets);
@@ -312,12 +320,12 @@ TEST_F(UsageErrors, OutputsThatAreNoFiles) {
   EXPECT_EQ(error_of("convert m w.safetensors/out --to nf4"), "w.safetensors/out: 'w.safetensors' is not a directory");
   EXPECT_EQ(error_of("convert m w.safetensors/a/out --to nf4"),
             "w.safetensors/a/out: 'w.safetensors' is not a directory");
-  EXPECT_EQ(error_of("convert m m/out --to nf4"), "m/out: is inside the input 'm'");
+  EXPECT_EQ(error_of("convert m m/out --to nf4"), "m/out: the output is inside the input 'm'");
   EXPECT_EQ(error_of("convert m ../\"${PWD##*/}\" --to nf4").substr(3 + root_.path().filename().string().size()),
-            ": contains the input 'm'");
-  EXPECT_EQ(error_of("convert m m/ --to nf4"), "m/: is the input 'm'");
+            ": the output contains the input 'm'");
+  EXPECT_EQ(error_of("convert m m/ --to nf4"), "m/: the output is the input 'm'");
   EXPECT_EQ(error_of("convert w.safetensors w.safetensors --to nf4 --overwrite"),
-            "w.safetensors: is the input 'w.safetensors'");
+            "w.safetensors: the output is the input 'w.safetensors'");
   // What --overwrite would not help with is not said to want it.
   root_.write("file", "mine");
   for (const char* const option : {"", " --overwrite"})

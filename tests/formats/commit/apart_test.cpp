@@ -44,12 +44,12 @@ TEST_F(ApartTest, OutputsBesideTheInput) {
 
 TEST_F(ApartTest, OutputsThatAreTheInputHoldItOrLieInIt) {
   const auto fact = [&](const std::string& out, const std::string& text) {
-    EXPECT_EQ(refusal(out), at(out).string() + ": " + text + " the input '" + at("model").string() + "'");
+    EXPECT_EQ(refusal(out), at(out).string() + ": the output " + text + " the input '" + at("model").string() + "'");
   };
   for (const char* const out : {"model", "model/", "elsewhere/../model"}) fact(out, "is");
   for (const char* const out : {"model/out", "model/out/", "model/sub/out", "model/sub"}) fact(out, "is inside");
   fact(".", "contains");
-  EXPECT_THAT(refusal("file.safetensors", "file.safetensors"), HasSubstr(": is the input '"));
+  EXPECT_THAT(refusal("file.safetensors", "file.safetensors"), HasSubstr(": the output is the input '"));
 }
 
 // Files and folders are what they are, whatever their paths say.
@@ -67,7 +67,8 @@ TEST_F(ApartTest, WhatTheInputsLinksLeadToIsInput) {
   fs::create_directories(at("hub/snapshot"));
   fs::rename(at("file.safetensors"), at("hub/blobs/0123"));
   fs::create_symlink("../blobs/0123", at("hub/snapshot/model.safetensors"));
-  EXPECT_THAT(refusal("hub/blobs", "hub/snapshot"), HasSubstr(": contains files that are linked from the input '"));
+  EXPECT_THAT(refusal("hub/blobs", "hub/snapshot"),
+              HasSubstr(": the output contains files that are linked from the input '"));
   EXPECT_EQ(refusal("hub/out", "hub/snapshot"), "");
 }
 

@@ -201,10 +201,10 @@ TEST_F(SwapTest, JournalsThatDoNotCount) {
   write_journal(good.substr(0, 20));
   EXPECT_EQ(problem(), "it is not whole");
   write_journal("");
-  EXPECT_EQ(problem(), "it is no journal of this version");
+  EXPECT_EQ(problem(), "it is not a journal of this version");
   using namespace std::string_view_literals;
   write_journal("-../victim\0.\0"sv);
-  EXPECT_EQ(problem(), "it is no journal of this version");
+  EXPECT_EQ(problem(), "it is not a journal of this version");
   write_journal(test::journal(work_, described(steps())));
   EXPECT_EQ(problem(), "it is about another directory");
 }
