@@ -2,15 +2,20 @@
 """Plants the mutants of mutants.toml one at a time and says which of them the tests notice.
 
     tests/mutation/run.py                 all mutants; writes docs/mutation.md if all are as mutants.toml says
+    tests/mutation/run.py --resume        tries those that the last such run has not tried or that no test noticed then
     tests/mutation/run.py --only REGEX    those whose file or change matches; writes nothing
     tests/mutation/run.py --check         only whether every mutant can still be planted (CI runs this)
 
 Works on a copy of the sources in build/mutation, which is built incrementally: a mutant costs the compilation of what
 it touches and its tests. The tests of the mutant's own area run first, then all others.
+
+The copy is built two folders below its root, as a build of the sources themselves is. So ccache, told the folder that
+both are in (base_dir), compiles nothing that it has compiled there.
 """
 
 import argparse
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -22,6 +27,8 @@ import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "mutation"
+TREE = BUILD / "sources" / "build" / "tree"
+NOTICED = BUILD / "noticed.jsonl"  # for --resume: a mutant and the test that noticed it in each line
 PAGE = ROOT / "docs" / "mutation.md"
 PROGRAMS = ("nibble_codec_tests", "nibble_tests", "nibble_kernel_tests")
 HANG = 5  # a mutant that takes this many times as long as the tests without one is noticed, too
@@ -37,6 +44,10 @@ class Mutant:
     program: str = "nibble_tests"
     survives: str = ""  # why no test can notice, for mutants that change nothing that can be seen
 
+    @property
+    def key(self):
+        return f"{self.file}: {self.find} -> {self.replace}"
+
     def place(self, sources):
         """The file's text and where in it the mutant goes."""
         text = (sources / self.file).read_text()
@@ -48,6 +59,10 @@ class Mutant:
 def load():
     with open(pathlib.Path(__file__).with_name("mutants.toml"), "rb") as file:
         return [Mutant(**mutant) for mutant in tomllib.load(file)["mutant"]]
+
+
+def read_noticed():
+    return dict(json.loads(line) for line in NOTICED.read_text().splitlines()) if NOTICED.exists() else {}
 
 
 def copy_sources():
@@ -64,19 +79,19 @@ def copy_sources():
         shutil.copy2(ROOT / name, target)
         os.utime(target)
     for target in sources.rglob("*"):
-        if target.is_file() and str(target.relative_to(sources)) not in wanted:
+        if target.is_file() and TREE not in target.parents and str(target.relative_to(sources)) not in wanted:
             target.unlink()
     return sources
 
 
 def configure(sources):
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
-    subprocess.run(["cmake", "-S", sources, "-B", BUILD / "tree", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
+    subprocess.run(["cmake", "-S", sources, "-B", TREE, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
                     "-DNIBBLE_CUDA=OFF", "-DNIBBLE_UNITY=OFF", *launcher], check=True, stdout=subprocess.DEVNULL)
 
 
 def compile_all():
-    built = subprocess.run(["ninja", "-C", BUILD / "tree", "nibble", *PROGRAMS], capture_output=True, text=True)
+    built = subprocess.run(["ninja", "-C", TREE, "nibble", *PROGRAMS], capture_output=True, text=True)
     errors = [line for line in built.stdout.splitlines() if " error: " in line]
     return built.returncode == 0, errors[0] if errors else built.stdout[-300:]
 
@@ -87,7 +102,7 @@ class DoesNotCompile(Exception):
 
 def notices(program, tests, limit):
     """The first test that fails, "a hang", or None."""
-    command = [BUILD / "tree" / "tests" / program, "--gtest_brief=1", "--gtest_fail_fast", f"--gtest_filter={tests}"]
+    command = [TREE / "tests" / program, "--gtest_brief=1", "--gtest_fail_fast", f"--gtest_filter={tests}"]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit)
     except subprocess.TimeoutExpired:
@@ -119,7 +134,7 @@ def try_mutant(mutant, sources, limits):
         path.write_text(text)
 
 
-def write_page(results, seconds):
+def write_page(results):
     killed = sum(1 for _, found in results if found)
     explained = [mutant for mutant, found in results if not found]
     lines = [
@@ -127,10 +142,10 @@ def write_page(results, seconds):
         "",
         "A test that cannot fail shows nothing. `tests/mutation/run.py` plants small mistakes in the code, one at a "
         "time, and runs the tests. The list is picked by hand: guards that are left out, bounds that are off by one, "
-        "steps in another order. Made by that program.",
+        "steps in another order. That program wrote this page.",
         "",
-        f"{killed} of {len(results)} are noticed" + (", the others change nothing that can be seen."
-                                                     if explained else ".") + f" ({seconds / 60:.0f} minutes)",
+        f"{killed} of {len(results)} are noticed" + ("; the others change nothing that can be seen."
+                                                     if explained else "."),
         "",
         "| File | What the mutant breaks | Noticed by |",
         "|---|---|---|",
@@ -143,6 +158,7 @@ def write_page(results, seconds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", metavar="REGEX")
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     mutants = load()
@@ -152,7 +168,6 @@ def main():
         print(f"{len(mutants)} mutants can be planted")
         return
     chosen = [m for m in mutants if re.search(options.only, f"{m.file} {m.breaks}")]
-    start = time.monotonic()
     sources = copy_sources()
     configure(sources)
     compiles, error = compile_all()
@@ -166,9 +181,15 @@ def main():
         limits[program] = HANG * (time.monotonic() - begin) + 10
     results = []
     wrong = 0
+    noticed = read_noticed() if options.resume else {}
+    if not options.resume and not options.only:
+        NOTICED.unlink(missing_ok=True)
     for mutant in chosen:
         try:
-            found = try_mutant(mutant, sources, limits)
+            found = noticed.get(mutant.key) or try_mutant(mutant, sources, limits)
+            if found and mutant.key not in noticed and not options.only:
+                with NOTICED.open("a") as file:
+                    file.write(json.dumps([mutant.key, found]) + "\n")
             verdict = f"noticed by {found}" if found else "SURVIVES"
             is_wrong = bool(found) == bool(mutant.survives)
         except DoesNotCompile as error:
@@ -179,7 +200,7 @@ def main():
             verdict += ", which mutants.toml does not expect"
         print(f"{len(results)}/{len(chosen)} {mutant.file}: {mutant.breaks}: {verdict}", flush=True)
     if not options.only and not wrong:
-        write_page(results, time.monotonic() - start)
+        write_page(results)
     if wrong:
         sys.exit(f"{wrong} mutants are not as mutants.toml says")
 
