@@ -145,8 +145,7 @@ function drawSizes() {
   byId('sizes').classList.toggle('single', tests.length < 2);
   if (tests.length < 2) return;
   draw(
-      'rate-chart',
-      points.length ? 'SQNR over bits per weight, one point per test' : 'No test has an error to show.',
+      'rate-chart', points.length ? 'SQNR over bits per weight, one point per test' : 'No test has an error to show.',
       points.length ? {
         type: 'scatter',
         data: {

@@ -38,7 +38,8 @@ const FIGURES = {
     print: decibels,
     worse: 'low',
     ratio: false,
-    about: 'Signal to quantization noise, 20 log₁₀(1 / relative RMSE). Every 6 dB more halve the error; “exact” means ' +
+    about:
+        'Signal to quantization noise, 20 log₁₀(1 / relative RMSE). Every 6 dB more halve the error; “exact” means ' +
         'no error.'
   },
   rmse: {
