@@ -135,8 +135,8 @@ std::set<CodecSpec> codecs_of(const Recipe& recipe) {
 
 void check_applicable(const CLI::App& command, const Recipe& recipe) {
   std::set<CodecSpec> codecs = codecs_of(recipe);
-  codecs.insert(cast_codec(
-      DType::f32));  // to which F64 is cast beside what is quantized: only the plan knows whether there is any
+  // Tensors in F64 are cast to F32 beside those that are quantized. Only the plan knows whether there are any.
+  codecs.insert(cast_codec(DType::f32));
   check_applicable(command, recipe, codecs, fmt::format("cannot be combined with --to {}", recipe.to.text()));
 }
 
