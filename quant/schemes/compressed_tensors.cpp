@@ -88,7 +88,9 @@ class CompressedTensors final : public Fp8Parts {
       const nlohmann::json found = in.is_object() ? in.value(key, nlohmann::json()) : nlohmann::json();
       return found.is_object() ? found : nlohmann::json::object();
     };
-    for (const nlohmann::json& group : object_in(nlohmann::json::parse(quantization_config), "config_groups"))
+    const nlohmann::json config = parse_config(quantization_config);
+    if (config.is_null()) return std::string(unreadable_config);
+    for (const nlohmann::json& group : object_in(config, "config_groups"))
       if (std::string why = undecodable_blocks(object_in(group, "weights").value("block_structure", nlohmann::json()));
           !why.empty())
         return why;

@@ -14,7 +14,9 @@ class Fp8Blocks final : public Fp8Parts {
   Fp8Blocks() : Fp8Parts("_scale_inv", DType::bf16) {}  // scales are F32, and the models were BF16
   std::string_view quant_method() const noexcept override { return "fp8"; }
   std::string undecodable_config(std::string_view quantization_config) const override {
-    return undecodable_blocks(nlohmann::json::parse(quantization_config).value("weight_block_size", nlohmann::json()));
+    const nlohmann::json config = parse_config(quantization_config);
+    if (config.is_null()) return std::string(unreadable_config);
+    return undecodable_blocks(config.value("weight_block_size", nlohmann::json()));
   }
 };
 

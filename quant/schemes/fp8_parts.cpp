@@ -85,6 +85,11 @@ std::string Fp8Parts::undecodable(const Reader& in, std::size_t part, const Find
       what, is_declared ? declared : quant_method(), Regions::tile, Regions::tile);
 }
 
+nlohmann::json Fp8Parts::parse_config(std::string_view quantization_config) {
+  auto config = nlohmann::json::parse(quantization_config, nullptr, /*allow_exceptions=*/false);
+  return config.is_object() ? config : nlohmann::json();
+}
+
 std::string Fp8Parts::undecodable_blocks(const nlohmann::json& blocks) {
   if (blocks.is_null() || blocks == nlohmann::json::array({Regions::tile, Regions::tile})) return {};
   return fmt::format("quantized in blocks of {}, as config.json says; nibble takes blocks of {} x {}",

@@ -28,7 +28,12 @@ class Fp8Parts : public Scheme {
   [[nodiscard]] std::string undecodable(const Reader& in, std::size_t part, const FindTensor& find) const override;
 
  protected:
+  /// Why a model cannot be decoded whose parse_config() is null.
+  static constexpr std::string_view unreadable_config =
+      "quantized already, and the quantization_config of config.json is not strict JSON (NaN, for example, is not)";
   [[nodiscard]] std::string_view suffix() const noexcept { return suffix_; }
+  /// A quantization_config as strict JSON; null if it is not that: transformers also takes NaN and the like.
+  [[nodiscard]] static nlohmann::json parse_config(std::string_view quantization_config);
   /// Why blocks of a shape that config.json states, [rows, columns] or null, cannot be decoded. Empty if they can.
   [[nodiscard]] static std::string undecodable_blocks(const nlohmann::json& blocks);
 

@@ -258,6 +258,9 @@ TEST(CompressedTensors, BlocksOfOtherShapesAreNoInput) {
   EXPECT_EQ(refused(R"({"config_groups":{"group_0":{"weights":{"block_structure":null}}}})"), "");
   EXPECT_EQ(refused(R"({"config_groups":{"group_0":{"weights":null},"group_1":[]}})"), "");
   EXPECT_EQ(refused(R"({"config_groups":7})"), "");
+  EXPECT_EQ(refused(R"({"x":NaN})"),
+            "/file0: tensor 'a.weight' is quantized already, and the quantization_config of config.json is not strict "
+            "JSON (NaN, for example, is not)");
   EXPECT_EQ(
       refused(R"({"config_groups":{"a":{},"group_0":{"weights":{"block_structure":[100,100]}}}})"),
       "/file0: tensor 'a.weight' is quantized in blocks of [100,100], as config.json says; nibble takes blocks of "

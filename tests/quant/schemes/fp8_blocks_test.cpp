@@ -1,5 +1,6 @@
 // Files as DeepSeek-V3's.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "formats/models/quant_methods.hpp"
@@ -64,6 +65,9 @@ TEST(Fp8Blocks, BlocksOfOtherShapesAreNotDecoded) {
   EXPECT_EQ(reason(R"({"weight_block_size":[100,100]})"), refused("[100,100]"));
   EXPECT_EQ(reason(R"({"weight_block_size":[128,128,1]})"), refused("[128,128,1]"));
   EXPECT_EQ(reason(R"({"weight_block_size":128})"), refused("128"));
+  // Python's JSON has more numbers.
+  for (const char* const config : {R"({"x":NaN})", R"({"x":Infinity})", R"({"x":1e999})", R"({"x":"\ud800"})"})
+    EXPECT_THAT(reason(config).second, testing::HasSubstr("the quantization_config of config.json is not strict JSON"));
 }
 
 }  // namespace
