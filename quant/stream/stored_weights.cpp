@@ -43,8 +43,9 @@ void StoredWeights::read_config(std::span<const Scheme* const> by) {
 
 std::optional<StoredTensor> StoredWeights::recognize(std::size_t part, std::size_t& scheme,
                                                      const FindTensor& find) const {
+  if (!undecodable_config_.empty()) return std::nullopt;
   std::optional<StoredTensor> stored;
-  for (std::size_t i = undecodable_config_.empty() ? 0 : 1; i < schemes_.size(); ++i) {
+  for (std::size_t i = 0; i < schemes_.size(); ++i) {
     auto found = schemes_[i]->recognize(in_, part, find);
     if (!found) continue;
     if (stored)
@@ -102,7 +103,7 @@ std::string StoredWeights::undecodable(std::size_t tensor) const {
   const FindTensor find = [this](std::string_view name) { return find_part(name); };
   for (const Scheme* const scheme : schemes_)
     if (std::string why = scheme->undecodable(in_, part, find); !why.empty())
-      return scheme != schemes_.front() || undecodable_config_.empty() ? why : undecodable_config_;
+      return undecodable_config_.empty() ? why : undecodable_config_;
   return {};
 }
 

@@ -70,7 +70,7 @@ class StoredWeights {
 
   const Reader& in_;
   std::vector<const Scheme*> schemes_;  // the one that config.json names comes first
-  std::string undecodable_config_;      // Scheme::undecodable_config() of that one, which then recognizes nothing
+  std::string undecodable_config_;      // Scheme::undecodable_config() of that one; unless empty, nothing is decoded
   mutable std::once_flag sorted_;
   mutable std::vector<std::uint32_t> by_name_;  // indices of Reader::tensors(), sorted by name, once one is searched
   struct Row {

@@ -65,6 +65,9 @@ TEST(Fp8Blocks, BlocksOfOtherShapesAreNotDecoded) {
   EXPECT_EQ(reason(R"({"weight_block_size":[100,100]})"), refused("[100,100]"));
   EXPECT_EQ(reason(R"({"weight_block_size":[128,128,1]})"), refused("[128,128,1]"));
   EXPECT_EQ(reason(R"({"weight_block_size":128})"), refused("128"));
+  MemoryReader other = file({2, 2});  // no other scheme guesses either
+  other.set_quant_method("compressed-tensors", R"({"x":NaN})");
+  EXPECT_EQ(StoredWeights(other).size(), 2U);
   // Python's JSON has more numbers.
   for (const char* const config : {R"({"x":NaN})", R"({"x":Infinity})", R"({"x":1e999})", R"({"x":"\ud800"})"})
     EXPECT_THAT(reason(config).second, testing::HasSubstr("the quantization_config of config.json is not strict JSON"));
