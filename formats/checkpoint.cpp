@@ -1,6 +1,6 @@
 // Reading checkpoints: a file, an index of shards or a model directory, all of them a list of weight files.
 
-#include "nibble/checkpoint.hpp"
+#include "formats/checkpoint.hpp"
 
 #include <fmt/format.h>
 
@@ -25,7 +25,6 @@
 #include "formats/models/config.hpp"
 #include "formats/models/hub.hpp"
 #include "formats/models/names.hpp"
-#include "formats/models/quant_methods.hpp"
 
 namespace nibble {
 namespace {
@@ -50,7 +49,7 @@ class Checkpoint final : public Reader {
   // Errors name files by the path that was given.
   [[nodiscard]] InputFile open(const std::string& name) const { return {directory_.fd(), name, label_of(name)}; }
 
-  void read_config(bool accept_quantized) {
+  void read_config() {
     constexpr const char* name = "config.json";
     if (!directory_.has(name)) return;
     const InputFile& file = others_.emplace_back(open(name));
@@ -58,7 +57,7 @@ class Checkpoint final : public Reader {
     memory_.take(file.size(), file.label());  // what is kept of it is no longer than that
     TakenMemory text_memory(memory_, file.label());
     text_memory.add(file.size());
-    config_ = config::read(file.read_text(config::max_bytes), file.label(), accept_quantized, memory_);
+    config_ = config::read(file.read_text(config::max_bytes), file.label(), memory_);
   }
 
   void add_file(const std::string& name) {
@@ -97,17 +96,6 @@ class Checkpoint final : public Reader {
       if (!tensor || file_of(*tensor) != index.shards[i])
         refuse(label_of(index.files[index.shards[i]]), "has no tensor '{}', which {} lists",
                printable(index.tensors[i]), escaped(index_name));
-    }
-  }
-
-  // Deleting quantization_config does not make the weights plain.
-  void refuse_quantized() const {
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const std::string_view name = tensors_.name(i);
-      if (const std::string_view method = refused_method_of(name); !method.empty())
-        refuse(label_of(files_[file_of(i)]),
-               "tensor '{}': quantized already by {}; plain weights are needed, such as the original model's",
-               printable(name), method);
     }
   }
 
@@ -236,7 +224,7 @@ std::string Reader::label_of(std::size_t tensor) const {
   return escaped((is_directory() ? path() / files()[file_of(tensor)] : path()).native());
 }
 
-std::unique_ptr<Reader> open_checkpoint(const fs::path& given, const OpenOptions& options) {
+std::unique_ptr<Reader> open_files(const fs::path& given, std::uint64_t max_memory) {
   const fs::path path = find_model(given);
   std::error_code error;
   const bool is_directory = fs::is_directory(path, error);
@@ -244,7 +232,7 @@ std::unique_ptr<Reader> open_checkpoint(const fs::path& given, const OpenOptions
 
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const fs::path& directory = is_directory ? path : parent;
-  auto checkpoint = std::make_unique<Checkpoint>(is_index ? parent : path, directory, options.max_memory);
+  auto checkpoint = std::make_unique<Checkpoint>(is_index ? parent : path, directory, max_memory);
 
   std::string name = path.filename();
   if (is_directory) {
@@ -253,12 +241,11 @@ std::unique_ptr<Reader> open_checkpoint(const fs::path& given, const OpenOptions
     if (first == weight_names.end()) refuse_directory(path);
     name = *first;
   }
-  if (is_directory || is_index) checkpoint->read_config(options.accept_quantized);
+  if (is_directory || is_index) checkpoint->read_config();
   if (name.ends_with(index_suffix))
     checkpoint->add_shards(name);
   else
     checkpoint->add_file(name);
-  if (!options.accept_quantized) checkpoint->refuse_quantized();
   return checkpoint;
 }
 

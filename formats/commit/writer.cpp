@@ -25,7 +25,6 @@
 #include "formats/containers/safetensors.hpp"
 #include "formats/models/config.hpp"
 #include "formats/models/names.hpp"
-#include "formats/models/quant_methods.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
@@ -258,8 +257,7 @@ class DirectoryWriter final : public ShardWriter {
     std::vector<config::Edit> edits;
     if (!finish.dtype.empty())
       for (const char* const key : {"dtype", "torch_dtype"}) edits.push_back({key, '"' + finish.dtype + '"'});
-    // What the source was, the output is not.
-    if (const auto& config = source_.config(); config && is_source_method(config->quant_method))
+    if (finish.was_decoded)
       for (const std::string_view key : config::quantization_keys)
         if (key != config::quantization_keys[0] || finish.quantization_config.empty())
           edits.push_back({std::string(key), {}});

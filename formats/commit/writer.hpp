@@ -22,6 +22,7 @@ namespace nibble {
 /// inputs and options give equal bytes.
 struct Finish {
   std::string quantization_config;      ///< JSON object for config.json, or empty
+  bool was_decoded = false;             ///< what config.json says of the source's quantization is taken out
   std::string dtype;                    ///< "float16": for config.json's dtype and torch_dtype; or empty
   std::vector<const PartList*> shards;  ///< as they were given to begin(), for the index: one for each shard
 };

@@ -9,7 +9,6 @@
 #include "core/refuse.hpp"
 #include "core/utf8.hpp"
 #include "formats/models/names.hpp"
-#include "formats/models/quant_methods.hpp"
 
 namespace nibble::config {
 namespace {
@@ -193,9 +192,9 @@ constexpr std::array<std::string_view, 7> parts{"text_config",    "llm_config", 
                                                 "thinker_config", "generator",  "model_config"};
 
 // The other keys that are looked at.
-constexpr std::array<std::string_view, 10> facts{
-    "architectures",       "model_type",         "dtype",        "torch_dtype",  "tie_word_embeddings",
-    "quantization_config", "compression_config", "quant_method", "load_in_4bit", "load_in_8bit"};
+constexpr std::array<std::string_view, 8> facts{"architectures",      "model_type",          "dtype",
+                                                "torch_dtype",        "tie_word_embeddings", "quantization_config",
+                                                "compression_config", "quant_method"};
 
 // An object inside a text that has been scanned already. Of its members, it knows those that are looked at.
 class Object {
@@ -270,14 +269,6 @@ std::optional<Quantization> find_quantization(const Object& config, int levels =
         if (auto found = find_quantization(*inner, levels - 1))
           return Quantization{fmt::format("{}.{}", part, found->key), std::move(found->value)};
   return std::nullopt;
-}
-
-// As transformers takes it: without a name, the flags of bitsandbytes tell.
-std::string quant_method_of(const Object& quantization) {
-  std::string method = quantization.string("quant_method");
-  if (!method.empty()) return method.starts_with("bitsandbytes") ? "bitsandbytes" : method;
-  const bool flagged = quantization.find("load_in_4bit") == "true" || quantization.find("load_in_8bit") == "true";
-  return flagged ? "bitsandbytes" : "";
 }
 
 struct Style {
@@ -418,7 +409,7 @@ void for_each_member(std::string_view text, std::string_view label, const std::f
   Scanner(text, label).document(found);
 }
 
-ModelConfig read(std::string_view text, std::string_view label, bool accept_quantized, MemoryLimit& memory) {
+ModelConfig read(std::string_view text, std::string_view label, MemoryLimit& memory) {
   ModelConfig model;
   model.rewrite_bytes = 2 * text.size() + check_unique(text, label, memory);
   const Object config(text, label);
@@ -427,26 +418,12 @@ ModelConfig read(std::string_view text, std::string_view label, bool accept_quan
   model.dtype = find_dtype_name(config);
   model.tie_word_embeddings = find_tied(config);
 
-  auto quantization = find_quantization(config);
-  if (!quantization) return model;
-  model.quantization_key = std::move(quantization->key);
-  model.quantization_config = std::move(quantization->value);
-  if (!model.quantization_config.starts_with('{')) refuse(label, "{} is not an object", model.quantization_key);
-  model.quant_method = quant_method_of(Object(model.quantization_config, label));
-  if (model.quant_method.empty())
-    refuse(label, "quantized already: '{}' does not say by which quant_method", model.quantization_key);
-  if (!is_quant_method(model.quant_method))
-    refuse(label, "quantized already: quant_method '{}' is not supported", printable(model.quant_method));
-  if (accept_quantized) return model;
-  if (!is_source_method(model.quant_method))
-    refuse(label, "quantized already by {}; plain weights are needed, such as the original model's",
-           model.quant_method);
-  // transformers reads only the outermost one when it loads the whole of a model, and a conversion can replace no
-  // other.
-  if (model.quantization_key.find('.') != std::string::npos)
-    refuse(label,
-           "quantized already by {}, as '{}' says: only a key of the outermost object is taken, as in transformers",
-           model.quant_method, model.quantization_key);
+  if (auto quantization = find_quantization(config)) {
+    model.quantization_key = std::move(quantization->key);
+    model.quantization_config = std::move(quantization->value);
+    if (!model.quantization_config.starts_with('{')) refuse(label, "{} is not an object", model.quantization_key);
+    model.quant_method = Object(model.quantization_config, label).string("quant_method");
+  }
   return model;
 }
 

@@ -33,11 +33,9 @@ inline constexpr std::array<std::string_view, 2> quantization_keys{"quantization
 /// Passes on the members of the outermost object in turn, without keeping any. Keys may occur twice.
 void for_each_member(std::string_view text, std::string_view label, const std::function<void(const Member&)>& found);
 
-/// What it says about the model. A quantization_config in any of its parts is refused unless it is one that a
-/// conversion takes (is_source_method()) or, with `accept_quantized`, one that nibble reads (is_quant_method()). Throws
-/// Error(no_space) if `memory` does not allow what comparing the keys takes, up to four times the text.
-[[nodiscard]] ModelConfig read(std::string_view text, std::string_view label, bool accept_quantized,
-                               MemoryLimit& memory);
+/// What it says about the model. A quantization_config is found in any of its parts. Throws Error(no_space) if `memory`
+/// does not allow what comparing the keys takes, up to four times the text.
+[[nodiscard]] ModelConfig read(std::string_view text, std::string_view label, MemoryLimit& memory);
 
 /// A change to the outermost object.
 struct Edit {

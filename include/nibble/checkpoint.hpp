@@ -25,7 +25,7 @@ struct ModelConfig {
   std::optional<bool> tie_word_embeddings;
 
   // Empty for plain weights.
-  std::string quant_method;         ///< "compressed-tensors", "bitsandbytes", "nibble", ...
+  std::string quant_method;         ///< "compressed-tensors", "nibble", ...; bitsandbytes may leave it out
   std::string quantization_config;  ///< its JSON text
   std::string quantization_key;     ///< where it stands: "quantization_config", "text_config.quantization_config"
 

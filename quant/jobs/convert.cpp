@@ -138,7 +138,10 @@ class Conversion {
   }
 
   void finish() {
-    Finish finish{quantization_config(report_.plan), std::string(traits(report_.plan.dtype).torch_name), {}};
+    Finish finish;
+    finish.quantization_config = quantization_config(report_.plan);
+    finish.was_decoded = is_source(in_);
+    finish.dtype = traits(report_.plan.dtype).torch_name;
     // Only an index of several shards names all parts once more.
     std::deque<ShardParts> shards;
     if (report_.plan.shard_ends.size() > 1)

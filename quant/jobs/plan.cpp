@@ -12,7 +12,6 @@
 #include <optional>
 #include <utility>
 
-#include "formats/models/quant_methods.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs/codecs.hpp"
 #include "quant/jobs/plan.hpp"
@@ -199,7 +198,7 @@ class Planner {
   // Where transformers need not load the result, nibble transposes a Conv1D and cuts fused experts before it quantizes
   // them. Decoded, they would not be weights of the model.
   void check_is_whole(const StoredWeights::Tensor& stored, Role role, RoleFinder& finder) const {
-    if (!stored.quantized() || !in_.config() || in_.config()->quant_method != nibble_quant_method) return;
+    if (!stored.quantized() || !in_.config() || !is_nibble_only(*in_.config())) return;
     const TensorInfo& tensor = stored.stored.info;
     const auto is_cut = [&] {
       const std::string fused = fused_name(tensor.name);

@@ -321,6 +321,7 @@ std::vector<std::vector<std::byte>> read_int8_planes(const Reader& in, const Sto
 class Bitsandbytes final : public Scheme {
  public:
   std::string_view quant_method() const noexcept override { return "bitsandbytes"; }
+  bool is_declared(const ModelConfig& config) const override { return is_bitsandbytes(config); }
   bool stores(const Codec& codec) const override { return as_four_bit(codec) != nullptr || is_int8(codec); }
 
   std::vector<Part> parts(const Codec& codec, const TensorInfo& tensor) const override {

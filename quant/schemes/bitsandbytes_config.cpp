@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "formats/models/quant_methods.hpp"
+#include "formats/models/config.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 #include "nibble/plan.hpp"
@@ -95,6 +95,19 @@ nlohmann::json skip_modules(const Plan& plan) {
 }
 
 }  // namespace
+
+bool is_bitsandbytes(const ModelConfig& config) {
+  if (!config.quant_method.empty()) return config.quant_method.starts_with("bitsandbytes");
+  if (config.quantization_config.empty()) return false;
+  const std::string_view text = config.quantization_config;
+  bool in_4bit = false, in_8bit = false;
+  config::for_each_member(text, config.quantization_key, [&](const config::Member& member) {
+    const bool flag = text.substr(member.value_begin, member.value_end - member.value_begin) == "true";
+    if (member.key == "load_in_4bit") in_4bit = flag;
+    if (member.key == "load_in_8bit") in_8bit = flag;
+  });
+  return in_4bit || in_8bit;
+}
 
 std::string bitsandbytes_obstacle(const Scheme& scheme, const Plan& plan) {
   unsigned bits = 0;

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "formats/models/architectures.hpp"
-#include "formats/models/quant_methods.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs/scaled.hpp"
 #include "quant/schemes/fp8_parts.hpp"

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "formats/models/quant_methods.hpp"
 #include "formats/models/weight_name.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs/scaled.hpp"
@@ -62,10 +61,10 @@ std::optional<StoredTensor> Fp8Parts::recognize(const Reader& in, std::size_t fi
 std::string Fp8Parts::undecodable(const Reader& in, std::size_t part, const FindTensor& find) const {
   const DType dtype = in.tensors().dtype(part);
   const TensorInfo tensor = in.tensors()[part];
-  const std::string_view declared = in.config() ? std::string_view(in.config()->quant_method) : std::string_view();
-  const bool is_declared = declared == quant_method() || declared == nibble_quant_method;
+  const bool nibble_only = in.config() && is_nibble_only(*in.config());
+  const bool is_quantized = nibble_only || (in.config() && is_declared(*in.config()));
   if (is_weight_type(dtype)) {
-    const std::string name = is_declared ? codes_of(tensor.name) : std::string();
+    const std::string name = is_quantized ? codes_of(tensor.name) : std::string();
     const auto codes = name.empty() ? std::nullopt : find(name);
     // Codes that cannot be decoded are told of themselves.
     if (name.empty() || (codes && !is_weight_type(in.tensors().dtype(*codes)))) return {};
@@ -76,13 +75,13 @@ std::string Fp8Parts::undecodable(const Reader& in, std::size_t part, const Find
   if (name.ends_with(packed_suffix)) name.remove_suffix(packed_suffix.size());
   const std::string scale = std::string(name).append(suffix_);
   const bool is_fp8 = dtype == DType::f8_e4m3 || dtype == DType::f8_e5m2, has_scale = find(scale).has_value();
-  if (!has_scale && !(is_declared && (is_fp8 || tensor.shape.size() == 2))) return {};
+  if (!has_scale && !(is_quantized && (is_fp8 || tensor.shape.size() == 2))) return {};
   const std::string what = fmt::format("{} {}", traits(dtype).name, to_string(tensor.shape));
   if (is_fp8 && !has_scale) return fmt::format("{}, but its scale '{}' is missing", what, printable(scale));
   return fmt::format(
       "{}: quantized already by {} in a form that nibble does not decode; it takes matrices in FP8 with a scale per "
       "tensor, row or block of {} x {}",
-      what, is_declared ? declared : quant_method(), Regions::tile, Regions::tile);
+      what, nibble_only ? nibble_quant_method : quant_method(), Regions::tile, Regions::tile);
 }
 
 nlohmann::json Fp8Parts::parse_config(std::string_view quantization_config) {

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "formats/models/quant_methods.hpp"
 #include "nibble/error.hpp"
 #include "quant/schemes/scheme.hpp"
 
@@ -34,20 +33,17 @@ std::span<const Scheme* const> source_schemes() {
   return sources;
 }
 
-bool is_quant_method(std::string_view name) {
-  return name == nibble_quant_method || std::ranges::find(schemes(), name, &Scheme::quant_method) != schemes().end();
+const Scheme* declared_scheme(const ModelConfig& config) {
+  const auto declared = std::ranges::find_if(schemes(), [&](const Scheme* s) { return s->is_declared(config); });
+  return declared == schemes().end() ? nullptr : *declared;
 }
 
-// Among the tensors of what only nibble reads, refused_method_of() finds those that a conversion does not take.
-bool is_source_method(std::string_view name) {
-  return name == nibble_quant_method ||
-         std::ranges::find(source_schemes(), name, &Scheme::quant_method) != source_schemes().end();
-}
-
-std::string_view refused_method_of(std::string_view part) {
-  for (const Scheme* const scheme : schemes())
-    if (!scheme->is_source() && scheme->names(part)) return scheme->quant_method();
-  return {};
+bool is_source(const Reader& in) {
+  if (!in.config()) return false;
+  // Of what only nibble reads, open_checkpoint() refuses the tensors that a conversion does not take.
+  if (is_nibble_only(*in.config())) return true;
+  const Scheme* const scheme = declared_scheme(*in.config());
+  return scheme != nullptr && scheme->is_source();
 }
 
 const Scheme& scheme_of(const Codec& codec) {

@@ -32,6 +32,14 @@ struct StoredTensor {
   std::vector<std::size_t> parts;
 };
 
+/// quant_method in config.json if only nibble's own loader can read the result.
+inline constexpr std::string_view nibble_quant_method = "nibble";
+
+/// Whether config.json says so.
+[[nodiscard]] inline bool is_nibble_only(const ModelConfig& config) {
+  return config.quant_method == nibble_quant_method;
+}
+
 /// The index of a tensor of this name in a checkpoint.
 using FindTensor = std::function<std::optional<std::size_t>(std::string_view)>;
 
@@ -43,6 +51,11 @@ class Scheme {
 
   /// quant_method in config.json.
   [[nodiscard]] virtual std::string_view quant_method() const noexcept = 0;
+
+  /// Whether config.json says that this scheme stored the model.
+  [[nodiscard]] virtual bool is_declared(const ModelConfig& config) const {
+    return config.quant_method == quant_method();
+  }
 
   /// Whether it can store the planes of this codec.
   [[nodiscard]] virtual bool stores(const Codec& /*codec*/) const { return false; }
@@ -83,8 +96,8 @@ class Scheme {
     return {};
   }
 
-  /// Why it can decode no tensor of a model with this quantization_config, which names its quant_method(). Empty if it
-  /// can. A checkpoint is asked once.
+  /// Why it can decode no tensor of a model with this quantization_config. is_declared() is true. Empty if it can.
+  /// A checkpoint is asked once.
   [[nodiscard]] virtual std::string undecodable_config(std::string_view /*quantization_config*/) const { return {}; }
 
   /// Whether its loader lets Recipe::compute_dtype choose the type in which it multiplies by weights in this codec.
@@ -110,6 +123,12 @@ class Scheme {
 
 /// Those whose tensors a conversion takes.
 [[nodiscard]] std::span<const Scheme* const> source_schemes();
+
+/// The scheme that config.json names; null if there is none.
+[[nodiscard]] const Scheme* declared_scheme(const ModelConfig& config);
+
+/// Whether config.json says that it is quantized, and a conversion takes it and decodes it.
+[[nodiscard]] bool is_source(const Reader& in);
 
 /// The first scheme that can store the planes of this codec. Throws Error(usage) if there is none.
 [[nodiscard]] const Scheme& scheme_of(const Codec& codec);

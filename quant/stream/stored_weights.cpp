@@ -35,7 +35,7 @@ StoredWeights::StoredWeights(const Reader& in, std::span<const Scheme* const> by
 void StoredWeights::read_config(std::span<const Scheme* const> by) {
   schemes_.assign(by.begin(), by.end());
   if (!in_.config()) return;
-  const auto declared = std::ranges::find(schemes_, in_.config()->quant_method, &Scheme::quant_method);
+  const auto declared = std::ranges::find_if(schemes_, [&](const Scheme* s) { return s->is_declared(*in_.config()); });
   if (declared == schemes_.end()) return;
   std::rotate(schemes_.begin(), declared, declared + 1);
   undecodable_config_ = schemes_.front()->undecodable_config(in_.config()->quantization_config);

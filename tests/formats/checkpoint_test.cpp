@@ -219,14 +219,6 @@ TEST(Directories, MayHaveMoreShardsThanAProcessMayHaveOpenFiles) {
   EXPECT_EQ(read, expected);
 }
 
-TEST(Quantized, IsOpenedOnRequest) {
-  const test::TempDir dir;
-  dir.write("model.safetensors", safetensors_with({"p.SCB"}));
-  dir.write("config.json", R"({"quantization_config":{"load_in_8bit":true}})");
-  const auto reader = open_checkpoint(dir.path(), {.accept_quantized = true});
-  EXPECT_EQ(reader->config()->quant_method, "bitsandbytes");
-}
-
 TEST(Paths, WithNulOpenNothing) {
   EXPECT_EQ(error_of([] { (void)open_checkpoint(std::string("/tmp\0x", 6)); }),
             "/tmp\\x00x: the path contains a NUL byte");

@@ -36,7 +36,6 @@ class MemoryReader final : public Reader {
     config.quant_method = std::move(method);
     config.quantization_config = std::move(quantization_config);
   }
-  void set_quantization_config(std::string text) { config_.emplace().quantization_config = std::move(text); }
   [[nodiscard]] std::vector<std::byte>& bytes(std::size_t tensor) { return bytes_[tensor]; }
   [[nodiscard]] std::uint64_t largest_read() const { return *largest_read_; }
   [[nodiscard]] std::uint64_t reads() const { return *reads_; }

@@ -72,9 +72,11 @@ class WriterTest : public testing::Test {
 
 // What the source was quantized with, the output is not.
 TEST_F(WriterTest, QuantizationOfTheSourceIsTakenOut) {
+  bool was_decoded = true;
   const auto config_after = [&](std::string_view before, const std::string& quantization) {
     write("config.json", before);
-    copy({.quantization_config = quantization, .dtype = {}, .shards = {}}, /*overwrite=*/true);
+    copy({.quantization_config = quantization, .was_decoded = was_decoded, .dtype = {}, .shards = {}},
+         /*overwrite=*/true);
     return read_file(out_ / "config.json");
   };
   constexpr std::string_view fp8 = R"({"a": 1, "quantization_config": {"quant_method": "fp8"}, "b": 2})";
@@ -88,6 +90,7 @@ TEST_F(WriterTest, QuantizationOfTheSourceIsTakenOut) {
   EXPECT_EQ(config_after(both, ""), R"({"b": 2})");
   EXPECT_EQ(config_after(both, R"({"x":1})"), R"({"quantization_config": {"x":1}, "b": 2})");
   constexpr std::string_view plain = R"({"quantization_config": null, "b": 2})";
+  was_decoded = false;
   EXPECT_EQ(config_after(plain, ""), plain);
 }
 

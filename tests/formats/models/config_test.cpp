@@ -10,9 +10,9 @@ namespace {
 
 using test::error_of;
 
-ModelConfig read(std::string_view text, bool accept_quantized = false) {
+ModelConfig read(std::string_view text) {
   MemoryLimit memory;
-  return config::read(text, "config.json", accept_quantized, memory);
+  return config::read(text, "config.json", memory);
 }
 
 std::string patch(std::string_view text, const std::vector<config::Edit>& edits) {
@@ -72,8 +72,7 @@ TEST(Config, KeysAreComparedDecoded) {
   ASSERT_EQ(members.size(), 2u);
   EXPECT_EQ(members[0].key, "a🤗");
   EXPECT_EQ(members[1].key, "\uFFFDx");
-  EXPECT_EQ(error_of([] { (void)read(R"({"quantization\u005fconfig":{"quant_method":"awq"}})"); }),
-            "config.json: quantized already: quant_method 'awq' is not supported");
+  EXPECT_EQ(read(R"({"quantization\u005fconfig":{"quant_method":"awq"}})").quant_method, "awq");
 }
 
 TEST(Config, ComparingItsKeysIsCounted) {
@@ -82,7 +81,7 @@ TEST(Config, ComparingItsKeysIsCounted) {
   text += "}";
   const auto within = [&](std::uint64_t bytes) {
     MemoryLimit limit(program_bytes + bytes);
-    const std::string error = error_of([&] { (void)config::read(text, "c", false, limit); }, Errc::no_space);
+    const std::string error = error_of([&] { (void)config::read(text, "c", limit); }, Errc::no_space);
     EXPECT_EQ(limit.taken(), 0u);
     return error;
   };
@@ -96,29 +95,16 @@ TEST(Config, OfEqualKeysInItsPartsTheLastCounts) {
   EXPECT_EQ(read(R"({"text_config": {"dtype": "float32", "dtype": "float16"}})").dtype, "float16");
 }
 
-TEST(Config, QuantizedOnesAreReturnedOnRequest) {
-  constexpr std::string_view text =
-      R"({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}})";
-  const ModelConfig config = read(text, true);
-  EXPECT_EQ(config.quant_method, "bitsandbytes");
-  EXPECT_EQ(config.quantization_config, R"({"quant_method": "bitsandbytes", "load_in_4bit": true})");
-  EXPECT_EQ(error_of([] { (void)read(R"({"quantization_config":{"quant_method":"gptq"}})", true); }),
-            "config.json: quantized already: quant_method 'gptq' is not supported");
-}
-
-// A conversion takes FP8, and takes out what says so.
-TEST(Config, QuantizedOnesThatCanBeConvertedAreReturned) {
-  EXPECT_EQ(read(R"({"quantization_config": {"quant_method": "nibble"}})").quant_method, "nibble");
-  const ModelConfig config = read(R"({"quantization_config": {"quant_method": "fp8"}})");
-  EXPECT_EQ(config.quant_method, "fp8");
+TEST(Config, SaysHowTheModelIsQuantized) {
+  const ModelConfig config = read(R"({"quantization_config": {"quant_method": "x", "load_in_4bit": true}})");
+  EXPECT_EQ(config.quant_method, "x");
+  EXPECT_EQ(config.quantization_config, R"({"quant_method": "x", "load_in_4bit": true})");
   EXPECT_EQ(config.quantization_key, "quantization_config");
-  EXPECT_EQ(read(R"({"compression_config": {"quant_method": "compressed-tensors"}})").quantization_key,
-            "compression_config");
-  constexpr std::string_view inner = R"({"text_config": {"quantization_config": {"quant_method": "fp8"}}})";
-  EXPECT_EQ(error_of([] { (void)read(inner); }),
-            "config.json: quantized already by fp8, as 'text_config.quantization_config' says: only a key of the "
-            "outermost object is taken, as in transformers");
-  EXPECT_EQ(read(inner, true).quantization_key, "text_config.quantization_config");
+  EXPECT_EQ(read(R"({"compression_config": {"quant_method": "y"}})").quantization_key, "compression_config");
+  EXPECT_EQ(read(R"({"compression_config": {"bits": 4}})").quant_method, "");
+  const ModelConfig inner = read(R"({"text_config": {"quantization_config": {"quant_method": "z"}}})");
+  EXPECT_EQ(inner.quant_method, "z");
+  EXPECT_EQ(inner.quantization_key, "text_config.quantization_config");
 }
 
 TEST(Config, PatchKeepsEveryOtherByte) {

@@ -162,6 +162,22 @@ TEST(Fp8Input, IsConvertedLikeTheWeightsItStandsFor) {
   }
 }
 
+// Then config.json says it no longer.
+TEST(Fp8Input, IsKnownToBeDecodedIfConfigSaysSo) {
+  const auto was_decoded = [](const char* quant_method) {
+    MemoryReader in = fp8_of("fp8", recipe("fp8"));
+    if (quant_method != nullptr) in.set_quant_method(quant_method);
+    MemoryWriter out;
+    Progress progress;
+    (void)convert(StoredWeights(in, source_schemes()), make_plan(in, recipe("bf16")), out, {}, progress);
+    return out.finish().value().was_decoded;
+  };
+  EXPECT_TRUE(was_decoded("compressed-tensors"));
+  EXPECT_TRUE(was_decoded("nibble"));
+  EXPECT_FALSE(was_decoded("bitsandbytes"));
+  EXPECT_FALSE(was_decoded(nullptr));
+}
+
 // What `allow_nibble_only` writes: E5M2, several strategies in one model, quantized embeddings.
 TEST(Fp8Input, MayBeWhatOnlyNibbleReads) {
   Recipe mixed;

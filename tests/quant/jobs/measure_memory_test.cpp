@@ -136,7 +136,7 @@ TEST(MeasureMemory, CountsManyDimensionsAndWhatConfigSays) {
   EXPECT_GE(min_to_convert(model(1001, shape), "nf4"), min_to_convert(model(1001), "nf4") + 1001 * 60 * 8);
   MemoryReader in = model(1);
   const std::uint64_t before = min_to_convert(in, "nf4");
-  in.set_quantization_config(std::string(1'000'000, 'x'));
+  in.set_quant_method("nibble", std::string(1'000'000, 'x'));
   EXPECT_EQ(min_to_convert(in, "nf4"), before + 1'000'000);
 }
 

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "formats/models/quant_methods.hpp"
 #include "nibble/error.hpp"
 #include "quant/stream/source.hpp"
 #include "tests/quant/schemes/scheme_support.hpp"
@@ -107,7 +106,6 @@ TEST_P(SchemeContract, ConfigNamesTheScheme) {
   EXPECT_EQ(obstacle(plan), "");
   const auto quant_method = [](std::string_view name) { return fmt::format(R"("quant_method":"{}")", name); };
   EXPECT_THAT(quantization_config(plan), testing::HasSubstr(quant_method(scheme.quant_method())));
-  EXPECT_TRUE(is_quant_method(scheme.quant_method()));
   plan.nibble_only = true;
   EXPECT_THAT(quantization_config(plan), testing::HasSubstr(quant_method("nibble")));
 }
@@ -200,11 +198,19 @@ TEST(Schemes, SayWhichLayersHaveAComputeType) {
   for (const char* const codec : {"int8", "fp8", "bf16", "keep"}) EXPECT_FALSE(has_compute_dtype(*make_codec(codec)));
 }
 
-TEST(Schemes, KnowTheirQuantMethods) {
-  EXPECT_TRUE(is_quant_method("nibble"));
-  EXPECT_TRUE(is_source_method("nibble"));
-  EXPECT_FALSE(is_quant_method("gptq"));
-  EXPECT_FALSE(is_quant_method(""));
+TEST(Schemes, AreDeclaredByTheirQuantMethods) {
+  const auto declared = [](std::string_view method) {
+    test::MemoryReader in;
+    in.set_quant_method(std::string(method));
+    return std::pair(declared_scheme(*in.config()), is_source(in));
+  };
+  for (const Scheme* const scheme : schemes())
+    EXPECT_EQ(declared(scheme->quant_method()), std::pair(scheme, scheme->is_source())) << scheme->quant_method();
+  constexpr const Scheme* none = nullptr;
+  EXPECT_EQ(declared("nibble"), std::pair(none, true));
+  EXPECT_EQ(declared("gptq"), std::pair(none, false));
+  EXPECT_EQ(declared(""), std::pair(none, false));
+  EXPECT_FALSE(is_source(test::MemoryReader()));
 }
 
 TEST(Schemes, WhatIsNotQuantizedIsAPlainTensor) {
