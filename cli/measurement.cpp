@@ -54,7 +54,7 @@ Json describe(const MeasuredWeights& tensor) {
                {"kind", tensor.kind},
                {"layer", tensor.layer ? Json(*tensor.layer) : Json()},
                {"dtype", traits(tensor.info.dtype).name},
-               {"codec", tensor.codec},
+               {"codec", tensor.form.text()},
                {"shape", tensor.info.shape},
                {"weights", tensor.info.elements()},
                {"bytes", tensor.bytes},
@@ -76,7 +76,7 @@ Json describe(const MeasuredWeights& tensor) {
 Json describe(const MeasuredWeights& tensor, const MeasuredError& error) {
   const ErrorStats& stats = error.stats;
   const Outcome outcome = outcome_of(tensor, error);
-  Json json = {{"codec", error.codec},
+  Json json = {{"codec", error.form.text()},
                {"outcome", to_string(outcome)},
                {"converted", is_converted(outcome)},
                {"bytes", error.bytes},
@@ -112,7 +112,7 @@ template <class F> void write_tensors(const Json& before, std::size_t count, con
 
 Json describe(const Measurement& measurement, const Verdict& verdict) {
   const bool any_error = verdict.exact < verdict.tensors, any_figure = verdict.min_db <= verdict.max_db;
-  return {{"codec", verdict.codec},
+  return {{"codec", verdict.form.text()},
           {"tensors", verdict.tensors},
           {"exact", verdict.exact},
           {"worse_than_expected", verdict.worse},
@@ -205,7 +205,7 @@ void write_csv(const Measurement& measurement, const Sink& out) {
           fmt::format("{},{},{},{},{},{},{},{},{},{}", csv_field(candidate.name), csv_field(tensor.info.name),
                       csv_field(tensor.kind), tensor.layer ? fmt::format("{}", *tensor.layer) : "",
                       traits(tensor.info.dtype).name, fmt::join(tensor.info.shape, "x"), tensor.info.elements(),
-                      csv_field(error.codec), error.bytes, csv_number(bits_of(tensor, error)));
+                      csv_field(error.form.text()), error.bytes, csv_number(bits_of(tensor, error)));
       for (const double figure : {stats.mae(), stats.rmse(), max_abs(stats), stats.rel_rmse(), stats.sqnr_db(),
                                   stats.cosine(), stats.mean_rel()})
         line += ',' + csv_number(figure);

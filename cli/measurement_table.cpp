@@ -102,7 +102,7 @@ class Table {
     for (const MeasuredCandidate& candidate : candidates) groups_.push_back(make_groups(measurement, candidate));
     if (candidates.size() > 1) return;  // no column for codecs
     for (const auto& error : candidates.front().tensors)
-      if (error) codec_width_ = std::max(codec_width_, error->codec.size());
+      if (error) codec_width_ = std::max(codec_width_, error->form.text().size());
   }
 
   std::string text(std::size_t worst) && {
@@ -181,8 +181,9 @@ class Table {
       Row row{printable(tensor.info.name), {}};
       for (const MeasuredCandidate& candidate : candidates_) {
         const auto& error = candidate.tensors[t];
-        row.cells.push_back(error ? Cell{error->codec, bits_of(tensor, *error), &error->stats, judge(tensor, *error)}
-                                  : Cell{"-", std::nan(""), nullptr, Judgement::unknown});
+        row.cells.push_back(
+            error ? Cell{error->form.text(), bits_of(tensor, *error), &error->stats, judge(tensor, *error)}
+                  : Cell{"-", std::nan(""), nullptr, Judgement::unknown});
       }
       add(row);
     }

@@ -46,7 +46,7 @@ void add(Verdict& verdict, std::size_t t, const MeasuredWeights& tensor, const M
 }  // namespace
 
 std::string Verdict::text(const Measurement& measurement) const {
-  std::string line = fmt::format("{}: {}", codec, counted(tensors, "tensor"));
+  std::string line = fmt::format("{}: {}", form.text(), counted(tensors, "tensor"));
   if (tensors == exact) return line + " without any error";
   // Only what is broken has no figure, and the line says so below.
   if (min_db <= max_db) line += " at " + range(min_db, max_db);
@@ -65,10 +65,10 @@ std::string Verdict::text(const Measurement& measurement) const {
 std::vector<Verdict> verdicts(const Measurement& measurement, const MeasuredCandidate& candidate) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   std::vector<Verdict> found;
-  const auto of = [&](const std::string& codec) -> Verdict& {
-    const auto same = std::find_if(found.begin(), found.end(), [&](const Verdict& one) { return one.codec == codec; });
+  const auto of = [&](const StoredForm& form) -> Verdict& {
+    const auto same = std::ranges::find(found, form, &Verdict::form);
     if (same != found.end()) return *same;
-    Verdict verdict{.codec = codec};
+    Verdict verdict{.form = form};
     verdict.min_db = infinity;
     verdict.max_db = -infinity;
     verdict.min_normal = verdict.max_normal = std::nan("");
@@ -81,10 +81,10 @@ std::vector<Verdict> verdicts(const Measurement& measurement, const MeasuredCand
   for (const bool quantized : {true, false})
     for (std::size_t t = 0; t < candidate.tensors.size(); ++t)
       each(t, [&](const MeasuredWeights&, const MeasuredError& error) {
-        if (error.quantized == quantized) (void)of(error.codec);
+        if (error.form.quantized() == quantized) (void)of(error.form);
       });
   for (const std::size_t t : worst_first(measurement, candidate))
-    each(t, [&](const MeasuredWeights& tensor, const MeasuredError& error) { add(of(error.codec), t, tensor, error); });
+    each(t, [&](const MeasuredWeights& tensor, const MeasuredError& error) { add(of(error.form), t, tensor, error); });
   return found;
 }
 

@@ -11,9 +11,9 @@
 /// from here.
 namespace nibble::cli {
 
-/// The tensors of a candidate that were converted to one codec.
+/// The tensors of a candidate that were converted to one form.
 struct Verdict {
-  std::string codec;
+  StoredForm form;
   std::uint64_t tensors = 0;
   std::uint64_t exact = 0;                ///< of them, without any error
   double min_db = 0, max_db = 0;          ///< SQNR of the others
@@ -24,7 +24,7 @@ struct Verdict {
   [[nodiscard]] std::string text(const Measurement& measurement) const;
 };
 
-/// One for each codec, those that quantize first, then in the order in which the tensors come. Tensors that were kept
+/// One for each form, codecs first, then in the order in which the tensors come. Tensors that were kept
 /// are in none.
 [[nodiscard]] std::vector<Verdict> verdicts(const Measurement& measurement, const MeasuredCandidate& candidate);
 

@@ -9,9 +9,11 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "nibble/checkpoint.hpp"
+#include "nibble/codec_spec.hpp"
 #include "nibble/convert.hpp"
 #include "nibble/memory.hpp"
 #include "nibble/metrics.hpp"
@@ -38,13 +40,32 @@ struct Counts {
   [[nodiscard]] double entropy() const;
 };
 
+/// How a tensor is stored: as codes of a codec, or plainly, as numbers of a type.
+class StoredForm {
+ public:
+  StoredForm() = default;
+  StoredForm(CodecSpec codec) : form_(std::move(codec)) {}  // NOLINT(google-explicit-constructor)
+  StoredForm(DType dtype) : form_(dtype) {}                 // NOLINT(google-explicit-constructor)
+
+  [[nodiscard]] bool quantized() const noexcept { return std::holds_alternative<CodecSpec>(form_); }
+  /// Null if it is plain.
+  [[nodiscard]] const CodecSpec* codec() const noexcept { return std::get_if<CodecSpec>(&form_); }
+  /// "nf4:double-quant=no", "bfloat16"
+  [[nodiscard]] std::string text() const;
+
+  friend bool operator==(const StoredForm&, const StoredForm&) = default;
+
+ private:
+  std::variant<DType, CodecSpec> form_;
+};
+
 /// A tensor of the reference, as it is compared.
 struct MeasuredWeights {
   TensorInfo info;
   std::string kind;                    ///< its name without layer and expert numbers: "self_attn.q_proj"
   std::optional<std::uint64_t> layer;  ///< the first number in its name
-  std::string codec;                   ///< as MeasuredError has it
-  std::uint64_t bytes = 0;             ///< stored in the reference
+  StoredForm form;
+  std::uint64_t bytes = 0;  ///< stored in the reference
   WeightStats stats;
 
   /// For matrices of at most 2^16 columns: columns whose root mean square is at least 6 times the median one, and
@@ -55,13 +76,11 @@ struct MeasuredWeights {
 
 /// The candidate's counterpart of a tensor.
 struct MeasuredError {
-  std::string codec;           ///< CodecSpec::text() of a quantized tensor; the type of a plain one: "bfloat16"
-  bool quantized = false;      ///< as opposed to plain
-  std::optional<DType> dtype;  ///< of a plain one
-  std::uint64_t bytes = 0;     ///< of all its parts
+  StoredForm form;
+  std::uint64_t bytes = 0;  ///< of all its parts
   ErrorStats stats;
   Counts counts;
-  double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();  ///< Codec::normal_sqnr_db() of its codec
+  double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();  ///< Codec::normal_sqnr_db() of its form
 };
 
 /// `kept` if the candidate has the tensor in the same form and with the same weights as the reference: such a tensor

@@ -32,7 +32,8 @@ CodecSpec embeddings_codec() { return cast_codec(DType::bf16); }
 
 // Whether a planned tensor was measured as planned, and not kept for what was found in it.
 bool is_measured_as(const CodecSpec& codec, const MeasuredError& measured) {
-  return measured.dtype ? measured.dtype == make_codec(codec)->cast_type() : measured.codec == codec.text();
+  const auto cast_type = make_codec(codec)->cast_type();
+  return measured.form == (cast_type ? StoredForm(*cast_type) : StoredForm(codec));
 }
 
 bool is_wide(DType dtype) { return dtype == DType::f32 || dtype == DType::f64; }

@@ -62,8 +62,9 @@ bool has_codes(const Codec& codec) { return !codec.codebook().empty(); }
 
 }  // namespace
 
-std::string name_of(const StoredWeights::Tensor& stored) {
-  return stored.quantized() ? stored.stored.codec.text() : std::string(traits(stored.stored.info.dtype).torch_name);
+StoredForm form_of(const StoredWeights::Tensor& stored) {
+  if (stored.quantized()) return stored.stored.codec;
+  return stored.stored.info.dtype;
 }
 
 void check_cancelled(const Progress& progress) {
@@ -72,12 +73,10 @@ void check_cancelled(const Progress& progress) {
 
 CandidateTensor CandidateWeights::stored(std::size_t c, std::size_t tensor) {
   const StoredWeights::Tensor found = pairing_.stored(c)[tensor];
-  CandidateTensor test{.codec = name_of(found),
-                       .quantized = found.quantized(),
+  CandidateTensor test{.form = form_of(found),
                        .bytes = found.bytes,
-                       .normal_sqnr_db = normal_sqnr_of(found)};
-  if (!found.quantized()) test.dtype = found.stored.info.dtype;
-  test.has_codes = has_codes(*make_codec(found.stored.codec));
+                       .normal_sqnr_db = normal_sqnr_of(found),
+                       .has_codes = has_codes(*make_codec(found.stored.codec))};
   test.weights.emplace(
       about(pairing_.stored(c).reader(), [&] { return open_source(pairing_.stored(c), found, buffers_); }));
   return test;
@@ -86,15 +85,11 @@ CandidateTensor CandidateWeights::stored(std::size_t c, std::size_t tensor) {
 CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& planned, const WeightSource& reference,
                                           bool fits) {
   const auto& [codec, quantizer] = codings_[c][planned.codec];
-  CandidateTensor test{.codec = planned.codec.text(),
-                       .quantized = planned.quantized,
+  CandidateTensor test{.form = planned.codec,
                        .bytes = planned.stored_bytes,
                        .normal_sqnr_db = codec->normal_sqnr_db(planned.info),
                        .has_codes = has_codes(*codec)};
-  if (!codec->quantizes()) {
-    test.dtype = codec->planes(planned.info).front().dtype;
-    test.codec = traits(*test.dtype).torch_name;
-  }
+  if (!codec->quantizes()) test.form = codec->planes(planned.info).front().dtype;
   if (is_same(*codec, reference)) {
     test.is_reference = true;
     return test;

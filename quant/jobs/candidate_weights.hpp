@@ -20,9 +20,7 @@ namespace nibble {
 
 /// A candidate's counterpart of a tensor, ready to be read.
 struct CandidateTensor {
-  std::string codec;  ///< as MeasuredError has it
-  bool quantized = false;
-  std::optional<DType> dtype{};  ///< of a plain tensor
+  StoredForm form;
   std::uint64_t bytes = 0;
   double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();
   bool is_reference = false;  ///< the very same weights: nothing to be read
@@ -32,8 +30,7 @@ struct CandidateTensor {
   std::optional<WeightSource> weights{};
 };
 
-/// "bfloat16", or the codec with its options: "nf4:double-quant=no".
-[[nodiscard]] std::string name_of(const StoredWeights::Tensor& stored);
+[[nodiscard]] StoredForm form_of(const StoredWeights::Tensor& stored);
 
 /// Opens the tensors of candidates: checkpoints are read, and what plans would write is encoded.
 class CandidateWeights {

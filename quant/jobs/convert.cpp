@@ -113,7 +113,7 @@ class Conversion {
   Plan& plan() { return report_.plan; }
 
   static bool is_kept(const MeasuredWeights& tensor, const MeasuredError& error) {
-    return error.dtype == tensor.info.dtype;
+    return error.form == tensor.info.dtype;
   }
 
   // The same bytes are made twice: what measure() finds is what will be written.

@@ -120,7 +120,7 @@ class Measuring {
     work->measured.layer = found.layer;
     work->elements = view.info.elements();
     const StoredWeights::Tensor stored = pairing_.reference()[*pairing_.reference().find(view.source)];
-    work->measured.codec = name_of(stored);
+    work->measured.form = form_of(stored);
     work->measured.bytes = stored.quantized() ? stored.bytes : view.info.bytes();
     work->weights.emplace(about(in_, [&] { return open_source(pairing_.reference(), view, buffers_); }));
     if (view.info.shape.size() == 2 && view.info.shape[1] <= max_columns) work->columns = view.info.shape[1];
@@ -259,12 +259,10 @@ class Measuring {
       auto& to = result_.candidates[c].tensors.emplace_back();
       if (!work.tests[c]) continue;
       to = std::move(work.errors[c]);
-      to->codec = work.tests[c]->codec;
-      to->quantized = work.tests[c]->quantized;
-      to->dtype = work.tests[c]->dtype;
+      to->form = work.tests[c]->form;
       to->bytes = work.tests[c]->bytes;
       // If test and reference have the same form, a difference does not come from that form.
-      if (to->codec != work.measured.codec) to->normal_sqnr_db = work.tests[c]->normal_sqnr_db;
+      if (to->form != work.measured.form) to->normal_sqnr_db = work.tests[c]->normal_sqnr_db;
     }
   }
 
@@ -289,8 +287,13 @@ class Measuring {
 
 }  // namespace
 
+std::string StoredForm::text() const {
+  if (const CodecSpec* const spec = codec()) return spec->text();
+  return std::string(traits(std::get<DType>(form_)).torch_name);
+}
+
 Outcome outcome_of(const MeasuredWeights& reference, const MeasuredError& error) {
-  return outcome_of(error.quantized, error.codec == reference.codec && !has_error(reference, error));
+  return outcome_of(error.form.quantized(), error.form == reference.form && !has_error(reference, error));
 }
 
 bool has_error(const MeasuredWeights& reference, const MeasuredError& error) {

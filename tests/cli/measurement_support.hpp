@@ -16,7 +16,7 @@ inline MeasuredWeights weights(std::string name, std::uint64_t n, std::string ki
                                std::optional<std::uint64_t> layer = {}) {
   MeasuredWeights tensor;
   tensor.info = {std::move(name), DType::f32, {n}};
-  tensor.codec = "float32";
+  tensor.form = DType::f32;
   tensor.kind = std::move(kind);
   tensor.layer = layer;
   tensor.bytes = 4 * n;
@@ -26,8 +26,7 @@ inline MeasuredWeights weights(std::string name, std::uint64_t n, std::string ki
 inline MeasuredError error(const std::vector<float>& reference, const std::vector<float>& test,
                            std::uint64_t bytes = 2) {
   MeasuredError error;
-  error.codec = "nf4";
-  error.quantized = true;
+  error.form = CodecSpec("nf4");
   error.bytes = bytes;
   error.stats = compare(reference, test);
   return error;
@@ -46,14 +45,12 @@ inline Measurement measurement(std::vector<MeasuredWeights> tensors, std::vector
 }
 
 inline MeasuredError kept(MeasuredError error) {
-  error.codec = "float32";
-  error.quantized = false;
+  error.form = DType::f32;
   return error;
 }
 
 inline MeasuredError cast(MeasuredError error) {
-  error.codec = "bfloat16";
-  error.quantized = false;
+  error.form = DType::bf16;
   return error;
 }
 

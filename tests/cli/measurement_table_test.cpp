@@ -33,7 +33,7 @@ using testing::Not;
 // 10 log10 of `ratio`, in dB.
 MeasuredError error_of_ratio(double ratio) {
   MeasuredError error;
-  error.codec = "nf4";
+  error.form = CodecSpec("nf4");
   error.stats.count = 1;
   error.stats.square = 1;
   error.stats.reference = ratio;
@@ -104,7 +104,7 @@ TEST(MeasurementTable, FitsEightyColumns) {
 // A codec with an option takes its room from the names.
 TEST(MeasurementTable, CodecsWithAnOptionFit) {
   Measurement found = two_layers();
-  found.candidates[0].tensors[0]->codec = "nf4:double-quant=no";
+  found.candidates[0].tensors[0]->form = CodecSpec("nf4:double-quant=no");
   const std::string table = to_table(found, 10, false);
   EXPECT_THAT(table, HasSubstr("  nf4:double-quant=no "));
   for (const std::string& line : lines_of(table)) EXPECT_LE(line.size(), 80U) << line;

@@ -276,9 +276,8 @@ TEST(MeasurementCsv, TextsAreNoFormulas) {
   for (const std::string name : {"=1+1", "+1", "-x", "@a", "\tb"}) {
     Measurement found = measurement({weights(name, 1, name)}, {error({1}, {1})});
     found.candidates[0].name = name;
-    found.candidates[0].tensors[0]->codec = name;
     const std::string text = "'" + name;
-    EXPECT_THAT(csv(found)[1], testing::StartsWith(text + ',' + text + ',' + text + ",,F32,1,1," + text + ",2,"));
+    EXPECT_THAT(csv(found)[1], testing::StartsWith(text + ',' + text + ',' + text + ",,F32,1,1,nf4,2,"));
   }
   // Numbers stay numbers, of whatever sign.
   Measurement lost = measurement({weights("w", 1)}, {error({0}, {1})});

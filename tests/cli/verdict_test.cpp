@@ -10,8 +10,7 @@ namespace {
 
 MeasuredError error(double db, double expected = 20.7) {
   MeasuredError made;
-  made.codec = "nf4";
-  made.quantized = true;
+  made.form = CodecSpec("nf4");
   made.stats.count = 1;
   made.stats.reference = 1;
   made.stats.square = std::isinf(db) ? 0 : std::pow(10, -db / 10);
@@ -26,7 +25,7 @@ std::vector<std::string> texts(std::vector<MeasuredError> errors) {
   for (MeasuredError& each : errors) {
     MeasuredWeights& tensor = measurement.tensors.emplace_back();
     tensor.info = {std::to_string(measurement.tensors.size() - 1), DType::f32, {1}};
-    tensor.codec = "float32";
+    tensor.form = DType::f32;
     candidate.tensors.emplace_back(std::move(each));
   }
   std::vector<std::string> found;
@@ -45,7 +44,7 @@ TEST(Verdict, AsExpected) {
 
 TEST(Verdict, EveryFormHasItsOwn) {
   MeasuredError other = error(19.2, 19.2);
-  other.codec = "nf4:block-size=4096";
+  other.form = CodecSpec("nf4:block-size=4096");
   EXPECT_EQ(texts({error(20.7), other}),
             (Texts{"nf4: 1 tensor at 20.7 dB, as expected (normal weights: 20.7 dB); worst: 0",
                    "nf4:block-size=4096: 1 tensor at 19.2 dB, as expected (normal weights: 19.2 dB); worst: 1"}));
@@ -88,11 +87,10 @@ TEST(Verdict, ExactOrUnknown) {
 }
 
 // What is quantized comes first.
-TEST(Verdict, OneForEachCodecAndNoneForWhatWasKept) {
+TEST(Verdict, OneForEachFormAndNoneForWhatWasKept) {
   MeasuredError cast = error(55, 55.6), kept = error(infinity);
-  cast.codec = "bfloat16";
-  kept.codec = "float32";
-  cast.quantized = kept.quantized = false;
+  cast.form = DType::bf16;
+  kept.form = DType::f32;
   EXPECT_EQ(texts({kept, cast, error(20)}),
             (Texts{"nf4: 1 tensor at 20.0 dB, as expected (normal weights: 20.7 dB); worst: 2",
                    "bfloat16: 1 tensor at 55.0 dB, as expected (normal weights: 55.6 dB); worst: 1"}));

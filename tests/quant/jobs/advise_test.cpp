@@ -53,7 +53,8 @@ Measurement made_up(const std::vector<Candidate>& formats, const RelativeError& 
     MeasuredCandidate& candidate = measurement.candidates.emplace_back();
     for (const PlannedTensor& planned : format.plan->tensors) {
       MeasuredError& measured = candidate.tensors.emplace_back().emplace();
-      measured.codec = planned.codec.text();
+      const auto cast_type = make_codec(planned.codec)->cast_type();
+      measured.form = cast_type ? StoredForm(*cast_type) : StoredForm(planned.codec);
       measured.bytes = planned.stored_bytes;
       measured.stats.count = planned.info.elements();
       measured.stats.reference = 4 * static_cast<double>(planned.info.elements());
@@ -323,7 +324,7 @@ TEST(Advise, EmbeddingsBecomeBf16) {
   // What is cast to bf16 loses next to nothing, and does not count where anything is quantized.
   ErrorSums quantized;
   for (const auto& error : measurement.candidates.front().tensors)
-    if (error->quantized) quantized.add(error->stats);
+    if (error->form.quantized()) quantized.add(error->stats);
   EXPECT_DOUBLE_EQ(least.chosen.sqnr_db, quantized.sqnr_db());
   // 16 bits are no smaller.
   for (const Candidate& format : formats_of(llama(), false)) EXPECT_EQ(format.plan->recipe.embeddings, "keep");
@@ -378,7 +379,7 @@ TEST(Advise, InfinitiesAndNansStayAsTheyAre) {
   for (MeasuredCandidate& candidate : measurement.candidates) {
     if (candidate.name == "fp16") candidate.tensors[overflows]->stats.inf = 1;
     candidate.tensors[broken]->stats.nan = 1;  // casts leave it
-    if (candidate.name != "fp16" && candidate.name != "bf16") candidate.tensors[broken]->codec = "keep";
+    if (candidate.name != "fp16" && candidate.name != "bf16") candidate.tensors[broken]->form = CodecSpec();
   }
   for (std::uint64_t limit = 210'000; limit < 700'000; limit += 10'000) {
     const Advice advice = nibble::advise(in, formats, measurement, {limit, true});

@@ -91,28 +91,27 @@ TEST(CandidateWeights, AreTheSameInMemoryAndInAFile) {
   }
 }
 
-// A plan and a checkpoint with what it writes are told by the same words.
+// A plan, and a checkpoint with what it writes, have the same form.
 TEST(CandidateWeights, SayWhatTheyAre) {
   const MemoryReader in = model();
   struct Expected {
-    const char *to, *name;
-    bool quantized, has_codes;
+    const char* to;
+    StoredForm form;
+    bool has_codes;
   };
-  for (const auto& [to, name, quantized, has_codes] : {Expected{"nf4", "nf4", true, true},
-                                                       {"nf4:double-quant=no", "nf4:double-quant=no", true, true},
-                                                       {"int8", "int8", true, false},
-                                                       {"fp8", "fp8", true, false},
-                                                       {"fp16", "float16", false, false}}) {
+  for (const auto& [to, form, has_codes] : {Expected{"nf4", CodecSpec("nf4"), true},
+                                            {"nf4:double-quant=no", CodecSpec("nf4:double-quant=no"), true},
+                                            {"int8", CodecSpec("int8"), false},
+                                            {"fp8", CodecSpec("fp8"), false},
+                                            {"fp16", DType::f16, false}}) {
     Opened planned(in, test::plan(in, test::recipe(to)));
     const test::Converted written = test::converted(in, test::recipe(to));
     Opened stored(in, test::checkpoint(written.reader));
     const CandidateTensor one = planned.weights.encoded(0, planned.planned(), planned.reference, true);
     const CandidateTensor other = stored.weights.stored(0, 0);
     for (const CandidateTensor* const tensor : {&one, &other}) {
-      EXPECT_EQ(tensor->codec, name);
-      EXPECT_EQ(tensor->quantized, quantized) << to;
+      EXPECT_EQ(tensor->form, form) << to;
       EXPECT_EQ(tensor->has_codes, has_codes) << to;
-      EXPECT_EQ(tensor->dtype, quantized ? std::nullopt : std::optional(DType::f16)) << to;
     }
     EXPECT_EQ(one.bytes, other.bytes) << to;
     EXPECT_EQ(one.normal_sqnr_db, other.normal_sqnr_db) << to;
@@ -156,8 +155,7 @@ TEST(CandidateWeights, WhatIsNotFiniteStaysAsItIs) {
     Opened opened(in, test::plan(in, test::recipe("nf4")));
     const CandidateTensor tensor = opened.weights.encoded(0, opened.planned(), opened.reference, fits);
     EXPECT_TRUE(tensor.is_reference);
-    EXPECT_FALSE(tensor.quantized);
-    EXPECT_EQ(tensor.codec, "bfloat16");
+    EXPECT_EQ(tensor.form, DType::bf16);
     EXPECT_EQ(tensor.bytes, rows * columns * 2);
   }
 }

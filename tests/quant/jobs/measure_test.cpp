@@ -136,8 +136,7 @@ void expect_equal(const MeasuredCandidate& a, const MeasuredCandidate& b) {
     SCOPED_TRACE(t);
     ASSERT_EQ(a.tensors[t].has_value(), b.tensors[t].has_value());
     if (!a.tensors[t]) continue;
-    EXPECT_EQ(a.tensors[t]->codec, b.tensors[t]->codec);
-    EXPECT_EQ(a.tensors[t]->quantized, b.tensors[t]->quantized);
+    EXPECT_EQ(a.tensors[t]->form, b.tensors[t]->form);
     EXPECT_EQ(a.tensors[t]->bytes, b.tensors[t]->bytes);
     EXPECT_EQ(a.tensors[t]->stats, b.tensors[t]->stats);
     expect_equal(a.tensors[t]->counts, b.tensors[t]->counts);
@@ -215,8 +214,8 @@ TEST_P(MeasureFormats, FiguresAreThoseOfTheDecodedWeights) {
     EXPECT_EQ(found.tensors[t].stats, describe_in_units(reference));
     EXPECT_EQ(error.stats, compare_in_units(reference, decoded));
     EXPECT_EQ(error.bytes, tensor.stored_bytes);
-    EXPECT_EQ(error.codec == tensor.codec.text(), tensor.quantized) << error.codec;
-    EXPECT_EQ(error.quantized, tensor.quantized);
+    EXPECT_EQ(error.form == StoredForm(tensor.codec), tensor.quantized) << error.form.text();
+    EXPECT_EQ(error.form.quantized(), tensor.quantized);
 
     std::map<int, std::uint64_t> bins;
     std::uint64_t exact = 0;
@@ -398,7 +397,7 @@ TEST(Measure, BothQuantized) {
   ASSERT_EQ(found.tensors.size(), 4U);
   for (std::size_t t = 0; t < 4; ++t) EXPECT_EQ(found.candidates[0].tensors[t]->stats.square, 0);
   EXPECT_NEAR(found.candidates[1].tensors[1]->stats.sqnr_db(), 18.2, 0.3);
-  EXPECT_EQ(found.candidates[1].tensors[1]->codec, "fp4");
+  EXPECT_EQ(found.candidates[1].tensors[1]->form, CodecSpec("fp4"));
 }
 
 // ---- outcomes --------------------------------------------------------------------------------------------------
@@ -439,24 +438,36 @@ TEST(Outcome, AgainstAQuantizedReference) {
   EXPECT_EQ(outcome(2), Outcome::cast);
 }
 
+// int8 is a codec of a quantized tensor, and the name of a type.
+TEST(StoredForm, IsACodecOrAType) {
+  const StoredForm codec = CodecSpec("int8"), type = DType::i8;
+  EXPECT_TRUE(codec.quantized());
+  EXPECT_FALSE(type.quantized());
+  EXPECT_NE(codec, type);
+  EXPECT_EQ(codec.text(), "int8");
+  EXPECT_EQ(type.text(), "int8");
+  EXPECT_EQ(StoredForm(CodecSpec("nf4:double_quant=no")).text(), "nf4:double-quant=no");
+  EXPECT_EQ(StoredForm(DType::bf16).text(), "bfloat16");
+}
+
 // The same weights in another form: options of a codec are a part of its form.
 TEST(Outcome, OptionsMakeAnotherForm) {
   MemoryReader in;
   in.add({"up_proj.weight", DType::f32, {4, 64}}, test::bytes_of(std::vector<float>(4 * 64, 0.5f)));
   const Converted tensor = converted(in, recipe("fp8:scales=tensor")), row = converted(in, recipe("fp8:scales=row"));
   const Measurement found = measured(row.reader, {checkpoint(row.reader), checkpoint(tensor.reader)});
-  EXPECT_EQ(found.tensors.at(0).codec, "fp8");
+  EXPECT_EQ(found.tensors.at(0).form, CodecSpec("fp8"));
   const MeasuredError same = found.candidates[0].tensors.at(0).value(),
                       other = found.candidates[1].tensors.at(0).value();
-  EXPECT_EQ(same.codec, "fp8");
-  EXPECT_EQ(other.codec, "fp8:scales=tensor");
+  EXPECT_EQ(same.form, CodecSpec("fp8"));
+  EXPECT_EQ(other.form, CodecSpec("fp8:scales=tensor"));
   EXPECT_FALSE(has_error(found.tensors[0], other));
   EXPECT_EQ(outcome_of(found.tensors[0], same), Outcome::kept);
   EXPECT_EQ(outcome_of(found.tensors[0], other), Outcome::quantized);
   EXPECT_TRUE(std::isnan(same.normal_sqnr_db));
   EXPECT_FALSE(std::isnan(other.normal_sqnr_db));
-  // What a plan would write has the same name as what was written.
-  EXPECT_EQ(measured(in, {plan(in, recipe("fp8:scales=tensor"))}).candidates.at(0).tensors.at(0)->codec, other.codec);
+  // What a plan would write has the same form as what was written.
+  EXPECT_EQ(measured(in, {plan(in, recipe("fp8:scales=tensor"))}).candidates.at(0).tensors.at(0)->form, other.form);
 }
 
 TEST(Outcome, HeadlinesWhatIsQuantizedThenWhatIsCast) {
