@@ -72,7 +72,7 @@ WeightFile open_weight_file(InputFile file, MemoryLimit& memory) {
     if (container.sniff(head.first(std::min<std::size_t>(count, 16)))) return container.open(std::move(file), memory);
 
   refuse_known(file.label(), std::string_view(reinterpret_cast<const char*>(head.data()), head.size()));
-  // Damaged, or not weights: what is meant to be safetensors gets told exactly what is wrong with it.
+  // Damaged, or not weights. If the name says safetensors, that reader reports exactly what is wrong.
   if (file.label().ends_with(".safetensors")) return make_safetensors().open(std::move(file), memory);
   refuse(file.label(), "is not a weight file: it does not begin like safetensors");
 }

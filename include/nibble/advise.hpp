@@ -48,20 +48,21 @@ struct Advice {
   AdvicePoint chosen;
   std::uint64_t weights = 0;       ///< in all tensors
   std::vector<AdvicePoint> curve;  ///< what other sizes would cost, the smallest first: at most 64 points
-  Recipe recipe;  ///< make_plan() gives these codecs and bytes for it: `to`, `embeddings`, `skips`, `rules` and
-                  ///< `allow_nibble_only` say them, the rest is as by default
+  Recipe recipe;  ///< make_plan() turns it into these codecs and bytes. `to`, `embeddings`, `skips`, `rules` and
+                  ///< `allow_nibble_only` are set, everything else has its default
 
   [[nodiscard]] double bits_per_weight(std::uint64_t bytes) const;
 };
 
-/// `formats` are those of advice_formats(), and `measurement` is what measure() said of them.
+/// `formats` are those of advice_formats(), and `measurement` is what measure() found for them.
 ///
-/// Every tensor has the choices (bytes, cost) that were measured, and to stay as it is (F64 becomes fp32, which counts
-/// as exact). From the smallest choice of each the walk goes up along the lower convex hulls of these choices, where
-/// cost falls most for a byte first; equal steps go by the order of tensors. When a step does not fit, later ones that
-/// do are taken. The result costs at most what one step saves more than the least possible, and that step is the first
-/// that did not fit. Without `allow_nibble_only` this is done for each codec that quantizes, and the best is taken,
-/// the first if equal. A tensor in which a codec met NaN or infinity, or made some, does not get it.
+/// The choices of a tensor are the (bytes, cost) that were measured, and staying as it is (F64 becomes fp32, which
+/// counts as exact). The walk begins with the smallest choice of each tensor and follows the lower convex hulls of the
+/// choices. The step that saves the most cost per byte comes first; equal steps go by the order of tensors. When a step
+/// does not fit, later steps that fit are still taken. The cost exceeds the optimum by at most what the first step that
+/// did not fit would have saved. Without `allow_nibble_only` this is done for each codec that quantizes, and the result
+/// with the lowest cost is taken, the first one if several are equal. A codec that met or made NaN or infinity in a
+/// tensor is no choice for that tensor.
 ///
 /// Throws Error(usage) if the smallest choice of all tensors takes more than `max_bytes`, or if `measurement` is not of
 /// these formats.

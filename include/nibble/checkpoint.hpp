@@ -74,8 +74,8 @@ class Reader {
 };
 
 struct OpenOptions {
-  /// Also accept what no conversion takes as input: checkpoints of bitsandbytes and those that only nibble loads.
-  /// Otherwise they are refused.
+  /// Also accept what no conversion takes as input: checkpoints in the formats of bitsandbytes, including those that
+  /// only nibble loads. Otherwise they are refused.
   bool accept_quantized = false;
 
   /// In bytes, for the whole program: opening takes no more, whatever the headers, the index and config.json contain.

@@ -125,7 +125,7 @@ CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& pl
     });
   for_each_range(elements, chunk, encode_range);
   if (const auto instead = planned_instead(candidates_[c].plan->recipe, planned, findings, codings_[c])) {
-    return encoded(c, *instead, reference, false);  // `fits` was said of the codes, which are smaller
+    return encoded(c, *instead, reference, false);  // `fits` was about the codes, which are smaller
   }
   KeptPlanes rest(codec->planes(planned.info));
   encoding.encoder().finish(rest);

@@ -217,7 +217,8 @@ class Conversion {
     return in_work_.emplace_back(std::move(work)).get();
   }
 
-  // Two tensors are in work at a time when one ends and the next begins, but memory that is not written yet takes none.
+  // While one tensor ends and the next begins, both have scratch. The next one's pages take no memory until it writes
+  // to them.
   std::unique_ptr<Scratch> make_scratch(std::uint64_t bytes) {
     if (bytes > memory_.scratch_bytes) return out_.make_scratch();
     const std::scoped_lock lock(mutex_);
@@ -283,7 +284,7 @@ class Conversion {
     in_work_.pop_front();
   }
 
-  // Beside what other threads do: giving memory back takes a while.
+  // While other threads go on encoding: giving memory back takes a while.
   void end_finished() {
     std::unique_ptr<Work> finished;
     const std::scoped_lock lock(mutex_);

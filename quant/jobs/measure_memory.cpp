@@ -54,7 +54,7 @@ MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candid
     names = std::max(names, own_names);
   };
   if (const auto& [views, view_names] = pairing.views(); views > 0) {
-    needs.lists += names;  // that say where tensors stand
+    needs.lists += names;  // of the index by name
     results = std::max<std::uint64_t>(results, views);
     names = std::max(names, view_names);
   }

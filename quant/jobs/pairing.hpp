@@ -19,13 +19,13 @@ namespace nibble {
 /// have it transposed (Conv1D) or in slices (experts).
 class Pairing {
  public:
-  /// Throws Error(bad_input) if the reference is quantized and a candidate is a plan.
+  /// Throws Error(bad_input) if a candidate is a plan and no conversion takes the reference.
   Pairing(const Reader& reference, std::span<const Candidate> candidates);
 
   [[nodiscard]] const StoredWeights& reference() const noexcept { return reference_; }
   /// Of a candidate that is a checkpoint.
   [[nodiscard]] const StoredWeights& stored(std::size_t candidate) const { return *stored_[candidate]; }
-  /// The number of views that any quantization could have of the reference's tensors; 0 if nobody had to know.
+  /// The number of views that any quantization could have of the reference's tensors; 0 if no candidate needed it.
   struct Views {
     std::size_t count = 0;
     std::uint64_t name_bytes = 0;

@@ -2,7 +2,8 @@
 //
 // The set of quantized modules has to be the one that transformers computes again when it loads the result, so
 // its own rule for the architecture comes first (formats/models/architectures.jsonl); the user's rules change it, and
-// the scheme writes whatever then differs from the default into config.json.
+// the scheme writes whatever then differs from the default into config.json. One file, because each rule is read
+// against those that it overrides.
 
 #include <fmt/format.h>
 

@@ -79,11 +79,11 @@ class Quantizer {
  public:
   virtual ~Quantizer() = default;
 
-  /// How to cut a tensor so that a chunk has at most `limit` weights (rounded up to what is needed at least).
+  /// How to cut a tensor so that a chunk has at most `limit` weights (more if the smallest possible chunk has more).
   [[nodiscard]] virtual Chunking chunking(const TensorInfo& tensor, std::uint64_t limit) const = 0;
 
-  /// Bytes that an encoder of this tensor keeps from encode() to finish() where the caller says. Beside them it needs
-  /// little: a sixteenth of a chunk in every encode(), 2 MiB in finish(), scan_bytes() if it scans.
+  /// Bytes that an encoder of this tensor keeps from encode() to finish(), in the `scratch` of encoder(). It needs
+  /// little else: a sixteenth of a chunk in every encode(), 2 MiB in finish(), scan_bytes() if it scans.
   [[nodiscard]] virtual std::uint64_t scratch_bytes(const TensorInfo& /*tensor*/) const { return 0; }
 
   /// Bytes of memory that an encoder keeps of what it has scanned.

@@ -34,7 +34,7 @@ const Strategy& strategy_of(const Codec& codec) {
   return *std::ranges::find(strategies, codec.granularity(), &Strategy::granularity);
 }
 
-// Null for codecs that it has no words for.
+// Null for codecs that this format cannot describe.
 const ScaledCodec* as_fp8(const Codec& codec) {
   const auto* const scaled = dynamic_cast<const ScaledCodec*>(&codec);
   if (scaled == nullptr) return nullptr;

@@ -66,7 +66,7 @@ std::string Fp8Parts::undecodable(const Reader& in, std::size_t part, const Find
   if (is_weight_type(dtype)) {
     const std::string name = is_quantized ? codes_of(tensor.name) : std::string();
     const auto codes = name.empty() ? std::nullopt : find(name);
-    // Codes that cannot be decoded are told of themselves.
+    // Codes that cannot be decoded have an error of their own.
     if (name.empty() || (codes && !is_weight_type(in.tensors().dtype(*codes)))) return {};
     return fmt::format("a scale, but '{}' is {}", printable(name), codes ? "not in FP8" : "missing");
   }

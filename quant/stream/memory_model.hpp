@@ -9,7 +9,7 @@
 #include "nibble/tensor_list.hpp"
 #include "quant/stream/codings.hpp"
 
-/// What memory plans count with, whatever is done. Measured as peak RSS on x86-64, and a third more than that for
+/// The figures that all memory plans use. Measured as peak RSS on x86-64, and a third more than that for
 /// machines with other libraries.
 namespace nibble {
 

@@ -179,8 +179,8 @@ TEST(MeasurementJson, CountsAreListed) {
   EXPECT_EQ(tensor["error_histogram"], Json::parse(R"([["zero", 2], [-3, 5], [1, 7]])"));
 }
 
-// NaN that the reference does not have, and errors where it has zeros, are the worst there is. What cannot be said is
-// the least, and ties stay in the order of the files.
+// NaN that the reference does not have, and errors where it has zeros, come first. Tensors without a metric come
+// last, and ties stay in the order of the files.
 TEST(MeasurementJson, WrongWeightsComeFirst) {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   Measurement found = measurement({weights("empty", 0), weights("exact", 2), weights("absent", 2), weights("half", 2),

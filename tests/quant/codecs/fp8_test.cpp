@@ -1,3 +1,5 @@
+// One file, because the casts and the scales of FP8 are tested against the same lists of numbers.
+
 #include <gtest/gtest.h>
 
 #include <algorithm>

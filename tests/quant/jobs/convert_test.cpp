@@ -1,3 +1,5 @@
+// One file, because all tests run whole conversions with the same few functions.
+
 #include "quant/jobs/convert.hpp"
 
 #include <fmt/format.h>
