@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "nibble/tensor.hpp"
 
@@ -25,5 +27,8 @@ class PartList {
 
 /// Whether a name comes before another, byte by byte.
 [[nodiscard]] bool is_before(const PartList::Name& a, const PartList::Name& b) noexcept;
+
+/// The numbers of the first two parts of the same name, in the order of the second. Takes 8 bytes for each part.
+[[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> find_duplicate(const PartList& parts);
 
 }  // namespace nibble

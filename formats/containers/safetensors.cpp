@@ -343,30 +343,6 @@ void append_entry(std::string& text, const TensorInfo& part, std::uint64_t begin
                  traits(part.dtype).name, fmt::join(part.shape, ","), begin, end);
 }
 
-// Equal names have equal hashes, so only names with equal hashes are compared.
-void check_unique(const PartList& parts) {
-  std::string name;
-  const auto hash_of = [&](std::size_t part) {
-    const PartList::Name pieces = parts.name(part);
-    name.assign(pieces.stem).append(pieces.rest);
-    return std::hash<std::string_view>()(name);
-  };
-  std::vector<std::size_t> hashes(parts.size());
-  for (std::size_t i = 0; i < parts.size(); ++i) hashes[i] = hash_of(i);
-  std::sort(hashes.begin(), hashes.end());
-  std::vector<std::size_t> shared;
-  for (std::size_t i = 1; i < hashes.size(); ++i)
-    if (hashes[i] == hashes[i - 1]) shared.push_back(hashes[i]);
-  if (shared.empty()) return;
-
-  NameList candidates;
-  for (std::size_t i = 0; i < parts.size(); ++i)
-    if (std::binary_search(shared.begin(), shared.end(), hash_of(i))) candidates.push_back(name);
-  if (const auto twice = NameIndex(candidates).duplicate())
-    throw Error(Errc::bad_input,
-                fmt::format("two tensors would be written as '{}'", printable(candidates[twice->second])));
-}
-
 WeightFile open(InputFile file, MemoryLimit& memory) {
   Header header = read_header(file, memory);
   return {std::move(header.tensors), std::make_unique<SafetensorsSource>(std::move(file), std::move(header.offsets))};
@@ -413,7 +389,9 @@ Header read_header(const InputFile& file, MemoryLimit& memory) {
 }
 
 Layout lay_out(const PartList& parts) {
-  check_unique(parts);
+  if (const auto twice = find_duplicate(parts))
+    throw Error(Errc::bad_input,
+                fmt::format("two tensors would be written as '{}'", printable(parts[twice->second].name)));
   Layout layout;
   layout.order.resize(parts.size());
   std::iota(layout.order.begin(), layout.order.end(), std::uint32_t{0});

@@ -15,6 +15,7 @@
 
 #include "nibble/error.hpp"
 #include "quant/codecs/codecs.hpp"
+#include "quant/jobs/part_names.hpp"
 #include "quant/jobs/plan.hpp"
 #include "quant/jobs/user_pattern.hpp"
 #include "quant/jobs/views.hpp"
@@ -107,6 +108,7 @@ class Planner {
     plan_.dtype = main_type();
     settle_format();
     warn();
+    check_part_names(in_, plan_.tensors, codings_);
     cut();
     return std::move(plan_);
   }

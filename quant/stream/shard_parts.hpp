@@ -49,6 +49,9 @@ class ShardParts final : public PartList {
     return latest_parts_[part - first_part_[tensor_of_[part]]].info;
   }
 
+  /// The index in the plan of the tensor that a part belongs to.
+  [[nodiscard]] std::size_t tensor_of(std::size_t part) const noexcept { return begin_ + tensor_of_[part]; }
+
   /// The number of each tensor's first part; afterwards the list must not be used.
   std::vector<std::uint32_t> take_first_parts() { return std::move(first_part_); }
 

@@ -303,6 +303,44 @@ TEST(Plan, ExpertsAreKeptAndTheirShareIsSaid) {
   EXPECT_THAT(remedies(plan.warnings), Contains(Remedy::Kind::experts));
 }
 
+// Two parts of one name are seen before anything is written, in one shard or in two.
+TEST(Plan, TensorsThatHaveTheNameOfAPartAreRefused) {
+  const auto refusal = [](const char* to, const char* stray, std::uint64_t max_shard_bytes) {
+    MemoryReader in = llama();
+    in.add_normal(stray, DType::f32, {4}, 1);
+    Recipe recipe;
+    recipe.to = to;
+    recipe.max_shard_bytes = max_shard_bytes;
+    return error_of([&] { (void)make_plan(in, recipe); }, Errc::bad_input);
+  };
+  const std::string layer = "model.layers.0.mlp.up_proj.";
+  for (const std::uint64_t max_shard_bytes : {1'000, 1'000'000'000}) {
+    for (const auto& [to, part] : {std::pair{"nf4", "weight.absmax"}, {"int8", "SCB"}, {"fp8", "weight_scale"}}) {
+      const std::string stray = layer + part;
+      EXPECT_THAT(refusal(to, stray.c_str(), max_shard_bytes),
+                  HasSubstr("1: tensors '" + layer + "weight' and '" + stray +
+                            "' would both be stored with a part named '" + stray + "'"));
+      EXPECT_EQ(refusal("bf16", stray.c_str(), max_shard_bytes), "");
+    }
+  }
+}
+
+TEST(Plan, ExpertsThatAreCutOutUnderTheNameOfATensorAreRefused) {
+  MemoryReader in = llama();
+  in.set_architecture("Qwen3MoeForCausalLM", false);
+  const std::string experts = "model.layers.0.mlp.experts.";
+  in.add_normal(experts + "gate_up_proj", DType::bf16, {2, 64, 64});
+  Recipe recipe = nf4();
+  recipe.experts = "nf4";
+  recipe.allow_nibble_only = true;
+  EXPECT_EQ(codecs(make_plan(in, recipe)).at(experts + "1.gate_up_proj.weight"), "nf4");
+  in.add_normal(experts + "1.gate_up_proj.weight", DType::bf16, {64});
+  EXPECT_THAT(error_of([&] { (void)make_plan(in, recipe); }, Errc::bad_input),
+              HasSubstr("tensors '" + experts + "gate_up_proj' and '" + experts +
+                        "1.gate_up_proj.weight' would both be stored with a part named '" + experts +
+                        "1.gate_up_proj.weight'"));
+}
+
 TEST(Plan, OtherTypesPassThroughEveryTarget) {
   MemoryReader in = llama();
   in.add_normal("position_ids", DType::i64, {1, 512});
