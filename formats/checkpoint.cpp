@@ -52,7 +52,7 @@ class Checkpoint final : public Reader {
   void read_config() {
     constexpr const char* name = "config.json";
     if (!directory_.has(name)) return;
-    const InputFile& file = others_.emplace_back(open(name));
+    const InputFile& file = open_other(name);
     file.check_size(config::max_bytes);
     memory_.take(file.size(), file.label());  // what is kept of it is no longer than that
     TakenMemory text_memory(memory_, file.label());
@@ -77,7 +77,7 @@ class Checkpoint final : public Reader {
 
   // A shard may hold tensors that the index does not list: loaders take all that is in the files it names.
   void add_shards(const std::string& index_name) {
-    const InputFile& file = others_.emplace_back(open(index_name));
+    const InputFile& file = open_other(index_name);
     file.check_size(max_index_bytes);
     const json::Text text(file.size(), [&](std::uint64_t offset, std::span<char> out) {
       file.read(offset, std::as_writable_bytes(out));
@@ -104,6 +104,7 @@ class Checkpoint final : public Reader {
     return static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), tensor) - ends_.begin());
   }
   std::span<const std::string> files() const noexcept override { return files_; }
+  std::span<const std::string> other_files() const noexcept override { return other_files_; }
   const fs::path& path() const noexcept override { return path_; }
   const std::optional<ModelConfig>& config() const noexcept override { return config_; }
 
@@ -129,6 +130,11 @@ class Checkpoint final : public Reader {
   std::uint64_t memory_bytes() const override { return memory_.taken(); }
 
  private:
+  const InputFile& open_other(const std::string& name) {
+    other_files_.push_back(name);
+    return others_.emplace_back(open(name));
+  }
+
   [[nodiscard]] std::string label_of(const std::string& name) const {
     return escaped((is_directory_ ? path_ / name : path_).native());
   }
@@ -145,6 +151,7 @@ class Checkpoint final : public Reader {
   OpenFiles open_files_;  // of the sources
   std::vector<std::string> files_;
   std::vector<std::unique_ptr<Source>> sources_;
+  std::vector<std::string> other_files_;
   std::vector<InputFile> others_;  // index and config.json
   TensorList tensors_;
   std::vector<std::size_t> ends_;  // file f holds tensors [ends_[f - 1], ends_[f])

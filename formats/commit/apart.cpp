@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <optional>
+#include <span>
 #include <string>
 #include <system_error>
 
@@ -52,18 +53,19 @@ bool is_in(const fs::path& folder, const std::optional<Identity>& outer) {
   return false;
 }
 
-// The folder that really contains a file, after following links.
-fs::path real_folder(const fs::path& file) {
+// The folder that really contains a file, after following links. A folder is its own.
+fs::path real_folder(const fs::path& path) {
   std::error_code error;
-  const fs::path real = fs::canonical(file, error);
-  return error ? folder_of(file) : folder_of(real);
+  const fs::path real = fs::canonical(path, error);
+  if (error) return folder_of(path);
+  return fs::is_directory(real, error) ? real : folder_of(real);
 }
 
 // Calls f(path) for every file that belongs to a checkpoint.
 template <class F> void for_each_file(const Reader& source, F&& f) {
   if (!source.is_directory()) return f(source.path());
   for (const std::string& name : source.files()) f(source.path() / name);
-  for (const char* const name : {"config.json", "model.safetensors.index.json"}) f(source.path() / name);
+  for (const std::string& name : source.other_files()) f(source.path() / name);
 }
 
 std::string shown(const fs::path& path) { return printable(path.string()); }
@@ -79,7 +81,7 @@ void check_no_input(const fs::path& file, const Reader& source) {
   });
 }
 
-void check_apart(const fs::path& out_as_given, const Reader& source) {
+void check_apart(const fs::path& out_as_given, const Reader& source, std::span<const std::string> links) {
   const auto refuse = [&](std::string_view fact) {
     throw Error(Errc::usage, fmt::format("{}: {} '{}'", shown(out_as_given), fact, shown(source.path())));
   };
@@ -100,11 +102,13 @@ void check_apart(const fs::path& out_as_given, const Reader& source) {
   if (to && to == from) refuse(same);
   if (is_in(folder_of(out), from)) refuse("the output is inside the input");
   if (is_in(source.path(), to)) refuse("the output contains the input");
-  for_each_file(source, [&](const fs::path& input) {
+  const auto check_link = [&](const fs::path& input) {
     std::error_code error;
     if (fs::is_symlink(input, error) && is_in(real_folder(input), to))
       refuse("the output contains files that are linked from the input");
-  });
+  };
+  for_each_file(source, check_link);
+  for (const std::string& link : links) check_link(source.path() / link);
 }
 
 }  // namespace nibble

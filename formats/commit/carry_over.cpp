@@ -36,6 +36,11 @@ bool is_weights(const std::string& name, bool top) {
                      [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
+bool is_link(int directory, const std::string& name) {
+  struct stat status {};
+  return fstatat(directory, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(status.st_mode);
+}
+
 }  // namespace
 
 void CarryOver::fail(const std::string& path, std::string_view action) const {
@@ -53,6 +58,7 @@ void CarryOver::walk(const Directory& from, int to) {
   folders_ = 0;
   bytes_ = 0;
   left_out_ = {};
+  links_ = {};
   walk_directory(from.fd(), to, "");
 }
 
@@ -77,6 +83,7 @@ void CarryOver::walk_directory(int from, int to, const std::string& path) {
     refuse(printable(path), "is a folder inside more than {} others, too deep to carry over", max_depth - 1);
   above_.push_back(folder);
   for (const std::string& name : list_directory(here.get(), printable(path.empty() ? output_ : path))) {
+    if (!name.starts_with('.') && is_link(here.get(), name)) links_.push_back(path + name);
     if (fstatat(here.get(), name.c_str(), &status, 0) != 0) {
       if (errno != ENOENT && errno != ELOOP) fail(path + name, "cannot read its status in the input");
       if (!name.starts_with('.')) left_out_.links.push_back(path + name);

@@ -40,6 +40,10 @@ class CarryOver {
   };
   [[nodiscard]] const LeftOut& left_out() const noexcept { return left_out_; }
 
+  /// Links that the latest call met, to files and to folders, by path: also those that lead to weights, but none that
+  /// begin with a dot.
+  [[nodiscard]] const std::vector<std::string>& links() const noexcept { return links_; }
+
  private:
   using FolderId = std::pair<dev_t, ino_t>;
 
@@ -56,6 +60,7 @@ class CarryOver {
   std::size_t folders_ = 0;
   std::uint64_t bytes_ = 0;
   LeftOut left_out_;
+  std::vector<std::string> links_;
 };
 
 }  // namespace nibble

@@ -68,9 +68,12 @@ void check_room(const std::string& label, std::uint64_t shards, std::uint64_t ot
                 fmt::format("{}: the output takes {}, the disk has {} free", label, size_both(need), size_both(free)));
 }
 
-// Of what is carried over.
-std::uint64_t other_bytes(const std::filesystem::path& path, const Reader& source) {
-  return CarryOver(printable(path.string()), source.files()).measure(Directory(source.path()));
+// Looks at what will be carried over before anything is written. Returns its bytes.
+std::uint64_t check_others(const std::filesystem::path& path, const Reader& source) {
+  CarryOver others(printable(path.string()), source.files());
+  const std::uint64_t bytes = others.measure(Directory(source.path()));
+  check_apart(path, source, others.links());
+  return bytes;
 }
 
 // What files and directories have in common: shards, one after the other, in a transaction.
@@ -179,7 +182,7 @@ class FileWriter final : public ShardWriter {
 class DirectoryWriter final : public ShardWriter {
  public:
   DirectoryWriter(const std::filesystem::path& path, const Reader& source, const CreateOptions& options)
-      : ShardWriter(path, Transaction::Kind::directory, options, other_bytes(path, source)),
+      : ShardWriter(path, Transaction::Kind::directory, options, check_others(path, source)),
         source_(source),
         carry_over_(label_, source.files()),
         stem_(!source.files().empty() && source.files().front().starts_with(diffusers_stem) ? diffusers_stem
@@ -276,7 +279,7 @@ class DirectoryWriter final : public ShardWriter {
 void check_output(const std::filesystem::path& path, const Reader& source, const CreateOptions& options) {
   check_apart(path, source);
   const bool is_directory = std::filesystem::is_directory(source.path());
-  const std::uint64_t others = is_directory ? other_bytes(path, source) : 0;
+  const std::uint64_t others = is_directory ? check_others(path, source) : 0;
   const auto kind = is_directory ? Transaction::Kind::directory : Transaction::Kind::file;
   check_room(printable(path.string()), options.bytes, others,
              Transaction::check(path, kind, transaction_options(options)));

@@ -47,6 +47,9 @@ class Reader {
   /// The weight files, as names relative to path() when that is a directory.
   [[nodiscard]] virtual std::span<const std::string> files() const noexcept = 0;
 
+  /// The other files that were read, named in the same way: config.json, and the index of shards.
+  [[nodiscard]] virtual std::span<const std::string> other_files() const noexcept { return {}; }
+
   /// Fills `out` with the bytes of tensor `tensor` from `offset` on. Throws Error(io), or Error(input_changed) if
   /// the file has become shorter.
   virtual void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const = 0;

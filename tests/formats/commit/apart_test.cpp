@@ -72,6 +72,17 @@ TEST_F(ApartTest, WhatTheInputsLinksLeadToIsInput) {
   EXPECT_EQ(refusal("hub/out", "hub/snapshot"), "");
 }
 
+// Whatever the index is called, it was read.
+TEST_F(ApartTest, EveryFileThatWasReadIsInput) {
+  const std::string index = "diffusion_pytorch_model.safetensors.index.json";
+  fs::rename(at("model/model.safetensors"), at("model/shard.safetensors"));
+  (void)root_.write("elsewhere/index", R"({"weight_map": {"a": "shard.safetensors"}})");
+  fs::create_symlink("../elsewhere/index", at("model") / index);
+  EXPECT_THAT(refusal("elsewhere"), HasSubstr(": the output contains files that are linked from the input '"));
+  EXPECT_THAT(file_refusal("model/" + index), HasSubstr(": is part of the input '"));
+  EXPECT_THAT(file_refusal("elsewhere/index"), HasSubstr(": is part of the input '"));
+}
+
 // The input is a file that bears the name of the manifest that will be written beside the output.
 TEST_F(ApartTest, ManifestIsNotWrittenOverTheInput) {
   fs::rename(at("file.safetensors"), at("q.nibble.json"));

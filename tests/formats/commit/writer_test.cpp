@@ -193,6 +193,27 @@ TEST_F(WriterTest, InputThatLinksIntoTheOutputIsRefused) {
         HasSubstr("the input '"));
 }
 
+// So would everything else that the output replaces.
+TEST_F(WriterTest, LinksToWhatIsCarriedOverAreInput) {
+  fs::create_directories(out_ / "enc" / "inner");
+  std::ofstream(out_ / "enc" / "tokenizer.json") << "tokens";
+  const auto refusal = [&](const fs::path& target, const fs::path& link) {
+    fs::create_directories((in_ / link).parent_path());
+    fs::create_symlink(target, in_ / link);
+    const auto in = open_checkpoint(in_);
+    const CreateOptions options{.shards = 1, .bytes = 0, .overwrite = true};
+    const std::string early = error_of([&] { check_output(out_, *in, options); }, Errc::usage);
+    EXPECT_EQ(error_of([&] { (void)create_checkpoint(out_, *in, options); }, Errc::usage), early);
+    fs::remove(in_ / link);
+    return early;
+  };
+  const std::string linked = ": the output contains files that are linked from the input '";
+  EXPECT_THAT(refusal(out_ / "enc" / "tokenizer.json", "tokenizer.json"), HasSubstr(linked));
+  EXPECT_THAT(refusal(out_ / "enc" / "tokenizer.json", "folder/vocabulary.json"), HasSubstr(linked));
+  EXPECT_THAT(refusal(out_ / "enc" / "inner", "inner"), HasSubstr(linked));
+  EXPECT_THAT(refusal(out_, "old"), HasSubstr(linked));
+}
+
 TEST_F(WriterTest, TooLittleDiskIsSaidBeforeAnythingIsWritten) {
   const auto in = open_checkpoint(in_);
   EXPECT_THAT(error_of([&] { check_output(out_, *in, {.bytes = std::uint64_t{1} << 62U}); }, Errc::no_space),
