@@ -30,6 +30,7 @@ constexpr std::array<std::string_view, 12> weight_suffixes{".safetensors", ".bin
                                                            ".ckpt",        ".gguf", ".h5",        ".msgpack",
                                                            ".ot",          ".onnx", ".onnx_data", ".tflite"};
 constexpr std::size_t suffixes_of_modules = 2;
+constexpr std::string_view index_suffix = ".index.json";
 
 bool is_weights(const std::string& name, bool top) {
   return std::any_of(weight_suffixes.begin() + (top ? 0 : suffixes_of_modules), weight_suffixes.end(),
@@ -64,11 +65,13 @@ void CarryOver::walk(const Directory& from, int to) {
 
 bool CarryOver::is_carried_over(const std::string& name, const std::string& path) {
   const bool top = path.empty();
-  if (name.starts_with('.') || name.ends_with(".index.json")) return false;
-  if (top && (name == "config.json" || name == "nibble.json")) return false;
+  const auto is_in = [&](std::span<const std::string> names) { return std::ranges::find(names, name) != names.end(); };
+  if (name.starts_with('.')) return false;
+  if (top && (name == "config.json" || name == "nibble.json" || is_in(replaced_))) return false;
+  // An index goes where the weights go that it lists.
+  if (name.ends_with(index_suffix) && is_weights(name.substr(0, name.size() - index_suffix.size()), top)) return false;
   if (!is_weights(name, top)) return true;
-  if (!top || std::find(converted_.begin(), converted_.end(), name) == converted_.end())
-    left_out_.weights.push_back(path + name);
+  if (!top || !is_in(converted_)) left_out_.weights.push_back(path + name);
   return false;
 }
 

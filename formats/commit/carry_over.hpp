@@ -17,13 +17,14 @@ namespace nibble {
 /// Copies what a model directory holds beside weights: tokenizer, generation configuration, chat template, remote code.
 /// Links become what they point to. Files keep their modes; folders that held only weights are left out, as are names
 /// that begin with a dot, config.json and nibble.json at the top, whose new ones are written, and weights of any
-/// container: the converted ones replace them.
+/// container with the indexes that are named after them: the converted ones replace them. In folders, weights of
+/// modules and their indexes are carried over.
 class CarryOver {
  public:
-  /// `output` is what errors call the output; `converted`, which must outlive this, names the weight files at the top
-  /// that are in the output in another form.
-  CarryOver(std::string output, std::span<const std::string> converted)
-      : output_(std::move(output)), converted_(converted) {}
+  /// `output` is what errors call the output; `converted` names the weight files at the top that are in the output in
+  /// another form, `replaced` the other files there that stand for them, such as their index. Both must outlive this.
+  CarryOver(std::string output, std::span<const std::string> converted, std::span<const std::string> replaced = {})
+      : output_(std::move(output)), converted_(converted), replaced_(replaced) {}
 
   /// How many bytes copy() will write. Throws Error(bad_input) for more folders, or deeper ones, than a model has;
   /// Error(io) for what cannot be read.
@@ -55,7 +56,7 @@ class CarryOver {
   [[noreturn]] void fail(const std::string& path, std::string_view action) const;
 
   std::string output_;
-  std::span<const std::string> converted_;
+  std::span<const std::string> converted_, replaced_;
   std::vector<FolderId> above_;  // the folders from the top to the one that is looked at
   std::size_t folders_ = 0;
   std::uint64_t bytes_ = 0;

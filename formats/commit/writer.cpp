@@ -70,7 +70,7 @@ void check_room(const std::string& label, std::uint64_t shards, std::uint64_t ot
 
 // Looks at what will be carried over before anything is written. Returns its bytes.
 std::uint64_t check_others(const std::filesystem::path& path, const Reader& source) {
-  CarryOver others(printable(path.string()), source.files());
+  CarryOver others(printable(path.string()), source.files(), source.other_files());
   const std::uint64_t bytes = others.measure(Directory(source.path()));
   check_apart(path, source, others.links());
   return bytes;
@@ -184,7 +184,7 @@ class DirectoryWriter final : public ShardWriter {
   DirectoryWriter(const std::filesystem::path& path, const Reader& source, const CreateOptions& options)
       : ShardWriter(path, Transaction::Kind::directory, options, check_others(path, source)),
         source_(source),
-        carry_over_(label_, source.files()),
+        carry_over_(label_, source.files(), source.other_files()),
         stem_(!source.files().empty() && source.files().front().starts_with(diffusers_stem) ? diffusers_stem
                                                                                             : "model") {}
 

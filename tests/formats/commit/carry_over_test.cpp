@@ -48,6 +48,16 @@ TEST_F(CarryOverTest, WeightsThatWereNotConvertedAreListed) {
   EXPECT_EQ(bytes_, 4U);
 }
 
+// An index of weights that a user names may be called anything.
+TEST_F(CarryOverTest, FilesThatAreReplacedStayBehind) {
+  write("mine.index.json");
+  write("folder/mine.index.json");
+  (void)measured();
+  EXPECT_EQ(bytes_, 8U);
+  const std::vector<std::string> replaced{"mine.index.json"};
+  EXPECT_EQ(CarryOver("out", converted_, replaced).measure(Directory(root_.path())), 4U);
+}
+
 TEST_F(CarryOverTest, LinksThatLeadNowhereAreListed) {
   fs::create_symlink("../blobs/0123", root_.path() / "tokenizer.json");
   fs::create_symlink("circle", root_.path() / "circle");

@@ -131,6 +131,25 @@ TEST_F(WriterTest, EverythingElseIsCarriedOver) {
   EXPECT_EQ(fs::status(out_ / "run.sh").permissions(), fs::perms::owner_all);
 }
 
+// At the top, the indexes of weights that are not carried over are not either. All other indexes are files like any
+// other.
+TEST_F(WriterTest, IndexesGoWithTheirWeights) {
+  const std::string old = R"({"weight_map": {"a": "shard.safetensors", "b": "shard.safetensors"}})";
+  for (const char* const name : {"enc/model.safetensors.index.json", "enc/pytorch_model.bin.index.json",
+                                 "passages.index.json", "enc/passages.index.json", "pytorch_model.bin.index.json",
+                                 "model.fp16.safetensors.index.json", "onnx/model.onnx.index.json"})
+    write(name, "an index");
+  fs::rename(in_ / "model.safetensors", in_ / "shard.safetensors");
+  write("model.safetensors.index.json", old);
+  copy({});
+  EXPECT_EQ(files(), (std::set<std::string>{"config.json", "nibble.json", "model-00001-of-00002.safetensors",
+                                            "model-00002-of-00002.safetensors", "model.safetensors.index.json",
+                                            "passages.index.json", "enc/model.safetensors.index.json",
+                                            "enc/pytorch_model.bin.index.json", "enc/passages.index.json"}));
+  EXPECT_EQ(read_file(out_ / "enc" / "model.safetensors.index.json"), "an index");
+  EXPECT_NE(read_file(out_ / "model.safetensors.index.json"), old);
+}
+
 TEST_F(WriterTest, LinksToFoldersAreFollowedButNotInCircles) {
   fs::create_directories(root_.path() / "elsewhere");
   std::ofstream(root_.path() / "elsewhere" / "config.json") << "pooling";
