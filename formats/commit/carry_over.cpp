@@ -91,6 +91,8 @@ void CarryOver::walk_directory(int from, int to, const std::string& path) {
       if (errno != ENOENT && errno != ELOOP) fail(path + name, "cannot read its status in the input");
       if (!name.starts_with('.')) left_out_.links.push_back(path + name);
     } else if (S_ISDIR(status.st_mode)) {
+      if (path.empty() && is_written_ && is_written_(name))
+        refuse(printable(name), "is a folder, but the output has a file of that name");
       const bool is_of_the_file_system = path.empty() && name == "lost+found";
       if (!name.starts_with('.') && !is_of_the_file_system) walk_subdirectory(here.get(), to, name, path);
     } else if (is_carried_over(name, path)) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,11 +24,13 @@ class CarryOver {
  public:
   /// `output` is what errors call the output; `converted` names the weight files at the top that are in the output in
   /// another form, `replaced` the other files there that stand for them, such as their index. Both must outlive this.
-  CarryOver(std::string output, std::span<const std::string> converted, std::span<const std::string> replaced = {})
-      : output_(std::move(output)), converted_(converted), replaced_(replaced) {}
+  /// `is_written` says which names at the top of the output are those of new files; no folder may have one.
+  CarryOver(std::string output, std::span<const std::string> converted, std::span<const std::string> replaced = {},
+            std::function<bool(const std::string&)> is_written = {})
+      : output_(std::move(output)), converted_(converted), replaced_(replaced), is_written_(std::move(is_written)) {}
 
-  /// How many bytes copy() will write. Throws Error(bad_input) for more folders, or deeper ones, than a model has;
-  /// Error(io) for what cannot be read.
+  /// How many bytes copy() will write. Throws Error(bad_input) for more folders, or deeper ones, than a model has,
+  /// and for a folder of a name that a new file needs; Error(io) for what cannot be read.
   [[nodiscard]] std::uint64_t measure(const Directory& from);
 
   /// Copies and flushes. `to` is an open directory.
@@ -57,6 +60,7 @@ class CarryOver {
 
   std::string output_;
   std::span<const std::string> converted_, replaced_;
+  std::function<bool(const std::string&)> is_written_;
   std::vector<FolderId> above_;  // the folders from the top to the one that is looked at
   std::size_t folders_ = 0;
   std::uint64_t bytes_ = 0;

@@ -68,9 +68,41 @@ void check_room(const std::string& label, std::uint64_t shards, std::uint64_t ot
                 fmt::format("{}: the output takes {}, the disk has {} free", label, size_both(need), size_both(free)));
 }
 
+// The names of the files that make an output directory a model.
+class OutputFiles {
+ public:
+  OutputFiles(const Reader& source, std::size_t shards)
+      : stem_(!source.files().empty() && source.files().front().starts_with(diffusers_stem) ? diffusers_stem : "model"),
+        shards_(shards) {}
+
+  [[nodiscard]] std::string shard(std::size_t index) const {
+    return shards_ == 1 ? stem_ + ".safetensors"
+                        : fmt::format("{}-{:05}-of-{:05}.safetensors", stem_, index + 1, shards_);
+  }
+  [[nodiscard]] std::string index() const { return stem_ + ".safetensors.index.json"; }
+
+  [[nodiscard]] bool contains(const std::string& name) const {
+    if (name == config_name || name == manifest_file) return true;
+    if (shards_ > 1 && name == index()) return true;
+    if (!name.starts_with(stem_) || !name.ends_with(".safetensors")) return false;
+    for (std::size_t i = 0; i < shards_; ++i)
+      if (name == shard(i)) return true;
+    return false;
+  }
+
+ private:
+  std::string stem_;
+  std::size_t shards_;
+};
+
+CarryOver make_carry_over(const std::filesystem::path& path, const Reader& source, std::size_t shards) {
+  return {printable(path.string()), source.files(), source.other_files(),
+          [files = OutputFiles(source, shards)](const std::string& name) { return files.contains(name); }};
+}
+
 // Looks at what will be carried over before anything is written. Returns its bytes.
-std::uint64_t check_others(const std::filesystem::path& path, const Reader& source) {
-  CarryOver others(printable(path.string()), source.files(), source.other_files());
+std::uint64_t check_others(const std::filesystem::path& path, const Reader& source, const CreateOptions& options) {
+  CarryOver others = make_carry_over(path, source, options.shards);
   const std::uint64_t bytes = others.measure(Directory(source.path()));
   check_apart(path, source, others.links());
   return bytes;
@@ -182,16 +214,12 @@ class FileWriter final : public ShardWriter {
 class DirectoryWriter final : public ShardWriter {
  public:
   DirectoryWriter(const std::filesystem::path& path, const Reader& source, const CreateOptions& options)
-      : ShardWriter(path, Transaction::Kind::directory, options, check_others(path, source)),
+      : ShardWriter(path, Transaction::Kind::directory, options, check_others(path, source, options)),
         source_(source),
-        carry_over_(label_, source.files(), source.other_files()),
-        stem_(!source.files().empty() && source.files().front().starts_with(diffusers_stem) ? diffusers_stem
-                                                                                            : "model") {}
+        files_(source, options.shards),
+        carry_over_(make_carry_over(path, source, options.shards)) {}
 
-  [[nodiscard]] std::string shard_name(std::size_t index) const override {
-    return shards_ == 1 ? stem_ + ".safetensors"
-                        : fmt::format("{}-{:05}-of-{:05}.safetensors", stem_, index + 1, shards_);
-  }
+  [[nodiscard]] std::string shard_name(std::size_t index) const override { return files_.shard(index); }
 
   void complete(const Finish& finish) override {
     const int directory = transaction_.directory();
@@ -233,7 +261,7 @@ class DirectoryWriter final : public ShardWriter {
     std::uint64_t parameters = 0;
     for (const TensorInfo& tensor : source_.tensors()) parameters += tensor.elements();
     const std::uint64_t bytes = std::accumulate(data_bytes_.begin(), data_bytes_.end(), std::uint64_t{0});
-    OutputFile file(transaction_.directory(), stem_ + ".safetensors.index.json", label_);
+    OutputFile file(transaction_.directory(), files_.index(), label_);
     std::uint64_t written = 0;
     std::string text = fmt::format(
         "{{\n  \"metadata\": {{\n    \"total_parameters\": {},\n    \"total_size\": {}\n  }},\n  \"weight_map\": {{",
@@ -270,8 +298,8 @@ class DirectoryWriter final : public ShardWriter {
   }
 
   const Reader& source_;
+  OutputFiles files_;
   CarryOver carry_over_;
-  std::string stem_;
 };
 
 }  // namespace
@@ -279,7 +307,7 @@ class DirectoryWriter final : public ShardWriter {
 void check_output(const std::filesystem::path& path, const Reader& source, const CreateOptions& options) {
   check_apart(path, source);
   const bool is_directory = std::filesystem::is_directory(source.path());
-  const std::uint64_t others = is_directory ? check_others(path, source) : 0;
+  const std::uint64_t others = is_directory ? check_others(path, source, options) : 0;
   const auto kind = is_directory ? Transaction::Kind::directory : Transaction::Kind::file;
   check_room(printable(path.string()), options.bytes, others,
              Transaction::check(path, kind, transaction_options(options)));

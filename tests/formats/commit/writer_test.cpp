@@ -150,6 +150,28 @@ TEST_F(WriterTest, IndexesGoWithTheirWeights) {
   EXPECT_NE(read_file(out_ / "model.safetensors.index.json"), old);
 }
 
+// Seen before the work is done, as the folder could not be made, or the file not be written.
+TEST_F(WriterTest, FoldersWithNamesOfNewFilesAreRefused) {
+  const auto refusal = [&](const std::string& name, std::size_t shards) {
+    fs::create_directory(in_ / name);
+    const auto in = open_checkpoint(in_);
+    const CreateOptions options{.shards = shards, .bytes = 0};
+    const std::string early = error_of([&] { check_output(out_, *in, options); });
+    EXPECT_EQ(error_of([&] { (void)create_checkpoint(out_, *in, options); }), early);
+    fs::remove(in_ / name);
+    return early;
+  };
+  for (const char* const name : {"nibble.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                                 "model.safetensors.index.json"})
+    EXPECT_THAT(refusal(name, 2),
+                testing::EndsWith(std::string(name) + ": is a folder, but the output has a file of that name"));
+  for (const char* const name : {"model-00001-of-00002.safetensors", "model.safetensors.index.json", "nibble"})
+    EXPECT_EQ(refusal(name, 1), "");
+  write("folder/nibble.json/file", "x");
+  copy({});
+  EXPECT_EQ(read_file(out_ / "folder" / "nibble.json" / "file"), "x");
+}
+
 TEST_F(WriterTest, LinksToFoldersAreFollowedButNotInCircles) {
   fs::create_directories(root_.path() / "elsewhere");
   std::ofstream(root_.path() / "elsewhere" / "config.json") << "pooling";
