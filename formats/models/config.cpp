@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "core/json.hpp"
 #include "core/refuse.hpp"
@@ -256,19 +257,20 @@ std::string find_dtype_name(const Object& config, int levels = 3) {
 }
 
 struct Quantization {
-  std::string key, value;
+  std::string key;
+  std::string_view value;
 };
 
-std::optional<Quantization> find_quantization(const Object& config, int levels = 3) {
+// All of them, those of an object before those of its parts.
+void find_quantizations(const Object& config, const std::string& path, std::vector<Quantization>& found,
+                        int levels = 3) {
   for (const std::string_view key : quantization_keys)
     if (const std::string_view value = config.find(key); !value.empty() && value != "null")
-      return Quantization{std::string(key), std::string(value)};
-  if (levels > 0)
-    for (const std::string_view part : parts)
-      if (const auto inner = config.object(part))
-        if (auto found = find_quantization(*inner, levels - 1))
-          return Quantization{fmt::format("{}.{}", part, found->key), std::move(found->value)};
-  return std::nullopt;
+      found.push_back({fmt::format("{}{}", path, key), value});
+  if (levels == 0) return;
+  for (const std::string_view part : parts)
+    if (const auto inner = config.object(part))
+      find_quantizations(*inner, fmt::format("{}{}.", path, part), found, levels - 1);
 }
 
 struct Style {
@@ -418,12 +420,17 @@ ModelConfig read(std::string_view text, std::string_view label, MemoryLimit& mem
   model.dtype = find_dtype_name(config);
   model.tie_word_embeddings = find_tied(config);
 
-  if (auto quantization = find_quantization(config)) {
-    model.quantization_key = std::move(quantization->key);
-    model.quantization_config = std::move(quantization->value);
-    if (!model.quantization_config.starts_with('{')) refuse(label, "{} is not an object", model.quantization_key);
-    model.quant_method = Object(model.quantization_config, label).string("quant_method");
-  }
+  std::vector<Quantization> found;
+  find_quantizations(config, {}, found);
+  if (found.empty()) return model;
+  model.quantization_key = std::move(found.front().key);
+  model.quantization_config = found.front().value;
+  if (!model.quantization_config.starts_with('{')) refuse(label, "{} is not an object", model.quantization_key);
+  model.quant_method = Object(model.quantization_config, label).string("quant_method");
+  // A conversion replaces both keys of the outermost object.
+  const auto is_inner = [](const Quantization& other) { return other.key.find('.') != std::string::npos; };
+  if (const auto inner = std::find_if(found.begin() + 1, found.end(), is_inner); inner != found.end())
+    model.second_quantization = inner->key;
   return model;
 }
 

@@ -28,6 +28,7 @@ struct ModelConfig {
   std::string quant_method;         ///< "compressed-tensors", "nibble", ...; bitsandbytes may leave it out
   std::string quantization_config;  ///< its JSON text
   std::string quantization_key;     ///< where it stands: "quantization_config", "text_config.quantization_config"
+  std::string second_quantization;  ///< where another one stands, in a part of the model; empty if none does
 
   std::uint64_t rewrite_bytes = 0;  ///< for memory estimates: what writing config.json anew takes
 };

@@ -32,6 +32,11 @@ void check_config(const Reader& in, const ModelConfig& config, bool accept_quant
     refuse(label,
            "quantized already by {}, as '{}' says: only a key of the outermost object is taken, as in transformers",
            method, config.quantization_key);
+  if (!config.second_quantization.empty())
+    refuse(label,
+           "quantized already by {}, as '{}' says, but a part of it in another way, as '{}' says: only a key of the "
+           "outermost object is taken, as in transformers",
+           method, config.quantization_key, config.second_quantization);
 }
 
 // Deleting quantization_config does not make the weights plain.

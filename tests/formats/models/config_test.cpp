@@ -105,6 +105,18 @@ TEST(Config, SaysHowTheModelIsQuantized) {
   const ModelConfig inner = read(R"({"text_config": {"quantization_config": {"quant_method": "z"}}})");
   EXPECT_EQ(inner.quant_method, "z");
   EXPECT_EQ(inner.quantization_key, "text_config.quantization_config");
+  EXPECT_EQ(inner.second_quantization, "");
+}
+
+// Of several, the outermost counts, and that there are others is known.
+TEST(Config, SaysWhereASecondQuantizationStands) {
+  const auto second = [](std::string_view text) { return read(text).second_quantization; };
+  EXPECT_EQ(second(R"({"quantization_config": {"a": 1}, "compression_config": {"b": 2}})"), "");
+  EXPECT_EQ(second(R"({"quantization_config": {"a": 1}, "text_config": {"quantization_config": null}})"), "");
+  EXPECT_EQ(second(R"({"text_config": {"compression_config": {"b": 2}}, "quantization_config": {"a": 1}})"),
+            "text_config.compression_config");
+  EXPECT_EQ(second(R"({"decoder": {"quantization_config": {}}, "text_config": {"quantization_config": {}}})"),
+            "decoder.quantization_config");
 }
 
 TEST(Config, PatchKeepsEveryOtherByte) {

@@ -47,6 +47,17 @@ TEST_F(OpenCheckpointTest, SourcesOfConversionsAreOpened) {
   EXPECT_EQ(error(inner, true), "");
 }
 
+// The output would keep the inner one, and be refused itself.
+TEST_F(OpenCheckpointTest, PartsThatAreQuantizedInTheirOwnWayAreRefused) {
+  constexpr std::string_view two = R"({"text_config":{"decoder":{"quantization_config":{"quant_method":"x"}}},)"
+                                   R"("quantization_config":{"quant_method":"fp8"}})";
+  EXPECT_EQ(error(two),
+            "quantized already by fp8, as 'quantization_config' says, but a part of it in another way, as "
+            "'text_config.decoder.quantization_config' says: only a key of the outermost object is taken, as in "
+            "transformers");
+  EXPECT_EQ(error(two, true), "");
+}
+
 // As transformers takes it: without a name, the flags tell, and of equal keys the last one counts.
 TEST_F(OpenCheckpointTest, BitsandbytesIsOpenedOnRequest) {
   for (const char* const quantization : {
