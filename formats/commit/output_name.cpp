@@ -28,6 +28,7 @@ void check_output_name(const std::filesystem::path& path, const Reader& in) {
     throw Error(Errc::usage, fmt::format("output '{}': {}", escaped(out), why));
   };
   if (out.empty()) refuse("is empty");
+  if (out.find('\0') != std::string::npos) refuse("contains a NUL byte");
   std::string name = out.substr(0, out.find_last_not_of('/') + 1);
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
   for (const std::string_view foreign : foreign_extensions)

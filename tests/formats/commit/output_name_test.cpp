@@ -55,6 +55,12 @@ TEST_F(OutputName, EmptyIsNoName) {
   for (const Reader* const in : {directory_.get(), file_.get()}) EXPECT_EQ(refusal(*in, ""), "is empty");
 }
 
+// The system would take what stands before it for the name.
+TEST_F(OutputName, HasNoNulByte) {
+  for (const Reader* const in : {directory_.get(), file_.get()})
+    EXPECT_EQ(refusal(*in, std::string("out\0name", 8)), "contains a NUL byte");
+}
+
 // In any case, and of a directory with a slash, too.
 TEST_F(OutputName, WhatOtherToolsWriteIsRefused) {
   for (const Reader* const in : {directory_.get(), file_.get()}) {
