@@ -44,7 +44,15 @@ bool is_link(int directory, const std::string& name) {
 
 }  // namespace
 
-void CarryOver::fail(const std::string& path, std::string_view action) const {
+std::string CarryOver::label_in(const std::string& path) const {
+  return path.empty() ? input_ : fmt::format("{}/{}", input_, printable(path));
+}
+
+void CarryOver::fail_in(const std::string& path, std::string_view action) const {
+  throw Error(Errc::io, fmt::format("{}: {}: {}", label_in(path), action, std::strerror(errno)));
+}
+
+void CarryOver::fail_out(const std::string& path, std::string_view action) const {
   throw Error(Errc::io, fmt::format("{}/{}: {}: {}", output_, printable(path), action, std::strerror(errno)));
 }
 
@@ -79,20 +87,20 @@ void CarryOver::walk_directory(int from, int to, const std::string& path) {
   // Through a path-only descriptor nothing can be listed.
   const Descriptor here(openat(from, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   struct stat status {};
-  if (here.get() < 0 || fstat(here.get(), &status) != 0) fail(path, "cannot open in the input");
+  if (here.get() < 0 || fstat(here.get(), &status) != 0) fail_in(path, "cannot open");
   const FolderId folder{status.st_dev, status.st_ino};
   if (std::find(above_.begin(), above_.end(), folder) != above_.end()) return;
   if (above_.size() == max_depth)
-    refuse(printable(path), "is a folder inside more than {} others, too deep to carry over", max_depth - 1);
+    refuse(label_in(path), "is a folder inside more than {} others, too deep to carry over", max_depth - 1);
   above_.push_back(folder);
-  for (const std::string& name : list_directory(here.get(), printable(path.empty() ? output_ : path))) {
+  for (const std::string& name : list_directory(here.get(), label_in(path))) {
     if (!name.starts_with('.') && is_link(here.get(), name)) links_.push_back(path + name);
     if (fstatat(here.get(), name.c_str(), &status, 0) != 0) {
-      if (errno != ENOENT && errno != ELOOP) fail(path + name, "cannot read its status in the input");
+      if (errno != ENOENT && errno != ELOOP) fail_in(path + name, "cannot read its status");
       if (!name.starts_with('.')) left_out_.links.push_back(path + name);
     } else if (S_ISDIR(status.st_mode)) {
       if (path.empty() && is_written_ && is_written_(name))
-        refuse(printable(name), "is a folder, but the output has a file of that name");
+        refuse(label_in(name), "is a folder, but the output has a file of that name");
       const bool is_of_the_file_system = path.empty() && name == "lost+found";
       if (!name.starts_with('.') && !is_of_the_file_system) walk_subdirectory(here.get(), to, name, path);
     } else if (is_carried_over(name, path)) {
@@ -107,24 +115,24 @@ void CarryOver::walk_directory(int from, int to, const std::string& path) {
 
 void CarryOver::walk_subdirectory(int from, int to, const std::string& name, const std::string& path) {
   if (++folders_ > max_folders)
-    refuse(printable(path + name), "is one of more than {} folders to carry over", max_folders);
+    refuse(label_in(path + name), "is one of more than {} folders to carry over", max_folders);
   const Descriptor inner(openat(from, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (inner.get() < 0) fail(path + name, "cannot open in the input");
+  if (inner.get() < 0) fail_in(path + name, "cannot open");
   if (to == nowhere) return walk_directory(inner.get(), nowhere, path + name + "/");
-  if (mkdirat(to, name.c_str(), 0777) != 0) fail(path + name, "cannot create");
+  if (mkdirat(to, name.c_str(), 0777) != 0) fail_out(path + name, "cannot create");
   const Descriptor made = open_directory(to, name);
-  if (made.get() < 0) fail(path + name, "cannot open");
+  if (made.get() < 0) fail_out(path + name, "cannot open");
   walk_directory(inner.get(), made.get(), path + name + "/");
   if (unlinkat(to, name.c_str(), AT_REMOVEDIR) == 0) return;  // it held only weights
-  if (fsync(made.get()) != 0) fail(path + name, "cannot flush");
+  if (fsync(made.get()) != 0) fail_out(path + name, "cannot flush");
 }
 
 void CarryOver::take_file(int from, int to, const std::string& name, const std::string& path) {
-  const InputFile in(from, name, printable(path + name));
+  const InputFile in(from, name, label_in(path + name));
   bytes_ += in.size();
   if (to == nowhere) return;
   struct stat status {};
-  if (fstatat(from, name.c_str(), &status, 0) != 0) fail(path + name, "cannot read its mode");
+  if (fstatat(from, name.c_str(), &status, 0) != 0) fail_in(path + name, "cannot read its mode");
   OutputFile out(to, name, output_ + "/" + printable(path + name));
   std::vector<std::byte> block(std::min(in.size(), copy_block));
   for (std::uint64_t offset = 0; offset < in.size(); offset += block.size()) {
@@ -132,7 +140,7 @@ void CarryOver::take_file(int from, int to, const std::string& name, const std::
     in.read(offset, part);
     out.write_at(offset, part);
   }
-  if (fchmodat(to, name.c_str(), status.st_mode & 0777, 0) != 0) fail(path + name, "cannot set its mode");
+  if (fchmodat(to, name.c_str(), status.st_mode & 0777, 0) != 0) fail_out(path + name, "cannot set its mode");
   out.flush();
   out.close();
 }

@@ -22,12 +22,17 @@ namespace nibble {
 /// modules and their indexes are carried over.
 class CarryOver {
  public:
-  /// `output` is what errors call the output; `converted` names the weight files at the top that are in the output in
-  /// another form, `replaced` the other files there that stand for them, such as their index. Both must outlive this.
-  /// `is_written` says which names at the top of the output are those of new files; no folder may have one.
-  CarryOver(std::string output, std::span<const std::string> converted, std::span<const std::string> replaced = {},
-            std::function<bool(const std::string&)> is_written = {})
-      : output_(std::move(output)), converted_(converted), replaced_(replaced), is_written_(std::move(is_written)) {}
+  /// `input` and `output` are what errors call the directories. `converted` names the weight files at the top that are
+  /// in the output in another form, `replaced` the other files there that stand for them, such as their index. Both
+  /// must outlive this. `is_written` says which names at the top of the output are those of new files; no folder may
+  /// have one.
+  CarryOver(std::string input, std::string output, std::span<const std::string> converted,
+            std::span<const std::string> replaced = {}, std::function<bool(const std::string&)> is_written = {})
+      : input_(std::move(input)),
+        output_(std::move(output)),
+        converted_(converted),
+        replaced_(replaced),
+        is_written_(std::move(is_written)) {}
 
   /// How many bytes copy() will write. Throws Error(bad_input) for more folders, or deeper ones, than a model has,
   /// and for a folder of a name that a new file needs; Error(io) for what cannot be read.
@@ -56,9 +61,11 @@ class CarryOver {
   void walk_directory(int from, int to, const std::string& path);
   void walk_subdirectory(int from, int to, const std::string& name, const std::string& path);
   void take_file(int from, int to, const std::string& name, const std::string& path);
-  [[noreturn]] void fail(const std::string& path, std::string_view action) const;
+  [[nodiscard]] std::string label_in(const std::string& path) const;
+  [[noreturn]] void fail_in(const std::string& path, std::string_view action) const;
+  [[noreturn]] void fail_out(const std::string& path, std::string_view action) const;
 
-  std::string output_;
+  std::string input_, output_;
   std::span<const std::string> converted_, replaced_;
   std::function<bool(const std::string&)> is_written_;
   std::vector<FolderId> above_;  // the folders from the top to the one that is looked at

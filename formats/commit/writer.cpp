@@ -96,7 +96,7 @@ class OutputFiles {
 };
 
 CarryOver make_carry_over(const std::filesystem::path& path, const Reader& source, std::size_t shards) {
-  return {printable(path.string()), source.files(), source.other_files(),
+  return {escaped(source.path().native()), printable(path.string()), source.files(), source.other_files(),
           [files = OutputFiles(source, shards)](const std::string& name) { return files.contains(name); }};
 }
 
@@ -284,7 +284,7 @@ class DirectoryWriter final : public ShardWriter {
   }
 
   [[nodiscard]] std::string patched_config(const Directory& from, const Finish& finish) const {
-    const InputFile file(from.fd(), config_name, config_name);
+    const InputFile file(from.fd(), config_name, escaped((source_.path() / config_name).native()));
     std::vector<config::Edit> edits;
     if (!finish.dtype.empty())
       for (const char* const key : {"dtype", "torch_dtype"}) edits.push_back({key, '"' + finish.dtype + '"'});
@@ -294,7 +294,7 @@ class DirectoryWriter final : public ShardWriter {
           edits.push_back({std::string(key), {}});
     if (!finish.quantization_config.empty())
       edits.push_back({std::string(config::quantization_keys[0]), finish.quantization_config});
-    return config::patch(file.read_text(config::max_bytes), edits, config_name);
+    return config::patch(file.read_text(config::max_bytes), edits, file.label());
   }
 
   const Reader& source_;

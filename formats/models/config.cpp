@@ -27,6 +27,7 @@ class Scanner {
 
   void document(const Found& found) {
     if (const auto invalid = utf8::find_invalid(text_)) refuse(label_, "not UTF-8 at byte {}", *invalid);
+    if (text_.starts_with("\xEF\xBB\xBF")) refuse(label_, "begins with a byte-order mark");
     skip_whitespace();
     if (at_ == text_.size()) refuse(label_, "is empty");
     if (peek() != '{') refuse(label_, "is not a JSON object");

@@ -115,6 +115,15 @@ TEST_F(WriterTest, ConfigIsPatchedAndOtherwiseKept) {
   EXPECT_THAT(config, HasSubstr("\"load_in_4bit\""));
 }
 
+// Of the two directories, errors name the one that the file is in.
+TEST_F(WriterTest, ErrorsNameTheInput) {
+  const auto in = open_checkpoint(in_);
+  const auto out = create_checkpoint(out_, *in, {.shards = 2, .bytes = 0});
+  write("config.json", "[]");
+  EXPECT_EQ(error_of([&] { out->complete({.quantization_config = "{}", .dtype = {}, .shards = {}}); }),
+            (in_ / "config.json").string() + ": is not a JSON object");
+}
+
 TEST_F(WriterTest, EverythingElseIsCarriedOver) {
   write("tokenizer.json", "tokens");
   write("modeling_x.py", "code");
@@ -163,8 +172,7 @@ TEST_F(WriterTest, FoldersWithNamesOfNewFilesAreRefused) {
   };
   for (const char* const name : {"nibble.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
                                  "model.safetensors.index.json"})
-    EXPECT_THAT(refusal(name, 2),
-                testing::EndsWith(std::string(name) + ": is a folder, but the output has a file of that name"));
+    EXPECT_EQ(refusal(name, 2), (in_ / name).string() + ": is a folder, but the output has a file of that name");
   for (const char* const name : {"model-00001-of-00002.safetensors", "model.safetensors.index.json", "nibble"})
     EXPECT_EQ(refusal(name, 1), "");
   write("folder/nibble.json/file", "x");

@@ -108,6 +108,10 @@ TEST(Config, SaysHowTheModelIsQuantized) {
   EXPECT_EQ(inner.second_quantization, "");
 }
 
+TEST(Config, ByteOrderMarkIsNamed) {
+  EXPECT_EQ(error_of([] { (void)read("\xEF\xBB\xBF{}"); }), "config.json: begins with a byte-order mark");
+}
+
 // Of several, the outermost counts, and that there are others is known.
 TEST(Config, SaysWhereASecondQuantizationStands) {
   const auto second = [](std::string_view text) { return read(text).second_quantization; };
