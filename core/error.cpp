@@ -55,7 +55,13 @@ Piece next_piece(std::string_view name, std::size_t& at) {
 Error about(const Error& error, const std::string& path) {
   const std::string whole = escaped(path), message = error.what();
   const std::string name = whole.substr(whole.rfind('/') + 1);  // npos + 1 is 0
-  if (message.starts_with(whole)) return error;
+  const auto begins_with_path = [&] {
+    if (!message.starts_with(whole)) return false;
+    // "/models/a2: ..." begins with the letters of /models/a, but not with that path or one below it.
+    const std::string_view rest = std::string_view(message).substr(whole.size());
+    return whole.ends_with('/') || rest.starts_with(':') || rest.starts_with('/');
+  };
+  if (begins_with_path()) return error;
   if (!name.empty() && message.starts_with(name + ':'))
     return {error.code(), whole + message.substr(name.size()), error.remedy()};
   return {error.code(), whole + ": " + message, error.remedy()};

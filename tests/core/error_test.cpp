@@ -57,5 +57,17 @@ TEST(Error, KeepsItsRemedyWhenTheCheckpointIsNamed) {
   }
 }
 
+TEST(Error, NamesTheCheckpointOnce) {
+  const auto text = [](const char* message, const char* path) {
+    return std::string(about(Error(Errc::bad_input, message), path).what());
+  };
+  EXPECT_EQ(text("/a/m: is damaged", "/a/m"), "/a/m: is damaged");
+  EXPECT_EQ(text("/a/m/config.json: is damaged", "/a/m"), "/a/m/config.json: is damaged");
+  EXPECT_EQ(text("/a/m/config.json: is damaged", "/a/m/"), "/a/m/config.json: is damaged");
+  // The beginning of another path is no name of it.
+  EXPECT_EQ(text("/a/m2: is damaged", "/a/m"), "/a/m: /a/m2: is damaged");
+  EXPECT_EQ(text("/a/m2/config.json: is damaged", "/a/m"), "/a/m: /a/m2/config.json: is damaged");
+}
+
 }  // namespace
 }  // namespace nibble::error_test
