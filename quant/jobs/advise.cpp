@@ -93,7 +93,7 @@ class Advising {
       if (found.info.dtype == DType::f64)
         tensor.ways.front() = {cast_codec(DType::f32), {byte_count(DType::f32, found.info.elements()), 0}};
     }
-    if (measurement.candidates.size() != formats.size()) fail();
+    if (formats.empty() || measurement.candidates.size() != formats.size()) fail();
     for (std::size_t c = 0; c < formats.size(); ++c) read_errors(c);
   }
 
@@ -397,6 +397,18 @@ std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble
     const auto takes = [&](const TensorInfo& tensor) { return tensor.shape.size() >= 2 && made->accepts(tensor); };
     add(codec, allow_nibble_only && any_tensor(takes));
   }
+  if (!formats.empty()) return formats;
+  const auto fail = [&](const std::string& fact, Remedy remedy = {}) {
+    throw Error(Errc::usage, fmt::format("{}: {}: nothing to choose", escaped(reference.path().string()), fact),
+                std::move(remedy));
+  };
+  if (std::ranges::any_of(codecs, quantizes))
+    fail("transformers could load it in none of the formats", Remedy{Remedy::Kind::nibble_only_formats});
+  std::vector<std::string> names;
+  for (const CodecSpec& codec : codecs) names.emplace_back(codec.name());
+  // F64 becomes F32 in any case, so a cast to F32 is no choice either.
+  const bool any_f64 = any_tensor([](const TensorInfo& tensor) { return tensor.dtype == DType::f64; });
+  fail(fmt::format("no tensor is wider than {}{}", fmt::join(names, " or "), any_f64 ? ", except for F64" : ""));
   return formats;
 }
 

@@ -193,6 +193,9 @@ TEST_F(MeasureAdvise, Refuses) {
         testing::MatchesRegex("error: w\\.safetensors: cannot become smaller than [0-9]+ bytes, [0-9.]+ bits per "
                               "weight; 22 bytes is allowed; --allow-nibble-only allows more formats\n"));
   EXPECT_EQ(run("measure w.safetensors --advise 9bits --allow-nibble-only").code, 0);
+  const Outcome nothing = run("measure w.safetensors --advise 9bits --allow-nibble-only --to fp32");
+  EXPECT_EQ(nothing.code, 2);
+  EXPECT_EQ(nothing.err, "error: w.safetensors: no tensor is wider than fp32: nothing to choose\n");
   EXPECT_EQ(run("convert w.safetensors out.safetensors --to int8").code, 0);
   EXPECT_EQ(run("measure out.safetensors --advise 9bits").code, 3);  // quantized already
 }

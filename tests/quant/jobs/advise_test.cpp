@@ -488,6 +488,24 @@ TEST(Advise, HostileNames) {
   }
 }
 
+// Casts that narrow no tensor leave nothing to choose among.
+TEST(Advise, WithoutFormatsThereIsNothingToChoose) {
+  const auto refused = [](const Reader& in, const std::vector<CodecSpec>& codecs) {
+    return error_of([&] { (void)advice_formats(in, true, codecs); }, Errc::usage);
+  };
+  const MemoryReader in = llama(), in_f32 = llama(DType::f32), in_f64 = llama(DType::f64);
+  EXPECT_EQ(refused(in, {"bf16"}), "/: no tensor is wider than bf16: nothing to choose");
+  EXPECT_EQ(refused(in, {"bf16", "fp16"}), "/: no tensor is wider than bf16 or fp16: nothing to choose");
+  EXPECT_EQ(refused(in_f32, {"fp32"}), "/: no tensor is wider than fp32: nothing to choose");
+  EXPECT_EQ(refused(in_f64, {"fp32"}), "/: no tensor is wider than fp32, except for F64: nothing to choose");
+  EXPECT_EQ(error_of(
+                [&] {
+                  (void)nibble::advise(in, {}, {}, {1'000'000, true});
+                },
+                Errc::usage),
+            "the measurement is not of the formats that advice is asked for");
+}
+
 TEST(Advise, AnotherMeasurementIsUsage) {
   const MemoryReader in = llama();
   const std::vector<Candidate> formats = formats_of(in, false);
