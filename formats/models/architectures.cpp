@@ -5,7 +5,7 @@
 // A stored name is resolved as in transformers 5.23 when it loads: renames in turn, at most one merge, then
 // base_model_prefix added or removed. Renames are regular expressions, dozens for some models, and a model of experts
 // has 100,000 names; so they run once per kind of name (numbers between dots do not count), on a probe whose numbers
-// are replaced by markers. Roles are then found by hashing the name with its numbers as `*`.
+// are replaced by markers. Roles are then found by hashing the name without its numbers.
 
 #include "formats/models/architectures.hpp"
 
@@ -31,6 +31,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Numbers = std::vector<std::uint64_t>;
 
+// Stands for a number in keys. Names are UTF-8, which never has this byte; a name may have a `*` of its own.
+constexpr char number_slot = '\xff';
 constexpr std::uint64_t any_number = ~std::uint64_t{0};   // `*` in a pattern
 constexpr std::uint64_t largest_number = any_number - 1;  // `$`: the largest in the file
 constexpr std::string_view architecture_key = "{\"architecture\":\"";
@@ -46,33 +48,50 @@ std::uint64_t to_number(std::string_view digits) {
   return value;
 }
 
-// A name cut at its numbers: "h.10.w" is the key "h.*.w" and the number 10.
+// A name cut at its numbers: "h.10.w" is the key "h.#.w" and the number 10, where # is number_slot.
 struct Name {
   std::string key;
   Numbers numbers;
 };
 
+// Calls visit(part, is_first) for what is between the dots.
 template <class Visit> void for_each_part(std::string_view name, Visit&& visit) {
   for (std::size_t begin = 0;;) {
     const std::size_t end = std::min(name.find('.', begin), name.size());
-    visit(name.substr(begin, end - begin));
+    visit(name.substr(begin, end - begin), begin == 0);
     if (end == name.size()) return;
     begin = end + 1;
   }
 }
 
-Name cut(std::string_view name) {
+// `number_of` is the number that a part stands for, if any.
+template <class NumberOf> Name cut(std::string_view name, NumberOf&& number_of) {
   Name result;
-  for_each_part(name, [&](std::string_view part) {
-    if (!result.key.empty()) result.key += '.';
-    if (is_number(part) || part == "*" || part == "$") {
-      result.key += '*';
-      result.numbers.push_back(part == "*" ? any_number : part == "$" ? largest_number : to_number(part));
+  for_each_part(name, [&](std::string_view part, bool is_first) {
+    if (!is_first) result.key += '.';
+    if (const std::optional<std::uint64_t> number = number_of(part)) {
+      result.key += number_slot;
+      result.numbers.push_back(*number);
     } else {
       result.key += part;
     }
   });
   return result;
+}
+
+Name cut_name(std::string_view name) {
+  return cut(name,
+             [](std::string_view part) { return is_number(part) ? std::optional(to_number(part)) : std::nullopt; });
+}
+
+// A pattern of the table, where `*` is any number and `$` the largest in the file.
+Name cut_pattern(std::string_view pattern) {
+  return cut(pattern, [](std::string_view part) {
+    return part == "*"       ? std::optional(any_number)
+           : part == "$"     ? std::optional(largest_number)
+           : is_number(part) ? std::optional(to_number(part))
+                             : std::nullopt;
+  });
 }
 
 // "a.{b,c}" stands for a.b and a.c.
@@ -206,14 +225,15 @@ class Architecture {
   }
 
   [[nodiscard]] Destination destination(std::string_view stored, const LoadingRules& rules) {
+    if (stored.find(marker_digits) != std::string_view::npos) return route(std::string(stored), rules);
     // The probe: numbers that no rename mentions are replaced by markers; the rest distinguishes kinds of names.
     std::string kind;
     std::string probe;
     std::vector<std::string_view> numbers;
-    for_each_part(stored, [&](std::string_view part) {
-      if (!kind.empty()) kind += '.', probe += '.';
-      if (is_number(part) && !spoken_.contains(std::string(part))) {
-        kind += '*';
+    for_each_part(stored, [&](std::string_view part, bool is_first) {
+      if (!is_first) kind += '.', probe += '.';
+      if (is_number(part) && numbers.size() < max_markers && !spoken_.contains(std::string(part))) {
+        kind += number_slot;
         probe += std::to_string(marker + numbers.size());
         numbers.push_back(part);
       } else {
@@ -250,7 +270,9 @@ class Architecture {
   }
 
  private:
-  static constexpr std::uint64_t marker = 900'000'000;  // above any number of layers or experts
+  static constexpr std::uint64_t marker = 900'000'000;         // above any number of layers or experts
+  static constexpr std::size_t max_markers = 1000;             // 900000000, 900000001, ..., 900000999
+  static constexpr std::string_view marker_digits = "900000";  // a name that has them could be taken for a probe
 
   explicit Architecture(const Json& line) : prefix_(line.value("prefix", "")), blocker_(line.value("blocker", "")) {
     add_groups(line, "", {});
@@ -299,7 +321,7 @@ class Architecture {
 
   void add(const Json& groups, const std::string& at, const Groups& without, Role role, Why why) {
     for (std::string& pattern : members(groups, at, without)) {
-      Name name = cut(role == Role::expert || role == Role::other ? pattern : pattern + ".weight");
+      Name name = cut_pattern(role == Role::expert || role == Role::other ? pattern : pattern + ".weight");
       by_key_[name.key].push_back(entries_.size());
       entries_.push_back({std::move(pattern), std::move(name.numbers), role, why, {}});
     }
@@ -320,7 +342,7 @@ class Architecture {
         continue;
       }
       // a `$` that only the tied model has: untied, the role is that of the pattern with `*`
-      Name name = cut(pattern + ".weight");
+      Name name = cut_pattern(pattern + ".weight");
       const Entry* general = entry({name.key, Numbers(name.numbers.size(), marker)}, {});
       if (general == nullptr) continue;
       Entry special{pattern, std::move(name.numbers), general->role, general->why, why};
@@ -345,7 +367,7 @@ class Architecture {
         text.replace(text.find(mark), mark.size(), numbers[i]);
   }
 
-  [[nodiscard]] bool knows(std::string_view parameter) const { return by_key_.contains(cut(parameter).key); }
+  [[nodiscard]] bool knows(std::string_view parameter) const { return by_key_.contains(cut_name(parameter).key); }
 
   // Replaces the first match of `transform` in `name`; false if there is none.
   bool apply(const Transform& transform, std::string& name) const {
@@ -488,7 +510,8 @@ class TableRoleFinder final : public RoleFinder {
     table_.see(tensors);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const std::string_view stored = tensors.name(i);
-      Name name = cut(tensors.shape(i).size() < 2 ? std::string(stored) : table_.destination(stored, rules_).parameter);
+      Name name =
+          cut_name(tensors.shape(i).size() < 2 ? std::string(stored) : table_.destination(stored, rules_).parameter);
       Numbers& most = largest_[name.key];
       most = std::max(most, name.numbers);
     }
@@ -497,7 +520,7 @@ class TableRoleFinder final : public RoleFinder {
   FoundRole find(const TensorInfo& tensor) override {
     if (tensor.shape.size() < 2) return {Role::other, tensor.name, "not a matrix", {}};
     const Destination to = table_.destination(tensor.name, rules_);
-    const Name name = cut(to.parameter);
+    const Name name = cut_name(to.parameter);
     const Entry* entry = table_.entry(name, largest_[name.key]);
     if (!to.merged) return role_of(tensor, to, entry, tied_, rules_);
     const bool expert = entry != nullptr && entry->role == Role::expert;
@@ -507,7 +530,7 @@ class TableRoleFinder final : public RoleFinder {
         expert ? "experts that are merged into one parameter when they are loaded" : "converted when it is loaded",
         {}};
     for (const std::string& target : to.targets) {
-      const Entry* filled = table_.entry(cut(target), {});
+      const Entry* filled = table_.entry(cut_name(target), {});
       if (filled != nullptr && is_linear_layer(filled->role) &&
           (!is_special(filled->why) || rules_.replaces_every_linear))
         found.keeps.push_back(module_of(target));
@@ -525,8 +548,8 @@ class TableRoleFinder final : public RoleFinder {
 // A pattern of modules as a regular expression. Its dots match anything, as they do in the lists of other programs.
 std::string as_expression(const std::string& pattern) {
   std::string result;
-  for_each_part(pattern, [&](std::string_view part) {
-    if (!result.empty()) result += '.';
+  for_each_part(pattern, [&](std::string_view part, bool is_first) {
+    if (!is_first) result += '.';
     if (part == "*" || part == "$")
       result += "[0-9]+";
     else

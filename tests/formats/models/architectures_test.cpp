@@ -71,6 +71,37 @@ TEST(Architectures, LlamaKeepsItsHead) {
   EXPECT_EQ(roles["model.norm.weight"].role, Role::other);
 }
 
+// The table's patterns have `*` and `$` where a name has a number. In a name they are text like any other.
+TEST(Architectures, WildcardsOfTheTableAreTextInNames) {
+  std::vector<TensorInfo> tensors;
+  for (const std::string number : {"*", "$", "0", "1"})
+    tensors.push_back(matrix("model.layers." + number + ".mlp.down_proj.weight"));
+  const RolesByName roles("LlamaForCausalLM", tensors);
+  for (const std::string number : {"*", "$"})
+    EXPECT_EQ(roles["model.layers." + number + ".mlp.down_proj.weight"].role, Role::unknown) << number;
+  for (const std::string number : {"0", "1"}) {
+    EXPECT_EQ(roles["model.layers." + number + ".mlp.down_proj.weight"].role, Role::linear) << number;
+    EXPECT_EQ(roles["model.layers." + number + ".mlp.down_proj.weight"].module,
+              "model.layers." + number + ".mlp.down_proj");
+  }
+}
+
+// Numbers of names are looked up as 900000000, 900000001, ..., which a name may have, too.
+TEST(Architectures, NumbersThatLookLikeMarkersStayWhatTheyAre) {
+  for (const std::string module : {"a.900000001.b.7.c", "a900000000.5.b", "900000000.900000000"})
+    EXPECT_EQ(RolesByName("LlamaForCausalLM", {matrix(module + ".weight")})[module + ".weight"].module, module);
+  std::string many = "a";
+  for (int i = 0; i < 1200; ++i) many += "." + std::to_string(i);
+  EXPECT_EQ(RolesByName("LlamaForCausalLM", {matrix(many + ".weight")})[many + ".weight"].module, many);
+}
+
+TEST(Architectures, EmptyFirstPartsCount) {
+  const RolesByName roles("LlamaForCausalLM", {matrix("model.layers.0.mlp.down_proj.weight"),
+                                               matrix(".model.layers.0.mlp.down_proj.weight")});
+  EXPECT_EQ(roles["model.layers.0.mlp.down_proj.weight"].role, Role::linear);
+  EXPECT_EQ(roles[".model.layers.0.mlp.down_proj.weight"].role, Role::unknown);
+}
+
 TEST(Architectures, TiedHeadIsNoLayerOfItsOwn) {
   const RolesByName roles("LlamaForCausalLM", llama(), true);
   EXPECT_EQ(roles["lm_head.weight"].role, Role::other);
