@@ -12,10 +12,17 @@ namespace {
 
 re2::StringPiece piece(std::string_view name) { return {name.data(), name.size()}; }
 
+// Names may contain newlines, and a user who writes `.*` means every name.
+RE2::Options options() {
+  RE2::Options options(RE2::Quiet);
+  options.set_dot_nl(true);
+  return options;
+}
+
 }  // namespace
 
 UserPattern::UserPattern(std::string_view label, const std::string& pattern)
-    : label_(label), text_(pattern), regex_(std::make_unique<RE2>(pattern, RE2::Quiet)) {
+    : label_(label), text_(pattern), regex_(std::make_unique<RE2>(pattern, options())) {
   if (!regex_->ok())
     throw Error(Errc::usage, fmt::format("{} '{}' is not a regular expression: {}", label, printable(pattern),
                                          printable(regex_->error())));
@@ -44,7 +51,7 @@ std::string UserPattern::wider_pattern(const EachName& each_name) const {
   if (hits == 0) return {};
   const std::string inner = text_.find('|') == std::string::npos ? text_ : "(" + text_ + ")";
   for (const std::string& wider : {inner + ".*", ".*" + inner, ".*" + inner + ".*"}) {
-    const RE2 regex(wider, RE2::Quiet);
+    const RE2 regex(wider, options());
     if (regex.ok() && count([&](const auto& name) { return RE2::FullMatch(name, regex); }) == hits)
       return fmt::format(" as a whole name; '{}' matches {}", pasteable(wider), hits);
   }

@@ -9,7 +9,7 @@
 
 namespace nibble {
 
-/// A user's pattern (RE2 syntax) for whole names of tensors, with what it is called in errors.
+/// A user's pattern (RE2 syntax, `.` is also a newline) for whole names of tensors, with what it is called in errors.
 class UserPattern {
  public:
   /// `label` is a literal. Throws Error(usage), "LABEL 'PATTERN' ...", if it is no pattern.

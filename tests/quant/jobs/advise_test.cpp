@@ -488,6 +488,12 @@ TEST(Advise, HostileNames) {
   }
 }
 
+TEST(Advise, NewlinesInEveryName) {
+  MemoryReader in;
+  in.add_normal("a\nb.weight", DType::bf16, {64, 64});
+  check(in, advise(in, 5000, true));
+}
+
 // Casts that narrow no tensor leave nothing to choose among.
 TEST(Advise, WithoutFormatsThereIsNothingToChoose) {
   const auto refused = [](const Reader& in, const std::vector<CodecSpec>& codecs) {

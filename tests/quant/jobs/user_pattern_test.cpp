@@ -31,6 +31,11 @@ TEST(UserPattern, MatchesWholeNames) {
   EXPECT_FALSE(pattern.matches(""));
 }
 
+TEST(UserPattern, DotIsAlsoANewline) {
+  EXPECT_TRUE(UserPattern("skip pattern", ".*").matches("a\nb.weight"));
+  EXPECT_EQ(message("b", {"a\nb"}), "skip pattern 'b' matches no tensor as a whole name; '.*b' matches 1");
+}
+
 TEST(UserPattern, BrokenOnesAreRefused) {
   EXPECT_EQ(error_of([] { const UserPattern pattern("skip pattern", "up[proj"); }, Errc::usage),
             "skip pattern 'up[proj' is not a regular expression: missing ]: [proj");
