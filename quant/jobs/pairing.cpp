@@ -54,21 +54,26 @@ Pairing::Pairing(const Reader& reference, std::span<const Candidate> candidates)
       planned_.back() = index_by_source(*candidate.plan);
     }
   }
-  if (any_stored && !refused && has_matrix(reference_)) {
+  if (any_stored && has_matrix(reference_)) {
     model_roles_ = roles_of(reference_);
     for (std::size_t t = 0; t < reference_.size(); ++t)
-      for (const PlannedTensor& view : views_of(reference_[t])) {
+      for (const PlannedTensor& view : forms_of(reference_[t]).quantized) {
         ++views_.count;
         views_.name_bytes += view.info.name.size();
       }
   }
 }
 
-std::vector<PlannedTensor> Pairing::views_of(const StoredWeights::Tensor& tensor) const {
+Pairing::Forms Pairing::forms_of(const StoredWeights::Tensor& tensor) const {
   const TensorInfo& info = tensor.stored.info;
-  if (!model_roles_.finder) return {};
-  if (!is_weight_type(info.dtype) || info.shape.size() < 2) return {view_of(tensor)};
-  return quantized_views(view_of(tensor), model_roles_.finder->find(info).role);
+  const PlannedTensor whole = view_of(tensor);
+  if (!model_roles_.finder) return {whole, {}};
+  if (!is_weight_type(info.dtype) || info.shape.size() < 2) return {whole, {whole}};
+  const Role role = model_roles_.finder->find(info).role;
+  std::vector<PlannedTensor> views = quantized_views(whole, role);
+  // Transposed once more, it is as the original has it.
+  if (is_stored_transposed(reference_.reader(), tensor, role)) return {views.front(), {whole}};
+  return {whole, std::move(views)};
 }
 
 Pairing::Row& Pairing::row_of(std::vector<Row>& rows, const PlannedTensor& view) const {
@@ -93,7 +98,7 @@ std::vector<Pairing::Row> Pairing::rows_of(std::size_t tensor, std::span<std::ve
     return rows;
   }
   const PlannedTensor whole = view_of(reference);
-  const std::vector<PlannedTensor> views = views_of(reference);
+  const Forms forms = forms_of(reference);
   for (std::size_t c = 0; c < candidates_.size(); ++c) {
     bool any = false;
     if (candidates_[c].plan) {
@@ -102,15 +107,15 @@ std::vector<Pairing::Row> Pairing::rows_of(std::size_t tensor, std::span<std::ve
         any = true;
       });
     } else {
-      any = match_stored(rows, whole, views, c, missing[c]);
+      any = match_stored(rows, forms, c, missing[c]);
     }
     if (!any) missing[c].push_back(whole.info.name);
   }
   return rows;
 }
 
-bool Pairing::match_stored(std::vector<Row>& rows, const PlannedTensor& whole, std::span<const PlannedTensor> views,
-                           std::size_t c, std::vector<std::string>& missing) const {
+bool Pairing::match_stored(std::vector<Row>& rows, const Forms& forms, std::size_t c,
+                           std::vector<std::string>& missing) const {
   const StoredWeights& stored = *stored_[c];
   const auto match = [&](const PlannedTensor& view, std::size_t tensor) {
     const TensorInfo found = stored[tensor].stored.info;
@@ -118,18 +123,18 @@ bool Pairing::match_stored(std::vector<Row>& rows, const PlannedTensor& whole, s
     row_of(rows, view).stored[c] = tensor;
     return true;
   };
-  const auto same_name = stored.find(whole.info.name);
+  const auto same_name = stored.find(forms.plain.info.name);
   std::vector<std::string> lacking;
   bool any = false;
   if (!(same_name && !stored[*same_name].quantized()))
-    for (const PlannedTensor& view : views) {
+    for (const PlannedTensor& view : forms.quantized) {
       const auto tensor = stored.find(view.info.name);
       if (tensor && match(view, *tensor))
         any = true;
       else
         lacking.push_back(view.info.name);
     }
-  if (!any) return same_name && match(whole, *same_name);
+  if (!any) return same_name && match(forms.plain, *same_name);
   missing.insert(missing.end(), lacking.begin(), lacking.end());
   return true;
 }

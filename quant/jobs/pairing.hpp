@@ -43,9 +43,14 @@ class Pairing {
 
  private:
   Row& row_of(std::vector<Row>& rows, const PlannedTensor& view) const;
-  [[nodiscard]] std::vector<PlannedTensor> views_of(const StoredWeights::Tensor& tensor) const;
-  bool match_stored(std::vector<Row>& rows, const PlannedTensor& whole, std::span<const PlannedTensor> views,
-                    std::size_t candidate, std::vector<std::string>& missing) const;
+  // How checkpoints have a tensor of the reference.
+  struct Forms {
+    PlannedTensor plain;                   // where it is not quantized
+    std::vector<PlannedTensor> quantized;  // empty if that is not known
+  };
+  [[nodiscard]] Forms forms_of(const StoredWeights::Tensor& tensor) const;
+  bool match_stored(std::vector<Row>& rows, const Forms& forms, std::size_t candidate,
+                    std::vector<std::string>& missing) const;
 
   std::span<const Candidate> candidates_;
   StoredWeights reference_;

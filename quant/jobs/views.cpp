@@ -62,6 +62,11 @@ std::vector<PlannedTensor> quantized_views(PlannedTensor tensor, Role role) {
   return views;
 }
 
+bool is_stored_transposed(const Reader& in, const StoredWeights::Tensor& tensor, Role role) {
+  return role == Role::conv1d && tensor.quantized() && in.config() &&
+         (is_nibble_only(*in.config()) || !tensor.scheme->is_source());
+}
+
 std::string fused_name(std::string_view matrix) {
   std::string name;
   std::string leaf;

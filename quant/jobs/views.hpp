@@ -27,6 +27,10 @@ struct ModelRoles {
 /// matrix per expert, a Conv1D is transposed, all others are as they are.
 [[nodiscard]] std::vector<PlannedTensor> quantized_views(PlannedTensor tensor, Role role);
 
+/// Whether a quantized tensor in this role is stored as quantized_views() transposes it: bitsandbytes and nibble store
+/// a Conv1D so.
+[[nodiscard]] bool is_stored_transposed(const Reader& in, const StoredWeights::Tensor& tensor, Role role);
+
 /// The name of the tensor that quantized_views() cuts a matrix of this name out of. Empty if it gives none such a name.
 [[nodiscard]] std::string fused_name(std::string_view matrix);
 
