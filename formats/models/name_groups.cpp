@@ -11,8 +11,6 @@
 namespace nibble {
 namespace {
 
-constexpr std::size_t max_numbers = 16;  // in a name: thousands are not a layer, and each is a level of recursion
-
 // A number that has a successor in the same spelling: not "007", and not of 30 digits.
 std::optional<std::uint64_t> value_of(const std::string& number) {
   constexpr std::size_t max_digits = 18;
@@ -56,7 +54,6 @@ std::vector<NameGroup> name_groups(const std::vector<std::string>& names) {
   std::map<std::vector<std::string>, std::map<NumberTuple, std::size_t>> kinds;
   for (std::size_t i = 0; i < names.size(); ++i) {
     CutName name = cut_at_numbers(names[i]);
-    if (name.numbers.size() > max_numbers) name = {{names[i]}, {}};
     kinds[std::move(name.texts)][std::move(name.numbers)] = i;
   }
   std::vector<NameGroup> groups;

@@ -66,6 +66,7 @@ CutName cut_at_numbers(std::string_view name) {
     const std::string_view piece = name.substr(begin, end - begin);
     if (begin > 0) result.texts.back() += '.';
     if (!piece.empty() && piece.find_first_not_of("0123456789") == std::string_view::npos) {
+      if (result.numbers.size() == max_numbers) return {{std::string(name)}, {}};
       result.numbers.emplace_back(piece);
       result.texts.emplace_back();
     } else {

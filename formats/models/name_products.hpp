@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <set>
 #include <string>
 #include <string_view>
@@ -23,6 +24,9 @@ struct ByValue {
 };
 using NumberTexts = std::set<std::string, ByValue>;
 using NumberTuples = std::set<NumberTuple, ByValue>;
+
+/// A name with more numbers is not cut: thousands of them are not layers, and cover() recurses once for each.
+inline constexpr std::size_t max_numbers = 16;
 
 /// `model.layers.3.mlp.weight`: "model.layers." and ".mlp.weight", and 3.
 struct CutName {

@@ -59,6 +59,13 @@ TEST(NamePatterns, NumbersAreText) {
   EXPECT_THAT(patterns_of({"", ".", "..", "0.", "."}, {"", "0."}), SizeIs(2));
 }
 
+// Each number would be a level of recursion, and a copy of the rest of the name.
+TEST(NamePatterns, NamesOfManyNumbersAreText) {
+  std::string numbers;
+  for (int i = 0; i < 20'000; ++i) numbers += "1.";
+  EXPECT_THAT(patterns_of({numbers + "a", numbers + "b"}, {numbers + "b"}), ElementsAre(exact_pattern(numbers + "b")));
+}
+
 TEST(NamePatterns, GroupExpertsOfLayers) {
   std::vector<std::string> all;
   for (int layer = 0; layer < 4; ++layer)

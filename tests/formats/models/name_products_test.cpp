@@ -19,6 +19,15 @@ TEST(NameProducts, NamesAreCutAtNumbersBetweenDots) {
   EXPECT_THAT(cut_at_numbers("a.3b.c4").numbers, ElementsAre());
 }
 
+TEST(NameProducts, NamesOfManyNumbersAreNotCut) {
+  std::string name = "w";
+  for (std::size_t i = 0; i < max_numbers; ++i) name += ".1";
+  EXPECT_EQ(cut_at_numbers(name).numbers.size(), max_numbers);
+  name += ".1";
+  EXPECT_THAT(cut_at_numbers(name).texts, ElementsAre(name));
+  EXPECT_THAT(cut_at_numbers(name).numbers, ElementsAre());
+}
+
 bool takes(const NumberProduct& product, const NumberTuple& tuple) {
   for (std::size_t i = 0; i < tuple.size(); ++i)
     if (!product[i].any && !product[i].numbers.contains(tuple[i])) return false;
