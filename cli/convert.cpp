@@ -59,7 +59,7 @@ class Shorthand {
 
   void apply(std::string_view text, CodecSpec& codec) const {
     if (value_.empty() || !codec.has(option_)) return;
-    if (text.find(fmt::format("{}=", option_)) != std::string_view::npos)
+    if (const auto given = given_options(text); std::ranges::find(given, option_) != given.end())
       throw Error(Errc::usage, fmt::format("{} cannot be combined with '{}', which sets the same option", flag_,
                                            printable(std::string(text))));
     try {
@@ -89,7 +89,8 @@ void finish_recipe(ConvertOptions& options) {
     shorthand.apply(options.lm_head, recipe.lm_head);
     shorthand.apply(options.experts, recipe.experts);
     for (std::size_t r = 0; r < recipe.rules.size(); ++r)
-      shorthand.apply(std::string_view(options.rules[r]).substr(recipe.rules[r].pattern.size()), recipe.rules[r].codec);
+      shorthand.apply(std::string_view(options.rules[r]).substr(recipe.rules[r].pattern.size() + 1),
+                      recipe.rules[r].codec);
   }
   recipe.default_skips = !options.no_default_skips;
   recipe.max_shard_bytes = parse_size("--max-shard-size", options.max_shard_size);

@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "nibble/codec.hpp"
 
@@ -18,6 +19,10 @@ struct RegisteredCodec {
 
 /// "'int4' is not one of int8, nf4, fp4: did you mean nf4?" `names` are those of some codecs.
 [[nodiscard]] std::string none_of_codecs(std::string_view given, std::span<const std::string_view> names);
+
+/// The options that the text of a CodecSpec sets, as the codec declares their names. Throws Error(usage) as CodecSpec
+/// does.
+[[nodiscard]] std::vector<std::string_view> given_options(std::string_view text);
 
 /// How most of them are made.
 template <class Made> std::unique_ptr<const Codec> make_of_spec(const CodecSpec& spec) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "core/suggest.hpp"
@@ -68,6 +69,27 @@ std::string_view cut(std::string_view& rest, char separator) {
   return first;
 }
 
+// The text of a CodecSpec.
+struct ParsedCodec {
+  std::size_t codec = 0;                                                   // index into registered_codecs
+  std::array<std::optional<std::uint8_t>, CodecSpec::max_options> values;  // of the options that are given
+};
+
+ParsedCodec parse(std::string_view text) {
+  const bool has_options = text.find(':') != std::string_view::npos;
+  ParsedCodec parsed{find_codec(cut(text, ':')), {}};
+  const CodecInfo& codec = registered_codecs.at(parsed.codec)->info;
+  for (bool more = has_options; more;) {
+    more = text.find(',') != std::string_view::npos;
+    std::string_view value = cut(text, ',');
+    const std::size_t option = find_option(codec, cut(value, '='));
+    if (parsed.values.at(option))
+      throw Error(Errc::usage, fmt::format("{} of codec {} is given twice", codec.options[option].name, codec.name));
+    parsed.values.at(option) = find_value(codec, codec.options[option], value);
+  }
+  return parsed;
+}
+
 }  // namespace
 
 std::string none_of_codecs(std::string_view given, std::span<const std::string_view> names) {
@@ -80,21 +102,19 @@ std::string none_of_codecs(std::string_view given, std::span<const std::string_v
 std::span<const std::string_view> codec_names() { return registered_names; }
 
 CodecSpec::CodecSpec(std::string_view text) {
-  const bool has_options = text.find(':') != std::string_view::npos;
-  codec_ = static_cast<std::uint8_t>(find_codec(cut(text, ':')));
-  const CodecInfo& codec = info();
-  for (std::size_t i = 0; i < codec.options.size(); ++i)
-    values_.at(i) = static_cast<std::uint8_t>(codec.options[i].default_value);
-  std::array<bool, max_options> given{};
-  for (bool more = has_options; more;) {
-    more = text.find(',') != std::string_view::npos;
-    std::string_view value = cut(text, ',');
-    const std::size_t option = find_option(codec, cut(value, '='));
-    if (given.at(option))
-      throw Error(Errc::usage, fmt::format("{} of codec {} is given twice", codec.options[option].name, codec.name));
-    given.at(option) = true;
-    values_.at(option) = find_value(codec, codec.options[option], value);
-  }
+  const ParsedCodec parsed = parse(text);
+  codec_ = static_cast<std::uint8_t>(parsed.codec);
+  for (std::size_t i = 0; i < info().options.size(); ++i)
+    values_.at(i) = parsed.values.at(i).value_or(static_cast<std::uint8_t>(info().options[i].default_value));
+}
+
+std::vector<std::string_view> given_options(std::string_view text) {
+  const ParsedCodec parsed = parse(text);
+  const std::span<const CodecOption> options = registered_codecs.at(parsed.codec)->info.options;
+  std::vector<std::string_view> given;
+  for (std::size_t i = 0; i < options.size(); ++i)
+    if (parsed.values.at(i)) given.push_back(options[i].name);
+  return given;
 }
 
 const CodecInfo& CodecSpec::info() const { return registered_codecs.at(codec_)->info; }

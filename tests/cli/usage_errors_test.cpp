@@ -89,8 +89,12 @@ TEST_F(UsageErrors, CodecsAreRefusedForTheSameReasonEverywhere) {
 TEST_F(UsageErrors, AnOptionOfACodecIsNotSaidTwice) {
   EXPECT_EQ(error_of("convert m out --to nf4:block-size=32 --block-size 64"),
             "--block-size cannot be combined with 'nf4:block-size=32', which sets the same option");
+  EXPECT_EQ(error_of("convert m out --to nf4:block_size=32 --block-size 64"),
+            "--block-size cannot be combined with 'nf4:block_size=32', which sets the same option");
+  EXPECT_EQ(error_of("convert m out --to nf4:double_quant=yes --no-double-quant"),
+            "--no-double-quant cannot be combined with 'nf4:double_quant=yes', which sets the same option");
   EXPECT_EQ(error_of("convert m out --to int8 --tensor '.*=nf4:double-quant=yes' --no-double-quant"),
-            "--no-double-quant cannot be combined with '=nf4:double-quant=yes', which sets the same option");
+            "--no-double-quant cannot be combined with 'nf4:double-quant=yes', which sets the same option");
 }
 
 TEST_F(UsageErrors, ShortNamesOfComputeTypesAreTaken) {
