@@ -225,6 +225,8 @@ class AbsmaxOfBlocks final : public Quantizer {
     return each * ceil_div(tensor.elements(), codec_.blocksize());
   }
 
+  bool uses_device(const TensorInfo& tensor) const override { return DeviceEncoder::takes(tensor.dtype); }
+
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&, Scratch& scratch) const override {
     return std::make_unique<BlockEncoder>(codec_, options_, tensor, scratch);
   }

@@ -204,6 +204,8 @@ class AbsmaxOfRows final : public Quantizer {
     return scanned_magnitude_bytes * tensor.shape.at(0);
   }
 
+  bool uses_device(const TensorInfo& tensor) const override { return DeviceEncoder::takes(tensor.dtype); }
+
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,
                                    Scratch& scratch) const override {
     return std::make_unique<RowEncoder>(device_, tensor, chunking.scan, scratch);

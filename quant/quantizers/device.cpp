@@ -252,6 +252,8 @@ std::vector<std::string> Device::warnings() const {
 
 std::pmr::memory_resource* DeviceEncoder::pinned_memory() const noexcept { return &*state_.memory; }
 
+bool DeviceEncoder::takes(DType source) noexcept { return dtype_of(source).has_value(); }
+
 bool DeviceEncoder::encode_four_bit(std::span<const float> codebook, DType source, std::span<const std::byte> weights,
                                     std::size_t blocksize, std::span<std::uint8_t> packed,
                                     std::span<float> absmax) const {

@@ -15,6 +15,9 @@ class DeviceEncoder {
  public:
   explicit DeviceEncoder(Device& device) noexcept : state_(*device.state_) {}
 
+  /// Whether a device can encode weights of this type.
+  [[nodiscard]] static bool takes(DType source) noexcept;
+
   /// Encodes a chunk of F32, BF16 or F16 weights as the 4-bit codec with that codebook does, up to double quantization.
   /// Returns false if the CPU has to do it; the bytes written are then invalid. This is so if not all blocks or rows
   /// are finite (for int8: and within fp16), for other types and codebooks, and after a device that was chosen

@@ -89,6 +89,9 @@ class Quantizer {
   /// Bytes of memory that an encoder keeps of what it has scanned.
   [[nodiscard]] virtual std::uint64_t scan_bytes(const TensorInfo& /*tensor*/) const { return 0; }
 
+  /// Whether its encoders give chunks of such a tensor to QuantizerOptions::device, if there is one.
+  [[nodiscard]] virtual bool uses_device(const TensorInfo& /*tensor*/) const { return false; }
+
   /// `scratch` has room for scratch_bytes() and must outlive the encoder.
   [[nodiscard]] virtual std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,
                                                          Scratch& scratch) const = 0;

@@ -37,7 +37,8 @@ class DeviceOption : public testing::Test {
   }
 
   Outcome run(const std::string& arguments, const std::string& environment = {}) const {
-    return test::run_program(root_.path(), arguments + " --to nf4 --max-memory 20MB",
+    const char* const to = arguments.find(" --to ") == std::string::npos ? " --to nf4" : "";
+    return test::run_program(root_.path(), arguments + to + " --max-memory 20MB",
                              "NIBBLE_CUDA_LIBRARY='" NIBBLE_SIMULATED_CUDA "' " + environment);
   }
 
@@ -55,10 +56,21 @@ TEST_F(DeviceOption, SaysWhereCodecsRan) {
   };
   EXPECT_EQ(device("--device cuda"), "simulated device");
   EXPECT_EQ(device("--device cpu"), "cpu");
-  EXPECT_EQ(device("--device cuda --tensor '.*=keep'"), "cpu");  // nothing for a device to do
   EXPECT_EQ(test::read_file(root_.path() / "a.safetensors"), test::read_file(root_.path() / "b.safetensors"));
   EXPECT_EQ(test::read_file(root_.path() / "a.safetensors.nibble.json"),
             test::read_file(root_.path() / "b.safetensors.nibble.json"));
+}
+
+TEST_F(DeviceOption, NothingForADeviceToDoIsAnError) {
+  for (const char* const rest : {"--to fp8", "--to bf16", "--to nf4 --tensor '.*=keep'"}) {
+    const Outcome outcome = run(std::string("convert w.safetensors out.safetensors --device cuda ") + rest);
+    EXPECT_EQ(outcome.code, 2) << rest;
+    EXPECT_EQ(outcome.err,
+              "error: cannot use CUDA: no F32, BF16 or F16 tensor becomes int8 or nf4 or fp4, and a GPU encodes "
+              "nothing else; use --device cpu to convert without a GPU\n")
+        << rest;
+    EXPECT_FALSE(fs::exists(root_.path() / "out.safetensors"));
+  }
 }
 
 TEST_F(DeviceOption, ErrorsAreOneLine) {
@@ -124,7 +136,7 @@ TEST_F(DeviceOption, AutomaticStartsNothingInVain) {
   // Little work, or the CPU: neither.
   for (const std::string arguments :
        {"w.safetensors x.safetensors --device auto", "large.safetensors x.safetensors --device cpu",
-        "large.safetensors x.safetensors"}) {
+        "large.safetensors x.safetensors", "large.safetensors x.safetensors --device auto --to fp8"}) {
     EXPECT_THAT(looked_for(arguments, ""), Not(HasSubstr("nibble_cuda_simulated"))) << arguments;
     EXPECT_THAT(looked_for(arguments, "NIBBLE_CUDA_LIBRARY="), Not(HasSubstr("libcuda"))) << arguments;
   }
