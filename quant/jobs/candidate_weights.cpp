@@ -8,6 +8,7 @@
 
 #include "core/ranges.hpp"
 #include "nibble/error.hpp"
+#include "quant/jobs/counts.hpp"
 #include "quant/stream/encode.hpp"
 #include "quant/stream/memory_model.hpp"
 #include "quant/stream/nonfinite.hpp"
@@ -57,9 +58,6 @@ bool is_same(const Codec& codec, const WeightSource& weights) {
          codec.planes(weights.info()).front().dtype == weights.info().dtype;
 }
 
-// Whether its codes can be counted: only if a byte has two.
-bool has_codes(const Codec& codec) { return !codec.codebook().empty(); }
-
 }  // namespace
 
 StoredForm form_of(const StoredWeights::Tensor& stored) {
@@ -76,7 +74,7 @@ CandidateTensor CandidateWeights::stored(std::size_t c, std::size_t tensor) {
   CandidateTensor test{.form = form_of(found),
                        .bytes = found.bytes,
                        .normal_sqnr_db = normal_sqnr_of(found),
-                       .has_codes = has_codes(*make_codec(found.stored.codec))};
+                       .has_codes = has_four_bit_codes(*make_codec(found.stored.codec))};
   test.weights.emplace(
       about(pairing_.stored(c).reader(), [&] { return open_source(pairing_.stored(c), found, buffers_); }));
   return test;
@@ -88,7 +86,7 @@ CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& pl
   CandidateTensor test{.form = planned.codec,
                        .bytes = planned.stored_bytes,
                        .normal_sqnr_db = codec->normal_sqnr_db(planned.info),
-                       .has_codes = has_codes(*codec)};
+                       .has_codes = has_four_bit_codes(*codec)};
   if (!codec->quantizes()) test.form = codec->planes(planned.info).front().dtype;
   if (is_same(*codec, reference)) {
     test.is_reference = true;

@@ -37,6 +37,11 @@ void count_errors(std::span<const float> reference, std::span<const float> test,
     if (found[e] != 0) add_errors(counts, static_cast<int>(e) - 127, found[e]);
 }
 
+bool has_four_bit_codes(const Codec& codec) {
+  constexpr std::uint64_t weights = 8;
+  return !codec.codebook().empty() && codec.code_bytes({{}, DType::f32, {1, weights}}, weights) == weights / 2;
+}
+
 void count_codes(std::span<const std::byte> packed, std::size_t weights, Counts& counts) {
   std::array<std::uint32_t, 256> pairs{};
   for (const std::byte pair : packed) ++pairs[static_cast<std::uint8_t>(pair)];

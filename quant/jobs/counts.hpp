@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <span>
 
+#include "nibble/codec.hpp"
 #include "nibble/measure.hpp"
 
 namespace nibble {
@@ -12,6 +13,9 @@ void add(Counts& to, const Counts& from);
 
 /// Counts the errors of weights by their size, which is how fp32 stores it.
 void count_errors(std::span<const float> reference, std::span<const float> test, Counts& counts);
+
+/// Whether count_codes() can count the codes of this codec: each stands for a value, and a byte has two.
+[[nodiscard]] bool has_four_bit_codes(const Codec& codec);
 
 /// Counts 4-bit codes, two to a byte. If the number of weights is odd, the last code belongs to none of them.
 void count_codes(std::span<const std::byte> packed, std::size_t weights, Counts& counts);

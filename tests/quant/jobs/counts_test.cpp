@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <vector>
 
 namespace nibble::counts_test {
 namespace {
@@ -108,6 +110,30 @@ TEST(Counts, EntropyIsInBits) {
   EXPECT_EQ(counts.entropy(), 0);
   counts.codes[8] = 5;
   EXPECT_DOUBLE_EQ(counts.entropy(), 1);
+}
+
+// A codebook of 256 values, with a byte for each code.
+class ByteCodec final : public Codec {
+ public:
+  ByteCodec() : Codec(CodecSpec()) {}
+  [[nodiscard]] std::span<const float> codebook() const noexcept override { return values_; }
+  [[nodiscard]] std::vector<Plane> planes(const TensorInfo& tensor) const override {
+    return {{PlaneRole::codes, DType::u8, tensor.shape}};
+  }
+  [[nodiscard]] std::uint64_t code_bytes(const TensorInfo&, std::uint64_t n) const override { return n; }
+  [[nodiscard]] std::unique_ptr<Decoder> decoder(const TensorInfo&,
+                                                 std::span<const std::span<const std::byte>>) const override {
+    return nullptr;
+  }
+
+ private:
+  std::vector<float> values_ = std::vector<float>(256);
+};
+
+TEST(Counts, CodesOfFourBitsAreKnown) {
+  for (const std::string_view name : codec_names())
+    EXPECT_EQ(has_four_bit_codes(*make_codec(name)), name == "nf4" || name == "fp4") << name;
+  EXPECT_FALSE(has_four_bit_codes(ByteCodec()));
 }
 
 }  // namespace
