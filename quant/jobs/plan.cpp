@@ -230,8 +230,9 @@ class Planner {
     if (codec.quantizes()) views = quantized_views(std::move(planned), found.role);
     for (PlannedTensor& view : views) {
       if (!codec.accepts(view.info))
-        throw Error(Errc::usage, fmt::format("tensor '{}' is {}: codec {} cannot store it", printable(tensor.name),
-                                             short_list(tensor), codec.name()));
+        throw Error(Errc::usage,
+                    fmt::format("{}: tensor '{}' is {}: codec {} cannot store it", in_.label_of(view.source),
+                                printable(tensor.name), short_list(tensor), codec.name()));
       push(std::move(view), found, codec);
     }
   }
@@ -272,13 +273,15 @@ class Planner {
     plan_.nibble_only = !why.empty();
     if (!plan_.nibble_only) return;
     if (!plan_.recipe.allow_nibble_only)
-      throw Error(Errc::usage, why + ": transformers could not load the result", Remedy::Kind::allow_nibble_only);
+      throw Error(Errc::usage,
+                  fmt::format("{}: {}: transformers could not load the result", escaped(in_.path().string()), why),
+                  Remedy::Kind::allow_nibble_only);
     plan_.warnings.emplace_back(why + ": nibble's own loader reads the result, transformers does not");
   }
 
   void warn() {
     if (auto nothing = nothing_done()) plan_.warnings.push_back(*std::move(nothing));
-    if (!codec_of(plan_.recipe.to).quantizes()) return;
+    if (!codec_of(plan_.recipe.to).quantizes()) return warn_of_other_types();
     std::uint64_t all = 0;
     std::map<Role, std::uint64_t> left;  // bytes that are not quantized
     for (const PlannedTensor& tensor : plan_.tensors) {
@@ -310,6 +313,19 @@ class Planner {
                                     remedy.kind == Remedy::Kind::none ? "" : "fp32 "));
       plan_.warnings.emplace_back(fmt::format("{}", fmt::join(parts, "; ")), remedy);
     }
+  }
+
+  // A cast of the whole model leaves types that mean nothing without scales, such as FP8.
+  void warn_of_other_types() {
+    std::vector<std::string> left;
+    for (const PlannedTensor& tensor : plan_.tensors)
+      if (is_floating_point(tensor.info.dtype) && !is_weight_type(tensor.info.dtype) &&
+          tensor.decided_by == DecidedBy::model)
+        left.push_back(fmt::format("'{}' in {}", printable(tensor.info.name), traits(tensor.info.dtype).name));
+    if (left.empty()) return;
+    const std::string others =
+        left.size() == 1 ? " stays as it is" : fmt::format(" and {} more stay as they are", left.size() - 1);
+    plan_.warnings.emplace_back(fmt::format("tensor {}{}: only F64, F32, BF16 and F16 are cast", left.front(), others));
   }
 
   // Why a conversion will change nothing that it was asked to change, if that is so.

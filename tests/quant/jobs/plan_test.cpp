@@ -18,6 +18,7 @@ using test::remedies;
 using test::remedy_of;
 using test::texts;
 using testing::Contains;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 MemoryReader llama(bool tied = false) {
@@ -128,6 +129,33 @@ TEST(Plan, RuleThatMatchesNothingIsAnError) {
             "tensor pattern '.*layernorm.*' matches only tensors that nf4 cannot store");
 }
 
+TEST(Plan, TensorsThatACodecCannotStoreAreNamedWithTheirFile) {
+  Recipe recipe;
+  recipe.to = recipe.embeddings = "int8";
+  MemoryReader cube;
+  cube.set_architecture("LlamaForCausalLM", false);
+  cube.add_normal("model.embed_tokens.weight", DType::bf16, {2, 3, 4});
+  EXPECT_EQ(error_of([&] { (void)make_plan(cube, recipe); }, Errc::usage),
+            "/file0: tensor 'model.embed_tokens.weight' is BF16 [2, 3, 4]: codec int8 cannot store it");
+}
+
+// An FP8 tensor without scales is not decoded.
+TEST(Plan, CastsNameTheNumbersThatTheyLeaveAsTheyAre) {
+  MemoryReader in;
+  in.add_normal("a", DType::bf16, {4});
+  in.add({"b", DType::f8_e4m3, {4}}, std::vector<std::byte>(4));
+  Recipe recipe;
+  recipe.to = "fp16";
+  EXPECT_THAT(texts(make_plan(in, recipe).warnings),
+              ElementsAre("tensor 'b' in F8_E4M3 stays as it is: only F64, F32, BF16 and F16 are cast"));
+  in.add({"c", DType::f8_e5m2, {4}}, std::vector<std::byte>(4));
+  in.add({"d", DType::i8, {4}}, std::vector<std::byte>(4));
+  EXPECT_THAT(texts(make_plan(in, recipe).warnings),
+              ElementsAre("tensor 'b' in F8_E4M3 and 1 more stay as they are: only F64, F32, BF16 and F16 are cast"));
+  recipe.skips = {"b|c"};
+  EXPECT_TRUE(make_plan(in, recipe).warnings.empty());
+}
+
 // Each with options of its own, and the last match wins.
 TEST(Plan, EveryTensorHasTheOptionsOfItsCodec) {
   Recipe recipe;
@@ -195,7 +223,7 @@ TEST(Plan, WhatBitsandbytesCannotSayIsRefused) {
   embeddings.embeddings = "nf4";
   EXPECT_EQ(
       error_of([&] { (void)make_plan(llama(), embeddings); }, Errc::usage),
-      "tensor 'model.embed_tokens.weight' (nf4) is not a linear layer of the model: transformers could not load the "
+      "/: tensor 'model.embed_tokens.weight' (nf4) is not a linear layer of the model: transformers could not load the "
       "result");
   EXPECT_EQ(remedy_of([&] { (void)make_plan(llama(), embeddings); }).kind, Remedy::Kind::allow_nibble_only);
   Recipe mixed = nf4();
