@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <set>
 
 #include "cli/codec_option.hpp"
@@ -182,9 +183,10 @@ class ReportingDisplay final : public ProgressDisplay {
   void ready(const Report& report) override {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
     const Device* const device = planned_->device();
-    const Conversion conversion{planned_->input(), options_.out,
-                                device != nullptr && device->chunks() > 0 ? std::string(device->name()) : "cpu",
-                                seconds.count()};
+    const Conversion conversion{
+        planned_->input(), options_.out,
+        device != nullptr && device->chunks() > 0 ? std::optional(std::string(device->name())) : std::nullopt,
+        seconds.count()};
     text_ = options_.json ? dump_lines(report_json(report, conversion)) + '\n' : report_text(report, conversion);
     for (const Message& warning : report.warnings)
       warnings_ += fmt::format("warning: {}\n", with_options(warning.text, warning.remedy));

@@ -173,7 +173,7 @@ Json report_json(const Report& report, const Conversion& conversion) {
                              : Json({{"name", report.worst.name}, {"sqnr_db", number(report.worst.sqnr_db)}});
   json["load"] = loading_text(report.plan, conversion);
   json["output"] = conversion.out;
-  json["device"] = conversion.device;
+  json["device"] = conversion.device.value_or("cpu");
   json["seconds"] = conversion.seconds;
   return json;
 }
@@ -181,10 +181,10 @@ Json report_json(const Report& report, const Conversion& conversion) {
 std::string report_text(const Report& report, const Conversion& conversion) {
   const Plan& plan = report.plan;
   const double rate = static_cast<double>(plan.source_bytes()) / std::max(conversion.seconds, 1e-9);
-  std::string text = fmt::format(
-      "{}: {} -> {}, {:.2f} bits per weight, in {:.2f} s ({}/s) on {}\n", escaped(conversion.out),
-      size_both(plan.source_bytes()), size_both(plan.stored_bytes()), bits_per_weight(plan), conversion.seconds,
-      size_short(static_cast<std::uint64_t>(rate)), conversion.device == "cpu" ? "the CPU" : conversion.device);
+  std::string text = fmt::format("{}: {} -> {}, {:.2f} bits per weight, in {:.2f} s ({}/s) on {}\n",
+                                 escaped(conversion.out), size_both(plan.source_bytes()),
+                                 size_both(plan.stored_bytes()), bits_per_weight(plan), conversion.seconds,
+                                 size_short(static_cast<std::uint64_t>(rate)), conversion.device.value_or("the CPU"));
   text += counted(plan.tensors.size(), "tensor") + (plan.tensors.empty() ? "" : ": ") + codecs_text(plan) + '\n';
   const Findings& found = report.findings;
   const Totals &quantized = report.totals.quantized, &cast = report.totals.cast;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,8 +20,8 @@ namespace nibble::cli {
 /// What came of a conversion besides its report.
 struct Conversion {
   const Reader& in;
-  std::string out;     ///< as it was given
-  std::string device;  ///< "cpu", or the name of one that has encoded something
+  std::string out;                    ///< as it was given
+  std::optional<std::string> device;  ///< the name of one that has encoded something; the CPU if there is none
   double seconds = 0;
 };
 [[nodiscard]] Json report_json(const Report& report, const Conversion& conversion);

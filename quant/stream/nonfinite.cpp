@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <utility>
 
+#include "nibble/bf16.hpp"
+#include "nibble/fp16.hpp"
 #include "quant/codecs/codecs.hpp"
 #include "quant/schemes/scheme.hpp"
 
@@ -12,6 +15,17 @@ namespace {
 
 // The type whose range limits a codec, by the name of the codec that casts to it.
 std::string_view range_of(const CodecSpec& codec) { return cast_codec(make_codec(codec)->range()).name(); }
+
+// The largest value of that type: "65504", "3.39e38".
+std::string largest_of(const CodecSpec& codec) {
+  const DType range = make_codec(codec)->range();
+  const float largest = range == DType::f16    ? fp16::largest
+                        : range == DType::bf16 ? bf16::to_float(0x7F7F)
+                                               : std::numeric_limits<float>::max();
+  std::string text = largest < 1e6F ? fmt::format("{}", largest) : fmt::format("{:.2e}", largest);
+  std::erase(text, '+');
+  return text;
+}
 
 // What Nonfinite::quantize stores instead of such values.
 std::string stored_instead(const Findings& found, const CodecSpec& codec) {
@@ -26,7 +40,7 @@ std::string stored_instead(const Findings& found, const CodecSpec& codec) {
                   !beyond         ? "infinities"
                   : found.inf > 0 ? "values that are infinite or beyond fp32"
                                   : "values beyond fp32"));
-  add(found.overflow > found.overflow_fp32, "65504 for values beyond fp16");
+  add(found.overflow > found.overflow_fp32, fmt::format("{} for values beyond {}", largest_of(codec), range_of(codec)));
   return text;
 }
 
@@ -76,12 +90,8 @@ std::optional<Message> objection(const Recipe& recipe, const PlannedTensor& tens
                                found.inf, weights, found.first_nonfinite),
                    Remedy{nonfinite});
   if (found.overflow == 0 || (tensor.quantized && !strict) || codec_instead(recipe, tensor, found)) return std::nullopt;
-  const DType range = make_codec(tensor.codec)->range();
   std::string text = fmt::format("{} of {} weights exceed {}, the largest {}", found.overflow, weights,
-                                 range == DType::f16    ? "65504"
-                                 : range == DType::bf16 ? "3.39e38"
-                                                        : "3.40e38",
-                                 range_of(tensor.codec));
+                                 largest_of(tensor.codec), range_of(tensor.codec));
   if (found.nan + found.inf == 0) text += fmt::format(", the first at {}", found.first_nonfinite);
   if (tensor.quantized) return Message(text, Remedy{nonfinite});
   switch (overflow_policy(recipe, *make_codec(tensor.codec)->cast_type())) {
