@@ -136,7 +136,7 @@ TEST(Plan, TensorsThatACodecCannotStoreAreNamedWithTheirFile) {
   cube.set_architecture("LlamaForCausalLM", false);
   cube.add_normal("model.embed_tokens.weight", DType::bf16, {2, 3, 4});
   EXPECT_EQ(error_of([&] { (void)make_plan(cube, recipe); }, Errc::usage),
-            "/file0: tensor 'model.embed_tokens.weight' is BF16 [2, 3, 4]: codec int8 cannot store it");
+            "/file0: tensor 'model.embed_tokens.weight' is BF16 2 x 3 x 4: codec int8 cannot store it");
 }
 
 // An FP8 tensor without scales is not decoded.
