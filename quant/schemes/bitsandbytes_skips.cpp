@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <memory>
 #include <optional>
 #include <unordered_set>
 
@@ -22,43 +23,124 @@ bool is_plain_entry(std::string_view entry) {
 // Matches only this module; every character of its name is taken literally.
 std::string exactly(const std::string& module) { return fmt::format("^{}$", RE2::QuoteMeta(module)); }
 
+// An entry of the list, its regular expression compiled once for all modules.
+class Entry {
+ public:
+  // Throws Error(usage) if it is no regular expression that RE2 reads.
+  explicit Entry(std::string_view text) : text_(text) {
+    if (is_plain_entry(text)) return;
+    regex_ = std::make_unique<RE2>(re2::StringPiece(text.data(), text.size()), RE2::Quiet);
+    if (!regex_->ok())
+      throw Error(Errc::usage, fmt::format("skipped module '{}': {}", printable(text), printable(regex_->error())));
+  }
+
+  [[nodiscard]] bool skips(std::string_view module) const {
+    if (module.ends_with(text_)) return true;
+    return regex_ == nullptr ? plain_skips(module) : regex_skips(module);
+  }
+
+ private:
+  // Without special characters only a dot, which matches anything, sets a regular expression apart from text.
+  [[nodiscard]] bool plain_skips(std::string_view module) const {
+    if (text_.size() > module.size()) return false;
+    for (std::size_t i = 0; i < text_.size(); ++i)
+      if (text_[i] != '.' && text_[i] != module[i]) return false;
+    return text_.empty() || text_.size() == module.size() || module[text_.size()] == '.' ||
+           module[text_.size() - 1] == '.';
+  }
+
+  // A match counts if it ends before a dot, behind one, or with the name.
+  [[nodiscard]] bool regex_skips(std::string_view module) const {
+    for (std::size_t end = 0; end <= module.size(); ++end) {
+      const bool boundary = end == module.size() || module[end] == '.' || (end > 0 && module[end - 1] == '.');
+      // `$` inside the entry means the end of the name, not of the part that is tried
+      if (!boundary || (end < module.size() && text_.find('$') != std::string_view::npos)) continue;
+      if (RE2::FullMatch(re2::StringPiece(module.data(), end), *regex_)) return true;
+    }
+    return false;
+  }
+
+  std::string_view text_;
+  std::unique_ptr<const RE2> regex_;  // null for plain entries
+};
+
+// Modules in which an entry finds one that it skips, in about log n steps if it is plain. Entry::skips() of each module
+// in turn would take minutes for the 35,000 experts of a large model, with as many that stay plain.
+class Modules {
+ public:
+  explicit Modules(std::span<const std::string> modules) : sorted_(modules.begin(), modules.end()) {
+    reversed_.reserve(sorted_.size());
+    for (const std::string_view module : sorted_) reversed_.emplace_back(module.rbegin(), module.rend());
+    std::ranges::sort(sorted_);
+    std::ranges::sort(reversed_);
+  }
+
+  [[nodiscard]] bool has_skipped(std::string_view text) const {
+    if (!is_plain_entry(text)) {
+      const Entry entry(text);
+      return std::ranges::any_of(sorted_, [&](std::string_view module) { return entry.skips(module); });
+    }
+    const std::string suffix(text.rbegin(), text.rend());
+    const auto found = std::ranges::lower_bound(reversed_, suffix);
+    return (found != reversed_.end() && found->starts_with(suffix)) || begins_one(text);
+  }
+
+ private:
+  using Range = std::span<const std::string_view>;
+
+  // Those of `modules` with `next` at `at`. They agree in all characters before.
+  static Range with(Range modules, std::size_t at, std::string_view next) {
+    const auto part = [&](std::string_view module) { return module.substr(at, next.size()); };
+    const auto found = std::ranges::equal_range(modules, next, {}, part);
+    return {found.begin(), found.end()};
+  }
+
+  // Whether an entry begins one of them, up to the end of a component. A dot matches any character: each that occurs is
+  // tried in turn. In the names of a model, few do.
+  [[nodiscard]] bool begins_one(std::string_view entry) const {
+    struct Step {
+      Range modules;   // that match the entry
+      std::size_t at;  // up to here
+    };
+    std::vector<Step> steps{{sorted_, 0}};
+    while (!steps.empty()) {
+      auto [modules, at] = steps.back();
+      steps.pop_back();
+      const std::size_t dot = std::min(entry.find('.', at), entry.size());
+      modules = with(modules, at, entry.substr(at, dot - at));
+      if (modules.empty()) continue;
+      const std::string_view shortest = modules.front();
+      if (dot == entry.size()) {
+        if (shortest.size() == dot || (dot > 0 && shortest[dot - 1] == '.') || !with(modules, dot, ".").empty())
+          return true;
+        continue;
+      }
+      while (!modules.empty() && modules.front().size() == dot) modules = modules.subspan(1);
+      while (!modules.empty()) {
+        const Range same = with(modules, dot, modules.front().substr(dot, 1));
+        steps.push_back({same, dot + 1});
+        modules = modules.subspan(same.size());
+      }
+    }
+    return false;
+  }
+
+  std::vector<std::string_view> sorted_;
+  std::vector<std::string> reversed_;  // so that a suffix is a prefix
+};
+
 }  // namespace
 
 bool skips(std::string_view entry, std::string_view module) {
-  if (module.ends_with(entry)) return true;
-  if (is_plain_entry(entry)) {
-    // Without special characters only a dot, which matches anything, sets a regular expression apart from text.
-    if (entry.size() > module.size()) return false;
-    for (std::size_t i = 0; i < entry.size(); ++i)
-      if (entry[i] != '.' && entry[i] != module[i]) return false;
-    return entry.empty() || entry.size() == module.size() || module[entry.size()] == '.' ||
-           module[entry.size() - 1] == '.';
-  }
-  const RE2 regex(re2::StringPiece(entry.data(), entry.size()), RE2::Quiet);
-  if (!regex.ok())
-    throw Error(Errc::usage, fmt::format("skipped module '{}': {}", printable(entry), printable(regex.error())));
-  // A match counts if it ends before a dot, behind one, or with the name.
-  for (std::size_t end = 0; end <= module.size(); ++end) {
-    const bool boundary = end == module.size() || module[end] == '.' || (end > 0 && module[end - 1] == '.');
-    // `$` inside the entry means the end of the name, not of the part that is tried
-    if (!boundary) continue;
-    const re2::StringPiece text(module.data(), module.size());
-    const re2::StringPiece part(module.data(), end);
-    if (entry.find('$') == std::string_view::npos ? RE2::FullMatch(part, regex)
-                                                  : end == module.size() && RE2::FullMatch(text, regex))
-      return true;
-  }
-  return false;
+  return module.ends_with(entry) || Entry(entry).skips(module);
 }
 
 std::vector<std::string> skip_list(std::string_view architecture, bool tied, std::span<const std::string> quantized,
                                    std::span<const std::string> plain) {
   std::vector<std::string> result;
   std::unordered_set<std::string_view> listed(quantized.begin(), quantized.end());
-  const auto harmless = [&](const std::string& entry) {
-    return std::none_of(quantized.begin(), quantized.end(),
-                        [&](const std::string& module) { return skips(entry, module); });
-  };
+  const Modules modules(quantized);
+  const auto harmless = [&](const std::string& entry) { return !modules.has_skipped(entry); };
   for (const std::string& module : plain) {
     if (!listed.insert(module).second) continue;
     // Entries are regular expressions: "up[proj" is none, and "a|b" is another.

@@ -1,6 +1,12 @@
 #include "quant/schemes/bitsandbytes_skips.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
 
 #include "nibble/error.hpp"
 
@@ -60,6 +66,50 @@ TEST(BitsandbytesSkips, NamesAreNoPatterns) {
     for (const std::string& module : quantized) EXPECT_FALSE(skips(list[i], module)) << list[i] << ' ' << module;
   }
   EXPECT_EQ(list[0], R"(^layers\.0\.up\[proj$)");
+}
+
+// skip_list() looks for modules by sorted names, and finds those that skips() finds: "a.c" begins "abc.d".
+TEST(BitsandbytesSkips, NamesAreEscapedWhereTheyWouldSkipAQuantizedModule) {
+  std::mt19937 generator(1);
+  const auto random_name = [&generator] {
+    std::string name(generator() % 6, ' ');
+    for (char& c : name) c = "ab.."[generator() % 4];
+    return name;
+  };
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<std::string> quantized(generator() % 5);
+    std::ranges::generate(quantized, random_name);
+    const std::string name = random_name();
+    if (std::ranges::find(quantized, name) != quantized.end()) continue;
+    const bool is_harmless =
+        std::ranges::none_of(quantized, [&](const std::string& module) { return skips(name, module); });
+    const std::string entry = skip_list("", false, quantized, std::vector{name}).front();
+    EXPECT_EQ(entry == name, is_harmless)
+        << '"' << name << "\" beside \"" << fmt::format("{}", fmt::join(quantized, " "));
+  }
+}
+
+// Every pair of the two lists took minutes.
+TEST(BitsandbytesSkips, ListsMayBeLong) {
+  std::vector<std::string> quantized, plain;
+  for (int layer = 0; layer < 64; ++layer)
+    for (int expert = 0; expert < 512; ++expert) {
+      quantized.push_back(fmt::format("model.layers.{}.mlp.experts.{}.up_proj", layer, expert));
+      plain.push_back(fmt::format("model.layers.{}.mlp.experts.{}.down_proj", layer, expert));
+    }
+  const std::vector<std::string> list = skip_list("", false, quantized, plain);
+  EXPECT_EQ(list.size(), plain.size() + 1);
+  EXPECT_EQ(list.front(), plain.front());
+}
+
+// Names come from a file: there may be any number of dots.
+TEST(BitsandbytesSkips, NamesMayHaveManyComponents) {
+  std::string name;
+  for (int i = 0; i < 1'000'000; ++i) name += "a.";
+  const std::vector<std::string> quantized{name + "b.c"}, plain{name + "b", name + "d"};
+  const std::vector<std::string> list = skip_list("", false, quantized, plain);
+  EXPECT_TRUE(list.at(0).starts_with("^"));
+  EXPECT_EQ(list.at(1), plain[1]);
 }
 
 TEST(BitsandbytesSkips, MatchesNoQuantizedModule) {
