@@ -23,6 +23,8 @@ namespace {
 
 constexpr std::string_view package_version = "0.20.0";  // of the package that writes these keys
 
+constexpr std::string_view pattern_prefix = "re:";
+
 struct Strategy {
   std::string_view name;  // in config.json
   Granularity granularity;
@@ -43,30 +45,40 @@ const ScaledCodec* as_fp8(const Codec& codec) {
 
 bool is_e4m3(const Codec& codec) { return as_fp8(codec)->code_type() == DType::f8_e4m3; }
 
-// The linear layers of the model that stay plain, whether the file has them or not. Each entry is the whole name of a
-// module, or a regular expression behind "re:". Since every linear layer that is not named is replaced, every plain
-// matrix is named: a name of something else does no harm.
+// An entry of `ignore` is the whole name of a module, or of a class (Linear, of which all layers are), or a regular
+// expression behind "re:". The names of modules that would be taken for one of the others are expressions that match
+// only them.
+std::string ignoring(const std::string& module) {
+  const bool is_class =
+      module.find('.') == std::string::npos && !module.empty() && module[0] >= 'A' && module[0] <= 'Z';
+  if (!module.starts_with(pattern_prefix) && !is_class) return module;
+  return fmt::format("{}^{}$", pattern_prefix, RE2::QuoteMeta(module));
+}
+
+// The linear layers of the model that stay plain, whether the file has them or not. Since every linear layer that is
+// not named is replaced, every plain matrix is named: a name of something else does no harm.
 std::set<std::string> ignored_modules(const Plan& plan) {
-  std::set<std::string> quantized, ignored;
+  std::set<std::string> quantized, plain, ignored;
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
     const PlannedTensor tensor = plan.tensors[i];
     if (tensor.quantized) {
       quantized.emplace(tensor.module);
       continue;
     }
-    std::ranges::move(plan.tensors.keeps(i), std::inserter(ignored, ignored.end()));
-    if (is_matrix_weight(tensor.info) && tensor.role != Role::embedding) ignored.emplace(tensor.module);
+    std::ranges::move(plan.tensors.keeps(i), std::inserter(plain, plain.end()));
+    if (is_matrix_weight(tensor.info) && tensor.role != Role::embedding) plain.emplace(tensor.module);
   }
   const auto defaults = default_skips(plan.architecture, plan.tied);
   for (const DefaultSkip& skip : defaults.value_or(std::vector<DefaultSkip>{{"lm_head", false}})) {
     const RE2 pattern(skip.pattern);
     const auto is_meant = [&](const std::string& module) { return RE2::FullMatch(module, pattern); };
     if (!skip.numbered)
-      ignored.insert(skip.pattern);
-    else if (std::ranges::none_of(quantized, is_meant) && std::ranges::none_of(ignored, is_meant))
-      ignored.insert("re:" + skip.pattern + "$");
+      plain.insert(skip.pattern);
+    else if (std::ranges::none_of(quantized, is_meant) && std::ranges::none_of(plain, is_meant))
+      ignored.insert(fmt::format("{}{}$", pattern_prefix, skip.pattern));
   }
-  std::erase_if(ignored, [&](const std::string& module) { return quantized.contains(module); });
+  for (const std::string& module : plain)
+    if (!quantized.contains(module)) ignored.insert(ignoring(module));
   return ignored;
 }
 
@@ -134,7 +146,7 @@ class CompressedTensors final : public Fp8Parts {
     const Strategy& strategy = strategy_of(*make_codec(first == plan.tensors.end() ? plan.recipe.to : (*first).codec));
     nlohmann::json weights = {{"dynamic", false},          {"group_size", nullptr}, {"num_bits", 8},
                               {"strategy", strategy.name}, {"symmetric", true},     {"type", "float"}};
-    if (strategy.granularity == Granularity::tile) weights["block_structure"] = {128, 128};
+    if (strategy.granularity == Granularity::tile) weights["block_structure"] = {Regions::tile, Regions::tile};
     const nlohmann::json group = {{"format", "float-quantized"},
                                   {"input_activations", nullptr},
                                   {"output_activations", nullptr},

@@ -103,6 +103,16 @@ TEST(CompressedTensors, NumberedLayersThatStayPlainAreAPattern) {
             (Json{"model.decoder.class_embed.0", "re:model.decoder.bbox_embed.[0-9]+.layers.[0-9]+$"}));
 }
 
+// Such names are of no model that transformers has, but a file may hold any.
+TEST(CompressedTensors, NamesOfModulesAreNeitherPatternsNorClasses) {
+  MemoryReader in = llama(/*tied=*/true);
+  for (const char* const name : {"re:.*.weight", "Linear.weight", "Linear.x.weight", "re.weight"})
+    in.add_normal(name, DType::bf16, {64, 64});
+  Recipe skip = recipe("fp8");
+  skip.skips = {"re.*", "Linear.*"};
+  EXPECT_EQ(config(in, skip).at("ignore"), (Json{"Linear.x", "lm_head", "re", R"(re:^Linear$)", R"(re:^re\:\.\*$)"}));
+}
+
 std::string obstacle_of(const MemoryReader& in, Recipe recipe) {
   recipe.allow_nibble_only = true;
   return obstacle(make_plan(in, recipe));
