@@ -82,6 +82,54 @@ std::set<std::string> ignored_modules(const Plan& plan) {
   return ignored;
 }
 
+// An empty object if there is none.
+nlohmann::json object_in(const nlohmann::json& in, const char* key) {
+  const nlohmann::json found = in.is_object() ? in.value(key, nlohmann::json()) : nlohmann::json();
+  return found.is_object() ? found : nlohmann::json::object();
+}
+
+// In messages.
+std::string shown(const nlohmann::json& value) {
+  return value.is_string() ? fmt::format("'{}'", printable(value.get<std::string>())) : printable(value.dump());
+}
+
+// Why decoded tensors would not be the weights of the model.
+std::string undecodable_model(const nlohmann::json& config) {
+  const nlohmann::json transforms = config.value("transform_config", nlohmann::json());
+  const bool is_empty = transforms.empty() || (transforms.is_object() && transforms.size() == 1 &&
+                                               transforms.value("config_groups", nlohmann::json(0)).empty());
+  if (!is_empty)
+    return "quantized after transforms such as rotations, as transform_config of config.json says; nibble takes models "
+           "without transforms";
+  const nlohmann::json sparsity = config.value("sparsity_config", nlohmann::json());
+  const nlohmann::json format = sparsity.is_object() ? sparsity.value("format", nlohmann::json()) : sparsity;
+  if (format.is_null() || format == "" || format == "dense") return {};
+  return fmt::format("compressed as sparse, as sparsity_config of config.json says: format {}; nibble takes 'dense'",
+                     shown(format));
+}
+
+// Why weights that config.json describes so cannot be decoded. The tensors tell what it leaves out.
+std::string undecodable_weights(const nlohmann::json& weights) {
+  struct Member {
+    const char* key;
+    std::vector<nlohmann::json> accepted;
+  };
+  const std::array<Member, 5> members{{{"type", {"float"}},
+                                       {"num_bits", {8}},
+                                       {"strategy", {"tensor", "channel", "block"}},
+                                       {"symmetric", {true}},
+                                       {"actorder", {nullptr, false}}}};
+  for (const Member& member : members) {
+    const nlohmann::json value = weights.value(member.key, nlohmann::json());
+    if (value.is_null() || std::ranges::find(member.accepted, value) != member.accepted.end()) continue;
+    std::vector<std::string> accepted;
+    for (const nlohmann::json& one : member.accepted) accepted.push_back(shown(one));
+    return fmt::format("quantized with {} {}, as config.json says; nibble takes {}", member.key, shown(value),
+                       fmt::join(accepted, " or "));
+  }
+  return {};
+}
+
 class CompressedTensors final : public Fp8Parts {
  public:
   CompressedTensors() : Fp8Parts("_scale", DType::f32) {}
@@ -95,16 +143,15 @@ class CompressedTensors final : public Fp8Parts {
   }
 
   std::string undecodable_config(std::string_view quantization_config) const override {
-    const auto object_in = [](const nlohmann::json& in, const char* key) {
-      const nlohmann::json found = in.is_object() ? in.value(key, nlohmann::json()) : nlohmann::json();
-      return found.is_object() ? found : nlohmann::json::object();
-    };
     const nlohmann::json config = parse_config(quantization_config);
     if (config.is_null()) return std::string(unreadable_config);
-    for (const nlohmann::json& group : object_in(config, "config_groups"))
-      if (std::string why = undecodable_blocks(object_in(group, "weights").value("block_structure", nlohmann::json()));
-          !why.empty())
+    if (std::string why = undecodable_model(config); !why.empty()) return why;
+    for (const nlohmann::json& group : object_in(config, "config_groups")) {
+      const nlohmann::json weights = object_in(group, "weights");
+      if (std::string why = undecodable_weights(weights); !why.empty()) return why;
+      if (std::string why = undecodable_blocks(weights.value("block_structure", nlohmann::json())); !why.empty())
         return why;
+    }
     return {};
   }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -18,6 +19,16 @@ namespace {
 constexpr std::string_view input_scale_suffix = ".input_scale";
 constexpr std::string_view packed_suffix = "_packed";  // of codes that share bytes
 
+// What follows the name of codes whose weights are not code * scale: they are shifted, or in another order.
+constexpr std::array<std::string_view, 2> shift_suffixes{"_zero_point", "_g_idx"};
+
+// The name of such a tensor beside codes; empty if there is none.
+std::string shift_of(std::string_view codes, const FindTensor& find) {
+  for (const std::string_view suffix : shift_suffixes)
+    if (std::string name = std::string(codes).append(suffix); find(name)) return name;
+  return {};
+}
+
 DType type_before(const Reader& in, DType scales, DType otherwise) {
   if (scales != DType::f32) return scales;
   const auto declared = in.config() ? find_torch_dtype(in.config()->dtype) : std::nullopt;
@@ -32,7 +43,7 @@ std::optional<StoredTensor> Fp8Parts::recognize(const Reader& in, std::size_t fi
   const TensorInfo codes = in.tensors()[first];
   if (codes.shape.size() != 2) return std::nullopt;
   const auto part = find(codes.name + std::string(suffix_));
-  if (!part) return std::nullopt;
+  if (!part || !shift_of(codes.name, find).empty()) return std::nullopt;
   const TensorInfo scales = in.tensors()[*part];
   // MXFP8 has scales of other types.
   if (scales.dtype != DType::f32 && scales.dtype != DType::bf16 && scales.dtype != DType::f16) return std::nullopt;
@@ -78,6 +89,9 @@ std::string Fp8Parts::undecodable(const Reader& in, std::size_t part, const Find
   if (!has_scale && !(is_quantized && (is_fp8 || tensor.shape.size() == 2))) return {};
   const std::string what = fmt::format("{} {}", traits(dtype).name, to_string(tensor.shape));
   if (is_fp8 && !has_scale) return fmt::format("{}, but its scale '{}' is missing", what, printable(scale));
+  if (const std::string shift = shift_of(name, find); !shift.empty())
+    return fmt::format("{}, but '{}' lies beside it; nibble takes FP8 whose weights are code * scale", what,
+                       printable(shift));
   return fmt::format(
       "{}: quantized already by {} in a form that nibble does not decode; it takes matrices in FP8 with a scale per "
       "tensor, row or block of {} x {}",

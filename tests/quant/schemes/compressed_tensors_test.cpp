@@ -277,6 +277,55 @@ TEST(CompressedTensors, BlocksOfOtherShapesAreNoInput) {
       "128 x 128");
 }
 
+// A scale for each tensor, whatever config.json says.
+std::string refusal_of(const std::string& config) {
+  MemoryReader in = file(DType::f8_e4m3, {64, 64}, DType::f32, {1});
+  in.set_quant_method("compressed-tensors", config);
+  return refusal(in);
+}
+
+// The shapes of the tensors would fit.
+TEST(CompressedTensors, WeightsOfOtherFormsAreNoInput) {
+  const auto refused = [](const std::string& weights) {
+    std::string text =
+        refusal_of(R"({"config_groups":{"a":{"weights":{"type":"float"}},"b":{"weights":)" + weights + "}}}");
+    const std::string about = "/file0: tensor 'a.weight' is ";
+    if (text.starts_with(about)) text.erase(0, about.size());
+    return text;
+  };
+  EXPECT_EQ(refused(R"({"type":"int"})"), R"(quantized with type 'int', as config.json says; nibble takes 'float')");
+  EXPECT_EQ(refused(R"({"num_bits":4})"), "quantized with num_bits 4, as config.json says; nibble takes 8");
+  EXPECT_EQ(refused(R"({"strategy":"group"})"),
+            R"(quantized with strategy 'group', as config.json says; nibble takes 'tensor' or 'channel' or 'block')");
+  EXPECT_EQ(refused(R"({"symmetric":false})"),
+            "quantized with symmetric false, as config.json says; nibble takes true");
+  EXPECT_EQ(refused(R"({"actorder":"weight"})"),
+            R"(quantized with actorder 'weight', as config.json says; nibble takes null or false)");
+  EXPECT_EQ(refused("{}"), "");
+  EXPECT_EQ(refused(R"({"actorder":null,"num_bits":8,"strategy":null,"symmetric":true,"type":"float"})"), "");
+  for (const char* const strategy : {"tensor", "channel", "block"})
+    EXPECT_EQ(refused(R"({"actorder":false,"strategy":")" + std::string(strategy) + "\"}"), "") << strategy;
+}
+
+// Decoded, rotated weights would make a model that computes something else.
+TEST(CompressedTensors, ModelsThatAreMoreThanTheirWeightsAreNoInput) {
+  using testing::HasSubstr;
+  const char* const transforms =
+      "quantized after transforms such as rotations, as transform_config of config.json says";
+  EXPECT_THAT(refusal_of(R"({"transform_config":{"config_groups":{"R1":{"type":"hadamard"}}}})"),
+              HasSubstr(transforms));
+  EXPECT_THAT(refusal_of(R"({"transform_config":{"other":1}})"), HasSubstr(transforms));
+  EXPECT_THAT(refusal_of(R"({"transform_config":"hadamard"})"), HasSubstr(transforms));
+  for (const char* const none : {"null", "{}", "[]", R"({"config_groups":{}})", R"({"config_groups":null})"})
+    EXPECT_EQ(refusal_of(R"({"transform_config":)" + std::string(none) + "}"), "") << none;
+  EXPECT_EQ(refusal_of(R"({"sparsity_config":{"format":"sparse-24-bitmask"}})"),
+            "/file0: tensor 'a.weight' is compressed as sparse, as sparsity_config of config.json says: format "
+            "'sparse-24-bitmask'; nibble takes 'dense'");
+  EXPECT_NE(refusal_of(R"({"sparsity_config":"sparse-bitmask"})"), "");
+  for (const char* const none : {"null", "{}", R"({"format":null})", R"({"format":""})", R"({"format":"dense"})"})
+    EXPECT_EQ(refusal_of(R"({"sparsity_config":)" + std::string(none) + "}"), "") << none;
+}
+
 TEST(CompressedTensors, PackedCodesAreNoInput) {
   MemoryReader in;
   in.add({"a.weight_packed", DType::i32, {3, 4}}, test::Bytes(48));

@@ -136,6 +136,21 @@ TEST(Fp8Parts, WhatItCannotDecode) {
   EXPECT_EQ(says(steps), "");
 }
 
+// compressed-tensors subtracts a zero point before it multiplies, and a g_idx says which group a column belongs to.
+TEST(Fp8Parts, CodesThatAreNotMultiplesOfTheirScalesAreNotDecoded) {
+  for (const char* const name : {"a.weight_zero_point", "a.weight_g_idx"}) {
+    MemoryReader in = file(DType::f8_e4m3, {3, 4}, DType::bf16, {3, 1});
+    in.add_normal(name, DType::bf16, {3, 1});
+    EXPECT_FALSE(recognized(in)) << name;
+    EXPECT_EQ(Parts().undecodable(in, 0, finder(in)),
+              "F8_E4M3 3 x 4, but '" + std::string(name) +
+                  "' lies beside it; nibble takes FP8 whose weights are code * scale");
+    MemoryReader other = file(DType::f8_e4m3, {3, 4}, DType::bf16, {3, 1});
+    other.add_normal("b" + std::string(name), DType::bf16, {3, 1});
+    EXPECT_TRUE(recognized(other)) << name;
+  }
+}
+
 // Kept, it would be taken for a weight.
 TEST(Fp8Parts, AScaleIsOfNoUseWithoutItsCodes) {
   const auto says = [](const MemoryReader& in) { return Parts().undecodable(in, 0, finder(in)); };
