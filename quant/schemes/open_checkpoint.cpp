@@ -1,11 +1,17 @@
 // Files are read in formats/. Whether anything can decode what is quantized in them is known here.
 
+#include <fcntl.h>
 #include <algorithm>
+#include <filesystem>
 #include <string>
 #include <string_view>
+#include <system_error>
 
+#include "core/file.hpp"
+#include "core/memory_limit.hpp"
 #include "core/refuse.hpp"
 #include "formats/checkpoint.hpp"
+#include "formats/models/config.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"
 #include "quant/schemes/scheme.hpp"
@@ -37,6 +43,9 @@ void check_config(const Reader& in, const ModelConfig& config, bool accept_quant
            "quantized already by {}, as '{}' says, but a part of it in another way, as '{}' says: only a key of the "
            "outermost object is taken, as in transformers",
            method, config.quantization_key, config.second_quantization);
+  if (scheme == nullptr) return;
+  if (const std::string why = scheme->undecodable_config(config.quantization_config); !why.empty())
+    refuse(label, "the model is {}", why);
 }
 
 // Deleting quantization_config does not make the weights plain.
@@ -50,12 +59,39 @@ void check_names(const Reader& in) {
   }
 }
 
+// A file is read without the config.json beside it, which may say how its codes are to be decoded: in blocks of which
+// shape, for instance, or that a Conv1D was transposed.
+void check_config_beside(const Reader& in, std::uint64_t max_memory) {
+  const TensorList& tensors = in.tensors();
+  std::size_t first = 0;
+  while (first < tensors.size() && tensors.dtype(first) != DType::f8_e4m3 && tensors.dtype(first) != DType::f8_e5m2)
+    ++first;
+  if (first == tensors.size()) return;
+  const std::filesystem::path folder = in.path().has_parent_path() ? in.path().parent_path() : ".";
+  const std::filesystem::path path = folder / "config.json";
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return;
+  const InputFile file(AT_FDCWD, path, escaped(path.native()));
+  file.check_size(config::max_bytes);
+  MemoryLimit memory(max_memory);
+  TakenMemory text(memory, file.label());
+  text.add(file.size());
+  const ModelConfig found = config::read(file.read_text(config::max_bytes), file.label(), memory);
+  if (found.quantization_config.empty()) return;
+  refuse(
+      in.label_of(first),
+      "tensor '{}' is FP8, and '{}' of {} says how to decode it, which nibble reads only if it opens the directory {}",
+      printable(tensors.name(first)), found.quantization_key, file.label(), escaped(folder.native()));
+}
+
 }  // namespace
 
 std::unique_ptr<Reader> open_checkpoint(const std::filesystem::path& path, const OpenOptions& options) {
   auto in = open_files(path, options.max_memory);
   if (in->config()) check_config(*in, *in->config(), options.accept_quantized);
-  if (!options.accept_quantized) check_names(*in);
+  if (options.accept_quantized) return in;
+  check_names(*in);
+  if (!in->config() && !in->is_directory()) check_config_beside(*in, options.max_memory);
   return in;
 }
 

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 #include <string_view>
 
@@ -56,6 +57,42 @@ TEST_F(OpenCheckpointTest, PartsThatAreQuantizedInTheirOwnWayAreRefused) {
             "'text_config.decoder.quantization_config' says: only a key of the outermost object is taken, as in "
             "transformers");
   EXPECT_EQ(error(two, true), "");
+}
+
+// Whether or not a tensor is quantized: the weights may be rotated.
+TEST_F(OpenCheckpointTest, ModelsThatCannotBeDecodedAreRefused) {
+  constexpr std::string_view rotated =
+      R"({"quantization_config":{"quant_method":"compressed-tensors","transform_config":{"config_groups":{"R1":{}}}}})";
+  EXPECT_EQ(
+      error(rotated),
+      "the model is quantized after transforms such as rotations, as transform_config of config.json says; nibble "
+      "takes models without transforms");
+  EXPECT_EQ(error(rotated, true), "");
+}
+
+// Read without config.json, a block of 120 x 128 weights would be taken for one of 128 x 128.
+TEST_F(OpenCheckpointTest, QuantizedFilesOfAModelAreOpenedAsItsDirectory) {
+  const auto error_of_file = [this](std::string_view dtype, std::string_view config, bool accept_quantized = false) {
+    dir_.write("f.safetensors",
+               test::safetensors_file(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"w":{"dtype":")" +
+                                          std::string(dtype) + R"(","shape":[8],"data_offsets":[8,16]}})",
+                                      std::string(16, '\0')));
+    dir_.write("config.json", config);
+    const auto path = dir_.path() / "f.safetensors";
+    return error_of([&] { (void)open_checkpoint(path, {.accept_quantized = accept_quantized}); });
+  };
+  constexpr std::string_view quantized = R"({"quantization_config":{"quant_method":"fp8"}})";
+  const std::string dir = dir_.path().string();
+  for (const char* const fp8 : {"F8_E4M3", "F8_E5M2"})
+    EXPECT_EQ(error_of_file(fp8, quantized),
+              dir + "/f.safetensors: tensor 'w' is FP8, and 'quantization_config' of " + dir +
+                  "/config.json says how to decode it, which nibble reads only if it opens the directory " + dir);
+  EXPECT_EQ(error_of_file("F8_E4M3", quantized, true), "");
+  EXPECT_EQ(error_of_file("U8", quantized), "");
+  EXPECT_EQ(error_of_file("U8", "no JSON"), "");  // it may be of anything
+  EXPECT_EQ(error_of_file("F8_E4M3", "{}"), "");
+  std::filesystem::remove(dir_.path() / "config.json");
+  EXPECT_EQ(error_of([&] { (void)open_checkpoint(dir_.path() / "f.safetensors"); }), "");
 }
 
 // As transformers takes it: without a name, the flags tell, and of equal keys the last one counts.
