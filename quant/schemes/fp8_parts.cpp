@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -32,7 +34,20 @@ std::string shift_of(std::string_view codes, const FindTensor& find) {
 DType type_before(const Reader& in, DType scales, DType otherwise) {
   if (scales != DType::f32) return scales;
   const auto declared = in.config() ? find_torch_dtype(in.config()->dtype) : std::nullopt;
-  return declared == DType::bf16 || declared == DType::f16 ? *declared : otherwise;
+  const bool is_a_models = declared == DType::f32 || declared == DType::bf16 || declared == DType::f16;
+  return is_a_models ? *declared : otherwise;
+}
+
+constexpr float fp16_overflow = 65520.0f;  // the smallest magnitude that is rounded to infinity
+
+// Whether the largest code, with the largest of these scales, is. Such weights were not fp16, whatever config.json
+// says.
+bool exceeds_fp16(const Reader& in, std::size_t scales, const Codec& codec) {
+  std::vector<std::byte> stored(in.tensors().bytes(scales));
+  in.read(scales, 0, stored);
+  const float largest = dynamic_cast<const ScaledCodec&>(codec).largest();
+  const auto exceeds = [largest](float scale) { return std::abs(scale) * largest >= fp16_overflow; };
+  return std::ranges::any_of(widen_scales(stored, in.tensors().dtype(scales)), exceeds);
 }
 
 }  // namespace
@@ -57,8 +72,12 @@ std::optional<StoredTensor> Fp8Parts::recognize(const Reader& in, std::size_t fi
   std::vector<std::string> expected;
   for (const std::string_view regions : {"tensor", "row", "block"}) {
     stored.codec = CodecSpec("fp8").with("format", is_e5m2 ? "e5m2" : "e4m3").with("scales", regions);
-    const std::vector<Plane> planes = make_codec(stored.codec)->planes(stored.info);
-    if (planes[1].shape == shape) return stored;
+    const std::unique_ptr<const Codec> codec = make_codec(stored.codec);
+    const std::vector<Plane> planes = codec->planes(stored.info);
+    if (planes[1].shape == shape) {
+      if (stored.info.dtype == DType::f16 && exceeds_fp16(in, *part, *codec)) stored.info.dtype = DType::f32;
+      return stored;
+    }
     expected.push_back(to_string(planes[1].shape));
   }
   // Groups of a row have scales of their own in other formats.
@@ -120,6 +139,12 @@ std::vector<std::vector<std::byte>> Fp8Parts::read_planes(const Reader& in, cons
                                                           const StoredTensor& tensor) const {
   std::vector<std::byte> scales(in.tensors().bytes(tensor.parts[1]));
   in.read(tensor.parts[1], 0, scales);
+  // Scales have the type of the weights, or F32.
+  if (const DType type = in.tensors().dtype(tensor.parts[1]); type != DType::f32 && type != tensor.info.dtype) {
+    const std::vector<float> wide = widen_scales(scales, type);
+    scales.resize(wide.size() * sizeof(float));
+    narrow_scales(wide, DType::f32, scales);
+  }
   return {std::move(scales)};
 }
 

@@ -15,7 +15,8 @@ namespace nibble {
 class Fp8Parts : public Scheme {
  public:
   /// The scales have the name of the codes and `suffix`. The type before is that of the scales; of F32 scales it is the
-  /// 16-bit type that config.json gives the model, or `otherwise`.
+  /// type that config.json gives the model (F32, BF16 or F16), or `otherwise`. It is F32 instead of F16 if a code times
+  /// its scale can be beyond F16.
   Fp8Parts(std::string_view suffix, DType otherwise) : suffix_(suffix), otherwise_(otherwise) {}
 
   [[nodiscard]] std::optional<StoredTensor> recognize(const Reader& in, std::size_t first,

@@ -5,9 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tests/quant/schemes/scheme_support.hpp"
 
@@ -54,12 +57,39 @@ TEST(Fp8Parts, TheTypeBeforeIsThatOfTheScalesOrOfTheModel) {
   };
   EXPECT_EQ(before(DType::f32, "float16", DType::f32), DType::f16);
   EXPECT_EQ(before(DType::f32, "bfloat16", DType::f32), DType::bf16);
-  EXPECT_EQ(before(DType::f32, "float32", DType::bf16), DType::bf16);
+  EXPECT_EQ(before(DType::f32, "float32", DType::bf16), DType::f32);
   EXPECT_EQ(before(DType::f32, "float8_e4m3fn", DType::bf16), DType::bf16);
   EXPECT_EQ(before(DType::f32, "", DType::f32), DType::f32);
   EXPECT_EQ(before(DType::f32, nullptr, DType::bf16), DType::bf16);
   EXPECT_EQ(before(DType::f16, "bfloat16", DType::f32), DType::f16);
   EXPECT_EQ(before(DType::bf16, nullptr, DType::f32), DType::bf16);
+}
+
+// Decoded to fp16, they would be infinite, and no --on-overflow would be asked.
+TEST(Fp8Parts, WeightsBeyondFp16WereNotFp16) {
+  const auto before = [](DType codes, DType scales, float largest) {
+    MemoryReader in;
+    in.add({"a.weight", codes, {2, 4}}, test::Bytes(8, std::byte{0x38}));
+    in.add({"a.weight_by", scales, {2, 1}}, test::stored_as(scales, std::vector<float>{0.5f, largest}));
+    in.set_dtype("float16");
+    const auto found = recognized(in);
+    const auto codec = make_codec(found->codec);
+    const auto planes = Parts().read_planes(in, *codec, *found);
+    const std::vector<std::span<const std::byte>> rest(planes.begin(), planes.end());
+    std::vector<float> weights(8);
+    codec->decoder(found->info, rest)->decode(0, in.bytes(0), weights);
+    EXPECT_EQ(weights[0], codes == DType::f8_e4m3 ? 0.5f : 0.25f);
+    return found->info.dtype;
+  };
+  for (const DType scales : {DType::f32, DType::f16}) {
+    EXPECT_EQ(before(DType::f8_e4m3, scales, 146.0f), DType::f16);
+    EXPECT_EQ(before(DType::f8_e4m3, scales, 146.25f), DType::f32);  // 448 * 146.25 = 65520
+    EXPECT_EQ(before(DType::f8_e4m3, scales, -1000), DType::f32);
+    EXPECT_EQ(before(DType::f8_e5m2, scales, 1), DType::f16);
+    EXPECT_EQ(before(DType::f8_e5m2, scales, 2), DType::f32);
+    EXPECT_EQ(before(DType::f8_e5m2, scales, std::numeric_limits<float>::quiet_NaN()), DType::f16);
+  }
+  EXPECT_EQ(before(DType::f8_e4m3, DType::bf16, 1000), DType::bf16);
 }
 
 TEST(Fp8Parts, CodesThatAreNoMatrixOrHaveNoScalesAreLeft) {
