@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/models/weight_name.hpp"
 #include "nibble/error.hpp"
 #include "nibble/nested.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
@@ -278,9 +279,7 @@ bool is_int8(const Codec& codec) { return dynamic_cast<const Int8Codec*>(&codec)
 
 // bitsandbytes names the other tensors after the module, not after its weight.
 std::vector<Part> int8_parts(const Codec& codec, const TensorInfo& tensor) {
-  constexpr std::string_view suffix = ".weight";
-  std::string module = tensor.name;
-  if (module.ends_with(suffix)) module.resize(module.size() - suffix.size());
+  const std::string module(without_weight_suffix(tensor.name));
   const std::vector<Plane> planes = codec.planes(tensor);
   return {{{tensor.name, planes[0].dtype, planes[0].shape}, 0},
           {{module + std::string(scb_suffix), planes[1].dtype, planes[1].shape}, 1},
