@@ -25,6 +25,9 @@ constexpr std::string_view package_version = "0.20.0";  // of the package that w
 
 constexpr std::string_view pattern_prefix = "re:";
 
+constexpr std::array<std::string_view, 4> activation_suffixes{".input_scale", ".output_scale", ".input_zero_point",
+                                                              ".output_zero_point"};
+
 struct Strategy {
   std::string_view name;  // in config.json
   Granularity granularity;
@@ -132,7 +135,7 @@ std::string undecodable_weights(const nlohmann::json& weights) {
 
 class CompressedTensors final : public Fp8Parts {
  public:
-  CompressedTensors() : Fp8Parts("_scale", DType::f32) {}
+  CompressedTensors() : Fp8Parts("_scale", DType::f32, activation_suffixes) {}
   std::string_view quant_method() const noexcept override { return "compressed-tensors"; }
   bool stores(const Codec& codec) const override { return as_fp8(codec) != nullptr; }
 

@@ -18,7 +18,7 @@
 namespace nibble {
 namespace {
 
-constexpr std::string_view input_scale_suffix = ".input_scale";
+constexpr std::array<std::string_view, 3> cache_suffixes{".k_scale", ".v_scale", ".q_scale"};  // of an attention module
 constexpr std::string_view packed_suffix = "_packed";  // of codes that share bytes
 
 // What follows the name of codes whose weights are not code * scale: they are shifted, or in another order.
@@ -65,10 +65,11 @@ std::optional<StoredTensor> Fp8Parts::recognize(const Reader& in, std::size_t fi
   const Shape shape = scales.shape.empty() ? Shape{1} : scales.shape;  // of the whole tensor
   StoredTensor stored{
       {codes.name, type_before(in, scales.dtype, otherwise_), codes.shape}, CodecSpec(), {first, *part}};
-  // The scale of activations; useless once the weights are decoded.
-  if (const auto inputs = find(std::string(without_weight_suffix(codes.name)).append(input_scale_suffix));
-      inputs && element_count(in.tensors().shape(*inputs)) == 1)
-    stored.parts.push_back(*inputs);
+  const std::string_view module = without_weight_suffix(codes.name);
+  for (const std::string_view suffix : activation_suffixes_)
+    if (const auto companion = find(std::string(module).append(suffix));
+        companion && element_count(in.tensors().shape(*companion)) == 1)
+      stored.parts.push_back(*companion);
   std::vector<std::string> expected;
   for (const std::string_view regions : {"tensor", "row", "block"}) {
     stored.codec = CodecSpec("fp8").with("format", is_e5m2 ? "e5m2" : "e4m3").with("scales", regions);
@@ -115,6 +116,13 @@ std::string Fp8Parts::undecodable(const Reader& in, std::size_t part, const Find
       "{}: quantized already by {} in a form that nibble does not decode; it takes matrices in FP8 with a scale per "
       "tensor, row or block of {} x {}",
       what, nibble_only ? nibble_quant_method : quant_method(), Regions::tile, Regions::tile);
+}
+
+bool Fp8Parts::is_left_over(const Reader& in, std::size_t part) const {
+  const std::string_view name = in.tensors().name(part);
+  const auto is_suffix = [name](std::string_view suffix) { return name.ends_with(suffix); };
+  return element_count(in.tensors().shape(part)) == 1 &&
+         (std::ranges::any_of(activation_suffixes_, is_suffix) || std::ranges::any_of(cache_suffixes, is_suffix));
 }
 
 nlohmann::json Fp8Parts::parse_config(std::string_view quantization_config) {

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,7 +18,10 @@ class Fp8Parts : public Scheme {
   /// The scales have the name of the codes and `suffix`. The type before is that of the scales; of F32 scales it is the
   /// type that config.json gives the model (F32, BF16 or F16), or `otherwise`. It is F32 instead of F16 if a code times
   /// its scale can be beyond F16.
-  Fp8Parts(std::string_view suffix, DType otherwise) : suffix_(suffix), otherwise_(otherwise) {}
+  /// `activation_suffixes` follow the name of a module in the names of numbers for its inputs and outputs, which are of
+  /// no use once its weights are decoded.
+  Fp8Parts(std::string_view suffix, DType otherwise, std::span<const std::string_view> activation_suffixes)
+      : suffix_(suffix), otherwise_(otherwise), activation_suffixes_(activation_suffixes) {}
 
   [[nodiscard]] std::optional<StoredTensor> recognize(const Reader& in, std::size_t first,
                                                       const FindTensor& find) const override;
@@ -27,6 +31,8 @@ class Fp8Parts : public Scheme {
   /// Codes that recognize() does not take although they have such scales. Where config.json names quant_method() or
   /// nibble, also FP8 without a scale, matrices of other types that are not weights, and scales without their codes.
   [[nodiscard]] std::string undecodable(const Reader& in, std::size_t part, const FindTensor& find) const override;
+  /// The numbers for activations, and the scales of the KV cache.
+  [[nodiscard]] bool is_left_over(const Reader& in, std::size_t part) const override;
 
  protected:
   /// Why a model cannot be decoded whose parse_config() is null.
@@ -43,6 +49,7 @@ class Fp8Parts : public Scheme {
 
   std::string_view suffix_;
   DType otherwise_;
+  std::span<const std::string_view> activation_suffixes_;
 };
 
 }  // namespace nibble

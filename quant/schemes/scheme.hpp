@@ -100,6 +100,10 @@ class Scheme {
   /// A checkpoint is asked once.
   [[nodiscard]] virtual std::string undecodable_config(std::string_view /*quantization_config*/) const { return {}; }
 
+  /// Whether a tensor is no weight, and of no use once the tensors of a model that this scheme stored are decoded. For
+  /// tensors that are no part of any. is_declared() is true.
+  [[nodiscard]] virtual bool is_left_over(const Reader& /*in*/, std::size_t /*part*/) const { return false; }
+
   /// Whether its loader lets Recipe::compute_dtype choose the type in which it multiplies by weights in this codec.
   [[nodiscard]] virtual bool has_compute_dtype(const Codec& /*codec*/) const { return false; }
 

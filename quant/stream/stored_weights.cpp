@@ -9,7 +9,7 @@
 namespace nibble {
 
 StoredWeights::StoredWeights(const Reader& in, std::span<const Scheme* const> by) : in_(in) {
-  read_config(by);
+  const Scheme* const declared = read_config(by);
   const TensorList& parts = in.tensors();
   const FindTensor find = [this](std::string_view name) { return find_part(name); };
   std::vector<bool> is_claimed(parts.size());
@@ -27,18 +27,20 @@ StoredWeights::StoredWeights(const Reader& in, std::span<const Scheme* const> by
   tensor_of_part_.assign(parts.size(), none);
   for (std::size_t part = 0; part < parts.size(); ++part) {
     if (is_claimed[part]) continue;
+    if (found_of[part] == none && declared != nullptr && declared->is_left_over(in, part)) continue;
     tensor_of_part_[part] = static_cast<std::uint32_t>(tensors_.size());
     tensors_.push_back({static_cast<std::uint32_t>(part), found_of[part]});
   }
 }
 
-void StoredWeights::read_config(std::span<const Scheme* const> by) {
+const Scheme* StoredWeights::read_config(std::span<const Scheme* const> by) {
   schemes_.assign(by.begin(), by.end());
-  if (!in_.config()) return;
+  if (!in_.config()) return nullptr;
   const auto declared = std::ranges::find_if(schemes_, [&](const Scheme* s) { return s->is_declared(*in_.config()); });
-  if (declared == schemes_.end()) return;
+  if (declared == schemes_.end()) return nullptr;
   std::rotate(schemes_.begin(), declared, declared + 1);
   undecodable_config_ = schemes_.front()->undecodable_config(in_.config()->quantization_config);
+  return schemes_.front();
 }
 
 std::optional<StoredTensor> StoredWeights::recognize(std::size_t part, std::size_t& scheme,

@@ -61,7 +61,7 @@ class StoredWeights {
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept;
 
  private:
-  void read_config(std::span<const Scheme* const> by);
+  const Scheme* read_config(std::span<const Scheme* const> by);
   [[nodiscard]] std::optional<StoredTensor> recognize(std::size_t part, std::size_t& scheme,
                                                       const FindTensor& find) const;
   void add(std::size_t scheme, const StoredTensor& stored);

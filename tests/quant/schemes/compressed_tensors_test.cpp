@@ -220,6 +220,23 @@ TEST(CompressedTensors, ScalesOfInputsBelongToTheTensor) {
   EXPECT_EQ(StoredWeights(large).size(), 2U);
 }
 
+// A loader would not know what to do with them.
+TEST(CompressedTensors, ScalesOfOutputsAndOfTheCacheAreLeftOut) {
+  MemoryReader in = file(DType::f8_e4m3, {3, 4}, DType::f32, {1});
+  in.add_normal("a.output_scale", DType::f32, {1});
+  in.add({"a.input_zero_point", DType::f8_e4m3, {1}}, test::Bytes(1));
+  in.add_normal("a.output_zero_point", DType::f32, {1});
+  in.add_normal("attn.k_scale", DType::f32, {1});
+  EXPECT_EQ(StoredWeights(in).size(), 2U);  // nothing says whose attn.k_scale is
+  in.set_quant_method("compressed-tensors");
+  EXPECT_EQ(StoredWeights(in).size(), 1U);
+  EXPECT_EQ(StoredWeights(in)[0].stored.parts.size(), 5U);
+  MemoryReader plain;
+  plain.set_quant_method("compressed-tensors");
+  plain.add_normal("attn.k_scale", DType::f32, {1});
+  EXPECT_EQ(StoredWeights(plain).size(), 1U);  // nothing is decoded
+}
+
 TEST(CompressedTensors, GroupsOfARowAreLeftToOthers) {
   EXPECT_EQ(StoredWeights(file(DType::f8_e4m3, {300, 200}, DType::f32, {300, 4})).size(), 2U);
   EXPECT_EQ(

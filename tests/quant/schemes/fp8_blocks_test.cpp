@@ -46,6 +46,14 @@ TEST(Fp8Blocks, WeightsAreCodesTimesTheScalesInFp32) {
   EXPECT_EQ(weights.back(), 3.3f);
 }
 
+TEST(Fp8Blocks, ScalesOfActivationsBelongToTheTensor) {
+  MemoryReader in = file({2, 2});
+  in.add_normal("a.activation_scale", DType::bf16, {});
+  in.add_normal("a.input_scale", DType::f32, {1});
+  EXPECT_EQ(StoredWeights(in).size(), 1U);
+  EXPECT_EQ(StoredWeights(in)[0].stored.parts.size(), 4U);
+}
+
 // Scales of 2 x 2 fit blocks of 100 x 100 as well: only config.json tells. Where it does not fit, nothing is decoded.
 TEST(Fp8Blocks, BlocksOfOtherShapesAreNotDecoded) {
   const auto reason = [](const std::string& config) {

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
 #include <optional>
 #include <span>
@@ -22,7 +23,8 @@ using test::MemoryReader;
 // With a suffix that no other scheme has.
 class Parts final : public Fp8Parts {
  public:
-  explicit Parts(DType otherwise = DType::f32) : Fp8Parts("_by", otherwise) {}
+  explicit Parts(DType otherwise = DType::f32) : Fp8Parts("_by", otherwise, suffixes) {}
+  static constexpr std::array<std::string_view, 2> suffixes{".in_by", ".out_by"};
   [[nodiscard]] std::string_view quant_method() const noexcept override { return "parts"; }
 };
 
@@ -119,13 +121,26 @@ TEST(Fp8Parts, ShapesThatFitSeveralKindsOfScales) {
 
 TEST(Fp8Parts, PlanesAreTheScalesAlone) {
   MemoryReader in = file(DType::f8_e4m3, {3, 4}, DType::bf16, {3, 1});
-  in.add_normal("a.input_scale", DType::f32, {1});
+  in.add_normal("a.in_by", DType::f32, {1});
+  in.add_normal("a.out_by", DType::f32, {2});  // not one number for all outputs
+  in.add_normal("a.k_scale", DType::f32, {1});
   const auto found = recognized(in);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->parts, (std::vector<std::size_t>{0, 1, 2}));
   const auto planes = Parts().read_planes(in, *make_codec(found->codec), *found);
   ASSERT_EQ(planes.size(), 1U);
   EXPECT_EQ(planes[0], in.bytes(1));
+}
+
+// Scales of the KV cache belong to a module without weights of its own.
+TEST(Fp8Parts, NumbersForActivationsAreLeftOver) {
+  MemoryReader in;
+  for (const char* const name : {"a.in_by", "b.a.out_by", "attn.k_scale", "attn.v_scale", "attn.q_scale"})
+    in.add_normal(name, DType::bf16, {1});
+  in.add_normal("a.k_scales", DType::bf16, {1});
+  in.add_normal("b.k_scale", DType::bf16, {2});
+  in.add_normal("k_scale", DType::bf16, {1});
+  for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(Parts().is_left_over(in, i), i < 5) << in.tensors().name(i);
 }
 
 // What lies beside codes of this kind, or in a model that says to be of it, cannot be decoded; the rest may be.
