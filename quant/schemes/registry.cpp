@@ -102,7 +102,13 @@ const Scheme* scheme_of(const Plan& plan) {
 
 std::string obstacle(const Plan& plan) {
   const Scheme* const scheme = scheme_of(plan);
-  return scheme == nullptr ? std::string() : scheme->obstacle(plan);
+  if (scheme == nullptr) return {};
+  if (std::string why = scheme->obstacle(plan); !why.empty()) return why;
+  // Roles follow from LoadingRules, which were chosen before it was known what becomes of the tensors.
+  if (const Scheme* const meant = scheme_of(plan.recipe); meant != scheme)
+    return "the last rule that quantizes asks for " + std::string(meant->quant_method()) +
+           ", but all quantized tensors are those of " + std::string(scheme->quant_method());
+  return {};
 }
 
 std::string quantization_config(const Plan& plan) {

@@ -144,6 +144,18 @@ TEST(CompressedTensors, NamesWhatTransformersCannotLoad) {
             "tensor 'h.0.attn.c_attn.weight' (fp8) is a Conv1D, which compressed-tensors leaves as it is");
 }
 
+// Layers were chosen as bitsandbytes loads them.
+TEST(CompressedTensors, RulesOfAnotherSchemeThatQuantizeNothingAreAnObstacle) {
+  Recipe mixed = recipe("bf16");
+  mixed.rules = {{".*up_proj.*", "fp8"}, {".*down_proj.*", "nf4"}};
+  mixed.skips = {".*down_proj.*"};
+  EXPECT_EQ(obstacle_of(llama(), mixed),
+            "the last rule that quantizes asks for bitsandbytes, but all quantized tensors are those of "
+            "compressed-tensors");
+  std::swap(mixed.rules[0], mixed.rules[1]);
+  EXPECT_EQ(obstacle_of(llama(), mixed), "");
+}
+
 // Its converters take one tensor apart or put several together, and with the scale there are always several.
 TEST(CompressedTensors, ArchitecturesWhoseTensorsAreSplitCannotBeLoaded) {
   MemoryReader dino;
