@@ -30,7 +30,7 @@ constexpr std::array<std::string_view, 12> weight_suffixes{".safetensors", ".bin
                                                            ".ckpt",        ".gguf", ".h5",        ".msgpack",
                                                            ".ot",          ".onnx", ".onnx_data", ".tflite"};
 constexpr std::size_t suffixes_of_modules = 2;
-constexpr std::string_view index_suffix = ".index.json";
+constexpr std::string_view index_extension = ".index.json";
 
 bool is_weights(const std::string& name, bool top) {
   return std::any_of(weight_suffixes.begin() + (top ? 0 : suffixes_of_modules), weight_suffixes.end(),
@@ -77,7 +77,8 @@ bool CarryOver::is_carried_over(const std::string& name, const std::string& path
   if (name.starts_with('.')) return false;
   if (top && (name == "config.json" || name == "nibble.json" || is_in(replaced_))) return false;
   // An index goes where the weights go that it lists.
-  if (name.ends_with(index_suffix) && is_weights(name.substr(0, name.size() - index_suffix.size()), top)) return false;
+  if (name.ends_with(index_extension) && is_weights(name.substr(0, name.size() - index_extension.size()), top))
+    return false;
   if (!is_weights(name, top)) return true;
   if (!top || !is_in(converted_)) left_out_.weights.push_back(path + name);
   return false;

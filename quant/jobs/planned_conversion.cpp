@@ -1,7 +1,5 @@
 // Open, plan, make the writer, convert: what every caller of convert() would do.
 
-#include <fmt/format.h>
-
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -21,30 +19,13 @@ namespace {
 // Starting a device takes a while, however little there is to do, so the CPU does small conversions.
 constexpr std::uint64_t min_for_device = 256 << 20;
 
-// Names of the codecs that a device can encode.
-std::vector<std::string_view> device_codecs() {
-  std::vector<std::string_view> names;
-  for (const std::string_view name : codec_names())
-    if (make_quantizer(*make_codec(name))->uses_device({{}, DType::f32, {1, 1}})) names.push_back(name);
-  return names;
-}
-
 std::unique_ptr<Device> open_device(DeviceChoice choice, const Plan& plan) {
   if (choice == DeviceChoice::cpu) return nullptr;
   const Codings codings(plan.recipe);
-  bool any = false;
   std::uint64_t bytes = 0;  // of the weights that it could encode
-  for (const PlannedTensor& tensor : plan.tensors) {
-    if (!tensor.quantized || !codings[tensor.codec].quantizer->uses_device(tensor.info)) continue;
-    any = true;
-    bytes += tensor.info.bytes();
-  }
+  for (const PlannedTensor& tensor : plan.tensors)
+    if (tensor.quantized && codings[tensor.codec].quantizer->uses_device(tensor.info)) bytes += tensor.info.bytes();
   if (choice == DeviceChoice::automatic && bytes < min_for_device) return nullptr;
-  if (!any)
-    throw Error(Errc::usage,
-                fmt::format("cannot use CUDA: no F32, BF16 or F16 tensor becomes {}, and a GPU encodes nothing else",
-                            fmt::join(device_codecs(), " or ")),
-                Remedy::Kind::device);
   return Device::open(choice);
 }
 

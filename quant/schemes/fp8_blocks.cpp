@@ -12,11 +12,11 @@ namespace nibble {
 namespace {
 
 // transformers calls it by the first name, vLLM by the second.
-constexpr std::array<std::string_view, 2> activation_suffixes{".activation_scale", ".input_scale"};
+constexpr std::array<std::string_view, 2> suffixes_of_inputs{".activation_scale", ".input_scale"};
 
 class Fp8Blocks final : public Fp8Parts {
  public:
-  Fp8Blocks() : Fp8Parts("_scale_inv", DType::bf16, activation_suffixes) {}  // scales are F32, and the models were BF16
+  Fp8Blocks() : Fp8Parts("_scale_inv", DType::bf16, suffixes_of_inputs) {}  // scales are F32, and the models were BF16
   std::string_view quant_method() const noexcept override { return "fp8"; }
   std::string undecodable_config(std::string_view quantization_config) const override {
     const nlohmann::json config = parse_config(quantization_config);

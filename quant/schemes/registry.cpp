@@ -105,7 +105,7 @@ std::string obstacle(const Plan& plan) {
   if (scheme == nullptr) return {};
   if (std::string why = scheme->obstacle(plan); !why.empty()) return why;
   // Roles follow from LoadingRules, which were chosen before it was known what becomes of the tensors.
-  if (const Scheme* const meant = scheme_of(plan.recipe); meant != scheme)
+  if (const Scheme* const meant = scheme_of(plan.recipe); meant != nullptr && meant != scheme)
     return "the last rule that quantizes asks for " + std::string(meant->quant_method()) +
            ", but all quantized tensors are those of " + std::string(scheme->quant_method());
   return {};

@@ -302,7 +302,7 @@ std::vector<Corrupt> corrupt_configs() {
   add("empty", "", "is empty");
   add("only_spaces", " \n", "is empty");
   add("array", "[1,2]", "is not a JSON object");
-  add("byte_order_mark", "\xEF\xBB\xBF{}", "is not a JSON object");
+  add("byte_order_mark", "\xEF\xBB\xBF{}", "begins with a byte-order mark");
   add("not_utf8", "{\"a\":\"\xFF\"}", "not UTF-8 at byte 6");
   add("deep", repeat("{\"a\":", 129) + "1" + repeat("}", 129), "nested deeper than 128 levels");
   add("deep_array", "{\"a\":" + repeat("[", 128) + repeat("]", 128) + "}", "nested deeper than 128 levels");
