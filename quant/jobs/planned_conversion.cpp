@@ -1,8 +1,6 @@
 // Open, plan, make the writer, convert: what every caller of convert() would do.
 
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "formats/commit/output_name.hpp"
 #include "nibble/error.hpp"
