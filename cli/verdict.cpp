@@ -72,7 +72,7 @@ std::vector<Verdict> verdicts(const Measurement& measurement, const MeasuredCand
     verdict.min_db = infinity;
     verdict.max_db = -infinity;
     verdict.min_normal = verdict.max_normal = std::nan("");
-    return found.emplace_back(std::move(verdict));
+    return found.emplace_back(verdict);
   };
   const auto each = [&](std::size_t t, auto&& call) {
     if (candidate.tensors[t] && is_converted(outcome_of(measurement.tensors[t], *candidate.tensors[t])))

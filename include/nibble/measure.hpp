@@ -44,8 +44,8 @@ struct Counts {
 class StoredForm {
  public:
   StoredForm() = default;
-  StoredForm(CodecSpec codec) : form_(std::move(codec)) {}  // NOLINT(google-explicit-constructor)
-  StoredForm(DType dtype) : form_(dtype) {}                 // NOLINT(google-explicit-constructor)
+  StoredForm(CodecSpec codec) : form_(codec) {}  // NOLINT(google-explicit-constructor)
+  StoredForm(DType dtype) : form_(dtype) {}      // NOLINT(google-explicit-constructor)
 
   [[nodiscard]] bool quantized() const noexcept { return std::holds_alternative<CodecSpec>(form_); }
   /// Null if it is plain.

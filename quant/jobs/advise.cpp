@@ -400,12 +400,12 @@ std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble
   if (!formats.empty()) return formats;
   const auto fail = [&](const std::string& fact, Remedy remedy = {}) {
     throw Error(Errc::usage, fmt::format("{}: {}: nothing to choose", escaped(reference.path().string()), fact),
-                std::move(remedy));
+                remedy);
   };
   if (std::ranges::any_of(codecs, quantizes))
     fail("transformers could load it in none of the formats", Remedy{Remedy::Kind::nibble_only_formats});
-  std::vector<std::string> names;
-  for (const CodecSpec& codec : codecs) names.emplace_back(codec.name());
+  std::vector<std::string> names(codecs.size());
+  std::ranges::transform(codecs, names.begin(), &CodecSpec::name);
   // F64 becomes F32 in any case, so a cast to F32 is no choice either.
   const bool any_f64 = any_tensor([](const TensorInfo& tensor) { return tensor.dtype == DType::f64; });
   fail(fmt::format("no tensor is wider than {}{}", fmt::join(names, " or "), any_f64 ? ", except for F64" : ""));

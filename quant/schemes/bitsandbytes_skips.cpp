@@ -91,8 +91,7 @@ class Modules {
   // Those of `modules` with `next` at `at`. They agree in all characters before.
   static Range with(Range modules, std::size_t at, std::string_view next) {
     const auto part = [&](std::string_view module) { return module.substr(at, next.size()); };
-    const auto found = std::ranges::equal_range(modules, next, {}, part);
-    return {found.begin(), found.end()};
+    return {std::ranges::lower_bound(modules, next, {}, part), std::ranges::upper_bound(modules, next, {}, part)};
   }
 
   // Whether an entry begins one of them, up to the end of a component. A dot matches any character: each that occurs is
