@@ -106,7 +106,8 @@ std::string undecodable_model(const nlohmann::json& config) {
            "without transforms";
   const nlohmann::json sparsity = config.value("sparsity_config", nlohmann::json());
   const nlohmann::json format = sparsity.is_object() ? sparsity.value("format", nlohmann::json()) : sparsity;
-  if (format.is_null() || format == "" || format == "dense") return {};
+  const std::string named = format.is_string() ? format.get<std::string>() : std::string();
+  if (format.is_null() || named == "dense" || (format.is_string() && named.empty())) return {};
   return fmt::format("compressed as sparse, as sparsity_config of config.json says: format {}; nibble takes 'dense'",
                      shown(format));
 }
