@@ -60,6 +60,8 @@ def wrong_includes(path, text):
     for included in INCLUDE.findall(text):
         if own in BARRED and BARRED[own].fullmatch(included):
             yield f"{path} includes {included}, which {own} must not know"
+        if included.startswith("tests/"):
+            yield f"{path} includes {included}, which is a part of the tests"
         other = folder_of(included)
         if other in (None, own) or (own, included) in BETWEEN:
             continue
@@ -85,6 +87,7 @@ def main():
         assert list(wrong_includes("quant/errors/a.cpp", '#include "nibble/error_sums.hpp"\n')) == []
         assert list(wrong_includes("formats/a.cpp", '#include "quant/simd/b.hpp"\n')) != []
         assert list(wrong_includes("kernels/host/a.cu", '#include "core/b.hpp"\n')) != []
+        assert list(wrong_includes("kernels/device/a.hpp", '#include "tests/simulator/b.hpp"\n')) != []
         assert list(wrong_includes("kernels/a.hpp", '#include "kernels/host/b.hpp"\n')) != []
         assert list(wrong_includes("quant/quantizers/a.cpp", '#include "kernels/a.hpp"\n')) != []
         assert list(wrong_includes("kernels/host/a.cu", '#include "kernels/device/b.hpp"\n')) == []

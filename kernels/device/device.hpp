@@ -2,15 +2,12 @@
 //
 // A kernel is a struct. Its members are its arguments, `threads` is the size of its blocks, and operator() is the code
 // of one thread. It accesses memory through Global<T> and Shared<T>, and uses an instruction through the function of
-// that name. nvcc sees one intrinsic or one line of PTX behind each; a C++ compiler sees the simulator, which checks
-// bounds, alignment, races, divergence and deadlocks. docs/device-layer.md says what it can and cannot find.
+// that name. Behind each is the backend that the include path of a target chooses: CUDA's (kernels/device/cuda), with
+// one intrinsic or one line of PTX, or that of a simulator, which the tests bring along and which checks bounds,
+// alignment, races, divergence and deadlocks. docs/device-layer.md says what it can and cannot find.
 #pragma once
+#include "backend/device.hpp"
 #include "kernels/device/types.hpp"
-#if defined(__CUDACC__)
-#include "kernels/device/cuda.hpp"
-#else
-#include "tests/simulator/device.hpp"
-#endif
 
 namespace nibble::device {
 

@@ -1,9 +1,5 @@
 // What the host needs besides launches: devices, their memory, copies. The simulator's device is the machine itself.
 //
-// Host code alone, so CUDA's side is chosen by the compiler that also sees the kernels.
+// The backend is chosen by the include path, as for kernels (device.hpp).
 #pragma once
-#if defined(__CUDACC__)
-#include "kernels/device/cuda_stream.hpp"
-#else
-#include "tests/simulator/stream.hpp"
-#endif
+#include "backend/stream.hpp"

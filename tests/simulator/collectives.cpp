@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "tests/simulator/device.hpp"
+#include "tests/simulator/backend/device.hpp"
 
 namespace nibble::device::simulator {
 namespace {

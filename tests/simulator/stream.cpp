@@ -1,4 +1,4 @@
-#include "tests/simulator/stream.hpp"
+#include "tests/simulator/backend/stream.hpp"
 
 #include <fmt/format.h>
 

@@ -8,7 +8,7 @@
 #include <bit>
 #include <cstring>
 
-#include "tests/simulator/device.hpp"
+#include "tests/simulator/backend/device.hpp"
 
 namespace nibble::device::simulator {
 namespace {

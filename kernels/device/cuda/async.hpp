@@ -3,7 +3,7 @@
 #pragma once
 #include <cuda.h>
 
-#include "kernels/device/cuda_launch.hpp"
+#include "kernels/device/cuda/launch.hpp"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define NIBBLE_SM90(...) asm volatile(__VA_ARGS__)

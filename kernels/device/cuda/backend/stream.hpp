@@ -1,4 +1,4 @@
-// Devices, memory and copies by CUDA's runtime. tests/simulator/stream.hpp has the same for the simulator.
+// Devices, memory and copies by CUDA's runtime. tests/simulator/backend/stream.hpp has the same for the simulator.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -6,7 +6,7 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/device/cuda_launch.hpp"
+#include "kernels/device/cuda/launch.hpp"
 
 namespace nibble::device {
 

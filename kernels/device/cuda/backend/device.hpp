@@ -1,11 +1,11 @@
-// The GPU's side of the device layer: each function is an intrinsic or a line of PTX. tests/simulator/device.hpp
-// has the same functions.
+// The GPU's side of the device layer: each function is an intrinsic or a line of PTX.
+// tests/simulator/backend/device.hpp has the same functions.
 #pragma once
 #include <cuda_runtime.h>
 
 #include <type_traits>
 
-#include "kernels/device/cuda_launch.hpp"
+#include "kernels/device/cuda/launch.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nibble::device {
@@ -264,4 +264,4 @@ template <u32 Table> NIBBLE_DEVICE u32 lop3(u32 a, u32 b, u32 c) {
 
 }  // namespace nibble::device
 
-#include "kernels/device/cuda_async.hpp"
+#include "kernels/device/cuda/async.hpp"

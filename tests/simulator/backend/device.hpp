@@ -1,4 +1,4 @@
-// The simulator's side of the device layer: the functions of cuda.hpp, each with its checks.
+// The simulator's side of the device layer: the functions that CUDA's backend has too, each with its checks.
 #pragma once
 #include <bit>
 #include <cmath>
