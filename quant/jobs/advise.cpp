@@ -93,7 +93,7 @@ class Advising {
       if (found.info.dtype == DType::f64)
         tensor.ways.front() = {cast_codec(DType::f32), {byte_count(DType::f32, found.info.elements()), 0}};
     }
-    if (formats.empty() || measurement.candidates.size() != formats.size()) fail();
+    if (measurement.candidates.size() != formats.size()) fail();
     for (std::size_t c = 0; c < formats.size(); ++c) read_errors(c);
   }
 

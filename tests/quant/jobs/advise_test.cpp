@@ -522,6 +522,9 @@ TEST(Advise, AnotherMeasurementIsUsage) {
   EXPECT_EQ(error_of([&] { (void)nibble::advise(in, formats, measurement, options); }, Errc::usage), text);
   EXPECT_EQ(error_of([&] { (void)nibble::advise(in, formats, {}, options); }, Errc::usage), text);
   EXPECT_EQ(error_of([&] { (void)nibble::advise(in, {}, {}, options); }, Errc::usage), text);
+  Measurement of_none = made_up(formats, uneven);
+  of_none.candidates.clear();
+  EXPECT_EQ(error_of([&] { (void)nibble::advise(in, {}, of_none, options); }, Errc::usage), text);
 }
 
 }  // namespace
