@@ -33,9 +33,9 @@ std::string shift_of(std::string_view codes, const FindTensor& find) {
 
 DType type_before(const Reader& in, DType scales, DType otherwise) {
   if (scales != DType::f32) return scales;
-  const auto declared = in.config() ? find_torch_dtype(in.config()->dtype) : std::nullopt;
+  const DType declared = in.config() ? find_torch_dtype(in.config()->dtype).value_or(otherwise) : otherwise;
   const bool is_a_models = declared == DType::f32 || declared == DType::bf16 || declared == DType::f16;
-  return is_a_models ? *declared : otherwise;
+  return is_a_models ? declared : otherwise;
 }
 
 constexpr float fp16_overflow = 65520.0f;  // the smallest magnitude that is rounded to infinity
