@@ -16,15 +16,21 @@ endfunction()
 set(nibble_sanitizers -fsanitize=${NIBBLE_SANITIZE} -fno-sanitize=null,vptr,object-size -fno-sanitize-recover=all
                       -fno-omit-frame-pointer)
 
-# What the distribution's hardening guides ask of a program that reads files from strangers. The same targets are those
-# that sanitizers look at: tests of them are not, which would take longer to compile than all else.
+# An empty optional that is read, or an index beyond a span, ends the program in every build.
+function(nibble_assertions target)
+  target_compile_definitions(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:_GLIBCXX_ASSERTIONS>)
+endfunction()
+
+# What the hardening guides of distributions ask of a program that reads files from strangers. The sanitizers instrument
+# the same targets. They leave out the tests, which would then take longer to compile than everything else.
 function(nibble_hardening target)
+  nibble_assertions(${target})
   if(NIBBLE_SANITIZE)
     target_compile_options(${target} PRIVATE ${nibble_sanitizers})
   endif()
   if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT NIBBLE_SANITIZE)
-    target_compile_options(${target} PRIVATE -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -D_GLIBCXX_ASSERTIONS
-                                             -fstack-protector-strong -fstack-clash-protection)
+    target_compile_options(${target} PRIVATE -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -fstack-protector-strong
+                                             -fstack-clash-protection)
     target_link_options(${target} PRIVATE -Wl,-z,relro,-z,now,-z,noexecstack)
   endif()
 endfunction()
