@@ -11,6 +11,7 @@
 #include "nibble/error.hpp"
 #include "nibble/fp16.hpp"
 #include "nibble/fp4.hpp"
+#include "nibble/fp8.hpp"
 #include "nibble/int8.hpp"
 #include "nibble/measure.hpp"
 #include "nibble/memory.hpp"

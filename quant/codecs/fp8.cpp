@@ -10,22 +10,25 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "nibble/error.hpp"
+#include "nibble/fp8.hpp"
 #include "quant/codecs/codecs.hpp"
 #include "quant/codecs/normal.hpp"
 #include "quant/codecs/scaled.hpp"
+#include "quant/simd/magnitude.hpp"
 #include "quant/simd/widen.hpp"
 
 #ifndef NIBBLE_FP8_FORMATS  // once for all targets
 #define NIBBLE_FP8_FORMATS
 namespace nibble::fp8 {
 
-// A format by the bits of its mantissa and the bias of its exponent.
-struct Format {
+// A format, as the bits of its mantissa and the bias of its exponent.
+struct Layout {
   int mantissa_bits;
   int bias;
   float largest;  // magnitude of a finite number
@@ -39,8 +42,8 @@ struct Format {
   }
 };
 
-inline constexpr Format e4m3{3, 7, 448.0f};     // 0x7F is NaN, and there is no infinity
-inline constexpr Format e5m2{2, 15, 57344.0f};  // IEEE's rules: 0x7C is infinity, and what is above is NaN
+inline constexpr Layout e4m3{3, 7, largest(Format::e4m3)};   // 0x7F is NaN, and there is no infinity
+inline constexpr Layout e5m2{2, 15, largest(Format::e5m2)};  // IEEE's rules: 0x7C is infinity, and what is above is NaN
 
 }  // namespace nibble::fp8
 #endif
@@ -62,7 +65,7 @@ namespace cast = nibble::HWY_NAMESPACE;
 
 // The codes of finite numbers, in 32-bit lanes.
 template <class Format, class D, class V> HWY_INLINE hn::Vec<hn::RebindToSigned<D>> code_of(D d, V number) {
-  constexpr fp8::Format format = Format::format;
+  constexpr fp8::Layout format = Format::format;
   constexpr int dropped = 23 - format.mantissa_bits;  // bits of the mantissa
   const hn::RebindToSigned<D> di;
   const auto magnitude = hn::Min(hn::Abs(number), hn::Set(d, format.largest));
@@ -102,7 +105,7 @@ HWY_INLINE void encode_run(const std::byte* HWY_RESTRICT w, std::size_t n, float
 
 // The numbers that codes stand for.
 template <class Format, class D> HWY_INLINE hn::Vec<D> number_of(D d, const std::uint8_t* HWY_RESTRICT codes) {
-  constexpr fp8::Format format = Format::format;
+  constexpr fp8::Layout format = Format::format;
   constexpr int dropped = 23 - format.mantissa_bits;
   const hn::RebindToSigned<D> di;
   const hn::Rebind<std::uint8_t, D> d8;
@@ -110,7 +113,7 @@ template <class Format, class D> HWY_INLINE hn::Vec<D> number_of(D d, const std:
   const auto magnitude = hn::And(code, hn::Set(di, 0x7F));
   const auto mantissa = hn::ShiftLeft<dropped>(magnitude);
   const auto normal = hn::BitCast(d, hn::Add(mantissa, hn::Set(di, (127 - format.bias) << 23)));
-  // Not from the bits of a subnormal number, which processors multiply slowly.
+  // Not from the bits of a subnormal number, because processors multiply those slowly.
   const auto tiny = hn::Mul(hn::ConvertTo(d, magnitude), hn::Set(d, format.smallest()));
   const auto is_tiny = hn::RebindMask(d, hn::Lt(magnitude, hn::Set(di, 1 << format.mantissa_bits)));
   const auto finite = hn::IfThenElse(is_tiny, tiny, normal);
@@ -120,7 +123,7 @@ template <class Format, class D> HWY_INLINE hn::Vec<D> number_of(D d, const std:
   return hn::Or(hn::IfThenElse(is_special, special, finite), sign);
 }
 
-// What decoded weights are stored as: the type, and the bits of a vector of fp32 numbers.
+// How decoded weights are stored: the type, and the bits of a vector of fp32 numbers.
 struct ToF32 {
   using Type = float;
   template <class D> static HWY_INLINE auto narrow(D /*d*/, hn::Vec<D> weights) { return weights; }
@@ -168,11 +171,11 @@ HWY_INLINE void decode_run(const std::uint8_t* HWY_RESTRICT codes, std::size_t n
 }
 
 struct E4m3 {
-  static constexpr fp8::Format format = fp8::e4m3;
+  static constexpr fp8::Layout format = fp8::e4m3;
   static constexpr int largest_code = 0x7E;
 };
 struct E5m2 {
-  static constexpr fp8::Format format = fp8::e5m2;
+  static constexpr fp8::Layout format = fp8::e5m2;
   static constexpr int largest_code = 0x7B;
 };
 
@@ -222,14 +225,14 @@ void check_sizes(std::size_t weights, std::size_t codes) {
                 "fp8: " + std::to_string(weights) + " weights do not fit " + std::to_string(codes) + " codes");
 }
 
-bool is_e4m3(const Format& format) { return format.mantissa_bits == e4m3.mantissa_bits; }
+bool is_e4m3(const Layout& layout) { return layout.mantissa_bits == e4m3.mantissa_bits; }
 
 }  // namespace
 
-void encode(const Format& format, DType source, std::span<const std::byte> weights, float scale,
+void encode(const Layout& layout, DType source, std::span<const std::byte> weights, float scale,
             std::span<std::byte> codes) {
   check_sizes(weights.size() / (traits(source).bits / 8), codes.size());
-  const auto loop = is_e4m3(format)
+  const auto loop = is_e4m3(layout)
                         ? loop_of(source, HWY_DYNAMIC_DISPATCH(encode_e4m3_f32), HWY_DYNAMIC_DISPATCH(encode_e4m3_bf16),
                                   HWY_DYNAMIC_DISPATCH(encode_e4m3_f16))
                         : loop_of(source, HWY_DYNAMIC_DISPATCH(encode_e5m2_f32), HWY_DYNAMIC_DISPATCH(encode_e5m2_bf16),
@@ -237,15 +240,56 @@ void encode(const Format& format, DType source, std::span<const std::byte> weigh
   loop(weights.data(), codes.size(), scale, reinterpret_cast<std::uint8_t*>(codes.data()));
 }
 
-void decode(const Format& format, std::span<const std::byte> codes, float scale, DType to,
+void decode(const Layout& layout, std::span<const std::byte> codes, float scale, DType to,
             std::span<std::byte> weights) {
   check_sizes(weights.size() / (traits(to).bits / 8), codes.size());
-  const auto loop = is_e4m3(format)
+  const auto loop = is_e4m3(layout)
                         ? loop_of(to, HWY_DYNAMIC_DISPATCH(decode_e4m3_f32), HWY_DYNAMIC_DISPATCH(decode_e4m3_bf16),
                                   HWY_DYNAMIC_DISPATCH(decode_e4m3_f16))
                         : loop_of(to, HWY_DYNAMIC_DISPATCH(decode_e5m2_f32), HWY_DYNAMIC_DISPATCH(decode_e5m2_bf16),
                                   HWY_DYNAMIC_DISPATCH(decode_e5m2_f16));
   loop(reinterpret_cast<const std::uint8_t*>(codes.data()), codes.size(), scale, weights.data());
+}
+
+namespace {
+
+const Layout& layout_of(Format format) { return format == Format::e4m3 ? e4m3 : e5m2; }
+
+}  // namespace
+
+void encode(Format format, std::span<const float> weights, float scale, std::span<std::uint8_t> codes) {
+  encode(layout_of(format), DType::f32, std::as_bytes(weights), scale, std::as_writable_bytes(codes));
+}
+
+float encode(Format format, std::span<const float> weights, std::span<std::uint8_t> codes) {
+  const auto scale_of = [format](float absmax) {
+    const float scale = absmax / largest(format);
+    return scale != 0 ? scale : std::numeric_limits<float>::epsilon();
+  };
+  const float all = largest_magnitude(DType::f32, std::as_bytes(weights));
+  if (std::isfinite(all)) {
+    const float scale = scale_of(all);
+    encode(format, weights, scale, codes);
+    return scale;
+  }
+  check_sizes(weights.size(), codes.size());
+  float absmax = 0;
+  for (const float weight : weights)
+    if (std::isfinite(weight)) absmax = std::max(absmax, std::abs(weight));
+  const float scale = scale_of(absmax);
+  std::array<float, 256> finite;
+  for (std::size_t first = 0; first < weights.size(); first += finite.size()) {
+    const auto part = weights.subspan(first, std::min(finite.size(), weights.size() - first));
+    std::ranges::transform(part, finite.begin(), [&](float weight) {
+      return std::isnan(weight) ? 0.0f : std::clamp(weight, -absmax, absmax);
+    });
+    encode(format, std::span(finite).first(part.size()), scale, codes.subspan(first, part.size()));
+  }
+  return scale;
+}
+
+void decode(Format format, std::span<const std::uint8_t> codes, float scale, std::span<float> weights) {
+  decode(layout_of(format), std::as_bytes(codes), scale, DType::f32, std::as_writable_bytes(weights));
 }
 
 }  // namespace fp8
@@ -270,10 +314,10 @@ class Fp8Codec final : public ScaledCodec {
 
   Granularity granularity() const noexcept override { return granularity_; }
   DType code_type() const noexcept override { return is_e5m2_ ? DType::f8_e5m2 : DType::f8_e4m3; }
-  float largest() const noexcept override { return format().largest; }
+  float largest() const noexcept override { return layout().largest; }
   void encode(DType source, std::span<const std::byte> weights, float scale,
               std::span<std::byte> codes) const override {
-    fp8::encode(format(), source, weights, scale, codes);
+    fp8::encode(layout(), source, weights, scale, codes);
   }
   Decode decode_of_region() const noexcept override {
     return is_e5m2_ ? Decode([](auto codes, float scale, DType to, auto weights) {
@@ -286,7 +330,7 @@ class Fp8Codec final : public ScaledCodec {
   double normal_sqnr_db(const TensorInfo& tensor) const override;
 
  private:
-  const fp8::Format& format() const noexcept { return is_e5m2_ ? fp8::e5m2 : fp8::e4m3; }
+  const fp8::Layout& layout() const noexcept { return is_e5m2_ ? fp8::e5m2 : fp8::e4m3; }
 
   bool is_e5m2_;
   Granularity granularity_;
@@ -294,8 +338,9 @@ class Fp8Codec final : public ScaledCodec {
 
 // The error of a number is proportional to it, so it hardly depends on the scale. Normal numbers between -a and a,
 // scaled so that a becomes the largest code, were integrated over each code's interval, and over the distribution of a
-// for 4096 to 2^28 of them: 31.53 and 25.56 dB, give or take 0.03. The largest of each region is exact, which counts in
-// small ones. The result is within 0.07 dB for 16 weights and 0.03 from 64 on (tests/quant/codecs/fp8_test.cpp).
+// for 4096 to 2^28 of them: 31.53 and 25.56 dB, give or take 0.03. The largest number of each region is exact, which
+// matters in small regions. The result is within 0.07 dB for 16 weights and 0.03 from 64 on
+// (tests/quant/codecs/fp8_test.cpp).
 double Fp8Codec::normal_sqnr_db(const TensorInfo& tensor) const {
   if (!accepts(tensor)) return Codec::normal_sqnr_db(tensor);
   const Regions regions(granularity_, tensor);

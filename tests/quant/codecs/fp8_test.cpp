@@ -1,5 +1,7 @@
 // One file, because the casts and the scales of FP8 are tested against the same lists of numbers.
 
+#include "nibble/fp8.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -403,11 +405,59 @@ TEST(Fp8, NormalWeightsHaveTheSqnrThatIsExpected) {
   EXPECT_TRUE(std::isnan(make_codec("fp8")->normal_sqnr_db({"w.weight", DType::f32, {4}})));
 }
 
+// The functions of the public header, for one region of fp32 weights: with absmax = 2 * largest, the scale is 2.
+TEST(Fp8, ARegionIsEncodedWithItsOwnScale) {
+  const auto encoded = [](fp8::Format format, const std::vector<float>& weights) {
+    std::vector<std::uint8_t> codes(weights.size());
+    const float scale = fp8::encode(format, weights, codes);
+    return std::pair(scale, codes);
+  };
+  using Codes = std::vector<std::uint8_t>;
+  test::for_each_target([&](const std::string& target) {
+    EXPECT_EQ(encoded(fp8::Format::e4m3, {896, 2, -1, 0}), std::pair(2.0f, Codes{0x7E, 0x38, 0xB0, 0})) << target;
+    EXPECT_EQ(encoded(fp8::Format::e5m2, {2, -114688, -1, 0}), std::pair(2.0f, Codes{0x3C, 0xFB, 0xB8, 0})) << target;
+    EXPECT_EQ(encoded(fp8::Format::e4m3, {infinity, 2, nan, -infinity, 896}),
+              std::pair(2.0f, Codes{0x7E, 0x38, 0, 0xFE, 0x7E}))
+        << target;
+    EXPECT_EQ(encoded(fp8::Format::e5m2, {0, 0}), std::pair(0x1p-23f, Codes{0, 0})) << target;
+    std::vector<float> many(700, 1.0f);
+    many.back() = nan;
+    Codes ones(700, 0x7E);
+    ones.back() = 0;
+    EXPECT_EQ(encoded(fp8::Format::e4m3, many), std::pair(1.0f / 448, ones)) << target;
+  });
+  EXPECT_EQ(encoded(fp8::Format::e4m3, {}).second, Codes());
+}
+
+// As the codec encodes a matrix with one scale.
+TEST(Fp8, RegionsEqualTheCodecs) {
+  const std::vector<float> weights = test::normal_weights(1000, 3);
+  const Bytes bytes = bytes_of(weights);
+  for (const auto& [format, own] : {std::pair(e4m3, fp8::Format::e4m3), std::pair(e5m2, fp8::Format::e5m2)}) {
+    EXPECT_EQ(fp8::largest(own), format.largest);
+    std::vector<std::uint8_t> codes(weights.size());
+    const float scale = fp8::encode(own, weights, codes);
+    EXPECT_TRUE(std::ranges::equal(std::as_bytes(std::span(codes)), codes_of(format, DType::f32, bytes, scale)));
+    std::vector<std::uint8_t> again(weights.size());
+    fp8::encode(own, weights, scale, again);
+    EXPECT_EQ(again, codes);
+    std::vector<float> decoded(weights.size()), expected(weights.size());
+    fp8::decode(own, codes, scale, decoded);
+    decode(format, std::as_bytes(std::span(codes)), scale, expected);
+    EXPECT_EQ(decoded, expected);
+  }
+}
+
 TEST(Fp8, SizesThatDisagreeAreRefused) {
   Bytes codes(2);
-  std::vector<float> weights(3);
+  std::vector<std::uint8_t> own_codes(2);
+  std::vector<float> weights(3), infinite(3, infinity);
   for (const auto& call : {std::function<void()>([&] { encode(e4m3, DType::f32, bytes_of(weights), 1, codes); }),
-                           std::function<void()>([&] { decode(e4m3, codes, 1, weights); })}) {
+                           std::function<void()>([&] { decode(e4m3, codes, 1, weights); }),
+                           std::function<void()>([&] { (void)fp8::encode(fp8::Format::e4m3, weights, own_codes); }),
+                           std::function<void()>([&] { (void)fp8::encode(fp8::Format::e4m3, infinite, own_codes); }),
+                           std::function<void()>([&] { fp8::encode(fp8::Format::e4m3, weights, 1, own_codes); }),
+                           std::function<void()>([&] { fp8::decode(fp8::Format::e5m2, own_codes, 1, weights); })}) {
     try {
       call();
       FAIL() << "was accepted";
