@@ -10,6 +10,7 @@
 #include "cli/json.hpp"
 #include "cli/options.hpp"
 #include "nibble/checkpoint.hpp"
+#include "nibble/codec.hpp"
 #include "nibble/codec_spec.hpp"
 #include "nibble/target.hpp"
 
@@ -26,7 +27,10 @@ void run(bool as_json) {
                          {"help", option.help},
                          {"values", option.values},
                          {"default", option.values[option.default_value]}});
-    json["codecs"].push_back({{"name", name}, {"summary", codec.summary}, {"options", std::move(options)}});
+    json["codecs"].push_back({{"name", name},
+                              {"summary", codec.summary},
+                              {"quantizes", make_codec(name)->quantizes()},
+                              {"options", std::move(options)}});
   }
   for (const ContainerTraits& container : containers())
     json["containers"].push_back(
@@ -60,7 +64,11 @@ void add_formats(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("formats", "List codecs, containers and CPU targets");
   const auto as_json = std::make_shared<bool>(false);
   add_json(*command, *as_json);
-  command->footer("Example:\n  nibble formats --json");
+  command->footer(
+      "In the JSON, \"quantizes\" is true for codecs that store codes with an absmax or a scale; the others cast or "
+      "keep\n"
+      "the weights.\n\n"
+      "Example:\n  nibble formats --json");
   command->callback([as_json] { run(*as_json); });
 }
 

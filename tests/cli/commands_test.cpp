@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
@@ -17,6 +19,7 @@ namespace fs = std::filesystem;
 using test::Outcome;
 using testing::HasSubstr;
 using testing::StartsWith;
+using testing::UnorderedElementsAre;
 
 class Program : public testing::Test {
  protected:
@@ -237,6 +240,10 @@ TEST_F(Program, FormatsComeFromTheRegistries) {
   const auto json = nlohmann::json::parse(run("formats --json").out);
   EXPECT_THAT(json.dump(), HasSubstr("\"nf4\""));
   EXPECT_THAT(json.dump(), HasSubstr("\"safetensors\""));
+  std::set<std::string> quantizing;
+  for (const auto& codec : json.at("codecs"))
+    if (codec.at("quantizes")) quantizing.insert(codec.at("name"));
+  EXPECT_THAT(quantizing, UnorderedElementsAre("fp4", "fp8", "int8", "nf4"));
 }
 
 TEST_F(Program, CpuTargetIsForcedByTheEnvironment) {
