@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,7 +25,7 @@ struct RegisteredCodec {
 /// does.
 [[nodiscard]] std::vector<std::string_view> given_options(std::string_view text);
 
-/// How most of them are made.
+/// How most codecs are made.
 template <class Made> std::unique_ptr<const Codec> make_of_spec(const CodecSpec& spec) {
   return std::make_unique<Made>(spec);
 }
@@ -32,10 +33,13 @@ template <class Made> std::unique_ptr<const Codec> make_of_spec(const CodecSpec&
 /// Throws Error(bad_input) unless `rest` has the bytes of planes()[1...] of a tensor.
 void check_planes(const Codec& codec, const TensorInfo& tensor, std::span<const std::span<const std::byte>> rest);
 
-/// The codec that casts to this type. Throws Error(usage) if there is none.
+/// The codec that casts to this type, if there is one.
+[[nodiscard]] std::optional<CodecSpec> find_cast_codec(DType to);
+
+/// The same; throws Error(usage) if there is none.
 [[nodiscard]] CodecSpec cast_codec(DType to);
 
-/// The way back from weights that are stored as they are, in a weight type.
+/// The decoder of weights that are stored plain, in a weight type.
 [[nodiscard]] std::unique_ptr<Decoder> make_plain_decoder(DType dtype);
 
 }  // namespace nibble

@@ -11,8 +11,8 @@
 #include "nibble/error.hpp"
 #include "quant/codecs/codecs.hpp"
 
-// One line per codec: quant/codecs/<name>.cpp defines <name>_codec. "keep" comes first: it is the CodecSpec that says
-// nothing.
+// One line per codec: quant/codecs/<name>.cpp defines <name>_codec. "keep" comes first, because it is the default
+// CodecSpec.
 #define NIBBLE_CODECS(X) \
   X(keep)                \
   X(fp32)                \
@@ -61,7 +61,8 @@ std::uint8_t find_value(const CodecInfo& codec, const CodecOption& option, std::
   return static_cast<std::uint8_t>(found - option.values.begin());
 }
 
-// What is before the first `separator`, which `rest` then begins behind. Without one, all of it, and `rest` is done.
+// Cuts off and returns the text before the first `separator`; `rest` then begins after it. Without a separator, returns
+// all of `rest` and leaves it empty.
 std::string_view cut(std::string_view& rest, char separator) {
   const std::size_t end = std::min(rest.find(separator), rest.size());
   const std::string_view first = rest.substr(0, end);
@@ -144,9 +145,14 @@ std::string CodecSpec::text() const {
   return text;
 }
 
-CodecSpec cast_codec(DType to) {
+std::optional<CodecSpec> find_cast_codec(DType to) {
   for (const std::string_view name : codec_names())
     if (make_codec(name)->cast_type() == to) return name;
+  return std::nullopt;
+}
+
+CodecSpec cast_codec(DType to) {
+  if (const auto found = find_cast_codec(to)) return *found;
   throw Error(Errc::usage, fmt::format("no codec casts to {}", traits(to).name));
 }
 

@@ -1,6 +1,7 @@
 #include "quant/jobs/candidate_weights.hpp"
 
 #include <filesystem>
+#include <limits>
 #include <mutex>
 #include <span>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "core/ranges.hpp"
 #include "nibble/error.hpp"
+#include "quant/codecs/codecs.hpp"
 #include "quant/jobs/counts.hpp"
 #include "quant/stream/encode.hpp"
 #include "quant/stream/memory_model.hpp"
@@ -31,13 +33,10 @@ class KeptPlanes final : public PlaneSink {
   std::vector<std::vector<std::byte>> planes_;
 };
 
-// The codec that a tensor was given; weights that were only cast have a type instead of a codec's form.
+// The expected SQNR of the codec that stored the tensor; for plain weights, of the codec that casts to their type.
 double normal_sqnr_of(const StoredWeights::Tensor& stored) {
-  if (stored.quantized()) return make_codec(stored.stored.codec)->normal_sqnr_db(stored.stored.info);
-  for (const std::string_view name : codec_names())
-    if (const auto codec = make_codec(name); codec->cast_type() == stored.stored.info.dtype)
-      return codec->normal_sqnr_db(stored.stored.info);
-  return std::numeric_limits<double>::quiet_NaN();
+  const auto codec = stored.quantized() ? stored.stored.codec : find_cast_codec(stored.stored.info.dtype);
+  return codec ? make_codec(*codec)->normal_sqnr_db(stored.stored.info) : std::numeric_limits<double>::quiet_NaN();
 }
 
 std::unique_ptr<Scratch> make_temporary() {
@@ -123,7 +122,7 @@ CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& pl
     });
   for_each_range(elements, chunk, encode_range);
   if (const auto instead = planned_instead(candidates_[c].plan->recipe, planned, findings, codings_[c])) {
-    return encoded(c, *instead, reference, false);  // `fits` was about the codes, which are smaller
+    return encoded(c, *instead, reference, false);  // `fits` was true of the codes, which are smaller
   }
   KeptPlanes rest(codec->planes(planned.info));
   encoding.encoder().finish(rest);

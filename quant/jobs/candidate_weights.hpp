@@ -23,8 +23,8 @@ struct CandidateTensor {
   StoredForm form;
   std::uint64_t bytes = 0;
   double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();
-  bool is_reference = false;  ///< the very same weights: nothing to be read
-  bool has_codes = false;     ///< that can be counted
+  bool is_reference = false;  ///< the same weights, so nothing has to be read
+  bool has_codes = false;     ///< whether it has codes that count_codes() can count
   Buffers::Loan memory{};     ///< of what was encoded for this, or
   std::unique_ptr<Scratch> file{};
   std::optional<WeightSource> weights{};
@@ -35,7 +35,7 @@ struct CandidateTensor {
 /// Opens the tensors of candidates: checkpoints are read, and what plans would write is encoded.
 class CandidateWeights {
  public:
-  /// All of it has to outlive this. `codings` are those of the candidates.
+  /// All arguments have to outlive this. `codings` are those of the candidates.
   CandidateWeights(const Pairing& pairing, std::span<const Candidate> candidates, const std::deque<Codings>& codings,
                    Buffers& buffers, const Progress& progress)
       : pairing_(pairing), candidates_(candidates), codings_(codings), buffers_(buffers), progress_(progress) {}
@@ -48,7 +48,7 @@ class CandidateWeights {
   [[nodiscard]] CandidateTensor encoded(std::size_t candidate, const PlannedTensor& planned,
                                         const WeightSource& reference, bool fits);
 
-  /// What encoded() takes to do so in memory; nothing if it encodes nothing.
+  /// The memory that encoded() takes if the result fits; nothing if it encodes nothing.
   [[nodiscard]] std::optional<std::uint64_t> memory_bytes(std::size_t candidate, const PlannedTensor& planned,
                                                           const WeightSource& reference);
 

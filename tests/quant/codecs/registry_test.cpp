@@ -54,6 +54,8 @@ TEST(Registry, CastsAreFoundByTheirType) {
   EXPECT_EQ(cast_codec(DType::bf16), "bf16");
   EXPECT_EQ(cast_codec(DType::f16), "fp16");
   EXPECT_THROW((void)cast_codec(DType::i8), Error);
+  EXPECT_EQ(find_cast_codec(DType::bf16), CodecSpec("bf16"));
+  EXPECT_EQ(find_cast_codec(DType::i8), std::nullopt);
 }
 
 TEST(CodecSpec, SaysNothingByItself) {
