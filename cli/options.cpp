@@ -44,7 +44,7 @@ CLI::Option* add_json(CLI::App& command, bool& json) {
 
 CLI::Option* set_choices(CLI::Option* option, const std::vector<std::string_view>& words,
                          const std::vector<std::string_view>& also, const std::vector<Synonym>& synonyms) {
-  // CLI11 would escape the name that is quoted here once more, and CheckedTransformer prints enums as bytes.
+  // CLI11's own check would escape the quoted name a second time, and its CheckedTransformer prints enums as bytes.
   const auto check = [option, words, also, synonyms](const std::string& text) -> std::string {
     const auto has = [&](const auto& all) { return std::find(all.begin(), all.end(), text) != all.end(); };
     if (!has(words) && !has(also)) throw Error(Errc::usage, option->get_name() + ": " + none_of(text, words, synonyms));
@@ -53,13 +53,13 @@ CLI::Option* set_choices(CLI::Option* option, const std::vector<std::string_view
   return option->check(CLI::Validator(check, ""))->type_name(fmt::format("{}", fmt::join(words, "|")));
 }
 
-CLI::Option* set_range(CLI::Option* option, std::int64_t least, std::int64_t most) {
-  const auto check = [option, least, most](const std::string& text) -> std::string {
+CLI::Option* set_range(CLI::Option* option, std::int64_t min, std::int64_t max) {
+  const auto check = [option, min, max](const std::string& text) -> std::string {
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size() || value < least || value > most)
+    if (error != std::errc() || end != text.data() + text.size() || value < min || value > max)
       throw Error(Errc::usage, fmt::format("{}: '{}' is not a whole number from {} to {}", option->get_name(),
-                                           printable(text), least, most));
+                                           printable(text), min, max));
     return "";
   };
   return option->check(CLI::Validator(check, ""))->type_name("N");

@@ -12,21 +12,21 @@
 #include "nibble/memory.hpp"
 
 /// Options that several subcommands have, declared once each. --help lists options in the order in which they are
-/// added, and that is the subcommand's own: so one function adds one option.
+/// added. Each subcommand chooses that order, so each function adds one option.
 namespace nibble::cli {
 
 inline constexpr const char* output_group = "Output";
 inline constexpr const char* resources_group = "Resources";
 
-/// What help calls a value by which completion knows what to offer.
+/// The names of values in help texts, by which completion knows what to offer.
 inline constexpr const char* file_type = "FILE";
 
-/// What --max-memory and --threads were given.
+/// The values of --max-memory and --threads.
 struct ResourceOptions {
   std::string max_memory = "1GB";
   unsigned threads = 0;  ///< 0: as many as there are processors
 
-  /// Throws Error(usage) if --max-memory is no size.
+  /// Throws Error(usage) if --max-memory is not a size.
   [[nodiscard]] Resources resources() const;
 };
 void add_max_memory(CLI::App& command, ResourceOptions& options);
@@ -41,13 +41,13 @@ CLI::Option* add_json(CLI::App& command, bool& json);
 template <class Value> using Choices = std::vector<std::pair<std::string_view, Value>>;
 
 /// Makes these words the only ones that an option takes: help lists them, completion offers them, and an error names
-/// them with the one that was probably meant. `also` are spellings that are taken without being listed; for `synonyms`,
+/// them with the one that was probably meant. `also` has spellings that are accepted but not listed; for `synonyms`,
 /// the error suggests the word.
 CLI::Option* set_choices(CLI::Option* option, const std::vector<std::string_view>& words,
                          const std::vector<std::string_view>& also = {}, const std::vector<Synonym>& synonyms = {});
 
-/// Makes whole numbers from `least` to `most` the only values that an option takes.
-CLI::Option* set_range(CLI::Option* option, std::int64_t least, std::int64_t most);
+/// Makes an option take only whole numbers from `min` to `max`.
+CLI::Option* set_range(CLI::Option* option, std::int64_t min, std::int64_t max);
 
 /// The words that set_choices() gave an option; none for others.
 [[nodiscard]] std::vector<std::string> choices_of(const CLI::Option& option);
@@ -68,7 +68,7 @@ CLI::Option* add_choice(CLI::App& command, const std::string& name, Variable& va
   return set_choices(command.add_option_function<std::string>(name, take, help), words, other_words, synonyms);
 }
 
-/// An option that may come several times, with one value each time.
+/// An option that may be repeated, with one value each time.
 CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
                             const std::string& help);
 

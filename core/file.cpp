@@ -32,7 +32,7 @@ template <class Call> auto retry(Call call) {
 }
 
 // One read or write moves 2^31 - 4096 bytes at most; a round number stays aligned.
-constexpr std::size_t largest_transfer = std::size_t{1} << 30;
+constexpr std::size_t max_transfer = std::size_t{1} << 30;
 
 // Shorter pieces would make the disk write many small ones.
 constexpr off_t min_write_back = 64 << 10;
@@ -81,7 +81,7 @@ int Descriptor::release() noexcept { return std::exchange(fd_, -1); }
 Transfer read_all(int fd, off_t offset, std::span<std::byte> out) {
   Transfer done;
   while (!out.empty()) {
-    const ssize_t got = retry([&] { return ::pread(fd, out.data(), std::min(out.size(), largest_transfer), offset); });
+    const ssize_t got = retry([&] { return ::pread(fd, out.data(), std::min(out.size(), max_transfer), offset); });
     if (got < 0) done.error = errno;
     if (got <= 0) break;
     done.bytes += static_cast<std::size_t>(got);
@@ -94,8 +94,7 @@ Transfer read_all(int fd, off_t offset, std::span<std::byte> out) {
 Transfer write_all(int fd, off_t offset, std::span<const std::byte> bytes) {
   Transfer done;
   while (!bytes.empty()) {
-    const ssize_t put =
-        retry([&] { return ::pwrite(fd, bytes.data(), std::min(bytes.size(), largest_transfer), offset); });
+    const ssize_t put = retry([&] { return ::pwrite(fd, bytes.data(), std::min(bytes.size(), max_transfer), offset); });
     if (put <= 0) {
       done.error = put < 0 ? errno : EIO;
       break;
@@ -108,7 +107,7 @@ Transfer write_all(int fd, off_t offset, std::span<const std::byte> bytes) {
 }
 
 Directory::Directory(const std::filesystem::path& path)
-    // O_PATH asks for no permission to list the names: those of files are known.
+    // O_PATH needs no permission to list names, and the names of the files are known.
     : fd_(retry([&] { return ::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC); })) {
   if (fd_.get() >= 0) return;
   const int error = errno;
@@ -127,7 +126,7 @@ InputFile::Identity InputFile::identity_of(const struct ::stat& status) {
 
 InputFile::InputFile(int directory, std::string name, std::string label, OpenFiles* files)
     : directory_(directory), name_(std::move(name)), label_(std::move(label)), files_(files) {
-  // The C string would end at a NUL, and another file than the one that was checked would be opened.
+  // A C string ends at its first NUL, so a different file than the one that was checked would be opened.
   if (name_.find('\0') != std::string::npos) refuse(label_, "its name contains a NUL byte");
   fd_ = open();
   if (fd_.get() < 0) {
@@ -240,8 +239,8 @@ void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
   const auto size = static_cast<off_t>(bytes.size());
   if (const int error = write_all(fd_.get(), begin, bytes).error; error != 0)
     fail(Errc::io, label_, "cannot write", error);
-  // The disk starts now instead of at flush(), which then has little left to wait for: 540 MB in chunks of 256 KiB
-  // took 0.26 s with it and 0.44 s without (docs/tried-and-lost.md). Only a hint: what fails here, flush() reports.
+  // The disk starts writing now, so flush() has little left to wait for: 540 MB in chunks of 256 KiB took 0.26 s with
+  // it and 0.44 s without (docs/tried-and-lost.md). This is only a hint: flush() reports what fails here.
   if (size >= min_write_back) (void)::sync_file_range(fd_.get(), begin, size, SYNC_FILE_RANGE_WRITE);
 }
 
@@ -260,8 +259,8 @@ Descriptor OutputFile::open_direct(int directory, const std::string& name) const
 
 void OutputFile::write_direct(int direct, std::uint64_t offset, std::span<const std::byte> bytes) {
   const auto [written, error] = write_all(direct, to_off(label_, offset), bytes);
-  // The disk's blocks are larger than a page, or a write was cut short within one: the page cache takes anything.
-  // Nor can every page be lent to the disk at any time. What the disk itself says (EIO, ENOSPC) is final.
+  // The disk's blocks are larger than a page, or a write was cut short within one: the page cache takes anything. Some
+  // pages also cannot be lent to the disk at times. Errors of the disk itself (EIO, ENOSPC) are final.
   if (error == EINVAL || error == EOPNOTSUPP || error == ENOMEM)
     return write_at(offset + written, bytes.subspan(written));
   if (error != 0) fail(Errc::io, label_, "cannot write", error);

@@ -12,9 +12,9 @@
 namespace nibble {
 namespace {
 
-constexpr std::size_t max_length = 40;  // longer texts are no mistyped words
-constexpr std::size_t shortest_beginning = 3;
-constexpr std::size_t letters_per_error = 3;  // a word of six letters may have two wrong
+constexpr std::size_t max_length = 40;  // longer texts are not mistyped words
+constexpr std::size_t min_beginning = 3;
+constexpr std::size_t letters_per_error = 3;  // a word of six letters may have two wrong letters
 
 std::string lower(std::string_view text) {
   std::string result(text);
@@ -29,7 +29,7 @@ std::string digits(std::string_view text) {
   return result;
 }
 
-// How many letters have to be changed, left out, put in, or exchanged with their neighbour.
+// How many letters have to be changed, removed, inserted, or swapped with their neighbour.
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before_last, last(b.size() + 1), row(b.size() + 1);
   std::iota(last.begin(), last.end(), std::size_t{0});
@@ -56,14 +56,14 @@ std::optional<std::string_view> nearest(std::string_view given, std::span<const 
   for (const auto& [other, word] : synonyms)
     if (other == typed && std::find(known.begin(), known.end(), word) != known.end()) return word;
   const auto begins = [&](std::string_view word) { return lower(word).starts_with(typed); };
-  if (typed.size() >= shortest_beginning && std::count_if(known.begin(), known.end(), begins) == 1)
+  if (typed.size() >= min_beginning && std::count_if(known.begin(), known.end(), begins) == 1)
     return *std::find_if(known.begin(), known.end(), begins);
   std::optional<std::string_view> best;
-  std::size_t least = std::max<std::size_t>(1, typed.size() / letters_per_error) + 1;
+  std::size_t min_errors = std::max<std::size_t>(1, typed.size() / letters_per_error) + 1;
   for (const std::string_view word : known) {
     if (digits(word) != digits(typed)) continue;
     const std::size_t errors = distance(typed, lower(word));
-    if (errors < least && errors < word.size()) least = errors, best = word;
+    if (errors < min_errors && errors < word.size()) min_errors = errors, best = word;
   }
   return best;
 }

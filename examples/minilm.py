@@ -44,7 +44,7 @@ FORMATS = {  # name, also of the directory: options of nibble
 }
 # The smallest accepted cosine similarities of the sentences' embeddings to the original's: mean and minimum. NF4 itself
 # lowers them by 0.034 on average and by 0.11 for the one-word sentence, with bitsandbytes' own quantization, too.
-LEAST_COSINE = {"nf4": (0.95, 0.85), "nf4-embeddings-bf16": (0.95, 0.85), "int8": (0.998, 0.99), "fp16": (0.99999, 0.9999)}
+MIN_COSINES = {"nf4": (0.95, 0.85), "nf4-embeddings-bf16": (0.95, 0.85), "int8": (0.998, 0.99), "fp16": (0.99999, 0.9999)}
 
 SENTENCES = [
     "The cat sleeps on the warm windowsill.",
@@ -203,9 +203,9 @@ def main():
         rows[to] = measure(out, original, reference, seconds)
         if rows[to]["wrong"]:
             failures.append(f"{to}: {rows[to]['wrong']}")
-        for figure, least in zip(("cosine_mean", "cosine_min"), LEAST_COSINE[to]):
-            if not rows[to][figure] >= least:
-                failures.append(f"{to}: {figure} is {rows[to][figure]:.6f}, expected at least {least}")
+        for figure, minimum in zip(("cosine_mean", "cosine_min"), MIN_COSINES[to]):
+            if not rows[to][figure] >= minimum:
+                failures.append(f"{to}: {figure} is {rows[to][figure]:.6f}, expected at least {minimum}")
     print_table(rows)
     if options.json:
         facts = record.host("examples/minilm.sh") | {"peers": record.peer_versions(sys.executable)}

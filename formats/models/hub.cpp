@@ -65,8 +65,8 @@ std::optional<fs::path> find_in_hub_cache(const ModelName& name) {
   std::error_code error;
   const fs::path ref = repository / "refs" / commit;
   if (fs::is_regular_file(ref, error)) {
-    constexpr std::uint64_t longest = 128;  // a commit has 40 characters
-    commit = InputFile(AT_FDCWD, ref, escaped(ref.native())).read_text(longest);
+    constexpr std::uint64_t max_bytes = 128;  // a commit has 40 characters
+    commit = InputFile(AT_FDCWD, ref, escaped(ref.native())).read_text(max_bytes);
     while (!commit.empty() && (commit.back() == '\n' || commit.back() == ' ')) commit.pop_back();
   }
   if (!is_word(commit, "")) return std::nullopt;

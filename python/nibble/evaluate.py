@@ -30,14 +30,14 @@ def fail(code, message):
     sys.exit(code)
 
 
-def at_least(least):
+def at_least(minimum):
     def number(text):
         try:
             value = int(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text}, at least {least} is needed")
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"{text}, at least {minimum} is needed")
         return value
 
     return number

@@ -17,15 +17,15 @@
 namespace nibble::nested {
 
 // The code nearest to v in [-1, 1] is the number of midpoints below it. For each value of v's upper bits (sign,
-// exponent and six bits of the mantissa) at most one midpoint is undecided: so one lookup and one compare give the
+// exponent and six bits of the mantissa) at most one midpoint is undecided, so one lookup and one compare give the
 // number.
 struct Nearest {
   static constexpr std::int32_t shift = 17;                 // of the bits of |v|
   static constexpr std::int32_t first = (127 - 22) << 6;    // below 2^-22 there is no midpoint
-  static constexpr std::int32_t last = (127 << 6) - first;  // 1 and what rounding makes of it
+  static constexpr std::int32_t last = (127 << 6) - first;  // 1, and a little more after rounding
   static constexpr std::int32_t negative = 2048;            // where the buckets of negative v begin
 
-  std::array<float, 256> threshold;                 // by code: v above it has the next one
+  std::array<float, 256> threshold;                 // by code: v above it has the next code
   std::array<std::uint8_t, 2 * negative> lowest{};  // by bucket
 };
 
@@ -33,17 +33,18 @@ constexpr Nearest make_nearest() {
   Nearest nearest{};
   std::array<float, 255> midpoint{};
   for (std::size_t i = 0; i < 255; ++i) midpoint[i] = 0.5f * (codebook[i] + codebook[i + 1]);
-  // Halfway, the even code: above an odd one a midpoint itself is above its threshold.
+  // A tie goes to the even code: the threshold above an odd code is just below the midpoint.
   for (std::size_t i = 0; i < 255; ++i) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(midpoint[i]);
     nearest.threshold[i] = i % 2 == 0 ? midpoint[i] : std::bit_cast<float>(midpoint[i] > 0 ? bits - 1 : bits + 1);
   }
   nearest.threshold[255] = std::numeric_limits<float>::infinity();
 
-  // Midpoints below the ends of a bucket, of positive and of negative v: they move on with it.
+  // The numbers of midpoints below both ends of a bucket, for positive and for negative v. They move on with the
+  // bucket.
   std::size_t zero = 0;
   while (midpoint[zero] < 0) ++zero;
-  std::size_t least = zero, most = zero, minus_least = zero, minus_most = zero;
+  std::size_t min = zero, max = zero, minus_min = zero, minus_max = zero;
   const auto rise = [&](std::size_t& below, float v) {
     while (below < midpoint.size() && midpoint[below] < v) ++below;
   };
@@ -55,13 +56,13 @@ constexpr Nearest make_nearest() {
     const auto bits = static_cast<std::uint32_t>(bucket + Nearest::first) << Nearest::shift;
     const float smallest = bucket == 0 ? 0.0f : std::bit_cast<float>(bits);
     const float largest = std::bit_cast<float>(bits + (1u << Nearest::shift) - 1);
-    rise(least, smallest);
-    rise(most, largest);
-    fall(minus_least, -smallest);
-    fall(minus_most, -largest);
-    nearest.lowest[static_cast<std::size_t>(bucket)] = static_cast<std::uint8_t>(least);
-    nearest.lowest[static_cast<std::size_t>(bucket + Nearest::negative)] = static_cast<std::uint8_t>(minus_most);
-    right = right && most - least <= 1 && minus_least - minus_most <= 1;
+    rise(min, smallest);
+    rise(max, largest);
+    fall(minus_min, -smallest);
+    fall(minus_max, -largest);
+    nearest.lowest[static_cast<std::size_t>(bucket)] = static_cast<std::uint8_t>(min);
+    nearest.lowest[static_cast<std::size_t>(bucket + Nearest::negative)] = static_cast<std::uint8_t>(minus_max);
+    right = right && max - min <= 1 && minus_min - minus_max <= 1;
   }
   if (!right) throw "a bucket has two midpoints";
   return nearest;
@@ -86,7 +87,7 @@ HWY_INLINE float largest_difference(const float* HWY_RESTRICT absmax, float offs
   const auto mean = hn::Set(d, offset);
   const auto bits = [&](std::size_t i)
                         HWY_ATTR { return hn::BitCast(di, hn::Abs(hn::Sub(hn::LoadU(d, absmax + i), mean))); };
-  auto a = hn::Zero(di), b = a;  // two chains: a maximum waits for the one before
+  auto a = hn::Zero(di), b = a;  // two chains, because each maximum waits for the one before
   for (std::size_t i = 0; i < blocksize; i += 2 * lanes) {
     a = hn::Max(a, bits(i));
     b = hn::Max(b, bits(i + lanes));
@@ -141,8 +142,8 @@ void encode_blocks(const float* HWY_RESTRICT absmax, std::size_t n, float offset
 void decode_block(const std::uint8_t* HWY_RESTRICT codes, std::size_t n, const float* HWY_RESTRICT values, float scale,
                   float offset, float* HWY_RESTRICT absmax) {
 #if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
-  // One instruction looks up among 32 values by the lowest five bits; the others choose among eight such results. For
-  // a part of a block, such as a tile of weights has, loading the table would take longer than all the rest.
+  // One instruction looks up among 32 values by the lowest five bits; the others choose among eight such results. For a
+  // part of a block, which is what a tile of weights has, loading the table would take longer than everything else.
   if (n == blocksize) {
     const D d;
     const hn::RebindToSigned<D> di;
@@ -165,8 +166,8 @@ void decode_block(const std::uint8_t* HWY_RESTRICT codes, std::size_t n, const f
   for (std::size_t i = 0; i < n; ++i) absmax[i] = values[codes[i]] * scale + offset;
 }
 
-// Adds up rows of `partial_sums` values, column by column. Four vectors at a time, all rows: an addition waits for the
-// one before, and more vectors would not fit the registers of every target.
+// Adds up rows of `partial_sums` values, column by column. Four vectors at a time go through all rows, because each
+// addition waits for the one before; more vectors would not fit the registers of every target.
 void add_rows(const float* HWY_RESTRICT values, std::size_t rows, double* HWY_RESTRICT sums) {
   const hn::CappedTag<double, 8> d;
   const hn::Rebind<float, decltype(d)> df;

@@ -1,9 +1,9 @@
-// The loops over weights, and what follows from their sums. One file, because the loops and the fp64 code that stands
-// in for them have to make the same sums, and are read side by side.
+// The loops over weights, and what follows from their sums. One file, because the loops and the fp64 code that replaces
+// them have to make the same sums, and are read side by side.
 //
-// The fp64 code has each formula a second time. The loops ask nothing of a single weight: a NaN, or a square beyond the
-// range of fp32, only shows in their sums. That code asks of each weight whether it counts, and adds up in order; in
-// lanes its sums would be others, and with them the figures of most tensors that do not end with a tile (describe()).
+// The fp64 code has each formula a second time. The loops do not test single weights: a NaN, or a square beyond the
+// range of fp32, only shows in their sums. The fp64 code tests each weight and adds up in order. In lanes its sums
+// would differ, and so would the figures of most tensors whose last tile is short (describe()).
 
 #include "nibble/metrics.hpp"
 
@@ -24,8 +24,8 @@
 #include "quant/errors/squares-inl.hpp"
 #include "quant/simd/lanes-inl.hpp"
 
-// What the loops below hand over: for every block of 64 weights, or for every four of them, the sums of 16 lanes,
-// folded into four, which is where fp32 ends. Lanes and folds are the same for every target.
+// What the loops below return: for every block of 64 weights, or for every four of them, the sums of 16 lanes, folded
+// into four, which is where fp32 ends. Lanes and folds are the same for every target.
 #ifndef NIBBLE_QUANT_METRICS_SUMS
 #define NIBBLE_QUANT_METRICS_SUMS
 namespace nibble {
@@ -140,7 +140,7 @@ template <class DF> HWY_INLINE void add_vector_of_squares(DF d, const float* w, 
   hn::StoreU(fused(d, weight, weight, hn::LoadU(d, sums)), d, sums);
 }
 
-// Every sum is one lane's, so the order is the same however many there are.
+// Every sum belongs to one lane, so the order is the same for any number of lanes in a vector.
 void add_squares(const float* HWY_RESTRICT w, std::size_t n, float* HWY_RESTRICT sums) {
   std::size_t i = 0;
   for (; i + vector_lanes <= n; i += vector_lanes) add_vector_of_squares(D(), w + i, sums + i);
@@ -196,7 +196,7 @@ template <std::size_t n> double total(const float (&sums)[n][4]) {
   return (lane[0] + lane[2]) + (lane[1] + lane[3]);
 }
 
-// Of the block of the largest error, which is known when its tile has been seen.
+// For the block of the largest error, which is known once its tile has been read.
 void add_worst_absmax(std::span<const float> reference, std::uint64_t first, ErrorStats& stats) {
   if (stats.worst_square == 0) return;
   const std::size_t begin = stats.worst_square_at - first;
@@ -240,7 +240,7 @@ ErrorStats compare_exactly(std::span<const float> reference, std::span<const flo
   return stats;
 }
 
-// Where the largest error and the worst block are is only looked up if they exceed those that are known.
+// The positions of the largest error and the worst block are looked up only if these exceed the ones known so far.
 ErrorStats compare_tile(std::span<const float> reference, std::span<const float> test, std::uint64_t first,
                         double max_abs, double worst_square) {
   alignas(64) std::array<float, tile_weights> padded[2];
@@ -260,11 +260,11 @@ ErrorStats compare_tile(std::span<const float> reference, std::span<const float>
   stats.test = total(tile.test);
   stats.square = total(tile.square);
   stats.relative = total(tile.relative);
-  // On both sides, as where weights are pruned. A maximum may pass over NaN, a sum does not.
+  // On both sides, as in pruned weights. A maximum may pass over NaN, a sum does not.
   const bool is_zero = tile.zeros == tile_weights && tile.max_abs == 0 && stats.square == 0;
   if (!is_zero &&
       (!is_usable(stats.reference) || !is_usable(stats.test) || !(is_usable(stats.square) || tile.max_abs == 0) ||
-       !(stats.square <= largest_sum) || !(stats.relative <= largest_sum)))
+       !(stats.square <= max_sum) || !(stats.relative <= max_sum)))
     return compare_exactly(reference, test, first);
   stats.count = n;
   stats.nonzero = tile_weights - tile.zeros;
@@ -274,7 +274,7 @@ ErrorStats compare_tile(std::span<const float> reference, std::span<const float>
   if (stats.max_abs > max_abs) {
     const auto is_largest = [&](std::size_t i) { return std::abs(t[i] - w[i]) == tile.max_abs; };
     const auto has_largest = [&](std::size_t block) {
-      std::uint32_t found = 0;  // counted to the block's end, since a loop that may stop earlier is not vectorized
+      std::uint32_t found = 0;  // counted to the end of the block, because a loop that may stop early is not vectorized
       for (std::size_t i = block; i < block + metric_block; ++i) found += is_largest(i) ? 1 : 0;
       return found > 0;
     };
@@ -382,7 +382,7 @@ double ErrorSums::sqnr_db() const {
 double ErrorSums::cosine() const {
   if (count > 0 && square == 0) return 1;
   const double w = std::sqrt(reference), t = std::sqrt(test);
-  // Where they are near, what is missing from 1 is small, and known from the errors; the product would lose it.
+  // If they are close, 1 - cosine is small and follows from the errors; computed from the product, it would be lost.
   if (square < reference / 4) return std::min(1 - (square - (w - t) * (w - t)) / (2 * w * t), 1.0);
   const double cosine = ratio(product, w * t);
   return std::isnan(cosine) ? cosine : std::clamp(cosine, -1.0, 1.0);
@@ -474,7 +474,7 @@ double WeightStats::kurtosis() const {
   // Central moments from those about the pivot.
   const double m = ratio(first, count), m2 = ratio(second, count), m3 = ratio(third, count), m4 = ratio(fourth, count);
   const double variance = m2 - m * m;
-  if (variance <= 1e-12 * m2) return std::numeric_limits<double>::quiet_NaN();  // all are equal but for roundings
+  if (variance <= 1e-12 * m2) return std::numeric_limits<double>::quiet_NaN();  // all are equal except for rounding
   return (m4 - 4 * m * m3 + 6 * m * m * m2 - 3 * m * m * m * m) / (variance * variance);
 }
 double WeightStats::absmax_mean() const { return ratio(absmax_sum, blocks); }

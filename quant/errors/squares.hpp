@@ -27,21 +27,21 @@ inline void add_squares_of_lanes(const Squares& lanes, std::uint64_t count, Erro
   sums.product = (sums.reference + sums.test - sums.square) / 2;  // as e = t - w
 }
 
-// Sums of squares between these lose nothing to the range of fp32: all of a tile that are too small for it come to
-// 4096 x 1e-38, and no sum of a lane overflows unnoticed.
-inline constexpr double smallest_sum = 1e-25;
-inline constexpr double largest_sum = 1e30;
+// Sums of squares between these lose nothing to the range of fp32: the squares of a tile that are too small for it add
+// up to at most 4096 x 1e-38, and no sum of a lane overflows unnoticed.
+inline constexpr double min_sum = 1e-25;
+inline constexpr double max_sum = 1e30;
 
-inline bool is_usable(double sum) { return sum >= smallest_sum && sum <= largest_sum; }  // not NaN either
+inline bool is_usable(double sum) { return sum >= min_sum && sum <= max_sum; }  // not NaN either
 
 /// Whether fp32 could hold all squares and the product follows from them: where t is much smaller than w, nearly all
-/// digits of (sum w^2 + sum t^2 - sum e^2) cancel. False too if a weight is not finite.
+/// digits of (sum w^2 + sum t^2 - sum e^2) cancel. Also false if a weight is not finite.
 inline bool are_usable(const ErrorSums& sums) {
   return is_usable(sums.reference) && is_usable(sums.test) && (is_usable(sums.square) || sums.square == 0) &&
          sums.product > (sums.reference + sums.test) / 16;
 }
 
-/// The sums of compare() alone, of up to 4096 weights, in less time.
+/// Only the sums of compare(), for up to 4096 weights, in less time.
 [[nodiscard]] ErrorSums compare_squares(std::span<const float> reference, std::span<const float> test);
 
 /// sums[i] += weights[i]^2. Throws Error(usage) if the sizes differ.

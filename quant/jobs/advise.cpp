@@ -27,10 +27,10 @@ namespace {
 constexpr std::size_t max_points = 64;
 bool quantizes(const CodecSpec& codec) { return make_codec(codec)->quantizes(); }
 
-// What embeddings of 32 or 64 bits are cast to within what transformers can load.
+// The cast of embeddings of 32 or 64 bits that transformers can load.
 CodecSpec embeddings_codec() { return cast_codec(DType::bf16); }
 
-// Whether a planned tensor was measured as planned, and not kept for what was found in it.
+// Whether a planned tensor was measured as planned, and not kept because of values found in it.
 bool is_measured_as(const CodecSpec& codec, const MeasuredError& measured) {
   const auto cast_type = make_codec(codec)->cast_type();
   return measured.form == (cast_type ? StoredForm(*cast_type) : StoredForm(codec));
@@ -55,21 +55,21 @@ struct Way {
 
 struct Tensor {
   std::vector<Way> ways{{CodecSpec(), {0, 0}}};  // the first leaves it plain
-  DType dtype = DType::u8;                       // of its weights, if it stands for any
+  DType dtype = DType::u8;                       // of its weights, if it has any
   double reference = 0;                          // sum of w^2
 };
 
-// What one base comes to.
+// The result for one base.
 struct Solution {
-  std::vector<std::vector<std::size_t>> ways;  // of each tensor those that take part; indices into Tensor::ways
+  std::vector<std::vector<std::size_t>> ways;  // for each tensor, the ways that take part: indices into Tensor::ways
   HullPath path;
   std::vector<std::size_t> picked;  // indices into `ways`
   AdvicePoint point;
 };
 
-// The errors of a source tensor, which may be several to a plan.
+// The errors of a source tensor, which a plan may cut into several.
 struct Pooled {
-  bool offered = true;  // the codec did what was planned, and made nothing infinite
+  bool offered = true;  // the tensor was stored as planned, and no weight became infinite
   CodecSpec codec;
   std::uint64_t bytes = 0;
   std::uint64_t weights = 0;
@@ -207,34 +207,34 @@ class Advising {
       }
     }
     solution.path = hull_path(items);
-    if (solution.path.smallest_bytes > options_.max_bytes) return solution;
+    if (solution.path.min_bytes > options_.max_bytes) return solution;
     solution.picked = walk(solution.path, options_.max_bytes);
     solution.point = point(solution, solution.picked);
     return solution;
   }
 
-  // Of all bases.
+  // The best over all bases.
   Solution solve() {
     std::vector<std::optional<CodecSpec>> bases;
     for (const Candidate& format : formats_)
       if (quantizes(format.plan->recipe.to)) bases.emplace_back(format.plan->recipe.to);
     if (options_.allow_nibble_only) bases = {std::nullopt};
     std::optional<Solution> best;
-    std::uint64_t smallest = std::numeric_limits<std::uint64_t>::max();
+    std::uint64_t min_bytes = std::numeric_limits<std::uint64_t>::max();
     for (const auto& base : bases) {
       Solution solution = solve(base);
-      smallest = std::min(smallest, solution.path.smallest_bytes);
-      if (solution.path.smallest_bytes > options_.max_bytes) continue;
+      min_bytes = std::min(min_bytes, solution.path.min_bytes);
+      if (solution.path.min_bytes > options_.max_bytes) continue;
       if (best && solution.point.cost >= best->point.cost) continue;
       best = std::move(solution);
       base_ = base;
     }
     if (bases.empty()) fail();
-    const auto [least, allowed] = told_apart(smallest, options_.max_bytes, size_both);
+    const auto [needed, allowed] = told_apart(min_bytes, options_.max_bytes, size_both);
     if (!best)
       throw Error(Errc::usage,
                   fmt::format("{}: cannot become smaller than {}, {:.3f} bits per weight; {} is allowed",
-                              escaped(in_.path().string()), least, advice_.bits_per_weight(smallest), allowed),
+                              escaped(in_.path().string()), needed, advice_.bits_per_weight(min_bytes), allowed),
                   options_.allow_nibble_only ? Remedy::Kind::none : Remedy::Kind::nibble_only_formats);
     return *std::move(best);
   }
@@ -269,7 +269,7 @@ class Advising {
            (codec.keeps() && make_codec(planned.codec)->cast_type() == std::optional(planned.info.dtype));
   }
 
-  // A cast declares the type of the whole model, as which its loader then takes all that is plain.
+  // A cast declares the type of the whole model, and the loader then loads all plain tensors in that type.
   [[nodiscard]] bool can_be_base(const CodecSpec& to) const {
     const auto cast = make_codec(to)->cast_type();
     if (!cast) return true;
@@ -293,11 +293,11 @@ class Advising {
     return any;
   }
 
-  // What differs from the plan for `to` alone, as rules and skips.
+  // The differences from the plan for `to` alone, as rules and skips.
   [[nodiscard]] Recipe recipe_for(const CodecSpec& to) const {
     Recipe recipe;
     recipe.to = to;
-    recipe.allow_nibble_only = true;  // until it is known whether that is needed
+    recipe.allow_nibble_only = true;  // until we know whether it is needed
     if (quantizes(to) && embeddings_become_bf16()) recipe.embeddings = embeddings_codec();
     std::map<CodecSpec, std::vector<bool>> differing;
     for (const PlannedTensor& planned : make_plan(in_, recipe).tensors) {
@@ -366,7 +366,7 @@ std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble
     Recipe recipe;
     recipe.to = codec;
     recipe.on_overflow = OnOverflow::keep;  // infinities are found in the figures
-    // Of all codecs, those with which transformers could not load this model are no choice.
+    // When all codecs are offered, leave out those with which transformers could not load this model.
     recipe.allow_nibble_only = allow_nibble_only || among.empty();
     if (everywhere) recipe.rules.push_back({".*", codec});
     Plan plan = make_plan(stored, recipe);

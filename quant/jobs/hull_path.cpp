@@ -41,7 +41,7 @@ HullPath hull_path(std::span<const std::vector<Choice>> items) {
   for (std::size_t i = 0; i < items.size(); ++i) {
     const std::vector<std::size_t> hull = corners(items[i]);
     path.smallest.push_back(hull.front());
-    path.smallest_bytes += items[i][hull.front()].bytes;
+    path.min_bytes += items[i][hull.front()].bytes;
     double rate = std::numeric_limits<double>::infinity();
     for (std::size_t h = 1; h < hull.size(); ++h) {
       const Choice& from = items[i][hull[h - 1]];
@@ -64,7 +64,7 @@ HullPath hull_path(std::span<const std::vector<Choice>> items) {
 std::vector<std::size_t> walk(const HullPath& path, std::uint64_t limit) {
   std::vector<std::size_t> choices = path.smallest;
   std::vector<bool> ended(choices.size());  // a step that is left out ends its item: the next one leads on from there
-  std::uint64_t left = limit - path.smallest_bytes;
+  std::uint64_t left = limit - path.min_bytes;
   for (const HullStep& step : path.steps) {
     if (ended[step.item]) continue;
     if (step.bytes > left) {

@@ -22,17 +22,18 @@ struct HullStep {
 };
 
 /// From the smallest choice of every item to the one of least cost, beginning with the steps that save most per byte;
-/// of equal steps, that of the earlier item. Wherever the path is cut, no other choice of that size costs less.
+/// of equal steps, the one of the earlier item comes first. Wherever the path is cut, no other choice of that size
+/// costs less.
 struct HullPath {
   std::vector<std::size_t> smallest;  ///< index of a choice, by item
-  std::uint64_t smallest_bytes = 0;
+  std::uint64_t min_bytes = 0;
   std::vector<HullStep> steps;
 };
 
 /// Every item has at least one choice, and costs are finite. Of equal choices the first is taken.
 [[nodiscard]] HullPath hull_path(std::span<const std::vector<Choice>> items);
 
-/// A choice for every item, path.smallest_bytes <= limit: as many steps as fit, and after the first that does not,
+/// A choice for every item, path.min_bytes <= limit: as many steps as fit, and after the first that does not,
 /// further ones that do, in order.
 ///
 /// A fraction of that first step would make the result the optimum of the linear relaxation. So the cost exceeds the

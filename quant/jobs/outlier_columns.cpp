@@ -39,13 +39,13 @@ OutlierColumns find_outliers(std::span<const double> energy) {
   std::vector<double> sorted(energy.begin(), energy.end());
   const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
   std::nth_element(sorted.begin(), middle, sorted.end());
-  const double least = outlier_factor * outlier_factor * *middle;
+  const double min_energy = outlier_factor * outlier_factor * *middle;
   double all = 0;
   double outliers = 0;
   OutlierColumns found;
   for (const double column : energy) {
     all += column;
-    if (*middle == 0 || column < least) continue;
+    if (*middle == 0 || column < min_energy) continue;
     outliers += column;
     ++found.count;
   }

@@ -1,5 +1,5 @@
-// The absmax of every block of a tensor, and with double quantization of blocks of those, which takes all of them
-// first.
+// The absmax of every block of a tensor. Double quantization then quantizes blocks of these values, for which it needs
+// all of them.
 
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
@@ -35,7 +35,7 @@ class BlockEncoder final : public Encoder {
         blocks_(ceil_div(tensor.elements(), blocksize_)),
         scratch_(scratch) {}
 
-  // In tiles of 4096 weights, at which chunks begin.
+  // In tiles of 4096 weights. Chunks begin at tiles.
   Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> codes,
                   std::vector<ErrorSums>* errors) override {
     const std::span<std::uint8_t> packed(reinterpret_cast<std::uint8_t*>(codes.data()), codes.size());
@@ -45,7 +45,7 @@ class BlockEncoder final : public Encoder {
     const auto absmax = lend<float>(first_block * sizeof(float), ceil_div(n, blocksize_), absmax_room);
     const auto block_errors = lend<FourBitError>(errors_at() + first_block * sizeof(FourBitError),
                                                  errors != nullptr && keeps_errors_ ? absmax.size() : 0, errors_room);
-    // What is found in weights that are not finite is found here, so those are encoded here, too.
+    // Weights that are not finite are counted here, so they are encoded here, too.
     const bool on_device =
         device_ != nullptr &&
         DeviceEncoder(*device_).encode_four_bit(tables_.codebook, tensor_.dtype, weights, blocksize_, packed, absmax);
@@ -91,7 +91,7 @@ class BlockEncoder final : public Encoder {
       sink.write(4, std::as_bytes(std::span(&offset, 1)));
     } else {
       for_each_piece([&](std::uint64_t, std::span<const float> absmax) {
-        // As much at a time as double quantization makes of a piece, which is what is planned for.
+        // In pieces as large as those of double quantization, whose memory is accounted for.
         const std::span<const std::byte> bytes = std::as_bytes(absmax);
         for (std::size_t first = 0; first < bytes.size(); first += piece) {
           const auto part = bytes.subspan(first, std::min(piece, bytes.size() - first));
@@ -106,7 +106,7 @@ class BlockEncoder final : public Encoder {
     return {reinterpret_cast<T*>(scratch_.lend(offset, n * sizeof(T), room).data()), n};
   }
 
-  // Absmax values in memory at a time when the tensor is finished: 1 MiB, and work for 16 threads.
+  // Absmax values in memory at a time while the tensor is finished: 1 MiB, enough for 16 threads.
   static constexpr std::size_t piece_groups = 16;
   static constexpr std::size_t piece = piece_groups * nested::group;
   static_assert(nested::group % nested::blocksize == 0, "groups begin with a nested block");
@@ -128,7 +128,7 @@ class BlockEncoder final : public Encoder {
     };
     const std::size_t groups = ceil_div(absmax.size(), nested::group);
     if (groups == 1) return call(0);
-    // Isolated: a thread that waits must not begin a chunk of the pipeline meanwhile.
+    // Isolated: a waiting thread must not start a chunk of the pipeline meanwhile.
     tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::size_t{0}, groups, call); });
   }
 
@@ -165,11 +165,11 @@ class BlockEncoder final : public Encoder {
     });
   }
 
-  // Near the end of fp32 an absmax may be rounded beyond it.
+  // Near the limit of fp32, rounding may move an absmax beyond it.
   void check_finite(std::span<const std::uint8_t> codes, std::span<const float> nested_absmax, float offset) const {
-    constexpr float most = std::numeric_limits<float>::max();
+    constexpr float max_float = std::numeric_limits<float>::max();
     for (std::size_t i = 0; i < nested_absmax.size(); ++i) {
-      if (std::abs(offset) < most / 4 && nested_absmax[i] < most / 4) continue;
+      if (std::abs(offset) < max_float / 4 && nested_absmax[i] < max_float / 4) continue;
       const std::size_t first = i * nested::blocksize, n = std::min(nested::blocksize, codes.size() - first);
       std::array<float, nested::blocksize> decoded;
       const auto values = std::span(decoded).first(n);
@@ -217,8 +217,8 @@ class AbsmaxOfBlocks final : public Quantizer {
     return {std::max<std::uint64_t>(limit - limit % unit, blocksize), false};
   }
 
-  // The fp32 absmax of every block: with double quantization all are needed before the first can be stored. What that
-  // does to the errors follows from two sums of each.
+  // The fp32 absmax of every block: double quantization needs all of them before the first can be stored. Its effect on
+  // the errors follows from two sums of each block.
   std::uint64_t scratch_bytes(const TensorInfo& tensor) const override {
     const bool keeps_errors = codec_.double_quant() && options_.sums_errors;
     const std::uint64_t each = sizeof(float) + (keeps_errors ? sizeof(FourBitError) : 0);

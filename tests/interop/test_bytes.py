@@ -122,7 +122,7 @@ def test_four_bit(nibble, source, codec, double_quant, blocksize):
         codes, largest = stored.nested(absmax.numpy(), offset, parts[f"{name}.nested_quant_map"].array(np.float32))
         same(name, parts[f"{name}.absmax"], torch.from_numpy(codes))
         same(name, parts[f"{name}.nested_absmax"], torch.from_numpy(largest))
-        # the offset is text, whose place is kept at its longest: bitsandbytes' text, then spaces
+        # the offset is a text, padded with spaces to its greatest length
         state.offset = torch.tensor(offset)
         expected = state.as_dict(packed=True)[f"quant_state.bitsandbytes__{codec}"].numpy().tobytes()
         assert text.rstrip(b" ") == expected

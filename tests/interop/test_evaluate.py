@@ -177,10 +177,10 @@ def test_the_damaged_layer_is_found(llama, variant, damaged):
 
     layers = report(llama, test, "--text", TEXT, "--windows", 6, "--batch", 3)["results"][0]["layers"]
     assert [layer["name"] for layer in layers] == NAMES
-    for place, layer in enumerate(layers):
-        assert (layer["own"]["rel_rmse"] > 0) == (place == damaged), layer
-        assert (layer["so_far"]["rel_rmse"] > 0) == (place >= damaged), layer
-        if place == damaged:
+    for index, layer in enumerate(layers):
+        assert (layer["own"]["rel_rmse"] > 0) == (index == damaged), layer
+        assert (layer["so_far"]["rel_rmse"] > 0) == (index >= damaged), layer
+        if index == damaged:
             assert layer["so_far"] == layer["own"]
             assert layer["own"]["sqnr_db"] == pytest.approx(-20 * math.log10(layer["own"]["rel_rmse"]))
 
@@ -229,7 +229,7 @@ SIZES = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_att
     ("mixtral", dict(num_local_experts=3, num_key_value_heads=2)), ("bert", {}), ("roberta", {}), ("mpnet", {}),
     ("distilbert", dict(dim=64, hidden_dim=128, n_layers=3, n_heads=2))])  # fmt: skip
 def test_layers_of_architectures(model_type, options):
-    """Layers take and return what they like: arguments by place or by name, tuples, masks of their own type."""
+    """Layers take and return what they like: arguments by position or by name, tuples, masks of their own type."""
     sizes = {} if model_type in ("gpt2", "distilbert") else SIZES
     config = transformers.AutoConfig.for_model(model_type, **{**sizes, "vocab_size": 100, **options})
     language = model_type not in ("bert", "roberta", "mpnet", "distilbert")

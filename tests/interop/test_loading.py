@@ -268,11 +268,11 @@ def test_a_changed_byte_is_noticed(nibble, llama):
     directory = nibble.convert(llama(), "nf4", "--no-double-quant")
     expected = first_output(load(directory), INPUTS)
     entries, begin = stored.header(directory / "model.safetensors")
-    place = begin + entries["model.layers.0.mlp.up_proj.weight"]["data_offsets"][0]
+    offset = begin + entries["model.layers.0.mlp.up_proj.weight"]["data_offsets"][0]
     with open(directory / "model.safetensors", "r+b") as file:
-        file.seek(place)
+        file.seek(offset)
         byte = file.read(1)[0]
-        file.seek(place)
+        file.seek(offset)
         file.write(bytes([byte ^ 0x10]))
     assert not torch.equal(first_output(load(directory), INPUTS), expected)
 

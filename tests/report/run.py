@@ -261,7 +261,7 @@ def test_columns(page):
     page.open(width=1280)
     cut = page.run("""[...document.querySelectorAll('.scroll')].filter((one) => !one.closest('details:not([open])') &&
       one.scrollWidth > one.clientWidth).map((one) => [one.id, one.scrollWidth, one.clientWidth])""")
-    equal(cut, [], "tables that are wider than their place")
+    equal(cut, [], "tables that are wider than their box")
     few = page.run("document.querySelectorAll('#grid thead th').length")
     page.run("byId('all-columns').click()")
     assert page.run("document.querySelectorAll('#grid thead th').length") > few + 8

@@ -159,8 +159,8 @@ TEST_F(WriteBehindTest, FailuresOfTheLastWritesComeAtTheEnd) {
 TEST_F(WriteBehindTest, ShortWritesGoOnWhereTheyEnded) {
   const Directory opened(dir_.path());
   OutputFile file(opened.fd(), "f", "f");
-  constexpr std::uint64_t most = 300 * 4096 + 512;
-  const LimitedFiles limit(most);
+  constexpr std::uint64_t max_bytes = 300 * 4096 + 512;
+  const LimitedFiles limit(max_bytes);
   WriteBehind behind(file, opened.fd(), "f", 8);
   hand_over(behind, {0, 400 * 4096});
   EXPECT_EQ(error_of([&] { behind.drain(); }), "code 4: f: cannot write: File too large");
@@ -183,21 +183,21 @@ TEST_F(WriteBehindTest, WhatTheDiskRefusesIsWrittenAllTheSame) {
   for (std::uint64_t i = 0; i < text.size(); ++i) ASSERT_EQ(static_cast<std::byte>(text[i]), byte_at(i)) << i;
 }
 
-// After drain() every byte is in the file and every buffer is back; before it no more than `most` are away.
+// After drain() every byte is in the file and every buffer is back; before it no more than `max_buffers` are away.
 TEST_F(WriteBehindTest, KeepsNoMoreThanItMay) {
   const Directory opened(dir_.path());
   OutputFile file(opened.fd(), "f", "f");
   file.reserve(64 << 18);
-  constexpr std::size_t most = 3;
+  constexpr std::size_t max_buffers = 3;
   std::set<const std::byte*> buffers;
-  WriteBehind behind(file, opened.fd(), "f", most);
+  WriteBehind behind(file, opened.fd(), "f", max_buffers);
   for (std::uint64_t i = 0; i < 64; ++i) {
     Buffers::Loan loan = buffers_.lend(1 << 18, i << 18, behind.way());
     buffers.insert(loan.bytes().data());
     behind.write(i << 18, std::move(loan));
   }
   behind.drain();
-  EXPECT_LE(buffers.size(), most + 1);
+  EXPECT_LE(buffers.size(), max_buffers + 1);
   std::vector<Buffers::Loan> again;
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     again.push_back(buffers_.lend(1 << 18, 0, behind.way()));

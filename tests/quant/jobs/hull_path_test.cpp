@@ -23,19 +23,19 @@ Choice sum(const Items& items, const std::vector<std::size_t>& choices) {
 
 // The least cost of all assignments, by trying them.
 double min_cost(const Items& items, std::uint64_t limit) {
-  double least = std::numeric_limits<double>::infinity();
+  double min = std::numeric_limits<double>::infinity();
   std::vector<std::size_t> choices(items.size());
   for (;;) {
-    if (const Choice total = sum(items, choices); total.bytes <= limit) least = std::min(least, total.cost);
+    if (const Choice total = sum(items, choices); total.bytes <= limit) min = std::min(min, total.cost);
     std::size_t i = 0;
     while (i < items.size() && ++choices[i] == items[i].size()) choices[i++] = 0;
-    if (i == items.size()) return least;
+    if (i == items.size()) return min;
   }
 }
 
 // What the first step that does not fit would have saved.
 double one_step(const HullPath& path, std::uint64_t limit) {
-  std::uint64_t bytes = path.smallest_bytes;
+  std::uint64_t bytes = path.min_bytes;
   for (const HullStep& step : path.steps)
     if (bytes += step.bytes; bytes > limit) return step.saved;
   return 0;
@@ -56,13 +56,13 @@ TEST(HullPath, IsWithinOneStepOfTheBest) {
   for (int i = 0; i < 400; ++i) {
     const Items items = random_items(random);
     const HullPath path = hull_path(items);
-    EXPECT_EQ(path.smallest_bytes, sum(items, path.smallest).bytes);
-    for (std::uint64_t limit = path.smallest_bytes; limit < path.smallest_bytes + 120; ++limit) {
+    EXPECT_EQ(path.min_bytes, sum(items, path.smallest).bytes);
+    for (std::uint64_t limit = path.min_bytes; limit < path.min_bytes + 120; ++limit) {
       const Choice total = sum(items, walk(path, limit));
-      const double least = min_cost(items, limit);
+      const double min = min_cost(items, limit);
       EXPECT_LE(total.bytes, limit);
-      EXPECT_GE(total.cost, least);
-      EXPECT_LE(total.cost, least + one_step(path, limit));
+      EXPECT_GE(total.cost, min);
+      EXPECT_LE(total.cost, min + one_step(path, limit));
     }
   }
 }
@@ -72,7 +72,7 @@ TEST(HullPath, IsTheBestAtEveryStep) {
   for (int i = 0; i < 400; ++i) {
     const Items items = random_items(random);
     const HullPath path = hull_path(items);
-    std::uint64_t bytes = path.smallest_bytes;
+    std::uint64_t bytes = path.min_bytes;
     EXPECT_EQ(sum(items, walk(path, bytes)).cost, min_cost(items, bytes));
     for (const HullStep& step : path.steps) {
       bytes += step.bytes;

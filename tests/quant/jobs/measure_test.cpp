@@ -615,7 +615,7 @@ TEST(Measure, CountsAreMadeOnRequestOnly) {
 // ---- how it is done must not matter ----------------------------------------------------------------------------
 
 // The first 64 KiB more than is needed at all.
-Resources least_memory(const Reader& in, const std::vector<Candidate>& candidates) {
+Resources min_memory(const Reader& in, const std::vector<Candidate>& candidates) {
   for (Resources resources{2, 14 << 20};; resources.max_memory += 1 << 16) try {
       (void)measured(in, candidates, resources);
       return resources;
@@ -634,11 +634,11 @@ TEST(Measure, FiguresDoNotDependOnThreadsOrMemory) {
   const std::vector<Candidate> candidates{checkpoint(out.reader), plan(in, recipe("nf4")), plan(in, recipe("int8")),
                                           plan(in, recipe("fp16"))};
   const Measurement first = measured(in, candidates, {1, 1'000'000'000});
-  const Resources least = least_memory(in, candidates);
+  const Resources min = min_memory(in, candidates);
   for (const Resources& resources :
-       {Resources{2, 1'000'000'000}, Resources{7, 1'000'000'000}, Resources{64, 400'000'000}, least})
+       {Resources{2, 1'000'000'000}, Resources{7, 1'000'000'000}, Resources{64, 400'000'000}, min})
     expect_equal(measured(in, candidates, resources), first);
-  EXPECT_LT(least.max_memory, 30'000'000U);
+  EXPECT_LT(min.max_memory, 30'000'000U);
 }
 
 // Gathering takes long, so it is done once for all candidates where there is room for the weights. Others are not kept:
@@ -652,7 +652,7 @@ TEST(Measure, TransposedWeightsAreGatheredOnce) {
   const auto expect_reads = [&](const MemoryReader& in, bool once) {
     const std::vector<Candidate> one{plan(in, recipe("nf4"))}, two{plan(in, recipe("nf4")), plan(in, recipe("fp4"))};
     EXPECT_EQ(reads(in, one, {}) == reads(in, two, {}), once);
-    EXPECT_LT(reads(in, one, least_memory(in, two)), reads(in, two, least_memory(in, two)));
+    EXPECT_LT(reads(in, one, min_memory(in, two)), reads(in, two, min_memory(in, two)));
   };
   expect_reads(gpt2(), true);
   expect_reads(llama(), false);
@@ -661,7 +661,7 @@ TEST(Measure, TransposedWeightsAreGatheredOnce) {
 TEST(Measure, ProgressComesInOrderAndCanBeCancelled) {
   class Watch final : public Progress {
    public:
-    explicit Watch(std::size_t calls) : most_(calls) {}
+    explicit Watch(std::size_t calls) : max_calls_(calls) {}
     void advance(std::string_view tensor, std::uint64_t done, std::uint64_t total) override {
       EXPECT_GE(done, done_);
       EXPECT_LE(done, total);
@@ -670,12 +670,12 @@ TEST(Measure, ProgressComesInOrderAndCanBeCancelled) {
       if (names.empty() || names.back() != tensor) names.emplace_back(tensor);
       ++calls_;
     }
-    [[nodiscard]] bool cancelled() const override { return calls_ >= most_; }
+    [[nodiscard]] bool cancelled() const override { return calls_ >= max_calls_; }
     [[nodiscard]] bool is_complete() const { return done_ == total_; }
     std::vector<std::string> names;
 
    private:
-    std::size_t most_;
+    std::size_t max_calls_;
     std::atomic<std::size_t> calls_ = 0;
     std::uint64_t done_ = 0, total_ = 0;
   };
