@@ -38,7 +38,7 @@ STAGES = [
     ("hash", r"XXH3_"),
     (SERIAL + "finish a tensor", r"Conversion::finish|Encoder::finish|nested::"),
     (SERIAL + "flush and commit", r"OutputFile::flush|fdatasync|fsync|::commit|Manifest::"),
-    (SERIAL + "headers and plan", r"open_checkpoint|make_plan|plan_memory|create_checkpoint|check_unchanged"),
+    (SERIAL + "headers and plan", r"open_checkpoint|make_plan|conversion_memory|create_checkpoint|check_unchanged"),
     (SERIAL + "reserve space", r"OutputFile::reserve|fallocate"),  # on tmpfs this writes zeros, on a disk nothing
     (SERIAL + "begin a tensor", r"add_work|next_work|::encoder|stored_parts"),
     ("read", r"InputFile::read|Reader::read|pread64"),

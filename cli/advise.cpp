@@ -27,7 +27,7 @@ namespace {
 constexpr int advice_schema = 1;
 constexpr std::size_t max_curve_rows = 16;  // of the curve, for people
 constexpr double error_bar_width = 30;
-constexpr double max_bits = 64;  // of a weight in any format
+constexpr double max_bits = 64;  // of one weight, in any format
 
 // A size, or bits for each of the weights, in bytes.
 std::uint64_t parse_budget(const std::string& text, std::uint64_t weights) {
@@ -69,8 +69,10 @@ std::vector<std::string> options_for(const Recipe& recipe) {
 }
 
 std::string command_for(const std::string& path, const Reader& reference, const Recipe& recipe) {
+  // The container that is written has the extension of an output file.
+  const auto written = std::ranges::find_if(containers(), &ContainerTraits::writes);
   std::string command =
-      fmt::format("nibble convert {} OUT{}", quoted_path(path), reference.is_directory() ? "" : ".safetensors");
+      fmt::format("nibble convert {} OUT{}", quoted_path(path), reference.is_directory() ? "" : written->extension);
   for (const std::string& option : options_for(recipe)) command += ' ' + shell_quoted(option);
   return command;
 }
@@ -107,7 +109,7 @@ std::string to_json(const AdviseArguments& arguments, const Reader& reference, s
   return dump(json);
 }
 
-// Some points of the curve, with the chosen one among them.
+// Some points of the curve; the chosen one is among them.
 std::vector<AdvicePoint> rows_of(const Advice& advice) {
   std::vector<AdvicePoint> rows;
   const std::size_t points = advice.curve.size();
@@ -144,7 +146,7 @@ void print(const AdviseArguments& arguments, const Reader& reference, std::uint6
   double largest = 0;
   for (const AdvicePoint& row : rows) largest = std::max(largest, error(row));
   fmt::print("\n  {:>10}  {:>6}  {:>8}  {:>8}\n", "size", "bits", "SQNR dB", "error");
-  std::vector<std::pair<bool, std::string>> lines;  // and whether it is the chosen one's; no two look alike
+  std::vector<std::pair<bool, std::string>> lines;  // a line and whether it is the chosen one; no two lines are equal
   for (const AdvicePoint& row : rows) {
     const auto length = largest > 0 ? static_cast<std::size_t>(std::lround(error_bar_width * error(row) / largest)) : 0;
     const std::string line =

@@ -164,7 +164,7 @@ void print_warnings(const std::vector<Message>& warnings) {
     std::fprintf(stderr, "warning: %s\n", with_options(warning.text, warning.remedy).c_str());
 }
 
-void print_plan(const ConvertOptions& options, const Plan& plan, const MemoryPlan& memory) {
+void print_plan(const ConvertOptions& options, const Plan& plan, const ConversionMemory& memory) {
   if (options.json) {
     fmt::print("{}\n", dump_lines(plan_json(plan, memory)));
     return;
@@ -220,7 +220,7 @@ void run(const CLI::App& command, ConvertOptions& options) {
   check_applicable(command, conversion.input(), conversion.plan());
   if (options.dry_run) {
     print_plan(options, conversion.plan(), conversion.memory());
-    return conversion.check_output();  // after the plan: that is right, wherever its output goes
+    return conversion.check_output();  // after the plan, which is valid whatever is wrong with the output
   }
   const Report report = std::move(conversion).run(display);
   display.print(report.remains);

@@ -31,7 +31,7 @@ std::map<std::string, std::uint64_t> count_codecs(const Plan& plan) {
   return counts;
 }
 
-// Of the source's bytes, those of tensors that are kept as they are.
+// The share of the source's bytes that belongs to kept tensors.
 double kept_share(const Plan& plan) {
   std::uint64_t kept = 0;
   for (const PlannedTensor& tensor : plan.tensors)
@@ -49,7 +49,7 @@ std::string codecs_text(const Plan& plan) {
   return text;
 }
 
-// Rows of the table of a plan, of which one may stand for several tensors.
+// The rows of a plan's table. A row may stand for several tensors.
 struct PlanRow {
   std::size_t first = 0;
   std::size_t count = 0;
@@ -95,7 +95,7 @@ std::string loading_text(const Plan& plan, const Conversion& conversion) {
 
 bool is_finite(const Findings& found) { return found.nan == 0 && found.inf == 0 && found.overflow == 0; }
 
-// Every weight that was converted is there as it was.
+// Every converted weight has the value that it had before.
 bool is_exact(const Report& report) {
   const Totals &quantized = report.totals.quantized, &cast = report.totals.cast;
   const bool is_known = quantized.tensors + cast.tensors == 0 || quantized.error.count + cast.error.count > 0;
@@ -118,7 +118,7 @@ Json summary_json(const Plan& plan, std::span<const Message> warnings) {
           {"warnings", std::move(lines)}};
 }
 
-Json plan_json(const Plan& plan, const MemoryPlan& memory) {
+Json plan_json(const Plan& plan, const ConversionMemory& memory) {
   Json json = summary_json(plan, plan.warnings);
   json["memory_bytes"] = memory.total_bytes;
   json["threads"] = memory.threads;
@@ -136,7 +136,7 @@ Json plan_json(const Plan& plan, const MemoryPlan& memory) {
   return json;
 }
 
-std::string plan_text(const Plan& plan, const MemoryPlan& memory) {
+std::string plan_text(const Plan& plan, const ConversionMemory& memory) {
   const std::vector<PlanRow> rows = rows_of(plan);
   std::size_t width = 6;
   for (const PlanRow& row : rows) width = std::max(width, row.name.size());

@@ -10,7 +10,7 @@
 namespace nibble {
 
 /// Code, libraries, an ordinary header: 7 to 10 MiB as peak RSS on x86-64, and a third more than that for machines
-/// with other libraries. Every memory plan begins with it.
+/// with other libraries. Every estimate of a run's memory begins with it.
 inline constexpr std::uint64_t program_bytes = 14 << 20;
 
 /// "WHAT 15.68 MB of memory, the limit is 10.00 MB"; in bytes where both would be the same in units. `what` ends
@@ -38,7 +38,7 @@ class MemoryLimit {
   std::uint64_t taken_ = 0;
 };
 
-/// Memory that is counted until the end of the scope.
+/// Counts memory as taken until the end of the scope.
 class TakenMemory {
  public:
   TakenMemory(MemoryLimit& limit, std::string_view label) : limit_(limit), label_(label) {}

@@ -8,12 +8,12 @@
 
 namespace nibble {
 
-/// Memory of finished tensors for the next ones: new pages would have to be cleared by the system first. One scratch is
-/// kept, the largest. Not thread-safe.
+/// Keeps the memory of finished tensors for the next ones, because the system would have to clear new pages first. One
+/// scratch is kept, the largest. Not thread-safe.
 class SpareScratch {
  public:
-  /// `keeps`: the plan has memory for a kept scratch beside that of the next tensor, which may be larger. That is so
-  /// where MemoryPlan::spare_bytes is not 0; otherwise nothing is kept.
+  /// `keeps`: whether there is memory for a kept scratch beside that of the next tensor, which may be larger, that is,
+  /// whether ConversionMemory::spare_bytes is not 0. Otherwise nothing is kept.
   explicit SpareScratch(bool keeps) noexcept : keeps_(keeps) {}
 
   /// The kept scratch, if it is large enough, or a new one.
@@ -22,7 +22,7 @@ class SpareScratch {
     return std::make_unique<MemoryScratch>(bytes);
   }
 
-  /// Takes the scratch of a tensor that is finished. One in a file ends here.
+  /// Takes back the scratch of a finished tensor. A scratch in a file is closed.
   void keep(std::unique_ptr<Scratch> scratch) {
     auto* const memory = dynamic_cast<MemoryScratch*>(scratch.get());
     if (!keeps_ || memory == nullptr || memory->size() <= kept_bytes()) return;

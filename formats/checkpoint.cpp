@@ -6,7 +6,6 @@
 
 #include <sys/stat.h>
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <filesystem>
@@ -31,13 +30,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view index_suffix = ".index.json";
-
 // The weight files of a directory, in the order in which loaders look for them: transformers takes the single file
-// if there are both. diffusers has the same with its own prefix.
-constexpr std::array<const char*, 4> weight_names{"model.safetensors", "model.safetensors.index.json",
-                                                  "diffusion_pytorch_model.safetensors",
-                                                  "diffusion_pytorch_model.safetensors.index.json"};
+// if there are both. diffusers does the same with its own prefix.
+std::vector<std::string> weight_names() {
+  std::vector<std::string> names;
+  for (const std::string_view stem : {"model", "diffusion_pytorch_model"})
+    for (const ContainerTraits& container : containers())
+      for (const std::string_view index : {std::string_view(), index_extension})
+        names.push_back(fmt::format("{}{}{}", stem, container.extension, index));
+  return names;
+}
 
 class Checkpoint final : public Reader {
  public:
@@ -54,10 +56,12 @@ class Checkpoint final : public Reader {
     if (!directory_.has(name)) return;
     const InputFile& file = open_other(name);
     file.check_size(config::max_bytes);
-    memory_.take(file.size(), file.label());  // what is kept of it is no longer than that
+    memory_.take(file.size(), file.label());  // no more than that is kept of it
     TakenMemory text_memory(memory_, file.label());
     text_memory.add(file.size());
-    config_ = config::read(file.read_text(config::max_bytes), file.label(), memory_);
+    const std::string text = file.read_text(config::max_bytes);
+    config_ = config::read(text, file.label(), memory_);
+    rewrite_bytes_ = config::rewrite_bytes(text, file.label());
   }
 
   void add_file(const std::string& name) {
@@ -117,11 +121,6 @@ class Checkpoint final : public Reader {
     sources_[file]->read(tensor - first_of(file), offset, out);
   }
 
-  std::uint64_t position(std::size_t tensor, std::uint64_t offset) const override {
-    const std::size_t file = file_of(tensor);
-    return sources_[file]->position(tensor - first_of(file)) + offset;
-  }
-
   void check_unchanged() const override {
     for (const auto& source : sources_) source->check_unchanged();
     for (const InputFile& file : others_) file.check_unchanged();
@@ -130,6 +129,12 @@ class Checkpoint final : public Reader {
   std::uint64_t memory_bytes() const override { return memory_.taken(); }
 
  private:
+  std::uint64_t position(std::size_t tensor, std::uint64_t offset) const override {
+    const std::size_t file = file_of(tensor);
+    return sources_[file]->position(tensor - first_of(file)) + offset;
+  }
+  std::uint64_t rewrite_bytes() const override { return rewrite_bytes_; }
+
   const InputFile& open_other(const std::string& name) {
     other_files_.push_back(name);
     return others_.emplace_back(open(name));
@@ -140,7 +145,7 @@ class Checkpoint final : public Reader {
   }
 
   static constexpr std::uint64_t bytes_per_tensor = sizeof(std::uint64_t);  // its offset in the file
-  static constexpr std::uint64_t bytes_per_file = 1024;                     // names of up to 255 bytes, some times
+  static constexpr std::uint64_t bytes_per_file = 1024;  // a name of up to 255 bytes, kept several times
 
   [[nodiscard]] std::size_t first_of(std::size_t file) const { return file == 0 ? 0 : ends_[file - 1]; }
 
@@ -156,21 +161,23 @@ class Checkpoint final : public Reader {
   TensorList tensors_;
   std::vector<std::size_t> ends_;  // file f holds tensors [ends_[f - 1], ends_[f])
   std::optional<ModelConfig> config_;
+  std::uint64_t rewrite_bytes_ = 0;
 };
 
-// Which folders of a pipeline are models of their own.
+// The folders of a pipeline that are models of their own.
 std::string pipeline_parts(const fs::path& path) {
+  const std::vector<std::string> names = weight_names();
   std::vector<std::string> parts;
   std::error_code error;
   for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
-    if (std::any_of(weight_names.begin(), weight_names.end(), [&](const char* name) {
+    if (std::any_of(names.begin(), names.end(), [&](const std::string& name) {
           std::error_code unknown;
           return fs::exists(entry->path() / name, unknown);
         }))
       parts.push_back(printable(entry->path().filename().string()) + "/");
   std::sort(parts.begin(), parts.end());
   constexpr std::size_t shown = 8;
-  if (parts.empty()) return "none of its folders has weights in safetensors";
+  if (parts.empty()) return fmt::format("none of its folders has weights in {}", container_names());
   const bool more = parts.size() > shown;
   parts.resize(std::min(parts.size(), shown));
   return fmt::format("convert its parts one by one: {}{}", fmt::join(parts, ", "), more ? ", ..." : "");
@@ -193,9 +200,12 @@ std::string pipeline_parts(const fs::path& path) {
   if (exists("adapter_config.json"))
     refuse(label, "is a LoRA adapter, not a model: merge it into its base model first (peft's merge_and_unload())");
   if (exists("model_index.json")) refuse(label, "is a pipeline of diffusers: {}", pipeline_parts(path));
-  std::string text = fmt::format("has neither {} nor {}", weight_names[0], weight_names[1]);
-  if (found.contains(".safetensors"))
-    text += fmt::format("; to open '{}', name the file itself", printable(found[".safetensors"]));
+  const std::vector<std::string> names = weight_names();
+  std::string text = fmt::format("has neither {} nor {}", names[0], names[1]);
+  if (const auto weights =
+          std::ranges::find_if(found, [](const auto& first) { return has_weight_extension(first.first); });
+      weights != found.end())
+    text += fmt::format("; to open '{}', name the file itself", printable(weights->second));
   else if (found.contains(".bin") || found.contains(".pt") || found.contains(".pth"))
     text += "; torch files are not supported yet";
   else if (found.contains(".gguf"))
@@ -216,7 +226,7 @@ fs::path find_model(const fs::path& path) {
   const auto name = failure == ENOENT ? parse_model_name(path.native()) : std::nullopt;
   if (!name) refuse(escaped(path.native()), "{}", reason);
   if (const auto snapshot = find_in_hub_cache(*name)) return *snapshot;
-  // A path below a folder that is there is no name of a model.
+  // A path below an existing folder is not the name of a model.
   std::error_code error;
   if (name->repository.find('/') == std::string_view::npos || fs::exists(path.parent_path(), error))
     refuse(escaped(path.native()), "{}", reason);
@@ -235,7 +245,7 @@ std::unique_ptr<Reader> open_files(const fs::path& given, std::uint64_t max_memo
   const fs::path path = find_model(given);
   std::error_code error;
   const bool is_directory = fs::is_directory(path, error);
-  const bool is_index = !is_directory && path.native().ends_with(index_suffix);
+  const bool is_index = !is_directory && path.native().ends_with(index_extension);
 
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const fs::path& directory = is_directory ? path : parent;
@@ -243,13 +253,14 @@ std::unique_ptr<Reader> open_files(const fs::path& given, std::uint64_t max_memo
 
   std::string name = path.filename();
   if (is_directory) {
-    const auto present = [&](const char* candidate) { return checkpoint->directory().has(candidate); };
-    const auto first = std::find_if(weight_names.begin(), weight_names.end(), present);
-    if (first == weight_names.end()) refuse_directory(path);
+    const std::vector<std::string> names = weight_names();
+    const auto present = [&](const std::string& candidate) { return checkpoint->directory().has(candidate.c_str()); };
+    const auto first = std::find_if(names.begin(), names.end(), present);
+    if (first == names.end()) refuse_directory(path);
     name = *first;
   }
   if (is_directory || is_index) checkpoint->read_config();
-  if (name.ends_with(index_suffix))
+  if (name.ends_with(index_extension))
     checkpoint->add_shards(name);
   else
     checkpoint->add_file(name);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -8,7 +9,18 @@
 
 namespace nibble {
 
-/// As open_checkpoint(), without asking whether anything can decode what is quantized: only the schemes know.
+/// As open_checkpoint(), without asking whether anything can decode quantized tensors, which only the schemes know.
 [[nodiscard]] std::unique_ptr<Reader> open_files(const std::filesystem::path& path, std::uint64_t max_memory);
+
+/// What only the library itself asks a Reader.
+struct ReaderInternals {
+  /// The file offset of a tensor's byte `offset`; the addresses of buffers depend on it.
+  [[nodiscard]] static std::uint64_t position(const Reader& reader, std::size_t tensor, std::uint64_t offset) {
+    return reader.position(tensor, offset);
+  }
+
+  /// For memory estimates: config::rewrite_bytes() of its config.json, 0 without one.
+  [[nodiscard]] static std::uint64_t rewrite_bytes(const Reader& reader) { return reader.rewrite_bytes(); }
+};
 
 }  // namespace nibble

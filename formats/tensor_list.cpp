@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cassert>
-#include <functional>
 
 namespace nibble {
 namespace {
 
-constexpr std::size_t max_looks = 16;
-constexpr std::uint64_t dimensions_mask = (std::uint64_t{1} << 56) - 1;  // of all tensors: more than disks hold
+constexpr std::uint64_t dimensions_mask =
+    (std::uint64_t{1} << 56) - 1;  // of all tensors together: more than any disk holds
 
 }  // namespace
 
@@ -57,33 +56,6 @@ std::span<const std::uint64_t> TensorList::shape(std::size_t tensor) const noexc
 
 std::uint64_t TensorList::bytes(std::size_t tensor) const {
   return byte_count(dtype(tensor), element_count(shape(tensor)));
-}
-
-std::uint32_t TextPool::add(std::string_view text) {
-  if (2 * (ends_.size() + 1) > table_.size()) grow();
-  const std::size_t mask = table_.size() - 1;
-  std::size_t at = std::hash<std::string_view>()(text) & mask;
-  // Texts come from files and could be chosen to collide: after a few looks, storing one again is cheaper.
-  for (std::size_t looks = 0; table_[at] != 0 && looks < max_looks; ++looks, at = (at + 1) & mask)
-    if ((*this)[table_[at] - 1] == text) return table_[at] - 1;
-  text_ += text;
-  ends_.push_back(text_.size());
-  table_[at] = static_cast<std::uint32_t>(ends_.size());
-  return table_[at] - 1;
-}
-
-std::string_view TextPool::operator[](std::uint32_t number) const noexcept {
-  const std::uint64_t begin = number == 0 ? 0 : ends_[number - 1];
-  return {text_.data() + begin, ends_[number] - begin};
-}
-
-void TextPool::grow() {
-  table_.assign(std::max<std::size_t>(64, 2 * table_.size()), 0);
-  for (std::uint32_t number = 0; number < ends_.size(); ++number) {
-    std::size_t at = std::hash<std::string_view>()((*this)[number]) & (table_.size() - 1);
-    for (std::size_t looks = 0; table_[at] != 0 && looks < max_looks; ++looks) at = (at + 1) & (table_.size() - 1);
-    table_[at] = number + 1;
-  }
 }
 
 }  // namespace nibble

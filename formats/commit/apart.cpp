@@ -27,7 +27,7 @@ struct Identity {
 
 Identity identity_of(const struct stat& status) { return {status.st_dev, status.st_ino}; }
 
-// The identity of what a path leads to; nothing if there is nothing, or no permission to access it.
+// The identity of what a path leads to; nothing if it does not exist or may not be accessed.
 std::optional<Identity> identify(const fs::path& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) return std::nullopt;
@@ -53,7 +53,7 @@ bool is_in(const fs::path& folder, const std::optional<Identity>& outer) {
   return false;
 }
 
-// The folder that really contains a file, after following links. A folder is its own.
+// The folder that really contains a file, after following links; for a folder, the folder itself.
 fs::path real_folder(const fs::path& path) {
   std::error_code error;
   const fs::path real = fs::canonical(path, error);

@@ -14,6 +14,7 @@
 
 #include "core/directory.hpp"
 #include "core/refuse.hpp"
+#include "formats/containers/container.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
@@ -21,20 +22,19 @@ namespace {
 
 constexpr std::uint64_t copy_block = 1 << 20;
 constexpr int nowhere = -1;                  // instead of a directory: measure only
-constexpr std::size_t max_folders = 10'000;  // links can make more of them than there are
+constexpr std::size_t max_folders = 10'000;  // links can make it look like more folders than there are
 constexpr std::size_t max_depth = 64;
 
-// Weights of any container. In folders, modules of their own have some of the first two kinds (the Dense layers of
-// sentence-transformers).
-constexpr std::array<std::string_view, 12> weight_suffixes{".safetensors", ".bin",  ".pt",        ".pth",
-                                                           ".ckpt",        ".gguf", ".h5",        ".msgpack",
-                                                           ".ot",          ".onnx", ".onnx_data", ".tflite"};
-constexpr std::size_t suffixes_of_modules = 2;
-constexpr std::string_view index_extension = ".index.json";
+// Weights of other tools, beside those of our containers.
+constexpr std::string_view bin_extension = ".bin";
+constexpr std::array<std::string_view, 10> foreign_weights{".pt",      ".pth", ".ckpt", ".gguf",      ".h5",
+                                                           ".msgpack", ".ot",  ".onnx", ".onnx_data", ".tflite"};
 
+// A folder inside the model's may be a module of its own, with weights in our containers or in .bin files (the Dense
+// layers of sentence-transformers): such files are carried over.
 bool is_weights(const std::string& name, bool top) {
-  return std::any_of(weight_suffixes.begin() + (top ? 0 : suffixes_of_modules), weight_suffixes.end(),
-                     [&](std::string_view suffix) { return name.ends_with(suffix); });
+  if (top && (has_weight_extension(name) || name.ends_with(bin_extension))) return true;
+  return std::ranges::any_of(foreign_weights, [&](std::string_view extension) { return name.ends_with(extension); });
 }
 
 bool is_link(int directory, const std::string& name) {
@@ -76,7 +76,7 @@ bool CarryOver::is_carried_over(const std::string& name, const std::string& path
   const auto is_in = [&](std::span<const std::string> names) { return std::ranges::find(names, name) != names.end(); };
   if (name.starts_with('.')) return false;
   if (top && (name == "config.json" || name == "nibble.json" || is_in(replaced_))) return false;
-  // An index goes where the weights go that it lists.
+  // An index is treated like the weights that it lists.
   if (name.ends_with(index_extension) && is_weights(name.substr(0, name.size() - index_extension.size()), top))
     return false;
   if (!is_weights(name, top)) return true;

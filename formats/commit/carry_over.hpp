@@ -16,16 +16,15 @@
 namespace nibble {
 
 /// Copies what a model directory holds beside weights: tokenizer, generation configuration, chat template, remote code.
-/// Links become what they point to. Files keep their modes; folders that held only weights are left out, as are names
-/// that begin with a dot, config.json and nibble.json at the top, whose new ones are written, and weights of any
-/// container with the indexes that are named after them: the converted ones replace them. In folders, weights of
-/// modules and their indexes are carried over.
+/// Links become what they point to. Files keep their modes; Left out are folders that held only weights; names that
+/// begin with a dot; config.json and nibble.json at the top, which are written anew; and weights of any container with
+/// their indexes, which the converted ones replace. In folders, weights of modules and their indexes are carried over.
 class CarryOver {
  public:
-  /// `input` and `output` are what errors call the directories. `converted` names the weight files at the top that are
-  /// in the output in another form, `replaced` the other files there that stand for them, such as their index. Both
-  /// must outlive this. `is_written` says which names at the top of the output are those of new files; no folder may
-  /// have one.
+  /// `input` and `output` are what errors call the directories. `converted` names the weight files at the top that the
+  /// output has in another form, `replaced` the other files there that belong to them, such as their index. Both must
+  /// outlive this. `is_written` says which names at the top of the output are those of new files; no folder may have
+  /// one.
   CarryOver(std::string input, std::string output, std::span<const std::string> converted,
             std::span<const std::string> replaced = {}, std::function<bool(const std::string&)> is_written = {})
       : input_(std::move(input)),
@@ -34,8 +33,8 @@ class CarryOver {
         replaced_(replaced),
         is_written_(std::move(is_written)) {}
 
-  /// How many bytes copy() will write. Throws Error(bad_input) for more folders, or deeper ones, than a model has,
-  /// and for a folder of a name that a new file needs; Error(io) for what cannot be read.
+  /// How many bytes copy() will write. Throws Error(bad_input) if there are more or deeper folders than a model has, or
+  /// if a folder has a name that a new file needs; Error(io) for what cannot be read.
   [[nodiscard]] std::uint64_t measure(const Directory& from);
 
   /// Copies and flushes. `to` is an open directory.

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "formats/containers/container.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
@@ -31,15 +32,15 @@ void check_output_name(const std::filesystem::path& path, const Reader& in) {
   if (out.find('\0') != std::string::npos) refuse("contains a NUL byte");
   std::string name = out.substr(0, out.find_last_not_of('/') + 1);
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  const ContainerTraits& container = written_container();
   for (const std::string_view foreign : foreign_extensions)
-    if (name.ends_with(foreign)) refuse(fmt::format("nibble writes safetensors, not {}", foreign));
+    if (name.ends_with(foreign)) refuse(fmt::format("nibble writes {}, not {}", container.name, foreign));
   const std::string input = escaped(in.path().native());
-  const std::string_view container = ".safetensors";
   if (in.is_directory()) {
-    if (name.ends_with(container))
+    if (name.ends_with(container.extension))
       refuse(
           fmt::format("the input '{}' is a directory, so the output is a directory, too: its name must not end in {}",
-                      input, container));
+                      input, container.extension));
     return;
   }
   if (out.ends_with('/'))

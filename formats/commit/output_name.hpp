@@ -6,8 +6,8 @@
 
 namespace nibble {
 
-/// nibble writes safetensors, and as input so output: a directory for a directory, a file for a file. Throws
-/// Error(usage) if the name of the output says something else.
+/// The output is what the input is, a directory or a file, and its weights are safetensors. Throws Error(usage) if the
+/// name of the output says something else.
 void check_output_name(const std::filesystem::path& out, const Reader& in);
 
 }  // namespace nibble

@@ -17,6 +17,7 @@
 #include "core/directory.hpp"
 #include "core/file.hpp"
 #include "core/xxh3.hpp"
+#include "formats/containers/container.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
@@ -41,7 +42,8 @@ bool move_entry(int from, int to, const char* name) noexcept {
 
 // A loader looks for these.
 bool makes_a_model(const std::string& name) {
-  return name == "config.json" || name.ends_with(".index.json") || name.ends_with("model.safetensors");
+  const std::string single = "model" + std::string(written_container().extension);
+  return name == "config.json" || name.ends_with(index_extension) || name.ends_with(single);
 }
 
 std::uint64_t inode_of(int directory, const std::string& name, std::string_view shown) {

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "core/directory.hpp"
+#include "formats/containers/container.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
@@ -64,7 +65,7 @@ bool is_model(const std::vector<std::string>& entries) {
   const auto has = [&](auto&& test) { return std::any_of(entries.begin(), entries.end(), test); };
   return has([](const std::string& entry) { return entry == "nibble.json"; }) ||
          (has([](const std::string& entry) { return entry == "config.json"; }) &&
-          has([](const std::string& entry) { return entry.ends_with(".safetensors"); }));
+          has([](const std::string& entry) { return has_weight_extension(entry); }));
 }
 
 // Why a folder cannot be opened, if it does not exist or a component of its path is not a folder.

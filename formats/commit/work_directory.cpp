@@ -29,7 +29,7 @@ constexpr int lock_attempts = 100;
   throw Error(Errc::output_exists, fmt::format("{}: {}", printable(shown), fact));
 }
 
-// Somebody else could put into it what we would take for ours, or keep what we put there.
+// Somebody else could put files into it that we would take for ours, or keep files that we put there.
 void check_ours(int directory, std::string_view shown) {
   struct stat status {};
   if (fstat(directory, &status) != 0) fail_with(shown, "cannot look at it");
@@ -68,7 +68,7 @@ Descriptor WorkDirectory::make(std::string_view output) {
   removes_ = is_new;
   if (!is_new && errno != EEXIST) fail_to_create(output);
   Descriptor directory = open_work(root_.get(), name_, shown_);
-  // Some file systems have one owner and one mode for everything; what is new is ours whatever they say.
+  // Some file systems report one owner and one mode for everything; a new directory is ours whatever they report.
   if (directory.get() >= 0 && !is_new) check_ours(directory.get(), shown_);
   return directory;
 }
@@ -93,7 +93,7 @@ void WorkDirectory::lock(std::string_view output) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       continue;
     }
-    // Between opening and locking, its owner may have removed it: what we locked must bear the name.
+    // Its owner may have removed it between our opening and locking it: what we locked must still have the name.
     struct stat locked {};
     const auto named = status_of(root_.get(), name_, printable(shown_));
     if (fstat(directory.get(), &locked) == 0 && named && locked.st_ino == named->st_ino &&
@@ -142,7 +142,7 @@ bool WorkDirectory::move(Descriptor root, const char* name, std::string_view fol
 
 bool WorkDirectory::remove() noexcept {
   if (fd_.get() < 0) return true;
-  remove_entries(fd_.get());  // by what was locked: another may bear the name by now
+  remove_entries(fd_.get());  // compare with what was locked: another directory may have the name by now
   (void)unlinkat(root_.get(), name_.c_str(), AT_REMOVEDIR);
   struct stat status {};
   return fstatat(root_.get(), name_.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT;

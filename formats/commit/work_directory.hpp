@@ -7,22 +7,22 @@
 
 namespace nibble {
 
-/// The hidden directory in which an output is built: entered by its owner alone, locked as long as it is open, and gone
-/// at the end. The lock is flock() on the directory itself, which dies with its process.
+/// The hidden directory in which an output is built: only its owner can enter it, it is locked while it is open, and it
+/// is removed at the end. The lock is flock() on the directory itself, which dies with its process.
 ///
 /// An existing one was left by a killed run, or prepared by somebody else: it is used only if it belongs to the user
 /// who runs nibble and nobody else can write it, and its contents stay until clear().
 class WorkDirectory {
  public:
-  /// `name` in the open directory `root`. Throws Error(output_exists) if another process holds the lock, or if what
-  /// bears the name is not ours; Error(io). `shown` is the output, `folder` the folder that `name` is in, for messages.
+  /// `name` in the open directory `root`. Throws Error(output_exists) if another process holds the lock, or if an entry
+  /// of that name is not ours; Error(io). `shown` is the output, `folder` the folder that `name` is in, for messages.
   WorkDirectory(Descriptor root, std::string name, std::string_view shown, std::string_view folder);
   WorkDirectory(const WorkDirectory&) = delete;
   WorkDirectory& operator=(const WorkDirectory&) = delete;
   ~WorkDirectory();  ///< remove(), if it was cleared or made here and not kept
 
   /// Throws what the constructor would, as far as that can be told without creating anything and without keeping a
-  /// lock. Returns what bears the name, if anything does.
+  /// lock. Returns the entry of that name, if there is one.
   [[nodiscard]] static Descriptor check(int root, const std::string& name, std::string_view shown,
                                         std::string_view folder);
 
@@ -43,7 +43,7 @@ class WorkDirectory {
   /// Moves it to another folder. False if that failed: errno says why.
   [[nodiscard]] bool move(Descriptor root, const char* name, std::string_view folder);
 
-  /// Removes it with all that is in it, as far as that is possible. Takes no memory. False if something is left.
+  /// Removes it with all its contents, as far as possible. Allocates no memory. False if something is left.
   bool remove() noexcept;
 
  private:

@@ -43,7 +43,7 @@ void WriteBehind::write(std::uint64_t offset, Buffers::Loan loan) {
     file_.write_at(offset, bytes);
     return;
   }
-  // There is room before this buffer for the beginning of its page.
+  // Before this buffer, there is room for the beginning of its page.
   if (follows) std::copy_n(tail_.begin(), tail_bytes_, loan.before().end() - static_cast<std::ptrdiff_t>(tail_bytes_));
   const std::span<const std::byte> whole(bytes.data() - (offset - begin), end - begin);
   if (first > begin) file_.write_at(begin, whole.first(first - begin));
@@ -80,7 +80,7 @@ void WriteBehind::wake() {
   for (; count > 0; --count) to_do_.notify_one();
 }
 
-// Where the system allows no more threads, those that there are do the work, if need be the one that asks.
+// If the system allows no more threads, the existing ones do the work, if necessary the calling thread.
 bool WriteBehind::add_thread() {
   try {
     threads_.emplace_back([this] { work(); });
@@ -113,7 +113,7 @@ void WriteBehind::work() {
     } catch (...) {
       failure = std::current_exception();
     }
-    task = {};  // the buffer is free before anybody waits for it
+    task = {};  // free the buffer before anybody waits for it
     lock.lock();
     --in_work_;
     if (failure && !failure_) failure_ = failure;

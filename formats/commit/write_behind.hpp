@@ -17,15 +17,15 @@
 
 namespace nibble {
 
-/// Writes to a file past the page cache, while its caller goes on: no copy, no lock on the file, and nothing left to
-/// flush at the end. docs/performance.md says how much that gains; `bench_stages write` and the same with
+/// Writes to a file past the page cache while the caller goes on. Nothing is copied, the file is not locked, and little
+/// is left to flush at the end. docs/performance.md has the gain; `bench_stages write` and the same with
 /// `--through-cache` compare the two ways alone.
 ///
 /// The disk takes whole pages. So bytes that end within a page wait for the bytes that follow them, and are put in
 /// front of those; if none follow, they go through the page cache, as short writes do. A page is never written both
 /// ways at once, because a page that is written past the cache holds only bytes that were handed over here.
 ///
-/// Where the file system has no such way (as tmpfs before Linux 6.6), everything goes through the page cache.
+/// If the file system cannot do this (tmpfs before Linux 6.6), everything goes through the page cache.
 class WriteBehind {
  public:
   /// `file` is the file `name` of `directory`. At most `max_tasks` buffers are kept at a time, by as many threads,
@@ -35,19 +35,19 @@ class WriteBehind {
   WriteBehind& operator=(const WriteBehind&) = delete;
   ~WriteBehind();  // waits for writes that have begun, and gives up the others
 
-  /// How buffers for write() are to be lent.
+  /// The way for which buffers for write() have to be lent.
   [[nodiscard]] Buffers::Way way() const noexcept {
     return direct_.get() >= 0 ? Buffers::Way::direct : Buffers::Way::copied;
   }
 
-  /// Takes a buffer. Throws what an earlier write met. One thread at a time, for which others may wait: so that
-  /// somebody is there to write it is left to wake().
+  /// Takes a buffer. Throws the error of an earlier write. Call it from one thread at a time. Others may wait for that
+  /// thread, so it does not start any writer: wake() does.
   void write(std::uint64_t offset, Buffers::Loan bytes);
 
   /// Wakes a thread for each buffer that was taken since, about 10 us each. Thread-safe.
   void wake();
 
-  /// Returns when all is written, though not flushed. Throws what a write met.
+  /// Returns when everything is written, though not flushed. Throws the error of a write.
   void drain();
 
  private:
@@ -67,7 +67,7 @@ class WriteBehind {
   Descriptor direct_;
   std::size_t max_tasks_;
 
-  // The last bytes that were handed over, as far as they do not fill a page, and where they end.
+  // The last bytes that were passed to write() and do not fill a page, and where they end.
   std::array<std::byte, Buffers::page> tail_;
   std::size_t tail_bytes_ = 0;
   std::uint64_t tail_end_ = 0;

@@ -35,7 +35,7 @@ constexpr const char* diffusers_stem = "diffusion_pytorch_model";  // its loader
 constexpr const char* manifest_file = "nibble.json";
 constexpr std::uint64_t index_piece = 1 << 20;
 
-// The first few of them.
+// The first few names.
 std::string list_of(std::span<const std::string> names) {
   constexpr std::size_t shown = 5;
   std::string text;
@@ -76,15 +76,18 @@ class OutputFiles {
         shards_(shards) {}
 
   [[nodiscard]] std::string shard(std::size_t index) const {
-    return shards_ == 1 ? stem_ + ".safetensors"
-                        : fmt::format("{}-{:05}-of-{:05}.safetensors", stem_, index + 1, shards_);
+    const std::string_view extension = written_container().extension;
+    return shards_ == 1 ? fmt::format("{}{}", stem_, extension)
+                        : fmt::format("{}-{:05}-of-{:05}{}", stem_, index + 1, shards_, extension);
   }
-  [[nodiscard]] std::string index() const { return stem_ + ".safetensors.index.json"; }
+  [[nodiscard]] std::string index() const {
+    return fmt::format("{}{}{}", stem_, written_container().extension, index_extension);
+  }
 
   [[nodiscard]] bool contains(const std::string& name) const {
     if (name == config_name || name == manifest_file) return true;
     if (shards_ > 1 && name == index()) return true;
-    if (!name.starts_with(stem_) || !name.ends_with(".safetensors")) return false;
+    if (!name.starts_with(stem_) || !name.ends_with(written_container().extension)) return false;
     for (std::size_t i = 0; i < shards_; ++i)
       if (name == shard(i)) return true;
     return false;
@@ -125,7 +128,7 @@ class ShardWriter : public Writer {
     behind_.reset();
     file_.reset();
     unlinkat(transaction_.directory(), name.c_str(), 0);
-    offsets_ = {};  // not two of them at a time: one may take 5 MB
+    offsets_ = {};  // one list at a time: it may take 5 MB
     safetensors::Layout layout = safetensors::lay_out(parts);
     file_.emplace(transaction_.directory(), name, label_);
     file_->reserve(layout.file_bytes);
@@ -190,7 +193,7 @@ class ShardWriter : public Writer {
   std::vector<std::uint64_t> data_bytes_;  // of each shard
 
  private:
-  std::vector<std::uint64_t> offsets_;  // of the parts of the shard in work
+  std::vector<std::uint64_t> offsets_;  // of the parts of the current shard
   std::optional<OutputFile> file_;
   std::optional<WriteBehind> behind_;
   std::optional<OutputFile> manifest_;
@@ -201,7 +204,7 @@ class FileWriter final : public ShardWriter {
   FileWriter(const std::filesystem::path& path, const CreateOptions& options)
       : ShardWriter(path, Transaction::Kind::file, options, 0) {}
 
-  // A file alone: its name is its user's, and no part of what is written.
+  // A single file: the user chose its name, and no part of the output contains it.
   [[nodiscard]] std::string shard_name(std::size_t /*index*/) const override { return {}; }
 
   void complete(const Finish& /*finish*/) override { end_manifest(); }

@@ -21,15 +21,15 @@ namespace nibble {
 /// What a Writer needs, besides the tensors, to complete a checkpoint. None of it contains paths or times, so equal
 /// inputs and options give equal bytes.
 struct Finish {
-  std::string quantization_config;      ///< JSON object for config.json, or empty
-  bool was_decoded = false;             ///< what config.json says of the source's quantization is taken out
-  std::string dtype;                    ///< "float16": for config.json's dtype and torch_dtype; or empty
+  std::string quantization_config;  ///< JSON object for config.json, or empty
+  bool was_decoded = false;         ///< whether to remove from config.json what it says about the source's quantization
+  std::string dtype;                ///< "float16": for config.json's dtype and torch_dtype; or empty
   std::vector<const PartList*> shards;  ///< as they were given to begin(), for the index: one for each shard
 };
 
-/// A checkpoint on its way to disk: nothing appears under its name until commit(), and what was not committed is
-/// undone by the destructor. write() and lend() are thread-safe; write_manifest() and make_scratch() may be called
-/// while others write; the rest may not.
+/// A checkpoint on its way to disk: nothing appears under its name until commit(), and the destructor undoes what was
+/// not committed. write() and lend() are thread-safe; write_manifest() and make_scratch() may be called while others
+/// write; the rest may not.
 class Writer {
   HugePages huge_pages_;
 
@@ -93,7 +93,7 @@ struct CreateOptions {
   std::size_t shards = 1;
   std::uint64_t bytes = 0;  ///< of all shards together; compared with the free space before anything is written
   bool overwrite = false;   ///< replace an output that exists; it stays whole until the new one is complete
-  std::pmr::memory_resource* memory = nullptr;  ///< of batches on their way; must outlive the writer. Null: huge pages
+  std::pmr::memory_resource* memory = nullptr;  ///< for batches in flight; must outlive the writer. Null: huge pages
 };
 
 /// A writer for `path`: a file if the source is a file, a directory if it is one. For a directory, everything that is

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "core/file.hpp"
 #include "core/memory_limit.hpp"
@@ -45,7 +47,19 @@ struct Container {
   WeightFile (*open)(InputFile file, MemoryLimit& memory);
 };
 
-/// Whether a container takes a file that begins like this for one of its own.
+/// An index of shards has the name of a single file, followed by this.
+inline constexpr std::string_view index_extension = ".index.json";
+
+/// For people: "safetensors"; of several "NAME or NAME".
+[[nodiscard]] std::string container_names();
+
+/// The container of all weights that nibble writes.
+[[nodiscard]] const ContainerTraits& written_container();
+
+/// Whether a file is named as the weight files of some container are.
+[[nodiscard]] bool has_weight_extension(std::string_view name);
+
+/// Whether any container recognizes a file that begins like this.
 [[nodiscard]] bool sniffs_of_weights(std::span<const std::byte> head);
 
 /// Opens a weight file with the container that its first bytes indicate. Files that are known not to be weights (a Git

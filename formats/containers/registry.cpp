@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -35,7 +36,7 @@ bool begins_with(std::string_view head, std::string_view lower_case) {
          });
 }
 
-// What people have under a weight file's name, by its first bytes.
+// Refuses other files that people find under a weight file's name, by their first bytes.
 void refuse_known(std::string_view label, std::string_view head) {
   if (begins_with(head, "version https://git-lfs"))
     refuse(label, "is a Git LFS pointer, not the weights: run git lfs pull");
@@ -59,6 +60,23 @@ std::span<const ContainerTraits> containers() {
   return traits;
 }
 
+std::string container_names() {
+  std::string names;
+  for (const ContainerTraits& container : containers())
+    names += (names.empty() ? "" : " or ") + std::string(container.name);
+  return names;
+}
+
+const ContainerTraits& written_container() {
+  static const ContainerTraits& written = *std::ranges::find_if(containers(), &ContainerTraits::writes);
+  return written;
+}
+
+bool has_weight_extension(std::string_view name) {
+  return std::ranges::any_of(containers(),
+                             [&](const ContainerTraits& container) { return name.ends_with(container.extension); });
+}
+
 bool sniffs_of_weights(std::span<const std::byte> head) {
   return std::any_of(table().begin(), table().end(), [&](const Container& container) { return container.sniff(head); });
 }
@@ -72,9 +90,10 @@ WeightFile open_weight_file(InputFile file, MemoryLimit& memory) {
     if (container.sniff(head.first(std::min<std::size_t>(count, 16)))) return container.open(std::move(file), memory);
 
   refuse_known(file.label(), std::string_view(reinterpret_cast<const char*>(head.data()), head.size()));
-  // Damaged, or not weights. If the name says safetensors, that reader reports exactly what is wrong.
-  if (file.label().ends_with(".safetensors")) return make_safetensors().open(std::move(file), memory);
-  refuse(file.label(), "is not a weight file: it does not begin like safetensors");
+  // Damaged, or not weights. The reader of the container after which the file is named reports exactly what is wrong.
+  for (const Container& container : table())
+    if (file.label().ends_with(container.traits.extension)) return container.open(std::move(file), memory);
+  refuse(file.label(), "is not a weight file: it does not begin like {}", container_names());
 }
 
 }  // namespace nibble

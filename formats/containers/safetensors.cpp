@@ -1,5 +1,5 @@
-// One container, so one file: the header of a safetensors file, read and written, and the data behind it. Each side is
-// the test of the other, and both spell the same types, names and offsets.
+// One container, so one file: reading and writing the header of a safetensors file, and the data behind it. Each side
+// tests the other, and both spell the same types, names and offsets.
 
 #include "formats/containers/safetensors.hpp"
 
@@ -33,8 +33,8 @@ struct Offsets {
   bool operator<(const Offsets& other) const { return std::tie(begin, end) < std::tie(other.begin, other.end); }
 };
 
-// What a tensor takes at most until its header is read: what is kept of it, twice while the lists grow, and three times
-// where they have to be sorted.
+// The most memory that a tensor takes until the header is read: what is kept of it, twice while the lists grow, and
+// three times if they have to be sorted.
 std::uint64_t opening_bytes(const TensorInfo& tensor) {
   return 3 * (TensorList::memory_bytes(tensor) + sizeof(Offsets)) + NameIndex::bytes_per_name;
 }
@@ -63,7 +63,7 @@ class HeaderEvents final : public json::Events {
 
   void on_string(std::string& value) override {
     if (skip_value()) return;
-    if (state_ == State::metadata) return;  // nobody asks for it
+    if (state_ == State::metadata) return;  // unused
     if (state_ == State::dtype) {
       const auto dtype = find_dtype(value);
       if (!dtype) refuse_entry("unknown dtype '{}'", printable(value));
@@ -91,7 +91,7 @@ class HeaderEvents final : public json::Events {
   void on_null() override {
     if (skip_value()) return;
     if (state_ != State::metadata_value) unexpected("null");
-    state_ = State::top;  // the library takes it for no metadata
+    state_ = State::top;  // the library treats it like no metadata
   }
 
   void on_other(std::string_view kind) override {
@@ -325,7 +325,7 @@ class SafetensorsSource final : public Source {
   std::vector<std::uint64_t> offsets_;
 };
 
-// A length that can be one, and a brace: eight bytes in between that no other format has.
+// A plausible length, then a brace: no other format begins like this.
 bool sniff(std::span<const std::byte> head) {
   if (head.size() <= length_bytes) return false;
   std::uint64_t length = 0;
@@ -447,7 +447,7 @@ void write_header(const PartList& parts, const Layout& layout,
 }  // namespace safetensors
 
 Container make_safetensors() {
-  return {{"safetensors", "Hugging Face safetensors, single files and sharded", true},
+  return {{"safetensors", "Hugging Face safetensors, single files and sharded", ".safetensors", true},
           safetensors::sniff,
           safetensors::open};
 }

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/refuse.hpp"
-#include "nibble/tensor_list.hpp"
+#include "core/text_pool.hpp"
 
 namespace nibble {
 namespace {
@@ -12,8 +12,8 @@ namespace {
 constexpr std::string_view weight_map = "weight_map";
 
 bool is_component(std::string_view name) {
-  constexpr std::size_t longest = 255;  // NAME_MAX of every file system in use
-  return !name.empty() && name.size() <= longest && name != "." && name != ".." &&
+  constexpr std::size_t max_bytes = 255;  // NAME_MAX of every file system in use
+  return !name.empty() && name.size() <= max_bytes && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
 }
 
@@ -100,7 +100,7 @@ ShardIndex parse_index(const json::Text& text, std::string_view label, TakenMemo
   for (std::uint32_t shard = 0; shard < events.shard_count; ++shard)
     index.files.emplace_back(events.shard_names[shard]);
   std::sort(index.files.begin(), index.files.end());
-  // The pool holds a name twice where others share its hash.
+  // The pool may hold a name twice if other names share its hash.
   index.files.erase(std::unique(index.files.begin(), index.files.end()), index.files.end());
   std::vector<std::uint32_t> sorted(events.shard_count);  // the sorted number of each, by order of appearance
   for (std::uint32_t shard = 0; shard < events.shard_count; ++shard)

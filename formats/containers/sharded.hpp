@@ -16,7 +16,7 @@ namespace nibble {
 ///
 ///   {"metadata": {"total_size": 2048}, "weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors", ...}}
 ///
-/// metadata is a hint that loaders ignore, and so does this.
+/// metadata is a hint; loaders ignore it, and so does nibble.
 struct ShardIndex {
   std::vector<std::string> files;     ///< the shards, each once, sorted as loaders do
   NameList tensors;                   ///< each once

@@ -1,6 +1,6 @@
 // The look-up in architectures.jsonl beside this file: from a stored name to the parameter it is loaded into, and from
-// that to the line of the table that says what becomes of it. One file, since the line can only be found by the name
-// that loading gives it, and the names that loading knows are those of the lines.
+// that to the line of the table that says what becomes of it. One file, because the line can only be found by the name
+// that loading gives a tensor, and loading only knows the names in the lines.
 //
 // A stored name is resolved as in transformers 5.23 when it loads: renames in turn, at most one merge, then
 // base_model_prefix added or removed. Renames are regular expressions, dozens for some models, and a model of experts
@@ -54,7 +54,7 @@ struct Name {
   Numbers numbers;
 };
 
-// Calls visit(part, is_first) for what is between the dots.
+// Calls visit(part, is_first) for the texts between the dots.
 template <class Visit> void for_each_part(std::string_view name, Visit&& visit) {
   for (std::size_t begin = 0;;) {
     const std::size_t end = std::min(name.find('.', begin), name.size());

@@ -1,4 +1,4 @@
-// config.json as text, scanned and edited. One file, because the scanner that finds a member is what an edit relies on.
+// config.json as text, scanned and edited. One file, because edits rely on the scanner that finds a member.
 
 #include "formats/models/config.hpp"
 
@@ -36,7 +36,7 @@ class Scanner {
     if (at_ != text_.size()) fail("something after the end");
   }
 
-  // The text begins with a string, or is an array that does: that string, else nothing.
+  // The string that the text begins with, or the first one of an array; nothing otherwise.
   std::string leading_string() {
     if (take('[')) skip_whitespace();
     std::string decoded;
@@ -188,8 +188,8 @@ class Scanner {
   std::size_t at_ = 0;
 };
 
-// Where multimodal and encoder-decoder configurations keep that of their language model (the names that
-// transformers' own models use).
+// The keys under which multimodal and encoder-decoder configurations keep the configuration of their language model, as
+// transformers' own models name them.
 constexpr std::array<std::string_view, 7> parts{"text_config",    "llm_config", "language_config", "decoder",
                                                 "thinker_config", "generator",  "model_config"};
 
@@ -198,7 +198,7 @@ constexpr std::array<std::string_view, 8> facts{"architectures",      "model_typ
                                                 "torch_dtype",        "tie_word_embeddings", "quantization_config",
                                                 "compression_config", "quant_method"};
 
-// An object inside a text that has been scanned already. Of its members, it knows those that are looked at.
+// An object inside a text that has been scanned already. It holds only the members that nibble reads.
 class Object {
  public:
   Object(std::string_view text, std::string_view label) : text_(text), label_(label) {
@@ -221,7 +221,7 @@ class Object {
   std::string string(std::string_view key) const { return Scanner(find(key), label_).leading_string(); }
 
  private:
-  // Nothing for a key that nobody looks at.
+  // Nothing for a key that nibble does not read.
   static std::optional<std::size_t> number_of(std::string_view key) {
     if (const auto part = std::find(parts.begin(), parts.end(), key); part != parts.end())
       return static_cast<std::size_t>(part - parts.begin());
@@ -262,7 +262,7 @@ struct Quantization {
   std::string_view value;
 };
 
-// All of them, those of an object before those of its parts.
+// All quantizations; those of an object come before those of its parts.
 void find_quantizations(const Object& config, const std::string& path, std::vector<Quantization>& found,
                         int levels = 3) {
   for (const std::string_view key : quantization_keys)
@@ -276,7 +276,7 @@ void find_quantizations(const Object& config, const std::string& path, std::vect
 
 struct Style {
   bool lines = false;        // one member per line
-  std::string separator;     // what stands between '{' or ',' and a key
+  std::string separator;     // the text between '{' or ',' and a key
   std::string colon = ": ";  // between a key and its value
   std::string line_end = "\n", indent = "  ";
 };
@@ -299,7 +299,7 @@ Style style_of(std::string_view text, const std::optional<Member>& first) {
   return style;
 }
 
-// Breaks a value into lines as the file does, one level deep already. Only whitespace between tokens changes.
+// Breaks a value into lines as the file does, starting one level deep. Only whitespace between tokens changes.
 std::string formatted(std::string_view value, const Style& style) {
   if (!style.lines) return std::string(value);
   std::string out;
@@ -390,20 +390,20 @@ void apply(std::string& text, const Edit& edit, std::string_view label) {
   }
 }
 
-// Returns what it took to compare the keys.
-std::uint64_t check_unique(std::string_view text, std::string_view label, MemoryLimit& limit) {
+// Memory that a key takes while all are compared.
+std::uint64_t bytes_to_compare(const Member& member) {
+  return 2 * (member.key.size() + NameList::bytes_per_name) + NameIndex::bytes_per_name;
+}
+
+void check_unique(std::string_view text, std::string_view label, MemoryLimit& limit) {
   TakenMemory memory(limit, label);
-  std::uint64_t taken = 0;
   NameList keys;
   for_each_member(text, label, [&](const Member& member) {
-    const std::uint64_t bytes = 2 * (member.key.size() + NameList::bytes_per_name) + NameIndex::bytes_per_name;
-    memory.add(bytes);
-    taken += bytes;
+    memory.add(bytes_to_compare(member));
     keys.push_back(member.key);
   });
   if (const auto twice = NameIndex(keys).duplicate())
     refuse(label, "duplicate key '{}'", printable(keys[twice->second]));
-  return taken;
 }
 
 }  // namespace
@@ -414,7 +414,7 @@ void for_each_member(std::string_view text, std::string_view label, const std::f
 
 ModelConfig read(std::string_view text, std::string_view label, MemoryLimit& memory) {
   ModelConfig model;
-  model.rewrite_bytes = 2 * text.size() + check_unique(text, label, memory);
+  check_unique(text, label, memory);
   const Object config(text, label);
   model.architecture = config.string("architectures");
   model.model_type = config.string("model_type");
@@ -435,10 +435,16 @@ ModelConfig read(std::string_view text, std::string_view label, MemoryLimit& mem
   return model;
 }
 
+std::uint64_t rewrite_bytes(std::string_view text, std::string_view label) {
+  std::uint64_t bytes = 2 * text.size();
+  for_each_member(text, label, [&](const Member& member) { bytes += bytes_to_compare(member); });
+  return bytes;
+}
+
 std::string patch(std::string text, std::span<const Edit> edits, std::string_view label) {
   for (const Edit& edit : edits) apply(text, edit, label);
-  MemoryLimit none;  // what this takes has been counted when the text was read
-  (void)check_unique(text, label, none);
+  MemoryLimit none;  // this memory was counted when the text was read
+  check_unique(text, label, none);
   return text;
 }
 

@@ -11,9 +11,9 @@
 #include "core/memory_limit.hpp"
 #include "nibble/checkpoint.hpp"
 
-/// config.json as text. It is read and changed without a tree in between, because real configurations contain values
-/// that a tree would lose: Infinity and NaN as Python writes them, 1e400, integers of 30 digits, the order of keys.
-/// Beyond that it has to be JSON: UTF-8, at most 128 levels, one object, its keys unique.
+/// config.json as text. It is read and changed without parsing it into a tree, because real configurations contain
+/// values that a tree would lose: Infinity and NaN as Python writes them, 1e400, integers of 30 digits, the order of
+/// keys. Beyond that it has to be JSON: UTF-8, at most 128 levels, one object, its keys unique.
 ///
 /// Errors are Error(bad_input), "<label>: ...".
 namespace nibble::config {
@@ -33,9 +33,12 @@ inline constexpr std::array<std::string_view, 2> quantization_keys{"quantization
 /// Passes on the members of the outermost object in turn, without keeping any. Keys may occur twice.
 void for_each_member(std::string_view text, std::string_view label, const std::function<void(const Member&)>& found);
 
-/// What it says about the model. A quantization_config is found in any of its parts. Throws Error(no_space) if `memory`
-/// does not allow what comparing the keys takes, up to four times the text.
+/// What config.json says about the model. A quantization_config is found in any part of it. Throws Error(no_space) if
+/// `memory` does not allow what comparing the keys takes, up to four times the text.
 [[nodiscard]] ModelConfig read(std::string_view text, std::string_view label, MemoryLimit& memory);
+
+/// How much memory patch() takes for this text.
+[[nodiscard]] std::uint64_t rewrite_bytes(std::string_view text, std::string_view label);
 
 /// A change to the outermost object.
 struct Edit {
@@ -43,8 +46,8 @@ struct Edit {
   std::optional<std::string> value;  ///< JSON; nothing removes the key
 };
 
-/// Applies the edits in turn. A key that exists keeps its place, a new one goes to the end; both are indented as the
-/// file is. Every byte outside the values that change is kept. Takes ModelConfig::rewrite_bytes.
+/// Applies the edits in turn. An existing key keeps its position, a new one goes to the end; both are indented as the
+/// file is. Every byte outside the values that change is kept. Takes rewrite_bytes() bytes of memory.
 [[nodiscard]] std::string patch(std::string text, std::span<const Edit> edits, std::string_view label);
 
 }  // namespace nibble::config

@@ -6,7 +6,7 @@
 
 namespace nibble {
 
-/// A model's name on the Hugging Face hub, "org/model", "org/model@revision", or "gpt2" from the time without
+/// A model's name on the Hugging Face hub, "org/model", "org/model@revision", or "gpt2", from the time before
 /// organizations.
 struct ModelName {
   std::string_view repository;

@@ -26,7 +26,7 @@ LayerAndKind layer_and_kind(std::string_view name) {
     if (is_layer_number(piece)) {
       if (!found.layer) {
         found.layer = std::stoull(std::string(piece));
-        found.kind.clear();  // what stands before a layer's number is the same for all kinds
+        found.kind.clear();  // the text before a layer's number is the same for all kinds
       }
       continue;
     }

@@ -1,4 +1,4 @@
-// Names of one kind differ only in their numbers. The tuples of that kind alone decide whether a slot may be \d+,
+// Names of one kind differ only in their numbers. Only the tuples of that kind decide whether a slot may be \d+,
 // because a pattern with its text matches no name of another kind.
 
 #include "formats/models/name_patterns.hpp"

@@ -1,4 +1,4 @@
-// Tuples are covered slot by slot from the left: numbers that have the same rest go together.
+// Tuples are covered slot by slot from the left: numbers with the same rest are joined.
 
 #include "formats/models/name_products.hpp"
 

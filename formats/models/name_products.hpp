@@ -25,7 +25,7 @@ struct ByValue {
 using NumberTexts = std::set<std::string, ByValue>;
 using NumberTuples = std::set<NumberTuple, ByValue>;
 
-/// A name with more numbers is not cut: thousands of them are not layers, and cover() recurses once for each.
+/// A name with more numbers is not cut: cover() recurses once for each number, and layers do not have that many.
 inline constexpr std::size_t max_numbers = 16;
 
 /// `model.layers.3.mlp.weight`: "model.layers." and ".mlp.weight", and 3.
@@ -35,7 +35,8 @@ struct CutName {
 };
 [[nodiscard]] CutName cut_at_numbers(std::string_view name);
 
-/// The numbers that a slot may have. `any`: no tuple of `all` is met if the slot takes every number, too.
+/// The numbers that a slot may have. `any`: the slot may take every number, because that matches no tuple of `all` that
+/// was not chosen.
 struct NumberSlot {
   NumberTexts numbers;
   bool any = false;

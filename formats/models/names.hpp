@@ -43,8 +43,8 @@ class NameList {
   std::vector<std::uint64_t> ends_;
 };
 
-/// Finds names and the ones that occur twice, in n log n steps whatever names a file holds: in a hash table they
-/// could be chosen to collide. The names are not copied: their list has to stay where it is.
+/// Finds names and the ones that occur twice, in n log n steps whatever names a file holds: in a hash table they could
+/// be chosen to collide. The names are not copied, so their list must not move.
 class NameIndex {
  public:
   explicit NameIndex(const NameList& names);

@@ -12,7 +12,7 @@ namespace nibble {
 namespace {
 
 constexpr std::uint64_t vocabulary = 30'000;  // rows of the smallest common vocabularies
-constexpr std::uint64_t flat = 6;             // times more rows than columns: no hidden layer is that flat
+constexpr std::uint64_t flat = 6;             // ratio of rows to columns: no hidden layer has so many more rows
 
 class NameRoleFinder final : public RoleFinder {
  public:

@@ -29,8 +29,6 @@ struct ModelConfig {
   std::string quantization_config;  ///< its JSON text
   std::string quantization_key;     ///< where it stands: "quantization_config", "text_config.quantization_config"
   std::string second_quantization;  ///< where another one stands, in a part of the model; empty if none does
-
-  std::uint64_t rewrite_bytes = 0;  ///< for memory estimates: what writing config.json anew takes
 };
 
 /// A checkpoint that is open for reading: one file, or an index of shards, or a model directory.
@@ -55,9 +53,6 @@ class Reader {
   /// the file has become shorter.
   virtual void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const = 0;
 
-  /// The file offset of those bytes; the addresses of buffers depend on it.
-  [[nodiscard]] virtual std::uint64_t position(std::size_t /*tensor*/, std::uint64_t offset) const { return offset; }
-
   /// The file or directory that was opened, after a model's name was resolved.
   [[nodiscard]] virtual const std::filesystem::path& path() const noexcept = 0;
 
@@ -75,6 +70,11 @@ class Reader {
 
   /// For memory estimates: about how many bytes it keeps as long as it is open.
   [[nodiscard]] virtual std::uint64_t memory_bytes() const { return 0; }
+
+ private:
+  friend struct ReaderInternals;
+  [[nodiscard]] virtual std::uint64_t position(std::size_t /*tensor*/, std::uint64_t offset) const { return offset; }
+  [[nodiscard]] virtual std::uint64_t rewrite_bytes() const { return 0; }
 };
 
 struct OpenOptions {
@@ -104,6 +104,7 @@ struct OpenOptions {
 struct ContainerTraits {
   std::string_view name;
   std::string_view summary;
+  std::string_view extension;  ///< of its files: ".safetensors"
   bool writes = false;
 };
 [[nodiscard]] std::span<const ContainerTraits> containers();

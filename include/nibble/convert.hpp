@@ -94,7 +94,7 @@ class PlannedConversion {
 
   /// Where codecs will run; null: the CPU. The first call of this or of a function below opens the device.
   [[nodiscard]] Device* device() const;
-  [[nodiscard]] MemoryPlan memory() const;
+  [[nodiscard]] ConversionMemory memory() const;
 
   /// Throws what run() would, because of the state of the output, as far as that is known without writing.
   void check_output() const;

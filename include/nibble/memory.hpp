@@ -12,7 +12,7 @@ class Device;
 /// more.
 struct Resources {
   unsigned threads = 0;                      ///< 0: default_threads()
-  std::uint64_t max_memory = 1'000'000'000;  ///< bytes; batches and their number are planned within it
+  std::uint64_t max_memory = 1'000'000'000;  ///< bytes; the size and number of batches follow from it
   Device* device = nullptr;                  ///< for convert(): where codecs run; null: the CPU
 };
 
@@ -20,7 +20,7 @@ struct Resources {
 [[nodiscard]] unsigned default_threads();
 
 /// How a conversion uses its memory.
-struct MemoryPlan {
+struct ConversionMemory {
   unsigned threads = 0;
   std::size_t tokens = 0;         ///< batches in flight
   std::size_t behind = 0;         ///< encoded batches being written to the disk; 0: a batch is in flight until written

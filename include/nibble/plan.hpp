@@ -2,7 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -51,14 +51,21 @@ struct PlannedTensor {
 /// Planned tensors in compact form: 100,000 take 13 MB instead of 50. Elements are values, made when asked for.
 class PlannedTensors {
  public:
+  PlannedTensors() noexcept;
+  PlannedTensors(const PlannedTensors& other);
+  PlannedTensors& operator=(const PlannedTensors& other);
+  PlannedTensors(PlannedTensors&&) noexcept;
+  PlannedTensors& operator=(PlannedTensors&&) noexcept;
+  ~PlannedTensors();
+
   /// `keeps`: the layers that stay plain if this tensor does, and that loading would replace.
   void push_back(const PlannedTensor& tensor, std::span<const std::string> keeps);
 
   /// Replaces a tensor by one of the same name and as many dimensions.
   void replace(std::size_t tensor, const PlannedTensor& by);
 
-  [[nodiscard]] std::size_t size() const noexcept { return rows_.size(); }
-  [[nodiscard]] bool empty() const noexcept { return rows_.empty(); }
+  [[nodiscard]] std::size_t size() const noexcept { return infos_.size(); }
+  [[nodiscard]] bool empty() const noexcept { return infos_.empty(); }
   [[nodiscard]] PlannedTensor operator[](std::size_t tensor) const;
   [[nodiscard]] ElementIterator<PlannedTensors, PlannedTensor> begin() const { return {*this, 0}; }
   [[nodiscard]] ElementIterator<PlannedTensors, PlannedTensor> end() const { return {*this, size()}; }
@@ -67,27 +74,10 @@ class PlannedTensors {
   [[nodiscard]] const TensorList& infos() const noexcept { return infos_; }
 
  private:
-  struct Row {
-    std::uint64_t source_offset;
-    std::uint64_t source_bytes;
-    std::uint64_t stored_bytes;
-    std::uint32_t source;  // headers are too small for more
-    CodecSpec codec;
-    std::uint32_t reason;
-    std::uint32_t module;  // a text, or one of the two below
-    Role role;
-    DecidedBy decided_by;
-    bool transposed, decoded, quantized, keeps_module;
-  };
-  static constexpr std::uint32_t module_is_name = UINT32_MAX;       // of the tensor
-  static constexpr std::uint32_t module_has_name = UINT32_MAX - 1;  // the same without ".weight"
-
-  [[nodiscard]] Row row(const PlannedTensor& tensor);
+  struct Decisions;
 
   TensorList infos_;
-  std::vector<Row> rows_;
-  TextPool texts_;
-  std::map<std::size_t, std::vector<std::string>> keeps_;  // of those that keep others than their own module
+  std::unique_ptr<Decisions> decisions_;  // of the same tensors; null for an empty list
 };
 
 /// A conversion, decided: which tensor gets which codec and why, and how the output is cut into shards.
@@ -99,14 +89,17 @@ struct Plan {
   std::vector<std::size_t> shard_ends;  ///< shard s holds tensors [shard_ends[s - 1], shard_ends[s])
   DType dtype = DType::f32;             ///< the type of most weights that are not quantized
   bool nibble_only = false;
-  std::uint64_t rewrite_bytes = 0;  ///< for memory estimates: ModelConfig::rewrite_bytes
-  std::uint64_t decoder_bytes = 0;  ///< the same: of absmax and scales of the largest decoded tensor
   std::vector<Message> warnings;
 
   [[nodiscard]] std::uint64_t source_bytes() const;
   [[nodiscard]] std::uint64_t stored_bytes() const;
   /// Share of the weights' source bytes that is quantized, 0 to 1; 1 for a model without weights.
   [[nodiscard]] double quantized_share() const;
+
+ private:
+  friend struct PlanEstimates;
+  std::uint64_t rewrite_bytes_ = 0;
+  std::uint64_t decoder_bytes_ = 0;
 };
 
 /// Decides what becomes of every tensor, from headers alone.

@@ -1,6 +1,6 @@
-// The pipeline. Every size follows from the headers, so a shard is laid out before its first weight is read; after
-// that batches go straight from pread through a codec to their final place, on as many threads as there are, with
-// a fixed number of batches in memory (quant/stream/pipeline.hpp):
+// The pipeline. Every size follows from the headers, so a shard is laid out before its first weight is read; after that
+// batches go straight from pread through a codec to their final offset, on as many threads as there are, with a fixed
+// number of batches in memory (quant/stream/pipeline.hpp):
 //
 //   cut (serial) -> read, encode (parallel) -> hash, count, hand to the disk, finish the tensor (serial, in order)
 //
@@ -37,8 +37,8 @@
 #include "quant/jobs/manifest.hpp"
 #include "quant/quantizers/device.hpp"
 #include "quant/stream/codings.hpp"
+#include "quant/stream/conversion_memory.hpp"
 #include "quant/stream/encode.hpp"
-#include "quant/stream/memory.hpp"
 #include "quant/stream/nonfinite.hpp"
 #include "quant/stream/pipeline.hpp"
 #include "quant/stream/shard_parts.hpp"
@@ -82,7 +82,7 @@ class Conversion {
         in_(in.reader()),
         out_(out),
         progress_(progress),
-        memory_(plan_memory(plan, resources)),
+        memory_(conversion_memory(plan, resources)),
         codings_(plan.recipe, plan.tensors, resources.device),
         manifest_(plan, out),
         resources_(resources),
@@ -153,7 +153,7 @@ class Conversion {
     out_.commit();
   }
 
-  // A tensor that turns out non-finite after its place was fixed restarts its shard with that tensor kept.
+  // A tensor that turns out non-finite after its offset was fixed restarts its shard with that tensor kept.
   void convert_shard(std::size_t shard) {
     const std::uint64_t done_before = done_;
     const Manifest::Mark manifest_before = manifest_.mark();
@@ -375,7 +375,7 @@ class Conversion {
   const Reader& in_;
   Writer& out_;
   Progress& progress_;
-  MemoryPlan memory_;
+  ConversionMemory memory_;
   std::uint64_t done_ = 0;
   std::uint64_t total_ = 0;  // bytes of the weights, as done_
   const Codings codings_;

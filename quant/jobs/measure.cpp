@@ -19,7 +19,7 @@
 #include "nibble/error.hpp"
 #include "quant/jobs/candidate_weights.hpp"
 #include "quant/jobs/counts.hpp"
-#include "quant/jobs/measure_memory.hpp"
+#include "quant/jobs/measurement_memory.hpp"
 #include "quant/jobs/outlier_columns.hpp"
 #include "quant/jobs/pairing.hpp"
 #include "quant/simd/widen.hpp"
@@ -38,7 +38,7 @@ struct Comparison {
   MeasuredWeights measured;
   std::uint64_t elements = 0;
   std::uint64_t batch_weights = unit_weights;
-  std::uint64_t columns = 0;  // 0 where they are not looked at
+  std::uint64_t columns = 0;  // 0 if outlier columns are not searched
   float pivot = 0;
   Buffers::Loan memory;  // all weights of the reference, if they are kept
   std::optional<WeightSource> weights;
@@ -79,8 +79,8 @@ class Measuring {
       else
         codings_.emplace_back(recipe);
     }
-    memory_ = plan_measure_memory(pairing_, candidates, codings_, options);
-    result_.tensors.reserve(memory_.results);  // touched as it is filled
+    memory_ = measurement_memory(pairing_, candidates, codings_, options);
+    result_.tensors.reserve(memory_.results);  // touched when it is filled
     for (MeasuredCandidate& candidate : result_.candidates) candidate.tensors.reserve(memory_.results);
   }
 
@@ -125,9 +125,9 @@ class Measuring {
     work->weights.emplace(about(in_, [&] { return open_source(pairing_.reference(), view, buffers_); }));
     if (view.info.shape.size() == 2 && view.info.shape[1] <= max_columns) work->columns = view.info.shape[1];
     work->column_energy.resize(work->columns);
-    // What is encoded is read at least twice: by the encoders and to be compared. The second time it comes from the
-    // page cache into a buffer that stays in the processor's cache, which is faster than keeping whole tensors in
-    // memory, but not if the weights have to be gathered.
+    // Weights that are encoded are read at least twice: by the encoders and for the comparison. The second time it
+    // comes from the page cache into a buffer that stays in the processor's cache, which is faster than keeping whole
+    // tensors in memory, but not if the weights have to be gathered.
     const bool keeps = work->weights->is_gathered();
     const bool fits = fits_memory(row, *work->weights, keeps ? work->measured.bytes : 0);
     if (keeps && fits) load(*work);
@@ -272,7 +272,7 @@ class Measuring {
   Progress& progress_;
   Pairing pairing_;
   std::deque<Codings> codings_;  // of the candidates
-  MeasureMemory memory_;
+  MeasurementMemory memory_;
   Buffers buffers_;
   CandidateWeights tests_{pairing_, candidates_, codings_, buffers_, progress_};
 

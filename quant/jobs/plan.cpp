@@ -1,4 +1,4 @@
-// Recipe x headers -> Plan: what becomes of every tensor, and why. No data is read.
+// Recipe x headers -> Plan: the codec of every tensor, and why. No data is read.
 //
 // The set of quantized modules has to be the one that transformers computes again when it loads the result, so
 // its own rule for the architecture comes first (formats/models/architectures.jsonl); the user's rules change it, and
@@ -13,6 +13,7 @@
 #include <optional>
 #include <utility>
 
+#include "formats/checkpoint.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs/codecs.hpp"
 #include "quant/jobs/part_names.hpp"
@@ -21,6 +22,7 @@
 #include "quant/jobs/views.hpp"
 #include "quant/schemes/scheme.hpp"
 #include "quant/stream/codings.hpp"
+#include "quant/stream/memory_model.hpp"
 
 namespace nibble {
 namespace {
@@ -92,8 +94,8 @@ class Planner {
     if (plan_.architecture.empty()) warn_of_names();
     for (std::size_t t = 0; t < stored_.size(); ++t) {
       const StoredWeights::Tensor tensor = stored_[t];
-      plan_.decoder_bytes =
-          std::max(plan_.decoder_bytes, tensor.bytes - in_.tensors().bytes(tensor.stored.parts.front()));
+      std::uint64_t& decoder_bytes = PlanEstimates::decoder_bytes(plan_);
+      decoder_bytes = std::max(decoder_bytes, tensor.bytes - in_.tensors().bytes(tensor.stored.parts.front()));
       if (const std::string why = stored_.undecodable(t); !why.empty())
         throw Error(Errc::bad_input, fmt::format("{}: tensor '{}' is {}", in_.label_of(tensor.stored.parts.front()),
                                                  printable(tensor.stored.info.name), why));
@@ -104,7 +106,7 @@ class Planner {
     for (std::size_t r = 0; r < rules_.size(); ++r) rules_[r].check(in_.tensors(), plan_.recipe.rules[r].codec);
     for (const RulePattern& skip : skips_) skip.check(in_.tensors(), CodecSpec());
     check_options();
-    if (in_.config()) plan_.rewrite_bytes = in_.config()->rewrite_bytes;
+    PlanEstimates::rewrite_bytes(plan_) = ReaderInternals::rewrite_bytes(in_);
     plan_.dtype = main_type();
     settle_format();
     warn();
@@ -179,7 +181,7 @@ class Planner {
       if (!rules_[r].matches(tensor.name)) continue;
       const CodecSpec& spec = plan_.recipe.rules[r].codec;
       const Codec& codec = codec_of(spec);
-      // A pattern over a layer also meets its norms and biases: those are not what a quantizing rule is for.
+      // A pattern over a layer also matches its norms and biases, which a quantizing rule does not mean.
       if (!codec.accepts(tensor) || (codec.quantizes() && tensor.shape.size() < 2)) {
         choice.reason += fmt::format("; {} cannot store {}", rules_[r].label(), short_list(tensor));
         continue;
@@ -198,8 +200,8 @@ class Planner {
     return choice;
   }
 
-  // Where transformers need not load the result, nibble transposes a Conv1D and cuts fused experts before it quantizes
-  // them. Decoded, they would not be weights of the model.
+  // If transformers need not load the result, nibble transposes a Conv1D and cuts fused experts before it quantizes
+  // them. Decoded, these would not be weights of the model.
   void check_is_whole(const StoredWeights::Tensor& stored, Role role, RoleFinder& finder) const {
     if (!stored.quantized() || !in_.config() || !is_nibble_only(*in_.config())) return;
     const TensorInfo& tensor = stored.stored.info;
@@ -252,19 +254,19 @@ class Planner {
     }
   }
 
-  // The type that config.json declares: that of most of the weights' bytes that are stored plain. Codecs that cast
-  // decide it alone.
+  // The type that config.json declares. A cast decides it; otherwise it is the type that most bytes of the input's
+  // weights have.
   DType main_type() {
     if (const auto cast = codec_of(plan_.recipe.to).cast_type()) return *cast;
     std::map<DType, std::uint64_t> bytes;
     for (std::size_t t = 0; t < stored_.size(); ++t)
       if (const TensorInfo tensor = stored_[t].stored.info; is_weight_type(tensor.dtype))
         bytes[tensor.dtype] += tensor.bytes();
-    DType most = DType::f32;
-    std::uint64_t largest = 0;
+    DType main_dtype = DType::f32;
+    std::uint64_t max_bytes = 0;
     for (const auto& [dtype, count] : bytes)
-      if (count > largest) largest = count, most = dtype;
-    return most == DType::f64 ? DType::f32 : most;
+      if (count > max_bytes) max_bytes = count, main_dtype = dtype;
+    return main_dtype == DType::f64 ? DType::f32 : main_dtype;
   }
 
   // Whether the scheme's loader can read what was chosen.
@@ -348,11 +350,11 @@ class Planner {
       return fmt::format("nothing is {}: no tensor of the input has a weight type (F64, F32, BF16, F16)", done);
     if (!quantizing && as_they_are == weights)
       return fmt::format("nothing is cast: every F64, F32, BF16 and F16 tensor is {} already", plan_.recipe.to.name());
-    const auto most = std::max_element(reasons.begin(), reasons.end(),
-                                       [](const auto& a, const auto& b) { return a.second < b.second; });
-    return Message(
-        fmt::format("nothing is {}: the reason for {} of {} tensors is '{}'", done, most->second, weights, most->first),
-        Remedy{Remedy::Kind::reasons});
+    const auto commonest = std::max_element(reasons.begin(), reasons.end(),
+                                            [](const auto& a, const auto& b) { return a.second < b.second; });
+    return Message(fmt::format("nothing is {}: the reason for {} of {} tensors is '{}'", done, commonest->second,
+                               weights, commonest->first),
+                   Remedy{Remedy::Kind::reasons});
   }
 
   // Suggests a smaller type for fp32 embeddings that no user rule keeps.

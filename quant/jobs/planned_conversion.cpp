@@ -9,12 +9,12 @@
 #include "quant/quantizers/device.hpp"
 #include "quant/quantizers/quantizer.hpp"
 #include "quant/stream/codings.hpp"
-#include "quant/stream/memory.hpp"
+#include "quant/stream/conversion_memory.hpp"
 
 namespace nibble {
 namespace {
 
-// Starting a device takes a while, however little there is to do, so the CPU does small conversions.
+// Starting a device takes a while, however small the conversion, so the CPU does small conversions.
 constexpr std::uint64_t min_for_device = 256 << 20;
 
 std::unique_ptr<Device> open_device(DeviceChoice choice, const Plan& plan) {
@@ -52,7 +52,7 @@ struct PlannedConversion::State {
   }
   CreateOptions create_options() {
     return {.shards = plan.shard_ends.size(),
-            .bytes = plan.stored_bytes() + plan_memory(plan, resources()).spilled_bytes,
+            .bytes = plan.stored_bytes() + conversion_memory(plan, resources()).spilled_bytes,
             .overwrite = options.overwrite,
             .memory = chunk_memory(resources().device)};
   }
@@ -76,7 +76,7 @@ PlannedConversion::~PlannedConversion() = default;
 const Reader& PlannedConversion::input() const noexcept { return *state_->in; }
 const Plan& PlannedConversion::plan() const noexcept { return state_->plan; }
 Device* PlannedConversion::device() const { return state_->resources().device; }
-MemoryPlan PlannedConversion::memory() const { return plan_memory(state_->plan, state_->resources()); }
+ConversionMemory PlannedConversion::memory() const { return conversion_memory(state_->plan, state_->resources()); }
 
 void PlannedConversion::check_output() const {
   nibble::check_output(state_->out, *state_->in, state_->create_options());

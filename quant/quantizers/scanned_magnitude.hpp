@@ -28,7 +28,7 @@ class ScannedMagnitude {
   std::atomic<bool> is_plain_{true};
 };
 
-/// What a scan keeps of each, for memory plans.
+/// Bytes that a scan keeps for each, for memory estimates.
 inline constexpr std::uint64_t scanned_magnitude_bytes = sizeof(ScannedMagnitude);
 
 }  // namespace nibble

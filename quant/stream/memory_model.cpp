@@ -12,8 +12,8 @@ std::uint64_t text_bytes(const TensorList& tensors, std::size_t dimensions) {
   return bytes;
 }
 
-PlanNeeds needs_of(const Plan& plan, const Codings& codings, const std::function<std::uint64_t(DType)>& limit) {
-  PlanNeeds needs;
+EncodingNeeds needs_of(const Plan& plan, const Codings& codings, const std::function<std::uint64_t(DType)>& limit) {
+  EncodingNeeds needs;
   for (const PlannedTensor& tensor : plan.tensors) {
     const TensorInfo& info = tensor.info;
     const auto& [codec, quantizer] = codings[tensor.codec];

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/checkpoint.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {
@@ -31,7 +32,7 @@ WeightSource::WeightSource(WeightSource tensor, const PlannedTensor& view) : Wei
   info_.dtype = tensor_.dtype;
   transposed_ = view.transposed;
   begin_ = view.source_offset * 8 / traits(tensor_.dtype).bits;
-  // The codes of a slice, or in another order, are not those of a tensor.
+  // The codes of a slice, or codes in another order, are not the codes of a tensor.
   if (decoder_ && (is_slice || transposed_)) is_plain_ = true, position_ = 0;
   if (!decoder_) position_ += view.source_offset;
 }
@@ -135,11 +136,12 @@ WeightSource open_source(const StoredWeights& in, const StoredWeights::Tensor& t
   const std::size_t part = stored.parts.front();
   const auto read = [&reader, part](std::uint64_t offset, std::span<std::byte> out) { reader.read(part, offset, out); };
   auto codec = make_codec(stored.codec);
-  if (!tensor.quantized()) return {stored.info, std::move(codec), {}, read, buffers, reader.position(part, 0)};
+  if (!tensor.quantized())
+    return {stored.info, std::move(codec), {}, read, buffers, ReaderInternals::position(reader, part, 0)};
   return about_file(reader, part, [&]() -> WeightSource {
     const std::vector<std::vector<std::byte>> planes = tensor.scheme->read_planes(reader, *codec, stored);
     const std::vector<std::span<const std::byte>> rest(planes.begin(), planes.end());
-    return {stored.info, std::move(codec), rest, read, buffers, reader.position(part, 0)};
+    return {stored.info, std::move(codec), rest, read, buffers, ReaderInternals::position(reader, part, 0)};
   });
 }
 

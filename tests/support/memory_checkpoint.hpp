@@ -30,7 +30,7 @@ class MemoryReader final : public Reader {
     config_->tie_word_embeddings = tied;
   }
   void set_dtype(std::string dtype) { (config_ ? *config_ : config_.emplace()).dtype = std::move(dtype); }
-  void set_rewrite_bytes(std::uint64_t bytes) { config_->rewrite_bytes = bytes; }
+  void set_rewrite_bytes(std::uint64_t bytes) { rewrite_bytes_ = bytes; }
   void set_quant_method(std::string method, std::string quantization_config = "{}") {
     ModelConfig& config = config_ ? *config_ : config_.emplace();
     config.quant_method = std::move(method);
@@ -49,12 +49,15 @@ class MemoryReader final : public Reader {
   void check_unchanged() const override {}
 
  private:
+  [[nodiscard]] std::uint64_t rewrite_bytes() const override { return rewrite_bytes_; }
+
   TensorList tensors_;
   std::vector<std::vector<std::byte>> bytes_;
   std::vector<std::size_t> file_;
   std::vector<std::string> files_;
   std::filesystem::path path_ = "/";  // a directory, so that the output may have shards
   std::optional<ModelConfig> config_;
+  std::uint64_t rewrite_bytes_ = 0;
   std::mt19937 generator_{1};
   std::unique_ptr<std::atomic<std::uint64_t>> largest_read_ = std::make_unique<std::atomic<std::uint64_t>>(0);
   std::unique_ptr<std::atomic<std::uint64_t>> reads_ = std::make_unique<std::atomic<std::uint64_t>>(0);

@@ -26,7 +26,7 @@ TEST(PartNames, OrderAsWholeNames) {
         }
 }
 
-// Cuts names in two, not all at the same place.
+// Cuts names in two, not all at the same position.
 class CutNames final : public PartList {
  public:
   explicit CutNames(std::vector<std::string> names) : names_(std::move(names)) {}

@@ -36,7 +36,7 @@ TEST(Sharded, EachShardIsCheckedWhenItIsMet) {
   EXPECT_THROW((void)parse(R"({"weight_map":{"c":"2" and what is no JSON)", missing), std::runtime_error);
 }
 
-// Of names that share a place in a table of 64, a pool looks at 16 and stores the next once more.
+// A pool looks at 16 names that share a slot in a table of 64, and stores the next one again.
 TEST(Sharded, AFileIsListedOnceWhateverItsHash) {
   std::vector<std::string> names;
   for (int i = 0; names.size() < 17; ++i)

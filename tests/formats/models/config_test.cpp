@@ -88,7 +88,7 @@ TEST(Config, ComparingItsKeysIsCounted) {
   constexpr std::uint64_t keys = 1000 * (2 * (4 + 8) + 8);
   EXPECT_EQ(within(keys + 26), "");
   EXPECT_EQ(within(keys + 25).substr(0, 29), "c: opening it needs at least ");
-  EXPECT_EQ(read(text).rewrite_bytes, 2 * text.size() + keys + 26);
+  EXPECT_EQ(config::rewrite_bytes(text, "c"), 2 * text.size() + keys + 26);
 }
 
 TEST(Config, OfEqualKeysInItsPartsTheLastCounts) {

@@ -16,7 +16,7 @@
 
 #include "nibble/error.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/stream/memory.hpp"
+#include "quant/stream/conversion_memory.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
@@ -94,9 +94,9 @@ TEST(Convert, BytesDoNotDependOnWhetherMemoryIsUsedAgain) {
   MemoryReader in;
   for (std::uint64_t i = 1; i <= 24; ++i) in.add_normal(fmt::format("{:02}.weight", i), DType::bf16, {i * i * 8, 256});
   for (std::uint64_t i = 1; i <= 24; ++i) in.add_normal(fmt::format("{}.weight", 99 - i), DType::bf16, {64, 64});
-  const std::uint64_t most = plan_memory(make_plan(in, recipe("nf4")), {2}).total_bytes;
-  ASSERT_EQ(plan_memory(make_plan(in, recipe("nf4")), {2, most - 1}).spare_bytes, 0U);
-  const Result again = run(in, recipe("nf4"), {2}), anew = run(in, recipe("nf4"), {2, most - 1});
+  const std::uint64_t enough = conversion_memory(make_plan(in, recipe("nf4")), {2}).total_bytes;
+  ASSERT_EQ(conversion_memory(make_plan(in, recipe("nf4")), {2, enough - 1}).spare_bytes, 0U);
+  const Result again = run(in, recipe("nf4"), {2}), anew = run(in, recipe("nf4"), {2, enough - 1});
   EXPECT_EQ(again.parts, anew.parts);
   EXPECT_EQ(again.manifest, anew.manifest);
 }
@@ -108,16 +108,16 @@ TEST(Convert, BytesDoNotDependOnWhereTheAbsmaxIsKept) {
   in.add_normal("b.weight", DType::f32, {20'000, 30});
   in.add_normal("c.weight", DType::f32, {128, 64});
   for (const char* const to : {"nf4", "fp4", "int8"}) {
-    const auto least = [&] {
+    const auto min_resources = [&] {
       const Plan plan = make_plan(in, recipe(to));
       for (Resources resources{2, 14 << 20};; resources.max_memory += 4096) try {
-          (void)plan_memory(plan, resources);
+          (void)conversion_memory(plan, resources);
           return resources;
         } catch (const Error&) {
         }
     };
     const Result kept = run(in, recipe(to));
-    const Result spilled = run(in, recipe(to), least());
+    const Result spilled = run(in, recipe(to), min_resources());
     EXPECT_EQ(kept.scratches, 0U);
     EXPECT_EQ(spilled.scratches, to == std::string("int8") ? 1U : 2U) << to;
     EXPECT_EQ(spilled.parts, kept.parts) << to;

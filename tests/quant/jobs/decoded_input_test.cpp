@@ -5,7 +5,8 @@
 #include "nibble/measure.hpp"
 #include "quant/jobs/convert.hpp"
 #include "quant/jobs/plan.hpp"
-#include "quant/stream/memory.hpp"
+#include "quant/stream/conversion_memory.hpp"
+#include "quant/stream/memory_model.hpp"
 #include "quant/stream/source.hpp"
 #include "tests/quant/schemes/scheme_support.hpp"
 #include "tests/support/conversion.hpp"
@@ -113,13 +114,14 @@ TEST(DecodedInput, IsTakenFromSchemesThatSaySo) {
 }
 
 // Absmax and the like are read whole.
-TEST(DecodedInput, DecodersAreInTheMemoryPlan) {
+TEST(DecodedInput, DecodersAreInTheConversionMemory) {
   const Model model("LlamaForCausalLM", {{"model.layers.0.self_attn.q_proj.weight", DType::bf16, {1024, 1024}}});
   const Plan coded = make_plan(StoredWeights(model.coded, all_taken), recipe("fp16"));
   const Plan plain = make_plan(StoredWeights(model.plain), recipe("fp16"));
-  EXPECT_EQ(plain.decoder_bytes, 0U);
-  EXPECT_GE(coded.decoder_bytes, 1024U * 1024 / 64);
-  EXPECT_GE(plan_memory(coded, {1}).total_bytes, plan_memory(plain, {1}).total_bytes + 3 * coded.decoder_bytes);
+  EXPECT_EQ(PlanEstimates::decoder_bytes(plain), 0U);
+  const std::uint64_t decoder_bytes = PlanEstimates::decoder_bytes(coded);
+  EXPECT_GE(decoder_bytes, 1024U * 1024 / 64);
+  EXPECT_GE(conversion_memory(coded, {1}).total_bytes, conversion_memory(plain, {1}).total_bytes + 3 * decoder_bytes);
 }
 
 // ---- FP8, which conversions take -------------------------------------------------------------------------------

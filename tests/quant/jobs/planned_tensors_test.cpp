@@ -56,6 +56,27 @@ TEST(PlannedTensors, RememberWhichModulesStayPlainWithThem) {
   EXPECT_EQ(tensors.keeps(3), (Modules{"a", "b"}));
 }
 
+// A copy has texts of its own, and what was moved from is an empty list.
+TEST(PlannedTensors, AreCopiedAndMoved) {
+  PlannedTensors tensors;
+  tensors.push_back(planned("a.weight", "other"), Modules{"b"});
+  PlannedTensors copy = tensors;
+  PlannedTensor kept = copy[0];
+  kept.reason = "kept";
+  copy.replace(0, kept);
+  expect_equal(tensors[0], planned("a.weight", "other"));
+  EXPECT_EQ(copy[0].reason, "kept");
+  EXPECT_EQ(copy.keeps(0), Modules{"b"});
+  PlannedTensors moved = std::move(tensors);
+  expect_equal(moved[0], planned("a.weight", "other"));
+  tensors = moved;
+  tensors.push_back(planned("b", "b"), {});
+  EXPECT_EQ(tensors.size(), 2U);
+  EXPECT_EQ(moved.size(), 1U);
+  copy = PlannedTensors();
+  EXPECT_TRUE(copy.empty());
+}
+
 // The new one may be made of the old one's texts, and the modules that stay plain are still those.
 TEST(PlannedTensors, AreReplaced) {
   PlannedTensors tensors;

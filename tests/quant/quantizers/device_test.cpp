@@ -11,7 +11,7 @@
 #include "nibble/error.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/jobs/convert.hpp"
-#include "quant/stream/memory.hpp"
+#include "quant/stream/conversion_memory.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
@@ -241,8 +241,8 @@ TEST_F(Devices, MemoryIsPlannedForThem) {
   recipe.to = "nf4";
   const Plan plan = make_plan(in, recipe);
   const auto device = Device::open(DeviceChoice::cuda);
-  const MemoryPlan without = plan_memory(plan, {.threads = 4}),
-                   with = plan_memory(plan, {4, 1'000'000'000, device.get()});
+  const ConversionMemory without = conversion_memory(plan, {.threads = 4}),
+                         with = conversion_memory(plan, {4, 1'000'000'000, device.get()});
   EXPECT_EQ(with.chunk_bytes, without.chunk_bytes);
   // Four queues with the absmax of a chunk, each from the beginning of a page.
   EXPECT_EQ(with.total_bytes - without.total_bytes, 4 * (with.chunk_bytes / 16 + 4096));

@@ -26,7 +26,7 @@ TEST(MemoryModel, NeedsAreTheMostOfAnyTensor) {
     Codings codings(plan.recipe);
     return needs_of(plan, codings, [&](DType) { return limit; });
   };
-  const PlanNeeds nf4 = needs("nf4", 1 << 20);
+  const EncodingNeeds nf4 = needs("nf4", 1 << 20);
   EXPECT_TRUE(nf4.transposes);
   EXPECT_EQ(nf4.shortest_row, 64U);
   const TensorInfo largest{"", DType::bf16, {80'000, 64}};
@@ -44,7 +44,7 @@ TEST(MemoryModel, NeedsAreTheMostOfAnyTensor) {
   EXPECT_EQ(scanned, 80'000U * 8);
   EXPECT_EQ(needs("int8", 40).encoder, finish_bytes(needs("int8", 40).scratch) + scanned);
 
-  const PlanNeeds fp32 = needs("fp32", 4096);
+  const EncodingNeeds fp32 = needs("fp32", 4096);
   EXPECT_FALSE(fp32.transposes);
   EXPECT_EQ(fp32.growth, 2);
   EXPECT_EQ(fp32.scratch + fp32.encoder + fp32.decoder, 0U);

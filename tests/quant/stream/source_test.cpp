@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "formats/checkpoint.hpp"
 #include "tests/quant/schemes/scheme_support.hpp"
 
 namespace nibble::source_test {
@@ -171,7 +172,7 @@ TEST(Sources, KnowWhereTheyLie) {
   view.source_offset = 64;
   const WeightSource source = open_source(stored, view, buffers);
   EXPECT_TRUE(source.is_fp64());
-  EXPECT_EQ(source.position(3), reader.position(0, 64 + 3 * 8));
+  EXPECT_EQ(source.position(3), ReaderInternals::position(reader, 0, 64 + 3 * 8));
   EXPECT_EQ(source.bytes(1, 2), 16U);
 }
 

@@ -1,4 +1,4 @@
-#include "quant/stream/memory.hpp"
+#include "quant/stream/conversion_memory.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include "tests/support/memory_checkpoint.hpp"
 #include "tests/support/remedies.hpp"
 
-namespace nibble::memory_test {
+namespace nibble::conversion_memory_test {
 namespace {
 
 Plan plan_for(Shape shape, std::string to, std::size_t tensors = 1) {
@@ -23,36 +23,36 @@ Plan plan_for(Shape shape, std::string to, std::size_t tensors = 1) {
   return make_plan(in, recipe);
 }
 
-TEST(Memory, StaysWithinWhatIsAllowed) {
+TEST(ConversionMemory, StaysWithinWhatIsAllowed) {
   const Plan plan = plan_for({512, 512}, "nf4");
   for (const std::uint64_t allowed : {29'000'000U, 40'000'000U, 64'000'000U, 1'000'000'000U})
     for (const unsigned threads : {1U, 2U, 7U, 64U}) {
-      const MemoryPlan memory = plan_memory(plan, {threads, allowed});
+      const ConversionMemory memory = conversion_memory(plan, {threads, allowed});
       EXPECT_LE(memory.total_bytes, allowed);
       EXPECT_GE(memory.tokens, 1U);
     }
 }
 
-TEST(Memory, TooLittleIsSaidWithBothFigures) {
+TEST(ConversionMemory, TooLittleIsSaidWithBothFigures) {
   EXPECT_THAT(test::error_of(
                   [] {
-                    (void)plan_memory(plan_for({64, 64}, "nf4"), {1, 1'000'000});
+                    (void)conversion_memory(plan_for({64, 64}, "nf4"), {1, 1'000'000});
                   },
                   Errc::no_space),
               testing::MatchesRegex("this conversion needs 1.\\... MB of memory, the limit is 1.00 MB"));
 }
 
-TEST(Memory, TooLittleSaysWhatWouldDo) {
+TEST(ConversionMemory, TooLittleSaysWhatWouldDo) {
   const Plan plan = plan_for({64, 64}, "nf4");
-  const Remedy remedy = test::remedy_of([&] { (void)plan_memory(plan, {1, 1'000'000}); });
+  const Remedy remedy = test::remedy_of([&] { (void)conversion_memory(plan, {1, 1'000'000}); });
   EXPECT_EQ(remedy.kind, Remedy::Kind::max_memory);
-  EXPECT_LE(plan_memory(plan, {1, remedy.bytes}).total_bytes, remedy.bytes);
-  EXPECT_THROW((void)plan_memory(plan, {1, remedy.bytes - 1}), Error);
+  EXPECT_LE(conversion_memory(plan, {1, remedy.bytes}).total_bytes, remedy.bytes);
+  EXPECT_THROW((void)conversion_memory(plan, {1, remedy.bytes - 1}), Error);
 }
 
 // What grows with a model is in the plan: the fp32 absmax of the largest tensor, and what each tensor's names take.
-TEST(Memory, CountsWhatIsKept) {
-  const auto total = [](const Plan& plan) { return plan_memory(plan, {1, 1'000'000'000}).total_bytes; };
+TEST(ConversionMemory, CountsWhatIsKept) {
+  const auto total = [](const Plan& plan) { return conversion_memory(plan, {1, 1'000'000'000}).total_bytes; };
   const std::uint64_t small = total(plan_for({64, 64}, "nf4"));
   EXPECT_GE(total(plan_for({4096, 4096}, "nf4")), small + 4 * 4096 * 4096 / 64 - 4096);
   EXPECT_GE(total(plan_for({1 << 14, 64}, "int8")), total(plan_for({64, 64}, "int8")) + 4 * ((1 << 14) - 64));
@@ -62,7 +62,7 @@ TEST(Memory, CountsWhatIsKept) {
 }
 
 // Where rows are longer than the shortest chunk, they are all looked at before any is encoded.
-TEST(Memory, CountsWhatAScanKeeps) {
+TEST(ConversionMemory, CountsWhatAScanKeeps) {
   constexpr std::uint64_t rows = 200;
   for (const CodecSpec to : {"int8", "fp8:scales=row"}) {
     const auto total = [&](std::uint64_t columns) {
@@ -71,7 +71,7 @@ TEST(Memory, CountsWhatAScanKeeps) {
       in.add(tensor, std::vector<std::byte>(tensor.bytes()));
       Recipe recipe;
       recipe.to = to;
-      return plan_memory(make_plan(in, recipe), {1, 1'000'000'000}).total_bytes;
+      return conversion_memory(make_plan(in, recipe), {1, 1'000'000'000}).total_bytes;
     };
     const std::uint64_t longest = min_chunk_bytes / 2;
     EXPECT_GE(total(longest + 1) + 64, total(longest) + rows * scanned_magnitude_bytes) << to.text();
@@ -79,36 +79,36 @@ TEST(Memory, CountsWhatAScanKeeps) {
 }
 
 // What is not left for an absmax goes to a file; everything else has to fit.
-TEST(Memory, ScratchTakesWhatIsLeft) {
+TEST(ConversionMemory, ScratchTakesWhatIsLeft) {
   const Plan plan = plan_for({8192, 8192}, "nf4");
   constexpr std::uint64_t scratch = 8 << 20;  // 4 bytes of absmax and 4 of sums for each block
-  const MemoryPlan most = plan_memory(plan, {2, 1'000'000'000});
-  EXPECT_EQ(most.scratch_bytes, scratch);
-  EXPECT_EQ(most.spare_bytes, scratch);
-  const MemoryPlan once = plan_memory(plan, {2, most.total_bytes - 1});
+  const ConversionMemory twice = conversion_memory(plan, {2, 1'000'000'000});
+  EXPECT_EQ(twice.scratch_bytes, scratch);
+  EXPECT_EQ(twice.spare_bytes, scratch);
+  const ConversionMemory once = conversion_memory(plan, {2, twice.total_bytes - 1});
   EXPECT_EQ(once.scratch_bytes, scratch);
   EXPECT_EQ(once.spare_bytes, 0U);
-  EXPECT_EQ(once.total_bytes, most.total_bytes - scratch);
-  const MemoryPlan less = plan_memory(plan, {2, once.total_bytes - 1'000'000});
+  EXPECT_EQ(once.total_bytes, twice.total_bytes - scratch);
+  const ConversionMemory less = conversion_memory(plan, {2, once.total_bytes - 1'000'000});
   EXPECT_EQ(less.scratch_bytes, scratch - 1'000'000);
   EXPECT_EQ(less.spare_bytes, 0U);
   EXPECT_EQ(less.total_bytes, once.total_bytes - 1'000'000);
 }
 
-TEST(Memory, CountsThatConfigIsWrittenAnew) {
+TEST(ConversionMemory, CountsThatConfigIsWrittenAnew) {
   test::MemoryReader in;
   in.add_normal("w", DType::bf16, {64, 64});
   in.set_architecture("X");
   Recipe recipe;
   recipe.to = "fp16";
-  const auto total = [&] { return plan_memory(make_plan(in, recipe), {1, 1'000'000'000}).total_bytes; };
+  const auto total = [&] { return conversion_memory(make_plan(in, recipe), {1, 1'000'000'000}).total_bytes; };
   const std::uint64_t small = total();
   in.set_rewrite_bytes(12'345);
   EXPECT_EQ(total(), small + 12'345);
 }
 
 // A tensor that is decoded costs what is known of its parts: here of three, of which one is for inputs.
-TEST(Memory, CountsWhatIsDecoded) {
+TEST(ConversionMemory, CountsWhatIsDecoded) {
   test::MemoryReader in;
   constexpr std::size_t tensors = 1000;
   for (std::size_t i = 0; i < tensors; ++i) {
@@ -127,18 +127,18 @@ TEST(Memory, CountsWhatIsDecoded) {
     tensor.decoded = false;
     plain.tensors.push_back(tensor, {});
   }
-  const auto total = [](const Plan& of) { return plan_memory(of, {1, 1'000'000'000}).total_bytes; };
+  const auto total = [](const Plan& of) { return conversion_memory(of, {1, 1'000'000'000}).total_bytes; };
   EXPECT_GE(total(plan), total(plain) + 2 * StoredWeights(in).memory_bytes());
 }
 
-TEST(Memory, LongNamesCount) {
+TEST(ConversionMemory, LongNamesCount) {
   test::MemoryReader in;
   in.add_normal(std::string(1'000'000, 'x') + ".weight", DType::bf16, {64, 64});
   Recipe recipe;
   recipe.to = "nf4";
-  EXPECT_GE(plan_memory(make_plan(in, recipe), {1, 1'000'000'000}).total_bytes,
-            plan_memory(plan_for({64, 64}, "nf4"), {1, 1'000'000'000}).total_bytes + 3'000'000);
+  EXPECT_GE(conversion_memory(make_plan(in, recipe), {1, 1'000'000'000}).total_bytes,
+            conversion_memory(plan_for({64, 64}, "nf4"), {1, 1'000'000'000}).total_bytes + 3'000'000);
 }
 
 }  // namespace
-}  // namespace nibble::memory_test
+}  // namespace nibble::conversion_memory_test

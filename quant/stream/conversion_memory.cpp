@@ -1,4 +1,4 @@
-#include "quant/stream/memory.hpp"
+#include "quant/stream/conversion_memory.hpp"
 
 #include <algorithm>
 
@@ -10,16 +10,18 @@
 
 namespace nibble {
 
-MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
-  MemoryPlan memory{.threads = resources.threads != 0 ? resources.threads : default_threads(),
-                    .behind = Writer::max_behind,
-                    .chunk_bytes = max_chunk_bytes,
-                    .batch_bytes = max_batch_bytes};
+ConversionMemory conversion_memory(const Plan& plan, const Resources& resources) {
+  ConversionMemory memory{.threads = resources.threads != 0 ? resources.threads : default_threads(),
+                          .behind = Writer::max_behind,
+                          .chunk_bytes = max_chunk_bytes,
+                          .batch_bytes = max_batch_bytes};
   memory.tokens = memory.threads + tokens_in_line;
   const Codings codings(plan.recipe, plan.tensors);
-  const PlanNeeds needs = needs_of(plan, codings, [](DType dtype) { return min_chunk_bytes * 8 / traits(dtype).bits; });
+  const EncodingNeeds needs =
+      needs_of(plan, codings, [](DType dtype) { return min_chunk_bytes * 8 / traits(dtype).bits; });
   const std::uint64_t longest = needs.transposes ? transposed_chunk : 1;
   const std::uint64_t texts = text_bytes(plan.tensors.infos(), 0);
+  const std::uint64_t decoder = PlanEstimates::decoder_bytes(plan);
   const std::uint64_t hashes = needs.codes / Xxh3Chunks::chunk_bytes * bytes_per_hash;
   const auto queue = [&] {
     if (resources.device == nullptr) return std::uint64_t{0};
@@ -29,7 +31,7 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     const auto chunk = static_cast<double>(memory.chunk_bytes * longest);
     return std::max(memory.batch_bytes, static_cast<std::uint64_t>(chunk * needs.growth)) + bytes_per_buffer;
   };
-  // Of all tensors in work, the first may be encoded as a whole, and of the others the batches in flight.
+  // Of the tensors in progress, the first may be fully encoded; of the others, only the batches in flight are.
   const auto batch_scratch = [&] {
     return std::min(needs.scratch, static_cast<std::uint64_t>(needs.kept_share * static_cast<double>(encoded())));
   };
@@ -37,9 +39,9 @@ MemoryPlan plan_memory(const Plan& plan, const Resources& resources) {
     const std::uint64_t report = plan.recipe.error_report == ErrorReport::full ? bytes_per_report : 0;
     const std::uint64_t readers = std::min<std::uint64_t>(memory.threads, memory.tokens);
     const std::uint64_t chunk = memory.chunk_bytes * longest;
-    const std::uint64_t decoding = bytes_per_decoded * needs.decoded +
-                                   (plan.decoder_bytes > 0 ? decoder_copies * plan.decoder_bytes + readers * chunk : 0);
-    return program_bytes + plan.rewrite_bytes + (bytes_per_converted + report) * plan.tensors.size() +
+    const std::uint64_t decoding =
+        bytes_per_decoded * needs.decoded + (decoder > 0 ? decoder_copies * decoder + readers * chunk : 0);
+    return program_bytes + PlanEstimates::rewrite_bytes(plan) + (bytes_per_converted + report) * plan.tensors.size() +
            converted_names * texts + (memory.threads + memory.behind) * bytes_per_thread + memory.threads * queue() +
            readers * (chunk + chunk / encoder_share + chunk / needs.shortest_row + bytes_per_buffer) +
            memory.tokens * (encoded() + batch_scratch()) + memory.behind * encoded() +

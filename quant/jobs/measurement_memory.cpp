@@ -1,4 +1,4 @@
-#include "quant/jobs/measure_memory.hpp"
+#include "quant/jobs/measurement_memory.hpp"
 
 #include <algorithm>
 
@@ -9,7 +9,8 @@
 namespace nibble {
 namespace {
 
-struct Needs {
+// What a candidate or the reference needs in a measurement.
+struct MeasuringNeeds {
   std::uint64_t lists = 0;
   std::uint64_t opening = 0;
   std::uint64_t decoders = 0;  // the largest
@@ -18,11 +19,11 @@ struct Needs {
 
 std::uint64_t name_bytes(const TensorList& tensors) { return text_bytes(tensors, counted_dimensions); }
 
-Needs needs_of(const StoredWeights& stored) {
+MeasuringNeeds needs_of(const StoredWeights& stored) {
   const TensorList& parts = stored.reader().tensors();
   const std::uint64_t names = name_bytes(parts);
-  Needs needs{.lists = bytes_per_part * parts.size() + names + 2 * stored.memory_bytes(),
-              .opening = bytes_per_opened * parts.size() + opened_names * names};
+  MeasuringNeeds needs{.lists = bytes_per_part * parts.size() + names + 2 * stored.memory_bytes(),
+                       .opening = bytes_per_opened * parts.size() + opened_names * names};
   if (const auto& config = stored.reader().config()) needs.lists += config->quantization_config.size();
   for (std::size_t t = 0; t < stored.size(); ++t) {
     const StoredWeights::Tensor tensor = stored[t];
@@ -31,19 +32,19 @@ Needs needs_of(const StoredWeights& stored) {
   return needs;
 }
 
-Needs needs_of(const Plan& plan, const Codings& codings) {
-  const PlanNeeds needs = nibble::needs_of(plan, codings, [](DType) { return unit_weights; });
+MeasuringNeeds needs_of(const Plan& plan, const Codings& codings) {
+  const EncodingNeeds needs = nibble::needs_of(plan, codings, [](DType) { return unit_weights; });
   return {.decoders = needs.decoder, .encoders = needs.encoder};
 }
 
 }  // namespace
 
-MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candidate> candidates,
-                                  const std::deque<Codings>& codings, const MeasureOptions& options) {
+MeasurementMemory measurement_memory(const Pairing& pairing, std::span<const Candidate> candidates,
+                                     const std::deque<Codings>& codings, const MeasureOptions& options) {
   const unsigned threads = options.resources.threads != 0 ? options.resources.threads : default_threads();
   const std::uint64_t limit = options.resources.max_memory;
   const TensorList& tensors = pairing.reference().reader().tensors();
-  Needs needs = needs_of(pairing.reference());
+  MeasuringNeeds needs = needs_of(pairing.reference());
   const std::uint64_t per_error = bytes_per_error + (options.counts ? bytes_per_counts : 0);
   std::uint64_t results = pairing.reference().size();
   std::uint64_t names = name_bytes(tensors);
@@ -59,7 +60,8 @@ MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candid
     names = std::max(names, view_names);
   }
   for (std::size_t c = 0; c < candidates.size(); ++c) {
-    const Needs own = candidates[c].plan ? needs_of(*candidates[c].plan, codings[c]) : needs_of(pairing.stored(c));
+    const MeasuringNeeds own =
+        candidates[c].plan ? needs_of(*candidates[c].plan, codings[c]) : needs_of(pairing.stored(c));
     needs.lists += own.lists;
     needs.decoders += own.decoders;
     needs.encoders = std::max(needs.encoders, own.encoders);
@@ -73,7 +75,7 @@ MeasureMemory plan_measure_memory(const Pairing& pairing, std::span<const Candid
 
   std::uint64_t fixed = program_bytes + needs.lists + decoder_copies * needs.decoders + needs.encoders;
   fixed += results * (bytes_per_found + candidates.size() * per_error) + 2 * names;
-  // Weights of up to 8 bytes, for every candidate up to 4 as they are read and as many as they were encoded; and the
+  // Per weight: up to 8 bytes of the reference and, for every candidate, up to 4 as stored and 4 as encoded. Then the
   // sums of columns, of a unit and of its tensor.
   const std::uint64_t token = unit_weights * (8 + 8 * candidates.size()) + columns * (sizeof(float) + sizeof(double));
   std::size_t tokens = threads + measured_in_line;

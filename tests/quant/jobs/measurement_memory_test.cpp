@@ -1,4 +1,4 @@
-#include "quant/jobs/measure_memory.hpp"
+#include "quant/jobs/measurement_memory.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 
-namespace nibble::measure_memory_test {
+namespace nibble::measurement_memory_test {
 namespace {
 
 using test::error_of;
@@ -27,13 +27,12 @@ class Measuring {
       codings_.emplace_back(candidate.plan ? candidate.plan->recipe : Recipe{});
   }
 
-  [[nodiscard]] MeasureMemory within(std::uint64_t max_memory, unsigned threads = 1) {
-    return plan_measure_memory(pairing_, candidates_, codings_,
-                               {.counts = counts_, .resources = {threads, max_memory}});
+  [[nodiscard]] MeasurementMemory within(std::uint64_t max_memory, unsigned threads = 1) {
+    return measurement_memory(pairing_, candidates_, codings_, {.counts = counts_, .resources = {threads, max_memory}});
   }
 
   // The least that is enough.
-  [[nodiscard]] std::uint64_t least() {
+  [[nodiscard]] std::uint64_t min_bytes() {
     std::uint64_t too_little = 0, enough = std::uint64_t{1} << 40;
     while (enough - too_little > 1) {
       const std::uint64_t middle = too_little + (enough - too_little) / 2;
@@ -58,39 +57,39 @@ MemoryReader model(std::size_t tensors, const Shape& shape = {64, 64}, const std
 }
 
 std::uint64_t min_to_convert(const MemoryReader& in, const std::string& to) {
-  return Measuring(in, {test::plan(in, recipe(to))}).least();
+  return Measuring(in, {test::plan(in, recipe(to))}).min_bytes();
 }
 
-TEST(MeasureMemory, TooLittleIsSaidWithBothFigures) {
+TEST(MeasurementMemory, TooLittleIsSaidWithBothFigures) {
   const MemoryReader in = model(3);
   Measuring measuring(in, {test::checkpoint(in)});
-  const std::uint64_t least = measuring.least();
-  EXPECT_EQ(error_of([&] { (void)measuring.within(least - 1); }, Errc::no_space),
-            fmt::format("measuring needs {} bytes of memory, the limit is {} bytes", least, least - 1));
+  const std::uint64_t min_bytes = measuring.min_bytes();
+  EXPECT_EQ(error_of([&] { (void)measuring.within(min_bytes - 1); }, Errc::no_space),
+            fmt::format("measuring needs {} bytes of memory, the limit is {} bytes", min_bytes, min_bytes - 1));
   EXPECT_EQ(error_of([&] { (void)measuring.within(1'000'000); }, Errc::no_space),
-            fmt::format("measuring needs {} of memory, the limit is 1.00 MB", size_short(least)));
+            fmt::format("measuring needs {} of memory, the limit is 1.00 MB", size_short(min_bytes)));
 }
 
 // One unit in flight and nothing for tensors is enough for all figures.
-TEST(MeasureMemory, TheLeastIsOneUnitAtATime) {
+TEST(MeasurementMemory, TheLeastIsOneUnitAtATime) {
   const MemoryReader in = model(3);
   Measuring measuring(in, {test::plan(in, recipe("nf4"))});
-  const std::uint64_t least = measuring.least();
+  const std::uint64_t min_bytes = measuring.min_bytes();
   for (const unsigned threads : {1U, 7U, 1000U}) {
-    const MeasureMemory memory = measuring.within(least, threads);
+    const MeasurementMemory memory = measuring.within(min_bytes, threads);
     EXPECT_EQ(memory.tokens, 1U);
     EXPECT_EQ(memory.tensor_bytes, 0U);
     EXPECT_EQ(memory.threads, threads);
   }
 }
 
-TEST(MeasureMemory, MoreMemoryGoesToUnitsFirst) {
+TEST(MeasurementMemory, MoreMemoryGoesToUnitsFirst) {
   const MemoryReader in = model(3);
   Measuring measuring(in, {test::plan(in, recipe("nf4"))});
-  const std::uint64_t least = measuring.least();
+  const std::uint64_t min_bytes = measuring.min_bytes();
   std::size_t tokens = 1;
   for (std::uint64_t more = 0; more < 40'000'000; more += 100'000) {
-    const MeasureMemory memory = measuring.within(least + more, 4);
+    const MeasurementMemory memory = measuring.within(min_bytes + more, 4);
     EXPECT_GE(memory.tokens, tokens);
     EXPECT_LE(memory.tokens, 5U);  // one more than threads
     EXPECT_LE((memory.tokens - 1) * unit_weights * 8 + 2 * memory.tensor_bytes, more);
@@ -100,20 +99,20 @@ TEST(MeasureMemory, MoreMemoryGoesToUnitsFirst) {
 }
 
 // Two tensors may be in work.
-TEST(MeasureMemory, TensorsTakeHalfOfTheRest) {
+TEST(MeasurementMemory, TensorsTakeHalfOfTheRest) {
   const MemoryReader in = model(3);
   Measuring measuring(in, {test::plan(in, recipe("nf4"))});
   EXPECT_EQ(measuring.within(400'000'000, 2).tensor_bytes, measuring.within(300'000'000, 2).tensor_bytes + 50'000'000);
 }
 
-TEST(MeasureMemory, AllProcessorsUnlessSaid) {
+TEST(MeasurementMemory, AllProcessorsUnlessSaid) {
   const MemoryReader in = model(1);
   Measuring measuring(in, {test::checkpoint(in)});
   EXPECT_EQ(measuring.within(std::uint64_t{1} << 40, 0).threads, default_threads());
   EXPECT_EQ(measuring.within(std::uint64_t{1} << 40, 0).tokens, default_threads() + 1U);
 }
 
-TEST(MeasureMemory, ResultsAreAsManyAsViews) {
+TEST(MeasurementMemory, ResultsAreAsManyAsViews) {
   const MemoryReader plain = model(3);
   EXPECT_EQ(Measuring(plain, {test::checkpoint(plain)}).within(1'000'000'000).results, 3U);
   MemoryReader moe;
@@ -125,13 +124,13 @@ TEST(MeasureMemory, ResultsAreAsManyAsViews) {
 
 // ---- what grows with a model is in the plan ----------------------------------------------------------------------
 
-TEST(MeasureMemory, CountsTensorsAndNames) {
+TEST(MeasurementMemory, CountsTensorsAndNames) {
   EXPECT_GE(min_to_convert(model(1001), "nf4"), min_to_convert(model(1), "nf4") + 1000 * 600);
   const std::string long_name(1'000'000, 'x');
   EXPECT_GE(min_to_convert(model(1, {64, 64}, long_name), "nf4"), min_to_convert(model(1), "nf4") + 3'000'000);
 }
 
-TEST(MeasureMemory, CountsManyDimensionsAndWhatConfigSays) {
+TEST(MeasurementMemory, CountsManyDimensionsAndWhatConfigSays) {
   Shape shape(64, 1);
   EXPECT_GE(min_to_convert(model(1001, shape), "nf4"), min_to_convert(model(1001), "nf4") + 1001 * 60 * 8);
   MemoryReader in = model(1);
@@ -141,7 +140,7 @@ TEST(MeasureMemory, CountsManyDimensionsAndWhatConfigSays) {
 }
 
 // Of the same parts, unless one of each tensor has a name that tells nothing.
-TEST(MeasureMemory, CountsWhatSchemesFound) {
+TEST(MeasurementMemory, CountsWhatSchemesFound) {
   constexpr std::size_t tensors = 1000;
   const MemoryReader plain = model(tensors);
   const auto quantized = test::converted(plain, recipe("nf4"));
@@ -154,43 +153,43 @@ TEST(MeasureMemory, CountsWhatSchemesFound) {
   }
   const std::uint64_t kept = StoredWeights(quantized.reader).memory_bytes();
   EXPECT_GE(kept, tensors * 64);
-  EXPECT_GE(Measuring(plain, {test::checkpoint(quantized.reader)}).least(),
-            Measuring(plain, {test::checkpoint(unknown)}).least() + 2 * kept);
+  EXPECT_GE(Measuring(plain, {test::checkpoint(quantized.reader)}).min_bytes(),
+            Measuring(plain, {test::checkpoint(unknown)}).min_bytes() + 2 * kept);
 }
 
-TEST(MeasureMemory, CountsCandidates) {
+TEST(MeasurementMemory, CountsCandidates) {
   const MemoryReader in = model(1000);
   const Candidate plan = test::plan(in, recipe("nf4"));
-  const std::uint64_t one = Measuring(in, {plan}).least(), two = Measuring(in, {plan, plan}).least();
+  const std::uint64_t one = Measuring(in, {plan}).min_bytes(), two = Measuring(in, {plan, plan}).min_bytes();
   EXPECT_GE(two, one + unit_weights * 8 + 1000 * sizeof(MeasuredError) / 2);
-  EXPECT_GE(Measuring(in, {plan}, true).least(), one + 1000 * 16 * sizeof(std::uint64_t));
-  EXPECT_GE(Measuring(in, {test::checkpoint(in)}).least(), one / 2);
+  EXPECT_GE(Measuring(in, {plan}, true).min_bytes(), one + 1000 * 16 * sizeof(std::uint64_t));
+  EXPECT_GE(Measuring(in, {test::checkpoint(in)}).min_bytes(), one / 2);
 }
 
 // What is beside the packed weights is read whole: an fp32 absmax for every 64 of them.
-TEST(MeasureMemory, CountsDecoders) {
+TEST(MeasurementMemory, CountsDecoders) {
   const std::uint64_t small = 64 * 64, large = 2048 * 4096;
   const MemoryReader few = model(1), many = model(1, {2048, 4096});
   const Recipe plain = recipe("nf4:double-quant=no");
-  EXPECT_GE(Measuring(many, {test::plan(many, plain)}).least(),
-            Measuring(few, {test::plan(few, plain)}).least() + (large - small) / 64 * 4);
+  EXPECT_GE(Measuring(many, {test::plan(many, plain)}).min_bytes(),
+            Measuring(few, {test::plan(few, plain)}).min_bytes() + (large - small) / 64 * 4);
   // The same of a checkpoint, whichever side it is on.
   const auto quantized = test::converted(many, plain), little = test::converted(few, plain);
-  EXPECT_GE(Measuring(many, {test::checkpoint(quantized.reader)}).least(),
-            Measuring(few, {test::checkpoint(little.reader)}).least() + (large - small) / 64 * 4);
-  EXPECT_GE(Measuring(quantized.reader, {test::checkpoint(many)}).least(),
-            Measuring(little.reader, {test::checkpoint(few)}).least() + (large - small) / 64 * 4);
+  EXPECT_GE(Measuring(many, {test::checkpoint(quantized.reader)}).min_bytes(),
+            Measuring(few, {test::checkpoint(little.reader)}).min_bytes() + (large - small) / 64 * 4);
+  EXPECT_GE(Measuring(quantized.reader, {test::checkpoint(many)}).min_bytes(),
+            Measuring(little.reader, {test::checkpoint(few)}).min_bytes() + (large - small) / 64 * 4);
 }
 
 // A sum for every column of a unit and of the tensor; wider matrices are not searched.
-TEST(MeasureMemory, CountsColumnsThatAreSearched) {
-  const auto least = [](const Shape& shape) {
+TEST(MeasurementMemory, CountsColumnsThatAreSearched) {
+  const auto min_bytes = [](const Shape& shape) {
     const MemoryReader in = model(1, shape);
-    return Measuring(in, {test::checkpoint(in)}).least();
+    return Measuring(in, {test::checkpoint(in)}).min_bytes();
   };
-  EXPECT_GE(least({1, max_columns}), least({1, 1}) + max_columns * (sizeof(float) + sizeof(double)) - 16);
-  EXPECT_LT(least({1, max_columns + 1}), least({1, 1}) + 1000);
+  EXPECT_GE(min_bytes({1, max_columns}), min_bytes({1, 1}) + max_columns * (sizeof(float) + sizeof(double)) - 16);
+  EXPECT_LT(min_bytes({1, max_columns + 1}), min_bytes({1, 1}) + 1000);
 }
 
 }  // namespace
-}  // namespace nibble::measure_memory_test
+}  // namespace nibble::measurement_memory_test
