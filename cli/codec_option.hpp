@@ -14,7 +14,7 @@ namespace nibble::cli {
 /// The name of such a value in help texts; completion recognizes it and offers codecs.
 inline constexpr const char* codec_type = "CODEC";
 
-/// The codecs that --to of a conversion accepts: all that change something.
+/// The codecs that `convert --to` accepts: all but "keep".
 [[nodiscard]] std::vector<std::string_view> target_names();
 
 /// The codec that `option` was given. Throws Error(usage), which names the option, and offers only `names`.
@@ -28,10 +28,10 @@ inline constexpr const char* codec_type = "CODEC";
 /// The codecs for which `is_meant` is true: "nf4 and fp4".
 [[nodiscard]] std::string codecs_where(const std::function<bool(const CodecSpec&)>& is_meant);
 
-/// Those that have an option.
+/// Those that have this option.
 [[nodiscard]] std::string codecs_with(std::string_view option);
 
-/// Every codec, and with each of its options' values that is not the default; for completion.
+/// Every codec alone, and with each option value that is not the default; for completion.
 [[nodiscard]] std::vector<std::string> codec_words();
 
 /// For the end of a help text: the codecs and their options.

@@ -34,7 +34,7 @@ struct Command {
   Offer argument;
 };
 
-// Words if an option takes only these, or codecs; file names if its type is FILE or if it is an argument rather than an
+// Words if an option takes only words or codecs; file names if its type is FILE or if it is an argument instead of an
 // option. Nothing for numbers, sizes and patterns.
 Offer offer_of(const CLI::Option& option) {
   Offer offer{.files = false, .words = choices_of(option)};
@@ -64,7 +64,7 @@ std::string joined_names(const std::vector<Command>& known) {
   return names;
 }
 
-// A single-quoted word of any of the three shells.
+// A single-quoted word, valid in all three shells.
 std::string shell_word(std::string_view text) {
   std::string word = "'";
   for (const char c : text) word += c == '\'' ? "'\\''" : std::string(1, c);

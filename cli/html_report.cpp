@@ -19,8 +19,8 @@ extern const std::string_view html_report_page;  // cli/html_report/, put togeth
 namespace nibble::cli {
 namespace {
 
-// In valid JSON these occur inside of strings only, where an escape says the same. '<' could end the script or begin
-// a comment that hides its end; the two separators of lines (E2 80 A8, E2 80 A9) end a line in old JavaScript.
+// In valid JSON these characters occur only inside strings, where an escape means the same. '<' could end the script or
+// begin a comment that hides its end; the two line separators (E2 80 A8, E2 80 A9) end a line in old JavaScript.
 void append_escaped(std::string& page, std::string_view json) {
   for (std::size_t at = 0;;) {
     const std::size_t next = json.find_first_of("<\xE2", at);

@@ -1,5 +1,6 @@
-// nibble inspect CHECKPOINT: names, types, shapes and sizes. Reads headers, and of quantized weights their description.
-// People see weights, as they were before they were quantized; programs get the tensors of the files, part by part.
+// nibble inspect CHECKPOINT: names, types, shapes and sizes. Reads headers, and for quantized weights also their
+// quantization state. People see weights, as they were before they were quantized; programs get the tensors of the
+// files, part by part.
 
 #include <fmt/format.h>
 
@@ -76,10 +77,10 @@ std::string type_of(const StoredWeights::Tensor& weight) {
   return weight.stored.codec.text();
 }
 
-// Layer 2 before layer 10: digits count as the number they are.
+// Layer 2 comes before layer 10: digits are compared as numbers.
 bool is_before(std::string_view a, std::string_view b) {
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  // What both begin with tells nothing, but the digits of a number stay together.
+  // Skip what both names begin with, but do not cut a number in two.
   auto i = static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
   while (i > 0 && is_digit(a[i - 1])) --i;
   std::size_t j = i;

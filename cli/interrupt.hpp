@@ -3,9 +3,9 @@
 namespace nibble::cli {
 
 /// Makes SIGINT, SIGTERM, SIGHUP and SIGPIPE ask for an orderly end instead of ending the process at once; a second
-/// signal of the same kind ends it, except SIGPIPE, which every further line to a closed pipe raises. SIGHUP and
-/// SIGPIPE stay ignored if they are when the program starts, as `nohup` asks for; SIGINT does not: a shell ignores it
-/// for all that it runs in the background, and a script stops its children by it.
+/// signal of the same kind ends the process, except SIGPIPE, because every further line to a closed pipe raises it.
+/// SIGHUP and SIGPIPE stay ignored if they are ignored when the program starts, as `nohup` asks for. SIGINT does not:
+/// shells ignore it for programs that they run in the background, and scripts use it to stop their children.
 void catch_interrupts();
 
 /// Whether one of them has arrived.

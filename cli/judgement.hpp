@@ -12,7 +12,7 @@ namespace nibble::cli {
 inline constexpr double expected_margin_db = 3;
 
 enum class Judgement : std::uint8_t {  // in the order of severity
-  unknown,                             ///< nothing is known of what to expect
+  unknown,                             ///< no expected value is known
   expected,                            ///< within the margin, better, or exact
   worse,                               ///< the SQNR is below that
   broken,  ///< NaN or infinities where the reference has numbers, or errors in weights that are all 0

@@ -19,7 +19,7 @@
 namespace {
 
 // At most 64 shards of the input are open at a time, and at most a sixteenth of the files that the process may have
-// open (core/open_files.hpp): a low soft limit would have them closed and opened again and again.
+// open (core/open_files.hpp): under a low soft limit they would be closed and reopened again and again.
 void allow_many_files() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -27,11 +27,12 @@ void allow_many_files() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// Left to itself, glibc gives every thread a heap, and once a large block was freed it keeps blocks of that size for
-// later instead of returning them. Peak memory is planned to the megabyte, and nothing here allocates often.
+// By default, glibc gives every thread a heap of its own, and once a large block has been freed it keeps blocks of that
+// size instead of returning them to the system. Peak memory is computed to the megabyte, and nothing here allocates
+// often.
 void keep_heap_small() {
 #ifdef __GLIBC__
-  constexpr int large_block = 128 << 10;  // the buffers of chunks are larger and long-lived: each is mapped on its own
+  constexpr int large_block = 128 << 10;  // chunk buffers are larger and long-lived, so each gets a mapping of its own
   mallopt(M_ARENA_MAX, 2);
   mallopt(M_MMAP_THRESHOLD, large_block);
   mallopt(M_TRIM_THRESHOLD, large_block);
@@ -43,7 +44,7 @@ int fail(int code, const char* line) noexcept {
   return code;
 }
 
-// A signal is the reason for what it made fail: after SIGPIPE, writing.
+// If a signal caused the failure, report the signal: after SIGPIPE, for example, writing fails.
 int exit_code(const nibble::Error& error) noexcept {
   const bool stopped =
       error.code() == nibble::Errc::interrupted || (error.code() == nibble::Errc::io && nibble::cli::interrupted());
@@ -58,14 +59,14 @@ int fail(const nibble::Error& error) noexcept {
   }
 }
 
-// For what a library throws where nothing may be thrown. The output is as it was; the next run clears what lies beside
-// it.
+// For exceptions that a library throws where none are allowed. The output is as it was; the next run removes the work
+// directory beside it.
 [[noreturn]] void end_at_once() noexcept {
   try {
     if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
   } catch (const std::bad_alloc&) {
     _exit(fail(static_cast<int>(nibble::Errc::no_space), "out of memory"));
-  } catch (const std::runtime_error& error) {  // oneTBB, to which the system refuses a thread
+  } catch (const std::runtime_error& error) {  // oneTBB, if the system refuses it a thread
     _exit(fail(static_cast<int>(nibble::Errc::io), error.what()));
   } catch (const std::exception& error) {
     _exit(fail(static_cast<int>(nibble::Errc::internal), error.what()));

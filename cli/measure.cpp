@@ -142,7 +142,7 @@ void run(const MeasureArguments& options) {
     candidates.push_back({options.formats[i], nullptr, make_plan(*reference, recipe)});
   }
   check_patterns(*reference, candidates, thresholds);
-  // Told before hours of measuring if the report cannot be written there.
+  // If the report cannot be written there, say so now and not after hours of measuring.
   std::optional<ReportFile> report_file;
   std::string made;
   if (!options.html.empty()) {
@@ -166,7 +166,7 @@ void run(const MeasureArguments& options) {
                                              escaped(candidate.name), escaped(measurement.name)));
   }
   const std::vector<Violation> found = violations(measurement, thresholds);  // or usage: before anything is printed
-  // All that may fail comes before the report appears.
+  // Everything that may fail comes before the report appears.
   std::string page;
   if (report_file) {
     std::string json;

@@ -42,7 +42,8 @@ void add_group(Json& json, const Group& group) {
 }
 
 Json describe(const Group& group) {
-  Json json = Json::object();  // what is null becomes an object by halves where memory ends, and then cannot be ended
+  Json json = Json::object();  // an object from the start: if memory runs out while null is turned into one, it cannot
+                               // be destroyed
   add_group(json, group);
   return json;
 }
@@ -100,8 +101,8 @@ Json describe(const MeasuredWeights& tensor, const MeasuredError& error) {
   return json;
 }
 
-// An object without its end, to which a list of tensors is added: as values of the library, those of a model of
-// 100,000 tensors would take 400 MB.
+// An object without its closing brace, to which a list of tensors is appended. As JSON values in memory, the tensors of
+// a model of 100,000 would take 400 MB.
 template <class F> void write_tensors(const Json& before, std::size_t count, const Sink& out, F&& tensor) {
   std::string text = dump(before);
   text.pop_back();
@@ -158,8 +159,8 @@ void write(const Measurement& measurement, const MeasuredCandidate& candidate, c
   });
 }
 
-// A text, which a spreadsheet must not take for a formula: names come from files of strangers, and "=HYPERLINK(...)" is
-// one. An apostrophe before it makes it a text (OWASP, "CSV Injection").
+// A text that a spreadsheet must not run as a formula: names come from files of strangers, and "=HYPERLINK(...)" is a
+// formula. An apostrophe before it makes it plain text (OWASP, "CSV Injection").
 std::string csv_field(std::string_view field) {
   std::string text;
   if (!field.empty() && std::string_view("=+-@\t\r").find(field.front()) != std::string_view::npos) text += '\'';
@@ -170,7 +171,7 @@ std::string csv_field(std::string_view field) {
   return quoted + '"';
 }
 
-// Empty where there is no figure.
+// Empty if there is no figure.
 std::string csv_number(double value) { return std::isnan(value) ? "" : fmt::format("{}", value); }
 
 }  // namespace

@@ -9,10 +9,10 @@
 
 namespace nibble::cli {
 
-/// Receives a text in pieces: as one string, that of a large model would take as much memory as the measurement.
+/// Receives a text in pieces: for a large model, one string would take as much memory as the measurement.
 using Sink = std::function<void(std::string_view)>;
 
-/// One JSON object with everything (docs/measure.md lists its fields), without an end of line.
+/// One JSON object with everything (docs/measure.md lists its fields), without a newline at the end.
 void write_json(const Measurement& measurement, const Sink& out);
 
 /// A header and a line for every tensor of every candidate.

@@ -9,7 +9,7 @@
 #include "cli/judgement.hpp"
 #include "nibble/measure.hpp"
 
-/// What several tensors of a measurement come to, and which of them are the worst.
+/// The figures of several tensors of a measurement together, and which of them are the worst.
 namespace nibble::cli {
 
 /// Figures of all weights together, not means of figures.
@@ -38,14 +38,14 @@ struct Groups {
   std::map<std::string, SplitGroup> kinds;
   std::map<std::uint64_t, SplitGroup> layers;
 };
-/// What orders tensors and groups of them: the relative error; infinity for what is broken and for errors in weights
-/// that were all zero; -1 for what has no figure.
+/// The key by which tensors and groups of tensors are sorted: the relative error; infinity for broken ones and for
+/// errors in weights that were all zero; -1 if there is no figure.
 [[nodiscard]] double badness(const ErrorStats& stats, Judgement judgement);
 
 [[nodiscard]] Groups make_groups(const Measurement& measurement, const MeasuredCandidate& candidate);
 
-/// Indices of all tensors that any of these candidates has, by the largest relative error that it has in any of them.
-/// Broken ones and errors in weights that were all zero come first, and what has no figure last.
+/// Indices of all tensors that any of these candidates has, sorted by the largest relative error in any candidate.
+/// Broken ones and errors in weights that were all zero come first, those without a figure last.
 [[nodiscard]] std::vector<std::size_t> worst_first(const Measurement& measurement,
                                                    std::span<const MeasuredCandidate> candidates);
 [[nodiscard]] inline std::vector<std::size_t> worst_first(const Measurement& measurement,

@@ -26,9 +26,10 @@ namespace {
 constexpr std::size_t line_width = 80;
 constexpr std::size_t tests_in_table = 5;  // side by side; more follow in tables of their own
 constexpr std::size_t missing_listed = 10;
-constexpr std::size_t groups_listed = 128;  // as many layers as large models have; of more, the worst
+constexpr std::size_t groups_listed = 128;  // large models have about as many layers; of more, the worst are shown
 
-// The end of a name tells it from others, but for the ".weight" of nearly all. Dots stand for what is left out.
+// The end of a name distinguishes it best, apart from ".weight", which nearly all have. Dots stand for what is left
+// out.
 std::string shortened(std::string name, std::size_t width) {
   constexpr std::string_view suffix = "weight";
   if (name.size() > width && name.ends_with(".weight")) name.replace(name.size() - suffix.size(), suffix.size(), "..");
@@ -40,7 +41,7 @@ std::string shortened(std::string name, std::size_t width) {
 
 std::string test_label(std::size_t c) { return fmt::format("#{}", c + 1); }
 
-// At spaces; what follows the first line is indented. A word that is longer than a line stays whole.
+// Breaks at spaces and indents all lines but the first. A word that is longer than a line stays whole.
 std::string wrapped(std::string_view text, const std::string& first, const std::string& rest) {
   std::string out = first, line = first;
   for (std::size_t begin = 0; begin < text.size();) {
@@ -62,7 +63,7 @@ std::string wrapped(std::string_view text, const std::string& first, const std::
   return out + '\n';
 }
 
-// Figures are of pairs of numbers. What is broken is not exact, whatever the others are.
+// Figures cover only pairs of finite numbers. A broken tensor is not exact, even if all other weights are equal.
 std::string ratio_of(const ErrorStats& stats, Judgement judgement) {
   return judgement == Judgement::broken && stats.square == 0 ? "-" : decibels(stats.sqnr_db());
 }
@@ -189,7 +190,7 @@ class Table {
     }
   }
 
-  // Of the groups that were converted, those with an error; where they are many, the `worst` of them. In their order.
+  // The converted groups that have an error, in their order; if there are many, only the `worst` of them.
   template <class Key>
   [[nodiscard]] std::vector<Key> worst_groups(std::size_t worst, const std::set<Key>& keys,
                                               std::map<Key, SplitGroup> Groups::*groups) const {
@@ -253,7 +254,7 @@ class Table {
   std::size_t first_;  // of them, among those of the measurement
   bool labels_, colours_;
   static constexpr std::size_t min_codec_width = 8;
-  static constexpr std::size_t max_codec_width = 19;  // beyond which lines get longer: "nf4:double-quant=no"
+  static constexpr std::size_t max_codec_width = 19;  // longer names make longer lines: "nf4:double-quant=no"
   std::size_t codec_width_ = min_codec_width;
   std::vector<Groups> groups_;
   std::string out_;
@@ -274,7 +275,7 @@ void add_verdicts(std::string& out, const Measurement& measurement) {
   }
 }
 
-// What the headline figures leave out.
+// The tensors that the headline figures leave out.
 std::string others_text(const Groups& groups) {
   if (groups.all.headline().tensors == groups.total.tensors) return {};
   std::string text;

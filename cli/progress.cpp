@@ -96,7 +96,7 @@ void ProgressDisplay::draw(std::string_view tensor, std::uint64_t done, std::uin
   const auto filled = static_cast<std::size_t>(share * static_cast<double>(bar_width));
   const std::string bar = fmt::format("[{:<{}}] {}", std::string(std::min(filled, bar_width), '#'), bar_width, text);
   const std::size_t width = terminal_width();
-  // Not a column more, be it blank: the rest would go to the next line, and every bar would leave one behind.
+  // No wider, not even by a blank: the line would wrap, and every bar would leave a line behind.
   const std::string name = bar.size() + 3 < width ? "  " + tail(printable(tensor), width - bar.size() - 3) : "";
   say(fmt::format("\r\x1b[K{}{}", bar.substr(0, width - 1), name));
   drawn_ = true;

@@ -14,8 +14,8 @@ enum class ProgressStyle : std::uint8_t { bar, plain, json, none };
 /// "auto" is a bar on a terminal and plain lines elsewhere. Throws Error(usage).
 [[nodiscard]] ProgressStyle progress_style(std::string_view name);
 
-/// Shows on stderr how far a conversion has come: bytes, rate, time left, the tensor in work. Plain lines come
-/// every five seconds, the first after five, so that short work stays silent.
+/// Shows on stderr how far a conversion has come: bytes, rate, time left, the current tensor. Plain lines come every
+/// five seconds, the first after five seconds, so that short conversions print none.
 class ProgressDisplay : public Progress {
  public:
   explicit ProgressDisplay(ProgressStyle style);

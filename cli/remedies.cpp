@@ -1,4 +1,4 @@
-// The options of the command line by which a user does what the library says would help.
+// The command-line options that do what the library says would help.
 
 #include "cli/remedies.hpp"
 

@@ -13,7 +13,7 @@
 namespace nibble::cli {
 namespace {
 
-// A page says at its beginning by what it was made.
+// A page names at its beginning the program that made it.
 bool is_report(int file) {
   std::array<char, 1024> head{};
   const Transfer got = read_all(file, 0, std::as_writable_bytes(std::span(head)));

@@ -8,8 +8,8 @@
 
 namespace nibble::cli {
 
-/// The file of a report: it appears whole or not at all, and takes the place of an earlier report or of an empty file,
-/// never of anything else.
+/// The file of a report: it appears whole or not at all, and replaces an earlier report or an empty file, but never
+/// anything else.
 class ReportFile {
  public:
   /// Throws Error(output_exists) if something else is there, Error(usage) if the folder does not exist, Error(io).

@@ -2,7 +2,7 @@
 
 namespace nibble::cli {
 
-/// All that the program does, but for what becomes of errors. Throws Error, std::bad_alloc, std::system_error.
+/// Everything that the program does except reporting errors. Throws Error, std::bad_alloc, std::system_error.
 void run_program(int argc, char** argv);
 
 }  // namespace nibble::cli

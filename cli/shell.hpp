@@ -6,10 +6,10 @@
 /// Words of a command line to be copied.
 namespace nibble::cli {
 
-/// A word as a POSIX shell has to be given it.
+/// A word, quoted for a POSIX shell.
 [[nodiscard]] std::string shell_quoted(std::string_view word);
 
-/// A path likewise, which no program takes for an option.
+/// The same for a path, such that no program takes it for an option.
 [[nodiscard]] std::string quoted_path(const std::string& path);
 
 }  // namespace nibble::cli

@@ -40,7 +40,7 @@ Threshold parse_threshold(Threshold::Figure figure, const std::string& option, c
   if (const std::string_view why = impossible(figure, *limit); !why.empty())
     throw Error(Errc::usage, fmt::format("{} '{}': {}", option, printable(text), why));
   Threshold threshold{figure, *limit, has_pattern ? text.substr(0, equals) : ""};
-  (void)UserPattern(option, threshold.pattern);  // measuring takes long: better to say it now
+  (void)UserPattern(option, threshold.pattern);  // say it now, because measuring takes long
   return threshold;
 }
 

@@ -41,13 +41,13 @@ const CLI::Option* option_in(const CLI::App& command, std::string_view text) {
   return nullptr;
 }
 
-// CLI11's own words are about its types and how it counts.
+// CLI11's own texts talk about its types and counts.
 std::string reworded(const CLI::App& app, const CLI::App& command, const CLI::ParseError& error) {
   const std::string text = one_line(error.what());
   const CLI::Option* const option = option_in(command, text);
   switch (static_cast<CLI::ExitCodes>(error.get_exit_code())) {
     case CLI::ExitCodes::ExtrasError:
-      // Of all commands: what follows "--" is left to the program itself.
+      // For all commands: everything after "--" is left to the program itself.
       if (const std::vector<std::string> left = app.remaining(true); !left.empty())
         return fmt::format("unexpected argument '{}'", printable(left.front()));
       break;
@@ -97,7 +97,7 @@ std::string unknown_option(const CLI::App& command, const std::string& argument)
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
   const std::vector<std::string_view> words(names.begin(), names.end());
   const std::string text = fmt::format("{} has no option '{}'", command.get_name(), printable(given));
-  // What is on by default has an option that turns it off, and none that turns it on.
+  // A setting that is on by default has an option that turns it off, and none that turns it on.
   if (given.starts_with("--"))
     if (const std::string off = "--no-" + given.substr(2); std::find(words.begin(), words.end(), off) != words.end())
       return fmt::format("{}: that is the default, which {} turns off", text, off);
@@ -105,7 +105,7 @@ std::string unknown_option(const CLI::App& command, const std::string& argument)
   return meant ? fmt::format("{}: did you mean {}?", text, *meant) : text;
 }
 
-// The first argument that looks like an option and is none.
+// The first argument that looks like an option but is none.
 std::optional<std::string> first_unknown(const CLI::App& command) {
   for (const std::string& argument : command.remaining())
     if (argument.size() > 1 && argument.starts_with('-') && argument != "--") return argument;

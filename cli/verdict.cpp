@@ -28,7 +28,7 @@ void add(Verdict& verdict, std::size_t t, const MeasuredWeights& tensor, const M
     ++verdict.exact;
     return;
   }
-  if (verdict.tensors - verdict.exact == 1) verdict.worst = t;  // tensors come the worst first
+  if (verdict.tensors - verdict.exact == 1) verdict.worst = t;  // the worst tensors come first
   switch (judge(tensor, error)) {
     case Judgement::broken:
       ++verdict.broken;
@@ -48,7 +48,7 @@ void add(Verdict& verdict, std::size_t t, const MeasuredWeights& tensor, const M
 std::string Verdict::text(const Measurement& measurement) const {
   std::string line = fmt::format("{}: {}", form.text(), counted(tensors, "tensor"));
   if (tensors == exact) return line + " without any error";
-  // Only what is broken has no figure, and the line says so below.
+  // Only broken tensors have no figure; the line mentions them below.
   if (min_db <= max_db) line += " at " + range(min_db, max_db);
   if (exact > 0) line += fmt::format(" ({} exact)", exact);
   if (broken > 0)

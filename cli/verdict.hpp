@@ -24,8 +24,7 @@ struct Verdict {
   [[nodiscard]] std::string text(const Measurement& measurement) const;
 };
 
-/// One for each form, codecs first, then in the order in which the tensors come. Tensors that were kept
-/// are in none.
+/// One for each form, codecs first, then in the order of the tensors. Kept tensors are in none.
 [[nodiscard]] std::vector<Verdict> verdicts(const Measurement& measurement, const MeasuredCandidate& candidate);
 
 }  // namespace nibble::cli

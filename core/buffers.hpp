@@ -97,10 +97,10 @@ class Buffers {
         return loan;
       }
       if (!free_.empty()) {
-        too_small = std::move(free_.back());  // let it go rather than hoard every size
+        too_small = std::move(free_.back());  // free it instead of collecting buffers of every size
         free_.pop_back();
       } else {
-        free_.reserve(++made_);  // so that taking it back cannot fail
+        free_.reserve(++made_);  // so that taking a buffer back cannot fail
       }
     }
     too_small = {};

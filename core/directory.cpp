@@ -36,7 +36,7 @@ class Remover {
     }
   }
 
-  // What its owner may not write or enter is still the owner's to remove.
+  // An owner may remove folders that the owner may not write or enter.
   static Descriptor open_inner(int directory, const char* name) noexcept {
     Descriptor inner(openat(directory, name, directory_flags));
     if (inner.get() < 0 && errno == EACCES && fchmodat(directory, name, S_IRWXU, 0) == 0)
@@ -46,12 +46,12 @@ class Remover {
   }
 
  private:
-  static constexpr int deepest = 32;  // a block of names each lies on the stack
+  static constexpr int deepest = 32;  // each has a block of names on the stack
   static constexpr int max_rounds = 10'000;
   static constexpr std::size_t block_bytes = 4096;
 
   void clear(int directory, int depth) noexcept {
-    if (lseek(directory, 0, SEEK_SET) != 0) return;  // what was moved up may lie before what was read last
+    if (lseek(directory, 0, SEEK_SET) != 0) return;  // moved folders may come before the position that was read last
     alignas(dirent64) std::array<char, block_bytes> block;
     while (true) {
       const ssize_t got = getdents64(directory, block.data(), block.size());
@@ -80,7 +80,7 @@ class Remover {
     unlinkat(directory, name, AT_REMOVEDIR);
   }
 
-  // A name may be taken by what a removal before this one left behind.
+  // An earlier removal may have left an entry of this name behind.
   void move_up(int directory, const char* name) noexcept {
     for (int attempt = 0; attempt < max_rounds; ++attempt) {
       std::array<char, 32> new_name{};

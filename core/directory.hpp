@@ -20,21 +20,23 @@ namespace nibble {
 /// lstat(); nothing if there is no such entry. Throws Error(io) if the system does not tell.
 [[nodiscard]] std::optional<struct ::stat> status_of(int at, const std::string& name, std::string_view label);
 
-/// Names of the entries, without . and .., sorted. Throws Error(io): what could not be listed must not count as empty.
+/// Names of the entries, without . and .., sorted. Throws Error(io): a directory that cannot be listed must not count
+/// as empty.
 [[nodiscard]] std::vector<std::string> list_directory(int directory, std::string_view label);
 
-/// The paths of everything below the directory, sorted; links are entries, not ways. Throws Error(io), also for folders
-/// that lie deeper than 256.
+/// The paths of everything below the directory, sorted; links are listed and not followed. Throws Error(io), also for
+/// folders that lie deeper than 256.
 [[nodiscard]] std::vector<std::string> list_tree(int directory, std::string_view label);
 
-/// Whether something is mounted right there. The device number cannot tell: bind mounts have that of their folder.
+/// Whether something is mounted exactly there. The device number does not tell: bind mounts have the device number of
+/// their folder.
 [[nodiscard]] bool is_mount_point(int at, const char* name) noexcept;
 
 /// The prefix of the names that deeply nested folders get while they are removed.
 inline constexpr std::string_view removed_prefix = ".removed-";
 
 /// Removes an entry with everything in it, as far as that is possible: it reports no errors, and allocates no memory,
-/// so it works when there is none. Nesting of any depth is no danger. Mounted file systems in it are not entered.
+/// so it works when there is none. It works for any depth of nesting. Mounted file systems in it are not entered.
 void remove_tree(int at, const char* name) noexcept;
 
 /// The same for all entries of an open directory.

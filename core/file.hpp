@@ -28,10 +28,10 @@ class Descriptor {
   int fd_;
 };
 
-/// How far reading or writing came: to the end of the span, or to where it stopped.
+/// How far a read or write got: to the end of the span, or to where it stopped.
 struct Transfer {
   std::size_t bytes = 0;
-  int error = 0;  ///< an errno; 0 if nothing failed: where bytes are missing then, the file ends
+  int error = 0;  ///< an errno; 0 if nothing failed: if bytes are missing then, the file ended
 };
 
 /// pread() and pwrite() until all is done: signals interrupt them, and a call may move less than it was asked to.
@@ -47,7 +47,7 @@ class Directory {
 
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
-  /// True if there is anything of that name, be it a broken link.
+  /// True if there is anything of that name, even a broken link.
   [[nodiscard]] bool has(const std::string& name) const;
 
  private:
@@ -59,7 +59,7 @@ class OpenFiles;
 /// A regular file, open for reading. Thread-safe.
 ///
 /// `label` is its name in errors. Links are followed; pipes, devices, sockets and directories are refused and never
-/// waited for. Throws Error(bad_input) for what is missing or no regular file, Error(io) if the system refuses.
+/// waited for. Throws Error(bad_input) if it is missing or not a regular file, Error(io) if the system refuses.
 class InputFile {
  public:
   /// `directory` (a descriptor, or AT_FDCWD) is used by check_unchanged() again and must stay open until then. A file
@@ -104,7 +104,7 @@ class InputFile {
 };
 
 /// A new file, open for writing, at exactly the given name; whether and how it gets another one is up to the caller.
-/// write_at() is thread-safe. After an error the file holds anything; it is never removed here.
+/// write_at() is thread-safe. After an error the content of the file is unspecified; it is never removed here.
 class OutputFile {
  public:
   /// Throws Error(output_exists) if the name is taken (by a link too), Error(no_space), Error(io).
@@ -119,11 +119,11 @@ class OutputFile {
   /// Cuts off what lies beyond `bytes`. Throws Error(io).
   void truncate(std::uint64_t bytes);
 
-  /// Throws Error(io), also if the disk is full now: after reserve() that is no longer foreseeable.
+  /// Throws Error(io), also if the disk has become full, which can still happen after reserve().
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
 
-  /// The same file once more, for write_direct(): past the page cache. No descriptor where that is not to be had, or
-  /// not in units of 4096 bytes. The file must still have the name it was given.
+  /// Opens the same file again for write_direct(), past the page cache. Returns no descriptor if the file system does
+  /// not offer that, or not in units of 4096 bytes. The file must still have the name it was given.
   [[nodiscard]] Descriptor open_direct(int directory, const std::string& name) const;
 
   /// As write_at(), through what open_direct() gave. Offset and size in the file and the address in memory are

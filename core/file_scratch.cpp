@@ -15,13 +15,13 @@
 namespace nibble {
 namespace {
 
-// The file has lost its name by the time it is used, so it ends with its process.
+// The file loses its name before it is used, so it disappears with its process.
 class FileScratch final : public Scratch {
  public:
   FileScratch(int directory, std::string label) : label_(std::move(label)) {
     fd_ = Descriptor(openat(directory, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
     if (fd_.get() >= 0) return;
-    // Not every file system has files without a name. In a folder of all users any name may be taken.
+    // Not every file system supports files without a name. In a folder that all users share, any name may be taken.
     std::string name;
     for (int attempt = 0; attempt < attempts && fd_.get() < 0; ++attempt) {
       name = fmt::format(".scratch-{}-{}", getpid(), attempt);

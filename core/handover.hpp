@@ -4,9 +4,9 @@
 
 namespace nibble {
 
-/// Repeats a guarantee of oneTBB's pipeline: that a stage sees what the previous one did with an object. oneTBB gives
-/// it by means that ThreadSanitizer cannot see, so every hand-over would look like a race. In a pipeline it is one
-/// uncontended atomic per chunk of a megabyte, and real races between chunks are found.
+/// Makes a guarantee of oneTBB's pipeline visible: a stage sees what the previous stage did with an object. oneTBB
+/// gives this guarantee in a way that ThreadSanitizer cannot see, so every hand-over would look like a race. In a
+/// pipeline this costs one uncontended atomic per chunk of a megabyte, and real races between chunks are still found.
 class Handover {
  public:
   Handover() = default;
@@ -21,7 +21,7 @@ class Handover {
   std::atomic<bool> given_{false};
 };
 
-/// Has an object for the length of a scope.
+/// Holds an object for the length of a scope.
 class Turn {
  public:
   explicit Turn(Handover& handover) noexcept : handover_(handover) { handover_.take(); }

@@ -9,12 +9,12 @@
 namespace nibble {
 namespace {
 
-// Of addresses; memory is what is touched of them.
+// Addresses only: they take memory when they are touched.
 constexpr std::size_t slab_bytes = std::size_t{32} << 20;
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// What is given back is given back in pages of the system, which are not of 4 KiB everywhere.
+// Memory is given back in pages of the system, which are not 4 KiB everywhere.
 std::size_t pages_of(std::size_t bytes) {
   static const auto page_size = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   return round_up(std::max<std::size_t>(bytes, 1), page_size);
@@ -38,15 +38,15 @@ void* HugePages::do_allocate(std::size_t bytes, std::size_t alignment) {
   const std::scoped_lock lock(mutex_);
   if (slabs_.empty() || slabs_.back().size - used_ < bytes) {
     slabs_.reserve(slabs_.size() + 1);
-    // Mapped longer by a huge page, so that one begins at its begin; the rest is never touched.
+    // The mapping is longer by one huge page, so that the memory can begin at a huge page; the rest is never touched.
     std::size_t size = std::max(slab_bytes, round_up(bytes, huge_page)) + huge_page;
     std::byte* memory = map(size);
-    if (memory == nullptr) memory = map(size = bytes);  // where addresses are limited
+    if (memory == nullptr) memory = map(size = bytes);  // if the address space is limited
     if (memory == nullptr) throw std::bad_alloc();
     slabs_.push_back({memory, size});
     const auto address = reinterpret_cast<std::size_t>(memory);
     used_ = size == bytes ? 0 : round_up(address, huge_page) - address;
-    ::madvise(memory + used_, size - used_, MADV_HUGEPAGE);  // a hint, no more
+    ::madvise(memory + used_, size - used_, MADV_HUGEPAGE);  // only a hint
   }
   std::byte* const memory = slabs_.back().begin + used_;
   used_ += bytes;
@@ -68,7 +68,7 @@ class HugeNewDelete final : public std::pmr::memory_resource {
 
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
     void* const memory = std::pmr::new_delete_resource()->allocate(bytes, alignment_of(bytes, alignment));
-    if (bytes >= huge_page) ::madvise(memory, bytes / huge_page * huge_page, MADV_HUGEPAGE);  // a hint, no more
+    if (bytes >= huge_page) ::madvise(memory, bytes / huge_page * huge_page, MADV_HUGEPAGE);  // only a hint
     return memory;
   }
   void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {

@@ -7,9 +7,9 @@
 
 namespace nibble {
 
-/// Memory for buffers that the disk reads from or writes to: side by side in huge pages, as far as the system has any.
-/// A disk request then lists one piece of memory for 2 MiB instead of 512 pieces; writing became 1.4 to 1.7 times as
-/// fast (docs/performance.md), and the first touch is one page fault.
+/// Memory for buffers that the disk reads from or writes to: contiguous in huge pages, as far as the system has any. A
+/// disk request then lists one piece of memory for 2 MiB instead of 512 pieces; writing became 1.4 to 1.7 times as fast
+/// (docs/performance.md), and the first touch is one page fault.
 ///
 /// Deallocated memory goes back to the system, and its addresses are not used again: use it for few, long-lived
 /// buffers. Thread-safe.
@@ -37,8 +37,8 @@ class HugePages final : public std::pmr::memory_resource {
   std::size_t used_ = 0;  // of the last
 };
 
-/// std::pmr::new_delete_resource(), but from 2 MiB on memory begins with a huge page and is made of them, except for
-/// its end, which is in pages of the system: no more is touched than was asked for. The first touch of a huge page is
+/// std::pmr::new_delete_resource(), but blocks of 2 MiB or more consist of huge pages, except for the end of a block,
+/// which is in ordinary pages so that no more memory is touched than was asked for. The first touch of a huge page is
 /// one page fault instead of 512. Thread-safe.
 [[nodiscard]] std::pmr::memory_resource* huge_new_delete_resource() noexcept;
 

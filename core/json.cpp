@@ -14,8 +14,8 @@
 namespace nibble::json {
 namespace {
 
-// A text in pieces, each valid UTF-8. Counts what the parser keeps of a token, which it does not say until it has read
-// it to its end: both its text and its value, in buffers that double as they grow.
+// A text in pieces, each valid UTF-8. Counts the memory that the parser takes for a token. The parser itself does not
+// tell before the end of the token; it keeps the text and the value, in buffers that double as they grow.
 class Pieces {
  public:
   Pieces(const Text& text, std::string_view label, MemoryLimit& memory)
@@ -37,14 +37,14 @@ class Pieces {
     return piece_;
   }
 
-  // A token has ended in the piece that was given last.
+  // A token ended in the latest piece.
   void end_token() { token_bytes_ = 0; }
 
  private:
   static constexpr std::uint64_t piece_bytes = 64 << 10;
   static constexpr std::uint64_t token_copies = 4;
 
-  // Three things that nlohmann-json lets pass or words badly.
+  // Three errors that nlohmann-json misses or words badly.
   void check() const {
     if (offset_ == 0 && piece_.substr(0, 3) == "\xEF\xBB\xBF") refuse(label_, "begins with a byte-order mark");
     if (const std::size_t nul = piece_.find('\0'); nul != std::string_view::npos)
@@ -62,7 +62,7 @@ class Pieces {
   std::uint64_t counted_ = 0;
 };
 
-// Where nlohmann-json is in the pieces. It compares with the end before it takes a character.
+// The position of nlohmann-json in the pieces. It compares with the end before it takes a character.
 class Cursor {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -146,7 +146,7 @@ class Builder : public Adapter, private Events {
       : Adapter(label, static_cast<Events&>(*this), pieces), label_(label) {}
   Value& root() { return root_; }
 
-  // Numbers are wanted here as they are.
+  // Numbers are kept as they are here.
   bool boolean(bool value) override { return told(), add(value), true; }
   bool number_integer(std::int64_t value) override { return told(), add(value), true; }
   bool number_float(double value, const std::string&) override { return told(), add(value), true; }
@@ -211,7 +211,7 @@ nlohmann::ordered_json parse(std::string_view text, std::string_view label) {
 
 void append_quoted(std::string& out, std::string_view text) {
   out += '"';
-  std::size_t plain = 0;  // where the part begins that is copied as it is
+  std::size_t plain = 0;  // the start of the part that is copied unchanged
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto c = static_cast<unsigned char>(text[i]);
     if (c >= 0x20 && c != '"' && c != '\\') continue;

@@ -45,7 +45,7 @@ OpenFiles::Use OpenFiles::use(std::size_t file, const std::function<Descriptor()
   return {*this, file, used.descriptor.get()};
 }
 
-// Where all are in use, one more is opened: there are no more of those than threads.
+// If all are in use, one more is opened. There are never more of these than threads.
 void OpenFiles::make_room() {
   while (open_ >= max_open_) {
     File* oldest = nullptr;

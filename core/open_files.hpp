@@ -14,8 +14,8 @@ namespace nibble {
 /// files. The one that was used least recently is closed first. Thread-safe.
 class OpenFiles {
  public:
-  /// As many as leave room for all else: a sixteenth of what the process may have open, at most 64. Files are read in
-  /// turn, so even a few are enough.
+  /// Few enough to leave room for everything else: a sixteenth of what the process may have open, at most 64. Files are
+  /// read in turn, so even a few are enough.
   OpenFiles();
   explicit OpenFiles(std::size_t max_open) : max_open_(max_open) {}
 

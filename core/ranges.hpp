@@ -9,7 +9,7 @@
 namespace nibble {
 
 /// Calls f(first, n) for ranges of at most `size` out of `all` items, on all threads of the caller's oneTBB arena.
-/// Isolated: a thread that waits does not begin other work of the caller, such as a batch of a pipeline.
+/// Isolated: a waiting thread does not start other tasks of the caller, such as a batch of a pipeline.
 template <class F> void for_each_range(std::uint64_t all, std::uint64_t size, F&& f) {
   const std::uint64_t ranges = all / size + (all % size != 0 ? 1 : 0);
   const auto call = [&](std::uint64_t range) { f(range * size, std::min(size, all - range * size)); };

@@ -9,7 +9,7 @@ constexpr std::size_t cache_line = 64;
 
 }  // namespace
 
-// Touched once and freed with its tensor, hence huge pages.
+// Huge pages, because the memory is touched once and freed with its tensor.
 MemoryScratch::MemoryScratch(std::uint64_t bytes)
     : bytes_(static_cast<std::byte*>(huge_new_delete_resource()->allocate(bytes, cache_line)), Free{bytes}) {}
 

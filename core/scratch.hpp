@@ -35,7 +35,7 @@ class Scratch {
   }
 };
 
-/// Storage in memory, which is not touched before it is written.
+/// Storage in memory that is not touched before it is written.
 class MemoryScratch final : public Scratch {
  public:
   explicit MemoryScratch(std::uint64_t bytes);

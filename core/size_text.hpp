@@ -23,7 +23,7 @@ inline constexpr std::array<SizeUnit, 4> binary_units{
 /// "13.48 GB"
 [[nodiscard]] std::string size_short(std::uint64_t bytes);
 
-/// Two sizes that differ, as `text` says them, or in bytes where that would say the same of both.
+/// Two different sizes as `text` prints them, or in bytes if `text` would print both alike.
 [[nodiscard]] std::pair<std::string, std::string> told_apart(std::uint64_t a, std::uint64_t b,
                                                              std::string (*text)(std::uint64_t));
 

@@ -13,9 +13,9 @@ struct Synonym {
   std::string_view word;
 };
 
-/// The word of `known` that someone who typed `given` most likely meant: the same in another case, one of its synonyms,
-/// the only one that begins so, or one that differs in a letter or two. A word with other digits is another format, not
-/// a mistyped one: fp8 does not mean fp4.
+/// The word of `known` that someone who typed `given` most likely meant: the same in another case, the word of a
+/// synonym, the only word that begins like this, or one that differs in a letter or two. A word with other digits is
+/// another format, not a mistyped one: fp8 does not mean fp4.
 [[nodiscard]] std::optional<std::string_view> nearest(std::string_view given, std::span<const std::string_view> known,
                                                       std::span<const Synonym> synonyms = {});
 

@@ -14,10 +14,11 @@
 namespace nibble {
 namespace {
 
-// Highway tells only what it may pick from, which is one target once that is forced. So this is asked once, before
-// the first is forced; the answer is a constant of the build and the machine.
+// Highway only lists the targets that it may choose from, and once a target is forced, that is the only one. So ask
+// once, before any target is forced; the answer depends only on the build and the machine.
 const std::vector<std::int64_t>& available() {
-  static const std::vector<std::int64_t> targets = hwy::SupportedAndGeneratedTargets();  // lower bits are better
+  static const std::vector<std::int64_t> targets =
+      hwy::SupportedAndGeneratedTargets();  // lower bits are better targets
   return targets;
 }
 

@@ -50,7 +50,7 @@ struct CodePoint {
   return std::nullopt;
 }
 
-/// How many bytes at the end begin a code point that goes on behind it: 0 to 3.
+/// How many bytes at the end belong to a code point that is cut off: 0 to 3.
 [[nodiscard]] constexpr std::size_t incomplete_bytes(std::string_view text) noexcept {
   for (std::size_t back = 1; back <= 3 && back <= text.size(); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);

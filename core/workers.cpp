@@ -17,7 +17,7 @@
 namespace nibble {
 namespace {
 
-// Where all who take part meet, or wait no longer.
+// All workers meet here. Each waits for the others, but not beyond the deadline.
 class Meeting {
  public:
   explicit Meeting(unsigned expected) : expected_(expected) { begun_.give(); }
@@ -36,7 +36,7 @@ class Meeting {
   std::condition_variable changed_;
   unsigned expected_;
   unsigned arrived_ = 0;
-  // A busy machine is no reason to stop.
+  // On a busy machine, go on with threads that come late.
   std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
 };
 
@@ -44,7 +44,7 @@ class Meeting {
 // as large as those of oneTBB.
 unsigned startable(unsigned wanted) {
   if (wanted == 0) return 0;
-  constexpr unsigned to_spare = 2;  // other libraries, and other processes, start some, too
+  constexpr unsigned to_spare = 2;  // other libraries and other processes start threads, too
   std::mutex mutex;
   std::condition_variable ended;
   bool end = false;
@@ -55,7 +55,7 @@ unsigned startable(unsigned wanted) {
         std::unique_lock lock(mutex);
         ended.wait(lock, [&] { return end; });
       });
-  } catch (const std::exception&) {  // no thread, or no memory for one: so many it is
+  } catch (const std::exception&) {  // no thread, or no memory for one: use those that started
   }
   const auto count = static_cast<unsigned>(threads.size());
   const unsigned free = count == wanted + to_spare ? wanted : (count > to_spare ? count - to_spare : 0) / 2;
@@ -70,22 +70,23 @@ unsigned startable(unsigned wanted) {
 }  // namespace
 
 Workers::Workers(unsigned wanted) : wanted_(wanted), count_(1 + startable(wanted - 1)) {
-  // Without it oneTBB starts no more threads than there are processors, whatever the arena asks for. It counts for the
-  // whole process, so fewer threads are left to the arena.
+  // Without this, oneTBB starts no more threads than there are processors, whatever the arena asks for. The limit holds
+  // for the whole process: a lower one leaves fewer threads to the arena.
   if (count_ != wanted_ || static_cast<int>(count_) > tbb::info::default_concurrency())
     allow_.emplace(tbb::global_control::max_allowed_parallelism, count_);
   arena_.emplace(static_cast<int>(count_));
   if (count_ == 1) return;
   try {
     start_all();
-  } catch (const std::runtime_error&) {  // another process was faster
+  } catch (const std::runtime_error&) {  // another process took the threads first
     count_ = 1;
     arena_.emplace(1);
   }
 }
 
-// Left to itself oneTBB starts a thread when there is something to do for it, and by then the system may not have one.
-// Nobody waits for these tasks through oneTBB: where it is refused a thread it throws, and forgets whoever waits.
+// By default oneTBB starts a thread when there is a task for it, and by then the system may have none left. Nobody
+// waits for these tasks through oneTBB, because it throws when it is refused a thread, and then never wakes those who
+// wait.
 void Workers::start_all() {
   const auto meeting = std::make_shared<Meeting>(count_);
   for (unsigned worker = 1; worker < count_; ++worker) arena_->enqueue([meeting] { meeting->arrive(); });

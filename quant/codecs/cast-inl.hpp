@@ -21,8 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The bits of |w| rounded to nearest even, as int32: bf16::from_float() and fp16::from_float(), every case and then a
-// choice. Integer code, because DemoteTo truncates on some targets of Highway 1.0.3.
+// The bits of |w| rounded to nearest even, as int32: bf16::from_float() and fp16::from_float(), computing every case
+// and then choosing. Integer code, because DemoteTo truncates on some targets of Highway 1.0.3.
 template <class DI, class VI = hn::Vec<DI>> HWY_INLINE VI bf16_bits(DI di, VI magnitude) {
   const VI shifted = hn::ShiftRight<16>(magnitude);
   const VI biased = hn::Add(magnitude, hn::Set(di, 0x7FFF));
@@ -78,7 +78,7 @@ HWY_INLINE void narrow_each(const std::byte* HWY_RESTRICT w, std::size_t n, floa
   std::size_t i = 0;
   for (; i + lanes <= n; i += lanes) hn::StoreU(step(w, i), d16, out + i);
   if (i < n) {
-    HWY_ALIGN std::byte last[hn::MaxLanes(d) * Source::size] = {};  // zeros count as nothing
+    HWY_ALIGN std::byte last[hn::MaxLanes(d) * Source::size] = {};  // zeros are not counted
     HWY_ALIGN std::uint16_t result[hn::MaxLanes(d)];
     std::memcpy(last, w + i * Source::size, (n - i) * Source::size);
     hn::StoreU(step(last, 0), d16, result);

@@ -19,12 +19,12 @@
 #include "quant/codecs/codecs.hpp"
 #include "quant/simd/widen.hpp"
 
-/// What fp32, fp16 and bf16 share: a number for each weight, and counting what does not fit.
+/// What fp32, fp16 and bf16 share: one number for each weight, and counts of what does not fit.
 namespace nibble {
 
 /// What an inner loop counts.
 struct CastCounts {
-  bool special = false;  ///< NaN, infinity or overflow: how many of which, count_casts() finds out
+  bool special = false;  ///< NaN, infinity or overflow together; count_casts() tells them apart
   std::uint32_t underflow = 0;
   std::uint32_t subnormal = 0;
 };
@@ -56,7 +56,7 @@ Findings count_casts(DType source, std::span<const std::byte> weights, float sma
 template <class IsInfinite, class Clamp>
 void for_each_overflow(DType source, std::span<const std::byte> weights, IsInfinite&& is_infinite, Clamp&& clamp) {
   alignas(64) std::array<float, tile_weights> tile;
-  const std::span<const float> widened = widen(source, weights, tile, Rounding::odd);  // what is finite stays so
+  const std::span<const float> widened = widen(source, weights, tile, Rounding::odd);  // finite weights stay finite
   for (std::size_t i = 0; i < widened.size(); ++i)
     if (is_infinite(i) && std::isfinite(widened[i])) clamp(i, std::signbit(widened[i]));
 }
@@ -66,7 +66,7 @@ class CastCodec : public Codec {
  public:
   using Codec::Codec;
 
-  /// Stores at most tile_weights weights and tells what did not fit; `stored` is aligned for its type.
+  /// Stores at most tile_weights weights and returns what did not fit; `stored` is aligned for its type.
   virtual Findings encode(DType source, std::span<const std::byte> weights, std::span<std::byte> stored,
                           OnOverflow on_overflow) const = 0;
 
@@ -79,8 +79,7 @@ class CastCodec : public Codec {
   }
 };
 
-/// Format has a dtype, the type Stored that this is in memory, normal_sqnr_db, and
-/// encode(source, bytes, out, on_overflow).
+/// Format has a dtype, its type in memory (Stored), normal_sqnr_db, and encode(source, bytes, out, on_overflow).
 template <class Format> class CastCodecOf final : public CastCodec {
   using Stored = typename Format::Stored;
 

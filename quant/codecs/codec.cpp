@@ -78,7 +78,7 @@ void check_planes(const Codec& codec, const TensorInfo& tensor, std::span<const 
            std::to_string(planes[i + 1].bytes()));
 }
 
-// Through fp32, tile by tile, which stay in the cache.
+// Through fp32, in tiles that stay in the cache.
 void Decoder::decode(std::uint64_t first, std::span<const std::byte> codes, DType to, std::span<std::byte> out) const {
   if (to != DType::f32 && to != DType::bf16 && to != DType::f16)
     throw Error(Errc::usage, "weights are decoded to F32, BF16 or F16, not to " + std::string(traits(to).name));

@@ -121,7 +121,7 @@ void check_same_size(std::size_t weights, std::size_t codes) {
                 "int8: " + std::to_string(weights) + " weights do not fit " + std::to_string(codes) + " codes");
 }
 
-// The finite weight that replaces a weight, in a row of this absmax.
+// The finite weight that replaces a weight in a row with this absmax.
 float repaired(float weight, float absmax) {
   if (std::isnan(weight)) return 0.0f;
   const float limit = std::isinf(weight) ? absmax : fp16::largest;

@@ -73,7 +73,7 @@ class ScaledCodec : public Codec {
   /// The scales are [1], [rows, 1], or a matrix with a number for each tile.
   std::vector<Plane> planes(const TensorInfo& tensor) const override;
   std::uint64_t code_bytes(const TensorInfo&, std::uint64_t n) const override { return n; }
-  /// Scales may also be F32 where those of a 16-bit tensor are expected: other tools store them so.
+  /// Scales may also be F32 if the tensor has 16 bits, because other tools store them like this.
   std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
                                    std::span<const std::span<const std::byte>> rest) const override;
 

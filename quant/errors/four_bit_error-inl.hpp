@@ -73,7 +73,7 @@ template <class Source> HWY_INLINE Two<V> load_even_odd(const std::byte* HWY_RES
   }
 }
 
-// Sums of four blocks, folded as each of them alone would be.
+// Sums of four blocks, folded as each block alone would be.
 HWY_INLINE void fold_four(const Lanes16 (&sums)[4], float (*HWY_RESTRICT to)[4]) {
 #if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
   const D d;
@@ -91,10 +91,10 @@ HWY_INLINE void fold_four(const Lanes16 (&sums)[4], float (*HWY_RESTRICT to)[4])
 
 #endif
 
-// The sums of a tile on the way. Its blocks come in turn, however many at a time: the order of all sums is the same.
+// The sums of a tile so far. Its blocks come in order, any number at a time; the order of all additions is the same.
 template <class Source> class TileErrors {
  public:
-  // `errors` may be null if nobody asks for those of the blocks.
+  // `errors` may be null if the errors of blocks are not needed.
   HWY_INLINE TileErrors(const FourBitTables& tables, std::size_t blocksize, FourBitError* HWY_RESTRICT errors)
       : tables_(tables), blocksize_(blocksize), errors_(errors) {
     for (std::size_t k = 0; k < vector_parts; ++k) {
@@ -150,7 +150,7 @@ template <class Source> class TileErrors {
   static constexpr std::size_t group = 32;  // weights: an even and an odd one for each lane; blocksizes are multiples
   static constexpr std::size_t batch = 16;  // blocks
 
-  // Puts X and T of `count` blocks, each in four lanes that are still to be added up, behind what is there.
+  // Puts X and T of `count` blocks, each in four lanes that still have to be added up, after those that are there.
 #if HWY_TARGET != HWY_SCALAR
 
   template <bool blocks_of_64>

@@ -141,8 +141,8 @@ FourBitError add_block(const FourBitTables& tables, std::span<const float> weigh
   return {fp16::from_float(static_cast<float>(cross / absmax)), fp16::from_float(static_cast<float>(test))};
 }
 
-// Adds `tile`, which the loops made of the whole blocks of an encoded tile, to `sums`, and the rest weight by weight: a
-// last block that is short, and everything where fp32 cannot hold the sums. `errors` may be empty if nobody asks.
+// Adds to `sums` what the loops computed for the whole blocks of an encoded tile (`tile`), and the rest weight by
+// weight: a short last block, or everything if fp32 cannot hold the sums. `errors` may be empty if they are not needed.
 void add_tile_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                      std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
                      const TileSums& tile, std::span<FourBitError> errors, ErrorSums& sums) {
@@ -197,7 +197,7 @@ ErrorSums change_of_errors(std::span<const FourBitError> errors, std::span<const
     alignas(64) std::array<float, size> decoded;
     nested::decode(codes.subspan(first, n), std::span(&largest, 1), nested::codebook, offset,
                    std::span(decoded).first(n));
-    // What is missing adds 0.
+    // Missing values add 0.
     const FourBitError* of_block = errors.data() + first;
     const float* values = absmax.data() + first;
     std::array<FourBitError, size> last_errors;

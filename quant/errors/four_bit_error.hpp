@@ -20,13 +20,13 @@ namespace nibble {
 
 struct FourBitTables;  // quant/codecs/four_bit/four_bit.hpp
 
-/// X / a^2 and T / a^2 of a block as fp16: what has to be known until double quantization is done. Both are at most
-/// 4096. Each is within 2^-11 of its value (relative), or within 2^-25 (absolute) where it is below 6e-5.
+/// X / a^2 and T / a^2 of a block as fp16, which are kept until double quantization is done. Both are at most 4096.
+/// Each is within 2^-11 of its value (relative), or within 2^-25 (absolute) where it is below 6e-5.
 struct FourBitError {
   std::uint16_t cross, test;
 };
 
-/// What the loops hand over of the whole blocks of a tile: four fp32 partial sums; they are added up in fp64.
+/// What the loops return for the whole blocks of a tile: four fp32 partial sums, which are added up in fp64.
 struct TileSums {
   // Squares of smaller or larger weights would underflow or overflow in fp32.
   static constexpr float min_absmax = 1e-12f;
@@ -36,19 +36,19 @@ struct TileSums {
   bool is_in_range;  ///< every absmax but 0 is between those
 };
 
-/// encode_four_bit() of a tile of at most 4096 weights, which begin with a block, and what that cost: adds to `sums`,
-/// and puts into `errors`, which may be empty, what is needed of each block if its absmax changes afterwards.
+/// encode_four_bit() for a tile of at most 4096 weights that begins with a block. Adds its error to `sums`. Puts into
+/// `errors`, which may be empty, what is needed of each block if its absmax changes afterwards.
 std::size_t encode_and_compare_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                                         std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax,
                                         std::span<FourBitError> errors, ErrorSums& sums);
 
-/// What it cost to encode a tile elsewhere.
+/// The error of a tile that was encoded elsewhere.
 void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                          std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
                          std::span<FourBitError> errors, ErrorSums& sums);
 
-/// By how much the sums change, all but `count` and `reference`, when absmax becomes what double quantization makes of
-/// it: codes, nested_absmax and offset as for nested::decode().
+/// By how much the sums (except `count` and `reference`) change when double quantization replaces absmax: codes,
+/// nested_absmax and offset as for nested::decode().
 [[nodiscard]] ErrorSums change_of_errors(std::span<const FourBitError> errors, std::span<const float> absmax,
                                          std::span<const std::uint8_t> codes, std::span<const float> nested_absmax,
                                          float offset);

@@ -19,7 +19,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // In twice 16 lanes, because an addition waits for the one before.
 class SquareSums {
  public:
-  // Written out, because the one that a compiler makes is for another target.
+  // Written out, because the compiler would generate it for another target.
   HWY_INLINE SquareSums() {}  // NOLINT(modernize-use-equals-default)
 
   // Adds weights [0, squares_step) of a reference and of a test: weight(i) and other(i) are the vectors that begin with

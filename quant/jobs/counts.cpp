@@ -32,7 +32,7 @@ void count_errors(std::span<const float> reference, std::span<const float> test,
   std::array<std::uint32_t, 256> found{};  // by exponent, which is how fp32 stores it
   for (std::size_t i = 0; i < reference.size(); ++i)
     ++found[std::bit_cast<std::uint32_t>(test[i] - reference[i]) << 1 >> 24];
-  counts.exact += found[0];  // with the subnormal ones, which are negligible
+  counts.exact += found[0];  // including subnormal ones, which are negligible
   for (std::size_t e = 1; e < 255; ++e)
     if (found[e] != 0) add_errors(counts, static_cast<int>(e) - 127, found[e]);
 }

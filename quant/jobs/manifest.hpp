@@ -15,7 +15,7 @@ namespace nibble {
 
 /// nibble.json on its way to disk: what became of every tensor, for programs and for whoever checks the files. It holds
 /// no path, no time and no machine, so that equal input and options give equal bytes. It is written while tensors are
-/// finished, since for 100,000 of them it has 120 MB; what is known only at the end comes last.
+/// finished, because for 100,000 tensors it has 120 MB; what is known only at the end comes last.
 class Manifest {
  public:
   /// Writes the beginning.
@@ -48,7 +48,7 @@ class Manifest {
   Writer& out_;
   std::uint64_t written_ = 0;
   std::size_t tensors_ = 0;
-  std::string text_;  // that is not written yet
+  std::string text_;  // the text that is not written yet
 };
 
 }  // namespace nibble

@@ -19,10 +19,10 @@ void add_column_energy(std::span<const float> weights, std::uint64_t column, boo
 
 struct OutlierColumns {
   std::uint64_t count = 0;
-  double energy = 0;  ///< their share of all, 0 where there is none
+  double energy = 0;  ///< their share of the energy; 0 if there are none
 };
 
-/// `energy` is that of all columns, one at least.
+/// `energy` has a value for each column, and there is at least one.
 [[nodiscard]] OutlierColumns find_outliers(std::span<const double> energy);
 
 }  // namespace nibble

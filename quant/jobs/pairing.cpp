@@ -71,7 +71,7 @@ Pairing::Forms Pairing::forms_of(const StoredWeights::Tensor& tensor) const {
   if (!is_weight_type(info.dtype) || info.shape.size() < 2) return {whole, {whole}};
   const Role role = model_roles_.finder->find(info).role;
   std::vector<PlannedTensor> views = quantized_views(whole, role);
-  // Transposed once more, it is as the original has it.
+  // Transposed once more, it has the layout of the original.
   if (is_stored_transposed(reference_.reader(), tensor, role)) return {views.front(), {whole}};
   return {whole, std::move(views)};
 }
@@ -93,7 +93,7 @@ std::vector<Pairing::Row> Pairing::rows_of(std::size_t tensor, std::span<std::ve
   std::vector<Row> rows;
   const DType dtype = reference.stored.info.dtype;
   if (!is_weight_type(dtype)) {
-    if (is_floating_point(dtype))  // numbers, but of no type that this decodes
+    if (is_floating_point(dtype))  // numbers, but of a type that nibble cannot decode
       for (std::vector<std::string>& names : missing) names.push_back(reference.stored.info.name);
     return rows;
   }

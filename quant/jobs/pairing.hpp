@@ -15,11 +15,11 @@
 
 namespace nibble {
 
-/// Finds which tensor of a candidate belongs to which tensor of the reference, in which view: quantized candidates may
-/// have it transposed (Conv1D) or in slices (experts).
+/// Finds which tensor of a candidate belongs to which tensor of the reference, and in which view: quantized candidates
+/// may have it transposed (Conv1D) or in slices (experts).
 class Pairing {
  public:
-  /// Throws Error(bad_input) if a candidate is a plan and no conversion takes the reference.
+  /// Throws Error(bad_input) if a candidate is a plan but no conversion accepts the reference.
   Pairing(const Reader& reference, std::span<const Candidate> candidates);
 
   [[nodiscard]] const StoredWeights& reference() const noexcept { return reference_; }
@@ -56,7 +56,7 @@ class Pairing {
   StoredWeights reference_;
   std::deque<std::optional<StoredWeights>> stored_;  // of candidates that are checkpoints
   std::vector<std::vector<std::uint32_t>> planned_;  // of those that are plans, by source
-  ModelRoles model_roles_;                           // of the reference, where views had to be known
+  ModelRoles model_roles_;                           // of the reference, if views are needed
   Views views_;
 };
 

@@ -5,7 +5,7 @@
 
 namespace nibble {
 
-/// As make_plan() of a Reader. What `in` found among the parts is decoded to be converted.
+/// As make_plan() of a Reader. Tensors that `in` recognizes as quantized are decoded first.
 [[nodiscard]] Plan make_plan(const StoredWeights& in, const Recipe& recipe);
 
 }  // namespace nibble

@@ -40,7 +40,7 @@ void UserPattern::fail_unmatched(const EachName& each_name) const {
               fmt::format("{} '{}' matches no tensor{}", label_, pasteable(text_), wider_pattern(each_name)));
 }
 
-// A pattern that matches whole names, if this one matches parts of names.
+// A pattern for whole names, if this one matches only parts of names.
 std::string UserPattern::wider_pattern(const EachName& each_name) const {
   const auto count = [&](const auto& matches) {
     std::size_t hits = 0;

@@ -9,10 +9,10 @@
 
 namespace nibble {
 
-/// A user's pattern (RE2 syntax, `.` is also a newline) for whole names of tensors, with what it is called in errors.
+/// A user's pattern (RE2 syntax, `.` is also a newline) for whole names of tensors, with its label in errors.
 class UserPattern {
  public:
-  /// `label` is a literal. Throws Error(usage), "LABEL 'PATTERN' ...", if it is no pattern.
+  /// `label` is a literal. Throws Error(usage), "LABEL 'PATTERN' ...", if it is not a valid pattern.
   UserPattern(std::string_view label, const std::string& pattern);
 
   [[nodiscard]] bool matches(std::string_view name) const;

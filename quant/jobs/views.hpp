@@ -8,13 +8,13 @@
 #include "nibble/plan.hpp"
 #include "quant/stream/stored_weights.hpp"
 
-/// What a model's tensors are, and how codecs see them, from headers alone and before any codec is chosen.
+/// The roles of a model's tensors, and how codecs see them: from headers alone, before any codec is chosen.
 namespace nibble {
 
 /// The roles of a checkpoint's tensors in its model.
 struct ModelRoles {
   std::unique_ptr<RoleFinder> finder;
-  std::string architecture;  ///< empty if names and shapes have to decide
+  std::string architecture;  ///< empty if names and shapes decide
   bool tied = false;         ///< the output layer is the embedding
 };
 /// `scheme` is the one that quantized tensors will be stored by; null if all stay plain.
@@ -23,15 +23,16 @@ struct ModelRoles {
 /// A tensor of a checkpoint for which nothing has been decided yet.
 [[nodiscard]] PlannedTensor view_of(const StoredWeights::Tensor& tensor);
 
-/// What a codec that quantizes makes of such a tensor in this role, each with a name of its own: fused experts are one
-/// matrix per expert, a Conv1D is transposed, all others are as they are.
+/// The tensors, each with its own name, that a quantizing codec gets for such a tensor in this role: one matrix per
+/// expert of fused experts, a transposed Conv1D, and all others unchanged.
 [[nodiscard]] std::vector<PlannedTensor> quantized_views(PlannedTensor tensor, Role role);
 
-/// Whether a quantized tensor in this role is stored as quantized_views() transposes it: bitsandbytes and nibble store
-/// a Conv1D so.
+/// Whether a quantized tensor in this role is stored as quantized_views() transposes it: bitsandbytes and nibble do so
+/// with a Conv1D.
 [[nodiscard]] bool is_stored_transposed(const Reader& in, const StoredWeights::Tensor& tensor, Role role);
 
-/// The name of the tensor that quantized_views() cuts a matrix of this name out of. Empty if it gives none such a name.
+/// The name of the tensor that quantized_views() cuts a matrix of this name out of. Empty if it cuts no matrix of such
+/// a name.
 [[nodiscard]] std::string fused_name(std::string_view matrix);
 
 }  // namespace nibble

@@ -1,5 +1,5 @@
-// One scale for all weights of a tensor, of a row or of a tile: their largest magnitude becomes the largest code. Where
-// a chunk cannot hold whole regions, all of them are looked at before any weight is encoded.
+// One scale for all weights of a tensor, of a row or of a tile: their largest magnitude becomes the largest code. If a
+// chunk cannot hold whole regions, all regions are scanned before any weight is encoded.
 
 #include <algorithm>
 #include <array>
@@ -44,14 +44,14 @@ Magnitude magnitude_of(DType source, std::span<const std::byte> weights) {
   return found;
 }
 
-// Pieces of a matrix do not depend on how it is cut into chunks: errors are added up piece by piece. Of short rows a
-// piece has a power of two, at most the height of a tile, so that it never lies in two bands of tiles.
+// Pieces of a matrix do not depend on how it is cut into chunks: errors are added up piece by piece. A piece of short
+// rows has a power of two of them, at most the height of a tile, so that it is never in two bands of tiles.
 std::uint64_t rows_per_piece(std::uint64_t columns) {
   return std::min<std::uint64_t>(std::bit_floor(tile_weights / columns), Regions::tile);
 }
 
 // The scale of a region whose largest magnitude is absmax, as a number of this type: absmax / largest(), two roundings.
-// The machine epsilon of the type where that is 0, as compressed-tensors has it.
+// If that is 0, the machine epsilon of the type, as in compressed-tensors.
 float scale_of(const ScaledCodec& codec, float absmax, DType type) {
   const float exact = absmax / codec.largest();
   const float scale = type == DType::bf16  ? bf16::to_float(bf16::from_float(exact))
@@ -128,7 +128,7 @@ class RegionEncoder final : public Encoder {
   }
 
  private:
-  // What is known of the regions of bands that follow each other.
+  // The regions of consecutive bands, as far as they are known.
   struct Group {
     std::uint64_t first = 0;  // region
     std::vector<float> absmax;
@@ -241,7 +241,7 @@ class AbsmaxOfRegions final : public Quantizer {
  public:
   explicit AbsmaxOfRegions(const ScaledCodec& codec) : codec_(codec) {}
 
-  // Whole bands of regions. Where those do not fit, pieces of weights that are looked at before.
+  // Whole bands of regions; if those do not fit, pieces of weights, which are scanned first.
   Chunking chunking(const TensorInfo& tensor, std::uint64_t limit) const override {
     const std::uint64_t columns = std::max<std::uint64_t>(tensor.shape[1], 1);
     const std::uint64_t all = columns * std::max<std::uint64_t>(tensor.shape[0], 1);

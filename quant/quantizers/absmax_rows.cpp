@@ -1,4 +1,4 @@
-// The absmax of every row of a matrix. A row that is longer than a chunk is looked at before any of it is encoded.
+// The absmax of every row of a matrix. A row that is longer than a chunk is scanned before any of it is encoded.
 
 #include <algorithm>
 #include <array>
@@ -44,7 +44,7 @@ class RowEncoder final : public Encoder {
     Findings findings;
     if (encode_on_device(first, weights, codes, errors)) return findings;
     Rows rows;
-    // Piece by piece, so that weights are still in a cache when they are read again.
+    // Piece by piece, so that weights are still in the cache when they are read again.
     for_each_piece(first, weights, codes, [&](std::uint64_t at, auto piece, auto its_codes) {
       if (scanned_)
         recall(at, its_codes.size(), rows);
@@ -78,7 +78,7 @@ class RowEncoder final : public Encoder {
   }
 
  private:
-  // What is known of the rows that a piece touches.
+  // The rows that a piece touches, as far as they are known.
   struct Rows {
     std::vector<float> absmax;
     bool plain = true;  // fp16 can hold all their weights
@@ -148,7 +148,7 @@ class RowEncoder final : public Encoder {
     return compare_squares(widen(source_, weights, tile), std::span(decoded).first(codes.size()));
   }
 
-  // Whole rows. Where some are not finite, or beyond fp16, what is found in them is found on the CPU.
+  // Whole rows. If some are not finite, or beyond fp16, the CPU counts what is in them.
   bool encode_on_device(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out,
                         std::vector<ErrorSums>* errors) {
     if (device_ == nullptr || scanned_ || out.empty()) return false;
@@ -177,7 +177,8 @@ class RowEncoder final : public Encoder {
   std::uint64_t columns_;
   std::uint64_t row_count_;
   bool scanned_;
-  std::vector<ScannedMagnitude> scanned_rows_;  // where rows are looked at first: longer than a chunk, so few
+  std::vector<ScannedMagnitude>
+      scanned_rows_;  // only for rows that are scanned first, which are longer than a chunk, so few
   Device* device_;
   Scratch& scratch_;  // absmax, 4 bytes per row
   EncodingError late_;
@@ -187,7 +188,7 @@ class AbsmaxOfRows final : public Quantizer {
  public:
   explicit AbsmaxOfRows(const QuantizerOptions& options) : device_(options.device) {}
 
-  // Whole rows, or parts of rows that are looked at before.
+  // Whole rows, or parts of rows that are scanned first.
   Chunking chunking(const TensorInfo& tensor, std::uint64_t limit) const override {
     const std::uint64_t columns = std::max<std::uint64_t>(tensor.shape[1], 1);
     limit = std::max<std::uint64_t>(limit, 1);
@@ -212,7 +213,7 @@ class AbsmaxOfRows final : public Quantizer {
   }
 
  private:
-  // In a chunk: a device returns the absmax of all of its rows at once, 4 bytes each.
+  // The rows in a chunk are limited, because a device returns the absmax of all of them at once, 4 bytes each.
   static constexpr std::uint64_t max_rows = 4096;
 
   Device* device_;

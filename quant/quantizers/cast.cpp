@@ -11,7 +11,7 @@
 namespace nibble {
 namespace {
 
-// compare_squares() of F64 weights, without rounding them first. Those beyond fp32 count nowhere.
+// compare_squares() of F64 weights, without rounding them first. Those beyond fp32 are not counted.
 ErrorSums compare_fp64(std::span<const std::byte> weights, std::span<const float> test) {
   ErrorSums sums;
   for (std::size_t i = 0; i < test.size(); ++i) {
@@ -43,7 +43,7 @@ class CastEncoder final : public Encoder {
       Findings here = codec_.encode(source_, bytes, stored, on_overflow_);
       if (here.first_nonfinite != UINT64_MAX) here.first_nonfinite += first + i;
       findings.add(here);
-      // What has the type already keeps its bytes, signalling NaNs too.
+      // Weights that have the type already keep their bytes, including signalling NaNs.
       std::memcpy(codes.data() + i * stored_size, source_ == dtype ? bytes.data() : stored.data(), stored.size());
       if (errors != nullptr && source_ != dtype) {
         alignas(64) std::array<float, tile_weights> tile;

@@ -29,7 +29,8 @@ Error asked_for(Errc code, const Error& error) {
   return {code, std::string("cannot use CUDA: ") + error.what(), Remedy::Kind::device};
 }
 
-// Its code stays when the handle is closed: the driver may still run some of it as the program ends.
+// The library stays loaded when the handle is closed, because the driver may still run some of its code when the
+// program ends.
 struct Close {
   void operator()(void* handle) const noexcept { dlclose(handle); }
 };
@@ -38,11 +39,11 @@ using Handle = std::unique_ptr<void, Close>;
 Handle load(const char* name) { return Handle(dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)); }
 
 const char* chosen_library() {
-  const char* const chosen = secure_getenv(library_variable);  // not with more rights than its user has
+  const char* const chosen = secure_getenv(library_variable);  // not if the program has more rights than its user
   return chosen != nullptr && *chosen != '\0' ? chosen : nullptr;
 }
 
-// The driver is looked for by the name that CUDA itself loads; where there is none, that takes microseconds.
+// Look for the driver by the name that CUDA itself loads; without a driver, that takes microseconds.
 bool may_have_device() { return chosen_library() != nullptr || load("libcuda.so.1") != nullptr; }
 
 // The functions of the device interface.
@@ -119,8 +120,9 @@ class PinnedMemory final : public std::pmr::memory_resource {
   [[nodiscard]] std::string refusal() const { return refusal_.get(); }
 
  private:
-  // Pinning memory that is there, rather than asking CUDA for some, keeps it ordinary memory: the disk can fetch it
-  // directly, and where pinning is refused nothing else changes. Each begins a page, so no page has two of them.
+  // Existing memory is pinned instead of allocated by CUDA, so it stays ordinary memory: the disk can access it
+  // directly, and if pinning is refused, nothing else changes. Each block begins at a page, so no page belongs to two
+  // blocks.
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
     void* const memory = pages_.allocate(bytes, std::max(alignment, Buffers::page));
     if (library_.pin(device_, memory, bytes) != NIBBLE_OK) refusal_.set(library_.last_error());
@@ -167,7 +169,7 @@ struct Device::State {
     name = escaped(text.data());
     memory.emplace(library, device);
     queues.reserve(1);
-    queues.push_back(make_queue());  // which makes the context: what keeps it from starting is known before any work
+    queues.push_back(make_queue());  // creates the context, so that errors of starting the device show before any work
   }
 
   Queue make_queue() const {
@@ -192,7 +194,7 @@ struct Device::State {
     queues.push_back(std::move(queue));
   }
 
-  // Quantizes on a queue of this thread's own; whether the result can stand.
+  // Quantizes on this thread's own queue. Returns whether the result is valid.
   template <class Quantize> bool run(Quantize&& quantize) {
     if (failed.load(std::memory_order_relaxed)) return false;
     std::uint64_t nonfinite = 0;
@@ -232,7 +234,7 @@ std::unique_ptr<Device> Device::open(DeviceChoice choice) {
   try {
     return std::unique_ptr<Device>(new Device(choice));
   } catch (const Error& error) {
-    // No library, an old driver, a device that others use up: the CPU does it, unless a device was asked for.
+    // No library, an old driver, or a device without free memory: use the CPU, unless a device was asked for.
     if (choice == DeviceChoice::automatic) return nullptr;
     throw asked_for(error.code(), error);
   }

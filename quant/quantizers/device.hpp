@@ -10,7 +10,7 @@
 
 namespace nibble {
 
-/// What conversions ask of a device. The device must outlive it. Thread-safe.
+/// What conversions need from a device. The device must outlive it. Thread-safe.
 class DeviceEncoder {
  public:
   explicit DeviceEncoder(Device& device) noexcept : state_(*device.state_) {}
@@ -29,8 +29,8 @@ class DeviceEncoder {
   [[nodiscard]] bool encode_int8(DType source, std::span<const std::byte> weights, std::span<std::int8_t> codes,
                                  std::span<float> absmax) const;
 
-  /// Pinned host memory, which the device can copy from and to by itself, for the buffers of chunks. If the system does
-  /// not allow that, it is ordinary memory.
+  /// Pinned host memory for the buffers of chunks; the device can copy from and to it by itself. If the system does not
+  /// allow that, it is ordinary memory.
   [[nodiscard]] std::pmr::memory_resource* pinned_memory() const noexcept;
 
  private:

@@ -18,7 +18,7 @@ namespace nibble {
 
 class Device;
 
-/// What a quantizer is made with.
+/// The options of a quantizer.
 struct QuantizerOptions {
   OnOverflow on_overflow = OnOverflow::automatic;  ///< of casts
   bool sums_errors = false;                        ///< encode() will be asked for errors
@@ -35,7 +35,7 @@ struct Chunking {
 class PlaneSink {
  public:
   virtual ~PlaneSink() = default;
-  /// Appends bytes to plane `plane` (1, 2, ... of Codec::planes()); planes may take turns.
+  /// Appends bytes to plane `plane` (1, 2, ... of Codec::planes()); planes may alternate.
   virtual void write(std::size_t plane, std::span<const std::byte> bytes) = 0;
   /// Appends `size` bytes, which `make` puts into the sink's own memory.
   virtual void fill(std::size_t plane, std::size_t size, const std::function<void(std::span<std::byte>)>& make) {
@@ -45,32 +45,31 @@ class PlaneSink {
   }
 };
 
-/// One tensor on its way through a codec. Calls of scan() and of encode() may run concurrently as long as their
-/// ranges are disjoint; finish() comes last.
+/// Encodes one tensor. Calls of scan() and of encode() may run concurrently as long as their ranges are disjoint;
+/// finish() comes last.
 class Encoder {
  public:
   virtual ~Encoder() = default;
 
-  /// A first look at weights [first, first + n), where the Chunking asks for it.
+  /// The first pass over weights [first, first + n), if Chunking::scan asks for it.
   virtual void scan(std::uint64_t /*first*/, std::span<const std::byte> /*weights*/) {}
 
-  /// Encodes weights [first, first + n), given as the source type stores them, into the bytes that they take among
-  /// the codes. `first` is a multiple of Chunking::weights. Casts keep NaN and infinities; elsewhere NaN counts as 0
-  /// and an infinity as the largest finite magnitude of its block or row, and int8 takes what fp16 cannot hold as
-  /// +-65504. The caller decides by the findings whether that may stand. Neither span needs alignment.
+  /// Encodes weights [first, first + n), given as the source type stores them, into the bytes that they take among the
+  /// codes. `first` is a multiple of Chunking::weights. Casts keep NaN and infinities; elsewhere NaN counts as 0 and an
+  /// infinity as the largest finite magnitude of its block or row, and int8 takes what fp16 cannot hold as +-65504. The
+  /// caller decides by the findings whether that is acceptable. Neither span needs alignment.
   ///
-  /// Appends sums over the errors to `errors`, unless it is null. Each is of weights that do not depend on how the
-  /// tensor is cut, if chunks have 4096 weights or more, so adding them up in order gives the same for any chunks.
-  /// Nothing for codecs that are exact.
+  /// Appends sums over the errors to `errors`, unless it is null. If chunks have 4096 weights or more, the weights of
+  /// each sum do not depend on how the tensor is cut, so adding the sums in order gives the same result for any chunks.
+  /// Exact codecs append nothing.
   virtual Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> codes,
                           std::vector<ErrorSums>* errors) = 0;
 
-  /// After finish(): what that added to the errors (double quantization changes every absmax), and how absmax is
-  /// spread.
+  /// After finish(): what it added to the errors (double quantization changes every absmax), and the spread of absmax.
   [[nodiscard]] virtual EncodingError late_error() const { return {}; }
 
-  /// Hands out the other planes, all of their bytes. Large ones go in pieces, and are made on all threads of the
-  /// oneTBB arena that calls. Call once.
+  /// Passes on all bytes of the other planes. Large planes come in pieces and are made on all threads of the caller's
+  /// oneTBB arena. Call once.
   virtual void finish(PlaneSink& /*sink*/) {}
 };
 

@@ -5,7 +5,7 @@
 #include "quant/quantizers/quantizer.hpp"
 
 // One line per quantizer: quant/quantizers/<name>.cpp defines make_<name>_quantizer(), which returns null for a codec
-// of another kind than its own. A new codec of a kind that is here needs no line.
+// of another kind than its own. A new codec of an existing kind needs no line.
 #define NIBBLE_QUANTIZERS(X) \
   X(keep)                    \
   X(cast)                    \

@@ -89,8 +89,8 @@ std::string state_name(std::string_view tensor, std::string_view quant_type) {
   return fmt::format("{}{}{}", tensor, state_infix, quant_type);
 }
 
-// The rest of what bitsandbytes has to know, as JSON in the form of Python's json.dumps(): bitsandbytes refuses other
-// keys.
+// Everything else that bitsandbytes has to know, as JSON in the form of Python's json.dumps(). bitsandbytes refuses
+// other keys.
 std::string quant_state(std::string_view quant_type, std::size_t blocksize, const TensorInfo& tensor,
                         const std::string* nested_offset) {
   const DType dtype = tensor.dtype == DType::f64 ? DType::f32 : tensor.dtype;  // fp64 was rounded to fp32 first
@@ -214,7 +214,7 @@ std::optional<StoredTensor> recognize_four_bit(const QuantType& quant_type, cons
     if (found.dtype != expected[i].info.dtype)
       fail(found, "type is " + std::string(traits(found.dtype).name) + ", not " +
                       std::string(traits(expected[i].info.dtype).name));
-    // The state may be longer or shorter than nibble writes it.
+    // The state may be longer or shorter than the one that nibble writes.
     if (i + 1 < expected.size() && found.bytes() != expected[i].info.bytes())
       fail(found, "has " + std::to_string(found.bytes()) + " bytes, not " + std::to_string(expected[i].info.bytes()));
   }

@@ -41,8 +41,8 @@ bool is_in_numbered_layer(std::string_view module) {
 }
 
 // Whether transformers, left to itself, would replace exactly the modules that are stored quantized. Versions 4 and 5
-// agree on that for numbered layers; of the others (poolers, classifiers, heads) version 4 leaves those with the last
-// parameter if that is a bias, and those under a tied bias. A list in full is understood by both.
+// agree on that for numbered layers; of the other layers (poolers, classifiers, heads), version 4 leaves plain the one
+// with the last parameter if that is a bias, and those under a tied bias. Both versions understand a full list.
 bool is_default_set(const Plan& plan) {
   if (plan.architecture.empty()) return false;
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
@@ -61,7 +61,7 @@ bool is_default_set(const Plan& plan) {
         differs = !plan.tensors.keeps(i).empty();
         break;
       case Role::other:
-        // FP8 without scales, say, that transformers would put into a quantized layer.
+        // For example FP8 without scales, which transformers would put into a quantized layer.
         differs = !is_weight_type(tensor.info.dtype) && !plan.tensors.keeps(i).empty();
         break;
       case Role::embedding:

@@ -7,7 +7,7 @@
 
 namespace nibble {
 
-/// Scheme::is_declared(), as in transformers: without a quant_method, the flags of bitsandbytes tell.
+/// Scheme::is_declared(), as in transformers: without a quant_method, the flags of bitsandbytes decide.
 [[nodiscard]] bool is_bitsandbytes(const ModelConfig& config);
 
 /// Scheme::obstacle() and Scheme::config() of bitsandbytes. The plan quantizes something.

@@ -40,7 +40,7 @@ class Entry {
   }
 
  private:
-  // Without special characters only a dot, which matches anything, sets a regular expression apart from text.
+  // Without special characters, a regular expression differs from text only in that a dot matches anything.
   [[nodiscard]] bool plain_skips(std::string_view module) const {
     if (text_.size() > module.size()) return false;
     for (std::size_t i = 0; i < text_.size(); ++i)
@@ -49,7 +49,7 @@ class Entry {
            module[text_.size() - 1] == '.';
   }
 
-  // A match counts if it ends before a dot, behind one, or with the name.
+  // A match counts if it ends just before a dot, just after one, or with the name.
   [[nodiscard]] bool regex_skips(std::string_view module) const {
     for (std::size_t end = 0; end <= module.size(); ++end) {
       const bool boundary = end == module.size() || module[end] == '.' || (end > 0 && module[end - 1] == '.');
@@ -64,8 +64,8 @@ class Entry {
   std::unique_ptr<const RE2> regex_;  // null for plain entries
 };
 
-// Modules in which an entry finds one that it skips, in about log n steps if it is plain. Entry::skips() of each module
-// in turn would take minutes for the 35,000 experts of a large model, with as many that stay plain.
+// Finds out whether an entry skips any of these modules, in about log n steps if the entry is plain. Entry::skips() for
+// each module in turn would take minutes for the 35,000 experts of a large model if as many stay plain.
 class Modules {
  public:
   explicit Modules(std::span<const std::string> modules) : sorted_(modules.begin(), modules.end()) {
@@ -88,7 +88,7 @@ class Modules {
  private:
   using Range = std::span<const std::string_view>;
 
-  // Those of `modules` with `next` at `at`. They agree in all characters before.
+  // The part of `modules` that have `next` at `at`. All of them agree in the characters before.
   static Range with(Range modules, std::size_t at, std::string_view next) {
     const auto part = [&](std::string_view module) { return module.substr(at, next.size()); };
     return {std::ranges::lower_bound(modules, next, {}, part), std::ranges::upper_bound(modules, next, {}, part)};

@@ -18,9 +18,9 @@ namespace nibble {
 /// llm_int8_skip_modules for a directory in which `quantized` are the modules stored quantized and `plain` the
 /// linear layers stored plain (the `keeps` of the tensors that were not quantized), by name in the model.
 ///
-/// Such a list replaces transformers' own, so it also has what the default leaves and the file does not hold: a
-/// tied lm_head. No entry matches a quantized module: one that would, such as `score` beside `layers.0.score`,
-/// is written `^score$`, which matches that whole name only.
+/// Such a list replaces transformers' own, so it also names what the default leaves plain but the file does not have,
+/// such as a tied lm_head. No entry matches a quantized module: one that would, such as `score` beside
+/// `layers.0.score`, is written `^score$`, which matches that whole name only.
 [[nodiscard]] std::vector<std::string> skip_list(std::string_view architecture, bool tied,
                                                  std::span<const std::string> quantized,
                                                  std::span<const std::string> plain);

@@ -1,5 +1,5 @@
-// FP8 as DeepSeek-V3's files have it, which transformers calls fine-grained: blocks of 128 x 128 weights, and scales
-// that are called inverse because they undo the division. nibble reads it and writes compressed-tensors instead.
+// FP8 as in DeepSeek-V3's files, which transformers calls fine-grained: blocks of 128 x 128 weights, with scales that
+// are called inverse because they undo a division. nibble reads it and writes compressed-tensors instead.
 
 #include <array>
 #include <nlohmann/json.hpp>

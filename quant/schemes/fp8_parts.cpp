@@ -21,7 +21,7 @@ namespace {
 constexpr std::array<std::string_view, 3> cache_suffixes{".k_scale", ".v_scale", ".q_scale"};  // of an attention module
 constexpr std::string_view packed_suffix = "_packed";  // of codes that share bytes
 
-// What follows the name of codes whose weights are not code * scale: they are shifted, or in another order.
+// Suffixes of tensors beside codes whose weights are not code * scale: they are shifted, or in another order.
 constexpr std::array<std::string_view, 2> shift_suffixes{"_zero_point", "_g_idx"};
 
 // The name of such a tensor beside codes; empty if there is none.
@@ -40,8 +40,8 @@ DType type_before(const Reader& in, DType scales, DType otherwise) {
 
 constexpr float fp16_overflow = 65520.0f;  // the smallest magnitude that is rounded to infinity
 
-// Whether the largest code, with the largest of these scales, is. Such weights were not fp16, whatever config.json
-// says.
+// Whether the largest code times the largest of these scales is that large. Such weights were not fp16, whatever
+// config.json says.
 bool exceeds_fp16(const Reader& in, std::size_t scales, const Codec& codec) {
   std::vector<std::byte> stored(in.tensors().bytes(scales));
   in.read(scales, 0, stored);
@@ -81,7 +81,7 @@ std::optional<StoredTensor> Fp8Parts::recognize(const Reader& in, std::size_t fi
     }
     expected.push_back(to_string(planes[1].shape));
   }
-  // Groups of a row have scales of their own in other formats.
+  // In other formats, groups of a row have their own scales.
   if (shape.size() == 2 && shape[0] == codes.shape[0] && shape[1] > 1 && codes.shape[1] % shape[1] == 0)
     return std::nullopt;
   throw Error(Errc::bad_input,
@@ -97,7 +97,7 @@ std::string Fp8Parts::undecodable(const Reader& in, std::size_t part, const Find
   if (is_weight_type(dtype)) {
     const std::string name = is_quantized ? codes_of(tensor.name) : std::string();
     const auto codes = name.empty() ? std::nullopt : find(name);
-    // Codes that cannot be decoded have an error of their own.
+    // Codes that cannot be decoded get their own error.
     if (name.empty() || (codes && !is_weight_type(in.tensors().dtype(*codes)))) return {};
     return fmt::format("a scale, but '{}' is {}", printable(name), codes ? "not in FP8" : "missing");
   }

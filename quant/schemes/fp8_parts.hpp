@@ -12,14 +12,13 @@
 /// FP8 codes with their scales beside them, as several schemes store them.
 namespace nibble {
 
-/// Reads them. What writes is left to the schemes that do.
+/// Reads them. The schemes that write them do that themselves.
 class Fp8Parts : public Scheme {
  public:
-  /// The scales have the name of the codes and `suffix`. The type before is that of the scales; of F32 scales it is the
+  /// The scales have the name of the codes and `suffix`. The weights had the type of the scales; for F32 scales, the
   /// type that config.json gives the model (F32, BF16 or F16), or `otherwise`. It is F32 instead of F16 if a code times
-  /// its scale can be beyond F16.
-  /// `activation_suffixes` follow the name of a module in the names of numbers for its inputs and outputs, which are of
-  /// no use once its weights are decoded.
+  /// its scale can be beyond F16. A module's name with one of `activation_suffixes` names a number for its inputs or
+  /// outputs, which is useless once its weights are decoded.
   Fp8Parts(std::string_view suffix, DType otherwise, std::span<const std::string_view> activation_suffixes)
       : suffix_(suffix), otherwise_(otherwise), activation_suffixes_(activation_suffixes) {}
 
@@ -35,7 +34,7 @@ class Fp8Parts : public Scheme {
   [[nodiscard]] bool is_left_over(const Reader& in, std::size_t part) const override;
 
  protected:
-  /// Why a model cannot be decoded whose parse_config() is null.
+  /// Why a model cannot be decoded if its parse_config() is null.
   static constexpr std::string_view unreadable_config =
       "quantized already, and the quantization_config of config.json is not strict JSON (NaN, for example, is not)";
   [[nodiscard]] std::string_view suffix() const noexcept { return suffix_; }

@@ -1,4 +1,4 @@
-// Files are read in formats/. Whether anything can decode what is quantized in them is known here.
+// formats/ reads the files. Whether anything can decode the quantized tensors in them is decided here.
 
 #include <fcntl.h>
 #include <algorithm>
@@ -59,8 +59,8 @@ void check_names(const Reader& in) {
   }
 }
 
-// A file is read without the config.json beside it, which may say how its codes are to be decoded: in blocks of which
-// shape, for instance, or that a Conv1D was transposed.
+// A single file is read without the config.json beside it, which may say how to decode its codes: for example the shape
+// of blocks, or that a Conv1D was transposed.
 void check_config_beside(const Reader& in, std::uint64_t max_memory) {
   const TensorList& tensors = in.tensors();
   std::size_t first = 0;

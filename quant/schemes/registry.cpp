@@ -40,7 +40,7 @@ const Scheme* declared_scheme(const ModelConfig& config) {
 
 bool is_source(const Reader& in) {
   if (!in.config()) return false;
-  // Of what only nibble reads, open_checkpoint() refuses the tensors that a conversion does not take.
+  // In models that only nibble reads, open_checkpoint() refuses the tensors that a conversion does not take.
   if (is_nibble_only(*in.config())) return true;
   const Scheme* const scheme = declared_scheme(*in.config());
   return scheme != nullptr && scheme->is_source();
@@ -104,7 +104,7 @@ std::string obstacle(const Plan& plan) {
   const Scheme* const scheme = scheme_of(plan);
   if (scheme == nullptr) return {};
   if (std::string why = scheme->obstacle(plan); !why.empty()) return why;
-  // Roles follow from LoadingRules, which were chosen before it was known what becomes of the tensors.
+  // Roles follow from LoadingRules, which were chosen before the codecs of the tensors were known.
   if (const Scheme* const meant = scheme_of(plan.recipe); meant != nullptr && meant != scheme)
     return "the last rule that quantizes asks for " + std::string(meant->quant_method()) +
            ", but all quantized tensors are those of " + std::string(scheme->quant_method());

@@ -65,15 +65,15 @@ class Scheme {
     return {};
   }
 
-  /// The bytes of a part that has no plane. `loose` has, by plane, the bytes of those planes that no part holds.
+  /// The bytes of a part that holds no plane. `loose` has, by plane, the bytes of the planes that no part holds.
   [[nodiscard]] virtual std::vector<std::byte> own_bytes(const Codec& /*codec*/, const TensorInfo& /*tensor*/,
                                                          const Part& /*part*/,
                                                          std::span<const std::vector<std::byte>> /*loose*/) const {
     return {};
   }
 
-  /// The tensor whose first part in this scheme is tensor `first` of a checkpoint, whichever tool wrote it and with
-  /// whatever options. Throws Error(bad_input) if its parts contradict each other or are missing.
+  /// The tensor whose first part in this scheme is tensor `first` of a checkpoint, whichever tool wrote it, with any
+  /// options. Throws Error(bad_input) if its parts contradict each other or are missing.
   [[nodiscard]] virtual std::optional<StoredTensor> recognize(const Reader& in, std::size_t first,
                                                               const FindTensor& find) const = 0;
 
@@ -96,18 +96,18 @@ class Scheme {
     return {};
   }
 
-  /// Why it can decode no tensor of a model with this quantization_config. is_declared() is true. Empty if it can.
-  /// A checkpoint is asked once.
+  /// Why it can decode no tensor of a model with this quantization_config. is_declared() is true. Empty if it can. It
+  /// is called once for each checkpoint.
   [[nodiscard]] virtual std::string undecodable_config(std::string_view /*quantization_config*/) const { return {}; }
 
-  /// Whether a tensor is no weight, and of no use once the tensors of a model that this scheme stored are decoded. For
-  /// tensors that are no part of any. is_declared() is true.
+  /// Whether a tensor is not a weight, and useless once the tensors of a model that this scheme stored are decoded.
+  /// Asked only for tensors that are not a part of any other. is_declared() is true.
   [[nodiscard]] virtual bool is_left_over(const Reader& /*in*/, std::size_t /*part*/) const { return false; }
 
   /// Whether its loader lets Recipe::compute_dtype choose the type in which it multiplies by weights in this codec.
   [[nodiscard]] virtual bool has_compute_dtype(const Codec& /*codec*/) const { return false; }
 
-  /// Whether its loader puts a quantized layer in the place of a module in this role.
+  /// Whether its loader replaces a module in this role by a quantized layer.
   [[nodiscard]] virtual bool replaces(Role /*role*/) const { return false; }
 
   /// LoadingRules::replaces_every_linear.
@@ -131,7 +131,7 @@ class Scheme {
 /// The scheme that config.json names; null if there is none.
 [[nodiscard]] const Scheme* declared_scheme(const ModelConfig& config);
 
-/// Whether config.json says that it is quantized, and a conversion takes it and decodes it.
+/// Whether config.json says that it is quantized in a way that a conversion decodes.
 [[nodiscard]] bool is_source(const Reader& in);
 
 /// The first scheme that can store the planes of this codec. Throws Error(usage) if there is none.
@@ -141,7 +141,7 @@ class Scheme {
 /// Null if nothing is to be quantized.
 [[nodiscard]] const Scheme* scheme_of(const Recipe& recipe);
 
-/// How what a scheme stores is loaded. The scheme has to outlive it.
+/// How tensors that a scheme stored are loaded. The scheme has to outlive it.
 [[nodiscard]] LoadingRules loading_rules(const Scheme& scheme);
 
 /// As Scheme::has_compute_dtype(), of the codec's scheme. False if nothing is quantized.

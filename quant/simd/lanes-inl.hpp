@@ -1,4 +1,4 @@
-// Sums in 16 lanes, whatever a vector has, so that every CPU target makes the same roundings. Included once per Highway
+// Sums in 16 lanes, however many a vector has, so that every CPU target rounds the same way. Included once per Highway
 // target, hence the guard that toggles.
 #if defined(NIBBLE_QUANT_LANES_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef NIBBLE_QUANT_LANES_INL
@@ -21,8 +21,8 @@ using V = hn::Vec<D>;
 constexpr std::size_t vector_lanes = hn::MaxLanes(D());  // 1 on HWY_SCALAR: what follows is plain code there
 constexpr std::size_t vector_parts = 16 / vector_lanes;  // vectors that make up the 16 lanes
 
-// a b + c, rounded once. It halves the work of a sum of products; where a target lacks the instruction, the C library
-// computes the same, slowly: processors without it are older than the models.
+// a b + c, rounded once. It halves the work of a sum of products; on a target that lacks the instruction, the C library
+// computes the same slowly, but processors without it are older than the models.
 template <class DF> HWY_INLINE hn::Vec<DF> fused(DF d, hn::Vec<DF> a, hn::Vec<DF> b, hn::Vec<DF> c) {
 #if HWY_NATIVE_FMA
   (void)d;

@@ -15,8 +15,8 @@ namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // The largest |w| in each lane as bits, which order as the magnitudes do. NaN and infinity sort above every finite
-// value, so this finds them for free, where a floating-point maximum drops NaN on some targets. D is of fp32, or of
-// int16 for 16-bit types; n is a multiple of Lanes(d).
+// value, so this finds them for free; a floating-point maximum drops NaN on some targets. D is of fp32, or of int16 for
+// 16-bit types; n is a multiple of Lanes(d).
 template <class D, typename T>
 HWY_INLINE hn::Vec<hn::RebindToSigned<D>> largest_lanes(D d, const T* HWY_RESTRICT w, std::size_t n) {
   static_assert(sizeof(T) == sizeof(hn::TFromD<D>));
@@ -28,7 +28,7 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> largest_lanes(D d, const T* HWY_RESTRI
   const std::size_t lanes = hn::Lanes(d);
   if (n == 2 * lanes) return hn::Max(load(w), load(w + lanes));  // 64 of 16 bits, with AVX-512
   const T* const end = w + n;
-  auto a = hn::Zero(di), b = a;  // two chains: a maximum waits for the one before
+  auto a = hn::Zero(di), b = a;  // two chains, because each maximum waits for the one before
   for (; static_cast<std::size_t>(end - w) >= 4 * lanes; w += 4 * lanes) {
     a = hn::Max(a, hn::Max(load(w), load(w + lanes)));
     b = hn::Max(b, hn::Max(load(w + 2 * lanes), load(w + 3 * lanes)));
@@ -39,7 +39,7 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> largest_lanes(D d, const T* HWY_RESTRI
 
 #if HWY_TARGET != HWY_SCALAR
 
-// The larger of the halves, of the halves of that, ... down to 128 bits.
+// The maximum of both halves, then of the halves of that, and so on down to 128 bits.
 template <class V> HWY_INLINE auto fold_to_128(V v) {
   const hn::DFromV<V> d;
   if constexpr (sizeof(hn::TFromV<V>) * hn::MaxLanes(d) == 16) {
@@ -50,8 +50,8 @@ template <class V> HWY_INLINE auto fold_to_128(V v) {
   }
 }
 
-// Of four blocks of n fp32 numbers behind each other: their lanes are permuted on the way, so that it takes a third of
-// the steps of one after the other.
+// The same for four consecutive blocks of n fp32 numbers. Their lanes are permuted on the way, which takes a third of
+// the steps of one block after the other.
 template <class D>
 HWY_INLINE hn::Vec<hn::Full128<std::int32_t>> four_largest_magnitudes(D d, const float* HWY_RESTRICT w, std::size_t n) {
   const hn::Full128<std::int32_t> d32;

@@ -1,4 +1,4 @@
-// Weights as they lie in a checkpoint, read straight into registers. Included once per Highway target, hence the guard
+// Weights as a checkpoint stores them, read straight into registers. Included once per Highway target, hence the guard
 // that toggles.
 #if defined(NIBBLE_QUANT_SOURCE_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef NIBBLE_QUANT_SOURCE_INL
@@ -22,8 +22,8 @@ namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // The bits of fp16 numbers, in the lower half of 32-bit lanes, as those of the fp32 numbers that are equal to them:
-// fp16::to_float(), every case and then a choice. PromoteTo of Highway 1.0.3 does not know infinity and NaN where it
-// has no instruction for it.
+// fp16::to_float(), computing every case and then choosing. PromoteTo of Highway 1.0.3 does not know infinity and NaN
+// where it has no instruction for it.
 template <class DI, class VI = hn::Vec<DI>> HWY_INLINE VI fp32_of_fp16(DI di, VI bits) {
   const hn::RebindToFloat<DI> d;
   const VI infinity = hn::Set(di, 0x7C00 << 13);
@@ -91,7 +91,7 @@ struct F32 {
 #endif
 };
 
-// What the 16-bit types share: magnitudes order as integers, twice as many to a register.
+// What the 16-bit types share: magnitudes are ordered as integers, and a register holds twice as many.
 template <float (*to_float)(std::uint16_t)> struct Half16 {
   static constexpr std::size_t size = 2;
 

@@ -20,7 +20,8 @@ template <class D> class Table16 {
   Table16(D d, const float* HWY_RESTRICT table)
       : table_(table), lower_(hn::Load(d, table)), upper_(hn::Load(d, table + hn::Lanes(d) % 16)) {}
 
-  /// Every value of another times `factor`, which a target without such registers keeps in `room`, aligned.
+  /// Every value of another table times `factor`. A target without such registers keeps the products in `room`, which
+  /// is aligned.
   HWY_INLINE Table16(D d, const Table16& other, float factor, float* HWY_RESTRICT room)
       : table_(room),
         lower_(hn::Mul(other.lower_, hn::Set(d, factor))),
@@ -44,7 +45,7 @@ template <class D> class Table16 {
     return hn::GatherIndex(d, table_, index);
   }
 
-  // Only the lower 4 bits of indices count, which is all that a lookup in registers sees.
+  // Only the lower 4 bits of indices count, because a lookup in registers uses no others.
   template <class VI> HWY_INLINE V at_lower_bits(VI index) const {
 #if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
     return V{_mm512_permutexvar_ps(index.raw, lower_.raw)};

@@ -33,8 +33,8 @@ template <class Loop> Loop loop_of(DType source, Loop f32, Loop bf16, Loop f16) 
   return source == DType::bf16 ? bf16 : source == DType::f16 ? f16 : f32;
 }
 
-/// Counts NaN, infinities, and finite weights whose fp32 magnitude is at least `limit`. For weights that are known to
-/// have some: it is slow.
+/// Counts NaN, infinities, and finite weights whose fp32 magnitude is at least `limit`. It is slow: call it only for
+/// weights that are known to have some.
 [[nodiscard]] Findings count_nonfinite(DType source, std::span<const std::byte> weights, std::uint64_t first,
                                        float limit = std::numeric_limits<float>::infinity());
 

@@ -19,9 +19,9 @@ struct ComparedTile {
 /// Moves finite weights from `inf` to `beyond_fp32`.
 void correct_beyond_fp32(const ComparedTile& tile, WeightStats& stats);
 
-/// An infinite weight of the test is one that is stored so. A finite weight of the reference is lost if the test's
-/// weight is not finite, or if either is beyond fp32 and they differ: no figure could say by how much. Weights that
-/// differ but are equal in fp32 add their error. `first` is the index of the tile's first weight.
+/// A weight of the test counts as infinite only if it is stored as infinity. A finite weight of the reference is lost
+/// if the test's weight is not finite, or if either is beyond fp32 and they differ: no metric could express by how
+/// much. Weights that differ but are equal in fp32 add their error. `first` is the index of the tile's first weight.
 void correct_beyond_fp32(const ComparedTile& reference, const ComparedTile& test, std::uint64_t first,
                          ErrorStats& stats);
 

@@ -16,12 +16,13 @@ struct Coding {
   std::unique_ptr<const Quantizer> quantizer;
 };
 
-/// Those of all codecs that a conversion may use. The constructor makes them all, so threads may share one object.
+/// The codings of all codecs that a conversion may use. The constructor makes them all, so threads may share one
+/// object.
 class Codings {
  public:
-  /// Those that a recipe names, and those that tensors get instead: "keep" and the cast to F32.
+  /// The codings that a recipe names, and those that tensors may get instead: "keep" and the cast to F32.
   explicit Codings(const Recipe& recipe, Device* device = nullptr);
-  /// And those of planned tensors, for plans that do not come from make_plan().
+  /// The same and those of planned tensors, for plans that do not come from make_plan().
   Codings(const Recipe& recipe, const PlannedTensors& tensors, Device* device = nullptr);
 
   /// Throws std::out_of_range for any other codec.

@@ -15,22 +15,23 @@
 
 namespace nibble {
 
-/// The weights of a source on their way through an encoder, chunk by chunk. scan() and encode() may be called
-/// concurrently for ranges of whole chunks that do not overlap.
+/// Runs an encoder over the weights of a source, chunk by chunk. scan() and encode() may be called concurrently for
+/// ranges of whole chunks that do not overlap.
 class Encoding {
  public:
-  /// `tensor` is what the encoder makes of it: the source's, in the shape of the plan. `scratch` has room for
+  /// `tensor` is the source's tensor in the shape that the plan gives it. `scratch` has room for
   /// Quantizer::scratch_bytes(). Source and coding must outlive it.
   Encoding(const WeightSource& source, const TensorInfo& tensor, const Coding& coding, const Chunking& chunking,
            std::unique_ptr<Scratch> scratch);
 
-  /// Where weight `weight` begins among the codes, a chunk's first or the end.
+  /// The offset of weight `weight` among the codes: the first weight of a chunk, or the end.
   [[nodiscard]] std::uint64_t offset(std::uint64_t weight) const { return codec_.code_bytes(tensor_, weight); }
 
   /// The first pass over weights [first, first + n), if Chunking::scan asks for one.
   void scan(std::uint64_t first, std::uint64_t n);
 
-  /// Puts the codes of these weights into `codes`. `encoded` is given those of each chunk, while they are in cache.
+  /// Puts the codes of these weights into `codes`. `encoded` is called with the codes of each chunk while they are in
+  /// the cache.
   Findings encode(
       std::uint64_t first, std::uint64_t n, std::span<std::byte> codes, std::vector<ErrorSums>* errors,
       const std::function<void(std::span<const std::byte> codes)>& encoded = [](auto) {});

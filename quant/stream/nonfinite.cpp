@@ -49,8 +49,8 @@ std::string stored_instead(const Findings& found, const CodecSpec& codec) {
 std::optional<CodecSpec> codec_instead(const Recipe& recipe, const PlannedTensor& tensor, const Findings& found) {
   if (found.nan + found.inf + found.overflow == 0) return std::nullopt;
   if (!tensor.quantized) {
-    // An F64 tensor that was cast because the model is quantized: fp32 would make infinities of it, unless they are
-    // clamped or no tensor may have such values.
+    // An F64 tensor that was cast because the model is quantized: in fp32 its large values would become infinities,
+    // unless they are clamped or refused.
     const OnOverflow policy = recipe.on_overflow;
     const bool stays = recipe.nonfinite != Nonfinite::error && policy != OnOverflow::error &&
                        policy != OnOverflow::clamp && tensor.info.dtype == DType::f64 && found.overflow_fp32 > 0 &&

@@ -16,14 +16,14 @@ namespace nibble {
 [[nodiscard]] std::optional<CodecSpec> codec_instead(const Recipe& recipe, const PlannedTensor& tensor,
                                                      const Findings& found);
 
-/// The tensor as it is stored then: with that codec, in the layout of the input. Its reason is still the planned one.
+/// The tensor as it is then stored: with that codec, in the layout of the input. Its reason stays the planned one.
 [[nodiscard]] std::optional<PlannedTensor> planned_instead(const Recipe& recipe, const PlannedTensor& tensor,
                                                            const Findings& found, const Codings& codings);
 
-/// What a cast to this type does with finite values beyond its largest; never `automatic`.
+/// What a cast to this type does with finite values that are too large; never `automatic`.
 [[nodiscard]] OnOverflow overflow_policy(const Recipe& recipe, DType cast);
 
-/// Why the recipe does not allow what `codec` found in `weights` weights of a tensor; nothing if it does.
+/// Why the recipe does not allow the findings of `codec` in `weights` weights of a tensor; nothing if it allows them.
 [[nodiscard]] std::optional<Message> objection(const Recipe& recipe, const PlannedTensor& tensor, const Findings& found,
                                                std::uint64_t weights);
 

@@ -13,10 +13,10 @@
 namespace nibble {
 
 /// Processes the weights of one tensor after another, batch by batch. A Batch has `tensor`, a pointer, and `first` and
-/// `weights`, the range of its weights; what a stage adds to it is there for the next stage, until its slot is reused.
-/// A tensor has `elements` and `batch_weights`.
+/// `weights`, the range of its weights; what a stage adds to it stays for the next stage until the slot is reused. A
+/// tensor has `elements` and `batch_weights`.
 template <class Batch> struct Stages {
-  std::function<void()> check;                           ///< before every batch, in order: throws to end it all
+  std::function<void()> check;                           ///< before every batch, in order; throws to stop the pipeline
   std::function<decltype(Batch::tensor)()> next_tensor;  ///< in order; null: there is none
   std::function<void(Batch&)> work;                      ///< on all threads
   std::function<void(Batch&)> account;                   ///< in order, for one batch at a time
@@ -27,13 +27,13 @@ template <class Batch> struct Stages {
 ///   cut (serial) -> work (parallel) -> account (serial, in order)
 ///
 /// with at most `tokens` batches at a time, on the threads of the caller's oneTBB arena. A tensor without weights is
-/// one batch without any.
+/// one empty batch.
 template <class Batch> void run_pipeline(std::size_t tokens, const Stages<Batch>& stages) {
   struct Slot {
     Batch batch;
     Handover handover;  // last, so that it ends first
   };
-  // A ring: the batches in flight are the latest ones, since the last stage is in order, so a slot is free again when
+  // A ring: because the last stage is in order, the batches in flight are the latest ones, so a slot is free again when
   // its turn comes.
   std::vector<Slot> ring(tokens);
   Handover cutting;

@@ -40,7 +40,7 @@ class ShardParts final : public PartList {
   }
   DType dtype(std::size_t part) const noexcept override { return ending(part).dtype; }
   TensorInfo operator[](std::size_t part) const override {
-    // In the order of their names, several parts of a tensor follow each other.
+    // Sorted by name, several parts of a tensor follow each other.
     if (const std::size_t i = begin_ + tensor_of_[part]; i != latest_) {
       const PlannedTensor tensor = tensors_[i];
       latest_parts_ = stored_parts(*codings_[tensor.codec].codec, tensor.info);
@@ -76,7 +76,7 @@ class ShardParts final : public PartList {
       kind.push_back({static_cast<std::size_t>(name.end() - differs.first),
                       std::string(differs.second, part.name.end()), part.dtype});
     }
-    // There are only a few, whatever the names are, so the search is short.
+    // There are only a few suffixes, whatever the names are, so the search is short.
     const auto found = std::find(kinds_.rbegin(), kinds_.rend(), kind);
     if (found != kinds_.rend()) return static_cast<std::uint32_t>(kinds_.rend() - found - 1);
     kinds_.push_back(std::move(kind));
@@ -98,7 +98,8 @@ class ShardParts final : public PartList {
 /// only the scheme knows.
 class PartWriter final : public PlaneSink {
  public:
-  /// Memory that the encoder fills in is passed to Writer::write_behind(), up to so many bytes at a time. 0: none.
+  /// The memory that the encoder fills is passed to Writer::write_behind(), up to this many bytes at a time. 0: not at
+  /// all.
   PartWriter(Writer& out, std::size_t first_part, std::span<const Part> parts, std::size_t behind)
       : out_(out),
         first_part_(first_part),

@@ -14,13 +14,13 @@
 
 namespace nibble {
 
-/// The weights of one tensor, to be read in any order: as they are stored, or as weights of info().dtype. Thread-safe;
-/// what it was made from has to outlive it.
+/// The weights of one tensor, which can be read in any order: as they are stored, or as weights of info().dtype.
+/// Thread-safe; the objects it was made from have to outlive it.
 class WeightSource {
  public:
   using Read = std::function<void(std::uint64_t offset, std::span<std::byte> out)>;
 
-  /// The weights of `tensor`, stored as the codes of `codec`. Of a codec that quantizes, `rest` holds the other planes.
+  /// The weights of `tensor`, stored as the codes of `codec`. If the codec quantizes, `rest` holds the other planes.
   /// `position` is the file offset of the codes: the addresses of buffers depend on it.
   WeightSource(TensorInfo tensor, std::unique_ptr<const Codec> codec, std::span<const std::span<const std::byte>> rest,
                Read read, Buffers& buffers, std::uint64_t position = 0);
@@ -37,7 +37,7 @@ class WeightSource {
   /// Whether stored() has fp64 numbers.
   [[nodiscard]] bool is_fp64() const noexcept { return is_plain_ && info_.dtype == DType::f64; }
 
-  // ---- as stored: the codes, or where they have to be decoded for a view, weights
+  // ---- as stored: the codes, or weights if a view requires decoding
 
   /// Bytes that weights [first, first + n) take; `first` a multiple of 4096.
   [[nodiscard]] std::uint64_t bytes(std::uint64_t first, std::uint64_t n) const {

@@ -14,7 +14,7 @@
 
 namespace nibble {
 
-/// Calls f(), and adds to errors that it throws which of several open checkpoints they are about.
+/// Calls f(); adds the name of the checkpoint to its errors, because several are open.
 template <class F> auto about(const Reader& checkpoint, F&& f) {
   try {
     return f();
@@ -32,9 +32,9 @@ template <class F> auto about_file(const Reader& checkpoint, std::size_t tensor,
   }
 }
 
-/// A checkpoint as the weights it stands for: the parts that a scheme made of a tensor are one tensor again.
-/// Thread-safe. Takes next to no memory if no scheme stored anything and nothing is searched for. Schemes are asked
-/// once, by the constructor: after that, nothing here reads the checkpoint.
+/// A checkpoint as weights: the parts that a scheme made of a tensor are one tensor again. Thread-safe. Takes next to
+/// no memory if no scheme stored anything and nothing is searched for. Schemes are asked once, by the constructor:
+/// after that, nothing here reads the checkpoint.
 class StoredWeights {
  public:
   /// `by` has the schemes to look for. Throws Error(bad_input) if parts of a tensor are missing or contradict
@@ -52,7 +52,7 @@ class StoredWeights {
   };
   [[nodiscard]] Tensor operator[](std::size_t tensor) const;
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const;
-  /// Why a conversion cannot take a plain tensor for what it is: Scheme::undecodable(). Empty if it can.
+  /// Why a conversion cannot take a plain tensor as it is: Scheme::undecodable(). Empty if it can.
   [[nodiscard]] std::string undecodable(std::size_t tensor) const;
   /// The tensor whose first part is tensor `part` of the reader.
   [[nodiscard]] std::optional<std::size_t> find(std::size_t part) const;

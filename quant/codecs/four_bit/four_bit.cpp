@@ -1,4 +1,4 @@
-// Blocks of weights with an absmax each: sizes, and the way back.
+// Blocks of weights with one absmax each: sizes and decoding.
 
 #include "quant/codecs/four_bit/four_bit.hpp"
 
@@ -21,8 +21,8 @@ template <class T> std::vector<T> values_of(std::span<const std::byte> bytes) {
   return values;
 }
 
-// The absmax of a tensor: as stored, or out of double quantization when they are asked for, which takes a quarter of
-// the memory and next to no time.
+// The absmax values of a tensor, as stored. With double quantization they are decoded on demand, which takes a quarter
+// of the memory and next to no time.
 struct StoredAbsmax {
   std::vector<float> plain;
   std::vector<std::uint8_t> codes;

@@ -23,25 +23,26 @@ struct Bf16Steps;  // quant/codecs/four_bit/four_bit_bf16.hpp
 ///   x = round(grid * v),  g = floor(base + x * (slope - 4 * |x|)) in fixed point,  number = g + (x > position[g])
 ///
 /// with position[k] that of midpoint k on the grid. make_tables() proves that g is right or one too small. Rounding
-/// keeps the order, so only where x is such a position itself is the number in doubt: about 2 of 100 groups of 64
-/// weights have one, and are done again in fp32. (docs/tried-and-lost.md compares other ways.)
+/// keeps the order, so the number is in doubt only if x equals such a position. About 2 of 100 groups of 64 weights
+/// have such an x; they are encoded again in fp32. (docs/tried-and-lost.md compares other ways.)
 ///
-/// Where 32 words are looked up at once (AVX-512), a bucket of 2^11 positions that has one midpoint at most tells all:
+/// On targets that look up 32 words at once (AVX-512), buckets of 2^11 positions are enough, because each has at most
+/// one midpoint:
 ///
 ///   the upper 4 of 16 bits of x + bucket[x >> 11 & 31] are the number; the lower 12 are 0 where it is in doubt
 struct FourBitTables {
   alignas(64) std::array<float, 16> midpoint;  ///< ascending, between neighbours of the codebook; rest infinite
   std::size_t midpoints;                       ///< how many of them are finite
-  alignas(16) std::array<std::uint8_t, 16> lower, upper;  ///< bytes of the midpoints' positions on the grid
+  alignas(16) std::array<std::uint8_t, 16> lower, upper;  ///< lower and upper bytes of the midpoints' positions
   alignas(16) std::array<std::uint8_t, 16> code;          ///< by number
   alignas(64) std::array<float, 16> codebook;             ///< by code
   std::int16_t base, slope;                               ///< in units of 2^-10 and 2^-11
   alignas(64) std::array<std::int16_t, 32> bucket;
-  bool has_buckets;  ///< whether they do, as make_tables() finds out; not where splits_zero holds
+  bool has_buckets;  ///< whether each bucket has at most one midpoint (make_tables()); not where splits_zero holds
   bool splits_zero;  ///< two codes have the value 0, and their midpoint 0 is not in the table: it adds (v > 0)
   const Bf16Steps* bf16_steps;  ///< for bf16 weights, or null
 
-  static constexpr float grid = 32737;         ///< below 2^15, and far from trouble with rounding (make_tables())
+  static constexpr float grid = 32737;         ///< below 2^15, and such that rounding never decides (make_tables())
   static constexpr float rounding = 12582912;  ///< 1.5 * 2^23 has an ulp of 1: adding it rounds to integers
   static constexpr int bucket_bits = 11;
   static constexpr std::size_t max_blocksize = 4096;
@@ -79,7 +80,7 @@ constexpr FourBitTables make_tables(const float (&codebook)[16], const std::arra
     tables.upper[i] = 0x7F;
   }
 
-  // grid * v is computed with an error below 0.01: so a midpoint must not be as close as that to where rounding turns.
+  // grid * v is computed with an error below 0.01: so a midpoint must not be that close to a rounding boundary.
   bool right = true;
   for (std::size_t k = 0; k < tables.midpoints; ++k) {
     const double exact = static_cast<double>(tables.midpoint[k]) * FourBitTables::grid;
@@ -95,7 +96,7 @@ constexpr FourBitTables make_tables(const float (&codebook)[16], const std::arra
     // Without a midpoint the lower bits are from 1024 to 3071.
     const int turn = 4096 * k + (has_midpoint ? 4096 - tables.position(k) : 1024 - first);
     tables.bucket[static_cast<std::size_t>(first >> FourBitTables::bucket_bits & 31)] = static_cast<std::int16_t>(turn);
-    // Within a bucket sums rise by one, so those at its ends and around the midpoint tell of all.
+    // Within a bucket the sums rise by one, so checking its ends and both sides of the midpoint is enough.
     const int position = has_midpoint ? tables.position(k) : end;
     const auto is = [&](int x, int number) { return tables.sum(x) >> 12 == number && (tables.sum(x) & 4095) != 0; };
     const bool below = position == first || (is(first, k) && is(position - 1, k));
@@ -112,7 +113,7 @@ constexpr FourBitTables make_tables(const float (&codebook)[16], const std::arra
     const int position = is_last ? 32768 : tables.position(k);
     // Between two midpoints the guess is one of two numbers.
     for (int x = last; x < position; ++x) right = right && tables.guess(x) <= k && tables.guess(x) >= k - 1;
-    // At the position of midpoint k it must be k, or the doubt would go unseen.
+    // At the position of midpoint k it must be k; otherwise the doubt would go unnoticed.
     right = right && (is_last || tables.guess(position) == k) && tables.guess(last) >= 0;
     last = position + 1;
   }

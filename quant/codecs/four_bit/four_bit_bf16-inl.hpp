@@ -1,5 +1,5 @@
 // Encoding bf16 to a 4-bit format by Bf16Steps. In L2 on one thread: 20 GB/s with AVX-512 and 14 with AVX2, where the
-// ways of fp32 make 14 and 10. Included once per Highway target, hence the guard that toggles.
+// methods for fp32 reach 14 and 10. Included once per Highway target, hence the guard that toggles.
 #if defined(NIBBLE_QUANT_FOUR_BIT_BF16_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef NIBBLE_QUANT_FOUR_BIT_BF16_INL
 #undef NIBBLE_QUANT_FOUR_BIT_BF16_INL
@@ -24,8 +24,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET != HWY_SCALAR
 
-// The codes of a block of n weights, a multiple of 32. The n weights at `ahead`, soon to be encoded, are fetched
-// meanwhile.
+// The codes of a block of n weights, a multiple of 32. Prefetches the n weights at `ahead`, which are encoded soon.
 HWY_INLINE void encode_by_steps(const Bf16Steps& table, const std::uint16_t* HWY_RESTRICT w, std::size_t n,
                                 std::uint16_t absmax, const std::uint16_t* HWY_RESTRICT ahead,
                                 std::uint8_t* HWY_RESTRICT packed) {
@@ -84,8 +83,8 @@ template <class EncodeTiny, class See>
 HWY_INLINE void encode_blocks_by_steps(const Bf16Steps& table, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                                        std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed,
                                        float* HWY_RESTRICT absmax, const EncodeTiny& encode_tiny, const See& see) {
-  // Weights in work: the table needs a part of L1, too, and the codes take so little time that fetching sets the pace.
-  // 4096 of them: 10.6 GB/s from memory instead of 12.2 (docs/tried-and-lost.md).
+  // Weights per batch: the table needs a part of L1, too, and the codes take so little time that fetching is the
+  // bottleneck. 4096 of them: 10.6 GB/s from memory instead of 12.2 (docs/tried-and-lost.md).
   constexpr std::size_t batch = 1024;
   std::uint16_t bits[batch / 32];
   while (blocks > 0) {

@@ -9,14 +9,14 @@
 
 namespace nibble {
 
-/// The codes of bf16 weights without arithmetic. A block's absmax has 128 mantissas, and but for a power of two it and
-/// a weight's bits decide what v = weight * (1 / absmax) is, roundings included. So the number of midpoints below v
-/// follows from the weight's sign and from
+/// The codes of bf16 weights without arithmetic. A block's absmax has one of 128 mantissas. Up to a power of two, that
+/// mantissa and the weight's bits decide v = weight * (1 / absmax), roundings included. So the number of midpoints
+/// below v follows from the weight's sign and from
 ///
 ///   m = max(bits(|weight|) - (bits(2^floor(log2(absmax))) - near), 0)
 ///
-/// the distance from where every number is that of 0. Nothing is in doubt. Two ways to look it up, 176 bytes for a
-/// mantissa, 22 KiB for a format.
+/// the distance from where every number is that of 0. Nothing is in doubt. There are two ways to look it up. They take
+/// 176 bytes for a mantissa, 22 KiB for a format.
 struct Bf16Steps {
   static constexpr int near = 5 << 7;   ///< five octaves below absmax, rounded down to a power of two
   static constexpr int limit = 6 << 7;  ///< above every m
@@ -24,18 +24,19 @@ struct Bf16Steps {
   /// the tests show that no code depends on that.
   static constexpr std::uint16_t smallest = 6 << 7;
 
-  /// Where 64 words are looked up at once (AVX-512). With s = m and the weight's sign, the upper 4 of 16 bits of
-  /// s + words[s >> 5 & 63] are the number: between multiples of 32 it takes one step at most.
+  /// For targets that look up 64 words at once (AVX-512). With s = m and the weight's sign, the upper 4 of 16 bits of s
+  /// + words[s >> 5 & 63] are the number: it takes at most one step between multiples of 32.
   using Words = std::array<std::uint16_t, 64>;
 
-  /// Where 16 bytes are looked up at once, as every target with vectors can. There are 16 buckets for m, each with one
-  /// midpoint at most, and within an octave of 128: so the lower 7 bits of m tell on which side of it a weight lies.
+  /// For targets that look up 16 bytes at once, which every target with vectors can. There are 16 buckets for m, each
+  /// with at most one midpoint and within an octave of 128. So the lower 7 bits of m tell on which side of the midpoint
+  /// a weight is.
   struct Bytes {
     std::array<std::uint8_t, 16> positive, negative;  ///< by bucket: the next midpoint outwards, and no_step
     std::array<std::uint8_t, 16> left;                ///< by midpoint: positions behind it in its octave
   };
   static constexpr std::uint8_t no_step = 0x80;  ///< the midpoint lies beyond the bucket
-  /// The first two octaves are buckets, and the halves of the third, and the quarters of the rest.
+  /// The buckets are the first two octaves, the halves of the third, and the quarters of the rest.
   static constexpr std::array<int, 17> bucket_begin{0,   128, 256, 320, 384, 416, 448, 480,  512,
                                                     544, 576, 608, 640, 672, 704, 736, limit};
   /// The bucket of quarter q = m >> 5 is the larger of q - 8 and coarse[min(q, 15)].

@@ -1,6 +1,6 @@
-// Encoding fp32 and fp16 to a 4-bit format by FourBitTables::bucket, for AVX-512, where one instruction looks words up
-// among 32. In L2 on one thread: 30 GB/s of fp32, where the way of all targets has 19. Included once per Highway
-// target, hence the guard that toggles.
+// Encoding fp32 and fp16 to a 4-bit format by FourBitTables::bucket, for AVX-512, where one instruction looks up words
+// among 32. In L2 on one thread: 30 GB/s of fp32, where the method for all targets reaches 19. Included once per
+// Highway target, hence the guard that toggles.
 #if defined(NIBBLE_QUANT_FOUR_BIT_BUCKETS_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef NIBBLE_QUANT_FOUR_BIT_BUCKETS_INL
 #undef NIBBLE_QUANT_FOUR_BIT_BUCKETS_INL
@@ -24,8 +24,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
 
-// The codes of a batch of n weights, at most as many as a block may have, for whose absmax there are inverse and scale.
-// What is as far ahead as the batch is long is fetched meanwhile.
+// The codes of a batch of n weights, at most as many as a block may have, given the inverse and the scale of each
+// absmax. Prefetches one batch ahead.
 template <class Source>
 HWY_INLINE void encode_by_buckets(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t n,
                                   const float* HWY_RESTRICT inverse, const float* HWY_RESTRICT scale, int block_bits,

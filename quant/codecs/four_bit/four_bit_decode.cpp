@@ -17,7 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// n weights, of which the last block may have fewer.
+// n weights; the last block may be short.
 void decode_blocks(const FourBitTables& tables, const std::uint8_t* HWY_RESTRICT packed,
                    const float* HWY_RESTRICT absmax, std::size_t blocksize, std::size_t n, float* HWY_RESTRICT w) {
   const hn::CappedTag<float, 16> d;
@@ -40,7 +40,7 @@ void decode_blocks(const FourBitTables& tables, const std::uint8_t* HWY_RESTRICT
   }
 }
 
-// What the 16 codes of a block stand for, rounded to 16 bits: the lower bytes and the upper ones.
+// The values of the 16 codes of a block, rounded to 16 bits: first the lower bytes, then the upper ones.
 struct Values16 {
   alignas(16) std::uint8_t lower[16];
   alignas(16) std::uint8_t upper[16];
@@ -109,7 +109,8 @@ template <bool to_bf16>
 HWY_INLINE void decode_blocks_16(const FourBitTables& tables, const std::uint8_t* HWY_RESTRICT packed,
                                  const float* HWY_RESTRICT absmax, std::size_t blocksize, std::size_t n,
                                  std::uint16_t* HWY_RESTRICT w) {
-  Values16 values[32];  // made for many blocks before they are used: a load soon after smaller stores waits for them
+  Values16 values[32];  // made for many blocks before they are used, because a load right after smaller stores has to
+                        // wait for them
   for (std::size_t first = 0; first < n;) {
     const std::size_t blocks = std::min<std::size_t>(32, (n - first + blocksize - 1) / blocksize);
     for (std::size_t b = 0; b < blocks; ++b) make_values<to_bf16>(tables, absmax[b], values[b]);

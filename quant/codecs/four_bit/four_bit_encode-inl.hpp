@@ -1,5 +1,5 @@
-// Encoding to the 4-bit formats: the loops over whole blocks. Whoever includes them may look at each batch while it is
-// in L1. Included once per Highway target, hence the guard that toggles.
+// Encoding to the 4-bit formats: the loops over whole blocks. The file that includes them may look at each batch while
+// it is in L1. Included once per Highway target, hence the guard that toggles.
 #if defined(NIBBLE_QUANT_FOUR_BIT_ENCODE_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef NIBBLE_QUANT_FOUR_BIT_ENCODE_INL
 #undef NIBBLE_QUANT_FOUR_BIT_ENCODE_INL
@@ -152,8 +152,7 @@ template <class Source, bool splits_zero> class BlockEncoder {
   const FourBitTables& tables_;
 };
 
-// The codes of a batch of n weights, for whose absmax there are inverse and scale. What is as far ahead as the batch is
-// long is fetched meanwhile.
+// The codes of a batch of n weights, given the inverse and the scale of each absmax. Prefetches one batch ahead.
 template <class Source, bool splits_zero>
 HWY_INLINE void encode_by_guess(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t n,
                                 const float* HWY_RESTRICT inverse, const float* HWY_RESTRICT scale, int block_bits,
@@ -199,7 +198,7 @@ HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* H
   HWY_ALIGN float inverse[batch_blocks] = {};
   HWY_ALIGN float scale[batch_blocks] = {};
 
-  // A batch of blocks at a time: it stays in the cache from step to step, and the next one is on its way meanwhile.
+  // One batch of blocks at a time: it stays in the cache from step to step while the next one is prefetched.
   while (blocks > 0) {
     const std::size_t count = std::min(blocks, std::max<std::size_t>(1, batch_bytes / Source::size / blocksize)),
                       n = count * blocksize;
@@ -210,7 +209,7 @@ HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* H
       const auto largest = hn::Load(d, inverse + b), zero = hn::Zero(d);
       const auto one = hn::Div(hn::Set(d, 1.0f), hn::Max(largest, hn::Set(d, 1e-38f)));
       const auto is_finite = hn::Lt(largest, hn::Set(d, std::numeric_limits<float>::infinity()));
-      // The scale of blocks below would overflow.
+      // For a smaller absmax, the scale would overflow.
       const auto is_tiny = hn::Lt(largest, hn::Set(d, 1e-30f));
       tiny = tiny || !hn::AllFalse(d, hn::And(is_tiny, hn::Gt(largest, zero)));
       hn::Store(hn::IfThenElseZero(is_finite, one), d, inverse + b);
@@ -274,8 +273,8 @@ HWY_NOINLINE void encode_tiny(const FourBitTables& tables, const std::byte* HWY_
   encode_blocks<Source>(tables, w, blocks, blocksize, packed, absmax, SeeNothing());
 }
 
-// bf16 weights are encoded by the steps of tables.bf16_steps, where there are any; all others, and the scalar target,
-// by encode_blocks().
+// bf16 weights are encoded by tables.bf16_steps if there are any; all other weights, and all on the scalar target, by
+// encode_blocks().
 template <class Source, class See>
 HWY_INLINE void encode_whole_blocks(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                                     std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed,
