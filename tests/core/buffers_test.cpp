@@ -95,7 +95,8 @@ TEST(Buffers, NothingIsLentAsNothing) {
   EXPECT_TRUE(Buffers::Loan().bytes().empty());
 }
 
-// Bytes that the disk fetches itself have the same offset in a page as in the file, with the rest of the page before them.
+// Bytes that the disk fetches itself have the same offset in a page as in the file, with the rest of the page before
+// them.
 TEST(Buffers, DirectBuffersLieAsTheFileDoes) {
   Buffers buffers;
   for (const std::uint64_t position : std::initializer_list<std::uint64_t>{0, 1, 100, 4095, 4096, 10'000}) {
