@@ -254,7 +254,7 @@ std::unique_ptr<Reader> open_files(const fs::path& given, std::uint64_t max_memo
   std::string name = path.filename();
   if (is_directory) {
     const std::vector<std::string> names = weight_names();
-    const auto present = [&](const std::string& candidate) { return checkpoint->directory().has(candidate.c_str()); };
+    const auto present = [&](const std::string& candidate) { return checkpoint->directory().has(candidate); };
     const auto first = std::find_if(names.begin(), names.end(), present);
     if (first == names.end()) refuse_directory(path);
     name = *first;
