@@ -103,11 +103,10 @@ void add_tree(int directory, const std::string& path, int depth, std::string_vie
     if (!status || !S_ISDIR(status->st_mode)) continue;
     const Descriptor inner = open_directory(directory, name);
     if (inner.get() < 0)
-      throw Error(Errc::io,
-                  fmt::format("{}: cannot open '{}': {}", label, printable(path + name), std::strerror(errno)));
+      throw Error(Errc::io, label, fmt::format("cannot open '{}': {}", printable(path + name), std::strerror(errno)));
     if (depth == deepest_tree)
-      throw Error(Errc::io,
-                  fmt::format("{}: '{}' is inside more than {} nested folders", label, printable(path + name), depth));
+      throw Error(Errc::io, label,
+                  fmt::format("'{}' is inside more than {} nested folders", printable(path + name), depth));
     add_tree(inner.get(), path + name + "/", depth + 1, label, paths);
   }
 }
@@ -122,13 +121,13 @@ std::optional<struct ::stat> status_of(int at, const std::string& name, std::str
   struct ::stat status {};
   if (fstatat(at, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) return status;
   if (errno == ENOENT) return std::nullopt;
-  throw Error(Errc::io,
-              fmt::format("{}: cannot read the status of '{}': {}", label, printable(name), std::strerror(errno)));
+  throw Error(Errc::io, label,
+              fmt::format("cannot read the status of '{}': {}", printable(name), std::strerror(errno)));
 }
 
 std::vector<std::string> list_directory(int directory, std::string_view label) {
   const auto fail = [&](int error) {
-    throw Error(Errc::io, fmt::format("{}: cannot list the directory: {}", label, std::strerror(error)));
+    throw Error(Errc::io, label, fmt::format("cannot list the directory: {}", std::strerror(error)));
   };
   // A descriptor of its own: the position in the directory belongs to it.
   Descriptor copy(openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -52,19 +52,9 @@ Piece next_piece(std::string_view name, std::size_t& at) {
 
 }  // namespace
 
-Error about(const Error& error, const std::string& path) {
-  const std::string whole = escaped(path), message = error.what();
-  const std::string name = whole.substr(whole.rfind('/') + 1);  // npos + 1 is 0
-  const auto begins_with_path = [&] {
-    if (!message.starts_with(whole)) return false;
-    // "/models/a2: ..." begins with the letters of /models/a, but not with that path or one below it.
-    const std::string_view rest = std::string_view(message).substr(whole.size());
-    return whole.ends_with('/') || rest.starts_with(':') || rest.starts_with('/');
-  };
-  if (begins_with_path()) return error;
-  if (!name.empty() && message.starts_with(name + ':'))
-    return {error.code(), whole + message.substr(name.size()), error.remedy()};
-  return {error.code(), whole + ": " + message, error.remedy()};
+Error about(const Error& error, std::string_view subject) {
+  if (!error.subject().empty()) return error;
+  return {error.code(), subject, error.what(), error.remedy()};
 }
 
 std::string escaped(std::string_view text) {

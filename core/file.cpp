@@ -20,7 +20,7 @@ namespace nibble {
 namespace {
 
 [[noreturn]] void fail(Errc code, std::string_view label, std::string_view what, int error) {
-  throw Error(code, fmt::format("{}: {}: {}", label, what, std::generic_category().message(error)));
+  throw Error(code, label, fmt::format("{}: {}", what, std::generic_category().message(error)));
 }
 
 // Repeats a system call that a signal interrupted. Signals reach programs that never asked for them (profilers,
@@ -59,7 +59,7 @@ bool names_nothing(int error) {
 
 off_t to_off(std::string_view label, std::uint64_t offset) {
   if (offset > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()))
-    throw Error(Errc::io, fmt::format("{}: offset {} is beyond the largest that a file can have", label, offset));
+    throw Error(Errc::io, label, fmt::format("offset {} is beyond the largest that a file can have", offset));
   return static_cast<off_t>(offset);
 }
 
@@ -169,8 +169,8 @@ void InputFile::read_from(int fd, std::uint64_t offset, std::span<std::byte> out
   const Transfer done = read_all(fd, to_off(label_, offset), out);
   if (done.error != 0) fail(Errc::io, label_, "cannot read", done.error);
   if (done.bytes < out.size())
-    throw Error(Errc::input_changed, fmt::format("{}: now ends at byte {}, but had {} bytes when it was opened", label_,
-                                                 offset + done.bytes, size()));
+    throw Error(Errc::input_changed, label_,
+                fmt::format("now ends at byte {}, but had {} bytes when it was opened", offset + done.bytes, size()));
 }
 
 void InputFile::check_size(std::uint64_t limit) const {
@@ -193,9 +193,7 @@ void InputFile::check_unchanged() const {
   if (identity_of(named) != identity_) refuse_changed();
 }
 
-void InputFile::refuse_changed() const {
-  throw Error(Errc::input_changed, fmt::format("{}: changed while it was read", label_));
-}
+void InputFile::refuse_changed() const { throw Error(Errc::input_changed, label_, "changed while it was read"); }
 
 OutputFile::OutputFile(int directory, const std::string& name, std::string label, ::mode_t mode)
     : label_(std::move(label)) {
@@ -214,8 +212,8 @@ void OutputFile::reserve(std::uint64_t bytes) {
   if (::fstatvfs(fd_.get(), &disk) == 0) {
     const Checked available = Checked(disk.f_bavail) * disk.f_frsize;
     if (available.valid() && bytes > available.value())
-      throw Error(Errc::no_space,
-                  fmt::format("{}: {} bytes do not fit, the disk has {} free", label_, bytes, available.value()));
+      throw Error(Errc::no_space, label_,
+                  fmt::format("{} bytes do not fit, the disk has {} free", bytes, available.value()));
   }
   // posix_fallocate() would write to every block where the file system cannot allocate: minutes for a large model.
   if (size > 0 && retry([&] { return ::fallocate(fd_.get(), 0, 0, size); }) != 0) {

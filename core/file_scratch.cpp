@@ -47,7 +47,7 @@ class FileScratch final : public Scratch {
 
   [[noreturn]] void fail(std::string_view action, int error) const {
     const Errc code = error == ENOSPC || error == EDQUOT ? Errc::no_space : Errc::io;
-    throw Error(code, fmt::format("{}: {}: {}", label_, action, std::strerror(error)));
+    throw Error(code, label_, fmt::format("{}: {}", action, std::strerror(error)));
   }
 
   std::string label_;

@@ -221,7 +221,7 @@ fs::path find_model(const fs::path& path) {
   const int failure = errno;
   const std::string reason = std::generic_category().message(failure);
   if (failure != ENOENT && failure != ENOTDIR && failure != ELOOP && failure != ENAMETOOLONG)
-    throw Error(Errc::io, fmt::format("{}: {}", escaped(path.native()), reason));
+    throw Error(Errc::io, escaped(path.native()), reason);
 
   const auto name = failure == ENOENT ? parse_model_name(path.native()) : std::nullopt;
   if (!name) refuse(escaped(path.native()), "{}", reason);

@@ -77,13 +77,13 @@ void check_no_input(const fs::path& file, const Reader& source) {
   if (!identity) return;
   for_each_file(source, [&](const fs::path& input) {
     if (identify(input) == identity)
-      throw Error(Errc::usage, fmt::format("{}: is part of the input '{}'", shown(file), shown(source.path())));
+      throw Error(Errc::usage, shown(file), fmt::format("is part of the input '{}'", shown(source.path())));
   });
 }
 
 void check_apart(const fs::path& out_as_given, const Reader& source, std::span<const std::string> links) {
   const auto refuse = [&](std::string_view fact) {
-    throw Error(Errc::usage, fmt::format("{}: {} '{}'", shown(out_as_given), fact, shown(source.path())));
+    throw Error(Errc::usage, shown(out_as_given), fmt::format("{} '{}'", fact, shown(source.path())));
   };
   constexpr std::string_view same = "the output is the input";
   std::string text = out_as_given.string();
@@ -94,8 +94,7 @@ void check_apart(const fs::path& out_as_given, const Reader& source, std::span<c
     if (to && to == identify(source.path())) refuse(same);
     const fs::path manifest = out.string() + Transaction::manifest_suffix;
     if (const auto beside = identify(manifest); beside && beside == identify(source.path()))
-      throw Error(Errc::usage,
-                  fmt::format("{}: the manifest beside the output would replace the input", shown(manifest)));
+      throw Error(Errc::usage, shown(manifest), "the manifest beside the output would replace the input");
     return;
   }
   const auto from = identify(source.path());

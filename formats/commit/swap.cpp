@@ -130,7 +130,7 @@ struct Swap::Folders {
   std::string shown;
 
   [[noreturn]] void fail(std::string_view action) const {
-    throw Error(Errc::io, fmt::format("{}: {}: {}", printable(shown), action, std::strerror(errno)));
+    throw Error(Errc::io, printable(shown), fmt::format("{}: {}", action, std::strerror(errno)));
   }
   [[noreturn]] void fail(std::string_view action, const std::string& name) const {
     fail(fmt::format("cannot {} '{}'", action, printable(name)));
@@ -153,8 +153,8 @@ struct Swap::Folders {
   }
 
   [[noreturn]] void refuse(const Step& step) const {
-    throw Error(Errc::output_exists, fmt::format("{}: '{}' was changed meanwhile; nothing is replaced",
-                                                 printable(shown), printable(step.name)));
+    throw Error(Errc::output_exists, printable(shown),
+                fmt::format("'{}' was changed meanwhile; nothing is replaced", printable(step.name)));
   }
 
   // Each step makes sure that it meets the entry that it is about, and looks at what it has moved: another may have
@@ -267,7 +267,7 @@ Swap::Steps Swap::replace(const std::vector<std::string>& entries) const {
 void Swap::write_journal(const Steps& steps) const {
   struct stat target {};
   if (fstat(target_, &target) != 0)
-    throw Error(Errc::io, fmt::format("{}: cannot read its status: {}", printable(shown_), std::strerror(errno)));
+    throw Error(Errc::io, printable(shown_), fmt::format("cannot read its status: {}", std::strerror(errno)));
   (void)unlinkat(work_, journal_name, 0);  // one that does not count
   OutputFile file(work_, journal_name, printable(shown_) + ": journal", 0600);
   const std::string text = text_of(steps, target.st_ino);
@@ -275,7 +275,7 @@ void Swap::write_journal(const Steps& steps) const {
   file.flush();
   file.close();
   if (fsync(work_) != 0 || fsync(target_) != 0)
-    throw Error(Errc::io, fmt::format("{}: cannot flush: {}", printable(shown_), std::strerror(errno)));
+    throw Error(Errc::io, printable(shown_), fmt::format("cannot flush: {}", std::strerror(errno)));
 }
 
 void Swap::run(const Steps& steps, const std::function<void()>& judge) const {
@@ -302,8 +302,8 @@ Swap::Journal Swap::journal() const {
   struct stat status {};
   struct stat target {};
   const auto fail = [&] {
-    throw Error(Errc::io, fmt::format("{}: cannot read the journal of an interrupted run: {}", printable(shown_),
-                                      std::strerror(errno)));
+    throw Error(Errc::io, printable(shown_),
+                fmt::format("cannot read the journal of an interrupted run: {}", std::strerror(errno)));
   };
   if (file.get() < 0 && errno != ELOOP && errno != ENXIO) fail();
   if (fstat(target_, &target) != 0 || (file.get() >= 0 && fstat(file.get(), &status) != 0)) fail();
@@ -338,8 +338,8 @@ void Swap::end() const {
   if (renamed && fsync(work_) == 0) return;
   const int error = errno;
   if (renamed) (void)renameat(work_, done_name, work_, journal_name);  // it is needed if undoing fails, too
-  throw Error(Errc::io,
-              fmt::format("{}: cannot mark its journal as finished: {}", printable(shown_), std::strerror(error)));
+  throw Error(Errc::io, printable(shown_),
+              fmt::format("cannot mark its journal as finished: {}", std::strerror(error)));
 }
 
 }  // namespace nibble

@@ -22,11 +22,11 @@ namespace {
 constexpr int lock_attempts = 100;
 
 [[noreturn]] void fail_with(std::string_view shown, std::string_view action) {
-  throw Error(Errc::io, fmt::format("{}: {}: {}", printable(shown), action, std::strerror(errno)));
+  throw Error(Errc::io, printable(shown), fmt::format("{}: {}", action, std::strerror(errno)));
 }
 
 [[noreturn]] void refuse_with(std::string_view shown, std::string_view fact) {
-  throw Error(Errc::output_exists, fmt::format("{}: {}", printable(shown), fact));
+  throw Error(Errc::output_exists, printable(shown), fact);
 }
 
 // Somebody else could put files into it that we would take for ours, or keep files that we put there.
@@ -127,7 +127,7 @@ void WorkDirectory::clear() {
   removes_ = true;
   remove_entries(fd());
   if (const auto left = list_directory(fd(), printable(shown_)); !left.empty())
-    throw Error(Errc::io, fmt::format("{}: cannot remove '{}' in it", printable(shown_), printable(left.front())));
+    throw Error(Errc::io, printable(shown_), fmt::format("cannot remove '{}' in it", printable(left.front())));
 }
 
 bool WorkDirectory::move(Descriptor root, const char* name, std::string_view folder) {

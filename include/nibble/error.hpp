@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -29,13 +30,25 @@ class Error : public std::runtime_error {
   Error(Errc code, const std::string& what, Remedy remedy = {})
       : std::runtime_error(what), code_(code), remedy_(remedy) {}
   Error(Errc code, const std::string& what, Remedy::Kind remedy) : Error(code, what, Remedy{remedy}) {}
+  /// About a file or another thing that has a name: what() is "SUBJECT: FACT". The subject is shown as it is, so it is
+  /// escaped already.
+  Error(Errc code, std::string_view subject, std::string_view fact, Remedy remedy = {})
+      : std::runtime_error(std::string(subject).append(": ").append(fact)),
+        code_(code),
+        remedy_(remedy),
+        subject_bytes_(subject.size()) {}
+  Error(Errc code, std::string_view subject, std::string_view fact, Remedy::Kind remedy)
+      : Error(code, subject, fact, Remedy{remedy}) {}
   [[nodiscard]] Errc code() const noexcept { return code_; }
+  /// What the error is about; empty if it was thrown where that is not known. Valid as long as the error.
+  [[nodiscard]] std::string_view subject() const noexcept { return std::string_view(what()).substr(0, subject_bytes_); }
   /// What the caller may change, if that would help.
   [[nodiscard]] Remedy remedy() const noexcept { return remedy_; }
 
  private:
   Errc code_;
   Remedy remedy_;
+  std::size_t subject_bytes_ = 0;  // of what(); not a copy of them, so that an error can be copied without memory
 };
 
 /// A name from a file in a form that fits one line of text: control characters, quotes and invalid UTF-8 are escaped,
@@ -45,7 +58,8 @@ class Error : public std::runtime_error {
 /// The same at full length, for paths.
 [[nodiscard]] std::string escaped(std::string_view text);
 
-/// The same error with the whole path of the checkpoint: if several are open, "model.safetensors" could be any of them.
-[[nodiscard]] Error about(const Error& error, const std::string& path);
+/// The same error, about this subject unless it has one already. Code that knows only tensors throws errors without a
+/// subject, and its callers know the file.
+[[nodiscard]] Error about(const Error& error, std::string_view subject);
 
 }  // namespace nibble

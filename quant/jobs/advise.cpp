@@ -232,9 +232,9 @@ class Advising {
     if (bases.empty()) fail();
     const auto [needed, allowed] = told_apart(min_bytes, options_.max_bytes, size_both);
     if (!best)
-      throw Error(Errc::usage,
-                  fmt::format("{}: cannot become smaller than {}, {:.3f} bits per weight; {} is allowed",
-                              escaped(in_.path().string()), needed, advice_.bits_per_weight(min_bytes), allowed),
+      throw Error(Errc::usage, escaped(in_.path().string()),
+                  fmt::format("cannot become smaller than {}, {:.3f} bits per weight; {} is allowed", needed,
+                              advice_.bits_per_weight(min_bytes), allowed),
                   options_.allow_nibble_only ? Remedy::Kind::none : Remedy::Kind::nibble_only_formats);
     return *std::move(best);
   }
@@ -399,8 +399,7 @@ std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble
   }
   if (!formats.empty()) return formats;
   const auto fail = [&](const std::string& fact, Remedy remedy = {}) {
-    throw Error(Errc::usage, fmt::format("{}: {}: nothing to choose", escaped(reference.path().string()), fact),
-                remedy);
+    throw Error(Errc::usage, escaped(reference.path().string()), fmt::format("{}: nothing to choose", fact), remedy);
   };
   if (std::ranges::any_of(codecs, quantizes))
     fail("transformers could load it in none of the formats", Remedy{Remedy::Kind::nibble_only_formats});

@@ -21,11 +21,11 @@ void check_part_names(const Reader& in, const PlannedTensors& tensors, const Cod
   const auto source_of = [&](std::size_t part) { return tensors[parts.tensor_of(part)].source; };
   const auto [first, second] = *twice;
   const PartList::Name name = parts.name(second);
-  throw Error(Errc::bad_input,
-              fmt::format("{}: tensors '{}' and '{}' would both be stored with a part named '{}'",
-                          in.label_of(source_of(second)), printable(in.tensors().name(source_of(first))),
-                          printable(in.tensors().name(source_of(second))),
-                          printable(std::string(name.stem).append(name.rest))));
+  throw Error(
+      Errc::bad_input, in.label_of(source_of(second)),
+      fmt::format("tensors '{}' and '{}' would both be stored with a part named '{}'",
+                  printable(in.tensors().name(source_of(first))), printable(in.tensors().name(source_of(second))),
+                  printable(std::string(name.stem).append(name.rest))));
 }
 
 }  // namespace nibble

@@ -200,7 +200,7 @@ struct Device::State {
     std::uint64_t nonfinite = 0;
     try {
       Queue queue = take();
-      if (quantize(queue.get(), &nonfinite) != NIBBLE_OK) throw Error(Errc::io, name + ": " + library.last_error());
+      if (quantize(queue.get(), &nonfinite) != NIBBLE_OK) throw Error(Errc::io, name, library.last_error());
       take_back(std::move(queue));
     } catch (const Error& error) {
       if (choice == DeviceChoice::cuda) throw asked_for(Errc::io, error);

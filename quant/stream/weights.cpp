@@ -18,8 +18,8 @@ namespace {
 static_assert(unit_weights % tile_weights == 0);
 
 [[noreturn]] void fail(const Reader& reader, const TensorInfo& tensor, const std::string& fact) {
-  throw Error(Errc::usage,
-              fmt::format("{}: tensor '{}': {}", printable(reader.path().string()), printable(tensor.name), fact));
+  throw Error(Errc::usage, printable(reader.path().string()),
+              fmt::format("tensor '{}': {}", printable(tensor.name), fact));
 }
 
 // All of a tensor, on the threads of the arena that calls.
@@ -76,8 +76,8 @@ Weights weights(const Reader& reader, std::string_view name) {
   const WeightReader::State state(reader);
   const auto tensor = state.stored.find(name);
   if (!tensor)
-    throw Error(Errc::usage,
-                fmt::format("{}: has no tensor '{}'", printable(reader.path().string()), printable(std::string(name))));
+    throw Error(Errc::usage, printable(reader.path().string()),
+                fmt::format("has no tensor '{}'", printable(std::string(name))));
   const StoredWeights::Tensor stored = state.stored[*tensor];
   Buffers buffers;
   const WeightSource source = state.open(stored, buffers);  // first: it throws if these are not weights

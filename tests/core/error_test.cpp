@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "core/utf8.hpp"
 
 namespace nibble::error_test {
@@ -49,24 +51,32 @@ TEST(Printable, CutsBetweenCharactersAndEscapes) {
 
 TEST(Escaped, KeepsItsLength) { EXPECT_EQ(escaped(std::string(500, 'x') + "\n"), std::string(500, 'x') + "\\n"); }
 
-TEST(Error, KeepsItsRemedyWhenTheCheckpointIsNamed) {
-  for (const char* const text : {"m.safetensors: is damaged", "is damaged"}) {
-    const Error named = about(Error(Errc::no_space, text, Remedy{Remedy::Kind::max_memory, 7}), "/a/m.safetensors");
-    EXPECT_STREQ(named.what(), "/a/m.safetensors: is damaged");
-    EXPECT_EQ(named.remedy(), (Remedy{Remedy::Kind::max_memory, 7}));
-  }
+TEST(Error, IsAboutItsSubject) {
+  const Error error(Errc::io, "/a/m", "cannot read", Remedy::Kind::max_memory);
+  EXPECT_STREQ(error.what(), "/a/m: cannot read");
+  EXPECT_EQ(error.subject(), "/a/m");
+  EXPECT_EQ(error.remedy(), Remedy{Remedy::Kind::max_memory});
+  EXPECT_EQ(Error(error).subject(), "/a/m");
+  EXPECT_EQ(Error(Errc::io, "cannot read: no subject").subject(), "");
 }
 
-TEST(Error, NamesTheCheckpointOnce) {
-  const auto text = [](const char* message, const char* path) {
-    return std::string(about(Error(Errc::bad_input, message), path).what());
-  };
-  EXPECT_EQ(text("/a/m: is damaged", "/a/m"), "/a/m: is damaged");
-  EXPECT_EQ(text("/a/m/config.json: is damaged", "/a/m"), "/a/m/config.json: is damaged");
-  EXPECT_EQ(text("/a/m/config.json: is damaged", "/a/m/"), "/a/m/config.json: is damaged");
-  // The beginning of another path is no name of it.
-  EXPECT_EQ(text("/a/m2: is damaged", "/a/m"), "/a/m: /a/m2: is damaged");
-  EXPECT_EQ(text("/a/m2/config.json: is damaged", "/a/m"), "/a/m: /a/m2/config.json: is damaged");
+TEST(Error, KeepsItsCodeAndRemedyWhenItGetsASubject) {
+  const Error named = about(Error(Errc::no_space, "is damaged", Remedy{Remedy::Kind::max_memory, 7}), "/a/m");
+  EXPECT_STREQ(named.what(), "/a/m: is damaged");
+  EXPECT_EQ(named.subject(), "/a/m");
+  EXPECT_EQ(named.code(), Errc::no_space);
+  EXPECT_EQ(named.remedy(), (Remedy{Remedy::Kind::max_memory, 7}));
+}
+
+// Whether an error has a subject is not read from its text: each of these would pass for the other.
+TEST(Error, GetsNoSecondSubject) {
+  for (const char* const subject : {"/a/m", "/a/m/config.json", "/a/m2", "scratch"}) {
+    const Error named = about(Error(Errc::io, subject, "cannot read", Remedy{Remedy::Kind::max_memory, 7}), "/a/m");
+    EXPECT_EQ(named.what(), std::string(subject) + ": cannot read");
+    EXPECT_EQ(named.subject(), subject);
+    EXPECT_EQ(named.remedy(), (Remedy{Remedy::Kind::max_memory, 7}));
+  }
+  EXPECT_STREQ(about(Error(Errc::io, "/a/m: cannot read"), "/a/m").what(), "/a/m: /a/m: cannot read");
 }
 
 }  // namespace
