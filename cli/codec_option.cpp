@@ -80,7 +80,9 @@ std::vector<std::string> codec_words() {
 }
 
 std::string codec_help() {
-  std::string text = "Codecs, with options as in nf4:block-size=32,double-quant=no:\n";
+  std::string text =
+      "CODEC is NAME or NAME:OPTION=VALUE,OPTION=VALUE..., without spaces, with each option at most once:\n"
+      "nf4:block-size=32,double-quant=no. The names, with their options:\n";
   std::vector<std::string_view> plain;
   for (const std::string_view name : codec_names())
     if (CodecSpec(name).info().options.empty()) plain.push_back(name);

@@ -55,26 +55,27 @@ const std::vector<Synonym> type_synonyms{{"bf16", "bfloat16"}, {"fp16", "float16
 // --block-size and --no-double-quant apply to all codecs that have such an option, unless it is given to the codec.
 class Shorthand {
  public:
-  Shorthand(std::string_view flag, std::string_view option, std::string_view value)
+  Shorthand(std::string_view flag, std::string_view option, std::optional<std::string_view> value)
       : flag_(flag), option_(option), value_(value) {}
 
   void apply(std::string_view text, CodecSpec& codec) const {
-    if (value_.empty() || !codec.has(option_)) return;
+    if (!value_ || !codec.has(option_)) return;
     if (const auto given = given_options(text); std::ranges::find(given, option_) != given.end())
       throw Error(Errc::usage, fmt::format("{} cannot be combined with '{}', which sets the same option", flag_,
                                            printable(std::string(text))));
     try {
-      codec = codec.with(option_, value_);
+      codec = codec.with(option_, *value_);
     } catch (const Error& error) {
       throw Error(Errc::usage, fmt::format("{}: {}", flag_, error.what()));
     }
   }
 
  private:
-  std::string_view flag_, option_, value_;
+  std::string_view flag_, option_;
+  std::optional<std::string_view> value_;  // none if the user did not give the flag; an empty one is an error
 };
 
-void finish_recipe(ConvertOptions& options) {
+void finish_recipe(const CLI::App& command, ConvertOptions& options) {
   Recipe& recipe = options.recipe;
   const std::vector<std::string_view> targets = target_names();
   recipe.to = parse_codec("--to", options.to, targets);
@@ -82,9 +83,10 @@ void finish_recipe(ConvertOptions& options) {
   recipe.lm_head = parse_codec("--lm-head", options.lm_head, codec_names());
   recipe.experts = parse_codec("--experts", options.experts, codec_names());
   for (const std::string& rule : options.rules) recipe.rules.push_back(parse_rule(rule));
+  using Value = std::optional<std::string_view>;
   for (const Shorthand& shorthand :
-       {Shorthand("--block-size", "block-size", options.blocksize),
-        Shorthand("--no-double-quant", "double-quant", options.no_double_quant ? "no" : "")}) {
+       {Shorthand("--block-size", "block-size", command.count("--block-size") > 0 ? Value(options.blocksize) : Value()),
+        Shorthand("--no-double-quant", "double-quant", options.no_double_quant ? Value("no") : Value())}) {
     shorthand.apply(options.to, recipe.to);
     shorthand.apply(options.embeddings, recipe.embeddings);
     shorthand.apply(options.lm_head, recipe.lm_head);
@@ -212,7 +214,7 @@ class ReportingDisplay final : public ProgressDisplay {
 
 void run(const CLI::App& command, ConvertOptions& options) {
   catch_interrupts();
-  finish_recipe(options);
+  finish_recipe(command, options);
   check_applicable(command, options.recipe);
   ReportingDisplay display(progress_style(options.progress), options);
   PlannedConversion conversion(options.in, options.out, options.recipe, options.conversion);
@@ -324,8 +326,9 @@ void add_convert(CLI::App& app) {
       ->excludes("--max-shard-size")
       ->group(output_group);
   command
-      ->add_flag("--overwrite", options->conversion.overwrite,
-                 "Replace an existing output once the new one is complete")
+      ->add_flag(
+          "--overwrite", options->conversion.overwrite,
+          "Replace an existing output once the new one is complete. In a directory, files that are no model's stay")
       ->group(output_group);
   command
       ->add_flag(

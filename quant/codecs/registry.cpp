@@ -51,11 +51,17 @@ std::size_t find_option(const CodecInfo& codec, std::string_view given) {
   if (codec.options.empty()) throw Error(Errc::usage, fmt::format("codec {} has no options", codec.name));
   std::vector<std::string_view> names;
   for (const CodecOption& option : codec.options) names.push_back(option.name);
-  throw Error(Errc::usage, fmt::format("option of codec {}: {}", codec.name, none_of(name, names)));
+  if (given.empty())
+    throw Error(Errc::usage, fmt::format("codec {}: an option is empty; each is NAME=VALUE, and the names are {}",
+                                         codec.name, fmt::join(names, ", ")));
+  throw Error(Errc::usage, fmt::format("option of codec {}: {}", codec.name, none_of(given, names)));
 }
 
 std::uint8_t find_value(const CodecInfo& codec, const CodecOption& option, std::string_view value) {
   const auto found = std::ranges::find(option.values, value);
+  if (value.empty())
+    throw Error(Errc::usage, fmt::format("{} of codec {}: has no value; it takes one of {}", option.name, codec.name,
+                                         fmt::join(option.values, ", ")));
   if (found == option.values.end())
     throw Error(Errc::usage, fmt::format("{} of codec {}: {}", option.name, codec.name, none_of(value, option.values)));
   return static_cast<std::uint8_t>(found - option.values.begin());

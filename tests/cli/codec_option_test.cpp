@@ -35,6 +35,32 @@ TEST(CodecOptions, ErrorsNameTheOption) {
   EXPECT_EQ(error("int8:block-size=32"), "--to 'int8:block-size=32': codec int8 has no options");
 }
 
+// One grammar: what is wrong is said in the same words wherever a codec is asked for.
+TEST(CodecOptions, TheGrammarIsTheSameInRules) {
+  for (const char* const codec :
+       {"nf4:", "nf4:block-size", "nf4:block-size=32,", "nf4:block-size=+32", "nf4:block-size=32,block_size=32",
+        "nf4: block-size=32", "nf4:block-size=32,x=1", "int8:block-size=32"}) {
+    const std::string fact = error_of([&] { return CodecSpec(codec); });
+    EXPECT_EQ(error_of([&] { return parse_codec("--to", codec, target_names()); }),
+              "--to '" + std::string(codec) + "': " + fact);
+    EXPECT_EQ(error_of([&] { return parse_rule("up=" + std::string(codec)); }),
+              "--tensor 'up=" + std::string(codec) + "': " + fact);
+  }
+  EXPECT_EQ(parse_rule("up=nf4:block_size=32").codec, parse_codec("--to", "nf4:block_size=32", target_names()));
+}
+
+// Millions of options, or one of a million letters, make one line that can be read.
+TEST(CodecOptions, ErrorsAreShortHoweverLongTheText) {
+  constexpr std::size_t longest = 400;
+  std::string many = "nf4:double-quant=no";
+  for (int i = 0; i < 100'000; ++i) many += ",block-size=32";
+  for (const std::string& text : {many, "nf4:" + std::string(1'000'000, 'x'), "nf4:x=" + std::string(1'000'000, '9'),
+                                  "nf4:block-size=" + std::string(1'000'000, '9'), std::string(1'000'000, ',')}) {
+    EXPECT_LT(error_of([&] { return parse_codec("--to", text, target_names()); }).size(), longest);
+    EXPECT_LT(error_of([&] { return parse_rule("up=" + text); }).size(), longest);
+  }
+}
+
 TEST(CodecOptions, ARuleIsAPatternAndACodec) {
   for (const auto& [text, pattern, codec] :
        {std::tuple{"up=nf4", "up", "nf4"},
@@ -63,6 +89,7 @@ TEST(CodecOptions, CompletionOffersEveryValueThatIsNotTheDefault) {
 
 TEST(CodecOptions, HelpNamesEveryCodecAndOption) {
   const std::string help = codec_help();
+  EXPECT_THAT(help, HasSubstr("NAME:OPTION=VALUE,OPTION=VALUE..., without spaces, with each option at most once"));
   for (const std::string_view name : codec_names()) {
     EXPECT_THAT(help, HasSubstr(std::string(name)));
     for (const CodecOption& option : CodecSpec(name).info().options)

@@ -113,6 +113,7 @@ TEST_F(Program, ErrorsAreOneLine) {
       {"convert", 2},
       {"convert w.safetensors out.safetensors --to nf5", 2},
       {"convert w.safetensors out.safetensors --to nf4 --block-size 100", 2},
+      {"convert w.safetensors out.safetensors --to nf4 --block-size ''", 2},
       {"convert w.safetensors out.safetensors --to nf4 --tensor nonsense", 2},
       {"convert w.safetensors out.safetensors --to nf4 --skip no.such.tensor", 2},
       {"convert w.safetensors out.safetensors --to nf4 --max-shard-size many", 2},

@@ -106,17 +106,47 @@ TEST(CodecSpec, ErrorsSuggestTheCodecThatOthersCallSo) {
 TEST(CodecSpec, RefusesWhatItDoesNotKnow) {
   const std::string sizes = "is not one of 32, 64, 128, 256, 512, 1024, 2048, 4096";
   const std::string codecs = " is not one of " + test::listed_codecs();
+  const std::string empty =
+      "codec nf4: an option is empty; each is NAME=VALUE, and the names are block-size, double-quant";
+  const std::string no_size =
+      "block-size of codec nf4: has no value; it takes one of 32, 64, 128, 256, 512, 1024, 2048, 4096";
+  const auto unknown = [](const std::string& name) {
+    return "option of codec nf4: '" + name + "' is not one of block-size, double-quant";
+  };
+  const std::string meant = ": did you mean block-size?";
   for (const auto& [text, error] :
        {std::pair<std::string, std::string>{"nf5", "codec 'nf5'" + codecs},
         {"", "codec ''" + codecs},
         {"int8:", "codec int8 has no options"},
         {"int8:block-size=64", "codec int8 has no options"},
-        {"nf4:", "option of codec nf4: '' is not one of block-size, double-quant"},
-        {"nf4:block-size=32,", "option of codec nf4: '' is not one of block-size, double-quant"},
+        {"nf4:", empty},
+        {"nf4:,", empty},
+        {"nf4:=32", empty},
+        {"nf4:block-size=32,", empty},
+        {"nf4:,block-size=32", empty},
+        {"nf4:block-size=32,,double-quant=no", empty},
+        {"nf4:foo=1", unknown("foo")},
+        {"nf4:foo_bar=1", unknown("foo_bar")},
+        {"nf4:block-size=32,nf4", unknown("nf4")},
+        {"nf4: block-size=32", unknown(" block-size") + meant},
+        {"nf4:block-size =32", unknown("block-size ") + meant},
+        {"nf4::block-size=32", unknown(":block-size") + meant},
+        {"nf4:BLOCK-SIZE=32", unknown("BLOCK-SIZE") + meant},
+        {"nf4:block-size=32,block_size=64", "block-size of codec nf4 is given twice"},
         {"nf4:blocksize=64",
          "option of codec nf4: 'blocksize' is not one of block-size, "
          "double-quant: did you mean block-size?"},
-        {"nf4:block-size", "block-size of codec nf4: '' " + sizes},
+        {"nf4:block-size", no_size},
+        {"nf4:block-size=", no_size},
+        {"nf4:block-size,double-quant=no", no_size},
+        {"nf4:block-size=+32", "block-size of codec nf4: '+32' " + sizes + ": did you mean 32?"},
+        {"nf4:block-size=-32", "block-size of codec nf4: '-32' " + sizes + ": did you mean 32?"},
+        {"nf4:block-size= 32", "block-size of codec nf4: ' 32' " + sizes + ": did you mean 32?"},
+        {"nf4:block-size=032", "block-size of codec nf4: '032' " + sizes},
+        {"nf4:block-size=0x20", "block-size of codec nf4: '0x20' " + sizes},
+        {"nf4:block-size=4294967328", "block-size of codec nf4: '4294967328' " + sizes},
+        {"nf4:block-size=18446744073709551648", "block-size of codec nf4: '18446744073709551648' " + sizes},
+        {"nf4:block-size=32:double-quant=no", "block-size of codec nf4: '32:double-quant=no' " + sizes},
         {"nf4:block-size=33", "block-size of codec nf4: '33' " + sizes},
         {"nf4:block-size=64x", "block-size of codec nf4: '64x' " + sizes + ": did you mean 64?"},
         {"nf4:block-size=32=32", "block-size of codec nf4: '32=32' " + sizes},
