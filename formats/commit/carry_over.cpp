@@ -10,7 +10,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <set>
 #include <span>
+#include <string_view>
 
 #include "core/directory.hpp"
 #include "core/refuse.hpp"
@@ -49,7 +51,7 @@ std::string CarryOver::label_in(const std::string& path) const {
 }
 
 void CarryOver::fail_in(const std::string& path, std::string_view action) const {
-  throw Error(Errc::io, fmt::format("{}: {}: {}", label_in(path), action, std::strerror(errno)));
+  throw Error(Errc::io, label_in(path), fmt::format("{}: {}", action, std::strerror(errno)));
 }
 
 void CarryOver::fail_out(const std::string& path, std::string_view action) const {
@@ -57,17 +59,25 @@ void CarryOver::fail_out(const std::string& path, std::string_view action) const
 }
 
 std::uint64_t CarryOver::measure(const Directory& from) {
+  seen_ = {};
   walk(from, nowhere);
+  is_measured_ = true;
   return bytes_;
 }
 
-void CarryOver::copy(const Directory& from, int to) { walk(from, to); }
+void CarryOver::copy(const Directory& from, int to) {
+  walk(from, to);
+  const std::set<std::string_view> copied(paths_.begin(), paths_.end());
+  for (const auto& [path, seen] : seen_)
+    if (!copied.contains(path)) throw Error(Errc::input_changed, label_in(path), "no longer exists");
+}
 
 void CarryOver::walk(const Directory& from, int to) {
   folders_ = 0;
   bytes_ = 0;
   left_out_ = {};
   links_ = {};
+  paths_ = {};
   walk_directory(from.fd(), to, "");
 }
 
@@ -119,7 +129,12 @@ void CarryOver::walk_subdirectory(int from, int to, const std::string& name, con
     refuse(label_in(path + name), "is one of more than {} folders to carry over", max_folders);
   const Descriptor inner(openat(from, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (inner.get() < 0) fail_in(path + name, "cannot open");
-  if (to == nowhere) return walk_directory(inner.get(), nowhere, path + name + "/");
+  const std::size_t files_before = paths_.size();
+  if (to == nowhere) {
+    walk_directory(inner.get(), nowhere, path + name + "/");
+    if (paths_.size() > files_before) paths_.push_back(path + name);
+    return;
+  }
   if (mkdirat(to, name.c_str(), 0777) != 0) fail_out(path + name, "cannot create");
   const Descriptor made = open_directory(to, name);
   if (made.get() < 0) fail_out(path + name, "cannot open");
@@ -129,11 +144,21 @@ void CarryOver::walk_subdirectory(int from, int to, const std::string& name, con
 }
 
 void CarryOver::take_file(int from, int to, const std::string& name, const std::string& path) {
+  struct stat status {};
+  if (fstatat(from, name.c_str(), &status, 0) != 0) fail_in(path + name, "cannot read its status");
   const InputFile in(from, name, label_in(path + name));
   bytes_ += in.size();
-  if (to == nowhere) return;
-  struct stat status {};
-  if (fstatat(from, name.c_str(), &status, 0) != 0) fail_in(path + name, "cannot read its mode");
+  paths_.push_back(path + name);
+  const Seen now{status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
+  if (to == nowhere) {
+    seen_.emplace(path + name, now);
+    return;
+  }
+  if (is_measured_) {
+    const auto before = seen_.find(path + name);
+    if (before == seen_.end()) throw Error(Errc::input_changed, in.label(), "appeared while the model was read");
+    if (before->second != now) throw Error(Errc::input_changed, in.label(), "changed while the model was read");
+  }
   OutputFile out(to, name, output_ + "/" + printable(path + name));
   std::vector<std::byte> block(std::min(in.size(), copy_block));
   for (std::uint64_t offset = 0; offset < in.size(); offset += block.size()) {
@@ -141,6 +166,7 @@ void CarryOver::take_file(int from, int to, const std::string& name, const std::
     in.read(offset, part);
     out.write_at(offset, part);
   }
+  in.check_unchanged();
   if (fchmodat(to, name.c_str(), status.st_mode & 0777, 0) != 0) fail_out(path + name, "cannot set its mode");
   out.flush();
   out.close();

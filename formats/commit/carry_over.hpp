@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,8 +39,12 @@ class CarryOver {
   /// if a folder has a name that a new file needs; Error(io) for what cannot be read.
   [[nodiscard]] std::uint64_t measure(const Directory& from);
 
-  /// Copies and flushes. `to` is an open directory.
+  /// Copies and flushes. `to` is an open directory. Throws Error(input_changed) if a file is not what measure() found,
+  /// by device, inode, size and modification time, or is new or gone: the weights may be those of another model.
   void copy(const Directory& from, int to);
+
+  /// The paths of what the latest call carries over, files and folders.
+  [[nodiscard]] const std::vector<std::string>& paths() const noexcept { return paths_; }
 
   /// Files of the latest call that were not copied although the user may expect them in the output, by path.
   struct LeftOut {
@@ -54,6 +60,14 @@ class CarryOver {
 
  private:
   using FolderId = std::pair<dev_t, ino_t>;
+  struct Seen {
+    dev_t device = 0;
+    ino_t inode = 0;
+    off_t size = 0;
+    time_t seconds = 0;
+    long nanoseconds = 0;
+    bool operator==(const Seen&) const = default;
+  };
 
   void walk(const Directory& from, int to);
   [[nodiscard]] bool is_carried_over(const std::string& name, const std::string& path);
@@ -71,7 +85,9 @@ class CarryOver {
   std::size_t folders_ = 0;
   std::uint64_t bytes_ = 0;
   LeftOut left_out_;
-  std::vector<std::string> links_;
+  std::vector<std::string> links_, paths_;
+  std::map<std::string, Seen> seen_;  // by measure(), by path
+  bool is_measured_ = false;
 };
 
 }  // namespace nibble

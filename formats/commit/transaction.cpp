@@ -14,10 +14,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "core/directory.hpp"
+#include "formats/commit/replaceable.hpp"
 #include "formats/containers/container.hpp"
 #include "nibble/error.hpp"
 
@@ -87,11 +89,11 @@ bool same_entry(const struct stat& a, const struct stat& b) { return a.st_dev ==
 }  // namespace
 
 void Transaction::fail(std::string_view action) const {
-  throw Error(Errc::io, fmt::format("{}: {}: {}", printable(shown_), action, std::strerror(errno)));
+  throw Error(Errc::io, printable(shown_), fmt::format("{}: {}", action, std::strerror(errno)));
 }
 
 void Transaction::refuse_existing(const std::string& shown, std::string_view fact, Remedy remedy) const {
-  throw Error(Errc::output_exists, fmt::format("{}: {}", printable(shown), fact), remedy);
+  throw Error(Errc::output_exists, printable(shown), fact, remedy);
 }
 
 bool Transaction::has_entry(int at, const std::string& name) const {
@@ -104,17 +106,30 @@ std::string Transaction::beside_name() const { return fmt::format(".{}.nibble", 
 
 Transaction::Transaction(const std::filesystem::path& target, Kind kind, const Options& options)
     : Transaction(look, target, kind, options) {
+  if (keeps_ && has_entry(parent_.get(), beside_name())) {
+    // An earlier run found nothing that stays.
+    inside_ = false;
+    enter();
+    work_.reset();
+    inside_ = true;
+  }
+  enter();
+  if (mkdirat(work_->fd(), Swap::new_name, 0777) != 0) fail("cannot create its work directory");
+  new_ = open_directory(work_->fd(), Swap::new_name);
+  if (new_.get() < 0) fail("cannot open its work directory");
+  options_.paths = {};  // their owner does not keep them
+}
+
+// Takes the work directory, and finishes or clears what an earlier run left in it.
+void Transaction::enter() {
   WorkLocation location = work_location();
   work_.emplace(std::move(location.root), location.name, shown_, location.path);
   judge_remains(work_->fd(), work_->shown());
   recover();
   if (!remove_old())
-    throw Error(Errc::io, fmt::format("{}: '{}/{}' cannot be removed", printable(shown_), printable(work_->shown()),
-                                      Swap::old_name));
+    throw Error(Errc::io, printable(shown_),
+                fmt::format("'{}/{}' cannot be removed", printable(work_->shown()), Swap::old_name));
   work_->clear();
-  if (mkdirat(work_->fd(), Swap::new_name, 0777) != 0) fail("cannot create its work directory");
-  new_ = open_directory(work_->fd(), Swap::new_name);
-  if (new_.get() < 0) fail("cannot open its work directory");
 }
 
 Transaction::Transaction(Look /*unused*/, const std::filesystem::path& target, Kind kind, const Options& options)
@@ -125,20 +140,19 @@ Transaction::Transaction(Look /*unused*/, const std::filesystem::path& target, K
   path_ = text;
   name_ = path_.filename().string();
   if (name_.empty() || name_ == "." || name_ == "..")
-    throw Error(Errc::usage, fmt::format("{}: the path of an output must end in a name", printable(shown_)));
+    throw Error(Errc::usage, printable(shown_), "the path of an output must end in a name");
   const std::string folder = path_.has_parent_path() ? path_.parent_path().string() : ".";
   parent_ = Descriptor(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (parent_.get() < 0) {
-    if (errno == ENOENT || errno == ENOTDIR)
-      throw Error(Errc::usage, fmt::format("{}: {}", printable(shown_), missing_text(folder)));
-    throw Error(Errc::io, fmt::format("{}: cannot open: {}", printable(folder), std::strerror(errno)));
+    if (errno == ENOENT || errno == ENOTDIR) throw Error(Errc::usage, printable(shown_), missing_text(folder));
+    throw Error(Errc::io, printable(folder), fmt::format("cannot open: {}", std::strerror(errno)));
   }
   const long longest = fpathconf(parent_.get(), _PC_NAME_MAX);
   const std::size_t room = std::strlen(manifest_suffix);  // ".OUT.nibble" is shorter
   if (longest > 0 && name_.size() + room > static_cast<std::size_t>(longest))
-    throw Error(Errc::usage,
-                fmt::format("{}: its name has {} bytes; at most {} leave room for the names of nibble's own files",
-                            printable(shown_), name_.size(), static_cast<std::size_t>(longest) - room));
+    throw Error(Errc::usage, printable(shown_),
+                fmt::format("its name has {} bytes; at most {} leave room for the names of nibble's own files",
+                            name_.size(), static_cast<std::size_t>(longest) - room));
   judge_target();
 }
 
@@ -174,7 +188,10 @@ void Transaction::judge_target() {
     const Descriptor target = open_directory(parent_.get(), name_);
     if (target.get() < 0) fail("cannot open");
     judge_permission(name_, shown_, *status);
+    const std::vector<std::string> entries = entries_of(target.get());
     inside_ = must_be_inside(*status) || has_entry(target.get(), inside_name);
+    keeps_ = !inside_ && is_model(entries) && judge_leaving(target.get(), options_.paths).size() < entries.size();
+    inside_ = inside_ || keeps_;
   }
 }
 
@@ -184,13 +201,11 @@ void Transaction::judge_permission(const std::string& name, const std::string& s
   if (fstat(parent_.get(), &parent) != 0) fail("cannot read the status of its folder");
   const uid_t user = geteuid();
   if ((parent.st_mode & S_ISVTX) != 0 && user != 0 && user != parent.st_uid && user != status.st_uid)
-    throw Error(Errc::io,
-                fmt::format("{}: belongs to another user, and only the owner can replace anything in a sticky "
-                            "folder",
-                            printable(shown)));
+    throw Error(Errc::io, printable(shown),
+                "belongs to another user, and only the owner can replace anything in a sticky folder");
   // When a directory moves, its entry for the folder above is written.
   if (S_ISDIR(status.st_mode) && faccessat(parent_.get(), name.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
-    throw Error(Errc::io, fmt::format("{}: cannot replace: {}", printable(shown), std::strerror(errno)));
+    throw Error(Errc::io, printable(shown), fmt::format("cannot replace: {}", std::strerror(errno)));
 }
 
 Transaction::WorkLocation Transaction::work_location() const {
@@ -238,13 +253,13 @@ std::uint64_t Transaction::judge_file(int at, const std::string& name, const std
   const Descriptor file(openat(at, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat opened {};
   if (file.get() < 0 || fstat(file.get(), &opened) != 0)
-    throw Error(Errc::io, fmt::format("{}: cannot open: {}", printable(shown), std::strerror(errno)));
+    throw Error(Errc::io, printable(shown), fmt::format("cannot open: {}", std::strerror(errno)));
   if (!may_replace(file.get()))
     refuse_existing(shown, "exists and does not look like a file that nibble wrote: remove it first");
   return opened.st_ino;
 }
 
-// Replacing a directory removes all that is in it, so it has to be a model. An empty one is no loss.
+// Only a model is replaced, or an empty directory.
 void Transaction::judge_entries(const std::vector<std::string>& entries) const {
   if (!entries.empty() && !is_model(entries)) refuse_existing(shown_, "exists and holds no model: remove it first");
 }
@@ -259,6 +274,16 @@ std::vector<std::string> Transaction::judge_old(int directory) const {
   return entries;
 }
 
+// The entries that leave a directory when these paths come in. What is lost with them is in the way.
+std::vector<std::string> Transaction::judge_leaving(int directory, std::span<const std::string> fresh) const {
+  Replaceable found = replaceable(directory, entries_of(directory), fresh, printable(shown_));
+  if (!found.lost.empty())
+    refuse_existing(shown_, fmt::format("contains '{}', which is in a folder that the new output replaces and lacks "
+                                        "it: move it away first",
+                                        printable(found.lost)));
+  return std::move(found.entries);
+}
+
 // Entries that appeared in a directory after it was judged must not be removed with it.
 void Transaction::judge_tree(int directory, const std::vector<std::string>& entries) const {
   for (const std::string& path : tree_of(directory, entries))
@@ -266,7 +291,7 @@ void Transaction::judge_tree(int directory, const std::vector<std::string>& entr
       refuse_existing(shown_, fmt::format("'{}' appeared in it meanwhile; nothing is replaced", printable(path)));
 }
 
-// Of a directory that is replaced: what is there on purpose.
+// What is there on purpose in a directory that is replaced.
 std::vector<std::string> Transaction::entries_of(int directory) const {
   std::vector<std::string> entries = list_directory(directory, printable(shown_));
   if (inside_) {
@@ -280,7 +305,7 @@ std::vector<std::string> Transaction::tree_of(int directory, const std::vector<s
   std::vector<std::string> tree = entries;
   for (const std::string& entry : entries) {
     const auto status = status_of(directory, entry, printable(shown_));
-    if (!status || !S_ISDIR(status->st_mode)) continue;
+    if (!status || !S_ISDIR(status->st_mode) || entry.starts_with('.')) continue;  // what is in those stays
     const Descriptor inner = open_directory(directory, entry);
     if (inner.get() < 0) fail("cannot open a folder in it");
     for (const std::string& path : list_tree(inner.get(), printable(shown_)))
@@ -361,12 +386,10 @@ void Transaction::finish_swap(const Swap& swap, const Swap::Journal& journal) {
     });
   } catch (const Error& error) {
     if (error.code() != Errc::output_exists) throw;
-    throw Error(
-        Errc::output_exists,
-        fmt::format("{}: an interrupted run replaced a part of it, and it was changed since: the rest of the old "
-                    "output is in {}/{}, the rest of the new one in {}/{}; move them away first",
-                    printable(shown_), printable(work_->shown()), Swap::old_name, printable(work_->shown()),
-                    Swap::new_name));
+    throw Error(Errc::output_exists, printable(shown_),
+                fmt::format("an interrupted run replaced a part of it, and it was changed since: the rest of the old "
+                            "output is in {}/{}, the rest of the new one in {}/{}; move them away first",
+                            printable(work_->shown()), Swap::old_name, printable(work_->shown()), Swap::new_name));
   }
 }
 
@@ -374,12 +397,14 @@ void Transaction::finish_swap(const Swap& swap, const Swap::Journal& journal) {
 void Transaction::judge_journal(const Swap::Journal& journal) const {
   const std::string shown = work_->shown() + "/" + Swap::journal_name;
   if (!options_.overwrite) refuse_existing(shown_, "its replacement was interrupted", finished);
+  const auto refuse_name = [&](const Swap::Step& step) {
+    refuse_existing(shown,
+                    fmt::format("names '{}', which nibble may not replace: remove it first", printable(step.name)));
+  };
   for (const Swap::Step& step : journal.steps) {
-    const bool is_ours = inside_ ? step.name != inside_name && step.name != lost_and_found
+    const bool is_ours = inside_ ? !step.name.starts_with('.') && step.name != lost_and_found
                                  : step.name == name_ || (options_.with_manifest && step.name == manifest_name());
-    if (step.action != Swap::Action::barrier && !is_ours)
-      refuse_existing(shown,
-                      fmt::format("names '{}', which nibble may not replace: remove it first", printable(step.name)));
+    if (step.action != Swap::Action::barrier && !is_ours) refuse_name(step);
   }
   if (!inside_) return;
   // What has left the target counts only as far as the journal tells of it.
@@ -391,6 +416,12 @@ void Transaction::judge_journal(const Swap::Journal& journal) const {
             status && status->st_ino == step.old_inode)
           entries.push_back(step.name);
   judge_entries(entries);
+  std::set<std::string_view> coming;
+  for (const Swap::Step& step : journal.steps)
+    if (step.action == Swap::Action::put_in) coming.insert(step.name);
+  for (const Swap::Step& step : journal.steps)
+    if (step.action == Swap::Action::take_out && !is_model_file(step.name) && !coming.contains(step.name))
+      refuse_name(step);
 }
 
 std::uint64_t Transaction::free_bytes() const {
@@ -528,11 +559,17 @@ void Transaction::commit_beside() {
   mine.st_mode = status.st_mode & 07777;
   const mode_t mode = (status.st_mode & 07000) | narrowed(work_->fd(), Swap::new_name, mine, status);
   if (fchmod(new_.get(), mode | S_IRWXU) != 0) fail("cannot set its mode");
-  if (exchange(mode)) return;
+  judge_tree(old.get(), entries_of(old.get()));
+  const std::vector<std::string> fresh = list_tree(new_.get(), printable(shown_));
+  const auto all_leave = [&](int directory) {
+    return judge_leaving(directory, fresh).size() == list_directory(directory, printable(shown_)).size();
+  };
+  if (all_leave(old.get()) && exchange(mode, all_leave)) return;
 
-  // The file system cannot do that: the work directory moves into the old one, and the entries change places.
+  // The file system cannot do that, or something came that stays: the work directory moves into the old one, and the
+  // entries change places.
   if (status.st_uid != geteuid())
-    throw Error(Errc::io, fmt::format("{}: cannot replace what belongs to another user", printable(shown_)));
+    throw Error(Errc::io, printable(shown_), "cannot replace what belongs to another user");
   if (!work_->move(Descriptor(dup(old.get())), inside_name, shown_)) fail("cannot replace");
   inside_ = true;
   commit_inside();
@@ -556,7 +593,7 @@ void Transaction::publish() {
 }
 
 // False if the file system has no such call for these two.
-bool Transaction::exchange(mode_t mode) {
+bool Transaction::exchange(mode_t mode, const std::function<bool(int)>& all_leave) {
   if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   if (renameat(work_->fd(), Swap::new_name, work_->fd(), exchanged_name) != 0) fail("cannot replace");
   const auto swap_entries = [&] {
@@ -577,6 +614,7 @@ bool Transaction::exchange(mode_t mode) {
     if (back.get() < 0 || fstat(back.get(), &status) != 0) fail("cannot open the old output");
     if (!same_entry(status, old_->status)) refuse_existing(shown_, "was changed meanwhile; nothing is replaced");
     judge_tree(back.get(), entries_of(back.get()));
+    if (!all_leave(back.get())) refuse_existing(shown_, "was changed meanwhile; nothing is replaced");
     if (fchmod(new_.get(), mode) != 0) fail("cannot set its mode");
     if (fsync(parent_.get()) != 0) fail("cannot flush");
     if (!set_name(trash_name)) fail("cannot replace");
@@ -597,7 +635,8 @@ void Transaction::commit_inside() {
   if (mkdirat(work_->fd(), Swap::old_name, 0700) != 0) fail("cannot create its work directory");
   if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   const Swap swap(work_->root(), work_->fd(), shown_);
-  run(swap, swap.replace(entries), [&] {
+  const std::vector<std::string> fresh = list_tree(new_.get(), printable(shown_));
+  run(swap, swap.replace(judge_leaving(work_->root(), fresh)), [&] {
     const Descriptor old = open_directory(work_->fd(), Swap::old_name);
     if (old.get() < 0) fail("cannot open the old output");
     judge_tree(old.get(), list_directory(old.get(), printable(shown_)));

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,7 +27,11 @@ namespace nibble {
 ///             and the new one comes last, so that a file may lie there without a manifest for a moment, but never
 ///             beside that of another file.
 ///   inside    `OUT/.nibble/`, where OUT is a mount point, its folder is not writable, or the file system cannot
-///             exchange: the entries are replaced by a Swap.
+///             exchange; and where OUT has entries that stay: the other entries are replaced by a Swap.
+///
+/// Nothing is lost that the new output does not replace (formats/commit/replaceable.hpp). What is not a file of a model
+/// stays in a directory that is replaced: it is not even touched. In a folder that has to go, because the new output
+/// has one of the same name, it is in the way.
 ///
 /// Nothing found on disk is trusted. An existing work directory is used only if it belongs to the user who runs nibble
 /// and nobody else can write it; the old output is judged again after the exchange has moved it away, and put back if
@@ -41,6 +46,9 @@ class Transaction {
     /// Whether a file that is open for reading may be replaced. Null: any file may.
     bool (*may_replace)(int file) = nullptr;
     bool with_manifest = true;  ///< a file has one beside it, or one that was there goes
+    /// Of a directory: the paths of the files and folders that it will have beside its model's. Those that are there
+    /// go. Only for what can be said before the work is done; what counts is what directory() has in the end.
+    std::span<const std::string> paths{};
   };
 
   /// Throws Error(output_exists) naming what is in the way: something that exists and is not to be overwritten, or is
@@ -109,6 +117,8 @@ class Transaction {
   [[nodiscard]] Judged judge_files() const;
   void judge_entries(const std::vector<std::string>& entries) const;
   [[nodiscard]] std::vector<std::string> judge_old(int directory) const;
+  [[nodiscard]] std::vector<std::string> judge_leaving(int directory, std::span<const std::string> fresh) const;
+  void enter();
   void judge_tree(int directory, const std::vector<std::string>& entries) const;
   void judge_journal(const Swap::Journal& journal) const;
   [[nodiscard]] WorkLocation work_location() const;
@@ -129,7 +139,7 @@ class Transaction {
   void judge_replaced() const;
   void commit_beside();
   void publish();
-  [[nodiscard]] bool exchange(mode_t mode);
+  [[nodiscard]] bool exchange(mode_t mode, const std::function<bool(int)>& all_leave);
   void commit_inside();
   void run(const Swap& swap, const Swap::Steps& steps, const std::function<void()>& judge);
   void finish_commit() noexcept;
@@ -141,6 +151,7 @@ class Transaction {
   Kind kind_;
   Options options_;
   bool inside_ = false;
+  bool keeps_ = false;                 // inside, because some entries stay
   std::string shown_;                  // the target as the user wrote it, for messages
   std::filesystem::path path_;         // the same without slashes at its end
   std::string name_;                   // its last component

@@ -11,6 +11,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "core/file.hpp"
 #include "core/file_scratch.hpp"
@@ -58,14 +59,10 @@ void write_file(int directory, const std::string& name, const std::string& label
   file.close();
 }
 
-Transaction::Options transaction_options(const CreateOptions& options) {
-  return {.overwrite = options.overwrite, .may_replace = is_weight_file};
-}
-
 void check_room(const std::string& label, std::uint64_t shards, std::uint64_t others, std::uint64_t free) {
   if (const std::uint64_t need = shards + std::min(others, UINT64_MAX - shards); free < need)
-    throw Error(Errc::no_space,
-                fmt::format("{}: the output takes {}, the disk has {} free", label, size_both(need), size_both(free)));
+    throw Error(Errc::no_space, label,
+                fmt::format("the output takes {}, the disk has {} free", size_both(need), size_both(free)));
 }
 
 // The names of the files that make an output directory a model.
@@ -103,24 +100,36 @@ CarryOver make_carry_over(const std::filesystem::path& path, const Reader& sourc
           [files = OutputFiles(source, shards)](const std::string& name) { return files.contains(name); }};
 }
 
-// Looks at what will be carried over before anything is written. Returns its bytes.
-std::uint64_t check_others(const std::filesystem::path& path, const Reader& source, const CreateOptions& options) {
+// What will be carried over.
+struct Others {
+  CarryOver carry_over;
+  std::uint64_t bytes;
+};
+
+// Looks at it before anything is written.
+Others check_others(const std::filesystem::path& path, const Reader& source, const CreateOptions& options) {
   CarryOver others = make_carry_over(path, source, options.shards);
   const std::uint64_t bytes = others.measure(Directory(source.path()));
   check_apart(path, source, others.links());
-  return bytes;
+  return {std::move(others), bytes};
+}
+
+Transaction::Options transaction_options(const CreateOptions& options, const Others* others) {
+  Transaction::Options result{.overwrite = options.overwrite, .may_replace = is_weight_file};
+  if (others != nullptr) result.paths = others->carry_over.paths();
+  return result;
 }
 
 // What files and directories have in common: shards, one after the other, in a transaction.
 class ShardWriter : public Writer {
  public:
   ShardWriter(const std::filesystem::path& path, Transaction::Kind kind, const CreateOptions& options,
-              std::uint64_t other_bytes)
+              const Others* others)
       : Writer(options.memory),
-        transaction_(path, kind, transaction_options(options)),
+        transaction_(path, kind, transaction_options(options, others)),
         label_(printable(path.string())),
         shards_(options.shards) {
-    check_room(label_, options.bytes, other_bytes, transaction_.free_bytes());
+    check_room(label_, options.bytes, others != nullptr ? others->bytes : 0, transaction_.free_bytes());
   }
 
   void begin(std::size_t index, const PartList& parts) override {
@@ -202,7 +211,7 @@ class ShardWriter : public Writer {
 class FileWriter final : public ShardWriter {
  public:
   FileWriter(const std::filesystem::path& path, const CreateOptions& options)
-      : ShardWriter(path, Transaction::Kind::file, options, 0) {}
+      : ShardWriter(path, Transaction::Kind::file, options, nullptr) {}
 
   // A single file: the user chose its name, and no part of the output contains it.
   [[nodiscard]] std::string shard_name(std::size_t /*index*/) const override { return {}; }
@@ -217,10 +226,7 @@ class FileWriter final : public ShardWriter {
 class DirectoryWriter final : public ShardWriter {
  public:
   DirectoryWriter(const std::filesystem::path& path, const Reader& source, const CreateOptions& options)
-      : ShardWriter(path, Transaction::Kind::directory, options, check_others(path, source, options)),
-        source_(source),
-        files_(source, options.shards),
-        carry_over_(make_carry_over(path, source, options.shards)) {}
+      : DirectoryWriter(path, source, options, check_others(path, source, options)) {}
 
   [[nodiscard]] std::string shard_name(std::size_t index) const override { return files_.shard(index); }
 
@@ -245,6 +251,12 @@ class DirectoryWriter final : public ShardWriter {
   }
 
  private:
+  DirectoryWriter(const std::filesystem::path& path, const Reader& source, const CreateOptions& options, Others others)
+      : ShardWriter(path, Transaction::Kind::directory, options, &others),
+        source_(source),
+        files_(source, options.shards),
+        carry_over_(std::move(others.carry_over)) {}
+
   [[nodiscard]] std::string staged_name(std::size_t index) const override { return shard_name(index); }
   [[nodiscard]] std::string manifest_name() const override { return manifest_file; }
 
@@ -310,10 +322,10 @@ class DirectoryWriter final : public ShardWriter {
 void check_output(const std::filesystem::path& path, const Reader& source, const CreateOptions& options) {
   check_apart(path, source);
   const bool is_directory = std::filesystem::is_directory(source.path());
-  const std::uint64_t others = is_directory ? check_others(path, source, options) : 0;
+  const auto others = is_directory ? std::optional(check_others(path, source, options)) : std::nullopt;
   const auto kind = is_directory ? Transaction::Kind::directory : Transaction::Kind::file;
-  check_room(printable(path.string()), options.bytes, others,
-             Transaction::check(path, kind, transaction_options(options)));
+  check_room(printable(path.string()), options.bytes, others ? others->bytes : 0,
+             Transaction::check(path, kind, transaction_options(options, others ? &*others : nullptr)));
 }
 
 std::unique_ptr<Writer> create_checkpoint(const std::filesystem::path& path, const Reader& source,
@@ -321,7 +333,7 @@ std::unique_ptr<Writer> create_checkpoint(const std::filesystem::path& path, con
   check_apart(path, source);
   if (std::filesystem::is_directory(source.path())) return std::make_unique<DirectoryWriter>(path, source, options);
   if (options.shards != 1)
-    throw Error(Errc::usage, fmt::format("{}: a file cannot hold {} shards", printable(path.string()), options.shards));
+    throw Error(Errc::usage, printable(path.string()), fmt::format("a file cannot hold {} shards", options.shards));
   return std::make_unique<FileWriter>(path, options);
 }
 

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/file.hpp"
 #include "formats/commit/transaction.hpp"
@@ -219,32 +220,44 @@ class DirectoryCrashTest : public CrashTest {
   DirectoryCrashTest() {
     write(in_ / "tokenizer.json", "new tokens");
     write(in_ / "pooling" / "config.json", "new pooling");
+    write(in_ / "extra" / "note.txt", "new note");
   }
 
-  enum class Before { nothing, model, entries };  // the last: what is in it is replaced one by one
+  // In the last two, what is in it is replaced one by one: in the last, because of what stays.
+  enum class Before { nothing, model, entries, with_more };
 
   void prepare(Before before) const {
     fs::remove_all(out_);
     fs::remove_all(root_.path() / ".out.nibble");
     if (before == Before::nothing) return;
     for (const auto& [name, text] : old_) write(out_ / name, text);
-    if (before == Before::model) return;
+    if (before == Before::with_more)
+      for (const auto& [name, text] : more_) write(out_ / name, text);
+    if (before != Before::entries) return;
     fs::create_directory(out_ / ".nibble");
     fs::permissions(out_ / ".nibble", fs::perms::owner_all);
   }
   void convert_directory() const { convert(in_, out_, true); }
-  void recover() const { const Transaction transaction(out_, Transaction::Kind::directory, {.overwrite = true}); }
+  void recover() const {
+    const std::vector<std::string> paths{"extra", "extra/note.txt", "pooling", "pooling/config.json"};
+    const Transaction transaction(out_, Transaction::Kind::directory, {.overwrite = true, .paths = paths});
+  }
 
   // What a loader takes for a model must be all of one. Where the directory changes places in one step, nothing else
   // is seen at any time.
-  void check(const Contents& before, bool in_one_step, const std::string& crash, bool ended) const {
-    const Contents found = contents_of(out_);
+  void check(const Contents& before, bool in_one_step, const std::string& crash, bool ended,
+             bool with_more = false) const {
+    for (const auto& [name, text] : with_more ? more_ : Contents{})
+      EXPECT_EQ(read_file(out_ / name), text) << crash << ": " << name;
+    const Contents found = without_more(contents_of(out_));
     const bool is_model = found.contains("config.json") && found.contains("model.safetensors");
     if (in_one_step || is_model) {
       EXPECT_THAT(found, AnyOf(before, new_)) << crash << ": a mixture";
     }
     ASSERT_NO_THROW(recover()) << crash;
-    EXPECT_THAT(contents_of(out_), AnyOf(ended ? new_ : before, new_)) << crash;
+    for (const auto& [name, text] : with_more ? more_ : Contents{})
+      EXPECT_EQ(read_file(out_ / name), text) << crash << ": " << name;
+    EXPECT_THAT(without_more(contents_of(out_)), AnyOf(ended ? new_ : before, new_)) << crash;
     EXPECT_EQ(entries_of(root_.path()).size(), fs::exists(out_) ? 1U : 0U) << crash;
     EXPECT_FALSE(fs::exists(out_ / ".nibble")) << crash;
   }
@@ -253,20 +266,26 @@ class DirectoryCrashTest : public CrashTest {
     prepare(Before::nothing);
     convert_directory();
     new_ = contents_of(out_);
-    ASSERT_EQ(new_.size(), 5U);
+    ASSERT_EQ(new_.size(), 6U);
   }
 
   std::size_t try_all(const Crash& kind, Before before) {
     find_new();
     const bool in_one_step = before == Before::nothing || (before == Before::model && kind.can_exchange);
     const auto check_it = [&](const std::string& crash, bool ended) {
-      check(before == Before::nothing ? Contents{} : old_, in_one_step, crash, ended);
+      check(before == Before::nothing ? Contents{} : old_, in_one_step, crash, ended, before == Before::with_more);
     };
     return try_crashes(
         kind, [&] { prepare(before); }, [&] { convert_directory(); }, check_it, lost_);
   }
 
+  Contents without_more(Contents contents) const {
+    for (const auto& [name, text] : more_) contents.erase(name);
+    return contents;
+  }
+
   fs::path out_ = root_.path() / "out";
+  Contents more_{{".git/HEAD", "ref"}, {".gitattributes", "lfs"}, {"notes/thesis.tex", "years of work"}};
   Contents old_{{"config.json", "{}"},
                 {"model.safetensors", test::safetensors_with({"old"})},
                 {"nibble.json", old_manifest},
@@ -278,6 +297,7 @@ TEST_F(DirectoryCrashTest, New) { EXPECT_GT(try_all({}, Before::nothing), 30U); 
 TEST_F(DirectoryCrashTest, Replaced) { EXPECT_GT(try_all({}, Before::model), 50U); }
 TEST_F(DirectoryCrashTest, ReplacedWithoutExchange) { EXPECT_GT(try_all({.can_exchange = false}, Before::model), 50U); }
 TEST_F(DirectoryCrashTest, ReplacedEntries) { EXPECT_GT(try_all({}, Before::entries), 50U); }
+TEST_F(DirectoryCrashTest, ReplacedBesideWhatStays) { EXPECT_GT(try_all({}, Before::with_more), 50U); }
 
 // For each call that can fail when the new entries are there already.
 TEST_F(DirectoryCrashTest, Undone) {

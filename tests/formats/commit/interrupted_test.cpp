@@ -29,12 +29,13 @@ TEST_F(TransactionTest, LeftoversOfAKilledRunAreCleared) {
 
 class InterruptedTest : public TransactionTest {
  protected:
-  // A replacement of entries that died after so many of its five moves.
+  // A replacement of entries that died after so many of its six moves.
   void interrupt(int moves) const {
     fs::remove_all(out_);
     make_old_model_of_entries();
     write(work_ / "new" / "config.json", "new config");
     write(work_ / "new" / "model.safetensors", "new weights");
+    write(work_ / "new" / "extra" / "note.txt", "new note");
     fs::create_directory(work_ / "old");
     const auto old = [&](const char* name) { return inode_of(out_ / name); };
     const auto fresh = [&](const char* name) { return inode_of(work_ / "new" / name); };
@@ -42,13 +43,15 @@ class InterruptedTest : public TransactionTest {
                                        {'-', "model.safetensors", old("model.safetensors"), 0},
                                        {'-', "extra", old("extra"), 0},
                                        {},
+                                       {'+', "extra", 0, fresh("extra")},
                                        {'+', "model.safetensors", 0, fresh("model.safetensors")},
                                        {'+', "config.json", 0, fresh("config.json")}}));
     if (moves > 0) fs::rename(out_ / "config.json", work_ / "old" / "config.json");
     if (moves > 1) fs::rename(out_ / "model.safetensors", work_ / "old" / "model.safetensors");
     if (moves > 2) fs::rename(out_ / "extra", work_ / "old" / "extra");
-    if (moves > 3) fs::rename(work_ / "new" / "model.safetensors", out_ / "model.safetensors");
-    if (moves > 4) fs::rename(work_ / "new" / "config.json", out_ / "config.json");
+    if (moves > 3) fs::rename(work_ / "new" / "extra", out_ / "extra");
+    if (moves > 4) fs::rename(work_ / "new" / "model.safetensors", out_ / "model.safetensors");
+    if (moves > 5) fs::rename(work_ / "new" / "config.json", out_ / "config.json");
   }
   void write_journal(std::string_view text) const {
     write(work_ / ".journal", text);
@@ -61,11 +64,11 @@ class InterruptedTest : public TransactionTest {
 // For every step at which a run may have died: who may replace finds the new model whole, everybody else touches
 // nothing.
 TEST_F(InterruptedTest, IsFinishedByWhoMayReplace) {
-  for (int moves = 0; moves <= 5; ++moves) {
+  for (int moves = 0; moves <= 6; ++moves) {
     interrupt(moves);
     EXPECT_EQ(refusal(false), "out: its replacement was interrupted") << moves;
     EXPECT_EQ(test::remedy_of([&] { Transaction(out_, Kind::directory, {}); }).kind, Remedy::Kind::finish_replacement);
-    EXPECT_EQ(fs::exists(out_ / "extra"), moves < 3);
+    EXPECT_EQ(fs::exists(out_ / "extra"), moves != 3);
     { const Transaction transaction = begin(true); }
     expect_new_model();
   }
@@ -76,7 +79,7 @@ TEST_F(InterruptedTest, IsReplacedInTheSameRun) {
   Transaction transaction = begin(true);
   stage(transaction, "config.json", "third config");
   transaction.commit();
-  EXPECT_EQ(entries_of(out_), Names{"config.json"});
+  EXPECT_EQ(entries_of(out_), (Names{"config.json", "extra"}));  // which is not replaced by anything
 }
 
 // What was replaced is lost only when all of it was replaced.
@@ -89,7 +92,7 @@ TEST_F(InterruptedTest, OldEntriesWithoutAJournalAreSpared) {
 }
 
 TEST_F(InterruptedTest, NothingIsLeftToFinishOfOneThatWasDone) {
-  interrupt(5);
+  interrupt(6);
   fs::rename(work_ / ".journal", work_ / ".done");
   { const Transaction transaction = begin(true); }
   expect_new_model();
@@ -251,6 +254,23 @@ TEST_F(InterruptedTest, WhatChangedSinceIsSaid) {
   fs::remove_all(out_ / "extra");
   EXPECT_THAT(refusal(true), HasSubstr("out: an interrupted run replaced a part of it, and it was changed since: the "
                                        "rest of the old output is in out/.nibble/old"));
+}
+
+// No run takes out what is not replaced.
+TEST_F(ForgedTest, AboutWhatStays) {
+  for (const char* const name : {".git", "notes", "thesis.tex"}) {
+    fs::remove_all(out_);
+    make_old_model_of_entries();
+    write(out_ / ".git" / "HEAD", "ref");
+    write(out_ / "notes" / "1.txt", "years of work");
+    write(out_ / "thesis.tex", "years of work");
+    fs::create_directory(work_ / "new");
+    fs::create_directory(work_ / "old");
+    write_journal(test::journal(out_, {{'-', name, inode_of(out_ / name), 0}}));
+    EXPECT_EQ(refusal(true),
+              "out/.nibble/.journal: names '" + std::string(name) + "', which nibble may not replace: remove it first");
+    EXPECT_TRUE(fs::exists(out_ / name));
+  }
 }
 
 TEST_F(ForgedTest, AboutNibblesOwnDirectory) {

@@ -60,11 +60,18 @@ class TransactionTest : public testing::Test {
   static void stage_new_model(const Transaction& transaction) {
     stage(transaction, "config.json", "new config");
     stage(transaction, "model.safetensors", "new weights");
+    ASSERT_EQ(mkdirat(transaction.directory(), "extra", 0777), 0);
+    stage(transaction, "extra/note.txt", "new note");
   }
-  Transaction begin(bool overwrite = false) const { return {out_, Kind::directory, {.overwrite = overwrite}}; }
+  // What comes in beside a model's files is known at the start, so nothing of the old model stays.
+  static Transaction::Options options(bool overwrite) {
+    static const Names paths{"extra", "extra/note.txt"};
+    return {.overwrite = overwrite, .paths = paths};
+  }
+  Transaction begin(bool overwrite = false) const { return {out_, Kind::directory, options(overwrite)}; }
   Transaction begin_file(bool overwrite = false) const { return {out_, Kind::file, {.overwrite = overwrite}}; }
   std::string refusal(bool overwrite, Kind kind = Kind::directory, Errc code = Errc::output_exists) const {
-    return in_place(error_of([&] { Transaction(out_, kind, {.overwrite = overwrite}); }, code));
+    return in_place(error_of([&] { Transaction(out_, kind, options(overwrite)); }, code));
   }
   // Messages without the folder of the test.
   std::string in_place(std::string text) const {
@@ -79,9 +86,10 @@ class TransactionTest : public testing::Test {
     EXPECT_EQ(read_file(out_ / "extra" / "note.txt"), "old note");
   }
   void expect_new_model() const {
-    EXPECT_EQ(entries_of(out_), (Names{"config.json", "model.safetensors"}));
+    EXPECT_EQ(entries_of(out_), (Names{"config.json", "extra", "model.safetensors"}));
     EXPECT_EQ(read_file(out_ / "config.json"), "new config");
     EXPECT_EQ(read_file(out_ / "model.safetensors"), "new weights");
+    EXPECT_EQ(read_file(out_ / "extra" / "note.txt"), "new note");
     EXPECT_EQ(entries_of(root_.path()), Names{"out"});
   }
 

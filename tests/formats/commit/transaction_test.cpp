@@ -40,8 +40,8 @@ TEST_F(TransactionTest, WhatTheUserMayNotReplaceIsSaidAtTheStart) {
   const auto as_nobody = [&](const fs::path& target, Kind kind) {
     const auto refused = [&](auto&& run) { return in_place(error_of(run, Errc::io)); };
     EXPECT_EQ(seteuid(65534), 0);
-    const std::string real = refused([&] { Transaction(target, kind, {.overwrite = true}); });
-    const std::string dry = refused([&] { (void)Transaction::check(target, kind, {.overwrite = true}); });
+    const std::string real = refused([&] { Transaction(target, kind, options(true)); });
+    const std::string dry = refused([&] { (void)Transaction::check(target, kind, options(true)); });
     EXPECT_EQ(seteuid(0), 0);
     EXPECT_EQ(dry, real);
     return real;
@@ -53,7 +53,7 @@ TEST_F(TransactionTest, WhatTheUserMayNotReplaceIsSaidAtTheStart) {
   EXPECT_EQ(as_nobody(out_, Kind::file), "file: " + sticky);
   EXPECT_EQ(as_nobody(directory, Kind::directory), "out: " + sticky);
   // Root may, and so may everybody whose folder it is.
-  (void)Transaction::check(directory, Kind::directory, {.overwrite = true});
+  (void)Transaction::check(directory, Kind::directory, options(true));
   ASSERT_EQ(chown(root_.path().c_str(), 65534, 65534), 0);
   ASSERT_EQ(seteuid(65534), 0);
   (void)Transaction::check(out_, Kind::file, {.overwrite = true});
@@ -90,6 +90,72 @@ TEST_F(TransactionTest, OverwriteReplacesTheWholeDirectory) {
     EXPECT_THAT(transaction.warnings(), IsEmpty());
     expect_new_model();
   }
+}
+
+// What is hidden, and what is no file of a model, was not written by a conversion, or may not have been.
+TEST_F(TransactionTest, OverwriteKeepsWhatIsNoFileOfAModel) {
+  const Names others{".cache/refs", ".git/HEAD", ".gitattributes", "thesis.tex", "notes/day/1.txt"};
+  for (const bool by_entries : {false, true}) {
+    fs::remove_all(out_);
+    by_entries ? make_old_model_of_entries() : make_old_model();
+    for (const std::string& name : others) write(out_ / name, name);
+    write(out_ / "tokenizer.json", "old tokens");
+    write(out_ / "model-00002-of-00002.safetensors", "old shard");
+    Transaction transaction = begin(true);
+    stage_new_model(transaction);
+    transaction.commit();
+    for (const std::string& name : others) EXPECT_EQ(read_file(out_ / name), name);
+    EXPECT_EQ(read_file(out_ / "config.json"), "new config");
+    EXPECT_EQ(entries_of(out_), (Names{".cache", ".git", ".gitattributes", "config.json", "extra", "model.safetensors",
+                                       "notes", "thesis.tex"}));
+    EXPECT_EQ(entries_of(root_.path()), Names{"out"});
+  }
+}
+
+// Before the work, as far as the names of what will come are known; otherwise at its end.
+TEST_F(TransactionTest, FoldersThatWouldLoseSomethingAreInTheWay) {
+  const std::string refused =
+      "out: contains 'extra/note.txt', which is in a folder that the new output replaces and lacks it: move it away "
+      "first";
+  make_old_model();
+  const Names paths{"extra", "extra/other.txt"};
+  const Transaction::Options lacks_it{.overwrite = true, .paths = paths};
+  EXPECT_EQ(in_place(error_of([&] { Transaction(out_, Kind::directory, lacks_it); }, Errc::output_exists)), refused);
+  EXPECT_EQ(in_place(error_of([&] { (void)Transaction::check(out_, Kind::directory, lacks_it); }, Errc::output_exists)),
+            refused);
+  {
+    Transaction transaction = begin(true);
+    ASSERT_EQ(mkdirat(transaction.directory(), "extra", 0777), 0);
+    stage(transaction, "extra/other.txt", "other");
+    EXPECT_EQ(in_place(error_of([&] { transaction.commit(); }, Errc::output_exists)), refused);
+  }
+  expect_old_model();
+  EXPECT_EQ(entries_of(root_.path()), Names{"out"});
+}
+
+// A file of that name is carried over from the input: it replaces the old one.
+TEST_F(TransactionTest, NamesakesAreReplaced) {
+  make_old_model();
+  write(out_ / "README.md", "old");
+  const Names paths{"README.md", "extra", "extra/note.txt"};
+  Transaction transaction(out_, Kind::directory, {.overwrite = true, .paths = paths});
+  EXPECT_EQ(entries_of(root_.path()), (Names{".out.nibble", "out"}));  // in one step
+  stage_new_model(transaction);
+  stage(transaction, "README.md", "new");
+  transaction.commit();
+  EXPECT_EQ(read_file(out_ / "README.md"), "new");
+  EXPECT_EQ(read_file(out_ / "extra" / "note.txt"), "new note");
+}
+
+// Of a run that was killed before anything was in OUT that stays.
+TEST_F(TransactionTest, RemainsBesideTheOutputAreClearedToo) {
+  make_old_model();
+  write(out_ / "thesis.tex", "years of work");
+  make_private_directory(root_.path() / ".out.nibble");
+  write(root_.path() / ".out.nibble" / "new" / "model.safetensors", "half");
+  const Transaction transaction = begin(true);
+  EXPECT_EQ(entries_of(root_.path()), Names{"out"});
+  EXPECT_TRUE(fs::exists(out_ / ".nibble"));
 }
 
 TEST_F(TransactionTest, EmptyDirectoryIsReplaced) {
@@ -256,8 +322,6 @@ TEST_F(TransactionTest, ReplacementsDoNotWidenModesInFolders) {
   fs::permissions(out_ / "extra" / "note.txt", fs::perms::owner_read | fs::perms::owner_write);
   Transaction transaction = begin(true);
   stage_new_model(transaction);
-  ASSERT_EQ(mkdirat(transaction.directory(), "extra", 0777), 0);
-  stage(transaction, "extra/note.txt", "new note");
   transaction.commit();
   EXPECT_EQ(mode_of(out_ / "extra"), 0700);
   EXPECT_EQ(mode_of(out_ / "extra" / "note.txt"), 0600);
@@ -308,8 +372,8 @@ TEST_F(TransactionTest, LongNamesAreRefusedBeforeTheWork) {
 // A check says what a run would say and leaves no trace. Where a run before it left something, only the next can tell.
 TEST_F(TransactionTest, ChecksWriteNothing) {
   const auto refused = [&](bool overwrite) {
-    return in_place(error_of([&] { (void)Transaction::check(out_, Kind::directory, {.overwrite = overwrite}); },
-                             Errc::output_exists));
+    return in_place(
+        error_of([&] { (void)Transaction::check(out_, Kind::directory, options(overwrite)); }, Errc::output_exists));
   };
   EXPECT_EQ(refused(false), "");
   EXPECT_THAT(entries_of(root_.path()), IsEmpty());
@@ -333,7 +397,7 @@ TEST_F(TransactionTest, ChecksWriteNothing) {
 // Beside the output and in it.
 TEST_F(TransactionTest, ChecksSayWhatIsWrongWithTheWorkDirectory) {
   const auto expect_same = [&](const std::string& refused) {
-    const auto check = [&] { (void)Transaction::check(out_, Kind::directory, {.overwrite = true}); };
+    const auto check = [&] { (void)Transaction::check(out_, Kind::directory, options(true)); };
     EXPECT_THAT(refused, testing::Not(IsEmpty()));
     EXPECT_EQ(in_place(error_of(check, Errc::output_exists)), refused);
   };

@@ -214,6 +214,65 @@ TEST_F(WriterTest, ExistingOutputIsRefusedUnlessOverwritten) {
   EXPECT_EQ(read_file(out_ / "note.txt"), "second");
 }
 
+// A second conversion of the same model changes places with the first in one step; others have to leave what is not
+// theirs.
+TEST_F(WriterTest, WhatTheInputDoesNotHaveStays) {
+  write("README.md", "first");
+  write("1_Pooling/config.json", "first");
+  copy({});
+  const auto is_beside = [&] {
+    const auto in = open_checkpoint(in_);
+    const auto out = create_checkpoint(out_, *in, {.shards = 2, .bytes = 32, .overwrite = true});
+    return fs::exists(root_.path() / ".out.nibble");
+  };
+  EXPECT_TRUE(is_beside());
+  fs::create_directories(out_ / ".git");
+  std::ofstream(out_ / ".git" / "HEAD") << "ref";
+  EXPECT_FALSE(is_beside());
+  fs::remove(in_ / "README.md");
+  fs::remove(out_ / "config.json");
+  std::ofstream(out_ / "nibble.json") << "{}";
+  write("1_Pooling/config.json", "second");
+  copy({}, true);
+  EXPECT_EQ(read_file(out_ / ".git" / "HEAD"), "ref");
+  EXPECT_EQ(read_file(out_ / "README.md"), "first");
+  EXPECT_EQ(read_file(out_ / "1_Pooling" / "config.json"), "second");
+  EXPECT_TRUE(fs::exists(out_ / "config.json"));
+  EXPECT_EQ(test::entries_of(root_.path()), (std::vector<std::string>{"in", "out"}));
+  fs::rename(in_ / "1_Pooling" / "config.json", in_ / "1_Pooling" / "other.json");
+  EXPECT_THAT(error_of([&] { copy({}, true); }, Errc::output_exists),
+              HasSubstr("out: contains '1_Pooling/config.json', which is in a folder that the new output replaces"));
+  EXPECT_EQ(read_file(out_ / "1_Pooling" / "config.json"), "second");
+}
+
+// A tokenizer of another model would be carried over beside the weights.
+TEST_F(WriterTest, WhatIsCarriedOverHasToStayAsItIs) {
+  const auto refused = [&](auto&& change) {
+    fs::remove_all(in_ / "folder");
+    write("tokenizer.json", "first");
+    write("folder/a.txt", "first");
+    const auto in = open_checkpoint(in_);
+    const auto out = create_checkpoint(out_, *in, {.shards = 2, .bytes = 32});
+    change();
+    out->write_manifest(0, "ours");
+    std::string text = error_of([&] { out->complete({}); }, Errc::input_changed);
+    if (text.starts_with(in_.string() + "/")) text.erase(0, in_.string().size() + 1);
+    return text;
+  };
+  EXPECT_EQ(refused([] {}), "");
+  EXPECT_EQ(refused([&] { write("tokenizer.json", "second"); }), "tokenizer.json: changed while the model was read");
+  EXPECT_EQ(refused([&] { write("folder/b.txt", "new"); }), "folder/b.txt: appeared while the model was read");
+  EXPECT_EQ(refused([&] { fs::remove(in_ / "folder" / "a.txt"); }), "folder/a.txt: no longer exists");
+  EXPECT_EQ(refused([&] {  // of the same size, and as old
+              const auto time = fs::last_write_time(in_ / "tokenizer.json");
+              write("other.tmp", "tsrif");
+              fs::last_write_time(in_ / "other.tmp", time);
+              fs::rename(in_ / "other.tmp", in_ / "tokenizer.json");
+            }),
+            "tokenizer.json: changed while the model was read");
+  EXPECT_FALSE(fs::exists(out_));
+}
+
 TEST_F(WriterTest, InputAndOutputStayApart) {
   const auto in = open_checkpoint(in_);
   for (const fs::path& out : {in_, in_ / "out", root_.path(), in_ / ".." / "in"})
