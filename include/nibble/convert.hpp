@@ -32,7 +32,8 @@ class Progress {
   /// All of the output is on the disk; only the rename is left. Prepare the text of the report now: after this, a
   /// conversion fails only if the output does not appear.
   virtual void ready(const Report& report);
-  /// If this is true, the conversion removes what it wrote and throws Error(interrupted). Called from any thread.
+  /// If this is true, the conversion removes what it wrote and throws Error(interrupted). Called from any thread, the
+  /// last time after ready(), before the output appears.
   [[nodiscard]] virtual bool cancelled() const;
 };
 

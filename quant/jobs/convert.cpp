@@ -150,7 +150,12 @@ class Conversion {
     out_.complete(finish);
     for (std::string& warning : out_.warnings()) report_.warnings.emplace_back(std::move(warning));
     progress_.ready(report_);
+    check_cancelled();  // the last time: from here on, the output appears
     out_.commit();
+  }
+
+  void check_cancelled() const {
+    if (progress_.cancelled()) throw Error(Errc::interrupted, "interrupted: no output was written");
   }
 
   // A tensor that turns out non-finite after its offset was fixed restarts its shard with that tensor kept.
@@ -232,11 +237,7 @@ class Conversion {
   }
 
   void convert_tensors(std::function<Work*()> next_tensor, bool scan) {
-    run_pipeline<Batch>(memory_.tokens, {.check =
-                                             [this] {
-                                               if (progress_.cancelled())
-                                                 throw Error(Errc::interrupted, "interrupted: no output was written");
-                                             },
+    run_pipeline<Batch>(memory_.tokens, {.check = [this] { check_cancelled(); },
                                          .next_tensor = std::move(next_tensor),
                                          .work =
                                              [&](Batch& batch) {
@@ -303,7 +304,7 @@ class Conversion {
       rest.write_own(codec(work.tensor.codec), work.tensor.info);
     } catch (const Error& error) {
       if (error.code() != Errc::bad_input) throw;
-      throw Error(error.code(), fmt::format("{}: {}", in_.label_of(work.tensor.source), error.what()), error.remedy());
+      throw about(error, in_.label_of(work.tensor.source));
     }
     // Codecs that only copy have one part, of the type that was there.
     const PlannedTensor& tensor = work.tensor;
@@ -333,10 +334,8 @@ class Conversion {
   void refuse(const Work& work) {
     const PlannedTensor& tensor = work.tensor;
     if (const auto why = objection(plan().recipe, tensor, work.findings, work.elements))
-      throw Error(
-          Errc::bad_input,
-          fmt::format("{}: tensor '{}': {}", in_.label_of(tensor.source), printable(tensor.info.name), why->text),
-          why->remedy);
+      throw Error(Errc::bad_input, in_.label_of(tensor.source),
+                  fmt::format("tensor '{}': {}", printable(tensor.info.name), why->text), why->remedy);
   }
 
   // Marks the shard's tensors that cannot be stored as planned as kept; whether there was any.

@@ -86,6 +86,7 @@ class Measuring {
 
   Measurement run() && {
     Workers(memory_.threads).execute([this] { compare_all(); });
+    check_cancelled(progress_);
     const auto check_unchanged = [](const Reader& checkpoint) {
       about(checkpoint, [&] { checkpoint.check_unchanged(); });
     };

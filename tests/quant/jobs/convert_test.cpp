@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <xxhash.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -389,6 +390,31 @@ TEST(Convert, CancelledConversionCommitsNothing) {
   EXPECT_EQ(test::error_of([&] { convert(in, make_plan(in, recipe("nf4")), out, {}, stopped); }, Errc::interrupted),
             "interrupted: no output was written");
   EXPECT_FALSE(out.finish());
+}
+
+// All weights are encoded by then, and nothing but the commit is left.
+TEST(Convert, CancelledAtTheEndCommitsNothing) {
+  class Late final : public Progress {
+   public:
+    explicit Late(bool when_ready) : when_ready_(when_ready) {}
+    void advance(std::string_view /*tensor*/, std::uint64_t done, std::uint64_t total) override {
+      if (!when_ready_ && done == total) is_cancelled_ = true;
+    }
+    void ready(const Report& /*report*/) override { is_cancelled_ = true; }
+    [[nodiscard]] bool cancelled() const override { return is_cancelled_; }
+
+   private:
+    bool when_ready_;
+    std::atomic<bool> is_cancelled_ = false;
+  };
+  for (const bool when_ready : {false, true}) {
+    Late late(when_ready);
+    const MemoryReader in = llama();
+    MemoryWriter out;
+    EXPECT_EQ(test::error_of([&] { convert(in, make_plan(in, recipe("nf4")), out, {}, late); }, Errc::interrupted),
+              "interrupted: no output was written");
+    EXPECT_FALSE(out.is_committed()) << when_ready;
+  }
 }
 
 TEST(Convert, ProgressEndsAtTheTotal) {

@@ -672,6 +672,7 @@ TEST(Measure, ProgressComesInOrderAndCanBeCancelled) {
     }
     [[nodiscard]] bool cancelled() const override { return calls_ >= max_calls_; }
     [[nodiscard]] bool is_complete() const { return done_ == total_; }
+    [[nodiscard]] std::size_t calls() const { return calls_; }
     std::vector<std::string> names;
 
    private:
@@ -684,8 +685,10 @@ TEST(Measure, ProgressComesInOrderAndCanBeCancelled) {
   Watch all(1'000'000);
   EXPECT_EQ(names(measure(in, candidates, {}, all)), all.names);
   EXPECT_TRUE(all.is_complete());
-  Watch some(1);
-  EXPECT_EQ(error_of([&] { (void)measure(in, candidates, {}, some); }, Errc::interrupted), "interrupted");
+  for (const std::size_t calls : {std::size_t{1}, all.calls()}) {  // also with the last of them
+    Watch some(calls);
+    EXPECT_EQ(error_of([&] { (void)measure(in, candidates, {}, some); }, Errc::interrupted), "interrupted") << calls;
+  }
 }
 
 }  // namespace

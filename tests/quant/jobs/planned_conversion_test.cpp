@@ -67,6 +67,25 @@ TEST_F(PlannedConversionTest, ProgressIsToldAndMayStopIt) {
   EXPECT_FALSE(fs::exists(out_));
 }
 
+// With --overwrite, too: what was there is there, and nothing is left beside it.
+TEST_F(PlannedConversionTest, CancelledAtTheEndLeavesTheOldOutput) {
+  class Cancel final : public Progress {
+   public:
+    void ready(const Report& /*report*/) override { is_ready_ = true; }
+    [[nodiscard]] bool cancelled() const override { return is_ready_; }
+
+   private:
+    bool is_ready_ = false;
+  } cancel;
+  (void)convert(in_, out_, recipe("nf4"));
+  const auto entries = test::entries_of(root_.path());
+  const std::string before = test::read_file(out_);
+  EXPECT_EQ(error_of([&] { (void)convert(in_, out_, recipe("fp4"), {.overwrite = true}, cancel); }, Errc::interrupted),
+            "interrupted: no output was written");
+  EXPECT_EQ(test::read_file(out_), before);
+  EXPECT_EQ(test::entries_of(root_.path()), entries);
+}
+
 TEST_F(PlannedConversionTest, OutputsStayUnlessTheyMayBeReplaced) {
   (void)convert(in_, out_, recipe("nf4"));
   const std::string before = test::read_file(out_);
