@@ -20,6 +20,11 @@ bool is_refused(const StoredWeights& weights) {
   return false;
 }
 
+// What a conversion would refuse is no weight to be measured either.
+void check_decodable(const StoredWeights& weights) {
+  for (std::size_t t = 0; t < weights.size(); ++t) weights.check_decodable(t);
+}
+
 // Where the planned tensors of each source begin: they are in the order of the input.
 std::vector<std::uint32_t> index_by_source(const Plan& plan) {
   std::vector<std::uint32_t> begin{0};
@@ -39,17 +44,19 @@ void for_each_planned(const Plan& plan, const std::vector<std::uint32_t>& index,
 
 Pairing::Pairing(const Reader& reference, std::span<const Candidate> candidates)
     : candidates_(candidates), reference_(about(reference, [&] { return StoredWeights(reference); })) {
+  check_decodable(reference_);
   const bool refused = is_refused(reference_);
   bool any_stored = false;
   for (const Candidate& candidate : candidates) {
     stored_.emplace_back();
     planned_.emplace_back();
     if (candidate.checkpoint != nullptr) {
-      about(*candidate.checkpoint, [&] { return &stored_.back().emplace(*candidate.checkpoint); });
+      about(*candidate.checkpoint, [&] { check_decodable(stored_.back().emplace(*candidate.checkpoint)); });
       any_stored = true;
     } else if (refused) {
-      throw Error(Errc::bad_input, fmt::format("{}: is quantized already: only plain weights can be converted to {}",
-                                               printable(reference.path().string()), printable(candidate.name)));
+      throw Error(
+          Errc::bad_input, printable(reference.path().string()),
+          fmt::format("is quantized already: only plain weights can be converted to {}", printable(candidate.name)));
     } else {
       planned_.back() = index_by_source(*candidate.plan);
     }

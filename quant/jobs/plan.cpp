@@ -96,9 +96,7 @@ class Planner {
       const StoredWeights::Tensor tensor = stored_[t];
       std::uint64_t& decoder_bytes = PlanEstimates::decoder_bytes(plan_);
       decoder_bytes = std::max(decoder_bytes, tensor.bytes - in_.tensors().bytes(tensor.stored.parts.front()));
-      if (const std::string why = stored_.undecodable(t); !why.empty())
-        throw Error(Errc::bad_input, fmt::format("{}: tensor '{}' is {}", in_.label_of(tensor.stored.parts.front()),
-                                                 printable(tensor.stored.info.name), why));
+      stored_.check_decodable(t);
       const FoundRole found = model.finder->find(tensor.stored.info);
       check_is_whole(tensor, found.role, *model.finder);
       add(tensor, found);
@@ -197,6 +195,8 @@ class Planner {
     // A quantized model has no F64: transformers would run its layers in that type.
     if (choice.codec.keeps() && tensor.dtype == DType::f64 && codec_of(plan_.recipe.to).quantizes())
       choice = {cast_codec(DType::f32), choice.reason + "; F64 is cast", choice.decided_by};
+    // There is nothing to encode, and experts that are cut one by one or codes in bytes would not keep the shape.
+    if (tensor.elements() == 0 && !choice.codec.keeps()) choice = {CodecSpec(), "has no elements"};
     return choice;
   }
 
@@ -211,9 +211,9 @@ class Planner {
              finder.find({fused, tensor.dtype, {1, tensor.shape[0], tensor.shape[1]}}).role == Role::expert;
     };
     if (role != Role::conv1d && (role != Role::unknown || !is_cut())) return;
-    throw Error(Errc::bad_input,
-                fmt::format("{}: tensor '{}' is {} by nibble; plain weights are needed, such as the original model's",
-                            in_.label_of(stored.stored.parts.front()), printable(tensor.name),
+    throw Error(Errc::bad_input, in_.label_of(stored.stored.parts.front()),
+                fmt::format("tensor '{}' is {} by nibble; plain weights are needed, such as the original model's",
+                            printable(tensor.name),
                             role == Role::conv1d ? "a Conv1D, transposed" : "an expert, cut out of a larger tensor"));
   }
 
@@ -232,30 +232,21 @@ class Planner {
     if (codec.quantizes()) views = quantized_views(std::move(planned), found.role);
     for (PlannedTensor& view : views) {
       if (!codec.accepts(view.info))
-        throw Error(Errc::usage,
-                    fmt::format("{}: tensor '{}' is {}: codec {} cannot store it", in_.label_of(view.source),
-                                printable(tensor.name), short_list(tensor), codec.name()));
+        throw Error(Errc::usage, in_.label_of(view.source),
+                    fmt::format("tensor '{}' is {}: codec {} cannot store it", printable(tensor.name),
+                                short_list(tensor), codec.name()));
       push(std::move(view), found, codec);
     }
   }
 
   void push(PlannedTensor planned, const FoundRole& found, const Codec& codec) {
     planned.quantized = codec.quantizes();
-    planned.stored_bytes = about_file(in_, planned.source, [&] { return stored_bytes_of(planned.info, codec); });
+    planned.stored_bytes = stored_bytes(codec, planned.info);
     plan_.tensors.push_back(planned, found.keeps);
   }
 
-  // A header may declare a shape without elements whose codes or scales take more bytes than 64 bits can count.
-  static std::uint64_t stored_bytes_of(const TensorInfo& tensor, const Codec& codec) {
-    try {
-      return stored_bytes(codec, tensor);
-    } catch (const Error& error) {
-      throw Error(error.code(), fmt::format("tensor '{}': {}", printable(tensor.name), error.what()));
-    }
-  }
-
   // The type that config.json declares. A cast decides it; otherwise it is the type that most bytes of the input's
-  // weights have.
+  // weights have, of those that are stored plain.
   DType main_type() {
     if (const auto cast = codec_of(plan_.recipe.to).cast_type()) return *cast;
     std::map<DType, std::uint64_t> bytes;
@@ -275,9 +266,8 @@ class Planner {
     plan_.nibble_only = !why.empty();
     if (!plan_.nibble_only) return;
     if (!plan_.recipe.allow_nibble_only)
-      throw Error(Errc::usage,
-                  fmt::format("{}: {}: transformers could not load the result", escaped(in_.path().string()), why),
-                  Remedy::Kind::allow_nibble_only);
+      throw Error(Errc::usage, escaped(in_.path().string()),
+                  fmt::format("{}: transformers could not load the result", why), Remedy::Kind::allow_nibble_only);
     plan_.warnings.emplace_back(why + ": nibble's own loader reads the result, transformers does not");
   }
 

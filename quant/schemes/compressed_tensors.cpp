@@ -14,16 +14,17 @@
 #include <vector>
 
 #include "formats/models/architectures.hpp"
+#include "formats/models/weight_name.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs/scaled.hpp"
+#include "quant/schemes/config_groups.hpp"
 #include "quant/schemes/fp8_parts.hpp"
+#include "quant/schemes/module_targets.hpp"
 
 namespace nibble {
 namespace {
 
 constexpr std::string_view package_version = "0.20.0";  // of the package that writes these keys
-
-constexpr std::string_view pattern_prefix = "re:";
 
 constexpr std::array<std::string_view, 4> activation_suffixes{".input_scale", ".output_scale", ".input_zero_point",
                                                               ".output_zero_point"};
@@ -54,8 +55,8 @@ bool is_e4m3(const Codec& codec) { return as_fp8(codec)->code_type() == DType::f
 std::string ignoring(const std::string& module) {
   const bool is_class =
       module.find('.') == std::string::npos && !module.empty() && module[0] >= 'A' && module[0] <= 'Z';
-  if (!module.starts_with(pattern_prefix) && !is_class) return module;
-  return fmt::format("{}^{}$", pattern_prefix, RE2::QuoteMeta(module));
+  if (!module.starts_with(ModuleTargets::pattern_prefix) && !is_class) return module;
+  return fmt::format("{}^{}$", ModuleTargets::pattern_prefix, RE2::QuoteMeta(module));
 }
 
 // The linear layers of the model that stay plain, whether the file has them or not. Since every linear layer that is
@@ -78,7 +79,7 @@ std::set<std::string> ignored_modules(const Plan& plan) {
     if (!skip.numbered)
       plain.insert(skip.pattern);
     else if (std::ranges::none_of(quantized, is_meant) && std::ranges::none_of(plain, is_meant))
-      ignored.insert(fmt::format("{}{}$", pattern_prefix, skip.pattern));
+      ignored.insert(fmt::format("{}{}$", ModuleTargets::pattern_prefix, skip.pattern));
   }
   for (const std::string& module : plain)
     if (!quantized.contains(module)) ignored.insert(ignoring(module));
@@ -112,8 +113,8 @@ std::string undecodable_model(const nlohmann::json& config) {
                      shown(format));
 }
 
-// Why weights that config.json describes so cannot be decoded. The tensors tell what it leaves out.
-std::string undecodable_weights(const nlohmann::json& weights) {
+// Why weights that config.json describes so, under this key, cannot be decoded. The tensors tell what it leaves out.
+std::string undecodable_weights(const nlohmann::json& weights, std::string_view key) {
   struct Member {
     const char* key;
     std::vector<nlohmann::json> accepted;
@@ -128,8 +129,8 @@ std::string undecodable_weights(const nlohmann::json& weights) {
     if (value.is_null() || std::ranges::find(member.accepted, value) != member.accepted.end()) continue;
     std::vector<std::string> accepted;
     for (const nlohmann::json& one : member.accepted) accepted.push_back(shown(one));
-    return fmt::format("quantized with {} {}, as config.json says; nibble takes {}", member.key, shown(value),
-                       fmt::join(accepted, " or "));
+    return fmt::format("quantized with {} {}, as {} of config.json says; nibble takes {}", member.key, shown(value),
+                       key, fmt::join(accepted, " or "));
   }
   return {};
 }
@@ -150,13 +151,27 @@ class CompressedTensors final : public Fp8Parts {
     const nlohmann::json config = parse_config(quantization_config);
     if (config.is_null()) return std::string(unreadable_config);
     if (std::string why = undecodable_model(config); !why.empty()) return why;
-    for (const nlohmann::json& group : object_in(config, "config_groups")) {
+    const nlohmann::json groups = object_in(config, "config_groups");
+    for (const auto& [name, group] : groups.items()) {
       const nlohmann::json weights = object_in(group, "weights");
-      if (std::string why = undecodable_weights(weights); !why.empty()) return why;
-      if (std::string why = undecodable_blocks(weights.value("block_structure", nlohmann::json())); !why.empty())
+      const std::string key = fmt::format("config_groups.{}.weights", printable(name));
+      if (std::string why = undecodable_weights(weights, key); !why.empty()) return why;
+      if (std::string why = undecodable_blocks(weights.value("block_structure", nlohmann::json()), key); !why.empty())
         return why;
     }
-    return {};
+    const std::string problem = ConfigGroups(config).problem();
+    return problem.empty() ? problem : "quantized as lists say that nibble cannot apply: in config.json, " + problem;
+  }
+
+  Contradiction contradiction(std::string_view quantization_config) const override {
+    const auto groups = std::make_shared<const ConfigGroups>(parse_config(quantization_config));
+    return [groups](const Reader& in, const StoredTensor& found) -> std::string {
+      const Strategy& strategy = strategy_of(*make_codec(found.codec));
+      const bool has_one = element_count(in.tensors().shape(found.parts[1])) == 1;
+      const std::string why = groups->contradiction(without_weight_suffix(found.info.name), strategy.name, has_one);
+      if (why.empty()) return why;
+      return fmt::format("in FP8 with a scale per {}, but {}", to_string(strategy.granularity), why);
+    };
   }
 
   bool replaces(Role role) const override {

@@ -21,7 +21,7 @@ class Fp8Blocks final : public Fp8Parts {
   std::string undecodable_config(std::string_view quantization_config) const override {
     const nlohmann::json config = parse_config(quantization_config);
     if (config.is_null()) return std::string(unreadable_config);
-    return undecodable_blocks(config.value("weight_block_size", nlohmann::json()));
+    return undecodable_blocks(config.value("weight_block_size", nlohmann::json()), "weight_block_size");
   }
 };
 

@@ -130,10 +130,10 @@ nlohmann::json Fp8Parts::parse_config(std::string_view quantization_config) {
   return config.is_object() ? config : nlohmann::json();
 }
 
-std::string Fp8Parts::undecodable_blocks(const nlohmann::json& blocks) {
+std::string Fp8Parts::undecodable_blocks(const nlohmann::json& blocks, std::string_view key) {
   if (blocks.is_null() || blocks == nlohmann::json::array({Regions::tile, Regions::tile})) return {};
-  return fmt::format("quantized in blocks of {}, as config.json says; nibble takes blocks of {} x {}",
-                     printable(blocks.dump()), Regions::tile, Regions::tile);
+  return fmt::format("quantized in blocks of {}, as {} of config.json says; nibble takes blocks of {} x {}",
+                     printable(blocks.dump()), key, Regions::tile, Regions::tile);
 }
 
 // "a.weight" of "a.weight_scale"; empty for other names.

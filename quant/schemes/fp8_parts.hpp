@@ -40,8 +40,9 @@ class Fp8Parts : public Scheme {
   [[nodiscard]] std::string_view suffix() const noexcept { return suffix_; }
   /// A quantization_config as strict JSON; null if it is not that: transformers also takes NaN and the like.
   [[nodiscard]] static nlohmann::json parse_config(std::string_view quantization_config);
-  /// Why blocks of a shape that config.json states, [rows, columns] or null, cannot be decoded. Empty if they can.
-  [[nodiscard]] static std::string undecodable_blocks(const nlohmann::json& blocks);
+  /// Why blocks of a shape that this key of config.json states, [rows, columns] or null, cannot be decoded. Empty if
+  /// they can.
+  [[nodiscard]] static std::string undecodable_blocks(const nlohmann::json& blocks, std::string_view key);
 
  private:
   [[nodiscard]] std::string codes_of(std::string_view scale) const;

@@ -100,6 +100,14 @@ class Scheme {
   /// is called once for each checkpoint.
   [[nodiscard]] virtual std::string undecodable_config(std::string_view /*quantization_config*/) const { return {}; }
 
+  /// Why a tensor that recognize() found cannot be decoded, because it contradicts what quantization_config says of it.
+  /// Empty if it does not.
+  using Contradiction = std::function<std::string(const Reader& in, const StoredTensor& found)>;
+
+  /// The check of all tensors of a model with this quantization_config; null if there is nothing to check.
+  /// undecodable_config() of it is empty.
+  [[nodiscard]] virtual Contradiction contradiction(std::string_view /*quantization_config*/) const { return {}; }
+
   /// Whether a tensor is not a weight, and useless once the tensors of a model that this scheme stored are decoded.
   /// Asked only for tensors that are not a part of any other. is_declared() is true.
   [[nodiscard]] virtual bool is_left_over(const Reader& /*in*/, std::size_t /*part*/) const { return false; }

@@ -40,11 +40,11 @@ const Scheme* StoredWeights::read_config(std::span<const Scheme* const> by) {
   if (declared == schemes_.end()) return nullptr;
   std::rotate(schemes_.begin(), declared, declared + 1);
   undecodable_config_ = schemes_.front()->undecodable_config(in_.config()->quantization_config);
+  if (undecodable_config_.empty()) contradiction_ = schemes_.front()->contradiction(in_.config()->quantization_config);
   return schemes_.front();
 }
 
-std::optional<StoredTensor> StoredWeights::recognize(std::size_t part, std::size_t& scheme,
-                                                     const FindTensor& find) const {
+std::optional<StoredTensor> StoredWeights::recognize(std::size_t part, std::size_t& scheme, const FindTensor& find) {
   if (!undecodable_config_.empty()) return std::nullopt;
   std::optional<StoredTensor> stored;
   for (std::size_t i = 0; i < schemes_.size(); ++i) {
@@ -57,7 +57,14 @@ std::optional<StoredTensor> StoredWeights::recognize(std::size_t part, std::size
     stored = std::move(found);
     scheme = i;
   }
-  return stored;
+  if (!stored || scheme != 0 || !contradiction_) return stored;
+  std::string why = contradiction_(in_, *stored);
+  if (why.empty()) return stored;
+  if (contradicted_ == SIZE_MAX) {
+    contradicted_ = part;
+    contradiction_text_ = std::move(why);
+  }
+  return std::nullopt;
 }
 
 void StoredWeights::add(std::size_t scheme, const StoredTensor& stored) {
@@ -102,11 +109,20 @@ std::optional<std::size_t> StoredWeights::find(std::size_t part) const {
 std::string StoredWeights::undecodable(std::size_t tensor) const {
   const std::size_t part = is_plain_ ? tensor : tensors_[tensor].part;
   if (!is_plain_ && tensors_[tensor].found != none) return {};
+  if (part == contradicted_) return contradiction_text_;
   const FindTensor find = [this](std::string_view name) { return find_part(name); };
   for (const Scheme* const scheme : schemes_)
     if (std::string why = scheme->undecodable(in_, part, find); !why.empty())
       return undecodable_config_.empty() ? why : undecodable_config_;
   return {};
+}
+
+void StoredWeights::check_decodable(std::size_t tensor) const {
+  const std::string why = undecodable(tensor);
+  if (why.empty()) return;
+  const StoredTensor stored = (*this)[tensor].stored;
+  throw Error(Errc::bad_input, in_.label_of(stored.parts.front()),
+              fmt::format("tensor '{}' is {}", printable(stored.info.name), why));
 }
 
 StoredWeights::Tensor StoredWeights::operator[](std::size_t tensor) const {

@@ -14,21 +14,21 @@
 
 namespace nibble {
 
-/// Calls f(); adds the name of the checkpoint to its errors, because several are open.
+/// Calls f(); errors that it throws without a subject are about this checkpoint.
 template <class F> auto about(const Reader& checkpoint, F&& f) {
   try {
     return f();
   } catch (const Error& error) {
-    throw about(error, checkpoint.path().string());
+    throw about(error, escaped(checkpoint.path().native()));
   }
 }
 
-/// Calls f(); adds the name of the tensor's file to its errors.
+/// The same, about the file of a tensor.
 template <class F> auto about_file(const Reader& checkpoint, std::size_t tensor, F&& f) {
   try {
     return f();
   } catch (const Error& error) {
-    throw Error(error.code(), checkpoint.label_of(tensor) + ": " + error.what(), error.remedy());
+    throw about(error, checkpoint.label_of(tensor));
   }
 }
 
@@ -54,6 +54,8 @@ class StoredWeights {
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const;
   /// Why a conversion cannot take a plain tensor as it is: Scheme::undecodable(). Empty if it can.
   [[nodiscard]] std::string undecodable(std::size_t tensor) const;
+  /// Throws Error(bad_input) with that reason, if there is one.
+  void check_decodable(std::size_t tensor) const;
   /// The tensor whose first part is tensor `part` of the reader.
   [[nodiscard]] std::optional<std::size_t> find(std::size_t part) const;
 
@@ -62,15 +64,17 @@ class StoredWeights {
 
  private:
   const Scheme* read_config(std::span<const Scheme* const> by);
-  [[nodiscard]] std::optional<StoredTensor> recognize(std::size_t part, std::size_t& scheme,
-                                                      const FindTensor& find) const;
+  [[nodiscard]] std::optional<StoredTensor> recognize(std::size_t part, std::size_t& scheme, const FindTensor& find);
   void add(std::size_t scheme, const StoredTensor& stored);
   void sort_names() const;
   [[nodiscard]] std::optional<std::size_t> find_part(std::string_view name) const;
 
   const Reader& in_;
-  std::vector<const Scheme*> schemes_;  // the one that config.json names comes first
-  std::string undecodable_config_;      // Scheme::undecodable_config() of that one; unless empty, nothing is decoded
+  std::vector<const Scheme*> schemes_;   // the one that config.json names comes first
+  std::string undecodable_config_;       // Scheme::undecodable_config() of that one; unless empty, nothing is decoded
+  Scheme::Contradiction contradiction_;  // of that one too; may be null
+  std::size_t contradicted_ = SIZE_MAX;  // the first part that it is about,
+  std::string contradiction_text_;       // and what it said. Others are undecodable as well, by fewer words
   mutable std::once_flag sorted_;
   mutable std::vector<std::uint32_t> by_name_;  // indices of Reader::tensors(), sorted by name, once one is searched
   struct Row {

@@ -57,16 +57,28 @@ TEST(Plan, QuantizesWhatTransformersWould) {
   EXPECT_TRUE(plan.warnings.empty());
 }
 
-// As headers may say of tensors without elements.
-TEST(Plan, TensorsWhoseScalesCannotBeCountedAreNamed) {
-  MemoryReader in;
-  in.add({"a.weight", DType::f32, {std::uint64_t{1} << 62, 0}}, {});
-  Recipe all;
-  all.to = "fp8";
-  all.rules = {{".*", "fp8"}};
-  all.allow_nibble_only = true;
-  EXPECT_EQ(error_of([&] { (void)make_plan(in, all); }),
-            "/file0: tensor 'a.weight': 4611686018427387904 elements of F32 exceed 64 bits");
+// Whatever their shape, and whoever asks for another form: experts of no expert are not cut, and more scales than 64
+// bits can count are not stored.
+TEST(Plan, TensorsWithoutElementsAreKept) {
+  for (const std::string_view to : codec_names())
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+      for (const Shape& shape : {Shape{std::uint64_t{1} << 62, 0}, Shape{0, 64}, Shape{0}, Shape{0, 8, 64}}) {
+        MemoryReader in;
+        in.set_architecture("LlamaForCausalLM");
+        in.add_normal("model.layers.0.mlp.up_proj.weight", DType::f32, {64, 64});
+        in.add({"model.layers.0.mlp.gate_proj.weight", dtype, shape}, {});
+        Recipe recipe;
+        recipe.to = to;
+        recipe.rules = {{".*_proj.*", to}};
+        const Plan plan = make_plan(in, recipe);
+        const PlannedTensor empty = plan.tensors[plan.tensors.size() - 1];
+        EXPECT_TRUE(empty.codec.keeps()) << to;
+        EXPECT_EQ(empty.info, in.tensors()[in.tensors().size() - 1]) << to;
+        EXPECT_EQ(empty.stored_bytes, 0U);
+        if (to != "keep" && shape == Shape{0, 64}) {
+          EXPECT_EQ(empty.reason, "has no elements");
+        }
+      }
 }
 
 TEST(Plan, LastRuleWins) {

@@ -300,10 +300,10 @@ TEST(CompressedTensors, BlocksOfOtherShapesAreNoInput) {
   EXPECT_EQ(refused(R"({"x":NaN})"),
             "/file0: tensor 'a.weight' is quantized already, and the quantization_config of config.json is not strict "
             "JSON (NaN, for example, is not)");
-  EXPECT_EQ(
-      refused(R"({"config_groups":{"a":{},"group_0":{"weights":{"block_structure":[100,100]}}}})"),
-      "/file0: tensor 'a.weight' is quantized in blocks of [100,100], as config.json says; nibble takes blocks of "
-      "128 x 128");
+  EXPECT_EQ(refused(R"({"config_groups":{"a":{},"group_0":{"weights":{"block_structure":[100,100]}}}})"),
+            "/file0: tensor 'a.weight' is quantized in blocks of [100,100], as config_groups.group_0.weights of "
+            "config.json says; nibble takes blocks of "
+            "128 x 128");
 }
 
 // A scale for each tensor, whatever config.json says.
@@ -322,14 +322,18 @@ TEST(CompressedTensors, WeightsOfOtherFormsAreNoInput) {
     if (text.starts_with(about)) text.erase(0, about.size());
     return text;
   };
-  EXPECT_EQ(refused(R"({"type":"int"})"), R"(quantized with type 'int', as config.json says; nibble takes 'float')");
-  EXPECT_EQ(refused(R"({"num_bits":4})"), "quantized with num_bits 4, as config.json says; nibble takes 8");
-  EXPECT_EQ(refused(R"({"strategy":"group"})"),
-            R"(quantized with strategy 'group', as config.json says; nibble takes 'tensor' or 'channel' or 'block')");
+  EXPECT_EQ(refused(R"({"type":"int"})"),
+            R"(quantized with type 'int', as config_groups.b.weights of config.json says; nibble takes 'float')");
+  EXPECT_EQ(refused(R"({"num_bits":4})"),
+            "quantized with num_bits 4, as config_groups.b.weights of config.json says; nibble takes 8");
+  EXPECT_EQ(
+      refused(R"({"strategy":"group"})"),
+      R"(quantized with strategy 'group', as config_groups.b.weights of config.json says; nibble takes 'tensor' or 'channel' or 'block')");
   EXPECT_EQ(refused(R"({"symmetric":false})"),
-            "quantized with symmetric false, as config.json says; nibble takes true");
-  EXPECT_EQ(refused(R"({"actorder":"weight"})"),
-            R"(quantized with actorder 'weight', as config.json says; nibble takes null or false)");
+            "quantized with symmetric false, as config_groups.b.weights of config.json says; nibble takes true");
+  EXPECT_EQ(
+      refused(R"({"actorder":"weight"})"),
+      R"(quantized with actorder 'weight', as config_groups.b.weights of config.json says; nibble takes null or false)");
   EXPECT_EQ(refused("{}"), "");
   EXPECT_EQ(refused(R"({"actorder":null,"num_bits":8,"strategy":null,"symmetric":true,"type":"float"})"), "");
   for (const char* const strategy : {"tensor", "channel", "block"})
@@ -353,6 +357,97 @@ TEST(CompressedTensors, ModelsThatAreMoreThanTheirWeightsAreNoInput) {
   EXPECT_NE(refusal_of(R"({"sparsity_config":"sparse-bitmask"})"), "");
   for (const char* const none : {"null", "{}", R"({"format":null})", R"({"format":""})", R"({"format":"dense"})"})
     EXPECT_EQ(refusal_of(R"({"sparsity_config":)" + std::string(none) + "}"), "") << none;
+}
+
+// Two layers in FP8: one with a scale per row, one with a scale for all.
+MemoryReader two_groups(const std::string& config) {
+  MemoryReader in;
+  in.set_quant_method("compressed-tensors", config);
+  const auto add = [&](const std::string& module, const Shape& scales) {
+    in.add({module + ".weight", DType::f8_e4m3, {64, 64}}, test::Bytes(64 * 64, std::byte{0x38}));
+    in.add({module + ".weight_scale", DType::f32, scales},
+           test::stored_as(DType::f32, std::vector<float>(element_count(scales), 2)));
+  };
+  add("h.0.attn.q_proj", {64, 1});
+  add("h.0.mlp.up_proj", {1});
+  return in;
+}
+
+std::string groups(const std::string& first, const std::string& second, const std::string& ignore = "[]") {
+  return R"({"config_groups":{"a":{"targets":)" + first + R"(,"weights":{"strategy":"channel"}},"b":{"targets":)" +
+         second + R"(,"weights":{"strategy":"tensor"}}},"ignore":)" + ignore + "}";
+}
+
+TEST(CompressedTensors, GroupsThatDifferAreDecodedEachInItsWay) {
+  for (const auto& [first, second] :
+       {std::pair{R"(["re:.*attn.*"])", R"(["re:.*mlp.*"])"},
+        {R"(["h.0.attn.q_proj"])", R"(["Linear"])"},
+        {R"(["re:h\\.0\\.attn"])", R"(["SomeMlp"])"},  // from the beginning of a name, and a class
+        {R"(["Linear"])", R"(["Linear"])"}}) {
+    const MemoryReader in = two_groups(groups(first, second));
+    const StoredWeights stored(in);
+    ASSERT_EQ(stored.size(), 2U) << first << second;
+    EXPECT_EQ(stored[0].stored.codec, "fp8");
+    EXPECT_EQ(stored[1].stored.codec, "fp8:scales=tensor");
+    EXPECT_EQ(refusal(in), "");
+  }
+}
+
+// The weights would be decoded by one of two descriptions that contradict each other.
+TEST(CompressedTensors, TensorsThatContradictTheirGroupAreNoInput) {
+  const std::string about = "/file0: tensor 'h.0.attn.q_proj.weight' is in FP8 with a scale per row, but ";
+  const auto expect_refused = [&](const std::string& config, const std::string& why) {
+    const MemoryReader in = two_groups(config);
+    EXPECT_EQ(refusal(in), about + why);
+    EXPECT_EQ(StoredWeights(in).undecodable(0), "in FP8 with a scale per row, but " + why);
+  };
+  expect_refused(groups(R"(["re:.*mlp.*"])", R"(["re:.*attn.*"])"),
+                 "config_groups.b.weights.strategy of config.json is 'tensor'");
+  expect_refused(groups(R"(["re:attn"])", R"(["re:.*mlp.*"])"),  // patterns begin where names do
+                 "config_groups of config.json has no group with it among its targets");
+  expect_refused(groups(R"(["h.0.attn"])", R"(["re:.*mlp.*"])"),
+                 "config_groups of config.json has no group with it among its targets");
+  for (const char* const ignore : {R"(["h.0.attn.q_proj"])", R"(["lm_head","re:.*attn.*"])", R"(["Linear"])"})
+    expect_refused(groups(R"(["Linear"])", R"(["Linear"])", ignore),
+                   "ignore of config.json says that it is not quantized");
+  EXPECT_EQ(refusal(two_groups(groups(R"(["Linear"])", R"(["Linear"])", R"(["lm_head","re:attn","h.0.attn","Mlp"])"))),
+            "");
+}
+
+// What a pattern means has to be known before a tensor can be said not to match.
+TEST(CompressedTensors, ListsThatCannotBeAppliedAreNoInput) {
+  const auto refused = [](const std::string& config) {
+    std::string text = refusal(two_groups(config));
+    const std::string about =
+        "/file0: tensor 'h.0.attn.q_proj.weight' is quantized as lists say that nibble cannot apply: in config.json, ";
+    if (text.starts_with(about)) text.erase(0, about.size());
+    return text;
+  };
+  const char* const all = R"(["Linear"])";
+  EXPECT_EQ(refused(groups(R"j(["re:(?!x)"])j", all)),
+            "config_groups.a.targets has the pattern 're:(?!x)', which RE2 does not take: invalid perl operator: (?!");
+  EXPECT_EQ(refused(groups(all, all, R"j(["re:("])j")),
+            "ignore has the pattern 're:(', which RE2 does not take: missing ): (");
+  EXPECT_EQ(refused(groups(all, R"("Linear")")), "config_groups.b.targets is not a list");
+  EXPECT_EQ(refused(groups(all, all, "[7]")), "ignore has an entry that is not a string");
+  EXPECT_EQ(refused(groups(all, all, "{}")), "ignore is not a list");
+  EXPECT_EQ(refused(groups(all, all, "null")), "");
+  std::string many = "[\"re:a\"";
+  for (int i = 0; i < 1000; ++i) many += ",\"re:a\"";
+  EXPECT_EQ(refused(groups(all, all, many + "]")), "ignore has more than 1000 patterns");
+  std::string config = R"({"config_groups":{"g":{"targets":[],"weights":{}})";
+  for (int i = 0; i < 1000; ++i) config += fmt::format(R"(,"g{}":{{"targets":[],"weights":{{}}}})", i);
+  EXPECT_EQ(refused(config + "}}"), "config_groups has more than 1000 groups");
+}
+
+// A scale for all weights is the same thing whatever it is called.
+TEST(CompressedTensors, OneScaleIsThatOfEveryStrategy) {
+  for (const char* const strategy : {"tensor", "channel", "block"}) {
+    MemoryReader in = file(DType::f8_e4m3, {64, 64}, DType::f32, {1});
+    in.set_quant_method("compressed-tensors", R"({"config_groups":{"g":{"targets":["Linear"],"weights":{"strategy":")" +
+                                                  std::string(strategy) + R"("}}}})");
+    EXPECT_EQ(refusal(in), "") << strategy;
+  }
 }
 
 TEST(CompressedTensors, PackedCodesAreNoInput) {

@@ -66,7 +66,8 @@ TEST(Fp8Blocks, BlocksOfOtherShapesAreNotDecoded) {
   EXPECT_EQ(reason(R"({"weight_block_size":[128,128]})"), std::pair(std::size_t{1}, std::string()));
   const auto refused = [](const std::string& blocks) {
     return std::pair(std::size_t{2},
-                     "quantized in blocks of " + blocks + ", as config.json says; nibble takes blocks of 128 x 128");
+                     "quantized in blocks of " + blocks +
+                         ", as weight_block_size of config.json says; nibble takes blocks of 128 x 128");
   };
   EXPECT_EQ(reason(R"({"weight_block_size":[100,100]})"), refused("[100,100]"));
   EXPECT_EQ(reason(R"({"weight_block_size":[128,128,1]})"), refused("[128,128,1]"));
