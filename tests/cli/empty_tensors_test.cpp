@@ -1,0 +1,101 @@
+// Tensors without elements, in files: every command takes them, and no conversion changes them.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <tuple>
+
+#include "nibble/checkpoint.hpp"
+#include "nibble/codec_spec.hpp"
+#include "tests/support/corrupt.hpp"
+#include "tests/support/program.hpp"
+
+namespace nibble::cli::empty_tensors_test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr const char* full = "model.layers.0.mlp.up_proj.weight";
+
+const std::map<std::string, std::tuple<DType, Shape>> empty{
+    {"model.layers.0.mlp.down_proj.weight", {DType::f32, {0, 64}}},
+    {"model.layers.1.mlp.down_proj.weight", {DType::bf16, {64, 0}}},
+    {"model.layers.2.mlp.experts.down_proj", {DType::f16, {0, 64, 64}}},
+    {"model.layers.3.mlp.up_proj.weight", {DType::f64, {0, 0}}},
+    {"model.norm.weight", {DType::f32, {0}}},
+    {"ids", {DType::i64, {3, 0}}},
+};
+
+class EmptyTensors : public testing::Test {
+ protected:
+  EmptyTensors() {
+    json header{{full, {{"dtype", "F32"}, {"shape", {64, 64}}, {"data_offsets", {0, 16384}}}}};
+    for (const auto& [name, tensor] : empty)
+      header[name] = {{"dtype", traits(std::get<DType>(tensor)).name},
+                      {"shape", std::get<Shape>(tensor)},
+                      {"data_offsets", {16384, 16384}}};
+    (void)root_.write("w.safetensors", test::safetensors_file(header.dump(), std::string(16384, '\x3c')));
+  }
+
+  [[nodiscard]] test::Outcome run(const std::string& arguments) const {
+    return test::run_program(root_.path(), arguments);
+  }
+  [[nodiscard]] std::map<std::string, std::tuple<DType, Shape>> empty_in(const std::string& file) const {
+    std::map<std::string, std::tuple<DType, Shape>> found;
+    const auto in = open_checkpoint(root_.path() / file, {.accept_quantized = true});
+    for (std::size_t t = 0; t < in->tensors().size(); ++t)
+      if (const TensorInfo tensor = in->tensors()[t]; tensor.elements() == 0)
+        found[tensor.name] = {tensor.dtype, tensor.shape};
+    return found;
+  }
+
+  test::TempDir root_;
+};
+
+TEST_F(EmptyTensors, AreWrittenAsTheyAreByEveryCodec) {
+  for (const std::string_view codec : codec_names()) {
+    if (CodecSpec(codec).keeps()) continue;
+    const std::string to(codec);
+    for (const std::string& rules :
+         {std::string(), " --no-default-skips --tensor '.*proj.*=" + to + "' --allow-nibble-only"}) {
+      if (!rules.empty() && (to == "fp32" || to == "fp16" || to == "bf16")) continue;
+      SCOPED_TRACE(to + rules);
+      const test::Outcome converted =
+          run("convert w.safetensors out.safetensors --overwrite --json --to " + to + rules);
+      ASSERT_EQ(converted.code, 0) << converted.err;
+      EXPECT_EQ(empty_in("out.safetensors"), empty);
+      EXPECT_EQ(run("inspect out.safetensors").code, 0);
+      const test::Outcome measured = run("measure w.safetensors out.safetensors --json");
+      ASSERT_EQ(measured.code, 0) << measured.err;
+      EXPECT_THAT(measured.err, Not(HasSubstr("missing")));
+    }
+  }
+}
+
+TEST_F(EmptyTensors, AreMeasuredAndAdvisedAbout) {
+  const test::Outcome measured = run("measure w.safetensors --to nf4 --to int8 --to fp8 --to fp16 --worst 0");
+  EXPECT_EQ(measured.code, 0) << measured.err;
+  EXPECT_THAT(measured.out, Not(HasSubstr("nan")));
+  const test::Outcome advised = run("measure w.safetensors --advise 9bits --json");
+  ASSERT_EQ(advised.code, 0) << advised.err;
+  for (const json& tensor : json::parse(advised.out).at("tensors"))
+    if (tensor.at("name") != full) {
+      EXPECT_EQ(tensor.at("codec"), "keep") << tensor;
+    }
+}
+
+TEST_F(EmptyTensors, AreListed) {
+  const test::Outcome table = run("inspect w.safetensors");
+  EXPECT_THAT(table.out, HasSubstr("0 x 64 x 64"));
+  EXPECT_EQ(json::parse(run("inspect w.safetensors --json").out).at("tensors").size(), 1 + empty.size());
+  EXPECT_THAT(run("convert w.safetensors out.safetensors --to nf4 --dry-run").out, HasSubstr("has no elements"));
+}
+
+}  // namespace
+}  // namespace nibble::cli::empty_tensors_test
