@@ -29,9 +29,9 @@ struct CodecInfo {
 ///
 ///   spec = NAME | NAME ":" OPTION "=" VALUE { "," OPTION "=" VALUE }
 ///
-/// "nf4" and "nf4:block-size=32,double-quant=no" are such texts. Options come in any order, each at most once, and those
-/// that are not given have their defaults. In the name of an option, "_" may stand for "-". Nothing else is accepted:
-/// no spaces, no empty option, no second spelling of a value.
+/// "nf4" and "nf4:block-size=32,double-quant=no" are such texts. Options come in any order, each at most once, and
+/// those that are not given have their defaults. In the name of an option, "_" may stand for "-". Nothing else is
+/// accepted: no spaces, no empty option, no second spelling of a value.
 class CodecSpec {
  public:
   /// "keep": the codec that leaves a tensor as it is.
