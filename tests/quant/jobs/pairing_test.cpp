@@ -313,6 +313,20 @@ TEST(Pairing, ErrorsSayWhichCheckpointTheyAreAbout) {
   EXPECT_EQ(error_of([&] { (void)Pairing(broken, good); }), expected);
 }
 
+// As a conversion refuses them, in the same words, on either side.
+TEST(Pairing, CodesThatCannotBeDecodedAreRefused) {
+  MemoryReader shifted;
+  shifted.add({"a.weight", DType::f8_e4m3, {4, 4}}, std::vector<std::byte>(16));
+  shifted.add_normal("a.weight_scale", DType::f32, {4, 1});
+  shifted.add_normal("a.weight_zero_point", DType::f32, {4, 1});
+  const MemoryReader plain = llama();
+  const std::vector bad{checkpoint(shifted)};
+  const std::string expected = error_of([&] { (void)make_plan(shifted, recipe("nf4")); });
+  EXPECT_NE(expected, "");
+  EXPECT_EQ(error_of([&] { (void)Pairing(shifted, bad); }), expected);
+  EXPECT_EQ(error_of([&] { (void)Pairing(plain, bad); }), expected);
+}
+
 TEST(About, KeepsWhatIsReturnedAndTheCodeOfWhatIsThrown) {
   const MemoryReader in;
   EXPECT_EQ(about(in, [] { return 7; }), 7);
