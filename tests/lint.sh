@@ -13,7 +13,7 @@ tests/library_texts.py --test
 tests/library_texts.py
 tests/kernels/bypass.py --test
 tests/kernels/bypass.py
-tests/kernels/machine_code.py --test
+tests/kernels/machine_code/run.py --test
 docs/generate_reference.sh build/release/nibble --check
 bench/table.py --check README.md
 

@@ -1,0 +1,155 @@
+"""What kernels/instruction_budgets.json holds a kernel to, and whether the kernel keeps to it."""
+
+import json
+import re
+from dataclasses import dataclass
+
+from in_flight import BULK, in_flight, prefetches
+from order import behind, waits_too_early
+from resources import Resources, resident_blocks
+from sass import shape, width
+from tools import ROOT
+from way import hot_way
+
+FILE = ROOT / "kernels" / "instruction_budgets.json"
+HOT = {"markers", "loads", "unit", "budget", "at_bandwidth"}  # what an entry with a budget has
+KEYS = HOT | {"kernel", "because", "region", "mma", "stores", "ahead", "loads_before", "dynamic_shared_bytes",
+              "min_bytes_in_flight", "stack_bytes", "spilled_bytes"}  # fmt: skip
+KEYS_WITHIN = {
+    "loads": {"opcode", "weights_per_byte", "threads", "bulk_bytes", "bulk_ahead"},
+    "mma": {"opcode", "weights", "times", "threads"},
+    "stores": {"opcode", "bytes_per_weight"},
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel for one architecture."""
+
+    name: str
+    architecture: str
+    instructions: list
+    resources: Resources
+    spilled: int
+
+
+def entries():
+    """The entries of the file, and what is wrong with their form."""
+    found = json.loads(FILE.read_text())["kernels"]
+    return found, [fault for entry in found for fault in form_faults(entry)]
+
+
+def form_faults(entry):
+    """Keys that are unknown or missing: a key that is misspelt must not be a check that is not made."""
+    name = entry.get("kernel", "an entry")
+    faults = [f"{name}: the key {key} is unknown" for key in sorted(entry.keys() - KEYS)]
+    for outer, inner in KEYS_WITHIN.items():
+        faults += [f"{name}: the key {key} of {outer} is unknown" for key in sorted(entry.get(outer, {}).keys() - inner)]
+    hot = KEYS - {"kernel", "because", "stack_bytes", "spilled_bytes"}
+    needed = {"kernel", "because"} | (HOT if entry.keys() & hot else set())
+    if order := sorted(entry.keys() & {"ahead", "loads_before"}):
+        if not entry.keys() & {"mma", "stores"}:
+            faults.append(f"{name}: {order[0]} needs mma or stores, the work of the loop")
+        if entry.get("region", "loop") != "loop":
+            faults.append(f"{name}: {order[0]} is of loops")
+    return faults + [f"{name}: has no {key}" for key in sorted(needed - entry.keys())]
+
+
+def of_architecture(value, architecture):
+    """A number, or the one for this architecture of {"sm_80": ..., "sm_90a": ...}."""
+    return value.get(architecture, 0) if isinstance(value, dict) else value
+
+
+def check(kernel, entry):
+    """(what to record of the kernel, what is wrong with it)."""
+    resources = kernel.resources
+    line = {"kernel": kernel.name, "architecture": kernel.architecture, "registers": resources.registers,
+            "stack_bytes": resources.stack + resources.local, "spilled_bytes": kernel.spilled,
+            "shared_bytes": resources.shared, "threads": resources.threads,
+            "instructions": len(kernel.instructions)}  # fmt: skip
+    faults = [f"{line[key]} {key}, may have {entry.get(key, 0)}" for key in ("stack_bytes", "spilled_bytes")
+              if line[key] > entry.get(key, 0)]  # fmt: skip
+    if resources.threads is None:
+        return line, faults + ["has no launch bound, so how many blocks are resident is not known"]
+    if "budget" not in entry:
+        return line, faults
+    region = entry.get("region", "loop")
+    way = hot_way(kernel.instructions, entry["markers"], region)
+    if way is None:
+        return line, faults + [f"no {region} has one of {', '.join(entry['markers'])}"]
+
+    weights, of_work = work(kernel, entry, way)
+    faults += of_work
+    if not weights:
+        return line, faults
+    per_unit = way.issued * resources.threads / weights
+    line |= {"unit": entry["unit"], "markers": way.markers, "on_the_way": way.issued,
+             "units": weights / resources.threads, "per_unit": round(per_unit, 2), "budget": entry["budget"],
+             "at_bandwidth": entry["at_bandwidth"]}  # fmt: skip
+    if per_unit > entry["budget"]:
+        faults.append(f"{per_unit:.2f} instructions per {entry['unit']}, the budget is {entry['budget']}")
+    faults += order_faults(entry, way)
+    on_their_way, of_flight = bytes_on_their_way(kernel, entry, way)
+    return line | on_their_way, faults + of_flight
+
+
+def work(kernel, entry, way):
+    """(weights that a block loads on the way, where what is done on it does not fit them)."""
+    loads, threads = entry["loads"], kernel.resources.threads
+    loaded = weights_loaded(loads, way, threads)
+    if not loaded:
+        return 0, [f"no {loads['opcode']} on the hot way: the work is not known"]
+    faults = []
+    if mma := entry.get("mma"):
+        times = mma.get("times", 1)
+        if isinstance(times, str):
+            times = int(re.fullmatch(entry["kernel"], kernel.name)[times])
+        multiplied = sum(shape(one.opcode).weights(mma["weights"]) * mma.get("threads", threads) // shape(one.opcode).threads
+                         for one in way.instructions if one.has(mma["opcode"]))  # fmt: skip
+        if multiplied != loaded * times:
+            faults.append(f"loads {loaded:g} weights and multiplies {multiplied:g}, must multiply {loaded * times:g}"
+                          f"{f' (each {times} times)' if times > 1 else ''}")  # fmt: skip
+    if stores := entry.get("stores"):
+        stored = threads * sum(width(one.opcode) for one in way.instructions if one.has(stores["opcode"]))
+        if stored != loaded * stores["bytes_per_weight"]:
+            faults.append(f"loads {loaded:g} weights and stores {stored} bytes, must store "
+                          f"{stores['bytes_per_weight']} for each")  # fmt: skip
+    return loaded, faults
+
+
+def weights_loaded(loads, way, threads):
+    """The weights that a block loads on the way."""
+    codes = [one for one in way.instructions if one.has(loads["opcode"])]
+    loaded = sum(loads.get("bulk_bytes", 0) if one.has(BULK) else width(one.opcode) * loads.get("threads", threads)
+                 for one in codes)  # fmt: skip
+    return loaded * loads["weights_per_byte"]
+
+
+def order_faults(entry, way):
+    """Loads of the next step that are asked for too late, or waited for too early."""
+    work_of = entry.get("mma", entry.get("stores", {})).get("opcode")
+    faults = []
+    if "ahead" in entry and waits_too_early(way, entry["ahead"], work_of):
+        faults.append(f"waits for {entry['ahead']} after the next step's have been asked for")
+    if "loads_before" in entry and (late := behind(way, entry["loads"]["opcode"], entry["loads_before"], work_of)):
+        faults.append(f"{len(late)} of {way.count(entry['loads']['opcode'])} loads of the next step come after one of "
+                      f"{', '.join(entry['loads_before'])}, the first at {late[0].address:#x}")  # fmt: skip
+    return faults
+
+
+def bytes_on_their_way(kernel, entry, way):
+    """(bytes that one multiprocessor has asked global memory for, at the best point of the way; what is wrong)."""
+    loads, threads = entry["loads"], kernel.resources.threads
+    dynamic_shared = of_architecture(entry.get("dynamic_shared_bytes", 0), kernel.architecture)
+    blocks = resident_blocks(kernel.architecture, kernel.resources, dynamic_shared)
+    of_thread = in_flight(way, loads["opcode"])
+    bulk = way.count(BULK) * loads.get("bulk_bytes", 0) * loads.get("bulk_ahead", 1)
+    asked, all_loads = (blocks * (size * loads.get("threads", threads) + bulk) for size in (of_thread.asked, of_thread.all))
+    line = {"blocks": blocks, "bytes_in_flight": asked, "all_bytes_in_flight": all_loads}
+    if count := prefetches(way):
+        line["l2_prefetches"] = count
+    needed = of_architecture(entry.get("min_bytes_in_flight", 0), kernel.architecture)
+    faults = [] if blocks else [f"no block fits on a multiprocessor of {kernel.architecture}"]
+    if asked < needed:
+        faults.append(f"{asked} bytes on their way on a multiprocessor, must be at least {needed}")
+    return line, faults
