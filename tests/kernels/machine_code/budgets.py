@@ -16,7 +16,7 @@ HOT = {"markers", "loads", "unit", "budget", "at_bandwidth"}  # what an entry wi
 KEYS = HOT | {"kernel", "because", "region", "mma", "stores", "ahead", "loads_before", "dynamic_shared_bytes",
               "min_bytes_in_flight", "stack_bytes", "spilled_bytes"}  # fmt: skip
 KEYS_WITHIN = {
-    "loads": {"opcode", "weights_per_byte", "threads", "bulk_bytes", "bulk_ahead"},
+    "loads": {"opcode", "weights_per_byte", "threads", "own_loop", "bulk_bytes", "bulk_ahead"},
     "mma": {"opcode", "weights", "times", "threads"},
     "stores": {"opcode", "bytes_per_weight"},
 }
@@ -44,7 +44,8 @@ def form_faults(entry):
     name = entry.get("kernel", "an entry")
     faults = [f"{name}: the key {key} is unknown" for key in sorted(entry.keys() - KEYS)]
     for outer, inner in KEYS_WITHIN.items():
-        faults += [f"{name}: the key {key} of {outer} is unknown" for key in sorted(entry.get(outer, {}).keys() - inner)]
+        unknown = sorted(entry.get(outer, {}).keys() - inner)
+        faults += [f"{name}: the key {key} of {outer} is unknown" for key in unknown]
     hot = KEYS - {"kernel", "because", "stack_bytes", "spilled_bytes"}
     needed = {"kernel", "because"} | (HOT if entry.keys() & hot else set())
     if order := sorted(entry.keys() & {"ahead", "loads_before"}):
@@ -52,6 +53,8 @@ def form_faults(entry):
             faults.append(f"{name}: {order[0]} needs mma or stores, the work of the loop")
         if entry.get("region", "loop") != "loop":
             faults.append(f"{name}: {order[0]} is of loops")
+        if entry.get("loads", {}).get("own_loop"):
+            faults.append(f"{name}: {order[0]} is of loads in the loop that has the work")
     return faults + [f"{name}: has no {key}" for key in sorted(needed - entry.keys())]
 
 
@@ -74,14 +77,15 @@ def check(kernel, entry):
     if "budget" not in entry:
         return line, faults
     region = entry.get("region", "loop")
-    way = hot_way(kernel.instructions, entry["markers"], region)
+    way = hot_way(kernel.instructions, entry["markers"], region, work_of(entry))
     if way is None:
         return line, faults + [f"no {region} has one of {', '.join(entry['markers'])}"]
 
-    weights, of_work = work(kernel, entry, way)
+    loading = loading_way(kernel, entry, way)
+    if loading is None:
+        return line, faults + [f"no {entry['loads']['opcode']} on the hot way: the work is not known"]
+    weights, of_work = work(kernel, entry, way, loading)
     faults += of_work
-    if not weights:
-        return line, faults
     per_unit = way.issued * resources.threads / weights
     line |= {"unit": entry["unit"], "markers": way.markers, "on_the_way": way.issued,
              "units": weights / resources.threads, "per_unit": round(per_unit, 2), "budget": entry["budget"],
@@ -89,23 +93,34 @@ def check(kernel, entry):
     if per_unit > entry["budget"]:
         faults.append(f"{per_unit:.2f} instructions per {entry['unit']}, the budget is {entry['budget']}")
     faults += order_faults(entry, way)
-    on_their_way, of_flight = bytes_on_their_way(kernel, entry, way)
+    on_their_way, of_flight = bytes_on_their_way(kernel, entry, loading)
     return line | on_their_way, faults + of_flight
 
 
-def work(kernel, entry, way):
-    """(weights that a block loads on the way, where what is done on it does not fit them)."""
-    loads, threads = entry["loads"], kernel.resources.threads
-    loaded = weights_loaded(loads, way, threads)
-    if not loaded:
-        return 0, [f"no {loads['opcode']} on the hot way: the work is not known"]
+def work_of(entry):
+    """The opcode of what is done with the weights; None if the entry does not say."""
+    return entry.get("mma", entry.get("stores", {})).get("opcode")
+
+
+def loading_way(kernel, entry, way):
+    """The way with the loads: the hot one, or the loop of the warps that only load, one pass for a step as well."""
+    opcode = entry["loads"]["opcode"]
+    if entry["loads"].get("own_loop"):
+        way = hot_way(kernel.instructions, [opcode], work=opcode)
+    return way if way is not None and way.count(opcode) else None
+
+
+def work(kernel, entry, way, loading):
+    """(weights that a block loads in a step, where what is done on the way does not fit them)."""
+    threads = kernel.resources.threads
+    loaded = weights_loaded(entry["loads"], loading, threads)
     faults = []
     if mma := entry.get("mma"):
         times = mma.get("times", 1)
         if isinstance(times, str):
             times = int(re.fullmatch(entry["kernel"], kernel.name)[times])
-        multiplied = sum(shape(one.opcode).weights(mma["weights"]) * mma.get("threads", threads) // shape(one.opcode).threads
-                         for one in way.instructions if one.has(mma["opcode"]))  # fmt: skip
+        shapes = [shape(one.opcode) for one in way.instructions if one.has(mma["opcode"])]
+        multiplied = sum(one.weights(mma["weights"]) * mma.get("threads", threads) // one.threads for one in shapes)
         if multiplied != loaded * times:
             faults.append(f"loads {loaded:g} weights and multiplies {multiplied:g}, must multiply {loaded * times:g}"
                           f"{f' (each {times} times)' if times > 1 else ''}")  # fmt: skip
@@ -127,11 +142,11 @@ def weights_loaded(loads, way, threads):
 
 def order_faults(entry, way):
     """Loads of the next step that are asked for too late, or waited for too early."""
-    work_of = entry.get("mma", entry.get("stores", {})).get("opcode")
+    done = work_of(entry)
     faults = []
-    if "ahead" in entry and waits_too_early(way, entry["ahead"], work_of):
+    if "ahead" in entry and waits_too_early(way, entry["ahead"], done):
         faults.append(f"waits for {entry['ahead']} after the next step's have been asked for")
-    if "loads_before" in entry and (late := behind(way, entry["loads"]["opcode"], entry["loads_before"], work_of)):
+    if "loads_before" in entry and (late := behind(way, entry["loads"]["opcode"], entry["loads_before"], done)):
         faults.append(f"{len(late)} of {way.count(entry['loads']['opcode'])} loads of the next step come after one of "
                       f"{', '.join(entry['loads_before'])}, the first at {late[0].address:#x}")  # fmt: skip
     return faults
@@ -144,7 +159,8 @@ def bytes_on_their_way(kernel, entry, way):
     blocks = resident_blocks(kernel.architecture, kernel.resources, dynamic_shared)
     of_thread = in_flight(way, loads["opcode"])
     bulk = way.count(BULK) * loads.get("bulk_bytes", 0) * loads.get("bulk_ahead", 1)
-    asked, all_loads = (blocks * (size * loads.get("threads", threads) + bulk) for size in (of_thread.asked, of_thread.all))
+    of_block = loads.get("threads", threads)
+    asked, all_loads = (blocks * (size * of_block + bulk) for size in (of_thread.asked, of_thread.all))
     line = {"blocks": blocks, "bytes_in_flight": asked, "all_bytes_in_flight": all_loads}
     if count := prefetches(way):
         line["l2_prefetches"] = count

@@ -56,8 +56,8 @@ class Checks(unittest.TestCase):
         self.faults(kernel(recorded("decode_m8")), ["0.32 instructions per weight"], budget=0.3)
 
     def test_loads_before_the_barrier(self):
-        self.faults(kernel(recorded("decode_m8")), ["8 of 8 loads of the next step come after one of BAR, the first at 0x19e0"],
-                    loads_before=["BAR"])  # fmt: skip
+        expected = "8 of 8 loads of the next step come after one of BAR, the first at 0x19e0"
+        self.faults(kernel(recorded("decode_m8")), [expected], loads_before=["BAR"])
 
     def test_loads_ahead(self):
         body = "LDG.E.EF.64 R0 !5", "HMMA.16816 ?5", "BRA 0x0", "EXIT"
@@ -87,7 +87,8 @@ class Checks(unittest.TestCase):
     def test_stores(self):
         body = "LDG.E.EF R0 !5", "STG.E.128 R0 ?5", "BRA 0x0", "EXIT"
         entry = {key: value for key, value in DECODE.items() if key not in ("mma", "ahead")}
-        for bytes_per_weight, expected in [(2, []), (4, ["loads 2048 weights and stores 4096 bytes, must store 4 for each"])]:
+        fault = "loads 2048 weights and stores 4096 bytes, must store 4 for each"
+        for bytes_per_weight, expected in [(2, []), (4, [fault])]:
             stores = {"opcode": r"STG\.E\.128", "bytes_per_weight": bytes_per_weight}
             self.assertEqual(check(kernel(code(*body)), entry | {"stores": stores})[1], expected)
 
@@ -105,13 +106,37 @@ class Checks(unittest.TestCase):
         self.assertEqual((faults, line["blocks"], line["bytes_in_flight"]), ([], 1, 3 * 16384))
 
 
+    def test_loads_in_a_loop_of_their_own(self):
+        body = ["@P0 BRA 0x40", "UBLKCP.S.G [UR10], [UR4], UR9", "@P1 BRA 0x10", "EXIT"]
+        body += ["HGMMA.64x64x16.F32.BF16"] * 16 + ["@P1 BRA 0x40", "EXIT"]
+        entry = DECODE | {
+            "markers": ["HGMMA"],
+            "loads": {"opcode": "UBLKCP", "weights_per_byte": 2, "bulk_bytes": 16384,
+                      "bulk_ahead": 3, "own_loop": True},
+            "mma": {"opcode": "HGMMA", "weights": "a", "threads": 256},
+        }  # fmt: skip
+        self.assertEqual(len(form_faults(entry)), 1)  # where its loads stand says nothing
+        del entry["ahead"]
+        self.assertEqual(form_faults(entry), [])
+        line, faults = check(kernel(code(*body), threads=384, registers=168), entry)
+        self.assertEqual((faults, line["on_the_way"], line["bytes_in_flight"]), ([], 17, 3 * 16384))
+        del entry["loads"]["own_loop"]
+        self.assertIn("the work is not known", check(kernel(code(*body), threads=384), entry)[1][0])
+
+    def test_a_loop_for_each_tile_around_that_of_its_steps(self):
+        load, work = "LDG.E.EF.64 R0 !5", "HMMA.16816 R4"
+        body = [load, load, "MOV ?5", load, work, work, "@P0 BRA 0x20", "@P1 BRA 0x0", "EXIT"]
+        self.faults(kernel(code(*body)), [])
+
+
 class Form(unittest.TestCase):
     def test_the_file(self):
         self.assertEqual(budgets.entries()[1], [])
 
     def test_unknown_and_missing_keys(self):
         self.assertEqual(form_faults(DECODE), [])
-        self.assertEqual(form_faults(DECODE | {"load_before": []}), [f"{DECODE['kernel']}: the key load_before is unknown"])
+        fault = f"{DECODE['kernel']}: the key load_before is unknown"
+        self.assertEqual(form_faults(DECODE | {"load_before": []}), [fault])
         self.assertEqual(len(form_faults(DECODE | {"loads": {"opcodes": "LDG"}})), 1)
         self.assertEqual(len(form_faults({key: DECODE[key] for key in DECODE if key != "loads"})), 1)
         self.assertEqual(len(form_faults({key: DECODE[key] for key in DECODE if key != "mma"})), 1)

@@ -14,7 +14,8 @@ def from_logs(build):
     sources = {source.name for source in (ROOT / "kernels").rglob("*.cu")}
     missing = sources - {log.name.removesuffix(".o.log") for log in logs}
     if missing:
-        sys.exit(f"error: no log of the compilation of {', '.join(sorted(missing))} in {build / 'kernels'}: build again")
+        names = ", ".join(sorted(missing))
+        sys.exit(f"error: no log of the compilation of {names} in {build / 'kernels'}: build again")
     spilled, losses = {}, []
     for log in logs:
         source = log.name.removesuffix(".o.log")

@@ -31,14 +31,12 @@ def in_flight(way, load):
     """The most bytes of one thread that are on their way. Bulk copies are not among them: their size is in a
     register."""
     code = way.instructions
-    waits_for_groups = any(one.has(r"DEPBAR\.LE") for one in code) and any(one.has("LDGDEPBAR") for one in code)
+    waits_for_groups = any(one.has(r"DEPBAR\.LE") for one in code)
     loading, group, groups, groups_counter = {}, {}, [], NO_COUNTER
     most = InFlight(0, 0)
     for _ in range(PASSES if way.is_loop else 1):
         for i, one in enumerate(code):
             loading = {at: sizes for at, sizes in loading.items() if code[at].counter not in one.awaited}
-            if groups_counter in one.awaited:
-                groups = []
             if match := re.match(r"SB(\d), 0x(\w+)", one.operands) if one.has(r"DEPBAR\.LE") else None:
                 counter, left = int(match[1]), int(match[2], 16)
                 if counter == groups_counter:

@@ -16,6 +16,9 @@ class BytesInFlight(unittest.TestCase):
     def test_other_counters_stay(self):
         self.check(loop("LDG.E.EF.64 R1 !5", "LDG.E.CONSTANT R3 !4", "MOV ?4", "MOV ?5"), 8, 12)
 
+    def test_an_explicit_wait_for_a_counter(self):
+        self.check(loop("LDG.E.EF.64 R1 !5", "DEPBAR.LE SB5, 0x0", "LDG.E.EF R2 !4", "MOV ?4"), 8, 8)
+
     def test_around_the_loop(self):
         # The wait is at the beginning, so the load of one pass is on its way in the next.
         self.check(loop("LDG.E.EF R1 !4", "MOV ?5", "LDG.E.EF.64 R2 !5", "MOV ?4"), 12, 12)

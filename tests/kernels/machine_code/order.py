@@ -1,15 +1,16 @@
 """Where the loads of a hot loop stand, relative to barriers, to the loop's work and to the waits for them.
 
-A loop has no first instruction: its order is a circle. So each question begins at a load and goes around from there.
+A loop has no first instruction: its order is a circle. So each question begins at a load or at a wait and goes around
+from there.
 """
 
 import re
 
 
-def around(way, start, step=1):
-    """The other instructions of a loop, from the one after `start` on, forwards or backwards."""
+def back_around(way, start):
+    """The other instructions of a loop, from the one before `start` on, backwards."""
     code = way.instructions
-    return (code[(start + step * i) % len(code)] for i in range(1, len(code)))
+    return (code[(start - i) % len(code)] for i in range(1, len(code)))
 
 
 def positions(way, pattern):
@@ -21,7 +22,7 @@ def behind(way, load, barriers, work):
     next step's loads have not been asked for."""
     late = []
     for i in positions(way, load):
-        for one in around(way, i, -1):
+        for one in back_around(way, i):
             if one.has(work):
                 break
             if any(one.has(barrier) for barrier in barriers):

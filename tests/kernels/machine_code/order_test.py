@@ -27,6 +27,7 @@ class LoadsAndBarriers(unittest.TestCase):
         rotations = ["LDG.E.EF R1 !5", "HMMA", "MOV ?5", "BAR.SYNC"], ["BAR.SYNC", "LDG.E.EF R1 !5", "HMMA", "MOV ?5"]
         for texts in rotations:
             self.assertEqual(len(late(loop(*texts))), 1, texts)
+        self.assertEqual(late(loop("MOV ?5", "MOV", "LDG.E.EF R1", "HMMA", "BAR.SYNC")), [0x20])
         for texts in ["BAR.SYNC", "HMMA", "LDG.E.EF R1"], ["LDG.E.EF R1", "BAR.SYNC", "HMMA"]:
             self.assertEqual(late(loop(*texts)), [], texts)
 
@@ -58,6 +59,7 @@ class LoadsAhead(unittest.TestCase):
 
     def test_each_counter_is_by_itself(self):
         self.check(False, "MOV ?5", "LDG R1 !5", "HMMA", "MOV ?4", "LDG R2 !4", "HMMA")
+        self.check(True, "MOV ?5", "LDG R1 !5", "HMMA", "LDG R2 !4", "MOV ?4")
 
     def test_a_loop_without_such_loads(self):
         self.check(True, "HMMA")

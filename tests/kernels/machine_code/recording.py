@@ -22,7 +22,8 @@ def code(*texts):
         counter = int(match[1]) if (match := re.search(r" !(\d)", text)) else sass.NO_COUNTER
         waits = sum(1 << int(digit) for digit in re.findall(r" \?(\d)", text))
         predicate, opcode, operands = re.fullmatch(r"(@\S+ )?(\S+) ?(.*)", re.sub(r" [!?]\d", "", text)).groups()
-        instructions.append(sass.Instruction(16 * i, (predicate or "").strip(), opcode, operands, waits << 11 | counter << 5))
+        control = waits << 11 | counter << 5
+        instructions.append(sass.Instruction(16 * i, (predicate or "").strip(), opcode, operands, control))
     return instructions
 
 

@@ -67,7 +67,8 @@ class ResidentBlocks(unittest.TestCase):
     def test_registers(self):
         self.check("sm_90a", 128, 0, 256, 0, 2)
         self.check("sm_90a", 129, 0, 256, 0, 1)
-        self.check("sm_80", 96, 0, 256, 0, 2)  # each scheduler has 5 warps, not 5.33
+        self.check("sm_80", 96, 0, 256, 0, 2)
+        self.check("sm_80", 96, 0, 32, 0, 20)  # 5 for each scheduler, not 21 of all registers
         self.check("sm_80", 40, 0, 256, 0, 6)
 
     def test_shared_memory(self):

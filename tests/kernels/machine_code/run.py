@@ -80,7 +80,7 @@ def compare_with_hand_written(found, lines, written):
         if key in to_compare:
             compared.add(key)
             if unequal := by_hand.differences(codes[key], written.get(key, [])):
-                faults.append(f"{key[1]}, {key[0]}: not the instructions that it has without the device layer: {unequal}")
+                faults.append(f"{key[1]}, {key[0]}: not the instructions that it has without the layer: {unequal}")
             else:
                 line["by_hand"] = line["instructions"]
     return faults + [f"{name}, {architecture}: was not compared with {by_hand.SOURCE}"
@@ -90,8 +90,8 @@ def compare_with_hand_written(found, lines, written):
 def show(lines):
     """Prints a row for each kernel."""
     for line in lines:
-        row = (f"{line['architecture']:7} {line['kernel']:43} {line['registers']:4} registers "
-               f"{line['shared_bytes']:5} B shared {line['stack_bytes']} stack {line['spilled_bytes']} spilled")  # fmt: skip
+        row = f"{line['architecture']:7} {line['kernel']:43} {line['registers']:4} registers"
+        row += f" {line['shared_bytes']:5} B shared {line['stack_bytes']} stack {line['spilled_bytes']} spilled"
         if "per_unit" in line:
             row += f" {line['per_unit']:6.2f} per {line['unit']} of {line['budget']:4}"
         if "blocks" in line:
@@ -105,8 +105,8 @@ def show(lines):
 
 
 def record(lines, size):
-    nvcc = next((line for line in output_of(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version").splitlines()
-                 if "release" in line), "").strip()  # fmt: skip
+    version = output_of(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version").splitlines()
+    nvcc = next((line for line in version if "release" in line), "").strip()
     head = {"kind": "run", "date": f"{datetime.date.today()}", "bench": "tests/kernels/machine_code/run.py",
             "compiler": nvcc, "library_bytes": size}  # fmt: skip
     RECORD.write_text("".join(json.dumps(line) + "\n" for line in [head] + lines))

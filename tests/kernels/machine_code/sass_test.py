@@ -29,7 +29,8 @@ arch = sm_90a
 class Parsing(unittest.TestCase):
     def test_kernels_are_told_apart_by_architecture(self):
         found = sass.parsed(TEXT)
-        self.assertEqual({key: len(body) for key, body in found.items()}, {("sm_80", "_Z1fv"): 3, ("sm_90a", "_Z1fv"): 1})
+        lengths = {key: len(body) for key, body in found.items()}
+        self.assertEqual(lengths, {("sm_80", "_Z1fv"): 3, ("sm_90a", "_Z1fv"): 1})
 
     def test_predicate_opcode_and_operands(self):
         one = sass.parsed(TEXT)["sm_80", "_Z1fv"][1]

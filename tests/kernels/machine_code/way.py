@@ -1,9 +1,10 @@
 """Basic blocks and loops of a kernel, and the hot way through them.
 
 The hot way is the shortest through the hot loop, or through a kernel that has none, among those that meet most of its
-markers: instructions by which the way is known, as wide stores or matrix products. The hot loop is the one with most of
-them. What only diverged warps run does not count; instructions that a predicate turns off do, since they are issued all
-the same. Of a loop on the way, one pass counts.
+markers: instructions by which the way is known, as wide stores or matrix products. The hot loop is the one with most
+work. If a loop around it has as much, it is the inner one, which has fewer instructions. Without work that is known,
+markers decide. What only diverged warps run does not count; instructions that a predicate turns off do, since they are
+issued all the same. Of a loop on the way, one pass counts.
 """
 
 import re
@@ -88,8 +89,9 @@ def backwards(first, forward):
     return order
 
 
-def hot_way(instructions, markers, region="loop"):
-    """The hot way through the region, "loop" or "kernel"; None if it has no marker. Markers are regular expressions."""
+def hot_way(instructions, markers, region="loop", work=None):
+    """The hot way through the region, "loop" or "kernel"; None if it has no marker. Markers and work are regular
+    expressions."""
     blocks, successors = blocks_of(instructions)
     if not blocks:
         return None
@@ -115,7 +117,6 @@ def hot_way(instructions, markers, region="loop"):
 
     pairs = [(first, last) for last, first in edges] if region == "loop" else [(0, None)]
     ways = [way for way in (best_way(first, last) for first, last in pairs) if way is not None and way[0][0] > 0]
-    if not ways:
-        return None
-    (met, _), chosen = max(ways, key=lambda way: way[0])
-    return Way(met, [one for block in chosen for one in instructions[slice(*blocks[block])]], region == "loop")
+    found = [Way(met, [one for block in chosen for one in instructions[slice(*blocks[block])]], region == "loop")
+             for (met, _), chosen in ways]  # fmt: skip
+    return max(found, key=lambda way: (way.count(work) if work else way.markers, -way.issued), default=None)

@@ -1,4 +1,5 @@
 import unittest
+from dataclasses import replace
 
 from by_hand import differences
 from recording import code, recorded
@@ -37,6 +38,25 @@ class HotWay(unittest.TestCase):
 
     def test_without_markers_there_is_none(self):
         self.assertIsNone(hot_way(NESTED, ["HMMA"]))
+
+    def test_the_inner_loop_is_the_hot_one_if_its_work_is_all(self):
+        persistent = code(
+            "LDG R1",  # 0: for each tile, its first loads
+            "LDG R2",
+            "LDG R1",  # 2: the steps of a tile
+            "HMMA",
+            "@P0 BRA 0x20",
+            "STG R1",
+            "@P1 BRA 0x0",
+            "EXIT",
+        )
+        self.assertEqual(hot_way(persistent, ["LDG", "HMMA"], "loop", "HMMA").issued, 3)
+        self.assertEqual(hot_way(persistent, ["LDG", "HMMA"], "loop").issued, 7)
+
+    def test_code_of_diverged_warps_does_not_count(self):
+        diverged = [replace(one, opcode="LDG.E.U16") if one.has("WARPSYNC") else one for one in NESTED]
+        way = hot_way(diverged, ["STG.E.128", "LDG.E.U16"])
+        self.assertEqual((way.markers, way.issued), (1, 6))
 
     def test_instructions_are_in_order(self):
         way = hot_way(NESTED, ["STG.E.128", "LDG.E.U8"])
