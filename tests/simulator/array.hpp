@@ -20,6 +20,7 @@ namespace nibble::device {
 
 /// What kernels do with an array. The simulator holds them to it; a GPU does not.
 enum class ArrayUse {
+  constant,   // read, and no other kernel writes it: weights, which may be read before dependency_wait
   input,      // read
   workspace,  // read and written
   output,     // each byte written once, none left out
@@ -74,7 +75,8 @@ class ArrayMemory {
  public:
   ArrayMemory(std::size_t bytes, const ArrayInfo& info)
       : region_(info.name, bytes,
-                info.use == ArrayUse::input    ? simulator::Access::read_only
+                info.use == ArrayUse::constant ? simulator::Access::constant
+                : info.use == ArrayUse::input  ? simulator::Access::read_only
                 : info.use == ArrayUse::output ? simulator::Access::write_once
                                                : simulator::Access::read_write,
                 info.offset_bytes) {}
@@ -104,11 +106,13 @@ template <class T> class DeviceArray {
   explicit DeviceArray(std::size_t n, ArrayInfo info = {})
       : size_(n), memory_(std::make_unique<detail::ArrayMemory>(n * sizeof(T), info)) {}
 
+  static DeviceArray constant(const std::vector<T>& host, ArrayInfo info = {}) {
+    info.use = ArrayUse::constant;
+    return from(host, info);
+  }
   static DeviceArray input(const std::vector<T>& host, ArrayInfo info = {}) {
     info.use = ArrayUse::input;
-    DeviceArray array(host.size(), info);
-    array.memory_->from_host(host.data());
-    return array;
+    return from(host, info);
   }
   static DeviceArray output(std::size_t n, ArrayInfo info = {}) {
     info.use = ArrayUse::output;
@@ -116,9 +120,7 @@ template <class T> class DeviceArray {
   }
   static DeviceArray workspace(const std::vector<T>& host, ArrayInfo info = {}) {
     info.use = ArrayUse::workspace;
-    DeviceArray array(host.size(), info);
-    array.memory_->from_host(host.data());
-    return array;
+    return from(host, info);
   }
 
   [[nodiscard]] T* data() const { return reinterpret_cast<T*>(memory_->data()); }
@@ -135,6 +137,12 @@ template <class T> class DeviceArray {
   }
 
  private:
+  static DeviceArray from(const std::vector<T>& host, const ArrayInfo& info) {
+    DeviceArray array(host.size(), info);
+    array.memory_->from_host(host.data());
+    return array;
+  }
+
   std::size_t size_;
   std::unique_ptr<detail::ArrayMemory> memory_;
 };

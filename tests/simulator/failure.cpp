@@ -32,6 +32,8 @@ std::string_view name(Fault fault) {
       return "written twice";
     case Fault::not_written:
       return "not written";
+    case Fault::dependency:
+      return "dependency";
     case Fault::misuse:
       return "misuse";
   }

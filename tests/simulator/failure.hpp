@@ -24,6 +24,7 @@ enum class Fault {
   wgmma,          // its accumulators or its fences
   written_twice,  // a byte of a write-once array
   not_written,    // a byte of a write-once array
+  dependency,     // before dependency_wait, in a launch that overlaps the one before
   misuse,
 };
 

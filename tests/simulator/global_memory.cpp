@@ -37,7 +37,7 @@ Region::Region(std::string name, std::size_t bytes, Access access, std::size_t o
       memory_(std::make_unique<char[]>(bytes + offset_bytes + 2 * slack + alignment)),
       bytes_(bytes),
       access_(access),
-      written_(access == Access::read_only ? 0 : bytes) {
+      written_(is_read_only() ? 0 : bytes) {
   const auto first = (reinterpret_cast<std::uintptr_t>(memory_.get()) + slack + alignment - 1) & ~(alignment - 1);
   base_ = reinterpret_cast<char*>(first) + offset_bytes;
   std::memset(base_, 0xff, bytes);  // NaN in every format of floats
@@ -56,7 +56,7 @@ Region::~Region() {
 
 void Region::touch(std::size_t offset, std::size_t bytes, Use use, const Site& site) {
   if (access_ == Access::bounds_only) return;
-  if (access_ == Access::read_only) {
+  if (is_read_only()) {
     if (use != Use::read) fail(Fault::misuse, site, fmt::format("write to '{}', which is read-only", name_));
     return;
   }
@@ -112,9 +112,11 @@ Region* find_region(const void* address) {
   return region->contains(at, 0) ? region : nullptr;
 }
 
-void check_global(const void* address, std::size_t bytes, std::size_t alignment_bytes, Region* region, Use use,
-                  const Site& site) {
-  const char* verb = use == Use::read ? "read" : use == Use::write ? "write" : "atomic operation";
+namespace {
+
+// Where in the region the bytes are, which must exist.
+std::size_t checked_offset(const char* verb, const void* address, std::size_t bytes, const Region* region,
+                           const Site& site) {
   const auto at = reinterpret_cast<std::uintptr_t>(address);
   if (region == nullptr)
     fail(Fault::global_bounds, site,
@@ -125,16 +127,36 @@ void check_global(const void* address, std::size_t bytes, std::size_t alignment_
     fail(Fault::global_bounds, site,
          fmt::format("{} of {} bytes at byte {} of '{}', which has {}", verb, bytes, offset, region->name(),
                      region->bytes()));
-  if (at % alignment_bytes != 0)
+  return static_cast<std::size_t>(offset);
+}
+
+}  // namespace
+
+void check_global(const void* address, std::size_t bytes, std::size_t alignment_bytes, Region* region, Use use,
+                  const Site& site) {
+  const char* verb = use == Use::read ? "read" : use == Use::write ? "write" : "atomic operation";
+  const std::size_t offset = checked_offset(verb, address, bytes, region, site);
+  if (reinterpret_cast<std::uintptr_t>(address) % alignment_bytes != 0)
     fail(Fault::misaligned, site,
          fmt::format("{} of {} bytes at byte {} of '{}'", verb, bytes, offset, region->name()));
-  region->touch(static_cast<std::size_t>(offset), bytes, use, site);
+  current->block->check_dependency(*current, *region, use, site);
+  region->touch(offset, bytes, use, site);
+}
+
+void check_prefetch(const void* address, std::size_t bytes, const Region* region, const Site& site) {
+  checked_offset("prefetch", address, bytes, region, site);
 }
 
 void check_constant(const Region* region, const Site& site) {
-  if (region != nullptr && region->access() != Access::read_only && region->access() != Access::bounds_only)
+  if (region == nullptr) return;
+  if (!region->is_read_only() && region->access() != Access::bounds_only)
     fail(Fault::misuse, site,
          fmt::format("ldg (ld.global.nc) of '{}', which is not read-only while the kernel runs", region->name()));
+  current->block->check_early_load(*region, "ldg", site);
+}
+
+void check_early(const Region* region, const Site& site) {
+  if (region != nullptr) current->block->check_early_load(*region, "ldcs", site);
 }
 
 }  // namespace nibble::device::simulator

@@ -15,6 +15,7 @@ namespace nibble::device::simulator {
 
 /// What a kernel may do with an allocation.
 enum class Access {
+  constant,  // read_only, and no earlier kernel or copy that may still run writes it either: weights
   read_only,
   read_write,
   write_once,  // an output: each byte is written exactly once between two resets, and never read
@@ -35,6 +36,7 @@ class Region {
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] Access access() const { return access_; }
+  [[nodiscard]] bool is_read_only() const { return access_ == Access::read_only || access_ == Access::constant; }
   [[nodiscard]] bool contains(std::uintptr_t address, std::size_t bytes) const {
     const auto begin = reinterpret_cast<std::uintptr_t>(base_);
     return address >= begin && bytes <= bytes_ && address - begin <= bytes_ - bytes;
@@ -72,7 +74,13 @@ Region* find_region(const void* address);
 void check_global(const void* address, std::size_t bytes, std::size_t alignment, Region* region, Use use,
                   const Site& site);
 
-/// ld.global.nc is undefined for memory that the kernel may write.
+/// Fails unless these bytes exist. A prefetch into the L2 cache does not read them: whatever is there will do.
+void check_prefetch(const void* address, std::size_t bytes, const Region* region, const Site& site);
+
+/// ld.global.nc is undefined for memory that anybody may write while the kernel runs.
 void check_constant(const Region* region, const Site& site);
+
+/// ldcs may be moved by the compiler, also to before dependency_wait.
+void check_early(const Region* region, const Site& site);
 
 }  // namespace nibble::device::simulator

@@ -20,6 +20,7 @@ void ScopedOptions::add(const Statistics& statistics, const std::vector<Site>& s
   statistics_.threads += statistics.threads;
   statistics_.switches += statistics.switches;
   statistics_.collectives += statistics.collectives;
+  statistics_.launched_dependents += statistics.launched_dependents;
   for (const Site& site : sites)
     if (std::none_of(sites_.begin(), sites_.end(), [&](const Site& known) { return same_place(known, site); }))
       sites_.push_back(site);

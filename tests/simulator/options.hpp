@@ -38,6 +38,7 @@ struct Options {
 
 struct Statistics {
   std::uint64_t launches = 0, blocks = 0, threads = 0, switches = 0, collectives = 0;
+  std::uint64_t launched_dependents = 0;  // blocks that called dependency_launch
 };
 
 /// While it lives, launches of this thread of the machine use these options. Scopes nest.

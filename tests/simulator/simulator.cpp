@@ -68,7 +68,10 @@ void Block::prepare(const Launch& launch, Grid block_index, const Options& optio
     thread.warpgroup.accumulators.clear();
     thread.fenced_clock.clear();
     thread.seen.clear();
+    thread.after_dependency = false;
   }
+  dependency_waits_.clear();
+  launched_dependents_ = false;
   mbarriers_.clear();
   bulk_copies_.clear();
   acquires_.clear();
@@ -99,6 +102,12 @@ void Block::run(const Launch& launch, Grid block_index, const Options& options, 
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   if (!bulk_copies_.empty())
     fail(Fault::in_flight, bulk_copies_.front().site, "the block exits before this copy landed");
+  if (launched_dependents_) statistics.launched_dependents += 1;
+  // The next kernel's wait is for this one alone: if this one ends early, so may that one.
+  if (launch.overlaps && dependency_waits_.empty())
+    fail(Fault::dependency, Site::current(),
+         fmt::format("block ({},{},{}) of a launch that overlaps the one before has no dependency_wait", index.x,
+                     index.y, index.z));
 }
 
 u32 Block::static_shared(const void* declaration, u32 bytes, const Site& site) {
@@ -298,6 +307,7 @@ void run_grid(Launch launch) {
     total.threads += block.statistics.threads;
     total.switches += block.statistics.switches;
     total.collectives += block.statistics.collectives;
+    total.launched_dependents += block.statistics.launched_dependents;
     sites.insert(sites.end(), block.sites.begin(), block.sites.end());
   };
   if (options.workers <= 1) {

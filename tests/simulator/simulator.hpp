@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/device/kernel.hpp"
 #include "tests/simulator/bulk_copies.hpp"
 #include "tests/simulator/fiber.hpp"
 #include "tests/simulator/global_memory.hpp"
@@ -53,6 +54,8 @@ struct Thread {
   Warpgroup warpgroup;
   u32 groups_left = 0;  // the argument of wgmma_wait
 
+  bool after_dependency = false;  // it is known to come after a dependency_wait
+
   [[nodiscard]] u32 lane() const { return index % warp_size; }
   [[nodiscard]] u32 warp() const { return index / warp_size; }
 };
@@ -67,6 +70,7 @@ struct Launch {
   u32 dynamic_shared_bytes;
   void (*body)(const void* kernel);
   const void* kernel;
+  bool overlaps = false;  // the kernel before it may still run
   BlockOrder* order = nullptr;
   u64 first = 0;  // of the blocks that run
 };
@@ -119,6 +123,14 @@ class Block {
   void arrive(Thread& thread, u32 offset, u32 expected_bytes, const Site& site);
   void wait_for_phase(Thread& thread, u32 offset, u32 parity, const Site& site);
   void issue_bulk_copy(Thread& thread, BulkCopy copy);
+
+  // Programmatic dependent launch.
+  void wait_for_dependency(Thread& thread, const Site& site);
+  void launch_dependents();
+  /// Fails if the launch overlaps the one before, and the thread comes to this memory before a dependency_wait.
+  void check_dependency(Thread& thread, const Region& region, Use use, const Site& site);
+  /// Fails unless the memory never changes: ldg and ldcs may read it before the wait, wherever they are written.
+  void check_early_load(const Region& region, const char* load, const Site& site) const;
 
   // wgmma.
   void fence_accumulators(Thread& thread, float* d, u32 n, const Site& site);
@@ -187,6 +199,12 @@ class Block {
   std::deque<Mbarrier> mbarriers_;
   std::vector<BulkCopy> bulk_copies_;
   std::vector<Acquire> acquires_;
+  struct DependencyWait {
+    u32 thread;
+    Clock step;
+  };
+  std::vector<DependencyWait> dependency_waits_;
+  bool launched_dependents_ = false;
   std::vector<Meeting> meetings_[warp_size];
   std::exception_ptr failure_;
 };
@@ -198,23 +216,19 @@ void run_grid(Launch launch);
 
 namespace nibble::device {
 
-/// Blocks per multiprocessor a kernel wants at least: its min_blocks, or 1.
-template <class Kernel> constexpr u32 min_blocks_of() {
-  if constexpr (requires { Kernel::min_blocks; }) return Kernel::min_blocks;
-  return 1;
-}
-
-/// Runs `kernel` once for each thread of each block. Returns when it is done: there is no stream to wait for.
-template <class Kernel>
-void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef /*stream*/, const Kernel& kernel) {
-  static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
-  static_assert(Kernel::threads % simulator::warp_size == 0 && Kernel::threads <= simulator::max_threads);
-  simulator::run_grid({grid, Kernel::threads, static_cast<u32>(dynamic_shared_bytes),
-                       [](const void* self) { (*static_cast<const Kernel*>(self))(); }, &kernel});
-}
-
 /// Of the simulated device: Options::multiprocessors and Options::capability.
 inline u32 multiprocessors() { return simulator::current_options().multiprocessors; }
 inline u32 capability() { return simulator::current_options().capability; }
+
+/// Runs `kernel` once for each thread of each block. Returns when it is done: there is no stream to wait for.
+template <class Kernel>
+void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef /*stream*/, const Kernel& kernel,
+            Overlap overlap = Overlap::no) {
+  static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
+  static_assert(Kernel::threads % simulator::warp_size == 0 && Kernel::threads <= simulator::max_threads);
+  simulator::run_grid({grid, Kernel::threads, static_cast<u32>(dynamic_shared_bytes),
+                       [](const void* self) { (*static_cast<const Kernel*>(self))(); }, &kernel,
+                       overlap == Overlap::yes && capability() >= 90});
+}
 
 }  // namespace nibble::device

@@ -5,6 +5,7 @@
 #include <string>
 #include <type_traits>
 
+#include "kernels/device/kernel.hpp"
 #include "kernels/device/types.hpp"
 
 #define NIBBLE_DEVICE __device__ __forceinline__
@@ -63,11 +64,6 @@ NIBBLE_DEVICE Shared<u8> dynamic_shared() {
   return {nibble_dynamic_shared};
 }
 
-template <class Kernel> constexpr u32 min_blocks_of() {
-  if constexpr (requires { Kernel::min_blocks; }) return Kernel::min_blocks;
-  return 1;
-}
-
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::threads, min_blocks_of<Kernel>()) run(const __grid_constant__ Kernel kernel) {
   kernel();
@@ -91,17 +87,20 @@ inline int attribute(cudaDeviceAttr which) {
   return attribute(which, device);
 }
 
-}  // namespace detail
-
-/// The most dynamic shared memory that any launch of the kernel takes, if it says so.
-template <class Kernel> constexpr std::size_t max_shared_bytes_of(std::size_t this_launch) {
-  if constexpr (requires { Kernel::max_block_shared_bytes(); }) return Kernel::max_block_shared_bytes();
-  return this_launch;
+/// Whether the code that this device runs has dependency_wait. Code for sm_80 has none: it also runs on newer devices,
+/// and there too it must wait for the kernel before it to end.
+inline bool waits_for_dependencies(const void* function) {
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, function), "cudaFuncGetAttributes");
+  return attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90;
 }
+
+}  // namespace detail
 
 /// Starts `kernel` on the stream, for each thread of each block, and does not wait for it. Throws LaunchError.
 template <class Kernel>
-void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef stream, const Kernel& kernel) {
+void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef stream, const Kernel& kernel,
+            Overlap overlap = Overlap::no) {
   static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
   static_assert(Kernel::threads % 32 == 0 && Kernel::threads <= 1024);
   const auto function = reinterpret_cast<const void*>(run<Kernel>);
@@ -110,10 +109,20 @@ void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef stream, const
   if (const std::size_t most = max_shared_bytes_of<Kernel>(dynamic_shared_bytes); most > std::size_t{48} << 10)
     detail::check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
                   "cudaFuncSetAttribute");
+  cudaLaunchAttribute attribute{};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid.x, grid.y, grid.z);
+  config.blockDim = dim3(Kernel::threads);
+  config.dynamicSmemBytes = dynamic_shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &attribute;
+  if (overlap == Overlap::yes && detail::waits_for_dependencies(function)) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.numAttrs = 1;
+  }
   void* arguments[] = {const_cast<Kernel*>(&kernel)};
-  detail::check(cudaLaunchKernel(function, dim3(grid.x, grid.y, grid.z), dim3(Kernel::threads), arguments,
-                                 dynamic_shared_bytes, static_cast<cudaStream_t>(stream)),
-                "cudaLaunchKernel");
+  detail::check(cudaLaunchKernelExC(&config, function, arguments), "cudaLaunchKernelExC");
 }
 
 /// Of the current device; the capability as in sm_90: 10 * major + minor.

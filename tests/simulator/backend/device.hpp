@@ -20,7 +20,10 @@ template <class T> std::remove_const_t<T> ldg(Global<T> at, Site site = Site::cu
   simulator::check_constant(at.region(), site);
   return ld(at, site);
 }
-template <class T> std::remove_const_t<T> ldcs(Global<T> at, Site site = Site::current()) { return ld(at, site); }
+template <class T> std::remove_const_t<T> ldcs(Global<T> at, Site site = Site::current()) {
+  simulator::check_early(at.region(), site);
+  return ld(at, site);
+}
 template <class T> void st(Global<T> at, std::type_identity_t<T> value, Site site = Site::current()) {
   simulator::check_global(at.unchecked(), sizeof(T), sizeof(T), at.region(), simulator::Use::write, site);
   std::memcpy(static_cast<void*>(at.unchecked()), &value, sizeof value);
@@ -28,6 +31,30 @@ template <class T> void st(Global<T> at, std::type_identity_t<T> value, Site sit
 template <class T> void stcs(Global<T> at, std::type_identity_t<T> value, Site site = Site::current()) {
   st(at, value, site);
 }
+/// Asks for the line that holds the element, to be in the L2 cache when it is read. The element must exist.
+template <class T> void prefetch_l2(Global<T> at, Site site = Site::current()) {
+  simulator::check_prefetch(at.unchecked(), sizeof(T), at.region(), site);
+}
+/// For `bytes` consecutive bytes, a multiple of 16 from a multiple of 16 on. One thread asks for all of them.
+template <class T> void prefetch_l2(Global<T> at, u32 bytes, Site site = Site::current()) {
+  if (bytes == 0 || bytes % 16 != 0)
+    simulator::fail(simulator::Fault::misuse, site, "a bulk prefetch has 16, 32, ... bytes");
+  if (reinterpret_cast<std::uintptr_t>(at.unchecked()) % 16 != 0)
+    simulator::fail(simulator::Fault::misaligned, site, "a bulk prefetch from an address that is no multiple of 16");
+  simulator::check_prefetch(at.unchecked(), bytes, at.region(), site);
+}
+
+// -- Programmatic dependent launch
+
+/// Until all that the kernels before this one wrote is there. Of a launch with Overlap::yes, every block calls it, and
+/// before that (ordered by a barrier, if another thread of the block waits) it may read constants only, and must not
+/// write global memory. In other launches it does nothing.
+inline void dependency_wait(Site site = Site::current()) {
+  simulator::current->block->wait_for_dependency(*simulator::current, site);
+}
+/// The next kernel on the stream may begin, if it is launched with Overlap::yes, as soon as every block has called this
+/// or has ended. What this kernel writes is there for it after its dependency_wait, wherever it was written.
+inline void dependency_launch() { simulator::current->block->launch_dependents(); }
 
 namespace simulator {
 

@@ -98,6 +98,31 @@ template <class T> NIBBLE_DEVICE T atomic_max(Global<T> at, std::type_identity_t
     return atomicMax(at.unchecked(), value);
 }
 NIBBLE_DEVICE void threadfence() { __threadfence(); }
+template <class T> NIBBLE_DEVICE void prefetch_l2(Global<T> at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at.unchecked())));
+}
+template <class T> NIBBLE_DEVICE void prefetch_l2(Global<T> at, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(at.unchecked())),
+               "r"(bytes));
+#else
+  constexpr u32 line = 128;
+  for (u32 i = 0; i < bytes; i += line) prefetch_l2(at.template as<const u8>() + i);
+#endif
+}
+
+// -- Programmatic dependent launch: nothing in code for sm_80, whose launches do not overlap
+
+NIBBLE_DEVICE void dependency_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+NIBBLE_DEVICE void dependency_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 // -- Shared memory: plain accesses, which the compiler may move as it likes
 
