@@ -18,6 +18,18 @@ template <class Kernel> constexpr u32 min_blocks_of() {
   return 1;
 }
 
+/// What the arguments of a kernel, its members, may take: 4 KiB on every device.
+inline constexpr std::size_t max_parameter_bytes = 4096;
+/// The dynamic shared memory that a launch may have without asking for more.
+inline constexpr std::size_t default_shared_bytes = std::size_t{48} << 10;
+
+/// Registers of a thread, as the compiler is told by `threads` and `min_blocks`: of the 65,536 of a multiprocessor, in
+/// eights, and 255 at most.
+constexpr u32 max_registers(u32 threads, u32 min_blocks) {
+  const u32 share = 65536 / (threads * min_blocks) / 8 * 8;
+  return share < 255 ? share : 255;
+}
+
 /// The most dynamic shared memory that any launch of the kernel takes, if it says so.
 template <class Kernel> constexpr std::size_t max_shared_bytes_of(std::size_t this_launch) {
   if constexpr (requires { Kernel::max_block_shared_bytes(); }) return Kernel::max_block_shared_bytes();

@@ -58,6 +58,9 @@ using StreamRef = void*;
 /// The layout of a tile in shared memory; the numbers are those of wgmma's descriptor.
 enum class Swizzle : u32 { none = 0, bytes128 = 1 };
 
+/// Along which dimension a tile's rows of 128 bytes lie: along k, or along the other one (m of A, n of B).
+enum class Major : u32 { k = 0, mn = 1 };
+
 /// A launch that the device refused; `code` is the cudaError_t.
 class LaunchError : public std::runtime_error {
  public:

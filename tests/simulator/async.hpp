@@ -70,13 +70,44 @@ inline void fence_proxy_async(Site site = Site::current()) {
 template <int R> void wgmma_fence(float (&d)[R], Site site = Site::current()) {
   simulator::current->block->fence_accumulators(*simulator::current, d, R, site);
 }
-template <int N, int R> void wgmma_bf16(float (&d)[R], u64 a, u64 b, Site site = Site::current()) {
-  static_assert(R == N / 2);
-  simulator::current->block->multiply_tiles(*simulator::current, {d, N, a, b, false, site});
+/// The same, and for registers of A that have been written since the last fence.
+template <int R, int Tiles> void wgmma_fence(float (&d)[R], u32 (&a)[Tiles][4], Site site = Site::current()) {
+  simulator::current->block->fence_registers(*simulator::current, &a[0][0], 4 * Tiles, site);
+  wgmma_fence(d, site);
 }
-template <int N, int R> void wgmma_f16(float (&d)[R], u64 a, u64 b, Site site = Site::current()) {
-  static_assert(R == N / 2);
-  simulator::current->block->multiply_tiles(*simulator::current, {d, N, a, b, true, site});
+
+namespace simulator {
+
+template <int N, int R>
+constexpr bool is_wgmma = R == N / 2 &&
+                          (N == 8 || N == 16 || N == 32 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256);
+
+}  // namespace simulator
+
+/// d += A * B, or d = A * B if scale_d is 0. A and B by descriptors: tile_descriptor.
+template <int N, Major A = Major::k, Major B = Major::k, int R>
+void wgmma_bf16(float (&d)[R], u64 a, u64 b, u32 scale_d = 1, Site site = Site::current()) {
+  static_assert(simulator::is_wgmma<N, R>);
+  simulator::current->block->multiply_tiles(*simulator::current,
+                                            {d, N, a, b, nullptr, A, B, false, scale_d != 0, site});
+}
+template <int N, Major A = Major::k, Major B = Major::k, int R>
+void wgmma_f16(float (&d)[R], u64 a, u64 b, u32 scale_d = 1, Site site = Site::current()) {
+  static_assert(simulator::is_wgmma<N, R>);
+  simulator::current->block->multiply_tiles(*simulator::current, {d, N, a, b, nullptr, A, B, true, scale_d != 0, site});
+}
+/// With a warp's 16 rows of A in registers, as for mma_bf16_16816. They must not change until the wait.
+template <int N, Major B = Major::k, int R>
+void wgmma_bf16(float (&d)[R], u32 (&a)[4], u64 b, u32 scale_d = 1, Site site = Site::current()) {
+  static_assert(simulator::is_wgmma<N, R>);
+  simulator::current->block->multiply_tiles(*simulator::current,
+                                            {d, N, 0, b, a, Major::k, B, false, scale_d != 0, site});
+}
+template <int N, Major B = Major::k, int R>
+void wgmma_f16(float (&d)[R], u32 (&a)[4], u64 b, u32 scale_d = 1, Site site = Site::current()) {
+  static_assert(simulator::is_wgmma<N, R>);
+  simulator::current->block->multiply_tiles(*simulator::current,
+                                            {d, N, 0, b, a, Major::k, B, true, scale_d != 0, site});
 }
 inline void wgmma_commit(Site site = Site::current()) {
   simulator::current->block->commit_multiplies(*simulator::current, site);
@@ -84,6 +115,21 @@ inline void wgmma_commit(Site site = Site::current()) {
 /// All but the last `Left` committed groups have ended, and d has its values if none of it is in flight.
 template <int Left, int R> void wgmma_wait(float (&)[R], Site site = Site::current()) {
   simulator::current->block->wait_for_multiplies(*simulator::current, Left, site);
+}
+/// The same for registers of A, which may be written again.
+template <int Left, int R, int Tiles> void wgmma_wait(float (&d)[R], u32 (&)[Tiles][4], Site site = Site::current()) {
+  wgmma_wait<Left>(d, site);
+}
+
+/// Each thread of the warpgroup has N registers from now on. Launch bounds decide how many it begins with
+/// (max_registers); _inc waits until others of the block have given up enough.
+template <u32 N> void setmaxnreg_inc(Site site = Site::current()) {
+  static_assert(N % 8 == 0 && N >= 24 && N <= 256);
+  simulator::current->block->set_registers(*simulator::current, N, true, site);
+}
+template <u32 N> void setmaxnreg_dec(Site site = Site::current()) {
+  static_assert(N % 8 == 0 && N >= 24 && N <= 256);
+  simulator::current->block->set_registers(*simulator::current, N, false, site);
 }
 
 }  // namespace nibble::device

@@ -14,8 +14,8 @@ namespace nibble::device::simulator {
 
 using Clock = u16;
 
-/// The largest size a block can have on any device (sm_90).
-inline constexpr u32 max_shared_bytes = 227u << 10;
+/// The largest size a block can have on any device (sm_90), and what the simulator puts before it.
+inline constexpr u32 max_shared_bytes = (227u << 10) + 1008;
 
 /// Readers and writers are threads, or agents: each mbarrier stands for the copies that report to it, each warpgroup
 /// for its wgmma. Agents come after the threads of the block.

@@ -43,10 +43,10 @@ void Block::prepare(const Launch& launch, Grid block_index, const Options& optio
   // The dynamic part is aligned to 16 bytes and no more, whatever a kernel hopes for.
   shared.start(threads, options.detect_races);
   dynamic_shared_bytes_ = launch.dynamic_shared_bytes;
-  const u32 room = max_shared_bytes - std::min(dynamic_shared_bytes_, max_shared_bytes);
-  shared.allocate(std::min(static_cast<u32>(random() % 64) * 16, room & ~15u), Site::current());
+  shared.allocate(static_cast<u32>(random() % 64) * 16, Site::current());
   dynamic_shared_offset_ = shared.allocate(dynamic_shared_bytes_, Site::current());
   statics_.clear();
+  static_shared_bytes_ = 0;
 
   clock_size_ = (threads + agents + 15) & ~15u;
   clocks_.assign(std::size_t{2} * threads * clock_size_, 0);
@@ -66,10 +66,14 @@ void Block::prepare(const Launch& launch, Grid block_index, const Options& optio
     thread.warpgroup.open.clear();
     thread.warpgroup.groups.clear();
     thread.warpgroup.accumulators.clear();
+    thread.warpgroup.fenced_registers.clear();
     thread.fenced_clock.clear();
     thread.seen.clear();
     thread.after_dependency = false;
   }
+  std::fill(std::begin(registers_), std::end(registers_), max_registers(threads, launch.min_blocks));
+  free_registers_ = 0;
+  waiting_for_registers_.clear();
   dependency_waits_.clear();
   launched_dependents_ = false;
   mbarriers_.clear();
@@ -113,6 +117,16 @@ void Block::run(const Launch& launch, Grid block_index, const Options& options, 
 u32 Block::static_shared(const void* declaration, u32 bytes, const Site& site) {
   for (const auto& [known, offset] : statics_)
     if (known == declaration) return offset;
+  static_shared_bytes_ += (bytes + 15) & ~15u;
+  if (static_shared_bytes_ > default_shared_bytes)
+    fail(Fault::misuse, site, fmt::format("{} bytes of static shared memory, of 49152", static_shared_bytes_));
+  // The request for dynamic memory is for the largest launch, whatever this one has.
+  const u64 asked = launch_.max_shared_bytes + static_shared_bytes_;
+  const DeviceLimits limits = device_limits(options_.capability);
+  if (asked > limits.block_shared_bytes)
+    fail(Fault::misuse, site,
+         fmt::format("{} bytes of dynamic and {} of static shared memory, of {}", launch_.max_shared_bytes,
+                     static_shared_bytes_, limits.block_shared_bytes));
   const u32 offset = shared.allocate(bytes, site);
   statics_.emplace_back(declaration, offset);
   return offset;
@@ -260,11 +274,8 @@ void Block::step(Thread& thread, const Site& site) {
 void run_grid(Launch launch) {
   if (current != nullptr) throw Failure(Fault::misuse, Site::current(), "a kernel cannot launch a kernel");
   const Options options = current_options();
+  check_limits(launch, options.capability);
   const u64 in_grid = u64{launch.grid.x} * launch.grid.y * launch.grid.z;
-  if (in_grid == 0 || launch.grid.y > 65535 || launch.grid.z > 65535 || launch.grid.x > 0x7fffffffu)
-    throw LaunchError(9, fmt::format("a grid of {} x {} x {} blocks", launch.grid.x, launch.grid.y, launch.grid.z));
-  if (launch.dynamic_shared_bytes > (options.capability >= 90 ? 227u << 10 : 163u << 10))
-    throw LaunchError(1, fmt::format("{} bytes of dynamic shared memory", launch.dynamic_shared_bytes));
 
   const BlockRange part = options.part != nullptr ? options.part(launch.grid) : BlockRange{0, in_grid};
   launch.first = std::min(part.first, in_grid);

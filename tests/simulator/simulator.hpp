@@ -25,7 +25,7 @@ inline constexpr u32 warp_size = 32, max_threads = 1024;
 class Block;
 
 /// What the lanes of a warp do together.
-enum class Together : u8 { shuffle, vote, load_matrix, multiply, synchronize };
+enum class Together : u8 { shuffle, vote, load_matrix, multiply, synchronize, registers };
 
 struct CopyToShared {
   u32 target;
@@ -70,7 +70,10 @@ struct Launch {
   u32 dynamic_shared_bytes;
   void (*body)(const void* kernel);
   const void* kernel;
-  bool overlaps = false;  // the kernel before it may still run
+  bool overlaps;  // the kernel before it may still run
+  u32 min_blocks;
+  std::size_t max_shared_bytes;  // of all launches of the kernel
+  std::size_t parameter_bytes;   // pointers are larger here than on a GPU
   BlockOrder* order = nullptr;
   u64 first = 0;  // of the blocks that run
 };
@@ -134,9 +137,13 @@ class Block {
 
   // wgmma.
   void fence_accumulators(Thread& thread, float* d, u32 n, const Site& site);
-  void multiply_tiles(Thread& thread, const WarpgroupMultiply& multiply);
+  void fence_registers(Thread& thread, const u32* a, u32 n, const Site& site);
+  void multiply_tiles(Thread& thread, WarpgroupMultiply multiply);
   void commit_multiplies(Thread& thread, const Site& site);
   void wait_for_multiplies(Thread& thread, u32 groups_left, const Site& site);
+
+  /// setmaxnreg of the thread's warp; `grows` waits until the block has that many registers left.
+  void set_registers(Thread& thread, u32 count, bool grows, const Site& site);
 
   [[nodiscard]] Thread& thread(u32 i) { return threads_[i]; }
   [[nodiscard]] u32 clock_size() const { return clock_size_; }
@@ -193,7 +200,7 @@ class Block {
   u32 runnable_warps_ = 0, runnable_[warp_size]{}, exited_[warp_size]{};  // bits: warps, lanes of each warp
   u8 priority_[warp_size]{};
   u32 since_priorities_changed_ = 0;
-  u32 dynamic_shared_offset_ = 0, dynamic_shared_bytes_ = 0;
+  u32 dynamic_shared_offset_ = 0, dynamic_shared_bytes_ = 0, static_shared_bytes_ = 0;
   std::vector<std::pair<const void*, u32>> statics_;
   Barrier barriers_[16];
   std::deque<Mbarrier> mbarriers_;
@@ -204,10 +211,24 @@ class Block {
     Clock step;
   };
   std::vector<DependencyWait> dependency_waits_;
+  u32 registers_[warp_size]{}, free_registers_ = 0;  // of a thread of each warp; warps' worth that nobody has
+  std::vector<Thread*> waiting_for_registers_;
   bool launched_dependents_ = false;
   std::vector<Meeting> meetings_[warp_size];
   std::exception_ptr failure_;
 };
+
+/// What the device has for a block and for a multiprocessor.
+struct DeviceLimits {
+  u32 block_shared_bytes, shared_bytes;  // 1 KiB of each block's is the system's
+  u32 threads = 2048, blocks = 32;
+};
+constexpr DeviceLimits device_limits(u32 capability) {
+  return capability >= 90 ? DeviceLimits{227u << 10, 228u << 10} : DeviceLimits{163u << 10, 164u << 10};
+}
+
+/// Throws LaunchError for what CUDA refuses before a block runs, and for a min_blocks that no device can keep.
+void check_limits(const Launch& launch, u32 capability);
 
 /// Runs all blocks, or those of Options::part. Throws Failure for the first thing found to be wrong.
 void run_grid(Launch launch);
@@ -228,7 +249,8 @@ void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef /*stream*/, c
   static_assert(Kernel::threads % simulator::warp_size == 0 && Kernel::threads <= simulator::max_threads);
   simulator::run_grid({grid, Kernel::threads, static_cast<u32>(dynamic_shared_bytes),
                        [](const void* self) { (*static_cast<const Kernel*>(self))(); }, &kernel,
-                       overlap == Overlap::yes && capability() >= 90});
+                       overlap == Overlap::yes && capability() >= 90, min_blocks_of<Kernel>(),
+                       max_shared_bytes_of<Kernel>(dynamic_shared_bytes), sizeof(Kernel)});
 }
 
 }  // namespace nibble::device

@@ -74,6 +74,8 @@ const char* name(Together operation) {
       return "mma";
     case Together::synchronize:
       return "sync_warp";
+    case Together::registers:
+      return "setmaxnreg";
   }
   return "?";
 }
@@ -139,6 +141,29 @@ void Block::synchronize_warp(Thread& thread, u32 mask, const Site& site) {
     }
   };
   together(thread, mask, Together::synchronize, false, &thread, complete, site);
+}
+
+// -- setmaxnreg
+
+void Block::set_registers(Thread& thread, u32 count, bool grows, const Site& site) {
+  if (options_.capability != 90) fail(Fault::misuse, site, "setmaxnreg needs sm_90a");
+  together(
+      thread, ~0u, Together::registers, true, &thread, [](Block&, u32, void**, const Site&) {}, site);
+  u32& own = registers_[thread.warp()];
+  if (own == count) return;  // another lane has been here, or there is nothing to do
+  if (grows ? count < own : count > own)
+    fail(Fault::misuse, site, fmt::format("setmaxnreg from {} to {} registers", own, count));
+  if (!grows) {
+    free_registers_ += own - count;
+    for (const Thread* waiting : waiting_for_registers_) wake(*waiting);
+    waiting_for_registers_.clear();
+  }
+  while (grows && own != count && free_registers_ < count - own) {
+    waiting_for_registers_.push_back(&thread);
+    block_thread(thread, "setmaxnreg", site);
+  }
+  if (grows && own != count) free_registers_ -= count - own;
+  own = count;
 }
 
 // -- cp.async: nothing arrives before the wait, and then only for the thread that issued it

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <functional>
 
 #include "tests/simulator/backend/device.hpp"
 
@@ -18,17 +19,35 @@ constexpr u32 rows = 16, depth = 16;  // of A, per warp; along k
 
 bool is_poison(float value) { return std::bit_cast<u32>(value) == poison; }
 
-// Where 8 elements from (row, k) on of an operand lie: rows of 128 bytes along k, eight to a group, swizzled.
-u32 operand_offset(const Block& block, u64 descriptor, u32 row, u32 k, const Site& site) {
+struct Operand {
+  u64 descriptor;
+  Major major;
+};
+
+// Where 8 elements of an operand lie: from (row, k) on along k, or along the rows if that is how they lie. Either way
+// they are 16 bytes of a line of 128, eight lines are a group, and lines are swizzled.
+u32 operand_offset(const Block& block, const Operand& operand, u32 row, u32 k, const Site& site) {
+  const u64 descriptor = operand.descriptor;
   if (descriptor >> 62 != static_cast<u64>(Swizzle::bytes128))
     fail(Fault::wgmma, site, "a descriptor without the 128-byte swizzle is not simulated");
   if ((descriptor >> 49 & 7) != 0) fail(Fault::wgmma, site, "a descriptor with a base offset is not simulated");
   const u32 start = static_cast<u32>(descriptor & 0x3fff) << 4;
+  const u32 leading = static_cast<u32>(descriptor >> 16 & 0x3fff) << 4;
   const u32 stride = static_cast<u32>(descriptor >> 32 & 0x3fff) << 4;
-  const u32 plain = start + row / 8 * stride + row % 8 * 128 + 2 * k, offset = plain ^ (plain >> 3 & 0x70);
+  const u32 plain =
+      start + (operand.major == Major::k ? row / 8 * stride + row % 8 * 128 + 2 * k
+                                         : row / 64 * leading + row % 64 * 2 + k / 8 * stride + k % 8 * 128);
+  const u32 offset = plain ^ (plain >> 3 & 0x70);
   if (offset + 16 > block.shared.used())
     fail(Fault::shared_bounds, site, fmt::format("wgmma reads shared byte {} of {}", offset, block.shared.used()));
   return offset;
+}
+
+// Calls piece(row, k) for each 8 elements that lie together.
+template <class Piece> void for_pieces(Major major, u32 first_row, u32 count, Piece&& piece) {
+  const u32 row_step = major == Major::k ? 1 : 8, k_step = major == Major::k ? 8 : 1;
+  for (u32 row = first_row; row < first_row + count; row += row_step)
+    for (u32 k = 0; k < depth; k += k_step) piece(row, k);
 }
 
 float element(const char* from, bool is_f16) {
@@ -62,6 +81,21 @@ void take_accumulators(Thread& thread, const WarpgroupMultiply& multiply) {
   own->in_flight += 1;
 }
 
+// The registers of A of one lane must be as a fence saw them, and stay so.
+void take_registers(Thread& thread, WarpgroupMultiply& multiply) {
+  if (multiply.a_registers == nullptr) return;
+  std::copy_n(multiply.a_registers, 4, multiply.a_values);
+  for (const FencedRegisters& fenced : thread.warpgroup.fenced_registers) {
+    const std::less<> before;  // pointers into different arrays
+    const u32* const end = fenced.begin + fenced.value.size();
+    if (before(multiply.a_registers, fenced.begin) || !before(multiply.a_registers, end)) continue;
+    if (std::equal(multiply.a_values, multiply.a_values + 4,
+                   fenced.value.begin() + (multiply.a_registers - fenced.begin)))
+      return;
+  }
+  fail(Fault::wgmma, multiply.site, "no wgmma_fence of these registers of A since they were written");
+}
+
 // Reads of shared memory must be ordered after the writes for every lane, and visible to the asynchronous proxy.
 void check_operands(Block& block, u32, void** operands, const Site& site) {
   if (!block.options().detect_races) return;
@@ -72,6 +106,7 @@ void check_operands(Block& block, u32, void** operands, const Site& site) {
     const Thread& thread = *static_cast<Thread*>(operands[lane]);
     const WarpgroupMultiply& own = thread.warpgroup.open.back();
     if (own.a != multiply.a || own.b != multiply.b) fail(Fault::wgmma, site, "the lanes' descriptors differ");
+    if (own.adds != multiply.adds) fail(Fault::wgmma, site, "the lanes' scale_d differs");
     for (u32 i = 0; i < block.clock_size(); ++i) {
       clock[i] = std::min(clock[i], thread.clock[i]);
       proxy[i] = std::min(proxy[i], thread.proxy_clock[i]);
@@ -79,13 +114,26 @@ void check_operands(Block& block, u32, void** operands, const Site& site) {
   }
   const u32 agent = block.threads + mbarrier_agents + first.warp();
   const auto step = static_cast<Clock>(first.clock[agent] + 1 + first.warpgroup.groups.size());  // they end in order
-  const auto read = [&](u64 descriptor, u32 row) {
-    for (u32 k = 0; k < depth; k += 8)
-      block.shared.read_by_proxy(agent, step, clock.data(), proxy.data(),
-                                 operand_offset(block, descriptor, row, k, site), 16, site);
+  const auto read = [&](const Operand& operand, u32 first_row, u32 count) {
+    for_pieces(operand.major, first_row, count, [&](u32 row, u32 k) {
+      block.shared.read_by_proxy(agent, step, clock.data(), proxy.data(), operand_offset(block, operand, row, k, site),
+                                 16, site);
+    });
   };
-  for (u32 row = 0; row < rows; ++row) read(multiply.a, first.warp() % 4 * rows + row);
-  for (u32 row = 0; row < multiply.n; ++row) read(multiply.b, row);
+  if (multiply.a_registers == nullptr) read({multiply.a, multiply.major_a}, first.warp() % 4 * rows, rows);
+  read({multiply.b, multiply.major_b}, 0, multiply.n);
+}
+
+// The 16 rows of A that the lanes' registers hold, as for mma.m16n8k16.
+void load_registers(void** operands, std::size_t i, float (&a)[rows][depth]) {
+  for (u32 lane = 0; lane < warp_size; ++lane) {
+    const WarpgroupMultiply& own = static_cast<Thread*>(operands[lane])->warpgroup.groups.front()[i];
+    for (u32 j = 0; j < 8; ++j) {
+      const auto bits = static_cast<u16>(own.a_values[j / 2] >> 16 * (j % 2));
+      a[lane / 4 + 8 * (j / 2 % 2)][2 * (lane % 4) + 8 * (j / 4) + j % 2] =
+          own.is_f16 ? to_float(f16{bits}) : to_float(bf16{bits});
+    }
+  }
 }
 
 // Adds the product of one multiplication to the accumulators of all lanes.
@@ -94,14 +142,19 @@ void multiply_now(Block& block, void** operands, std::size_t i) {
   const WarpgroupMultiply& multiply = first.warpgroup.groups.front()[i];
   float a[rows][depth];
   static thread_local float b[256][depth];
-  const auto load = [&](float* to, u64 descriptor, u32 row) {
-    for (u32 k = 0; k < depth; k += 8) {
-      const char* from = block.shared.data() + operand_offset(block, descriptor, row, k, multiply.site);
-      for (u32 j = 0; j < 8; ++j) to[k + j] = element(from + 2 * j, multiply.is_f16);
-    }
+  const auto load = [&](float(*to)[depth], const Operand& operand, u32 first_row, u32 count) {
+    for_pieces(operand.major, first_row, count, [&](u32 row, u32 k) {
+      const char* from = block.shared.data() + operand_offset(block, operand, row, k, multiply.site);
+      for (u32 j = 0; j < 8; ++j)
+        (operand.major == Major::k ? to[row - first_row][k + j] : to[row - first_row + j][k]) =
+            element(from + 2 * j, multiply.is_f16);
+    });
   };
-  for (u32 row = 0; row < rows; ++row) load(a[row], multiply.a, first.warp() % 4 * rows + row);
-  for (u32 row = 0; row < multiply.n; ++row) load(b[row], multiply.b, row);
+  if (multiply.a_registers != nullptr)
+    load_registers(operands, i, a);
+  else
+    load(a, {multiply.a, multiply.major_a}, first.warp() % 4 * rows, rows);
+  load(b, {multiply.b, multiply.major_b}, 0, multiply.n);
   for (u32 lane = 0; lane < warp_size; ++lane) {
     Thread& thread = *static_cast<Thread*>(operands[lane]);
     Accumulators& own = *find(thread.warpgroup, thread.warpgroup.groups.front()[i].d);
@@ -109,9 +162,12 @@ void multiply_now(Block& block, void** operands, std::size_t i) {
       const u32 row = lane / 4 + 8 * (j >> 1 & 1), column = 8 * (j >> 2) + 2 * (lane % 4) + (j & 1);
       float sum = 0;
       for (u32 k = 0; k < depth; ++k) sum += a[row][k] * b[column][k];
-      own.value[j] += sum;
+      own.value[j] = multiply.adds ? own.value[j] + sum : sum;
     }
     own.in_flight -= 1;
+    const WarpgroupMultiply& of_lane = thread.warpgroup.groups.front()[i];
+    if (of_lane.a_registers != nullptr && !std::equal(of_lane.a_values, of_lane.a_values + 4, of_lane.a_registers))
+      fail(Fault::wgmma, of_lane.site, "registers of A were written while the wgmma was in flight");
   }
 }
 
@@ -141,9 +197,17 @@ void Block::fence_accumulators(Thread& thread, float* d, u32 n, const Site& site
   own->fenced = true;
 }
 
-void Block::multiply_tiles(Thread& thread, const WarpgroupMultiply& multiply) {
-  if (options_.capability < 90) fail(Fault::misuse, multiply.site, "wgmma needs sm_90a");
+void Block::fence_registers(Thread& thread, const u32* a, u32 n, const Site& site) {
+  if (skipped(site)) return;
+  auto& all = thread.warpgroup.fenced_registers;
+  std::erase_if(all, [&](const FencedRegisters& one) { return one.begin == a; });
+  all.push_back({a, {a, a + n}});
+}
+
+void Block::multiply_tiles(Thread& thread, WarpgroupMultiply multiply) {
+  if (options_.capability != 90) fail(Fault::misuse, multiply.site, "wgmma needs sm_90a");
   take_accumulators(thread, multiply);
+  take_registers(thread, multiply);
   thread.warpgroup.open.push_back(multiply);
   together(thread, ~0u, Together::multiply, true, &thread, check_operands, multiply.site);
 }

@@ -1,5 +1,5 @@
-// mbarriers, bulk copies, TMA and wgmma on a GPU. Code for sm_80 has none of them: there these functions trap, and the
-// host must not launch what calls them (capability()).
+// mbarriers, bulk copies and TMA on a GPU. Code for sm_80 has none of them: there these functions trap, and the host
+// must not launch what calls them (capability()).
 #pragma once
 #include <cuda.h>
 
@@ -80,86 +80,6 @@ inline TensorMap make_tensor_map(const void* base, u32 element_bytes, u64 inner,
   return map;
 }
 
-// -- wgmma. The empty statements keep the compiler from moving accesses to the accumulators across.
-
-template <int R> NIBBLE_DEVICE void wgmma_fence(float (&d)[R]) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  NIBBLE_UNROLL for (int i = 0; i < R; ++i) asm volatile("" : "+f"(d[i])::"memory");
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#else
-  __trap();
-#endif
-}
-NIBBLE_DEVICE void wgmma_commit() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#else
-  __trap();
-#endif
-}
-template <int Left, int R> NIBBLE_DEVICE void wgmma_wait(float (&d)[R]) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
-  NIBBLE_UNROLL for (int i = 0; i < R; ++i) asm volatile("" : "+f"(d[i])::"memory");
-#else
-  __trap();
-#endif
-}
-
-#define NIBBLE_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define NIBBLE_D8(d, i) NIBBLE_D4(d, i), NIBBLE_D4(d, i + 4)
-#define NIBBLE_WGMMA8(type)                                                                                           \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32." type "." type " {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;" \
-               : NIBBLE_D4(d, 0)                                                                                      \
-               : "l"(a), "l"(b))
-#define NIBBLE_WGMMA16(type)                                               \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type \
-               " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, 1, 1, 1, 0, 0;" \
-               : NIBBLE_D8(d, 0)                                           \
-               : "l"(a), "l"(b))
-#define NIBBLE_WGMMA32(type)                                                                                       \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                                         \
-               " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;" \
-               : NIBBLE_D8(d, 0), NIBBLE_D8(d, 8)                                                                  \
-               : "l"(a), "l"(b))
-#define NIBBLE_WGMMA64(type)                                                                       \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                         \
-               " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
-               "%32, %33, 1, 1, 1, 0, 0;"                                                          \
-               : NIBBLE_D8(d, 0), NIBBLE_D8(d, 8), NIBBLE_D8(d, 16), NIBBLE_D8(d, 24)              \
-               : "l"(a), "l"(b))
-
-/// 64 rows by N columns by 16; N is 8, 16, 32 or 64.
-template <int N, int R> NIBBLE_DEVICE void wgmma_bf16(float (&d)[R], [[maybe_unused]] u64 a, [[maybe_unused]] u64 b) {
-  static_assert(R == N / 2 && (N == 8 || N == 16 || N == 32 || N == 64));
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  if constexpr (N == 8) NIBBLE_WGMMA8("bf16");
-  if constexpr (N == 16) NIBBLE_WGMMA16("bf16");
-  if constexpr (N == 32) NIBBLE_WGMMA32("bf16");
-  if constexpr (N == 64) NIBBLE_WGMMA64("bf16");
-#else
-  __trap();
-#endif
-}
-template <int N, int R> NIBBLE_DEVICE void wgmma_f16(float (&d)[R], [[maybe_unused]] u64 a, [[maybe_unused]] u64 b) {
-  static_assert(R == N / 2 && (N == 8 || N == 16 || N == 32 || N == 64));
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  if constexpr (N == 8) NIBBLE_WGMMA8("f16");
-  if constexpr (N == 16) NIBBLE_WGMMA16("f16");
-  if constexpr (N == 32) NIBBLE_WGMMA32("f16");
-  if constexpr (N == 64) NIBBLE_WGMMA64("f16");
-#else
-  __trap();
-#endif
-}
-
-#undef NIBBLE_WGMMA8
-#undef NIBBLE_WGMMA16
-#undef NIBBLE_WGMMA32
-#undef NIBBLE_WGMMA64
-#undef NIBBLE_D8
-#undef NIBBLE_D4
 #undef NIBBLE_SM90
 
 }  // namespace nibble::device

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernels/device/kernel.hpp"
+#include "kernels/device/per_device.hpp"
 #include "kernels/device/types.hpp"
 
 #define NIBBLE_DEVICE __device__ __forceinline__
@@ -81,11 +82,12 @@ inline int attribute(cudaDeviceAttr which, int device) {
   check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
   return value;
 }
-inline int attribute(cudaDeviceAttr which) {
+inline int current_device() {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  return attribute(which, device);
+  return device;
 }
+inline int attribute(cudaDeviceAttr which) { return attribute(which, current_device()); }
 
 /// Whether the code that this device runs has dependency_wait. Code for sm_80 has none: it also runs on newer devices,
 /// and there too it must wait for the kernel before it to end.
@@ -95,6 +97,11 @@ inline bool waits_for_dependencies(const void* function) {
   return attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90;
 }
 
+/// What the host has found out or asked for, for each device: the shared memory that launches of the kernel may have,
+/// and whether it waits for dependencies (2) or not (1).
+template <class Kernel> inline NumberPerDevice granted_shared_bytes;
+template <class Kernel> inline NumberPerDevice waits_or_not;
+
 }  // namespace detail
 
 /// Starts `kernel` on the stream, for each thread of each block, and does not wait for it. Throws LaunchError.
@@ -103,12 +110,15 @@ void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef stream, const
             Overlap overlap = Overlap::no) {
   static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
   static_assert(Kernel::threads % 32 == 0 && Kernel::threads <= 1024);
+  static_assert(sizeof(Kernel) <= max_parameter_bytes);
   const auto function = reinterpret_cast<const void*>(run<Kernel>);
-  // Every device has 48 KiB; a launch must request more. A request holds for all launches of the kernel, also for
-  // concurrent ones by other threads, so every launch requests the same.
-  if (const std::size_t most = max_shared_bytes_of<Kernel>(dynamic_shared_bytes); most > std::size_t{48} << 10)
-    detail::check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
-                  "cudaFuncSetAttribute");
+  // A launch with more than every device has must request it. The request holds for all launches of the kernel.
+  if (const std::size_t most = max_shared_bytes_of<Kernel>(dynamic_shared_bytes); most > default_shared_bytes)
+    detail::granted_shared_bytes<Kernel>.at_least(detail::current_device(), static_cast<u32>(most), [&] {
+      detail::check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
+                    "cudaFuncSetAttribute");
+      return static_cast<u32>(most);
+    });
   cudaLaunchAttribute attribute{};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(grid.x, grid.y, grid.z);
@@ -116,7 +126,9 @@ void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef stream, const
   config.dynamicSmemBytes = dynamic_shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &attribute;
-  if (overlap == Overlap::yes && detail::waits_for_dependencies(function)) {
+  if (overlap == Overlap::yes && detail::waits_or_not<Kernel>.at_least(detail::current_device(), 1, [&] {
+        return detail::waits_for_dependencies(function) ? 2u : 1u;
+      }) == 2) {
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.numAttrs = 1;

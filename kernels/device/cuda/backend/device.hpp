@@ -290,3 +290,4 @@ template <u32 Table> NIBBLE_DEVICE u32 lop3(u32 a, u32 b, u32 c) {
 }  // namespace nibble::device
 
 #include "kernels/device/cuda/async.hpp"
+#include "kernels/device/cuda/wgmma.hpp"
