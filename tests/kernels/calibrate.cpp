@@ -1,45 +1,111 @@
 // Compares the simulator with a GPU, bit for bit: both rest on one reading of the PTX ISA, and this is what tests it.
 //
-//   nibble_calibrate [seeds]     0: all is equal; 1: something differs; 77: there is no GPU
+//   nibble_calibrate [--seeds N] [NAME ...]   these functions, or all; a line for each
+//   nibble_calibrate --list                   their names
+//
+// After a trap the GPU refuses whatever this process asks for: to learn about all functions, run a process for each.
+// 0: all is equal, or this device does not have the function. 1: something differs or failed. 2: wrong usage. 77: there
+// is no GPU, and the simulator alone ran.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <stdexcept>
+#include <string>
+#include <string_view>
 
 #include "tests/kernels/calibration.hpp"
 
 namespace nibble::test {
 namespace {
 
-// Prints a line for each function; returns how many differ.
-int compare(std::uint32_t seed) {
-  const std::vector<Calibration> simulated = calibrate_simulator(seed), measured = calibrate_gpu(seed);
-  int different = 0;
-  for (const Calibration& gpu : measured) {
-    const auto same =
-        std::find_if(simulated.begin(), simulated.end(), [&](const Calibration& one) { return one.name == gpu.name; });
-    const auto [ours, theirs] = std::mismatch(same->results.begin(), same->results.end(), gpu.results.begin());
-    if (ours == same->results.end()) {
-      std::printf("equal      %-24s %zu words, seed %u\n", gpu.name.c_str(), gpu.results.size(), seed);
-    } else {
-      ++different;
-      std::printf("DIFFERENT  %-24s seed %u, word %td: %08x simulated, %08x on the GPU\n", gpu.name.c_str(), seed,
-                  ours - same->results.begin(), *ours, *theirs);
-    }
-  }
-  return different;
+constexpr int wrong_usage = 2, no_gpu = 77;
+
+struct Arguments {
+  bool list = false;
+  std::uint32_t seeds = 5;
+  std::vector<Calibration> chosen;
+};
+
+bool is_there(Needs needs, unsigned capability) {
+  return needs == Needs::any_device || (needs == Needs::sm90 ? capability >= 90 : capability == 90);
 }
 
-int run(std::uint32_t seeds) {
+// Prints the first difference, or that there is none; returns whether there is none.
+bool compare(const std::string& name, std::uint32_t seeds) {
+  std::size_t words = 0;
+  for (std::uint32_t seed = 1; seed <= seeds; ++seed) {
+    const std::vector<std::uint32_t> simulated = calibrate_simulator(name, seed), measured = calibrate_gpu(name, seed);
+    const auto [ours, theirs] = std::mismatch(simulated.begin(), simulated.end(), measured.begin(), measured.end());
+    if (ours != simulated.end() || theirs != measured.end()) {
+      const auto count = [](std::size_t at, const auto& all) { return at < all.size() ? all[at] : 0; };
+      const auto at = static_cast<std::size_t>(ours - simulated.begin());
+      std::printf("DIFFERENT  %-31s seed %u, word %zu of %zu: %08x simulated, %08x on the GPU\n", name.c_str(), seed,
+                  at, measured.size(), count(at, simulated), count(at, measured));
+      return false;
+    }
+    words += measured.size();
+  }
+  std::printf("equal      %-31s %zu words\n", name.c_str(), words);
+  return true;
+}
+
+bool calibrate(const Calibration& one, unsigned capability, std::uint32_t seeds) {
+  if (capability == 0) {
+    std::printf("simulated  %-31s %zu words\n", one.name.c_str(), calibrate_simulator(one.name, 1).size());
+    return true;
+  }
+  if (!is_there(one.needs, capability)) {
+    std::printf("not there  %-31s on sm_%u\n", one.name.c_str(), capability);
+    return true;
+  }
+  try {
+    return compare(one.name, seeds);
+  } catch (const std::exception& error) {
+    std::printf("FAILED     %-31s %s\n", one.name.c_str(), error.what());
+    return false;
+  }
+}
+
+// Throws std::invalid_argument.
+Arguments parse(int argc, char** argv) {
+  const std::vector<Calibration> all = calibrations();
+  Arguments arguments;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    const auto named =
+        std::find_if(all.begin(), all.end(), [&](const Calibration& one) { return one.name == argument; });
+    if (argument == "--list") {
+      arguments.list = true;
+    } else if (argument == "--seeds" && i + 1 < argc) {
+      arguments.seeds = static_cast<std::uint32_t>(std::strtoul(argv[++i], nullptr, 10));
+      if (arguments.seeds == 0) throw std::invalid_argument("--seeds needs a number from 1 on");
+    } else if (named != all.end()) {
+      arguments.chosen.push_back(*named);
+    } else {
+      throw std::invalid_argument("no function is called " + std::string(argument) + "; --list shows them");
+    }
+  }
+  if (arguments.chosen.empty()) arguments.chosen = all;
+  return arguments;
+}
+
+int run(const Arguments& arguments) {
+  if (arguments.list) {
+    for (const Calibration& one : arguments.chosen) std::printf("%s\n", one.name.c_str());
+    return EXIT_SUCCESS;
+  }
   const unsigned capability = gpu_capability();
-  std::printf("simulated: %zu functions\n", calibrate_simulator(1).size());
+  bool equal = true;
+  for (const Calibration& one : arguments.chosen) {
+    equal &= calibrate(one, capability, arguments.seeds);
+    std::fflush(stdout);
+  }
   if (capability == 0) {
     std::printf("no GPU: nothing was compared\n");
-    return 77;
+    return no_gpu;
   }
-  int different = 0;
-  for (std::uint32_t seed = 1; seed <= seeds; ++seed) different += compare(seed);
-  return different == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return equal ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 }  // namespace
@@ -47,7 +113,10 @@ int run(std::uint32_t seeds) {
 
 int main(int argc, char** argv) {
   try {
-    return nibble::test::run(argc > 1 ? static_cast<std::uint32_t>(std::strtoul(argv[1], nullptr, 10)) : 5);
+    return nibble::test::run(nibble::test::parse(argc, argv));
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return nibble::test::wrong_usage;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return EXIT_FAILURE;

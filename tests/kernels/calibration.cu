@@ -1,17 +1,10 @@
-// The functions of the device layer on random inputs. What a function leaves open is kept out of the results: the bits
-// of a NaN, the order of the sums in mma (its inputs are small integers), and of atomic operations.
-#include "tests/kernels/calibration.hpp"
-
-#include <cstring>
-#include <random>
-
+// The functions of the device layer that every device has, on random inputs.
 #include "kernels/device/device.hpp"
+#include "tests/kernels/calibration_inputs.hpp"
 #include "tests/simulator/array.hpp"
 
 namespace nibble::device::test {
 namespace {
-
-constexpr u32 warps = 4, threads_per_block = 32 * warps, blocks = 64;
 
 NIBBLE_DEVICE u32 result(float value) { return value == value ? bits_of(value) : 0x7fffffffu; }
 NIBBLE_DEVICE u32x2 result(double value) {
@@ -41,6 +34,29 @@ struct float_difference {
     // Exponents near to each other, so that sums cancel and round.
     const float a = float_of((v.x & 0x83ffffff) | 0x3c000000), b = float_of((v.y & 0x83ffffff) | 0x3c000000);
     return {result(sub_rn(a, b)), result(fma_rn(a, b, -mul_rn(a, b))), result(div_rn(a, b)), result(add_rn(a, b))};
+  }
+};
+// Subnormal results, and arguments whose reciprocal overflows, too.
+struct reciprocals {
+  NIBBLE_DEVICE static u32x4 run(u32x4 v) {
+    return {result(rcp_rn(float_of(v.x))), result(rcp_rn(float_of(v.y & 0x80ffffff))),
+            result(rcp_rn(float_of((v.z & 0x81ffffff) | 0x7e000000))),
+            result(rcp_rn(float_of((v.w & 0x807fffff) | 0x3f800000)))};
+  }
+};
+// The bits of a NaN as they come: absmax is stored with them.
+struct larger_of_two {
+  NIBBLE_DEVICE static u32x4 run(u32x4 v) {
+    const float nan = float_of(v.z | 0x7f800001), near = float_of(v.x ^ (v.y & 3) ^ (v.y & 0x80000000));
+    return {bits_of(max_nan(float_of(v.x), float_of(v.y))), bits_of(max_nan(float_of(v.x), near)),
+            bits_of(max_nan(nan, float_of(v.w))), bits_of(max_nan(float_of(v.w), nan))};
+  }
+};
+struct larger_of_two_zeros {
+  NIBBLE_DEVICE static u32x4 run(u32x4 v) {
+    const float a = float_of(v.x & 0x80000000), b = float_of(v.y & 0x80000000);
+    return {bits_of(max_nan(a, b)), bits_of(max_nan(b, a)), bits_of(max_nan(a, float_of(v.z & 0x80000001))),
+            bits_of(max_nan(float_of(v.w & 0x80000001), b))};
   }
 };
 struct double_sum {
@@ -85,6 +101,26 @@ struct shuffles {
 struct votes {
   NIBBLE_DEVICE static u32x4 run(u32x4 v) {
     return {ballot(~0u, (v.x & 1) != 0), any(~0u, v.y % 32 == 0) ? 1u : 0u, all(~0u, v.z % 32 != 0) ? 1u : 0u, 0};
+  }
+};
+// Two warps at a time wait for each other, by barriers of their own.
+struct named_barriers {
+  NIBBLE_DEVICE static u32x4 run(u32x4 v) {
+    NIBBLE_SHARED(u32, value, threads_per_block);
+    const u32 pair = warp_id() / 2, other = thread_id() ^ 32;
+    sts(value + thread_id(), v.x);
+    bar_sync(1 + pair, 64);
+    const u32 first = lds(value + other);
+    bar_sync(1 + pair, 64);
+    if (warp_id() % 2 == 0) sts(value + thread_id(), v.y);
+    u32 second = v.z;
+    if (warp_id() % 2 == 0) {
+      bar_arrive(3 + pair, 64);
+    } else {
+      bar_sync(3 + pair, 64);
+      second = lds(value + other);
+    }
+    return {first, second, 0, 0};
   }
 };
 struct shared_accesses {
@@ -179,158 +215,75 @@ struct CalibrateMemory {
   }
 };
 
-// An mbarrier, a copy of consecutive bytes and one of a box that reaches over the edges of its matrix.
-struct CalibrateCopies {
-  static constexpr u32 threads = 32, rows = 16, box_bytes = rows * 128;
-  TensorMap map;
-  Global<const u8> in;
-  Global<u32> out;  // 2 * box_bytes a block
+// Nothing of it can be seen but a trap.
+struct CalibratePrefetches {
+  static constexpr u32 threads = threads_per_block;
+  Global<const u32x4> in;
+  Global<u32x4> out;
   NIBBLE_DEVICE void operator()() const {
-    const Shared<u8> all = dynamic_shared_aligned(1024);
-    const Shared<u64> mbarrier = all.part(2 * box_bytes, 8).as<u64>();
-    if (thread_id() == 0) {
-      mbar_init(mbarrier, 1);
-      mbar_init_fence();
-      mbar_expect_tx_arrive(mbarrier, 2 * box_bytes);
-      tma_load_2d(all, map, static_cast<i32>(block_x()) * 32 - 24, static_cast<i32>(block_x()) * 8 - 5, mbarrier);
-      bulk_g2s(all + box_bytes, in + block_x() * 64, box_bytes, mbarrier);
-    }
-    sync_warp();
-    mbar_wait(mbarrier, 0);
-    for (u32 i = thread_id(); i < box_bytes / 2; i += threads)
-      st(out + (i64{block_x()} * (box_bytes / 2) + i), lds((all + i * 4).as<u32>()));
+    const i64 first = i64{block_x()} * threads, own = first + thread_id();
+    prefetch_l2(in + own);
+    if (thread_id() == 0) prefetch_l2(in + first, threads * 16);
+    st(out + own, ldg(in + own));
   }
 };
 
-// A warpgroup multiplies two tiles that it wrote itself.
-template <int N, bool is_f16> struct CalibrateWgmma {
-  static constexpr u32 threads = 128;
-  Global<const u32> in;
-  Global<float> out;  // 64 * N
-  NIBBLE_DEVICE void operator()() const {
-    const Shared<u8> all = dynamic_shared_aligned(1024);
-    const Shared<u8> a = all.part(0, 64 * 128), b = all.part(64 * 128, N * 128);
-    for (u32 i = thread_id(); i < (64 + N) * 32; i += threads) {
-      const u32 bits = ldg(in + i);
-      const float low = integer(bits), high = integer(bits >> 8);
-      sts((i < 64 * 32 ? a + swizzle128(i * 4) : b + swizzle128((i - 64 * 32) * 4)).as<u32>(),
-          is_f16 ? pack_f16(low, high) : pack_bf16(low, high));
-    }
-    fence_proxy_async();
-    sync_threads();
-    float d[N / 2] = {};
-    wgmma_fence(d);
-    NIBBLE_UNROLL for (u32 step = 0; step < 4; ++step) {
-      const u64 a_tile = tile_descriptor(a.address() + step * 32, 16, 1024, Swizzle::bytes128);
-      const u64 b_tile = tile_descriptor(b.address() + step * 32, 16, 1024, Swizzle::bytes128);
-      if constexpr (is_f16)
-        wgmma_f16<N>(d, a_tile, b_tile);
-      else
-        wgmma_bf16<N>(d, a_tile, b_tile);
-    }
-    wgmma_commit();
-    wgmma_wait<0>(d);
-    NIBBLE_UNROLL for (i32 j = 0; j < N / 2; ++j)
-        st(out + ((warp_id() * 16 + lane_id() / 4 + 8 * (j / 2 % 2)) * N + 8 * (j / 4) + 2 * (lane_id() % 4) + j % 2),
-           d[j]);
-  }
-};
-
-using Calibrations = std::vector<nibble::test::Calibration>;
-
-struct Inputs {
-  std::vector<u32x4> words;
-  explicit Inputs(u32 seed) : words(threads_per_block * blocks) {
-    std::mt19937 random(seed);
-    const auto word = [&] { return static_cast<u32>(random()); };
-    for (u32x4& value : words) value = {word(), word(), word(), word()};
-  }
-};
-
-template <class T> std::vector<u32> as_words(const std::vector<T>& values) {
-  std::vector<u32> words(values.size() * sizeof(T) / sizeof(u32));
-  std::memcpy(words.data(), values.data(), words.size() * sizeof(u32));
-  return words;
-}
-
-template <class Function> void calibrate(const char* name, const Inputs& inputs, Calibrations& all) {
+template <class Function> std::vector<u32> calibrate(const Inputs& inputs) {
   const auto in = DeviceArray<u32x4>::input(inputs.words);
   const auto out = DeviceArray<u32x4>::output(inputs.words.size());
   launch({blocks}, warps * 512, nullptr, Calibrate<Function>{in.data(), out.data()});
-  all.push_back({name, as_words(out.to_host())});
+  return as_words(out.to_host());
 }
 
-void calibrate_memory(const Inputs& inputs, Calibrations& all) {
+std::vector<u32> calibrate_memory(const Inputs& inputs, bool sums_only) {
   const auto in = DeviceArray<u32x4>::input(inputs.words);
   const auto out = DeviceArray<u32x4>::output(inputs.words.size());
   const auto sums = DeviceArray<u32>::workspace({0, 0, 0, 0});
   launch({blocks}, 2 * 16 * threads_per_block, nullptr, CalibrateMemory{in.data(), out.data(), sums.data()});
-  all.push_back({"copies and loads", as_words(out.to_host())});
-  all.push_back({"atomics", sums.to_host()});
+  return sums_only ? sums.to_host() : as_words(out.to_host());
 }
+std::vector<u32> copies_and_loads(const Inputs& inputs) { return calibrate_memory(inputs, false); }
+std::vector<u32> atomics(const Inputs& inputs) { return calibrate_memory(inputs, true); }
 
-void calibrate_copies(const Inputs& inputs, Calibrations& all) {
-  const std::vector<u32> words = as_words(inputs.words);
-  const auto in = DeviceArray<u32>::input(words);
-  constexpr u32 count = 8;
-  const auto out = DeviceArray<u32>::output(std::size_t{count} * CalibrateCopies::box_bytes / 2);
-  const auto map = make_tensor_map(in.data(), 2, 200, 50, 512, 64, CalibrateCopies::rows, Swizzle::bytes128);
-  launch({count}, 2 * CalibrateCopies::box_bytes + 8 + 1024, nullptr,
-         CalibrateCopies{map, reinterpret_cast<const u8*>(in.data()), out.data()});
-  all.push_back({"bulk copies and TMA", out.to_host()});
-}
-
-template <int N, bool is_f16> void calibrate_wgmma(const char* name, const Inputs& inputs, Calibrations& all) {
-  const auto in = DeviceArray<u32>::input(as_words(inputs.words));
-  const auto out = DeviceArray<float>::output(64 * N);
-  launch({1}, (64 + N) * 128 + 1024, nullptr, CalibrateWgmma<N, is_f16>{in.data(), out.data()});
-  all.push_back({name, as_words(out.to_host())});
-}
-
-Calibrations calibrate_all(u32 seed) {
-  const Inputs inputs(seed);
-  Calibrations all;
-#define NIBBLE_CALIBRATE(name) calibrate<name>(#name, inputs, all)
-  NIBBLE_CALIBRATE(float_arithmetic);
-  NIBBLE_CALIBRATE(float_difference);
-  NIBBLE_CALIBRATE(double_sum);
-  NIBBLE_CALIBRATE(double_product);
-  NIBBLE_CALIBRATE(conversions);
-  NIBBLE_CALIBRATE(packs);
-  NIBBLE_CALIBRATE(bytes);
-  NIBBLE_CALIBRATE(shuffles);
-  NIBBLE_CALIBRATE(votes);
-  NIBBLE_CALIBRATE(shared_accesses);
-  NIBBLE_CALIBRATE(load_matrix);
-  NIBBLE_CALIBRATE(load_matrix_transposed);
-  NIBBLE_CALIBRATE(load_two_matrices);
-  NIBBLE_CALIBRATE(multiply_bf16);
-  NIBBLE_CALIBRATE(multiply_f16);
-  calibrate_memory(inputs, all);
-  if (capability() >= 90) calibrate_copies(inputs, all);
-  if (capability() == 90) {  // wgmma is sm_90a's alone
-    calibrate_wgmma<8, false>("wgmma_bf16<8>", inputs, all);
-    calibrate_wgmma<16, true>("wgmma_f16<16>", inputs, all);
-    calibrate_wgmma<32, false>("wgmma_bf16<32>", inputs, all);
-    calibrate_wgmma<64, true>("wgmma_f16<64>", inputs, all);
-  }
-  return all;
+std::vector<u32> prefetches(const Inputs& inputs) {
+  const auto in = DeviceArray<u32x4>::input(inputs.words);
+  const auto out = DeviceArray<u32x4>::output(inputs.words.size());
+  launch({blocks}, 0, nullptr, CalibratePrefetches{in.data(), out.data()});
+  return as_words(out.to_host());
 }
 
 }  // namespace
 }  // namespace nibble::device::test
 
-namespace nibble::test {
+namespace nibble::test::NIBBLE_CALIBRATION_SIDE {
 
-#if defined(__CUDACC__)
-std::vector<Calibration> calibrate_gpu(std::uint32_t seed) { return device::test::calibrate_all(seed); }
-
-unsigned gpu_capability() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0 ? device::capability() : 0;
+std::vector<Entry> every_device() {
+  using namespace nibble::device::test;
+#define NIBBLE_ENTRY(function) \
+  { #function, Needs::any_device, calibrate < function> }
+  return {NIBBLE_ENTRY(float_arithmetic),
+          NIBBLE_ENTRY(float_difference),
+          NIBBLE_ENTRY(reciprocals),
+          NIBBLE_ENTRY(larger_of_two),
+          NIBBLE_ENTRY(larger_of_two_zeros),
+          NIBBLE_ENTRY(double_sum),
+          NIBBLE_ENTRY(double_product),
+          NIBBLE_ENTRY(conversions),
+          NIBBLE_ENTRY(packs),
+          NIBBLE_ENTRY(bytes),
+          NIBBLE_ENTRY(shuffles),
+          NIBBLE_ENTRY(votes),
+          NIBBLE_ENTRY(named_barriers),
+          NIBBLE_ENTRY(shared_accesses),
+          NIBBLE_ENTRY(load_matrix),
+          NIBBLE_ENTRY(load_matrix_transposed),
+          NIBBLE_ENTRY(load_two_matrices),
+          NIBBLE_ENTRY(multiply_bf16),
+          NIBBLE_ENTRY(multiply_f16),
+          {"copies_and_loads", Needs::any_device, copies_and_loads},
+          {"atomics", Needs::any_device, atomics},
+          {"prefetches", Needs::any_device, prefetches}};
+#undef NIBBLE_ENTRY
 }
-#else
-std::vector<Calibration> calibrate_simulator(std::uint32_t seed) { return device::test::calibrate_all(seed); }
-#endif
 
-}  // namespace nibble::test
+}  // namespace nibble::test::NIBBLE_CALIBRATION_SIDE

@@ -1,4 +1,6 @@
-// What calibrate.cpp compares: the results of each function of the device layer on the same random inputs.
+// What calibrate.cpp compares: the results of each function of the device layer, or of a few that belong together, on
+// the same random inputs. What a function leaves open is kept out of the results: the bits of a NaN, the order of the
+// sums in mma (its inputs are small integers), and of atomic operations.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -6,15 +8,21 @@
 
 namespace nibble::test {
 
+/// The devices that have a function.
+enum class Needs { any_device, sm90, sm90a };
+
 struct Calibration {
   std::string name;
-  std::vector<std::uint32_t> results;
+  Needs needs;
 };
 
-/// By the simulator, and by the GPU. calibration.cu defines both, compiled twice; the simulator's lies in a shared
-/// library of its own, since the layer's types have the same names on both sides and are not the same.
-__attribute__((visibility("default"))) std::vector<Calibration> calibrate_simulator(std::uint32_t seed);
-std::vector<Calibration> calibrate_gpu(std::uint32_t seed);
+__attribute__((visibility("default"))) std::vector<Calibration> calibrations();
+
+/// By the simulator, and by the GPU. calibration.cu and calibration_sm90.cu define both, compiled twice; the
+/// simulator's are in a shared library of their own. Throws std::out_of_range if there is no such name.
+__attribute__((visibility("default"))) std::vector<std::uint32_t> calibrate_simulator(const std::string& name,
+                                                                                      std::uint32_t seed);
+std::vector<std::uint32_t> calibrate_gpu(const std::string& name, std::uint32_t seed);
 
 /// Of the current device, as 90 for sm_90; 0 if there is none.
 unsigned gpu_capability();

@@ -13,9 +13,10 @@ inline float add_rn(float a, float b) { return a + b; }
 inline float sub_rn(float a, float b) { return a - b; }
 inline float div_rn(float a, float b) { return a / b; }
 inline float rcp_rn(float a) { return 1.0f / a; }
-/// The larger; NaN if either is NaN.
+/// The larger, and +0 is larger than -0; NaN if either is NaN.
 inline float max_nan(float a, float b) {
   if (std::isnan(a) || std::isnan(b)) return std::bit_cast<float>(0x7fffffffu);
+  if (a == 0 && b == 0) return std::signbit(a) ? b : a;
   return a < b ? b : a;
 }
 inline double fma_rn(double a, double b, double c) { return std::fma(a, b, c); }

@@ -269,6 +269,9 @@ TEST(Instructions, TheLargerOfTwoKeepsNaN) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   EXPECT_EQ(max_nan(-1.0f, -2.0f), -1.0f);
   EXPECT_EQ(max_nan(1.0f, inf), inf);
+  EXPECT_EQ(bits_of(max_nan(-0.0f, 0.0f)), 0u);
+  EXPECT_EQ(bits_of(max_nan(0.0f, -0.0f)), 0u);
+  EXPECT_EQ(bits_of(max_nan(-0.0f, -0.0f)), 0x80000000u);
   EXPECT_TRUE(std::isnan(max_nan(nan, inf)));
   EXPECT_TRUE(std::isnan(max_nan(inf, nan)));
 }

@@ -43,19 +43,19 @@ template <WgmmaForm form, PlantedWgmma fault = PlantedWgmma::nothing> bool multi
 
 TEST(Warpgroup, EveryFormIsExact) {
   const auto all = [] {
-    EXPECT_TRUE((multiply<{.n = 8}>()));
-    EXPECT_TRUE((multiply<{.n = 96, .is_f16 = true}>()));
-    EXPECT_TRUE((multiply<{.n = 128}>()));
-    EXPECT_TRUE((multiply<{.n = 192, .replaces = true}>()));
-    EXPECT_TRUE((multiply<{.n = 256, .is_f16 = true}>()));
-    EXPECT_TRUE((multiply<{.n = 16, .a = Major::mn}>()));
-    EXPECT_TRUE((multiply<{.n = 32, .b = Major::mn, .replaces = true}>()));
-    EXPECT_TRUE((multiply<{.n = 64, .is_f16 = true, .a = Major::mn, .b = Major::mn}>()));
-    EXPECT_TRUE((multiply<{.n = 192, .b = Major::mn}>()));
-    EXPECT_TRUE((multiply<{.n = 256, .a = Major::mn, .b = Major::mn}>()));
-    EXPECT_TRUE((multiply<{.n = 64, .a_in_registers = true}>()));
-    EXPECT_TRUE((multiply<{.n = 128, .is_f16 = true, .a_in_registers = true, .replaces = true}>()));
-    EXPECT_TRUE((multiply<{.n = 256, .b = Major::mn, .a_in_registers = true}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 8}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 96, .is_f16 = true}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 128}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 192, .replaces = true}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 256, .is_f16 = true}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 16, .a = Major::mn}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 32, .b = Major::mn, .replaces = true}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 64, .is_f16 = true, .a = Major::mn, .b = Major::mn}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 192, .b = Major::mn}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 256, .a = Major::mn, .b = Major::mn}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 64, .a_in_registers = true}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 128, .is_f16 = true, .a_in_registers = true, .replaces = true}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 256, .b = Major::mn, .a_in_registers = true}>()));
   };
   in_schedules(all);
   const ScopedOptions scope({.detect_races = false});
@@ -75,19 +75,19 @@ TEST(Warpgroup, FaultsAreCaught) {
   expect_fault<registers, PlantedWgmma::early_register_write>(
       "registers of A were written while the wgmma was in flight");
   expect_fault<registers, PlantedWgmma::scales_differ>("the lanes' scale_d differs");
-  expect_fault<{.n = 16, .a = Major::mn}, PlantedWgmma::lost_k_group>("");  // a wrong result
+  expect_fault<WgmmaForm{.n = 16, .a = Major::mn}, PlantedWgmma::lost_k_group>("");  // a wrong result
 }
 
 TEST(Warpgroup, EverySynchronizationIsNeeded) {
-  EXPECT_THAT(survivors([] { return multiply<{.n = 16, .b = Major::mn, .a_in_registers = true}>(); }),
+  EXPECT_THAT(survivors([] { return multiply<WgmmaForm{.n = 16, .b = Major::mn, .a_in_registers = true}>(); }),
               testing::IsEmpty());
-  EXPECT_THAT(survivors([] { return multiply<{.n = 16, .a = Major::mn}>(); }), testing::IsEmpty());
+  EXPECT_THAT(survivors([] { return multiply<WgmmaForm{.n = 16, .a = Major::mn}>(); }), testing::IsEmpty());
 }
 
 TEST(Warpgroup, IsWhatSm90aAloneHas) {
   for (const unsigned capability : {80u, 100u}) {
     const ScopedOptions scope({.capability = capability});
-    EXPECT_THAT(outcome([] { return multiply<{.n = 16}>(); }, 1, scope.options()).faults,
+    EXPECT_THAT(outcome([] { return multiply<WgmmaForm{.n = 16}>(); }, 1, scope.options()).faults,
                 testing::ElementsAre(Fault::misuse));
   }
 }

@@ -1,0 +1,231 @@
+// What came with sm_90, on random inputs.
+#include <stdexcept>
+#include <utility>
+
+#include "kernels/device/device.hpp"
+#include "tests/kernels/calibration_inputs.hpp"
+#include "tests/kernels/device/warpgroup_multiply.hpp"
+#include "tests/simulator/array.hpp"
+
+namespace nibble::device::test {
+namespace {
+
+// An mbarrier, a copy of consecutive bytes and one of a box that reaches over the edges of its matrix.
+struct CalibrateCopies {
+  static constexpr u32 threads = 32, rows = 16, box_bytes = rows * 128;
+  TensorMap map;
+  Global<const u8> in;
+  Global<u32> out;  // 2 * box_bytes a block
+  NIBBLE_DEVICE void operator()() const {
+    const Shared<u8> all = dynamic_shared_aligned(1024);
+    const Shared<u64> mbarrier = all.part(2 * box_bytes, 8).as<u64>();
+    if (thread_id() == 0) {
+      mbar_init(mbarrier, 1);
+      mbar_init_fence();
+      mbar_expect_tx_arrive(mbarrier, 2 * box_bytes);
+      tma_load_2d(all, map, static_cast<i32>(block_x()) * 32 - 24, static_cast<i32>(block_x()) * 8 - 5, mbarrier);
+      bulk_g2s(all + box_bytes, in + block_x() * 64, box_bytes, mbarrier);
+    }
+    sync_warp();
+    mbar_wait(mbarrier, 0);
+    for (u32 i = thread_id(); i < box_bytes / 2; i += threads)
+      st(out + (i64{block_x()} * (box_bytes / 2) + i), lds((all + i * 4).as<u32>()));
+  }
+};
+
+std::vector<u32> bulk_copies(const Inputs& inputs) {
+  const auto in = DeviceArray<u32>::input(as_words(inputs.words));
+  constexpr u32 count = 8;
+  const auto out = DeviceArray<u32>::output(std::size_t{count} * CalibrateCopies::box_bytes / 2);
+  const auto map = make_tensor_map(in.data(), 2, 200, 50, 512, 64, CalibrateCopies::rows, Swizzle::bytes128);
+  launch({count}, 2 * CalibrateCopies::box_bytes + 8 + 1024, nullptr,
+         CalibrateCopies{map, reinterpret_cast<const u8*>(in.data()), out.data()});
+  return out.to_host();
+}
+
+// A ring of two stages that one warp fills and another empties: both mbarriers of a stage complete many times.
+struct CalibrateRing {
+  static constexpr u32 threads = 64, stage_bytes = 512, rounds = 16;
+  Global<const u8> in;  // rounds * stage_bytes a block
+  Global<u32x4> out;    // 32 a block
+  NIBBLE_DEVICE void operator()() const {
+    const Shared<u8> all = dynamic_shared();
+    const Shared<u64> full = all.part(2 * stage_bytes, 16).as<u64>(),
+                      empty = all.part(2 * stage_bytes + 16, 16).as<u64>();
+    if (thread_id() == 0) {
+      for (u32 s = 0; s < 2; ++s) {
+        mbar_init(full + s, 1);
+        mbar_init(empty + s, 32);
+      }
+      mbar_init_fence();
+    }
+    sync_threads();
+    if (warp_id() == 0) {
+      if (lane_id() != 0) return;
+      for (u32 i = 0; i < rounds; ++i) {
+        mbar_wait(empty + i % 2, (i / 2 & 1) ^ 1);
+        mbar_expect_tx_arrive(full + i % 2, stage_bytes);
+        bulk_g2s(all + i % 2 * stage_bytes, in + (i64{block_x()} * rounds + i) * stage_bytes, stage_bytes,
+                 full + i % 2);
+      }
+      return;
+    }
+    u32x4 sum{};
+    for (u32 i = 0; i < rounds; ++i) {
+      mbar_wait(full + i % 2, i / 2 & 1);
+      const u32x4 v = lds((all + (i % 2 * stage_bytes + lane_id() * 16)).as<u32x4>());
+      mbar_arrive(empty + i % 2);
+      sum = {sum.x * 5 + v.x, sum.y * 5 + v.y, sum.z * 5 + v.z, sum.w * 5 + v.w};
+    }
+    st(out + (i64{block_x()} * 32 + lane_id()), sum);
+  }
+};
+
+std::vector<u32> mbarrier_ring(const Inputs& inputs) {
+  const auto in = DeviceArray<u32x4>::input(inputs.words);
+  constexpr u32 count = 16;
+  const auto out = DeviceArray<u32x4>::output(32 * count);
+  launch({count}, 2 * CalibrateRing::stage_bytes + 32, nullptr,
+         CalibrateRing{reinterpret_cast<const u8*>(in.data()), out.data()});
+  return as_words(out.to_host());
+}
+
+template <WgmmaForm form> std::vector<u32> wgmma(const Inputs& inputs) {
+  using Kernel = WarpgroupMultiply<form>;
+  const auto in = DeviceArray<u32>::input(as_words(inputs.words));
+  const auto out = DeviceArray<float>::output(64 * Kernel::n);
+  launch({1}, Kernel::shared_bytes, nullptr, Kernel{in.data(), out.data()});
+  return as_words(out.to_host());
+}
+
+// One warpgroup gives registers to two others, which need them for as many values as they have.
+struct CalibrateRegisters {
+  static constexpr u32 threads = 384;
+  Global<const u32> in;
+  Global<u32> out;
+  NIBBLE_DEVICE void operator()() const {
+    const i64 own = i64{block_x()} * threads + thread_id();
+    if (warp_id() / 4 == 0) {
+      setmaxnreg_dec<40>();
+      st(out + own, ldg(in + own));
+      return;
+    }
+    setmaxnreg_inc<232>();
+    u32 value[160], sum = 0;
+    NIBBLE_UNROLL for (u32 i = 0; i < 160; ++i) value[i] = ldg(in + (own + i * 100));
+    sync_warp();
+    NIBBLE_UNROLL for (u32 i = 0; i < 160; ++i) sum = sum * 3 + value[159 - i];
+    st(out + own, sum);
+  }
+};
+
+std::vector<u32> set_registers(const Inputs& inputs) {
+  const auto in = DeviceArray<u32>::input(as_words(inputs.words));
+  constexpr u32 count = 32;
+  const auto out = DeviceArray<u32>::output(count * CalibrateRegisters::threads);
+  launch({count}, 0, nullptr, CalibrateRegisters{in.data(), out.data()});
+  return out.to_host();
+}
+
+// A chain of launches, each of which may begin before the one before has ended, and reads what that one wrote.
+struct CalibrateDependencies {
+  static constexpr u32 threads = threads_per_block;
+  Global<const u32> factor;
+  Global<u32> from, to;
+  NIBBLE_DEVICE void operator()() const {
+    const u32 own = block_x() * threads + thread_id(), other = (own * 5 + 1) % (grid_x() * threads);
+    u32 by = ldg(factor + own);
+    dependency_launch();
+    for (u32 i = 0; i < own % 64; ++i) by = by * by + 1;  // blocks end at different times
+    dependency_wait();
+    st(to + own, ld(from + other) * 3 + by);
+  }
+};
+
+std::vector<u32> dependent_launches(const Inputs& inputs) {
+  std::vector<u32> words = as_words(inputs.words);
+  words.resize(threads_per_block * blocks);
+  const auto factor = DeviceArray<u32>::constant(words);
+  const auto a = DeviceArray<u32>::workspace(words), b = DeviceArray<u32>::workspace(words);
+  for (int i = 0; i < 20; ++i) {
+    launch({blocks}, 0, nullptr, CalibrateDependencies{factor.data(), a.data(), b.data()}, Overlap::yes);
+    launch({blocks}, 0, nullptr, CalibrateDependencies{factor.data(), b.data(), a.data()}, Overlap::yes);
+  }
+  return a.to_host();
+}
+
+}  // namespace
+}  // namespace nibble::device::test
+
+namespace nibble::test::NIBBLE_CALIBRATION_SIDE {
+
+std::vector<Entry> from_sm90() {
+  using namespace nibble::device::test;
+  using device::Major;
+  return {
+      {"bulk_copies", Needs::sm90, bulk_copies},
+      {"mbarrier_ring", Needs::sm90, mbarrier_ring},
+      {"dependent_launches", Needs::sm90, dependent_launches},
+      {"set_registers", Needs::sm90a, set_registers},
+      {"wgmma_bf16_n8", Needs::sm90a, wgmma<WgmmaForm{.n = 8}>},
+      {"wgmma_f16_n16", Needs::sm90a, wgmma<WgmmaForm{.n = 16, .is_f16 = true}>},
+      {"wgmma_bf16_n32", Needs::sm90a, wgmma<WgmmaForm{.n = 32}>},
+      {"wgmma_f16_n64", Needs::sm90a, wgmma<WgmmaForm{.n = 64, .is_f16 = true}>},
+      {"wgmma_bf16_n96", Needs::sm90a, wgmma<WgmmaForm{.n = 96}>},
+      {"wgmma_f16_n128", Needs::sm90a, wgmma<WgmmaForm{.n = 128, .is_f16 = true}>},
+      {"wgmma_bf16_n192", Needs::sm90a, wgmma<WgmmaForm{.n = 192}>},
+      {"wgmma_bf16_n256", Needs::sm90a, wgmma<WgmmaForm{.n = 256}>},
+      {"wgmma_f16_n256", Needs::sm90a, wgmma<WgmmaForm{.n = 256, .is_f16 = true}>},
+      {"wgmma_scale_d", Needs::sm90a, wgmma<WgmmaForm{.n = 64, .replaces = true}>},
+      {"wgmma_bf16_a_along_m", Needs::sm90a, wgmma<WgmmaForm{.n = 32, .a = Major::mn}>},
+      {"wgmma_bf16_b_along_n_n16", Needs::sm90a, wgmma<WgmmaForm{.n = 16, .b = Major::mn}>},
+      {"wgmma_f16_b_along_n_n128", Needs::sm90a, wgmma<WgmmaForm{.n = 128, .is_f16 = true, .b = Major::mn}>},
+      {"wgmma_bf16_b_along_n_n256", Needs::sm90a, wgmma<WgmmaForm{.n = 256, .b = Major::mn}>},
+      {"wgmma_f16_both_along_mn", Needs::sm90a,
+       wgmma<WgmmaForm{.n = 64, .is_f16 = true, .a = Major::mn, .b = Major::mn}>},
+      {"wgmma_bf16_registers_n64", Needs::sm90a, wgmma<WgmmaForm{.n = 64, .a_in_registers = true}>},
+      {"wgmma_f16_registers_n128", Needs::sm90a, wgmma<WgmmaForm{.n = 128, .is_f16 = true, .a_in_registers = true}>},
+      {"wgmma_bf16_registers_n256", Needs::sm90a, wgmma<WgmmaForm{.n = 256, .a_in_registers = true}>},
+      {"wgmma_bf16_registers_b_along_n", Needs::sm90a,
+       wgmma<WgmmaForm{.n = 128, .b = Major::mn, .a_in_registers = true, .replaces = true}>}};
+}
+
+namespace {
+
+std::vector<Entry> all_entries() {
+  std::vector<Entry> all = every_device();
+  for (const Entry& entry : from_sm90()) all.push_back(entry);
+  return all;
+}
+
+std::vector<std::uint32_t> run(const std::string& name, std::uint32_t seed) {
+  for (const Entry& entry : all_entries())
+    if (entry.name == name) return entry.run(Inputs(seed));
+  throw std::out_of_range("no function is called " + name);
+}
+
+}  // namespace
+}  // namespace nibble::test::NIBBLE_CALIBRATION_SIDE
+
+namespace nibble::test {
+
+#if defined(__CUDACC__)
+std::vector<std::uint32_t> calibrate_gpu(const std::string& name, std::uint32_t seed) { return gpu::run(name, seed); }
+
+unsigned gpu_capability() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0 ? device::capability() : 0;
+}
+#else
+std::vector<std::uint32_t> calibrate_simulator(const std::string& name, std::uint32_t seed) {
+  return simulated::run(name, seed);
+}
+
+std::vector<Calibration> calibrations() {
+  std::vector<Calibration> all;
+  for (const simulated::Entry& entry : simulated::all_entries()) all.push_back({entry.name, entry.needs});
+  return all;
+}
+#endif
+
+}  // namespace nibble::test
