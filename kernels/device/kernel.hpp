@@ -18,6 +18,14 @@ template <class Kernel> constexpr u32 min_blocks_of() {
   return 1;
 }
 
+inline constexpr u32 max_cluster = 8;  // on every device that has clusters
+
+/// Blocks that run at the same time and reach each other's shared memory, in a row along x: its cluster, or 1.
+template <class Kernel> constexpr u32 cluster_of() {
+  if constexpr (requires { Kernel::cluster; }) return Kernel::cluster;
+  return 1;
+}
+
 /// What the arguments of a kernel, its members, may take: 4 KiB on every device.
 inline constexpr std::size_t max_parameter_bytes = 4096;
 /// The dynamic shared memory that a launch may have without asking for more.

@@ -26,7 +26,80 @@ inline void mbar_expect_tx_arrive(Shared<u64> mbarrier, u32 bytes, Site site = S
 /// Until the phase of that parity is complete; the first has parity 0.
 inline void mbar_wait(Shared<u64> mbarrier, u32 parity, Site site = Site::current()) {
   mbarrier.checked(8, 8, site);
-  simulator::current->block->wait_for_phase(*simulator::current, mbarrier.address(), parity, site);
+  simulator::current->block->wait_for_phase(*simulator::current, mbarrier.address(), parity, false, site);
+}
+
+/// The same if other blocks of the cluster arrive too, and for what they did before.
+inline void mbar_wait_cluster(Shared<u64> mbarrier, u32 parity, Site site = Site::current()) {
+  mbarrier.checked(8, 8, site);
+  simulator::current->block->wait_for_phase(*simulator::current, mbarrier.address(), parity, true, site);
+}
+
+// -- Clusters: a kernel with a member `cluster` runs in groups of so many blocks, in a row along x
+
+/// Of this block in its cluster.
+inline u32 cluster_rank() { return simulator::current->block->rank(); }
+
+/// A barrier of all threads of the cluster. Before a block's shared memory is accessed by others, and before a block
+/// ends whose shared memory was accessed, there must be one.
+inline void cluster_sync(Site site = Site::current()) {
+  simulator::current->block->synchronize_cluster(*simulator::current, site);
+}
+/// Its two halves.
+inline void cluster_arrive(Site site = Site::current()) {
+  simulator::current->block->arrive_at_cluster(*simulator::current, site);
+}
+inline void cluster_wait(Site site = Site::current()) {
+  simulator::current->block->wait_for_cluster(*simulator::current, site);
+}
+
+/// A pointer into the shared memory of a block of the cluster: mapa.
+template <class T> class ClusterShared {
+ public:
+  ClusterShared(Shared<T> at, simulator::Block& block) : at_(at), block_(&block) {}
+  ClusterShared operator+(i64 i) const { return {at_ + i, *block_}; }
+  template <class U> [[nodiscard]] ClusterShared<U> as() const { return {at_.template as<U>(), *block_}; }
+
+  // For the layer alone.
+  [[nodiscard]] simulator::Block& block() const { return *block_; }
+  [[nodiscard]] u32 offset() const { return at_.address(); }
+  char* checked(const Site& site) const {
+    block_->visit(*simulator::current, site);
+    return at_.checked(*block_, sizeof(T), sizeof(T), site);
+  }
+
+ private:
+  Shared<T> at_;
+  simulator::Block* block_;
+};
+
+/// The same place in the shared memory of another block.
+template <class T> ClusterShared<T> mapa(Shared<T> at, u32 rank, Site site = Site::current()) {
+  simulator::Block& own = *simulator::current->block;
+  simulator::Block& other = own.block_of_cluster(rank, site);
+  return {at.moved(own.same_array(at.begin(), other, site)), other};
+}
+/// 4, 8 or 16 bytes.
+template <class T> std::remove_const_t<T> ld_cluster(ClusterShared<T> at, Site site = Site::current()) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  const char* from = at.checked(site);
+  const simulator::Thread& thread = *simulator::current;
+  at.block().shared.read(thread.who, thread.clock, at.offset(), sizeof(T), site);
+  std::remove_const_t<T> value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+template <class T> void st_cluster(ClusterShared<T> at, std::type_identity_t<T> value, Site site = Site::current()) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  char* to = at.checked(site);
+  const simulator::Thread& thread = *simulator::current;
+  at.block().shared.write(thread.who, thread.clock, at.offset(), sizeof(T), site);
+  std::memcpy(to, &value, sizeof value);
+}
+/// An arrival at an mbarrier of another block, which waits by mbar_wait_cluster.
+inline void mbar_arrive_cluster(ClusterShared<u64> mbarrier, Site site = Site::current()) {
+  mbarrier.checked(site);
+  mbarrier.block().arrive(*simulator::current, mbarrier.offset(), 0, site);
 }
 
 // -- Copies by the asynchronous proxy

@@ -35,7 +35,7 @@ Mbarrier& Block::mbarrier(Thread& thread, u32 offset, const Site& site) {
     if (mbarrier.offset == offset) {
       if (options_.detect_races) {
         const SharedMemory::Writer writer = shared.writer(offset);
-        if (writer.who != thread.index && thread.clock[writer.who] < writer.step)
+        if (writer.who != thread.who && thread.clock[writer.who] < writer.step)
           fail(Fault::race, site, fmt::format("mbarrier at shared byte {}: its init is not ordered before", offset));
       }
       return mbarrier;
@@ -48,13 +48,13 @@ void Block::init_mbarrier(Thread& thread, u32 offset, u32 count, const Site& sit
   if (mbarriers_.size() == mbarrier_agents) fail(Fault::misuse, site, "more than 32 mbarriers");
   for (const Mbarrier& mbarrier : mbarriers_)
     if (mbarrier.offset == offset) fail(Fault::misuse, site, "the mbarrier is initialized a second time");
-  shared.write(thread.index, thread.clock, offset, 8, site);
+  shared.write(thread.who, thread.clock, offset, 8, site);
   Mbarrier& mbarrier = mbarriers_.emplace_back();
   mbarrier.offset = offset;
   mbarrier.count = count;
   mbarrier.pending = static_cast<i32>(count);
-  mbarrier.agent = threads + static_cast<u32>(mbarriers_.size() - 1);
-  mbarrier.initializer = thread.index;
+  mbarrier.agent = first_agent() + static_cast<u32>(mbarriers_.size() - 1);
+  mbarrier.initializer = thread.who;
   for (auto* clock : {&mbarrier.arriving, &mbarrier.released, &mbarrier.proxy_arriving, &mbarrier.proxy_released})
     clock->assign(clock_size_, 0);
 }
@@ -62,15 +62,15 @@ void Block::init_mbarrier(Thread& thread, u32 offset, u32 count, const Site& sit
 void Block::fence_mbarrier_init(Thread& thread, const Site& site) {
   if (skipped(site)) return;
   for (Mbarrier& mbarrier : mbarriers_)
-    if (mbarrier.initializer == thread.index) mbarrier.fenced = true;
+    if (mbarrier.initializer == thread.who) mbarrier.fenced = true;
 }
 
 // Counts for what this thread itself wrote: PTX has no rule for a fence further down the path of synchronizations.
 void Block::fence_proxy(Thread& thread, const Site& site) {
   if (skipped(site)) return;
-  thread.proxy_clock[thread.index] = thread.clock[thread.index];
+  thread.proxy_clock[thread.who] = thread.clock[thread.who];
   for (Mbarrier& mbarrier : mbarriers_)
-    if (mbarrier.initializer == thread.index) mbarrier.fenced = true;
+    if (mbarrier.initializer == thread.who) mbarrier.fenced = true;
 }
 
 void Block::complete_phase(Mbarrier& mbarrier) {
@@ -85,6 +85,10 @@ void Block::complete_phase(Mbarrier& mbarrier) {
 
 void Block::arrive(Thread& thread, u32 offset, u32 expected_bytes, const Site& site) {
   Mbarrier& there = mbarrier(thread, offset, site);
+  if (thread.block != this && !there.fenced)
+    fail(Fault::proxy, site,
+         fmt::format("mbarrier at shared byte {}: no fence makes its init visible to other blocks", offset));
+  there.of_cluster |= thread.block != this;
   there.bytes += expected_bytes;
   join(there.arriving.data(), thread.clock);
   join(there.proxy_arriving.data(), thread.proxy_clock);
@@ -94,13 +98,15 @@ void Block::arrive(Thread& thread, u32 offset, u32 expected_bytes, const Site& s
   complete_phase(there);
 }
 
-void Block::wait_for_phase(Thread& thread, u32 offset, u32 parity, const Site& site) {
+void Block::wait_for_phase(Thread& thread, u32 offset, u32 parity, bool of_cluster, const Site& site) {
   if (skipped(site)) return;
   Mbarrier& there = mbarrier(thread, offset, site);
   while ((there.phase & 1) == parity) {
     there.waiting.push_back(&thread);
     block_thread(thread, "mbar_wait", site);
   }
+  if (there.of_cluster && !of_cluster)
+    fail(Fault::misuse, site, "mbar_wait, but other blocks of the cluster arrive: mbar_wait_cluster");
   join(thread.clock, there.released.data());
   join(thread.proxy_clock, there.proxy_released.data());
 }
@@ -111,7 +117,7 @@ void Block::issue_bulk_copy(Thread& thread, BulkCopy copy) {
   if (!there.fenced)
     fail(Fault::proxy, copy.site,
          fmt::format("mbarrier at shared byte {}: no fence makes its init visible to the copy", there.offset));
-  shared.take_off(there.agent, thread.index, thread.clock, copy.target, copy.bytes, copy.site);
+  shared.take_off(there.agent, thread.who, thread.clock, copy.target, copy.bytes, copy.site);
   copy.clock.assign(thread.clock, thread.clock + clock_size_);
   bulk_copies_.push_back(std::move(copy));
 }

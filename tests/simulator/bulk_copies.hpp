@@ -36,6 +36,7 @@ struct Mbarrier {
   i64 bytes = 0;  // expected and not yet there; negative when they come early
   u32 phase = 0;
   bool fenced = false;
+  bool of_cluster = false;  // other blocks have arrived
   Clock agent_step = 0;
   std::vector<Clock> arriving, released, proxy_arriving, proxy_released;
   std::vector<Thread*> waiting;

@@ -72,7 +72,7 @@ void complete_load_matrix(Block& block, u32 /*mask*/, void** operands, const Sit
     const Shared<u8> row = static_cast<MatrixRow*>(operands[lane])->row;
     const char* from = row.checked(16, 16, site);
     const Thread& reader = block.thread(first + lane);
-    block.shared.read(reader.index, reader.clock, row.address(), 16, site);
+    block.shared.read(reader.who, reader.clock, row.address(), 16, site);
     std::memcpy(matrix[lane / 8][lane % 8], from, 16);
   }
   for (u32 lane = 0; lane < warp_size; ++lane) {

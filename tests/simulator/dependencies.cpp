@@ -11,7 +11,7 @@ namespace nibble::device::simulator {
 void Block::wait_for_dependency(Thread& thread, const Site& site) {
   if (!launch_.overlaps || skipped(site)) return;
   thread.after_dependency = true;
-  dependency_waits_.push_back({thread.index, thread.clock[thread.index]});
+  dependency_waits_.push_back({thread.who, thread.clock[thread.who]});
 }
 
 void Block::launch_dependents() { launched_dependents_ = true; }

@@ -31,18 +31,18 @@ void Block::atomic_operation(Thread& thread, std::uintptr_t address) {
   auto& all = launch_.order->releases;
   const auto found = all.find(address);
   if (found != all.end() && found->second.size() > 0)
-    thread.seen.push_back({&found->second, found->second.size(), thread.index, 0});
+    thread.seen.push_back({&found->second, found->second.size(), thread.who, 0});
   if (!thread.fenced_clock.empty()) all[address].add(number, thread.fenced_clock);
 }
 
 void Block::fence(Thread& thread, const Site& site) {
   if (skipped(site) || !options_.detect_races) return;
   for (Acquire& acquire : thread.seen) {
-    acquire.step = thread.clock[thread.index];
+    acquire.step = thread.clock[thread.who];
     acquires_.push_back(acquire);
   }
   thread.seen.clear();
-  thread.fenced_clock.assign(thread.clock, thread.clock + threads);
+  thread.fenced_clock.assign(thread.clock + first_who(), thread.clock + first_who() + threads);
   step(thread, site);  // what the thread writes from now on is not covered
 }
 
@@ -56,7 +56,11 @@ bool Block::acquired(const Thread& thread, u32 from_block, u32 from_thread, Cloc
 bool GlobalShadow::ordered(const Touch& before, const Thread& thread) {
   const Block& block = *thread.block;
   if (before.block < block.first_block) return true;  // an earlier launch, or nobody
-  if (before.block == block.number) return before.thread == thread.index || thread.clock[before.thread] >= before.step;
+  // Blocks of a cluster have numbers in a row and clocks in common.
+  if (const u32 rank = before.block - (block.number - block.rank()); rank < block.cluster_size()) {
+    const u32 who = rank * block.threads + before.thread;
+    return who == thread.who || thread.clock[who] >= before.step;
+  }
   return block.acquired(thread, before.block, before.thread, before.step);
 }
 
@@ -75,7 +79,7 @@ void GlobalShadow::touch(std::uintptr_t base, std::size_t offset, std::size_t by
   if (bytes < std::size_t{1} << shift_) refine(static_cast<u32>(std::countr_zero(bytes)));
   const std::size_t skew = base & 15;  // granules are aligned, the array need not be
   if (granules_.empty()) granules_.resize(((skew + region_bytes) >> shift_) + 1);
-  const Touch now{thread.block->number, static_cast<u16>(thread.index), thread.clock[thread.index]};
+  const Touch now{thread.block->number, static_cast<u16>(thread.index), thread.clock[thread.who]};
   const auto refuse = [&](const char* verb, const char* other_verb, const Touch& other) {
     fail(Fault::race, site,
          fmt::format("{} byte {} of '{}' is not ordered after the {} by thread {} of {}", verb, offset, name,

@@ -21,6 +21,11 @@ void check_limits(const Launch& launch, u32 capability) {
     throw LaunchError(invalid_value, fmt::format("{} bytes of parameters (with the simulator's pointers), of {}",
                                                  launch.parameter_bytes, max_parameter_bytes));
 
+  if (launch.cluster == 0 || launch.cluster > max_cluster || grid.x % launch.cluster != 0 ||
+      (launch.cluster > 1 && capability < 90))
+    throw LaunchError(invalid_configuration,
+                      fmt::format("clusters of {} blocks in a row of {} on sm_{}", launch.cluster, grid.x, capability));
+
   const DeviceLimits limits = device_limits(capability);
   if (launch.max_shared_bytes > limits.block_shared_bytes)
     throw LaunchError(invalid_value, fmt::format("{} bytes of dynamic shared memory, of {}", launch.max_shared_bytes,

@@ -14,13 +14,17 @@ ScopedOptions::ScopedOptions(const Options& options) : options_(options), outer_
 
 ScopedOptions::~ScopedOptions() { innermost = outer_; }
 
+void Statistics::add(const Statistics& other) {
+  launches += other.launches;
+  blocks += other.blocks;
+  threads += other.threads;
+  switches += other.switches;
+  collectives += other.collectives;
+  launched_dependents += other.launched_dependents;
+}
+
 void ScopedOptions::add(const Statistics& statistics, const std::vector<Site>& sites) {
-  statistics_.launches += statistics.launches;
-  statistics_.blocks += statistics.blocks;
-  statistics_.threads += statistics.threads;
-  statistics_.switches += statistics.switches;
-  statistics_.collectives += statistics.collectives;
-  statistics_.launched_dependents += statistics.launched_dependents;
+  statistics_.add(statistics);
   for (const Site& site : sites)
     if (std::none_of(sites_.begin(), sites_.end(), [&](const Site& known) { return same_place(known, site); }))
       sites_.push_back(site);

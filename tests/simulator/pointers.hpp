@@ -65,15 +65,20 @@ template <class T> class Shared {
   /// In bytes from the start of the block's shared memory.
   [[nodiscard]] u32 address() const { return offset_; }
 
-  // For the layer alone: `bytes` bytes that may be touched.
+  // For the layer alone: `bytes` bytes that may be touched, here or in another block.
   char* checked(u32 bytes, u32 alignment, const Site& site) const {
+    return checked(*simulator::current->block, bytes, alignment, site);
+  }
+  char* checked(simulator::Block& block, u32 bytes, u32 alignment, const Site& site) const {
     if (offset_ < begin_ || offset_ > end_ || end_ - offset_ < bytes) [[unlikely]]
       refuse(offset_, bytes, site);
     if (offset_ % alignment != 0) [[unlikely]]
       simulator::fail(simulator::Fault::misaligned, site,
                       "access of " + std::to_string(bytes) + " bytes at shared byte " + std::to_string(offset_));
-    return simulator::current->block->shared.data() + offset_;
+    return block.shared.data() + offset_;
   }
+  [[nodiscard]] u32 begin() const { return begin_; }
+  [[nodiscard]] Shared moved(u32 begin) const { return {offset_ - begin_ + begin, begin, end_ - begin_ + begin}; }
 
  private:
   [[noreturn]] void refuse(u32 offset, u32 bytes, const Site& site) const {

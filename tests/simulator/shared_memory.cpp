@@ -19,8 +19,9 @@ SharedMemory::SharedMemory() : memory_(max_shared_bytes + 2 * alignment) {
   data_ = reinterpret_cast<char*>(first);
 }
 
-void SharedMemory::start(u32 threads, bool detect_races) {
+void SharedMemory::start(u32 threads, u32 block_threads, bool detect_races) {
   threads_ = threads;
+  block_threads_ = block_threads;
   detect_races_ = detect_races;
   used_ = 0;
 }
@@ -78,8 +79,10 @@ void SharedMemory::refine(u32 bytes) {
 
 std::string SharedMemory::called(u32 who) const {
   who &= ~u32{flying};
-  if (who < threads_) return fmt::format("thread {}", who);
-  who -= threads_;
+  if (who < threads_ && threads_ == block_threads_) return fmt::format("thread {}", who);
+  if (who < threads_)
+    return fmt::format("thread {} of block {} of the cluster", who % block_threads_, who / block_threads_);
+  who = (who - threads_) % agents;
   if (who < mbarrier_agents) return fmt::format("bulk copies to mbarrier {}", who);
   return fmt::format("wgmma of warp {}", who - mbarrier_agents);
 }

@@ -18,15 +18,16 @@ using Clock = u16;
 inline constexpr u32 max_shared_bytes = (227u << 10) + 1008;
 
 /// Readers and writers are threads, or agents: each mbarrier stands for the copies that report to it, each warpgroup
-/// for its wgmma. Agents come after the threads of the block.
+/// for its wgmma. Agents come after the threads of all blocks of the cluster.
 inline constexpr u32 mbarrier_agents = 32, wgmma_agents = 32, agents = mbarrier_agents + wgmma_agents;
 
 class SharedMemory {
  public:
   SharedMemory();
 
-  /// Empty, for a block of `threads` threads. The detector's granules stay as small as an earlier block needed.
-  void start(u32 threads, bool detect_races);
+  /// Empty, for a block of `block_threads` threads in a cluster of `threads`. The detector's granules stay as small as
+  /// an earlier block needed.
+  void start(u32 threads, u32 block_threads, bool detect_races);
 
   /// Room for `bytes`, whose content is unknown; its offset, a multiple of 16.
   u32 allocate(u32 bytes, const Site& site);
@@ -123,7 +124,7 @@ class SharedMemory {
 
   std::vector<char> memory_;
   char* data_;
-  u32 used_ = 0, threads_ = 0, shift_ = 2, random_ = 1;
+  u32 used_ = 0, threads_ = 0, block_threads_ = 0, shift_ = 2, random_ = 1;
   bool detect_races_ = true;
   std::vector<Granule> granules_;
 };

@@ -26,9 +26,12 @@ bool Block::skipped(const Site& site) {
   return options_.skipped && same_place(*options_.skipped, site);
 }
 
-void Block::prepare(const Launch& launch, Grid block_index, const Options& options, u64 seed) {
+void Block::begin(const Launch& launch, Grid block_index, const Options& options, u64 seed, Cluster& cluster,
+                  u32 rank) {
   options_ = options;
   launch_ = launch;
+  cluster_ = &cluster;
+  rank_ = rank;
   index = block_index;
   first_block = launch.order->first_block;
   const u64 in_grid = (u64{block_index.z} * launch.grid.y + block_index.y) * launch.grid.x + block_index.x;
@@ -41,26 +44,27 @@ void Block::prepare(const Launch& launch, Grid block_index, const Options& optio
   failure_ = nullptr;
 
   // The dynamic part is aligned to 16 bytes and no more, whatever a kernel hopes for.
-  shared.start(threads, options.detect_races);
+  shared.start(launch.cluster * threads, threads, options.detect_races);
   dynamic_shared_bytes_ = launch.dynamic_shared_bytes;
   shared.allocate(static_cast<u32>(random() % 64) * 16, Site::current());
   dynamic_shared_offset_ = shared.allocate(dynamic_shared_bytes_, Site::current());
   statics_.clear();
   static_shared_bytes_ = 0;
 
-  clock_size_ = (threads + agents + 15) & ~15u;
+  clock_size_ = (launch.cluster * (threads + agents) + 15) & ~15u;
   clocks_.assign(std::size_t{2} * threads * clock_size_, 0);
   if (threads_.size() < threads) threads_ = std::vector<Thread>(threads);
   stacks_.reserve(threads);
   for (u32 i = 0; i < threads; ++i) {
     Thread& thread = threads_[i];
     thread.index = i;
+    thread.who = first_who() + i;
     thread.block = this;
     thread.exited = false;
     thread.fiber.start(stacks_[i], i * 5 % 64 * 64, &Block::thread_main);
     thread.clock = &clocks_[std::size_t{2} * i * clock_size_];
     thread.proxy_clock = thread.clock + clock_size_;
-    thread.clock[i] = 1;
+    thread.clock[thread.who] = 1;
     thread.open_copies.clear();
     thread.copy_groups.clear();
     thread.warpgroup.open.clear();
@@ -70,6 +74,7 @@ void Block::prepare(const Launch& launch, Grid block_index, const Options& optio
     thread.fenced_clock.clear();
     thread.seen.clear();
     thread.after_dependency = false;
+    thread.arrived_at_cluster = false;
   }
   std::fill(std::begin(registers_), std::end(registers_), max_registers(threads, launch.min_blocks));
   free_registers_ = 0;
@@ -94,29 +99,43 @@ void Block::prepare(const Launch& launch, Grid block_index, const Options& optio
   }
   for (u32 w = warps_; w > 1; --w) std::swap(priority_[w - 1], priority_[random() % w]);
   since_priorities_changed_ = 0;
-}
-
-void Block::run(const Launch& launch, Grid block_index, const Options& options, u64 seed) {
-  prepare(launch, block_index, options, seed);
+  visits_.assign(launch.cluster > 1 ? launch.cluster * threads : 0, {});
   statistics.blocks += 1;
   statistics.threads += threads;
+}
+
+void Block::advance() {
   current = pick();
+  if (current == nullptr) return;
   Fiber::change(outside_, current->fiber);
   current = nullptr;
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void Block::end() {
   if (!bulk_copies_.empty())
     fail(Fault::in_flight, bulk_copies_.front().site, "the block exits before this copy landed");
+  // Its shared memory was there as long as one of its threads was.
+  for (u32 who = 0; who < visits_.size(); ++who) {
+    const Visit& visit = visits_[who];
+    if (visit.step == 0) continue;
+    if (std::none_of(threads_.begin(), threads_.begin() + threads,
+                     [&](const Thread& thread) { return thread.clock[who] >= visit.step; }))
+      fail(Fault::race, visit.site,
+           fmt::format("block {} of the cluster does not wait for this access to its shared memory and may end before",
+                       rank_));
+  }
   if (launched_dependents_) statistics.launched_dependents += 1;
   // The next kernel's wait is for this one alone: if this one ends early, so may that one.
-  if (launch.overlaps && dependency_waits_.empty())
+  if (launch_.overlaps && dependency_waits_.empty())
     fail(Fault::dependency, Site::current(),
          fmt::format("block ({},{},{}) of a launch that overlaps the one before has no dependency_wait", index.x,
                      index.y, index.z));
 }
 
 u32 Block::static_shared(const void* declaration, u32 bytes, const Site& site) {
-  for (const auto& [known, offset] : statics_)
-    if (known == declaration) return offset;
+  for (const StaticArray& known : statics_)
+    if (known.declaration == declaration) return known.offset;
   static_shared_bytes_ += (bytes + 15) & ~15u;
   if (static_shared_bytes_ > default_shared_bytes)
     fail(Fault::misuse, site, fmt::format("{} bytes of static shared memory, of 49152", static_shared_bytes_));
@@ -128,7 +147,7 @@ u32 Block::static_shared(const void* declaration, u32 bytes, const Site& site) {
          fmt::format("{} bytes of dynamic and {} of static shared memory, of {}", launch_.max_shared_bytes,
                      static_shared_bytes_, limits.block_shared_bytes));
   const u32 offset = shared.allocate(bytes, site);
-  statics_.emplace_back(declaration, offset);
+  statics_.push_back({declaration, offset, bytes});
   return offset;
 }
 
@@ -165,7 +184,7 @@ void Block::finish(Thread& thread) {
   Thread* next = nullptr;
   if (--live_ > 0 && !failure_) {
     next = pick();
-    if (next == nullptr)
+    if (next == nullptr && launch_.cluster == 1)
       failure_ = std::make_exception_ptr(
           Failure(Fault::deadlock, Site::current(), "deadlock: no thread can run; " + report_waiting()));
   }
@@ -224,6 +243,7 @@ Thread* Block::pick() {
 void Block::run_another(Thread& thread) {
   Thread* next = pick();
   if (next == &thread) return;
+  if (next == nullptr && launch_.cluster > 1) return Fiber::change(thread.fiber, outside_);  // until others wake it
   if (next == nullptr) {
     failure_ = std::make_exception_ptr(
         Failure(Fault::deadlock, thread.site, "deadlock: no thread can run; " + report_waiting()));
@@ -265,8 +285,7 @@ void Block::join(Clock* __restrict clock, const Clock* __restrict other) const {
 }
 
 void Block::step(Thread& thread, const Site& site) {
-  if (++thread.clock[thread.index] == 0xfff0)
-    fail(Fault::misuse, site, "more than 65,000 synchronizations of a thread");
+  if (++thread.clock[thread.who] == 0xfff0) fail(Fault::misuse, site, "more than 65,000 synchronizations of a thread");
 }
 
 // -- Launch
@@ -278,18 +297,19 @@ void run_grid(Launch launch) {
   const u64 in_grid = u64{launch.grid.x} * launch.grid.y * launch.grid.z;
 
   const BlockRange part = options.part != nullptr ? options.part(launch.grid) : BlockRange{0, in_grid};
-  launch.first = std::min(part.first, in_grid);
+  launch.first = std::min(part.first, in_grid) / launch.cluster * launch.cluster;
   const u64 blocks = std::max(std::min(part.end, in_grid), launch.first) - launch.first;
-  std::vector<u32> order(blocks);
+  const u64 clusters = (blocks + launch.cluster - 1) / launch.cluster;
+  std::vector<u32> order(clusters);
   std::iota(order.begin(), order.end(), 0u);
   u64 random = options.seed * 6364136223846793005ull + 1442695040888963407ull;
   if (options.schedule != Schedule::in_order)
-    for (std::size_t i = blocks; i > 1; --i) {
+    for (std::size_t i = clusters; i > 1; --i) {
       random = random * 6364136223846793005ull + 1;
       std::swap(order[i - 1], order[(random >> 33) % i]);
     }
 
-  BlockOrder block_order(static_cast<u32>(blocks));
+  BlockOrder block_order(static_cast<u32>(clusters) * launch.cluster);
   launch.order = &block_order;
   std::atomic<std::size_t> next{0};
   std::mutex mutex;
@@ -298,28 +318,24 @@ void run_grid(Launch launch) {
   total.launches = 1;
   std::vector<Site> sites;
   const auto work = [&] {
-    static thread_local Block block;
-    block.statistics = {};
-    block.sites.clear();
+    static thread_local Cluster cluster;
+    for (Block& block : cluster.blocks) {
+      block.statistics = {};
+      block.sites.clear();
+    }
     try {
-      for (std::size_t i = next++; i < blocks; i = next++) {
-        const u64 at = launch.first + order[i], row = at / launch.grid.x;
-        const Grid index{static_cast<u32>(at % launch.grid.x), static_cast<u32>(row % launch.grid.y),
-                         static_cast<u32>(row / launch.grid.y)};
-        block.run(launch, index, options, options.seed * 1000003 + at);
-      }
+      for (std::size_t i = next++; i < clusters; i = next++)
+        cluster.run(launch, launch.first + u64{order[i]} * launch.cluster, options);
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (!failure) failure = std::current_exception();
-      next = blocks;
+      next = clusters;
     }
     const std::lock_guard lock(mutex);
-    total.blocks += block.statistics.blocks;
-    total.threads += block.statistics.threads;
-    total.switches += block.statistics.switches;
-    total.collectives += block.statistics.collectives;
-    total.launched_dependents += block.statistics.launched_dependents;
-    sites.insert(sites.end(), block.sites.begin(), block.sites.end());
+    for (const Block& block : cluster.blocks) {
+      total.add(block.statistics);
+      sites.insert(sites.end(), block.sites.begin(), block.sites.end());
+    }
   };
   if (options.workers <= 1) {
     work();

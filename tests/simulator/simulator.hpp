@@ -11,6 +11,7 @@
 
 #include "kernels/device/kernel.hpp"
 #include "tests/simulator/bulk_copies.hpp"
+#include "tests/simulator/cluster.hpp"
 #include "tests/simulator/fiber.hpp"
 #include "tests/simulator/global_memory.hpp"
 #include "tests/simulator/global_races.hpp"
@@ -25,7 +26,7 @@ inline constexpr u32 warp_size = 32, max_threads = 1024;
 class Block;
 
 /// What the lanes of a warp do together.
-enum class Together : u8 { shuffle, vote, load_matrix, multiply, synchronize, registers };
+enum class Together : u8 { shuffle, vote, load_matrix, multiply, synchronize, registers, cluster };
 
 struct CopyToShared {
   u32 target;
@@ -35,7 +36,7 @@ struct CopyToShared {
 };
 
 struct Thread {
-  u32 index = 0;
+  u32 index = 0, who = 0;  // in its block; in the clocks of its cluster
   Block* block = nullptr;
   Fiber fiber;
   bool exited = false;
@@ -56,6 +57,9 @@ struct Thread {
 
   bool after_dependency = false;  // it is known to come after a dependency_wait
 
+  bool arrived_at_cluster = false;  // and has not waited yet
+  u32 cluster_phase = 0;            // when it arrived
+
   [[nodiscard]] u32 lane() const { return index % warp_size; }
   [[nodiscard]] u32 warp() const { return index / warp_size; }
 };
@@ -71,7 +75,7 @@ struct Launch {
   void (*body)(const void* kernel);
   const void* kernel;
   bool overlaps;  // the kernel before it may still run
-  u32 min_blocks;
+  u32 min_blocks, cluster;
   std::size_t max_shared_bytes;  // of all launches of the kernel
   std::size_t parameter_bytes;   // pointers are larger here than on a GPU
   BlockOrder* order = nullptr;
@@ -81,7 +85,13 @@ struct Launch {
 /// One block at a time; the object is used again for the next, since its stacks and clocks are costly to make.
 class Block {
  public:
-  void run(const Launch& launch, Grid index, const Options& options, u64 seed);
+  /// In this order: begin, advance until nothing can run, end. Of a cluster, several blocks advance by turns.
+  void begin(const Launch& launch, Grid block_index, const Options& options, u64 seed, Cluster& cluster, u32 rank);
+  void advance();
+  [[nodiscard]] bool can_advance() const { return live_ > 0 && (runnable_warps_ != 0 || !bulk_copies_.empty()); }
+  [[nodiscard]] bool has_ended() const { return live_ == 0; }
+  void end();
+  [[nodiscard]] std::string report_waiting() const;
 
   Grid index, grid;
   u32 threads = 0;
@@ -124,7 +134,7 @@ class Block {
   void fence_mbarrier_init(Thread& thread, const Site& site);
   void fence_proxy(Thread& thread, const Site& site);
   void arrive(Thread& thread, u32 offset, u32 expected_bytes, const Site& site);
-  void wait_for_phase(Thread& thread, u32 offset, u32 parity, const Site& site);
+  void wait_for_phase(Thread& thread, u32 offset, u32 parity, bool of_cluster, const Site& site);
   void issue_bulk_copy(Thread& thread, BulkCopy copy);
 
   // Programmatic dependent launch.
@@ -134,6 +144,18 @@ class Block {
   void check_dependency(Thread& thread, const Region& region, Use use, const Site& site);
   /// Fails unless the memory never changes: ldg and ldcs may read it before the wait, wherever they are written.
   void check_early_load(const Region& region, const char* load, const Site& site) const;
+
+  // Clusters.
+  [[nodiscard]] u32 rank() const { return rank_; }
+  [[nodiscard]] u32 cluster_size() const { return launch_.cluster; }
+  void synchronize_cluster(Thread& thread, const Site& site);
+  void arrive_at_cluster(Thread& thread, const Site& site);
+  void wait_for_cluster(Thread& thread, const Site& site);
+  [[nodiscard]] Block& block_of_cluster(u32 rank, const Site& site);
+  /// Where the array that holds this byte of shared memory lies in another block.
+  u32 same_array(u32 offset, Block& other, const Site& site) const;
+  /// A thread of the cluster is going to access this block's shared memory.
+  void visit(const Thread& thread, const Site& site);
 
   // wgmma.
   void fence_accumulators(Thread& thread, float* d, u32 n, const Site& site);
@@ -147,6 +169,8 @@ class Block {
 
   [[nodiscard]] Thread& thread(u32 i) { return threads_[i]; }
   [[nodiscard]] u32 clock_size() const { return clock_size_; }
+  [[nodiscard]] u32 first_who() const { return rank_ * threads; }
+  [[nodiscard]] u32 first_agent() const { return launch_.cluster * threads + rank_ * agents; }
   [[nodiscard]] const Options& options() const { return options_; }
 
   /// Whether a test has turned off the synchronization at this place.
@@ -168,7 +192,6 @@ class Block {
     Site site[warp_size];
   };
 
-  void prepare(const Launch& launch, Grid block_index, const Options& options, u64 seed);
   static void thread_main();
   void check_exit(Thread& thread);
   void finish(Thread& thread);
@@ -184,7 +207,6 @@ class Block {
   Mbarrier& mbarrier(Thread& thread, u32 offset, const Site& site);
   void complete_phase(Mbarrier& mbarrier);
   bool land_bulk_copy();  // one of those under way, if any
-  [[nodiscard]] std::string report_waiting() const;
   void join(Clock* clock, const Clock* other) const;
   void step(Thread& thread, const Site& site);
 
@@ -201,7 +223,18 @@ class Block {
   u8 priority_[warp_size]{};
   u32 since_priorities_changed_ = 0;
   u32 dynamic_shared_offset_ = 0, dynamic_shared_bytes_ = 0, static_shared_bytes_ = 0;
-  std::vector<std::pair<const void*, u32>> statics_;
+  struct StaticArray {
+    const void* declaration;
+    u32 offset, bytes;
+  };
+  std::vector<StaticArray> statics_;
+  Cluster* cluster_ = nullptr;
+  u32 rank_ = 0;
+  struct Visit {
+    Clock step = 0;
+    Site site;
+  };
+  std::vector<Visit> visits_;  // the last by each thread of the cluster
   Barrier barriers_[16];
   std::deque<Mbarrier> mbarriers_;
   std::vector<BulkCopy> bulk_copies_;
@@ -249,7 +282,7 @@ void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef /*stream*/, c
   static_assert(Kernel::threads % simulator::warp_size == 0 && Kernel::threads <= simulator::max_threads);
   simulator::run_grid({grid, Kernel::threads, static_cast<u32>(dynamic_shared_bytes),
                        [](const void* self) { (*static_cast<const Kernel*>(self))(); }, &kernel,
-                       overlap == Overlap::yes && capability() >= 90, min_blocks_of<Kernel>(),
+                       overlap == Overlap::yes && capability() >= 90, min_blocks_of<Kernel>(), cluster_of<Kernel>(),
                        max_shared_bytes_of<Kernel>(dynamic_shared_bytes), sizeof(Kernel)});
 }
 

@@ -112,7 +112,7 @@ void check_operands(Block& block, u32, void** operands, const Site& site) {
       proxy[i] = std::min(proxy[i], thread.proxy_clock[i]);
     }
   }
-  const u32 agent = block.threads + mbarrier_agents + first.warp();
+  const u32 agent = block.first_agent() + mbarrier_agents + first.warp();
   const auto step = static_cast<Clock>(first.clock[agent] + 1 + first.warpgroup.groups.size());  // they end in order
   const auto read = [&](const Operand& operand, u32 first_row, u32 count) {
     for_pieces(operand.major, first_row, count, [&](u32 row, u32 k) {
@@ -229,7 +229,7 @@ void Block::wait_for_multiplies(Thread& thread, u32 groups_left, const Site& sit
       for (std::size_t i = 0; i < count; ++i) multiply_now(block, operands, i);
       for (u32 lane = 0; lane < warp_size; ++lane) static_cast<Thread*>(operands[lane])->warpgroup.groups.pop_front();
     }
-    const u32 agent = block.threads + mbarrier_agents + first.warp();
+    const u32 agent = block.first_agent() + mbarrier_agents + first.warp();
     for (u32 lane = 0; lane < warp_size; ++lane) {
       Thread& own = *static_cast<Thread*>(operands[lane]);
       own.clock[agent] = static_cast<Clock>(own.clock[agent] + retired);

@@ -34,6 +34,88 @@ NIBBLE_DEVICE void mbar_wait([[maybe_unused]] Shared<u64> mbarrier, [[maybe_unus
       "r"(parity)
       : "memory");
 }
+NIBBLE_DEVICE void mbar_wait_cluster([[maybe_unused]] Shared<u64> mbarrier, [[maybe_unused]] u32 parity) {
+  NIBBLE_SM90(
+      "{\n.reg .pred done;\nwait_%=:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra wait_%=;\n}" ::"r"(mbarrier.address()),
+      "r"(parity)
+      : "memory");
+}
+
+// -- Clusters
+
+NIBBLE_DEVICE u32 cluster_rank() {
+  u32 rank = 0;
+  NIBBLE_SM90("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+NIBBLE_DEVICE void cluster_arrive() { NIBBLE_SM90("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+NIBBLE_DEVICE void cluster_wait() { NIBBLE_SM90("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+NIBBLE_DEVICE void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
+
+/// An address in the shared memory of a block of the cluster.
+template <class T> class ClusterShared {
+ public:
+  NIBBLE_DEVICE explicit ClusterShared(u32 address) : address_(address) {}
+  NIBBLE_DEVICE ClusterShared operator+(i64 i) const {
+    return ClusterShared(address_ + static_cast<u32>(i) * u32{sizeof(T)});
+  }
+  template <class U> NIBBLE_DEVICE ClusterShared<U> as() const { return ClusterShared<U>(address_); }
+  NIBBLE_DEVICE u32 address() const { return address_; }
+
+ private:
+  u32 address_;
+};
+
+template <class T> NIBBLE_DEVICE ClusterShared<T> mapa(Shared<T> at, [[maybe_unused]] u32 rank) {
+  u32 address = at.address();
+  NIBBLE_SM90("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+  return ClusterShared<T>(address);
+}
+template <class T> NIBBLE_DEVICE std::remove_const_t<T> ld_cluster([[maybe_unused]] ClusterShared<T> at) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  if constexpr (sizeof(T) == 16) {
+    u32x4 words{};
+    NIBBLE_SM90("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+                : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                : "r"(at.address())
+                : "memory");
+    return detail::bits_as<std::remove_const_t<T>>(words);
+  } else if constexpr (sizeof(T) == 8) {
+    u32x2 words{};
+    NIBBLE_SM90("ld.shared::cluster.v2.b32 {%0, %1}, [%2];"
+                : "=r"(words.x), "=r"(words.y)
+                : "r"(at.address())
+                : "memory");
+    return detail::bits_as<std::remove_const_t<T>>(words);
+  } else {
+    u32 word = 0;
+    NIBBLE_SM90("ld.shared::cluster.b32 %0, [%1];" : "=r"(word) : "r"(at.address()) : "memory");
+    return detail::bits_as<std::remove_const_t<T>>(word);
+  }
+}
+template <class T>
+NIBBLE_DEVICE void st_cluster([[maybe_unused]] ClusterShared<T> at, [[maybe_unused]] std::type_identity_t<T> value) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  if constexpr (sizeof(T) == 16) {
+    [[maybe_unused]] const auto words = detail::bits_as<u32x4>(value);
+    NIBBLE_SM90("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at.address()), "r"(words.x), "r"(words.y),
+                "r"(words.z), "r"(words.w)
+                : "memory");
+  } else if constexpr (sizeof(T) == 8) {
+    [[maybe_unused]] const auto words = detail::bits_as<u32x2>(value);
+    NIBBLE_SM90("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(at.address()), "r"(words.x), "r"(words.y) : "memory");
+  } else {
+    NIBBLE_SM90("st.shared::cluster.b32 [%0], %1;" ::"r"(at.address()), "r"(detail::bits_as<u32>(value)) : "memory");
+  }
+}
+NIBBLE_DEVICE void mbar_arrive_cluster([[maybe_unused]] ClusterShared<u64> mbarrier) {
+  NIBBLE_SM90("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mbarrier.address()) : "memory");
+}
 
 // -- Copies by the asynchronous proxy
 

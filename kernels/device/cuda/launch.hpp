@@ -119,19 +119,26 @@ void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef stream, const
                     "cudaFuncSetAttribute");
       return static_cast<u32>(most);
     });
-  cudaLaunchAttribute attribute{};
+  cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(grid.x, grid.y, grid.z);
   config.blockDim = dim3(Kernel::threads);
   config.dynamicSmemBytes = dynamic_shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &attribute;
+  config.attrs = attributes;
+  if constexpr (cluster_of<Kernel>() > 1) {
+    static_assert(cluster_of<Kernel>() <= max_cluster);
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster_of<Kernel>();
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  }
   if (overlap == Overlap::yes && detail::waits_or_not<Kernel>.at_least(detail::current_device(), 1, [&] {
         return detail::waits_for_dependencies(function) ? 2u : 1u;
       }) == 2) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.numAttrs = 1;
   }
   void* arguments[] = {const_cast<Kernel*>(&kernel)};
   detail::check(cudaLaunchKernelExC(&config, function, arguments), "cudaLaunchKernelExC");

@@ -89,7 +89,7 @@ inline void threadfence(Site site = Site::current()) { simulator::current->block
 template <class T> std::remove_const_t<T> lds(Shared<T> at, Site site = Site::current()) {
   const char* from = at.checked(sizeof(T), sizeof(T), site);
   simulator::Thread& thread = *simulator::current;
-  thread.block->shared.read(thread.index, thread.clock, at.address(), sizeof(T), site);
+  thread.block->shared.read(thread.who, thread.clock, at.address(), sizeof(T), site);
   std::remove_const_t<T> value;
   std::memcpy(&value, from, sizeof value);
   return value;
@@ -97,7 +97,7 @@ template <class T> std::remove_const_t<T> lds(Shared<T> at, Site site = Site::cu
 template <class T> void sts(Shared<T> at, std::type_identity_t<T> value, Site site = Site::current()) {
   char* to = at.checked(sizeof(T), sizeof(T), site);
   simulator::Thread& thread = *simulator::current;
-  thread.block->shared.write(thread.index, thread.clock, at.address(), sizeof(T), site);
+  thread.block->shared.write(thread.who, thread.clock, at.address(), sizeof(T), site);
   std::memcpy(to, &value, sizeof value);
 }
 
