@@ -4,6 +4,7 @@
 
 #include "kernels/device/device.hpp"
 #include "tests/kernels/calibration_inputs.hpp"
+#include "tests/kernels/device/cluster_exchange.hpp"
 #include "tests/kernels/device/warpgroup_multiply.hpp"
 #include "tests/simulator/array.hpp"
 
@@ -90,6 +91,16 @@ std::vector<u32> mbarrier_ring(const Inputs& inputs) {
   return as_words(out.to_host());
 }
 
+template <u32 Cluster> std::vector<u32> cluster(const Inputs& inputs) {
+  using Kernel = ClusterExchange<Cluster>;
+  std::vector<u32> words = as_words(inputs.words);
+  words.resize(Kernel::threads * 64);
+  const auto in = DeviceArray<u32>::input(words);
+  const auto out = DeviceArray<u32>::output(words.size());
+  launch({64}, Kernel::shared_bytes, nullptr, Kernel{in.data(), out.data()});
+  return out.to_host();
+}
+
 template <WgmmaForm form> std::vector<u32> wgmma(const Inputs& inputs) {
   using Kernel = WarpgroupMultiply<form>;
   const auto in = DeviceArray<u32>::input(as_words(inputs.words));
@@ -166,6 +177,8 @@ std::vector<Entry> from_sm90() {
       {"bulk_copies", Needs::sm90, bulk_copies},
       {"mbarrier_ring", Needs::sm90, mbarrier_ring},
       {"dependent_launches", Needs::sm90, dependent_launches},
+      {"cluster_of_2", Needs::sm90, cluster<2>},
+      {"cluster_of_8", Needs::sm90, cluster<8>},
       {"set_registers", Needs::sm90a, set_registers},
       {"wgmma_bf16_n8", Needs::sm90a, wgmma<WgmmaForm{.n = 8}>},
       {"wgmma_f16_n16", Needs::sm90a, wgmma<WgmmaForm{.n = 16, .is_f16 = true}>},
