@@ -10,7 +10,6 @@ namespace nibble::device::simulator {
 // Where launches do not overlap, the wait is for nothing: a test that removes it must see that elsewhere.
 void Block::wait_for_dependency(Thread& thread, const Site& site) {
   if (!launch_.overlaps || skipped(site)) return;
-  thread.after_dependency = true;
   dependency_waits_.push_back({thread.who, thread.clock[thread.who]});
 }
 
@@ -18,7 +17,7 @@ void Block::launch_dependents() { launched_dependents_ = true; }
 
 void Block::check_dependency(Thread& thread, const Region& region, Use use, const Site& site) {
   if (!launch_.overlaps || thread.after_dependency || region.access() == Access::bounds_only) return;
-  if (use == Use::read && region.access() == Access::constant) return;
+  if (region.access() == Access::constant) return;
   // Another thread of the block may have waited. Without the detector nothing is known of the order of threads.
   thread.after_dependency = std::any_of(
       dependency_waits_.begin(), dependency_waits_.end(),
