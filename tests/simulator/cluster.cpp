@@ -10,36 +10,36 @@
 namespace nibble::device::simulator {
 
 void Cluster::run(const Launch& launch, u64 first, const Options& options) {
-  while (blocks.size() < launch.cluster) blocks.emplace_back();
+  while (blocks.size() < launch.cluster) blocks.push_back(std::make_unique<Block>());
   arrived = phase = 0;
   waiting.clear();
   for (u32 rank = 0; rank < launch.cluster; ++rank) {
     const u64 at = first + rank, row = at / launch.grid.x;
     const Grid index{static_cast<u32>(at % launch.grid.x), static_cast<u32>(row % launch.grid.y),
                      static_cast<u32>(row / launch.grid.y)};
-    blocks[rank].begin(launch, index, options, options.seed * 1000003 + at, *this, rank);
+    blocks[rank]->begin(launch, index, options, options.seed * 1000003 + at, *this, rank);
   }
-  clock.assign(blocks[0].clock_size(), 0);
-  proxy_clock.assign(blocks[0].clock_size(), 0);
+  clock.assign(blocks[0]->clock_size(), 0);
+  proxy_clock.assign(blocks[0]->clock_size(), 0);
 
   for (;;) {
     u32 ready[max_cluster], count = 0;
     bool ended = true;
     for (u32 rank = 0; rank < launch.cluster; ++rank) {
-      ended &= blocks[rank].has_ended();
-      if (blocks[rank].can_advance()) ready[count++] = rank;
+      ended &= blocks[rank]->has_ended();
+      if (blocks[rank]->can_advance()) ready[count++] = rank;
     }
     if (ended) break;
     if (count == 0) {
       std::string text;
       for (u32 rank = 0; rank < launch.cluster; ++rank)
-        text += fmt::format("block {}: {}", rank, blocks[rank].report_waiting());
+        text += fmt::format("block {}: {}", rank, blocks[rank]->report_waiting());
       throw Failure(Fault::deadlock, Site::current(), "deadlock: no thread of the cluster can run; " + text);
     }
     const bool in_order = options.schedule == Schedule::in_order || count == 1;
-    blocks[ready[in_order ? 0 : blocks[0].random() % count]].advance();
+    blocks[ready[in_order ? 0 : blocks[0]->random() % count]]->advance();
   }
-  for (u32 rank = 0; rank < launch.cluster; ++rank) blocks[rank].end();
+  for (u32 rank = 0; rank < launch.cluster; ++rank) blocks[rank]->end();
 }
 
 // -- The barrier
@@ -91,7 +91,7 @@ void Block::wait_for_cluster(Thread& thread, const Site& site) {
 Block& Block::block_of_cluster(u32 rank, const Site& site) {
   if (rank >= launch_.cluster)
     fail(Fault::misuse, site, fmt::format("block {} of a cluster of {}", rank, launch_.cluster));
-  return cluster_->blocks[rank];
+  return *cluster_->blocks[rank];
 }
 
 u32 Block::same_array(u32 offset, Block& other, const Site& site) const {

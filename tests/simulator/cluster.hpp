@@ -3,7 +3,7 @@
 // The threads of all its blocks have places in one clock. Blocks advance by turns, each until none of its threads can
 // go on.
 #pragma once
-#include <deque>
+#include <memory>
 #include <vector>
 
 #include "tests/simulator/shared_memory.hpp"
@@ -16,7 +16,8 @@ struct Options;
 struct Thread;
 
 struct Cluster {
-  std::deque<Block> blocks;  // used again for the next cluster; those at the end may have no part in this one
+  std::vector<std::unique_ptr<Block>>
+      blocks;  // used again for the next cluster; those at the end may have no part in this one
 
   // Its barrier.
   u32 arrived = 0, phase = 0;

@@ -319,9 +319,9 @@ void run_grid(Launch launch) {
   std::vector<Site> sites;
   const auto work = [&] {
     static thread_local Cluster cluster;
-    for (Block& block : cluster.blocks) {
-      block.statistics = {};
-      block.sites.clear();
+    for (const auto& block : cluster.blocks) {
+      block->statistics = {};
+      block->sites.clear();
     }
     try {
       for (std::size_t i = next++; i < clusters; i = next++)
@@ -332,9 +332,9 @@ void run_grid(Launch launch) {
       next = clusters;
     }
     const std::lock_guard lock(mutex);
-    for (const Block& block : cluster.blocks) {
-      total.add(block.statistics);
-      sites.insert(sites.end(), block.sites.begin(), block.sites.end());
+    for (const auto& block : cluster.blocks) {
+      total.add(block->statistics);
+      sites.insert(sites.end(), block->sites.begin(), block->sites.end());
     }
   };
   if (options.workers <= 1) {

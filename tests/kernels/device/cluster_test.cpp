@@ -163,6 +163,17 @@ template <u32 Cluster> struct Nothing {
   NIBBLE_DEVICE void operator()() const {}
 };
 
+struct SyncsAlone {
+  static constexpr u32 threads = 32;
+  NIBBLE_DEVICE void operator()() const { cluster_sync(); }
+};
+
+TEST(Cluster, ABlockAloneIsAClusterOnSm90) {
+  launch({2}, 0, nullptr, SyncsAlone{});
+  const Outcome seen = outcome([] { return launch({2}, 0, nullptr, SyncsAlone{}), true; }, 1, {.capability = 80});
+  EXPECT_THAT(seen.faults, testing::ElementsAre(Fault::misuse));
+}
+
 TEST(Cluster, LaunchesAreOfWholeClusters) {
   const ScopedOptions scope({.part = [](Grid) { return simulator::BlockRange{5, 10}; }});
   launch({16, 2}, 0, nullptr, Nothing<4>{});

@@ -164,6 +164,48 @@ TEST(Dependencies, ConstantsAreNotWritten) {
   EXPECT_EQ(seen.passed, 0);
 }
 
+// A tile by TMA, before the wait or after it.
+struct LoadTile {
+  static constexpr u32 threads = 32, tile_bytes = 1024, shared_bytes = tile_bytes + 8 + 1024;
+  TensorMap map;
+  Global<u32> out;
+  bool waits_before;
+  NIBBLE_DEVICE void operator()() const {
+    const Shared<u8> all = dynamic_shared_aligned(1024);
+    const Shared<u64> mbarrier = all.part(tile_bytes, 8).as<u64>();
+    if (thread_id() == 0) {
+      mbar_init(mbarrier, 1);
+      mbar_init_fence();
+      mbar_expect_tx_arrive(mbarrier, tile_bytes);
+      if (waits_before) dependency_wait();
+      tma_load_2d(all.part(0, tile_bytes), map, 0, 0, mbarrier);
+      if (!waits_before) dependency_wait();
+    }
+    sync_warp();
+    mbar_wait(mbarrier, 0);
+    st(out + thread_id(), lds(all.as<u32>() + thread_id()));
+  }
+};
+
+TEST(Dependencies, TilesOfConstantsMayComeBeforeTheWait) {
+  const std::vector<u16> values(512, 7);
+  const auto constant = DeviceArray<u16>::constant(values, {.name = "weight"});
+  const auto input = DeviceArray<u16>::input(values, {.name = "in"});
+  const auto faults = [](const DeviceArray<u16>& from, bool waits_before) {
+    return outcome([&] {
+             const auto map = make_tensor_map(from.data(), 2, 64, 8, 128, 64, 8, Swizzle::bytes128);
+             const auto out = DeviceArray<u32>::output(32);
+             launch({1}, LoadTile::shared_bytes, nullptr, LoadTile{map, out.data(), waits_before}, Overlap::yes);
+             return out.to_host() == std::vector<u32>(32, 0x70007);
+           })
+        .faults;
+  };
+  EXPECT_THAT(faults(constant, false), testing::IsEmpty());
+  EXPECT_THAT(faults(constant, true), testing::IsEmpty());
+  EXPECT_THAT(faults(input, true), testing::IsEmpty());
+  EXPECT_THAT(faults(input, false), testing::ElementsAreArray(std::vector<Fault>(20, Fault::dependency)));
+}
+
 struct Prefetch {
   static constexpr u32 threads = 32;
   Global<const float> in;

@@ -84,14 +84,6 @@ TEST(Warpgroup, EverySynchronizationIsNeeded) {
   EXPECT_THAT(survivors([] { return multiply<WgmmaForm{.n = 16, .a = Major::mn}>(); }), testing::IsEmpty());
 }
 
-TEST(Warpgroup, IsWhatSm90aAloneHas) {
-  for (const unsigned capability : {80u, 100u}) {
-    const ScopedOptions scope({.capability = capability});
-    EXPECT_THAT(outcome([] { return multiply<WgmmaForm{.n = 16}>(); }, 1, scope.options()).faults,
-                testing::ElementsAre(Fault::misuse));
-  }
-}
-
 // Of 168 registers each, one warpgroup keeps 40 and the other two take what it gives up.
 template <u32 Takes, u32 Keeps = 40> struct HandOver {
   static constexpr u32 threads = 384;
@@ -131,6 +123,15 @@ TEST(Warpgroup, RegistersGrowByIncAndShrinkByDec) {
   const Outcome grows = hand_over<HandOver<168, 176>>();
   EXPECT_EQ(grows.passed, 0);
   EXPECT_THAT(grows.reports, testing::Each(testing::HasSubstr("setmaxnreg from 168 to 176 registers")));
+}
+
+TEST(Warpgroup, IsWhatSm90aAloneHas) {
+  for (const unsigned capability : {80u, 100u}) {
+    const auto faults = [&](auto&& run) { return outcome(run, 1, {.capability = capability}).faults; };
+    EXPECT_THAT(faults([] { return multiply<WgmmaForm{.n = 16}>(); }), testing::ElementsAre(Fault::misuse));
+    EXPECT_THAT(faults([] { return launch({1}, 0, nullptr, HandOver<168, 168>{0}), true; }),
+                testing::ElementsAre(Fault::misuse));
+  }
 }
 
 }  // namespace
