@@ -45,7 +45,6 @@ void Cluster::run(const Launch& launch, u64 first, const Options& options) {
 // -- The barrier
 
 void Block::synchronize_cluster(Thread& thread, const Site& site) {
-  if (skipped(site)) return;  // both halves
   arrive_at_cluster(thread, site);
   wait_for_cluster(thread, site);
 }

@@ -59,9 +59,9 @@ bool GlobalShadow::ordered(const Touch& before, const Thread& thread) {
   // Blocks of a cluster have numbers in a row and clocks in common.
   if (const u32 rank = before.block - (block.number - block.rank()); rank < block.cluster_size()) {
     const u32 who = rank * block.threads + before.thread;
-    return who == thread.who || thread.clock[who] >= before.step;
+    if (who == thread.who || thread.clock[who] >= before.step) return true;
   }
-  return block.acquired(thread, before.block, before.thread, before.step);
+  return before.block != block.number && block.acquired(thread, before.block, before.thread, before.step);
 }
 
 void GlobalShadow::refine(u32 shift) {

@@ -40,7 +40,7 @@ void check_limits(const Launch& launch, u32 capability) {
   const u64 threads = u64{launch.threads} * launch.min_blocks;
   const u64 shared = (u64{launch.dynamic_shared_bytes} + 1024) * launch.min_blocks;
   if (launch.min_blocks == 0 || launch.min_blocks > limits.blocks || threads > limits.threads ||
-      (launch.min_blocks > 1 && shared > device_limits(90).shared_bytes))
+      shared > device_limits(90).shared_bytes)
     throw LaunchError(invalid_configuration,
                       fmt::format("min_blocks is {}, but a multiprocessor has no room for that many blocks of {} "
                                   "threads and {} bytes of shared memory",

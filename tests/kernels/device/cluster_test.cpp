@@ -75,8 +75,30 @@ TEST(Cluster, FaultsAreCaught) {
 }
 
 TEST(Cluster, EverySynchronizationIsNeeded) {
+  const ScopedOptions scope({.record_sites = true});
+  EXPECT_TRUE(exchange<2>(1));
+  EXPECT_EQ(scope.sites().size(), 4u);  // cluster_sync, the fence of the init, the wait of the mbarrier, cluster_wait
   EXPECT_THAT(survivors([] { return exchange<2>(2); }), testing::IsEmpty());
   EXPECT_THAT(survivors([] { return exchange<4>(1); }), testing::IsEmpty());
+}
+
+// One block ends while another one may still read its shared memory. Whether it does depends on the schedule.
+struct ReadsAtTheEnd {
+  static constexpr u32 threads = 32, cluster = 2;
+  NIBBLE_DEVICE void operator()() const {
+    NIBBLE_SHARED(u32, value, threads);
+    sts(value + thread_id(), 1);
+    cluster_sync();
+    if (cluster_rank() == 1) (void)ld_cluster(mapa(value, 0) + thread_id());
+  }
+};
+
+TEST(Cluster, BlocksStayUntilOthersHaveRead) {
+  const Outcome seen = outcome([] { return launch({2}, 0, nullptr, ReadsAtTheEnd{}), true; });
+  EXPECT_EQ(seen.passed, 0);
+  EXPECT_THAT(seen.faults, testing::Each(Fault::race));
+  EXPECT_THAT(seen.reports, testing::Contains(HasSubstr("block 0 of the cluster has ended")));
+  EXPECT_THAT(seen.reports, testing::Contains(HasSubstr("block 0 of the cluster does not wait for this access")));
 }
 
 // What a thread does between its arrival and its wait is not ordered before what others do after their wait.
@@ -127,6 +149,39 @@ TEST(Cluster, ItsBarrierOrdersGlobalMemory) {
   for (const Fault fault : seen.faults) EXPECT_TRUE(fault == Fault::race || fault == Fault::uninitialized);
 }
 
+// The last block of the grid adds up what all blocks wrote, across clusters and inside of one.
+struct SumOfClusters {
+  static constexpr u32 threads = 64, cluster = 2;
+  Global<u32> values, counter, out;
+  NIBBLE_DEVICE void operator()() const {
+    NIBBLE_SHARED(u32, is_last, 1);
+    st(values + (block_x() * threads + thread_id()), block_x() + 1);
+    sync_threads();
+    if (thread_id() == 0) {
+      threadfence();
+      sts(is_last, atomic_add(counter, 1) == grid_x() - 1 ? 1u : 0u);
+      threadfence();
+    }
+    sync_threads();
+    if (lds(is_last) == 0) return;
+    u32 sum = 0;
+    for (u32 block = 0; block < grid_x(); ++block) sum += ld(values + (block * threads + (thread_id() ^ 1)));
+    st(out + thread_id(), sum);
+  }
+};
+
+TEST(Cluster, TheLastBlockMayAddUp) {
+  in_schedules(
+      [] {
+        const DeviceArray<u32> values(6 * 64);
+        const auto counter = DeviceArray<u32>::workspace({0});
+        const auto out = DeviceArray<u32>::output(64);
+        launch({6}, 0, nullptr, SumOfClusters{values.data(), counter.data(), out.data()});
+        EXPECT_EQ(out.to_host(), std::vector<u32>(64, 21));
+      },
+      9);
+}
+
 enum class Halves { arrive_twice, wait_first, one_block_less };
 
 template <Halves halves> struct Wrong {
@@ -175,7 +230,7 @@ TEST(Cluster, ABlockAloneIsAClusterOnSm90) {
 }
 
 TEST(Cluster, LaunchesAreOfWholeClusters) {
-  const ScopedOptions scope({.part = [](Grid) { return simulator::BlockRange{5, 10}; }});
+  const ScopedOptions scope({.part = [](Grid) { return simulator::BlockRange{7, 9}; }});
   launch({16, 2}, 0, nullptr, Nothing<4>{});
   EXPECT_EQ(scope.statistics().blocks, 8u);  // from 4 to 11
   EXPECT_THROW(launch({6}, 0, nullptr, Nothing<4>{}), LaunchError);

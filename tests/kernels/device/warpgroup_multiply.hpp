@@ -5,14 +5,22 @@
 
 namespace nibble::device::test {
 
-enum class PlantedWgmma { nothing, no_register_fence, early_register_write, scales_differ, lost_k_group };
+enum class PlantedWgmma {
+  nothing,
+  no_register_fence,
+  early_register_write,
+  old_registers_again,
+  scales_differ,
+  lost_k_group
+};
 
 struct WgmmaForm {
   int n;
   bool is_f16 = false;
   Major a = Major::k, b = Major::k;  // how the tiles lie
   bool a_in_registers = false;
-  bool replaces = false;  // the first of the multiplications, by scale_d = 0
+  bool cluster_barrier = false;  // instead of one of the block
+  bool replaces = false;         // the first of the multiplications, by scale_d = 0
 };
 
 template <WgmmaForm form, PlantedWgmma fault = PlantedWgmma::nothing> struct WarpgroupMultiply {
@@ -39,7 +47,10 @@ template <WgmmaForm form, PlantedWgmma fault = PlantedWgmma::nothing> struct War
         store(b, form.b, row - 64, at_k, halves);
     }
     fence_proxy_async();
-    sync_threads();
+    if constexpr (form.cluster_barrier)
+      cluster_sync();
+    else
+      sync_threads();
 
     u32 registers[steps][4];
     NIBBLE_UNROLL for (u32 step = 0; step < steps; ++step) NIBBLE_UNROLL for (u32 j = 0; j < 4; ++j) {
@@ -53,6 +64,11 @@ template <WgmmaForm form, PlantedWgmma fault = PlantedWgmma::nothing> struct War
       wgmma_fence(d, registers);
     else
       wgmma_fence(d);
+    if constexpr (fault == PlantedWgmma::old_registers_again) {
+      registers[1][2] ^= 1;
+      wgmma_fence(d, registers);
+      registers[1][2] ^= 1;
+    }
     NIBBLE_UNROLL for (u32 step = 0; step < steps; ++step) multiply(d, registers[step], a, b, step);
     wgmma_commit();
     if constexpr (fault == PlantedWgmma::early_register_write) registers[1][2] ^= 1;

@@ -44,6 +44,7 @@ template <WgmmaForm form, PlantedWgmma fault = PlantedWgmma::nothing> bool multi
 TEST(Warpgroup, EveryFormIsExact) {
   const auto all = [] {
     EXPECT_TRUE((multiply<WgmmaForm{.n = 8}>()));
+    EXPECT_TRUE((multiply<WgmmaForm{.n = 8, .cluster_barrier = true}>()));
     EXPECT_TRUE((multiply<WgmmaForm{.n = 96, .is_f16 = true}>()));
     EXPECT_TRUE((multiply<WgmmaForm{.n = 128}>()));
     EXPECT_TRUE((multiply<WgmmaForm{.n = 192, .replaces = true}>()));
@@ -72,6 +73,7 @@ template <WgmmaForm form, PlantedWgmma fault> void expect_fault(const char* text
 TEST(Warpgroup, FaultsAreCaught) {
   constexpr WgmmaForm registers{.n = 16, .a_in_registers = true};
   expect_fault<registers, PlantedWgmma::no_register_fence>("no wgmma_fence of these registers of A");
+  expect_fault<registers, PlantedWgmma::old_registers_again>("no wgmma_fence of these registers of A");
   expect_fault<registers, PlantedWgmma::early_register_write>(
       "registers of A were written while the wgmma was in flight");
   expect_fault<registers, PlantedWgmma::scales_differ>("the lanes' scale_d differs");
