@@ -39,6 +39,12 @@ struct ReadBytes {
   }
 };
 
+struct Empty {
+  static constexpr u32 threads = 256;
+
+  NIBBLE_DEVICE void operator()() const {}
+};
+
 struct AddOffset {
   static constexpr u32 threads = 256;
   Global<float> values;
@@ -62,6 +68,8 @@ void read_bytes(const void* in, void* out, std::size_t bytes, cudaStream_t strea
   launch({static_cast<u32>(bytes / tile_bytes)}, 0, stream,
          ReadBytes{static_cast<const u32x4*>(in), static_cast<u32*>(out)});
 }
+
+void launch_empty(unsigned blocks, cudaStream_t stream) { launch({blocks}, 0, stream, Empty{}); }
 
 void add_offset(float* values, const float* offset, std::size_t n, cudaStream_t stream) {
   launch({static_cast<u32>(ceil_div<std::size_t>(n, AddOffset::threads))}, 0, stream,

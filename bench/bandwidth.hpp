@@ -12,6 +12,9 @@ void copy_bytes(const void* in, void* out, std::size_t bytes, cudaStream_t strea
 /// Reads all of it, and writes a word to `out` only in the case that chance does not bring about.
 void read_bytes(const void* in, void* out, std::size_t bytes, cudaStream_t stream);
 
+/// A kernel that does nothing, in so many blocks of 256 threads: what a launch costs.
+void launch_empty(unsigned blocks, cudaStream_t stream);
+
 /// values[i] += *offset.
 void add_offset(float* values, const float* offset, std::size_t n, cudaStream_t stream);
 

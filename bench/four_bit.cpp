@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "nibble/bf16.hpp"
+#include "nibble/kernels.hpp"
 #include "nibble/nf4.hpp"
 
 namespace nibble::bench {
@@ -22,6 +23,19 @@ u8 nearest_nf4(float v) {
   u8 code = 0;
   while (code < 15 && v > (nf4::codebook.value[code] + nf4::codebook.value[code + 1]) / 2) ++code;
   return code;
+}
+
+nibble_four_bit argument(const FourBit& weight, const Shape& shape, const Buffer& codebook) {
+  return {NIBBLE_NF4,
+          blocksize,
+          shape.n,
+          shape.k,
+          weight.packed.as<u8>(),
+          nullptr,
+          weight.absmax_codes.as<u8>(),
+          weight.nested_absmax.as<float>(),
+          codebook.as<float>(),
+          weight.offset.as<float>()};
 }
 
 float largest_of(const std::vector<u16>& weights, u64 block) {
@@ -46,6 +60,52 @@ std::vector<u16> random_bf16(u64 n, float deviation, u64 seed) {
   return values;
 }
 
+FourBit FourBit::random(u64 size, u64 seed) {
+  std::mt19937_64 random(seed);
+  const auto fill = [&random](const Buffer& buffer) {
+    std::vector<u64> bits((buffer.bytes() + 7) / 8);
+    for (u64& word : bits) word = random();
+    buffer.from_host(bits.data());
+  };
+  FourBit weight(size, Buffer::Fill::nothing);
+  fill(weight.packed);
+  fill(weight.absmax_codes);
+  const std::vector<float> scales(weight.nested_absmax.bytes() / sizeof(float), 0.01f);
+  weight.nested_absmax.from_host(scales.data());
+  const float mean = 0.05f;
+  weight.offset.from_host(&mean);
+  return weight;
+}
+
+Buffer nested_codebook() {
+  return Buffer::of(std::vector<float>(nibble_nested_codebook(), nibble_nested_codebook() + 256));
+}
+
+std::size_t Quantize::workspace_bytes(u64 size) { return cuda::quantize_workspace_bytes(size, blocksize, true); }
+
+void Quantize::run(const Buffer& weights, const FourBit& out, cudaStream_t stream) const {
+  cuda::quantize(weights.as<void>(), NIBBLE_BF16, size_,
+                 {NIBBLE_NF4, blocksize, out.packed.as<u8>(), nullptr, out.absmax_codes.as<u8>(),
+                  out.nested_absmax.as<float>(), out.offset.as<float>()},
+                 nullptr, workspace_.as<void>(), workspace_.bytes(), stream);
+}
+
+void dequantize(const FourBit& weight, const Shape& shape, const Buffer& codebook, const Buffer& out,
+                cudaStream_t stream) {
+  cuda::dequantize(argument(weight, shape, codebook), 0, {NIBBLE_BF16, shape.n, shape.k, shape.k, out.as<void>()},
+                   stream);
+}
+
+std::size_t Matmul::workspace_bytes(const Shape& shape, u64 m) {
+  return nibble_matmul_four_bit_workspace(m, shape.n, shape.k);
+}
+
+void Matmul::run(const FourBit& weight, const Buffer& codebook, const Buffer& x, const Buffer& y,
+                 cudaStream_t stream) const {
+  cuda::matmul(argument(weight, shape_, codebook), {NIBBLE_BF16, m_, shape_.k, shape_.k, x.as<void>()}, nullptr,
+               {NIBBLE_BF16, m_, shape_.n, shape_.n, y.as<void>()}, workspace_.as<void>(), workspace_.bytes(), stream);
+}
+
 std::vector<float> FourBit::absmax(u64 first, u64 count) const {
   const auto codes = absmax_codes.to_host<u8>(first, count);
   const u64 begin = first / nested::blocksize, end = (first + count - 1) / nested::blocksize + 1;
@@ -64,6 +124,14 @@ std::vector<u8> FourBit::codes(u64 first, u64 count) const {
   std::vector<u8> codes(count);
   for (u64 i = 0; i < count; ++i) codes[i] = i % 2 == 0 ? bytes[i / 2] >> 4 : bytes[i / 2] & 15;
   return codes;
+}
+
+std::vector<float> FourBit::row(const Shape& shape, u64 n) const {
+  const auto row_codes = codes(n * shape.k, shape.k);
+  const auto row_absmax = absmax(n * shape.k / blocksize, shape.k / blocksize);
+  std::vector<float> row(shape.k);
+  for (u64 k = 0; k < shape.k; ++k) row[k] = nf4::codebook.value[row_codes[k]] * row_absmax[k / blocksize];
+  return row;
 }
 
 void require(bool right, const std::string& what) {

@@ -21,6 +21,15 @@ struct Shape {
   [[nodiscard]] u64 size() const { return n * k; }
   [[nodiscard]] std::string text() const { return std::to_string(n) + "x" + std::to_string(k); }
 };
+constexpr Shape shapes[] = {{4096, 4096}, {14336, 4096}, {28672, 8192}};
+
+constexpr u64 uncached_bytes = 250'000'000;  // more than any cache holds
+/// How many copies of so many bytes have more than that together; at least two.
+constexpr std::size_t copies_of(u64 bytes) {
+  const std::size_t copies = uncached_bytes / bytes + 1;
+  return copies < 2 ? 2 : copies;
+}
+
 /// Nearly normal.
 std::vector<u16> random_bf16(u64 n, float deviation, u64 seed);
 
@@ -28,28 +37,14 @@ std::vector<u16> random_bf16(u64 n, float deviation, u64 seed);
 struct FourBit {
   Buffer packed, absmax_codes, nested_absmax, offset;
 
-  explicit FourBit(u64 size)
-      : packed(size / 2),
-        absmax_codes(size / blocksize),
-        nested_absmax(4 * ((size + nested_span - 1) / nested_span)),
-        offset(4) {}
+  explicit FourBit(u64 size, Buffer::Fill fill = Buffer::Fill::nan)
+      : packed(size / 2, fill),
+        absmax_codes(size / blocksize, fill),
+        nested_absmax(4 * ((size + nested_span - 1) / nested_span), fill),
+        offset(4, fill) {}
+  /// Random codes, and scales of a real weight's size.
+  static FourBit random(u64 size, u64 seed);
 
-  [[nodiscard]] nibble_four_bit_output output() const {
-    return {NIBBLE_NF4,        blocksize, packed.as<u8>(), nullptr, absmax_codes.as<u8>(), nested_absmax.as<float>(),
-            offset.as<float>()};
-  }
-  [[nodiscard]] nibble_four_bit argument(const Shape& shape, const Buffer& codebook) const {
-    return {NIBBLE_NF4,
-            blocksize,
-            shape.n,
-            shape.k,
-            packed.as<u8>(),
-            nullptr,
-            absmax_codes.as<u8>(),
-            nested_absmax.as<float>(),
-            codebook.as<float>(),
-            offset.as<float>()};
-  }
   [[nodiscard]] Bitsandbytes::Nested peer_argument(const Buffer& codebook) const {
     return {packed.as<u8>(), absmax_codes.as<u8>(), nested_absmax.as<float>(), codebook.as<float>(),
             offset.as<float>()};
@@ -64,6 +59,43 @@ struct FourBit {
   /// As decoded on the CPU: the absmax of blocks [first, first + count), and the codes of weights.
   [[nodiscard]] std::vector<float> absmax(u64 first, u64 count) const;
   [[nodiscard]] std::vector<u8> codes(u64 first, u64 count) const;
+  /// Row n of the weight, whose k is a multiple of the blocksize.
+  [[nodiscard]] std::vector<float> row(const Shape& shape, u64 n) const;
+};
+
+// The operations. Nothing else here calls the library, or knows its arguments.
+
+/// The 256 values of nested codes, in device memory.
+Buffer nested_codebook();
+
+class Quantize {
+ public:
+  explicit Quantize(u64 size) : size_(size), workspace_(workspace_bytes(size), Buffer::Fill::nothing) {}
+  /// Of bf16 weights.
+  void run(const Buffer& weights, const FourBit& out, cudaStream_t stream) const;
+
+ private:
+  static std::size_t workspace_bytes(u64 size);
+  u64 size_;
+  Buffer workspace_;
+};
+
+/// To bf16.
+void dequantize(const FourBit& weight, const Shape& shape, const Buffer& codebook, const Buffer& out,
+                cudaStream_t stream);
+
+/// y[m][n] = x[m][k] * transposed(weight[n][k]), x and y in bf16.
+class Matmul {
+ public:
+  Matmul(const Shape& shape, u64 m)
+      : shape_(shape), m_(m), workspace_(workspace_bytes(shape, m), Buffer::Fill::nothing) {}
+  void run(const FourBit& weight, const Buffer& codebook, const Buffer& x, const Buffer& y, cudaStream_t stream) const;
+
+ private:
+  static std::size_t workspace_bytes(const Shape& shape, u64 m);
+  Shape shape_;
+  u64 m_;
+  Buffer workspace_;
 };
 
 // The checks throw std::runtime_error, whose text begins with `what`. Of a weight they look at the first, the middle

@@ -30,8 +30,8 @@ Owned<cudaEvent_t> make_event() {
 // The calls of a contender, ready to be done again and again.
 class Replay {
  public:
-  explicit Replay(const Contender& contender)
-      : contender_(contender), calls_((20 + contender.copies - 1) / contender.copies * contender.copies) {
+  Replay(const Contender& contender, std::size_t min_calls)
+      : contender_(contender), calls_((min_calls + contender.copies - 1) / contender.copies * contender.copies) {
     if (!contender.in_graph) return;
     stream_ = make_stream();
     // Relaxed, as libraries may set attributes of their kernels meanwhile.
@@ -87,16 +87,16 @@ void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-Buffer::Buffer(std::size_t bytes) : bytes_(bytes) {
+Buffer::Buffer(std::size_t bytes, Fill fill) : bytes_(bytes) {
   void* memory = nullptr;
   check(cudaMalloc(&memory, std::max<std::size_t>(bytes, 1)), "cudaMalloc");
   memory_.reset(memory);
-  poison();
+  if (fill == Fill::nan) poison();
 }
 
 void Buffer::poison() { check(cudaMemset(memory_.get(), 0xff, bytes_), "cudaMemset"); }
 
-void Buffer::from_host(const void* host) {
+void Buffer::from_host(const void* host) const {
   check(cudaMemcpy(memory_.get(), host, bytes_, cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
@@ -105,21 +105,22 @@ void Buffer::read(void* host, std::size_t first_byte, std::size_t bytes) const {
   check(cudaMemcpy(host, as<char>() + first_byte, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
 }
 
-std::vector<Times> measure(const std::vector<Contender>& contenders, double seconds) {
+std::vector<Times> measure(const std::vector<Contender>& contenders, const Effort& effort) {
   if (contenders.empty()) return {};
   std::vector<std::unique_ptr<Replay>> replays;
-  for (const Contender& contender : contenders) replays.push_back(std::make_unique<Replay>(contender));
+  for (const Contender& contender : contenders)
+    replays.push_back(std::make_unique<Replay>(contender, effort.min_calls));
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   for (int i = 0; i < 3; ++i)
     for (const auto& replay : replays) static_cast<void>(replay->time());
 
-  constexpr std::size_t least = 15, most = 300;
+  constexpr std::size_t most = 300;
   std::vector<std::vector<double>> samples(replays.size());
   const auto begin = std::chrono::steady_clock::now();
   const auto enough = [&] {
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
     const std::size_t rounds = samples[0].size();
-    return rounds >= most || (rounds >= least && passed.count() >= seconds);
+    return rounds >= most || (rounds >= effort.min_replays && passed.count() >= effort.seconds);
   };
   while (!enough())
     for (std::size_t i = 0; i < replays.size(); ++i) samples[i].push_back(replays[i]->time());

@@ -13,12 +13,14 @@ namespace nibble::bench {
 /// Throws std::runtime_error.
 void check(cudaError_t error, const char* what);
 
-/// Memory of the device. As new its bytes are 0xff, a NaN in every type.
+/// Memory of the device. As new its bytes are 0xff, a NaN in every floating-point type; or nothing was ever written to
+/// it, so that a tool that looks for reads of such memory can find them.
 class Buffer {
  public:
-  explicit Buffer(std::size_t bytes);
+  enum class Fill { nan, nothing };
+  explicit Buffer(std::size_t bytes, Fill fill = Fill::nan);
   template <class T> static Buffer of(const std::vector<T>& host) {
-    Buffer buffer(host.size() * sizeof(T));
+    Buffer buffer(host.size() * sizeof(T), Fill::nothing);
     buffer.from_host(host.data());
     return buffer;
   }
@@ -26,7 +28,7 @@ class Buffer {
   template <class T> [[nodiscard]] T* as() const { return static_cast<T*>(memory_.get()); }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   void poison();
-  void from_host(const void* host);
+  void from_host(const void* host) const;
   /// Elements [first, first + count). Waits for the device.
   template <class T> [[nodiscard]] std::vector<T> to_host(std::size_t first, std::size_t count) const {
     std::vector<T> host(count);
@@ -60,8 +62,14 @@ struct Times {
   std::size_t replays, calls;
 };
 
-/// The contenders take turns, so that clocks and temperature are the same for all. A replay is a CUDA graph of at least
-/// 20 calls, each copy as often as the others, between two events; three replays of each go first.
-std::vector<Times> measure(const std::vector<Contender>& contenders, double seconds = 0.5);
+/// How long a measurement takes: at least so many replays of so many calls, and more while there is time.
+struct Effort {
+  double seconds = 0.5;
+  std::size_t min_replays = 15, min_calls = 20;
+};
+
+/// The contenders take turns, so that clocks and temperature are the same for all. A replay is a CUDA graph of calls,
+/// each copy as often as the others, between two events; three replays of each go first.
+std::vector<Times> measure(const std::vector<Contender>& contenders, const Effort& effort = {});
 
 }  // namespace nibble::bench

@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "bench/bandwidth.hpp"
@@ -70,25 +71,36 @@ struct Cublas::Api {
   Api& operator=(const Api&) = delete;
 };
 
-// cuBLAS counts by columns: transposed(y) = w * transposed(x), where a row-major w is the transpose of its k x n
-// matrix.
-class Cublas::Product {
+// cuBLAS counts by columns, and a row-major matrix is the transpose of one that is stored so: w is one of k x n. The
+// forward product is transposed(y) = transposed(that) * transposed(x), the backward one without the first
+// transposition.
+class Cublas::Plan {
  public:
   struct Layouts {
     const Api& api;
+    bool integers;
     cublasLtMatmulDesc_t operation = nullptr;
     cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
 
-    Layouts(const Api& library, std::uint64_t m, std::uint64_t n, std::uint64_t k) : api(library) {
-      check_cublas(api.create_operation(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
-      const cublasOperation_t transposed = CUBLAS_OP_T;
+    Layouts(const Api& library, const Product& product) : api(library), integers(product.type == Type::s8) {
+      const cudaDataType_t sums = integers ? CUDA_R_32I : CUDA_R_32F;
+      check_cublas(api.create_operation(&operation, integers ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F, sums),
+                   "cublasLtMatmulDescCreate");
+      const cublasOperation_t transposed = product.backward ? CUBLAS_OP_N : CUBLAS_OP_T;
       check_cublas(api.set_operation(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed), "TRANSA");
-      const auto layout = [this](cublasLtMatrixLayout_t& matrix, std::uint64_t rows, std::uint64_t columns) {
-        check_cublas(api.create_layout(&matrix, CUDA_R_16BF, rows, columns, static_cast<std::int64_t>(rows)), "layout");
+      if (product.type == Type::fp8) {
+        const std::int8_t fast = 1;
+        check_cublas(api.set_operation(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast), "FAST_ACCUM");
+      }
+      const auto layout = [this](cublasLtMatrixLayout_t& matrix, cudaDataType_t type, std::uint64_t rows,
+                                 std::uint64_t columns) {
+        check_cublas(api.create_layout(&matrix, type, rows, columns, static_cast<std::int64_t>(rows)), "layout");
       };
-      layout(w, k, n);
-      layout(x, k, m);
-      layout(y, n, m);
+      const std::uint64_t m = product.m, n = product.n, k = product.k;
+      const cudaDataType_t in = integers ? CUDA_R_8I : product.type == Type::fp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
+      layout(w, in, k, n);
+      layout(x, in, product.backward ? n : k, m);
+      layout(y, integers ? CUDA_R_32I : CUDA_R_16BF, product.backward ? k : n, m);
     }
     ~Layouts() {
       for (const cublasLtMatrixLayout_t matrix : {w, x, y})
@@ -117,9 +129,8 @@ std::unique_ptr<Cublas> Cublas::open(const std::string& path) {
 
 std::size_t Cublas::version() const { return api_->version(); }
 
-std::vector<std::shared_ptr<const Cublas::Product>> Cublas::plans(std::uint64_t m, std::uint64_t n,
-                                                                  std::uint64_t k) const {
-  const auto layouts = std::make_shared<const Product::Layouts>(*api_, m, n, k);
+std::vector<std::shared_ptr<const Cublas::Plan>> Cublas::plans(const Product& product) const {
+  const auto layouts = std::make_shared<const Plan::Layouts>(*api_, product);
   cublasLtMatmulPreference_t preference = nullptr;
   check_cublas(api_->create_preference(&preference), "cublasLtMatmulPreferenceCreate");
   check_cublas(api_->set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
@@ -131,10 +142,10 @@ std::vector<std::shared_ptr<const Cublas::Product>> Cublas::plans(std::uint64_t 
                                                 layouts->y, preference, 8, results, &found);
   api_->destroy_preference(preference);
   check_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
-  std::vector<std::shared_ptr<const Product>> plans;
+  std::vector<std::shared_ptr<const Plan>> plans;
   for (int i = 0; i < found; ++i) {
     if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
-    auto plan = std::make_shared<Product>();
+    auto plan = std::make_shared<Plan>();
     plan->layouts = layouts;
     plan->algorithm = results[i].algo;
     plans.push_back(std::move(plan));
@@ -143,12 +154,30 @@ std::vector<std::shared_ptr<const Cublas::Product>> Cublas::plans(std::uint64_t 
   return plans;
 }
 
-void Cublas::run(const Product& plan, const void* w, const void* x, void* y, cudaStream_t stream) const {
+void Cublas::run(const Plan& plan, const void* w, const void* x, void* y, cudaStream_t stream) const {
   const float one = 1, zero = 0;
-  const Product::Layouts& layouts = *plan.layouts;
-  check_cublas(api_->matmul(api_->handle, layouts.operation, &one, w, layouts.w, x, layouts.x, &zero, y, layouts.y, y,
+  const std::int32_t whole_one = 1, whole_zero = 0;
+  const Plan::Layouts& layouts = *plan.layouts;
+  const void* const alpha = layouts.integers ? static_cast<const void*>(&whole_one) : &one;
+  const void* const beta = layouts.integers ? static_cast<const void*>(&whole_zero) : &zero;
+  check_cublas(api_->matmul(api_->handle, layouts.operation, alpha, w, layouts.w, x, layouts.x, beta, y, layouts.y, y,
                             layouts.y, &plan.algorithm, workspace_.as<void>(), workspace_bytes, stream),
                "cublasLtMatmul");
+}
+
+std::shared_ptr<const Cublas::Plan> fastest_plan(const Cublas& cublas, const Cublas::Product& product,
+                                                 const std::vector<Buffer>& weights, const Buffer& x, const Buffer& y,
+                                                 const Effort& effort) {
+  const auto plans = cublas.plans(product);
+  std::vector<Contender> proposals;
+  for (const auto& plan : plans)
+    proposals.push_back({"cublaslt", weights.size(), [&, plan](std::size_t copy, cudaStream_t stream) {
+                           cublas.run(*plan, weights[copy].as<void>(), x.as<void>(), y.as<void>(), stream);
+                         }});
+  const std::vector<Times> times = measure(proposals, effort);
+  const auto best =
+      std::min_element(times.begin(), times.end(), [](const Times& a, const Times& b) { return a.median < b.median; });
+  return plans[static_cast<std::size_t>(best - times.begin())];
 }
 
 // --- bitsandbytes

@@ -12,7 +12,7 @@
 
 namespace nibble::bench {
 
-/// cuBLASLt's product with a bf16 weight, fp32 sums: y[m][n] = x[m][k] * transposed(w[n][k]), all row-major.
+/// cuBLASLt's products of row-major matrices: x with a weight w[n][k].
 class Cublas {
  public:
   /// Null if there is no such library: `path`, or what the dynamic linker finds under the usual names.
@@ -21,11 +21,23 @@ class Cublas {
 
   [[nodiscard]] std::size_t version() const;
 
-  /// Plans for one shape: what cuBLASLt's heuristic proposes, best guess first, eight at most.
-  class Product;
-  [[nodiscard]] std::vector<std::shared_ptr<const Product>> plans(std::uint64_t m, std::uint64_t n,
-                                                                  std::uint64_t k) const;
-  void run(const Product& plan, const void* w, const void* x, void* y, cudaStream_t stream) const;
+  enum class Type {
+    bf16,  // sums in fp32, y in bf16
+    fp8,   // e4m3, sums as the tensor core makes them without promotion, y in bf16
+    s8     // sums and y in int32
+  };
+  struct Product {
+    std::uint64_t m, n, k;
+    Type type = Type::bf16;
+    /// False: y[m][n] = x[m][k] * transposed(w), the forward product (NT). True: y[m][k] = x[m][n] * w, that of the
+    /// gradient (NN).
+    bool backward = false;
+  };
+
+  /// Plans for a product: what cuBLASLt's heuristic proposes, best guess first, eight at most.
+  class Plan;
+  [[nodiscard]] std::vector<std::shared_ptr<const Plan>> plans(const Product& product) const;
+  void run(const Plan& plan, const void* w, const void* x, void* y, cudaStream_t stream) const;
 
  private:
   struct Api;
@@ -33,6 +45,11 @@ class Cublas {
   std::unique_ptr<Api> api_;
   Buffer workspace_;
 };
+
+/// The plan that is the fastest on these copies of a weight.
+std::shared_ptr<const Cublas::Plan> fastest_plan(const Cublas& cublas, const Cublas::Product& product,
+                                                 const std::vector<Buffer>& weights, const Buffer& x, const Buffer& y,
+                                                 const Effort& effort);
 
 /// bitsandbytes' CUDA library, by the functions that its Python package calls (version 0.50.2, backends/cuda/ops.py).
 /// NF4 in blocks of 64, bf16.

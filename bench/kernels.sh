@@ -1,66 +1,61 @@
 #!/usr/bin/env bash
-# The kernels on a GPU: builds here what is carried to a machine that has one, and there calibrates, tests and measures.
+# The kernels on a GPU: builds here what is carried to a machine that has one, and there checks, tunes and measures.
 #
-#   bench/kernels.sh build DIR            DIR gets all that `run` needs, this script too (CUDA's compiler is needed)
-#   DIR/kernels.sh run DIR [--bitsandbytes LIBRARY] [--cublaslt LIBRARY] [--quick]
-#                                         appends to $OUT/kernels.jsonl; the tests' output is beside it. OUT is
-#                                         bench/results unless it is set. Without a GPU it says so and does nothing.
+#   bench/kernels.sh build DIR [--bitsandbytes PACKAGE]
+#       DIR gets all that `run` needs: at most 60 MB, this script too. CUDA's compiler is needed, a GPU is not.
+#       PACKAGE is the folder of bitsandbytes' Python package; its Python files and its newest library go along.
+#   DIR/kernels.sh run DIR PART [options]
+#       PART: check, tune or ceilings, at most eight minutes each. Results are files in $OUT, or bench/results.
+#       DIR/kernels_run.py --help has the options.
 #
-# 0: all was done, or there is no GPU. Else: a test or the calibration failed (what can be measured is measured all the
-# same), or the benchmark did.
+# docs/kernels-benchmark.md says what the parts do and what the files have.
 set -euo pipefail
 
+programs=(bench_kernels bench_ceilings nibble_calibrate nibble_kernel_tests_gpu)
+optional=(bench_tune)
+scripts=(kernels_run kernels_parts kernels_process kernels_lines kernels_gpu kernels_ncu kernels_linear4bit
+  kernels_convert checkpoints)
+max_bytes=60000000
+
+# The paths of the libraries that programs load, but not of those that belong to a machine: an older libstdc++ would stop
+# other people's libraries.
+libraries_of() {
+  ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
+    grep -Ev '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so\.'
+}
+
+copy_bitsandbytes() {
+  local package=$1 to=$2 name
+  find "$package" -name '*.py' -printf '%P\n' | while read -r name; do install -D "$package/$name" "$to/$name"; done
+  install "$(find "$package" -maxdepth 1 -name 'libbitsandbytes_cuda*.so' | sort | tail -n 1)" "$to"
+}
+
 build() {
-  local dir=$1 program library
+  local dir=$1 package='' name bytes
+  if [[ ${2-} == --bitsandbytes ]]; then package=$(cd "$3" && pwd); fi
   cd "$(dirname "${BASH_SOURCE[0]}")/.."
-  mkdir -p "$dir/lib"
   cmake --preset release -DNIBBLE_BENCH=ON -DNIBBLE_CUDA=ON >/dev/null
-  cmake --build --preset release --target bench_kernels nibble_calibrate nibble_kernel_tests_gpu
-  local -a programs=(build/release/kernels/{bench_kernels,nibble_calibrate,nibble_kernel_tests_gpu})
-  install "${programs[@]}" bench/kernels.sh "$dir"
-  # And the libraries, but not those that belong to the machine: an older libstdc++ would stop others' libraries.
-  for program in "${programs[@]}"; do
-    ldd "$program" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }'
-  done | sort -u | while read -r library; do
-    case ${library##*/} in
-      libc.so.* | libm.so.* | libdl.so.* | librt.so.* | libpthread.so.* | libstdc++.so.* | libgcc_s.so.*) ;;
-      *) install "$library" "$dir/lib" ;;
-    esac
+  for name in "${optional[@]}"; do
+    if cmake --build --preset release --target help | grep -q "^$name:"; then programs+=("$name"); fi
   done
+  cmake --build --preset release --target nibble "${programs[@]}"
+
+  rm -rf "$dir"/{bin,lib,python,state,scratch}
+  mkdir -p "$dir"/{bin,lib,python}
+  local -a built=("${programs[@]/#/build/release/kernels/}" build/release/nibble)
+  install --strip "${built[@]}" "$dir/bin"
+  libraries_of "${built[@]}" | xargs -d '\n' install -t "$dir/lib"
+  install bench/kernels.sh "$dir"
+  for name in "${scripts[@]}"; do install "bench/$name.py" "$dir"; done
+  if [[ -n $package ]]; then copy_bitsandbytes "$package" "$dir/python/bitsandbytes"; fi
   git describe --always --dirty >"$dir/commit"
-  du -sh "$dir"
-}
 
-# Folders of CUDA's libraries that Python packages brought: cuBLASLt, and what bitsandbytes needs.
-python_cuda() {
-  python3 - <<'PYTHON' 2>/dev/null || true
-import pathlib, sys
-found = {str(p.parent) for d in sys.path if d for p in pathlib.Path(d).glob("nvidia/*/lib/libcu*.so.1[23]")}
-print(":".join(sorted(found)))
-PYTHON
-}
-
-run() {
-  local dir=$1 out=${OUT:-bench/results} python status=0 result=0
-  shift
-  python=$(python_cuda)
-  export LD_LIBRARY_PATH="$dir/lib${python:+:$python}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}:/usr/local/cuda/lib64"
-  "$dir/bench_kernels" --find || result=$?
-  [[ $result -ne 77 ]] || return 0
-  [[ $result -eq 0 ]] || return "$result"
-
-  mkdir -p "$out"
-  # A kernel that hangs must not take the rest of the time that the machine is lent for.
-  printf '\n== calibration (%d s)\n' "$SECONDS"
-  timeout 120 "$dir/nibble_calibrate" 2>&1 | tee "$out/kernels_calibration.txt" || status=1
-  printf '\n== tests (%d s)\n' "$SECONDS"
-  timeout 300 "$dir/nibble_kernel_tests_gpu" --gtest_brief=1 2>&1 | tee "$out/kernels_tests.txt" || status=1
-  printf '\n== benchmark (%d s)\n' "$SECONDS"
-  "$dir/bench_kernels" --out "$out/kernels.jsonl" --commit "$(cat "$dir/commit")" \
-    --note "$(nvidia-smi --format=csv,noheader --query-gpu=driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit \
-      2>/dev/null || true)" "$@" || status=1
-  printf '\n== done (%d s)\n' "$SECONDS"
-  return $status
+  bytes=$(du -sb "$dir" | cut -f 1)
+  echo "$dir: $bytes bytes"
+  if ((bytes > max_bytes)); then
+    echo "error: that is more than $max_bytes" >&2
+    return 1
+  fi
 }
 
 case ${1-} in
@@ -70,10 +65,12 @@ case ${1-} in
       exit 2
     fi
     [[ $1 == run ]] || mkdir -p "$2"
-    "$1" "$(cd "$2" && pwd)" "${@:3}"
+    dir=$(cd "$2" && pwd)
+    if [[ $1 == run ]]; then exec python3 "$dir/kernels_run.py" "$dir" "${@:3}"; fi
+    build "$dir" "${@:3}"
     ;;
   *)
-    sed -n '2,10s/^# \{0,1\}//p' "$0"
+    sed -n '2,12s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac
