@@ -29,7 +29,7 @@ void measure_launches(Report& report) {
       report.attempt(name, [&] {
         const Contender empty{"empty", 1, [&](std::size_t, cudaStream_t stream) { launch_empty(blocks, stream); },
                               in_graph};
-        Report::print(line_of(name, measure({empty}, {.seconds = 0.3, .min_calls = 500})[0]));
+        Report::print(line_of(name, measure({empty}, {.seconds = 0.3, .min_calls = empty_launches})[0]));
       });
     }
 }

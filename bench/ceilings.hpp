@@ -1,14 +1,10 @@
 // What the kernels are measured against: the parts of bench_ceilings, each a function that prints lines.
 #pragma once
-#include <array>
-
 #include "bench/four_bit.hpp"
 #include "bench/gpu_peers.hpp"
 #include "bench/gpu_report.hpp"
 
 namespace nibble::bench {
-
-constexpr std::array<u64, 15> ceiling_m = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
 
 /// Long products need few calls for a steady time.
 constexpr Effort proposal_effort(u64 m) { return m <= 256 ? Effort{0.05, 5, 10} : Effort{0.05, 3, 2}; }

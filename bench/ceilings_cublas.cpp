@@ -126,7 +126,7 @@ void measure_scratch(const Cublas& cublas, Report& report) {
     const Buffer x = Buffer::of(random_bf16(max_m * std::max(shape.n, shape.k), 1, 2));
     const Buffer y(2 * max_m * std::max(shape.n, shape.k));
     for (const bool backward : {false, true})
-      for (const u64 m : {16, 64, 256, 1024, 2048, 4096, 8192, 16384}) {
+      for (const u64 m : scratch_m) {
         const std::string name =
             std::string("scratch/bf16-") + (backward ? "nn/" : "nt/") + shape.text() + "/m" + std::to_string(m);
         report.attempt(name, [&] {

@@ -6,6 +6,7 @@
 
 #include "bench/gpu.hpp"
 #include "bench/gpu_peers.hpp"
+#include "bench/gpu_sizes.hpp"
 #include "nibble/kernels.h"
 #include "nibble/nested.hpp"
 
@@ -13,22 +14,8 @@ namespace nibble::bench {
 
 using u8 = std::uint8_t;
 using u16 = std::uint16_t;
-using u64 = std::uint64_t;
 
 constexpr u64 blocksize = 64, nested_span = blocksize * nested::blocksize;  // weights per nested absmax
-struct Shape {
-  u64 n, k;  // output features, input features
-  [[nodiscard]] u64 size() const { return n * k; }
-  [[nodiscard]] std::string text() const { return std::to_string(n) + "x" + std::to_string(k); }
-};
-constexpr Shape shapes[] = {{4096, 4096}, {14336, 4096}, {28672, 8192}};
-
-constexpr u64 uncached_bytes = 250'000'000;  // more than any cache holds
-/// How many copies of so many bytes have more than that together; at least two.
-constexpr std::size_t copies_of(u64 bytes) {
-  const std::size_t copies = uncached_bytes / bytes + 1;
-  return copies < 2 ? 2 : copies;
-}
 
 /// Nearly normal.
 std::vector<u16> random_bf16(u64 n, float deviation, u64 seed);

@@ -64,7 +64,7 @@ std::vector<Contender> Table::right_ones(const std::string& name, const std::vec
 }
 
 void Table::bandwidth(const std::string& suffix) {
-  constexpr u64 bytes = u64{1} << 30;
+  constexpr u64 bytes = bandwidth_bytes;
   std::vector<u16> random = random_bf16(bytes / 32, 1, 1);
   while (random.size() < bytes / 2) random.insert(random.end(), random.begin(), random.begin() + bytes / 32);
   const Buffer from = Buffer::of(random), to(bytes), sink(4);
