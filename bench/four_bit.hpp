@@ -17,7 +17,7 @@ using u16 = std::uint16_t;
 
 constexpr u64 blocksize = 64, nested_span = blocksize * nested::blocksize;  // weights per nested absmax
 
-/// Nearly normal.
+/// Nearly normal; values repeat after 16 million.
 std::vector<u16> random_bf16(u64 n, float deviation, u64 seed);
 
 /// A weight of nested NF4 on the device.

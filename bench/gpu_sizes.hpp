@@ -23,7 +23,7 @@ constexpr std::array<u64, 15> ceiling_m = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512
 constexpr std::array<u64, 8> scratch_m = {16, 64, 256, 1024, 2048, 4096, 8192, 16384};
 constexpr std::size_t empty_launches = 500;
 #else
-constexpr Shape shapes[] = {{64, 256}, {192, 256}, {256, 512}};
+constexpr Shape shapes[] = {{64, 256}, {64, 512}, {192, 256}};
 constexpr u64 uncached_bytes = 20'000;
 constexpr u64 bandwidth_bytes = u64{1} << 15;
 constexpr std::array<u64, 4> ceiling_m = {1, 8, 48, 272};

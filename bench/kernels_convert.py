@@ -12,11 +12,11 @@ import filecmp
 import json
 import os
 import pathlib
-import resource
 import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import checkpoints
@@ -39,13 +39,17 @@ def small_checkpoint(folder):
 
 
 def timed(command):
-    """(wall, user and system seconds, the largest resident memory so far, in bytes) of a process that succeeds."""
-    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))} ends with {done.returncode}: {done.stderr}")
-    return seconds, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, after.ru_maxrss << 10
+    """(wall, user and system seconds together, peak memory in bytes) of a process that succeeds."""
+    with tempfile.TemporaryFile() as errors:
+        begin = time.perf_counter()
+        process = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL, stderr=errors)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - begin
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            errors.seek(0)
+            sys.exit(f"{' '.join(map(str, command))} ends with {process.returncode}: {errors.read().decode()}")
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10
 
 
 def remove(path):

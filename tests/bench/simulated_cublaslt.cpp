@@ -1,11 +1,14 @@
 // The functions of cuBLASLt that the benchmarks call, by the plainest loops on the host, from what cuBLAS documents:
 // matrices are stored by columns, d = alpha * op(a) * op(b) + beta * c. It proposes two algorithms for everything but
-// fp8 with fewer than 16 columns, which it does not support.
+// fp8 with fewer than 16 columns, which it does not support. If the environment has NIBBLE_SIMULATED_WRONG, the first
+// value of every product is wrong.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 namespace {
@@ -37,11 +40,17 @@ std::uint16_t bf16_bits(double value) {
   return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-double e4m3_value(std::uint8_t bits) {
-  const int exponent = bits >> 3 & 15, fraction = bits & 7;
-  const double magnitude = exponent > 0 ? std::pow(2.0, exponent - 7) * (1 + fraction / 8.0) : fraction / 512.0;
-  return bits < 128 ? magnitude : -magnitude;
+std::array<double, 256> e4m3_values() {
+  std::array<double, 256> values{};
+  for (int bits = 0; bits < 256; ++bits) {
+    const int exponent = bits >> 3 & 15, fraction = bits & 7;
+    const double magnitude = exponent > 0 ? std::pow(2.0, exponent - 7) * (1 + fraction / 8.0) : fraction / 512.0;
+    values[static_cast<std::size_t>(bits)] = bits < 128 ? magnitude : -magnitude;
+  }
+  return values;
 }
+
+const std::array<double, 256> e4m3 = e4m3_values();
 
 double element(const Layout& matrix, const void* data, std::uint64_t row, std::uint64_t column) {
   const std::uint64_t i = column * static_cast<std::uint64_t>(matrix.stride) + row;
@@ -49,7 +58,7 @@ double element(const Layout& matrix, const void* data, std::uint64_t row, std::u
     case CUDA_R_16BF:
       return bf16_value(static_cast<const std::uint16_t*>(data)[i]);
     case CUDA_R_8F_E4M3:
-      return e4m3_value(static_cast<const std::uint8_t*>(data)[i]);
+      return e4m3[static_cast<const std::uint8_t*>(data)[i]];
     default:
       return static_cast<const std::int8_t*>(data)[i];
   }
@@ -153,9 +162,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
   const bool integers = out.type == CUDA_R_32I;
   const std::uint32_t one = integers ? 1 : 0x3f800000, zero = 0;
   if (std::memcmp(alpha, &one, 4) != 0 || std::memcmp(beta, &zero, 4) != 0) return CUBLAS_STATUS_INVALID_VALUE;
+  const bool wrong = std::getenv("NIBBLE_SIMULATED_WRONG") != nullptr;
   for (std::uint64_t column = 0; column < out.columns; ++column)
     for (std::uint64_t row = 0; row < out.rows; ++row) {
-      double sum = 0;
+      double sum = wrong && row + column == 0 ? 1e4 : 0;
       for (std::uint64_t i = 0; i < other.rows; ++i)
         sum += (what.a == CUBLAS_OP_T ? element(in, a, i, row) : element(in, a, row, i)) * element(other, b, i, column);
       const std::uint64_t at = column * static_cast<std::uint64_t>(out.stride) + row;
