@@ -31,7 +31,7 @@ Errors errors_of(const Buffer& y, const Shape& shape, u64 m, const std::vector<u
 }  // namespace
 
 void measure_errors(const Cublas& cublas, Report& report) {
-  constexpr u64 checked_rows = 256, max_tokens = 64;
+  constexpr u64 checked_rows = 256, max_tokens = decode_m.back();
   const Buffer codebook = nested_codebook();
   for (const Shape& shape : shapes) {
     const std::vector<u16> host_x = random_bf16(max_tokens * shape.k, 1, 2);
@@ -56,7 +56,7 @@ void measure_errors(const Cublas& cublas, Report& report) {
       }
     });
     if (!is_ready) continue;
-    for (const u64 m : {1, 8, 16, 32, 64}) {
+    for (const u64 m : decode_m) {
       const std::string name = "errors/" + shape.text() + "/m" + std::to_string(m);
       report.attempt(name, [&] {
         std::vector<double> used;

@@ -170,6 +170,7 @@ std::shared_ptr<const Cublas::Plan> fastest_plan(const Cublas& cublas, const Cub
                                                  const Effort& effort) {
   const auto plans = cublas.plans(product);
   std::vector<Contender> proposals;
+  proposals.reserve(plans.size());
   for (const auto& plan : plans)
     proposals.push_back({"cublaslt", weights.size(), [&, plan](std::size_t copy, cudaStream_t stream) {
                            cublas.run(*plan, weights[copy].as<void>(), x.as<void>(), y.as<void>(), stream);

@@ -15,6 +15,7 @@ struct Shape {
   [[nodiscard]] std::string text() const { return std::to_string(n) + "x" + std::to_string(k); }
 };
 
+constexpr std::array<u64, 5> decode_m = {1, 8, 16, 32, 64};
 #if !defined(NIBBLE_BENCH_SIMULATED)
 constexpr Shape shapes[] = {{4096, 4096}, {14336, 4096}, {28672, 8192}};
 constexpr u64 uncached_bytes = 250'000'000;  // more than any cache holds

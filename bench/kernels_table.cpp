@@ -96,7 +96,7 @@ void Table::measure_shape(const Shape& shape) {
   report_.attempt("quantize/" + shape.text(), [&] { measure_quantize(shape, weights, originals, quantized); });
   report_.attempt("dequantize/" + shape.text(), [&] { measure_dequantize(shape, quantized); });
   m1_us_ = 0;
-  for (const u64 m : {1, 8, 16, 32, 64})
+  for (const u64 m : decode_m)
     report_.attempt("matmul/" + shape.text(), [&] { measure_matmul(shape, m, weights, originals, quantized); });
 }
 
@@ -222,7 +222,7 @@ void Table::measure_matmul(const Shape& shape, u64 m, const std::vector<u16>& we
 }
 
 // Prints the lines of operations that are bound by what they read and write.
-void Table::print_copies(const std::string& name, const std::vector<Contender>& contenders, u64 bytes) {
+void Table::print_copies(const std::string& name, const std::vector<Contender>& contenders, u64 bytes) const {
   const std::vector<Times> times = measure(contenders);
   for (std::size_t i = 0; i < contenders.size(); ++i) {
     Json line = line_of(name + "/" + contenders[i].by, times[i], bytes);

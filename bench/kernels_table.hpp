@@ -31,7 +31,7 @@ class Table {
   void measure_dequantize(const Shape& shape, const std::vector<FourBit>& quantized);
   void measure_matmul(const Shape& shape, u64 m, const std::vector<u16>& weights, const std::vector<Buffer>& originals,
                       const std::vector<FourBit>& quantized);
-  void print_copies(const std::string& name, const std::vector<Contender>& contenders, u64 bytes);
+  void print_copies(const std::string& name, const std::vector<Contender>& contenders, u64 bytes) const;
 
   Report report_;
   std::unique_ptr<Cublas> cublas_;

@@ -24,9 +24,9 @@ import kernels_ncu  # noqa: E402
 import kernels_run  # noqa: E402
 from kernels_parts import PARTS, Step  # noqa: E402
 
-# Shell programs, a line each. FOLDER is that of the test.
+# Shell programs, a line each. bench_kernels is asked whether the device answers. FOLDER is that of the test.
 PROGRAMS = r"""
-bench_kernels: [ ! -e FOLDER/lost ]  # the device answers unless a step has left this file
+bench_kernels: [ ! -e FOLDER/lost ] && { [ ! -e FOLDER/lost_once ] || { rm FOLDER/lost_once; false; }; }
 good: echo '{"name": "speed", "median": 1}'; echo text; echo error >&2
 hangs: echo begun; trap '' TERM; while :; do sleep 0.1; done
 crashes: echo 'CUDA error: illegal address' >&2; kill -SEGV $$
@@ -37,6 +37,7 @@ leaves_child: sleep 60 & echo done
 cut_line: printf '{"name": "half'
 floods: head -c 30000000 /dev/zero | tr '\0' x | fold -w 100
 loses: touch FOLDER/lost; exit 1
+loses_once: touch FOLDER/lost_once; exit 1
 lists: [ "$1" = --list ] && printf 'one\ntwo\na text that is no name\n' || echo "ran $1"
 suites: printf 'Running main()\nSuite.\n  Case\nTyped/0.  # TypeParam = int\n  Case\n'
 names_nothing: exit 1
@@ -184,6 +185,10 @@ class Runner(unittest.TestCase):
         (self.folder / "lost").unlink()
         self.run_steps(self.step("loses"), self.step("good"))
         self.assertEqual(self.statuses()["good"], "ok")
+
+    def test_a_device_that_answers_again_is_used(self):
+        self.run_steps(self.step("loses_once"), self.step("good"))
+        self.assertEqual(self.statuses(), {"loses_once": "failed", "good": "ok"})
 
     def test_later_steps_do_without_a_peer_that_does_not_load(self):
         steps = [self.step("crashes", "{bitsandbytes}", proves_peer=True), self.step("arguments", "{bitsandbytes}", "x")]
