@@ -41,7 +41,7 @@ def report(name, measured, **more):
 
 def layers(torch, bitsandbytes, n, k):
     """Linear4bit of nested NF4, and plain bf16 weights, each with enough copies."""
-    weight = torch.randn(n, k, dtype=torch.bfloat16) * 0.02
+    weight = (torch.randn(n, k, dtype=torch.bfloat16, device="cuda") * 0.02).cpu()  # to() quantizes on its way there
     quantized = []
     for _ in range(max(2, UNCACHED_BYTES // (n * k // 2) + 1)):
         layer = bitsandbytes.nn.Linear4bit(k, n, bias=False, compute_dtype=torch.bfloat16, compress_statistics=True,

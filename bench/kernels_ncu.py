@@ -66,8 +66,8 @@ def main():
         print("there is no ncu")
         return status or 78
     report = options.scratch / (re.sub(r"\W", "_", options.case) + ".ncu-rep")
-    collect = [ncu, "-f", "-o", report, "--set", "full", "--clock-control", "none", "--profile-from-start", "off", *launch]
-    status = subprocess.run(collect, check=False).returncode
+    collect = [ncu, "-f", "-o", report, "--set", "full", "--clock-control", "none", "--profile-from-start", "off"]
+    status = subprocess.run([*collect, *launch], check=False).returncode
     if status != 0 or not report.is_file():
         return status or 1
     print(page(ncu, report, "--page", "details", "--print-details", "all"), flush=True)

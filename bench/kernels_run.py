@@ -22,6 +22,7 @@ what it had not reached. --after takes such lines from the results of another ma
 import argparse
 import dataclasses
 import datetime
+import glob
 import importlib.util
 import json
 import os
@@ -67,7 +68,8 @@ def environment(folder):
     env = dict(os.environ)
     libraries = [str(folder / "lib"), *cuda_folders(), env.get("LD_LIBRARY_PATH", ""), "/usr/local/cuda/lib64"]
     env["LD_LIBRARY_PATH"] = ":".join(path for path in libraries if path)
-    env["PATH"] = f"{env.get('PATH', '')}:/usr/local/cuda/bin"
+    tools = ["/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", *glob.glob("/opt/nvidia/nsight-compute/*")]
+    env["PATH"] = ":".join([env.get("PATH", ""), *tools])
     env["PYTHONPATH"] = ":".join(path for path in (str(folder / "python"), env.get("PYTHONPATH", "")) if path)
     env.update(PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1")
     env["NIBBLE_CUDA_LIBRARY"] = str(folder / "lib" / "libnibble_cuda.so")
@@ -261,10 +263,15 @@ class Runner:
             if program is None or not self.has_device:
                 file.write("no GPU\n" if not self.has_device else "no nvidia-smi\n")
                 return None
-            fields = "timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active"
+            # Drivers call the reasons for lower clocks by different names.
+            for reasons in (",clocks_event_reasons.active", ",clocks_throttle_reasons.active", ""):
+                fields = f"timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu{reasons}"
+                query = [*program, f"--query-gpu={fields}", "--format=csv,nounits"]
+                if self.call(query, LIST_LIMIT)[0] == 0:
+                    break
             return subprocess.Popen(
-                [*program, f"--query-gpu={fields}", "--format=csv,nounits", "-l", "2"], stdin=subprocess.DEVNULL,
-                stdout=file, stderr=subprocess.STDOUT, env=self.env, preexec_fn=prepare_child,
+                [*query, "-l", "2"], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=self.env,
+                preexec_fn=prepare_child,
             )  # fmt: skip
 
     def run(self, steps, only=None):

@@ -54,8 +54,8 @@ def check_part(folder, part, out):
         if not (folder / program).is_file() and not (folder / "bin" / program).is_file():
             fail(f"{program} is not in the folder")
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OUT": str(out)}
-    done = subprocess.run([folder / "kernels.sh", "run", folder, part], cwd="/", env=env, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    command = [folder / "kernels.sh", "run", folder, part]
+    done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False)
     lines = list(kernels_lines.read_lines(out / f"{part}.jsonl"))
     results = {line["step"]: line for line in lines if line.get("kind") == "step"}
     if not CAN_CALIBRATE:
@@ -74,7 +74,8 @@ def check_part(folder, part, out):
     if [line for line in lines if "name" in line]:
         fail(f"{part}: something was measured without a GPU")
 
-    wanted = {f"{part}.jsonl", f"{part}.log", f"{part}_clocks.csv"} | {f"{part}_{step.log}" for step in steps if step.log}
+    wanted = {f"{part}.jsonl", f"{part}.log", f"{part}_clocks.csv"}
+    wanted |= {f"{part}_{step.log}" for step in steps if step.log}
     wanted |= {"tune_ncu_source.csv"} if part == "tune" else set()
     files = {path.name: path.stat().st_size for path in out.iterdir()}
     if set(files) != wanted or len(files) > MAX_FILES or not all(0 < size < MAX_FILE_BYTES for size in files.values()):

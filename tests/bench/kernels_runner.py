@@ -30,10 +30,11 @@ bench_kernels: [ ! -e FOLDER/lost ] && { [ ! -e FOLDER/lost_once ] || { rm FOLDE
 good: echo '{"name": "speed", "median": 1}'; echo text; echo error >&2
 hangs: echo begun; trap '' TERM; while :; do sleep 0.1; done
 crashes: echo 'CUDA error: illegal address' >&2; kill -SEGV $$
+waits: sleep 0.5
 fails: echo the last words; exit 1
 no_gpu: exit 77
 no_peer: echo there is no torch; exit 78
-leaves_child: sleep 60 & echo done
+leaves_child: sh -c 'sleep 60; :' FOLDER/child & echo done
 cut_line: printf '{"name": "half'
 floods: head -c 30000000 /dev/zero | tr '\0' x | fold -w 100
 loses: touch FOLDER/lost; exit 1
@@ -42,6 +43,7 @@ lists: [ "$1" = --list ] && printf 'one\ntwo\na text that is no name\n' || echo 
 suites: printf 'Running main()\nSuite.\n  Case\nTyped/0.  # TypeParam = int\n  Case\n'
 names_nothing: exit 1
 tool: echo the tool; "$@"
+nvidia-smi: case "$*" in *event_reasons*) exit 2 ;; *throttle*-l*) echo the clocks; sleep 60 ;; esac
 arguments: echo "arguments: $*"
 """
 
@@ -103,7 +105,7 @@ class Runner(unittest.TestCase):
         self.assertLess(time.monotonic() - begin, 10)
         self.assertEqual(self.statuses(), {"leaves_child": "ok"})
         left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-        self.assertNotIn("sleep 60", left.splitlines())
+        self.assertNotIn(str(self.folder / "child"), left)
 
     def test_a_line_that_is_cut_off_is_text(self):
         self.run_steps(self.step("cut_line"))
@@ -190,8 +192,13 @@ class Runner(unittest.TestCase):
         self.run_steps(self.step("loses_once"), self.step("good"))
         self.assertEqual(self.statuses(), {"loses_once": "failed", "good": "ok"})
 
+    def test_clocks_are_written_meanwhile(self):
+        self.run_steps(self.step("waits"))
+        self.assertEqual(self.text("part_clocks.csv"), "the clocks\n")
+
     def test_later_steps_do_without_a_peer_that_does_not_load(self):
-        steps = [self.step("crashes", "{bitsandbytes}", proves_peer=True), self.step("arguments", "{bitsandbytes}", "x")]
+        arguments = self.step("arguments", "{bitsandbytes}", "x")
+        steps = [self.step("crashes", "{bitsandbytes}", proves_peer=True), arguments]
         self.run_steps(*steps, bitsandbytes="/lib.so")
         self.assertIn("arguments: x\n", self.text())
         self.run_steps(*steps[1:], afresh=True, bitsandbytes="/lib.so")

@@ -80,8 +80,8 @@ def check_programs(folder, out, peers):
     expect(found["bitsandbytes"][0] == "ok", found["bitsandbytes"])
     check_right(found["table-quick"], table_names(SHAPES[:1]))
     for shape in SHAPES:
-        found = run(folder, out, [Step("table", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 60)],
-                    **peers)  # fmt: skip
+        table = Step("table", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 60)
+        found = run(folder, out, [table], **peers)
         check_right(found["table"], table_names([shape]))
 
     found = run(folder, out, list(steps_of("ceilings")), **peers)
@@ -99,7 +99,8 @@ def check_programs(folder, out, peers):
         expect(0.8 < line["rms_ratio"] < 1.05 and line["rms"] < 0.003, f"{name}: {line}")
     check_right(found["launches"], [f"launches/{by}/blocks{n}" for by in ("graph", "stream") for n in (1, 4, 32)])
 
-    found = run(folder, out, [Step(case, ("bench_kernels", "--profile", case), 20) for case in (*CASES, "matmul,64x256")])
+    profiles = [Step(case, ("bench_kernels", "--profile", case), 20) for case in (*CASES, "matmul,64x256")]
+    found = run(folder, out, profiles)
     expect(all(found[case][0] == "ok" for case in CASES) and found["matmul,64x256"][0] == "failed", found)
 
 
@@ -121,8 +122,8 @@ def check_peer_that_does_not_load(folder, out, peers):
     expect(found["bitsandbytes"][0] == "failed", found["bitsandbytes"])
     check_right(found["table-quick"], [name for name in table_names(SHAPES[:1]) if "bitsandbytes" not in name])
     # If only that one is asked for, its failure is a line, and the rest is measured.
-    found = run(folder, out, [Step("table", ("bench_kernels", "--quick", "--bitsandbytes", __file__, "{cublaslt}"), 60)],
-                **peers)  # fmt: skip
+    table = Step("table", ("bench_kernels", "--quick", "--bitsandbytes", __file__, "{cublaslt}"), 60)
+    found = run(folder, out, [table], **peers)
     status, lines = found["table"]
     expect(status == "failed" and "error" in lines["bitsandbytes"] and len(lines) > 10, (status, lines))
 
