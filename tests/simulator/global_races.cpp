@@ -61,7 +61,7 @@ bool GlobalShadow::ordered(const Touch& before, const Thread& thread) {
     const u32 who = rank * block.threads + before.thread;
     if (who == thread.who || thread.clock[who] >= before.step) return true;
   }
-  return before.block != block.number && block.acquired(thread, before.block, before.thread, before.step);
+  return block.acquired(thread, before.block, before.thread, before.step);
 }
 
 void GlobalShadow::refine(u32 shift) {
