@@ -31,12 +31,13 @@ copy_bitsandbytes() {
 }
 
 build() {
-  local dir=$1 package='' name bytes
+  local dir=$1 package='' name targets bytes
   if [[ ${2-} == --bitsandbytes ]]; then package=$(cd "$3" && pwd); fi
   cd "$(dirname "${BASH_SOURCE[0]}")/.."
   cmake --preset release -DNIBBLE_BENCH=ON -DNIBBLE_CUDA=ON >/dev/null
+  targets=$(cmake --build --preset release --target help)
   for name in "${optional[@]}"; do
-    if cmake --build --preset release --target help | grep -q "^$name:"; then programs+=("$name"); fi
+    if grep -q "^$name:" <<<"$targets"; then programs+=("$name"); fi
   done
   cmake --build --preset release --target nibble "${programs[@]}"
 

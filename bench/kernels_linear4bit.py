@@ -45,7 +45,7 @@ def layers(torch, bitsandbytes, n, k):
     quantized = []
     for _ in range(max(2, UNCACHED_BYTES // (n * k // 2) + 1)):
         layer = bitsandbytes.nn.Linear4bit(k, n, bias=False, compute_dtype=torch.bfloat16, compress_statistics=True,
-                                           quant_type="nf4")  # fmt: skip
+                                           quant_type="nf4", device="meta")  # fmt: skip
         layer.weight = bitsandbytes.nn.Params4bit(weight.clone(), requires_grad=False, compress_statistics=True,
                                                   quant_type="nf4")  # fmt: skip
         quantized.append(layer.cuda())

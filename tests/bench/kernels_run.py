@@ -43,9 +43,28 @@ def check_libraries(folder):
                 fail(f"{program.name} loads {line.strip()}, which is not in the folder")
 
 
+def make_package(folder):
+    """What looks like bitsandbytes' package."""
+    (folder / "nn").mkdir(parents=True)
+    for name in ("__init__.py", "nn/__init__.py", "libbitsandbytes_cuda118.so", "libbitsandbytes_cuda130.so"):
+        (folder / name).write_text("")
+    return folder
+
+
+def check_package(folder):
+    """Its Python files and its newest library."""
+    copied = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    if copied != {"__init__.py", "nn/__init__.py", "libbitsandbytes_cuda130.so"}:
+        fail(f"of bitsandbytes' package, {copied} is in the folder")
+
+
 def programs_of(steps):
-    """The programs that steps start and that the folder must have."""
-    return {step.command[0] for step in steps if not step.optional and step.command[0] != "nvidia-smi"}
+    """The programs that steps start and that the folder must have: those that are optional once they can be built."""
+    targets = (ROOT / "kernels" / "CMakeLists.txt").read_text()
+    for step in steps:
+        program = step.command[0]
+        if program != "nvidia-smi" and (not step.optional or program in targets):
+            yield program
 
 
 def check_part(folder, part, out):
@@ -57,6 +76,8 @@ def check_part(folder, part, out):
     command = [folder / "kernels.sh", "run", folder, part]
     done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=False)
     lines = list(kernels_lines.read_lines(out / f"{part}.jsonl"))
+    if not lines or not lines[0].get("bitsandbytes", "").endswith("libbitsandbytes_cuda130.so"):
+        fail(f"{part} does not find bitsandbytes' library: {lines[:1]}{done.stderr}")
     results = {line["step"]: line for line in lines if line.get("kind") == "step"}
     if not CAN_CALIBRATE:
         steps = [step for step in steps if step.command[0] != "nibble_calibrate"]
@@ -86,7 +107,10 @@ def check_part(folder, part, out):
 def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else temporary).resolve() / "kernels"
-        subprocess.run([ROOT / "bench" / "kernels.sh", "build", folder], check=True, stdout=subprocess.DEVNULL)
+        package = make_package(pathlib.Path(temporary) / "bitsandbytes")
+        command = [ROOT / "bench" / "kernels.sh", "build", folder, "--bitsandbytes", package]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        check_package(folder / "python" / "bitsandbytes")
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if size > MAX_FOLDER_BYTES:
             fail(f"the folder has {size} bytes")
