@@ -67,7 +67,7 @@ void measure_errors(const Cublas& cublas, Report& report) {
             squares += used.back() * used.back();
           }
         const Buffer ours(2 * m * shape.n), theirs(2 * m * shape.n);
-        Matmul(shape, m).run(weight, codebook, x, ours, nullptr);
+        Matmul(shape, m, weight, codebook).run(weight, codebook, x, ours, nullptr);
         const auto plan =
             fastest_plan(cublas, {.m = m, .n = shape.n, .k = shape.k}, dequantized, x, theirs, proposal_effort(m));
         cublas.run(*plan, dequantized[0].as<void>(), x.as<void>(), theirs.as<void>(), nullptr);

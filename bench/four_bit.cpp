@@ -26,16 +26,19 @@ u8 nearest_nf4(float v) {
 }
 
 nibble_four_bit argument(const FourBit& weight, const Shape& shape, const Buffer& codebook) {
-  return {NIBBLE_NF4,
-          blocksize,
-          shape.n,
-          shape.k,
-          weight.packed.as<u8>(),
-          nullptr,
-          weight.absmax_codes.as<u8>(),
-          weight.nested_absmax.as<float>(),
-          codebook.as<float>(),
-          weight.offset.as<float>()};
+  return {.struct_bytes = sizeof(nibble_four_bit),
+          .codebook = NIBBLE_NF4,
+          .blocksize = blocksize,
+          .rows = shape.n,
+          .columns = shape.k,
+          .packed = weight.packed.as<u8>(),
+          .absmax = nullptr,
+          .absmax_codes = weight.absmax_codes.as<u8>(),
+          .nested_absmax = weight.nested_absmax.as<float>(),
+          .nested_codebook = codebook.as<float>(),
+          .nested_offset = weight.offset.as<float>(),
+          .first = 0,
+          .stride = 0};
 }
 
 float largest_of(const std::vector<u16>& weights, u64 block) {
@@ -100,14 +103,35 @@ void dequantize(const FourBit& weight, const Shape& shape, const Buffer& codeboo
                    stream);
 }
 
-std::size_t Matmul::workspace_bytes(const Shape& shape, u64 m) {
-  return nibble_matmul_four_bit_workspace(m, shape.n, shape.k);
+Matmul::Matmul(const Shape& shape, u64 m, const FourBit& weight, const Buffer& codebook)
+    : shape_(shape),
+      m_(m),
+      counters_(Buffer::of(std::vector<std::uint32_t>(NIBBLE_MATMUL_COUNTERS))),
+      workspace_(0, Buffer::Fill::nothing) {
+  // The size does not depend on what x and y point to.
+  call(weight, codebook, weight.packed.as<void>(), weight.packed.as<void>(),
+       [&](const nibble_matmul& matmul) { workspace_ = Buffer(cuda::workspace_bytes(matmul), Buffer::Fill::nothing); });
 }
 
 void Matmul::run(const FourBit& weight, const Buffer& codebook, const Buffer& x, const Buffer& y,
                  cudaStream_t stream) const {
-  cuda::matmul(argument(weight, shape_, codebook), {NIBBLE_BF16, m_, shape_.k, shape_.k, x.as<void>()}, nullptr,
-               {NIBBLE_BF16, m_, shape_.n, shape_.n, y.as<void>()}, workspace_.as<void>(), workspace_.bytes(), stream);
+  call(weight, codebook, x.as<void>(), y.as<void>(),
+       [&](const nibble_matmul& matmul) { cuda::run(matmul, workspace_.as<void>(), workspace_.bytes(), stream); });
+}
+
+template <class Body>
+void Matmul::call(const FourBit& weight, const Buffer& codebook, void* x, void* y, Body&& body) const {
+  const nibble_four_bit w = argument(weight, shape_, codebook);
+  const nibble_matrix x_matrix{NIBBLE_BF16, m_, shape_.k, shape_.k, x},
+      y_matrix{NIBBLE_BF16, m_, shape_.n, shape_.n, y};
+  const nibble_four_bit_product product{&w, nullptr, &y_matrix};
+  nibble_matmul matmul{};
+  matmul.struct_bytes = sizeof matmul;
+  matmul.x = &x_matrix;
+  matmul.products = &product;
+  matmul.product_count = 1;
+  matmul.counters = counters_.as<std::uint32_t>();
+  body(matmul);
 }
 
 std::vector<float> FourBit::absmax(u64 first, u64 count) const {

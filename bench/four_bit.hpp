@@ -74,15 +74,15 @@ void dequantize(const FourBit& weight, const Shape& shape, const Buffer& codeboo
 /// y[m][n] = x[m][k] * transposed(weight[n][k]), x and y in bf16.
 class Matmul {
  public:
-  Matmul(const Shape& shape, u64 m)
-      : shape_(shape), m_(m), workspace_(workspace_bytes(shape, m), Buffer::Fill::nothing) {}
+  /// For all weights like that one.
+  Matmul(const Shape& shape, u64 m, const FourBit& weight, const Buffer& codebook);
   void run(const FourBit& weight, const Buffer& codebook, const Buffer& x, const Buffer& y, cudaStream_t stream) const;
 
  private:
-  static std::size_t workspace_bytes(const Shape& shape, u64 m);
+  template <class Body> void call(const FourBit& weight, const Buffer& codebook, void* x, void* y, Body&& body) const;
   Shape shape_;
   u64 m_;
-  Buffer workspace_;
+  Buffer counters_, workspace_;
 };
 
 // The checks throw std::runtime_error, whose text begins with `what`. Of a weight they look at the first, the middle

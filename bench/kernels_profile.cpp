@@ -46,7 +46,7 @@ void profile(const ProfileCase& what) {
     case ProfileCase::Operation::matmul: {
       const FourBit weight = FourBit::random(size, 1);
       const Buffer x = Buffer::of(random_bf16(what.m * what.shape.k, 1, 2)), y(2 * what.m * what.shape.n, nothing);
-      const Matmul matmul(what.shape, what.m);
+      const Matmul matmul(what.shape, what.m, weight, codebook);
       between_marks([&] { matmul.run(weight, codebook, x, y, nullptr); });
       break;
     }

@@ -161,7 +161,7 @@ void Table::measure_matmul(const Shape& shape, u64 m, const std::vector<u16>& we
   const std::vector<u16> host_x = random_bf16(m * shape.k, 1, m);
   const Buffer x = Buffer::of(host_x);
   Buffer y(2 * m * shape.n);
-  const Matmul matmul(shape, m);
+  const Matmul matmul(shape, m, quantized.front(), codebook_);
   const auto original_row = [&](u64 n) {
     std::vector<float> row(shape.k);
     for (u64 k = 0; k < shape.k; ++k) row[k] = bf16::to_float(weights[n * shape.k + k]);

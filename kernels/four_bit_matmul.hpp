@@ -1,224 +1,240 @@
-// y [m, n] = x [m, k] * transposed(weight [n, k]) for m from 1 to 64; the NF4 or FP4 weight is never written as floats.
+// y [m, n] = x [m, k] * transposed(weight [n, k]); the NF4 or FP4 weight is never written as floats.
 //
-// Bytes per weight: 0.5 packed and 1/64 + 4/16384 of nested absmax, 0.5159, read once. Bound: memory; 4.3 TB/s of an
-// H200 are 8.3e12 weights/s, and leave its 132 multiprocessors 3.6 to 4.0 instructions of a thread for each. Counted in
-// the machine code of the loop: 2.2 to 2.9 for m up to 16, 3.2 for 32, 5.2 for 64 (docs/four-bit-matmul.md).
+// Bytes per weight: 0.5 packed and 1/64 + 4/16384 of nested absmax, 0.5159, read once for up to 64 of m. Bound: memory;
+// 4.3 TB/s of an H200 are 8.3e12 weights/s, and leave its 132 multiprocessors 3.6 to 4.0 instructions of a thread for
+// each. docs/four-bit-matmul.md has what the machine code needs.
 //
-// Hence tensor cores from m = 1 on: one lookup in a table of pairs turns a byte of codes into a register of two
-// weights, and mma.sync takes 16 of n as its large operand, 8 of m as its small one. The table has the codebook's
-// values; absmax multiplies the accumulators of each 64 of k, 8 times less often than it would multiply weights, and no
-// weight is rounded twice.
+// Hence tensor cores from m = 1 on: one lookup in a table of pairs (four_bit_pair_table.hpp) turns a byte of codes into
+// a register of two weights, and mma.sync takes 16 of n as its large operand, 8 of m as its small one. The table has
+// the codebook's values; absmax multiplies the accumulators of each 64 of k, 8 times less often than it would multiply
+// weights, and no weight is rounded twice.
 //
-//   warp      n x k = 16 x 256 in a step, or 32 x 128: the packed bytes go from memory to registers, a step ahead
-//   block     NWarps x KWarps warps, each with its own part of n and of a step's k; x comes through shared memory by
-//             asynchronous copies
-//   table     256 pairs in 32 copies: lane i reads only bank i, whatever its byte is
+//   warp      n x k = 16 x 256 in a step, or 32 x 128: packed bytes go from memory to registers, a step ahead
+//   block     NWarps x KWarps warps, each with its own part of n and of a step's k
+//   x         in shared memory: all of k if there is room (KeepsX), else two steps in turn, by asynchronous copies
+//   tiles     of n; a block takes every grid_x()-th, and loads the first codes of the next before it ends one
+//   chunks    of m, one after the other, if m is more than the kernel takes at a time
 //   sums      of the KWarps warps with the same n: through shared memory at the end, in order of k
-//   split     where n is too small for all multiprocessors, blocks divide k between them and leave partial sums in the
-//             workspace, which SumPartials adds, in order
+//   split     where n is too small for all multiprocessors, blocks divide k; the last adds their sums (split_sums.hpp)
 #pragma once
 #include <type_traits>
 
 #include "kernels/device/device.hpp"
 #include "kernels/four_bit_matmul_tile.hpp"
+#include "kernels/four_bit_pair_table.hpp"
 #include "kernels/four_bit_weight.hpp"
-#include "kernels/weights.hpp"
+#include "kernels/split_sums.hpp"
 
 namespace nibble::kernels {
 using namespace device;
 
-/// The destination of the sums, and what is added to them.
-template <class Half> struct MatmulOutput {
-  Global<const Half> bias;  // or null
-  Global<Half> y;
-  i64 y_stride;
+/// A weight of a launch, and where its product goes.
+template <class Half> struct FourBitProduct {
+  FourBitOperand weight;
+  MatmulOutput<Half> out;
+  i64 first_sum;    // of its y in SplitSums ...
+  u32 first_group;  // ... and of its tiles
+};
 
-  NIBBLE_DEVICE void store(i64 at_m, i64 at_n, float sum) const {
-    if (!bias.is_null()) sum = add_rn(sum, to_float(ldg(bias + at_n)));
-    st(y + (at_m * y_stride + at_n), rounded<Half>(sum));
+/// The rows of x that a block multiplies: all m, or those of the expert block_z().
+struct MatmulRows {
+  u32 first, end;
+
+  [[nodiscard]] NIBBLE_DEVICE static MatmulRows of_block(Global<const u32> ends, u32 m) {
+    if (ends.is_null()) return {0, m};
+    const u32 end = ld(ends + block_z());
+    return {block_z() == 0 ? 0 : ld(ends + (block_z() - 1)), end < m ? end : m};
   }
 };
 
-/// For k that is a multiple of 64, a blocksize of at least 64, less than 2^32 blocks of 64, packed aligned to 8 bytes
-/// and x and its rows to 16. Grid: tiles of n, splits (16 at most). The template arguments are those of
-/// FourBitMatmulTile.
-template <class Half, bool Nested, u32 MTiles, u32 NWarps, u32 KWarps, u32 NTiles = 2> struct FourBitMatmul {
-  static constexpr FourBitMatmulTile sizes{MTiles, NWarps, KWarps, NTiles};
-  static constexpr u32 threads = sizes.threads(), min_blocks = sizes.min_blocks();
-  static constexpr u32 block_m = sizes.block_m(), block_n = sizes.block_n(), block_k = sizes.block_k();
-  static constexpr u32 max_m = sizes.max_m(), groups = sizes.groups();
-  static constexpr u32 stages = 2;  // steps whose x is there
+/// For weights whose rows begin at multiples of 64 elements, with k a multiple of 64, blocksizes of at least 64 and
+/// less than 2^32 groups of 64; packed is aligned to 8 bytes, x and its rows to 16.
+///
+/// Grid: blocks that take the tiles in turn; 1; weights, or experts. The weights of a launch have the same k, blocksize
+/// and codebook. With experts, the weight has n rows for each of them, and expert e takes rows ends[e - 1] to ends[e]
+/// of x and y.
+template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> struct FourBitMatmul {
+  static constexpr FourBitMatmulTile sizes = Tile;
+  static constexpr u32 threads = Tile.threads(), min_blocks = Tile.min_blocks();
+  static constexpr u32 block_m = Tile.block_m(), block_n = Tile.block_n(), block_k = Tile.block_k();
+  static constexpr u32 max_m = Tile.max_m(), groups = Tile.groups();
+  static constexpr u32 m_tiles = Tile.m_tiles, n_warps = Tile.n_warps, k_warps = Tile.k_warps, n_tiles = Tile.n_tiles;
+  static constexpr u32 max_weights = 4;
+  static constexpr bool block_waits = Tile.barrier == XBarrier::block || k_warps == 1;  // all warps, in each step
+  static_assert(threads == 256);
+  static_assert(!KeepsX || m_tiles == 1);
 
-  // The table has 32 copies of each pair. If shared memory allows it, a gap of the same size follows them: then the
-  // code and the lane's offset are whole bytes of an address, which one instruction puts together. The codebook of
-  // nested absmax is in the gaps, or after the table.
-  static constexpr bool gaps = MTiles <= 4;
-  static constexpr u32 pair_bytes = gaps ? 256 : 128, table_bytes = 256 * pair_bytes + (gaps ? 0 : 256 * 4);
-  // Of a row of x. 16 bytes more than it needs: the 8 rows of a quarter of a 16-byte load are then in different banks.
+  using Table = FourBitPairTable<Half, (m_tiles <= 4)>;  // beyond, gaps would leave no room for x
+
+  // Of a row of x in a step. 16 bytes more than it needs: the 8 rows of a quarter of a 16-byte load are then in
+  // different banks.
   static constexpr u32 x_row_bytes = 2 * block_k + 16;
   // 4 floats more: what the 4 lanes of a quad store lies 8 banks apart.
-  static constexpr u32 sum_stride = block_n + 4, sums = KWarps * block_m * sum_stride;
+  static constexpr u32 sum_stride = block_n + 4;
 
-  // x in shared memory. A tile of m is always whole, but if it is the only one, a lane of a row that does not exist can
-  // read the last that does: then there are fewer, and with m = 1 all lanes of a quarter read the same bytes.
-  NIBBLE_DEVICE_AND_HOST static constexpr u32 stage_bytes(u32 m) { return x_row_bytes * (MTiles == 1 ? m : block_m); }
-  NIBBLE_DEVICE_AND_HOST static constexpr u32 shared_bytes(u32 m) {
-    const u32 ring = stages * stage_bytes(m);
-    return table_bytes + (ring > 4 * sums ? ring : 4 * sums);
+  // Rows of x in shared memory. A tile of m is always whole, but if it is the only one, a lane of a row that does not
+  // exist can read the last that does: then there are fewer, and with m = 1 all lanes of a quarter read the same bytes.
+  NIBBLE_DEVICE_AND_HOST static constexpr u32 rows_of(u32 m) { return m_tiles > 1 ? block_m : m < max_m ? m : max_m; }
+  NIBBLE_DEVICE_AND_HOST static constexpr u32 stage_bytes(u32 m) { return x_row_bytes * rows_of(m); }
+  NIBBLE_DEVICE_AND_HOST static constexpr u32 sum_bytes(u32 m) { return 4 * k_warps * rows_of(m) * sum_stride; }
+  NIBBLE_DEVICE_AND_HOST static constexpr u64 shared_bytes(u32 m, u64 k) {
+    if constexpr (KeepsX) return Table::bytes + ceil_div<u64>(k, block_k) * stage_bytes(m) + sum_bytes(m);
+    const u32 ring = 2 * stage_bytes(m), sums = sum_bytes(m);
+    return Table::bytes + (ring > sums ? ring : sums);
   }
+  static constexpr u32 shared_limit = 99 << 10;  // what a block may have on 8.6 and 8.9
+  NIBBLE_DEVICE_AND_HOST static constexpr u32 max_block_shared_bytes() {
+    return KeepsX ? shared_limit : static_cast<u32>(shared_bytes(max_m, 0));
+  }
+  static_assert(max_block_shared_bytes() <= shared_limit);
 
-  NIBBLE_DEVICE_AND_HOST static constexpr u32 max_block_shared_bytes() { return shared_bytes(max_m); }
-
-  FourBitOperand weight;
+  FourBitProduct<Half> product[max_weights];
   Global<const Half> x;
   i64 x_stride;
   u32 m;
-  MatmulOutput<Half> out;
-  Global<float> partial;  // [split][m][n], or null
+  SplitSums sums;
+  Global<const u32> ends;  // of the experts' rows of x; or null
 
   NIBBLE_DEVICE void operator()() const {
-    const u32 lane = lane_id(), g = lane / 4, q = lane % 4;  // of a fragment: n = g and g + 8, a quarter of k
-    const u32 n_warp = warp_id() % NWarps, k_warp = warp_id() / NWarps;
-    const Shared<u8> table = dynamic_shared().part(0, table_bytes);
-    const Shared<u8> ring = dynamic_shared().part(table_bytes, shared_bytes(m) - table_bytes);
-
-    static_assert(max_block_shared_bytes() <= 99 << 10);  // what a block may have on 8.6 and 8.9
-    // Steps of this block. Of all steps, 2^24 at most, the splits get whole ones.
-    const u32 steps = ceil_div(static_cast<u32>(weight.k), block_k);
-    const u32 first = steps * block_y() / grid_y(), last = steps * (block_y() + 1) / grid_y();
+    const Lane lane;
+    const Table table(dynamic_shared().part(0, Table::bytes));
+    const Shared<u8> x_memory = dynamic_shared() + Table::bytes;
+    if (!ends.is_null()) dependency_wait();  // an earlier kernel may have written `ends`
 
     // Issue the loads with the longest latency first: the operands, then the table's contents.
-    Source source = source_of(i64{block_x()} * block_n + n_warp * (16 * NTiles), first * KWarps + k_warp, last);
+    Work work = first_work();
+    if (work.is_none()) {
+      if (ends.is_null())
+        dependency_wait();  // a kernel after this one takes the end of this one for that of all before
+      return;
+    }
+    Source source = source_of(work, lane);
     Operands next{};
-    load(next, source);
+    load(next, source, lane);
     float nested_value = 0, offset = 0;
-    static_assert(threads == 256);
+    const FourBitOperand& weight = product[weight_of_block()].weight;
     if constexpr (Nested) {
       nested_value = ldg(weight.absmax.nested_codebook + thread_id());
       offset = ldg(weight.absmax.nested_offset);
     }
-    copy_x(ring, first, last);
-    cp_commit();
-
-    NIBBLE_UNROLL for (u32 i = 0; i < 256 * 8; i += threads) {
-      const u32 byte = (i + thread_id()) / 8;  // the high nibble is first
-      const u32 pair = rounded_pair<Half>(weight.value[byte >> 4], weight.value[byte & 15]);
-      sts((table + (pair_bytes * byte + 16 * (thread_id() % 8))).template as<u32x4>(), {pair, pair, pair, pair});
-    }
-    if constexpr (Nested) sts(nested_at(table, thread_id()), nested_value);
-
-    const u32 x_at = (MTiles > 1 || g < m ? g : m - 1) * x_row_bytes + k_warp * (128 * groups) + 32 * q;
-    const u32 bank = 4 * lane;
-
-    float sum[MTiles][NTiles][4] = {};
-    u32 stage = 0;
-    for (u32 step = first; step < last; ++step) {
-      cp_wait<0>();
-      sync_threads();  // the x of this step is here, and nobody reads that of the last one any more
-      // A warp waits for all of its loads at once, so the next step's loads must not begin before this step's have
-      // arrived: the copy ensures that.
-      const Operands now = next;
-      advance(source);
-      load(next, source);
-      copy_x(ring + (stage_bytes(m) - stage), step + 1, last);
+    table.template fill<Nested>(weight.value, nested_value);
+    if (ends.is_null()) dependency_wait();  // so far only the weight was read; an earlier kernel may have written x
+    dependency_launch();
+    if constexpr (KeepsX) {
+      for (u32 step = 0; step < steps(); ++step)
+        copy_x(x_memory + i64{step} * stage_bytes(m), work, step, steps(), lane);
       cp_commit();
-      const Shared<u8> arrived = ring + stage;
-      stage = stage_bytes(m) - stage;
-
-      float low[groups][NTiles], high[groups][NTiles];
-      NIBBLE_UNROLL for (u32 tile = 0; tile < NTiles; ++tile) NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
-        float scale = now.absmax[tile][i / 2];
-        if constexpr (Nested)
-          scale = FourBitAbsmax::decoded(lds(nested_at(table, now.code[tile][i / 2])), scale, offset);
-        low[i][tile] = shfl_idx(~0u, scale, 4 * g + i % 2);
-        high[i][tile] = shfl_idx(~0u, scale, 4 * g + 2 + i % 2);
-      }
-      NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
-        // Past the end there is nothing to multiply. With more sums the branch also keeps the compiler from loading
-        // both groups' operands ahead of both groups' products, which would take more registers than there are; with
-        // few it is better that it does, and x past the end is zeros.
-        if (MTiles > 1 && source.group + i >= source.groups_end + groups * KWarps) break;
-        // Fragment `f` has, of each 16 of k that lane q holds, the four from 4 * f on.
-        u32 fragment[NTiles][4][4];
-        NIBBLE_UNROLL for (u32 tile = 0; tile < NTiles; ++tile) {
-          NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-            const u32x2 packed = now.packed[i][tile][half];
-            NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) {
-              const u32 word = f < 2 ? packed.x : packed.y;
-              fragment[tile][f][half] = look_up(table, word, f % 2 * 2, bank);
-              fragment[tile][f][2 + half] = look_up(table, word, f % 2 * 2 + 1, bank);
-            }
-          }
-        }
-        NIBBLE_UNROLL for (u32 t = 0; t < MTiles; ++t) {
-          const Shared<u8> at = arrived + x_at + (8 * x_row_bytes * t + 128 * i);
-          const u32x4 x0 = lds(at.template as<u32x4>()), x1 = lds((at + 16).template as<u32x4>());
-          const u32 x_of[4][2] = {{x0.x, x0.y}, {x0.z, x0.w}, {x1.x, x1.y}, {x1.z, x1.w}};
-          NIBBLE_UNROLL for (u32 tile = 0; tile < NTiles; ++tile) {
-            float d[4] = {};
-            NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) multiply(d, fragment[tile][f], x_of[f]);
-            NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) sum[t][tile][e] =
-                fma_rn(e < 2 ? low[i][tile] : high[i][tile], d[e], sum[t][tile][e]);
-          }
-        }
-      }
+      cp_wait<0>();
     }
-    finish(sum, ring.template as<float>(), n_warp, k_warp, g, q);
+    if constexpr (KeepsX || !block_waits) sync_threads();  // the table is there, and x if it is kept
+
+    while (!work.is_none()) {
+      Sums sum = {};
+      multiply_all(sum, work, source, next, table, x_memory, offset, lane);
+      finish(sum, work, x_memory, lane);
+      work = after(work);
+    }
   }
 
  private:
+  struct Lane {
+    u32 id = lane_id(), g = lane_id() / 4, q = lane_id() % 4;  // of a fragment: n = g and g + 8, a quarter of k
+    u32 n_warp = warp_id() % n_warps, k_warp = warp_id() / n_warps;
+  };
+  using Sums = float[m_tiles][n_tiles][4];
+
+  // -- What a block does: a tile of n, a split of k, a chunk of m
+
+  struct Work {
+    u32 item;            // tile * splits + split
+    u32 m_first, m_end;  // the rows of x from this chunk on
+    [[nodiscard]] NIBBLE_DEVICE bool is_none() const { return m_first >= m_end; }
+    [[nodiscard]] NIBBLE_DEVICE u32 chunk_m() const { return m_end - m_first < max_m ? m_end - m_first : max_m; }
+  };
+
+  [[nodiscard]] NIBBLE_DEVICE u32 weight_of_block() const { return ends.is_null() ? block_z() : 0; }
+  [[nodiscard]] NIBBLE_DEVICE u32 steps() const { return ceil_div(static_cast<u32>(product[0].weight.k), block_k); }
+  [[nodiscard]] NIBBLE_DEVICE u32 items() const {
+    return static_cast<u32>(ceil_div<i64>(product[weight_of_block()].weight.n, block_n)) * sums.splits;
+  }
+  [[nodiscard]] NIBBLE_DEVICE u32 tile_of(u32 item) const { return sums.splits == 1 ? item : item / sums.splits; }
+  [[nodiscard]] NIBBLE_DEVICE u32 split_of(u32 item) const { return sums.splits == 1 ? 0 : item % sums.splits; }
+  // Of all steps, 2^24 at most, the splits, 16 at most, get whole ones.
+  [[nodiscard]] NIBBLE_DEVICE u32 first_step(u32 split) const { return steps() * split / sums.splits; }
+
+  [[nodiscard]] NIBBLE_DEVICE Work first_work() const {
+    const MatmulRows rows = MatmulRows::of_block(ends, m);
+    return {block_x(), rows.first, block_x() < items() ? rows.end : 0};
+  }
+  [[nodiscard]] NIBBLE_DEVICE Work after(Work work) const {
+    work.m_first += max_m;
+    if (!work.is_none()) return work;
+    const u32 item = work.item + grid_x();
+    if (item >= items()) return work;
+    work = first_work();
+    work.item = item;
+    return work;
+  }
+
+  // -- The operands: from memory to registers, a step ahead
+
   // Where a lane reads. A group is 64 weights of one n, contiguous along k.
   struct Source {
-    Global<const u8> codes[NTiles][2];  // of n = g and g + 8
-    u32 scale[NTiles];                  // of lane (g, q): of n = g + 8 * (q / 2) and groups q % 2, q % 2 + 2 ...
-    u32 group, groups_end;              // the first group of the warp, and the end of the block's
+    Global<const u8> codes[n_tiles][2];  // of n = g and g + 8
+    u32 scale[n_tiles];                  // of lane (g, q): of n = g + 8 * (q / 2) and groups q % 2, q % 2 + 2 ...
+    i32 left;  // groups from the first of the warp's in the next step to the end of the block's
   };
   // What a lane reads in a step.
   struct Operands {
-    u32x2 packed[groups][NTiles][2];  // 16 weights each
-    u32 code[NTiles][groups / 2];
-    float absmax[NTiles][groups / 2];  // or nested_absmax
+    u32x2 packed[groups][n_tiles][2];  // 16 weights each
+    u32 code[n_tiles][groups / 2];
+    float absmax[n_tiles][groups / 2];  // or nested_absmax
   };
 
-  // From n = `first_n` on, and of the parts of k that are a warp's in a step the `part`-th, up to step `last`.
-  NIBBLE_DEVICE Source source_of(i64 first_n, u32 part, u32 last) const {
-    const u32 g = lane_id() / 4, q = lane_id() % 4, groups_of_k = static_cast<u32>(weight.k / 64);
-    const i64 last_n = weight.n - 1;
-    const u32 end = last * (groups * KWarps);
+  [[nodiscard]] NIBBLE_DEVICE Source source_of(const Work& work, const Lane& lane) const {
+    const FourBitOperand& weight = product[weight_of_block()].weight;
+    const u32 split = split_of(work.item), groups_of_k = static_cast<u32>(weight.k / 64);
+    const u32 end = work.is_none() ? 0 : first_step(split + 1) * (groups * k_warps);
+    const i64 first_n = i64{tile_of(work.item)} * block_n + lane.n_warp * (16 * n_tiles);
+    const i64 row_of_expert = ends.is_null() ? 0 : i64{block_z()} * weight.n;
     Source source;
-    source.group = part * groups;
-    source.groups_end = end < groups_of_k ? end : groups_of_k;
-    NIBBLE_UNROLL for (u32 tile = 0; tile < NTiles; ++tile) {
-      // Any n past the end is read as the last one; its sums are not stored.
-      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-        const i64 at_n = first_n + 16 * tile + 8 * half + g;
-        source.codes[tile][half] =
-            weight.packed + ((at_n < last_n ? at_n : last_n) * (weight.k / 2) + i64{source.group} * 32 + 8 * q);
-      }
-      const i64 at_n = first_n + 16 * tile + 8 * (q / 2) + g;
-      source.scale[tile] = static_cast<u32>(at_n < last_n ? at_n : last_n) * groups_of_k + q % 2;
+    const u32 group = (first_step(split) * k_warps + lane.k_warp) * groups;
+    source.left = static_cast<i32>((end < groups_of_k ? end : groups_of_k) - group);
+    // Any n past the end is read as the last one; its sums are not stored.
+    const auto group_of = [&](i64 at_n) {
+      const i64 row = row_of_expert + (at_n < weight.n ? at_n : weight.n - 1);
+      return weight.first / 64 + row * (weight.stride / 64) + group;
+    };
+    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) source.codes[tile][half] =
+          weight.packed + (group_of(first_n + 16 * tile + 8 * half + lane.g) * 32 + 8 * lane.q);
+      source.scale[tile] = static_cast<u32>(group_of(first_n + 16 * tile + 8 * (lane.q / 2) + lane.g)) + lane.q % 2;
     }
     return source;
   }
 
   NIBBLE_DEVICE static void advance(Source& source) {
-    source.group += groups * KWarps;
-    NIBBLE_UNROLL for (u32 tile = 0; tile < NTiles; ++tile) NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half)
-        source.codes[tile][half] = source.codes[tile][half] + 32 * groups * KWarps;
+    source.left -= static_cast<i32>(groups * k_warps);
+    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) source.codes[tile][half] =
+          source.codes[tile][half] + 32 * groups * k_warps;
+      source.scale[tile] += groups * k_warps;
+    }
   }
 
   // Past the end a lane keeps its old values: any numbers will do, because x is zeros there.
-  NIBBLE_DEVICE void load(Operands& to, const Source& source) const {
+  NIBBLE_DEVICE void load(Operands& to, const Source& source, const Lane& lane) const {
+    const FourBitOperand& weight = product[weight_of_block()].weight;
     NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
-      const bool inside = source.group + i < source.groups_end;
-      NIBBLE_UNROLL for (u32 tile = 0; tile < NTiles; ++tile)
+      const bool inside = static_cast<i32>(i) < source.left;
+      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile)
           NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) if (inside)
               to.packed[i][tile][half] = ldcs((source.codes[tile][half] + 32 * i).template as<const u32x2>());
     }
     NIBBLE_UNROLL for (u32 i = 0; i < groups; i += 2) {
-      const bool inside = source.group + i + lane_id() % 2 < source.groups_end;
-      NIBBLE_UNROLL for (u32 tile = 0; tile < NTiles; ++tile) {
-        const u32 scale = (source.scale[tile] + source.group + i) >> (weight.log2_blocksize - 6);
+      const bool inside = static_cast<i32>(i + lane.id % 2) < source.left;
+      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+        const u32 scale = (source.scale[tile] + i) >> (weight.log2_blocksize - 6);
         if constexpr (Nested) {
           if (inside) to.code[tile][i / 2] = weight.absmax.code_of(scale);
           if (inside) to.absmax[tile][i / 2] = weight.absmax.nested_absmax_of(scale);
@@ -229,86 +245,177 @@ template <class Half, bool Nested, u32 MTiles, u32 NWarps, u32 KWarps, u32 NTile
     }
   }
 
-  // All m of one step's k, 16 bytes a thread; zeros past the end of k, and for m that do not exist.
-  NIBBLE_DEVICE void copy_x(Shared<u8> to, u32 step, u32 last) const {
-    constexpr u32 pieces = block_k / 8, at_a_time = threads / pieces;  // of a row of x; rows
-    static_assert(threads % pieces == 0);
+  // Requests what load() will read in so many steps: the four lanes of a quad divide the rows of codes between them.
+  NIBBLE_DEVICE static void prefetch(const Source& source, const Lane& lane) {
+    constexpr u32 ahead = Tile.prefetched_steps * groups * k_warps;
+    const Global<const u8> low = source.codes[0][lane.q % 2];
+    const Global<const u8> at = n_tiles == 1 ? low + (lane.q / 2 * 64) : source.codes[lane.q / 2 % n_tiles][lane.q % 2];
+    if (static_cast<i32>(ahead + (n_tiles == 1 ? lane.q / 2 * 2 : 0)) < source.left) prefetch_l2(at + 32 * ahead);
+  }
+
+  // -- x: from memory to shared memory
+
+  // Of the two in turn.
+  [[nodiscard]] NIBBLE_DEVICE u32 stage_of(u32 step) const { return step % 2 * stage_bytes(m); }
+
+  // The rows of a chunk in one step's k, 16 bytes a thread; zeros past the end of k, and for rows that do not exist.
+  // The warps that read a part of k copy it.
+  NIBBLE_DEVICE void copy_x(Shared<u8> to, const Work& work, u32 step, u32 last, const Lane& lane) const {
+    constexpr u32 pieces = 8 * groups, at_a_time = 32 * n_warps / pieces;  // of a row of x; rows
+    static_assert(32 * n_warps % pieces == 0);
     if (step >= last) return;
-    const u32 piece = thread_id() % pieces, at_k = step * block_k + 8 * piece, at_m = thread_id() / pieces;
-    const i32 present = at_k < static_cast<u32>(weight.k) ? static_cast<i32>(m - at_m) : 0;  // from `at_m` on
+    const u32 thread = lane.id + 32 * lane.n_warp, piece = thread % pieces + lane.k_warp * pieces;
+    const u32 at_k = step * block_k + 8 * piece, at_m = thread / pieces, chunk_m = work.chunk_m();
+    const i32 present = at_k < static_cast<u32>(product[0].weight.k) ? static_cast<i32>(chunk_m - at_m) : 0;
     to = to + (at_m * x_row_bytes + 16 * piece);
-    Global<const Half> from = x + (at_m * x_stride + at_k);
+    Global<const Half> from = x + (i64{work.m_first + at_m} * x_stride + at_k);
     NIBBLE_UNROLL for (u32 t = 0; t < max_m; t += at_a_time) {
-      if (MTiles == 1 && t + at_m >= m) break;
+      if (m_tiles == 1 && t + at_m >= chunk_m) break;
       cp_async16(to + t * x_row_bytes, from.template as<const u8>(), static_cast<i32>(t) < present ? 16 : 0);
       from = from + at_a_time * x_stride;
     }
   }
 
-  // The two weights of a byte of `word`.
-  NIBBLE_DEVICE static u32 look_up(Shared<u8> table, u32 word, u32 byte, u32 bank) {
-    u32 at;
-    if constexpr (gaps)
-      at = prmt(word, bank, 0x5504 | byte << 4);
+  // Waits until this warp's copies of x are there and visible to the warps that read them, and until those have read
+  // the step before.
+  NIBBLE_DEVICE static void wait_for_x(const Lane& lane) {
+    cp_wait<0>();
+    if constexpr (block_waits)
+      sync_threads();
+    else if constexpr (n_warps == 1)
+      sync_warp();
     else
-      at = lop3<(0xf0 & 0xcc) | 0xaa>(byte == 0 ? word << 7 : word >> (8 * byte - 7), 0x7f80, bank);
-    return lds((table + at).template as<u32>());
+      bar_sync(1 + lane.k_warp, 32 * n_warps);
   }
 
-  // 32 neighbours are in different banks, with gaps as without.
-  NIBBLE_DEVICE static Shared<float> nested_at(Shared<u8> table, u32 code) {
-    return (table + (gaps ? pair_bytes * code + 128 + 4 * (code % 32) : 256 * pair_bytes + 4 * code))
-        .template as<float>();
+  // -- The products of a tile, a split and a chunk
+
+  NIBBLE_DEVICE void multiply_all(Sums& sum, const Work& work, Source& source, Operands& next, const Table& table,
+                                  Shared<u8> x_memory, float offset, const Lane& lane) const {
+    const u32 split = split_of(work.item), first = first_step(split), last = first_step(split + 1);
+    const u32 chunk_m = work.chunk_m();
+    const u32 row = m_tiles > 1 || lane.g < chunk_m ? lane.g : chunk_m - 1;
+    Shared<u8> at_x = x_memory + (row * x_row_bytes + lane.k_warp * (128 * groups) + 32 * lane.q);
+    if constexpr (KeepsX)
+      at_x = at_x + i64{first} * stage_bytes(m);
+    else {
+      copy_x(x_memory + stage_of(first), work, first, last, lane);
+      cp_commit();
+    }
+    for (u32 step = first; step < last; ++step) {
+      if constexpr (!KeepsX && !Tile.loads_first) wait_for_x(lane);
+      // A warp waits for all of its loads at once, so the next step's loads must not begin before this step's have
+      // arrived: the copy ensures that.
+      const Operands now = next;
+      const i32 left = source.left;
+      if (step + 1 < last)
+        advance(source);
+      else
+        source = source_of(after(work), lane);
+      load(next, source, lane);
+      if constexpr (Tile.prefetched_steps > 0) prefetch(source, lane);
+      if constexpr (!KeepsX) {
+        if constexpr (Tile.loads_first) wait_for_x(lane);
+        copy_x(x_memory + stage_of(step + 1), work, step + 1, last, lane);
+        cp_commit();
+      }
+      multiply(sum, now, left, table, KeepsX ? at_x : at_x + stage_of(step), offset, lane);
+      if constexpr (KeepsX) at_x = at_x + stage_bytes(m);
+    }
   }
 
-  NIBBLE_DEVICE static void multiply(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  NIBBLE_DEVICE static void multiply(Sums& sum, const Operands& now, i32 left, const Table& table, Shared<u8> at_x,
+                                     float offset, const Lane& lane) {
+    float low[groups][n_tiles], high[groups][n_tiles];
+    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
+      float scale = now.absmax[tile][i / 2];
+      if constexpr (Nested) scale = FourBitAbsmax::decoded(table.nested_value_of(now.code[tile][i / 2]), scale, offset);
+      low[i][tile] = shfl_idx(~0u, scale, 4 * lane.g + i % 2);
+      high[i][tile] = shfl_idx(~0u, scale, 4 * lane.g + 2 + i % 2);
+    }
+    NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
+      // Past the end there is nothing to multiply; x past the end is zeros, so that a kernel may do it all the same.
+      // The branch also keeps the compiler from loading all groups' operands ahead of all products: that would take
+      // more registers than there are for many sums, and without a barrier before it more of a warp's six counters of
+      // loads, of which those for the next step's codes need their own.
+      if ((KeepsX || m_tiles > 1) && static_cast<i32>(i) >= left) break;
+      // Fragment `f` has, of each 16 of k that lane q holds, the four from 4 * f on.
+      u32 fragment[n_tiles][4][4];
+      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
+        const u32x2 packed = now.packed[i][tile][half];
+        NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) {
+          const u32 word = f < 2 ? packed.x : packed.y;
+          fragment[tile][f][half] = table.pair_of(word, f % 2 * 2);
+          fragment[tile][f][2 + half] = table.pair_of(word, f % 2 * 2 + 1);
+        }
+      }
+      NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t) {
+        const Shared<u8> at = at_x + (8 * x_row_bytes * t + 128 * i);
+        const u32x4 x0 = lds(at.template as<u32x4>()), x1 = lds((at + 16).template as<u32x4>());
+        const u32 x_of[4][2] = {{x0.x, x0.y}, {x0.z, x0.w}, {x1.x, x1.y}, {x1.z, x1.w}};
+        NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+          float d[4] = {};
+          NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) mma(d, fragment[tile][f], x_of[f]);
+          NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) sum[t][tile][e] =
+              fma_rn(e < 2 ? low[i][tile] : high[i][tile], d[e], sum[t][tile][e]);
+        }
+      }
+    }
+  }
+
+  NIBBLE_DEVICE static void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     if constexpr (std::is_same_v<Half, bf16>)
       mma_bf16_16816(d, a, b);
     else
       mma_f16_16816(d, a, b);
   }
 
-  // Adds the sums of the warps with the same n, and stores.
-  NIBBLE_DEVICE void finish(const float (&sum)[MTiles][NTiles][4], Shared<float> sums_of_warps, u32 n_warp, u32 k_warp,
-                            u32 g, u32 q) const {
-    sync_threads();  // the memory was that of x
-    NIBBLE_UNROLL for (u32 t = 0; t < MTiles; ++t) NIBBLE_UNROLL for (u32 tile = 0; tile < NTiles; ++tile)
+  // -- The end
+
+  // Adds the sums of the warps with the same n, and stores the total; or, for a split, stores it for the last one.
+  NIBBLE_DEVICE void finish(const Sums& sum, const Work& work, Shared<u8> x_memory, const Lane& lane) const {
+    const u32 rows = rows_of(m), chunk_m = work.chunk_m(), tile = tile_of(work.item);
+    // The sums of the warps are after the x that is kept, or else in its place.
+    const Shared<float> of_warps = (x_memory + (KeepsX ? i64{steps()} * stage_bytes(m) : 0)).template as<float>();
+    if constexpr (!KeepsX) sync_threads();  // nobody reads x any more
+    NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t) NIBBLE_UNROLL for (u32 n_tile = 0; n_tile < n_tiles; ++n_tile)
         NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) {
-      const u32 in_m = 8 * t + 2 * q + e % 2, in_n = 16 * (n_warp * NTiles + tile) + g + 8 * (e / 2);
-      sts(sums_of_warps + ((k_warp * block_m + in_m) * sum_stride + in_n), sum[t][tile][e]);
+      const u32 in_m = 8 * t + 2 * lane.q + e % 2, in_n = 16 * (lane.n_warp * n_tiles + n_tile) + lane.g + 8 * (e / 2);
+      if (m_tiles > 1 || in_m < rows)
+        sts(of_warps + ((lane.k_warp * rows + in_m) * sum_stride + in_n), sum[t][n_tile][e]);
     }
     sync_threads();
-    for (u32 i = thread_id(); i < m * block_n; i += threads) {
-      const u32 at_m = i / block_n;
-      const i64 at_n = i64{block_x()} * block_n + i % block_n;
-      if (at_n >= weight.n) continue;
+    const FourBitProduct<Half>& own = product[weight_of_block()];
+    // Calls body(row of y, n, i) for each value of the tile that exists.
+    const auto for_each = [&](auto&& body) {
+      for (u32 i = thread_id(); i < chunk_m * block_n; i += threads) {
+        const i64 at_n = i64{tile} * block_n + i % block_n;
+        if (at_n < own.weight.n) body(i64{work.m_first + i / block_n}, at_n, i);
+      }
+    };
+    for_each([&](i64 at_m, i64 at_n, u32 i) {
       float total = 0;
-      NIBBLE_UNROLL for (u32 w = 0; w < KWarps; ++w) total =
-          add_rn(total, lds(sums_of_warps + ((w * block_m + at_m) * sum_stride + i % block_n)));
-      if (partial.is_null())
-        out.store(at_m, at_n, total);
+      NIBBLE_UNROLL for (u32 w = 0; w < k_warps; ++w) total =
+          add_rn(total, lds(of_warps + ((w * rows + i / block_n) * sum_stride + i % block_n)));
+      if (sums.splits == 1)
+        own.out.store(at_m, at_n, total);
       else
-        st(partial + ((i64{block_y()} * m + at_m) * weight.n + at_n), total);
+        sums.put(split_of(work.item), own.first_sum + at_m * own.weight.n + at_n, total);
+    });
+    if (sums.splits > 1) {
+      if (!sums.is_last(group_of(work))) return;
+      for_each([&](i64 at_m, i64 at_n, u32) {
+        own.out.store(at_m, at_n, sums.total(own.first_sum + at_m * own.weight.n + at_n));
+      });
+    } else if (!after(work).is_none()) {
+      sync_threads();  // the sums were read: others may come in their place, or x
     }
   }
-};
 
-/// Adds the sums of the splits in order. Grid: n by 256, m.
-template <class Half> struct SumPartials {
-  static constexpr u32 threads = 256;
-
-  Global<const float> partial;  // [split][m][n]
-  u32 splits;
-  i64 n;
-  MatmulOutput<Half> out;
-
-  NIBBLE_DEVICE void operator()() const {
-    const i64 at_n = i64{block_x()} * threads + thread_id();
-    if (at_n >= n) return;
-    float total = 0;
-    for (u32 split = 0; split < splits; ++split)
-      total = add_rn(total, ld(partial + ((i64{split} * grid_y() + block_y()) * n + at_n)));
-    out.store(block_y(), at_n, total);
+  // The blocks that divide the same sums: those of a tile and a chunk.
+  [[nodiscard]] NIBBLE_DEVICE u32 group_of(const Work& work) const {
+    const u32 tiles = items() / sums.splits, chunk = work.m_first / max_m;
+    return product[weight_of_block()].first_group + chunk * tiles + tile_of(work.item);
   }
 };
 

@@ -9,29 +9,41 @@
 
 namespace nibble::kernels {
 
-/// Grid: n by 8, m by 8.
+/// Grid: n by 8; pieces of 8 of m, which blocks take in turn; experts, as of FourBitMatmul.
 template <class Half> struct FourBitMatmulAny {
   static constexpr u32 threads = 256, block_n = threads / 32, block_m = 8;
+  static constexpr u32 max_grid_y = 65535;
 
   FourBitOperand weight;
   Global<const Half> x;
   i64 x_stride;
   u32 m;
   MatmulOutput<Half> out;
+  Global<const u32> ends;
 
   NIBBLE_DEVICE void operator()() const {
     NIBBLE_SHARED(float, value, 16);
+    dependency_wait();
     if (thread_id() < 16) sts(value + thread_id(), to_float(rounded<Half>(weight.value[thread_id()])));
     sync_threads();
     const i64 at_n = i64{block_x()} * block_n + warp_id();
     if (at_n >= weight.n) return;
 
-    const u32 first = block_y() * block_m, lane = lane_id();
+    const MatmulRows rows = MatmulRows::of_block(ends, m);
+    const i64 row = (ends.is_null() ? 0 : i64{block_z()} * weight.n) + at_n;
+    for (u64 first = u64{rows.first} + block_y() * block_m; first < rows.end; first += u64{grid_y()} * block_m)
+      multiply(weight.first + row * weight.stride, value, static_cast<u32>(first), rows.end, at_n);
+  }
+
+ private:
+  // The rows of x from `first` on, 8 at most, with the row of the weight that begins at `first_element`.
+  NIBBLE_DEVICE void multiply(i64 first_element, Shared<float> value, u32 first, u32 end, i64 at_n) const {
+    const u32 lane = lane_id();
     float sum[block_m] = {}, block_sum[block_m] = {};
     float scale = 0;
     i64 block = -1;
     for (i64 at_k = lane; at_k < weight.k; at_k += 32) {
-      const i64 element = at_n * weight.k + at_k;
+      const i64 element = first_element + at_k;
       if (element >> weight.log2_blocksize != block) {
         add_block(sum, block_sum, scale);
         block = element >> weight.log2_blocksize;
@@ -39,19 +51,18 @@ template <class Half> struct FourBitMatmulAny {
       }
       const u32 byte = ldg(weight.packed + element / 2);
       const float w = lds(value + (element % 2 == 0 ? byte >> 4 : byte & 15));
-      NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) if (first + t < m) block_sum[t] =
-          fma_rn(w, to_float(ldg(x + ((first + t) * x_stride + at_k))), block_sum[t]);
+      NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) if (first + t < end) block_sum[t] =
+          fma_rn(w, to_float(ld(x + (i64{first + t} * x_stride + at_k))), block_sum[t]);
     }
     add_block(sum, block_sum, scale);
 
     NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) {
       NIBBLE_UNROLL for (u32 distance = 16; distance > 0; distance /= 2) sum[t] =
           add_rn(sum[t], shfl_xor(~0u, sum[t], distance));
-      if (lane == t && first + t < m) out.store(first + t, at_n, sum[t]);
+      if (lane == t && first + t < end) out.store(first + t, at_n, sum[t]);
     }
   }
 
- private:
   NIBBLE_DEVICE static void add_block(float (&sum)[block_m], float (&block_sum)[block_m], float scale) {
     NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) {
       sum[t] = fma_rn(scale, block_sum[t], sum[t]);

@@ -1,5 +1,5 @@
-// The sizes of what a block of the product's kernel computes. The kernel uses them, and so does the host, which chooses
-// a kernel by them (kernels/host/four_bit_matmul_config.hpp).
+// The sizes of what a block of the product's kernel computes, and how its loop waits. The kernel uses them, and so does
+// the host, which chooses a kernel by them (kernels/host/four_bit_matmul_config.hpp).
 #pragma once
 #include "kernels/device/types.hpp"
 
@@ -7,13 +7,21 @@ namespace nibble::kernels {
 
 using device::u32;
 
-/// y [m, n] = x [m, k] * transposed(weight [n, k]). A block has all of m and block_n() of n, and goes through k in
-/// steps of block_k(). Each of its warps has its own part of block_n() and of block_k().
+/// Who waits for whom before a step's x is read: all warps of a block, or only those that read the same part of k.
+enum class XBarrier : u32 { block, group };
+
+/// y [m, n] = x [m, k] * transposed(weight [n, k]). A block takes block_m() of m and block_n() of n at a time, and goes
+/// through k in steps of block_k(). Each of its warps has its own part of block_n() and of block_k().
+///
+/// The last three members change when a block waits and loads, never the result. bench/tune.cpp measures them.
 struct FourBitMatmulTile {
   u32 m_tiles;      // of 8 along m, the small operand of mma.sync
   u32 n_warps;      // the warps of a block along n ...
   u32 k_warps;      // ... and along k
   u32 n_tiles = 2;  // of 16 along n, the large operand of mma.sync, for each warp; 1 or 2
+  XBarrier barrier = XBarrier::group;
+  bool loads_first = true;   // the next step's codes are loaded before the barrier, not after it
+  u32 prefetched_steps = 0;  // how far ahead codes are requested into the L2 cache
 
   [[nodiscard]] constexpr u32 threads() const { return 32 * n_warps * k_warps; }
   [[nodiscard]] constexpr u32 block_m() const { return 8 * m_tiles; }

@@ -39,11 +39,12 @@ struct FourBitAbsmax {
   }
 };
 
-/// A 4-bit weight as the product's kernels read it.
+/// A 4-bit weight as the product's kernels read it. Weight [i][j] is element first + i * stride + j of the codes.
 struct FourBitOperand {
   Global<const u8> packed;
   FourBitAbsmax absmax;
   i64 n, k;  // output features, input features
+  i64 first, stride;
   u32 log2_blocksize;
   float value[16];  // the codebook
 };

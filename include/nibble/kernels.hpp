@@ -18,6 +18,8 @@ using FourBitWeight = nibble_four_bit;
 using FourBitOutput = nibble_four_bit_output;
 using Int8Weight = nibble_int8;
 using Matrix = nibble_matrix;
+using FourBitProduct = nibble_four_bit_product;
+using Matmul = nibble_matmul;
 
 /// Throws an Error with the library's message if a result is not NIBBLE_OK.
 inline void check(int status) {
@@ -43,12 +45,13 @@ inline void quantize(const Matrix& weights, std::int8_t* codes, float* absmax, s
   check(nibble_quantize_int8(&weights, codes, absmax, nonfinite_rows, stream));
 }
 
-[[nodiscard]] inline std::size_t matmul_workspace_bytes(std::uint64_t m, const FourBitWeight& weight) {
-  return nibble_matmul_four_bit_workspace(m, weight.rows, weight.columns);
+[[nodiscard]] inline std::size_t workspace_bytes(const Matmul& matmul) {
+  std::size_t bytes = 0;
+  check(nibble_matmul_four_bit_workspace(&matmul, &bytes));
+  return bytes;
 }
-inline void matmul(const FourBitWeight& weight, const Matrix& x, const void* bias, const Matrix& y, void* workspace,
-                   std::size_t workspace_bytes, Stream stream) {
-  check(nibble_matmul_four_bit(&weight, &x, bias, &y, workspace, workspace_bytes, stream));
+inline void run(const Matmul& matmul, void* workspace, std::size_t workspace_bytes, Stream stream) {
+  check(nibble_matmul_four_bit(&matmul, workspace, workspace_bytes, stream));
 }
 
 }  // namespace nibble::cuda

@@ -1,6 +1,7 @@
 #include "kernels/four_bit_dequantize.hpp"
 
 #include <algorithm>
+#include <string>
 
 #include "kernels/host/four_bit_weight.hpp"
 #include "kernels/host/interface.hpp"
@@ -14,8 +15,8 @@ void start(const nibble_four_bit& weight, u64 first_row, const nibble_matrix& ou
   Kernel kernel{.packed = weight.packed,
                 .absmax = absmax_of(weight),
                 .out = static_cast<T*>(out.data),
-                .begin = first_row * weight.columns,
-                .end = (first_row + out.rows) * weight.columns,
+                .begin = weight.first + first_row * weight.columns,
+                .end = weight.first + (first_row + out.rows) * weight.columns,
                 .gap = out.stride - out.columns,
                 .k = Divisor(weight.columns),
                 .log2_blocksize = log2_of(weight.blocksize),
@@ -32,9 +33,10 @@ void start(const nibble_four_bit& weight, u64 first_row, const nibble_matrix& ou
   constexpr u64 each = in_vector<T>;
   const bool contiguous = out.stride == out.columns || out.rows == 1;
   if (!is_aligned(out.data, 16)) return start<T, Rows::any>(weight, first_row, out, stream);
-  if (contiguous && first_row * weight.columns % each == 0)
+  if (contiguous && (weight.first + first_row * weight.columns) % each == 0)
     return start<T, Rows::contiguous>(weight, first_row, out, stream);
-  if (out.columns % each == 0 && out.stride % each == 0) return start<T, Rows::strided>(weight, first_row, out, stream);
+  if (weight.first % each == 0 && out.columns % each == 0 && out.stride % each == 0)
+    return start<T, Rows::strided>(weight, first_row, out, stream);
   start<T, Rows::any>(weight, first_row, out, stream);
 }
 
@@ -45,9 +47,12 @@ int nibble_dequantize_four_bit(const nibble_four_bit* weight, uint64_t first_row
                                nibble_stream stream) {
   using namespace nibble::kernels;
   return result_of([&] {
-    check_four_bit("weight", weight);
-    check_rows("out", out, first_row, weight->rows, weight->columns);
+    const nibble_four_bit whole_weight = checked_four_bit("weight", weight);
+    check_rows("out", out, first_row, whole_weight.rows, whole_weight.columns);
+    if (whole_weight.stride != whole_weight.columns)
+      refuse("weight.stride is " + std::to_string(whole_weight.stride) + ", must be its " +
+             std::to_string(whole_weight.columns) + " columns");
     if (out->rows == 0 || out->columns == 0) return;
-    with_type(out->dtype, [&]<class T>(T) { start<T>(*weight, first_row, *out, stream); });
+    with_type(out->dtype, [&]<class T>(T) { start<T>(whole_weight, first_row, *out, stream); });
   });
 }

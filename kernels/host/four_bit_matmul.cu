@@ -1,27 +1,27 @@
-// Checks the arguments of a product and launches the kernel that its shape is for.
+// Launches the kernel that a product's shapes are for.
 #include "kernels/four_bit_matmul.hpp"
 
 #include <algorithm>
-#include <array>
-#include <string>
 #include <type_traits>
 #include <utility>
 
+#include "kernels/device/stream.hpp"
 #include "kernels/four_bit_matmul_any.hpp"
-#include "kernels/host/four_bit_matmul_config.hpp"
+#include "kernels/host/four_bit_matmul_arguments.hpp"
 #include "kernels/host/four_bit_weight.hpp"
-#include "kernels/host/interface.hpp"
+#include "kernels/round_rows.hpp"
 
 namespace nibble::kernels {
 namespace {
 
 /// Calls body.operator()<Kernel>() with the kernel of that tile, which is one of four_bit_matmul::choices.
-template <class Half, bool Nested, class Body> void with_kernel(const FourBitMatmulTile& tile, Body&& body) {
+template <class Half, bool Nested, bool KeepsX, class Body>
+void with_kernel(const FourBitMatmulTile& tile, Body&& body) {
   using four_bit_matmul::choices;
   const auto try_choice = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
     constexpr FourBitMatmulTile own = choices[i].tile;
-    if (tile == own)
-      body.template operator()<FourBitMatmul<Half, Nested, own.m_tiles, own.n_warps, own.k_warps, own.n_tiles>>();
+    if constexpr (!KeepsX || own.m_tiles == 1)
+      if (tile == own) body.template operator()<FourBitMatmul<Half, Nested, own, KeepsX>>();
   };
   const auto try_all = [&]<std::size_t... i>(std::index_sequence<i...>) {
     (try_choice(std::integral_constant<std::size_t, i>{}), ...);
@@ -29,80 +29,142 @@ template <class Half, bool Nested, class Body> void with_kernel(const FourBitMat
   try_all(std::make_index_sequence<choices.size()>{});
 }
 
-bool fits_tiles(const nibble_four_bit& weight, const nibble_matrix& x) {
-  return weight.columns % 64 == 0 && weight.columns > 0 && weight.columns < u64{1} << 31 && weight.blocksize >= 64 &&
-         weight.rows * (weight.columns / 64) < u64{1} << 32 && is_aligned(weight.packed, 8) && is_aligned(x.data, 16) &&
-         (x.rows == 1 || x.stride % 8 == 0);
-}
-
-template <class Half>
-void matmul(const nibble_four_bit& weight, const nibble_matrix& x, const void* bias, const nibble_matrix& y,
-            void* workspace, StreamRef stream) {
-  const u32 m = static_cast<u32>(x.rows);
-  const u64 n = weight.rows, k = weight.columns;
-  const auto* x_data = static_cast<const Half*>(x.data);
-  const auto x_stride = static_cast<i64>(x.stride);
-  const MatmulOutput<Half> out{static_cast<const Half*>(bias), static_cast<Half*>(y.data), static_cast<i64>(y.stride)};
-  if (!fits_tiles(weight, x)) {
-    using Kernel = FourBitMatmulAny<Half>;
-    launch({static_cast<u32>(ceil_div<u64>(n, Kernel::block_n)), ceil_div(m, Kernel::block_m)}, 0, stream,
-           Kernel{operand_of(weight), x_data, x_stride, m, out});
-    return;
+/// One product, with x of the compute type.
+template <class Half> class Launcher {
+ public:
+  Launcher(const FourBitMatmulArguments& arguments, void* workspace, StreamRef stream)
+      : arguments_(arguments),
+        stream_(stream),
+        overlap_(arguments.matmul.weights_are_ready != 0 ? Overlap::yes : Overlap::no),
+        m_(static_cast<u32>(arguments.x.rows)) {
+    auto* const memory = static_cast<char*>(workspace);
+    rounded_x_ = reinterpret_cast<Half*>(memory);
+    counters_ = arguments.matmul.counters;
+    if (arguments.counter_bytes > 0) counters_ = reinterpret_cast<u32*>(memory + arguments.rounded_x_bytes);
+    partial_ = reinterpret_cast<float*>(memory + arguments.rounded_x_bytes + arguments.counter_bytes);
   }
-  const four_bit_matmul::LaunchConfig config = four_bit_matmul::config_for(m, n, k);
-  const auto run_tiles = [&]<class Kernel>() {
-    const u32 splits = config.splits;
-    auto* partial = splits == 1 ? nullptr : static_cast<float*>(workspace);
-    launch({static_cast<u32>(ceil_div<u64>(n, Kernel::block_n)), splits}, Kernel::shared_bytes(m), stream,
-           Kernel{operand_of(weight), x_data, x_stride, m, out, partial});
-    if (splits == 1) return;
-    using Sum = SumPartials<Half>;
-    launch({static_cast<u32>(ceil_div<u64>(n, Sum::threads)), m}, 0, stream,
-           Sum{partial, splits, static_cast<i64>(n), out});
-  };
-  if (weight.absmax == nullptr)
-    with_kernel<Half, true>(config.tile, run_tiles);
-  else
-    with_kernel<Half, false>(config.tile, run_tiles);
-}
 
-void check_product(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias, const nibble_matrix* y) {
-  const auto number = [](u64 value) { return std::to_string(value); };
-  check_four_bit("weight", weight);
-  check_matrix("x", x);
-  check_matrix("y", y);
-  if (x->dtype == NIBBLE_F32) refuse("x.dtype is F32, must be F16 or BF16");
-  if (y->dtype != x->dtype) refuse("y.dtype is not x.dtype");
-  if (x->rows < 1 || x->rows > four_bit_matmul::max_m) refuse("x.rows is " + number(x->rows) + ", must be 1 to 64");
-  if (x->columns != weight->columns)
-    refuse("x.columns is " + number(x->columns) + ", weight.columns is " + number(weight->columns));
-  if (y->rows != x->rows) refuse("y.rows is " + number(y->rows) + ", x.rows is " + number(x->rows));
-  if (y->columns != weight->rows)
-    refuse("y.columns is " + number(y->columns) + ", weight.rows is " + number(weight->rows));
-  if (weight->rows >= u64{1} << 31) refuse("weight.rows is " + number(weight->rows) + ", must be less than 2^31");
-  if (bias != nullptr) check_pointer("bias", bias, 2);
-}
+  void run() {
+    if (arguments_.n == 0) return;
+    round_x();
+    if (!arguments_.fits_tiles) return run_any();
+    if (arguments_.counter_bytes > 0) clear_memory(counters_, arguments_.counter_bytes, stream_);
+    const bool nested = arguments_.products[0].weight.absmax == nullptr;
+    const auto by_tile = [&]<bool KeepsX>(std::bool_constant<KeepsX>) {
+      const auto run = [&]<class Kernel>() { return run_tiles<Kernel>(); };
+      if (nested)
+        with_kernel<Half, true, KeepsX>(arguments_.config.tile, run);
+      else
+        with_kernel<Half, false, KeepsX>(arguments_.config.tile, run);
+    };
+    if (keeps_x())
+      by_tile(std::true_type{});
+    else
+      by_tile(std::false_type{});
+  }
+
+ private:
+  // Whether all of x has room in shared memory; from 9.0 on, where two such blocks fit into a multiprocessor. It makes
+  // a product faster, and changes nothing in it.
+  [[nodiscard]] bool keeps_x() const {
+    if (arguments_.config.tile.m_tiles != 1 || arguments_.matmul.experts > 0 || capability() < 90) return false;
+    bool keeps = false;
+    with_kernel<Half, false, true>(arguments_.config.tile, [&]<class Kernel>() {
+      keeps = m_ <= Kernel::max_m && Kernel::shared_bytes(m_, arguments_.x.columns) <= Kernel::shared_limit;
+    });
+    return keeps;
+  }
+
+  void round_x() {
+    const nibble_matrix& x = arguments_.x;
+    if (x.dtype != NIBBLE_F32) {
+      x_ = static_cast<const Half*>(x.data);
+      x_stride_ = static_cast<i64>(x.stride);
+      return;
+    }
+    using Kernel = RoundRows<Half>;
+    launch({std::min(m_, 8 * multiprocessors())}, 0, stream_,
+           Kernel{static_cast<const float*>(x.data), static_cast<i64>(x.stride), static_cast<i64>(x.columns), m_,
+                  rounded_x_});
+    x_ = rounded_x_;
+    x_stride_ = static_cast<i64>(x.columns);
+  }
+
+  [[nodiscard]] FourBitOperand weight_of(const FourBitMatmulArguments::Product& product) const {
+    FourBitOperand weight = operand_of(product.weight);
+    weight.n = static_cast<i64>(product.n);  // of one expert
+    return weight;
+  }
+  [[nodiscard]] MatmulOutput<Half> output_of(const FourBitMatmulArguments::Product& product) const {
+    const bool is_f32 = product.y.dtype == NIBBLE_F32;
+    return {static_cast<const Half*>(product.given.bias), is_f32 ? nullptr : static_cast<Half*>(product.y.data),
+            is_f32 ? static_cast<float*>(product.y.data) : nullptr, static_cast<i64>(product.y.stride),
+            arguments_.matmul.accumulate != 0};
+  }
+  [[nodiscard]] u32 experts() const { return std::max(arguments_.matmul.experts, 1U); }
+
+  template <class Kernel> void run_tiles() {
+    Kernel kernel{.product = {},
+                  .x = x_,
+                  .x_stride = x_stride_,
+                  .m = m_,
+                  .sums = {partial_, counters_, arguments_.config.splits, static_cast<i64>(m_ * arguments_.n)},
+                  .ends = arguments_.matmul.ends};
+    u64 sums = 0, groups = 0, max_items = 0;
+    for (u32 i = 0; i < arguments_.matmul.product_count; ++i) {
+      const FourBitMatmulArguments::Product& product = arguments_.products[i];
+      kernel.product[i] = {weight_of(product), output_of(product), static_cast<i64>(sums), static_cast<u32>(groups)};
+      sums += m_ * product.n;
+      groups += four_bit_matmul::groups_of(Kernel::sizes, m_, product.n);
+      max_items = std::max(max_items, ceil_div<u64>(product.n, Kernel::block_n) * arguments_.config.splits);
+    }
+    const u32 z = arguments_.matmul.experts > 0 ? arguments_.matmul.experts : arguments_.matmul.product_count;
+    launch({resident_grid<Kernel>(max_items).x, 1, z}, Kernel::shared_bytes(m_, arguments_.x.columns), stream_, kernel,
+           overlap_);
+  }
+
+  void run_any() {
+    using Kernel = FourBitMatmulAny<Half>;
+    for (u32 i = 0; i < arguments_.matmul.product_count; ++i) {
+      const FourBitMatmulArguments::Product& product = arguments_.products[i];
+      if (product.n == 0) continue;
+      launch({static_cast<u32>(ceil_div<u64>(product.n, Kernel::block_n)),
+              std::min(ceil_div(m_, Kernel::block_m), Kernel::max_grid_y), experts()},
+             0, stream_, Kernel{weight_of(product), x_, x_stride_, m_, output_of(product), arguments_.matmul.ends},
+             overlap_);
+    }
+  }
+
+  const FourBitMatmulArguments& arguments_;
+  StreamRef stream_;
+  Overlap overlap_;
+  u32 m_;
+  const Half* x_ = nullptr;
+  i64 x_stride_ = 0;
+  Half* rounded_x_;
+  u32* counters_;
+  float* partial_;
+};
 
 }  // namespace
 }  // namespace nibble::kernels
 
-size_t nibble_matmul_four_bit_workspace(uint64_t m, uint64_t n, uint64_t k) {
-  using namespace nibble::kernels;
-  const uint64_t taken = std::min<u64>(m, four_bit_matmul::max_m);
-  return four_bit_matmul::workspace_bytes(four_bit_matmul::config_for(taken, n, k), taken, n);
-}
-
-int nibble_matmul_four_bit(const nibble_four_bit* weight, const nibble_matrix* x, const void* bias,
-                           const nibble_matrix* y, void* workspace, size_t workspace_bytes, nibble_stream stream) {
+int nibble_matmul_four_bit_workspace(const nibble_matmul* matmul, size_t* bytes) {
   using namespace nibble::kernels;
   return result_of([&] {
-    check_product(weight, x, bias, y);
-    check_workspace(workspace, workspace_bytes,
-                    nibble_matmul_four_bit_workspace(x->rows, weight->rows, weight->columns));
-    if (weight->rows == 0) return;
-    if (x->dtype == NIBBLE_BF16)
-      matmul<bf16>(*weight, *x, bias, *y, workspace, stream);
+    if (bytes == nullptr) refuse("bytes is null");
+    *bytes = FourBitMatmulArguments(whole("matmul", matmul)).workspace_bytes();
+  });
+}
+
+int nibble_matmul_four_bit(const nibble_matmul* matmul, void* workspace, size_t workspace_bytes, nibble_stream stream) {
+  using namespace nibble::kernels;
+  return result_of([&] {
+    const FourBitMatmulArguments arguments(whole("matmul", matmul));
+    check_workspace(workspace, workspace_bytes, arguments.workspace_bytes());
+    if (arguments.compute_dtype == NIBBLE_BF16)
+      Launcher<bf16>(arguments, workspace, stream).run();
     else
-      matmul<f16>(*weight, *x, bias, *y, workspace, stream);
+      Launcher<f16>(arguments, workspace, stream).run();
   });
 }

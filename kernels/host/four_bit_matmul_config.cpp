@@ -7,29 +7,38 @@ namespace {
 
 using device::ceil_div;
 
-/// Multiprocessors that splits are meant to fill: those of an H200. A constant, so that every device adds in the same
-/// order.
+/// Multiprocessors that blocks are meant to fill: those of an H100 and an H200. A constant, so that every device adds
+/// in the same order.
 constexpr u64 multiprocessors_to_fill = 132;
 
-/// What a block does before its first weight and after its last (the table, the sums), in the bytes of weights that
-/// the hot loop could read meanwhile: about 430 instructions of 256 threads, at 2.4 for a weight of 0.516 bytes.
-constexpr u64 bytes_of_a_start = 24'000;
+// What is not reading weights, as the bytes of weights that the hot loop could read meanwhile. Each is an estimate from
+// the machine code: instructions of 256 threads, at 2.4 for a weight of 0.516 bytes.
+constexpr u64 bytes_of_a_start = 24'000;  // of a block: the table; 430 instructions
+constexpr u64 bytes_of_an_end = 5'500;    // of a tile: the sums; 100 instructions
+constexpr u64 bytes_of_adding =
+    2'000'000;  // of all multiprocessors, while the last blocks add the sums of splits: 0.5 us
 
-/// What all multiprocessors could read while a second kernel starts: about a microsecond, which is an estimate.
-constexpr u64 bytes_of_a_launch = 4'000'000;
+/// What a block of one tile of m can keep of x in shared memory, besides its table.
+constexpr u64 bytes_of_kept_x = 32'000;
 
-/// The number of splits that leaves the fewest multiprocessors idle, if an estimate promises at least a twentieth.
-/// Partial sums are written and read, in the L2 cache, which counts half.
-LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k) {
-  constexpr u64 max_splits = 16;
-  const u64 slots = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
+constexpr u64 bytes_of_weights(u64 weights) { return weights * 33 / 64; }
+
+/// The number of splits with the lowest cost, if that is at least a twentieth less than without.
+///
+/// Blocks take tiles in turn, so the time is that of the one with the most. Partial sums, and x if a block cannot keep
+/// it, come from the L2 cache, which counts half.
+LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, u64 max_splits) {
+  const u64 places = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
+  const bool keeps_x = tile.m_tiles == 1 && m * k * 2 <= bytes_of_kept_x;
   LaunchConfig best{.tile = tile, .splits = 0, .cost = 0};
   for (u64 splits = 1; splits <= std::min(steps, max_splits); ++splits) {
-    const u64 waves = ceil_div(tiles * splits, slots);
-    const u64 bytes_of_a_block = tile.block_n() * ceil_div(steps, splits) * tile.block_k() * 33 / 64;
-    const u64 bytes_of_sums = splits > 1 ? bytes_of_a_launch + splits * m * n * 4 : 0;
-    const u64 cost = waves * slots * (bytes_of_a_block + bytes_of_a_start) + bytes_of_sums;
+    const u64 turns = std::max<u64>(1, ceil_div(tiles * splits, places));
+    const u64 k_of_a_split = ceil_div(steps, splits) * tile.block_k();
+    const u64 bytes_of_x = keeps_x ? 0 : m * k_of_a_split * 2 / 2;
+    const u64 bytes_of_a_tile = bytes_of_weights(tile.block_n() * k_of_a_split) + bytes_of_x;
+    const u64 bytes_of_sums = splits > 1 ? bytes_of_adding + splits * m * n * 4 : 0;
+    const u64 cost = places * (turns * (bytes_of_a_tile + bytes_of_an_end) + bytes_of_a_start) + bytes_of_sums;
     if (best.splits == 0 || cost < (best.splits == 1 ? best.cost / 20 * 19 : best.cost)) {
       best.splits = static_cast<u32>(splits);
       best.cost = cost;
@@ -38,24 +47,22 @@ LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k) {
   return best;
 }
 
-bool is_for(const Choice& choice, u64 m, u64 n) {
-  return choice.min_m <= m && m <= choice.max_m && choice.min_n <= n && n <= choice.max_n;
-}
-
 }  // namespace
 
-LaunchConfig config_for(u64 m, u64 n, u64 k) {
+LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split) {
   LaunchConfig best{};
+  const u64 rows = std::min(m, max_m);
   for (const Choice& choice : choices) {
-    if (!is_for(choice, m, n)) continue;
-    const LaunchConfig config = config_with(choice.tile, m, n, k);
+    if (rows < choice.min_m || rows > choice.max_m) continue;
+    const bool splits = may_split && groups_of(choice.tile, m, n) <= max_groups;
+    const LaunchConfig config = config_with(choice.tile, rows, n, k, splits ? 16 : 1);
     if (best.splits == 0 || config.cost < best.cost) best = config;
   }
   return best;
 }
 
-std::size_t workspace_bytes(const LaunchConfig& config, u64 m, u64 n) {
-  return config.splits == 1 ? 0 : config.splits * m * n * sizeof(float);
+u64 groups_of(const Tile& tile, u64 m, u64 n) {
+  return ceil_div<u64>(n, tile.block_n()) * ceil_div<u64>(m, tile.max_m());
 }
 
 }  // namespace nibble::kernels::four_bit_matmul

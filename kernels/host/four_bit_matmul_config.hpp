@@ -11,31 +11,26 @@ namespace nibble::kernels::four_bit_matmul {
 using device::u64;
 using Tile = FourBitMatmulTile;
 
-/// A kernel, and the shapes that it is for.
+/// A kernel, and the m that it is for.
 struct Choice {
   Tile tile;
   u64 min_m, max_m;
-  u64 min_n, max_n;
 };
 
-inline constexpr u64 any_n = ~u64{0};
-inline constexpr u64 few_n = 8192;
-
-/// The kernels that are compiled. Of those for a shape, the cheapest is taken, and of equally cheap ones the first. A
-/// larger block_n() reads x less often from the L2 cache, but leaves fewer blocks for all multiprocessors: up to m = 8
-/// the estimate decides, beyond that n alone.
+/// The kernels that are compiled. Of those for an m, the estimate takes the cheapest, and of equally cheap ones the
+/// first. A larger block_n() reads x less often, a smaller one divides n more evenly between multiprocessors.
 inline constexpr std::array<Choice, 8> choices{{
-    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4}, 0, 8, 0, any_n},
-    {{.m_tiles = 1, .n_warps = 1, .k_warps = 8}, 0, 8, 0, any_n},
-    {{.m_tiles = 1, .n_warps = 1, .k_warps = 8, .n_tiles = 1}, 0, 4, 0, any_n},
-    {{.m_tiles = 2, .n_warps = 2, .k_warps = 4}, 9, 16, 0, few_n},
-    {{.m_tiles = 2, .n_warps = 4, .k_warps = 2}, 9, 16, few_n + 1, any_n},
-    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2}, 17, 32, 0, any_n},
-    {{.m_tiles = 8, .n_warps = 4, .k_warps = 2}, 33, 64, 0, few_n},
-    {{.m_tiles = 8, .n_warps = 8, .k_warps = 1}, 33, 64, few_n + 1, any_n},
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4}, 0, 8},
+    {{.m_tiles = 1, .n_warps = 1, .k_warps = 8}, 0, 8},
+    {{.m_tiles = 1, .n_warps = 1, .k_warps = 8, .n_tiles = 1}, 0, 4},
+    {{.m_tiles = 2, .n_warps = 2, .k_warps = 4}, 9, 16},
+    {{.m_tiles = 2, .n_warps = 4, .k_warps = 2}, 9, 16},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2}, 17, 32},
+    {{.m_tiles = 8, .n_warps = 4, .k_warps = 2}, 33, 64},
+    {{.m_tiles = 8, .n_warps = 8, .k_warps = 1}, 33, 64},
 }};
 
-/// The most that a kernel takes.
+/// The most that a kernel takes at a time; beyond, it takes so many rows of x after the other.
 inline constexpr u64 max_m = 64;
 
 struct LaunchConfig {
@@ -44,10 +39,14 @@ struct LaunchConfig {
   u64 cost;    // the bytes of weights that could be read meanwhile, by an estimate
 };
 
-/// For m up to max_m, any n and k.
-LaunchConfig config_for(u64 m, u64 n, u64 k);
+/// For any n and k, and m rows of x for each weight. Without `may_split`, splits is 1.
+LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split);
 
-/// Partial sums in fp32, [splits, m, n]; none without splits.
-std::size_t workspace_bytes(const LaunchConfig& config, u64 m, u64 n);
+/// Tiles of n for each max_m() of m: the groups of blocks that add splits.
+u64 groups_of(const Tile& tile, u64 m, u64 n);
+
+/// A product splits k only up to so many groups. If several weights divide n, they may have up to four times as many:
+/// NIBBLE_MATMUL_COUNTERS.
+inline constexpr u64 max_groups = 1024;
 
 }  // namespace nibble::kernels::four_bit_matmul

@@ -30,6 +30,8 @@ inline FourBitOperand operand_of(const nibble_four_bit& weight) {
                          .absmax = absmax_of(weight),
                          .n = static_cast<i64>(weight.rows),
                          .k = static_cast<i64>(weight.columns),
+                         .first = static_cast<i64>(weight.first),
+                         .stride = static_cast<i64>(weight.stride),
                          .log2_blocksize = log2_of(weight.blocksize),
                          .value = {}};
   copy_codebook(weight.codebook, operand.value);

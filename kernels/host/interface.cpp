@@ -68,24 +68,32 @@ void check_blocksize(const std::string& name, u64 blocksize) {
     refuse(name + " is " + std::to_string(blocksize) + ", not a power of two from 32 to 4096");
 }
 
-void check_four_bit(const std::string& name, const nibble_four_bit* weight) {
-  if (weight == nullptr) refuse(name + " is null");
-  check_codebook(name + ".codebook", weight->codebook);
-  check_blocksize(name + ".blocksize", weight->blocksize);
-  if (checked_size(name, weight->rows, weight->columns) == 0) return;
-  check_pointer(name + ".packed", weight->packed, 1);
-  if (weight->absmax_codes == nullptr) {
-    if (weight->absmax == nullptr) refuse(name + " has neither absmax nor absmax_codes");
-    check_pointer(name + ".absmax", weight->absmax, alignof(float));
-    check_null(name + ".nested_absmax", weight->nested_absmax, "without absmax_codes");
-    check_null(name + ".nested_codebook", weight->nested_codebook, "without absmax_codes");
-    check_null(name + ".nested_offset", weight->nested_offset, "without absmax_codes");
-    return;
+nibble_four_bit checked_four_bit(const std::string& name, const nibble_four_bit* given) {
+  nibble_four_bit weight = whole(name, given);
+  check_codebook(name + ".codebook", given->codebook);
+  check_blocksize(name + ".blocksize", weight.blocksize);
+  if (weight.stride == 0) weight.stride = weight.columns;
+  if (weight.stride < weight.columns)
+    refuse(name + ".stride is " + std::to_string(weight.stride) + ", less than its " + std::to_string(weight.columns) +
+           " columns");
+  if (checked_size(name, weight.rows, weight.columns) == 0) return weight;
+  const u64 size = checked_size(name, weight.rows, weight.stride);
+  if (weight.first > max_elements - size)
+    refuse(name + ".first is " + std::to_string(weight.first) + ", beyond the 2^48 elements that are possible");
+  check_pointer(name + ".packed", weight.packed, 1);
+  if (weight.absmax_codes == nullptr) {
+    if (weight.absmax == nullptr) refuse(name + " has neither absmax nor absmax_codes");
+    check_pointer(name + ".absmax", weight.absmax, alignof(float));
+    check_null(name + ".nested_absmax", weight.nested_absmax, "without absmax_codes");
+    check_null(name + ".nested_codebook", weight.nested_codebook, "without absmax_codes");
+    check_null(name + ".nested_offset", weight.nested_offset, "without absmax_codes");
+    return weight;
   }
-  check_null(name + ".absmax", weight->absmax, "with absmax_codes");
-  check_pointer(name + ".nested_absmax", weight->nested_absmax, alignof(float));
-  check_pointer(name + ".nested_codebook", weight->nested_codebook, alignof(float));
-  check_pointer(name + ".nested_offset", weight->nested_offset, alignof(float));
+  check_null(name + ".absmax", weight.absmax, "with absmax_codes");
+  check_pointer(name + ".nested_absmax", weight.nested_absmax, alignof(float));
+  check_pointer(name + ".nested_codebook", weight.nested_codebook, alignof(float));
+  check_pointer(name + ".nested_offset", weight.nested_offset, alignof(float));
+  return weight;
 }
 
 void check_int8(const std::string& name, const nibble_int8* weight) {
@@ -122,5 +130,7 @@ bool is_aligned(const void* pointer, std::size_t bytes) {
 }  // namespace nibble::kernels
 
 const char* nibble_last_error(void) { return nibble::kernels::last_error; }
+
+int nibble_kernels_version(void) { return NIBBLE_KERNELS_VERSION; }
 
 const float* nibble_nested_codebook(void) { return nibble::nested::codebook.data(); }

@@ -1,7 +1,10 @@
 // What the functions of nibble/kernels.h share: how they end, and the checks of arguments that several of them take.
 #pragma once
+#include <cstddef>
+#include <cstring>
 #include <new>
 #include <string>
+#include <type_traits>
 
 #include "kernels/device/types.hpp"
 #include "nibble/error.hpp"
@@ -53,8 +56,23 @@ void check_dtype(const std::string& name, const nibble_dtype& dtype);
 void check_codebook(const std::string& name, const nibble_codebook& codebook);
 void check_blocksize(const std::string& name, u64 blocksize);
 
-/// Checks all members. With no elements, pointers may be null. If absmax_codes is given, absmax is nested.
-void check_four_bit(const std::string& name, const nibble_four_bit* weight);
+/// A struct whose first member is its size, of which the caller may know fewer members than this library. It has at
+/// least `least` bytes; members that the caller does not know are 0.
+template <class T> T whole(const std::string& name, const T* given, std::size_t least = sizeof(T)) {
+  static_assert(std::is_trivially_copyable_v<T> && offsetof(T, struct_bytes) == 0);
+  if (given == nullptr) refuse(name + " is null");
+  const std::size_t bytes = given->struct_bytes;
+  if (bytes < least || bytes > sizeof(T))
+    refuse(name + ".struct_bytes is " + std::to_string(bytes) + ", this library takes " + std::to_string(least) +
+           (least < sizeof(T) ? " to " + std::to_string(sizeof(T)) : ""));
+  T all{};
+  std::memcpy(&all, given, bytes);
+  return all;
+}
+
+/// Checks all members, and returns them with the stride that a stride of 0 stands for. With no elements, pointers may
+/// be null. If absmax_codes is given, absmax is nested.
+nibble_four_bit checked_four_bit(const std::string& name, const nibble_four_bit* given);
 void check_int8(const std::string& name, const nibble_int8* weight);
 void check_matrix(const std::string& name, const nibble_matrix* matrix);
 

@@ -71,7 +71,8 @@ class Weight {
 
   [[nodiscard]] nibble_four_bit argument() const {
     const auto pointer = [](const auto& array) { return array ? array->data() : nullptr; };
-    return {.codebook = case_.codebook,
+    return {.struct_bytes = sizeof(nibble_four_bit),
+            .codebook = case_.codebook,
             .blocksize = case_.blocksize,
             .rows = case_.n,
             .columns = case_.k,
@@ -80,10 +81,15 @@ class Weight {
             .absmax_codes = pointer(absmax_codes_),
             .nested_absmax = pointer(nested_absmax_),
             .nested_codebook = pointer(nested_codebook_),
-            .nested_offset = pointer(nested_offset_)};
+            .nested_offset = pointer(nested_offset_),
+            .first = 0,
+            .stride = 0};
   }
   [[nodiscard]] std::vector<u32> expected(nibble_dtype dtype, u64 first_row, u64 rows) const {
-    return rounded_bits(dtype, std::span(weights_).subspan(first_row * case_.k, rows * case_.k));
+    return elements(dtype, first_row * case_.k, rows * case_.k);
+  }
+  [[nodiscard]] std::vector<u32> elements(nibble_dtype dtype, u64 first, u64 count) const {
+    return rounded_bits(dtype, std::span(weights_).subspan(first, count));
   }
 
  private:
@@ -163,6 +169,24 @@ NIBBLE_SIMULATED_TEST(FourBitDequantize, NothingWaits) {
   EXPECT_TRUE(scope.sites().empty()) << "a synchronization, which has to be tested by turning it off";
 }
 
+// A slice that begins anywhere, with rows of its own; with gaps in the result, and without.
+TEST(FourBitDequantize, SlicesOfWholeRows) {
+  std::mt19937_64 random(7);
+  const Weight weight({.n = 40, .k = 96}, random);
+  for (const u64 first : {u64{96} * 7, u64{8}, u64{1}, u64{1031}})
+    for (const u64 gap : {0, 8})
+      for (const nibble_dtype dtype : dtypes) {
+        nibble_four_bit slice = weight.argument();
+        slice.first = first;
+        slice.rows = 20;
+        slice.columns = 64;
+        const Result result(dtype, 13, 64, {.gap = gap});
+        const nibble_matrix out = result.matrix();
+        ASSERT_EQ(nibble_dequantize_four_bit(&slice, 5, &out, nullptr), NIBBLE_OK) << nibble_last_error();
+        EXPECT_EQ(result.bits(), weight.elements(dtype, first + u64{5} * 64, u64{13} * 64)) << first << ", " << gap;
+      }
+}
+
 TEST(FourBitDequantize, NothingToDoNeedsNoLaunch) {
   std::mt19937_64 random(4);
   const Weight weight({.n = 3, .k = 64}, random);
@@ -203,6 +227,10 @@ TEST(FourBitDequantize, RefusesWhatMakesNoSense) {
   other.blocksize = 48;
   EXPECT_EQ(nibble_dequantize_four_bit(&other, 0, &good_out, nullptr), NIBBLE_USAGE);
   EXPECT_THAT(nibble_last_error(), StrEq("weight.blocksize is 48, not a power of two from 32 to 4096"));
+  other = good;
+  other.stride = 128;
+  EXPECT_EQ(nibble_dequantize_four_bit(&other, 0, &good_out, nullptr), NIBBLE_USAGE);
+  EXPECT_THAT(nibble_last_error(), StrEq("weight.stride is 128, must be its 64 columns"));
 }
 
 // Three rows at the end of a weight of 2^33 elements and some, and a result whose rows are 2^32 elements apart.
@@ -229,7 +257,8 @@ NIBBLE_SIMULATED_TEST(FourBitDequantize, MoreThan32BitsCount) {
   nf4::decode(std::span(packed.data() + first / 2, weights.size() / 2),
               std::span(absmax).subspan(first / 64 - nested_begin), 64, weights);
 
-  const nibble_four_bit weight{.codebook = NIBBLE_NF4,
+  const nibble_four_bit weight{.struct_bytes = sizeof(nibble_four_bit),
+                               .codebook = NIBBLE_NF4,
                                .blocksize = 64,
                                .rows = n,
                                .columns = k,
@@ -238,7 +267,9 @@ NIBBLE_SIMULATED_TEST(FourBitDequantize, MoreThan32BitsCount) {
                                .absmax_codes = absmax_codes.data(),
                                .nested_absmax = nested_absmax.data(),
                                .nested_codebook = nested_codebook.data(),
-                               .nested_offset = nested_offset.data()};
+                               .nested_offset = nested_offset.data(),
+                               .first = 0,
+                               .stride = 0};
   for (const u64 more : {u64{0}, u64{1}}) {  // whole vectors, and weight by weight
     const u64 stride = (u64{1} << 32) + more;
     const SparseArray<device::u16> memory(2 * stride + k);

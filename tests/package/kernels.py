@@ -12,9 +12,10 @@ INTERNAL, USAGE, F16 = 1, 2, 1
 
 
 class FourBit(Structure):
-    _fields_ = [("codebook", c_int), ("blocksize", c_uint32), ("rows", c_uint64), ("columns", c_uint64),
-                ("packed", c_void_p), ("absmax", c_void_p), ("absmax_codes", c_void_p), ("nested_absmax", c_void_p),
-                ("nested_codebook", c_void_p), ("nested_offset", c_void_p)]  # fmt: skip
+    _fields_ = [("struct_bytes", c_size_t), ("codebook", c_int), ("blocksize", c_uint32), ("rows", c_uint64),
+                ("columns", c_uint64), ("packed", c_void_p), ("absmax", c_void_p), ("absmax_codes", c_void_p),
+                ("nested_absmax", c_void_p), ("nested_codebook", c_void_p), ("nested_offset", c_void_p),
+                ("first", c_uint64), ("stride", c_uint64)]  # fmt: skip
 
 
 class FourBitOutput(Structure):
@@ -30,6 +31,16 @@ class Matrix(Structure):
     _fields_ = [("dtype", c_int), ("rows", c_uint64), ("columns", c_uint64), ("stride", c_uint64), ("data", c_void_p)]
 
 
+class Product(Structure):
+    _fields_ = [("weight", POINTER(FourBit)), ("bias", c_void_p), ("y", POINTER(Matrix))]
+
+
+class Matmul(Structure):
+    _fields_ = [("struct_bytes", c_size_t), ("x", POINTER(Matrix)), ("products", POINTER(Product)),
+                ("product_count", c_uint32), ("experts", c_uint32), ("ends", c_void_p), ("compute_dtype", c_int),
+                ("accumulate", c_int), ("weights_are_ready", c_int), ("counters", c_void_p)]  # fmt: skip
+
+
 library = pathlib.Path(sys.argv[1])
 assert library.stat().st_size < 64e6, f"{library} has {library.stat().st_size} bytes, may have 64 MB"
 names = subprocess.run(["nm", "-D", "--defined-only", "--format=posix", library], check=True, stdout=subprocess.PIPE, text=True)
@@ -39,12 +50,12 @@ nibble = ctypes.CDLL(library)
 nibble.nibble_last_error.restype = ctypes.c_char_p
 nibble.nibble_quantize_four_bit_workspace.restype = c_size_t
 nibble.nibble_quantize_four_bit_workspace.argtypes = [c_uint64, c_uint32, c_int]
-nibble.nibble_matmul_four_bit_workspace.restype = c_size_t
-nibble.nibble_matmul_four_bit_workspace.argtypes = [c_uint64, c_uint64, c_uint64]
 nibble.nibble_nested_codebook.restype = POINTER(c_float * 256)
 header = (pathlib.Path(__file__).parents[2] / "kernels/host/device_interface.h").read_text(encoding="utf-8")
 for name in re.findall(r"NIBBLE_API [\w ]+?(nibble_\w+)\(", header):
     assert hasattr(nibble, name), f"{library} lacks {name} of kernels/host/device_interface.h"
+public = (pathlib.Path(__file__).parents[2] / "include/nibble/kernels.h").read_text(encoding="utf-8")
+assert nibble.nibble_kernels_version() == int(re.search(r"NIBBLE_KERNELS_VERSION (\d+)", public)[1])
 assert nibble.nibble_device_interface_version() == int(re.search(r"NIBBLE_DEVICE_INTERFACE_VERSION (\d+)", header)[1])
 
 
@@ -80,13 +91,17 @@ if devices() > 0:
 # Arguments without a fault, of a weight of 64 x 64: the pointers are never followed.
 memory = (c_uint8 * (1 << 16))()
 at = ctypes.addressof(memory) + 255 & ~255
-weight = FourBit(codebook=0, blocksize=64, rows=64, columns=64, packed=at, absmax=at)
+weight = FourBit(struct_bytes=ctypes.sizeof(FourBit), codebook=0, blocksize=64, rows=64, columns=64, packed=at, absmax=at)
 output = FourBitOutput(codebook=0, blocksize=64, packed=at, absmax=at)
 nested = FourBitOutput(codebook=0, blocksize=64, packed=at, absmax_codes=at, nested_absmax=at, nested_offset=at)
 int8 = Int8(rows=64, columns=64, codes=at, absmax=at)
 matrix = Matrix(dtype=F16, rows=64, columns=64, stride=64, data=at)
 here, size, room = c_void_p(at), c_uint64(64 * 64), c_size_t(1 << 15)
-assert nibble.nibble_matmul_four_bit_workspace(64, 64, 64) <= room.value
+product = Product(weight=ctypes.pointer(weight), y=ctypes.pointer(matrix))
+matmul = Matmul(struct_bytes=ctypes.sizeof(Matmul), x=ctypes.pointer(matrix), products=ctypes.pointer(product),
+                product_count=1)  # fmt: skip
+matmul_room = c_size_t(0)
+assert nibble.nibble_matmul_four_bit_workspace(byref(matmul), byref(matmul_room)) == 0
 page = (c_uint8 * (1 << 13))()
 text, number, queue = (c_char * 64)(), c_int(0), c_void_p()
 calls = {
@@ -98,7 +113,7 @@ calls = {
     "nibble_find_device": [byref(number), text, c_size_t(64)],
     "nibble_pin": [c_int(0), c_void_p(ctypes.addressof(page) + 4095 & ~4095), c_size_t(4096)],
     "nibble_queue_create": [c_int(0), byref(queue)],
-    "nibble_matmul_four_bit": [byref(weight), byref(matrix), None, byref(matrix), here, room, None],
+    "nibble_matmul_four_bit": [byref(matmul), here, matmul_room, None],
 }
 for name, arguments in calls.items():
     text = refusal(getattr(nibble, name.split(",")[0])(*arguments), INTERNAL)

@@ -113,6 +113,14 @@ void unpin(void* memory) noexcept {
   pinned().bytes.erase(reinterpret_cast<std::uintptr_t>(memory));
 }
 
+void clear_memory(void* memory, std::size_t bytes, StreamRef /*stream*/) {
+  may_fail("clear");
+  std::size_t offset = 0;
+  simulator::Region& region = touched(memory, bytes, offset);
+  std::memset(memory, 0, bytes);
+  region.set_known(offset, bytes);
+}
+
 Memory::Memory(const char* name, std::size_t bytes) {
   may_fail("memory");
   region_ = std::make_unique<simulator::Region>(name, bytes, simulator::Access::read_write, 0);
@@ -137,14 +145,6 @@ void Stream::copy_to_host(void* to, const void* from, std::size_t bytes) {
   touched(from, bytes, offset).require_known(offset, bytes, Site::current());
   std::memset(to, 0xee, bytes);  // for who looks too early
   copies_.push_back({to, from, bytes});
-}
-
-void Stream::clear(void* memory, std::size_t bytes) {
-  may_fail("clear");
-  std::size_t offset = 0;
-  simulator::Region& region = touched(memory, bytes, offset);
-  std::memset(memory, 0, bytes);
-  region.set_known(offset, bytes);
 }
 
 void Stream::wait() {

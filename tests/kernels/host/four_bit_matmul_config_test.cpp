@@ -19,13 +19,13 @@ struct Known {
 // The order of additions in a product follows from its configuration, so another one changes results.
 TEST(FourBitMatmulConfig, OfKnownShapes) {
   const std::vector<Known> all{
-      {1, 28672, 8192, 64, 512, 1},  {1, 14336, 4096, 64, 512, 1},   {1, 4096, 4096, 16, 2048, 1},
-      {4, 4096, 4096, 16, 2048, 1},  {5, 4096, 4096, 32, 1024, 2},   {8, 4096, 4096, 32, 1024, 2},
-      {1, 33, 4288, 16, 2048, 3},    {8, 28672, 8192, 64, 512, 1},   {9, 8192, 4096, 64, 512, 2},
-      {16, 8193, 4096, 128, 256, 4}, {17, 4096, 14336, 128, 256, 4}, {32, 28672, 8192, 128, 256, 1},
-      {33, 8192, 8192, 128, 256, 2}, {64, 8193, 4096, 256, 128, 4}};
+      {1, 28672, 8192, 16, 2048, 1},  {1, 14336, 4096, 64, 512, 1},   {1, 4096, 4096, 16, 2048, 1},
+      {4, 4096, 4096, 64, 512, 4},    {8, 4096, 4096, 64, 512, 4},    {1, 8192, 8192, 32, 1024, 1},
+      {1, 33, 2560, 16, 2048, 2},     {8, 28672, 8192, 64, 512, 1},   {9, 8192, 8192, 128, 256, 4},
+      {16, 14336, 4096, 128, 256, 2}, {17, 4096, 14336, 128, 256, 4}, {32, 28672, 8192, 128, 256, 1},
+      {33, 8192, 8192, 256, 128, 4},  {64, 1024, 4096, 128, 256, 16}, {1000, 28672, 8192, 256, 128, 1}};
   for (const Known& known : all) {
-    const LaunchConfig config = config_for(known.m, known.n, known.k);
+    const LaunchConfig config = config_for(known.m, known.n, known.k, true);
     EXPECT_EQ(config.tile.block_n(), known.block_n) << known.m << " x " << known.n << " x " << known.k;
     EXPECT_EQ(config.tile.block_k(), known.block_k) << known.m << " x " << known.n << " x " << known.k;
     EXPECT_EQ(config.splits, known.splits) << known.m << " x " << known.n << " x " << known.k;
@@ -34,19 +34,20 @@ TEST(FourBitMatmulConfig, OfKnownShapes) {
 
 TEST(FourBitMatmulConfig, OfAnyShapeHasOneOfTheKernelsWithRoomForIt) {
   std::mt19937_64 random(1);
-  for (u64 m = 0; m <= max_m; ++m)
+  for (u64 m = 0; m <= 2 * max_m; ++m)
     for (int i = 0; i < 200; ++i) {
-      const u64 n = i == 0 ? any_n >> 32 : random() % (u64{1} << (1 + random() % 18));
+      const u64 n = i == 0 ? ~u64{0} >> 32 : random() % (u64{1} << (1 + random() % 18));
       const u64 k = random() % (u64{1} << (1 + random() % 18));
-      const LaunchConfig config = config_for(m, n, k);
+      const LaunchConfig config = config_for(m, n, k, true);
       ASSERT_TRUE(
           std::any_of(choices.begin(), choices.end(), [&](const Choice& choice) { return choice.tile == config.tile; }))
           << m << " x " << n << " x " << k;
-      ASSERT_LE(m, config.tile.max_m());
+      ASSERT_LE(std::min(m, max_m), config.tile.max_m());
       ASSERT_GE(config.splits, 1U);
       ASSERT_LE(config.splits, 16U);
       ASSERT_LE((config.splits - 1) * config.tile.block_k(), k) << "a split that has no step";
-      ASSERT_EQ(workspace_bytes(config, m, n), config.splits == 1 ? 0 : config.splits * m * n * 4);
+      ASSERT_TRUE(config.splits == 1 || groups_of(config.tile, m, n) <= max_groups);
+      ASSERT_EQ(config_for(m, n, k, false).splits, 1U);
     }
 }
 

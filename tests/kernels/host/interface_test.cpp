@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "nibble/kernels.hpp"
 #include "nibble/nested.hpp"
@@ -29,7 +30,8 @@ alignas(16) char memory[64];
 template <class T> T* at(std::size_t byte = 0) { return reinterpret_cast<T*>(memory + byte); }
 
 nibble_four_bit plain() {
-  return {.codebook = NIBBLE_NF4,
+  return {.struct_bytes = sizeof(nibble_four_bit),
+          .codebook = NIBBLE_NF4,
           .blocksize = 64,
           .rows = 2,
           .columns = 3,
@@ -38,7 +40,9 @@ nibble_four_bit plain() {
           .absmax_codes = nullptr,
           .nested_absmax = nullptr,
           .nested_codebook = nullptr,
-          .nested_offset = nullptr};
+          .nested_offset = nullptr,
+          .first = 0,
+          .stride = 0};
 }
 nibble_four_bit nested() {
   nibble_four_bit weight = plain();
@@ -52,7 +56,7 @@ template <class Enum> void put(Enum& value, int number) { std::memcpy(&value, &n
 
 template <class Change> std::string refusal_of(nibble_four_bit weight, Change&& change) {
   change(weight);
-  return refusal([&] { check_four_bit("weight", &weight); });
+  return refusal([&] { checked_four_bit("weight", &weight); });
 }
 
 TEST(Interface, WhatABodyThrowsBecomesTheResult) {
@@ -94,7 +98,7 @@ TEST(Interface, TheCppInterfaceThrows) {
 TEST(Interface, FourBitWeights) {
   EXPECT_EQ(refusal_of(plain(), [](auto&) {}), "");
   EXPECT_EQ(refusal_of(nested(), [](auto&) {}), "");
-  EXPECT_EQ(refusal([] { check_four_bit("weight", nullptr); }), "weight is null");
+  EXPECT_EQ(refusal([] { checked_four_bit("weight", nullptr); }), "weight is null");
   for (const std::uint32_t blocksize : {32u, 64u, 128u, 256u, 512u, 1024u, 2048u, 4096u})
     EXPECT_EQ(refusal_of(plain(), [&](auto& weight) { weight.blocksize = blocksize; }), "");
   for (const std::uint32_t blocksize : {0u, 1u, 16u, 48u, 8192u})
@@ -116,6 +120,35 @@ TEST(Interface, FourBitWeights) {
             "weight.nested_codebook is 1 bytes past a multiple of 4, its alignment");
   EXPECT_EQ(refusal_of(nested(), [](auto& weight) { weight.nested_offset = nullptr; }), "weight.nested_offset is null");
 }
+
+TEST(Interface, SlicesOfFourBitWeights) {
+  EXPECT_EQ(checked_four_bit("weight", std::vector{plain()}.data()).stride, 3U);
+  EXPECT_EQ(refusal_of(plain(), [](auto& weight) { weight.stride = 5; }), "");
+  EXPECT_EQ(refusal_of(plain(), [](auto& weight) { weight.stride = 2; }),
+            "weight.stride is 2, less than its 3 columns");
+  EXPECT_EQ(refusal_of(plain(), [](auto& weight) { weight.first = max_elements - 6; }), "");
+  EXPECT_EQ(refusal_of(plain(), [](auto& weight) { weight.first = max_elements - 5; }),
+            "weight.first is 281474976710651, beyond the 2^48 elements that are possible");
+}
+
+// A caller who was compiled with fewer members, and one with more.
+TEST(Interface, StructsMayGrow) {
+  struct Grown {
+    std::size_t struct_bytes;
+    u64 known, added;
+  };
+  const Grown old{16, 7, 8};
+  EXPECT_EQ(whole("grown", &old, 16).known, 7U);
+  EXPECT_EQ(whole("grown", &old, 16).added, 0U);
+  for (const std::size_t bytes : {std::size_t{15}, std::size_t{25}}) {
+    const Grown other{bytes, 7, 8};
+    EXPECT_EQ(refusal([&] { whole("grown", &other, 16); }),
+              "grown.struct_bytes is " + std::to_string(bytes) + ", this library takes 16 to 24");
+  }
+  EXPECT_EQ(refusal([] { whole<Grown>("grown", nullptr); }), "grown is null");
+}
+
+TEST(Interface, TheVersionIsThatOfTheHeader) { EXPECT_EQ(nibble_kernels_version(), NIBBLE_KERNELS_VERSION); }
 
 TEST(Interface, SizesDoNotOverflow) {
   EXPECT_EQ(checked_size("weight", u64{1} << 24, u64{1} << 24), max_elements);

@@ -92,7 +92,7 @@ def check(kernel, entry):
              "at_bandwidth": entry["at_bandwidth"]}  # fmt: skip
     if per_unit > entry["budget"]:
         faults.append(f"{per_unit:.2f} instructions per {entry['unit']}, the budget is {entry['budget']}")
-    faults += order_faults(entry, way)
+    faults += order_faults(kernel, entry, way)
     on_their_way, of_flight = bytes_on_their_way(kernel, entry, loading)
     return line | on_their_way, faults + of_flight
 
@@ -140,12 +140,13 @@ def weights_loaded(loads, way, threads):
     return loaded * loads["weights_per_byte"]
 
 
-def order_faults(entry, way):
+def order_faults(kernel, entry, way):
     """Loads of the next step that are asked for too late, or waited for too early."""
     done = work_of(entry)
     faults = []
-    if "ahead" in entry and waits_too_early(way, entry["ahead"], done):
-        faults.append(f"waits for {entry['ahead']} after the next step's have been asked for")
+    ahead = of_architecture(entry.get("ahead"), kernel.architecture)
+    if ahead and waits_too_early(way, ahead, done):
+        faults.append(f"waits for {ahead} after the next step's have been asked for")
     if "loads_before" in entry and (late := behind(way, entry["loads"]["opcode"], entry["loads_before"], done)):
         faults.append(f"{len(late)} of {way.count(entry['loads']['opcode'])} loads of the next step come after one of "
                       f"{', '.join(entry['loads_before'])}, the first at {late[0].address:#x}")  # fmt: skip

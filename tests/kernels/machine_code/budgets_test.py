@@ -62,6 +62,8 @@ class Checks(unittest.TestCase):
     def test_loads_ahead(self):
         body = "LDG.E.EF.64 R0 !5", "HMMA.16816 ?5", "BRA 0x0", "EXIT"
         self.faults(kernel(code(*body)), ["loads 4096 weights and multiplies 2048", "waits for"])
+        self.faults(kernel(code(*body)), ["loads 4096", "waits for"], ahead={"sm_90a": r"LDG\.E\.EF"})
+        self.faults(kernel(code(*body)), ["loads 4096"], ahead={"sm_80": r"LDG\.E\.EF"})
 
     def test_bytes_on_their_way(self):
         line, _ = check(kernel(recorded("decode_m8")), DECODE)

@@ -23,6 +23,9 @@ void use_device(int device);
 void pin(void* memory, std::size_t bytes);
 void unpin(void* memory) noexcept;
 
+/// At once, as all that is put on a stream.
+void clear_memory(void* memory, std::size_t bytes, StreamRef stream);
+
 class Memory {
  public:
   Memory() = default;
@@ -43,7 +46,7 @@ class Stream {
   [[nodiscard]] StreamRef get() const { return nullptr; }
   void copy_to_device(void* to, const void* from, std::size_t bytes);
   void copy_to_host(void* to, const void* from, std::size_t bytes);
-  void clear(void* memory, std::size_t bytes);
+  void clear(void* memory, std::size_t bytes) { clear_memory(memory, bytes, get()); }
   void wait();
   void abandon() noexcept { copies_.clear(); }
 

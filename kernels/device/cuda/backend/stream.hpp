@@ -35,6 +35,11 @@ inline void unpin(void* memory) noexcept {
   if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError();  // it was not pinned, or the context is lost
 }
 
+/// Zeros, in order with what else is on the stream.
+inline void clear_memory(void* memory, std::size_t bytes, StreamRef stream) {
+  detail::check(cudaMemsetAsync(memory, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
+}
+
 /// Memory of the current device.
 class Memory {
  public:
@@ -75,9 +80,7 @@ class Stream {
   void copy_to_host(void* to, const void* from, std::size_t bytes) {
     detail::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_.get()), "cudaMemcpyAsync");
   }
-  void clear(void* memory, std::size_t bytes) {
-    detail::check(cudaMemsetAsync(memory, 0, bytes, stream_.get()), "cudaMemsetAsync");
-  }
+  void clear(void* memory, std::size_t bytes) { clear_memory(memory, bytes, get()); }
   void wait() {
     detail::check(cudaEventRecord(done_.get(), stream_.get()), "cudaEventRecord");
     detail::check(cudaEventSynchronize(done_.get()), "cudaEventSynchronize");

@@ -1,0 +1,61 @@
+// The end of a product: where its sums go, and how several blocks that divide k between them add theirs.
+#pragma once
+#include "kernels/device/device.hpp"
+#include "kernels/weights.hpp"
+
+namespace nibble::kernels {
+using namespace device;
+
+/// y [m, n] of 16 bits or of fp32, and what is added to the sums: first the bias, then what y has already.
+template <class Half> struct MatmulOutput {
+  Global<const Half> bias;  // or null
+  Global<Half> y;           // null if y is fp32
+  Global<float> y_f32;
+  i64 y_stride;
+  bool accumulate;
+
+  NIBBLE_DEVICE void store(i64 at_m, i64 at_n, float sum) const {
+    const i64 at = at_m * y_stride + at_n;
+    if (!bias.is_null()) sum = add_rn(sum, to_float(ld(bias + at_n)));
+    if (y.is_null()) {
+      st(y_f32 + at, accumulate ? add_rn(sum, ld(y_f32 + at)) : sum);
+    } else {
+      st(y + at, rounded<Half>(accumulate ? add_rn(sum, to_float(ld(y + at))) : sum));
+    }
+  }
+};
+
+/// Sums of blocks that divide k between them. Each stores its own in `partial`; the last of them to do so, which a
+/// counter tells it, adds them in order of k: no order of additions depends on time.
+struct SplitSums {
+  Global<float> partial;  // [splits][size], null without splits
+  Global<u32> arrived;    // one counter for each group of blocks: 0 before the launch, and again after it
+  u32 splits;
+  i64 size;
+
+  NIBBLE_DEVICE void put(u32 split, i64 at, float sum) const { st(partial + (i64{split} * size + at), sum); }
+
+  /// Called by all threads of a block after put(): whether this block is the group's last, and has to add. Afterwards
+  /// the sums of all of its blocks are there to be read.
+  [[nodiscard]] NIBBLE_DEVICE bool is_last(u32 group) const {
+    NIBBLE_SHARED(u32, before, 1);
+    sync_threads();  // the block's sums are written
+    if (thread_id() == 0) {
+      threadfence();
+      const u32 others = atomic_add(arrived + group, 1);
+      if (others == splits - 1) st(arrived + group, u32{0});
+      sts(before, others);
+      threadfence();
+    }
+    sync_threads();
+    return lds(before) == splits - 1;
+  }
+
+  [[nodiscard]] NIBBLE_DEVICE float total(i64 at) const {
+    float total = 0;
+    for (u32 split = 0; split < splits; ++split) total = add_rn(total, ld(partial + (i64{split} * size + at)));
+    return total;
+  }
+};
+
+}  // namespace nibble::kernels
