@@ -90,7 +90,7 @@ class Advising {
       tensor.dtype = found.info.dtype;
       advice_.weights += found.info.elements();
       tensor.ways.front().choice.bytes = found.info.bytes();
-      if (found.info.dtype == DType::f64 && found.info.elements() > 0)
+      if (found.info.dtype == DType::f64)
         tensor.ways.front() = {cast_codec(DType::f32), {byte_count(DType::f32, found.info.elements()), 0}};
     }
     if (measurement.candidates.size() != formats.size()) fail();

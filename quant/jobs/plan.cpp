@@ -192,11 +192,11 @@ class Planner {
       skip.apply();
       choice = {CodecSpec(), skip.label(), DecidedBy::skip};
     }
+    // There is nothing to encode, and experts that are cut one by one or codes in bytes would not keep the shape.
+    if (tensor.elements() == 0 && codec_of(choice.codec).quantizes()) choice = {CodecSpec(), "has no elements"};
     // A quantized model has no F64: transformers would run its layers in that type.
     if (choice.codec.keeps() && tensor.dtype == DType::f64 && codec_of(plan_.recipe.to).quantizes())
       choice = {cast_codec(DType::f32), choice.reason + "; F64 is cast", choice.decided_by};
-    // There is nothing to encode, and experts that are cut one by one or codes in bytes would not keep the shape.
-    if (tensor.elements() == 0 && !choice.codec.keeps()) choice = {CodecSpec(), "has no elements"};
     return choice;
   }
 

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 #include "nibble/plan.hpp"
 #include "quant/schemes/scheme.hpp"
@@ -58,8 +59,8 @@ TEST(Plan, QuantizesWhatTransformersWould) {
 }
 
 // Whatever their shape, and whoever asks for another form: experts of no expert are not cut, and more scales than 64
-// bits can count are not stored.
-TEST(Plan, TensorsWithoutElementsAreKept) {
+// bits can count are not stored. They are cast like others.
+TEST(Plan, TensorsWithoutElementsAreNotQuantized) {
   for (const std::string_view to : codec_names())
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
       for (const Shape& shape : {Shape{std::uint64_t{1} << 62, 0}, Shape{0, 64}, Shape{0}, Shape{0, 8, 64}}) {
@@ -72,10 +73,14 @@ TEST(Plan, TensorsWithoutElementsAreKept) {
         recipe.rules = {{".*_proj.*", to}};
         const Plan plan = make_plan(in, recipe);
         const PlannedTensor empty = plan.tensors[plan.tensors.size() - 1];
-        EXPECT_TRUE(empty.codec.keeps()) << to;
-        EXPECT_EQ(empty.info, in.tensors()[in.tensors().size() - 1]) << to;
+        const auto codec = make_codec(recipe.to), of_empty = make_codec(empty.codec);
+        DType expected = codec->cast_type().value_or(dtype);
+        if (codec->quantizes() && dtype == DType::f64) expected = DType::f32;
+        EXPECT_FALSE(of_empty->quantizes()) << to;
+        EXPECT_EQ(empty.info.shape, shape) << to;
+        EXPECT_EQ(of_empty->cast_type().value_or(dtype), expected) << to;
         EXPECT_EQ(empty.stored_bytes, 0U);
-        if (to != "keep" && shape == Shape{0, 64}) {
+        if (codec->quantizes() && dtype != DType::f64 && shape == Shape{0, 64}) {
           EXPECT_EQ(empty.reason, "has no elements");
         }
       }
