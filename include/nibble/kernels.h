@@ -5,18 +5,19 @@
  *
  * - Pointers are to device memory, unless the text says host. They need the alignment of their type; a pointer aligned
  *   to 16 bytes is faster. Nothing may overlap what is written.
- * - Work is put on `stream`, which must belong to the current device, and the function returns at once: it never
- *   synchronizes and allocates nothing, so it can be captured into a CUDA graph. (CUDA itself loads the code of a
- *   kernel when it is first called on a device, which takes longer.) Memory that it needs besides is asked for by
- *   ..._workspace() and given by the caller, aligned to 16 bytes; what is in it before does not matter, and after the
- *   work is done it is free for anything.
- * - Sizes are in elements unless the name says bytes. 64 bits everywhere: a weight may have more than 2^31 elements.
+ * - A function puts its work on `stream`, which must belong to the current device, and returns at once. It never
+ *   synchronizes and never allocates, so it can be captured into a CUDA graph. (CUDA itself loads the code of a kernel
+ *   when it is first launched on a device, which takes longer.)
+ * - If a function needs more memory, ..._workspace() says how much. The caller provides it, aligned to 16 bytes. Its
+ *   contents do not matter before the call, and when the work is done it can be used for anything else.
+ * - Sizes are in elements unless the name says bytes. They have 64 bits: a weight may have more than 2^31 elements.
  *   m is the number of tokens, n of output features (rows of a weight), k of input features (its columns).
- * - The same input gives the same bytes, always: no order of additions depends on timing.
- * - The result is 0, or one of nibble_status, and then nibble_last_error() says why. NIBBLE_USAGE: nothing
- *   was launched.
- * - The driver is that of CUDA 13 (R580) or later; with an older one every function that launches is NIBBLE_INTERNAL.
- * - Any number of threads may call at once. */
+ * - The same input always gives the same bytes: no order of additions depends on timing.
+ * - The result is a nibble_status. If it is not NIBBLE_OK, nibble_last_error() says why. After NIBBLE_USAGE nothing was
+ *   launched.
+ * - The driver must be that of CUDA 13 (R580) or later. With an older one, functions that launch return
+ *   NIBBLE_INTERNAL.
+ * - Any number of threads may call at the same time. */
 #ifndef NIBBLE_KERNELS_H
 #define NIBBLE_KERNELS_H
 
@@ -38,8 +39,8 @@ extern "C" {
 /* A cudaStream_t. 0 is the default stream. */
 typedef struct CUstream_st* nibble_stream;
 
-/* The version of this interface. It grows when a function changes what it takes; a program that loads the library at
- * run time compares nibble_kernels_version() with it. */
+/* The version of this interface. It increases when the arguments of a function change. A program that loads the library
+ * at run time compares nibble_kernels_version() with it. */
 #define NIBBLE_KERNELS_VERSION 2
 NIBBLE_API int nibble_kernels_version(void);
 
@@ -50,34 +51,34 @@ typedef enum nibble_status {
   NIBBLE_USAGE = 2     /* an argument that makes no sense; the text names it, the fact and the limit */
 } nibble_status;
 
-/* Why the last function of this thread that failed did so: one line, valid until the next one fails. */
+/* Why the last failed call of this thread failed: one line, valid until another call of this thread fails. */
 NIBBLE_API const char* nibble_last_error(void);
 
 typedef enum nibble_dtype { NIBBLE_F32 = 0, NIBBLE_F16 = 1, NIBBLE_BF16 = 2 } nibble_dtype;
 
 typedef enum nibble_codebook { NIBBLE_NF4 = 0, NIBBLE_FP4 = 1 } nibble_codebook;
 
-/* A weight [n, k] in blocks of 4-bit codes, bitsandbytes' bytes as they are on disk. The elements of the bytes count in
- * row-major order, and blocks run on over the ends of rows.
+/* A weight [n, k] in blocks of 4-bit codes, in the bytes that bitsandbytes stores on disk. Elements are numbered in
+ * row-major order, and a block may continue in the next row.
  *
  *   weight = codebook[code] * absmax[element / blocksize]                                        rounded once
  *   absmax = nested_codebook[absmax_codes[i]] * nested_absmax[i / 256] + nested_offset           two roundings, no fma
  *
- * Either `absmax` or the four of the nested form are given; the others are null. Sources: the files that bitsandbytes
- * 0.50 writes; Dettmers et al., "QLoRA", 2023, section 3.
+ * Give either `absmax` or all four pointers of the nested form; the others are null. Sources: the files that
+ * bitsandbytes 0.50 writes; Dettmers et al., "QLoRA", 2023, section 3.
  *
- * A weight may be a slice of a larger one, as tensor parallelism needs it: its element [i][j] is the larger one's
- * element first + i * stride + j, and the pointers are those of the larger one. For rows 1024 to 2047 of [n, k]: rows =
- * 1024, first = 1024 * k. For the right half of the columns: columns = k / 2, first = k / 2, stride = k. */
+ * A weight may be a slice of a larger one, as in tensor parallelism. Its element [i][j] is then element first + i *
+ * stride + j of the larger one, whose pointers it keeps. Rows 1024 to 2047 of [n, k] are rows = 1024, first = 1024 * k.
+ * The right half of the columns is columns = k / 2, first = k / 2, stride = k. */
 typedef struct nibble_four_bit {
-  size_t struct_bytes; /* sizeof(nibble_four_bit), so that members can be added at the end */
+  size_t struct_bytes; /* sizeof(nibble_four_bit): later versions may add members at the end */
   nibble_codebook codebook;
   uint32_t blocksize;           /* 32, 64, ..., 4096 weights per absmax */
   uint64_t rows, columns;       /* n, k */
   const uint8_t* packed;        /* two elements per byte; element 2i is the high nibble of byte i */
-  const float* absmax;          /* one for `blocksize` elements, rounded up */
-  const uint8_t* absmax_codes;  /* as many */
-  const float* nested_absmax;   /* one for 256 absmax_codes, rounded up */
+  const float* absmax;          /* one per blocksize elements, rounded up */
+  const uint8_t* absmax_codes;  /* the same number */
+  const float* nested_absmax;   /* one per 256 absmax_codes, rounded up */
   const float* nested_codebook; /* 256 values */
   const float* nested_offset;   /* one value */
   uint64_t first, stride;       /* of a slice, in elements; a stride of 0 means `columns` */
@@ -103,24 +104,24 @@ typedef struct nibble_matrix {
 /* --- dequantize: weights from codes ------------------------------------------------------------------------------ */
 
 /* out[i][j] = weight[first_row + i][j] for i < out.rows, rounded to out.dtype (nearest, ties to even) from the fp32
- * value above. out.columns must be the weight's; first_row + out.rows at most its rows. One launch, nested or not. A
- * slice must have whole rows: stride = columns. */
+ * value above. out.columns must be the weight's columns, and first_row + out.rows at most its rows. One launch, nested
+ * or not. A slice must have whole rows: stride = columns. */
 NIBBLE_API int nibble_dequantize_four_bit(const nibble_four_bit* weight, uint64_t first_row, const nibble_matrix* out,
                                           nibble_stream stream);
 NIBBLE_API int nibble_dequantize_int8(const nibble_int8* weight, uint64_t first_row, const nibble_matrix* out,
                                       nibble_stream stream);
 
-/* --- quantize: codes from weights, the bytes of the CPU codecs ------------------------------------------------------
- */
+/* --- quantize: codes from weights, in the bytes of the CPU codecs ------------------------------------------------- */
 
-/* Where the parts of a 4-bit weight go: as nibble_four_bit, written. Nested if absmax_codes is not null; then
- * nested_absmax and nested_offset are written too (the codebook is nibble's own: nibble_nested_codebook()). */
+/* Where the parts of a 4-bit weight are written; the members are those of nibble_four_bit. The result is nested if
+ * absmax_codes is not null. Then nested_absmax and nested_offset are written too; the nested codebook is always
+ * nibble_nested_codebook(). */
 typedef struct nibble_four_bit_output {
   nibble_codebook codebook;
   uint32_t blocksize;
   uint8_t* packed;
-  float* absmax;         /* null when nested */
-  uint8_t* absmax_codes; /* null when not */
+  float* absmax;         /* null if nested */
+  uint8_t* absmax_codes; /* null if not */
   float* nested_absmax;
   float* nested_offset;
 } nibble_four_bit_output;
@@ -144,15 +145,14 @@ NIBBLE_API int nibble_quantize_int8(const nibble_matrix* weights, int8_t* codes,
 /* The 256 values of nested codes, ascending. Host memory. */
 NIBBLE_API const float* nibble_nested_codebook(void);
 
-/* --- matmul: products with quantized weights, never written out ------------------------------------------------------
- */
+/* --- matmul: products with quantized weights, which are never written to memory as floats ------------------------- */
 
-/* Weights of one product. */
+/* The most weights in one call. */
 #define NIBBLE_MATMUL_MAX_PRODUCTS 4
-/* Elements of nibble_matmul.counters. */
+/* The number of nibble_matmul.counters. */
 #define NIBBLE_MATMUL_COUNTERS 4096
 
-/* One weight [n, k] that x is multiplied with, and where the result goes. */
+/* A weight [n, k] by which x is multiplied, and where the result goes. */
 typedef struct nibble_four_bit_product {
   const nibble_four_bit* weight;
   const void* bias;       /* n values of the compute type, or null */
@@ -161,34 +161,36 @@ typedef struct nibble_four_bit_product {
 
 /* y = x * transposed(weight) + bias for each of the products, in one launch.
  *
- * Products are of x and the codebook's values rounded to the compute type, which is x's, or for an x of F32
- * `compute_dtype`, to which x is rounded first. They are added in fp32; absmax multiplies sums of products that share
- * it, in fp32; these, the bias and what y had before are added in fp32 and rounded once, to y. The order depends on the
- * shapes and on the alignment, on nothing else (docs/four-bit-matmul.md has it, and the error).
+ * The compute type is the type of x, or, if x is F32, `compute_dtype`: then x is first rounded to it. The values of the
+ * codebook are rounded to it too. Products of the two are added in fp32; absmax multiplies sums of products that share
+ * it; these sums, the bias and the old y are added in fp32, and y is rounded once (not at all if it is F32). The order
+ * of additions depends only on shapes and alignment (docs/four-bit-matmul.md has the order and the error).
  *
- * Fast where k and x.stride allow it: k, first and stride multiples of 64, blocksize at least 64, packed aligned to 8
- * bytes, x and its rows to 16. For m above 64 each 64 rows read the weight again; from a few hundred on it is faster to
- * dequantize the weight and to call a library for 16-bit products. */
+ * It is fast if k, first, and stride are multiples of 64, blocksize is at least 64, packed is aligned to 8 bytes, and x
+ * and its rows are aligned to 16 bytes. Above m = 64, every 64 rows of x read the weight again; from a few hundred rows
+ * on it is faster to dequantize the weight and to call a library for 16-bit products. */
 typedef struct nibble_matmul {
-  size_t struct_bytes;    /* sizeof(nibble_matmul), so that members can be added at the end */
+  size_t struct_bytes;    /* sizeof(nibble_matmul): later versions may add members at the end */
   const nibble_matrix* x; /* [m, k], m less than 2^31 */
   const nibble_four_bit_product* products;
-  uint32_t product_count; /* 1 to NIBBLE_MATMUL_MAX_PRODUCTS weights that share x, for example those of q, k and v: with
-                             the same columns, codebook, blocksize and form of absmax */
-  uint32_t experts;       /* 0, or the number of experts whose weights [n, k] follow each other in the one weight */
-  const uint32_t* ends; /* experts: the rows of x and y from ends[e - 1] (or 0) to ends[e] are those of expert e, tokens
-                           being sorted by expert. Device memory, so that nobody has to wait for the router. Rows from
-                           the last end on are not written; an end beyond m counts as m */
-  nibble_dtype compute_dtype; /* of an x of F32: F16 or BF16. Otherwise F32, which says nothing, or x's */
-  int accumulate;             /* not 0: y += instead of y =. Rounded once */
-  int weights_are_ready; /* not 0: no work on the stream that may still run writes the weights (what holds for all but
-                            the first product after a load). Then the launch does not wait for the one before, but reads
-                            codes meanwhile: programmatic dependent launch, from sm_90 on */
-  uint32_t* counters; /* NIBBLE_MATMUL_COUNTERS zeros that the product finds and leaves so; products on the same stream
-                         may share them. Null: the workspace has them, and each call clears them, one more operation */
+  uint32_t product_count; /* 1 to NIBBLE_MATMUL_MAX_PRODUCTS weights that share x, such as those of q, k and v. They
+                             must have the same columns, codebook, blocksize and form of absmax */
+  uint32_t experts;       /* 0, or the number of experts. There must be one weight, in which the weights [n, k] of the
+                             experts follow each other, and no bias */
+  const uint32_t* ends; /* with experts: expert e has the rows of x and y from ends[e - 1] (0 for the first) to ends[e];
+                           tokens are sorted by expert. This is device memory, so the host need not wait for the router.
+                           Rows after the last end are not written. An end above m counts as m */
+  nibble_dtype compute_dtype; /* F16 or BF16 if x is F32; otherwise the type of x, or F32, which is ignored */
+  int accumulate;             /* not 0: y += instead of y =, still rounded once */
+  int weights_are_ready; /* not 0: no work that may still be running on the stream writes the weights, which holds for
+                            every call but the first after they were loaded. The launch then need not wait for the one
+                            before to read codes (programmatic dependent launch, from sm_90 on) */
+  uint32_t* counters; /* NIBBLE_MATMUL_COUNTERS zeros. The call leaves zeros there, so all calls on one stream can share
+                         them. Null: they are in the workspace, and each call clears them with one more operation */
 } nibble_matmul;
 
-/* Bytes of workspace for the product. Refuses what the product would refuse. Host. */
+/* Writes the bytes of workspace that the product needs to *bytes, which is host memory. Refuses what the product would
+ * refuse. */
 NIBBLE_API int nibble_matmul_four_bit_workspace(const nibble_matmul* matmul, size_t* bytes);
 NIBBLE_API int nibble_matmul_four_bit(const nibble_matmul* matmul, void* workspace, size_t workspace_bytes,
                                       nibble_stream stream);
