@@ -197,7 +197,7 @@ TEST_F(MeasureProgram, JsonIsConsistent) {
   EXPECT_EQ(test["total"]["weights"], found["reference"]["weights"]);
   EXPECT_EQ(test["converted"]["tensors"].get<int>() + test["kept"]["tensors"].get<int>(), 5);
   EXPECT_EQ(test["converted"]["tensors"], 3);  // the empty one is kept
-  EXPECT_EQ(test["worst"].size(), 3U);  // neither what was kept nor what is empty has an error
+  EXPECT_EQ(test["worst"].size(), 3U);         // neither what was kept nor what is empty has an error
   double last = INFINITY;
   for (const Json& t : test["worst"]) {
     const Json& value = test["tensors"][t.get<std::size_t>()]["rel_rmse"];
