@@ -168,7 +168,7 @@ class CompressedTensors final : public Fp8Parts {
     return [groups](const Reader& in, const StoredTensor& found) -> std::string {
       const Strategy& strategy = strategy_of(*make_codec(found.codec));
       const bool has_one = element_count(in.tensors().shape(found.parts[1])) == 1;
-      const std::string why = groups->contradiction(without_weight_suffix(found.info.name), strategy.name, has_one);
+      std::string why = groups->contradiction(without_weight_suffix(found.info.name), strategy.name, has_one);
       if (why.empty()) return why;
       return fmt::format("in FP8 with a scale per {}, but {}", to_string(strategy.granularity), why);
     };
