@@ -41,7 +41,7 @@ bool is_wide(DType dtype) { return dtype == DType::f32 || dtype == DType::f64; }
 // Whether embeddings take 32 bits or more, which a cast halves.
 bool has_wide_embeddings(const Plan& plan) {
   return std::any_of(plan.tensors.begin(), plan.tensors.end(), [](const PlannedTensor& tensor) {
-    return tensor.role == Role::embedding && is_wide(tensor.info.dtype);
+    return tensor.role == Role::embedding && is_wide(tensor.info.dtype) && tensor.info.elements() > 0;
   });
 }
 
@@ -286,7 +286,7 @@ class Advising {
     const Plan& plan = *formats_.front().plan;
     bool any = false;
     for (const PlannedTensor& planned : plan.tensors) {
-      if (planned.role != Role::embedding) continue;
+      if (planned.role != Role::embedding || planned.info.elements() == 0) continue;
       if (codecs_[planned.source] != embeddings_codec()) return false;
       any = true;
     }

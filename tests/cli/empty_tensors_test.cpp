@@ -30,6 +30,7 @@ const std::map<std::string, std::tuple<DType, Shape>> empty{
     {"model.layers.1.mlp.down_proj.weight", {DType::bf16, {64, 0}}},
     {"model.layers.2.mlp.experts.down_proj", {DType::f16, {0, 64, 64}}},
     {"model.layers.3.mlp.up_proj.weight", {DType::f64, {0, 0}}},
+    {"model.embed_tokens.weight", {DType::f32, {0, 64}}},
     {"model.norm.weight", {DType::f32, {0}}},
     {"ids", {DType::i64, {3, 0}}},
 };
