@@ -189,9 +189,13 @@ void Transaction::judge_target() {
     if (target.get() < 0) fail("cannot open");
     judge_permission(name_, shown_, *status);
     const std::vector<std::string> entries = entries_of(target.get());
-    inside_ = must_be_inside(*status) || has_entry(target.get(), inside_name);
-    keeps_ = !inside_ && is_model(entries) && judge_leaving(target.get(), options_.paths).size() < entries.size();
+    const bool has_work = has_entry(target.get(), inside_name);
+    inside_ = must_be_inside(*status) || has_work;
+    if (has_work || !is_model(entries)) return;  // with an earlier run's work, the entries may still change
+    const std::vector<std::string> leaving = judge_leaving(target.get(), options_.paths);
+    keeps_ = !inside_ && leaving.size() < entries.size();
     inside_ = inside_ || keeps_;
+    if (inside_) judge_folders(target.get(), leaving);
   }
 }
 
@@ -206,6 +210,15 @@ void Transaction::judge_permission(const std::string& name, const std::string& s
   // When a directory moves, its entry for the folder above is written.
   if (S_ISDIR(status.st_mode) && faccessat(parent_.get(), name.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
     throw Error(Errc::io, printable(shown), fmt::format("cannot replace: {}", std::strerror(errno)));
+}
+
+// A folder that moves into another one has to be writable, because its entry for the folder above changes.
+void Transaction::judge_folders(int directory, const std::vector<std::string>& leaving) const {
+  for (const std::string& entry : leaving) {
+    const auto status = status_of(directory, entry, printable(shown_));
+    if (status && S_ISDIR(status->st_mode) && faccessat(directory, entry.c_str(), W_OK, AT_EACCESS) != 0)
+      fail(fmt::format("cannot replace the folder '{}'", printable(entry)));
+  }
 }
 
 Transaction::WorkLocation Transaction::work_location() const {
@@ -285,8 +298,9 @@ std::vector<std::string> Transaction::judge_leaving(int directory, std::span<con
 }
 
 // Entries that appeared in a directory after it was judged must not be removed with it.
-void Transaction::judge_tree(int directory, const std::vector<std::string>& entries) const {
-  for (const std::string& path : tree_of(directory, entries))
+void Transaction::judge_tree(int directory, const std::vector<std::string>& entries,
+                             std::span<const std::string> fresh) const {
+  for (const std::string& path : tree_of(directory, entries, fresh))
     if (!std::binary_search(old_->tree.begin(), old_->tree.end(), path))
       refuse_existing(shown_, fmt::format("'{}' appeared in it meanwhile; nothing is replaced", printable(path)));
 }
@@ -301,11 +315,15 @@ std::vector<std::string> Transaction::entries_of(int directory) const {
   return entries;
 }
 
-std::vector<std::string> Transaction::tree_of(int directory, const std::vector<std::string>& entries) const {
+// With what is in the folders that leave when the paths `fresh` come in. The other folders stay: they may be large, or
+// belong to somebody else.
+std::vector<std::string> Transaction::tree_of(int directory, const std::vector<std::string>& entries,
+                                              std::span<const std::string> fresh) const {
   std::vector<std::string> tree = entries;
   for (const std::string& entry : entries) {
     const auto status = status_of(directory, entry, printable(shown_));
-    if (!status || !S_ISDIR(status->st_mode) || entry.starts_with('.')) continue;  // what is in those stays
+    if (!status || !S_ISDIR(status->st_mode)) continue;
+    if (entry.starts_with('.') || std::ranges::find(fresh, entry) == fresh.end()) continue;
     const Descriptor inner = open_directory(directory, entry);
     if (inner.get() < 0) fail("cannot open a folder in it");
     for (const std::string& path : list_tree(inner.get(), printable(shown_)))
@@ -373,7 +391,7 @@ void Transaction::recover() {
   const Descriptor old = open_directory(parent_.get(), name_);
   Old before;
   if (old.get() < 0 || fstat(old.get(), &before.status) != 0) fail("cannot open");
-  before.tree = tree_of(old.get(), judge_old(old.get()));
+  before.tree = tree_of(old.get(), judge_old(old.get()), options_.paths);
   old_ = std::move(before);
 }
 
@@ -483,7 +501,9 @@ void Transaction::narrow(int fresh, int old, const std::vector<std::string>& ent
     if (!mine) continue;
     const bool is_directory = S_ISDIR(mine->st_mode);
     const bool has_namesake = std::find(entries.begin(), entries.end(), name) != entries.end();
-    const auto namesake = has_namesake ? status_of(old, name, printable(shown_)) : std::nullopt;
+    auto namesake = has_namesake ? status_of(old, name, printable(shown_)) : std::nullopt;
+    // Whoever could read a file may enter the folder that replaces it.
+    if (is_directory && namesake && S_ISREG(namesake->st_mode)) namesake->st_mode |= (namesake->st_mode & 0444) >> 2;
     const mode_t mode = namesake       ? narrowed(fresh, name, *mine, *namesake)
                         : is_directory ? mine->st_mode & 07777
                                        : mine->st_mode & (S_IRWXU | inherited);
@@ -559,12 +579,12 @@ void Transaction::commit_beside() {
   mine.st_mode = status.st_mode & 07777;
   const mode_t mode = (status.st_mode & 07000) | narrowed(work_->fd(), Swap::new_name, mine, status);
   if (fchmod(new_.get(), mode | S_IRWXU) != 0) fail("cannot set its mode");
-  judge_tree(old.get(), entries_of(old.get()));
   const std::vector<std::string> fresh = list_tree(new_.get(), printable(shown_));
+  judge_tree(old.get(), entries_of(old.get()), fresh);
   const auto all_leave = [&](int directory) {
     return judge_leaving(directory, fresh).size() == list_directory(directory, printable(shown_)).size();
   };
-  if (all_leave(old.get()) && exchange(mode, all_leave)) return;
+  if (all_leave(old.get()) && exchange(mode, fresh, all_leave)) return;
 
   // The file system cannot do that, or something came that stays: the work directory moves into the old one, and the
   // entries change places.
@@ -593,7 +613,7 @@ void Transaction::publish() {
 }
 
 // False if the file system has no such call for these two.
-bool Transaction::exchange(mode_t mode, const std::function<bool(int)>& all_leave) {
+bool Transaction::exchange(mode_t mode, std::span<const std::string> fresh, const std::function<bool(int)>& all_leave) {
   if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   if (renameat(work_->fd(), Swap::new_name, work_->fd(), exchanged_name) != 0) fail("cannot replace");
   const auto swap_entries = [&] {
@@ -613,7 +633,7 @@ bool Transaction::exchange(mode_t mode, const std::function<bool(int)>& all_leav
     struct stat status {};
     if (back.get() < 0 || fstat(back.get(), &status) != 0) fail("cannot open the old output");
     if (!same_entry(status, old_->status)) refuse_existing(shown_, "was changed meanwhile; nothing is replaced");
-    judge_tree(back.get(), entries_of(back.get()));
+    judge_tree(back.get(), entries_of(back.get()), fresh);
     if (!all_leave(back.get())) refuse_existing(shown_, "was changed meanwhile; nothing is replaced");
     if (fchmod(new_.get(), mode) != 0) fail("cannot set its mode");
     if (fsync(parent_.get()) != 0) fail("cannot flush");
@@ -630,16 +650,17 @@ bool Transaction::exchange(mode_t mode, const std::function<bool(int)>& all_leav
 
 void Transaction::commit_inside() {
   const std::vector<std::string> entries = entries_of(work_->root());
-  judge_tree(work_->root(), entries);
-  narrow(new_.get(), work_->root(), entries, of_others);
+  const std::vector<std::string> fresh = list_tree(new_.get(), printable(shown_));
+  judge_tree(work_->root(), entries, fresh);
+  const std::vector<std::string> leaving = judge_leaving(work_->root(), fresh);
+  narrow(new_.get(), work_->root(), leaving, of_others);  // what stays says nothing about what comes
   if (mkdirat(work_->fd(), Swap::old_name, 0700) != 0) fail("cannot create its work directory");
   if (fsync(new_.get()) != 0 || fsync(work_->fd()) != 0) fail("cannot flush");
   const Swap swap(work_->root(), work_->fd(), shown_);
-  const std::vector<std::string> fresh = list_tree(new_.get(), printable(shown_));
-  run(swap, swap.replace(judge_leaving(work_->root(), fresh)), [&] {
+  run(swap, swap.replace(leaving), [&] {
     const Descriptor old = open_directory(work_->fd(), Swap::old_name);
     if (old.get() < 0) fail("cannot open the old output");
-    judge_tree(old.get(), list_directory(old.get(), printable(shown_)));
+    judge_tree(old.get(), list_directory(old.get(), printable(shown_)), fresh);
   });
 }
 

@@ -119,13 +119,15 @@ class Transaction {
   [[nodiscard]] std::vector<std::string> judge_old(int directory) const;
   [[nodiscard]] std::vector<std::string> judge_leaving(int directory, std::span<const std::string> fresh) const;
   void enter();
-  void judge_tree(int directory, const std::vector<std::string>& entries) const;
+  void judge_folders(int directory, const std::vector<std::string>& leaving) const;
+  void judge_tree(int directory, const std::vector<std::string>& entries, std::span<const std::string> fresh) const;
   void judge_journal(const Swap::Journal& journal) const;
   [[nodiscard]] WorkLocation work_location() const;
   void judge_work_location() const;
   void judge_remains(int work, const std::string& shown) const;
   [[nodiscard]] std::vector<std::string> entries_of(int directory) const;
-  [[nodiscard]] std::vector<std::string> tree_of(int directory, const std::vector<std::string>& entries) const;
+  [[nodiscard]] std::vector<std::string> tree_of(int directory, const std::vector<std::string>& entries,
+                                                 std::span<const std::string> fresh) const;
   [[nodiscard]] bool must_be_inside(const struct stat& status) const;
   [[nodiscard]] std::string beside_name() const;
   void refuse_interrupted(int root, const std::string& work_name) const;
@@ -139,7 +141,8 @@ class Transaction {
   void judge_replaced() const;
   void commit_beside();
   void publish();
-  [[nodiscard]] bool exchange(mode_t mode, const std::function<bool(int)>& all_leave);
+  [[nodiscard]] bool exchange(mode_t mode, std::span<const std::string> fresh,
+                              const std::function<bool(int)>& all_leave);
   void commit_inside();
   void run(const Swap& swap, const Swap::Steps& steps, const std::function<void()>& judge);
   void finish_commit() noexcept;

@@ -112,6 +112,42 @@ TEST_F(TransactionTest, OverwriteKeepsWhatIsNoFileOfAModel) {
   }
 }
 
+// Not even listed: it may be large, or another user's.
+TEST_F(TransactionTest, FoldersThatStayAreNotOpened) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
+  make_old_model();
+  fs::create_directory(out_ / "private");
+  fs::permissions(out_ / "private", fs::perms::owner_all);
+  fs::permissions(root_.path(), fs::perms::all);
+  for (const fs::path& path : {out_, out_ / "extra", out_ / "config.json", out_ / "model.safetensors"})
+    ASSERT_EQ(chown(path.c_str(), 65534, 65534), 0);
+  ASSERT_EQ(seteuid(65534), 0);
+  {
+    Transaction transaction = begin(true);
+    stage_new_model(transaction);
+    transaction.commit();
+  }
+  ASSERT_EQ(seteuid(0), 0);
+  EXPECT_EQ(read_file(out_ / "config.json"), "new config");
+  EXPECT_EQ(entries_of(out_), (Names{"config.json", "extra", "model.safetensors", "private"}));
+}
+
+// Moving a folder into another one writes its entry for the folder above.
+TEST_F(TransactionTest, FoldersThatCannotMoveAreSaidAtTheStart) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
+  make_old_model();
+  write(out_ / "thesis.tex", "years of work");
+  fs::permissions(root_.path(), fs::perms::all);
+  fs::permissions(out_, fs::perms::all);
+  ASSERT_EQ(seteuid(65534), 0);
+  const std::string real = refusal(true, Kind::directory, Errc::io);
+  const std::string dry =
+      in_place(error_of([&] { (void)Transaction::check(out_, Kind::directory, options(true)); }, Errc::io));
+  ASSERT_EQ(seteuid(0), 0);
+  EXPECT_EQ(real, "out: cannot replace the folder 'extra': Permission denied");
+  EXPECT_EQ(dry, real);
+}
+
 // Before the work, as far as the names of what will come are known; otherwise at its end.
 TEST_F(TransactionTest, FoldersThatWouldLoseSomethingAreInTheWay) {
   const std::string refused =
@@ -325,6 +361,30 @@ TEST_F(TransactionTest, ReplacementsDoNotWidenModesInFolders) {
   transaction.commit();
   EXPECT_EQ(mode_of(out_ / "extra"), 0700);
   EXPECT_EQ(mode_of(out_ / "extra" / "note.txt"), 0600);
+}
+
+TEST_F(TransactionTest, WhatStaysDoesNotNarrowModes) {
+  make_old_model();
+  write(out_ / ".env", "secret");
+  fs::permissions(out_ / ".env", fs::perms::owner_read | fs::perms::owner_write);
+  Transaction transaction = begin(true);
+  stage_new_model(transaction);
+  stage(transaction, "tokenizer.json", "without a namesake");
+  const mode_t mode = mode_of(out_ / "config.json");
+  ASSERT_NE(mode, 0600);
+  transaction.commit();
+  EXPECT_EQ(mode_of(out_ / "tokenizer.json"), mode);
+}
+
+TEST_F(TransactionTest, FolderThatReplacesAFileCanBeEntered) {
+  make_old_model();
+  fs::remove_all(out_ / "extra");
+  write(out_ / "extra", "a file");
+  fs::permissions(out_ / "extra", static_cast<fs::perms>(0640));
+  Transaction transaction = begin(true);
+  stage_new_model(transaction);
+  transaction.commit();
+  EXPECT_EQ(mode_of(out_ / "extra"), 0750);
 }
 
 // What counts is the mode at the end, not at the beginning of a run.
