@@ -26,13 +26,22 @@ ConfigGroups::ConfigGroups(const nlohmann::json& config) {
       problem_ = targets.problem();
       return;
     }
+    if (!counts_patterns(targets)) return;
     const nlohmann::json strategy = weights->value("strategy", nlohmann::json());
     groups_.push_back({key, std::move(targets), strategy.is_string() ? strategy.get<std::string>() : std::string()});
   }
   if (const auto ignore = config.find("ignore"); ignore != config.end() && !ignore->is_null()) {
     ignored_ = ModuleTargets(*ignore, "ignore");
     problem_ = ignored_.problem();
+    if (problem_.empty()) (void)counts_patterns(ignored_);
   }
+}
+
+bool ConfigGroups::counts_patterns(const ModuleTargets& list) {
+  patterns_ += list.pattern_count();
+  if (patterns_ <= ModuleTargets::max_patterns) return true;
+  problem_ = fmt::format("config_groups and ignore have more than {} patterns", ModuleTargets::max_patterns);
+  return false;
 }
 
 std::string ConfigGroups::contradiction(std::string_view module, std::string_view strategy, bool any_strategy) const {

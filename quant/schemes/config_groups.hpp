@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -31,8 +32,12 @@ class ConfigGroups {
     std::string strategy;  // empty if it is not stated
   };
 
+  // False if the lists now have too many patterns, which problem() says.
+  bool counts_patterns(const ModuleTargets& list);
+
   std::vector<Group> groups_;
   ModuleTargets ignored_;
+  std::size_t patterns_ = 0;  // of all lists
   std::string problem_;
 };
 

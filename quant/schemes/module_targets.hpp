@@ -17,7 +17,7 @@ namespace nibble {
 class ModuleTargets {
  public:
   static constexpr std::string_view pattern_prefix = "re:";
-  /// So that neither memory nor time grow with what a file asks for.
+  /// Of all lists of a model together, so that neither memory nor time grow with what a file asks for.
   static constexpr std::size_t max_patterns = 1000;
 
   ModuleTargets() = default;
@@ -30,6 +30,8 @@ class ModuleTargets {
 
   /// Whether the name of a module is in the list, or what all linear layers are: the class "Linear".
   [[nodiscard]] bool match(std::string_view module) const;
+
+  [[nodiscard]] std::size_t pattern_count() const noexcept { return patterns_.size(); }
 
   /// Whether there may be a class in it to which a module belongs: no file says of which class a module is.
   [[nodiscard]] bool has_classes() const noexcept { return has_classes_; }

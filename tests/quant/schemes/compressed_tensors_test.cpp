@@ -432,6 +432,13 @@ TEST(CompressedTensors, ListsThatCannotBeAppliedAreNoInput) {
   EXPECT_EQ(refused(groups(all, all, "[7]")), "ignore has an entry that is not a string");
   EXPECT_EQ(refused(groups(all, all, "{}")), "ignore is not a list");
   EXPECT_EQ(refused(groups(all, all, "null")), "");
+  std::string patterns;
+  for (int i = 0; i < 600; ++i) patterns += fmt::format(R"({}"re:h{}")", i == 0 ? "" : ",", i);
+  patterns = "[" + patterns + "]";
+  EXPECT_EQ(refused(groups(all, patterns)), "");
+  const char* const too_many = "config_groups and ignore have more than 1000 patterns";
+  EXPECT_EQ(refused(groups(patterns, patterns)), too_many);
+  EXPECT_EQ(refused(groups(patterns, all, patterns)), too_many);
   std::string many = "[\"re:a\"";
   for (int i = 0; i < 1000; ++i) many += ",\"re:a\"";
   EXPECT_EQ(refused(groups(all, all, many + "]")), "ignore has more than 1000 patterns");
