@@ -18,7 +18,7 @@
 namespace nibble {
 
 /// Copies what a model directory holds beside weights: tokenizer, generation configuration, chat template, remote code.
-/// Links become what they point to. Files keep their modes; Left out are folders that held only weights; names that
+/// Links become what they point to. Files keep their modes. Left out are folders that held only weights; names that
 /// begin with a dot; config.json and nibble.json at the top, which are written anew; and weights of any container with
 /// their indexes, which the converted ones replace. In folders, weights of modules and their indexes are carried over.
 class CarryOver {
