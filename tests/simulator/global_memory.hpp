@@ -48,6 +48,7 @@ class Region {
   /// The host wrote everything, or wants to have a write-once array written again.
   void set_known() { std::fill(written_.begin(), written_.end(), u8{1}); }
   void set_known(std::size_t offset, std::size_t bytes) {
+    if (access_ == Access::bounds_only) return;  // nothing is recorded for it
     std::fill_n(written_.begin() + static_cast<std::ptrdiff_t>(offset), bytes, u8{1});
   }
   void reset();

@@ -2,8 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kernels/device/device.hpp"
+#include "kernels/device/stream.hpp"
 #include "kernels/host/interface.hpp"
+#include "tests/kernels/sparse_array.hpp"
 #include "tests/simulator/array.hpp"
 
 namespace nibble::device {
@@ -174,6 +178,16 @@ TEST(Launch, BarriersOrderSharedMemory) {
     const Fault fault = fault_of([&] { launch({4}, 0, nullptr, BlockSum<false>{in.data(), bad.data()}); });
     EXPECT_TRUE(fault == Fault::race || fault == Fault::uninitialized) << name(fault);
   }
+}
+
+// The simulator does not record what is in such memory, so there is nothing to mark as known.
+TEST(Launch, MemoryOfWhichOnlyTheBoundsAreKnownIsCleared) {
+  const nibble::test::SparseArray<u8> array(64);
+  std::fill_n(array.data(), 64, u8{7});
+  clear_memory(array.data() + 16, 32, nullptr);
+  EXPECT_EQ(std::count(array.data(), array.data() + 64, u8{0}), 32);
+  EXPECT_EQ(array.data()[15], 7);
+  EXPECT_EQ(array.data()[48], 7);
 }
 
 }  // namespace
