@@ -88,12 +88,24 @@ Buffer nested_codebook() {
   return Buffer::of(std::vector<float>(nibble_nested_codebook(), nibble_nested_codebook() + 256));
 }
 
+Quantize::Quantize(u64 size)
+    : size_(size),
+      counters_(Buffer::of(std::vector<std::uint32_t>(NIBBLE_COUNTERS))),
+      workspace_(workspace_bytes(size), Buffer::Fill::nothing) {}
+
 std::size_t Quantize::workspace_bytes(u64 size) { return cuda::quantize_workspace_bytes(size, blocksize, true); }
 
 void Quantize::run(const Buffer& weights, const FourBit& out, cudaStream_t stream) const {
   cuda::quantize(weights.as<void>(), NIBBLE_BF16, size_,
-                 {NIBBLE_NF4, blocksize, out.packed.as<u8>(), nullptr, out.absmax_codes.as<u8>(),
-                  out.nested_absmax.as<float>(), out.offset.as<float>()},
+                 {.struct_bytes = sizeof(nibble_four_bit_output),
+                  .codebook = NIBBLE_NF4,
+                  .blocksize = blocksize,
+                  .packed = out.packed.as<u8>(),
+                  .absmax = nullptr,
+                  .absmax_codes = out.absmax_codes.as<u8>(),
+                  .nested_absmax = out.nested_absmax.as<float>(),
+                  .nested_offset = out.offset.as<float>(),
+                  .counters = counters_.as<std::uint32_t>()},
                  nullptr, workspace_.as<void>(), workspace_.bytes(), stream);
 }
 
@@ -106,7 +118,7 @@ void dequantize(const FourBit& weight, const Shape& shape, const Buffer& codeboo
 Matmul::Matmul(const Shape& shape, u64 m, const FourBit& weight, const Buffer& codebook)
     : shape_(shape),
       m_(m),
-      counters_(Buffer::of(std::vector<std::uint32_t>(NIBBLE_MATMUL_COUNTERS))),
+      counters_(Buffer::of(std::vector<std::uint32_t>(NIBBLE_COUNTERS))),
       workspace_(0, Buffer::Fill::nothing) {
   // The size does not depend on what x and y point to.
   call(weight, codebook, weight.packed.as<void>(), weight.packed.as<void>(),

@@ -57,14 +57,14 @@ Buffer nested_codebook();
 
 class Quantize {
  public:
-  explicit Quantize(u64 size) : size_(size), workspace_(workspace_bytes(size), Buffer::Fill::nothing) {}
+  explicit Quantize(u64 size);
   /// Of bf16 weights.
   void run(const Buffer& weights, const FourBit& out, cudaStream_t stream) const;
 
  private:
   static std::size_t workspace_bytes(u64 size);
   u64 size_;
-  Buffer workspace_;
+  Buffer counters_, workspace_;
 };
 
 /// To bf16.

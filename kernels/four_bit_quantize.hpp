@@ -4,12 +4,13 @@
 // copy has on an H200 (4.3 TB/s), which leaves 23 instructions per weight. Hence: 16-byte loads, four of them in
 // flight per thread; a block is a group of lanes, which find its absmax by shuffles; a code takes no branch and one
 // lookup, in a register of another lane; and codes are stored as whole words side by side. docs/quantize.md
-// counts the instructions.
+// counts the instructions. If double quantization follows, thread blocks also add absmax (nested_sums.hpp).
 //
 // IEEE arithmetic where the CPU has it: the reciprocal and the product are rounded once, nothing is contracted.
 #pragma once
 #include <cmath>
 
+#include "kernels/nested_sums.hpp"
 #include "kernels/weight_runs.hpp"
 #include "nibble/fp4.hpp"
 #include "nibble/nf4.hpp"
@@ -99,7 +100,7 @@ struct Fp4 {
 /// costs are small.
 template <class T, class Format> struct FourBitQuantize {
   static constexpr u32 run = weights_per_run<T>, runs = 4, step = 32 * run;  // from a thread's run to its next
-  static constexpr u32 tile = 4096, threads = tile / (run * runs), min_blocks = run == 8 ? 5 : 3;
+  static constexpr u32 tile = 4096, threads = tile / (run * runs), min_blocks = run == 8 ? 6 : 4;
   static constexpr u32 warps = threads / 32, warp_weights = tile / warps;
   static constexpr u32 grid_width = 1u << 30;  // thread blocks come in rows of so many
 
@@ -110,6 +111,7 @@ template <class T, class Format> struct FourBitQuantize {
   Global<u8> packed;
   Global<float> absmax;
   Global<u64> nonfinite_blocks;           // may be null
+  NestedSums sums;                        // of absmax, if double quantization follows
   FourBitSearch search = Format::search;  // as an argument, because lanes index it
 
   NIBBLE_DEVICE void operator()() const {
@@ -140,16 +142,30 @@ template <class T, class Format> struct FourBitQuantize {
     if (!largest_of_blocks(largest, warp_largest)) repair(first, count, w, largest, warp_largest + warps);
 
     // Neighbours share blocks, so that each computes the reciprocal for one of their runs.
-    float own = largest[0];
-    NIBBLE_UNROLL for (u32 r = 1; r < runs; ++r) own = lane_id() % runs == r ? largest[r] : own;
+    static_assert(runs == 4);
+    const float even = (lane_id() & 2) != 0 ? largest[2] : largest[0],
+                odd = (lane_id() & 2) != 0 ? largest[3] : largest[1];
+    const float own = (lane_id() & 1) != 0 ? odd : even;
     const float inverse = rcp_rn(max_nan(own, 1e-38f));
+
+    const Global<float> absmax_to = absmax + static_cast<i64>(begin >> block_bits);
+    NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) if (begins_block(first + r * step, count))
+        st(absmax_to + ((first + r * step) >> block_bits), largest[r]);
+    // Now and not at the end, so that the counter's answer is here when the codes are.
+    const bool nests = !sums.arrived.is_null();
+    const u64 counter = begin >> block_bits >> sums.counter_bits;
+    u32 before = 0;
+    if (nests) {
+      sync_threads();
+      if (thread_id() == 0) before = sums.arrive(counter);
+    }
+
     const float threshold = search.threshold[lane_id() % 16];
     u32 codes[runs];
     NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) codes[r] =
         Format::codes(numbers(w[r], shfl_idx(~0u, inverse, lane_id() - lane_id() % runs + r), threshold));
 
     const Global<u8> to = packed + static_cast<i64>(begin / 2) + first / 2;
-    const Global<float> absmax_to = absmax + static_cast<i64>(begin >> block_bits);
     if (whole) {
       NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) store_codes(to + r * step / 2, codes[r]);
     } else {
@@ -157,11 +173,21 @@ template <class T, class Format> struct FourBitQuantize {
           NIBBLE_UNROLL for (u32 i = 0; i < run; i += 2) if (first + r * step + i < count)
               stcs(to + (r * step + i) / 2, static_cast<u8>(codes[r] >> 4 * i));
     }
-    NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) if (begins_block(first + r * step, count))
-        st(absmax_to + ((first + r * step) >> block_bits), largest[r]);
+    if (nests) {
+      NIBBLE_SHARED(u32, adds, 1);
+      if (thread_id() == 0) sts(adds, u32{sums.is_last(counter, before, thread_blocks_of(counter))});
+      sync_threads();
+      if (lds(adds) != 0) sums.template add_groups<threads>(counter);
+    }
   }
 
  private:
+  [[nodiscard]] NIBBLE_DEVICE u32 thread_blocks_of(u64 counter) const {
+    const u32 bits = block_bits + sums.counter_bits;  // log2 of the weights of a counter
+    const u64 rest = size - (counter << bits), most = u64{1} << bits;
+    return static_cast<u32>(ceil_div<u64>(rest < most ? rest : most, tile));
+  }
+
   [[nodiscard]] NIBBLE_DEVICE bool begins_block(u32 at, u32 count) const {
     return (at & ((1u << block_bits) - 1)) == 0 && at < count;
   }

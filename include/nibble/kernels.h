@@ -54,6 +54,12 @@ typedef enum nibble_status {
 /* Why the last failed call of this thread failed: one line, valid until another call of this thread fails. */
 NIBBLE_API const char* nibble_last_error(void);
 
+/* The number of `counters` that a call takes, by which the last thread block to finish a sum knows that it is the last.
+ * They are zeros in device memory, and the call leaves zeros there, so all calls on one stream can share them, products
+ * and quantizations of any size. If they are null, the workspace has room for them, and each call clears them first,
+ * with one more operation that is no kernel launch. */
+#define NIBBLE_COUNTERS 4096
+
 typedef enum nibble_dtype { NIBBLE_F32 = 0, NIBBLE_F16 = 1, NIBBLE_BF16 = 2 } nibble_dtype;
 
 typedef enum nibble_codebook { NIBBLE_NF4 = 0, NIBBLE_FP4 = 1 } nibble_codebook;
@@ -117,6 +123,7 @@ NIBBLE_API int nibble_dequantize_int8(const nibble_int8* weight, uint64_t first_
  * absmax_codes is not null. Then nested_absmax and nested_offset are written too; the nested codebook is always
  * nibble_nested_codebook(). */
 typedef struct nibble_four_bit_output {
+  size_t struct_bytes; /* sizeof(nibble_four_bit_output): later versions may add members at the end */
   nibble_codebook codebook;
   uint32_t blocksize;
   uint8_t* packed;
@@ -124,14 +131,15 @@ typedef struct nibble_four_bit_output {
   uint8_t* absmax_codes; /* null if not */
   float* nested_absmax;
   float* nested_offset;
+  uint32_t* counters; /* NIBBLE_COUNTERS zeros, or null; used only if nested */
 } nibble_four_bit_output;
 
-/* Bytes of workspace for `size` weights. Host. */
+/* Bytes of workspace for `size` weights, with room for counters; 0 if not nested. Host. */
 NIBBLE_API size_t nibble_quantize_four_bit_workspace(uint64_t size, uint32_t blocksize, int nested);
 
 /* Quantizes weights[0 ... size) of `dtype`, in row-major order, by the rules of nibble/nf4.hpp, fp4.hpp and nested.hpp
  * (IEEE arithmetic, not the approximate reciprocal of bitsandbytes' CUDA kernel). Adds the number of blocks with a NaN
- * or an infinity to *nonfinite_blocks unless that is null. */
+ * or an infinity to *nonfinite_blocks unless that is null. One launch, two if nested. */
 NIBBLE_API int nibble_quantize_four_bit(const void* weights, nibble_dtype dtype, uint64_t size,
                                         const nibble_four_bit_output* out, uint64_t* nonfinite_blocks, void* workspace,
                                         size_t workspace_bytes, nibble_stream stream);
@@ -149,8 +157,6 @@ NIBBLE_API const float* nibble_nested_codebook(void);
 
 /* The most weights in one call. */
 #define NIBBLE_MATMUL_MAX_PRODUCTS 4
-/* The number of nibble_matmul.counters. */
-#define NIBBLE_MATMUL_COUNTERS 4096
 
 /* A weight [n, k] by which x is multiplied, and where the result goes. */
 typedef struct nibble_four_bit_product {
@@ -185,8 +191,7 @@ typedef struct nibble_matmul {
   int weights_are_ready; /* not 0: no work that may still be running on the stream writes the weights, which holds for
                             every call but the first after they were loaded. The launch then need not wait for the one
                             before to read codes (programmatic dependent launch, from sm_90 on) */
-  uint32_t* counters; /* NIBBLE_MATMUL_COUNTERS zeros. The call leaves zeros there, so all calls on one stream can share
-                         them. Null: they are in the workspace, and each call clears them with one more operation */
+  uint32_t* counters;    /* NIBBLE_COUNTERS zeros, or null */
 } nibble_matmul;
 
 /* Writes the bytes of workspace that the product needs to *bytes, which is host memory. Refuses what the product would

@@ -176,13 +176,15 @@ int nibble_queue_quantize_four_bit(nibble_queue* queue, const void* weights, nib
     const u64 blocks = size / blocksize + (size % blocksize != 0);
     *nonfinite = run(*queue, weights, size * element_bytes(dtype), packed, size / 2 + size % 2, absmax, blocks,
                      [&](const void* in, void* codes, float* scales, u64* count) {
-                       const nibble_four_bit_output out{.codebook = codebook,
+                       const nibble_four_bit_output out{.struct_bytes = sizeof(nibble_four_bit_output),
+                                                        .codebook = codebook,
                                                         .blocksize = blocksize,
                                                         .packed = static_cast<uint8_t*>(codes),
                                                         .absmax = scales,
                                                         .absmax_codes = nullptr,
                                                         .nested_absmax = nullptr,
-                                                        .nested_offset = nullptr};
+                                                        .nested_offset = nullptr,
+                                                        .counters = nullptr};
                        return nibble_quantize_four_bit(in, dtype, size, &out, count, nullptr, 0,
                                                        static_cast<nibble_stream>(queue->stream.get()));
                      });

@@ -41,7 +41,7 @@ FourBitMatmulArguments::FourBitMatmulArguments(const nibble_matmul& call) : matm
   config = four_bit_matmul::config_for(device::ceil_div<u64>(m, experts), experts * n, x.columns, matmul.experts == 0);
   const bool splits = fits_tiles && config.splits > 1;
   rounded_x_bytes = x.dtype == NIBBLE_F32 ? in_workspace(m * x.columns * 2) : 0;
-  counter_bytes = splits && matmul.counters == nullptr ? NIBBLE_MATMUL_COUNTERS * sizeof(u32) : 0;
+  counter_bytes = splits && matmul.counters == nullptr ? NIBBLE_COUNTERS * sizeof(u32) : 0;
   partial_bytes = splits ? config.splits * m * n * sizeof(float) : 0;
 }
 

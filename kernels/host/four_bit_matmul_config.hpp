@@ -46,7 +46,7 @@ LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split);
 u64 groups_of(const Tile& tile, u64 m, u64 n);
 
 /// A product splits k only up to so many groups. If several weights divide n, they may have up to four times as many:
-/// NIBBLE_MATMUL_COUNTERS.
+/// NIBBLE_COUNTERS.
 inline constexpr u64 max_groups = 1024;
 
 }  // namespace nibble::kernels::four_bit_matmul

@@ -134,7 +134,7 @@ TEST(FourBitMatmulCalls, CountersAreLeftAsTheyWere) {
   const Problem problem({.m = 5, .n = 33, .k = 64 * 40}, 23);
   const Product run(problem);
   const std::vector<float> expected = run.product();
-  const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(NIBBLE_MATMUL_COUNTERS), {.name = "counters"});
+  const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(NIBBLE_COUNTERS), {.name = "counters"});
   for (int i = 0; i < 3; ++i) EXPECT_EQ(run.product(counters.data()), expected);
   EXPECT_THAT(counters.to_host(), testing::Each(0U));
 }
@@ -305,7 +305,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, TheWorkspaceIsAskedFor) {
   const std::size_t bytes = cuda::workspace_bytes(call);
   const u64 splits = four_bit_matmul::config_for(5, 33, 64 * 40, true).splits;
   EXPECT_GT(splits, 1U);
-  EXPECT_EQ(bytes, NIBBLE_MATMUL_COUNTERS * 4 + splits * 5 * 33 * 4);
+  EXPECT_EQ(bytes, NIBBLE_COUNTERS * 4 + splits * 5 * 33 * 4);
   EXPECT_EQ(nibble_matmul_four_bit(&call, nullptr, bytes - 1, nullptr), NIBBLE_USAGE);
   EXPECT_EQ(std::string(nibble_last_error()),
             "workspace_bytes is " + std::to_string(bytes - 1) + ", at least " + std::to_string(bytes) + " are needed");

@@ -27,6 +27,7 @@ using test::narrowed;
 using test::SparseArray;
 #endif
 using test::widened;
+using testing::Each;
 using testing::IsEmpty;
 using testing::StrEq;
 
@@ -112,7 +113,19 @@ struct Case {
   std::size_t packed_offset = 0;
 };
 
-template <class T> FourBit on_device(const std::vector<T>& weights, const Case& c) {
+// Of NF4 in blocks of 64, not nested.
+nibble_four_bit_output output_of(u8* packed, float* absmax) {
+  nibble_four_bit_output out{};
+  out.struct_bytes = sizeof out;
+  out.codebook = NIBBLE_NF4;
+  out.blocksize = 64;
+  out.packed = packed;
+  out.absmax = absmax;
+  return out;
+}
+
+// What is in the workspace before is unknown.
+template <class T> FourBit on_device(const std::vector<T>& weights, const Case& c, u32* counters = nullptr) {
   const std::size_t blocks = blocks_of(c.n, c.blocksize), nested_blocks = blocks_of(blocks, nested::blocksize);
   const auto in = DeviceArray<T>::input(weights, {.offset_bytes = c.offset_bytes, .name = "weights"});
   const auto packed = DeviceArray<u8>::output(blocks_of(c.n, 2), {.offset_bytes = c.packed_offset, .name = "packed"});
@@ -120,15 +133,18 @@ template <class T> FourBit on_device(const std::vector<T>& weights, const Case& 
   const auto codes = DeviceArray<u8>::output(c.nested ? blocks : 0, {.offset_bytes = c.packed_offset, .name = "codes"});
   const auto nested_absmax = DeviceArray<float>::output(c.nested ? nested_blocks : 0, {.name = "nested_absmax"});
   const DeviceArray<float> offset(1);  // written, then read
+  const DeviceArray<u8> workspace(nibble_quantize_four_bit_workspace(c.n, c.blocksize, c.nested),
+                                  {.name = "workspace"});
   const auto nonfinite = DeviceArray<u64>::workspace({1000});
-  const DeviceArray<u8> workspace(nibble_quantize_four_bit_workspace(c.n, c.blocksize, c.nested));
-  const nibble_four_bit_output out{.codebook = c.codebook,
+  const nibble_four_bit_output out{.struct_bytes = sizeof(nibble_four_bit_output),
+                                   .codebook = c.codebook,
                                    .blocksize = c.blocksize,
                                    .packed = packed.data(),
                                    .absmax = c.nested ? nullptr : absmax.data(),
                                    .absmax_codes = c.nested ? codes.data() : nullptr,
                                    .nested_absmax = c.nested ? nested_absmax.data() : nullptr,
-                                   .nested_offset = c.nested ? offset.data() : nullptr};
+                                   .nested_offset = c.nested ? offset.data() : nullptr,
+                                   .counters = counters};
   EXPECT_EQ(nibble_quantize_four_bit(in.data(), dtype_of<T>, c.n, &out, nonfinite.data(), workspace.data(),
                                      workspace.size(), nullptr),
             NIBBLE_OK)
@@ -190,7 +206,70 @@ TEST(FourBitQuantize, PointersNeedTheAlignmentOfTheirTypeOnly) {
 TEST(FourBitQuantize, WholeGroupsOfAbsmaxAndMore) {
   const std::size_t blocks = 2 * nested::group + 3 * nested::blocksize + 5, n = 32 * blocks;
   const auto values = weights_of(n, 32, 3, false);
-  expect_codec<bf16>(values, {.n = n, .blocksize = 32, .nested = true}, 1);
+  expect_codec<bf16>(values, {.n = n, .blocksize = 32, .nested = true});
+  expect_codec<float>(values, {.n = n, .blocksize = 32, .nested = true}, 1);
+}
+
+TEST(FourBitQuantize, CountersServeCallsOfAllSizesAndAreLeftZero) {
+  const Case largest{.n = 32 * (nested::group + 700), .blocksize = 32, .nested = true};
+  const auto values = weights_of(largest.n, 32, 11, true);
+  in_schedules([&] {
+    const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(NIBBLE_COUNTERS), {.name = "counters"});
+    for (const std::size_t n : {largest.n, std::size_t{5000}, std::size_t{0}, largest.n - 4096, largest.n}) {
+      Case c = largest;
+      c.n = n;
+      const auto weights = narrowed<f16>({values.begin(), values.begin() + static_cast<long>(n)});
+      expect_equal(on_device(weights, c, counters.data()), by_codec(widened(weights), c.codebook, c.blocksize, true));
+      EXPECT_THAT(counters.to_host(), Each(0U));
+    }
+  });
+}
+
+// Then each warp has several nested blocks.
+NIBBLE_SIMULATED_TEST(FourBitQuantize, ASmallDeviceTakesNestedBlocksInTurn) {
+  const Case c{.n = 32 * (130 * nested::blocksize + 77), .blocksize = 32, .nested = true};
+  const auto weights = narrowed<bf16>(weights_of(c.n, 32, 13, true));
+  const FourBit expected = by_codec(widened(weights), NIBBLE_NF4, 32, true);
+  in_schedules([&] {
+    device::simulator::Options options = device::simulator::current_options();
+    options.multiprocessors = 1;
+    const device::simulator::ScopedOptions scope(options);
+    expect_equal(on_device(weights, c), expected);
+  });
+}
+
+NIBBLE_SIMULATED_TEST(FourBitQuantize, ACounterMayBeForSeveralGroups) {
+  constexpr u32 groups_of_counter = 4;
+  const std::size_t blocks = 5 * nested::group + 100, n = 32 * blocks;
+  const auto weights = narrowed<bf16>(weights_of(n, 32, 12, false));
+  const FourBit expected = by_codec(widened(weights), NIBBLE_NF4, 32, false);
+  std::vector<double> expected_sums;
+  for (std::size_t at = 0; at < blocks; at += nested::group)
+    expected_sums.push_back(
+        nested::group_sum(std::span(expected.absmax).subspan(at, std::min(nested::group, blocks - at))));
+  in_schedules([&] {
+    const auto in = DeviceArray<bf16>::input(weights);
+    const auto packed = DeviceArray<u8>::output(n / 2);
+    const DeviceArray<float> absmax(blocks);
+    const auto arrived = DeviceArray<u32>::workspace({0, 0});
+    const DeviceArray<double> sums(expected_sums.size());
+    using Kernel = FourBitQuantize<bf16, Nf4>;
+    launch({static_cast<u32>(blocks_of(n, Kernel::tile))}, 0, nullptr,
+           Kernel{.weights = in.data(),
+                  .size = n,
+                  .block_bits = 5,
+                  .aligned = true,
+                  .packed = packed.data(),
+                  .absmax = absmax.data(),
+                  .nonfinite_blocks = nullptr,
+                  .sums = {.arrived = arrived.data(),
+                           .absmax = absmax.data(),
+                           .size = blocks,
+                           .counter_bits = static_cast<u32>(std::countr_zero(groups_of_counter * nested::group)),
+                           .sums = sums.data()}});
+    EXPECT_EQ(sums.to_host(), expected_sums);
+    EXPECT_EQ(arrived.to_host(), (std::vector<u32>{0, 0}));
+  });
 }
 
 TEST(FourBitQuantize, NoWeightsHaveTheOffsetZero) {
@@ -262,11 +341,16 @@ NIBBLE_SIMULATED_TEST(FourBitQuantize, NestedCodesOfEveryMidpointAndItsNeighbour
     std::vector<float> expected_absmax(blocks_of(values.size(), nested::blocksize));
     nested::encode(values, offset, expected, expected_absmax);
     const auto absmax = DeviceArray<float>::workspace(values);
-    const auto mean = DeviceArray<float>::workspace({offset});
+    // Their mean is `offset` if that is what the only group's sum says.
+    const auto sums =
+        DeviceArray<double>::workspace({static_cast<double>(offset) * static_cast<double>(values.size())});
+    const auto mean = DeviceArray<float>::output(1);
     const auto codes = DeviceArray<u8>::output(values.size());
     const auto nested_absmax = DeviceArray<float>::output(expected_absmax.size());
-    launch({1}, 0, nullptr,
-           NestedCodes{absmax.data(), values.size(), mean.data(), true, codes.data(), nested_absmax.data()});
+    launch(
+        {1}, 0, nullptr,
+        NestedCodes{absmax.data(), values.size(), sums.data(), mean.data(), true, codes.data(), nested_absmax.data()});
+    EXPECT_EQ(mean.to_host(), std::vector<float>{offset});
     EXPECT_EQ(codes.to_host(), expected);
     EXPECT_EQ(nested_absmax.to_host(), expected_absmax);
   }
@@ -287,7 +371,7 @@ TEST(FourBitQuantize, NonfiniteBlocksNeedNotBeCounted) {
   const auto in = DeviceArray<float>::input(values);
   const auto packed = DeviceArray<u8>::output(32);
   const auto absmax = DeviceArray<float>::output(1);
-  const nibble_four_bit_output out{NIBBLE_NF4, 64, packed.data(), absmax.data(), nullptr, nullptr, nullptr};
+  const nibble_four_bit_output out = output_of(packed.data(), absmax.data());
   cuda::quantize(in.data(), NIBBLE_F32, 64, out, nullptr, nullptr, 0, nullptr);
   EXPECT_EQ(packed.to_host(), std::vector<u8>(32, 0x77));
   EXPECT_EQ(absmax.to_host(), std::vector<float>(1, 0.0f));
@@ -296,6 +380,17 @@ TEST(FourBitQuantize, NonfiniteBlocksNeedNotBeCounted) {
 #if !defined(NIBBLE_ON_GPU)
 
 // --- Sizes that 32 bits do not hold, of which the thread blocks around one weight run
+
+// Sets the counters of double quantization as all thread blocks but the last four leave them.
+void count_blocks_before(u32* counters, u64 n, u64 blocksize) {
+  const u64 groups = blocks_of(blocks_of(n, blocksize), nested::group);
+  const u64 groups_of_counter = std::bit_ceil(blocks_of(groups, NIBBLE_COUNTERS));
+  const u64 of_counter = groups_of_counter * nested::group * blocksize / 4096, thread_blocks = blocks_of(n, 4096);
+  for (u64 block = thread_blocks - 4; block < thread_blocks; ++block) {
+    const u64 counter = block / of_counter, first = counter * of_counter;
+    counters[counter] = static_cast<u32>(std::min(of_counter, thread_blocks - 4 - std::min(thread_blocks - 4, first)));
+  }
+}
 
 // All weights are zeros but those from 4096 before `middle` on, which end 8225 behind it: in four tiles.
 template <class T>
@@ -337,13 +432,21 @@ void expect_codec_around(u64 middle, const Case& c, device::simulator::BlockRang
         // What the blocks before have written is zeros, as it would be.
         const std::size_t workspace_bytes = nibble_quantize_four_bit_workspace(n, c.blocksize, c.nested);
         const SparseArray<u8> workspace(workspace_bytes + 1);
-        const nibble_four_bit_output out{.codebook = c.codebook,
+        const SparseArray<u32> counters(NIBBLE_COUNTERS);
+        if (c.nested) count_blocks_before(counters.data(), n, c.blocksize);
+        const nibble_four_bit_output out{.struct_bytes = sizeof(nibble_four_bit_output),
+                                         .codebook = c.codebook,
                                          .blocksize = c.blocksize,
                                          .packed = packed.data(),
                                          .absmax = c.nested ? nullptr : absmax.data(),
                                          .absmax_codes = c.nested ? codes.data() : nullptr,
                                          .nested_absmax = c.nested ? nested_absmax.data() : nullptr,
-                                         .nested_offset = c.nested ? offset.data() : nullptr};
+                                         .nested_offset = c.nested ? offset.data() : nullptr,
+                                         .counters = counters.data()};
+        // So that the last four blocks of the grid have the last absmax.
+        device::simulator::Options options = device::simulator::current_options();
+        options.multiprocessors = 1u << 30;
+        const device::simulator::ScopedOptions scope(options);
         ASSERT_EQ(nibble_quantize_four_bit(data, dtype_of<T>, n, &out, nonfinite.data(), workspace.data(),
                                            workspace_bytes, nullptr),
                   NIBBLE_OK)
@@ -355,6 +458,7 @@ void expect_codec_around(u64 middle, const Case& c, device::simulator::BlockRang
           ASSERT_TRUE(std::ranges::equal(actual, absmax_of_weights));
           return;
         }
+        ASSERT_THAT(std::span(counters.data(), NIBBLE_COUNTERS), Each(0U));
         ASSERT_EQ(offset.to_host()[0], expected_offset);
         ASSERT_TRUE(std::ranges::equal(std::span(codes.data() + first_code, expected_codes.size()), expected_codes));
         ASSERT_TRUE(std::ranges::equal(std::span(nested_absmax.data() + first_nested, expected_nested.size()),
@@ -396,17 +500,28 @@ TEST(FourBitQuantize, TheGridsLastRowHasAnEnd) {
   const auto one = DeviceArray<u8>::input({0});
   const auto untouched = DeviceArray<float>::input({0});
   const u64 size = u64{FourBitQuantize<float, Nf4>::grid_width} * 4096 + 1;
-  const nibble_four_bit_output out{NIBBLE_NF4, 64, one.data(), untouched.data(), nullptr, nullptr, nullptr};
+  const nibble_four_bit_output out = output_of(one.data(), untouched.data());
   EXPECT_EQ(nibble_quantize_four_bit(untouched.data(), NIBBLE_F32, size, &out, nullptr, nullptr, 0, nullptr),
             NIBBLE_OK);
   EXPECT_EQ(scope.statistics().blocks, 4u);
+}
+
+TEST(FourBitQuantize, DoubleQuantizationTakesTwoLaunches) {
+  for (const std::size_t n : {std::size_t{0}, std::size_t{64}, std::size_t{32 * 3 * nested::group}}) {
+    const std::vector<bf16> weights(n);
+    for (const bool nested : {false, true}) {
+      const device::simulator::ScopedOptions scope({});
+      (void)on_device(weights, {.n = n, .blocksize = 32, .nested = nested});
+      EXPECT_EQ(scope.statistics().launches, u64{n > 0} + u64{nested});
+    }
+  }
 }
 
 // --- Faults
 
 TEST(FourBitQuantize, EverySynchronizationIsNeeded) {
   for (const Case& c :
-       {Case{.n = 4096, .blocksize = 2048, .nested = true}, Case{.n = 64 * 700, .blocksize = 64, .nested = true}}) {
+       {Case{.n = 8192, .blocksize = 2048, .nested = true}, Case{.n = 64 * 700, .blocksize = 64, .nested = true}}) {
     auto values = weights_of(c.n, c.blocksize, 5, false);
     values[100] = infinity;
     const auto weights = narrowed<bf16>(values);
@@ -427,8 +542,11 @@ alignas(16) char memory[4096];
 TEST(FourBitQuantize, ArgumentsThatMakeNoSenseAreRefused) {
   auto* const bytes = reinterpret_cast<u8*>(memory);
   auto* const floats = reinterpret_cast<float*>(memory);
-  const nibble_four_bit_output plain{NIBBLE_NF4, 64, bytes, floats, nullptr, nullptr, nullptr};
-  const nibble_four_bit_output nested{NIBBLE_NF4, 64, bytes, nullptr, bytes, floats, floats};
+  const nibble_four_bit_output plain = output_of(bytes, floats);
+  nibble_four_bit_output nested = output_of(bytes, nullptr);
+  nested.absmax_codes = bytes;
+  nested.nested_absmax = floats;
+  nested.nested_offset = floats;
   const auto refusal = [&](nibble_four_bit_output out, auto&& change, const void* weights = memory,
                            std::size_t workspace_bytes = 4096, void* workspace = memory) {
     change(out);
@@ -448,24 +566,23 @@ TEST(FourBitQuantize, ArgumentsThatMakeNoSenseAreRefused) {
             "out has both absmax and absmax_codes, must have one of them");
   EXPECT_EQ(refusal(nested, [](auto& out) { out.nested_offset = nullptr; }), "out.nested_offset is null");
   EXPECT_EQ(refusal(nested, [](auto& out) { out.nested_absmax = nullptr; }), "out.nested_absmax is null");
-  EXPECT_EQ(refusal(nested, nothing, memory, 23), "workspace_bytes is 23, at least 24 are needed");
-  EXPECT_EQ(refusal(nested, nothing, memory, 4096, nullptr), "workspace is null");
-  nibble_four_bit_output small_blocks = nested;
-  small_blocks.blocksize = 32;
-  constexpr std::uint64_t most = std::uint64_t{1} << 48;
-  EXPECT_EQ(nibble_quantize_four_bit(memory, NIBBLE_F32, most, &small_blocks, nullptr, memory, SIZE_MAX, nullptr),
-            NIBBLE_USAGE);
-  EXPECT_THAT(nibble_last_error(), StrEq("weights has 281474976710656 elements in 8796093022208 blocks, at most "
-                                         "4398046509056 blocks can have nested absmax"));
+  EXPECT_EQ(refusal(nested, nothing, memory, 16407), "workspace_bytes is 16407, at least 16408 are needed");
+  EXPECT_EQ(refusal(nested, nothing, memory, 16408, nullptr), "workspace is null");
+  EXPECT_EQ(refusal(nested, [](auto& out) { out.counters = reinterpret_cast<u32*>(memory + 2); }),
+            "out.counters is 2 bytes past a multiple of 4, its alignment");
+  EXPECT_EQ(refusal(plain, [](auto& out) { out.struct_bytes = 8; }),
+            "out.struct_bytes is 8, this library takes " + std::to_string(sizeof plain));
   EXPECT_EQ(nibble_quantize_four_bit(memory, NIBBLE_F32, 128, nullptr, nullptr, nullptr, 0, nullptr), NIBBLE_USAGE);
   EXPECT_THAT(nibble_last_error(), StrEq("out is null"));
 }
 
-TEST(FourBitQuantize, WorkspaceHoldsEveryAbsmaxAndTheSumsOfGroups) {
+TEST(FourBitQuantize, WorkspaceHoldsCountersEveryAbsmaxAndTheSumsOfGroups) {
   EXPECT_EQ(nibble_quantize_four_bit_workspace(1000, 64, 0), 0u);
-  EXPECT_EQ(nibble_quantize_four_bit_workspace(0, 64, 1), 0u);
-  EXPECT_EQ(nibble_quantize_four_bit_workspace(1000, 64, 1), 16 * 4u + 8);
-  EXPECT_EQ(nibble_quantize_four_bit_workspace(std::uint64_t{1} << 33, 64, 1), (std::size_t{1} << 29) + 8 * 8192);
+  constexpr std::size_t counters = NIBBLE_COUNTERS * sizeof(u32);
+  EXPECT_EQ(nibble_quantize_four_bit_workspace(0, 64, 1), counters);
+  EXPECT_EQ(nibble_quantize_four_bit_workspace(1000, 64, 1), counters + 16 * 4u + 8);
+  EXPECT_EQ(nibble_quantize_four_bit_workspace(std::uint64_t{1} << 33, 64, 1),
+            counters + (std::size_t{1} << 29) + 8 * 8192);
 }
 
 }  // namespace
