@@ -156,6 +156,7 @@ template <class T, class Format> struct FourBitQuantize {
     const u64 counter = begin >> block_bits >> sums.counter_bits;
     u32 before = 0;
     if (nests) {
+      dependency_launch();  // the second launch may begin when the last of these blocks has come so far
       sync_threads();
       if (thread_id() == 0) before = sums.arrive(counter);
     }

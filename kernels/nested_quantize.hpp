@@ -53,6 +53,7 @@ struct NestedCodes {
     NIBBLE_SHARED(float, tree, 256);
     NIBBLE_SHARED(float, mean, 1);
     sts(tree + thread_id(), thresholds.node[thread_id()]);
+    dependency_wait();
     u64 block = u64{block_x()} * warps + warp_id();
     const u64 blocks = ceil_div<u64>(size, nested::blocksize);
     float v[run];

@@ -73,7 +73,8 @@ void launch_nested(const NestedSums& sums, const nibble_four_bit_output& out, St
   const u64 blocks = ceil_div<u64>(sums.size, u64{NestedCodes::warps} * nested::blocksize);
   launch(resident_grid<NestedCodes>(std::max<u64>(blocks, 1)), 0, stream,
          NestedCodes{sums.absmax, sums.size, sums.sums, out.nested_offset, is_aligned(out.absmax_codes, 8),
-                     out.absmax_codes, out.nested_absmax});
+                     out.absmax_codes, out.nested_absmax},
+         Overlap::yes);
 }
 
 }  // namespace
