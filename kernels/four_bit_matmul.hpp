@@ -9,7 +9,7 @@
 // the codebook's values; absmax multiplies the accumulators of each 64 of k, 8 times less often than it would multiply
 // weights, and no weight is rounded twice.
 //
-//   warp      n x k = 16 x 256 in a step, or 32 x 128: packed bytes go from memory to registers, a step ahead
+//   warp      n x k = 16 x 256 in a step, or 32 x 128: packed bytes go from memory to registers, one or two steps ahead
 //   block     NWarps x KWarps warps, each with its own part of n and of a step's k
 //   x         in shared memory: all of k if there is room (KeepsX), else two steps in turn, by asynchronous copies
 //   tiles     of n; a block takes every grid_x()-th, and loads the first codes of the next before it ends one
@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "kernels/device/device.hpp"
+#include "kernels/four_bit_matmul_source.hpp"
 #include "kernels/four_bit_matmul_tile.hpp"
 #include "kernels/four_bit_pair_table.hpp"
 #include "kernels/four_bit_weight.hpp"
@@ -59,7 +60,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   static constexpr u32 block_m = Tile.block_m(), block_n = Tile.block_n(), block_k = Tile.block_k();
   static constexpr u32 max_m = Tile.max_m(), groups = Tile.groups();
   static constexpr u32 m_tiles = Tile.m_tiles, n_warps = Tile.n_warps, k_warps = Tile.k_warps, n_tiles = Tile.n_tiles;
-  static constexpr u32 max_weights = 4;
+  static constexpr u32 max_weights = 4, ahead = Tile.steps_ahead();
   static constexpr bool block_waits = Tile.barrier == XBarrier::block || k_warps == 1;  // all warps, in each step
   static_assert(threads == 256);
   static_assert(!KeepsX || m_tiles == 1);
@@ -108,11 +109,15 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
         dependency_wait();  // a kernel after this one takes the end of this one for that of all before
       return;
     }
-    Source source = source_of(work, lane);
-    Operands next{};
-    load(next, source, lane);
-    float nested_value = 0, offset = 0;
     const FourBitOperand& weight = product[weight_of_block()].weight;
+    Reader reader = reader_of(work, lane);
+    Operands next[ahead] = {};
+    next[0].load(weight, reader.source, lane);
+    NIBBLE_UNROLL for (u32 set = 1; set < ahead; ++set) {
+      advance(reader, lane);
+      next[set].load(weight, reader.source, lane);
+    }
+    float nested_value = 0, offset = 0;
     if constexpr (Nested) {
       nested_value = ldg(weight.absmax.nested_codebook + thread_id());
       offset = ldg(weight.absmax.nested_offset);
@@ -130,17 +135,16 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
 
     while (!work.is_none()) {
       Sums sum = {};
-      multiply_all(sum, work, source, next, table, x_memory, offset, lane);
+      multiply_all(sum, work, reader, next, table, x_memory, offset, lane);
       finish(sum, work, x_memory, lane);
       work = after(work);
     }
   }
 
  private:
-  struct Lane {
-    u32 id = lane_id(), g = lane_id() / 4, q = lane_id() % 4;  // of a fragment: n = g and g + 8, a quarter of k
-    u32 n_warp = warp_id() % n_warps, k_warp = warp_id() / n_warps;
-  };
+  using Lane = FourBitMatmulLane<Tile>;
+  using Source = FourBitMatmulSource<Tile>;
+  using Operands = FourBitMatmulOperands<Nested, Tile>;
   using Sums = float[m_tiles][n_tiles][4];
 
   // -- What a block does: a tile of n, a split of k, a chunk of m
@@ -176,81 +180,27 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
     return work;
   }
 
-  // -- The operands: from memory to registers, a step ahead
+  // -- The codes: from memory to registers, one or two steps ahead
 
-  // Where a lane reads. A group is 64 weights of one n, contiguous along k.
-  struct Source {
-    Global<const u8> codes[n_tiles][2];  // of n = g and g + 8
-    u32 scale[n_tiles];                  // of lane (g, q): of n = g + 8 * (q / 2) and groups q % 2, q % 2 + 2 ...
-    i32 left;  // groups from the first of the warp's in the next step to the end of the block's
-  };
-  // What a lane reads in a step.
-  struct Operands {
-    u32x2 packed[groups][n_tiles][2];  // 16 weights each
-    u32 code[n_tiles][groups / 2];
-    float absmax[n_tiles][groups / 2];  // or nested_absmax
-  };
-
-  [[nodiscard]] NIBBLE_DEVICE Source source_of(const Work& work, const Lane& lane) const {
-    const FourBitOperand& weight = product[weight_of_block()].weight;
-    const u32 split = split_of(work.item), groups_of_k = static_cast<u32>(weight.k / 64);
-    const u32 end = work.is_none() ? 0 : first_step(split + 1) * (groups * k_warps);
-    const i64 first_n = i64{tile_of(work.item)} * block_n + lane.n_warp * (16 * n_tiles);
-    const i64 row_of_expert = ends.is_null() ? 0 : i64{block_z()} * weight.n;
+  // Goes through the steps of a block, one work after the other.
+  struct Reader {
+    Work work;
+    u32 steps;  // of the work, from the source's on
     Source source;
-    const u32 group = (first_step(split) * k_warps + lane.k_warp) * groups;
-    source.left = static_cast<i32>((end < groups_of_k ? end : groups_of_k) - group);
-    // Any n past the end is read as the last one; its sums are not stored.
-    const auto group_of = [&](i64 at_n) {
-      const i64 row = row_of_expert + (at_n < weight.n ? at_n : weight.n - 1);
-      return weight.first / 64 + row * (weight.stride / 64) + group;
-    };
-    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
-      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) source.codes[tile][half] =
-          weight.packed + (group_of(first_n + 16 * tile + 8 * half + lane.g) * 32 + 8 * lane.q);
-      source.scale[tile] = static_cast<u32>(group_of(first_n + 16 * tile + 8 * (lane.q / 2) + lane.g)) + lane.q % 2;
-    }
-    return source;
-  }
+  };
 
-  NIBBLE_DEVICE static void advance(Source& source) {
-    source.left -= static_cast<i32>(groups * k_warps);
-    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
-      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) source.codes[tile][half] =
-          source.codes[tile][half] + 32 * groups * k_warps;
-      source.scale[tile] += groups * k_warps;
-    }
-  }
-
-  // Past the end a lane keeps its old values: any numbers will do, because x is zeros there.
-  NIBBLE_DEVICE void load(Operands& to, const Source& source, const Lane& lane) const {
+  [[nodiscard]] NIBBLE_DEVICE Reader reader_of(const Work& work, const Lane& lane) const {
+    const u32 split = split_of(work.item), first = first_step(split), end = first_step(split + 1);
     const FourBitOperand& weight = product[weight_of_block()].weight;
-    NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
-      const bool inside = static_cast<i32>(i) < source.left;
-      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile)
-          NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) if (inside)
-              to.packed[i][tile][half] = ldcs((source.codes[tile][half] + 32 * i).template as<const u32x2>());
-    }
-    NIBBLE_UNROLL for (u32 i = 0; i < groups; i += 2) {
-      const bool inside = static_cast<i32>(i + lane.id % 2) < source.left;
-      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
-        const u32 scale = (source.scale[tile] + i) >> (weight.log2_blocksize - 6);
-        if constexpr (Nested) {
-          if (inside) to.code[tile][i / 2] = weight.absmax.code_of(scale);
-          if (inside) to.absmax[tile][i / 2] = weight.absmax.nested_absmax_of(scale);
-        } else {
-          if (inside) to.absmax[tile][i / 2] = weight.absmax.plain_of(scale);
-        }
-      }
-    }
+    const i64 first_row = ends.is_null() ? 0 : i64{block_z()} * weight.n;
+    return {work, end - first, Source(weight, first_row, tile_of(work.item), first, work.is_none() ? 0 : end, lane)};
   }
 
-  // Requests what load() will read in so many steps: the four lanes of a quad divide the rows of codes between them.
-  NIBBLE_DEVICE static void prefetch(const Source& source, const Lane& lane) {
-    constexpr u32 ahead = Tile.prefetched_steps * groups * k_warps;
-    const Global<const u8> low = source.codes[0][lane.q % 2];
-    const Global<const u8> at = n_tiles == 1 ? low + (lane.q / 2 * 64) : source.codes[lane.q / 2 % n_tiles][lane.q % 2];
-    if (static_cast<i32>(ahead + (n_tiles == 1 ? lane.q / 2 * 2 : 0)) < source.left) prefetch_l2(at + 32 * ahead);
+  NIBBLE_DEVICE void advance(Reader& reader, const Lane& lane) const {
+    if (--reader.steps > 0)
+      reader.source.advance();
+    else
+      reader = reader_of(after(reader.work), lane);
   }
 
   // -- x: from memory to shared memory
@@ -290,9 +240,11 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
 
   // -- The products of a tile, a split and a chunk
 
-  NIBBLE_DEVICE void multiply_all(Sums& sum, const Work& work, Source& source, Operands& next, const Table& table,
-                                  Shared<u8> x_memory, float offset, const Lane& lane) const {
+  // `next` are the operands of the first steps; afterwards, those of the next work's.
+  NIBBLE_DEVICE void multiply_all(Sums& sum, const Work& work, Reader& reader, Operands (&next)[ahead],
+                                  const Table& table, Shared<u8> x_memory, float offset, const Lane& lane) const {
     const u32 split = split_of(work.item), first = first_step(split), last = first_step(split + 1);
+    const FourBitOperand& weight = product[weight_of_block()].weight;
     const u32 chunk_m = work.chunk_m();
     const u32 row = m_tiles > 1 || lane.g < chunk_m ? lane.g : chunk_m - 1;
     Shared<u8> at_x = x_memory + (row * x_row_bytes + lane.k_warp * (128 * groups) + 32 * lane.q);
@@ -302,29 +254,39 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
       copy_x(x_memory + stage_of(first), work, first, last, lane);
       cp_commit();
     }
-    for (u32 step = first; step < last; ++step) {
-      if constexpr (!KeepsX && !Tile.loads_first) wait_for_x(lane);
-      // A warp waits for all of its loads at once, so the next step's loads must not begin before this step's have
-      // arrived: the copy ensures that.
-      const Operands now = next;
-      const i32 left = source.left;
-      if (step + 1 < last)
-        advance(source);
-      else
-        source = source_of(after(work), lane);
-      load(next, source, lane);
-      if constexpr (Tile.prefetched_steps > 0) prefetch(source, lane);
-      if constexpr (!KeepsX) {
-        if constexpr (Tile.loads_first) wait_for_x(lane);
-        copy_x(x_memory + stage_of(step + 1), work, step + 1, last, lane);
-        cp_commit();
+    for (u32 turn = first; turn < last; turn += ahead) {
+      NIBBLE_UNROLL for (u32 set = 0; set < ahead; ++set) {
+        const u32 step = turn + set;
+        if (step >= last) break;
+        if constexpr (!KeepsX && !Tile.loads_first) wait_for_x(lane);
+        // A warp waits for all loads of a set at once, so the set's next must not begin before these have arrived: the
+        // copy ensures that.
+        const Operands now = next[set];
+        // One step ahead, the reader is here; it need not keep the registers that say so.
+        if constexpr (ahead == 1) reader = {work, last - step, reader.source};
+        advance(reader, lane);
+        next[set].load(weight, reader.source, lane);
+        if constexpr (Tile.prefetched_steps > 0) reader.source.prefetch(lane);
+        if constexpr (!KeepsX) {
+          if constexpr (Tile.loads_first) wait_for_x(lane);
+          copy_x(x_memory + stage_of(step + 1), work, step + 1, last, lane);
+          cp_commit();
+        }
+        multiply(sum, now, chunk_m, table, KeepsX ? at_x : at_x + stage_of(step), offset, lane);
+        if constexpr (KeepsX) at_x = at_x + stage_bytes(m);
       }
-      multiply(sum, now, left, table, KeepsX ? at_x : at_x + stage_of(step), offset, lane);
-      if constexpr (KeepsX) at_x = at_x + stage_bytes(m);
     }
+    if constexpr (ahead == 2)
+      if ((last - first) % 2 != 0) swap(next[0], next[1]);  // the next step's are first again
   }
 
-  NIBBLE_DEVICE static void multiply(Sums& sum, const Operands& now, i32 left, const Table& table, Shared<u8> at_x,
+  NIBBLE_DEVICE static void swap(Operands& one, Operands& other) {
+    const Operands before = one;
+    one = other;
+    other = before;
+  }
+
+  NIBBLE_DEVICE static void multiply(Sums& sum, const Operands& now, u32 chunk_m, const Table& table, Shared<u8> at_x,
                                      float offset, const Lane& lane) {
     float low[groups][n_tiles], high[groups][n_tiles];
     NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
@@ -338,7 +300,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
       // The branch also keeps the compiler from loading all groups' operands ahead of all products: that would take
       // more registers than there are for many sums, and without a barrier before it more of a warp's six counters of
       // loads, of which those for the next step's codes need their own.
-      if ((KeepsX || m_tiles > 1) && static_cast<i32>(i) >= left) break;
+      if ((KeepsX || m_tiles > 1) && static_cast<i32>(i) >= now.left) break;
       // Fragment `f` has, of each 16 of k that lane q holds, the four from 4 * f on.
       u32 fragment[n_tiles][4][4];
       NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
@@ -350,6 +312,8 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
         }
       }
       NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t) {
+        // Rows of x that do not exist, two tiles at a time; for 8 tiles this branch, too, saves registers.
+        if (t > 0 && t % 2 == 0 && 8 * t >= chunk_m) break;
         const Shared<u8> at = at_x + (8 * x_row_bytes * t + 128 * i);
         const u32x4 x0 = lds(at.template as<u32x4>()), x1 = lds((at + 16).template as<u32x4>());
         const u32 x_of[4][2] = {{x0.x, x0.y}, {x0.z, x0.w}, {x1.x, x1.y}, {x1.z, x1.w}};

@@ -170,6 +170,14 @@ NIBBLE_SIMULATED_TEST(FourBitMatmul, ManySteps) {
   expect_steps<FourBitMatmulTile{8, 8, 1}, true>(64);
 }
 
+// Loads two steps ahead reach into the next tile, of one step into the one after it; an odd number of steps ends with
+// the other set of registers than it began with.
+NIBBLE_SIMULATED_TEST(FourBitMatmul, TwoStepsAhead) {
+  static_assert(FourBitMatmulTile{4, 4, 2}.steps_ahead() == 2 && FourBitMatmulTile{2, 4, 2}.steps_ahead() == 1);
+  for (const std::size_t steps : {0U, 1U, 2U, 3U}) expect_steps<FourBitMatmulTile{4, 4, 2}, true>(17, steps);
+  for (const std::size_t steps : {0U, 1U}) expect_steps<FourBitMatmulTile{8, 8, 1}, false>(33, steps);
+}
+
 // What bench/tune.cpp may choose.
 NIBBLE_SIMULATED_TEST(FourBitMatmul, VariantsOfTheLoop) {
   expect_steps<FourBitMatmulTile{1, 2, 4, 2, XBarrier::block}, true>(3);
@@ -182,6 +190,8 @@ NIBBLE_SIMULATED_TEST(FourBitMatmul, VariantsOfTheLoop) {
 NIBBLE_SIMULATED_TEST(FourBitMatmul, ChunksOfM) {
   expect_steps<FourBitMatmulTile{1, 1, 8, 1}, true>(9, 1);
   expect_steps<FourBitMatmulTile{2, 2, 4}, true>(33, 2);
+  expect_steps<FourBitMatmulTile{4, 4, 2}, true>(41, 2);
+  expect_steps<FourBitMatmulTile{8, 4, 2}, true>(81, 1);
 }
 
 // The larger n, the higher the tiles.

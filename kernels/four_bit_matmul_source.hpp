@@ -1,0 +1,98 @@
+// Where a lane of the product's kernel finds the codes and the absmax of its steps, and how it loads them
+// (four_bit_matmul.hpp).
+#pragma once
+#include "kernels/device/device.hpp"
+#include "kernels/four_bit_matmul_tile.hpp"
+#include "kernels/four_bit_weight.hpp"
+
+namespace nibble::kernels {
+using namespace device;
+
+/// A thread's part of a block's work.
+template <FourBitMatmulTile Tile> struct FourBitMatmulLane {
+  u32 id = lane_id(), g = lane_id() / 4, q = lane_id() % 4;  // of a fragment: n = g and g + 8, a quarter of k
+  u32 n_warp = warp_id() % Tile.n_warps, k_warp = warp_id() / Tile.n_warps;
+};
+
+/// Where a lane reads in a step. A group is 64 weights of one n, contiguous along k.
+template <FourBitMatmulTile Tile> struct FourBitMatmulSource {
+  static constexpr u32 n_tiles = Tile.n_tiles, block_n = Tile.block_n();
+  static constexpr u32 groups = Tile.groups(), step_groups = groups * Tile.k_warps;
+
+  i32 left;                            // groups from the first of the warp's to the end of the block's
+  Global<const u8> codes[n_tiles][2];  // of n = g and g + 8
+  u32 scale[n_tiles];                  // of lane (g, q): of n = g + 8 * (q / 2) and groups q % 2, q % 2 + 2 ...
+
+  /// In step `first` of a tile of n, for a block that ends before step `end`. Row 0 of the product is `first_row` of
+  /// the weight.
+  NIBBLE_DEVICE FourBitMatmulSource(const FourBitOperand& weight, i64 first_row, u32 tile_of_n, u32 first, u32 end,
+                                    const FourBitMatmulLane<Tile>& lane) {
+    const u32 groups_of_k = static_cast<u32>(weight.k / 64), end_group = end * step_groups;
+    const u32 group = (first * Tile.k_warps + lane.k_warp) * groups;
+    left = static_cast<i32>((end_group < groups_of_k ? end_group : groups_of_k) - group);
+    const i64 first_n = i64{tile_of_n} * block_n + lane.n_warp * (16 * n_tiles);
+    // Any n past the end is read as the last one; its sums are not stored.
+    const auto group_of = [&](i64 at_n) {
+      const i64 row = first_row + (at_n < weight.n ? at_n : weight.n - 1);
+      return weight.first / 64 + row * (weight.stride / 64) + group;
+    };
+    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) codes[tile][half] =
+          weight.packed + (group_of(first_n + 16 * tile + 8 * half + lane.g) * 32 + 8 * lane.q);
+      scale[tile] = static_cast<u32>(group_of(first_n + 16 * tile + 8 * (lane.q / 2) + lane.g)) + lane.q % 2;
+    }
+  }
+
+  /// To the next step of the same tile.
+  NIBBLE_DEVICE void advance() {
+    left -= static_cast<i32>(step_groups);
+    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) codes[tile][half] = codes[tile][half] + 32 * step_groups;
+      scale[tile] += step_groups;
+    }
+  }
+
+  /// Requests the codes of so many steps later: the four lanes of a quad divide the rows between them.
+  NIBBLE_DEVICE void prefetch(const FourBitMatmulLane<Tile>& lane) const {
+    constexpr u32 ahead = Tile.prefetched_steps * step_groups;
+    const Global<const u8> low = codes[0][lane.q % 2];
+    const Global<const u8> at = n_tiles == 1 ? low + (lane.q / 2 * 64) : codes[lane.q / 2 % n_tiles][lane.q % 2];
+    if (static_cast<i32>(ahead + (n_tiles == 1 ? lane.q / 2 * 2 : 0)) < left) prefetch_l2(at + 32 * ahead);
+  }
+};
+
+/// What a lane reads in a step.
+template <bool Nested, FourBitMatmulTile Tile> struct FourBitMatmulOperands {
+  static constexpr u32 n_tiles = Tile.n_tiles, groups = Tile.groups();
+
+  i32 left;                          // groups, as in the source: those past the end are not loaded
+  u32x2 packed[groups][n_tiles][2];  // 16 weights each
+  u32 code[n_tiles][groups / 2];
+  float absmax[n_tiles][groups / 2];  // or nested_absmax
+
+  // Past the end a lane keeps its old values: any numbers will do, because x is zeros there.
+  NIBBLE_DEVICE void load(const FourBitOperand& weight, const FourBitMatmulSource<Tile>& source,
+                          const FourBitMatmulLane<Tile>& lane) {
+    left = source.left;
+    NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
+      const bool inside = static_cast<i32>(i) < left;
+      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile)
+          NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) if (inside) packed[i][tile][half] =
+              ldcs((source.codes[tile][half] + 32 * i).template as<const u32x2>());
+    }
+    NIBBLE_UNROLL for (u32 i = 0; i < groups; i += 2) {
+      const bool inside = static_cast<i32>(i + lane.id % 2) < left;
+      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+        const u32 scale = (source.scale[tile] + i) >> (weight.log2_blocksize - 6);
+        if constexpr (Nested) {
+          if (inside) code[tile][i / 2] = weight.absmax.code_of(scale);
+          if (inside) absmax[tile][i / 2] = weight.absmax.nested_absmax_of(scale);
+        } else {
+          if (inside) absmax[tile][i / 2] = weight.absmax.plain_of(scale);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace nibble::kernels
