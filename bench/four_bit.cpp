@@ -25,22 +25,6 @@ u8 nearest_nf4(float v) {
   return code;
 }
 
-nibble_four_bit argument(const FourBit& weight, const Shape& shape, const Buffer& codebook) {
-  return {.struct_bytes = sizeof(nibble_four_bit),
-          .codebook = NIBBLE_NF4,
-          .blocksize = blocksize,
-          .rows = shape.n,
-          .columns = shape.k,
-          .packed = weight.packed.as<u8>(),
-          .absmax = nullptr,
-          .absmax_codes = weight.absmax_codes.as<u8>(),
-          .nested_absmax = weight.nested_absmax.as<float>(),
-          .nested_codebook = codebook.as<float>(),
-          .nested_offset = weight.offset.as<float>(),
-          .first = 0,
-          .stride = 0};
-}
-
 float largest_of(const std::vector<u16>& weights, u64 block) {
   float largest = 0;
   for (u64 i = block * blocksize; i < (block + 1) * blocksize; ++i)
@@ -84,6 +68,22 @@ FourBit FourBit::random(u64 size, u64 seed) {
   return weight;
 }
 
+nibble_four_bit FourBit::argument(const Shape& shape, const Buffer& codebook) const {
+  return {.struct_bytes = sizeof(nibble_four_bit),
+          .codebook = NIBBLE_NF4,
+          .blocksize = blocksize,
+          .rows = shape.n,
+          .columns = shape.k,
+          .packed = packed.as<u8>(),
+          .absmax = nullptr,
+          .absmax_codes = absmax_codes.as<u8>(),
+          .nested_absmax = nested_absmax.as<float>(),
+          .nested_codebook = codebook.as<float>(),
+          .nested_offset = offset.as<float>(),
+          .first = 0,
+          .stride = 0};
+}
+
 Buffer nested_codebook() {
   return Buffer::of(std::vector<float>(nibble_nested_codebook(), nibble_nested_codebook() + 256));
 }
@@ -111,7 +111,7 @@ void Quantize::run(const Buffer& weights, const FourBit& out, cudaStream_t strea
 
 void dequantize(const FourBit& weight, const Shape& shape, const Buffer& codebook, const Buffer& out,
                 cudaStream_t stream) {
-  cuda::dequantize(argument(weight, shape, codebook), 0, {NIBBLE_BF16, shape.n, shape.k, shape.k, out.as<void>()},
+  cuda::dequantize(weight.argument(shape, codebook), 0, {NIBBLE_BF16, shape.n, shape.k, shape.k, out.as<void>()},
                    stream);
 }
 
@@ -133,7 +133,7 @@ void Matmul::run(const FourBit& weight, const Buffer& codebook, const Buffer& x,
 
 template <class Body>
 void Matmul::call(const FourBit& weight, const Buffer& codebook, void* x, void* y, Body&& body) const {
-  const nibble_four_bit w = argument(weight, shape_, codebook);
+  const nibble_four_bit w = weight.argument(shape_, codebook);
   const nibble_matrix x_matrix{NIBBLE_BF16, m_, shape_.k, shape_.k, x},
       y_matrix{NIBBLE_BF16, m_, shape_.n, shape_.n, y};
   const nibble_four_bit_product product{&w, nullptr, &y_matrix};

@@ -32,6 +32,7 @@ struct FourBit {
   /// Random codes, and scales of a real weight's size.
   static FourBit random(u64 size, u64 seed);
 
+  [[nodiscard]] nibble_four_bit argument(const Shape& shape, const Buffer& codebook) const;
   [[nodiscard]] Bitsandbytes::Nested peer_argument(const Buffer& codebook) const {
     return {packed.as<u8>(), absmax_codes.as<u8>(), nested_absmax.as<float>(), codebook.as<float>(),
             offset.as<float>()};

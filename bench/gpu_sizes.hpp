@@ -16,6 +16,7 @@ struct Shape {
 };
 
 constexpr std::array<u64, 5> decode_m = {1, 8, 16, 32, 64};
+constexpr std::array<u64, 5> tuned_splits = {1, 2, 4, 8, 16};
 #if !defined(NIBBLE_BENCH_SIMULATED)
 constexpr Shape shapes[] = {{4096, 4096}, {14336, 4096}, {28672, 8192}};
 constexpr u64 uncached_bytes = 250'000'000;  // more than any cache holds
@@ -23,6 +24,8 @@ constexpr u64 bandwidth_bytes = u64{1} << 30;
 constexpr std::array<u64, 15> ceiling_m = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
 constexpr std::array<u64, 8> scratch_m = {16, 64, 256, 1024, 2048, 4096, 8192, 16384};
 constexpr std::size_t empty_launches = 500;
+constexpr std::array<u64, 6> tuned_m = {1, 4, 8, 16, 32, 64};
+constexpr std::size_t tuned_calls = 20;
 #else
 constexpr Shape shapes[] = {{64, 256}, {64, 512}, {192, 256}};
 constexpr u64 uncached_bytes = 20'000;
@@ -30,6 +33,8 @@ constexpr u64 bandwidth_bytes = u64{1} << 15;
 constexpr std::array<u64, 4> ceiling_m = {1, 8, 48, 272};
 constexpr std::array<u64, 2> scratch_m = {16, 272};
 constexpr std::size_t empty_launches = 2;
+constexpr std::array<u64, 3> tuned_m = {1, 16, 64};
+constexpr std::size_t tuned_calls = 1;
 #endif
 
 /// How many copies of so many bytes have more than uncached_bytes together; at least two.

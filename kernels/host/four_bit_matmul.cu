@@ -64,10 +64,15 @@ template <class Half> class Launcher {
   }
 
  private:
-  // Whether all of x has room in shared memory; from 9.0 on, where two such blocks fit into a multiprocessor. It makes
-  // a product faster, and changes nothing in it.
+  [[nodiscard]] static const four_bit_matmul::DeviceTuning& tuning() {
+    return four_bit_matmul::tuning_of(capability(), multiprocessors());
+  }
+
+  // Whether all of x has room in shared memory, and the device is faster with it there: two such blocks fit into a
+  // multiprocessor from 9.0 on. It changes nothing in the product.
   [[nodiscard]] bool keeps_x() const {
-    if (arguments_.config.tile.m_tiles != 1 || arguments_.matmul.experts > 0 || capability() < 90) return false;
+    if (arguments_.config.tile.m_tiles != 1 || arguments_.matmul.experts > 0) return false;
+    if (u64{m_} * arguments_.x.columns * 2 > tuning().max_kept_x_bytes) return false;
     bool keeps = false;
     with_kernel<Half, false, true>(arguments_.config.tile, [&]<class Kernel>() {
       keeps = m_ <= Kernel::max_m && Kernel::shared_bytes(m_, arguments_.x.columns) <= Kernel::shared_limit;
@@ -119,8 +124,10 @@ template <class Half> class Launcher {
       max_items = std::max(max_items, ceil_div<u64>(product.n, Kernel::block_n) * arguments_.config.splits);
     }
     const u32 z = arguments_.matmul.experts > 0 ? arguments_.matmul.experts : arguments_.matmul.product_count;
-    launch({resident_grid<Kernel>(max_items).x, 1, z}, Kernel::shared_bytes(m_, arguments_.x.columns), stream_, kernel,
-           overlap_);
+    constexpr u64 max_blocks = 0x7fffffff;
+    const u32 blocks = tuning().has_resident_grid ? resident_grid<Kernel>(max_items).x
+                                                  : static_cast<u32>(std::min(max_items, max_blocks));
+    launch({blocks, 1, z}, Kernel::shared_bytes(m_, arguments_.x.columns), stream_, kernel, overlap_);
   }
 
   void run_any() {

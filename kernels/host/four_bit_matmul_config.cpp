@@ -11,16 +11,6 @@ using device::ceil_div;
 /// in the same order.
 constexpr u64 multiprocessors_to_fill = 132;
 
-// What is not reading weights, as the bytes of weights that the hot loop could read meanwhile. Each is an estimate from
-// the machine code: instructions of 256 threads, at 2.4 for a weight of 0.516 bytes.
-constexpr u64 bytes_of_a_start = 24'000;  // of a block: the table; 430 instructions
-constexpr u64 bytes_of_an_end = 5'500;    // of a tile: the sums; 100 instructions
-constexpr u64 bytes_of_adding =
-    2'000'000;  // of all multiprocessors, while the last blocks add the sums of splits: 0.5 us
-
-/// What a block of one tile of m can keep of x in shared memory, besides its table.
-constexpr u64 bytes_of_kept_x = 32'000;
-
 constexpr u64 bytes_of_weights(u64 weights) { return weights * 33 / 64; }
 
 /// The number of splits with the lowest cost, if that is at least a twentieth less than without.
@@ -30,15 +20,16 @@ constexpr u64 bytes_of_weights(u64 weights) { return weights * 33 / 64; }
 LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, u64 max_splits) {
   const u64 places = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
-  const bool keeps_x = tile.m_tiles == 1 && m * k * 2 <= bytes_of_kept_x;
+  const bool keeps_x = tile.m_tiles == 1 && m * k * 2 <= costs.bytes_of_kept_x;
   LaunchConfig best{.tile = tile, .splits = 0, .cost = 0};
   for (u64 splits = 1; splits <= std::min(steps, max_splits); ++splits) {
     const u64 turns = std::max<u64>(1, ceil_div(tiles * splits, places));
     const u64 k_of_a_split = ceil_div(steps, splits) * tile.block_k();
     const u64 bytes_of_x = keeps_x ? 0 : m * k_of_a_split * 2 / 2;
     const u64 bytes_of_a_tile = bytes_of_weights(tile.block_n() * k_of_a_split) + bytes_of_x;
-    const u64 bytes_of_sums = splits > 1 ? bytes_of_adding + splits * m * n * 4 : 0;
-    const u64 cost = places * (turns * (bytes_of_a_tile + bytes_of_an_end) + bytes_of_a_start) + bytes_of_sums;
+    const u64 bytes_of_sums = splits > 1 ? costs.bytes_of_adding + splits * m * n * 4 : 0;
+    const u64 bytes_of_a_place = turns * (bytes_of_a_tile + costs.bytes_of_an_end) + costs.bytes_of_a_start;
+    const u64 cost = places * bytes_of_a_place + bytes_of_sums;
     if (best.splits == 0 || cost < (best.splits == 1 ? best.cost / 20 * 19 : best.cost)) {
       best.splits = static_cast<u32>(splits);
       best.cost = cost;
@@ -63,6 +54,14 @@ LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split) {
 
 u64 groups_of(const Tile& tile, u64 m, u64 n) {
   return ceil_div<u64>(n, tile.block_n()) * ceil_div<u64>(m, tile.max_m());
+}
+
+const DeviceTuning& tuning_of(u32 capability, u32 multiprocessors, std::span<const DeviceTuning> rows) {
+  const auto fits = [&](const DeviceTuning& row) {
+    if (row.multiprocessors == 0) return capability >= row.capability;
+    return capability == row.capability && multiprocessors == row.multiprocessors;
+  };
+  return *std::find_if(rows.begin(), rows.end() - 1, fits);
 }
 
 }  // namespace nibble::kernels::four_bit_matmul

@@ -5,6 +5,7 @@ cuBLASLt and bitsandbytes: what they compute, check and print, before they meet 
 usage: tests/bench/simulated.py [BUILD]
 """
 
+import collections
 import os
 import pathlib
 import shutil
@@ -21,11 +22,11 @@ import kernels_parts  # noqa: E402
 import kernels_run  # noqa: E402
 from kernels_parts import Step  # noqa: E402
 
-TARGETS = ("bench_kernels_simulated", "bench_ceilings_simulated", "bench_simulated_cublaslt",
+TARGETS = ("bench_kernels_simulated", "bench_ceilings_simulated", "bench_tune_simulated", "bench_simulated_cublaslt",
            "bench_simulated_bitsandbytes", "nibble_cuda_simulated", "nibble")  # fmt: skip
 SHAPES = ("64x256", "64x512", "192x256")
 CASES = ("matmul,64x256,1", "matmul,64x512,16", "dequantize,192x256", "quantize,64x512")
-TABLE_M, CEILING_M, SCRATCH_M = (1, 8, 16, 32, 64), (1, 8, 48, 272), (16, 272)
+TABLE_M, CEILING_M, SCRATCH_M, TUNED_M = (1, 8, 16, 32, 64), (1, 8, 48, 272), (16, 272), (1, 16, 64)
 
 
 def expect(condition, text):
@@ -104,6 +105,26 @@ def check_programs(folder, out, peers):
     expect(all(found[case][0] == "ok" for case in CASES) and found["matmul,64x256"][0] == "failed", found)
 
 
+def check_tune(folder, out):
+    """Each case has its stages, each change its lines; and the table's script reads them."""
+    (step,) = [step for step in kernels_parts.PARTS["tune"] if step.command == ("bench_tune",)]
+    status, lines = run(folder, out, [step])[step.name]
+    expect(status == "ok", f"{status}: {[line for line in lines.values() if 'error' in line][:3]}")
+    found = collections.defaultdict(set)
+    for line in lines.values():
+        if "variant" in line:
+            found[line["shape"], line["m"]].add((line["stage"], line["change"]))
+            expect(line["median"] > 0 and line["share_of_read"] > 0, line)
+    wanted = {("tiles", "none"), ("loops", "none"), ("together", "none")}
+    wanted |= {("loops", change) for change in ("barrier", "loads_first", "prefetched_steps", "overlaps", "grid")}
+    for shape in SHAPES:
+        for m in TUNED_M:
+            all_of_case = wanted | ({("loops", "keeps_x")} if m == 1 else set())
+            expect(found[shape, m] - {("together", "together")} == all_of_case, f"{shape}, m {m}: {found[shape, m]}")
+    defaults = {(line["shape"], line["m"]) for line in lines.values() if line.get("default")}
+    expect(defaults == set(found), f"the library's own configuration is measured for {defaults} only")
+
+
 def check_wrong_results(folder, out, peers):
     """What gives a wrong result has no time, and its step fails."""
     os.environ["NIBBLE_SIMULATED_WRONG"] = "1"
@@ -145,10 +166,11 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         (folder / "bin").mkdir()
-        for name in ("bench_kernels", "bench_ceilings"):
+        for name in ("bench_kernels", "bench_ceilings", "bench_tune"):
             shutil.copy(programs / f"{name}_simulated", folder / "bin" / name)
         peers = {name: programs / f"libbench_simulated_{name}.so" for name in ("cublaslt", "bitsandbytes")}
         check_programs(folder, folder / "out", peers)
+        check_tune(folder, folder / "out")
         check_wrong_results(folder, folder / "out", peers)
         check_peer_that_does_not_load(folder, folder / "out", peers)
         check_conversion(build, folder / "convert")

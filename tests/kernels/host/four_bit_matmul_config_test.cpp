@@ -56,5 +56,27 @@ TEST(FourBitMatmulConfig, EveryKernelHas256Threads) {
   for (const Choice& choice : choices) EXPECT_EQ(choice.tile.threads(), 256U);
 }
 
+TEST(FourBitMatmulConfig, ADeviceHasARowOfItsOwnOrThatOfItsCapability) {
+  const std::vector<DeviceTuning> rows{{90, 132, 1, true}, {80, 108, 2, true}, {90, 0, 3, true}, {80, 0, 4, true}};
+  const auto row_of = [&](u32 capability, u32 multiprocessors) {
+    return tuning_of(capability, multiprocessors, rows).max_kept_x_bytes;
+  };
+  EXPECT_EQ(row_of(90, 132), 1U);
+  EXPECT_EQ(row_of(80, 108), 2U);
+  EXPECT_EQ(row_of(90, 114), 3U);
+  EXPECT_EQ(row_of(100, 132), 3U);
+  EXPECT_EQ(row_of(86, 108), 4U);
+  EXPECT_EQ(row_of(75, 108), 4U);  // the last one, whatever it is
+}
+
+TEST(FourBitMatmulConfig, WithoutMeasurementsOnlyDevicesFrom90OnKeepX) {
+  constexpr u32 of_no_device = 1;
+  EXPECT_EQ(tuning_of(80, of_no_device).max_kept_x_bytes, 0U);
+  EXPECT_EQ(tuning_of(89, of_no_device).max_kept_x_bytes, 0U);
+  EXPECT_GT(tuning_of(90, of_no_device).max_kept_x_bytes, 0U);
+  EXPECT_EQ(devices.back().capability, 0U);
+  EXPECT_EQ(devices.back().multiprocessors, 0U);
+}
+
 }  // namespace
 }  // namespace nibble::kernels::four_bit_matmul

@@ -1,0 +1,43 @@
+// The kernels that multiply by a 4-bit weight, what the plan takes them to cost, and how devices run them.
+//
+// bench/tune_table.py writes this file from the results of bench_tune (docs/kernels-benchmark.md).
+#pragma once
+#include <array>
+
+#include "kernels/host/four_bit_matmul_tuning.hpp"
+
+namespace nibble::kernels::four_bit_matmul {
+
+/// The kernels that are compiled. Of those for an m, the estimate takes the cheapest, and of equally cheap ones the
+/// first. A larger block_n() reads x less often, a smaller one divides n more evenly between multiprocessors.
+///
+/// An estimate, not measured.
+inline constexpr std::array<Choice, 8> choices{{
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4}, 0, 8},
+    {{.m_tiles = 1, .n_warps = 1, .k_warps = 8}, 0, 8},
+    {{.m_tiles = 1, .n_warps = 1, .k_warps = 8, .n_tiles = 1}, 0, 4},
+    {{.m_tiles = 2, .n_warps = 2, .k_warps = 4}, 9, 16},
+    {{.m_tiles = 2, .n_warps = 4, .k_warps = 2}, 9, 16},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2}, 17, 32},
+    {{.m_tiles = 8, .n_warps = 4, .k_warps = 2}, 33, 64},
+    {{.m_tiles = 8, .n_warps = 8, .k_warps = 1}, 33, 64},
+}};
+
+inline constexpr Costs costs{
+    // An estimate, not measured: instructions of 256 threads (430, 100; 0.5 us), at 2.4 for a weight of 0.516 bytes.
+    .bytes_of_a_start = 24'000,
+    .bytes_of_an_end = 5'500,
+    .bytes_of_adding = 2'000'000,
+    // An estimate, not measured.
+    .bytes_of_kept_x = 32'000,
+};
+
+/// The first row that a device fits: its capability, its multiprocessors, max_kept_x_bytes, has_resident_grid.
+inline constexpr std::array<DeviceTuning, 2> devices{{
+    // An estimate, not measured.
+    {90, 0, 101'376, true},
+    // An estimate, not measured.
+    {0, 0, 0, true},
+}};
+
+}  // namespace nibble::kernels::four_bit_matmul
