@@ -81,7 +81,7 @@ nibble_four_bit FourBit::argument(const Shape& shape, const Buffer& codebook) co
           .nested_codebook = codebook.as<float>(),
           .nested_offset = offset.as<float>(),
           .first = 0,
-          .stride = 0};
+          .stride = shape.k};
 }
 
 Buffer nested_codebook() {

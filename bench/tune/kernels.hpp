@@ -13,12 +13,6 @@
 
 namespace nibble::bench {
 
-#if !defined(NIBBLE_BENCH_SIMULATED)
-inline constexpr std::uint32_t max_prefetched_steps = 4;
-#else
-inline constexpr std::uint32_t max_prefetched_steps = 1;
-#endif
-
 template <FourBitMatmulTile Tile, bool KeepsX> struct LaunchOf {
   using Kernel = kernels::FourBitMatmul<device::bf16, true, Tile, KeepsX>;
 
@@ -48,7 +42,11 @@ template <FourBitMatmulTile Tile, bool KeepsX> struct LaunchOf {
 /// Adds the kernels of all tiles that wait and load in this way. Of those that keep x, in which a step waits for
 /// nothing, there is one way only.
 template <kernels::XBarrier Barrier, bool LoadsFirst, bool KeepsX> void add_kernels(TunedKernels& to) {
-  constexpr std::size_t depths = max_prefetched_steps + 1;
+#if !defined(NIBBLE_BENCH_SIMULATED)
+  constexpr std::size_t depths = 5;
+#else
+  constexpr std::size_t depths = Barrier == kernels::XBarrier::group && LoadsFirst && !KeepsX ? 2 : 1;
+#endif
   const auto add = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
     constexpr FourBitMatmulTile sizes = tuned_tiles[i / depths];
     constexpr FourBitMatmulTile tile{sizes.m_tiles, sizes.n_warps, sizes.k_warps, sizes.n_tiles,
