@@ -20,6 +20,7 @@ import kernels_convert  # noqa: E402
 import kernels_lines  # noqa: E402
 import kernels_parts  # noqa: E402
 import kernels_run  # noqa: E402
+import tune_table  # noqa: E402
 from kernels_parts import Step  # noqa: E402
 
 TARGETS = ("bench_kernels_simulated", "bench_ceilings_simulated", "bench_tune_simulated", "bench_simulated_cublaslt",
@@ -123,6 +124,11 @@ def check_tune(folder, out):
             expect(found[shape, m] - {("together", "together")} == all_of_case, f"{shape}, m {m}: {found[shape, m]}")
     defaults = {(line["shape"], line["m"]) for line in lines.values() if line.get("default")}
     expect(defaults == set(found), f"the library's own configuration is measured for {defaults} only")
+    results = out / "tune_simulated.jsonl"
+    with open(results, "w", encoding="utf-8") as file:
+        subprocess.run([folder / "bin" / "bench_tune"], stdout=file, check=True)
+    table = tune_table.table(tune_table.read_results([results]))
+    expect("    // bench/results/tune_simulated.jsonl, simulated device, 2" in table, table)
 
 
 def check_wrong_results(folder, out, peers):
