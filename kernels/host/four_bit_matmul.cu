@@ -9,7 +9,7 @@
 #include "kernels/four_bit_matmul_any.hpp"
 #include "kernels/host/four_bit_matmul_arguments.hpp"
 #include "kernels/host/four_bit_weight.hpp"
-#include "kernels/round_rows.hpp"
+#include "kernels/host/matmul_memory.hpp"
 
 namespace nibble::kernels {
 namespace {
@@ -36,19 +36,13 @@ template <class Half> class Launcher {
       : arguments_(arguments),
         stream_(stream),
         overlap_(arguments.matmul.weights_are_ready != 0 ? Overlap::yes : Overlap::no),
-        m_(static_cast<u32>(arguments.x.rows)) {
-    auto* const memory = static_cast<char*>(workspace);
-    rounded_x_ = reinterpret_cast<Half*>(memory);
-    counters_ = arguments.matmul.counters;
-    if (arguments.counter_bytes > 0) counters_ = reinterpret_cast<u32*>(memory + arguments.rounded_x_bytes);
-    partial_ = reinterpret_cast<float*>(memory + arguments.rounded_x_bytes + arguments.counter_bytes);
-  }
+        m_(static_cast<u32>(arguments.x.rows)),
+        memory_(arguments, workspace) {}
 
   void run() {
     if (arguments_.n == 0) return;
-    round_x();
+    memory_.prepare(stream_);
     if (!arguments_.fits_tiles) return run_any();
-    if (arguments_.counter_bytes > 0) clear_memory(counters_, arguments_.counter_bytes, stream_);
     const bool nested = arguments_.products[0].weight.absmax == nullptr;
     const auto by_tile = [&]<bool KeepsX>(std::bool_constant<KeepsX>) {
       const auto run = [&]<class Kernel>() { return run_tiles<Kernel>(); };
@@ -80,40 +74,22 @@ template <class Half> class Launcher {
     return keeps;
   }
 
-  void round_x() {
-    const nibble_matrix& x = arguments_.x;
-    if (x.dtype != NIBBLE_F32) {
-      x_ = static_cast<const Half*>(x.data);
-      x_stride_ = static_cast<i64>(x.stride);
-      return;
-    }
-    using Kernel = RoundRows<Half>;
-    launch({std::min(m_, 8 * multiprocessors())}, 0, stream_,
-           Kernel{static_cast<const float*>(x.data), static_cast<i64>(x.stride), static_cast<i64>(x.columns), m_,
-                  rounded_x_});
-    x_ = rounded_x_;
-    x_stride_ = static_cast<i64>(x.columns);
-  }
-
   [[nodiscard]] FourBitOperand weight_of(const FourBitMatmulArguments::Product& product) const {
     FourBitOperand weight = operand_of(product.weight);
     weight.n = static_cast<i64>(product.n);  // of one expert
     return weight;
   }
   [[nodiscard]] MatmulOutput<Half> output_of(const FourBitMatmulArguments::Product& product) const {
-    const bool is_f32 = product.y.dtype == NIBBLE_F32;
-    return {static_cast<const Half*>(product.given.bias), is_f32 ? nullptr : static_cast<Half*>(product.y.data),
-            is_f32 ? static_cast<float*>(product.y.data) : nullptr, static_cast<i64>(product.y.stride),
-            arguments_.matmul.accumulate != 0};
+    return matmul_output<Half>(product.y, product.given.bias, arguments_.matmul.accumulate != 0);
   }
   [[nodiscard]] u32 experts() const { return std::max(arguments_.matmul.experts, 1U); }
 
   template <class Kernel> void run_tiles() {
     Kernel kernel{.product = {},
-                  .x = x_,
-                  .x_stride = x_stride_,
+                  .x = memory_.x,
+                  .x_stride = memory_.x_stride,
                   .m = m_,
-                  .sums = {partial_, counters_, arguments_.config.splits, static_cast<i64>(m_ * arguments_.n)},
+                  .sums = memory_.sums(arguments_.config.splits, arguments_.n),
                   .ends = arguments_.matmul.ends};
     u64 sums = 0, groups = 0, max_items = 0;
     for (u32 i = 0; i < arguments_.matmul.product_count; ++i) {
@@ -137,7 +113,8 @@ template <class Half> class Launcher {
       if (product.n == 0) continue;
       launch({static_cast<u32>(ceil_div<u64>(product.n, Kernel::block_n)),
               std::min(ceil_div(m_, Kernel::block_m), Kernel::max_grid_y), experts()},
-             0, stream_, Kernel{weight_of(product), x_, x_stride_, m_, output_of(product), arguments_.matmul.ends},
+             0, stream_,
+             Kernel{weight_of(product), memory_.x, memory_.x_stride, m_, output_of(product), arguments_.matmul.ends},
              overlap_);
     }
   }
@@ -146,11 +123,7 @@ template <class Half> class Launcher {
   StreamRef stream_;
   Overlap overlap_;
   u32 m_;
-  const Half* x_ = nullptr;
-  i64 x_stride_ = 0;
-  Half* rounded_x_;
-  u32* counters_;
-  float* partial_;
+  MatmulMemory<Half> memory_;
 };
 
 }  // namespace

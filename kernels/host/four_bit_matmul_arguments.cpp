@@ -8,10 +8,6 @@ namespace {
 
 std::string number(u64 value) { return std::to_string(value); }
 
-const char* name_of(nibble_dtype dtype) { return dtype == NIBBLE_F32 ? "F32" : dtype == NIBBLE_F16 ? "F16" : "BF16"; }
-
-constexpr std::size_t in_workspace(u64 bytes) { return device::ceil_div<u64>(bytes, 16) * 16; }
-
 bool fits_tiles(const nibble_four_bit& weight) {
   return weight.columns % 64 == 0 && weight.stride % 64 == 0 && weight.first % 64 == 0 && weight.columns > 0 &&
          weight.columns < u64{1} << 31 && weight.blocksize >= 64 &&
@@ -20,8 +16,7 @@ bool fits_tiles(const nibble_four_bit& weight) {
 
 }  // namespace
 
-FourBitMatmulArguments::FourBitMatmulArguments(const nibble_matmul& call) : matmul(call) {
-  check_x();
+FourBitMatmulArguments::FourBitMatmulArguments(const nibble_matmul& call) : MatmulArguments(call) {
   check_experts();
   if (matmul.products == nullptr) refuse("matmul.products is null");
   if (matmul.product_count < 1 || matmul.product_count > products.size())
@@ -34,30 +29,11 @@ FourBitMatmulArguments::FourBitMatmulArguments(const nibble_matmul& call) : matm
     check_product(i);
     n += products[i].n;
   }
-  if (matmul.counters != nullptr) check_pointer("matmul.counters", matmul.counters, alignof(u32));
 
   const u64 m = x.rows, experts = std::max(matmul.experts, 1U);
   fits_tiles = all_fit_tiles();
   config = four_bit_matmul::config_for(device::ceil_div<u64>(m, experts), experts * n, x.columns, matmul.experts == 0);
-  const bool splits = fits_tiles && config.splits > 1;
-  rounded_x_bytes = x.dtype == NIBBLE_F32 ? in_workspace(m * x.columns * 2) : 0;
-  counter_bytes = splits && matmul.counters == nullptr ? NIBBLE_COUNTERS * sizeof(u32) : 0;
-  partial_bytes = splits ? config.splits * m * n * sizeof(float) : 0;
-}
-
-void FourBitMatmulArguments::check_x() {
-  check_matrix("x", matmul.x);
-  x = *matmul.x;
-  if (x.rows < 1 || x.rows >= u64{1} << 31) refuse("x.rows is " + number(x.rows) + ", must be 1 to 2^31 - 1");
-  check_dtype("matmul.compute_dtype", matmul.compute_dtype);
-  compute_dtype = matmul.compute_dtype;
-  if (x.dtype == NIBBLE_F32) {
-    if (compute_dtype == NIBBLE_F32) refuse("matmul.compute_dtype is F32, must be F16 or BF16 for an x of F32");
-    return;
-  }
-  if (compute_dtype != NIBBLE_F32 && compute_dtype != x.dtype)
-    refuse(std::string("matmul.compute_dtype is ") + name_of(compute_dtype) + ", x.dtype is " + name_of(x.dtype));
-  compute_dtype = x.dtype;
+  if (fits_tiles && config.splits > 1) add_split_sums(config.splits, n);
 }
 
 void FourBitMatmulArguments::check_experts() const {
@@ -89,26 +65,15 @@ void FourBitMatmulArguments::check_product(u32 index) {
   if ((weight.absmax == nullptr) != (first.absmax == nullptr))
     refuse(weight_name + " and weight[0] do not both have nested absmax");
 
-  const std::string y_name = "y" + end;
-  check_matrix(y_name, product.given.y);
-  product.y = *product.given.y;
-  if (product.y.dtype != NIBBLE_F32 && product.y.dtype != compute_dtype)
-    refuse(y_name + ".dtype is " + name_of(product.y.dtype) + ", must be " + name_of(compute_dtype) + " or F32");
-  if (product.y.rows != x.rows) refuse(y_name + ".rows is " + number(product.y.rows) + ", x.rows is " + number(x.rows));
-  if (product.y.columns != product.n)
-    refuse(y_name + ".columns is " + number(product.y.columns) + ", " + weight_name +
-           (experts > 0 ? " has for each expert rows: " : ".rows is ") + number(product.n));
-  if (product.given.bias != nullptr) {
-    if (experts > 0) refuse("bias is given, must be null with experts");
-    check_pointer("bias" + end, product.given.bias, 2);
-  }
+  product.y = checked_y("y" + end, product.given.y, product.n,
+                        weight_name + (experts > 0 ? " has for each expert rows: " : ".rows is "));
+  if (product.given.bias != nullptr && experts > 0) refuse("bias is given, must be null with experts");
+  check_bias("bias" + end, product.given.bias);
 }
 
 bool FourBitMatmulArguments::all_fit_tiles() const {
-  const bool rounded = x.dtype == NIBBLE_F32;  // in the workspace, without gaps
-  if (!rounded && !(is_aligned(x.data, 16) && (x.rows == 1 || x.stride % 8 == 0))) return false;
-  return std::all_of(products.begin(), products.begin() + matmul.product_count,
-                     [](const Product& product) { return kernels::fits_tiles(product.weight); });
+  return x_fits_tiles() && std::all_of(products.begin(), products.begin() + matmul.product_count,
+                                       [](const Product& product) { return kernels::fits_tiles(product.weight); });
 }
 
 }  // namespace nibble::kernels
