@@ -44,6 +44,14 @@ struct reciprocals {
             result(rcp_rn(float_of((v.w & 0x807fffff) | 0x3f800000)))};
   }
 };
+// Exponents as they come, so that many results are not finite or one of the arguments; and near to each other.
+struct packed_differences {
+  NIBBLE_DEVICE static u32x4 run(u32x4 v) {
+    const u32 near_bf16 = (v.y & 0x81ff81ff) | 0x3c003c00, near_f16 = (v.y & 0x8fff8fff) | 0x30003000;
+    return {sub_bf16x2(v.x, v.y), sub_bf16x2((v.x & 0x81ff81ff) | 0x3c003c00, near_bf16), sub_f16x2(v.z, v.w),
+            sub_f16x2((v.x & 0x8fff8fff) | 0x30003000, near_f16)};
+  }
+};
 // The bits of a NaN as they come: absmax is stored with them.
 struct larger_of_two {
   NIBBLE_DEVICE static u32x4 run(u32x4 v) {
@@ -264,6 +272,7 @@ std::vector<Entry> every_device() {
   return {NIBBLE_ENTRY(float_arithmetic),
           NIBBLE_ENTRY(float_difference),
           NIBBLE_ENTRY(reciprocals),
+          NIBBLE_ENTRY(packed_differences),
           NIBBLE_ENTRY(larger_of_two),
           NIBBLE_ENTRY(larger_of_two_zeros),
           NIBBLE_ENTRY(double_sum),

@@ -61,6 +61,17 @@ inline float to_float(f16 value) {
 inline u32 pack_bf16(float low, float high) { return to_bf16(low).bits | u32{to_bf16(high).bits} << 16; }
 inline u32 pack_f16(float low, float high) { return to_f16(low).bits | u32{to_f16(high).bits} << 16; }
 
+/// a - b of two pairs, rounded once: fp32 has more than twice the digits of both types, so that rounding its difference
+/// gives what rounding the exact one would.
+inline u32 sub_bf16x2(u32 a, u32 b) {
+  const auto value = [](u32 bits) { return to_float(bf16{static_cast<u16>(bits)}); };
+  return pack_bf16(value(a) - value(b), value(a >> 16) - value(b >> 16));
+}
+inline u32 sub_f16x2(u32 a, u32 b) {
+  const auto value = [](u32 bits) { return to_float(f16{static_cast<u16>(bits)}); };
+  return pack_f16(value(a) - value(b), value(a >> 16) - value(b >> 16));
+}
+
 /// Picks 4 of the 8 bytes b:a; bit 3 of a nibble of the selector spreads the sign of its byte instead.
 inline u32 prmt(u32 a, u32 b, u32 selector) {
   const u64 bytes = u64{b} << 32 | a;

@@ -283,6 +283,17 @@ TEST(Instructions, ReciprocalsAreRoundedOnce) {
   EXPECT_EQ(rcp_rn(1e-45f), std::numeric_limits<float>::infinity());
 }
 
+TEST(Instructions, PackedDifferencesAreRoundedOnce) {
+  EXPECT_EQ(sub_bf16x2(pack_bf16(3, -1), pack_bf16(1, 2)), pack_bf16(2, -3));
+  EXPECT_EQ(sub_f16x2(pack_f16(3, -1), pack_f16(1, 2)), pack_f16(2, -3));
+  // Ties: 256 - 1/2 between bf16's 255 and 256, 2048 - 1/2 between fp16's 2047 and 2048.
+  EXPECT_EQ(sub_bf16x2(pack_bf16(256, 255), pack_bf16(0.5f, 0.5f)), pack_bf16(256, 254));
+  EXPECT_EQ(sub_f16x2(pack_f16(2048, 2047), pack_f16(0.5f, 0.5f)), pack_f16(2048, 2046));
+  EXPECT_EQ(sub_bf16x2(0, 0x80000000), 0u);                   // 0 - -0, 0 - 0
+  EXPECT_EQ(sub_f16x2(0x80008000, 0), 0x80008000u);           // -0 - 0
+  EXPECT_EQ(sub_f16x2(0x00010001, 0x00020003), 0x80018002u);  // subnormal
+}
+
 template <class Half, class To> void expect_rounding(To to_half, u16 infinity) {
   for (u32 bits = 0; bits < infinity; ++bits) {
     const float low = to_float(Half{u16(bits)});

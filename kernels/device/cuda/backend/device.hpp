@@ -275,6 +275,17 @@ NIBBLE_DEVICE u32 pack_f16(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
+// Of two pairs. bf16 has no packed subtraction before sm_90; a - b * 1 is rounded once, too.
+NIBBLE_DEVICE u32 sub_bf16x2(u32 a, u32 b) {
+  u32 r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(b), "r"(0xbf80bf80u), "r"(a));
+  return r;
+}
+NIBBLE_DEVICE u32 sub_f16x2(u32 a, u32 b) {
+  u32 r;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
 // Not __byte_perm, which ignores the selector's sign bits.
 NIBBLE_DEVICE u32 prmt(u32 a, u32 b, u32 selector) {
   u32 r;
