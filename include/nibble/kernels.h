@@ -200,6 +200,30 @@ NIBBLE_API int nibble_matmul_four_bit_workspace(const nibble_matmul* matmul, siz
 NIBBLE_API int nibble_matmul_four_bit(const nibble_matmul* matmul, void* workspace, size_t workspace_bytes,
                                       nibble_stream stream);
 
+/* A weight [n, k] in LLM.int8() form that x is multiplied with, and where the result goes: as nibble_four_bit_product.
+ */
+typedef struct nibble_int8_product {
+  const nibble_int8* weight;
+  const void* bias;
+  const nibble_matrix* y;
+} nibble_int8_product;
+
+/* y = x * transposed(weight) + bias, for one product that is given besides `matmul`, whose `products` and `ends` are
+ * null, and `product_count` and `experts` 0. Its other members mean what they mean above.
+ *
+ *   y[i][j] = round( (sum over l of x[i][l] * code[j][l]) * (absmax[j] / 127) + bias[j] + y[i][j] )
+ *
+ * Products of x and codes are exact, and added in fp32; the quotient, its product with the sum, and what is added are
+ * each rounded to fp32, and the result once more to y (docs/int8-matmul.md). Sums of x times codes must stay below
+ * fp32's largest value, 3.4e38.
+ *
+ * Fast where k is a multiple of 16, and codes, x and the rows of x are aligned to 16 bytes. For m above 64 each 64 rows
+ * read the weight again. */
+NIBBLE_API int nibble_matmul_int8_workspace(const nibble_matmul* matmul, const nibble_int8_product* product,
+                                            size_t* bytes);
+NIBBLE_API int nibble_matmul_int8(const nibble_matmul* matmul, const nibble_int8_product* product, void* workspace,
+                                  size_t workspace_bytes, nibble_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -19,6 +19,7 @@ using FourBitOutput = nibble_four_bit_output;
 using Int8Weight = nibble_int8;
 using Matrix = nibble_matrix;
 using FourBitProduct = nibble_four_bit_product;
+using Int8Product = nibble_int8_product;
 using Matmul = nibble_matmul;
 
 /// Throws an Error with the library's message if a result is not NIBBLE_OK.
@@ -52,6 +53,16 @@ inline void quantize(const Matrix& weights, std::int8_t* codes, float* absmax, s
 }
 inline void run(const Matmul& matmul, void* workspace, std::size_t workspace_bytes, Stream stream) {
   check(nibble_matmul_four_bit(&matmul, workspace, workspace_bytes, stream));
+}
+
+[[nodiscard]] inline std::size_t workspace_bytes(const Matmul& matmul, const Int8Product& product) {
+  std::size_t bytes = 0;
+  check(nibble_matmul_int8_workspace(&matmul, &product, &bytes));
+  return bytes;
+}
+inline void run(const Matmul& matmul, const Int8Product& product, void* workspace, std::size_t workspace_bytes,
+                Stream stream) {
+  check(nibble_matmul_int8(&matmul, &product, workspace, workspace_bytes, stream));
 }
 
 }  // namespace nibble::cuda

@@ -36,6 +36,10 @@ class Product(Structure):
     _fields_ = [("weight", POINTER(FourBit)), ("bias", c_void_p), ("y", POINTER(Matrix))]
 
 
+class Int8Product(Structure):
+    _fields_ = [("weight", POINTER(Int8)), ("bias", c_void_p), ("y", POINTER(Matrix))]
+
+
 class Matmul(Structure):
     _fields_ = [("struct_bytes", c_size_t), ("x", POINTER(Matrix)), ("products", POINTER(Product)),
                 ("product_count", c_uint32), ("experts", c_uint32), ("ends", c_void_p), ("compute_dtype", c_int),
@@ -106,6 +110,10 @@ matmul = Matmul(struct_bytes=ctypes.sizeof(Matmul), x=ctypes.pointer(matrix), pr
                 product_count=1)  # fmt: skip
 matmul_room = c_size_t(0)
 assert nibble.nibble_matmul_four_bit_workspace(byref(matmul), byref(matmul_room)) == 0
+int8_product = Int8Product(weight=ctypes.pointer(int8), y=ctypes.pointer(matrix))
+int8_matmul = Matmul(struct_bytes=ctypes.sizeof(Matmul), x=ctypes.pointer(matrix))
+int8_room = c_size_t(0)
+assert nibble.nibble_matmul_int8_workspace(byref(int8_matmul), byref(int8_product), byref(int8_room)) == 0
 page = (c_uint8 * (1 << 13))()
 text, number, queue = (c_char * 64)(), c_int(0), c_void_p()
 calls = {
@@ -119,6 +127,7 @@ calls = {
     "nibble_pin": [c_int(0), c_void_p(ctypes.addressof(page) + 4095 & ~4095), c_size_t(4096)],
     "nibble_queue_create": [c_int(0), byref(queue)],
     "nibble_matmul_four_bit": [byref(matmul), here, matmul_room, None],
+    "nibble_matmul_int8": [byref(int8_matmul), byref(int8_product), here, int8_room, None],
 }
 for name, arguments in calls.items():
     text = refusal(getattr(nibble, name.split(",")[0])(*arguments), INTERNAL)

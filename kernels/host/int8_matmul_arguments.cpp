@@ -1,0 +1,43 @@
+#include "kernels/host/int8_matmul_arguments.hpp"
+
+#include <string>
+
+namespace nibble::kernels {
+namespace {
+
+bool can_load_tiles(const nibble_int8& weight) {
+  return weight.columns % 16 == 0 && weight.columns > 0 && weight.columns < u64{1} << 31 &&
+         is_aligned(weight.codes, 16);
+}
+
+}  // namespace
+
+Int8MatmulArguments::Int8MatmulArguments(const nibble_matmul& call, const nibble_int8_product* product)
+    : MatmulArguments(call) {
+  check_call();
+  if (product == nullptr) refuse("product is null");
+  check_int8("weight", product->weight);
+  weight = *product->weight;
+  if (x.columns != weight.columns)
+    refuse("x.columns is " + std::to_string(x.columns) + ", weight.columns is " + std::to_string(weight.columns));
+  if (weight.rows >= u64{1} << 31) refuse("weight.rows is " + std::to_string(weight.rows) + ", must be less than 2^31");
+  y = checked_y("y", product->y, weight.rows, "weight.rows is ");
+  bias = product->bias;
+  check_bias("bias", bias);
+
+  fits_tiles = x_fits_tiles() && can_load_tiles(weight);
+  config = int8_matmul::config_for(x.rows, weight.rows, weight.columns);
+  if (fits_tiles && config.splits > 1) add_split_sums(config.splits, weight.rows);
+}
+
+// What only products with 4-bit weights can do.
+void Int8MatmulArguments::check_call() const {
+  if (matmul.products != nullptr) refuse("matmul.products is given, must be null with an int8 weight");
+  if (matmul.product_count != 0)
+    refuse("matmul.product_count is " + std::to_string(matmul.product_count) + ", must be 0 with an int8 weight");
+  if (matmul.experts != 0)
+    refuse("matmul.experts is " + std::to_string(matmul.experts) + ", must be 0 with an int8 weight");
+  if (matmul.ends != nullptr) refuse("matmul.ends is given, must be null without experts");
+}
+
+}  // namespace nibble::kernels
