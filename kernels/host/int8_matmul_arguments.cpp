@@ -6,8 +6,7 @@ namespace nibble::kernels {
 namespace {
 
 bool can_load_tiles(const nibble_int8& weight) {
-  return weight.columns % 16 == 0 && weight.columns > 0 && weight.columns < u64{1} << 31 &&
-         is_aligned(weight.codes, 16);
+  return weight.columns % 16 == 0 && weight.columns < u64{1} << 31 && is_aligned(weight.codes, 16);
 }
 
 }  // namespace

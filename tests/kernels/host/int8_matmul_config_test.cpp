@@ -1,0 +1,39 @@
+#include "kernels/host/int8_matmul_config.hpp"
+
+#include <gtest/gtest.h>
+
+#include "kernels/device/types.hpp"
+#include "nibble/kernels.h"
+
+namespace nibble::kernels::int8_matmul {
+namespace {
+
+using device::ceil_div;
+
+TEST(Int8MatmulConfig, EveryMHasAKernelThatTakesIt) {
+  for (const u64 n : {u64{0}, u64{1}, u64{4096}, u64{28672}, (u64{1} << 31) - 1})
+    for (const u64 k : {u64{0}, u64{16}, u64{8192}, (u64{1} << 31) - 16})
+      for (u64 m = 1; m <= 66; ++m) {
+        const LaunchConfig config = config_for(m, n, k);
+        ASSERT_GE(config.tile.block_m(), m < max_m ? m : max_m) << m;
+        ASSERT_GE(config.splits, 1U);
+        ASSERT_LE(config.splits, 16U);
+        ASSERT_LE(config.splits, ceil_div<u64>(k, config.tile.block_k()) + 1);
+      }
+}
+
+// Blocks divide k where n has fewer tiles than multiprocessors have room for, and only as far as there are counters.
+TEST(Int8MatmulConfig, SplitsHaveCounters) {
+  EXPECT_GT(config_for(1, 1024, 16384).splits, 1U);
+  EXPECT_EQ(config_for(8, 64 * 2 * 132, 8192).splits, 1U);  // two blocks on each of 132 multiprocessors
+  for (u64 m = 64; m < u64{1} << 31; m *= 4) {
+    const LaunchConfig config = config_for(m, 64, 65536);
+    if (config.splits == 1) continue;
+    EXPECT_LE(ceil_div<u64>(64, config.tile.block_n()) * ceil_div<u64>(m, config.tile.block_m()),
+              u64{NIBBLE_COUNTERS})
+        << m;
+  }
+}
+
+}  // namespace
+}  // namespace nibble::kernels::int8_matmul
