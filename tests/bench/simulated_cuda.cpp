@@ -117,6 +117,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr /*which*/, int /*d
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
   std::strcpy(properties->name, "simulated device");
+  properties->multiProcessorCount = 4;
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) {
