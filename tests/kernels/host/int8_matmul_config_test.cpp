@@ -29,8 +29,7 @@ TEST(Int8MatmulConfig, SplitsHaveCounters) {
   for (u64 m = 64; m < u64{1} << 31; m *= 4) {
     const LaunchConfig config = config_for(m, 64, 65536);
     if (config.splits == 1) continue;
-    EXPECT_LE(ceil_div<u64>(64, config.tile.block_n()) * ceil_div<u64>(m, config.tile.block_m()),
-              u64{NIBBLE_COUNTERS})
+    EXPECT_LE(ceil_div<u64>(64, config.tile.block_n()) * ceil_div<u64>(m, config.tile.block_m()), u64{NIBBLE_COUNTERS})
         << m;
   }
 }
