@@ -41,7 +41,7 @@ static_assert(std::ranges::is_sorted(model_files));
 }  // namespace
 
 bool is_model_file(std::string_view name) {
-  if (name.starts_with('.')) return false;
+  if (name.starts_with('.') || name.starts_with("adapter_")) return false;  // peft's adapter_model.safetensors
   return std::ranges::binary_search(model_files, name) || name.ends_with(".safetensors") ||
          name.ends_with(".safetensors.index.json") || name == "pytorch_model.bin.index.json" ||
          (name.starts_with("pytorch_model") && name.ends_with(".bin"));

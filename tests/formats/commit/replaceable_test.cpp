@@ -19,8 +19,9 @@ TEST(Replaceable, FilesOfAModelAreKnownByTheirNames) {
         "model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
         "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json", "diffusion_pytorch_model.safetensors"})
     EXPECT_TRUE(is_model_file(name)) << name;
-  for (const char* const name : {"README.md", "config.json.bak", "my.bin", "notes.index.json", "vocab", "thesis.tex",
-                                 ".gitattributes", ".model.safetensors", "modeling.py"})
+  for (const char* const name :
+       {"README.md", "config.json.bak", "my.bin", "notes.index.json", "vocab", "thesis.tex", ".gitattributes",
+        ".model.safetensors", "modeling.py", "adapter_model.safetensors", "adapter_config.json"})
     EXPECT_FALSE(is_model_file(name)) << name;
 }
 
