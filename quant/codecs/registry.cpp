@@ -27,14 +27,17 @@ namespace nibble {
 
 #define NIBBLE_DECLARE(name) extern const RegisteredCodec name##_codec;
 NIBBLE_CODECS(NIBBLE_DECLARE)
+#undef NIBBLE_DECLARE
 
 namespace {
 
 #define NIBBLE_NAME(name) std::string_view(#name),
 constexpr std::array registered_names{NIBBLE_CODECS(NIBBLE_NAME)};
+#undef NIBBLE_NAME
 
 #define NIBBLE_ADDRESS(name) &name##_codec,
 constexpr std::array registered_codecs{NIBBLE_CODECS(NIBBLE_ADDRESS)};
+#undef NIBBLE_ADDRESS
 
 std::size_t find_codec(std::string_view name) {
   const auto found = std::ranges::find(registered_names, name);
