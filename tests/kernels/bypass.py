@@ -162,7 +162,9 @@ def main(arguments):
         arguments = [ROOT / name for name in listed if not name.startswith("kernels/device/")]
     count = 0
     for path in map(Path, arguments):
-        for line, what, source in findings(path.read_text(encoding="utf-8"), path.suffix == ".hpp"):
+        # Structs of kernels/host launch kernels; none is part of one, as kernels include no header of that folder.
+        held_by_kernels = path.suffix == ".hpp" and path.parent.name != "host"
+        for line, what, source in findings(path.read_text(encoding="utf-8"), held_by_kernels):
             count += 1
             print(f"{path}:{line}: {what}: {source}")
     return 1 if count else 0
