@@ -285,7 +285,8 @@ TEST_F(MeasureProgram, ManifestsHaveTheSameFigures) {
     for (const std::string report : {"basic", "full", "none"}) {
       const std::string consent = make_codec(to)->quantizes() ? " --allow-nibble-only" : "";
       const std::string what = to.text() + consent + " --error-report " + report;
-      ASSERT_EQ(run("convert w.safetensors out.safetensors --overwrite --progress none --to " + what).code, 0) << what;
+      const auto converted = run("convert w.safetensors out.safetensors --overwrite --progress none --to " + what);
+      ASSERT_EQ(converted.code, 0) << what << ": " << converted.err;
       const Json measured = json("w.safetensors out.safetensors");
       const Json manifest = Json::parse(test::read_file(root_.path() / "out.safetensors.nibble.json"));
       std::map<std::string, Json> errors;
