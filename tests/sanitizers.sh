@@ -14,6 +14,7 @@ cmake --build --preset $preset
 
 # In as many processes as there are processors: with one for each test, most of the time would go into starting them.
 export UBSAN_OPTIONS=print_stacktrace=1 GTEST_TOTAL_SHARDS
+export LSAN_OPTIONS=print_suppressions=0:suppressions=$PWD/tests/lsan.supp
 GTEST_TOTAL_SHARDS=$(nproc)
 failed=0
 for program in nibble_tests nibble_codec_tests nibble_kernel_tests; do
