@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "bench/memory.hpp"
-#include "core/scratch.hpp"
+#include "core/memory/scratch.hpp"
 #include "nibble/bf16.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/fp16.hpp"

@@ -11,7 +11,7 @@
 namespace nibble::bench {
 
 /// Memory that starts on a page, written once so that it is there. Where it starts decides how fast some processors
-/// copy (core/buffers.hpp), which would be measured instead of the codec.
+/// copy (core/memory/buffers.hpp), which would be measured instead of the codec.
 class Pages {
  public:
   Pages() = default;

@@ -37,7 +37,7 @@
 #include <vector>
 
 #include "bench/memory.hpp"
-#include "core/scratch.hpp"
+#include "core/memory/scratch.hpp"
 #include "core/xxh3.hpp"
 #include "formats/commit/writer.hpp"
 #include "nibble/codec.hpp"

@@ -12,10 +12,10 @@
 #include <string_view>
 #include <utility>
 
-#include "cli/figures.hpp"
-#include "cli/json.hpp"
-#include "cli/shell.hpp"
-#include "cli/sizes.hpp"
+#include "cli/terminal/figures.hpp"
+#include "cli/terminal/json.hpp"
+#include "cli/terminal/shell.hpp"
+#include "cli/terminal/sizes.hpp"
 #include "nibble/advise.hpp"
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/progress.hpp"
+#include "cli/terminal/progress.hpp"
 #include "nibble/codec_spec.hpp"
 #include "nibble/memory.hpp"
 

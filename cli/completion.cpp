@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/codec_option.hpp"
 #include "cli/commands.hpp"
-#include "cli/options.hpp"
+#include "cli/options/codec_option.hpp"
+#include "cli/options/options.hpp"
 
 namespace nibble::cli {
 namespace {

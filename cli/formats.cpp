@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "cli/commands.hpp"
-#include "cli/json.hpp"
-#include "cli/options.hpp"
+#include "cli/options/options.hpp"
+#include "cli/terminal/json.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/codec_spec.hpp"

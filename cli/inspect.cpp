@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "cli/commands.hpp"
-#include "cli/figures.hpp"
-#include "cli/json.hpp"
-#include "cli/options.hpp"
-#include "cli/sizes.hpp"
+#include "cli/options/options.hpp"
+#include "cli/terminal/figures.hpp"
+#include "cli/terminal/json.hpp"
+#include "cli/terminal/sizes.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"

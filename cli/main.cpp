@@ -11,15 +11,15 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "cli/interrupt.hpp"
-#include "cli/remedies.hpp"
 #include "cli/run_program.hpp"
+#include "cli/terminal/interrupt.hpp"
+#include "cli/terminal/remedies.hpp"
 #include "nibble/error.hpp"
 
 namespace {
 
 // At most 64 shards of the input are open at a time, and at most a sixteenth of the files that the process may have
-// open (core/open_files.hpp): under a low soft limit they would be closed and reopened again and again.
+// open (core/files/open_files.hpp): under a low soft limit they would be closed and reopened again and again.
 void allow_many_files() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

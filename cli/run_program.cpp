@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cli/commands.hpp"
-#include "cli/usage_errors.hpp"
+#include "cli/options/usage_errors.hpp"
 #include "nibble/error.hpp"
 #include "nibble/target.hpp"
 #include "nibble/version.hpp"

@@ -10,9 +10,9 @@
 #include <tuple>
 #include <utility>
 
-#include "cli/figures.hpp"
-#include "cli/remedies.hpp"
-#include "cli/sizes.hpp"
+#include "cli/terminal/figures.hpp"
+#include "cli/terminal/remedies.hpp"
+#include "cli/terminal/sizes.hpp"
 #include "formats/models/name_groups.hpp"
 #include "nibble/error.hpp"
 

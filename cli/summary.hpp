@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/json.hpp"
+#include "cli/terminal/json.hpp"
 #include "nibble/convert.hpp"
 
 namespace nibble::cli {

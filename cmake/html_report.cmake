@@ -1,6 +1,6 @@
-# The page of `nibble measure --html` as `nibble::html_report_page`: cli/html_report/ and Chart.js put into one text.
-# Its Content-Security-Policy names each script and the style by hash, so nothing that a file's names could smuggle in
-# would run.
+# The page of `nibble measure --html` as `nibble::html_report_page`: cli/measurement/html_report/ and Chart.js put into
+# one text. Its Content-Security-Policy names each script and the style by hash, so nothing that a file's names could
+# smuggle in would run.
 
 # The hash of a text as that policy spells it: base64, of which CMake knows nothing.
 function(nibble_csp_hash text result)
@@ -29,7 +29,7 @@ function(nibble_read_for_page file result)
 endfunction()
 
 function(nibble_write_html_report output)
-  set(folder ${PROJECT_SOURCE_DIR}/cli/html_report)
+  set(folder ${PROJECT_SOURCE_DIR}/cli/measurement/html_report)
   nibble_read_for_page(${NIBBLE_CHART_JS} chart_js)
   nibble_read_for_page(${folder}/style.css style)
   set(script "")

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <vector>
 
-#include "core/utf8.hpp"
+#include "core/text/utf8.hpp"
 
 namespace nibble {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/refuse.hpp"
-#include "core/utf8.hpp"
+#include "core/text/utf8.hpp"
 
 namespace nibble::json {
 namespace {

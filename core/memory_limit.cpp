@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "core/size_text.hpp"
+#include "core/text/size_text.hpp"
 
 namespace nibble {
 

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "core/checked.hpp"
+#include "core/files/open_files.hpp"
 #include "core/json.hpp"
 #include "core/memory_limit.hpp"
-#include "core/open_files.hpp"
 #include "core/refuse.hpp"
 #include "formats/containers/container.hpp"
 #include "formats/containers/sharded.hpp"

@@ -13,14 +13,20 @@ import sys
 # From the lowest to the highest. Folders on one level do not use each other. Kernels are a tree of their own.
 TREES = [
     [
+        ["core/text"],
         ["core"],
+        ["core/memory"],
+        ["core/files"],
         ["formats", "quant/simd"],
         ["quant/codecs"],
         ["quant/errors"],
         ["quant/quantizers"],
         ["quant/schemes"],
         ["quant/stream"],
-        ["quant/jobs"],
+        ["quant/jobs/plan"],
+        ["quant/jobs/convert", "quant/jobs/measure", "quant/jobs/advise"],
+        ["cli/terminal"],
+        ["cli/options", "cli/measurement"],
         ["cli"],
     ],
     [

@@ -10,7 +10,7 @@
 #include <string>
 #include <system_error>
 
-#include "core/file.hpp"
+#include "core/files/file.hpp"
 #include "formats/commit/transaction.hpp"
 #include "nibble/error.hpp"
 

@@ -14,7 +14,7 @@
 #include <span>
 #include <string_view>
 
-#include "core/directory.hpp"
+#include "core/files/directory.hpp"
 #include "core/refuse.hpp"
 #include "formats/containers/container.hpp"
 #include "nibble/error.hpp"

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/file.hpp"
+#include "core/files/file.hpp"
 
 namespace nibble {
 

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/directory.hpp"
+#include "core/files/directory.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {

@@ -14,8 +14,8 @@
 #include <optional>
 #include <span>
 
-#include "core/directory.hpp"
-#include "core/file.hpp"
+#include "core/files/directory.hpp"
+#include "core/files/file.hpp"
 #include "core/xxh3.hpp"
 #include "formats/containers/container.hpp"
 #include "nibble/error.hpp"

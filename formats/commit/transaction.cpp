@@ -18,7 +18,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/directory.hpp"
+#include "core/files/directory.hpp"
 #include "formats/commit/replaceable.hpp"
 #include "formats/containers/container.hpp"
 #include "nibble/error.hpp"

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/file.hpp"
+#include "core/files/file.hpp"
 #include "formats/commit/swap.hpp"
 #include "formats/commit/work_directory.hpp"
 #include "nibble/remedy.hpp"

@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/directory.hpp"
+#include "core/files/directory.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/file.hpp"
+#include "core/files/file.hpp"
 
 namespace nibble {
 

@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/buffers.hpp"
-#include "core/file.hpp"
+#include "core/files/file.hpp"
+#include "core/memory/buffers.hpp"
 
 namespace nibble {
 

@@ -13,11 +13,11 @@
 #include <optional>
 #include <utility>
 
-#include "core/file.hpp"
-#include "core/file_scratch.hpp"
+#include "core/files/file.hpp"
+#include "core/files/file_scratch.hpp"
 #include "core/json.hpp"
 #include "core/refuse.hpp"
-#include "core/size_text.hpp"
+#include "core/text/size_text.hpp"
 #include "formats/commit/apart.hpp"
 #include "formats/commit/carry_over.hpp"
 #include "formats/commit/transaction.hpp"

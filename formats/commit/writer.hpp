@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/buffers.hpp"
-#include "core/huge_pages.hpp"
-#include "core/scratch.hpp"
+#include "core/memory/buffers.hpp"
+#include "core/memory/huge_pages.hpp"
+#include "core/memory/scratch.hpp"
 #include "formats/containers/part_list.hpp"
 #include "nibble/checkpoint.hpp"
 

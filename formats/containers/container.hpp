@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/file.hpp"
+#include "core/files/file.hpp"
 #include "core/memory_limit.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/tensor_list.hpp"

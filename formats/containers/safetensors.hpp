@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/file.hpp"
+#include "core/files/file.hpp"
 #include "core/json.hpp"
 #include "formats/containers/part_list.hpp"
 #include "nibble/tensor_list.hpp"

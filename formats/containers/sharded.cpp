@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/refuse.hpp"
-#include "core/text_pool.hpp"
+#include "core/text/text_pool.hpp"
 
 namespace nibble {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "core/json.hpp"
 #include "core/refuse.hpp"
-#include "core/utf8.hpp"
+#include "core/text/utf8.hpp"
 #include "formats/models/names.hpp"
 
 namespace nibble::config {

@@ -7,7 +7,7 @@
 #include <string>
 #include <system_error>
 
-#include "core/file.hpp"
+#include "core/files/file.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {

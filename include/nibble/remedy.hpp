@@ -8,7 +8,7 @@ namespace nibble {
 
 /// What the caller may change to avoid an error or a warning. The texts of the library state facts and limits, and name
 /// no option of a program. A program looks at the remedy and tells its users how they apply it: the command line does
-/// so in cli/remedies.cpp.
+/// so in cli/terminal/remedies.cpp.
 struct Remedy {
   enum class Kind : std::uint8_t {
     none,

@@ -53,7 +53,7 @@ inline constexpr Layout e5m2{2, 15, largest(Format::e5m2)};  // IEEE's rules: 0x
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "quant/codecs/cast-inl.hpp"
+#include "quant/codecs/casts/cast-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::fp8::HWY_NAMESPACE {

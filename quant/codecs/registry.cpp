@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/suggest.hpp"
+#include "core/text/suggest.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs/codecs.hpp"
 

@@ -15,7 +15,7 @@
 #include <cstring>
 #include <limits>
 
-#include "quant/codecs/cast-inl.hpp"
+#include "quant/codecs/casts/cast-inl.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/errors/four_bit_error.hpp"
 #include "quant/simd/lanes-inl.hpp"

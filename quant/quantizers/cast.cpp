@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "quant/codecs/cast.hpp"
+#include "quant/codecs/casts/cast.hpp"
 #include "quant/errors/squares.hpp"
 #include "quant/quantizers/quantizer.hpp"
 

@@ -10,8 +10,8 @@
 #include <optional>
 #include <utility>
 
-#include "core/buffers.hpp"
-#include "core/huge_pages.hpp"
+#include "core/memory/buffers.hpp"
+#include "core/memory/huge_pages.hpp"
 #include "kernels/host/device_interface.h"
 #include "nibble/error.hpp"
 #include "nibble/fp4.hpp"

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "core/scratch.hpp"
+#include "core/memory/scratch.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error_sums.hpp"
 #include "nibble/findings.hpp"

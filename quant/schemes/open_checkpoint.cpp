@@ -7,7 +7,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "core/file.hpp"
+#include "core/files/file.hpp"
 #include "core/memory_limit.hpp"
 #include "core/refuse.hpp"
 #include "formats/checkpoint.hpp"

@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "core/buffers.hpp"
+#include "core/memory/buffers.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/plan.hpp"
 #include "quant/stream/stored_weights.hpp"

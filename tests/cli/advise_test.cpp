@@ -9,7 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "cli/shell.hpp"
+#include "cli/terminal/shell.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/weights_file.hpp"

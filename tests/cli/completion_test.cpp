@@ -7,9 +7,9 @@
 #include <CLI/CLI.hpp>
 #include <sstream>
 
-#include "cli/codec_option.hpp"
 #include "cli/commands.hpp"
-#include "cli/options.hpp"
+#include "cli/options/codec_option.hpp"
+#include "cli/options/options.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 

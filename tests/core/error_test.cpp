@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "core/utf8.hpp"
+#include "core/text/utf8.hpp"
 
 namespace nibble::error_test {
 namespace {

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <string>
 
-#include "cli/html_report.hpp"
+#include "cli/measurement/html_report.hpp"
 
 int main(int count, char** arguments) {
   const std::string json(std::istreambuf_iterator<char>(std::cin), {});

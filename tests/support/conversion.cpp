@@ -1,6 +1,6 @@
 #include "tests/support/conversion.hpp"
 
-#include "quant/jobs/convert.hpp"
+#include "quant/jobs/convert/convert.hpp"
 #include "quant/schemes/scheme.hpp"
 
 namespace nibble::test {

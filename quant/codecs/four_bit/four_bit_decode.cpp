@@ -10,7 +10,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "quant/codecs/cast-inl.hpp"
+#include "quant/codecs/casts/cast-inl.hpp"
 #include "quant/simd/table16-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();

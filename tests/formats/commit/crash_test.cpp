@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/file.hpp"
+#include "core/files/file.hpp"
 #include "formats/commit/transaction.hpp"
 #include "formats/commit/writer.hpp"
 #include "nibble/error.hpp"

@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "core/file.hpp"
+#include "core/files/file.hpp"
 #include "tests/support/corrupt.hpp"
 
 namespace nibble::replaceable_test {

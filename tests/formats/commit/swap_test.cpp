@@ -8,7 +8,7 @@
 
 #include <filesystem>
 
-#include "core/directory.hpp"
+#include "core/files/directory.hpp"
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/journal.hpp"

@@ -331,7 +331,7 @@ TEST_F(WriterTest, TooLittleDiskIsSaidBeforeAnythingIsWritten) {
   EXPECT_EQ(std::distance(fs::directory_iterator(root_.path()), fs::directory_iterator()), 1);
 }
 
-// Beside the output, where there is room for it: tests/core/file_scratch_test.cpp has the rest.
+// Beside the output, where there is room for it: tests/core/files/file_scratch_test.cpp has the rest.
 TEST_F(WriterTest, ScratchIsOfTheOutput) {
   const auto in = open_checkpoint(in_);
   const auto out = create_checkpoint(out_, *in, {.bytes = 32});

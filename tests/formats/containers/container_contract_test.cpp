@@ -7,7 +7,7 @@
 #include <map>
 #include <random>
 
-#include "core/file.hpp"
+#include "core/files/file.hpp"
 #include "formats/containers/container.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/error.hpp"

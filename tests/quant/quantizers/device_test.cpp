@@ -10,7 +10,7 @@
 
 #include "nibble/error.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/jobs/convert.hpp"
+#include "quant/jobs/convert/convert.hpp"
 #include "quant/stream/conversion_memory.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/corrupt.hpp"

@@ -8,7 +8,7 @@
 #include <functional>
 #include <thread>
 
-#include "core/file_scratch.hpp"
+#include "core/files/file_scratch.hpp"
 #include "nibble/metrics.hpp"
 #include "quant/quantizers/scanned_magnitude.hpp"
 #include "tests/quant/codecs/codec_support.hpp"

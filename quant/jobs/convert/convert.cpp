@@ -1,0 +1,410 @@
+// The pipeline. Every size follows from the headers, so a shard is laid out before its first weight is read; after that
+// batches go straight from pread through a codec to their final offset, on as many threads as there are, with a fixed
+// number of batches in memory (quant/stream/pipeline.hpp):
+//
+//   cut (serial) -> read, encode (parallel) -> hash, count, hand to the disk, finish the tensor (serial, in order)
+//
+// A batch is what is written at once. It is read and encoded chunk by chunk, so that what the encoder looks at is in
+// cache, and the disk is asked for large requests all the same.
+//
+// The serial stages touch next to nothing: a batch is hashed where it is encoded, but for the rest of a hash chunk that
+// an earlier batch began; the disk fetches a batch from the buffer it was encoded into.
+//
+// One file, because the stages, and a shard's restart when a tensor turns out not to be finite, share the state of one
+// conversion and can only be judged together.
+
+#include "quant/jobs/convert/convert.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "core/memory/buffers.hpp"
+#include "core/memory/spare_scratch.hpp"
+#include "core/workers.hpp"
+#include "core/xxh3.hpp"
+#include "nibble/error.hpp"
+#include "nibble/measure.hpp"
+#include "quant/jobs/convert/manifest.hpp"
+#include "quant/quantizers/device.hpp"
+#include "quant/stream/codings.hpp"
+#include "quant/stream/conversion_memory.hpp"
+#include "quant/stream/encode.hpp"
+#include "quant/stream/nonfinite.hpp"
+#include "quant/stream/pipeline.hpp"
+#include "quant/stream/shard_parts.hpp"
+#include "quant/stream/source.hpp"
+
+namespace nibble {
+namespace {
+
+// A tensor while it is converted.
+struct Work {
+  Work(WeightSource from, PlannedTensor planned) : source(std::move(from)), tensor(std::move(planned)) {}
+
+  WeightSource source;
+  PlannedTensor tensor;
+  std::size_t index = 0;       // in the plan
+  std::size_t first_part = 0;  // in the shard
+  std::vector<Part> parts;
+  std::uint64_t elements = 0;
+  std::uint64_t batch_weights = 0;  // a whole number of chunks
+  std::optional<Encoding> encoding;
+  Xxh3Chunks hashes;  // of the codes
+  Findings findings;
+  ErrorSums error;
+};
+
+struct Batch {
+  Work* tensor = nullptr;
+  std::uint64_t first = 0;
+  std::uint64_t weights = 0;
+  std::uint64_t out_offset = 0;
+  Findings findings;
+  std::vector<ErrorSums> errors;
+  Buffers::Loan out;
+  Xxh3Chunks hashes;  // of `out`
+};
+
+class Conversion {
+ public:
+  Conversion(const StoredWeights& in, Plan plan, Writer& out, const Resources& resources, Progress& progress)
+      : stored_(in),
+        in_(in.reader()),
+        out_(out),
+        progress_(progress),
+        memory_(conversion_memory(plan, resources)),
+        codings_(plan.recipe, plan.tensors, resources.device),
+        manifest_(plan, out),
+        resources_(resources),
+        buffers_(chunk_memory(resources.device)) {
+    report_.plan = std::move(plan);
+    for (const PlannedTensor& tensor : report_.plan.tensors) total_ += tensor.info.bytes();
+  }
+
+  Report run() && {
+    if (report_.plan.recipe.error_report == ErrorReport::full) measure_first();
+    Workers workers(memory_.threads);
+    workers.execute([this] {
+      for (std::size_t shard = 0; shard < report_.plan.shard_ends.size(); ++shard) convert_shard(shard);
+    });
+    in_.check_unchanged();
+    add_warnings();
+    manifest_.end(report_);
+    // Not in the manifest, which says the same wherever codecs ran.
+    if (std::string warning = workers.warning(); !warning.empty()) report_.warnings.emplace_back(std::move(warning));
+    if (resources_.device != nullptr)
+      for (std::string& warning : resources_.device->warnings()) report_.warnings.emplace_back(std::move(warning));
+    first_part_ = {};
+    finish();
+    return std::move(report_);
+  }
+
+ private:
+  Plan& plan() { return report_.plan; }
+
+  static bool is_kept(const MeasuredWeights& tensor, const MeasuredError& error) {
+    return error.form == tensor.info.dtype;
+  }
+
+  // The same bytes are made twice: what measure() finds is what will be written.
+  void measure_first() {
+    const Candidate candidate{{}, nullptr, plan()};
+    Measurement measurement = measure(in_, std::span(&candidate, 1), {.resources = resources_}, progress_);
+    std::vector<std::optional<MeasuredError>>& errors = measurement.candidates.front().tensors;
+    for (std::size_t t = 0; t < errors.size(); ++t)
+      if (errors[t] && !is_kept(measurement.tensors[t], *errors[t]))
+        measured_.emplace(std::move(measurement.tensors[t].info.name), std::move(*errors[t]));
+  }
+
+  [[nodiscard]] const Codec& codec(const CodecSpec& spec) const { return *codings_[spec].codec; }
+  [[nodiscard]] const Quantizer& quantizer(const CodecSpec& spec) const { return *codings_[spec].quantizer; }
+
+  [[nodiscard]] std::size_t shard_begin(std::size_t shard) const {
+    return shard == 0 ? 0 : report_.plan.shard_ends[shard - 1];
+  }
+
+  ShardParts parts_of(std::size_t shard) {
+    return {report_.plan.tensors, shard_begin(shard), report_.plan.shard_ends[shard], codings_};
+  }
+
+  void finish() {
+    Finish finish;
+    finish.quantization_config = quantization_config(report_.plan);
+    finish.was_decoded = is_source(in_);
+    finish.dtype = traits(report_.plan.dtype).torch_name;
+    // Only an index of several shards names all parts once more.
+    std::deque<ShardParts> shards;
+    if (report_.plan.shard_ends.size() > 1)
+      for (std::size_t shard = 0; shard < report_.plan.shard_ends.size(); ++shard)
+        finish.shards.push_back(&shards.emplace_back(parts_of(shard)));
+    out_.complete(finish);
+    for (std::string& warning : out_.warnings()) report_.warnings.emplace_back(std::move(warning));
+    progress_.ready(report_);
+    check_cancelled();  // the last time: from here on, the output appears
+    out_.commit();
+  }
+
+  void check_cancelled() const {
+    if (progress_.cancelled()) throw Error(Errc::interrupted, "interrupted: no output was written");
+  }
+
+  // A tensor that turns out non-finite after its offset was fixed restarts its shard with that tensor kept.
+  void convert_shard(std::size_t shard) {
+    const std::uint64_t done_before = done_;
+    const Manifest::Mark manifest_before = manifest_.mark();
+    const Findings findings_before = report_.findings;
+    const ByOutcome<Totals> totals_before = report_.totals;
+    const WorstTensor worst_before = report_.worst;
+    while (true) {
+      found_.erase(found_.lower_bound(shard_begin(shard)), found_.end());
+      encode_shard(shard);
+      if (!keep_nonfinite(shard)) break;
+      done_ = done_before;
+      manifest_.rewind(manifest_before);
+      report_.findings = findings_before;
+      report_.totals = totals_before;
+      report_.worst = worst_before;
+    }
+    out_.end();
+  }
+
+  void encode_shard(std::size_t shard) {
+    const std::size_t begin = shard_begin(shard);
+    const std::size_t end = plan().shard_ends[shard];
+    shard_ = shard;
+    {
+      ShardParts parts = parts_of(shard);
+      out_.begin(shard, parts);
+      first_part_ = parts.take_first_parts();
+    }
+
+    // A tensor that is read twice is a pipeline of its own; all between two such tensors are one.
+    for (std::size_t next = begin; next < end;) {
+      if (chunking(plan().tensors[next]).scan) {
+        Work* const work = add_work(next++, begin);
+        for (const bool scan : {true, false})
+          convert_tensors([&, given = false]() mutable { return std::exchange(given, true) ? nullptr : work; }, scan);
+      } else {
+        convert_tensors([&] { return next_work(next, begin, end); }, false);
+      }
+    }
+  }
+
+  Chunking chunking(const PlannedTensor& tensor) {
+    const std::uint64_t limit = memory_.chunk_bytes * (tensor.transposed ? transposed_chunk : 1);
+    return quantizer(tensor.codec).chunking(tensor.info, limit * 8 / traits(tensor.info.dtype).bits);
+  }
+
+  Work* add_work(std::size_t index, std::size_t begin) {
+    const PlannedTensor tensor = plan().tensors[index];
+    const Coding& coding = codings_[tensor.codec];
+    auto work = std::make_unique<Work>(open_source(stored_, tensor, buffers_), tensor);
+    work->index = index;
+    work->first_part = first_part_[index - begin];
+    work->parts = stored_parts(*coding.codec, tensor.info);
+    work->elements = tensor.info.elements();
+    Encoding& encoding = work->encoding.emplace(work->source, tensor.info, coding, chunking(tensor),
+                                                make_scratch(coding.quantizer->scratch_bytes(tensor.info)));
+    const std::uint64_t chunk = encoding.chunking().weights;
+    const std::uint64_t chunk_bytes = std::max<std::uint64_t>(encoding.offset(std::min(chunk, work->elements)), 1);
+    work->batch_weights = chunk * std::max<std::uint64_t>(memory_.batch_bytes / chunk_bytes, 1);
+    const std::scoped_lock lock(mutex_);
+    return in_work_.emplace_back(std::move(work)).get();
+  }
+
+  // While one tensor ends and the next begins, both have scratch. The next one's pages take no memory until it writes
+  // to them.
+  std::unique_ptr<Scratch> make_scratch(std::uint64_t bytes) {
+    if (bytes > memory_.scratch_bytes) return out_.make_scratch();
+    const std::scoped_lock lock(mutex_);
+    return spare_.make(bytes);
+  }
+
+  // The next tensor of a pipeline; nothing at the end, or before one that has to be scanned.
+  Work* next_work(std::size_t& next, std::size_t begin, std::size_t end) {
+    if (next == end || chunking(plan().tensors[next]).scan) return nullptr;
+    return add_work(next++, begin);
+  }
+
+  void convert_tensors(std::function<Work*()> next_tensor, bool scan) {
+    run_pipeline<Batch>(memory_.tokens, {.check = [this] { check_cancelled(); },
+                                         .next_tensor = std::move(next_tensor),
+                                         .work =
+                                             [&](Batch& batch) {
+                                               end_finished();
+                                               scan ? batch.tensor->encoding->scan(batch.first, batch.weights)
+                                                    : encode(batch);
+                                             },
+                                         .account =
+                                             [&](Batch& batch) {
+                                               if (!scan) add(batch);
+                                               batch.out = {};
+                                             }});
+    end_finished();  // before files are flushed
+  }
+
+  // The codes of a batch go where its weights stand in the tensor.
+  void encode(Batch& batch) {
+    Work& work = *batch.tensor;
+    batch.out_offset = work.encoding->offset(batch.first);
+    const std::uint64_t size = work.encoding->offset(batch.first + batch.weights) - batch.out_offset;
+    batch.out = memory_.behind > 0 ? out_.lend(work.first_part, batch.out_offset, size)
+                                   : buffers_.lend(size, batch.out_offset);  // not of huge pages
+    batch.errors.clear();
+    batch.hashes = Xxh3Chunks(batch.out_offset);
+    const bool sums_errors = report_.plan.recipe.error_report != ErrorReport::none;
+    const std::span<std::byte> out = batch.out.bytes();
+    batch.findings = work.encoding->encode(batch.first, batch.weights, out, sums_errors ? &batch.errors : nullptr,
+                                           [&](std::span<const std::byte> codes) { batch.hashes.append(codes); });
+    if (memory_.behind == 0) out_.write(work.first_part, batch.out_offset, out);
+  }
+
+  void add(Batch& batch) {
+    Work& work = *batch.tensor;
+    work.hashes.append(batch.out.bytes(), std::move(batch.hashes));
+    if (memory_.behind > 0) out_.write_behind(work.first_part, batch.out_offset, std::move(batch.out));
+    work.findings.add(batch.findings);
+    for (const ErrorSums& error : batch.errors) work.error.add(error);
+    done_ += byte_count(work.tensor.info.dtype, batch.weights);
+    const bool last = batch.first + batch.weights == work.elements;
+    if (last) finish(work);
+    progress_.advance(work.tensor.info.name, done_, total_);
+    if (!last) return;
+    const std::scoped_lock lock(mutex_);
+    finished_ = std::move(in_work_.front());
+    in_work_.pop_front();
+  }
+
+  // While other threads go on encoding: giving memory back takes a while.
+  void end_finished() {
+    std::unique_ptr<Work> finished;
+    const std::scoped_lock lock(mutex_);
+    finished.swap(finished_);
+    if (finished) spare_.keep(finished->encoding->end());
+  }
+
+  void finish(Work& work) {
+    const Findings& found = work.findings;
+    report_.findings.add(found);
+    if (found.nan + found.inf + found.overflow > 0) found_[work.index] = found;
+    refuse(work);
+    PartWriter rest(out_, work.first_part, work.parts, memory_.behind > 0 ? memory_.batch_bytes : 0);
+    try {
+      work.encoding->encoder().finish(rest);
+      rest.write_own(codec(work.tensor.codec), work.tensor.info);
+    } catch (const Error& error) {
+      if (error.code() != Errc::bad_input) throw;
+      throw about(error, in_.label_of(work.tensor.source));
+    }
+    // Codecs that only copy have one part, of the type that was there.
+    const PlannedTensor& tensor = work.tensor;
+    const bool same = !tensor.decoded && work.parts.size() == 1 && work.parts.front().info.dtype == tensor.info.dtype;
+    std::vector<Manifest::Part> parts;
+    for (std::size_t p = 0; p < work.parts.size(); ++p)
+      parts.push_back({std::move(work.parts[p].info), p == 0 ? work.hashes.take() : rest.take_hashes(p)});
+    EncodingError error = work.encoding->encoder().late_error();
+    error.sums.add(work.error);
+    const MeasuredError* const full = measured(tensor);
+    Totals& totals = report_.totals[outcome_of(tensor.quantized, same)];
+    ++totals.tensors;
+    totals.weights += work.elements;
+    totals.error.add(full != nullptr ? static_cast<const ErrorSums&>(full->stats) : error.sums);
+    if (const double sqnr = error.sums.sqnr_db(); sqnr < report_.worst.sqnr_db)
+      report_.worst = {tensor.info.name, sqnr};
+    manifest_.add(tensor, shard_, found, error.sums.count > 0 ? &error : nullptr, full, parts);
+  }
+
+  // What measure() said of a tensor, if it was asked.
+  const MeasuredError* measured(const PlannedTensor& tensor) const {
+    const auto found = measured_.find(tensor.info.name);
+    return found == measured_.end() ? nullptr : &found->second;
+  }
+
+  // The findings that the recipe does not allow.
+  void refuse(const Work& work) {
+    const PlannedTensor& tensor = work.tensor;
+    if (const auto why = objection(plan().recipe, tensor, work.findings, work.elements))
+      throw Error(Errc::bad_input, in_.label_of(tensor.source),
+                  fmt::format("tensor '{}': {}", printable(tensor.info.name), why->text), why->remedy);
+  }
+
+  // Marks the shard's tensors that cannot be stored as planned as kept; whether there was any.
+  bool keep_nonfinite(std::size_t shard) {
+    bool any = false;
+    for (auto found = found_.lower_bound(shard_begin(shard)); found != found_.end(); ++found) {
+      const PlannedTensor tensor = plan().tensors[found->first];
+      auto instead = planned_instead(plan().recipe, tensor, found->second, codings_);
+      if (!instead) continue;
+      kept_[found->first] = describe(found->second, tensor.codec);
+      const std::string reason = "kept: " + kept_[found->first];
+      instead->reason = reason;
+      plan().tensors.replace(found->first, *instead);
+      any = true;
+    }
+    return any;
+  }
+
+  void add_warnings() {
+    report_.warnings = plan().warnings;
+    std::map<std::size_t, std::string> warnings;  // an F64 that is kept as fp32 was found twice: one for each tensor
+    for (const auto& [i, found] : found_) {
+      const PlannedTensor tensor = plan().tensors[i];
+      warnings[i] = fmt::format("tensor '{}': {}", printable(tensor.info.name), describe(found, plan().recipe, tensor));
+    }
+    for (const auto& [i, what] : kept_) {
+      const PlannedTensor tensor = plan().tensors[i];
+      const TensorInfo stored = stored_parts(codec(tensor.codec), tensor.info).front().info;
+      warnings[i] =
+          fmt::format("tensor '{}' is kept as {}: {}", printable(tensor.info.name), traits(stored.dtype).name, what);
+    }
+    for (auto& [i, warning] : warnings) report_.warnings.emplace_back(std::move(warning));
+  }
+
+  const StoredWeights& stored_;
+  const Reader& in_;
+  Writer& out_;
+  Progress& progress_;
+  ConversionMemory memory_;
+  std::uint64_t done_ = 0;
+  std::uint64_t total_ = 0;  // bytes of the weights, as done_
+  const Codings codings_;
+  Manifest manifest_;
+  Resources resources_;
+  std::unordered_map<std::string, MeasuredError> measured_;  // by name, for a full report
+  std::size_t shard_ = 0;                                    // in work
+  std::map<std::size_t, Findings> found_;                    // the few tensors with NaN, infinities or overflow
+  std::map<std::size_t, std::string> kept_;                  // what was found in those of them that are kept
+  Buffers buffers_;
+  std::vector<std::uint32_t> first_part_;  // of the shard's tensors
+  std::mutex mutex_;                       // of the next: tensors are begun and finished on different threads
+  std::deque<std::unique_ptr<Work>> in_work_;
+  std::unique_ptr<Work> finished_;  // the last one, until there is a thread to end it
+  SpareScratch spare_{memory_.spare_bytes > 0};
+  Report report_;
+};
+
+}  // namespace
+
+void Progress::advance(std::string_view /*tensor*/, std::uint64_t /*done*/, std::uint64_t /*total*/) {}
+void Progress::ready(const Report& /*report*/) {}
+bool Progress::cancelled() const { return false; }
+
+Report convert(const StoredWeights& in, Plan plan, Writer& out, const Resources& resources, Progress& progress) {
+  return Conversion(in, std::move(plan), out, resources, progress).run();
+}
+
+Report convert(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress) {
+  return convert(StoredWeights(in, source_schemes()), std::move(plan), out, resources, progress);
+}
+
+}  // namespace nibble

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "core/memory/buffers.hpp"
+#include "core/memory/scratch.hpp"
+#include "nibble/measure.hpp"
+#include "quant/jobs/measure/pairing.hpp"
+#include "quant/stream/codings.hpp"
+#include "quant/stream/source.hpp"
+
+namespace nibble {
+
+/// A candidate's counterpart of a tensor, ready to be read.
+struct CandidateTensor {
+  StoredForm form;
+  std::uint64_t bytes = 0;
+  double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();
+  bool is_reference = false;  ///< the same weights, so nothing has to be read
+  bool has_codes = false;     ///< whether it has codes that count_codes() can count
+  Buffers::Loan memory{};     ///< of what was encoded for this, or
+  std::unique_ptr<Scratch> file{};
+  std::optional<WeightSource> weights{};
+};
+
+[[nodiscard]] StoredForm form_of(const StoredWeights::Tensor& stored);
+
+/// Opens the tensors of candidates: checkpoints are read, and what plans would write is encoded.
+class CandidateWeights {
+ public:
+  /// All arguments have to outlive this. `codings` are those of the candidates.
+  CandidateWeights(const Pairing& pairing, std::span<const Candidate> candidates, const std::deque<Codings>& codings,
+                   Buffers& buffers, const Progress& progress)
+      : pairing_(pairing), candidates_(candidates), codings_(codings), buffers_(buffers), progress_(progress) {}
+
+  /// Tensor `tensor` of a candidate that is a checkpoint.
+  [[nodiscard]] CandidateTensor stored(std::size_t candidate, std::size_t tensor);
+
+  /// What a conversion would write in place of a tensor, whose weights are `reference`: encoded on all threads into
+  /// memory if it fits, otherwise into a temporary file.
+  [[nodiscard]] CandidateTensor encoded(std::size_t candidate, const PlannedTensor& planned,
+                                        const WeightSource& reference, bool fits);
+
+  /// The memory that encoded() takes if the result fits; nothing if it encodes nothing.
+  [[nodiscard]] std::optional<std::uint64_t> memory_bytes(std::size_t candidate, const PlannedTensor& planned,
+                                                          const WeightSource& reference);
+
+ private:
+  const Pairing& pairing_;
+  std::span<const Candidate> candidates_;
+  const std::deque<Codings>& codings_;
+  Buffers& buffers_;
+  const Progress& progress_;
+};
+
+/// Throws Error(interrupted) if the measurement was cancelled.
+void check_cancelled(const Progress& progress);
+
+}  // namespace nibble

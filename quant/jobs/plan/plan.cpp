@@ -1,0 +1,419 @@
+// Recipe x headers -> Plan: the codec of every tensor, and why. No data is read.
+//
+// The set of quantized modules has to be the one that transformers computes again when it loads the result, so
+// its own rule for the architecture comes first (formats/models/architectures.jsonl); the user's rules change it, and
+// the scheme writes whatever then differs from the default into config.json. One file, because each rule is read
+// against those that it overrides.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "formats/checkpoint.hpp"
+#include "nibble/error.hpp"
+#include "quant/codecs/codecs.hpp"
+#include "quant/jobs/plan/part_names.hpp"
+#include "quant/jobs/plan/plan.hpp"
+#include "quant/jobs/plan/user_pattern.hpp"
+#include "quant/jobs/plan/views.hpp"
+#include "quant/schemes/scheme.hpp"
+#include "quant/stream/codings.hpp"
+#include "quant/stream/memory_model.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr double low_share = 0.8;  // a plan that quantizes less than this says so
+
+std::string short_list(const TensorInfo& tensor) {
+  return fmt::format("{} {}", traits(tensor.dtype).name, to_string(tensor.shape));
+}
+
+constexpr double min_share = 0.001;  // 0.1 %. Smaller shares print as "less than 0.1 %".
+
+// Never prints 0 for a share above 0.
+std::string percent_text(double share) {
+  return share < min_share ? "less than 0.1 %" : fmt::format("{:.1f} %", 100 * share);
+}
+
+// A pattern of Recipe::rules or Recipe::skips, and whether it has met a tensor that it can decide about: one that never
+// does is an error.
+class RulePattern {
+ public:
+  RulePattern(std::string_view label, const std::string& pattern) : pattern_(label, pattern) {}
+
+  bool matches(const std::string& name) {
+    const bool hit = pattern_.matches(name);
+    used_ |= hit;
+    return hit;
+  }
+
+  void apply() noexcept { applied_ = true; }
+
+  // `codec` is the rule's, and "keep" for a skip, which can decide about every tensor.
+  void check(const TensorList& tensors, const CodecSpec& codec) const {
+    if (!used_)
+      pattern_.fail_unmatched([&](const auto& visit) {
+        for (std::size_t i = 0; i < tensors.size(); ++i) visit(tensors.name(i));
+      });
+    if (!applied_)
+      throw Error(Errc::usage, fmt::format("{} '{}' matches only tensors that {} cannot store", pattern_.label(),
+                                           pattern_.text(), codec.name()));
+  }
+
+  [[nodiscard]] std::string label() const { return fmt::format("{} {}", pattern_.label(), pattern_.text()); }
+
+ private:
+  UserPattern pattern_;
+  bool used_ = false;
+  bool applied_ = false;
+};
+
+struct Choice {
+  CodecSpec codec;
+  std::string reason;
+  DecidedBy decided_by = DecidedBy::model;
+};
+
+class Planner {
+ public:
+  Planner(const StoredWeights& in, const Recipe& recipe) : stored_(in), in_(in.reader()), codings_(recipe) {
+    plan_.recipe = recipe;
+    for (const Rule& rule : recipe.rules) rules_.emplace_back("tensor pattern", rule.pattern);
+    for (const std::string& skip : recipe.skips) skips_.emplace_back("skip pattern", skip);
+  }
+
+  Plan run() && {
+    ModelRoles model = roles_of(stored_, scheme_of(plan_.recipe));
+    plan_.architecture = std::move(model.architecture);
+    plan_.tied = model.tied;
+    if (plan_.architecture.empty()) warn_of_names();
+    for (std::size_t t = 0; t < stored_.size(); ++t) {
+      const StoredWeights::Tensor tensor = stored_[t];
+      std::uint64_t& decoder_bytes = PlanEstimates::decoder_bytes(plan_);
+      decoder_bytes = std::max(decoder_bytes, tensor.bytes - in_.tensors().bytes(tensor.stored.parts.front()));
+      stored_.check_decodable(t);
+      const FoundRole found = model.finder->find(tensor.stored.info);
+      check_is_whole(tensor, found.role, *model.finder);
+      add(tensor, found);
+    }
+    for (std::size_t r = 0; r < rules_.size(); ++r) rules_[r].check(in_.tensors(), plan_.recipe.rules[r].codec);
+    for (const RulePattern& skip : skips_) skip.check(in_.tensors(), CodecSpec());
+    check_options();
+    PlanEstimates::rewrite_bytes(plan_) = ReaderInternals::rewrite_bytes(in_);
+    plan_.dtype = main_type();
+    settle_format();
+    warn();
+    check_part_names(in_, plan_.tensors, codings_);
+    cut();
+    return std::move(plan_);
+  }
+
+ private:
+  void warn_of_names() {
+    const auto& config = in_.config();
+    if (codec_of(plan_.recipe.to).quantizes())
+      plan_.warnings.emplace_back(
+          config && !config->architecture.empty()
+              ? fmt::format("architecture {} is not in the table made from transformers {}: linear layers were chosen "
+                            "by names and shapes",
+                            printable(config->architecture), architectures_version())
+              : std::string("no architecture is given: linear layers were chosen by names and shapes"));
+  }
+
+  [[nodiscard]] const Codec& codec_of(const CodecSpec& spec) const { return *codings_[spec].codec; }
+
+  // An option that decides about no tensor is as wrong as a rule that matches none.
+  void check_options() const {
+    const Recipe& recipe = plan_.recipe;
+    struct Option {
+      const char* name;
+      const CodecSpec& codec;
+      DecidedBy decides;
+    };
+    for (const auto& [name, codec, decides] : {Option{"embeddings", recipe.embeddings, DecidedBy::embeddings},
+                                               {"output embeddings", recipe.lm_head, DecidedBy::lm_head},
+                                               {"experts", recipe.experts, DecidedBy::experts}}) {
+      const auto is_decided = [decides = decides](const PlannedTensor& tensor) { return tensor.decided_by == decides; };
+      if (!codec.keeps() && std::none_of(plan_.tensors.begin(), plan_.tensors.end(), is_decided))
+        throw Error(Errc::usage, fmt::format("{} for {} applies to no tensor", codec.text(), name));
+    }
+  }
+
+  // What the recipe says without its rules and skips.
+  Choice by_role(const TensorInfo& tensor, const FoundRole& found) {
+    const Recipe& recipe = plan_.recipe;
+    if (!is_weight_type(tensor.dtype))
+      return {CodecSpec(), fmt::format("{} is not a weight type", traits(tensor.dtype).name)};
+    if (!codec_of(recipe.to).quantizes()) return {recipe.to, "all weights are cast"};
+    switch (found.role) {
+      case Role::linear:
+      case Role::conv1d:
+        return {recipe.to, found.why};
+      case Role::embedding:
+        if (!recipe.embeddings.keeps()) return {recipe.embeddings, "chosen for embeddings", DecidedBy::embeddings};
+        return {CodecSpec(), found.why};
+      case Role::expert:
+        if (!recipe.experts.keeps()) return {recipe.experts, "chosen for experts", DecidedBy::experts};
+        return {CodecSpec(), found.why};
+      case Role::output_embeddings:
+        if (!recipe.lm_head.keeps()) return {recipe.lm_head, "chosen for output embeddings", DecidedBy::lm_head};
+        [[fallthrough]];
+      case Role::kept:
+        if (!recipe.default_skips) return {recipe.to, "default skips are off", DecidedBy::all_layers};
+        return {CodecSpec(), found.why};
+      case Role::other:
+      case Role::unknown:
+        break;
+    }
+    return {CodecSpec(), found.why};
+  }
+
+  Choice choose(const TensorInfo& tensor, const FoundRole& found) {
+    Choice choice = by_role(tensor, found);
+    for (std::size_t r = 0; r < rules_.size(); ++r) {
+      if (!rules_[r].matches(tensor.name)) continue;
+      const CodecSpec& spec = plan_.recipe.rules[r].codec;
+      const Codec& codec = codec_of(spec);
+      // A pattern over a layer also matches its norms and biases, which a quantizing rule does not mean.
+      if (!codec.accepts(tensor) || (codec.quantizes() && tensor.shape.size() < 2)) {
+        choice.reason += fmt::format("; {} cannot store {}", rules_[r].label(), short_list(tensor));
+        continue;
+      }
+      rules_[r].apply();
+      choice = {spec, rules_[r].label(), DecidedBy::rule};
+    }
+    for (RulePattern& skip : skips_) {
+      if (!skip.matches(tensor.name)) continue;
+      skip.apply();
+      choice = {CodecSpec(), skip.label(), DecidedBy::skip};
+    }
+    // There is nothing to encode, and experts that are cut one by one or codes in bytes would not keep the shape.
+    if (tensor.elements() == 0 && codec_of(choice.codec).quantizes()) choice = {CodecSpec(), "has no elements"};
+    // A quantized model has no F64: transformers would run its layers in that type.
+    if (choice.codec.keeps() && tensor.dtype == DType::f64 && codec_of(plan_.recipe.to).quantizes())
+      choice = {cast_codec(DType::f32), choice.reason + "; F64 is cast", choice.decided_by};
+    return choice;
+  }
+
+  // If transformers need not load the result, nibble transposes a Conv1D and cuts fused experts before it quantizes
+  // them. Decoded, these would not be weights of the model.
+  void check_is_whole(const StoredWeights::Tensor& stored, Role role, RoleFinder& finder) const {
+    if (!stored.quantized() || !in_.config() || !is_nibble_only(*in_.config())) return;
+    const TensorInfo& tensor = stored.stored.info;
+    const auto is_cut = [&] {
+      const std::string fused = fused_name(tensor.name);
+      return !fused.empty() &&
+             finder.find({fused, tensor.dtype, {1, tensor.shape[0], tensor.shape[1]}}).role == Role::expert;
+    };
+    if (role != Role::conv1d && (role != Role::unknown || !is_cut())) return;
+    throw Error(Errc::bad_input, in_.label_of(stored.stored.parts.front()),
+                fmt::format("tensor '{}' is {} by nibble; plain weights are needed, such as the original model's",
+                            printable(tensor.name),
+                            role == Role::conv1d ? "a Conv1D, transposed" : "an expert, cut out of a larger tensor"));
+  }
+
+  void add(const StoredWeights::Tensor& stored, const FoundRole& found) {
+    const TensorInfo& tensor = stored.stored.info;
+    Choice choice = choose(tensor, found);
+    if (stored.quantized()) choice.reason += fmt::format("; the input has it as {}", stored.stored.codec.text());
+    const Codec& codec = codec_of(choice.codec);
+    PlannedTensor planned = view_of(stored);
+    planned.codec = choice.codec;
+    planned.reason = choice.reason;
+    planned.decided_by = choice.decided_by;
+    planned.role = found.role;
+    planned.module = found.module;
+    std::vector<PlannedTensor> views{planned};
+    if (codec.quantizes()) views = quantized_views(std::move(planned), found.role);
+    for (PlannedTensor& view : views) {
+      if (!codec.accepts(view.info))
+        throw Error(Errc::usage, in_.label_of(view.source),
+                    fmt::format("tensor '{}' is {}: codec {} cannot store it", printable(tensor.name),
+                                short_list(tensor), codec.name()));
+      push(std::move(view), found, codec);
+    }
+  }
+
+  void push(PlannedTensor planned, const FoundRole& found, const Codec& codec) {
+    planned.quantized = codec.quantizes();
+    planned.stored_bytes = stored_bytes(codec, planned.info);
+    plan_.tensors.push_back(planned, found.keeps);
+  }
+
+  // The type that config.json declares. A cast decides it; otherwise it is the type that most bytes of the input's
+  // weights have, of those that are stored plain.
+  DType main_type() {
+    if (const auto cast = codec_of(plan_.recipe.to).cast_type()) return *cast;
+    std::map<DType, std::uint64_t> bytes;
+    for (std::size_t t = 0; t < stored_.size(); ++t)
+      if (const TensorInfo tensor = stored_[t].stored.info; is_weight_type(tensor.dtype))
+        bytes[tensor.dtype] += tensor.bytes();
+    DType main_dtype = DType::f32;
+    std::uint64_t max_bytes = 0;
+    for (const auto& [dtype, count] : bytes)
+      if (count > max_bytes) max_bytes = count, main_dtype = dtype;
+    return main_dtype == DType::f64 ? DType::f32 : main_dtype;
+  }
+
+  // Whether the scheme's loader can read what was chosen.
+  void settle_format() {
+    const std::string why = obstacle(plan_);
+    plan_.nibble_only = !why.empty();
+    if (!plan_.nibble_only) return;
+    if (!plan_.recipe.allow_nibble_only)
+      throw Error(Errc::usage, escaped(in_.path().string()),
+                  fmt::format("{}: transformers could not load the result", why), Remedy::Kind::allow_nibble_only);
+    plan_.warnings.emplace_back(why + ": nibble's own loader reads the result, transformers does not");
+  }
+
+  void warn() {
+    if (auto nothing = nothing_done()) plan_.warnings.push_back(*std::move(nothing));
+    if (!codec_of(plan_.recipe.to).quantizes()) return warn_of_other_types();
+    std::uint64_t all = 0;
+    std::map<Role, std::uint64_t> left;  // bytes that are not quantized
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (!is_weight_type(tensor.info.dtype)) continue;
+      all += tensor.info.bytes();
+      if (!tensor.quantized) left[tensor.role] += tensor.info.bytes();
+    }
+    const auto percent = [all](std::uint64_t bytes) {
+      return percent_text(static_cast<double>(bytes) / static_cast<double>(std::max<std::uint64_t>(all, 1)));
+    };
+    if (left[Role::expert] > 0)
+      plan_.warnings.emplace_back(
+          fmt::format("{} of the weights' bytes are experts, which {} cannot hold: they stay as they are",
+                      percent(left[Role::expert]), scheme_of(codec_of(plan_.recipe.to)).quant_method()),
+          Remedy{Remedy::Kind::experts});
+    if (const std::string obstacle = loading_obstacle(plan_.architecture); !obstacle.empty())
+      plan_.warnings.emplace_back(fmt::format("transformers {} cannot load a quantized {}: {}", architectures_version(),
+                                              plan_.architecture, obstacle));
+    const std::uint64_t embeddings = left[Role::embedding] + left[Role::output_embeddings];
+    if (const double share = plan_.quantized_share(); share < low_share && (share > 0 || embeddings > 0)) {
+      const Remedy remedy = embeddings > 0 ? remedy_of_embeddings() : Remedy{};
+      std::vector<std::string> parts;
+      if (share > 0)
+        parts.push_back(fmt::format("{}{} of the weights' bytes are quantized", share < min_share ? "" : "only ",
+                                    percent_text(share)));
+      if (embeddings > 0)
+        parts.push_back(fmt::format("{}{} are {}embeddings", percent(embeddings),
+                                    parts.empty() ? " of the weights' bytes" : "",
+                                    remedy.kind == Remedy::Kind::none ? "" : "fp32 "));
+      plan_.warnings.emplace_back(fmt::format("{}", fmt::join(parts, "; ")), remedy);
+    }
+  }
+
+  // A cast of the whole model leaves types that mean nothing without scales, such as FP8.
+  void warn_of_other_types() {
+    std::vector<std::string> left;
+    for (const PlannedTensor& tensor : plan_.tensors)
+      if (is_floating_point(tensor.info.dtype) && !is_weight_type(tensor.info.dtype) &&
+          tensor.decided_by == DecidedBy::model)
+        left.push_back(fmt::format("'{}' in {}", printable(tensor.info.name), traits(tensor.info.dtype).name));
+    if (left.empty()) return;
+    const std::string others =
+        left.size() == 1 ? " stays as it is" : fmt::format(" and {} more stay as they are", left.size() - 1);
+    plan_.warnings.emplace_back(fmt::format("tensor {}{}: only F64, F32, BF16 and F16 are cast", left.front(), others));
+  }
+
+  // Why a conversion will change nothing that it was asked to change, if that is so.
+  std::optional<Message> nothing_done() {
+    const bool quantizing = codec_of(plan_.recipe.to).quantizes();
+    const std::string_view done = quantizing ? "quantized" : "cast";
+    std::map<std::string, std::size_t> reasons;  // of the tensors that are weights
+    std::size_t weights = 0, as_they_are = 0;    // of the type already
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (!is_weight_type(tensor.info.dtype)) continue;
+      const auto type = codec_of(tensor.codec).cast_type();
+      if (quantizing ? tensor.quantized : !tensor.codec.keeps() && (tensor.decoded || type != tensor.info.dtype))
+        return std::nullopt;
+      as_they_are += type == tensor.info.dtype ? 1 : 0;
+      ++reasons[std::string(tensor.reason)];
+      ++weights;
+    }
+    if (plan_.tensors.empty()) return fmt::format("nothing is {}: the input has no tensors", done);
+    if (weights == 0)
+      return fmt::format("nothing is {}: no tensor of the input has a weight type (F64, F32, BF16, F16)", done);
+    if (!quantizing && as_they_are == weights)
+      return fmt::format("nothing is cast: every F64, F32, BF16 and F16 tensor is {} already", plan_.recipe.to.name());
+    const auto commonest = std::max_element(reasons.begin(), reasons.end(),
+                                            [](const auto& a, const auto& b) { return a.second < b.second; });
+    return Message(fmt::format("nothing is {}: the reason for {} of {} tensors is '{}'", done, commonest->second,
+                               weights, commonest->first),
+                   Remedy{Remedy::Kind::reasons});
+  }
+
+  // Suggests a smaller type for fp32 embeddings that no user rule keeps.
+  Remedy remedy_of_embeddings() const {
+    bool embeddings = false, head = false;
+    for (const PlannedTensor& tensor : plan_.tensors) {
+      if (tensor.info.dtype != DType::f32 || !tensor.codec.keeps() || tensor.decided_by != DecidedBy::model) continue;
+      embeddings |= tensor.role == Role::embedding;
+      head |= tensor.role == Role::output_embeddings;
+    }
+    if (embeddings && head) return {Remedy::Kind::embeddings_and_lm_head};
+    return {embeddings ? Remedy::Kind::embeddings : head ? Remedy::Kind::lm_head : Remedy::Kind::none};
+  }
+
+  // A file becomes a file, however large it is.
+  void cut() {
+    const bool one_file = !in_.is_directory();
+    std::uint64_t bytes = 0;
+    std::size_t file = 0;
+    for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+      const PlannedTensor tensor = plan_.tensors[i];
+      const std::size_t last_file = std::exchange(file, in_.file_of(tensor.source));
+      const bool full = plan_.recipe.keep_shards
+                            ? i > 0 && file != last_file
+                            : bytes > 0 && bytes + tensor.stored_bytes > plan_.recipe.max_shard_bytes;
+      if (full && !one_file) {
+        plan_.shard_ends.push_back(i);
+        bytes = 0;
+      }
+      bytes += tensor.stored_bytes;
+    }
+    plan_.shard_ends.push_back(plan_.tensors.size());
+  }
+
+  const StoredWeights& stored_;
+  const Reader& in_;
+  const Codings codings_;
+  Plan plan_;
+  std::vector<RulePattern> rules_;
+  std::vector<RulePattern> skips_;
+};
+
+}  // namespace
+
+std::uint64_t Plan::source_bytes() const {
+  return std::accumulate(tensors.begin(), tensors.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const PlannedTensor& tensor) { return sum + tensor.source_bytes; });
+}
+
+std::uint64_t Plan::stored_bytes() const {
+  return std::accumulate(tensors.begin(), tensors.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const PlannedTensor& tensor) { return sum + tensor.stored_bytes; });
+}
+
+double Plan::quantized_share() const {
+  std::uint64_t all = 0;
+  std::uint64_t quantized = 0;
+  for (const PlannedTensor& tensor : tensors) {
+    if (!is_weight_type(tensor.info.dtype)) continue;
+    all += tensor.info.bytes();
+    if (tensor.quantized) quantized += tensor.info.bytes();
+  }
+  return all == 0 ? 1.0 : static_cast<double>(quantized) / static_cast<double>(all);
+}
+
+Plan make_plan(const StoredWeights& in, const Recipe& recipe) { return Planner(in, recipe).run(); }
+
+Plan make_plan(const Reader& in, const Recipe& recipe) {
+  return make_plan(StoredWeights(in, source_schemes()), recipe);
+}
+
+}  // namespace nibble

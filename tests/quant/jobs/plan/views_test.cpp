@@ -1,0 +1,81 @@
+#include "quant/jobs/plan/views.hpp"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/memory_checkpoint.hpp"
+
+namespace nibble::views_test {
+namespace {
+
+using test::MemoryReader;
+
+PlannedTensor tensor(const Shape& shape) {
+  PlannedTensor view;
+  view.info = {"model.experts.down_proj", DType::bf16, shape};
+  view.source = 7;
+  return view;
+}
+
+TEST(Views, MostTensorsAreAsTheyAre) {
+  for (const Role role : {Role::linear, Role::embedding, Role::expert, Role::other}) {
+    const auto views = quantized_views(tensor({4, 6}), role);
+    ASSERT_EQ(views.size(), 1U);
+    EXPECT_EQ(views[0].info, tensor({4, 6}).info);
+    EXPECT_FALSE(views[0].transposed);
+    EXPECT_EQ(views[0].source, 7U);
+  }
+  EXPECT_EQ(quantized_views(tensor({2, 4, 6}), Role::linear).size(), 1U);
+}
+
+TEST(Views, Conv1dIsTransposed) {
+  const auto views = quantized_views(tensor({4, 6}), Role::conv1d);
+  ASSERT_EQ(views.size(), 1U);
+  EXPECT_TRUE(views[0].transposed);
+  EXPECT_EQ(views[0].info.shape, (Shape{6, 4}));
+}
+
+TEST(Views, FusedExpertsAreMatrices) {
+  const auto views = quantized_views(tensor({3, 4, 6}), Role::expert);
+  ASSERT_EQ(views.size(), 3U);
+  for (std::size_t e = 0; e < 3; ++e) {
+    EXPECT_EQ(views[e].info,
+              (TensorInfo{"model.experts." + std::to_string(e) + ".down_proj.weight", DType::bf16, {4, 6}}));
+    EXPECT_EQ(views[e].source_offset, e * 4 * 6 * 2);
+    EXPECT_EQ(views[e].source, 7U);
+  }
+  PlannedTensor plain = tensor({2, 4, 6});
+  plain.info.name = "down_proj";
+  EXPECT_EQ(quantized_views(plain, Role::expert)[1].info.name, "1.down_proj.weight");
+  EXPECT_EQ(quantized_views(tensor({2, 0, 6}), Role::expert).size(), 1U);  // there is nothing to be cut
+}
+
+TEST(Views, NamesSayWhatTheyWereCutOutOf) {
+  for (const char* const name : {"model.experts.down_proj", "down_proj"}) {
+    PlannedTensor fused = tensor({2, 4, 6});
+    fused.info.name = name;
+    for (const PlannedTensor& view : quantized_views(fused, Role::expert)) EXPECT_EQ(fused_name(view.info.name), name);
+  }
+  for (const char* const name :
+       {"down_proj.weight", "model.experts.7.weight", "model.experts.7.down_proj", "a.b.c.weight", ""})
+    EXPECT_EQ(fused_name(name), "") << name;
+}
+
+TEST(Views, PlacesAreThoseOfTheArchitecture) {
+  MemoryReader in;
+  in.set_architecture("GPT2LMHeadModel");
+  in.add_normal("transformer.h.0.attn.c_attn.weight", DType::f32, {96, 288});
+  const StoredWeights stored(in);
+  const ModelRoles model = roles_of(stored);
+  EXPECT_EQ(model.architecture, "GPT2LMHeadModel");
+  EXPECT_TRUE(model.tied);  // no head is stored
+  EXPECT_EQ(model.finder->find(view_of(stored[0]).info).role, Role::conv1d);
+
+  in.set_architecture("Nobody", true);
+  const ModelRoles unknown = roles_of(stored);
+  EXPECT_EQ(unknown.architecture, "");
+  EXPECT_FALSE(unknown.tied);
+  EXPECT_EQ(unknown.finder->find(view_of(stored[0]).info).role, Role::linear);
+}
+
+}  // namespace
+}  // namespace nibble::views_test
