@@ -78,12 +78,12 @@ std::span<const std::byte> weights(DType dtype, std::uint64_t bytes) {
   return pages.bytes().first(bytes);
 }
 
-enum Place { to, encoded };
-std::span<std::byte> memory(Place place, std::uint64_t bytes) {
+enum Target { to, encoded };
+std::span<std::byte> memory(Target target, std::uint64_t bytes) {
   // Twice the largest input: fp32 from 16 bits.
   static std::array<Pages, 2> all{Pages(2 * sizes.back().bytes), Pages(2 * sizes.back().bytes)};
-  if (bytes > all[place].bytes().size()) throw std::length_error("a result is more than twice as large as its input");
-  return all[place].bytes().first(bytes);
+  if (bytes > all[target].bytes().size()) throw std::length_error("a result is more than twice as large as its input");
+  return all[target].bytes().first(bytes);
 }
 
 nibble::TensorInfo tensor_of(DType dtype, std::uint64_t bytes) {

@@ -27,7 +27,7 @@ ROUNDS = 3
 
 
 def small_checkpoint(folder):
-    """Two tensors of 64 x 64 weights, in place of gigabytes."""
+    """Two tensors of 64 x 64 weights, instead of gigabytes."""
     folder.mkdir(parents=True)
     path = folder / "model.safetensors"
     tensors = {f"model.layers.{i}.mlp.up_proj.weight": (64, 64) for i in range(2)}

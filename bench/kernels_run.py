@@ -53,12 +53,12 @@ def cuda_folders():
 
 def find_bitsandbytes(folder):
     """The library with the largest CUDA version, in the folder or where Python finds the package; or None."""
-    places = [folder / "python" / "bitsandbytes"]
+    folders = [folder / "python" / "bitsandbytes"]
     spec = importlib.util.find_spec("bitsandbytes")
     if spec and spec.origin:
-        places.append(pathlib.Path(spec.origin).parent)
-    for place in places:
-        found = sorted(place.glob("libbitsandbytes_cuda*.so"))
+        folders.append(pathlib.Path(spec.origin).parent)
+    for candidate in folders:
+        found = sorted(candidate.glob("libbitsandbytes_cuda*.so"))
         if found:
             return found[-1]
     return None

@@ -220,23 +220,23 @@ def peers_table():
 def predictions():
     """({(case, disk): {threads: measurement}}, the same for those that were measured, too)"""
     _, lines = record.load(record.RESULTS / "scaling.jsonl")
-    by_place, checked = {}, {}
+    by_case, checked = {}, {}
     for name, line in lines.items():
         if "bound" in line:
             case, disk, threads = name.rsplit("/", 2)
-            by_place.setdefault((case, disk), {})[int(threads)] = line
+            by_case.setdefault((case, disk), {})[int(threads)] = line
             if "measured" in line:
                 checked[case, int(threads)] = line
-    return by_place, checked
+    return by_case, checked
 
 
 def scaling_table():
-    by_place, _ = predictions()
+    by_case, _ = predictions()
     rows = [[f"`{case}`, {disk}", *(f"{line['median']:.1f} {line['bound']}" for line in by_threads.values())]
-            for (case, disk), by_threads in by_place.items()]  # fmt: skip
+            for (case, disk), by_threads in by_case.items()]  # fmt: skip
     if not rows:
         return "Not measured yet.\n"
-    return markdown(["GB/s of input", *map(str, next(iter(by_place.values())))], rows)
+    return markdown(["GB/s of input", *map(str, next(iter(by_case.values())))], rows)
 
 
 def check_table():
@@ -291,9 +291,9 @@ def layers_table():
     lines = [line for line in evaluated("llama") if line["by"] == "nibble" and line["format"] != "fp32"]
     if not lines:
         return "Not measured yet.\n"
-    rows = [[f"`{layer['name']}`", *("exact" if line["layers"][place]["own"]["sqnr_db"] is None else
-                                     f"{line['layers'][place]['own']['sqnr_db']:.1f}" for line in lines)]
-            for place, layer in enumerate(lines[0]["layers"])]  # fmt: skip
+    rows = [[f"`{layer['name']}`", *("exact" if line["layers"][index]["own"]["sqnr_db"] is None else
+                                     f"{line['layers'][index]['own']['sqnr_db']:.1f}" for line in lines)]
+            for index, layer in enumerate(lines[0]["layers"])]  # fmt: skip
     return markdown(["SQNR, dB", *(line["format"] for line in lines)], rows)
 
 
@@ -402,7 +402,7 @@ TABLES = {
 def filled(page):
     """The page with every table as the results have it."""
     return re.sub(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
-                  lambda place: place[1] + TABLES[place[2]]() + place[3], page, flags=re.S)  # fmt: skip
+                  lambda match: match[1] + TABLES[match[2]]() + match[3], page, flags=re.S)  # fmt: skip
 
 
 def main():

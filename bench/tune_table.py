@@ -182,13 +182,13 @@ def fitted_costs(lines):
             continue
         tile = line.tile
         block_n, block_k = 16 * tile.n_tiles * tile.n_warps, 64 * (4 // tile.n_tiles) * tile.k_warps
-        places = line.run.multiprocessors * min_blocks(tile)
-        turns = -(-(-(-line.n // block_n) * line.splits) // places)
+        slots = line.run.multiprocessors * min_blocks(tile)
+        turns = -(-(-(-line.n // block_n) * line.splits) // slots)
         k_of_a_split = -(-(-(-line.k // block_k)) // line.splits) * block_k
         bytes_of_a_tile = block_n * k_of_a_split * 33 // 64 + (0 if line.keeps_x else line.m * k_of_a_split)
         sums = line.splits * line.m * line.n * 4 if line.splits > 1 else 0
         measured = line.time * line.run.bytes_per_us
-        row = (places * turns * bytes_of_a_tile + sums, places, places * turns, int(line.splits > 1))
+        row = (slots * turns * bytes_of_a_tile + sums, slots, slots * turns, int(line.splits > 1))
         rows.append([value / measured for value in row])
         values.append(1.0)
     if len(rows) < 20:

@@ -19,12 +19,12 @@ def expect(condition, text):
 
 
 def time_of(n, k, m, tile, splits, keeps_x, known=KNOWN):
-    places = 132 * tune_table.min_blocks(tile)
+    slots = 132 * tune_table.min_blocks(tile)
     block_n, block_k = 16 * tile.n_tiles * tile.n_warps, 64 * (4 // tile.n_tiles) * tile.k_warps
-    turns = -(-(-(-n // block_n) * splits) // places)
+    turns = -(-(-(-n // block_n) * splits) // slots)
     k_of_a_split = -(-(-(-k // block_k)) // splits) * block_k
     of_a_tile = block_n * k_of_a_split * 33 // 64 + (0 if keeps_x else m * k_of_a_split)
-    cost = places * (turns * (of_a_tile + known.bytes_of_an_end) + known.bytes_of_a_start)
+    cost = slots * (turns * (of_a_tile + known.bytes_of_an_end) + known.bytes_of_a_start)
     cost += splits * m * n * 4 + known.bytes_of_adding if splits > 1 else 0
     return LOOP * cost / BYTES_PER_US
 

@@ -339,7 +339,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   // Adds the sums of the warps with the same n, and stores the total; or, for a split, stores it for the last one.
   NIBBLE_DEVICE void finish(const Sums& sum, const Work& work, Shared<u8> x_memory, const Lane& lane) const {
     const u32 rows = rows_of(m), chunk_m = work.chunk_m(), tile = tile_of(work.item);
-    // The sums of the warps are after the x that is kept, or else in its place.
+    // The sums of the warps are after the x that is kept, or else where it was.
     const Shared<float> of_warps = (x_memory + (KeepsX ? i64{steps()} * stage_bytes(m) : 0)).template as<float>();
     if constexpr (!KeepsX) sync_threads();  // nobody reads x any more
     NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t) NIBBLE_UNROLL for (u32 n_tile = 0; n_tile < n_tiles; ++n_tile)
@@ -372,7 +372,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
         own.out.store(at_m, at_n, sums.total(own.first_sum + at_m * own.weight.n + at_n));
       });
     } else if (!after(work).is_none()) {
-      sync_threads();  // the sums were read: others may come in their place, or x
+      sync_threads();  // the sums were read: others may overwrite them, or x
     }
   }
 

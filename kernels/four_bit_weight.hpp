@@ -1,4 +1,4 @@
-// A 4-bit weight as kernels read it, and the one place where they decode its absmax: fp32, or nested (double
+// A 4-bit weight as kernels read it, and the only code that decodes its absmax: fp32, or nested (double
 // quantization),
 //
 //   absmax[i] = nested_codebook[codes[i]] * nested_absmax[i / 256] + nested_offset

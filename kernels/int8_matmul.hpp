@@ -63,7 +63,7 @@ template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
   NIBBLE_DEVICE_AND_HOST static constexpr u32 stage_bytes(u32 m) { return x_row_bytes * rows_of(m); }
   NIBBLE_DEVICE_AND_HOST static constexpr u32 shared_bytes(u32 m) {
     const u32 x_bytes = 2 * stage_bytes(m), sum_bytes = 4 * k_warps * rows_of(m) * sum_stride;
-    return x_bytes > sum_bytes ? x_bytes : sum_bytes;  // the sums of the warps take the place of x
+    return x_bytes > sum_bytes ? x_bytes : sum_bytes;  // the sums of the warps overwrite x
   }
   NIBBLE_DEVICE_AND_HOST static constexpr u32 max_block_shared_bytes() { return shared_bytes(block_m); }
   static_assert(max_block_shared_bytes() <= 99 << 10);  // what a block may have on 8.6 and 8.9
@@ -291,7 +291,7 @@ template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
         out.store(at_m, at_n, weight.scaled(sums.total(at_m * weight.n + at_n), at_n));
       });
     } else if (!after(work).is_none()) {
-      sync_threads();  // the sums were read: x may come in their place
+      sync_threads();  // the sums were read: x may overwrite them
     }
   }
 };

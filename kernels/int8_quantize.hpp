@@ -106,7 +106,7 @@ template <class T, u32 Threads> struct Int8Quantize {
     return largest;
   }
 
-  // The finite weight that takes the place of a weight, in a row of this absmax.
+  // The finite weight that replaces a weight, in a row of this absmax.
   [[nodiscard]] NIBBLE_DEVICE static float repaired(float weight, float absmax) {
     const float magnitude = std::fabs(weight);
     if (magnitude != magnitude) return 0;

@@ -119,15 +119,15 @@ struct NestedCodes {
     if (whole && aligned) st((codes + static_cast<i64>(first)).as<u32x2>(), u32x2{words[0], words[1]});
   }
 
-  // From the root to below the lowest level, whose 256 places are the codes. Whether v is above a threshold is the sign
-  // of a difference, which is exact; one shift adds it to the place.
+  // From the root to below the lowest level, whose 256 indices are the codes. Whether v is above a threshold is the
+  // sign of a difference, which is exact; one shift adds it to the index.
   [[nodiscard]] NIBBLE_DEVICE static u32 code_of(float v, Shared<float> tree) {
-    u32 place = 0;  // within the level
+    u32 index = 0;  // within the level
     NIBBLE_UNROLL for (u32 level = 0; level < 8; ++level) {
-      const float threshold = lds(tree + (1u << level) + place);
-      place = place << 1 | bits_of(sub_rn(threshold, v)) >> 31;
+      const float threshold = lds(tree + (1u << level) + index);
+      index = index << 1 | bits_of(sub_rn(threshold, v)) >> 31;
     }
-    return place;
+    return index;
   }
 };
 

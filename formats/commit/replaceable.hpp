@@ -15,7 +15,7 @@ namespace nibble {
 
 struct Replaceable {
   std::vector<std::string> entries{};  ///< those that leave
-  std::string lost{};                  ///< a path that would be gone with them, without another in its place
+  std::string lost{};                  ///< a path that would be gone with them, and that the new output lacks
 };
 
 /// Of the entries of an open directory, those that leave when the paths `fresh` come in: files of a model, and what has

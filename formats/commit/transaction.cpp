@@ -587,7 +587,7 @@ void Transaction::commit_beside() {
   if (all_leave(old.get()) && exchange(mode, fresh, all_leave)) return;
 
   // The file system cannot do that, or something came that stays: the work directory moves into the old one, and the
-  // entries change places.
+  // entries are exchanged.
   if (status.st_uid != geteuid())
     throw Error(Errc::io, printable(shown_), "cannot replace what belongs to another user");
   if (!work_->move(Descriptor(dup(old.get())), inside_name, shown_)) fail("cannot replace");

@@ -175,7 +175,7 @@ class HeaderEvents final : public json::Events {
       case State::shape:
         refuse_entry("shape is {}, not an array", kind);
       case State::dimensions:
-        refuse_entry("shape has {} in place of a dimension", kind);
+        refuse_entry("shape has {} instead of a dimension", kind);
       case State::data_offsets:
         refuse_entry("data_offsets are {}, not an array", kind);
       case State::offsets:

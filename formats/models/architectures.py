@@ -13,10 +13,10 @@ through transformers' own rule for bitsandbytes: get_modules_to_not_convert, the
 exact type of the module. The union of the builds is the table; the default build wins where two contradict, and
 stderr says so. The output depends on nothing but the version of transformers.
 
-One file, because it is one run: build, rename, place and group hand their tables on and serve nothing else.
+One file, because it is one run: build, rename, generalize and group hand their tables on and serve nothing else.
 
 A pattern is a name with numbers between dots written as `*`. `$` stands for the largest number that the file holds
-at that place, for roles that only the last layer has, and a number for itself, where the place decides the role.
+there, for roles that only the last layer has, and a number for itself, where the number decides the role.
 """
 
 import argparse

@@ -7,8 +7,8 @@
 #include "nibble/kernels.h"
 
 /// Operations on quantized weights in device memory. Everything here wraps the C interface of nibble/kernels.h, which
-/// documents shapes, layouts, alignment and sources, and throws in place of error codes: Error(usage) for an invalid
-/// argument, Error(internal) if CUDA fails. Programs that use it link nibble::cuda and nibble::core.
+/// documents shapes, layouts, alignment and sources, and throws instead of returning error codes: Error(usage) for
+/// an invalid argument, Error(internal) if CUDA fails. Programs that use it link nibble::cuda and nibble::core.
 ///
 /// The stream is a cudaStream_t. Nothing here synchronizes or allocates; work can be captured into a CUDA graph.
 namespace nibble::cuda {

@@ -18,18 +18,18 @@ constexpr u64 bytes_of_weights(u64 weights) { return weights * 33 / 64; }
 /// Blocks take tiles in turn, so the time is that of the one with the most. Partial sums, and x if a block cannot keep
 /// it, come from the L2 cache, which counts half.
 LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, u64 max_splits) {
-  const u64 places = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
+  const u64 slots = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
   const bool keeps_x = tile.m_tiles == 1 && m * k * 2 <= costs.bytes_of_kept_x;
   LaunchConfig best{.tile = tile, .splits = 0, .cost = 0};
   for (u64 splits = 1; splits <= std::min(steps, max_splits); ++splits) {
-    const u64 turns = std::max<u64>(1, ceil_div(tiles * splits, places));
+    const u64 turns = std::max<u64>(1, ceil_div(tiles * splits, slots));
     const u64 k_of_a_split = ceil_div(steps, splits) * tile.block_k();
     const u64 bytes_of_x = keeps_x ? 0 : m * k_of_a_split * 2 / 2;
     const u64 bytes_of_a_tile = bytes_of_weights(tile.block_n() * k_of_a_split) + bytes_of_x;
     const u64 bytes_of_sums = splits > 1 ? costs.bytes_of_adding + splits * m * n * 4 : 0;
-    const u64 bytes_of_a_place = turns * (bytes_of_a_tile + costs.bytes_of_an_end) + costs.bytes_of_a_start;
-    const u64 cost = places * bytes_of_a_place + bytes_of_sums;
+    const u64 bytes_of_a_slot = turns * (bytes_of_a_tile + costs.bytes_of_an_end) + costs.bytes_of_a_start;
+    const u64 cost = slots * bytes_of_a_slot + bytes_of_sums;
     if (best.splits == 0 || cost < (best.splits == 1 ? best.cost / 20 * 19 : best.cost)) {
       best.splits = static_cast<u32>(splits);
       best.cost = cost;

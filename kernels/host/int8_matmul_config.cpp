@@ -22,15 +22,15 @@ constexpr u64 max_groups = 1024;            // of blocks that add splits; at mos
 /// Blocks take tiles in turn, so the time is that of the one with the most. Partial sums and x come from the L2 cache,
 /// which counts half.
 LaunchConfig config_with(const Int8MatmulTile& tile, u64 m, u64 n, u64 k, u64 max_splits) {
-  const u64 places = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
+  const u64 slots = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
   LaunchConfig best{.tile = tile, .splits = 0, .cost = 0};
   for (u64 splits = 1; splits <= std::min(steps, max_splits); ++splits) {
-    const u64 turns = std::max<u64>(1, ceil_div(tiles * splits, places));
+    const u64 turns = std::max<u64>(1, ceil_div(tiles * splits, slots));
     const u64 k_of_a_split = ceil_div(steps, splits) * tile.block_k();
     const u64 bytes_of_a_tile = tile.block_n() * k_of_a_split + m * k_of_a_split * 2 / 2;
     const u64 bytes_of_sums = splits > 1 ? bytes_of_adding + splits * m * n * 4 : 0;
-    const u64 cost = places * (turns * (bytes_of_a_tile + bytes_of_an_end) + bytes_of_a_start) + bytes_of_sums;
+    const u64 cost = slots * (turns * (bytes_of_a_tile + bytes_of_an_end) + bytes_of_a_start) + bytes_of_sums;
     if (best.splits == 0 || cost < (best.splits == 1 ? best.cost / 20 * 19 : best.cost)) {
       best.splits = static_cast<u32>(splits);
       best.cost = cost;

@@ -231,7 +231,7 @@ class Comparison:
 
 def windows(tokenizer, text, context, path):
     """The text cut into windows of `context` tokens, a rest left out. If the tokenizer starts texts with a token of
-    its own, that takes the place of each window's first one, as in llama.cpp; a token at the end is not added."""
+    its own, that replaces each window's first one, as in llama.cpp; a token at the end is not added."""
     with long_texts(tokenizer):
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
         starts = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]

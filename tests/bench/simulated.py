@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The programs of bench/kernels.sh on small sizes, with the simulator in place of the GPU and plain loops in place of
+"""The programs of bench/kernels.sh on small sizes, with the simulator instead of the GPU and plain loops instead of
 cuBLASLt and bitsandbytes: what they compute, check and print, before they meet a device. Times mean nothing.
 
 usage: tests/bench/simulated.py [BUILD]

@@ -57,7 +57,7 @@ NIBBLE_SIMULATED_TEST(Int8Matmul, EveryCodeIsExact) {
   expect_exact_codes<f16>();
 }
 
-// With x = 1 in one place and an absmax of 127 the product is the code itself.
+// With one x of 1, the others 0, and an absmax of 127 the product is the code itself.
 TEST(Int8Matmul, ProductsOfEveryCode) {
   for (const nibble_dtype dtype : {NIBBLE_BF16, NIBBLE_F16})
     for (const std::size_t k : {32U, 33U}) {

@@ -48,7 +48,7 @@ class Mutant:
     def key(self):
         return f"{self.file}: {self.find} -> {self.replace}"
 
-    def place(self, sources):
+    def source_text(self, sources):
         """The file's text and where in it the mutant goes."""
         text = (sources / self.file).read_text()
         if text.count(self.find) != 1:
@@ -114,7 +114,7 @@ def notices(program, tests, limit):
 
 
 def try_mutant(mutant, sources, limits):
-    text = mutant.place(sources)
+    text = mutant.source_text(sources)
     path = sources / mutant.file
     path.write_text(text.replace(mutant.find, mutant.replace))
     try:
@@ -163,7 +163,7 @@ def main():
     options = parser.parse_args()
     mutants = load()
     for mutant in mutants:
-        mutant.place(ROOT)
+        mutant.source_text(ROOT)
     if options.check:
         print(f"{len(mutants)} mutants can be planted")
         return

@@ -73,7 +73,7 @@ template <class T> class ClusterShared {
   simulator::Block* block_;
 };
 
-/// The same place in the shared memory of another block.
+/// The same address in the shared memory of another block.
 template <class T> ClusterShared<T> mapa(Shared<T> at, u32 rank, Site site = Site::current()) {
   simulator::Block& own = *simulator::current->block;
   simulator::Block& other = own.block_of_cluster(rank, site);

@@ -1,6 +1,6 @@
 // A cluster: blocks that run at the same time and reach each other's shared memory. A block alone is a cluster of one.
 //
-// The threads of all its blocks have places in one clock. Blocks advance by turns, each until none of its threads can
+// The threads of all its blocks have entries in one clock. Blocks advance by turns, each until none of its threads can
 // go on.
 #pragma once
 #include <memory>

@@ -45,7 +45,7 @@ std::string where(const Site& site) {
   return std::string(slash != nullptr ? slash + 1 : site.file_name()) + ":" + std::to_string(site.line());
 }
 
-bool same_place(const Site& a, const Site& b) {
+bool same_site(const Site& a, const Site& b) {
   return a.line() == b.line() && a.column() == b.column() &&
          (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
 }

@@ -8,7 +8,7 @@
 
 namespace nibble::device::simulator {
 
-/// A place in a kernel's source; every function of the layer takes its caller's as a defaulted argument.
+/// A position in a kernel's source; every function of the layer takes its caller's as a defaulted argument.
 using device::Site;
 
 enum class Fault {
@@ -48,7 +48,7 @@ class Failure : public std::runtime_error {
 /// "nf4_dequant.hpp:40"
 std::string where(const Site& site);
 
-bool same_place(const Site& a, const Site& b);
+bool same_site(const Site& a, const Site& b);
 
 /// Throws a Failure that also names the block and thread that run now, if any.
 [[noreturn]] void fail(Fault fault, const Site& site, const std::string& text);

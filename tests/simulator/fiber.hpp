@@ -11,7 +11,7 @@
 
 namespace nibble::device::simulator {
 
-/// A place where execution can go on: a fiber, or the thread of the machine that runs them. A fiber stays on one
+/// What execution can switch to: a fiber, or the thread of the machine that runs them. A fiber stays on one
 /// thread of the machine and must not switch inside a catch block.
 class Fiber {
  public:

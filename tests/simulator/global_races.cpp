@@ -98,11 +98,11 @@ void GlobalShadow::touch(std::uintptr_t base, std::size_t offset, std::size_t by
       granule = {now, {}, use == Use::atomic};
       continue;
     }
-    Touch* place = nullptr;
+    Touch* slot = nullptr;
     for (Touch& reader : granule.reader)
-      if (place == nullptr && ordered(reader, thread)) place = &reader;
-    if (place == nullptr) place = &granule.reader[(random_ = random_ * 1664525u + 1013904223u) >> 16 & 1];
-    *place = now;
+      if (slot == nullptr && ordered(reader, thread)) slot = &reader;
+    if (slot == nullptr) slot = &granule.reader[(random_ = random_ * 1664525u + 1013904223u) >> 16 & 1];
+    *slot = now;
   }
 }
 

@@ -26,7 +26,7 @@ void Statistics::add(const Statistics& other) {
 void ScopedOptions::add(const Statistics& statistics, const std::vector<Site>& sites) {
   statistics_.add(statistics);
   for (const Site& site : sites)
-    if (std::none_of(sites_.begin(), sites_.end(), [&](const Site& known) { return same_place(known, site); }))
+    if (std::none_of(sites_.begin(), sites_.end(), [&](const Site& known) { return same_site(known, site); }))
       sites_.push_back(site);
 }
 

@@ -28,7 +28,7 @@ struct Options {
   bool late_copies = true;        // asynchronous bulk copies land when nothing else can run, not at random times
   int workers = 1;                // blocks that run at the same time, each on a thread of the machine
   std::optional<Site> skipped{};  // a synchronization that does nothing: survivors() in tests/kernels/schedules.hpp
-  bool record_sites = false;      // collect the places of all synchronizations
+  bool record_sites = false;      // collect the sites of all synchronizations
   // The blocks of a launch that run, for launches too large to be simulated whole: the others do nothing. What is past
   // the end of the grid does not count. Null: all.
   BlockRange (*part)(Grid grid) = nullptr;

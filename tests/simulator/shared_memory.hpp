@@ -89,20 +89,20 @@ class SharedMemory {
     note(granule, who, clock[who], clock);
   }
 
-  // Remembers a reader, at best in place of one that is ordered before it; else a random one is forgotten, and other
+  // Remembers a reader, at best instead of one that is ordered before it; else a random one is forgotten, and other
   // seeds forget others.
   void note(Granule& granule, u32 who, Clock step, const Clock* clock) {
-    u32 place = 3;
+    u32 slot = 3;
     for (u32 j = 0; j < 3; ++j) {
       Writer& reader = granule.reader[j];
       if (reader.who == who) {
         reader.step = step;
         return;
       }
-      if (place == 3 && (reader.who == nobody || (clock != nullptr && clock[reader.who] >= reader.step))) place = j;
+      if (slot == 3 && (reader.who == nobody || (clock != nullptr && clock[reader.who] >= reader.step))) slot = j;
     }
-    if (place == 3) place = (random_ = random_ * 1664525u + 1013904223u) >> 16 & 1;
-    granule.reader[place] = {static_cast<u16>(who), step};
+    if (slot == 3) slot = (random_ = random_ * 1664525u + 1013904223u) >> 16 & 1;
+    granule.reader[slot] = {static_cast<u16>(who), step};
   }
 
   void require_ordered(u32 who, const Clock* clock, u32 i, const Site& site) {

@@ -21,9 +21,9 @@ u64 Block::random() {
 
 bool Block::skipped(const Site& site) {
   if (options_.record_sites &&
-      std::none_of(sites.begin(), sites.end(), [&](const Site& known) { return same_place(known, site); }))
+      std::none_of(sites.begin(), sites.end(), [&](const Site& known) { return same_site(known, site); }))
     sites.push_back(site);
-  return options_.skipped && same_place(*options_.skipped, site);
+  return options_.skipped && same_site(*options_.skipped, site);
 }
 
 void Block::begin(const Launch& launch, Grid block_index, const Options& options, u64 seed, Cluster& cluster,
@@ -267,13 +267,13 @@ std::string Block::report_waiting() const {
     std::vector<std::pair<std::string, u32>> groups;
     for (u32 lane = 0; lane < warp_size; ++lane) {
       const Thread& thread = threads_[w * warp_size + lane];
-      const std::string place =
+      const std::string state =
           thread.exited ? "have exited" : fmt::format("wait in {} at {}", thread.waits_in, where(thread.site));
-      auto same = std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == place; });
-      if (same == groups.end()) same = groups.insert(groups.end(), {place, 0});
+      auto same = std::find_if(groups.begin(), groups.end(), [&](const auto& group) { return group.first == state; });
+      if (same == groups.end()) same = groups.insert(groups.end(), {state, 0});
       same->second |= 1u << lane;
     }
-    for (const auto& [place, lanes] : groups) text += fmt::format("warp {} lanes {:08x} {}; ", w, lanes, place);
+    for (const auto& [state, lanes] : groups) text += fmt::format("warp {} lanes {:08x} {}; ", w, lanes, state);
   }
   return text;
 }

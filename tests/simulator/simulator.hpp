@@ -119,7 +119,7 @@ class Block {
   }
 
   /// An operation of the lanes in `mask`. Each leaves a pointer to its operands, which lie on its stack; the last one
-  /// to come runs `complete` for all. `aligned`: all of them must come from the same place.
+  /// to come runs `complete` for all. `aligned`: all of them must come from the same site.
   using Complete = void (*)(Block& block, u32 mask, void** operands, const Site& site);
   void together(Thread& thread, u32 mask, Together operation, bool aligned, void* operands, Complete complete,
                 const Site& site);
@@ -173,7 +173,7 @@ class Block {
   [[nodiscard]] u32 first_agent() const { return launch_.cluster * threads + rank_ * agents; }
   [[nodiscard]] const Options& options() const { return options_; }
 
-  /// Whether a test has turned off the synchronization at this place.
+  /// Whether a test has turned off the synchronization at this site.
   [[nodiscard]] bool skipped(const Site& site);
   u64 random();
 

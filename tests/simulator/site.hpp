@@ -1,4 +1,4 @@
-// A place in a source file, as std::source_location, which clang 14 does not have.
+// A position in a source file, as std::source_location, which clang 14 does not have.
 #pragma once
 #include <version>
 #if defined(__cpp_lib_source_location)

@@ -26,7 +26,7 @@ void Block::barrier(Thread& thread, u32 id, u32 count, bool wait, const Site& si
   if (barrier.count != count)
     fail(Fault::divergence, site,
          fmt::format("barrier {} is for {} threads here and for {} elsewhere", id, count, barrier.count));
-  if (barrier.lanes[warp] != 0 && !same_place(barrier.site[warp], site))
+  if (barrier.lanes[warp] != 0 && !same_site(barrier.site[warp], site))
     fail(Fault::divergence, site,
          fmt::format("other lanes of warp {} are in barrier {} at {}", warp, id, where(barrier.site[warp])));
   if ((barrier.lanes[warp] >> thread.lane() & 1) != 0)
@@ -97,7 +97,7 @@ void Block::together(Thread& thread, u32 mask, Together operation, bool aligned,
   if (i < meetings.size()) {
     const Meeting& there = meetings[i];
     if (there.mask != mask || there.operation != operation || (there.arrived & bit) != 0 ||
-        (aligned && !same_place(there.site, site)))
+        (aligned && !same_site(there.site, site)))
       fail(Fault::divergence, site,
            fmt::format("lane {} comes to {} of lanes {:08x} while lanes {:08x} wait in {} of lanes {:08x} at {}", lane,
                        name(operation), mask, there.arrived, name(there.operation), there.mask, where(there.site)));
@@ -126,7 +126,7 @@ void Block::together(Thread& thread, u32 mask, Together operation, bool aligned,
 
 void Block::synchronize_warp(Thread& thread, u32 mask, const Site& site) {
   if (skipped(site)) return;
-  const Complete complete = [](Block& block, u32 lanes, void** operands, const Site& place) {
+  const Complete complete = [](Block& block, u32 lanes, void** operands, const Site& at) {
     if (!block.options_.detect_races) return;
     std::vector<Clock>& joined = block.joined_;
     const u32 size = block.clock_size_;
@@ -139,7 +139,7 @@ void Block::synchronize_warp(Thread& thread, u32 mask, const Site& site) {
     for (u32 rest = lanes; rest != 0; rest &= rest - 1) {
       Thread& lane = *static_cast<Thread*>(operands[std::countr_zero(rest)]);
       std::copy_n(joined.data(), 2 * size, lane.clock);  // its proxy_clock follows
-      block.step(lane, place);
+      block.step(lane, at);
     }
   };
   together(thread, mask, Together::synchronize, false, &thread, complete, site);

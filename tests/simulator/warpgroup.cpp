@@ -221,7 +221,7 @@ void Block::commit_multiplies(Thread& thread, const Site& site) {
 void Block::wait_for_multiplies(Thread& thread, u32 groups_left, const Site& site) {
   if (skipped(site)) return;
   thread.groups_left = groups_left;
-  const Complete complete = [](Block& block, u32, void** operands, const Site& place) {
+  const Complete complete = [](Block& block, u32, void** operands, const Site& at) {
     const Thread& first = *static_cast<Thread*>(operands[0]);
     Clock retired = 0;
     for (; first.warpgroup.groups.size() > first.groups_left; ++retired) {
@@ -233,7 +233,7 @@ void Block::wait_for_multiplies(Thread& thread, u32 groups_left, const Site& sit
     for (u32 lane = 0; lane < warp_size; ++lane) {
       Thread& own = *static_cast<Thread*>(operands[lane]);
       own.clock[agent] = static_cast<Clock>(own.clock[agent] + retired);
-      give_back(own, place);
+      give_back(own, at);
     }
   };
   together(thread, ~0u, Together::multiply, true, &thread, complete, site);

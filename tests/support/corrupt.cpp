@@ -108,7 +108,7 @@ std::vector<Corrupt> corrupt_safetensors() {
   header("number", "12", "header is a number, not an object");
   header("deep_unknown_field", entry(R"({"x":)" + repeat("[", 127) + repeat("]", 127) + "}"),
          "header: nested deeper than 128 levels");
-  header("deep_shape", entry(R"({"shape":[[4]]})"), "tensor 'w': shape has an array in place of a dimension");
+  header("deep_shape", entry(R"({"shape":[[4]]})"), "tensor 'w': shape has an array instead of a dimension");
 
   header("metadata_list", R"({"__metadata__":[]})", "__metadata__ is an array, not an object");
   header("metadata_number", R"({"__metadata__":{"a":1}})", "__metadata__: 'a' is a number, not a string");
@@ -127,14 +127,14 @@ std::vector<Corrupt> corrupt_safetensors() {
   header("dtype_number", entry(R"({"dtype":3})"), "tensor 'w': dtype is a number, not a string");
   header("dtype_boolean", entry(R"({"dtype":true})"), "tensor 'w': dtype is a boolean, not a string");
   header("shape_number", entry(R"({"shape":4})"), "tensor 'w': shape is a number, not an array");
-  header("shape_string", entry(R"({"shape":["4"]})"), "tensor 'w': shape has a string in place of a dimension");
-  header("shape_fraction", entry(R"({"shape":[4.0]})"), "tensor 'w': shape has a fraction in place of a dimension");
+  header("shape_string", entry(R"({"shape":["4"]})"), "tensor 'w': shape has a string instead of a dimension");
+  header("shape_fraction", entry(R"({"shape":[4.0]})"), "tensor 'w': shape has a fraction instead of a dimension");
   header("shape_negative", entry(R"({"shape":[-4]})"),
-         "tensor 'w': shape has a negative number in place of a dimension");
+         "tensor 'w': shape has a negative number instead of a dimension");
   header("shape_negative_zero", entry(R"({"shape":[-0]})"),
-         "tensor 'w': shape has a negative number in place of a dimension");
+         "tensor 'w': shape has a negative number instead of a dimension");
   header("shape_over_64_bits", entry(R"({"shape":[18446744073709551616]})"),
-         "tensor 'w': shape has a number beyond 64 bits in place of a dimension");
+         "tensor 'w': shape has a number beyond 64 bits instead of a dimension");
   header("offsets_number", entry(R"({"data_offsets":0})"), "tensor 'w': data_offsets are a number, not an array");
   header("offsets_one", entry(R"({"data_offsets":[0]})"), "tensor 'w': data_offsets are not two numbers");
   header("offsets_three", entry(R"({"data_offsets":[0,4,8]})"), "tensor 'w': data_offsets are not two numbers");
@@ -145,7 +145,7 @@ std::vector<Corrupt> corrupt_safetensors() {
          fmt::format(R"({{"w":{},"w":{{"dtype":"F32","shape":[0],"data_offsets":[16,16]}}}})", good_entry),
          "duplicate tensor 'w'");
 
-  const auto placed = [&](std::string id, std::string_view fields, std::string_view error) {
+  const auto second = [&](std::string id, std::string_view fields, std::string_view error) {
     header(std::move(id), fmt::format(R"({{"v":{},"w":{}}})", good_entry, fields), error);
   };
   header("elements_over_64_bits", entry(R"({"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]})"),
@@ -165,11 +165,11 @@ std::vector<Corrupt> corrupt_safetensors() {
          "tensor 'w': data_offsets [16, 0] end before they begin");
   header("first_not_zero", entry(R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})"),
          "tensor 'w': data_offsets begin at 4, the data before it ends at 0");
-  placed("hole", R"({"dtype":"F32","shape":[0],"data_offsets":[20,20]})",
+  second("hole", R"({"dtype":"F32","shape":[0],"data_offsets":[20,20]})",
          "tensor 'w': data_offsets begin at 20, the data before it ends at 16");
-  placed("overlap", R"({"dtype":"F32","shape":[1],"data_offsets":[12,16]})",
+  second("overlap", R"({"dtype":"F32","shape":[1],"data_offsets":[12,16]})",
          "tensor 'w': data_offsets begin at 12, the data before it ends at 16");
-  placed("begin_wraps", R"({"dtype":"U8","shape":[1],"data_offsets":[18446744073709551614,18446744073709551615]})",
+  second("begin_wraps", R"({"dtype":"U8","shape":[1],"data_offsets":[18446744073709551614,18446744073709551615]})",
          "tensor 'w': data_offsets begin at 18446744073709551614, the data before it ends at 16");
   header("past_end", entry(R"({"dtype":"F32","shape":[5],"data_offsets":[0,20]})"),
          "tensor 'w': data ends at byte 83, file has 79");

@@ -36,17 +36,17 @@ constexpr int exit_failed = 10, exit_no_more = 11, exit_ended = 12;
 template <class F> F* original(const char* name) { return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name)); }
 
 // A name in a directory that is kept open: wherever that moves, the name goes with it.
-struct Place {
+struct Entry {
   int directory;
   ino_t inode;  // of the directory
   std::string name;
-  bool operator<(const Place& other) const { return std::tie(inode, name) < std::tie(other.inode, other.name); }
+  bool operator<(const Entry& other) const { return std::tie(inode, name) < std::tie(other.inode, other.name); }
 };
 
 // Every change is a rename: what is created comes from the directory of lost things, and what is removed goes there. So
 // each can be taken back, and an inode keeps its number.
 struct Change {
-  Place from, to;
+  Entry from, to;
   bool is_exchange = false;
   ino_t removed = 0;  // the directory that was removed
 };
@@ -65,18 +65,18 @@ struct Disk {
     struct stat status {};
     return fstat(fd, &status) == 0 ? status.st_ino : 0;
   }
-  static Place place_of(int directory, const char* name) {
+  static Entry entry_of(int directory, const char* name) {
     return {fcntl(directory, F_DUPFD_CLOEXEC, 0), inode_of(directory), name};
   }
-  Place lost_place() { return place_of(lost, std::to_string(++names).c_str()); }
+  Entry lost_entry() { return entry_of(lost, std::to_string(++names).c_str()); }
   static std::string path_of(int directory, const char* name) {
     const fs::path path = fs::read_symlink(fmt::format("/proc/self/fd/{}", directory));
     return *name == '\0' ? path : path / name;
   }
   // False if what it is about is not there.
   static bool carry_out(const Change& change, bool back = false) {
-    const Place& from = back ? change.to : change.from;
-    const Place& to = back ? change.from : change.to;
+    const Entry& from = back ? change.to : change.from;
+    const Entry& to = back ? change.from : change.to;
     const unsigned flags = change.is_exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE;
     return original<decltype(::renameat2)>("renameat2")(from.directory, from.name.c_str(), to.directory,
                                                         to.name.c_str(), flags) == 0;
@@ -123,7 +123,7 @@ struct Disk {
       unflushed_files.erase(found);
     }
     // With a change goes what came before it under the same names, and with a directory what was removed from it.
-    std::set<Place> flushed;
+    std::set<Entry> flushed;
     std::set<ino_t> removed;
     std::vector<Change> left;
     for (std::size_t i = unflushed.size(); i-- > 0;) {
@@ -169,7 +169,7 @@ int rename_as(const char* call, int from, const char* old_name, int to, const ch
   if (!here->begin(call, Disk::path_of(from, old_name))) return -1;
   const int result = original<decltype(::renameat2)>("renameat2")(from, old_name, to, new_name, flags);
   if (result == 0)
-    here->unflushed.push_back({Disk::place_of(from, old_name), Disk::place_of(to, new_name), is_exchange});
+    here->unflushed.push_back({Disk::entry_of(from, old_name), Disk::entry_of(to, new_name), is_exchange});
   return result;
 }
 
@@ -189,7 +189,7 @@ template <class Open> int open_as(Open open, int at, const char* name, int flags
   const bool is_new = fstatat(at, name, &status, AT_SYMLINK_NOFOLLOW) != 0;
   const int fd = open(at, name, flags, mode);
   if (fd < 0 || !is_new) return fd;
-  here->unflushed.push_back({here->lost_place(), Disk::place_of(at, name)});
+  here->unflushed.push_back({here->lost_entry(), Disk::entry_of(at, name)});
   here->unflushed_files[Disk::inode_of(fd)] = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   return fd;
 }
@@ -265,7 +265,7 @@ int mkdirat(int at, const char* name, mode_t mode) noexcept {
   Disk* const here = this_disk();
   if (here != nullptr && !here->begin("mkdir", Disk::path_of(at, name))) return -1;
   const int result = original<int(int, const char*, mode_t) noexcept>("mkdirat")(at, name, mode);
-  if (here != nullptr && result == 0) here->unflushed.push_back({here->lost_place(), Disk::place_of(at, name)});
+  if (here != nullptr && result == 0) here->unflushed.push_back({here->lost_entry(), Disk::entry_of(at, name)});
   return result;
 }
 
@@ -280,7 +280,7 @@ int unlinkat(int at, const char* name, int flags) noexcept {
     return -1;
   }
   if (!here->begin("remove", Disk::path_of(at, name))) return -1;
-  Change change{Disk::place_of(at, name), here->lost_place(), false, is_directory ? status.st_ino : 0};
+  Change change{Disk::entry_of(at, name), here->lost_entry(), false, is_directory ? status.st_ino : 0};
   if (!Disk::carry_out(change)) return -1;
   here->unflushed.push_back(std::move(change));
   return 0;

@@ -1,6 +1,6 @@
 // Charts of totals, layers and kinds; Chart.js draws them on canvases in the colours of the theme.
 
-const charts = new Map();             // by the id of their place
+const charts = new Map();             // by the id of their node
 const ROWS = 2000;                    // of the tables below them
 const DASHES = [[], [7, 4], [2, 3]];  // beyond six tests colours repeat, lines do not
 const POINTS = ['circle', 'rectRot', 'triangle', 'rect', 'star', 'crossRot'];
@@ -19,12 +19,12 @@ function axis(title, more) {
 
 // A chart is made anew on every change: they are few and small, and no state of an old one can remain.
 function draw(id, label, config, height) {
-  const place = byId(id);
+  const node = byId(id);
   charts.get(id)?.destroy();
   charts.delete(id);
-  place.classList.toggle('empty', !config);
-  place.style.height = config && height ? height + 'px' : '';
-  if (!config) return fill(place, label);
+  node.classList.toggle('empty', !config);
+  node.style.height = config && height ? height + 'px' : '';
+  if (!config) return fill(node, label);
   const canvas = element('canvas', {role: 'img', 'aria-label': label});
   const save = element(
       'button', {
@@ -34,7 +34,7 @@ function draw(id, label, config, height) {
         on: {click: () => savePng(canvas, id)}
       },
       'PNG');
-  fill(place, canvas, save);
+  fill(node, canvas, save);
   const several = config.data.datasets.length > 1;
   config.options = {
     responsive: true,

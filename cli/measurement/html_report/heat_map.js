@@ -223,12 +223,12 @@ function drawMap() {
       element('small', {class: 'names'}, tests.length > 1 ? shortTestName(t, 60) : ''),
       cut ? element('small', {}, ` the ${fitting} kinds with the most weights`) : null);
 
-  const place = byId('map-cells');
-  place.hidden = rows.length === 0;
+  const node = byId('map-cells');
+  node.hidden = rows.length === 0;
   const longest = kinds.reduce((most, kind) => Math.max(most, printable(kind).length), 0);
   const labelWidth = isNarrow() ? (layers.length > 16 ? 118 : 165) : Math.min(290, 14 + 8 * longest);
   const width =
-      (place.parentElement.clientWidth - 2 * (isNarrow() ? 12 : 16) - labelWidth) / Math.max(layers.length, 1) - 2;
+      (node.parentElement.clientWidth - 2 * (isNarrow() ? 12 : 16) - labelWidth) / Math.max(layers.length, 1) - 2;
   const least = isNarrow() ? 5 : 8;
   const every = [1, 2, 4, 5, 8, 10, 20, 50, 100, 200].find((step) => (Math.max(width, least) + 2) * step >= 24) ?? 500;
   const withText = width >= 29 && FIGURES[state.metric].print !== number && FIGURES[state.metric].print !== cosine;
@@ -255,7 +255,7 @@ function drawMap() {
           (layer, x) => element('div', {role: 'columnheader', class: 'column-name'}, x % every === 0 ? layer : ''))));
   const first = map.querySelector('.cell.chosen') ?? map.querySelector('.cell');
   if (first) first.tabIndex = 0;
-  fill(place, map);
+  fill(node, map);
 
   fill(
       byId('map-outside'),

@@ -42,7 +42,7 @@ function tableColumns() {
     value: (i) => figureValue(state.metric, tests[s].tensors[i])
   });
   const errors = ['rel_rmse', 'sqnr_db'].map(figure);
-  const place = [
+  const origin = [
     numeral('layer', 'Layer', (i) => from(i, 'layer'), (value) => isNumber(value) ? String(value) : NOTHING),
     textual('codec', 'Codec', (i) => of(i)?.codec ?? 'missing')
   ];
@@ -53,7 +53,7 @@ function tableColumns() {
       cell: (i) =>
           element('span', {class: 'name', title: printable(tensors[i].name)}, shortened(tensors[i].name, nameLength))
     }),
-    ...isNarrow() ? [...errors, ...place] : [...place, ...errors],
+    ...isNarrow() ? [...errors, ...origin] : [...origin, ...errors],
     ...['rmse', 'mae', 'max_abs', 'mean_rel', 'cosine', 'bits_per_weight'].map(figure),
   ];
   const rest = [
@@ -142,10 +142,10 @@ function gap(rows) {
 }
 
 function drawRows(all) {
-  const place = byId('grid'), body = place.querySelector('tbody');
+  const grid = byId('grid'), body = grid.querySelector('tbody');
   if (!body) return;
-  const top = Math.floor(place.scrollTop / ROW),
-        height = Math.ceil((parseFloat(getComputedStyle(place).maxHeight) || place.clientHeight) / ROW);
+  const top = Math.floor(grid.scrollTop / ROW),
+        height = Math.ceil((parseFloat(getComputedStyle(grid).maxHeight) || grid.clientHeight) / ROW);
   const from = all ? 0 : Math.max(0, Math.min(top, order.length - 1) - MARGIN),
         to = all ? Math.min(PRINTED, order.length) : Math.min(order.length, top + height + MARGIN);
   if (from === drawn[0] && to === drawn[1]) return;
@@ -172,9 +172,9 @@ function drawRows(all) {
   const above = all ? 0 : from, below = all ? 0 : order.length - to;
   fill(body, above ? gap(above) : null, ...rows, below ? gap(below) : null);
   if (state.tensor >= 0 && body.querySelector('#row-' + state.tensor))
-    place.setAttribute('aria-activedescendant', 'row-' + state.tensor);
+    grid.setAttribute('aria-activedescendant', 'row-' + state.tensor);
   else
-    place.removeAttribute('aria-activedescendant');
+    grid.removeAttribute('aria-activedescendant');
 }
 
 function markRow() {
@@ -197,11 +197,11 @@ function moveInTable(event) {
   if (to === undefined) return;
   event.preventDefault();
   const next = Math.min(Math.max(to, 0), order.length - 1);
-  const place = byId('grid'), y = next * ROW, room = place.clientHeight - 3 * ROW;
-  if (y < place.scrollTop)
-    place.scrollTop = y;
-  else if (y > place.scrollTop + room)
-    place.scrollTop = y - room;
+  const grid = byId('grid'), y = next * ROW, room = grid.clientHeight - 3 * ROW;
+  if (y < grid.scrollTop)
+    grid.scrollTop = y;
+  else if (y > grid.scrollTop + room)
+    grid.scrollTop = y - room;
   change({tensor: order[next]});
   drawn = [-1, -1];
   drawRows();

@@ -43,7 +43,7 @@ class CandidateWeights {
   /// Tensor `tensor` of a candidate that is a checkpoint.
   [[nodiscard]] CandidateTensor stored(std::size_t candidate, std::size_t tensor);
 
-  /// What a conversion would write in place of a tensor, whose weights are `reference`: encoded on all threads into
+  /// What a conversion would write instead of a tensor, whose weights are `reference`: encoded on all threads into
   /// memory if it fits, otherwise into a temporary file.
   [[nodiscard]] CandidateTensor encoded(std::size_t candidate, const PlannedTensor& planned,
                                         const WeightSource& reference, bool fits);

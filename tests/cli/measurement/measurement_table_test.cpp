@@ -123,7 +123,7 @@ TEST(MeasurementTable, DotsStandForWhatIsLeftOut) {
   EXPECT_EQ(row("model.decoder.layers.10.self_attn.k_proj.weight"), "...coder.layers.10.self_attn.k_proj...");
 }
 
-// Dots take the place of whole letters.
+// Dots replace whole letters.
 TEST(MeasurementTable, LettersOfSeveralBytesAreNotCut) {
   for (std::size_t more = 0; more < 4; ++more) {
     Measurement found = two_layers();

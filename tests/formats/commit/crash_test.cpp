@@ -1,6 +1,6 @@
 // What is on disk after the process was killed, or the power was cut, at any moment of a commit: the old output, the
 // new one, or what says honestly that neither is there, and the next run finishes or clears it. These tests fail when
-// two steps of a commit change places, or when a flush between them is left out.
+// two steps of a commit are swapped, or when a flush between them is left out.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -243,7 +243,7 @@ class DirectoryCrashTest : public CrashTest {
     const Transaction transaction(out_, Transaction::Kind::directory, {.overwrite = true, .paths = paths});
   }
 
-  // What a loader takes for a model must be all of one. Where the directory changes places in one step, nothing else
+  // What a loader takes for a model must be all of one. Where the directory is exchanged in one step, nothing else
   // is seen at any time.
   void check(const Contents& before, bool in_one_step, const std::string& crash, bool ended,
              bool with_more = false) const {

@@ -196,7 +196,7 @@ TEST_F(ForgedTest, BesideAFile) {
   EXPECT_EQ(read_file(out_), "old");
 }
 
-// A directory that is replaced from beside changes places in one step: no run writes a journal there.
+// A directory that is replaced from beside is exchanged in one step: no run writes a journal there.
 TEST_F(ForgedTest, BesideADirectory) {
   const fs::path work = root_.path() / ".out.nibble";
   for (const char* const name : {"out", "out.nibble.json"}) {

@@ -231,7 +231,7 @@ TEST_F(WriteBehindTest, MayBeGivenUp) {
   }
 }
 
-// A file that took the place of the one that is written is not touched.
+// A file that has replaced the one that is written is not touched.
 TEST_F(WriteBehindTest, OnlyTheFileItselfIsOpenedAgain) {
   const Directory opened(dir_.path());
   const OutputFile file(opened.fd(), "f", "f");

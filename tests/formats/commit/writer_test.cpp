@@ -214,7 +214,7 @@ TEST_F(WriterTest, ExistingOutputIsRefusedUnlessOverwritten) {
   EXPECT_EQ(read_file(out_ / "note.txt"), "second");
 }
 
-// A second conversion of the same model changes places with the first in one step; others have to leave what is not
+// A second conversion of the same model is exchanged with the first in one step; others have to leave what is not
 // theirs.
 TEST_F(WriterTest, WhatTheInputDoesNotHaveStays) {
   write("README.md", "first");

@@ -69,15 +69,15 @@ TEST(Instructions, LanesThatDoNotMeetAreReported) {
   EXPECT_EQ(fault_in_warp([](u32 lane) { return shfl_idx(0x7fffffff, lane, 0); }), Fault::divergence);
   EXPECT_EQ(fault_in_warp([](u32 lane) { return lane < 8 ? shfl_idx(0xff, lane, 9) : 0u; }), Fault::divergence);
   EXPECT_EQ(fault_in_warp([](u32 lane) { lane < 16 ? sync_warp() : (void)shfl_idx(~0u, lane, 0); }), Fault::divergence);
-  // An aligned operation from two places. (Not in EXPECT_EQ: all places inside of a macro are the same.)
-  const auto from_two_places = [](u32 lane) {
+  // An aligned operation from two lines. (Not in EXPECT_EQ: a macro is all on one line.)
+  const auto from_two_lines = [](u32 lane) {
     const Shared<u8> all = dynamic_shared();
     if (lane < 16)
       (void)ldsm_x4(all);
     else
       (void)ldsm_x4(all);
   };
-  EXPECT_EQ(fault_in_warp(from_two_places), Fault::divergence);
+  EXPECT_EQ(fault_in_warp(from_two_lines), Fault::divergence);
 }
 
 TEST(Instructions, LoadMatrix) {

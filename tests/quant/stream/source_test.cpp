@@ -162,7 +162,7 @@ TEST(Sources, OfACastHaveItsType) {
   EXPECT_EQ(weights_of(source, 1, 2), test::stored_as(DType::f16, {2, 3}));
 }
 
-// Buffers are placed by where their bytes lie in the file.
+// Buffers are aligned by where their bytes lie in the file.
 TEST(Sources, KnowWhereTheyLie) {
   MemoryReader reader;
   reader.add({"w", DType::f64, {8, 4}}, Bytes(256));

@@ -349,7 +349,7 @@ TEST(Measure, WhatCannotBeComparedIsNamed) {
   EXPECT_THAT(found.candidates[0].missing,
               ElementsAre("model.embed_tokens.weight", q_proj, "model.norm.weight", "model.layers.0.f8.weight"));
   EXPECT_THAT(found.candidates[1].missing, ElementsAre("model.layers.0.f8.weight"));
-  // Those that one candidate has are measured, and the other has nothing in their place.
+  // Those that one candidate has are measured, and the other has nothing for them.
   ASSERT_EQ(found.tensors.size(), 4U);
   EXPECT_FALSE(found.candidates[0].tensors[1].has_value());
   EXPECT_TRUE(found.candidates[0].tensors[2].has_value());
