@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "core/files/directory.hpp"
+#include "formats/containers/container.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
@@ -42,9 +43,9 @@ static_assert(std::ranges::is_sorted(model_files));
 
 bool is_model_file(std::string_view name) {
   if (name.starts_with('.') || name.starts_with("adapter_")) return false;  // peft's adapter_model.safetensors
-  return std::ranges::binary_search(model_files, name) || name.ends_with(".safetensors") ||
-         name.ends_with(".safetensors.index.json") || name == "pytorch_model.bin.index.json" ||
-         (name.starts_with("pytorch_model") && name.ends_with(".bin"));
+  if (std::ranges::binary_search(model_files, name)) return true;
+  if (name.ends_with(index_extension)) name.remove_suffix(index_extension.size());
+  return has_weight_extension(name) || (name.starts_with("pytorch_model") && name.ends_with(".bin"));
 }
 
 Replaceable replaceable(int directory, const std::vector<std::string>& entries, std::span<const std::string> fresh,
