@@ -45,6 +45,17 @@ std::size_t find_codec(std::string_view name) {
   return static_cast<std::size_t>(found - registered_names.begin());
 }
 
+std::vector<std::string_view> option_names(const CodecInfo& codec) {
+  std::vector<std::string_view> names;
+  for (const CodecOption& option : codec.options) names.push_back(option.name);
+  return names;
+}
+
+[[noreturn]] void refuse_option(const CodecInfo& codec, std::string_view fact) {
+  throw Error(Errc::usage, fmt::format("codec {}: an option {}; each is NAME=VALUE, and the names are {}", codec.name,
+                                       fact, fmt::join(option_names(codec), ", ")));
+}
+
 // `_` may stand for `-`.
 std::size_t find_option(const CodecInfo& codec, std::string_view given) {
   std::string name(given);
@@ -52,12 +63,8 @@ std::size_t find_option(const CodecInfo& codec, std::string_view given) {
   const auto found = std::ranges::find(codec.options, name, &CodecOption::name);
   if (found != codec.options.end()) return static_cast<std::size_t>(found - codec.options.begin());
   if (codec.options.empty()) throw Error(Errc::usage, fmt::format("codec {} has no options", codec.name));
-  std::vector<std::string_view> names;
-  for (const CodecOption& option : codec.options) names.push_back(option.name);
-  if (given.empty())
-    throw Error(Errc::usage, fmt::format("codec {}: an option is empty; each is NAME=VALUE, and the names are {}",
-                                         codec.name, fmt::join(names, ", ")));
-  throw Error(Errc::usage, fmt::format("option of codec {}: {}", codec.name, none_of(given, names)));
+  if (given.empty()) refuse_option(codec, "has no name");
+  throw Error(Errc::usage, fmt::format("option of codec {}: {}", codec.name, none_of(given, option_names(codec))));
 }
 
 std::uint8_t find_value(const CodecInfo& codec, const CodecOption& option, std::string_view value) {
@@ -92,6 +99,7 @@ ParsedCodec parse(std::string_view text) {
   for (bool more = has_options; more;) {
     more = text.find(',') != std::string_view::npos;
     std::string_view value = cut(text, ',');
+    if (value.empty() && !codec.options.empty()) refuse_option(codec, "is empty");
     const std::size_t option = find_option(codec, cut(value, '='));
     if (parsed.values.at(option))
       throw Error(Errc::usage, fmt::format("{} of codec {} is given twice", codec.options[option].name, codec.name));

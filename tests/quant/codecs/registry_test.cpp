@@ -106,8 +106,9 @@ TEST(CodecSpec, ErrorsSuggestTheCodecThatOthersCallSo) {
 TEST(CodecSpec, RefusesWhatItDoesNotKnow) {
   const std::string sizes = "is not one of 32, 64, 128, 256, 512, 1024, 2048, 4096";
   const std::string codecs = " is not one of " + test::listed_codecs();
-  const std::string empty =
-      "codec nf4: an option is empty; each is NAME=VALUE, and the names are block-size, double-quant";
+  const std::string each = "; each is NAME=VALUE, and the names are block-size, double-quant";
+  const std::string empty = "codec nf4: an option is empty" + each;
+  const std::string no_name = "codec nf4: an option has no name" + each;
   const std::string no_size =
       "block-size of codec nf4: has no value; it takes one of 32, 64, 128, 256, 512, 1024, 2048, 4096";
   const auto unknown = [](const std::string& name) {
@@ -121,7 +122,10 @@ TEST(CodecSpec, RefusesWhatItDoesNotKnow) {
         {"int8:block-size=64", "codec int8 has no options"},
         {"nf4:", empty},
         {"nf4:,", empty},
-        {"nf4:=32", empty},
+        {"nf4:=32", no_name},
+        {"nf4:=", no_name},
+        {"nf4:block-size=32,=no", no_name},
+        {"int8:=32", "codec int8 has no options"},
         {"nf4:block-size=32,", empty},
         {"nf4:,block-size=32", empty},
         {"nf4:block-size=32,,double-quant=no", empty},
