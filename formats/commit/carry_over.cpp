@@ -55,7 +55,8 @@ void CarryOver::fail_in(const std::string& path, std::string_view action) const 
 }
 
 void CarryOver::fail_out(const std::string& path, std::string_view action) const {
-  throw Error(Errc::io, fmt::format("{}/{}: {}: {}", output_, printable(path), action, std::strerror(errno)));
+  throw Error(Errc::io, fmt::format("{}/{}", output_, printable(path)),
+              fmt::format("{}: {}", action, std::strerror(errno)));
 }
 
 std::uint64_t CarryOver::measure(const Directory& from) {

@@ -81,6 +81,20 @@ TEST_F(CarryOverTest, LinksThatCannotBeFollowedAreErrors) {
   EXPECT_EQ(error_of([&] { measured(); }, Errc::io), "in/tokenizer.json: cannot read its status: File name too long");
 }
 
+// By their path in the output, which is what they are about.
+TEST_F(CarryOverTest, ErrorsOfTheOutputNameWhatFailed) {
+  write("in/folder/file");
+  write("out/folder");
+  CarryOver carry_over("in", "out", {}, {});
+  try {
+    carry_over.copy(Directory(root_.path() / "in"), Directory(root_.path() / "out").fd());
+    FAIL() << "a file is in the way";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "out/folder: cannot create: File exists");
+    EXPECT_EQ(error.subject(), "out/folder");
+  }
+}
+
 TEST_F(CarryOverTest, DepthIsBounded) {
   std::string path;
   for (int i = 0; i < 63; ++i) path += "d/";
