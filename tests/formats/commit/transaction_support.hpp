@@ -45,6 +45,18 @@ inline void make_private_directory(const fs::path& path) {
   fs::permissions(path, fs::perms::owner_all);
 }
 
+/// Of a test that root runs: what it does meanwhile is done by a user who may do nothing special, also if it throws.
+class AsNobody {
+ public:
+  static constexpr uid_t user = 65534;
+  AsNobody() { EXPECT_EQ(seteuid(user), 0); }
+  ~AsNobody() { EXPECT_EQ(seteuid(0), 0); }
+  AsNobody(const AsNobody&) = delete;
+  AsNobody& operator=(const AsNobody&) = delete;
+  AsNobody(AsNobody&&) = delete;
+  AsNobody& operator=(AsNobody&&) = delete;
+};
+
 class TransactionTest : public testing::Test {
  protected:
   void make_old_model() const {

@@ -39,10 +39,9 @@ TEST_F(TransactionTest, WhatTheUserMayNotReplaceIsSaidAtTheStart) {
   const fs::path directory = std::exchange(out_, root_.path() / "file");
   const auto as_nobody = [&](const fs::path& target, Kind kind) {
     const auto refused = [&](auto&& run) { return in_place(error_of(run, Errc::io)); };
-    EXPECT_EQ(seteuid(65534), 0);
+    const AsNobody nobody;
     const std::string real = refused([&] { Transaction(target, kind, options(true)); });
     const std::string dry = refused([&] { (void)Transaction::check(target, kind, options(true)); });
-    EXPECT_EQ(seteuid(0), 0);
     EXPECT_EQ(dry, real);
     return real;
   };
@@ -54,10 +53,9 @@ TEST_F(TransactionTest, WhatTheUserMayNotReplaceIsSaidAtTheStart) {
   EXPECT_EQ(as_nobody(directory, Kind::directory), "out: " + sticky);
   // Root may, and so may everybody whose folder it is.
   (void)Transaction::check(directory, Kind::directory, options(true));
-  ASSERT_EQ(chown(root_.path().c_str(), 65534, 65534), 0);
-  ASSERT_EQ(seteuid(65534), 0);
+  ASSERT_EQ(chown(root_.path().c_str(), AsNobody::user, AsNobody::user), 0);
+  const AsNobody nobody;
   (void)Transaction::check(out_, Kind::file, {.overwrite = true});
-  ASSERT_EQ(seteuid(0), 0);
 }
 
 TEST_F(TransactionTest, WhatIsNotCommittedLeavesNothing) {
@@ -120,14 +118,13 @@ TEST_F(TransactionTest, FoldersThatStayAreNotOpened) {
   fs::permissions(out_ / "private", fs::perms::owner_all);
   fs::permissions(root_.path(), fs::perms::all);
   for (const fs::path& path : {out_, out_ / "extra", out_ / "config.json", out_ / "model.safetensors"})
-    ASSERT_EQ(chown(path.c_str(), 65534, 65534), 0);
-  ASSERT_EQ(seteuid(65534), 0);
+    ASSERT_EQ(chown(path.c_str(), AsNobody::user, AsNobody::user), 0);
   {
+    const AsNobody nobody;
     Transaction transaction = begin(true);
     stage_new_model(transaction);
     transaction.commit();
   }
-  ASSERT_EQ(seteuid(0), 0);
   EXPECT_EQ(read_file(out_ / "config.json"), "new config");
   EXPECT_EQ(entries_of(out_), (Names{"config.json", "extra", "model.safetensors", "private"}));
 }
@@ -139,11 +136,10 @@ TEST_F(TransactionTest, FoldersThatCannotMoveAreSaidAtTheStart) {
   write(out_ / "thesis.tex", "years of work");
   fs::permissions(root_.path(), fs::perms::all);
   fs::permissions(out_, fs::perms::all);
-  ASSERT_EQ(seteuid(65534), 0);
+  const AsNobody nobody;
   const std::string real = refusal(true, Kind::directory, Errc::io);
   const std::string dry =
       in_place(error_of([&] { (void)Transaction::check(out_, Kind::directory, options(true)); }, Errc::io));
-  ASSERT_EQ(seteuid(0), 0);
   EXPECT_EQ(real, "out: cannot replace the folder 'extra': Permission denied");
   EXPECT_EQ(dry, real);
 }
