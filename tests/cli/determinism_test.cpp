@@ -8,14 +8,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
+#include "nibble/codec.hpp"
+#include "nibble/codec_spec.hpp"
 #include "nibble/tensor.hpp"
+#include "quant/quantizers/quantizer.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
@@ -115,7 +122,22 @@ void write_gpt2(const fs::path& directory) {
   file.write(directory / "model.safetensors");
 }
 
-class Determinism : public testing::TestWithParam<std::string> {
+// For every codec up to three formats: in the second and third, every option has another value.
+std::vector<CodecSpec> formats() {
+  std::vector<CodecSpec> formats;
+  for (const std::string_view name : codec_names()) {
+    if (CodecSpec(name).keeps()) continue;  // no target of a conversion
+    for (std::size_t step = 0; step < 3; ++step) {
+      CodecSpec format(name);
+      for (const CodecOption& option : format.info().options)
+        format = format.with(option.name, option.values[(option.default_value + step) % option.values.size()]);
+      if (std::ranges::find(formats, format) == formats.end()) formats.push_back(format);
+    }
+  }
+  return formats;
+}
+
+class Determinism : public testing::TestWithParam<CodecSpec> {
  protected:
   static void SetUpTestSuite() {
     root_ = new test::TempDir;
@@ -130,18 +152,20 @@ class Determinism : public testing::TestWithParam<std::string> {
     return outcome.out;
   }
 
-  static std::string convert(const std::string& in, const std::string& out, const std::string& to, const How& how) {
+  static std::string convert(const std::string& in, const std::string& out, const CodecSpec& to, const How& how,
+                             const char* dry_run = "") {
     return output_of(
         // A copy that is not from or to pinned memory would fail.
         fmt::format("NIBBLE_CUDA_LIBRARY='{}' NIBBLE_SIMULATED_FAULT=unpinned NIBBLE_CPU_TARGET='{}' "
                     "'{}' convert {} {} --to {} --threads {} --max-memory {} --device {} "
-                    "{} --progress none --json",
-                    simulated_cuda, how.target, how.program, in, out, to, how.threads, how.max_memory, how.device,
-                    in == "gpt2" ? "--max-shard-size 200KB" : ""));
+                    "{} {} --progress none --json {}",
+                    simulated_cuda, how.target, how.program, in, out, to.text(), how.threads, how.max_memory,
+                    how.device, in == "gpt2" ? "--max-shard-size 200KB" : "",
+                    make_codec(to)->quantizes() ? "--allow-nibble-only" : "", dry_run));
   }
 
   // All bytes that a conversion writes, by file. Reads what a run wrote and removes it.
-  static std::map<std::string, std::string> converted(const std::string& to, const How& how) {
+  static std::map<std::string, std::string> converted(const CodecSpec& to, const How& how) {
     convert("layers.safetensors", "out/layers.safetensors", to, how);
     convert("gpt2", "out/gpt2", to, how);
     std::map<std::string, std::string> files;
@@ -182,13 +206,14 @@ TEST_P(Determinism, SameBytesHoweverTheyAreMade) {
   }
 }
 
-// Otherwise the test above compares equals, as it does for casts.
+// Otherwise the test above compares equals, as it does for casts and for codecs that no device knows.
 TEST_P(Determinism, TheDeviceEncodes) {
   if (simulated_cuda.empty()) GTEST_SKIP() << "the simulator is not built";
   const How how{.threads = 2, .max_memory = middling_chunks, .target = {}, .device = "cuda"};
   const auto report = nlohmann::json::parse(convert("layers.safetensors", "out.safetensors", GetParam(), how));
-  const bool is_cast = GetParam().starts_with("fp16") || GetParam().starts_with("bf16") || GetParam() == "fp32";
-  EXPECT_EQ(report.at("device"), is_cast ? "cpu" : "simulated device");
+  const bool uses_device =
+      make_quantizer(*make_codec(GetParam()))->uses_device({"large.weight", DType::f32, {1031, 2049}});
+  EXPECT_EQ(report.at("device"), uses_device ? "simulated device" : "cpu");
   for (const auto& warning : report.at("warnings")) EXPECT_THAT(warning, testing::Not(testing::HasSubstr("device")));
   fs::remove(root_->path() / "out.safetensors");
   fs::remove(root_->path() / "out.safetensors.nibble.json");
@@ -199,19 +224,15 @@ TEST_P(Determinism, TheMemoriesCutDifferentChunks) {
   std::set<std::string> chunks;
   for (const char* const max_memory : {largest_chunks, middling_chunks, smallest_chunks}) {
     const std::string plan =
-        convert("layers.safetensors", "out.safetensors", GetParam() + " --dry-run", {2, max_memory, {}});
+        convert("layers.safetensors", "out.safetensors", GetParam(), {2, max_memory, {}}, "--dry-run");
     const auto json = nlohmann::json::parse(plan);
     chunks.insert(json.at("chunk_bytes").dump() + " " + json.at("batch_bytes").dump());
   }
   EXPECT_EQ(chunks.size(), 3u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, Determinism,
-                         testing::Values("nf4", "nf4 --no-double-quant", "fp4 --block-size 32", "int8", "fp16", "bf16",
-                                         "fp32"),
-                         [](const auto& each) {
-                           return each.param.substr(0, each.param.find(' ')) + std::to_string(each.index);
-                         });
+INSTANTIATE_TEST_SUITE_P(Codecs, Determinism, testing::ValuesIn(formats()),
+                         [](const auto& each) { return std::string(each.param.name()) + std::to_string(each.index); });
 
 }  // namespace
 }  // namespace nibble::cli::determinism_test
