@@ -14,6 +14,7 @@
 #include "nibble/codec_spec.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
+#include "tests/support/weights_file.hpp"
 
 namespace nibble::cli::empty_tensors_test {
 namespace {
@@ -79,9 +80,10 @@ TEST_F(EmptyTensors, AreWrittenByEveryCodec) {
   for (const std::string_view codec : codec_names()) {
     if (CodecSpec(codec).keeps()) continue;
     const std::string to(codec);
+    const bool quantizes = make_codec(CodecSpec(codec))->quantizes();
     for (const std::string& rules :
          {std::string(), " --no-default-skips --tensor '.*proj.*=" + to + "' --allow-nibble-only"}) {
-      if (!rules.empty() && (to == "fp32" || to == "fp16" || to == "bf16")) continue;
+      if (!rules.empty() && !quantizes) continue;
       SCOPED_TRACE(to + rules);
       const test::Outcome converted =
           run("convert w.safetensors out.safetensors --overwrite --json --to " + to + rules);
@@ -105,6 +107,27 @@ TEST_F(EmptyTensors, AreMeasuredAndAdvisedAbout) {
     if (tensor.at("name") != full) {
       EXPECT_THAT(tensor.at("codec"), AnyOf("keep", "fp32")) << tensor;
     }
+}
+
+// In a model, where a role says what embeddings are. Nothing is cast because of embeddings without elements, and others
+// are cast although there are such.
+TEST_F(EmptyTensors, OfEmbeddingsDoNotDecideAboutEmbeddings) {
+  const std::filesystem::path model = root_.path() / "gpt2";
+  std::filesystem::create_directory(model);
+  (void)root_.write("gpt2/config.json", R"({"architectures":["GPT2LMHeadModel"],"model_type":"gpt2"})");
+  const auto command = [&](std::size_t positions) {
+    test::WeightsFile file;
+    file.add_bytes("transformer.h.0.attn.c_attn.weight", DType::f32, {64, 192}, test::Bytes(49152, std::byte{0x3c}));
+    file.add_bytes("transformer.wpe.weight", DType::f32, {positions, 64},
+                   test::Bytes(positions * 256, std::byte{0x3c}));
+    file.add_bytes("transformer.wte.weight", DType::f32, {0, 64}, {});
+    (void)root_.write("gpt2/model.safetensors", file.bytes());
+    const test::Outcome advised = run("measure gpt2 --advise 24kB");
+    EXPECT_EQ(advised.code, 0) << advised.err;
+    return advised.out.substr(0, advised.out.find('\n'));
+  };
+  EXPECT_EQ(command(0), "nibble convert gpt2 OUT --to nf4");
+  EXPECT_EQ(command(128), R"(nibble convert gpt2 OUT --to nf4 --embeddings bf16 --skip 'transformer\.wte\.weight')");
 }
 
 TEST_F(EmptyTensors, AreListed) {
