@@ -1,4 +1,4 @@
-// What each instruction computes, and what of it the simulator refuses. tests/kernels/calibrate.cu compares the same
+// What each instruction computes, and what of it the simulator refuses. tests/kernels/calibration.cu compares the same
 // functions with a GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
