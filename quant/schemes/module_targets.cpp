@@ -12,7 +12,7 @@ namespace nibble {
 namespace {
 
 constexpr std::string_view linear_class = "Linear";
-constexpr std::int64_t max_pattern_memory = 128 << 10;  // 2,000 instructions
+constexpr std::int64_t max_pattern_memory = 128 << 10;  // about 11,000 instructions
 
 // The names of classes begin with a capital letter, those of modules do not, as a rule; and modules are in others.
 bool is_class(std::string_view entry) {

@@ -428,6 +428,12 @@ TEST(CompressedTensors, ListsThatCannotBeAppliedAreNoInput) {
             "config_groups.a.targets has the pattern 're:(?!x)', which RE2 does not take: invalid perl operator: (?!");
   EXPECT_EQ(refused(groups(all, all, R"j(["re:("])j")),
             "ignore has the pattern 're:(', which RE2 does not take: missing ): (");
+  // Of 1,000 instructions, and of 12,000.
+  std::string large = "re:";
+  EXPECT_EQ(refused(groups(all, all, R"(["re:[ab]{1000}"])")), "");
+  for (int i = 0; i < 12; ++i) large += "[ab]{1000}";
+  EXPECT_THAT(refused(groups(all, all, fmt::format(R"(["{}"])", large))),
+              testing::EndsWith("which RE2 does not take: pattern too large - compile failed"));
   EXPECT_EQ(refused(groups(all, R"("Linear")")), "config_groups.b.targets is not a list");
   EXPECT_EQ(refused(groups(all, all, "[7]")), "ignore has an entry that is not a string");
   EXPECT_EQ(refused(groups(all, all, "{}")), "ignore is not a list");
