@@ -41,7 +41,7 @@ bool is_wide(DType dtype) { return dtype == DType::f32 || dtype == DType::f64; }
 // Whether embeddings take 32 bits or more, which a cast halves.
 bool has_wide_embeddings(const Plan& plan) {
   return std::any_of(plan.tensors.begin(), plan.tensors.end(), [](const PlannedTensor& tensor) {
-    return tensor.role == Role::embedding && is_wide(tensor.info.dtype) && tensor.info.elements() > 0;
+    return tensor.role == Role::embedding && is_wide(tensor.info.dtype);
   });
 }
 
