@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "nibble/codec_spec.hpp"
 #include "nibble/measure.hpp"
 #include "quant/jobs/convert/convert.hpp"
 #include "quant/jobs/plan/plan.hpp"
