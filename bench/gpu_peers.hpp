@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bench/gpu.hpp"
+#include "kernels/host/cublas_lt.hpp"
 
 namespace nibble::bench {
 
@@ -17,7 +18,6 @@ class Cublas {
  public:
   /// Null if there is no such library: `path`, or what the dynamic linker finds under the usual names.
   static std::unique_ptr<Cublas> open(const std::string& path);
-  ~Cublas();
 
   [[nodiscard]] std::size_t version() const;
 
@@ -35,14 +35,14 @@ class Cublas {
   };
 
   /// Plans for a product: what cuBLASLt's heuristic proposes, best guess first, eight at most.
-  class Plan;
+  struct Plan;
   [[nodiscard]] std::vector<std::shared_ptr<const Plan>> plans(const Product& product) const;
   void run(const Plan& plan, const void* w, const void* x, void* y, cudaStream_t stream) const;
 
  private:
-  struct Api;
-  explicit Cublas(std::unique_ptr<Api> api);
-  std::unique_ptr<Api> api_;
+  explicit Cublas(const std::string& path);
+  kernels::cublas_lt::Library library_;
+  kernels::cublas_lt::Context* context_;
   Buffer workspace_;
 };
 

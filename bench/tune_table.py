@@ -39,6 +39,8 @@ DEFAULT_TILES = {
 }
 DEFAULT_COSTS = Costs(24_000, 5_500, 2_000_000, 32_000)
 DEFAULT_DEVICES = (Device(90, 0, SHARED_LIMIT, True), Device(0, 0, 0, True))
+# bench_tune does not measure it; the steps library/SHAPE of bench/kernels.sh do.
+MIN_LIBRARY_M = 512
 MIN_GAIN = 0.99  # a change has to take less than this share of the time
 
 
@@ -343,6 +345,11 @@ namespace nibble::kernels::four_bit_matmul {{
 inline constexpr std::array<Choice, {len(choices)}> choices{{{{
 {newline.join(choice_text(tile, loop) for tile, loop in choices)}
 }}}};
+
+/// From so many rows of x on, the weight is dequantized and a library multiplies (docs/four-bit-matmul.md).
+///
+/// {NOT_MEASURED}.
+inline constexpr u64 min_library_m = {MIN_LIBRARY_M};
 
 inline constexpr Costs costs{{
 {commented([text + estimate for text in (of_fit or [NOT_MEASURED])], "    // ")}

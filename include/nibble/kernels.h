@@ -12,7 +12,8 @@
  *   contents do not matter before the call, and when the work is done it can be used for anything else.
  * - Sizes are in elements unless the name says bytes. They have 64 bits: a weight may have more than 2^31 elements.
  *   m is the number of tokens, n of output features (rows of a weight), k of input features (its columns).
- * - The same input always gives the same bytes: no order of additions depends on timing.
+ * - The same input always gives the same bytes: no order of additions depends on timing. What cuBLASLt multiplies
+ *   (nibble_matmul.min_library_m) is an exception: cuBLAS promises it for one kind of device and one version.
  * - The result is a nibble_status. If it is not NIBBLE_OK, nibble_last_error() says why. After NIBBLE_USAGE nothing was
  *   launched.
  * - The driver must be that of CUDA 13 (R580) or later. With an older one, functions that launch return
@@ -153,10 +154,14 @@ NIBBLE_API int nibble_quantize_int8(const nibble_matrix* weights, int8_t* codes,
 /* The 256 values of nested codes, ascending. Host memory. */
 NIBBLE_API const float* nibble_nested_codebook(void);
 
-/* --- matmul: products with quantized weights, which are never written to memory as floats ------------------------- */
+/* --- matmul: products with quantized weights; for few rows of x, weights are never written to memory as floats -------
+ */
 
 /* The most weights in one call. */
 #define NIBBLE_MATMUL_MAX_PRODUCTS 4
+
+/* A nibble_matmul.min_library_m that no product has. */
+#define NIBBLE_NO_LIBRARY UINT32_MAX
 
 /* A weight [n, k] by which x is multiplied, and where the result goes. */
 typedef struct nibble_four_bit_product {
@@ -173,8 +178,15 @@ typedef struct nibble_four_bit_product {
  * of additions depends only on shapes and alignment (docs/four-bit-matmul.md has the order and the error).
  *
  * It is fast if k, first, and stride are multiples of 64, blocksize is at least 64, packed is aligned to 8 bytes, and x
- * and its rows are aligned to 16 bytes. Above m = 64, every 64 rows of x read the weight again; from a few hundred rows
- * on it is faster to dequantize the weight and to call a library for 16-bit products. */
+ * and its rows are aligned to 16 bytes. Above m = 64, every 64 rows of x read the weight again.
+ *
+ * From a few hundred rows on (`min_library_m`) and without experts, the weight is dequantized into the workspace, and
+ * cuBLASLt multiplies x by it, if libcublasLt.so.13 or .12 can be loaded; several weights take turns. Then weights are
+ * rounded to the compute type, and the order of additions is cuBLASLt's: the same input need not give the same bytes on
+ * another kind of device, with another version of cuBLASLt, or without it. Where cuBLASLt cannot be loaded or refuses,
+ * the product is done as for fewer rows. The first query or call of a process with so many rows loads the library, and
+ * the first on a device makes a context of cuBLASLt there, which may allocate: before a call is captured into a graph,
+ * ask for its workspace with its device as the current one. */
 typedef struct nibble_matmul {
   size_t struct_bytes;    /* sizeof(nibble_matmul): later versions may add members at the end */
   const nibble_matrix* x; /* [m, k], m less than 2^31 */
@@ -188,10 +200,14 @@ typedef struct nibble_matmul {
                            Rows after the last end are not written. An end above m counts as m */
   nibble_dtype compute_dtype; /* F16 or BF16 if x is F32; otherwise the type of x, or F32, which is ignored */
   int accumulate;             /* not 0: y += instead of y =, still rounded once */
-  int weights_are_ready; /* not 0: no work that may still be running on the stream writes the weights, which holds for
-                            every call but the first after they were loaded. The launch then need not wait for the one
-                            before to read codes (programmatic dependent launch, from sm_90 on) */
-  uint32_t* counters;    /* NIBBLE_COUNTERS zeros, or null */
+  int weights_are_ready;  /* not 0: no work that may still be running on the stream writes the weights, which holds for
+                             every call but the first after they were loaded. The launch then need not wait for the one
+                             before to read codes (programmatic dependent launch, from sm_90 on) */
+  uint32_t* counters;     /* NIBBLE_COUNTERS zeros, or null */
+  uint32_t min_library_m; /* from so many rows of x on, a library may multiply (below): NIBBLE_NO_LIBRARY for never, 0
+                             for what nibble takes to be faster */
+  uint64_t max_panel_bytes; /* for a library: how much of the dequantized weight is in the workspace at a time, but at
+                               least one row; 0 for 128 MiB */
 } nibble_matmul;
 
 /* Writes the bytes of workspace that the product needs to *bytes, which is host memory. Refuses what the product would
@@ -218,7 +234,7 @@ typedef struct nibble_int8_product {
  * fp32's largest value, 3.4e38.
  *
  * Fast where k is a multiple of 16, and codes, x and the rows of x are aligned to 16 bytes. For m above 64 each 64 rows
- * read the weight again. */
+ * read the weight again, until there are so many that a library multiplies by the dequantized weight, as above. */
 NIBBLE_API int nibble_matmul_int8_workspace(const nibble_matmul* matmul, const nibble_int8_product* product,
                                             size_t* bytes);
 NIBBLE_API int nibble_matmul_int8(const nibble_matmul* matmul, const nibble_int8_product* product, void* workspace,

@@ -9,6 +9,7 @@
 #include "kernels/four_bit_matmul_any.hpp"
 #include "kernels/host/four_bit_matmul_arguments.hpp"
 #include "kernels/host/four_bit_weight.hpp"
+#include "kernels/host/matmul_by_library.hpp"
 #include "kernels/host/matmul_memory.hpp"
 
 namespace nibble::kernels {
@@ -133,15 +134,16 @@ int nibble_matmul_four_bit_workspace(const nibble_matmul* matmul, size_t* bytes)
   using namespace nibble::kernels;
   return result_of([&] {
     if (bytes == nullptr) refuse("bytes is null");
-    *bytes = FourBitMatmulArguments(whole("matmul", matmul)).workspace_bytes();
+    *bytes = FourBitMatmulArguments(whole_matmul(matmul)).workspace_bytes();
   });
 }
 
 int nibble_matmul_four_bit(const nibble_matmul* matmul, void* workspace, size_t workspace_bytes, nibble_stream stream) {
   using namespace nibble::kernels;
   return result_of([&] {
-    const FourBitMatmulArguments arguments(whole("matmul", matmul));
+    const FourBitMatmulArguments arguments(whole_matmul(matmul));
     check_workspace(workspace, workspace_bytes, arguments.workspace_bytes());
+    if (multiply_by_library(arguments, arguments.library_products(), workspace, stream)) return;
     if (arguments.compute_dtype == NIBBLE_BF16)
       Launcher<bf16>(arguments, workspace, stream).run();
     else

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "nibble/kernels.hpp"
+
 namespace nibble::kernels {
 namespace {
 
@@ -34,6 +36,27 @@ FourBitMatmulArguments::FourBitMatmulArguments(const nibble_matmul& call) : Matm
   fits_tiles = all_fit_tiles();
   config = four_bit_matmul::config_for(device::ceil_div<u64>(m, experts), experts * n, x.columns, matmul.experts == 0);
   if (fits_tiles && config.splits > 1) add_split_sums(config.splits, n);
+  library_bytes = library_workspace_bytes(*this, library_products(), four_bit_matmul::min_library_m);
+}
+
+std::vector<LibraryProduct> FourBitMatmulArguments::library_products() const {
+  std::vector<LibraryProduct> all;
+  if (matmul.experts > 0) return all;
+  for (u32 i = 0; i < matmul.product_count; ++i) {
+    const nibble_four_bit& weight = products[i].weight;
+    // The panel's elements are one row of a weight, also if they are a slice's, with what lies between its rows.
+    const auto dequantize = [&weight, dtype = compute_dtype](u64 first_row, u64 rows, void* panel,
+                                                             device::StreamRef stream) {
+      const u64 size = (rows - 1) * weight.stride + weight.columns;
+      nibble_four_bit row = weight;
+      row.rows = 1;
+      row.columns = row.stride = size;
+      row.first = weight.first + first_row * weight.stride;
+      cuda::dequantize(row, 0, {dtype, 1, size, size, panel}, static_cast<nibble_stream>(stream));
+    };
+    all.push_back({weight.rows, weight.columns, weight.stride, products[i].given.bias, products[i].y, dequantize});
+  }
+  return all;
 }
 
 void FourBitMatmulArguments::check_experts() const {

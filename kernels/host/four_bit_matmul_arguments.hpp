@@ -1,9 +1,11 @@
 // The arguments of a product with 4-bit weights: checked, and what follows from them for the launch.
 #pragma once
 #include <array>
+#include <vector>
 
 #include "kernels/host/four_bit_matmul_config.hpp"
 #include "kernels/host/matmul_arguments.hpp"
+#include "kernels/host/matmul_by_library.hpp"
 #include "nibble/kernels.h"
 
 namespace nibble::kernels {
@@ -23,6 +25,9 @@ struct FourBitMatmulArguments : MatmulArguments {
 
   /// Of a call that was copied whole. Throws Error(usage).
   explicit FourBitMatmulArguments(const nibble_matmul& call);
+
+  /// For multiply_by_library(): none with experts, which have few rows each.
+  [[nodiscard]] std::vector<LibraryProduct> library_products() const;
 
  private:
   void check_experts() const;

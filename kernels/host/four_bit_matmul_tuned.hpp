@@ -23,6 +23,11 @@ inline constexpr std::array<Choice, 8> choices{{
     {{.m_tiles = 8, .n_warps = 8, .k_warps = 1}, 33, 64},
 }};
 
+/// From so many rows of x on, the weight is dequantized and a library multiplies (docs/four-bit-matmul.md).
+///
+/// An estimate, not measured.
+inline constexpr u64 min_library_m = 512;
+
 inline constexpr Costs costs{
     // An estimate, not measured: instructions of 256 threads (430, 100; 0.5 us), at 2.4 for a weight of 0.516 bytes.
     .bytes_of_a_start = 24'000,

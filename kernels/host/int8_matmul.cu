@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/host/int8_matmul_arguments.hpp"
+#include "kernels/host/matmul_by_library.hpp"
 #include "kernels/host/matmul_memory.hpp"
 #include "kernels/int8_matmul_any.hpp"
 
@@ -56,7 +57,7 @@ int nibble_matmul_int8_workspace(const nibble_matmul* matmul, const nibble_int8_
   using namespace nibble::kernels;
   return result_of([&] {
     if (bytes == nullptr) refuse("bytes is null");
-    *bytes = Int8MatmulArguments(whole("matmul", matmul), product).workspace_bytes();
+    *bytes = Int8MatmulArguments(whole_matmul(matmul), product).workspace_bytes();
   });
 }
 
@@ -64,8 +65,9 @@ int nibble_matmul_int8(const nibble_matmul* matmul, const nibble_int8_product* p
                        size_t workspace_bytes, nibble_stream stream) {
   using namespace nibble::kernels;
   return result_of([&] {
-    const Int8MatmulArguments arguments(whole("matmul", matmul), product);
+    const Int8MatmulArguments arguments(whole_matmul(matmul), product);
     check_workspace(workspace, workspace_bytes, arguments.workspace_bytes());
+    if (multiply_by_library(arguments, arguments.library_products(), workspace, stream)) return;
     if (arguments.compute_dtype == NIBBLE_BF16)
       multiply<bf16>(arguments, workspace, stream);
     else

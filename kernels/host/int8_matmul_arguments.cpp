@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "nibble/kernels.hpp"
+
 namespace nibble::kernels {
 namespace {
 
@@ -27,6 +29,15 @@ Int8MatmulArguments::Int8MatmulArguments(const nibble_matmul& call, const nibble
   fits_tiles = x_fits_tiles() && can_load_tiles(weight);
   config = int8_matmul::config_for(x.rows, weight.rows, weight.columns);
   if (fits_tiles && config.splits > 1) add_split_sums(config.splits, weight.rows);
+  library_bytes = library_workspace_bytes(*this, library_products(), int8_matmul::min_library_m);
+}
+
+std::vector<LibraryProduct> Int8MatmulArguments::library_products() const {
+  const auto dequantize = [this](u64 first_row, u64 rows, void* panel, device::StreamRef stream) {
+    cuda::dequantize(weight, first_row, {compute_dtype, rows, weight.columns, weight.columns, panel},
+                     static_cast<nibble_stream>(stream));
+  };
+  return {{weight.rows, weight.columns, weight.columns, bias, y, dequantize}};
 }
 
 // What only products with 4-bit weights can do.

@@ -1,7 +1,10 @@
 // The arguments of a product with an int8 weight: checked, and what follows from them for the launch.
 #pragma once
+#include <vector>
+
 #include "kernels/host/int8_matmul_config.hpp"
 #include "kernels/host/matmul_arguments.hpp"
+#include "kernels/host/matmul_by_library.hpp"
 
 namespace nibble::kernels {
 
@@ -15,6 +18,9 @@ struct Int8MatmulArguments : MatmulArguments {
 
   /// Of a call that was copied whole. Throws Error(usage).
   Int8MatmulArguments(const nibble_matmul& call, const nibble_int8_product* product);
+
+  /// For multiply_by_library().
+  [[nodiscard]] std::vector<LibraryProduct> library_products() const;
 
  private:
   void check_call() const;

@@ -25,6 +25,10 @@ inline constexpr std::array<Choice, 5> choices{{
     {{.m_tiles = 8, .n_warps = 4, .k_warps = 2, .n_tiles = 2, .groups = 2}, 33, 64},
 }};
 
+/// From so many rows of x on, the weight is dequantized and a library multiplies. An estimate, not measured
+/// (docs/int8-matmul.md).
+inline constexpr u64 min_library_m = 512;
+
 /// The most that a kernel takes at a time; beyond, it takes so many rows of x after the other.
 inline constexpr u64 max_m = 64;
 

@@ -1,5 +1,7 @@
 #include "kernels/host/matmul_arguments.hpp"
 
+#include <cstddef>
+
 namespace nibble::kernels {
 namespace {
 
@@ -8,6 +10,10 @@ const char* name_of(nibble_dtype dtype) { return dtype == NIBBLE_F32 ? "F32" : d
 constexpr std::size_t in_workspace(u64 bytes) { return device::ceil_div<u64>(bytes, 16) * 16; }
 
 }  // namespace
+
+nibble_matmul whole_matmul(const nibble_matmul* given) {
+  return whole("matmul", given, offsetof(nibble_matmul, min_library_m));
+}
 
 MatmulArguments::MatmulArguments(const nibble_matmul& call) : matmul(call) {
   check_matrix("x", matmul.x);

@@ -1,5 +1,6 @@
 // The arguments that products with weights of every format share: checked, and the workspace that follows from them.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <string>
 
@@ -8,6 +9,9 @@
 
 namespace nibble::kernels {
 
+/// With members that the caller does not know, which are those after `counters`, as 0. Throws Error(usage).
+nibble_matmul whole_matmul(const nibble_matmul* given);
+
 struct MatmulArguments {
   nibble_matmul matmul;  // as the caller gave it
   nibble_matrix x;
@@ -15,7 +19,11 @@ struct MatmulArguments {
 
   // The workspace, in this order: x rounded to the compute type, counters, partial sums.
   std::size_t rounded_x_bytes, counter_bytes = 0, partial_bytes = 0;
-  [[nodiscard]] std::size_t workspace_bytes() const { return rounded_x_bytes + counter_bytes + partial_bytes; }
+  // What the library needs instead, if it is to do the product; else 0.
+  std::size_t library_bytes = 0;
+  [[nodiscard]] std::size_t workspace_bytes() const {
+    return std::max(rounded_x_bytes + counter_bytes + partial_bytes, library_bytes);
+  }
 
  protected:
   /// Of a call that was copied whole. Checks x, the compute type and the counters. Throws Error(usage).

@@ -23,7 +23,7 @@ import kernels_run  # noqa: E402
 import tune_table  # noqa: E402
 from kernels_parts import Step  # noqa: E402
 
-TARGETS = ("bench_kernels_simulated", "bench_ceilings_simulated", "bench_tune_simulated", "bench_simulated_cublaslt",
+TARGETS = ("bench_kernels_simulated", "bench_ceilings_simulated", "bench_tune_simulated", "nibble_simulated_cublaslt",
            "bench_simulated_bitsandbytes", "nibble_cuda_simulated", "nibble")  # fmt: skip
 SHAPES = ("64x256", "64x512", "192x256")
 CASES = ("matmul,64x256,1", "matmul,64x512,16", "dequantize,192x256", "quantize,64x512")
@@ -174,7 +174,8 @@ def main():
         (folder / "bin").mkdir()
         for name in ("bench_kernels", "bench_ceilings", "bench_tune"):
             shutil.copy(programs / f"{name}_simulated", folder / "bin" / name)
-        peers = {name: programs / f"libbench_simulated_{name}.so" for name in ("cublaslt", "bitsandbytes")}
+        peers = {"cublaslt": build / "tests" / "simulator" / "libnibble_simulated_cublaslt.so",
+                 "bitsandbytes": programs / "libbench_simulated_bitsandbytes.so"}  # fmt: skip
         check_programs(folder, folder / "out", peers)
         check_tune(folder, folder / "out")
         check_wrong_results(folder, folder / "out", peers)

@@ -234,7 +234,9 @@ TEST_F(FourBitMatmulRefusals, Types) {
 
 TEST_F(FourBitMatmulRefusals, Structs) {
   matmul.struct_bytes = 8;
-  EXPECT_EQ(refusal(), "matmul.struct_bytes is 8, this library takes " + std::to_string(sizeof matmul));
+  EXPECT_EQ(refusal(), "matmul.struct_bytes is 8, this library takes " +
+                           std::to_string(offsetof(nibble_matmul, min_library_m)) + " to " +
+                           std::to_string(sizeof matmul));
   matmul.struct_bytes = sizeof matmul + 8;
   EXPECT_THAT(refusal(), testing::StartsWith("matmul.struct_bytes is"));
   matmul.struct_bytes = sizeof matmul;

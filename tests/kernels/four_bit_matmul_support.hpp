@@ -32,6 +32,8 @@ struct Shape {
   std::size_t first = 0, gap = 0;          // of a slice: its first element, and its stride beyond k
   bool x_f32 = false, y_f32 = false, accumulate = false, overlap = false;
   std::vector<u32> ends{};  // of experts, each with n rows of the weight
+  bool by_library = false;  // for any m
+  u64 panel_bytes = 0;
 };
 
 inline void PrintTo(const Shape& s, std::ostream* out) {
@@ -40,7 +42,8 @@ inline void PrintTo(const Shape& s, std::ostream* out) {
        << (s.codebook == NIBBLE_NF4 ? ", nf4" : ", fp4") << ", strides + " << s.x_stride << ", " << s.y_stride
        << ", packed + " << s.packed_offset << ", slice from " << s.first << ", stride + " << s.gap
        << (s.x_f32 ? ", fp32 x" : "") << (s.y_f32 ? ", fp32 y" : "") << (s.accumulate ? ", accumulate" : "")
-       << (s.overlap ? ", overlap" : "") << ", experts " << s.ends.size();
+       << (s.overlap ? ", overlap" : "") << ", experts " << s.ends.size()
+       << (s.by_library ? ", by a library in panels of " + std::to_string(s.panel_bytes) : "");
 }
 
 inline float value_of(nibble_dtype dtype, u16 bits) {
@@ -130,8 +133,10 @@ inline Expected expected_at(const Problem& p, std::size_t at_m, std::size_t at_n
   for (std::size_t at_k = 0; at_k < s.k; ++at_k) {
     const std::size_t element = p.element_at(at_m, at_n, at_k);
     const u32 byte = p.packed[element / 2], code = element % 2 == 0 ? byte >> 4 : byte & 15;
-    const double product = double{rounded_to(s.dtype, codebook[code])} * double{p.absmax[element / s.blocksize]} *
-                           double{p.x_at(at_m, at_k)};
+    const double weight = s.by_library
+                              ? double{rounded_to(s.dtype, p.weight[element])}
+                              : double{rounded_to(s.dtype, codebook[code])} * double{p.absmax[element / s.blocksize]};
+    const double product = weight * double{p.x_at(at_m, at_k)};
     sum += product;
     magnitude += std::fabs(product);
   }
@@ -212,6 +217,8 @@ class Product {
     call.compute_dtype = s.x_f32 ? s.dtype : NIBBLE_F32;
     call.accumulate = s.accumulate;
     call.weights_are_ready = s.overlap;
+    call.min_library_m = s.by_library ? 1 : NIBBLE_NO_LIBRARY;
+    call.max_panel_bytes = s.panel_bytes;
     return call;
   }
 

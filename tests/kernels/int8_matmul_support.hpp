@@ -20,13 +20,16 @@ struct Int8Shape {
   std::size_t x_stride = 0, y_stride = 0;  // beyond k and n
   std::size_t codes_offset = 0;            // bytes after an aligned address
   bool x_f32 = false, y_f32 = false, accumulate = false, overlap = false;
+  bool by_library = false;  // for any m
+  u64 panel_bytes = 0;
 };
 
 inline void PrintTo(const Int8Shape& s, std::ostream* out) {
   *out << s.m << " x " << s.n << " x " << s.k << (s.bias ? ", bias" : "")
        << (s.dtype == NIBBLE_BF16 ? ", bf16" : ", fp16") << ", strides + " << s.x_stride << ", " << s.y_stride
        << ", codes + " << s.codes_offset << (s.x_f32 ? ", fp32 x" : "") << (s.y_f32 ? ", fp32 y" : "")
-       << (s.accumulate ? ", accumulate" : "") << (s.overlap ? ", overlap" : "");
+       << (s.accumulate ? ", accumulate" : "") << (s.overlap ? ", overlap" : "")
+       << (s.by_library ? ", by a library in panels of " + std::to_string(s.panel_bytes) : "");
 }
 
 // Codes of every value, -128 too, which the codec does not give.
@@ -54,7 +57,9 @@ struct Int8Problem {
     double sum = 0, magnitude = 0;
     for (std::size_t at_k = 0; at_k < s.k; ++at_k) {
       const double code = codes[at_n * s.k + at_k], scale = double{absmax[at_n]} / 127;
-      const double product = double{rounded_to(s.dtype, x[at_m * (s.k + s.x_stride) + at_k])} * code * scale;
+      const auto decoded = (static_cast<float>(codes[at_n * s.k + at_k]) * absmax[at_n]) * (1.0f / 127);
+      const double weight = s.by_library ? double{rounded_to(s.dtype, decoded)} : code * scale;
+      const double product = double{rounded_to(s.dtype, x[at_m * (s.k + s.x_stride) + at_k])} * weight;
       sum += product;
       magnitude += std::fabs(product);
     }
@@ -117,6 +122,8 @@ class Int8Run {
     call.compute_dtype = p_.shape.x_f32 ? p_.shape.dtype : NIBBLE_F32;
     call.accumulate = p_.shape.accumulate;
     call.weights_are_ready = p_.shape.overlap;
+    call.min_library_m = p_.shape.by_library ? 1 : NIBBLE_NO_LIBRARY;
+    call.max_panel_bytes = p_.shape.panel_bytes;
     return call;
   }
 

@@ -92,6 +92,8 @@ std::string device_name(int /*device*/) { return "simulated device"; }
 
 u32 capability_of(int /*device*/) { return is_asked("old") ? 75 : simulator::current_options().capability; }
 
+int current_device() { return 0; }
+
 void use_device(int device) {
   may_fail("use_device");
   if (device != 0) throw LaunchError(101, fmt::format("use_device: there is no device {}", device));

@@ -17,6 +17,7 @@ namespace nibble::device {
 int device_count();
 std::string device_name(int device);
 u32 capability_of(int device);
+int current_device();
 void use_device(int device);
 
 /// Pages that two buffers share cannot be pinned twice, as on a GPU.

@@ -25,6 +25,8 @@ inline u32 capability_of(int device) {
   return static_cast<u32>(10 * detail::attribute(cudaDevAttrComputeCapabilityMajor, device) +
                           detail::attribute(cudaDevAttrComputeCapabilityMinor, device));
 }
+/// Of this thread.
+inline int current_device() { return detail::current_device(); }
 /// For this thread; the first call for a device makes its context.
 inline void use_device(int device) { detail::check(cudaSetDevice(device), "cudaSetDevice"); }
 
