@@ -1,6 +1,6 @@
 // What the kernels are measured against: one part a process.
 //
-//   bench_ceilings bf16-nt|bf16-nn|fp8-nt|s8-nt|scratch|errors|launches [--cublaslt LIBRARY]
+//   bench_ceilings bf16-nt|bf16-nn|fp8-nt|s8-nt|scratch|library|errors|launches [--cublaslt LIBRARY]
 //
 // 0: all was right; 1: a result was wrong, or CUDA failed; 77: there is no GPU; 78: there is no cuBLASLt.
 #include "bench/ceilings.hpp"
@@ -39,7 +39,7 @@ int run(int argc, char** argv) {
   CLI::App app("What the kernels are measured against");
   app.add_option("part", part)
       ->required()
-      ->check(CLI::IsMember({"bf16-nt", "bf16-nn", "fp8-nt", "s8-nt", "scratch", "errors", "launches"}));
+      ->check(CLI::IsMember({"bf16-nt", "bf16-nn", "fp8-nt", "s8-nt", "scratch", "library", "errors", "launches"}));
   app.add_option("--cublaslt", cublaslt, "The library, if it is not where libraries are")->check(CLI::ExistingFile);
   CLI11_PARSE(app, argc, argv);
   if (!has_gpu()) return no_gpu_code;
@@ -59,6 +59,8 @@ int run(int argc, char** argv) {
   Report::print(device);
   if (part == "scratch")
     measure_scratch(*cublas, report);
+  else if (part == "library")
+    measure_library(*cublas, report);
   else if (part == "errors")
     measure_errors(*cublas, report);
   else

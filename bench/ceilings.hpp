@@ -16,6 +16,9 @@ void measure_cublas(const Cublas& cublas, Cublas::Type type, bool backward, Repo
 /// nibble's dequantization to bf16 and then cuBLASLt's product, beside that product with a bf16 weight alone.
 void measure_scratch(const Cublas& cublas, Report& report);
 
+/// nibble's product of many rows by its two ways, the fused kernel and cuBLASLt, beside cuBLASLt with a bf16 weight.
+void measure_library(const Cublas& cublas, Report& report);
+
 /// The errors of nibble's product and of cuBLASLt's with the weights rounded to bf16, both against fp64 sums of the
 /// exact weights, for 256 rows of each weight.
 void measure_errors(const Cublas& cublas, Report& report);

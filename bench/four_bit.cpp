@@ -115,9 +115,10 @@ void dequantize(const FourBit& weight, const Shape& shape, const Buffer& codeboo
                    stream);
 }
 
-Matmul::Matmul(const Shape& shape, u64 m, const FourBit& weight, const Buffer& codebook)
+Matmul::Matmul(const Shape& shape, u64 m, const FourBit& weight, const Buffer& codebook, std::uint32_t min_library_m)
     : shape_(shape),
       m_(m),
+      min_library_m_(min_library_m),
       counters_(Buffer::of(std::vector<std::uint32_t>(NIBBLE_COUNTERS))),
       workspace_(0, Buffer::Fill::nothing) {
   // The size does not depend on what x and y point to.
@@ -143,6 +144,7 @@ void Matmul::call(const FourBit& weight, const Buffer& codebook, void* x, void* 
   matmul.products = &product;
   matmul.product_count = 1;
   matmul.counters = counters_.as<std::uint32_t>();
+  matmul.min_library_m = min_library_m_;
   body(matmul);
 }
 

@@ -75,14 +75,17 @@ void dequantize(const FourBit& weight, const Shape& shape, const Buffer& codeboo
 /// y[m][n] = x[m][k] * transposed(weight[n][k]), x and y in bf16.
 class Matmul {
  public:
-  /// For all weights like that one.
-  Matmul(const Shape& shape, u64 m, const FourBit& weight, const Buffer& codebook);
+  /// For all weights like that one. A library may do it from min_library_m rows on, or from what nibble takes to be
+  /// best.
+  Matmul(const Shape& shape, u64 m, const FourBit& weight, const Buffer& codebook, std::uint32_t min_library_m = 0);
   void run(const FourBit& weight, const Buffer& codebook, const Buffer& x, const Buffer& y, cudaStream_t stream) const;
+  [[nodiscard]] std::size_t workspace_bytes() const { return workspace_.bytes(); }
 
  private:
   template <class Body> void call(const FourBit& weight, const Buffer& codebook, void* x, void* y, Body&& body) const;
   Shape shape_;
   u64 m_;
+  std::uint32_t min_library_m_;
   Buffer counters_, workspace_;
 };
 

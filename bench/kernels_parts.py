@@ -77,6 +77,7 @@ CEILINGS = [
     *(Step(f"cublaslt/{kind}", ("bench_ceilings", kind, "{cublaslt}"), 70)
       for kind in ("bf16-nt", "bf16-nn", "fp8-nt", "s8-nt")),
     Step("scratch", ("bench_ceilings", "scratch", "{cublaslt}"), 60),
+    Step("library", ("bench_ceilings", "library", "{cublaslt}"), 60),
     Step("errors", ("bench_ceilings", "errors", "{cublaslt}"), 60),
     Step("linear4bit", ("kernels_linear4bit.py",), 70),
     Step("convert", ("kernels_convert.py", "--scratch", "{scratch}"), 150),

@@ -39,7 +39,7 @@ DEFAULT_TILES = {
 }
 DEFAULT_COSTS = Costs(24_000, 5_500, 2_000_000, 32_000)
 DEFAULT_DEVICES = (Device(90, 0, SHARED_LIMIT, True), Device(0, 0, 0, True))
-# bench_tune does not measure it; the steps library/SHAPE of bench/kernels.sh do.
+# bench_tune does not measure it; the step `library` of bench/kernels.sh does.
 MIN_LIBRARY_M = 512
 MIN_GAIN = 0.99  # a change has to take less than this share of the time
 

@@ -28,6 +28,7 @@ TARGETS = ("bench_kernels_simulated", "bench_ceilings_simulated", "bench_tune_si
 SHAPES = ("64x256", "64x512", "192x256")
 CASES = ("matmul,64x256,1", "matmul,64x512,16", "dequantize,192x256", "quantize,64x512")
 TABLE_M, CEILING_M, SCRATCH_M, TUNED_M = (1, 8, 16, 32, 64), (1, 8, 48, 272), (16, 272), (1, 16, 64)
+LIBRARY_M = (48, 272)
 
 
 def expect(condition, text):
@@ -95,6 +96,8 @@ def check_programs(folder, out, peers):
     expect(sum("median" in line for line in lines.values()) == len(SHAPES) * 2, lines)
     check_right(found["scratch"], [f"scratch/bf16-{kind}/{shape}/m{m}/{by}" for kind in ("nt", "nn") for shape in SHAPES
                                    for m in SCRATCH_M for by in ("cublaslt", "dequantize-cublaslt")])  # fmt: skip
+    check_right(found["library"], [f"library/bf16/nf4-nested/{shape}/m{m}/{by}" for shape in SHAPES for m in LIBRARY_M
+                                   for by in ("nibble-library", "nibble-fused", "cublaslt")])  # fmt: skip
     check_right(found["errors"], [f"errors/{shape}/m{m}" for shape in SHAPES for m in TABLE_M])
     for name, line in found["errors"][1].items():
         # docs/four-bit-matmul.md: 0.91 for m = 32; few tokens scatter more.
