@@ -125,6 +125,11 @@ std::optional<struct ::stat> status_of(int at, const std::string& name, std::str
               fmt::format("cannot read the status of '{}': {}", printable(name), std::strerror(errno)));
 }
 
+bool may_exist(int at, const char* name) noexcept {
+  struct stat status {};
+  return fstatat(at, name, &status, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
+}
+
 std::vector<std::string> list_directory(int directory, std::string_view label) {
   const auto fail = [&](int error) {
     throw Error(Errc::io, label, fmt::format("cannot list the directory: {}", std::strerror(error)));

@@ -20,6 +20,9 @@ namespace nibble {
 /// lstat(); nothing if there is no such entry. Throws Error(io) if the system does not tell.
 [[nodiscard]] std::optional<struct ::stat> status_of(int at, const std::string& name, std::string_view label);
 
+/// Whether there may be such an entry: never false if the system does not tell.
+[[nodiscard]] bool may_exist(int at, const char* name) noexcept;
+
 /// Names of the entries, without . and .., sorted. Throws Error(io): a directory that cannot be listed must not count
 /// as empty.
 [[nodiscard]] std::vector<std::string> list_directory(int directory, std::string_view label);

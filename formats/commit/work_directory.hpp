@@ -14,6 +14,11 @@ namespace nibble {
 /// who runs nibble and nobody else can write it, and its contents stay until clear().
 class WorkDirectory {
  public:
+  /// Names in it, beside those of a Swap: of an old output that an exchange has moved here and that is not judged yet,
+  /// and of one that may be removed.
+  static constexpr const char* exchanged_name = "exchanged";
+  static constexpr const char* trash_name = "trash";
+
   /// `name` in the open directory `root`. Throws Error(output_exists) if another process holds the lock, or if an entry
   /// of that name is not ours; Error(io). `shown` is the output, `folder` the folder that `name` is in, for messages.
   WorkDirectory(Descriptor root, std::string name, std::string_view shown, std::string_view folder);

@@ -1,5 +1,7 @@
 // What a run that died left behind, and what somebody else wrote to look like it.
 
+#include "formats/commit/recovery.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -25,6 +27,24 @@ TEST_F(TransactionTest, LeftoversOfAKilledRunAreCleared) {
   stage_new_model(transaction);
   transaction.commit();
   expect_new_model();
+}
+
+// Of a run that was killed before anything was in OUT that stays.
+TEST_F(TransactionTest, RemainsBesideTheOutputAreClearedToo) {
+  make_old_model();
+  write(out_ / "thesis.tex", "years of work");
+  make_private_directory(root_.path() / ".out.nibble");
+  write(root_.path() / ".out.nibble" / "new" / "model.safetensors", "half");
+  const Transaction transaction = begin(true);
+  EXPECT_EQ(entries_of(root_.path()), Names{"out"});
+  EXPECT_TRUE(fs::exists(out_ / ".nibble"));
+}
+
+TEST_F(TransactionTest, WorkDirectoryWithOtherThingsInItIsSpared) {
+  make_private_directory(root_.path() / ".out.nibble");
+  write(root_.path() / ".out.nibble" / "thesis.tex", "years of work");
+  EXPECT_EQ(refusal(false), ".out.nibble: contains 'thesis.tex', which nibble did not create: move it away first");
+  EXPECT_EQ(read_file(root_.path() / ".out.nibble" / "thesis.tex"), "years of work");
 }
 
 class InterruptedTest : public TransactionTest {
