@@ -22,7 +22,7 @@ class Device;
 struct QuantizerOptions {
   OnOverflow on_overflow = OnOverflow::automatic;  ///< of casts
   bool sums_errors = false;                        ///< encode() will be asked for errors
-  Device* device = nullptr;  ///< encodes the chunks that it can, to the same bytes (nf4, fp4, int8)
+  Device* device = nullptr;                        ///< encodes chunks where uses_device() says so, to the same bytes
 };
 
 /// How a tensor is cut for an encoder.
