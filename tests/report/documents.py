@@ -7,8 +7,9 @@ MODULES = [("self_attn.q_proj", 4096, 4096), ("self_attn.k_proj", 1024, 4096), (
            ("self_attn.o_proj", 4096, 4096), ("mlp.gate_proj", 14336, 4096), ("mlp.up_proj", 14336, 4096),
            ("mlp.down_proj", 4096, 14336)]
 NORMS = ["input_layernorm", "post_attention_layernorm"]
-TESTS = [("models/Llama-3-8B-nf4", "nf4", 4.127, 0.0945), ("models/Llama-3-8B-int8", "int8", 8.004, 0.0081),
-         ("nf4:block-size=32", "nf4", 4.5, 0.0872), ("fp4", "fp4", 4.5, 0.1161)]
+# (name, codec, bits per weight, relative error, number of codes if the use of each is counted)
+TESTS = [("models/Llama-3-8B-nf4", "nf4", 4.127, 0.0945, 16), ("models/Llama-3-8B-int8", "int8", 8.004, 0.0081, None),
+         ("nf4:block-size=32", "nf4", 4.5, 0.0872, 16), ("fp4", "fp4", 4.5, 0.1161, 16)]
 
 
 def reference_tensor(name, kind, layer, shape, rms=0.02, kurtosis=3.2):
@@ -28,11 +29,10 @@ def exact_tensor(tensor, codec="keep"):
             "entropy": None, "code_use": None, "error_histogram": [["zero", tensor["weights"]]]}
 
 
-def quantized_tensor(tensor, codec, bits, relative, chance):
+def quantized_tensor(tensor, codec, bits, relative, chance, codes=16):
     weights, rmse = tensor["weights"], relative * tensor["rms"]
     at = chance.randrange(max(1, weights // 64)) * 64
-    four_bit = codec in ("nf4", "fp4")
-    uses = [max(1, int(weights * math.exp(-((code - 7.4) / 6.3) ** 2) / 9.9)) for code in range(16)]
+    uses = [max(1, int(weights * math.exp(-((code - 7.4) / 6.3) ** 2) / 9.9)) for code in range(codes or 0)]
     share = [use / sum(uses) for use in uses]
     top = math.floor(math.log2(rmse)) + 2
     bins = {top - i: weights * part for i, part in enumerate([0.004, 0.19, 0.4, 0.2, 0.1, 0.05, 0.026, 0.012, 0.006])}
@@ -41,8 +41,8 @@ def quantized_tensor(tensor, codec, bits, relative, chance):
             "mae": rmse * 0.78, "rmse": rmse, "max_abs": rmse * 9, "rel_rmse": relative,
             "sqnr_db": -20 * math.log10(relative), "cosine": 1 - relative ** 2 / 2, "mean_rel": relative * 2.4,
             "max_abs_at": at + 5, "worst_block": {"at": at, "rmse": rmse * 4.1, "absmax": tensor["absmax"]["max"]},
-            "entropy": -sum(part * math.log2(part) for part in share) if four_bit else None,
-            "code_use": uses if four_bit else None,
+            "entropy": -sum(part * math.log2(part) for part in share) if codes else None,
+            "code_use": uses or None,
             "error_histogram": [[b, int(bins[b])] for b in sorted(bins)] + [["zero", int(weights * 0.012)]]}
 
 
@@ -71,7 +71,7 @@ OUTCOMES = "quantized", "cast", "kept"
 
 
 def cast_tensor(tensor, codec, relative, chance):
-    return {**quantized_tensor(tensor, codec, 16, relative, chance), "outcome": "cast"}
+    return {**quantized_tensor(tensor, codec, 16, relative, chance, codes=None), "outcome": "cast"}
 
 
 def of_outcome(outcomes, indices, test):
@@ -153,14 +153,14 @@ def llama(layers=32, tests=TESTS):
     reference.append(reference_tensor("lm_head.weight", "lm_head", None, [128256, 4096], 0.016, 3.7))
 
     results = []
-    for name, codec, bits, relative in tests:
+    for name, codec, bits, relative, codes in tests:
         row = []
         for tensor in reference:
             if len(tensor["shape"]) == 1 or (tensor["kind"] == "lm_head" and codec == "int8"):
                 row.append(exact_tensor(tensor))
             else:
                 worse = 1 + 0.035 * (tensor["kurtosis"] - 3) + 0.012 * chance.random()
-                row.append(quantized_tensor(tensor, codec, bits, relative * worse, chance))
+                row.append(quantized_tensor(tensor, codec, bits, relative * worse, chance, codes))
         results.append((name, row))
     results[-1][1][5] = results[-1][1][17] = None
     return document("/models/meta-llama/Llama-3-8B", reference, results)
@@ -189,7 +189,7 @@ def hostile():
                  for i, name in enumerate(HOSTILE)]
     for i, tensor in enumerate(reference):
         tensor["dtype"] = HOSTILE[i % 3]
-    tests = [(name, [quantized_tensor(tensor, name, 4.5, 0.09, chance) if i % 5 else None
+    tests = [(name, [quantized_tensor(tensor, name, 4.5, 0.09, chance, codes=None) if i % 5 else None
                      for i, tensor in enumerate(reference)]) for name in HOSTILE[:4]]
     return document(HOSTILE[0], reference, tests)
 
@@ -224,8 +224,8 @@ def many_groups(count=20_000):
 def small(layers):
     """One tensor, in a layer or not."""
     reference = [reference_tensor("weight", "weight", 0 if layers else None, [8, 64])]
-    return document("small", reference, [("int8", [quantized_tensor(reference[0], "int8", 8.5, 0.01,
-                                                                    random.Random(3))])])
+    result = quantized_tensor(reference[0], "int8", 8.5, 0.01, random.Random(3), codes=None)
+    return document("small", reference, [("int8", [result])])
 
 
 def empty_figures():
