@@ -24,7 +24,6 @@ import checkpoints
 import record
 import table
 
-QUANTIZED = ("nf4", "int8")  # what leaves embeddings and the output layer alone unless told otherwise
 PEER = pathlib.Path(__file__).parent / "peers" / "convert.py"
 TO_GGUF = PEER.with_name("to_gguf.py")
 
@@ -84,8 +83,8 @@ class Bench:
         command = [self.nibble, "convert", source.parent, out, "--to", to, "--progress", "none", "--threads", "2"]
         if not report:
             command += ["--error-report", "none"]
-        if whole and to in QUANTIZED:  # every matrix, as the peers' script does it
-            command += ["--embeddings", to, "--lm-head", to, "--no-default-skips", "--allow-nibble-only"]
+        if whole:  # as the peers' script does it
+            command += record.every_matrix(self.options.build, to)
         return self.process(name, command, source, out)
 
     def main(self):
@@ -103,7 +102,7 @@ class Bench:
                 self.stage(f"read/{dtype}", "read", source)
                 for to in ("nf4", "int8") if dtype == "bf16" else ("nf4", "fp16"):
                     written = self.convert(f"nibble/{to}/{dtype}", source, to)
-                    whole = ["--all"] if to in QUANTIZED else []
+                    whole = record.every_matrix_encoded(self.options.build, to)
                     self.stage(f"encode/{to}/{dtype}", "encode", source.parent, "--to", to, *whole)
                     self.stage(f"write/{to}/{dtype}", "write", self.dir, "--bytes", written)
                     if peers and to == "nf4":

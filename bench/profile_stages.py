@@ -13,7 +13,6 @@ for a processor.
 
 import argparse
 import collections
-import json
 import pathlib
 import re
 import shutil
@@ -67,13 +66,6 @@ def samples(data):
     return [sample for sample in text.split("\n\n") if sample.strip().startswith("nibble ")]
 
 
-def quantizes(build, to):
-    """Whether a codec leaves embeddings and the output layer alone unless told otherwise, as casts do not."""
-    formats = subprocess.run([build / "nibble", "formats", "--json"], check=True, capture_output=True, text=True).stdout
-    codecs = {codec["name"]: codec["quantizes"] for codec in json.loads(formats)["codecs"]}
-    return codecs[to.partition(":")[0]]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     record.add_options(parser, "profile")
@@ -92,8 +84,7 @@ def main():
     source = checkpoints.write(directory, options.layers, options.type)
     out = (options.target or options.dir) / "nibble-bench-profile"
     command = [options.build / "nibble", "convert", directory, out, "--to", options.to, "--threads", options.threads]
-    if quantizes(options.build, options.to):
-        command += ["--embeddings", options.to, "--lm-head", options.to, "--no-default-skips", "--allow-nibble-only"]
+    command += record.every_matrix(options.build, options.to)
     run = {**record.machine(options.build), **record.compiler(options.build)}
     run["conversion"] = f"{options.type} to {options.to}, {options.threads} threads"
     results = record.Results(options.out, {"bench": "bench/profile_stages.py", **run})

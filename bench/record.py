@@ -138,6 +138,24 @@ def stages(build, *arguments):
     return run([build / "bench" / "bench_stages", *arguments])
 
 
+def quantizes(build, to):
+    """Whether a codec leaves embeddings and the output layer alone unless told otherwise, as casts do not."""
+    codecs = {codec["name"]: codec for codec in run([build / "nibble", "formats", "--json"])["codecs"]}
+    return codecs[to.partition(":")[0]]["quantizes"]
+
+
+def every_matrix(build, to):
+    """The options with which a conversion quantizes embeddings and the output layer, too; none for casts."""
+    if not quantizes(build, to):
+        return []
+    return ["--embeddings", to, "--lm-head", to, "--no-default-skips", "--allow-nibble-only"]
+
+
+def every_matrix_encoded(build, to):
+    """The same for `bench_stages encode`."""
+    return ["--all"] if quantizes(build, to) else []
+
+
 def settle(build, directory, size):
     """Leaves the disk idle, with blocks at hand for `size` bytes: as many are written and removed again.
 

@@ -52,7 +52,7 @@ class Costs:
         both = ("--threads", str(cores))
         for case, to in CASES.items():
             dtype = case.split("/")[1]
-            whole = ["--all"] if to != "fp16" else []
+            whole = record.every_matrix_encoded(self.options.build, to)
             found = self.stage(f"encode/{case}", "encode", sources[dtype].parent, "--to", to, *whole, *one)
             for name, field in (("finish", "finish_seconds"), ("in order", "in_order_seconds")):
                 self.samples.setdefault(f"{name}/{case}", []).append(found[field] / found["bytes"])
@@ -95,9 +95,7 @@ def check(options, costs, sources, cores):
                 record.warm(source)
                 record.settle(options.build, options.dir, int(source.stat().st_size * costs[f"output/{case}"]))
                 words = [options.build / "nibble", "convert", source.parent, out, "--to", to, "--threads", threads]
-                words += ["--error-report", "none"]
-                if to != "fp16":
-                    words += ["--embeddings", to, "--lm-head", to, "--no-default-skips", "--allow-nibble-only"]
+                words += ["--error-report", "none", *record.every_matrix(options.build, to)]
                 usage = record.stages(options.build, "time", *words)
                 shutil.rmtree(out)
                 samples.setdefault((case, threads), []).append(usage["seconds"] / source.stat().st_size)
