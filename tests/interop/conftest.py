@@ -5,7 +5,9 @@ The quick way, with the peers installed somewhere:
     NIBBLE=build/release/nibble NIBBLE_TRANSFORMERS4=DIR python -m pytest tests/interop
 """
 
+import functools
 import itertools
+import json
 import logging
 import os
 import pathlib
@@ -33,6 +35,26 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:.*(gradient_checkpointing|use_reentrant)")  # peft's own calls
 
 
+def program():
+    path = pathlib.Path(os.environ.get("NIBBLE", ROOT / "build" / "release" / "nibble")).resolve()
+    if not path.is_file():
+        pytest.fail(f"{path} does not exist: build it (tests/run.sh) or name it in NIBBLE", pytrace=False)
+    return path
+
+
+@functools.cache
+def codecs():
+    """{name: what `nibble formats --json` says of it}"""
+    done = subprocess.run([program(), "formats", "--json"], check=True, capture_output=True, text=True)
+    return {codec["name"]: codec for codec in json.loads(done.stdout)["codecs"]}
+
+
+def pytest_generate_tests(metafunc):
+    """A test with an argument `any_codec` is made for every codec that changes weights."""
+    if "any_codec" in metafunc.fixturenames:
+        metafunc.parametrize("any_codec", [name for name in codecs() if name != "keep"])
+
+
 class Nibble:
     """The program. convert() expects success, fails() an exit code and one line that says why."""
 
@@ -57,6 +79,12 @@ class Nibble:
         self.warnings = re.findall(r"^warning: (.*)$", done.stderr, re.MULTILINE)
         return out
 
+    @staticmethod
+    def plain_absmax(codec):
+        """Options that leave the absmax of a codec in fp32. Only codecs that can quantize it take the option."""
+        options = {option["name"] for option in codecs()[codec]["options"]}
+        return ["--no-double-quant"] if "double-quant" in options else []
+
     def fails(self, code, source, to, *options):
         """The text of the error. The output must not exist afterwards, nor anything beside it."""
         out = self.output(source)
@@ -75,10 +103,7 @@ def left_of(out):
 
 @pytest.fixture(scope="session")
 def nibble_path():
-    path = pathlib.Path(os.environ.get("NIBBLE", ROOT / "build" / "release" / "nibble")).resolve()
-    if not path.is_file():
-        pytest.fail(f"{path} does not exist: build it (tests/run.sh) or name it in NIBBLE", pytrace=False)
-    return path
+    return program()
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,9 @@ NF4 = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.3949174880981
                 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
                 0.7229568362236023, 1.0], F32)  # fmt: skip
 FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3], F32) / F32(12)
-CODEBOOK = {"nf4": NF4, "fp4": FP4}
+CODEBOOK = {"nf4": NF4, "fp4": FP4}  # of the 4-bit codecs, as docs/ defines them
 # FP4's codes in ascending order of value, as torch sorts them: +0 comes before the second zero, code 8.
 ASCENDING = {"nf4": np.arange(16), "fp4": np.array([11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3])}
-
-
-def plain_absmax(codec):
-    """Options that leave the absmax of a codec in fp32; only 4-bit codecs quantize it, and take the option."""
-    return ["--no-double-quant"] if codec in ("nf4", "fp4") else []
 
 
 class Stored(NamedTuple):

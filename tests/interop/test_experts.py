@@ -47,7 +47,7 @@ def test_quantized_experts_need_consent(nibble, source):
 
 @pytest.mark.parametrize("to", [*BITSANDBYTES, "fp8"])
 def test_quantized_experts(nibble, source, to):
-    directory = nibble.convert(source, to, "--experts", to, "--allow-nibble-only", *stored.plain_absmax(to))
+    directory = nibble.convert(source, to, "--experts", to, "--allow-nibble-only", *nibble.plain_absmax(to))
     assert any("nibble's own loader" in warning for warning in nibble.warnings)
     config = json.loads((directory / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "nibble"

@@ -38,7 +38,7 @@ def equals_reference(source, directory):
 @pytest.mark.parametrize("to", BITSANDBYTES)
 def test_skip(nibble, llama, to):
     source, _ = llama
-    directory = nibble.convert(source, to, *stored.plain_absmax(to), "--skip", r".*\.down_proj\.weight")
+    directory = nibble.convert(source, to, *nibble.plain_absmax(to), "--skip", r".*\.down_proj\.weight")
     found = equals_reference(source, directory)
     assert len(found) == LINEAR - 2 and not DOWN & found.keys()
     skipped = quantization_config(directory)["llm_int8_skip_modules"]
@@ -81,7 +81,7 @@ def test_the_last_rule_wins(nibble, untied):
 
 @pytest.mark.parametrize("to", BITSANDBYTES)
 def test_lm_head(nibble, untied, to):
-    directory = nibble.convert(untied, to, "--lm-head", to, *stored.plain_absmax(to))
+    directory = nibble.convert(untied, to, "--lm-head", to, *nibble.plain_absmax(to))
     found = equals_reference(untied, directory)
     assert len(found) == LINEAR + 1 and "lm_head" in found
     skipped = quantization_config(directory)["llm_int8_skip_modules"]
@@ -158,7 +158,7 @@ def test_a_nonfinite_tensor_is_kept(nibble, broken, to):
     source, kind = broken
     if (to, kind) == ("nf4", "overflow"):
         return  # 70000 is nothing special for NF4
-    directory = nibble.convert(source, to, *stored.plain_absmax(to))
+    directory = nibble.convert(source, to, *nibble.plain_absmax(to))
     count = {"nan": "1 NaN", "inf": "1 infinite", "overflow": "1 beyond fp16"}[kind]
     assert f"tensor '{BROKEN}.weight' is kept as F32: {count}" in nibble.warnings
     skipped = quantization_config(directory)["llm_int8_skip_modules"]

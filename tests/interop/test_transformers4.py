@@ -8,7 +8,6 @@ import sys
 
 import architectures
 import pytest
-import stored
 
 NAMES = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Gemma2ForCausalLM", "GPT2LMHeadModel",
          "GPTNeoXForCausalLM", "BloomForCausalLM", "OPTForCausalLM", "Starcoder2ForCausalLM", "BertModel",
@@ -37,7 +36,7 @@ def loaded(packages, nibble, tmp_path_factory):
         source = tmp_path_factory.mktemp("source")
         architectures.save(name, source)
         for to in TARGETS:
-            directory = nibble.convert(source, to, *stored.plain_absmax(to))
+            directory = nibble.convert(source, to, *nibble.plain_absmax(to))
             jobs[name, to] = {"name": name, "source": str(source), "directory": str(directory)}
     here = pathlib.Path(__file__).parent
     environment = os.environ | {"PYTHONPATH": f"{packages}:{here}"}
