@@ -106,7 +106,7 @@ def check(document, reference, tests, conv1d=False):
             name = weights_entry["name"]
             weights = torch.from_numpy(np.array(stored.decode(parts, name)))
             decoded = torch.from_numpy(np.array(stored.decode(test_parts, name)))
-            if conv1d and entry["codec"] in ("nf4", "int8"):
+            if conv1d and entry["outcome"] == "quantized":
                 weights = weights.T.contiguous()
             assert tuple(weights_entry["shape"]) == weights.shape == decoded.shape
             check_weights(weights_entry, weights)
