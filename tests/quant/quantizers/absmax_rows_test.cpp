@@ -85,6 +85,18 @@ TEST_F(AbsmaxOfRows, RowsInSeveralChunksAreCodedAsAWhole) {
     EXPECT_EQ(test::encode(*codec_, tensor, bytes_of(weights), {.limit = tile_weights, .order = order}), whole);
 }
 
+// A chunk may have the end of one and the beginning of another: what is not finite in the first must not be taken for
+// plain because the second is.
+TEST_F(AbsmaxOfRows, ShortRowsInSeveralChunksAreCodedAsAWhole) {
+  const TensorInfo tensor{"w", DType::f32, {6, 100}};
+  std::vector<float> weights = test::normal_weights(tensor.elements(), 6, 0.1f);
+  weights[185] = nan;
+  const test::Encoded whole = test::encode(*codec_, tensor, bytes_of(weights));
+  EXPECT_EQ(whole.findings.first_nonfinite, 185U);
+  ASSERT_TRUE(cut(tensor.shape, 90).scan);
+  EXPECT_EQ(test::encode(*codec_, tensor, bytes_of(weights), {.limit = 90}), whole);
+}
+
 // Each has one absmax to count, whether it was scanned or not.
 TEST_F(AbsmaxOfRows, TellsTheSpreadOfTheAbsmaxValues) {
   const TensorInfo tensor{"w", DType::f32, {3, tile_weights}};
