@@ -7,7 +7,8 @@
 // Hence tensor cores from m = 1 on: one lookup in a table of pairs (four_bit_pair_table.hpp) turns a byte of codes into
 // a register of two weights, and mma.sync takes 16 of n as its large operand, 8 of m as its small one. The table has
 // the codebook's values; absmax multiplies the accumulators of each 64 of k, 8 times less often than it would multiply
-// weights, and no weight is rounded twice.
+// weights, and no weight is rounded twice. If fewer weights are sure to share an absmax, 32 or 16, it does so that much
+// more often, and k is divided between lanes in another way (four_bit_matmul_run.hpp).
 //
 //   warp      n x k = 16 x 256 in a step, or 32 x 128: packed bytes go from memory to registers, one or two steps ahead
 //   block     NWarps x KWarps warps, each with its own part of n and of a step's k
@@ -20,6 +21,7 @@
 #include <type_traits>
 
 #include "kernels/device/device.hpp"
+#include "kernels/four_bit_matmul_run.hpp"
 #include "kernels/four_bit_matmul_source.hpp"
 #include "kernels/four_bit_matmul_tile.hpp"
 #include "kernels/four_bit_pair_table.hpp"
@@ -48,8 +50,8 @@ struct MatmulRows {
   }
 };
 
-/// For weights whose rows begin at multiples of 64 elements, with k a multiple of 64, blocksizes of at least 64 and
-/// less than 2^32 groups of 64; packed is aligned to 8 bytes, x and its rows to 16.
+/// For weights whose rows begin at multiples of Tile.run elements, with k a multiple of it, blocksizes of at least as
+/// many and less than 2^32 runs; packed is aligned to 8 bytes (to 4 if a run is shorter than 64), x and its rows to 16.
 ///
 /// Grid: blocks that take the tiles in turn; 1; weights, or experts. The weights of a launch have the same k, blocksize
 /// and codebook. With experts, the weight has n rows for each of them, and expert e takes rows ends[e - 1] to ends[e]
@@ -65,11 +67,11 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   static_assert(threads == 256);
   static_assert(!KeepsX || m_tiles == 1);
 
+  using Run = FourBitMatmulRun<Tile.run>;
   using Table = FourBitPairTable<Half, (m_tiles <= 4)>;  // beyond, gaps would leave no room for x
 
-  // Of a row of x in a step. 16 bytes more than it needs: the 8 rows of a quarter of a 16-byte load are then in
-  // different banks.
-  static constexpr u32 x_row_bytes = 2 * block_k + 16;
+  // Of a row of x in a step.
+  static constexpr u32 x_row_bytes = 2 * block_k + Run::x_gap_bytes;
   // 4 floats more: what the 4 lanes of a quad store lies 8 banks apart.
   static constexpr u32 sum_stride = block_n + 4;
 
@@ -217,7 +219,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
     const u32 thread = lane.id + 32 * lane.n_warp, piece = thread % pieces + lane.k_warp * pieces;
     const u32 at_k = step * block_k + 8 * piece, at_m = thread / pieces, chunk_m = work.chunk_m();
     const i32 present = at_k < static_cast<u32>(product[0].weight.k) ? static_cast<i32>(chunk_m - at_m) : 0;
-    to = to + (at_m * x_row_bytes + 16 * piece);
+    to = to + (at_m * x_row_bytes + 16 * Run::place_of(piece));
     Global<const Half> from = x + (i64{work.m_first + at_m} * x_stride + at_k);
     NIBBLE_UNROLL for (u32 t = 0; t < max_m; t += at_a_time) {
       if (m_tiles == 1 && t + at_m >= chunk_m) break;
@@ -247,7 +249,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
     const FourBitOperand& weight = product[weight_of_block()].weight;
     const u32 chunk_m = work.chunk_m();
     const u32 row = m_tiles > 1 || lane.g < chunk_m ? lane.g : chunk_m - 1;
-    Shared<u8> at_x = x_memory + (row * x_row_bytes + lane.k_warp * (128 * groups) + 32 * lane.q);
+    Shared<u8> at_x = x_memory + (row * x_row_bytes + lane.k_warp * (128 * groups) + Run::first_x_byte(lane.q));
     if constexpr (KeepsX)
       at_x = at_x + i64{first} * stage_bytes(m);
     else {
@@ -288,8 +290,9 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
 
   NIBBLE_DEVICE static void multiply(Sums& sum, const Operands& now, u32 chunk_m, const Table& table, Shared<u8> at_x,
                                      float offset, const Lane& lane) {
-    float low[groups][n_tiles], high[groups][n_tiles];
-    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
+    constexpr u32 runs = groups * Run::in_group;
+    float low[runs][n_tiles], high[runs][n_tiles];
+    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 i = 0; i < runs; ++i) {
       float scale = now.absmax[tile][i / 2];
       if constexpr (Nested) scale = FourBitAbsmax::decoded(table.nested_value_of(now.code[tile][i / 2]), scale, offset);
       low[i][tile] = shfl_idx(~0u, scale, 4 * lane.g + i % 2);
@@ -300,11 +303,11 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
       // The branch also keeps the compiler from loading all groups' operands ahead of all products: that would take
       // more registers than there are for many sums, and without a barrier before it more of a warp's six counters of
       // loads, of which those for the next step's codes need their own.
-      if ((KeepsX || m_tiles > 1) && static_cast<i32>(i) >= now.left) break;
-      // Fragment `f` has, of each 16 of k that lane q holds, the four from 4 * f on.
+      if ((KeepsX || m_tiles > 1) && static_cast<i32>(i * Run::in_group) >= now.left) break;
+      // Fragment `f` has the four weights that mma `f` takes of this lane (four_bit_matmul_run.hpp).
       u32 fragment[n_tiles][4][4];
       NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-        const u32x2 packed = now.packed[i][tile][half];
+        const u32x2 packed = Run::multiplied(now.packed[i][tile][half], lane.q);
         NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) {
           const u32 word = f < 2 ? packed.x : packed.y;
           fragment[tile][f][half] = table.pair_of(word, f % 2 * 2);
@@ -314,14 +317,14 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
       NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t) {
         // Rows of x that do not exist, two tiles at a time; for 8 tiles this branch, too, saves registers.
         if (t > 0 && t % 2 == 0 && 8 * t >= chunk_m) break;
-        const Shared<u8> at = at_x + (8 * x_row_bytes * t + 128 * i);
-        const u32x4 x0 = lds(at.template as<u32x4>()), x1 = lds((at + 16).template as<u32x4>());
-        const u32 x_of[4][2] = {{x0.x, x0.y}, {x0.z, x0.w}, {x1.x, x1.y}, {x1.z, x1.w}};
-        NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+        const typename Run::X own_x = Run::load_x(at_x + (8 * x_row_bytes * t + 128 * i));
+        NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 r = 0; r < Run::in_group; ++r) {
+          const u32 run = i * Run::in_group + r;
           float d[4] = {};
-          NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) mma(d, fragment[tile][f], x_of[f]);
+          NIBBLE_UNROLL for (u32 f = r * Run::mmas; f < (r + 1) * Run::mmas; ++f)
+              mma(d, fragment[tile][f], own_x.mma[f]);
           NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) sum[t][tile][e] =
-              fma_rn(e < 2 ? low[i][tile] : high[i][tile], d[e], sum[t][tile][e]);
+              fma_rn(e < 2 ? low[run][tile] : high[run][tile], d[e], sum[t][tile][e]);
         }
       }
     }

@@ -2,6 +2,7 @@
 // (four_bit_matmul.hpp).
 #pragma once
 #include "kernels/device/device.hpp"
+#include "kernels/four_bit_matmul_run.hpp"
 #include "kernels/four_bit_matmul_tile.hpp"
 #include "kernels/four_bit_weight.hpp"
 
@@ -14,41 +15,44 @@ template <FourBitMatmulTile Tile> struct FourBitMatmulLane {
   u32 n_warp = warp_id() % Tile.n_warps, k_warp = warp_id() / Tile.n_warps;
 };
 
-/// Where a lane reads in a step. A group is 64 weights of one n, contiguous along k.
+/// Where a lane reads in a step. A group is 64 weights of one n, contiguous along k, and has one or more runs, each
+/// with one absmax.
 template <FourBitMatmulTile Tile> struct FourBitMatmulSource {
+  using Run = FourBitMatmulRun<Tile.run>;
   static constexpr u32 n_tiles = Tile.n_tiles, block_n = Tile.block_n();
   static constexpr u32 groups = Tile.groups(), step_groups = groups * Tile.k_warps;
+  static_assert(Tile.prefetched_steps == 0 || Tile.run == 64);
 
-  i32 left;                            // groups from the first of the warp's to the end of the block's
+  i32 left;                            // runs from the first of the warp's to the end of the block's
   Global<const u8> codes[n_tiles][2];  // of n = g and g + 8
-  u32 scale[n_tiles];                  // of lane (g, q): of n = g + 8 * (q / 2) and groups q % 2, q % 2 + 2 ...
+  u32 scale[n_tiles];                  // of lane (g, q): of n = g + 8 * (q / 2) and runs q % 2, q % 2 + 2 ...
 
   /// In step `first` of a tile of n, for a block that ends before step `end`. Row 0 of the product is `first_row` of
   /// the weight.
   NIBBLE_DEVICE FourBitMatmulSource(const FourBitOperand& weight, i64 first_row, u32 tile_of_n, u32 first, u32 end,
                                     const FourBitMatmulLane<Tile>& lane) {
-    const u32 groups_of_k = static_cast<u32>(weight.k / 64), end_group = end * step_groups;
-    const u32 group = (first * Tile.k_warps + lane.k_warp) * groups;
-    left = static_cast<i32>((end_group < groups_of_k ? end_group : groups_of_k) - group);
+    const u32 runs_of_k = static_cast<u32>(weight.k / Tile.run), end_run = end * (step_groups * Run::in_group);
+    const u32 run = (first * Tile.k_warps + lane.k_warp) * (groups * Run::in_group);
+    left = static_cast<i32>((end_run < runs_of_k ? end_run : runs_of_k) - run);
     const i64 first_n = i64{tile_of_n} * block_n + lane.n_warp * (16 * n_tiles);
     // Any n past the end is read as the last one; its sums are not stored.
-    const auto group_of = [&](i64 at_n) {
+    const auto run_of = [&](i64 at_n) {
       const i64 row = first_row + (at_n < weight.n ? at_n : weight.n - 1);
-      return weight.first / 64 + row * (weight.stride / 64) + group;
+      return weight.first / Tile.run + row * (weight.stride / Tile.run) + run;
     };
     NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
       NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) codes[tile][half] =
-          weight.packed + (group_of(first_n + 16 * tile + 8 * half + lane.g) * 32 + 8 * lane.q);
-      scale[tile] = static_cast<u32>(group_of(first_n + 16 * tile + 8 * (lane.q / 2) + lane.g)) + lane.q % 2;
+          weight.packed + (run_of(first_n + 16 * tile + 8 * half + lane.g) * (Tile.run / 2) + Run::first_byte(lane.q));
+      scale[tile] = static_cast<u32>(run_of(first_n + 16 * tile + 8 * (lane.q / 2) + lane.g)) + lane.q % 2;
     }
   }
 
   /// To the next step of the same tile.
   NIBBLE_DEVICE void advance() {
-    left -= static_cast<i32>(step_groups);
+    left -= static_cast<i32>(step_groups * Run::in_group);
     NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
       NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) codes[tile][half] = codes[tile][half] + 32 * step_groups;
-      scale[tile] += step_groups;
+      scale[tile] += step_groups * Run::in_group;
     }
   }
 
@@ -63,33 +67,53 @@ template <FourBitMatmulTile Tile> struct FourBitMatmulSource {
 
 /// What a lane reads in a step.
 template <bool Nested, FourBitMatmulTile Tile> struct FourBitMatmulOperands {
-  static constexpr u32 n_tiles = Tile.n_tiles, groups = Tile.groups();
+  using Run = FourBitMatmulRun<Tile.run>;
+  static constexpr u32 n_tiles = Tile.n_tiles, groups = Tile.groups(), runs = groups * Run::in_group;
 
-  i32 left;                          // groups, as in the source: those past the end are not loaded
+  i32 left;                          // runs, as in the source: those past the end are not loaded
   u32x2 packed[groups][n_tiles][2];  // 16 weights each
-  u32 code[n_tiles][groups / 2];
-  float absmax[n_tiles][groups / 2];  // or nested_absmax
+  u32 code[n_tiles][runs / 2];
+  float absmax[n_tiles][runs / 2];  // or nested_absmax
 
   // Past the end a lane keeps its old values: any numbers will do, because x is zeros there.
   NIBBLE_DEVICE void load(const FourBitOperand& weight, const FourBitMatmulSource<Tile>& source,
                           const FourBitMatmulLane<Tile>& lane) {
     left = source.left;
-    NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
-      const bool inside = static_cast<i32>(i) < left;
-      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile)
-          NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) if (inside) packed[i][tile][half] =
-              ldcs((source.codes[tile][half] + 32 * i).template as<const u32x2>());
-    }
-    NIBBLE_UNROLL for (u32 i = 0; i < groups; i += 2) {
+    NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) load_codes(packed[i], source, i, lane);
+    NIBBLE_UNROLL for (u32 i = 0; i < runs; i += 2) {
       const bool inside = static_cast<i32>(i + lane.id % 2) < left;
       NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
-        const u32 scale = (source.scale[tile] + i) >> (weight.log2_blocksize - 6);
+        const u32 scale = (source.scale[tile] + i) >> (weight.log2_blocksize - log2_run);
         if constexpr (Nested) {
           if (inside) code[tile][i / 2] = weight.absmax.code_of(scale);
           if (inside) absmax[tile][i / 2] = weight.absmax.nested_absmax_of(scale);
         } else {
           if (inside) absmax[tile][i / 2] = weight.absmax.plain_of(scale);
         }
+      }
+    }
+  }
+
+ private:
+  static constexpr u32 log2_run = Tile.run == 64 ? 6 : Tile.run == 32 ? 5 : 4;
+
+  // Of group i. Only with runs of 64 can all of a lane's codes come by one load.
+  NIBBLE_DEVICE void load_codes(u32x2 (&to)[n_tiles][2], const FourBitMatmulSource<Tile>& source, u32 i,
+                                const FourBitMatmulLane<Tile>& lane) const {
+    if constexpr (Tile.run == 64) {
+      const bool inside = static_cast<i32>(i) < left;
+      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile)
+          NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) if (inside) to[tile][half] =
+              ldcs((source.codes[tile][half] + 32 * i).template as<const u32x2>());
+    } else {
+      const auto is_inside = [&](u32 word) {
+        return static_cast<i32>(i * Run::in_group + Run::run_of(word, lane.q)) < left;
+      };
+      const bool inside[2] = {is_inside(0), is_inside(1)};
+      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
+        const Global<const u8> from = source.codes[tile][half] + 32 * i;
+        if (inside[0]) to[tile][half].x = ldcs(from.template as<const u32>());
+        if (inside[1]) to[tile][half].y = ldcs((from + Run::word_bytes).template as<const u32>());
       }
     }
   }

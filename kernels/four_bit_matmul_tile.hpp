@@ -13,7 +13,8 @@ enum class XBarrier : u32 { block, group };
 /// y [m, n] = x [m, k] * transposed(weight [n, k]). A block takes block_m() of m and block_n() of n at a time, and goes
 /// through k in steps of block_k(). Each of its warps has its own part of block_n() and of block_k().
 ///
-/// The last three members change when a block waits and loads, never the result. bench/tune.cpp measures them.
+/// `barrier`, `loads_first` and `prefetched_steps` change when a block waits and loads, never the result.
+/// bench/tune.cpp measures them.
 struct FourBitMatmulTile {
   u32 m_tiles;      // of 8 along m, the small operand of mma.sync
   u32 n_warps;      // the warps of a block along n ...
@@ -22,6 +23,7 @@ struct FourBitMatmulTile {
   XBarrier barrier = XBarrier::group;
   bool loads_first = true;   // the next step's codes are loaded before the barrier, not after it
   u32 prefetched_steps = 0;  // how far ahead codes are requested into the L2 cache
+  u32 run = 64;              // contiguous weights of a row that share an absmax: 64, 32 or 16
 
   [[nodiscard]] constexpr u32 threads() const { return 32 * n_warps * k_warps; }
   [[nodiscard]] constexpr u32 block_m() const { return 8 * m_tiles; }

@@ -15,19 +15,22 @@
 namespace nibble::kernels {
 namespace {
 
-/// Calls body.operator()<Kernel>() with the kernel of that tile, which is one of four_bit_matmul::choices.
+/// Calls body.operator()<Kernel>() with the kernel of that tile, if it is compiled: all of four_bit_matmul::choices
+/// are, and those of short runs, which never keep x.
 template <class Half, bool Nested, bool KeepsX, class Body>
 void with_kernel(const FourBitMatmulTile& tile, Body&& body) {
   using four_bit_matmul::choices;
-  const auto try_choice = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
-    constexpr FourBitMatmulTile own = choices[i].tile;
+  using four_bit_matmul::choices_of_short_runs;
+  const auto try_tile = [&]<FourBitMatmulTile own>() {
     if constexpr (!KeepsX || own.m_tiles == 1)
       if (tile == own) body.template operator()<FourBitMatmul<Half, Nested, own, KeepsX>>();
   };
-  const auto try_all = [&]<std::size_t... i>(std::index_sequence<i...>) {
-    (try_choice(std::integral_constant<std::size_t, i>{}), ...);
-  };
-  try_all(std::make_index_sequence<choices.size()>{});
+  [&]<std::size_t... i>(std::index_sequence<i...>) { (try_tile.template operator()<choices[i].tile>(), ...); }
+  (std::make_index_sequence<choices.size()>{});
+  if constexpr (!KeepsX) [&]<std::size_t... i>(std::index_sequence<i...>) {
+      (try_tile.template operator()<choices_of_short_runs[i].tile>(), ...);
+    }
+  (std::make_index_sequence<choices_of_short_runs.size()>{});
 }
 
 /// One product, with x of the compute type.

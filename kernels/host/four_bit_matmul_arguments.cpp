@@ -10,10 +10,12 @@ namespace {
 
 std::string number(u64 value) { return std::to_string(value); }
 
-bool fits_tiles(const nibble_four_bit& weight) {
-  return weight.columns % 64 == 0 && weight.stride % 64 == 0 && weight.first % 64 == 0 && weight.columns > 0 &&
-         weight.columns < u64{1} << 31 && weight.blocksize >= 64 &&
-         weight.first / 64 + weight.rows * (weight.stride / 64) < u64{1} << 32 && is_aligned(weight.packed, 8);
+// Whether each row of the weight is made of runs, which FourBitMatmul can load.
+bool has_runs_of(u32 run, const nibble_four_bit& weight) {
+  return weight.columns % run == 0 && weight.stride % run == 0 && weight.first % run == 0 && weight.columns > 0 &&
+         weight.columns < u64{1} << 31 && weight.blocksize >= run &&
+         weight.first / run + weight.rows * (weight.stride / run) < u64{1} << 32 &&
+         is_aligned(weight.packed, run == 64 ? 8 : 4);
 }
 
 }  // namespace
@@ -33,8 +35,10 @@ FourBitMatmulArguments::FourBitMatmulArguments(const nibble_matmul& call) : Matm
   }
 
   const u64 m = x.rows, experts = std::max(matmul.experts, 1U);
-  fits_tiles = all_fit_tiles();
-  config = four_bit_matmul::config_for(device::ceil_div<u64>(m, experts), experts * n, x.columns, matmul.experts == 0);
+  run = run_of_all();
+  fits_tiles = run > 0;
+  config = four_bit_matmul::config_for(device::ceil_div<u64>(m, experts), experts * n, x.columns, matmul.experts == 0,
+                                       fits_tiles ? run : 64);
   if (fits_tiles && config.splits > 1) add_split_sums(config.splits, n);
   library_bytes = library_workspace_bytes(*this, library_products(), four_bit_matmul::min_library_m);
 }
@@ -94,9 +98,13 @@ void FourBitMatmulArguments::check_product(u32 index) {
   check_bias("bias" + end, product.given.bias);
 }
 
-bool FourBitMatmulArguments::all_fit_tiles() const {
-  return x_fits_tiles() && std::all_of(products.begin(), products.begin() + matmul.product_count,
-                                       [](const Product& product) { return kernels::fits_tiles(product.weight); });
+u32 FourBitMatmulArguments::run_of_all() const {
+  if (!x_fits_tiles()) return 0;
+  for (const u32 some : {64U, 32U, 16U})
+    if (std::all_of(products.begin(), products.begin() + matmul.product_count,
+                    [&](const Product& product) { return has_runs_of(some, product.weight); }))
+      return some;
+  return 0;
 }
 
 }  // namespace nibble::kernels

@@ -20,6 +20,7 @@ struct FourBitMatmulArguments : MatmulArguments {
   std::array<Product, NIBBLE_MATMUL_MAX_PRODUCTS> products;  // matmul.product_count of them
 
   bool fits_tiles;  // FourBitMatmul can do it; else FourBitMatmulAny
+  u32 run;          // FourBitMatmulTile::run of its kernel, or 0
   four_bit_matmul::LaunchConfig config;
   u64 n;  // of all products
 
@@ -32,7 +33,8 @@ struct FourBitMatmulArguments : MatmulArguments {
  private:
   void check_experts() const;
   void check_product(u32 index);
-  [[nodiscard]] bool all_fit_tiles() const;
+  /// The longest runs that all weights are made of; 0 if none, or if x does not fit.
+  [[nodiscard]] u32 run_of_all() const;
 };
 
 }  // namespace nibble::kernels

@@ -20,7 +20,7 @@ constexpr u64 bytes_of_weights(u64 weights) { return weights * 33 / 64; }
 LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, u64 max_splits) {
   const u64 slots = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
-  const bool keeps_x = tile.m_tiles == 1 && m * k * 2 <= costs.bytes_of_kept_x;
+  const bool keeps_x = tile.m_tiles == 1 && tile.run == 64 && m * k * 2 <= costs.bytes_of_kept_x;
   LaunchConfig best{.tile = tile, .splits = 0, .cost = 0};
   for (u64 splits = 1; splits <= std::min(steps, max_splits); ++splits) {
     const u64 turns = std::max<u64>(1, ceil_div(tiles * splits, slots));
@@ -40,13 +40,15 @@ LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, u64 max_splits) 
 
 }  // namespace
 
-LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split) {
+LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split, u32 run) {
   LaunchConfig best{};
   const u64 rows = std::min(m, max_m);
-  for (const Choice& choice : choices) {
-    if (rows < choice.min_m || rows > choice.max_m) continue;
+  const std::span<const Choice> all = run == 64 ? std::span<const Choice>(choices) : choices_of_short_runs;
+  for (const Choice& choice : all) {
+    if (rows < choice.min_m || rows > choice.max_m || choice.tile.run != run) continue;
     const bool splits = may_split && groups_of(choice.tile, m, n) <= max_groups;
-    const LaunchConfig config = config_with(choice.tile, rows, n, k, splits ? 16 : 1);
+    const u64 at_a_time = std::min<u64>(rows, choice.tile.max_m());
+    const LaunchConfig config = config_with(choice.tile, at_a_time, n, k, splits ? 16 : 1);
     if (best.splits == 0 || config.cost < best.cost) best = config;
   }
   return best;

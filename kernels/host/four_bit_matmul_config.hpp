@@ -1,6 +1,7 @@
 // Which kernel multiplies by a 4-bit weight, and in how many splits: a table (four_bit_matmul_tuned.hpp) and an
 // estimate. Shapes alone decide, so that every device adds in the same order.
 #pragma once
+#include <array>
 #include <span>
 
 #include "kernels/host/four_bit_matmul_tuned.hpp"
@@ -17,8 +18,19 @@ struct LaunchConfig {
   u64 cost;    // the bytes of weights that could be read meanwhile, by an estimate
 };
 
-/// For any n and k, and m rows of x for each weight. Without `may_split`, splits is 1.
-LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split);
+/// The kernels that are compiled for runs shorter than 64 (kernels/four_bit_matmul_run.hpp): few, because few weights
+/// have blocks of 32 or a k that is no multiple of 64. More than 32 rows of x take turns. Not measured.
+inline constexpr std::array<u32, 2> short_runs{32, 16};
+inline constexpr std::array<Choice, 2 * short_runs.size()> choices_of_short_runs{{
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 32}, 0, 8},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 32}, 9, max_m},
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 16}, 0, 8},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 16}, 9, max_m},
+}};
+
+/// For any n and k, and m rows of x for each weight. Without `may_split`, splits is 1. The kernel is one of `choices`,
+/// or of choices_of_short_runs if the run is.
+LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split, u32 run = 64);
 
 /// Tiles of n for each max_m() of m: the groups of blocks that add splits.
 u64 groups_of(const Tile& tile, u64 m, u64 n);

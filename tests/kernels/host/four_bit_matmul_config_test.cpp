@@ -51,9 +51,32 @@ TEST(FourBitMatmulConfig, OfAnyShapeHasOneOfTheKernelsWithRoomForIt) {
     }
 }
 
+TEST(FourBitMatmulConfig, OfShortRunsHasAKernelForThem) {
+  std::mt19937_64 random(2);
+  for (const u32 run : short_runs)
+    for (u64 m = 0; m <= 2 * max_m; ++m)
+      for (int i = 0; i < 50; ++i) {
+        const u64 n = random() % (u64{1} << (1 + random() % 18)), k = random() % (u64{1} << (1 + random() % 18));
+        const LaunchConfig config = config_for(m, n, k, true, run);
+        ASSERT_EQ(config.tile.run, run);
+        ASSERT_TRUE(std::any_of(choices_of_short_runs.begin(), choices_of_short_runs.end(),
+                                [&](const Choice& choice) { return choice.tile == config.tile; }));
+        ASSERT_EQ(config.tile.max_m(), m <= 8 ? 8 : 32);
+        ASSERT_GE(config.splits, 1U);
+        ASSERT_LE((config.splits - 1) * config.tile.block_k(), k) << "a split that has no step";
+        ASSERT_TRUE(config.splits == 1 || groups_of(config.tile, m, n) <= max_groups);
+      }
+  // Splits of known shapes, the last of which would be 2 if the x of short runs were kept.
+  EXPECT_EQ(config_for(1, 1152, 4304, true, 16).splits, 9U);
+  EXPECT_EQ(config_for(1, 4096, 4096, true, 32).splits, 4U);
+  EXPECT_EQ(config_for(64, 4096, 4096, true, 32).splits, 4U);
+  EXPECT_EQ(config_for(1, 6784, 4352, true, 32).splits, 9U);
+}
+
 // Blocks of 256 threads, whose shared memory and registers the kernel counts on.
 TEST(FourBitMatmulConfig, EveryKernelHas256Threads) {
   for (const Choice& choice : choices) EXPECT_EQ(choice.tile.threads(), 256U);
+  for (const Choice& choice : choices_of_short_runs) EXPECT_EQ(choice.tile.threads(), 256U);
 }
 
 TEST(FourBitMatmulConfig, ADeviceHasARowOfItsOwnOrThatOfItsCapability) {
