@@ -51,14 +51,14 @@ std::vector<u16> random_bf16(u64 n, float deviation, u64 seed) {
   return values;
 }
 
-FourBit FourBit::random(u64 size, u64 seed) {
+FourBit FourBit::random(u64 size, u64 seed, u64 of_block) {
   std::mt19937_64 random(seed);
   const auto fill = [&random](const Buffer& buffer) {
     std::vector<u64> bits((buffer.bytes() + 7) / 8);
     for (u64& word : bits) word = random();
     buffer.from_host(bits.data());
   };
-  FourBit weight(size, Buffer::Fill::nothing);
+  FourBit weight(size, Buffer::Fill::nothing, of_block);
   fill(weight.packed);
   fill(weight.absmax_codes);
   const std::vector<float> scales(weight.nested_absmax.bytes() / sizeof(float), 0.01f);
@@ -71,7 +71,7 @@ FourBit FourBit::random(u64 size, u64 seed) {
 nibble_four_bit FourBit::argument(const Shape& shape, const Buffer& codebook) const {
   return {.struct_bytes = sizeof(nibble_four_bit),
           .codebook = NIBBLE_NF4,
-          .blocksize = blocksize,
+          .blocksize = static_cast<std::uint32_t>(block),
           .rows = shape.n,
           .columns = shape.k,
           .packed = packed.as<u8>(),
@@ -169,10 +169,12 @@ std::vector<u8> FourBit::codes(u64 first, u64 count) const {
 }
 
 std::vector<float> FourBit::row(const Shape& shape, u64 n) const {
-  const auto row_codes = codes(n * shape.k, shape.k);
-  const auto row_absmax = absmax(n * shape.k / blocksize, shape.k / blocksize);
+  const u64 first = n * shape.k, first_block = first / block, last_block = (first + shape.k - 1) / block;
+  const auto row_codes = codes(first, shape.k);
+  const auto row_absmax = absmax(first_block, last_block - first_block + 1);
   std::vector<float> row(shape.k);
-  for (u64 k = 0; k < shape.k; ++k) row[k] = nf4::codebook.value[row_codes[k]] * row_absmax[k / blocksize];
+  for (u64 k = 0; k < shape.k; ++k)
+    row[k] = nf4::codebook.value[row_codes[k]] * row_absmax[(first + k) / block - first_block];
   return row;
 }
 

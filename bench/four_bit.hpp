@@ -22,15 +22,17 @@ std::vector<u16> random_bf16(u64 n, float deviation, u64 seed);
 
 /// A weight of nested NF4 on the device.
 struct FourBit {
+  u64 block;  // weights per absmax
   Buffer packed, absmax_codes, nested_absmax, offset;
 
-  explicit FourBit(u64 size, Buffer::Fill fill = Buffer::Fill::nan)
-      : packed(size / 2, fill),
-        absmax_codes(size / blocksize, fill),
-        nested_absmax(4 * ((size + nested_span - 1) / nested_span), fill),
+  explicit FourBit(u64 size, Buffer::Fill fill = Buffer::Fill::nan, u64 of_block = blocksize)
+      : block(of_block),
+        packed(size / 2, fill),
+        absmax_codes(size / block, fill),
+        nested_absmax(4 * ((size / block + nested::blocksize - 1) / nested::blocksize), fill),
         offset(4, fill) {}
   /// Random codes, and scales of a real weight's size.
-  static FourBit random(u64 size, u64 seed);
+  static FourBit random(u64 size, u64 seed, u64 of_block = blocksize);
 
   [[nodiscard]] nibble_four_bit argument(const Shape& shape, const Buffer& codebook) const;
   [[nodiscard]] Bitsandbytes::Nested peer_argument(const Buffer& codebook) const {
@@ -47,7 +49,7 @@ struct FourBit {
   /// As decoded on the CPU: the absmax of blocks [first, first + count), and the codes of weights.
   [[nodiscard]] std::vector<float> absmax(u64 first, u64 count) const;
   [[nodiscard]] std::vector<u8> codes(u64 first, u64 count) const;
-  /// Row n of the weight, whose k is a multiple of the blocksize.
+  /// Row n of the weight.
   [[nodiscard]] std::vector<float> row(const Shape& shape, u64 n) const;
 };
 

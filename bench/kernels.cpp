@@ -8,6 +8,7 @@
 // lines have.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <iterator>
 #include <optional>
 
 #include "bench/gpu_report.hpp"
@@ -40,7 +41,9 @@ int run(int argc, char** argv) {
   app.add_option("--cublaslt", cublaslt, "The library, if it is not where libraries are")->check(CLI::ExistingFile);
   app.add_option("--bitsandbytes", bitsandbytes, "libbitsandbytes_cudaXXX.so")->check(CLI::ExistingFile);
   std::vector<std::string> names;
-  for (const Shape& one : shapes) names.push_back(one.text());
+  std::vector<Shape> all(std::begin(shapes), std::end(shapes));
+  all.insert(all.end(), std::begin(product_shapes), std::end(product_shapes));
+  for (const Shape& one : all) names.push_back(one.text());
   app.add_option("--shape", shape, "This shape alone")->check(CLI::IsMember(names));
   app.add_flag("--quick", quick, "The smallest shape alone");
   app.add_flag("--find", find, "Say whether there is a GPU, and no more");
@@ -59,7 +62,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   std::vector<Shape> chosen;
-  for (const Shape& one : shapes)
+  for (const Shape& one : all)
     if (quick ? chosen.empty() : shape.empty() || one.text() == shape) chosen.push_back(one);
   return Table(cublaslt, bitsandbytes).run(chosen) ? 0 : 1;
 }

@@ -26,6 +26,7 @@ class Step:
 
 
 SHAPES = ("4096x4096", "14336x4096", "28672x8192")
+PRODUCT_SHAPES = ("14336x4096b32", "16384x4304")  # of blocks of 32, and of blocks that straddle rows
 SANITIZER = ("compute-sanitizer", "--error-exitcode", "9", "--print-limit", "20", "--tool")
 
 # What the sanitizers look at: each kind of product and of weight, at sizes of real models.
@@ -56,7 +57,7 @@ CHECK = [
          names=("--gtest_list_tests",), log="tests.txt"),
     Step("table-quick", ("bench_kernels", "--quick", "{bitsandbytes}", "{cublaslt}"), 90),
     *(Step(f"table/{shape}", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 110)
-      for shape in SHAPES),
+      for shape in SHAPES + PRODUCT_SHAPES),
     *sanitized("memcheck", SANITIZED, 40),
     Step("memcheck/tests", ("nibble_kernel_tests_gpu", "--gtest_brief=1", "--gtest_filter=*Matmul*"), 120,
          tool=(*SANITIZER, "memcheck")),

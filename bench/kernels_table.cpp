@@ -91,10 +91,12 @@ void Table::measure_shape(const Shape& shape) {
   std::vector<Buffer> originals;
   for (std::size_t i = 0; i < copies_of(2 * size); ++i) originals.push_back(Buffer::of(weights));
   std::vector<FourBit> quantized;
-  do quantized.push_back(FourBit::random(size, quantized.size()));  // in case that nibble cannot quantize here
+  do quantized.push_back(FourBit::random(size, quantized.size(), shape.block));  // in case nibble cannot quantize here
   while (quantized.size() < copies_of(quantized[0].bytes()));
-  report_.attempt("quantize/" + shape.text(), [&] { measure_quantize(shape, weights, originals, quantized); });
-  report_.attempt("dequantize/" + shape.text(), [&] { measure_dequantize(shape, quantized); });
+  if (shape.has_usual_blocks()) {
+    report_.attempt("quantize/" + shape.text(), [&] { measure_quantize(shape, weights, originals, quantized); });
+    report_.attempt("dequantize/" + shape.text(), [&] { measure_dequantize(shape, quantized); });
+  }
   m1_us_ = 0;
   for (const u64 m : decode_m)
     report_.attempt("matmul/" + shape.text(), [&] { measure_matmul(shape, m, weights, originals, quantized); });
@@ -180,7 +182,7 @@ void Table::measure_matmul(const Shape& shape, u64 m, const std::vector<u16>& we
                             cublas_->run(*plan, originals[copy].as<void>(), x.as<void>(), y.as<void>(), stream);
                           }});
   std::vector<Buffer> scratch;
-  if (bitsandbytes_) {
+  if (bitsandbytes_ && shape.has_usual_blocks()) {
     contenders.push_back({"bitsandbytes-fused", quantized.size(), [&](std::size_t copy, cudaStream_t stream) {
                             bitsandbytes_->matmul(quantized[copy].peer_argument(codebook_), m, shape.n, shape.k,
                                                   x.as<void>(), y.as<void>(), stream);

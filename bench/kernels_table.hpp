@@ -17,7 +17,8 @@ class Table {
   /// Paths of libraries; an empty one of cuBLASLt's is looked for, an empty one of bitsandbytes' is not.
   Table(const std::string& cublaslt, const std::string& bitsandbytes);
 
-  /// Prints the lines of these shapes. Whether all results were right.
+  /// Prints the lines of these shapes: all operations, or products alone if blocks or rows are not the usual ones.
+  /// Whether all results were right.
   bool run(const std::vector<Shape>& chosen);
 
  private:

@@ -25,7 +25,7 @@ from kernels_parts import Step  # noqa: E402
 
 TARGETS = ("bench_kernels_simulated", "bench_ceilings_simulated", "bench_tune_simulated", "nibble_simulated_cublaslt",
            "bench_simulated_bitsandbytes", "nibble_cuda_simulated", "nibble")  # fmt: skip
-SHAPES = ("64x256", "64x512", "192x256")
+SHAPES, PRODUCT_SHAPES = ("64x256", "64x512", "192x256"), ("64x256b32", "64x304")
 CASES = ("matmul,64x256,1", "matmul,64x512,16", "dequantize,192x256", "quantize,64x512")
 TABLE_M, CEILING_M, SCRATCH_M, TUNED_M = (1, 8, 16, 32, 64), (1, 8, 48, 272), (16, 272), (1, 16, 64)
 LIBRARY_M = (48, 272)
@@ -71,6 +71,9 @@ def table_names(shapes):
     yield from (f"{what}{again}" for what in ("copy/kernel", "copy/cudaMemcpyAsync", "read/kernel")
                 for again in ("", "/again"))  # fmt: skip
     for shape in shapes:
+        if shape in PRODUCT_SHAPES:
+            yield from (f"matmul/bf16/nf4-nested/{shape}/m{m}/{by}" for m in TABLE_M for by in ("nibble", "cublaslt"))
+            continue
         yield from (f"quantize/bf16/nf4-nested/{shape}/{by}" for by in ("nibble", "bitsandbytes-without-nesting"))
         yield from (f"dequantize/nf4-nested/bf16/{shape}/{by}" for by in ("nibble", "bitsandbytes"))
         for m in TABLE_M:
@@ -82,7 +85,7 @@ def check_programs(folder, out, peers):
     found = run(folder, out, list(steps_of("check")), **peers)
     expect(found["bitsandbytes"][0] == "ok", found["bitsandbytes"])
     check_right(found["table-quick"], table_names(SHAPES[:1]))
-    for shape in SHAPES:
+    for shape in SHAPES + PRODUCT_SHAPES:
         table = Step("table", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 60)
         found = run(folder, out, [table], **peers)
         check_right(found["table"], table_names([shape]))

@@ -66,11 +66,13 @@ TEST(FourBitMatmulConfig, OfShortRunsHasAKernelForThem) {
         ASSERT_LE((config.splits - 1) * config.tile.block_k(), k) << "a split that has no step";
         ASSERT_TRUE(config.splits == 1 || groups_of(config.tile, m, n) <= max_groups);
       }
-  // Splits of known shapes, the last of which would be 2 if the x of short runs were kept.
+  // Splits of known shapes. The fourth would be 2 if the x of short runs were kept, the fifth 5 if a kernel took all 64
+  // rows of x at a time.
   EXPECT_EQ(config_for(1, 1152, 4304, true, 16).splits, 9U);
   EXPECT_EQ(config_for(1, 4096, 4096, true, 32).splits, 4U);
   EXPECT_EQ(config_for(64, 4096, 4096, true, 32).splits, 4U);
   EXPECT_EQ(config_for(1, 6784, 4352, true, 32).splits, 9U);
+  EXPECT_EQ(config_for(64, 2368, 3328, true, 16).splits, 13U);
 }
 
 // Blocks of 256 threads, whose shared memory and registers the kernel counts on.
