@@ -1,5 +1,6 @@
 // y [m, n] = x [m, k] * transposed(weight [n, k]) for the weights that four_bit_matmul.hpp does not support: any k, so
-// that rows of the weight may begin within blocks and bytes; blocks of 32; pointers and strides that are not aligned.
+// that rows of the weight may begin within a byte, and a block end at any weight; pointers and strides that are not
+// aligned.
 //
 // Bound: instructions, about 6 per weight and 8 of m. A warp has one n and 8 of m; its lanes take every 32nd k. Each
 // lane sums the products of a block, and absmax multiplies that sum when the next block begins: the arithmetic is that

@@ -5,14 +5,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels/host/four_bit_matmul_arguments.hpp"
-#include "kernels/host/four_bit_matmul_config.hpp"
 #include "tests/kernels/four_bit_matmul_support.hpp"
 #include "tests/kernels/schedules.hpp"
+#include "tests/simulator/array.hpp"
 
 namespace nibble::kernels {
 namespace {
