@@ -14,6 +14,12 @@ template <class Half> struct MatmulOutput {
   i64 y_stride;
   bool accumulate;
 
+  /// Whether y is just the sums, rounded to 16 bits: then store_sum() does what store() does.
+  [[nodiscard]] NIBBLE_DEVICE bool is_sum() const { return bias.is_null() && !y.is_null() && !accumulate; }
+  NIBBLE_DEVICE void store_sum(i64 at_m, i64 at_n, float sum) const {
+    st(y + (at_m * y_stride + at_n), rounded<Half>(sum));
+  }
+
   NIBBLE_DEVICE void store(i64 at_m, i64 at_n, float sum) const {
     const i64 at = at_m * y_stride + at_n;
     if (!bias.is_null()) sum = add_rn(sum, to_float(ld(bias + at_n)));
@@ -35,11 +41,14 @@ struct SplitSums {
 
   NIBBLE_DEVICE void put(u32 split, i64 at, float sum) const { st(partial + (i64{split} * size + at), sum); }
 
-  /// Called by all threads of a block after put(): whether this block is the group's last, and has to add. Afterwards
-  /// the sums of all of its blocks are there to be read.
-  [[nodiscard]] NIBBLE_DEVICE bool is_last(u32 group) const {
+  /// Called by all threads of a block after put(), or by the first `Threads`, thread 0 among them: whether this block
+  /// is the group's last, and has to add. Afterwards the sums of all of its blocks are there to be read.
+  template <u32 Threads = 0> [[nodiscard]] NIBBLE_DEVICE bool is_last(u32 group) const {
     NIBBLE_SHARED(u32, before, 1);
-    sync_threads();  // the block's sums are written
+    if constexpr (Threads == 0)
+      sync_threads();  // the block's sums are written
+    else
+      bar_sync(1, Threads);
     if (thread_id() == 0) {
       threadfence();
       const u32 others = atomic_add(arrived + group, 1);
@@ -47,7 +56,10 @@ struct SplitSums {
       sts(before, others);
       threadfence();
     }
-    sync_threads();
+    if constexpr (Threads == 0)
+      sync_threads();
+    else
+      bar_sync(1, Threads);
     return lds(before) == splits - 1;
   }
 
