@@ -127,9 +127,7 @@ inline void tma_load_2d(Shared<u8> to, const TensorMap& map, i32 x, i32 y, Share
                         Site site = Site::current()) {
   to.checked(map.box_bytes(), map.swizzle == Swizzle::none ? 128 : 1024, site);
   mbarrier.checked(8, 8, site);
-  if (!map.region->is_read_only())
-    simulator::fail(simulator::Fault::misuse, site, "TMA from memory that the kernel may write is not simulated");
-  simulator::current->block->check_dependency(*simulator::current, *map.region, simulator::Use::read, site);
+  simulator::check_box(map, x, y, site);
   simulator::current->block->issue_bulk_copy(
       *simulator::current, {to.address(), map.box_bytes(), mbarrier.address(), nullptr, &map, x, y, {}, site});
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "tests/simulator/simulator.hpp"
@@ -29,6 +30,15 @@ TensorMap make_tensor_map(const void* base, u32 element_bytes, u64 inner, u64 ou
 }
 
 namespace simulator {
+
+void check_box(const TensorMap& map, i32 x, i32 y, const Site& site) {
+  const i64 first = std::max<i64>(x, 0), end = std::min<i64>(i64{x} + map.box_inner, static_cast<i64>(map.inner));
+  const i64 last_row = std::min<i64>(i64{y} + map.box_outer, static_cast<i64>(map.outer));
+  for (i64 row = std::max<i64>(y, 0); row < last_row && first < end; ++row)
+    check_global(map.base + row * static_cast<i64>(map.row_bytes) + first * map.element_bytes,
+                 static_cast<std::size_t>(end - first) * map.element_bytes, map.element_bytes, map.region, Use::read,
+                 site);
+}
 
 Mbarrier& Block::mbarrier(Thread& thread, u32 offset, const Site& site) {
   for (Mbarrier& mbarrier : mbarriers_)

@@ -29,6 +29,9 @@ TensorMap make_tensor_map(const void* base, u32 element_bytes, u64 inner, u64 ou
 
 namespace simulator {
 
+/// Fails unless a kernel may read the part of a box that is in the matrix, as bulk copies of its rows.
+void check_box(const TensorMap& map, i32 x, i32 y, const Site& site);
+
 /// Counts arrivals and bytes. Arriving releases what the thread did before, waiting acquires it.
 struct Mbarrier {
   u32 offset = 0, count = 0, agent = 0, initializer = 0;
