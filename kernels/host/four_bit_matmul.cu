@@ -8,6 +8,7 @@
 #include "kernels/device/stream.hpp"
 #include "kernels/four_bit_matmul_any.hpp"
 #include "kernels/host/four_bit_matmul_arguments.hpp"
+#include "kernels/host/four_bit_matmul_sm90.hpp"
 #include "kernels/host/four_bit_weight.hpp"
 #include "kernels/host/matmul_by_library.hpp"
 #include "kernels/host/matmul_memory.hpp"
@@ -47,6 +48,7 @@ template <class Half> class Launcher {
     if (arguments_.n == 0) return;
     memory_.prepare(stream_);
     if (!arguments_.fits_tiles) return run_any();
+    if (arguments_.fits_sm90 && has_sm90()) return run_sm90(arguments_, memory_, stream_);
     const bool nested = arguments_.products[0].weight.absmax == nullptr;
     const auto by_tile = [&]<bool KeepsX>(std::bool_constant<KeepsX>) {
       const auto run = [&]<class Kernel>() { return run_tiles<Kernel>(); };

@@ -39,7 +39,11 @@ FourBitMatmulArguments::FourBitMatmulArguments(const nibble_matmul& call) : Matm
   fits_tiles = run > 0;
   config = four_bit_matmul::config_for(device::ceil_div<u64>(m, experts), experts * n, x.columns, matmul.experts == 0,
                                        fits_tiles ? run : 64);
-  if (fits_tiles && config.splits > 1) add_split_sums(config.splits, n);
+  fits_sm90 = run == 64 && all_fit_sm90();
+  sm90 = four_bit_matmul::sm90_config_for(m, n, x.columns);
+  // The workspace is the same for every device: the larger of the two.
+  const u32 splits = std::max(config.splits, fits_sm90 ? sm90.splits : 1);
+  if (fits_tiles && splits > 1) add_split_sums(splits, n);
   library_bytes = library_workspace_bytes(*this, library_products(), four_bit_matmul::min_library_m);
 }
 
@@ -105,6 +109,15 @@ u32 FourBitMatmulArguments::run_of_all() const {
                     [&](const Product& product) { return has_runs_of(some, product.weight); }))
       return some;
   return 0;
+}
+
+// Without experts, of whom most have few rows. Copies by TMA need 16 bytes, and a matrix that is not empty.
+bool FourBitMatmulArguments::all_fit_sm90() const {
+  constexpr u64 max_items = u64{1} << 31;  // tiles of n, chunks of m and splits
+  return matmul.experts == 0 && x.rows >= four_bit_matmul::min_m_of_sm90 && x.stride < u64{1} << 38 &&
+         (n / 128 + 1) * (x.rows / 64 + 1) * 16 < max_items &&
+         std::all_of(products.begin(), products.begin() + matmul.product_count,
+                     [](const Product& product) { return product.n > 0 && is_aligned(product.weight.packed, 16); });
 }
 
 }  // namespace nibble::kernels

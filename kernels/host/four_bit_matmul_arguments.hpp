@@ -22,6 +22,8 @@ struct FourBitMatmulArguments : MatmulArguments {
   bool fits_tiles;  // FourBitMatmul can do it; else FourBitMatmulAny
   u32 run;          // FourBitMatmulTile::run of its kernel, or 0
   four_bit_matmul::LaunchConfig config;
+  bool fits_sm90;  // FourBitMatmulSm90 can do it, and is the faster one where it runs
+  four_bit_matmul::Sm90Config sm90;
   u64 n;  // of all products
 
   /// Of a call that was copied whole. Throws Error(usage).
@@ -35,6 +37,7 @@ struct FourBitMatmulArguments : MatmulArguments {
   void check_product(u32 index);
   /// The longest runs that all weights are made of; 0 if none, or if x does not fit.
   [[nodiscard]] u32 run_of_all() const;
+  [[nodiscard]] bool all_fit_sm90() const;
 };
 
 }  // namespace nibble::kernels

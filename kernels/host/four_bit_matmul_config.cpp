@@ -38,7 +38,42 @@ LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, u64 max_splits) 
   return best;
 }
 
+/// What FourBitMatmulSm90 is taken to cost: docs/four-bit-matmul.md. Estimates, not measured.
+namespace sm90 {
+constexpr u64 block_n = 128, step_k = 256;
+constexpr u64 clocks_of_a_step(u64 rows) { return 4 * (3 * rows + 240); }  // of shared memory
+constexpr u64 clocks_of_an_item = 2'500;                                   // the first codes and x; the sums
+constexpr u64 clocks_of_adding = 2'000;                                    // all wait for the last block of each tile
+constexpr u64 bytes_in_a_clock = 24;                                       // of partial sums, from the L2 cache
+}  // namespace sm90
+
+/// The number of splits with the lowest cost, as above.
+Sm90Config sm90_config_with(u32 rows, u64 m, u64 n, u64 k) {
+  const u64 groups = ceil_div<u64>(n, sm90::block_n) * ceil_div<u64>(m, rows), steps = ceil_div<u64>(k, sm90::step_k);
+  Sm90Config best{.rows = rows, .splits = 0, .cost = 0};
+  for (u64 splits = 1; splits <= std::min<u64>(steps, groups <= max_groups ? 16 : 1); ++splits) {
+    const u64 turns = ceil_div<u64>(groups * splits, multiprocessors_to_fill);
+    const u64 of_an_item = ceil_div(steps, splits) * sm90::clocks_of_a_step(rows) + sm90::clocks_of_an_item;
+    const u64 bytes_of_sums = 2 * splits * m * n * 4;  // written, and read
+    const u64 of_adding = sm90::clocks_of_adding + bytes_of_sums / (multiprocessors_to_fill * sm90::bytes_in_a_clock);
+    const u64 cost = turns * of_an_item + (splits > 1 ? of_adding : 0);
+    if (best.splits == 0 || cost < (best.splits == 1 ? best.cost / 20 * 19 : best.cost)) {
+      best.splits = static_cast<u32>(splits);
+      best.cost = cost;
+    }
+  }
+  return best;
+}
+
 }  // namespace
+
+Sm90Config sm90_config_for(u64 m, u64 n, u64 k) {
+  Sm90Config best{};
+  for (const u32 rows : {64U, 96U, 128U})
+    if (const Sm90Config config = sm90_config_with(rows, m, n, k); best.splits == 0 || config.cost < best.cost)
+      best = config;
+  return best;
+}
 
 LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split, u32 run) {
   LaunchConfig best{};

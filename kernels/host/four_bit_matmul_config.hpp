@@ -32,6 +32,16 @@ inline constexpr std::array<Choice, 2 * short_runs.size()> choices_of_short_runs
 /// or of choices_of_short_runs if the run is.
 LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split, u32 run = 64);
 
+/// A launch of FourBitMatmulSm90 (kernels/four_bit_matmul_sm90.hpp).
+struct Sm90Config {
+  u32 rows;    // of x at a time: 64, 96 or 128
+  u32 splits;  // as above
+  u64 cost;    // clocks of a multiprocessor, by an estimate
+};
+
+/// For any n and k, and m rows of x.
+Sm90Config sm90_config_for(u64 m, u64 n, u64 k);
+
 /// Tiles of n for each max_m() of m: the groups of blocks that add splits.
 u64 groups_of(const Tile& tile, u64 m, u64 n);
 

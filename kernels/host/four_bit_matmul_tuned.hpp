@@ -37,6 +37,11 @@ inline constexpr Costs costs{
     .bytes_of_kept_x = 32'000,
 };
 
+/// From so many rows of x on, devices of compute capability 9.0 use FourBitMatmulSm90.
+///
+/// An estimate, not measured.
+inline constexpr u64 min_m_of_sm90 = 65;
+
 /// The first row that a device fits: its capability, its multiprocessors, max_kept_x_bytes, has_resident_grid.
 inline constexpr std::array<DeviceTuning, 2> devices{{
     // An estimate, not measured.

@@ -102,31 +102,7 @@ TEST(FourBitMatmulCalls, WeightsThatShareX) {
   for (const std::size_t k : {192U, 64U * 40, 70U}) {
     const Problem q({.m = 5, .n = 40, .k = k, .bias = true}, 20), key({.m = 5, .n = 12, .k = k}, 21),
         value({.m = 5, .n = 33, .k = k, .bias = true}, 22);
-    const Problem* const problems[] = {&q, &key, &value};
-    std::vector<Product> runs;
-    for (const Problem* problem : problems) runs.emplace_back(*problem);
-    std::vector<nibble_four_bit> weights;
-    std::vector<DeviceArray<u8>> ys;
-    std::vector<nibble_matrix> y_matrices;
-    for (const Product& run : runs) {
-      weights.push_back(run.weight());
-      ys.push_back(run.y());
-      y_matrices.push_back(run.y_of(ys.back()));
-    }
-    std::vector<nibble_four_bit_product> products;
-    for (std::size_t i = 0; i < 3; ++i) products.push_back({&weights[i], runs[i].bias(), &y_matrices[i]});
-    const nibble_matrix x = runs[0].x();
-    nibble_matmul call = runs[0].call();
-    call.x = &x;
-    call.products = products.data();
-    call.product_count = 3;
-    const DeviceArray<u8> workspace(cuda::workspace_bytes(call), {.name = "workspace"});
-    cuda::run(call, workspace.data(), workspace.size(), nullptr);
-    for (std::size_t i = 0; i < 3; ++i) {
-      Problem own = *problems[i];
-      own.x = q.x;
-      test::expect_values(own, runs[i].values_in(ys[i]));
-    }
+    test::expect_shared_x({&q, &key, &value});
   }
 }
 

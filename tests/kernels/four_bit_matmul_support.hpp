@@ -222,6 +222,18 @@ class Product {
     return call;
   }
 
+  [[nodiscard]] std::size_t workspace_bytes() const {
+    const nibble_four_bit w = weight();
+    const nibble_matrix x_matrix = x();
+    const DeviceArray<u8> y_array = y();
+    const nibble_matrix y_matrix = y_of(y_array);
+    const nibble_four_bit_product product{&w, bias(), &y_matrix};
+    nibble_matmul matmul = call();
+    matmul.x = &x_matrix;
+    matmul.products = &product;
+    return cuda::workspace_bytes(matmul);
+  }
+
   // m * n values. Between the rows of y, and for rows that no expert has, nothing may be written.
   [[nodiscard]] std::vector<float> product(u32* counters = nullptr) const {
     const nibble_four_bit w = weight();
@@ -279,6 +291,34 @@ inline void expect_values(const Problem& problem, const std::vector<float>& valu
     if (problem.expert_of(i / shape.n) == problem.experts) continue;
     const Expected expected = expected_at(problem, i / shape.n, i % shape.n);
     ASSERT_NEAR(values[i], expected.value, expected.tolerance) << "m " << i / shape.n << ", n " << i % shape.n;
+  }
+}
+
+// The weights of all problems with the x of the first, in one call.
+inline void expect_shared_x(const std::vector<const Problem*>& problems) {
+  std::vector<Product> runs;
+  for (const Problem* problem : problems) runs.emplace_back(*problem);
+  std::vector<nibble_four_bit> weights;
+  std::vector<DeviceArray<u8>> ys;
+  std::vector<nibble_matrix> y_matrices;
+  for (const Product& run : runs) {
+    weights.push_back(run.weight());
+    ys.push_back(run.y());
+    y_matrices.push_back(run.y_of(ys.back()));
+  }
+  std::vector<nibble_four_bit_product> products;
+  for (std::size_t i = 0; i < runs.size(); ++i) products.push_back({&weights[i], runs[i].bias(), &y_matrices[i]});
+  const nibble_matrix x = runs[0].x();
+  nibble_matmul call = runs[0].call();
+  call.x = &x;
+  call.products = products.data();
+  call.product_count = static_cast<std::uint32_t>(products.size());
+  const DeviceArray<u8> workspace(cuda::workspace_bytes(call), {.name = "workspace"});
+  cuda::run(call, workspace.data(), workspace.size(), nullptr);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    Problem own = *problems[i];
+    own.x = problems[0]->x;
+    expect_values(own, runs[i].values_in(ys[i]));
   }
 }
 
