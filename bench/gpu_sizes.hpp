@@ -33,6 +33,7 @@ constexpr std::array<u64, 6> library_m = {64, 128, 256, 512, 1024, 2048};
 constexpr std::size_t empty_launches = 500;
 constexpr std::array<u64, 6> tuned_m = {1, 4, 8, 16, 32, 64};
 constexpr std::size_t tuned_calls = 20;
+constexpr std::array<u64, 7> many_m = {33, 48, 64, 96, 128, 192, 256};
 #else
 constexpr Shape shapes[] = {{64, 256}, {64, 512}, {192, 256}};
 constexpr Shape product_shapes[] = {{64, 256, 32}, {64, 304}};
@@ -44,6 +45,7 @@ constexpr std::array<u64, 2> library_m = {48, 272};
 constexpr std::size_t empty_launches = 2;
 constexpr std::array<u64, 3> tuned_m = {1, 16, 64};
 constexpr std::size_t tuned_calls = 1;
+constexpr std::array<u64, 2> many_m = {33, 160};
 #endif
 
 /// How many copies of so many bytes have more than uncached_bytes together; at least two.

@@ -65,6 +65,7 @@ CHECK = [
 
 TUNE = [
     Step("variants", ("bench_tune",), 250, optional=True),
+    Step("many-rows", ("bench_tune", "--many-rows"), 70, optional=True),
     *(Step(f"ncu/{case}", ("kernels_ncu.py", case, "--out", "{out}", "--scratch", "{scratch}"), 40, log="ncu.txt")
       for case in PROFILED),
     *sanitized("racecheck", SANITIZED, 40),

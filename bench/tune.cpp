@@ -1,6 +1,7 @@
 // Variants of the product of few tokens, in microseconds: what bench/tune_table.py makes the library's table of.
 //
-//   bench_tune        without arguments; at most four minutes
+//   bench_tune                at most four minutes
+//   bench_tune --many-rows    kernels for m from 33 to 256 (bench/tune_rows.cpp); at most one
 //
 // For each shape and m, three stages, each of which measures its variants in turns:
 //
@@ -84,13 +85,6 @@ std::string text_of(const Variant& variant) {
   if (variant.keeps_x) text += "/keeps-x";
   if (variant.overlaps) text += "/overlaps";
   if (!variant.is_resident) text += "/block-per-tile";
-  return text;
-}
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  char text[16];
-  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
   return text;
 }
 
@@ -363,12 +357,25 @@ class Tuning {
 };
 
 }  // namespace
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[16];
+  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
+  return text;
+}
+
 }  // namespace nibble::bench
 
-int main() {
+int main(int count, char** arguments) {
   try {
+    const bool is_many_rows = count == 2 && std::string(arguments[1]) == "--many-rows";
+    if (count > 1 && !is_many_rows) {
+      std::fprintf(stderr, "usage: bench_tune [--many-rows]\n");
+      return 2;
+    }
     if (!nibble::bench::has_gpu()) return nibble::bench::no_gpu_code;
-    return nibble::bench::Tuning().run() ? 0 : 1;
+    return (is_many_rows ? nibble::bench::tune_many_rows() : nibble::bench::Tuning().run()) ? 0 : 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kernels/four_bit_matmul_tile.hpp"
@@ -56,6 +57,19 @@ struct TunedKernel {
   bool (*fits)(std::uint64_t m, std::uint64_t k);
   void (*launch)(const TunedCall& call, const Variant& variant, cudaStream_t stream);
 };
+
+/// A kernel for many rows of x at a time; there are none but on devices of compute capability 9.0.
+struct ManyRowsKernel {
+  std::uint32_t rows;
+  void (*launch)(const TunedCall& call, std::uint32_t splits, cudaStream_t stream);
+};
+std::vector<ManyRowsKernel> many_rows_kernels();
+
+/// Compares these with the library's kernel for up to 64 rows at a time, on all shapes; whether all results were right.
+bool tune_many_rows();
+
+/// As 2027-01-02.
+std::string today();
 
 /// What is compiled, by the way a step waits and loads; one function a source file.
 using TunedKernels = std::vector<TunedKernel>;

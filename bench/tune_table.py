@@ -38,6 +38,7 @@ DEFAULT_TILES = {
     8: (Tile(8, 4, 2, 2), Tile(8, 8, 1, 2)),
 }
 DEFAULT_COSTS = Costs(24_000, 5_500, 2_000_000, 32_000)
+DEFAULT_MIN_M_OF_SM90 = 65
 DEFAULT_DEVICES = (Device(90, 0, SHARED_LIMIT, True), Device(0, 0, 0, True))
 # bench_tune does not measure it; the step `library` of bench/kernels.sh does.
 MIN_LIBRARY_M = 512
@@ -90,12 +91,19 @@ def line_of(run, line):
                 line["default"], line["median"])  # fmt: skip
 
 
+def line_of_rows(run, line):
+    """Of the comparison of kernels for many rows of x: the change is the kernel, mma or wgmma."""
+    n, k = map(int, line["shape"].split("x"))
+    return Line(run, n, k, line["m"], "rows", line["kernel"], None, None, False, line["splits"], False, True,
+                line["default"], line["median"])  # fmt: skip
+
+
 def read_results(paths):
     """The lines of all files, each with the device that it is from."""
     results = []
     for path in paths:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-        lines = [line for line in lines if line.get("step", "variants") == "variants"]
+        lines = [line for line in lines if line.get("step", "variants") in ("variants", "many-rows")]
         device = next((line for line in lines if line.get("kind") == "device"), None)
         read = next((line for line in lines if line.get("name") == "read/kernel"), None)
         if device is None or read is None:
@@ -103,6 +111,7 @@ def read_results(paths):
         run = Run(path.name, device["gpu"], device["capability"], device["multiprocessors"], device["date"],
                   1e3 * read["gb_s"])  # fmt: skip
         results += [line_of(run, line) for line in lines if "variant" in line and "median" in line]
+        results += [line_of_rows(run, line) for line in lines if "kernel" in line and "median" in line]
     return results
 
 
@@ -239,6 +248,19 @@ def rounded(value):
     return int(round(value / unit)) * unit
 
 
+def min_m_of_sm90(lines):
+    """The m from which on wgmma takes less time on average, for all larger ones too; None if that was not measured."""
+    ratios = collections.defaultdict(list)
+    for case in by(lines, lambda line: line.case).values():
+        times = {kernel: min(line.time for line in same) for kernel, same in by(case, lambda line: line.change).items()}
+        if len(times) == 2:
+            ratios[case[0].m].append(times["wgmma"] / times["mma"])
+    if not ratios:
+        return None
+    slower = max((m for m, some in ratios.items() if mean(some) >= 1), default=0)
+    return min((m for m in ratios if m > slower), default=slower + 1)
+
+
 # -- What each device has for itself
 
 
@@ -312,6 +334,7 @@ def device_text(device, texts):
 
 
 def table(lines):
+    rows, lines = ([line for line in lines if (line.stage == "rows") == is_rows] for is_rows in (True, False))
     choices = [(tile, best_loop(lines, tile)) for m_tiles in DEFAULT_TILES for tile in best_tiles(lines, m_tiles)]
     devices = []
     groups = by(lines, lambda line: (line.run.capability, line.run.multiprocessors))
@@ -326,6 +349,8 @@ def table(lines):
     devices += [(device, []) for device in DEFAULT_DEVICES]
     of_fit = texts_of(lines) if fitted else []
     of_kept = texts_of(lines)
+    min_m = min_m_of_sm90(rows)
+    of_rows = texts_of(rows) if min_m else []
     estimate = "" if fitted else ": instructions of 256 threads (430, 100; 0.5 us), at 2.4 for a weight of 0.516 bytes"
     newline = "\n"
     return f"""// The kernels that multiply by a 4-bit weight, what the plan takes them to cost, and how devices run them.
@@ -360,6 +385,11 @@ inline constexpr Costs costs{{
     .bytes_of_kept_x = {number(costs.bytes_of_kept_x)},
 }};
 
+/// From so many rows of x on, devices of compute capability 9.0 use FourBitMatmulSm90.
+///
+{commented(of_rows, "/// ")}
+inline constexpr u64 min_m_of_sm90 = {min_m or DEFAULT_MIN_M_OF_SM90};
+
 /// The first row that a device fits: its capability, its multiprocessors, max_kept_x_bytes, has_resident_grid.
 inline constexpr std::array<DeviceTuning, {len(devices)}> devices{{{{
 {newline.join(device_text(device, texts) for device, texts in devices)}
@@ -370,6 +400,11 @@ inline constexpr std::array<DeviceTuning, {len(devices)}> devices{{{{
 
 
 def report(lines):
+    for (run, n, k, m), case in by([line for line in lines if line.stage == "rows"], lambda line: line.case).items():
+        best = ", ".join(f"{kernel} {min(line.time for line in same):.2f} us"
+                         for kernel, same in by(case, lambda line: line.change).items())  # fmt: skip
+        print(f"{run.gpu}, {n}x{k}, m {m}: {best}")
+    lines = [line for line in lines if line.stage != "rows"]
     for (run, n, k, m), case in by(lines, lambda line: line.case).items():
         default = min((line.time for line in case if line.is_default), default=None)
         best = min(case, key=lambda line: line.time)

@@ -139,6 +139,20 @@ def test_devices():
     has(text, "std::array<DeviceTuning, 5>", "    // bench/results/tune_1.jsonl, a device, 2027-01-02.", ".bytes_of_kept_x = 0,")
 
 
+def test_many_rows():
+    def lines(wgmma):
+        for shape, (m, ratio) in itertools.product(SHAPES, wgmma.items()):
+            for kernel, splits, time in (("mma", 1, 10), ("wgmma", 1, 10 * ratio), ("wgmma", 2, 20)):
+                yield {"step": "many-rows", "shape": shape, "m": m, "kernel": kernel, "splits": splits,
+                       "default": False, "median": time}  # fmt: skip
+
+    for wgmma, expected in [({33: 1.2, 64: 0.9, 128: 0.7}, 64), ({33: 0.9, 64: 1.1, 128: 0.7}, 128),
+                            ({33: 0.9, 64: 0.8}, 33), ({64: 1.2, 128: 1.1}, 129)]:  # fmt: skip
+        text = table_of([*device(), *lines(wgmma)])
+        has(text, f"/// bench/results/tune_0.jsonl, a device, 2027-01-02.\ninline constexpr u64 min_m_of_sm90 = {expected};")
+    has(table_of([*device(), *itertools.islice(lines({64: 0.5}), 1)]), "not measured.\ninline constexpr u64 min_m_of_sm90 = 65;")
+
+
 def test_no_results():
     text = table_of()
     expect(text == table_of(list(device())), "results without a time change the table")
@@ -147,5 +161,5 @@ def test_no_results():
 
 
 def run():
-    for test in (test_costs, test_tiles, test_loops, test_devices, test_no_results):
+    for test in (test_costs, test_tiles, test_loops, test_devices, test_many_rows, test_no_results):
         test()

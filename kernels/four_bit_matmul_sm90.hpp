@@ -79,7 +79,7 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
     }
     if (!copies) {
       const FourBitOperand& weight = product[block_z()].weight;
-      next.load(weight, first_position(), lane, *this);
+      next.load(*this, ScaleSource(*this, block_x(), lane), first_position(), lane);
       float nested_value = 0;
       if constexpr (Nested) {
         nested_value = ldg(weight.absmax.nested_codebook + thread_id());
@@ -193,18 +193,30 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
 
   // -- absmax: from memory to registers, a step ahead
 
+  // Where a lane finds those of an item: of n = lane.row() and 8 more, in group lane.q of each step.
+  struct ScaleSource {
+    u32 group[2];  // of step 0
+
+    NIBBLE_DEVICE ScaleSource(const FourBitMatmulSm90& kernel, u32 item, const Lane& lane) {
+      const FourBitOperand& weight = kernel.product[block_z()].weight;
+      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
+        const i64 at_n = i64{kernel.tile_of(item)} * block_n + lane.row() + 8 * half;
+        const i64 row = at_n < weight.n ? at_n : weight.n - 1;  // its sums are not stored
+        group[half] = static_cast<u32>(weight.first / 64 + row * (weight.stride / 64)) + lane.q;
+      }
+    }
+  };
+
   struct Scales {
-    u32 code[2];      // of n = lane.row() and 8 more; of group lane.q
+    u32 code[2];
     float absmax[2];  // or nested_absmax
 
-    NIBBLE_DEVICE void load(const FourBitOperand& weight, const Position& at, const Lane& lane,
-                            const FourBitMatmulSm90& kernel) {
+    NIBBLE_DEVICE void load(const FourBitMatmulSm90& kernel, const ScaleSource& source, const Position& at,
+                            const Lane& lane) {
       if (at.item >= kernel.items() || lane.q >= kernel.groups_of(at)) return;
+      const FourBitOperand& weight = kernel.product[block_z()].weight;
       NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-        const i64 at_n = i64{kernel.tile_of(at.item)} * block_n + lane.row() + 8 * half;
-        const i64 row = at_n < weight.n ? at_n : weight.n - 1;
-        const u32 group = static_cast<u32>(weight.first / 64 + row * (weight.stride / 64)) + step_groups * at.step;
-        const u32 block = (group + lane.q) >> (weight.log2_blocksize - 6);
+        const u32 block = (source.group[half] + step_groups * at.step) >> (weight.log2_blocksize - 6);
         if constexpr (Nested) {
           code[half] = weight.absmax.code_of(block);
           absmax[half] = weight.absmax.nested_absmax_of(block);
@@ -231,6 +243,7 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
   NIBBLE_DEVICE void multiply_all(const Memory& memory, const Table& table, Scales& next, float offset,
                                   const Lane& lane) const {
     Consumer ring;
+    ScaleSource source(*this, block_x(), lane);
     for (Position at = first_position(); at.item < items();) {
       Sums sum = {};
       const u32 item = at.item;
@@ -241,7 +254,8 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
         // A warp waits for all loads of the loop at once, so the next must not begin before these have arrived.
         const Scales now = next;
         const Position following = after(at);
-        next.load(product[block_z()].weight, following, lane, *this);
+        if (following.item != item) source = ScaleSource(*this, following.item, lane);
+        next.load(*this, source, following, lane);
         multiply(sum, fragments, now, memory, table, ring, groups_of(at), following.item == item, offset, lane);
         at = following;
       }

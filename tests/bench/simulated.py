@@ -27,7 +27,7 @@ TARGETS = ("bench_kernels_simulated", "bench_ceilings_simulated", "bench_tune_si
            "bench_simulated_bitsandbytes", "nibble_cuda_simulated", "nibble")  # fmt: skip
 SHAPES, PRODUCT_SHAPES = ("64x256", "64x512", "192x256"), ("64x256b32", "64x304")
 CASES = ("matmul,64x256,1", "matmul,64x512,16", "dequantize,192x256", "quantize,64x512")
-TABLE_M, CEILING_M, SCRATCH_M, TUNED_M = (1, 8, 16, 32, 64), (1, 8, 48, 272), (16, 272), (1, 16, 64)
+TABLE_M, CEILING_M, SCRATCH_M, TUNED_M, MANY_M = (1, 8, 16, 32, 64), (1, 8, 48, 272), (16, 272), (1, 16, 64), (33, 160)
 LIBRARY_M = (48, 272)
 
 
@@ -137,6 +137,19 @@ def check_tune(folder, out):
     expect("    // bench/results/tune_simulated.jsonl, simulated device, 2" in table, table)
 
 
+def check_many_rows(folder, out):
+    """Both kernels for each case, one line of each as the plan would launch it; and the table's script reads them."""
+    (step,) = [step for step in kernels_parts.PARTS["tune"] if step.command == ("bench_tune", "--many-rows")]
+    status, lines = run(folder, out, [step])[step.name]
+    expect(status == "ok", f"{status}: {[line for line in lines.values() if 'error' in line][:3]}")
+    found = collections.Counter((line["shape"], line["m"], line["kernel"]) for line in lines.values()
+                                if line.get("default"))  # fmt: skip
+    wanted = {(shape, m, kernel) for shape in SHAPES for m in MANY_M for kernel in ("mma", "wgmma")}
+    expect(found == collections.Counter(wanted), f"the library's own configurations are measured for {found}")
+    rows = {line["rows"] for line in lines.values() if line.get("kernel") == "wgmma" and line["median"] > 0}
+    expect(rows == {64, 96, 128}, f"wgmma is measured for {rows} rows at a time")
+
+
 def check_wrong_results(folder, out, peers):
     """What gives a wrong result has no time, and its step fails."""
     os.environ["NIBBLE_SIMULATED_WRONG"] = "1"
@@ -184,6 +197,7 @@ def main():
                  "bitsandbytes": programs / "libbench_simulated_bitsandbytes.so"}  # fmt: skip
         check_programs(folder, folder / "out", peers)
         check_tune(folder, folder / "out")
+        check_many_rows(folder, folder / "out")
         check_wrong_results(folder, folder / "out", peers)
         check_peer_that_does_not_load(folder, folder / "out", peers)
         check_conversion(build, folder / "convert")

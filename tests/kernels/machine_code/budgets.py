@@ -13,8 +13,9 @@ from way import hot_way
 
 FILE = ROOT / "kernels" / "instruction_budgets.json"
 HOT = {"markers", "loads", "unit", "budget", "at_bandwidth"}  # what an entry with a budget has
-KEYS = HOT | {"kernel", "because", "region", "mma", "stores", "ahead", "loads_before", "dynamic_shared_bytes",
+KEYS = HOT | {"kernel", "because", "architectures", "region", "mma", "stores", "ahead", "loads_before", "dynamic_shared_bytes",
               "min_bytes_in_flight", "stack_bytes", "spilled_bytes"}  # fmt: skip
+COLD = {"kernel", "because", "stack_bytes", "spilled_bytes"}  # what any entry may have
 KEYS_WITHIN = {
     "loads": {"opcode", "weights_per_byte", "threads", "own_loop", "bulk_bytes", "bulk_ahead"},
     "mma": {"opcode", "weights", "times", "threads"},
@@ -46,8 +47,7 @@ def form_faults(entry):
     for outer, inner in KEYS_WITHIN.items():
         unknown = sorted(entry.get(outer, {}).keys() - inner)
         faults += [f"{name}: the key {key} of {outer} is unknown" for key in unknown]
-    hot = KEYS - {"kernel", "because", "stack_bytes", "spilled_bytes"}
-    needed = {"kernel", "because"} | (HOT if entry.keys() & hot else set())
+    needed = {"kernel", "because"} | (HOT if entry.keys() & KEYS - COLD else set())
     if order := sorted(entry.keys() & {"ahead", "loads_before"}):
         if not entry.keys() & {"mma", "stores"}:
             faults.append(f"{name}: {order[0]} needs mma or stores, the work of the loop")
@@ -74,7 +74,7 @@ def check(kernel, entry):
               if line[key] > entry.get(key, 0)]  # fmt: skip
     if resources.threads is None:
         return line, faults + ["has no launch bound, so how many blocks are resident is not known"]
-    if "budget" not in entry:
+    if "budget" not in entry or kernel.architecture not in entry.get("architectures", [kernel.architecture]):
         return line, faults
     region = entry.get("region", "loop")
     way = hot_way(kernel.instructions, entry["markers"], region, work_of(entry))
@@ -85,10 +85,13 @@ def check(kernel, entry):
     if loading is None:
         return line, faults + [f"no {entry['loads']['opcode']} on the hot way: the work is not known"]
     weights, of_work = work(kernel, entry, way, loading)
+    if weights == 0:
+        return line, faults + [f"{loading.count(BULK)} bulk copies on the way, bulk_bytes has another number"]
     faults += of_work
-    per_unit = way.issued * resources.threads / weights
+    working = entry.get("mma", {}).get("threads", resources.threads)
+    per_unit = way.issued * working / weights
     line |= {"unit": entry["unit"], "markers": way.markers, "on_the_way": way.issued,
-             "units": weights / resources.threads, "per_unit": round(per_unit, 2), "budget": entry["budget"],
+             "units": weights / working, "per_unit": round(per_unit, 2), "budget": entry["budget"],
              "at_bandwidth": entry["at_bandwidth"]}  # fmt: skip
     if per_unit > entry["budget"]:
         faults.append(f"{per_unit:.2f} instructions per {entry['unit']}, the budget is {entry['budget']}")
@@ -135,9 +138,16 @@ def work(kernel, entry, way, loading):
 def weights_loaded(loads, way, threads):
     """The weights that a block loads on the way."""
     codes = [one for one in way.instructions if one.has(loads["opcode"])]
-    loaded = sum(loads.get("bulk_bytes", 0) if one.has(BULK) else width(one.opcode) * loads.get("threads", threads)
-                 for one in codes)  # fmt: skip
-    return loaded * loads["weights_per_byte"]
+    loaded = sum(width(one.opcode) * loads.get("threads", threads) for one in codes if not one.has(BULK))
+    return (loaded + bulk_bytes(loads, way)) * loads["weights_per_byte"]
+
+
+def bulk_bytes(loads, way):
+    """The bytes of all bulk copies on the way: each as large, or a list of what each brings of the weights."""
+    size, count = loads.get("bulk_bytes", 0), way.count(BULK)
+    if isinstance(size, list):
+        return sum(size) if len(size) == count else 0
+    return size * count
 
 
 def order_faults(kernel, entry, way):
@@ -159,7 +169,7 @@ def bytes_on_their_way(kernel, entry, way):
     dynamic_shared = of_architecture(entry.get("dynamic_shared_bytes", 0), kernel.architecture)
     blocks = resident_blocks(kernel.architecture, kernel.resources, dynamic_shared)
     of_thread = in_flight(way, loads["opcode"])
-    bulk = way.count(BULK) * loads.get("bulk_bytes", 0) * loads.get("bulk_ahead", 1)
+    bulk = bulk_bytes(loads, way) * loads.get("bulk_ahead", 1)
     of_block = loads.get("threads", threads)
     asked, all_loads = (blocks * (size * of_block + bulk) for size in (of_thread.asked, of_thread.all))
     line = {"blocks": blocks, "bytes_in_flight": asked, "all_bytes_in_flight": all_loads}

@@ -14,9 +14,9 @@ DECODE = {
 }  # fmt: skip
 
 
-def kernel(instructions, name="Decode<1u>", spilled=0, **resources):
+def kernel(instructions, name="Decode<1u>", spilled=0, architecture="sm_90a", **resources):
     taken = Resources(**{"registers": 123, "stack": 0, "local": 0, "shared": 0, "threads": 256} | resources)
-    return Kernel(name, "sm_90a", instructions, taken, spilled)
+    return Kernel(name, architecture, instructions, taken, spilled)
 
 
 class Checks(unittest.TestCase):
@@ -122,8 +122,24 @@ class Checks(unittest.TestCase):
         self.assertEqual(form_faults(entry), [])
         line, faults = check(kernel(code(*body), threads=384, registers=168), entry)
         self.assertEqual((faults, line["on_the_way"], line["bytes_in_flight"]), ([], 17, 3 * 16384))
+        self.assertEqual(line["per_unit"], round(17 * 256 / 32768, 2))  # by the threads that multiply
+        other = kernel(code("EXIT"), threads=384, architecture="sm_80")
+        self.assertEqual(len(check(other, entry)[1]), 1)
+        self.assertEqual(check(other, entry | {"architectures": ["sm_90a"]})[1], [])
         del entry["loads"]["own_loop"]
         self.assertIn("the work is not known", check(kernel(code(*body), threads=384), entry)[1][0])
+
+    def test_bulk_copies_of_which_some_bring_no_weights(self):
+        body = ["UTMALDG.2D [UR8], [UR4]"] * 2 + ["HGMMA.64x64x16.F32.BF16"] * 16 + ["@P1 BRA 0x0", "EXIT"]
+        loads = {"opcode": "UTMALDG", "weights_per_byte": 2, "bulk_bytes": [0, 16384]}
+        entry = DECODE | {"markers": ["HGMMA"], "loads": loads,
+                          "mma": {"opcode": "HGMMA", "weights": "a", "threads": 256}}  # fmt: skip
+        del entry["ahead"]
+        self.assertEqual(check(kernel(code(*body), threads=384), entry)[1], [])
+        loads["bulk_bytes"] = [0, 8192]
+        self.assertIn("loads 16384 weights", check(kernel(code(*body), threads=384), entry)[1][0])
+        loads["bulk_bytes"] = [0, 0, 16384]
+        self.assertIn("2 bulk copies on the way", check(kernel(code(*body), threads=384), entry)[1][0])
 
     def test_a_loop_for_each_tile_around_that_of_its_steps(self):
         load, work = "LDG.E.EF.64 R0 !5", "HMMA.16816 R4"
