@@ -1,5 +1,5 @@
 // Which kernel multiplies by a 4-bit weight, and in how many splits: a table (four_bit_matmul_tuned.hpp) and an
-// estimate. Shapes alone decide, so that every device adds in the same order.
+// estimate. Shapes alone decide, so that every device that uses a kernel adds in the same order.
 #pragma once
 #include <array>
 #include <span>

@@ -75,6 +75,25 @@ TEST(FourBitMatmulConfig, OfShortRunsHasAKernelForThem) {
   EXPECT_EQ(config_for(64, 2368, 3328, true, 16).splits, 13U);
 }
 
+// Nothing depends on a device: the workspace is for this kernel, too.
+TEST(FourBitMatmulConfig, ManyRowsHaveAKernelAndWholeSteps) {
+  for (const u64 m : {65U, 96U, 97U, 128U, 129U, 1000U, 100'000U})
+    for (const u64 n : {1U, 128U, 129U, 4096U, 28672U, 1'000'000U})
+      for (const u64 k : {64U, 256U, 320U, 8192U}) {
+        const Sm90Config config = sm90_config_for(m, n, k);
+        ASSERT_TRUE(config.rows == 64 || config.rows == 96 || config.rows == 128);
+        ASSERT_GE(config.splits, 1U);
+        ASSERT_LE(config.splits, std::min<u64>(16, (k + 255) / 256)) << "a split that has no step";
+        const u64 groups = (n + 127) / 128 * ((m + config.rows - 1) / config.rows);
+        ASSERT_TRUE(config.splits == 1 || groups <= max_groups) << m << " x " << n << " x " << k;
+      }
+  // docs/four-bit-matmul.md
+  EXPECT_EQ(sm90_config_for(96, 14336, 4096).rows, 96U);
+  EXPECT_EQ(sm90_config_for(128, 28672, 8192).rows, 128U);
+  EXPECT_EQ(sm90_config_for(128, 4096, 4096).splits, 4U);
+  EXPECT_EQ(sm90_config_for(128, 14336, 4096).splits, 1U);
+}
+
 // Blocks of 256 threads, whose shared memory and registers the kernel counts on.
 TEST(FourBitMatmulConfig, EveryKernelHas256Threads) {
   for (const Choice& choice : choices) EXPECT_EQ(choice.tile.threads(), 256U);
