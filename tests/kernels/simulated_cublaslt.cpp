@@ -1,8 +1,8 @@
 // The functions of cuBLASLt that nibble and its benchmarks call, by the plainest loops on the host, from what cuBLAS
 // documents: matrices are stored by columns, d = alpha * op(a) * op(b) + beta * c + bias. It proposes two algorithms
 // for everything but fp8 with fewer than 16 columns, which it does not support. A product that is not the one whose
-// algorithm it proposed, by sizes, types, alignment or workspace, fails. If the environment has NIBBLE_SIMULATED_WRONG,
-// the first value of every product is wrong.
+// algorithm it proposed, by sizes, alignment or workspace, fails, and a context that is null ends the process. If the
+// environment has NIBBLE_SIMULATED_WRONG, the first value of every product is wrong.
 #include "tests/kernels/simulated_cublaslt.hpp"
 
 #include <algorithm>
@@ -230,6 +230,7 @@ int cublasLtMatmulPreferenceDestroy(Preference* preference) {
 int cublasLtMatmulAlgoGetHeuristic(Context* context, Operation* operation, Layout* a, Layout* b, Layout* c, Layout* d,
                                    Preference* preference, int wanted, HeuristicResult* results, int* found) {
   *found = 0;
+  if (context == nullptr) std::abort();
   if (context != &the_context || c != d || preference->alignment_c != preference->alignment_d) return invalid;
   if (!fits(*operation, *a, *b, *d)) return invalid;
   if (!is_supported(*operation, *a, *b, *d)) return not_supported;
