@@ -262,8 +262,9 @@ class Advising {
     return points;
   }
 
-  // A cast to the type that a tensor has leaves it as it is.
+  // A cast to the type that a tensor has leaves it as it is, and without elements no codec changes anything.
   [[nodiscard]] bool is_same(const PlannedTensor& planned) const {
+    if (planned.info.elements() == 0) return true;
     const CodecSpec& codec = codecs_[planned.source];
     return planned.codec == codec ||
            (codec.keeps() && make_codec(planned.codec)->cast_type() == std::optional(planned.info.dtype));
