@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "cli/commands.hpp"
@@ -13,23 +15,32 @@
 #include "nibble/codec.hpp"
 #include "nibble/codec_spec.hpp"
 #include "nibble/target.hpp"
+#include "quant/schemes/scheme.hpp"
 
 namespace nibble::cli {
 namespace {
 
+// quant_method of the scheme that stores what a codec makes; empty if the codec does not quantize.
+std::string_view quant_method_of(const Codec& codec) {
+  return codec.quantizes() ? scheme_of(codec).quant_method() : std::string_view();
+}
+
 void run(bool as_json) {
   Json json = {{"codecs", Json::array()}, {"containers", Json::array()}};
   for (const std::string_view name : codec_names()) {
-    const CodecInfo& codec = CodecSpec(name).info();
+    const auto codec = make_codec(name);
+    const CodecInfo& info = codec->spec().info();
+    const std::string_view quant_method = quant_method_of(*codec);
     Json options = Json::array();
-    for (const CodecOption& option : codec.options)
+    for (const CodecOption& option : info.options)
       options.push_back({{"name", option.name},
                          {"help", option.help},
                          {"values", option.values},
                          {"default", option.values[option.default_value]}});
     json["codecs"].push_back({{"name", name},
-                              {"summary", codec.summary},
-                              {"quantizes", make_codec(name)->quantizes()},
+                              {"summary", info.summary},
+                              {"quantizes", codec->quantizes()},
+                              {"quant_method", quant_method.empty() ? Json() : Json(quant_method)},
                               {"options", std::move(options)}});
   }
   for (const ContainerTraits& container : containers())
@@ -43,9 +54,12 @@ void run(bool as_json) {
   }
   fmt::print("codecs (--to, --tensor RE=CODEC), and their options (nf4:block-size=32):\n");
   for (const std::string_view name : codec_names()) {
-    const CodecInfo& codec = CodecSpec(name).info();
-    fmt::print("  {:<12} {}\n", name, codec.summary);
-    for (const CodecOption& option : codec.options)
+    const auto codec = make_codec(name);
+    const CodecInfo& info = codec->spec().info();
+    const std::string_view quant_method = quant_method_of(*codec);
+    fmt::print("  {:<12} {}{}{}\n", name, info.summary, quant_method.empty() ? "" : "; stored in the format of ",
+               quant_method);
+    for (const CodecOption& option : info.options)
       fmt::print("    {:<12} {} [{}]: {}\n", option.name, fmt::join(option.values, "|"),
                  option.values[option.default_value], option.help);
   }
@@ -67,7 +81,7 @@ void add_formats(CLI::App& app) {
   command->footer(
       "In the JSON, \"quantizes\" is true for codecs that store codes with an absmax or a scale; the others cast or "
       "keep\n"
-      "the weights.\n\n"
+      "the weights. \"quant_method\" is the tool in whose format those codes are stored, as config.json names it.\n\n"
       "Example:\n  nibble formats --json");
   command->callback([as_json] { run(*as_json); });
 }

@@ -21,7 +21,7 @@ struct CodecOption {
 /// The declaration of a codec.
 struct CodecInfo {
   std::string_view name;
-  std::string_view summary;  ///< for people: what is stored, without a full stop
+  std::string_view summary;  ///< for people: what a weight becomes, without a full stop
   std::span<const CodecOption> options;
 };
 

@@ -23,10 +23,9 @@ void fp4::decode(std::span<const std::uint8_t> packed, std::span<const float> ab
 }
 
 extern const RegisteredCodec fp4_codec;
-const RegisteredCodec fp4_codec{
-    {"fp4", "4-bit floating point with an absmax per block, as bitsandbytes stores it", four_bit_options},
-    [](const CodecSpec& spec) -> std::unique_ptr<const Codec> {
-      return std::make_unique<FourBitCodec>(spec, fp4_tables, fp4_normal_sqnr);
-    }};
+const RegisteredCodec fp4_codec{{"fp4", "4-bit floating point with an absmax per block", four_bit_options},
+                                [](const CodecSpec& spec) -> std::unique_ptr<const Codec> {
+                                  return std::make_unique<FourBitCodec>(spec, fp4_tables, fp4_normal_sqnr);
+                                }};
 
 }  // namespace nibble

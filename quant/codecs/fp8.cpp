@@ -355,10 +355,7 @@ constexpr std::array<std::string_view, 4> fp8_synonyms{"float8", "f8", "e4m3", "
 }  // namespace
 
 extern const RegisteredCodec fp8_codec;
-const RegisteredCodec fp8_codec{{"fp8",
-                                 "8-bit floating point with a scale per row, block or tensor, as compressed-tensors "
-                                 "stores it",
-                                 fp8_options},
+const RegisteredCodec fp8_codec{{"fp8", "8-bit floating point with a scale per row, block or tensor", fp8_options},
                                 &make_of_spec<Fp8Codec>,
                                 fp8_synonyms};
 

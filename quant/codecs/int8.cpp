@@ -232,9 +232,7 @@ constexpr std::array<std::string_view, 5> int8_synonyms{"8bit", "8-bit", "q8", "
 
 extern const RegisteredCodec int8_codec;
 const RegisteredCodec int8_codec{
-    {"int8", "8-bit integers with an absmax per row (LLM.int8()), as bitsandbytes stores them", {}},
-    &make_of_spec<Int8Codec>,
-    int8_synonyms};
+    {"int8", "8-bit integers with an absmax per row (LLM.int8())", {}}, &make_of_spec<Int8Codec>, int8_synonyms};
 
 }  // namespace nibble
 #endif

@@ -40,11 +40,10 @@ constexpr std::array<std::string_view, 5> nf4_synonyms{"int4", "4bit", "4-bit", 
 }  // namespace
 
 extern const RegisteredCodec nf4_codec;
-const RegisteredCodec nf4_codec{
-    {"nf4", "4-bit NormalFloat with an absmax per block, as bitsandbytes stores it", four_bit_options},
-    [](const CodecSpec& spec) -> std::unique_ptr<const Codec> {
-      return std::make_unique<FourBitCodec>(spec, nf4_tables, nf4_normal_sqnr);
-    },
-    nf4_synonyms};
+const RegisteredCodec nf4_codec{{"nf4", "4-bit NormalFloat with an absmax per block", four_bit_options},
+                                [](const CodecSpec& spec) -> std::unique_ptr<const Codec> {
+                                  return std::make_unique<FourBitCodec>(spec, nf4_tables, nf4_normal_sqnr);
+                                },
+                                nf4_synonyms};
 
 }  // namespace nibble

@@ -7,9 +7,11 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "nibble/codec.hpp"
 #include "nibble/codec_spec.hpp"
+#include "quant/schemes/scheme.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 
@@ -19,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using test::Outcome;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 class Program : public testing::Test {
@@ -244,7 +247,26 @@ TEST_F(Program, FormatsComeFromTheRegistries) {
   ASSERT_EQ(json.at("codecs").size(), codec_names().size());
   for (const auto& codec : json.at("codecs")) {
     const auto name = codec.at("name").get<std::string>();
-    EXPECT_EQ(codec.at("quantizes"), make_codec(name)->quantizes()) << name;
+    const auto made = make_codec(name);
+    EXPECT_EQ(codec.at("quantizes"), made->quantizes()) << name;
+    if (made->quantizes())
+      EXPECT_EQ(codec.at("quant_method"), scheme_of(*made).quant_method()) << name;
+    else
+      EXPECT_TRUE(codec.at("quant_method").is_null()) << name;
+  }
+}
+
+// How codes are stored is said by the scheme; the summary of a codec is about numbers alone.
+TEST_F(Program, FormatsSayWhichSchemeStoresACodec) {
+  const std::string out = run("formats").out;
+  for (const std::string_view name : codec_names()) {
+    const auto codec = make_codec(name);
+    const std::string summary(codec->spec().info().summary);
+    for (const Scheme* const scheme : schemes())
+      EXPECT_THAT(summary, Not(HasSubstr(std::string(scheme->quant_method())))) << name;
+    const std::string stored =
+        codec->quantizes() ? "; stored in the format of " + std::string(scheme_of(*codec).quant_method()) : "";
+    EXPECT_THAT(out, HasSubstr(summary + stored + "\n")) << name;
   }
 }
 
