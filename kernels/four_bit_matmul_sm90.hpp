@@ -79,7 +79,7 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
     }
     if (!copies) {
       const FourBitOperand& weight = product[block_z()].weight;
-      next.load(*this, ScaleSource(*this, block_x(), lane), first_position(), lane);
+      load_scales(next, scale_source_of(block_x(), lane), first_position(), lane);
       float nested_value = 0;
       if constexpr (Nested) {
         nested_value = ldg(weight.absmax.nested_codebook + thread_id());
@@ -196,42 +196,41 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
   // Where a lane finds those of an item: of n = lane.row() and 8 more, in group lane.q of each step.
   struct ScaleSource {
     u32 group[2];  // of step 0
-
-    NIBBLE_DEVICE ScaleSource(const FourBitMatmulSm90& kernel, u32 item, const Lane& lane) {
-      const FourBitOperand& weight = kernel.product[block_z()].weight;
-      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-        const i64 at_n = i64{kernel.tile_of(item)} * block_n + lane.row() + 8 * half;
-        const i64 row = at_n < weight.n ? at_n : weight.n - 1;  // its sums are not stored
-        group[half] = static_cast<u32>(weight.first / 64 + row * (weight.stride / 64)) + lane.q;
-      }
-    }
   };
-
   struct Scales {
     u32 code[2];
     float absmax[2];  // or nested_absmax
+  };
 
-    NIBBLE_DEVICE void load(const FourBitMatmulSm90& kernel, const ScaleSource& source, const Position& at,
-                            const Lane& lane) {
-      if (at.item >= kernel.items() || lane.q >= kernel.groups_of(at)) return;
-      const FourBitOperand& weight = kernel.product[block_z()].weight;
-      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-        const u32 block = (source.group[half] + step_groups * at.step) >> (weight.log2_blocksize - 6);
-        if constexpr (Nested) {
-          code[half] = weight.absmax.code_of(block);
-          absmax[half] = weight.absmax.nested_absmax_of(block);
-        } else {
-          absmax[half] = weight.absmax.plain_of(block);
-        }
+  [[nodiscard]] NIBBLE_DEVICE ScaleSource scale_source_of(u32 item, const Lane& lane) const {
+    const FourBitOperand& weight = product[block_z()].weight;
+    ScaleSource source;
+    NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
+      const i64 at_n = i64{tile_of(item)} * block_n + lane.row() + 8 * half;
+      const i64 row = at_n < weight.n ? at_n : weight.n - 1;  // its sums are not stored
+      source.group[half] = static_cast<u32>(weight.first / 64 + row * (weight.stride / 64)) + lane.q;
+    }
+    return source;
+  }
+  NIBBLE_DEVICE void load_scales(Scales& to, const ScaleSource& source, const Position& at, const Lane& lane) const {
+    if (at.item >= items() || lane.q >= groups_of(at)) return;
+    const FourBitOperand& weight = product[block_z()].weight;
+    NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
+      const u32 block = (source.group[half] + step_groups * at.step) >> (weight.log2_blocksize - 6);
+      if constexpr (Nested) {
+        to.code[half] = weight.absmax.code_of(block);
+        to.absmax[half] = weight.absmax.nested_absmax_of(block);
+      } else {
+        to.absmax[half] = weight.absmax.plain_of(block);
       }
     }
-
-    // What lane 4 * g + i has of group i.
-    [[nodiscard]] NIBBLE_DEVICE float decoded(const Table& table, u32 half, float offset) const {
-      if constexpr (Nested) return FourBitAbsmax::decoded(table.nested_value_of(code[half]), absmax[half], offset);
-      return absmax[half];
-    }
-  };
+  }
+  // What lane 4 * g + i has of group i.
+  [[nodiscard]] NIBBLE_DEVICE static float decoded(const Scales& scales, u32 half, const Table& table, float offset) {
+    if constexpr (Nested)
+      return FourBitAbsmax::decoded(table.nested_value_of(scales.code[half]), scales.absmax[half], offset);
+    return scales.absmax[half];
+  }
 
   // -- Products, by two warpgroups
 
@@ -243,7 +242,7 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
   NIBBLE_DEVICE void multiply_all(const Memory& memory, const Table& table, Scales& next, float offset,
                                   const Lane& lane) const {
     Consumer ring;
-    ScaleSource source(*this, block_x(), lane);
+    ScaleSource source = scale_source_of(block_x(), lane);
     for (Position at = first_position(); at.item < items();) {
       Sums sum = {};
       const u32 item = at.item;
@@ -254,8 +253,8 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
         // A warp waits for all loads of the loop at once, so the next must not begin before these have arrived.
         const Scales now = next;
         const Position following = after(at);
-        if (following.item != item) source = ScaleSource(*this, following.item, lane);
-        next.load(*this, source, following, lane);
+        if (following.item != item) source = scale_source_of(following.item, lane);
+        load_scales(next, source, following, lane);
         multiply(sum, fragments, now, memory, table, ring, groups_of(at), following.item == item, offset, lane);
         at = following;
       }
@@ -267,7 +266,7 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
   NIBBLE_DEVICE static void multiply(Sums& sum, Fragments (&fragments)[2], const Scales& now, const Memory& memory,
                                      const Table& table, Consumer& ring, u32 groups, bool goes_on, float offset,
                                      const Lane& lane) {
-    const float scale[2] = {now.decoded(table, 0, offset), now.decoded(table, 1, offset)};
+    const float scale[2] = {decoded(now, 0, table, offset), decoded(now, 1, table, offset)};
     NIBBLE_UNROLL for (u32 i = 0; i < step_groups; ++i) {
       if (i >= groups) break;
       Fragments& own = fragments[i % 2];
