@@ -87,6 +87,26 @@ TEST(Faults, CorrectTmaMultiplyIsExact) {
       }
 }
 
+// What TMA copies may be memory that an earlier kernel has written, and must have been written.
+TEST(Faults, TmaReadsWorkspaces) {
+  const Problem problem{64, 16, 64};
+  const auto a = DeviceArray<bf16>::workspace(problem.a), b = DeviceArray<bf16>::input(problem.b);
+  const DeviceArray<bf16> unwritten(problem.a.size());
+  const auto run = [&](const DeviceArray<bf16>& from) {
+    const auto d = DeviceArray<float>::output(problem.expected.size());
+    using Kernel = TmaMultiply<PlantedAsync::nothing>;
+    launch(
+        {1}, Kernel::shared_bytes, nullptr,
+        Kernel{make_tensor_map(from.data(), 2, 64, 64, 128, 64, 64, Swizzle::bytes128),
+               make_tensor_map(b.data(), 2, 64, 16, 128, 64, 16, Swizzle::bytes128), a.data(), d.data(), 64, 16, 64});
+    return d.to_host() == problem.expected;
+  };
+  EXPECT_TRUE(run(a));
+  const Outcome seen = outcome([&] { return run(unwritten); });
+  EXPECT_EQ(seen.passed + seen.wrong, 0);
+  EXPECT_THAT(seen.faults, testing::Each(Fault::uninitialized));
+}
+
 // Every schedule shows the fault; `kinds` are the ways in which the simulator may call it, none if the result is wrong.
 template <class Run> void expect_caught(const char* what, Run&& run, const std::vector<Fault>& kinds) {
   const Outcome seen = outcome(run);
