@@ -203,12 +203,31 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, OtherwiseTheOtherKernel) {
   EXPECT_FALSE(multiplies_by_wgmma({.m = m, .n = 20, .k = 128, .ends = {3, 70}}));
 }
 
-// A workspace for either kernel: a plan may be made where there is no device, or another one.
-TEST(FourBitMatmulSm90, TheWorkspaceIsForAnyDevice) {
-  const Problem problem({.m = 70, .n = 33, .k = 64 * 67}, 31);
-  const u64 of_sm90 = four_bit_matmul::sm90_config_for(70, 33, 64 * 67).splits;
-  const u64 of_other = four_bit_matmul::config_for(70, 33, 64 * 67, true).splits;
-  EXPECT_EQ(Product(problem).workspace_bytes(), NIBBLE_COUNTERS * 4 + std::max(of_sm90, of_other) * 70 * 33 * 4);
+// A workspace for either kernel: a plan may be made where there is no device, or another one. Nothing is read, so the
+// sizes need not be those of the arrays.
+NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, TheWorkspaceIsForAnyDevice) {
+  const Problem problem({.m = 65, .n = 4, .k = 64}, 31);
+  const Product run(problem);
+  const DeviceArray<u8> y_array = run.y();
+  const auto expect_splits = [&](u64 n, u64 k, u64 splits) {
+    nibble_four_bit weight = run.weight();
+    nibble_matrix x = run.x(), y = run.y_of(y_array);
+    weight.rows = y.columns = y.stride = n;
+    weight.columns = x.columns = x.stride = k;
+    const nibble_four_bit_product product{&weight, nullptr, &y};
+    nibble_matmul matmul = run.call();
+    matmul.x = &x;
+    matmul.products = &product;
+    matmul.product_count = 1;
+    EXPECT_EQ(cuda::workspace_bytes(matmul), NIBBLE_COUNTERS * 4 + splits * 65 * n * 4);
+  };
+  using four_bit_matmul::config_for;
+  using four_bit_matmul::sm90_config_for;
+  const u64 of_sm90 = sm90_config_for(65, 5724, 14336).splits, of_other = config_for(65, 1000, 1024, true).splits;
+  ASSERT_GT(of_sm90, config_for(65, 5724, 14336, true).splits);
+  ASSERT_GT(of_other, sm90_config_for(65, 1000, 1024).splits);
+  expect_splits(5724, 14336, of_sm90);
+  expect_splits(1000, 1024, of_other);
 }
 
 }  // namespace

@@ -222,18 +222,6 @@ class Product {
     return call;
   }
 
-  [[nodiscard]] std::size_t workspace_bytes() const {
-    const nibble_four_bit w = weight();
-    const nibble_matrix x_matrix = x();
-    const DeviceArray<u8> y_array = y();
-    const nibble_matrix y_matrix = y_of(y_array);
-    const nibble_four_bit_product product{&w, bias(), &y_matrix};
-    nibble_matmul matmul = call();
-    matmul.x = &x_matrix;
-    matmul.products = &product;
-    return cuda::workspace_bytes(matmul);
-  }
-
   // m * n values. Between the rows of y, and for rows that no expert has, nothing may be written.
   [[nodiscard]] std::vector<float> product(u32* counters = nullptr) const {
     const nibble_four_bit w = weight();
