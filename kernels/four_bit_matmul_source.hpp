@@ -75,15 +75,20 @@ template <bool Nested, FourBitMatmulTile Tile> struct FourBitMatmulOperands {
   u32 code[n_tiles][runs / 2];
   float absmax[n_tiles][runs / 2];  // or nested_absmax
 
-  // Past the end a lane keeps its old values: any numbers will do, because x is zeros there.
+  // Past the end a lane keeps its old codes: any weights will do, because x is zeros there.
   NIBBLE_DEVICE void load(const FourBitOperand& weight, const FourBitMatmulSource<Tile>& source,
                           const FourBitMatmulLane<Tile>& lane) {
     left = source.left;
     NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) load_codes(packed[i], source, i, lane);
     NIBBLE_UNROLL for (u32 i = 0; i < runs; i += 2) {
-      const bool inside = static_cast<i32>(i + lane.id % 2) < left;
+      const u32 odd = lane.id % 2;
+      const bool inside = ends_in_group ? left > 0 : static_cast<i32>(i + odd) < left;
+      u32 run = i;
+      if constexpr (ends_in_group)
+        if (static_cast<i32>(i + odd) >= left) run = static_cast<u32>(left) - 1 - odd;
       NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
-        const u32 scale = (source.scale[tile] + i) >> (weight.log2_blocksize - log2_run);
+        const u32 scale = (source.scale[tile] + run) >> (weight.log2_blocksize - log2_run);
+        if constexpr (multiplies_past_end) absmax[tile][i / 2] = 0;
         if constexpr (Nested) {
           if (inside) code[tile][i / 2] = weight.absmax.code_of(scale);
           if (inside) absmax[tile][i / 2] = weight.absmax.nested_absmax_of(scale);
@@ -96,6 +101,11 @@ template <bool Nested, FourBitMatmulTile Tile> struct FourBitMatmulOperands {
 
  private:
   static constexpr u32 log2_run = Tile.run == 64 ? 6 : Tile.run == 32 ? 5 : 4;
+  // Past the end, absmax multiplies zeros, and may be infinite only if the row of the weight has such an absmax anyway.
+  // A kernel with one tile of m multiplies whatever is left: it needs 0 there. Others stop before a group in which
+  // nothing is left, but k may end inside of a group of short runs: there it is that of the last run.
+  static constexpr bool multiplies_past_end = Tile.m_tiles == 1;
+  static constexpr bool ends_in_group = Tile.m_tiles > 1 && Tile.run != 64;
 
   // Of group i. Only with runs of 64 can all of a lane's codes come by one load.
   NIBBLE_DEVICE void load_codes(u32x2 (&to)[n_tiles][2], const FourBitMatmulSource<Tile>& source, u32 i,

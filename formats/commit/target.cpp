@@ -45,7 +45,7 @@ std::string missing_text(const std::filesystem::path& folder) {
   return fmt::format("the folder '{}' does not exist", printable(folder.string()));
 }
 
-constexpr Remedy replaced{Remedy::Kind::replace_output};
+constexpr Remedy replaces_output{Remedy::Kind::replace_output};
 constexpr Remedy finished{Remedy::Kind::finish_replacement};
 
 }  // namespace
@@ -114,7 +114,7 @@ void Target::judge_target() {
       if (target.get() >= 0) refuse_interrupted(target.get(), inside_name);
     }
     refuse_interrupted(parent_.get(), beside_name());
-    if (status) refuse_existing(shown_, "exists", replaced);
+    if (status) refuse_existing(shown_, "exists", replaces_output);
   }
   if (kind_ == Kind::file) {
     (void)judge_files();
@@ -186,7 +186,7 @@ std::uint64_t Target::judge_file(int at, const std::string& name, const std::str
                                  bool (*may_replace)(int)) const {
   const auto status = status_of(at, name, printable(shown_));
   if (!status) return 0;
-  if (!options_.overwrite) refuse_existing(shown, "exists", replaced);
+  if (!options_.overwrite) refuse_existing(shown, "exists", replaces_output);
   if (!S_ISREG(status->st_mode)) refuse_existing(shown, "exists and is not a regular file");
   judge_permission(name, shown, *status);
   if (status->st_size == 0 || may_replace == nullptr) return status->st_ino;
@@ -229,7 +229,7 @@ std::vector<std::string> Target::judge_old(int directory) const {
 std::optional<Target::Old> Target::old() const {
   const auto status = status_of(parent_.get(), name_, printable(shown_));
   if (kind_ != Kind::directory || !status) return {};
-  if (!options_.overwrite) refuse_existing(shown_, "exists", replaced);  // its owner has just committed
+  if (!options_.overwrite) refuse_existing(shown_, "exists", replaces_output);  // its owner has just committed
   const Descriptor directory = open_directory(parent_.get(), name_);
   Old old;
   if (directory.get() < 0 || fstat(directory.get(), &old.status) != 0) fail("cannot open");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -153,6 +154,34 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, DevicesOfAnySizeGiveTheSameBytes) {
         const device::simulator::ScopedOptions scope(options);
         EXPECT_EQ(run.product(), expected) << multiprocessors;
       }
+  }
+}
+
+// What a lane loaded for another tile multiplies the zeros beyond the end of k: an absmax of infinity would make NaN of
+// them, in rows of the weight that do not have it.
+NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, AnInfiniteAbsmaxStaysInItsRow) {
+  for (const Shape& shape :
+       {Shape{.m = 8, .n = 300, .k = 64 * 33, .nested = false}, Shape{.m = 12, .n = 300, .k = 64 * 20, .nested = false},
+        Shape{.m = 20, .n = 300, .k = 64 * 20, .nested = false},
+        Shape{.m = 100, .n = 300, .k = 64 * 21, .nested = false},
+        Shape{.m = 8, .n = 300, .k = 16 * 83, .nested = false}, Shape{.m = 20, .n = 300, .k = 16 * 83, .nested = false},
+        Shape{.m = 20, .n = 300, .k = 32 * 41, .blocksize = 32, .nested = false}}) {
+    const Problem finite(shape, 29);
+    Problem infinite = finite;
+    constexpr std::size_t rows = 32;  // of the weight, from the first on
+    const auto blocks = static_cast<std::ptrdiff_t>(rows * shape.k / shape.blocksize + 1);
+    std::fill(infinite.absmax.begin(), infinite.absmax.begin() + blocks, std::numeric_limits<float>::infinity());
+    for (const unsigned multiprocessors : {1U, 2U, 3U, 4U, 5U}) {
+      device::simulator::Options options;
+      options.multiprocessors = multiprocessors;
+      options.capability = shape.m > 64 ? 90 : 80;  // of 90, x of few rows is kept, and nothing beyond k is multiplied
+      const device::simulator::ScopedOptions scope(options);
+      const std::vector<float> expected = Product(finite).product(), values = Product(infinite).product();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        if (i % shape.n <= rows) continue;
+        ASSERT_EQ(values[i], expected[i]) << testing::PrintToString(shape) << ", n " << i % shape.n;
+      }
+    }
   }
 }
 
