@@ -52,9 +52,8 @@ class Checkpoint final : public Reader {
   [[nodiscard]] InputFile open(const std::string& name) const { return {directory_.fd(), name, label_of(name)}; }
 
   void read_config() {
-    constexpr const char* name = "config.json";
-    if (!directory_.has(name)) return;
-    const InputFile& file = open_other(name);
+    if (!directory_.has(config::file_name)) return;
+    const InputFile& file = open_other(config::file_name);
     file.check_size(config::max_bytes);
     memory_.take(file.size(), file.label());  // no more than that is kept of it
     TakenMemory text_memory(memory_, file.label());

@@ -16,7 +16,9 @@
 
 #include "core/files/directory.hpp"
 #include "core/refuse.hpp"
+#include "formats/commit/replaceable.hpp"
 #include "formats/containers/container.hpp"
+#include "formats/models/config.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
@@ -86,7 +88,7 @@ bool CarryOver::is_carried_over(const std::string& name, const std::string& path
   const bool top = path.empty();
   const auto is_in = [&](std::span<const std::string> names) { return std::ranges::find(names, name) != names.end(); };
   if (name.starts_with('.')) return false;
-  if (top && (name == "config.json" || name == "nibble.json" || is_in(replaced_))) return false;
+  if (top && (name == config::file_name || name == manifest_file || is_in(replaced_))) return false;
   // An index is treated like the weights that it lists.
   if (name.ends_with(index_extension) && is_weights(name.substr(0, name.size() - index_extension.size()), top))
     return false;

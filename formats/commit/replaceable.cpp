@@ -10,6 +10,7 @@
 
 #include "core/files/directory.hpp"
 #include "formats/containers/container.hpp"
+#include "formats/models/config.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
@@ -18,13 +19,13 @@ namespace {
 constexpr std::array<std::string_view, 22> model_files{"added_tokens.json",
                                                        "chat_template.jinja",
                                                        "chat_template.json",
-                                                       "config.json",
+                                                       config::file_name,
                                                        "config_sentence_transformers.json",
                                                        "generation_config.json",
                                                        "merges.txt",
                                                        "model_index.json",
                                                        "modules.json",
-                                                       "nibble.json",
+                                                       manifest_file,
                                                        "preprocessor_config.json",
                                                        "processor_config.json",
                                                        "sentence_bert_config.json",

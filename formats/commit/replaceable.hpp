@@ -8,6 +8,9 @@
 /// What may leave a directory that a new output replaces.
 namespace nibble {
 
+/// What nibble says about a conversion, beside the weights.
+inline constexpr const char* manifest_file = "nibble.json";
+
 /// Whether a file of this name at the top of a model directory is one that transformers or nibble write and read
 /// there: weights in safetensors and torch files (but not of a peft adapter), indexes, configurations, tokenizers,
 /// nibble.json. If one of an old model stayed beside a new one, a loader would take it for a part of that.

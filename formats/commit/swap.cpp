@@ -18,6 +18,7 @@
 #include "core/files/file.hpp"
 #include "core/xxh3.hpp"
 #include "formats/containers/container.hpp"
+#include "formats/models/config.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
@@ -43,7 +44,7 @@ bool move_entry(int from, int to, const char* name) noexcept {
 // A loader looks for these.
 bool makes_a_model(const std::string& name) {
   const std::string single = "model" + std::string(written_container().extension);
-  return name == "config.json" || name.ends_with(index_extension) || name.ends_with(single);
+  return name == config::file_name || name.ends_with(index_extension) || name.ends_with(single);
 }
 
 std::uint64_t inode_of(int directory, const std::string& name, std::string_view shown) {

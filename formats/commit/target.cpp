@@ -20,6 +20,7 @@
 #include "formats/commit/replaceable.hpp"
 #include "formats/commit/swap.hpp"
 #include "formats/containers/container.hpp"
+#include "formats/models/config.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
@@ -52,8 +53,8 @@ constexpr Remedy finished{Remedy::Kind::finish_replacement};
 
 bool is_model(const std::vector<std::string>& entries) {
   const auto has = [&](auto&& test) { return std::any_of(entries.begin(), entries.end(), test); };
-  return has([](const std::string& entry) { return entry == "nibble.json"; }) ||
-         (has([](const std::string& entry) { return entry == "config.json"; }) &&
+  return has([](const std::string& entry) { return entry == manifest_file; }) ||
+         (has([](const std::string& entry) { return entry == config::file_name; }) &&
           has([](const std::string& entry) { return has_weight_extension(entry); }));
 }
 

@@ -20,6 +20,7 @@
 #include "core/text/size_text.hpp"
 #include "formats/commit/apart.hpp"
 #include "formats/commit/carry_over.hpp"
+#include "formats/commit/replaceable.hpp"
 #include "formats/commit/transaction.hpp"
 #include "formats/commit/write_behind.hpp"
 #include "formats/containers/container.hpp"
@@ -31,9 +32,7 @@
 namespace nibble {
 namespace {
 
-constexpr const char* config_name = "config.json";
 constexpr const char* diffusers_stem = "diffusion_pytorch_model";  // its loader looks for that name
-constexpr const char* manifest_file = "nibble.json";
 constexpr std::uint64_t index_piece = 1 << 20;
 
 // The first few names.
@@ -82,7 +81,7 @@ class OutputFiles {
   }
 
   [[nodiscard]] bool contains(const std::string& name) const {
-    if (name == config_name || name == manifest_file) return true;
+    if (name == config::file_name || name == manifest_file) return true;
     if (shards_ > 1 && name == index()) return true;
     if (!name.starts_with(stem_) || !name.ends_with(written_container().extension)) return false;
     for (std::size_t i = 0; i < shards_; ++i)
@@ -236,7 +235,7 @@ class DirectoryWriter final : public ShardWriter {
     carry_over_.copy(from, directory);
     end_manifest();
     if (shards_ > 1) write_index(finish);
-    if (from.has(config_name)) write_file(directory, config_name, label_, patched_config(from, finish));
+    if (from.has(config::file_name)) write_file(directory, config::file_name, label_, patched_config(from, finish));
   }
 
   std::vector<std::string> warnings() const override {
@@ -299,7 +298,7 @@ class DirectoryWriter final : public ShardWriter {
   }
 
   [[nodiscard]] std::string patched_config(const Directory& from, const Finish& finish) const {
-    const InputFile file(from.fd(), config_name, escaped((source_.path() / config_name).native()));
+    const InputFile file(from.fd(), config::file_name, escaped((source_.path() / config::file_name).native()));
     std::vector<config::Edit> edits;
     if (!finish.dtype.empty())
       for (const char* const key : {"dtype", "torch_dtype"}) edits.push_back({key, '"' + finish.dtype + '"'});

@@ -18,6 +18,7 @@
 /// Errors are Error(bad_input), "<label>: ...".
 namespace nibble::config {
 
+inline constexpr const char* file_name = "config.json";
 inline constexpr std::uint64_t max_bytes = 16 << 20;  // the largest seen have 2 MB, a table of labels
 
 /// A key of the outermost object, and its position in the text.

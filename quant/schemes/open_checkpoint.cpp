@@ -23,7 +23,7 @@ constexpr std::string_view hint = "plain weights are needed, such as the origina
 
 void check_config(const Reader& in, const ModelConfig& config, bool accept_quantized) {
   if (config.quantization_config.empty()) return;
-  const std::string label = escaped((in.path() / "config.json").native());
+  const std::string label = escaped((in.path() / config::file_name).native());
   const Scheme* const scheme = declared_scheme(config);
   if (scheme == nullptr && config.quant_method.empty())
     refuse(label, "quantized already: '{}' does not say by which quant_method", config.quantization_key);
@@ -68,7 +68,7 @@ void check_config_beside(const Reader& in, std::uint64_t max_memory) {
     ++first;
   if (first == tensors.size()) return;
   const std::filesystem::path folder = in.path().has_parent_path() ? in.path().parent_path() : ".";
-  const std::filesystem::path path = folder / "config.json";
+  const std::filesystem::path path = folder / config::file_name;
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) return;
   const InputFile file(AT_FDCWD, path, escaped(path.native()));
