@@ -206,7 +206,7 @@ std::size_t library_workspace_bytes(const MatmulArguments& arguments, std::span<
   const u64 min_m = arguments.matmul.min_library_m > 0 ? arguments.matmul.min_library_m : default_min_m;
   // What lies between the rows of a slice is dequantized, too, which takes that many more rows of x to pay off.
   const auto has_enough_rows = [&](const LibraryProduct& product) {
-    return product.n == 0 || arguments.x.rows >= min_m * ceil_div(product.stride, product.k);
+    return product.n == 0 || arguments.x.rows / min_m >= ceil_div(product.stride, product.k);
   };
   if (arguments.x.rows < min_m || arguments.x.columns == 0 || products.empty()) return 0;
   if (!std::all_of(products.begin(), products.end(), has_enough_rows) || library() == nullptr) return 0;

@@ -229,6 +229,27 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulLibraryBytes, AWeightOfAnySizeHasABoundedPane
   EXPECT_EQ(cuda::workspace_bytes(call), 240 + 7168 * 8192 * 2 + library_bytes);
 }
 
+NIBBLE_SIMULATED_TEST(FourBitMatmulLibraryBytes, RowsThatAreFarApartTakeMoreRowsThan64BitsHold) {
+  constexpr u64 m = u64{1} << 30;
+  nibble_four_bit weight{};
+  weight.struct_bytes = sizeof weight;
+  weight.blocksize = 64;
+  weight.rows = weight.columns = 1;
+  weight.stride = u64{1} << 34;
+  weight.packed = reinterpret_cast<const u8*>(256);
+  weight.absmax = reinterpret_cast<const float*>(256);
+  void* const anywhere = reinterpret_cast<void*>(256);
+  const nibble_matrix x{NIBBLE_BF16, m, 1, 1, anywhere}, y{NIBBLE_BF16, m, 1, 1, anywhere};
+  const nibble_four_bit_product product{&weight, nullptr, &y};
+  nibble_matmul call{};
+  call.struct_bytes = sizeof call;
+  call.x = &x;
+  call.products = &product;
+  call.product_count = 1;
+  call.min_library_m = m;
+  EXPECT_EQ(cuda::workspace_bytes(call), 0U);
+}
+
 // -- Where the library does not do it
 
 #if !defined(NIBBLE_ON_GPU)
