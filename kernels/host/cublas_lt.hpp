@@ -14,7 +14,7 @@ using device::u32;
 using device::u64;
 
 // The numbers and structs are those of cublasLt.h, which need not be there: the library's interface keeps them from
-// version to version. Where the header is there, cublas_lt.cpp compares them.
+// version to version. Where the header is there, cublas_lt_header.cpp compares them.
 enum class Type : int { f32 = 0, f16 = 2, s8 = 3, s32 = 10, bf16 = 14, e4m3 = 28 };
 struct Algorithm {
   u64 data[8];
