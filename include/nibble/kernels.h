@@ -6,8 +6,9 @@
  * - Pointers are to device memory, unless the text says host. They need the alignment of their type; a pointer aligned
  *   to 16 bytes is faster. Nothing may overlap what is written.
  * - A function puts its work on `stream`, which must belong to the current device, and returns at once. It never
- *   synchronizes and never allocates, so it can be captured into a CUDA graph. (CUDA itself loads the code of a kernel
- *   when it is first launched on a device, which takes longer.)
+ *   synchronizes and never allocates, so it can be captured into a CUDA graph; the exception is the first product of
+ *   many rows, which may load cuBLASLt (nibble_matmul). (CUDA itself loads the code of a kernel when it is first
+ *   launched on a device, which takes longer.)
  * - If a function needs more memory, ..._workspace() says how much. The caller provides it, aligned to 16 bytes. Its
  *   contents do not matter before the call, and when the work is done it can be used for anything else.
  * - Sizes are in elements unless the name says bytes. They have 64 bits: a weight may have more than 2^31 elements.
@@ -175,12 +176,14 @@ typedef struct nibble_four_bit_product {
  * The compute type is the type of x, or, if x is F32, `compute_dtype`: then x is first rounded to it. The values of the
  * codebook are rounded to it too. Products of the two are added in fp32; absmax multiplies sums of products that share
  * it; these sums, the bias and the old y are added in fp32, and y is rounded once (not at all if it is F32). The order
- * of additions depends only on shapes and alignment (docs/four-bit-matmul.md has the order and the error).
+ * of additions depends only on shapes and alignment, and above m = 64 on whether the device has compute capability 9.0
+ * (docs/four-bit-matmul.md has the order and the error).
  *
  * It is fast if k, first, and stride are multiples of 64, blocksize is at least 64, packed is aligned to 8 bytes, and x
  * and its rows are aligned to 16 bytes. With multiples of 16, a blocksize of 32, or a packed that is aligned to 4
  * bytes, it takes more instructions; otherwise it is slow. Above m = 64, every 64 rows of x (32 in the second case)
- * read the weight again.
+ * read the weight again; devices of compute capability 9.0 take up to 128 rows at a time in the first case, if packed
+ * is aligned to 16 bytes.
  *
  * From a few hundred rows on (`min_library_m`) and without experts, the weight is dequantized into the workspace, and
  * cuBLASLt multiplies x by it, if libcublasLt.so.13 or .12 can be loaded; several weights take turns. Then weights are

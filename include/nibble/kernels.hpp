@@ -10,7 +10,8 @@
 /// documents shapes, layouts, alignment and sources, and throws instead of returning error codes: Error(usage) for
 /// an invalid argument, Error(internal) if CUDA fails. Programs that use it link nibble::cuda and nibble::core.
 ///
-/// The stream is a cudaStream_t. Nothing here synchronizes or allocates; work can be captured into a CUDA graph.
+/// The stream is a cudaStream_t. Nothing here synchronizes or allocates, except that the first product of many rows may
+/// load cuBLASLt (nibble_matmul); work can be captured into a CUDA graph.
 namespace nibble::cuda {
 
 using Stream = nibble_stream;
