@@ -219,7 +219,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
     const u32 thread = lane.id + 32 * lane.n_warp, piece = thread % pieces + lane.k_warp * pieces;
     const u32 at_k = step * block_k + 8 * piece, at_m = thread / pieces, chunk_m = work.chunk_m();
     const i32 present = at_k < static_cast<u32>(product[0].weight.k) ? static_cast<i32>(chunk_m - at_m) : 0;
-    to = to + (at_m * x_row_bytes + 16 * Run::place_of(piece));
+    to = to + (at_m * x_row_bytes + 16 * Run::slot_of(piece));
     Global<const Half> from = x + (i64{work.m_first + at_m} * x_stride + at_k);
     NIBBLE_UNROLL for (u32 t = 0; t < max_m; t += at_a_time) {
       if (m_tiles == 1 && t + at_m >= chunk_m) break;

@@ -51,7 +51,7 @@ template <u32 run> struct FourBitMatmulRun {
   static constexpr u32 x_gap_bytes = run == 16 ? 32 : 16;
 
   /// Where piece `piece` of a row is: a lane has its two pieces of a group side by side.
-  [[nodiscard]] NIBBLE_DEVICE static u32 place_of(u32 piece) {
+  [[nodiscard]] NIBBLE_DEVICE static u32 slot_of(u32 piece) {
     return run == 32 ? piece / 8 * 8 + piece % 4 * 2 + piece / 4 % 2 : piece;
   }
   [[nodiscard]] NIBBLE_DEVICE static u32 first_x_byte(u32 q) { return run == 16 ? 8 * q : 32 * q; }

@@ -14,6 +14,8 @@ cmake --build --preset $preset
 
 # In as many processes as there are processors: with one for each test, most of the time would go into starting them.
 export UBSAN_OPTIONS=print_stacktrace=1 GTEST_TOTAL_SHARDS
+# A sanitizer opens libraries in the program's stead, and then the program's own path to them does not count.
+export LD_LIBRARY_PATH=$PWD/build/$preset/tests/simulator
 export LSAN_OPTIONS=print_suppressions=0:suppressions=$PWD/tests/lsan.supp
 GTEST_TOTAL_SHARDS=$(nproc)
 failed=0

@@ -311,6 +311,8 @@ using FourBitMatmulLibraryDeathTest = FourBitMatmulLibrary;
 // Without the fixture, which loads it.
 TEST(FourBitMatmulNoLibraryDeathTest, ItCannotBeLoaded) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // the program anew, with this path
+  const char* const given = std::getenv("LD_LIBRARY_PATH");
+  const std::string before = given == nullptr ? "" : given;
   setenv("LD_LIBRARY_PATH", NIBBLE_NO_CUBLASLT, 1);
   EXPECT_EXIT(
       {
@@ -323,7 +325,7 @@ TEST(FourBitMatmulNoLibraryDeathTest, ItCannotBeLoaded) {
         leave_if_fused();
       },
       testing::ExitedWithCode(0), "");
-  unsetenv("LD_LIBRARY_PATH");
+  given == nullptr ? unsetenv("LD_LIBRARY_PATH") : setenv("LD_LIBRARY_PATH", before.c_str(), 1);
 }
 
 TEST_F(FourBitMatmulLibraryDeathTest, ItMakesNoContext) {

@@ -140,21 +140,33 @@ NIBBLE_DEVICE void tma_load_2d([[maybe_unused]] Shared<u8> to, [[maybe_unused]] 
 }
 NIBBLE_DEVICE void fence_proxy_async() { NIBBLE_SM90("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/// The driver's function is found at run time, so that the library needs no driver to be loaded.
+namespace detail {
+
+/// The driver's function is found at run time, so that the library needs no driver to be loaded; once, because a launch
+/// makes several maps.
+inline auto tensor_map_encoder() {
+  static const auto function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
+          "cuTensorMapEncodeTiled");
+    if (found == nullptr) throw LaunchError(static_cast<int>(cudaErrorNotSupported), "no cuTensorMapEncodeTiled");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  return function;
+}
+
+}  // namespace detail
+
 inline TensorMap make_tensor_map(const void* base, u32 element_bytes, u64 inner, u64 outer, u64 row_bytes,
                                  u32 box_inner, u32 box_outer, Swizzle swizzle) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  detail::check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-                "cuTensorMapEncodeTiled");
-  if (function == nullptr) throw LaunchError(static_cast<int>(cudaErrorNotSupported), "no cuTensorMapEncodeTiled");
   const CUtensorMapDataType type = element_bytes == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                    : element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                                         : CU_TENSOR_MAP_DATA_TYPE_UINT32;
   const cuuint64_t sizes[] = {inner, outer}, strides[] = {row_bytes};
   const cuuint32_t box[] = {box_inner, box_outer}, steps[] = {1, 1};
   TensorMap map;
-  const CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
+  const CUresult result = detail::tensor_map_encoder()(
       &map, type, 2, const_cast<void*>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       swizzle == Swizzle::bytes128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
