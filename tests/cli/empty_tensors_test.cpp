@@ -103,7 +103,8 @@ TEST_F(EmptyTensors, AreMeasuredAndAdvisedAbout) {
   EXPECT_THAT(measured.out, Not(HasSubstr("nan")));
   const test::Outcome advised = run("measure w.safetensors --advise 9bits --json");
   ASSERT_EQ(advised.code, 0) << advised.err;
-  for (const json& tensor : json::parse(advised.out).at("tensors"))
+  const json advice = json::parse(advised.out);
+  for (const json& tensor : advice.at("tensors"))
     if (tensor.at("name") != full) {
       EXPECT_THAT(tensor.at("codec"), AnyOf("keep", "fp32")) << tensor;
     }
