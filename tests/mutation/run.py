@@ -4,6 +4,7 @@
     tests/mutation/run.py                 all mutants; writes docs/mutation.md if all are as mutants.toml says
     tests/mutation/run.py --resume        tries those that the last such run has not tried or that no test noticed then
     tests/mutation/run.py --only REGEX    those whose file or change matches; writes nothing
+    tests/mutation/run.py --page          writes docs/mutation.md from what such runs have found so far
     tests/mutation/run.py --check         only whether every mutant can still be planted (CI runs this)
 
 Works on a copy of the sources in build/mutation, which is built incrementally: a mutant costs the compilation of what
@@ -136,7 +137,8 @@ def try_mutant(mutant, sources, limits):
 
 def write_page(results):
     killed = sum(1 for _, found in results if found)
-    explained = [mutant for mutant, found in results if not found]
+    explained = [mutant for mutant, found in results if not found and mutant.survives]
+    untried = len(results) - killed - len(explained)
     lines = [
         "# Mutants",
         "",
@@ -144,14 +146,16 @@ def write_page(results):
         "time, and runs the tests. The list is picked by hand: guards that are left out, bounds that are off by one, "
         "steps in another order. That program wrote this page.",
         "",
-        f"{killed} of {len(results)} are noticed" + ("; the others change nothing that can be seen."
-                                                     if explained else "."),
+        f"{killed} of {len(results)} are noticed."
+        + (f" {len(explained)} change nothing that can be seen." if explained else "")
+        + (f" {untried} are newer than the last run, which has not tried them." if untried else ""),
         "",
         "| File | What the mutant breaks | Noticed by |",
         "|---|---|---|",
     ]
     for mutant, found in results:
-        lines.append(f"| `{mutant.file}` | {mutant.breaks} | {f'`{found}`' if found else 'none: ' + mutant.survives} |")
+        by = f"`{found}`" if found else f"none: {mutant.survives}" if mutant.survives else "not tried"
+        lines.append(f"| `{mutant.file}` | {mutant.breaks} | {by} |")
     PAGE.write_text("\n".join(lines) + "\n")
 
 
@@ -159,6 +163,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", metavar="REGEX")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--page", action="store_true")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     mutants = load()
@@ -166,6 +171,10 @@ def main():
         mutant.source_text(ROOT)
     if options.check:
         print(f"{len(mutants)} mutants can be planted")
+        return
+    if options.page:
+        noticed = read_noticed()
+        write_page([(mutant, noticed.get(mutant.key)) for mutant in mutants])
         return
     chosen = [m for m in mutants if re.search(options.only, f"{m.file} {m.breaks}")]
     sources = copy_sources()
