@@ -115,7 +115,7 @@ u32 FourBitMatmulArguments::run_of_all() const {
 bool FourBitMatmulArguments::all_fit_sm90() const {
   constexpr u64 max_items = u64{1} << 31;  // tiles of n, chunks of m and splits
   return matmul.experts == 0 && x.rows >= four_bit_matmul::min_m_of_sm90 && x.stride < u64{1} << 38 &&
-         (n / 128 + 1) * (x.rows / 64 + 1) * 16 < max_items &&
+         (n / four_bit_matmul::sm90_block_n + 1) * (x.rows / 64 + 1) * 16 < max_items &&
          std::all_of(products.begin(), products.begin() + matmul.product_count,
                      [](const Product& product) { return product.n > 0 && is_aligned(product.weight.packed, 16); });
 }

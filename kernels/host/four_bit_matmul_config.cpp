@@ -40,7 +40,6 @@ LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, u64 max_splits) 
 
 /// What FourBitMatmulSm90 is taken to cost: docs/four-bit-matmul.md. Estimates, not measured.
 namespace sm90 {
-constexpr u64 block_n = 128, step_k = 256;
 constexpr u64 clocks_of_a_step(u64 rows) { return 4 * (3 * rows + 240); }  // of shared memory
 constexpr u64 clocks_of_an_item = 2'500;                                   // the first codes and x; the sums
 constexpr u64 clocks_of_adding = 2'000;                                    // all wait for the last block of each tile
@@ -49,7 +48,7 @@ constexpr u64 bytes_in_a_clock = 24;                                       // of
 
 /// The number of splits with the lowest cost, as above.
 Sm90Config sm90_config_with(u32 rows, u64 m, u64 n, u64 k) {
-  const u64 groups = ceil_div<u64>(n, sm90::block_n) * ceil_div<u64>(m, rows), steps = ceil_div<u64>(k, sm90::step_k);
+  const u64 groups = ceil_div<u64>(n, sm90_block_n) * ceil_div<u64>(m, rows), steps = ceil_div<u64>(k, sm90_step_k);
   Sm90Config best{.rows = rows, .splits = 0, .cost = 0};
   for (u64 splits = 1; splits <= std::min<u64>(steps, groups <= max_groups ? 16 : 1); ++splits) {
     const u64 turns = ceil_div<u64>(groups * splits, multiprocessors_to_fill);

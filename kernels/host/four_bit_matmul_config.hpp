@@ -32,6 +32,9 @@ inline constexpr std::array<Choice, 2 * short_runs.size()> choices_of_short_runs
 /// or of choices_of_short_runs if the run is.
 LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split, u32 run = 64);
 
+/// What FourBitMatmulSm90 takes of n at a time, and of k in a step. Its launch asserts that they are the kernel's.
+inline constexpr u64 sm90_block_n = 128, sm90_step_k = 256;
+
 /// A launch of FourBitMatmulSm90 (kernels/four_bit_matmul_sm90.hpp).
 struct Sm90Config {
   u32 rows;    // of x at a time: 64, 96 or 128

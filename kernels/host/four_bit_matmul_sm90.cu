@@ -10,6 +10,8 @@ namespace {
 
 template <class Kernel, class Half>
 void launch_sm90(const FourBitMatmulArguments& arguments, const MatmulMemory<Half>& memory, StreamRef stream) {
+  static_assert(Kernel::block_n == four_bit_matmul::sm90_block_n);
+  static_assert(64 * Kernel::step_groups == four_bit_matmul::sm90_step_k);
   const u32 m = static_cast<u32>(arguments.x.rows), splits = arguments.sm90.splits;
   const u64 k = arguments.x.columns;
   Kernel kernel{.product = {}, .codes_map = {}, .x_map = {}, .m = m, .sums = memory.sums(splits, arguments.n)};

@@ -208,7 +208,9 @@ std::size_t library_workspace_bytes(const MatmulArguments& arguments, std::span<
   const auto has_enough_rows = [&](const LibraryProduct& product) {
     return product.n == 0 || arguments.x.rows / min_m >= ceil_div(product.stride, product.k);
   };
-  if (arguments.x.rows < min_m || arguments.x.columns == 0 || products.empty()) return 0;
+  if (arguments.x.rows < min_m || arguments.x.columns == 0) return 0;
+  const auto has_no_rows = [](const LibraryProduct& product) { return product.n == 0; };
+  if (std::all_of(products.begin(), products.end(), has_no_rows)) return 0;
   if (!std::all_of(products.begin(), products.end(), has_enough_rows) || library() == nullptr) return 0;
   try {
     current_context();  // not in the call, which may be captured into a graph

@@ -146,14 +146,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, DevicesOfAnySizeGiveTheSameBytes) {
     const Problem problem(shape, 28);
     const Product run(problem);
     const std::vector<float> expected = run.product();
-    for (const unsigned multiprocessors : {1U, 3U, 108U, 114U, 144U})
-      for (const unsigned capability : {80U, 90U}) {
-        device::simulator::Options options;
-        options.multiprocessors = multiprocessors;
-        options.capability = capability;
-        const device::simulator::ScopedOptions scope(options);
-        EXPECT_EQ(run.product(), expected) << multiprocessors;
-      }
+    nibble::test::on_devices({1U, 3U, 108U, 114U, 144U}, {80U, 90U}, [&] { EXPECT_EQ(run.product(), expected); });
   }
 }
 

@@ -163,6 +163,7 @@ TEST_F(FourBitMatmulLibrary, FromSoManyRowsOn) {
   constexpr u64 least = four_bit_matmul::min_library_m;
   EXPECT_LT(bytes_for({.m = least - 1, .n = 4, .k = 64}, as_it_is), library_bytes);
   EXPECT_GT(bytes_for({.m = least, .n = 4, .k = 64}, as_it_is), library_bytes);
+  EXPECT_LT(bytes_for({.m = least, .n = 0, .k = 64}, as_it_is), library_bytes);
   EXPECT_LT(bytes_for({.m = least, .n = 4, .k = 64}, [](nibble_matmul& call) { call.min_library_m = least + 1; }),
             library_bytes);
   EXPECT_LT(bytes_for({.m = least, .n = 4, .k = 64}, [](nibble_matmul& c) { c.min_library_m = NIBBLE_NO_LIBRARY; }),

@@ -164,20 +164,12 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, DevicesOfAnySizeGiveTheSameBytes) {
     const Problem problem(shape, 28);
     const Product run(problem);
     const std::vector<float> expected = run.product();
-    for (const unsigned multiprocessors : {1U, 3U, 114U, 144U}) {
-      Options options;
-      options.multiprocessors = multiprocessors;
-      const device::simulator::ScopedOptions scope(options);
-      EXPECT_EQ(run.product(), expected) << multiprocessors;
-    }
-    for (const unsigned capability : {80U, 100U}) {
-      Options options;
-      options.capability = capability;
-      const device::simulator::ScopedOptions scope(options);
+    nibble::test::on_devices({1U, 3U, 114U, 144U}, {90U}, [&] { EXPECT_EQ(run.product(), expected); });
+    nibble::test::on_devices({132U}, {80U, 100U}, [&] {
       const std::vector<float> elsewhere = run.product();
       test::expect_values(problem, elsewhere);
       EXPECT_NE(elsewhere, expected) << "the same kernel";
-    }
+    });
   }
 }
 

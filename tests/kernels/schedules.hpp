@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,21 @@
 namespace nibble::test {
 
 using device::simulator::Options;
+
+/// Calls body() on a simulated device of each of these sizes with each of these capabilities.
+template <class Body>
+void on_devices(std::initializer_list<unsigned> multiprocessors, std::initializer_list<unsigned> capabilities,
+                Body&& body) {
+  for (const unsigned count : multiprocessors)
+    for (const unsigned capability : capabilities) {
+      Options options;
+      options.multiprocessors = count;
+      options.capability = capability;
+      const device::simulator::ScopedOptions scope(options);
+      SCOPED_TRACE(testing::Message() << count << " multiprocessors, capability " << capability);
+      body();
+    }
+}
 
 /// The i-th of the schedules that tests use: all three kinds, seeds that differ, copies that land early and late.
 inline Options schedule(int i) {

@@ -131,6 +131,12 @@ bool fits(const Operation& operation, const Layout& a, const Layout& b, const La
          d.columns > 0 && b.rows > 0 && (operation.epilogue == 1 || operation.bias != nullptr);
 }
 
+template <class Member> int set_attribute(Member& member, const void* value, std::size_t bytes) {
+  if (bytes != sizeof member) return invalid;
+  std::memcpy(&member, value, bytes);
+  return success;
+}
+
 bool is_aligned(const void* pointer, u64 bytes) { return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0; }
 
 void touch(const Layout& matrix, const void* data, bool writes) {
@@ -164,11 +170,7 @@ int cublasLtMatmulDescCreate(Operation** operation, Compute compute, Type scale)
 }
 int cublasLtMatmulDescSetAttribute(Operation* operation, OperationAttribute attribute, const void* value,
                                    std::size_t bytes) {
-  const auto set = [&](auto& member) {
-    if (bytes != sizeof member) return invalid;
-    std::memcpy(&member, value, bytes);
-    return success;
-  };
+  const auto set = [&](auto& member) { return set_attribute(member, value, bytes); };
   switch (attribute) {
     case OperationAttribute::transpose_a:
       return set(operation->a);
@@ -201,11 +203,7 @@ int cublasLtMatmulPreferenceCreate(Preference** preference) {
 }
 int cublasLtMatmulPreferenceSetAttribute(Preference* preference, PreferenceAttribute attribute, const void* value,
                                          std::size_t bytes) {
-  const auto set = [&](auto& member) {
-    if (bytes != sizeof member) return invalid;
-    std::memcpy(&member, value, bytes);
-    return success;
-  };
+  const auto set = [&](auto& member) { return set_attribute(member, value, bytes); };
   switch (attribute) {
     case PreferenceAttribute::max_workspace_bytes:
       return set(preference->workspace_bytes);
