@@ -122,21 +122,22 @@ std::vector<AdvicePoint> rows_of(const Advice& advice) {
   return rows;
 }
 
-void print(const AdviseArguments& arguments, const Reader& reference, std::uint64_t max_bytes, const Advice& advice) {
-  fmt::print("{}\n\n", command_for(arguments.reference, reference, advice.recipe));
+void print(Terminal& terminal, const AdviseArguments& arguments, const Reader& reference, std::uint64_t max_bytes,
+           const Advice& advice) {
+  terminal.print("{}\n\n", command_for(arguments.reference, reference, advice.recipe));
   std::string counts;
   for (const auto& [codec, count] : tensors_by_codec(advice))
     counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, codec);
   std::uint64_t source = 0;
   for (std::size_t t = 0; t < reference.tensors().size(); ++t) source += reference.tensors().bytes(t);
-  fmt::print("{} -> {} of {}, {:.2f} bits per weight, SQNR {}; tensors: {}\n", size_both(source),
-             size_both(advice.chosen.bytes), size_both(max_bytes), advice.bits_per_weight(advice.chosen.bytes),
-             with_unit(advice.chosen.sqnr_db), counts);
+  terminal.print("{} -> {} of {}, {:.2f} bits per weight, SQNR {}; tensors: {}\n", size_both(source),
+                 size_both(advice.chosen.bytes), size_both(max_bytes), advice.bits_per_weight(advice.chosen.bytes),
+                 with_unit(advice.chosen.sqnr_db), counts);
   if (advice.chosen.bytes == source && std::isinf(advice.chosen.sqnr_db))
-    fmt::print("Everything fits as it is: nothing has to be converted.\n");
+    terminal.print("Everything fits as it is: nothing has to be converted.\n");
   if (!arguments.allow_nibble_only)
-    fmt::print("Casts of the whole model (convert --to bf16, --to fp16) are not among the choices.\n");
-  if (advice.recipe.allow_nibble_only) fmt::print("Only nibble's own loader will read the result.\n");
+    terminal.print("Casts of the whole model (convert --to bf16, --to fp16) are not among the choices.\n");
+  if (advice.recipe.allow_nibble_only) terminal.print("Only nibble's own loader will read the result.\n");
 
   // The error is that of the weights of all tensors, each relative to its own tensor: sqrt(cost / weights).
   const auto error = [&](const AdvicePoint& point) {
@@ -145,7 +146,7 @@ void print(const AdviseArguments& arguments, const Reader& reference, std::uint6
   const std::vector<AdvicePoint> rows = rows_of(advice);
   double largest = 0;
   for (const AdvicePoint& row : rows) largest = std::max(largest, error(row));
-  fmt::print("\n  {:>10}  {:>6}  {:>8}  {:>8}\n", "size", "bits", "SQNR dB", "error");
+  terminal.print("\n  {:>10}  {:>6}  {:>8}  {:>8}\n", "size", "bits", "SQNR dB", "error");
   std::vector<std::pair<bool, std::string>> lines;  // a line and whether it is the chosen one; no two lines are equal
   for (const AdvicePoint& row : rows) {
     const auto length = largest > 0 ? static_cast<std::size_t>(std::lround(error_bar_width * error(row) / largest)) : 0;
@@ -156,12 +157,12 @@ void print(const AdviseArguments& arguments, const Reader& reference, std::uint6
     lines.back().first |= row.bytes == advice.chosen.bytes;
   }
   for (const auto& [is_chosen, line] : lines)
-    fmt::print("{} {}\n", is_chosen ? '>' : ' ', line.substr(0, line.find_last_not_of(' ') + 1));
+    terminal.print("{} {}\n", is_chosen ? '>' : ' ', line.substr(0, line.find_last_not_of(' ') + 1));
 }
 
 }  // namespace
 
-void run_advise(const AdviseArguments& arguments) {
+void run_advise(Terminal& terminal, const AdviseArguments& arguments) {
   const std::unique_ptr<Reader> reference =
       open_checkpoint(arguments.reference, {.max_memory = arguments.resources.max_memory});
   if (!arguments.allow_nibble_only)
@@ -173,14 +174,14 @@ void run_advise(const AdviseArguments& arguments) {
   std::uint64_t weights = 0;
   for (const PlannedTensor& tensor : formats.front().plan->tensors) weights += tensor.info.elements();
   const std::uint64_t max_bytes = parse_budget(arguments.size, weights);
-  ProgressDisplay progress(arguments.progress);
+  ProgressDisplay progress(terminal, arguments.progress);
   const Measurement measurement = measure(*reference, formats, {false, arguments.resources}, progress);
   progress.close();
   const Advice advice = advise(*reference, formats, measurement, {max_bytes, arguments.allow_nibble_only});
   if (arguments.json)
-    fmt::print("{}\n", to_json(arguments, *reference, max_bytes, advice));
+    terminal.print("{}\n", to_json(arguments, *reference, max_bytes, advice));
   else
-    print(arguments, *reference, max_bytes, advice);
+    print(terminal, arguments, *reference, max_bytes, advice);
 }
 
 }  // namespace nibble::cli

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cli/terminal/progress.hpp"
+#include "cli/terminal/terminal.hpp"
 #include "nibble/codec_spec.hpp"
 #include "nibble/memory.hpp"
 
@@ -20,6 +21,6 @@ struct AdviseArguments {
 };
 
 /// Measures the formats that advice needs, and prints it.
-void run_advise(const AdviseArguments& arguments);
+void run_advise(Terminal& terminal, const AdviseArguments& arguments);
 
 }  // namespace nibble::cli

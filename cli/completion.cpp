@@ -10,6 +10,7 @@
 #include "cli/commands.hpp"
 #include "cli/options/codec_option.hpp"
 #include "cli/options/options.hpp"
+#include "cli/terminal/terminal.hpp"
 
 namespace nibble::cli {
 namespace {
@@ -76,11 +77,13 @@ std::string joined(const std::vector<std::string>& words) { return fmt::format("
 // Bash splits words at "=" and ":", unless COMP_WORDBREAKS was changed, and replaces only the last piece: so the pieces
 // are joined, and the text before the last piece is removed from the answers. If there are no answers, bash falls back
 // on file names, which compopt prevents; bash 3 has no compopt and offers them.
-void print_bash(const std::vector<Command>& known) {
-  fmt::print("_nibble() {{\n  local word=${{COMP_WORDS[COMP_CWORD]}} option= prefix= i=$COMP_CWORD\n  COMPREPLY=()\n");
-  fmt::print("  if [ \"$COMP_CWORD\" -eq 1 ]; then\n    COMPREPLY=($(compgen -W {} -- \"$word\"))\n    return\n  fi\n",
-             shell_word(joined_names(known)));
-  fmt::print(
+void print_bash(Terminal& terminal, const std::vector<Command>& known) {
+  terminal.print(
+      "_nibble() {{\n  local word=${{COMP_WORDS[COMP_CWORD]}} option= prefix= i=$COMP_CWORD\n  COMPREPLY=()\n");
+  terminal.print(
+      "  if [ \"$COMP_CWORD\" -eq 1 ]; then\n    COMPREPLY=($(compgen -W {} -- \"$word\"))\n    return\n  fi\n",
+      shell_word(joined_names(known)));
+  terminal.print(
       "  local piece=$word\n"
       "  if [[ $piece == [:=]* ]]; then piece=; fi\n"
       "  while [ \"$i\" -gt 2 ] && [[ ${{COMP_WORDS[i]}} == [:=]* || ${{COMP_WORDS[i-1]}} == [:=]* ]]; do\n"
@@ -93,25 +96,26 @@ void print_bash(const std::vector<Command>& known) {
   for (const Command& command : known)
     for (const KnownOption& option : command.options)
       if (!option.offer.words.empty())
-        fmt::print(
+        terminal.print(
             "    {}{}) COMPREPLY=($(compgen -P \"$prefix\" -W {} -- \"$word\"))\n"
             "      for i in \"${{!COMPREPLY[@]}}\"; do COMPREPLY[i]=${{COMPREPLY[i]:skip}}; done\n"
             "      return ;;\n",
             command.name, option.name, shell_word(joined(option.offer.words)));
       else if (option.takes_value)
-        fmt::print("    {}{}) {}return ;;\n", command.name, option.name,
-                   option.offer.files ? "" : "compopt +o default 2>/dev/null; ");
-  fmt::print("  esac\n  case ${{COMP_WORDS[1]}} in\n");
+        terminal.print("    {}{}) {}return ;;\n", command.name, option.name,
+                       option.offer.files ? "" : "compopt +o default 2>/dev/null; ");
+  terminal.print("  esac\n  case ${{COMP_WORDS[1]}} in\n");
   for (const Command& command : known) {
     std::string options;
     for (const KnownOption& option : command.options) options += (options.empty() ? "" : " ") + option.name;
-    fmt::print("    {})\n      if [[ $word == -* ]]; then COMPREPLY=($(compgen -W {} -- \"$word\"))", command.name,
-               shell_word(options));
+    terminal.print("    {})\n      if [[ $word == -* ]]; then COMPREPLY=($(compgen -W {} -- \"$word\"))", command.name,
+                   shell_word(options));
     if (!command.argument.words.empty())
-      fmt::print("\n      else COMPREPLY=($(compgen -W {} -- \"$word\"))", shell_word(joined(command.argument.words)));
-    fmt::print("; fi ;;\n");
+      terminal.print("\n      else COMPREPLY=($(compgen -W {} -- \"$word\"))",
+                     shell_word(joined(command.argument.words)));
+    terminal.print("; fi ;;\n");
   }
-  fmt::print("  esac\n}}\ncomplete -o default -F _nibble nibble\n");
+  terminal.print("  esac\n}}\ncomplete -o default -F _nibble nibble\n");
 }
 
 // _arguments takes '--name[what it does]', and '--name=[what it does]:value:(one other)'; brackets and colons in the
@@ -130,40 +134,41 @@ std::string zsh_offer(const Offer& offer) {
   return offer.files ? "_files" : offer.words.empty() ? " " : "(" + zsh_text(joined(offer.words)) + ")";
 }
 
-void print_zsh(const std::vector<Command>& known) {
-  fmt::print("#compdef nibble\n_nibble() {{\n  if (( CURRENT == 2 )); then\n    local -a commands=(\n");
-  for (const Command& command : known) fmt::print("      {}\n", shell_word(command.name + ":" + command.summary));
-  fmt::print("    )\n    _describe command commands\n    return\n  fi\n  case $words[2] in\n");
+void print_zsh(Terminal& terminal, const std::vector<Command>& known) {
+  terminal.print("#compdef nibble\n_nibble() {{\n  if (( CURRENT == 2 )); then\n    local -a commands=(\n");
+  for (const Command& command : known) terminal.print("      {}\n", shell_word(command.name + ":" + command.summary));
+  terminal.print("    )\n    _describe command commands\n    return\n  fi\n  case $words[2] in\n");
   for (const Command& command : known) {
-    fmt::print("    {}) _arguments", command.name);
+    terminal.print("    {}) _arguments", command.name);
     for (const KnownOption& option : command.options)
-      fmt::print(" \\\n      {}", shell_word(option.name + (option.takes_value ? "=[" : "[") + zsh_text(option.help) +
-                                             "]" + (option.takes_value ? ":value:" + zsh_offer(option.offer) : "")));
-    fmt::print(" \\\n      {} ;;\n", shell_word("*:argument:" + zsh_offer(command.argument)));
+      terminal.print(" \\\n      {}",
+                     shell_word(option.name + (option.takes_value ? "=[" : "[") + zsh_text(option.help) + "]" +
+                                (option.takes_value ? ":value:" + zsh_offer(option.offer) : "")));
+    terminal.print(" \\\n      {} ;;\n", shell_word("*:argument:" + zsh_offer(command.argument)));
   }
-  fmt::print("  esac\n}}\ncompdef _nibble nibble\n");
+  terminal.print("  esac\n}}\ncompdef _nibble nibble\n");
 }
 
-void print_fish(const std::vector<Command>& known) {
+void print_fish(Terminal& terminal, const std::vector<Command>& known) {
   for (const Command& command : known) {
-    fmt::print("complete -c nibble -n __fish_use_subcommand -f -a {} -d {}\n", command.name,
-               shell_word(command.summary));
+    terminal.print("complete -c nibble -n __fish_use_subcommand -f -a {} -d {}\n", command.name,
+                   shell_word(command.summary));
     for (const KnownOption& option : command.options) {
       const bool files = option.offer.files || !option.takes_value;
       const std::string values = option.offer.words.empty() ? "" : " -a " + shell_word(joined(option.offer.words));
-      fmt::print("complete -c nibble -n '__fish_seen_subcommand_from {}' -l {}{}{}{} -d {}\n", command.name,
-                 option.name.substr(2), option.takes_value ? " -r" : "", files ? "" : " -f", values,
-                 shell_word(option.help));
+      terminal.print("complete -c nibble -n '__fish_seen_subcommand_from {}' -l {}{}{}{} -d {}\n", command.name,
+                     option.name.substr(2), option.takes_value ? " -r" : "", files ? "" : " -f", values,
+                     shell_word(option.help));
     }
     if (!command.argument.words.empty())
-      fmt::print("complete -c nibble -n '__fish_seen_subcommand_from {}' -f -a {}\n", command.name,
-                 shell_word(joined(command.argument.words)));
+      terminal.print("complete -c nibble -n '__fish_seen_subcommand_from {}' -f -a {}\n", command.name,
+                     shell_word(joined(command.argument.words)));
   }
 }
 
 }  // namespace
 
-void add_completion(CLI::App& app) {
+void add_completion(CLI::App& app, Terminal& terminal) {
   CLI::App* const command = app.add_subcommand("completion", "Print a completion script for a shell");
   const auto shell = std::make_shared<std::string>();
   set_choices(command->add_option("SHELL", *shell, "The shell to complete in"), {"bash", "zsh", "fish"})->required();
@@ -171,11 +176,11 @@ void add_completion(CLI::App& app) {
       "Examples:\n"
       "  source <(nibble completion bash)\n"
       "  nibble completion fish > ~/.config/fish/completions/nibble.fish");
-  command->callback([&app, shell] {
+  command->callback([&app, shell, &terminal] {
     const std::vector<Command> known = list_commands(app);
-    if (*shell == "bash") return print_bash(known);
-    if (*shell == "zsh") return print_zsh(known);
-    print_fish(known);
+    if (*shell == "bash") return print_bash(terminal, known);
+    if (*shell == "zsh") return print_zsh(terminal, known);
+    print_fish(terminal, known);
   });
 }
 

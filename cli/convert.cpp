@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <set>
@@ -14,11 +13,11 @@
 #include "cli/options/codec_option.hpp"
 #include "cli/options/options.hpp"
 #include "cli/summary.hpp"
-#include "cli/terminal/interrupt.hpp"
 #include "cli/terminal/json.hpp"
 #include "cli/terminal/progress.hpp"
 #include "cli/terminal/remedies.hpp"
 #include "cli/terminal/sizes.hpp"
+#include "cli/terminal/terminal.hpp"
 #include "core/text/suggest.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/convert.hpp"
@@ -160,25 +159,21 @@ void check_applicable(const CLI::App& command, const Reader& in, const Plan& pla
   check_applicable(command, plan.recipe, codecs, "applies to no tensor");
 }
 
-void print_warnings(const std::vector<Message>& warnings) {
-  // Not through fmt, which throws if stderr is closed.
-  for (const Message& warning : warnings)
-    std::fprintf(stderr, "warning: %s\n", with_options(warning.text, warning.remedy).c_str());
+std::string line_of(const Message& warning) {
+  return fmt::format("warning: {}", with_options(warning.text, warning.remedy));
 }
 
-void print_plan(const ConvertOptions& options, const Plan& plan, const ConversionMemory& memory) {
-  if (options.json) {
-    fmt::print("{}\n", dump_lines(plan_json(plan, memory)));
-    return;
-  }
-  fmt::print("{}", plan_text(plan, memory));
-  print_warnings(plan.warnings);
+void print_plan(Terminal& terminal, const ConvertOptions& options, const Plan& plan, const ConversionMemory& memory) {
+  if (options.json) return terminal.print("{}\n", dump_lines(plan_json(plan, memory)));
+  terminal.write(plan_text(plan, memory));
+  for (const Message& warning : plan.warnings) terminal.note(line_of(warning));
 }
 
 // Makes the text before the output appears: afterwards nothing may fail, not even for lack of memory.
 class ReportingDisplay final : public ProgressDisplay {
  public:
-  ReportingDisplay(ProgressStyle style, const ConvertOptions& options) : ProgressDisplay(style), options_(options) {}
+  ReportingDisplay(Terminal& terminal, ProgressStyle style, const ConvertOptions& options)
+      : ProgressDisplay(terminal, style), terminal_(terminal), options_(options) {}
 
   void set_conversion(const PlannedConversion& planned) { planned_ = &planned; }
 
@@ -190,38 +185,39 @@ class ReportingDisplay final : public ProgressDisplay {
         device != nullptr && device->chunks() > 0 ? std::optional(std::string(device->name())) : std::nullopt,
         seconds.count()};
     text_ = options_.json ? dump_lines(report_json(report, conversion)) + '\n' : report_text(report, conversion);
-    for (const Message& warning : report.warnings)
-      warnings_ += fmt::format("warning: {}\n", with_options(warning.text, warning.remedy));
+    for (const Message& warning : report.warnings) warnings_.push_back(line_of(warning));
   }
 
   // Throws Error(io) if the report is lost.
   void print(const std::string& remains) {
     close();
-    (void)std::fwrite(text_.data(), 1, text_.size(), stdout);
-    (void)std::fwrite(warnings_.data(), 1, warnings_.size(), stderr);
-    if (!remains.empty()) std::fprintf(stderr, "warning: %s\n", remains.c_str());
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    terminal_.write(text_);
+    for (const std::string& warning : warnings_) terminal_.note(warning);
+    if (!remains.empty()) terminal_.note("warning: " + remains);
+    if (!terminal_.flush())
       throw Error(Errc::io, fmt::format("{} is complete, but the report cannot be written to standard output",
                                         escaped(options_.out)));
   }
 
  private:
+  Terminal& terminal_;
   const ConvertOptions& options_;
   const PlannedConversion* planned_ = nullptr;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::string text_, warnings_;
+  std::string text_;
+  std::vector<std::string> warnings_;
 };
 
-void run(const CLI::App& command, ConvertOptions& options) {
-  catch_interrupts();
+void run(const CLI::App& command, ConvertOptions& options, Terminal& terminal) {
+  terminal.catch_interrupts();
   finish_recipe(command, options);
   check_applicable(command, options.recipe);
-  ReportingDisplay display(progress_style(options.progress), options);
+  ReportingDisplay display(terminal, progress_style(options.progress), options);
   PlannedConversion conversion(options.in, options.out, options.recipe, options.conversion);
   display.set_conversion(conversion);
   check_applicable(command, conversion.input(), conversion.plan());
   if (options.dry_run) {
-    print_plan(options, conversion.plan(), conversion.memory());
+    print_plan(terminal, options, conversion.plan(), conversion.memory());
     return conversion.check_output();  // after the plan, which is valid whatever is wrong with the output
   }
   const Report report = std::move(conversion).run(display);
@@ -230,7 +226,7 @@ void run(const CLI::App& command, ConvertOptions& options) {
 
 }  // namespace
 
-void add_convert(CLI::App& app) {
+void add_convert(CLI::App& app, Terminal& terminal) {
   CLI::App* const command =
       app.add_subcommand("convert", "Convert a checkpoint: quantize its linear layers, or cast all weights");
   const auto options = std::make_shared<ConvertOptions>();
@@ -356,7 +352,7 @@ void add_convert(CLI::App& app) {
       "  nibble convert meta-llama/Llama-3.1-8B out --to int8 --dry-run\n"
       "  nibble convert model.safetensors model-fp16.safetensors --to fp16 --on-overflow clamp\n"
       "  nibble convert IN OUT --to nf4 --skip '.*\\.layers\\.0\\..*' --tensor '.*down_proj.*=nf4:block-size=32'");
-  command->callback([command, options] { run(*command, *options); });
+  command->callback([command, options, &terminal] { run(*command, *options, terminal); });
 }
 
 }  // namespace nibble::cli

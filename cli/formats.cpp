@@ -11,6 +11,7 @@
 #include "cli/commands.hpp"
 #include "cli/options/options.hpp"
 #include "cli/terminal/json.hpp"
+#include "cli/terminal/terminal.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/codec_spec.hpp"
@@ -25,7 +26,7 @@ std::string_view quant_method_of(const Codec& codec) {
   return codec.quantizes() ? scheme_of(codec).quant_method() : std::string_view();
 }
 
-void run(bool as_json) {
+void run(bool as_json, Terminal& terminal) {
   Json json = {{"codecs", Json::array()}, {"containers", Json::array()}};
   for (const std::string_view name : codec_names()) {
     const auto codec = make_codec(name);
@@ -49,32 +50,32 @@ void run(bool as_json) {
   json["cpu_target"] = cpu_target();
   json["cpu_targets"] = cpu_targets();
   if (as_json) {
-    fmt::print("{}\n", dump_lines(json));
+    terminal.print("{}\n", dump_lines(json));
     return;
   }
-  fmt::print("codecs (--to, --tensor RE=CODEC), and their options (nf4:block-size=32):\n");
+  terminal.print("codecs (--to, --tensor RE=CODEC), and their options (nf4:block-size=32):\n");
   for (const std::string_view name : codec_names()) {
     const auto codec = make_codec(name);
     const CodecInfo& info = codec->spec().info();
     const std::string_view quant_method = quant_method_of(*codec);
-    fmt::print("  {:<12} {}{}{}\n", name, info.summary, quant_method.empty() ? "" : "; stored in the format of ",
-               quant_method);
+    terminal.print("  {:<12} {}{}{}\n", name, info.summary, quant_method.empty() ? "" : "; stored in the format of ",
+                   quant_method);
     for (const CodecOption& option : info.options)
-      fmt::print("    {:<12} {} [{}]: {}\n", option.name, fmt::join(option.values, "|"),
-                 option.values[option.default_value], option.help);
+      terminal.print("    {:<12} {} [{}]: {}\n", option.name, fmt::join(option.values, "|"),
+                     option.values[option.default_value], option.help);
   }
-  fmt::print("containers:\n");
+  terminal.print("containers:\n");
   for (const Json& container : json["containers"])
-    fmt::print("  {:<12} {} ({})\n", container["name"].get<std::string>(), container["summary"].get<std::string>(),
-               container["writes"].get<bool>() ? "reads and writes" : "reads");
-  fmt::print("CPU targets of this build on this processor (NIBBLE_CPU_TARGET):\n");
+    terminal.print("  {:<12} {} ({})\n", container["name"].get<std::string>(), container["summary"].get<std::string>(),
+                   container["writes"].get<bool>() ? "reads and writes" : "reads");
+  terminal.print("CPU targets of this build on this processor (NIBBLE_CPU_TARGET):\n");
   for (const std::string_view target : cpu_targets())
-    fmt::print("  {}{}\n", target, target == cpu_target() ? " (in use)" : "");
+    terminal.print("  {}{}\n", target, target == cpu_target() ? " (in use)" : "");
 }
 
 }  // namespace
 
-void add_formats(CLI::App& app) {
+void add_formats(CLI::App& app, Terminal& terminal) {
   CLI::App* const command = app.add_subcommand("formats", "List codecs, containers and CPU targets");
   const auto as_json = std::make_shared<bool>(false);
   add_json(*command, *as_json);
@@ -83,7 +84,7 @@ void add_formats(CLI::App& app) {
       "keep\n"
       "the weights. \"quant_method\" is the tool in whose format those codes are stored, as config.json names it.\n\n"
       "Example:\n  nibble formats --json");
-  command->callback([as_json] { run(*as_json); });
+  command->callback([as_json, &terminal] { run(*as_json, terminal); });
 }
 
 }  // namespace nibble::cli

@@ -17,6 +17,7 @@
 #include "cli/terminal/figures.hpp"
 #include "cli/terminal/json.hpp"
 #include "cli/terminal/sizes.hpp"
+#include "cli/terminal/terminal.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
@@ -41,7 +42,7 @@ Json describe(const Reader& checkpoint, std::size_t i) {
 }
 
 // One tensor at a time: all of them in one tree would take ten times what the checkpoint takes.
-void print_json(const Reader& checkpoint, std::uint64_t bytes) {
+void print_json(Terminal& terminal, const Reader& checkpoint, std::uint64_t bytes) {
   const auto& config = checkpoint.config();
   const Json json = {{"architecture", config ? Json(config->architecture) : Json()},
                      {"model_type", config ? Json(config->model_type) : Json()},
@@ -50,8 +51,8 @@ void print_json(const Reader& checkpoint, std::uint64_t bytes) {
                      {"tensors", Json::array()}};
   constexpr std::string_view empty_list = "[]\n}";
   const std::string text = dump_lines(json);
-  if (checkpoint.tensors().empty()) return fmt::print("{}\n", text);
-  fmt::print("{}[", std::string_view(text).substr(0, text.size() - empty_list.size()));
+  if (checkpoint.tensors().empty()) return terminal.print("{}\n", text);
+  terminal.print("{}[", std::string_view(text).substr(0, text.size() - empty_list.size()));
   for (std::size_t i = 0; i < checkpoint.tensors().size(); ++i) {
     const std::string list = dump_lines(Json::array({describe(checkpoint, i)}));  // "[\n {...}\n]"
     std::string tensor;
@@ -59,9 +60,9 @@ void print_json(const Reader& checkpoint, std::uint64_t bytes) {
       tensor += c;
       if (c == '\n') tensor += ' ';
     }
-    fmt::print("{}{}", i == 0 ? "" : ",", tensor);
+    terminal.print("{}{}", i == 0 ? "" : ",", tensor);
   }
-  fmt::print("\n ]\n}}\n");
+  terminal.print("\n ]\n}}\n");
 }
 
 // A weight as a row of the table.
@@ -104,7 +105,7 @@ bool is_before(std::string_view a, std::string_view b) {
   return a < b;  // 07 and 7
 }
 
-void print_table(const Reader& checkpoint, std::uint64_t bytes) {
+void print_table(Terminal& terminal, const Reader& checkpoint, std::uint64_t bytes) {
   const StoredWeights weights(checkpoint);
   std::vector<WeightRow> rows;
   std::map<std::string, std::uint64_t> bytes_of_type;
@@ -122,26 +123,27 @@ void print_table(const Reader& checkpoint, std::uint64_t bytes) {
     type_width = std::max(type_width, row.type.size());
   }
   for (const WeightRow& row : rows)
-    fmt::print("{:<{}}  {:<{}} {:>18}  {:>10}\n", row.name, name_width, row.type, type_width, row.shape,
-               size_short(row.bytes));
+    terminal.print("{:<{}}  {:<{}} {:>18}  {:>10}\n", row.name, name_width, row.type, type_width, row.shape,
+                   size_short(row.bytes));
   std::string types;
   for (const auto& [type, size] : bytes_of_type) types += fmt::format("; {} {}", type, size_short(size));
   const std::size_t parts = checkpoint.tensors().size(), files = checkpoint.files().size();
-  fmt::print("\n{}{} in {}, {}{}\n", parts == weights.size() ? "" : counted(weights.size(), "weight") + ", stored as ",
-             counted(parts, "tensor"), counted(files, "file"), size_both(bytes), types);
+  terminal.print("\n{}{} in {}, {}{}\n",
+                 parts == weights.size() ? "" : counted(weights.size(), "weight") + ", stored as ",
+                 counted(parts, "tensor"), counted(files, "file"), size_both(bytes), types);
 }
 
-void run(const InspectOptions& options) {
+void run(const InspectOptions& options, Terminal& terminal) {
   const std::unique_ptr<Reader> checkpoint = open_checkpoint(
       options.path, {.accept_quantized = true, .max_memory = options.resource_options.resources().max_memory});
   std::uint64_t bytes = 0;
   for (const TensorInfo& tensor : checkpoint->tensors()) bytes += tensor.bytes();
-  options.json ? print_json(*checkpoint, bytes) : print_table(*checkpoint, bytes);
+  options.json ? print_json(terminal, *checkpoint, bytes) : print_table(terminal, *checkpoint, bytes);
 }
 
 }  // namespace
 
-void add_inspect(CLI::App& app) {
+void add_inspect(CLI::App& app, Terminal& terminal) {
   CLI::App* const command =
       app.add_subcommand("inspect", "List the weights of a checkpoint, quantized or not; reads headers only");
   const auto options = std::make_shared<InspectOptions>();
@@ -158,7 +160,7 @@ void add_inspect(CLI::App& app) {
       "Examples:\n"
       "  nibble inspect Llama-3.1-8B\n"
       "  nibble inspect model.safetensors --json");
-  command->callback([options] { run(*options); });
+  command->callback([options, &terminal] { run(*options, terminal); });
 }
 
 }  // namespace nibble::cli

@@ -13,8 +13,10 @@
 
 #include "cli/run_program.hpp"
 #include "cli/terminal/interrupt.hpp"
+#include "cli/terminal/process_terminal.hpp"
 #include "cli/terminal/remedies.hpp"
 #include "nibble/error.hpp"
+#include "nibble/target.hpp"
 
 namespace {
 
@@ -83,7 +85,9 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is an error of write(), which cleans up
   std::set_terminate(end_at_once);
   try {
-    nibble::cli::run_program(argc, argv);
+    nibble::force_cpu_target_of_environment();
+    nibble::cli::ProcessTerminal terminal;
+    nibble::cli::run_program({argv + 1, argv + argc}, terminal);
     return 0;
   } catch (const nibble::Error& error) {
     return fail(error);

@@ -6,7 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <memory>
@@ -21,9 +20,9 @@
 #include "cli/options/codec_option.hpp"
 #include "cli/options/options.hpp"
 #include "cli/options/threshold_option.hpp"
-#include "cli/terminal/interrupt.hpp"
 #include "cli/terminal/progress.hpp"
 #include "cli/terminal/shell.hpp"
+#include "cli/terminal/terminal.hpp"
 #include "formats/commit/apart.hpp"
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"
@@ -68,15 +67,13 @@ std::vector<Threshold> parse_thresholds(const MeasureArguments& options) {
   return thresholds;
 }
 
-void report(const std::vector<Violation>& found, const Measurement& measurement) {
+void report(Terminal& terminal, const std::vector<Violation>& found, const Measurement& measurement) {
   for (const Violation& violation : found)
-    std::fprintf(stderr, "%s\n",
-                 fmt::format("fails: {}: tensor '{}': {}, {} {:.6g}",
-                             escaped(measurement.candidates[violation.candidate].name), printable(violation.name),
-                             violation.tensor == measurement.tensors.size() ? "cannot be compared"
-                                                                            : fmt::format("{:.6g}", violation.value),
-                             option_of(violation.threshold.figure), violation.threshold.limit)
-                     .c_str());
+    terminal.note(fmt::format(
+        "fails: {}: tensor '{}': {}, {} {:.6g}", escaped(measurement.candidates[violation.candidate].name),
+        printable(violation.name),
+        violation.tensor == measurement.tensors.size() ? "cannot be compared" : fmt::format("{:.6g}", violation.value),
+        option_of(violation.threshold.figure), violation.threshold.limit));
   if (!found.empty())
     throw Error(
         Errc::difference,
@@ -113,15 +110,15 @@ std::string command_of(const MeasureArguments& options) {
   return command;
 }
 
-void run(const MeasureArguments& options) {
-  catch_interrupts();
+void run(const MeasureArguments& options, Terminal& terminal) {
+  terminal.catch_interrupts();
   const Resources resources = options.resource_options.resources();
   const ProgressStyle style = progress_style(options.progress);
   std::vector<CodecSpec> codecs;
   for (const std::string& format : options.formats) codecs.push_back(parse_codec("--to", format, target_names()));
   if (options.advise)
-    return run_advise(
-        {options.reference, *options.advise, codecs, options.allow_nibble_only, options.json, style, resources});
+    return run_advise(terminal, {options.reference, *options.advise, codecs, options.allow_nibble_only, options.json,
+                                 style, resources});
   if (options.tests.empty() && options.formats.empty())
     throw Error(Errc::usage, "nothing to measure: name a TEST, or a format with --to");
   const std::vector<Threshold> thresholds = parse_thresholds(options);
@@ -151,7 +148,7 @@ void run(const MeasureArguments& options) {
     for (const std::unique_ptr<Reader>& test : tests) check_no_input(options.html, *test);
     report_file.emplace(options.html);
   }
-  ProgressDisplay progress(style);
+  ProgressDisplay progress(terminal, style);
   const bool needs_counts = options.json || report_file;
   const Measurement measurement = measure(*reference, candidates, {needs_counts, resources}, progress);
   progress.close();
@@ -173,7 +170,7 @@ void run(const MeasureArguments& options) {
     write_json(measurement, [&](std::string_view text) { json += text; });
     page = html_report(json, made);
   }
-  const auto print = [](std::string_view text) { (void)std::fwrite(text.data(), 1, text.size(), stdout); };
+  const auto print = [&](std::string_view text) { terminal.write(text); };
   if (options.json) {
     write_json(measurement, print);
     print("\n");
@@ -182,14 +179,15 @@ void run(const MeasureArguments& options) {
   } else {
     print(to_table(measurement, static_cast<std::size_t>(options.worst), use_colours()));
   }
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw Error(Errc::io, "cannot write to standard output");
-  if (report_file) report_file->write(page);
-  report(found, measurement);
+  if (!terminal.flush()) throw Error(Errc::io, "cannot write to standard output");
+  if (report_file)
+    for (const std::string& warning : report_file->write(page)) terminal.note("warning: " + warning);
+  report(terminal, found, measurement);
 }
 
 }  // namespace
 
-void add_measure(CLI::App& app) {
+void add_measure(CLI::App& app, Terminal& terminal) {
   CLI::App* const command = app.add_subcommand("measure", "Measure the error of a conversion, tensor by tensor");
   const auto options = std::make_shared<MeasureArguments>();
   command
@@ -258,7 +256,7 @@ void add_measure(CLI::App& app) {
                   "  nibble measure Llama-3.1-8B --to nf4 --to int8 --to nf4:block-size=32\n"
                   "  nibble measure REF TEST --min-sqnr 18 --min-sqnr '.*down_proj.*=20'\n"
                   "  nibble measure Llama-3.1-8B --advise 5.5bits");
-  command->callback([options] { run(*options); });
+  command->callback([options, &terminal] { run(*options, terminal); });
 }
 
 }  // namespace nibble::cli

@@ -5,19 +5,18 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/commands.hpp"
 #include "cli/options/usage_errors.hpp"
 #include "nibble/error.hpp"
-#include "nibble/target.hpp"
 #include "nibble/version.hpp"
 
 namespace nibble::cli {
-void run_program(int argc, char** argv) {
-  force_cpu_target_of_environment();
+void run_program(std::vector<std::string> arguments, Terminal& terminal) {
   CLI::App app("Converts model weights to smaller number formats, and measures what that costs in accuracy.", "nibble");
   app.set_version_flag("--version", fmt::format("nibble {}", version()));
   app.set_help_all_flag("--help-all", "Print the help of all subcommands and exit");
@@ -30,18 +29,20 @@ void run_program(int argc, char** argv) {
       "7 the input changed, 8 a tensor breaks a limit of measure, 129 to 143 stopped by a signal.\n\n"
       "Environment: NIBBLE_CPU_TARGET selects one of the CPU targets that `nibble formats` lists, for tests and\n"
       "measurements; all of them write the same bytes. NIBBLE_CUDA_LIBRARY names the libnibble_cuda.so for --device.");
-  for (const auto add : commands) add(app);
+  for (const auto add : commands) add(app, terminal);
 
-  const std::vector<std::string> arguments = with_help_option(app, with_dashes({argv + 1, argv + argc}));
+  arguments = with_help_option(app, with_dashes(std::move(arguments)));
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 takes them from the back
   } catch (const CLI::Success& success) {
-    app.exit(success);  // --help and --version
+    std::ostringstream text;  // --help and --version
+    app.exit(success, text, text);
+    terminal.write(text.view());
   } catch (const CLI::ParseError& error) {
     throw Error(Errc::usage, explain(app, arguments, error));
   }
   // What was printed is part of the job: a full disk behind the pipe must not look like success.
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw Error(Errc::io, "cannot write to standard output");
+  if (!terminal.flush()) throw Error(Errc::io, "cannot write to standard output");
 }
 
 }  // namespace nibble::cli

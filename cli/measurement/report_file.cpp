@@ -3,7 +3,6 @@
 #include <fcntl.h>
 
 #include <array>
-#include <cstdio>
 #include <span>
 #include <string>
 
@@ -28,14 +27,15 @@ ReportFile::ReportFile(const std::filesystem::path& path)
                    {.overwrite = true, .may_replace = is_report, .with_manifest = false}),
       label_(escaped(path.string())) {}
 
-void ReportFile::write(std::string_view page) {
+std::vector<std::string> ReportFile::write(std::string_view page) {
   OutputFile file(transaction_.directory(), transaction_.name(), label_);
   file.write_at(0, std::as_bytes(std::span(page)));
   file.flush();
   file.close();
   transaction_.commit();
-  for (const std::string& warning : transaction_.warnings()) std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  if (!transaction_.remains().empty()) std::fprintf(stderr, "warning: %s\n", transaction_.remains().c_str());
+  std::vector<std::string> warnings = transaction_.warnings();
+  if (!transaction_.remains().empty()) warnings.push_back(transaction_.remains());
+  return warnings;
 }
 
 }  // namespace nibble::cli

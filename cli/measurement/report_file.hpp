@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "formats/commit/transaction.hpp"
 
@@ -15,8 +16,8 @@ class ReportFile {
   /// Throws Error(output_exists) if something else is there, Error(usage) if the folder does not exist, Error(io).
   explicit ReportFile(const std::filesystem::path& path);
 
-  /// Throws Error(output_exists) if something else has appeared there, Error(io).
-  void write(std::string_view page);
+  /// Returns warnings for the user. Throws Error(output_exists) if something else has appeared there, Error(io).
+  [[nodiscard]] std::vector<std::string> write(std::string_view page);
 
  private:
   Transaction transaction_;

@@ -5,9 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 
-#include "cli/terminal/interrupt.hpp"
 #include "cli/terminal/json.hpp"
 #include "cli/terminal/sizes.hpp"
 #include "nibble/error.hpp"
@@ -20,9 +18,6 @@ using namespace std::chrono_literals;
 constexpr auto redraw_every = 100ms;
 constexpr auto line_every = 5s;
 constexpr std::size_t bar_width = 24;
-
-// Progress that nobody can see is no reason to stop: errors of stderr are ignored.
-void say(std::string_view text) noexcept { std::fwrite(text.data(), 1, text.size(), stderr); }
 
 std::size_t terminal_width() {
   winsize size{};
@@ -56,15 +51,17 @@ ProgressStyle progress_style(std::string_view name) {
   throw Error(Errc::usage, fmt::format("--progress '{}': auto, bar, plain, json or none", printable(name)));
 }
 
-ProgressDisplay::ProgressDisplay(ProgressStyle style) : style_(style), start_(Clock::now()) {
+ProgressDisplay::ProgressDisplay(Terminal& terminal, ProgressStyle style)
+    : terminal_(terminal), style_(style), start_(Clock::now()) {
   next_ = start_ + (style == ProgressStyle::plain ? Clock::duration(line_every) : Clock::duration(redraw_every));
 }
 
 ProgressDisplay::~ProgressDisplay() { close(); }
 
-bool ProgressDisplay::cancelled() const { return interrupted(); }
+bool ProgressDisplay::cancelled() const { return terminal_.interrupted(); }
 
 void ProgressDisplay::advance(std::string_view tensor, std::uint64_t done, std::uint64_t total) {
+  terminal_.advance(tensor, done, total);
   if (style_ == ProgressStyle::none) return;
   const auto now = Clock::now();
   if (now < next_ && !(done == total && style_ != ProgressStyle::plain)) return;
@@ -83,14 +80,14 @@ void ProgressDisplay::draw(std::string_view tensor, std::uint64_t done, std::uin
                        {"bytes_per_second", rate},
                        {"seconds_left", left},
                        {"tensor", tensor}};
-    say(fmt::format("{}\n", dump(line)));
+    terminal_.draw(fmt::format("{}\n", dump(line)));
     return;
   }
   const std::string text =
       fmt::format("{:3.0f} %  {} of {}  {}/s  {} left", std::min(100.0, 100 * share), size_short(done),
                   size_short(total), size_short(static_cast<std::uint64_t>(rate)), duration(left));
   if (style_ == ProgressStyle::plain) {
-    say(fmt::format("{}  {}\n", text, printable(tensor)));
+    terminal_.draw(fmt::format("{}  {}\n", text, printable(tensor)));
     return;
   }
   const auto filled = static_cast<std::size_t>(share * static_cast<double>(bar_width));
@@ -98,12 +95,12 @@ void ProgressDisplay::draw(std::string_view tensor, std::uint64_t done, std::uin
   const std::size_t width = terminal_width();
   // No wider, not even by a blank: the line would wrap, and every bar would leave a line behind.
   const std::string name = bar.size() + 3 < width ? "  " + tail(printable(tensor), width - bar.size() - 3) : "";
-  say(fmt::format("\r\x1b[K{}{}", bar.substr(0, width - 1), name));
+  terminal_.draw(fmt::format("\r\x1b[K{}{}", bar.substr(0, width - 1), name));
   drawn_ = true;
 }
 
 void ProgressDisplay::close() {
-  if (drawn_) say("\r\x1b[K");
+  if (drawn_) terminal_.draw("\r\x1b[K");
   drawn_ = false;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "cli/terminal/terminal.hpp"
 #include "nibble/convert.hpp"
 
 namespace nibble::cli {
@@ -18,7 +19,7 @@ enum class ProgressStyle : std::uint8_t { bar, plain, json, none };
 /// five seconds, the first after five seconds, so that short conversions print none.
 class ProgressDisplay : public Progress {
  public:
-  explicit ProgressDisplay(ProgressStyle style);
+  ProgressDisplay(Terminal& terminal, ProgressStyle style);
   ProgressDisplay(const ProgressDisplay&) = delete;
   ProgressDisplay& operator=(const ProgressDisplay&) = delete;
   ~ProgressDisplay() override;
@@ -34,6 +35,7 @@ class ProgressDisplay : public Progress {
 
   void draw(std::string_view tensor, std::uint64_t done, std::uint64_t total, Clock::time_point now);
 
+  Terminal& terminal_;
   ProgressStyle style_;
   Clock::time_point start_;
   Clock::time_point next_;

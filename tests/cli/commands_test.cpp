@@ -285,6 +285,8 @@ TEST_F(Program, CpuTargetIsForcedByTheEnvironment) {
   const Outcome wrong = run("convert w.safetensors out.safetensors --to nf4", "NIBBLE_CPU_TARGET=6502");
   EXPECT_EQ(wrong.code, 2);
   EXPECT_THAT(wrong.err, StartsWith("error: CPU target '6502': this build on this processor has "));
+  // Whatever else is wrong: the target would decide what is written, and how fast.
+  EXPECT_THAT(run("formatz", "NIBBLE_CPU_TARGET=6502").err, StartsWith("error: CPU target '6502': "));
 }
 
 TEST_F(Program, HelpTeachesByExample) {

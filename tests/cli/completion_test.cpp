@@ -10,6 +10,7 @@
 #include "cli/commands.hpp"
 #include "cli/options/codec_option.hpp"
 #include "cli/options/options.hpp"
+#include "cli/terminal/process_terminal.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 
@@ -35,7 +36,8 @@ std::string script(const std::string& shell) {
   pack->add_flag("-q,--quiet,--silent", quiet, "Say nothing");
   CLI::App* const list = app.add_subcommand("list", "Lists");
   list->add_option("FILE", level, "What to list");
-  add_completion(app);
+  ProcessTerminal terminal;
+  add_completion(app, terminal);
   testing::internal::CaptureStdout();
   app.parse("completion " + shell);
   return testing::internal::GetCapturedStdout();

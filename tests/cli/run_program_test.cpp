@@ -6,12 +6,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "nibble/error.hpp"
-#include "nibble/target.hpp"
 #include "nibble/version.hpp"
 #include "tests/support/corrupt.hpp"
 
@@ -22,21 +21,37 @@ using test::error_of;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-void run(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), "nibble");
-  std::vector<char*> argv;
-  for (std::string& argument : arguments) argv.push_back(argument.data());
-  run_program(static_cast<int>(argv.size()), argv.data());
-}
+// Keeps what is printed, or loses it.
+class TextTerminal final : public Terminal {
+ public:
+  explicit TextTerminal(bool is_full = false) : is_full_(is_full) {}
 
+  void write(std::string_view text) override { text_ += text; }
+  bool flush() noexcept override { return !is_full_; }
+  void note(std::string_view) noexcept override {}
+  void draw(std::string_view) noexcept override {}
+  void catch_interrupts() override {}
+  bool interrupted() const noexcept override { return false; }
+
+  [[nodiscard]] const std::string& text() const noexcept { return text_; }
+
+ private:
+  bool is_full_;
+  std::string text_;
+};
+
+// What a command prints there is all that it prints.
 std::string printed(const std::vector<std::string>& arguments) {
+  TextTerminal terminal;
   testing::internal::CaptureStdout();
-  run(arguments);
-  return testing::internal::GetCapturedStdout();
+  run_program(arguments, terminal);
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
+  return terminal.text();
 }
 
 std::string refusal(const std::vector<std::string>& arguments) {
-  return error_of([&] { run(arguments); }, Errc::usage);
+  TextTerminal terminal;
+  return error_of([&] { run_program(arguments, terminal); }, Errc::usage);
 }
 
 TEST(RunProgram, VersionAndHelpAreNoErrors) {
@@ -59,15 +74,17 @@ TEST(RunProgram, ArgumentsKeepTheirOrder) {
   EXPECT_THAT(printed({"--help_all"}), HasSubstr("--max-memory"));
 }
 
-// Whatever else is wrong: a target that does not exist would decide what is written, and how fast.
-TEST(RunProgram, TheCpuTargetComesFirst) {
-  const char* const before = std::getenv("NIBBLE_CPU_TARGET");
-  const std::string old = before == nullptr ? "" : before;
-  ::setenv("NIBBLE_CPU_TARGET", "6502", 1);
-  const std::string error = refusal({"formatz"});
-  ::setenv("NIBBLE_CPU_TARGET", old.c_str(), 1);
-  if (before == nullptr) ::unsetenv("NIBBLE_CPU_TARGET");
-  EXPECT_THAT(error, StartsWith("CPU target '6502': "));
+TEST(RunProgram, OutputThatIsLostIsAnError) {
+  for (const char* const argument : {"--help", "formats"}) {
+    TextTerminal terminal(true);
+    EXPECT_EQ(error_of([&] { run_program({argument}, terminal); }, Errc::io), "cannot write to standard output");
+  }
+}
+
+TEST(RunProgram, CommandsPrintWhereTheyAreToldTo) {
+  EXPECT_THAT(printed({"formats"}), HasSubstr("codecs (--to"));
+  EXPECT_THAT(printed({"formats", "--json"}), StartsWith("{"));
+  for (const char* const shell : {"bash", "zsh", "fish"}) EXPECT_NE(printed({"completion", shell}), "");
 }
 
 }  // namespace

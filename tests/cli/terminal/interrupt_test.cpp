@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "cli/terminal/process_terminal.hpp"
 #include "cli/terminal/progress.hpp"
 
 namespace nibble::cli::interrupt_test {
@@ -120,7 +121,8 @@ TEST(Interrupt, WorkThatShowsProgressIsCancelled) {
   EXPECT_EXIT(
       {
         catch_interrupts();
-        const ProgressDisplay display(ProgressStyle::none);
+        ProcessTerminal terminal;
+        const ProgressDisplay display(terminal, ProgressStyle::none);
         if (display.cancelled()) std::_Exit(1);
         std::raise(SIGINT);
         std::_Exit(display.cancelled() ? 0 : 2);

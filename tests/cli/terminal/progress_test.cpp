@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "cli/terminal/process_terminal.hpp"
 #include "nibble/error.hpp"
 #include "tests/support/corrupt.hpp"
 
@@ -34,12 +35,12 @@ template <class F> std::string in_a_file(F&& f) {
 
 // What it writes to one that is, of so many columns.
 template <class F> std::string on_a_terminal(unsigned columns, F&& f) {
-  int terminal = -1, end = -1;
+  int controller = -1, end = -1;
   winsize size{};
   size.ws_col = static_cast<unsigned short>(columns);
   termios raw{};
   ::cfmakeraw(&raw);
-  if (::openpty(&terminal, &end, nullptr, &raw, &size) != 0) throw std::runtime_error("openpty");
+  if (::openpty(&controller, &end, nullptr, &raw, &size) != 0) throw std::runtime_error("openpty");
   const int saved = ::dup(STDERR_FILENO);
   ::dup2(end, STDERR_FILENO);
   ::close(end);
@@ -48,11 +49,13 @@ template <class F> std::string on_a_terminal(unsigned columns, F&& f) {
   ::close(saved);
   std::string out;
   char buffer[4096];
-  for (ssize_t n = 0; (n = ::read(terminal, buffer, sizeof(buffer))) > 0;)
+  for (ssize_t n = 0; (n = ::read(controller, buffer, sizeof(buffer))) > 0;)
     out.append(buffer, static_cast<std::size_t>(n));
-  ::close(terminal);
+  ::close(controller);
   return out;
 }
+
+ProcessTerminal terminal;
 
 constexpr std::string_view erased = "\r\x1b[K";
 
@@ -80,7 +83,7 @@ TEST(ProgressStyles, OthersAreUsage) {
 
 TEST(Progress, NoneIsSilent) {
   EXPECT_EQ(in_a_file([] {
-              ProgressDisplay display(ProgressStyle::none);
+              ProgressDisplay display(terminal, ProgressStyle::none);
               display.advance("w", 1, 2);
               display.advance("w", 2, 2);
               display.close();
@@ -95,7 +98,7 @@ TEST(Progress, PlainIsSilentAboutShortWork) {
   do {
     start = std::chrono::steady_clock::now();
     said = in_a_file([] {
-      ProgressDisplay display(ProgressStyle::plain);
+      ProgressDisplay display(terminal, ProgressStyle::plain);
       display.advance("w", 1, 2);
       display.advance("w", 2, 2);
     });
@@ -105,7 +108,7 @@ TEST(Progress, PlainIsSilentAboutShortWork) {
 
 nlohmann::ordered_json last_json(std::string_view tensor, std::uint64_t bytes) {
   const std::string out = in_a_file([&] {
-    ProgressDisplay display(ProgressStyle::json);
+    ProgressDisplay display(terminal, ProgressStyle::json);
     display.advance(tensor, bytes, bytes);
   });
   EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 1) << out;
@@ -136,7 +139,7 @@ TEST(Progress, JsonOfNothingAndOfNamesThatAreNoUtf8) {
 // the rate may have any number of digits: 200 columns have room for all.
 std::string last_bar(std::string_view tensor, std::uint64_t bytes, unsigned columns = 200) {
   std::string out = on_a_terminal(columns, [&] {
-    ProgressDisplay display(ProgressStyle::bar);
+    ProgressDisplay display(terminal, ProgressStyle::bar);
     display.advance(tensor, bytes, bytes);
   });
   EXPECT_THAT(out, StartsWith(std::string(erased)));
@@ -165,7 +168,7 @@ TEST(Progress, BarStaysOnItsLine) {
 // Of 80 columns where nobody says how many there are.
 TEST(Progress, BarInAFileHas80Columns) {
   const std::string out = in_a_file([&] {
-    ProgressDisplay display(ProgressStyle::bar);
+    ProgressDisplay display(terminal, ProgressStyle::bar);
     display.advance(std::string(100, 'x'), 1, 1);
   });
   EXPECT_THAT(out, StartsWith(std::string(erased) + "[########################] 100 %  1 bytes of 1 bytes  "));
@@ -195,16 +198,16 @@ TEST(Progress, CloseErasesTheBarOnce) {
     for (std::size_t at = 0; (at = out.find(erased, at)) != std::string::npos; ++at) ++count;
     return count;
   };
-  EXPECT_EQ(in_a_file([] { ProgressDisplay display(ProgressStyle::bar); }), "");
+  EXPECT_EQ(in_a_file([] { ProgressDisplay display(terminal, ProgressStyle::bar); }), "");
   EXPECT_EQ(erasures(in_a_file([] {
-              ProgressDisplay display(ProgressStyle::bar);
+              ProgressDisplay display(terminal, ProgressStyle::bar);
               display.advance("w", 1, 1);
               display.close();
               display.close();
             })),
             2U);
   EXPECT_EQ(erasures(in_a_file([] {
-              ProgressDisplay display(ProgressStyle::json);
+              ProgressDisplay display(terminal, ProgressStyle::json);
               display.advance("w", 1, 1);
             })),
             0U);
