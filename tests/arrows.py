@@ -28,6 +28,7 @@ TREES = [
         ["cli/terminal"],
         ["cli/options", "cli/measurement"],
         ["cli"],
+        ["python/c_api"],
     ],
     [
         ["kernels/device"],
@@ -49,6 +50,7 @@ PUBLIC = "include/"
 # What public headers include besides each other and the C++ standard library, whose headers have no dot and no folder.
 # Whoever includes such a header needs that library.
 LIBRARIES = {
+    "include/nibble/c_api.h": re.compile(r"(stddef|stdint)\.h"),
     "include/nibble/kernels.h": re.compile(r"(stddef|stdint)\.h"),
     "include/nibble/xtensor.hpp": re.compile(r"xtensor/\w+\.hpp"),
 }

@@ -1,0 +1,91 @@
+"""Where the elements of numpy arrays and torch tensors are, for libraries that take pointers."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import _library
+from .errors import UsageError
+
+FLOAT_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # nibble_dtype
+
+
+class Memory:
+    """An array whose elements follow each other."""
+
+    def __init__(self, value: Any, name: str):
+        self.value, self.name = value, name
+
+    value: Any
+    dtype: str
+    shape: tuple[int, ...]
+    pointer: int
+    element_bytes: int
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Memory:
+        """A new array of the same kind."""
+        raise NotImplementedError
+
+    @property
+    def dtype_number(self) -> int:
+        return FLOAT_TYPES[self.dtype]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.element_bytes
+
+    def array(self) -> _library.Array:
+        return _library.Array(self.pointer, self.bytes)
+
+
+class NumpyMemory(Memory):
+    def __init__(self, value: np.ndarray, name: str):
+        super().__init__(np.ascontiguousarray(value).reshape(value.shape), name)  # a copy if it is a view with gaps
+        self.dtype, self.shape = self.value.dtype.name, self.value.shape
+        self.pointer, self.element_bytes = self.value.ctypes.data, self.value.dtype.itemsize
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Memory:
+        if dtype == "bfloat16":
+            try:
+                import ml_dtypes
+            except ImportError:
+                raise UsageError("numpy has bfloat16 only if ml_dtypes is installed") from None
+            return NumpyMemory(np.empty(shape, ml_dtypes.bfloat16), self.name)
+        return NumpyMemory(np.empty(shape, dtype), self.name)
+
+
+class TorchMemory(Memory):
+    def __init__(self, value: Any, name: str):
+        if value.device.type != "cpu":
+            raise UsageError(f"{name} is on {value.device}, not on the CPU")
+        super().__init__(value.detach().contiguous(), name)
+        self.dtype, self.shape = str(self.value.dtype).removeprefix("torch."), tuple(self.value.shape)
+        self.pointer, self.element_bytes = self.value.data_ptr(), self.value.element_size()
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Memory:
+        torch = sys.modules["torch"]
+        return TorchMemory(torch.empty(shape, dtype=getattr(torch, dtype)), self.name)
+
+
+def memory_of(value: Any, name: str, dtype: str | None = None, like: Memory | None = None) -> Memory:
+    """The memory of a numpy array or torch tensor with elements of `dtype`, or of any floating-point type that weights
+    may have. `like`: it must be of the same kind."""
+    torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+    if isinstance(value, np.ndarray):
+        memory: Memory = NumpyMemory(value, name)
+    elif torch is not None and isinstance(value, torch.Tensor):
+        memory = TorchMemory(value, name)
+    else:
+        raise UsageError(f"{name} is of type {type(value).__name__}, neither a numpy array nor a torch tensor")
+    if dtype is not None and memory.dtype != dtype:
+        raise UsageError(f"{name} is of {memory.dtype}, not of {dtype}")
+    if dtype is None and memory.dtype not in FLOAT_TYPES:
+        raise UsageError(f"{name} is of {memory.dtype}, not of float32, float16 or bfloat16")
+    if like is not None:
+        if type(memory) is not type(like):
+            raise UsageError(f"{name} and {like.name} are not both numpy arrays or both torch tensors")
+    return memory

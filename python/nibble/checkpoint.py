@@ -1,0 +1,219 @@
+"""The stored tensors of a checkpoint as arrays, without a copy: its files are mapped, and pages are read when they are
+used.
+
+    with nibble.open("Llama-3.1-8B-nf4") as tensors:
+        for name, array in tensors.items():
+            print(name, array.dtype, array.shape)
+        weight = tensors.torch("model.layers.0.mlp.down_proj.weight")
+
+Quantized weights come part by part, as they are stored.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _library
+from .errors import UsageError, error_of
+
+if TYPE_CHECKING:
+    import torch
+
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python has a name for it from 3.11 on
+
+NUMPY_TYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+# Types that numpy does not have: the name in ml_dtypes, and the integers whose bits stand in where it is not installed.
+EXTENSION_TYPES = {
+    "BF16": ("bfloat16", "uint16"),
+    "F8_E4M3": ("float8_e4m3fn", "uint8"),
+    "F8_E5M2": ("float8_e5m2", "uint8"),
+    "F8_E8M0": ("float8_e8m0fnu", "uint8"),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", "uint8"),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", "uint8"),
+}
+TORCH_TYPES = {
+    "BOOL": "bool",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor as a header describes it."""
+
+    name: str
+    dtype: str
+    """As in a safetensors header: "F32", "BF16", "U8"."""
+    bits: int
+    """Of an element."""
+    shape: tuple[int, ...]
+    file: str
+    offset: int
+    """In the file."""
+    bytes: int
+
+
+def numpy_type(dtype: str) -> np.dtype:
+    """The type of numpy for a safetensors type. BF16 and the 8-bit floating-point types are those of ml_dtypes if that
+    is installed, else unsigned integers with their bits. Types of less than 8 bits are bytes."""
+    if dtype in NUMPY_TYPES:
+        return np.dtype(NUMPY_TYPES[dtype])
+    name, bits = EXTENSION_TYPES.get(dtype, ("", "uint8"))
+    try:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    except (ImportError, AttributeError):
+        return np.dtype(bits)
+
+
+class Checkpoint(Mapping[str, np.ndarray]):
+    """A mapping from names to read-only arrays, in the order of the files. Arrays stay valid after close().
+
+    A file must not become shorter while its arrays are used: reading beyond its end then ends the process, as for every
+    mapped file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], max_memory: int = 0):
+        library = _library.library()
+        self._maps: dict[str, mmap.mmap] = {}
+        handle = ctypes.c_void_p()
+        _library.check(library.nibble_checkpoint_open(os.fsencode(path), max_memory, ctypes.byref(handle)))
+        try:
+            self._tensors = {}
+            for index in range(library.nibble_checkpoint_count(handle)):
+                tensor = _library.Tensor()
+                _library.check(library.nibble_checkpoint_tensor(handle, index, ctypes.byref(tensor)))
+                name = ctypes.string_at(tensor.name, tensor.name_bytes).decode(errors="surrogateescape")
+                self._tensors[name] = TensorInfo(
+                    name=name,
+                    dtype=tensor.dtype.decode(),
+                    bits=tensor.bits,
+                    shape=tuple(tensor.shape[: tensor.dimensions]),
+                    file=os.fsdecode(tensor.file),
+                    offset=tensor.offset,
+                    bytes=tensor.bytes,
+                )
+        finally:
+            library.nibble_checkpoint_close(handle)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        array = self._array(self.info(name))
+        array.flags.writeable = False
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def info(self, name: str) -> TensorInfo:
+        """Type, shape and place of a tensor. Raises KeyError if there is none of this name."""
+        return self._tensors[name]
+
+    def torch(self, name: str) -> torch.Tensor:
+        """A tensor as torch has it. Its memory is that of the mapped file: what is written to it stays in this process,
+        and the file keeps its bytes."""
+        import torch
+
+        info = self.info(name)
+        wanted = TORCH_TYPES.get(info.dtype, NUMPY_TYPES.get(info.dtype, ""))
+        dtype = getattr(torch, wanted, None)
+        if dtype is None:
+            raise UsageError(f"{info.file}: tensor '{name}': torch has no type for {info.dtype}")
+        if info.bytes == 0:
+            return torch.empty(info.shape, dtype=dtype)
+        array = self._bytes(info)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            flat = torch.from_numpy(array)
+        if info.offset * 8 % info.bits:
+            return flat.clone().view(dtype).reshape(info.shape)  # torch has no tensors that are not aligned
+        return flat.view(dtype).reshape(info.shape)
+
+    def close(self) -> None:
+        """Forgets the maps of files. Each stays as long as an array of it is used."""
+        self._maps.clear()
+
+    def _bytes(self, info: TensorInfo) -> np.ndarray:
+        return np.frombuffer(self._map(info), dtype=np.uint8, count=info.bytes, offset=info.offset)
+
+    def _array(self, info: TensorInfo) -> np.ndarray:
+        dtype = numpy_type(info.dtype)
+        whole = math.prod(info.shape) * dtype.itemsize == info.bytes
+        shape = info.shape if whole else (info.bytes // dtype.itemsize,)
+        if info.bytes == 0:
+            return np.empty(shape, dtype)
+        return self._bytes(info).view(dtype).reshape(shape)
+
+    # Private pages that may be written: torch cannot be told that memory is read-only. Not reserved, because a file may
+    # be larger than memory.
+    def _map(self, info: TensorInfo) -> mmap.mmap:
+        if info.file not in self._maps:
+            try:
+                file = os.open(info.file, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    mapped = mmap.mmap(
+                        file,
+                        0,
+                        flags=mmap.MAP_PRIVATE | MAP_NORESERVE,
+                        prot=mmap.PROT_READ | mmap.PROT_WRITE,
+                    )
+                finally:
+                    os.close(file)
+            except (OSError, ValueError) as error:
+                raise error_of(4, f"{info.file}: cannot be mapped: {error}") from error
+            self._maps[info.file] = mapped
+        mapped = self._maps[info.file]
+        if len(mapped) < info.offset + info.bytes:
+            raise error_of(
+                7, f"{info.file}: has become shorter: tensor '{info.name}' ends at byte {info.offset + info.bytes}, "
+                f"the file has {len(mapped)}"
+            )  # fmt: skip
+        return mapped
+
+
+def open_checkpoint(path: str | os.PathLike[str], *, max_memory: int = 0) -> Checkpoint:
+    """Opens a file (.safetensors), a model directory, or a model in the local Hugging Face cache, plain or quantized.
+
+    Headers are read and checked. Opening takes at most `max_memory` bytes; 0 stands for 1e9.
+    """
+    return Checkpoint(path, max_memory)

@@ -1,0 +1,224 @@
+"""The commands of `nibble` as functions that return the JSON of --json.
+
+A keyword is an option: `block_size=32` is `--block-size 32`, `overwrite=True` is `--overwrite`, a list repeats the
+option, and None or False leave it out. The texts of errors are those of the command line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect as inspection
+import json
+import os
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Union
+
+from . import _library
+from .errors import Cancelled, DifferenceError
+
+Path = Union[str, "os.PathLike[str]"]
+Progress = Callable[[str, int, int], Any]
+Texts = Union[str, Sequence[str]]
+
+
+def arguments_of(options: dict[str, Any]) -> list[str]:
+    """Keywords as options of the command line."""
+    arguments = []
+    for name, value in options.items():
+        option = "--" + name.rstrip("_").replace("_", "-")
+        if value is None or value is False:
+            continue
+        if value is True:
+            arguments.append(option)
+        elif isinstance(value, (list, tuple)):
+            arguments += [f"{option}={text_of(one)}" for one in value]
+        else:
+            arguments.append(f"{option}={text_of(value)}")
+    return arguments
+
+
+def text_of(value: Any) -> str:
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+
+
+class Job:
+    """One run of a command: what it is told and what it tells."""
+
+    def __init__(self, arguments: Sequence[str], progress: Progress | None):
+        self.arguments = [os.fsencode(argument) for argument in arguments]
+        self.progress = progress
+        self.cancel = ctypes.c_int(0)
+        self.notes: list[str] = []
+        self.raised: BaseException | None = None
+        self.code = 0
+        self.message = ""
+        self.text = ""
+
+    def run(self) -> None:
+        library = _library.library()
+        listener = _library.Listener(
+            note=_library.NoteFunction(lambda _, line: self.notes.append(line.decode(errors="replace"))),
+            cancel=ctypes.pointer(self.cancel),
+        )
+        if self.progress is not None:
+            listener.progress = _library.ProgressFunction(self.advance)
+        argv = (ctypes.c_char_p * len(self.arguments))(*self.arguments)
+        out = ctypes.c_void_p()
+        try:
+            self.code = library.nibble_command(len(self.arguments), argv, ctypes.byref(listener), ctypes.byref(out))
+            self.message = _library.message() if self.code != 0 else ""
+        finally:
+            self.text = _library.take_text(out)
+
+    def advance(self, _: Any, tensor: bytes, done: int, total: int) -> int:
+        try:
+            return 1 if self.progress(tensor.decode(errors="replace"), done, total) is False else 0
+        except BaseException as error:  # ctypes would print it and go on
+            self.raised = error
+            return 1
+
+    def run_interruptibly(self) -> None:
+        """On a thread of its own: Python handles Ctrl-C between two instructions of the main thread, and a call into a
+        library is one of them, however long it takes."""
+        failure: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self.run()
+            except BaseException as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=work, name="nibble")
+        thread.start()
+        try:
+            thread.join()
+        except BaseException:
+            self.cancel.value = 1
+            thread.join()
+            raise
+        if failure:
+            raise failure[0]
+
+
+def run(command: str, *arguments: Path, progress: Progress | None = None, **options: Any) -> dict[str, Any]:
+    """Runs a command of `nibble` and returns its JSON.
+
+    `progress` is called with the current tensor, the bytes of weights that are done, and their total, from one thread at
+    a time. If it returns False, the command stops, and Cancelled is raised; if it raises, the command stops as well, and
+    run() raises that. Ctrl-C stops the command, too. A command that is stopped leaves no output behind.
+    """
+    words = [command, *arguments_of(options), "--", *map(text_of, arguments)]
+    job = Job(words, progress)
+    job.run_interruptibly() if threading.current_thread() is threading.main_thread() else job.run()
+    if job.raised is not None:
+        raise job.raised
+    report = json.loads(job.text) if job.text.startswith("{") else None
+    if job.code != 0:
+        error = _library.error_of(job.code, job.message)
+        if isinstance(error, DifferenceError):
+            error.report = report
+        raise error
+    for note in job.notes:
+        warnings.warn(note.removeprefix("warning: "), stacklevel=2)
+    return report
+
+
+def list_commands() -> dict[str, Any]:
+    """All commands with their arguments and options, from libnibble itself."""
+    out = ctypes.c_void_p()
+    _library.check(_library.library().nibble_list_commands(ctypes.byref(out)))
+    return json.loads(_library.take_text(out))
+
+
+def command(declaration: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """Makes a command of a function without a body: its name, its arguments, its keywords are those of the command."""
+    signature = inspection.signature(declaration)
+
+    @functools.wraps(declaration)
+    def call(*given: Any, **keywords: Any) -> dict[str, Any]:
+        bound = signature.bind(*given, **keywords)
+        arguments: list[Path] = []
+        options: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            kind = signature.parameters[name].kind
+            if kind is inspection.Parameter.POSITIONAL_ONLY:
+                arguments.append(value)
+            elif kind is inspection.Parameter.VAR_POSITIONAL:
+                arguments += value
+            else:
+                options[name] = value
+        return run(declaration.__name__, *arguments, progress=options.pop("progress", None), **options)
+
+    return call
+
+
+@command
+def convert(
+    source: Path,
+    output: Path,
+    /,
+    *,
+    to: str,
+    block_size: int | None = None,
+    no_double_quant: bool = False,
+    compute_dtype: str | None = None,
+    on_overflow: str | None = None,
+    nonfinite: str | None = None,
+    error_report: str | None = None,
+    tensor: Texts | None = None,
+    skip: Texts | None = None,
+    no_default_skips: bool = False,
+    embeddings: str | None = None,
+    lm_head: str | None = None,
+    experts: str | None = None,
+    allow_nibble_only: bool = False,
+    max_shard_size: str | int | None = None,
+    keep_shards: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    max_memory: str | int | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Converts a checkpoint: quantizes its linear layers, or casts all weights. `nibble convert --help` explains the
+    options.
+
+    >>> nibble.convert("Llama-3.1-8B", "Llama-3.1-8B-nf4", to="nf4", progress=lambda name, done, total: print(done))
+    """
+
+
+@command
+def measure(
+    reference: Path,
+    /,
+    *tests: Path,
+    to: Texts | None = None,
+    advise: str | None = None,
+    allow_nibble_only: bool = False,
+    worst: int | None = None,
+    html: Path | None = None,
+    max_rmse: Texts | None = None,
+    min_sqnr: Texts | None = None,
+    min_cosine: Texts | None = None,
+    max_memory: str | int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measures the error of a conversion, tensor by tensor. `nibble measure --help` explains the options.
+
+    Raises DifferenceError, which has the report, if a tensor breaks a limit.
+    """
+
+
+@command
+def inspect(checkpoint: Path, /, *, max_memory: str | int | None = None) -> dict[str, Any]:
+    """Lists the stored tensors of a checkpoint, quantized or not. Reads headers only."""
+
+
+@command
+def formats() -> dict[str, Any]:
+    """Lists codecs with their options, containers and CPU targets."""
