@@ -83,6 +83,11 @@ def _(codes, nested_absmax, nested_quant_map, nested_offset):
     return codes.new_empty(codes.shape, dtype=torch.float32)
 
 
+@torch.library.register_fake("nibble::quant_map")
+def _(quant_type):
+    return torch.empty(256 if quant_type == "nested" else 16)
+
+
 @torch.library.register_fake("nibble::linear_int8")
 def _(x, weight, absmax, bias):
     return x.new_empty((*x.shape[:-1], weight.shape[0]))

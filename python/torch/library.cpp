@@ -21,10 +21,16 @@ STABLE_TORCH_LIBRARY(nibble, library) {
   library.def("quantize_absmax(Tensor absmax, Tensor? offset=None) -> (Tensor, Tensor, Tensor)");
   library.def(
       "dequantize_absmax(Tensor codes, Tensor nested_absmax, Tensor nested_quant_map, Tensor nested_offset) -> Tensor");
+  library.def("quant_map(str quant_type) -> Tensor");
   library.def("linear_int8(Tensor x, Tensor weight, Tensor absmax, Tensor? bias) -> Tensor");
   library.def("linear_int8_dx(Tensor dy, Tensor weight, Tensor absmax) -> Tensor");
   library.def("quantize_int8(Tensor weights) -> (Tensor, Tensor)");
   library.def("dequantize_int8(Tensor weight, Tensor absmax, ScalarType dtype) -> Tensor");
+}
+
+// It has no tensor among its arguments that could choose a device.
+STABLE_TORCH_LIBRARY_IMPL(nibble, CompositeExplicitAutograd, library) {
+  library.impl("quant_map", TORCH_BOX(&ops::quant_map));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nibble, CPU, library) {

@@ -12,6 +12,9 @@
 
 namespace nibble::torch_operators {
 
+/// The values of the codes, on the CPU: 16 of "nf4" or "fp4", 256 of "nested".
+Tensor quant_map(const std::string& quant_type);
+
 namespace cpu {
 
 Tensor linear_4bit(const Tensor& x, const Tensor& packed, const Tensor& absmax,

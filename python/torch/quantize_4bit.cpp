@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <span>
 
@@ -11,7 +12,18 @@
 #include "python/torch/operators.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 
-namespace nibble::torch_operators::cpu {
+namespace nibble::torch_operators {
+
+Tensor quant_map(const std::string& quant_type) {
+  const std::span<const float> values =
+      quant_type == "nested" ? std::span<const float>(nested::codebook) : four_bit_tables(quant_type).codebook;
+  const std::array<std::int64_t, 1> shape{static_cast<std::int64_t>(values.size())};
+  const Tensor map = torch::stable::empty(shape, ScalarType::Float);
+  std::copy(values.begin(), values.end(), map.mutable_data_ptr<float>());
+  return map;
+}
+
+namespace cpu {
 namespace {
 
 // Weights that a thread takes at least: 64 KiB of fp32. A multiple of every blocksize.
@@ -117,4 +129,5 @@ Tensor dequantize_absmax(const Tensor& codes, const Tensor& nested_absmax, const
   return absmax;
 }
 
-}  // namespace nibble::torch_operators::cpu
+}  // namespace cpu
+}  // namespace nibble::torch_operators
