@@ -1,0 +1,121 @@
+"""What layers with a frozen quantized weight share."""
+
+import torch
+
+
+class FrozenLinear(torch.nn.Linear):
+    """A `torch.nn.Linear` whose weight is quantized and frozen; the bias is a parameter like any other.
+
+    It is a `torch.nn.Linear` so that peft and others that look for linear layers find it.
+    """
+
+    # The tensors of the weight: the parameter and buffers that must keep their types.
+    _weight_tensors: tuple[str, ...] = ("weight",)
+
+    def __init__(self, in_features, out_features, bias, compute_dtype, device):
+        torch.nn.Module.__init__(self)
+        for name, value in (("in_features", in_features), ("out_features", out_features)):
+            if value < 1:
+                raise ValueError(f"{name}: is {value}, at least 1 is needed")
+        if compute_dtype not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            raise ValueError(f"compute_dtype: is {compute_dtype}, not a floating-point type of torch, or None")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.compute_dtype = compute_dtype
+        if bias is True:
+            bias = torch.zeros(out_features, device=device)
+        elif bias is False:
+            bias = None
+        if bias is not None and bias.shape != (out_features,):
+            raise ValueError(f"bias: has the shape {list(bias.shape)}, not [{out_features}]")
+        self.bias = bias if bias is None or isinstance(bias, torch.nn.Parameter) else torch.nn.Parameter(bias)
+
+    def reset_parameters(self):
+        """Does nothing: the weight is frozen."""
+
+    @property
+    def W_q(self):  # noqa: N802
+        """The codes. peft asks for this name before it calls `dequantize()`, as DoRA needs."""
+        return self.weight
+
+    def dequantize(self, dtype=None):
+        """The weight [out_features, in_features], in `dtype` or in that of the weight that was quantized."""
+        raise NotImplementedError
+
+    def _multiply(self, x, bias):
+        raise NotImplementedError
+
+    def forward(self, x):
+        # A compute_dtype works as in bitsandbytes: the result has the type of x. Without one, the type of x or of
+        # autocast is computed in, as torch.nn.Linear does.
+        result_dtype = x.dtype
+        dtype = self.compute_dtype
+        if dtype is None:
+            dtype = result_dtype
+            if torch.is_autocast_enabled(x.device.type) and dtype != torch.float64:
+                dtype = result_dtype = torch.get_autocast_dtype(x.device.type)
+        bias = self.bias
+        return self._multiply(x.to(dtype), None if bias is None else bias.to(dtype)).to(result_dtype)
+
+    def _apply(self, fn, recurse=True):
+        # .to(dtype), .half() and others are for the bias alone: codes and absmax keep their types.
+        frozen = {id(getattr(self, name)) for name in self._weight_tensors}
+
+        def keep_type(tensor):
+            moved = fn(tensor)
+            if id(tensor) in frozen and moved.dtype != tensor.dtype:
+                return tensor.to(moved.device)
+            return moved
+
+        return super()._apply(keep_type, recurse)
+
+    # State dicts. A subclass takes the tensors of its weight; the rest is as in torch.nn.Module.
+
+    def _take_weight(self, tensors, name):
+        """Takes the weight from `tensors`, a dict by names without the prefix, whose tensors it may keep.
+
+        `name` is for messages. Raises ValueError with one sentence if it is not a weight for this layer.
+        """
+        raise NotImplementedError
+
+    def _is_of_weight(self, name):
+        return name in self._weight_tensors
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ):
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        assign = local_metadata.get("assign_to_params_buffers", False)
+
+        def taken(tensor, like):
+            if like.is_meta and not assign:
+                return tensor  # there is nothing to copy to; torch.nn.Module warns in this case
+            return tensor if assign else tensor.to(like.device, copy=True)
+
+        bias = own.pop("bias", None)
+        if self.bias is not None:
+            if bias is None:
+                missing_keys.append(prefix + "bias")
+            elif bias.shape != self.bias.shape:
+                error_msgs.append(f"{prefix}bias: has the shape {list(bias.shape)}, not {list(self.bias.shape)}")
+            elif assign:
+                self.bias = torch.nn.Parameter(bias.detach(), requires_grad=self.bias.requires_grad)
+            else:
+                with torch.no_grad():
+                    self.bias.copy_(bias)
+        elif bias is not None and strict:
+            unexpected_keys.append(prefix + "bias")
+
+        weight = {name: taken(own.pop(name), self.weight) for name in list(own) if self._is_of_weight(name)}
+        if "weight" not in weight:
+            missing_keys.append(prefix + "weight")
+        else:
+            try:
+                self._take_weight(weight, prefix + "weight")
+            except ValueError as error:
+                error_msgs.append(str(error))
+        if strict:
+            unexpected_keys.extend(prefix + name for name in own)
+

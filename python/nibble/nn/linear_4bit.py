@@ -1,0 +1,252 @@
+"""A linear layer with a frozen weight in 4-bit codes."""
+
+import torch
+
+from .. import operators
+from . import quant_state
+from .frozen_linear import FrozenLinear
+from .quant_state import QuantState
+
+_PARTS = ("absmax", "nested_absmax", "nested_quant_map", "nested_offset")
+# What a state dict has of a weight, after "weight."; nested_offset is in the text of the quant_state.
+_STORED = {"weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"}
+
+
+def _blocks(weights, size):
+    return (weights + size - 1) // size
+
+
+class Linear4bit(FrozenLinear):
+    """y = x W^T + bias, W in NF4 or FP4 as bitsandbytes stores it (docs/torch.md).
+
+    `weight` has the codes, uint8 [ceil(n k / 2), 1]. `absmax` is float32, or uint8 with `nested_absmax`,
+    `nested_quant_map` and `nested_offset`; these are buffers. A new layer has zeros for its weight until a state dict
+    is loaded; `from_linear()`, `from_state()` and `from_parts()` make one with a weight.
+
+    compute_dtype: what x and W are rounded to before they are multiplied, and the result has the type of x. None: the
+    type of x, or of autocast.
+    """
+
+    _weight_tensors = ("weight", *_PARTS)
+
+    def __init__(
+        self,
+        in_features,
+        out_features,
+        bias=True,
+        quant_type="nf4",
+        blocksize=64,
+        compute_dtype=None,
+        device=None,
+        *,
+        compress_statistics=True,
+        dtype=torch.float32,
+    ):
+        super().__init__(in_features, out_features, bias, compute_dtype, device)
+        if quant_type not in operators.QUANT_TYPES:
+            raise ValueError(f"quant_type: is {quant_type!r}, not one of {', '.join(operators.QUANT_TYPES)}")
+        if blocksize not in operators.BLOCKSIZES:
+            raise ValueError(f"blocksize: is {blocksize}, not one of {', '.join(map(str, operators.BLOCKSIZES))}")
+        n = in_features * out_features
+        blocks = _blocks(n, blocksize)
+
+        def zeros(*shape, dtype=torch.float32):
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        nested = None
+        if compress_statistics:
+            nested = (zeros(_blocks(blocks, 256)), torch.ops.nibble.quant_map("nested").to(device or "cpu"), zeros())
+        self._set(
+            zeros(_blocks(n, 2), 1, dtype=torch.uint8),
+            zeros(blocks, dtype=torch.uint8 if compress_statistics else torch.float32),
+            nested,
+            quant_type,
+            blocksize,
+            dtype,
+        )
+
+    def _set(self, weight, absmax, nested, quant_type, blocksize, dtype):
+        self.quant_type = quant_type
+        self.blocksize = blocksize
+        self.weight_dtype = dtype
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("absmax", absmax, persistent=False)
+        for name, tensor in zip(_PARTS[1:], nested or (None, None, None), strict=True):
+            self.register_buffer(name, tensor, persistent=False)
+
+    @classmethod
+    def from_linear(cls, linear, quant_type="nf4", blocksize=64, compute_dtype=None, *, compress_statistics=True):
+        """Quantizes the weight of a `torch.nn.Linear`; shares its bias."""
+        layer = cls._without_weight(linear.in_features, linear.out_features, linear.bias, compute_dtype)
+        layer._quantize(linear.weight.detach(), "weight", quant_type, blocksize, compress_statistics)
+        return layer
+
+    @classmethod
+    def from_parts(
+        cls,
+        weight,
+        absmax,
+        *,
+        shape,
+        quant_type="nf4",
+        blocksize=64,
+        nested=None,
+        bias=None,
+        compute_dtype=None,
+        dtype=torch.float32,
+    ):
+        """Takes tensors as they are stored, without a copy.
+
+        weight: the codes in any type; absmax: float32, or uint8 with nested = (nested_absmax, nested_quant_map,
+        nested_offset); shape: (out_features, in_features); dtype: of the weight that was quantized.
+        """
+        layer = cls._without_weight(shape[1], shape[0], bias, compute_dtype)
+        layer._check(weight, absmax, nested, blocksize, "weight")
+        layer._set(_bytes(weight), absmax, nested, quant_type, blocksize, dtype)
+        return layer
+
+    @classmethod
+    def from_state(cls, state, prefix="", *, compute_dtype=None):
+        """Takes the tensors of a state dict that has bitsandbytes' names after `prefix`, without a copy."""
+        own = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+        if "weight" not in own:
+            raise ValueError(f"{prefix}weight: is not in the state dict")
+        out_features, in_features = quant_state.read(own, prefix + "weight").shape
+        layer = cls._without_weight(in_features, out_features, own.pop("bias", None), compute_dtype)
+        layer._take_weight(own, prefix + "weight")
+        return layer
+
+    @classmethod
+    def _without_weight(cls, in_features, out_features, bias, compute_dtype):
+        layer = cls.__new__(cls)
+        FrozenLinear.__init__(layer, in_features, out_features, False if bias is None else bias, compute_dtype, None)
+        return layer
+
+    def _check(self, weight, absmax, nested, blocksize, name):
+        n = self.in_features * self.out_features
+        blocks = _blocks(n, blocksize)
+        size = weight.element_size()
+        if not _blocks(n, 2) <= weight.numel() * size < _blocks(n, 2) + size:
+            raise ValueError(
+                f"{name}: has {weight.numel() * size} bytes, and [{self.out_features}, {self.in_features}] weights "
+                f"need {_blocks(n, 2)}"
+            )
+        expected = [("absmax", absmax, blocks, torch.uint8 if nested else torch.float32)]
+        if nested:
+            sizes = (_blocks(blocks, operators.NESTED_BLOCKSIZE), 256, 1)
+            expected += [(key, t, s, torch.float32) for key, t, s in zip(_PARTS[1:], nested, sizes, strict=True)]
+        for key, tensor, count, dtype in expected:
+            if tensor.dtype != dtype or tensor.numel() != count:
+                raise ValueError(f"{name}.{key}: has {tensor.numel()} values of {tensor.dtype}, not {count} of {dtype}")
+            if not tensor.is_contiguous():
+                raise ValueError(f"{name}.{key}: is not contiguous")
+        if not weight.is_contiguous():
+            raise ValueError(f"{name}: is not contiguous")
+
+    def _quantize(self, weight, name, quant_type, blocksize, compress_statistics):
+        if weight.shape != (self.out_features, self.in_features):
+            raise ValueError(
+                f"{name}: has the shape {list(weight.shape)}, not [{self.out_features}, {self.in_features}]"
+            )
+        if weight.dtype == torch.float64:
+            weight = weight.float()
+        if not weight.is_meta and not torch.isfinite(weight).all():
+            raise ValueError(f"{name}: has a NaN or an infinity, which codes cannot hold")
+        packed, absmax = torch.ops.nibble.quantize_4bit(weight, blocksize, quant_type)
+        nested = None
+        if compress_statistics:
+            # On the CPU, wherever the weight is: it is a hundredth of the work.
+            absmax, nested_absmax, offset = torch.ops.nibble.quantize_absmax(absmax.cpu())
+            nested = tuple(t.to(weight.device) for t in (nested_absmax, torch.ops.nibble.quant_map("nested"), offset))
+            absmax = absmax.to(weight.device)
+        self._set(packed, absmax, nested, quant_type, blocksize, weight.dtype)
+
+    def _take_weight(self, tensors, name):
+        weight = tensors["weight"]
+        if weight.is_floating_point() and weight.shape == (self.out_features, self.in_features):
+            self._quantize(weight.detach(), name, self.quant_type, self.blocksize, self.nested_absmax is not None)
+            return
+        state = quant_state.read(tensors, name)
+        if state.shape != (self.out_features, self.in_features):
+            raise ValueError(
+                f"{name}: its quant_state has the shape {list(state.shape)}, "
+                f"not [{self.out_features}, {self.in_features}]"
+            )
+        needed = ["weight.absmax", "weight.quant_map"]
+        if state.nested_offset is not None:
+            needed += ["weight.nested_absmax", "weight.nested_quant_map"]
+        for key in needed:
+            if key not in tensors:
+                raise ValueError(f"{name}: is not complete, {key.removeprefix('weight.')} is missing")
+        quant_map = tensors["weight.quant_map"]
+        if not quant_map.is_meta and not torch.equal(quant_map.float().cpu(), torch.ops.nibble.quant_map(state.quant_type)):
+            raise ValueError(f"{name}.quant_map: has other values than {state.quant_type}, which nothing decodes")
+        nested = None
+        if state.nested_offset is not None:
+            offset = torch.tensor(state.nested_offset, dtype=torch.float32, device=weight.device)
+            nested = (tensors["weight.nested_absmax"], tensors["weight.nested_quant_map"], offset)
+        self._check(weight, tensors["weight.absmax"], nested, state.blocksize, name)
+        self._set(
+            _bytes(weight), tensors["weight.absmax"], nested, state.quant_type, state.blocksize, state.dtype
+        )
+
+    def _is_of_weight(self, name):
+        return name == "weight" or name in _STORED or quant_state.is_key(name)
+
+    def quant_state(self):
+        """What the JSON text in a state dict says of the weight."""
+        nested = self.nested_offset
+        offset = None if nested is None else 0.0 if nested.is_meta else nested.item()
+        shape = (self.out_features, self.in_features)
+        return QuantState(self.quant_type, self.blocksize, self.weight_dtype, shape, offset)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        state = self.quant_state()
+        tensors = {"weight.absmax": self.absmax, "weight.quant_map": torch.ops.nibble.quant_map(self.quant_type)}
+        if self.nested_absmax is not None:
+            tensors["weight.nested_absmax"] = self.nested_absmax
+            # Each layer has a map of its own, because safetensors refuses tensors that share memory.
+            tensors["weight.nested_quant_map"] = self.nested_quant_map.clone()
+        tensors[state.key] = state.to_tensor()
+        for name, tensor in tensors.items():
+            destination[prefix + name] = tensor.to(self.weight.device)
+
+    def dequantize(self, dtype=None):
+        return torch.ops.nibble.dequantize_4bit(
+            self.weight,
+            self.absmax,
+            self.nested_absmax,
+            self.nested_quant_map,
+            self.nested_offset,
+            [self.out_features, self.in_features],
+            self.blocksize,
+            self.quant_type,
+            dtype or self.weight_dtype,
+        )
+
+    def _multiply(self, x, bias):
+        return torch.ops.nibble.linear_4bit(
+            x,
+            self.weight,
+            self.absmax,
+            self.nested_absmax,
+            self.nested_quant_map,
+            self.nested_offset,
+            bias,
+            self.out_features,
+            self.blocksize,
+            self.quant_type,
+        )
+
+    def extra_repr(self):
+        nested = ", compress_statistics=True" if self.nested_absmax is not None else ""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"quant_type={self.quant_type}, blocksize={self.blocksize}{nested}, compute_dtype={self.compute_dtype}"
+        )
+
+
+def _bytes(weight):
+    """The codes as uint8 [bytes, 1]. bitsandbytes may store them in another type, whose values mean nothing."""
+    return weight.detach().reshape(-1).view(torch.uint8).reshape(-1, 1)

@@ -1,0 +1,108 @@
+"""A linear layer with a frozen weight in 8-bit codes."""
+
+import torch
+
+from .. import operators  # noqa: F401: loads the operators
+from .frozen_linear import FrozenLinear
+
+
+class LinearInt8(FrozenLinear):
+    """y = x W^T + bias, W in LLM.int8() codes with an absmax per row, as bitsandbytes stores it (docs/torch.md).
+
+    `weight` has the codes, int8 [out_features, in_features], and `SCB` the absmax, float32 [out_features]. x is not
+    quantized. A new layer has zeros for its weight until a state dict is loaded; `from_linear()`, `from_state()` and
+    `from_parts()` make one with a weight. compute_dtype is as for `Linear4bit`.
+    """
+
+    _weight_tensors = ("weight", "SCB")
+
+    def __init__(self, in_features, out_features, bias=True, compute_dtype=None, device=None, *, dtype=torch.float32):
+        super().__init__(in_features, out_features, bias, compute_dtype, device)
+        weight = torch.zeros(out_features, in_features, dtype=torch.int8, device=device)
+        self._set(weight, torch.zeros(out_features, device=device), dtype)
+
+    def _set(self, weight, absmax, dtype):
+        self.weight_dtype = dtype
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("SCB", absmax)
+
+    @classmethod
+    def from_linear(cls, linear, compute_dtype=None):
+        """Quantizes the weight of a `torch.nn.Linear`; shares its bias."""
+        layer = cls._without_weight(linear.in_features, linear.out_features, linear.bias, compute_dtype)
+        layer._take_weight({"weight": linear.weight.detach()}, "weight")
+        return layer
+
+    @classmethod
+    def from_parts(cls, weight, absmax, *, bias=None, compute_dtype=None, dtype=torch.float32):
+        """Takes int8 codes [out_features, in_features] and their absmax without a copy."""
+        if weight.dim() != 2:
+            raise ValueError(f"weight: has the shape {list(weight.shape)}, not two dimensions")
+        layer = cls._without_weight(weight.shape[1], weight.shape[0], bias, compute_dtype)
+        layer._take_weight({"weight": weight, "SCB": absmax}, "weight", dtype)
+        return layer
+
+    @classmethod
+    def from_state(cls, state, prefix="", *, compute_dtype=None):
+        """Takes the tensors of a state dict that has bitsandbytes' names after `prefix`, without a copy."""
+        own = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+        for key in ("weight", "SCB"):
+            if key not in own:
+                raise ValueError(f"{prefix}{key}: is not in the state dict")
+        weight = own["weight"]
+        if weight.dim() != 2:
+            raise ValueError(f"{prefix}weight: has the shape {list(weight.shape)}, not two dimensions")
+        layer = cls._without_weight(weight.shape[1], weight.shape[0], own.pop("bias", None), compute_dtype)
+        layer._take_weight(own, prefix + "weight")
+        return layer
+
+    @classmethod
+    def _without_weight(cls, in_features, out_features, bias, compute_dtype):
+        layer = cls.__new__(cls)
+        FrozenLinear.__init__(layer, in_features, out_features, False if bias is None else bias, compute_dtype, None)
+        return layer
+
+    def _take_weight(self, tensors, name, dtype=None):
+        dtype = dtype or getattr(self, "weight_dtype", torch.float32)
+        weight, absmax = tensors["weight"], tensors.get("SCB")
+        if weight.shape != (self.out_features, self.in_features):
+            raise ValueError(
+                f"{name}: has the shape {list(weight.shape)}, not [{self.out_features}, {self.in_features}]"
+            )
+        weight_format = tensors.get("weight_format")
+        if weight_format is not None and not weight_format.is_meta and weight_format.item() != 0:
+            raise ValueError(f"{name}: has the weight_format {weight_format.item()}, not 0, which is rows")
+        if weight.is_floating_point():
+            dtype = weight.dtype
+            weight = weight.float() if dtype == torch.float64 else weight
+            if not weight.is_meta and not torch.isfinite(weight.half()).all():
+                raise ValueError(f"{name}: has a NaN, an infinity or a magnitude of 65520 or more, which fp16 cannot hold")
+            weight, absmax = torch.ops.nibble.quantize_int8(weight)
+        if weight.dtype != torch.int8:
+            raise ValueError(f"{name}: is {weight.dtype}, not torch.int8")
+        if absmax is None:
+            raise ValueError(f"{name}: is not complete, SCB is missing")
+        if absmax.dtype != torch.float32 or absmax.numel() != self.out_features:
+            raise ValueError(
+                f"{name}: its SCB has {absmax.numel()} values of {absmax.dtype}, not {self.out_features} of torch.float32"
+            )
+        self._set(weight.detach().contiguous(), absmax.detach().reshape(-1).contiguous(), dtype)
+
+    def _is_of_weight(self, name):
+        return name in ("weight", "SCB", "weight_format")
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight_format"] = torch.tensor(0, dtype=torch.uint8)  # rows
+
+    def dequantize(self, dtype=None):
+        return torch.ops.nibble.dequantize_int8(self.weight, self.SCB, dtype or self.weight_dtype)
+
+    def _multiply(self, x, bias):
+        return torch.ops.nibble.linear_int8(x, self.weight, self.SCB, bias)
+
+    def extra_repr(self):
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"compute_dtype={self.compute_dtype}"
+        )

@@ -1,0 +1,161 @@
+"""The operators `torch.ops.nibble.*`: products with quantized weights, and quantization, on torch tensors.
+
+Importing this module loads libnibble_torch, in which they are written, and tells torch what tracing (`torch.compile`)
+and autograd have to know of them. docs/torch.md has what each of them computes.
+"""
+
+import os
+import pathlib
+
+import torch
+
+BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+QUANT_TYPES = ("nf4", "fp4")
+NESTED_BLOCKSIZE = 256  # absmax values per nested absmax
+
+_LIBRARY = "libnibble_torch.so"
+
+
+def _library_path():
+    """The library of NIBBLE_TORCH_LIBRARY, or the one in this package."""
+    chosen = os.environ.get("NIBBLE_TORCH_LIBRARY")
+    if chosen:
+        return pathlib.Path(chosen)
+    package = pathlib.Path(__file__).parent
+    for folder in (package, package / "lib"):
+        if (folder / _LIBRARY).exists():
+            return folder / _LIBRARY
+    raise ImportError(
+        f"{package}: has no {_LIBRARY}, so nibble was installed without operators for torch; "
+        "install it again where torch 2.10 or later is installed (docs/torch.md)"
+    )
+
+
+def _load():
+    if hasattr(torch.ops.nibble, "linear_4bit"):
+        return  # already loaded, by another copy of this module
+    path = _library_path()
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        raise ImportError(f"{path}: cannot be loaded: {error}") from error
+
+
+_load()
+_ops = torch.ops.nibble
+
+
+
+# What tracing has to know: shapes and types of the results.
+
+
+@torch.library.register_fake("nibble::linear_4bit")
+def _(x, packed, absmax, nested_absmax, nested_quant_map, nested_offset, bias, out_features, blocksize, quant_type):
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("nibble::linear_4bit_dx")
+def _(dy, packed, absmax, nested_absmax, nested_quant_map, nested_offset, in_features, blocksize, quant_type):
+    return dy.new_empty((*dy.shape[:-1], in_features))
+
+
+@torch.library.register_fake("nibble::quantize_4bit")
+def _(weights, blocksize, quant_type):
+    n = weights.numel()
+    packed = weights.new_empty(((n + 1) // 2, 1), dtype=torch.uint8)
+    return packed, weights.new_empty(((n + blocksize - 1) // blocksize,), dtype=torch.float32)
+
+
+@torch.library.register_fake("nibble::dequantize_4bit")
+def _(packed, absmax, nested_absmax, nested_quant_map, nested_offset, shape, blocksize, quant_type, dtype):
+    return packed.new_empty(shape, dtype=dtype)
+
+
+@torch.library.register_fake("nibble::quantize_absmax")
+def _(absmax, offset=None):
+    blocks = (absmax.numel() + NESTED_BLOCKSIZE - 1) // NESTED_BLOCKSIZE
+    codes = absmax.new_empty((absmax.numel(),), dtype=torch.uint8)
+    return codes, absmax.new_empty((blocks,)), absmax.new_empty(())
+
+
+@torch.library.register_fake("nibble::dequantize_absmax")
+def _(codes, nested_absmax, nested_quant_map, nested_offset):
+    return codes.new_empty(codes.shape, dtype=torch.float32)
+
+
+@torch.library.register_fake("nibble::quant_map")
+def _(quant_type):
+    return torch.empty(256 if quant_type == "nested" else 16)
+
+
+@torch.library.register_fake("nibble::linear_int8")
+def _(x, weight, absmax, bias):
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@torch.library.register_fake("nibble::linear_int8_dx")
+def _(dy, weight, absmax):
+    return dy.new_empty((*dy.shape[:-1], weight.shape[1]))
+
+
+@torch.library.register_fake("nibble::quantize_int8")
+def _(weights):
+    return weights.new_empty(weights.shape, dtype=torch.int8), weights.new_empty(
+        (weights.shape[0],), dtype=torch.float32
+    )
+
+
+@torch.library.register_fake("nibble::dequantize_int8")
+def _(weight, absmax, dtype):
+    return weight.new_empty(weight.shape, dtype=dtype)
+
+
+# What autograd has to know. The weight is frozen: x and the bias have gradients. The gradient of x does not need x, so
+# a layer keeps no activations.
+
+
+def _bias_gradient(ctx, dy, position):
+    return dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.needs_input_grad[position] else None
+
+
+def _keep_4bit(ctx, inputs, output):
+    x, *parts, _bias, _out_features, ctx.blocksize, ctx.quant_type = inputs
+    ctx.in_features = x.shape[-1]
+    ctx.save_for_backward(*parts)
+
+
+def _linear_4bit_backward(ctx, dy):
+    dx = None
+    if ctx.needs_input_grad[0]:
+        dx = _ops.linear_4bit_dx(dy, *ctx.saved_tensors, ctx.in_features, ctx.blocksize, ctx.quant_type)
+    return dx, None, None, None, None, None, _bias_gradient(ctx, dy, 6), None, None, None
+
+
+def _keep_4bit_dx(ctx, inputs, output):
+    dy, *parts, _in_features, ctx.blocksize, ctx.quant_type = inputs
+    ctx.out_features = dy.shape[-1]
+    ctx.save_for_backward(*parts)
+
+
+def _linear_4bit_dx_backward(ctx, dx):
+    dy = _ops.linear_4bit(dx, *ctx.saved_tensors, None, ctx.out_features, ctx.blocksize, ctx.quant_type)
+    return dy, None, None, None, None, None, None, None, None
+
+
+def _keep_int8(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[1:3])
+
+
+def _linear_int8_backward(ctx, dy):
+    dx = _ops.linear_int8_dx(dy, *ctx.saved_tensors) if ctx.needs_input_grad[0] else None
+    return dx, None, None, _bias_gradient(ctx, dy, 3)
+
+
+def _linear_int8_dx_backward(ctx, dx):
+    return _ops.linear_int8(dx, *ctx.saved_tensors, None), None, None
+
+
+torch.library.register_autograd("nibble::linear_4bit", _linear_4bit_backward, setup_context=_keep_4bit)
+torch.library.register_autograd("nibble::linear_4bit_dx", _linear_4bit_dx_backward, setup_context=_keep_4bit_dx)
+torch.library.register_autograd("nibble::linear_int8", _linear_int8_backward, setup_context=_keep_int8)
+torch.library.register_autograd("nibble::linear_int8_dx", _linear_int8_dx_backward, setup_context=_keep_int8)
