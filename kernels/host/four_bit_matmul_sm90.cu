@@ -9,9 +9,10 @@ namespace nibble::kernels {
 namespace {
 
 template <class Kernel, class Half>
-void launch_sm90(const FourBitMatmulArguments& arguments, const MatmulMemory<Half>& memory, StreamRef stream) {
+bool launch_sm90(const FourBitMatmulArguments& arguments, const MatmulMemory<Half>& memory, StreamRef stream) {
   static_assert(Kernel::block_n == four_bit_matmul::sm90_block_n);
   static_assert(64 * Kernel::step_groups == four_bit_matmul::sm90_step_k);
+  if (!is_loaded<Kernel>()) return false;
   const u32 m = static_cast<u32>(arguments.x.rows), splits = arguments.sm90.splits;
   const u64 k = arguments.x.columns;
   Kernel kernel{.product = {}, .codes_map = {}, .x_map = {}, .m = m, .sums = memory.sums(splits, arguments.n)};
@@ -33,29 +34,24 @@ void launch_sm90(const FourBitMatmulArguments& arguments, const MatmulMemory<Hal
   }
   launch({resident_grid<Kernel>(max_items).x, 1, arguments.matmul.product_count}, Kernel::shared_bytes, stream, kernel,
          arguments.matmul.weights_are_ready != 0 ? Overlap::yes : Overlap::no);
+  return true;
 }
 
 }  // namespace
 
-bool has_sm90() { return capability() == 90; }
-
 template <class Half>
-void run_sm90(const FourBitMatmulArguments& arguments, const MatmulMemory<Half>& memory, StreamRef stream) {
+bool run_sm90(const FourBitMatmulArguments& arguments, const MatmulMemory<Half>& memory, StreamRef stream) {
   const auto with_rows = [&]<u32 Rows>() {
     if (arguments.products[0].weight.absmax == nullptr)
-      launch_sm90<FourBitMatmulSm90<Half, true, Rows>>(arguments, memory, stream);
-    else
-      launch_sm90<FourBitMatmulSm90<Half, false, Rows>>(arguments, memory, stream);
+      return launch_sm90<FourBitMatmulSm90<Half, true, Rows>>(arguments, memory, stream);
+    return launch_sm90<FourBitMatmulSm90<Half, false, Rows>>(arguments, memory, stream);
   };
-  if (arguments.sm90.rows == 64)
-    with_rows.template operator()<64>();
-  else if (arguments.sm90.rows == 96)
-    with_rows.template operator()<96>();
-  else
-    with_rows.template operator()<128>();
+  if (arguments.sm90.rows == 64) return with_rows.template operator()<64>();
+  if (arguments.sm90.rows == 96) return with_rows.template operator()<96>();
+  return with_rows.template operator()<128>();
 }
 
-template void run_sm90<bf16>(const FourBitMatmulArguments&, const MatmulMemory<bf16>&, StreamRef);
-template void run_sm90<f16>(const FourBitMatmulArguments&, const MatmulMemory<f16>&, StreamRef);
+template bool run_sm90<bf16>(const FourBitMatmulArguments&, const MatmulMemory<bf16>&, StreamRef);
+template bool run_sm90<f16>(const FourBitMatmulArguments&, const MatmulMemory<f16>&, StreamRef);
 
 }  // namespace nibble::kernels

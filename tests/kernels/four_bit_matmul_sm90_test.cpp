@@ -158,6 +158,22 @@ TEST(FourBitMatmulSm90, WeightsThatShareX) {
   }
 }
 
+// The device is one of 9.0 that has code for sm_80: CUDA_FORCE_PTX_JIT is set, or there is no other code.
+NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, CodeForSm80IsThatOfTheOtherKernel) {
+  const Problem problem({.m = 70, .n = 300, .k = 64 * 20, .overlap = true}, 27);
+  const Product run(problem);
+  Options options{.capability = 80};
+  const auto with_options = [&] {
+    const device::simulator::ScopedOptions scope(options);
+    return run.product();
+  };
+  const std::vector<float> expected = with_options();
+  options = {.capability = 90, .target = 80};
+  EXPECT_EQ(with_options(), expected);
+  options.target = 90;
+  EXPECT_NE(with_options(), expected) << "the same kernel";
+}
+
 // One kernel for 9.0, the other elsewhere: both are right. On 9.0, few blocks or many give the same bytes.
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, DevicesOfAnySizeGiveTheSameBytes) {
   for (const Shape& shape : {Shape{.m = 70, .n = 300, .k = 64 * 20}, Shape{.m = 160, .n = 150, .k = 64 * 9}}) {
