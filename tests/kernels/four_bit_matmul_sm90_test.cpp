@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/four_bit_matmul_sm90.hpp"
 #include "kernels/host/four_bit_matmul_config.hpp"
-#include "kernels/host/four_bit_weight.hpp"
+#include "kernels/host/four_bit_matmul_sm90_launch.hpp"
 #include "tests/kernels/four_bit_matmul_support.hpp"
 #include "tests/kernels/schedules.hpp"
 #include "tests/simulator/array.hpp"
@@ -71,31 +70,24 @@ TEST(FourBitMatmulSm90, SplitK) {
 }
 
 // Kernels by themselves: blocks with several items, rings that come round, a last step that is short.
-template <class Kernel> class Items {
+template <bool Nested, u32 Rows> class Items {
  public:
-  Items(const Shape& shape, u32 splits, bool nested)
-      : splits_(splits), problem_(with(shape, nested), 9), product_(problem_) {}
+  Items(const Shape& shape, u32 splits) : splits_(splits), problem_(with_overlap(shape), 9), product_(problem_) {}
 
   [[nodiscard]] std::vector<float> run() const {
     const Shape& s = problem_.shape;
-    const u32 m = static_cast<u32>(s.m);
-    const u64 groups = ceil_div<u64>(s.n, Kernel::block_n) * ceil_div<u64>(m, Kernel::max_m);
+    using Launch = FourBitMatmulSm90Launch<bf16, Nested, Rows>;
+    using Kernel = typename Launch::Kernel;
+    const u64 groups = ceil_div<u64>(s.n, Kernel::block_n) * ceil_div<u64>(s.m, Kernel::max_m);
     const DeviceArray<u8> y = product_.y();
     const DeviceArray<float> partial(splits_ > 1 ? splits_ * s.m * s.n : 0, {.name = "partial"});
     const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(groups), {.name = "counters"});
-    Kernel kernel{.product = {},
-                  .codes_map = {},
-                  .x_map = make_tensor_map(product_.x().data, 2, s.k, m, 2 * s.k, Kernel::x_box_columns, Kernel::max_m,
-                                           Swizzle::bytes128),
-                  .m = m,
-                  .sums = {partial.data(), counters.data(), splits_, static_cast<i64>(s.m * s.n)}};
+    Launch one(static_cast<const bf16*>(product_.x().data), static_cast<i64>(s.k), static_cast<u32>(s.m), s.k,
+               {partial.data(), counters.data(), splits_, static_cast<i64>(s.m * s.n)});
     nibble_four_bit weight = product_.weight();
     weight.stride = weight.columns;
-    kernel.product[0] = {
-        operand_of(weight), {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false}, 0, 0};
-    kernel.codes_map[0] = make_tensor_map(weight.packed, 1, s.k / 2, s.n, s.k / 2, Kernel::codes_box_bytes,
-                                          Kernel::block_n, Swizzle::bytes128);
-    launch({2}, Kernel::shared_bytes, nullptr, kernel, Overlap::yes);
+    one.add(weight, {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false});
+    launch({2}, Kernel::shared_bytes, nullptr, one.kernel(), Overlap::yes);
     EXPECT_THAT(counters.to_host(), testing::Each(0U));
     return product_.values_in(y);
   }
@@ -113,8 +105,8 @@ template <class Kernel> class Items {
   }
 
  private:
-  static Shape with(Shape shape, bool nested) {
-    shape.nested = nested;
+  static Shape with_overlap(Shape shape) {
+    shape.nested = Nested;
     shape.overlap = true;
     return shape;
   }
@@ -125,7 +117,8 @@ template <class Kernel> class Items {
 };
 
 // Each synchronization is needed for one of the two.
-template <class Kernel> void expect_all_needed(const Items<Kernel>& one, const Items<Kernel>& other) {
+template <bool Nested, u32 Rows>
+void expect_all_needed(const Items<Nested, Rows>& one, const Items<Nested, Rows>& other) {
   const std::vector<float> values = one.right_values(), other_values = other.right_values();
   EXPECT_THAT(survivors([&] { return one.run() == values && other.run() == other_values; }, 4), testing::IsEmpty());
 }
@@ -133,18 +126,15 @@ template <class Kernel> void expect_all_needed(const Items<Kernel>& one, const I
 // Two blocks take 4 items or more: tiles of n, chunks of m, splits of k. Where all steps are whole, x alone holds the
 // copies back with 128 rows: the second problem has short ones.
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, EverySynchronizationIsNeeded) {
-  using Rows64 = FourBitMatmulSm90<bf16, true, 64>;
-  using Rows96 = FourBitMatmulSm90<bf16, false, 96>;
-  using Rows128 = FourBitMatmulSm90<bf16, true, 128>;
-  expect_all_needed<Rows64>({{.m = 70, .n = 140, .k = 64 * 26}, 1, true}, {{.m = 64, .n = 259, .k = 64 * 9}, 2, true});
-  expect_all_needed<Rows96>({{.m = 97, .n = 130, .k = 64 * 13}, 3, false}, {{.m = 190, .n = 640, .k = 64}, 1, false});
-  expect_all_needed<Rows128>({{.m = 120, .n = 300, .k = 64 * 23}, 2, true}, {{.m = 250, .n = 640, .k = 64}, 1, true});
+  expect_all_needed<true, 64>({{.m = 70, .n = 140, .k = 64 * 26}, 1}, {{.m = 64, .n = 259, .k = 64 * 9}, 2});
+  expect_all_needed<false, 96>({{.m = 97, .n = 130, .k = 64 * 13}, 3}, {{.m = 190, .n = 640, .k = 64}, 1});
+  expect_all_needed<true, 128>({{.m = 120, .n = 300, .k = 64 * 23}, 2}, {{.m = 250, .n = 640, .k = 64}, 1});
 }
 
 // A step of each length, and fewer steps than codes are copied ahead.
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, ShortSteps) {
   for (const std::size_t groups : {1U, 2U, 3U, 4U, 5U, 8U}) {
-    const Items<FourBitMatmulSm90<bf16, true, 64>> items({.m = 33, .n = 300, .k = 64 * groups}, 1, true);
+    const Items<true, 64> items({.m = 33, .n = 300, .k = 64 * groups}, 1);
     EXPECT_EQ(items.right_values().size(), 33U * 300);
   }
 }
