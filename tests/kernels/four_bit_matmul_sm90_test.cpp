@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -27,26 +26,18 @@ using test::Product;
 using test::Shape;
 
 TEST(FourBitMatmulSm90, RandomShapes) {
-  std::mt19937 random(11);
-  const auto below = [&](u32 n) { return random() % n; };
-  for (u32 i = 0; i < 24; ++i) {
+  test::expect_random_products(24, 4, [](u32 i, auto& below) {
     const bool large = i % 6 == 0;
-    expect_product({.m = four_bit_matmul::min_m_of_sm90 + below(large ? 200 : 40),
-                    .n = 1 + below(large ? 300 : 140),
-                    .k = 64 * (1 + below(large ? 14 : 6)),
-                    .blocksize = 64u << below(7),
-                    .nested = below(2) == 0,
-                    .bias = below(2) == 0,
-                    .dtype = below(2) == 0 ? NIBBLE_BF16 : NIBBLE_F16,
-                    .codebook = below(3) == 0 ? NIBBLE_FP4 : NIBBLE_NF4,
-                    .x_stride = below(2) == 0 ? 8 * below(4) : 0,
-                    .y_stride = below(2) == 0 ? below(5) : 0,
-                    .packed_offset = 16 * below(3),
-                    .y_f32 = below(3) == 0,
-                    .accumulate = below(3) == 0,
-                    .overlap = below(2) == 0},
-                   300 + i);
-  }
+    return Shape{.m = four_bit_matmul::min_m_of_sm90 + below(large ? 200 : 40),
+                 .n = 1 + below(large ? 300 : 140),
+                 .k = 64 * (1 + below(large ? 14 : 6)),
+                 .blocksize = 64u << below(7),
+                 .x_stride = below(2) == 0 ? 8 * below(4) : 0,
+                 .packed_offset = 16 * below(3),
+                 .y_f32 = below(3) == 0,
+                 .accumulate = below(3) == 0,
+                 .overlap = below(2) == 0};
+  });
 }
 
 TEST(FourBitMatmulSm90, SlicesAndFp32X) {
