@@ -58,7 +58,7 @@ struct TunedKernel {
   void (*launch)(const TunedCall& call, const Variant& variant, cudaStream_t stream);
 };
 
-/// A kernel for many rows of x at a time; there are none but on devices of compute capability 9.0.
+/// A kernel for many rows of x at a time; there are none where the device has loaded no code for sm_90a.
 struct ManyRowsKernel {
   std::uint32_t rows;
   void (*launch)(const TunedCall& call, std::uint32_t splits, cudaStream_t stream);

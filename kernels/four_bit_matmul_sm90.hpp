@@ -43,6 +43,7 @@ template <u32 Stages> struct FourBitMatmulRing {
 /// Grid: blocks that take the items in turn; 1; weights, as of FourBitMatmul. A map has the codes of each weight, as
 /// bytes [n, k / 2], and `x_map` has x [m, k].
 template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
+  static constexpr bool needs_sm90a = true;
   static constexpr u32 consumers = 256, threads = consumers + 128, min_blocks = 1, max_weights = 4;
   static constexpr u32 max_m = Rows, block_n = 128, step_groups = 4;  // of 64 along k
   static constexpr u32 code_stages = 4, x_stages = Rows == 128 ? 6 : 8, codes_ahead = 2;

@@ -26,6 +26,32 @@ template <class Kernel> constexpr u32 cluster_of() {
   return 1;
 }
 
+/// Whether the kernel exists as code for sm_90a alone, because it uses wgmma or setmaxnreg: its needs_sm90a, or false.
+template <class Kernel> constexpr bool needs_sm90a() {
+  if constexpr (requires { Kernel::needs_sm90a; }) return Kernel::needs_sm90a;
+  return false;
+}
+
+/// Threads of a block in code for targets that a kernel does not exist for. That code traps. A kernel has more threads,
+/// so a launch of such code is refused.
+inline constexpr u32 threads_without_body = 32;
+
+/// The code of a kernel that a device has loaded, as the runtime describes it. All 0 if it has found none.
+struct LoadedCode {
+  u32 ptx = 0, machine = 0;  // compiled to PTX of this target, and to machine code of that one; sm_90a counts as 90
+  u32 max_threads = 0;       // of a block, by the launch bounds
+};
+
+/// Whether dependency_wait waits in this code. Code for sm_80 has none: it also runs on newer devices, and there too it
+/// must wait for the kernel before it to end.
+constexpr bool waits_for_dependencies(const LoadedCode& code) { return code.ptx >= 90 && code.machine >= 90; }
+
+/// Whether this code is that of a kernel, and no more than what other targets have instead.
+template <class Kernel> constexpr bool is_code_of(const LoadedCode& code) {
+  static_assert(!needs_sm90a<Kernel>() || Kernel::threads > threads_without_body);
+  return code.max_threads >= Kernel::threads;
+}
+
 /// What the arguments of a kernel, its members, may take: 4 KiB on every device.
 inline constexpr std::size_t max_parameter_bytes = 4096;
 /// The dynamic shared memory that a launch may have without asking for more.

@@ -48,7 +48,7 @@ template <class Half> class Launcher {
     if (arguments_.n == 0) return;
     memory_.prepare(stream_);
     if (!arguments_.fits_tiles) return run_any();
-    if (arguments_.fits_sm90 && has_sm90()) return run_sm90(arguments_, memory_, stream_);
+    if (arguments_.fits_sm90 && run_sm90(arguments_, memory_, stream_)) return;
     const bool nested = arguments_.products[0].weight.absmax == nullptr;
     const auto by_tile = [&]<bool KeepsX>(std::bool_constant<KeepsX>) {
       const auto run = [&]<class Kernel>() { return run_tiles<Kernel>(); };

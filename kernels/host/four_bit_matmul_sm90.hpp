@@ -1,4 +1,4 @@
-// Launches the product for many rows of x on devices that have wgmma.
+// Launches the product for many rows of x where there is code with wgmma.
 #pragma once
 #include "kernels/device/types.hpp"
 #include "kernels/host/four_bit_matmul_arguments.hpp"
@@ -6,11 +6,9 @@
 
 namespace nibble::kernels {
 
-/// Whether the current device runs code for sm_90a.
-bool has_sm90();
-
-/// For arguments with fits_sm90, where has_sm90(). Half is bf16 or f16.
+/// For arguments with fits_sm90. Half is bf16 or f16. False: the current device has no code for sm_90a, and nothing was
+/// launched.
 template <class Half>
-void run_sm90(const FourBitMatmulArguments& arguments, const MatmulMemory<Half>& memory, device::StreamRef stream);
+bool run_sm90(const FourBitMatmulArguments& arguments, const MatmulMemory<Half>& memory, device::StreamRef stream);
 
 }  // namespace nibble::kernels

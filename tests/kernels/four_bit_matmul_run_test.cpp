@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -43,26 +42,18 @@ TEST(FourBitMatmulRun, MFromOneTo70) {
 }
 
 TEST(FourBitMatmulRun, RandomShapes) {
-  std::mt19937 random(11);
-  const auto below = [&](u32 n) { return random() % n; };
-  for (u32 i = 0; i < 48; ++i) {
+  test::expect_random_products(48, 3, [](u32 i, auto& below) {
     const bool large = i % 8 == 0;
     const std::size_t run = i % 3 == 0 ? 32 : 16;
-    expect_product({.m = 1 + below(large ? 64 : 20),
-                    .n = 1 + below(large ? 140 : 80),
-                    .k = run * (1 + below(large ? 70 : 30)),
-                    .blocksize = 32u << below(8),
-                    .nested = below(2) == 0,
-                    .bias = below(2) == 0,
-                    .dtype = below(2) == 0 ? NIBBLE_BF16 : NIBBLE_F16,
-                    .codebook = below(3) == 0 ? NIBBLE_FP4 : NIBBLE_NF4,
-                    .x_stride = below(2) == 0 ? 8 * below(4) : 0,
-                    .y_stride = below(2) == 0 ? below(5) : 0,
-                    .packed_offset = 4 * below(3),
-                    .first = below(2) == 0 ? run * below(9) : 0,
-                    .gap = below(2) == 0 ? run * below(5) : 0},
-                   300 + i);
-  }
+    return Shape{.m = 1 + below(large ? 64 : 20),
+                 .n = 1 + below(large ? 140 : 80),
+                 .k = run * (1 + below(large ? 70 : 30)),
+                 .blocksize = 32u << below(8),
+                 .x_stride = below(2) == 0 ? 8 * below(4) : 0,
+                 .packed_offset = 4 * below(3),
+                 .first = below(2) == 0 ? run * below(9) : 0,
+                 .gap = below(2) == 0 ? run * below(5) : 0};
+  });
 }
 
 // Each k of a group, alone: x is 1 there, and 0 elsewhere, so that a weight in another place, or with another absmax,

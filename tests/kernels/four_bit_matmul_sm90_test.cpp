@@ -4,13 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "kernels/four_bit_matmul_sm90.hpp"
 #include "kernels/host/four_bit_matmul_config.hpp"
-#include "kernels/host/four_bit_weight.hpp"
+#include "kernels/host/four_bit_matmul_sm90_launch.hpp"
 #include "tests/kernels/four_bit_matmul_support.hpp"
 #include "tests/kernels/schedules.hpp"
 #include "tests/simulator/array.hpp"
@@ -28,26 +26,18 @@ using test::Product;
 using test::Shape;
 
 TEST(FourBitMatmulSm90, RandomShapes) {
-  std::mt19937 random(11);
-  const auto below = [&](u32 n) { return random() % n; };
-  for (u32 i = 0; i < 24; ++i) {
+  test::expect_random_products(24, 4, [](u32 i, auto& below) {
     const bool large = i % 6 == 0;
-    expect_product({.m = four_bit_matmul::min_m_of_sm90 + below(large ? 200 : 40),
-                    .n = 1 + below(large ? 300 : 140),
-                    .k = 64 * (1 + below(large ? 14 : 6)),
-                    .blocksize = 64u << below(7),
-                    .nested = below(2) == 0,
-                    .bias = below(2) == 0,
-                    .dtype = below(2) == 0 ? NIBBLE_BF16 : NIBBLE_F16,
-                    .codebook = below(3) == 0 ? NIBBLE_FP4 : NIBBLE_NF4,
-                    .x_stride = below(2) == 0 ? 8 * below(4) : 0,
-                    .y_stride = below(2) == 0 ? below(5) : 0,
-                    .packed_offset = 16 * below(3),
-                    .y_f32 = below(3) == 0,
-                    .accumulate = below(3) == 0,
-                    .overlap = below(2) == 0},
-                   300 + i);
-  }
+    return Shape{.m = four_bit_matmul::min_m_of_sm90 + below(large ? 200 : 40),
+                 .n = 1 + below(large ? 300 : 140),
+                 .k = 64 * (1 + below(large ? 14 : 6)),
+                 .blocksize = 64u << below(7),
+                 .x_stride = below(2) == 0 ? 8 * below(4) : 0,
+                 .packed_offset = 16 * below(3),
+                 .y_f32 = below(3) == 0,
+                 .accumulate = below(3) == 0,
+                 .overlap = below(2) == 0};
+  });
 }
 
 TEST(FourBitMatmulSm90, SlicesAndFp32X) {
@@ -71,31 +61,24 @@ TEST(FourBitMatmulSm90, SplitK) {
 }
 
 // Kernels by themselves: blocks with several items, rings that come round, a last step that is short.
-template <class Kernel> class Items {
+template <bool Nested, u32 Rows> class Items {
  public:
-  Items(const Shape& shape, u32 splits, bool nested)
-      : splits_(splits), problem_(with(shape, nested), 9), product_(problem_) {}
+  Items(const Shape& shape, u32 splits) : splits_(splits), problem_(with_overlap(shape), 9), product_(problem_) {}
 
   [[nodiscard]] std::vector<float> run() const {
     const Shape& s = problem_.shape;
-    const u32 m = static_cast<u32>(s.m);
-    const u64 groups = ceil_div<u64>(s.n, Kernel::block_n) * ceil_div<u64>(m, Kernel::max_m);
+    using Launch = FourBitMatmulSm90Launch<bf16, Nested, Rows>;
+    using Kernel = typename Launch::Kernel;
+    const u64 groups = ceil_div<u64>(s.n, Kernel::block_n) * ceil_div<u64>(s.m, Kernel::max_m);
     const DeviceArray<u8> y = product_.y();
     const DeviceArray<float> partial(splits_ > 1 ? splits_ * s.m * s.n : 0, {.name = "partial"});
     const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(groups), {.name = "counters"});
-    Kernel kernel{.product = {},
-                  .codes_map = {},
-                  .x_map = make_tensor_map(product_.x().data, 2, s.k, m, 2 * s.k, Kernel::x_box_columns, Kernel::max_m,
-                                           Swizzle::bytes128),
-                  .m = m,
-                  .sums = {partial.data(), counters.data(), splits_, static_cast<i64>(s.m * s.n)}};
+    Launch one(static_cast<const bf16*>(product_.x().data), static_cast<i64>(s.k), static_cast<u32>(s.m), s.k,
+               {partial.data(), counters.data(), splits_, static_cast<i64>(s.m * s.n)});
     nibble_four_bit weight = product_.weight();
     weight.stride = weight.columns;
-    kernel.product[0] = {
-        operand_of(weight), {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false}, 0, 0};
-    kernel.codes_map[0] = make_tensor_map(weight.packed, 1, s.k / 2, s.n, s.k / 2, Kernel::codes_box_bytes,
-                                          Kernel::block_n, Swizzle::bytes128);
-    launch({2}, Kernel::shared_bytes, nullptr, kernel, Overlap::yes);
+    one.add(weight, {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false});
+    launch({2}, Kernel::shared_bytes, nullptr, one.kernel(), Overlap::yes);
     EXPECT_THAT(counters.to_host(), testing::Each(0U));
     return product_.values_in(y);
   }
@@ -113,8 +96,8 @@ template <class Kernel> class Items {
   }
 
  private:
-  static Shape with(Shape shape, bool nested) {
-    shape.nested = nested;
+  static Shape with_overlap(Shape shape) {
+    shape.nested = Nested;
     shape.overlap = true;
     return shape;
   }
@@ -125,7 +108,8 @@ template <class Kernel> class Items {
 };
 
 // Each synchronization is needed for one of the two.
-template <class Kernel> void expect_all_needed(const Items<Kernel>& one, const Items<Kernel>& other) {
+template <bool Nested, u32 Rows>
+void expect_all_needed(const Items<Nested, Rows>& one, const Items<Nested, Rows>& other) {
   const std::vector<float> values = one.right_values(), other_values = other.right_values();
   EXPECT_THAT(survivors([&] { return one.run() == values && other.run() == other_values; }, 4), testing::IsEmpty());
 }
@@ -133,18 +117,15 @@ template <class Kernel> void expect_all_needed(const Items<Kernel>& one, const I
 // Two blocks take 4 items or more: tiles of n, chunks of m, splits of k. Where all steps are whole, x alone holds the
 // copies back with 128 rows: the second problem has short ones.
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, EverySynchronizationIsNeeded) {
-  using Rows64 = FourBitMatmulSm90<bf16, true, 64>;
-  using Rows96 = FourBitMatmulSm90<bf16, false, 96>;
-  using Rows128 = FourBitMatmulSm90<bf16, true, 128>;
-  expect_all_needed<Rows64>({{.m = 70, .n = 140, .k = 64 * 26}, 1, true}, {{.m = 64, .n = 259, .k = 64 * 9}, 2, true});
-  expect_all_needed<Rows96>({{.m = 97, .n = 130, .k = 64 * 13}, 3, false}, {{.m = 190, .n = 640, .k = 64}, 1, false});
-  expect_all_needed<Rows128>({{.m = 120, .n = 300, .k = 64 * 23}, 2, true}, {{.m = 250, .n = 640, .k = 64}, 1, true});
+  expect_all_needed<true, 64>({{.m = 70, .n = 140, .k = 64 * 26}, 1}, {{.m = 64, .n = 259, .k = 64 * 9}, 2});
+  expect_all_needed<false, 96>({{.m = 97, .n = 130, .k = 64 * 13}, 3}, {{.m = 190, .n = 640, .k = 64}, 1});
+  expect_all_needed<true, 128>({{.m = 120, .n = 300, .k = 64 * 23}, 2}, {{.m = 250, .n = 640, .k = 64}, 1});
 }
 
 // A step of each length, and fewer steps than codes are copied ahead.
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, ShortSteps) {
   for (const std::size_t groups : {1U, 2U, 3U, 4U, 5U, 8U}) {
-    const Items<FourBitMatmulSm90<bf16, true, 64>> items({.m = 33, .n = 300, .k = 64 * groups}, 1, true);
+    const Items<true, 64> items({.m = 33, .n = 300, .k = 64 * groups}, 1);
     EXPECT_EQ(items.right_values().size(), 33U * 300);
   }
 }
@@ -156,6 +137,22 @@ TEST(FourBitMatmulSm90, WeightsThatShareX) {
         value({.m = 80, .n = 33, .k = k, .bias = true}, 22);
     test::expect_shared_x({&q, &key, &value});
   }
+}
+
+// The device is one of 9.0 that has code for sm_80: CUDA_FORCE_PTX_JIT is set, or there is no other code.
+NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, CodeForSm80IsThatOfTheOtherKernel) {
+  const Problem problem({.m = 70, .n = 300, .k = 64 * 20, .overlap = true}, 27);
+  const Product run(problem);
+  Options options{.capability = 80};
+  const auto with_options = [&] {
+    const device::simulator::ScopedOptions scope(options);
+    return run.product();
+  };
+  const std::vector<float> expected = with_options();
+  options = {.capability = 90, .target = 80};
+  EXPECT_EQ(with_options(), expected);
+  options.target = 90;
+  EXPECT_NE(with_options(), expected) << "the same kernel";
 }
 
 // One kernel for 9.0, the other elsewhere: both are right. On 9.0, few blocks or many give the same bytes.

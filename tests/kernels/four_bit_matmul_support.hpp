@@ -282,8 +282,9 @@ inline void expect_values(const Problem& problem, const std::vector<float>& valu
   }
 }
 
-// The weights of all problems with the x of the first, in one call.
-inline void expect_shared_x(const std::vector<const Problem*>& problems) {
+// The weights of all problems with the x of the first, in one call, of which `change` can make another. The workspace
+// is no more aligned than it has to be.
+template <class Change> void expect_shared_x(const std::vector<const Problem*>& problems, Change&& change) {
   std::vector<Product> runs;
   for (const Problem* problem : problems) runs.emplace_back(*problem);
   std::vector<nibble_four_bit> weights;
@@ -301,13 +302,17 @@ inline void expect_shared_x(const std::vector<const Problem*>& problems) {
   call.x = &x;
   call.products = products.data();
   call.product_count = static_cast<std::uint32_t>(products.size());
-  const DeviceArray<u8> workspace(cuda::workspace_bytes(call), {.name = "workspace"});
+  change(call);
+  const DeviceArray<u8> workspace(cuda::workspace_bytes(call), {.offset_bytes = 16, .name = "workspace"});
   cuda::run(call, workspace.data(), workspace.size(), nullptr);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     Problem own = *problems[i];
     own.x = problems[0]->x;
     expect_values(own, runs[i].values_in(ys[i]));
   }
+}
+inline void expect_shared_x(const std::vector<const Problem*>& problems) {
+  expect_shared_x(problems, [](nibble_matmul&) {});
 }
 
 inline void expect_product(const Shape& shape, u32 seed) {
@@ -324,6 +329,22 @@ inline void expect_product(const Shape& shape, u32 seed) {
     first = product;
     expect_values(problem, product);
   });
+}
+
+// Random products. shape_of(i, below) draws the sizes that a test is about, of product i, where below(n) is a number
+// less than n. The rest is drawn here.
+template <class Draw> void expect_random_products(u32 count, u32 seed, Draw&& shape_of) {
+  std::mt19937 random(seed);
+  const auto below = [&](u32 n) { return random() % n; };
+  for (u32 i = 0; i < count; ++i) {
+    Shape shape = shape_of(i, below);
+    shape.nested = below(2) == 0;
+    shape.bias = below(2) == 0;
+    shape.dtype = below(2) == 0 ? NIBBLE_BF16 : NIBBLE_F16;
+    shape.codebook = below(3) == 0 ? NIBBLE_FP4 : NIBBLE_NF4;
+    shape.y_stride = below(2) == 0 ? below(5) : 0;
+    expect_product(shape, 100 * seed + i);
+  }
 }
 
 }  // namespace nibble::kernels::test

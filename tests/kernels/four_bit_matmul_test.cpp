@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 
 #include "kernels/four_bit_matmul.hpp"
 #include "kernels/host/four_bit_matmul_config.hpp"
@@ -36,42 +35,27 @@ TEST(FourBitMatmul, MFromOneTo64) {
 }
 
 TEST(FourBitMatmul, RandomShapesThatFitTiles) {
-  std::mt19937 random(7);
-  const auto below = [&](u32 n) { return random() % n; };
-  for (u32 i = 0; i < 40; ++i) {
+  test::expect_random_products(40, 1, [](u32 i, auto& below) {
     const bool large = i % 8 == 0;
-    expect_product({.m = 1 + below(large ? 64 : 20),
-                    .n = 1 + below(large ? 140 : 80),
-                    .k = 64 * (1 + below(large ? 18 : 9)),
-                    .blocksize = 64u << below(7),
-                    .nested = below(2) == 0,
-                    .bias = below(2) == 0,
-                    .dtype = below(2) == 0 ? NIBBLE_BF16 : NIBBLE_F16,
-                    .codebook = below(3) == 0 ? NIBBLE_FP4 : NIBBLE_NF4,
-                    .x_stride = below(2) == 0 ? 8 * below(4) : 0,
-                    .y_stride = below(2) == 0 ? below(5) : 0,
-                    .packed_offset = 8 * below(3)},
-                   100 + i);
-  }
+    return Shape{.m = 1 + below(large ? 64 : 20),
+                 .n = 1 + below(large ? 140 : 80),
+                 .k = 64 * (1 + below(large ? 18 : 9)),
+                 .blocksize = 64u << below(7),
+                 .x_stride = below(2) == 0 ? 8 * below(4) : 0,
+                 .packed_offset = 8 * below(3)};
+  });
 }
 
 // Blocks that straddle rows, rows that begin within a byte, nothing aligned.
 TEST(FourBitMatmul, RandomShapesThatDoNot) {
-  std::mt19937 random(8);
-  const auto below = [&](u32 n) { return random() % n; };
-  for (u32 i = 0; i < 40; ++i)
-    expect_product({.m = 1 + below(i % 8 == 0 ? 64 : 12),
-                    .n = 1 + below(40),
-                    .k = 1 + below(400),
-                    .blocksize = 32u << below(8),
-                    .nested = below(2) == 0,
-                    .bias = below(2) == 0,
-                    .dtype = below(2) == 0 ? NIBBLE_BF16 : NIBBLE_F16,
-                    .codebook = below(3) == 0 ? NIBBLE_FP4 : NIBBLE_NF4,
-                    .x_stride = below(6),
-                    .y_stride = below(5),
-                    .packed_offset = below(4)},
-                   200 + i);
+  test::expect_random_products(40, 2, [](u32 i, auto& below) {
+    return Shape{.m = 1 + below(i % 8 == 0 ? 64 : 12),
+                 .n = 1 + below(40),
+                 .k = 1 + below(400),
+                 .blocksize = 32u << below(8),
+                 .x_stride = below(6),
+                 .packed_offset = below(4)};
+  });
 }
 
 // Rows of x that do not begin at 16 bytes, with everything else as the tiles need it.

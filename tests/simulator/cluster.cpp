@@ -50,7 +50,7 @@ void Block::synchronize_cluster(Thread& thread, const Site& site) {
 }
 
 void Block::arrive_at_cluster(Thread& thread, const Site& site) {
-  if (options_.capability < 90) fail(Fault::misuse, site, "clusters need sm_90");
+  if (options_.loaded_target() < 90) fail(Fault::misuse, site, "clusters need sm_90");
   together(
       thread, ~0u, Together::cluster, true, &thread, [](Block&, u32, void**, const Site&) {}, site);
   if (thread.arrived_at_cluster)

@@ -26,6 +26,11 @@ void check_limits(const Launch& launch, u32 capability) {
     throw LaunchError(invalid_configuration,
                       fmt::format("clusters of {} blocks in a row of {} on sm_{}", launch.cluster, grid.x, capability));
 
+  if (launch.threads > launch.code.max_threads)
+    throw LaunchError(invalid_value,
+                      fmt::format("blocks of {} threads, but the code that is loaded, for sm_{}, is for {}",
+                                  launch.threads, launch.code.ptx, launch.code.max_threads));
+
   const DeviceLimits limits = device_limits(capability);
   if (launch.max_shared_bytes > limits.block_shared_bytes)
     throw LaunchError(invalid_value, fmt::format("{} bytes of dynamic shared memory, of {}", launch.max_shared_bytes,

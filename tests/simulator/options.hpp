@@ -33,7 +33,12 @@ struct Options {
   // the end of the grid does not count. Null: all.
   BlockRange (*part)(Grid grid) = nullptr;
   unsigned multiprocessors = 132;
-  unsigned capability = 90;  // 80 refuses what came with sm_90
+  unsigned capability = 90;
+  // What the code that the device has loaded was compiled for; 80 refuses what came with sm_90. Null: what the library
+  // has for the device, sm_90a for capability 90 and else sm_80. CUDA_FORCE_PTX_JIT makes it 80.
+  std::optional<unsigned> target{};
+
+  [[nodiscard]] unsigned loaded_target() const { return target.value_or(capability == 90 ? 90 : 80); }
 };
 
 struct Statistics {

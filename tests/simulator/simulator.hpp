@@ -78,6 +78,7 @@ struct Launch {
   u32 min_blocks, cluster;
   std::size_t max_shared_bytes;  // of all launches of the kernel
   std::size_t parameter_bytes;   // pointers are larger here than on a GPU
+  LoadedCode code;
   BlockOrder* order = nullptr;
   u64 first = 0;  // of the blocks that run
 };
@@ -274,16 +275,31 @@ namespace nibble::device {
 inline u32 multiprocessors() { return simulator::current_options().multiprocessors; }
 inline u32 capability() { return simulator::current_options().capability; }
 
+namespace simulator {
+
+/// Of the simulated device: for Options::target.
+template <class Kernel> LoadedCode loaded_code() {
+  const Options& options = current_options();
+  const u32 target = options.loaded_target();
+  return {target, options.capability, needs_sm90a<Kernel>() && target != 90 ? threads_without_body : Kernel::threads};
+}
+
+}  // namespace simulator
+
+/// Whether the simulated device has code of a kernel that needs_sm90a.
+template <class Kernel> bool is_loaded() { return is_code_of<Kernel>(simulator::loaded_code<Kernel>()); }
+
 /// Runs `kernel` once for each thread of each block. Returns when it is done: there is no stream to wait for.
 template <class Kernel>
 void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef /*stream*/, const Kernel& kernel,
             Overlap overlap = Overlap::no) {
   static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
   static_assert(Kernel::threads % simulator::warp_size == 0 && Kernel::threads <= simulator::max_threads);
+  const LoadedCode code = simulator::loaded_code<Kernel>();
   simulator::run_grid({grid, Kernel::threads, static_cast<u32>(dynamic_shared_bytes),
                        [](const void* self) { (*static_cast<const Kernel*>(self))(); }, &kernel,
-                       overlap == Overlap::yes && capability() >= 90, min_blocks_of<Kernel>(), cluster_of<Kernel>(),
-                       max_shared_bytes_of<Kernel>(dynamic_shared_bytes), sizeof(Kernel)});
+                       overlap == Overlap::yes && waits_for_dependencies(code), min_blocks_of<Kernel>(),
+                       cluster_of<Kernel>(), max_shared_bytes_of<Kernel>(dynamic_shared_bytes), sizeof(Kernel), code});
 }
 
 }  // namespace nibble::device

@@ -148,7 +148,7 @@ void Block::synchronize_warp(Thread& thread, u32 mask, const Site& site) {
 // -- setmaxnreg
 
 void Block::set_registers(Thread& thread, u32 count, bool grows, const Site& site) {
-  if (options_.capability != 90) fail(Fault::misuse, site, "setmaxnreg needs sm_90a");
+  if (options_.loaded_target() != 90) fail(Fault::misuse, site, "setmaxnreg needs sm_90a");
   together(
       thread, ~0u, Together::registers, true, &thread, [](Block&, u32, void**, const Site&) {}, site);
   u32& own = registers_[thread.warp()];

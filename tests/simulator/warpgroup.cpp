@@ -205,7 +205,7 @@ void Block::fence_registers(Thread& thread, const u32* a, u32 n, const Site& sit
 }
 
 void Block::multiply_tiles(Thread& thread, WarpgroupMultiply multiply) {
-  if (options_.capability != 90) fail(Fault::misuse, multiply.site, "wgmma needs sm_90a");
+  if (options_.loaded_target() != 90) fail(Fault::misuse, multiply.site, "wgmma needs sm_90a");
   take_accumulators(thread, multiply);
   take_registers(thread, multiply);
   thread.warpgroup.open.push_back(multiply);

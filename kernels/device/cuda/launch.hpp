@@ -65,9 +65,24 @@ NIBBLE_DEVICE Shared<u8> dynamic_shared() {
   return {nibble_dynamic_shared};
 }
 
+namespace detail {
+
+/// Whether the code that is being compiled has the kernel's body.
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <class Kernel> inline constexpr bool has_body = !needs_sm90a<Kernel>();
+#else
+template <class Kernel> inline constexpr bool has_body = true;
+#endif
+
+}  // namespace detail
+
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::threads, min_blocks_of<Kernel>()) run(const __grid_constant__ Kernel kernel) {
-  kernel();
+__global__ void __launch_bounds__(detail::has_body<Kernel> ? Kernel::threads : threads_without_body,
+                                  min_blocks_of<Kernel>()) run(const __grid_constant__ Kernel kernel) {
+  if constexpr (detail::has_body<Kernel>)
+    kernel();
+  else
+    __trap();
 }
 
 namespace detail {
@@ -89,18 +104,25 @@ inline int current_device() {
 }
 inline int attribute(cudaDeviceAttr which) { return attribute(which, current_device()); }
 
-/// Whether the code that this device runs has dependency_wait. Code for sm_80 has none: it also runs on newer devices,
-/// and there too it must wait for the kernel before it to end.
-inline bool waits_for_dependencies(const void* function) {
+/// Loads the code of the current device, if that was not done yet. CUDA_FORCE_PTX_JIT and the targets that the library
+/// was compiled for decide which it is.
+inline LoadedCode loaded_code(const void* function) {
   cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, function), "cudaFuncGetAttributes");
-  return attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, function);
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+    (void)cudaGetLastError();
+    return {};
+  }
+  check(error, "cudaFuncGetAttributes");
+  return {static_cast<u32>(attributes.ptxVersion), static_cast<u32>(attributes.binaryVersion),
+          static_cast<u32>(attributes.maxThreadsPerBlock)};
 }
 
 /// What the host has found out or asked for, for each device: the shared memory that launches of the kernel may have,
-/// and whether it waits for dependencies (2) or not (1).
+/// and, yes (2) or no (1), whether its code waits for dependencies and whether it is the kernel's.
 template <class Kernel> inline NumberPerDevice granted_shared_bytes;
 template <class Kernel> inline NumberPerDevice waits_or_not;
+template <class Kernel> inline NumberPerDevice loaded_or_not;
 
 }  // namespace detail
 
@@ -134,7 +156,7 @@ void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef stream, const
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   }
   if (overlap == Overlap::yes && detail::waits_or_not<Kernel>.at_least(detail::current_device(), 1, [&] {
-        return detail::waits_for_dependencies(function) ? 2u : 1u;
+        return waits_for_dependencies(detail::loaded_code(function)) ? 2u : 1u;
       }) == 2) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -142,6 +164,13 @@ void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef stream, const
   }
   void* arguments[] = {const_cast<Kernel*>(&kernel)};
   detail::check(cudaLaunchKernelExC(&config, function, arguments), "cudaLaunchKernelExC");
+}
+
+/// Whether the current device has code of a kernel that needs_sm90a. The device is asked once for each kernel.
+template <class Kernel> bool is_loaded() {
+  return detail::loaded_or_not<Kernel>.at_least(detail::current_device(), 1, [] {
+    return is_code_of<Kernel>(detail::loaded_code(reinterpret_cast<const void*>(run<Kernel>))) ? 2u : 1u;
+  }) == 2;
 }
 
 /// Of the current device; the capability as in sm_90: 10 * major + minor.

@@ -1,5 +1,5 @@
-// wgmma and setmaxnreg on a GPU: sm_90a's alone. Elsewhere these functions trap, and the host must not launch what
-// calls them (capability()).
+// wgmma and setmaxnreg on a GPU: sm_90a's alone. Elsewhere these functions trap. So a kernel that calls them says
+// needs_sm90a, and the host launches it where is_loaded() is true.
 #pragma once
 #include "kernels/device/cuda/launch.hpp"
 #include "kernels/device/types.hpp"

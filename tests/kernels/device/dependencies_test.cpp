@@ -14,6 +14,7 @@ using nibble::test::Outcome;
 using nibble::test::outcome;
 using nibble::test::survivors;
 using simulator::Fault;
+using simulator::Options;
 using simulator::ScopedOptions;
 
 enum class Early {
@@ -110,8 +111,11 @@ TEST(Dependencies, LaunchesThatDoNotOverlapNeedNoWait) {
   EXPECT_TRUE(scale<Early::no_wait>(Overlap::no));
   EXPECT_TRUE(scale<Early::ldg>(Overlap::no));
   EXPECT_TRUE(scale<Early::ldcs>(Overlap::no));
-  const ScopedOptions scope({.capability = 80});  // has no such launches
-  EXPECT_TRUE(scale<Early::no_wait>(Overlap::yes));
+  // These have no such launches: an older device, and a newer one with code for the older one.
+  for (const Options& options : {Options{.capability = 80}, Options{.capability = 90, .target = 80}}) {
+    const ScopedOptions scope(options);
+    EXPECT_TRUE(scale<Early::no_wait>(Overlap::yes));
+  }
 }
 
 TEST(Dependencies, ARemovedWaitIsSeenWhereLaunchesOverlap) {

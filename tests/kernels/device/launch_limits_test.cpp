@@ -16,6 +16,7 @@ namespace {
 
 using simulator::Failure;
 using simulator::Fault;
+using simulator::Options;
 using simulator::ScopedOptions;
 using testing::HasSubstr;
 
@@ -105,6 +106,36 @@ TEST(LaunchLimits, OfStaticSharedMemory) {
   const ScopedOptions scope({.capability = 80});
   EXPECT_EQ(error(StaticShared<2>{}, (163 << 10) - 2016), "");
   EXPECT_NE(error(StaticShared<2>{}, (163 << 10) - 2015), "");
+}
+
+struct ForSm90a {
+  static constexpr bool needs_sm90a = true;
+  static constexpr u32 threads = 64;
+  NIBBLE_DEVICE void operator()() const {}
+};
+
+// What the simulator has in its place is CUDA's code for other targets: with a launch bound of 32 threads.
+TEST(LaunchLimits, CodeForOtherTargetsHasNoKernelsOfSm90a) {
+  EXPECT_TRUE(is_loaded<ForSm90a>());
+  launch({1}, 0, nullptr, ForSm90a{});
+  for (const Options& options :
+       {Options{.capability = 90, .target = 80}, Options{.capability = 80}, Options{.capability = 100}}) {
+    const ScopedOptions scope(options);
+    EXPECT_FALSE(is_loaded<ForSm90a>());
+    EXPECT_EQ(error_of([] { launch({1}, 0, nullptr, ForSm90a{}); }),
+              "blocks of 64 threads, but the code that is loaded, for sm_80, is for 32");
+    EXPECT_TRUE(is_loaded<StaticShared<1>>());
+  }
+}
+
+TEST(LaunchLimits, WhatCudaSaysOfLoadedCode) {
+  EXPECT_TRUE(is_code_of<ForSm90a>({.ptx = 90, .machine = 90, .max_threads = 64}));
+  EXPECT_FALSE(is_code_of<ForSm90a>({.ptx = 90, .machine = 90, .max_threads = 32}));  // compiled for sm_90 without a
+  EXPECT_FALSE(is_code_of<ForSm90a>({.ptx = 80, .machine = 90, .max_threads = 32}));  // CUDA_FORCE_PTX_JIT
+  EXPECT_FALSE(is_code_of<ForSm90a>({}));                                             // not in the binary
+  EXPECT_TRUE(waits_for_dependencies({.ptx = 90, .machine = 90}));
+  EXPECT_FALSE(waits_for_dependencies({.ptx = 80, .machine = 90}));
+  EXPECT_FALSE(waits_for_dependencies({.ptx = 80, .machine = 80}));
 }
 
 template <u32 Threads, u32 MinBlocks> struct Resident {
