@@ -2,18 +2,19 @@
 // that rows of the weight may begin within a byte, and a block end at any weight; pointers and strides that are not
 // aligned.
 //
-// Bound: instructions, about 6 per weight and 8 of m. A warp has one n and 8 of m; its lanes take every 32nd k. Each
-// lane sums the products of a block, and absmax multiplies that sum when the next block begins: the arithmetic is that
-// of the other kernel, in another order.
+// Bound: instructions, about 6 per weight and 8 of m. Each lane sums the products of a block, and absmax multiplies
+// that sum when the next block begins: the arithmetic is that of the other kernel, in another order.
 #pragma once
 #include "kernels/four_bit_matmul.hpp"
+#include "kernels/matmul_by_warps.hpp"
 
 namespace nibble::kernels {
 
-/// Grid: n by 8; pieces of 8 of m, which blocks take in turn; experts, as of FourBitMatmul.
+/// Grid: as of MatmulByWarps; experts, as of FourBitMatmul.
 template <class Half> struct FourBitMatmulAny {
-  static constexpr u32 threads = 256, block_n = threads / 32, block_m = 8;
-  static constexpr u32 max_grid_y = 65535;
+  using ByWarps = MatmulByWarps<Half>;
+  static constexpr u32 threads = ByWarps::threads, block_n = ByWarps::block_n, block_m = ByWarps::block_m;
+  static constexpr u32 max_grid_y = ByWarps::max_grid_y;
 
   FourBitOperand weight;
   Global<const Half> x;
@@ -27,23 +28,26 @@ template <class Half> struct FourBitMatmulAny {
     dependency_wait();
     if (thread_id() < 16) sts(value + thread_id(), to_float(rounded<Half>(weight.value[thread_id()])));
     sync_threads();
-    const i64 at_n = i64{block_x()} * block_n + warp_id();
+    const i64 at_n = ByWarps::at_n();
     if (at_n >= weight.n) return;
 
     const MatmulRows rows = MatmulRows::of_block(ends, m);
     const i64 row = (ends.is_null() ? 0 : i64{block_z()} * weight.n) + at_n;
-    for (u64 first = u64{rows.first} + block_y() * block_m; first < rows.end; first += u64{grid_y()} * block_m)
-      multiply(weight.first + row * weight.stride, value, static_cast<u32>(first), rows.end, at_n);
+    ByWarps::for_each_piece(rows.first, rows.end, [&](u32 first) {
+      multiply(weight.first + row * weight.stride, value, first, rows.end, at_n);
+    });
   }
 
  private:
+  using Sums = typename ByWarps::Sums;
+
   // The rows of x from `first` on, 8 at most, with the row of the weight that begins at `first_element`.
   NIBBLE_DEVICE void multiply(i64 first_element, Shared<float> value, u32 first, u32 end, i64 at_n) const {
-    const u32 lane = lane_id();
-    float sum[block_m] = {}, block_sum[block_m] = {};
+    const ByWarps by_warps{x, x_stride};
+    Sums sum = {}, block_sum = {};
     float scale = 0;
     i64 block = -1;
-    for (i64 at_k = lane; at_k < weight.k; at_k += 32) {
+    for (i64 at_k = lane_id(); at_k < weight.k; at_k += 32) {
       const i64 element = first_element + at_k;
       if (element >> weight.log2_blocksize != block) {
         add_block(sum, block_sum, scale);
@@ -52,19 +56,13 @@ template <class Half> struct FourBitMatmulAny {
       }
       const u32 byte = ldg(weight.packed + element / 2);
       const float w = lds(value + (element % 2 == 0 ? byte >> 4 : byte & 15));
-      NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) if (first + t < end) block_sum[t] =
-          fma_rn(w, to_float(ld(x + (i64{first + t} * x_stride + at_k))), block_sum[t]);
+      by_warps.add(block_sum, w, first, end, at_k);
     }
     add_block(sum, block_sum, scale);
-
-    NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) {
-      NIBBLE_UNROLL for (u32 distance = 16; distance > 0; distance /= 2) sum[t] =
-          add_rn(sum[t], shfl_xor(~0u, sum[t], distance));
-      if (lane == t && first + t < end) out.store(first + t, at_n, sum[t]);
-    }
+    ByWarps::store(sum, first, end, [&](u32 at_m, float total) { out.store(at_m, at_n, total); });
   }
 
-  NIBBLE_DEVICE static void add_block(float (&sum)[block_m], float (&block_sum)[block_m], float scale) {
+  NIBBLE_DEVICE static void add_block(Sums& sum, Sums& block_sum, float scale) {
     NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) {
       sum[t] = fma_rn(scale, block_sum[t], sum[t]);
       block_sum[t] = 0;

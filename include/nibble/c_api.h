@@ -89,7 +89,7 @@ NIBBLE_API int nibble_command(int argument_count, const char* const* arguments, 
 /* All commands that nibble_command() runs, with their arguments and options, as a JSON object by name:
  *
  *   {"convert": {"summary": TEXT, "arguments": [OPTION, ...], "options": [OPTION, ...]}, ...}
- *   OPTION: {"name": "--to", "help": TEXT, "takes_value": BOOL, "repeatable": BOOL, "required": BOOL,
+ *   OPTION: {"name": TEXT, "help": TEXT, "takes_value": BOOL, "repeatable": BOOL, "required": BOOL,
  *            "values": [TEXT, ...]}    values: if only some words are allowed */
 NIBBLE_API int nibble_list_commands(char** json);
 

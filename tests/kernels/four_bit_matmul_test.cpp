@@ -205,8 +205,8 @@ TEST(FourBitMatmul, ErrorIsThatOfRoundedWeightsOrLess) {
           float sum = 0;
           for (std::size_t at_k = 0; at_k < p.shape.k; ++at_k) {
             const float weight = p.weight[at_n * p.shape.k + at_k];
-            exact += double{weight} * double{p.x_at(at_m, at_k)};
-            sum += rounded_to(dtype, weight) * p.x_at(at_m, at_k);
+            exact += double{weight} * double{p.x_at(p.shape, at_m, at_k)};
+            sum += rounded_to(dtype, weight) * p.x_at(p.shape, at_m, at_k);
           }
           const double error = std::fabs(double{product[at_m * p.shape.n + at_n]} - exact);
           const double other_error = std::fabs(double{rounded_to(dtype, sum)} - exact);

@@ -25,7 +25,7 @@ class Int8MatmulLibrary : public test::LibraryTest {
 #if !defined(NIBBLE_ON_GPU)
     const auto before = library().products;
 #endif
-    problem.expect_values(Int8Run(problem).product());
+    test::expect_values(problem, Int8Run(problem).product());
 #if !defined(NIBBLE_ON_GPU)
     EXPECT_GT(library().products, before);
 #endif

@@ -204,7 +204,7 @@ template <Int8MatmulTile tile> void expect_steps(std::size_t m, std::size_t step
     if (first.empty()) first = result;
     ASSERT_EQ(result, first);
   });
-  problem.expect_values(first);
+  test::expect_values(problem, first);
   EXPECT_THAT(survivors([&] { return product() == first; }, 4), testing::IsEmpty());
 }
 
