@@ -197,7 +197,8 @@ def roles_of(model):
         elif leaf == "weight" and isinstance(owner, nn.Embedding):
             roles[path] = ("embedding", None)
         elif not isinstance(owner, nn.modules.conv._ConvNd) and (
-            (tensor.dim() == 3 and "expert" in (name + kind).lower()) or ("Expert" in kind and leaf != "weight")
+            (tensor.dim() == 3 and "expert" in (name + kind).lower())
+            or ("Expert" in kind and leaf != "weight" and not leaf.endswith("bias"))
         ):
             roles[name] = ("expert", None)
         else:

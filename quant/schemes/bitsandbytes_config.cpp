@@ -129,6 +129,10 @@ std::string bitsandbytes_obstacle(const Scheme& scheme, const Plan& plan) {
 }
 
 std::string bitsandbytes_config(const Scheme& scheme, const Plan& plan) {
+  // With load_in_4bit, transformers would take the model for one of bitsandbytes, whatever its quant_method. The
+  // tensors themselves say how each of them is stored.
+  if (plan.nibble_only)
+    return nlohmann::json{{"compute_dtype", compute_dtype(plan)}, {"quant_method", nibble_quant_method}}.dump();
   const auto is_quantized = [](const PlannedTensor& tensor) { return tensor.quantized; };
   const PlannedTensor first = *std::find_if(plan.tensors.begin(), plan.tensors.end(), is_quantized);
   const std::unique_ptr<const Codec> codec = make_codec(first.codec);
@@ -146,7 +150,7 @@ std::string bitsandbytes_config(const Scheme& scheme, const Plan& plan) {
                          {"llm_int8_threshold", 6.0},
                          {"load_in_4bit", four},
                          {"load_in_8bit", !four},
-                         {"quant_method", plan.nibble_only ? nibble_quant_method : scheme.quant_method()}};
+                         {"quant_method", scheme.quant_method()}};
   return json.dump();  // keys sorted, as transformers writes them
 }
 

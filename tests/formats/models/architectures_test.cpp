@@ -178,6 +178,15 @@ TEST(Architectures, Qwen3MoeTakesFusedAndSingleExperts) {
   EXPECT_EQ(roles["model.layers.1.mlp.up_proj.weight"].role, Role::linear);  // with mlp_only_layers
 }
 
+// They have a row for each expert, but are no matrices of the model.
+TEST(Architectures, BiasesOfExpertsAreNotExperts) {
+  const std::string experts = "model.layers.0.mlp.experts.";
+  const RolesByName roles("GptOssForCausalLM", {{experts + "gate_up_proj", DType::bf16, {8, 64, 64}},
+                                                {experts + "gate_up_proj_bias", DType::bf16, {8, 64}}});
+  EXPECT_EQ(roles[experts + "gate_up_proj"].role, Role::expert);
+  EXPECT_EQ(roles[experts + "gate_up_proj_bias"].role, Role::other);
+}
+
 TEST(Architectures, FalconsOwnLinearIsNotReplaced) {
   const RolesByName roles("FalconForCausalLM", {matrix("transformer.h.0.mlp.dense_h_to_4h.weight")});
   EXPECT_EQ(roles["transformer.h.0.mlp.dense_h_to_4h.weight"].role, Role::other);
