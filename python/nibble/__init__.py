@@ -26,6 +26,8 @@ from .errors import (
     UsageError,
 )
 
+from .models.registration import register_with_transformers
+
 if TYPE_CHECKING:
     from .arrays import (
         FourBit,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     )
     from .checkpoint import Checkpoint, TensorInfo
     from .checkpoint import open_checkpoint as open
+    from .models.load import load
 
 # What needs numpy is imported when it is first used: the program's start does not wait for it.
 _LAZY = {
@@ -53,6 +56,7 @@ _LAZY = {
     "Checkpoint": "checkpoint",
     "TensorInfo": "checkpoint",
     "open": "checkpoint",
+    "load": "models.load",
 }
 _NAMES = {"open": "open_checkpoint"}
 
@@ -73,6 +77,9 @@ __all__ = [
     "run",
     *_LAZY,
 ]
+
+
+register_with_transformers()
 
 
 def __getattr__(name: str):

@@ -6,5 +6,6 @@ bitsandbytes' names, and those that bitsandbytes wrote load.
 
 from .linear_4bit import Linear4bit
 from .linear_int8 import LinearInt8
+from .quantized_weight import ExpertWeights, QuantizedWeight
 
-__all__ = ["Linear4bit", "LinearInt8"]
+__all__ = ["ExpertWeights", "Linear4bit", "LinearInt8", "QuantizedWeight"]

@@ -225,6 +225,48 @@ class Linear4bit(FrozenLinear):
             dtype or self.weight_dtype,
         )
 
+    def dequantize_rows(self, rows, dtype=None):
+        """The rows of these numbers, [rows.numel(), in_features]. No other row is decoded."""
+        k, size = self.in_features, self.blocksize
+        first = rows * k  # of the weight's elements; a row may begin and end within a block
+        block = first // size
+        count = (k + size - 2) // size + 1  # blocks that a row can touch
+        blocks = block[:, None] + torch.arange(count, device=rows.device)
+        blocks = blocks.clamp_(max=self.absmax.numel() - 1)
+        codes = (block * (size // 2))[:, None] + torch.arange(count * size // 2, device=rows.device)
+        packed = self.weight.reshape(-1)[codes.clamp_(max=self.weight.numel() - 1)]
+        absmax = self.absmax.reshape(-1)[blocks]
+        if self.nested_absmax is not None:
+            nested = self.nested_absmax.reshape(-1)[blocks // operators.NESTED_BLOCKSIZE]
+            absmax = self.nested_quant_map.reshape(-1)[absmax.int()] * nested + self.nested_offset
+        shape = [rows.numel(), count * size]
+        values = torch.ops.nibble.dequantize_4bit(
+            packed.reshape(-1),
+            absmax.reshape(-1),
+            None,
+            None,
+            None,
+            shape,
+            size,
+            self.quant_type,
+            dtype or self.weight_dtype,
+        )
+        return values.gather(1, (first % size)[:, None] + torch.arange(k, device=rows.device))
+
+    def multiply_by_weight(self, x):
+        """x W, for x [..., out_features]."""
+        return torch.ops.nibble.linear_4bit_dx(
+            x,
+            self.weight,
+            self.absmax,
+            self.nested_absmax,
+            self.nested_quant_map,
+            self.nested_offset,
+            self.in_features,
+            self.blocksize,
+            self.quant_type,
+        )
+
     def _multiply(self, x, bias):
         return torch.ops.nibble.linear_4bit(
             x,

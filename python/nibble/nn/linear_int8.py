@@ -98,6 +98,14 @@ class LinearInt8(FrozenLinear):
     def dequantize(self, dtype=None):
         return torch.ops.nibble.dequantize_int8(self.weight, self.SCB, dtype or self.weight_dtype)
 
+    def dequantize_rows(self, rows, dtype=None):
+        """The rows of these numbers, [rows.numel(), in_features]. No other row is decoded."""
+        return torch.ops.nibble.dequantize_int8(self.weight[rows], self.SCB[rows], dtype or self.weight_dtype)
+
+    def multiply_by_weight(self, x):
+        """x W, for x [..., out_features]."""
+        return torch.ops.nibble.linear_int8_dx(x, self.weight, self.SCB)
+
     def _multiply(self, x, bias):
         return torch.ops.nibble.linear_int8(x, self.weight, self.SCB, bias)
 

@@ -1,0 +1,1 @@
+"""Models of transformers with quantized weights (docs/loading.md)."""

@@ -1,0 +1,103 @@
+"""Where in a transformers model a quantized weight of a checkpoint belongs.
+
+transformers renames the tensors of many checkpoints while it loads them, and version 5 also merges the experts of a
+layer into one parameter. Both happen to tensors; a quantized weight is several, so the loader follows the names alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+FUSED_BY_ROWS = ("MergeModulelist", "Concatenate")
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A module's weight, or a piece of a parameter that holds the matrices of all experts of a layer."""
+
+    module: str
+    leaf: str
+    expert: int | None = None
+    piece: int = 0
+    """Which of the matrices of an expert, whose rows follow each other in the parameter."""
+
+
+class Unplaceable(ValueError):
+    """A quantized weight that no part of the model takes."""
+
+
+def find_destinations(model, names: list[str]) -> dict[str, Destination]:
+    """`names` are those of the codes in the checkpoint: `model.layers.0.mlp.up_proj.weight`."""
+    rename = _renaming(model)
+    parameters = {name: tensor.dim() for name, tensor in model.state_dict().items()}
+    found = {}
+    for name in names:
+        destination = rename(name, parameters)
+        if destination is None:
+            raise Unplaceable(f"tensor '{name}': {type(model).__name__} has no weight of this name")
+        found[name] = destination
+    return found
+
+
+def _place(names: list[str], parameters: dict[str, int], prefix: str) -> Destination | None:
+    for name in (spelling for name in names for spelling in _spellings(name, prefix)):
+        if parameters.get(name) == 2:
+            module, _, leaf = name.rpartition(".")
+            return Destination(module, leaf)
+        # nibble cuts a parameter of experts into a matrix for each: experts.down_proj -> experts.7.down_proj.weight
+        if match := re.fullmatch(r"(.+)\.(\d+)\.(\w+)\.weight", name):
+            experts, expert, leaf = match.groups()
+            if parameters.get(f"{experts}.{leaf}") == 3:
+                return Destination(experts, leaf, int(expert))
+    return None
+
+
+def _renaming(model):
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, apply_renamings
+    except ImportError:
+        return _renaming_of_version_4(model)
+    steps = get_model_conversion_mapping(model)
+    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+    converters = [step for step in steps if isinstance(step, WeightConverter)]
+
+    def destination(name: str, parameters: dict[str, int]) -> Destination | None:
+        renamed = apply_renamings(name, renamings)
+        for converter in converters:
+            target, pattern = converter.rename_source_key(renamed)
+            if pattern is None:
+                continue
+            target = next((t for t in _spellings(target, model.base_model_prefix) if t in parameters), None)
+            if target is None:
+                continue
+            operations = [type(operation).__name__ for operation in converter.operations]
+            expert = re.search(re.escape(pattern).replace(r"\*", r"(\d+)"), renamed)
+            if expert is None or not expert.groups() or any(o not in FUSED_BY_ROWS for o in operations):
+                raise Unplaceable(f"tensor '{name}': transformers makes '{target}' of it by {', '.join(operations)}, "
+                                  "which is not possible with quantized weights")  # fmt: skip
+            module, _, leaf = target.rpartition(".")
+            return Destination(module, leaf, int(expert[1]), converter.source_patterns.index(pattern))
+        return _place([renamed, name], parameters, model.base_model_prefix)
+
+    return destination
+
+
+def _renaming_of_version_4(model):
+    patterns = getattr(model, "_checkpoint_conversion_mapping", None) or {}
+
+    def destination(name: str, parameters: dict[str, int]) -> Destination | None:
+        renamed = name
+        for pattern, replacement in patterns.items():
+            renamed, count = re.subn(pattern, replacement, renamed)
+            if count > 0:
+                break
+        return _place([renamed], parameters, model.base_model_prefix)
+
+    return destination
+
+
+def _spellings(name: str, prefix: str) -> list[str]:
+    """A checkpoint of a bare model loads into a model with a head, and the other way round."""
+    return [name] if not prefix else [name, f"{prefix}.{name}", name.removeprefix(prefix + ".")]

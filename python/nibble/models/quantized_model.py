@@ -1,0 +1,151 @@
+"""Quantized weights in a transformers model: taken out before it is loaded, put in afterwards.
+
+In between, transformers knows nothing of them: it neither misses them nor initializes them, and what else the
+checkpoint has it loads as always.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import torch
+
+from ..checkpoint import open_checkpoint
+from ..errors import BadInputError
+from ..nn import ExpertWeights, QuantizedWeight
+from .destinations import Destination, Unplaceable, find_destinations
+from .weights import StoredWeight, find_weights
+
+
+class QuantizedModel:
+    """The weights of a directory that belong to a model which is about to be loaded, on the meta device until then."""
+
+    def __init__(self, model: torch.nn.Module, files: list[str] | None, device_map, compute_dtype: torch.dtype | None):
+        self._model = model
+        self._directory = str(pathlib.Path(files[0]).parent) if files else model.config._name_or_path
+        self._devices = device_map if isinstance(device_map, dict) else {"": device_map or "cpu"}
+        self._compute_dtype = compute_dtype
+        self._tensors = open_checkpoint(self._directory)
+        self._weights = find_weights(self._tensors)
+        try:
+            self._destinations = find_destinations(model, list(self._weights))
+        except Unplaceable as error:
+            raise BadInputError(f"{self._directory}: {error}") from None
+        self._taken: dict[tuple[str, str], list[tuple[Destination, StoredWeight]]] = {}
+        self._dtypes: dict[tuple[str, str], torch.dtype] = {}
+        self._experts: dict[tuple[str, str], int] = {}
+
+    def take_out(self) -> None:
+        for name, destination in self._destinations.items():
+            place = (destination.module, destination.leaf)
+            self._taken.setdefault(place, []).append((destination, self._weights[name]))
+        self._follow_ties()
+        for place, pieces in self._taken.items():
+            module = self._model.get_submodule(place[0])
+            parameter = module._parameters[place[1]]
+            self._check(module, parameter, pieces)
+            self._dtypes[place] = parameter.dtype
+            module.register_parameter(place[1], None)
+            module._is_hf_initialized = True
+        if any(pieces[0][0].expert is not None for pieces in self._taken.values()):
+            self._use_loop_over_experts()
+        self._ignore_parts()
+
+    def put_in(self) -> None:
+        for place, pieces in self._taken.items():
+            parent, _, name = place[0].rpartition(".")
+            module = self._model.get_submodule(place[0])
+            del module._parameters[place[1]]
+            if pieces[0][0].expert is not None:
+                setattr(module, place[1], self._expert_weights(place, pieces).to(self._device_of(place[0])))
+            elif type(module) is torch.nn.Linear or type(module).__name__ == "Conv1D":
+                bias = getattr(module, "bias", None)
+                layer = pieces[0][1].layer(self._tensors, bias, self._compute_dtype)
+                setattr(self._model.get_submodule(parent), name, layer.to(self._device_of(place[0])))
+            else:
+                weight = QuantizedWeight([pieces[0][1].layer(self._tensors)], self._dtypes[place])
+                setattr(module, place[1], weight.to(self._device_of(place[0])))
+
+    def summary(self) -> str:
+        """How much of the checkpoint is quantized."""
+        total = sum(self._tensors.info(name).bytes for name in self._tensors)
+        quantized = sum(weight.bytes for weight in self._weights.values())
+        return (
+            f"{self._directory}: {len(self._weights)} quantized weights with {quantized / 1e9:.3f} GB, "
+            f"{100 * quantized / max(total, 1):.1f} % of the bytes"
+        )
+
+    def _expert_weights(self, place, pieces) -> ExpertWeights:
+        experts: dict[int, dict[int, StoredWeight]] = {}
+        for destination, weight in pieces:
+            experts.setdefault(destination.expert, {})[destination.piece] = weight
+        return ExpertWeights([
+            QuantizedWeight(
+                [stored.layer(self._tensors, None, self._compute_dtype) for _, stored in sorted(parts.items())],
+                self._dtypes[place],
+            )
+            for _, parts in sorted(experts.items())
+        ])  # fmt: skip
+
+    def _check(self, module, parameter, pieces) -> None:
+        destination, weight = pieces[0]
+        what = f"{self._directory}: tensor '{weight.name}'"
+        if destination.expert is None:
+            shape = tuple(parameter.shape)
+            if type(module).__name__ == "Conv1D":  # quantized as the linear layer that it is
+                shape = shape[::-1]
+            if weight.shape != shape:
+                raise BadInputError(f"{what}: is {list(weight.shape)}, the model's weight is {list(shape)}")
+            return
+        experts, rows, columns = parameter.shape
+        found: dict[int, int] = {}
+        for at, stored in pieces:
+            found[at.expert] = found.get(at.expert, 0) + stored.shape[0]
+            if stored.shape[1] != columns:
+                raise BadInputError(
+                    f"{self._directory}: tensor '{stored.name}': is {list(stored.shape)}, the model's experts have "
+                    f"{columns} columns"
+                )
+        if sorted(found) != list(range(experts)) or set(found.values()) != {rows}:
+            raise BadInputError(
+                f"{what}: the experts of its layer are {len(found)} with {sorted(set(found.values()))} rows, the "
+                f"model's are {experts} with {rows}"
+            )
+
+    def _follow_ties(self) -> None:
+        """A weight that is tied to a quantized one is that one."""
+        ties = getattr(self._model, "all_tied_weights_keys", None) or {}
+        if not ties and getattr(self._model.config, "tie_word_embeddings", False):
+            ties = {
+                f"{self._name_of(self._model.get_output_embeddings())}.weight": f"{self._name_of(self._model.get_input_embeddings())}.weight"
+            }
+        for target, source in list(ties.items()):
+            place = tuple(source.rpartition(".")[::2])
+            if place in self._taken and target != source:
+                module, _, leaf = target.rpartition(".")
+                self._taken.setdefault((module, leaf), self._taken[place])
+                ties.pop(target)
+
+    def _name_of(self, module) -> str:
+        return next((name for name, other in self._model.named_modules() if other is module), "")
+
+    def _use_loop_over_experts(self) -> None:
+        """The other implementations take the weights of all experts as one tensor."""
+        for config in {id(m.config): m.config for m in self._model.modules() if hasattr(m, "config")}.values():
+            if hasattr(config, "_experts_implementation"):
+                config._experts_implementation = "eager"
+
+    def _ignore_parts(self) -> None:
+        """transformers says nothing of tensors of the checkpoint that it did not ask for."""
+        names = {part for weight in self._weights.values() for part in weight.parts.values()}
+        ends = {part.removeprefix("weight") for weight in self._weights.values() for part in weight.parts}
+        names |= {f"{module}.{leaf}{end}" for module, leaf in self._taken for end in ends}
+        patterns = {re.sub(r"\d+", r"\\d+", re.escape(name)) + "$" for name in names}
+        old = self._model._keys_to_ignore_on_load_unexpected
+        self._model._keys_to_ignore_on_load_unexpected = (list if old is None else type(old))([*(old or ()), *patterns])
+
+    def _device_of(self, module: str):
+        while module and module not in self._devices:
+            module = module.rpartition(".")[0]
+        return self._devices.get(module, "cpu")

@@ -1,0 +1,85 @@
+"""The quantizer that transformers finds under `quant_method: nibble`: from_pretrained() of what nibble converted.
+
+Before the weights are loaded, it takes the quantized ones out of the model, so that transformers neither asks for them
+nor initializes them. Afterwards it puts nibble's modules there, whose tensors are mapped from the files.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AUTO_QUANTIZER_MAPPING,
+    register_quantization_config,
+    register_quantizer,
+)
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+METHOD = "nibble"
+logger = logging.getLogger(__name__)
+
+
+class NibbleConfig(QuantizationConfigMixin):
+    """`quantization_config` in config.json. What is quantized, and how, the tensors say themselves.
+
+    compute_dtype: the type in which layers multiply, as a torch.dtype or its name; that of the model if it is None.
+    """
+
+    def __init__(self, compute_dtype: torch.dtype | str | None = None, **ignored):
+        self.quant_method = METHOD
+        name = str(compute_dtype).removeprefix("torch.")
+        self.compute_dtype = None if compute_dtype is None else getattr(torch, name, None)
+        if compute_dtype is not None and not isinstance(self.compute_dtype, torch.dtype):
+            raise ValueError(f"compute_dtype {compute_dtype!r} in quantization_config is no type of torch")
+
+    def to_dict(self):
+        name = None if self.compute_dtype is None else str(self.compute_dtype).removeprefix("torch.")
+        return {"compute_dtype": name, "quant_method": METHOD}
+
+    to_diff_dict = to_dict
+
+
+class NibbleQuantizer(HfQuantizer):
+    """Loads directories that hold quantized weights in bitsandbytes' or nibble's form."""
+
+    requires_calibration = True
+
+    def __init__(self, quantization_config, **kwargs):
+        super().__init__(quantization_config, **kwargs)
+        self._quantized = None
+
+    def update_dtype(self, dtype):
+        return torch.get_default_dtype() if dtype is None else dtype
+
+    update_torch_dtype = update_dtype  # transformers 4
+
+    def _process_model_before_weight_loading(self, model, device_map=None, checkpoint_files=None, dtype=None, **kwargs):
+        from .quantized_model import QuantizedModel  # it needs the operators, which registering does not
+
+        self._quantized = QuantizedModel(model, checkpoint_files, device_map, self.quantization_config.compute_dtype)
+        self._quantized.take_out()
+        return model
+
+    def _process_model_after_weight_loading(self, model, **kwargs):
+        self._quantized.put_in()
+        logger.info(self._quantized.summary())
+        self._quantized = None
+        return model
+
+    def is_serializable(self, *args, **kwargs):
+        return False
+
+    @property
+    def is_trainable(self):
+        return True
+
+
+def register() -> None:
+    """Makes transformers know the method. Does nothing the second time."""
+    if METHOD not in AUTO_QUANTIZER_MAPPING:
+        register_quantizer(METHOD)(NibbleQuantizer)
+    if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        register_quantization_config(METHOD)(NibbleConfig)

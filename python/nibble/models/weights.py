@@ -1,0 +1,82 @@
+"""The quantized weights of a checkpoint, recognised by the names that bitsandbytes gives to their tensors.
+
+A 4-bit weight `W` is `W` (codes), `W.absmax`, `W.quant_map`, `W.quant_state.bitsandbytes__nf4` and, if its absmax are
+quantized too, `W.nested_absmax` and `W.nested_quant_map`. An int8 weight `M.weight` has `M.SCB` and `M.weight_format`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..checkpoint import Checkpoint
+from ..errors import BadInputError
+from ..nn import Linear4bit, LinearInt8, quant_state
+
+QUANT_STATE = ".quant_state.bitsandbytes__"
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A quantized weight [rows, columns] and its tensors in a checkpoint, by their names in a state dict of a layer."""
+
+    name: str
+    shape: tuple[int, int]
+    is_int8: bool
+    parts: dict[str, str]
+    """{"weight": "model.layers.0.mlp.up_proj.weight", "weight.absmax": ..., or "SCB": ...}."""
+    bytes: int
+
+    def layer(self, tensors: Checkpoint, bias: torch.nn.Parameter | None = None, compute_dtype=None) -> torch.nn.Module:
+        """A layer whose tensors are those of the file, without a copy."""
+        state = {part: tensors.torch(name) for part, name in self.parts.items()}
+        kind = LinearInt8 if self.is_int8 else Linear4bit
+        try:
+            layer = kind.from_state(state, compute_dtype=compute_dtype)
+        except ValueError as error:
+            raise BadInputError(f"{tensors.info(self.name).file}: tensor '{self.name}': {error}") from None
+        layer.bias = bias
+        return layer
+
+
+def find_weights(tensors: Checkpoint) -> dict[str, StoredWeight]:
+    """The quantized weights, by the name of their codes. Of the weights' own bytes, nothing is read."""
+    four_bit = {name.partition(QUANT_STATE)[0] for name in tensors if QUANT_STATE in name}
+    int8 = {name.removesuffix(".SCB") + ".weight" for name in tensors if name.endswith(".SCB")}
+    parts: dict[str, dict[str, str]] = {name: {} for name in (*four_bit, *int8)}
+    for name in tensors:
+        for weight, part in _owners(name):
+            if weight in parts:
+                parts[weight][part] = name
+    return {name: _weight(tensors, name, name in int8, parts[name]) for name in parts}
+
+
+def _owners(name: str):
+    """The weights that a tensor may belong to, and what it would be of them."""
+    yield name, "weight"
+    module, _, leaf = name.rpartition(".")
+    if leaf in ("SCB", "weight_format"):
+        yield module + ".weight", leaf
+    elif QUANT_STATE in name:
+        weight, _, quant_type = name.partition(QUANT_STATE)
+        yield weight, "weight" + QUANT_STATE + quant_type
+    else:
+        yield module, "weight." + leaf
+
+
+def _weight(tensors: Checkpoint, name: str, is_int8: bool, parts: dict[str, str]) -> StoredWeight:
+    first = tensors.info(next(iter(parts.values())))
+    if "weight" not in parts:
+        raise BadInputError(f"{first.file}: tensor '{first.name}': belongs to '{name}', which is missing")
+    if is_int8:
+        shape = tensors.info(name).shape
+    else:
+        texts = {part: tensors.torch(stored) for part, stored in parts.items() if quant_state.is_key(part)}
+        try:
+            shape = quant_state.read(texts, f"tensor '{name}'").shape
+        except ValueError as error:
+            raise BadInputError(f"{first.file}: {error}") from None
+    if len(shape) != 2:
+        raise BadInputError(f"{first.file}: tensor '{name}': is quantized, but has {len(shape)} dimensions instead of 2")
+    return StoredWeight(name, shape, is_int8, parts, sum(tensors.info(part).bytes for part in parts.values()))

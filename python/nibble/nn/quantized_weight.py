@@ -1,0 +1,144 @@
+"""Quantized weights where a module of another library holds a tensor: embeddings, fused experts, routers.
+
+Such modules call `F.linear(x, self.weight)`, `x @ self.gate_up_proj[expert]` or `F.embedding(ids, self.weight)`. The
+objects here stand where the tensor stood and answer these calls with the operators for quantized weights, so that the
+module's own code runs unchanged. Any other function of torch gets the dequantized weight.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from .linear_4bit import Linear4bit
+from .linear_int8 import LinearInt8
+
+
+class QuantizedWeight(torch.nn.Module):
+    """A frozen weight [rows, columns] whose rows are those of one quantized layer, or of several one after the other.
+
+    layers: `Linear4bit` or `LinearInt8` without a bias. dtype: the type that the weight has for the code that uses it.
+    """
+
+    def __init__(self, layers: list[torch.nn.Module], dtype: torch.dtype):
+        super().__init__()
+        columns = {layer.in_features for layer in layers}
+        if len(columns) != 1:
+            raise ValueError(f"layers: have {sorted(columns)} columns, which do not fit together")
+        self.layers = torch.nn.ModuleList(layers)
+        self.dtype = dtype
+        self.shape = torch.Size([sum(layer.out_features for layer in layers), columns.pop()])
+
+    @property
+    def device(self) -> torch.device:
+        return self.layers[0].weight.device
+
+    ndim = 2
+    requires_grad = False
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def size(self, dim: int | None = None):
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def dequantize(self) -> torch.Tensor:
+        return torch.cat([layer.dequantize(self.dtype) for layer in self.layers])
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x W^T + bias."""
+        parts = [layer(x) for layer in self.layers]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return y if bias is None else y + bias
+
+    def matmul(self, x: torch.Tensor) -> torch.Tensor:
+        """x W."""
+        if x.shape[-1] != self.shape[0]:
+            raise ValueError(f"x: has {x.shape[-1]} columns, and the weight {self.shape[0]} rows")
+        begin, sums = 0, []
+        for layer in self.layers:
+            sums.append(layer.multiply_by_weight(x[..., begin : begin + layer.out_features]))
+            begin += layer.out_features
+        return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """The rows of these numbers, dequantized: [*indices.shape, columns]. No other row is decoded."""
+        if len(self.layers) != 1:
+            return self.dequantize()[indices]
+        return self.layers[0].dequantize_rows(indices.reshape(-1), self.dtype).reshape(*indices.shape, self.shape[1])
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is F.linear and _is_weight(args, 1):
+            return args[1].linear(args[0], *args[2:], **kwargs)
+        if function in _PRODUCTS and _is_weight(args, 1) and not kwargs:
+            return args[1].matmul(args[0])
+        if function is F.embedding and _is_weight(args, 1) and _is_lookup(*args[2:], **kwargs):
+            return args[1].rows(args[0])
+        return function(*_dequantized(args), **{key: _dequantized([value])[0] for key, value in kwargs.items()})
+
+    def extra_repr(self) -> str:
+        return f"shape={list(self.shape)}, dtype={self.dtype}"
+
+
+class ExpertWeights(torch.nn.Module):
+    """The weights of a layer's experts where one tensor [experts, rows, columns] stood: `weights[e]` is that of one."""
+
+    def __init__(self, experts: list[QuantizedWeight]):
+        super().__init__()
+        shapes = {weight.shape for weight in experts}
+        if len(shapes) != 1:
+            raise ValueError(f"experts: have the shapes {sorted(map(list, shapes))}, which have to be one")
+        self.experts = torch.nn.ModuleList(experts)
+        self.dtype = experts[0].dtype
+        self.shape = torch.Size([len(experts), *shapes.pop()])
+
+    @property
+    def device(self) -> torch.device:
+        return self.experts[0].device
+
+    ndim = 3
+    requires_grad = False
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def size(self, dim: int | None = None):
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def __len__(self) -> int:
+        return len(self.experts)
+
+    def __getitem__(self, expert: int | torch.Tensor) -> QuantizedWeight:
+        if isinstance(expert, torch.Tensor) and expert.numel() != 1:
+            raise TypeError(
+                f"experts: {expert.numel()} of them are asked for at once, quantized ones come one by one; use "
+                'the model with experts_implementation="eager"'
+            )
+        return self.experts[int(expert)]
+
+    def extra_repr(self) -> str:
+        return f"shape={list(self.shape)}, dtype={self.dtype}"
+
+
+_PRODUCTS = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
+
+
+def _is_weight(args, index: int) -> bool:
+    return len(args) > index and isinstance(args[index], QuantizedWeight) and isinstance(args[0], torch.Tensor)
+
+
+def _is_lookup(padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False) -> bool:
+    """Whether F.embedding() with these options does nothing but look up: the others are about gradients."""
+    return max_norm is None
+
+
+def _dequantized(args):
+    return [arg.dequantize() if isinstance(arg, QuantizedWeight) else arg for arg in args]
