@@ -106,9 +106,7 @@ template <class Half> class Launcher {
       max_items = std::max(max_items, ceil_div<u64>(product.n, Kernel::block_n) * arguments_.config.splits);
     }
     const u32 z = arguments_.matmul.experts > 0 ? arguments_.matmul.experts : arguments_.matmul.product_count;
-    constexpr u64 max_blocks = 0x7fffffff;
-    const u32 blocks = tuning().has_resident_grid ? resident_grid<Kernel>(max_items).x
-                                                  : static_cast<u32>(std::min(max_items, max_blocks));
+    const u32 blocks = four_bit_matmul::blocks_for(tuning(), max_items, resident_grid<Kernel>(max_items).x);
     launch({blocks, 1, z}, Kernel::shared_bytes(m_, arguments_.x.columns), stream_, kernel, overlap_);
   }
 

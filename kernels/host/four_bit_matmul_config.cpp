@@ -100,4 +100,9 @@ const DeviceTuning& tuning_of(u32 capability, u32 multiprocessors, std::span<con
   return *std::find_if(rows.begin(), rows.end() - 1, fits);
 }
 
+u32 blocks_for(const DeviceTuning& tuning, u64 items, u64 resident) {
+  constexpr u64 max_blocks = 0x7fffffff;
+  return static_cast<u32>(std::min(items, tuning.has_resident_grid ? resident : max_blocks));
+}
+
 }  // namespace nibble::kernels::four_bit_matmul

@@ -56,4 +56,8 @@ inline constexpr u64 max_groups = 1024;
 /// any number and for all capabilities from its own on. The last row fits all devices.
 const DeviceTuning& tuning_of(u32 capability, u32 multiprocessors, std::span<const DeviceTuning> rows = devices);
 
+/// Blocks of a launch for so many items, of which a block takes several in turn: the `resident` blocks that run at a
+/// time with has_resident_grid, and else a block for each item, as far as a grid has that many.
+u32 blocks_for(const DeviceTuning& tuning, u64 items, u64 resident);
+
 }  // namespace nibble::kernels::four_bit_matmul

@@ -101,7 +101,7 @@ template <class Kernel> class Steps {
                  9),
         product_(problem_) {}
 
-  [[nodiscard]] std::vector<float> run() const {
+  [[nodiscard]] std::vector<float> run(u32 blocks = 2) const {
     const Shape& s = problem_.shape;
     const DeviceArray<u8> y = product_.y();
     const u32 m = static_cast<u32>(s.m);
@@ -115,7 +115,7 @@ template <class Kernel> class Steps {
     weight.stride = weight.columns;
     kernel.product[0] = {
         operand_of(weight), {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false}, 0, 0};
-    launch({2}, Kernel::shared_bytes(m, s.k), nullptr, kernel, Overlap::yes);
+    launch({blocks}, Kernel::shared_bytes(m, s.k), nullptr, kernel, Overlap::yes);
     return product_.values_in(y);
   }
   void expect_right() const {
@@ -152,6 +152,16 @@ NIBBLE_SIMULATED_TEST(FourBitMatmul, ManySteps) {
   expect_steps<FourBitMatmulTile{4, 4, 2}, true>(30);
   expect_steps<FourBitMatmulTile{8, 4, 2}, false>(61);
   expect_steps<FourBitMatmulTile{8, 8, 1}, true>(64);
+}
+
+// A block for each tile of n, as on devices without has_resident_grid, and more of them than there are tiles.
+NIBBLE_SIMULATED_TEST(FourBitMatmul, ABlockForEachTile) {
+  const Steps<FourBitMatmul<bf16, true, FourBitMatmulTile{1, 2, 4}, false>> few(7, true, 2);
+  const Steps<FourBitMatmul<bf16, false, FourBitMatmulTile{8, 4, 2}, false>> chunks(81, false, 1);
+  for (const u32 blocks : {1U, 3U, 5U}) {
+    EXPECT_EQ(few.run(blocks), few.run());
+    EXPECT_EQ(chunks.run(blocks), chunks.run());
+  }
 }
 
 // Loads two steps ahead reach into the next tile, of one step into the one after it; an odd number of steps ends with

@@ -122,5 +122,15 @@ TEST(FourBitMatmulConfig, WithoutMeasurementsOnlyDevicesFrom90OnKeepX) {
   EXPECT_EQ(devices.back().multiprocessors, 0U);
 }
 
+TEST(FourBitMatmulConfig, BlocksAreResidentOrHaveAnItemEach) {
+  constexpr DeviceTuning resident{90, 132, 0, true}, one_each{90, 132, 0, false};
+  EXPECT_EQ(blocks_for(resident, 1000, 264), 264U);
+  EXPECT_EQ(blocks_for(resident, 100, 264), 100U);
+  EXPECT_EQ(blocks_for(one_each, 1000, 264), 1000U);
+  EXPECT_EQ(blocks_for(one_each, 100, 264), 100U);
+  EXPECT_EQ(blocks_for(one_each, 0x7fffffff, 264), 0x7fffffffU);
+  EXPECT_EQ(blocks_for(one_each, u64{1} << 33, 264), 0x7fffffffU);  // they take the rest in turn
+}
+
 }  // namespace
 }  // namespace nibble::kernels::four_bit_matmul
