@@ -42,8 +42,8 @@ class StoredWeight:
 
 def find_weights(tensors: Checkpoint) -> dict[str, StoredWeight]:
     """The quantized weights, by the name of their codes. Of the weights' own bytes, nothing is read."""
-    four_bit = {name.partition(QUANT_STATE)[0] for name in tensors if QUANT_STATE in name}
-    int8 = {name.removesuffix(".SCB") + ".weight" for name in tensors if name.endswith(".SCB")}
+    four_bit = [name.partition(QUANT_STATE)[0] for name in tensors if QUANT_STATE in name]
+    int8 = dict.fromkeys(name.removesuffix(".SCB") + ".weight" for name in tensors if name.endswith(".SCB"))
     parts: dict[str, dict[str, str]] = {name: {} for name in (*four_bit, *int8)}
     for name in tensors:
         for weight, part in _owners(name):

@@ -30,6 +30,13 @@ class FrozenLinear(torch.nn.Linear):
             raise ValueError(f"bias: has the shape {list(bias.shape)}, not [{out_features}]")
         self.bias = bias if bias is None or isinstance(bias, torch.nn.Parameter) else torch.nn.Parameter(bias)
 
+    @classmethod
+    def _without_weight(cls, in_features, out_features, bias, compute_dtype):
+        """A layer whose weight is still to be set."""
+        layer = cls.__new__(cls)
+        FrozenLinear.__init__(layer, in_features, out_features, False if bias is None else bias, compute_dtype, None)
+        return layer
+
     def reset_parameters(self):
         """Does nothing: the weight is frozen."""
 

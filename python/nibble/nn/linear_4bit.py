@@ -116,12 +116,6 @@ class Linear4bit(FrozenLinear):
         layer._take_weight(own, prefix + "weight")
         return layer
 
-    @classmethod
-    def _without_weight(cls, in_features, out_features, bias, compute_dtype):
-        layer = cls.__new__(cls)
-        FrozenLinear.__init__(layer, in_features, out_features, False if bias is None else bias, compute_dtype, None)
-        return layer
-
     def _check(self, weight, absmax, nested, blocksize, name):
         n = self.in_features * self.out_features
         blocks = _blocks(n, blocksize)

@@ -56,12 +56,6 @@ class LinearInt8(FrozenLinear):
         layer._take_weight(own, prefix + "weight")
         return layer
 
-    @classmethod
-    def _without_weight(cls, in_features, out_features, bias, compute_dtype):
-        layer = cls.__new__(cls)
-        FrozenLinear.__init__(layer, in_features, out_features, False if bias is None else bias, compute_dtype, None)
-        return layer
-
     def _take_weight(self, tensors, name, dtype=None):
         dtype = dtype or getattr(self, "weight_dtype", torch.float32)
         weight, absmax = tensors["weight"], tensors.get("SCB")

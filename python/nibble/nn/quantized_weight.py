@@ -14,27 +14,23 @@ from .linear_4bit import Linear4bit
 from .linear_int8 import LinearInt8
 
 
-class QuantizedWeight(torch.nn.Module):
-    """A frozen weight [rows, columns] whose rows are those of one quantized layer, or of several one after the other.
+class _InPlaceOfATensor(torch.nn.Module):
+    """What code asks of a tensor besides its values."""
 
-    layers: `Linear4bit` or `LinearInt8` without a bias. dtype: the type that the weight has for the code that uses it.
-    """
+    requires_grad = False
 
-    def __init__(self, layers: list[torch.nn.Module], dtype: torch.dtype):
+    def __init__(self, shape: list[int], dtype: torch.dtype):
         super().__init__()
-        columns = {layer.in_features for layer in layers}
-        if len(columns) != 1:
-            raise ValueError(f"layers: have {sorted(columns)} columns, which do not fit together")
-        self.layers = torch.nn.ModuleList(layers)
+        self.shape = torch.Size(shape)
         self.dtype = dtype
-        self.shape = torch.Size([sum(layer.out_features for layer in layers), columns.pop()])
 
     @property
     def device(self) -> torch.device:
-        return self.layers[0].weight.device
+        return next(self.parameters()).device
 
-    ndim = 2
-    requires_grad = False
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
 
     def dim(self) -> int:
         return self.ndim
@@ -44,6 +40,23 @@ class QuantizedWeight(torch.nn.Module):
 
     def numel(self) -> int:
         return self.shape.numel()
+
+    def extra_repr(self) -> str:
+        return f"shape={list(self.shape)}, dtype={self.dtype}"
+
+
+class QuantizedWeight(_InPlaceOfATensor):
+    """A frozen weight [rows, columns] whose rows are those of one quantized layer, or of several one after the other.
+
+    layers: `Linear4bit` or `LinearInt8` without a bias. dtype: the type that the weight has for the code that uses it.
+    """
+
+    def __init__(self, layers: list[torch.nn.Module], dtype: torch.dtype):
+        columns = {layer.in_features for layer in layers}
+        if len(columns) != 1:
+            raise ValueError(f"layers: have {sorted(columns)} columns, which do not fit together")
+        super().__init__([sum(layer.out_features for layer in layers), columns.pop()], dtype)
+        self.layers = torch.nn.ModuleList(layers)
 
     def dequantize(self) -> torch.Tensor:
         return torch.cat([layer.dequantize(self.dtype) for layer in self.layers])
@@ -79,39 +92,18 @@ class QuantizedWeight(torch.nn.Module):
             return args[1].matmul(args[0])
         if function is F.embedding and _is_weight(args, 1) and _is_lookup(*args[2:], **kwargs):
             return args[1].rows(args[0])
-        return function(*_dequantized(args), **{key: _dequantized([value])[0] for key, value in kwargs.items()})
-
-    def extra_repr(self) -> str:
-        return f"shape={list(self.shape)}, dtype={self.dtype}"
+        return function(*_dequantized(args), **_dequantized(kwargs))
 
 
-class ExpertWeights(torch.nn.Module):
+class ExpertWeights(_InPlaceOfATensor):
     """The weights of a layer's experts where one tensor [experts, rows, columns] stood: `weights[e]` is that of one."""
 
     def __init__(self, experts: list[QuantizedWeight]):
-        super().__init__()
         shapes = {weight.shape for weight in experts}
         if len(shapes) != 1:
             raise ValueError(f"experts: have the shapes {sorted(map(list, shapes))}, which have to be one")
+        super().__init__([len(experts), *shapes.pop()], experts[0].dtype)
         self.experts = torch.nn.ModuleList(experts)
-        self.dtype = experts[0].dtype
-        self.shape = torch.Size([len(experts), *shapes.pop()])
-
-    @property
-    def device(self) -> torch.device:
-        return self.experts[0].device
-
-    ndim = 3
-    requires_grad = False
-
-    def dim(self) -> int:
-        return self.ndim
-
-    def size(self, dim: int | None = None):
-        return self.shape if dim is None else self.shape[dim]
-
-    def numel(self) -> int:
-        return self.shape.numel()
 
     def __len__(self) -> int:
         return len(self.experts)
@@ -123,9 +115,6 @@ class ExpertWeights(torch.nn.Module):
                 'the model with experts_implementation="eager"'
             )
         return self.experts[int(expert)]
-
-    def extra_repr(self) -> str:
-        return f"shape={list(self.shape)}, dtype={self.dtype}"
 
 
 _PRODUCTS = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
@@ -140,5 +129,12 @@ def _is_lookup(padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_fre
     return max_norm is None
 
 
-def _dequantized(args):
-    return [arg.dequantize() if isinstance(arg, QuantizedWeight) else arg for arg in args]
+def _dequantized(value):
+    """`value` with a tensor for each weight in it: torch.cat() and others take lists of them."""
+    if isinstance(value, QuantizedWeight):
+        return value.dequantize()
+    if isinstance(value, dict):
+        return {key: _dequantized(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_dequantized(item) for item in value)
+    return value

@@ -1,5 +1,6 @@
 """Directories that nibble quantized, in transformers: the logits are those of the dequantized model."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -114,4 +115,32 @@ def test_other_tools_directories_are_refused(tmp_path):
     save(tmp_path / "plain", "Llama")
     directory = convert(tmp_path / "plain", tmp_path / "fp8", "--to", "fp8")
     with pytest.raises(nibble.BadInputError, match="is quantized by 'compressed-tensors'"):
+        nibble.load(directory)
+
+
+def test_a_config_for_other_shapes_is_refused(tmp_path):
+    save(tmp_path / "plain", "Llama")
+    directory = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"intermediate_size": 192}))
+    with pytest.raises(nibble.BadInputError, match=r"mlp.*: is \[.*\], the model's weight is \[.*192.*\]"):
+        nibble.load(directory)
+
+
+def test_weights_of_layers_that_the_model_lacks_are_refused(tmp_path):
+    save(tmp_path / "plain", "Llama")
+    directory = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with pytest.raises(nibble.BadInputError, match=r"layers\.1\..*: LlamaForCausalLM has no weight of this name"):
+        nibble.load(directory)
+
+
+def test_experts_of_other_columns_are_refused(tmp_path):
+    save(tmp_path / "plain", "Mixtral")
+    options = ("--to", "nf4", "--experts", "nf4", "--skip", r".*\.(w1|w3|[qkvo]_proj)\.weight", "--allow-nibble-only")
+    directory = convert(tmp_path / "plain", tmp_path / "nf4", *options)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"intermediate_size": 192}))
+    with pytest.raises(nibble.BadInputError, match=r"w2.*: is \[64, 128\], the model's experts have 192 columns"):
         nibble.load(directory)
