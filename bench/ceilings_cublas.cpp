@@ -116,12 +116,8 @@ void measure_cublas(const Cublas& cublas, Type type, bool backward, Report& repo
 void measure_scratch(const Cublas& cublas, Report& report) {
   const Buffer codebook = nested_codebook();
   for (const Shape& shape : shapes) {
-    const std::vector<u16> weights = random_bf16(shape.size(), 0.02f, 1);
-    std::vector<Buffer> originals;
-    for (std::size_t i = 0; i < copies_of(2 * shape.size()); ++i) originals.push_back(Buffer::of(weights));
-    std::vector<FourBit> quantized;
-    do quantized.push_back(FourBit::random(shape.size(), quantized.size()));
-    while (quantized.size() < copies_of(quantized[0].bytes()));
+    const std::vector<Buffer> originals = bf16_copies(random_bf16(shape.size(), 0.02f, 1));
+    const auto quantized = random_copies<FourBit>(shape);
     const Buffer scratch(2 * shape.size());
     const Buffer x = Buffer::of(random_bf16(max_m * std::max(shape.n, shape.k), 1, 2));
     const Buffer y(2 * max_m * std::max(shape.n, shape.k));

@@ -8,12 +8,8 @@ namespace nibble::bench {
 void measure_library(const Cublas& cublas, Report& report) {
   const Buffer codebook = nested_codebook();
   for (const Shape& shape : shapes) {
-    const std::vector<u16> weights = random_bf16(shape.size(), 0.02f, 1);
-    std::vector<Buffer> originals;
-    for (std::size_t i = 0; i < copies_of(2 * shape.size()); ++i) originals.push_back(Buffer::of(weights));
-    std::vector<FourBit> quantized;
-    do quantized.push_back(FourBit::random(shape.size(), quantized.size()));
-    while (quantized.size() < copies_of(quantized[0].bytes()));
+    const std::vector<Buffer> originals = bf16_copies(random_bf16(shape.size(), 0.02f, 1));
+    const auto quantized = random_copies<FourBit>(shape);
     const std::vector<u16> host_x = random_bf16(library_m.back() * shape.k, 1, 2);
     const Buffer x = Buffer::of(host_x);
     Buffer y(2 * library_m.back() * shape.n);

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <random>
-#include <stdexcept>
 
 #include "nibble/bf16.hpp"
 #include "nibble/kernels.hpp"
@@ -34,33 +32,10 @@ float largest_of(const std::vector<u16>& weights, u64 block) {
 
 }  // namespace
 
-std::vector<u16> random_bf16(u64 n, float deviation, u64 seed) {
-  // The sum of four uniform values. One draw of 64 bits has them all. More than `period` values repeat: a period that
-  // no row's length divides makes all rows and blocks different, and takes a tenth of the time.
-  constexpr u64 period = 16'000'057;
-  std::mt19937_64 random(seed);
-  std::vector<u16> values(n);
-  const float factor = deviation * std::sqrt(3.0f) / 65536;
-  for (u64 i = 0; i < std::min(n, period); ++i) {
-    const u64 bits = random();
-    const u64 sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
-    values[i] = bf16::from_float((static_cast<float>(sum) - 131070.0f) * factor);
-  }
-  for (u64 i = period; i < n; i += period)
-    std::copy_n(values.begin(), std::min(n - i, period), values.begin() + static_cast<std::ptrdiff_t>(i));
-  return values;
-}
-
-FourBit FourBit::random(u64 size, u64 seed, u64 of_block) {
-  std::mt19937_64 random(seed);
-  const auto fill = [&random](const Buffer& buffer) {
-    std::vector<u64> bits((buffer.bytes() + 7) / 8);
-    for (u64& word : bits) word = random();
-    buffer.from_host(bits.data());
-  };
-  FourBit weight(size, Buffer::Fill::nothing, of_block);
-  fill(weight.packed);
-  fill(weight.absmax_codes);
+FourBit FourBit::random(const Shape& shape, u64 seed) {
+  FourBit weight(shape.size(), Buffer::Fill::nothing, shape.block);
+  fill_randomly(weight.packed, 2 * seed);
+  fill_randomly(weight.absmax_codes, 2 * seed + 1);
   const std::vector<float> scales(weight.nested_absmax.bytes() / sizeof(float), 0.01f);
   weight.nested_absmax.from_host(scales.data());
   const float mean = 0.05f;
@@ -178,10 +153,6 @@ std::vector<float> FourBit::row(const Shape& shape, u64 n) const {
   return row;
 }
 
-void require(bool right, const std::string& what) {
-  if (!right) throw std::runtime_error(what + ": the result is wrong");
-}
-
 void check_codes(const std::vector<u16>& weights, const FourBit& result, const std::string& what, double share) {
   u64 different = 0;
   for (const u64 first : spans_of(weights.size())) {
@@ -226,23 +197,6 @@ void check_dequantized(const FourBit& weight, u64 size, const Buffer& out, const
     for (u64 i = 0; i < nested_span; ++i)
       require(values[i] == bf16::from_float(nf4::codebook.value[codes[i]] * absmax[i / blocksize]), what);
   }
-}
-
-void check_product(const Shape& shape, u64 m, const std::vector<u16>& x, const Buffer& y,
-                   const std::function<std::vector<float>(u64)>& row, const std::string& what) {
-  double squares = 0, errors = 0;
-  const auto result = y.to_host<u16>(0, m * shape.n);
-  for (const u64 n : {u64{0}, shape.n / 2 + 1, shape.n - 1}) {
-    const std::vector<float> weights = row(n);
-    for (u64 at_m = 0; at_m < m; ++at_m) {
-      double sum = 0;
-      for (u64 k = 0; k < shape.k; ++k) sum += double{weights[k]} * double{bf16::to_float(x[at_m * shape.k + k])};
-      const double error = double{bf16::to_float(result[at_m * shape.n + n])} - sum;
-      squares += sum * sum;
-      errors += error * error;
-    }
-  }
-  require(errors <= 1e-4 * squares, what);  // not so for a NaN either
 }
 
 }  // namespace nibble::bench

@@ -1,24 +1,16 @@
-// Weights for the kernels' benchmark, and whether a result is right: the plainest loops, for a few rows.
+// 4-bit weights for the kernels' benchmark, and whether a result is right: the plainest loops, for a few blocks.
 #pragma once
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "bench/gpu.hpp"
 #include "bench/gpu_peers.hpp"
-#include "bench/gpu_sizes.hpp"
+#include "bench/operands.hpp"
 #include "nibble/kernels.h"
 #include "nibble/nested.hpp"
 
 namespace nibble::bench {
 
-using u8 = std::uint8_t;
-using u16 = std::uint16_t;
-
 constexpr u64 blocksize = 64, nested_span = blocksize * nested::blocksize;  // weights per nested absmax
-
-/// Nearly normal; values repeat after 16 million.
-std::vector<u16> random_bf16(u64 n, float deviation, u64 seed);
 
 /// A weight of nested NF4 on the device.
 struct FourBit {
@@ -32,7 +24,7 @@ struct FourBit {
         nested_absmax(4 * ((size / block + nested::blocksize - 1) / nested::blocksize), fill),
         offset(4, fill) {}
   /// Random codes, and scales of a real weight's size.
-  static FourBit random(u64 size, u64 seed, u64 of_block = blocksize);
+  static FourBit random(const Shape& shape, u64 seed);
 
   [[nodiscard]] nibble_four_bit argument(const Shape& shape, const Buffer& codebook) const;
   [[nodiscard]] Bitsandbytes::Nested peer_argument(const Buffer& codebook) const {
@@ -91,10 +83,8 @@ class Matmul {
   Buffer counters_, workspace_;
 };
 
-// The checks throw std::runtime_error, whose text begins with `what`. Of a weight they look at the first, the middle
-// and the last blocks, as many as share a nested absmax.
-
-void require(bool right, const std::string& what);
+// The checks throw std::runtime_error, whose text begins with `what`. They look at the first, the middle and the last
+// blocks, as many as share a nested absmax.
 
 /// The packed codes alone, of which a `share` may differ.
 void check_codes(const std::vector<u16>& weights, const FourBit& result, const std::string& what, double share = 0);
@@ -104,10 +94,5 @@ void check_quantized(const std::vector<u16>& weights, const FourBit& result, con
 
 /// Bit for bit.
 void check_dequantized(const FourBit& weight, u64 size, const Buffer& out, const std::string& what);
-
-/// Looks at three n, whose weights row(n) gives, and all m. The error that is allowed, 1 % of the root mean square,
-/// has room for the roundings of weights and of y to bf16, and for none of a wrong row, scale or order.
-void check_product(const Shape& shape, u64 m, const std::vector<u16>& x, const Buffer& y,
-                   const std::function<std::vector<float>(u64)>& row, const std::string& what);
 
 }  // namespace nibble::bench

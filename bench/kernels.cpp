@@ -25,7 +25,7 @@ void try_bitsandbytes(const std::string& path) {
   const Buffer codebook = nested_codebook(), weights = Buffer::of(random_bf16(shape.size(), 0.02f, 1));
   const Buffer x = Buffer::of(random_bf16(shape.k, 1, 2)), y(2 * shape.n), out(2 * shape.size());
   const Buffer absmax(4 * shape.size() / blocksize);
-  FourBit weight = FourBit::random(shape.size(), 1);
+  FourBit weight = FourBit::random(shape, 1);
   library.dequantize(weight.peer_argument(codebook), shape.size(), absmax.as<float>(), out.as<void>(), nullptr);
   check_dequantized(weight, shape.size(), out, "bitsandbytes, dequantize");
   library.matmul(weight.peer_argument(codebook), 1, shape.n, shape.k, x.as<void>(), y.as<void>(), nullptr);

@@ -44,14 +44,14 @@ void profile(const ProfileCase& what) {
   const Buffer codebook = nested_codebook();
   switch (what.operation) {
     case ProfileCase::Operation::matmul: {
-      const FourBit weight = FourBit::random(size, 1);
+      const FourBit weight = FourBit::random(what.shape, 1);
       const Buffer x = Buffer::of(random_bf16(what.m * what.shape.k, 1, 2)), y(2 * what.m * what.shape.n, nothing);
       const Matmul matmul(what.shape, what.m, weight, codebook);
       between_marks([&] { matmul.run(weight, codebook, x, y, nullptr); });
       break;
     }
     case ProfileCase::Operation::dequantize: {
-      const FourBit weight = FourBit::random(size, 1);
+      const FourBit weight = FourBit::random(what.shape, 1);
       const Buffer out(2 * size, nothing);
       between_marks([&] { dequantize(weight, what.shape, codebook, out, nullptr); });
       break;

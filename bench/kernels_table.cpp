@@ -88,11 +88,8 @@ void Table::bandwidth(const std::string& suffix) {
 void Table::measure_shape(const Shape& shape) {
   const u64 size = shape.size();
   const std::vector<u16> weights = random_bf16(size, 0.02f, size);
-  std::vector<Buffer> originals;
-  for (std::size_t i = 0; i < copies_of(2 * size); ++i) originals.push_back(Buffer::of(weights));
-  std::vector<FourBit> quantized;
-  do quantized.push_back(FourBit::random(size, quantized.size(), shape.block));  // in case nibble cannot quantize here
-  while (quantized.size() < copies_of(quantized[0].bytes()));
+  const std::vector<Buffer> originals = bf16_copies(weights);
+  auto quantized = random_copies<FourBit>(shape);  // in case nibble cannot quantize here
   if (shape.has_usual_blocks()) {
     report_.attempt("quantize/" + shape.text(), [&] { measure_quantize(shape, weights, originals, quantized); });
     report_.attempt("dequantize/" + shape.text(), [&] { measure_dequantize(shape, quantized); });

@@ -318,9 +318,7 @@ class Tuning {
     Report::print(session_.device);
     measure_bandwidth();
     for (const Shape& shape : shapes) {
-      std::vector<FourBit> weights;
-      do weights.push_back(FourBit::random(shape.size(), weights.size()));
-      while (weights.size() < copies_of(weights[0].bytes()));
+      const auto weights = random_copies<FourBit>(shape);
       for (const u64 m : tuned_m) {
         const std::string name = "tune/" + shape.text() + "/m" + std::to_string(m);
         session_.report.attempt(name, [&] { Case(session_, shape, m, weights, name, seconds_of_a_case()).run(); });

@@ -113,9 +113,7 @@ bool tune_many_rows() {
   const Buffer codebook = nested_codebook();
   Report report;
   for (const Shape& shape : shapes) {
-    std::vector<FourBit> weights;
-    do weights.push_back(FourBit::random(shape.size(), weights.size()));
-    while (weights.size() < copies_of(weights[0].bytes()));
+    const auto weights = random_copies<FourBit>(shape);
     for (const u64 m : many_m)
       report.attempt("many-rows/" + shape.text() + "/m" + std::to_string(m),
                      [&] { run_case(report, mma, shape, m, weights, codebook); });
