@@ -47,7 +47,8 @@ int run(int argc, char** argv) {
   app.add_option("--shape", shape, "This shape alone")->check(CLI::IsMember(names));
   app.add_flag("--quick", quick, "The smallest shape alone");
   app.add_flag("--find", find, "Say whether there is a GPU, and no more");
-  app.add_option("--profile", case_text, "One cold launch of OPERATION,NxK[,M]: matmul, dequantize or quantize");
+  app.add_option("--profile", case_text,
+                 "One cold launch of OPERATION,NxK[,M]: matmul, int8-matmul, dequantize or quantize");
   CLI11_PARSE(app, argc, argv);
   std::optional<ProfileCase> one_case;
   if (!case_text.empty()) one_case = profile_case(case_text);

@@ -30,14 +30,15 @@ PRODUCT_SHAPES = ("14336x4096b32", "16384x4304")  # of blocks of 32, and of bloc
 SANITIZER = ("compute-sanitizer", "--error-exitcode", "9", "--print-limit", "20", "--tool")
 
 # What the sanitizers look at: each kind of product and of weight, at sizes of real models.
-SANITIZED = ("matmul,4096x4096,1", "matmul,4096x4096,16", "matmul,4096x4096,64", "dequantize,4096x4096",
-             "quantize,4096x4096")  # fmt: skip
+SANITIZED = ("matmul,4096x4096,1", "matmul,4096x4096,16", "matmul,4096x4096,64", "int8-matmul,4096x4096,1",
+             "int8-matmul,4096x4096,64", "dequantize,4096x4096", "quantize,4096x4096")  # fmt: skip
 
 PROFILED = (
     "matmul,28672x8192,1", "matmul,28672x8192,8", "matmul,28672x8192,16", "matmul,28672x8192,32",
-    "matmul,28672x8192,64", "matmul,14336x4096,1", "matmul,14336x4096,16", "matmul,14336x4096,64",
+    "matmul,28672x8192,64", "matmul,14336x4096,1", "matmul,14336x4096,64",
     "matmul,4096x4096,1", "matmul,4096x4096,16", "matmul,4096x4096,64",
-    "dequantize,28672x8192", "dequantize,14336x4096", "quantize,28672x8192", "quantize,4096x4096",
+    "int8-matmul,28672x8192,1", "int8-matmul,28672x8192,64",
+    "dequantize,28672x8192", "quantize,28672x8192", "quantize,4096x4096",
 )  # fmt: skip
 
 

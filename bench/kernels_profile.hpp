@@ -7,12 +7,13 @@
 namespace nibble::bench {
 
 struct ProfileCase {
-  enum class Operation { matmul, dequantize, quantize } operation;
+  enum class Operation { matmul, int8_matmul, dequantize, quantize } operation;
   Shape shape;
   u64 m;  // 0 unless it is a product
 };
 
-/// Of `matmul,NxK,M`, `dequantize,NxK` or `quantize,NxK`. Throws std::runtime_error for any other text.
+/// Of `matmul,NxK,M`, `int8-matmul,NxK,M`, `dequantize,NxK` or `quantize,NxK`. Throws std::runtime_error for any other
+/// text.
 ProfileCase profile_case(const std::string& text);
 
 /// Calls the operation once, on random data that no cache holds, between cudaProfilerStart() and cudaProfilerStop().

@@ -1,13 +1,10 @@
 // The speed table of the kernels: each operation on each shape, beside what the memory can do, cuBLASLt and
 // bitsandbytes.
 #pragma once
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "bench/four_bit.hpp"
-#include "bench/gpu_peers.hpp"
-#include "bench/gpu_report.hpp"
+#include "bench/kernels_session.hpp"
 
 namespace nibble::bench {
 
@@ -22,24 +19,15 @@ class Table {
   bool run(const std::vector<Shape>& chosen);
 
  private:
-  template <class Check>
-  std::vector<Contender> right_ones(const std::string& name, const std::vector<Contender>& contenders, Buffer& out,
-                                    Check&& check_result);
   void bandwidth(const std::string& suffix);
   void measure_shape(const Shape& shape);
   void measure_quantize(const Shape& shape, const std::vector<u16>& weights, const std::vector<Buffer>& originals,
                         std::vector<FourBit>& quantized);
   void measure_dequantize(const Shape& shape, const std::vector<FourBit>& quantized);
-  void measure_matmul(const Shape& shape, u64 m, const std::vector<u16>& weights, const std::vector<Buffer>& originals,
-                      const std::vector<FourBit>& quantized);
   void print_copies(const std::string& name, const std::vector<Contender>& contenders, u64 bytes) const;
 
-  Report report_;
-  std::unique_ptr<Cublas> cublas_;
-  std::unique_ptr<Bitsandbytes> bitsandbytes_;
+  Session session_;
   std::string bitsandbytes_path_;
-  Buffer codebook_;
-  double copy_gb_s_ = 0, read_gb_s_ = 0, hbm_gb_s_ = 0, m1_us_ = 0;
 };
 
 }  // namespace nibble::bench

@@ -26,7 +26,8 @@ from kernels_parts import Step  # noqa: E402
 TARGETS = ("bench_kernels_simulated", "bench_ceilings_simulated", "bench_tune_simulated", "nibble_simulated_cublaslt",
            "bench_simulated_bitsandbytes", "nibble_cuda_simulated", "nibble")  # fmt: skip
 SHAPES, PRODUCT_SHAPES = ("64x256", "64x512", "192x256"), ("64x256b32", "64x304")
-CASES = ("matmul,64x256,1", "matmul,64x512,16", "dequantize,192x256", "quantize,64x512")
+CASES = ("matmul,64x256,1", "matmul,64x512,16", "int8-matmul,64x256,1", "int8-matmul,192x256,64",
+         "dequantize,192x256", "quantize,64x512")  # fmt: skip
 TABLE_M, CEILING_M, SCRATCH_M, TUNED_M, MANY_M = (1, 8, 16, 32, 64), (1, 8, 48, 272), (16, 272), (1, 16, 64), (33, 160)
 LIBRARY_M = (48, 272)
 
@@ -71,6 +72,8 @@ def table_names(shapes):
     yield from (f"{what}{again}" for what in ("copy/kernel", "copy/cudaMemcpyAsync", "read/kernel")
                 for again in ("", "/again"))  # fmt: skip
     for shape in shapes:
+        if "b32" not in shape:  # an int8 weight has no blocks
+            yield from (f"matmul/bf16/int8/{shape}/m{m}/{by}" for m in TABLE_M for by in ("nibble", "cublaslt"))
         if shape in PRODUCT_SHAPES:
             yield from (f"matmul/bf16/nf4-nested/{shape}/m{m}/{by}" for m in TABLE_M for by in ("nibble", "cublaslt"))
             continue
@@ -107,9 +110,10 @@ def check_programs(folder, out, peers):
         expect(0.8 < line["rms_ratio"] < 1.05 and line["rms"] < 0.003, f"{name}: {line}")
     check_right(found["launches"], [f"launches/{by}/blocks{n}" for by in ("graph", "stream") for n in (1, 4, 32)])
 
-    profiles = [Step(case, ("bench_kernels", "--profile", case), 20) for case in (*CASES, "matmul,64x256")]
-    found = run(folder, out, profiles)
-    expect(all(found[case][0] == "ok" for case in CASES) and found["matmul,64x256"][0] == "failed", found)
+    refused = ("matmul,64x256", "int8-matmul,64x256", "dequantize,64x256,1")
+    profiles = [Step(case, ("bench_kernels", "--profile", case), 20) for case in (*CASES, *refused)]
+    found = {case: status for case, (status, _) in run(folder, out, profiles).items()}
+    expect(found == {**dict.fromkeys(CASES, "ok"), **dict.fromkeys(refused, "failed")}, found)
 
 
 def check_tune(folder, out):
