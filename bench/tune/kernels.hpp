@@ -1,41 +1,27 @@
-// Compiles FourBitMatmul for all tuned_tiles and depths of prefetching, and launches it as the library does
-// (kernels/host/four_bit_matmul.cu).
+// Compiles FourBitMatmul for all tuned_tiles and depths of prefetching. The library's own code launches them.
 #pragma once
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
 #include "bench/tune.hpp"
-#include "kernels/device/stream.hpp"
-#include "kernels/four_bit_matmul.hpp"
+#include "kernels/host/four_bit_matmul_launch.hpp"
 #include "kernels/host/four_bit_weight.hpp"
 
 namespace nibble::bench {
 
 template <FourBitMatmulTile Tile, bool KeepsX> struct LaunchOf {
   using Kernel = kernels::FourBitMatmul<device::bf16, true, Tile, KeepsX>;
+  using Launch = kernels::FourBitMatmulLaunch<device::bf16, Kernel>;
 
-  static bool fits(std::uint64_t m, std::uint64_t k) {
-    return m <= Kernel::max_m && Kernel::shared_bytes(static_cast<std::uint32_t>(m), k) <= Kernel::shared_limit;
-  }
   static void launch(const TunedCall& call, const Variant& variant, cudaStream_t stream) {
     const std::uint64_t n = call.weight.rows, k = call.weight.columns;
-    Kernel kernel{.product = {},
-                  .x = static_cast<const device::bf16*>(call.x),
-                  .x_stride = static_cast<std::int64_t>(k),
-                  .m = call.m,
-                  .sums = {call.partial, call.counters, variant.splits, static_cast<std::int64_t>(call.m * n)},
-                  .ends = nullptr};
-    kernel.product[0] = {kernels::operand_of(call.weight),
-                         {nullptr, static_cast<device::bf16*>(call.y), nullptr, static_cast<std::int64_t>(n), false},
-                         0,
-                         0};
-    const std::uint64_t items = device::ceil_div<std::uint64_t>(n, Kernel::block_n) * variant.splits;
-    const auto blocks =
-        variant.is_resident ? device::resident_grid<Kernel>(items).x : static_cast<std::uint32_t>(items);
-    device::launch({blocks}, Kernel::shared_bytes(call.m, k), stream, kernel,
-                   variant.overlaps ? device::Overlap::yes : device::Overlap::no);
+    Launch one(static_cast<const device::bf16*>(call.x), static_cast<std::int64_t>(k), call.m, k,
+               {call.partial, call.counters, variant.splits, static_cast<std::int64_t>(call.m * n)});
+    one.add(kernels::operand_of(call.weight),
+            {nullptr, static_cast<device::bf16*>(call.y), nullptr, static_cast<std::int64_t>(n), false});
+    one.run({.capability = 0, .multiprocessors = 0, .max_kept_x_bytes = 0, .has_resident_grid = variant.is_resident}, 0,
+            stream, variant.overlaps ? device::Overlap::yes : device::Overlap::no);
   }
 };
 
@@ -55,7 +41,7 @@ template <kernels::XBarrier Barrier, bool LoadsFirst, bool KeepsX> void add_kern
     constexpr bool is_double = Barrier == kernels::XBarrier::block && tile.k_warps == 1;
     if constexpr (!is_double && (!KeepsX || tile.m_tiles == 1)) {
       using Of = LaunchOf<tile, KeepsX>;
-      to.push_back({tile, KeepsX, Of::fits, Of::launch});
+      to.push_back({tile, KeepsX, Of::Launch::fits, Of::launch});
     }
   };
   [&]<std::size_t... i>(std::index_sequence<i...>) { (add(std::integral_constant<std::size_t, i>{}), ...); }

@@ -1,13 +1,11 @@
 // Launches the kernel that a product's shapes are for.
-#include "kernels/four_bit_matmul.hpp"
-
 #include <algorithm>
 #include <type_traits>
 #include <utility>
 
-#include "kernels/device/stream.hpp"
 #include "kernels/four_bit_matmul_any.hpp"
 #include "kernels/host/four_bit_matmul_arguments.hpp"
+#include "kernels/host/four_bit_matmul_launch.hpp"
 #include "kernels/host/four_bit_matmul_sm90.hpp"
 #include "kernels/host/four_bit_weight.hpp"
 #include "kernels/host/matmul_by_library.hpp"
@@ -75,7 +73,7 @@ template <class Half> class Launcher {
     if (u64{m_} * arguments_.x.columns * 2 > tuning().max_kept_x_bytes) return false;
     bool keeps = false;
     with_kernel<Half, false, true>(arguments_.config.tile, [&]<class Kernel>() {
-      keeps = m_ <= Kernel::max_m && Kernel::shared_bytes(m_, arguments_.x.columns) <= Kernel::shared_limit;
+      keeps = FourBitMatmulLaunch<Half, Kernel>::fits(m_, arguments_.x.columns);
     });
     return keeps;
   }
@@ -91,23 +89,11 @@ template <class Half> class Launcher {
   [[nodiscard]] u32 experts() const { return std::max(arguments_.matmul.experts, 1U); }
 
   template <class Kernel> void run_tiles() {
-    Kernel kernel{.product = {},
-                  .x = memory_.x,
-                  .x_stride = memory_.x_stride,
-                  .m = m_,
-                  .sums = memory_.sums(arguments_.config.splits, arguments_.n),
-                  .ends = arguments_.matmul.ends};
-    u64 sums = 0, groups = 0, max_items = 0;
-    for (u32 i = 0; i < arguments_.matmul.product_count; ++i) {
-      const FourBitMatmulArguments::Product& product = arguments_.products[i];
-      kernel.product[i] = {weight_of(product), output_of(product), static_cast<i64>(sums), static_cast<u32>(groups)};
-      sums += m_ * product.n;
-      groups += four_bit_matmul::groups_of(Kernel::sizes, m_, product.n);
-      max_items = std::max(max_items, ceil_div<u64>(product.n, Kernel::block_n) * arguments_.config.splits);
-    }
-    const u32 z = arguments_.matmul.experts > 0 ? arguments_.matmul.experts : arguments_.matmul.product_count;
-    const u32 blocks = four_bit_matmul::blocks_for(tuning(), max_items, resident_grid<Kernel>(max_items).x);
-    launch({blocks, 1, z}, Kernel::shared_bytes(m_, arguments_.x.columns), stream_, kernel, overlap_);
+    FourBitMatmulLaunch<Half, Kernel> one(memory_.x, memory_.x_stride, m_, arguments_.x.columns,
+                                          memory_.sums(arguments_.config.splits, arguments_.n), arguments_.matmul.ends);
+    for (u32 i = 0; i < arguments_.matmul.product_count; ++i)
+      one.add(weight_of(arguments_.products[i]), output_of(arguments_.products[i]));
+    one.run(tuning(), arguments_.matmul.experts, stream_, overlap_);
   }
 
   void run_any() {
