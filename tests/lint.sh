@@ -16,7 +16,7 @@ tests/kernels/bypass.py
 tests/kernels/machine_code/run.py --test
 docs/generate_reference.sh build/release/nibble --check
 bench/table.py --check README.md
-bench/tune_table.py --test
+tests/bench/tune_table_test.py
 bench/tune_table.py --check
 
 # The sources as the build puts them together, which takes a quarter of the time: each of those includes many of ours.

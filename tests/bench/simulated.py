@@ -20,8 +20,10 @@ import kernels_convert  # noqa: E402
 import kernels_lines  # noqa: E402
 import kernels_parts  # noqa: E402
 import kernels_run  # noqa: E402
-import tune_table  # noqa: E402
 from kernels_parts import Step  # noqa: E402
+from tune_plan import plan_of  # noqa: E402
+from tune_results import read_results  # noqa: E402
+from tune_table import text_of  # noqa: E402
 
 TARGETS = ("bench_kernels_simulated", "bench_ceilings_simulated", "bench_tune_simulated", "nibble_simulated_cublaslt",
            "bench_simulated_bitsandbytes", "nibble_cuda_simulated", "nibble")  # fmt: skip
@@ -137,7 +139,7 @@ def check_tune(folder, out):
     results = out / "tune_simulated.jsonl"
     with open(results, "w", encoding="utf-8") as file:
         subprocess.run([folder / "bin" / "bench_tune"], stdout=file, check=True)
-    table = tune_table.table(tune_table.read_results([results]))
+    table = text_of(plan_of(read_results([results])))
     expect("    // bench/results/tune_simulated.jsonl, simulated device, 2" in table, table)
 
 

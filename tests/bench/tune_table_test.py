@@ -1,11 +1,21 @@
-"""What bench/tune_table.py makes of results whose answer is known: times by the plan's own estimate."""
+#!/usr/bin/env python3
+"""What bench/tune_table.py makes of results whose answer is known: times by the plan's own estimate.
+
+usage: tests/bench/tune_table_test.py
+"""
 
 import itertools
+import json
 import pathlib
+import sys
 import tempfile
 
-import tune_table
-from tune_table import Costs, Loop, Tile
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+from tune_plan import DEFAULT_LOOP, DEFAULT_TILES, Costs, min_blocks, plan_of, rounded  # noqa: E402
+from tune_results import Loop, Tile, read_results  # noqa: E402
+from tune_table import number, text_of  # noqa: E402
 
 BYTES_PER_US = 3_000_000.0
 KNOWN = Costs(40_000, 9_000, 1_200_000, 0)
@@ -19,7 +29,7 @@ def expect(condition, text):
 
 
 def time_of(n, k, m, tile, splits, keeps_x, known=KNOWN):
-    slots = 132 * tune_table.min_blocks(tile)
+    slots = 132 * min_blocks(tile)
     block_n, block_k = 16 * tile.n_tiles * tile.n_warps, 64 * (4 // tile.n_tiles) * tile.k_warps
     turns = -(-(-(-n // block_n) * splits) // slots)
     k_of_a_split = -(-(-(-k // block_k)) // splits) * block_k
@@ -29,7 +39,7 @@ def time_of(n, k, m, tile, splits, keeps_x, known=KNOWN):
     return LOOP * cost / BYTES_PER_US
 
 
-def result(shape, m, stage, change, tile, splits=1, loop=tune_table.DEFAULT_LOOP, keeps_x=False, is_resident=True,
+def result(shape, m, stage, change, tile, splits=1, loop=DEFAULT_LOOP, keeps_x=False, is_resident=True,
            factor=1.0, known=KNOWN):  # fmt: skip
     n, k = map(int, shape.split("x"))
     variant = {**tile._asdict(), **loop._asdict(), "keeps_x": keeps_x, "splits": splits, "overlaps": False,
@@ -52,8 +62,8 @@ def table_of(*files):
         paths = []
         for i, lines in enumerate(files):
             paths.append(pathlib.Path(folder) / f"tune_{i}.jsonl")
-            paths[-1].write_text("".join(tune_table.json.dumps(line) + "\n" for line in lines))
-        return tune_table.table(tune_table.read_results(paths))
+            paths[-1].write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return text_of(plan_of(read_results(paths)))
 
 
 def has(text, *parts):
@@ -63,7 +73,7 @@ def has(text, *parts):
 
 def tile_results(known=KNOWN):
     """All tiles of one m_tiles."""
-    tiles = [Tile(1, 4, 2, 2), *tune_table.DEFAULT_TILES[1]]
+    tiles = [Tile(1, 4, 2, 2), *DEFAULT_TILES[1]]
     for shape, m, tile, splits in itertools.product(SHAPES, (1, 4, 8), tiles, (1, 2, 4)):
         if m <= 4 or tile.n_tiles == 2:
             yield result(shape, m, "tiles", "none", tile, splits, known=known)
@@ -72,11 +82,11 @@ def tile_results(known=KNOWN):
 def test_costs():
     text = table_of([*device(), *tile_results()])
     for name in Costs._fields[:3]:
-        has(text, f".{name} = {tune_table.number(tune_table.rounded(getattr(KNOWN, name)))},")
+        has(text, f".{name} = {number(rounded(getattr(KNOWN, name)))},")
     has(text, "bench/results/tune_0.jsonl, a device, 2027-01-02.")
     slower = table_of([*device(), *({**line, "median": 2 * line["median"]} for line in tile_results())])
     expect(slower.split("costs{")[1] == text.split("costs{")[1], "costs depend on how fast the loop is")
-    changed = result(SHAPES[0], 1, "loops", "none", tune_table.DEFAULT_TILES[1][0], factor=3)
+    changed = result(SHAPES[0], 1, "loops", "none", DEFAULT_TILES[1][0], factor=3)
     others = table_of([*device(), *tile_results(), *[changed] * 30])
     expect(others.split("costs{")[1].split("}")[0] == text.split("costs{")[1].split("}")[0], "costs depend on changes")
     # Splits that cost less than nothing are a mistake of the measurement.
@@ -87,8 +97,8 @@ def test_costs():
 
 
 def test_tiles():
-    better, worse = Tile(2, 8, 1, 2), tune_table.DEFAULT_TILES[2][0]
-    factors = {better: 0.8, worse: 1.2, tune_table.DEFAULT_TILES[2][1]: 0.9}
+    better, worse = Tile(2, 8, 1, 2), DEFAULT_TILES[2][0]
+    factors = {better: 0.8, worse: 1.2, DEFAULT_TILES[2][1]: 0.9}
     lines = [{**result(SHAPES[0], 16, "tiles", "none", tile), "median": factor} for tile, factor in factors.items()]
     text = table_of([*device(), *lines])
     has(text, "{{.m_tiles = 2, .n_warps = 8, .k_warps = 1}, 9, 16},", "std::array<Choice, 8>")
@@ -96,13 +106,13 @@ def test_tiles():
     same += [{**line, "stage": "loops", "median": 0.1} for line in lines if line["variant"]["n_warps"] == 8]
     expect("n_warps = 8, .k_warps = 1}, 9" not in table_of([*device(), *same]), "a tile changes without a reason")
     # With n_tiles = 1 a kernel takes four rows: the fastest one for them is not enough for eight.
-    tile = tune_table.DEFAULT_TILES[1][2]
+    tile = DEFAULT_TILES[1][2]
     lines = [{**result(SHAPES[0], m, "tiles", "none", other), "median": 1.0 + (other != tile)}
              for m in (1, 8) for other in (Tile(1, 4, 2, 2), tile) if m == 1 or other != tile]  # fmt: skip
     has(table_of([*device(), *lines]), ".n_tiles = 1}, 0, 4},", "{{.m_tiles = 1, .n_warps = 4, .k_warps = 2}, 0, 8},")
 
 
-def loop_results(changes, tile=tune_table.DEFAULT_TILES[4][0]):
+def loop_results(changes, tile=DEFAULT_TILES[4][0]):
     for shape in SHAPES:
         yield result(shape, 32, "loops", "none", tile)
         for change, loop, factor in changes:
@@ -121,7 +131,7 @@ def test_loops():
 
 
 def test_devices():
-    tile = tune_table.DEFAULT_TILES[1][0]
+    tile = DEFAULT_TILES[1][0]
 
     def lines(grid, kept):
         for shape, m in itertools.product(SHAPES[:2], (1, 4, 8)):
@@ -136,7 +146,12 @@ def test_devices():
     wanted = ["{90, 132, 32'768, false},", "{90, 114, 0, true},", "{80, 108, 101'376, true},", "{90, 0, 101'376, true},",
               "{0, 0, 0, true},"]  # fmt: skip
     expect(rows == wanted, f"the rows of devices are {rows}")
-    has(text, "std::array<DeviceTuning, 5>", "    // bench/results/tune_1.jsonl, a device, 2027-01-02.", ".bytes_of_kept_x = 0,")
+    has(
+        text,
+        "std::array<DeviceTuning, 5>",
+        "    // bench/results/tune_1.jsonl, a device, 2027-01-02.",
+        ".bytes_of_kept_x = 0,",
+    )
 
 
 def test_many_rows():
@@ -149,8 +164,14 @@ def test_many_rows():
     for wgmma, expected in [({33: 1.2, 64: 0.9, 128: 0.7}, 64), ({33: 0.9, 64: 1.1, 128: 0.7}, 128),
                             ({33: 0.9, 64: 0.8}, 33), ({64: 1.2, 128: 1.1}, 129)]:  # fmt: skip
         text = table_of([*device(), *lines(wgmma)])
-        has(text, f"/// bench/results/tune_0.jsonl, a device, 2027-01-02.\ninline constexpr u64 min_m_of_sm90 = {expected};")
-    has(table_of([*device(), *itertools.islice(lines({64: 0.5}), 1)]), "not measured.\ninline constexpr u64 min_m_of_sm90 = 65;")
+        has(
+            text,
+            f"/// bench/results/tune_0.jsonl, a device, 2027-01-02.\ninline constexpr u64 min_m_of_sm90 = {expected};",
+        )
+    has(
+        table_of([*device(), *itertools.islice(lines({64: 0.5}), 1)]),
+        "not measured.\ninline constexpr u64 min_m_of_sm90 = 65;",
+    )
 
 
 def test_no_results():
@@ -160,6 +181,10 @@ def test_no_results():
     expect("bench/results/tune_" not in text, "there is no such file")
 
 
-def run():
+def main():
     for test in (test_costs, test_tiles, test_loops, test_devices, test_many_rows, test_no_results):
         test()
+
+
+if __name__ == "__main__":
+    main()

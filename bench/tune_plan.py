@@ -1,0 +1,243 @@
+"""What the library's plan becomes by the results of bench_tune: which kernels are compiled, what the plan takes them to
+cost, and how devices run them.
+
+What changes the order of additions (the sizes of tiles, the costs by which splits are chosen) is the same for all
+devices, and so are the members of a tile, because each of its kernels is compiled once. A device's row has what the
+host decides at a launch.
+"""
+
+import collections
+import dataclasses
+import itertools
+import math
+
+from tune_results import Loop, Tile, by, texts_of
+
+Costs = collections.namedtuple("Costs", "bytes_of_a_start bytes_of_an_end bytes_of_adding bytes_of_kept_x")
+Device = collections.namedtuple("Device", "capability multiprocessors max_kept_x_bytes has_resident_grid")
+
+SHARED_LIMIT = 99 << 10  # FourBitMatmul::shared_limit: x that is kept has no more room
+DEFAULT_LOOP = Loop("group", True, 0)
+# The largest set of tiles for each m_tiles: so many kernels are compiled, whatever is measured.
+DEFAULT_TILES = {
+    1: (Tile(1, 2, 4, 2), Tile(1, 1, 8, 2), Tile(1, 1, 8, 1)),
+    2: (Tile(2, 2, 4, 2), Tile(2, 4, 2, 2)),
+    4: (Tile(4, 4, 2, 2),),
+    8: (Tile(8, 4, 2, 2), Tile(8, 8, 1, 2)),
+}
+DEFAULT_COSTS = Costs(24_000, 5_500, 2_000_000, 32_000)
+DEFAULT_MIN_M_OF_SM90 = 65
+DEFAULT_DEVICES = (Device(90, 0, SHARED_LIMIT, True), Device(0, 0, 0, True))
+MIN_GAIN = 0.99  # a change has to take less than this share of the time
+
+
+@dataclasses.dataclass
+class Plan:
+    """Each member with the texts of the runs that it is from; no texts if it is an estimate."""
+
+    choices: list  # (Tile, Loop)
+    of_choices: list
+    costs: Costs
+    of_costs: list  # of the first three
+    of_kept_x: list
+    min_m_of_sm90: int
+    of_min_m: list
+    devices: list  # (Device, its texts)
+
+
+def mean(ratios):
+    """Of factors."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+# -- What is the same for all devices
+
+
+def best_tiles(lines, m_tiles):
+    """As many tiles as are compiled today: those with which the measured cases take the least time."""
+    cases = [{tile: min(line.time for line in same) for tile, same in by(case, lambda line: line.tile).items()}
+             for case in by([line for line in lines if line.stage == "tiles" and line.tile.m_tiles == m_tiles],
+                            lambda line: line.case).values()]  # fmt: skip
+    default = DEFAULT_TILES[m_tiles]
+    if not cases:
+        return default
+    tiles = [*default, *sorted({tile for case in cases for tile in case} - set(default))]
+
+    def slowness(some):
+        return sum(math.log(min(case.get(tile, 1e9) for tile in some) / min(case.values())) for case in cases)
+
+    # The first of equally good ones, so that nothing changes without a reason.
+    return min(itertools.combinations(tiles, len(default)), key=lambda some: round(slowness(some), 6))
+
+
+def best_loop(lines, tile):
+    """The way to wait and load that takes the least time on average over all cases, if that is clearly less."""
+    ratios, cases = collections.defaultdict(list), 0
+    loops = [line for line in lines if line.stage == "loops" and line.tile == tile]
+    for case in by(loops, lambda line: line.case).values():
+        base = next((line for line in case if line.change == "none"), None)
+        if base is None:
+            continue
+        cases += 1
+        for line in case:
+            if line.change in ("barrier", "loads_first", "prefetched_steps"):
+                ratios[line.loop].append(line.time / base.time)
+                start = base.loop
+    # What a kernel that keeps x does not have (barriers in a step) is measured in fewer cases.
+    means = {loop: mean(some) for loop, some in ratios.items()}
+    if not means:
+        return DEFAULT_LOOP
+    # Each member on its own, and then all together: bench_tune has measured that, too, for the best of each case.
+    best = {}
+    for i, name in enumerate(Loop._fields):
+        own = {loop[i]: value for loop, value in means.items() if loop[i] != start[i]}
+        value = min(own, key=own.get, default=start[i])
+        best[name] = value if own and own[value] < MIN_GAIN else start[i]
+    return Loop(**best)
+
+
+def min_blocks(tile):
+    return 2 if tile.m_tiles <= 2 else 1
+
+
+def fitted_costs(lines):
+    """The three costs by least squares of relative errors, from products of up to 8 rows, which reading bounds.
+
+    The plan's estimate (four_bit_matmul_config.cpp) is linear in them. A fourth factor, of the bytes that are read, is
+    how much slower the loop reads than the plainest kernel; the costs are in bytes that the loop could read.
+    """
+    rows, values = [], []
+    for line in lines:
+        if line.stage != "tiles" or line.tile.m_tiles != 1:
+            continue
+        tile = line.tile
+        block_n, block_k = 16 * tile.n_tiles * tile.n_warps, 64 * (4 // tile.n_tiles) * tile.k_warps
+        slots = line.run.multiprocessors * min_blocks(tile)
+        turns = -(-(-(-line.n // block_n) * line.splits) // slots)
+        k_of_a_split = -(-(-(-line.k // block_k)) // line.splits) * block_k
+        bytes_of_a_tile = block_n * k_of_a_split * 33 // 64 + (0 if line.keeps_x else line.m * k_of_a_split)
+        sums = line.splits * line.m * line.n * 4 if line.splits > 1 else 0
+        measured = line.time * line.run.bytes_per_us
+        row = (slots * turns * bytes_of_a_tile + sums, slots, slots * turns, int(line.splits > 1))
+        rows.append([value / measured for value in row])
+        values.append(1.0)
+    if len(rows) < 20:
+        return None
+    loop, *costs = least_squares(rows, values)
+    if loop <= 0:
+        return None
+    return [rounded(cost / loop) for cost in costs]
+
+
+def least_squares(rows, values):
+    """The factors of the columns, none of them below zero: a column whose factor would be is left out."""
+    columns = list(range(len(rows[0])))
+    while True:
+        factors = solved([[sum(row[i] * row[j] for row in rows) for j in columns] for i in columns],
+                         [sum(row[i] * value for row, value in zip(rows, values)) for i in columns])  # fmt: skip
+        lowest = min(range(len(columns)), key=lambda i: factors[i])
+        if factors[lowest] >= 0:
+            found = dict(zip(columns, factors))
+            return [found.get(i, 0.0) for i in range(len(rows[0]))]
+        del columns[lowest]
+
+
+def solved(matrix, right):
+    """By Gauss's elimination; columns that depend on others get 0."""
+    n = len(right)
+    scale = [math.sqrt(matrix[i][i]) or 1.0 for i in range(n)]
+    rows = [[matrix[i][j] / scale[i] / scale[j] for j in range(n)] + [right[i] / scale[i]] for i in range(n)]
+    for i in range(n):
+        pivot = max(range(i, n), key=lambda row: abs(rows[row][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        if abs(rows[i][i]) < 1e-12:
+            rows[i] = [float(j == i) for j in range(n)] + [0.0]
+        for row in range(n):
+            if row != i:
+                factor = rows[row][i] / rows[i][i]
+                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[i])]
+    return [rows[i][n] / rows[i][i] / scale[i] for i in range(n)]
+
+
+def rounded(value):
+    """To two digits: no more are known."""
+    if value < 1:
+        return 0
+    unit = 10 ** max(0, int(math.log10(value)) - 1)
+    return int(round(value / unit)) * unit
+
+
+def min_m_of_sm90(lines):
+    """The m from which on wgmma takes less time on average, for all larger ones too; None if that was not measured."""
+    ratios = collections.defaultdict(list)
+    for case in by(lines, lambda line: line.case).values():
+        times = {kernel: min(line.time for line in same) for kernel, same in by(case, lambda line: line.change).items()}
+        if len(times) == 2:
+            ratios[case[0].m].append(times["wgmma"] / times["mma"])
+    if not ratios:
+        return None
+    slower = max((m for m, some in ratios.items() if mean(some) >= 1), default=0)
+    return min((m for m in ratios if m > slower), default=slower + 1)
+
+
+# -- What each device has for itself
+
+
+def ratios_of(lines, change):
+    """(bytes of x, time with the change divided by that without, the changed line) of each case and tile."""
+    for same in by([line for line in lines if line.stage == "loops"], lambda line: (line.case, line.tile)).values():
+        base = next((line for line in same if line.change == "none"), None)
+        for line in same:
+            if base is not None and line.change == change:
+                yield 2 * line.m * line.k, line.time / base.time, line
+
+
+def kept_x_limit(lines):
+    """The bytes of x up to which keeping it does not take longer; None if that was not measured."""
+    kept = collections.defaultdict(list)
+    for size, ratio, line in ratios_of(lines, "keeps_x"):
+        kept[size].append(ratio if line.keeps_x else 1 / ratio)
+    if not kept:
+        return None
+    limit = 0
+    for size in sorted(kept):
+        if mean(kept[size]) > 1:
+            return limit
+        limit = size
+    return SHARED_LIMIT
+
+
+def resident_or_not(lines):
+    ratios = [ratio if not line.is_resident else 1 / ratio for _, ratio, line in ratios_of(lines, "grid")]
+    return not ratios or mean(ratios) >= MIN_GAIN
+
+
+# -- All of it
+
+
+def devices_of(lines):
+    groups = by(lines, lambda line: (line.run.capability, line.run.multiprocessors))
+    for (capability, multiprocessors), own in sorted(groups.items(), reverse=True):
+        limit = kept_x_limit(own)
+        if limit is None:
+            limit = SHARED_LIMIT if capability >= 90 else 0
+        yield Device(capability, multiprocessors, limit, resident_or_not(own)), texts_of(own)
+
+
+def plan_of(lines):
+    rows, lines = ([line for line in lines if (line.stage == "rows") == is_rows] for is_rows in (True, False))
+    choices = [(tile, best_loop(lines, tile)) for m_tiles in DEFAULT_TILES for tile in best_tiles(lines, m_tiles)]
+    devices = list(devices_of(lines))
+    kept = min((device.max_kept_x_bytes for device, _ in devices), default=DEFAULT_COSTS.bytes_of_kept_x)
+    fitted = fitted_costs(lines)
+    min_m = min_m_of_sm90(rows)
+    return Plan(
+        choices=choices,
+        of_choices=texts_of(lines),
+        costs=Costs(*(fitted or DEFAULT_COSTS[:3]), kept),
+        of_costs=texts_of(lines) if fitted else [],
+        of_kept_x=texts_of(lines),
+        min_m_of_sm90=min_m or DEFAULT_MIN_M_OF_SM90,
+        of_min_m=texts_of(rows) if min_m else [],
+        devices=devices + [(device, []) for device in DEFAULT_DEVICES],
+    )

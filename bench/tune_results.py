@@ -1,0 +1,89 @@
+"""What bench_tune measured: reads the lines of bench/results/tune*.jsonl (docs/kernels-benchmark.md)."""
+
+import collections
+import dataclasses
+import json
+
+Tile = collections.namedtuple("Tile", "m_tiles n_warps k_warps n_tiles")
+Loop = collections.namedtuple("Loop", "barrier loads_first prefetched_steps")
+
+
+@dataclasses.dataclass
+class Line:
+    """A time of one variant, in microseconds."""
+
+    run: "Run"
+    n: int
+    k: int
+    m: int
+    stage: str
+    change: str
+    tile: Tile
+    loop: Loop
+    keeps_x: bool
+    splits: int
+    overlaps: bool
+    is_resident: bool
+    is_default: bool
+    time: float
+
+    @property
+    def case(self):
+        return self.run, self.n, self.k, self.m
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    file: str
+    gpu: str
+    capability: int
+    multiprocessors: int
+    date: str
+    bytes_per_us: float  # of plain reads
+
+    @property
+    def text(self):
+        return f"bench/results/{self.file}, {self.gpu}, {self.date}"
+
+
+def line_of(run, line):
+    v = line["variant"]
+    n, k = map(int, line["shape"].split("x"))
+    return Line(run, n, k, line["m"], line["stage"], line["change"], Tile(*(v[name] for name in Tile._fields)),
+                Loop(*(v[name] for name in Loop._fields)), v["keeps_x"], v["splits"], v["overlaps"], v["is_resident"],
+                line["default"], line["median"])  # fmt: skip
+
+
+def line_of_rows(run, line):
+    """Of the comparison of kernels for many rows of x: the change is the kernel, mma or wgmma."""
+    n, k = map(int, line["shape"].split("x"))
+    return Line(run, n, k, line["m"], "rows", line["kernel"], None, None, False, line["splits"], False, True,
+                line["default"], line["median"])  # fmt: skip
+
+
+def read_results(paths):
+    """The lines of all files, each with the device that it is from."""
+    results = []
+    for path in paths:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        lines = [line for line in lines if line.get("step", "variants") in ("variants", "many-rows")]
+        device = next((line for line in lines if line.get("kind") == "device"), None)
+        read = next((line for line in lines if line.get("name") == "read/kernel"), None)
+        if device is None or read is None:
+            continue
+        run = Run(path.name, device["gpu"], device["capability"], device["multiprocessors"], device["date"],
+                  1e3 * read["gb_s"])  # fmt: skip
+        results += [line_of(run, line) for line in lines if "variant" in line and "median" in line]
+        results += [line_of_rows(run, line) for line in lines if "kernel" in line and "median" in line]
+    return results
+
+
+def texts_of(lines):
+    return sorted({line.run.text for line in lines})
+
+
+def by(lines, key):
+    groups = collections.defaultdict(list)
+    for line in lines:
+        groups[key(line)].append(line)
+    return groups
