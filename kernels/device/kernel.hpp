@@ -26,7 +26,7 @@ template <class Kernel> constexpr u32 cluster_of() {
   return 1;
 }
 
-/// Whether the kernel exists as code for sm_90a alone, because it uses wgmma or setmaxnreg: its needs_sm90a, or false.
+/// Whether the kernel exists as code for sm_90a alone, because it uses what came with sm_90: its needs_sm90a, or false.
 template <class Kernel> constexpr bool needs_sm90a() {
   if constexpr (requires { Kernel::needs_sm90a; }) return Kernel::needs_sm90a;
   return false;

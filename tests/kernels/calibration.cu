@@ -268,7 +268,7 @@ namespace nibble::test::NIBBLE_CALIBRATION_SIDE {
 std::vector<Entry> every_device() {
   using namespace nibble::device::test;
 #define NIBBLE_ENTRY(function) \
-  { #function, Needs::any_device, calibrate < function> }
+  { #function, calibrate < function> }
   return {NIBBLE_ENTRY(float_arithmetic),
           NIBBLE_ENTRY(float_difference),
           NIBBLE_ENTRY(reciprocals),
@@ -289,9 +289,9 @@ std::vector<Entry> every_device() {
           NIBBLE_ENTRY(load_two_matrices),
           NIBBLE_ENTRY(multiply_bf16),
           NIBBLE_ENTRY(multiply_f16),
-          {"copies_and_loads", Needs::any_device, copies_and_loads},
-          {"atomics", Needs::any_device, atomics},
-          {"prefetches", Needs::any_device, prefetches}};
+          {"copies_and_loads", copies_and_loads},
+          {"atomics", atomics},
+          {"prefetches", prefetches}};
 #undef NIBBLE_ENTRY
 }
 

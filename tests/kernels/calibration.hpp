@@ -8,21 +8,17 @@
 
 namespace nibble::test {
 
-/// The devices that have a function.
-enum class Needs { any_device, sm90, sm90a };
-
-struct Calibration {
-  std::string name;
-  Needs needs;
-};
-
-__attribute__((visibility("default"))) std::vector<Calibration> calibrations();
+/// The names of all functions.
+__attribute__((visibility("default"))) std::vector<std::string> calibrations();
 
 /// By the simulator, and by the GPU. calibration.cu and calibration_sm90.cu define both, compiled twice; the
 /// simulator's are in a shared library of their own. Throws std::out_of_range if there is no such name.
 __attribute__((visibility("default"))) std::vector<std::uint32_t> calibrate_simulator(const std::string& name,
                                                                                       std::uint32_t seed);
 std::vector<std::uint32_t> calibrate_gpu(const std::string& name, std::uint32_t seed);
+
+/// Whether the current device has loaded code with that function.
+bool is_on_gpu(const std::string& name);
 
 /// Of the current device, as 90 for sm_90; 0 if there is none.
 unsigned gpu_capability();

@@ -36,8 +36,8 @@ template <class T> std::vector<device::u32> as_words(const std::vector<T>& value
 
 struct Entry {
   const char* name;
-  Needs needs;
   std::vector<device::u32> (*run)(const Inputs&);
+  bool (*is_loaded)() = [] { return true; };  // on the current device
 };
 
 std::vector<Entry> every_device(), from_sm90();
@@ -47,6 +47,5 @@ std::vector<Entry> every_device(), from_sm90();
 namespace nibble::device::test {
 
 using namespace nibble::test::NIBBLE_CALIBRATION_SIDE;
-using nibble::test::Needs;
 
 }  // namespace nibble::device::test

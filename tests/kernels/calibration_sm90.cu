@@ -1,4 +1,5 @@
-// What came with sm_90, on random inputs.
+// What came with sm_90, on random inputs. Code for sm_80 traps there, and newer devices than those of sm_90a run that:
+// so these kernels say needs_sm90a, and the device is asked for their code before they are launched.
 #include <stdexcept>
 #include <utility>
 
@@ -11,9 +12,16 @@
 namespace nibble::device::test {
 namespace {
 
+// Kernels are templates, because nvcc warns of a plain one whose body no code for sm_80 uses.
+constexpr u32 copied_rows = 16, ring_rounds = 16, held_values = 160;
+
+/// A kernel of the layer's own tests, as code for sm_90a alone.
+template <class Kernel> struct OnSm90a : Kernel { static constexpr bool needs_sm90a = true; };
+
 // An mbarrier, a copy of consecutive bytes and one of a box that reaches over the edges of its matrix.
-struct CalibrateCopies {
-  static constexpr u32 threads = 32, rows = 16, box_bytes = rows * 128;
+template <u32 Rows> struct CalibrateCopies {
+  static constexpr bool needs_sm90a = true;
+  static constexpr u32 threads = 64, box_bytes = Rows * 128;
   TensorMap map;
   Global<const u8> in;
   Global<u32> out;  // 2 * box_bytes a block
@@ -27,7 +35,7 @@ struct CalibrateCopies {
       tma_load_2d(all, map, static_cast<i32>(block_x()) * 32 - 24, static_cast<i32>(block_x()) * 8 - 5, mbarrier);
       bulk_g2s(all + box_bytes, in + block_x() * 64, box_bytes, mbarrier);
     }
-    sync_warp();
+    sync_threads();
     mbar_wait(mbarrier, 0);
     for (u32 i = thread_id(); i < box_bytes / 2; i += threads)
       st(out + (i64{block_x()} * (box_bytes / 2) + i), lds((all + i * 4).as<u32>()));
@@ -35,19 +43,21 @@ struct CalibrateCopies {
 };
 
 std::vector<u32> bulk_copies(const Inputs& inputs) {
+  using Kernel = CalibrateCopies<copied_rows>;
   const auto in = DeviceArray<u32>::input(as_words(inputs.words));
   constexpr u32 count = 8;
-  const auto out = DeviceArray<u32>::output(std::size_t{count} * CalibrateCopies::box_bytes / 2);
-  const auto map = make_tensor_map(in.data(), 2, 200, 50, 512, 64, CalibrateCopies::rows, Swizzle::bytes128);
-  launch({count}, 2 * CalibrateCopies::box_bytes + 8 + 1024, nullptr,
-         CalibrateCopies{map, reinterpret_cast<const u8*>(in.data()), out.data()});
+  const auto out = DeviceArray<u32>::output(std::size_t{count} * Kernel::box_bytes / 2);
+  const auto map = make_tensor_map(in.data(), 2, 200, 50, 512, 64, copied_rows, Swizzle::bytes128);
+  launch({count}, 2 * Kernel::box_bytes + 8 + 1024, nullptr,
+         Kernel{map, reinterpret_cast<const u8*>(in.data()), out.data()});
   return out.to_host();
 }
 
 // A ring of two stages that one warp fills and another empties: both mbarriers of a stage complete many times.
-struct CalibrateRing {
-  static constexpr u32 threads = 64, stage_bytes = 512, rounds = 16;
-  Global<const u8> in;  // rounds * stage_bytes a block
+template <u32 Rounds> struct CalibrateRing {
+  static constexpr bool needs_sm90a = true;
+  static constexpr u32 threads = 64, stage_bytes = 512;
+  Global<const u8> in;  // Rounds * stage_bytes a block
   Global<u32x4> out;    // 32 a block
   NIBBLE_DEVICE void operator()() const {
     const Shared<u8> all = dynamic_shared();
@@ -63,16 +73,16 @@ struct CalibrateRing {
     sync_threads();
     if (warp_id() == 0) {
       if (lane_id() != 0) return;
-      for (u32 i = 0; i < rounds; ++i) {
+      for (u32 i = 0; i < Rounds; ++i) {
         mbar_wait(empty + i % 2, (i / 2 & 1) ^ 1);
         mbar_expect_tx_arrive(full + i % 2, stage_bytes);
-        bulk_g2s(all + i % 2 * stage_bytes, in + (i64{block_x()} * rounds + i) * stage_bytes, stage_bytes,
+        bulk_g2s(all + i % 2 * stage_bytes, in + (i64{block_x()} * Rounds + i) * stage_bytes, stage_bytes,
                  full + i % 2);
       }
       return;
     }
     u32x4 sum{};
-    for (u32 i = 0; i < rounds; ++i) {
+    for (u32 i = 0; i < Rounds; ++i) {
       mbar_wait(full + i % 2, i / 2 & 1);
       const u32x4 v = lds((all + (i % 2 * stage_bytes + lane_id() * 16)).as<u32x4>());
       mbar_arrive(empty + i % 2);
@@ -83,34 +93,35 @@ struct CalibrateRing {
 };
 
 std::vector<u32> mbarrier_ring(const Inputs& inputs) {
+  using Kernel = CalibrateRing<ring_rounds>;
   const auto in = DeviceArray<u32x4>::input(inputs.words);
   constexpr u32 count = 16;
   const auto out = DeviceArray<u32x4>::output(32 * count);
-  launch({count}, 2 * CalibrateRing::stage_bytes + 32, nullptr,
-         CalibrateRing{reinterpret_cast<const u8*>(in.data()), out.data()});
+  launch({count}, 2 * Kernel::stage_bytes + 32, nullptr, Kernel{reinterpret_cast<const u8*>(in.data()), out.data()});
   return as_words(out.to_host());
 }
 
 template <u32 Cluster> std::vector<u32> cluster(const Inputs& inputs) {
-  using Kernel = ClusterExchange<Cluster>;
+  using Kernel = OnSm90a<ClusterExchange<Cluster>>;
   std::vector<u32> words = as_words(inputs.words);
   words.resize(Kernel::threads * 64);
   const auto in = DeviceArray<u32>::input(words);
   const auto out = DeviceArray<u32>::output(words.size());
-  launch({64}, Kernel::shared_bytes, nullptr, Kernel{in.data(), out.data()});
+  launch({64}, Kernel::shared_bytes, nullptr, Kernel{{in.data(), out.data()}});
   return out.to_host();
 }
 
 template <WgmmaForm form> std::vector<u32> wgmma(const Inputs& inputs) {
-  using Kernel = WarpgroupMultiply<form>;
+  using Kernel = OnSm90a<WarpgroupMultiply<form>>;
   const auto in = DeviceArray<u32>::input(as_words(inputs.words));
   const auto out = DeviceArray<float>::output(64 * Kernel::n);
-  launch({1}, Kernel::shared_bytes, nullptr, Kernel{in.data(), out.data()});
+  launch({1}, Kernel::shared_bytes, nullptr, Kernel{{in.data(), out.data()}});
   return as_words(out.to_host());
 }
 
 // One warpgroup gives registers to two others, which need them for as many values as they have.
-struct CalibrateRegisters {
+template <u32 Values> struct CalibrateRegisters {
+  static constexpr bool needs_sm90a = true;
   static constexpr u32 threads = 384;
   Global<const u32> in;
   Global<u32> out;
@@ -122,19 +133,20 @@ struct CalibrateRegisters {
       return;
     }
     setmaxnreg_inc<232>();
-    u32 value[160], sum = 0;
-    NIBBLE_UNROLL for (u32 i = 0; i < 160; ++i) value[i] = ldg(in + (own + i * 100));
+    u32 value[Values], sum = 0;
+    NIBBLE_UNROLL for (u32 i = 0; i < Values; ++i) value[i] = ldg(in + (own + i * 100));
     sync_warp();
-    NIBBLE_UNROLL for (u32 i = 0; i < 160; ++i) sum = sum * 3 + value[159 - i];
+    NIBBLE_UNROLL for (u32 i = 0; i < Values; ++i) sum = sum * 3 + value[Values - 1 - i];
     st(out + own, sum);
   }
 };
 
 std::vector<u32> set_registers(const Inputs& inputs) {
+  using Kernel = CalibrateRegisters<held_values>;
   const auto in = DeviceArray<u32>::input(as_words(inputs.words));
   constexpr u32 count = 32;
-  const auto out = DeviceArray<u32>::output(count * CalibrateRegisters::threads);
-  launch({count}, 0, nullptr, CalibrateRegisters{in.data(), out.data()});
+  const auto out = DeviceArray<u32>::output(count * Kernel::threads);
+  launch({count}, 0, nullptr, Kernel{in.data(), out.data()});
   return out.to_host();
 }
 
@@ -165,6 +177,13 @@ std::vector<u32> dependent_launches(const Inputs& inputs) {
   return a.to_host();
 }
 
+template <u32 Cluster> Entry cluster_entry(const char* name) {
+  return {name, cluster<Cluster>, is_loaded<OnSm90a<ClusterExchange<Cluster>>>};
+}
+template <WgmmaForm form> Entry wgmma_entry(const char* name) {
+  return {name, wgmma<form>, is_loaded<OnSm90a<WarpgroupMultiply<form>>>};
+}
+
 }  // namespace
 }  // namespace nibble::device::test
 
@@ -173,38 +192,36 @@ namespace nibble::test::NIBBLE_CALIBRATION_SIDE {
 std::vector<Entry> from_sm90() {
   using namespace nibble::device::test;
   using device::Major;
-  return {
-      {"bulk_copies", Needs::sm90, bulk_copies},
-      {"mbarrier_ring", Needs::sm90, mbarrier_ring},
-      {"dependent_launches", Needs::sm90, dependent_launches},
-      {"cluster_of_2", Needs::sm90, cluster<2>},
-      {"cluster_of_8", Needs::sm90, cluster<8>},
-      {"set_registers", Needs::sm90a, set_registers},
-      {"wgmma_bf16_n8", Needs::sm90a, wgmma<WgmmaForm{.n = 8}>},
-      {"wgmma_f16_n16", Needs::sm90a, wgmma<WgmmaForm{.n = 16, .is_f16 = true}>},
-      {"wgmma_bf16_n32", Needs::sm90a, wgmma<WgmmaForm{.n = 32}>},
-      {"wgmma_f16_n64", Needs::sm90a, wgmma<WgmmaForm{.n = 64, .is_f16 = true}>},
-      {"wgmma_bf16_n96", Needs::sm90a, wgmma<WgmmaForm{.n = 96}>},
-      {"wgmma_f16_n128", Needs::sm90a, wgmma<WgmmaForm{.n = 128, .is_f16 = true}>},
-      {"wgmma_bf16_n192", Needs::sm90a, wgmma<WgmmaForm{.n = 192}>},
-      {"wgmma_bf16_n256", Needs::sm90a, wgmma<WgmmaForm{.n = 256}>},
-      {"wgmma_f16_n256", Needs::sm90a, wgmma<WgmmaForm{.n = 256, .is_f16 = true}>},
-      {"wgmma_scale_d", Needs::sm90a, wgmma<WgmmaForm{.n = 64, .replaces = true}>},
-      {"wgmma_bf16_a_along_m", Needs::sm90a, wgmma<WgmmaForm{.n = 32, .a = Major::mn}>},
-      {"wgmma_bf16_b_along_n_n16", Needs::sm90a, wgmma<WgmmaForm{.n = 16, .b = Major::mn}>},
-      {"wgmma_f16_b_along_n_n128", Needs::sm90a, wgmma<WgmmaForm{.n = 128, .is_f16 = true, .b = Major::mn}>},
-      {"wgmma_bf16_b_along_n_n256", Needs::sm90a, wgmma<WgmmaForm{.n = 256, .b = Major::mn}>},
-      {"wgmma_f16_both_along_mn", Needs::sm90a,
-       wgmma<WgmmaForm{.n = 64, .is_f16 = true, .a = Major::mn, .b = Major::mn}>},
-      {"wgmma_bf16_registers_n64", Needs::sm90a, wgmma<WgmmaForm{.n = 64, .a_in_registers = true}>},
-      {"wgmma_f16_registers_n64", Needs::sm90a, wgmma<WgmmaForm{.n = 64, .is_f16 = true, .a_in_registers = true}>},
-      {"wgmma_bf16_registers_n96", Needs::sm90a, wgmma<WgmmaForm{.n = 96, .a_in_registers = true}>},
-      {"wgmma_f16_registers_n96", Needs::sm90a, wgmma<WgmmaForm{.n = 96, .is_f16 = true, .a_in_registers = true}>},
-      {"wgmma_bf16_registers_n128", Needs::sm90a, wgmma<WgmmaForm{.n = 128, .a_in_registers = true}>},
-      {"wgmma_f16_registers_n128", Needs::sm90a, wgmma<WgmmaForm{.n = 128, .is_f16 = true, .a_in_registers = true}>},
-      {"wgmma_bf16_registers_n256", Needs::sm90a, wgmma<WgmmaForm{.n = 256, .a_in_registers = true}>},
-      {"wgmma_bf16_registers_b_along_n", Needs::sm90a,
-       wgmma<WgmmaForm{.n = 128, .b = Major::mn, .a_in_registers = true, .replaces = true}>}};
+  return {{"bulk_copies", bulk_copies, device::is_loaded<CalibrateCopies<copied_rows>>},
+          {"mbarrier_ring", mbarrier_ring, device::is_loaded<CalibrateRing<ring_rounds>>},
+          {"dependent_launches", dependent_launches},
+          cluster_entry<2>("cluster_of_2"),
+          cluster_entry<8>("cluster_of_8"),
+          {"set_registers", set_registers, device::is_loaded<CalibrateRegisters<held_values>>},
+          wgmma_entry<WgmmaForm{.n = 8}>("wgmma_bf16_n8"),
+          wgmma_entry<WgmmaForm{.n = 16, .is_f16 = true}>("wgmma_f16_n16"),
+          wgmma_entry<WgmmaForm{.n = 32}>("wgmma_bf16_n32"),
+          wgmma_entry<WgmmaForm{.n = 64, .is_f16 = true}>("wgmma_f16_n64"),
+          wgmma_entry<WgmmaForm{.n = 96}>("wgmma_bf16_n96"),
+          wgmma_entry<WgmmaForm{.n = 128, .is_f16 = true}>("wgmma_f16_n128"),
+          wgmma_entry<WgmmaForm{.n = 192}>("wgmma_bf16_n192"),
+          wgmma_entry<WgmmaForm{.n = 256}>("wgmma_bf16_n256"),
+          wgmma_entry<WgmmaForm{.n = 256, .is_f16 = true}>("wgmma_f16_n256"),
+          wgmma_entry<WgmmaForm{.n = 64, .replaces = true}>("wgmma_scale_d"),
+          wgmma_entry<WgmmaForm{.n = 32, .a = Major::mn}>("wgmma_bf16_a_along_m"),
+          wgmma_entry<WgmmaForm{.n = 16, .b = Major::mn}>("wgmma_bf16_b_along_n_n16"),
+          wgmma_entry<WgmmaForm{.n = 128, .is_f16 = true, .b = Major::mn}>("wgmma_f16_b_along_n_n128"),
+          wgmma_entry<WgmmaForm{.n = 256, .b = Major::mn}>("wgmma_bf16_b_along_n_n256"),
+          wgmma_entry<WgmmaForm{.n = 64, .is_f16 = true, .a = Major::mn, .b = Major::mn}>("wgmma_f16_both_along_mn"),
+          wgmma_entry<WgmmaForm{.n = 64, .a_in_registers = true}>("wgmma_bf16_registers_n64"),
+          wgmma_entry<WgmmaForm{.n = 64, .is_f16 = true, .a_in_registers = true}>("wgmma_f16_registers_n64"),
+          wgmma_entry<WgmmaForm{.n = 96, .a_in_registers = true}>("wgmma_bf16_registers_n96"),
+          wgmma_entry<WgmmaForm{.n = 96, .is_f16 = true, .a_in_registers = true}>("wgmma_f16_registers_n96"),
+          wgmma_entry<WgmmaForm{.n = 128, .a_in_registers = true}>("wgmma_bf16_registers_n128"),
+          wgmma_entry<WgmmaForm{.n = 128, .is_f16 = true, .a_in_registers = true}>("wgmma_f16_registers_n128"),
+          wgmma_entry<WgmmaForm{.n = 256, .a_in_registers = true}>("wgmma_bf16_registers_n256"),
+          wgmma_entry<WgmmaForm{.n = 128, .b = Major::mn, .a_in_registers = true, .replaces = true}>(
+              "wgmma_bf16_registers_b_along_n")};
 }
 
 namespace {
@@ -215,9 +232,9 @@ std::vector<Entry> all_entries() {
   return all;
 }
 
-std::vector<std::uint32_t> run(const std::string& name, std::uint32_t seed) {
+Entry entry_of(const std::string& name) {
   for (const Entry& entry : all_entries())
-    if (entry.name == name) return entry.run(Inputs(seed));
+    if (entry.name == name) return entry;
   throw std::out_of_range("no function is called " + name);
 }
 
@@ -227,7 +244,11 @@ std::vector<std::uint32_t> run(const std::string& name, std::uint32_t seed) {
 namespace nibble::test {
 
 #if defined(__CUDACC__)
-std::vector<std::uint32_t> calibrate_gpu(const std::string& name, std::uint32_t seed) { return gpu::run(name, seed); }
+std::vector<std::uint32_t> calibrate_gpu(const std::string& name, std::uint32_t seed) {
+  return gpu::entry_of(name).run(gpu::Inputs(seed));
+}
+
+bool is_on_gpu(const std::string& name) { return gpu::entry_of(name).is_loaded(); }
 
 unsigned gpu_capability() {
   int count = 0;
@@ -235,12 +256,12 @@ unsigned gpu_capability() {
 }
 #else
 std::vector<std::uint32_t> calibrate_simulator(const std::string& name, std::uint32_t seed) {
-  return simulated::run(name, seed);
+  return simulated::entry_of(name).run(simulated::Inputs(seed));
 }
 
-std::vector<Calibration> calibrations() {
-  std::vector<Calibration> all;
-  for (const simulated::Entry& entry : simulated::all_entries()) all.push_back({entry.name, entry.needs});
+std::vector<std::string> calibrations() {
+  std::vector<std::string> all;
+  for (const simulated::Entry& entry : simulated::all_entries()) all.emplace_back(entry.name);
   return all;
 }
 #endif

@@ -1,5 +1,5 @@
-// mbarriers, bulk copies and TMA on a GPU. Code for sm_80 has none of them: there these functions trap, and the host
-// must not launch what calls them (capability()).
+// mbarriers, bulk copies and TMA on a GPU. They trap in code for sm_80, which devices newer than 9.0 run too: a kernel
+// that calls them says needs_sm90a, and the host launches it where is_loaded() is true.
 #pragma once
 #include <cuda.h>
 
