@@ -13,8 +13,6 @@ set -euo pipefail
 
 programs=(bench_kernels bench_ceilings nibble_calibrate nibble_kernel_tests_gpu)
 optional=(bench_tune)
-scripts=(kernels_run kernels_parts kernels_process kernels_lines kernels_gpu kernels_ncu kernels_linear4bit
-  kernels_convert checkpoints)
 max_bytes=60000000
 
 # The paths of the libraries that programs load, but not of those that belong to a machine: an older libstdc++ would stop
@@ -47,7 +45,7 @@ build() {
   install --strip "${built[@]}" "$dir/bin"
   libraries_of "${built[@]}" | xargs -d '\n' install -t "$dir/lib"
   install bench/kernels.sh "$dir"
-  for name in "${scripts[@]}"; do install "bench/$name.py" "$dir"; done
+  install bench/kernels/run/*.py bench/checkpoints.py "$dir"
   if [[ -n $package ]]; then copy_bitsandbytes "$package" "$dir/python/bitsandbytes"; fi
   git describe --always --dirty >"$dir/commit"
 

@@ -15,7 +15,7 @@ import subprocess
 import in_memory
 import record
 
-# By their names in bench/codecs.cpp. What nibble's build does not have is left out, and said.
+# By their names in bench/programs/codecs.cpp. What nibble's build does not have is left out, and said.
 OPERATIONS = [
     *(f"quantize/nf4{variant}/{dtype}" for variant in ("", "-no-double-quant") for dtype in ("float32", "bfloat16")),
     *(f"quantize/int8/{dtype}" for dtype in ("float16", "bfloat16", "float32")),

@@ -16,8 +16,8 @@ tests/kernels/bypass.py
 tests/kernels/machine_code/run.py --test
 docs/generate_reference.sh build/release/nibble --check
 bench/table.py --check README.md
-tests/bench/tune_table_test.py
-bench/tune_table.py --check
+tests/bench/kernels/tune_table_test.py
+bench/kernels/tune/tune_table.py --check
 
 # The sources as the build puts them together, which takes a quarter of the time: each of those includes many of ours.
 # The warnings of clang itself are those of the build; unknown g++ options in its database are not ours.

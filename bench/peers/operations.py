@@ -66,7 +66,7 @@ def nested(_):
     return sum(each.nbytes for each in absmax), run
 
 
-# By the names of bench/codecs.cpp, the type left out: what it returns is (bytes of weights, what to run).
+# By the names of bench/programs/codecs.cpp, the type left out: what it returns is (bytes of weights, what to run).
 OPERATIONS = {
     "quantize/nf4": lambda dtype: quantize(dtype, True),
     "quantize/nf4-no-double-quant": lambda dtype: quantize(dtype, False),

@@ -1,6 +1,6 @@
 // The kernels that multiply by a 4-bit weight, what the plan takes them to cost, and how devices run them.
 //
-// bench/tune_table.py writes this file from the results of bench_tune (docs/kernels-benchmark.md).
+// bench/kernels/tune/tune_table.py writes this file from the results of bench_tune (docs/kernels-benchmark.md).
 #pragma once
 #include <array>
 

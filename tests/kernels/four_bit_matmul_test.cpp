@@ -172,7 +172,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmul, TwoStepsAhead) {
   for (const std::size_t steps : {0U, 1U}) expect_steps<FourBitMatmulTile{8, 8, 1}, false>(33, steps);
 }
 
-// What bench/tune.cpp may choose.
+// What bench/kernels/tune/tune.cpp may choose.
 NIBBLE_SIMULATED_TEST(FourBitMatmul, VariantsOfTheLoop) {
   expect_steps<FourBitMatmulTile{1, 2, 4, 2, XBarrier::block}, true>(3);
   expect_steps<FourBitMatmulTile{2, 2, 4, 2, XBarrier::group, false}, true>(12);

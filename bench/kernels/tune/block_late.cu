@@ -1,0 +1,6 @@
+// The next step's codes are loaded after the barrier of a block.
+#include "bench/kernels/tune/kernels.hpp"
+
+void nibble::bench::add_block_late_kernels(TunedKernels& to) {
+  add_kernels<kernels::XBarrier::block, false, false>(to);
+}

@@ -1,0 +1,381 @@
+// Variants of the product of few tokens, in microseconds: what tune_table.py makes the library's table of.
+//
+//   bench_tune                at most four minutes
+//   bench_tune --many-rows    kernels for m from 33 to 256 (rows.cpp); at most one
+//
+// For each shape and m, three stages, each of which measures its variants in turns:
+//
+//   tiles      each tile with each number of splits
+//   loops      for each tile, with its best number of splits: one thing changed at a time
+//   together   for each tile: the changes that made it faster, all at once
+//
+// 0: all was right; 1: a result was wrong, or CUDA failed; 77: there is no GPU.
+#include "bench/kernels/tune/tune.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/kernels/gpu/bandwidth.hpp"
+#include "bench/kernels/gpu/report.hpp"
+#include "bench/kernels/operands/four_bit.hpp"
+#include "kernels/host/four_bit_matmul_config.hpp"
+
+namespace nibble::bench {
+namespace {
+
+namespace plan = nibble::kernels::four_bit_matmul;
+using kernels::XBarrier;
+using Clock = std::chrono::steady_clock;
+
+constexpr double max_seconds = 225;
+
+/// A variant, and in what it differs from the first of its tile.
+struct Candidate {
+  Variant variant;
+  std::string change = "none";
+  double time = 0;
+};
+
+constexpr bool has_sizes_of(const FourBitMatmulTile& a, const FourBitMatmulTile& b) {
+  return a.m_tiles == b.m_tiles && a.n_warps == b.n_warps && a.k_warps == b.k_warps && a.n_tiles == b.n_tiles;
+}
+
+/// The tile as the library compiles it; or, if it does not, as new.
+FourBitMatmulTile as_compiled(const FourBitMatmulTile& sizes) {
+  for (const plan::Choice& choice : plan::choices)
+    if (has_sizes_of(choice.tile, sizes)) return choice.tile;
+  return sizes;
+}
+
+static_assert(std::all_of(plan::choices.begin(), plan::choices.end(), [](const plan::Choice& choice) {
+  return std::any_of(tuned_tiles.begin(), tuned_tiles.end(),
+                     [&](const FourBitMatmulTile& tile) { return has_sizes_of(tile, choice.tile); });
+}));
+
+const char* name_of(XBarrier barrier) { return barrier == XBarrier::block ? "block" : "group"; }
+
+Json json_of(const Variant& variant) {
+  const FourBitMatmulTile& tile = variant.tile;
+  return {{"m_tiles", tile.m_tiles},
+          {"n_warps", tile.n_warps},
+          {"k_warps", tile.k_warps},
+          {"n_tiles", tile.n_tiles},
+          {"barrier", name_of(tile.barrier)},
+          {"loads_first", tile.loads_first},
+          {"prefetched_steps", tile.prefetched_steps},
+          {"keeps_x", variant.keeps_x},
+          {"splits", variant.splits},
+          {"overlaps", variant.overlaps},
+          {"is_resident", variant.is_resident}};
+}
+
+std::string text_of(const Variant& variant) {
+  const FourBitMatmulTile& tile = variant.tile;
+  std::string text = "tile" + std::to_string(tile.m_tiles);
+  for (const std::uint32_t size : {tile.n_warps, tile.k_warps, tile.n_tiles}) text += "x" + std::to_string(size);
+  text += "/splits" + std::to_string(variant.splits) + "/" + name_of(tile.barrier);
+  text += tile.loads_first ? "/loads-first" : "/loads-after";
+  text += "/ahead" + std::to_string(tile.prefetched_steps);
+  if (variant.keeps_x) text += "/keeps-x";
+  if (variant.overlaps) text += "/overlaps";
+  if (!variant.is_resident) text += "/block-per-tile";
+  return text;
+}
+
+/// What all cases share.
+struct Session {
+  TunedKernels kernels;
+  Buffer codebook = nested_codebook();
+  Json device = device_line();
+  Report report;
+  double read_gb_s = 0;
+
+  Session() {
+    add_group_kernels(kernels);
+    add_block_kernels(kernels);
+    add_group_late_kernels(kernels);
+    add_block_late_kernels(kernels);
+    add_kept_x_kernels(kernels);
+    device["date"] = today();
+  }
+
+  /// Null if it is not compiled.
+  [[nodiscard]] const TunedKernel* find(const Variant& variant) const {
+    FourBitMatmulTile tile = variant.tile;
+    if (variant.keeps_x || tile.k_warps == 1) tile.barrier = XBarrier::group;
+    if (variant.keeps_x) tile.loads_first = true;
+    const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const TunedKernel& kernel) {
+      return kernel.tile == tile && kernel.keeps_x == variant.keeps_x;
+    });
+    return found == kernels.end() ? nullptr : &*found;
+  }
+};
+
+/// One shape and m.
+class Case {
+ public:
+  Case(Session& session, const Shape& shape, u64 m, const std::vector<FourBit>& weights, std::string name,
+       double seconds)
+      : session_(session),
+        shape_(shape),
+        m_(m),
+        weights_(weights),
+        name_(std::move(name)),
+        seconds_(seconds),
+        host_x_(random_bf16(m * shape.k, 1, m)),
+        x_(Buffer::of(host_x_)),
+        y_(2 * m * shape.n),
+        partial_(tuned_splits.back() * m * shape.n * sizeof(float), Buffer::Fill::nothing),
+        counters_(Buffer::of(std::vector<std::uint32_t>(plan::max_groups))) {}
+
+  void run() {
+    if (seconds_ < 0.5) {
+      Report::print({{"name", name_}, {"left_out", "no time left"}});
+      return;
+    }
+    std::vector<Candidate> tiles = measured("tiles", all_tiles(), 0.35);
+    std::vector<Candidate> loops, together;
+    for (const Candidate& best : best_of_each_tile(tiles)) add_changes(best.variant, loops);
+    loops = measured("loops", std::move(loops), 0.45);
+    for (const Candidate& base : loops)
+      if (base.change == "none") add_together(base, loops, together);
+    measured("together", std::move(together), 0.15);
+  }
+
+ private:
+  [[nodiscard]] Variant default_variant() const {
+    const plan::LaunchConfig config = plan::config_for(m_, shape_.n, shape_.k, true);
+    return variant_of(config.tile, config.splits);
+  }
+
+  // As the library would launch it on this device.
+  [[nodiscard]] Variant variant_of(const FourBitMatmulTile& tile, std::uint32_t splits) const {
+    const plan::DeviceTuning& own = plan::tuning_of(session_.device["capability"], session_.device["multiprocessors"]);
+    Variant variant{.tile = tile, .splits = splits, .is_resident = own.has_resident_grid};
+    variant.keeps_x = 2 * m_ * shape_.k <= own.max_kept_x_bytes && can_keep_x(variant);
+    return variant;
+  }
+  [[nodiscard]] bool can_keep_x(Variant variant) const {
+    variant.keeps_x = true;
+    return is_possible(variant);
+  }
+  [[nodiscard]] bool is_possible(const Variant& variant) const {
+    const TunedKernel* const kernel = session_.find(variant);
+    if (kernel == nullptr || (variant.keeps_x && !kernel->fits(m_, shape_.k))) return false;
+    return variant.splits <= device::ceil_div<u64>(shape_.k, variant.tile.block_k()) &&
+           (variant.splits == 1 || plan::groups_of(variant.tile, m_, shape_.n) <= plan::max_groups);
+  }
+
+  // Those for so many rows: a tile of m that is mostly empty, or several of them, is never the fastest.
+  [[nodiscard]] bool is_for_m(const FourBitMatmulTile& tile) const {
+    return m_ <= tile.max_m() && (tile.m_tiles == 1 || 2 * m_ > tile.block_m());
+  }
+
+  [[nodiscard]] std::vector<Candidate> all_tiles() const {
+    std::vector<Candidate> all{{default_variant()}};
+    for (const FourBitMatmulTile& sizes : tuned_tiles)
+      for (const u64 splits : tuned_splits)
+        if (const Variant variant = variant_of(as_compiled(sizes), static_cast<std::uint32_t>(splits));
+            is_for_m(sizes) && variant != all[0].variant)
+          all.push_back({variant});
+    return all;
+  }
+
+  static std::vector<Candidate> best_of_each_tile(const std::vector<Candidate>& all) {
+    std::vector<Candidate> best;
+    for (const Candidate& one : all) {
+      const auto same = std::find_if(best.begin(), best.end(), [&](const Candidate& other) {
+        return has_sizes_of(one.variant.tile, other.variant.tile);
+      });
+      if (same == best.end())
+        best.push_back(one);
+      else if (one.time < same->time)
+        *same = one;
+    }
+    return best;
+  }
+
+  static void add_changes(const Variant& base, std::vector<Candidate>& to) {
+    const auto add = [&](const char* change, auto&& apply) {
+      Variant variant = base;
+      apply(variant);
+      to.push_back({variant, change});
+    };
+    to.push_back({base});
+    if (!base.keeps_x) {
+      if (base.tile.k_warps > 1)
+        add("barrier",
+            [](Variant& v) { v.tile.barrier = v.tile.barrier == XBarrier::block ? XBarrier::group : XBarrier::block; });
+      add("loads_first", [](Variant& v) { v.tile.loads_first = !v.tile.loads_first; });
+    }
+    for (std::uint32_t steps = 0; steps <= 4; ++steps)
+      if (steps != base.tile.prefetched_steps)
+        add("prefetched_steps", [&](Variant& v) { v.tile.prefetched_steps = steps; });
+    add("keeps_x", [](Variant& v) { v.keeps_x = !v.keeps_x; });
+    add("overlaps", [](Variant& v) { v.overlaps = !v.overlaps; });
+    add("grid", [](Variant& v) { v.is_resident = !v.is_resident; });
+  }
+
+  // The base again, and what the fastest change of each kind makes of it.
+  static void add_together(const Candidate& base, const std::vector<Candidate>& loops, std::vector<Candidate>& to) {
+    std::map<std::string, const Candidate*> best;
+    for (const Candidate& one : loops) {
+      if (one.time >= base.time || !has_sizes_of(one.variant.tile, base.variant.tile)) continue;
+      const Candidate*& own = best[one.change];
+      if (own == nullptr || one.time < own->time) own = &one;
+    }
+    Variant all = base.variant;
+    for (const auto& [change, one] : best) {
+      const Variant& from = one->variant;
+      if (change == "barrier") all.tile.barrier = from.tile.barrier;
+      if (change == "loads_first") all.tile.loads_first = from.tile.loads_first;
+      if (change == "prefetched_steps") all.tile.prefetched_steps = from.tile.prefetched_steps;
+      if (change == "keeps_x") all.keeps_x = from.keeps_x;
+      if (change == "overlaps") all.overlaps = from.overlaps;
+      if (change == "grid") all.is_resident = from.is_resident;
+    }
+    to.push_back({base.variant});
+    if (all != base.variant) to.push_back({all, "together"});
+  }
+
+  void launch(const Variant& variant, std::size_t copy, cudaStream_t stream) const {
+    const TunedCall call{.weight = weights_[copy].argument(shape_, session_.codebook),
+                         .m = static_cast<std::uint32_t>(m_),
+                         .x = x_.as<void>(),
+                         .y = y_.as<void>(),
+                         .partial = partial_.as<float>(),
+                         .counters = counters_.as<std::uint32_t>()};
+    session_.find(variant)->launch(call, variant, stream);
+  }
+
+  // Those of the candidates that are possible and right, with their times. Prints a line for each.
+  std::vector<Candidate> measured(const std::string& stage, std::vector<Candidate> candidates, double share) {
+    std::vector<Candidate> right;
+    std::vector<Contender> contenders;
+    for (Candidate& candidate : candidates) {
+      if (!is_possible(candidate.variant)) continue;
+      const std::string name = name_ + "/" + stage + "/" + text_of(candidate.variant);
+      const bool is_right = session_.report.attempt(name, [&] {
+        y_.poison();
+        launch(candidate.variant, 0, nullptr);
+        check_product(
+            shape_, m_, host_x_, y_, [&](u64 n) { return weights_[0].row(shape_, n); }, name);
+      });
+      if (!is_right) continue;
+      contenders.push_back(
+          {name, weights_.size(), [this, variant = candidate.variant](std::size_t copy, cudaStream_t stream) {
+             launch(variant, copy, stream);
+           }});
+      right.push_back(std::move(candidate));
+    }
+    const std::vector<Times> times =
+        measure(contenders, {.seconds = share * seconds_, .min_replays = 5, .min_calls = tuned_calls});
+    const Variant usual = default_variant();
+    for (std::size_t i = 0; i < right.size(); ++i) {
+      right[i].time = times[i].median;
+      print(stage, right[i], contenders[i].by, times[i], right[i].variant == usual);
+    }
+    return right;
+  }
+
+  void print(const std::string& stage, const Candidate& candidate, const std::string& name, const Times& times,
+             bool is_default) const {
+    const u64 bytes = weights_[0].bytes() + x_.bytes() + y_.bytes();
+    const double gb_s = static_cast<double>(bytes) / times.median * 1e-3;
+    Json line = line_of(name, times);
+    line["shape"] = shape_.text();
+    line["m"] = m_;
+    line["stage"] = stage;
+    line["change"] = candidate.change;
+    line["default"] = is_default;
+    line["variant"] = json_of(candidate.variant);
+    line["gb_s"] = gb_s;
+    line["share_of_read"] = gb_s / session_.read_gb_s;
+    line["share_of_hbm"] = gb_s / nominal_gb_s();
+    Report::print(line);
+  }
+
+  Session& session_;
+  Shape shape_;
+  u64 m_;
+  const std::vector<FourBit>& weights_;
+  std::string name_;
+  double seconds_;
+  std::vector<u16> host_x_;
+  Buffer x_, y_, partial_, counters_;
+};
+
+class Tuning {
+ public:
+  /// Whether all results were right.
+  bool run() {
+    Report::print(session_.device);
+    measure_bandwidth();
+    for (const Shape& shape : shapes) {
+      const auto weights = random_copies<FourBit>(shape);
+      for (const u64 m : tuned_m) {
+        const std::string name = "tune/" + shape.text() + "/m" + std::to_string(m);
+        session_.report.attempt(name, [&] { Case(session_, shape, m, weights, name, seconds_of_a_case()).run(); });
+        ++cases_done_;
+      }
+    }
+    return session_.report.all_right();
+  }
+
+ private:
+  void measure_bandwidth() {
+    constexpr u64 bytes = bandwidth_bytes;
+    const Buffer from = Buffer::of(random_bf16(bytes / 2, 1, 1)), sink(4);
+    const Times times = measure({{"kernel", 1, [&](std::size_t, cudaStream_t stream) {
+                                    read_bytes(from.as<void>(), sink.as<void>(), bytes, stream);
+                                  }}})[0];
+    session_.read_gb_s = static_cast<double>(bytes) / times.median * 1e-3;
+    Json line = line_of("read/kernel", times);
+    line["bytes"] = bytes;
+    line["gb_s"] = session_.read_gb_s;
+    Report::print(line);
+  }
+
+  // Of the time that is left, each case that is left gets the same.
+  [[nodiscard]] double seconds_of_a_case() const {
+    const std::chrono::duration<double> passed = Clock::now() - begin_;
+    constexpr std::size_t cases = std::size(shapes) * tuned_m.size();
+    return (max_seconds - passed.count()) / static_cast<double>(cases - cases_done_);
+  }
+
+  Session session_;
+  Clock::time_point begin_ = Clock::now();
+  std::size_t cases_done_ = 0;
+};
+
+}  // namespace
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[16];
+  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
+  return text;
+}
+
+}  // namespace nibble::bench
+
+int main(int count, char** arguments) {
+  try {
+    const bool is_many_rows = count == 2 && std::string(arguments[1]) == "--many-rows";
+    if (count > 1 && !is_many_rows) {
+      std::fprintf(stderr, "usage: bench_tune [--many-rows]\n");
+      return 2;
+    }
+    if (!nibble::bench::has_gpu()) return nibble::bench::no_gpu_code;
+    return (is_many_rows ? nibble::bench::tune_many_rows() : nibble::bench::Tuning().run()) ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,4 +1,0 @@
-// The next step's codes are loaded before the barrier of an input group.
-#include "bench/tune/kernels.hpp"
-
-void nibble::bench::add_group_kernels(TunedKernels& to) { add_kernels<kernels::XBarrier::group, true, false>(to); }

@@ -1,6 +1,0 @@
-// The next step's codes are loaded after the barrier of an input group.
-#include "bench/tune/kernels.hpp"
-
-void nibble::bench::add_group_late_kernels(TunedKernels& to) {
-  add_kernels<kernels::XBarrier::group, false, false>(to);
-}
