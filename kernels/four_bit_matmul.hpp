@@ -10,7 +10,8 @@
 // weights, and no weight is rounded twice. If fewer weights are sure to share an absmax, 32 or 16, it does so that much
 // more often, and k is divided between lanes in another way (four_bit_matmul_run.hpp).
 //
-//   warp      n x k = 16 x 256 in a step, or 32 x 128: packed bytes go from memory to registers, one or two steps ahead
+//   warp      n x k = 16 x 256 in a step, or 32 x 128
+//   turn      one step or two: packed bytes go from memory to registers at once, during the turn before
 //   block     NWarps x KWarps warps, each with its own part of n and of a step's k
 //   x         in shared memory: all of k if there is room (KeepsX), else two steps in turn, by asynchronous copies
 //   tiles     of n; a block takes every grid_x()-th, and loads the first codes of the next before it ends one
@@ -62,7 +63,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   static constexpr u32 block_m = Tile.block_m(), block_n = Tile.block_n(), block_k = Tile.block_k();
   static constexpr u32 max_m = Tile.max_m(), groups = Tile.groups();
   static constexpr u32 m_tiles = Tile.m_tiles, n_warps = Tile.n_warps, k_warps = Tile.k_warps, n_tiles = Tile.n_tiles;
-  static constexpr u32 max_weights = 4, ahead = Tile.steps_ahead();
+  static constexpr u32 max_weights = 4, turn_steps = Tile.turn_steps();
   static constexpr bool block_waits = Tile.barrier == XBarrier::block || k_warps == 1;  // all warps, in each step
   static_assert(threads == 256);
   static_assert(!KeepsX || m_tiles == 1);
@@ -113,12 +114,8 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
     }
     const FourBitOperand& weight = product[weight_of_block()].weight;
     Reader reader = reader_of(work, lane);
-    Operands next[ahead] = {};
-    next[0].load(weight, reader.source, lane);
-    NIBBLE_UNROLL for (u32 set = 1; set < ahead; ++set) {
-      advance(reader, lane);
-      next[set].load(weight, reader.source, lane);
-    }
+    Turn next = {};
+    load(next, weight, reader, lane);
     float nested_value = 0, offset = 0;
     if constexpr (Nested) {
       nested_value = ldg(weight.absmax.nested_codebook + thread_id());
@@ -147,6 +144,9 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   using Lane = FourBitMatmulLane<Tile>;
   using Source = FourBitMatmulSource<Tile>;
   using Operands = FourBitMatmulOperands<Nested, Tile>;
+  struct Turn {
+    Operands step[turn_steps];
+  };
   using Sums = float[m_tiles][n_tiles][4];
 
   // -- What a block does: a tile of n, a split of k, a chunk of m
@@ -182,12 +182,12 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
     return work;
   }
 
-  // -- The codes: from memory to registers, one or two steps ahead
+  // -- The codes: from memory to registers, one turn ahead
 
-  // Goes through the steps of a block, one work after the other.
+  // Goes through the turns of a block, one work after the other.
   struct Reader {
     Work work;
-    u32 steps;  // of the work, from the source's on
+    u32 steps;  // of the work, from the first of the source's turn on
     Source source;
   };
 
@@ -198,11 +198,22 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
     return {work, end - first, Source(weight, first_row, tile_of(work.item), first, work.is_none() ? 0 : end, lane)};
   }
 
+  // From the last step of a turn to the first of the next one.
   NIBBLE_DEVICE void advance(Reader& reader, const Lane& lane) const {
-    if (--reader.steps > 0)
+    if (reader.steps > turn_steps)
       reader.source.advance();
     else
       reader = reader_of(after(reader.work), lane);
+  }
+
+  // Loads all that a turn needs, and goes to its last step. After an odd number of steps that is past the end, where
+  // there is nothing to load.
+  NIBBLE_DEVICE static void load(Turn& to, const FourBitOperand& weight, Reader& reader, const Lane& lane) {
+    NIBBLE_UNROLL for (u32 i = 0; i < turn_steps; ++i) {
+      if (i > 0) reader.source.advance();
+      to.step[i].load(weight, reader.source, lane);
+      if constexpr (Tile.prefetched_steps > 0) reader.source.prefetch(lane);
+    }
   }
 
   // -- x: from memory to shared memory
@@ -242,9 +253,9 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
 
   // -- The products of a tile, a split and a chunk
 
-  // `next` are the operands of the first steps; afterwards, those of the next work's.
-  NIBBLE_DEVICE void multiply_all(Sums& sum, const Work& work, Reader& reader, Operands (&next)[ahead],
-                                  const Table& table, Shared<u8> x_memory, float offset, const Lane& lane) const {
+  // `next` are the operands of the first turn; afterwards, those of the next work's.
+  NIBBLE_DEVICE void multiply_all(Sums& sum, const Work& work, Reader& reader, Turn& next, const Table& table,
+                                  Shared<u8> x_memory, float offset, const Lane& lane) const {
     const u32 split = split_of(work.item), first = first_step(split), last = first_step(split + 1);
     const FourBitOperand& weight = product[weight_of_block()].weight;
     const u32 chunk_m = work.chunk_m();
@@ -256,36 +267,26 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
       copy_x(x_memory + stage_of(first), work, first, last, lane);
       cp_commit();
     }
-    for (u32 turn = first; turn < last; turn += ahead) {
-      NIBBLE_UNROLL for (u32 set = 0; set < ahead; ++set) {
-        const u32 step = turn + set;
-        if (step >= last) break;
-        if constexpr (!KeepsX && !Tile.loads_first) wait_for_x(lane);
-        // A warp waits for all loads of a set at once, so the set's next must not begin before these have arrived: the
-        // copy ensures that.
-        const Operands now = next[set];
-        // One step ahead, the reader is here; it need not keep the registers that say so.
-        if constexpr (ahead == 1) reader = {work, last - step, reader.source};
-        advance(reader, lane);
-        next[set].load(weight, reader.source, lane);
-        if constexpr (Tile.prefetched_steps > 0) reader.source.prefetch(lane);
+    for (u32 turn = first; turn < last; turn += turn_steps) {
+      if constexpr (!KeepsX && !Tile.loads_first) wait_for_x(lane);
+      // A warp waits for all its loads at once, so the next turn's must not begin before this turn's have arrived: the
+      // copy ensures that.
+      const Turn now = next;
+      reader = {work, last - turn, reader.source};  // it is here: no registers need to keep that
+      advance(reader, lane);
+      load(next, weight, reader, lane);
+      NIBBLE_UNROLL for (u32 i = 0; i < turn_steps; ++i) {
+        const u32 step = turn + i;
+        if (i > 0 && step >= last) break;
         if constexpr (!KeepsX) {
-          if constexpr (Tile.loads_first) wait_for_x(lane);
+          if (Tile.loads_first || i > 0) wait_for_x(lane);
           copy_x(x_memory + stage_of(step + 1), work, step + 1, last, lane);
           cp_commit();
         }
-        multiply(sum, now, chunk_m, table, KeepsX ? at_x : at_x + stage_of(step), offset, lane);
+        multiply(sum, now.step[i], chunk_m, table, KeepsX ? at_x : at_x + stage_of(step), offset, lane);
         if constexpr (KeepsX) at_x = at_x + stage_bytes(m);
       }
     }
-    if constexpr (ahead == 2)
-      if ((last - first) % 2 != 0) swap(next[0], next[1]);  // the next step's are first again
-  }
-
-  NIBBLE_DEVICE static void swap(Operands& one, Operands& other) {
-    const Operands before = one;
-    one = other;
-    other = before;
   }
 
   NIBBLE_DEVICE static void multiply(Sums& sum, const Operands& now, u32 chunk_m, const Table& table, Shared<u8> at_x,

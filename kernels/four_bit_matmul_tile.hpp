@@ -33,9 +33,9 @@ struct FourBitMatmulTile {
   [[nodiscard]] constexpr u32 block_k() const { return 64 * groups() * k_warps; }
   [[nodiscard]] constexpr u32 min_blocks() const { return m_tiles <= 2 ? 2 : 1; }  // per multiprocessor
 
-  /// How many steps ahead of their use codes are loaded: two where one block of a multiprocessor has to keep memory
-  /// busy.
-  [[nodiscard]] constexpr u32 steps_ahead() const { return min_blocks() == 1 ? 2 : 1; }
+  /// Steps whose codes are loaded at once, during the turn before: two where one block of a multiprocessor has to keep
+  /// memory busy.
+  [[nodiscard]] constexpr u32 turn_steps() const { return min_blocks() == 1 ? 2 : 1; }
 
   bool operator==(const FourBitMatmulTile&) const = default;
 };

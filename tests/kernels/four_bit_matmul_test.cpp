@@ -164,10 +164,10 @@ NIBBLE_SIMULATED_TEST(FourBitMatmul, ABlockForEachTile) {
   }
 }
 
-// Loads two steps ahead reach into the next tile, of one step into the one after it; an odd number of steps ends with
-// the other set of registers than it began with.
-NIBBLE_SIMULATED_TEST(FourBitMatmul, TwoStepsAhead) {
-  static_assert(FourBitMatmulTile{4, 4, 2}.steps_ahead() == 2 && FourBitMatmulTile{2, 4, 2}.steps_ahead() == 1);
+// After an odd number of steps, the second step of the last turn is past the end: it loads and multiplies nothing, and
+// the next tile begins with a turn of its own. A tile of one or two steps has one turn.
+NIBBLE_SIMULATED_TEST(FourBitMatmul, TurnsOfTwoSteps) {
+  static_assert(FourBitMatmulTile{4, 4, 2}.turn_steps() == 2 && FourBitMatmulTile{2, 4, 2}.turn_steps() == 1);
   for (const std::size_t steps : {0U, 1U, 2U, 3U}) expect_steps<FourBitMatmulTile{4, 4, 2}, true>(17, steps);
   for (const std::size_t steps : {0U, 1U}) expect_steps<FourBitMatmulTile{8, 8, 1}, false>(33, steps);
 }
@@ -176,6 +176,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmul, TwoStepsAhead) {
 NIBBLE_SIMULATED_TEST(FourBitMatmul, VariantsOfTheLoop) {
   expect_steps<FourBitMatmulTile{1, 2, 4, 2, XBarrier::block}, true>(3);
   expect_steps<FourBitMatmulTile{2, 2, 4, 2, XBarrier::group, false}, true>(12);
+  expect_steps<FourBitMatmulTile{4, 4, 2, 2, XBarrier::block, false, 1}, true>(20);
   expect_steps<FourBitMatmulTile{1, 1, 8, 2, XBarrier::group, true, 2}, true>(3);
   expect_steps<FourBitMatmulTile{1, 1, 8, 1, XBarrier::group, true, 3}, true>(3);
 }

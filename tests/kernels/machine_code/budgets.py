@@ -14,7 +14,7 @@ from way import hot_way
 FILE = ROOT / "kernels" / "instruction_budgets.json"
 HOT = {"markers", "loads", "unit", "budget", "at_bandwidth"}  # what an entry with a budget has
 KEYS = HOT | {"kernel", "because", "architectures", "region", "mma", "stores", "ahead", "loads_before", "dynamic_shared_bytes",
-              "min_bytes_in_flight", "stack_bytes", "spilled_bytes"}  # fmt: skip
+              "min_bytes_in_flight", "min_average_bytes_in_flight", "stack_bytes", "spilled_bytes"}  # fmt: skip
 COLD = {"kernel", "because", "stack_bytes", "spilled_bytes"}  # what any entry may have
 KEYS_WITHIN = {
     "loads": {"opcode", "weights_per_byte", "threads", "own_loop", "bulk_bytes", "bulk_ahead"},
@@ -55,6 +55,8 @@ def form_faults(entry):
             faults.append(f"{name}: {order[0]} is of loops")
         if entry.get("loads", {}).get("own_loop"):
             faults.append(f"{name}: {order[0]} is of loads in the loop that has the work")
+    if "min_average_bytes_in_flight" in entry and "bulk_bytes" in entry.get("loads", {}):
+        faults.append(f"{name}: min_average_bytes_in_flight is not of bulk copies, whose waits are not known")
     return faults + [f"{name}: has no {key}" for key in sorted(needed - entry.keys())]
 
 
@@ -164,7 +166,7 @@ def order_faults(kernel, entry, way):
 
 
 def bytes_on_their_way(kernel, entry, way):
-    """(bytes that one multiprocessor has asked global memory for, at the best point of the way; what is wrong)."""
+    """(bytes that one multiprocessor has asked global memory for, on the way; what is wrong)."""
     loads, threads = entry["loads"], kernel.resources.threads
     dynamic_shared = of_architecture(entry.get("dynamic_shared_bytes", 0), kernel.architecture)
     blocks = resident_blocks(kernel.architecture, kernel.resources, dynamic_shared)
@@ -173,10 +175,14 @@ def bytes_on_their_way(kernel, entry, way):
     of_block = loads.get("threads", threads)
     asked, all_loads = (blocks * (size * of_block + bulk) for size in (of_thread.asked, of_thread.all))
     line = {"blocks": blocks, "bytes_in_flight": asked, "all_bytes_in_flight": all_loads}
+    average = round(blocks * of_thread.average_asked * of_block)
+    if "bulk_bytes" not in loads:
+        line["average_bytes_in_flight"] = average
     if count := prefetches(way):
         line["l2_prefetches"] = count
-    needed = of_architecture(entry.get("min_bytes_in_flight", 0), kernel.architecture)
     faults = [] if blocks else [f"no block fits on a multiprocessor of {kernel.architecture}"]
-    if asked < needed:
-        faults.append(f"{asked} bytes on their way on a multiprocessor, must be at least {needed}")
+    for key, found, where in (("min_bytes_in_flight", asked, ""), ("min_average_bytes_in_flight", average, " on average")):
+        needed = of_architecture(entry.get(key, 0), kernel.architecture)
+        if found < needed:
+            faults.append(f"{found} bytes on their way on a multiprocessor{where}, must be at least {needed}")
     return line, faults

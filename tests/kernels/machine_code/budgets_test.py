@@ -74,6 +74,17 @@ class Checks(unittest.TestCase):
         self.faults(kernel(recorded("decode_m8")), [], min_bytes_in_flight={"sm_80": 40000})
         self.faults(kernel(recorded("decode_m8"), registers=190), ["16384 bytes"], min_bytes_in_flight=24576)
 
+    def test_average_bytes_on_their_way(self):
+        # 8 bytes at two of four instructions, for 256 threads of 2 blocks.
+        body = "LDG.E.EF.64 R0 !5", "HMMA.16816", "HMMA.16816 ?5", "BRA 0x0", "EXIT"
+        line, _ = check(kernel(code(*body)), DECODE)
+        self.assertEqual((line["bytes_in_flight"], line["average_bytes_in_flight"]), (4096, 2048))
+        self.faults(kernel(code(*body)), [], min_average_bytes_in_flight=2048)
+        self.faults(kernel(code(*body)), ["2048 bytes on their way on a multiprocessor on average, must be at least 2049"],
+                    min_average_bytes_in_flight=2049)  # fmt: skip
+        self.faults(kernel(code(*body)), ["2048 bytes"], min_average_bytes_in_flight={"sm_90a": 2049})
+        self.faults(kernel(code(*body)), [], min_average_bytes_in_flight={"sm_80": 2049})
+
     def test_a_block_that_fits_nowhere(self):
         self.faults(kernel(recorded("decode_m8")), ["no block fits"], dynamic_shared_bytes=228 << 10)
 
@@ -106,7 +117,9 @@ class Checks(unittest.TestCase):
         del entry["ahead"]
         line, faults = check(kernel(code(*body), threads=384, registers=168), entry)
         self.assertEqual((faults, line["blocks"], line["bytes_in_flight"]), ([], 1, 3 * 16384))
-
+        self.assertNotIn("average_bytes_in_flight", line)
+        self.assertEqual(form_faults(entry), [])
+        self.assertEqual(len(form_faults(entry | {"min_average_bytes_in_flight": 1})), 1)
 
     def test_loads_in_a_loop_of_their_own(self):
         body = ["@P0 BRA 0x40", "UBLKCP.S.G [UR10], [UR4], UR9", "@P1 BRA 0x10", "EXIT"]

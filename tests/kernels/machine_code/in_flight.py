@@ -16,10 +16,12 @@ PASSES = 10  # of a loop, until as much is on its way as ever will be: more than
 
 @dataclass(frozen=True)
 class InFlight:
-    """At the best point of the way: bytes of the loads asked about, and of these and all others."""
+    """Bytes of the loads asked about, and of these and all others, at the best point of the way; and of those asked
+    about on average, if each instruction takes as long as any other."""
 
     asked: int
     all: int
+    average_asked: float
 
 
 def prefetches(way):
@@ -28,13 +30,14 @@ def prefetches(way):
 
 
 def in_flight(way, load):
-    """The most bytes of one thread that are on their way. Bulk copies are not among them: their size is in a
+    """The bytes of one thread that are on their way. Bulk copies are not among them: their size is in a
     register."""
     code = way.instructions
     waits_for_groups = any(one.has(r"DEPBAR\.LE") for one in code)
     loading, group, groups, groups_counter = {}, {}, [], NO_COUNTER
-    most = InFlight(0, 0)
+    most_asked = most_of_all = 0
     for _ in range(PASSES if way.is_loop else 1):
+        sum_asked = 0  # of the pass
         for i, one in enumerate(code):
             loading = {at: sizes for at, sizes in loading.items() if code[at].counter not in one.awaited}
             if match := re.match(r"SB(\d), 0x(\w+)", one.operands) if one.has(r"DEPBAR\.LE") else None:
@@ -53,6 +56,7 @@ def in_flight(way, load):
             elif one.has("LDGDEPBAR") and waits_for_groups:
                 groups, group, groups_counter = groups + [group], {}, one.counter
             pending = [*loading.values(), *group.values(), *(new for old in groups for new in old.values())]
-            most = InFlight(max(most.asked, sum(asked for asked, _ in pending)),
-                            max(most.all, sum(size for _, size in pending)))  # fmt: skip
-    return most
+            asked = sum(asked for asked, _ in pending)
+            sum_asked += asked
+            most_asked, most_of_all = max(most_asked, asked), max(most_of_all, sum(size for _, size in pending))
+    return InFlight(most_asked, most_of_all, sum_asked / len(code))

@@ -13,6 +13,16 @@ class BytesInFlight(unittest.TestCase):
     def test_until_the_wait(self):
         self.check(loop("LDG.E.EF.64 R1 !5", "LDG.E.CONSTANT R3 !5", "MOV ?5", "LDG.E.EF.128 R4 !4", "MOV ?4"), 16, 16)
 
+    def test_the_average(self):
+        # On their way at the first three of the four instructions, and in a loop at all that follow the second wait.
+        for body, expected in [
+            (["LDG.E.EF.64 R1 !5", "MOV", "MOV", "MOV ?5"], 8 * 3 / 4),
+            (["LDG.E.EF.64 R1 !5", "LDG.E.CONSTANT R3 !4", "MOV ?5", "MOV ?4"], 8 * 2 / 4),
+            (["MOV ?5", "LDG.E.EF.64 R1 !5", "LDG.E.EF.64 R2 !4", "MOV ?4"], (0 + 8 + 16 + 8) / 4),
+            (["MOV", "MOV ?5", "LDG.E.EF.128 R1 !5", "MOV"], 16 * 3 / 4),
+        ]:
+            self.assertEqual(in_flight(loop(*body), r"LDG\.E\.EF").average_asked, expected)
+
     def test_other_counters_stay(self):
         self.check(loop("LDG.E.EF.64 R1 !5", "LDG.E.CONSTANT R3 !4", "MOV ?4", "MOV ?5"), 8, 12)
 

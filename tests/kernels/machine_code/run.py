@@ -97,6 +97,8 @@ def show(lines):
         if "blocks" in line:
             row += f", {line['blocks']:2} blocks, {line['bytes_in_flight'] / 1024:5.1f} KB in flight"
             row += f" ({line['all_bytes_in_flight'] / 1024:.1f} with all loads)"
+        if "average_bytes_in_flight" in line:
+            row += f", {line['average_bytes_in_flight'] / 1024:.1f} on average"
         if "l2_prefetches" in line:
             row += f", {line['l2_prefetches']} L2 prefetches"
         print(row)
