@@ -3,8 +3,8 @@
 
 Of each page, the blocks that start with ```sh or ```python run in order in one shell, as somebody types them: README's in
 what looks like the repository's root after examples/minilm.sh, with an empty home, so that what it says about installing
-has to be right; the others in build/minilm, with the program that README installed. Python is that of build/peers. A
-script of the repository is not run a second time: .ci/run has to run it.
+has to be right; the others in build/minilm, with the program that README installed. Python is that of build/peers, with
+the package nibble of the source tree. A script of the repository is not run a second time: .ci/run has to run it.
 """
 
 import os
@@ -36,6 +36,13 @@ def commands(page):
                 sys.exit(f"error: {page.name}: .ci/run does not run '{command}'")
 
 
+def build_package():
+    """What `pip install .` would install. tests/package/wheel.sh does that itself."""
+    quiet = {"check": True, "cwd": ROOT, "stdout": subprocess.DEVNULL}
+    subprocess.run(["cmake", "--preset", "release", f"-DNIBBLE_PYTHON_WITH_TORCH={PYTHON}"], **quiet)
+    subprocess.run(["cmake", "--build", "--preset", "release", "--target", "nibble_c", "nibble_torch"], **quiet)
+
+
 def run(page, directory, environment):
     """The number of commands that ran. The first one that fails ends it all."""
     found = list(commands(page))
@@ -50,6 +57,7 @@ def run(page, directory, environment):
 
 
 def main():
+    build_package()
     with tempfile.TemporaryDirectory() as work:
         root, home = pathlib.Path(work, "root"), pathlib.Path(work, "home")
         minilm = root / "build/minilm"
@@ -57,7 +65,8 @@ def main():
         home.mkdir()
         (root / "build/release").symlink_to(ROOT / "build/release")
         (minilm / "all-MiniLM-L6-v2").symlink_to(ROOT / "build/minilm/all-MiniLM-L6-v2")
-        environment = os.environ | {"HOME": str(home), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment = os.environ | {"HOME": str(home), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "",
+                                    "PYTHONPATH": str(ROOT / "python")}  # fmt: skip
         passed = run(ROOT / "README.md", root, environment)
         environment["PATH"] = f"{home}/.local/bin:{environment['PATH']}"
         passed += sum(run(page, minilm, environment) for page in sorted((ROOT / "docs").glob("*.md")))

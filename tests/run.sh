@@ -7,15 +7,17 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 cmake/install_dependencies.sh
-cmake --preset release >/dev/null
 if [[ ${1:-} == --core ]]; then
+  cmake --preset release >/dev/null
   cmake --build --preset release --target nibble nibble_tests nibble_codec_tests
   ctest --preset release --label-regex '^core$'
   exit
 fi
+python=$(python/peers.sh)
+cmake --preset release -DNIBBLE_PYTHON_WITH_TORCH="$python" >/dev/null
 cmake --build --preset release
 ctest --preset release
 
-python=$(python/peers.sh)
-NIBBLE=$PWD/build/release/nibble NIBBLE_TRANSFORMERS4=$PWD/build/peers/transformers4 HF_HUB_OFFLINE=1 \
-  "$python" -m pytest -q -p no:cacheprovider tests/interop
+export NIBBLE=$PWD/build/release/nibble NIBBLE_TRANSFORMERS4=$PWD/build/peers/transformers4 HF_HUB_OFFLINE=1
+"$python" -m pytest -q -p no:cacheprovider tests/interop
+PYTHONPATH=$PWD/python "$python" -m pytest -q -p no:cacheprovider tests/python

@@ -19,7 +19,7 @@ export LD_LIBRARY_PATH=$PWD/build/$preset/tests/simulator
 export LSAN_OPTIONS=print_suppressions=0:suppressions=$PWD/tests/lsan.supp
 GTEST_TOTAL_SHARDS=$(nproc)
 failed=0
-for program in nibble_tests nibble_codec_tests nibble_kernel_tests; do
+for program in nibble_tests nibble_codec_tests nibble_kernel_tests nibble_c_api_tests; do
   running=()
   for ((shard = 0; shard < GTEST_TOTAL_SHARDS; ++shard)); do
     GTEST_SHARD_INDEX=$shard "build/$preset/tests/$program" --gtest_brief=1 --gtest_filter="$filter" &

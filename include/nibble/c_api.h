@@ -7,7 +7,7 @@
  * - The result is NIBBLE_OK or the reason for the failure, with the values that are the exit codes of `nibble`
  *   (docs/exit-codes.md). After a failure, nibble_error_message() has one line that names the thing, the fact and the
  *   limit. Wrong arguments (null, unknown values, sizes that contradict each other or exceed 64 bits, misaligned
- * arrays) are NIBBLE_USAGE, and nothing has been read or written then.
+ *   arrays) are NIBBLE_USAGE, and nothing has been read or written then.
  * - Nothing is printed, no exception leaves, no signal handler, limit or locale of the process is changed, and the
  *   process is not ended.
  * - Texts are UTF-8 and end with a null byte. Names of tensors and paths are what the files have, which need not be
@@ -175,13 +175,14 @@ typedef struct nibble_tensor {
  * `nibble inspect` does: headers are read and checked. Takes at most max_memory bytes; 0 stands for 1e9. */
 NIBBLE_API int nibble_checkpoint_open(const char* path, uint64_t max_memory, nibble_checkpoint** checkpoint);
 
-/* The number of tensors; 0 for null. */
+/* The number of tensors; 0 for null and for a handle that is not open. */
 NIBBLE_API uint64_t nibble_checkpoint_count(const nibble_checkpoint* checkpoint);
 
-/* Tensor number `index`, in the order in which they are in the files. */
+/* Tensor number `index`, in the order in which they are in the files. A handle that is not open, such as one that was
+ * closed, is NIBBLE_USAGE. */
 NIBBLE_API int nibble_checkpoint_tensor(const nibble_checkpoint* checkpoint, uint64_t index, nibble_tensor* tensor);
 
-/* Null is allowed. */
+/* Null and handles that are not open are allowed. */
 NIBBLE_API void nibble_checkpoint_close(nibble_checkpoint* checkpoint);
 
 #ifdef __cplusplus

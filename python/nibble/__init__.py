@@ -11,7 +11,7 @@ where they are installed.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .commands import convert, formats, inspect, measure, run
 from .errors import (
@@ -25,7 +25,6 @@ from .errors import (
     ReadWriteError,
     UsageError,
 )
-
 from .models.registration import register_with_transformers
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ __all__ = [
 register_with_transformers()
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         from . import _library
 

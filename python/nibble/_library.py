@@ -7,6 +7,7 @@ import functools
 import os
 import pathlib
 from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any
 
 from .errors import Error, error_of
 
@@ -17,7 +18,7 @@ MAX_DIMENSIONS = 64
 class Struct(ctypes.Structure):
     """A struct that begins with its size, if it has a member struct_bytes."""
 
-    def __init__(self, **members):
+    def __init__(self, **members: Any) -> None:
         super().__init__(**members)
         if hasattr(self, "struct_bytes"):
             self.struct_bytes = ctypes.sizeof(self)
@@ -104,14 +105,14 @@ OTHERS = {
 
 
 def folders() -> list[pathlib.Path]:
-    """Where the shared libraries may be: in the wheel, and in a checkout what the preset `release` has built."""
+    """Where the libraries and the program may be: in the wheel, or in a checkout what the preset `release` has built."""
     package = pathlib.Path(__file__).resolve().parent
     build = package.parent.parent / "build" / "release"
-    return [package / "lib", build / "python", build / "kernels"]
+    return [package / "lib", package / "bin", build / "python", build / "python" / "torch", build / "kernels", build]
 
 
 def find(name: str, variable: str) -> pathlib.Path | None:
-    """The path of a library: what the environment variable says, or the first folder that has it."""
+    """The path of a library or program: what the environment variable says, or the first folder that has it."""
     chosen = os.environ.get(variable)
     if chosen:
         return pathlib.Path(chosen)
@@ -123,8 +124,7 @@ def library() -> ctypes.CDLL:
     """libnibble.so. NIBBLE_LIBRARY names another file. Raises nibble.Error if it cannot be loaded."""
     path = find("libnibble.so", "NIBBLE_LIBRARY")
     if path is None:
-        places = ", ".join(str(folder) for folder in folders()[:2])
-        raise Error(f"libnibble.so is in none of {places}: build the target nibble_c, or set NIBBLE_LIBRARY")
+        raise Error(f"{folders()[0]}: has no libnibble.so: install nibble again, or set NIBBLE_LIBRARY to its path")
     try:
         loaded = ctypes.CDLL(str(path))
         loaded.nibble_c_api_version.restype = c_int
@@ -144,7 +144,7 @@ def library() -> ctypes.CDLL:
 
 def message() -> str:
     """What the last failed call of this thread said."""
-    return library().nibble_error_message().decode(errors="replace")
+    return str(library().nibble_error_message(), errors="replace")
 
 
 def check(code: int) -> None:
@@ -155,7 +155,7 @@ def check(code: int) -> None:
 
 def take_text(pointer: c_void_p) -> str:
     """The text behind a pointer that the library has allocated, which is freed; "" for null."""
-    if not pointer:
+    if pointer.value is None:
         return ""
     try:
         return ctypes.string_at(pointer.value).decode(errors="replace")
@@ -165,7 +165,7 @@ def take_text(pointer: c_void_p) -> str:
 
 def version() -> str:
     """The version of libnibble: "0.1.0"."""
-    return library().nibble_version().decode()
+    return str(library().nibble_version(), "ascii")
 
 
 def cpu_targets() -> tuple[list[str], str]:

@@ -21,7 +21,7 @@ class Memory:
         self.value, self.name = value, name
 
     value: Any
-    dtype: str
+    dtype: Any  # its name
     shape: tuple[int, ...]
     pointer: int
     element_bytes: int

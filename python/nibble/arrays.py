@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = Union[np.ndarray, "torch.Tensor"]
+Format = Literal["nf4", "fp4"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 Nonfinite = Literal["error", "quantize"]
 
@@ -41,7 +42,7 @@ class FourBit:
     absmax = nested_codebook[absmax_codes[block]] * nested_absmax[block / 256] + nested_offset.
     """
 
-    format: Literal["nf4", "fp4"]
+    format: Format
     blocksize: int
     shape: tuple[int, ...]
     dtype: FloatType
@@ -100,6 +101,8 @@ def dequantize_fp4(weight: FourBit, *, dtype: FloatType | None = None, threads: 
 def quantize_int8(weight: Array, *, nonfinite: Nonfinite = "error", threads: int = 0) -> Int8:
     """Quantizes a matrix to LLM.int8(), with one absmax per row. fp16 has to hold its weights; otherwise as
     quantize_nf4()."""
+    refuses = _refuses(nonfinite)
+    _check_threads(threads)
     memory = memory_of(weight, "weight")
     if len(memory.shape) != 2:
         raise UsageError(f"weight has {len(memory.shape)} dimensions, int8 needs 2: [rows, columns]")
@@ -111,13 +114,15 @@ def quantize_int8(weight: Array, *, nonfinite: Nonfinite = "error", threads: int
         )
     )
     bad = count.value
-    if bad and _refuses(nonfinite):
+    if bad and refuses:
         raise BadInputError(f"weight: {bad} of {memory.shape[0]} rows have a NaN, an infinity, or more than fp16 holds")
     return Int8(codes.value, absmax.value, memory.dtype)
 
 
 def dequantize_int8(weight: Int8, *, dtype: FloatType | None = None, threads: int = 0) -> Array:
     """As dequantize_nf4(): two roundings in fp32, and one to `dtype`."""
+    _check_class(weight, Int8)
+    _check_threads(threads)
     codes = memory_of(weight.codes, "codes", "int8")
     absmax = memory_of(weight.absmax, "absmax", "float32", like=codes)
     if len(codes.shape) != 2:
@@ -128,7 +133,34 @@ def dequantize_int8(weight: Int8, *, dtype: FloatType | None = None, threads: in
             _int8(codes.shape, codes, absmax), out.array(), out.dtype_number, threads
         )
     )
-    return out.value
+    decoded: Array = out.value
+    return decoded
+
+
+def _check_threads(threads: Any) -> int:
+    if not isinstance(threads, int) or not 0 <= threads < 2**32:
+        raise UsageError(f"threads is {threads}, not a number from 0 to {2**32 - 1}")
+    return threads
+
+
+def _check_blocksize(blocksize: Any) -> int:
+    if not isinstance(blocksize, int) or not 32 <= blocksize <= 4096 or blocksize & (blocksize - 1):
+        raise UsageError(f"blocksize is {blocksize}, not one of 32, 64, ..., 4096")
+    return blocksize
+
+
+def _size_of(shape: Any) -> int:
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise UsageError(f"shape is {shape}, not a tuple of sizes")
+    size = math.prod(shape)
+    if size >= 2**64:
+        raise UsageError(f"shape is {shape}, which exceeds 64 bits")
+    return size
+
+
+def _check_class(weight: Any, wanted: type) -> None:
+    if not isinstance(weight, wanted):
+        raise UsageError(f"the weight is of type {type(weight).__name__}, not a nibble.{wanted.__name__}")
 
 
 def _refuses(nonfinite: str) -> bool:
@@ -150,10 +182,10 @@ def _int8(shape: tuple[int, ...], codes: Memory, absmax: Memory) -> Any:
     )
 
 
-def _quantize(format: str, weight: Array, blocksize: int, nested: bool, nonfinite: str, threads: int) -> FourBit:
+def _quantize(format: Format, weight: Array, blocksize: int, nested: bool, nonfinite: str, threads: int) -> FourBit:
     refuses = _refuses(nonfinite)
-    if not isinstance(blocksize, int) or not 32 <= blocksize <= 4096 or blocksize & (blocksize - 1):
-        raise UsageError(f"blocksize is {blocksize}, not one of 32, 64, ..., 4096")
+    _check_blocksize(blocksize)
+    _check_threads(threads)
     memory = memory_of(weight, "weight")
     size = math.prod(memory.shape)
     blocks = -(-size // blocksize)
@@ -189,6 +221,10 @@ def _four_bit(format: str, blocksize: int, size: int, parts: dict[str, Memory]) 
 
 
 def _dequantize(format: str, weight: FourBit, dtype: FloatType | None, threads: int) -> Array:
+    _check_class(weight, FourBit)
+    _check_blocksize(weight.blocksize)
+    _check_threads(threads)
+    size = _size_of(weight.shape)
     if weight.format != format:
         raise UsageError(f"the weight is {weight.format}, not {format}")
     packed = memory_of(weight.packed, "packed", "uint8")
@@ -197,9 +233,13 @@ def _dequantize(format: str, weight: FourBit, dtype: FloatType | None, threads: 
     parts = {"packed": packed}
     for name in names:
         parts[name] = memory_of(getattr(weight, name), name, types.get(name, "float32"), like=packed)
-    out = packed.empty(weight.shape, _float_type(dtype or weight.dtype))
-    arrays = _four_bit(format, weight.blocksize, math.prod(weight.shape), parts)
+    target = _float_type(dtype or weight.dtype)
+    if packed.bytes != -(-size // 2):  # before memory for the weight is taken
+        raise UsageError(f"packed has {packed.bytes} bytes, not {-(-size // 2)}")
+    out = packed.empty(weight.shape, target)
+    arrays = _four_bit(format, weight.blocksize, size, parts)
     _library.check(
         _library.library().nibble_cpu_dequantize_4bit(ctypes.byref(arrays), out.array(), out.dtype_number, threads)
     )
-    return out.value
+    decoded: Array = out.value
+    return decoded

@@ -247,7 +247,7 @@ def disable():
     _enabled = None
 
 
-def replaced():
+def replaced() -> list[str]:
     """The operators that nibble has replaced, such as "bitsandbytes::quantize_4bit", sorted."""
     if _enabled is None:
         return []

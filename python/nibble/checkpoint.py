@@ -81,7 +81,7 @@ class TensorInfo:
     bytes: int
 
 
-def numpy_type(dtype: str) -> np.dtype:
+def numpy_type(dtype: str) -> np.dtype[Any]:
     """The type of numpy for a safetensors type. BF16 and the 8-bit floating-point types are those of ml_dtypes if that
     is installed, else unsigned integers with their bits. Types of less than 8 bits are bytes."""
     if dtype in NUMPY_TYPES:
@@ -90,9 +90,10 @@ def numpy_type(dtype: str) -> np.dtype:
     try:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     except (ImportError, AttributeError):
-        return np.dtype(bits)
+        found = np.dtype(bits)
+    return found
 
 
 class Checkpoint(Mapping[str, np.ndarray]):

@@ -14,14 +14,15 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Union
+from typing import Any, ParamSpec, Union
 
 from . import _library
-from .errors import Cancelled, DifferenceError
+from .errors import DifferenceError, error_of
 
 Path = Union[str, "os.PathLike[str]"]
 Progress = Callable[[str, int, int], Any]
 Texts = Union[str, Sequence[str]]
+Arguments = ParamSpec("Arguments")
 
 
 def arguments_of(options: dict[str, Any]) -> list[str]:
@@ -75,6 +76,7 @@ class Job:
 
     def advance(self, _: Any, tensor: bytes, done: int, total: int) -> int:
         try:
+            assert self.progress is not None  # it is called only if there is one
             return 1 if self.progress(tensor.decode(errors="replace"), done, total) is False else 0
         except BaseException as error:  # ctypes would print it and go on
             self.raised = error
@@ -110,19 +112,24 @@ def run(command: str, *arguments: Path, progress: Progress | None = None, **opti
     a time. If it returns False, the command stops, and Cancelled is raised; if it raises, the command stops as well, and
     run() raises that. Ctrl-C stops the command, too. A command that is stopped leaves no output behind.
     """
+    return _run(command, arguments, progress, options)
+
+
+def _run(command: str, arguments: Sequence[Path], progress: Progress | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Is called by a function that the user has called: that is whom warnings name."""
     words = [command, *arguments_of(options), "--", *map(text_of, arguments)]
     job = Job(words, progress)
     job.run_interruptibly() if threading.current_thread() is threading.main_thread() else job.run()
     if job.raised is not None:
         raise job.raised
-    report = json.loads(job.text) if job.text.startswith("{") else None
+    report: dict[str, Any] = json.loads(job.text) if job.text.startswith("{") else {}
     if job.code != 0:
-        error = _library.error_of(job.code, job.message)
+        error = error_of(job.code, job.message)
         if isinstance(error, DifferenceError):
             error.report = report
         raise error
     for note in job.notes:
-        warnings.warn(note.removeprefix("warning: "), stacklevel=2)
+        warnings.warn(note.removeprefix("warning: "), stacklevel=3)
     return report
 
 
@@ -130,15 +137,16 @@ def list_commands() -> dict[str, Any]:
     """All commands with their arguments and options, from libnibble itself."""
     out = ctypes.c_void_p()
     _library.check(_library.library().nibble_list_commands(ctypes.byref(out)))
-    return json.loads(_library.take_text(out))
+    commands: dict[str, Any] = json.loads(_library.take_text(out))
+    return commands
 
 
-def command(declaration: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+def command(declaration: Callable[Arguments, dict[str, Any]]) -> Callable[Arguments, dict[str, Any]]:
     """Makes a command of a function without a body: its name, its arguments, its keywords are those of the command."""
     signature = inspection.signature(declaration)
 
     @functools.wraps(declaration)
-    def call(*given: Any, **keywords: Any) -> dict[str, Any]:
+    def call(*given: Arguments.args, **keywords: Arguments.kwargs) -> dict[str, Any]:
         bound = signature.bind(*given, **keywords)
         arguments: list[Path] = []
         options: dict[str, Any] = {}
@@ -150,7 +158,7 @@ def command(declaration: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
                 arguments += value
             else:
                 options[name] = value
-        return run(declaration.__name__, *arguments, progress=options.pop("progress", None), **options)
+        return _run(declaration.__name__, arguments, options.pop("progress", None), options)
 
     return call
 

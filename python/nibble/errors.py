@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class Error(Exception):
     """A failure of nibble; by itself, of a kind that has no class of its own: a bug, or a library that cannot be loaded.
@@ -54,7 +56,7 @@ class DifferenceError(Error):
 
     code = 8
 
-    report: dict | None = None
+    report: dict[str, Any] | None = None
     """What `measure` has found."""
 
 

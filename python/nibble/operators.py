@@ -4,37 +4,24 @@ Importing this module loads libnibble_torch, in which they are written, and tell
 and autograd have to know of them. docs/torch.md has what each of them computes.
 """
 
-import os
-import pathlib
-
 import torch
+
+from . import _library
 
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 QUANT_TYPES = ("nf4", "fp4")
 NESTED_BLOCKSIZE = 256  # absmax values per nested absmax
 
-_LIBRARY = "libnibble_torch.so"
-
-
-def _library_path():
-    """The library of NIBBLE_TORCH_LIBRARY, or the one in this package."""
-    chosen = os.environ.get("NIBBLE_TORCH_LIBRARY")
-    if chosen:
-        return pathlib.Path(chosen)
-    package = pathlib.Path(__file__).parent
-    for folder in (package, package / "lib"):
-        if (folder / _LIBRARY).exists():
-            return folder / _LIBRARY
-    raise ImportError(
-        f"{package}: has no {_LIBRARY}, so nibble was installed without operators for torch; "
-        "install it again where torch 2.10 or later is installed (docs/torch.md)"
-    )
-
 
 def _load():
     if hasattr(torch.ops.nibble, "linear_4bit"):
         return  # already loaded, by another copy of this module
-    path = _library_path()
+    path = _library.find("libnibble_torch.so", "NIBBLE_TORCH_LIBRARY")
+    if path is None:
+        raise ImportError(
+            f"{_library.folders()[0]}: has no libnibble_torch.so, so nibble was installed without operators for torch; "
+            "install it again where torch 2.10 or later is installed (docs/python.md)"
+        )
     try:
         torch.ops.load_library(path)
     except OSError as error:
@@ -43,7 +30,6 @@ def _load():
 
 _load()
 _ops = torch.ops.nibble
-
 
 
 # What tracing has to know: shapes and types of the results.

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# The wheel: made of what tests/run.sh has built, and once more by pip from the source distribution, without torch and
+# CUDA. Each is checked by auditwheel, installed into an environment of its own, and used.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+wheel=$PWD/build/wheel tools=$PWD/build/wheel/tools/bin
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+step() { printf -- '-- %s (%d s)\n' "$1" "$SECONDS"; }
+audit() { PATH=$tools:$PATH "$tools/auditwheel" "$@" 2>&1; }
+# An environment that has the wheel $2 and its requirements.
+environment() {
+  rm -rf "$1"
+  python3 -m venv "$1"
+  "$1/bin/pip" install --quiet -c python/constraints.txt "$2"
+}
+
+step "tools"
+rm -rf "$wheel"/{dist,audited,sdist}
+[[ -x $tools/python ]] || python3 -m venv "$wheel/tools"
+"$tools/pip" install --quiet -r python/wheel.txt
+
+step "the wheel of build/release"
+peers=$(python/peers.sh)
+NIBBLE_PYTHON_WITH_TORCH=$peers "$tools/pip" wheel . --quiet --no-deps --no-build-isolation -w "$wheel/dist" \
+  -C build-dir=build/release
+audit repair --exclude libtorch_cpu.so -w "$wheel/audited" "$wheel"/dist/*.whl | grep -F "Fixed-up wheel"
+
+step "the source distribution, and its wheel, without torch and CUDA"
+"$tools/python" -c "import scikit_build_core.build as build; build.build_sdist('$wheel/sdist')" >/dev/null
+tests/package/sdist.py "$wheel"/sdist/*.tar.gz
+"$tools/pip" wheel "$wheel"/sdist/*.tar.gz --quiet --no-deps -w "$wheel/sdist" \
+  -C cmake.define.NIBBLE_CUDA=OFF -C cmake.define.NIBBLE_TORCH=OFF
+audit show "$wheel"/sdist/*.whl | tr '\n' ' ' | grep -oE 'platform tag: "manylinux_[^"]*"'
+
+step "with numpy alone"
+environment "$wheel/alone" "$wheel"/sdist/*.whl
+"$tools/mypy" --python-executable "$wheel/alone/bin/python"
+(cd "$wheel" && alone/bin/python -I "$OLDPWD/tests/package/wheel_alone.py" "$OLDPWD/tests/golden/codecs.safetensors")
+
+step "with torch"
+environment "$wheel/torch" "$wheel"/audited/*.whl
+dirname "$("$peers" -c 'import torch; print(torch.__path__[0])')" >"$(echo "$wheel"/torch/lib/python3*/site-packages)/peers.pth"
+(cd "$wheel" && torch/bin/python -I "$OLDPWD/tests/package/wheel_alone.py" "$OLDPWD/tests/golden/codecs.safetensors" &&
+  torch/bin/python -I "$OLDPWD/tests/package/wheel_torch.py")

@@ -1,0 +1,197 @@
+"""The commands as functions: reports, progress, the end on demand, and errors with the texts of the command line."""
+
+import inspect
+import json
+import os
+import pathlib
+import subprocess
+import threading
+import warnings
+
+import nibble
+import pytest
+
+PROGRAM = pathlib.Path(os.environ.get("NIBBLE", pathlib.Path(__file__).parents[3] / "build/release/nibble"))
+
+pytestmark = pytest.mark.filterwarnings("ignore:(no architecture is given|nothing is quantized)")
+
+
+def by_program(*words):
+    return subprocess.run([PROGRAM, *map(str, words)], capture_output=True, text=True)
+
+
+# --- what they do -----------------------------------------------------------------------------------------------------
+
+
+def test_convert_writes_what_the_program_writes(checkpoint, tmp_path):
+    report = nibble.convert(checkpoint, tmp_path / "a.safetensors", to="nf4", block_size=32, no_double_quant=True)
+    done = by_program("convert", checkpoint, tmp_path / "b.safetensors", "--to", "nf4", "--block-size", 32, "--json",
+                      "--no-double-quant")  # fmt: skip
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    expected = json.loads(done.stdout)
+    assert report.keys() == expected.keys()
+
+
+def test_a_list_repeats_an_option(checkpoint, tmp_path):
+    out = tmp_path / "out.safetensors"
+    nibble.convert(checkpoint, out, to="nf4", skip=["layers.0.*", "nothing|layers.1.*"], tensor=["bias=fp16"])
+    with nibble.open(out) as tensors:
+        types = {name: array.dtype.name for name, array in tensors.items()}
+    assert types == {"layers.0.weight": "float32", "layers.1.weight": "float32", "bias": "float16"}
+
+
+def test_inspect_measure_and_formats_give_reports(checkpoint, tmp_path, weights):
+    nibble.convert(checkpoint, tmp_path / "out.safetensors", to="int8")
+    assert {tensor["name"] for tensor in nibble.inspect(checkpoint)["tensors"]} == set(weights)
+    [measured] = nibble.measure(checkpoint, tmp_path / "out.safetensors")["tests"]
+    assert 38 < measured["quantized"]["sqnr_db"] < 46
+    assert {"nf4", "int8"} <= {codec["name"] for codec in nibble.formats()["codecs"]}
+
+
+def test_a_path_that_looks_like_an_option_is_a_path(tmp_path, weights, write_checkpoint, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_checkpoint(tmp_path / "--to=nf4.safetensors", weights)
+    assert len(nibble.inspect("--to=nf4.safetensors")["tensors"]) == 3
+
+
+def test_warnings_name_the_line_that_called(checkpoint, tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        nibble.convert(checkpoint, tmp_path / "a.safetensors", to="nf4")
+        line = inspect.currentframe().f_lineno - 1
+        nibble.run("convert", checkpoint, tmp_path / "b.safetensors", to="nf4")
+    assert [(one.filename, one.lineno) for one in caught] == [(__file__, line), (__file__, line + 2)]
+    assert str(caught[0].message).startswith("no architecture is given")
+
+
+# --- progress and the end ---------------------------------------------------------------------------------------------
+
+
+def test_progress_rises_to_the_total(checkpoint, tmp_path, weights):
+    calls = []
+    nibble.convert(checkpoint, tmp_path / "out.safetensors", to="bf16", progress=lambda *call: calls.append(call))
+    total = sum(array.nbytes for array in weights.values())
+    assert calls and all(call[2] == total for call in calls)
+    assert [call[1] for call in calls] == sorted(call[1] for call in calls)
+    assert calls[-1][1] == total
+    assert {call[0] for call in calls} <= {*weights, ""}
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_false_from_progress_cancels(checkpoint, tmp_path, in_a_thread):
+    out, raised = tmp_path / "out.safetensors", []
+
+    def convert():
+        try:
+            nibble.convert(checkpoint, out, to="bf16", progress=lambda *_: False)
+        except nibble.Error as error:
+            raised.append(error)
+
+    if in_a_thread:
+        thread = threading.Thread(target=convert)
+        thread.start()
+        thread.join()
+    else:
+        convert()
+    assert [type(error) for error in raised] == [nibble.Cancelled]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint.name]
+
+
+def test_what_progress_raises_comes_out(checkpoint, tmp_path):
+    def fail(*_):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        nibble.convert(checkpoint, tmp_path / "out.safetensors", to="bf16", progress=fail)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint.name]
+
+
+def test_none_from_progress_goes_on(checkpoint, tmp_path):
+    nibble.convert(checkpoint, tmp_path / "out.safetensors", to="bf16", progress=lambda *_: None)
+    assert (tmp_path / "out.safetensors").exists()
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def existing(folder):
+    path = folder / "there.safetensors"
+    path.write_bytes(b"")
+    return path
+
+
+FAILURES = {
+    "usage": (nibble.UsageError, lambda path, folder: ("convert", [path, folder / "o.safetensors"], {"to": "nf9"})),
+    "no command": (nibble.UsageError, lambda path, folder: ("convrt", [path], {})),
+    "no option": (nibble.UsageError, lambda path, folder: ("inspect", [path], {"max_memroy": 1})),
+    "bad input": (nibble.BadInputError, lambda path, folder: ("inspect", [existing(folder)], {})),
+    "missing": (nibble.BadInputError, lambda path, folder: ("inspect", [folder / "none.safetensors"], {})),
+    "exists": (
+        nibble.OutputExistsError,
+        lambda path, folder: ("convert", [path, existing(folder)], {"to": "bf16"}),
+    ),
+    "no memory": (nibble.NoSpaceError, lambda path, folder: ("inspect", [path], {"max_memory": 1})),
+    "limit": (nibble.DifferenceError, lambda path, folder: ("measure", [path], {"to": "nf4", "min_sqnr": "90"})),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_has_the_text_and_the_code_of_the_program(name, checkpoint, tmp_path):
+    kind, make = FAILURES[name]
+    command, arguments, options = make(checkpoint, tmp_path)
+    words = [command, *arguments, *(f"--{key.replace('_', '-')}={value}" for key, value in options.items())]
+    done = by_program(*words, "--json")
+    with pytest.raises(kind) as caught:
+        nibble.run(command, *arguments, **options)
+    text = str(caught.value)
+    assert type(caught.value) is kind
+    assert caught.value.code == done.returncode
+    assert "\n" not in text
+    assert done.stderr.splitlines()[-1] == f"error: {text}"
+
+
+def test_the_report_comes_with_a_difference(checkpoint):
+    with pytest.raises(nibble.DifferenceError) as caught:
+        nibble.measure(checkpoint, to="nf4", min_sqnr="90")
+    assert caught.value.report["tests"][0]["quantized"]["sqnr_db"] < 90
+
+
+def test_an_exception_is_one_of_python_too():
+    for kind, standard in ((nibble.UsageError, ValueError), (nibble.BadInputError, ValueError),
+                           (nibble.ReadWriteError, OSError), (nibble.NoSpaceError, MemoryError),
+                           (nibble.OutputExistsError, FileExistsError)):  # fmt: skip
+        assert issubclass(kind, nibble.Error) and issubclass(kind, standard)
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+# What the command line needs and a function does not: its result is a dict.
+NOT_IN_PYTHON = {"measure": {"csv"}}
+
+
+def commands():
+    from nibble.commands import list_commands
+
+    return list_commands()
+
+
+def test_every_command_is_a_function():
+    assert {name for name in commands() if callable(getattr(nibble, name, None))} == set(commands())
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_a_function_has_the_arguments_and_options_of_its_command(name):
+    command = commands()[name]
+    parameters = inspect.signature(getattr(nibble, name)).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
+    options = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "progress"}
+    assert [p.kind is p.VAR_POSITIONAL for p in positional] == [a["repeatable"] for a in command["arguments"]]
+    listed = {option["name"].removeprefix("--").replace("-", "_"): option for option in command["options"]}
+    assert list(options) == [key for key in listed if key not in NOT_IN_PYTHON.get(name, ())]
+    for key, parameter in options.items():
+        option = listed[key]
+        assert (parameter.default is parameter.empty) == option["required"], key
+        if not option["required"]:
+            assert parameter.default is (None if option["takes_value"] else False), key
+        assert ("Texts" in parameter.annotation) == option["repeatable"], key
+    assert getattr(nibble, name).__doc__

@@ -1,0 +1,59 @@
+"""python -m nibble: what it found, and why not."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+
+import nibble
+import pytest
+from nibble.diagnosis import PACKAGES, diagnose, lines
+
+
+def run(*words, **environment):
+    done = subprocess.run([sys.executable, "-m", "nibble", *words], env=os.environ | environment, text=True,
+                          capture_output=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_json_has_the_facts_of_this_process(monkeypatch):
+    facts = json.loads(run("--json"))
+    assert facts["version"] == nibble.__version__
+    assert facts["cpu_target"] in facts["cpu_targets"]
+    assert facts["packages"]["numpy"] == importlib.metadata.version("numpy")
+    assert set(facts["packages"]) == set(PACKAGES)
+    assert os.path.isfile(facts["library"])
+
+
+def test_a_target_that_the_environment_names_is_in_use():
+    assert json.loads(run("--json", NIBBLE_CPU_TARGET="SCALAR"))["cpu_target"] == "SCALAR"
+
+
+def test_a_library_that_cannot_be_loaded_is_a_reason():
+    facts = json.loads(run("--json", NIBBLE_LIBRARY="/nowhere/libnibble.so", NIBBLE_CUDA_LIBRARY="/nowhere/cuda.so",
+                           NIBBLE_TORCH_LIBRARY="/nowhere/torch.so"))  # fmt: skip
+    assert facts["version"] is None and facts["why"].startswith("/nowhere/libnibble.so cannot be loaded: ")
+    assert facts["cuda"]["device"] is None and "/nowhere/cuda.so" in facts["cuda"]["why"]
+    assert not facts["operators"]["loaded"] and facts["operators"]["why"]
+
+
+def test_what_stands_behind_bitsandbytes():
+    pytest.importorskip("bitsandbytes")
+    facts = json.loads(run("--json", NIBBLE_BITSANDBYTES="0"))
+    assert facts["bitsandbytes"] == {"replaced": [], "why": "NIBBLE_BITSANDBYTES is 0"}
+
+
+def test_the_text_has_a_line_for_each_fact():
+    text = run()
+    for name in ("nibble", "libnibble", "CPU", "CUDA", "packages", "torch.ops.nibble", "behind bitsandbytes"):
+        assert [line for line in text.splitlines() if line.startswith(name)], name
+
+
+def test_the_text_of_what_is_missing():
+    facts = diagnose() | {"packages": dict.fromkeys(PACKAGES)}
+    facts["cuda"] = {"library": None, "device": None, "why": "no driver"}
+    facts["bitsandbytes"] = {"replaced": ["bitsandbytes::gemm_4bit"], "why": None}
+    text = "\n".join(lines(facts))
+    assert "not used: no driver" in text and "torch (not installed)" in text and "gemm_4bit" in text

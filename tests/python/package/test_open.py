@@ -1,0 +1,124 @@
+"""nibble.open: the bytes of the files, without a copy, as long as somebody uses them."""
+
+import gc
+import pathlib
+
+import nibble
+import numpy as np
+import pytest
+
+
+def mapping_of(address, path):
+    """Whether an address is in a mapping of the file."""
+    for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
+        bounds, *_, name = line.split(maxsplit=5)
+        begin, end = (int(bound, 16) for bound in bounds.split("-"))
+        if begin <= address < end:
+            return name == str(path)
+    return False
+
+
+def test_arrays_are_those_of_the_file(checkpoint, weights):
+    with nibble.open(checkpoint) as tensors:
+        assert list(tensors) == list(weights)
+        for name, array in weights.items():
+            assert np.array_equal(tensors[name], array)
+            assert tensors[name].dtype == array.dtype
+
+
+def test_an_array_is_mapped_and_not_copied(checkpoint):
+    tensors = nibble.open(checkpoint)
+    array = tensors["layers.0.weight"]
+    assert mapping_of(array.ctypes.data, checkpoint)
+    assert tensors["layers.0.weight"].ctypes.data == array.ctypes.data
+    assert not array.flags.writeable
+
+
+def test_opening_maps_nothing(checkpoint):
+    tensors = nibble.open(checkpoint)
+    assert str(checkpoint) not in pathlib.Path("/proc/self/maps").read_text()
+    assert tensors.info("bias").shape == (128,)
+
+
+def test_an_array_outlives_its_checkpoint(checkpoint, weights):
+    tensors = nibble.open(checkpoint)
+    array = tensors["layers.1.weight"]
+    tensors.close()
+    del tensors
+    gc.collect()
+    assert mapping_of(array.ctypes.data, checkpoint)
+    assert np.array_equal(array, weights["layers.1.weight"])
+    del array
+    gc.collect()
+    assert str(checkpoint) not in pathlib.Path("/proc/self/maps").read_text()
+
+
+def test_a_closed_checkpoint_maps_again(checkpoint, weights):
+    tensors = nibble.open(checkpoint)
+    tensors.close()
+    assert np.array_equal(tensors["bias"], weights["bias"])
+
+
+def test_torch_tensors_are_the_same_memory(checkpoint, weights):
+    torch = pytest.importorskip("torch")
+    tensors = nibble.open(checkpoint)
+    tensor = tensors.torch("layers.0.weight")
+    assert mapping_of(tensor.data_ptr(), checkpoint)
+    assert tensor.data_ptr() == tensors["layers.0.weight"].ctypes.data
+    assert torch.equal(tensor, torch.from_numpy(weights["layers.0.weight"]))
+    del tensors
+    gc.collect()
+    assert torch.equal(tensor, torch.from_numpy(weights["layers.0.weight"]))
+
+
+def test_what_is_written_stays_in_the_process(checkpoint):
+    pytest.importorskip("torch")
+    before = checkpoint.read_bytes()
+    nibble.open(checkpoint).torch("bias").fill_(7)
+    assert checkpoint.read_bytes() == before
+
+
+def test_bf16_and_parts_of_quantized_weights(golden):
+    torch = pytest.importorskip("torch")
+    bf16 = golden.torch("nf4.bfloat16.input")
+    assert bf16.dtype == torch.bfloat16
+    assert np.array_equal(bf16.view(torch.uint16).numpy(), golden["nf4.bfloat16.input"].view(np.uint16))
+    assert golden["nf4.float32"].dtype == np.uint8 and golden["nf4.float32.absmax"].shape == (60,)
+
+
+def test_an_empty_tensor(tmp_path, write_checkpoint):
+    path = write_checkpoint(tmp_path / "in.safetensors", {"empty": np.empty((0, 4), np.float32)})
+    assert nibble.open(path)["empty"].shape == (0, 4)
+
+
+def test_a_file_that_became_shorter_is_refused(checkpoint):
+    tensors = nibble.open(checkpoint)
+    data = checkpoint.read_bytes()
+    checkpoint.write_bytes(data[:-8])
+    with pytest.raises(nibble.InputChangedError) as caught:
+        tensors["bias"]
+    assert str(caught.value) == (f"{checkpoint}: has become shorter: tensor 'bias' ends at byte {len(data)}, "
+                                 f"the file has {len(data) - 8}")  # fmt: skip
+
+
+def test_a_file_that_is_gone_is_refused(checkpoint):
+    tensors = nibble.open(checkpoint)
+    checkpoint.unlink()
+    with pytest.raises(nibble.ReadWriteError, match="cannot be mapped"):
+        tensors["bias"]
+
+
+@pytest.mark.parametrize("content, says", [(None, "No such file"), (b"", ""), (b"x" * 100, "")])
+def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path, content, says):
+    path = tmp_path / "in.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(nibble.Error) as caught:
+        nibble.open(path)
+    assert type(caught.value) is nibble.BadInputError
+    assert str(caught.value).startswith(f"{path}: ") and says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_unknown_tensor_is_a_key_error(checkpoint):
+    with pytest.raises(KeyError, match="nothing"):
+        nibble.open(checkpoint)["nothing"]
