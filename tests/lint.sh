@@ -22,7 +22,7 @@ bench/kernels/tune/tune_table.py --check
 # The sources as the build puts them together, which takes a quarter of the time: each of those includes many of ours.
 # The warnings of clang itself are those of the build; unknown g++ options in its database are not ours.
 cmake -S . -B build/lint -G Ninja -DCMAKE_BUILD_TYPE=Release -DNIBBLE_CUDA=OFF -DNIBBLE_FEW_TARGETS=ON \
-  -DNIBBLE_TESTS=OFF >/dev/null
+  -DNIBBLE_PYTHON=ON -DNIBBLE_TESTS=OFF -DNIBBLE_TORCH=OFF >/dev/null
 python3 -c '
 import json
 for entry in json.load(open("build/lint/compile_commands.json")):

@@ -67,7 +67,7 @@ class Int8Rows {
 };
 
 Tensor decoded(const Int8Rows& weight, DType to, ScalarType dtype, const Tensor& device_of) {
-  const Tensor out = empty({weight.rows(), weight.columns()}, dtype, device_of);
+  Tensor out = empty({weight.rows(), weight.columns()}, dtype, device_of);
   auto* const bytes = static_cast<std::byte*>(out.mutable_data_ptr());
   const std::int64_t columns = weight.columns();
   parallel_for(weight.rows(), 16384 / (columns + 1), [&](std::int64_t a, std::int64_t b) {
