@@ -26,7 +26,7 @@ from .errors import (
     UsageError,
 )
 
-from .models.registration import register_with_transformers
+from .models.registration import register_when_imported
 
 if TYPE_CHECKING:
     from .arrays import (
@@ -79,7 +79,7 @@ __all__ = [
 ]
 
 
-register_with_transformers()
+register_when_imported()
 
 
 def __getattr__(name: str):

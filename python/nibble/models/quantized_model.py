@@ -64,7 +64,7 @@ class QuantizedModel:
                 layer = pieces[0][1].layer(self._tensors, bias, self._compute_dtype)
                 setattr(self._model.get_submodule(parent), name, layer.to(self._device_of(place[0])))
             else:
-                weight = QuantizedWeight([pieces[0][1].layer(self._tensors)], self._dtypes[place])
+                weight = QuantizedWeight([pieces[0][1].part(self._tensors)], self._dtypes[place])
                 setattr(module, place[1], weight.to(self._device_of(place[0])))
 
     def summary(self) -> str:
@@ -82,7 +82,7 @@ class QuantizedModel:
             experts.setdefault(destination.expert, {})[destination.piece] = weight
         return ExpertWeights([
             QuantizedWeight(
-                [stored.layer(self._tensors, None, self._compute_dtype) for _, stored in sorted(parts.items())],
+                [stored.part(self._tensors, self._compute_dtype) for _, stored in sorted(parts.items())],
                 self._dtypes[place],
             )
             for _, parts in sorted(experts.items())
