@@ -25,7 +25,7 @@ from .errors import (
     ReadWriteError,
     UsageError,
 )
-from .models.registration import register_with_transformers
+from .models.registration import register_when_imported
 
 if TYPE_CHECKING:
     from .arrays import (
@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 
-register_with_transformers()
+register_when_imported()
 
 
 def __getattr__(name: str) -> Any:

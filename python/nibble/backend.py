@@ -68,7 +68,7 @@ def _gemm_4bit(
     if absmax_8bit is None:
         parts = (absmax, None, None, None)
     else:
-        parts = (absmax_8bit, absmax, absmax_code, absmax_offset)
+        parts = (absmax_8bit, absmax, absmax_code, absmax_offset.float())
     with torch.no_grad():
         return torch.ops.nibble.linear_4bit(A, _bytes(B), *parts, bias, shapeB[0], blocksize, quant_type)
 

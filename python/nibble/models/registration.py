@@ -1,34 +1,38 @@
-"""Registers nibble's quantizer with transformers, now or when transformers is imported, and imports neither it nor torch.
+"""Tells transformers and peft of nibble, now or when they are imported, and imports neither them nor torch.
 
 So a script that imports nibble can open with from_pretrained() what only nibble reads.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 
-REGISTRY = "transformers.quantizers.auto"
+# When the module on the left is there, register() of the one on the right is called.
+WAITING = {"transformers.quantizers.auto": "quantizer", "peft.tuners.tuners_utils": "adapters"}
 
 
-def register_with_transformers() -> None:
-    if REGISTRY in sys.modules:
-        _register()
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+def register_when_imported() -> None:
+    for name in WAITING:
+        if name in sys.modules:
+            _register(name)
+        elif not any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path):
+            sys.meta_path.insert(0, _Finder(name))
 
 
-def _register(*_) -> None:
-    from .quantizer import register
-
-    register()
+def _register(name: str) -> None:
+    importlib.import_module("." + WAITING[name], __package__).register()
 
 
 class _Finder:
     """Finds the module as Python would without it, and has _register() called once the module is there."""
 
+    def __init__(self, name: str):
+        self.name = name
+
     def find_spec(self, name, path=None, target=None):
-        if name != REGISTRY:
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -37,7 +41,7 @@ class _Finder:
 
             def run_and_register(module):
                 run(module)
-                _register()
+                _register(name)
 
             spec.loader.exec_module = run_and_register
         return spec

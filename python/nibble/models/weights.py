@@ -12,7 +12,7 @@ import torch
 
 from ..checkpoint import Checkpoint
 from ..errors import BadInputError
-from ..nn import Linear4bit, LinearInt8, quant_state
+from ..nn import Linear4bit, LinearInt8, Weight4bit, WeightInt8, quant_state
 
 QUANT_STATE = ".quant_state.bitsandbytes__"
 
@@ -28,16 +28,22 @@ class StoredWeight:
     """{"weight": "model.layers.0.mlp.up_proj.weight", "weight.absmax": ..., or "SCB": ...}."""
     bytes: int
 
-    def layer(self, tensors: Checkpoint, bias: torch.nn.Parameter | None = None, compute_dtype=None) -> torch.nn.Module:
+    def layer(self, tensors: Checkpoint, bias: torch.nn.Parameter | None, compute_dtype) -> torch.nn.Module:
         """A layer whose tensors are those of the file, without a copy."""
-        state = {part: tensors.torch(name) for part, name in self.parts.items()}
-        kind = LinearInt8 if self.is_int8 else Linear4bit
-        try:
-            layer = kind.from_state(state, compute_dtype=compute_dtype)
-        except ValueError as error:
-            raise BadInputError(f"{tensors.info(self.name).file}: tensor '{self.name}': {error}") from None
+        layer = self._read(LinearInt8 if self.is_int8 else Linear4bit, tensors, compute_dtype)
         layer.bias = bias
         return layer
+
+    def part(self, tensors: Checkpoint, compute_dtype=None) -> torch.nn.Module:
+        """The same for a `QuantizedWeight`."""
+        return self._read(WeightInt8 if self.is_int8 else Weight4bit, tensors, compute_dtype)
+
+    def _read(self, kind, tensors: Checkpoint, compute_dtype):
+        state = {part: tensors.torch(name) for part, name in self.parts.items()}
+        try:
+            return kind.from_state(state, compute_dtype=compute_dtype)
+        except ValueError as error:
+            raise BadInputError(f"{tensors.info(self.name).file}: tensor '{self.name}': {error}") from None
 
 
 def find_weights(tensors: Checkpoint) -> dict[str, StoredWeight]:

@@ -3,10 +3,12 @@
 import torch
 
 
-class FrozenLinear(torch.nn.Linear):
-    """A `torch.nn.Linear` whose weight is quantized and frozen; the bias is a parameter like any other.
+class FrozenLinear(torch.nn.Module):
+    """A linear layer whose weight is quantized and frozen; the bias is a parameter like any other.
 
-    It is a `torch.nn.Linear` so that peft and others that look for linear layers find it.
+    `Linear4bit` and `LinearInt8` are `torch.nn.Linear`, too, so that peft and others that look for linear layers find
+    them. Their bases `Weight4bit` and `WeightInt8` are not: they are parts of a `QuantizedWeight`, which peft must not
+    replace.
     """
 
     # The tensors of the weight: the parameter and buffers that must keep their types.
@@ -53,14 +55,18 @@ class FrozenLinear(torch.nn.Linear):
         raise NotImplementedError
 
     def forward(self, x):
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            # The operator for 4 bits takes the columns of x for those of the weight, whose codes have no shape.
+            raise RuntimeError(f"x: has the shape {list(x.shape)}, and the weight needs {self.in_features} columns")
         # A compute_dtype works as in bitsandbytes: the result has the type of x. Without one, the type of x or of
         # autocast is computed in, as torch.nn.Linear does.
         result_dtype = x.dtype
         dtype = self.compute_dtype
         if dtype is None:
             dtype = result_dtype
-            if torch.is_autocast_enabled(x.device.type) and dtype != torch.float64:
-                dtype = result_dtype = torch.get_autocast_dtype(x.device.type)
+            device = x.device.type
+            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and dtype != torch.float64:
+                dtype = result_dtype = torch.get_autocast_dtype(device)
         bias = self.bias
         return self._multiply(x.to(dtype), None if bias is None else bias.to(dtype)).to(result_dtype)
 

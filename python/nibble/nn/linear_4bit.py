@@ -16,16 +16,8 @@ def _blocks(weights, size):
     return (weights + size - 1) // size
 
 
-class Linear4bit(FrozenLinear):
-    """y = x W^T + bias, W in NF4 or FP4 as bitsandbytes stores it (docs/torch.md).
-
-    `weight` has the codes, uint8 [ceil(n k / 2), 1]. `absmax` is float32, or uint8 with `nested_absmax`,
-    `nested_quant_map` and `nested_offset`; these are buffers. A new layer has zeros for its weight until a state dict
-    is loaded; `from_linear()`, `from_state()` and `from_parts()` make one with a weight.
-
-    compute_dtype: what x and W are rounded to before they are multiplied, and the result has the type of x. None: the
-    type of x, or of autocast.
-    """
+class Weight4bit(FrozenLinear):
+    """What `Linear4bit` is besides a `torch.nn.Linear`."""
 
     _weight_tensors = ("weight", *_PARTS)
 
@@ -157,7 +149,7 @@ class Linear4bit(FrozenLinear):
 
     def _take_weight(self, tensors, name):
         weight = tensors["weight"]
-        if weight.is_floating_point() and weight.shape == (self.out_features, self.in_features):
+        if weight.is_floating_point() and not any(quant_state.is_key(key) for key in tensors):
             self._quantize(weight.detach(), name, self.quant_type, self.blocksize, self.nested_absmax is not None)
             return
         state = quant_state.read(tensors, name)
@@ -281,6 +273,18 @@ class Linear4bit(FrozenLinear):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"quant_type={self.quant_type}, blocksize={self.blocksize}{nested}, compute_dtype={self.compute_dtype}"
         )
+
+
+class Linear4bit(Weight4bit, torch.nn.Linear):
+    """y = x W^T + bias, W in NF4 or FP4 as bitsandbytes stores it (docs/torch.md).
+
+    `weight` has the codes, uint8 [ceil(n k / 2), 1]. `absmax` is float32, or uint8 with `nested_absmax`,
+    `nested_quant_map` and `nested_offset`; these are buffers. A new layer has zeros for its weight until a state dict
+    is loaded; `from_linear()`, `from_state()` and `from_parts()` make one with a weight.
+
+    compute_dtype: what x and W are rounded to before they are multiplied, and the result has the type of x. None: the
+    type of x, or of autocast.
+    """
 
 
 def _bytes(weight):

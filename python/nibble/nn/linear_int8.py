@@ -6,13 +6,8 @@ from .. import operators  # noqa: F401: loads the operators
 from .frozen_linear import FrozenLinear
 
 
-class LinearInt8(FrozenLinear):
-    """y = x W^T + bias, W in LLM.int8() codes with an absmax per row, as bitsandbytes stores it (docs/torch.md).
-
-    `weight` has the codes, int8 [out_features, in_features], and `SCB` the absmax, float32 [out_features]. x is not
-    quantized. A new layer has zeros for its weight until a state dict is loaded; `from_linear()`, `from_state()` and
-    `from_parts()` make one with a weight. compute_dtype is as for `Linear4bit`.
-    """
+class WeightInt8(FrozenLinear):
+    """What `LinearInt8` is besides a `torch.nn.Linear`."""
 
     _weight_tensors = ("weight", "SCB")
 
@@ -108,3 +103,12 @@ class LinearInt8(FrozenLinear):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"compute_dtype={self.compute_dtype}"
         )
+
+
+class LinearInt8(WeightInt8, torch.nn.Linear):
+    """y = x W^T + bias, W in LLM.int8() codes with an absmax per row, as bitsandbytes stores it (docs/torch.md).
+
+    `weight` has the codes, int8 [out_features, in_features], and `SCB` the absmax, float32 [out_features]. x is not
+    quantized. A new layer has zeros for its weight until a state dict is loaded; `from_linear()`, `from_state()` and
+    `from_parts()` make one with a weight. compute_dtype is as for `Linear4bit`.
+    """

@@ -10,9 +10,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .linear_4bit import Linear4bit
-from .linear_int8 import LinearInt8
-
 
 class _InPlaceOfATensor(torch.nn.Module):
     """What code asks of a tensor besides its values."""
@@ -48,7 +45,7 @@ class _InPlaceOfATensor(torch.nn.Module):
 class QuantizedWeight(_InPlaceOfATensor):
     """A frozen weight [rows, columns] whose rows are those of one quantized layer, or of several one after the other.
 
-    layers: `Linear4bit` or `LinearInt8` without a bias. dtype: the type that the weight has for the code that uses it.
+    layers: `Weight4bit` or `WeightInt8` without a bias. dtype: the type that the weight has for the code that uses it.
     """
 
     def __init__(self, layers: list[torch.nn.Module], dtype: torch.dtype):

@@ -1,0 +1,13 @@
+"""Settings for all tests of the Python package."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+try:
+    import torch
+except ImportError:  # the tests that need numpy alone
+    pass
+else:
+    torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
