@@ -7,8 +7,8 @@
 // Hence tensor cores from m = 1 on: one lookup in a table of pairs (four_bit_pair_table.hpp) turns a byte of codes into
 // a register of two weights, and mma.sync takes 16 of n as its large operand, 8 of m as its small one. The table has
 // the codebook's values; absmax multiplies the accumulators of each 64 of k, 8 times less often than it would multiply
-// weights, and no weight is rounded twice. If fewer weights are sure to share an absmax, 32 or 16, it does so that much
-// more often, and k is divided between lanes in another way (four_bit_matmul_run.hpp).
+// weights, and no weight is rounded twice. If fewer weights are sure to share an absmax, 32, 16 or 8, it does so that
+// much more often, and k is divided between lanes in another way (four_bit_matmul_run.hpp).
 //
 //   warp      n x k = 16 x 256 in a step, or 32 x 128
 //   turn      one step or two: packed bytes go from memory to registers at once, during the turn before
@@ -305,7 +305,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
       // more registers than there are for many sums, and without a barrier before it more of a warp's six counters of
       // loads, of which those for the next step's codes need their own.
       if ((KeepsX || m_tiles > 1) && static_cast<i32>(i * Run::in_group) >= now.left) break;
-      // Fragment `f` has the four weights that mma `f` takes of this lane (four_bit_matmul_run.hpp).
+      // Fragment `f` has four weights of this lane (four_bit_matmul_run.hpp).
       u32 fragment[n_tiles][4][4];
       NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
         const u32x2 packed = Run::multiplied(now.packed[i][tile][half], lane.q);
@@ -323,7 +323,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
           const u32 run = i * Run::in_group + r;
           float d[4] = {};
           NIBBLE_UNROLL for (u32 f = r * Run::mmas; f < (r + 1) * Run::mmas; ++f)
-              mma(d, fragment[tile][f], own_x.mma[f]);
+              mma(d, fragment[tile][Run::fragment_of(f)], own_x.mma[f]);
           NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) sum[t][tile][e] =
               fma_rn(e < 2 ? low[run][tile] : high[run][tile], d[e], sum[t][tile][e]);
         }

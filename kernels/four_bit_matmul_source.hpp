@@ -100,7 +100,7 @@ template <bool Nested, FourBitMatmulTile Tile> struct FourBitMatmulOperands {
   }
 
  private:
-  static constexpr u32 log2_run = Tile.run == 64 ? 6 : Tile.run == 32 ? 5 : 4;
+  static constexpr u32 log2_run = Tile.run == 64 ? 6 : Tile.run == 32 ? 5 : Tile.run == 16 ? 4 : 3;
   // Past the end, absmax multiplies zeros, and may be infinite only if the row of the weight has such an absmax anyway.
   // A kernel with one tile of m multiplies whatever is left: it needs 0 there. Others stop before a group in which
   // nothing is left, but k may end inside of a group of short runs: there it is that of the last run.

@@ -23,7 +23,7 @@ struct FourBitMatmulTile {
   XBarrier barrier = XBarrier::group;
   bool loads_first = true;   // the next step's codes are loaded before the barrier, not after it
   u32 prefetched_steps = 0;  // how far ahead codes are requested into the L2 cache
-  u32 run = 64;              // contiguous weights of a row that share an absmax: 64, 32 or 16
+  u32 run = 64;              // contiguous weights of a row that share an absmax: 64, 32, 16 or 8
 
   [[nodiscard]] constexpr u32 threads() const { return 32 * n_warps * k_warps; }
   [[nodiscard]] constexpr u32 block_m() const { return 8 * m_tiles; }
@@ -31,11 +31,12 @@ struct FourBitMatmulTile {
   [[nodiscard]] constexpr u32 block_n() const { return 16 * n_tiles * n_warps; }
   [[nodiscard]] constexpr u32 groups() const { return 4 / n_tiles; }  // of 64 along k, of a warp in a step
   [[nodiscard]] constexpr u32 block_k() const { return 64 * groups() * k_warps; }
-  [[nodiscard]] constexpr u32 min_blocks() const { return m_tiles <= 2 ? 2 : 1; }  // per multiprocessor
+  // Per multiprocessor. With runs of 8, absmax takes too many registers for two.
+  [[nodiscard]] constexpr u32 min_blocks() const { return m_tiles <= 2 && run > 8 ? 2 : 1; }
 
   /// Steps whose codes are loaded at once, during the turn before: two where one block of a multiprocessor has to keep
-  /// memory busy.
-  [[nodiscard]] constexpr u32 turn_steps() const { return min_blocks() == 1 ? 2 : 1; }
+  /// memory busy. With runs of 8 there are no registers for two.
+  [[nodiscard]] constexpr u32 turn_steps() const { return min_blocks() == 1 && run > 8 ? 2 : 1; }
 
   bool operator==(const FourBitMatmulTile&) const = default;
 };

@@ -104,11 +104,14 @@ void FourBitMatmulArguments::check_product(u32 index) {
 
 u32 FourBitMatmulArguments::run_of_all() const {
   if (!x_fits_tiles()) return 0;
-  for (const u32 some : {64U, 32U, 16U})
-    if (std::all_of(products.begin(), products.begin() + matmul.product_count,
-                    [&](const Product& product) { return has_runs_of(some, product.weight); }))
-      return some;
-  return 0;
+  const auto all_have = [&](u32 some) {
+    return std::all_of(products.begin(), products.begin() + matmul.product_count,
+                       [&](const Product& product) { return has_runs_of(some, product.weight); });
+  };
+  if (all_have(64)) return 64;
+  const auto& runs = four_bit_matmul::short_runs;
+  const auto longest = std::find_if(runs.begin(), runs.end(), all_have);
+  return longest == runs.end() ? 0 : *longest;
 }
 
 // Without experts, of whom most have few rows. Copies by TMA need 16 bytes, and a matrix that is not empty.

@@ -20,12 +20,14 @@ struct LaunchConfig {
 
 /// The kernels that are compiled for runs shorter than 64 (kernels/four_bit_matmul_run.hpp): few, because few weights
 /// have blocks of 32 or a k that is no multiple of 64. More than 32 rows of x take turns. Not measured.
-inline constexpr std::array<u32, 2> short_runs{32, 16};
+inline constexpr std::array<u32, 3> short_runs{32, 16, 8};
 inline constexpr std::array<Choice, 2 * short_runs.size()> choices_of_short_runs{{
     {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 32}, 0, 8},
     {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 32}, 9, max_m},
     {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 16}, 0, 8},
     {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 16}, 9, max_m},
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 8}, 0, 8},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 8}, 9, max_m},
 }};
 
 /// For any n and k, and m rows of x for each weight. Without `may_split`, splits is 1. The kernel is one of `choices`,

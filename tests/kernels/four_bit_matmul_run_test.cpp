@@ -1,5 +1,5 @@
-// The product with weights whose absmax changes after fewer than 64 of k, or within a row at any 16: blocks of 32, and
-// a k, a first element or a stride that is a multiple of 32 or 16. They have tensor cores, too.
+// The product with weights whose absmax changes after fewer than 64 of k, or within a row at any 16 or 8: blocks of 32,
+// and a k, a first element or a stride that is a multiple of 32, 16 or 8. They have tensor cores, too.
 #include "kernels/four_bit_matmul_run.hpp"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ using test::Shape;
 TEST(FourBitMatmulRun, MFromOneTo70) {
   u32 seed = 1;
   for (const std::size_t m : {1, 3, 8, 9, 16, 17, 32, 33, 64, 70})
-    for (const std::size_t run : {32U, 16U}) {
+    for (const std::size_t run : {32U, 16U, 8U}) {
       expect_product({.m = m,
                       .n = 1 + 37 * (seed % 4),
                       .k = 2 * run * (1 + seed % 5) + run,
@@ -42,9 +42,9 @@ TEST(FourBitMatmulRun, MFromOneTo70) {
 }
 
 TEST(FourBitMatmulRun, RandomShapes) {
-  test::expect_random_products(48, 3, [](u32 i, auto& below) {
+  test::expect_random_products(64, 3, [](u32 i, auto& below) {
     const bool large = i % 8 == 0;
-    const std::size_t run = i % 3 == 0 ? 32 : 16;
+    const std::size_t run = 8u << i % 3;
     return Shape{.m = 1 + below(large ? 64 : 20),
                  .n = 1 + below(large ? 140 : 80),
                  .k = run * (1 + below(large ? 70 : 30)),
@@ -60,7 +60,7 @@ TEST(FourBitMatmulRun, RandomShapes) {
 // gives another product.
 TEST(FourBitMatmulRun, EachWeightMeetsItsXAndItsAbsmax) {
   for (const std::uint32_t blocksize : {32U, 64U, 128U})
-    for (const std::size_t k : {96U, 208U})
+    for (const std::size_t k : {96U, 208U, 136U})
       for (const std::size_t m : {8U, 32U}) {
         Problem problem({.m = m, .n = 20, .k = k, .blocksize = blocksize, .nested = false, .y_f32 = true}, 7);
         for (std::size_t first = 0; first < k; first += m) {
@@ -79,17 +79,18 @@ TEST(FourBitMatmulRun, EachWeightMeetsItsXAndItsAbsmax) {
       }
 }
 
-// The shapes of a SigLIP's second linear layer, and one with blocks of 32; with few n, several blocks divide k.
+// The k of a SigLIP's second linear layer, half of it, and one with blocks of 32; with few n, several blocks divide k.
 TEST(FourBitMatmulRun, SplitK) {
   for (const std::size_t m : {1U, 12U, 40U}) {
     expect_product({.m = m, .n = 33, .k = 4304, .bias = m == 1, .overlap = m == 1}, static_cast<u32>(m));
+    expect_product({.m = m, .n = 33, .k = 2152, .nested = m != 12, .overlap = m == 40}, static_cast<u32>(m + 2));
     expect_product({.m = m, .n = 33, .k = 4096, .blocksize = 32, .accumulate = m == 12}, static_cast<u32>(m + 1));
   }
 }
 
 TEST(FourBitMatmulRun, CallsOfAllKinds) {
   for (const std::uint32_t blocksize : {32U, 64U})
-    for (const std::size_t k : {160U, 176U}) {
+    for (const std::size_t k : {160U, 176U, 168U}) {
       const Shape shape{.m = 10, .n = 20, .k = k, .blocksize = blocksize};
       Shape other = shape;
       other.x_f32 = other.y_f32 = other.accumulate = other.overlap = true;
@@ -106,8 +107,8 @@ TEST(FourBitMatmulRun, CallsOfAllKinds) {
 
 // A device that adds as others do: the bytes are those of every grid and capability.
 NIBBLE_SIMULATED_TEST(FourBitMatmulRun, DevicesOfAnySizeGiveTheSameBytes) {
-  for (const Shape& shape :
-       {Shape{.m = 3, .n = 300, .k = 64 * 20, .blocksize = 32}, Shape{.m = 20, .n = 300, .k = 1072}}) {
+  for (const Shape& shape : {Shape{.m = 3, .n = 300, .k = 64 * 20, .blocksize = 32},
+                             Shape{.m = 20, .n = 300, .k = 1072}, Shape{.m = 5, .n = 300, .k = 1000}}) {
     const Problem problem(shape, 28);
     const Product run(problem);
     const std::vector<float> expected = run.product();
@@ -117,7 +118,8 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulRun, DevicesOfAnySizeGiveTheSameBytes) {
 
 NIBBLE_SIMULATED_TEST(FourBitMatmulRun, EverySynchronizationIsNeeded) {
   for (const Shape& shape :
-       {Shape{.m = 3, .n = 32, .k = 1536, .blocksize = 32, .overlap = true}, Shape{.m = 20, .n = 40, .k = 1040}}) {
+       {Shape{.m = 3, .n = 32, .k = 1536, .blocksize = 32, .overlap = true}, Shape{.m = 20, .n = 40, .k = 1040},
+        Shape{.m = 5, .n = 40, .k = 1544}, Shape{.m = 20, .n = 40, .k = 1032, .overlap = true}}) {
     SCOPED_TRACE(testing::PrintToString(shape));
     const Problem problem(shape, 5);
     const Product run(problem);
@@ -145,11 +147,11 @@ std::string kernel_of(const Shape& shape) {
   return tiles && any ? "both" : tiles ? "tensor cores" : any ? "any" : "none";
 }
 
-NIBBLE_SIMULATED_TEST(FourBitMatmulRun, KIsAMultipleOf16OrHasNoTensorCores) {
-  for (const std::size_t k : {16U, 32U, 48U, 64U, 80U, 96U, 112U, 128U})
+NIBBLE_SIMULATED_TEST(FourBitMatmulRun, KIsAMultipleOf8OrHasNoTensorCores) {
+  for (const std::size_t k : {8U, 16U, 24U, 32U, 48U, 64U, 72U, 80U, 96U, 112U, 120U, 128U})
     for (const std::uint32_t blocksize : {32U, 64U, 4096U})
       EXPECT_EQ(kernel_of({.m = 3, .n = 20, .k = k, .blocksize = blocksize}), "tensor cores") << k << ", " << blocksize;
-  for (const std::size_t k : {1U, 8U, 24U, 65U, 72U})
+  for (const std::size_t k : {1U, 4U, 12U, 65U, 100U})
     EXPECT_EQ(kernel_of({.m = 3, .n = 20, .k = k, .x_stride = 16 - k % 8}), "any") << k;
   const Shape shape{.m = 3, .n = 20, .k = 80};
   for (const auto& [first, gap, packed_offset, x_stride, kernel] :
@@ -157,8 +159,10 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulRun, KIsAMultipleOf16OrHasNoTensorCores) {
            {16, 0, 0, 0, "tensor cores"},
            {0, 16, 0, 0, "tensor cores"},
            {16, 16, 4, 8, "tensor cores"},
-           {8, 0, 0, 0, "any"},
-           {0, 8, 0, 0, "any"},
+           {8, 0, 0, 0, "tensor cores"},
+           {0, 8, 0, 0, "tensor cores"},
+           {4, 0, 0, 0, "any"},
+           {0, 4, 0, 0, "any"},
            {0, 0, 2, 0, "any"},
            {0, 0, 0, 4, "any"}}) {
     Shape other = shape;
@@ -217,16 +221,22 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulRun, IsAsLongAsAllWeightsAllow) {
            {64, 80, 0, 0, 0, 16},
            {32, 64, 16, 0, 0, 16},
            {64, 64, 0, 16, 0, 16},
-           {64, 64, 0, 8, 0, 0},
+           {64, 72, 0, 0, 0, 8},
+           {32, 64, 8, 0, 0, 8},
+           {64, 64, 0, 8, 0, 8},
+           {64, 64, 0, 8, 4, 8},
+           {64, 64, 0, 4, 0, 0},
+           {64, 68, 0, 0, 0, 0},
            {64, 64, 0, 0, 2, 0},
            {64, 0, 0, 0, 0, 0},
        })
     EXPECT_EQ(run_of({c}), c.run) << c.blocksize << ", " << c.k << ", " << c.first << ", " << c.gap;
   const Case whole{64, 64, 0, 0, 0, 64}, of_32{64, 64, 32, 0, 0, 32}, of_16{64, 64, 16, 0, 0, 16},
-      odd{64, 64, 1, 0, 0, 0};
+      of_8{64, 64, 8, 0, 0, 8}, odd{64, 64, 1, 0, 0, 0};
   EXPECT_EQ(run_of({whole, whole}), 64U);
   EXPECT_EQ(run_of({whole, of_32}), 32U);
   EXPECT_EQ(run_of({of_16, of_32, whole}), 16U);
+  EXPECT_EQ(run_of({of_32, of_8, of_16}), 8U);
   EXPECT_EQ(run_of({whole, odd}), 0U);
 }
 
@@ -244,6 +254,10 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulRun, IsCountedIn32Bits) {
   call.products = &of_call;
   weight.first = (u64{1} << 36) - 32;
   EXPECT_EQ(FourBitMatmulArguments(call).run, 16U);
+  weight.first += 16;
+  EXPECT_EQ(FourBitMatmulArguments(call).run, 0U);
+  weight.first = (u64{1} << 35) - 24;
+  EXPECT_EQ(FourBitMatmulArguments(call).run, 8U);
   weight.first += 16;
   EXPECT_EQ(FourBitMatmulArguments(call).run, 0U);
 }
