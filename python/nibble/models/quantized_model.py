@@ -34,7 +34,8 @@ class QuantizedModel:
             raise BadInputError(f"{self._directory}: {error}") from None
         self._taken: dict[tuple[str, str], list[tuple[Destination, StoredWeight]]] = {}
         self._dtypes: dict[tuple[str, str], torch.dtype] = {}
-        self._experts: dict[tuple[str, str], int] = {}
+        self.tied: list[str] = []
+        """Modules whose weight is that of another one."""
 
     def take_out(self) -> None:
         for name, destination in self._destinations.items():
@@ -66,6 +67,14 @@ class QuantizedModel:
             else:
                 weight = QuantizedWeight([pieces[0][1].part(self._tensors)], self._dtypes[place])
                 setattr(module, place[1], weight.to(self._device_of(place[0])))
+
+    @property
+    def renamed(self) -> str | None:
+        """A quantized weight that has another name in the model than in the checkpoint, those of experts aside."""
+        return next(
+            (name for name, at in self._destinations.items() if at.expert is None and name != f"{at.module}.{at.leaf}"),
+            None,
+        )
 
     def summary(self) -> str:
         """How much of the checkpoint is quantized."""
@@ -124,7 +133,9 @@ class QuantizedModel:
             place = tuple(source.rpartition(".")[::2])
             if place in self._taken and target != source:
                 module, _, leaf = target.rpartition(".")
-                self._taken.setdefault((module, leaf), self._taken[place])
+                if (module, leaf) not in self._taken:
+                    self._taken[module, leaf] = self._taken[place]
+                    self.tied.append(module)
                 ties.pop(target)
 
     def _name_of(self, module) -> str:

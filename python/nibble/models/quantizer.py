@@ -6,7 +6,7 @@ nor initializes them. Afterwards it puts nibble's modules there, whose tensors a
 
 from __future__ import annotations
 
-import logging
+import sys
 
 import torch
 from transformers.quantizers.auto import (
@@ -16,26 +16,30 @@ from transformers.quantizers.auto import (
     register_quantizer,
 )
 from transformers.quantizers.base import HfQuantizer
+from transformers.utils.logging import is_progress_bar_enabled
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 METHOD = "nibble"
-logger = logging.getLogger(__name__)
 
 
 class NibbleConfig(QuantizationConfigMixin):
     """`quantization_config` in config.json. What is quantized, and how, the tensors say themselves.
 
     compute_dtype: the type in which layers multiply, as a torch.dtype or its name; that of the model if it is None.
+    stored: what config.json says instead, if it is bitsandbytes' own; save_pretrained() writes it again.
     """
 
-    def __init__(self, compute_dtype: torch.dtype | str | None = None, **ignored):
+    def __init__(self, compute_dtype: torch.dtype | str | None = None, stored: dict | None = None, **ignored):
         self.quant_method = METHOD
+        self.stored = stored
         name = str(compute_dtype).removeprefix("torch.")
         self.compute_dtype = None if compute_dtype is None else getattr(torch, name, None)
         if compute_dtype is not None and not isinstance(self.compute_dtype, torch.dtype):
             raise ValueError(f"compute_dtype {compute_dtype!r} in quantization_config is no type of torch")
 
     def to_dict(self):
+        if self.stored is not None:
+            return dict(self.stored)
         name = None if self.compute_dtype is None else str(self.compute_dtype).removeprefix("torch.")
         return {"compute_dtype": name, "quant_method": METHOD}
 
@@ -49,7 +53,8 @@ class NibbleQuantizer(HfQuantizer):
 
     def __init__(self, quantization_config, **kwargs):
         super().__init__(quantization_config, **kwargs)
-        self._quantized = None
+        self._quantized = self._renamed = None
+        self._tied = []
 
     def update_dtype(self, dtype):
         return torch.get_default_dtype() if dtype is None else dtype
@@ -65,12 +70,28 @@ class NibbleQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model, **kwargs):
         self._quantized.put_in()
-        logger.info(self._quantized.summary())
+        # peft's prepare_model_for_kbit_training() asks for it before it turns gradient checkpointing on.
+        model.is_loaded_in_8bit = True
+        if is_progress_bar_enabled():
+            print(self._quantized.summary(), file=sys.stderr)
+        self._tied, self._renamed = self._quantized.tied, self._quantized.renamed
         self._quantized = None
         return model
 
     def is_serializable(self, *args, **kwargs):
-        return False
+        return True
+
+    def get_state_dict_and_metadata(self, model, *args):
+        if getattr(model, "_hf_peft_config_loaded", False):
+            return None, {}  # adapters alone are saved
+        if self._renamed:
+            raise NotImplementedError(
+                f"save_pretrained: '{self._renamed}' has another name in this model, which transformers changes back for "
+                "plain tensors alone; copy the directory that was loaded"
+            )
+        from .saving import stored_state
+
+        return stored_state(model, self._tied), {}
 
     @property
     def is_trainable(self):

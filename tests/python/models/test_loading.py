@@ -1,70 +1,17 @@
 """Directories that nibble quantized, in transformers: the logits are those of the dequantized model."""
 
 import json
-import os
-import pathlib
-import subprocess
+import re
 
 import nibble
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from nibble.nn import ExpertWeights, Linear4bit, LinearInt8, QuantizedWeight
+from tiny_models import MIXED, check_logits, convert, dequantized, save
 
-PROGRAM = pathlib.Path(os.environ.get("NIBBLE", pathlib.Path(__file__).parents[3] / "build/release/nibble"))
-SMALL = dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-LATENT = dict(q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=16)
-ROUTED = dict(n_routed_experts=8, n_group=2, topk_group=1, first_k_dense_replace=1, n_shared_experts=1)
-CONFIGS = {
-    "Llama": transformers.LlamaConfig(**SMALL, intermediate_size=128),
-    "Qwen3Moe": transformers.Qwen3MoeConfig(
-        **SMALL, moe_intermediate_size=96, head_dim=16, num_experts=8, num_experts_per_tok=2
-    ),
-    "Mixtral": transformers.MixtralConfig(**SMALL, intermediate_size=128, num_local_experts=4),
-    "GptOss": transformers.GptOssConfig(
-        **SMALL, intermediate_size=64, head_dim=16, num_local_experts=4, num_experts_per_tok=2
-    ),
-    "DeepseekV3": transformers.DeepseekV3Config(
-        **SMALL | {"num_key_value_heads": 4}, **LATENT, **ROUTED, intermediate_size=128, moe_intermediate_size=64,
-        num_experts_per_tok=2,
-    ),
-}  # fmt: skip
-MIXED = ("--embeddings", "int8", "--lm-head", "nf4", "--allow-nibble-only")
-
-
-def save(directory, name, **changes):
-    torch.manual_seed(0)
-    config = CONFIGS[name].__class__.from_dict(CONFIGS[name].to_dict() | changes)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).to(torch.bfloat16).eval()
-    model.save_pretrained(directory)
-    return model
-
-
-def convert(source, target, *options):
-    done = subprocess.run([PROGRAM, "convert", source, target, *options], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return target
-
-
-def dequantized(plain, quantized):
-    """`plain` with the weights that `quantized` has."""
-    parameters = dict(plain.named_parameters(remove_duplicate=False))
-    for name, module in quantized.named_modules():
-        if isinstance(module, ExpertWeights):
-            parameters[name].data = torch.stack([expert.dequantize() for expert in module.experts])
-        elif isinstance(module, QuantizedWeight) and name in parameters:
-            parameters[name].data = module.dequantize()
-        elif isinstance(module, Linear4bit | LinearInt8) and f"{name}.weight" in parameters:
-            parameters[f"{name}.weight"].data = module.dequantize(torch.bfloat16)
-    if hasattr(plain.config, "_experts_implementation"):
-        plain.config._experts_implementation = "eager"
-    return plain
-
-
-def check_logits(model, expected):
-    ids = torch.arange(34).reshape(2, 17) * 7 % 256
-    with torch.inference_mode():
-        torch.testing.assert_close(model(ids).logits, expected(ids).logits, rtol=0, atol=0.02)
+fused_experts = pytest.mark.skipif(transformers.__version__ < "5", reason="transformers 4 has a module for each expert")
 
 
 @pytest.mark.parametrize("name", ["Qwen3Moe", "Mixtral", "GptOss", "DeepseekV3"])
@@ -73,7 +20,9 @@ def test_experts_embeddings_and_heads(tmp_path, name):
     directory = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4", "--experts", "nf4", *MIXED)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
     kinds = [type(module) for module in model.modules()]
-    assert kinds.count(ExpertWeights) == 2 * sum("Experts" in kind.__name__ for kind in kinds if kind is not ExpertWeights)
+    assert kinds.count(ExpertWeights) == 2 * sum(
+        "Experts" in kind.__name__ for kind in kinds if kind is not ExpertWeights
+    )
     assert isinstance(model.lm_head, Linear4bit)
     assert isinstance(model.model.embed_tokens.weight, QuantizedWeight)
     check_logits(model, dequantized(plain, model))
@@ -103,6 +52,7 @@ def test_nothing_is_reported_as_unexpected_or_missing(tmp_path):
     assert not any(said[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
+@fused_experts
 def test_experts_that_are_missing_are_named(tmp_path):
     save(tmp_path / "plain", "Mixtral")
     options = ("--to", "nf4", "--experts", "nf4", "--skip", ".*layers.1.*experts.3.*", *MIXED)
@@ -136,6 +86,7 @@ def test_weights_of_layers_that_the_model_lacks_are_refused(tmp_path):
         nibble.load(directory)
 
 
+@fused_experts
 def test_experts_of_other_columns_are_refused(tmp_path):
     save(tmp_path / "plain", "Mixtral")
     options = ("--to", "nf4", "--experts", "nf4", "--skip", r".*\.(w1|w3|[qkvo]_proj)\.weight", "--allow-nibble-only")
@@ -144,3 +95,113 @@ def test_experts_of_other_columns_are_refused(tmp_path):
     (directory / "config.json").write_text(json.dumps(config | {"intermediate_size": 192}))
     with pytest.raises(nibble.BadInputError, match=r"w2.*: is \[64, 128\], the model's experts have 192 columns"):
         nibble.load(directory)
+
+
+def test_the_share_that_is_quantized_is_printed(tmp_path, capsys):
+    save(tmp_path / "plain", "Llama")
+    directory = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4")
+    tensors = nibble.open(directory)
+    quantized = sum(tensors.info(name).bytes for name in tensors if "_proj" in name)
+    share = 100 * quantized / sum(tensors.info(name).bytes for name in tensors)
+    transformers.utils.logging.enable_progress_bar()
+    nibble.load(directory)
+    said = capsys.readouterr().err
+    assert f"{directory}: 14 quantized weights with {quantized / 1e9:.3f} GB, {share:.1f} % of the bytes" in said
+    transformers.utils.logging.disable_progress_bar()
+    nibble.load(directory)
+    assert "quantized weights" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changed, message", [
+    ({"blocksize": 48}, "its quant_state has the blocksize 48, not one of 32, 64"),
+    ({"dtype": "int8"}, "its quant_state has the dtype 'int8', not one of float32"),
+    ({"shape": [64]}, r"its quant_state has the shape \[64\], not two dimensions"),
+    ({"shape": [128, 128]}, r"is \[128, 128\], the model's weight is"),
+    ({"nested_blocksize": 64}, "has nested blocks of 64 float32 values"),
+])  # fmt: skip
+def test_a_quant_state_that_nothing_writes_is_refused(tmp_path, changed, message):
+    save(tmp_path / "plain", "Llama")
+    directory = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4")
+    state = safetensors.torch.load_file(directory / "model.safetensors")
+    key = next(name for name in state if "quant_state" in name)
+    fields = json.loads(bytes(state[key].tolist())) | changed
+    state[key] = torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
+    safetensors.torch.save_file(state, directory / "model.safetensors", {"format": "pt"})
+    name = key.partition(".quant_state")[0]
+    with pytest.raises(nibble.BadInputError, match=f"nf4.*: tensor '{name}': {message}") as raised:
+        nibble.load(directory)
+    assert "\n" not in str(raised.value)
+
+
+def test_half_written_directories_are_refused(tmp_path):
+    save(tmp_path / "plain", "Llama")
+    directory = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4")
+    file = directory / "model.safetensors"
+    whole = safetensors.torch.load_file(file)
+    part = next(name for name in whole if name.endswith("_proj.weight.absmax"))
+    weight = part.removesuffix(".absmax")
+    for missing, message in {
+        part: f"model.safetensors: tensor '{weight}': .*absmax is missing",
+        weight: f"model.safetensors: tensor '{weight}.*': belongs to '{weight}', which is missing",
+    }.items():
+        safetensors.torch.save_file({k: v for k, v in whole.items() if k != missing}, file, {"format": "pt"})
+        with pytest.raises(nibble.BadInputError, match=message) as raised:
+            nibble.load(directory)
+        assert "\n" not in str(raised.value)
+    safetensors.torch.save_file(whole, file, {"format": "pt"})
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(nibble.BadInputError, match="model.safetensors: ") as raised:
+        nibble.load(directory)
+    assert "\n" not in str(raised.value)
+    safetensors.torch.save_file(whole, file, {"format": "pt"})
+    config = (directory / "config.json").rename(tmp_path / "config.json")
+    with pytest.raises(nibble.BadInputError, match="nf4: has no config.json$"):
+        nibble.load(directory)
+    config.rename(directory / "config.json")
+    file.unlink()
+    with pytest.raises(nibble.Error, match="nf4") as raised:
+        nibble.load(directory)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(nibble.Error, match="nowhere") as raised:
+        nibble.load(tmp_path / "nowhere")
+    assert "\n" not in str(raised.value)
+
+
+def test_tensors_are_those_of_the_file(tmp_path):
+    """So processes share them: no page of a quantized weight is this process' own, even after a forward."""
+    save(tmp_path / "plain", "Llama", hidden_size=256, intermediate_size=512)
+    directory = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4", *MIXED)
+    model = nibble.load(directory).eval()
+    with torch.inference_mode():
+        model(torch.arange(8)[None])
+    for name, tensor in model.named_parameters():
+        if tensor.dtype in (torch.uint8, torch.int8):
+            lines = mapping_of(tensor.data_ptr())
+            assert lines[0].endswith(str(directory / "model.safetensors")), name
+            assert "Anonymous:             0 kB" in lines, name
+
+
+def mapping_of(address):
+    """The lines of /proc/self/smaps about the mapping that has this address."""
+    found = []
+    for line in open("/proc/self/smaps").read().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            if found:
+                return found
+            begin, end = (int(text, 16) for text in match.groups())
+            found = [line] if begin <= address < end else []
+        elif found:
+            found.append(line)
+    return found
+
+
+def test_peft_prepares_such_models_for_training(tmp_path):
+    peft = pytest.importorskip("peft")
+    save(tmp_path / "plain", "Llama")
+    directory = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4")
+    model = peft.prepare_model_for_kbit_training(nibble.load(directory))
+    assert model.is_gradient_checkpointing  # which peft turns on for models that it takes to be quantized
+    model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")).train()
+    ids = torch.arange(8)[None]
+    model(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)

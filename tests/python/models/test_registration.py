@@ -1,7 +1,10 @@
 """What nibble tells transformers and peft, whichever is imported first."""
 
 import importlib
+import subprocess
 import sys
+
+import pytest
 
 from nibble.models import registration
 
@@ -22,3 +25,10 @@ def test_modules_that_are_there_and_modules_that_come_later(monkeypatch):
     registered.clear()
     importlib.import_module("wave")
     assert registered == ["wave"] and len(sys.meta_path) == finders
+
+
+def test_load_is_the_first_to_import_transformers(tmp_path):
+    pytest.importorskip("transformers")
+    program = "import sys, nibble; assert 'transformers' not in sys.modules; nibble.load(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "nowhere"], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith("nibble.errors."), done.stderr

@@ -1,0 +1,59 @@
+"""Which merges of a checkpoint's weights into one parameter are possible with quantized weights."""
+
+import pytest
+import torch
+from nibble.models.destinations import Destination, Unplaceable, find_destinations
+
+mapping = pytest.importorskip("transformers.conversion_mapping")
+loading = pytest.importorskip("transformers.core_model_loading")
+
+
+class Model(torch.nn.Module):
+    base_model_prefix = "model"
+
+    def __init__(self, name, *shape):
+        super().__init__()
+        parent = torch.nn.Module()
+        parent.register_parameter(name, torch.nn.Parameter(torch.empty(shape, device="meta")))
+        self.block = parent
+
+
+def destinations(monkeypatch, model, names, *steps):
+    monkeypatch.setattr(mapping, "get_model_conversion_mapping", lambda model: list(steps))
+    return find_destinations(model, names)
+
+
+def test_merges_of_other_weights_than_those_of_experts_are_refused(monkeypatch):
+    merge = loading.WeightConverter(["q.weight", "k.weight"], "qk", [loading.Concatenate(dim=0)])
+    with pytest.raises(Unplaceable) as raised:
+        destinations(monkeypatch, Model("qk", 8, 4), ["block.q.weight", "block.k.weight"], merge)
+    assert str(raised.value) == (
+        "tensor 'block.q.weight': transformers makes 'block.qk' of it by Concatenate, which is not possible with "
+        "quantized weights"
+    )
+
+
+def test_merges_of_experts_by_other_operations_are_refused(monkeypatch):
+    operations = [loading.MergeModulelist(dim=0), loading.Transpose(1, 2)]
+    merge = loading.WeightConverter("experts.*.up.weight", "up", operations)
+    with pytest.raises(
+        Unplaceable, match="makes 'block.up' of it by MergeModulelist, Transpose, which is not possible"
+    ):
+        destinations(monkeypatch, Model("up", 2, 8, 4), ["block.experts.0.up.weight"], merge)
+
+
+def test_merges_of_experts_by_rows(monkeypatch):
+    operations = [loading.MergeModulelist(dim=0), loading.Concatenate(dim=1)]
+    merge = loading.WeightConverter(["experts.*.gate.weight", "experts.*.up.weight"], "gate_up", operations)
+    names = ["block.experts.1.gate.weight", "block.experts.1.up.weight"]
+    found = destinations(monkeypatch, Model("gate_up", 2, 8, 4), names, merge)
+    assert found == {
+        names[0]: Destination("block", "gate_up", 1, 0),
+        names[1]: Destination("block", "gate_up", 1, 1),
+    }
+
+
+def test_renamed_weights(monkeypatch):
+    rename = loading.WeightRenaming("old", "new")
+    found = destinations(monkeypatch, Model("new", 8, 4), ["block.old", "model.block.old"], rename)
+    assert set(found.values()) == {Destination("block", "new")}
