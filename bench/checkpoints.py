@@ -15,8 +15,7 @@ HIDDEN, INTERMEDIATE, HEADS, VOCABULARY_PER_LAYER = 4096, 11008, 32, 8000
 TYPES = {"bf16": ("BF16", 2, "bfloat16"), "fp32": ("F32", 4, "float32")}
 
 
-def shapes(layers):
-    vocabulary = VOCABULARY_PER_LAYER * layers
+def shapes(layers, vocabulary):
     tensors = {
         "model.embed_tokens.weight": (vocabulary, HIDDEN),
         "lm_head.weight": (vocabulary, HIDDEN),
@@ -72,8 +71,9 @@ def header_of(tensors, kind, width):
     return entries, offset
 
 
-def write(directory, layers, dtype):
+def write(directory, layers, dtype, vocabulary=None):
     """A model directory; one that is there already is kept. Returns the path of its weights."""
+    vocabulary = vocabulary or VOCABULARY_PER_LAYER * layers
     path = directory / "model.safetensors"
     if directory.exists():
         return path
@@ -81,7 +81,7 @@ def write(directory, layers, dtype):
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     kind, width, torch_name = TYPES[dtype]
-    tensors = shapes(layers)
+    tensors = shapes(layers, vocabulary)
     generator = random.Random(2)
     with open(unfinished / path.name, "wb") as file:
         write_header(file, header_of(tensors, kind, width)[0])
@@ -96,7 +96,7 @@ def write(directory, layers, dtype):
         "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": HEADS,
-        "vocab_size": VOCABULARY_PER_LAYER * layers,
+        "vocab_size": vocabulary,
         "tie_word_embeddings": False,
     }
     (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
