@@ -62,7 +62,9 @@ def test_compiles_as_one_graph(kind, dynamic):
 def test_gradcheck(kind):
     layer = layer_of(kind, 9, 5).double()
     x = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, bias: torch.func.functional_call(layer, {"bias": bias}, x), (x, layer.bias))
+    assert torch.autograd.gradcheck(
+        lambda x, bias: torch.func.functional_call(layer, {"bias": bias}, x), (x, layer.bias)
+    )
     assert torch.autograd.gradgradcheck(layer, x, fast_mode=True)
 
 

@@ -98,7 +98,9 @@ def test_an_adapter_is_saved_and_loaded(kind, tmp_path):
 def test_merging_is_refused(kind, safe_merge):
     model = adapted(Model(kind))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(NotImplementedError, match=r"^Linear\w+ \[(64, 32|32, 64)\]: its weight is quantized, and an adapter"):
+    with pytest.raises(
+        NotImplementedError, match=r"^Linear\w+ \[(64, 32|32, 64)\]: its weight is quantized, and an adapter"
+    ):
         model.merge_and_unload(safe_merge=safe_merge)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
@@ -113,7 +115,9 @@ def test_merging_into_quantized_embeddings_is_refused():
     ids = torch.tensor([[1, 7]])
     y = model(ids)
     assert y.requires_grad and not torch.equal(y, weight.dequantize()[ids])
-    with pytest.raises(NotImplementedError, match=r"^Embedding \[8, 64\]: its weight is quantized, and an adapter cannot be"):
+    with pytest.raises(
+        NotImplementedError, match=r"^Embedding \[8, 64\]: its weight is quantized, and an adapter cannot be"
+    ):
         model.merge_and_unload()
 
 

@@ -122,5 +122,9 @@ def test_states():
 
 def test_inputs():
     for layer in (Linear4bit.from_linear(torch.nn.Linear(64, 4)), LinearInt8.from_linear(torch.nn.Linear(64, 4))):
-        refused("x: has the shape [1, 65], and the weight needs 64 columns", lambda layer=layer: layer(torch.ones(1, 65)), RuntimeError)
+        refused(
+            "x: has the shape [1, 65], and the weight needs 64 columns",
+            lambda layer=layer: layer(torch.ones(1, 65)),
+            RuntimeError,
+        )
         refused("x: is torch.int64, not", lambda layer=layer: layer(torch.ones(1, 64).long()), RuntimeError)
