@@ -19,7 +19,7 @@ TREES = [
         ["core/files"],
         ["formats", "quant/simd"],
         ["quant/codecs"],
-        ["quant/errors"],
+        ["quant/errors", "quant/matmul"],
         ["quant/quantizers"],
         ["quant/schemes"],
         ["quant/stream"],
@@ -41,9 +41,10 @@ LEVEL = {folder: (tree, level) for tree, levels in enumerate(TREES) for level, f
 # Between the trees: the C interface by which a conversion uses a device.
 BETWEEN = {("quant/quantizers", "kernels/host/device_interface.h")}
 # Public headers that a folder must not know, although it may include all others: a codec is arithmetic and sizes.
-JOBS = r"advise|checkpoint|convert|device|measure|plan|recipe|role|weights"
+JOBS = r"advise|checkpoint|convert|device|matmul|measure|plan|recipe|role|weights"
 BARRED = {
     "quant/codecs": re.compile(rf"nibble/({JOBS}|error_sums|metrics)\.hpp"),
+    "quant/matmul": re.compile(rf"nibble/({JOBS.replace('matmul|', '')}|error_sums|metrics)\.hpp"),
     "quant/simd": re.compile(rf"nibble/({JOBS}|error_sums|metrics)\.hpp"),
 }
 PUBLIC = "include/"

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <memory>
-#include <numeric>
 #include <span>
 
 #include "nibble/codec.hpp"
@@ -69,11 +68,14 @@ const FourBitTables& four_bit_tables(std::string_view quant_type) {
 }
 
 FourBitRows::FourBitRows(const FourBitParts& parts, std::int64_t rows, std::int64_t columns)
-    : tables_(four_bit_tables(parts.quant_type)), rows_(rows), columns_(columns), blocksize_(parts.blocksize) {
+    : tables_(four_bit_tables(parts.quant_type)),
+      codebook_(parts.quant_type == "nf4" ? matmul::Codebook::nf4 : matmul::Codebook::fp4),
+      rows_(rows),
+      columns_(columns),
+      blocksize_(parts.blocksize) {
   require(rows >= 0 && columns >= 0 && (columns == 0 || rows <= max_weights / columns),
           [&] { return fmt::format("weight: cannot have the shape [{}, {}]", rows, columns); });
   check_four_bit(parts, rows * columns);
-  row_step_ = blocksize_ / std::gcd(blocksize_, std::max<std::int64_t>(columns, 1));
   packed_ = static_cast<const std::uint8_t*>(parts.packed.const_data_ptr());
   if (!parts.nested()) {
     absmax_ = parts.absmax.const_data_ptr<float>();
@@ -83,6 +85,26 @@ FourBitRows::FourBitRows(const FourBitParts& parts, std::int64_t rows, std::int6
   nested_absmax_ = parts.nested_absmax->const_data_ptr<float>();
   nested_codebook_ = parts.nested_codebook->const_data_ptr<float>();
   nested_offset_ = *parts.nested_offset->const_data_ptr<float>();
+}
+
+matmul::FourBitWeight FourBitRows::for_products() const {
+  const std::int64_t weights = rows_ * columns_;
+  const auto blocks = static_cast<std::size_t>(divided_up(weights, blocksize_));
+  matmul::FourBitWeight weight;
+  weight.n = static_cast<std::size_t>(rows_);
+  weight.k = static_cast<std::size_t>(columns_);
+  weight.codebook = codebook_;
+  weight.blocksize = static_cast<std::size_t>(blocksize_);
+  weight.packed = {packed_, static_cast<std::size_t>(divided_up(weights, 2))};
+  if (absmax_ != nullptr) {
+    weight.absmax = {absmax_, blocks};
+    return weight;
+  }
+  weight.absmax_codes = {absmax_codes_, blocks};
+  weight.nested_absmax = {nested_absmax_, (blocks + nested::blocksize - 1) / nested::blocksize};
+  weight.nested_codebook = {nested_codebook_, 256};
+  weight.nested_offset = nested_offset_;
+  return weight;
 }
 
 void FourBitRows::decode(std::int64_t first, std::int64_t count, DType to, void* out) const {

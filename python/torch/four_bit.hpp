@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "nibble/matmul.hpp"
 #include "nibble/tensor.hpp"
 #include "python/torch/tensors.hpp"
 
@@ -42,18 +43,16 @@ class FourBitRows {
   [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
   [[nodiscard]] std::int64_t columns() const noexcept { return columns_; }
 
-  /// The least number of rows that start and end with a block.
-  [[nodiscard]] std::int64_t row_step() const noexcept { return row_step_; }
-  /// Whether every row starts with a block.
-  [[nodiscard]] bool rows_have_whole_blocks() const noexcept { return columns_ % blocksize_ == 0; }
-  [[nodiscard]] std::int64_t blocksize() const noexcept { return blocksize_; }
+  /// The same weight for products.
+  [[nodiscard]] matmul::FourBitWeight for_products() const;
 
   /// Decodes `count` weights from number `first` (a multiple of the blocksize) on to F32, BF16 or F16.
   void decode(std::int64_t first, std::int64_t count, DType to, void* out) const;
 
  private:
   const FourBitTables& tables_;
-  std::int64_t rows_, columns_, blocksize_, row_step_;
+  matmul::Codebook codebook_;
+  std::int64_t rows_, columns_, blocksize_;
   const std::uint8_t* packed_;
   const float* absmax_ = nullptr;
   const std::uint8_t* absmax_codes_ = nullptr;

@@ -10,8 +10,8 @@
 #include "nibble/bf16.hpp"
 #include "nibble/fp16.hpp"
 #include "nibble/int8.hpp"
+#include "python/torch/executor.hpp"
 #include "python/torch/operators.hpp"
-#include "python/torch/panels.hpp"
 
 namespace nibble::torch_operators::cpu {
 namespace {
@@ -26,6 +26,12 @@ class Int8Rows {
 
   [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
   [[nodiscard]] std::int64_t columns() const noexcept { return columns_; }
+
+  /// The same weight for products.
+  [[nodiscard]] matmul::Int8Weight for_products() const {
+    const auto n = static_cast<std::size_t>(rows_), k = static_cast<std::size_t>(columns_);
+    return {n, k, {codes_, n * k}, {absmax_, n}};
+  }
 
   /// Columns [first, first + count) of a row, rounded to F32, BF16 or F16.
   void decode(std::int64_t row, std::int64_t first, std::int64_t count, DType to, std::byte* out) const {
@@ -46,7 +52,8 @@ class Int8Rows {
 
   /// Whole rows.
   void decode_rows(std::int64_t first, std::int64_t count, DType to, std::byte* out) const {
-    for (std::int64_t i = 0; i < count; ++i) decode(first + i, 0, columns_, to, out + i * columns_ * element_bytes(to));
+    for (std::int64_t i = 0; i < count; ++i)
+      decode(first + i, 0, columns_, to, out + i * columns_ * traits(to).bits / 8);
   }
 
  private:
@@ -71,7 +78,7 @@ Tensor decoded(const Int8Rows& weight, DType to, ScalarType dtype, const Tensor&
   auto* const bytes = static_cast<std::byte*>(out.mutable_data_ptr());
   const std::int64_t columns = weight.columns();
   parallel_for(weight.rows(), 16384 / (columns + 1), [&](std::int64_t a, std::int64_t b) {
-    weight.decode_rows(a, b - a, to, bytes + a * columns * element_bytes(to));
+    weight.decode_rows(a, b - a, to, bytes + a * columns * traits(to).bits / 8);
   });
   return out;
 }
@@ -88,10 +95,8 @@ Tensor linear_int8(const Tensor& x, const Tensor& weight, const Tensor& absmax, 
     return shaped_like(y, x, rows.rows());
   }
   const DType dtype = weight_type("x", x.scalar_type());
-  const std::int64_t columns = rows.columns();
-  const Tensor y = multiply_by_panels(
-      matrix, dtype, rows.rows(), columns, 1, bias,
-      [&](std::int64_t row, std::int64_t count, std::byte* out) { rows.decode_rows(row, count, dtype, out); });
+  const Tensor y = empty({matrix.size(0), rows.rows()}, x.scalar_type(), x);
+  matmul::linear(rows.for_products(), dtype, bytes_of(matrix), bytes_of(bias), writable_bytes_of(y), on_torch_threads);
   return shaped_like(y, x, rows.rows());
 }
 
@@ -105,13 +110,8 @@ Tensor linear_int8_dx(const Tensor& dy, const Tensor& weight, const Tensor& absm
     return shaped_like(dx, dy, columns);
   }
   const DType dtype = weight_type("dy", dy.scalar_type());
-  const Tensor dx = multiply_transposed_by_panels(
-      matrix, dtype, rows.rows(), columns, 64, [&](std::int64_t column, std::int64_t count, std::byte* out) {
-        parallel_for(rows.rows(), 16384 / (count + 1), [&](std::int64_t a, std::int64_t b) {
-          for (std::int64_t row = a; row < b; ++row)
-            rows.decode(row, column, count, dtype, out + row * count * element_bytes(dtype));
-        });
-      });
+  const Tensor dx = empty({matrix.size(0), columns}, dy.scalar_type(), dy);
+  matmul::linear_dx(rows.for_products(), dtype, bytes_of(matrix), writable_bytes_of(dx), on_torch_threads);
   return shaped_like(dx, dy, columns);
 }
 
@@ -120,7 +120,7 @@ std::tuple<Tensor, Tensor> quantize_int8(const Tensor& weights) {
   require(weights.dim() == 2,
           [&] { return fmt::format("weights: has the shape {}, not two dimensions", shape_text(weights)); });
   const Tensor matrix = row_major(weights);
-  const std::int64_t rows = matrix.size(0), columns = matrix.size(1), row_bytes = columns * element_bytes(source);
+  const std::int64_t rows = matrix.size(0), columns = matrix.size(1), row_bytes = columns * (traits(source).bits / 8);
   const Tensor codes = empty({rows, columns}, ScalarType::Char, weights);
   const Tensor absmax = empty({rows}, ScalarType::Float, weights);
   const auto* const from = static_cast<const std::byte*>(matrix.const_data_ptr());

@@ -4,9 +4,9 @@
 
 #include <cstddef>
 
+#include "python/torch/executor.hpp"
 #include "python/torch/four_bit.hpp"
 #include "python/torch/operators.hpp"
-#include "python/torch/panels.hpp"
 
 namespace nibble::torch_operators::cpu {
 namespace {
@@ -37,10 +37,9 @@ Tensor linear_4bit(const Tensor& x, const Tensor& packed, const Tensor& absmax,
     return shaped_like(y, x, rows);
   }
   const DType dtype = weight_type("x", x.scalar_type());
-  const Tensor y = multiply_by_panels(matrix, dtype, rows, columns, weight.row_step(), bias,
-                                      [&](std::int64_t row, std::int64_t count, void* out) {
-                                        weight.decode(row * columns, count * columns, dtype, out);
-                                      });
+  const Tensor y = empty({matrix.size(0), rows}, x.scalar_type(), x);
+  matmul::linear(weight.for_products(), dtype, bytes_of(matrix), bytes_of(bias), writable_bytes_of(y),
+                 on_torch_threads);
   return shaped_like(y, x, rows);
 }
 
@@ -59,22 +58,8 @@ Tensor linear_4bit_dx(const Tensor& dy, const Tensor& packed, const Tensor& absm
     return shaped_like(dx, dy, columns);
   }
   const DType dtype = weight_type("dy", dy.scalar_type());
-  const std::int64_t step = weight.rows_have_whole_blocks() ? blocksize : 0;
-  const Tensor dx = multiply_transposed_by_panels(
-      matrix, dtype, rows, columns, step, [&](std::int64_t column, std::int64_t count, std::byte* out) {
-        const std::int64_t row_bytes = count * element_bytes(dtype);
-        const std::int64_t row_step = step == 0 ? weight.row_step() : 1;
-        parallel_for((rows + row_step - 1) / row_step, 65536 / (row_step * row_bytes + 1),
-                     [&](std::int64_t a, std::int64_t b) {
-                       const std::int64_t begin = a * row_step, end = std::min(b * row_step, rows);
-                       if (count == columns) {
-                         weight.decode(begin * columns, (end - begin) * columns, dtype, out + begin * row_bytes);
-                         return;
-                       }
-                       for (std::int64_t row = begin; row < end; ++row)
-                         weight.decode(row * columns + column, count, dtype, out + row * row_bytes);
-                     });
-      });
+  const Tensor dx = empty({matrix.size(0), columns}, dy.scalar_type(), dy);
+  matmul::linear_dx(weight.for_products(), dtype, bytes_of(matrix), writable_bytes_of(dx), on_torch_threads);
   return shaped_like(dx, dy, columns);
 }
 

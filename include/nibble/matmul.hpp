@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "nibble/tensor.hpp"
+
+/// Products with quantized weights on the CPU, for weights in the form in which bitsandbytes stores them. The weights
+/// are decoded in registers or in small tiles, and never written to memory as a whole.
+///
+///   linear      y [m, n] = x [m, k] * transposed(W [n, k]) + bias [n]
+///   linear_dx   dx [m, k] = dy [m, n] * W [n, k]
+///
+/// Sums are in fp32, and results are rounded once. What is multiplied is x and the weights
+///
+///   codebook[code] * absmax   or   code * (absmax / 127)
+///
+/// in fp32. If x is in bf16 and the processor multiplies bf16 (AVX512_BF16), the weights are rounded to bf16, as those
+/// of a layer in bf16 are. NaN and infinities spread as the formula says.
+///
+/// The bytes of a result do not depend on the number of threads or on which thread computes what. They do depend on the
+/// CPU target and on m.
+namespace nibble::matmul {
+
+enum class Codebook : std::uint8_t { nf4, fp4 };
+
+/// A weight [n, k] in 4-bit codes. Blocks run on from row to row. absmax is either given in fp32, and what is nested is
+/// empty, or as codes, and `absmax` is empty:
+///
+///   absmax = nested_codebook[absmax_codes] * nested_absmax + nested_offset
+struct FourBitWeight {
+  std::size_t n = 0, k = 0;
+  Codebook codebook = Codebook::nf4;
+  std::size_t blocksize = 64;                  ///< 32, 64, ..., 4096
+  std::span<const std::uint8_t> packed;        ///< ceil(n k / 2) bytes, the first of two codes in the high nibble
+  std::span<const float> absmax;               ///< ceil(n k / blocksize) values, in weight units
+  std::span<const std::uint8_t> absmax_codes;  ///< as many codes
+  std::span<const float> nested_absmax;        ///< one for 256 codes
+  std::span<const float> nested_codebook;      ///< 256 values
+  float nested_offset = 0;
+};
+
+/// A weight [n, k] in 8-bit codes, with one absmax per row.
+struct Int8Weight {
+  std::size_t n = 0, k = 0;
+  std::span<const std::int8_t> codes;  ///< n k
+  std::span<const float> absmax;       ///< n values in weight units, which bitsandbytes calls SCB
+};
+
+/// Calls work(first, end) for ranges that together are [0, tasks), on any threads, and returns when all have returned.
+/// `work` throws std::bad_alloc at most. Each call of it allocates up to 1 MiB.
+using Executor = std::function<void(std::size_t tasks, const std::function<void(std::size_t, std::size_t)>& work)>;
+
+/// On the threads of oneTBB, as many as the caller's arena has.
+void on_all_threads(std::size_t tasks, const std::function<void(std::size_t, std::size_t)>& work);
+
+/// y = x * transposed(weight) + bias. x, bias and y are row-major in `dtype` (F32, BF16 or F16) and need no alignment;
+/// m follows from the size of x. An empty bias counts as zeros.
+///
+/// Thread-safe. Throws Error(usage) if a size disagrees or there is no such dtype or blocksize.
+void linear(const FourBitWeight& weight, DType dtype, std::span<const std::byte> x, std::span<const std::byte> bias,
+            std::span<std::byte> y, const Executor& executor = on_all_threads);
+void linear(const Int8Weight& weight, DType dtype, std::span<const std::byte> x, std::span<const std::byte> bias,
+            std::span<std::byte> y, const Executor& executor = on_all_threads);
+
+/// dx = dy * weight. Otherwise as linear(); m follows from the size of dy.
+void linear_dx(const FourBitWeight& weight, DType dtype, std::span<const std::byte> dy, std::span<std::byte> dx,
+               const Executor& executor = on_all_threads);
+void linear_dx(const Int8Weight& weight, DType dtype, std::span<const std::byte> dy, std::span<std::byte> dx,
+               const Executor& executor = on_all_threads);
+
+}  // namespace nibble::matmul

@@ -1,0 +1,33 @@
+#pragma once
+
+// What functions for processors with AVX512_BF16 need. Highway 1.0.3 has no such target, so they name it themselves.
+
+#include "quant/matmul/tile.hpp"
+
+#ifdef __x86_64__
+
+#include <immintrin.h>
+
+#define NIBBLE_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+
+// g++ 12 warns of its own immintrin.h.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+namespace nibble::matmul {
+
+__attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512bh bf16_pairs(__m512i words) {
+  return reinterpret_cast<__m512bh>(words);
+}
+
+/// Whether the processor has these instructions and the CPU target may use them.
+inline bool has_avx512_bf16() {
+  static const bool supported = __builtin_cpu_supports("avx512bf16") != 0;
+  return supported && target_has_avx512();
+}
+
+}  // namespace nibble::matmul
+
+#endif

@@ -1,0 +1,16 @@
+#pragma once
+
+#include "quant/matmul/operands.hpp"
+#include "quant/matmul/weight.hpp"
+
+namespace nibble::matmul {
+
+/// Whether multiply_rows() can multiply, and is faster than multiply_tiles().
+[[nodiscard]] bool are_few_rows(const FourBitRows& weight, bool transposed, const Operands& operands);
+[[nodiscard]] bool are_few_rows(const Int8Rows& weight, bool transposed, const Operands& operands);
+
+/// y = x * transposed(weight) + bias or, not transposed, dx = dy * weight. The weight is read once.
+void multiply_rows(const FourBitRows& weight, bool transposed, const Operands& operands, const Executor& executor);
+void multiply_rows(const Int8Rows& weight, bool transposed, const Operands& operands, const Executor& executor);
+
+}  // namespace nibble::matmul

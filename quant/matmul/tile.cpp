@@ -1,0 +1,122 @@
+// The product of tiles in fp32, compiled once per CPU target.
+#include "quant/matmul/tile.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "quant/matmul/tile.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace nibble::matmul::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::CappedTag<float, 16>;
+constexpr std::size_t lanes = hn::MaxLanes(D());
+constexpr std::size_t vectors = lanes == 1 ? 4 : 2;
+constexpr std::size_t width = vectors * lanes;
+// The sums of so many rows fill the registers, with two vectors of the panel and one of `a`.
+constexpr std::size_t max_rows = HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON ? 12 : 6;
+
+template <std::size_t rows>
+HWY_INLINE void multiply_rows(const float* HWY_RESTRICT a, std::size_t a_stride, std::size_t words,
+                              const float* HWY_RESTRICT panel, float* HWY_RESTRICT sums, std::size_t sums_stride) {
+  const D d;
+  hn::Vec<D> sum[rows][vectors];
+  for (auto& row : sum)
+    for (auto& v : row) v = hn::Zero(d);
+  for (std::size_t p = 0; p < words; ++p, panel += width) {
+    hn::Vec<D> b[vectors];
+    for (std::size_t v = 0; v < vectors; ++v) b[v] = hn::Load(d, panel + v * lanes);
+    for (std::size_t r = 0; r < rows; ++r) {
+      const auto x = hn::Set(d, a[r * a_stride + p]);
+      for (std::size_t v = 0; v < vectors; ++v) sum[r][v] = hn::MulAdd(x, b[v], sum[r][v]);
+    }
+  }
+  for (std::size_t r = 0; r < rows; ++r, sums += sums_stride)
+    for (std::size_t v = 0; v < vectors; ++v)
+      hn::Store(hn::Add(hn::Load(d, sums + v * lanes), sum[r][v]), d, sums + v * lanes);
+}
+
+// Calls the loop that was compiled for this number of rows.
+template <std::size_t rows = max_rows>
+HWY_INLINE void multiply_as(std::size_t count, const float* a, std::size_t a_stride, std::size_t words,
+                            const float* panel, float* sums, std::size_t sums_stride) {
+  if (count == rows) return multiply_rows<rows>(a, a_stride, words, panel, sums, sums_stride);
+  if constexpr (rows > 1) multiply_as<rows - 1>(count, a, a_stride, words, panel, sums, sums_stride);
+}
+
+void multiply(const std::uint32_t* a, std::size_t a_stride, std::size_t rows, std::size_t words,
+              const std::uint32_t* panel, float* sums, std::size_t sums_stride) {
+  // Parts of nearly equal size: few rows at once would wait for each other's sums.
+  const std::size_t parts = (rows + max_rows - 1) / max_rows;
+  for (std::size_t part = 0, first = 0; part < parts; ++part) {
+    const std::size_t end = rows * (part + 1) / parts;
+    multiply_as(end - first, reinterpret_cast<const float*>(a) + first * a_stride, a_stride, words,
+                reinterpret_cast<const float*>(panel), sums + first * sums_stride, sums_stride);
+    first = end;
+  }
+}
+
+void transpose(const std::uint32_t* HWY_RESTRICT rows, std::size_t words, std::uint32_t* HWY_RESTRICT panel,
+               std::size_t stride) {
+  std::size_t p = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::Full128<std::uint32_t> d32;
+  const hn::Full128<std::uint64_t> d64;
+  for (; p + 4 <= words; p += 4) {
+    const auto r0 = hn::LoadU(d32, rows + p), r1 = hn::LoadU(d32, rows + words + p);
+    const auto r2 = hn::LoadU(d32, rows + 2 * words + p), r3 = hn::LoadU(d32, rows + 3 * words + p);
+    const auto lower01 = hn::BitCast(d64, hn::InterleaveLower(d32, r0, r1));
+    const auto upper01 = hn::BitCast(d64, hn::InterleaveUpper(d32, r0, r1));
+    const auto lower23 = hn::BitCast(d64, hn::InterleaveLower(d32, r2, r3));
+    const auto upper23 = hn::BitCast(d64, hn::InterleaveUpper(d32, r2, r3));
+    const auto store = [&](std::size_t row, auto v)
+                           HWY_ATTR { hn::StoreU(hn::BitCast(d32, v), d32, panel + (p + row) * stride); };
+    store(0, hn::InterleaveLower(d64, lower01, lower23));
+    store(1, hn::InterleaveUpper(d64, lower01, lower23));
+    store(2, hn::InterleaveLower(d64, upper01, upper23));
+    store(3, hn::InterleaveUpper(d64, upper01, upper23));
+  }
+#endif
+  for (; p < words; ++p)
+    for (std::size_t c = 0; c < 4; ++c) panel[p * stride + c] = rows[c * words + p];
+}
+
+std::size_t width_of_target() { return width; }
+bool has_avx512() { return HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3; }
+
+}  // namespace nibble::matmul::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace nibble::matmul {
+
+HWY_EXPORT(multiply);
+HWY_EXPORT(transpose);
+HWY_EXPORT(width_of_target);
+HWY_EXPORT(has_avx512);
+
+namespace {
+
+void copy(const float* numbers, std::size_t n, std::uint32_t* words) { std::memcpy(words, numbers, n * sizeof(float)); }
+void copy_first(const float* first, const float*, std::size_t columns, std::uint32_t* words) {
+  copy(first, columns, words);
+}
+
+}  // namespace
+
+TileKernel tile_f32() {
+  return {HWY_DYNAMIC_DISPATCH(width_of_target)(), 1, HWY_DYNAMIC_DISPATCH(multiply), copy, copy_first, nullptr};
+}
+
+void transpose_four(const std::uint32_t* rows, std::size_t words, std::uint32_t* panel, std::size_t stride) {
+  HWY_DYNAMIC_DISPATCH(transpose)(rows, words, panel, stride);
+}
+
+bool target_has_avx512() { return HWY_DYNAMIC_DISPATCH(has_avx512)(); }
+
+}  // namespace nibble::matmul
+#endif

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstddef>
+
+#include "nibble/matmul.hpp"
+
+namespace nibble {
+struct FourBitTables;
+}
+
+namespace nibble::matmul {
+
+struct RowKernel;
+
+/// A weight [n, k], whatever it is stored as.
+class Weight {
+ public:
+  virtual ~Weight() = default;
+
+  /// W[row][column], ..., W[row][column + count - 1]. Thread-safe.
+  virtual void decode(std::size_t row, std::size_t column, std::size_t count, float* out) const = 0;
+
+  /// The same in the words of a kernel; false, and nothing is written, if it cannot decode that part. count <= 512.
+  [[nodiscard]] virtual bool decode_words(const RowKernel& kernel, std::size_t row, std::size_t column,
+                                          std::size_t count, std::uint32_t* words) const = 0;
+
+  [[nodiscard]] std::size_t n() const noexcept { return n_; }
+  [[nodiscard]] std::size_t k() const noexcept { return k_; }
+
+ protected:
+  Weight(std::size_t n, std::size_t k) : n_(n), k_(k) {}
+
+ private:
+  std::size_t n_, k_;
+};
+
+class FourBitRows final : public Weight {
+ public:
+  /// Throws Error(usage) if a size disagrees.
+  explicit FourBitRows(const FourBitWeight& weight);
+
+  void decode(std::size_t row, std::size_t column, std::size_t count, float* out) const override;
+  [[nodiscard]] bool decode_words(const RowKernel& kernel, std::size_t row, std::size_t column, std::size_t count,
+                                  std::uint32_t* words) const override;
+
+  /// The absmax of blocks [first, first + count): where they are, or written to `room`.
+  std::span<const float> absmax(std::size_t first, std::size_t count, std::span<float> room) const;
+
+  [[nodiscard]] bool rows_have_whole_blocks() const noexcept { return k() % weight_.blocksize == 0; }
+  [[nodiscard]] std::size_t blocksize() const noexcept { return weight_.blocksize; }
+  [[nodiscard]] const FourBitTables& tables() const noexcept { return tables_; }
+  [[nodiscard]] const std::uint8_t* packed() const noexcept { return weight_.packed.data(); }
+
+ private:
+  FourBitWeight weight_;
+  const FourBitTables& tables_;
+};
+
+class Int8Rows final : public Weight {
+ public:
+  /// Throws Error(usage) if a size disagrees.
+  explicit Int8Rows(const Int8Weight& weight);
+
+  void decode(std::size_t row, std::size_t column, std::size_t count, float* out) const override;
+  [[nodiscard]] bool decode_words(const RowKernel& kernel, std::size_t row, std::size_t column, std::size_t count,
+                                  std::uint32_t* words) const override;
+
+  /// By which the codes of a row are multiplied.
+  [[nodiscard]] float scale(std::size_t row) const noexcept;
+  [[nodiscard]] const std::int8_t* codes(std::size_t row) const noexcept { return weight_.codes.data() + row * k(); }
+
+ private:
+  Int8Weight weight_;
+};
+
+}  // namespace nibble::matmul

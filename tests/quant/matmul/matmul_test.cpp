@@ -1,0 +1,333 @@
+#include "nibble/matmul.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <random>
+
+#include "nibble/error.hpp"
+#include "nibble/nested.hpp"
+#include "quant/simd/widen.hpp"
+#include "tests/quant/codecs/codec_support.hpp"
+#include "tests/quant/matmul/reference.hpp"
+
+namespace nibble::matmul {
+namespace {
+
+using reference::Doubles;
+using test::Bytes;
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+
+// A weight with its memory.
+struct FourBit {
+  FourBitWeight weight;
+  std::vector<std::uint8_t> packed, absmax_codes;
+  std::vector<float> absmax, nested_absmax;
+
+  FourBit(std::size_t n, std::size_t k, std::size_t blocksize, Codebook codebook, bool nested) {
+    std::mt19937 random(static_cast<unsigned>(n * 1000 + k));
+    const std::size_t blocks = (n * k + blocksize - 1) / blocksize;
+    packed.resize((n * k + 1) / 2);
+    for (std::uint8_t& byte : packed) byte = static_cast<std::uint8_t>(random());
+    std::uniform_real_distribution<float> scale(0.01f, 0.1f);
+    if (nested) {
+      absmax_codes.resize(blocks);
+      for (std::uint8_t& code : absmax_codes) code = static_cast<std::uint8_t>(random());
+      nested_absmax.resize((blocks + 255) / 256);
+      for (float& value : nested_absmax) value = scale(random);
+    } else {
+      absmax.resize(blocks);
+      for (float& value : absmax) value = scale(random);
+    }
+    weight = {n, k, codebook, blocksize, packed, absmax, absmax_codes, nested_absmax, {}, nested ? 0.125f : 0.0f};
+    if (nested) weight.nested_codebook = nested::codebook;
+  }
+};
+
+struct Int8 {
+  Int8Weight weight;
+  std::vector<std::int8_t> codes;
+  std::vector<float> absmax;
+
+  Int8(std::size_t n, std::size_t k) {
+    std::mt19937 random(static_cast<unsigned>(n * 1000 + k));
+    for (std::size_t i = 0; i < n * k; ++i)
+      codes.push_back(static_cast<std::int8_t>(static_cast<int>(random() % 255) - 127));
+    for (std::size_t i = 0; i < n; ++i) absmax.push_back(static_cast<float>(random() % 100 + 1) / 64);
+    weight = {n, k, codes, absmax};
+  }
+};
+
+Doubles as_doubles(DType dtype, const Bytes& bytes, std::size_t columns) {
+  const std::size_t size = traits(dtype).bits / 8;
+  Doubles out(bytes.size() / size / columns, columns);
+  std::vector<float> room(tile_weights);
+  for (std::size_t i = 0; i < out.values.size(); i += tile_weights) {
+    const std::size_t n = std::min(tile_weights, out.values.size() - i);
+    const auto wide = widen(dtype, std::span(bytes).subspan(i * size, n * size), room);
+    std::copy(wide.begin(), wide.end(), out.values.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return out;
+}
+
+constexpr DType types[] = {DType::f32, DType::bf16, DType::f16};
+
+// A product and what it should be.
+template <class Weight> struct Case {
+  const Weight& weight;
+  DType dtype;
+  std::size_t m;
+  bool dx;
+  Bytes x, bias;
+
+  Case(const Weight& w, DType type, std::size_t rows, bool is_dx) : weight(w), dtype(type), m(rows), dx(is_dx) {
+    x = test::stored_as(dtype, test::normal_weights(m * depth(), 1));
+    if (!dx) bias = test::stored_as(dtype, test::normal_weights(columns(), 2));
+  }
+
+  [[nodiscard]] std::size_t depth() const { return dx ? weight.n : weight.k; }
+  [[nodiscard]] std::size_t columns() const { return dx ? weight.k : weight.n; }
+
+  [[nodiscard]] Bytes run(const Executor& executor = on_all_threads) const {
+    Bytes y(m * columns() * (traits(dtype).bits / 8));
+    if (dx)
+      linear_dx(weight, dtype, x, y, executor);
+    else
+      linear(weight, dtype, x, bias, y, executor);
+    return y;
+  }
+
+  [[nodiscard]] Doubles expected(const Doubles& w, bool magnitudes = false) const {
+    const std::vector<double> added = dx ? std::vector<double>() : as_doubles(dtype, bias, columns()).values;
+    return reference::product(as_doubles(dtype, x, depth()), dx ? w : reference::transposed(w), added, magnitudes);
+  }
+
+  // How far the worst element is from its value, in units of what rounding allows: of `depth` sums and products in
+  // fp32, in any order, then of the result.
+  [[nodiscard]] double error(const Doubles& y, const Doubles& w) const {
+    const Doubles exact = expected(w), magnitude = expected(w, true);
+    const double unit = dtype == DType::f32 ? 0x1p-24 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
+    double worst = 0;
+    for (std::size_t i = 0; i < y.values.size(); ++i) {
+      const double of_sums = static_cast<double>(depth() + 2) * 0x1p-24 * magnitude.values[i];
+      const double allowed = of_sums + unit * (std::abs(exact.values[i]) + of_sums) + 0x1p-25;
+      worst = std::max(worst, std::abs(y.values[i] - exact.values[i]) / allowed);
+    }
+    return worst;
+  }
+};
+
+template <class Weight> void expect_product(const Weight& weight, std::size_t m, const std::string& what) {
+  const Doubles w = reference::weights(weight);
+  for (const DType dtype : types)
+    for (const bool dx : {false, true}) {
+      const Case<Weight> product(weight, dtype, m, dx);
+      test::for_each_target([&](const std::string& target) {
+        const Doubles y = as_doubles(dtype, product.run(), product.columns());
+        double error = product.error(y, w);
+        // A processor that multiplies bf16 multiplies weights that are rounded to it.
+        if (dtype == DType::bf16) error = std::min(error, product.error(y, reference::rounded_to_bf16(w)));
+        EXPECT_LE(error, 1) << what << ": " << target << ", " << traits(dtype).name << (dx ? ", dx" : ", y")
+                            << ", m = " << m << ", n = " << weight.n << ", k = " << weight.k;
+      });
+    }
+}
+
+struct Shape {
+  std::size_t m, n, k;
+};
+// Few rows and many, around the tiles (256), the parts of a row (2048), and what registers hold (4, 6, 12, 32).
+constexpr Shape shapes[] = {{1, 1, 32},   {1, 5, 64},     {3, 70, 96},   {4, 33, 2112}, {6, 9, 128}, {7, 9, 128},
+                            {16, 40, 32}, {32, 34, 64},   {33, 37, 160}, {2, 7, 33},    {1, 3, 1},   {40, 300, 50},
+                            {13, 300, 7}, {270, 12, 288}, {257, 5, 3},   {24, 261, 36}};
+
+TEST(Matmul, FourBitProductsAreRight) {
+  for (const auto& [m, n, k] : shapes) {
+    expect_product(FourBit(n, k, 64, Codebook::nf4, false).weight, m, "NF4");
+    expect_product(FourBit(n, k, 32, Codebook::nf4, true).weight, m, "NF4, nested");
+  }
+}
+
+TEST(Matmul, Int8ProductsAreRight) {
+  for (const auto& [m, n, k] : shapes) expect_product(Int8(n, k).weight, m, "int8");
+}
+
+TEST(Matmul, EveryCodebookAndBlocksizeIsRight) {
+  for (std::size_t blocksize = 32; blocksize <= 4096; blocksize *= 2)
+    for (const bool nested : {false, true})
+      for (const Codebook codebook : {Codebook::nf4, Codebook::fp4})
+        for (const std::size_t m : {2u, 33u})
+          expect_product(FourBit(5, blocksize, blocksize, codebook, nested).weight, m,
+                         "blocksize " + std::to_string(blocksize));
+}
+
+TEST(Matmul, BlocksOfNestedAbsmaxMayEndWithinARow) {
+  expect_product(FourBit(300, 96, 32, Codebook::nf4, true).weight, 3, "nested");
+  expect_product(FourBit(300, 96, 32, Codebook::nf4, true).weight, 40, "nested");
+}
+
+// Any order, any grouping, and no two tasks on one thread at a time.
+TEST(Matmul, BytesDoNotDependOnWhoRunsTheTasks) {
+  const FourBit four_bit(600, 320, 64, Codebook::nf4, true);
+  const Int8 int8(600, 320);
+  const Executor at_once = [](std::size_t tasks, const auto& work) { work(0, tasks); };
+  const Executor backwards = [](std::size_t tasks, const auto& work) {
+    for (std::size_t i = tasks; i > 0; --i) work(i - 1, i);
+  };
+  const auto check = [&](const auto& product) {
+    const Bytes expected = product.run(at_once);
+    EXPECT_EQ(product.run(backwards), expected);
+    EXPECT_EQ(product.run(), expected);
+  };
+  for (const DType dtype : types)
+    for (const std::size_t m : {1u, 5u, 300u})
+      for (const bool dx : {false, true}) {
+        check(Case<FourBitWeight>(four_bit.weight, dtype, m, dx));
+        check(Case<Int8Weight>(int8.weight, dtype, m, dx));
+      }
+}
+
+// Whether a number is finite, infinite (with its sign) or NaN.
+int kind(double value) { return std::isnan(value) ? 2 : std::isinf(value) ? (value > 0 ? 1 : -1) : 0; }
+
+template <class Weight> void expect_kinds(const Case<Weight>& product, const std::string& what) {
+  const Doubles exact = product.expected(reference::weights(product.weight));
+  test::for_each_target([&](const std::string& target) {
+    const Doubles y = as_doubles(product.dtype, product.run(), product.columns());
+    for (std::size_t i = 0; i < y.values.size(); ++i)
+      ASSERT_EQ(kind(y.values[i]), kind(exact.values[i]))
+          << what << ": " << target << ", " << traits(product.dtype).name << ", m = " << product.m << ", dx "
+          << product.dx << ", row " << i / y.columns << ", column " << i % y.columns;
+  });
+}
+
+TEST(Matmul, NonfiniteNumbersSpreadAsTheFormulaSays) {
+  for (const float bad : {infinity, -infinity, nan})
+    for (const std::size_t m : {1u, 5u, 40u})
+      for (const DType dtype : types)
+        for (const bool dx : {false, true}) {
+          FourBit four_bit(11, 128, 64, Codebook::nf4, false);
+          four_bit.absmax[5] = bad;
+          expect_kinds(Case<FourBitWeight>(four_bit.weight, dtype, m, dx), "absmax");
+          // Without a zero among the codes and with x of one sign, infinity stays infinity.
+          std::fill(four_bit.packed.begin(), four_bit.packed.end(), std::uint8_t{0xF8});
+          Case<FourBitWeight> positive(four_bit.weight, dtype, m, dx);
+          positive.x = test::stored_as(dtype, std::vector<float>(m * positive.depth(), 1.5f));
+          expect_kinds(positive, "absmax, positive");
+
+          Int8 int8(11, 128);
+          int8.absmax[3] = bad;
+          expect_kinds(Case<Int8Weight>(int8.weight, dtype, m, dx), "SCB");
+          std::fill(int8.codes.begin(), int8.codes.end(), std::int8_t{9});
+          Case<Int8Weight> nines(int8.weight, dtype, m, dx);
+          nines.x = positive.x;
+          nines.x.resize(m * nines.depth() * (traits(dtype).bits / 8), std::byte{0});
+          expect_kinds(nines, "SCB, positive");
+
+          const FourBit plain(11, 128, 64, Codebook::nf4, false);
+          Case<FourBitWeight> product(plain.weight, dtype, m, dx);
+          std::vector<float> x = test::normal_weights(m * product.depth(), 1);
+          x[x.size() - 3] = bad;
+          product.x = test::stored_as(dtype, x);
+          expect_kinds(product, "x");
+        }
+}
+
+// An odd depth is filled up with a zero. What was in its place before, here an infinity of row 0, must not count.
+TEST(Matmul, RowsDoNotSeeWhatOthersLeftBehind) {
+  const FourBit weight(257, 64, 64, Codebook::nf4, false);
+  Case<FourBitWeight> product(weight.weight, DType::bf16, 40, true);
+  std::vector<float> x = test::normal_weights(40 * 257, 1);
+  for (std::size_t i = 1; i < 60; i += 2) x[i] = infinity;
+  product.x = test::stored_as(DType::bf16, x);
+  expect_kinds(product, "x of row 0");
+}
+
+TEST(Matmul, NothingNeedsAlignment) {
+  const FourBit weight(9, 64, 64, Codebook::nf4, false);
+  for (const DType dtype : types)
+    for (const std::size_t m : {2u, 40u}) {
+      const Case<FourBitWeight> product(weight.weight, dtype, m, false);
+      const auto moved = [](const Bytes& bytes) {
+        Bytes copy(bytes.size() + 1);
+        std::copy(bytes.begin(), bytes.end(), copy.begin() + 1);
+        return copy;
+      };
+      const Bytes x = moved(product.x), bias = moved(product.bias), expected = product.run();
+      Bytes y(expected.size() + 1);
+      linear(weight.weight, dtype, std::span(x).subspan(1), std::span(bias).subspan(1), std::span(y).subspan(1));
+      EXPECT_EQ(Bytes(y.begin() + 1, y.end()), expected);
+    }
+}
+
+TEST(Matmul, NothingIsMultipliedByNothing) {
+  const FourBit none(0, 64, 64, Codebook::nf4, false), empty(3, 0, 64, Codebook::nf4, false);
+  const FourBit some(3, 64, 64, Codebook::nf4, false);
+  const Bytes x(64 * 4);
+  linear(none.weight, DType::f32, x, {}, {});
+  linear(some.weight, DType::f32, {}, {}, {});
+  linear_dx(some.weight, DType::f32, {}, {});
+  linear(empty.weight, DType::f32, {}, {}, {});
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::usage);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Matmul, WrongSizesAreNamed) {
+  const FourBit plain(3, 64, 64, Codebook::nf4, false), nested(3, 64, 64, Codebook::nf4, true);
+  const Int8 int8(3, 64);
+  Bytes x(2 * 64 * 4), y(2 * 3 * 4);
+  const auto of = [&](FourBitWeight weight, const auto& change) {
+    change(weight);
+    return error_of([&] { linear(weight, DType::f32, x, {}, y); });
+  };
+  EXPECT_EQ(of(plain.weight, [](auto& w) { w.blocksize = 48; }), "blocksize: is 48, not one of 32, 64, ..., 4096");
+  EXPECT_EQ(of(plain.weight, [](auto& w) { w.blocksize = 16; }), "blocksize: is 16, not one of 32, 64, ..., 4096");
+  EXPECT_EQ(of(plain.weight, [](auto& w) { w.blocksize = 8192; }), "blocksize: is 8192, not one of 32, 64, ..., 4096");
+  EXPECT_EQ(of(plain.weight, [](auto& w) { w.packed = w.packed.first(95); }),
+            "packed: has 95 values, and a weight of shape [3, 64] needs 96");
+  EXPECT_EQ(of(plain.weight, [](auto& w) { w.absmax = w.absmax.first(2); }),
+            "absmax: has 2 values, and a weight of shape [3, 64] needs 3");
+  EXPECT_EQ(of(nested.weight, [](auto& w) { w.absmax_codes = w.absmax_codes.first(2); }),
+            "absmax_codes: has 2 values, and a weight of shape [3, 64] needs 3");
+  EXPECT_EQ(of(nested.weight, [](auto& w) { w.nested_absmax = {}; }),
+            "nested_absmax: has 0 values, and a weight of shape [3, 64] needs 1");
+  EXPECT_EQ(of(nested.weight, [](auto& w) { w.nested_codebook = w.nested_codebook.first(16); }),
+            "nested_codebook: has 16 values, and a weight of shape [3, 64] needs 256");
+  EXPECT_EQ(of(plain.weight, [&](auto& w) { w.absmax_codes = nested.absmax_codes; }),
+            "absmax_codes: has 3 values, and a weight of shape [3, 64] needs 0");
+  EXPECT_EQ(of(plain.weight, [](auto& w) { w.n = std::numeric_limits<std::size_t>::max() / 2; }),
+            "weight: cannot have the shape [9223372036854775807, 64]");
+
+  const auto with = [&](Int8Weight weight, const auto& change) {
+    change(weight);
+    return error_of([&] { linear(weight, DType::f32, x, {}, y); });
+  };
+  EXPECT_EQ(with(int8.weight, [](auto& w) { w.codes = w.codes.first(3); }),
+            "codes: has 3 values, and a weight of shape [3, 64] needs 192");
+  EXPECT_EQ(with(int8.weight, [](auto& w) { w.absmax = w.absmax.first(1); }),
+            "absmax: has 1 values, and a weight of shape [3, 64] needs 3");
+
+  const std::span<std::byte> out(y);
+  EXPECT_EQ(error_of([&] { linear(plain.weight, DType::f64, x, {}, y); }), "x: is F64, not F32, BF16 or F16");
+  EXPECT_EQ(error_of([&] { linear_dx(plain.weight, DType::i8, x, y); }), "dy: is I8, not F32, BF16 or F16");
+  EXPECT_EQ(error_of([&] { linear(plain.weight, DType::f32, std::span(x).first(255), {}, y); }),
+            "x: has 255 bytes, which are not whole rows of 256");
+  EXPECT_EQ(error_of([&] { linear(plain.weight, DType::f32, x, {}, out.first(20)); }), "y: has 20 bytes, not 24");
+  EXPECT_EQ(error_of([&] { linear(plain.weight, DType::f32, x, out.first(8), y); }), "bias: has 8 bytes, not 12");
+  EXPECT_EQ(error_of([&] { linear_dx(plain.weight, DType::f32, out, out); }), "dx: has 24 bytes, not 512");
+}
+
+}  // namespace
+}  // namespace nibble::matmul

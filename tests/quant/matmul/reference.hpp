@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "nibble/bf16.hpp"
+#include "nibble/codec.hpp"
+#include "nibble/matmul.hpp"
+
+/// Products with quantized weights as their formula says. Tests only: speed does not matter.
+namespace nibble::reference {
+
+/// A matrix [rows, columns] in row-major order.
+struct Doubles {
+  std::size_t rows, columns;
+  std::vector<double> values;
+
+  Doubles(std::size_t r, std::size_t c) : rows(r), columns(c), values(r * c) {}
+  double& operator()(std::size_t r, std::size_t c) { return values[r * columns + c]; }
+  double operator()(std::size_t r, std::size_t c) const { return values[r * columns + c]; }
+};
+
+/// W [n, k]: codebook[code] * absmax in fp32.
+inline Doubles weights(const matmul::FourBitWeight& weight) {
+  const auto codec = make_codec(weight.codebook == matmul::Codebook::nf4 ? "nf4" : "fp4");
+  const std::span<const float> codebook = codec->codebook();
+  Doubles w(weight.n, weight.k);
+  for (std::size_t i = 0; i < w.values.size(); ++i) {
+    const std::size_t code = weight.packed[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15, block = i / weight.blocksize;
+    const float absmax = weight.absmax_codes.empty()
+                             ? weight.absmax[block]
+                             : weight.nested_codebook[weight.absmax_codes[block]] * weight.nested_absmax[block / 256] +
+                                   weight.nested_offset;
+    w.values[i] = codebook[code] * absmax;
+  }
+  return w;
+}
+
+/// W [n, k]: code * (absmax / 127) in fp32.
+inline Doubles weights(const matmul::Int8Weight& weight) {
+  Doubles w(weight.n, weight.k);
+  for (std::size_t i = 0; i < w.values.size(); ++i)
+    w.values[i] = static_cast<float>(weight.codes[i]) * (weight.absmax[i / weight.k] * (1.0f / 127));
+  return w;
+}
+
+inline Doubles rounded_to_bf16(Doubles w) {
+  for (double& value : w.values) value = bf16::to_float(bf16::from_float(static_cast<float>(value)));
+  return w;
+}
+
+inline Doubles transposed(const Doubles& a) {
+  Doubles b(a.columns, a.rows);
+  for (std::size_t r = 0; r < a.rows; ++r)
+    for (std::size_t c = 0; c < a.columns; ++c) b(c, r) = a(r, c);
+  return b;
+}
+
+/// a * b + bias, and with `magnitudes` |a| * |b| + |bias|, by which the error of sums is bounded.
+inline Doubles product(const Doubles& a, const Doubles& b, const std::vector<double>& bias, bool magnitudes = false) {
+  Doubles y(a.rows, b.columns);
+  const auto part = [&](double value) { return magnitudes ? std::abs(value) : value; };
+  for (std::size_t r = 0; r < a.rows; ++r) {
+    for (std::size_t p = 0; p < a.columns; ++p)
+      for (std::size_t c = 0; c < b.columns; ++c) y(r, c) += part(a(r, p) * b(p, c));
+    for (std::size_t c = 0; c < bias.size(); ++c) y(r, c) += part(bias[c]);
+  }
+  return y;
+}
+
+}  // namespace nibble::reference
