@@ -10,6 +10,7 @@
 #include <set>
 
 #include "cli/commands.hpp"
+#include "cli/conversion.hpp"
 #include "cli/options/codec_option.hpp"
 #include "cli/options/options.hpp"
 #include "cli/summary.hpp"
@@ -29,21 +30,12 @@
 namespace nibble::cli {
 namespace {
 
-struct ConvertOptions {
-  std::string in;
-  std::string out;
-  Recipe recipe;
+struct ConvertOptions : ConversionCommand {
   std::string to, embeddings = "keep", lm_head = "keep", experts = "keep";
   std::string blocksize;
   bool no_double_quant = false;
   bool no_default_skips = false;
   std::vector<std::string> rules;
-  std::string max_shard_size = "5GB";
-  ResourceOptions resource_options;
-  ConversionOptions conversion;
-  bool dry_run = false;
-  bool json = false;
-  std::string progress;
 };
 
 // What others call the types; errors suggest the word.
@@ -95,8 +87,6 @@ void finish_recipe(const CLI::App& command, ConvertOptions& options) {
                       recipe.rules[r].codec);
   }
   recipe.default_skips = !options.no_default_skips;
-  recipe.max_shard_bytes = parse_size("--max-shard-size", options.max_shard_size);
-  options.conversion.resources = options.resource_options.resources();
 }
 
 // Refuses options that have no effect: the user expects something that will not happen. `codecs` are those that were
@@ -143,11 +133,7 @@ void check_applicable(const CLI::App& command, const Recipe& recipe) {
   check_applicable(command, recipe, codecs, fmt::format("cannot be combined with --to {}", recipe.to.text()));
 }
 
-void check_applicable(const CLI::App& command, const Reader& in, const Plan& plan) {
-  for (const char* const option : {"--max-shard-size", "--keep-shards"})
-    if (!in.is_directory() && command.count(option) > 0)
-      throw Error(Errc::usage, fmt::format("{} has no effect on '{}': a file is converted to a single file", option,
-                                           escaped(in.path().native())));
+void check_applicable(const CLI::App& command, const Plan& plan) {
   // If nothing is quantized, a warning says so, and that is enough. Options for casts are rules for values that may
   // come up, so they may also be given if all tensors have the type already.
   if (std::none_of(plan.tensors.begin(), plan.tensors.end(), [](const auto& tensor) { return tensor.quantized; }))
@@ -159,69 +145,10 @@ void check_applicable(const CLI::App& command, const Reader& in, const Plan& pla
   check_applicable(command, plan.recipe, codecs, "applies to no tensor");
 }
 
-std::string line_of(const Message& warning) {
-  return fmt::format("warning: {}", with_options(warning.text, warning.remedy));
-}
-
-void print_plan(Terminal& terminal, const ConvertOptions& options, const Plan& plan, const ConversionMemory& memory) {
-  if (options.json) return terminal.print("{}\n", dump_lines(plan_json(plan, memory)));
-  terminal.write(plan_text(plan, memory));
-  for (const Message& warning : plan.warnings) terminal.note(line_of(warning));
-}
-
-// Makes the text before the output appears: afterwards nothing may fail, not even for lack of memory.
-class ReportingDisplay final : public ProgressDisplay {
- public:
-  ReportingDisplay(Terminal& terminal, ProgressStyle style, const ConvertOptions& options)
-      : ProgressDisplay(terminal, style), terminal_(terminal), options_(options) {}
-
-  void set_conversion(const PlannedConversion& planned) { planned_ = &planned; }
-
-  void ready(const Report& report) override {
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
-    const Device* const device = planned_->device();
-    const Conversion conversion{
-        planned_->input(), options_.out,
-        device != nullptr && device->chunks() > 0 ? std::optional(std::string(device->name())) : std::nullopt,
-        seconds.count()};
-    text_ = options_.json ? dump_lines(report_json(report, conversion)) + '\n' : report_text(report, conversion);
-    for (const Message& warning : report.warnings) warnings_.push_back(line_of(warning));
-  }
-
-  // Throws Error(io) if the report is lost.
-  void print(const std::string& remains) {
-    close();
-    terminal_.write(text_);
-    for (const std::string& warning : warnings_) terminal_.note(warning);
-    if (!remains.empty()) terminal_.note("warning: " + remains);
-    if (!terminal_.flush())
-      throw Error(Errc::io, fmt::format("{} is complete, but the report cannot be written to standard output",
-                                        escaped(options_.out)));
-  }
-
- private:
-  Terminal& terminal_;
-  const ConvertOptions& options_;
-  const PlannedConversion* planned_ = nullptr;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::string text_;
-  std::vector<std::string> warnings_;
-};
-
 void run(const CLI::App& command, ConvertOptions& options, Terminal& terminal) {
-  terminal.catch_interrupts();
   finish_recipe(command, options);
   check_applicable(command, options.recipe);
-  ReportingDisplay display(terminal, progress_style(options.progress), options);
-  PlannedConversion conversion(options.in, options.out, options.recipe, options.conversion);
-  display.set_conversion(conversion);
-  check_applicable(command, conversion.input(), conversion.plan());
-  if (options.dry_run) {
-    print_plan(terminal, options, conversion.plan(), conversion.memory());
-    return conversion.check_output();  // after the plan, which is valid whatever is wrong with the output
-  }
-  const Report report = std::move(conversion).run(display);
-  display.print(report.remains);
+  run_conversion(command, options, terminal, [&](const Plan& plan) { check_applicable(command, plan); });
 }
 
 }  // namespace
@@ -232,18 +159,7 @@ void add_convert(CLI::App& app, Terminal& terminal) {
   const auto options = std::make_shared<ConvertOptions>();
   Recipe& recipe = options->recipe;
 
-  command
-      ->add_option(
-          "IN", options->in,
-          "A .safetensors file, a model directory, or the name of a model in the local Hugging Face cache (org/model)")
-      ->required()
-      ->type_name("");
-  command
-      ->add_option(
-          "OUT", options->out,
-          "Where to write the result: a file (NAME.safetensors) if IN is a file, a directory if IN is a directory")
-      ->required()
-      ->type_name("");
+  add_paths(*command, *options);
   command
       ->add_option("--to", options->to,
                    "The target. A codec that quantizes is applied to the linear layers that transformers would "
@@ -266,12 +182,7 @@ void add_convert(CLI::App& app, Terminal& terminal) {
                     "type of the source; float32 if the source is fp32]",
                     {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}}, type_synonyms)
       ->group(format);
-  add_choice<OnOverflow>(*command, "--on-overflow", recipe.on_overflow,
-                         {{"error", OnOverflow::error}, {"clamp", OnOverflow::clamp}, {"keep", OnOverflow::keep}},
-                         "What a cast does with finite values that its type cannot hold (fp16: beyond 65504): stop, "
-                         "store the largest value, or store infinity [error for fp16, keep for bf16 and fp32]",
-                         {}, {{"none", "keep"}})
-      ->group(format);
+  add_on_overflow(*command, recipe)->group(format);
   add_choice<Nonfinite>(*command, "--nonfinite", recipe.nonfinite,
                         {{"keep", Nonfinite::keep}, {"error", Nonfinite::error}, {"quantize", Nonfinite::quantize}},
                         "What to do with a tensor that contains NaN or infinity: leave it as it is, stop (also if a "
@@ -312,38 +223,16 @@ void add_convert(CLI::App& app, Terminal& terminal) {
                  "Write the result even if transformers cannot load it and only nibble can read it")
       ->group(selection);
 
-  command
-      ->add_option("--max-shard-size", options->max_shard_size,
-                   "Start a new file when the current one would exceed this size (GB = 1e9 bytes, GiB = 2^30)")
-      ->capture_default_str()
-      ->type_name("SIZE")
-      ->group(output_group);
-  command->add_flag("--keep-shards", recipe.keep_shards, "Write one output file for each input file")
-      ->excludes("--max-shard-size")
-      ->group(output_group);
-  command
-      ->add_flag(
-          "--overwrite", options->conversion.overwrite,
-          "Replace an existing output once the new one is complete. In a directory, files that are no model's stay")
-      ->group(output_group);
-  command
-      ->add_flag(
-          "--dry-run", options->dry_run,
-          "Print the codec of each tensor and the reason for it, the sizes and the memory needed, and write "
-          "nothing. Fails if the conversion would fail because OUT exists, another nibble is writing it, writing there "
-          "is not permitted, or there is too little free space")
-      ->group(output_group);
-  add_json(*command, options->json)->group(output_group);
-  add_progress(*command, options->progress);
+  add_output(*command, *options);
 
-  add_max_memory(*command, options->resource_options);
+  add_max_memory(*command, options->resources);
   add_choice<DeviceChoice>(
       *command, "--device", options->conversion.device,
       {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
       "Where to encode; the bytes written are the same everywhere. auto uses a GPU, if there is one, for 256 MiB of "
       "weights or more [cpu]")
       ->group(resources_group);
-  add_threads(*command, options->resource_options);
+  add_threads(*command, options->resources);
 
   command->footer(
       codec_help() +

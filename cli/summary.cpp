@@ -98,7 +98,7 @@ bool is_finite(const Findings& found) { return found.nan == 0 && found.inf == 0 
 // Every converted weight has the value that it had before.
 bool is_exact(const Report& report) {
   const Totals &quantized = report.totals.quantized, &cast = report.totals.cast;
-  const bool is_known = quantized.tensors + cast.tensors == 0 || quantized.error.count + cast.error.count > 0;
+  const bool is_known = quantized.tensors + cast.tensors == 0 || report.plan.recipe.error_report != ErrorReport::none;
   return report.worst.name.empty() && is_known && is_finite(report.findings);
 }
 

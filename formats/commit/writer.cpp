@@ -272,14 +272,12 @@ class DirectoryWriter final : public ShardWriter {
     std::sort(entries.begin(), entries.end(),
               [&](const Entry& a, const Entry& b) { return is_before(name(a), name(b)); });
 
-    std::uint64_t parameters = 0;
-    for (const TensorInfo& tensor : source_.tensors()) parameters += tensor.elements();
     const std::uint64_t bytes = std::accumulate(data_bytes_.begin(), data_bytes_.end(), std::uint64_t{0});
     OutputFile file(transaction_.directory(), files_.index(), label_);
     std::uint64_t written = 0;
     std::string text = fmt::format(
         "{{\n  \"metadata\": {{\n    \"total_parameters\": {},\n    \"total_size\": {}\n  }},\n  \"weight_map\": {{",
-        parameters, bytes);
+        finish.parameters, bytes);
     std::string quoted;
     for (std::size_t i = 0; i < entries.size(); ++i) {
       quoted.assign(name(entries[i]).stem).append(name(entries[i]).rest);

@@ -7,6 +7,7 @@
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/convert.hpp"
+#include "nibble/dequantize.hpp"
 #include "nibble/device.hpp"
 #include "nibble/error.hpp"
 #include "nibble/fp16.hpp"

@@ -37,6 +37,9 @@ struct PlannedTensor {
   std::size_t source = 0;           ///< index into Reader::tensors(); for a quantized input, its first part
   std::uint64_t source_offset = 0;  ///< bytes from the start of the source's weights to this slice of them
   bool transposed = false;
+  /// Empty, or what the tensor is put together of: for each slice of its first dimension, the index of a tensor of that
+  /// shape without it. One of them is `source`.
+  std::vector<std::size_t> slices{};
   CodecSpec codec;
   std::string_view reason;  ///< for people
   DecidedBy decided_by = DecidedBy::model;

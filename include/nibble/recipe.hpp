@@ -25,6 +25,13 @@ enum class Nonfinite : std::uint8_t {
   quantize,  ///< NaN counts as 0, an infinity as the largest finite magnitude of its block or row
 };
 
+/// Which input a conversion takes.
+enum class Intake : std::uint8_t {
+  plain,      ///< plain weights, and FP8, which is an input like any other; the rest is refused
+  any,        ///< everything that nibble can decode
+  quantized,  ///< the same, and something in it has to be quantized
+};
+
 /// What nibble.json says about the error of a tensor.
 enum class ErrorReport : std::uint8_t {
   none,
@@ -35,6 +42,10 @@ enum class ErrorReport : std::uint8_t {
 /// Everything, apart from the input, that decides the bytes of a conversion.
 struct Recipe {
   CodecSpec to;  ///< for the model's linear layers, or, if it casts, for all weights
+  Intake intake = Intake::plain;
+  /// The type of decoded weights on their way to the codec: F32, BF16 or F16. Default: the type that they had before
+  /// they were quantized. With F32 they are exact, so that a cast to another type rounds them once.
+  std::optional<DType> decoded_as;
   OnOverflow on_overflow = OnOverflow::automatic;
   Nonfinite nonfinite = Nonfinite::keep;
   ErrorReport error_report = ErrorReport::basic;

@@ -1,6 +1,6 @@
 """nibble: quantization of large model weights.
 
-`convert`, `measure` and `inspect` are the commands of the program `nibble`; `open` gives the stored tensors of a
+`convert`, `dequantize`, `measure` and `inspect` are the commands of the program `nibble`; `open` gives the stored tensors of a
 checkpoint as arrays, without a copy; `quantize_nf4` and its like work on numpy arrays and torch tensors. Failures are
 exceptions of nibble.errors.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .commands import convert, formats, inspect, measure, run
+from .commands import convert, dequantize, formats, inspect, measure, run
 from .errors import (
     BadInputError,
     Cancelled,
@@ -70,6 +70,7 @@ __all__ = [
     "ReadWriteError",
     "UsageError",
     "convert",
+    "dequantize",
     "formats",
     "inspect",
     "measure",

@@ -200,6 +200,28 @@ def convert(
 
 
 @command
+def dequantize(
+    source: Path,
+    output: Path,
+    /,
+    *,
+    to: str,
+    on_overflow: str | None = None,
+    max_shard_size: str | int | None = None,
+    keep_shards: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    max_memory: str | int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Turns a quantized checkpoint back into plain weights. `nibble dequantize --help` explains the options.
+
+    >>> nibble.dequantize("Llama-3.1-8B-nf4", "Llama-3.1-8B-bf16", to="bf16")
+    """
+
+
+@command
 def measure(
     reference: Path,
     /,

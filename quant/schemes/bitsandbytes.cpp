@@ -63,6 +63,8 @@ std::string_view codec_name_of(const QuantType& type) {
 }
 
 constexpr std::string_view state_infix = ".quant_state.bitsandbytes__";
+constexpr std::string_view absmax_suffix = ".absmax";
+constexpr std::string_view map_suffix = ".quant_map";
 constexpr std::uint64_t max_state_bytes = 1 << 16;
 constexpr int max_state_depth = 16;
 
@@ -124,8 +126,8 @@ std::vector<Part> four_bit_parts(const FourBitCodec& codec, const TensorInfo& te
     parts.push_back({{std::move(name), dtype, {size}}, {}});
   };
   add("", 0);
-  add(".absmax", 1);
-  add_own(tensor.name + ".quant_map", DType::f32, codec.codebook().size());
+  add(absmax_suffix, 1);
+  add_own(tensor.name + std::string(map_suffix), DType::f32, codec.codebook().size());
   if (nested) {
     add(".nested_absmax", 2);
     add(".nested_quant_map", 3);
@@ -346,6 +348,16 @@ class Bitsandbytes final : public Scheme {
 
   bool names(std::string_view part) const override {
     return part.ends_with(scb_suffix) || part.find(state_infix) != std::string_view::npos;
+  }
+
+  std::string undecodable(const Reader& in, std::size_t part, const FindTensor& find) const override {
+    const TensorInfo tensor = in.tensors()[part];
+    if (names(tensor.name)) return "a part of a tensor that bitsandbytes quantized, but no codes go with it";
+    if (!in.config() || !(is_declared(*in.config()) || is_nibble_only(*in.config()))) return {};
+    if (find(tensor.name + std::string(absmax_suffix)) || find(tensor.name + std::string(map_suffix)))
+      return "quantized by bitsandbytes, but its quant_state is missing or of a type that nibble does not decode";
+    if (tensor.dtype == DType::i8 && tensor.shape.size() == 2) return "codes in I8, but their SCB is missing";
+    return {};
   }
 
   // 8-bit layers always multiply in fp16.

@@ -1,6 +1,8 @@
 // formats/ reads the files. Whether anything can decode the quantized tensors in them is decided here.
 
 #include <fcntl.h>
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -21,17 +23,28 @@ namespace {
 
 constexpr std::string_view hint = "plain weights are needed, such as the original model's";
 
-void check_config(const Reader& in, const ModelConfig& config, bool accept_quantized) {
+// Anything that is quantized in a way that nibble knows.
+std::unique_ptr<Reader> open_known(const std::filesystem::path& path, std::uint64_t max_memory) {
+  auto in = open_files(path, max_memory);
+  if (!in->config() || in->config()->quantization_config.empty()) return in;
+  const ModelConfig& config = *in->config();
+  const std::string label = escaped((in->path() / config::file_name).native());
+  if (declared_scheme(config) != nullptr || is_nibble_only(config)) return in;
+  if (config.quant_method.empty())
+    refuse(label, "quantized already: '{}' does not say by which quant_method", config.quantization_key);
+  refuse(label, "quantized already: quant_method '{}' is not supported", printable(config.quant_method));
+}
+
+[[noreturn]] void refuse_quantized(const std::string& label, const std::string& fact) {
+  throw Error(Errc::bad_input, label, fmt::format("{}; {}", fact, hint), Remedy::Kind::dequantize);
+}
+
+void check_config(const Reader& in, const ModelConfig& config, Intake intake) {
   if (config.quantization_config.empty()) return;
   const std::string label = escaped((in.path() / config::file_name).native());
   const Scheme* const scheme = declared_scheme(config);
-  if (scheme == nullptr && config.quant_method.empty())
-    refuse(label, "quantized already: '{}' does not say by which quant_method", config.quantization_key);
-  if (scheme == nullptr && !is_nibble_only(config))
-    refuse(label, "quantized already: quant_method '{}' is not supported", printable(config.quant_method));
-  if (accept_quantized) return;
   const std::string_view method = scheme == nullptr ? nibble_quant_method : scheme->quant_method();
-  if (!is_source(in)) refuse(label, "quantized already by {}; {}", method, hint);
+  if (!is_declared_by(in, schemes_of(intake))) refuse_quantized(label, fmt::format("quantized already by {}", method));
   // transformers reads only the outermost one when it loads the whole of a model, and a conversion can replace no
   // other.
   if (config.quantization_key.find('.') != std::string::npos)
@@ -54,9 +67,16 @@ void check_names(const Reader& in) {
     const std::string_view name = in.tensors().name(i);
     const auto stores = [&](const Scheme* scheme) { return !scheme->is_source() && scheme->names(name); };
     if (const auto scheme = std::ranges::find_if(schemes(), stores); scheme != schemes().end())
-      refuse(in.label_of(i), "tensor '{}': quantized already by {}; {}", printable(name), (*scheme)->quant_method(),
-             hint);
+      refuse_quantized(in.label_of(i),
+                       fmt::format("tensor '{}': quantized already by {}", printable(name), (*scheme)->quant_method()));
   }
+}
+
+bool is_fp8(DType dtype) { return dtype == DType::f8_e4m3 || dtype == DType::f8_e5m2; }
+
+bool is_quantized(const TensorList& tensors, std::size_t i) {
+  const auto names = [&](const Scheme* scheme) { return scheme->names(tensors.name(i)); };
+  return is_fp8(tensors.dtype(i)) || std::ranges::any_of(schemes(), names);
 }
 
 // A single file is read without the config.json beside it, which may say how to decode its codes: for example the shape
@@ -64,8 +84,7 @@ void check_names(const Reader& in) {
 void check_config_beside(const Reader& in, std::uint64_t max_memory) {
   const TensorList& tensors = in.tensors();
   std::size_t first = 0;
-  while (first < tensors.size() && tensors.dtype(first) != DType::f8_e4m3 && tensors.dtype(first) != DType::f8_e5m2)
-    ++first;
+  while (first < tensors.size() && !is_quantized(tensors, first)) ++first;
   if (first == tensors.size()) return;
   const std::filesystem::path folder = in.path().has_parent_path() ? in.path().parent_path() : ".";
   const std::filesystem::path path = folder / config::file_name;
@@ -80,18 +99,23 @@ void check_config_beside(const Reader& in, std::uint64_t max_memory) {
   if (found.quantization_config.empty()) return;
   refuse(
       in.label_of(first),
-      "tensor '{}' is FP8, and '{}' of {} says how to decode it, which nibble reads only if it opens the directory {}",
-      printable(tensors.name(first)), found.quantization_key, file.label(), escaped(folder.native()));
+      "tensor '{}' is {}, and '{}' of {} says how to decode it, which nibble reads only if it opens the directory {}",
+      printable(tensors.name(first)), is_fp8(tensors.dtype(first)) ? "FP8" : "quantized", found.quantization_key,
+      file.label(), escaped(folder.native()));
 }
 
 }  // namespace
 
 std::unique_ptr<Reader> open_checkpoint(const std::filesystem::path& path, const OpenOptions& options) {
-  auto in = open_files(path, options.max_memory);
-  if (in->config()) check_config(*in, *in->config(), options.accept_quantized);
-  if (options.accept_quantized) return in;
-  check_names(*in);
-  if (!in->config() && !in->is_directory()) check_config_beside(*in, options.max_memory);
+  return options.accept_quantized ? open_known(path, options.max_memory)
+                                  : open_input(path, Intake::plain, options.max_memory);
+}
+
+std::unique_ptr<Reader> open_input(const std::filesystem::path& path, Intake intake, std::uint64_t max_memory) {
+  auto in = open_known(path, max_memory);
+  if (in->config()) check_config(*in, *in->config(), intake);
+  if (intake == Intake::plain) check_names(*in);
+  if (!in->config() && !in->is_directory()) check_config_beside(*in, max_memory);
   return in;
 }
 

@@ -33,17 +33,20 @@ std::span<const Scheme* const> source_schemes() {
   return sources;
 }
 
+std::span<const Scheme* const> schemes_of(Intake intake) {
+  return intake == Intake::plain ? source_schemes() : schemes();
+}
+
 const Scheme* declared_scheme(const ModelConfig& config) {
   const auto declared = std::ranges::find_if(schemes(), [&](const Scheme* s) { return s->is_declared(config); });
   return declared == schemes().end() ? nullptr : *declared;
 }
 
-bool is_source(const Reader& in) {
+bool is_declared_by(const Reader& in, std::span<const Scheme* const> by) {
   if (!in.config()) return false;
-  // In models that only nibble reads, open_checkpoint() refuses the tensors that a conversion does not take.
+  // In models that only nibble reads, open_input() refuses the tensors that a conversion does not take.
   if (is_nibble_only(*in.config())) return true;
-  const Scheme* const scheme = declared_scheme(*in.config());
-  return scheme != nullptr && scheme->is_source();
+  return std::ranges::any_of(by, [&](const Scheme* scheme) { return scheme->is_declared(*in.config()); });
 }
 
 const Scheme& scheme_of(const Codec& codec) {

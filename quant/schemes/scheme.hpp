@@ -2,7 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +15,7 @@
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/plan.hpp"
+#include "nibble/recipe.hpp"
 #include "nibble/tensor.hpp"
 
 /// What quantized tensors are called on disk and in config.json. The names of parts are defined nowhere else.
@@ -136,11 +139,18 @@ class Scheme {
 /// Those whose tensors a conversion takes.
 [[nodiscard]] std::span<const Scheme* const> source_schemes();
 
+/// Those whose tensors a conversion with this intake decodes.
+[[nodiscard]] std::span<const Scheme* const> schemes_of(Intake intake);
+
+/// As open_checkpoint(), for a conversion: refuses what it does not take, and what it could not decode as a whole.
+[[nodiscard]] std::unique_ptr<Reader> open_input(const std::filesystem::path& path, Intake intake,
+                                                 std::uint64_t max_memory);
+
 /// The scheme that config.json names; null if there is none.
 [[nodiscard]] const Scheme* declared_scheme(const ModelConfig& config);
 
-/// Whether config.json says that it is quantized in a way that a conversion decodes.
-[[nodiscard]] bool is_source(const Reader& in);
+/// Whether config.json says that the model is quantized in a way that one of these schemes decodes.
+[[nodiscard]] bool is_declared_by(const Reader& in, std::span<const Scheme* const> by);
 
 /// The first scheme that can store the planes of this codec. Throws Error(usage) if there is none.
 [[nodiscard]] const Scheme& scheme_of(const Codec& codec);

@@ -70,7 +70,10 @@ std::optional<PlannedTensor> planned_instead(const Recipe& recipe, const Planned
   instead.codec = *codec;
   instead.quantized = false;
   instead.decided_by = DecidedBy::nonfinite;
-  if (std::exchange(instead.transposed, false)) std::swap(instead.info.shape[0], instead.info.shape[1]);
+  if (tensor.role == Role::conv1d) {  // codecs that quantize see it transposed
+    instead.transposed = !tensor.transposed;
+    std::swap(instead.info.shape[0], instead.info.shape[1]);
+  }
   instead.stored_bytes = stored_bytes(*codings[instead.codec].codec, instead.info);
   return instead;
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -29,7 +31,7 @@ WeightSource::WeightSource(TensorInfo tensor, std::unique_ptr<const Codec> codec
 WeightSource::WeightSource(WeightSource tensor, const PlannedTensor& view) : WeightSource(std::move(tensor)) {
   const bool is_slice = view.info.elements() != tensor_.elements();
   info_ = view.info;
-  info_.dtype = tensor_.dtype;
+  (decoder_ ? tensor_ : info_).dtype = (decoder_ ? info_ : tensor_).dtype;  // codes are decoded to any type
   transposed_ = view.transposed;
   begin_ = view.source_offset * 8 / traits(tensor_.dtype).bits;
   // The codes of a slice, or codes in another order, are not the codes of a tensor.
@@ -145,8 +147,75 @@ WeightSource open_source(const StoredWeights& in, const StoredWeights::Tensor& t
   });
 }
 
+namespace {
+
+// The slices of a tensor, one after the other. Each is opened when it is read, and only the last one stays open: the
+// absmax of all of them might not fit into memory.
+class Slices {
+ public:
+  Slices(const StoredWeights& in, const PlannedTensor& tensor, Buffers& buffers)
+      : in_(in),
+        slices_(tensor.slices),
+        dtype_(tensor.info.dtype),
+        weights_(tensor.info.elements() / slices_.size()),
+        buffers_(buffers) {}
+
+  void read(std::uint64_t offset, std::span<std::byte> out) const {
+    const std::uint64_t width = traits(dtype_).bits / 8;
+    for (std::uint64_t first = offset / width; !out.empty();) {
+      const std::uint64_t begin = first % weights_;
+      const std::uint64_t n = std::min<std::uint64_t>(weights_ - begin, out.size() / width);
+      read_slice(first / weights_, begin, out.first(n * width));
+      out = out.subspan(n * width);
+      first += n;
+    }
+  }
+
+ private:
+  using Open = std::pair<std::size_t, std::shared_ptr<const WeightSource>>;
+
+  void read_slice(std::size_t slice, std::uint64_t first, std::span<std::byte> out) const {
+    const std::shared_ptr<const WeightSource> source = open(slice);
+    Buffers::Loan loan;
+    const std::span<const std::byte> weights = source->weights(first, out.size() / (traits(dtype_).bits / 8), loan);
+    if (source->info().dtype == dtype_) {
+      std::ranges::copy(weights, out.begin());
+      return;
+    }
+    for_each_tile(source->info().dtype, weights, [&](std::size_t i, std::span<const float> tile) {
+      std::ranges::copy(std::as_bytes(tile), out.begin() + static_cast<std::ptrdiff_t>(i * sizeof(float)));
+    });
+  }
+
+  std::shared_ptr<const WeightSource> open(std::size_t slice) const {
+    const std::scoped_lock lock(mutex_);
+    if (last_.second == nullptr || last_.first != slice) {
+      last_.second.reset();
+      const StoredWeights::Tensor tensor = in_[in_.find(slices_[slice]).value()];
+      PlannedTensor view;
+      view.info = tensor.stored.info;
+      if (tensor.quantized()) view.info.dtype = dtype_;
+      last_ = {slice, std::make_shared<const WeightSource>(open_source(in_, tensor, buffers_), view)};
+    }
+    return last_.second;
+  }
+
+  const StoredWeights& in_;
+  std::vector<std::size_t> slices_;
+  DType dtype_;
+  std::uint64_t weights_;  // of each
+  Buffers& buffers_;
+  mutable std::mutex mutex_;
+  mutable Open last_{};
+};
+
+}  // namespace
+
 WeightSource open_source(const StoredWeights& in, const PlannedTensor& tensor, Buffers& buffers) {
-  return {open_source(in, in[in.find(tensor.source).value()], buffers), tensor};
+  if (tensor.slices.empty()) return {open_source(in, in[in.find(tensor.source).value()], buffers), tensor};
+  const auto slices = std::make_shared<const Slices>(in, tensor, buffers);
+  const auto read = [slices](std::uint64_t offset, std::span<std::byte> out) { slices->read(offset, out); };
+  return {tensor.info, make_codec(CodecSpec()), {}, read, buffers};
 }
 
 }  // namespace nibble

@@ -25,7 +25,8 @@ class WeightSource {
   WeightSource(TensorInfo tensor, std::unique_ptr<const Codec> codec, std::span<const std::span<const std::byte>> rest,
                Read read, Buffers& buffers, std::uint64_t position = 0);
 
-  /// The weights of `tensor` as a plan sees them: a slice of it, transposed, or all.
+  /// The weights of `tensor` as a plan sees them: a slice of it, transposed, or all. Codes are decoded to the type that
+  /// the view has, other weights keep theirs.
   WeightSource(WeightSource tensor, const PlannedTensor& view);
 
   /// Name and shape of what is read, and the type of weights().
@@ -95,7 +96,7 @@ class WeightSource {
 /// The weights of a tensor of a checkpoint.
 [[nodiscard]] WeightSource open_source(const StoredWeights& in, const StoredWeights::Tensor& tensor, Buffers& buffers);
 
-/// The same as a plan sees them.
+/// The same as a plan sees them, put together if they are stored in slices.
 [[nodiscard]] WeightSource open_source(const StoredWeights& in, const PlannedTensor& tensor, Buffers& buffers);
 
 }  // namespace nibble

@@ -42,6 +42,9 @@ class StoredWeights {
   explicit StoredWeights(const Reader& in, std::span<const Scheme* const> by = schemes());
 
   [[nodiscard]] const Reader& reader() const noexcept { return in_; }
+  /// Whether config.json says that the model is quantized in a way that the schemes decode: the weights are plain then,
+  /// and what it says is no longer true.
+  [[nodiscard]] bool is_declared() const { return is_declared_by(in_, schemes_); }
   [[nodiscard]] std::size_t size() const noexcept { return is_plain_ ? in_.tensors().size() : tensors_.size(); }
 
   struct Tensor {

@@ -290,7 +290,7 @@ TEST_F(Program, CpuTargetIsForcedByTheEnvironment) {
 }
 
 TEST_F(Program, HelpTeachesByExample) {
-  for (const char* const command : {"convert", "inspect", "measure", "formats", "completion"}) {
+  for (const char* const command : {"convert", "dequantize", "inspect", "measure", "formats", "completion"}) {
     const Outcome outcome = run(std::string(command) + " --help");
     EXPECT_EQ(outcome.code, 0);
     EXPECT_THAT(outcome.out, HasSubstr("Example"));

@@ -112,6 +112,25 @@ def old_report(root):
     (root / "report.html").write_text('<meta name="generator" content="nibble measure">')
 
 
+def old_directory_of_int8(root):
+    """The input, too: bitsandbytes' rows of int8, two layers of them."""
+    old_directory(root)
+    header, data = {}, b""
+    for i in range(2):
+        module = f"model.layers.{i}.mlp.up_proj"
+        for name, dtype, shape, part in (
+            (f"{module}.weight", "I8", [64, 64], bytes(range(128)) * 32),
+            (f"{module}.SCB", "F32", [64], struct.pack("<64f", *range(64))),
+            (f"{module}.weight_format", "U8", [], bytes(1)),
+        ):
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(part)]}
+            data += part
+    text = json.dumps(header).encode()
+    (root / "int8").mkdir()
+    (root / "int8" / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    (root / "int8" / "config.json").write_text('{"quantization_config": {"quant_method": "bitsandbytes"}}')
+
+
 FILE_OUTPUTS = ["out.safetensors", "out.safetensors.nibble.json"]
 SCENARIOS = [
     Scenario("new directory", ["convert", "model", "out", "--to", "nf4"], ["out"]),
@@ -123,6 +142,8 @@ SCENARIOS = [
     Scenario("new file", ["convert", "w.safetensors", "out.safetensors", "--to", "int8"], FILE_OUTPUTS),
     Scenario("replaced file", ["convert", "w.safetensors", "out.safetensors", "--to", "nf4", "--overwrite"],
              FILE_OUTPUTS, old_file),
+    Scenario("dequantized", ["dequantize", "int8", "out", "--to", "bf16", "--overwrite"], ["out"],
+             old_directory_of_int8),
     Scenario("replaced report", ["measure", "w.safetensors", "--to", "nf4", "--html", "report.html"], ["report.html"],
              old_report),
 ]  # fmt: skip
@@ -140,7 +161,7 @@ class Runner:
         if count is not None:
             environment["NIBBLE_FAULT_COUNT"] = str(count)
         arguments = list(scenario.arguments)
-        if overwrite and arguments[0] == "convert" and "--overwrite" not in arguments:
+        if overwrite and arguments[0] != "measure" and "--overwrite" not in arguments:
             arguments.append("--overwrite")
         return subprocess.run([self.nibble, *arguments, "--threads", "4", "--progress", "none"], cwd=root,
                               env=environment, capture_output=True, text=True, errors="replace", timeout=120,

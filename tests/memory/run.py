@@ -129,6 +129,7 @@ def all_codes(weights, ones):
 
 # How the input is made, the options, --max-memory in MiB, bytes to be found in the output (part, offset, value).
 # Or the options of `measure`, those of the conversion before it, which is not limited, and what is wrong with the JSON.
+# Or those of `dequantize`, after such a conversion.
 # Or those of `inspect`: `mib` is what its --max-memory is unless it is given.
 # Where the command is to be refused: the exit code, and what the line on stderr says.
 CASES = {
@@ -192,6 +193,25 @@ CASES = {
     "measure 100,000 tensors against their NF4": dict(
         make=lambda path: write_checkpoint(path, expert_names(100_000), [(99_999, 4095)]),
         before=["--to", "nf4"], measure=["--json"], mib=256, problem=all_codes(100_000 * 4096, 1), full=True),
+    "100,000 tensors of NF4, dequantized": dict(
+        make=lambda path: write_checkpoint(path, expert_names(100_000), [(99_999, 4095)]),
+        before=["--to", "nf4"], dequantize=["--to", "bf16"], mib=320,
+        bytes=[(expert_names(100_000)[-1][0], 2 * 4095 + 1, ONE[1])], full=True),
+    "one tensor of 4.8 GB, dequantized": dict(
+        make=lambda path: write_checkpoint(path, [layer(0, "up", LARGE)], [(0, math.prod(LARGE) - 1), (0, 1 << 31)]),
+        before=["--to", "nf4"], dequantize=["--to", "bf16"], mib=192,
+        bytes=[(layer(0, "up", LARGE)[0], 2 * (math.prod(LARGE) - 1) + 1, ONE[1]),
+               (layer(0, "up", LARGE)[0], (2 << 31) + 1, ONE[1])], full=True),
+    "one tensor of 4.8 GB of int8, dequantized": dict(
+        make=lambda path: write_checkpoint(path, [layer(0, "up", LARGE)], [(0, math.prod(LARGE) - 1)]),
+        before=["--to", "int8"], dequantize=["--to", "fp16"], mib=32,
+        bytes=[(layer(0, "up", LARGE)[0], 2 * (math.prod(LARGE) - 1) + 1, 0x3C)], full=True),
+    "experts of 0.9 G weights, put together": dict(
+        make=lambda path: write_model(path, "GptOssForCausalLM", [[(EXPERT_NAME, [16, 8_192, 6_688])]],
+                                      [(0, 16 * 8_192 * 6_688 - 1)]),
+        before=["--to", "nf4", "--experts", "nf4:double-quant=no", "--allow-nibble-only"],
+        dequantize=["--to", "bf16"], mib=48,
+        bytes=[(EXPERT_NAME, 2 * (16 * 8_192 * 6_688 - 1) + 1, ONE[1]), (EXPERT_NAME, 1 << 30, 0)]),
     "measure 100,000 tensors --to nf4": dict(
         make=lambda path: write_checkpoint(path, expert_names(100_000), [(99_999, 4095)]),
         measure=["--json", "--to", "nf4"], mib=176, problem=all_codes(100_000 * 4096, 1)),
@@ -306,8 +326,11 @@ def run(nibble, name, case, work):
     if "inspect" in case:
         command = [nibble, "inspect", path, *case["inspect"]]
     else:
-        own = case.get("options") or case["measure"]
+        own = case.get("options") or case.get("dequantize") or case["measure"]
         what = ["convert", path, out] if "options" in case else ["measure", path, *([out] if before else [])]
+        if "dequantize" in case:
+            what = ["dequantize", out, plain := f"{work}/plain"]
+            out = plain
         options = own + ([] if "--threads" in own else ["--threads", "2"])
         command = [nibble, *what, *options, "--max-memory", f"{case['mib']}MiB", "--progress", "none"]
     start = time.monotonic()

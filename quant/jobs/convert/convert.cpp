@@ -140,7 +140,8 @@ class Conversion {
   void finish() {
     Finish finish;
     finish.quantization_config = quantization_config(report_.plan);
-    finish.was_decoded = is_source(in_);
+    finish.was_decoded = stored_.is_declared();
+    for (const TensorInfo& tensor : report_.plan.tensors.infos()) finish.parameters += tensor.elements();
     finish.dtype = traits(report_.plan.dtype).torch_name;
     // Only an index of several shards names all parts once more.
     std::deque<ShardParts> shards;
@@ -404,7 +405,8 @@ Report convert(const StoredWeights& in, Plan plan, Writer& out, const Resources&
 }
 
 Report convert(const Reader& in, Plan plan, Writer& out, const Resources& resources, Progress& progress) {
-  return convert(StoredWeights(in, source_schemes()), std::move(plan), out, resources, progress);
+  const StoredWeights stored(in, schemes_of(plan.recipe.intake));
+  return convert(stored, std::move(plan), out, resources, progress);
 }
 
 }  // namespace nibble

@@ -87,6 +87,10 @@ std::string_view spelling(ErrorReport report) {
   return report == ErrorReport::none ? "none" : report == ErrorReport::basic ? "basic" : "full";
 }
 
+std::string_view spelling(Intake intake) {
+  return intake == Intake::plain ? "plain" : intake == Intake::any ? "any" : "quantized";
+}
+
 std::string_view spelling(Nonfinite policy) {
   return policy == Nonfinite::keep ? "keep" : policy == Nonfinite::error ? "error" : "quantize";
 }
@@ -118,6 +122,8 @@ Json recipe_json(const Recipe& recipe) {
                {"lm_head", recipe.lm_head.text()},
                {"experts", recipe.experts.text()},
                {"allow_nibble_only", recipe.allow_nibble_only}};
+  if (recipe.intake != Intake::plain) json["intake"] = spelling(recipe.intake);
+  if (recipe.decoded_as) json["decoded_as"] = traits(*recipe.decoded_as).torch_name;
   if (recipe.compute_dtype) json["compute_dtype"] = traits(*recipe.compute_dtype).torch_name;
   if (recipe.keep_shards) {
     json["keep_shards"] = true;

@@ -38,9 +38,9 @@ struct PlannedConversion::State {
   State(const std::filesystem::path& from, std::filesystem::path to, const Recipe& recipe,
         const ConversionOptions& chosen)
       : options(chosen),
-        in(open_checkpoint(from, {.max_memory = options.resources.max_memory})),
+        in(open_input(from, recipe.intake, options.resources.max_memory)),
         out(checked(std::move(to), *in)),
-        stored(*in, source_schemes()),
+        stored(*in, schemes_of(recipe.intake)),
         plan(make_plan(stored, recipe)) {}
 
   const Resources& resources() {

@@ -92,15 +92,15 @@ class Planner {
     plan_.architecture = std::move(model.architecture);
     plan_.tied = model.tied;
     if (plan_.architecture.empty()) warn_of_names();
+    const CutTensors cut_tensors(stored_, *model.finder);
     for (std::size_t t = 0; t < stored_.size(); ++t) {
-      const StoredWeights::Tensor tensor = stored_[t];
-      std::uint64_t& decoder_bytes = PlanEstimates::decoder_bytes(plan_);
-      decoder_bytes = std::max(decoder_bytes, tensor.bytes - in_.tensors().bytes(tensor.stored.parts.front()));
       stored_.check_decodable(t);
-      const FoundRole found = model.finder->find(tensor.stored.info);
-      check_is_whole(tensor, found.role, *model.finder);
-      add(tensor, found);
+      if (const CutTensor* const cut = cut_tensors.find(t))
+        add_slice(t, *cut, *model.finder);
+      else
+        add_whole(t, *model.finder);
     }
+    check_intake();
     for (std::size_t r = 0; r < rules_.size(); ++r) rules_[r].check(in_.tensors(), plan_.recipe.rules[r].codec);
     for (const RulePattern& skip : skips_) skip.check(in_.tensors(), CodecSpec());
     check_options();
@@ -200,49 +200,77 @@ class Planner {
     return choice;
   }
 
-  // If transformers need not load the result, nibble transposes a Conv1D and cuts fused experts before it quantizes
-  // them. Decoded, these would not be weights of the model.
-  void check_is_whole(const StoredWeights::Tensor& stored, Role role, RoleFinder& finder) const {
-    if (!stored.quantized() || !in_.config() || !is_nibble_only(*in_.config())) return;
-    const TensorInfo& tensor = stored.stored.info;
-    const auto is_cut = [&] {
-      const std::string fused = fused_name(tensor.name);
-      return !fused.empty() &&
-             finder.find({fused, tensor.dtype, {1, tensor.shape[0], tensor.shape[1]}}).role == Role::expert;
-    };
-    if (role != Role::conv1d && (role != Role::unknown || !is_cut())) return;
-    throw Error(Errc::bad_input, in_.label_of(stored.stored.parts.front()),
-                fmt::format("tensor '{}' is {} by nibble; plain weights are needed, such as the original model's",
-                            printable(tensor.name),
-                            role == Role::conv1d ? "a Conv1D, transposed" : "an expert, cut out of a larger tensor"));
+  // A tensor of the input as a tensor of the model.
+  PlannedTensor view_of_input(const StoredWeights::Tensor& stored) {
+    std::uint64_t& decoder_bytes = PlanEstimates::decoder_bytes(plan_);
+    decoder_bytes = std::max(decoder_bytes, stored.bytes - in_.tensors().bytes(stored.stored.parts.front()));
+    PlannedTensor view = view_of(stored);
+    if (view.decoded) view.info.dtype = plan_.recipe.decoded_as.value_or(view.info.dtype);
+    return view;
   }
 
-  void add(const StoredWeights::Tensor& stored, const FoundRole& found) {
-    const TensorInfo& tensor = stored.stored.info;
-    Choice choice = choose(tensor, found);
-    if (stored.quantized()) choice.reason += fmt::format("; the input has it as {}", stored.stored.codec.text());
+  void add_whole(std::size_t t, RoleFinder& finder) {
+    const StoredWeights::Tensor stored = stored_[t];
+    const FoundRole found = finder.find(stored.stored.info);
+    PlannedTensor view = view_of_input(stored);
+    if (is_stored_transposed(in_, stored, found.role)) {
+      view.transposed = true;
+      std::swap(view.info.shape.at(0), view.info.shape.at(1));
+    }
+    const Choice choice = choose(view.info, found);
+    const bool quantizes = codec_of(choice.codec).quantizes();
+    for (PlannedTensor& tensor :
+         quantizes ? quantized_views(std::move(view), found.role) : std::vector<PlannedTensor>{view})
+      push(std::move(tensor), found, choice, stored);
+  }
+
+  // If the whole tensor would be cut again, its slices stay as they are.
+  void add_slice(std::size_t t, const CutTensor& cut, RoleFinder& finder) {
+    const StoredWeights::Tensor stored = stored_[t];
+    PlannedTensor slice = view_of_input(stored);
+    PlannedTensor whole = slice;
+    whole.info.name = cut.name;
+    whole.info.shape.insert(whole.info.shape.begin(), cut.slices.size());
+    const FoundRole found = finder.find(whole.info);
+    const Choice choice = choose(whole.info, found);
+    if (codec_of(choice.codec).quantizes()) return push(std::move(slice), found, choice, stored);
+    if (t != cut.first) return;
+    whole.source_bytes = 0;
+    for (const std::size_t other : cut.slices) {
+      const StoredWeights::Tensor each = stored_[other];
+      const PlannedTensor view = view_of_input(each);
+      whole.slices.push_back(view.source);
+      whole.source_bytes += view.source_bytes;
+      whole.decoded = whole.decoded || view.decoded;
+      if (view.info.dtype != whole.info.dtype) whole.info.dtype = DType::f32;
+    }
+    push(std::move(whole), found, choice, stored);
+  }
+
+  void push(PlannedTensor planned, const FoundRole& found, const Choice& choice, const StoredWeights::Tensor& stored) {
     const Codec& codec = codec_of(choice.codec);
-    PlannedTensor planned = view_of(stored);
+    if (!codec.accepts(planned.info))
+      throw Error(Errc::usage, in_.label_of(planned.source),
+                  fmt::format("tensor '{}' is {}: codec {} cannot store it", printable(stored.stored.info.name),
+                              short_list(planned.info), codec.name()));
+    std::string reason = choice.reason;
+    if (stored.quantized()) reason += fmt::format("; the input has it as {}", stored.stored.codec.text());
+    planned.reason = reason;
     planned.codec = choice.codec;
-    planned.reason = choice.reason;
     planned.decided_by = choice.decided_by;
     planned.role = found.role;
     planned.module = found.module;
-    std::vector<PlannedTensor> views{planned};
-    if (codec.quantizes()) views = quantized_views(std::move(planned), found.role);
-    for (PlannedTensor& view : views) {
-      if (!codec.accepts(view.info))
-        throw Error(Errc::usage, in_.label_of(view.source),
-                    fmt::format("tensor '{}' is {}: codec {} cannot store it", printable(tensor.name),
-                                short_list(tensor), codec.name()));
-      push(std::move(view), found, codec);
-    }
-  }
-
-  void push(PlannedTensor planned, const FoundRole& found, const Codec& codec) {
     planned.quantized = codec.quantizes();
     planned.stored_bytes = stored_bytes(codec, planned.info);
     plan_.tensors.push_back(planned, found.keeps);
+  }
+
+  void check_intake() const {
+    if (plan_.recipe.intake != Intake::quantized) return;
+    const auto is_decoded = [](const PlannedTensor& tensor) { return tensor.decoded; };
+    if (std::none_of(plan_.tensors.begin(), plan_.tensors.end(), is_decoded))
+      throw Error(Errc::bad_input, escaped(in_.path().native()),
+                  "has no quantized tensor: there is nothing to dequantize");
   }
 
   // The type that config.json declares. A cast decides it; otherwise it is the type that most bytes of the input's
@@ -413,7 +441,7 @@ double Plan::quantized_share() const {
 Plan make_plan(const StoredWeights& in, const Recipe& recipe) { return Planner(in, recipe).run(); }
 
 Plan make_plan(const Reader& in, const Recipe& recipe) {
-  return make_plan(StoredWeights(in, source_schemes()), recipe);
+  return make_plan(StoredWeights(in, schemes_of(recipe.intake)), recipe);
 }
 
 }  // namespace nibble

@@ -34,7 +34,8 @@ struct PlannedTensors::Decisions {
 
   std::vector<Row> rows;
   TextPool texts;
-  std::map<std::size_t, std::vector<std::string>> keeps;  // of tensors that keep other modules than their own
+  std::map<std::size_t, std::vector<std::string>> keeps;   // of tensors that keep other modules than their own
+  std::map<std::size_t, std::vector<std::size_t>> slices;  // of those few that have any
 };
 
 PlannedTensors::PlannedTensors() noexcept = default;
@@ -73,6 +74,7 @@ void PlannedTensors::push_back(const PlannedTensor& tensor, std::span<const std:
   Decisions::Row added = decisions_->row(tensor);
   added.keeps_module = keeps.size() == 1 && keeps.front() == tensor.module;
   if (!added.keeps_module && !keeps.empty()) decisions_->keeps[rows.size()].assign(keeps.begin(), keeps.end());
+  if (!tensor.slices.empty()) decisions_->slices[rows.size()] = tensor.slices;
   infos_.push_back(tensor.info);
   rows.push_back(added);
 }
@@ -94,10 +96,12 @@ PlannedTensor PlannedTensors::operator[](std::size_t tensor) const {
   const Decisions::Row& row = decisions_->rows[tensor];
   const TextPool& texts = decisions_->texts;
   const std::string_view name = infos_.name(tensor);
+  const auto slices = decisions_->slices.find(tensor);
   return {.info = infos_[tensor],
           .source = row.source,
           .source_offset = row.source_offset,
           .transposed = row.transposed,
+          .slices = slices == decisions_->slices.end() ? std::vector<std::size_t>() : slices->second,
           .codec = row.codec,
           .reason = texts[row.reason],
           .decided_by = row.decided_by,

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/models/architectures.hpp"
@@ -27,6 +30,8 @@ struct ModelRoles {
 /// expert of fused experts, a transposed Conv1D, and all others unchanged.
 [[nodiscard]] std::vector<PlannedTensor> quantized_views(PlannedTensor tensor, Role role);
 
+// ---- and back
+
 /// Whether a quantized tensor in this role is stored as quantized_views() transposes it: bitsandbytes and nibble do so
 /// with a Conv1D.
 [[nodiscard]] bool is_stored_transposed(const Reader& in, const StoredWeights::Tensor& tensor, Role role);
@@ -34,5 +39,25 @@ struct ModelRoles {
 /// The name of the tensor that quantized_views() cuts a matrix of this name out of. Empty if it cuts no matrix of such
 /// a name.
 [[nodiscard]] std::string fused_name(std::string_view matrix);
+
+/// A tensor of the model that quantized_views() cut into matrices, which a checkpoint has one by one.
+struct CutTensor {
+  std::string name;
+  std::vector<std::size_t> slices;  ///< indices into StoredWeights, in the order of its first dimension
+  std::size_t first = 0;            ///< the one that comes first in the files
+};
+
+/// All of them. There are none if transformers loads the checkpoint. Throws Error(bad_input) if a slice is missing or
+/// has another shape than the others.
+class CutTensors {
+ public:
+  CutTensors(const StoredWeights& in, RoleFinder& finder);
+  /// The one that a tensor of the checkpoint is a slice of; null if it is none.
+  [[nodiscard]] const CutTensor* find(std::size_t tensor) const;
+
+ private:
+  std::vector<CutTensor> cut_;
+  std::map<std::size_t, std::size_t> cut_of_;  // by slice
+};
 
 }  // namespace nibble

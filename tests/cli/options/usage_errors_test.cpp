@@ -108,7 +108,7 @@ TEST_F(UsageErrors, ShortNamesOfComputeTypesAreTaken) {
 }
 
 TEST_F(UsageErrors, TyposGetASuggestion) {
-  const std::string all = "is not one of convert, inspect, measure, formats, completion";
+  const std::string all = "is not one of convert, dequantize, inspect, measure, formats, completion";
   EXPECT_EQ(error_of("convrt w.safetensors out"),
             "command 'convrt' " + all + ": did you mean convert? (see nibble --help)");
   EXPECT_EQ(error_of("x"), "command 'x' " + all + " (see nibble --help)");
@@ -130,7 +130,7 @@ TEST_F(UsageErrors, TyposGetASuggestion) {
     EXPECT_EQ(error_of(word),
               std::string("command '") + word + "' " + all + ": did you mean convert? (see nibble --help)");
   EXPECT_EQ(error_of(""),
-            "no command is given: the commands are convert, inspect, measure, formats, completion "
+            "no command is given: the commands are convert, dequantize, inspect, measure, formats, completion "
             "(see nibble --help)");
 }
 
@@ -349,12 +349,12 @@ TEST_F(UsageErrors, DirectoriesThatAreNoModels) {
             "pipe: is a pipeline of diffusers: convert its parts one by one: text_encoder/, unet/");
 }
 
-// bitsandbytes' directories cannot be made plain here: no error says that they could.
+// Not by accident: whoever wants that is told the command that decodes first.
 TEST_F(UsageErrors, QuantizedInputIsRefused) {
   EXPECT_EQ(test::run_program(root_.path(), "convert m quantized --to nf4").code, 0);
   EXPECT_EQ(error_of("convert quantized out --to nf4", 3),
             "quantized/config.json: quantized already by bitsandbytes; plain weights are needed, such as the original "
-            "model's");
+            "model's; `nibble dequantize` makes plain weights of it");
 }
 
 // Whoever loads the result compiles the names of skipped modules as regular expressions.

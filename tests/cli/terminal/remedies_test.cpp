@@ -27,10 +27,11 @@ TEST(Remedies, MemoryIsRoundedUp) {
   EXPECT_EQ(with_options("a", {Kind::max_memory, 16'000'001}), "a; raise --max-memory to 17MB or more");
 }
 
-TEST(Remedies, EveryKindNamesOptionsOfConvert) {
+TEST(Remedies, EveryOtherKindNamesOptionsOfConvert) {
   const test::TempDir root;
   const std::string help = test::run_program(root.path(), "convert --help").out;
   for (int kind = static_cast<int>(Kind::none) + 1; kind <= static_cast<int>(last); ++kind) {
+    if (static_cast<Kind>(kind) == Kind::dequantize) continue;  // a command
     const std::string line = with_options("", {static_cast<Kind>(kind)});
     const std::regex option("--[a-z-]+");
     auto found = std::sregex_iterator(line.begin(), line.end(), option);

@@ -5,7 +5,9 @@
 #include <string_view>
 
 #include "nibble/checkpoint.hpp"
+#include "quant/schemes/scheme.hpp"
 #include "tests/support/corrupt.hpp"
+#include "tests/support/remedies.hpp"
 
 namespace nibble {
 namespace {
@@ -111,6 +113,35 @@ TEST_F(OpenCheckpointTest, BitsandbytesIsOpenedOnRequest) {
   }
   EXPECT_EQ(error(R"({"quantization_config":{"load_in_4bit":true,"load_in_4bit":false}})", true),
             "quantized already: 'quantization_config' does not say by which quant_method");
+}
+
+// What decodes it takes it, but not half of it.
+TEST_F(OpenCheckpointTest, InputsAreWhatAConversionTakes) {
+  const auto refusal = [this](std::string_view config, Intake intake) {
+    dir_.write("config.json", config);
+    return error_of([&] { (void)open_input(dir_.path(), intake, 100'000'000); });
+  };
+  constexpr std::string_view four_bit = R"({"quantization_config":{"load_in_4bit":true}})";
+  EXPECT_NE(refusal(four_bit, Intake::plain), "");
+  EXPECT_EQ(test::remedy_of([&] { (void)open_checkpoint(dir_.path()); }).kind, Remedy::Kind::dequantize);
+  constexpr std::string_view inner = R"({"text_config":{"quantization_config":{"load_in_4bit":true}}})";
+  for (const Intake intake : {Intake::any, Intake::quantized}) {
+    EXPECT_EQ(refusal(four_bit, intake), "");
+    EXPECT_EQ(refusal("{}", intake), "");
+    EXPECT_NE(refusal(inner, intake).find("only a key of the outermost object is taken"), std::string::npos);
+    EXPECT_NE(refusal(R"({"quantization_config":{"quant_method":"gptq"}})", intake), "");
+  }
+  dir_.write("f.safetensors", test::safetensors_with({"a", "p.SCB"}));
+  dir_.write("config.json", four_bit);
+  const std::string dir = dir_.path().string();
+  const auto error_of_file = [&] {
+    return error_of([&] { (void)open_input(dir_.path() / "f.safetensors", Intake::any, 100'000'000); });
+  };
+  EXPECT_EQ(error_of_file(),
+            dir + "/f.safetensors: tensor 'p.SCB' is quantized, and 'quantization_config' of " + dir +
+                "/config.json says how to decode it, which nibble reads only if it opens the directory " + dir);
+  dir_.write("config.json", "{}");
+  EXPECT_EQ(error_of_file(), "");
 }
 
 // Deleting quantization_config does not make the weights plain.

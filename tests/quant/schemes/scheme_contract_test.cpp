@@ -202,7 +202,7 @@ TEST(Schemes, AreDeclaredByTheirQuantMethods) {
   const auto declared = [](std::string_view method) {
     test::MemoryReader in;
     in.set_quant_method(std::string(method));
-    return std::pair(declared_scheme(*in.config()), is_source(in));
+    return std::pair(declared_scheme(*in.config()), is_declared_by(in, source_schemes()));
   };
   for (const Scheme* const scheme : schemes())
     EXPECT_EQ(declared(scheme->quant_method()), std::pair(scheme, scheme->is_source())) << scheme->quant_method();
@@ -210,7 +210,7 @@ TEST(Schemes, AreDeclaredByTheirQuantMethods) {
   EXPECT_EQ(declared("nibble"), std::pair(none, true));
   EXPECT_EQ(declared("gptq"), std::pair(none, false));
   EXPECT_EQ(declared(""), std::pair(none, false));
-  EXPECT_FALSE(is_source(test::MemoryReader()));
+  EXPECT_FALSE(is_declared_by(test::MemoryReader(), schemes()));
 }
 
 TEST(Schemes, WhatIsNotQuantizedIsAPlainTensor) {

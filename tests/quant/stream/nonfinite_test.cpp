@@ -49,6 +49,7 @@ TEST(PlannedInstead, IsStoredAsItLiesInTheInput) {
   Codings codings(recipe);
   PlannedTensor tensor = planned(DType::f32, "nf4", true);
   EXPECT_FALSE(planned_instead(recipe, tensor, {}, codings).has_value());
+  tensor.role = Role::conv1d;
   tensor.transposed = true;
   const auto kept = planned_instead(recipe, tensor, {.nan = 1}, codings);
   ASSERT_TRUE(kept.has_value());
@@ -58,6 +59,8 @@ TEST(PlannedInstead, IsStoredAsItLiesInTheInput) {
   EXPECT_EQ(kept->info.shape, (Shape{64, 4}));
   EXPECT_EQ(kept->stored_bytes, 64U * 4 * 4);
   EXPECT_EQ(kept->decided_by, DecidedBy::nonfinite);
+  tensor.transposed = false;  // stored as the codec sees it
+  EXPECT_TRUE(planned_instead(recipe, tensor, {.nan = 1}, codings)->transposed);
   EXPECT_EQ(planned_instead(recipe, planned(DType::f64, "nf4", true), {.nan = 1}, codings)->stored_bytes, 64U * 4 * 4);
 }
 

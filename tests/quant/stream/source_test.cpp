@@ -128,6 +128,25 @@ TEST_P(Sources, Transposed) {
   EXPECT_EQ(weights_of(source, 1000, 333), gathered(transposed, width, 333, [](std::uint64_t i) { return 1000 + i; }));
 }
 
+// Codes are: without the rounding to the type before. Other weights are what they are.
+TEST_P(Sources, OfAnotherType) {
+  PlannedTensor view = whole(info);
+  view.info.dtype = DType::f32;
+  const auto codec = make_codec(GetParam().codec);
+  const WeightSource source = open(view);
+  if (!codec->quantizes()) {
+    EXPECT_EQ(source.info().dtype, info.dtype);
+    return;
+  }
+  const Bytes weights = test::stored_as(info.dtype, test::normal_weights(info.elements(), 1));
+  const auto exact = test::decode(*codec, info, test::encode(*codec, info, weights));
+  EXPECT_EQ(weights_of(source), test::stored_as(DType::f32, exact));
+  view.transposed = true;
+  view.info.shape = {195, 150};
+  EXPECT_EQ(weights_of(open(view)), gathered(test::stored_as(DType::f32, exact), 4, info.elements(),
+                                             [](std::uint64_t i) { return i % 150 * 195 + i / 150; }));
+}
+
 TEST_P(Sources, InMemoryNothingIsRead) {
   WeightSource source = open(whole(info));
   Bytes raw(source.bytes(0, info.elements()));
@@ -160,6 +179,35 @@ TEST(Sources, OfACastHaveItsType) {
   EXPECT_FALSE(source.is_fp64());
   EXPECT_EQ(source.position(1), 102U);
   EXPECT_EQ(weights_of(source, 1, 2), test::stored_as(DType::f16, {2, 3}));
+}
+
+// Each of its own kind and type, in any order of the file.
+TEST(Sources, OfSlices) {
+  MemoryReader reader;
+  const TensorInfo slice{"", DType::bf16, {30, 195}};
+  std::vector<Bytes> weights;  // in the order of the file
+  for (const char* const codec : {"keep", "nf4", "int8"}) {
+    TensorInfo info = slice;
+    info.name = std::string(codec) + ".weight";
+    const auto made = make_codec(codec);
+    const test::Encoded encoded =
+        test::encode(*made, info, test::stored_as(DType::bf16, test::normal_weights(info.elements(), 1)));
+    weights.push_back(test::stored_as(DType::f32, test::decode(*made, info, encoded)));
+    for (const auto& [part, bytes] : test::stored(*made, info, encoded)) reader.add(part, bytes);
+  }
+  const StoredWeights stored(reader);
+  PlannedTensor view = whole({"all", DType::f32, {3, 30, 195}});
+  view.slices = {1, 0, 7};
+  Bytes expected = weights[1];
+  expected.insert(expected.end(), weights[0].begin(), weights[0].end());
+  expected.insert(expected.end(), weights[2].begin(), weights[2].end());
+  Buffers buffers;
+  const WeightSource source = open_source(stored, view, buffers);
+  EXPECT_EQ(source.info(), view.info);
+  EXPECT_EQ(weights_of(source), expected);
+  EXPECT_EQ(decoded(source), expected);
+  for (const std::uint64_t first : {0U, 5000U, 5849U, 5850U, 11'000U})
+    EXPECT_EQ(weights_of(source, first, 6500), gathered(expected, 4, 6500, [&](std::uint64_t i) { return first + i; }));
 }
 
 // Buffers are aligned by where their bytes lie in the file.

@@ -26,36 +26,6 @@ using test::MemoryReader;
 using test::MemoryWriter;
 using test::recipe;
 
-// bitsandbytes, if conversions took what it stores.
-class Taken final : public Scheme {
- public:
-  bool stores(const Codec& codec) const override { return scheme().stores(codec); }
-  std::vector<Part> parts(const Codec& codec, const TensorInfo& tensor) const override {
-    return scheme().parts(codec, tensor);
-  }
-  std::vector<std::byte> own_bytes(const Codec& codec, const TensorInfo& tensor, const Part& part,
-                                   std::span<const std::vector<std::byte>> loose) const override {
-    return scheme().own_bytes(codec, tensor, part, loose);
-  }
-  std::optional<StoredTensor> recognize(const Reader& in, std::size_t first, const FindTensor& find) const override {
-    return scheme().recognize(in, first, find);
-  }
-  std::vector<std::vector<std::byte>> read_planes(const Reader& in, const Codec& codec,
-                                                  const StoredTensor& tensor) const override {
-    return scheme().read_planes(in, codec, tensor);
-  }
-  std::string_view quant_method() const noexcept override { return scheme().quant_method(); }
-  bool is_source() const override { return true; }
-  std::string obstacle(const Plan& plan) const override { return scheme().obstacle(plan); }
-  std::string config(const Plan& plan) const override { return scheme().config(plan); }
-
- private:
-  static const Scheme& scheme() { return scheme_of(*make_codec("nf4")); }
-};
-
-const Taken taken;
-const Scheme* const all_taken[]{&taken};
-
 // A model with NF4 layers, and the same with the weights that those stand for.
 struct Model {
   explicit Model(std::string_view architecture, const std::vector<TensorInfo>& tensors) {
@@ -89,7 +59,7 @@ std::map<std::string, Bytes> run(const StoredWeights& in, const Recipe& recipe, 
 
 void expect_same(const Model& model, const Recipe& recipe) {
   const auto expected = run(StoredWeights(model.plain), recipe);
-  const StoredWeights in(model.coded, all_taken);
+  const StoredWeights in(model.coded, schemes());
   EXPECT_EQ(run(in, recipe), expected) << recipe.to.text();
   EXPECT_EQ(run(in, recipe, {3, 29'000'000}), expected) << recipe.to.text();
 }
@@ -102,9 +72,7 @@ TEST(DecodedInput, IsConvertedLikeTheWeightsItStandsFor) {
     if (!CodecSpec(to).keeps()) expect_same(llama, recipe(std::string(to)));
 }
 
-TEST(DecodedInput, MayBeTransposedOrCut) {
-  const Model gpt2("GPT2LMHeadModel", {{"transformer.h.0.attn.c_attn.weight", DType::f16, {96, 288}}});
-  expect_same(gpt2, recipe("int8"));
+TEST(DecodedInput, MayBeCut) {
   const Model moe("Qwen3MoeForCausalLM", {{"model.layers.0.mlp.experts.down_proj", DType::bf16, {4, 65, 97}}});
   expect_same(moe, test::with_experts("nf4"));
 }
@@ -112,7 +80,7 @@ TEST(DecodedInput, MayBeTransposedOrCut) {
 // What no conversion takes is parts, which it keeps.
 TEST(DecodedInput, IsTakenFromSchemesThatSaySo) {
   const Model model("LlamaForCausalLM", {{"model.layers.0.self_attn.q_proj.weight", DType::bf16, {64, 64}}});
-  EXPECT_EQ(make_plan(StoredWeights(model.coded, all_taken), recipe("nf4")).tensors.size(), 1U);
+  EXPECT_EQ(make_plan(StoredWeights(model.coded, schemes()), recipe("nf4")).tensors.size(), 1U);
   EXPECT_EQ(make_plan(model.coded, recipe("fp16")).tensors.size(), model.coded.tensors().size());
   for (const Scheme* const scheme : source_schemes()) EXPECT_TRUE(scheme->is_source());
   for (const Scheme* const scheme : schemes())
@@ -123,7 +91,7 @@ TEST(DecodedInput, IsTakenFromSchemesThatSaySo) {
 // Absmax and the like are read whole.
 TEST(DecodedInput, DecodersAreInTheConversionMemory) {
   const Model model("LlamaForCausalLM", {{"model.layers.0.self_attn.q_proj.weight", DType::bf16, {1024, 1024}}});
-  const Plan coded = make_plan(StoredWeights(model.coded, all_taken), recipe("fp16"));
+  const Plan coded = make_plan(StoredWeights(model.coded, schemes()), recipe("fp16"));
   const Plan plain = make_plan(StoredWeights(model.plain), recipe("fp16"));
   EXPECT_EQ(PlanEstimates::decoder_bytes(plain), 0U);
   const std::uint64_t decoder_bytes = PlanEstimates::decoder_bytes(coded);
@@ -211,34 +179,45 @@ TEST(Fp8Input, MayBeWhatOnlyNibbleReads) {
   }
 }
 
-// nibble alone also stores what is no weight of the model when it is decoded.
-TEST(Fp8Input, MayNotBeTransposedOrCut) {
-  const auto refusal = [](MemoryReader& plain, const char* architecture, Recipe before) {
-    plain.set_architecture(architecture, true);
-    before.allow_nibble_only = true;
-    MemoryReader in = test::converted(plain, before).reader;
-    in.set_architecture(architecture, true);
-    in.set_quant_method("nibble");
-    return test::error_of([&] { (void)make_plan(in, recipe("bf16")); });
-  };
-  MemoryReader gpt2;
+// nibble alone also stores what is no weight of the model: a transposed Conv1D, and experts one by one. They are
+// weights of the model again, whatever becomes of them.
+TEST(Fp8Input, MayHaveBeenTransposedOrCut) {
+  MemoryReader gpt2, gpt_oss, extra, qwen;
+  gpt2.set_architecture("GPT2LMHeadModel", true);
   gpt2.add_normal("transformer.h.0.attn.c_attn.weight", DType::f16, {96, 288});
-  EXPECT_EQ(refusal(gpt2, "GPT2LMHeadModel", recipe("fp8")),
-            "/file0: tensor 'transformer.h.0.attn.c_attn.weight' is a Conv1D, transposed by nibble; plain weights are "
-            "needed, such as the original model's");
-  MemoryReader gpt_oss;
-  gpt_oss.add_normal("model.layers.0.mlp.experts.down_proj", DType::bf16, {2, 64, 64});
-  EXPECT_EQ(refusal(gpt_oss, "GptOssForCausalLM", test::with_experts("fp8")),
-            "/file0: tensor 'model.layers.0.mlp.experts.0.down_proj.weight' is an expert, cut out of a larger "
-            "tensor by nibble; plain weights are needed, such as the original model's");
-  MemoryReader extra;  // which the table does not know, but whole
+  gpt_oss.set_architecture("GptOssForCausalLM", true);
+  gpt_oss.add_normal("model.layers.0.mlp.experts.down_proj", DType::bf16, {12, 64, 64});
+  extra.set_architecture("GptOssForCausalLM", true);  // which the table does not know, but whole
   extra.add_normal("model.layers.7.extra.weight", DType::bf16, {64, 64});
-  Recipe rule = recipe("fp8");
-  rule.rules = {{".*extra.*", "fp8"}};
-  EXPECT_EQ(refusal(extra, "GptOssForCausalLM", rule), "");
-  MemoryReader qwen;  // whose experts transformers puts together itself
+  qwen.set_architecture("Qwen3MoeForCausalLM", true);  // whose experts transformers puts together itself
   qwen.add_normal("model.layers.0.mlp.experts.down_proj", DType::bf16, {2, 64, 64});
-  EXPECT_EQ(refusal(qwen, "Qwen3MoeForCausalLM", test::with_experts("fp8")), "");
+  for (const MemoryReader* const model : {&gpt2, &gpt_oss, &extra, &qwen}) {
+    Recipe before = test::with_experts("fp8");
+    if (model == &gpt2 || model == &extra) before.experts = "keep";
+    if (model == &extra) before.rules = {{".*", "fp8"}};
+    MemoryReader in = test::converted(*model, before).reader;
+    in.set_architecture(model->config()->architecture, true);
+    in.set_quant_method("nibble");
+    const Plan plan = make_plan(in, recipe("fp32"));
+    if (model != &qwen) {
+      ASSERT_EQ(plan.tensors.size(), 1U);
+      EXPECT_EQ(plan.tensors[0].info.name, model->tensors().name(0));
+      EXPECT_EQ(plan.tensors[0].info.shape, model->tensors()[0].shape);
+    }
+    MemoryReader plain;
+    plain.set_architecture(model->config()->architecture, true);
+    const auto parts = run(StoredWeights(in, source_schemes()), recipe("fp32"));
+    for (const PlannedTensor& tensor : plan.tensors)
+      plain.add({tensor.info.name, DType::f32, tensor.info.shape}, parts.at(tensor.info.name));
+    for (Recipe to : {recipe("int8"), recipe("bf16")}) {
+      if (to.to == "int8" && (model == &extra || model == &qwen)) continue;  // that are kept then
+      to.allow_nibble_only = true;
+      if (model == &gpt_oss && to.to == "int8") to.experts = "int8";
+      // What was 16 bits wide before is so on its way to the codec; in fp32 it is the same.
+      EXPECT_EQ(run(StoredWeights(in, source_schemes()), to), run(StoredWeights(plain), to))
+          << plan.tensors[0].info.name << " to " << to.to.text();
+    }
+  }
 }
 
 TEST(Fp8Input, PlansSayWhatTheInputHas) {

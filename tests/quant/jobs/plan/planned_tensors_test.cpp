@@ -77,6 +77,17 @@ TEST(PlannedTensors, AreCopiedAndMoved) {
   EXPECT_TRUE(copy.empty());
 }
 
+TEST(PlannedTensors, MayBePutTogether) {
+  PlannedTensors tensors;
+  PlannedTensor whole = planned("a.weight", "a");
+  tensors.push_back(whole, {});
+  whole.slices = {5, 3, 4};
+  tensors.push_back(whole, {});
+  const PlannedTensors copy = tensors;
+  EXPECT_EQ(copy[0].slices, std::vector<std::size_t>());
+  EXPECT_EQ(copy[1].slices, whole.slices);
+}
+
 // The new one may be made of the old one's texts, and the modules that stay plain are still those.
 TEST(PlannedTensors, AreReplaced) {
   PlannedTensors tensors;

@@ -34,6 +34,15 @@ TEST(Views, Conv1dIsTransposed) {
   EXPECT_EQ(views[0].info.shape, (Shape{6, 4}));
 }
 
+// One that is stored as the codec sees it.
+TEST(Views, TransposedTwiceIsAsItWas) {
+  PlannedTensor stored = tensor({4, 6});
+  stored.transposed = true;
+  const auto views = quantized_views(stored, Role::conv1d);
+  EXPECT_FALSE(views.at(0).transposed);
+  EXPECT_EQ(views.at(0).info.shape, (Shape{6, 4}));
+}
+
 TEST(Views, FusedExpertsAreMatrices) {
   const auto views = quantized_views(tensor({3, 4, 6}), Role::expert);
   ASSERT_EQ(views.size(), 3U);
@@ -56,8 +65,35 @@ TEST(Views, NamesSayWhatTheyWereCutOutOf) {
     for (const PlannedTensor& view : quantized_views(fused, Role::expert)) EXPECT_EQ(fused_name(view.info.name), name);
   }
   for (const char* const name :
-       {"down_proj.weight", "model.experts.7.weight", "model.experts.7.down_proj", "a.b.c.weight", ""})
+       {"down_proj.weight", "model.experts.7.weight", "model.experts.7.down_proj", "a.b.c.weight",
+        "experts.07.down_proj.weight", "experts.9999999999.down_proj.weight", ""})
     EXPECT_EQ(fused_name(name), "") << name;
+}
+
+// In the order of their numbers, wherever they lie.
+TEST(Views, MatricesAreFoundAgain) {
+  MemoryReader in;
+  in.set_architecture("GptOssForCausalLM", false);
+  const std::string experts = "model.layers.0.mlp.experts.";
+  for (const char* const number : {"1", "10", "0", "2", "3", "4", "5", "6", "7", "8", "9"})
+    in.add_normal(experts + number + ".down_proj.weight", DType::bf16, {64, 32});
+  in.add_normal(experts + "3.down_proj_bias.weight", DType::bf16, {64});
+  in.add_normal("model.layers.0.self_attn.q_proj.weight", DType::bf16, {64, 64});
+  const auto found = [&] {
+    const StoredWeights stored(in);
+    return CutTensors(stored, *roles_of(stored).finder);
+  };
+  EXPECT_EQ(found().find(0), nullptr);  // transformers loads it
+  in.set_quant_method("nibble");
+  const CutTensors cut = found();
+  const CutTensor* const whole = cut.find(0);
+  ASSERT_NE(whole, nullptr);
+  EXPECT_EQ(whole->name, experts + "down_proj");
+  EXPECT_EQ(whole->first, 0U);
+  EXPECT_EQ(whole->slices, (std::vector<std::size_t>{2, 0, 3, 4, 5, 6, 7, 8, 9, 10, 1}));
+  EXPECT_EQ(cut.find(10), whole);
+  EXPECT_EQ(cut.find(11), nullptr);
+  EXPECT_EQ(cut.find(12), nullptr);
 }
 
 TEST(Views, PlacesAreThoseOfTheArchitecture) {

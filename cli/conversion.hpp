@@ -1,0 +1,41 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "cli/options/options.hpp"
+#include "cli/terminal/terminal.hpp"
+#include "nibble/convert.hpp"
+
+/// What the commands have in common that write a checkpoint: where it comes from and goes to, and how the run is told.
+/// They differ in their recipe.
+namespace nibble::cli {
+
+/// The options of such a command.
+struct ConversionCommand {
+  std::string in;
+  std::string out;
+  Recipe recipe;
+  ConversionOptions conversion;
+  std::string max_shard_size = "5GB";
+  ResourceOptions resources;
+  bool dry_run = false;
+  bool json = false;
+  std::string progress;
+};
+
+/// IN and OUT.
+void add_paths(CLI::App& command, ConversionCommand& options);
+/// --on-overflow.
+CLI::Option* add_on_overflow(CLI::App& command, Recipe& recipe);
+/// --max-shard-size, --keep-shards, --overwrite, --dry-run, --json, --progress.
+void add_output(CLI::App& command, ConversionCommand& options);
+
+/// Plans, and prints the plan or carries it out and prints the report. options.recipe is complete but for what
+/// add_output() added. `check` may refuse the plan before anything is printed.
+void run_conversion(
+    const CLI::App& command, ConversionCommand& options, Terminal& terminal,
+    const std::function<void(const Plan& plan)>& check = [](const Plan&) {});
+
+}  // namespace nibble::cli
