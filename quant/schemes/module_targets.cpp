@@ -19,7 +19,7 @@ bool is_class(std::string_view entry) {
   return !entry.empty() && entry.front() >= 'A' && entry.front() <= 'Z' && entry.find('.') == std::string_view::npos;
 }
 
-re2::StringPiece piece(std::string_view text) { return {text.data(), text.size()}; }
+re2::StringPiece as_piece(std::string_view text) { return {text.data(), text.size()}; }
 
 }  // namespace
 
@@ -48,7 +48,7 @@ ModuleTargets::ModuleTargets(const nlohmann::json& list, std::string_view key) {
       return;
     }
     const auto& pattern = patterns_.emplace_back(
-        std::make_unique<RE2>(piece(std::string_view(text).substr(pattern_prefix.size())), options));
+        std::make_unique<RE2>(as_piece(std::string_view(text).substr(pattern_prefix.size())), options));
     if (pattern->ok()) continue;
     problem_ = fmt::format("{} has the pattern '{}', which RE2 does not take: {}", key, printable(text),
                            printable(pattern->error()));
@@ -60,7 +60,7 @@ bool ModuleTargets::match(std::string_view module) const {
   if (!problem_.empty()) return false;
   if (has_linear_ || names_.contains(module)) return true;
   return std::ranges::any_of(patterns_, [&](const std::unique_ptr<RE2>& pattern) {
-    return pattern->Match(piece(module), 0, module.size(), RE2::ANCHOR_START, nullptr, 0);
+    return pattern->Match(as_piece(module), 0, module.size(), RE2::ANCHOR_START, nullptr, 0);
   });
 }
 

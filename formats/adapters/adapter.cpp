@@ -1,0 +1,127 @@
+#include "formats/adapters/adapter.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "core/files/directory.hpp"
+#include "core/refuse.hpp"
+#include "formats/checkpoint.hpp"
+#include "formats/containers/container.hpp"
+
+namespace nibble {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view weights_stem = "adapter_model";
+constexpr std::uint64_t max_config_bytes = 16 << 20;  // the indices of a million tokens
+
+std::string adapter_label(const fs::path& directory, const std::string& name) {
+  return escaped((directory / name).native());
+}
+
+std::string read_adapter_config(const fs::path& path) {
+  const Directory directory(path);
+  if (!directory.has(AdapterConfig::file_name))
+    refuse(escaped(path.native()), "has no {}: it is not an adapter of peft", AdapterConfig::file_name);
+  return InputFile(directory.fd(), AdapterConfig::file_name, adapter_label(path, AdapterConfig::file_name))
+      .read_text(max_config_bytes);
+}
+
+// The single file goes first, as in peft.
+std::unique_ptr<Reader> open_adapter_weights(const fs::path& path, std::uint64_t max_memory) {
+  const Directory directory(path);
+  for (const ContainerTraits& container : containers())
+    for (const std::string_view index : {std::string_view(), index_extension})
+      if (const auto name = fmt::format("{}{}{}", weights_stem, container.extension, index); directory.has(name))
+        return open_files(path / name, max_memory);
+  if (directory.has(fmt::format("{}.bin", weights_stem)))
+    refuse(adapter_label(path, fmt::format("{}.bin", weights_stem)), "torch files are not supported yet");
+  refuse(escaped(path.native()), "has no {}{}", weights_stem, written_container().extension);
+}
+
+}  // namespace
+
+Adapter::Adapter(const fs::path& directory, std::uint64_t max_memory)
+    : config_(read_adapter_config(directory), adapter_label(directory, AdapterConfig::file_name)),
+      weights_(open_adapter_weights(directory, max_memory)) {
+  for (std::size_t t = 0; t < weights_->tensors().size(); ++t) add(t);
+  check_complete();
+}
+
+Adapter::Adapter(std::string_view config, std::unique_ptr<Reader> weights)
+    : config_(config, AdapterConfig::file_name), weights_(std::move(weights)) {
+  for (std::size_t t = 0; t < weights_->tensors().size(); ++t) add(t);
+  check_complete();
+}
+
+void Adapter::refuse_tensor(std::size_t tensor, std::string_view fact) const {
+  refuse(weights_->label_of(tensor), "tensor '{}': {}", printable(weights_->tensors().name(tensor)), fact);
+}
+
+void Adapter::add(std::size_t tensor) {
+  const auto name = parse_adapter_name(weights_->tensors().name(tensor));
+  if (!name) refuse_tensor(tensor, "is not a part of LoRA that nibble can merge");
+  if (name->part == AdapterPart::unused) return;
+  const auto put = [&](std::optional<std::size_t>& place) {
+    if (place)
+      refuse_tensor(tensor, fmt::format("means the same as '{}'", printable(weights_->tensors().name(*place))));
+    place = tensor;
+  };
+  if (name->part == AdapterPart::replacement) {
+    std::optional<std::size_t> place;
+    if (const auto other = replacements_.find(name->module); other != replacements_.end()) place = other->second;
+    put(place);
+    replacements_[name->module] = tensor;
+    return;
+  }
+  if (!is_weight_type(weights_->tensors().dtype(tensor)))
+    refuse_tensor(tensor, fmt::format("is of type {}, not F64, F32, BF16 or F16",
+                                      traits(weights_->tensors().dtype(tensor)).name));
+  Module& module = modules_[name->module];
+  if (name->part == AdapterPart::tokens) return put(module.tokens);
+  LowRank& low_rank = module.low_rank[name->depth];
+  const bool of_embedding = name->part == AdapterPart::embedding_a || name->part == AdapterPart::embedding_b;
+  if ((low_rank.a || low_rank.b) && name->part != AdapterPart::magnitude && of_embedding != low_rank.embedding)
+    refuse_tensor(tensor, fmt::format("'{}' has tensors of a matrix and of an embedding", printable(name->module)));
+  low_rank.embedding |= of_embedding;
+  switch (name->part) {
+    case AdapterPart::a:
+    case AdapterPart::embedding_a:
+      return put(low_rank.a);
+    case AdapterPart::b:
+    case AdapterPart::embedding_b:
+      return put(low_rank.b);
+    case AdapterPart::b_bias:
+      return put(low_rank.b_bias);
+    default:
+      return put(low_rank.magnitude);
+  }
+}
+
+void Adapter::check_complete() const {
+  if (modules_.empty() && replacements_.empty())
+    refuse(escaped(weights_->path().native()), "has no tensor that changes a model");
+  for (const auto& [name, module] : modules_)
+    for (const auto& [depth, low_rank] : module.low_rank) {
+      const std::size_t any = low_rank.a           ? *low_rank.a
+                              : low_rank.b         ? *low_rank.b
+                              : low_rank.magnitude ? *low_rank.magnitude
+                                                   : *low_rank.b_bias;
+      if (!low_rank.a || !low_rank.b)
+        refuse_tensor(any, fmt::format("'{}' has no {}", printable(name), low_rank.a ? "lora_B" : "lora_A"));
+      if (low_rank.magnitude && !config_.uses_dora())
+        refuse_tensor(*low_rank.magnitude,
+                      fmt::format("is of DoRA, but use_dora is not set in {}", AdapterConfig::file_name));
+      if (!low_rank.magnitude && config_.uses_dora())
+        refuse_tensor(any, fmt::format("use_dora is set, but '{}' has no lora_magnitude_vector", printable(name)));
+      if (low_rank.b_bias && !config_.has_lora_bias())
+        refuse_tensor(*low_rank.b_bias,
+                      fmt::format("is a bias, but lora_bias is not set in {}", AdapterConfig::file_name));
+      if (!low_rank.b_bias && config_.has_lora_bias() && !low_rank.embedding)
+        refuse_tensor(any, fmt::format("lora_bias is set, but '{}' has no lora_B.bias", printable(name)));
+    }
+}
+
+}  // namespace nibble

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/adapters/adapter_config.hpp"
+#include "formats/adapters/adapter_names.hpp"
+#include "nibble/checkpoint.hpp"
+
+namespace nibble {
+
+/// A LoRA adapter as peft saves it: a directory with adapter_config.json and adapter_model.safetensors (or an index of
+/// shards of that name). Headers are read; data is read on demand. Thread-safe.
+class Adapter {
+ public:
+  /// Throws Error(bad_input) for a directory of something else, a setting that cannot be merged, and a tensor that peft
+  /// does not save; Error(io), Error(no_space) as open_checkpoint().
+  explicit Adapter(const std::filesystem::path& directory, std::uint64_t max_memory = OpenOptions().max_memory);
+
+  /// The same from its parts, for tests.
+  Adapter(std::string_view config, std::unique_ptr<Reader> weights);
+
+  [[nodiscard]] const AdapterConfig& config() const noexcept { return config_; }
+  /// Its tensors.
+  [[nodiscard]] const Reader& weights() const noexcept { return *weights_; }
+
+  /// The tensors of one low-rank update, by their number in weights().
+  struct LowRank {
+    std::optional<std::size_t> a, b, b_bias, magnitude;
+    bool embedding = false;
+  };
+  /// What was trained of one module.
+  struct Module {
+    std::map<std::size_t, LowRank> low_rank;  ///< by AdapterName::depth
+    std::optional<std::size_t> tokens;
+  };
+  /// By name; of a module with low-rank updates each has A and B.
+  [[nodiscard]] const std::map<std::string, Module>& modules() const noexcept { return modules_; }
+  /// Tensors that replace those of the base: name in the model, and number in weights().
+  [[nodiscard]] const std::map<std::string, std::size_t>& replacements() const noexcept { return replacements_; }
+
+ private:
+  void add(std::size_t tensor);
+  void check_complete() const;
+  [[noreturn]] void refuse_tensor(std::size_t tensor, std::string_view fact) const;
+
+  AdapterConfig config_;
+  std::unique_ptr<Reader> weights_;
+  std::map<std::string, Module> modules_;
+  std::map<std::string, std::size_t> replacements_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <re2/re2.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace nibble {
+
+/// What adapter_config.json of peft (0.21) says about the weights of a LoRA adapter.
+///
+/// A field that nibble does not know is accepted only if it is off (null, false, empty): any other might change the
+/// weights. Fields that say where the adapter was put, or how it was trained, are not looked at: the names in the
+/// weight file tell the former, the values there are the outcome of the latter.
+class AdapterConfig {
+ public:
+  static constexpr const char* file_name = "adapter_config.json";
+
+  /// Throws Error(bad_input), "<label>: ...", naming the field.
+  AdapterConfig(std::string_view text, std::string_view label);
+
+  /// The rank and the scale of the update of a module, or of a parameter that is adapted by itself:
+  ///
+  ///   alpha / rank, or alpha / sqrt(rank) if rsLoRA was used
+  ///
+  /// `name` is its name in the model, without "base_model.model.". A pattern counts if it matches the name or what
+  /// follows one of its dots; of several the first one counts.
+  [[nodiscard]] std::uint64_t rank(std::string_view name) const;
+  [[nodiscard]] double scale(std::string_view name) const;
+
+  [[nodiscard]] bool uses_dora() const noexcept { return dora_; }
+  [[nodiscard]] bool has_lora_bias() const noexcept { return lora_bias_; }
+  /// Whether the last module that peft adapted stores its weight as [in, out].
+  [[nodiscard]] bool fan_in_fan_out() const noexcept { return fan_in_fan_out_; }
+
+  /// Parameters that are adapted by themselves, as names or ends of names; sorted.
+  [[nodiscard]] const std::vector<std::string>& target_parameters() const noexcept { return target_parameters_; }
+
+  /// The rows of an embedding that were trained one by one.
+  struct TrainableTokens {
+    std::string module;  ///< its name, or the end of it; empty: the input embeddings
+    std::vector<std::uint64_t> rows;
+  };
+  [[nodiscard]] const std::vector<TrainableTokens>& trainable_tokens() const noexcept { return trainable_tokens_; }
+
+ private:
+  friend class ConfigFields;
+  template <class Value> struct Pattern {
+    std::unique_ptr<RE2> regex;
+    Value value;
+  };
+
+  bool rank_stabilized_ = false, dora_ = false, lora_bias_ = false, fan_in_fan_out_ = false;
+  std::uint64_t rank_ = 8;  // peft's defaults
+  double alpha_ = 8;
+  std::vector<Pattern<std::uint64_t>> rank_patterns_;
+  std::vector<Pattern<double>> alpha_patterns_;
+  std::vector<std::string> target_parameters_;
+  std::vector<TrainableTokens> trainable_tokens_;
+};
+
+}  // namespace nibble

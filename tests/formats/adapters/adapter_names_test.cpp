@@ -1,0 +1,49 @@
+#include "formats/adapters/adapter_names.hpp"
+
+#include <gtest/gtest.h>
+
+namespace nibble::adapter_names_test {
+namespace {
+
+void expect(std::string_view name, AdapterPart part, std::string_view module, std::size_t depth = 0) {
+  const auto parsed = parse_adapter_name(name);
+  ASSERT_TRUE(parsed) << name;
+  EXPECT_EQ(parsed->part, part) << name;
+  EXPECT_EQ(parsed->module, module) << name;
+  EXPECT_EQ(parsed->depth, depth) << name;
+}
+
+TEST(AdapterNames, EveryPart) {
+  expect("base_model.model.a.q.lora_A.weight", AdapterPart::a, "a.q");
+  expect("base_model.model.a.q.lora_B.weight", AdapterPart::b, "a.q");
+  expect("base_model.model.a.q.lora_B.bias", AdapterPart::b_bias, "a.q");
+  expect("base_model.model.a.q.lora_magnitude_vector", AdapterPart::magnitude, "a.q");
+  expect("base_model.model.a.q.lora_magnitude_vector.weight", AdapterPart::magnitude, "a.q");
+  expect("base_model.model.wte.lora_embedding_A", AdapterPart::embedding_a, "wte");
+  expect("base_model.model.wte.lora_embedding_B", AdapterPart::embedding_b, "wte");
+  expect("base_model.model.wte.token_adapter.trainable_tokens_delta", AdapterPart::tokens, "wte");
+  expect("base_model.model.a.q.lora_velora_embed", AdapterPart::unused, "a.q");
+}
+
+TEST(AdapterNames, AllElseReplacesATensor) {
+  expect("base_model.model.lm_head.weight", AdapterPart::replacement, "lm_head.weight");
+  expect("base_model.model.a.q.base_layer.bias", AdapterPart::replacement, "a.q.bias", 1);
+}
+
+TEST(AdapterNames, ThePrefixMayBeMissing) { expect("a.q.lora_A.weight", AdapterPart::a, "a.q"); }
+
+TEST(AdapterNames, DepthIsTheNumberOfWrappersAround) {
+  expect("base_model.model.experts.base_layer.base_layer.lora_A.weight", AdapterPart::a, "experts", 2);
+  expect("base_model.model.a.base_layer.out_proj.lora_A.weight", AdapterPart::a, "a.out_proj", 1);
+  expect("base_model.model.a.base_layers.lora_A.weight", AdapterPart::a, "a.base_layers");
+}
+
+TEST(AdapterNames, OtherPartsOfLoraAreNone) {
+  for (const char* name :
+       {"base_model.model.a.lora_E", "base_model.model.a.lora_A.default.weight", "base_model.model.a.lora_diag",
+        "base_model.model.a.token_adapter.base_layer.weight", "base_model.model.", ".lora_A.weight", ""})
+    EXPECT_FALSE(parse_adapter_name(name)) << name;
+}
+
+}  // namespace
+}  // namespace nibble::adapter_names_test
