@@ -20,11 +20,12 @@ TREES = [
         ["formats", "quant/simd"],
         ["quant/codecs"],
         ["quant/errors", "quant/matmul"],
-        ["quant/quantizers"],
+        ["quant/quantizers", "quant/merge"],
         ["quant/schemes"],
         ["quant/stream"],
         ["quant/jobs/plan"],
         ["quant/jobs/convert", "quant/jobs/measure", "quant/jobs/advise", "quant/jobs/dequantize"],
+        ["quant/jobs/merge"],
         ["cli/terminal"],
         ["cli/options", "cli/measurement"],
         ["cli"],
@@ -41,7 +42,7 @@ LEVEL = {folder: (tree, level) for tree, levels in enumerate(TREES) for level, f
 # Between the trees: the C interface by which a conversion uses a device.
 BETWEEN = {("quant/quantizers", "kernels/host/device_interface.h")}
 # Public headers that a folder must not know, although it may include all others: a codec is arithmetic and sizes.
-JOBS = r"advise|checkpoint|convert|dequantize|device|matmul|measure|plan|recipe|role|weights"
+JOBS = r"advise|checkpoint|convert|dequantize|device|matmul|measure|merge|plan|recipe|role|weights"
 BARRED = {
     "quant/codecs": re.compile(rf"nibble/({JOBS}|error_sums|metrics)\.hpp"),
     "quant/matmul": re.compile(rf"nibble/({JOBS.replace('matmul|', '')}|error_sums|metrics)\.hpp"),

@@ -1,0 +1,214 @@
+#include "quant/merge/tensor_merge.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/ranges.hpp"
+#include "core/refuse.hpp"
+#include "quant/errors/squares.hpp"
+#include "quant/simd/widen.hpp"
+
+namespace nibble {
+namespace {
+
+// The weights [first, first + out.size()) of a tensor as fp32.
+void read_as_floats(const Reader& reader, std::size_t tensor, std::uint64_t first, std::span<float> out) {
+  const DType dtype = reader.tensors().dtype(tensor);
+  const std::uint64_t width = traits(dtype).bits / 8;
+  alignas(64) std::array<std::byte, tile_weights * sizeof(double)> raw;
+  for (std::size_t i = 0; i < out.size(); i += tile_weights) {
+    const std::size_t n = std::min(tile_weights, out.size() - i);
+    const auto bytes = std::span(raw).first(n * width);
+    reader.read(tensor, (first + i) * width, bytes);
+    const auto tile = out.subspan(i, n);
+    if (const auto floats = widen(dtype, bytes, tile); floats.data() != tile.data())
+      std::ranges::copy(floats, tile.begin());
+  }
+}
+
+// Calls f(i, value) for all numbers of a tensor of an adapter.
+template <class F> void for_each_value(const Reader& reader, std::size_t tensor, F&& f) {
+  const std::uint64_t elements = element_count(reader.tensors().shape(tensor));
+  std::array<float, tile_weights> tile;
+  for (std::uint64_t first = 0; first < elements; first += tile_weights) {
+    const auto values = std::span(tile).first(std::min<std::uint64_t>(tile_weights, elements - first));
+    read_as_floats(reader, tensor, first, values);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (!std::isfinite(values[i]))
+        refuse(reader.label_of(tensor), "tensor '{}': element {} is {} in fp32",
+               printable(reader.tensors().name(tensor)), first + i, values[i]);
+      f(first + i, values[i]);
+    }
+  }
+}
+
+std::vector<float> adapter_values(const Reader& reader, std::size_t tensor) {
+  std::vector<float> values(element_count(reader.tensors().shape(tensor)));
+  for_each_value(reader, tensor, [&](std::uint64_t i, float value) { values[i] = value; });
+  return values;
+}
+
+// W as one matrix: that of a kernel is [out, in * height * width], experts are put one below the other.
+struct Sides {
+  std::uint64_t experts, rows, columns;
+};
+Sides sides_of(const TensorUpdate& update, const Shape& shape) {
+  const std::uint64_t elements = element_count(shape);
+  if (shape.empty() || elements == 0) return {1, 1, elements};
+  if (!update.low_rank || update.low_rank->experts == 1 || update.low_rank->expert)
+    return {1, shape[0], elements / shape[0]};
+  return {shape[0], shape[1], elements / (shape[0] * shape[1])};
+}
+
+double sum_of_squares(std::span<const float> values) {
+  ErrorSums sums;
+  for (std::size_t i = 0; i < values.size(); i += tile_weights) {
+    const auto tile = values.subspan(i, std::min(tile_weights, values.size() - i));
+    sums.add(compare_squares(tile, tile));
+  }
+  return sums.reference;
+}
+
+}  // namespace
+
+TensorMerge::TensorMerge(const Adapter& adapter, const TensorUpdate& update, const Shape& shape)
+    : adapter_(adapter), update_(update) {
+  const Sides sides = sides_of(update, shape);
+  rows_ = sides.experts * sides.rows;
+  columns_ = sides.columns;
+  if (update.low_rank) {
+    product_.emplace(sides.experts, sides.rows, sides.columns, update.low_rank->rank);
+    read_factors();
+    if (update.low_rank->magnitude) factors_ = adapter_values(adapter.weights(), *update.low_rank->magnitude);
+  }
+  if (update.bias) bias_ = adapter_values(adapter.weights(), *update.bias);
+  if (update.tokens) {
+    tokens_ = adapter_values(adapter.weights(), *update.tokens);
+    token_of_row_.resize(update.token_rows.size());
+    std::iota(token_of_row_.begin(), token_of_row_.end(), 0u);
+    std::ranges::sort(token_of_row_, {}, [&](std::uint32_t token) { return update.token_rows[token]; });
+  }
+}
+
+std::uint64_t TensorMerge::memory_bytes(const Adapter& adapter, const TensorUpdate& update, const Shape& shape) {
+  const Sides sides = sides_of(update, shape);
+  std::uint64_t bytes = 0;
+  const auto add = [&](std::optional<std::size_t> tensor) {
+    if (tensor) bytes += element_count(adapter.weights().tensors().shape(*tensor)) * sizeof(float);
+  };
+  if (update.low_rank) {
+    bytes += LowRankProduct::memory_bytes(sides.experts, sides.rows, sides.columns, update.low_rank->rank);
+    add(update.low_rank->magnitude);
+  }
+  add(update.tokens);
+  add(update.bias);
+  return bytes + update.token_rows.size() * sizeof(std::uint32_t);
+}
+
+// A is [experts * rank, in], B is [out, rank * experts] with the experts innermost.
+void TensorMerge::read_factors() {
+  const LowRankUpdate& update = *update_.low_rank;
+  const Reader& reader = adapter_.weights();
+  const std::uint64_t own_rows = update.expert ? rows_ : 0;
+  const auto own = [&](std::uint64_t expert) { return update.expert ? 0 : expert; };
+  const auto is_own = [&](std::uint64_t expert) { return !update.expert || *update.expert == expert; };
+
+  const std::uint64_t in = update.transposed ? rows_ / update.experts : columns_;
+  for_each_value(reader, update.a, [&](std::uint64_t i, float value) {
+    const std::uint64_t expert = i / in / update.rank, k = i / in % update.rank, column = i % in;
+    if (!is_own(expert)) return;
+    (update.transposed ? product_->left(own(expert), column, k) : product_->right(own(expert), k, column)) = value;
+  });
+  for_each_value(reader, update.b, [&](std::uint64_t i, float value) {
+    const std::uint64_t width = update.rank * update.experts;
+    const std::uint64_t expert = i % width % update.experts, k = i % width / update.experts;
+    std::uint64_t out = i / width;
+    if (!is_own(expert)) return;
+    if (update.expert) {
+      if (out < update.first_out || out >= update.first_out + own_rows) return;
+      out -= update.first_out;
+    }
+    (update.transposed ? product_->right(own(expert), k, out) : product_->left(own(expert), out, k)) = value;
+  });
+}
+
+void TensorMerge::add_update(std::uint64_t first, std::span<float> merged) const {
+  if (product_) product_->add(first, static_cast<float>(update_.low_rank->scale), merged, merged);
+}
+
+void TensorMerge::measure_norms(const ReadBase& read) {
+  if (!is_scaled()) return;
+  const std::uint64_t panel_rows = std::max<std::uint64_t>(panel_bytes / sizeof(float) / columns_, 1);
+  std::vector<double> squares(factors_.size());
+  if (update_.low_rank->transposed) {
+    // One panel at a time, so that each column is summed up in the order of the rows.
+    std::vector<float> panel;
+    for (std::uint64_t row = 0; row < rows_; row += panel_rows) {
+      panel.resize(std::min(panel_rows, rows_ - row) * columns_);
+      read_updated(row * columns_, panel, read);
+      add_squares_of_columns(panel, squares);
+    }
+  } else {
+    for_each_range(rows_, panel_rows, [&](std::uint64_t row, std::uint64_t rows) {
+      std::vector<float> panel(rows * columns_);
+      read_updated(row * columns_, panel, read);
+      for (std::uint64_t r = 0; r < rows; ++r)
+        squares[row + r] = sum_of_squares(std::span(panel).subspan(r * columns_, columns_));
+    });
+  }
+  for (std::size_t i = 0; i < factors_.size(); ++i) factors_[i] /= static_cast<float>(std::sqrt(squares[i]));
+}
+
+void TensorMerge::read_updated(std::uint64_t first, std::span<float> out, const ReadBase& read) const {
+  if (update_.replacement)
+    read_as_floats(adapter_.weights(), *update_.replacement, first, out);
+  else
+    read(first, out);
+  add_update(first, out);
+}
+
+// Not those of a NaN or infinity, which would spread to its whole column.
+void TensorMerge::add_squares_of_columns(std::span<const float> panel, std::span<double> squares) const {
+  constexpr std::uint64_t columns_of_task = 256;
+  for_each_range(columns_, columns_of_task, [&](std::uint64_t first, std::uint64_t n) {
+    for (std::uint64_t row = 0; row < panel.size(); row += columns_)
+      for (std::uint64_t c = first; c < first + n; ++c) {
+        const double weight = panel[row + c];
+        if (std::isfinite(weight)) squares[c] += weight * weight;
+      }
+  });
+}
+
+void TensorMerge::merge(std::uint64_t first, std::span<const float> base, std::span<float> merged) const {
+  if (update_.replacement)
+    read_as_floats(adapter_.weights(), *update_.replacement, first, merged);
+  else if (merged.data() != base.data())
+    std::ranges::copy(base, merged.begin());
+  add_update(first, merged);
+  if (is_scaled())
+    for (std::size_t i = 0; i < merged.size(); ++i) merged[i] *= factors_[factor_of(first + i)];
+  if (!bias_.empty())
+    for (std::size_t i = 0; i < merged.size(); ++i)
+      merged[i] += static_cast<float>(update_.bias_scale) * bias_[first + i];
+  if (!token_of_row_.empty()) replace_rows(first, merged);
+}
+
+std::uint64_t TensorMerge::factor_of(std::uint64_t weight) const {
+  return update_.low_rank->transposed ? weight % columns_ : weight / columns_;
+}
+
+void TensorMerge::replace_rows(std::uint64_t first, std::span<float> merged) const {
+  const auto row_of = [&](std::uint32_t token) { return update_.token_rows[token]; };
+  for (auto token = std::ranges::lower_bound(token_of_row_, first / columns_, {}, row_of);
+       token != token_of_row_.end() && row_of(*token) * columns_ < first + merged.size(); ++token) {
+    const std::uint64_t begin = row_of(*token) * columns_;
+    for (std::uint64_t c = 0; c < columns_; ++c)
+      if (begin + c >= first && begin + c < first + merged.size())
+        merged[begin + c - first] = tokens_[*token * columns_ + c];
+  }
+}
+
+}  // namespace nibble
