@@ -45,7 +45,14 @@ class ReportingDisplay final : public ProgressDisplay {
         planned_->input(), options_.out,
         device != nullptr && device->chunks() > 0 ? std::optional(std::string(device->name())) : std::nullopt,
         seconds.count()};
-    text_ = options_.json ? dump_lines(report_json(report, conversion)) + '\n' : report_text(report, conversion);
+    std::string text;
+    Json json;
+    if (options_.json)
+      json = report_json(report, conversion);
+    else
+      text = report_text(report, conversion);
+    if (options_.add_to_report) options_.add_to_report(planned_->input(), report, *this, text, json);
+    text_ = options_.json ? dump_lines(json) + '\n' : std::move(text);
     for (const Message& warning : report.warnings) warnings_.push_back(line_of(warning));
   }
 
@@ -135,7 +142,9 @@ void run_conversion(const CLI::App& command, ConversionCommand& options, Termina
   options.recipe.max_shard_bytes = parse_size("--max-shard-size", options.max_shard_size);
   options.conversion.resources = options.resources.resources();
   ReportingDisplay display(terminal, progress_style(options.progress), options);
-  PlannedConversion conversion(options.in, options.out, options.recipe, options.conversion);
+  PlannedConversion conversion =
+      options.open ? PlannedConversion(options.open(), options.out, options.recipe, options.conversion)
+                   : PlannedConversion(options.in, options.out, options.recipe, options.conversion);
   display.set_conversion(conversion);
   check_shards(command, conversion.input());
   check(conversion.plan());

@@ -2,9 +2,11 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "cli/options/options.hpp"
+#include "cli/terminal/json.hpp"
 #include "cli/terminal/terminal.hpp"
 #include "nibble/convert.hpp"
 
@@ -23,6 +25,12 @@ struct ConversionCommand {
   bool dry_run = false;
   bool json = false;
   std::string progress;
+
+  /// Opens the input, if it is more than what `in` names.
+  std::function<std::unique_ptr<const Reader>()> open{};
+  /// Adds to what is printed about the result, as text or as members of the JSON object.
+  std::function<void(const Reader& in, const Report& report, const Progress& progress, std::string& text, Json& json)>
+      add_to_report{};
 };
 
 /// IN and OUT.

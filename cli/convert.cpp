@@ -11,6 +11,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/conversion.hpp"
+#include "cli/convert.hpp"
 #include "cli/options/codec_option.hpp"
 #include "cli/options/options.hpp"
 #include "cli/summary.hpp"
@@ -29,14 +30,6 @@
 
 namespace nibble::cli {
 namespace {
-
-struct ConvertOptions : ConversionCommand {
-  std::string to, embeddings = "keep", lm_head = "keep", experts = "keep";
-  std::string blocksize;
-  bool no_double_quant = false;
-  bool no_default_skips = false;
-  std::vector<std::string> rules;
-};
 
 // What others call the types; errors suggest the word.
 const std::vector<Synonym> type_synonyms{{"bf16", "bfloat16"}, {"fp16", "float16"}, {"f16", "float16"},
@@ -145,45 +138,40 @@ void check_applicable(const CLI::App& command, const Plan& plan) {
   check_applicable(command, plan.recipe, codecs, "applies to no tensor");
 }
 
-void run(const CLI::App& command, ConvertOptions& options, Terminal& terminal) {
+}  // namespace
+
+void run_recipe(const CLI::App& command, ConvertOptions& options, Terminal& terminal) {
   finish_recipe(command, options);
   check_applicable(command, options.recipe);
   run_conversion(command, options, terminal, [&](const Plan& plan) { check_applicable(command, plan); });
 }
 
-}  // namespace
-
-void add_convert(CLI::App& app, Terminal& terminal) {
-  CLI::App* const command =
-      app.add_subcommand("convert", "Convert a checkpoint: quantize its linear layers, or cast all weights");
-  const auto options = std::make_shared<ConvertOptions>();
-  Recipe& recipe = options->recipe;
-
-  add_paths(*command, *options);
+void add_recipe(CLI::App& command, ConvertOptions& options) {
+  Recipe& recipe = options.recipe;
   command
-      ->add_option("--to", options->to,
-                   "The target. A codec that quantizes is applied to the linear layers that transformers would "
-                   "quantize, a cast to all weights")
+      .add_option("--to", options.to,
+                  "The target. A codec that quantizes is applied to the linear layers that transformers would "
+                  "quantize, a cast to all weights")
       ->type_name(codec_type)
       ->required();
 
   const std::string format = "Format";
   command
-      ->add_option("--block-size", options->blocksize, "Shorthand for block-size=N in every codec that has this option")
+      .add_option("--block-size", options.blocksize, "Shorthand for block-size=N in every codec that has this option")
       ->type_name("N")
       ->group(format);
   command
-      ->add_flag("--no-double-quant", options->no_double_quant,
-                 "Shorthand for double-quant=no in every codec that has this option")
+      .add_flag("--no-double-quant", options.no_double_quant,
+                "Shorthand for double-quant=no in every codec that has this option")
       ->group(format);
-  add_choice<DType>(*command, "--compute-dtype", recipe.compute_dtype,
+  add_choice<DType>(command, "--compute-dtype", recipe.compute_dtype,
                     {{"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}},
                     "The type in which transformers computes with 4-bit layers, bnb_4bit_compute_dtype [the 16-bit "
                     "type of the source; float32 if the source is fp32]",
                     {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}}, type_synonyms)
       ->group(format);
-  add_on_overflow(*command, recipe)->group(format);
-  add_choice<Nonfinite>(*command, "--nonfinite", recipe.nonfinite,
+  add_on_overflow(command, recipe)->group(format);
+  add_choice<Nonfinite>(command, "--nonfinite", recipe.nonfinite,
                         {{"keep", Nonfinite::keep}, {"error", Nonfinite::error}, {"quantize", Nonfinite::quantize}},
                         "What to do with a tensor that contains NaN or infinity: leave it as it is, stop (also if a "
                         "cast would produce infinity), or quantize it without these values [keep]",
@@ -191,7 +179,7 @@ void add_convert(CLI::App& app, Terminal& terminal) {
       ->group(format);
 
   add_choice<ErrorReport>(
-      *command, "--error-report", recipe.error_report,
+      command, "--error-report", recipe.error_report,
       {{"none", ErrorReport::none}, {"basic", ErrorReport::basic}, {"full", ErrorReport::full}},
       "What nibble.json says about the error of each tensor: nothing, figures from sums that are computed during the "
       "conversion, or the figures of `nibble measure`, which reads the input a second time [basic]")
@@ -199,30 +187,38 @@ void add_convert(CLI::App& app, Terminal& terminal) {
 
   const std::string selection = "Which tensors";
   add_repeatable(
-      *command, "--tensor", options->rules,
+      command, "--tensor", options.rules,
       "Use this codec for tensors whose whole name matches RE; if several rules match, the last one wins; repeatable")
       ->type_name("RE=CODEC")
       ->group(selection);
-  add_repeatable(*command, "--skip", recipe.skips,
+  add_repeatable(command, "--skip", recipe.skips,
                  "Keep tensors whose whole name matches RE as they are, in addition to those that transformers "
                  "keeps; repeatable")
       ->type_name("RE")
       ->group(selection);
   command
-      ->add_flag("--no-default-skips", options->no_default_skips,
-                 "Also quantize the layers that transformers keeps by default, such as lm_head")
+      .add_flag("--no-default-skips", options.no_default_skips,
+                "Also quantize the layers that transformers keeps by default, such as lm_head")
       ->group(selection);
   const auto add_codec = [&](const char* name, std::string& codec, const char* help) {
-    command->add_option(name, codec, help)->capture_default_str()->type_name(codec_type)->group(selection);
+    command.add_option(name, codec, help)->capture_default_str()->type_name(codec_type)->group(selection);
   };
-  add_codec("--embeddings", options->embeddings, "Codec for the embeddings");
-  add_codec("--lm-head", options->lm_head, "Codec for the output layer");
-  add_codec("--experts", options->experts, "Codec for experts that are stored as one tensor");
+  add_codec("--embeddings", options.embeddings, "Codec for the embeddings");
+  add_codec("--lm-head", options.lm_head, "Codec for the output layer");
+  add_codec("--experts", options.experts, "Codec for experts that are stored as one tensor");
   command
-      ->add_flag("--allow-nibble-only", recipe.allow_nibble_only,
-                 "Write the result even if transformers cannot load it and only nibble can read it")
+      .add_flag("--allow-nibble-only", recipe.allow_nibble_only,
+                "Write the result even if transformers cannot load it and only nibble can read it")
       ->group(selection);
+}
 
+void add_convert(CLI::App& app, Terminal& terminal) {
+  CLI::App* const command =
+      app.add_subcommand("convert", "Convert a checkpoint: quantize its linear layers, or cast all weights");
+  const auto options = std::make_shared<ConvertOptions>();
+
+  add_paths(*command, *options);
+  add_recipe(*command, *options);
   add_output(*command, *options);
 
   add_max_memory(*command, options->resources);
@@ -241,7 +237,7 @@ void add_convert(CLI::App& app, Terminal& terminal) {
       "  nibble convert meta-llama/Llama-3.1-8B out --to int8 --dry-run\n"
       "  nibble convert model.safetensors model-fp16.safetensors --to fp16 --on-overflow clamp\n"
       "  nibble convert IN OUT --to nf4 --skip '.*\\.layers\\.0\\..*' --tensor '.*down_proj.*=nf4:block-size=32'");
-  command->callback([command, options, &terminal] { run(*command, *options, terminal); });
+  command->callback([command, options, &terminal] { run_recipe(*command, *options, terminal); });
 }
 
 }  // namespace nibble::cli

@@ -11,7 +11,7 @@ page() {  # page COMMAND...
 }
 
 failed=0
-for command in "" convert dequantize inspect measure formats completion; do
+for command in "" convert dequantize merge inspect measure formats completion; do
   file=nibble${command:+-$command}.md
   # shellcheck disable=SC2086
   text=$(page nibble $command)

@@ -197,7 +197,8 @@ std::string pipeline_parts(const fs::path& path) {
   }
   const std::string label = escaped(path.native());
   if (exists("adapter_config.json"))
-    refuse(label, "is a LoRA adapter, not a model: merge it into its base model first (peft's merge_and_unload())");
+    throw Error(Errc::bad_input, label, "is an adapter, not a model: it has to be merged into its base model first",
+                Remedy::Kind::merge);
   if (exists("model_index.json")) refuse(label, "is a pipeline of diffusers: {}", pipeline_parts(path));
   const std::vector<std::string> names = weight_names();
   std::string text = fmt::format("has neither {} nor {}", names[0], names[1]);

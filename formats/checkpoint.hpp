@@ -21,6 +21,15 @@ struct ReaderInternals {
 
   /// For memory estimates: config::rewrite_bytes() of its config.json, 0 without one.
   [[nodiscard]] static std::uint64_t rewrite_bytes(const Reader& reader) { return reader.rewrite_bytes(); }
+
+  /// The type of a tensor in the model. Readers that compute weights give them in fp32, whatever the model has.
+  [[nodiscard]] static DType model_type(const Reader& reader, std::size_t tensor) { return reader.model_type(tensor); }
+
+  /// Whether config.json of a reader of plain weights says that they are quantized.
+  [[nodiscard]] static bool was_quantized(const Reader& reader) { return reader.was_quantized(); }
+
+  /// For memory estimates: what reading the largest tensor takes beside its weights.
+  [[nodiscard]] static std::uint64_t reading_bytes(const Reader& reader) { return reader.reading_bytes(); }
 };
 
 }  // namespace nibble

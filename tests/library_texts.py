@@ -14,7 +14,7 @@ FOLDERS = ["core", "formats", "include", "kernels", "quant"]
 SUFFIXES = {".cpp", ".hpp", ".h", ".cu"}
 LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 WORD = re.compile(
-    r"(?<![\w-])--[a-z]|\b(?:IN|OUT|REF|TEST)\b|\bnibble (?:convert|dequantize|inspect|measure|formats|completion)\b"
+    r"(?<![\w-])--[a-z]|\b(?:IN|OUT|REF|TEST)\b|\bnibble (?:convert|dequantize|merge|inspect|measure|formats|completion)\b"
 )
 # By file: options of another program.
 ALLOWED = {"formats/checkpoint.cpp": ["--revision"]}

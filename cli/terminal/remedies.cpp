@@ -18,6 +18,8 @@ std::string options_of(const Remedy& remedy) {
       return fmt::format("raise --max-memory to {}MB or more", (remedy.bytes + megabyte - 1) / megabyte);
     case Remedy::Kind::dequantize:
       return "`nibble dequantize` makes plain weights of it";
+    case Remedy::Kind::merge:
+      return "`nibble merge` does that";
     case Remedy::Kind::replace_output:
       return "pass --overwrite to replace it";
     case Remedy::Kind::finish_replacement:

@@ -75,6 +75,9 @@ class Reader {
   friend struct ReaderInternals;
   [[nodiscard]] virtual std::uint64_t position(std::size_t /*tensor*/, std::uint64_t offset) const { return offset; }
   [[nodiscard]] virtual std::uint64_t rewrite_bytes() const { return 0; }
+  [[nodiscard]] virtual DType model_type(std::size_t tensor) const { return tensors().dtype(tensor); }
+  [[nodiscard]] virtual bool was_quantized() const { return false; }
+  [[nodiscard]] virtual std::uint64_t reading_bytes() const { return 0; }
 };
 
 struct OpenOptions {

@@ -84,6 +84,9 @@ class PlannedConversion {
  public:
   PlannedConversion(const std::filesystem::path& in, std::filesystem::path out, const Recipe& recipe,
                     const ConversionOptions& options = {});
+  /// The same for a checkpoint that is open. Its tensors are taken as plain weights.
+  PlannedConversion(std::unique_ptr<const Reader> in, std::filesystem::path out, const Recipe& recipe,
+                    const ConversionOptions& options = {});
   PlannedConversion(const PlannedConversion&) = delete;
   PlannedConversion& operator=(const PlannedConversion&) = delete;
   PlannedConversion(PlannedConversion&&) noexcept;

@@ -16,6 +16,7 @@
 #include "nibble/int8.hpp"
 #include "nibble/measure.hpp"
 #include "nibble/memory.hpp"
+#include "nibble/merge.hpp"
 #include "nibble/metrics.hpp"
 #include "nibble/nested.hpp"
 #include "nibble/nf4.hpp"

@@ -14,6 +14,7 @@ struct Remedy {
     none,
     max_memory,              ///< a larger OpenOptions::max_memory or Resources::max_memory
     dequantize,              ///< Intake::any, or first a conversion of the input with Intake::quantized to a plain type
+    merge,                   ///< open_merged(), with the base of this adapter
     replace_output,          ///< ConversionOptions::overwrite, which replaces the output
     finish_replacement,      ///< ConversionOptions::overwrite, which finishes an interrupted replacement
     allow_nibble_only,       ///< Recipe::allow_nibble_only, which accepts the result

@@ -1,8 +1,8 @@
 """nibble: quantization of large model weights.
 
-`convert`, `dequantize`, `measure` and `inspect` are the commands of the program `nibble`; `open` gives the stored tensors of a
-checkpoint as arrays, without a copy; `quantize_nf4` and its like work on numpy arrays and torch tensors. Failures are
-exceptions of nibble.errors.
+`convert`, `dequantize`, `merge`, `measure` and `inspect` are the commands of the program `nibble`; `open` gives the
+stored tensors of a checkpoint as arrays, without a copy; `quantize_nf4` and its like work on numpy arrays and torch
+tensors. Failures are exceptions of nibble.errors.
 
 `python -m nibble.evaluate` measures what a quantized model lost. Only numpy is needed; torch and transformers are used
 where they are installed.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .commands import convert, dequantize, formats, inspect, measure, run
+from .commands import convert, dequantize, formats, inspect, measure, merge, run
 from .errors import (
     BadInputError,
     Cancelled,
@@ -74,6 +74,7 @@ __all__ = [
     "formats",
     "inspect",
     "measure",
+    "merge",
     "run",
     *_LAZY,
 ]

@@ -222,6 +222,42 @@ def dequantize(
 
 
 @command
+def merge(
+    base: Path,
+    adapter: Path,
+    output: Path,
+    /,
+    *,
+    to: str,
+    block_size: int | None = None,
+    no_double_quant: bool = False,
+    compute_dtype: str | None = None,
+    on_overflow: str | None = None,
+    nonfinite: str | None = None,
+    error_report: str | None = None,
+    tensor: Texts | None = None,
+    skip: Texts | None = None,
+    no_default_skips: bool = False,
+    embeddings: str | None = None,
+    lm_head: str | None = None,
+    experts: str | None = None,
+    allow_nibble_only: bool = False,
+    max_shard_size: str | int | None = None,
+    keep_shards: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    max_memory: str | int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Merges a LoRA adapter of peft into its base, plain or quantized. `nibble merge --help` explains the options. If the
+    result is quantized, "updates" in the report says for each tensor how much of its update is left.
+
+    >>> nibble.merge("Llama-3.1-8B-nf4", "adapter", "merged-nf4", to="nf4")["updates"][0]["cosine"]
+    """
+
+
+@command
 def measure(
     reference: Path,
     /,

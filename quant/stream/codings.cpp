@@ -8,9 +8,8 @@ namespace nibble {
 
 Codings::Codings(const Recipe& recipe, Device* device)
     : quantizer_options_{recipe.on_overflow, recipe.error_report != ErrorReport::none, device} {
-  for (const CodecSpec& spec :
-       {CodecSpec(), cast_codec(DType::f32), recipe.to, recipe.embeddings, recipe.lm_head, recipe.experts})
-    add(spec);
+  for (const CodecSpec& spec : {CodecSpec(), recipe.to, recipe.embeddings, recipe.lm_head, recipe.experts}) add(spec);
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) add(cast_codec(type));
   for (const Rule& rule : recipe.rules) add(rule.codec);
 }
 

@@ -20,7 +20,7 @@ struct Coding {
 /// object.
 class Codings {
  public:
-  /// The codings that a recipe names, and those that tensors may get instead: "keep" and the cast to F32.
+  /// The codings that a recipe names, and those that tensors may get instead: "keep" and casts.
   explicit Codings(const Recipe& recipe, Device* device = nullptr);
   /// The same and those of planned tensors, for plans that do not come from make_plan().
   Codings(const Recipe& recipe, const PlannedTensors& tensors, Device* device = nullptr);

@@ -174,7 +174,7 @@ TEST(Completion, KnowsTheSubcommandsAndOptionsOfTheProgram) {
   for (const char* const shell : {"zsh", "fish"}) EXPECT_THAT(print(shell), HasSubstr("no-double-quant")) << shell;
   const std::string bash = print("bash");
   EXPECT_THAT(offered(bash, "nibble ''"),
-              ElementsAre("convert", "dequantize", "inspect", "measure", "formats", "completion"));
+              ElementsAre("convert", "dequantize", "merge", "inspect", "measure", "formats", "completion"));
   EXPECT_THAT(offered(bash, "nibble convert --to nf4:d"), ElementsAre("nf4:double-quant=no"));
   EXPECT_THAT(offered(bash, "nibble convert --to = nf4 : d"), ElementsAre("double-quant=no"));
   EXPECT_THAT(offered(bash, "nibble convert --on-overflow ''"), ElementsAre("error", "clamp", "keep"));

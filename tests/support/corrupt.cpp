@@ -266,7 +266,7 @@ std::vector<Corrupt> corrupt_directories() {
       {"lora",
        {{"adapter_config.json", "{}"}, {"adapter_model.safetensors", ""}},
        "",
-       "DIR: is a LoRA adapter, not a model: merge it into its base model first (peft's merge_and_unload())"});
+       "DIR: is an adapter, not a model: it has to be merged into its base model first"});
   all.push_back({"pipeline",
                  {{"model_index.json", "{}"}, {"a.bin", ""}},
                  "",

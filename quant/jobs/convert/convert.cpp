@@ -32,6 +32,7 @@
 #include "core/memory/spare_scratch.hpp"
 #include "core/workers.hpp"
 #include "core/xxh3.hpp"
+#include "formats/checkpoint.hpp"
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"
 #include "quant/jobs/convert/manifest.hpp"
@@ -140,7 +141,7 @@ class Conversion {
   void finish() {
     Finish finish;
     finish.quantization_config = quantization_config(report_.plan);
-    finish.was_decoded = stored_.is_declared();
+    finish.was_decoded = stored_.is_declared() || ReaderInternals::was_quantized(in_);
     for (const TensorInfo& tensor : report_.plan.tensors.infos()) finish.parameters += tensor.elements();
     finish.dtype = traits(report_.plan.dtype).torch_name;
     // Only an index of several shards names all parts once more.

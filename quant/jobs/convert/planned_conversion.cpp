@@ -43,6 +43,14 @@ struct PlannedConversion::State {
         stored(*in, schemes_of(recipe.intake)),
         plan(make_plan(stored, recipe)) {}
 
+  State(std::unique_ptr<const Reader> from, std::filesystem::path to, const Recipe& recipe,
+        const ConversionOptions& chosen)
+      : options(chosen),
+        in(std::move(from)),
+        out(checked(std::move(to), *in)),
+        stored(*in, {}),
+        plan(make_plan(stored, recipe)) {}
+
   const Resources& resources() {
     if (options.resources.device == nullptr && !std::exchange(is_device_open, true)) {
       device = open_device(options.device, plan);
@@ -58,7 +66,7 @@ struct PlannedConversion::State {
   }
 
   ConversionOptions options;
-  std::unique_ptr<Reader> in;
+  std::unique_ptr<const Reader> in;
   std::filesystem::path out;
   StoredWeights stored;
   Plan plan;
@@ -69,6 +77,9 @@ struct PlannedConversion::State {
 PlannedConversion::PlannedConversion(const std::filesystem::path& in, std::filesystem::path out, const Recipe& recipe,
                                      const ConversionOptions& options)
     : state_(std::make_unique<State>(in, std::move(out), recipe, options)) {}
+PlannedConversion::PlannedConversion(std::unique_ptr<const Reader> in, std::filesystem::path out, const Recipe& recipe,
+                                     const ConversionOptions& options)
+    : state_(std::make_unique<State>(std::move(in), std::move(out), recipe, options)) {}
 PlannedConversion::PlannedConversion(PlannedConversion&&) noexcept = default;
 PlannedConversion& PlannedConversion::operator=(PlannedConversion&&) noexcept = default;
 PlannedConversion::~PlannedConversion() = default;

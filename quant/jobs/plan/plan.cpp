@@ -105,6 +105,8 @@ class Planner {
     for (const RulePattern& skip : skips_) skip.check(in_.tensors(), CodecSpec());
     check_options();
     PlanEstimates::rewrite_bytes(plan_) = ReaderInternals::rewrite_bytes(in_);
+    PlanEstimates::decoder_bytes(plan_) =
+        std::max(PlanEstimates::decoder_bytes(plan_), ReaderInternals::reading_bytes(in_));
     plan_.dtype = main_type();
     settle_format();
     warn();
@@ -173,7 +175,13 @@ class Planner {
     return {CodecSpec(), found.why};
   }
 
-  Choice choose(const TensorInfo& tensor, const FoundRole& found) {
+  [[nodiscard]] DType model_type(const StoredWeights::Tensor& stored) const {
+    return stored.quantized() ? stored.stored.info.dtype
+                              : ReaderInternals::model_type(in_, stored.stored.parts.front());
+  }
+
+  // `type` is that of the model, if the input gives the tensor in another one.
+  Choice choose(const TensorInfo& tensor, const FoundRole& found, DType type) {
     Choice choice = by_role(tensor, found);
     for (std::size_t r = 0; r < rules_.size(); ++r) {
       if (!rules_[r].matches(tensor.name)) continue;
@@ -194,6 +202,8 @@ class Planner {
     }
     // There is nothing to encode, and experts that are cut one by one or codes in bytes would not keep the shape.
     if (tensor.elements() == 0 && codec_of(choice.codec).quantizes()) choice = {CodecSpec(), "has no elements"};
+    if (choice.codec.keeps() && type != tensor.dtype)
+      choice = {cast_codec(type), std::move(choice.reason), choice.decided_by};
     // A quantized model has no F64: transformers would run its layers in that type.
     if (choice.codec.keeps() && tensor.dtype == DType::f64 && codec_of(plan_.recipe.to).quantizes())
       choice = {cast_codec(DType::f32), choice.reason + "; F64 is cast", choice.decided_by};
@@ -205,7 +215,10 @@ class Planner {
     std::uint64_t& decoder_bytes = PlanEstimates::decoder_bytes(plan_);
     decoder_bytes = std::max(decoder_bytes, stored.bytes - in_.tensors().bytes(stored.stored.parts.front()));
     PlannedTensor view = view_of(stored);
-    if (view.decoded) view.info.dtype = plan_.recipe.decoded_as.value_or(view.info.dtype);
+    if (view.decoded)
+      view.info.dtype = plan_.recipe.decoded_as.value_or(view.info.dtype);
+    else
+      view.source_bytes = byte_count(model_type(stored), view.info.elements());
     return view;
   }
 
@@ -217,7 +230,7 @@ class Planner {
       view.transposed = true;
       std::swap(view.info.shape.at(0), view.info.shape.at(1));
     }
-    const Choice choice = choose(view.info, found);
+    const Choice choice = choose(view.info, found, stored.quantized() ? view.info.dtype : model_type(stored));
     const bool quantizes = codec_of(choice.codec).quantizes();
     for (PlannedTensor& tensor :
          quantizes ? quantized_views(std::move(view), found.role) : std::vector<PlannedTensor>{view})
@@ -232,7 +245,7 @@ class Planner {
     whole.info.name = cut.name;
     whole.info.shape.insert(whole.info.shape.begin(), cut.slices.size());
     const FoundRole found = finder.find(whole.info);
-    const Choice choice = choose(whole.info, found);
+    const Choice choice = choose(whole.info, found, whole.info.dtype);
     if (codec_of(choice.codec).quantizes()) return push(std::move(slice), found, choice, stored);
     if (t != cut.first) return;
     whole.source_bytes = 0;
@@ -279,8 +292,10 @@ class Planner {
     if (const auto cast = codec_of(plan_.recipe.to).cast_type()) return *cast;
     std::map<DType, std::uint64_t> bytes;
     for (std::size_t t = 0; t < stored_.size(); ++t)
-      if (const TensorInfo tensor = stored_[t].stored.info; is_weight_type(tensor.dtype))
-        bytes[tensor.dtype] += tensor.bytes();
+      if (const TensorInfo tensor = stored_[t].stored.info; is_weight_type(tensor.dtype)) {
+        const DType dtype = model_type(stored_[t]);
+        bytes[dtype] += byte_count(dtype, tensor.elements());
+      }
     DType main_dtype = DType::f32;
     std::uint64_t max_bytes = 0;
     for (const auto& [dtype, count] : bytes)

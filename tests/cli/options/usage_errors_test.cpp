@@ -108,7 +108,7 @@ TEST_F(UsageErrors, ShortNamesOfComputeTypesAreTaken) {
 }
 
 TEST_F(UsageErrors, TyposGetASuggestion) {
-  const std::string all = "is not one of convert, dequantize, inspect, measure, formats, completion";
+  const std::string all = "is not one of convert, dequantize, merge, inspect, measure, formats, completion";
   EXPECT_EQ(error_of("convrt w.safetensors out"),
             "command 'convrt' " + all + ": did you mean convert? (see nibble --help)");
   EXPECT_EQ(error_of("x"), "command 'x' " + all + " (see nibble --help)");
@@ -130,7 +130,7 @@ TEST_F(UsageErrors, TyposGetASuggestion) {
     EXPECT_EQ(error_of(word),
               std::string("command '") + word + "' " + all + ": did you mean convert? (see nibble --help)");
   EXPECT_EQ(error_of(""),
-            "no command is given: the commands are convert, dequantize, inspect, measure, formats, completion "
+            "no command is given: the commands are convert, dequantize, merge, inspect, measure, formats, completion "
             "(see nibble --help)");
 }
 
@@ -339,8 +339,9 @@ TEST_F(UsageErrors, OutputsThatAreNoFiles) {
 TEST_F(UsageErrors, DirectoriesThatAreNoModels) {
   root_.write("lora/adapter_config.json", "{}");
   root_.write("lora/adapter_model.safetensors", matrix("w"));
-  EXPECT_EQ(error_of("convert lora out --to nf4", 3),
-            "lora: is a LoRA adapter, not a model: merge it into its base model first (peft's merge_and_unload())");
+  EXPECT_EQ(
+      error_of("convert lora out --to nf4", 3),
+      "lora: is an adapter, not a model: it has to be merged into its base model first; `nibble merge` does that");
   root_.write("pipe/model_index.json", "{}");
   root_.write("pipe/scheduler/config.json", "{}");
   root_.write("pipe/unet/diffusion_pytorch_model.safetensors", matrix("w"));

@@ -24,9 +24,10 @@ TEST(Codings, HaveAllCodecsOfARecipe) {
   recipe.experts = "fp4:block-size=32";
   recipe.rules = {{"a.*", "fp4"}, {"b.*", "fp8:scales=row"}};
   const Codings codings(recipe);
-  for (const CodecSpec spec : {"nf4", "bf16", "int8", "fp4:block-size=32", "fp4", "fp8:scales=row", "keep", "fp32"})
+  for (const CodecSpec spec :
+       {"nf4", "bf16", "int8", "fp4:block-size=32", "fp4", "fp8:scales=row", "keep", "fp32", "fp16"})
     expect_made(codings, spec);
-  for (const CodecSpec spec : {"fp16", "fp8:scales=block", "nf4:block-size=32"})
+  for (const CodecSpec spec : {"fp8:scales=block", "nf4:block-size=32"})
     EXPECT_THROW((void)codings[spec], std::out_of_range) << spec.text();
 }
 

@@ -1,0 +1,99 @@
+#include "quant/jobs/merge/merged_reader.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "formats/models/architectures.hpp"
+#include "nibble/error.hpp"
+#include "nibble/merge.hpp"
+#include "quant/schemes/scheme.hpp"
+#include "quant/simd/widen.hpp"
+
+namespace nibble {
+namespace {
+
+std::vector<TensorUpdate> updates_of(const Adapter& adapter, const PlainReader& base) {
+  const TensorList& tensors = base.tensors();
+  const auto roles = base.architecture().empty() ? make_role_finder_by_name(tensors)
+                                                 : make_role_finder(base.architecture(), tensors, base.is_tied());
+  return plan_updates(adapter, {escaped(base.path().native()), tensors, *roles, base.is_tied()});
+}
+
+}  // namespace
+
+MergedReader::MergedReader(std::unique_ptr<const PlainReader> base, Adapter adapter)
+    : DerivedReader(*base),
+      base_(std::move(base)),
+      adapter_(std::move(adapter)),
+      updates_(updates_of(adapter_, *base_)) {
+  for (std::size_t t = 0; t < base_->tensors().size(); ++t) {
+    TensorInfo tensor = base_->tensors()[t];
+    if (is_updated(t) && is_weight_type(tensor.dtype)) tensor.dtype = DType::f32;
+    tensors_.push_back(tensor);
+  }
+}
+
+const TensorUpdate* MergedReader::find(std::size_t tensor) const {
+  const auto update = std::ranges::lower_bound(updates_, tensor, {}, &TensorUpdate::tensor);
+  return update == updates_.end() || update->tensor != tensor ? nullptr : &*update;
+}
+
+void MergedReader::check_unchanged() const {
+  base_->check_unchanged();
+  adapter_.weights().check_unchanged();
+}
+
+void MergedReader::read_base(std::size_t tensor, std::uint64_t first, std::span<float> out) const {
+  const DType dtype = base_->tensors().dtype(tensor);
+  const std::uint64_t width = traits(dtype).bits / 8;
+  if (dtype == DType::f32) return base_->read(tensor, first * width, std::as_writable_bytes(out));
+  std::vector<std::byte> raw(out.size() * width);
+  base_->read(tensor, first * width, raw);
+  for_each_tile(dtype, raw, [&](std::size_t i, std::span<const float> tile) {
+    std::ranges::copy(tile, out.begin() + static_cast<std::ptrdiff_t>(i));
+  });
+}
+
+void MergedReader::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const {
+  const TensorUpdate* const update = find(tensor);
+  if (update == nullptr) return base_->read(tensor, offset, out);
+  // Replaced, and not by weights: of the same type then.
+  if (!is_weight_type(tensors_.dtype(tensor))) return adapter_.weights().read(*update->replacement, offset, out);
+  const auto merge = merges_.get(tensor, [&] {
+    auto made = std::make_shared<TensorMerge>(adapter_, *update, tensors_[tensor].shape);
+    made->measure_norms([&](std::uint64_t first, std::span<float> panel) { read_base(tensor, first, panel); });
+    return made;
+  });
+  const auto merge_into = [&](std::span<float> weights) {
+    const std::uint64_t first = offset / sizeof(float);
+    if (!update->replacement) read_base(tensor, first, weights);
+    merge->merge(first, weights, weights);
+  };
+  if (reinterpret_cast<std::uintptr_t>(out.data()) % alignof(float) == 0)
+    return merge_into({reinterpret_cast<float*>(out.data()), out.size() / sizeof(float)});
+  std::vector<float> weights(out.size() / sizeof(float));
+  merge_into(weights);
+  std::ranges::copy(std::as_bytes(std::span(weights)), out.begin());
+}
+
+std::uint64_t MergedReader::position(std::size_t tensor, std::uint64_t offset) const {
+  return is_updated(tensor) ? offset : ReaderInternals::position(*base_, tensor, offset);
+}
+
+std::uint64_t MergedReader::reading_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const TensorUpdate& update : updates_)
+    bytes = std::max(bytes, TensorMerge::memory_bytes(adapter_, update, tensors_[update.tensor].shape));
+  return bytes + ReaderInternals::reading_bytes(*base_);
+}
+
+std::unique_ptr<Reader> open_merged(const std::filesystem::path& base, const std::filesystem::path& adapter,
+                                    std::uint64_t max_memory) {
+  Adapter opened(adapter, max_memory);
+  auto plain = std::make_unique<const PlainReader>(open_input(base, Intake::any, max_memory));
+  return std::make_unique<MergedReader>(std::move(plain), std::move(opened));
+}
+
+}  // namespace nibble

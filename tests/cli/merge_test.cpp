@@ -1,0 +1,73 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/support/corrupt.hpp"
+#include "tests/support/program.hpp"
+#include "tests/support/weights_file.hpp"
+
+namespace nibble::merge_command_test {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr const char* layer = "model.layers.0.mlp.up_proj";
+
+class MergeCommand : public testing::Test {
+ protected:
+  MergeCommand() {
+    test::WeightsFile base, adapter;
+    base.add(std::string(layer) + ".weight", DType::f32, {64, 64}, test::normal_weights(64 * 64, 1));
+    root.write("base.safetensors", base.bytes());
+    adapter.add(std::string(layer) + ".lora_A.weight", DType::f32, {2, 64}, test::normal_weights(2 * 64, 2));
+    adapter.add(std::string(layer) + ".lora_B.weight", DType::f32, {64, 2}, test::normal_weights(2 * 64, 3));
+    root.write("adapter/adapter_model.safetensors", adapter.bytes());
+    root.write("adapter/adapter_config.json", R"({"peft_type":"LORA","r":2})");
+  }
+  [[nodiscard]] test::Outcome merge(const std::string& rest) const {
+    return test::run_program(root.path(), "merge base.safetensors adapter " + rest);
+  }
+  test::TempDir root;
+};
+
+TEST_F(MergeCommand, SaysWhatIsLeftOfEachUpdate) {
+  const test::Outcome done = merge("out.safetensors --to nf4");
+  EXPECT_EQ(done.code, 0) << done.err;
+  EXPECT_THAT(done.out, HasSubstr("what is left of each update after quantization:\n"
+                                  "tensor                                 norm     cosine\n"
+                                  "model.layers.0.mlp.up_proj.weight  "));
+  const auto json = nlohmann::json::parse(merge("other.safetensors --to nf4 --json").out);
+  ASSERT_EQ(json["updates"].size(), 1u);
+  EXPECT_EQ(json["updates"][0]["tensor"], std::string(layer) + ".weight");
+  EXPECT_GT(json["updates"][0]["cosine"], 0.9);
+  EXPECT_EQ(nlohmann::json::parse(merge("plain.safetensors --to bf16 --json").out)["updates"].size(), 0u);
+}
+
+TEST_F(MergeCommand, TakesTheOptionsOfConvert) {
+  EXPECT_EQ(merge("out.safetensors --to nf4 --skip '.*' --dry-run").code, 0);
+  EXPECT_EQ(merge("out.safetensors --to bf16 --block-size 32").code, 2);
+  EXPECT_THAT(merge("out.safetensors").err, HasSubstr("--to is required"));
+}
+
+TEST_F(MergeCommand, NothingIsWrittenOverTheAdapter) {
+  root.write("both/model.safetensors", test::read_file(root.path() / "base.safetensors"));
+  root.write("both/adapter_config.json", test::read_file(root.path() / "adapter/adapter_config.json"));
+  root.write("both/adapter_model.safetensors", test::read_file(root.path() / "adapter/adapter_model.safetensors"));
+  root.write("base/model.safetensors", test::read_file(root.path() / "base.safetensors"));
+  const test::Outcome done = test::run_program(root.path(), "merge base both ./both/ --to bf16 --overwrite");
+  EXPECT_EQ(done.code, 2);
+  EXPECT_EQ(done.err, "error: ./both/: the output is the adapter 'both'\n");
+}
+
+TEST_F(MergeCommand, AnAdapterIsNoModelAndAModelNoAdapter) {
+  EXPECT_EQ(test::run_program(root.path(), "merge adapter adapter out --to bf16").err,
+            "error: adapter: is an adapter, not a model: it has to be merged into its base model first; `nibble merge` "
+            "does that\n");
+  const test::Outcome swapped = test::run_program(root.path(), "merge adapter base.safetensors out --to bf16");
+  EXPECT_EQ(swapped.code, 3);
+  EXPECT_THAT(swapped.err, HasSubstr("error: base.safetensors: "));
+}
+
+}  // namespace
+}  // namespace nibble::merge_command_test
