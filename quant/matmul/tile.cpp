@@ -19,6 +19,9 @@ constexpr std::size_t vectors = lanes == 1 ? 4 : 2;
 constexpr std::size_t width = vectors * lanes;
 // The sums of so many rows fill the registers, with two vectors of the panel and one of `a`.
 constexpr std::size_t max_rows = HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON ? 12 : 6;
+// So many products are summed up one after the other, and these sums are then added up. A longer chain rounds worse
+// than torch does.
+constexpr std::size_t chain = 64;
 
 template <std::size_t rows>
 HWY_INLINE void multiply_rows(const float* HWY_RESTRICT a, std::size_t a_stride, std::size_t words,
@@ -54,8 +57,10 @@ void multiply(const std::uint32_t* a, std::size_t a_stride, std::size_t rows, st
   const std::size_t parts = (rows + max_rows - 1) / max_rows;
   for (std::size_t part = 0, first = 0; part < parts; ++part) {
     const std::size_t end = rows * (part + 1) / parts;
-    multiply_as(end - first, reinterpret_cast<const float*>(a) + first * a_stride, a_stride, words,
-                reinterpret_cast<const float*>(panel), sums + first * sums_stride, sums_stride);
+    for (std::size_t p = 0; p < words; p += chain)
+      multiply_as(end - first, reinterpret_cast<const float*>(a) + first * a_stride + p, a_stride,
+                  std::min(chain, words - p), reinterpret_cast<const float*>(panel) + p * width,
+                  sums + first * sums_stride, sums_stride);
     first = end;
   }
 }
