@@ -13,7 +13,7 @@ struct QuadTranspose {
   [[nodiscard]] NIBBLE_DEVICE static u32 same(u32 value) { return value; }
 
   /// Lane q of a quad. Each number is what `kept` returns for it: a function may keep it in a register.
-  template <u32 (*kept)(u32) = same> [[nodiscard]] NIBBLE_DEVICE static QuadTranspose of_lane(u32 q) {
+  template <auto kept = same> [[nodiscard]] NIBBLE_DEVICE static QuadTranspose of_lane(u32 q) {
     return {{kept(q >= 2 ? 0x5410U : 0x7632U), kept(q % 2 != 0 ? 0x6420U : 0x7531U)},
             {{kept(q >= 2 ? 0x3254U : 0x5410U), kept(q >= 2 ? 0x3276U : 0x7610U)},
              {kept(q % 2 != 0 ? 0x3514U : 0x5240U), kept(q % 2 != 0 ? 0x3716U : 0x7260U)}}};

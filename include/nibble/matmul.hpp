@@ -15,7 +15,7 @@
 ///
 /// Sums are in fp32, and results are rounded once. What is multiplied is x and the weights
 ///
-///   codebook[code] * absmax   or   code * (absmax / 127)
+///   codebook[code] * absmax   or   (code * absmax) * (1 / 127)
 ///
 /// in fp32. If x is in bf16 and the processor multiplies bf16 (AVX512_BF16), the weights are rounded to bf16, as those
 /// of a layer in bf16 are. NaN and infinities spread as the formula says.

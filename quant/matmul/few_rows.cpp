@@ -96,7 +96,7 @@ class Int8Task {
 
   void start(Range /*rows*/) const {}
   void operator()(std::size_t row, std::size_t first, std::size_t n, std::uint32_t* words) const {
-    kernel_.decode_int8(weight_.codes(row) + first, weight_.scale(row), n, distance_, words);
+    kernel_.decode_int8(weight_.codes(row) + first, weight_.absmax(row), n, distance_, words);
   }
 
  private:

@@ -1,6 +1,7 @@
 // Products of few rows in fp32, compiled once per CPU target.
 #include "quant/matmul/row_kernel.hpp"
 
+#include "nibble/int8.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -57,16 +58,17 @@ void restore(const float* HWY_RESTRICT arranged, std::size_t n, float* HWY_RESTR
     hn::StoreInterleaved2(hn::LoadU(d, arranged + i), hn::LoadU(d, arranged + i + lanes), d, numbers + i);
 }
 
-void decode_int8(const std::int8_t* HWY_RESTRICT codes, float scale, std::size_t n, std::size_t ahead,
+void decode_int8(const std::int8_t* HWY_RESTRICT codes, float absmax, std::size_t n, std::size_t ahead,
                  std::uint32_t* HWY_RESTRICT words) {
   const D d;
   const hn::RebindToSigned<D> di;
   const hn::Rebind<std::int8_t, D> d8;
   float* HWY_RESTRICT out = reinterpret_cast<float*>(words);
-  const auto factor = hn::Set(d, scale);
+  const auto scale = hn::Set(d, absmax), unit = hn::Set(d, int8::inverse_127);
   for (std::size_t i = 0; i < n; i += lanes) {
     if (i % 32 == 0) hwy::Prefetch(codes + i + ahead);
-    hn::Store(hn::Mul(hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, codes + i))), factor), d, out + i);
+    const auto code = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, codes + i)));
+    hn::Store(hn::Mul(hn::Mul(code, scale), unit), d, out + i);
   }
 }
 

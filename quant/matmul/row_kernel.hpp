@@ -20,7 +20,7 @@ struct RowKernel {
   /// n weights from whole blocks. The codes `ahead` bytes later are asked for from memory.
   void (*decode_four_bit)(const FourBitTables& tables, const std::uint8_t* packed, const float* absmax,
                           std::size_t blocksize, std::size_t n, std::size_t ahead, std::uint32_t* words);
-  void (*decode_int8)(const std::int8_t* codes, float scale, std::size_t n, std::size_t ahead, std::uint32_t* words);
+  void (*decode_int8)(const std::int8_t* codes, float absmax, std::size_t n, std::size_t ahead, std::uint32_t* words);
 
   /// n numbers of x in the order of decode_four_bit(); null if a word is not fp32, because that order is the usual one.
   void (*arrange_four_bit)(const float* x, std::size_t n, std::uint32_t* words);

@@ -1,6 +1,7 @@
 // Products of few rows in bf16, for processors with AVX512_BF16 (see tile_bf16.cpp).
 #include "quant/matmul/row_kernel.hpp"
 
+#include "nibble/int8.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/avx512_bf16.hpp"
 
@@ -27,14 +28,14 @@ NIBBLE_AVX512_BF16 void decode_four_bit(const FourBitTables& tables, const std::
   }
 }
 
-NIBBLE_AVX512_BF16 void decode_int8(const std::int8_t* codes, float scale, std::size_t n, std::size_t ahead,
+NIBBLE_AVX512_BF16 void decode_int8(const std::int8_t* codes, float absmax, std::size_t n, std::size_t ahead,
                                     std::uint32_t* words) {
-  const __m512 factor = _mm512_set1_ps(scale);
+  const __m512 scale = _mm512_set1_ps(absmax), unit = _mm512_set1_ps(int8::inverse_127);
   for (std::size_t i = 0; i < n; i += 2 * lanes, words += lanes) {
     _mm_prefetch(reinterpret_cast<const char*>(codes + i) + ahead, _MM_HINT_T0);
     const auto load = [&](std::size_t at) NIBBLE_AVX512_BF16 {
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + at));
-      return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), factor);
+      return _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), scale), unit);
     };
     _mm512_store_si512(words, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(load(i + lanes), load(i))));
   }

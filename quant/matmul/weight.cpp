@@ -106,18 +106,14 @@ Int8Rows::Int8Rows(const Int8Weight& weight) : Weight(weight.n, weight.k), weigh
   check_size("absmax", weight.absmax.size(), weight.n, weight.n, weight.k);
 }
 
-float Int8Rows::scale(std::size_t row) const noexcept { return weight_.absmax[row] * int8::inverse_127; }
-
 void Int8Rows::decode(std::size_t row, std::size_t column, std::size_t count, float* out) const {
-  const float factor = scale(row);
-  const std::int8_t* const from = codes(row) + column;
-  for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<float>(from[i]) * factor;
+  int8::decode_row({codes(row) + column, count}, absmax(row), {out, count});
 }
 
 bool Int8Rows::decode_words(const RowKernel& kernel, std::size_t row, std::size_t column, std::size_t count,
                             std::uint32_t* words) const {
   if (count % 32 != 0) return false;
-  kernel.decode_int8(codes(row) + column, scale(row), count, 0, words);
+  kernel.decode_int8(codes(row) + column, absmax(row), count, 0, words);
   return true;
 }
 

@@ -65,8 +65,7 @@ class Int8Rows final : public Weight {
   [[nodiscard]] bool decode_words(const RowKernel& kernel, std::size_t row, std::size_t column, std::size_t count,
                                   std::uint32_t* words) const override;
 
-  /// By which the codes of a row are multiplied.
-  [[nodiscard]] float scale(std::size_t row) const noexcept;
+  [[nodiscard]] float absmax(std::size_t row) const noexcept { return weight_.absmax[row]; }
   [[nodiscard]] const std::int8_t* codes(std::size_t row) const noexcept { return weight_.codes.data() + row * k(); }
 
  private:

@@ -262,11 +262,10 @@ std::vector<Corrupt> corrupt_directories() {
                  "",
                  neither + "; torch files are not supported yet"});
   all.push_back({"gguf_only", {{"model.gguf", "GGUF"}}, "", neither + "; GGUF files are not supported yet"});
-  all.push_back(
-      {"lora",
-       {{"adapter_config.json", "{}"}, {"adapter_model.safetensors", ""}},
-       "",
-       "DIR: is an adapter, not a model: it has to be merged into its base model first"});
+  all.push_back({"lora",
+                 {{"adapter_config.json", "{}"}, {"adapter_model.safetensors", ""}},
+                 "",
+                 "DIR: is an adapter, not a model: it has to be merged into its base model first"});
   all.push_back({"pipeline",
                  {{"model_index.json", "{}"}, {"a.bin", ""}},
                  "",

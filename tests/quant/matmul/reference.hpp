@@ -37,11 +37,11 @@ inline Doubles weights(const matmul::FourBitWeight& weight) {
   return w;
 }
 
-/// W [n, k]: code * (absmax / 127) in fp32.
+/// W [n, k]: (code * absmax) * (1 / 127) in fp32.
 inline Doubles weights(const matmul::Int8Weight& weight) {
   Doubles w(weight.n, weight.k);
   for (std::size_t i = 0; i < w.values.size(); ++i)
-    w.values[i] = static_cast<float>(weight.codes[i]) * (weight.absmax[i / weight.k] * (1.0f / 127));
+    w.values[i] = static_cast<float>(weight.codes[i]) * weight.absmax[i / weight.k] * (1.0f / 127);
   return w;
 }
 
