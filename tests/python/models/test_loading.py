@@ -9,40 +9,43 @@ import safetensors.torch
 import torch
 import transformers
 from nibble.nn import ExpertWeights, Linear4bit, LinearInt8, QuantizedWeight
-from tiny_models import MIXED, check_logits, convert, dequantized, save
+from tiny_models import FP32, MIXED, check_logits, convert, dequantized, save
 
 fused_experts = pytest.mark.skipif(transformers.__version__ < "5", reason="transformers 4 has a module for each expert")
 
 
 @pytest.mark.parametrize("name", ["Qwen3Moe", "Mixtral", "GptOss", "DeepseekV3"])
 def test_experts_embeddings_and_heads(tmp_path, name):
-    plain = save(tmp_path / "plain", name)
-    directory = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4", "--experts", "nf4", *MIXED)
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
+    save(tmp_path / "plain", name)
+    options = ("--to", "nf4", "--experts", "nf4", "--compute-dtype", "float32", *MIXED)
+    directory = convert(tmp_path / "plain", tmp_path / "nf4", *options)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     kinds = [type(module) for module in model.modules()]
     assert kinds.count(ExpertWeights) == 2 * sum(
         "Experts" in kind.__name__ for kind in kinds if kind is not ExpertWeights
     )
     assert isinstance(model.lm_head, Linear4bit)
     assert isinstance(model.model.embed_tokens.weight, QuantizedWeight)
-    check_logits(model, dequantized(plain, model))
+    check_logits(model, dequantized(directory))
 
 
 @pytest.mark.parametrize("to", ["nf4", "fp4", "int8"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_load_of_what_bitsandbytes_reads(tmp_path, to, tied):
-    plain = save(tmp_path / "plain", "Llama", tie_word_embeddings=tied)
-    model = nibble.load(convert(tmp_path / "plain", tmp_path / to, "--to", to)).eval()
+    save(tmp_path / "plain", "Llama", tie_word_embeddings=tied)
+    directory = convert(tmp_path / "plain", tmp_path / to, "--to", to)
+    model = nibble.load(directory, **FP32).eval()
     assert sum(isinstance(module, Linear4bit | LinearInt8) for module in model.modules()) == 2 * 7
-    check_logits(model, dequantized(plain, model))
+    check_logits(model, dequantized(directory))
 
 
 def test_a_head_tied_to_quantized_embeddings(tmp_path):
-    plain = save(tmp_path / "plain", "Llama", tie_word_embeddings=True)
+    save(tmp_path / "plain", "Llama", tie_word_embeddings=True)
     options = ("--to", "nf4", "--embeddings", "nf4", "--allow-nibble-only")
-    model = nibble.load(convert(tmp_path / "plain", tmp_path / "nf4", *options)).eval()
+    directory = convert(tmp_path / "plain", tmp_path / "nf4", *options)
+    model = nibble.load(directory, **FP32).eval()
     assert isinstance(model.lm_head, Linear4bit)
-    check_logits(model, dequantized(plain, model))
+    check_logits(model, dequantized(directory))
 
 
 def test_nothing_is_reported_as_unexpected_or_missing(tmp_path):
