@@ -212,8 +212,13 @@ class Weight4bit(FrozenLinear):
         )
 
     def dequantize_rows(self, rows, dtype=None):
-        """The rows of these numbers, [rows.numel(), in_features]. No other row is decoded."""
+        """The rows of these numbers, [rows.numel(), in_features]. No other row is decoded. Raises IndexError if there is
+        no such row."""
         k, size = self.in_features, self.blocksize
+        # What follows would take any number, and indexing takes -1. index_select() refuses both; the zeros that it selects
+        # from have no memory but that of one.
+        zeros = torch.zeros(1, dtype=torch.int64, device=rows.device).expand(self.out_features)
+        rows = rows + zeros.index_select(0, rows)
         first = rows * k  # of the weight's elements; a row may begin and end within a block
         block = first // size
         count = (k + size - 2) // size + 1  # blocks that a row can touch

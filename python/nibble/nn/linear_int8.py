@@ -88,8 +88,9 @@ class WeightInt8(FrozenLinear):
         return torch.ops.nibble.dequantize_int8(self.weight, self.SCB, dtype or self.weight_dtype)
 
     def dequantize_rows(self, rows, dtype=None):
-        """The rows of these numbers, [rows.numel(), in_features]. No other row is decoded."""
-        return torch.ops.nibble.dequantize_int8(self.weight[rows], self.SCB[rows], dtype or self.weight_dtype)
+        """As Weight4bit.dequantize_rows()."""
+        codes, absmax = (tensor.index_select(0, rows) for tensor in (self.weight, self.SCB))  # which refuses -1
+        return torch.ops.nibble.dequantize_int8(codes, absmax, dtype or self.weight_dtype)
 
     def multiply_by_weight(self, x):
         """x W, for x [..., out_features]."""

@@ -75,9 +75,10 @@ class QuantizedWeight(_InPlaceOfATensor):
         return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """The rows of these numbers, dequantized: [*indices.shape, columns]. No other row is decoded."""
+        """The rows of these numbers, dequantized: [*indices.shape, columns]. No other row is decoded. Raises
+        IndexError if there is no such row."""
         if len(self.layers) != 1:
-            return self.dequantize()[indices]
+            return F.embedding(indices, self.dequantize())
         return self.layers[0].dequantize_rows(indices.reshape(-1), self.dtype).reshape(*indices.shape, self.shape[1])
 
     @classmethod

@@ -38,6 +38,25 @@ def test_rows_are_those_of_the_weight(kind, columns):
     assert torch.equal(F.embedding(ids, w), w.dequantize()[ids])
 
 
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("rows", [(64,), (32, 32)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_rows_that_the_weight_lacks_are_refused(kind, rows, dtype):
+    w = weight(kind, *rows)
+    for row in (64, -1, 2**31 - 1):
+        with pytest.raises(IndexError, match="out of range"):
+            F.embedding(torch.tensor([0, row], dtype=dtype), w)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_rows_compile_as_one_graph(kind):
+    torch.compiler.reset()
+    layer = weight(kind, 64).layers[0]
+    compiled = torch.compile(layer.dequantize_rows, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (torch.tensor([63, 0, 5]), torch.tensor([1, 62])):
+        assert torch.equal(compiled(rows), layer.dequantize_rows(rows))
+
+
 def test_any_other_function_gets_the_dequantized_weight():
     w = weight("nf4", 32)
     plain = w.dequantize()
