@@ -44,7 +44,9 @@ class Memory:
 
 class NumpyMemory(Memory):
     def __init__(self, value: np.ndarray, name: str):
-        super().__init__(np.ascontiguousarray(value).reshape(value.shape), name)  # a copy if it is a view with gaps
+        if not value.dtype.isnative:
+            raise UsageError(f"{name} is of {value.dtype.name} in the byte order of other processors")
+        super().__init__(np.require(value, requirements=["C", "A"]), name)  # a copy if it has gaps or is not aligned
         self.dtype, self.shape = self.value.dtype.name, self.value.shape
         self.pointer, self.element_bytes = self.value.ctypes.data, self.value.dtype.itemsize
 

@@ -5,6 +5,7 @@ import dataclasses
 import nibble
 import numpy as np
 import pytest
+from nibble._memory import memory_of
 
 torch = pytest.importorskip("torch")
 
@@ -92,6 +93,15 @@ def test_a_view_with_gaps_is_quantized_as_its_copy(golden):
                               nibble.quantize_nf4(np.ascontiguousarray(weight.T)).packed)  # fmt: skip
 
 
+def test_an_array_that_is_not_aligned_is_copied(golden):
+    weight = golden["nf4.float32.input"]
+    unaligned = np.frombuffer(b"x" + weight.tobytes(), np.uint8)[1:].view(np.float32).reshape(weight.shape)
+    assert not unaligned.flags.aligned
+    assert memory_of(unaligned, "weight").pointer % 4 == 0
+    assert memory_of(weight, "weight").pointer == weight.ctypes.data
+    assert np.array_equal(nibble.quantize_nf4(unaligned).packed, golden["nf4.float32"])
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (1, 1, 65), (7, 13)])
 def test_any_shape_comes_back(shape):
     weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
@@ -141,6 +151,7 @@ def test_wrong_types():
     refused("weight is of int32, not of float32, float16 or bfloat16", nibble.quantize_int8, torch.ones(2, 2).int())
     refused("weight is of type list, neither a numpy array nor a torch tensor", nibble.quantize_nf4, [1.0])
     refused("weight is of type NoneType, neither a numpy array nor a torch tensor", nibble.quantize_int8, None)
+    refused("weight is of float32 in the byte order of other processors", nibble.quantize_nf4, WEIGHT.astype(">f4"))
     refused("dtype is float64, not float32, float16 or bfloat16", nibble.dequantize_nf4, nibble.quantize_nf4(WEIGHT),
             dtype="float64")  # fmt: skip
 
