@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import warnings
 
 # When the module on the left is there, register() of the one on the right is called.
 WAITING = {"transformers.quantizers.auto": "quantizer", "peft.tuners.tuners_utils": "adapters"}
@@ -22,7 +23,11 @@ def register_when_imported() -> None:
 
 
 def _register(name: str) -> None:
-    importlib.import_module("." + WAITING[name], __package__).register()
+    """Only warns if that fails: the import that it is a part of is the user's, who may not need nibble there."""
+    try:
+        importlib.import_module("." + WAITING[name], __package__).register()
+    except (ImportError, AttributeError) as error:
+        warnings.warn(f"{name} goes without nibble: {error}", stacklevel=2)
 
 
 class _Finder:
