@@ -258,5 +258,5 @@ def entry_point():
     """What bitsandbytes calls when it is imported. It must not fail: bitsandbytes could not be imported then."""
     try:
         enable()
-    except ImportError as error:
+    except Exception as error:
         print(f"nibble: bitsandbytes runs without it: {error}", file=sys.stderr)

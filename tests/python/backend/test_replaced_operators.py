@@ -174,9 +174,10 @@ def test_the_variable_turns_it_off(monkeypatch):
     backend.disable()
 
 
-def test_a_missing_library_does_not_keep_bitsandbytes_from_being_imported(monkeypatch, capsys):
+@pytest.mark.parametrize("kind", [ImportError, RuntimeError, AttributeError])
+def test_a_failure_does_not_keep_bitsandbytes_from_being_imported(monkeypatch, capsys, kind):
     def enable():
-        raise ImportError("libnibble_torch.so: cannot be loaded")
+        raise kind("libnibble_torch.so: cannot be loaded")
 
     monkeypatch.setattr(backend, "enable", enable)
     backend.entry_point()
