@@ -9,7 +9,7 @@ import pathlib
 from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-from .errors import Error, error_of
+from .errors import Error, UsageError, error_of
 
 API_VERSION = 1  # NIBBLE_C_API_VERSION
 MAX_DIMENSIONS = 64
@@ -151,6 +151,14 @@ def check(code: int) -> None:
     """Raises what a function of the library returned, unless that is 0."""
     if code != 0:
         raise error_of(code, message())
+
+
+def bytes_of(text: str | os.PathLike[str]) -> bytes:
+    """A path or an option as C takes it, which would end it at a null byte."""
+    encoded = os.fsencode(text)
+    if b"\0" in encoded:
+        raise UsageError(f"{os.fsdecode(encoded)!r} has a null byte")
+    return encoded
 
 
 def take_text(pointer: c_void_p) -> str:

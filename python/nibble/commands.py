@@ -49,7 +49,7 @@ class Job:
     """One run of a command: what it is told and what it tells."""
 
     def __init__(self, arguments: Sequence[str], progress: Progress | None):
-        self.arguments = [os.fsencode(argument) for argument in arguments]
+        self.arguments = [_library.bytes_of(argument) for argument in arguments]
         self.progress = progress
         self.cancel = ctypes.c_int(0)
         self.notes: list[str] = []

@@ -150,6 +150,13 @@ def test_a_failure_has_the_text_and_the_code_of_the_program(name, checkpoint, tm
     assert done.stderr.splitlines()[-1] == f"error: {text}"
 
 
+def test_a_null_byte_in_a_path_or_an_option_is_refused(checkpoint):
+    with pytest.raises(nibble.UsageError, match="^'.*x00junk' has a null byte$"):
+        nibble.inspect(f"{checkpoint}\0junk")
+    with pytest.raises(nibble.UsageError, match=r"^'--max-memory=1GB\\x00junk' has a null byte$"):
+        nibble.inspect(checkpoint, max_memory="1GB\0junk")
+
+
 def test_the_report_comes_with_a_difference(checkpoint):
     with pytest.raises(nibble.DifferenceError) as caught:
         nibble.measure(checkpoint, to="nf4", min_sqnr="90")

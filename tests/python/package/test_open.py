@@ -122,3 +122,16 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path, content, says):
 def test_an_unknown_tensor_is_a_key_error(checkpoint):
     with pytest.raises(KeyError, match="nothing"):
         nibble.open(checkpoint)["nothing"]
+
+
+def test_a_path_with_a_null_byte_is_refused(checkpoint):
+    with pytest.raises(nibble.UsageError) as caught:
+        nibble.open(f"{checkpoint}\0junk")
+    assert str(caught.value) == f"'{checkpoint}\\x00junk' has a null byte"
+
+
+@pytest.mark.parametrize("max_memory", ["1GB", -1, 2**64, 1e9, None])
+def test_a_max_memory_that_is_no_number_of_bytes_is_refused(checkpoint, max_memory):
+    with pytest.raises(nibble.UsageError) as caught:
+        nibble.open(checkpoint, max_memory=max_memory)
+    assert str(caught.value) == f"max_memory is {max_memory!r}, not a number of bytes from 0 to 18446744073709551615"
