@@ -29,7 +29,7 @@ class _Enabled:
 
 # --- the operators, with bitsandbytes' names of arguments ------------------------------------------------------------
 
-_ZERO = torch.zeros(())
+_ZERO = torch.zeros((), device="cpu")  # whatever the default device is
 
 
 def _bytes(packed):

@@ -1,5 +1,8 @@
 """torch.ops.bitsandbytes with nibble behind: what is replaced, when, and that it is right."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -182,3 +185,18 @@ def test_a_failure_does_not_keep_bitsandbytes_from_being_imported(monkeypatch, c
     monkeypatch.setattr(backend, "enable", enable)
     backend.entry_point()
     assert capsys.readouterr().err == "nibble: bitsandbytes runs without it: libnibble_torch.so: cannot be loaded\n"
+
+
+def test_the_default_device_does_not_matter():
+    program = """
+import torch
+with torch.device("meta"):
+    from nibble import backend
+import bitsandbytes
+assert backend.enable()
+code = torch.ops.nibble.quant_map("nested")
+codes, absmax = torch.ops.bitsandbytes.quantize_blockwise(torch.ones(256), code, 256)
+values = torch.ops.bitsandbytes.dequantize_blockwise(codes, absmax, code, 256, torch.float32)
+assert torch.equal(values, torch.ones(256))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
