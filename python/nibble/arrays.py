@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union
 
@@ -102,7 +103,7 @@ def quantize_int8(weight: Array, *, nonfinite: Nonfinite = "error", threads: int
     """Quantizes a matrix to LLM.int8(), with one absmax per row. fp16 has to hold its weights; otherwise as
     quantize_nf4()."""
     refuses = _refuses(nonfinite)
-    _check_threads(threads)
+    threads = _check_threads(threads)
     memory = memory_of(weight, "weight")
     if len(memory.shape) != 2:
         raise UsageError(f"weight has {len(memory.shape)} dimensions, int8 needs 2: [rows, columns]")
@@ -122,7 +123,7 @@ def quantize_int8(weight: Array, *, nonfinite: Nonfinite = "error", threads: int
 def dequantize_int8(weight: Int8, *, dtype: FloatType | None = None, threads: int = 0) -> Array:
     """As dequantize_nf4(): two roundings in fp32, and one to `dtype`."""
     _check_class(weight, Int8)
-    _check_threads(threads)
+    threads = _check_threads(threads)
     codes = memory_of(weight.codes, "codes", "int8")
     absmax = memory_of(weight.absmax, "absmax", "float32", like=codes)
     if len(codes.shape) != 2:
@@ -137,22 +138,33 @@ def dequantize_int8(weight: Int8, *, dtype: FloatType | None = None, threads: in
     return decoded
 
 
+def _integer(value: Any) -> int | None:
+    """An integer, also one of numpy, as ctypes takes it; None for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 def _check_threads(threads: Any) -> int:
-    if not isinstance(threads, int) or not 0 <= threads < 2**32:
+    number = _integer(threads)
+    if number is None or not 0 <= number < 2**32:
         raise UsageError(f"threads is {threads}, not a number from 0 to {2**32 - 1}")
-    return threads
+    return number
 
 
 def _check_blocksize(blocksize: Any) -> int:
-    if not isinstance(blocksize, int) or not 32 <= blocksize <= 4096 or blocksize & (blocksize - 1):
+    number = _integer(blocksize)
+    if number is None or not 32 <= number <= 4096 or number & (number - 1):
         raise UsageError(f"blocksize is {blocksize}, not one of 32, 64, ..., 4096")
-    return blocksize
+    return number
 
 
 def _size_of(shape: Any) -> int:
-    if not isinstance(shape, tuple) or not all(isinstance(size, int) and size >= 0 for size in shape):
+    sizes = [_integer(size) for size in shape] if isinstance(shape, tuple) else [None]
+    if any(size is None or size < 0 for size in sizes):
         raise UsageError(f"shape is {shape}, not a tuple of sizes")
-    size = math.prod(shape)
+    size = math.prod(size for size in sizes if size is not None)
     if size >= 2**64:
         raise UsageError(f"shape is {shape}, which exceeds 64 bits")
     return size
@@ -184,8 +196,8 @@ def _int8(shape: tuple[int, ...], codes: Memory, absmax: Memory) -> Any:
 
 def _quantize(format: Format, weight: Array, blocksize: int, nested: bool, nonfinite: str, threads: int) -> FourBit:
     refuses = _refuses(nonfinite)
-    _check_blocksize(blocksize)
-    _check_threads(threads)
+    blocksize = _check_blocksize(blocksize)
+    threads = _check_threads(threads)
     memory = memory_of(weight, "weight")
     size = math.prod(memory.shape)
     blocks = -(-size // blocksize)
@@ -222,8 +234,8 @@ def _four_bit(format: str, blocksize: int, size: int, parts: dict[str, Memory]) 
 
 def _dequantize(format: str, weight: FourBit, dtype: FloatType | None, threads: int) -> Array:
     _check_class(weight, FourBit)
-    _check_blocksize(weight.blocksize)
-    _check_threads(threads)
+    blocksize = _check_blocksize(weight.blocksize)
+    threads = _check_threads(threads)
     size = _size_of(weight.shape)
     if weight.format != format:
         raise UsageError(f"the weight is {weight.format}, not {format}")
@@ -237,7 +249,7 @@ def _dequantize(format: str, weight: FourBit, dtype: FloatType | None, threads: 
     if packed.bytes != -(-size // 2):  # before memory for the weight is taken
         raise UsageError(f"packed has {packed.bytes} bytes, not {-(-size // 2)}")
     out = packed.empty(weight.shape, target)
-    arrays = _four_bit(format, weight.blocksize, size, parts)
+    arrays = _four_bit(format, blocksize, size, parts)
     _library.check(
         _library.library().nibble_cpu_dequantize_4bit(ctypes.byref(arrays), out.array(), out.dtype_number, threads)
     )

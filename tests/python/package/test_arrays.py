@@ -118,6 +118,15 @@ def test_any_number_of_threads_gives_the_same_bytes():
         assert np.array_equal(one.nested_absmax, other.nested_absmax) and one.nested_offset == other.nested_offset
 
 
+def test_integers_of_numpy_are_integers():
+    quantized = nibble.quantize_nf4(WEIGHT, blocksize=np.int64(32), threads=np.uint8(1))
+    assert np.array_equal(quantized.absmax, np.ones(4))
+    weight = dataclasses.replace(quantized, blocksize=np.int32(32), shape=(np.int64(2), np.int64(64)))
+    assert np.array_equal(nibble.dequantize_nf4(weight, threads=np.int64(1)), WEIGHT)
+    int8 = nibble.quantize_int8(WEIGHT, threads=np.int64(1))
+    assert np.array_equal(nibble.dequantize_int8(int8, threads=np.int64(1)), WEIGHT)
+
+
 # --- not finite -------------------------------------------------------------------------------------------------------
 
 
