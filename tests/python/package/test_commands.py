@@ -4,16 +4,18 @@ import inspect
 import json
 import os
 import pathlib
+import re
 import subprocess
 import threading
 import warnings
 
 import nibble
+import numpy as np
 import pytest
 
 PROGRAM = pathlib.Path(os.environ.get("NIBBLE", pathlib.Path(__file__).parents[3] / "build/release/nibble"))
 
-pytestmark = pytest.mark.filterwarnings("ignore:(no architecture is given|nothing is quantized)")
+pytestmark = pytest.mark.filterwarnings("ignore:(no architecture is given|nothing is (quantized|cast))")
 
 
 def by_program(*words):
@@ -46,6 +48,29 @@ def test_inspect_measure_and_formats_give_reports(checkpoint, tmp_path, weights)
     [measured] = nibble.measure(checkpoint, tmp_path / "out.safetensors")["tests"]
     assert 38 < measured["quantized"]["sqnr_db"] < 46
     assert {"nf4", "int8"} <= {codec["name"] for codec in nibble.formats()["codecs"]}
+
+
+def test_dequantize_gives_back_plain_weights(checkpoint, tmp_path, weights):
+    nibble.convert(checkpoint, tmp_path / "nf4.safetensors", to="nf4", no_double_quant=True)
+    nibble.dequantize(tmp_path / "nf4.safetensors", tmp_path / "plain.safetensors", to="fp32")
+    with nibble.open(tmp_path / "plain.safetensors") as tensors:
+        assert set(tensors) == set(weights)
+        name = "layers.0.weight"
+        assert np.array_equal(tensors[name], nibble.dequantize_nf4(nibble.quantize_nf4(weights[name])))
+
+
+def test_merge_adds_the_update(checkpoint, tmp_path, weights, write_checkpoint):
+    adapter, name = tmp_path / "adapter", "layers.0.weight"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
+    a, b = np.ones((2, 64), np.float32), np.ones((128, 2), np.float32)
+    parts = {f"base_model.model.layers.0.lora_{part}.weight": array for part, array in (("A", a), ("B", b))}
+    write_checkpoint(adapter / "adapter_model.safetensors", parts)
+    nibble.merge(checkpoint, adapter, tmp_path / "plain.safetensors", to="fp32")
+    with nibble.open(tmp_path / "plain.safetensors") as tensors:
+        np.testing.assert_allclose(tensors[name], weights[name] + 4 / 2 * (b @ a), rtol=1e-6)
+    [update] = nibble.merge(checkpoint, adapter, tmp_path / "nf4.safetensors", to="nf4")["updates"]
+    assert name in json.dumps(update) and 0.9 < update["cosine"] <= 1
 
 
 def test_a_path_that_looks_like_an_option_is_a_path(tmp_path, weights, write_checkpoint, monkeypatch):
@@ -184,6 +209,12 @@ def commands():
 
 def test_every_command_is_a_function():
     assert {name for name in commands() if callable(getattr(nibble, name, None))} == set(commands())
+
+
+def test_the_page_names_every_command():
+    page = (pathlib.Path(__file__).parents[3] / "docs/python.md").read_text()
+    [names] = re.findall(r"## Commands\n\n(.*?) are the commands", page, re.S)
+    assert set(re.findall(r"`(?:nibble\.)?(\w+)`", names)) == set(commands())
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
