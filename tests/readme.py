@@ -38,9 +38,12 @@ def commands(page):
 
 def build_package():
     """What `pip install .` would install. tests/package/wheel.sh does that itself."""
-    quiet = {"check": True, "cwd": ROOT, "stdout": subprocess.DEVNULL}
-    subprocess.run(["cmake", "--preset", "release", f"-DNIBBLE_PYTHON_WITH_TORCH={PYTHON}"], **quiet)
-    subprocess.run(["cmake", "--build", "--preset", "release", "--target", "nibble_c", "nibble_torch"], **quiet)
+    configure = ["cmake", "--preset", "release", f"-DNIBBLE_PYTHON_WITH_TORCH={PYTHON}"]
+    build = ["cmake", "--build", "--preset", "release", "--target", "nibble_c", "nibble_torch"]
+    for command in (configure, build):
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:  # ninja prints the compiler's errors to stdout
+            sys.exit(f"{done.stdout}error: exit code {done.returncode}: {shlex.join(command)}")
 
 
 def run(page, directory, environment):
