@@ -44,7 +44,7 @@ class ReportingDisplay final : public ProgressDisplay {
     const Conversion conversion{
         planned_->input(), options_.out,
         device != nullptr && device->chunks() > 0 ? std::optional(std::string(device->name())) : std::nullopt,
-        seconds.count()};
+        seconds.count(), options_.open != nullptr};
     std::string text;
     Json json;
     if (options_.json)

@@ -51,10 +51,16 @@ Json survival_json(const std::vector<UpdateSurvival>& tensors) {
 
 // Nothing is written over an input. The base is checked as that of every conversion.
 void check_adapter(const MergeOptions& options) {
-  std::error_code unknown;
-  if (std::filesystem::equivalent(options.out, options.adapter, unknown))
-    throw Error(Errc::usage, escaped(options.out),
-                fmt::format("the output is the adapter '{}'", escaped(options.adapter)));
+  const auto check = [&](const std::filesystem::path& input, const char* what) {
+    std::error_code unknown;
+    if (std::filesystem::equivalent(options.out, input, unknown))
+      throw Error(Errc::usage, escaped(options.out),
+                  fmt::format("the output is {} '{}'", what, escaped(options.adapter)));
+  };
+  check(options.adapter, "the adapter");
+  std::error_code unreadable;  // open_merged() says why
+  for (const auto& file : std::filesystem::directory_iterator(options.adapter, unreadable))
+    check(file.path(), "a file of the adapter");
 }
 
 void run(const CLI::App& command, MergeOptions& options, Terminal& terminal) {

@@ -189,7 +189,10 @@ std::string report_text(const Report& report, const Conversion& conversion) {
   const Findings& found = report.findings;
   const Totals &quantized = report.totals.quantized, &cast = report.totals.cast;
   if (is_exact(report)) {
-    text += quantized.tensors + cast.tensors == 0 ? "every weight is unchanged\n" : "every converted weight is exact\n";
+    if (quantized.tensors + cast.tensors > 0)
+      text += "every converted weight is exact\n";
+    else
+      text += conversion.computed ? "no weight was converted\n" : "every weight is unchanged\n";
   } else if (!report.worst.name.empty()) {
     text += fmt::format("SQNR of the {} weights: {}", to_string(report.totals.headlined()),
                         with_unit(report.totals.headline().error.sqnr_db()));

@@ -23,6 +23,7 @@ struct Conversion {
   std::string out;                    ///< as it was given
   std::optional<std::string> device;  ///< the name of the device that encoded something; the CPU if none did
   double seconds = 0;
+  bool computed = false;  ///< weights of `in` are not those of a file
 };
 [[nodiscard]] Json report_json(const Report& report, const Conversion& conversion);
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/files/directory.hpp"
@@ -103,6 +104,12 @@ void Adapter::add(std::size_t tensor) {
 void Adapter::check_complete() const {
   if (modules_.empty() && replacements_.empty())
     refuse(escaped(weights_->path().native()), "has no tensor that changes a model");
+  const bool needs_tokens =
+      std::ranges::any_of(config_.trainable_tokens(), [](const auto& t) { return !t.rows.empty(); });
+  if (needs_tokens &&
+      std::ranges::none_of(modules_, [](const auto& module) { return module.second.tokens.has_value(); }))
+    refuse(escaped(weights_->path().native()),
+           "has no trainable_tokens_delta, but trainable_token_indices is set in {}", AdapterConfig::file_name);
   for (const auto& [name, module] : modules_)
     for (const auto& [depth, low_rank] : module.low_rank) {
       const std::size_t any = low_rank.a           ? *low_rank.a

@@ -42,18 +42,23 @@ BaseNames::BaseNames(const TensorList& tensors, RoleFinder& roles) : tensors_(te
   first_components_.assign(first.begin(), first.end());
 }
 
-std::optional<std::size_t> BaseNames::find(const std::string& parameter) const {
-  if (const auto stored = stored_.find(parameter); stored != stored_.end()) return stored->second;
+std::vector<std::size_t> BaseNames::find_all(const std::string& parameter) const {
+  if (const auto stored = stored_.find(parameter); stored != stored_.end()) return {stored->second};
   if (const auto loaded = loaded_.find(parameter); loaded != loaded_.end() && loaded->second.size() == 1)
-    return loaded->second.front();
+    return loaded->second;
   // A model with a head has one component more than the model without.
-  std::optional<std::size_t> result;
+  std::vector<std::size_t> result;
   const auto look = [&](const std::string& name) {
-    if (const auto stored = stored_.find(name); stored != stored_.end() && !result) result = stored->second;
+    if (const auto stored = stored_.find(name); stored != stored_.end()) result.push_back(stored->second);
   };
   if (const std::size_t dot = parameter.find('.'); dot != std::string::npos) look(parameter.substr(dot + 1));
   for (const std::string& first : first_components_) look(first + parameter);
   return result;
+}
+
+std::optional<std::size_t> BaseNames::find(const std::string& parameter) const {
+  const auto all = find_all(parameter);
+  return all.size() == 1 ? std::optional(all.front()) : std::nullopt;
 }
 
 std::vector<ExpertMatrix> BaseNames::find_experts(const std::string& parameter) const {

@@ -25,7 +25,10 @@ class BaseNames {
  public:
   BaseNames(const TensorList& tensors, RoleFinder& roles);
 
-  /// The tensor that a parameter is stored as.
+  /// The tensors that a parameter may be stored as: several if it is not clear which one it is.
+  [[nodiscard]] std::vector<std::size_t> find_all(const std::string& parameter) const;
+
+  /// The tensor that a parameter is stored as; nothing if it is not clear which one it is.
   [[nodiscard]] std::optional<std::size_t> find(const std::string& parameter) const;
 
   /// The matrices that a parameter is made of, sorted by expert; empty if it is stored as one tensor.

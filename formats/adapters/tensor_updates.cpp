@@ -57,8 +57,11 @@ class UpdatePlanner {
                        to_string(base_.tensors[tensor].shape));
   }
 
-  // Says that the base has no such parameter.
+  // Says that the base has no such parameter, or several.
   [[noreturn]] void refuse_missing(std::size_t tensor, const std::string& parameter) const {
+    if (const auto all = names_.find_all(parameter); all.size() > 1)
+      refuse_tensor(tensor, "{} has several tensors that may be '{}': '{}' and '{}'", base_.label, printable(parameter),
+                    printable(base_.tensors.name(all[0])), printable(base_.tensors.name(all[1])));
     refuse_tensor(tensor, "{} has no tensor '{}'{}", base_.label, printable(parameter),
                   base_.tied ? ": its output layer may be tied to its embeddings" : "");
   }
@@ -73,6 +76,14 @@ class UpdatePlanner {
     TensorUpdate& update = updates_[tensor];
     update.tensor = tensor;
     return update;
+  }
+
+  // The same, of a base tensor that `tensor` changes.
+  TensorUpdate& change(std::size_t target, std::size_t tensor) {
+    if (const DType dtype = base_.tensors.dtype(target); !is_weight_type(dtype))
+      refuse_tensor(tensor, "'{}' of {} is of type {}, which cannot be updated", printable(base_.tensors.name(target)),
+                    base_.label, traits(dtype).name);
+    return update(target);
   }
 
   // ---- replacements, rows and biases
@@ -106,8 +117,9 @@ class UpdatePlanner {
     if (ours[0] != rows->rows.size()) refuse_tensor(tensor, "has {} rows for {} tokens", ours[0], rows->rows.size());
     if (const auto last = std::ranges::max_element(rows->rows); last != rows->rows.end() && *last >= theirs[0])
       refuse_tensor(tensor, "changes token {}, but {}", *last, described(target));
-    update(target).tokens = tensor;
-    update(target).token_rows = rows->rows;
+    TensorUpdate& of_tensor = change(target, tensor);
+    of_tensor.tokens = tensor;
+    of_tensor.token_rows = rows->rows;
   }
 
   void add_bias(const std::string& module, std::size_t tensor, double scale) {
@@ -116,8 +128,9 @@ class UpdatePlanner {
     if (!target) refuse_missing(tensor, parameter);
     if (tensors_[tensor].shape != base_.tensors[*target].shape)
       refuse_tensor(tensor, "is {}, but {}", to_string(tensors_[tensor].shape), described(*target));
-    update(*target).bias = tensor;
-    update(*target).bias_scale = scale;
+    TensorUpdate& of_tensor = change(*target, tensor);
+    of_tensor.bias = tensor;
+    of_tensor.bias_scale = scale;
   }
 
   // ---- factors
@@ -228,6 +241,12 @@ class UpdatePlanner {
     return {a[0], in, b[0]};
   }
 
+  // DoRA's magnitudes are those of the rows of one matrix.
+  void check_no_magnitude(const Adapter::LowRank& factors, const std::string& name) const {
+    if (factors.magnitude)
+      refuse_tensor(*factors.magnitude, "is of DoRA, which cannot be merged into the experts '{}'", printable(name));
+  }
+
   [[nodiscard]] LowRankUpdate low_rank(const Adapter::LowRank& factors, const FactorShape& shape, std::uint64_t experts,
                                        const std::string& name) const {
     LowRankUpdate update;
@@ -254,9 +273,6 @@ class UpdatePlanner {
                     printable(tensors_.name(*factors.b)), to_string(tensors_[*factors.b].shape), shape.out, shape.in,
                     described(target));
     };
-    if (!is_weight_type(base_.tensors.dtype(target)))
-      refuse_tensor(*factors.a, "'{}' of {} is of type {}, which cannot be updated",
-                    printable(base_.tensors.name(target)), base_.label, traits(base_.tensors.dtype(target)).name);
     MatrixShape matrix;
     if (a.size() > 2 && a.size() == w.size() && std::equal(a.begin() + 1, a.end(), w.begin() + 1))
       matrix = {1, w[0], shape.in};
@@ -264,19 +280,25 @@ class UpdatePlanner {
       matrix = {w.size() == 3 ? w[0] : 1, w[w.size() - 2], w.back()};
     const bool straight = matrix.is(shape.out, shape.in), across = matrix.is(shape.in, shape.out);
     if ((!straight && !across) || matrix.experts == 0) mismatch();
+    if (matrix.experts > 1) check_no_magnitude(factors, name);
     LowRankUpdate result = low_rank(factors, shape, matrix.experts, name);
     result.transposed = straight && across ? is_transposed(target, factors, name) : across;
     if (factors.embedding ? !result.transposed : result.transposed && !may_be_transposed(target, a)) mismatch();
-    TensorUpdate& of_tensor = update(target);
+    TensorUpdate& of_tensor = change(target, *factors.a);
     if (of_tensor.low_rank)
       refuse_tensor(*factors.a, "updates '{}' of {}, and so does '{}'", printable(base_.tensors.name(target)),
                     base_.label, printable(tensors_.name(of_tensor.low_rank->a)));
     of_tensor.low_rank = result;
   }
 
+  // A guess does not tell a linear layer from a Conv1D.
+  [[nodiscard]] Role known_role(std::size_t target) const {
+    return base_.guessed ? Role::unknown : names_.role(target);
+  }
+
   // Linear layers and convolutions store [out, in].
   [[nodiscard]] bool may_be_transposed(std::size_t target, const Shape& a) const {
-    const Role role = names_.role(target);
+    const Role role = known_role(target);
     const bool is_linear = role == Role::linear || role == Role::output_embeddings || role == Role::kept;
     return a.size() == 2 && !is_linear;
   }
@@ -286,9 +308,9 @@ class UpdatePlanner {
     if (factors.embedding) return true;
     if (tensors_[*factors.a].shape.size() > 2) return false;
     const std::size_t dimensions = base_.tensors.shape(target).size();
-    if (dimensions == 2 && names_.role(target) == Role::conv1d)
+    if (dimensions == 2 && known_role(target) == Role::conv1d)
       return base_.turned_conv1d.empty() || !base_.turned_conv1d[target];
-    if (dimensions == 2) return names_.role(target) == Role::unknown && adapter_.config().fan_in_fan_out();
+    if (dimensions == 2) return known_role(target) == Role::unknown && adapter_.config().fan_in_fan_out();
     // The experts of one module are all stored in the same way, and gate and up together are not square.
     const auto gate_up = names_.find(name.substr(0, name.rfind('.') + 1) + "gate_up_proj");
     const auto sides = gate_up ? base_.tensors.shape(*gate_up) : std::span<const std::uint64_t>();
@@ -302,6 +324,7 @@ class UpdatePlanner {
                    const std::string& parameter) {
     const FactorShape shape = factor_shape(factors);
     const std::uint64_t experts = matrices.back().expert + 1;
+    check_no_magnitude(factors, parameter);
     LowRankUpdate result = low_rank(factors, shape, experts, parameter);
     std::uint64_t next_expert = 0, out = 0;
     const auto end_expert = [&] {
@@ -319,7 +342,7 @@ class UpdatePlanner {
       result.expert = matrix.expert;
       result.first_out = out;
       out += sides[0];
-      update(matrix.tensor).low_rank = result;
+      change(matrix.tensor, *factors.a).low_rank = result;
     }
     end_expert();
   }

@@ -49,6 +49,7 @@ struct AdapterBase {
   const TensorList& tensors;
   RoleFinder& roles;
   bool tied = false;                ///< the output layer is the input embedding
+  bool guessed = false;             ///< roles are guessed from names and shapes: the architecture is not known
   std::vector<bool> turned_conv1d;  ///< Conv1D weights that are stored as [out, in]; empty: none
 };
 

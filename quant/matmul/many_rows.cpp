@@ -17,8 +17,8 @@ namespace nibble::matmul {
 namespace {
 
 // A tile of sums has 512 KiB, one of x 128 KiB, one of the weight 256 KiB: an L2 cache of 1 MiB holds them. The bytes
-// of a result depend on tile_words and on nothing else here: the sums of so many words are added up one after the
-// other.
+// of a result depend on tile_words and on nothing else here: the sums of so many words at most are added up one after
+// the other (tile.cpp takes fewer).
 constexpr std::size_t tile_rows = 256, tile_columns = max_rounded_columns, tile_words = 128;
 constexpr std::size_t max_depth = 2 * tile_words;
 

@@ -29,12 +29,12 @@ void read_as_floats(const Reader& reader, std::size_t tensor, std::uint64_t firs
   }
 }
 
-// Calls f(i, value) for all numbers of a tensor of an adapter.
-template <class F> void for_each_value(const Reader& reader, std::size_t tensor, F&& f) {
-  const std::uint64_t elements = element_count(reader.tensors().shape(tensor));
+// Calls f(i, value) for the numbers [first, end) of a tensor of an adapter.
+template <class F>
+void for_each_value(const Reader& reader, std::size_t tensor, std::uint64_t first, std::uint64_t end, F&& f) {
   std::array<float, tile_weights> tile;
-  for (std::uint64_t first = 0; first < elements; first += tile_weights) {
-    const auto values = std::span(tile).first(std::min<std::uint64_t>(tile_weights, elements - first));
+  for (; first < end; first += tile_weights) {
+    const auto values = std::span(tile).first(std::min<std::uint64_t>(tile_weights, end - first));
     read_as_floats(reader, tensor, first, values);
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (!std::isfinite(values[i]))
@@ -47,7 +47,7 @@ template <class F> void for_each_value(const Reader& reader, std::size_t tensor,
 
 std::vector<float> adapter_values(const Reader& reader, std::size_t tensor) {
   std::vector<float> values(element_count(reader.tensors().shape(tensor)));
-  for_each_value(reader, tensor, [&](std::uint64_t i, float value) { values[i] = value; });
+  for_each_value(reader, tensor, 0, values.size(), [&](std::uint64_t i, float value) { values[i] = value; });
   return values;
 }
 
@@ -55,11 +55,13 @@ std::vector<float> adapter_values(const Reader& reader, std::size_t tensor) {
 struct Sides {
   std::uint64_t experts, rows, columns;
 };
-Sides sides_of(const TensorUpdate& update, const Shape& shape) {
+Sides sides_of(const Adapter& adapter, const TensorUpdate& update, const Shape& shape) {
   const std::uint64_t elements = element_count(shape);
   if (shape.empty() || elements == 0) return {1, 1, elements};
-  if (!update.low_rank || update.low_rank->experts == 1 || update.low_rank->expert)
-    return {1, shape[0], elements / shape[0]};
+  // The factor of a kernel has as many dimensions as the kernel.
+  const bool has_experts =
+      update.low_rank && shape.size() == 3 && adapter.weights().tensors().shape(update.low_rank->a).size() == 2;
+  if (!has_experts) return {1, shape[0], elements / shape[0]};
   return {shape[0], shape[1], elements / (shape[0] * shape[1])};
 }
 
@@ -76,7 +78,7 @@ double sum_of_squares(std::span<const float> values) {
 
 TensorMerge::TensorMerge(const Adapter& adapter, const TensorUpdate& update, const Shape& shape)
     : adapter_(adapter), update_(update) {
-  const Sides sides = sides_of(update, shape);
+  const Sides sides = sides_of(adapter, update, shape);
   rows_ = sides.experts * sides.rows;
   columns_ = sides.columns;
   if (update.low_rank) {
@@ -94,7 +96,7 @@ TensorMerge::TensorMerge(const Adapter& adapter, const TensorUpdate& update, con
 }
 
 std::uint64_t TensorMerge::memory_bytes(const Adapter& adapter, const TensorUpdate& update, const Shape& shape) {
-  const Sides sides = sides_of(update, shape);
+  const Sides sides = sides_of(adapter, update, shape);
   std::uint64_t bytes = 0;
   const auto add = [&](std::optional<std::size_t> tensor) {
     if (tensor) bytes += element_count(adapter.weights().tensors().shape(*tensor)) * sizeof(float);
@@ -112,25 +114,24 @@ std::uint64_t TensorMerge::memory_bytes(const Adapter& adapter, const TensorUpda
 void TensorMerge::read_factors() {
   const LowRankUpdate& update = *update_.low_rank;
   const Reader& reader = adapter_.weights();
-  const std::uint64_t own_rows = update.expert ? rows_ : 0;
   const auto own = [&](std::uint64_t expert) { return update.expert ? 0 : expert; };
   const auto is_own = [&](std::uint64_t expert) { return !update.expert || *update.expert == expert; };
 
   const std::uint64_t in = update.transposed ? rows_ / update.experts : columns_;
-  for_each_value(reader, update.a, [&](std::uint64_t i, float value) {
-    const std::uint64_t expert = i / in / update.rank, k = i / in % update.rank, column = i % in;
-    if (!is_own(expert)) return;
+  const std::uint64_t first_expert = update.expert.value_or(0);
+  const std::uint64_t end_expert = update.expert ? first_expert + 1 : update.experts;
+  const std::uint64_t size = update.rank * in;  // of one expert's A
+  for_each_value(reader, update.a, first_expert * size, end_expert * size, [&](std::uint64_t i, float value) {
+    const std::uint64_t expert = i / size, k = i / in % update.rank, column = i % in;
     (update.transposed ? product_->left(own(expert), column, k) : product_->right(own(expert), k, column)) = value;
   });
-  for_each_value(reader, update.b, [&](std::uint64_t i, float value) {
-    const std::uint64_t width = update.rank * update.experts;
+  const std::uint64_t width = update.rank * update.experts, first_out = update.expert ? update.first_out : 0;
+  const std::uint64_t all_out = element_count(reader.tensors().shape(update.b)) / width;
+  const std::uint64_t end_out = update.expert ? first_out + rows_ : all_out;
+  for_each_value(reader, update.b, first_out * width, end_out * width, [&](std::uint64_t i, float value) {
     const std::uint64_t expert = i % width % update.experts, k = i % width / update.experts;
-    std::uint64_t out = i / width;
+    const std::uint64_t out = i / width - first_out;
     if (!is_own(expert)) return;
-    if (update.expert) {
-      if (out < update.first_out || out >= update.first_out + own_rows) return;
-      out -= update.first_out;
-    }
     (update.transposed ? product_->right(own(expert), k, out) : product_->left(own(expert), out, k)) = value;
   });
 }

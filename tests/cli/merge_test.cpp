@@ -50,6 +50,10 @@ TEST_F(MergeCommand, TakesTheOptionsOfConvert) {
   EXPECT_THAT(merge("out.safetensors").err, HasSubstr("--to is required"));
 }
 
+TEST_F(MergeCommand, MergedWeightsAreNotUnchanged) {
+  EXPECT_THAT(merge("out.safetensors --to fp32").out, HasSubstr("\nno weight was converted\n"));
+}
+
 TEST_F(MergeCommand, NothingIsWrittenOverTheAdapter) {
   root.write("both/model.safetensors", test::read_file(root.path() / "base.safetensors"));
   root.write("both/adapter_config.json", test::read_file(root.path() / "adapter/adapter_config.json"));
@@ -58,6 +62,9 @@ TEST_F(MergeCommand, NothingIsWrittenOverTheAdapter) {
   const test::Outcome done = test::run_program(root.path(), "merge base both ./both/ --to bf16 --overwrite");
   EXPECT_EQ(done.code, 2);
   EXPECT_EQ(done.err, "error: ./both/: the output is the adapter 'both'\n");
+  const test::Outcome file = merge("adapter/adapter_model.safetensors --to bf16 --overwrite");
+  EXPECT_EQ(file.code, 2);
+  EXPECT_EQ(file.err, "error: adapter/adapter_model.safetensors: the output is a file of the adapter 'adapter'\n");
 }
 
 TEST_F(MergeCommand, AnAdapterIsNoModelAndAModelNoAdapter) {

@@ -18,7 +18,8 @@ std::vector<TensorUpdate> updates_of(const Adapter& adapter, const PlainReader& 
   const TensorList& tensors = base.tensors();
   const auto roles = base.architecture().empty() ? make_role_finder_by_name(tensors)
                                                  : make_role_finder(base.architecture(), tensors, base.is_tied());
-  return plan_updates(adapter, {escaped(base.path().native()), tensors, *roles, base.is_tied()});
+  return plan_updates(adapter,
+                      {escaped(base.path().native()), tensors, *roles, base.is_tied(), base.architecture().empty()});
 }
 
 }  // namespace

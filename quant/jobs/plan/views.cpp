@@ -118,6 +118,8 @@ CutTensors::CutTensors(const StoredWeights& in, RoleFinder& finder) {
       };
       if (number != cut.slices.size())
         fail(fmt::format("'{}' is missing", printable(slice_name(name, cut.slices.size()))));
+      if (!is_weight_type(slice.stored.info.dtype))
+        fail(fmt::format("it is of type {}, which holds no weights", traits(slice.stored.info.dtype).name));
       if (slice.stored.info.shape != first.shape)
         fail(fmt::format("it is {}, and '{}' is {}", to_string(slice.stored.info.shape), printable(first.name),
                          to_string(first.shape)));

@@ -101,6 +101,9 @@ TEST(Adapter, RefusesIncompleteAndContradictoryTensors) {
               EndsWith("is of DoRA, but use_dora is not set in adapter_config.json"));
   EXPECT_THAT(refusal(AdapterMaker(R"("use_dora":true)").add_low_rank("q", 4, 4, 2)),
               EndsWith("use_dora is set, but 'q' has no lora_magnitude_vector"));
+  EXPECT_THAT(refusal(AdapterMaker(R"("trainable_token_indices":[1])").add_low_rank("q", 4, 4, 2)),
+              EndsWith("has no trainable_tokens_delta, but trainable_token_indices is set in adapter_config.json"));
+  EXPECT_EQ(refusal(AdapterMaker(R"("trainable_token_indices":[])").add_low_rank("q", 4, 4, 2)), "");
   EXPECT_THAT(refusal(AdapterMaker().add_low_rank("q", 4, 4, 2).add("q.lora_B.bias", {4})),
               EndsWith("is a bias, but lora_bias is not set in adapter_config.json"));
   EXPECT_THAT(refusal(AdapterMaker(R"("lora_bias":true)").add_low_rank("q", 4, 4, 2)),

@@ -20,7 +20,8 @@ using testing::HasSubstr;
 class Base {
  public:
   Base(std::initializer_list<TensorInfo> tensors, std::string_view architecture = "")
-      : tensors_(tensors),
+      : guessed(architecture.empty()),
+        tensors_(tensors),
         roles_(architecture.empty() ? make_role_finder_by_name(tensors_)
                                     : make_role_finder(architecture, tensors_, false)) {}
 
@@ -28,6 +29,7 @@ class Base {
     AdapterBase base{"base", tensors_, *roles_};
     base.turned_conv1d = turned;
     base.tied = tied;
+    base.guessed = guessed;
     return plan_updates(adapter, base);
   }
   [[nodiscard]] std::string refusal(AdapterMaker& maker) const {
@@ -36,7 +38,7 @@ class Base {
   }
 
   std::vector<bool> turned;
-  bool tied = false;
+  bool tied = false, guessed;
 
  private:
   TensorList tensors_;
@@ -101,6 +103,19 @@ TEST(TensorUpdates, UnknownSquareLayersFollowTheSetting) {
     const Adapter adapter =
         AdapterMaker(fan ? R"("r":2,"fan_in_fan_out":true)" : R"("r":2)").add_low_rank("blocks.0.mix", 8, 8, 2).make();
     EXPECT_EQ(base.plan(adapter)[0].low_rank->transposed, fan);
+  }
+}
+
+TEST(TensorUpdates, LayersOfUnknownArchitecturesFollowTheSetting) {
+  const Base base({weight("h.0.c_proj.weight", {8, 8}), weight("h.0.c_attn.weight", {8, 24})});
+  for (const bool fan : {false, true}) {
+    const Adapter adapter = AdapterMaker(fan ? R"("r":2,"fan_in_fan_out":true)" : R"("r":2)")
+                                .add_low_rank("h.0.c_proj", 8, 8, 2)
+                                .add_low_rank("h.0.c_attn", 24, 8, 2)
+                                .make();
+    const auto updates = base.plan(adapter);
+    EXPECT_EQ(updates[0].low_rank->transposed, fan);
+    EXPECT_TRUE(updates[1].low_rank->transposed);
   }
 }
 
@@ -178,6 +193,12 @@ TEST(TensorUpdates, TheBaseMayHaveAnotherFirstComponent) {
   const Adapter shorter =
       AdapterMaker(R"("r":2)").add_low_rank("layers.0.self_attn.q_proj", 64, 64, 2).add("norm.weight", {64}).make();
   EXPECT_EQ(llama().plan(shorter).size(), 2u);
+}
+
+TEST(TensorUpdates, SeveralFirstComponentsAreRefused) {
+  const Base base({weight("a.l.weight", {8, 8}), weight("b.l.weight", {8, 8})});
+  EXPECT_THAT(base.refusal(AdapterMaker(R"("r":2)").add_low_rank("l", 8, 8, 2)),
+              EndsWith("base has several tensors that may be 'l.weight': 'a.l.weight' and 'b.l.weight'"));
 }
 
 TEST(TensorUpdates, TheBaseMayStoreOtherNames) {
@@ -274,6 +295,26 @@ TEST(TensorUpdates, ExpertsThatAreStoredOneByOne) {
         }),
         EndsWith("the shapes of the updates of 'model.layers.0.mlp.experts' fit none of its parameters in base"));
   }
+}
+
+TEST(TensorUpdates, ExpertsWithDora) {
+  const auto adapter = [](std::uint64_t experts) {
+    AdapterMaker maker(R"("r":1,"use_dora":true,"target_parameters":["down_proj"])");
+    maker.add("model.layers.0.mlp.experts.lora_A.weight", {experts, 10});
+    maker.add("model.layers.0.mlp.experts.lora_B.weight", {8, experts});
+    maker.add("model.layers.0.mlp.experts.lora_magnitude_vector", {8});
+    return maker;
+  };
+  const std::string refused =
+      "lora_magnitude_vector': is of DoRA, which cannot be merged into the experts "
+      "'model.layers.0.mlp.experts.down_proj'";
+  const Base fused({weight("model.layers.0.mlp.experts.down_proj", {2, 8, 10})});
+  const Base one_by_one({weight("model.layers.0.mlp.experts.0.down_proj.weight", {8, 10}),
+                         weight("model.layers.0.mlp.experts.1.down_proj.weight", {8, 10})},
+                        "Qwen3MoeForCausalLM");
+  AdapterMaker of_two = adapter(2), of_both = adapter(2);
+  EXPECT_THAT(fused.refusal(of_two), EndsWith(refused));
+  EXPECT_THAT(one_by_one.refusal(of_both), EndsWith(refused));
 }
 
 TEST(TensorUpdates, UpdatesOfExpertsThatCannotBeAssigned) {
@@ -374,6 +415,23 @@ TEST(TensorUpdates, TypesThatCannotBeUpdated) {
               EndsWith("'w.weight' of base is of type I32, which cannot be updated"));
   EXPECT_THAT(base.refusal(AdapterMaker().add("w.weight", {4, 4})),
               EndsWith("is of type F32, but 'w.weight' of base is of type I32"));
+  const Base bias({weight("w.weight", {4, 4}), {"w.bias", DType::i64, {4}}});
+  EXPECT_THAT(
+      bias.refusal(AdapterMaker(R"("r":2,"lora_bias":true)").add_low_rank("w", 4, 4, 2).add("w.lora_B.bias", {4})),
+      EndsWith("'w.bias' of base is of type I64, which cannot be updated"));
+  const Base rows({{"wte.weight", DType::i64, {9, 4}}});
+  EXPECT_THAT(
+      rows.refusal(
+          AdapterMaker(R"("trainable_token_indices":[1])").add("wte.token_adapter.trainable_tokens_delta", {1, 4})),
+      EndsWith("'wte.weight' of base is of type I64, which cannot be updated"));
+  const std::string experts = "model.layers.0.mlp.experts.";
+  const Base expert(
+      {{experts + "0.down_proj.weight", DType::i64, {8, 10}}, weight(experts + "1.down_proj.weight", {8, 10})},
+      "Qwen3MoeForCausalLM");
+  EXPECT_THAT(expert.refusal(AdapterMaker(R"("r":1,"target_parameters":["down_proj"])")
+                                 .add("model.layers.0.mlp.experts.lora_A.weight", {2, 10})
+                                 .add("model.layers.0.mlp.experts.lora_B.weight", {8, 2})),
+              EndsWith("down_proj.weight' of base is of type I64, which cannot be updated"));
 }
 
 TEST(TensorUpdates, TwoNamesOfOneTensor) {

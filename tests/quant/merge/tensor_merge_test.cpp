@@ -130,23 +130,24 @@ TEST(TensorMerge, DoraScalesWhatBelongsToAnOutput) {
 
 // A [experts * rank, in], B [out, rank * experts]: peft numbers the columns of B by rank first.
 TEST(TensorMerge, FusedExperts) {
-  constexpr std::size_t experts = 3, rank = 2, in = 10, out = 6;
-  for (const bool transposed : {false, true}) {
-    Merge merge(AdapterMaker().add_low_rank("e", out, in, experts * rank),
-                transposed ? Shape{experts, in, out} : Shape{experts, out, in});
-    merge.find_factors(rank, transposed, experts);
-    const std::vector<float> a = merge.a(), b = merge.b(), merged = merge.merged();
-    for (std::size_t e = 0; e < experts; ++e)
-      for (std::size_t o = 0; o < out; ++o)
-        for (std::size_t i = 0; i < in; ++i) {
-          const std::size_t at = e * in * out + (transposed ? i * out + o : o * in + i);
-          double expected = static_cast<double>(merge.base[at]);
-          for (std::size_t k = 0; k < rank; ++k)
-            expected += 0.75 * static_cast<double>(b[o * rank * experts + k * experts + e]) *
-                        static_cast<double>(a[(e * rank + k) * in + i]);
-          EXPECT_NEAR(static_cast<double>(merged[at]), expected, 1e-6);
-        }
-  }
+  constexpr std::size_t rank = 2, in = 10, out = 6;
+  for (const std::size_t experts : {1, 3})
+    for (const bool transposed : {false, true}) {
+      Merge merge(AdapterMaker().add_low_rank("e", out, in, experts * rank),
+                  transposed ? Shape{experts, in, out} : Shape{experts, out, in});
+      merge.find_factors(rank, transposed, experts);
+      const std::vector<float> a = merge.a(), b = merge.b(), merged = merge.merged();
+      for (std::size_t e = 0; e < experts; ++e)
+        for (std::size_t o = 0; o < out; ++o)
+          for (std::size_t i = 0; i < in; ++i) {
+            const std::size_t at = e * in * out + (transposed ? i * out + o : o * in + i);
+            double expected = static_cast<double>(merge.base[at]);
+            for (std::size_t k = 0; k < rank; ++k)
+              expected += 0.75 * static_cast<double>(b[o * rank * experts + k * experts + e]) *
+                          static_cast<double>(a[(e * rank + k) * in + i]);
+            EXPECT_NEAR(static_cast<double>(merged[at]), expected, 1e-6);
+          }
+    }
 }
 
 TEST(TensorMerge, OneOfTheExpertsIsThatPartOfAll) {

@@ -93,6 +93,20 @@ TEST(Merge, AnyRangeIsThatPartOfAll) {
   EXPECT_TRUE(std::equal(shifted.begin(), shifted.end(), all.begin() + 999 * sizeof(float)));
 }
 
+// Only where the architecture is known does the name of a square layer say how it is stored.
+TEST(Merge, FanInFanOutDecidesIfTheArchitectureIsNotKnown) {
+  const auto merge = [](bool is_known, const std::string& fan_in_fan_out) {
+    auto in = std::make_unique<MemoryReader>();
+    if (is_known) in->set_architecture("LlamaForCausalLM", false);
+    in->add_normal(layer + "q_proj.weight", DType::f32, {8, 8});
+    AdapterMaker maker(R"("r":2,"fan_in_fan_out":)" + fan_in_fan_out);
+    maker.add_low_rank(layer + "q_proj", 8, 8, 2);
+    return bytes_of(*merged(std::move(in), maker.make()), 0);
+  };
+  EXPECT_EQ(merge(true, "true"), merge(true, "false"));
+  EXPECT_NE(merge(false, "true"), merge(false, "false"));
+}
+
 // What a plan keeps has the base's type, and so has config.json.
 TEST(Merge, KeptTensorsHaveTheTypeOfTheBase) {
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {

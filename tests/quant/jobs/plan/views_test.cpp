@@ -1,7 +1,9 @@
 #include "quant/jobs/plan/views.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
 
 namespace nibble::views_test {
@@ -94,6 +96,19 @@ TEST(Views, MatricesAreFoundAgain) {
   EXPECT_EQ(cut.find(10), whole);
   EXPECT_EQ(cut.find(11), nullptr);
   EXPECT_EQ(cut.find(12), nullptr);
+}
+
+TEST(Views, MatricesOfOtherTypesAreRefused) {
+  MemoryReader in;
+  in.set_architecture("GptOssForCausalLM", false);
+  in.set_quant_method("nibble");
+  const std::string experts = "model.layers.0.mlp.experts.";
+  in.add_normal(experts + "0.down_proj.weight", DType::bf16, {2, 4});
+  in.add({experts + "1.down_proj.weight", DType::i64, {2, 4}}, std::vector<std::byte>(64));
+  const StoredWeights stored(in);
+  EXPECT_THAT(test::error_of([&] { (void)CutTensors(stored, *roles_of(stored).finder); }),
+              testing::HasSubstr("tensor 'model.layers.0.mlp.experts.1.down_proj.weight' is an expert, cut out of "
+                                 "'model.layers.0.mlp.experts.down_proj' by nibble, but it is of type I64"));
 }
 
 TEST(Views, PlacesAreThoseOfTheArchitecture) {
