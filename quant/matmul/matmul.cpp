@@ -18,12 +18,11 @@ namespace {
 std::size_t rows_of(DType dtype, std::span<const std::byte> x, std::size_t columns, const char* name) {
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16)
     throw Error(Errc::usage, fmt::format("{}: is {}, not F32, BF16 or F16", name, traits(dtype).name));
-  if (columns == 0) throw Error(Errc::usage, fmt::format("{}: its rows are empty, so their number is not known", name));
   const std::size_t row_bytes = columns * (traits(dtype).bits / 8);
-  if (x.size() % row_bytes != 0)
+  if (row_bytes == 0 ? !x.empty() : x.size() % row_bytes != 0)
     throw Error(Errc::usage,
                 fmt::format("{}: has {} bytes, which are not whole rows of {}", name, x.size(), row_bytes));
-  return x.size() / row_bytes;
+  return row_bytes == 0 ? 0 : x.size() / row_bytes;
 }
 
 void check_bytes(const char* name, std::size_t bytes, std::size_t expected) {
