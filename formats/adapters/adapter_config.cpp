@@ -29,7 +29,8 @@ constexpr std::array<std::string_view, 21> harmless_fields{
 constexpr std::array<std::string_view, 4> additive_inits{"gaussian", "eva", "orthogonal", "mica"};
 
 bool is_field_off(const Json& value) {
-  return value.is_null() || value == false || value == "" || (value.is_structured() && value.empty());
+  if (value.is_string()) return value.get_ref<const std::string&>().empty();
+  return value.is_null() || value == false || (value.is_structured() && value.empty());
 }
 
 // For messages: short values as they are.

@@ -41,7 +41,7 @@ class UpdatePlanner {
     }
     std::vector<TensorUpdate> updates;
     updates.reserve(updates_.size());
-    for (auto& [tensor, update] : updates_) updates.push_back(std::move(update));
+    for (const auto& [tensor, update] : updates_) updates.push_back(update);
     return updates;
   }
 

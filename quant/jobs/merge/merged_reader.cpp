@@ -18,14 +18,14 @@ std::vector<TensorUpdate> updates_of(const Adapter& adapter, const PlainReader& 
   const TensorList& tensors = base.tensors();
   const auto roles = base.architecture().empty() ? make_role_finder_by_name(tensors)
                                                  : make_role_finder(base.architecture(), tensors, base.is_tied());
-  return plan_updates(adapter,
-                      {escaped(base.path().native()), tensors, *roles, base.is_tied(), base.architecture().empty()});
+  const bool guessed = base.architecture().empty();
+  return plan_updates(adapter, {escaped(base.path().native()), tensors, *roles, base.is_tied(), guessed, {}});
 }
 
 }  // namespace
 
 MergedReader::MergedReader(std::unique_ptr<const PlainReader> base, Adapter adapter)
-    : DerivedReader(*base),
+    : DerivedReader(static_cast<const Reader&>(*base)),  // not its copy constructor
       base_(std::move(base)),
       adapter_(std::move(adapter)),
       updates_(updates_of(adapter_, *base_)) {
