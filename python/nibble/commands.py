@@ -116,7 +116,7 @@ def run(command: str, *arguments: Path, progress: Progress | None = None, **opti
 
 
 def _run(command: str, arguments: Sequence[Path], progress: Progress | None, options: dict[str, Any]) -> dict[str, Any]:
-    """Is called by a function that the user has called: that is whom warnings name."""
+    """run() without its signature. A warning names the line that called the caller of this function."""
     words = [command, *arguments_of(options), "--", *map(text_of, arguments)]
     job = Job(words, progress)
     job.run_interruptibly() if threading.current_thread() is threading.main_thread() else job.run()
