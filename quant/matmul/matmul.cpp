@@ -14,7 +14,7 @@
 namespace nibble::matmul {
 namespace {
 
-// m, or an error.
+// The number of rows, or an error. Rows of no columns have no bytes: 0.
 std::size_t rows_of(DType dtype, std::span<const std::byte> x, std::size_t columns, const char* name) {
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16)
     throw Error(Errc::usage, fmt::format("{}: is {}, not F32, BF16 or F16", name, traits(dtype).name));
@@ -32,8 +32,11 @@ void check_bytes(const char* name, std::size_t bytes, std::size_t expected) {
 Operands operands_of(const Weight& weight, bool transposed, DType dtype, std::span<const std::byte> x,
                      std::span<const std::byte> bias, std::span<std::byte> y) {
   const std::size_t depth = transposed ? weight.k() : weight.n(), columns = transposed ? weight.n() : weight.k();
-  const std::size_t m = rows_of(dtype, x, depth, transposed ? "x" : "dy"), bytes = traits(dtype).bits / 8;
-  check_bytes(transposed ? "y" : "dx", y.size(), m * columns * bytes);
+  const char* const result = transposed ? "y" : "dx";
+  std::size_t m = rows_of(dtype, x, depth, transposed ? "x" : "dy");
+  if (depth == 0) m = rows_of(dtype, y, columns, result);  // of sums over nothing
+  const std::size_t bytes = traits(dtype).bits / 8;
+  check_bytes(result, y.size(), m * columns * bytes);
   if (!bias.empty()) check_bytes("bias", bias.size(), columns * bytes);
   return {dtype, m, x, bias, y};
 }

@@ -329,5 +329,40 @@ TEST(Matmul, WrongSizesAreNamed) {
   EXPECT_EQ(error_of([&] { linear_dx(plain.weight, DType::f32, out, out); }), "dx: has 24 bytes, not 512");
 }
 
+// Sums over nothing are 0, and the bias is left.
+TEST(Matmul, WeightsWithoutColumnsOrRows) {
+  constexpr std::size_t n = 5;
+  const std::vector<float> absmax(n, 1.0F);
+  FourBitWeight four_bit;
+  Int8Weight int8;
+  four_bit.n = int8.n = n;
+  int8.absmax = absmax;
+  const std::array<float, n> bias{1, 2, 3, 4, 5};
+  for (const std::size_t m : {0, 1, 3, 40})
+    for (const bool has_bias : {false, true}) {
+      const auto bytes = has_bias ? std::as_bytes(std::span(bias)) : std::span<const std::byte>();
+      std::vector<float> expected(m * n), y(m * n, 7), y_int8(m * n, 7);
+      for (std::size_t i = 0; has_bias && i < m * n; ++i) expected[i] = bias[i % n];
+      linear(four_bit, DType::f32, {}, bytes, std::as_writable_bytes(std::span(y)));
+      linear(int8, DType::f32, {}, bytes, std::as_writable_bytes(std::span(y_int8)));
+      EXPECT_EQ(y, expected) << m;
+      EXPECT_EQ(y_int8, expected) << m;
+      linear_dx(four_bit, DType::f32, std::as_bytes(std::span(y)), {});
+    }
+  FourBitWeight no_rows;
+  Int8Weight no_rows_int8;
+  no_rows.k = no_rows_int8.k = 64;
+  std::vector<float> dx(3 * 64, 7), dx_int8 = dx;
+  linear_dx(no_rows, DType::f32, {}, std::as_writable_bytes(std::span(dx)));
+  linear_dx(no_rows_int8, DType::f32, {}, std::as_writable_bytes(std::span(dx_int8)));
+  EXPECT_EQ(dx, std::vector<float>(3 * 64));
+  EXPECT_EQ(dx_int8, dx);
+  std::vector<float> part(7);
+  EXPECT_EQ(error_of([&] { linear(four_bit, DType::f32, {}, {}, std::as_writable_bytes(std::span(part))); }),
+            "y: has 28 bytes, which are not whole rows of 20");
+  EXPECT_EQ(error_of([&] { linear(four_bit, DType::f32, std::as_bytes(std::span(part)), {}, {}); }),
+            "x: has 28 bytes, which are not whole rows of 0");
+}
+
 }  // namespace
 }  // namespace nibble::matmul
