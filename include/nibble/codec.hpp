@@ -44,11 +44,14 @@ class Decoder {
   virtual ~Decoder() = default;
 
   /// Decodes the weights [first, first + out.size()) from the bytes they take among the codes; `first` is a multiple of
-  /// 4096, or of a blocksize or row if that is less.
+  /// step().
   virtual void decode(std::uint64_t first, std::span<const std::byte> codes, std::span<float> out) const = 0;
 
   /// The same to F32, BF16 or F16, rounded to nearest even. `out` needs no alignment.
   virtual void decode(std::uint64_t first, std::span<const std::byte> codes, DType to, std::span<std::byte> out) const;
+
+  /// A divisor of 4096.
+  [[nodiscard]] virtual std::uint64_t step() const noexcept { return 1; }
 
  private:
   /// Bytes that n weights take among the codes; n as for Codec::code_bytes().

@@ -24,8 +24,9 @@ struct ConversionMemory {
   unsigned threads = 0;
   std::size_t tokens = 0;         ///< batches in flight
   std::size_t behind = 0;         ///< encoded batches being written to the disk; 0: a batch is in flight until written
-  std::uint64_t chunk_bytes = 0;  ///< of the source, read at once; for transposed tensors 8 times that
-  std::uint64_t batch_bytes = 0;  ///< largest encoded size of a batch, about; a batch has at least one chunk
+  std::uint64_t chunk_bytes = 0;  ///< of the source, read at once; for transposed tensors so many times that:
+  std::uint64_t transposed_chunk = 1;
+  std::uint64_t batch_bytes = 0;    ///< largest encoded size of a batch, about; a batch has at least one chunk
   std::uint64_t scratch_bytes = 0;  ///< that encoders may keep in memory at a time; beyond that they use a file
   std::uint64_t spare_bytes = 0;    ///< the same again, so that memory need not be freed in between; 0: no room for it
   std::uint64_t total_bytes = 0;    ///< the sum of all this; a device's driver takes more

@@ -7,15 +7,14 @@
 
 namespace nibble {
 
-/// A transposed tensor is gathered from all of its rows on disk: larger chunks read longer stretches of each.
-inline constexpr std::uint64_t transposed_chunk = 8;
-
 /// Chooses the size and the number of batches such that
 ///
 ///   program + names + threads x (chunk + queue) + (tokens + behind) x encoded batch + scratch <= max_memory
 ///
 /// where scratch is twice the largest Quantizer::scratch_bytes(), or once, or the memory that is left; a file takes the
-/// rest. Throws Error(no_space), which says how much is needed, if even the smallest batches do not fit.
+/// rest. A transposed tensor is gathered from all of its rows on disk, and larger chunks read longer stretches of each:
+/// there, a chunk is 8 to 32 times as large. Throws Error(no_space), which says how much is needed, if even the
+/// smallest batches do not fit.
 [[nodiscard]] ConversionMemory conversion_memory(const Plan& plan, const Resources& resources);
 
 }  // namespace nibble

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -11,6 +12,23 @@
 #include "quant/simd/widen.hpp"
 
 namespace nibble {
+namespace {
+
+constexpr std::uint64_t cache_line = 64;
+
+template <class Word> void copy_words(const std::byte* from, std::uint64_t stride, std::uint64_t n, std::byte* to) {
+  for (std::uint64_t i = 0; i < n; ++i)
+    std::memcpy(to + i * sizeof(Word), from + i * stride * sizeof(Word), sizeof(Word));
+}
+
+// n weights of `width` bytes that are `stride` weights apart.
+void copy_strided(const std::byte* from, std::uint64_t stride, std::uint64_t width, std::uint64_t n, std::byte* to) {
+  if (width == 2) return copy_words<std::uint16_t>(from, stride, n, to);
+  if (width == 4) return copy_words<std::uint32_t>(from, stride, n, to);
+  for (std::uint64_t i = 0; i < n; ++i) std::memcpy(to + i * width, from + i * stride * width, width);
+}
+
+}  // namespace
 
 WeightSource::WeightSource(TensorInfo tensor, std::unique_ptr<const Codec> codec,
                            std::span<const std::span<const std::byte>> rest, Read read, Buffers& buffers,
@@ -70,13 +88,14 @@ void WeightSource::read_tensor(std::uint64_t first, std::span<std::byte> out) co
     read_(byte_count(tensor_.dtype, first), out);
 }
 
-// Decoders begin at whole tiles: if only a part of a tile is asked for, that part is copied.
+// If less than a whole step of the decoder is asked for, that part of it is copied.
 void WeightSource::decode_tensor(std::uint64_t first, std::span<std::byte> out) const {
   if (out.empty()) return;
   const std::uint64_t width = traits(tensor_.dtype).bits / 8;
   const std::uint64_t last = first + out.size() / width;
-  const std::uint64_t begin = first / tile_weights * tile_weights;
-  const std::uint64_t end = std::min((last + tile_weights - 1) / tile_weights * tile_weights, tensor_.elements());
+  const std::uint64_t step = decoder_->step();
+  const std::uint64_t begin = first / step * step;
+  const std::uint64_t end = std::min((last + step - 1) / step * step, tensor_.elements());
   const auto code_offset = [this](std::uint64_t weight) { return codec_->code_bytes(tensor_, weight); };
   const std::uint64_t code_begin = code_offset(begin), size = code_offset(end) - code_begin;
   Buffers::Loan loan;
@@ -104,22 +123,29 @@ void WeightSource::decode_tensor(std::uint64_t first, std::span<std::byte> out) 
   }
 }
 
-// Gathers weights of the transposed [out, in] matrix from [in, out] on disk: for each row on disk, reads the piece that
-// covers the requested columns.
+// Gathers weights of the transposed [out, in] matrix from [in, out] on disk: of each row on disk, the piece that covers
+// the requested columns. Several pieces are read before they are spread over the rows, each of which then gets several
+// weights at once: a single one would cost a cache line.
 void WeightSource::read_transposed(std::uint64_t first, std::span<std::byte> to) const {
   const std::uint64_t width = traits(info_.dtype).bits / 8;
   const std::uint64_t out = info_.shape[0];
   const std::uint64_t in = info_.shape[1];
-  const std::uint64_t n = to.size() / width;
+  const std::uint64_t last = first + to.size() / width;
   const std::uint64_t row = first / in;
-  const std::uint64_t rows = (first + n - 1) / in - row + 1;
-  const Buffers::Loan piece = buffers_->lend(rows * width, 0);
-  for (std::uint64_t k = 0; k < in; ++k) {
-    read_tensor(begin_ + k * out + row, piece.bytes());
+  const std::uint64_t rows = (last - 1) / in - row + 1;
+  const std::uint64_t stride = rows + cache_line / width;  // so that pieces do not all fall into the same cache sets
+  const std::uint64_t pieces = std::clamp<std::uint64_t>(transposed_bytes / (stride * width), 1, in);
+  const Buffers::Loan loan = buffers_->lend(pieces * stride * width, 0);
+  for (std::uint64_t k = 0; k < in; k += pieces) {
+    const std::uint64_t n = std::min(pieces, in - k);
+    for (std::uint64_t i = 0; i < n; ++i)
+      read_tensor(begin_ + (k + i) * out + row, loan.bytes().subspan(i * stride * width, rows * width));
     for (std::uint64_t r = 0; r < rows; ++r) {
       const std::uint64_t weight = (row + r) * in + k;
-      if (weight < first || weight >= first + n) continue;
-      std::copy_n(piece.bytes().data() + r * width, width, to.data() + (weight - first) * width);
+      const std::uint64_t from = std::max(weight, first), end = std::min(weight + n, last);
+      if (from >= end) continue;
+      const std::byte* const piece = loan.bytes().data() + ((from - weight) * stride + r) * width;
+      copy_strided(piece, stride, width, end - from, to.data() + (from - first) * width);
     }
   }
 }

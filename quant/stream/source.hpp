@@ -70,6 +70,9 @@ class WeightSource {
   /// (and decoded, if they are codes) into `loan`. For types that are not weights, the elements.
   [[nodiscard]] std::span<const std::byte> weights(std::uint64_t first, std::uint64_t n, Buffers::Loan& loan) const;
 
+  /// Reading transposed weights takes a buffer of so many bytes, or of a weight for each row that is asked for.
+  static constexpr std::uint64_t transposed_bytes = 256 << 10;
+
  private:
   // Where weight `weight` begins in what read() gives.
   [[nodiscard]] std::uint64_t offset(std::uint64_t weight) const {

@@ -66,6 +66,8 @@ class FourBitDecoder final : public Decoder {
     });
   }
 
+  [[nodiscard]] std::uint64_t step() const noexcept override { return blocksize_; }
+
  private:
   // Calls f(i, n, packed, absmax) for weights [i, i + n) of those asked for.
   template <class F>

@@ -203,7 +203,7 @@ class Conversion {
   }
 
   Chunking chunking(const PlannedTensor& tensor) {
-    const std::uint64_t limit = memory_.chunk_bytes * (tensor.transposed ? transposed_chunk : 1);
+    const std::uint64_t limit = memory_.chunk_bytes * (tensor.transposed ? memory_.transposed_chunk : 1);
     return quantizer(tensor.codec).chunking(tensor.info, limit * 8 / traits(tensor.info.dtype).bits);
   }
 

@@ -239,6 +239,25 @@ TEST_P(CodecContract, UnalignedBytesAreWelcome) {
   }
 }
 
+// A transposed tensor is decoded in short pieces of its rows.
+TEST_P(CodecContract, DecodersBeginAtAnyStep) {
+  const TensorInfo tensor{"m.weight", DType::f32, {3, 3000}};
+  const Encoded encoded = test::encode(*codec, tensor, bytes_of(normal_weights(9000, 11)));
+  const std::vector<float> all = test::decode(*codec, tensor, encoded);
+  const auto decoder = codec->decoder(tensor, encoded.rest());
+  const std::uint64_t step = decoder->step();
+  ASSERT_EQ(4096 % step, 0u);
+  for (std::uint64_t first = 0; first < 9000; first += step * (step < 64 ? 37 : 1)) {
+    const std::uint64_t end = std::min<std::uint64_t>(first + 100 * step, 9000);
+    const std::uint64_t begin = codec->code_bytes(tensor, first);
+    const auto codes =
+        std::span<const std::byte>(encoded.planes[0]).subspan(begin, codec->code_bytes(tensor, end) - begin);
+    std::vector<float> piece(end - first);
+    decoder->decode(first, codes, piece);
+    EXPECT_TRUE(std::equal(piece.begin(), piece.end(), all.begin() + static_cast<std::ptrdiff_t>(first))) << first;
+  }
+}
+
 TEST_P(CodecContract, NonFiniteWeightsAreCountedAndTouchOnlyTheirBlock) {
   if (GetParam() == "keep") return;
   const CodecSpec spec(GetParam());

@@ -95,6 +95,26 @@ TEST(ConversionMemory, ScratchTakesWhatIsLeft) {
   EXPECT_EQ(less.total_bytes, once.total_bytes - 1'000'000);
 }
 
+// A Conv1D is read in larger chunks, if there is room; without, the chunks of other tensors stay as large as before.
+TEST(ConversionMemory, TransposedTensorsTakeMoreAtATime) {
+  test::MemoryReader in;
+  in.set_architecture("GPT2LMHeadModel", false);
+  in.add_normal("transformer.h.0.mlp.c_fc.weight", DType::bf16, {256, 1024});
+  Recipe recipe;
+  recipe.to = "nf4";
+  const Plan plan = make_plan(in, recipe);
+  ASSERT_TRUE(plan.tensors[0].transposed);
+  const ConversionMemory much = conversion_memory(plan, {2, 1'000'000'000});
+  EXPECT_EQ(much.transposed_chunk, 32U);
+  EXPECT_GE(much.total_bytes, 2 * 32 * much.chunk_bytes);
+  const ConversionMemory less = conversion_memory(plan, {2, much.total_bytes / 2});
+  EXPECT_LT(less.transposed_chunk, 32U);
+  EXPECT_GE(less.transposed_chunk, 8U);
+  EXPECT_EQ(less.chunk_bytes, much.chunk_bytes);
+  EXPECT_EQ(conversion_memory(plan, {2, 64'000'000}).transposed_chunk, 8U);
+  EXPECT_EQ(conversion_memory(plan_for({64, 64}, "nf4"), {2, 1'000'000'000}).transposed_chunk, 1U);
+}
+
 TEST(ConversionMemory, CountsThatConfigIsWrittenAnew) {
   test::MemoryReader in;
   in.add_normal("w", DType::bf16, {64, 64});

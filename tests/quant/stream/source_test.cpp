@@ -128,6 +128,30 @@ TEST_P(Sources, Transposed) {
   EXPECT_EQ(weights_of(source, 1000, 333), gathered(transposed, width, 333, [](std::uint64_t i) { return 1000 + i; }));
 }
 
+// More than the buffer takes at a time.
+TEST(Sources, TransposedInSeveralPieces) {
+  constexpr std::uint64_t in = 3000, out = 150;
+  static_assert(in * out * 2 > 2 * WeightSource::transposed_bytes);
+  for (const DType dtype : {DType::bf16, DType::f32, DType::f64}) {
+    MemoryReader reader;
+    const std::size_t width = traits(dtype).bits / 8;
+    const Bytes weights = test::stored_as(dtype, test::normal_weights(in * out, 1));
+    reader.add({"w.weight", dtype, {in, out}}, weights);
+    PlannedTensor view = whole({"w.weight", dtype, {out, in}});
+    view.transposed = true;
+    const StoredWeights stored(reader);
+    Buffers buffers;
+    const WeightSource source = open_source(stored, view, buffers);
+    for (const std::uint64_t first : {0U, 1U, 2999U, 4096U, 300'000U})
+      EXPECT_EQ(weights_of(source, first, in * out - first),
+                gathered(weights, width, in * out - first,
+                         [&](std::uint64_t i) { return (first + i) % in * out + (first + i) / in; }))
+          << first;
+    EXPECT_EQ(weights_of(source, 5000, 7),
+              gathered(weights, width, 7, [](std::uint64_t i) { return (5000 + i) % in * out + (5000 + i) / in; }));
+  }
+}
+
 // Codes are: without the rounding to the type before. Other weights are what they are.
 TEST_P(Sources, OfAnotherType) {
   PlannedTensor view = whole(info);
