@@ -89,6 +89,10 @@ bool CarryOver::is_carried_over(const std::string& name, const std::string& path
   const auto is_in = [&](std::span<const std::string> names) { return std::ranges::find(names, name) != names.end(); };
   if (name.starts_with('.')) return false;
   if (top && (name == config::file_name || name == manifest_file || is_in(replaced_))) return false;
+  if (top && (name == "adapter_config.json" || name.starts_with("adapter_model."))) {
+    left_out_.adapter.push_back(name);
+    return false;
+  }
   // An index is treated like the weights that it lists.
   if (name.ends_with(index_extension) && is_weights(name.substr(0, name.size() - index_extension.size()), top))
     return false;

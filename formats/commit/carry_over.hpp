@@ -19,8 +19,9 @@ namespace nibble {
 
 /// Copies what a model directory holds beside weights: tokenizer, generation configuration, chat template, remote code.
 /// Links become what they point to. Files keep their modes. Left out are folders that held only weights; names that
-/// begin with a dot; config.json and nibble.json at the top, which are written anew; and weights of any container with
-/// their indexes, which the converted ones replace. In folders, weights of modules and their indexes are carried over.
+/// begin with a dot; config.json and nibble.json at the top, which are written anew; an adapter of peft at the top, of
+/// which transformers would load the base instead of this model; and weights of any container with their indexes, which
+/// the converted ones replace. In folders, weights of modules and their indexes are carried over.
 class CarryOver {
  public:
   /// `input` and `output` are what errors call the directories. `converted` names the weight files at the top that the
@@ -51,6 +52,7 @@ class CarryOver {
     std::vector<std::string> links{};    ///< that lead nowhere
     std::vector<std::string> special{};  ///< pipes, sockets and devices, which are not even opened
     std::vector<std::string> weights{};  ///< that were not converted
+    std::vector<std::string> adapter{};  ///< of peft, at the top
   };
   [[nodiscard]] const LeftOut& left_out() const noexcept { return left_out_; }
 

@@ -240,12 +240,14 @@ class DirectoryWriter final : public ShardWriter {
 
   std::vector<std::string> warnings() const override {
     std::vector<std::string> all = ShardWriter::warnings();
-    const auto& [links, special, weights] = carry_over_.left_out();
+    const auto& [links, special, weights, adapter] = carry_over_.left_out();
     if (!links.empty()) all.push_back(fmt::format("links that lead nowhere are not carried over: {}", list_of(links)));
     if (!special.empty())
       all.push_back(fmt::format("pipes, sockets and devices are not carried over: {}", list_of(special)));
     if (!weights.empty())
       all.push_back(fmt::format("weights that were not converted are not carried over: {}", list_of(weights)));
+    if (!adapter.empty())
+      all.push_back(fmt::format("an adapter beside the model is not carried over: {}", list_of(adapter)));
     return all;
   }
 

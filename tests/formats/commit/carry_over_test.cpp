@@ -48,6 +48,17 @@ TEST_F(CarryOverTest, WeightsThatWereNotConvertedAreListed) {
   EXPECT_EQ(bytes_, 4U);
 }
 
+// With it, transformers would load the adapter's base. In folders, nobody looks for one.
+TEST_F(CarryOverTest, AnAdapterStaysBehind) {
+  for (const char* const name : {"model.safetensors", "adapter_config.json", "adapter_model.safetensors",
+                                 "adapter_model.safetensors.index.json", "adapter_notes.txt", "x/adapter_config.json"})
+    write(name);
+  EXPECT_THAT(measured().left_out().adapter,
+              ElementsAre("adapter_config.json", "adapter_model.safetensors", "adapter_model.safetensors.index.json"));
+  EXPECT_THAT(measured().left_out().weights, IsEmpty());
+  EXPECT_EQ(bytes_, 8U);
+}
+
 // An index of weights that a user names may be called anything.
 TEST_F(CarryOverTest, FilesThatAreReplacedStayBehind) {
   write("mine.index.json");
