@@ -40,18 +40,6 @@ std::string shown_value(const Json& value) {
   return printable(value.is_string() ? value.get<std::string>() : value.dump());
 }
 
-// As peft matches it: what follows any dot may match, or the whole name.
-std::unique_ptr<RE2> compile_pattern(const std::string& pattern) {
-  return std::make_unique<RE2>("(?:.*\\.)?(?:" + pattern + ")", RE2::Quiet);
-}
-
-template <class Patterns, class Value>
-Value value_of_pattern(const Patterns& patterns, std::string_view name, const Value& otherwise) {
-  for (const auto& pattern : patterns)
-    if (RE2::FullMatch(re2::StringPiece(name.data(), name.size()), *pattern.regex)) return pattern.value;
-  return otherwise;
-}
-
 }  // namespace
 
 // Reads the fields one by one.
@@ -132,11 +120,9 @@ class ConfigFields {
     if (object == nullptr) return;
     if (!object->is_object()) refuse(label_, "{} is not an object", name);
     for (const auto& [pattern, value] : object->items()) {
-      auto regex = compile_pattern(pattern);
-      if (!regex->ok())
-        refuse(label_, "{}: '{}' is not a regular expression that can be used: {}", name, printable(pattern),
-               printable(regex->error()));
-      patterns.push_back({std::move(regex), read(value, fmt::format("{} of '{}'", name, printable(pattern)))});
+      if (const std::string why = patterns.keys.add(pattern); !why.empty())
+        refuse(label_, "{}: '{}' {}", name, printable(pattern), why);
+      patterns.values.push_back(read(value, fmt::format("{} of '{}'", name, printable(pattern))));
     }
   }
 
@@ -190,11 +176,11 @@ class ConfigFields {
 
 AdapterConfig::AdapterConfig(std::string_view text, std::string_view label) { ConfigFields(*this, text, label).read(); }
 
-std::uint64_t AdapterConfig::rank(std::string_view name) const { return value_of_pattern(rank_patterns_, name, rank_); }
+std::uint64_t AdapterConfig::rank(std::string_view name) const { return rank_patterns_.value(name, rank_); }
 
 double AdapterConfig::scale(std::string_view name) const {
   const auto r = static_cast<double>(rank(name));
-  return value_of_pattern(alpha_patterns_, name, alpha_) / (rank_stabilized_ ? std::sqrt(r) : r);
+  return alpha_patterns_.value(name, alpha_) / (rank_stabilized_ ? std::sqrt(r) : r);
 }
 
 }  // namespace nibble

@@ -1,13 +1,11 @@
 #pragma once
 
-#include <re2/re2.h>
-
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
+
+#include "formats/adapters/module_patterns.hpp"
 
 namespace nibble {
 
@@ -32,6 +30,11 @@ class AdapterConfig {
   [[nodiscard]] std::uint64_t rank(std::string_view name) const;
   [[nodiscard]] double scale(std::string_view name) const;
 
+  /// Those of modules that no pattern matches.
+  [[nodiscard]] std::uint64_t rank() const noexcept { return rank_; }
+  [[nodiscard]] double alpha() const noexcept { return alpha_; }
+
+  [[nodiscard]] bool is_rank_stabilized() const noexcept { return rank_stabilized_; }
   [[nodiscard]] bool uses_dora() const noexcept { return dora_; }
   [[nodiscard]] bool has_lora_bias() const noexcept { return lora_bias_; }
   /// Whether the last module that peft adapted stores its weight as [in, out].
@@ -49,16 +52,20 @@ class AdapterConfig {
 
  private:
   friend class ConfigFields;
-  template <class Value> struct Pattern {
-    std::unique_ptr<RE2> regex;
-    Value value;
+  template <class Value> struct Patterns {
+    ModulePatterns keys;
+    std::vector<Value> values;
+    [[nodiscard]] Value value(std::string_view name, const Value& otherwise) const {
+      const auto found = keys.find(name);
+      return found ? values[*found] : otherwise;
+    }
   };
 
   bool rank_stabilized_ = false, dora_ = false, lora_bias_ = false, fan_in_fan_out_ = false;
   std::uint64_t rank_ = 8;  // peft's defaults
   double alpha_ = 8;
-  std::vector<Pattern<std::uint64_t>> rank_patterns_;
-  std::vector<Pattern<double>> alpha_patterns_;
+  Patterns<std::uint64_t> rank_patterns_;
+  Patterns<double> alpha_patterns_;
   std::vector<std::string> target_parameters_;
   std::vector<TrainableTokens> trainable_tokens_;
 };

@@ -51,6 +51,15 @@ TEST(AdapterConfig, TheFirstPatternThatMatchesCounts) {
   EXPECT_EQ(patterns.scale("a.q"), 4.0 / 16);
 }
 
+TEST(AdapterConfig, PatternsMayNameEveryModule) {
+  std::string patterns;
+  for (int i = 0; i < 20'000; ++i)
+    patterns += fmt::format(R"({}"model.layers.{}.mlp.experts.{}.up":{})", i == 0 ? "" : ",", i / 100, i % 100, i + 1);
+  const AdapterConfig many = config(fmt::format(R"("rank_pattern":{{{}}})", patterns));
+  for (const int i : {0, 777, 12'345, 19'999})
+    EXPECT_EQ(many.rank(fmt::format("model.layers.{}.mlp.experts.{}.up", i / 100, i % 100)), i + 1);
+}
+
 TEST(AdapterConfig, ReadsWhatWasAdaptedBesideModules) {
   const AdapterConfig c =
       config(R"("target_parameters":["mlp.up","mlp.down"],"trainable_token_indices":{"embed":[5,1],"lm_head":[7]})");
