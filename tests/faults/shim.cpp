@@ -4,6 +4,7 @@
 //   NIBBLE_FAULT="CALL K kill"   SIGKILL right before it
 //   NIBBLE_FAULT="CALL 0 0"      none fails
 //   NIBBLE_FAULT="CALL -1 ERRNO" all of them do
+//   NIBBLE_FAULT="CALL -1 short" pread or pwrite moves half of the bytes that it was asked to, at least one
 //   NIBBLE_FAULT_COUNT=FILE      how many there were is written to FILE at the end
 //
 // Calls count from the first setrlimit() on, with which main() begins: what loads the program is not the program's.
@@ -30,7 +31,7 @@ namespace {
 char call_name[32];
 long fails_at = 0;
 int fault = 0;  // an errno, or what follows
-constexpr int kill = -1;
+constexpr int kill = -1, is_short = -2;
 std::atomic<bool> counts{false};
 std::atomic<long> calls{0};
 
@@ -38,17 +39,23 @@ void begin() {
   const char* const text = std::getenv("NIBBLE_FAULT");
   char what[16] = "";
   if (text == nullptr || std::sscanf(text, "%31s %ld %15s", call_name, &fails_at, what) != 3) return;
-  fault = std::strcmp(what, "kill") == 0 ? kill : std::atoi(what);
+  fault = std::strcmp(what, "kill") == 0 ? kill : std::strcmp(what, "short") == 0 ? is_short : std::atoi(what);
   counts = true;
 }
 
 // Whether this call is the one.
 bool fails(const char* name) {
   if (!counts.load(std::memory_order_relaxed) || std::strcmp(name, call_name) != 0) return false;
-  if (++calls != fails_at && fails_at != -1) return false;
+  if ((++calls != fails_at && fails_at != -1) || fault == is_short) return false;
   if (fault == kill) ::kill(getpid(), SIGKILL);
   errno = fault;
   return true;
+}
+
+// What a call moves of so many bytes.
+std::size_t moved(const char* name, std::size_t bytes) {
+  const bool halves = counts.load(std::memory_order_relaxed) && fault == is_short && std::strcmp(name, call_name) == 0;
+  return halves ? (bytes + 1) / 2 : bytes;
 }
 
 template <class F> F* original(const char* name) { return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name)); }
@@ -128,12 +135,14 @@ NIBBLE_CALL(fstatat, "stat", int, -1, (int at, const char* path, struct stat* to
             (at, path, to, flags))
 NIBBLE_CALL(fstatat64, "stat", int, -1, (int at, const char* path, struct stat64* to, int flags) noexcept,
             (at, path, to, flags))
-NIBBLE_CALL(pread, "pread", ssize_t, -1, (int fd, void* to, std::size_t bytes, off_t at), (fd, to, bytes, at))
-NIBBLE_CALL(pread64, "pread", ssize_t, -1, (int fd, void* to, std::size_t bytes, off64_t at), (fd, to, bytes, at))
+NIBBLE_CALL(pread, "pread", ssize_t, -1, (int fd, void* to, std::size_t bytes, off_t at),
+            (fd, to, moved("pread", bytes), at))
+NIBBLE_CALL(pread64, "pread", ssize_t, -1, (int fd, void* to, std::size_t bytes, off64_t at),
+            (fd, to, moved("pread", bytes), at))
 NIBBLE_CALL(pwrite, "pwrite", ssize_t, -1, (int fd, const void* from, std::size_t bytes, off_t at),
-            (fd, from, bytes, at))
+            (fd, from, moved("pwrite", bytes), at))
 NIBBLE_CALL(pwrite64, "pwrite", ssize_t, -1, (int fd, const void* from, std::size_t bytes, off64_t at),
-            (fd, from, bytes, at))
+            (fd, from, moved("pwrite", bytes), at))
 NIBBLE_CALL(fsync, "fsync", int, -1, (int fd), (fd))
 NIBBLE_CALL(fdatasync, "fsync", int, -1, (int fd), (fd))
 NIBBLE_CALL(ftruncate, "ftruncate", int, -1, (int fd, off_t bytes) noexcept, (fd, bytes))
