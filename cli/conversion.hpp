@@ -29,7 +29,7 @@ struct ConversionCommand {
   /// Opens the input, if it is more than what `in` names.
   std::function<std::unique_ptr<const Reader>()> open{};
   /// Adds to what is printed about the result, as text or as members of the JSON object.
-  std::function<void(const Reader& in, const Report& report, const Progress& progress, std::string& text, Json& json)>
+  std::function<void(const Reader& in, const Report& report, Progress& progress, std::string& text, Json& json)>
       add_to_report{};
 };
 

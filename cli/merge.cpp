@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <memory>
@@ -26,12 +27,13 @@ struct MergeOptions : ConvertOptions {
   std::string adapter;
 };
 
-std::string survival_text(const std::vector<UpdateSurvival>& tensors) {
+std::string survival_text(const std::vector<UpdateSurvival>& tensors, double seconds) {
   if (tensors.empty()) return {};
   std::size_t width = 0;
   for (const UpdateSurvival& tensor : tensors) width = std::max(width, printable(tensor.name).size());
-  std::string text = fmt::format("what is left of each update after quantization:\n{:<{}}  {:>8}  {:>9}\n", "tensor",
-                                 width, "norm", "cosine");
+  std::string text =
+      fmt::format("what is left of each update after quantization, measured in {:.2f} s:\n{:<{}}  {:>8}  {:>9}\n",
+                  seconds, "tensor", width, "norm", "cosine");
   for (const UpdateSurvival& tensor : tensors)
     text += fmt::format("{:<{}}  {:>8}  {:>9}\n", printable(tensor.name), width, percent(tensor.ratio),
                         similarity(tensor.cosine));
@@ -66,13 +68,17 @@ void check_adapter(const MergeOptions& options) {
 void run(const CLI::App& command, MergeOptions& options, Terminal& terminal) {
   check_adapter(options);
   options.open = [&] { return open_merged(options.in, options.adapter, options.resources.resources().max_memory); };
-  options.add_to_report = [&](const Reader& in, const Report& report, const Progress& progress, std::string& text,
+  options.add_to_report = [&](const Reader& in, const Report& report, Progress& progress, std::string& text,
                               Json& json) {
+    const auto start = std::chrono::steady_clock::now();
     const auto tensors = measure_survival(in, report.plan, options.resources.resources(), progress);
-    if (options.json)
-      json["updates"] = survival_json(tensors);
-    else
-      text += survival_text(tensors);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    if (!options.json) {
+      text += survival_text(tensors, seconds.count());
+      return;
+    }
+    json["updates"] = survival_json(tensors);
+    json["updates_seconds"] = seconds.count();
   };
   run_recipe(command, options, terminal);
 }

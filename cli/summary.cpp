@@ -164,7 +164,7 @@ Json report_json(const Report& report, const Conversion& conversion) {
                       {"overflow", found.overflow},
                       {"underflow", found.underflow},
                       {"subnormal", found.subnormal}};
-  json["exact"] = is_exact(report);
+  if (!conversion.computed) json["exact"] = is_exact(report);
   const ErrorSums& error = report.totals.headline().error;
   json["headline"] = to_string(report.totals.headlined());
   json["sqnr_db"] = error.count > 0 ? number(error.sqnr_db()) : Json();
@@ -189,10 +189,9 @@ std::string report_text(const Report& report, const Conversion& conversion) {
   const Findings& found = report.findings;
   const Totals &quantized = report.totals.quantized, &cast = report.totals.cast;
   if (is_exact(report)) {
-    if (quantized.tensors + cast.tensors > 0)
-      text += "every converted weight is exact\n";
-    else
-      text += conversion.computed ? "no weight was converted\n" : "every weight is unchanged\n";
+    text += conversion.computed                    ? "no weight was rounded\n"
+            : quantized.tensors + cast.tensors > 0 ? "every converted weight is exact\n"
+                                                   : "every weight is unchanged\n";
   } else if (!report.worst.name.empty()) {
     text += fmt::format("SQNR of the {} weights: {}", to_string(report.totals.headlined()),
                         with_unit(report.totals.headline().error.sqnr_db()));

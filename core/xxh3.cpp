@@ -21,6 +21,22 @@ Xxh3 xxh3(std::span<const std::byte> bytes) {
   return {hash.high64, hash.low64};
 }
 
+Xxh3Stream::Xxh3Stream() : state_(XXH3_createState()) {
+  if (!state_) throw std::bad_alloc();
+  reset();
+}
+
+void Xxh3Stream::reset() { XXH3_128bits_reset(state_.get()); }
+
+void Xxh3Stream::append(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(state_.get(), bytes.data(), bytes.size());
+}
+
+Xxh3 Xxh3Stream::digest() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
+  return {hash.high64, hash.low64};
+}
+
 Xxh3Chunks::Xxh3Chunks(std::uint64_t offset)
     : begin_((offset + chunk_bytes - 1) / chunk_bytes * chunk_bytes), end_(offset) {}
 
@@ -33,15 +49,14 @@ void Xxh3Chunks::append(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const std::uint64_t done = end_ % chunk_bytes;
     if (done == 0) {
-      if (!state_) state_.reset(XXH3_createState());
-      if (!state_) throw std::bad_alloc();
-      XXH3_128bits_reset(state_.get());
+      if (!chunk_) chunk_.emplace();
+      chunk_->reset();
     }
     const std::span<const std::byte> next = bytes.first(std::min<std::uint64_t>(bytes.size(), chunk_bytes - done));
-    XXH3_128bits_update(state_.get(), next.data(), next.size());
+    chunk_->append(next);
     end_ += next.size();
     bytes = bytes.subspan(next.size());
-    if (end_ % chunk_bytes == 0) hashes_.push_back(digest());
+    if (end_ % chunk_bytes == 0) hashes_.push_back(chunk_->digest());
   }
 }
 
@@ -50,19 +65,14 @@ void Xxh3Chunks::append(std::span<const std::byte> bytes, Xxh3Chunks&& piece) {
   append(bytes.first(std::min<std::uint64_t>(bytes.size(), piece.begin_ - end_)));
   if (end_ == piece.end_) return;
   hashes_.insert(hashes_.end(), piece.hashes_.begin(), piece.hashes_.end());
-  state_ = std::move(piece.state_);
+  chunk_ = std::move(piece.chunk_);
   end_ = piece.end_;
 }
 
 std::vector<Xxh3> Xxh3Chunks::take() {
   assert(begin_ == 0);
-  if (end_ % chunk_bytes != 0) hashes_.push_back(digest());
+  if (end_ % chunk_bytes != 0) hashes_.push_back(chunk_->digest());
   return std::move(hashes_);
-}
-
-Xxh3 Xxh3Chunks::digest() const {
-  const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
-  return {hash.high64, hash.low64};
 }
 
 }  // namespace nibble

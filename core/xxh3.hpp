@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,21 @@ struct Xxh3 {
 };
 
 [[nodiscard]] Xxh3 xxh3(std::span<const std::byte> bytes);
+
+/// The XXH3-128 of bytes that come in pieces.
+class Xxh3Stream {
+ public:
+  Xxh3Stream();
+  void reset();
+  void append(std::span<const std::byte> bytes);
+  [[nodiscard]] Xxh3 digest() const;
+
+ private:
+  struct FreeState {
+    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
+  };
+  std::unique_ptr<XXH3_state_t, FreeState> state_;
+};
 
 /// The XXH3-128 of every MiB of a part, counted from the part's first byte. The last chunk may be shorter. A part
 /// without bytes has no chunk.
@@ -47,15 +63,10 @@ class Xxh3Chunks {
   [[nodiscard]] std::vector<Xxh3> take();
 
  private:
-  struct FreeState {
-    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
-  };
-  [[nodiscard]] Xxh3 digest() const;
-
   std::uint64_t begin_;  // of the first chunk that is hashed here
   std::uint64_t end_;    // of the bytes so far
   std::vector<Xxh3> hashes_;
-  std::unique_ptr<XXH3_state_t, FreeState> state_;  // of the chunk that end_ is in
+  std::optional<Xxh3Stream> chunk_;  // that end_ is in
 };
 
 }  // namespace nibble

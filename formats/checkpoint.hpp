@@ -30,6 +30,9 @@ struct ReaderInternals {
 
   /// For memory estimates: what reading the largest tensor takes beside its weights.
   [[nodiscard]] static std::uint64_t reading_bytes(const Reader& reader) { return reader.reading_bytes(); }
+
+  /// What nibble.json says about the adapter that is merged in, a JSON object; empty if there is none. Reads its files.
+  [[nodiscard]] static std::string adapter(const Reader& reader) { return reader.adapter(); }
 };
 
 }  // namespace nibble

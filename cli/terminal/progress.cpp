@@ -64,6 +64,11 @@ void ProgressDisplay::advance(std::string_view tensor, std::uint64_t done, std::
   terminal_.advance(tensor, done, total);
   if (style_ == ProgressStyle::none) return;
   const auto now = Clock::now();
+  if (done < done_) {  // another pass
+    start_ = now;
+    begun_at_ = done;
+  }
+  done_ = done;
   if (now < next_ && !(done == total && style_ != ProgressStyle::plain)) return;
   next_ = now + (style_ == ProgressStyle::bar ? Clock::duration(redraw_every) : Clock::duration(line_every));
   draw(tensor, done, total, now);
@@ -71,7 +76,7 @@ void ProgressDisplay::advance(std::string_view tensor, std::uint64_t done, std::
 
 void ProgressDisplay::draw(std::string_view tensor, std::uint64_t done, std::uint64_t total, Clock::time_point now) {
   const double seconds = std::max(1e-9, std::chrono::duration<double>(now - start_).count());
-  const double rate = static_cast<double>(done) / seconds;
+  const double rate = static_cast<double>(done - begun_at_) / seconds;
   const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
   const double share = total == 0 ? 1 : static_cast<double>(done) / static_cast<double>(total);
   if (style_ == ProgressStyle::json) {

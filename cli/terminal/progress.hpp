@@ -37,7 +37,9 @@ class ProgressDisplay : public Progress {
 
   Terminal& terminal_;
   ProgressStyle style_;
-  Clock::time_point start_;
+  Clock::time_point start_;     // of this pass,
+  std::uint64_t begun_at_ = 0;  // which began with these bytes
+  std::uint64_t done_ = 0;
   Clock::time_point next_;
   bool drawn_ = false;
 };

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "core/files/directory.hpp"
+#include "core/memory_limit.hpp"
 #include "core/refuse.hpp"
 #include "formats/checkpoint.hpp"
 #include "formats/containers/container.hpp"
@@ -17,17 +19,20 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view weights_stem = "adapter_model";
 constexpr std::uint64_t max_config_bytes = 16 << 20;  // the indices of a million tokens
+constexpr std::uint64_t tree_share = 32;              // bytes of a tree of JSON for one of its text, at most
 
 std::string adapter_label(const fs::path& directory, const std::string& name) {
   return escaped((directory / name).native());
 }
 
-std::string read_adapter_config(const fs::path& path) {
+std::string read_adapter_config(const fs::path& path, std::uint64_t max_memory) {
   const Directory directory(path);
   if (!directory.has(AdapterConfig::file_name))
     refuse(escaped(path.native()), "has no {}: it is not an adapter of peft", AdapterConfig::file_name);
-  return InputFile(directory.fd(), AdapterConfig::file_name, adapter_label(path, AdapterConfig::file_name))
-      .read_text(max_config_bytes);
+  const InputFile file(directory.fd(), AdapterConfig::file_name, adapter_label(path, AdapterConfig::file_name));
+  file.check_size(max_config_bytes);
+  MemoryLimit(max_memory).take(tree_share * file.size(), file.label());
+  return file.read_text(max_config_bytes);
 }
 
 // The single file goes first, as in peft.
@@ -45,14 +50,18 @@ std::unique_ptr<Reader> open_adapter_weights(const fs::path& path, std::uint64_t
 }  // namespace
 
 Adapter::Adapter(const fs::path& directory, std::uint64_t max_memory)
-    : config_(read_adapter_config(directory), adapter_label(directory, AdapterConfig::file_name)),
-      weights_(open_adapter_weights(directory, max_memory)) {
-  for (std::size_t t = 0; t < weights_->tensors().size(); ++t) add(t);
-  check_complete();
-}
+    : Adapter(directory, adapter_label(directory, AdapterConfig::file_name),
+              Parts{read_adapter_config(directory, max_memory), open_adapter_weights(directory, max_memory)}) {}
 
 Adapter::Adapter(std::string_view config, std::unique_ptr<Reader> weights)
-    : config_(config, AdapterConfig::file_name), weights_(std::move(weights)) {
+    : Adapter({}, AdapterConfig::file_name, Parts{std::string(config), std::move(weights)}) {}
+
+Adapter::Adapter(fs::path path, std::string_view label, Parts parts)
+    : path_(std::move(path)),
+      config_bytes_(parts.config.size()),
+      config_hash_(xxh3(std::as_bytes(std::span(parts.config)))),
+      config_(parts.config, label),
+      weights_(std::move(parts.weights)) {
   for (std::size_t t = 0; t < weights_->tensors().size(); ++t) add(t);
   check_complete();
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/xxh3.hpp"
 #include "formats/adapters/adapter_config.hpp"
 #include "formats/adapters/adapter_names.hpp"
 #include "nibble/checkpoint.hpp"
@@ -20,13 +21,19 @@ namespace nibble {
 class Adapter {
  public:
   /// Throws Error(bad_input) for a directory of something else, a setting that cannot be merged, and a tensor that peft
-  /// does not save; Error(io), Error(no_space) as open_checkpoint().
+  /// does not save; Error(no_space) if reading adapter_config.json or the headers takes more than `max_memory`;
+  /// Error(io).
   explicit Adapter(const std::filesystem::path& directory, std::uint64_t max_memory = OpenOptions().max_memory);
 
   /// The same from its parts, for tests.
   Adapter(std::string_view config, std::unique_ptr<Reader> weights);
 
   [[nodiscard]] const AdapterConfig& config() const noexcept { return config_; }
+  /// Of the text of adapter_config.json.
+  [[nodiscard]] std::uint64_t config_bytes() const noexcept { return config_bytes_; }
+  [[nodiscard]] const Xxh3& config_hash() const noexcept { return config_hash_; }
+  /// The directory; empty if it was made from parts.
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
   /// Its tensors.
   [[nodiscard]] const Reader& weights() const noexcept { return *weights_; }
 
@@ -46,10 +53,18 @@ class Adapter {
   [[nodiscard]] const std::map<std::string, std::size_t>& replacements() const noexcept { return replacements_; }
 
  private:
+  struct Parts {
+    std::string config;
+    std::unique_ptr<Reader> weights;
+  };
+  Adapter(std::filesystem::path path, std::string_view label, Parts parts);
   void add(std::size_t tensor);
   void check_complete() const;
   [[noreturn]] void refuse_tensor(std::size_t tensor, std::string_view fact) const;
 
+  std::filesystem::path path_;
+  std::uint64_t config_bytes_;
+  Xxh3 config_hash_;
   AdapterConfig config_;
   std::unique_ptr<Reader> weights_;
   std::map<std::string, Module> modules_;

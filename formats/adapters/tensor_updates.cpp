@@ -86,6 +86,13 @@ class UpdatePlanner {
     return update(target);
   }
 
+  // Two names of an adapter may stand for one tensor of the base.
+  void check_first(std::optional<std::size_t> before, std::size_t target, std::size_t tensor) const {
+    if (before)
+      refuse_tensor(tensor, "changes '{}' of {}, and so does '{}'", printable(base_.tensors.name(target)), base_.label,
+                    printable(tensors_.name(*before)));
+  }
+
   // ---- replacements, rows and biases
 
   void add_replacement(const std::string& name, std::size_t tensor) {
@@ -95,19 +102,19 @@ class UpdatePlanner {
     if (ours.dtype != theirs.dtype && !(is_weight_type(ours.dtype) && is_weight_type(theirs.dtype)))
       refuse_tensor(tensor, "is of type {}, but '{}' of {} is of type {}", traits(ours.dtype).name,
                     printable(theirs.name), base_.label, traits(theirs.dtype).name);
-    if (update(target).replacement)
-      refuse_tensor(tensor, "replaces '{}' of {}, and so does '{}'", printable(theirs.name), base_.label,
-                    printable(tensors_.name(*update(target).replacement)));
+    check_first(update(target).replacement, target, tensor);
     update(target).replacement = tensor;
   }
 
   void add_tokens(const std::string& module, std::size_t tensor) {
     const AdapterConfig::TrainableTokens* rows = nullptr;
-    for (const auto& tokens : adapter_.config().trainable_tokens())
-      if (tokens.module.empty() || module == tokens.module || module.ends_with("." + tokens.module)) {
-        rows = &tokens;
-        break;
-      }
+    for (const auto& tokens : adapter_.config().trainable_tokens()) {
+      if (!tokens.module.empty() && module != tokens.module && !module.ends_with("." + tokens.module)) continue;
+      if (rows != nullptr && rows->rows != tokens.rows)
+        refuse_tensor(tensor, "trainable_token_indices of '{}' and of '{}' in {} are different, and both are for '{}'",
+                      printable(rows->module), printable(tokens.module), AdapterConfig::file_name, printable(module));
+      rows = &tokens;
+    }
     if (rows == nullptr)
       refuse_tensor(tensor, "{} has no trainable_token_indices for '{}'", AdapterConfig::file_name, printable(module));
     const std::size_t target = find(tensor, module + std::string(weight_suffix));
@@ -118,6 +125,7 @@ class UpdatePlanner {
     if (const auto last = std::ranges::max_element(rows->rows); last != rows->rows.end() && *last >= theirs[0])
       refuse_tensor(tensor, "changes token {}, but {}", *last, described(target));
     TensorUpdate& of_tensor = change(target, tensor);
+    check_first(of_tensor.tokens, target, tensor);
     of_tensor.tokens = tensor;
     of_tensor.token_rows = rows->rows;
   }
@@ -157,8 +165,12 @@ class UpdatePlanner {
                       printable(module));
       std::string parameter = module + std::string(weight_suffix);
       // torch's attention has the weights of its three projections in one matrix.
-      if (const std::string attention = module + ".in_proj_weight"; !names_.find(parameter) && names_.find(attention))
+      if (const std::string attention = module + ".in_proj_weight"; !names_.find(parameter) && names_.find(attention)) {
+        if (factors.magnitude)
+          refuse_tensor(*factors.magnitude, "is of DoRA, which peft does not have for the matrix '{}'",
+                        printable(attention));
         parameter = attention;
+      }
       add_factors(find(*factors.a, parameter), factors, module);
       if (factors.b_bias) add_bias(module, *factors.b_bias, scale(*factors.b_bias, module));
     }
@@ -285,9 +297,7 @@ class UpdatePlanner {
     result.transposed = straight && across ? is_transposed(target, factors, name) : across;
     if (factors.embedding ? !result.transposed : result.transposed && !may_be_transposed(target, a)) mismatch();
     TensorUpdate& of_tensor = change(target, *factors.a);
-    if (of_tensor.low_rank)
-      refuse_tensor(*factors.a, "updates '{}' of {}, and so does '{}'", printable(base_.tensors.name(target)),
-                    base_.label, printable(tensors_.name(of_tensor.low_rank->a)));
+    if (of_tensor.low_rank) check_first(of_tensor.low_rank->a, target, *factors.a);
     of_tensor.low_rank = result;
   }
 

@@ -78,6 +78,7 @@ class Reader {
   [[nodiscard]] virtual DType model_type(std::size_t tensor) const { return tensors().dtype(tensor); }
   [[nodiscard]] virtual bool was_quantized() const { return false; }
   [[nodiscard]] virtual std::uint64_t reading_bytes() const { return 0; }
+  [[nodiscard]] virtual std::string adapter() const { return {}; }
 };
 
 struct OpenOptions {

@@ -43,8 +43,9 @@ struct UpdateSurvival {
 
 /// That of every tensor that the adapter changes and the plan quantizes. `merged` is what open_merged() returned,
 /// `plan` that of its conversion. Reads and encodes these tensors twice, with the update and without. The figures do
-/// not depend on threads or memory. Throws Error(usage) if `merged` is another Reader, Error(interrupted).
+/// not depend on threads or memory. `progress` counts the bytes of the updated tensors in fp32. Throws Error(usage) if
+/// `merged` is another Reader, Error(interrupted).
 [[nodiscard]] std::vector<UpdateSurvival> measure_survival(const Reader& merged, const Plan& plan,
-                                                           const Resources& resources, const Progress& progress);
+                                                           const Resources& resources, Progress& progress);
 
 }  // namespace nibble

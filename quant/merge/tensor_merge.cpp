@@ -9,41 +9,11 @@
 #include "core/ranges.hpp"
 #include "core/refuse.hpp"
 #include "quant/errors/squares.hpp"
+#include "quant/merge/adapter_values.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {
 namespace {
-
-// The weights [first, first + out.size()) of a tensor as fp32.
-void read_as_floats(const Reader& reader, std::size_t tensor, std::uint64_t first, std::span<float> out) {
-  const DType dtype = reader.tensors().dtype(tensor);
-  const std::uint64_t width = traits(dtype).bits / 8;
-  alignas(64) std::array<std::byte, tile_weights * sizeof(double)> raw;
-  for (std::size_t i = 0; i < out.size(); i += tile_weights) {
-    const std::size_t n = std::min(tile_weights, out.size() - i);
-    const auto bytes = std::span(raw).first(n * width);
-    reader.read(tensor, (first + i) * width, bytes);
-    const auto tile = out.subspan(i, n);
-    if (const auto floats = widen(dtype, bytes, tile); floats.data() != tile.data())
-      std::ranges::copy(floats, tile.begin());
-  }
-}
-
-// Calls f(i, value) for the numbers [first, end) of a tensor of an adapter.
-template <class F>
-void for_each_value(const Reader& reader, std::size_t tensor, std::uint64_t first, std::uint64_t end, F&& f) {
-  std::array<float, tile_weights> tile;
-  for (; first < end; first += tile_weights) {
-    const auto values = std::span(tile).first(std::min<std::uint64_t>(tile_weights, end - first));
-    read_as_floats(reader, tensor, first, values);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (!std::isfinite(values[i]))
-        refuse(reader.label_of(tensor), "tensor '{}': element {} is {} in fp32",
-               printable(reader.tensors().name(tensor)), first + i, values[i]);
-      f(first + i, values[i]);
-    }
-  }
-}
 
 std::vector<float> adapter_values(const Reader& reader, std::size_t tensor) {
   std::vector<float> values(element_count(reader.tensors().shape(tensor)));
@@ -76,14 +46,15 @@ double sum_of_squares(std::span<const float> values) {
 
 }  // namespace
 
-TensorMerge::TensorMerge(const Adapter& adapter, const TensorUpdate& update, const Shape& shape)
+TensorMerge::TensorMerge(const Adapter& adapter, const TensorUpdate& update, const Shape& shape,
+                         const ExpertFactor* expert_b)
     : adapter_(adapter), update_(update) {
   const Sides sides = sides_of(adapter, update, shape);
   rows_ = sides.experts * sides.rows;
   columns_ = sides.columns;
   if (update.low_rank) {
     product_.emplace(sides.experts, sides.rows, sides.columns, update.low_rank->rank);
-    read_factors();
+    read_factors(expert_b);
     if (update.low_rank->magnitude) factors_ = adapter_values(adapter.weights(), *update.low_rank->magnitude);
   }
   if (update.bias) bias_ = adapter_values(adapter.weights(), *update.bias);
@@ -111,29 +82,30 @@ std::uint64_t TensorMerge::memory_bytes(const Adapter& adapter, const TensorUpda
 }
 
 // A is [experts * rank, in], B is [out, rank * experts] with the experts innermost.
-void TensorMerge::read_factors() {
+void TensorMerge::read_factors(const ExpertFactor* expert_b) {
   const LowRankUpdate& update = *update_.low_rank;
   const Reader& reader = adapter_.weights();
-  const auto own = [&](std::uint64_t expert) { return update.expert ? 0 : expert; };
-  const auto is_own = [&](std::uint64_t expert) { return !update.expert || *update.expert == expert; };
-
+  const auto put_b = [&](std::uint64_t expert, std::uint64_t out, std::uint64_t k, float value) {
+    (update.transposed ? product_->right(expert, k, out) : product_->left(expert, out, k)) = value;
+  };
   const std::uint64_t in = update.transposed ? rows_ / update.experts : columns_;
   const std::uint64_t first_expert = update.expert.value_or(0);
   const std::uint64_t end_expert = update.expert ? first_expert + 1 : update.experts;
   const std::uint64_t size = update.rank * in;  // of one expert's A
   for_each_value(reader, update.a, first_expert * size, end_expert * size, [&](std::uint64_t i, float value) {
-    const std::uint64_t expert = i / size, k = i / in % update.rank, column = i % in;
-    (update.transposed ? product_->left(own(expert), column, k) : product_->right(own(expert), k, column)) = value;
+    const std::uint64_t expert = i / size - first_expert, k = i / in % update.rank, column = i % in;
+    (update.transposed ? product_->left(expert, column, k) : product_->right(expert, k, column)) = value;
   });
-  const std::uint64_t width = update.rank * update.experts, first_out = update.expert ? update.first_out : 0;
-  const std::uint64_t all_out = element_count(reader.tensors().shape(update.b)) / width;
-  const std::uint64_t end_out = update.expert ? first_out + rows_ : all_out;
-  for_each_value(reader, update.b, first_out * width, end_out * width, [&](std::uint64_t i, float value) {
-    const std::uint64_t expert = i % width % update.experts, k = i % width / update.experts;
-    const std::uint64_t out = i / width - first_out;
-    if (!is_own(expert)) return;
-    (update.transposed ? product_->right(own(expert), k, out) : product_->left(own(expert), out, k)) = value;
-  });
+  if (update.expert) {
+    const auto rows = expert_b->rows(*update.expert, update.first_out, rows_);
+    for (std::uint64_t i = 0; i < rows.size(); ++i) put_b(0, i / update.rank, i % update.rank, rows[i]);
+    return;
+  }
+  const std::uint64_t width = update.rank * update.experts;
+  for_each_value(reader, update.b, 0, element_count(reader.tensors().shape(update.b)),
+                 [&](std::uint64_t i, float value) {
+                   put_b(i % width % update.experts, i / width, i % width / update.experts, value);
+                 });
 }
 
 void TensorMerge::add_update(std::uint64_t first, std::span<float> merged) const {
@@ -160,7 +132,15 @@ void TensorMerge::measure_norms(const ReadBase& read) {
         squares[row + r] = sum_of_squares(std::span(panel).subspan(r * columns_, columns_));
     });
   }
-  for (std::size_t i = 0; i < factors_.size(); ++i) factors_[i] /= static_cast<float>(std::sqrt(squares[i]));
+  for (std::size_t i = 0; i < factors_.size(); ++i) {
+    const auto norm = static_cast<float>(std::sqrt(squares[i]));
+    if (norm == 0 || !std::isfinite(norm) || !std::isfinite(factors_[i] / norm))
+      refuse(adapter_.weights().label_of(*update_.low_rank->magnitude),
+             "tensor '{}': element {} is {}, but {} {} of W + dW has the norm {}: DoRA cannot scale it",
+             printable(adapter_.weights().tensors().name(*update_.low_rank->magnitude)), i, factors_[i],
+             update_.low_rank->transposed ? "column" : "row", i, norm);
+    factors_[i] /= norm;
+  }
 }
 
 void TensorMerge::read_updated(std::uint64_t first, std::span<float> out, const ReadBase& read) const {

@@ -8,6 +8,7 @@
 
 #include "formats/adapters/tensor_updates.hpp"
 #include "nibble/checkpoint.hpp"
+#include "quant/merge/expert_factor.hpp"
 #include "quant/merge/low_rank.hpp"
 
 namespace nibble {
@@ -23,8 +24,10 @@ namespace nibble {
 class TensorMerge {
  public:
   /// Reads the factors, the magnitudes, the rows and the bias into memory. Adapter and update must outlive it. `shape`
-  /// is that of W. Throws Error(bad_input) if one of their numbers is not finite.
-  TensorMerge(const Adapter& adapter, const TensorUpdate& update, const Shape& shape);
+  /// is that of W. `expert_b` has B if W is one of several experts (update.low_rank->expert), and is not needed
+  /// afterwards. Throws Error(bad_input) if one of their numbers is not finite.
+  TensorMerge(const Adapter& adapter, const TensorUpdate& update, const Shape& shape,
+              const ExpertFactor* expert_b = nullptr);
 
   /// About how many bytes it keeps.
   [[nodiscard]] static std::uint64_t memory_bytes(const Adapter& adapter, const TensorUpdate& update,
@@ -35,7 +38,8 @@ class TensorMerge {
 
   /// To be called before merge(). DoRA needs the norms of all of W + dW and reads W once for them, in panels of
   /// panel_bytes (or a row, if that is more), one for each thread of the caller's oneTBB arena; `read` is called
-  /// concurrently. A weight that is not finite enters no norm. Does nothing without DoRA.
+  /// concurrently. A weight that is not finite enters no norm. Does nothing without DoRA. Throws Error(bad_input) if a
+  /// norm is 0 or infinite: there is nothing to scale then, and peft makes NaN of it.
   void measure_norms(const ReadBase& read);
   static constexpr std::uint64_t panel_bytes = 1 << 20;
 
@@ -43,7 +47,7 @@ class TensorMerge {
   void merge(std::uint64_t first, std::span<const float> base, std::span<float> merged) const;
 
  private:
-  void read_factors();
+  void read_factors(const ExpertFactor* expert_b);
   void read_updated(std::uint64_t first, std::span<float> out, const ReadBase& read) const;
   void add_squares_of_columns(std::span<const float> panel, std::span<double> squares) const;
   [[nodiscard]] bool is_scaled() const noexcept { return !factors_.empty(); }

@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/corrupt.hpp"
@@ -10,6 +13,7 @@
 namespace nibble::merge_command_test {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 
 constexpr const char* layer = "model.layers.0.mlp.up_proj";
@@ -34,10 +38,14 @@ class MergeCommand : public testing::Test {
 TEST_F(MergeCommand, SaysWhatIsLeftOfEachUpdate) {
   const test::Outcome done = merge("out.safetensors --to nf4");
   EXPECT_EQ(done.code, 0) << done.err;
-  EXPECT_THAT(done.out, HasSubstr("what is left of each update after quantization:\n"
-                                  "tensor                                 norm     cosine\n"
-                                  "model.layers.0.mlp.up_proj.weight  "));
-  const auto json = nlohmann::json::parse(merge("other.safetensors --to nf4 --json").out);
+  EXPECT_THAT(done.out, ContainsRegex("what is left of each update after quantization, measured in [0-9.]+ s:\n"
+                                      "tensor                                 norm     cosine\n"
+                                      "model.layers.0.mlp.up_proj.weight  "));
+  const test::Outcome told = merge("other.safetensors --to nf4 --json --progress json");
+  const auto json = nlohmann::json::parse(told.out);
+  EXPECT_GT(json["updates_seconds"], 0);
+  // The end of the conversion, and that of the measurement.
+  EXPECT_THAT(told.err, ContainsRegex("\"done_bytes\":16384,.*\n.*\"done_bytes\":16384,"));
   ASSERT_EQ(json["updates"].size(), 1u);
   EXPECT_EQ(json["updates"][0]["tensor"], std::string(layer) + ".weight");
   EXPECT_GT(json["updates"][0]["cosine"], 0.9);
@@ -51,7 +59,56 @@ TEST_F(MergeCommand, TakesTheOptionsOfConvert) {
 }
 
 TEST_F(MergeCommand, MergedWeightsAreNotUnchanged) {
-  EXPECT_THAT(merge("out.safetensors --to fp32").out, HasSubstr("\nno weight was converted\n"));
+  EXPECT_THAT(merge("out.safetensors --to fp32").out, HasSubstr("\nno weight was rounded\n"));
+  const test::Outcome json = merge("other.safetensors --to fp32 --json");
+  EXPECT_FALSE(nlohmann::json::parse(json.out).contains("exact"));
+}
+
+TEST_F(MergeCommand, TheManifestTellsTheAdapter) {
+  EXPECT_EQ(merge("out.safetensors --to nf4").code, 0);
+  const auto manifest =
+      nlohmann::json::parse(test::read_file(root.path() / "out.safetensors.nibble.json")).at("adapter");
+  EXPECT_EQ(manifest.at("tensors"), 1);
+  EXPECT_EQ(manifest.at("r"), 2);
+  EXPECT_EQ(manifest.at("files")[1].at("name"), "adapter_model.safetensors");
+  EXPECT_EQ(test::read_file(root.path() / "out.safetensors.nibble.json").find(root.path().string()), std::string::npos);
+}
+
+// Such weights are the model's own: --nonfinite decides about them wherever they come from.
+TEST_F(MergeCommand, NanInAReplacedTensorIsThatOfTheBase) {
+  const std::string weight = std::string(layer) + ".weight";
+  std::vector<float> broken = test::normal_weights(64 * 64, 1);
+  broken[70] = NAN;
+  test::WeightsFile base, replaced;
+  base.add(weight, DType::f32, {64, 64}, broken);
+  root.write("broken.safetensors", base.bytes());
+  replaced.add(weight, DType::f32, {64, 64}, broken);
+  root.write("adapter/adapter_model.safetensors", replaced.bytes());
+  for (const std::string options :
+       {"--to nf4", "--to bf16", "--to fp32", "--to nf4 --nonfinite quantize", "--to nf4 --nonfinite error",
+        "--to bf16 --nonfinite error", "--to fp32 --nonfinite error"}) {
+    const test::Outcome of_base =
+        test::run_program(root.path(), "convert broken.safetensors a.safetensors --overwrite " + options);
+    const test::Outcome of_adapter = merge("b.safetensors --overwrite " + options);
+    EXPECT_EQ(of_adapter.code, of_base.code) << options;
+    const auto fact = [](const std::string& line) { return line.substr(std::min(line.find("tensor '"), line.size())); };
+    EXPECT_EQ(fact(of_adapter.err), fact(of_base.err)) << options;
+    EXPECT_EQ(of_base.code, options.ends_with("error") ? 3 : 0) << options << of_base.err;
+    EXPECT_THAT(of_base.err, HasSubstr("1 NaN")) << options;
+    if (of_base.code == 0) {
+      EXPECT_EQ(test::read_file(root.path() / "a.safetensors"), test::read_file(root.path() / "b.safetensors"))
+          << options;
+    }
+  }
+}
+
+TEST_F(MergeCommand, AnAdapterBesideTheBaseStaysBehind) {
+  root.write("base/model.safetensors", test::read_file(root.path() / "base.safetensors"));
+  root.write("base/adapter_config.json", test::read_file(root.path() / "adapter/adapter_config.json"));
+  const test::Outcome done = test::run_program(root.path(), "merge base adapter out --to bf16");
+  EXPECT_EQ(done.code, 0);
+  EXPECT_THAT(done.err, HasSubstr("warning: an adapter beside the model is not carried over: adapter_config.json\n"));
+  EXPECT_FALSE(std::filesystem::exists(root.path() / "out/adapter_config.json"));
 }
 
 TEST_F(MergeCommand, NothingIsWrittenOverTheAdapter) {

@@ -74,6 +74,16 @@ TEST(Xxh3, PiecesOfWholeChunksNeedNoByteAgain) {
   EXPECT_EQ(whole.take(), expected(bytes));
 }
 
+TEST(Xxh3, AStreamIsThatOfAllItsPieces) {
+  const std::vector<std::byte> bytes(3 << 20, std::byte{7});
+  Xxh3Stream stream;
+  stream.append(std::span(bytes).first(5));
+  stream.append(std::span(bytes).subspan(5));
+  EXPECT_EQ(stream.digest(), xxh3(bytes));
+  stream.reset();
+  EXPECT_EQ(stream.digest(), xxh3({}));
+}
+
 TEST(Xxh3, OfNothingIsThePublishedOne) { EXPECT_EQ(xxh3({}).hex(), "99aa06d3014798d86001c324468d497f"); }
 
 }  // namespace

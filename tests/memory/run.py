@@ -97,6 +97,33 @@ def layer(i, name, shape):
     return f"model.layers.{i}.{name}.weight", shape
 
 
+def write_adapter(path, rank, tensors, config=""):
+    """LoRA of these matrices, whose update is 1 at the last weight and 0 elsewhere. The base is written beside it."""
+    os.mkdir(f"{path}-adapter")
+    with open(f"{path}-adapter/adapter_config.json", "w") as file:
+        file.write(f'{{"peft_type":"LORA","r":{rank},"lora_alpha":{rank}{config}}}')
+    factors, ones = [], []
+    for name, (out, columns) in tensors:
+        module = name.removesuffix(".weight")
+        for part, shape in (("lora_A", [rank, columns]), ("lora_B", [out, rank])):
+            ones.append((len(factors), math.prod(shape) - 1))
+            factors.append((f"base_model.model.{module}.{part}.weight", shape))
+    write_checkpoint(f"{path}-adapter/adapter_model.safetensors", factors, ones)
+
+
+def write_base_and_adapter(path, rank, tensors):
+    write_checkpoint(path, tensors)
+    write_adapter(path, rank, tensors)
+
+
+def write_patterns(path, keys):
+    """A base with an adapter that has a rank for each of so many modules."""
+    tensors = [layer(0, "up", [64, 64])]
+    write_checkpoint(path, tensors)
+    patterns = ",".join(f'"layers.{i // 1000}.mlp.experts.{i % 1000}.up":8' for i in range(keys))
+    write_adapter(path, 8, tensors, f',"rank_pattern":{{{patterns}}}')
+
+
 def expert_names(count):
     return [layer(i // 1000, f"mlp.experts.{i % 1000}.up_proj", [64, 64]) for i in range(count)]
 
@@ -130,6 +157,7 @@ def all_codes(weights, ones):
 # How the input is made, the options, --max-memory in MiB, bytes to be found in the output (part, offset, value).
 # Or the options of `measure`, those of the conversion before it, which is not limited, and what is wrong with the JSON.
 # Or those of `dequantize`, after such a conversion.
+# Or those of `merge`, whose adapter `make` has put beside the input.
 # Or those of `inspect`: `mib` is what its --max-memory is unless it is given.
 # Where the command is to be refused: the exit code, and what the line on stderr says.
 CASES = {
@@ -212,6 +240,23 @@ CASES = {
         before=["--to", "nf4", "--experts", "nf4:double-quant=no", "--allow-nibble-only"],
         dequantize=["--to", "bf16"], mib=48,
         bytes=[(EXPERT_NAME, 2 * (16 * 8_192 * 6_688 - 1) + 1, ONE[1]), (EXPERT_NAME, 1 << 30, 0)]),
+    "an adapter of rank 512, merged into bf16": dict(
+        make=lambda path: write_base_and_adapter(path, 512, [layer(i, "down", [4096, 14_336]) for i in range(4)]),
+        merge=["--to", "bf16"], mib=192,
+        bytes=[(layer(3, "down", [])[0], 2 * (4096 * 14_336 - 1) + 1, ONE[1]), (layer(3, "down", [])[0], 1, 0)]),
+    "an adapter of rank 512, merged into nf4": dict(
+        make=lambda path: write_base_and_adapter(path, 512, [layer(i, "up", [14_336, 4096]) for i in range(4)]),
+        merge=["--to", "nf4"], mib=192, bytes=[last_byte(layer(3, "up", [])[0], [14_336, 4096])]),
+    "an adapter of rank 16, merged into 4.8 GB of NF4": dict(
+        make=lambda path: write_base_and_adapter(path, 16, [layer(0, "up", LARGE)]),
+        before=["--to", "nf4"], merge=["--to", "nf4"], mib=256, bytes=[last_byte(layer(0, "up", [])[0], LARGE)],
+        full=True),
+    "a rank for each of 200,000 modules": dict(
+        make=lambda path: write_patterns(path, 200_000), merge=["--to", "bf16"], mib=320,
+        bytes=[(layer(0, "up", [])[0], 2 * 4095 + 1, ONE[1])]),
+    "a rank for each of 200,000 modules, refused": dict(
+        make=lambda path: write_patterns(path, 200_000), merge=["--to", "bf16"], mib=64,
+        refused=(5, "adapter_config.json: opening it needs at least ")),
     "measure 100,000 tensors --to nf4": dict(
         make=lambda path: write_checkpoint(path, expert_names(100_000), [(99_999, 4095)]),
         measure=["--json", "--to", "nf4"], mib=176, problem=all_codes(100_000 * 4096, 1)),
@@ -326,11 +371,14 @@ def run(nibble, name, case, work):
     if "inspect" in case:
         command = [nibble, "inspect", path, *case["inspect"]]
     else:
-        own = case.get("options") or case.get("dequantize") or case["measure"]
+        own = case.get("options") or case.get("dequantize") or case.get("merge") or case["measure"]
         what = ["convert", path, out] if "options" in case else ["measure", path, *([out] if before else [])]
         if "dequantize" in case:
             what = ["dequantize", out, plain := f"{work}/plain"]
             out = plain
+        if "merge" in case:
+            what = ["merge", out if before else path, f"{path}-adapter", merged := f"{work}/merged"]
+            out = merged
         options = own + ([] if "--threads" in own else ["--threads", "2"])
         command = [nibble, *what, *options, "--max-memory", f"{case['mib']}MiB", "--progress", "none"]
     start = time.monotonic()

@@ -35,6 +35,7 @@ void MemoryReader::read(std::size_t tensor, std::uint64_t offset, std::span<std:
   if (offset > from.size() || out.size() > from.size() - offset) throw std::logic_error("read past the end");
   std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(offset), out.size(), out.begin());
   ++*reads_;
+  *bytes_read_ += out.size();
   std::uint64_t largest = *largest_read_;
   while (largest < out.size() && !largest_read_->compare_exchange_weak(largest, out.size())) {
   }

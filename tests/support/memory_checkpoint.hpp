@@ -39,6 +39,7 @@ class MemoryReader final : public Reader {
   [[nodiscard]] std::vector<std::byte>& bytes(std::size_t tensor) { return bytes_[tensor]; }
   [[nodiscard]] std::uint64_t largest_read() const { return *largest_read_; }
   [[nodiscard]] std::uint64_t reads() const { return *reads_; }
+  [[nodiscard]] std::uint64_t bytes_read() const { return *bytes_read_; }
 
   [[nodiscard]] const TensorList& tensors() const noexcept override { return tensors_; }
   [[nodiscard]] std::size_t file_of(std::size_t tensor) const override { return file_[tensor]; }
@@ -60,6 +61,7 @@ class MemoryReader final : public Reader {
   std::uint64_t rewrite_bytes_ = 0;
   std::mt19937 generator_{1};
   std::unique_ptr<std::atomic<std::uint64_t>> largest_read_ = std::make_unique<std::atomic<std::uint64_t>>(0);
+  std::unique_ptr<std::atomic<std::uint64_t>> bytes_read_ = std::make_unique<std::atomic<std::uint64_t>>(0);
   std::unique_ptr<std::atomic<std::uint64_t>> reads_ = std::make_unique<std::atomic<std::uint64_t>>(0);
 };
 

@@ -85,7 +85,7 @@ class Conversion {
         progress_(progress),
         memory_(conversion_memory(plan, resources)),
         codings_(plan.recipe, plan.tensors, resources.device),
-        manifest_(plan, out),
+        manifest_(plan, out, ReaderInternals::adapter(in_)),
         resources_(resources),
         buffers_(chunk_memory(resources.device)) {
     report_.plan = std::move(plan);

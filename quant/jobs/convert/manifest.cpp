@@ -135,7 +135,7 @@ Json recipe_json(const Recipe& recipe) {
 
 }  // namespace
 
-Manifest::Manifest(const Plan& plan, Writer& out) : out_(out) {
+Manifest::Manifest(const Plan& plan, Writer& out, std::string_view adapter) : out_(out) {
   const Json json = {{"schema_version", schema_version},
                      {"generator", fmt::format("nibble {}", version())},
                      {"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
@@ -145,6 +145,7 @@ Manifest::Manifest(const Plan& plan, Writer& out) : out_(out) {
                      {"source_bytes", plan.source_bytes()}};
   for (const auto& [key, value] : json.items())
     text_ += fmt::format("{} {}: {}", text_.empty() ? "{\n" : ",\n", dump(key), dump(value));
+  if (!adapter.empty()) text_ += fmt::format(",\n \"adapter\": {}", adapter);
   text_ += ",\n \"tensors\": [";
 }
 

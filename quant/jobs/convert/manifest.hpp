@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/xxh3.hpp"
@@ -18,8 +19,8 @@ namespace nibble {
 /// finished, because for 100,000 tensors it has 120 MB; what is known only at the end comes last.
 class Manifest {
  public:
-  /// Writes the beginning.
-  Manifest(const Plan& plan, Writer& out);
+  /// Writes the beginning. `adapter` is ReaderInternals::adapter() of the input.
+  Manifest(const Plan& plan, Writer& out, std::string_view adapter = {});
 
   /// One stored part of a tensor.
   struct Part {

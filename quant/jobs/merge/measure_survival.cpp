@@ -25,7 +25,7 @@ constexpr std::uint64_t encoded_share = 4;  // of the memory: for two encoded te
 
 class SurvivalMeasuring {
  public:
-  SurvivalMeasuring(const MergedReader& merged, const Plan& plan, const Resources& resources, const Progress& progress)
+  SurvivalMeasuring(const MergedReader& merged, const Plan& plan, const Resources& resources, Progress& progress)
       : merged_(merged),
         candidate_{{}, nullptr, plan},
         pairing_(merged, std::span(&candidate_, 1)),
@@ -108,7 +108,7 @@ class SurvivalMeasuring {
   Pairing pairing_;
   StoredWeights merged_weights_, base_weights_;
   std::uint64_t max_encoded_;
-  const Progress& progress_;
+  Progress& progress_;
   std::deque<Codings> codings_;
   Buffers buffers_;
   CandidateWeights candidates_;
@@ -117,15 +117,26 @@ class SurvivalMeasuring {
 }  // namespace
 
 std::vector<UpdateSurvival> measure_survival(const Reader& merged, const Plan& plan, const Resources& resources,
-                                             const Progress& progress) {
+                                             Progress& progress) {
   const auto* const reader = dynamic_cast<const MergedReader*>(&merged);
   if (reader == nullptr) throw Error(Errc::usage, "no adapter is merged into this checkpoint");
   std::vector<UpdateSurvival> result;
+  const auto is_measured = [&](const PlannedTensor& planned) {
+    return planned.quantized && reader->is_updated(planned.source);
+  };
+  std::uint64_t done = 0, total = 0;
+  for (const PlannedTensor& planned : plan.tensors)
+    if (is_measured(planned)) total += planned.info.bytes();
   SurvivalMeasuring measuring(*reader, plan, resources, progress);
   Workers workers(resources.threads != 0 ? resources.threads : default_threads());
   workers.execute([&] {
-    for (const PlannedTensor& planned : plan.tensors)
-      if (planned.quantized && reader->is_updated(planned.source)) result.push_back(measuring.measure(planned));
+    for (const PlannedTensor& planned : plan.tensors) {
+      if (!is_measured(planned)) continue;
+      progress.advance(planned.info.name, done, total);
+      result.push_back(measuring.measure(planned));
+      done += planned.info.bytes();
+      progress.advance(planned.info.name, done, total);
+    }
   });
   return result;
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "formats/adapters/adapter_identity.hpp"
 #include "formats/models/architectures.hpp"
 #include "nibble/error.hpp"
 #include "nibble/merge.hpp"
@@ -57,16 +58,22 @@ void MergedReader::read_base(std::size_t tensor, std::uint64_t first, std::span<
   });
 }
 
+std::shared_ptr<const TensorMerge> MergedReader::make_merge(std::size_t tensor, const TensorUpdate& update) const {
+  std::shared_ptr<const ExpertFactor> expert_b;
+  if (update.low_rank && update.low_rank->expert)
+    expert_b = expert_factors_.get(update.low_rank->b,
+                                   [&] { return std::make_shared<const ExpertFactor>(adapter_, *update.low_rank); });
+  auto made = std::make_shared<TensorMerge>(adapter_, update, tensors_[tensor].shape, expert_b.get());
+  made->measure_norms([&](std::uint64_t first, std::span<float> panel) { read_base(tensor, first, panel); });
+  return made;
+}
+
 void MergedReader::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> out) const {
   const TensorUpdate* const update = find(tensor);
   if (update == nullptr) return base_->read(tensor, offset, out);
   // Replaced, and not by weights: of the same type then.
   if (!is_weight_type(tensors_.dtype(tensor))) return adapter_.weights().read(*update->replacement, offset, out);
-  const auto merge = merges_.get(tensor, [&] {
-    auto made = std::make_shared<TensorMerge>(adapter_, *update, tensors_[tensor].shape);
-    made->measure_norms([&](std::uint64_t first, std::span<float> panel) { read_base(tensor, first, panel); });
-    return made;
-  });
+  const auto merge = merges_.get(tensor, [&] { return make_merge(tensor, *update); });
   const auto merge_into = [&](std::span<float> weights) {
     const std::uint64_t first = offset / sizeof(float);
     if (!update->replacement) read_base(tensor, first, weights);
@@ -85,10 +92,15 @@ std::uint64_t MergedReader::position(std::size_t tensor, std::uint64_t offset) c
 
 std::uint64_t MergedReader::reading_bytes() const {
   std::uint64_t bytes = 0;
-  for (const TensorUpdate& update : updates_)
-    bytes = std::max(bytes, TensorMerge::memory_bytes(adapter_, update, tensors_[update.tensor].shape));
+  for (const TensorUpdate& update : updates_) {
+    std::uint64_t own = TensorMerge::memory_bytes(adapter_, update, tensors_[update.tensor].shape);
+    if (update.low_rank && update.low_rank->expert) own += ExpertFactor::memory_bytes(adapter_, *update.low_rank);
+    bytes = std::max(bytes, own);
+  }
   return bytes + ReaderInternals::reading_bytes(*base_);
 }
+
+std::string MergedReader::adapter() const { return adapter_identity(adapter_, updates_.size()); }
 
 std::unique_ptr<Reader> open_merged(const std::filesystem::path& base, const std::filesystem::path& adapter,
                                     std::uint64_t max_memory) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "formats/adapters/adapter.hpp"
@@ -41,6 +42,8 @@ class MergedReader final : public DerivedReader {
   }
   [[nodiscard]] bool was_quantized() const override { return ReaderInternals::was_quantized(*base_); }
   [[nodiscard]] std::uint64_t reading_bytes() const override;
+  [[nodiscard]] std::string adapter() const override;
+  [[nodiscard]] std::shared_ptr<const TensorMerge> make_merge(std::size_t tensor, const TensorUpdate& update) const;
   void read_base(std::size_t tensor, std::uint64_t first, std::span<float> out) const;
 
   std::unique_ptr<const PlainReader> base_;
@@ -48,6 +51,7 @@ class MergedReader final : public DerivedReader {
   std::vector<TensorUpdate> updates_;  // sorted by tensor
   TensorList tensors_;
   mutable LastUsed<TensorMerge> merges_;
+  mutable LastUsed<ExpertFactor> expert_factors_;  // by their number in the adapter: gate_up and down, mostly
 };
 
 }  // namespace nibble

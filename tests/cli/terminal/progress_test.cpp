@@ -135,6 +135,18 @@ TEST(Progress, JsonOfNothingAndOfNamesThatAreNoUtf8) {
   EXPECT_EQ(last_json("\xff.weight", 1).at("tensor"), "\uFFFD.weight");
 }
 
+// After a merge, what is left of the updates is measured: the rate is that of the pass.
+TEST(Progress, AnotherPassBeginsAnew) {
+  const std::string out = in_a_file([] {
+    ProgressDisplay display(terminal, ProgressStyle::json);
+    display.advance("a", 200, 200);
+    display.advance("b", 100, 100);  // as far as it was when it began
+  });
+  const auto second = nlohmann::ordered_json::parse(out.substr(out.find('\n') + 1));
+  EXPECT_EQ(second.at("done_bytes"), 100);
+  EXPECT_EQ(second.at("bytes_per_second"), 0);
+}
+
 // The bar after all of `bytes`, between what erases the line before and after it. How long it takes is not known, so
 // the rate may have any number of digits: 200 columns have room for all.
 std::string last_bar(std::string_view tensor, std::uint64_t bytes, unsigned columns = 200) {

@@ -68,6 +68,16 @@ TEST_F(AdapterFiles, WhatIsMissingIsNamed) {
   EXPECT_THAT(error_of([&] { (void)Adapter(dir.path() / "none"); }), HasSubstr("No such file or directory"));
 }
 
+// The tree of a config of 4 MB takes more.
+TEST_F(AdapterFiles, AConfigTakesNoMoreMemoryThanIsAllowed) {
+  dir.write("adapter_config.json",
+            std::string(lora).insert(1, R"("target_modules":[)" + std::string(4 << 20, ' ') + "],"));
+  dir.write("adapter_model.safetensors", weights_of({"q.lora_A.weight", "q.lora_B.weight"}));
+  EXPECT_EQ(Adapter(dir.path()).config_bytes(), lora.size() + (4 << 20) + 20);
+  EXPECT_THAT(error_of([&] { (void)Adapter(dir.path(), 100'000'000); }, Errc::no_space),
+              HasSubstr("/adapter_config.json: opening it needs at least "));
+}
+
 TEST_F(AdapterFiles, ErrorsNameTheFile) {
   dir.write("adapter_config.json", R"({"peft_type":"IA3"})");
   dir.write("adapter_model.safetensors", weights_of({"q.lora_A.weight"}));

@@ -438,9 +438,45 @@ TEST(TensorUpdates, TwoNamesOfOneTensor) {
   EXPECT_THAT(
       llama().refusal(
           AdapterMaker(R"("r":2)").add_low_rank(q, 64, 64, 2).add_low_rank("layers.0.self_attn.q_proj", 64, 64, 2)),
-      HasSubstr("updates 'model.layers.0.self_attn.q_proj.weight' of base, and so does"));
+      HasSubstr("changes 'model.layers.0.self_attn.q_proj.weight' of base, and so does"));
   EXPECT_THAT(llama().refusal(AdapterMaker().add("norm.weight", {64}).add("model.norm.weight", {64})),
-              HasSubstr("replaces 'model.norm.weight' of base, and so does"));
+              HasSubstr("changes 'model.norm.weight' of base, and so does"));
+  EXPECT_THAT(llama().refusal(AdapterMaker(R"("trainable_token_indices":[1])")
+                                  .add("embed_tokens.token_adapter.trainable_tokens_delta", {1, 64})
+                                  .add("model.embed_tokens.token_adapter.trainable_tokens_delta", {1, 64})),
+              EndsWith("changes 'model.embed_tokens.weight' of base, and so does "
+                       "'base_model.model.embed_tokens.token_adapter.trainable_tokens_delta'"));
+}
+
+// peft saves both if a tied model trains different rows of its two embeddings.
+TEST(TensorUpdates, TokensOfTiedEmbeddings) {
+  const char* const fields = R"("trainable_token_indices":{"embed_tokens":[1],"lm_head":[2]})";
+  Base tied({weight("model.embed_tokens.weight", {100, 64})});
+  tied.tied = true;
+  EXPECT_THAT(tied.refusal(AdapterMaker(fields)
+                               .add("model.embed_tokens.token_adapter.trainable_tokens_delta", {1, 64})
+                               .add("lm_head.token_adapter.trainable_tokens_delta", {1, 64})),
+              EndsWith("base has no tensor 'lm_head.weight': its output layer may be tied to its embeddings"));
+}
+
+TEST(TensorUpdates, TokensOfTwoEntries) {
+  const auto refusal = [](const std::string& rows) {
+    return llama().refusal(
+        AdapterMaker(R"("trainable_token_indices":{"embed_tokens":[1],"model.embed_tokens":[)" + rows + "]}")
+            .add("model.embed_tokens.token_adapter.trainable_tokens_delta", {1, 64}));
+  };
+  EXPECT_EQ(refusal("1"), "");
+  EXPECT_THAT(refusal("2"), EndsWith("trainable_token_indices of 'embed_tokens' and of 'model.embed_tokens' in "
+                                     "adapter_config.json are different, and both are for 'model.embed_tokens'"));
+}
+
+TEST(TensorUpdates, AttentionInOneMatrixHasNoDora) {
+  const Base base({weight("attn.in_proj_weight", {48, 16}), weight("attn.out_proj.weight", {16, 16})});
+  EXPECT_THAT(base.refusal(AdapterMaker(R"("r":2,"use_dora":true)")
+                               .add_low_rank("attn", 48, 16, 2)
+                               .add("attn.lora_magnitude_vector", {48})),
+              EndsWith("lora_magnitude_vector': is of DoRA, which peft does not have for the matrix "
+                       "'attn.in_proj_weight'"));
 }
 
 }  // namespace

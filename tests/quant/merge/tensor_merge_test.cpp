@@ -18,6 +18,7 @@ using reference::Matrix;
 using test::AdapterMaker;
 using test::error_of;
 using testing::EndsWith;
+using testing::HasSubstr;
 
 std::vector<float> values_of(const Adapter& adapter, std::size_t tensor) {
   const TensorInfo info = adapter.weights().tensors()[tensor];
@@ -56,7 +57,9 @@ struct Merge {
   [[nodiscard]] std::vector<float> b() const { return values_of(adapter, update.low_rank->b); }
 
   [[nodiscard]] std::vector<float> merged(std::size_t range = SIZE_MAX, int threads = 1) const {
-    TensorMerge merge(adapter, update, shape);
+    std::optional<ExpertFactor> expert_b;
+    if (update.low_rank && update.low_rank->expert) expert_b.emplace(adapter, *update.low_rank);
+    TensorMerge merge(adapter, update, shape, expert_b ? &*expert_b : nullptr);
     tbb::task_arena(threads).execute([&] {
       merge.measure_norms([&](std::uint64_t first, std::span<float> out) {
         std::copy_n(base.begin() + static_cast<std::ptrdiff_t>(first), out.size(), out.begin());
@@ -240,6 +243,36 @@ TEST(TensorMerge, NonfiniteWeightsDoNotSpread) {
     merge.base[10] = std::numeric_limits<float>::quiet_NaN();
     const std::vector<float> merged = merge.merged();
     for (std::size_t i = 0; i < merged.size(); ++i) EXPECT_EQ(std::isnan(merged[i]), i == 10) << i;
+  }
+}
+
+// peft would divide by these norms.
+TEST(TensorMerge, DoraNeedsNorms) {
+  for (const bool transposed : {false, true}) {
+    AdapterMaker maker(R"("use_dora":true)");
+    std::vector<float> b = test::normal_weights(8 * 2, 5);
+    b[6] = b[7] = 0;  // of output 3
+    maker.add("q.lora_A.weight", {2, 8})
+        .add("q.lora_B.weight", {8, 2}, b)
+        .add("q.lora_magnitude_vector", {8}, {1, 1, 1, 2, 1, 1, 1, 1});
+    Merge merge(maker, {8, 8});
+    merge.find_factors(2, transposed);
+    const auto weight = [&](std::size_t i) -> float& { return merge.base[transposed ? i * 8 + 3 : 3 * 8 + i]; };
+    for (std::size_t i = 0; i < 8; ++i) weight(i) = 0;
+    const std::string side = transposed ? "column" : "row";
+    const auto refusal = [&](const std::string& norm) {
+      return "tensor 'base_model.model.q.lora_magnitude_vector': element 3 is 2, but " + side +
+             " 3 of W + dW has the norm " + norm + ": DoRA cannot scale it";
+    };
+    EXPECT_THAT(error_of([&] { (void)merge.merged(); }), EndsWith(refusal("0")));
+    weight(2) = NAN;  // enters no norm
+    EXPECT_THAT(error_of([&] { (void)merge.merged(); }), EndsWith(refusal("0")));
+    weight(2) = 1e-40F;  // 2 divided by this is too much for fp32
+    EXPECT_THAT(error_of([&] { (void)merge.merged(); }), HasSubstr("element 3 is 2, but " + side));
+    weight(2) = weight(4) = 3e38F;
+    EXPECT_THAT(error_of([&] { (void)merge.merged(); }), EndsWith(refusal("inf")));
+    weight(4) = 0;
+    EXPECT_FLOAT_EQ(merge.merged()[transposed ? 2 * 8 + 3 : 3 * 8 + 2], 2);
   }
 }
 

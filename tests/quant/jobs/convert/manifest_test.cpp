@@ -69,6 +69,13 @@ TEST(Manifest, BeginsWithThePlan) {
                       ",\n \"quantized_share\": 0.6666666666666666,\n \"warnings\": []\n}\n");
 }
 
+TEST(Manifest, TellsWhichAdapterWasMerged) {
+  MemoryWriter out;
+  const Plan made = plan();
+  Manifest(made, out, R"({"r":8})").end({made, {}, {}});
+  EXPECT_THAT(out.manifest(), HasSubstr(",\n \"source_bytes\": 384,\n \"adapter\": {\"r\":8},\n \"tensors\": ["));
+}
+
 // Quantized and cast tensors are told apart, and `converted` is both.
 TEST(Manifest, TotalsAreThoseOfTheReport) {
   MemoryWriter out;
