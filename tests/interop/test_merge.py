@@ -77,6 +77,10 @@ CASES = {
         llama,
         dict(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [1, 5], "lm_head": [7]}),
     ),
+    "tokens-tied": (
+        lambda: llama(tie_word_embeddings=True),
+        dict(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [1, 5], "lm_head": [1, 5]}),
+    ),
     "velora": (llama, dict(target_modules=["q_proj"], velora_config={"num_groups": 8})),
     "mica": (llama, dict(target_modules=["q_proj"], init_lora_weights="mica")),
     "conv1d": (gpt2, dict(target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)),
@@ -216,6 +220,14 @@ def test_an_adapter_for_another_base(nibble, tmp_path):
     line = fails(nibble, "merge", tmp_path / "other", tmp_path / "adapter", tmp_path / "out", "--to", "bf16")
     assert "that is for a matrix 64 x 64, but 'model.layers.0.self_attn.q_proj.weight' of" in line
     assert not (tmp_path / "out").exists()
+
+
+def test_different_rows_of_tied_embeddings(nibble, tmp_path):
+    """peft saves rows for both and merges them into layers that are no longer tied."""
+    tokens = {"embed_tokens": [1], "lm_head": [7]}
+    make(tmp_path, lambda: llama(tie_word_embeddings=True), target_modules=["q_proj"], trainable_token_indices=tokens)
+    line = fails(nibble, "merge", tmp_path / "base", tmp_path / "adapter", tmp_path / "out", "--to", "fp32")
+    assert "has no tensor 'lm_head.weight': its output layer may be tied to its embeddings" in line
 
 
 @pytest.mark.parametrize(
