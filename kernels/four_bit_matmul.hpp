@@ -19,14 +19,13 @@
 //   sums      of the KWarps warps with the same n: through shared memory at the end, in order of k
 //   split     where n is too small for all multiprocessors, blocks divide k; the last adds their sums (split_sums.hpp)
 #pragma once
-#include <type_traits>
-
 #include "kernels/device/device.hpp"
 #include "kernels/four_bit_matmul_run.hpp"
 #include "kernels/four_bit_matmul_source.hpp"
 #include "kernels/four_bit_matmul_tile.hpp"
 #include "kernels/four_bit_pair_table.hpp"
 #include "kernels/four_bit_weight.hpp"
+#include "kernels/matmul_block.hpp"
 #include "kernels/split_sums.hpp"
 
 namespace nibble::kernels {
@@ -54,9 +53,9 @@ struct MatmulRows {
 /// For weights whose rows begin at multiples of Tile.run elements, with k a multiple of it, blocksizes of at least as
 /// many and less than 2^32 runs; packed is aligned to 8 bytes (to 4 if a run is shorter than 64), x and its rows to 16.
 ///
-/// Grid: blocks that take the tiles in turn; 1; weights, or experts. The weights of a launch have the same k, blocksize
-/// and codebook. With experts, the weight has n rows for each of them, and expert e takes rows ends[e - 1] to ends[e]
-/// of x and y.
+/// Grid: x, the blocks that take the tiles of a weight in turn; y, 1; z, the weights of the launch, or the experts. The
+/// weights of a launch have the same k, blocksize and codebook. With experts, the weight has n rows for each of them,
+/// and expert e takes rows ends[e - 1] to ends[e] of x and y.
 template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> struct FourBitMatmul {
   static constexpr FourBitMatmulTile sizes = Tile;
   static constexpr u32 threads = Tile.threads(), min_blocks = Tile.min_blocks();
@@ -64,26 +63,22 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   static constexpr u32 max_m = Tile.max_m(), groups = Tile.groups();
   static constexpr u32 m_tiles = Tile.m_tiles, n_warps = Tile.n_warps, k_warps = Tile.k_warps, n_tiles = Tile.n_tiles;
   static constexpr u32 max_weights = 4, turn_steps = Tile.turn_steps();
-  static constexpr bool block_waits = Tile.barrier == XBarrier::block || k_warps == 1;  // all warps, in each step
+  static constexpr bool block_waits = Tile.barrier == XBarrier::block || k_warps == 1;  // for x, all of its warps
   static_assert(threads == 256);
   static_assert(!KeepsX || m_tiles == 1);
 
   using Run = FourBitMatmulRun<Tile.run>;
   using Table = FourBitPairTable<Half, (m_tiles <= 4)>;  // beyond, gaps would leave no room for x
 
-  // Of a row of x in a step.
+  // From row to row of a step's x in shared memory.
   static constexpr u32 x_row_bytes = 2 * block_k + Run::x_gap_bytes;
-  // 4 floats more: what the 4 lanes of a quad store lies 8 banks apart.
-  static constexpr u32 sum_stride = block_n + 4;
 
-  // Rows of x in shared memory. A tile of m is always whole, but if it is the only one, a lane of a row that does not
-  // exist can read the last that does: then there are fewer, and with m = 1 all lanes of a quarter read the same bytes.
-  NIBBLE_DEVICE_AND_HOST static constexpr u32 rows_of(u32 m) { return m_tiles > 1 ? block_m : m < max_m ? m : max_m; }
-  NIBBLE_DEVICE_AND_HOST static constexpr u32 stage_bytes(u32 m) { return x_row_bytes * rows_of(m); }
-  NIBBLE_DEVICE_AND_HOST static constexpr u32 sum_bytes(u32 m) { return 4 * k_warps * rows_of(m) * sum_stride; }
+  // All of a step's x in shared memory.
+  NIBBLE_DEVICE_AND_HOST static constexpr u32 stage_bytes(u32 m) { return x_row_bytes * rows_of_x<Tile>(m); }
   NIBBLE_DEVICE_AND_HOST static constexpr u64 shared_bytes(u32 m, u64 k) {
-    if constexpr (KeepsX) return Table::bytes + ceil_div<u64>(k, block_k) * stage_bytes(m) + sum_bytes(m);
-    const u32 ring = 2 * stage_bytes(m), sums = sum_bytes(m);
+    const u32 sums = WarpSums<Tile>::bytes(rows_of_x<Tile>(m));
+    if constexpr (KeepsX) return Table::bytes + ceil_div<u64>(k, block_k) * stage_bytes(m) + sums;
+    const u32 ring = 2 * stage_bytes(m);  // the sums overwrite it
     return Table::bytes + (ring > sums ? ring : sums);
   }
   static constexpr u32 shared_limit = 99 << 10;  // what a block may have on 8.6 and 8.9
@@ -124,12 +119,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
     table.template fill<Nested>(weight.value, nested_value);
     if (ends.is_null()) dependency_wait();  // so far only the weight was read; an earlier kernel may have written x
     dependency_launch();
-    if constexpr (KeepsX) {
-      for (u32 step = 0; step < steps(); ++step)
-        copy_x(x_memory + i64{step} * stage_bytes(m), work, step, steps(), lane);
-      cp_commit();
-      cp_wait<0>();
-    }
+    if constexpr (KeepsX) copy_all_x(x_memory, work, lane);
     if constexpr (KeepsX || !block_waits) sync_threads();  // the table is there, and x if it is kept
 
     while (!work.is_none()) {
@@ -141,37 +131,29 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   }
 
  private:
-  using Lane = FourBitMatmulLane<Tile>;
+  using Lane = MatmulLane<Tile>;
+  using Work = MatmulWork<Tile>;
+  using Sums = MatmulSums<Tile>;
   using Source = FourBitMatmulSource<Tile>;
   using Operands = FourBitMatmulOperands<Nested, Tile>;
   struct Turn {
     Operands step[turn_steps];
   };
-  using Sums = float[m_tiles][n_tiles][4];
 
   // -- What a block does: a tile of n, a split of k, a chunk of m
-
-  struct Work {
-    u32 item;            // tile * splits + split
-    u32 m_first, m_end;  // the rows of x from this chunk on
-    [[nodiscard]] NIBBLE_DEVICE bool is_none() const { return m_first >= m_end; }
-    [[nodiscard]] NIBBLE_DEVICE u32 chunk_m() const { return m_end - m_first < max_m ? m_end - m_first : max_m; }
-  };
 
   [[nodiscard]] NIBBLE_DEVICE u32 weight_of_block() const { return ends.is_null() ? block_z() : 0; }
   [[nodiscard]] NIBBLE_DEVICE u32 steps() const { return ceil_div(static_cast<u32>(product[0].weight.k), block_k); }
   [[nodiscard]] NIBBLE_DEVICE u32 items() const {
     return static_cast<u32>(ceil_div<i64>(product[weight_of_block()].weight.n, block_n)) * sums.splits;
   }
-  [[nodiscard]] NIBBLE_DEVICE u32 tile_of(u32 item) const { return sums.splits == 1 ? item : item / sums.splits; }
-  [[nodiscard]] NIBBLE_DEVICE u32 split_of(u32 item) const { return sums.splits == 1 ? 0 : item % sums.splits; }
-  // Of all steps, 2^24 at most, the splits, 16 at most, get whole ones.
-  [[nodiscard]] NIBBLE_DEVICE u32 first_step(u32 split) const { return steps() * split / sums.splits; }
+  [[nodiscard]] NIBBLE_DEVICE u32 first_step(u32 split) const { return sums.first_step(steps(), split); }
 
   [[nodiscard]] NIBBLE_DEVICE Work first_work() const {
     const MatmulRows rows = MatmulRows::of_block(ends, m);
     return {block_x(), rows.first, block_x() < items() ? rows.end : 0};
   }
+  // All chunks of an item, then the block's next item.
   [[nodiscard]] NIBBLE_DEVICE Work after(Work work) const {
     work.m_first += max_m;
     if (!work.is_none()) return work;
@@ -192,10 +174,11 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   };
 
   [[nodiscard]] NIBBLE_DEVICE Reader reader_of(const Work& work, const Lane& lane) const {
-    const u32 split = split_of(work.item), first = first_step(split), end = first_step(split + 1);
+    const u32 split = sums.split_of(work.item), first = first_step(split), end = first_step(split + 1);
     const FourBitOperand& weight = product[weight_of_block()].weight;
     const i64 first_row = ends.is_null() ? 0 : i64{block_z()} * weight.n;
-    return {work, end - first, Source(weight, first_row, tile_of(work.item), first, work.is_none() ? 0 : end, lane)};
+    return {work, end - first,
+            Source(weight, first_row, sums.tile_of(work.item), first, work.is_none() ? 0 : end, lane)};
   }
 
   // From the last step of a turn to the first of the next one.
@@ -218,37 +201,19 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
 
   // -- x: from memory to shared memory
 
-  // Of the two in turn.
+  // Two steps in turn have a place each.
   [[nodiscard]] NIBBLE_DEVICE u32 stage_of(u32 step) const { return step % 2 * stage_bytes(m); }
 
-  // The rows of a chunk in one step's k, 16 bytes a thread; zeros past the end of k, and for rows that do not exist.
-  // The warps that read a part of k copy it.
   NIBBLE_DEVICE void copy_x(Shared<u8> to, const Work& work, u32 step, u32 last, const Lane& lane) const {
-    constexpr u32 pieces = 8 * groups, at_a_time = 32 * n_warps / pieces;  // of a row of x; rows
-    static_assert(32 * n_warps % pieces == 0);
     if (step >= last) return;
-    const u32 thread = lane.id + 32 * lane.n_warp, piece = thread % pieces + lane.k_warp * pieces;
-    const u32 at_k = step * block_k + 8 * piece, at_m = thread / pieces, chunk_m = work.chunk_m();
-    const i32 present = at_k < static_cast<u32>(product[0].weight.k) ? static_cast<i32>(chunk_m - at_m) : 0;
-    to = to + (at_m * x_row_bytes + 16 * Run::slot_of(piece));
-    Global<const Half> from = x + (i64{work.m_first + at_m} * x_stride + at_k);
-    NIBBLE_UNROLL for (u32 t = 0; t < max_m; t += at_a_time) {
-      if (m_tiles == 1 && t + at_m >= chunk_m) break;
-      cp_async16(to + t * x_row_bytes, from.template as<const u8>(), static_cast<i32>(t) < present ? 16 : 0);
-      from = from + at_a_time * x_stride;
-    }
+    const MatmulX<Half> from{x, x_stride, static_cast<u32>(product[0].weight.k)};
+    kernels::copy_x<Tile, x_row_bytes, Run::slot_of>(to, from, work, step, lane);
   }
 
-  // Waits until this warp's copies of x are there and visible to the warps that read them, and until those have read
-  // the step before.
-  NIBBLE_DEVICE static void wait_for_x(const Lane& lane) {
+  NIBBLE_DEVICE void copy_all_x(Shared<u8> x_memory, const Work& work, const Lane& lane) const {
+    for (u32 step = 0; step < steps(); ++step) copy_x(x_memory + i64{step} * stage_bytes(m), work, step, steps(), lane);
+    cp_commit();
     cp_wait<0>();
-    if constexpr (block_waits)
-      sync_threads();
-    else if constexpr (n_warps == 1)
-      sync_warp();
-    else
-      bar_sync(1 + lane.k_warp, 32 * n_warps);
   }
 
   // -- The products of a tile, a split and a chunk
@@ -256,11 +221,11 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   // `next` are the operands of the first turn; afterwards, those of the next work's.
   NIBBLE_DEVICE void multiply_all(Sums& sum, const Work& work, Reader& reader, Turn& next, const Table& table,
                                   Shared<u8> x_memory, float offset, const Lane& lane) const {
-    const u32 split = split_of(work.item), first = first_step(split), last = first_step(split + 1);
+    const u32 split = sums.split_of(work.item), first = first_step(split), last = first_step(split + 1);
     const FourBitOperand& weight = product[weight_of_block()].weight;
     const u32 chunk_m = work.chunk_m();
-    const u32 row = m_tiles > 1 || lane.g < chunk_m ? lane.g : chunk_m - 1;
-    Shared<u8> at_x = x_memory + (row * x_row_bytes + lane.k_warp * (128 * groups) + Run::first_x_byte(lane.q));
+    Shared<u8> at_x =
+        x_memory + (row_of_x(work, lane) * x_row_bytes + lane.k_warp * (128 * groups) + Run::first_x_byte(lane.q));
     if constexpr (KeepsX)
       at_x = at_x + i64{first} * stage_bytes(m);
     else {
@@ -268,18 +233,18 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
       cp_commit();
     }
     for (u32 turn = first; turn < last; turn += turn_steps) {
-      if constexpr (!KeepsX && !Tile.loads_first) wait_for_x(lane);
-      // A warp waits for all its loads at once, so the next turn's must not begin before this turn's have arrived: the
-      // copy ensures that.
+      if constexpr (!KeepsX && !Tile.loads_first) wait_for_x<Tile, block_waits>(lane);
+      // A warp waits for all of its loads at once, so the next turn's loads must not begin before this turn's have
+      // arrived: the copy ensures that.
       const Turn now = next;
-      reader = {work, last - turn, reader.source};  // it is here: no registers need to keep that
+      reader = {work, last - turn, reader.source};  // the same as before, but from values that this loop has anyway
       advance(reader, lane);
       load(next, weight, reader, lane);
       NIBBLE_UNROLL for (u32 i = 0; i < turn_steps; ++i) {
         const u32 step = turn + i;
         if (i > 0 && step >= last) break;
         if constexpr (!KeepsX) {
-          if (Tile.loads_first || i > 0) wait_for_x(lane);
+          if (Tile.loads_first || i > 0) wait_for_x<Tile, block_waits>(lane);
           copy_x(x_memory + stage_of(step + 1), work, step + 1, last, lane);
           cp_commit();
         }
@@ -289,101 +254,105 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
     }
   }
 
+  // -- The products of a step
+
   NIBBLE_DEVICE static void multiply(Sums& sum, const Operands& now, u32 chunk_m, const Table& table, Shared<u8> at_x,
                                      float offset, const Lane& lane) {
-    constexpr u32 runs = groups * Run::in_group;
-    float low[runs][n_tiles], high[runs][n_tiles];
-    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 i = 0; i < runs; ++i) {
-      float scale = now.absmax[tile][i / 2];
-      if constexpr (Nested) scale = FourBitAbsmax::decoded(table.nested_value_of(now.code[tile][i / 2]), scale, offset);
-      low[i][tile] = shfl_idx(~0u, scale, 4 * lane.g + i % 2);
-      high[i][tile] = shfl_idx(~0u, scale, 4 * lane.g + 2 + i % 2);
-    }
+    const Scales scales = scales_of(now, table, offset, lane);
     NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
       // Past the end there is nothing to multiply; x past the end is zeros, so that a kernel may do it all the same.
       // The branch also keeps the compiler from loading all groups' operands ahead of all products: that would take
-      // more registers than there are for many sums, and without a barrier before it more of a warp's six counters of
-      // loads, of which those for the next step's codes need their own.
+      // more registers than there are for many sums. Without a barrier before it, it would also take more of a warp's
+      // six counters of loads, of which those for the next step's codes need their own.
       if ((KeepsX || m_tiles > 1) && static_cast<i32>(i * Run::in_group) >= now.left) break;
-      // Fragment `f` has four weights of this lane (four_bit_matmul_run.hpp).
-      u32 fragment[n_tiles][4][4];
-      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-        const u32x2 packed = Run::multiplied(now.packed[i][tile][half], lane.q);
-        NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) {
-          const u32 word = f < 2 ? packed.x : packed.y;
-          fragment[tile][f][half] = table.pair_of(word, f % 2 * 2);
-          fragment[tile][f][2 + half] = table.pair_of(word, f % 2 * 2 + 1);
-        }
-      }
+      const Fragments weights = fragments_of(now, i, table, lane);
       NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t) {
         // Rows of x that do not exist, two tiles at a time; for 8 tiles this branch, too, saves registers.
         if (t > 0 && t % 2 == 0 && 8 * t >= chunk_m) break;
         const typename Run::X own_x = Run::load_x(at_x + (8 * x_row_bytes * t + 128 * i));
-        NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 r = 0; r < Run::in_group; ++r) {
-          const u32 run = i * Run::in_group + r;
-          float d[4] = {};
-          NIBBLE_UNROLL for (u32 f = r * Run::mmas; f < (r + 1) * Run::mmas; ++f)
-              mma(d, fragment[tile][Run::fragment_of(f)], own_x.mma[f]);
-          NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) sum[t][tile][e] =
-              fma_rn(e < 2 ? low[run][tile] : high[run][tile], d[e], sum[t][tile][e]);
+        NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+          NIBBLE_UNROLL for (u32 r = 0; r < Run::in_group; ++r) {
+            add_run(sum[t][tile], weights.of[tile], own_x, r, scales.of[tile][i * Run::in_group + r]);
+          }
         }
       }
     }
   }
 
-  NIBBLE_DEVICE static void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    if constexpr (std::is_same_v<Half, bf16>)
-      mma_bf16_16816(d, a, b);
-    else
-      mma_f16_16816(d, a, b);
+  // absmax of each run in a step, for rows g and g + 8 of each tile of n.
+  struct Scales {
+    float of[n_tiles][Operands::runs][2];
+  };
+  // The lanes of a quad have loaded one each, of two rows and two runs, and give them to each other.
+  [[nodiscard]] NIBBLE_DEVICE static Scales scales_of(const Operands& now, const Table& table, float offset,
+                                                      const Lane& lane) {
+    Scales scales;
+    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+      NIBBLE_UNROLL for (u32 run = 0; run < Operands::runs; ++run) {
+        float own = now.absmax[tile][run / 2];
+        if constexpr (Nested) own = FourBitAbsmax::decoded(table.nested_value_of(now.code[tile][run / 2]), own, offset);
+        NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
+          scales.of[tile][run][half] = shfl_idx(~0u, own, 4 * lane.g + 2 * half + run % 2);
+        }
+      }
+    }
+    return scales;
+  }
+
+  // The weights of a group as operands of mma.sync: of each tile of n four fragments, each with four weights of this
+  // lane for each of its two rows (four_bit_matmul_run.hpp).
+  struct Fragments {
+    u32 of[n_tiles][4][4];
+  };
+  [[nodiscard]] NIBBLE_DEVICE static Fragments fragments_of(const Operands& now, u32 group, const Table& table,
+                                                            const Lane& lane) {
+    Fragments weights;
+    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
+        const u32x2 packed = Run::multiplied(now.packed[group][tile][half], lane.q);
+        NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) {
+          const u32 word = f < 2 ? packed.x : packed.y;
+          weights.of[tile][f][half] = table.pair_of(word, f % 2 * 2);
+          weights.of[tile][f][2 + half] = table.pair_of(word, f % 2 * 2 + 1);
+        }
+      }
+    }
+    return weights;
+  }
+
+  // Adds the products of run `r` of a group, times its absmax. Of the four sums of a lane, two are of row g, two of g +
+  // 8.
+  NIBBLE_DEVICE static void add_run(float (&sum)[4], const u32 (&weights)[4][4], const typename Run::X& own_x, u32 r,
+                                    const float (&scale)[2]) {
+    float products[4] = {};
+    NIBBLE_UNROLL for (u32 f = r * Run::mmas; f < (r + 1) * Run::mmas; ++f) {
+      mma<Half>(products, weights[Run::fragment_of(f)], own_x.mma[f]);
+    }
+    NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) sum[e] = fma_rn(scale[e / 2], products[e], sum[e]);
   }
 
   // -- The end
 
-  // Adds the sums of the warps with the same n, and stores the total; or, for a split, stores it for the last one.
+  // Adds the sums of the warps with the same n and of all splits, and stores the totals.
   NIBBLE_DEVICE void finish(const Sums& sum, const Work& work, Shared<u8> x_memory, const Lane& lane) const {
-    const u32 rows = rows_of(m), chunk_m = work.chunk_m(), tile = tile_of(work.item);
     // The sums of the warps are after the x that is kept, or else where it was.
-    const Shared<float> of_warps = (x_memory + (KeepsX ? i64{steps()} * stage_bytes(m) : 0)).template as<float>();
+    const Shared<u8> memory = x_memory + (KeepsX ? i64{steps()} * stage_bytes(m) : 0);
+    const WarpSums<Tile> of_warps{memory.template as<float>(), rows_of_x<Tile>(m)};
     if constexpr (!KeepsX) sync_threads();  // nobody reads x any more
-    NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t) NIBBLE_UNROLL for (u32 n_tile = 0; n_tile < n_tiles; ++n_tile)
-        NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) {
-      const u32 in_m = 8 * t + 2 * lane.q + e % 2, in_n = 16 * (lane.n_warp * n_tiles + n_tile) + lane.g + 8 * (e / 2);
-      if (m_tiles > 1 || in_m < rows)
-        sts(of_warps + ((lane.k_warp * rows + in_m) * sum_stride + in_n), sum[t][n_tile][e]);
-    }
+    of_warps.put(sum, lane);
     sync_threads();
     const FourBitProduct<Half>& own = product[weight_of_block()];
-    // Calls body(row of y, n, i) for each value of the tile that exists.
-    const auto for_each = [&](auto&& body) {
-      for (u32 i = thread_id(); i < chunk_m * block_n; i += threads) {
-        const i64 at_n = i64{tile} * block_n + i % block_n;
-        if (at_n < own.weight.n) body(i64{work.m_first + i / block_n}, at_n, i);
-      }
-    };
-    for_each([&](i64 at_m, i64 at_n, u32 i) {
-      float total = 0;
-      NIBBLE_UNROLL for (u32 w = 0; w < k_warps; ++w) total =
-          add_rn(total, lds(of_warps + ((w * rows + i / block_n) * sum_stride + i % block_n)));
-      if (sums.splits == 1)
-        own.out.store(at_m, at_n, total);
-      else
-        sums.put(split_of(work.item), own.first_sum + at_m * own.weight.n + at_n, total);
-    });
-    if (sums.splits > 1) {
-      if (!sums.is_last(group_of(work))) return;
-      for_each([&](i64 at_m, i64 at_n, u32) {
-        own.out.store(at_m, at_n, sums.total(own.first_sum + at_m * own.weight.n + at_n));
-      });
-    } else if (!after(work).is_none()) {
-      sync_threads();  // the sums were read: others may overwrite them, or x
-    }
+    const u32 tile = sums.tile_of(work.item);
+    const auto store = [&](i64 at_m, i64 at_n, float total) { own.out.store(at_m, at_n, total); };
+    store_totals(work, of_warps, sums, tile, own.weight.n, own.first_sum, group_of(work, tile), store);
+    // The sums were read: others may overwrite them, or x.
+    if (sums.splits == 1 && !after(work).is_none()) sync_threads();
   }
 
   // The blocks that divide the same sums: those of a tile and a chunk.
-  [[nodiscard]] NIBBLE_DEVICE u32 group_of(const Work& work) const {
+  [[nodiscard]] NIBBLE_DEVICE u32 group_of(const Work& work, u32 tile) const {
     const u32 tiles = items() / sums.splits, chunk = work.m_first / max_m;
-    return product[weight_of_block()].first_group + chunk * tiles + tile_of(work.item);
+    return product[weight_of_block()].first_group + chunk * tiles + tile;
   }
 };
 

@@ -30,10 +30,10 @@ class FourBitMatmulSm90Lane {
 
   // A value that passes through a shuffle stays in its register: without that, the compiler computes it for each group
   // again.
-  [[nodiscard]] NIBBLE_DEVICE static u32 kept(u32 value) { return shfl_idx(~0u, value, lane_id()); }
+  [[nodiscard]] NIBBLE_DEVICE static u32 in_register(u32 value) { return shfl_idx(~0u, value, lane_id()); }
 
-  u32 first_code_ = kept(128 * row() + (16 * (q / 2) ^ 16 * row_in_8()) + 8 * (q % 2));
-  QuadTranspose transpose_ = QuadTranspose::of_lane<kept>(q);
+  u32 first_code_ = in_register(128 * row() + (16 * (q / 2) ^ 16 * row_in_8()) + 8 * (q % 2));
+  QuadTranspose transpose_ = QuadTranspose::of_lane<in_register>(q);
 };
 
 }  // namespace nibble::kernels

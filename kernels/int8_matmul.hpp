@@ -19,11 +19,10 @@
 // k = 16 * q on. Each 4 of them are its part of one mma.sync, whose 16 of k are therefore not next to each other. That
 // does no harm as long as x has the same order: the lane reads x[g] from k = 16 * q on.
 #pragma once
-#include <type_traits>
-
 #include "kernels/device/device.hpp"
 #include "kernels/int8_matmul_tile.hpp"
 #include "kernels/int8_pair.hpp"
+#include "kernels/matmul_block.hpp"
 #include "kernels/split_sums.hpp"
 
 namespace nibble::kernels {
@@ -54,15 +53,10 @@ template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
   // Of a row of x in a step. 16 bytes more than it needs: the 8 rows of a quarter of a 16-byte load are then in
   // different banks.
   static constexpr u32 x_row_bytes = 2 * block_k + 16;
-  // 4 floats more: what the 4 lanes of a quad store lies 8 banks apart.
-  static constexpr u32 sum_stride = block_n + 4;
 
-  // Rows of x in shared memory. A tile of m is always whole, but if it is the only one, a lane of a row that does not
-  // exist can read the last that does.
-  NIBBLE_DEVICE_AND_HOST static constexpr u32 rows_of(u32 m) { return m_tiles == 1 && m < block_m ? m : block_m; }
-  NIBBLE_DEVICE_AND_HOST static constexpr u32 stage_bytes(u32 m) { return x_row_bytes * rows_of(m); }
+  NIBBLE_DEVICE_AND_HOST static constexpr u32 stage_bytes(u32 m) { return x_row_bytes * rows_of_x<Tile>(m); }
   NIBBLE_DEVICE_AND_HOST static constexpr u32 shared_bytes(u32 m) {
-    const u32 x_bytes = 2 * stage_bytes(m), sum_bytes = 4 * k_warps * rows_of(m) * sum_stride;
+    const u32 x_bytes = 2 * stage_bytes(m), sum_bytes = WarpSums<Tile>::bytes(rows_of_x<Tile>(m));
     return x_bytes > sum_bytes ? x_bytes : sum_bytes;  // the sums of the warps overwrite x
   }
   NIBBLE_DEVICE_AND_HOST static constexpr u32 max_block_shared_bytes() { return shared_bytes(block_m); }
@@ -93,27 +87,15 @@ template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
   }
 
  private:
-  struct Lane {
-    u32 id = lane_id(), g = lane_id() / 4, q = lane_id() % 4;  // of a fragment: n = g and g + 8, a quarter of k
-    u32 n_warp = warp_id() % n_warps, k_warp = warp_id() / n_warps;
-  };
-  using Sums = float[m_tiles][n_tiles][4];
+  using Lane = MatmulLane<Tile>;
+  using Work = MatmulWork<Tile>;
+  using Sums = MatmulSums<Tile>;
 
   // -- What a block does: a tile of n, a split of k, a chunk of m
 
-  struct Work {
-    u32 item;            // tile * splits + split
-    u32 m_first, m_end;  // the rows of x from this chunk on
-    [[nodiscard]] NIBBLE_DEVICE bool is_none() const { return m_first >= m_end; }
-    [[nodiscard]] NIBBLE_DEVICE u32 chunk_m() const { return m_end - m_first < block_m ? m_end - m_first : block_m; }
-  };
-
   [[nodiscard]] NIBBLE_DEVICE u32 steps() const { return ceil_div(static_cast<u32>(weight.k), block_k); }
+  [[nodiscard]] NIBBLE_DEVICE u32 first_step(u32 split) const { return sums.first_step(steps(), split); }
   [[nodiscard]] NIBBLE_DEVICE u32 tiles() const { return static_cast<u32>(ceil_div<i64>(weight.n, block_n)); }
-  [[nodiscard]] NIBBLE_DEVICE u32 tile_of(u32 item) const { return sums.splits == 1 ? item : item / sums.splits; }
-  [[nodiscard]] NIBBLE_DEVICE u32 split_of(u32 item) const { return sums.splits == 1 ? 0 : item % sums.splits; }
-  // Of all steps, 2^24 at most, the splits, 16 at most, get whole ones.
-  [[nodiscard]] NIBBLE_DEVICE u32 first_step(u32 split) const { return steps() * split / sums.splits; }
 
   [[nodiscard]] NIBBLE_DEVICE Work first_work() const { return {block_x(), 0, m}; }
   // All chunks of a tile, then the next tile.
@@ -136,33 +118,40 @@ template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
   };
 
   [[nodiscard]] NIBBLE_DEVICE Source source_of(const Work& work, const Lane& lane) const {
-    const u32 split = split_of(work.item), k = static_cast<u32>(weight.k);
+    const u32 split = sums.split_of(work.item), k = static_cast<u32>(weight.k);
     const u32 end = work.is_none() ? 0 : first_step(split + 1) * block_k;
     const u32 at_k = first_step(split) * block_k + lane.k_warp * warp_k + 16 * lane.q;
-    const i64 first_n = i64{tile_of(work.item)} * block_n + lane.n_warp * (16 * n_tiles) + lane.g;
+    const i64 first_n = i64{sums.tile_of(work.item)} * block_n + lane.n_warp * (16 * n_tiles) + lane.g;
     Source source;
     source.left = static_cast<i32>((end < k ? end : k) - at_k);
-    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-      // Any n past the end is read as the last one; its sums are not stored.
-      const i64 at_n = first_n + 16 * tile + 8 * half;
-      source.codes[tile][half] = weight.codes + ((at_n < weight.n ? at_n : weight.n - 1) * weight.k + at_k);
+    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
+        // Any n past the end is read as the last one; its sums are not stored.
+        const i64 at_n = first_n + 16 * tile + 8 * half;
+        source.codes[tile][half] = weight.codes + ((at_n < weight.n ? at_n : weight.n - 1) * weight.k + at_k);
+      }
     }
     return source;
   }
 
   NIBBLE_DEVICE static void advance(Source& source) {
     source.left -= static_cast<i32>(block_k);
-    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half)
+    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
         source.codes[tile][half] = source.codes[tile][half] + block_k;
+      }
+    }
   }
 
   // Past the end a lane keeps its old codes: any numbers will do, because x is zeros there.
   NIBBLE_DEVICE static void load(Codes& to, const Source& source) {
     NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
       const bool inside = static_cast<i32>(64 * i) < source.left;
-      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile)
-          NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) if (inside)
-              to.word[i][tile][half] = ldcs((source.codes[tile][half] + 64 * i).template as<const u32x4>());
+      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+        NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
+          if (inside) to.word[i][tile][half] = ldcs((source.codes[tile][half] + 64 * i).template as<const u32x4>());
+        }
+      }
     }
   }
 
@@ -170,44 +159,19 @@ template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
 
   [[nodiscard]] NIBBLE_DEVICE u32 stage_of(u32 step) const { return step % 2 * stage_bytes(m); }  // two in turn
 
-  // The rows of a chunk in one step's k, 16 bytes a thread; zeros past the end of k, and for rows that do not exist.
-  // The warps that read a part of k copy it.
   NIBBLE_DEVICE void copy_x(Shared<u8> to, const Work& work, u32 step, u32 last, const Lane& lane) const {
-    constexpr u32 pieces = warp_k / 8, at_a_time = 32 * n_warps / pieces;  // of a row of x; rows
-    static_assert(32 * n_warps % pieces == 0);
     if (step >= last) return;
-    const u32 thread = lane.id + 32 * lane.n_warp, piece = thread % pieces + lane.k_warp * pieces;
-    const u32 at_k = step * block_k + 8 * piece, at_m = thread / pieces, chunk_m = work.chunk_m();
-    const i32 present = at_k < static_cast<u32>(weight.k) ? static_cast<i32>(chunk_m - at_m) : 0;
-    to = to + (at_m * x_row_bytes + 16 * piece);
-    Global<const Half> from = x + (i64{work.m_first + at_m} * x_stride + at_k);
-    NIBBLE_UNROLL for (u32 t = 0; t < block_m; t += at_a_time) {
-      if (m_tiles == 1 && t + at_m >= chunk_m) break;
-      cp_async16(to + t * x_row_bytes, from.template as<const u8>(), static_cast<i32>(t) < present ? 16 : 0);
-      from = from + at_a_time * x_stride;
-    }
+    kernels::copy_x<Tile, x_row_bytes, slot_of>(to, MatmulX<Half>{x, x_stride, static_cast<u32>(weight.k)}, work, step,
+                                                lane);
   }
-
-  // Waits until the copies of x are there and visible to the warps that read them, which are those with the same part
-  // of k, and until these have read the step before.
-  NIBBLE_DEVICE static void wait_for_x(const Lane& lane) {
-    cp_wait<0>();
-    if constexpr (k_warps == 1)
-      sync_threads();
-    else if constexpr (n_warps == 1)
-      sync_warp();
-    else
-      bar_sync(1 + lane.k_warp, 32 * n_warps);
-  }
+  [[nodiscard]] NIBBLE_DEVICE static u32 slot_of(u32 piece) { return piece; }
 
   // -- The products of a tile, a split and a chunk
 
   NIBBLE_DEVICE void multiply_all(Sums& sum, const Work& work, Source& source, Codes& next, Shared<u8> memory,
                                   const Lane& lane) const {
-    const u32 split = split_of(work.item), first = first_step(split), last = first_step(split + 1);
-    const u32 chunk_m = work.chunk_m();
-    const u32 row = m_tiles > 1 || lane.g < chunk_m ? lane.g : chunk_m - 1;
-    const Shared<u8> at_x = memory + (row * x_row_bytes + 2 * (lane.k_warp * warp_k + 16 * lane.q));
+    const u32 split = sums.split_of(work.item), first = first_step(split), last = first_step(split + 1);
+    const Shared<u8> at_x = memory + (row_of_x(work, lane) * x_row_bytes + 2 * (lane.k_warp * warp_k + 16 * lane.q));
     copy_x(memory + stage_of(first), work, first, last, lane);
     cp_commit();
     for (u32 step = first; step < last; ++step) {
@@ -219,7 +183,7 @@ template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
       else
         source = source_of(after(work), lane);
       load(next, source);
-      wait_for_x(lane);
+      wait_for_x<Tile, k_warps == 1>(lane);
       copy_x(memory + stage_of(step + 1), work, step + 1, last, lane);
       cp_commit();
       multiply(sum, now, at_x + stage_of(step));
@@ -228,71 +192,53 @@ template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
 
   NIBBLE_DEVICE static void multiply(Sums& sum, const Codes& now, Shared<u8> at_x) {
     NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
-      u32 fragment[n_tiles][4][4];  // the fourth of a lane's 16 codes, and the registers of an operand
-      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-        const u32x4 codes = now.word[i][tile][half];
-        const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
-        NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) {
-          fragment[tile][f][half] = int8_pair<Half, 0>(words[f]);
-          fragment[tile][f][2 + half] = int8_pair<Half, 1>(words[f]);
-        }
-      }
-      NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t) {
-        const Shared<u8> at = at_x + (8 * x_row_bytes * t + 128 * i);
-        const u32x4 x0 = lds(at.template as<u32x4>()), x1 = lds((at + 16).template as<u32x4>());
-        const u32 x_of[4][2] = {{x0.x, x0.y}, {x0.z, x0.w}, {x1.x, x1.y}, {x1.z, x1.w}};
-        NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile)
-            mma(sum[t][tile], fragment[tile][f], x_of[f]);
-      }
+      const Fragments weights = fragments_of(now.word[i]);
+      NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t)
+          add_products(sum[t], weights, at_x + (8 * x_row_bytes * t + 128 * i));
     }
   }
 
-  NIBBLE_DEVICE static void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    if constexpr (std::is_same_v<Half, bf16>)
-      mma_bf16_16816(d, a, b);
-    else
-      mma_f16_16816(d, a, b);
+  // The codes of a group as operands of mma.sync: of each tile of n four fragments, each with 4 of the lane's 16 codes
+  // of each row.
+  struct Fragments {
+    u32 of[n_tiles][4][4];
+  };
+  [[nodiscard]] NIBBLE_DEVICE static Fragments fragments_of(const u32x4 (&word)[n_tiles][2]) {
+    Fragments weights;
+    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+      NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
+        const u32x4 codes = word[tile][half];
+        const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+        NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) {
+          weights.of[tile][f][half] = int8_pair<Half, 0>(words[f]);
+          weights.of[tile][f][2 + half] = int8_pair<Half, 1>(words[f]);
+        }
+      }
+    }
+    return weights;
+  }
+
+  // The products of a group with one tile of m, whose row of this lane is at `at_x`.
+  NIBBLE_DEVICE static void add_products(float (&sum)[n_tiles][4], const Fragments& weights, Shared<u8> at_x) {
+    const u32x4 x0 = lds(at_x.template as<u32x4>()), x1 = lds((at_x + 16).template as<u32x4>());
+    const u32 x_of[4][2] = {{x0.x, x0.y}, {x0.z, x0.w}, {x1.x, x1.y}, {x1.z, x1.w}};
+    NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) {
+      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) mma<Half>(sum[tile], weights.of[tile][f], x_of[f]);
+    }
   }
 
   // -- The end
 
-  // Adds the sums of the warps with the same n, scales the total and stores it; or, for a split, stores it for the last
-  // one, which scales the total of all splits.
+  // Adds the sums of the warps with the same n and of all splits, scales the totals and stores them.
   NIBBLE_DEVICE void finish(const Sums& sum, const Work& work, Shared<u8> memory, const Lane& lane) const {
-    const u32 rows = rows_of(m), tile = tile_of(work.item);
-    const Shared<float> of_warps = memory.template as<float>();
+    const WarpSums<Tile> of_warps{memory.template as<float>(), rows_of_x<Tile>(m)};
     sync_threads();  // nobody reads x any more
-    NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t) NIBBLE_UNROLL for (u32 n_tile = 0; n_tile < n_tiles; ++n_tile)
-        NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) {
-      const u32 in_m = 8 * t + 2 * lane.q + e % 2, in_n = 16 * (lane.n_warp * n_tiles + n_tile) + lane.g + 8 * (e / 2);
-      if (m_tiles > 1 || in_m < rows)
-        sts(of_warps + ((lane.k_warp * rows + in_m) * sum_stride + in_n), sum[t][n_tile][e]);
-    }
+    of_warps.put(sum, lane);
     sync_threads();
-    // Calls body(row of y, n, i) for each value of the tile that exists.
-    const auto for_each = [&](auto&& body) {
-      for (u32 i = thread_id(); i < work.chunk_m() * block_n; i += threads) {
-        const i64 at_n = i64{tile} * block_n + i % block_n;
-        if (at_n < weight.n) body(i64{work.m_first + i / block_n}, at_n, i);
-      }
-    };
-    for_each([&](i64 at_m, i64 at_n, u32 i) {
-      float total = 0;
-      NIBBLE_UNROLL for (u32 w = 0; w < k_warps; ++w) total =
-          add_rn(total, lds(of_warps + ((w * rows + i / block_n) * sum_stride + i % block_n)));
-      if (sums.splits == 1)
-        out.store(at_m, at_n, weight.scaled(total, at_n));
-      else
-        sums.put(split_of(work.item), at_m * weight.n + at_n, total);
-    });
-    if (sums.splits > 1) {
-      if (!sums.is_last(work.m_first / block_m * tiles() + tile)) return;
-      for_each([&](i64 at_m, i64 at_n, u32) {
-        out.store(at_m, at_n, weight.scaled(sums.total(at_m * weight.n + at_n), at_n));
-      });
-    } else if (!after(work).is_none()) {
-      sync_threads();  // the sums were read: x may overwrite them
-    }
+    const u32 tile = sums.tile_of(work.item), group = work.m_first / block_m * tiles() + tile;
+    store_totals(work, of_warps, sums, tile, weight.n, 0, group,
+                 [&](i64 at_m, i64 at_n, float total) { out.store(at_m, at_n, weight.scaled(total, at_n)); });
+    if (sums.splits == 1 && !after(work).is_none()) sync_threads();  // the sums were read: x may overwrite them
   }
 };
 

@@ -18,6 +18,7 @@ struct Int8MatmulTile {
 
   [[nodiscard]] constexpr u32 threads() const { return 32 * n_warps * k_warps; }
   [[nodiscard]] constexpr u32 block_m() const { return 8 * m_tiles; }
+  [[nodiscard]] constexpr u32 max_m() const { return block_m(); }
   [[nodiscard]] constexpr u32 block_n() const { return 16 * n_tiles * n_warps; }
   [[nodiscard]] constexpr u32 block_k() const { return 64 * groups * k_warps; }
   [[nodiscard]] constexpr u32 min_blocks() const { return m_tiles <= 2 ? 2 : 1; }  // per multiprocessor

@@ -39,6 +39,13 @@ struct SplitSums {
   u32 splits;
   i64 size;
 
+  /// Items are tiles times splits. The splits of a tile follow each other.
+  [[nodiscard]] NIBBLE_DEVICE u32 tile_of(u32 item) const { return splits == 1 ? item : item / splits; }
+  [[nodiscard]] NIBBLE_DEVICE u32 split_of(u32 item) const { return splits == 1 ? 0 : item % splits; }
+  /// The first of a split's steps. Each split gets whole ones of all steps, of which there are at most 2^24; splits are
+  /// at most 16.
+  [[nodiscard]] NIBBLE_DEVICE u32 first_step(u32 steps, u32 split) const { return steps * split / splits; }
+
   NIBBLE_DEVICE void put(u32 split, i64 at, float sum) const { st(partial + (i64{split} * size + at), sum); }
 
   /// Called by all threads of a block after put(), or by the first `Threads`, thread 0 among them: whether this block
