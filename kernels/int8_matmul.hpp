@@ -114,6 +114,7 @@ template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
     i32 left;                            // of k, from there to the end of the block's
   };
   struct Codes {
+    i32 left;                        // as in the source
     u32x4 word[groups][n_tiles][2];  // 16 codes each
   };
 
@@ -145,6 +146,7 @@ template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
 
   // Past the end a lane keeps its old codes: any numbers will do, because x is zeros there.
   NIBBLE_DEVICE static void load(Codes& to, const Source& source) {
+    to.left = source.left;
     NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
       const bool inside = static_cast<i32>(64 * i) < source.left;
       NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
@@ -186,12 +188,16 @@ template <class Half, Int8MatmulTile Tile> struct Int8Matmul {
       wait_for_x<Tile, k_warps == 1>(lane);
       copy_x(memory + stage_of(step + 1), work, step + 1, last, lane);
       cp_commit();
-      multiply(sum, now, at_x + stage_of(step));
+      multiply(sum, now, at_x + stage_of(step), lane);
     }
   }
 
-  NIBBLE_DEVICE static void multiply(Sums& sum, const Codes& now, Shared<u8> at_x) {
+  NIBBLE_DEVICE static void multiply(Sums& sum, const Codes& now, Shared<u8> at_x, const Lane& lane) {
     NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) {
+      // Past the end there is nothing to multiply; x is zeros there, so that a kernel may do it all the same. The
+      // branch is there because the compiler moves nothing across it: without it, the copies of the next step's codes
+      // to `now`, which wait for these codes, would stand between the products of this step.
+      if (m_tiles > 1 && static_cast<i32>(64 * i) >= now.left + static_cast<i32>(16 * lane.q)) break;
       const Fragments weights = fragments_of(now.word[i]);
       NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t)
           add_products(sum[t], weights, at_x + (8 * x_row_bytes * t + 128 * i));
