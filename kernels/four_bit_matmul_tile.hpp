@@ -35,8 +35,8 @@ struct FourBitMatmulTile {
   [[nodiscard]] constexpr u32 min_blocks() const { return m_tiles <= 2 && run > 8 ? 2 : 1; }
 
   /// Steps whose codes are loaded at once, during the turn before: two where one block of a multiprocessor has to keep
-  /// memory busy. With runs of 8 there are no registers for two.
-  [[nodiscard]] constexpr u32 turn_steps() const { return min_blocks() == 1 && run > 8 ? 2 : 1; }
+  /// memory busy. With runs of 8 and more than one tile of m there are no registers for two.
+  [[nodiscard]] constexpr u32 turn_steps() const { return min_blocks() == 1 && (run > 8 || m_tiles == 1) ? 2 : 1; }
 
   bool operator==(const FourBitMatmulTile&) const = default;
 };
