@@ -12,7 +12,6 @@ namespace nibble::kernels {
 template <class Half> struct Int8MatmulAny {
   using ByWarps = MatmulByWarps<Half>;
   static constexpr u32 threads = ByWarps::threads, block_n = ByWarps::block_n, block_m = ByWarps::block_m;
-  static constexpr u32 max_grid_y = ByWarps::max_grid_y;
 
   Int8Operand weight;
   Global<const Half> x;

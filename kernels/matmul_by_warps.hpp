@@ -6,11 +6,15 @@
 namespace nibble::kernels {
 using namespace device;
 
-/// Grid: n by 8; pieces of 8 of m, which blocks take in turn.
 template <class Half> struct MatmulByWarps {
   static constexpr u32 threads = 256, block_n = threads / 32, block_m = 8;
-  static constexpr u32 max_grid_y = 65535;
   using Sums = float[block_m];
+
+  /// n by 8; pieces of 8 of m, which blocks take in turn; and `depth`, what the kernel makes of it.
+  static Grid grid(u32 m, u64 n, u32 depth = 1) {
+    const u32 pieces = ceil_div(m, block_m);
+    return {static_cast<u32>(ceil_div<u64>(n, block_n)), pieces < max_grid_y ? pieces : max_grid_y, depth};
+  }
 
   [[nodiscard]] NIBBLE_DEVICE static i64 at_n() { return i64{block_x()} * block_n + warp_id(); }
 
@@ -37,6 +41,9 @@ template <class Half> struct MatmulByWarps {
       if (lane_id() == t && first + t < end) store(first + t, sum[t]);
     }
   }
+
+ private:
+  static constexpr u32 max_grid_y = 65535;
 };
 
 }  // namespace nibble::kernels

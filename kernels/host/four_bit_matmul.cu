@@ -101,9 +101,7 @@ template <class Half> class Launcher {
     for (u32 i = 0; i < arguments_.matmul.product_count; ++i) {
       const FourBitMatmulArguments::Product& product = arguments_.products[i];
       if (product.n == 0) continue;
-      launch({static_cast<u32>(ceil_div<u64>(product.n, Kernel::block_n)),
-              std::min(ceil_div(m_, Kernel::block_m), Kernel::max_grid_y), experts()},
-             0, stream_,
+      launch(Kernel::ByWarps::grid(m_, product.n, experts()), 0, stream_,
              Kernel{weight_of(product), memory_.x, memory_.x_stride, m_, output_of(product), arguments_.matmul.ends},
              overlap_);
     }

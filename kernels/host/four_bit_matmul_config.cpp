@@ -7,61 +7,41 @@ namespace {
 
 using device::ceil_div;
 
-/// Multiprocessors that blocks are meant to fill: those of an H100 and an H200. A constant, so that every device adds
-/// in the same order.
-constexpr u64 multiprocessors_to_fill = 132;
-
 constexpr u64 bytes_of_weights(u64 weights) { return weights * 33 / 64; }
 
-/// The number of splits with the lowest cost, if that is at least a twentieth less than without.
+/// With the number of splits that costs least.
 ///
 /// Blocks take tiles in turn, so the time is that of the one with the most. Partial sums, and x if a block cannot keep
 /// it, come from the L2 cache, which counts half.
-LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, u64 max_splits) {
-  const u64 slots = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
+LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, bool may_split) {
+  const u64 slots = costs.multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
   const bool keeps_x = tile.m_tiles == 1 && tile.run == 64 && m * k * 2 <= costs.bytes_of_kept_x;
-  LaunchConfig best{.tile = tile, .splits = 0, .cost = 0};
-  for (u64 splits = 1; splits <= std::min(steps, max_splits); ++splits) {
+  const Splits best = cheapest_splits(steps, may_split, [&](u64 splits) {
     const u64 turns = std::max<u64>(1, ceil_div(tiles * splits, slots));
     const u64 k_of_a_split = ceil_div(steps, splits) * tile.block_k();
     const u64 bytes_of_x = keeps_x ? 0 : m * k_of_a_split * 2 / 2;
     const u64 bytes_of_a_tile = bytes_of_weights(tile.block_n() * k_of_a_split) + bytes_of_x;
     const u64 bytes_of_sums = splits > 1 ? costs.bytes_of_adding + splits * m * n * 4 : 0;
     const u64 bytes_of_a_slot = turns * (bytes_of_a_tile + costs.bytes_of_an_end) + costs.bytes_of_a_start;
-    const u64 cost = slots * bytes_of_a_slot + bytes_of_sums;
-    if (best.splits == 0 || cost < (best.splits == 1 ? best.cost / 20 * 19 : best.cost)) {
-      best.splits = static_cast<u32>(splits);
-      best.cost = cost;
-    }
-  }
-  return best;
+    return slots * bytes_of_a_slot + bytes_of_sums;
+  });
+  return {tile, best.count, best.cost};
 }
 
-/// What FourBitMatmulSm90 is taken to cost: docs/four-bit-matmul.md. Estimates, not measured.
-namespace sm90 {
-constexpr u64 clocks_of_a_step(u64 rows) { return 4 * (3 * rows + 240); }  // of shared memory
-constexpr u64 clocks_of_an_item = 2'500;                                   // the first codes and x; the sums
-constexpr u64 clocks_of_adding = 2'000;                                    // all wait for the last block of each tile
-constexpr u64 bytes_in_a_clock = 24;                                       // of partial sums, from the L2 cache
-}  // namespace sm90
-
-/// The number of splits with the lowest cost, as above.
+/// The same for FourBitMatmulSm90.
 Sm90Config sm90_config_with(u32 rows, u64 m, u64 n, u64 k) {
   const u64 groups = ceil_div<u64>(n, sm90_block_n) * ceil_div<u64>(m, rows), steps = ceil_div<u64>(k, sm90_step_k);
-  Sm90Config best{.rows = rows, .splits = 0, .cost = 0};
-  for (u64 splits = 1; splits <= std::min<u64>(steps, groups <= max_groups ? 16 : 1); ++splits) {
-    const u64 turns = ceil_div<u64>(groups * splits, multiprocessors_to_fill);
-    const u64 of_an_item = ceil_div(steps, splits) * sm90::clocks_of_a_step(rows) + sm90::clocks_of_an_item;
+  const u64 clocks_of_a_step = sm90_costs.clocks_of_a_step + sm90_costs.clocks_of_a_row * rows;
+  const Splits best = cheapest_splits(steps, groups <= max_groups, [&](u64 splits) {
+    const u64 turns = ceil_div<u64>(groups * splits, costs.multiprocessors_to_fill);
+    const u64 of_an_item = ceil_div(steps, splits) * clocks_of_a_step + sm90_costs.clocks_of_an_item;
     const u64 bytes_of_sums = 2 * splits * m * n * 4;  // written, and read
-    const u64 of_adding = sm90::clocks_of_adding + bytes_of_sums / (multiprocessors_to_fill * sm90::bytes_in_a_clock);
-    const u64 cost = turns * of_an_item + (splits > 1 ? of_adding : 0);
-    if (best.splits == 0 || cost < (best.splits == 1 ? best.cost / 20 * 19 : best.cost)) {
-      best.splits = static_cast<u32>(splits);
-      best.cost = cost;
-    }
-  }
-  return best;
+    const u64 bytes_in_a_clock = costs.multiprocessors_to_fill * sm90_costs.bytes_in_a_clock;
+    const u64 of_adding = sm90_costs.clocks_of_adding + bytes_of_sums / bytes_in_a_clock;
+    return turns * of_an_item + (splits > 1 ? of_adding : 0);
+  });
+  return {rows, best.count, best.cost};
 }
 
 }  // namespace
@@ -80,9 +60,9 @@ LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split, u32 run) {
   const std::span<const Choice> all = run == 64 ? std::span<const Choice>(choices) : choices_of_short_runs;
   for (const Choice& choice : all) {
     if (rows < choice.min_m || rows > choice.max_m || choice.tile.run != run) continue;
-    const bool splits = may_split && groups_of(choice.tile, m, n) <= max_groups;
+    const bool has_counters = groups_of(choice.tile, m, n) <= max_groups;
     const u64 at_a_time = std::min<u64>(rows, choice.tile.max_m());
-    const LaunchConfig config = config_with(choice.tile, at_a_time, n, k, splits ? 16 : 1);
+    const LaunchConfig config = config_with(choice.tile, at_a_time, n, k, may_split && has_counters);
     if (best.splits == 0 || config.cost < best.cost) best = config;
   }
   return best;

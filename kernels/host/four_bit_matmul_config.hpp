@@ -6,8 +6,11 @@
 
 #include "kernels/host/four_bit_matmul_tuned.hpp"
 #include "kernels/host/four_bit_matmul_tuning.hpp"
+#include "kernels/host/matmul_plan.hpp"
 
 namespace nibble::kernels::four_bit_matmul {
+
+using kernels::max_groups;
 
 /// The most that a kernel takes at a time; beyond, it takes so many rows of x after the other.
 inline constexpr u64 max_m = 64;
@@ -18,17 +21,8 @@ struct LaunchConfig {
   u64 cost;    // the bytes of weights that could be read meanwhile, by an estimate
 };
 
-/// The kernels that are compiled for runs shorter than 64 (kernels/four_bit_matmul_run.hpp): few, because few weights
-/// have blocks of 32 or a k that is no multiple of 64. More than 32 rows of x take turns. Not measured.
+/// The runs shorter than 64 that kernels are compiled for (kernels/four_bit_matmul_run.hpp).
 inline constexpr std::array<u32, 3> short_runs{32, 16, 8};
-inline constexpr std::array<Choice, 2 * short_runs.size()> choices_of_short_runs{{
-    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 32}, 0, 8},
-    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 32}, 9, max_m},
-    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 16}, 0, 8},
-    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 16}, 9, max_m},
-    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 8}, 0, 8},
-    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 8}, 9, max_m},
-}};
 
 /// For any n and k, and m rows of x for each weight. Without `may_split`, splits is 1. The kernel is one of `choices`,
 /// or of choices_of_short_runs if the run is.
@@ -49,10 +43,6 @@ Sm90Config sm90_config_for(u64 m, u64 n, u64 k);
 
 /// Tiles of n for each max_m() of m: the groups of blocks that add splits.
 u64 groups_of(const Tile& tile, u64 m, u64 n);
-
-/// A product splits k only up to so many groups. If several weights divide n, they may have up to four times as many:
-/// NIBBLE_COUNTERS.
-inline constexpr u64 max_groups = 1024;
 
 /// The first of the rows that fits the device: one of its capability and number of multiprocessors, or one that is for
 /// any number and for all capabilities from its own on. The last row fits all devices.

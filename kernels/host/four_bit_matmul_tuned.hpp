@@ -23,6 +23,28 @@ inline constexpr std::array<Choice, 8> choices{{
     {{.m_tiles = 8, .n_warps = 8, .k_warps = 1}, 33, 64},
 }};
 
+/// The kernels that are compiled for runs shorter than 64 (kernels/four_bit_matmul_run.hpp): few, because few weights
+/// have blocks of 32 or a k that is no multiple of 64. More than 32 rows of x take turns.
+///
+/// An estimate, not measured.
+inline constexpr std::array<Choice, 6> choices_of_short_runs{{
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 32}, 0, 8},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 32}, 9, 64},
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 16}, 0, 8},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 16}, 9, 64},
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 8}, 0, 8},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 8}, 9, 64},
+}};
+
+/// An estimate, not measured.
+inline constexpr Sm90Costs sm90_costs{
+    .clocks_of_a_step = 960,
+    .clocks_of_a_row = 12,
+    .clocks_of_an_item = 2'500,
+    .clocks_of_adding = 2'000,
+    .bytes_in_a_clock = 24,
+};
+
 /// From so many rows of x on, the weight is dequantized and a library multiplies (docs/four-bit-matmul.md).
 ///
 /// An estimate, not measured.
@@ -35,6 +57,8 @@ inline constexpr Costs costs{
     .bytes_of_adding = 2'000'000,
     // An estimate, not measured.
     .bytes_of_kept_x = 32'000,
+    // An estimate, not measured: those of an H100 and an H200.
+    .multiprocessors_to_fill = 132,
 };
 
 /// From so many rows of x on, devices of compute capability 9.0 use FourBitMatmulSm90.

@@ -17,10 +17,20 @@ struct Choice {
 /// What is not reading weights, as the bytes of weights that the hot loop could read meanwhile. The estimate of a
 /// configuration adds them up, so that they decide the order of additions: all devices have the same.
 struct Costs {
-  u64 bytes_of_a_start;  // of a block: the table, and the launch
-  u64 bytes_of_an_end;   // of a tile: the sums
-  u64 bytes_of_adding;   // of all multiprocessors, while the last blocks add the sums of splits
-  u64 bytes_of_kept_x;   // what a block of one tile of m is taken to keep of x in shared memory
+  u64 bytes_of_a_start;         // of a block: the table, and the launch
+  u64 bytes_of_an_end;          // of a tile: the sums
+  u64 bytes_of_adding;          // of all multiprocessors, while the last blocks add the sums of splits
+  u64 bytes_of_kept_x;          // what a block of one tile of m is taken to keep of x in shared memory
+  u64 multiprocessors_to_fill;  // by blocks; a constant, so that every device adds in the same order
+};
+
+/// What FourBitMatmulSm90 is taken to cost, in clocks of a multiprocessor (docs/four-bit-matmul.md).
+struct Sm90Costs {
+  u64 clocks_of_a_step;   // of shared memory, whatever the rows of x are ...
+  u64 clocks_of_a_row;    // ... and so many more for each
+  u64 clocks_of_an_item;  // the first codes and x; the sums
+  u64 clocks_of_adding;   // all wait for the last block of each tile
+  u64 bytes_in_a_clock;   // of partial sums, from the L2 cache
 };
 
 /// How a device runs a configuration: nothing here changes the order of additions.

@@ -44,9 +44,7 @@ template <class Half> void multiply(const Int8MatmulArguments& arguments, void* 
     });
   } else {
     using Kernel = Int8MatmulAny<Half>;
-    launch({static_cast<u32>(ceil_div<u64>(n, Kernel::block_n)),
-            std::min(ceil_div(m, Kernel::block_m), Kernel::max_grid_y)},
-           0, stream, Kernel{weight, memory.x, memory.x_stride, m, out}, overlap);
+    launch(Kernel::ByWarps::grid(m, n), 0, stream, Kernel{weight, memory.x, memory.x_stride, m, out}, overlap);
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 
+#include "kernels/host/matmul_plan.hpp"
 #include "kernels/int8_matmul_tile.hpp"
 
 namespace nibble::kernels::int8_matmul {

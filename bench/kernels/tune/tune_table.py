@@ -12,15 +12,13 @@ tune_plan.py chooses by them.
 import pathlib
 import sys
 
+from tune_estimates import MIN_LIBRARY_M, MULTIPROCESSORS_TO_FILL, NOT_MEASURED, OF_THE_TABLE
 from tune_plan import DEFAULT_LOOP, plan_of
 from tune_results import by, read_results
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TABLE = ROOT / "kernels" / "host" / "four_bit_matmul_tuned.hpp"
-NOT_MEASURED = "An estimate, not measured"
 ESTIMATE = "instructions of 256 threads (430, 100; 0.5 us), at 2.4 for a weight of 0.516 bytes"
-# bench_tune does not measure it; the step `library` of bench/kernels.sh does.
-MIN_LIBRARY_M = 512
 
 
 def commented(texts, indent="", width=120):
@@ -80,7 +78,7 @@ namespace nibble::kernels::four_bit_matmul {{
 inline constexpr std::array<Choice, {len(plan.choices)}> choices{{{{
 {newline.join(choice_text(tile, loop) for tile, loop in plan.choices)}
 }}}};
-
+{OF_THE_TABLE}
 /// From so many rows of x on, the weight is dequantized and a library multiplies (docs/four-bit-matmul.md).
 ///
 /// {NOT_MEASURED}.
@@ -93,6 +91,8 @@ inline constexpr Costs costs{{
     .bytes_of_adding = {number(costs.bytes_of_adding)},
 {commented(plan.of_kept_x, "    // ")}
     .bytes_of_kept_x = {number(costs.bytes_of_kept_x)},
+    // {NOT_MEASURED}: those of an H100 and an H200.
+    .multiprocessors_to_fill = {MULTIPROCESSORS_TO_FILL},
 }};
 
 /// From so many rows of x on, devices of compute capability 9.0 use FourBitMatmulSm90.
