@@ -43,7 +43,7 @@ typedef struct CUstream_st* nibble_stream;
 
 /* The version of this interface. It increases when the arguments of a function change. A program that loads the library
  * at run time compares nibble_kernels_version() with it. */
-#define NIBBLE_KERNELS_VERSION 2
+#define NIBBLE_KERNELS_VERSION 3
 NIBBLE_API int nibble_kernels_version(void);
 
 /* Results of functions; the values are those of nibble::Errc. */
@@ -97,6 +97,7 @@ typedef struct nibble_four_bit {
  *   weight = (code * absmax[row]) * (1 / 127)                                                     two roundings
  */
 typedef struct nibble_int8 {
+  size_t struct_bytes;    /* sizeof(nibble_int8): later versions may add members at the end */
   uint64_t rows, columns; /* n, k */
   const int8_t* codes;    /* n * k, row-major */
   const float* absmax;    /* n */
@@ -104,6 +105,7 @@ typedef struct nibble_int8 {
 
 /* A matrix in row-major order whose rows start `stride` elements apart (at least `columns`). */
 typedef struct nibble_matrix {
+  size_t struct_bytes; /* sizeof(nibble_matrix): later versions may add members at the end */
   nibble_dtype dtype;
   uint64_t rows, columns, stride;
   void* data;
@@ -166,6 +168,8 @@ NIBBLE_API const float* nibble_nested_codebook(void);
 
 /* A weight [n, k] by which x is multiplied, and where the result goes. */
 typedef struct nibble_four_bit_product {
+  size_t struct_bytes; /* sizeof(nibble_four_bit_product): later versions may add members at the end. All products of a
+                          call have the same */
   const nibble_four_bit* weight;
   const void* bias;       /* n values of the compute type, or null */
   const nibble_matrix* y; /* [m, n], of the compute type or F32 */
@@ -209,7 +213,7 @@ typedef struct nibble_matmul {
                              every call but the first after they were loaded. The launch then need not wait for the one
                              before to read codes (programmatic dependent launch, from sm_90 on) */
   uint32_t* counters;     /* NIBBLE_COUNTERS zeros, or null */
-  uint32_t min_library_m; /* from so many rows of x on, a library may multiply (below): NIBBLE_NO_LIBRARY for never, 0
+  uint32_t min_library_m; /* from so many rows of x on, a library may multiply (above): NIBBLE_NO_LIBRARY for never, 0
                              for what nibble takes to be faster */
   uint64_t max_panel_bytes; /* for a library: how much of the dequantized weight is in the workspace at a time, but at
                                least one row; 0 for 128 MiB */
@@ -224,6 +228,7 @@ NIBBLE_API int nibble_matmul_four_bit(const nibble_matmul* matmul, void* workspa
 /* A weight [n, k] in LLM.int8() form that x is multiplied with, and where the result goes: as nibble_four_bit_product.
  */
 typedef struct nibble_int8_product {
+  size_t struct_bytes; /* sizeof(nibble_int8_product): later versions may add members at the end */
   const nibble_int8* weight;
   const void* bias;
   const nibble_matrix* y;

@@ -205,7 +205,7 @@ int nibble_queue_quantize_int8(nibble_queue* queue, const void* weights, nibble_
     check_pointer("absmax", absmax, alignof(float));
     *nonfinite = run(*queue, weights, size * element_bytes(dtype), codes, size, absmax, n,
                      [&](void* in, void* out, float* scales, u64* count) {
-                       const nibble_matrix matrix{dtype, n, k, k, in};
+                       const nibble_matrix matrix{sizeof matrix, dtype, n, k, k, in};
                        return nibble_quantize_int8(&matrix, static_cast<int8_t*>(out), scales, count,
                                                    static_cast<nibble_stream>(queue->stream.get()));
                      });

@@ -48,11 +48,11 @@ int nibble_dequantize_four_bit(const nibble_four_bit* weight, uint64_t first_row
   using namespace nibble::kernels;
   return result_of([&] {
     const nibble_four_bit whole_weight = checked_four_bit("weight", weight);
-    check_rows("out", out, first_row, whole_weight.rows, whole_weight.columns);
+    const nibble_matrix to = checked_rows("out", out, first_row, whole_weight.rows, whole_weight.columns);
     if (whole_weight.stride != whole_weight.columns)
       refuse("weight.stride is " + std::to_string(whole_weight.stride) + ", must be its " +
              std::to_string(whole_weight.columns) + " columns");
-    if (out->rows == 0 || out->columns == 0) return;
-    with_type(out->dtype, [&]<class T>(T) { start<T>(whole_weight, first_row, *out, stream); });
+    if (to.rows == 0 || to.columns == 0) return;
+    with_type(to.dtype, [&]<class T>(T) { start<T>(whole_weight, first_row, to, stream); });
   });
 }

@@ -22,14 +22,13 @@ bool has_runs_of(u32 run, const nibble_four_bit& weight) {
 
 FourBitMatmulArguments::FourBitMatmulArguments(const nibble_matmul& call) : MatmulArguments(call) {
   check_experts();
-  if (matmul.products == nullptr) refuse("matmul.products is null");
   if (matmul.product_count < 1 || matmul.product_count > products.size())
     refuse("matmul.product_count is " + number(matmul.product_count) + ", must be 1 to " + number(products.size()));
   if (matmul.experts > 0 && matmul.product_count > 1)
     refuse("matmul.product_count is " + number(matmul.product_count) + ", must be 1 with experts");
   n = 0;
   for (u32 i = 0; i < matmul.product_count; ++i) {
-    products[i].given = matmul.products[i];
+    products[i].given = whole_element("matmul.products", matmul.products, i);
     check_product(i);
     n += products[i].n;
   }
@@ -60,7 +59,8 @@ std::vector<LibraryProduct> FourBitMatmulArguments::library_products() const {
       row.rows = 1;
       row.columns = row.stride = size;
       row.first = weight.first + first_row * weight.stride;
-      cuda::dequantize(row, 0, {dtype, 1, size, size, panel}, static_cast<nibble_stream>(stream));
+      cuda::dequantize(row, 0, {sizeof(nibble_matrix), dtype, 1, size, size, panel},
+                       static_cast<nibble_stream>(stream));
     };
     all.push_back({weight.rows, weight.columns, weight.stride, products[i].given.bias, products[i].y, dequantize});
   }

@@ -27,15 +27,15 @@ int nibble_dequantize_int8(const nibble_int8* weight, uint64_t first_row, const 
                            nibble_stream stream) {
   using namespace nibble::kernels;
   return result_of([&] {
-    check_int8("weight", weight);
-    check_rows("out", out, first_row, weight->rows, weight->columns);
-    if (out->rows == 0 || out->columns == 0) return;
-    with_type(out->dtype, [&]<class T>(T) {
-      const bool strided = out->stride % in_vector<T> == 0 || out->rows == 1;
-      if (is_aligned(out->data, 16) && out->columns % in_vector<T> == 0 && strided)
-        start<T, true>(*weight, first_row, *out, stream);
+    const nibble_int8 from = checked_int8("weight", weight);
+    const nibble_matrix to = checked_rows("out", out, first_row, from.rows, from.columns);
+    if (to.rows == 0 || to.columns == 0) return;
+    with_type(to.dtype, [&]<class T>(T) {
+      const bool strided = to.stride % in_vector<T> == 0 || to.rows == 1;
+      if (is_aligned(to.data, 16) && to.columns % in_vector<T> == 0 && strided)
+        start<T, true>(from, first_row, to, stream);
       else
-        start<T, false>(*weight, first_row, *out, stream);
+        start<T, false>(from, first_row, to, stream);
     });
   });
 }

@@ -16,14 +16,13 @@ bool can_load_tiles(const nibble_int8& weight) {
 Int8MatmulArguments::Int8MatmulArguments(const nibble_matmul& call, const nibble_int8_product* product)
     : MatmulArguments(call) {
   check_call();
-  if (product == nullptr) refuse("product is null");
-  check_int8("weight", product->weight);
-  weight = *product->weight;
+  const nibble_int8_product given = whole("product", product);
+  weight = checked_int8("weight", given.weight);
   if (x.columns != weight.columns)
     refuse("x.columns is " + std::to_string(x.columns) + ", weight.columns is " + std::to_string(weight.columns));
   if (weight.rows >= u64{1} << 31) refuse("weight.rows is " + std::to_string(weight.rows) + ", must be less than 2^31");
-  y = checked_y("y", product->y, weight.rows, "weight.rows is ");
-  bias = product->bias;
+  y = checked_y("y", given.y, weight.rows, "weight.rows is ");
+  bias = given.bias;
   check_bias("bias", bias);
 
   fits_tiles = x_fits_tiles() && can_load_tiles(weight);
@@ -34,7 +33,8 @@ Int8MatmulArguments::Int8MatmulArguments(const nibble_matmul& call, const nibble
 
 std::vector<LibraryProduct> Int8MatmulArguments::library_products() const {
   const auto dequantize = [this](u64 first_row, u64 rows, void* panel, device::StreamRef stream) {
-    cuda::dequantize(weight, first_row, {compute_dtype, rows, weight.columns, weight.columns, panel},
+    cuda::dequantize(weight, first_row,
+                     {sizeof(nibble_matrix), compute_dtype, rows, weight.columns, weight.columns, panel},
                      static_cast<nibble_stream>(stream));
   };
   return {{weight.rows, weight.columns, weight.columns, bias, y, dequantize}};

@@ -26,20 +26,20 @@ int nibble_quantize_int8(const nibble_matrix* weights, int8_t* codes, float* abs
                          nibble_stream stream) {
   using namespace nibble::kernels;
   return result_of([&] {
-    check_matrix("weights", weights);
-    if (weights->rows == 0) return;
+    const nibble_matrix from = checked_matrix("weights", weights);
+    if (from.rows == 0) return;
     check_pointer("absmax", absmax, alignof(float));
-    if (weights->columns > 0) check_pointer("codes", codes, 1);
+    if (from.columns > 0) check_pointer("codes", codes, 1);
     if (nonfinite_rows != nullptr) check_pointer("nonfinite_rows", nonfinite_rows, alignof(u64));
-    with_type(weights->dtype, [&](auto type) {
+    with_type(from.dtype, [&](auto type) {
       using T = decltype(type);
-      const u64 row_bytes = weights->columns * sizeof(T);
+      const u64 row_bytes = from.columns * sizeof(T);
       if (row_bytes <= Int8Quantize<T, 32>::row_bytes_kept)
-        launch_rows<T, 32>(*weights, codes, absmax, nonfinite_rows, stream);
+        launch_rows<T, 32>(from, codes, absmax, nonfinite_rows, stream);
       else if (row_bytes <= Int8Quantize<T, 128>::row_bytes_kept)
-        launch_rows<T, 128>(*weights, codes, absmax, nonfinite_rows, stream);
+        launch_rows<T, 128>(from, codes, absmax, nonfinite_rows, stream);
       else
-        launch_rows<T, 384>(*weights, codes, absmax, nonfinite_rows, stream);
+        launch_rows<T, 384>(from, codes, absmax, nonfinite_rows, stream);
     });
   });
 }

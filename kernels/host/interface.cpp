@@ -96,31 +96,33 @@ nibble_four_bit checked_four_bit(const std::string& name, const nibble_four_bit*
   return weight;
 }
 
-void check_int8(const std::string& name, const nibble_int8* weight) {
-  if (weight == nullptr) refuse(name + " is null");
-  if (checked_size(name, weight->rows, weight->columns) == 0) return;
-  check_pointer(name + ".codes", weight->codes, 1);
-  check_pointer(name + ".absmax", weight->absmax, alignof(float));
+nibble_int8 checked_int8(const std::string& name, const nibble_int8* given) {
+  const nibble_int8 weight = whole(name, given);
+  if (checked_size(name, weight.rows, weight.columns) == 0) return weight;
+  check_pointer(name + ".codes", weight.codes, 1);
+  check_pointer(name + ".absmax", weight.absmax, alignof(float));
+  return weight;
 }
 
-void check_matrix(const std::string& name, const nibble_matrix* matrix) {
-  if (matrix == nullptr) refuse(name + " is null");
-  check_dtype(name + ".dtype", matrix->dtype);
-  if (matrix->stride < matrix->columns)
-    refuse(name + ".stride is " + std::to_string(matrix->stride) + ", less than its " +
-           std::to_string(matrix->columns) + " columns");
-  checked_size(name, matrix->rows, matrix->stride);
-  if (matrix->rows != 0 && matrix->columns != 0)
-    check_pointer(name + ".data", matrix->data, element_bytes(matrix->dtype));
+nibble_matrix checked_matrix(const std::string& name, const nibble_matrix* given) {
+  const nibble_matrix matrix = whole(name, given);
+  check_dtype(name + ".dtype", given->dtype);
+  if (matrix.stride < matrix.columns)
+    refuse(name + ".stride is " + std::to_string(matrix.stride) + ", less than its " + std::to_string(matrix.columns) +
+           " columns");
+  checked_size(name, matrix.rows, matrix.stride);
+  if (matrix.rows != 0 && matrix.columns != 0) check_pointer(name + ".data", matrix.data, element_bytes(matrix.dtype));
+  return matrix;
 }
 
-void check_rows(const std::string& name, const nibble_matrix* out, u64 first_row, u64 n, u64 k) {
-  check_matrix(name, out);
-  if (out->columns != k)
-    refuse(name + " has " + std::to_string(out->columns) + " columns, the weight has " + std::to_string(k));
-  if (first_row > n || out->rows > n - first_row)
-    refuse("first_row is " + std::to_string(first_row) + " and " + name + " has " + std::to_string(out->rows) +
+nibble_matrix checked_rows(const std::string& name, const nibble_matrix* given, u64 first_row, u64 n, u64 k) {
+  const nibble_matrix out = checked_matrix(name, given);
+  if (out.columns != k)
+    refuse(name + " has " + std::to_string(out.columns) + " columns, the weight has " + std::to_string(k));
+  if (first_row > n || out.rows > n - first_row)
+    refuse("first_row is " + std::to_string(first_row) + " and " + name + " has " + std::to_string(out.rows) +
            " rows, the weight has " + std::to_string(n));
+  return out;
 }
 
 bool is_aligned(const void* pointer, std::size_t bytes) {

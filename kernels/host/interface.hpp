@@ -70,14 +70,28 @@ template <class T> T whole(const std::string& name, const T* given, std::size_t 
   return all;
 }
 
+/// Element `index` of an array of such structs, whose elements all have the size that the first one says.
+template <class T>
+T whole_element(const std::string& name, const T* array, std::size_t index, std::size_t least = sizeof(T)) {
+  if (array == nullptr) refuse(name + " is null");
+  const std::size_t bytes = whole(name + "[0]", array, least).struct_bytes;
+  T element = whole(name + "[" + std::to_string(index) + "]",
+                    reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + index * bytes), least);
+  if (element.struct_bytes != bytes)
+    refuse(name + "[" + std::to_string(index) + "].struct_bytes is " + std::to_string(element.struct_bytes) + ", " +
+           name + "[0].struct_bytes is " + std::to_string(bytes));
+  return element;
+}
+
 /// Checks all members, and returns them with the stride that a stride of 0 stands for. With no elements, pointers may
 /// be null. If absmax_codes is given, absmax is nested.
 nibble_four_bit checked_four_bit(const std::string& name, const nibble_four_bit* given);
-void check_int8(const std::string& name, const nibble_int8* weight);
-void check_matrix(const std::string& name, const nibble_matrix* matrix);
+/// The same for these: all members, as the caller gave them.
+nibble_int8 checked_int8(const std::string& name, const nibble_int8* given);
+nibble_matrix checked_matrix(const std::string& name, const nibble_matrix* given);
 
-/// That `out` can hold rows of a weight [n, k] from first_row on.
-void check_rows(const std::string& name, const nibble_matrix* out, u64 first_row, u64 n, u64 k);
+/// A matrix that can hold rows of a weight [n, k] from first_row on.
+nibble_matrix checked_rows(const std::string& name, const nibble_matrix* given, u64 first_row, u64 n, u64 k);
 
 /// For kernels that are faster with aligned memory, but correct either way.
 bool is_aligned(const void* pointer, std::size_t bytes);

@@ -16,8 +16,7 @@ nibble_matmul whole_matmul(const nibble_matmul* given) {
 }
 
 MatmulArguments::MatmulArguments(const nibble_matmul& call) : matmul(call) {
-  check_matrix("x", matmul.x);
-  x = *matmul.x;
+  x = checked_matrix("x", matmul.x);
   if (x.rows < 1 || x.rows >= u64{1} << 31) refuse("x.rows is " + std::to_string(x.rows) + ", must be 1 to 2^31 - 1");
   check_dtype("matmul.compute_dtype", matmul.compute_dtype);
   compute_dtype = matmul.compute_dtype;
@@ -32,14 +31,14 @@ MatmulArguments::MatmulArguments(const nibble_matmul& call) : matmul(call) {
   rounded_x_bytes = x.dtype == NIBBLE_F32 ? in_workspace(x.rows * x.columns * 2) : 0;
 }
 
-nibble_matrix MatmulArguments::checked_y(const std::string& name, const nibble_matrix* y, u64 n,
+nibble_matrix MatmulArguments::checked_y(const std::string& name, const nibble_matrix* given, u64 n,
                                          const std::string& whose) const {
-  check_matrix(name, y);
-  if (y->dtype != NIBBLE_F32 && y->dtype != compute_dtype)
-    refuse(name + ".dtype is " + name_of(y->dtype) + ", must be " + name_of(compute_dtype) + " or F32");
-  if (y->rows != x.rows) refuse(name + ".rows is " + std::to_string(y->rows) + ", x.rows is " + std::to_string(x.rows));
-  if (y->columns != n) refuse(name + ".columns is " + std::to_string(y->columns) + ", " + whose + std::to_string(n));
-  return *y;
+  const nibble_matrix y = checked_matrix(name, given);
+  if (y.dtype != NIBBLE_F32 && y.dtype != compute_dtype)
+    refuse(name + ".dtype is " + name_of(y.dtype) + ", must be " + name_of(compute_dtype) + " or F32");
+  if (y.rows != x.rows) refuse(name + ".rows is " + std::to_string(y.rows) + ", x.rows is " + std::to_string(x.rows));
+  if (y.columns != n) refuse(name + ".columns is " + std::to_string(y.columns) + ", " + whose + std::to_string(n));
+  return y;
 }
 
 void MatmulArguments::check_bias(const std::string& name, const void* bias) {

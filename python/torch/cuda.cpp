@@ -115,7 +115,7 @@ nibble_dtype type_of(std::string_view argument, ScalarType dtype) {
 
 nibble_matrix matrix_of(const Tensor& tensor) {
   const auto rows = static_cast<std::uint64_t>(tensor.size(0)), columns = static_cast<std::uint64_t>(tensor.size(1));
-  return {type_of("x", tensor.scalar_type()), rows, columns, columns, tensor.mutable_data_ptr()};
+  return {sizeof(nibble_matrix), type_of("x", tensor.scalar_type()), rows, columns, columns, tensor.mutable_data_ptr()};
 }
 
 nibble_four_bit weight_of(const FourBitParts& parts, std::int64_t rows, std::int64_t columns) {
@@ -155,7 +155,7 @@ nibble_int8 int8_weight_of(const Tensor& weight, const Tensor& absmax) {
   require(absmax.numel() == weight.size(0), [&] {
     return fmt::format("absmax: has {} values, and the weight has {} rows", absmax.numel(), weight.size(0));
   });
-  return {static_cast<std::uint64_t>(weight.size(0)), static_cast<std::uint64_t>(weight.size(1)),
+  return {sizeof(nibble_int8), static_cast<std::uint64_t>(weight.size(0)), static_cast<std::uint64_t>(weight.size(1)),
           weight.const_data_ptr<std::int8_t>(), absmax.const_data_ptr<float>()};
 }
 
@@ -200,7 +200,7 @@ Tensor linear_4bit(const Tensor& x, const Tensor& packed, const Tensor& absmax,
   }
   const OnDevice device(x);
   const nibble_matrix from = matrix_of(matrix), to = matrix_of(y);
-  const nibble_four_bit_product product{&weight, bias ? bias->const_data_ptr() : nullptr, &to};
+  const nibble_four_bit_product product{sizeof product, &weight, bias ? bias->const_data_ptr() : nullptr, &to};
   nibble_matmul matmul = matmul_of(from);
   matmul.products = &product;
   matmul.product_count = 1;
@@ -273,7 +273,7 @@ Tensor linear_int8(const Tensor& x, const Tensor& weight, const Tensor& absmax, 
   }
   const OnDevice device(x);
   const nibble_matrix from = matrix_of(matrix), to = matrix_of(y);
-  const nibble_int8_product product{&rows, bias ? bias->const_data_ptr() : nullptr, &to};
+  const nibble_int8_product product{sizeof product, &rows, bias ? bias->const_data_ptr() : nullptr, &to};
   const nibble_matmul matmul = matmul_of(from);
   std::size_t bytes = 0;
   kernels().check(kernels().matmul_int8_workspace(&matmul, &product, &bytes));

@@ -49,7 +49,9 @@ class Result {
         bytes_(kernels::element_bytes(dtype)),
         memory_(make_memory(layout)) {}
 
-  [[nodiscard]] nibble_matrix matrix() const { return {dtype_, rows_, k_, stride_, memory_.data()}; }
+  [[nodiscard]] nibble_matrix matrix() const {
+    return {sizeof(nibble_matrix), dtype_, rows_, k_, stride_, memory_.data()};
+  }
 
   /// The bits of the elements, row by row.
   [[nodiscard]] std::vector<u32> bits() const {

@@ -191,7 +191,12 @@ TEST(FourBitDequantize, NothingToDoNeedsNoLaunch) {
   std::mt19937_64 random(4);
   const Weight weight({.n = 3, .k = 64}, random);
   nibble_four_bit argument = weight.argument();
-  nibble_matrix out{.dtype = NIBBLE_F32, .rows = 0, .columns = 64, .stride = 64, .data = nullptr};
+  nibble_matrix out{.struct_bytes = sizeof(nibble_matrix),
+                    .dtype = NIBBLE_F32,
+                    .rows = 0,
+                    .columns = 64,
+                    .stride = 64,
+                    .data = nullptr};
 #if !defined(NIBBLE_ON_GPU)
   const device::simulator::ScopedOptions scope({});
 #endif
@@ -273,7 +278,12 @@ NIBBLE_SIMULATED_TEST(FourBitDequantize, MoreThan32BitsCount) {
   for (const u64 more : {u64{0}, u64{1}}) {  // whole vectors, and weight by weight
     const u64 stride = (u64{1} << 32) + more;
     const SparseArray<device::u16> memory(2 * stride + k);
-    const nibble_matrix out{.dtype = NIBBLE_BF16, .rows = 3, .columns = k, .stride = stride, .data = memory.data()};
+    const nibble_matrix out{.struct_bytes = sizeof(nibble_matrix),
+                            .dtype = NIBBLE_BF16,
+                            .rows = 3,
+                            .columns = k,
+                            .stride = stride,
+                            .data = memory.data()};
     ASSERT_EQ(nibble_dequantize_four_bit(&weight, first_row, &out, nullptr), NIBBLE_OK) << nibble_last_error();
     for (u64 row = 0; row < 3; ++row)
       for (u64 i = 0; i < k; ++i)

@@ -198,8 +198,10 @@ class Refusals : public testing::Test {
   const Product run{problem};
   alignas(16) u16 memory[64] = {};
   nibble_four_bit weight = run.weight(), second = weight;
-  nibble_matrix x{NIBBLE_BF16, 2, 64, 64, memory}, y{NIBBLE_BF16, 2, 4, 4, memory};
-  nibble_four_bit_product products[2] = {{&weight, nullptr, &y}, {&second, nullptr, &y}};
+  nibble_matrix x{sizeof(nibble_matrix), NIBBLE_BF16, 2, 64, 64, memory},
+      y{sizeof(nibble_matrix), NIBBLE_BF16, 2, 4, 4, memory};
+  nibble_four_bit_product products[2] = {{sizeof(nibble_four_bit_product), &weight, nullptr, &y},
+                                         {sizeof(nibble_four_bit_product), &second, nullptr, &y}};
   nibble_matmul matmul = run.call();
 };
 using FourBitMatmulRefusals = Refusals;
@@ -240,6 +242,19 @@ TEST_F(FourBitMatmulRefusals, Structs) {
   matmul.struct_bytes = sizeof matmul;
   weight.struct_bytes = 0;
   EXPECT_EQ(refusal(), "weight.struct_bytes is 0, this library takes " + std::to_string(sizeof weight));
+  weight.struct_bytes = sizeof weight;
+  y.struct_bytes = sizeof y + 1;
+  EXPECT_EQ(refusal(), "y.struct_bytes is 49, this library takes 48");
+  y.struct_bytes = sizeof y;
+  x.struct_bytes = 0;
+  EXPECT_EQ(refusal(), "x.struct_bytes is 0, this library takes 48");
+  x.struct_bytes = sizeof x;
+  products[0].struct_bytes = 24;
+  EXPECT_EQ(refusal(), "matmul.products[0].struct_bytes is 24, this library takes 32");
+  products[0].struct_bytes = sizeof products[0];
+  matmul.product_count = 2;
+  products[1].struct_bytes = 40;
+  EXPECT_EQ(refusal(), "matmul.products[1].struct_bytes is 40, this library takes 32");
   EXPECT_EQ(nibble_matmul_four_bit(nullptr, nullptr, 0, nullptr), NIBBLE_USAGE);
   EXPECT_STREQ(nibble_last_error(), "matmul is null");
   EXPECT_EQ(nibble_matmul_four_bit_workspace(&matmul, nullptr), NIBBLE_USAGE);
@@ -298,7 +313,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, TheWorkspaceIsAskedFor) {
   const nibble_matrix x = run.x();
   const DeviceArray<u8> y_array = run.y();
   const nibble_matrix y = run.y_of(y_array);
-  const nibble_four_bit_product product{&weight, nullptr, &y};
+  const nibble_four_bit_product product{sizeof(nibble_four_bit_product), &weight, nullptr, &y};
   nibble_matmul call = run.call();
   call.x = &x;
   call.products = &product;

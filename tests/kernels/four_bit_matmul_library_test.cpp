@@ -120,7 +120,7 @@ template <class Change> std::size_t bytes_for(const Shape& shape, Change&& chang
   const nibble_matrix x = run.x();
   const DeviceArray<u8> y_array = run.y();
   const nibble_matrix y = run.y_of(y_array);
-  const nibble_four_bit_product product{&weight, run.bias(), &y};
+  const nibble_four_bit_product product{sizeof(nibble_four_bit_product), &weight, run.bias(), &y};
   nibble_matmul call = run.call();
   call.x = &x;
   call.products = &product;
@@ -196,8 +196,9 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulLibraryBytes, AWeightOfAnySizeHasABoundedPane
                                .first = 0,
                                .stride = 0};
   void* const anywhere = reinterpret_cast<void*>(256);
-  const nibble_matrix x{NIBBLE_BF16, 2048, 8192, 8192, anywhere}, y{NIBBLE_BF16, 2048, 28672, 28672, anywhere};
-  const nibble_four_bit_product product{&weight, nullptr, &y};
+  const nibble_matrix x{sizeof(nibble_matrix), NIBBLE_BF16, 2048, 8192, 8192, anywhere},
+      y{sizeof(nibble_matrix), NIBBLE_BF16, 2048, 28672, 28672, anywhere};
+  const nibble_four_bit_product product{sizeof(nibble_four_bit_product), &weight, nullptr, &y};
   nibble_matmul call{};
   call.struct_bytes = sizeof call;
   call.x = &x;
@@ -216,8 +217,9 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulLibraryBytes, RowsThatAreFarApartTakeMoreRows
   weight.packed = reinterpret_cast<const u8*>(256);
   weight.absmax = reinterpret_cast<const float*>(256);
   void* const anywhere = reinterpret_cast<void*>(256);
-  const nibble_matrix x{NIBBLE_BF16, m, 1, 1, anywhere}, y{NIBBLE_BF16, m, 1, 1, anywhere};
-  const nibble_four_bit_product product{&weight, nullptr, &y};
+  const nibble_matrix x{sizeof(nibble_matrix), NIBBLE_BF16, m, 1, 1, anywhere},
+      y{sizeof(nibble_matrix), NIBBLE_BF16, m, 1, 1, anywhere};
+  const nibble_four_bit_product product{sizeof(nibble_four_bit_product), &weight, nullptr, &y};
   nibble_matmul call{};
   call.struct_bytes = sizeof call;
   call.x = &x;

@@ -200,7 +200,8 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulRun, IsAsLongAsAllWeightsAllow) {
     const DeviceArray<u8> y_array = products[0].y();
     const nibble_matrix y = products[0].y_of(y_array);
     std::vector<nibble_four_bit_product> of_call;
-    for (const nibble_four_bit& weight : weights) of_call.push_back({&weight, nullptr, &y});
+    for (const nibble_four_bit& weight : weights)
+      of_call.push_back({sizeof(nibble_four_bit_product), &weight, nullptr, &y});
     nibble_matmul call = products[0].call();
     call.x = &x;
     call.products = of_call.data();
@@ -248,7 +249,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulRun, IsCountedIn32Bits) {
   const nibble_matrix x = product.x();
   const DeviceArray<u8> y_array = product.y();
   const nibble_matrix y = product.y_of(y_array);
-  const nibble_four_bit_product of_call{&weight, nullptr, &y};
+  const nibble_four_bit_product of_call{sizeof(nibble_four_bit_product), &weight, nullptr, &y};
   nibble_matmul call = product.call();
   call.x = &x;
   call.products = &of_call;

@@ -203,7 +203,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, TheWorkspaceIsForAnyDevice) {
     nibble_matrix x = run.x(), y = run.y_of(y_array);
     weight.rows = y.columns = y.stride = n;
     weight.columns = x.columns = x.stride = k;
-    const nibble_four_bit_product product{&weight, nullptr, &y};
+    const nibble_four_bit_product product{sizeof(nibble_four_bit_product), &weight, nullptr, &y};
     nibble_matmul matmul = run.call();
     matmul.x = &x;
     matmul.products = &product;

@@ -149,7 +149,7 @@ class Product : public MatmulRun<Problem> {
     const nibble_matrix x_matrix = x();
     const DeviceArray<u8> y_array = y();
     const nibble_matrix y_matrix = y_of(y_array);
-    const nibble_four_bit_product product{&w, bias(), &y_matrix};
+    const nibble_four_bit_product product{sizeof(nibble_four_bit_product), &w, bias(), &y_matrix};
     nibble_matmul matmul = call();
     matmul.x = &x_matrix;
     matmul.products = &product;
@@ -179,7 +179,8 @@ template <class Change> void expect_shared_x(const std::vector<const Problem*>& 
     y_matrices.push_back(run.y_of(ys.back()));
   }
   std::vector<nibble_four_bit_product> products;
-  for (std::size_t i = 0; i < runs.size(); ++i) products.push_back({&weights[i], runs[i].bias(), &y_matrices[i]});
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    products.push_back({sizeof(nibble_four_bit_product), &weights[i], runs[i].bias(), &y_matrices[i]});
   const nibble_matrix x = runs[0].x();
   nibble_matmul call = runs[0].call();
   call.x = &x;

@@ -23,7 +23,9 @@ class Weight {
         codes_(DeviceArray<std::int8_t>::input(host_codes_, {.offset_bytes = offset, .name = "codes"})),
         absmax_(DeviceArray<float>::input(host_absmax_, {.name = "absmax"})) {}
 
-  [[nodiscard]] nibble_int8 argument() const { return {host_absmax_.size(), k_, codes_.data(), absmax_.data()}; }
+  [[nodiscard]] nibble_int8 argument() const {
+    return {sizeof(nibble_int8), host_absmax_.size(), k_, codes_.data(), absmax_.data()};
+  }
   [[nodiscard]] std::vector<u32> expected(nibble_dtype dtype, u64 first_row, u64 rows) const {
     std::vector<float> weights(rows * k_);
     for (u64 i = 0; i < rows; ++i)
@@ -100,8 +102,13 @@ TEST(Int8Dequantize, LargerThanWhatRunsAtATime) {
 }
 
 TEST(Int8Dequantize, NothingToDoNeedsNoPointers) {
-  nibble_int8 weight{.rows = 3, .columns = 0, .codes = nullptr, .absmax = nullptr};
-  nibble_matrix out{.dtype = NIBBLE_F32, .rows = 3, .columns = 0, .stride = 0, .data = nullptr};
+  nibble_int8 weight{.struct_bytes = sizeof(nibble_int8), .rows = 3, .columns = 0, .codes = nullptr, .absmax = nullptr};
+  nibble_matrix out{.struct_bytes = sizeof(nibble_matrix),
+                    .dtype = NIBBLE_F32,
+                    .rows = 3,
+                    .columns = 0,
+                    .stride = 0,
+                    .data = nullptr};
   EXPECT_EQ(nibble_dequantize_int8(&weight, 0, &out, nullptr), NIBBLE_OK);
   weight.columns = out.columns = out.stride = 64;
   weight.rows = out.rows = 0;
@@ -132,11 +139,17 @@ NIBBLE_SIMULATED_TEST(Int8Dequantize, MoreThan32BitsCount) {
   for (u64 i = first_row * k; i < n * k; ++i) codes.data()[i] = static_cast<std::int8_t>(random());
   for (u64 i = first_row; i < n; ++i) absmax.data()[i] = static_cast<float>(i - first_row + 1);
 
-  const nibble_int8 weight{.rows = n, .columns = k, .codes = codes.data(), .absmax = absmax.data()};
+  const nibble_int8 weight{
+      .struct_bytes = sizeof(nibble_int8), .rows = n, .columns = k, .codes = codes.data(), .absmax = absmax.data()};
   for (const u64 more : {u64{0}, u64{1}}) {  // whole vectors, and weight by weight
     const u64 stride = (u64{1} << 32) + more;
     const SparseArray<float> memory(2 * stride + k);
-    const nibble_matrix out{.dtype = NIBBLE_F32, .rows = 3, .columns = k, .stride = stride, .data = memory.data()};
+    const nibble_matrix out{.struct_bytes = sizeof(nibble_matrix),
+                            .dtype = NIBBLE_F32,
+                            .rows = 3,
+                            .columns = k,
+                            .stride = stride,
+                            .data = memory.data()};
     ASSERT_EQ(nibble_dequantize_int8(&weight, first_row, &out, nullptr), NIBBLE_OK) << nibble_last_error();
     for (u64 row = 0; row < 3; ++row) {
       std::vector<float> expected(k);

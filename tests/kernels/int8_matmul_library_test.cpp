@@ -68,7 +68,7 @@ TEST_F(Int8MatmulLibrary, FromSoManyRowsOn) {
   nibble_matrix x = run.x();
   const DeviceArray<u8> y_array = run.y();
   nibble_matrix y = run.y_of(y_array);
-  const nibble_int8_product product{&weight, nullptr, &y};
+  const nibble_int8_product product{sizeof(nibble_int8_product), &weight, nullptr, &y};
   nibble_matmul call = run.call();
   call.x = &x;
   constexpr std::size_t library_bytes = std::size_t{32} << 20;

@@ -76,7 +76,9 @@ class Int8Run : public MatmulRun<Int8Problem> {
   explicit Int8Run(const Int8Problem& p)
       : MatmulRun(p), codes_(array(p.codes, "codes", p.shape.codes_offset)), absmax_(array(p.absmax, "absmax")) {}
 
-  [[nodiscard]] nibble_int8 weight() const { return {p_.shape.n, p_.shape.k, codes_.data(), absmax_.data()}; }
+  [[nodiscard]] nibble_int8 weight() const {
+    return {sizeof(nibble_int8), p_.shape.n, p_.shape.k, codes_.data(), absmax_.data()};
+  }
 
   // m * n values.
   [[nodiscard]] std::vector<float> product(u32* counters = nullptr) const {
@@ -84,7 +86,7 @@ class Int8Run : public MatmulRun<Int8Problem> {
     const nibble_matrix x_matrix = x();
     const DeviceArray<u8> y_array = y();
     const nibble_matrix y_matrix = y_of(y_array);
-    const nibble_int8_product product{&w, bias(), &y_matrix};
+    const nibble_int8_product product{sizeof(nibble_int8_product), &w, bias(), &y_matrix};
     nibble_matmul matmul = call();
     matmul.x = &x_matrix;
     matmul.counters = counters;

@@ -273,8 +273,9 @@ class Int8MatmulRefusals : public testing::Test {
   const Int8Run run{problem};
   alignas(16) u16 memory[64] = {};
   nibble_int8 weight = run.weight();
-  nibble_matrix x{NIBBLE_BF16, 2, 64, 64, memory}, y{NIBBLE_BF16, 2, 4, 4, memory};
-  nibble_int8_product product{&weight, nullptr, &y};
+  nibble_matrix x{sizeof(nibble_matrix), NIBBLE_BF16, 2, 64, 64, memory},
+      y{sizeof(nibble_matrix), NIBBLE_BF16, 2, 4, 4, memory};
+  nibble_int8_product product{sizeof(nibble_int8_product), &weight, nullptr, &y};
   nibble_matmul matmul = run.call();
 };
 
@@ -298,6 +299,14 @@ TEST_F(Int8MatmulRefusals, ShapesAndTypes) {
   matmul.compute_dtype = NIBBLE_F32;
   weight.rows = u64{1} << 31;
   EXPECT_EQ(refusal(), "weight.rows is 2147483648, must be less than 2^31");
+}
+
+TEST_F(Int8MatmulRefusals, Structs) {
+  product.struct_bytes = 24;
+  EXPECT_EQ(refusal(), "product.struct_bytes is 24, this library takes 32");
+  product.struct_bytes = sizeof product;
+  weight.struct_bytes = sizeof weight + 8;
+  EXPECT_EQ(refusal(), "weight.struct_bytes is 48, this library takes 40");
 }
 
 TEST_F(Int8MatmulRefusals, WhatOnlyFourBitWeightsCanDo) {
@@ -349,7 +358,7 @@ NIBBLE_SIMULATED_TEST(Int8Matmul, TheWorkspaceIsAskedFor) {
   const nibble_matrix x = run.x();
   const DeviceArray<u8> y_array = run.y();
   const nibble_matrix y = run.y_of(y_array);
-  const nibble_int8_product product{&weight, nullptr, &y};
+  const nibble_int8_product product{sizeof(nibble_int8_product), &weight, nullptr, &y};
   nibble_matmul call = run.call();
   call.x = &x;
   const std::size_t bytes = cuda::workspace_bytes(call, product);

@@ -91,7 +91,7 @@ template <class T> Rows on_device(const std::vector<T>& weights, const Case& c) 
   const auto codes = DeviceArray<i8>::output(c.n * c.k, {.offset_bytes = c.codes_offset, .name = "codes"});
   const auto absmax = DeviceArray<float>::output(c.n, {.name = "absmax"});
   const auto nonfinite = DeviceArray<u64>::workspace({1000});
-  const nibble_matrix matrix{test::dtype_of<T>, c.n, c.k, c.k + c.more, in.data()};
+  const nibble_matrix matrix{sizeof(nibble_matrix), test::dtype_of<T>, c.n, c.k, c.k + c.more, in.data()};
   cuda::quantize(matrix, codes.data(), absmax.data(), nonfinite.data(), nullptr);
   return {codes.to_host(), bits(absmax.to_host()), nonfinite.to_host()[0] - 1000};
 }
@@ -175,7 +175,7 @@ void expect_codec_at(u64 n, u64 first_row, u64 some, const Case& c,
         const SparseArray<i8> codes(n * c.k);
         const SparseArray<float> absmax(n);
         const auto nonfinite = DeviceArray<u64>::workspace({0});
-        const nibble_matrix matrix{test::dtype_of<T>, n, c.k, stride, in.data()};
+        const nibble_matrix matrix{sizeof(nibble_matrix), test::dtype_of<T>, n, c.k, stride, in.data()};
         cuda::quantize(matrix, codes.data(), absmax.data(), nonfinite.data(), nullptr);
         const i8* const from = codes.data() + first_row * c.k;
         const float* const absmax_from = absmax.data() + first_row;
@@ -219,7 +219,7 @@ TEST(Int8Quantize, EverySynchronizationIsNeeded) {
 
 TEST(Int8Quantize, ArgumentsThatMakeNoSenseAreRefused) {
   alignas(16) static char memory[256];
-  const nibble_matrix good{NIBBLE_F32, 2, 3, 3, memory};
+  const nibble_matrix good{sizeof(nibble_matrix), NIBBLE_F32, 2, 3, 3, memory};
   auto* const codes = reinterpret_cast<i8*>(memory);
   auto* const absmax = reinterpret_cast<float*>(memory);
   const auto refusal = [](int status) {

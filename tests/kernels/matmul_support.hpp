@@ -119,7 +119,7 @@ template <class Problem> class MatmulRun {
  public:
   [[nodiscard]] nibble_matrix x() const {
     const auto& s = p_.shape;
-    return {s.x_f32 ? NIBBLE_F32 : s.dtype, s.m, s.k, s.k + s.x_stride, x_.data()};
+    return {sizeof(nibble_matrix), s.x_f32 ? NIBBLE_F32 : s.dtype, s.m, s.k, s.k + s.x_stride, x_.data()};
   }
   [[nodiscard]] const void* bias() const { return p_.shape.bias ? bias_.data() : nullptr; }
 
@@ -133,7 +133,7 @@ template <class Problem> class MatmulRun {
   }
   [[nodiscard]] nibble_matrix y_of(const DeviceArray<u8>& y) const {
     const auto& s = p_.shape;
-    return {s.y_f32 ? NIBBLE_F32 : s.dtype, s.m, s.n, s.n + s.y_stride, y.data()};
+    return {sizeof(nibble_matrix), s.y_f32 ? NIBBLE_F32 : s.dtype, s.m, s.n, s.n + s.y_stride, y.data()};
   }
 
   // The call without x and products.

@@ -25,19 +25,19 @@ class FourBitOutput(Structure):
 
 
 class Int8(Structure):
-    _fields_ = [("rows", c_uint64), ("columns", c_uint64), ("codes", c_void_p), ("absmax", c_void_p)]
+    _fields_ = [("struct_bytes", c_size_t), ("rows", c_uint64), ("columns", c_uint64), ("codes", c_void_p), ("absmax", c_void_p)]
 
 
 class Matrix(Structure):
-    _fields_ = [("dtype", c_int), ("rows", c_uint64), ("columns", c_uint64), ("stride", c_uint64), ("data", c_void_p)]
+    _fields_ = [("struct_bytes", c_size_t), ("dtype", c_int), ("rows", c_uint64), ("columns", c_uint64), ("stride", c_uint64), ("data", c_void_p)]
 
 
 class Product(Structure):
-    _fields_ = [("weight", POINTER(FourBit)), ("bias", c_void_p), ("y", POINTER(Matrix))]
+    _fields_ = [("struct_bytes", c_size_t), ("weight", POINTER(FourBit)), ("bias", c_void_p), ("y", POINTER(Matrix))]
 
 
 class Int8Product(Structure):
-    _fields_ = [("weight", POINTER(Int8)), ("bias", c_void_p), ("y", POINTER(Matrix))]
+    _fields_ = [("struct_bytes", c_size_t), ("weight", POINTER(Int8)), ("bias", c_void_p), ("y", POINTER(Matrix))]
 
 
 class Matmul(Structure):
@@ -102,15 +102,15 @@ nested = FourBitOutput(struct_bytes=ctypes.sizeof(FourBitOutput), codebook=0, bl
                        nested_absmax=at, nested_offset=at)  # fmt: skip
 with_counters = FourBitOutput.from_buffer_copy(nested)
 with_counters.counters = at
-int8 = Int8(rows=64, columns=64, codes=at, absmax=at)
-matrix = Matrix(dtype=F16, rows=64, columns=64, stride=64, data=at)
+int8 = Int8(struct_bytes=ctypes.sizeof(Int8), rows=64, columns=64, codes=at, absmax=at)
+matrix = Matrix(struct_bytes=ctypes.sizeof(Matrix), dtype=F16, rows=64, columns=64, stride=64, data=at)
 here, size, room = c_void_p(at), c_uint64(64 * 64), c_size_t(1 << 15)
-product = Product(weight=ctypes.pointer(weight), y=ctypes.pointer(matrix))
+product = Product(struct_bytes=ctypes.sizeof(Product), weight=ctypes.pointer(weight), y=ctypes.pointer(matrix))
 matmul = Matmul(struct_bytes=ctypes.sizeof(Matmul), x=ctypes.pointer(matrix), products=ctypes.pointer(product),
                 product_count=1)  # fmt: skip
 matmul_room = c_size_t(0)
 assert nibble.nibble_matmul_four_bit_workspace(byref(matmul), byref(matmul_room)) == 0
-int8_product = Int8Product(weight=ctypes.pointer(int8), y=ctypes.pointer(matrix))
+int8_product = Int8Product(struct_bytes=ctypes.sizeof(Int8Product), weight=ctypes.pointer(int8), y=ctypes.pointer(matrix))
 int8_matmul = Matmul(struct_bytes=ctypes.sizeof(Matmul), x=ctypes.pointer(matrix))
 int8_room = c_size_t(0)
 assert nibble.nibble_matmul_int8_workspace(byref(int8_matmul), byref(int8_product), byref(int8_room)) == 0

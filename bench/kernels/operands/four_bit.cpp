@@ -86,8 +86,8 @@ void Quantize::run(const Buffer& weights, const FourBit& out, cudaStream_t strea
 
 void dequantize(const FourBit& weight, const Shape& shape, const Buffer& codebook, const Buffer& out,
                 cudaStream_t stream) {
-  cuda::dequantize(weight.argument(shape, codebook), 0, {NIBBLE_BF16, shape.n, shape.k, shape.k, out.as<void>()},
-                   stream);
+  cuda::dequantize(weight.argument(shape, codebook), 0,
+                   {sizeof(nibble_matrix), NIBBLE_BF16, shape.n, shape.k, shape.k, out.as<void>()}, stream);
 }
 
 Matmul::Matmul(const Shape& shape, u64 m, const FourBit& weight, const Buffer& codebook, std::uint32_t min_library_m)
@@ -110,9 +110,9 @@ void Matmul::run(const FourBit& weight, const Buffer& codebook, const Buffer& x,
 template <class Body>
 void Matmul::call(const FourBit& weight, const Buffer& codebook, void* x, void* y, Body&& body) const {
   const nibble_four_bit w = weight.argument(shape_, codebook);
-  const nibble_matrix x_matrix{NIBBLE_BF16, m_, shape_.k, shape_.k, x},
-      y_matrix{NIBBLE_BF16, m_, shape_.n, shape_.n, y};
-  const nibble_four_bit_product product{&w, nullptr, &y_matrix};
+  const nibble_matrix x_matrix{sizeof(nibble_matrix), NIBBLE_BF16, m_, shape_.k, shape_.k, x},
+      y_matrix{sizeof(nibble_matrix), NIBBLE_BF16, m_, shape_.n, shape_.n, y};
+  const nibble_four_bit_product product{sizeof(nibble_four_bit_product), &w, nullptr, &y_matrix};
   nibble_matmul matmul{};
   matmul.struct_bytes = sizeof matmul;
   matmul.x = &x_matrix;

@@ -41,13 +41,13 @@ void Int8Matmul::run(const Int8& weight, const Buffer& x, const Buffer& y, cudaS
 
 template <class Body> void Int8Matmul::call(const Int8& weight, void* x, void* y, Body&& body) const {
   const nibble_int8 w = weight.argument(shape_);
-  const nibble_matrix x_matrix{NIBBLE_BF16, m_, shape_.k, shape_.k, x},
-      y_matrix{NIBBLE_BF16, m_, shape_.n, shape_.n, y};
+  const nibble_matrix x_matrix{sizeof(nibble_matrix), NIBBLE_BF16, m_, shape_.k, shape_.k, x},
+      y_matrix{sizeof(nibble_matrix), NIBBLE_BF16, m_, shape_.n, shape_.n, y};
   nibble_matmul matmul{};
   matmul.struct_bytes = sizeof matmul;
   matmul.x = &x_matrix;
   matmul.counters = counters_.as<std::uint32_t>();
-  body(matmul, nibble_int8_product{&w, nullptr, &y_matrix});
+  body(matmul, nibble_int8_product{sizeof(nibble_int8_product), &w, nullptr, &y_matrix});
 }
 
 }  // namespace nibble::bench

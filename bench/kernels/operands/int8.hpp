@@ -17,7 +17,11 @@ struct Int8 {
   static Int8 random(const Shape& shape, u64 seed);
 
   [[nodiscard]] nibble_int8 argument(const Shape& shape) const {
-    return {.rows = shape.n, .columns = shape.k, .codes = codes.as<std::int8_t>(), .absmax = absmax.as<float>()};
+    return {.struct_bytes = sizeof(nibble_int8),
+            .rows = shape.n,
+            .columns = shape.k,
+            .codes = codes.as<std::int8_t>(),
+            .absmax = absmax.as<float>()};
   }
   [[nodiscard]] u64 bytes() const { return codes.bytes() + absmax.bytes(); }
 

@@ -148,6 +148,26 @@ TEST(Interface, StructsMayGrow) {
   EXPECT_EQ(refusal([] { whole<Grown>("grown", nullptr); }), "grown is null");
 }
 
+// An array of a caller who was compiled with fewer members: its elements are as far apart as there.
+TEST(Interface, ArraysOfStructsMayGrow) {
+  struct Grown {
+    std::size_t struct_bytes;
+    u64 known, added;
+  };
+  const u64 old[] = {16, 7, 16, 8};
+  const auto* const array = reinterpret_cast<const Grown*>(old);
+  EXPECT_EQ(whole_element("grown", array, 0, 16).known, 7U);
+  EXPECT_EQ(whole_element("grown", array, 1, 16).known, 8U);
+  EXPECT_EQ(whole_element("grown", array, 1, 16).added, 0U);
+  const u64 mixed[] = {16, 7, 24, 8, 9};
+  EXPECT_EQ(refusal([&] { whole_element("grown", reinterpret_cast<const Grown*>(mixed), 1, 16); }),
+            "grown[1].struct_bytes is 24, grown[0].struct_bytes is 16");
+  const u64 wrong[] = {25, 7, 8};
+  EXPECT_EQ(refusal([&] { whole_element("grown", reinterpret_cast<const Grown*>(wrong), 1, 16); }),
+            "grown[0].struct_bytes is 25, this library takes 16 to 24");
+  EXPECT_EQ(refusal([] { whole_element<Grown>("grown", nullptr, 0); }), "grown is null");
+}
+
 TEST(Interface, TheVersionIsThatOfTheHeader) { EXPECT_EQ(nibble_kernels_version(), NIBBLE_KERNELS_VERSION); }
 
 TEST(Interface, SizesDoNotOverflow) {
@@ -175,32 +195,39 @@ TEST(Interface, EmptyWeightsNeedNoPointers) {
                          weight.absmax = nullptr;
                        }),
             "");
-  const nibble_int8 empty{.rows = 0, .columns = 5, .codes = nullptr, .absmax = nullptr};
-  EXPECT_EQ(refusal([&] { check_int8("weight", &empty); }), "");
+  const nibble_int8 empty{
+      .struct_bytes = sizeof(nibble_int8), .rows = 0, .columns = 5, .codes = nullptr, .absmax = nullptr};
+  EXPECT_EQ(refusal([&] { checked_int8("weight", &empty); }), "");
 }
 
 TEST(Interface, Int8Weights) {
-  const nibble_int8 good{.rows = 2, .columns = 3, .codes = at<std::int8_t>(1), .absmax = at<float>()};
-  EXPECT_EQ(refusal([&] { check_int8("weight", &good); }), "");
+  const nibble_int8 good{
+      .struct_bytes = sizeof(nibble_int8), .rows = 2, .columns = 3, .codes = at<std::int8_t>(1), .absmax = at<float>()};
+  EXPECT_EQ(refusal([&] { checked_int8("weight", &good); }), "");
   nibble_int8 weight = good;
   weight.codes = nullptr;
-  EXPECT_EQ(refusal([&] { check_int8("weight", &weight); }), "weight.codes is null");
+  EXPECT_EQ(refusal([&] { checked_int8("weight", &weight); }), "weight.codes is null");
   weight = good;
   weight.absmax = at<float>(1);
-  EXPECT_EQ(refusal([&] { check_int8("weight", &weight); }),
+  EXPECT_EQ(refusal([&] { checked_int8("weight", &weight); }),
             "weight.absmax is 1 bytes past a multiple of 4, its alignment");
-  EXPECT_EQ(refusal([] { check_int8("weight", nullptr); }), "weight is null");
+  EXPECT_EQ(refusal([] { checked_int8("weight", nullptr); }), "weight is null");
 }
 
 TEST(Interface, Matrices) {
-  const nibble_matrix good{.dtype = NIBBLE_BF16, .rows = 2, .columns = 3, .stride = 3, .data = at<void>(2)};
+  const nibble_matrix good{.struct_bytes = sizeof(nibble_matrix),
+                           .dtype = NIBBLE_BF16,
+                           .rows = 2,
+                           .columns = 3,
+                           .stride = 3,
+                           .data = at<void>(2)};
   const auto refusal_with = [&](auto&& change) {
     nibble_matrix matrix = good;
     change(matrix);
-    return refusal([&] { check_matrix("out", &matrix); });
+    return refusal([&] { checked_matrix("out", &matrix); });
   };
   EXPECT_EQ(refusal_with([](auto&) {}), "");
-  EXPECT_EQ(refusal([] { check_matrix("out", nullptr); }), "out is null");
+  EXPECT_EQ(refusal([] { checked_matrix("out", nullptr); }), "out is null");
   EXPECT_EQ(refusal_with([](auto& out) { put(out.dtype, 3); }), "out.dtype is 3, not a nibble_dtype");
   EXPECT_EQ(refusal_with([](auto& out) { out.stride = 2; }), "out.stride is 2, less than its 3 columns");
   EXPECT_EQ(refusal_with([](auto& out) { out.data = nullptr; }), "out.data is null");

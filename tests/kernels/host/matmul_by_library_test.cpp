@@ -61,7 +61,7 @@ class Call {
         settings_(settings),
         dtype_(settings.has_fp32_x ? NIBBLE_F16 : NIBBLE_BF16),
         x_(DeviceArray<u8>::input(x_bytes(), {.name = "x"})),
-        x_matrix_{settings.has_fp32_x ? NIBBLE_F32 : dtype_, m, k, k + 1, x_.data()},
+        x_matrix_{sizeof(nibble_matrix), settings.has_fp32_x ? NIBBLE_F32 : dtype_, m, k, k + 1, x_.data()},
         arguments_(matmul()) {
     for (const Weight& weight : weights_) {
       std::vector<float> bias(weight.n);
@@ -131,12 +131,13 @@ class Call {
       const std::vector<u8> bytes = test::bytes_of(values, false, dtype_);
       Stream().copy_to_device(panel, bytes.data(), bytes.size());
     };
-    products_.push_back({weight.n,
-                         k,
-                         k + weight.gap,
-                         weight.has_bias ? biases_[i].data() : nullptr,
-                         {weight.has_fp32_y ? NIBBLE_F32 : dtype_, m, weight.n, weight.n, ys_[i].data()},
-                         dequantize});
+    products_.push_back(
+        {weight.n,
+         k,
+         k + weight.gap,
+         weight.has_bias ? biases_[i].data() : nullptr,
+         {sizeof(nibble_matrix), weight.has_fp32_y ? NIBBLE_F32 : dtype_, m, weight.n, weight.n, ys_[i].data()},
+         dequantize});
   }
 
   std::vector<Weight> weights_;

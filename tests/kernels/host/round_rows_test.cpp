@@ -35,7 +35,7 @@ void expect_rounded(std::size_t m, std::size_t k, std::size_t stride, bool few_m
   const auto in = DeviceArray<float>::input(host, {.name = "x"});
   const auto run = [&] {
     const auto out = DeviceArray<Half>::output(m * k, {.name = "out"});
-    round_rows({NIBBLE_F32, m, k, stride, in.data()}, out.data(), nullptr);
+    round_rows({sizeof(nibble_matrix), NIBBLE_F32, m, k, stride, in.data()}, out.data(), nullptr);
     const std::vector<Half> rounded = out.to_host();
     for (std::size_t row = 0; row < m; ++row)
       for (std::size_t i = 0; i < k; ++i)
