@@ -11,9 +11,12 @@
 
 namespace nibble::device {
 
+/// The blocks of a kernel that the device runs at a time.
+template <class Kernel> u64 resident_blocks() { return u64{multiprocessors()} * Kernel::min_blocks; }
+
 /// For kernels that loop over `blocks` blocks' work: as many blocks as the device runs at a time, or all.
 template <class Kernel> Grid resident_grid(u64 blocks) {
-  const u64 resident = u64{multiprocessors()} * Kernel::min_blocks;
+  const u64 resident = resident_blocks<Kernel>();
   return {static_cast<u32>(blocks < resident ? blocks : resident)};
 }
 

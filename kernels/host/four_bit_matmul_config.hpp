@@ -48,8 +48,8 @@ u64 groups_of(const Tile& tile, u64 m, u64 n);
 /// any number and for all capabilities from its own on. The last row fits all devices.
 const DeviceTuning& tuning_of(u32 capability, u32 multiprocessors, std::span<const DeviceTuning> rows = devices);
 
-/// Blocks of a launch for so many items, of which a block takes several in turn: the `resident` blocks that run at a
-/// time with has_resident_grid, and else a block for each item, as far as a grid has that many.
-u32 blocks_for(const DeviceTuning& tuning, u64 items, u64 resident);
+/// Blocks for each weight of a launch, which have so many items: with has_resident_grid, those that run at a time
+/// (blocks_for_each), and else a block for each item, as far as a grid has that many.
+u32 blocks_for(const DeviceTuning& tuning, std::span<const u64> items, u64 resident);
 
 }  // namespace nibble::kernels::four_bit_matmul

@@ -1,6 +1,7 @@
 // What FourBitMatmul is launched with: here for the library, and for bench_tune, which compiles more of its kernels.
 #pragma once
-#include <algorithm>
+#include <array>
+#include <span>
 
 #include "kernels/device/stream.hpp"
 #include "kernels/four_bit_matmul.hpp"
@@ -26,20 +27,21 @@ template <class Half, class Kernel> class FourBitMatmulLaunch {
     kernel_.product[weights_] = {weight, output, static_cast<i64>(sums_), static_cast<u32>(groups_)};
     sums_ += kernel_.m * n;
     groups_ += four_bit_matmul::groups_of(Kernel::sizes, kernel_.m, n);
-    max_items_ = std::max(max_items_, ceil_div<u64>(n, Kernel::block_n) * kernel_.sums.splits);
-    ++weights_;
+    items_[weights_++] = ceil_div<u64>(n, Kernel::block_n) * kernel_.sums.splits;
   }
 
   /// `experts` is 0 without experts.
   void run(const four_bit_matmul::DeviceTuning& tuning, u32 experts, StreamRef stream, Overlap overlap) const {
-    const u32 blocks = four_bit_matmul::blocks_for(tuning, max_items_, resident_grid<Kernel>(max_items_).x);
+    const std::span<const u64> items(items_.data(), weights_);
+    const u32 blocks = four_bit_matmul::blocks_for(tuning, items, resident_blocks<Kernel>());
     launch({blocks, 1, experts > 0 ? experts : weights_}, Kernel::shared_bytes(kernel_.m, k_), stream, kernel_,
            overlap);
   }
 
  private:
   Kernel kernel_;
-  u64 k_, sums_ = 0, groups_ = 0, max_items_ = 0;
+  std::array<u64, Kernel::max_weights> items_ = {};
+  u64 k_, sums_ = 0, groups_ = 0;
   u32 weights_ = 0;
 };
 

@@ -1,6 +1,7 @@
 // What FourBitMatmulSm90 is launched with: here for the library, and for bench_tune, which compiles the kernel itself.
 #pragma once
-#include <algorithm>
+#include <array>
+#include <span>
 
 #include "kernels/four_bit_matmul_sm90.hpp"
 #include "kernels/host/four_bit_matmul_config.hpp"
@@ -34,19 +35,21 @@ template <class Half, bool Nested, u32 Rows> class FourBitMatmulSm90Launch {
     const u64 groups = ceil_div<u64>(n, Kernel::block_n) * ceil_div<u64>(m, Kernel::max_m);
     sums_ += m * n;
     groups_ += groups;
-    max_items_ = std::max(max_items_, groups * kernel_.sums.splits);
-    ++weights_;
+    items_[weights_++] = groups * kernel_.sums.splits;
   }
 
   [[nodiscard]] const Kernel& kernel() const { return kernel_; }
 
   void run(StreamRef stream, Overlap overlap) const {
-    launch({resident_grid<Kernel>(max_items_).x, 1, weights_}, Kernel::shared_bytes, stream, kernel_, overlap);
+    const std::span<const u64> items(items_.data(), weights_);
+    launch({blocks_for_each(items, resident_blocks<Kernel>()), 1, weights_}, Kernel::shared_bytes, stream, kernel_,
+           overlap);
   }
 
  private:
   Kernel kernel_;
-  u64 sums_ = 0, groups_ = 0, max_items_ = 0;
+  std::array<u64, Kernel::max_weights> items_ = {};
+  u64 sums_ = 0, groups_ = 0;
   u32 weights_ = 0;
 };
 

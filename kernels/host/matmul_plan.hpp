@@ -2,6 +2,8 @@
 // adds in the same order.
 #pragma once
 #include <algorithm>
+#include <span>
+#include <vector>
 
 #include "kernels/device/types.hpp"
 
@@ -31,6 +33,22 @@ template <class Cost> constexpr Splits cheapest_splits(u64 steps, bool may_split
     if (cost < (best.count == 1 ? best.cost / 20 * 19 : best.cost)) best = {static_cast<u32>(splits), cost};
   }
   return best;
+}
+
+/// Blocks for each weight of a launch, so that all blocks with an item of `items[weight]` run at a time, of which the
+/// device has `resident`. A block takes items in turn, and ends at once if there is none for it; a grid has equally
+/// many blocks for each weight.
+inline u32 blocks_for_each(std::span<const u64> items, u64 resident) {
+  std::vector<u64> ascending(items.begin(), items.end());
+  std::sort(ascending.begin(), ascending.end());
+  u64 left = resident, weights = ascending.size();
+  for (const u64 count : ascending) {
+    const u64 share = left / weights;
+    if (count > share) return static_cast<u32>(std::max<u64>(share, 1));
+    left -= count;
+    --weights;
+  }
+  return static_cast<u32>(ascending.back());  // all of them at a time
 }
 
 }  // namespace nibble::kernels

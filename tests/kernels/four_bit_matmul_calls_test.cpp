@@ -107,6 +107,30 @@ TEST(FourBitMatmulCalls, WeightsThatShareX) {
   }
 }
 
+// Three multiprocessors have six blocks of the kernel for few rows at a time, and three of that for many.
+NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, BlocksOfAllWeightsRunAtATime) {
+  const auto expect_blocks = [](std::size_t m, device::simulator::BlockRange (*part)(device::Grid)) {
+    device::simulator::Options options;
+    options.multiprocessors = 3;
+    options.part = part;
+    const device::simulator::ScopedOptions scope(options);
+    const Problem q({.m = m, .n = 300, .k = 64}, 31), key({.m = m, .n = 300, .k = 64}, 32),
+        value({.m = m, .n = 300, .k = 64}, 33);
+    test::expect_shared_x({&q, &key, &value});
+  };
+  static constexpr auto all = device::simulator::BlockRange{0, ~std::uint64_t{0}};
+  expect_blocks(5, [](device::Grid grid) {
+    EXPECT_EQ(grid.x, 2U);
+    EXPECT_EQ(grid.z, 3U);
+    return all;
+  });
+  expect_blocks(66, [](device::Grid grid) {
+    EXPECT_EQ(grid.x, 1U);
+    EXPECT_EQ(grid.z, 3U);
+    return all;
+  });
+}
+
 TEST(FourBitMatmulCalls, CountersAreLeftAsTheyWere) {
   const Problem problem({.m = 5, .n = 33, .k = 64 * 40}, 23);
   const Product run(problem);

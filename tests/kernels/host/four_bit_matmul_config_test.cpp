@@ -124,12 +124,13 @@ TEST(FourBitMatmulConfig, WithoutMeasurementsOnlyDevicesFrom90OnKeepX) {
 
 TEST(FourBitMatmulConfig, BlocksAreResidentOrHaveAnItemEach) {
   constexpr DeviceTuning resident{90, 132, 0, true}, one_each{90, 132, 0, false};
-  EXPECT_EQ(blocks_for(resident, 1000, 264), 264U);
-  EXPECT_EQ(blocks_for(resident, 100, 264), 100U);
-  EXPECT_EQ(blocks_for(one_each, 1000, 264), 1000U);
-  EXPECT_EQ(blocks_for(one_each, 100, 264), 100U);
-  EXPECT_EQ(blocks_for(one_each, 0x7fffffff, 264), 0x7fffffffU);
-  EXPECT_EQ(blocks_for(one_each, u64{1} << 33, 264), 0x7fffffffU);  // they take the rest in turn
+  const auto blocks = [](const DeviceTuning& tuning, std::vector<u64> items) { return blocks_for(tuning, items, 264); };
+  EXPECT_EQ(blocks(resident, {1000}), 264U);
+  EXPECT_EQ(blocks(resident, {100}), 100U);
+  EXPECT_EQ(blocks(one_each, {1000}), 1000U);
+  EXPECT_EQ(blocks(one_each, {100, 200}), 200U);
+  EXPECT_EQ(blocks(one_each, {0x7fffffff}), 0x7fffffffU);
+  EXPECT_EQ(blocks(one_each, {u64{1} << 33}), 0x7fffffffU);  // they take the rest in turn
 }
 
 }  // namespace
