@@ -15,6 +15,12 @@ programs=(bench_kernels bench_ceilings nibble_calibrate nibble_kernel_tests_gpu)
 optional=(bench_tune)
 max_bytes=60000000
 
+# Wrong usage.
+fail() {
+  echo "error: $1" >&2
+  exit 2
+}
+
 # The paths of the libraries that programs load, but not of those that belong to a machine: an older libstdc++ would stop
 # other people's libraries.
 libraries_of() {
@@ -29,8 +35,7 @@ copy_bitsandbytes() {
 }
 
 build() {
-  local dir=$1 package='' name targets bytes
-  if [[ ${2-} == --bitsandbytes ]]; then package=$(cd "$3" && pwd); fi
+  local dir=$1 package=$2 name targets bytes
   cd "$(dirname "${BASH_SOURCE[0]}")/.."
   cmake --preset release -DNIBBLE_BENCH=ON -DNIBBLE_CUDA=ON >/dev/null
   targets=$(cmake --build --preset release --target help)
@@ -57,19 +62,43 @@ build() {
   fi
 }
 
+# Says why `build` cannot take its arguments, or nothing.
+fault_of_build() {
+  if [[ -z ${1-} || $1 == -* ]]; then
+    echo "build needs a folder: kernels.sh build DIR [--bitsandbytes PACKAGE]"
+  elif [[ -e $1 && ! -d $1 ]]; then
+    echo "$1 is not a folder"
+  elif [[ -d $1 && ! -f $1/kernels_run.py && -n $(ls -A "$1") ]]; then
+    echo "$1 has other files, and build would delete some of them: name a new folder, or one that build made"
+  elif [[ $# -gt 1 && $2 != --bitsandbytes ]]; then
+    echo "build has no option $2"
+  elif [[ $# -eq 2 ]]; then
+    echo "--bitsandbytes needs the folder of bitsandbytes' Python package"
+  elif [[ $# -gt 3 ]]; then
+    echo "build takes no argument $4"
+  elif [[ $# -eq 3 ]] && ! compgen -G "$3/libbitsandbytes_cuda*.so" >/dev/null; then
+    echo "$3 has no libbitsandbytes_cuda*.so"
+  fi
+}
+
 case ${1-} in
-  build | run)
-    if [[ $# -lt 2 ]]; then
-      echo "$1 needs a folder" >&2
-      exit 2
-    fi
-    [[ $1 == run ]] || mkdir -p "$2"
-    dir=$(cd "$2" && pwd)
-    if [[ $1 == run ]]; then exec python3 "$dir/kernels_run.py" "$dir" "${@:3}"; fi
-    build "$dir" "${@:3}"
+  build)
+    fault=$(fault_of_build "${@:2}")
+    [[ -z $fault ]] || fail "$fault"
+    package=''
+    if [[ $# -gt 2 ]]; then package=$(cd "$4" && pwd); fi
+    mkdir -p "$2"
+    build "$(cd "$2" && pwd)" "$package"
     ;;
-  *)
+  run)
+    [[ -n ${2-} ]] || fail "run needs a folder and a part: kernels.sh run DIR PART"
+    [[ -f $2/kernels_run.py ]] || fail "$2 is not a folder that kernels.sh build made"
+    dir=$(cd "$2" && pwd)
+    exec python3 "$dir/kernels_run.py" "$dir" "${@:3}"
+    ;;
+  '' | help | --help)
     sed -n '2,12s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
+  *) fail "$1 is not build or run" ;;
 esac

@@ -75,11 +75,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace nibble::bench
 
-int main(int argc, char** argv) {
-  try {
-    return nibble::bench::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return nibble::bench::result_of(nibble::bench::run, argc, argv); }

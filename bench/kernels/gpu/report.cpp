@@ -29,6 +29,15 @@ bool has_gpu() {
   return false;
 }
 
+int result_of(int (*run)(int argc, char** argv), int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+}
+
 double nominal_gb_s() {
   const int khz = attribute(cudaDevAttrMemoryClockRate), bits = attribute(cudaDevAttrGlobalMemoryBusWidth);
   return 2.0 * khz * bits / 8 * 1e-6;  // two transfers a clock

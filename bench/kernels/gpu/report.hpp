@@ -23,6 +23,9 @@ double nominal_gb_s();
 
 Json line_of(const std::string& name, const Times& times);
 
+/// What main() returns: the result of run(), or 1 if it throws, which is then a line on stderr.
+int result_of(int (*run)(int argc, char** argv), int argc, char** argv);
+
 class Report {
  public:
   /// One line on stdout, at once.

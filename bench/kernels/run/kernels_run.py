@@ -322,19 +322,39 @@ class Runner:
         return 0 if all(status in GOOD for _, status, _ in self.summary) else 1
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message):
+        self.exit(2, f"error: {message}\n")
+
+
+def pattern(text):
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
+
+
+def existing_file(text):
+    if not os.path.isfile(text):
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return pathlib.Path(text)
+
+
 def main():
-    parser = argparse.ArgumentParser(description="Runs a part of the kernels' measurements")
+    parser = Parser(description="Runs a part of the kernels' measurements")
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("part", choices=kernels_parts.PARTS)
     parser.add_argument("--out", type=pathlib.Path, default=os.environ.get("OUT", "bench/results"))
     parser.add_argument("--seconds", type=float, default=470, help="of the whole part [470]")
-    parser.add_argument("--only", metavar="RE", help="steps whose name matches")
+    parser.add_argument("--only", type=pattern, metavar="RE", help="steps whose name matches")
     parser.add_argument("--afresh", action="store_true", help="forget what was tried before")
-    parser.add_argument("--after", type=pathlib.Path, action="append", default=[], metavar="JSONL",
+    parser.add_argument("--after", type=existing_file, action="append", default=[], metavar="JSONL",
                         help="do without the steps that these results have")  # fmt: skip
     parser.add_argument("--scratch", type=pathlib.Path, help="for large files [FOLDER/scratch]")
-    parser.add_argument("--bitsandbytes", type=pathlib.Path, help="libbitsandbytes_cudaXXX.so")
-    parser.add_argument("--cublaslt", type=pathlib.Path, help="the library, if it is not where libraries are")
+    parser.add_argument("--bitsandbytes", type=existing_file, help="libbitsandbytes_cudaXXX.so")
+    parser.add_argument("--cublaslt", type=existing_file, help="the library, if it is not where libraries are")
     options = parser.parse_args()
     folder = options.folder.resolve()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the step in progress is ended, too

@@ -7,7 +7,6 @@
 // 0: all was right; 1: a result was wrong, or CUDA failed; 77: there is no GPU. docs/kernels-benchmark.md says what the
 // lines have.
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <iterator>
 #include <optional>
 
@@ -71,11 +70,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace nibble::bench
 
-int main(int argc, char** argv) {
-  try {
-    return nibble::bench::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return nibble::bench::result_of(nibble::bench::run, argc, argv); }

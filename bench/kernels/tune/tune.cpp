@@ -12,9 +12,9 @@
 // 0: all was right; 1: a result was wrong, or CUDA failed; 77: there is no GPU.
 #include "bench/kernels/tune/tune.hpp"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <ctime>
 #include <map>
 #include <string>
@@ -354,6 +354,15 @@ class Tuning {
   std::size_t cases_done_ = 0;
 };
 
+int run(int argc, char** argv) {
+  bool many_rows = false;
+  CLI::App app("Variants of the product of few rows of x, in microseconds");
+  app.add_flag("--many-rows", many_rows, "Kernels for 33 to 256 rows instead");
+  CLI11_PARSE(app, argc, argv);
+  if (!has_gpu()) return no_gpu_code;
+  return (many_rows ? tune_many_rows() : Tuning().run()) ? 0 : 1;
+}
+
 }  // namespace
 
 std::string today() {
@@ -365,17 +374,4 @@ std::string today() {
 
 }  // namespace nibble::bench
 
-int main(int count, char** arguments) {
-  try {
-    const bool is_many_rows = count == 2 && std::string(arguments[1]) == "--many-rows";
-    if (count > 1 && !is_many_rows) {
-      std::fprintf(stderr, "usage: bench_tune [--many-rows]\n");
-      return 2;
-    }
-    if (!nibble::bench::has_gpu()) return nibble::bench::no_gpu_code;
-    return (is_many_rows ? nibble::bench::tune_many_rows() : nibble::bench::Tuning().run()) ? 0 : 1;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return nibble::bench::result_of(nibble::bench::run, argc, argv); }

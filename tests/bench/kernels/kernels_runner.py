@@ -7,6 +7,7 @@ usage: tests/bench/kernels/kernels_runner.py
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -226,6 +227,74 @@ class Runner(unittest.TestCase):
             time.sleep(0.2)
             running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
             self.assertNotIn(str(self.folder / "bin" / "hangs"), running)
+
+
+class Options(unittest.TestCase):
+    """Wrong usage of bench/kernels.sh: one line that names it, exit code 2, and nothing is built or deleted."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.built = self.folder / "built"
+        shutil.copytree(ROOT / "bench" / "kernels" / "run", self.built)
+
+    def check(self, words, *texts):
+        # Where there is no CMake, nothing is built by mistake.
+        env = {**os.environ, "PATH": str(self.make_path())}
+        command = [ROOT / "bench" / "kernels.sh", *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=20)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done)
+        self.assertRegex(done.stderr, r"\Aerror: [^\n]+\n\Z")
+        for text in texts:
+            self.assertIn(text, done.stderr)
+
+    def make_path(self):
+        path = self.folder / "path"
+        path.mkdir(exist_ok=True)
+        for name in ("env", "bash", "python3", "ls", "dirname", "mkdir"):
+            if not (path / name).exists():
+                (path / name).symlink_to(shutil.which(name))
+        return path
+
+    def test_command(self):
+        self.check(["test"], "test is not build or run")
+
+    def test_build(self):
+        package = self.folder / "package"
+        package.mkdir()
+        own = self.folder / "own"
+        (own / "bin").mkdir(parents=True)
+        for words, text in [
+            ([], "build needs a folder"),
+            (["--bitsandbytes", package], "build needs a folder"),
+            ([self.built / "kernels_run.py"], "kernels_run.py is not a folder"),
+            ([own], f"{own} has other files"),
+            ([self.folder / "new", "--fast"], "no option --fast"),
+            ([self.folder / "new", "--bitsandbytes"], "--bitsandbytes needs the folder"),
+            ([self.folder / "new", "--bitsandbytes", package], "package has no libbitsandbytes_cuda*.so"),
+            ([self.folder / "new", "--bitsandbytes", package, "more"], "build takes no argument more"),
+        ]:
+            with self.subTest(words=words):
+                self.check(["build", *words], text)
+        self.assertTrue((own / "bin").is_dir())
+        self.assertFalse((self.folder / "new").exists())
+
+    def test_run(self):
+        absent = self.folder / "absent"
+        for words, *texts in [
+            ([], "run needs a folder"),
+            ([absent, "check"], f"{absent} is not a folder that kernels.sh build made"),
+            ([self.folder, "check"], f"{self.folder} is not a folder that kernels.sh build made"),
+            ([self.built], "part"),
+            ([self.built, "speed"], "'speed'", "check", "tune", "ceilings"),
+            ([self.built, "check", "--fast"], "--fast"),
+            ([self.built, "check", "--seconds", "many"], "--seconds", "'many'"),
+            ([self.built, "check", "--only", "("], "--only", "'('"),
+            ([self.built, "check", "--after", absent], "--after", f"there is no file {absent}"),
+            ([self.built, "check", "--cublaslt", absent], "--cublaslt", f"there is no file {absent}"),
+            ([self.built, "check", "--bitsandbytes", absent], "--bitsandbytes", f"there is no file {absent}"),
+        ]:
+            with self.subTest(words=words):
+                self.check(["run", *words], *texts)
 
 
 class Parts(unittest.TestCase):
