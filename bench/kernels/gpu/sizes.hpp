@@ -4,7 +4,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
+#include <vector>
 
 namespace nibble::bench {
 
@@ -14,7 +16,13 @@ struct Shape {
   u64 n, k;        // output features, input features
   u64 block = 64;  // weights per absmax
   [[nodiscard]] u64 size() const { return n * k; }
-  [[nodiscard]] bool has_usual_blocks() const { return block == 64 && k % block == 0; }
+  /// The weights of a row that are sure to share an absmax, 64 at most. k is a multiple of 8.
+  [[nodiscard]] constexpr std::uint32_t run() const {
+    std::uint32_t run = 64;
+    while (run > block || k % run != 0) run /= 2;
+    return run;
+  }
+  [[nodiscard]] bool has_usual_blocks() const { return block == 64 && run() == 64; }
   [[nodiscard]] std::string text() const {
     return std::to_string(n) + "x" + std::to_string(k) + (block == 64 ? "" : "b" + std::to_string(block));
   }
@@ -24,8 +32,14 @@ constexpr std::array<u64, 5> decode_m = {1, 8, 16, 32, 64};
 constexpr std::array<u64, 5> tuned_splits = {1, 2, 4, 8, 16};
 #if !defined(NIBBLE_BENCH_SIMULATED)
 constexpr Shape shapes[] = {{4096, 4096}, {14336, 4096}, {28672, 8192}};
-// Of products alone: blocks of 32, and the k of a SigLIP, of which a block of 64 may straddle two rows.
-constexpr Shape product_shapes[] = {{14336, 4096, 32}, {16384, 4304}};
+// Of products alone: blocks of 32; the k of a SigLIP, and half of it, of which a block of 64 may straddle two rows.
+// Their runs are 32, 16 and 8.
+constexpr Shape product_shapes[] = {{14336, 4096, 32}, {16384, 4304}, {16384, 2152}};
+// Weights that share x: those of q, k and v, by that of q. Experts: up and gate of a Qwen3-30B-A3B.
+constexpr Shape shared_shape{4096, 4096}, expert_shape{1536, 2048};
+constexpr u64 experts = 128, experts_of_a_token = 8;
+constexpr std::array<u64, 3> expert_tokens = {1, 8, 64};
+constexpr std::array<u64, 2> table_many_m = {128, 256};
 constexpr u64 uncached_bytes = 250'000'000;  // more than any cache holds
 constexpr u64 bandwidth_bytes = u64{1} << 30;
 constexpr std::array<u64, 15> ceiling_m = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
@@ -37,7 +51,11 @@ constexpr std::size_t tuned_calls = 20;
 constexpr std::array<u64, 7> many_m = {33, 48, 64, 96, 128, 192, 256};
 #else
 constexpr Shape shapes[] = {{64, 256}, {64, 512}, {192, 256}};
-constexpr Shape product_shapes[] = {{64, 256, 32}, {64, 304}};
+constexpr Shape product_shapes[] = {{64, 256, 32}, {64, 304}, {64, 152}};
+constexpr Shape shared_shape{64, 256}, expert_shape{32, 256};
+constexpr u64 experts = 4, experts_of_a_token = 2;
+constexpr std::array<u64, 2> expert_tokens = {1, 8};
+constexpr std::array<u64, 1> table_many_m = {128};
 constexpr u64 uncached_bytes = 20'000;
 constexpr u64 bandwidth_bytes = u64{1} << 15;
 constexpr std::array<u64, 4> ceiling_m = {1, 8, 48, 272};
@@ -48,6 +66,13 @@ constexpr std::array<u64, 3> tuned_m = {1, 16, 64};
 constexpr std::size_t tuned_calls = 1;
 constexpr std::array<u64, 2> many_m = {33, 160};
 #endif
+
+/// Those of products: `shapes`, then `product_shapes`.
+inline std::vector<Shape> all_shapes() {
+  std::vector<Shape> all(std::begin(shapes), std::end(shapes));
+  all.insert(all.end(), std::begin(product_shapes), std::end(product_shapes));
+  return all;
+}
 
 /// How many copies of so many bytes have more than uncached_bytes together; at least two.
 constexpr std::size_t copies_of(u64 bytes) {

@@ -1,11 +1,11 @@
 // Variants of the product of few tokens, in microseconds: what tune_table.py makes the library's table of.
 //
-//   bench_tune                at most four minutes
-//   bench_tune --many-rows    kernels for m from 33 to 256 (rows.cpp); at most one
+//   bench_tune [--shape NxK]    30 s for a shape of the whole speed table, 8 s for one of products alone
+//   bench_tune --many-rows      kernels for m from 33 to 256 (rows.cpp): 30 s
 //
 // For each shape and m, three stages, each of which measures its variants in turns:
 //
-//   tiles      each tile with each number of splits
+//   tiles      each tile with each number of splits; of runs shorter than 64, the tiles that the library has
 //   loops      for each tile, with its best number of splits: one thing changed at a time
 //   together   for each tile: the changes that made it faster, all at once
 //
@@ -24,6 +24,7 @@
 #include "bench/kernels/gpu/bandwidth.hpp"
 #include "bench/kernels/gpu/report.hpp"
 #include "bench/kernels/operands/four_bit.hpp"
+#include "bench/kernels/tune/short_runs.hpp"
 #include "kernels/host/four_bit_matmul_config.hpp"
 
 namespace nibble::bench {
@@ -33,7 +34,8 @@ namespace plan = nibble::kernels::four_bit_matmul;
 using kernels::XBarrier;
 using Clock = std::chrono::steady_clock;
 
-constexpr double max_seconds = 225;
+/// There are few kernels for runs shorter than 64, and few weights that have them.
+constexpr double seconds_of(const Shape& shape) { return shape.run() == 64 ? 30 : 8; }
 
 /// A variant, and in what it differs from the first of its tile.
 struct Candidate {
@@ -43,7 +45,8 @@ struct Candidate {
 };
 
 constexpr bool has_sizes_of(const FourBitMatmulTile& a, const FourBitMatmulTile& b) {
-  return a.m_tiles == b.m_tiles && a.n_warps == b.n_warps && a.k_warps == b.k_warps && a.n_tiles == b.n_tiles;
+  return a.m_tiles == b.m_tiles && a.n_warps == b.n_warps && a.k_warps == b.k_warps && a.n_tiles == b.n_tiles &&
+         a.run == b.run;
 }
 
 /// The tile as the library compiles it; or, if it does not, as new.
@@ -66,6 +69,7 @@ Json json_of(const Variant& variant) {
           {"n_warps", tile.n_warps},
           {"k_warps", tile.k_warps},
           {"n_tiles", tile.n_tiles},
+          {"run", tile.run},
           {"barrier", name_of(tile.barrier)},
           {"loads_first", tile.loads_first},
           {"prefetched_steps", tile.prefetched_steps},
@@ -79,6 +83,7 @@ std::string text_of(const Variant& variant) {
   const FourBitMatmulTile& tile = variant.tile;
   std::string text = "tile" + std::to_string(tile.m_tiles);
   for (const std::uint32_t size : {tile.n_warps, tile.k_warps, tile.n_tiles}) text += "x" + std::to_string(size);
+  if (variant.tile.run != 64) text += "/run" + std::to_string(variant.tile.run);
   text += "/splits" + std::to_string(variant.splits) + "/" + name_of(tile.barrier);
   text += tile.loads_first ? "/loads-first" : "/loads-after";
   text += "/ahead" + std::to_string(tile.prefetched_steps);
@@ -102,6 +107,9 @@ struct Session {
     add_group_late_kernels(kernels);
     add_block_late_kernels(kernels);
     add_kept_x_kernels(kernels);
+    add_kernels_of_run32(kernels);
+    add_kernels_of_run16(kernels);
+    add_kernels_of_run8(kernels);
     device["date"] = today();
   }
 
@@ -135,7 +143,7 @@ class Case {
         counters_(Buffer::of(std::vector<std::uint32_t>(plan::max_groups))) {}
 
   void run() {
-    if (seconds_ < 0.5) {
+    if (seconds_ < 0.2) {
       Report::print({{"name", name_}, {"left_out", "no time left"}});
       return;
     }
@@ -150,7 +158,7 @@ class Case {
 
  private:
   [[nodiscard]] Variant default_variant() const {
-    const plan::LaunchConfig config = plan::config_for(m_, shape_.n, shape_.k, true);
+    const plan::LaunchConfig config = plan::config_for(m_, shape_.n, shape_.k, true, shape_.run());
     return variant_of(config.tile, config.splits);
   }
 
@@ -172,17 +180,28 @@ class Case {
            (variant.splits == 1 || plan::groups_of(variant.tile, m_, shape_.n) <= plan::max_groups);
   }
 
-  // Those for so many rows: a tile of m that is mostly empty, or several of them, is never the fastest.
+  // Those for so many rows. Of runs of 64, a tile of m that is mostly empty, or several of them, is never the fastest.
   [[nodiscard]] bool is_for_m(const FourBitMatmulTile& tile) const {
     return m_ <= tile.max_m() && (tile.m_tiles == 1 || 2 * m_ > tile.block_m());
   }
 
+  [[nodiscard]] std::vector<FourBitMatmulTile> tiles_for_m() const {
+    std::vector<FourBitMatmulTile> tiles;
+    if (shape_.run() == 64) {
+      for (const FourBitMatmulTile& sizes : tuned_tiles)
+        if (is_for_m(sizes)) tiles.push_back(as_compiled(sizes));
+    } else {
+      for (const plan::Choice& choice : plan::choices_of_short_runs)
+        if (choice.tile.run == shape_.run() && choice.min_m <= m_ && m_ <= choice.max_m) tiles.push_back(choice.tile);
+    }
+    return tiles;
+  }
+
   [[nodiscard]] std::vector<Candidate> all_tiles() const {
     std::vector<Candidate> all{{default_variant()}};
-    for (const FourBitMatmulTile& sizes : tuned_tiles)
+    for (const FourBitMatmulTile& tile : tiles_for_m())
       for (const u64 splits : tuned_splits)
-        if (const Variant variant = variant_of(as_compiled(sizes), static_cast<std::uint32_t>(splits));
-            is_for_m(sizes) && variant != all[0].variant)
+        if (const Variant variant = variant_of(tile, static_cast<std::uint32_t>(splits)); variant != all[0].variant)
           all.push_back({variant});
     return all;
   }
@@ -314,21 +333,26 @@ class Case {
 class Tuning {
  public:
   /// Whether all results were right.
-  bool run() {
+  bool run(const std::vector<Shape>& chosen) {
     Report::print(session_.device);
     measure_bandwidth();
-    for (const Shape& shape : shapes) {
-      const auto weights = random_copies<FourBit>(shape);
-      for (const u64 m : tuned_m) {
-        const std::string name = "tune/" + shape.text() + "/m" + std::to_string(m);
-        session_.report.attempt(name, [&] { Case(session_, shape, m, weights, name, seconds_of_a_case()).run(); });
-        ++cases_done_;
-      }
-    }
+    for (const Shape& shape : chosen) run_shape(shape);
     return session_.report.all_right();
   }
 
  private:
+  // Of the time that is left, each m that is left gets the same.
+  void run_shape(const Shape& shape) {
+    const auto weights = random_copies<FourBit>(shape);
+    const Clock::time_point begin = Clock::now();
+    for (std::size_t i = 0; i < tuned_m.size(); ++i) {
+      const std::chrono::duration<double> passed = Clock::now() - begin;
+      const double seconds = (seconds_of(shape) - passed.count()) / static_cast<double>(tuned_m.size() - i);
+      const std::string name = "tune/" + shape.text() + "/m" + std::to_string(tuned_m[i]);
+      session_.report.attempt(name, [&] { Case(session_, shape, tuned_m[i], weights, name, seconds).run(); });
+    }
+  }
+
   void measure_bandwidth() {
     constexpr u64 bytes = bandwidth_bytes;
     const Buffer from = Buffer::of(random_bf16(bytes / 2, 1, 1)), sink(4);
@@ -342,25 +366,22 @@ class Tuning {
     Report::print(line);
   }
 
-  // Of the time that is left, each case that is left gets the same.
-  [[nodiscard]] double seconds_of_a_case() const {
-    const std::chrono::duration<double> passed = Clock::now() - begin_;
-    constexpr std::size_t cases = std::size(shapes) * tuned_m.size();
-    return (max_seconds - passed.count()) / static_cast<double>(cases - cases_done_);
-  }
-
   Session session_;
-  Clock::time_point begin_ = Clock::now();
-  std::size_t cases_done_ = 0;
 };
 
 int run(int argc, char** argv) {
   bool many_rows = false;
+  std::string text;
+  std::vector<Shape> chosen = all_shapes();
+  std::vector<std::string> names;
+  for (const Shape& shape : chosen) names.push_back(shape.text());
   CLI::App app("Variants of the product of few rows of x, in microseconds");
   app.add_flag("--many-rows", many_rows, "Kernels for 33 to 256 rows instead");
+  app.add_option("--shape", text, "This shape alone")->check(CLI::IsMember(names));
   CLI11_PARSE(app, argc, argv);
   if (!has_gpu()) return no_gpu_code;
-  return (many_rows ? tune_many_rows() : Tuning().run()) ? 0 : 1;
+  if (!text.empty()) std::erase_if(chosen, [&](const Shape& shape) { return shape.text() != text; });
+  return (many_rows ? tune_many_rows() : Tuning().run(chosen)) ? 0 : 1;
 }
 
 }  // namespace

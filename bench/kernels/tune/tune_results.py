@@ -3,8 +3,9 @@
 import collections
 import dataclasses
 import json
+import re
 
-Tile = collections.namedtuple("Tile", "m_tiles n_warps k_warps n_tiles")
+Tile = collections.namedtuple("Tile", "m_tiles n_warps k_warps n_tiles run", defaults=(64,))
 Loop = collections.namedtuple("Loop", "barrier loads_first prefetched_steps")
 
 
@@ -13,6 +14,7 @@ class Line:
     """A time of one variant, in microseconds."""
 
     run: "Run"
+    shape: str
     n: int
     k: int
     m: int
@@ -29,7 +31,7 @@ class Line:
 
     @property
     def case(self):
-        return self.run, self.n, self.k, self.m
+        return self.run, self.shape, self.m
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,18 +48,23 @@ class Run:
         return f"bench/results/{self.file}, {self.gpu}, {self.date}"
 
 
+def n_and_k(shape):
+    """Of `NxK`, or of `NxKbBLOCKSIZE`."""
+    return map(int, re.fullmatch(r"(\d+)x(\d+)(?:b\d+)?", shape).groups())
+
+
 def line_of(run, line):
     v = line["variant"]
-    n, k = map(int, line["shape"].split("x"))
-    return Line(run, n, k, line["m"], line["stage"], line["change"], Tile(*(v[name] for name in Tile._fields)),
+    n, k = n_and_k(line["shape"])
+    return Line(run, line["shape"], n, k, line["m"], line["stage"], line["change"], Tile(*(v[name] for name in Tile._fields)),
                 Loop(*(v[name] for name in Loop._fields)), v["keeps_x"], v["splits"], v["overlaps"], v["is_resident"],
                 line["default"], line["median"])  # fmt: skip
 
 
 def line_of_rows(run, line):
     """Of the comparison of kernels for many rows of x: the change is the kernel, mma or wgmma."""
-    n, k = map(int, line["shape"].split("x"))
-    return Line(run, n, k, line["m"], "rows", line["kernel"], None, None, False, line["splits"], False, True,
+    n, k = n_and_k(line["shape"])
+    return Line(run, line["shape"], n, k, line["m"], "rows", line["kernel"], None, None, False, line["splits"], False, True,
                 line["default"], line["median"])  # fmt: skip
 
 
@@ -66,7 +73,7 @@ def read_results(paths):
     results = []
     for path in paths:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-        lines = [line for line in lines if line.get("step", "variants") in ("variants", "many-rows")]
+        lines = [line for line in lines if line.get("step", "variants").split("/")[0] in ("variants", "many-rows")]
         device = next((line for line in lines if line.get("kind") == "device"), None)
         read = next((line for line in lines if line.get("name") == "read/kernel"), None)
         if device is None or read is None:

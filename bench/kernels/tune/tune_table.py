@@ -110,16 +110,16 @@ inline constexpr std::array<DeviceTuning, {len(plan.devices)}> devices{{{{
 
 
 def report(lines):
-    for (run, n, k, m), case in by([line for line in lines if line.stage == "rows"], lambda line: line.case).items():
+    for (run, shape, m), case in by([line for line in lines if line.stage == "rows"], lambda line: line.case).items():
         best = ", ".join(f"{kernel} {min(line.time for line in same):.2f} us"
                          for kernel, same in by(case, lambda line: line.change).items())  # fmt: skip
-        print(f"{run.gpu}, {n}x{k}, m {m}: {best}")
+        print(f"{run.gpu}, {shape}, m {m}: {best}")
     lines = [line for line in lines if line.stage != "rows"]
-    for (run, n, k, m), case in by(lines, lambda line: line.case).items():
+    for (run, shape, m), case in by(lines, lambda line: line.case).items():
         default = min((line.time for line in case if line.is_default), default=None)
         best = min(case, key=lambda line: line.time)
         slower = f"{default / best.time:.2f}" if default else "not measured"
-        print(f"{run.gpu}, {n}x{k}, m {m}: {best.time:.2f} us, default {slower}: {tuple(best.tile)}, {tuple(best.loop)}, "
+        print(f"{run.gpu}, {shape}, m {m}: {best.time:.2f} us, default {slower}: {tuple(best.tile)}, {tuple(best.loop)}, "
               f"splits {best.splits}, keeps_x {best.keeps_x}, overlaps {best.overlaps}, resident {best.is_resident}")  # fmt: skip
 
 

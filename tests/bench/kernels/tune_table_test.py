@@ -4,18 +4,22 @@
 usage: tests/bench/kernels/tune_table_test.py
 """
 
+import contextlib
+import io
 import itertools
 import json
 import pathlib
 import sys
 import tempfile
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "bench" / "kernels" / "tune"))
 
-from tune_plan import DEFAULT_LOOP, DEFAULT_TILES, Costs, min_blocks, plan_of, rounded  # noqa: E402
-from tune_results import Loop, Tile, read_results  # noqa: E402
-from tune_table import number, text_of  # noqa: E402
+from tune_plan import DEFAULT_LOOP, DEFAULT_TILES, Costs, least_squares, min_blocks, plan_of, rounded  # noqa: E402
+from tune_results import Loop, Tile, read_results, texts_of  # noqa: E402
+from tune_table import commented, number, text_of  # noqa: E402
+from tune_table import main as tune_table  # noqa: E402
 
 BYTES_PER_US = 3_000_000.0
 KNOWN = Costs(40_000, 9_000, 1_200_000, 0)
@@ -41,10 +45,10 @@ def time_of(n, k, m, tile, splits, keeps_x, known=KNOWN):
 
 def result(shape, m, stage, change, tile, splits=1, loop=DEFAULT_LOOP, keeps_x=False, is_resident=True,
            factor=1.0, known=KNOWN):  # fmt: skip
-    n, k = map(int, shape.split("x"))
+    n, k = map(int, shape.split("b")[0].split("x"))
     variant = {**tile._asdict(), **loop._asdict(), "keeps_x": keeps_x, "splits": splits, "overlaps": False,
                "is_resident": is_resident}  # fmt: skip
-    return {"step": "variants", "name": "any", "shape": shape, "m": m, "stage": stage, "change": change,
+    return {"step": f"variants/{shape}", "name": "any", "shape": shape, "m": m, "stage": stage, "change": change,
             "default": False, "variant": variant,
             "median": factor * time_of(n, k, m, tile, splits, keeps_x, known)}  # fmt: skip
 
@@ -52,18 +56,27 @@ def result(shape, m, stage, change, tile, splits=1, loop=DEFAULT_LOOP, keeps_x=F
 def device(multiprocessors=132, capability=90):
     yield {"kind": "run", "date": "later"}
     yield {"step": "table", "kind": "device", "gpu": "another", "capability": 1, "multiprocessors": 1, "date": "never"}
-    yield {"step": "variants", "kind": "device", "gpu": "a device", "capability": capability,
+    yield {"step": "variants/4096x4096", "kind": "device", "gpu": "a device", "capability": capability,
            "multiprocessors": multiprocessors, "date": "2027-01-02"}  # fmt: skip
-    yield {"step": "variants", "name": "read/kernel", "gb_s": BYTES_PER_US / 1e3}
+    yield {"step": "table", "name": "read/kernel", "gb_s": 1}
+    yield {"step": "variants/4096x4096", "name": "read/kernel", "gb_s": BYTES_PER_US / 1e3}
+
+
+def read(*files):
+    with tempfile.TemporaryDirectory() as folder:
+        return read_results(write(pathlib.Path(folder), *files))
+
+
+def write(folder, *files):
+    paths = []
+    for i, lines in enumerate(files):
+        paths.append(folder / f"tune_{i}.jsonl")
+        paths[-1].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return paths
 
 
 def table_of(*files):
-    with tempfile.TemporaryDirectory() as folder:
-        paths = []
-        for i, lines in enumerate(files):
-            paths.append(pathlib.Path(folder) / f"tune_{i}.jsonl")
-            paths[-1].write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return text_of(plan_of(read_results(paths)))
+    return text_of(plan_of(read(*files)))
 
 
 def has(text, *parts):
@@ -89,9 +102,23 @@ def test_costs():
     changed = result(SHAPES[0], 1, "loops", "none", DEFAULT_TILES[1][0], factor=3)
     others = table_of([*device(), *tile_results(), *[changed] * 30])
     expect(others.split("costs{")[1].split("}")[0] == text.split("costs{")[1].split("}")[0], "costs depend on changes")
+    more = [result(SHAPES[0], 16, "tiles", "none", DEFAULT_TILES[2][0], factor=3)] * 30
+    expect(table_of([*device(), *tile_results(), *more]).split("costs{")[1] == text.split("costs{")[1],
+           "costs depend on products of more than 8 rows")  # fmt: skip
+    kept = [result(shape, 8, "tiles", "none", DEFAULT_TILES[1][0], splits, keeps_x=True)
+            for shape, splits in itertools.product(SHAPES, (1, 2, 4))] * 5  # fmt: skip
+    text = table_of([*device(), *tile_results(), *kept])
+    for name in Costs._fields[:3]:
+        has(text, f".{name} = {number(rounded(getattr(KNOWN, name)))},")
+    found = least_squares([[1, 0], [0, 1], [1, 1]], [1, -1, 1])
+    expect(abs(found[0] - 1) < 1e-9 and found[1] == 0, f"the factors that are not below zero are {found}")
     # Splits that cost less than nothing are a mistake of the measurement.
     cheap = table_of([*device(), *tile_results(KNOWN._replace(bytes_of_adding=-500_000))])
     has(cheap, ".bytes_of_adding = 0,", "bench/results/tune_0.jsonl")
+    # Nor can a product of more bytes take less time.
+    longest = max(line["median"] for line in tile_results())
+    backwards = table_of([*device(), *({**line, "median": 2 * longest - line["median"]} for line in tile_results())])
+    has(backwards, "// An estimate, not measured: instructions")
     few = table_of([*device(), *itertools.islice(tile_results(), 10)])
     has(few, "// An estimate, not measured: instructions", ".bytes_of_a_start = 24'000,")
 
@@ -154,6 +181,12 @@ def test_devices():
     )
 
 
+def test_devices_whose_x_was_not_kept():
+    lines = [result(SHAPES[0], 1, "tiles", "none", DEFAULT_TILES[1][0])]
+    text = table_of([*device(), *lines], [*device(108, 80), *lines])
+    has(text, "{90, 132, 101'376, true},", "{80, 108, 0, true},")
+
+
 def test_many_rows():
     def lines(wgmma):
         for shape, (m, ratio) in itertools.product(SHAPES, wgmma.items()):
@@ -174,6 +207,98 @@ def test_many_rows():
     )
 
 
+def rows_result(shape, m, kernel, time):
+    return {"step": "many-rows", "shape": shape, "m": m, "kernel": kernel, "splits": 2, "default": True, "median": time}
+
+
+def test_reading():
+    """Each member of a line comes from its own in the file; lines of other steps and lines without a time are none."""
+    tile, loop = Tile(2, 4, 2, 2, 32), Loop("block", False, 3)
+    line = {**result("14336x4096b32", 16, "loops", "barrier", tile, 4, loop, keeps_x=True, is_resident=False),
+            "default": True, "median": 7.5}  # fmt: skip
+    line["variant"]["overlaps"] = True
+    failed = {key: value for key, value in line.items() if key != "median"}
+    other = {**line, "step": "table/14336x4096b32"}
+    (found,) = read([*device(114, 80), {**failed, "error": "CUDA"}, other, line])
+    expected = {"shape": "14336x4096b32", "n": 14336, "k": 4096, "m": 16, "stage": "loops", "change": "barrier",
+                "tile": tile, "loop": loop, "keeps_x": True, "splits": 4, "overlaps": True, "is_resident": False,
+                "is_default": True, "time": 7.5}  # fmt: skip
+    expect({name: getattr(found, name) for name in expected} == expected, f"a line is read as {found}")
+    run = (found.run.capability, found.run.multiprocessors, found.run.bytes_per_us, found.run.text)
+    expect(run == (80, 114, BYTES_PER_US, "bench/results/tune_0.jsonl, a device, 2027-01-02"), f"a run is read as {run}")
+    (found,) = read([*device(), rows_result("4096x4096", 64, "wgmma", 9.0)])
+    few = (found.stage, found.change, found.m, found.splits, found.is_default, found.time, found.tile)
+    expect(few == ("rows", "wgmma", 64, 2, True, 9.0, None), f"a line of many rows is read as {few}")
+    for lacking in ([*device()][:-1], [*device()][-1:], []):
+        expect(read([*lacking, line]) == [], "results without a device or its bandwidth are used")
+    texts = texts_of(read(*[[*device(), line]] * 9))
+    expect(texts == sorted(texts) and len(texts) == 9, "the order of the results is left to chance")
+    # Without a step, as bench_tune prints them.
+    expect(len(read([{k: v for k, v in one.items() if k != "step"} for one in (*[*device()][2:3], [*device()][-1], line)]))
+           == 1, "what bench_tune prints is not read")  # fmt: skip
+    cases = {one.case for one in read([*device(), line, {**line, "shape": "14336x4096"}])}
+    expect(len(cases) == 2, "a shape with blocks of 32 is taken for the one with blocks of 64")
+
+
+def test_short_runs():
+    """What kernels of short runs do changes nothing in the table of those for runs of 64."""
+    lines = [*device(), *tile_results()]
+    tile = Tile(1, 2, 4, 2, 16)
+    short = [result("16384x4304", 1, stage, change, tile, is_resident=grid, factor=factor)
+             for stage, change, grid, factor in [("tiles", "none", True, 0.1), ("loops", "none", True, 1),
+                                                 ("loops", "grid", False, 0.1)]]  # fmt: skip
+    expect(table_of([*lines, *short * 30]) == table_of(lines), "short runs change the table")
+
+
+def test_writing():
+    """Comments are as wide as the sources, and the program writes, checks and reports what it should."""
+    ones = " ".join(["one"] * 40)
+    text = commented([ones, "two"], "/// ")
+    expect(all(line.startswith("/// ") and len(line) <= 120 for line in text.splitlines()), text)
+    expect(" ".join(line[4:] for line in text.splitlines()) == f"{ones}; two.", text)
+    expect((number(7), number(5_500), number(2_000_000)) == ("7", "5'500", "2'000'000"), "numbers are grouped otherwise")
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        results, table = root / "bench" / "results", root / "kernels" / "host" / "four_bit_matmul_tuned.hpp"
+        results.mkdir(parents=True)
+        table.parent.mkdir(parents=True)
+        lines = [*device(), *tile_results(), rows_result("4096x4096", 64, "mma", 8.0)]
+        slow = {**result(SHAPES[0], 1, "tiles", "none", DEFAULT_TILES[1][0], factor=0.5), "median": 100.0, "default": True}
+        fast = {**slow, "median": 50.0, "default": False}
+        lines = [line for line in lines if line.get("m") != 1] + [slow, fast]
+        write(results, lines)
+        run(root)
+        expect(table.read_text() == table_of(lines), "what is written is not the table")
+        run(root, "--check")
+        table.write_text(table.read_text().replace("25'", "26'").replace("choices", "choice"))
+        before = table.read_text()
+        expect("is not what the results give" in run(root, "--check", fails=True), "--check takes another table")
+        expect(table.read_text() == before, "--check writes the table")
+        report = run(root, "--report")
+        expect(table.read_text() == before, "--report writes the table")
+        expect("a device, 4096x4096, m 1: 50.00 us, default 2.00: (1, 2, 4, 2, 64)" in report, report)
+        expect("a device, 4096x4096, m 64: mma 8.00 us\n" in report, report)
+        expect("default not measured" in report, report)
+        expect(len(report.splitlines()) == len({line.case for line in read(lines)}), f"a case is reported twice: {report}")
+        expect("usage:" in run(root, "--fast", fails=True), "an unknown option is taken")
+
+
+def run(root, *words, fails=False):
+    """What tune_table.py prints, with another root; or, if it should fail, its message."""
+    printed = io.StringIO()
+    paths = {"ROOT": root, "TABLE": root / "kernels" / "host" / "four_bit_matmul_tuned.hpp",
+             "__file__": str(root / "tune_table.py")}  # fmt: skip
+    with unittest.mock.patch.dict(tune_table.__globals__, paths), unittest.mock.patch("sys.argv", ["", *words]):
+        try:
+            with contextlib.redirect_stdout(printed):
+                tune_table()
+        except SystemExit as end:
+            expect(fails, f"{words} fails: {end}")
+            return str(end)
+    expect(not fails, f"{words} does not fail")
+    return printed.getvalue()
+
+
 def test_no_results():
     text = table_of()
     expect(text == table_of(list(device())), "results without a time change the table")
@@ -182,7 +307,8 @@ def test_no_results():
 
 
 def main():
-    for test in (test_costs, test_tiles, test_loops, test_devices, test_many_rows, test_no_results):
+    for test in (test_costs, test_tiles, test_loops, test_devices, test_devices_whose_x_was_not_kept, test_many_rows, test_reading,
+                 test_short_runs, test_writing, test_no_results):  # fmt: skip
         test()
 
 

@@ -1,0 +1,32 @@
+// Compiles FourBitMatmul for weights that are made of runs shorter than 64 (kernels/four_bit_matmul_run.hpp): the tiles
+// that the library has for them, each as it is and with one thing in its loop changed.
+#pragma once
+#include "bench/kernels/tune/kernels.hpp"
+#include "bench/kernels/tune/short_runs.hpp"
+#include "kernels/host/four_bit_matmul_config.hpp"
+
+namespace nibble::bench {
+
+/// The tile with the loop of that number; 0 is its own. Kernels of short runs have no prefetching.
+constexpr FourBitMatmulTile with_loop(FourBitMatmulTile tile, std::size_t loop) {
+  using kernels::XBarrier;
+  if (loop == 1) tile.barrier = tile.barrier == XBarrier::block ? XBarrier::group : XBarrier::block;
+  if (loop == 2) tile.loads_first = !tile.loads_first;
+  return tile;
+}
+
+template <std::uint32_t Run> void add_short_run_kernels(TunedKernels& to) {
+  constexpr const auto& choices = kernels::four_bit_matmul::choices_of_short_runs;
+  constexpr std::size_t loops = 3;
+  const auto add = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
+    constexpr FourBitMatmulTile own = choices[i / loops].tile, tile = with_loop(own, i % loops);
+    if constexpr (own.run == Run) {
+      using Of = LaunchOf<tile, false>;
+      to.push_back({tile, false, Of::Launch::fits, Of::launch});
+    }
+  };
+  [&]<std::size_t... i>(std::index_sequence<i...>) { (add(std::integral_constant<std::size_t, i>{}), ...); }
+  (std::make_index_sequence<choices.size() * loops>{});
+}
+
+}  // namespace nibble::bench
