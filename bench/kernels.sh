@@ -3,7 +3,8 @@
 #
 #   bench/kernels.sh build DIR [--bitsandbytes PACKAGE]
 #       DIR gets all that `run` needs: at most 60 MB, this script too. CUDA's compiler is needed, a GPU is not.
-#       PACKAGE is the folder of bitsandbytes' Python package; its Python files and its newest library go along.
+#       PACKAGE is the folder of bitsandbytes' Python package; its Python files and its libraries for the newest major
+#       version of CUDA go along.
 #   DIR/kernels.sh run DIR PART [options]
 #       PART: check, tune or ceilings, at most eight minutes each. Results are files in $OUT, or bench/results.
 #       DIR/kernels_run.py --help has the options.
@@ -31,7 +32,9 @@ libraries_of() {
 copy_bitsandbytes() {
   local package=$1 to=$2 name
   find "$package" -name '*.py' -printf '%P\n' | while read -r name; do install -D "$package/$name" "$to/$name"; done
-  install "$(find "$package" -maxdepth 1 -name 'libbitsandbytes_cuda*.so' | sort | tail -n 1)" "$to"
+  # The package loads the one for torch's version of CUDA, whose last digit is not known here.
+  name=$(find "$package" -maxdepth 1 -name 'libbitsandbytes_cuda*.so' | sort | tail -n 1)
+  install "${name%?.so}"?.so "$to"
 }
 
 build() {
@@ -97,7 +100,7 @@ case ${1-} in
     exec python3 "$dir/kernels_run.py" "$dir" "${@:3}"
     ;;
   '' | help | --help)
-    sed -n '2,12s/^# \{0,1\}//p' "$0"
+    sed -n '2,13s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
   *) fail "$1 is not build or run" ;;

@@ -52,7 +52,8 @@ def cuda_folders():
 
 
 def find_bitsandbytes(folder):
-    """The library with the largest CUDA version, in the folder or where Python finds the package; or None."""
+    """The library for the first minor version of the newest major version of CUDA, which runs with all later ones: in
+    the folder or where Python finds the package; or None."""
     folders = [folder / "python" / "bitsandbytes"]
     spec = importlib.util.find_spec("bitsandbytes")
     if spec and spec.origin:
@@ -60,7 +61,7 @@ def find_bitsandbytes(folder):
     for candidate in folders:
         found = sorted(candidate.glob("libbitsandbytes_cuda*.so"))
         if found:
-            return found[-1]
+            return min(path for path in found if path.stem[:-1] == found[-1].stem[:-1])
     return None
 
 

@@ -42,15 +42,16 @@ def check_libraries(folder):
 def make_package(folder):
     """What looks like bitsandbytes' package."""
     (folder / "nn").mkdir(parents=True)
-    for name in ("__init__.py", "nn/__init__.py", "libbitsandbytes_cuda118.so", "libbitsandbytes_cuda130.so"):
+    for name in ("__init__.py", "nn/__init__.py", "libbitsandbytes_cuda118.so", "libbitsandbytes_cuda130.so",
+                 "libbitsandbytes_cuda132.so"):  # fmt: skip
         (folder / name).write_text("")
     return folder
 
 
 def check_package(folder):
-    """Its Python files and its newest library."""
+    """Its Python files and its libraries for the newest major version of CUDA."""
     copied = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    if copied != {"__init__.py", "nn/__init__.py", "libbitsandbytes_cuda130.so"}:
+    if copied != {"__init__.py", "nn/__init__.py", "libbitsandbytes_cuda130.so", "libbitsandbytes_cuda132.so"}:
         fail(f"of bitsandbytes' package, {copied} is in the folder")
 
 
