@@ -26,19 +26,22 @@ class Step:
 
 
 SHAPES = ("4096x4096", "14336x4096", "28672x8192")
-PRODUCT_SHAPES = ("14336x4096b32", "16384x4304")  # of blocks of 32, and of blocks that straddle rows
+PRODUCT_SHAPES = ("14336x4096b32", "16384x4304", "16384x2152")  # runs of 32, 16 and 8 weights share an absmax
 SANITIZER = ("compute-sanitizer", "--error-exitcode", "9", "--print-limit", "20", "--tool")
 
 # What the sanitizers look at: each kind of product and of weight, at sizes of real models.
-SANITIZED = ("matmul,4096x4096,1", "matmul,4096x4096,16", "matmul,4096x4096,64", "int8-matmul,4096x4096,1",
-             "int8-matmul,4096x4096,64", "dequantize,4096x4096", "quantize,4096x4096")  # fmt: skip
+# 128 rows are wgmma; k of 4304 and 2152 are runs of 16 and 8.
+SANITIZED = ("matmul,4096x4096,1", "matmul,4096x4096,16", "matmul,4096x4096,64", "matmul,4096x4096,128",
+             "matmul,16384x4304,1", "matmul,16384x2152,1", "shared-matmul,4096x4096,1", "expert-matmul,1536x2048,8",
+             "int8-matmul,4096x4096,1", "int8-matmul,4096x4096,64", "dequantize,4096x4096",
+             "quantize,4096x4096")  # fmt: skip
 
 PROFILED = (
     "matmul,28672x8192,1", "matmul,28672x8192,8", "matmul,28672x8192,16", "matmul,28672x8192,32",
-    "matmul,28672x8192,64", "matmul,14336x4096,1", "matmul,14336x4096,64",
-    "matmul,4096x4096,1", "matmul,4096x4096,16", "matmul,4096x4096,64",
+    "matmul,28672x8192,64", "matmul,28672x8192,128", "matmul,14336x4096,1",
+    "matmul,4096x4096,1", "matmul,4096x4096,16", "shared-matmul,4096x4096,1", "expert-matmul,1536x2048,8",
     "int8-matmul,28672x8192,1", "int8-matmul,28672x8192,64",
-    "dequantize,28672x8192", "quantize,28672x8192", "quantize,4096x4096",
+    "dequantize,28672x8192", "quantize,28672x8192",
 )  # fmt: skip
 
 
@@ -58,15 +61,19 @@ CHECK = [
          names=("--gtest_list_tests",), log="tests.txt"),
     Step("table-quick", ("bench_kernels", "--quick", "{bitsandbytes}", "{cublaslt}"), 90),
     *(Step(f"table/{shape}", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 110)
-      for shape in SHAPES + PRODUCT_SHAPES),
+      for shape in SHAPES),
+    Step("table/several", ("bench_kernels", "--several", "{cublaslt}"), 60),
+    *(Step(f"table/{shape}", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 60)
+      for shape in PRODUCT_SHAPES),
     *sanitized("memcheck", SANITIZED, 40),
     Step("memcheck/tests", ("nibble_kernel_tests_gpu", "--gtest_brief=1", "--gtest_filter=*Matmul*"), 120,
          tool=(*SANITIZER, "memcheck")),
 ]  # fmt: skip
 
 TUNE = [
-    Step("variants", ("bench_tune",), 250, optional=True),
-    Step("many-rows", ("bench_tune", "--many-rows"), 70, optional=True),
+    *(Step(f"variants/{shape}", ("bench_tune", "--shape", shape), 60, optional=True) for shape in reversed(SHAPES)),
+    Step("many-rows", ("bench_tune", "--many-rows"), 60, optional=True),
+    *(Step(f"variants/{shape}", ("bench_tune", "--shape", shape), 30, optional=True) for shape in PRODUCT_SHAPES),
     *(Step(f"ncu/{case}", ("kernels_ncu.py", case, "--out", "{out}", "--scratch", "{scratch}"), 40, log="ncu.txt")
       for case in PROFILED),
     *sanitized("racecheck", SANITIZED, 40),

@@ -1,13 +1,13 @@
 // The operations of nibble/kernels.hpp on a GPU, beside what its memory can do, cuBLASLt and bitsandbytes.
 //
 //   bench_kernels [--shape NxK] [--cublaslt LIBRARY] [--bitsandbytes LIBRARY]     the speed table
+//   bench_kernels --several [--cublaslt LIBRARY]      of the speed table, products of several weights in one launch
 //   bench_kernels --find [--bitsandbytes LIBRARY]     whether there is a GPU, and whether that library works with it
-//   bench_kernels --profile OPERATION,NxK[,M]         one cold launch
+//   bench_kernels --profile OPERATION,NxK[,M]         one cold launch (profile.hpp)
 //
 // 0: all was right; 1: a result was wrong, or CUDA failed; 77: there is no GPU. docs/kernels-benchmark.md says what the
 // lines have.
 #include <CLI/CLI.hpp>
-#include <iterator>
 #include <optional>
 
 #include "bench/kernels/gpu/report.hpp"
@@ -35,19 +35,18 @@ void try_bitsandbytes(const std::string& path) {
 
 int run(int argc, char** argv) {
   std::string cublaslt, bitsandbytes, shape, case_text;
-  bool quick = false, find = false;
+  bool quick = false, several = false, find = false;
   CLI::App app("The kernels on a GPU, in microseconds");
   app.add_option("--cublaslt", cublaslt, "The library, if it is not where libraries are")->check(CLI::ExistingFile);
   app.add_option("--bitsandbytes", bitsandbytes, "libbitsandbytes_cudaXXX.so")->check(CLI::ExistingFile);
   std::vector<std::string> names;
-  std::vector<Shape> all(std::begin(shapes), std::end(shapes));
-  all.insert(all.end(), std::begin(product_shapes), std::end(product_shapes));
+  const std::vector<Shape> all = all_shapes();
   for (const Shape& one : all) names.push_back(one.text());
   app.add_option("--shape", shape, "This shape alone")->check(CLI::IsMember(names));
   app.add_flag("--quick", quick, "The smallest shape alone");
+  app.add_flag("--several", several, "Products of several weights in one launch instead: of q, k and v; of experts");
   app.add_flag("--find", find, "Say whether there is a GPU, and no more");
-  app.add_option("--profile", case_text,
-                 "One cold launch of OPERATION,NxK[,M]: matmul, int8-matmul, dequantize or quantize");
+  app.add_option("--profile", case_text, "One cold launch of OPERATION,NxK[,M]");
   CLI11_PARSE(app, argc, argv);
   std::optional<ProfileCase> one_case;
   if (!case_text.empty()) one_case = profile_case(case_text);
@@ -61,6 +60,7 @@ int run(int argc, char** argv) {
     if (!bitsandbytes.empty()) try_bitsandbytes(bitsandbytes);
     return 0;
   }
+  if (several) return Table(cublaslt, bitsandbytes).run_several() ? 0 : 1;
   std::vector<Shape> chosen;
   for (const Shape& one : all)
     if (quick ? chosen.empty() : shape.empty() || one.text() == shape) chosen.push_back(one);

@@ -133,11 +133,14 @@ void measure_products(Session& session, const Shape& shape, const std::vector<u1
   const auto int8 = shape.block == blocksize ? random_copies<Int8>(shape) : std::vector<Int8>();
   Form of_four_bit{"nf4-nested", four_bit[0].bytes(), [&](u64 n) { return four_bit[0].row(shape, n); }};
   Form of_int8{"int8", int8.empty() ? 0 : int8[0].bytes(), [&](u64 n) { return int8[0].row(shape, n); }};
-  for (const u64 m : decode_m) {
+  std::vector<u64> all_m(decode_m.begin(), decode_m.end());
+  if (shape.has_usual_blocks()) all_m.insert(all_m.end(), table_many_m.begin(), table_many_m.end());
+  for (const u64 m : all_m) {
     Product product{session, shape, m, weights, originals};
     find_plan(product);
     session.report.attempt(product.name("nf4-nested"), [&] { measure_four_bit(of_four_bit, product, four_bit); });
-    if (!int8.empty()) session.report.attempt(product.name("int8"), [&] { measure_int8(of_int8, product, int8); });
+    if (!int8.empty() && m <= decode_m.back())
+      session.report.attempt(product.name("int8"), [&] { measure_int8(of_int8, product, int8); });
   }
 }
 

@@ -7,13 +7,14 @@
 namespace nibble::bench {
 
 struct ProfileCase {
-  enum class Operation { matmul, int8_matmul, dequantize, quantize } operation;
+  enum class Operation { matmul, int8_matmul, shared_matmul, expert_matmul, dequantize, quantize } operation;
   Shape shape;
-  u64 m;  // 0 unless it is a product
+  u64 m;  // rows of x, or tokens of experts; 0 unless it is a product
 };
 
-/// Of `matmul,NxK,M`, `int8-matmul,NxK,M`, `dequantize,NxK` or `quantize,NxK`. Throws std::runtime_error for any other
-/// text.
+/// Of `OPERATION,NxK,M` for a product and `OPERATION,NxK` for `dequantize` and `quantize`. The products are `matmul`,
+/// `int8-matmul`, `shared-matmul` (of shared_shapes()) and `expert-matmul` (`experts` weights of that shape, M tokens).
+/// Throws std::runtime_error for any other text.
 ProfileCase profile_case(const std::string& text);
 
 /// Calls the operation once, on random data that no cache holds, between cudaProfilerStart() and cudaProfilerStop().

@@ -4,6 +4,7 @@
 
 #include "bench/kernels/gpu/bandwidth.hpp"
 #include "bench/kernels/table/products.hpp"
+#include "bench/kernels/table/several.hpp"
 
 namespace nibble::bench {
 
@@ -15,12 +16,22 @@ Table::Table(const std::string& cublaslt, const std::string& bitsandbytes) : bit
 }
 
 bool Table::run(const std::vector<Shape>& chosen) {
+  return run_between_bandwidths([&] {
+    for (const Shape& shape : chosen) measure_shape(shape);
+  });
+}
+
+bool Table::run_several() {
+  return run_between_bandwidths([&] { measure_several(session_); });
+}
+
+template <class Body> bool Table::run_between_bandwidths(Body&& body) {
   Json device = device_line();
   device["cublaslt"] = session_.cublas ? Json(session_.cublas->version()) : Json();
   device["bitsandbytes"] = session_.bitsandbytes ? Json(bitsandbytes_path_) : Json();
   Report::print(device);
   bandwidth("");
-  for (const Shape& shape : chosen) measure_shape(shape);
+  body();
   bandwidth("/again");  // lower than at first: the device became slower meanwhile, and figures are not to be trusted
   return session_.report.all_right();
 }

@@ -17,8 +17,11 @@ class Table {
   /// Prints the lines of these shapes: all operations, or products alone if blocks or rows are not the usual ones.
   /// Whether all results were right.
   bool run(const std::vector<Shape>& chosen);
+  /// The lines of measure_several().
+  bool run_several();
 
  private:
+  template <class Body> bool run_between_bandwidths(Body&& body);
   void bandwidth(const std::string& suffix);
   void measure_shape(const Shape& shape);
   void measure_quantize(const Shape& shape, const std::vector<u16>& weights, const std::vector<Buffer>& originals,

@@ -309,6 +309,14 @@ class Parts(unittest.TestCase):
         self.assertEqual(sum(step.name.startswith("ncu/") for step in PARTS["tune"]), 15)
 
 
+    def test_the_tools_see_every_operation(self):
+        operations = {"matmul", "int8-matmul", "shared-matmul", "expert-matmul", "dequantize", "quantize"}
+        for tool in ("memcheck", "racecheck", "synccheck", "initcheck", "ncu"):
+            names = [step.name.split("/") for steps in PARTS.values() for step in steps]
+            own = {name[1].split(",")[0] for name in names if name[0] == tool and "," in name[1]}
+            self.assertEqual(own, operations, tool)
+
+
 class Metrics(unittest.TestCase):
     def test_numbers_of_the_raw_page(self):
         names = ["ID", "Process ID", "gpu__time_duration.sum", "dram__bytes_read.sum", "other", *"abcdefg"]

@@ -27,11 +27,13 @@ from tune_table import text_of  # noqa: E402
 
 TARGETS = ("bench_kernels_simulated", "bench_ceilings_simulated", "bench_tune_simulated", "nibble_simulated_cublaslt",
            "bench_simulated_bitsandbytes", "nibble_cuda_simulated", "nibble")  # fmt: skip
-SHAPES, PRODUCT_SHAPES = ("64x256", "64x512", "192x256"), ("64x256b32", "64x304")
-CASES = ("matmul,64x256,1", "matmul,64x512,16", "int8-matmul,64x256,1", "int8-matmul,192x256,64",
+SHAPES, PRODUCT_SHAPES = ("64x256", "64x512", "192x256"), ("64x256b32", "64x304", "64x152")
+CASES = ("matmul,64x256,1", "matmul,64x512,16", "matmul,64x256,128", "int8-matmul,64x256,1", "int8-matmul,192x256,64",
+         "shared-matmul,64x256,1", "expert-matmul,64x256,3",
          "dequantize,192x256", "quantize,64x512")  # fmt: skip
 TABLE_M, CEILING_M, SCRATCH_M, TUNED_M, MANY_M = (1, 8, 16, 32, 64), (1, 8, 48, 272), (16, 272), (1, 16, 64), (33, 160)
-LIBRARY_M = (48, 272)
+LIBRARY_M, TABLE_MANY_M = (48, 272), (128,)
+SHARED, EXPERTS, EXPERT_TOKENS = "64+16+16x256", "4x32x256", (1, 8)
 
 
 def expect(condition, text):
@@ -70,9 +72,12 @@ def check_right(found, names):
     expect(times == set(names), f"{sorted(times)}, not {sorted(names)}")
 
 
+BANDWIDTHS = [f"{what}{again}" for what in ("copy/kernel", "copy/cudaMemcpyAsync", "read/kernel")
+              for again in ("", "/again")]  # fmt: skip
+
+
 def table_names(shapes):
-    yield from (f"{what}{again}" for what in ("copy/kernel", "copy/cudaMemcpyAsync", "read/kernel")
-                for again in ("", "/again"))  # fmt: skip
+    yield from BANDWIDTHS
     for shape in shapes:
         if "b32" not in shape:  # an int8 weight has no blocks
             yield from (f"matmul/bf16/int8/{shape}/m{m}/{by}" for m in TABLE_M for by in ("nibble", "cublaslt"))
@@ -81,7 +86,7 @@ def table_names(shapes):
             continue
         yield from (f"quantize/bf16/nf4-nested/{shape}/{by}" for by in ("nibble", "bitsandbytes-without-nesting"))
         yield from (f"dequantize/nf4-nested/bf16/{shape}/{by}" for by in ("nibble", "bitsandbytes"))
-        for m in TABLE_M:
+        for m in (*TABLE_M, *TABLE_MANY_M):
             for by in ("nibble", "cublaslt", "bitsandbytes-fused", "bitsandbytes-dequantized"):
                 yield f"matmul/bf16/nf4-nested/{shape}/m{m}/{by}"
 
@@ -90,6 +95,11 @@ def check_programs(folder, out, peers):
     found = run(folder, out, list(steps_of("check")), **peers)
     expect(found["bitsandbytes"][0] == "ok", found["bitsandbytes"])
     check_right(found["table-quick"], table_names(SHAPES[:1]))
+    check_right(found["table/several"], [
+        *BANDWIDTHS,
+        *(f"matmul-shared/bf16/nf4-nested/{SHARED}/m{m}/{by}" for m in TABLE_M
+          for by in ("nibble", "nibble-one-by-one")),
+        *(f"matmul-experts/bf16/nf4-nested/{EXPERTS}/tokens{tokens}/nibble" for tokens in EXPERT_TOKENS)])  # fmt: skip
     for shape in SHAPES + PRODUCT_SHAPES:
         table = Step("table", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 60)
         found = run(folder, out, [table], **peers)
@@ -112,7 +122,7 @@ def check_programs(folder, out, peers):
         expect(0.8 < line["rms_ratio"] < 1.05 and line["rms"] < 0.003, f"{name}: {line}")
     check_right(found["launches"], [f"launches/{by}/blocks{n}" for by in ("graph", "stream") for n in (1, 4, 32)])
 
-    refused = ("matmul,64x256", "int8-matmul,64x256", "dequantize,64x256,1")
+    refused = ("matmul,64x256", "int8-matmul,64x256", "dequantize,64x256,1", "product,64x256,1")
     profiles = [Step(case, ("bench_kernels", "--profile", case), 20) for case in (*CASES, *refused)]
     found = {case: status for case, (status, _) in run(folder, out, profiles).items()}
     expect(found == {**dict.fromkeys(CASES, "ok"), **dict.fromkeys(refused, "failed")}, found)
@@ -120,7 +130,7 @@ def check_programs(folder, out, peers):
 
 def check_tune(folder, out):
     """Each case has its stages, each change its lines; and the table's script reads them."""
-    (step,) = [step for step in kernels_parts.PARTS["tune"] if step.command == ("bench_tune",)]
+    step = Step("variants", ("bench_tune",), 250)
     status, lines = run(folder, out, [step])[step.name]
     expect(status == "ok", f"{status}: {[line for line in lines.values() if 'error' in line][:3]}")
     found = collections.defaultdict(set)
@@ -129,13 +139,20 @@ def check_tune(folder, out):
             found[line["shape"], line["m"]].add((line["stage"], line["change"]))
             expect(line["median"] > 0 and line["share_of_read"] > 0, line)
     wanted = {("tiles", "none"), ("loops", "none"), ("together", "none")}
-    wanted |= {("loops", change) for change in ("barrier", "loads_first", "prefetched_steps", "overlaps", "grid")}
-    for shape in SHAPES:
+    wanted |= {("loops", change) for change in ("barrier", "loads_first", "overlaps", "grid")}
+    for shape in SHAPES + PRODUCT_SHAPES:
         for m in TUNED_M:
-            all_of_case = wanted | ({("loops", "keeps_x")} if m == 1 else set())
+            all_of_case = set(wanted)
+            if shape in SHAPES:  # kernels of short runs have neither
+                all_of_case |= {("loops", "prefetched_steps")} | ({("loops", "keeps_x")} if m == 1 else set())
             expect(found[shape, m] - {("together", "together")} == all_of_case, f"{shape}, m {m}: {found[shape, m]}")
     defaults = {(line["shape"], line["m"]) for line in lines.values() if line.get("default")}
     expect(defaults == set(found), f"the library's own configuration is measured for {defaults} only")
+    runs = {(line["shape"], line["variant"]["run"]) for line in lines.values() if "variant" in line}
+    expect(runs == {*((shape, 64) for shape in SHAPES), *zip(PRODUCT_SHAPES, (32, 16, 8))}, runs)
+    step = Step("variants/64x304", ("bench_tune", "--shape", "64x304"), 60)
+    status, own = run(folder, out, [step])[step.name]
+    expect(status == "ok" and {line["shape"] for line in own.values() if "variant" in line} == {"64x304"}, own)
     results = out / "tune_simulated.jsonl"
     with open(results, "w", encoding="utf-8") as file:
         subprocess.run([folder / "bin" / "bench_tune"], stdout=file, check=True)
