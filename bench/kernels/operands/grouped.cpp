@@ -46,11 +46,12 @@ void GroupedMatmul::call(const std::vector<FourBit>& weights, const Routing* rou
   for (std::size_t i = 0; i < shapes_.size(); ++i) {
     const Shape& shape = shapes_[i];
     arguments.push_back(weights[i].argument(routing == nullptr ? shape : shape_of_experts(shape), codebook_));
-    outs.push_back({NIBBLE_BF16, m_, shape.n, shape.n, y_[i].as<void>()});
+    outs.push_back({sizeof(nibble_matrix), NIBBLE_BF16, m_, shape.n, shape.n, y_[i].as<void>()});
   }
   std::vector<nibble_four_bit_product> products;
-  for (std::size_t i = 0; i < shapes_.size(); ++i) products.push_back({&arguments[i], nullptr, &outs[i]});
-  const nibble_matrix x{NIBBLE_BF16, m_, shapes_[0].k, shapes_[0].k, x_.as<void>()};
+  for (std::size_t i = 0; i < shapes_.size(); ++i)
+    products.push_back({sizeof(nibble_four_bit_product), &arguments[i], nullptr, &outs[i]});
+  const nibble_matrix x{sizeof(nibble_matrix), NIBBLE_BF16, m_, shapes_[0].k, shapes_[0].k, x_.as<void>()};
   nibble_matmul matmul{};
   matmul.struct_bytes = sizeof matmul;
   matmul.x = &x;
