@@ -36,7 +36,7 @@ const std::vector<Synonym> type_synonyms{{"bf16", "bfloat16"}, {"fp16", "float16
                                          {"half", "float16"},  {"fp32", "float32"}, {"f32", "float32"},
                                          {"float", "float32"}};
 
-// --block-size and --no-double-quant apply to all codecs that have such an option, unless it is given to the codec.
+// Options such as --block-size apply to all codecs that have this option, unless it is given to the codec.
 class Shorthand {
  public:
   Shorthand(std::string_view flag, std::string_view option, std::optional<std::string_view> value)
@@ -70,7 +70,8 @@ void finish_recipe(const CLI::App& command, ConvertOptions& options) {
   using Value = std::optional<std::string_view>;
   for (const Shorthand& shorthand :
        {Shorthand("--block-size", "block-size", command.count("--block-size") > 0 ? Value(options.blocksize) : Value()),
-        Shorthand("--no-double-quant", "double-quant", options.no_double_quant ? Value("no") : Value())}) {
+        Shorthand("--no-double-quant", "double-quant", options.no_double_quant ? Value("no") : Value()),
+        Shorthand("--absmax", "absmax", command.count("--absmax") > 0 ? Value(options.absmax) : Value())}) {
     shorthand.apply(options.to, recipe.to);
     shorthand.apply(options.embeddings, recipe.embeddings);
     shorthand.apply(options.lm_head, recipe.lm_head);
@@ -86,13 +87,15 @@ void finish_recipe(const CLI::App& command, ConvertOptions& options) {
 // asked for or, once there is a plan, those that tensors get; `fact` says what is wrong with such an option.
 void check_applicable(const CLI::App& command, const Recipe& recipe, const std::set<CodecSpec>& codecs,
                       std::string_view fact) {
-  bool has_blocks = false, has_double_quant = false, has_compute_type = false, quantizes = false, casts_any = false;
+  bool has_blocks = false, has_double_quant = false, has_absmax = false, has_compute_type = false, quantizes = false,
+       casts_any = false;
   for (const CodecSpec& spec : codecs) {
     const auto codec = make_codec(spec);
     quantizes = quantizes || codec->quantizes();
     casts_any = casts_any || codec->cast_type();
     has_blocks = has_blocks || spec.has("block-size");
     has_double_quant = has_double_quant || spec.has("double-quant");
+    has_absmax = has_absmax || spec.has("absmax");
     has_compute_type = has_compute_type || has_compute_dtype(*codec);
   }
   const bool casts = !make_codec(recipe.to)->quantizes();
@@ -102,6 +105,7 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
   refuse_if(!has_blocks, "--block-size", fmt::format("only {} have this option", codecs_with("block-size")));
   refuse_if(!has_double_quant, "--no-double-quant",
             fmt::format("only {} have double quantization", codecs_with("double-quant")));
+  refuse_if(!has_absmax, "--absmax", fmt::format("only {} have this option", codecs_with("absmax")));
   const auto chooses_compute_type = [](const CodecSpec& spec) { return has_compute_dtype(*make_codec(spec)); };
   refuse_if(!has_compute_type, "--compute-dtype",
             fmt::format("only {} layers have a compute type", codecs_where(chooses_compute_type)));
@@ -163,6 +167,9 @@ void add_recipe(CLI::App& command, ConvertOptions& options) {
   command
       .add_flag("--no-double-quant", options.no_double_quant,
                 "Shorthand for double-quant=no in every codec that has this option")
+      ->group(format);
+  command.add_option("--absmax", options.absmax, "Shorthand for absmax=CHOICE in every codec that has this option")
+      ->type_name("CHOICE")
       ->group(format);
   add_choice<DType>(command, "--compute-dtype", recipe.compute_dtype,
                     {{"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}},

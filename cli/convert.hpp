@@ -12,7 +12,7 @@ namespace nibble::cli {
 
 struct ConvertOptions : ConversionCommand {
   std::string to, embeddings = "keep", lm_head = "keep", experts = "keep";
-  std::string blocksize;
+  std::string blocksize, absmax;
   bool no_double_quant = false;
   bool no_default_skips = false;
   std::vector<std::string> rules;

@@ -16,6 +16,7 @@ struct CodecOption {
   std::string_view help;                     ///< for people: "Weights per absmax"
   std::span<const std::string_view> values;  ///< the words that it takes
   std::size_t default_value;                 ///< index into `values`
+  bool is_stored = true;                     ///< a stored tensor tells its value; if not, it is read as the default
 };
 
 /// The declaration of a codec.

@@ -19,7 +19,9 @@ constexpr FourBitTables nf4_tables = [] {
   with_steps.bf16_steps = &bf16_steps;
   return with_steps;
 }();
-constexpr NormalSqnr nf4_normal_sqnr{21.18, 20.73, 20.39, 20.12, 19.87, 19.64, 19.41, 19.18};
+constexpr NormalSqnr nf4_normal_sqnr{{{21.18, 20.73, 20.39, 20.12, 19.87, 19.64, 19.41, 19.18},
+                                      {22.49, 21.68, 21.12, 20.73, 20.46, 20.30, 20.19, 20.15},
+                                      {22.14, 21.44, 20.95, 20.61, 20.38, 20.24, 20.15, 20.12}}};
 
 }  // namespace
 

@@ -240,7 +240,9 @@ class AbsmaxOfBlocks final : public Quantizer {
 
 std::unique_ptr<const Quantizer> make_absmax_blocks_quantizer(const Codec& codec, const QuantizerOptions& options) {
   const auto* const four_bit = dynamic_cast<const FourBitCodec*>(&codec);
-  return four_bit == nullptr ? nullptr : std::make_unique<AbsmaxOfBlocks>(*four_bit, options);
+  return four_bit == nullptr || four_bit->absmax_choice() != AbsmaxChoice::max
+             ? nullptr
+             : std::make_unique<AbsmaxOfBlocks>(*four_bit, options);
 }
 
 }  // namespace nibble

@@ -4,12 +4,13 @@
 #include "nibble/error.hpp"
 #include "quant/quantizers/quantizer.hpp"
 
-// One line per quantizer: quant/quantizers/<name>.cpp defines make_<name>_quantizer(), which returns null for a codec
+// One line per quantizer: the file of this name defines make_<name>_quantizer(), which returns null for a codec
 // of another kind than its own. A new codec of an existing kind needs no line.
 #define NIBBLE_QUANTIZERS(X) \
   X(keep)                    \
   X(cast)                    \
   X(absmax_blocks)           \
+  X(search_blocks)           \
   X(absmax_rows)             \
   X(absmax_regions)
 

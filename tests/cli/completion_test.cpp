@@ -118,7 +118,7 @@ TEST(Completion, BashOffersTheOptionsOfACodec) {
     EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), ElementsAre("double-quant=no")) << words;
   EXPECT_THAT(offered(bash, "nibble pack --as nf4 : block-size = 3"), ElementsAre("32"));
   EXPECT_THAT(offered(bash, "nibble pack --as fp4 : double-quant ="), ElementsAre("no"));
-  EXPECT_THAT(offered(bash, "nibble pack --as nf4 :").size(), 8U);
+  EXPECT_THAT(offered(bash, "nibble pack --as nf4 :").size(), 10U);
   EXPECT_THAT(offered(bash, "nibble pack --as nf4:d"), ElementsAre("nf4:double-quant=no"));
   EXPECT_THAT(offered(bash, "nibble pack --as=nf4:d"), ElementsAre("--as=nf4:double-quant=no"));
 }

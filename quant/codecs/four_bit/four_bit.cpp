@@ -121,7 +121,8 @@ std::unique_ptr<Decoder> FourBitCodec::decoder(const TensorInfo& tensor,
 }
 
 double FourBitCodec::normal_sqnr_db(const TensorInfo&) const {
-  return normal_sqnr_[static_cast<std::size_t>(std::countr_zero(blocksize_ / 32))];
+  return normal_sqnr_.at(static_cast<std::size_t>(absmax_choice_))
+      .at(static_cast<std::size_t>(std::countr_zero(blocksize_ / min_blocksize)));
 }
 
 CodecSpec four_bit_spec(std::string_view name, std::uint64_t blocksize, bool double_quant) {

@@ -145,20 +145,29 @@ std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span
 std::size_t repair_blocks(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                           std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
 
-/// Codec::normal_sqnr_db() for block sizes 32, 64, ..., 4096: of 2^22 normal weights, computed by numpy from the
-/// codebook, not by this code (tests/quant/codecs/published_error_test.cpp). Double quantization changes the third
-/// decimal.
-using NormalSqnr = std::array<double, 8>;
-
 inline constexpr std::size_t min_blocksize = 32;
-inline constexpr std::string_view blocksize_option = "block-size", double_quant_option = "double-quant";
+inline constexpr std::string_view blocksize_option = "block-size", double_quant_option = "double-quant",
+                                  absmax_option = "absmax";
 inline constexpr std::array<std::string_view, 8> blocksizes{"32", "64", "128", "256", "512", "1024", "2048", "4096"};
 inline constexpr std::array<std::string_view, 2> yes_or_no{"yes", "no"};
+inline constexpr std::array<std::string_view, 3> absmax_choices{"max", "search", "search-positive"};
 
 /// The options of all 4-bit codecs.
-inline constexpr std::array<CodecOption, 2> four_bit_options{
+inline constexpr std::array<CodecOption, 3> four_bit_options{
     {{blocksize_option, "number of weights that share an absmax", blocksizes, 1},
-     {double_quant_option, "store absmax in 8 bits, with a nested absmax for every 256 of them", yes_or_no, 0}}};
+     {double_quant_option, "store absmax in 8 bits, with a nested absmax for every 256 of them", yes_or_no, 0},
+     {absmax_option,
+      "the absmax of a block: its largest magnitude, or what a search finds to have the least squared error, of either "
+      "sign or positive",
+      absmax_choices, 0, false}}};
+
+/// How the absmax of a block is chosen. In the order of absmax_choices.
+enum class AbsmaxChoice : std::uint8_t { max, search, search_positive };
+
+/// Codec::normal_sqnr_db() for each AbsmaxChoice and block sizes 32, 64, ..., 4096, computed from the codebook, not by
+/// this code: for `max` of 2^22 normal weights by numpy (tests/quant/codecs/published_error_test.cpp), for searches of
+/// 2^21, trying all multiples of 1/64 of the largest magnitude. Double quantization costs 0.03 dB at most.
+using NormalSqnr = std::array<std::array<double, blocksizes.size()>, absmax_choices.size()>;
 
 /// A 4-bit codec with the options that a file states. Throws Error(usage) if it has no such blocksize.
 [[nodiscard]] CodecSpec four_bit_spec(std::string_view name, std::uint64_t blocksize, bool double_quant);
@@ -172,11 +181,13 @@ class FourBitCodec final : public Codec {
         tables_(tables),
         normal_sqnr_(normal_sqnr),
         blocksize_(min_blocksize << spec.index(blocksize_option)),
-        double_quant_(spec.index(double_quant_option) == 0) {}
+        double_quant_(spec.index(double_quant_option) == 0),
+        absmax_choice_(static_cast<AbsmaxChoice>(spec.index(absmax_option))) {}
 
   [[nodiscard]] const FourBitTables& tables() const noexcept { return tables_; }
   [[nodiscard]] std::size_t blocksize() const noexcept { return blocksize_; }
   [[nodiscard]] bool double_quant() const noexcept { return double_quant_; }
+  [[nodiscard]] AbsmaxChoice absmax_choice() const noexcept { return absmax_choice_; }
 
   Granularity granularity() const noexcept override { return Granularity::block; }
   std::span<const float> codebook() const noexcept override { return tables_.codebook; }
@@ -191,6 +202,7 @@ class FourBitCodec final : public Codec {
   const NormalSqnr& normal_sqnr_;
   std::size_t blocksize_;
   bool double_quant_;
+  AbsmaxChoice absmax_choice_;
 };
 
 }  // namespace nibble

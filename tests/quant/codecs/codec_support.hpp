@@ -32,6 +32,13 @@ inline std::vector<CodecSpec> variants(std::string_view name) {
   return variants;
 }
 
+/// The codec that a tensor is read with: options that are not stored have their defaults.
+inline CodecSpec as_read(CodecSpec spec) {
+  for (const CodecOption& option : spec.info().options)
+    if (!option.is_stored) spec = spec.with(option.name, option.values[option.default_value]);
+  return spec;
+}
+
 using Bytes = std::vector<std::byte>;
 
 template <class T> Bytes bytes_of(const std::vector<T>& values) {

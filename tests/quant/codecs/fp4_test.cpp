@@ -25,7 +25,14 @@ const test::GiveDigests digests({{"fp4",
                                   {"95a881fc0000a28c48e8bb792a348e8e", "087eeebd4b7b9a53b19402243e46aeda",
                                    "820d74365d701b85051da806525d2830", "afe5fa877f757bb4fa72ff643af39f37"},
                                   {"3db16638c4ce411ed713f4f3b1d118b2", "69669025557ea8d5a0852771de5a5aeb",
-                                   "dcef1ac5288d74557473ba485f130d1f", "5a3e820a119718c690beb4e0a97b166c"}}});
+                                   "dcef1ac5288d74557473ba485f130d1f", "5a3e820a119718c690beb4e0a97b166c"}},
+                                 {"fp4_search",
+                                  "fp4:absmax=search",
+                                  OnOverflow::automatic,
+                                  {"efa6c4a36bda758d063d8dba41dd5d91", "7e5d5db218a057d66d174bb459b4ffa9",
+                                   "ce33342c90ec3743eafbda810444bf11", "bb3beee392d81f8b3f6987f526dd0443"},
+                                  {"a7df401f62c4e0d4617b3b6295e10a15", "5133f6c12132ed7154120c9ab0df8918",
+                                   "a96bd47ed0b5c189386e567f08e7c44e", "cc1c6173d0365a45622990593f4136fa"}}});
 
 TEST(Fp4, BothZerosAndTheirNeighboursHaveTheCodesOfBitsandbytes) {
   // Of two neighbours in ascending order, 9 0 8 1, a tie takes the first.

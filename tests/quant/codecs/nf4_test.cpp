@@ -32,7 +32,21 @@ const test::GiveDigests digests({{"nf4",
                                   {"0315f22164815835548788a6c76bad27", "1a12d695074a04b577ba4c6e70af550a",
                                    "e9cb22932c051c47c29185999ef5ebad", "f0c294c35dbe14cbab78da94eff0dceb"},
                                   {"f28b178f9ac71753b506e11eb13f54da", "20ceaaa5f373389f0e6bceb24d2b38be",
-                                   "794af0258c722d8daf9af0182246a2bf", "e106042fa24e5b74b221daca0b153962"}}});
+                                   "794af0258c722d8daf9af0182246a2bf", "e106042fa24e5b74b221daca0b153962"}},
+                                 {"nf4_search",
+                                  "nf4:absmax=search",
+                                  OnOverflow::automatic,
+                                  {"308c9b79c1419a19821ade58e080a504", "0a37e3129d7fe1bc74af2c41dd71e8ac",
+                                   "508c6ab17b60c999cd29770127ed295e", "7d262d9a222f770f32ca1931eed16766"},
+                                  {"ca6dc97d8f6789e296e1c222f63a61c6", "255f6f8cea80c872944b8c74d75f9e10",
+                                   "b461307ce997bfaf2b2f5dfc4aae68ac", "bbf78c1cb5fa562815b2c909691553c3"}},
+                                 {"nf4_search_positive_256",
+                                  "nf4:block-size=256,double-quant=no,absmax=search-positive",
+                                  OnOverflow::automatic,
+                                  {"9e58a92854e0b085138b5796a5d993de", "6517176ce54eaf8e1b66f8494e31afdc",
+                                   "ed3c26dc981f9ee2af858e157ef4fd0f", "c21d21f3e4e67ab7e4478c47347a4290"},
+                                  {"9f00ebec465de80f9a6939a89b4dad12", "a7c6446b98f2deb9f730de010fbc4d3e",
+                                   "c9f3c4ed9bce1a453790ea6fb2faf44d", "34220a1710906e119b73017e7efd79b8"}}});
 
 const std::vector<float>& million() {
   static const std::vector<float> weights = test::normal_weights(1 << 20, 1);

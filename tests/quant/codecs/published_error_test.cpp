@@ -68,6 +68,15 @@ TEST_P(PublishedErrors, OfNf4AndFp4) {
   EXPECT_EQ(make_codec(fp4)->normal_sqnr_db({}), row.fp4_db);
 }
 
+// What a search expects of normal weights, and what it finds, with double quantization.
+TEST_P(PublishedErrors, OfSearches) {
+  for (const char* const name : {"nf4", "fp4"})
+    for (const char* const choice : {"search", "search-positive"}) {
+      const CodecSpec codec = four_bit_spec(name, GetParam().blocksize, true).with("absmax", choice);
+      EXPECT_NEAR(error_of(codec).sqnr_db(), make_codec(codec)->normal_sqnr_db({}), 0.06) << codec.text();
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Blocksizes, PublishedErrors, testing::ValuesIn(published),
                          [](const auto& each) { return std::to_string(each.param.blocksize); });
 

@@ -106,13 +106,13 @@ TEST(CodecSpec, ErrorsSuggestTheCodecThatOthersCallSo) {
 TEST(CodecSpec, RefusesWhatItDoesNotKnow) {
   const std::string sizes = "is not one of 32, 64, 128, 256, 512, 1024, 2048, 4096";
   const std::string codecs = " is not one of " + test::listed_codecs();
-  const std::string each = "; each is NAME=VALUE, and the names are block-size, double-quant";
+  const std::string each = "; each is NAME=VALUE, and the names are block-size, double-quant, absmax";
   const std::string empty = "codec nf4: an option is empty" + each;
   const std::string no_name = "codec nf4: an option has no name" + each;
   const std::string no_size =
       "block-size of codec nf4: has no value; it takes one of 32, 64, 128, 256, 512, 1024, 2048, 4096";
   const auto unknown = [](const std::string& name) {
-    return "option of codec nf4: '" + name + "' is not one of block-size, double-quant";
+    return "option of codec nf4: '" + name + "' is not one of block-size, double-quant, absmax";
   };
   const std::string meant = ": did you mean block-size?";
   for (const auto& [text, error] :
@@ -139,7 +139,7 @@ TEST(CodecSpec, RefusesWhatItDoesNotKnow) {
         {"nf4:block-size=32,block_size=64", "block-size of codec nf4 is given twice"},
         {"nf4:blocksize=64",
          "option of codec nf4: 'blocksize' is not one of block-size, "
-         "double-quant: did you mean block-size?"},
+         "double-quant, absmax: did you mean block-size?"},
         {"nf4:block-size", no_size},
         {"nf4:block-size=", no_size},
         {"nf4:block-size,double-quant=no", no_size},

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "nibble/tensor.hpp"
+#include "quant/codecs/four_bit/four_bit.hpp"
+
+namespace nibble {
+
+/// The absmax of 4-bit blocks that leaves the least squared error, in place of the largest magnitude. It may be
+/// negative, because decoding multiplies: the codebook of NF4 is lopsided, so it fits a block or its mirror image
+/// better.
+///
+/// For given codes with values c, the error sum (w - s c)^2 is least at s = A / B, where it is sum w^2 - A^2 / B:
+///
+///   A = sum w c,  B = sum c^2
+///
+/// So A^2 / B is computed for the nearest codes of some s, which are the largest magnitude times each of
+/// search_ratios(), and the largest wins. Its A / B is an s once more, and if that is better still, so is its own A /
+/// B. Sums run over a block in the order of its weights, in fp32, so all CPU targets find the same numbers.
+///
+/// Thread-safe. Blocks follow each other in `weights`; the last may be short.
+class ScaleSearch {
+ public:
+  ScaleSearch(const FourBitTables& tables, std::size_t blocksize, AbsmaxChoice choice);
+
+  /// Writes the absmax of every block. Blocks of zeros, and those whose largest magnitude is outside [1e-30, 1e30], get
+  /// that magnitude: sums could leave the range of fp32. False if a block has NaN or infinity; its absmax then is
+  /// neither.
+  [[nodiscard]] bool find(DType source, std::span<const std::byte> weights, std::span<float> absmax) const;
+
+  /// By how much the nearest codes leave less squared error than zeros would: 2 s A - s^2 B for s = absmax.
+  void gains(DType source, std::span<const std::byte> weights, std::span<const float> absmax,
+             std::span<float> gains) const;
+
+  /// The codes whose values are nearest to w / absmax: the number of midpoints below w * (1 / absmax), in fp32; the
+  /// code of 0 where absmax is 0. Two codes to a byte, the first in the upper half.
+  void encode(DType source, std::span<const std::byte> weights, std::span<const float> absmax,
+              std::span<std::uint8_t> packed) const;
+
+  // What the loops need of a codebook. [-1, 1] is cut into 32 buckets, each with at most one midpoint.
+  struct Nearest {
+    explicit Nearest(const FourBitTables& tables);
+
+    alignas(64) std::array<float, 16> value{};  ///< ascending; of two codes with the same value, one
+    std::size_t values = 0;
+    alignas(64) std::array<float, 32> midpoint{}, below{}, above{};  ///< by bucket: the midpoint and its neighbours
+  };
+
+ private:
+  const FourBitTables& tables_;
+  std::size_t blocksize_;
+  Nearest nearest_;
+  std::array<float, 24> inverse_{};  // one over each ratio
+  std::size_t ratios_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,219 @@
+// The search against its formula, bit for bit, and against trying all scales.
+#include "quant/quantizers/search/scale_search.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "quant/quantizers/search/search_ratios.hpp"
+#include "tests/quant/codecs/codec_support.hpp"
+
+namespace nibble::scale_search_test {
+namespace {
+
+using test::bytes_of;
+
+constexpr AbsmaxChoice choices[] = {AbsmaxChoice::search, AbsmaxChoice::search_positive};
+
+const FourBitTables& tables_of(const char* name) {
+  static const auto nf4 = make_codec("nf4"), fp4 = make_codec("fp4");
+  return dynamic_cast<const FourBitCodec&>(std::string_view(name) == "nf4" ? *nf4 : *fp4).tables();
+}
+
+// The value of the number of midpoints below v.
+float nearest(const FourBitTables& tables, float v) {
+  std::size_t number = tables.splits_zero && v > 0 ? 1 : 0;
+  for (std::size_t k = 0; k < tables.midpoints; ++k) number += v > tables.midpoint[k] ? 1 : 0;
+  return tables.codebook[tables.code[number]];
+}
+
+struct Sums {
+  float product = 0, square = 0;
+  [[nodiscard]] float gain() const { return product * product / square; }
+  [[nodiscard]] float scale() const { return product / square; }
+};
+
+Sums sums_of(const FourBitTables& tables, std::span<const float> weights, float inverse) {
+  Sums sums;
+  for (const float w : weights) {
+    const float c = nearest(tables, w * inverse);
+    sums.product += w * c;
+    sums.square += c * c;
+  }
+  return sums;
+}
+
+// scale_search.hpp, line by line.
+float absmax_of(const FourBitTables& tables, std::span<const float> block, std::size_t blocksize, AbsmaxChoice choice) {
+  float largest = 0;
+  for (const float w : block) largest = std::max(largest, std::abs(w));
+  if (!(largest >= 1e-30f && largest <= 1e30f)) return largest;
+  std::vector<float> relative(blocksize);
+  for (std::size_t i = 0; i < block.size(); ++i) relative[i] = block[i] * (1.0f / largest);
+  float best = 0, scale = 1;
+  const auto consider = [&](const Sums& sums) {
+    if (sums.gain() > best) best = sums.gain(), scale = sums.scale();
+  };
+  for (const float ratio : search_ratios(blocksize, choice)) consider(sums_of(tables, relative, 1.0f / ratio));
+  consider(sums_of(tables, relative, 1.0f / scale));
+  return largest * scale;
+}
+
+std::vector<float> find(const FourBitTables& tables, std::size_t blocksize, AbsmaxChoice choice, DType dtype,
+                        std::span<const std::byte> weights) {
+  std::vector<float> absmax(ceil_div(weights.size() / (traits(dtype).bits / 8), blocksize));
+  EXPECT_TRUE(ScaleSearch(tables, blocksize, choice).find(dtype, weights, absmax));
+  return absmax;
+}
+
+// Blocks of ordinary weights, of zeros, of a single weight, and of all magnitudes; the last is short.
+std::vector<float> all_kinds(std::size_t blocksize) {
+  std::vector<float> weights = test::normal_weights(37 * blocksize + 7, 11, 0.05f);
+  for (std::size_t b = 1; b < 30; ++b) {
+    const auto block = std::span(weights).subspan(b * blocksize, blocksize);
+    if (b % 5 == 1) std::ranges::fill(block, 0.0f);
+    if (b % 5 == 1 && b > 10) block[b] = b % 2 == 0 ? -0.25f : 0.75f;
+    if (b % 5 == 2)
+      for (float& w : block) w *= std::ldexp(1.0f, static_cast<int>(b) * 8 - 130);
+  }
+  return weights;
+}
+
+TEST(ScaleSearch, IsItsFormulaOnEveryTarget) {
+  for (const char* const name : {"nf4", "fp4"})
+    for (const std::size_t blocksize : {32U, 64U, 512U})
+      for (const AbsmaxChoice choice : choices) {
+        const FourBitTables& tables = tables_of(name);
+        const std::vector<float> weights = all_kinds(blocksize);
+        std::vector<float> expected;
+        for (std::size_t at = 0; at < weights.size(); at += blocksize)
+          expected.push_back(absmax_of(tables, std::span(weights).subspan(at, std::min(blocksize, weights.size() - at)),
+                                       blocksize, choice));
+        test::for_each_target([&](const std::string& target) {
+          EXPECT_EQ(find(tables, blocksize, choice, DType::f32, bytes_of(weights)), expected) << target << name;
+        });
+      }
+}
+
+TEST(ScaleSearch, ReadsAllTypesOfWeights) {
+  const std::vector<float> weights = test::normal_weights(37 * 64 + 7, 3, 0.05f);
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f64}) {
+    const test::Bytes stored = test::stored_as(dtype, weights);
+    std::vector<float> same(weights.size());
+    for (std::size_t i = 0; i < same.size(); ++i)
+      same[i] = dtype == DType::bf16  ? bf16::to_float(bf16::from_float(weights[i]))
+                : dtype == DType::f16 ? fp16::to_float(fp16::from_float(weights[i]))
+                                      : weights[i];
+    EXPECT_EQ(find(tables_of("nf4"), 64, AbsmaxChoice::search, dtype, stored),
+              find(tables_of("nf4"), 64, AbsmaxChoice::search, DType::f32, bytes_of(same)));
+  }
+}
+
+TEST(ScaleSearch, SaysIfAWeightIsNotFinite) {
+  const ScaleSearch search(tables_of("nf4"), 64, AbsmaxChoice::search);
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()})
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+      std::vector<float> weights = test::normal_weights(1000, 2), absmax(16);
+      weights[999] = bad;
+      EXPECT_FALSE(search.find(dtype, test::stored_as(dtype, weights), absmax));
+      EXPECT_TRUE(std::ranges::all_of(absmax, [](float value) { return std::isfinite(value); }));
+    }
+}
+
+double error_of(const FourBitTables& tables, std::span<const float> block, double scale) {
+  double error = 0;
+  for (const float w : block) {
+    double least = std::numeric_limits<double>::infinity();
+    for (const float c : tables.codebook) least = std::min(least, (w - scale * c) * (w - scale * c));
+    error += least;
+  }
+  return error;
+}
+
+// The least error over 300 scales of each sign, each refined once.
+double least_error(const FourBitTables& tables, std::span<const float> block, AbsmaxChoice choice) {
+  double largest = 0, least = std::numeric_limits<double>::infinity();
+  for (const float w : block) largest = std::max<double>(largest, std::abs(w));
+  for (const double sign : {1.0, -1.0}) {
+    if (sign < 0 && choice == AbsmaxChoice::search_positive) continue;
+    for (int i = 0; i < 300; ++i) {
+      const double scale = sign * largest * (0.3 + 0.005 * i);
+      const Sums sums = sums_of(tables, block, static_cast<float>(1 / scale));
+      if (sums.square > 0)
+        least = std::min(least, error_of(tables, block, static_cast<double>(sums.product) / sums.square));
+    }
+  }
+  return least;
+}
+
+// RMSE within 0.3 % of it, for every blocksize.
+TEST(ScaleSearch, LeavesNearlyTheLeastErrorOfAllScales) {
+  for (const char* const name : {"nf4", "fp4"})
+    for (std::size_t blocksize = 32; blocksize <= 4096; blocksize *= 2)
+      for (const AbsmaxChoice choice : choices) {
+        const FourBitTables& tables = tables_of(name);
+        const std::size_t blocks = std::max<std::size_t>(16, 4096 / blocksize);
+        const std::vector<float> weights = test::normal_weights(blocks * blocksize, 5);
+        const std::vector<float> absmax = find(tables, blocksize, choice, DType::f32, bytes_of(weights));
+        double found = 0, least = 0;
+        for (std::size_t b = 0; b < blocks; ++b) {
+          const auto block = std::span(weights).subspan(b * blocksize, blocksize);
+          found += error_of(tables, block, absmax[b]);
+          least += least_error(tables, block, choice);
+          EXPECT_EQ(absmax[b] < 0 && choice == AbsmaxChoice::search_positive, false);
+        }
+        EXPECT_LE(std::sqrt(found / least), 1.003) << name << blocksize;
+      }
+}
+
+// Every value of the codebook, from every side: weights at midpoints, between them and beyond the ends.
+TEST(ScaleSearch, GainsAreThoseOfTheNearestValues) {
+  for (const char* const name : {"nf4", "fp4"}) {
+    const FourBitTables& tables = tables_of(name);
+    std::vector<float> values;
+    for (int i = -40; i <= 40; ++i)
+      for (const int ulps : {-1, 0, 1})
+        values.push_back(std::bit_cast<float>(std::bit_cast<std::int32_t>(static_cast<float>(i) / 32) + ulps));
+    for (std::size_t k = 0; k < tables.midpoints; ++k)
+      for (const int ulps : {-2, -1, 0, 1, 2})
+        values.push_back(std::bit_cast<float>(std::bit_cast<std::int32_t>(tables.midpoint[k]) + ulps));
+    std::erase_if(values, [](float v) { return !std::isfinite(v); });
+    std::vector<float> weights(values.size() * 32), absmax(values.size(), 1.0f), expected;
+    for (std::size_t b = 0; b < values.size(); ++b) {
+      weights[b * 32 + b % 32] = values[b];
+      const Sums sums = sums_of(tables, std::span(weights).subspan(b * 32, 32), 1.0f);
+      expected.push_back(2 * sums.product - sums.square);
+    }
+    test::for_each_target([&](const std::string& target) {
+      std::vector<float> gains(values.size());
+      ScaleSearch(tables, 32, AbsmaxChoice::search).gains(DType::f32, bytes_of(weights), absmax, gains);
+      EXPECT_EQ(gains, expected) << target << name;
+    });
+  }
+}
+
+TEST(ScaleSearch, EncodesToTheNearestValues) {
+  for (const char* const name : {"nf4", "fp4"})
+    for (const std::size_t blocksize : {32U, 512U}) {
+      const FourBitTables& tables = tables_of(name);
+      const std::vector<float> weights = all_kinds(blocksize);
+      std::vector<float> absmax = find(tables, blocksize, AbsmaxChoice::search, DType::f32, bytes_of(weights));
+      absmax[3] = -absmax[3];
+      std::vector<float> expected(weights.size()), found(weights.size());
+      for (std::size_t i = 0; i < weights.size(); ++i) {
+        const float scale = absmax[i / blocksize];
+        expected[i] = nearest(tables, scale == 0 ? 0.0f : weights[i] * (1.0f / scale)) * scale;
+      }
+      test::for_each_target([&](const std::string& target) {
+        std::vector<std::uint8_t> packed(ceil_div(weights.size(), 2), 0xEE);
+        ScaleSearch(tables, blocksize, AbsmaxChoice::search).encode(DType::f32, bytes_of(weights), absmax, packed);
+        decode_four_bit(tables, packed, absmax, blocksize, found);
+        EXPECT_EQ(found, expected) << target << name;
+        EXPECT_EQ(packed.back() & 15, 0);
+      });
+    }
+}
+
+}  // namespace
+}  // namespace nibble::scale_search_test

@@ -1,0 +1,133 @@
+// The absmax of least error: how tensors are cut, what double quantization makes of it, and weights that are not
+// finite. The search itself is tested in scale_search_test.cpp, and what all quantizers owe in quantizer_contract_test.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "nibble/metrics.hpp"
+#include "nibble/nested.hpp"
+#include "quant/quantizers/search/scale_search.hpp"
+#include "tests/quant/codecs/codec_support.hpp"
+
+namespace nibble::search_blocks_test {
+namespace {
+
+using test::bytes_of;
+using test::values_of;
+
+constexpr const char *plain = "nf4:double-quant=no,absmax=search", *nested_search = "nf4:absmax=search";
+
+double rmse(const CodecSpec& codec, const std::vector<float>& weights) {
+  return compare(weights, test::round_trip(*make_codec(codec), weights, {1024, weights.size() / 1024})).rmse();
+}
+
+// 0.8995 and 0.9235 are what trying all scales reaches at a blocksize of 64.
+TEST(SearchOfBlocks, LowersTheErrorOfNormalWeightsByATenth) {
+  const std::vector<float> weights = test::normal_weights(1 << 20, 7);
+  const double largest = rmse("nf4:double-quant=no", weights);
+  EXPECT_LE(rmse(plain, weights), 0.900 * largest);
+  EXPECT_LE(rmse(nested_search, weights), 0.902 * largest);
+  EXPECT_LE(rmse("nf4:double-quant=no,absmax=search-positive", weights), 0.926 * largest);
+  EXPECT_LE(rmse("nf4:absmax=search-positive", weights), 0.928 * largest);
+}
+
+TEST(SearchOfBlocks, ChunksAreWholeNestedBlocks) {
+  const auto chunk = [](const char* spec, std::uint64_t limit) {
+    const auto codec = make_codec(spec);
+    return make_quantizer(*codec)->chunking({"w", DType::f32, {100, 1000}}, limit).weights;
+  };
+  EXPECT_EQ(chunk(nested_search, 1), 256U * 64);
+  EXPECT_EQ(chunk(nested_search, 3 * 256 * 64 - 1), 2U * 256 * 64);
+  EXPECT_EQ(chunk(plain, 1), 64U);
+  EXPECT_EQ(chunk(plain, 4096 + 64), 4096U);
+}
+
+// The larger gain of the two codes around the absmax that was found, and an offset of 0.
+TEST(SearchOfBlocks, DoubleQuantizationTakesTheCodeThatHurtsLess) {
+  const std::vector<float> weights = test::normal_weights(300 * 64 - 5, 9);
+  const TensorInfo tensor{"w", DType::f32, {weights.size()}};
+  const auto codec = make_codec(nested_search);
+  const auto found = values_of<float>(test::encode(*make_codec(plain), tensor, bytes_of(weights)).planes.at(1));
+  const test::Encoded encoded = test::encode(*codec, tensor, bytes_of(weights));
+  const auto codes = values_of<std::uint8_t>(encoded.planes.at(1));
+  const auto nested_absmax = values_of<float>(encoded.planes.at(2)), codebook = values_of<float>(encoded.planes.at(3));
+  for (std::size_t c = 0; c < 255; ++c) {
+    const double x = (static_cast<double>(c) - 127) / 127;
+    EXPECT_EQ(codebook.at(c), static_cast<float>((x + 7 * std::abs(x) * x) / 8)) << c;
+  }
+  EXPECT_EQ(codebook.at(255), 1.0f);
+  ASSERT_EQ(codes.size(), 300U);
+  ASSERT_EQ(nested_absmax.size(), 2U);
+  EXPECT_EQ(values_of<float>(encoded.planes.at(4)), std::vector<float>{0.0f});
+  const ScaleSearch search(dynamic_cast<const FourBitCodec&>(*codec).tables(), 64, AbsmaxChoice::search);
+  std::size_t not_nearest = 0;
+  for (std::size_t b = 0; b < codes.size(); ++b) {
+    float largest = 0;
+    for (std::size_t i = b / 256 * 256; i < std::min<std::size_t>(codes.size(), b / 256 * 256 + 256); ++i)
+      largest = std::max(largest, std::abs(found[i]));
+    EXPECT_EQ(nested_absmax[b / 256], largest);
+    const auto block =
+        std::as_bytes(std::span(weights).subspan(b * 64, std::min<std::size_t>(64, weights.size() - b * 64)));
+    const auto gain = [&](std::size_t code) {
+      const float absmax = codebook[code] * largest;
+      float found_gain = 0;
+      search.gains(DType::f32, block, {&absmax, 1}, {&found_gain, 1});
+      return found_gain;
+    };
+    std::size_t below = 0;
+    while (below < 253 && codebook[below + 1] <= found[b] / largest) ++below;
+    EXPECT_EQ(codes[b], gain(below + 1) > gain(below) ? below + 1 : below);
+    const float middle = (codebook[below] + codebook[below + 1]) / 2;
+    not_nearest += (found[b] / largest > middle) != (codes[b] == below + 1) ? 1 : 0;
+  }
+  EXPECT_GT(not_nearest, 5U);
+}
+
+TEST(SearchOfBlocks, BlocksThatAreNotFiniteCountNanAsZeroAndInfinityAsTheLargest) {
+  std::vector<float> weights = test::normal_weights(64 * 64, 4), finite = weights;
+  weights[70] = std::numeric_limits<float>::quiet_NaN();
+  finite[70] = 0;
+  weights[200] = -std::numeric_limits<float>::infinity();
+  float largest = 0;
+  for (std::size_t i = 192; i < 256; ++i) largest = i == 200 ? largest : std::max(largest, std::abs(weights[i]));
+  finite[200] = -largest;
+  const TensorInfo tensor{"w", DType::f32, {weights.size()}};
+  for (const char* const spec : {plain, nested_search}) {
+    const test::Encoded found = test::encode(*make_codec(spec), tensor, bytes_of(weights));
+    EXPECT_EQ(found.planes, test::encode(*make_codec(spec), tensor, bytes_of(finite)).planes);
+    EXPECT_EQ(found.findings.nan, 1U);
+    EXPECT_EQ(found.findings.inf, 1U);
+    EXPECT_EQ(found.findings.first_nonfinite, 70U);
+  }
+}
+
+TEST(SearchOfBlocks, ZerosStayZeros) {
+  const std::vector<float> weights(1000);
+  for (const char* const spec : {plain, nested_search})
+    EXPECT_EQ(test::round_trip(*make_codec(spec), weights, {10, 100}), weights);
+}
+
+// A negative absmax counts with its magnitude.
+TEST(SearchOfBlocks, TheSpreadIsThatOfMagnitudes) {
+  const std::vector<float> weights = test::normal_weights(100 * 64, 4);
+  const TensorInfo tensor{"w", DType::f32, {weights.size()}};
+  EncodingError late;
+  std::vector<ErrorSums> errors;
+  const test::Encoded encoded = test::encode(*make_codec(plain), tensor, bytes_of(weights),
+                                             {.quantizer = {.sums_errors = true}, .errors = &errors, .late = &late});
+  double sum = 0, negative = 0;
+  for (const float value : values_of<float>(encoded.planes.at(1))) {
+    sum += std::abs(value);
+    negative += value < 0 ? 1 : 0;
+  }
+  EXPECT_GT(negative, 20);
+  EXPECT_LT(negative, 80);
+  EXPECT_EQ(late.absmax.count, 100U);
+  EXPECT_NEAR(late.absmax.sum, sum, 1e-9 * sum);
+  EXPECT_GT(late.absmax.min, 0.0f);
+}
+
+}  // namespace
+}  // namespace nibble::search_blocks_test
