@@ -5,6 +5,8 @@
 or, where nibble is installed with its operators, without the two variables.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -53,13 +55,34 @@ def rms(error):
     return error.double().square().mean().sqrt().item()
 
 
-def assert_no_worse(result, exact, peers, margin=1.1):
-    """The error of `result` is at most `margin` times that of the worst peer, or the rounding of the type. A few hundred
-    sums in fp32, in another order than the peer's, can be some units off by chance."""
-    units = 4 if result.dtype == torch.float32 and result.numel() < 1000 else 1 / 4
-    floor = torch.finfo(result.dtype).eps * units * rms(exact)
-    allowed = margin * max([floor, *(rms(peer.double() - exact) for peer in peers)])
-    assert rms(result.double() - exact) <= allowed
+MAX_CHAIN = 128  # products that are summed up one after the other (docs/cpu-matmul.md)
+
+
+def fp32_error(size, k, count):
+    """Root mean square error that `count` sums of k products in fp32 may have, if `size` is the root mean square of
+    sqrt(sum (x w)^2), which cancellation does not make smaller.
+
+    The i-th partial sum of a chain has about size * sqrt(i / k), and adding to it rounds by about eps / 2 times that, in
+    a random direction: over a chain of c products, sqrt(c / 6) * eps / 2 * size would be expected, the distribution of
+    roundings included. One more eps / 2 is for the last rounding, and 4 / sqrt(count) for chance.
+    """
+    chain = min(k, MAX_CHAIN)
+    return torch.finfo(torch.float32).eps / 2 * size * (1 + math.sqrt(chain / 6) * (1 + 4 / math.sqrt(count)))
+
+
+def assert_product(result, x, weight, bias=None):
+    """`result` is x @ weight.T + bias: in fp32 with no more than the error of such sums; in 16 bits with at most 1.1 times
+    that of torch with the weight in that type, or of the type's rounding."""
+    x64, w64 = x.double(), weight.double()
+    bias64 = torch.zeros(()) if bias is None else bias.double()
+    exact = x64 @ w64.T + bias64
+    error = rms(result.double() - exact)
+    if result.dtype == torch.float32:
+        size = (x64.square() @ w64.square().T + bias64.square()).mean().sqrt().item()
+        assert error <= fp32_error(size, x.shape[-1], result.numel())
+    else:
+        peer = torch.nn.functional.linear(x, weight.to(x.dtype), bias)
+        assert error <= 1.1 * max(torch.finfo(result.dtype).eps / 4 * rms(exact), rms(peer.double() - exact))
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import BLOCKSIZES, SHAPES, Weight, assert_no_worse
+from conftest import BLOCKSIZES, SHAPES, Weight, assert_product
 from nibble import operators  # noqa: F401: loads the operators
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,11 +38,8 @@ def test_linear_4bit(m, dtype, nested):
         for blocksize in (32, 64, 4096):
             weight = Weight(n, k, "nf4", blocksize, nested)
             x, bias = torch.randn(m, k).to(dtype), torch.randn(n).to(dtype)
-            exact = x.double() @ weight.fp32.double().T
-            peer = torch.nn.functional.linear(x, weight.fp32.to(dtype))
-            assert_no_worse(weight.linear(x), exact, [peer])
-            peer = torch.nn.functional.linear(x, weight.fp32.to(dtype), bias)
-            assert_no_worse(weight.linear(x, bias), exact + bias.double(), [peer])
+            assert_product(weight.linear(x), x, weight.fp32)
+            assert_product(weight.linear(x, bias), x, weight.fp32, bias)
 
 
 @pytest.mark.parametrize("nested", (False, True))
@@ -53,8 +50,7 @@ def test_linear_4bit_dx(m, dtype, nested):
         for blocksize in (32, 64, 4096):
             weight = Weight(n, k, "fp4", blocksize, nested)
             dy = torch.randn(m, n).to(dtype)
-            exact = dy.double() @ weight.fp32.double()
-            assert_no_worse(weight.linear_dx(dy), exact, [dy @ weight.fp32.to(dtype)])
+            assert_product(weight.linear_dx(dy), dy, weight.fp32.T)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,12 +65,20 @@ def test_linear_int8(m, dtype):
         # Half a step of absmax / 127, and half a unit in the last place of fp16, to which weights are rounded first.
         assert ((fp32 - original).abs() <= absmax[:, None] * (1 / 254 + 1 / 2048)).all()
         x, bias, dy = torch.randn(m, k).to(dtype), torch.randn(n).to(dtype), torch.randn(m, n).to(dtype)
-        peer = torch.nn.functional.linear(x, fp32.to(dtype), bias)
-        exact = x.double() @ fp32.double().T + bias.double()
-        assert_no_worse(torch.ops.nibble.linear_int8(x, codes, absmax, bias), exact, [peer])
-        assert_no_worse(
-            torch.ops.nibble.linear_int8_dx(dy, codes, absmax), dy.double() @ fp32.double(), [dy @ fp32.to(dtype)]
-        )
+        assert_product(torch.ops.nibble.linear_int8(x, codes, absmax, bias), x, fp32, bias)
+        assert_product(torch.ops.nibble.linear_int8_dx(dy, codes, absmax), dy, fp32.T)
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_the_bound_of_fp32_products_is_tight(n, k):
+    weight, x = Weight(n, k).fp32, torch.randn(2, k)
+    exact = x.double() @ weight.double().T
+    assert_product(exact.float(), x, weight)
+    in_bf16 = x.bfloat16().double() @ weight.bfloat16().double().T
+    without_a_term = exact - x[:, -1:].double() * weight[:, -1:].double().T
+    for wrong in (in_bf16, without_a_term):
+        with pytest.raises(AssertionError):
+            assert_product(wrong.float(), x, weight)
 
 
 def test_shapes_of_x():
