@@ -3,8 +3,8 @@
 #
 #   python/peers.sh --loading  what loads nibble's output, and the model of examples/minilm.sh (4.5 GB; much less with
 #                              CPU-only torch)
-#   python/peers.sh            that, and what the tests compare with: peft, sentence-transformers, pytest, and
-#                              transformers 4.57 in build/peers/transformers4 (6 GB)
+#   python/peers.sh            that, and what the tests compare with: peft, sentence-transformers, pytest; and in folders
+#                              of their own transformers 4.57 (build/peers/transformers4) and trl (build/peers/trl) (6 GB)
 #
 # CPU-only torch comes from PyTorch's own index, which is tried first unless there is an NVIDIA device;
 # NIBBLE_TORCH_INDEX names another. PyPI's torch has CUDA and needs 3 GB of its libraries on any machine.
@@ -38,5 +38,10 @@ if [[ ${1:-} != --loading && ! -f $peers/complete ]]; then
   pinned -r python/loading.txt -r python/requirements.txt
   install --no-deps --target "$peers/transformers4" -r python/transformers4.txt
   echo "$stamp" >"$peers/complete"
+fi
+if [[ ${1:-} != --loading ]] && ! cmp --silent python/trl.txt "$peers/trl/trl.txt"; then
+  rm -rf "$peers/trl"
+  install --no-deps --target "$peers/trl" -r python/trl.txt
+  cp python/trl.txt "$peers/trl"
 fi
 echo "$PWD/$peers/bin/python" >&3
