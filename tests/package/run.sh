@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs nibble into a folder of its own, builds the examples against it with find_package(nibble), runs them.
+# Installs nibble into a folder of its own, builds the examples against it with find_package(nibble), and a program in C
+# with pkg-config; runs them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -11,6 +12,12 @@ cmake -S tests/package -B "$prefix/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
 cmake --build "$prefix/build"
 "$prefix/build/quantize_matrix" | grep -F "SQNR 20.7"
 "$prefix/installed/bin/nibble" --version
+# A program in C, with what pkg-config says of the installation and nothing of the repository's.
+export PKG_CONFIG_PATH=$prefix/installed/lib/pkgconfig
+read -ra flags < <(pkg-config --cflags --libs nibble)
+cc -std=c11 -Wall -Wextra -Wpedantic -Werror -o "$prefix/c11" tests/python/c_api/c11.c "${flags[@]}" -lm \
+  -Wl,-rpath,"$(pkg-config --variable=libdir nibble)"
+"$prefix/c11"
 # The kernels' library loads alone, and says what is wrong with a call; without a CUDA compiler there is none.
 library=$(find "$prefix/installed" -name libnibble_cuda.so)
 if [[ -n $library ]]; then
