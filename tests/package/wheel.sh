@@ -25,6 +25,11 @@ peers=$(python/peers.sh)
 NIBBLE_PYTHON_WITH_TORCH=$peers "$tools/pip" wheel . --quiet --no-deps --no-build-isolation -w "$wheel/dist" \
   -C build-dir=build/release
 audit repair --exclude libtorch_cpu.so -w "$wheel/audited" "$wheel"/dist/*.whl | grep -F "Fixed-up wheel"
+if [[ -e build/release/kernels/libnibble_cuda.so ]]; then
+  "$tools/python" -m zipfile -l "$wheel"/audited/*.whl | grep -F nibble/lib/libnibble_cuda.so
+else
+  echo "skipped: built without a CUDA compiler, so the wheel has no libnibble_cuda"
+fi
 
 step "the source distribution, and its wheel, without torch and CUDA"
 "$tools/python" -c "import scikit_build_core.build as build; build.build_sdist('$wheel/sdist')" >/dev/null

@@ -61,4 +61,9 @@ assert run(SCRIPTS / "nibble", "--version").split()[-1] == nibble.__version__
 diagnosis = json.loads(run(sys.executable, "-m", "nibble", "--json"))
 assert diagnosis["version"] == nibble.__version__
 assert pathlib.Path(diagnosis["library"]).is_relative_to(sys.prefix), diagnosis
+cuda, kernels = diagnosis["cuda"], pathlib.Path(nibble.__file__).with_name("lib") / "libnibble_cuda.so"
+if kernels.exists():
+    assert cuda["library"] == str(kernels) and (cuda["device"] is None) == bool(cuda["why"]), cuda
+else:
+    assert cuda == {"library": None, "device": None, "why": "nibble was built without CUDA"}, cuda
 print(run(sys.executable, "-m", "nibble"), end="")
