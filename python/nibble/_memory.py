@@ -12,6 +12,9 @@ from . import _library
 from .errors import UsageError
 
 FLOAT_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # nibble_dtype
+CODEBOOKS = {"nf4": 0, "fp4": 1}  # nibble_codebook
+NESTED_BLOCKSIZE = 256  # absmax per nested absmax
+NESTED_CODEBOOK = 256  # values
 
 
 class Memory:
@@ -25,10 +28,19 @@ class Memory:
     shape: tuple[int, ...]
     pointer: int
     element_bytes: int
+    device = "cpu"
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Memory:
         """A new array of the same kind."""
         raise NotImplementedError
+
+    def fill(self, values: Any) -> None:
+        raise NotImplementedError
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Memory:
+        memory = self.empty(shape, dtype)
+        memory.value[...] = 0
+        return memory
 
     @property
     def dtype_number(self) -> int:
@@ -62,15 +74,20 @@ class NumpyMemory(Memory):
 
 class TorchMemory(Memory):
     def __init__(self, value: Any, name: str):
-        if value.device.type != "cpu":
-            raise UsageError(f"{name} is on {value.device}, not on the CPU")
+        if value.device.type not in ("cpu", "cuda"):
+            raise UsageError(f"{name} is on {value.device}, neither on the CPU nor on a CUDA device")
         super().__init__(value.detach().contiguous(), name)
         self.dtype, self.shape = str(self.value.dtype).removeprefix("torch."), tuple(self.value.shape)
         self.pointer, self.element_bytes = self.value.data_ptr(), self.value.element_size()
+        self.device = str(self.value.device)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Memory:
-        torch = sys.modules["torch"]
-        return TorchMemory(torch.empty(shape, dtype=getattr(torch, dtype)), self.name)
+        dtype = getattr(sys.modules["torch"], dtype)
+        return TorchMemory(self.value.new_empty(shape, dtype=dtype), self.name)
+
+    def fill(self, values: Any) -> None:
+        """`values`: a float32 array of ctypes in ordinary memory."""
+        self.value.copy_(sys.modules["torch"].frombuffer(values, dtype=self.value.dtype))
 
 
 def memory_of(value: Any, name: str, dtype: str | None = None, like: Memory | None = None) -> Memory:
@@ -90,4 +107,6 @@ def memory_of(value: Any, name: str, dtype: str | None = None, like: Memory | No
     if like is not None:
         if type(memory) is not type(like):
             raise UsageError(f"{name} and {like.name} are not both numpy arrays or both torch tensors")
+        if memory.device != like.device:
+            raise UsageError(f"{name} is on {memory.device}, and {like.name} on {like.device}")
     return memory

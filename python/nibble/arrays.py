@@ -4,13 +4,12 @@
     weight = nibble.dequantize_nf4(quantized)         # of the same kind
 
 The arrays of a result are those that bitsandbytes has: `packed` is its weight, `codes` and `absmax` of Int8 are its CB
-and SCB. libnibble works on all threads and on the arrays themselves. Tensors have to be on the CPU. numpy has
-bf16 only by ml_dtypes.
+and SCB. libnibble works on all threads and on the arrays themselves. Tensors on a CUDA device stay there: the kernels of
+libnibble_cuda work on torch's current stream. numpy has bf16 only by ml_dtypes.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 import operator
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 
 import numpy as np
 
-from . import _library
-from ._memory import Memory, memory_of
+from . import _cpu, _cuda
+from ._memory import NESTED_BLOCKSIZE, NESTED_CODEBOOK, Memory, memory_of
 from .errors import BadInputError, UsageError
 
 if TYPE_CHECKING:
@@ -29,10 +28,6 @@ Array = Union[np.ndarray, "torch.Tensor"]
 Format = Literal["nf4", "fp4"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 Nonfinite = Literal["error", "quantize"]
-
-NESTED_BLOCKSIZE = 256
-NESTED_CODEBOOK = 256
-CODEBOOKS = {"nf4": 0, "fp4": 1}  # nibble_codebook
 
 
 @dataclass
@@ -77,7 +72,7 @@ def quantize_nf4(
     """Quantizes to NF4, with one absmax per `blocksize` weights (32, 64, ..., 4096), which `nested` quantizes too.
 
     A NaN or infinity is an error, unless `nonfinite` is "quantize": then NaN counts as 0, and an infinity as the largest
-    finite magnitude of its block. `threads`: 0 stands for all processors.
+    finite magnitude of its block. `threads`: 0 stands for all processors; it does not matter to a CUDA device.
     """
     return _quantize("nf4", weight, blocksize, nested, nonfinite, threads)
 
@@ -108,13 +103,7 @@ def quantize_int8(weight: Array, *, nonfinite: Nonfinite = "error", threads: int
     if len(memory.shape) != 2:
         raise UsageError(f"weight has {len(memory.shape)} dimensions, int8 needs 2: [rows, columns]")
     codes, absmax = memory.empty(memory.shape, "int8"), memory.empty(memory.shape[:1], "float32")
-    count = ctypes.c_uint64()
-    _library.check(
-        _library.library().nibble_cpu_quantize_int8(
-            memory.array(), memory.dtype_number, _int8(memory.shape, codes, absmax), threads, ctypes.byref(count)
-        )
-    )
-    bad = count.value
+    bad = _codecs_of(memory).quantize_int8(memory, codes, absmax, threads)
     if bad and refuses:
         raise BadInputError(f"weight: {bad} of {memory.shape[0]} rows have a NaN, an infinity, or more than fp16 holds")
     return Int8(codes.value, absmax.value, memory.dtype)
@@ -129,11 +118,7 @@ def dequantize_int8(weight: Int8, *, dtype: FloatType | None = None, threads: in
     if len(codes.shape) != 2:
         raise UsageError(f"codes has {len(codes.shape)} dimensions, int8 needs 2: [rows, columns]")
     out = codes.empty(codes.shape, _float_type(dtype or weight.dtype))
-    _library.check(
-        _library.library().nibble_cpu_dequantize_int8(
-            _int8(codes.shape, codes, absmax), out.array(), out.dtype_number, threads
-        )
-    )
+    _codecs_of(codes).dequantize_int8(out, codes, absmax, threads)
     decoded: Array = out.value
     return decoded
 
@@ -188,10 +173,9 @@ def _float_type(dtype: Any) -> str:
     return name
 
 
-def _int8(shape: tuple[int, ...], codes: Memory, absmax: Memory) -> Any:
-    return ctypes.byref(
-        _library.Int8Arrays(rows=shape[0], columns=shape[1], codes=codes.array(), absmax=absmax.array())
-    )
+def _codecs_of(memory: Memory) -> Any:
+    """What codes and decodes where the array is."""
+    return _cpu if memory.device == "cpu" else _cuda
 
 
 def _quantize(format: Format, weight: Array, blocksize: int, nested: bool, nonfinite: str, threads: int) -> FourBit:
@@ -209,27 +193,11 @@ def _quantize(format: Format, weight: Array, blocksize: int, nested: bool, nonfi
         parts["nested_offset"] = memory.empty((1,), "float32")
     else:
         parts["absmax"] = memory.empty((blocks,), "float32")
-    count = ctypes.c_uint64()
-    arrays = _four_bit(format, blocksize, size, parts)
-    _library.check(
-        _library.library().nibble_cpu_quantize_4bit(
-            memory.array(), memory.dtype_number, ctypes.byref(arrays), threads, ctypes.byref(count)
-        )
-    )
-    bad = count.value
+    bad = _codecs_of(memory).quantize_4bit(memory, format, blocksize, parts, threads)
     if bad and refuses:
         raise BadInputError(f"weight: {bad} of {blocks} blocks have a NaN or an infinity")
     values = {name: part.value for name, part in parts.items()}
     return FourBit(format=format, blocksize=blocksize, shape=tuple(memory.shape), dtype=memory.dtype, **values)
-
-
-def _four_bit(format: str, blocksize: int, size: int, parts: dict[str, Memory]) -> Any:
-    return _library.FourBitArrays(
-        codebook=CODEBOOKS[format],
-        blocksize=blocksize,
-        elements=size,
-        **{name: part.array() for name, part in parts.items()},
-    )
 
 
 def _dequantize(format: str, weight: FourBit, dtype: FloatType | None, threads: int) -> Array:
@@ -249,9 +217,6 @@ def _dequantize(format: str, weight: FourBit, dtype: FloatType | None, threads: 
     if packed.bytes != -(-size // 2):  # before memory for the weight is taken
         raise UsageError(f"packed has {packed.bytes} bytes, not {-(-size // 2)}")
     out = packed.empty(weight.shape, target)
-    arrays = _four_bit(format, blocksize, size, parts)
-    _library.check(
-        _library.library().nibble_cpu_dequantize_4bit(ctypes.byref(arrays), out.array(), out.dtype_number, threads)
-    )
+    _codecs_of(packed).dequantize_4bit(out, format, blocksize, parts, threads)
     decoded: Array = out.value
     return decoded

@@ -211,4 +211,5 @@ def test_wrong_parts():
 
 
 def test_wrong_devices():
-    refused("weight is on meta, not on the CPU", nibble.quantize_nf4, torch.ones(2, 64, device="meta"))
+    refused("weight is on meta, neither on the CPU nor on a CUDA device", nibble.quantize_nf4,
+            torch.ones(2, 64, device="meta"))  # fmt: skip
