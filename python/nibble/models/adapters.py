@@ -1,12 +1,18 @@
-"""Merging of adapters into quantized weights in memory, which peft would do wrongly: it adds floats to codes.
+"""Adapters on models with quantized weights: whether one is for this model, and that none is merged into codes.
 
-What it does then depends on the layer and on its options: it fails inside torch, or the update is cast to int8 and lost.
+Merging in memory peft would do wrongly: it adds floats to codes. What it does then depends on the layer and on its options: it fails inside torch, or the update is cast to int8 and lost.
 peft's own code for bitsandbytes' layers is not chosen for nibble's.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from typing import Any
+
+from ..checkpoint import open_checkpoint
+from ..errors import BadInputError
 
 HELPER = "check_adapters_to_merge"  # with it, the merge() of every kind of adapter begins
 
@@ -40,3 +46,37 @@ def _check_mergeable(layer) -> None:
     raise NotImplementedError(
         f"{type(layer).__name__} {shape}: its weight is quantized, and an adapter cannot be merged into it"
     )
+
+
+def put_on(model: Any, directory: str) -> Any:
+    """peft's model over `model`, with the adapter of a directory. Raises BadInputError if that is for another model."""
+    import peft
+
+    file = os.path.join(directory, "adapter_model.safetensors")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not os.path.isfile(os.path.join(directory, name)):
+            raise BadInputError(f"{directory}: has no {name}, so it is not an adapter that nibble can load")
+    _check_fits(model, file)
+    return peft.PeftModel.from_pretrained(model, directory)
+
+
+def _check_fits(model: Any, file: str) -> None:
+    """peft lists all tensors of other shapes, and says nothing of those for modules that the model lacks."""
+    modules = dict(model.named_modules())
+    with open_checkpoint(file) as tensors:
+        for name in tensors:
+            match = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", name)
+            if match is None:
+                continue
+            module, is_a = match[1].removesuffix(".base_layer"), match[2] == "A"
+            if module not in modules:
+                raise BadInputError(
+                    f"{file}: tensor '{name}': {type(model).__name__} has no '{module}', so the adapter is for another base"
+                )
+            size = getattr(modules[module], "in_features" if is_a else "out_features", None)
+            shape = tensors.info(name).shape
+            if size is not None and shape[1 if is_a else 0] != size:
+                raise BadInputError(
+                    f"{file}: tensor '{name}': is {list(shape)}, and '{module}' of the base has {size} "
+                    f"{'columns' if is_a else 'rows'}, so the adapter is for another base"
+                )

@@ -61,6 +61,12 @@ class NibbleQuantizer(HfQuantizer):
 
     update_torch_dtype = update_dtype  # transformers 4
 
+    def update_device_map(self, device_map):
+        """Quantized weights are small: transformers need not divide them among devices, and has none to measure."""
+        if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+            return {"": torch.cuda.current_device() if torch.cuda.is_available() else "cpu"}
+        return device_map
+
     def _process_model_before_weight_loading(self, model, device_map=None, checkpoint_files=None, dtype=None, **kwargs):
         from .quantized_model import QuantizedModel  # it needs the operators, which registering does not
 

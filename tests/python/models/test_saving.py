@@ -62,7 +62,7 @@ def test_fused_experts_are_refused_by_name(tmp_path):
 
 def test_weights_that_transformers_renames_are_refused_by_name(tmp_path):
     """A checkpoint of the bare model in a model with a head: its names lack the prefix."""
-    save(tmp_path / "plain", "Llama")
+    save(tmp_path / "plain", "Llama", tie_word_embeddings=True)
     directory = convert(tmp_path / "plain", tmp_path / "nf4", "--to", "nf4")
     file = directory / "model.safetensors"
     state = safetensors.torch.load_file(file)
