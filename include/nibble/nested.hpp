@@ -78,4 +78,14 @@ void encode(std::span<const float> absmax, float offset, std::span<std::uint8_t>
 void decode(std::span<const std::uint8_t> codes, std::span<const float> nested_absmax,
             std::span<const float, 256> values, float offset, std::span<float> absmax);
 
+/// Decodes absmax values [first, first + absmax.size()) of an array whose codes and nested absmax are given whole;
+/// `first` need not begin a block.
+void decode_slice(std::uint64_t first, std::span<const std::uint8_t> codes, std::span<const float> nested_absmax,
+                  std::span<const float, 256> values, float offset, std::span<float> absmax);
+
+/// Whether all values that encode() gave decode to finite ones: near the limit of fp32, rounding may move one beyond
+/// it.
+[[nodiscard]] bool decodes_to_finite(std::span<const std::uint8_t> codes, std::span<const float> nested_absmax,
+                                     float offset);
+
 }  // namespace nibble::nested

@@ -6,8 +6,6 @@
 #include <array>
 #include <atomic>
 #include <bit>
-#include <cmath>
-#include <limits>
 #include <memory>
 #include <vector>
 
@@ -99,20 +97,6 @@ float mean_of(std::span<const float> absmax, std::uint32_t threads) {
   return static_cast<float>(sum / static_cast<double>(absmax.size()));
 }
 
-// Near the limit of fp32, rounding may move an absmax beyond it.
-bool decodes_to_finite(std::span<const std::uint8_t> codes, std::span<const float> nested_absmax, float offset) {
-  constexpr float max_float = std::numeric_limits<float>::max();
-  for (std::size_t i = 0; i < nested_absmax.size(); ++i) {
-    if (std::abs(offset) < max_float / 4 && nested_absmax[i] < max_float / 4) continue;
-    const std::size_t first = i * nested::blocksize, n = std::min(nested::blocksize, codes.size() - first);
-    std::array<float, nested::blocksize> decoded;
-    const auto values = std::span(decoded).first(n);
-    nested::decode(codes.subspan(first, n), nested_absmax.subspan(i, 1), nested::codebook, offset, values);
-    if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); })) return false;
-  }
-  return true;
-}
-
 void quantize_absmax(std::span<const float> absmax, const Weight& out, std::uint32_t threads) {
   const float offset = mean_of(absmax, threads);
   std::atomic<bool> finite = true;
@@ -120,7 +104,7 @@ void quantize_absmax(std::span<const float> absmax, const Weight& out, std::uint
     const auto codes = out.absmax_codes().subspan(first, n);
     const auto scales = out.nested_absmax().subspan(first / nested::blocksize, ceil_div(n, nested::blocksize));
     nested::encode(absmax.subspan(first, n), offset, codes, scales);
-    if (!decodes_to_finite(codes, scales, offset)) finite = false;
+    if (!nested::decodes_to_finite(codes, scales, offset)) finite = false;
   });
   if (!finite)
     throw Error(Errc::bad_input,
@@ -147,13 +131,8 @@ std::uint64_t quantize(const nibble_array& weights, DType dtype, const Weight& o
 // The absmax of n blocks from `first` on; `room` may take them.
 std::span<const float> absmax_of(const Weight& in, std::uint64_t first, std::size_t n, std::span<float> room) {
   if (!in.nested()) return in.absmax().subspan(first, n);
-  for (std::size_t done = 0; done < n;) {
-    const std::uint64_t at = first + done;
-    const std::size_t count = std::min<std::uint64_t>(n - done, nested::blocksize - at % nested::blocksize);
-    nested::decode(in.absmax_codes().subspan(at, count), in.nested_absmax().subspan(at / nested::blocksize, 1),
-                   in.nested_codebook(), in.nested_offset(), room.subspan(done, count));
-    done += count;
-  }
+  nested::decode_slice(first, in.absmax_codes(), in.nested_absmax(), in.nested_codebook(), in.nested_offset(),
+                       room.first(n));
   return room.first(n);
 }
 

@@ -5,7 +5,6 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 #include <torch/csrc/stable/accelerator.h>
@@ -13,16 +12,12 @@
 #include "nibble/kernels.h"
 #include "python/torch/four_bit.hpp"
 #include "python/torch/operators.hpp"
+#include "quant/quantizers/cuda_library.hpp"
 
 namespace nibble::torch_operators::cuda {
 namespace {
 
 constexpr std::int64_t max_rows = 64;  // of x, for products with codes
-
-template <class Function> void find(void* library, Function& function, const char* name) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  require(function != nullptr, [&] { return fmt::format("cannot use CUDA: there is no {}", name); });
-}
 
 // The file beside the library that this function is a part of.
 std::string beside(const char* name) {
@@ -34,36 +29,23 @@ std::string beside(const char* name) {
 // Loaded once and for good.
 struct Kernels {
   Kernels() {
-    const char* const chosen = secure_getenv("NIBBLE_CUDA_LIBRARY");
-    const std::string near = beside("libnibble_cuda.so");
-    void* library = nullptr;
-    if (chosen != nullptr && *chosen != '\0')
-      library = dlopen(chosen, RTLD_NOW | RTLD_LOCAL);
-    else if (library = dlopen(near.c_str(), RTLD_NOW | RTLD_LOCAL); library == nullptr)
-      library = dlopen("libnibble_cuda.so", RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      const char* const why = dlerror();
-      throw Error(Errc::usage, "cannot use CUDA: " + escaped(why != nullptr ? why : "libnibble_cuda.so was not found"));
-    }
-    decltype(&nibble_kernels_version) version = nullptr;
-    find(library, version, "nibble_kernels_version");
-    require(version() == NIBBLE_KERNELS_VERSION, [&] {
-      return fmt::format("cannot use CUDA: libnibble_cuda has version {} of its interface, this nibble needs {}",
-                         version(), NIBBLE_KERNELS_VERSION);
-    });
-    find(library, last_error, "nibble_last_error");
-    find(library, matmul_four_bit_workspace, "nibble_matmul_four_bit_workspace");
-    find(library, matmul_four_bit, "nibble_matmul_four_bit");
-    find(library, matmul_int8_workspace, "nibble_matmul_int8_workspace");
-    find(library, matmul_int8, "nibble_matmul_int8");
-    find(library, dequantize_four_bit, "nibble_dequantize_four_bit");
-    find(library, dequantize_int8, "nibble_dequantize_int8");
-    find(library, quantize_four_bit, "nibble_quantize_four_bit");
-    find(library, quantize_int8, "nibble_quantize_int8");
+    const CudaLibrary library(beside("libnibble_cuda.so"));
+    library.require_version("nibble_kernels_version", NIBBLE_KERNELS_VERSION, "the kernels' interface");
+    library.find(last_error, "nibble_last_error");
+    library.find(matmul_four_bit_workspace, "nibble_matmul_four_bit_workspace");
+    library.find(matmul_four_bit, "nibble_matmul_four_bit");
+    library.find(matmul_int8_workspace, "nibble_matmul_int8_workspace");
+    library.find(matmul_int8, "nibble_matmul_int8");
+    library.find(dequantize_four_bit, "nibble_dequantize_four_bit");
+    library.find(dequantize_int8, "nibble_dequantize_int8");
+    library.find(quantize_four_bit, "nibble_quantize_four_bit");
+    library.find(quantize_int8, "nibble_quantize_int8");
     // torch has loaded its library long before; its functions for CUDA are not in the stable ABI's own library.
     void* const torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-    require(torch_cuda != nullptr, [] { return std::string("cannot use CUDA: this torch was built without it"); });
-    find(torch_cuda, current_stream, "aoti_torch_get_current_cuda_stream");
+    require(torch_cuda != nullptr, [] { return std::string("this torch was built without CUDA"); });
+    current_stream =
+        reinterpret_cast<decltype(current_stream)>(dlsym(torch_cuda, "aoti_torch_get_current_cuda_stream"));
+    require(current_stream != nullptr, [] { return std::string("there is no aoti_torch_get_current_cuda_stream"); });
   }
 
   void check(int status) const {
@@ -83,8 +65,12 @@ struct Kernels {
 };
 
 const Kernels& kernels() {
-  static const Kernels loaded;
-  return loaded;
+  try {
+    static const Kernels loaded;
+    return loaded;
+  } catch (const Error& error) {
+    throw Error(error.code(), std::string("cannot use CUDA: ") + error.what());
+  }
 }
 
 // Makes a tensor's device the current one, and finds the stream that torch uses there.

@@ -120,12 +120,10 @@ void FourBitRows::decode(std::int64_t first, std::int64_t count, DType to, void*
     if (absmax_ != nullptr) {
       absmax = {absmax_ + block, blocks};
     } else {
-      for (std::size_t i = 0; i < blocks;) {
-        const std::size_t at = block + i, m = std::min(blocks - i, nested::blocksize - at % nested::blocksize);
-        nested::decode({absmax_codes_ + at, m}, {nested_absmax_ + at / nested::blocksize, 1},
-                       std::span<const float, 256>(nested_codebook_, 256), nested_offset_, {room.data() + i, m});
-        i += m;
-      }
+      const std::size_t all = static_cast<std::size_t>(divided_up(rows_ * columns_, blocksize_));
+      nested::decode_slice(block, {absmax_codes_, all},
+                           {nested_absmax_, (all + nested::blocksize - 1) / nested::blocksize},
+                           std::span<const float, 256>(nested_codebook_, 256), nested_offset_, {room.data(), blocks});
     }
     const std::span<const std::uint8_t> packed(packed_ + (static_cast<std::size_t>(first) + done) / 2, (n + 1) / 2);
     if (to == DType::f32)

@@ -1,7 +1,9 @@
 #include "nibble/nested.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -238,6 +240,29 @@ void decode(std::span<const std::uint8_t> codes, std::span<const float> nested_a
   for (std::size_t first = 0; first < codes.size(); first += blocksize)
     decode_here(codes.data() + first, std::min(blocksize, codes.size() - first), values.data(),
                 nested_absmax[first / blocksize], offset, absmax.data() + first);
+}
+
+void decode_slice(std::uint64_t first, std::span<const std::uint8_t> codes, std::span<const float> nested_absmax,
+                  std::span<const float, 256> values, float offset, std::span<float> absmax) {
+  for (std::size_t done = 0; done < absmax.size();) {
+    const std::uint64_t at = first + done;
+    const std::size_t n = std::min<std::uint64_t>(absmax.size() - done, blocksize - at % blocksize);
+    decode(codes.subspan(at, n), nested_absmax.subspan(at / blocksize, 1), values, offset, absmax.subspan(done, n));
+    done += n;
+  }
+}
+
+bool decodes_to_finite(std::span<const std::uint8_t> codes, std::span<const float> nested_absmax, float offset) {
+  constexpr float max_float = std::numeric_limits<float>::max();
+  for (std::size_t i = 0; i < nested_absmax.size(); ++i) {
+    if (std::abs(offset) < max_float / 4 && nested_absmax[i] < max_float / 4) continue;
+    const std::size_t first = i * blocksize, n = std::min(blocksize, codes.size() - first);
+    std::array<float, blocksize> decoded;
+    const auto values = std::span(decoded).first(n);
+    decode(codes.subspan(first, n), nested_absmax.subspan(i, 1), codebook, offset, values);
+    if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); })) return false;
+  }
+  return true;
 }
 
 }  // namespace nibble::nested

@@ -6,8 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -165,22 +163,13 @@ class BlockEncoder final : public Encoder {
     });
   }
 
-  // Near the limit of fp32, rounding may move an absmax beyond it.
   void check_finite(std::span<const std::uint8_t> codes, std::span<const float> nested_absmax, float offset) const {
-    constexpr float max_float = std::numeric_limits<float>::max();
-    for (std::size_t i = 0; i < nested_absmax.size(); ++i) {
-      if (std::abs(offset) < max_float / 4 && nested_absmax[i] < max_float / 4) continue;
-      const std::size_t first = i * nested::blocksize, n = std::min(nested::blocksize, codes.size() - first);
-      std::array<float, nested::blocksize> decoded;
-      const auto values = std::span(decoded).first(n);
-      nested::decode(codes.subspan(first, n), nested_absmax.subspan(i, 1), nested::codebook, offset, values);
-      if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); }))
-        throw Error(Errc::bad_input,
-                    "tensor '" + printable(tensor_.name) +
-                        "': its weights are so close to the largest fp32 value that double quantization "
-                        "would turn them into infinities",
-                    Remedy::Kind::no_double_quant);
-    }
+    if (!nested::decodes_to_finite(codes, nested_absmax, offset))
+      throw Error(Errc::bad_input,
+                  "tensor '" + printable(tensor_.name) +
+                      "': its weights are so close to the largest fp32 value that double quantization would turn them "
+                      "into infinities",
+                  Remedy::Kind::no_double_quant);
   }
 
   // By how much the sums change when absmax a becomes a' (four_bit_error.hpp has the formulas).

@@ -16,12 +16,10 @@
 #include "nibble/error.hpp"
 #include "nibble/fp4.hpp"
 #include "nibble/nf4.hpp"
+#include "quant/quantizers/cuda_library.hpp"
 
 namespace nibble {
 namespace {
-
-constexpr const char* default_library = "libnibble_cuda.so";
-constexpr const char* library_variable = "NIBBLE_CUDA_LIBRARY";
 
 [[noreturn]] void refuse(const std::string& why) { throw Error(Errc::usage, why); }
 
@@ -29,47 +27,28 @@ Error asked_for(Errc code, const Error& error) {
   return {code, std::string("cannot use CUDA: ") + error.what(), Remedy::Kind::device};
 }
 
-// The library stays loaded when the handle is closed, because the driver may still run some of its code when the
-// program ends.
-struct Close {
-  void operator()(void* handle) const noexcept { dlclose(handle); }
-};
-using Handle = std::unique_ptr<void, Close>;
-
-Handle load(const char* name) { return Handle(dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)); }
-
-const char* chosen_library() {
-  const char* const chosen = secure_getenv(library_variable);  // not if the program has more rights than its user
-  return chosen != nullptr && *chosen != '\0' ? chosen : nullptr;
-}
-
 // Look for the driver by the name that CUDA itself loads; without a driver, that takes microseconds.
-bool may_have_device() { return chosen_library() != nullptr || load("libcuda.so.1") != nullptr; }
+bool may_have_device() {
+  if (CudaLibrary::is_chosen()) return true;
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (driver != nullptr) dlclose(driver);
+  return driver != nullptr;
+}
 
 // The functions of the device interface.
 class Library {
  public:
   Library() {
-    const char* const chosen = chosen_library();
-    const char* const file = chosen != nullptr ? chosen : default_library;
-    handle_ = load(file);
-    if (!handle_) {
-      const char* const why = dlerror();  // begins with the file's name
-      refuse(escaped(why != nullptr ? why : file));
-    }
-    decltype(&nibble_device_interface_version) version = nullptr;
-    find(version, "nibble_device_interface_version", file);
-    if (const int has = version(); has != NIBBLE_DEVICE_INTERFACE_VERSION)
-      refuse(escaped(file) + ": has version " + std::to_string(has) + " of the device interface, this nibble needs " +
-             std::to_string(NIBBLE_DEVICE_INTERFACE_VERSION));
-    find(last_error, "nibble_last_error", file);
-    find(find_device, "nibble_find_device", file);
-    find(pin, "nibble_pin", file);
-    find(unpin, "nibble_unpin", file);
-    find(queue_create, "nibble_queue_create", file);
-    find(queue_destroy, "nibble_queue_destroy", file);
-    find(quantize_four_bit, "nibble_queue_quantize_four_bit", file);
-    find(quantize_int8, "nibble_queue_quantize_int8", file);
+    library_.require_version("nibble_device_interface_version", NIBBLE_DEVICE_INTERFACE_VERSION,
+                             "the device interface");
+    library_.find(last_error, "nibble_last_error");
+    library_.find(find_device, "nibble_find_device");
+    library_.find(pin, "nibble_pin");
+    library_.find(unpin, "nibble_unpin");
+    library_.find(queue_create, "nibble_queue_create");
+    library_.find(queue_destroy, "nibble_queue_destroy");
+    library_.find(quantize_four_bit, "nibble_queue_quantize_four_bit");
+    library_.find(quantize_int8, "nibble_queue_quantize_int8");
   }
 
   decltype(&nibble_last_error) last_error = nullptr;
@@ -82,13 +61,7 @@ class Library {
   decltype(&nibble_queue_quantize_int8) quantize_int8 = nullptr;
 
  private:
-  template <class Function> void find(Function& function, const char* name, const char* file) const {
-    function = reinterpret_cast<Function>(dlsym(handle_.get(), name));
-    if (function == nullptr)
-      refuse(escaped(file) + ": has no " + name + ", so it is not the libnibble_cuda of this version");
-  }
-
-  Handle handle_;
+  CudaLibrary library_;
 };
 
 struct DestroyQueue {

@@ -34,13 +34,7 @@ struct StoredAbsmax {
   static constexpr std::size_t max_blocks = 1024;
   std::span<const float> read(std::size_t first, std::size_t n, std::span<float> room) const {
     if (codes.empty()) return std::span(plain).subspan(first, n);
-    for (std::size_t done = 0; done < n;) {
-      const std::size_t at = first + done;
-      const std::size_t count = std::min(n - done, nested::blocksize - at % nested::blocksize);
-      nested::decode(std::span(codes).subspan(at, count), std::span(nested_absmax).subspan(at / nested::blocksize, 1),
-                     std::span<const float, 256>(codebook), offset, room.subspan(done, count));
-      done += count;
-    }
+    nested::decode_slice(first, codes, nested_absmax, std::span<const float, 256>(codebook), offset, room.first(n));
     return room.first(n);
   }
 };

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "nibble/error.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
@@ -155,6 +157,33 @@ TEST(Nested, SubnormalDifferencesStayFinite) {
   nested::decode(codes, nested_absmax, nested::codebook, 1e-44f, decoded);
   EXPECT_EQ(codes, (std::vector<std::uint8_t>{0, 127, 255}));
   EXPECT_EQ(decoded, absmax);
+}
+
+TEST(Nested, SlicesMayBeginAndEndAnywhere) {
+  const std::vector<float> absmax = test::normal_weights(700, 5);
+  std::vector<std::uint8_t> codes(700);
+  std::vector<float> nested_absmax(3), decoded(700);
+  nested::encode(absmax, 0.25f, codes, nested_absmax);
+  nested::decode(codes, nested_absmax, nested::codebook, 0.25f, decoded);
+  for (const std::size_t first : {0, 1, 255, 256, 511, 699, 700})
+    for (const std::size_t n : {0, 1, 2, 257, 700}) {
+      std::vector<float> slice(std::min<std::size_t>(n, 700 - first));
+      nested::decode_slice(first, codes, nested_absmax, nested::codebook, 0.25f, slice);
+      EXPECT_EQ(slice, std::vector<float>(decoded.begin() + first, decoded.begin() + first + slice.size())) << first;
+    }
+}
+
+TEST(Nested, ValuesNearTheLimitOfFp32MayDecodeToInfinity) {
+  constexpr float largest = std::numeric_limits<float>::max();
+  const std::vector<std::uint8_t> codes{127, 255};
+  EXPECT_TRUE(nested::decodes_to_finite(codes, std::vector{largest}, 0.0f));
+  EXPECT_FALSE(nested::decodes_to_finite(codes, std::vector{largest}, largest / 8));
+  EXPECT_FALSE(nested::decodes_to_finite(codes, std::vector{largest / 8}, largest));
+  EXPECT_TRUE(nested::decodes_to_finite(codes, std::vector{largest / 8}, largest / 2));
+  // In the second block alone.
+  std::vector<std::uint8_t> two_blocks(257, 127);
+  two_blocks.back() = 255;
+  EXPECT_FALSE(nested::decodes_to_finite(two_blocks, std::vector{1.0f, largest}, largest / 8));
 }
 
 TEST(Nested, OffsetIsTheMeanInDoublePrecision) {
