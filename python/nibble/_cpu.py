@@ -43,9 +43,7 @@ def dequantize_int8(out: Memory, codes: Memory, absmax: Memory, threads: int) ->
 
 def _four_bit(format: str, blocksize: int, size: int, parts: Parts) -> Any:
     arrays = {name: part.array() for name, part in parts.items()}
-    return byref(
-        _library.FourBitArrays(codebook=CODEBOOKS[format], blocksize=blocksize, elements=size, **arrays)
-    )
+    return byref(_library.FourBitArrays(codebook=CODEBOOKS[format], blocksize=blocksize, elements=size, **arrays))
 
 
 def _int8(codes: Memory, absmax: Memory) -> Any:

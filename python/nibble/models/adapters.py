@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import open_checkpoint
 from ..errors import BadInputError
+
+if TYPE_CHECKING:
+    import torch
 
 HELPER = "check_adapters_to_merge"  # with it, the merge() of every kind of adapter begins
 
@@ -23,7 +26,7 @@ def register() -> None:
 
     original = getattr(tuners_utils, HELPER)
 
-    def checked(module, adapter_names=None):
+    def checked(module: torch.nn.Module, adapter_names: list[str] | None = None) -> Any:
         _check_mergeable(module.get_base_layer())
         return original(module, adapter_names)
 
@@ -32,7 +35,7 @@ def register() -> None:
             setattr(module, HELPER, checked)
 
 
-def _check_mergeable(layer) -> None:
+def _check_mergeable(layer: torch.nn.Module) -> None:
     ours = sys.modules.get("nibble.nn")
     if ours is None:
         return

@@ -7,7 +7,12 @@ layer into one parameter. Both happen to tensors; a quantized weight is several,
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Optional
+
+if TYPE_CHECKING:
+    import torch
 
 FUSED_BY_ROWS = ("MergeModulelist", "Concatenate")
 
@@ -23,11 +28,14 @@ class Destination:
     """Which of the matrices of an expert, whose rows follow each other in the parameter."""
 
 
+Renaming = Callable[[str, dict[str, int]], Optional[Destination]]
+
+
 class Unplaceable(ValueError):
     """A quantized weight that no part of the model takes."""
 
 
-def find_destinations(model, names: list[str]) -> dict[str, Destination]:
+def find_destinations(model: torch.nn.Module, names: list[str]) -> dict[str, Destination]:
     """`names` are those of the codes in the checkpoint: `model.layers.0.mlp.up_proj.weight`."""
     rename = _renaming(model)
     parameters = {name: tensor.dim() for name, tensor in model.state_dict().items()}
@@ -53,7 +61,7 @@ def _place(names: list[str], parameters: dict[str, int], prefix: str) -> Destina
     return None
 
 
-def _renaming(model):
+def _renaming(model: torch.nn.Module) -> Renaming:
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, apply_renamings
@@ -84,7 +92,7 @@ def _renaming(model):
     return destination
 
 
-def _renaming_of_version_4(model):
+def _renaming_of_version_4(model: torch.nn.Module) -> Renaming:
     patterns = getattr(model, "_checkpoint_conversion_mapping", None) or {}
 
     def destination(name: str, parameters: dict[str, int]) -> Destination | None:

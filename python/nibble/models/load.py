@@ -50,14 +50,18 @@ def load(
         stored = stored if isinstance(stored, dict) else stored.to_dict()
         method = stored.get("quant_method", "bitsandbytes")
         if method not in ("nibble", "bitsandbytes"):
-            raise BadInputError(f"{path}: is quantized by {method!r}; nibble loads what nibble or bitsandbytes quantized")
+            raise BadInputError(
+                f"{path}: is quantized by {method!r}; nibble loads what nibble or bitsandbytes quantized"
+            )
         four_bit = stored.get("bnb_4bit_compute_dtype") if stored.get("load_in_4bit") else None
         wanted = compute_dtype or stored.get("compute_dtype") or four_bit
         config.quantization_config = NibbleConfig(wanted).to_dict()
         if method == "bitsandbytes":
             config.quantization_config["stored"] = stored
     elif quantized is not None:
-        raise BadInputError(f"{path}: config.json has no quantization_config, and '{quantized}' is of a quantized weight")
+        raise BadInputError(
+            f"{path}: config.json has no quantization_config, and '{quantized}' is of a quantized weight"
+        )
     names = config.architectures or []
     model_class = getattr(transformers, names[0], None) if names else None
     if model_class is None:
@@ -76,7 +80,9 @@ def _complete(path: str, model_class: Any, options: dict[str, Any]) -> Any:
     options = {"ignore_mismatched_sizes": True} | options
     model, said = model_class.from_pretrained(path, output_loading_info=True, **options)
     if said["missing_keys"]:
-        raise BadInputError(f"{path}: tensor '{min(said['missing_keys'])}': is missing, {model_class.__name__} needs it")
+        raise BadInputError(
+            f"{path}: tensor '{min(said['missing_keys'])}': is missing, {model_class.__name__} needs it"
+        )
     for name, found, needed in sorted(said["mismatched_keys"]):
         raise BadInputError(f"{path}: tensor '{name}': is {list(found)}, the model's weight is {list(needed)}")
     return (model, said) if wants_info else model

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from typing import Any
 
 import torch
 
@@ -21,7 +22,9 @@ from .weights import StoredWeight, find_weights
 class QuantizedModel:
     """The weights of a directory that belong to a model which is about to be loaded, on the meta device until then."""
 
-    def __init__(self, model: torch.nn.Module, files: list[str] | None, device_map, compute_dtype: torch.dtype | None):
+    def __init__(
+        self, model: torch.nn.Module, files: list[str] | None, device_map: Any, compute_dtype: torch.dtype | None
+    ) -> None:
         self._model = model
         self._directory = str(pathlib.Path(files[0]).parent) if files else model.config._name_or_path
         self._devices = device_map if isinstance(device_map, dict) else {"": device_map or "cpu"}
@@ -85,9 +88,10 @@ class QuantizedModel:
             f"{100 * quantized / max(total, 1):.1f} % of the bytes"
         )
 
-    def _expert_weights(self, place, pieces) -> ExpertWeights:
+    def _expert_weights(self, place: tuple[str, str], pieces: list[tuple[Destination, StoredWeight]]) -> ExpertWeights:
         experts: dict[int, dict[int, StoredWeight]] = {}
         for destination, weight in pieces:
+            assert destination.expert is not None, "all pieces are of experts if the first is"
             experts.setdefault(destination.expert, {})[destination.piece] = weight
         return ExpertWeights([
             QuantizedWeight(
@@ -97,7 +101,9 @@ class QuantizedModel:
             for _, parts in sorted(experts.items())
         ])  # fmt: skip
 
-    def _check(self, module, parameter, pieces) -> None:
+    def _check(
+        self, module: torch.nn.Module, parameter: torch.Tensor, pieces: list[tuple[Destination, StoredWeight]]
+    ) -> None:
         destination, weight = pieces[0]
         what = f"{self._directory}: tensor '{weight.name}'"
         if destination.expert is None:
@@ -110,6 +116,7 @@ class QuantizedModel:
         experts, rows, columns = parameter.shape
         found: dict[int, int] = {}
         for at, stored in pieces:
+            assert at.expert is not None, "all pieces are of experts if the first is"
             found[at.expert] = found.get(at.expert, 0) + stored.shape[0]
             if stored.shape[1] != columns:
                 raise BadInputError(
@@ -138,7 +145,7 @@ class QuantizedModel:
                     self.tied.append(module)
                 ties.pop(target)
 
-    def _name_of(self, module) -> str:
+    def _name_of(self, module: torch.nn.Module) -> str:
         return next((name for name, other in self._model.named_modules() if other is module), "")
 
     def _use_loop_over_experts(self) -> None:
@@ -156,7 +163,7 @@ class QuantizedModel:
         old = self._model._keys_to_ignore_on_load_unexpected
         self._model._keys_to_ignore_on_load_unexpected = (list if old is None else type(old))([*(old or ()), *patterns])
 
-    def _device_of(self, module: str):
+    def _device_of(self, module: str) -> Any:
         while module and module not in self._devices:
             module = module.rpartition(".")[0]
         return self._devices.get(module, "cpu")

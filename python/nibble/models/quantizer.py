@@ -7,6 +7,7 @@ nor initializes them. Afterwards it puts nibble's modules there, whose tensors a
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.quantizers.auto import (
@@ -19,6 +20,9 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.logging import is_progress_bar_enabled
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+if TYPE_CHECKING:
+    from .quantized_model import QuantizedModel
+
 METHOD = "nibble"
 
 
@@ -29,7 +33,9 @@ class NibbleConfig(QuantizationConfigMixin):
     stored: what config.json says instead, if it is bitsandbytes' own; save_pretrained() writes it again.
     """
 
-    def __init__(self, compute_dtype: torch.dtype | str | None = None, stored: dict | None = None, **ignored):
+    def __init__(
+        self, compute_dtype: torch.dtype | str | None = None, stored: dict[str, Any] | None = None, **ignored: Any
+    ) -> None:
         self.quant_method = METHOD
         self.stored = stored
         name = str(compute_dtype).removeprefix("torch.")
@@ -37,7 +43,7 @@ class NibbleConfig(QuantizationConfigMixin):
         if compute_dtype is not None and not isinstance(self.compute_dtype, torch.dtype):
             raise ValueError(f"compute_dtype {compute_dtype!r} in quantization_config is no type of torch")
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         if self.stored is not None:
             return dict(self.stored)
         name = None if self.compute_dtype is None else str(self.compute_dtype).removeprefix("torch.")
@@ -51,30 +57,39 @@ class NibbleQuantizer(HfQuantizer):
 
     requires_calibration = True
 
-    def __init__(self, quantization_config, **kwargs):
+    def __init__(self, quantization_config: NibbleConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
-        self._quantized = self._renamed = None
-        self._tied = []
+        self._quantized: QuantizedModel | None = None
+        self._renamed: str | None = None
+        self._tied: list[str] = []
 
-    def update_dtype(self, dtype):
+    def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
         return torch.get_default_dtype() if dtype is None else dtype
 
     update_torch_dtype = update_dtype  # transformers 4
 
-    def update_device_map(self, device_map):
+    def update_device_map(self, device_map: Any) -> Any:
         """Quantized weights are small: transformers need not divide them among devices, and has none to measure."""
         if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
             return {"": torch.cuda.current_device() if torch.cuda.is_available() else "cpu"}
         return device_map
 
-    def _process_model_before_weight_loading(self, model, device_map=None, checkpoint_files=None, dtype=None, **kwargs):
+    def _process_model_before_weight_loading(
+        self,
+        model: torch.nn.Module,
+        device_map: Any = None,
+        checkpoint_files: list[str] | None = None,
+        dtype: torch.dtype | None = None,
+        **kwargs: Any,
+    ) -> torch.nn.Module:
         from .quantized_model import QuantizedModel  # it needs the operators, which registering does not
 
         self._quantized = QuantizedModel(model, checkpoint_files, device_map, self.quantization_config.compute_dtype)
         self._quantized.take_out()
         return model
 
-    def _process_model_after_weight_loading(self, model, **kwargs):
+    def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
+        assert self._quantized is not None, "it was taken out before"
         self._quantized.put_in()
         # peft's prepare_model_for_kbit_training() asks for it before it turns gradient checkpointing on.
         model.is_loaded_in_8bit = True
@@ -84,10 +99,10 @@ class NibbleQuantizer(HfQuantizer):
         self._quantized = None
         return model
 
-    def is_serializable(self, *args, **kwargs):
+    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
         return True
 
-    def get_state_dict_and_metadata(self, model, *args):
+    def get_state_dict_and_metadata(self, model: torch.nn.Module, *args: Any) -> Any:
         if getattr(model, "_hf_peft_config_loaded", False):
             return None, {}  # adapters alone are saved
         if self._renamed:
@@ -100,7 +115,7 @@ class NibbleQuantizer(HfQuantizer):
         return stored_state(model, self._tied), {}
 
     @property
-    def is_trainable(self):
+    def is_trainable(self) -> bool:
         return True
 
 

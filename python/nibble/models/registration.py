@@ -9,6 +9,8 @@ import importlib
 import importlib.util
 import sys
 import warnings
+from importlib.machinery import ModuleSpec
+from typing import Any
 
 # When the module on the left is there, register() of the one on the right is called.
 WAITING = {"transformers.quantizers.auto": "quantizer", "peft.tuners.tuners_utils": "adapters"}
@@ -33,10 +35,10 @@ def _register(name: str) -> None:
 class _Finder:
     """Finds the module as Python would without it, and has _register() called once the module is there."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str) -> None:
         self.name = name
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != self.name:
             return None
         sys.meta_path.remove(self)
@@ -44,9 +46,9 @@ class _Finder:
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
-            def run_and_register(module):
+            def run_and_register(module: Any) -> None:
                 run(module)
                 _register(name)
 
-            spec.loader.exec_module = run_and_register
+            spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
         return spec

@@ -6,7 +6,9 @@ quantized too, `W.nested_absmax` and `W.nested_quant_map`. An int8 weight `M.wei
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -28,17 +30,19 @@ class StoredWeight:
     """{"weight": "model.layers.0.mlp.up_proj.weight", "weight.absmax": ..., or "SCB": ...}."""
     bytes: int
 
-    def layer(self, tensors: Checkpoint, bias: torch.nn.Parameter | None, compute_dtype) -> torch.nn.Module:
+    def layer(
+        self, tensors: Checkpoint, bias: torch.nn.Parameter | None, compute_dtype: torch.dtype | None
+    ) -> torch.nn.Module:
         """A layer whose tensors are those of the file, without a copy."""
         layer = self._read(LinearInt8 if self.is_int8 else Linear4bit, tensors, compute_dtype)
         layer.bias = bias
         return layer
 
-    def part(self, tensors: Checkpoint, compute_dtype=None) -> torch.nn.Module:
+    def part(self, tensors: Checkpoint, compute_dtype: torch.dtype | None = None) -> torch.nn.Module:
         """The same for a `QuantizedWeight`."""
         return self._read(WeightInt8 if self.is_int8 else Weight4bit, tensors, compute_dtype)
 
-    def _read(self, kind, tensors: Checkpoint, compute_dtype):
+    def _read(self, kind: Any, tensors: Checkpoint, compute_dtype: torch.dtype | None) -> torch.nn.Module:
         state = {part: tensors.torch(name) for part, name in self.parts.items()}
         try:
             return kind.from_state(state, compute_dtype=compute_dtype)
@@ -58,7 +62,7 @@ def find_weights(tensors: Checkpoint) -> dict[str, StoredWeight]:
     return {name: _weight(tensors, name, name in int8, parts[name]) for name in parts}
 
 
-def _owners(name: str):
+def _owners(name: str) -> Iterator[tuple[str, str]]:
     """The weights that a tensor may belong to, and what it would be of them."""
     yield name, "weight"
     module, _, leaf = name.rpartition(".")
@@ -84,5 +88,7 @@ def _weight(tensors: Checkpoint, name: str, is_int8: bool, parts: dict[str, str]
         except ValueError as error:
             raise BadInputError(f"{first.file}: {error}") from None
     if len(shape) != 2:
-        raise BadInputError(f"{first.file}: tensor '{name}': is quantized, but has {len(shape)} dimensions instead of 2")
+        raise BadInputError(
+            f"{first.file}: tensor '{name}': is quantized, but has {len(shape)} dimensions instead of 2"
+        )
     return StoredWeight(name, shape, is_int8, parts, sum(tensors.info(part).bytes for part in parts.values()))

@@ -1,6 +1,14 @@
 """What layers with a frozen quantized weight share."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import torch
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class FrozenLinear(torch.nn.Module):
@@ -14,7 +22,14 @@ class FrozenLinear(torch.nn.Module):
     # The tensors of the weight: the parameter and buffers that must keep their types.
     _weight_tensors: tuple[str, ...] = ("weight",)
 
-    def __init__(self, in_features, out_features, bias, compute_dtype, device):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: torch.Tensor | bool | None,
+        compute_dtype: torch.dtype | None,
+        device: torch.device | str | None,
+    ) -> None:
         torch.nn.Module.__init__(self)
         for name, value in (("in_features", in_features), ("out_features", out_features)):
             if value < 1:
@@ -24,37 +39,37 @@ class FrozenLinear(torch.nn.Module):
         self.in_features = in_features
         self.out_features = out_features
         self.compute_dtype = compute_dtype
-        if bias is True:
-            bias = torch.zeros(out_features, device=device)
-        elif bias is False:
-            bias = None
+        if isinstance(bias, bool):
+            bias = torch.zeros(out_features, device=device) if bias else None
         if bias is not None and bias.shape != (out_features,):
             raise ValueError(f"bias: has the shape {list(bias.shape)}, not [{out_features}]")
         self.bias = bias if bias is None or isinstance(bias, torch.nn.Parameter) else torch.nn.Parameter(bias)
 
     @classmethod
-    def _without_weight(cls, in_features, out_features, bias, compute_dtype):
+    def _without_weight(
+        cls, in_features: int, out_features: int, bias: torch.Tensor | bool | None, compute_dtype: torch.dtype | None
+    ) -> Self:
         """A layer whose weight is still to be set."""
         layer = cls.__new__(cls)
         FrozenLinear.__init__(layer, in_features, out_features, False if bias is None else bias, compute_dtype, None)
         return layer
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """Does nothing: the weight is frozen."""
 
     @property
-    def W_q(self):  # noqa: N802
+    def W_q(self) -> torch.Tensor:  # noqa: N802
         """The codes. peft asks for this name before it calls `dequantize()`, as DoRA needs."""
         return self.weight
 
-    def dequantize(self, dtype=None):
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The weight [out_features, in_features], in `dtype` or in that of the weight that was quantized."""
         raise NotImplementedError
 
-    def _multiply(self, x, bias):
+    def _multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         raise NotImplementedError
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             # The operator for 4 bits takes the columns of x for those of the weight, whose codes have no shape.
             raise RuntimeError(f"x: has the shape {list(x.shape)}, and the weight needs {self.in_features} columns")
@@ -70,11 +85,11 @@ class FrozenLinear(torch.nn.Module):
         bias = self.bias
         return self._multiply(x.to(dtype), None if bias is None else bias.to(dtype)).to(result_dtype)
 
-    def _apply(self, fn, recurse=True):
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         # .to(dtype), .half() and others are for the bias alone: codes and absmax keep their types.
         frozen = {id(getattr(self, name)) for name in self._weight_tensors}
 
-        def keep_type(tensor):
+        def keep_type(tensor: torch.Tensor) -> torch.Tensor:
             moved = fn(tensor)
             if id(tensor) in frozen and moved.dtype != tensor.dtype:
                 return tensor.to(moved.device)
@@ -84,25 +99,32 @@ class FrozenLinear(torch.nn.Module):
 
     # State dicts. A subclass takes the tensors of its weight; the rest is as in torch.nn.Module.
 
-    def _take_weight(self, tensors, name):
+    def _take_weight(self, tensors: dict[str, torch.Tensor], name: str) -> None:
         """Takes the weight from `tensors`, a dict by names without the prefix, whose tensors it may keep.
 
         `name` is for messages. Raises ValueError with one sentence if it is not a weight for this layer.
         """
         raise NotImplementedError
 
-    def _is_of_weight(self, name):
+    def _is_of_weight(self, name: str) -> bool:
         return name in self._weight_tensors
 
     def _load_from_state_dict(
-        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-    ):
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         for hook in self._load_state_dict_pre_hooks.values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
         assign = local_metadata.get("assign_to_params_buffers", False)
 
-        def taken(tensor, like):
+        def taken(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
             if like.is_meta and not assign:
                 return tensor  # there is nothing to copy to; torch.nn.Module warns in this case
             return tensor if assign else tensor.to(like.device, copy=True)
@@ -131,4 +153,3 @@ class FrozenLinear(torch.nn.Module):
                 error_msgs.append(str(error))
         if strict:
             unexpected_keys.extend(prefix + name for name in own)
-

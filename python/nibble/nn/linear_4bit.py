@@ -1,5 +1,9 @@
 """A linear layer with a frozen weight in 4-bit codes."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import torch
 
 from .. import operators
@@ -7,12 +11,15 @@ from . import quant_state
 from .frozen_linear import FrozenLinear
 from .quant_state import QuantState
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _PARTS = ("absmax", "nested_absmax", "nested_quant_map", "nested_offset")
 # What a state dict has of a weight, after "weight."; nested_offset is in the text of the quant_state.
 _STORED = {"weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"}
 
 
-def _blocks(weights, size):
+def _blocks(weights: int, size: int) -> int:
     return (weights + size - 1) // size
 
 
@@ -23,17 +30,17 @@ class Weight4bit(FrozenLinear):
 
     def __init__(
         self,
-        in_features,
-        out_features,
-        bias=True,
-        quant_type="nf4",
-        blocksize=64,
-        compute_dtype=None,
-        device=None,
+        in_features: int,
+        out_features: int,
+        bias: torch.Tensor | bool | None = True,
+        quant_type: str = "nf4",
+        blocksize: int = 64,
+        compute_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
         *,
-        compress_statistics=True,
-        dtype=torch.float32,
-    ):
+        compress_statistics: bool = True,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__(in_features, out_features, bias, compute_dtype, device)
         if quant_type not in operators.QUANT_TYPES:
             raise ValueError(f"quant_type: is {quant_type!r}, not one of {', '.join(operators.QUANT_TYPES)}")
@@ -42,7 +49,7 @@ class Weight4bit(FrozenLinear):
         n = in_features * out_features
         blocks = _blocks(n, blocksize)
 
-        def zeros(*shape, dtype=torch.float32):
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         nested = None
@@ -57,7 +64,15 @@ class Weight4bit(FrozenLinear):
             dtype,
         )
 
-    def _set(self, weight, absmax, nested, quant_type, blocksize, dtype):
+    def _set(
+        self,
+        weight: torch.Tensor,
+        absmax: torch.Tensor,
+        nested: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+        quant_type: str,
+        blocksize: int,
+        dtype: torch.dtype,
+    ) -> None:
         self.quant_type = quant_type
         self.blocksize = blocksize
         self.weight_dtype = dtype
@@ -67,7 +82,15 @@ class Weight4bit(FrozenLinear):
             self.register_buffer(name, tensor, persistent=False)
 
     @classmethod
-    def from_linear(cls, linear, quant_type="nf4", blocksize=64, compute_dtype=None, *, compress_statistics=True):
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        quant_type: str = "nf4",
+        blocksize: int = 64,
+        compute_dtype: torch.dtype | None = None,
+        *,
+        compress_statistics: bool = True,
+    ) -> Self:
         """Quantizes the weight of a `torch.nn.Linear`; shares its bias."""
         layer = cls._without_weight(linear.in_features, linear.out_features, linear.bias, compute_dtype)
         layer._quantize(linear.weight.detach(), "weight", quant_type, blocksize, compress_statistics)
@@ -76,17 +99,17 @@ class Weight4bit(FrozenLinear):
     @classmethod
     def from_parts(
         cls,
-        weight,
-        absmax,
+        weight: torch.Tensor,
+        absmax: torch.Tensor,
         *,
-        shape,
-        quant_type="nf4",
-        blocksize=64,
-        nested=None,
-        bias=None,
-        compute_dtype=None,
-        dtype=torch.float32,
-    ):
+        shape: tuple[int, int],
+        quant_type: str = "nf4",
+        blocksize: int = 64,
+        nested: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+        bias: torch.Tensor | None = None,
+        compute_dtype: torch.dtype | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Self:
         """Takes tensors as they are stored, without a copy.
 
         weight: the codes in any type; absmax: float32, or uint8 with nested = (nested_absmax, nested_quant_map,
@@ -98,7 +121,9 @@ class Weight4bit(FrozenLinear):
         return layer
 
     @classmethod
-    def from_state(cls, state, prefix="", *, compute_dtype=None):
+    def from_state(
+        cls, state: dict[str, torch.Tensor], prefix: str = "", *, compute_dtype: torch.dtype | None = None
+    ) -> Self:
         """Takes the tensors of a state dict that has bitsandbytes' names after `prefix`, without a copy."""
         own = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
         if "weight" not in own:
@@ -108,7 +133,14 @@ class Weight4bit(FrozenLinear):
         layer._take_weight(own, prefix + "weight")
         return layer
 
-    def _check(self, weight, absmax, nested, blocksize, name):
+    def _check(
+        self,
+        weight: torch.Tensor,
+        absmax: torch.Tensor,
+        nested: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+        blocksize: int,
+        name: str,
+    ) -> None:
         n = self.in_features * self.out_features
         blocks = _blocks(n, blocksize)
         size = weight.element_size()
@@ -129,7 +161,9 @@ class Weight4bit(FrozenLinear):
         if not weight.is_contiguous():
             raise ValueError(f"{name}: is not contiguous")
 
-    def _quantize(self, weight, name, quant_type, blocksize, compress_statistics):
+    def _quantize(
+        self, weight: torch.Tensor, name: str, quant_type: str, blocksize: int, compress_statistics: bool
+    ) -> None:
         if weight.shape != (self.out_features, self.in_features):
             raise ValueError(
                 f"{name}: has the shape {list(weight.shape)}, not [{self.out_features}, {self.in_features}]"
@@ -147,7 +181,7 @@ class Weight4bit(FrozenLinear):
             absmax = absmax.to(weight.device)
         self._set(packed, absmax, nested, quant_type, blocksize, weight.dtype)
 
-    def _take_weight(self, tensors, name):
+    def _take_weight(self, tensors: dict[str, torch.Tensor], name: str) -> None:
         weight = tensors["weight"]
         if weight.is_floating_point() and not any(quant_state.is_key(key) for key in tensors):
             self._quantize(weight.detach(), name, self.quant_type, self.blocksize, self.nested_absmax is not None)
@@ -165,28 +199,28 @@ class Weight4bit(FrozenLinear):
             if key not in tensors:
                 raise ValueError(f"{name}: is not complete, {key.removeprefix('weight.')} is missing")
         quant_map = tensors["weight.quant_map"]
-        if not quant_map.is_meta and not torch.equal(quant_map.float().cpu(), torch.ops.nibble.quant_map(state.quant_type)):
+        if not quant_map.is_meta and not torch.equal(
+            quant_map.float().cpu(), torch.ops.nibble.quant_map(state.quant_type)
+        ):
             raise ValueError(f"{name}.quant_map: has other values than {state.quant_type}, which nothing decodes")
         nested = None
         if state.nested_offset is not None:
             offset = torch.tensor(state.nested_offset, dtype=torch.float32, device=weight.device)
             nested = (tensors["weight.nested_absmax"], tensors["weight.nested_quant_map"], offset)
         self._check(weight, tensors["weight.absmax"], nested, state.blocksize, name)
-        self._set(
-            _bytes(weight), tensors["weight.absmax"], nested, state.quant_type, state.blocksize, state.dtype
-        )
+        self._set(_bytes(weight), tensors["weight.absmax"], nested, state.quant_type, state.blocksize, state.dtype)
 
-    def _is_of_weight(self, name):
+    def _is_of_weight(self, name: str) -> bool:
         return name == "weight" or name in _STORED or quant_state.is_key(name)
 
-    def quant_state(self):
+    def quant_state(self) -> QuantState:
         """What the JSON text in a state dict says of the weight."""
         nested = self.nested_offset
         offset = None if nested is None else 0.0 if nested.is_meta else nested.item()
         shape = (self.out_features, self.in_features)
         return QuantState(self.quant_type, self.blocksize, self.weight_dtype, shape, offset)
 
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         state = self.quant_state()
         tensors = {"weight.absmax": self.absmax, "weight.quant_map": torch.ops.nibble.quant_map(self.quant_type)}
@@ -198,7 +232,7 @@ class Weight4bit(FrozenLinear):
         for name, tensor in tensors.items():
             destination[prefix + name] = tensor.to(self.weight.device)
 
-    def dequantize(self, dtype=None):
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.ops.nibble.dequantize_4bit(
             self.weight,
             self.absmax,
@@ -211,7 +245,7 @@ class Weight4bit(FrozenLinear):
             dtype or self.weight_dtype,
         )
 
-    def dequantize_rows(self, rows, dtype=None):
+    def dequantize_rows(self, rows: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The rows of these numbers, [rows.numel(), in_features]. No other row is decoded. Raises IndexError if there is
         no such row."""
         k, size = self.in_features, self.blocksize
@@ -244,7 +278,7 @@ class Weight4bit(FrozenLinear):
         )
         return values.gather(1, (first % size)[:, None] + torch.arange(k, device=rows.device))
 
-    def multiply_by_weight(self, x):
+    def multiply_by_weight(self, x: torch.Tensor) -> torch.Tensor:
         """x W, for x [..., out_features]."""
         return torch.ops.nibble.linear_4bit_dx(
             x,
@@ -258,7 +292,7 @@ class Weight4bit(FrozenLinear):
             self.quant_type,
         )
 
-    def _multiply(self, x, bias):
+    def _multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return torch.ops.nibble.linear_4bit(
             x,
             self.weight,
@@ -272,7 +306,7 @@ class Weight4bit(FrozenLinear):
             self.quant_type,
         )
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         nested = ", compress_statistics=True" if self.nested_absmax is not None else ""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
@@ -292,6 +326,6 @@ class Linear4bit(Weight4bit, torch.nn.Linear):
     """
 
 
-def _bytes(weight):
+def _bytes(weight: torch.Tensor) -> torch.Tensor:
     """The codes as uint8 [bytes, 1]. bitsandbytes may store them in another type, whose values mean nothing."""
     return weight.detach().reshape(-1).view(torch.uint8).reshape(-1, 1)

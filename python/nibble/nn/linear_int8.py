@@ -1,9 +1,16 @@
 """A linear layer with a frozen weight in 8-bit codes."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import torch
 
 from .. import operators  # noqa: F401: loads the operators
 from .frozen_linear import FrozenLinear
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class WeightInt8(FrozenLinear):
@@ -11,25 +18,42 @@ class WeightInt8(FrozenLinear):
 
     _weight_tensors = ("weight", "SCB")
 
-    def __init__(self, in_features, out_features, bias=True, compute_dtype=None, device=None, *, dtype=torch.float32):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: torch.Tensor | bool | None = True,
+        compute_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__(in_features, out_features, bias, compute_dtype, device)
         weight = torch.zeros(out_features, in_features, dtype=torch.int8, device=device)
         self._set(weight, torch.zeros(out_features, device=device), dtype)
 
-    def _set(self, weight, absmax, dtype):
+    def _set(self, weight: torch.Tensor, absmax: torch.Tensor, dtype: torch.dtype) -> None:
         self.weight_dtype = dtype
         self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.register_buffer("SCB", absmax)
 
     @classmethod
-    def from_linear(cls, linear, compute_dtype=None):
+    def from_linear(cls, linear: torch.nn.Linear, compute_dtype: torch.dtype | None = None) -> Self:
         """Quantizes the weight of a `torch.nn.Linear`; shares its bias."""
         layer = cls._without_weight(linear.in_features, linear.out_features, linear.bias, compute_dtype)
         layer._take_weight({"weight": linear.weight.detach()}, "weight")
         return layer
 
     @classmethod
-    def from_parts(cls, weight, absmax, *, bias=None, compute_dtype=None, dtype=torch.float32):
+    def from_parts(
+        cls,
+        weight: torch.Tensor,
+        absmax: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        compute_dtype: torch.dtype | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Self:
         """Takes int8 codes [out_features, in_features] and their absmax without a copy."""
         if weight.dim() != 2:
             raise ValueError(f"weight: has the shape {list(weight.shape)}, not two dimensions")
@@ -38,7 +62,9 @@ class WeightInt8(FrozenLinear):
         return layer
 
     @classmethod
-    def from_state(cls, state, prefix="", *, compute_dtype=None):
+    def from_state(
+        cls, state: dict[str, torch.Tensor], prefix: str = "", *, compute_dtype: torch.dtype | None = None
+    ) -> Self:
         """Takes the tensors of a state dict that has bitsandbytes' names after `prefix`, without a copy."""
         own = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
         for key in ("weight", "SCB"):
@@ -51,7 +77,7 @@ class WeightInt8(FrozenLinear):
         layer._take_weight(own, prefix + "weight")
         return layer
 
-    def _take_weight(self, tensors, name, dtype=None):
+    def _take_weight(self, tensors: dict[str, torch.Tensor], name: str, dtype: torch.dtype | None = None) -> None:
         dtype = dtype or getattr(self, "weight_dtype", torch.float32)
         weight, absmax = tensors["weight"], tensors.get("SCB")
         if weight.shape != (self.out_features, self.in_features):
@@ -65,7 +91,9 @@ class WeightInt8(FrozenLinear):
             dtype = weight.dtype
             weight = weight.float() if dtype == torch.float64 else weight
             if not weight.is_meta and not torch.isfinite(weight.half()).all():
-                raise ValueError(f"{name}: has a NaN, an infinity or a magnitude of 65520 or more, which fp16 cannot hold")
+                raise ValueError(
+                    f"{name}: has a NaN, an infinity or a magnitude of 65520 or more, which fp16 cannot hold"
+                )
             weight, absmax = torch.ops.nibble.quantize_int8(weight)
         if weight.dtype != torch.int8:
             raise ValueError(f"{name}: is {weight.dtype}, not torch.int8")
@@ -77,29 +105,29 @@ class WeightInt8(FrozenLinear):
             )
         self._set(weight.detach().contiguous(), absmax.detach().reshape(-1).contiguous(), dtype)
 
-    def _is_of_weight(self, name):
+    def _is_of_weight(self, name: str) -> bool:
         return name in ("weight", "SCB", "weight_format")
 
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight_format"] = torch.tensor(0, dtype=torch.uint8)  # rows
 
-    def dequantize(self, dtype=None):
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.ops.nibble.dequantize_int8(self.weight, self.SCB, dtype or self.weight_dtype)
 
-    def dequantize_rows(self, rows, dtype=None):
+    def dequantize_rows(self, rows: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """As Weight4bit.dequantize_rows()."""
         codes, absmax = (tensor.index_select(0, rows) for tensor in (self.weight, self.SCB))  # which refuses -1
         return torch.ops.nibble.dequantize_int8(codes, absmax, dtype or self.weight_dtype)
 
-    def multiply_by_weight(self, x):
+    def multiply_by_weight(self, x: torch.Tensor) -> torch.Tensor:
         """x W, for x [..., out_features]."""
         return torch.ops.nibble.linear_int8_dx(x, self.weight, self.SCB)
 
-    def _multiply(self, x, bias):
+    def _multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return torch.ops.nibble.linear_int8(x, self.weight, self.SCB, bias)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"compute_dtype={self.compute_dtype}"

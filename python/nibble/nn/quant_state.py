@@ -1,5 +1,7 @@
 """The JSON text of a 4-bit weight, `weight.quant_state.bitsandbytes__nf4`, as bitsandbytes reads and writes it."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 
@@ -20,10 +22,10 @@ class QuantState:
     nested_offset: float | None = None
 
     @property
-    def key(self):
+    def key(self) -> str:
         return _KEY + self.quant_type
 
-    def to_tensor(self):
+    def to_tensor(self) -> torch.Tensor:
         fields = {
             "quant_type": self.quant_type,
             "blocksize": self.blocksize,
@@ -39,11 +41,11 @@ class QuantState:
         return torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
 
 
-def is_key(name):
+def is_key(name: str) -> bool:
     return name.startswith(_KEY)
 
 
-def read(tensors, name):
+def read(tensors: dict[str, torch.Tensor], name: str) -> QuantState:
     """The QuantState among `tensors`. Raises ValueError with one sentence that starts with `name`."""
     keys = [key for key in tensors if is_key(key)]
     if len(keys) != 1:
@@ -63,7 +65,9 @@ def read(tensors, name):
     )
     for key, value, allowed in facts:
         if value not in allowed:
-            raise ValueError(f"{name}: its quant_state has the {key} {value!r}, not one of {', '.join(map(str, allowed))}")
+            raise ValueError(
+                f"{name}: its quant_state has the {key} {value!r}, not one of {', '.join(map(str, allowed))}"
+            )
     if len(shape) != 2 or not all(isinstance(size, int) and size > 0 for size in shape):
         raise ValueError(f"{name}: its quant_state has the shape {list(shape)}, not two dimensions")
     if offset is not None and nested != (NESTED_BLOCKSIZE, "float32"):

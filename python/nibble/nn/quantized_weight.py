@@ -7,6 +7,8 @@ module's own code runs unchanged. Any other function of torch gets the dequantiz
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -16,7 +18,7 @@ class _InPlaceOfATensor(torch.nn.Module):
 
     requires_grad = False
 
-    def __init__(self, shape: list[int], dtype: torch.dtype):
+    def __init__(self, shape: list[int], dtype: torch.dtype) -> None:
         super().__init__()
         self.shape = torch.Size(shape)
         self.dtype = dtype
@@ -32,11 +34,12 @@ class _InPlaceOfATensor(torch.nn.Module):
     def dim(self) -> int:
         return self.ndim
 
-    def size(self, dim: int | None = None):
+    def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
 
     def numel(self) -> int:
-        return self.shape.numel()
+        count: int = self.shape.numel()
+        return count
 
     def extra_repr(self) -> str:
         return f"shape={list(self.shape)}, dtype={self.dtype}"
@@ -48,7 +51,7 @@ class QuantizedWeight(_InPlaceOfATensor):
     layers: `Weight4bit` or `WeightInt8` without a bias. dtype: the type that the weight has for the code that uses it.
     """
 
-    def __init__(self, layers: list[torch.nn.Module], dtype: torch.dtype):
+    def __init__(self, layers: list[torch.nn.Module], dtype: torch.dtype) -> None:
         columns = {layer.in_features for layer in layers}
         if len(columns) != 1:
             raise ValueError(f"layers: have {sorted(columns)} columns, which do not fit together")
@@ -82,7 +85,7 @@ class QuantizedWeight(_InPlaceOfATensor):
         return self.layers[0].dequantize_rows(indices.reshape(-1), self.dtype).reshape(*indices.shape, self.shape[1])
 
     @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is F.linear and _is_weight(args, 1):
             return args[1].linear(args[0], *args[2:], **kwargs)
@@ -96,7 +99,7 @@ class QuantizedWeight(_InPlaceOfATensor):
 class ExpertWeights(_InPlaceOfATensor):
     """The weights of a layer's experts where one tensor [experts, rows, columns] stood: `weights[e]` is that of one."""
 
-    def __init__(self, experts: list[QuantizedWeight]):
+    def __init__(self, experts: list[QuantizedWeight]) -> None:
         shapes = {weight.shape for weight in experts}
         if len(shapes) != 1:
             raise ValueError(f"experts: have the shapes {sorted(map(list, shapes))}, which have to be one")
@@ -112,22 +115,29 @@ class ExpertWeights(_InPlaceOfATensor):
                 f"experts: {expert.numel()} of them are asked for at once, quantized ones come one by one; use "
                 'the model with experts_implementation="eager"'
             )
-        return self.experts[int(expert)]
+        found: QuantizedWeight = self.experts[int(expert)]
+        return found
 
 
 _PRODUCTS = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
 
 
-def _is_weight(args, index: int) -> bool:
+def _is_weight(args: Any, index: int) -> bool:
     return len(args) > index and isinstance(args[index], QuantizedWeight) and isinstance(args[0], torch.Tensor)
 
 
-def _is_lookup(padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False) -> bool:
+def _is_lookup(
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> bool:
     """Whether F.embedding() with these options does nothing but look up: the others are about gradients."""
     return max_norm is None
 
 
-def _dequantized(value):
+def _dequantized(value: Any) -> Any:
     """`value` with a tensor for each weight in it: torch.cat() and others take lists of them."""
     if isinstance(value, QuantizedWeight):
         return value.dequantize()

@@ -75,7 +75,9 @@ def test_codes_and_absmax_of_other_sizes(directory):
 
 def test_configs_that_do_not_say_what_the_tensors_say(directory):
     change_config(directory, quantization_config=None)
-    with pytest.raises(nibble.BadInputError, match="nf4: config.json has no quantization_config, and 'model.*' is of a "):
+    with pytest.raises(
+        nibble.BadInputError, match="nf4: config.json has no quantization_config, and 'model.*' is of a "
+    ):
         nibble.load(directory)
 
 
