@@ -6,11 +6,11 @@
 namespace nibble::matmul {
 
 /// Whether multiply_rows() can multiply, and is faster than multiply_tiles().
-[[nodiscard]] bool are_few_rows(const FourBitRows& weight, bool transposed, const Operands& operands);
-[[nodiscard]] bool are_few_rows(const Int8Rows& weight, bool transposed, const Operands& operands);
+[[nodiscard]] bool are_few_rows(const FourBitRows& weight, const Operands& operands);
+[[nodiscard]] bool are_few_rows(const Int8Rows& weight, const Operands& operands);
 
-/// y = x * transposed(weight) + bias or, not transposed, dx = dy * weight. The weight is read once.
-void multiply_rows(const FourBitRows& weight, bool transposed, const Operands& operands, const Executor& executor);
-void multiply_rows(const Int8Rows& weight, bool transposed, const Operands& operands, const Executor& executor);
+/// y = x * transposed(weight) + bias. The weight is read once.
+void multiply_rows(const FourBitRows& weight, const Operands& operands, const Executor& executor);
+void multiply_rows(const Int8Rows& weight, const Operands& operands, const Executor& executor);
 
 }  // namespace nibble::matmul

@@ -8,6 +8,7 @@
 
 #include "nibble/error.hpp"
 #include "quant/matmul/few_rows.hpp"
+#include "quant/matmul/few_rows_dx.hpp"
 #include "quant/matmul/many_rows.hpp"
 #include "quant/matmul/weight.hpp"
 
@@ -45,8 +46,10 @@ template <class Rows>
 void multiply_any(const Rows& weight, bool transposed, DType dtype, std::span<const std::byte> x,
                   std::span<const std::byte> bias, std::span<std::byte> y, const Executor& executor) {
   const Operands operands = operands_of(weight, transposed, dtype, x, bias, y);
-  if (are_few_rows(weight, transposed, operands))
-    multiply_rows(weight, transposed, operands, executor);
+  if (transposed && are_few_rows(weight, operands))
+    multiply_rows(weight, operands, executor);
+  else if (!transposed && are_few_rows_dx(weight, operands))
+    multiply_rows_dx(weight, operands, executor);
   else
     multiply_tiles(weight, transposed, operands, executor);
 }

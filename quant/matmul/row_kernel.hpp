@@ -22,8 +22,9 @@ struct RowKernel {
                           std::size_t blocksize, std::size_t n, std::size_t ahead, std::uint32_t* words);
   void (*decode_int8)(const std::int8_t* codes, float absmax, std::size_t n, std::size_t ahead, std::uint32_t* words);
 
-  /// n numbers of x in the order of decode_four_bit(); null if a word is not fp32, because that order is the usual one.
-  void (*arrange_four_bit)(const float* x, std::size_t n, std::uint32_t* words);
+  /// n numbers of x, in fp32, in the order of decode_four_bit(); null if a word is not fp32, because that order is the
+  /// usual one.
+  void (*arrange_four_bit)(const void* x, std::size_t n, std::uint32_t* words);
 
   /// sums[row * m + i] += the product of weights[row] and x[i] for rows <= max_rows. Strides are in words.
   void (*multiply)(const std::uint32_t* weights, std::size_t stride, std::size_t rows, const std::uint32_t* x,

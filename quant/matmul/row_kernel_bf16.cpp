@@ -4,6 +4,7 @@
 #include "nibble/int8.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/avx512_bf16.hpp"
+#include "quant/matmul/counts.hpp"
 
 #ifdef NIBBLE_AVX512_BF16
 
@@ -62,26 +63,17 @@ NIBBLE_AVX512_BF16 void multiply_block(const std::uint32_t* __restrict weights, 
     for (std::size_t i = 0; i < m; ++i) sums[r * sums_stride + i] += _mm512_reduce_add_ps(sum[r][i]);
 }
 
-template <std::size_t rows, std::size_t m = max_m>
-void multiply_as(std::size_t count, const std::uint32_t* weights, std::size_t stride, const std::uint32_t* x,
-                 std::size_t x_stride, std::size_t words, float* sums, std::size_t sums_stride) {
-  if (count == m) return multiply_block<rows, m>(weights, stride, x, x_stride, words, sums, sums_stride);
-  if constexpr (m > 1) multiply_as<rows, m - 1>(count, weights, stride, x, x_stride, words, sums, sums_stride);
-}
-
 void multiply(const std::uint32_t* weights, std::size_t stride, std::size_t rows, const std::uint32_t* x,
               std::size_t x_stride, std::size_t m, std::size_t words, float* sums) {
-  const std::size_t parts = (m + max_m - 1) / max_m;
-  for (std::size_t part = 0, first = 0; part < parts; ++part) {
-    const std::size_t end = m * (part + 1) / parts, count = end - first;
+  in_parts<max_m>(m, [&](auto count, std::size_t first) {
     if (rows == RowKernel::max_rows)
-      multiply_as<RowKernel::max_rows>(count, weights, stride, x + first * x_stride, x_stride, words, sums + first, m);
+      multiply_block<RowKernel::max_rows, count()>(weights, stride, x + first * x_stride, x_stride, words, sums + first,
+                                                   m);
     else
       for (std::size_t row = 0; row < rows; ++row)
-        multiply_as<1>(count, weights + row * stride, stride, x + first * x_stride, x_stride, words,
-                       sums + row * m + first, m);
-    first = end;
-  }
+        multiply_block<1, count()>(weights + row * stride, stride, x + first * x_stride, x_stride, words,
+                                   sums + row * m + first, m);
+  });
 }
 
 }  // namespace

@@ -140,10 +140,12 @@ template <class Weight> void expect_product(const Weight& weight, std::size_t m,
 struct Shape {
   std::size_t m, n, k;
 };
-// Few rows and many, around the tiles (256), the parts of a row (2048), and what registers hold (4, 6, 12, 32).
-constexpr Shape shapes[] = {{1, 1, 32},   {1, 5, 64},     {3, 70, 96},   {4, 33, 2112}, {6, 9, 128}, {7, 9, 128},
-                            {16, 40, 32}, {32, 34, 64},   {33, 37, 160}, {2, 7, 33},    {1, 3, 1},   {40, 300, 50},
-                            {13, 300, 7}, {270, 12, 288}, {257, 5, 3},   {24, 261, 36}};
+// Few rows and many, around the tiles (256 and 512), the parts of a row (2048, 4096 and 8192), and what registers hold
+// (4, 6, 32).
+constexpr Shape shapes[] = {{1, 1, 32},    {1, 5, 64},     {3, 70, 96},   {4, 33, 2112}, {6, 9, 128},  {7, 9, 128},
+                            {16, 40, 32},  {32, 34, 64},   {33, 37, 160}, {2, 7, 33},    {1, 3, 1},    {40, 300, 50},
+                            {13, 300, 7},  {270, 12, 288}, {257, 5, 3},   {24, 261, 36}, {520, 9, 64}, {270, 260, 32},
+                            {40, 520, 32}, {2, 9, 8256},   {5, 150, 192}};
 
 TEST(Matmul, FourBitProductsAreRight) {
   for (const auto& [m, n, k] : shapes) {
@@ -168,6 +170,14 @@ TEST(Matmul, EveryCodebookAndBlocksizeIsRight) {
 TEST(Matmul, BlocksOfNestedAbsmaxMayEndWithinARow) {
   expect_product(FourBit(300, 96, 32, Codebook::nf4, true).weight, 3, "nested");
   expect_product(FourBit(300, 96, 32, Codebook::nf4, true).weight, 40, "nested");
+}
+
+TEST(Matmul, PartsOfRowsMayLieWithinABlock) {
+  for (const auto& [k, blocksize] : {std::pair{448, 256}, std::pair{192, 512}, std::pair{320, 128}})
+    for (const std::size_t m : {3u, 40u})
+      expect_product(
+          FourBit(12, static_cast<std::size_t>(k), static_cast<std::size_t>(blocksize), Codebook::nf4, true).weight, m,
+          "blocksize " + std::to_string(blocksize));
 }
 
 // Any order, any grouping, and no two tasks on one thread at a time.
@@ -243,8 +253,19 @@ TEST(Matmul, RowsDoNotSeeWhatOthersLeftBehind) {
   Case<FourBitWeight> product(weight.weight, DType::bf16, 40, true);
   std::vector<float> x = test::normal_weights(40 * 257, 1);
   for (std::size_t i = 1; i < 60; i += 2) x[i] = infinity;
+  x[5 * 257] = infinity;  // next to the last number of row 4
   product.x = test::stored_as(DType::bf16, x);
-  expect_kinds(product, "x of row 0");
+  expect_kinds(product, "x of rows 0 and 5");
+}
+
+// The same of a weight: an infinite one in that place times 0 would be NaN.
+TEST(Matmul, WhatFillsAWordIsZero) {
+  FourBit weight(2, 31, 64, Codebook::nf4, false);
+  weight.absmax[0] = infinity;
+  std::fill(weight.packed.begin(), weight.packed.end(), std::uint8_t{0xFF});
+  Case<FourBitWeight> product(weight.weight, DType::bf16, 40, false);
+  product.x = test::stored_as(DType::bf16, std::vector<float>(40 * 31, 1.5f));
+  expect_kinds(product, "absmax");
 }
 
 TEST(Matmul, NothingNeedsAlignment) {

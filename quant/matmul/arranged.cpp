@@ -1,0 +1,32 @@
+#include "quant/matmul/arranged.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "quant/simd/widen.hpp"
+
+namespace nibble::matmul {
+
+Lines<std::uint32_t> arranged(std::size_t per_word, Arrange arrange, const Operands& operands, std::size_t depth) {
+  const std::size_t size = traits(operands.dtype).bits / 8, numbers = operands.m * depth;
+  Lines<std::uint32_t> words(numbers / per_word);
+  const auto write = [&](const void* from, std::size_t first, std::size_t n) {
+    if (arrange != nullptr)
+      arrange(from, n, words.data() + first / per_word);
+    else
+      std::memcpy(words.data() + first / per_word, from, n * sizeof(float) / per_word);
+  };
+  if (per_word == 2) {
+    write(operands.x.data(), 0, numbers);
+    return words;
+  }
+  std::array<float, tile_weights> room;
+  for (std::size_t i = 0; i < numbers; i += room.size()) {
+    const std::size_t n = std::min(room.size(), numbers - i);
+    write(widen(operands.dtype, operands.x.subspan(i * size, n * size), room).data(), i, n);
+  }
+  return words;
+}
+
+}  // namespace nibble::matmul

@@ -1,0 +1,158 @@
+// Products of few rows with codes in fp32, compiled once per CPU target.
+#include "quant/matmul/code_kernel.hpp"
+
+#include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/matmul/counts.hpp"
+#include "quant/matmul/row_kernel.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "quant/matmul/code_kernel.cpp"
+#include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "quant/simd/table16-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace nibble::matmul::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using nibble::HWY_NAMESPACE::Table16;
+using D = hn::CappedTag<float, 16>;
+constexpr std::size_t lanes = hn::MaxLanes(D());
+constexpr std::size_t group = 2 * lanes;
+constexpr std::size_t line = 128;  // weights of a cache line
+// With 32 registers, the tables and sums of four rows of weights and of four of x fit.
+constexpr bool has_32_registers = HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON;
+constexpr std::size_t max_rows = has_32_registers ? 4 : 2, max_m = has_32_registers ? 4 : 2;
+
+// The even weights of a vector of bytes, and the odd ones.
+struct EvenOdd {
+  hn::Vec<D> even, odd;
+
+  HWY_INLINE EvenOdd(const Table16<D>& values, const std::uint8_t* HWY_RESTRICT packed) {
+    const hn::RebindToSigned<D> di;
+    const auto byte = hn::PromoteTo(di, hn::LoadU(hn::Rebind<std::uint8_t, D>(), packed));
+    even = values[hn::ShiftRight<4>(byte)];
+    odd = values.at_lower_bits(byte);
+  }
+};
+
+template <std::size_t rows, std::size_t m>
+HWY_INLINE void multiply_block(const CodeRows& weights, std::size_t first, const float* HWY_RESTRICT x,
+                               std::size_t x_stride, float* HWY_RESTRICT sums) {
+  const D d;
+  const Table16<D> codebook(d, weights.tables.codebook.data());
+  const std::size_t packed_stride = weights.packed_stride, absmax_stride = weights.absmax_stride;
+  const std::uint8_t* HWY_RESTRICT packed = weights.packed + first * packed_stride;
+  const float* HWY_RESTRICT absmax = weights.absmax + first * absmax_stride;
+  hn::Vec<D> sum[rows][m];
+  for (auto& row : sum)
+    for (auto& v : row) v = hn::Zero(d);
+  for (std::size_t left = weights.n; left > 0; left -= weights.blocksize, ++absmax) {
+    HWY_ALIGN float room[rows][16];
+    const auto multiply_with = [&](const auto&... values) HWY_ATTR {
+      for (std::size_t i = 0; i < weights.blocksize; i += group, packed += lanes, x += group) {
+        std::size_t r = 0;
+        const auto add = [&](const Table16<D>& value) HWY_ATTR {
+          if (i % line == 0) hwy::Prefetch(packed + r * packed_stride + weights.ahead);
+          const EvenOdd w(value, packed + r * packed_stride);
+          for (std::size_t j = 0; j < m; ++j) {
+            sum[r][j] = hn::MulAdd(w.even, hn::Load(d, x + j * x_stride), sum[r][j]);
+            sum[r][j] = hn::MulAdd(w.odd, hn::Load(d, x + j * x_stride + lanes), sum[r][j]);
+          }
+          ++r;
+        };
+        (add(values), ...);
+      }
+    };
+    const auto values = [&](std::size_t r)
+                            HWY_ATTR { return Table16<D>(d, codebook, absmax[r * absmax_stride], room[r]); };
+    if constexpr (rows == 4)
+      multiply_with(values(0), values(1), values(2), values(3));
+    else if constexpr (rows == 2)
+      multiply_with(values(0), values(1));
+    else
+      multiply_with(values(0));
+  }
+  for (std::size_t r = 0; r < rows; ++r)
+    for (std::size_t j = 0; j < m; ++j) sums[r * m + j] += hn::GetLane(hn::SumOfLanes(d, sum[r][j]));
+}
+
+void multiply_codes(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
+  const auto* const from = reinterpret_cast<const float*>(x);
+  with_constant<max_m>(m, [&](auto count) HWY_ATTR {
+    std::size_t row = 0;
+    for (; row + max_rows <= weights.rows; row += max_rows)
+      multiply_block<max_rows, count()>(weights, row, from, x_stride, sums + row * m);
+    for (; row < weights.rows; ++row) multiply_block<1, count()>(weights, row, from, x_stride, sums + row * m);
+  });
+}
+
+// `groups` of columns have the same absmax.
+template <std::size_t groups, std::size_t rows, std::size_t m>
+HWY_INLINE void add_block(const CodeRows& weights, std::size_t first, const float* HWY_RESTRICT x, std::size_t x_stride,
+                          float* HWY_RESTRICT sums, std::size_t sums_stride) {
+  const D d;
+  const Table16<D> codebook(d, weights.tables.codebook.data());
+  for (std::size_t c = 0; c < weights.n; c += groups * group, sums += groups * group) {
+    const std::uint8_t* HWY_RESTRICT packed = weights.packed + first * weights.packed_stride + c / 2;
+    const float* HWY_RESTRICT absmax = weights.absmax + first * weights.absmax_stride + c / weights.blocksize;
+    hn::Vec<D> sum[m][2 * groups];
+    for (std::size_t j = 0; j < m; ++j)
+      for (std::size_t v = 0; v < 2 * groups; ++v) sum[j][v] = hn::Load(d, sums + j * sums_stride + v * lanes);
+    for (std::size_t r = 0; r < rows; ++r, packed += weights.packed_stride, absmax += weights.absmax_stride) {
+      HWY_ALIGN float room[16];
+      hwy::Prefetch(packed + weights.ahead);
+      const Table16<D> values(d, codebook, *absmax, room);
+      for (std::size_t g = 0; g < groups; ++g) {
+        const EvenOdd w(values, packed + g * lanes);
+        for (std::size_t j = 0; j < m; ++j) {
+          const auto factor = hn::Set(d, x[j * x_stride + first + r]);
+          sum[j][2 * g] = hn::MulAdd(w.even, factor, sum[j][2 * g]);
+          sum[j][2 * g + 1] = hn::MulAdd(w.odd, factor, sum[j][2 * g + 1]);
+        }
+      }
+    }
+    for (std::size_t j = 0; j < m; ++j)
+      for (std::size_t v = 0; v < 2 * groups; ++v) hn::Store(sum[j][v], d, sums + j * sums_stride + v * lanes);
+  }
+}
+
+void add_codes(const CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums,
+               std::size_t sums_stride) {
+  constexpr std::size_t rows = 8;  // the loads and stores of a sum take little time then
+  const bool two_groups = weights.n % (2 * group) == 0 && weights.blocksize % (2 * group) == 0;
+  with_constant<max_m>(m, [&](auto count) HWY_ATTR {
+    std::size_t row = 0;
+    for (; row + rows <= weights.rows; row += rows)
+      two_groups ? add_block<2, rows, count()>(weights, row, x, x_stride, sums, sums_stride)
+                 : add_block<1, rows, count()>(weights, row, x, x_stride, sums, sums_stride);
+    for (; row < weights.rows; ++row) add_block<1, 1, count()>(weights, row, x, x_stride, sums, sums_stride);
+  });
+}
+
+std::size_t most_rows() { return max_m; }
+
+}  // namespace nibble::matmul::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace nibble::matmul {
+
+HWY_EXPORT(multiply_codes);
+HWY_EXPORT(add_codes);
+HWY_EXPORT(most_rows);
+
+CodeKernel code_kernel_f32() {
+  return {1, HWY_DYNAMIC_DISPATCH(most_rows)(), min_blocksize, row_kernel_f32().arrange_four_bit,
+          HWY_DYNAMIC_DISPATCH(multiply_codes)};
+}
+
+void add_code_rows(const CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums,
+                   std::size_t sums_stride) {
+  HWY_DYNAMIC_DISPATCH(add_codes)(weights, x, x_stride, m, sums, sums_stride);
+}
+
+}  // namespace nibble::matmul
+#endif

@@ -1,0 +1,211 @@
+// dx for few rows of dy.
+#include "quant/matmul/few_rows_dx.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/matmul/arranged.hpp"
+#include "quant/matmul/code_kernel.hpp"
+#include "quant/matmul/row_kernel.hpp"
+
+namespace nibble::matmul {
+namespace {
+
+constexpr std::size_t max_few_rows_dx = 16;
+// Columns whose weights are decoded at a time. They fit L1.
+constexpr std::size_t strip_columns = 512;
+// So many rows of the weight are summed up one after the other, and these sums are then added up. The bytes of a result
+// depend on it, and on max_parts.
+constexpr std::size_t chain_rows = 128;
+static_assert(chain_rows % max_added_rows == 0 && strip_columns <= max_rounded_columns);
+
+// For up to four rows, a task has all columns of some rows of the weight, so that memory is read in order: a strip of
+// columns has a few lines of every page, which takes two to three times as long. The tasks' sums are then added up.
+constexpr std::size_t max_rows_in_parts = 4, max_parts = 16, band_columns = 8192;
+
+std::size_t rows_of_part(std::size_t n) {
+  return std::max<std::size_t>(1, ceil_div(ceil_div(n, max_parts), chain_rows)) * chain_rows;
+}
+
+bool fits_dx(const Weight& weight, const Operands& operands) {
+  return operands.m <= max_few_rows_dx && operands.m * weight.n() <= max_arranged && weight.k() % 32 == 0;
+}
+
+void add_and_clear(float* __restrict chain, std::size_t n, float* __restrict sums) {
+  for (std::size_t i = 0; i < n; ++i) {
+    sums[i] += chain[i];
+    chain[i] = 0;
+  }
+}
+
+// sums[i * stride + c] += the products of `rows` of the weight, in these columns, with row i of dy. add(rows, columns,
+// chain, stride) adds those of up to max_added_rows. `chain` has as many numbers as the sums, and is 0 before and
+// after.
+template <class Add>
+void add_chains(const Add& add, Range rows, Range columns, std::size_t m, float* chain, float* sums,
+                std::size_t stride) {
+  for (std::size_t first = 0; first < rows.size; first += chain_rows) {
+    const std::size_t end = std::min(first + chain_rows, rows.size);
+    for (std::size_t row = first; row < end; row += max_added_rows)
+      add(Range{rows.first + row, std::min(max_added_rows, end - row)}, columns, chain, columns.size);
+    for (std::size_t i = 0; i < m; ++i) add_and_clear(chain + i * columns.size, columns.size, sums + i * stride);
+  }
+}
+
+// Rounds the sums of a strip, of which restore(sums) puts a row in order.
+template <class Restore>
+void round_strip(const Operands& operands, Range columns, std::size_t k, const Restore& restore, float* sums) {
+  for (std::size_t i = 0; i < operands.m; ++i) restore(std::span(sums + i * strip_columns, columns.size));
+  round(operands, {0, operands.m}, columns, k, sums, strip_columns);
+}
+
+Range strip_of(std::size_t number, std::size_t k) {
+  return {number * strip_columns, std::min(strip_columns, k - number * strip_columns)};
+}
+
+template <class Add, class Restore>
+void multiply_in_strips(std::size_t n, std::size_t k, const Operands& operands, const Executor& executor,
+                        const Add& add, const Restore& restore) {
+  executor(ceil_div(k, strip_columns), [&](std::size_t begin, std::size_t end) {
+    alignas(64) std::array<float, max_few_rows_dx * strip_columns> sums, chain{};
+    for (std::size_t strip = begin; strip < end; ++strip) {
+      const Range columns = strip_of(strip, k);
+      std::fill_n(sums.begin(), operands.m * strip_columns, 0.0f);
+      add_chains(add, {0, n}, columns, operands.m, chain.data(), sums.data(), strip_columns);
+      round_strip(operands, columns, k, restore, sums.data());
+    }
+  });
+}
+
+template <class Add, class Restore>
+void multiply_in_parts(std::size_t n, std::size_t k, const Operands& operands, const Executor& executor, const Add& add,
+                       const Restore& restore) {
+  const std::size_t m = operands.m, part_rows = rows_of_part(n), parts = ceil_div(n, part_rows);
+  const Lines<float> sums(parts * m * k);
+  executor(parts, [&](std::size_t begin, std::size_t end) {
+    const Lines<float> chain(m * std::min(k, band_columns));
+    std::fill_n(chain.data(), m * std::min(k, band_columns), 0.0f);
+    for (std::size_t part = begin; part < end; ++part) {
+      const Range rows{part * part_rows, std::min(part_rows, n - part * part_rows)};
+      float* const of_part = sums.data() + part * m * k;
+      std::fill_n(of_part, m * k, 0.0f);
+      for (std::size_t column = 0; column < k; column += band_columns)
+        add_chains(add, rows, {column, std::min(band_columns, k - column)}, m, chain.data(), of_part + column, k);
+    }
+  });
+  executor(ceil_div(k, strip_columns), [&](std::size_t begin, std::size_t end) {
+    alignas(64) std::array<float, max_rows_in_parts * strip_columns> all;
+    for (std::size_t strip = begin; strip < end; ++strip) {
+      const Range columns = strip_of(strip, k);
+      for (std::size_t i = 0; i < m; ++i) {
+        float* const row = all.data() + i * strip_columns;
+        std::fill_n(row, columns.size, 0.0f);
+        for (std::size_t part = 0; part < parts; ++part) {
+          const float* const from = sums.data() + (part * m + i) * k + columns.first;
+          for (std::size_t c = 0; c < columns.size; ++c) row[c] += from[c];
+        }
+      }
+      round_strip(operands, columns, k, restore, all.data());
+    }
+  });
+}
+
+template <class Add, class Restore>
+void multiply_dx(std::size_t n, std::size_t k, const Operands& operands, const Executor& executor, const Add& add,
+                 const Restore& restore) {
+  if (operands.m <= max_rows_in_parts)
+    multiply_in_parts(n, k, operands, executor, add, restore);
+  else
+    multiply_in_strips(n, k, operands, executor, add, restore);
+}
+
+// Adds products of rows that decode(row, columns, words) decodes, a strip at a time.
+template <class Decode> auto add_decoded(const Decode& decode, const float* dy, std::size_t n, std::size_t m) {
+  return [=](Range rows, Range columns, float* chain, std::size_t stride) {
+    alignas(64) std::array<std::uint32_t, max_added_rows * strip_columns> weights;
+    for (std::size_t first = 0; first < columns.size; first += strip_columns) {
+      const Range strip{columns.first + first, std::min(strip_columns, columns.size - first)};
+      for (std::size_t r = 0; r < rows.size; ++r) decode(rows.first + r, strip, weights.data() + r * strip_columns);
+      add_rows(reinterpret_cast<const float*>(weights.data()), strip_columns, rows.size, strip.size, dy + rows.first, n,
+               m, chain + first, stride);
+    }
+  };
+}
+
+// The absmax of some columns of a few rows, row by row. If the columns are all there are, they follow each other.
+const float* absmax_of(const FourBitRows& weight, Range rows, Range columns, std::span<float> room) {
+  const std::size_t k = weight.k(), blocksize = weight.blocksize(), blocks = columns.size / blocksize;
+  const std::size_t at = (rows.first * k + columns.first) / blocksize;
+  if (columns.size == k) return weight.absmax(at, rows.size * blocks, room).data();
+  for (std::size_t r = 0; r < rows.size; ++r) {
+    const std::span<float> to = room.subspan(r * blocks, blocks);
+    const std::span<const float> from = weight.absmax(at + r * k / blocksize, blocks, to);
+    if (from.data() != to.data()) std::copy(from.begin(), from.end(), to.begin());
+  }
+  return room.data();
+}
+
+// Adds products of rows whose codes are decoded in registers.
+auto add_codes(const FourBitRows& weight, const float* dy, std::size_t m) {
+  return [=, &weight](Range rows, Range columns, float* chain, std::size_t stride) {
+    std::array<float, max_added_rows * band_columns / min_blocksize> room;
+    const std::size_t k = weight.k();
+    const CodeRows codes{.tables = weight.tables(),
+                         .packed = weight.packed() + (rows.first * k + columns.first) / 2,
+                         .packed_stride = k / 2,
+                         .absmax = absmax_of(weight, rows, columns, room),
+                         .absmax_stride = columns.size / weight.blocksize(),
+                         .blocksize = weight.blocksize(),
+                         .rows = rows.size,
+                         .n = columns.size,
+                         .ahead = max_added_rows * k / 2};
+    add_code_rows(codes, dy + rows.first, weight.n(), m, chain, stride);
+  };
+}
+
+// The sums of arranged columns in order.
+void restore(std::span<float> sums) {
+  std::array<float, strip_columns> arranged;
+  std::copy(sums.begin(), sums.end(), arranged.begin());
+  restore_four_bit(arranged.data(), sums.size(), sums.data());
+}
+
+}  // namespace
+
+bool are_few_rows_dx(const FourBitRows& weight, const Operands& operands) {
+  // A strip starts and ends with a block.
+  return fits_dx(weight, operands) && weight.rows_have_whole_blocks() && weight.blocksize() <= strip_columns;
+}
+
+bool are_few_rows_dx(const Int8Rows& weight, const Operands& operands) { return fits_dx(weight, operands); }
+
+void multiply_rows_dx(const FourBitRows& weight, const Operands& operands, const Executor& executor) {
+  const std::size_t blocksize = weight.blocksize(), n = weight.n(), k = weight.k(), m = operands.m;
+  const Lines<std::uint32_t> words = arranged(1, nullptr, operands, n);
+  const auto* const dy = reinterpret_cast<const float*>(words.data());
+  if (m <= code_kernel_f32().max_m) return multiply_dx(n, k, operands, executor, add_codes(weight, dy, m), restore);
+  const RowKernel kernel = row_kernel_f32();
+  const auto decode = [&](std::size_t row, Range columns, std::uint32_t* to) {
+    std::array<float, strip_columns / min_blocksize> room;
+    const std::size_t at = row * k + columns.first;
+    kernel.decode_four_bit(weight.tables(), weight.packed() + at / 2,
+                           weight.absmax(at / blocksize, columns.size / blocksize, room).data(), blocksize,
+                           columns.size, max_added_rows * k / 2, to);
+  };
+  multiply_dx(n, k, operands, executor, add_decoded(decode, dy, n, m), restore);
+}
+
+void multiply_rows_dx(const Int8Rows& weight, const Operands& operands, const Executor& executor) {
+  const std::size_t n = weight.n(), k = weight.k();
+  const Lines<std::uint32_t> words = arranged(1, nullptr, operands, n);
+  const RowKernel kernel = row_kernel_f32();
+  const auto decode = [&](std::size_t row, Range columns, std::uint32_t* to) {
+    kernel.decode_int8(weight.codes(row) + columns.first, weight.absmax(row), columns.size, max_added_rows * k, to);
+  };
+  multiply_dx(n, k, operands, executor,
+              add_decoded(decode, reinterpret_cast<const float*>(words.data()), n, operands.m),
+              [](std::span<float>) {});
+}
+
+}  // namespace nibble::matmul
