@@ -1,6 +1,7 @@
 #pragma once
 
 // What functions for processors with AVX512_BF16 need. Highway 1.0.3 has no such target, so they name it themselves.
+// All of these but Cooper Lake have AVX512_VBMI, too.
 
 #include "quant/matmul/tile.hpp"
 
@@ -8,7 +9,7 @@
 
 #include <immintrin.h>
 
-#define NIBBLE_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#define NIBBLE_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi,avx512bf16")))
 
 // g++ 12 warns of its own immintrin.h.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -24,7 +25,7 @@ __attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512bh bf16_pairs(__m
 
 /// Whether the processor has these instructions and the CPU target may use them.
 inline bool has_avx512_bf16() {
-  static const bool supported = __builtin_cpu_supports("avx512bf16") != 0;
+  static const bool supported = __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512vbmi") != 0;
   return supported && target_has_avx512();
 }
 

@@ -8,6 +8,7 @@
 #include "quant/matmul/arranged.hpp"
 #include "quant/matmul/code_kernel.hpp"
 #include "quant/matmul/row_kernel.hpp"
+#include "quant/matmul/tile.hpp"
 
 namespace nibble::matmul {
 namespace {
@@ -30,6 +31,13 @@ std::size_t rows_of_part(std::size_t n) {
 
 bool fits_dx(const Weight& weight, const Operands& operands) {
   return operands.m <= max_few_rows_dx && operands.m * weight.n() <= max_arranged && weight.k() % 32 == 0;
+}
+
+// Tiles in bf16 take half of the time where their kernel decodes the weight itself.
+constexpr std::size_t min_tile_blocksize = 64;
+bool has_better_tiles(const Weight& weight, const Operands& operands) {
+  return operands.m > max_rows_in_parts && operands.dtype == DType::bf16 && weight.k() % min_tile_blocksize == 0 &&
+         tile_bf16().has_value();
 }
 
 void add_and_clear(float* __restrict chain, std::size_t n, float* __restrict sums) {
@@ -175,10 +183,13 @@ void restore(std::span<float> sums) {
 
 bool are_few_rows_dx(const FourBitRows& weight, const Operands& operands) {
   // A strip starts and ends with a block.
-  return fits_dx(weight, operands) && weight.rows_have_whole_blocks() && weight.blocksize() <= strip_columns;
+  return fits_dx(weight, operands) && weight.rows_have_whole_blocks() && weight.blocksize() <= strip_columns &&
+         !(has_better_tiles(weight, operands) && weight.blocksize() >= min_tile_blocksize);
 }
 
-bool are_few_rows_dx(const Int8Rows& weight, const Operands& operands) { return fits_dx(weight, operands); }
+bool are_few_rows_dx(const Int8Rows& weight, const Operands& operands) {
+  return fits_dx(weight, operands) && !has_better_tiles(weight, operands);
+}
 
 void multiply_rows_dx(const FourBitRows& weight, const Operands& operands, const Executor& executor) {
   const std::size_t blocksize = weight.blocksize(), n = weight.n(), k = weight.k(), m = operands.m;

@@ -16,10 +16,16 @@
 namespace nibble::matmul {
 namespace {
 
-// A tile of sums has 512 KiB, one of x 128 KiB, one of the weight 256 KiB: an L2 cache of 1 MiB holds them. The bytes
-// of a result depend on tile_words and on nothing else here: the sums of so many words at most are added up one after
-// the other (tile.cpp takes fewer).
-constexpr std::size_t tile_rows = 256, tile_columns = max_rounded_columns, tile_words = 128;
+// A tile of sums has 512 KiB, one of x 256 KiB, one of the weight 128 KiB: an L2 cache of 1 MiB holds them. Up to 512
+// rows, each weight is decoded once. Fewer rows have wider tiles, so that more of a row of the weight is read at a
+// time. The bytes of a result depend on tile_words and on nothing else here: the sums of so many words at most are
+// added up one after the other (tile.cpp takes fewer).
+constexpr std::size_t tile_rows = 512, max_columns = max_rounded_columns, tile_words = 128;
+[[nodiscard]] std::size_t columns_for(std::size_t m) { return m <= tile_rows / 2 ? max_columns : max_columns / 2; }
+// The codes so many rows of the weight later are asked for: what a tile has of a row is too short for the processor's
+// own prefetching.
+constexpr std::size_t rows_ahead = 16;
+static_assert(max_columns <= Weight::max_part);
 constexpr std::size_t max_depth = 2 * tile_words;
 
 [[nodiscard]] Range tile_of(std::size_t number, std::size_t size, std::size_t all) {
@@ -38,26 +44,35 @@ class Tiles {
         bytes_(traits(operands.dtype).bits / 8),
         depth_(transposed ? weight.k() : weight.n()),
         columns_(transposed ? weight.n() : weight.k()),
-        x_(std::min(tile_rows, operands.m) * tile_words),
-        panel_(tile_words * tile_columns),
-        sums_(std::min(tile_rows, operands.m) * tile_columns) {}
+        is_direct_(operands.dtype == DType::f32 || (kernel.per_word == 2 && depth_ % 2 == 0)),
+        tile_columns_(columns_for(operands.m)),
+        x_(is_direct_ ? 0 : std::min(tile_rows, operands.m) * tile_words),
+        panel_(tile_words * tile_columns_),
+        sums_(std::min(tile_rows, operands.m) * tile_columns_) {}
 
   void multiply(Range rows, Range columns) {
-    std::fill_n(sums_.data(), rows.size * tile_columns, 0.0f);
+    std::fill_n(sums_.data(), rows.size * tile_columns_, 0.0f);
     const std::size_t tile_depth = tile_words * kernel_.per_word;
     for (std::size_t tile = 0; tile * tile_depth < depth_; ++tile) {
       const Range depth = tile_of(tile, tile_depth, depth_);
       words_ = ceil_div(depth.size, kernel_.per_word);
-      fill_x(rows, depth);
       transposed_ ? fill_panel(columns, depth) : fill_panel_dx(columns, depth);
+      const std::byte* x = operands_.x.data() + (rows.first * depth_ + depth.first) * bytes_;
+      std::size_t stride = depth_ * bytes_;
+      if (!is_direct_) {
+        fill_x(rows, depth);
+        x = reinterpret_cast<const std::byte*>(x_.data());
+        stride = words_ * sizeof(std::uint32_t);
+      }
       for (std::size_t column = 0; column < columns.size; column += kernel_.width)
-        kernel_.multiply(x_.data(), words_, rows.size, words_, panel_.data() + column * words_, sums_.data() + column,
-                         tile_columns);
+        kernel_.multiply(x, stride, rows.size, words_, panel_.data() + column * words_, sums_.data() + column,
+                         tile_columns_);
     }
-    round(operands_, rows, columns, columns_, sums_.data(), tile_columns);
+    round(operands_, rows, columns, columns_, sums_.data(), tile_columns_);
   }
 
  private:
+  // In words, unless they are where x is.
   void fill_x(Range rows, Range depth) {
     for (std::size_t row = 0; row < rows.size; ++row) {
       const std::size_t at = (rows.first + row) * depth_ + depth.first;
@@ -84,7 +99,8 @@ class Tiles {
         const std::size_t row = columns.first + column + c;
         if (column + c >= columns.size) {
           std::fill_n(to, words_, 0);
-        } else if (!bf16_ || words_ % 16 != 0 || !weight_.decode_words(*bf16_, row, depth.first, depth.size, to)) {
+        } else if (!bf16_ || words_ % 16 != 0 ||
+                   !weight_.decode_words(*bf16_, row, depth.first, depth.size, rows_ahead * depth_, to)) {
           weight_.decode(row, depth.first, depth.size, numbers.data());
           kernel_.to_words(numbers.data(), depth.size, to);
         }
@@ -95,22 +111,17 @@ class Tiles {
   }
 
   void fill_panel_dx(Range columns, Range depth) {
-    std::array<float, tile_columns> numbers[2];
-    alignas(64) std::array<std::uint32_t, tile_columns / 2> halves[2];
-    std::array<std::uint32_t, tile_columns> words{};
+    std::array<float, max_columns> numbers[2];
+    std::array<std::uint32_t, max_columns> words{};
     const std::size_t width = kernel_.width;
     for (std::size_t p = 0; p < words_; ++p) {
-      const std::size_t row = p * kernel_.per_word, count = std::min(kernel_.per_word, depth.size - row);
-      const auto decode_half = [&](std::size_t i) {
-        return weight_.decode_words(*bf16_, depth.first + row + i, columns.first, columns.size, halves[i].data());
-      };
-      if (bf16_ && count == 2 && columns.size % 32 == 0 && decode_half(0) && decode_half(1)) {
-        kernel_.pair_words(halves[0].data(), halves[1].data(), columns.size, words.data());
-      } else {
-        for (std::size_t i = 0; i < count; ++i)
-          weight_.decode(depth.first + row + i, columns.first, columns.size, numbers[i].data());
-        kernel_.side_by_side(numbers[0].data(), count == 2 ? numbers[1].data() : nullptr, columns.size, words.data());
-      }
+      const std::size_t row = depth.first + p * kernel_.per_word;
+      const std::size_t count = std::min(kernel_.per_word, depth.first + depth.size - row);
+      if (count == 2 &&
+          weight_.decode_pairs(kernel_, row, columns, rows_ahead * columns_, panel_.data() + p * width, words_ * width))
+        continue;
+      for (std::size_t i = 0; i < count; ++i) weight_.decode(row + i, columns.first, columns.size, numbers[i].data());
+      kernel_.side_by_side(numbers[0].data(), count == 2 ? numbers[1].data() : nullptr, columns.size, words.data());
       for (std::size_t column = 0; column < columns.size; column += width)
         std::copy_n(words.data() + column, width, panel_.data() + column * words_ + p * width);
     }
@@ -122,6 +133,8 @@ class Tiles {
   std::optional<RowKernel> bf16_;  // decodes weights into the words of the kernel
   const Operands& operands_;
   std::size_t bytes_, depth_, columns_, words_ = 0;
+  bool is_direct_;  // whether the kernel reads x where it is
+  std::size_t tile_columns_;
   Lines<std::uint32_t> x_, panel_;
   Lines<float> sums_;
 };
@@ -132,7 +145,8 @@ void multiply_tiles(const Weight& weight, bool transposed, const Operands& opera
   const std::optional<TileKernel> bf16 = operands.dtype == DType::bf16 ? tile_bf16() : std::nullopt;
   const TileKernel kernel = bf16 ? *bf16 : tile_f32();
   const std::size_t columns = transposed ? weight.n() : weight.k();
-  const std::size_t across = ceil_div(columns, tile_columns), down = ceil_div(operands.m, tile_rows);
+  const std::size_t tile_columns = columns_for(operands.m), across = ceil_div(columns, tile_columns),
+                    down = ceil_div(operands.m, tile_rows);
   executor(across * down, [&](std::size_t first, std::size_t end) {
     Tiles tiles(weight, transposed, kernel, operands);
     // The tiles below each other come first: they have the same weights.

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "nibble/matmul.hpp"
+#include "quant/matmul/range.hpp"
 
 namespace nibble::matmul {
 
@@ -14,10 +15,6 @@ struct Operands {
   std::span<const std::byte> x;     ///< [m, k], or dy [m, n]
   std::span<const std::byte> bias;  ///< [n], or empty
   std::span<std::byte> y;           ///< [m, n], or dx [m, k]
-};
-
-struct Range {
-  std::size_t first, size;
 };
 
 /// The most columns that round() takes.

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "quant/matmul/counts.hpp"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/matmul/tile.cpp"
 #include <hwy/foreach_target.h>
@@ -15,16 +17,17 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using D = hn::CappedTag<float, 16>;
 constexpr std::size_t lanes = hn::MaxLanes(D());
-constexpr std::size_t vectors = lanes == 1 ? 4 : 2;
+// The sums of so many rows fill the registers, with the vectors of the panel and one of `a`. Few rows and four vectors
+// are faster than the reverse: the rows of `a` are far apart in memory, and would compete for the same lines of L1.
+constexpr bool has_32_registers = HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON;
+constexpr std::size_t max_rows = 6, vectors = has_32_registers || lanes == 1 ? 4 : 2;
 constexpr std::size_t width = vectors * lanes;
-// The sums of so many rows fill the registers, with two vectors of the panel and one of `a`.
-constexpr std::size_t max_rows = HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON ? 12 : 6;
 // So many products are summed up one after the other, and these sums are then added up. A longer chain rounds worse
 // than torch does.
 constexpr std::size_t chain = 64;
 
 template <std::size_t rows>
-HWY_INLINE void multiply_rows(const float* HWY_RESTRICT a, std::size_t a_stride, std::size_t words,
+HWY_INLINE void multiply_rows(const std::byte* HWY_RESTRICT a, std::size_t a_stride, std::size_t words,
                               const float* HWY_RESTRICT panel, float* HWY_RESTRICT sums, std::size_t sums_stride) {
   const D d;
   hn::Vec<D> sum[rows][vectors];
@@ -34,7 +37,9 @@ HWY_INLINE void multiply_rows(const float* HWY_RESTRICT a, std::size_t a_stride,
     hn::Vec<D> b[vectors];
     for (std::size_t v = 0; v < vectors; ++v) b[v] = hn::Load(d, panel + v * lanes);
     for (std::size_t r = 0; r < rows; ++r) {
-      const auto x = hn::Set(d, a[r * a_stride + p]);
+      float number = 0;
+      std::memcpy(&number, a + r * a_stride + p * sizeof(float), sizeof(float));
+      const auto x = hn::Set(d, number);
       for (std::size_t v = 0; v < vectors; ++v) sum[r][v] = hn::MulAdd(x, b[v], sum[r][v]);
     }
   }
@@ -43,26 +48,14 @@ HWY_INLINE void multiply_rows(const float* HWY_RESTRICT a, std::size_t a_stride,
       hn::Store(hn::Add(hn::Load(d, sums + v * lanes), sum[r][v]), d, sums + v * lanes);
 }
 
-// Calls the loop that was compiled for this number of rows.
-template <std::size_t rows = max_rows>
-HWY_INLINE void multiply_as(std::size_t count, const float* a, std::size_t a_stride, std::size_t words,
-                            const float* panel, float* sums, std::size_t sums_stride) {
-  if (count == rows) return multiply_rows<rows>(a, a_stride, words, panel, sums, sums_stride);
-  if constexpr (rows > 1) multiply_as<rows - 1>(count, a, a_stride, words, panel, sums, sums_stride);
-}
-
-void multiply(const std::uint32_t* a, std::size_t a_stride, std::size_t rows, std::size_t words,
-              const std::uint32_t* panel, float* sums, std::size_t sums_stride) {
-  // Parts of nearly equal size: few rows at once would wait for each other's sums.
-  const std::size_t parts = (rows + max_rows - 1) / max_rows;
-  for (std::size_t part = 0, first = 0; part < parts; ++part) {
-    const std::size_t end = rows * (part + 1) / parts;
+void multiply(const std::byte* a, std::size_t a_stride, std::size_t rows, std::size_t words, const std::uint32_t* panel,
+              float* sums, std::size_t sums_stride) {
+  in_parts<max_rows>(rows, [&](auto count, std::size_t first) HWY_ATTR {
     for (std::size_t p = 0; p < words; p += chain)
-      multiply_as(end - first, reinterpret_cast<const float*>(a) + first * a_stride + p, a_stride,
-                  std::min(chain, words - p), reinterpret_cast<const float*>(panel) + p * width,
-                  sums + first * sums_stride, sums_stride);
-    first = end;
-  }
+      multiply_rows<count()>(a + first * a_stride + p * sizeof(float), a_stride, std::min(chain, words - p),
+                             reinterpret_cast<const float*>(panel) + p * width, sums + first * sums_stride,
+                             sums_stride);
+  });
 }
 
 void transpose(const std::uint32_t* HWY_RESTRICT rows, std::size_t words, std::uint32_t* HWY_RESTRICT panel,
@@ -114,7 +107,8 @@ void copy_first(const float* first, const float*, std::size_t columns, std::uint
 }  // namespace
 
 TileKernel tile_f32() {
-  return {HWY_DYNAMIC_DISPATCH(width_of_target)(), 1, HWY_DYNAMIC_DISPATCH(multiply), copy, copy_first, nullptr};
+  return {
+      HWY_DYNAMIC_DISPATCH(width_of_target)(), 1, HWY_DYNAMIC_DISPATCH(multiply), copy, copy_first, nullptr, nullptr};
 }
 
 void transpose_four(const std::uint32_t* rows, std::size_t words, std::uint32_t* panel, std::size_t stride) {

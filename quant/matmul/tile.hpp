@@ -4,7 +4,16 @@
 #include <cstdint>
 #include <optional>
 
+#include "quant/matmul/code_kernel.hpp"
+
 namespace nibble::matmul {
+
+/// Two rows of a weight in 8 bits. The codes `ahead` bytes later are asked for from memory.
+struct Int8Pair {
+  const std::int8_t *first, *second;
+  float first_absmax, second_absmax;
+  std::size_t ahead;
+};
 
 /// A product of tiles that fit the caches, and the layout that it needs.
 ///
@@ -16,8 +25,9 @@ struct TileKernel {
   std::size_t per_word;  ///< numbers in a word
 
   /// sums[r][c] += sum over p < words of a[r][p] * panel[p][c] for all rows and columns of a group, without any other
-  /// number: a sum of its own starts at 0. A row of `a` has a_stride words, one of `sums` sums_stride numbers.
-  void (*multiply)(const std::uint32_t* a, std::size_t a_stride, std::size_t rows, std::size_t words,
+  /// number: a sum of its own starts at 0. A row of `a` has a_stride bytes, and its words need no alignment; one of
+  /// `sums` has sums_stride numbers.
+  void (*multiply)(const std::byte* a, std::size_t a_stride, std::size_t rows, std::size_t words,
                    const std::uint32_t* panel, float* sums, std::size_t sums_stride);
 
   /// Numbers that follow each other along the depth, to words. The last word may be filled with zero.
@@ -26,9 +36,10 @@ struct TileKernel {
   /// Numbers of one depth (or two, if a word has two) side by side, to one word for each column. `second` may be null.
   void (*side_by_side)(const float* first, const float* second, std::size_t columns, std::uint32_t* words);
 
-  /// The same of rows in the words of row_kernel_bf16(), for a multiple of 32 columns; null for fp32.
-  void (*pair_words)(const std::uint32_t* first, const std::uint32_t* second, std::size_t columns,
-                     std::uint32_t* words);
+  /// The same of weights of two rows, for a multiple of `width` columns. A group is group_stride words after the one
+  /// before. Blocks have to be a multiple of `width`, too. Null for fp32.
+  void (*pair_four_bit)(const CodeRows& weights, std::uint32_t* panel, std::size_t group_stride);
+  void (*pair_int8)(const Int8Pair& weights, std::size_t columns, std::uint32_t* panel, std::size_t group_stride);
 };
 
 /// Multiplies fp32 numbers, with the best instructions of the CPU target.

@@ -1,5 +1,11 @@
 // The product of tiles in bf16, for processors with AVX512_BF16.
+#include <array>
+#include <cstring>
+
+#include "nibble/int8.hpp"
+#include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/avx512_bf16.hpp"
+#include "quant/matmul/counts.hpp"
 #include "quant/matmul/tile.hpp"
 
 #ifdef NIBBLE_AVX512_BF16
@@ -7,48 +13,45 @@
 namespace nibble::matmul::tiles_in_bf16 {
 namespace {
 
-constexpr std::size_t lanes = 16, width = 2 * lanes;
-constexpr std::size_t max_rows = 12;
+constexpr std::size_t lanes = 16, vectors = 4, width = vectors * lanes;
+constexpr std::size_t max_rows = 6;
+
+// Numbers 0, 16, 1, 17, ... of 32.
+alignas(64) constexpr auto alternating = [] {
+  std::array<std::uint16_t, 2 * lanes> of{};
+  for (std::size_t i = 0; i < of.size(); ++i) of[i] = static_cast<std::uint16_t>(i / 2 + i % 2 * lanes);
+  return of;
+}();
 
 // As the loop of tile.cpp. The instruction adds the second product of a pair, then the first, and rounds after each.
 template <std::size_t rows>
-NIBBLE_AVX512_BF16 void multiply_rows(const std::uint32_t* __restrict a, std::size_t a_stride, std::size_t words,
+NIBBLE_AVX512_BF16 void multiply_rows(const std::byte* __restrict a, std::size_t a_stride, std::size_t words,
                                       const std::uint32_t* __restrict panel, float* __restrict sums,
                                       std::size_t sums_stride) {
-  __m512 left[rows], right[rows];
-#pragma GCC unroll 12
-  for (std::size_t r = 0; r < rows; ++r) left[r] = right[r] = _mm512_setzero_ps();
+  __m512 sum[rows][vectors];
+  for (auto& row : sum)
+    for (auto& v : row) v = _mm512_setzero_ps();
   for (std::size_t p = 0; p < words; ++p, panel += width) {
-    const __m512i b0 = _mm512_load_si512(panel), b1 = _mm512_load_si512(panel + lanes);
-#pragma GCC unroll 12
+    __m512i b[vectors];
+    for (std::size_t v = 0; v < vectors; ++v) b[v] = _mm512_load_si512(panel + v * lanes);
     for (std::size_t r = 0; r < rows; ++r) {
-      const __m512i x = _mm512_set1_epi32(static_cast<int>(a[r * a_stride + p]));
-      left[r] = _mm512_dpbf16_ps(left[r], bf16_pairs(x), bf16_pairs(b0));
-      right[r] = _mm512_dpbf16_ps(right[r], bf16_pairs(x), bf16_pairs(b1));
+      int word = 0;
+      std::memcpy(&word, a + r * a_stride + p * sizeof(word), sizeof(word));
+      const __m512i x = _mm512_set1_epi32(word);
+      for (std::size_t v = 0; v < vectors; ++v)
+        sum[r][v] = _mm512_dpbf16_ps(sum[r][v], bf16_pairs(x), bf16_pairs(b[v]));
     }
   }
-#pragma GCC unroll 12
-  for (std::size_t r = 0; r < rows; ++r, sums += sums_stride) {
-    _mm512_store_ps(sums, _mm512_add_ps(_mm512_load_ps(sums), left[r]));
-    _mm512_store_ps(sums + lanes, _mm512_add_ps(_mm512_load_ps(sums + lanes), right[r]));
-  }
+  for (std::size_t r = 0; r < rows; ++r, sums += sums_stride)
+    for (std::size_t v = 0; v < vectors; ++v)
+      _mm512_store_ps(sums + v * lanes, _mm512_add_ps(_mm512_load_ps(sums + v * lanes), sum[r][v]));
 }
 
-template <std::size_t rows = max_rows>
-void multiply_as(std::size_t count, const std::uint32_t* a, std::size_t a_stride, std::size_t words,
-                 const std::uint32_t* panel, float* sums, std::size_t sums_stride) {
-  if (count == rows) return multiply_rows<rows>(a, a_stride, words, panel, sums, sums_stride);
-  if constexpr (rows > 1) multiply_as<rows - 1>(count, a, a_stride, words, panel, sums, sums_stride);
-}
-
-void multiply(const std::uint32_t* a, std::size_t a_stride, std::size_t rows, std::size_t words,
-              const std::uint32_t* panel, float* sums, std::size_t sums_stride) {
-  const std::size_t parts = (rows + max_rows - 1) / max_rows;
-  for (std::size_t part = 0, first = 0; part < parts; ++part) {
-    const std::size_t end = rows * (part + 1) / parts;
-    multiply_as(end - first, a + first * a_stride, a_stride, words, panel, sums + first * sums_stride, sums_stride);
-    first = end;
-  }
+void multiply(const std::byte* a, std::size_t a_stride, std::size_t rows, std::size_t words, const std::uint32_t* panel,
+              float* sums, std::size_t sums_stride) {
+  in_parts<max_rows>(rows, [&](auto count, std::size_t first) {
+    multiply_rows<count()>(a + first * a_stride, a_stride, words, panel, sums + first * sums_stride, sums_stride);
+  });
 }
 
 NIBBLE_AVX512_BF16 void to_words(const float* numbers, std::size_t n, std::uint32_t* words) {
@@ -81,16 +84,57 @@ NIBBLE_AVX512_BF16 void side_by_side(const float* first, const float* second, st
   }
 }
 
-// Numbers 0, 32, 1, 33, ... of two vectors, then 16, 48, ...
-NIBBLE_AVX512_BF16 void pair_words(const std::uint32_t* first, const std::uint32_t* second, std::size_t columns,
-                                   std::uint32_t* words) {
-  alignas(64) static constexpr std::uint16_t lower[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                                          8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-  const __m512i low = _mm512_load_si512(lower), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-  for (std::size_t i = 0; i < columns; i += width, words += width) {
-    const __m512i a = _mm512_loadu_si512(first + i / 2), b = _mm512_loadu_si512(second + i / 2);
-    _mm512_storeu_si512(words, _mm512_permutex2var_epi16(a, low, b));
-    _mm512_storeu_si512(words + lanes, _mm512_permutex2var_epi16(a, high, b));
+// Codes of two rows make indices into a table of the values of both, of which the second row has the upper half. Codes
+// of 64 columns are first one to a byte, then pairs of them are in neighbouring 16 bits.
+NIBBLE_AVX512_BF16 void pair_four_bit(const CodeRows& weights, std::uint32_t* panel, std::size_t group_stride) {
+  const __m512 codebook = _mm512_load_ps(weights.tables.codebook.data());
+  const __m512i code = _mm512_set1_epi8(15);
+  const __m512i second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi8(16), 1);
+  // Byte 4 c of an index comes from column c of the first row, byte 4 c + 2 from the second, which is 32 bytes later.
+  // Even columns are in the upper nibbles, which are the first of two sources; the others are 64 bytes later.
+  alignas(64) static constexpr auto indices = [] {
+    std::array<std::uint8_t, width> of{};
+    for (std::size_t c = 0; c < lanes; ++c)
+      for (std::size_t row = 0; row < 2; ++row)
+        of[4 * c + 2 * row] = static_cast<std::uint8_t>(c / 2 + 32 * row + 64 * (c % 2));
+    return of;
+  }();
+  const __m512i order = _mm512_load_si512(indices.data()), eight = _mm512_set1_epi8(8);
+  const std::uint8_t *a = weights.packed, *b = weights.packed + weights.packed_stride;
+  for (std::size_t c = 0; c < weights.n; c += width, a += width / 2, b += width / 2, panel += group_stride) {
+    const float* const absmax = weights.absmax + c / weights.blocksize;
+    const __m512i table = reinterpret_cast<__m512i>(
+        _mm512_cvtne2ps_pbh(_mm512_mul_ps(codebook, _mm512_set1_ps(absmax[weights.absmax_stride])),
+                            _mm512_mul_ps(codebook, _mm512_set1_ps(*absmax))));
+    _mm_prefetch(reinterpret_cast<const char*>(a) + weights.ahead, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(b) + weights.ahead, _MM_HINT_T0);
+    const __m512i both =
+        _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a))),
+                           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b)), 1);
+    // (both & 15) | second
+    const __m512i upper = _mm512_ternarylogic_epi32(_mm512_srli_epi16(both, 4), code, second, 0xEA);
+    const __m512i lower = _mm512_ternarylogic_epi32(both, code, second, 0xEA);
+    __m512i from = order;
+    for (std::size_t v = 0; v < vectors; ++v, from = _mm512_add_epi8(from, eight))
+      _mm512_store_si512(panel + v * lanes,
+                         _mm512_permutexvar_epi16(_mm512_permutex2var_epi8(upper, from, lower), table));
+  }
+}
+
+NIBBLE_AVX512_BF16 void pair_int8(const Int8Pair& weights, std::size_t columns, std::uint32_t* panel,
+                                  std::size_t group_stride) {
+  const __m512 unit = _mm512_set1_ps(int8::inverse_127);
+  const __m512 scales[2] = {_mm512_set1_ps(weights.first_absmax), _mm512_set1_ps(weights.second_absmax)};
+  const __m512i order = _mm512_load_si512(alternating.data());
+  for (std::size_t c = 0; c < columns; c += lanes) {
+    const auto load = [&](const std::int8_t* codes, __m512 scale) NIBBLE_AVX512_BF16 {
+      _mm_prefetch(reinterpret_cast<const char*>(codes + c) + weights.ahead, _MM_HINT_T0);
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + c));
+      return _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), scale), unit);
+    };
+    const __m512 a = load(weights.first, scales[0]), b = load(weights.second, scales[1]);
+    const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
+    _mm512_store_si512(panel + c / width * group_stride + c % width, _mm512_permutexvar_epi16(order, both));
   }
 }
 
@@ -102,7 +146,7 @@ namespace nibble::matmul {
 std::optional<TileKernel> tile_bf16() {
   if (!has_avx512_bf16()) return std::nullopt;
   using namespace tiles_in_bf16;
-  return TileKernel{width, 2, multiply, to_words, side_by_side, pair_words};
+  return TileKernel{width, 2, multiply, to_words, side_by_side, pair_four_bit, pair_int8};
 }
 
 }  // namespace nibble::matmul

@@ -1,6 +1,7 @@
 #include "quant/matmul/weight.hpp"
 
 #include <fmt/format.h>
+#include <hwy/cache_control.h>
 
 #include <algorithm>
 #include <array>
@@ -13,6 +14,7 @@
 #include "nibble/nested.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/row_kernel.hpp"
+#include "quant/matmul/tile.hpp"
 
 namespace nibble::matmul {
 namespace {
@@ -91,13 +93,51 @@ void FourBitRows::decode(std::size_t row, std::size_t column, std::size_t count,
   }
 }
 
+std::size_t FourBitRows::absmax_of_part(std::size_t first, std::size_t count, std::size_t ahead, float* out) const {
+  const std::size_t block = first / weight_.blocksize;
+  const bool is_in_block = count > 0 && (first + count - 1) / weight_.blocksize == block;
+  const std::size_t blocksize = is_in_block ? count : weight_.blocksize, blocks = count / blocksize;
+  if (count % 32 != 0 || first % 2 != 0 || (!is_in_block && (first % blocksize != 0 || count % blocksize != 0)))
+    return 0;
+  if (weight_.absmax_codes.empty()) {
+    std::copy_n(weight_.absmax.data() + block, blocks, out);
+    return blocksize;
+  }
+  const std::uint8_t* const codes = weight_.absmax_codes.data() + block;
+  const float *const codebook = weight_.nested_codebook.data(), *const scale = weight_.nested_absmax.data();
+  hwy::Prefetch(codes + ahead / weight_.blocksize);
+  for (std::size_t i = 0; i < blocks; ++i)
+    out[i] = codebook[codes[i]] * scale[(block + i) / nested::blocksize] + weight_.nested_offset;
+  return blocksize;
+}
+
 bool FourBitRows::decode_words(const RowKernel& kernel, std::size_t row, std::size_t column, std::size_t count,
-                               std::uint32_t* words) const {
-  std::array<float, 512 / min_blocksize> room;
-  const std::size_t blocksize = weight_.blocksize, at = row * k() + column;
-  if (at % blocksize != 0 || count % blocksize != 0) return false;
-  kernel.decode_four_bit(tables_, packed() + at / 2, absmax(at / blocksize, count / blocksize, room).data(), blocksize,
-                         count, 0, words);
+                               std::size_t ahead, std::uint32_t* words) const {
+  std::array<float, max_part / min_blocksize> absmax;
+  const std::size_t at = row * k() + column, blocksize = absmax_of_part(at, count, ahead, absmax.data());
+  if (blocksize == 0) return false;
+  kernel.decode_four_bit(tables_, packed() + at / 2, absmax.data(), blocksize, count, ahead / 2, words);
+  return true;
+}
+
+bool FourBitRows::decode_pairs(const TileKernel& kernel, std::size_t row, Range columns, std::size_t ahead,
+                               std::uint32_t* panel, std::size_t group_stride) const {
+  if (kernel.pair_four_bit == nullptr || columns.size % kernel.width != 0) return false;
+  std::array<float, 2 * max_part / min_blocksize> absmax;
+  const std::size_t at = row * k() + columns.first, blocksize = absmax_of_part(at, columns.size, ahead, absmax.data());
+  if (blocksize == 0 || blocksize % kernel.width != 0) return false;
+  const std::size_t blocks = columns.size / blocksize;
+  if (absmax_of_part(at + k(), columns.size, ahead, absmax.data() + blocks) == 0) return false;
+  kernel.pair_four_bit({.tables = tables_,
+                        .packed = packed() + at / 2,
+                        .packed_stride = k() / 2,
+                        .absmax = absmax.data(),
+                        .absmax_stride = blocks,
+                        .blocksize = blocksize,
+                        .rows = 2,
+                        .n = columns.size,
+                        .ahead = ahead / 2},
+                       panel, group_stride);
   return true;
 }
 
@@ -111,9 +151,17 @@ void Int8Rows::decode(std::size_t row, std::size_t column, std::size_t count, fl
 }
 
 bool Int8Rows::decode_words(const RowKernel& kernel, std::size_t row, std::size_t column, std::size_t count,
-                            std::uint32_t* words) const {
+                            std::size_t ahead, std::uint32_t* words) const {
   if (count % 32 != 0) return false;
-  kernel.decode_int8(codes(row) + column, absmax(row), count, 0, words);
+  kernel.decode_int8(codes(row) + column, absmax(row), count, ahead, words);
+  return true;
+}
+
+bool Int8Rows::decode_pairs(const TileKernel& kernel, std::size_t row, Range columns, std::size_t ahead,
+                            std::uint32_t* panel, std::size_t group_stride) const {
+  if (kernel.pair_int8 == nullptr || columns.size % kernel.width != 0) return false;
+  kernel.pair_int8({codes(row) + columns.first, codes(row + 1) + columns.first, absmax(row), absmax(row + 1), ahead},
+                   columns.size, panel, group_stride);
   return true;
 }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "nibble/matmul.hpp"
+#include "quant/matmul/range.hpp"
 
 namespace nibble {
 struct FourBitTables;
@@ -11,6 +12,7 @@ struct FourBitTables;
 namespace nibble::matmul {
 
 struct RowKernel;
+struct TileKernel;
 
 /// A weight [n, k], whatever it is stored as.
 class Weight {
@@ -20,9 +22,17 @@ class Weight {
   /// W[row][column], ..., W[row][column + count - 1]. Thread-safe.
   virtual void decode(std::size_t row, std::size_t column, std::size_t count, float* out) const = 0;
 
-  /// The same in the words of a kernel; false, and nothing is written, if it cannot decode that part. count <= 512.
+  /// The same in the words of a kernel; false, and nothing is written, if it cannot decode that part. count <=
+  /// max_part. The codes `ahead` weights later are asked for from memory.
   [[nodiscard]] virtual bool decode_words(const RowKernel& kernel, std::size_t row, std::size_t column,
-                                          std::size_t count, std::uint32_t* words) const = 0;
+                                          std::size_t count, std::size_t ahead, std::uint32_t* words) const = 0;
+
+  static constexpr std::size_t max_part = 512;
+
+  /// W[row][column + c] and W[row + 1][column + c] as words of a panel of the kernel, in which groups are group_stride
+  /// words apart; false as above.
+  [[nodiscard]] virtual bool decode_pairs(const TileKernel& kernel, std::size_t row, Range columns, std::size_t ahead,
+                                          std::uint32_t* panel, std::size_t group_stride) const = 0;
 
   [[nodiscard]] std::size_t n() const noexcept { return n_; }
   [[nodiscard]] std::size_t k() const noexcept { return k_; }
@@ -41,7 +51,10 @@ class FourBitRows final : public Weight {
 
   void decode(std::size_t row, std::size_t column, std::size_t count, float* out) const override;
   [[nodiscard]] bool decode_words(const RowKernel& kernel, std::size_t row, std::size_t column, std::size_t count,
-                                  std::uint32_t* words) const override;
+                                  std::size_t ahead, std::uint32_t* words) const override;
+
+  [[nodiscard]] bool decode_pairs(const TileKernel& kernel, std::size_t row, Range columns, std::size_t ahead,
+                                  std::uint32_t* panel, std::size_t group_stride) const override;
 
   /// The absmax of blocks [first, first + count): where they are, or written to `room`.
   std::span<const float> absmax(std::size_t first, std::size_t count, std::span<float> room) const;
@@ -52,6 +65,10 @@ class FourBitRows final : public Weight {
   [[nodiscard]] const std::uint8_t* packed() const noexcept { return weight_.packed.data(); }
 
  private:
+  // Writes the absmax of weights [first, first + count), up to max_part of them, and returns how many share one; 0 if
+  // the part does not start and end with a block, or lie within one.
+  std::size_t absmax_of_part(std::size_t first, std::size_t count, std::size_t ahead, float* out) const;
+
   FourBitWeight weight_;
   const FourBitTables& tables_;
 };
@@ -63,7 +80,10 @@ class Int8Rows final : public Weight {
 
   void decode(std::size_t row, std::size_t column, std::size_t count, float* out) const override;
   [[nodiscard]] bool decode_words(const RowKernel& kernel, std::size_t row, std::size_t column, std::size_t count,
-                                  std::uint32_t* words) const override;
+                                  std::size_t ahead, std::uint32_t* words) const override;
+
+  [[nodiscard]] bool decode_pairs(const TileKernel& kernel, std::size_t row, Range columns, std::size_t ahead,
+                                  std::uint32_t* panel, std::size_t group_stride) const override;
 
   [[nodiscard]] float absmax(std::size_t row) const noexcept { return weight_.absmax[row]; }
   [[nodiscard]] const std::int8_t* codes(std::size_t row) const noexcept { return weight_.codes.data() + row * k(); }
