@@ -23,6 +23,15 @@ SHAPES = ((4096, 4096), (11008, 4096))
 TOKENS = (1, 16, 512)
 
 
+def clock_for(threads):
+    """Wall time, or the processor time of the only thread."""
+    return time.thread_time if threads == 1 else time.perf_counter
+
+
+def host(bench, threads):
+    return {**record.host(bench), "threads": threads, "torch": torch.__version__}
+
+
 def copies(*tensors):
     """Endless tuples of such tensors, which together have more than UNCACHED_BYTES."""
     size = sum(tensor.nbytes for tensor in tensors)
@@ -103,11 +112,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=20, help="at most so long for each shape and m [20]")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    clock = time.thread_time if options.threads == 1 else time.perf_counter
-    run = {"bench": "bench/matmul_cpu.py", "threads": options.threads, "torch": torch.__version__,
-           "cpu": record.first_match(r"^model name\s*: (.*)", "/proc/cpuinfo"),
-           "load_average": record.os.getloadavg()[0]}  # fmt: skip
-    results = record.Results(options.out, run)
+    clock = clock_for(options.threads)
+    results = record.Results(options.out, host("bench/matmul_cpu.py", options.threads))
     for n, k in SHAPES:
         source = weights(n, k)
         for m, dx in itertools.product(TOKENS, (False, True)):
