@@ -34,9 +34,10 @@ struct Int8Operand {
   Global<const float> absmax;
   i64 n, k;
 
-  /// What multiplies the sum of row at_n, which is of products of x and codes.
+  /// The sum of the products of x and the codes of row at_n, times the scale of that row. Without columns it is 0, and
+  /// absmax may be null.
   [[nodiscard]] NIBBLE_DEVICE float scaled(float sum, i64 at_n) const {
-    return mul_rn(sum, div_rn(ldg(absmax + at_n), 127.0f));
+    return k == 0 ? 0.0f : mul_rn(sum, div_rn(ldg(absmax + at_n), 127.0f));
   }
 };
 

@@ -185,9 +185,9 @@ typedef struct nibble_four_bit_product {
  *
  * It is fast if k, first, and stride are multiples of 64, blocksize is at least 64, packed is aligned to 8 bytes, and x
  * and its rows are aligned to 16 bytes. With multiples of 8, a blocksize of 32, or a packed that is aligned to 4
- * bytes, it takes more instructions; otherwise it is slow. Above m = 64, every 64 rows of x (32 in the second case)
- * read the weight again; devices of compute capability 9.0 take up to 128 rows at a time in the first case, if packed
- * is aligned to 16 bytes.
+ * bytes, it takes more instructions; otherwise it is slow. Each further 64 rows of x (32 in the second case) read the
+ * weight once more; devices of compute capability 9.0 take up to 128 rows at a time in the first case, if packed is
+ * aligned to 16 bytes.
  *
  * From a few hundred rows on (`min_library_m`) and without experts, the weight is dequantized into the workspace, and
  * cuBLASLt multiplies x by it, if libcublasLt.so.13 or .12 can be loaded; several weights take turns. Then weights are

@@ -19,7 +19,7 @@ from ._cpu import Parts
 from ._memory import CODEBOOKS, NESTED_BLOCKSIZE, NESTED_CODEBOOK, Memory
 from .errors import Error, UsageError, error_of
 
-KERNELS_VERSION = 2  # NIBBLE_KERNELS_VERSION
+KERNELS_VERSION = 3  # NIBBLE_KERNELS_VERSION
 
 
 class FourBitWeight(_library.Struct):
@@ -54,12 +54,25 @@ class FourBitOutput(_library.Struct):
     ]
 
 
-class Int8Weight(ctypes.Structure):
-    _fields_ = [("rows", c_uint64), ("columns", c_uint64), ("codes", c_void_p), ("absmax", c_void_p)]
+class Int8Weight(_library.Struct):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("rows", c_uint64),
+        ("columns", c_uint64),
+        ("codes", c_void_p),
+        ("absmax", c_void_p),
+    ]
 
 
-class Matrix(ctypes.Structure):
-    _fields_ = [("dtype", c_int), ("rows", c_uint64), ("columns", c_uint64), ("stride", c_uint64), ("data", c_void_p)]
+class Matrix(_library.Struct):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("dtype", c_int),
+        ("rows", c_uint64),
+        ("columns", c_uint64),
+        ("stride", c_uint64),
+        ("data", c_void_p),
+    ]
 
 
 ARGUMENTS = {

@@ -29,13 +29,14 @@ ConversionMemory conversion_memory(const Plan& plan, const Resources& resources)
   const std::uint64_t texts = text_bytes(plan.tensors.infos(), 0);
   const std::uint64_t decoder = PlanEstimates::decoder_bytes(plan);
   const std::uint64_t hashes = needs.codes / Xxh3Chunks::chunk_bytes * bytes_per_hash;
+  const auto chunk_bytes = [&] { return std::max(memory.chunk_bytes * memory.transposed_chunk, needs.least_chunk); };
   const auto queue = [&] {
     if (resources.device == nullptr) return std::uint64_t{0};
-    return std::max(memory.chunk_bytes * memory.transposed_chunk / absmax_share, row_absmax_bytes) + bytes_per_buffer;
+    return std::max(chunk_bytes() / absmax_share, row_absmax_bytes) + bytes_per_buffer;
   };
   const auto encoded = [&] {
-    const auto chunk = static_cast<double>(memory.chunk_bytes * memory.transposed_chunk);
-    return std::max(memory.batch_bytes, static_cast<std::uint64_t>(chunk * needs.growth)) + bytes_per_buffer;
+    const auto codes = static_cast<std::uint64_t>(static_cast<double>(chunk_bytes()) * needs.growth);
+    return std::max(memory.batch_bytes, codes) + bytes_per_buffer;
   };
   // Of the tensors in progress, the first may be fully encoded; of the others, only the batches in flight are.
   const auto batch_scratch = [&] {
@@ -50,7 +51,7 @@ ConversionMemory conversion_memory(const Plan& plan, const Resources& resources)
   const auto fixed = [&] {
     const std::uint64_t report = plan.recipe.error_report == ErrorReport::full ? bytes_per_report : 0;
     const std::uint64_t readers = std::min<std::uint64_t>(memory.threads, memory.tokens);
-    const std::uint64_t chunk = memory.chunk_bytes * memory.transposed_chunk;
+    const std::uint64_t chunk = chunk_bytes();
     const std::uint64_t decoding =
         bytes_per_decoded * needs.decoded + (decoder > 0 ? decoder_copies * decoder + readers * chunk : 0);
     return program_bytes + PlanEstimates::rewrite_bytes(plan) + (bytes_per_converted + report) * plan.tensors.size() +

@@ -20,6 +20,8 @@ EncodingNeeds needs_of(const Plan& plan, const Codings& codings, const std::func
     const std::uint64_t scratch = quantizer->scratch_bytes(info);
     const std::uint64_t codes = codec->code_bytes(info, info.elements());
     const std::uint64_t scanned = quantizer->chunking(info, limit(info.dtype)).scan ? quantizer->scan_bytes(info) : 0;
+    const std::uint64_t least = std::min(quantizer->chunking(info, 1).weights, info.elements());
+    needs.least_chunk = std::max(needs.least_chunk, least * traits(info.dtype).bits / 8);
     needs.codes = std::max(needs.codes, codes);
     needs.scratch = std::max(needs.scratch, scratch);
     needs.encoder = std::max(needs.encoder, finish_bytes(scratch) + scanned);

@@ -103,6 +103,7 @@ struct EncodingNeeds {
   std::uint64_t encoder = 0;                ///< beside the scratch: to finish, and for rows that are read twice
   std::uint64_t decoder = 0;                ///< bytes of the planes beside the codes, to read what was written
   std::uint64_t decoded = 0;                ///< number of tensors whose weights are decoded from codes
+  std::uint64_t least_chunk = 0;            ///< bytes of the smallest chunk that a quantizer takes
   double growth = 1;                        ///< of a chunk whose codes take more bytes than the weights
   double kept_share = 0;                    ///< scratch bytes per byte of codes
   bool transposes = false;                  ///< whether any tensor is transposed

@@ -203,6 +203,9 @@ CASES = {
     "tensors of a chunk each, 8 threads": dict(
         make=lambda path: write_checkpoint(path, [layer(i, "up", [2048, 1024]) for i in range(150)]),
         options=["--to", "nf4", "--block-size", "32", "--threads", "8"], mib=40),
+    "chunks of a million weights, 4 threads": dict(
+        make=lambda path: write_checkpoint(path, [layer(i, "up", [4096, 4096]) for i in range(2)]),
+        options=["--to", "nf4", "--block-size", "4096", "--absmax", "search", "--threads", "4"], mib=24),
     "rows of one weight to int8, 8 threads": dict(
         make=lambda path: write_checkpoint(path, [layer(i, "up", [1 << 20, 1]) for i in range(30)]),
         options=["--to", "int8", "--threads", "8"], mib=64),

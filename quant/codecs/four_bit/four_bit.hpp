@@ -165,8 +165,8 @@ inline constexpr std::array<CodecOption, 3> four_bit_options{
 enum class AbsmaxChoice : std::uint8_t { max, search, search_positive };
 
 /// Codec::normal_sqnr_db() for each AbsmaxChoice and block sizes 32, 64, ..., 4096, computed from the codebook, not by
-/// this code: for `max` of 2^22 normal weights by numpy (tests/quant/codecs/published_error_test.cpp), for searches of
-/// 2^21, trying all multiples of 1/64 of the largest magnitude. Double quantization costs 0.03 dB at most.
+/// this code: of 2^22 normal weights by numpy, and for searches of 2^21, trying all multiples of 1/64 of the largest
+/// magnitude (tests/quant/codecs/published_error_test.cpp). Double quantization costs 0.03 dB at most.
 using NormalSqnr = std::array<std::array<double, blocksizes.size()>, absmax_choices.size()>;
 
 /// A 4-bit codec with the options that a file states. Throws Error(usage) if it has no such blocksize.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "quant/quantizers/search/search_ratios.hpp"
 #include "quant/simd/magnitude.hpp"
@@ -180,6 +181,11 @@ HWY_EXPORT(lanes_of_target);
 constexpr std::size_t segment = 256;  // weights of a block that are held at a time
 constexpr float min_magnitude = 1e-30f, max_magnitude = 1e30f;
 
+// Finite, as 1e-38 takes the place of smaller magnitudes; 0 for 0.
+float inverse_of(float absmax) {
+  return absmax == 0 ? 0.0f : 1.0f / std::copysign(std::max(std::abs(absmax), 1e-38f), absmax);
+}
+
 // As many blocks as a vector has lanes.
 class Group {
  public:
@@ -257,16 +263,14 @@ ScaleSearch::ScaleSearch(const FourBitTables& tables, std::size_t blocksize, Abs
   std::ranges::transform(ratios, inverse_.begin(), [](float ratio) { return 1.0f / ratio; });
 }
 
-bool ScaleSearch::find(DType source, std::span<const std::byte> weights, std::span<float> absmax) const {
+void ScaleSearch::find(DType source, std::span<const std::byte> weights, std::span<float> absmax) const {
   const Group group(source, weights, blocksize_);
-  bool finite = true;
   for (std::size_t first = 0; first < absmax.size(); first += group.lanes()) {
     const std::size_t count = std::min(group.lanes(), absmax.size() - first);
     std::array<float, max_lanes> factors{};  // one over the largest magnitude; 0 for blocks that are not searched
     for (std::size_t b = 0; b < count; ++b) {
       const float largest = group.largest(first + b);
-      finite = finite && std::isfinite(largest);
-      absmax[first + b] = std::isfinite(largest) ? largest : 0.0f;
+      absmax[first + b] = std::isfinite(largest) ? largest : std::numeric_limits<float>::quiet_NaN();
       if (largest >= min_magnitude && largest <= max_magnitude) factors[b] = 1.0f / largest;
     }
     const auto used = std::span(factors).first(count);
@@ -288,7 +292,6 @@ bool ScaleSearch::find(DType source, std::span<const std::byte> weights, std::sp
     for (std::size_t b = 0; b < count; ++b)
       if (factors[b] != 0) absmax[first + b] *= scale[b];
   }
-  return finite;
 }
 
 void ScaleSearch::gains(DType source, std::span<const std::byte> weights, std::span<const float> absmax,
@@ -297,16 +300,14 @@ void ScaleSearch::gains(DType source, std::span<const std::byte> weights, std::s
   for (std::size_t first = 0; first < absmax.size(); first += group.lanes()) {
     const std::size_t count = std::min(group.lanes(), absmax.size() - first);
     std::array<float, max_lanes> factors{};
-    for (std::size_t b = 0; b < count; ++b)
-      if (absmax[first + b] != 0) factors[b] = 1.0f / absmax[first + b];
+    for (std::size_t b = 0; b < count; ++b) factors[b] = inverse_of(absmax[first + b]);
     alignas(64) std::array<float, max_lanes> ones;
     ones.fill(1.0f);
     SearchSums sums;
     group.for_each_part(first, std::span(factors).first(count), [&](const float* part, std::size_t n) {
       HWY_DYNAMIC_DISPATCH(add_own)(nearest_, part, n, ones.data(), &sums);
     });
-    for (std::size_t b = 0; b < count; ++b)
-      gains[first + b] = (2 * sums.product[b] - sums.square[b]) * absmax[first + b] * absmax[first + b];
+    for (std::size_t b = 0; b < count; ++b) gains[first + b] = 2 * sums.product[b] - sums.square[b];
   }
 }
 
@@ -316,7 +317,7 @@ void ScaleSearch::encode(DType source, std::span<const std::byte> weights, std::
   alignas(64) std::array<float, segment> room;
   std::array<std::uint8_t, segment> codes;
   for (std::size_t b = 0; b < absmax.size(); ++b) {
-    const float inverse = absmax[b] == 0 ? 0.0f : 1.0f / absmax[b];
+    const float inverse = inverse_of(absmax[b]);
     const std::size_t begin = b * blocksize_, end = std::min(begin + blocksize_, weights.size() / size);
     for (std::size_t at = begin; at < end; at += segment) {
       const std::size_t n = std::min(segment, end - at);

@@ -19,25 +19,28 @@ namespace nibble {
 ///   A = sum w c,  B = sum c^2
 ///
 /// So A^2 / B is computed for the nearest codes of some s, which are the largest magnitude times each of
-/// search_ratios(), and the largest wins. Its A / B is an s once more, and if that is better still, so is its own A /
-/// B. Sums run over a block in the order of its weights, in fp32, so all CPU targets find the same numbers.
+/// search_ratios(), and the largest wins. Then A^2 / B is computed for the nearest codes of the winner's A / B, too,
+/// and the A / B of the better of the two is the result. Sums run over a block in the order of its weights, in fp32, so
+/// all CPU targets find the same numbers.
 ///
-/// Thread-safe. Blocks follow each other in `weights`; the last may be short.
+/// Thread-safe. Blocks follow each other in `weights`; the last may be short. The tables have to outlive it.
 class ScaleSearch {
  public:
   ScaleSearch(const FourBitTables& tables, std::size_t blocksize, AbsmaxChoice choice);
 
-  /// Writes the absmax of every block. Blocks of zeros, and those whose largest magnitude is outside [1e-30, 1e30], get
-  /// that magnitude: sums could leave the range of fp32. False if a block has NaN or infinity; its absmax then is
-  /// neither.
-  [[nodiscard]] bool find(DType source, std::span<const std::byte> weights, std::span<float> absmax) const;
+  /// Writes the absmax of every block: NaN if one of its weights is not finite. Blocks of zeros, and those whose
+  /// largest magnitude is outside [1e-30, 1e30], get that magnitude: multiples of it, or one over it, could leave the
+  /// normal numbers of fp32.
+  void find(DType source, std::span<const std::byte> weights, std::span<float> absmax) const;
 
-  /// By how much the nearest codes leave less squared error than zeros would: 2 s A - s^2 B for s = absmax.
+  /// By how much the nearest codes leave less squared error than zeros would, over absmax^2: 2 A / absmax - B. 0 where
+  /// absmax is 0.
   void gains(DType source, std::span<const std::byte> weights, std::span<const float> absmax,
              std::span<float> gains) const;
 
-  /// The codes whose values are nearest to w / absmax: the number of midpoints below w * (1 / absmax), in fp32; the
-  /// code of 0 where absmax is 0. Two codes to a byte, the first in the upper half.
+  /// The codes whose values are nearest to w / absmax: the number of midpoints below w * (1 / absmax), in fp32, with
+  /// 1e-38 in place of a smaller |absmax|; the code of 0 where absmax is 0. Two codes to a byte, the first in the upper
+  /// half.
   void encode(DType source, std::span<const std::byte> weights, std::span<const float> absmax,
               std::span<std::uint8_t> packed) const;
 

@@ -1,6 +1,6 @@
-// For every block the absmax of least squared error. Double quantization does not need the mean of all of them: they
-// have both signs, so its offset is 0, and a nested block is encoded as soon as its 256 blocks are there. Codes are
-// chosen for the absmax as it will be read back.
+// For every block the absmax of least squared error. Double quantization has an offset of 0, not the mean of all absmax
+// values, so a nested block is encoded as soon as its 256 blocks are there. Codes are chosen for the absmax as it will
+// be read back.
 
 #include <algorithm>
 #include <array>
@@ -20,9 +20,10 @@ namespace {
 
 constexpr std::size_t unit_blocks = nested::blocksize;  // encoded at a time
 
-// The values are (x + 7 |x| x) / 8 for x = -1, -126/127, ..., 1: of these polynomials, the one with which the matrices of
-// a real model lose least. Most values are in two humps, one of each sign, at some distance from 0; but a few that are
-// much larger must not leave the others with too few codes. Code 255 is a second 1, and is not used.
+// The values are (x + 7 |x| x) / 8 for x = -1, -126/127, ..., 1. Most absmax values lie in two humps, one of each sign,
+// at some distance from 0, and there steps should be small; but a few values that are much larger must not leave the
+// others with too few codes. Of such polynomials, the matrices of a real model lose least with this one. Code 255 is a
+// second 1 and is not used.
 constexpr std::array<float, 256> nested_codebook = [] {
   std::array<float, 256> values{};
   for (int code = 0; code < 256; ++code) {
@@ -32,23 +33,6 @@ constexpr std::array<float, 256> nested_codebook = [] {
   return values;
 }();
 static_assert(nested_codebook[nested::code_of_zero] == 0);
-
-// NaN as 0 and infinities as the largest finite magnitude of their block.
-std::vector<float> finite_weights(DType source, std::span<const std::byte> weights, std::size_t blocksize) {
-  std::vector<float> finite(weights.size() / (traits(source).bits / 8));
-  for_each_tile(source, weights, [&](std::size_t i, std::span<const float> tile) {
-    for (std::size_t first = 0; first < tile.size(); first += blocksize) {
-      const auto block = tile.subspan(first, std::min(blocksize, tile.size() - first));
-      float largest = 0;
-      for (const float weight : block)
-        if (std::isfinite(weight)) largest = std::max(largest, std::abs(weight));
-      std::ranges::transform(block, finite.begin() + static_cast<std::ptrdiff_t>(i + first), [&](float weight) {
-        return std::isnan(weight) ? 0 : std::clamp(weight, -largest, largest);
-      });
-    }
-  });
-  return finite;
-}
 
 // The bytes of an encoder's scratch: the absmax of each block as it is read back and, with double quantization, its
 // code and the nested absmax of all whole nested blocks.
@@ -112,61 +96,102 @@ class SearchEncoder final : public Encoder {
  private:
   static constexpr float nested_offset = 0;
 
+  // A unit of the tensor, and its blocks that are not finite.
+  struct Unit {
+    std::span<const std::byte> weights;
+    std::vector<std::size_t> nonfinite;
+  };
+
   Findings encode_unit(std::uint64_t first, std::span<const std::byte> weights, std::span<std::uint8_t> packed,
                        std::vector<ErrorSums>* errors) {
     std::array<float, unit_blocks> room;
     const std::size_t n = weights.size() / (traits(tensor_.dtype).bits / 8);
     const auto absmax = std::span(room).first(ceil_div(n, codec_.blocksize()));
-    Findings findings;
-    if (search_.find(tensor_.dtype, weights, absmax)) {
-      encode_found(first, tensor_.dtype, weights, absmax, packed);
-    } else {
-      findings = count_nonfinite(tensor_.dtype, weights, first);
-      const std::vector<float> finite = finite_weights(tensor_.dtype, weights, codec_.blocksize());
-      const auto bytes = std::as_bytes(std::span(finite));
-      (void)search_.find(DType::f32, bytes, absmax);
-      encode_found(first, DType::f32, bytes, absmax, packed);
-    }
-    scratch_.write(layout_.absmax(first / codec_.blocksize()), std::as_bytes(absmax));
-    if (errors != nullptr) sum_errors(weights, packed, absmax, *errors);
-    return findings;
-  }
+    search_.find(tensor_.dtype, weights, absmax);
+    Unit unit{weights, {}};
+    for (std::size_t b = 0; b < absmax.size(); ++b)
+      if (std::isnan(absmax[b])) unit.nonfinite.push_back(b);
+    for_each_repaired(unit, [&](std::size_t b, std::span<const std::byte> block) {
+      search_.find(DType::f32, block, absmax.subspan(b, 1));
+    });
 
-  // Replaces absmax by what is read back, if it is double-quantized, and then encodes.
-  void encode_found(std::uint64_t first, DType dtype, std::span<const std::byte> weights, std::span<float> absmax,
-                    std::span<std::uint8_t> packed) {
+    const std::uint64_t first_block = first / codec_.blocksize();
     if (layout_.nested) {
-      std::array<std::uint8_t, unit_blocks> room;
-      const auto codes = std::span(room).first(absmax.size());
-      const float nested_absmax = nest(dtype, weights, absmax, codes);
-      const std::uint64_t block = first / codec_.blocksize();
-      scratch_.write(layout_.codes(block), std::as_bytes(codes));
-      scratch_.write(layout_.nested_absmax(block), std::as_bytes(std::span(&nested_absmax, 1)));
+      std::array<std::uint8_t, unit_blocks> code_room;
+      const auto codes = std::span(code_room).first(absmax.size());
+      const float nested_absmax = nest(unit, absmax, codes);
+      scratch_.write(layout_.codes(first_block), std::as_bytes(codes));
+      scratch_.write(layout_.nested_absmax(first_block), std::as_bytes(std::span(&nested_absmax, 1)));
     }
-    search_.encode(dtype, weights, absmax, packed);
+    scratch_.write(layout_.absmax(first_block), std::as_bytes(absmax));
+
+    search_.encode(tensor_.dtype, weights, absmax, packed);
+    for_each_repaired(unit, [&](std::size_t b, std::span<const std::byte> block) {
+      search_.encode(DType::f32, block, absmax.subspan(b, 1), packed.subspan(b * codec_.blocksize() / 2));
+    });
+    if (errors != nullptr) sum_errors(weights, packed, absmax, *errors);
+    return unit.nonfinite.empty() ? Findings() : count_nonfinite(tensor_.dtype, weights, first);
   }
 
-  // Of the two codes around an absmax, takes the one with the smaller error.
-  float nest(DType dtype, std::span<const std::byte> weights, std::span<float> absmax, std::span<std::uint8_t> codes) {
+  // Calls f(b, block) for the blocks that are not finite, in fp32, with NaN as 0 and infinities as the largest finite
+  // magnitude.
+  template <class F> void for_each_repaired(const Unit& unit, F&& f) const {
+    const std::size_t block_bytes = codec_.blocksize() * traits(tensor_.dtype).bits / 8;
+    std::array<float, tile_weights> room, finite;
+    for (const std::size_t b : unit.nonfinite) {
+      const std::size_t begin = b * block_bytes, size = std::min(block_bytes, unit.weights.size() - begin);
+      const auto block = widen(tensor_.dtype, unit.weights.subspan(begin, size), room);
+      float largest = 0;
+      for (const float weight : block)
+        if (std::isfinite(weight)) largest = std::max(largest, std::abs(weight));
+      std::ranges::transform(block, finite.begin(), [&](float weight) {
+        return std::isnan(weight) ? 0 : std::clamp(weight, -largest, largest);
+      });
+      f(b, std::as_bytes(std::span(finite).first(block.size())));
+    }
+  }
+
+  // The gain of every block with the codebook values of these codes, over the square of nested_absmax.
+  void gains_of(const Unit& unit, std::span<const std::uint8_t> codes, float nested_absmax,
+                std::span<float> gains) const {
+    std::array<float, unit_blocks> room;
+    const auto absmax = std::span(room).first(codes.size());
+    std::ranges::transform(codes, absmax.begin(), [&](std::uint8_t code) { return value_of(code, nested_absmax); });
+    search_.gains(tensor_.dtype, unit.weights, absmax, gains);
+    for_each_repaired(unit, [&](std::size_t b, std::span<const std::byte> block) {
+      search_.gains(DType::f32, block, absmax.subspan(b, 1), gains.subspan(b, 1));
+    });
+    for (std::size_t b = 0; b < codes.size(); ++b) gains[b] *= nested_codebook[codes[b]] * nested_codebook[codes[b]];
+  }
+
+  // Replaces absmax by what is read back: of the two codes around each, the one with the greater gain. Returns the
+  // nested absmax.
+  float nest(const Unit& unit, std::span<float> absmax, std::span<std::uint8_t> codes) const {
     float largest = 0;
     for (const float value : absmax) largest = std::max(largest, std::abs(value));
-    std::array<float, unit_blocks> room, lower_gains, upper_gains;
-    const auto value_of = [&](std::size_t code) { return nested_codebook[code] * largest + nested_offset; };
-    for (std::size_t b = 0; b < absmax.size(); ++b) {
-      const float v = largest == 0 ? 0.0f : absmax[b] / largest;
-      const auto above = std::ranges::upper_bound(nested_codebook, v) - nested_codebook.begin();
-      codes[b] = static_cast<std::uint8_t>(std::clamp<std::ptrdiff_t>(above - 1, 0, 253));
-      room[b] = value_of(codes[b]);
-    }
+    std::array<std::uint8_t, unit_blocks> above_room;
+    std::array<float, unit_blocks> room, above_gain_room;
     const std::size_t n = absmax.size();
-    search_.gains(dtype, weights, std::span(room).first(n), std::span(lower_gains).first(n));
-    for (std::size_t b = 0; b < n; ++b) room[b] = value_of(codes[b] + std::size_t{1});
-    search_.gains(dtype, weights, std::span(room).first(n), std::span(upper_gains).first(n));
+    const auto above = std::span(above_room).first(n);
+    const auto gains = std::span(room).first(n), above_gains = std::span(above_gain_room).first(n);
     for (std::size_t b = 0; b < n; ++b) {
-      if (absmax[b] != 0 && upper_gains[b] > lower_gains[b]) ++codes[b];
-      absmax[b] = value_of(codes[b]);
+      const float v = largest == 0 ? 0.0f : absmax[b] / largest;
+      const auto next = std::ranges::upper_bound(nested_codebook, v) - nested_codebook.begin();
+      codes[b] = static_cast<std::uint8_t>(std::clamp<std::ptrdiff_t>(next - 1, 0, 253));
+      above[b] = static_cast<std::uint8_t>(codes[b] + 1);
+    }
+    gains_of(unit, codes, largest, gains);
+    gains_of(unit, above, largest, above_gains);
+    for (std::size_t b = 0; b < n; ++b) {
+      if (absmax[b] != 0 && above_gains[b] > gains[b]) codes[b] = above[b];
+      absmax[b] = value_of(codes[b], largest);
     }
     return largest;
+  }
+
+  // As nested::decode().
+  static float value_of(std::uint8_t code, float nested_absmax) {
+    return nested_codebook[code] * nested_absmax + nested_offset;
   }
 
   void sum_errors(std::span<const std::byte> weights, std::span<const std::uint8_t> packed,

@@ -206,6 +206,12 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
             "--block-size cannot be combined with --to fp16: only nf4 and fp4 have this option");
   EXPECT_EQ(message("int8 --no-double-quant"),
             "--no-double-quant cannot be combined with --to int8: only nf4 and fp4 have double quantization");
+  EXPECT_EQ(message("int8 --absmax search"),
+            "--absmax cannot be combined with --to int8: only nf4 and fp4 have this option");
+  EXPECT_EQ(message("nf4 --absmax least"),
+            "--absmax: absmax of codec nf4: 'least' is not one of max, search, search-positive");
+  EXPECT_EQ(message("nf4:absmax=max --absmax search"),
+            "--absmax cannot be combined with 'nf4:absmax=max', which sets the same option");
   EXPECT_EQ(message("int8 --compute-dtype bf16"),
             "--compute-dtype cannot be combined with --to int8: only nf4 and fp4 layers have a compute type");
   EXPECT_EQ(message("nf4 --on-overflow clamp"),

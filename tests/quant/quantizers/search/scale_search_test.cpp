@@ -63,7 +63,7 @@ float absmax_of(const FourBitTables& tables, std::span<const float> block, std::
 std::vector<float> find(const FourBitTables& tables, std::size_t blocksize, AbsmaxChoice choice, DType dtype,
                         std::span<const std::byte> weights) {
   std::vector<float> absmax(ceil_div(weights.size() / (traits(dtype).bits / 8), blocksize));
-  EXPECT_TRUE(ScaleSearch(tables, blocksize, choice).find(dtype, weights, absmax));
+  ScaleSearch(tables, blocksize, choice).find(dtype, weights, absmax);
   return absmax;
 }
 
@@ -75,8 +75,12 @@ std::vector<float> all_kinds(std::size_t blocksize) {
     if (b % 5 == 1) std::ranges::fill(block, 0.0f);
     if (b % 5 == 1 && b > 10) block[b] = b % 2 == 0 ? -0.25f : 0.75f;
     if (b % 5 == 2)
-      for (float& w : block) w *= std::ldexp(1.0f, static_cast<int>(b) * 8 - 130);
+      for (float& w : block) w *= std::ldexp(1.0f, static_cast<int>(b) * 9 - 140);
   }
+  weights[30 * blocksize] = 3e38f;
+  std::ranges::fill(std::span(weights).subspan(31 * blocksize, blocksize), 0.0f);
+  weights[31 * blocksize + 1] = -1e-39f;
+  weights[32 * blocksize] = 1.1e30f;
   return weights;
 }
 
@@ -116,8 +120,8 @@ TEST(ScaleSearch, SaysIfAWeightIsNotFinite) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
       std::vector<float> weights = test::normal_weights(1000, 2), absmax(16);
       weights[999] = bad;
-      EXPECT_FALSE(search.find(dtype, test::stored_as(dtype, weights), absmax));
-      EXPECT_TRUE(std::ranges::all_of(absmax, [](float value) { return std::isfinite(value); }));
+      search.find(dtype, test::stored_as(dtype, weights), absmax);
+      for (std::size_t b = 0; b < 16; ++b) EXPECT_EQ(std::isnan(absmax[b]), b == 15) << b;
     }
 }
 
@@ -203,7 +207,8 @@ TEST(ScaleSearch, EncodesToTheNearestValues) {
       std::vector<float> expected(weights.size()), found(weights.size());
       for (std::size_t i = 0; i < weights.size(); ++i) {
         const float scale = absmax[i / blocksize];
-        expected[i] = nearest(tables, scale == 0 ? 0.0f : weights[i] * (1.0f / scale)) * scale;
+        const float divisor = std::copysign(std::max(std::abs(scale), 1e-38f), scale);
+        expected[i] = nearest(tables, scale == 0 ? 0.0f : weights[i] * (1.0f / divisor)) * scale;
       }
       test::for_each_target([&](const std::string& target) {
         std::vector<std::uint8_t> packed(ceil_div(weights.size(), 2), 0xEE);

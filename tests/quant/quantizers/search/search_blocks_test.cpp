@@ -23,14 +23,14 @@ double rmse(const CodecSpec& codec, const std::vector<float>& weights) {
   return compare(weights, test::round_trip(*make_codec(codec), weights, {1024, weights.size() / 1024})).rmse();
 }
 
-// 0.8995 and 0.9235 are what trying all scales reaches at a blocksize of 64.
+// Trying all multiples of 1/64 of the largest magnitude reaches 0.8966 and 0.9218.
 TEST(SearchOfBlocks, LowersTheErrorOfNormalWeightsByATenth) {
   const std::vector<float> weights = test::normal_weights(1 << 20, 7);
   const double largest = rmse("nf4:double-quant=no", weights);
-  EXPECT_LE(rmse(plain, weights), 0.900 * largest);
-  EXPECT_LE(rmse(nested_search, weights), 0.902 * largest);
-  EXPECT_LE(rmse("nf4:double-quant=no,absmax=search-positive", weights), 0.926 * largest);
-  EXPECT_LE(rmse("nf4:absmax=search-positive", weights), 0.928 * largest);
+  EXPECT_LE(rmse(plain, weights), 0.899 * largest);
+  EXPECT_LE(rmse(nested_search, weights), 0.901 * largest);
+  EXPECT_LE(rmse("nf4:double-quant=no,absmax=search-positive", weights), 0.924 * largest);
+  EXPECT_LE(rmse("nf4:absmax=search-positive", weights), 0.927 * largest);
 }
 
 TEST(SearchOfBlocks, ChunksAreWholeNestedBlocks) {
@@ -74,7 +74,7 @@ TEST(SearchOfBlocks, DoubleQuantizationTakesTheCodeThatHurtsLess) {
       const float absmax = codebook[code] * largest;
       float found_gain = 0;
       search.gains(DType::f32, block, {&absmax, 1}, {&found_gain, 1});
-      return found_gain;
+      return found_gain * codebook[code] * codebook[code];
     };
     std::size_t below = 0;
     while (below < 253 && codebook[below + 1] <= found[b] / largest) ++below;
@@ -103,10 +103,27 @@ TEST(SearchOfBlocks, BlocksThatAreNotFiniteCountNanAsZeroAndInfinityAsTheLargest
   }
 }
 
+// Also beside the smallest numbers.
 TEST(SearchOfBlocks, ZerosStayZeros) {
-  const std::vector<float> weights(1000);
+  std::vector<float> weights(1000);
+  weights[70] = 1e-39f;
   for (const char* const spec : {plain, nested_search})
-    EXPECT_EQ(test::round_trip(*make_codec(spec), weights, {10, 100}), weights);
+    for (std::size_t i = 0; const float decoded : test::round_trip(*make_codec(spec), weights, {10, 100}))
+      EXPECT_TRUE(i++ == 70 || decoded == 0) << i;
+}
+
+// The codes do not depend on the unit of the weights, as long as none of them leaves the normal numbers.
+TEST(SearchOfBlocks, PowersOfTwoChangeNoCode) {
+  const std::vector<float> weights = test::normal_weights(256 * 64, 6);
+  const TensorInfo tensor{"w", DType::f32, {weights.size()}};
+  const test::Encoded expected = test::encode(*make_codec(nested_search), tensor, bytes_of(weights));
+  for (const int exponent : {-90, -76, 64, 90}) {
+    std::vector<float> scaled = weights;
+    for (float& weight : scaled) weight = std::ldexp(weight, exponent);
+    const test::Encoded found = test::encode(*make_codec(nested_search), tensor, bytes_of(scaled));
+    EXPECT_EQ(found.planes.at(0), expected.planes.at(0)) << exponent;
+    EXPECT_EQ(found.planes.at(1), expected.planes.at(1)) << exponent;
+  }
 }
 
 // A negative absmax counts with its magnitude.
