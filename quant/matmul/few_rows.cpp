@@ -23,7 +23,7 @@ constexpr std::size_t part_words = 2048;
 constexpr std::size_t task_rows = 32;
 // How many bytes ahead of the codes that are decoded the next ones are asked for, at least. Memory then has work while
 // rows are multiplied, where the processor's own prefetching stops: one token takes half of the time.
-constexpr std::size_t ahead = 8192;
+constexpr std::size_t bytes_ahead = 8192;
 static_assert(part_depth % min_blocksize == 0 && task_rows % RowKernel::max_rows == 0);
 
 RowKernel kernel_for(DType dtype) {
@@ -70,7 +70,7 @@ class DecodeFourBit {
   void operator()(std::size_t row, std::size_t first, std::size_t n, std::uint32_t* words) const {
     const std::size_t blocksize = weight_.blocksize();
     kernel_.decode_four_bit(weight_.tables(), weight_.packed() + (row * weight_.k() + first) / 2,
-                            absmax_.of(row) + first / blocksize, blocksize, n, ahead, words);
+                            absmax_.of(row) + first / blocksize, blocksize, n, bytes_ahead, words);
   }
 
  private:
@@ -85,7 +85,7 @@ class DecodeInt8 {
 
   void start(Range /*rows*/) const {}
   void operator()(std::size_t row, std::size_t first, std::size_t n, std::uint32_t* words) const {
-    kernel_.decode_int8(weight_.codes(row) + first, weight_.absmax(row), n, ahead, words);
+    kernel_.decode_int8(weight_.codes(row) + first, weight_.absmax(row), n, bytes_ahead, words);
   }
 
  private:
@@ -141,7 +141,7 @@ class AddCodes {
                            .blocksize = blocksize,
                            .rows = rows.size,
                            .n = std::min(part, k - first),
-                           .ahead = std::max(ahead, rows.size * k / 2)};
+                           .ahead = std::max(bytes_ahead, rows.size * k / 2)};
       kernel_.multiply(codes, x_ + first / kernel_.per_word, k / kernel_.per_word, m_, sums);
     }
   }
