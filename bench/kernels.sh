@@ -16,6 +16,8 @@ programs=(bench_kernels bench_ceilings nibble_calibrate nibble_kernel_tests_gpu)
 optional=(bench_tune)
 max_bytes=60000000
 
+usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; }
+
 # Wrong usage.
 fail() {
   echo "error: $1" >&2
@@ -99,8 +101,9 @@ case ${1-} in
     dir=$(cd "$2" && pwd)
     exec python3 "$dir/kernels_run.py" "$dir" "${@:3}"
     ;;
-  '' | help | --help)
-    sed -n '2,13s/^# \{0,1\}//p' "$0"
+  help | --help) usage ;;
+  '')
+    usage >&2
     exit 2
     ;;
   *) fail "$1 is not build or run" ;;

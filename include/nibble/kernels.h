@@ -163,7 +163,7 @@ NIBBLE_API const float* nibble_nested_codebook(void);
 /* The most weights in one call. */
 #define NIBBLE_MATMUL_MAX_PRODUCTS 4
 
-/* A nibble_matmul.min_library_m that no product has. */
+/* A nibble_matmul.min_library_m that is never reached: no library multiplies. */
 #define NIBBLE_NO_LIBRARY UINT32_MAX
 
 /* A weight [n, k] by which x is multiplied, and where the result goes. */

@@ -35,9 +35,9 @@ template <class Cost> constexpr Splits cheapest_splits(u64 steps, bool may_split
   return best;
 }
 
-/// Blocks for each weight of a launch, so that all blocks with an item of `items[weight]` run at a time, of which the
-/// device has `resident`. A block takes items in turn, and ends at once if there is none for it; a grid has equally
-/// many blocks for each weight.
+/// How many blocks a launch has for each of its weights, of which weight w has items[w] items. A grid has equally many
+/// blocks for each weight. A block takes items in turn, and ends at once if there is none for it; those that have an
+/// item are at most `resident`, which is how many the device runs at a time.
 inline u32 blocks_for_each(std::span<const u64> items, u64 resident) {
   std::vector<u64> ascending(items.begin(), items.end());
   std::sort(ascending.begin(), ascending.end());

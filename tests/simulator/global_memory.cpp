@@ -21,8 +21,9 @@ struct Registry {
 };
 
 Registry& registry() {
-  static Registry all;
-  return all;
+  // Never destroyed: static objects may hold regions until the program ends.
+  static Registry* const all = new Registry;
+  return *all;
 }
 
 void enter(Region* region) {

@@ -17,7 +17,7 @@ struct Routing {
   std::vector<std::uint32_t> host_ends;  // of each expert's rows
   Buffer ends;
 
-  /// How many routings have no expert in common if there is one token.
+  /// So many routings of one token exist of which no two use the same expert.
   static constexpr u64 distinct = experts / experts_of_a_token;
   Routing(u64 tokens, u64 seed);
   [[nodiscard]] u64 used_experts() const;
@@ -27,8 +27,8 @@ struct Routing {
 /// row of x is multiplied by one expert's.
 class GroupedMatmul {
  public:
-  /// For all weights like these. `of` has the shapes of the weights, or that of one expert. What x, y and the codebook
-  /// are, they must stay.
+  /// For all weights like these. `of` has the shapes of the weights, or that of one expert. x, y and the codebook have
+  /// to outlive it.
   GroupedMatmul(std::vector<Shape> of, u64 m, const std::vector<FourBit>& weights, const Routing* routing,
                 const Buffer& codebook, const Buffer& x, const std::vector<Buffer>& y);
   void run(const std::vector<FourBit>& weights, const Routing* routing, cudaStream_t stream) const;

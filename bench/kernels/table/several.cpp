@@ -36,7 +36,7 @@ void print(const Session& session, const std::string& name, const Times& times, 
 
 void measure_shared(Session& session, const std::vector<Shape>& of, const std::vector<std::vector<FourBit>>& copies,
                     u64 m) {
-  std::string name = "matmul-shared/bf16/nf4-nested/";
+  std::string name = "shared-matmul/bf16/nf4-nested/";
   u64 rows = 0;
   for (const Shape& shape : of) {
     name += (rows == 0 ? "" : "+") + std::to_string(shape.n);
@@ -82,8 +82,8 @@ void measure_experts(Session& session, const std::vector<std::vector<FourBit>>& 
   std::vector<Routing> routings;
   for (u64 seed = 0; seed < Routing::distinct; ++seed) routings.emplace_back(tokens, seed);
   const u64 m = routings[0].m;
-  const std::string name = "matmul-experts/bf16/nf4-nested/" + std::to_string(experts) + "x" + shape.text() +
-                           "/tokens" + std::to_string(tokens) + "/nibble";
+  const std::string name = "expert-matmul/bf16/nf4-nested/" + std::to_string(experts) + "x" + shape.text() + "/tokens" +
+                           std::to_string(tokens) + "/nibble";
   const std::vector<u16> host_x = random_bf16(m * shape.k, 1, m);
   const Buffer x = Buffer::of(host_x);
   std::vector<Buffer> y;
@@ -105,10 +105,10 @@ void measure_several(Session& session) {
   const std::vector<Shape> of = shared_shapes(shared_shape);
   const auto weights = copies_of_shared(of);
   for (const u64 m : decode_m)
-    session.report.attempt("matmul-shared/m" + std::to_string(m), [&] { measure_shared(session, of, weights, m); });
+    session.report.attempt("shared-matmul/m" + std::to_string(m), [&] { measure_shared(session, of, weights, m); });
   const auto of_experts = copies_of_shared({shape_of_experts(expert_shape)});
   for (const u64 tokens : expert_tokens)
-    session.report.attempt("matmul-experts/tokens" + std::to_string(tokens),
+    session.report.attempt("expert-matmul/tokens" + std::to_string(tokens),
                            [&] { measure_experts(session, of_experts, tokens); });
 }
 

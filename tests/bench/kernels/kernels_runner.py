@@ -257,6 +257,11 @@ class Options(unittest.TestCase):
 
     def test_command(self):
         self.check(["test"], "test is not build or run")
+        program = ROOT / "bench" / "kernels.sh"
+        for words, code, stream in ((["--help"], 0, "stdout"), ([], 2, "stderr")):
+            done = subprocess.run([program, *words], capture_output=True, text=True, check=False, timeout=20)
+            self.assertEqual(done.returncode, code)
+            self.assertIn("kernels.sh build DIR", getattr(done, stream))
 
     def test_build(self):
         package = self.folder / "package"

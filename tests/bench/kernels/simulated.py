@@ -97,9 +97,9 @@ def check_programs(folder, out, peers):
     check_right(found["table-quick"], table_names(SHAPES[:1]))
     check_right(found["table/several"], [
         *BANDWIDTHS,
-        *(f"matmul-shared/bf16/nf4-nested/{SHARED}/m{m}/{by}" for m in TABLE_M
+        *(f"shared-matmul/bf16/nf4-nested/{SHARED}/m{m}/{by}" for m in TABLE_M
           for by in ("nibble", "nibble-one-by-one")),
-        *(f"matmul-experts/bf16/nf4-nested/{EXPERTS}/tokens{tokens}/nibble" for tokens in EXPERT_TOKENS)])  # fmt: skip
+        *(f"expert-matmul/bf16/nf4-nested/{EXPERTS}/tokens{tokens}/nibble" for tokens in EXPERT_TOKENS)])  # fmt: skip
     for shape in SHAPES + PRODUCT_SHAPES:
         table = Step("table", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 60)
         found = run(folder, out, [table], **peers)
