@@ -164,13 +164,15 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, EverySynchronizationIsNeeded) {
   }
 }
 
-// Few blocks or many: the order of additions, and so the bytes, are the same on every device.
+// Few blocks or many: the order of additions, and so the bytes, are the same on every device. The last weight has more
+// rows than all of them take at a time.
 NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, DevicesOfAnySizeGiveTheSameBytes) {
-  for (const Shape& shape : {Shape{.m = 3, .n = 300, .k = 64 * 20}, Shape{.m = 20, .n = 300, .k = 64 * 20}}) {
+  for (const Shape& shape : {Shape{.m = 3, .n = 300, .k = 64 * 20}, Shape{.m = 20, .n = 300, .k = 64 * 20},
+                             Shape{.m = 3, .n = 9500, .k = 64 * 2}}) {
     const Problem problem(shape, 28);
     const Product run(problem);
     const std::vector<float> expected = run.product();
-    nibble::test::on_devices({1U, 3U, 108U, 114U, 144U}, {80U, 90U}, [&] { EXPECT_EQ(run.product(), expected); });
+    nibble::test::on_devices({1U, 3U, 108U, 114U, 132U, 144U}, {80U, 90U}, [&] { EXPECT_EQ(run.product(), expected); });
   }
 }
 
