@@ -236,15 +236,21 @@ void sum_up(benchmark::State& state, std::uint64_t bytes) {
 struct Registered {
   std::string name;
   std::unique_ptr<const nibble::Codec> codec;
+  bool is_variant = false;  // encodes and decodes as the codec with default options does
 };
 
-// Every codec with its default options, and those that double quantization changes without it, too.
+// Every codec with its default options, and what changes how a tensor is quantized: no double quantization, and other
+// choices of absmax.
 std::vector<Registered> registered() {
   std::vector<Registered> all;
   for (const std::string_view name : nibble::codec_names()) {
     all.push_back({std::string(name), nibble::make_codec(name)});
     if (const nibble::CodecSpec spec(name); spec.has("double-quant"))
-      all.push_back({std::string(name) + "-no-double-quant", nibble::make_codec(spec.with("double-quant", "no"))});
+      all.push_back(
+          {std::string(name) + "-no-double-quant", nibble::make_codec(spec.with("double-quant", "no")), true});
+    if (const nibble::CodecSpec spec(name); spec.has("absmax"))
+      for (const char* const choice : {"search", "search-positive"})
+        all.push_back({std::string(name) + "-" + choice, nibble::make_codec(spec.with("absmax", choice)), true});
   }
   return all;
 }
@@ -264,18 +270,16 @@ int main(int argc, char** argv) {
     add("read", size, sum_up);
     add("nested/encode", size, nested_encode);
     add("nested/decode", size, nested_decode);
-    for (const auto& [name, codec] : codecs) {
+    for (const auto& [name, codec, is_variant] : codecs) {
       const auto type_name = [](DType dtype) { return "/" + std::string(nibble::traits(dtype).torch_name); };
       for (const DType dtype : encode_types) {
         const nibble::TensorInfo tensor = tensor_of(dtype, size.bytes);
         if (!codec->accepts(tensor)) continue;
-        if (!name.ends_with("-no-double-quant"))
-          add("encode/" + name + type_name(dtype), size, encode, codec.get(), dtype);
+        if (!is_variant) add("encode/" + name + type_name(dtype), size, encode, codec.get(), dtype);
         if (codec->quantizes()) add("quantize/" + name + type_name(dtype), size, quantize, codec.get(), dtype);
       }
       for (const DType dtype : decode_types)
-        if (!name.ends_with("-no-double-quant"))
-          add("decode/" + name + type_name(dtype), size, decode, codec.get(), dtype);
+        if (!is_variant) add("decode/" + name + type_name(dtype), size, decode, codec.get(), dtype);
     }
   }
   benchmark::AddCustomContext("simd", nibble::bench::simd_target());
