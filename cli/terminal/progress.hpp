@@ -37,8 +37,8 @@ class ProgressDisplay : public Progress {
 
   Terminal& terminal_;
   ProgressStyle style_;
-  Clock::time_point start_;     // of this pass,
-  std::uint64_t begun_at_ = 0;  // which began with these bytes
+  Clock::time_point start_;     // when this pass began,
+  std::uint64_t begun_at_ = 0;  // and how many bytes were done then
   std::uint64_t done_ = 0;
   Clock::time_point next_;
   bool drawn_ = false;

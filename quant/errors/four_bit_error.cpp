@@ -180,6 +180,11 @@ std::size_t encode_and_compare_four_bit(const FourBitTables& tables, DType sourc
 void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                          std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
                          std::span<FourBitError> errors, ErrorSums& sums) {
+  if (source == DType::f64) {
+    alignas(64) std::array<float, tile_weights> room;
+    const auto wide = std::as_bytes(widen(source, weights, room));
+    return sum_four_bit_errors(tables, DType::f32, wide, packed, absmax, blocksize, errors, sums);
+  }
   TileSums tile;
   compare_blocks_of(source)(tables, weights.data(), packed.data(), absmax.data(),
                             weights.size() / (traits(source).bits / 8) / blocksize, blocksize,

@@ -42,7 +42,7 @@ std::size_t encode_and_compare_four_bit(const FourBitTables& tables, DType sourc
                                         std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax,
                                         std::span<FourBitError> errors, ErrorSums& sums);
 
-/// The error of a tile that was encoded elsewhere.
+/// The error of a tile that was encoded elsewhere. F64 weights count as the fp32 numbers that they are rounded to.
 void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                          std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
                          std::span<FourBitError> errors, ErrorSums& sums);

@@ -140,6 +140,9 @@ void decode_four_bit(const FourBitTables& tables, std::span<const std::uint8_t> 
 std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                             std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
 
+/// A block with NaN as 0 and infinities as its largest finite magnitude, padded with zeros.
+[[nodiscard]] std::array<float, FourBitTables::max_blocksize> repaired(std::span<const float> block);
+
 /// Encodes the blocks that the loops of four_bit_encode-inl.hpp cannot: a short last one, and those whose absmax came
 /// out as not finite. Returns how many of those there are.
 std::size_t repair_blocks(const FourBitTables& tables, DType source, std::span<const std::byte> weights,

@@ -39,9 +39,15 @@ HWY_EXPORT(encode_blocks_f32);
 HWY_EXPORT(encode_blocks_bf16);
 HWY_EXPORT(encode_blocks_f16);
 
-// The block with NaN as 0 and infinities as its largest finite magnitude, padded with zeros.
-std::array<float, tile_weights> repaired(std::span<const float> block) {
-  std::array<float, tile_weights> out{};
+auto encode_blocks_of(DType source) {
+  return loop_of(source, HWY_DYNAMIC_DISPATCH(encode_blocks_f32), HWY_DYNAMIC_DISPATCH(encode_blocks_bf16),
+                 HWY_DYNAMIC_DISPATCH(encode_blocks_f16));
+}
+
+}  // namespace
+
+std::array<float, FourBitTables::max_blocksize> repaired(std::span<const float> block) {
+  std::array<float, FourBitTables::max_blocksize> out{};
   float largest = 0;
   for (const float weight : block)
     if (std::isfinite(weight)) largest = std::max(largest, std::abs(weight));
@@ -49,13 +55,6 @@ std::array<float, tile_weights> repaired(std::span<const float> block) {
     if (!std::isnan(block[i])) out[i] = std::clamp(block[i], -largest, largest);
   return out;
 }
-
-auto encode_blocks_of(DType source) {
-  return loop_of(source, HWY_DYNAMIC_DISPATCH(encode_blocks_f32), HWY_DYNAMIC_DISPATCH(encode_blocks_bf16),
-                 HWY_DYNAMIC_DISPATCH(encode_blocks_f16));
-}
-
-}  // namespace
 
 std::size_t repair_blocks(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                           std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax) {

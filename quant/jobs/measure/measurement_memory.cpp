@@ -15,6 +15,7 @@ struct MeasuringNeeds {
   std::uint64_t opening = 0;
   std::uint64_t decoders = 0;  // the largest
   std::uint64_t encoders = 0;
+  std::uint64_t least_chunk = 0;
 };
 
 std::uint64_t name_bytes(const TensorList& tensors) { return text_bytes(tensors, counted_dimensions); }
@@ -34,7 +35,7 @@ MeasuringNeeds needs_of(const StoredWeights& stored) {
 
 MeasuringNeeds needs_of(const Plan& plan, const Codings& codings) {
   const EncodingNeeds needs = nibble::needs_of(plan, codings, [](DType) { return unit_weights; });
-  return {.decoders = needs.decoder, .encoders = needs.encoder};
+  return {.decoders = needs.decoder, .encoders = needs.encoder, .least_chunk = needs.least_chunk};
 }
 
 }  // namespace
@@ -65,6 +66,7 @@ MeasurementMemory measurement_memory(const Pairing& pairing, std::span<const Can
     needs.lists += own.lists;
     needs.decoders += own.decoders;
     needs.encoders = std::max(needs.encoders, own.encoders);
+    needs.least_chunk = std::max(needs.least_chunk, own.least_chunk);
     needs.opening = std::max(needs.opening, own.opening);
     if (candidates[c].plan) add_plan(*candidates[c].plan);
   }
@@ -80,7 +82,9 @@ MeasurementMemory measurement_memory(const Pairing& pairing, std::span<const Can
   const std::uint64_t token = unit_weights * (8 + 8 * candidates.size()) + columns * (sizeof(float) + sizeof(double));
   std::size_t tokens = threads + measured_in_line;
   while (tokens > 1 && fixed + tokens * token > limit) --tokens;
-  fixed = std::max(fixed + tokens * token, program_bytes + needs.opening);
+  // Before it is compared, a tensor is encoded on all threads: a chunk takes its weights and at most as many codes.
+  const std::uint64_t encoding = threads * 2 * needs.least_chunk;
+  fixed = std::max(fixed + std::max(tokens * token, encoding), program_bytes + needs.opening);
   if (fixed > limit) throw too_little_memory("measuring needs", fixed, limit);
   return {threads, tokens, (limit - fixed) / 2, results};
 }

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
-#include "quant/quantizers/search/search_ratios.hpp"
 #include "quant/simd/magnitude.hpp"
 #include "quant/simd/widen.hpp"
 
@@ -247,8 +247,9 @@ ScaleSearch::Nearest::Nearest(const FourBitTables& tables) {
   for (const std::uint8_t code : tables.code)
     if (const float next = tables.codebook[code]; values == 0 || next != value[values - 1]) value[values++] = next;
   for (std::size_t bucket = 0, k = 0; bucket < midpoint.size(); ++bucket) {
-    const float end = static_cast<float>(bucket + 1) / 16 - 1;
+    const float begin = static_cast<float>(bucket) / 16 - 1, end = begin + 1.0f / 16;
     const bool has_midpoint = k < tables.midpoints && tables.midpoint[k] < end;
+    if (has_midpoint && tables.midpoint[k] < begin) throw std::logic_error("two midpoints of a codebook are too close");
     midpoint[bucket] = has_midpoint ? tables.midpoint[k] : 2.0f;
     below[bucket] = value[k];
     above[bucket] = value[k + (has_midpoint ? 1 : 0)];
@@ -289,8 +290,7 @@ void ScaleSearch::find(DType source, std::span<const std::byte> weights, std::sp
       HWY_DYNAMIC_DISPATCH(add_own)(nearest_, part, n, inverse.data(), &refined);
     });
     HWY_DYNAMIC_DISPATCH(choose)(&refined, 1, best.data(), scale.data());
-    for (std::size_t b = 0; b < count; ++b)
-      if (factors[b] != 0) absmax[first + b] *= scale[b];
+    for (std::size_t b = 0; b < count; ++b) absmax[first + b] *= scale[b];  // 1 for those that were not searched
   }
 }
 
@@ -330,8 +330,7 @@ void ScaleSearch::encode(DType source, std::span<const std::byte> weights, std::
       }
       HWY_DYNAMIC_DISPATCH(count_midpoints)
       (tables_, part.data(), ceil_div(n, max_lanes) * max_lanes, inverse, codes.data());
-      for (std::size_t i = 0; i < n; ++i) codes[i] = tables_.code[codes[i]];
-      if (n % 2 != 0) codes[n] = 0;
+      for (std::size_t i = 0; i < n + n % 2; ++i) codes[i] = tables_.code[codes[i]];  // an odd end has the code of 0
       std::uint8_t* const to = packed.data() + at / 2;
       for (std::size_t i = 0; i < n; i += 2) to[i / 2] = static_cast<std::uint8_t>(codes[i] << 4 | codes[i + 1]);
     }

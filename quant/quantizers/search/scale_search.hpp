@@ -7,6 +7,7 @@
 
 #include "nibble/tensor.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/quantizers/search/search_ratios.hpp"
 
 namespace nibble {
 
@@ -44,7 +45,8 @@ class ScaleSearch {
   void encode(DType source, std::span<const std::byte> weights, std::span<const float> absmax,
               std::span<std::uint8_t> packed) const;
 
-  // What the loops need of a codebook. [-1, 1] is cut into 32 buckets, each with at most one midpoint.
+  // What the loops need of a codebook. [-1, 1] is cut into 32 buckets, each with at most one midpoint; a codebook that
+  // has two in one throws std::logic_error.
   struct Nearest {
     explicit Nearest(const FourBitTables& tables);
 
@@ -57,7 +59,7 @@ class ScaleSearch {
   const FourBitTables& tables_;
   std::size_t blocksize_;
   Nearest nearest_;
-  std::array<float, 24> inverse_{};  // one over each ratio
+  std::array<float, max_search_ratios> inverse_{};  // one over each ratio
   std::size_t ratios_;
 };
 

@@ -34,13 +34,14 @@ constexpr std::array<float, 256> nested_codebook = [] {
 }();
 static_assert(nested_codebook[nested::code_of_zero] == 0);
 
-// The bytes of an encoder's scratch: the absmax of each block as it is read back and, with double quantization, its
-// code and the nested absmax of all whole nested blocks.
+// The bytes of an encoder's scratch: the absmax of each block as it is read back, if it is stored or its spread is
+// asked for, and with double quantization the nested absmax and then the codes.
 struct Layout {
   std::uint64_t blocks;
-  bool nested;
+  bool nested, sums_errors;
 
-  [[nodiscard]] std::uint64_t absmax(std::uint64_t block) const { return block * sizeof(float); }
+  [[nodiscard]] bool has_absmax() const { return !nested || sums_errors; }
+  [[nodiscard]] std::uint64_t absmax(std::uint64_t block) const { return has_absmax() ? block * sizeof(float) : 0; }
   [[nodiscard]] std::uint64_t nested_absmax(std::uint64_t block) const {
     return absmax(blocks) + block / nested::blocksize * sizeof(float);
   }
@@ -55,9 +56,8 @@ class SearchEncoder final : public Encoder {
   SearchEncoder(const FourBitCodec& codec, const QuantizerOptions& options, const TensorInfo& tensor, Scratch& scratch)
       : codec_(codec),
         search_(codec.tables(), codec.blocksize(), codec.absmax_choice()),
-        sums_errors_(options.sums_errors),
         tensor_(tensor),
-        layout_{ceil_div(tensor.elements(), codec.blocksize()), codec.double_quant()},
+        layout_{ceil_div(tensor.elements(), codec.blocksize()), codec.double_quant(), options.sums_errors},
         scratch_(scratch) {}
 
   Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> codes,
@@ -76,7 +76,7 @@ class SearchEncoder final : public Encoder {
   EncodingError late_error() const override { return late_; }
 
   void finish(PlaneSink& sink) override {
-    if (sums_errors_)
+    if (layout_.sums_errors)
       for_each_piece(0, layout_.absmax(layout_.blocks), [&](std::span<const std::byte> bytes) {
         std::vector<float> magnitudes(bytes.size() / sizeof(float));
         std::memcpy(magnitudes.data(), bytes.data(), bytes.size());
@@ -123,7 +123,7 @@ class SearchEncoder final : public Encoder {
       scratch_.write(layout_.codes(first_block), std::as_bytes(codes));
       scratch_.write(layout_.nested_absmax(first_block), std::as_bytes(std::span(&nested_absmax, 1)));
     }
-    scratch_.write(layout_.absmax(first_block), std::as_bytes(absmax));
+    if (layout_.has_absmax()) scratch_.write(layout_.absmax(first_block), std::as_bytes(absmax));
 
     search_.encode(tensor_.dtype, weights, absmax, packed);
     for_each_repaired(unit, [&](std::size_t b, std::span<const std::byte> block) {
@@ -137,16 +137,11 @@ class SearchEncoder final : public Encoder {
   // magnitude.
   template <class F> void for_each_repaired(const Unit& unit, F&& f) const {
     const std::size_t block_bytes = codec_.blocksize() * traits(tensor_.dtype).bits / 8;
-    std::array<float, tile_weights> room, finite;
+    std::array<float, tile_weights> room;
     for (const std::size_t b : unit.nonfinite) {
       const std::size_t begin = b * block_bytes, size = std::min(block_bytes, unit.weights.size() - begin);
       const auto block = widen(tensor_.dtype, unit.weights.subspan(begin, size), room);
-      float largest = 0;
-      for (const float weight : block)
-        if (std::isfinite(weight)) largest = std::max(largest, std::abs(weight));
-      std::ranges::transform(block, finite.begin(), [&](float weight) {
-        return std::isnan(weight) ? 0 : std::clamp(weight, -largest, largest);
-      });
+      const auto finite = repaired(block);
       f(b, std::as_bytes(std::span(finite).first(block.size())));
     }
   }
@@ -177,13 +172,13 @@ class SearchEncoder final : public Encoder {
     for (std::size_t b = 0; b < n; ++b) {
       const float v = largest == 0 ? 0.0f : absmax[b] / largest;
       const auto next = std::ranges::upper_bound(nested_codebook, v) - nested_codebook.begin();
-      codes[b] = static_cast<std::uint8_t>(std::clamp<std::ptrdiff_t>(next - 1, 0, 253));
+      codes[b] = static_cast<std::uint8_t>(std::min<std::ptrdiff_t>(next - 1, 253));
       above[b] = static_cast<std::uint8_t>(codes[b] + 1);
     }
     gains_of(unit, codes, largest, gains);
     gains_of(unit, above, largest, above_gains);
     for (std::size_t b = 0; b < n; ++b) {
-      if (absmax[b] != 0 && above_gains[b] > gains[b]) codes[b] = above[b];
+      if (above_gains[b] > gains[b]) codes[b] = above[b];
       absmax[b] = value_of(codes[b], largest);
     }
     return largest;
@@ -197,15 +192,12 @@ class SearchEncoder final : public Encoder {
   void sum_errors(std::span<const std::byte> weights, std::span<const std::uint8_t> packed,
                   std::span<const float> absmax, std::vector<ErrorSums>& errors) const {
     const std::size_t size = traits(tensor_.dtype).bits / 8, n = weights.size() / size, blocksize = codec_.blocksize();
-    alignas(64) std::array<float, tile_weights> room;
     for (std::size_t i = 0; i < n; i += tile_weights) {
       const std::size_t count = std::min(tile_weights, n - i);
-      const auto stored = weights.subspan(i * size, count * size);
-      const bool is_f64 = tensor_.dtype == DType::f64;
-      const auto tile = is_f64 ? std::as_bytes(widen(DType::f64, stored, room)) : stored;
-      sum_four_bit_errors(
-          codec_.tables(), is_f64 ? DType::f32 : tensor_.dtype, tile, packed.subspan(i / 2, ceil_div(count, 2)),
-          absmax.subspan(i / blocksize, ceil_div(count, blocksize)), blocksize, {}, errors.emplace_back());
+      sum_four_bit_errors(codec_.tables(), tensor_.dtype, weights.subspan(i * size, count * size),
+                          packed.subspan(i / 2, ceil_div(count, 2)),
+                          absmax.subspan(i / blocksize, ceil_div(count, blocksize)), blocksize, {},
+                          errors.emplace_back());
     }
   }
 
@@ -218,7 +210,6 @@ class SearchEncoder final : public Encoder {
 
   const FourBitCodec& codec_;
   ScaleSearch search_;
-  bool sums_errors_;
   TensorInfo tensor_;
   Layout layout_;
   Scratch& scratch_;
@@ -239,7 +230,7 @@ class SearchOfBlocks final : public Quantizer {
   }
 
   std::uint64_t scratch_bytes(const TensorInfo& tensor) const override {
-    return Layout{ceil_div(tensor.elements(), codec_.blocksize()), codec_.double_quant()}.end();
+    return Layout{ceil_div(tensor.elements(), codec_.blocksize()), codec_.double_quant(), options_.sums_errors}.end();
   }
 
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&, Scratch& scratch) const override {

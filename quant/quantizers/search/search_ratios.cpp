@@ -11,7 +11,7 @@ namespace {
 template <std::size_t n> using Table = std::array<std::array<std::int8_t, n>, blocksizes.size()>;
 
 // clang-format off
-constexpr Table<20> of_either_sign{{
+constexpr Table<max_search_ratios> of_either_sign{{
     {-94, -88, -83, -71, -67, -64, -62, -59, -56, 54, 58, 61, 63, 65, 67, 69, 83, 86, 89, 93},  // 32
     {-85, -69, -66, -63, -61, -59, -57, -55, -51, 53, 56, 58, 60, 62, 64, 65, 67, 69, 85, 90},  // 64
     {-69, -66, -64, -62, -60, -59, -57, -55, -54, -48, 51, 53, 56, 58, 60, 61, 63, 64, 67, 70},  // 128

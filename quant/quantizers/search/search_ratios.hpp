@@ -7,7 +7,9 @@
 
 namespace nibble {
 
-/// What to multiply the largest magnitude of a block by to get the numbers that a search tries, at most 24.
+inline constexpr std::size_t max_search_ratios = 20;
+
+/// What to multiply the largest magnitude of a block by to get the numbers that a search tries.
 [[nodiscard]] std::span<const float> search_ratios(std::size_t blocksize, AbsmaxChoice choice);
 
 }  // namespace nibble

@@ -79,6 +79,15 @@ TEST(ConversionMemory, CountsWhatAScanKeeps) {
 }
 
 // What is not left for an absmax goes to a file; everything else has to fit.
+// A search with double quantization takes 256 blocks at a time: 2 MiB of bf16 for blocks of 4096, and the codes.
+TEST(ConversionMemory, CountsTheSmallestChunkOfAQuantizer) {
+  const auto least = [](const char* to) {
+    const Plan plan = plan_for({2048, 2048}, to);
+    return test::remedy_of([&] { (void)conversion_memory(plan, {1, 1'000'000}); }).bytes;
+  };
+  EXPECT_GE(least("nf4:block-size=4096,absmax=search"), least("nf4:block-size=4096") + (2 << 20));
+}
+
 TEST(ConversionMemory, ScratchTakesWhatIsLeft) {
   const Plan plan = plan_for({8192, 8192}, "nf4");
   constexpr std::uint64_t scratch = 8 << 20;  // 4 bytes of absmax and 4 of sums for each block

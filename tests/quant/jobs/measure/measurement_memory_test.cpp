@@ -181,6 +181,15 @@ TEST(MeasurementMemory, CountsDecoders) {
             Measuring(little.reader, {test::checkpoint(few)}).min_bytes() + (large - small) / 64 * 4);
 }
 
+// Every thread encodes chunks, and a search with double quantization takes 256 blocks at a time: 2 MiB of bf16 for
+// blocks of 4096, and as much for codes at most.
+TEST(MeasurementMemory, CountsTheSmallestChunkOfAQuantizer) {
+  const MemoryReader in = model(1, {2048, 2048});
+  Measuring measuring(in, {test::plan(in, recipe("nf4:block-size=4096,absmax=search"))});
+  EXPECT_NE(error_of([&] { (void)measuring.within(24U << 20, 4); }, Errc::no_space), "");
+  EXPECT_GE(measuring.within(64 << 20, 4).tokens, 1U);
+}
+
 // A sum for every column of a unit and of the tensor; wider matrices are not searched.
 TEST(MeasurementMemory, CountsColumnsThatAreSearched) {
   const auto min_bytes = [](const Shape& shape) {

@@ -103,6 +103,16 @@ TEST(SearchOfBlocks, BlocksThatAreNotFiniteCountNanAsZeroAndInfinityAsTheLargest
   }
 }
 
+TEST(SearchOfBlocks, KeepsAnAbsmaxOnlyIfItIsStoredOrItsSpreadIsAskedFor) {
+  const TensorInfo tensor{"w", DType::f32, {3, 50}};  // 2 blocks and a part of one
+  const auto bytes = [&](const char* spec, bool sums_errors) {
+    return make_quantizer(*make_codec(spec), {.sums_errors = sums_errors})->scratch_bytes(tensor);
+  };
+  EXPECT_EQ(bytes(plain, false), 3U * 4);
+  EXPECT_EQ(bytes(nested_search, false), 4U + 3);
+  EXPECT_EQ(bytes(nested_search, true), 3U * 4 + 4 + 3);
+}
+
 // Also beside the smallest numbers.
 TEST(SearchOfBlocks, ZerosStayZeros) {
   std::vector<float> weights(1000);
@@ -110,6 +120,10 @@ TEST(SearchOfBlocks, ZerosStayZeros) {
   for (const char* const spec : {plain, nested_search})
     for (std::size_t i = 0; const float decoded : test::round_trip(*make_codec(spec), weights, {10, 100}))
       EXPECT_TRUE(i++ == 70 || decoded == 0) << i;
+  const std::vector<float> zeros(256);
+  const TensorInfo tensor{"w", DType::f32, {zeros.size()}};
+  const test::Encoded encoded = test::encode(*make_codec(nested_search), tensor, bytes_of(zeros));
+  EXPECT_EQ(values_of<std::uint8_t>(encoded.planes.at(1)), std::vector<std::uint8_t>(4, nested::code_of_zero));
 }
 
 // The codes do not depend on the unit of the weights, as long as none of them leaves the normal numbers.
