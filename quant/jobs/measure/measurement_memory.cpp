@@ -83,7 +83,7 @@ MeasurementMemory measurement_memory(const Pairing& pairing, std::span<const Can
   std::size_t tokens = threads + measured_in_line;
   while (tokens > 1 && fixed + tokens * token > limit) --tokens;
   // Before it is compared, a tensor is encoded on all threads: a chunk takes its weights and at most as many codes.
-  const std::uint64_t encoding = threads * 2 * needs.least_chunk;
+  const std::uint64_t encoding = 2 * needs.least_chunk * threads;
   fixed = std::max(fixed + std::max(tokens * token, encoding), program_bytes + needs.opening);
   if (fixed > limit) throw too_little_memory("measuring needs", fixed, limit);
   return {threads, tokens, (limit - fixed) / 2, results};
