@@ -18,6 +18,8 @@ docs/generate_reference.sh build/release/nibble --check
 bench/table.py --check README.md
 tests/bench/kernels/tune_table_test.py
 bench/kernels/tune/tune_table.py --check
+tests/bench/kernels/predictions_test.py
+bench/kernels/predict/predictions.py build/release/tests/bench_plans --check docs/four-bit-matmul.md docs/int8-matmul.md
 
 # The sources as the build puts them together, which takes a quarter of the time: each of those includes many of ours.
 # The warnings of clang itself are those of the build; unknown g++ options in its database are not ours.

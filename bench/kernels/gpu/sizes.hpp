@@ -74,6 +74,29 @@ inline std::vector<Shape> all_shapes() {
   return all;
 }
 
+/// The weights of q, k and v for the shape of q's. That of k and of v has a quarter of its rows.
+inline std::vector<Shape> shared_shapes(const Shape& q) { return {q, {q.n / 4, q.k}, {q.n / 4, q.k}}; }
+
+/// So many routings of one token exist of which no two use the same expert.
+constexpr u64 distinct_routings = experts / experts_of_a_token;
+
+/// Where the rows of x that each expert takes end: tokens are sorted by expert, and each has experts_of_a_token of
+/// them.
+inline std::vector<std::uint32_t> expert_ends(u64 tokens, u64 seed) {
+  std::vector<std::uint32_t> ends(experts);
+  for (u64 token = 0; token < tokens; ++token)
+    for (u64 i = 0; i < experts_of_a_token; ++i) ++ends[(seed + 5 * token) % distinct_routings + i * distinct_routings];
+  for (u64 i = 1; i < experts; ++i) ends[i] += ends[i - 1];
+  return ends;
+}
+
+/// The experts that have rows.
+inline u64 used_experts(const std::vector<std::uint32_t>& ends) {
+  u64 used = 0;
+  for (u64 i = 0; i < experts; ++i) used += ends[i] > (i == 0 ? 0 : ends[i - 1]);
+  return used;
+}
+
 /// How many copies of so many bytes have more than uncached_bytes together; at least two.
 constexpr std::size_t copies_of(u64 bytes) {
   const std::size_t copies = uncached_bytes / bytes + 1;

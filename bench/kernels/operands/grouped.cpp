@@ -6,20 +6,8 @@
 
 namespace nibble::bench {
 
-std::vector<Shape> shared_shapes(const Shape& q) { return {q, {q.n / 4, q.k}, {q.n / 4, q.k}}; }
-
-Routing::Routing(u64 tokens, u64 seed) : m(tokens * experts_of_a_token), host_ends(experts), ends(0) {
-  for (u64 token = 0; token < tokens; ++token)
-    for (u64 i = 0; i < experts_of_a_token; ++i) ++host_ends[(seed + 5 * token) % distinct + i * distinct];
-  for (u64 i = 1; i < experts; ++i) host_ends[i] += host_ends[i - 1];
-  ends = Buffer::of(host_ends);
-}
-
-u64 Routing::used_experts() const {
-  u64 used = 0;
-  for (u64 i = 0; i < experts; ++i) used += host_ends[i] > (i == 0 ? 0 : host_ends[i - 1]);
-  return used;
-}
+Routing::Routing(u64 tokens, u64 seed)
+    : m(tokens * experts_of_a_token), host_ends(expert_ends(tokens, seed)), ends(Buffer::of(host_ends)) {}
 
 GroupedMatmul::GroupedMatmul(std::vector<Shape> of, u64 m, const std::vector<FourBit>& weights, const Routing* routing,
                              const Buffer& codebook, const Buffer& x, const std::vector<Buffer>& y)

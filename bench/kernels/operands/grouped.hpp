@@ -8,19 +8,13 @@
 
 namespace nibble::bench {
 
-/// The weights of q, k and v for the shape of q's. That of k and of v has a quarter of its rows.
-std::vector<Shape> shared_shapes(const Shape& q);
-
-/// Which rows of x each expert takes. Tokens are sorted by expert, and each has experts_of_a_token of them.
+/// Which rows of x each expert takes: expert_ends(), also on the device.
 struct Routing {
-  u64 m;                                 // tokens * experts_of_a_token
-  std::vector<std::uint32_t> host_ends;  // of each expert's rows
+  u64 m;  // tokens * experts_of_a_token
+  std::vector<std::uint32_t> host_ends;
   Buffer ends;
 
-  /// So many routings of one token exist of which no two use the same expert.
-  static constexpr u64 distinct = experts / experts_of_a_token;
   Routing(u64 tokens, u64 seed);
-  [[nodiscard]] u64 used_experts() const;
 };
 
 /// y[i][m][n] = x[m][k] * transposed(weight[i][n][k]), in bf16; or, with experts, a weight [experts * n, k], of which a

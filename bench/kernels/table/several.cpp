@@ -80,7 +80,7 @@ void measure_shared(Session& session, const std::vector<Shape>& of, const std::v
 void measure_experts(Session& session, const std::vector<std::vector<FourBit>>& copies, u64 tokens) {
   const Shape& shape = expert_shape;
   std::vector<Routing> routings;
-  for (u64 seed = 0; seed < Routing::distinct; ++seed) routings.emplace_back(tokens, seed);
+  for (u64 seed = 0; seed < distinct_routings; ++seed) routings.emplace_back(tokens, seed);
   const u64 m = routings[0].m;
   const std::string name = "expert-matmul/bf16/nf4-nested/" + std::to_string(experts) + "x" + shape.text() + "/tokens" +
                            std::to_string(tokens) + "/nibble";
@@ -95,7 +95,7 @@ void measure_experts(Session& session, const std::vector<std::vector<FourBit>>& 
                               matmul.run(copies[copy % copies.size()], &routings[copy / copies.size()], stream);
                             }};
   const std::vector<Times> times = measure({contender});
-  const u64 bytes = copies[0][0].bytes() / experts * routings[0].used_experts();
+  const u64 bytes = copies[0][0].bytes() / experts * used_experts(routings[0].host_ends);
   print(session, name, times[0], bytes + x.bytes() + y[0].bytes(), 2 * m * shape.size(), {contender}, times, 0);
 }
 

@@ -1,0 +1,216 @@
+"""The times that a product would take by each limit of the device alone (docs/four-bit-matmul.md#predictions).
+
+What a kernel is comes from its machine code: bench/results/kernel_instructions.jsonl has the instructions of its loop
+and the bytes that it has in flight. How a product is divided comes from the library's plan: a line of `bench_plans`.
+What a warp does in shared memory follows from the sizes of its tile.
+"""
+
+import json
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+RECORD = ROOT / "bench" / "results" / "kernel_instructions.jsonl"
+
+# Assumptions: none of these is measured.
+READ = {"H100": 3.0e12, "H200": 4.3e12}  # bytes per second of memory
+READ_L2 = 5.5e12
+LATENCY = 700e-9
+CLOCKS = (1.98e9, 1.755e9)  # per second: the fastest, and the rated one
+BF16_FLOPS = 780e12  # of cuBLASLt with a bf16 weight
+LIBRARY_FLOPS = 700e12  # of cuBLASLt behind the dequantized weight
+ADDING = 0.5e-6  # until the last block has added the sums of splits
+
+MULTIPROCESSORS = 132
+START_CLOCKS = 430 * 256 / 128  # of a block, which fills its table: instructions of 256 threads
+ANY_INSTRUCTIONS = 69  # of Int8MatmulAny for a weight and 8 of m: its loop in `cuobjdump -sass`, which has no record
+WEIGHTS = 2048  # the clocks below are those of so many in a multiprocessor
+
+
+def records(path=RECORD):
+    """The lines of the kernels for sm_90a by their names."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {line["kernel"]: line for line in lines if line.get("architecture") == "sm_90a"}
+
+
+def record_of(plan, kernels):
+    """The record of the kernel for bf16, and for nested absmax, that the plan takes."""
+    if plan["operation"] == "int8-matmul":
+        members = [plan[name] for name in ("m_tiles", "n_warps", "k_warps", "n_tiles")]
+        pattern = r"Int8Matmul<bf16, Int8MatmulTile{" + "".join(rf"{member}u?, " for member in members) + ".*>"
+    else:
+        members = [plan[name] for name in ("m_tiles", "n_warps", "k_warps", "n_tiles")]
+        pattern = (r"FourBitMatmul<bf16, true, FourBitMatmulTile{" + "".join(rf"{member}u?, " for member in members)
+                   + rf".*, {plan['run']}u?}}, {str(plan['keeps_x']).lower()}>")  # fmt: skip
+    (found,) = [line for name, line in kernels.items() if re.fullmatch(pattern, name)]
+    return found
+
+
+class Limits:
+    """Of one product. Times are seconds."""
+
+    def __init__(self, plan, kernels):
+        self.plan = plan
+        self.is_int8 = plan["operation"] == "int8-matmul"
+        self.is_of_experts = plan["operation"] == "expert-matmul"
+        self.shares_x = plan["operation"] == "shared-matmul"
+        self.record = record_of(plan, kernels)
+        m, most = plan["m"], plan["max_m"]
+        # A kernel takes so many rows of x at a time, and the weight once for each.
+        self.chunks = [most] * (m // most) + ([m % most] if m % most else [])
+        self.items = plan["tiles"] * plan["splits"]
+
+    # -- In bytes
+
+    @property
+    def weight_bytes(self):
+        return weight_bytes(self.plan)
+
+    @property
+    def code_bytes(self):
+        weights = self.plan["n"] * self.plan["k"]
+        return weights if self.is_int8 else weights / 2
+
+    @property
+    def x_bytes(self):
+        """That blocks copy from the L2 cache: each tile has all of x, or each block if it keeps x."""
+        readers = self.plan["blocks"] if self.plan.get("keeps_x") else self.plan["tiles"]
+        return readers * 2 * self.plan["m"] * self.plan["k"]
+
+    @property
+    def blocks_at_a_time(self):
+        return min(self.plan["blocks"], MULTIPROCESSORS * self.plan["min_blocks"])
+
+    # -- In clocks of a multiprocessor, for WEIGHTS weights and so many rows of x
+
+    def tiles_of_m(self, rows):
+        """That a warp multiplies: those without rows are jumped over, two at a time."""
+        return 1 if rows <= 8 else 2 * -(-rows // 16)
+
+    def shared_clocks(self, rows):
+        """{what: (clocks at least, at most)}"""
+        plan = self.plan
+        read = 16 / plan["n_tiles"] * self.tiles_of_m(rows)
+        # With one row all quarters of a warp read the same bytes.
+        clocks = {"x read": (read / 4 if rows == 1 else read, read)}
+        if not plan.get("keeps_x"):
+            written = 32 * rows / plan["block_n"]
+            clocks["x written"] = (written, written)
+        if self.is_int8:
+            return clocks | {"codes": (16, 16)}
+        run = plan["run"]
+        # absmax of a run: two shuffles for 16 rows; and a lookup in the nested codebook for two runs.
+        shuffles = (256 + 64) / run + {16: 4, 8: 8}.get(run, 0)  # neighbours swap codes, or a quad transposes them
+        return clocks | {"table": (32, 32), "codes": (8, 8), "shuffles": (shuffles, shuffles)}
+
+    def shared_total(self, rows):
+        """(at least, at most)"""
+        return tuple(sum(ends) for ends in zip(*self.shared_clocks(rows).values()))
+
+    def instruction_clocks(self):
+        """Of the whole loop, for rows that do not exist, too: 128 threads in a clock."""
+        return WEIGHTS / 128 * self.record["per_unit"]
+
+    def tensor_clocks(self, rows):
+        """At two thirds of the peak, which is 2048 products in a clock. With runs of 8 each is done twice."""
+        return 12 * self.tiles_of_m(rows) * (2 if self.plan.get("run") == 8 else 1)
+
+    @property
+    def most_items(self):
+        """(at least, at most) of a multiprocessor. Weights that share x have equally many blocks, and a multiprocessor
+        may have those of the largest."""
+        least = -(-self.items // MULTIPROCESSORS)
+        return least, max(least, self.plan["turns"] * self.plan["min_blocks"]) if self.shares_x else least
+
+    def of_busiest(self, clocks):
+        """(at least, at most) of the multiprocessor with the most items, from those of WEIGHTS weights."""
+        item = self.plan["block_n"] * self.plan["k_of_item"] / WEIGHTS
+        return [of_end * item * items for of_end, items in zip(clocks, self.most_items)]
+
+    # -- In seconds
+
+    def start(self, clock):
+        """Of the blocks that a multiprocessor starts at a time."""
+        return START_CLOCKS * self.plan["min_blocks"] / clock
+
+    def limits(self, gpu):
+        """{limit: (at least, at most)}"""
+        chunks = len(self.chunks)
+        instructions = self.of_busiest((self.instruction_clocks() * chunks,) * 2)
+        if self.is_of_experts:  # more blocks than run at a time: their starts compete with the others' loops
+            instructions = [clocks + START_CLOCKS * self.most_items[0] for clocks in instructions]
+        shared = self.of_busiest([sum(self.shared_total(rows)[end] for rows in self.chunks) for end in (0, 1)])
+        tensor = self.of_busiest((sum(self.tensor_clocks(rows) for rows in self.chunks),) * 2)
+        in_seconds = {"shared memory": shared, "instructions": instructions, "tensor cores": tensor}
+        return {
+            # From the second time on, the L2 cache has the weight's tile.
+            "memory": (self.weight_bytes / READ[gpu],) * 2,
+            "in flight": (self.in_flight() * chunks,) * 2,
+            "L2": ((self.weight_bytes * chunks + self.x_bytes) / READ_L2,) * 2,
+        } | {name: [of_end / clock for of_end, clock in zip(clocks, CLOCKS)] for name, clocks in in_seconds.items()}
+
+    def in_flight(self):
+        """If each block always had as many codes on their way as on average; of weights that share x, the slowest."""
+        of_block = self.record["average_bytes_in_flight"] / self.record["blocks"]
+        if self.shares_x:
+            return self.plan["turns"] * self.plan["block_n"] * self.plan["k_of_item"] / 2 / of_block * LATENCY
+        return self.code_bytes / (self.blocks_at_a_time * of_block) * LATENCY
+
+    def estimate(self, gpu):
+        """The plan's own; it does not know which experts are used."""
+        return None if self.is_of_experts else self.plan["cost"] * len(self.chunks) / READ[gpu]
+
+    def predicted(self, gpu):
+        """((seconds at least, why), (at most, why))"""
+        limits = self.limits(gpu)
+        adding = ADDING if self.plan["splits"] > 1 else 0
+        ends = []
+        for end, clock in enumerate(CLOCKS):
+            name = max(limits, key=lambda one, end=end: limits[one][end])
+            # At most, each wave of the experts' blocks waits for a start of its own.
+            starts = -(-self.plan["blocks"] // self.blocks_at_a_time) if end == 1 and self.is_of_experts else 1
+            ends.append((limits[name][end] + self.start(clock) * starts + adding, name))
+        estimate = self.estimate(gpu)
+        if estimate is not None and estimate > ends[1][0]:
+            ends[1] = (estimate, f"estimate ({self.turns_text()})")
+        return ends
+
+    def turns_text(self):
+        plan = self.plan
+        if self.shares_x:
+            return "of one weight"
+        if plan["turns"] > 1:
+            return f"{plan['turns']} turns"
+        return f"{plan['blocks']} of {MULTIPROCESSORS * plan['min_blocks']} blocks"
+
+
+def weight_bytes(plan):
+    """Of all that is read of a weight."""
+    weights = plan["n"] * plan["k"]
+    if plan["operation"] == "int8-matmul":
+        return weights + 4 * plan["n"]
+    blocksize = int(match[1]) if (match := re.search(r"b(\d+)$", plan["shape"])) else 64
+    return weights * (1 / 2 + 1 / blocksize + 4 / (256 * blocksize))
+
+
+def predicted_any(plan):
+    """As Limits.predicted(), of Int8MatmulAny, which needs more instructions than anything else."""
+    clocks = ANY_INSTRUCTIONS * -(-plan["m"] // 8) * plan["n"] * plan["k"] / 128 / MULTIPROCESSORS
+    return [(clocks / clock, "instructions") for clock in CLOCKS]
+
+
+def wgmma_times(plan):
+    """(at least, at most): the plan's estimate, in clocks."""
+    return [plan["wgmma"]["clocks"] / clock for clock in CLOCKS]
+
+
+def bf16_time(plan, gpu):
+    """Of a product with a bf16 weight, at best: the bytes of all three matrices, or the arithmetic."""
+    n, k, m = plan["n"], plan["k"], plan["m"]
+    return max(2 * (n * k + m * k + m * n) / READ[gpu], 2 * m * n * k / BF16_FLOPS)
+
+
+def library_time(plan, gpu):
+    """Dequantizing, which writes 2 bytes for each weight, and then cuBLASLt."""
+    n, k, m = plan["n"], plan["k"], plan["m"]
+    return (weight_bytes(plan) + 2 * n * k) / READ[gpu] + 2 * m * n * k / LIBRARY_FLOPS

@@ -1,0 +1,150 @@
+// Prints how the library's plan does each product of the speed table, as JSON lines, for predictions.py. No GPU.
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "bench/kernels/gpu/sizes.hpp"
+#include "kernels/host/four_bit_matmul_config.hpp"
+#include "kernels/host/int8_matmul_config.hpp"
+
+namespace nibble::bench {
+namespace {
+
+namespace four_bit = nibble::kernels::four_bit_matmul;
+namespace int8 = nibble::kernels::int8_matmul;
+using Json = nlohmann::ordered_json;
+using device::ceil_div;
+
+Json line_of(const std::string& operation, const std::string& shape, u64 n, u64 k, u64 m) {
+  return {{"operation", operation}, {"shape", shape}, {"n", n}, {"k", k}, {"m", m}};
+}
+
+/// A launch over weights of so many n each. Items are tiles times splits; `turns` are the most that a block takes.
+template <class Tile>
+Json launch_of(const Tile& tile, u64 splits, u64 cost, const std::vector<u64>& all_n, u64 k, u64 blocks_of_weight) {
+  u64 tiles = 0, blocks = 0, turns = 0;
+  for (const u64 n : all_n) {
+    const u64 items = ceil_div<u64>(n, tile.block_n()) * splits, own = std::min(items, blocks_of_weight);
+    tiles += ceil_div<u64>(n, tile.block_n());
+    blocks += own;
+    turns = std::max(turns, ceil_div(items, own));
+  }
+  const u64 k_of_item = ceil_div(ceil_div<u64>(k, tile.block_k()), splits) * tile.block_k();
+  return {{"m_tiles", tile.m_tiles},
+          {"n_warps", tile.n_warps},
+          {"k_warps", tile.k_warps},
+          {"n_tiles", tile.n_tiles},
+          {"block_n", tile.block_n()},
+          {"block_k", tile.block_k()},
+          {"max_m", tile.max_m()},
+          {"min_blocks", tile.min_blocks()},
+          {"tiles", tiles},
+          {"splits", splits},
+          {"k_of_item", k_of_item},
+          {"blocks", blocks},
+          {"turns", turns},
+          {"cost", cost}};
+}
+
+template <class Tile> u64 blocks_for_each(const Tile& tile, u64 splits, const std::vector<u64>& all_n) {
+  std::vector<u64> items;
+  for (const u64 n : all_n) items.push_back(ceil_div<u64>(n, tile.block_n()) * splits);
+  return kernels::blocks_for_each(items, four_bit::costs.multiprocessors_to_fill * tile.min_blocks());
+}
+
+/// FourBitMatmul: weights that share x.
+Json with_four_bit(Json line, const std::vector<u64>& all_n, u64 k, u64 m, std::uint32_t run) {
+  u64 n = 0;
+  for (const u64 one : all_n) n += one;
+  const four_bit::LaunchConfig config = four_bit::config_for(m, n, k, true, run);
+  line.update(
+      launch_of(config.tile, config.splits, config.cost, all_n, k, blocks_for_each(config.tile, config.splits, all_n)));
+  line["run"] = run;
+  // What the plan takes a block to keep.
+  const u64 rows = std::min<u64>(m, config.tile.max_m());
+  line["keeps_x"] = config.tile.m_tiles == 1 && run == 64 && rows * k * 2 <= four_bit::costs.bytes_of_kept_x;
+  return line;
+}
+
+void print(const Json& line) { std::printf("%s\n", line.dump().c_str()); }
+
+void print_four_bit(const Shape& shape) {
+  std::set<u64> all_m(decode_m.begin(), decode_m.end());
+  if (shape.has_usual_blocks()) {
+    all_m.insert(many_m.begin(), many_m.end());
+    all_m.insert(table_many_m.begin(), table_many_m.end());
+    all_m.insert(library_m.begin(), library_m.end());
+  }
+  for (const u64 m : all_m) {
+    Json line = with_four_bit(line_of("matmul", shape.text(), shape.n, shape.k, m), {shape.n}, shape.k, m, shape.run());
+    if (shape.run() == 64 && m > 32) {
+      const four_bit::Sm90Config config = four_bit::sm90_config_for(m, shape.n, shape.k);
+      line["wgmma"] = {{"rows", config.rows},
+                       {"tiles", ceil_div(shape.n, four_bit::sm90_block_n) * ceil_div<u64>(m, config.rows)},
+                       {"splits", config.splits},
+                       {"clocks", config.cost}};
+    }
+    line["by_wgmma"] = shape.run() == 64 && m >= four_bit::min_m_of_sm90;
+    line["by_library"] = m >= four_bit::min_library_m;
+    print(line);
+  }
+}
+
+void print_shared() {
+  std::vector<u64> all_n;
+  std::string name;
+  u64 n = 0;
+  for (const Shape& shape : shared_shapes(shared_shape)) {
+    all_n.push_back(shape.n);
+    name += (n == 0 ? "" : "+") + std::to_string(shape.n);
+    n += shape.n;
+  }
+  name += "x" + std::to_string(shared_shape.k);
+  for (const u64 m : decode_m)
+    print(with_four_bit(line_of("shared-matmul", name, n, shared_shape.k, m), all_n, shared_shape.k, m, 64));
+}
+
+/// Of the experts that tokens use, of which all have equally many rows of x, and as many blocks as tiles.
+void print_experts() {
+  for (const u64 tokens : expert_tokens) {
+    const auto ends = expert_ends(tokens, 0);
+    const u64 n = expert_shape.n, k = expert_shape.k, used = used_experts(ends);
+    const u64 m = ceil_div(tokens * experts_of_a_token, experts);
+    const four_bit::LaunchConfig config = four_bit::config_for(m, experts * n, k, false);
+    Json line = line_of("expert-matmul", std::to_string(experts) + "x" + expert_shape.text(), used * n, k,
+                        ends[0]);  // expert 0 is used
+    line["tokens"] = tokens;
+    line["used_experts"] = used;
+    line.update(launch_of(config.tile, 1, config.cost, std::vector<u64>(used, n), k, ~u64{0}));
+    line["run"] = 64;
+    line["keeps_x"] = false;
+    print(line);
+  }
+}
+
+void print_int8(const Shape& shape) {
+  for (const u64 m : decode_m) {
+    Json line = line_of("int8-matmul", shape.text(), shape.n, shape.k, m);
+    if (shape.k % 16 == 0) {  // or else Int8MatmulAny
+      const int8::LaunchConfig config = int8::config_for(m, shape.n, shape.k);
+      line.update(launch_of(config.tile, config.splits, config.cost, {shape.n}, shape.k,
+                            blocks_for_each(config.tile, config.splits, {shape.n})));
+    }
+    print(line);
+  }
+}
+
+}  // namespace
+}  // namespace nibble::bench
+
+int main() {
+  using namespace nibble::bench;
+  for (const Shape& shape : all_shapes()) print_four_bit(shape);
+  print_shared();
+  print_experts();
+  for (const Shape& shape : all_shapes())
+    if (shape.block == 64) print_int8(shape);
+}

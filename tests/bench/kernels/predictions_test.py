@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""The predictions of bench/kernels/predict/predictions.py where the answer is known.
+
+usage: tests/bench/kernels/predictions_test.py
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PROGRAM = ROOT / "bench" / "kernels" / "predict" / "predictions.py"
+sys.path.insert(0, str(PROGRAM.parent))
+
+import limits  # noqa: E402
+import predictions  # noqa: E402
+
+NAME = "FourBitMatmul<bf16, true, FourBitMatmulTile{1u, 2u, 4u, 2u, 1, true, 0u, 64u}, false>"
+RECORD = {"kernel": NAME, "per_unit": 2.0, "blocks": 2, "average_bytes_in_flight": 20_000}
+# 264 tiles, one for each block: as much for each multiprocessor.
+PLAN = {"operation": "matmul", "shape": "16896x4096", "n": 16896, "k": 4096, "m": 8, "m_tiles": 1, "n_warps": 2,
+        "k_warps": 4, "n_tiles": 2, "block_n": 64, "block_k": 512, "max_m": 8, "min_blocks": 2, "tiles": 264,
+        "splits": 1, "k_of_item": 4096, "blocks": 264, "turns": 1, "cost": 1, "run": 64, "keeps_x": False}  # fmt: skip
+
+
+def limits_of(**changes):
+    name = NAME.replace("64u}", f"{changes.get('run', 64)}u}}").replace("false>", f"{changes.get('keeps_x', False)}>".lower())
+    return limits.Limits(PLAN | changes, {name: RECORD})
+
+
+class OfTimes(unittest.TestCase):
+    def assert_time(self, seconds, expected):
+        self.assertAlmostEqual(seconds / expected, 1.0)
+
+
+class Limit(OfTimes):
+    def ends(self, name, **changes):
+        return limits_of(**changes).limits("H200")[name]
+
+    def test_of_memory_is_the_weight(self):
+        nested = 16896 * 4096 * (0.5 + 1 / 64 + 4 / 16384)
+        self.assert_time(self.ends("memory")[0], nested / 4.3e12)
+        of_32 = 16896 * 4096 * (0.5 + 1 / 32 + 4 / 8192)
+        self.assert_time(self.ends("memory", shape="16896x4096b32", run=32)[0], of_32 / 4.3e12)
+
+    def test_of_the_l2_cache_is_the_weight_and_x_for_each_tile(self):
+        weight, x = limits_of().weight_bytes, 264 * 8 * 4096 * 2
+        self.assert_time(self.ends("L2")[0], (weight + x) / 5.5e12)
+        self.assert_time(self.ends("L2", m=16)[0], (2 * weight + 2 * x) / 5.5e12)  # 8 rows at a time
+
+    def test_of_bytes_in_flight(self):
+        self.assert_time(self.ends("in flight")[0], 16896 * 4096 / 2 / (132 * 20_000) * 700e-9)
+        # Half of the blocks, half of the bytes.
+        self.assert_time(self.ends("in flight", blocks=132)[0], 16896 * 4096 / 2 / (132 * 10_000) * 700e-9)
+
+    def test_of_weights_that_share_x_is_the_slowest_block(self):
+        own = self.ends("in flight", operation="shared-matmul", turns=6)
+        self.assert_time(own[0], 6 * 64 * 4096 / 2 / 10_000 * 700e-9)
+        least, most = self.ends("instructions", operation="shared-matmul", turns=6)
+        self.assert_time(most * limits.CLOCKS[1], 6 * least * limits.CLOCKS[0])
+
+    def test_of_instructions(self):
+        # A multiprocessor has 2 tiles of 64 x 4096, and issues 128 instructions of a thread in a clock.
+        clocks = 2 * 64 * 4096 * 2.0 / 128
+        self.assert_time(self.ends("instructions")[0], clocks / 1.98e9)
+        self.assert_time(self.ends("instructions")[1], clocks / 1.755e9)
+
+        of_experts = self.ends("instructions", operation="expert-matmul")
+        self.assert_time(of_experts[0], (clocks + 2 * 860) / 1.98e9)  # each tile has a block, which fills its table
+
+    def test_of_tensor_cores_is_twice_as_much_for_runs_of_8(self):
+        self.assert_time(self.ends("tensor cores")[0], 2 * 64 * 4096 / 2048 * 12 / 1.98e9)
+        self.assert_time(self.ends("tensor cores", run=8)[0], 2 * 64 * 4096 / 2048 * 24 / 1.98e9)
+
+    def test_of_shared_memory_in_clocks(self):
+        # table 32, codes 8, shuffles 5, x read 8 and written 4: docs/four-bit-matmul.md
+        self.assertEqual(limits_of().shared_total(8), (57, 57))
+        self.assertEqual(limits_of(keeps_x=True).shared_total(1), (47, 53))
+        self.assertEqual(limits_of(run=16).shared_total(8)[0] - limits_of().shared_total(8)[0], 20 + 4 - 5)
+
+
+class Prediction(OfTimes):
+    def test_is_the_largest_limit_and_a_start(self):
+        own = limits_of()
+        (low, why), (high, why_high) = own.predicted("H200")
+        self.assertEqual((why, why_high), ("L2", "L2"))
+        self.assert_time(low, own.limits("H200")["L2"][0] + 2 * 860 / 1.98e9)
+        self.assert_time(high, own.limits("H200")["L2"][1] + 2 * 860 / 1.755e9)
+
+    def test_counts_the_sums_of_splits(self):
+        halves = limits_of(splits=2, k_of_item=2048)
+        self.assert_time(halves.predicted("H200")[0][0] - limits_of().predicted("H200")[0][0], 0.5e-6)
+
+    def test_is_at_most_the_estimate(self):
+        high, why = limits_of(cost=4.3e12).predicted("H200")[1]
+        self.assertEqual((high, why), (1.0, "estimate (264 of 264 blocks)"))
+
+    def test_of_experts_starts_each_wave_anew_and_has_no_estimate(self):
+        own = limits_of(operation="expert-matmul", blocks=1056, cost=4.3e12)
+        self.assertIsNone(own.estimate("H200"))
+        self.assert_time(own.predicted("H200")[1][0], own.limits("H200")["L2"][1] + 4 * 2 * 860 / 1.755e9)
+
+    def test_needs_the_record_of_the_kernel(self):
+        with self.assertRaises(ValueError):
+            limits.Limits(PLAN, {})
+
+
+class Page(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        plans = self.folder / "plans"
+        # A plan whose kernel has a record.
+        plan = PLAN | {"shape": "4096x4096", "n": 4096, "m": 8}
+        plans.write_text(f"#!/bin/sh\necho '{json.dumps(plan)}'\necho '{json.dumps(plan | {'m': 1})}'\n")
+        plans.chmod(0o755)
+        self.page = self.folder / "page.md"
+        self.page.write_text("before\n<!-- predictions: four_bit_limits -->\n| old |\n<!-- end -->\nafter\n")
+
+    def run_it(self, *arguments):
+        return subprocess.run([PROGRAM, self.folder / "plans", *arguments], capture_output=True, text=True, check=False)
+
+    def test_is_checked_and_written(self):
+        done = self.run_it("--check", self.page)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("is not what the machine code predicts", done.stderr)
+        self.assertEqual(self.run_it("--write", self.page).returncode, 0)
+        self.assertRegex(self.page.read_text(), r"^before\n<!-- .*-->\n\| n x k [^#]*\| 4096 x 4096 [^#]*<!-- end -->\nafter\n$")
+        self.assertEqual(self.run_it("--check", self.page).returncode, 0)
+
+    def test_without_a_table_is_refused(self):
+        self.page.write_text("nothing\n")
+        self.assertIn("has no table of predictions", self.run_it("--check", self.page).stderr)
+
+    def test_has_what_was_measured(self):
+        lines = [{"kind": "device", "gpu": "NVIDIA H200"},
+                 {"name": "matmul/bf16/nf4-nested/4096x4096/m8/nibble", "median": 3.25},
+                 {"name": "many-rows/4096x4096/m96/wgmma96/splits4", "median": 9.0},
+                 {"name": "many-rows/4096x4096/m96/wgmma128/splits1", "median": 8.0}]  # fmt: skip
+        (self.folder / "check_h200.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        measured = predictions.measured_times(self.folder)
+        self.assertEqual(measured["H200", "many-rows/4096x4096/m96/wgmma"], 8.0)
+        tables = predictions.Tables([], {}, measured)
+        name = predictions.measured_name(PLAN | {"shape": "4096x4096"})
+        self.assertEqual(tables.measured_text("H200", name), "3.2")
+        self.assertEqual(tables.measured_text("H100", name), "not measured")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "--quiet"])
