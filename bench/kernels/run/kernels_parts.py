@@ -66,7 +66,7 @@ CHECK = [
     *(Step(f"table/{shape}", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 60)
       for shape in PRODUCT_SHAPES),
     *sanitized("memcheck", SANITIZED, 40),
-    Step("memcheck/tests", ("nibble_kernel_tests_gpu", "--gtest_brief=1", "--gtest_filter=*Matmul*"), 120,
+    Step("memcheck/tests", ("nibble_kernel_tests_gpu", "--gtest_brief=1", "--gtest_filter=*Matmul*"), 240,
          tool=(*SANITIZER, "memcheck")),
 ]  # fmt: skip
 
