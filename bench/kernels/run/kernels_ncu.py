@@ -9,6 +9,7 @@ samples of each instruction's stalls, to FOLDER/tune_ncu_source.csv. 77: there i
 
 import argparse
 import csv
+import io
 import json
 import pathlib
 import re
@@ -23,6 +24,8 @@ KEPT = re.compile(
     r"grid_size|block_size)|sm__(throughput|warps_active|inst_executed|cycles)|smsp__average_warps_issue_stalled|"
     r"smsp__(issue_active|inst_executed)|l1tex__data_bank_conflicts"
 )
+KEPT_OF_SOURCE = re.compile(r"stall|sampl|^(warp )?instructions executed$", re.IGNORECASE)
+NOT_ISSUED = re.compile(r"not.issued", re.IGNORECASE)
 
 
 def metrics(text):
@@ -41,14 +44,31 @@ def metrics(text):
     return found
 
 
+def source_of(text):
+    """Of the page `source` as CSV, the columns that say something: the instructions, the samples of their stalls, and
+    how often they ran, without those that are zero throughout. The whole page has megabytes for each case."""
+    rows = list(csv.reader(text.splitlines()))
+    head = next((i for i, row in enumerate(rows) if "Source" in row), None)
+    if head is None:
+        return text
+    names, below = rows[head], [row for row in rows[head + 1 :] if len(row) == len(rows[head])]
+    kept = [i for i, name in enumerate(names) if name == "Source" or (KEPT_OF_SOURCE.search(name) and
+            not NOT_ISSUED.search(name) and any(row[i] not in ("", "0") for row in below))]  # fmt: skip
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([row[i] for i in kept] for row in [names, *below])
+    return "".join(f"{','.join(row)}\n" for row in rows[:head]) + out.getvalue()
+
+
 def page(ncu, report, *options):
     return subprocess.run([ncu, "--import", report, *options], capture_output=True, text=True, check=False).stdout
 
 
-def append(path, text):
+def append(path, case, text):
+    """The case and its text, or that there was no room for it."""
     with open(path, "a", encoding="utf-8") as file:
-        if file.tell() + len(text) <= MAX_SOURCE_BYTES:
-            file.write(text)
+        if file.tell() + len(text) > MAX_SOURCE_BYTES:
+            text = f"left out: {len(text)} characters\n"
+        file.write(f"{case}\n{text}")
 
 
 def main():
@@ -61,7 +81,7 @@ def main():
     source = options.out / "tune_ncu_source.csv"
     ncu = shutil.which("ncu")
     if ncu is None:
-        append(source, f"{options.case}: no ncu\n")
+        append(source, options.case, "no ncu\n")
         status = subprocess.run(launch, check=False).returncode
         print("there is no ncu")
         return status or 78
@@ -73,7 +93,7 @@ def main():
     print(page(ncu, report, "--page", "details", "--print-details", "all"), flush=True)
     raw = metrics(page(ncu, report, "--page", "raw", "--csv", "--print-units", "base"))
     print(json.dumps({"name": f"ncu/{options.case}", "metrics": raw}), flush=True)
-    append(source, f"{options.case}\n" + page(ncu, report, "--page", "source", "--csv", "--print-source", "sass"))
+    append(source, options.case, source_of(page(ncu, report, "--page", "source", "--csv", "--print-source", "sass")))
     return 0 if raw else 1
 
 

@@ -313,7 +313,6 @@ class Parts(unittest.TestCase):
     def test_fifteen_cases_are_profiled(self):
         self.assertEqual(sum(step.name.startswith("ncu/") for step in PARTS["tune"]), 15)
 
-
     def test_the_tools_see_every_operation(self):
         operations = {"matmul", "int8-matmul", "shared-matmul", "expert-matmul", "dequantize", "quantize"}
         for tool in ("memcheck", "racecheck", "synccheck", "initcheck", "ncu"):
@@ -334,9 +333,24 @@ class Metrics(unittest.TestCase):
     def test_source_file_stays_small(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "source.csv"
-            for _ in range(10):
-                kernels_ncu.append(path, "x" * (1 << 20))
+            for i in range(10):
+                kernels_ncu.append(path, f"case {i}", "x" * (1 << 20))
             self.assertLessEqual(os.stat(path).st_size, kernels_ncu.MAX_SOURCE_BYTES)
+            # Each case is named, and one that has no room says so.
+            self.assertEqual(path.read_text().count("case "), 10)
+            self.assertTrue(path.read_text().endswith("case 9\nleft out: 1048576 characters\n"))
+
+    def test_of_the_source_what_says_something_is_kept(self):
+        text = ('"Kernel Name","a kernel"\n'
+                '"#","Source","Warp Stall Sampling (All Samples)","stall_barrier","stall_wait (Not-issued)","stall_sleep",'
+                '"Instructions Executed","Register Usage"\n'
+                '"0","LDG.E R1, [R2]","12","12","3","0","8","30"\n'
+                '"1","FADD R1, R1, R2","0","0","1","0","8","31"\n')  # fmt: skip
+        self.assertEqual(kernels_ncu.source_of(text),
+                         "Kernel Name,a kernel\n"
+                         "Source,Warp Stall Sampling (All Samples),stall_barrier,Instructions Executed\n"
+                         '"LDG.E R1, [R2]",12,12,8\n"FADD R1, R1, R2",0,0,8\n')  # fmt: skip
+        self.assertEqual(kernels_ncu.source_of("no report\n"), "no report\n")
 
 
 if __name__ == "__main__":
