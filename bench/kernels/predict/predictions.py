@@ -106,9 +106,10 @@ class Tables:
     def limits_of(self, plan):
         return Limits(plan, self.kernels)
 
-    def measured_text(self, gpu, name):
-        time = self.measured.get((gpu, name))
-        return NOT_MEASURED if time is None else f"{time:.1f}"
+    def measured_text(self, gpu, *names):
+        """Of the first of the lines that there is."""
+        times = [self.measured[gpu, name] for name in names if (gpu, name) in self.measured]
+        return f"{times[0]:.1f}" if times else NOT_MEASURED
 
     # -- Each limit alone
 
@@ -181,11 +182,14 @@ class Tables:
                 continue
             wgmma, times = plan["wgmma"], wgmma_times(plan)
             (low, _), (high, _) = self.predicted(plan, "H200")
-            measured = [self.measured_text("H200", f"many-rows/{plan['shape']}/m{plan['m']}/{kernel}")
+            own = "wgmma" if plan["by_wgmma"] else "mma"  # in the speed table
+            measured = [self.measured_text("H200", f"many-rows/{plan['shape']}/m{plan['m']}/{kernel}",
+                                           *[measured_name(plan)] * (kernel == own))
                         for kernel in ("wgmma", "mma")]  # fmt: skip
             text += row(shape_text(plan) if plan["shape"] != shape else "", str(plan["m"]),
                         f"{wgmma['rows']}, {wgmma['tiles']} x {wgmma['splits']}", between(*times), between(low, high),
-                        us(bf16_time(plan, "H200")), "wgmma" if plan["by_wgmma"] else "mma.sync", *measured)  # fmt: skip
+                        us(bf16_time(plan, "H200")), {"mma": "mma.sync"}.get(own, own),
+                        *measured)  # fmt: skip
             shape = plan["shape"]
         return text
 

@@ -149,6 +149,30 @@ class Page(unittest.TestCase):
         self.assertEqual(tables.measured_text("H200", name), "3.2")
         self.assertEqual(tables.measured_text("H100", name), "not measured")
 
+    def test_has_the_speed_tables_time_where_the_kernels_were_not_compared(self):
+        plan = PLAN | {"shape": "4096x4096", "n": 4096, "m": 96, "by_library": False,
+                       "wgmma": {"rows": 96, "tiles": 32, "splits": 4, "clocks": 1}}  # fmt: skip
+        table = {("H200", "matmul/bf16/nf4-nested/4096x4096/m96/nibble"): 7.5}
+
+        def cells(measured, **changes):
+            text = predictions.Tables([plan | changes], {NAME: RECORD}, measured).many_rows()
+            return text.splitlines()[2].strip("| ").split(" | ")[-3:]
+
+        self.assertEqual(cells(table, by_wgmma=True), ["wgmma", "7.5", "not measured"])
+        self.assertEqual(cells(table, by_wgmma=False), ["mma.sync", "not measured", "7.5"])
+        compared = {("H200", "many-rows/4096x4096/m96/wgmma"): 8.0}
+        self.assertEqual(cells(table | compared, by_wgmma=True), ["wgmma", "8.0", "not measured"])
+
+    def test_knows_the_lines_of_the_speed_table(self):
+        def name(operation, shape, **more):
+            return predictions.measured_name({"operation": operation, "shape": shape, "m": 1} | more)
+
+        self.assertEqual(name("int8-matmul", "16384x4304"), "matmul/bf16/int8/16384x4304/m1/nibble")
+        self.assertEqual(name("shared-matmul", "4096+1024+1024x4096"),
+                         "shared-matmul/bf16/nf4-nested/4096+1024+1024x4096/m1/nibble")  # fmt: skip
+        self.assertEqual(name("expert-matmul", "128x1536x2048", tokens=8),
+                         "expert-matmul/bf16/nf4-nested/128x1536x2048/tokens8/nibble")  # fmt: skip
+
 
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], "--quiet"])
