@@ -35,13 +35,12 @@ def records(path=RECORD):
 
 def record_of(plan, kernels):
     """The record of the kernel for bf16, and for nested absmax, that the plan takes."""
+    members = "".join(rf"{plan[name]}u?, " for name in ("m_tiles", "n_warps", "k_warps", "n_tiles"))
     if plan["operation"] == "int8-matmul":
-        members = [plan[name] for name in ("m_tiles", "n_warps", "k_warps", "n_tiles")]
-        pattern = r"Int8Matmul<bf16, Int8MatmulTile{" + "".join(rf"{member}u?, " for member in members) + ".*>"
+        pattern = rf"Int8Matmul<bf16, Int8MatmulTile{{{members}.*>"
     else:
-        members = [plan[name] for name in ("m_tiles", "n_warps", "k_warps", "n_tiles")]
-        pattern = (r"FourBitMatmul<bf16, true, FourBitMatmulTile{" + "".join(rf"{member}u?, " for member in members)
-                   + rf".*, {plan['run']}u?}}, {str(plan['keeps_x']).lower()}>")  # fmt: skip
+        pattern = (rf"FourBitMatmul<bf16, true, FourBitMatmulTile{{{members}.*, {plan['run']}u?}}, "
+                   rf"{str(plan['keeps_x']).lower()}>")  # fmt: skip
     (found,) = [line for name, line in kernels.items() if re.fullmatch(pattern, name)]
     return found
 
@@ -143,7 +142,7 @@ class Limits:
         tensor = self.of_busiest((sum(self.tensor_clocks(rows) for rows in self.chunks),) * 2)
         in_seconds = {"shared memory": shared, "instructions": instructions, "tensor cores": tensor}
         return {
-            # From the second time on, the L2 cache has the weight's tile.
+            # From the second time on, the weight's tile is taken to come from the L2 cache.
             "memory": (self.weight_bytes / READ[gpu],) * 2,
             "in flight": (self.in_flight() * chunks,) * 2,
             "L2": ((self.weight_bytes * chunks + self.x_bytes) / READ_L2,) * 2,
