@@ -6,17 +6,22 @@
 // one intrinsic or one line of PTX, or that of a simulator, which the tests bring along and which checks bounds,
 // alignment, races, divergence and deadlocks. docs/device-layer.md says what it can and cannot find.
 #pragma once
+#include <cstddef>
+
 #include "backend/device.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nibble::device {
 
-/// The blocks of a kernel that the device runs at a time.
-template <class Kernel> u64 resident_blocks() { return u64{multiprocessors()} * Kernel::min_blocks; }
+/// The blocks of a kernel that the current device runs at a time, each with so much dynamic shared memory.
+template <class Kernel> u64 resident_blocks(std::size_t dynamic_shared_bytes) {
+  const u64 shared_bytes = u64{static_shared_bytes<Kernel>()} + dynamic_shared_bytes;
+  return u64{multiprocessors()} * blocks_at_a_time<Kernel>(multiprocessor_limits(), shared_bytes);
+}
 
 /// For kernels that loop over `blocks` blocks' work: as many blocks as the device runs at a time, or all.
-template <class Kernel> Grid resident_grid(u64 blocks) {
-  const u64 resident = resident_blocks<Kernel>();
+template <class Kernel> Grid resident_grid(u64 blocks, std::size_t dynamic_shared_bytes = 0) {
+  const u64 resident = resident_blocks<Kernel>(dynamic_shared_bytes);
   return {static_cast<u32>(blocks < resident ? blocks : resident)};
 }
 

@@ -64,6 +64,23 @@ constexpr u32 max_registers(u32 threads, u32 min_blocks) {
   return share < 255 ? share : 255;
 }
 
+/// What a multiprocessor has for the blocks that it runs at a time.
+struct MultiprocessorLimits {
+  u32 threads, shared_bytes;
+  u32 reserved_shared_bytes;  // that the system takes for each block
+};
+
+/// How many of a kernel's blocks a multiprocessor runs at a time: min_blocks, for which the compiler has left
+/// registers, or fewer if it has no room for the threads or for the shared memory, which is a block's static and
+/// dynamic.
+template <class Kernel> constexpr u32 blocks_at_a_time(const MultiprocessorLimits& limits, u64 shared_bytes) {
+  u64 blocks = min_blocks_of<Kernel>();
+  if (const u64 by_threads = limits.threads / Kernel::threads; by_threads < blocks) blocks = by_threads;
+  const u64 by_shared = limits.shared_bytes / (shared_bytes + limits.reserved_shared_bytes);
+  if (by_shared < blocks) blocks = by_shared;
+  return blocks > 0 ? static_cast<u32>(blocks) : 1;
+}
+
 /// The most dynamic shared memory that any launch of the kernel takes, if it says so.
 template <class Kernel> constexpr std::size_t max_shared_bytes_of(std::size_t this_launch) {
   if constexpr (requires { Kernel::max_block_shared_bytes(); }) return Kernel::max_block_shared_bytes();

@@ -66,8 +66,8 @@ template <class Half> class Launcher {
     return four_bit_matmul::tuning_of(capability(), multiprocessors());
   }
 
-  // Whether all of x has room in shared memory, and the device is faster with it there: two such blocks fit into a
-  // multiprocessor from 9.0 on. It changes nothing in the product.
+  // Whether all of x has room in shared memory, and the device is faster with it there. It changes nothing in the
+  // product.
   [[nodiscard]] bool keeps_x() const {
     if (arguments_.config.tile.m_tiles != 1 || arguments_.matmul.experts > 0) return false;
     if (u64{m_} * arguments_.x.columns * 2 > tuning().max_kept_x_bytes) return false;

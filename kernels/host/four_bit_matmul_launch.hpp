@@ -1,6 +1,7 @@
 // What FourBitMatmul is launched with: here for the library, and for bench_tune, which compiles more of its kernels.
 #pragma once
 #include <array>
+#include <cstddef>
 #include <span>
 
 #include "kernels/device/stream.hpp"
@@ -33,9 +34,9 @@ template <class Half, class Kernel> class FourBitMatmulLaunch {
   /// `experts` is 0 without experts.
   void run(const four_bit_matmul::DeviceTuning& tuning, u32 experts, StreamRef stream, Overlap overlap) const {
     const std::span<const u64> items(items_.data(), weights_);
-    const u32 blocks = four_bit_matmul::blocks_for(tuning, items, resident_blocks<Kernel>());
-    launch({blocks, 1, experts > 0 ? experts : weights_}, Kernel::shared_bytes(kernel_.m, k_), stream, kernel_,
-           overlap);
+    const std::size_t shared_bytes = Kernel::shared_bytes(kernel_.m, k_);
+    const u32 blocks = four_bit_matmul::blocks_for(tuning, items, resident_blocks<Kernel>(shared_bytes));
+    launch({blocks, 1, experts > 0 ? experts : weights_}, shared_bytes, stream, kernel_, overlap);
   }
 
  private:

@@ -42,8 +42,8 @@ template <class Half, bool Nested, u32 Rows> class FourBitMatmulSm90Launch {
 
   void run(StreamRef stream, Overlap overlap) const {
     const std::span<const u64> items(items_.data(), weights_);
-    launch({blocks_for_each(items, resident_blocks<Kernel>()), 1, weights_}, Kernel::shared_bytes, stream, kernel_,
-           overlap);
+    const u32 blocks = blocks_for_each(items, resident_blocks<Kernel>(Kernel::shared_bytes));
+    launch({blocks, 1, weights_}, Kernel::shared_bytes, stream, kernel_, overlap);
   }
 
  private:

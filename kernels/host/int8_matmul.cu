@@ -39,7 +39,8 @@ template <class Half> void multiply(const Int8MatmulArguments& arguments, void* 
   const Overlap overlap = arguments.matmul.weights_are_ready != 0 ? Overlap::yes : Overlap::no;
   if (arguments.fits_tiles) {
     with_kernel<Half>(arguments.config.tile, [&]<class Kernel>() {
-      launch(resident_grid<Kernel>(ceil_div<u64>(n, Kernel::block_n) * splits), Kernel::shared_bytes(m), stream,
+      const std::size_t shared_bytes = Kernel::shared_bytes(m);
+      launch(resident_grid<Kernel>(ceil_div<u64>(n, Kernel::block_n) * splits, shared_bytes), shared_bytes, stream,
              Kernel{weight, memory.x, memory.x_stride, m, out, memory.sums(splits, n)}, overlap);
     });
   } else {

@@ -173,7 +173,30 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, DevicesOfAnySizeGiveTheSameBytes) {
     const Product run(problem);
     const std::vector<float> expected = run.product();
     nibble::test::on_devices({1U, 3U, 108U, 114U, 132U, 144U}, {80U, 90U}, [&] { EXPECT_EQ(run.product(), expected); });
+    nibble::test::on_devices({3U, 84U}, {86U, 89U, 120U}, [&] { EXPECT_EQ(run.product(), expected); });
   }
+}
+
+// A multiprocessor of 8.6 or 12.0 has shared memory for one block with a table of 64 KiB. A second one would only begin
+// when the first has ended, and then fill a table of its own.
+NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, NoBlockWaitsForSharedMemory) {
+  static thread_local unsigned blocks;
+  const Problem problem({.m = 8, .n = 32 * 40, .k = 64 * 2}, 28);
+  const Product run(problem);
+  const auto blocks_on = [&](unsigned capability) {
+    device::simulator::Options options{.multiprocessors = 3, .capability = capability};
+    options.part = [](device::Grid grid) {
+      blocks = grid.x;
+      return device::simulator::BlockRange{0, std::uint64_t{grid.x} * grid.y * grid.z};
+    };
+    const device::simulator::ScopedOptions scope(options);
+    expect_values(problem, run.product());
+    return blocks;
+  };
+  EXPECT_EQ(blocks_on(80), 6U);
+  EXPECT_EQ(blocks_on(90), 6U);
+  EXPECT_EQ(blocks_on(86), 3U);
+  EXPECT_EQ(blocks_on(120), 3U);
 }
 
 // What a lane loaded for another tile multiplies the zeros beyond the end of k: an absmax of infinity would make NaN of

@@ -41,11 +41,11 @@ void check_limits(const Launch& launch, u32 capability) {
                                   launch.dynamic_shared_bytes, launch.max_shared_bytes));
 
   // min_blocks decides how many registers the compiler gives to a thread. If no device can have so many blocks at a
-  // time, that was for nothing. (One with less shared memory than others may have fewer.)
+  // time, that was for nothing. (Some have fewer threads or less shared memory than others, and run fewer blocks.)
   const u64 threads = u64{launch.threads} * launch.min_blocks;
   const u64 shared = (u64{launch.dynamic_shared_bytes} + 1024) * launch.min_blocks;
-  if (launch.min_blocks == 0 || launch.min_blocks > limits.blocks || threads > limits.threads ||
-      shared > device_limits(90).shared_bytes)
+  const DeviceLimits most = device_limits(90);
+  if (launch.min_blocks == 0 || launch.min_blocks > most.blocks || threads > most.threads || shared > most.shared_bytes)
     throw LaunchError(invalid_configuration,
                       fmt::format("min_blocks is {}, but a multiprocessor has no room for that many blocks of {} "
                                   "threads and {} bytes of shared memory",

@@ -255,10 +255,14 @@ class Block {
 /// What the device has for a block and for a multiprocessor.
 struct DeviceLimits {
   u32 block_shared_bytes, shared_bytes;  // 1 KiB of each block's is the system's
-  u32 threads = 2048, blocks = 32;
+  u32 threads, blocks;
 };
 constexpr DeviceLimits device_limits(u32 capability) {
-  return capability >= 90 ? DeviceLimits{227u << 10, 228u << 10} : DeviceLimits{163u << 10, 164u << 10};
+  if (capability >= 120) return {99u << 10, 100u << 10, 1536, 24};
+  if (capability >= 90) return {227u << 10, 228u << 10, 2048, 32};
+  if (capability == 89) return {99u << 10, 100u << 10, 1536, 24};
+  if (capability == 86) return {99u << 10, 100u << 10, 1536, 16};
+  return {163u << 10, 164u << 10, 2048, 32};
 }
 
 /// Throws LaunchError for what CUDA refuses before a block runs, and for a min_blocks that no device can keep.
@@ -274,6 +278,12 @@ namespace nibble::device {
 /// Of the simulated device: Options::multiprocessors and Options::capability.
 inline u32 multiprocessors() { return simulator::current_options().multiprocessors; }
 inline u32 capability() { return simulator::current_options().capability; }
+inline MultiprocessorLimits multiprocessor_limits() {
+  const simulator::DeviceLimits limits = simulator::device_limits(capability());
+  return {limits.threads, limits.shared_bytes, 1024};
+}
+/// The simulator sees static arrays only when they are used, so it counts none. None is larger than 2 KiB.
+template <class Kernel> u32 static_shared_bytes() { return 0; }
 
 namespace simulator {
 

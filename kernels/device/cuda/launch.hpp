@@ -123,6 +123,8 @@ inline LoadedCode loaded_code(const void* function) {
 template <class Kernel> inline NumberPerDevice granted_shared_bytes;
 template <class Kernel> inline NumberPerDevice waits_or_not;
 template <class Kernel> inline NumberPerDevice loaded_or_not;
+/// The static shared memory of a block of the kernel, and 1.
+template <class Kernel> inline NumberPerDevice static_shared_bytes_and_1;
 
 }  // namespace detail
 
@@ -171,6 +173,23 @@ template <class Kernel> bool is_loaded() {
   return detail::loaded_or_not<Kernel>.at_least(detail::current_device(), 1, [] {
     return is_code_of<Kernel>(detail::loaded_code(reinterpret_cast<const void*>(run<Kernel>))) ? 2u : 1u;
   }) == 2;
+}
+
+/// Of a block of the kernel, in the code that the current device has loaded.
+template <class Kernel> u32 static_shared_bytes() {
+  return detail::static_shared_bytes_and_1<Kernel>.at_least(detail::current_device(), 1, [] {
+    cudaFuncAttributes attributes{};
+    detail::check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(run<Kernel>)),
+                  "cudaFuncGetAttributes");
+    return static_cast<u32>(attributes.sharedSizeBytes) + 1;
+  }) - 1;
+}
+
+/// Of the current device.
+inline MultiprocessorLimits multiprocessor_limits() {
+  return {static_cast<u32>(detail::attribute(cudaDevAttrMaxThreadsPerMultiProcessor)),
+          static_cast<u32>(detail::attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor)),
+          static_cast<u32>(detail::attribute(cudaDevAttrReservedSharedMemoryPerBlock))};
 }
 
 /// Of the current device; the capability as in sm_90: 10 * major + minor.

@@ -138,7 +138,7 @@ TEST(LaunchLimits, WhatCudaSaysOfLoadedCode) {
   EXPECT_FALSE(waits_for_dependencies({.ptx = 80, .machine = 80}));
 }
 
-template <u32 Threads, u32 MinBlocks> struct Resident {
+template <u32 Threads, u32 MinBlocks = 2> struct Resident {
   static constexpr u32 threads = Threads, min_blocks = MinBlocks;
   NIBBLE_DEVICE void operator()() const {}
 };
@@ -156,6 +156,36 @@ TEST(LaunchLimits, OfAMultiprocessor) {
   EXPECT_EQ(error(Resident<256, 2>{}, 113 << 10), "");
   EXPECT_NE(error(Resident<256, 2>{}, (113 << 10) + 1), "");
   EXPECT_EQ(error(Resident<256, 1>{}, 227 << 10), "");
+}
+
+// Two blocks of 65 KiB fit in the 164 KiB of 8.0 and the 228 KiB of 9.0, but not in the 100 KiB of 8.6, 8.9 and 12.0.
+TEST(LaunchLimits, BlocksAtATimeHaveRoomForTheirSharedMemory) {
+  const auto blocks = [](unsigned capability, std::size_t shared) {
+    const ScopedOptions scope({.multiprocessors = 10, .capability = capability});
+    return resident_blocks<Resident<256, 2>>(shared);
+  };
+  for (const unsigned capability : {80U, 86U, 89U, 90U, 100U, 120U}) {
+    SCOPED_TRACE(capability);
+    const bool is_small = capability == 86 || capability == 89 || capability == 120;
+    EXPECT_EQ(blocks(capability, 0), 20U);
+    EXPECT_EQ(blocks(capability, 49 << 10), 20U);  // and 1 KiB each is the system's
+    EXPECT_EQ(blocks(capability, (49 << 10) + 1), is_small ? 10U : 20U);
+    EXPECT_EQ(blocks(capability, 65 << 10), is_small ? 10U : 20U);
+    EXPECT_EQ(blocks(capability, 99 << 10), capability == 90 || capability == 100 ? 20U : 10U);
+  }
+  const ScopedOptions scope({.multiprocessors = 10, .capability = 120});
+  EXPECT_EQ(resident_grid<Resident<256>>(100, 65 << 10).x, 10U);
+  EXPECT_EQ(resident_grid<Resident<256>>(7, 65 << 10).x, 7U);
+  EXPECT_EQ((resident_blocks<Resident<512, 4>>(0)), 30U) << "1536 threads";
+}
+
+TEST(LaunchLimits, BlocksAtATime) {
+  constexpr MultiprocessorLimits limits{.threads = 1536, .shared_bytes = 1000, .reserved_shared_bytes = 100};
+  EXPECT_EQ((blocks_at_a_time<Resident<256, 2>>(limits, 400)), 2U);
+  EXPECT_EQ((blocks_at_a_time<Resident<256, 2>>(limits, 401)), 1U);
+  EXPECT_EQ((blocks_at_a_time<Resident<256, 2>>(limits, 5000)), 1U) << "the launch says what is wrong";
+  EXPECT_EQ((blocks_at_a_time<Resident<512, 4>>(limits, 0)), 3U);
+  EXPECT_EQ(blocks_at_a_time<Nothing>(limits, 0), 1U);
 }
 
 TEST(LaunchLimits, RegistersAreWhatTheLaunchBoundsLeave) {
