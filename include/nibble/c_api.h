@@ -13,7 +13,7 @@
  * - Texts are UTF-8 and end with a null byte. Names of tensors and paths are what the files have, which need not be
  *   UTF-8.
  * - Any number of threads may call at the same time.
- * - Structs that may grow begin with struct_bytes: the caller stores their size there, and the library reads no more.
+ * - Structs that later versions may extend begin with struct_bytes; nibble/kernels.h has the rule.
  */
 #ifndef NIBBLE_C_API_H
 #define NIBBLE_C_API_H

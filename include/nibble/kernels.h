@@ -19,7 +19,12 @@
  *   launched.
  * - The driver must be that of CUDA 13 (R580) or later. With an older one, functions that launch return
  *   NIBBLE_INTERNAL.
- * - Any number of threads may call at the same time. */
+ * - Any number of threads may call at the same time.
+ * - Later versions may add members at the end of structs that begin with struct_bytes. The caller stores the size of
+ *   the struct there, as its own version has it. Members that the caller's version lacks count as 0. Bytes beyond those
+ *   that the library's version has must be 0. If one is not, the caller asks for what this library cannot do, and the
+ *   call is NIBBLE_USAGE. If the library fills the struct in, it sets these bytes to 0 instead. A size of more than
+ *   NIBBLE_MAX_STRUCT_BYTES is NIBBLE_USAGE. (All of this also holds for the structs of nibble/c_api.h.) */
 #ifndef NIBBLE_KERNELS_H
 #define NIBBLE_KERNELS_H
 
@@ -37,6 +42,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* The most that struct_bytes may be. No struct is as large. */
+#define NIBBLE_MAX_STRUCT_BYTES 4096
 
 /* A cudaStream_t. 0 is the default stream. */
 typedef struct CUstream_st* nibble_stream;
@@ -79,7 +87,7 @@ typedef enum nibble_codebook { NIBBLE_NF4 = 0, NIBBLE_FP4 = 1 } nibble_codebook;
  * stride + j of the larger one, whose pointers it keeps. Rows 1024 to 2047 of [n, k] are rows = 1024, first = 1024 * k.
  * The right half of the columns is columns = k / 2, first = k / 2, stride = k. */
 typedef struct nibble_four_bit {
-  size_t struct_bytes; /* sizeof(nibble_four_bit): later versions may add members at the end */
+  size_t struct_bytes; /* sizeof(nibble_four_bit) */
   nibble_codebook codebook;
   uint32_t blocksize;           /* 32, 64, ..., 4096 weights per absmax */
   uint64_t rows, columns;       /* n, k */
@@ -97,7 +105,7 @@ typedef struct nibble_four_bit {
  *   weight = (code * absmax[row]) * (1 / 127)                                                     two roundings
  */
 typedef struct nibble_int8 {
-  size_t struct_bytes;    /* sizeof(nibble_int8): later versions may add members at the end */
+  size_t struct_bytes;    /* sizeof(nibble_int8) */
   uint64_t rows, columns; /* n, k */
   const int8_t* codes;    /* n * k, row-major */
   const float* absmax;    /* n */
@@ -105,7 +113,7 @@ typedef struct nibble_int8 {
 
 /* A matrix in row-major order whose rows start `stride` elements apart (at least `columns`). */
 typedef struct nibble_matrix {
-  size_t struct_bytes; /* sizeof(nibble_matrix): later versions may add members at the end */
+  size_t struct_bytes; /* sizeof(nibble_matrix) */
   nibble_dtype dtype;
   uint64_t rows, columns, stride;
   void* data;
@@ -127,7 +135,7 @@ NIBBLE_API int nibble_dequantize_int8(const nibble_int8* weight, uint64_t first_
  * absmax_codes is not null. Then nested_absmax and nested_offset are written too; the nested codebook is always
  * nibble_nested_codebook(). */
 typedef struct nibble_four_bit_output {
-  size_t struct_bytes; /* sizeof(nibble_four_bit_output): later versions may add members at the end */
+  size_t struct_bytes; /* sizeof(nibble_four_bit_output) */
   nibble_codebook codebook;
   uint32_t blocksize;
   uint8_t* packed;
@@ -168,8 +176,7 @@ NIBBLE_API const float* nibble_nested_codebook(void);
 
 /* A weight [n, k] by which x is multiplied, and where the result goes. */
 typedef struct nibble_four_bit_product {
-  size_t struct_bytes; /* sizeof(nibble_four_bit_product): later versions may add members at the end. All products of a
-                          call have the same */
+  size_t struct_bytes; /* sizeof(nibble_four_bit_product); all products of a call have the same */
   const nibble_four_bit* weight;
   const void* bias;       /* n values of the compute type, or null */
   const nibble_matrix* y; /* [m, n], of the compute type or F32 */
@@ -197,7 +204,7 @@ typedef struct nibble_four_bit_product {
  * the first on a device makes a context of cuBLASLt there, which may allocate: before a call is captured into a graph,
  * ask for its workspace with its device as the current one. */
 typedef struct nibble_matmul {
-  size_t struct_bytes;    /* sizeof(nibble_matmul): later versions may add members at the end */
+  size_t struct_bytes;    /* sizeof(nibble_matmul) */
   const nibble_matrix* x; /* [m, k], m less than 2^31 */
   const nibble_four_bit_product* products;
   uint32_t product_count; /* 1 to NIBBLE_MATMUL_MAX_PRODUCTS weights that share x, such as those of q, k and v. They
@@ -228,7 +235,7 @@ NIBBLE_API int nibble_matmul_four_bit(const nibble_matmul* matmul, void* workspa
 /* A weight [n, k] in LLM.int8() form that x is multiplied with, and where the result goes: as nibble_four_bit_product.
  */
 typedef struct nibble_int8_product {
-  size_t struct_bytes; /* sizeof(nibble_int8_product): later versions may add members at the end */
+  size_t struct_bytes; /* sizeof(nibble_int8_product) */
   const nibble_int8* weight;
   const void* bias;
   const nibble_matrix* y;

@@ -1,5 +1,6 @@
 #include "kernels/host/interface.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -29,6 +30,19 @@ void check_null(const std::string& name, const void* pointer, const char* why) {
 void set_last_error(const char* text) noexcept { std::snprintf(last_error, sizeof last_error, "%s", text); }
 
 void refuse(const std::string& text) { throw Error(Errc::usage, text); }
+
+void check_struct(const std::string& name, const void* given, std::size_t bytes, std::size_t least, std::size_t known) {
+  const std::string fact = name + ".struct_bytes is " + std::to_string(bytes);
+  if (bytes < least || bytes > NIBBLE_MAX_STRUCT_BYTES)
+    refuse(fact + ", not from " + std::to_string(least) + " to " + std::to_string(NIBBLE_MAX_STRUCT_BYTES));
+  const auto* const begin = static_cast<const unsigned char*>(given);
+  const auto* const end = begin + bytes;
+  const auto* const set =
+      std::find_if(begin + std::min(known, bytes), end, [](unsigned char byte) { return byte != 0; });
+  if (set != end)
+    refuse(fact + "; byte " + std::to_string(set - begin) + " is not 0, and this library knows the first " +
+           std::to_string(known));
+}
 
 u64 checked_size(const std::string& name, u64 rows, u64 columns) {
   if (columns != 0 && rows > max_elements / columns)

@@ -1,5 +1,6 @@
 // What the functions of nibble/kernels.h share: how they end, and the checks of arguments that several of them take.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <new>
@@ -56,17 +57,17 @@ void check_dtype(const std::string& name, const nibble_dtype& dtype);
 void check_codebook(const std::string& name, const nibble_codebook& codebook);
 void check_blocksize(const std::string& name, u64 blocksize);
 
-/// A struct whose first member is its size, of which the caller may know fewer members than this library. It has at
-/// least `least` bytes; members that the caller does not know are 0.
+/// Refuses a struct of `bytes` if it has fewer than `least`, or anything but zeros after the `known` ones.
+void check_struct(const std::string& name, const void* given, std::size_t bytes, std::size_t least, std::size_t known);
+
+/// A struct whose first member is its size, of which the caller may know fewer members than this library, or more. It
+/// has at least `least` bytes; members that the caller does not know are 0.
 template <class T> T whole(const std::string& name, const T* given, std::size_t least = sizeof(T)) {
   static_assert(std::is_trivially_copyable_v<T> && offsetof(T, struct_bytes) == 0);
   if (given == nullptr) refuse(name + " is null");
-  const std::size_t bytes = given->struct_bytes;
-  if (bytes < least || bytes > sizeof(T))
-    refuse(name + ".struct_bytes is " + std::to_string(bytes) + ", this library takes " + std::to_string(least) +
-           (least < sizeof(T) ? " to " + std::to_string(sizeof(T)) : ""));
+  check_struct(name, given, given->struct_bytes, least, sizeof(T));
   T all{};
-  std::memcpy(&all, given, bytes);
+  std::memcpy(&all, given, std::min(given->struct_bytes, sizeof(T)));
   return all;
 }
 
@@ -75,12 +76,12 @@ template <class T>
 T whole_element(const std::string& name, const T* array, std::size_t index, std::size_t least = sizeof(T)) {
   if (array == nullptr) refuse(name + " is null");
   const std::size_t bytes = whole(name + "[0]", array, least).struct_bytes;
-  T element = whole(name + "[" + std::to_string(index) + "]",
-                    reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + index * bytes), least);
-  if (element.struct_bytes != bytes)
-    refuse(name + "[" + std::to_string(index) + "].struct_bytes is " + std::to_string(element.struct_bytes) + ", " +
-           name + "[0].struct_bytes is " + std::to_string(bytes));
-  return element;
+  const std::string own_name = name + "[" + std::to_string(index) + "]";
+  const auto* const element = reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + index * bytes);
+  if (element->struct_bytes != bytes)
+    refuse(own_name + ".struct_bytes is " + std::to_string(element->struct_bytes) + ", " + name +
+           "[0].struct_bytes is " + std::to_string(bytes));
+  return whole(own_name, element, least);
 }
 
 /// Checks all members, and returns them with the stride that a stride of 0 stands for. With no elements, pointers may

@@ -112,11 +112,11 @@ int nibble_checkpoint_tensor(const nibble_checkpoint* checkpoint, uint64_t index
   return c_api::guarded([&] {
     c_api::require(checkpoint, "checkpoint");
     c_api::require(tensor, "tensor");
-    c_api::require_struct(tensor->struct_bytes, sizeof *tensor, "nibble_tensor");
     const auto opened = c_api::handles().find(checkpoint);
     if (opened == nullptr) throw Error(Errc::usage, "checkpoint is not open");
     if (index >= opened->names.size())
       throw Error(Errc::usage, fmt::format("index is {}, the checkpoint has {} tensors", index, opened->names.size()));
+    c_api::clear_unknown(*tensor, "nibble_tensor");
     c_api::describe(*opened, index, *tensor);
   });
 }

@@ -72,7 +72,7 @@ int nibble_command(int argument_count, const char* const* arguments, const nibbl
   using namespace nibble;
   if (json != nullptr) *json = nullptr;
   return c_api::guarded([&] {
-    if (listener != nullptr) c_api::require_struct(listener->struct_bytes, sizeof *listener, "listener");
+    if (listener != nullptr) c_api::require_struct(*listener, "listener");
     c_api::ListenerTerminal terminal(listener);
     const auto give_text = [&] {
       if (json != nullptr && !terminal.text().empty()) *json = c_api::allocated(terminal.text());

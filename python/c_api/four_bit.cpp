@@ -39,7 +39,7 @@ class Weight {
  public:
   explicit Weight(const nibble_cpu_four_bit* weight) {
     require(weight, "the 4-bit weight");
-    require_struct(weight->struct_bytes, sizeof *weight, "nibble_cpu_four_bit");
+    require_struct(*weight, "nibble_cpu_four_bit");
     weight_ = *weight;
     tables_ = &tables_of(weight_.codebook);
     if (!std::has_single_bit(weight_.blocksize) || weight_.blocksize < min_blocksize ||

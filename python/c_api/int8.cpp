@@ -19,7 +19,7 @@ constexpr std::uint64_t piece_weights = 1 << 18;
 
 void check(const nibble_cpu_int8* weight) {
   require(weight, "the int8 weight");
-  require_struct(weight->struct_bytes, sizeof *weight, "nibble_cpu_int8");
+  require_struct(*weight, "nibble_cpu_int8");
   check_array(weight->codes, Checked(weight->rows) * weight->columns, 1, "codes");
   check_array(weight->absmax, Checked(weight->rows) * sizeof(float), alignof(float), "absmax");
 }

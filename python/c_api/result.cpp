@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <mutex>
 #include <new>
+#include <span>
 #include <system_error>
 
 #include "cli/terminal/remedies.hpp"
@@ -21,6 +24,12 @@ namespace {
 std::string& message() noexcept {
   thread_local std::string text;
   return text;
+}
+
+void require_struct_bytes(std::size_t struct_bytes, std::size_t known, std::string_view name) {
+  if (struct_bytes < known || struct_bytes > NIBBLE_MAX_STRUCT_BYTES)
+    throw Error(Errc::usage, fmt::format("{}: struct_bytes is {}, not from {} to {}", name, struct_bytes, known,
+                                         NIBBLE_MAX_STRUCT_BYTES));
 }
 
 }  // namespace
@@ -66,10 +75,19 @@ void require(const void* pointer, std::string_view name) {
   if (pointer == nullptr) throw Error(Errc::usage, fmt::format("{} is null", name));
 }
 
-void require_struct(std::size_t struct_bytes, std::size_t needed, std::string_view name) {
-  if (struct_bytes < needed)
+void require_struct(const void* given, std::size_t struct_bytes, std::size_t known, std::string_view name) {
+  require_struct_bytes(struct_bytes, known, name);
+  const std::span bytes(static_cast<const std::byte*>(given), struct_bytes);
+  const auto set = std::ranges::find_if(bytes.subspan(known), [](std::byte byte) { return byte != std::byte{0}; });
+  if (set != bytes.end())
     throw Error(Errc::usage,
-                fmt::format("{}: struct_bytes is {}, the struct has {} bytes", name, struct_bytes, needed));
+                fmt::format("{}: struct_bytes is {}; byte {} is not 0, and this library knows the first {}", name,
+                            struct_bytes, set - bytes.begin(), known));
+}
+
+void clear_unknown(void* given, std::size_t struct_bytes, std::size_t known, std::string_view name) {
+  require_struct_bytes(struct_bytes, known, name);
+  std::memset(static_cast<std::byte*>(given) + known, 0, struct_bytes - known);
 }
 
 char* allocated(std::string_view text) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -32,8 +33,17 @@ template <class F> int guarded(F&& f) noexcept {
 /// Throws Error(usage) unless the pointer is there. `name` is that of the argument.
 void require(const void* pointer, std::string_view name);
 
-/// Throws Error(usage) unless struct_bytes is what this version or a later one has.
-void require_struct(std::size_t struct_bytes, std::size_t needed, std::string_view name);
+/// Throws Error(usage) unless a struct of the caller has the `known` bytes of this version, or those and zeros.
+void require_struct(const void* given, std::size_t struct_bytes, std::size_t known, std::string_view name);
+template <class T> void require_struct(const T& given, std::string_view name) {
+  require_struct(&given, given.struct_bytes, sizeof given, name);
+}
+
+/// The same for a struct that the library fills in, whose bytes after the `known` ones become 0.
+void clear_unknown(void* given, std::size_t struct_bytes, std::size_t known, std::string_view name);
+template <class T> void clear_unknown(T& given, std::string_view name) {
+  clear_unknown(&given, given.struct_bytes, sizeof given, name);
+}
 
 /// A copy for nibble_free(). Throws std::bad_alloc.
 [[nodiscard]] char* allocated(std::string_view text);

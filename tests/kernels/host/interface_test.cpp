@@ -140,12 +140,22 @@ TEST(Interface, StructsMayGrow) {
   const Grown old{16, 7, 8};
   EXPECT_EQ(whole("grown", &old, 16).known, 7U);
   EXPECT_EQ(whole("grown", &old, 16).added, 0U);
-  for (const std::size_t bytes : {std::size_t{15}, std::size_t{25}}) {
+  for (const std::size_t bytes : {std::size_t{15}, std::size_t{4097}}) {
     const Grown other{bytes, 7, 8};
     EXPECT_EQ(refusal([&] { whole("grown", &other, 16); }),
-              "grown.struct_bytes is " + std::to_string(bytes) + ", this library takes 16 to 24");
+              "grown.struct_bytes is " + std::to_string(bytes) + ", not from 16 to 4096");
   }
   EXPECT_EQ(refusal([] { whole<Grown>("grown", nullptr); }), "grown is null");
+  u64 later[4096 / sizeof(u64)] = {4096, 7, 8};
+  const auto read_later = [&] { return whole("grown", reinterpret_cast<const Grown*>(later), 16); };
+  EXPECT_EQ(read_later().added, 8U);
+  for (const std::size_t byte : {24, 25, 4095}) {
+    auto* const bytes = reinterpret_cast<unsigned char*>(later);
+    bytes[byte] = 1;
+    EXPECT_EQ(refusal(read_later), "grown.struct_bytes is 4096; byte " + std::to_string(byte) +
+                                       " is not 0, and this library knows the first 24");
+    bytes[byte] = 0;
+  }
 }
 
 // An array of a caller who was compiled with fewer members: its elements are as far apart as there.
@@ -162,9 +172,13 @@ TEST(Interface, ArraysOfStructsMayGrow) {
   const u64 mixed[] = {16, 7, 24, 8, 9};
   EXPECT_EQ(refusal([&] { whole_element("grown", reinterpret_cast<const Grown*>(mixed), 1, 16); }),
             "grown[1].struct_bytes is 24, grown[0].struct_bytes is 16");
-  const u64 wrong[] = {25, 7, 8};
-  EXPECT_EQ(refusal([&] { whole_element("grown", reinterpret_cast<const Grown*>(wrong), 1, 16); }),
-            "grown[0].struct_bytes is 25, this library takes 16 to 24");
+  const u64 later[] = {32, 7, 8, 0, 32, 9, 10, 0, 32, 11, 12, 1};
+  const auto read_later = [&](std::size_t i) {
+    return whole_element("grown", reinterpret_cast<const Grown*>(later), i);
+  };
+  EXPECT_EQ(read_later(1).added, 10U);
+  EXPECT_EQ(refusal([&] { read_later(2); }),
+            "grown[2].struct_bytes is 32; byte 24 is not 0, and this library knows the first 24");
   EXPECT_EQ(refusal([] { whole_element<Grown>("grown", nullptr, 0); }), "grown is null");
 }
 

@@ -72,8 +72,9 @@ char* misaligned(void* data) { return static_cast<char*>(data) + 1; }
 
 const std::vector<Fault>& faults() {
   static const std::vector<Fault> all = {
-      {"nibble_cpu_four_bit: struct_bytes is 0, the struct has 120 bytes", [](auto& c) { c.weight.struct_bytes = 0; }},
+      {"nibble_cpu_four_bit: struct_bytes is 0, not from 120 to 4096", [](auto& c) { c.weight.struct_bytes = 0; }},
       {"struct_bytes is 119", [](auto& c) { --c.weight.struct_bytes; }},
+      {"struct_bytes is 4097", [](auto& c) { c.weight.struct_bytes = 4097; }},
       {"codebook is 2, neither 0 (NF4) nor 1 (FP4)", [](auto& c) { c.weight.codebook = 2; }},
       {"codebook is -1", [](auto& c) { c.weight.codebook = -1; }},
       {"blocksize is 0, not one of 32, 64, ..., 4096", [](auto& c) { c.weight.blocksize = 0; }},
@@ -129,6 +130,26 @@ TEST(FourBitArguments, EachFaultIsNamedBeforeAnythingIsWritten) {
   }
 }
 
+// Of a caller whose version of the struct has another member.
+template <class T> struct Later {
+  T known;
+  std::uint64_t added;
+};
+
+TEST(FourBitArguments, MembersOfALaterVersionHaveToBeZero) {
+  FourBitCall call(false);
+  Later<nibble_cpu_four_bit> later{call.weight, 0};
+  later.known.struct_bytes = sizeof later;
+  const auto dequantize = [&] {
+    return nibble_cpu_dequantize_4bit(&later.known, call.weights_array, call.dtype, call.threads);
+  };
+  EXPECT_EQ(dequantize(), NIBBLE_OK) << message();
+  later.added = 1;
+  EXPECT_EQ(dequantize(), NIBBLE_USAGE);
+  EXPECT_EQ(message(),
+            "nibble_cpu_four_bit: struct_bytes is 128; byte 120 is not 0, and this library knows the first 120");
+}
+
 TEST(FourBitArguments, WeightsNeedTheirAlignmentOnlyToBeWritten) {
   FourBitCall call(false);
   call.weights_array.data = misaligned(call.weights_array.data);
@@ -177,9 +198,17 @@ struct Int8Call {
   std::uint64_t nonfinite = 12345;
 };
 
+TEST(Int8Arguments, MembersOfALaterVersionHaveToBeZero) {
+  Int8Call call;
+  Later<nibble_cpu_int8> later{call.weight, std::uint64_t{1} << 56};
+  later.known.struct_bytes = sizeof later;
+  EXPECT_EQ(nibble_cpu_dequantize_int8(&later.known, call.weights_array, call.dtype, call.threads), NIBBLE_USAGE);
+  EXPECT_EQ(message(), "nibble_cpu_int8: struct_bytes is 64; byte 63 is not 0, and this library knows the first 56");
+}
+
 TEST(Int8Arguments, EachFaultIsNamedBeforeAnythingIsWritten) {
   const std::vector<std::pair<const char*, std::function<void(Int8Call&)>>> all = {
-      {"nibble_cpu_int8: struct_bytes is 8, the struct has 56 bytes", [](auto& c) { c.weight.struct_bytes = 8; }},
+      {"nibble_cpu_int8: struct_bytes is 8, not from 56 to 4096", [](auto& c) { c.weight.struct_bytes = 8; }},
       {"dtype is 7,", [](auto& c) { c.dtype = 7; }},
       {"codes has 330 bytes, not 340", [](auto& c) { ++c.weight.columns; }},
       {"codes has 330 bytes, not 363", [](auto& c) { ++c.weight.rows; }},

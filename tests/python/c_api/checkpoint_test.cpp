@@ -92,7 +92,25 @@ TEST_F(Checkpoints, AnIndexIsBelowTheCount) {
   weight.struct_bytes = sizeof weight - 1;
   EXPECT_EQ(nibble_checkpoint_tensor(opened, 0, &weight), NIBBLE_USAGE);
   EXPECT_THAT(message(), HasSubstr("nibble_tensor: struct_bytes is "));
+  weight.struct_bytes = 4097;
+  EXPECT_EQ(nibble_checkpoint_tensor(opened, 0, &weight), NIBBLE_USAGE);
   EXPECT_EQ(weight.name, nullptr);
+  nibble_checkpoint_close(opened);
+}
+
+TEST_F(Checkpoints, MembersOfALaterVersionBecomeZero) {
+  nibble_checkpoint* const opened = open();
+  struct {
+    nibble_tensor known = tensor();
+    std::uint64_t added = huge, of_the_caller = huge;
+  } later;
+  later.known.struct_bytes = sizeof later - sizeof later.of_the_caller;
+  EXPECT_EQ(nibble_checkpoint_tensor(opened, 1, &later.known), NIBBLE_USAGE);
+  EXPECT_EQ(later.added, huge) << "of a call that fails nothing is written";
+  ASSERT_EQ(nibble_checkpoint_tensor(opened, 0, &later.known), NIBBLE_OK) << message();
+  EXPECT_STREQ(later.known.name, "layer.weight");
+  EXPECT_EQ(later.added, 0u);
+  EXPECT_EQ(later.of_the_caller, huge);
   nibble_checkpoint_close(opened);
 }
 

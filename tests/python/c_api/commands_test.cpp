@@ -70,6 +70,15 @@ TEST(CommandArguments, AListenerHasItsSize) {
   small.struct_bytes = sizeof small - 1;
   EXPECT_EQ(command({"formats"}, &small).code, NIBBLE_USAGE);
   EXPECT_THAT(message(), StartsWith("listener: struct_bytes is "));
+  struct {
+    nibble_listener known = listener();
+    void* added = nullptr;
+  } later;
+  later.known.struct_bytes = sizeof later;
+  EXPECT_EQ(command({"formats"}, &later.known).code, NIBBLE_OK) << message();
+  later.added = &later;
+  EXPECT_EQ(command({"formats"}, &later.known).code, NIBBLE_USAGE);
+  EXPECT_THAT(message(), HasSubstr(" is not 0, and this library knows the first " + std::to_string(sizeof small)));
 }
 
 TEST(Listener, EndsACommandAndNoOutputIsLeft) {
