@@ -130,8 +130,11 @@ template <class T, class Format> struct FourBitQuantize {
       NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) widen_run(bits[r], w[r], T{});
     } else {
       // Weights past the end count as zeros.
-      NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) w[r][i] =
-          first + r * step + i < count ? widen(ldcs(from + (r * step + i))) : 0.0f;
+      NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) {
+        NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) {
+          w[r][i] = first + r * step + i < count ? widen(ldcs(from + (r * step + i))) : 0.0f;
+        }
+      }
     }
 
     float largest[runs];
@@ -149,8 +152,9 @@ template <class T, class Format> struct FourBitQuantize {
     const float inverse = rcp_rn(max_nan(own, 1e-38f));
 
     const Global<float> absmax_to = absmax + static_cast<i64>(begin >> block_bits);
-    NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) if (begins_block(first + r * step, count))
-        st(absmax_to + ((first + r * step) >> block_bits), largest[r]);
+    NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) {
+      if (begins_block(first + r * step, count)) st(absmax_to + ((first + r * step) >> block_bits), largest[r]);
+    }
     // Now and not at the end, so that the counter's answer is here when the codes are.
     const bool nests = !sums.arrived.is_null();
     const u64 counter = begin >> block_bits >> sums.counter_bits;
@@ -163,16 +167,19 @@ template <class T, class Format> struct FourBitQuantize {
 
     const float threshold = search.threshold[lane_id() % 16];
     u32 codes[runs];
-    NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) codes[r] =
-        Format::codes(numbers(w[r], shfl_idx(~0u, inverse, lane_id() - lane_id() % runs + r), threshold));
+    NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) {
+      codes[r] = Format::codes(numbers(w[r], shfl_idx(~0u, inverse, lane_id() - lane_id() % runs + r), threshold));
+    }
 
     const Global<u8> to = packed + static_cast<i64>(begin / 2) + first / 2;
     if (whole) {
       NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) store_codes(to + r * step / 2, codes[r]);
     } else {
-      NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r)
-          NIBBLE_UNROLL for (u32 i = 0; i < run; i += 2) if (first + r * step + i < count)
-              stcs(to + (r * step + i) / 2, static_cast<u8>(codes[r] >> 4 * i));
+      NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) {
+        NIBBLE_UNROLL for (u32 i = 0; i < run; i += 2) {
+          if (first + r * step + i < count) stcs(to + (r * step + i) / 2, static_cast<u8>(codes[r] >> 4 * i));
+        }
+      }
     }
     if (nests) {
       NIBBLE_SHARED(u32, adds, 1);
@@ -198,11 +205,15 @@ template <class T, class Format> struct FourBitQuantize {
   NIBBLE_DEVICE bool largest_of_blocks(float (&largest)[runs], Shared<float> warp_largest) const {
     const u32 blocksize = 1u << block_bits;
     const u32 lanes = blocksize / run < 32 ? blocksize / run : 32;
-    for (u32 bits = 1; bits < lanes; bits *= 2)
+    for (u32 bits = 1; bits < lanes; bits *= 2) {
       NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) largest[r] = max_nan(largest[r], shfl_xor(~0u, largest[r], bits));
-    NIBBLE_UNROLL for (u32 apart = 1; apart < runs; apart *= 2) if (apart * step < blocksize)
-        NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) if ((r & apart) == 0) largest[r] = largest[r + apart] =
-            max_nan(largest[r], largest[r + apart]);
+    }
+    NIBBLE_UNROLL for (u32 apart = 1; apart < runs; apart *= 2) {
+      if (apart * step >= blocksize) continue;
+      NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) {
+        if ((r & apart) == 0) largest[r] = largest[r + apart] = max_nan(largest[r], largest[r + apart]);
+      }
+    }
     float most = largest[0];
     NIBBLE_UNROLL for (u32 r = 1; r < runs; ++r) most = max_nan(most, largest[r]);
     if (blocksize <= warp_weights) return all(~0u, most < infinity);
@@ -233,11 +244,13 @@ template <class T, class Format> struct FourBitQuantize {
       }
     }
     largest_of_blocks(largest, warp_largest);
-    NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) {
-      const float weight = w[r][i];
-      if (weight == infinity) w[r][i] = largest[r];
-      if (weight == -infinity) w[r][i] = -largest[r];
-      if (weight != weight) w[r][i] = 0;
+    NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) {
+      NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) {
+        const float weight = w[r][i];
+        if (weight == infinity) w[r][i] = largest[r];
+        if (weight == -infinity) w[r][i] = -largest[r];
+        if (weight != weight) w[r][i] = 0;
+      }
     }
   }
 

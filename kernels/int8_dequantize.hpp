@@ -37,8 +37,9 @@ template <class T, bool whole> struct Int8Dequantize {
         whole_tile(first);
         continue;
       }
-      NIBBLE_NO_UNROLL for (u64 i = first + lane_id() * each; i < first + tile && i < size; i += 32 * each)
-          decode(i, load_bytes<each>(codes + static_cast<i64>(i)));
+      NIBBLE_NO_UNROLL for (u64 i = first + lane_id() * each; i < first + tile && i < size; i += 32 * each) {
+        decode(i, load_bytes<each>(codes + static_cast<i64>(i)));
+      }
     }
   }
 
@@ -46,8 +47,9 @@ template <class T, bool whole> struct Int8Dequantize {
   // All loads come first, so that they are in flight together.
   NIBBLE_DEVICE void whole_tile(u64 first) const {
     Number<each> loaded[steps];
-    NIBBLE_UNROLL for (u32 step = 0; step < steps; ++step) loaded[step] =
-        ldcs((codes + static_cast<i64>(first + (step * 32 + lane_id()) * each)).as<const Number<each>>());
+    NIBBLE_UNROLL for (u32 step = 0; step < steps; ++step) {
+      loaded[step] = ldcs((codes + static_cast<i64>(first + (step * 32 + lane_id()) * each)).as<const Number<each>>());
+    }
     NIBBLE_UNROLL for (u32 step = 0; step < steps; ++step) decode(first + (step * 32 + lane_id()) * each, loaded[step]);
   }
 
@@ -56,8 +58,9 @@ template <class T, bool whole> struct Int8Dequantize {
     const u64 row = k.quotient(i);
     const float scale = ldg(absmax + static_cast<i64>(row));
     float weight[each];
-    NIBBLE_UNROLL for (u32 j = 0; j < each; ++j) weight[j] =
-        mul_rn(mul_rn(static_cast<float>(static_cast<i8>(loaded >> 8 * j)), scale), int8::inverse_127);
+    NIBBLE_UNROLL for (u32 j = 0; j < each; ++j) {
+      weight[j] = mul_rn(mul_rn(static_cast<float>(static_cast<i8>(loaded >> 8 * j)), scale), int8::inverse_127);
+    }
     store(out + static_cast<i64>(i + row * gap), weight);
   }
 };

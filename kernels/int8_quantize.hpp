@@ -38,8 +38,9 @@ template <class T, u32 Threads> struct Int8Quantize {
     const u32 near = k < threads * kept * run ? static_cast<u32>(k) : threads * kept * run;
     u32x4 bits[kept];
     if (aligned) {
-      NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) bits[r] =
-          offset(r) < near ? ldcs((from + offset(r)).template as<const u32x4>()) : u32x4{};
+      NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) {
+        bits[r] = offset(r) < near ? ldcs((from + offset(r)).template as<const u32x4>()) : u32x4{};
+      }
     } else {
       NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) bits[r] = load_some(from, offset(r));
     }
@@ -74,10 +75,14 @@ template <class T, u32 Threads> struct Int8Quantize {
     const auto quantize = [&](u32x4 some, u64 at) {
       float w[run];
       widen_run(some, w, T{});
-      if (!plain) NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) w[i] = repaired(w[i], row_absmax);
+      if (!plain) {
+        NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) w[i] = repaired(w[i], row_absmax);
+      }
       store(to, at, w, scale);
     };
-    NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) if (offset(r) < near) quantize(bits[r], offset(r));
+    NIBBLE_UNROLL for (u32 r = 0; r < kept; ++r) {
+      if (offset(r) < near) quantize(bits[r], offset(r));
+    }
     for (u64 at = offset(kept); at < k; at += u64{threads} * run) quantize(load(from, at), at);
   }
 
@@ -91,8 +96,9 @@ template <class T, u32 Threads> struct Int8Quantize {
   // Weight by weight; what is past the end counts as zeros.
   [[nodiscard]] NIBBLE_DEVICE u32x4 load_some(Global<const T> from, u64 at) const {
     u32 words[4] = {0, 0, 0, 0};
-    NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) if (at + i < k) words[i * 4 / run] |=
-        bits_of_weight(ld(from + static_cast<i64>(at + i))) << i * 128 / run % 32;
+    NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) {
+      if (at + i < k) words[i * 4 / run] |= bits_of_weight(ld(from + static_cast<i64>(at + i))) << i * 128 / run % 32;
+    }
     return {words[0], words[1], words[2], words[3]};
   }
 
@@ -128,8 +134,9 @@ template <class T, u32 Threads> struct Int8Quantize {
       words[i / 4] = prmt(pair, next, 0x5410);
     }
     if (!aligned) {
-      NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) if (at + i < k)
-          stcs(to + static_cast<i64>(at + i), static_cast<i8>(words[i / 4] >> i % 4 * 8));
+      NIBBLE_UNROLL for (u32 i = 0; i < run; ++i) {
+        if (at + i < k) stcs(to + static_cast<i64>(at + i), static_cast<i8>(words[i / 4] >> i % 4 * 8));
+      }
     } else if constexpr (run == 8) {
       stcs((to + static_cast<i64>(at)).template as<u32x2>(), u32x2{words[0], words[1]});
     } else {

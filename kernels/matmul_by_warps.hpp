@@ -29,15 +29,17 @@ template <class Half> struct MatmulByWarps {
 
   /// Adds the products of a weight with column at_k of x to the lane's sums: rows from `first` on, but before `end`.
   NIBBLE_DEVICE void add(Sums& sum, float weight, u32 first, u32 end, i64 at_k) const {
-    NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) if (first + t < end) sum[t] =
-        fma_rn(weight, to_float(ld(x + (i64{first + t} * stride + at_k))), sum[t]);
+    NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) {
+      if (first + t < end) sum[t] = fma_rn(weight, to_float(ld(x + (i64{first + t} * stride + at_k))), sum[t]);
+    }
   }
 
   /// Adds the sums of all lanes, and calls store(row of y, total) for each row, in one lane.
   template <class Store> NIBBLE_DEVICE static void store(Sums& sum, u32 first, u32 end, Store&& store) {
     NIBBLE_UNROLL for (u32 t = 0; t < block_m; ++t) {
-      NIBBLE_UNROLL for (u32 distance = 16; distance > 0; distance /= 2) sum[t] =
-          add_rn(sum[t], shfl_xor(~0u, sum[t], distance));
+      NIBBLE_UNROLL for (u32 distance = 16; distance > 0; distance /= 2) {
+        sum[t] = add_rn(sum[t], shfl_xor(~0u, sum[t], distance));
+      }
       if (lane_id() == t && first + t < end) store(first + t, sum[t]);
     }
   }

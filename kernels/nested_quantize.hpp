@@ -57,7 +57,7 @@ struct NestedCodes {
     u64 block = u64{block_x()} * warps + warp_id();
     const u64 blocks = ceil_div<u64>(size, nested::blocksize);
     float v[run];
-    load(block, v);  // before the offset, so that both are on their way at once
+    load(block, v);  // before the offset, so that both are in flight at once
     if (warp_id() == 0) {
       const float value = mean_of_all();
       if (lane_id() == 0) sts(mean, value);

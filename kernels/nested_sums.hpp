@@ -51,7 +51,7 @@ struct NestedSums {
   static_assert(pair == 64, "two warps: the second hands its sums to the first");
 
   // In the order of nested::group_sum(): a thread has one of its 64 partial sums. That is a chain of 256 additions. As
-  // soon as a value is added, the load of another begins, so that 32 are on their way to each thread.
+  // soon as a value is added, the load of another begins, so that each thread has 32 in flight.
   NIBBLE_DEVICE void add_group(u64 first, Shared<double> upper) const {
     const u32 lane = thread_id() % pair, group = nested::group;
     const u32 count = size - first < group ? static_cast<u32>(size - first) : group;

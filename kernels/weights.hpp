@@ -1,4 +1,4 @@
-// Weights on their way to memory: rounded to the type of the result, 16 bytes at a time.
+// Weights that are stored: rounded to the type of the result, 16 bytes at a time.
 #pragma once
 #include "kernels/device/device.hpp"
 
@@ -46,8 +46,9 @@ using Number =
 template <u32 Bytes> NIBBLE_DEVICE Number<Bytes> load_bytes(Global<const u8> p) {
   static_assert(sizeof(Number<Bytes>) == Bytes);
   Number<Bytes> number = 0;
-  NIBBLE_UNROLL for (u32 i = 0; i < Bytes; ++i) number =
-      static_cast<Number<Bytes>>(number | Number<Bytes>{ldg(p + i)} << 8 * i);
+  NIBBLE_UNROLL for (u32 i = 0; i < Bytes; ++i) {
+    number = static_cast<Number<Bytes>>(number | Number<Bytes>{ldg(p + i)} << 8 * i);
+  }
   return number;
 }
 

@@ -20,16 +20,19 @@ template <class Half, bool Nested, bool KeepsX, class Body>
 void with_kernel(const FourBitMatmulTile& tile, Body&& body) {
   using four_bit_matmul::choices;
   using four_bit_matmul::choices_of_short_runs;
-  const auto try_tile = [&]<FourBitMatmulTile own>() {
-    if constexpr (!KeepsX || own.m_tiles == 1)
+  const auto try_tile = [&]<FourBitMatmulTile own>(std::integral_constant<FourBitMatmulTile, own>) {
+    if constexpr (!KeepsX || (own.m_tiles == 1 && own.run == 64)) {
       if (tile == own) body.template operator()<FourBitMatmul<Half, Nested, own, KeepsX>>();
-  };
-  [&]<std::size_t... i>(std::index_sequence<i...>) { (try_tile.template operator()<choices[i].tile>(), ...); }
-  (std::make_index_sequence<choices.size()>{});
-  if constexpr (!KeepsX) [&]<std::size_t... i>(std::index_sequence<i...>) {
-      (try_tile.template operator()<choices_of_short_runs[i].tile>(), ...);
     }
-  (std::make_index_sequence<choices_of_short_runs.size()>{});
+  };
+  const auto try_all = [&]<std::size_t... i>(std::index_sequence<i...>) {
+    (try_tile(std::integral_constant<FourBitMatmulTile, choices[i].tile>{}), ...);
+  };
+  const auto try_all_of_short_runs = [&]<std::size_t... i>(std::index_sequence<i...>) {
+    (try_tile(std::integral_constant<FourBitMatmulTile, choices_of_short_runs[i].tile>{}), ...);
+  };
+  try_all(std::make_index_sequence<choices.size()>{});
+  try_all_of_short_runs(std::make_index_sequence<choices_of_short_runs.size()>{});
 }
 
 /// One product, with x of the compute type.

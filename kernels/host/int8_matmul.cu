@@ -17,11 +17,11 @@ namespace {
 /// Calls body.operator()<Kernel>() with the kernel of that tile, which is one of int8_matmul::choices.
 template <class Half, class Body> void with_kernel(const Int8MatmulTile& tile, Body&& body) {
   using int8_matmul::choices;
-  const auto try_choice = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
-    if (tile == choices[i].tile) body.template operator()<Int8Matmul<Half, choices[i].tile>>();
+  const auto try_tile = [&]<Int8MatmulTile own>(std::integral_constant<Int8MatmulTile, own>) {
+    if (tile == own) body.template operator()<Int8Matmul<Half, own>>();
   };
   const auto try_all = [&]<std::size_t... i>(std::index_sequence<i...>) {
-    (try_choice(std::integral_constant<std::size_t, i>{}), ...);
+    (try_tile(std::integral_constant<Int8MatmulTile, choices[i].tile>{}), ...);
   };
   try_all(std::make_index_sequence<choices.size()>{});
 }

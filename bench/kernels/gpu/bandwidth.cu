@@ -33,8 +33,9 @@ struct ReadBytes {
     u32x4 bits[in_flight];
     NIBBLE_UNROLL for (u32 i = 0; i < in_flight; ++i) bits[i] = ldcs(in + (first + i * threads));
     bool all = true;
-    NIBBLE_UNROLL for (u32 i = 0; i < in_flight; ++i) all =
-        all && (bits[i].x ^ bits[i].y ^ bits[i].z ^ bits[i].w) == 0x9e3779b9u + i;
+    NIBBLE_UNROLL for (u32 i = 0; i < in_flight; ++i) {
+      all = all && (bits[i].x ^ bits[i].y ^ bits[i].z ^ bits[i].w) == 0x9e3779b9u + i;
+    }
     if (all) st(out, bits[0].x);
   }
 };

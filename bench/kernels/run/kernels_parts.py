@@ -62,7 +62,7 @@ CHECK = [
     Step("table-quick", ("bench_kernels", "--quick", "{bitsandbytes}", "{cublaslt}"), 90),
     *(Step(f"table/{shape}", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 110)
       for shape in SHAPES),
-    Step("table/several", ("bench_kernels", "--several", "{cublaslt}"), 60),
+    Step("table/several", ("bench_kernels", "--several"), 60),
     *(Step(f"table/{shape}", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 60)
       for shape in PRODUCT_SHAPES),
     *sanitized("memcheck", SANITIZED, 40),

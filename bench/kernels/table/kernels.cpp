@@ -1,7 +1,7 @@
 // The operations of nibble/kernels.hpp on a GPU, beside what its memory can do, cuBLASLt and bitsandbytes.
 //
 //   bench_kernels [--shape NxK] [--cublaslt LIBRARY] [--bitsandbytes LIBRARY]     the speed table
-//   bench_kernels --several [--cublaslt LIBRARY]      of the speed table, products of several weights in one launch
+//   bench_kernels --several                           of the speed table, products of several weights in one launch
 //   bench_kernels --find [--bitsandbytes LIBRARY]     whether there is a GPU, and whether that library works with it
 //   bench_kernels --profile OPERATION,NxK[,M]         one cold launch (profile.hpp)
 //
@@ -37,14 +37,17 @@ int run(int argc, char** argv) {
   std::string cublaslt, bitsandbytes, shape, case_text;
   bool quick = false, several = false, find = false;
   CLI::App app("The kernels on a GPU, in microseconds");
-  app.add_option("--cublaslt", cublaslt, "The library, if it is not where libraries are")->check(CLI::ExistingFile);
-  app.add_option("--bitsandbytes", bitsandbytes, "libbitsandbytes_cudaXXX.so")->check(CLI::ExistingFile);
+  CLI::Option* const contenders[] = {
+      app.add_option("--cublaslt", cublaslt, "The library, if it is not where libraries are")->check(CLI::ExistingFile),
+      app.add_option("--bitsandbytes", bitsandbytes, "libbitsandbytes_cudaXXX.so")->check(CLI::ExistingFile)};
   std::vector<std::string> names;
   const std::vector<Shape> all = all_shapes();
   for (const Shape& one : all) names.push_back(one.text());
   app.add_option("--shape", shape, "This shape alone")->check(CLI::IsMember(names));
   app.add_flag("--quick", quick, "The smallest shape alone");
-  app.add_flag("--several", several, "Products of several weights in one launch instead: of q, k and v; of experts");
+  CLI::Option* const several_option = app.add_flag(
+      "--several", several, "Products of several weights in one launch instead: of q, k and v; of experts");
+  for (CLI::Option* const option : contenders) several_option->excludes(option);
   app.add_flag("--find", find, "Say whether there is a GPU, and no more");
   app.add_option("--profile", case_text, "One cold launch of OPERATION,NxK[,M]");
   CLI11_PARSE(app, argc, argv);
@@ -60,7 +63,7 @@ int run(int argc, char** argv) {
     if (!bitsandbytes.empty()) try_bitsandbytes(bitsandbytes);
     return 0;
   }
-  if (several) return Table(cublaslt, bitsandbytes).run_several() ? 0 : 1;
+  if (several) return Table().run_several() ? 0 : 1;
   std::vector<Shape> chosen;
   for (const Shape& one : all)
     if (quick ? chosen.empty() : shape.empty() || one.text() == shape) chosen.push_back(one);

@@ -11,6 +11,8 @@ namespace nibble::bench {
 /// Before a thing is timed, its result is compared with the plainest loops on the CPU, for a few rows.
 class Table {
  public:
+  /// Without contenders.
+  Table() = default;
   /// Paths of libraries; an empty one of cuBLASLt's is looked for, an empty one of bitsandbytes' is not.
   Table(const std::string& cublaslt, const std::string& bitsandbytes);
 

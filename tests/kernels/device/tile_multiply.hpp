@@ -83,8 +83,11 @@ template <Planted fault = Planted::nothing> struct TileMultiply {
 
     if constexpr (fault != Planted::no_reuse_barrier) sync_threads();  // the ring becomes the sums of the warps
     const Shared<float> partial = all.part(0, warps * 1024).template as<float>();
-    NIBBLE_UNROLL for (u32 j = 0; j < 2; ++j) NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e)
+    NIBBLE_UNROLL for (u32 j = 0; j < 2; ++j) {
+      NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) {
         sts(partial + (warp * 256 + (lane / 4 + 8 * (e / 2)) * 16 + 8 * j + 2 * (lane % 4) + e % 2), sums[j][e]);
+      }
+    }
     if constexpr (fault != Planted::no_reduce_barrier) sync_threads();
     NIBBLE_UNROLL for (i32 j = 0; j < 2; ++j) {
       const i32 at = static_cast<i32>(thread_id()) + 128 * j, row = n0 + at / 16, column = m0 + at % 16;

@@ -53,10 +53,12 @@ template <WgmmaForm form, PlantedWgmma fault = PlantedWgmma::nothing> struct War
       sync_threads();
 
     u32 registers[steps][4];
-    NIBBLE_UNROLL for (u32 step = 0; step < steps; ++step) NIBBLE_UNROLL for (u32 j = 0; j < 4; ++j) {
-      const u32 row = 16 * warp_id() + lane_id() / 4 + 8 * (j % 2),
-                at_k = 16 * step + 2 * (lane_id() % 4) + 8 * (j / 2);
-      registers[step][j] = packed(ldg(in + (row * k + at_k) / 2));
+    NIBBLE_UNROLL for (u32 step = 0; step < steps; ++step) {
+      NIBBLE_UNROLL for (u32 j = 0; j < 4; ++j) {
+        const u32 row = 16 * warp_id() + lane_id() / 4 + 8 * (j % 2),
+                  at_k = 16 * step + 2 * (lane_id() % 4) + 8 * (j / 2);
+        registers[step][j] = packed(ldg(in + (row * k + at_k) / 2));
+      }
     }
     float d[n / 2];
     NIBBLE_UNROLL for (u32 j = 0; j < n / 2; ++j) d[j] = form.replaces ? float_of(0x7fffffffu) : 0.0f;

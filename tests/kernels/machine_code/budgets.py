@@ -98,8 +98,8 @@ def check(kernel, entry):
     if per_unit > entry["budget"]:
         faults.append(f"{per_unit:.2f} instructions per {entry['unit']}, the budget is {entry['budget']}")
     faults += order_faults(kernel, entry, way)
-    on_their_way, of_flight = bytes_on_their_way(kernel, entry, loading)
-    return line | on_their_way, faults + of_flight
+    in_flight_of_loads, of_flight = bytes_in_flight_of(kernel, entry, loading)
+    return line | in_flight_of_loads, faults + of_flight
 
 
 def work_of(entry):
@@ -165,7 +165,7 @@ def order_faults(kernel, entry, way):
     return faults
 
 
-def bytes_on_their_way(kernel, entry, way):
+def bytes_in_flight_of(kernel, entry, way):
     """(bytes that one multiprocessor has asked global memory for, on the way; what is wrong)."""
     loads, threads = entry["loads"], kernel.resources.threads
     dynamic_shared = of_architecture(entry.get("dynamic_shared_bytes", 0), kernel.architecture)
@@ -184,5 +184,5 @@ def bytes_on_their_way(kernel, entry, way):
     for key, found, where in (("min_bytes_in_flight", asked, ""), ("min_average_bytes_in_flight", average, " on average")):
         needed = of_architecture(entry.get(key, 0), kernel.architecture)
         if found < needed:
-            faults.append(f"{found} bytes on their way on a multiprocessor{where}, must be at least {needed}")
+            faults.append(f"{found} bytes in flight on a multiprocessor{where}, must be at least {needed}")
     return line, faults

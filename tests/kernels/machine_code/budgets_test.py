@@ -65,22 +65,22 @@ class Checks(unittest.TestCase):
         self.faults(kernel(code(*body)), ["loads 4096", "waits for"], ahead={"sm_90a": r"LDG\.E\.EF"})
         self.faults(kernel(code(*body)), ["loads 4096"], ahead={"sm_80": r"LDG\.E\.EF"})
 
-    def test_bytes_on_their_way(self):
+    def test_bytes_in_flight(self):
         line, _ = check(kernel(recorded("decode_m8")), DECODE)
         self.assertEqual((line["blocks"], line["bytes_in_flight"], line["all_bytes_in_flight"]), (2, 32768, 54272))
         self.faults(kernel(recorded("decode_m8")), [], min_bytes_in_flight=32768)
-        self.faults(kernel(recorded("decode_m8")), ["32768 bytes on their way"], min_bytes_in_flight=32769)
+        self.faults(kernel(recorded("decode_m8")), ["32768 bytes in flight"], min_bytes_in_flight=32769)
         self.faults(kernel(recorded("decode_m8")), ["32768 bytes"], min_bytes_in_flight={"sm_90a": 40000})
         self.faults(kernel(recorded("decode_m8")), [], min_bytes_in_flight={"sm_80": 40000})
         self.faults(kernel(recorded("decode_m8"), registers=190), ["16384 bytes"], min_bytes_in_flight=24576)
 
-    def test_average_bytes_on_their_way(self):
+    def test_average_bytes_in_flight(self):
         # 8 bytes at two of four instructions, for 256 threads of 2 blocks.
         body = "LDG.E.EF.64 R0 !5", "HMMA.16816", "HMMA.16816 ?5", "BRA 0x0", "EXIT"
         line, _ = check(kernel(code(*body)), DECODE)
         self.assertEqual((line["bytes_in_flight"], line["average_bytes_in_flight"]), (4096, 2048))
         self.faults(kernel(code(*body)), [], min_average_bytes_in_flight=2048)
-        self.faults(kernel(code(*body)), ["2048 bytes on their way on a multiprocessor on average, must be at least 2049"],
+        self.faults(kernel(code(*body)), ["2048 bytes in flight on a multiprocessor on average, must be at least 2049"],
                     min_average_bytes_in_flight=2049)  # fmt: skip
         self.faults(kernel(code(*body)), ["2048 bytes"], min_average_bytes_in_flight={"sm_90a": 2049})
         self.faults(kernel(code(*body)), [], min_average_bytes_in_flight={"sm_80": 2049})

@@ -1,7 +1,7 @@
 """The bytes that a thread has asked global memory for and that it has not waited for yet.
 
-A load is on its way from its instruction to the first that waits for its counter. Asynchronous copies are on their way
-in groups: LDGDEPBAR ends one, DEPBAR.LE leaves the newest few. A load that a predicate turns off counts.
+A load is in flight from its instruction to the first that waits for its counter. Asynchronous copies are in flight in
+groups: LDGDEPBAR ends one, DEPBAR.LE leaves the newest few. A load that a predicate turns off counts.
 """
 
 import re
@@ -11,7 +11,7 @@ from sass import NO_COUNTER, width
 
 PREFETCH = r"CCTL\.E\.P|UBLKPF|UTMAPF"
 BULK = r"UBLKCP|UTMALDG"
-PASSES = 10  # of a loop, until as much is on its way as ever will be: more than groups can be left
+PASSES = 10  # of a loop, until as much is in flight as ever will be: more than groups can be left
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ def prefetches(way):
 
 
 def in_flight(way, load):
-    """The bytes of one thread that are on their way. Bulk copies are not among them: their size is in a
-    register."""
+    """The bytes of one thread that are in flight. Bulk copies are not among them: their size is in a register."""
     code = way.instructions
     waits_for_groups = any(one.has(r"DEPBAR\.LE") for one in code)
     loading, group, groups, groups_counter = {}, {}, [], NO_COUNTER

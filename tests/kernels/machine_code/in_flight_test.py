@@ -14,7 +14,7 @@ class BytesInFlight(unittest.TestCase):
         self.check(loop("LDG.E.EF.64 R1 !5", "LDG.E.CONSTANT R3 !5", "MOV ?5", "LDG.E.EF.128 R4 !4", "MOV ?4"), 16, 16)
 
     def test_the_average(self):
-        # On their way at the first three of the four instructions, and in a loop at all that follow the second wait.
+        # In flight at the first three of the four instructions, and in a loop at all that follow the second wait.
         for body, expected in [
             (["LDG.E.EF.64 R1 !5", "MOV", "MOV", "MOV ?5"], 8 * 3 / 4),
             (["LDG.E.EF.64 R1 !5", "LDG.E.CONSTANT R3 !4", "MOV ?5", "MOV ?4"], 8 * 2 / 4),
@@ -30,7 +30,7 @@ class BytesInFlight(unittest.TestCase):
         self.check(loop("LDG.E.EF.64 R1 !5", "DEPBAR.LE SB5, 0x0", "LDG.E.EF R2 !4", "MOV ?4"), 8, 8)
 
     def test_around_the_loop(self):
-        # The wait is at the beginning, so the load of one pass is on its way in the next.
+        # The wait is at the beginning, so the load of one pass is in flight in the next.
         self.check(loop("LDG.E.EF R1 !4", "MOV ?5", "LDG.E.EF.64 R2 !5", "MOV ?4"), 12, 12)
 
     def test_a_kernel_without_a_loop_is_gone_through_once(self):

@@ -41,7 +41,7 @@ class Memory {
 class Stream {
  public:
   Stream();
-  ~Stream() { finish_copies(); }  // as on a GPU: nothing but abandon() stops what is on its way
+  ~Stream() { finish_copies(); }  // as on a GPU: nothing but abandon() stops copies in flight
   Stream(Stream&& other) noexcept : copies_(std::exchange(other.copies_, {})) {}
   Stream& operator=(Stream&&) = delete;
   [[nodiscard]] StreamRef get() const { return nullptr; }
