@@ -14,9 +14,9 @@ constexpr u64 bytes_of_weights(u64 weights) { return weights * 33 / 64; }
 /// Blocks take tiles in turn, so the time is that of the one with the most. Partial sums, and x if a block cannot keep
 /// it, come from the L2 cache, which counts half.
 LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, bool may_split) {
-  const u64 slots = costs.multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
+  const u64 slots = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
-  const bool keeps_x = tile.m_tiles == 1 && tile.run == 64 && m * k * 2 <= costs.bytes_of_kept_x;
+  const bool keeps_x = tile.m_tiles == 1 && tile.run == 64 && m * k * 2 <= bytes_of_kept_x;
   const Splits best = cheapest_splits(steps, may_split, [&](u64 splits) {
     const u64 turns = std::max<u64>(1, ceil_div(tiles * splits, slots));
     const u64 k_of_a_split = ceil_div(steps, splits) * tile.block_k();
@@ -34,10 +34,10 @@ Sm90Config sm90_config_with(u32 rows, u64 m, u64 n, u64 k) {
   const u64 groups = ceil_div<u64>(n, sm90_block_n) * ceil_div<u64>(m, rows), steps = ceil_div<u64>(k, sm90_step_k);
   const u64 clocks_of_a_step = sm90_costs.clocks_of_a_step + sm90_costs.clocks_of_a_row * rows;
   const Splits best = cheapest_splits(steps, groups <= max_groups, [&](u64 splits) {
-    const u64 turns = ceil_div<u64>(groups * splits, costs.multiprocessors_to_fill);
+    const u64 turns = ceil_div<u64>(groups * splits, multiprocessors_to_fill);
     const u64 of_an_item = ceil_div(steps, splits) * clocks_of_a_step + sm90_costs.clocks_of_an_item;
     const u64 bytes_of_sums = 2 * splits * m * n * 4;  // written, and read
-    const u64 bytes_in_a_clock = costs.multiprocessors_to_fill * sm90_costs.bytes_in_a_clock;
+    const u64 bytes_in_a_clock = multiprocessors_to_fill * sm90_costs.bytes_in_a_clock;
     const u64 of_adding = sm90_costs.clocks_of_adding + bytes_of_sums / bytes_in_a_clock;
     return turns * of_an_item + (splits > 1 ? of_adding : 0);
   });

@@ -1,12 +1,12 @@
-// Which kernel multiplies by a 4-bit weight, and in how many splits: a table (four_bit_matmul_tuned.hpp) and an
+// Which kernel multiplies by a 4-bit weight, and in how many splits: a table (matmul_tuned.hpp) and an
 // estimate. Shapes alone decide, so that every device that uses a kernel adds in the same order.
 #pragma once
 #include <array>
 #include <span>
 
-#include "kernels/host/four_bit_matmul_tuned.hpp"
-#include "kernels/host/four_bit_matmul_tuning.hpp"
 #include "kernels/host/matmul_plan.hpp"
+#include "kernels/host/matmul_tuned.hpp"
+#include "kernels/host/matmul_tuning.hpp"
 
 namespace nibble::kernels::four_bit_matmul {
 

@@ -1,12 +1,11 @@
 // Launches the kernel that a product's shapes are for.
-#include "kernels/int8_matmul.hpp"
-
 #include <algorithm>
 #include <cstddef>
 #include <type_traits>
 #include <utility>
 
 #include "kernels/host/int8_matmul_arguments.hpp"
+#include "kernels/host/int8_matmul_launch.hpp"
 #include "kernels/host/matmul_by_library.hpp"
 #include "kernels/host/matmul_memory.hpp"
 #include "kernels/int8_matmul_any.hpp"
@@ -39,9 +38,7 @@ template <class Half> void multiply(const Int8MatmulArguments& arguments, void* 
   const Overlap overlap = arguments.matmul.weights_are_ready != 0 ? Overlap::yes : Overlap::no;
   if (arguments.fits_tiles) {
     with_kernel<Half>(arguments.config.tile, [&]<class Kernel>() {
-      const std::size_t shared_bytes = Kernel::shared_bytes(m);
-      launch(resident_grid<Kernel>(ceil_div<u64>(n, Kernel::block_n) * splits, shared_bytes), shared_bytes, stream,
-             Kernel{weight, memory.x, memory.x_stride, m, out, memory.sums(splits, n)}, overlap);
+      launch_int8_matmul<Kernel>(weight, memory.x, memory.x_stride, m, out, memory.sums(splits, n), stream, overlap);
     });
   } else {
     using Kernel = Int8MatmulAny<Half>;

@@ -2,32 +2,24 @@
 
 #include <algorithm>
 
-#include "kernels/host/four_bit_matmul_tuned.hpp"
-
 namespace nibble::kernels::int8_matmul {
 namespace {
 
 using device::ceil_div;
 
-// What is not reading weights, as the bytes of weights that could be read meanwhile. Estimates, none of them measured.
-constexpr u64 bytes_of_a_start = 12'000;    // of a block: a launch, the first loads of x
-constexpr u64 bytes_of_an_end = 6'000;      // of a tile: the sums; 100 instructions
-constexpr u64 bytes_of_adding = 2'000'000;  // of all multiprocessors, while the last blocks add the sums of splits
-
 /// With the number of splits that costs least.
 ///
 /// Blocks take tiles in turn, so the time is that of the one with the most. Partial sums and x come from the L2 cache,
 /// which counts half.
-LaunchConfig config_with(const Int8MatmulTile& tile, u64 m, u64 n, u64 k, bool may_split) {
-  const u64 slots = four_bit_matmul::costs.multiprocessors_to_fill * tile.min_blocks(),
-            tiles = ceil_div<u64>(n, tile.block_n());
+LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, bool may_split) {
+  const u64 slots = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
   const Splits best = cheapest_splits(steps, may_split, [&](u64 splits) {
     const u64 turns = std::max<u64>(1, ceil_div(tiles * splits, slots));
     const u64 k_of_a_split = ceil_div(steps, splits) * tile.block_k();
     const u64 bytes_of_a_tile = tile.block_n() * k_of_a_split + m * k_of_a_split * 2 / 2;
-    const u64 bytes_of_sums = splits > 1 ? bytes_of_adding + splits * m * n * 4 : 0;
-    return slots * (turns * (bytes_of_a_tile + bytes_of_an_end) + bytes_of_a_start) + bytes_of_sums;
+    const u64 bytes_of_sums = splits > 1 ? costs.bytes_of_adding + splits * m * n * 4 : 0;
+    return slots * (turns * (bytes_of_a_tile + costs.bytes_of_an_end) + costs.bytes_of_a_start) + bytes_of_sums;
   });
   return {tile, best.count, best.cost};
 }

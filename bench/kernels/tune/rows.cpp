@@ -105,9 +105,7 @@ void run_case(Report& report, const TunedKernels& mma, const Shape& shape, u64 m
 }  // namespace
 
 bool tune_many_rows() {
-  Json device = device_line();
-  device["date"] = today();
-  Report::print(device);
+  print_device();
   TunedKernels mma;
   add_group_kernels(mma);
   const Buffer codebook = nested_codebook();

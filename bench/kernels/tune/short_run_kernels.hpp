@@ -1,5 +1,5 @@
-// Compiles FourBitMatmul for weights that are made of runs shorter than 64 (kernels/four_bit_matmul_run.hpp): the tiles
-// that the library has for them, each as it is and with one thing in its loop changed.
+// Compiles FourBitMatmul for weights that are made of runs shorter than 64 (kernels/four_bit_matmul_run.hpp), for each
+// of tuned_tiles_of_short_runs as the library has it or would have it, and with one thing in its loop changed.
 #pragma once
 #include "bench/kernels/tune/kernels.hpp"
 #include "bench/kernels/tune/short_runs.hpp"
@@ -15,18 +15,30 @@ constexpr FourBitMatmulTile with_loop(FourBitMatmulTile tile, std::size_t loop) 
   return tile;
 }
 
+/// The tile as the library compiles it, if it does.
+constexpr FourBitMatmulTile of_library(FourBitMatmulTile tile) {
+  for (const auto& choice : kernels::four_bit_matmul::choices_of_short_runs) {
+    FourBitMatmulTile sizes = choice.tile;
+    sizes.barrier = tile.barrier;
+    sizes.loads_first = tile.loads_first;
+    if (sizes == tile) return choice.tile;
+  }
+  return tile;
+}
+
 template <std::uint32_t Run> void add_short_run_kernels(TunedKernels& to) {
-  constexpr const auto& choices = kernels::four_bit_matmul::choices_of_short_runs;
+  constexpr const auto& tiles = tuned_tiles_of_short_runs;
   constexpr std::size_t loops = 3;
   const auto add = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
-    constexpr FourBitMatmulTile own = choices[i / loops].tile, tile = with_loop(own, i % loops);
-    if constexpr (own.run == Run) {
+    constexpr FourBitMatmulTile own = of_library(with_run(tiles[i / loops], Run)), tile = with_loop(own, i % loops);
+    // If all warps of a block read the same part of k, both barriers are the same.
+    if constexpr (tile.k_warps > 1 || i % loops != 1) {
       using Of = LaunchOf<tile, false>;
       to.push_back({tile, false, Of::Launch::fits, Of::launch});
     }
   };
   [&]<std::size_t... i>(std::index_sequence<i...>) { (add(std::integral_constant<std::size_t, i>{}), ...); }
-  (std::make_index_sequence<choices.size() * loops>{});
+  (std::make_index_sequence<tiles.size() * loops>{});
 }
 
 }  // namespace nibble::bench

@@ -2,10 +2,11 @@
 //
 //   bench_tune [--shape NxK]    30 s for a shape of the whole speed table, 8 s for one of products alone
 //   bench_tune --many-rows      kernels for m from 33 to 256 (rows.cpp): 30 s
+//   bench_tune --int8           tiles and splits of the product with an int8 weight (int8.cpp): 10 s
 //
 // For each shape and m, three stages, each of which measures its variants in turns:
 //
-//   tiles      each tile with each number of splits; of runs shorter than 64, the tiles that the library has
+//   tiles      each tile with each number of splits
 //   loops      for each tile, with its best number of splits: one thing changed at a time
 //   together   for each tile: the changes that made it faster, all at once
 //
@@ -17,6 +18,7 @@
 #include <chrono>
 #include <ctime>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +26,7 @@
 #include "bench/kernels/gpu/bandwidth.hpp"
 #include "bench/kernels/gpu/report.hpp"
 #include "bench/kernels/operands/four_bit.hpp"
+#include "bench/kernels/tune/int8.hpp"
 #include "bench/kernels/tune/short_runs.hpp"
 #include "kernels/host/four_bit_matmul_config.hpp"
 
@@ -51,7 +54,9 @@ constexpr bool has_sizes_of(const FourBitMatmulTile& a, const FourBitMatmulTile&
 
 /// The tile as the library compiles it; or, if it does not, as new.
 FourBitMatmulTile as_compiled(const FourBitMatmulTile& sizes) {
-  for (const plan::Choice& choice : plan::choices)
+  const std::span<const plan::Choice> all =
+      sizes.run == 64 ? std::span<const plan::Choice>(plan::choices) : plan::choices_of_short_runs;
+  for (const plan::Choice& choice : all)
     if (has_sizes_of(choice.tile, sizes)) return choice.tile;
   return sizes;
 }
@@ -60,6 +65,13 @@ static_assert(std::all_of(plan::choices.begin(), plan::choices.end(), [](const p
   return std::any_of(tuned_tiles.begin(), tuned_tiles.end(),
                      [&](const FourBitMatmulTile& tile) { return has_sizes_of(tile, choice.tile); });
 }));
+static_assert(std::all_of(plan::choices_of_short_runs.begin(), plan::choices_of_short_runs.end(),
+                          [](const plan::Choice& choice) {
+                            return std::any_of(tuned_tiles_of_short_runs.begin(), tuned_tiles_of_short_runs.end(),
+                                               [&](const FourBitMatmulTile& tile) {
+                                                 return has_sizes_of(with_run(tile, choice.tile.run), choice.tile);
+                                               });
+                          }));
 
 const char* name_of(XBarrier barrier) { return barrier == XBarrier::block ? "block" : "group"; }
 
@@ -110,7 +122,6 @@ struct Session {
     add_kernels_of_run32(kernels);
     add_kernels_of_run16(kernels);
     add_kernels_of_run8(kernels);
-    device["date"] = today();
   }
 
   /// Null if it is not compiled.
@@ -191,8 +202,8 @@ class Case {
       for (const FourBitMatmulTile& sizes : tuned_tiles)
         if (is_for_m(sizes)) tiles.push_back(as_compiled(sizes));
     } else {
-      for (const plan::Choice& choice : plan::choices_of_short_runs)
-        if (choice.tile.run == shape_.run() && choice.min_m <= m_ && m_ <= choice.max_m) tiles.push_back(choice.tile);
+      for (const FourBitMatmulTile& sizes : tuned_tiles_of_short_runs)
+        if ((m_ <= 8) == (sizes.m_tiles == 1)) tiles.push_back(as_compiled(with_run(sizes, shape_.run())));
     }
     return tiles;
   }
@@ -334,8 +345,8 @@ class Tuning {
  public:
   /// Whether all results were right.
   bool run(const std::vector<Shape>& chosen) {
-    Report::print(session_.device);
-    measure_bandwidth();
+    print_device();
+    session_.read_gb_s = measured_bandwidth();
     for (const Shape& shape : chosen) run_shape(shape);
     return session_.report.all_right();
   }
@@ -353,44 +364,50 @@ class Tuning {
     }
   }
 
-  void measure_bandwidth() {
-    constexpr u64 bytes = bandwidth_bytes;
-    const Buffer from = Buffer::of(random_bf16(bytes / 2, 1, 1)), sink(4);
-    const Times times = measure({{"kernel", 1, [&](std::size_t, cudaStream_t stream) {
-                                    read_bytes(from.as<void>(), sink.as<void>(), bytes, stream);
-                                  }}})[0];
-    session_.read_gb_s = static_cast<double>(bytes) / times.median * 1e-3;
-    Json line = line_of("read/kernel", times);
-    line["bytes"] = bytes;
-    line["gb_s"] = session_.read_gb_s;
-    Report::print(line);
-  }
-
   Session session_;
 };
 
 int run(int argc, char** argv) {
-  bool many_rows = false;
+  bool many_rows = false, int8 = false;
   std::string text;
   std::vector<Shape> chosen = all_shapes();
   std::vector<std::string> names;
   for (const Shape& shape : chosen) names.push_back(shape.text());
   CLI::App app("Variants of the product of few rows of x, in microseconds");
-  app.add_flag("--many-rows", many_rows, "Kernels for 33 to 256 rows instead");
-  app.add_option("--shape", text, "This shape alone")->check(CLI::IsMember(names));
+  CLI::Option* const rows_option = app.add_flag("--many-rows", many_rows, "Kernels for 33 to 256 rows instead");
+  CLI::Option* const int8_option = app.add_flag("--int8", int8, "Products with int8 weights instead");
+  CLI::Option* const shape_option = app.add_option("--shape", text, "This shape alone")->check(CLI::IsMember(names));
+  int8_option->excludes(rows_option)->excludes(shape_option);
   CLI11_PARSE(app, argc, argv);
   if (!has_gpu()) return no_gpu_code;
   if (!text.empty()) std::erase_if(chosen, [&](const Shape& shape) { return shape.text() != text; });
+  if (int8) return tune_int8() ? 0 : 1;
   return (many_rows ? tune_many_rows() : Tuning().run(chosen)) ? 0 : 1;
 }
 
 }  // namespace
 
-std::string today() {
+double measured_bandwidth() {
+  constexpr u64 bytes = bandwidth_bytes;
+  const Buffer from = Buffer::of(random_bf16(bytes / 2, 1, 1)), sink(4);
+  const Times times = measure({{"kernel", 1, [&](std::size_t, cudaStream_t stream) {
+                                  read_bytes(from.as<void>(), sink.as<void>(), bytes, stream);
+                                }}})[0];
+  const double gb_s = static_cast<double>(bytes) / times.median * 1e-3;
+  Json line = line_of("read/kernel", times);
+  line["bytes"] = bytes;
+  line["gb_s"] = gb_s;
+  Report::print(line);
+  return gb_s;
+}
+
+void print_device() {
   const std::time_t now = std::time(nullptr);
-  char text[16];
-  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
-  return text;
+  char today[16];
+  std::strftime(today, sizeof today, "%Y-%m-%d", std::gmtime(&now));
+  Json device = device_line();
+  device["date"] = today;
+  Report::print(device);
 }
 
 }  // namespace nibble::bench

@@ -29,6 +29,19 @@ inline constexpr std::array<FourBitMatmulTile, 10> tuned_tiles{{
     {.m_tiles = 8, .n_warps = 8, .k_warps = 1},
 }};
 
+/// The same for runs shorter than 64, whose kernels are for up to 8 rows of x, or for up to 32 at a time.
+inline constexpr std::array<FourBitMatmulTile, 4> tuned_tiles_of_short_runs{{
+    {.m_tiles = 1, .n_warps = 2, .k_warps = 4},
+    {.m_tiles = 1, .n_warps = 4, .k_warps = 2},
+    {.m_tiles = 4, .n_warps = 4, .k_warps = 2},
+    {.m_tiles = 4, .n_warps = 8, .k_warps = 1},
+}};
+
+constexpr FourBitMatmulTile with_run(FourBitMatmulTile tile, std::uint32_t run) {
+  tile.run = run;
+  return tile;
+}
+
 /// How one product is launched. Of these, sizes of the tile and splits change the order of additions.
 struct Variant {
   FourBitMatmulTile tile;
@@ -67,8 +80,11 @@ std::vector<ManyRowsKernel> many_rows_kernels();
 /// Compares these with the library's kernel for up to 64 rows at a time, on all shapes; whether all results were right.
 bool tune_many_rows();
 
-/// As 2027-01-02.
-std::string today();
+/// Prints the line of the device, with the date, as 2027-01-02.
+void print_device();
+
+/// Of plain reads, in GB/s. Prints its line.
+double measured_bandwidth();
 
 /// What is compiled, by the way a step waits and loads; one function a source file.
 using TunedKernels = std::vector<TunedKernel>;

@@ -11,9 +11,9 @@ import dataclasses
 import itertools
 import math
 
-from tune_results import Loop, Tile, by, texts_of
+from tune_results import Int8Tile, Loop, Tile, by, texts_of
 
-Costs = collections.namedtuple("Costs", "bytes_of_a_start bytes_of_an_end bytes_of_adding bytes_of_kept_x")
+Costs = collections.namedtuple("Costs", "bytes_of_a_start bytes_of_an_end bytes_of_adding")
 Device = collections.namedtuple("Device", "capability multiprocessors max_kept_x_bytes has_resident_grid")
 
 SHARED_LIMIT = 99 << 10  # FourBitMatmul::shared_limit: x that is kept has no more room
@@ -25,7 +25,20 @@ DEFAULT_TILES = {
     4: (Tile(4, 4, 2, 2),),
     8: (Tile(8, 4, 2, 2), Tile(8, 8, 1, 2)),
 }
-DEFAULT_COSTS = Costs(24_000, 5_500, 2_000_000, 32_000)
+DEFAULT_TILES_OF_SHORT_RUNS = {1: (Tile(1, 2, 4, 2),), 4: (Tile(4, 4, 2, 2),)}
+DEFAULT_INT8_TILES = {
+    1: (Int8Tile(1, 2, 4, 2, 2), Int8Tile(1, 1, 8, 1, 2)),
+    2: (Int8Tile(2, 2, 4, 2, 2),),
+    4: (Int8Tile(4, 4, 2, 2, 2),),
+    8: (Int8Tile(8, 4, 2, 2, 2),),
+}
+SHORT_RUNS = (32, 16, 8)
+# The m that tiles are for, by their m_tiles.
+ROWS = {1: (0, 8), 2: (9, 16), 4: (17, 32), 8: (33, 64)}
+ROWS_OF_SHORT_RUNS = {1: (0, 8), 4: (9, 64)}
+DEFAULT_COSTS = Costs(24_000, 5_500, 2_000_000)
+DEFAULT_INT8_COSTS = Costs(12_000, 6_000, 2_000_000)
+DEFAULT_KEPT_X = 32_000
 DEFAULT_MIN_M_OF_SM90 = 65
 DEFAULT_DEVICES = (Device(90, 0, SHARED_LIMIT, True), Device(0, 0, 0, True))
 MIN_GAIN = 0.99  # a change has to take less than this share of the time
@@ -37,12 +50,19 @@ class Plan:
 
     choices: list  # (Tile, Loop)
     of_choices: list
+    choices_of_short_runs: list  # the same
+    of_short_runs: list
     costs: Costs
-    of_costs: list  # of the first three
+    of_costs: list
+    bytes_of_kept_x: int
     of_kept_x: list
     min_m_of_sm90: int
     of_min_m: list
     devices: list  # (Device, its texts)
+    int8_choices: list  # Int8Tile
+    of_int8_choices: list
+    int8_costs: Costs
+    of_int8_costs: list
 
 
 def mean(ratios):
@@ -53,12 +73,11 @@ def mean(ratios):
 # -- What is the same for all devices
 
 
-def best_tiles(lines, m_tiles):
-    """As many tiles as are compiled today: those with which the measured cases take the least time."""
+def best_tiles(lines, m_tiles, default):
+    """As many tiles as are compiled today, `default`: those with which the measured cases take the least time."""
     cases = [{tile: min(line.time for line in same) for tile, same in by(case, lambda line: line.tile).items()}
              for case in by([line for line in lines if line.stage == "tiles" and line.tile.m_tiles == m_tiles],
                             lambda line: line.case).values()]  # fmt: skip
-    default = DEFAULT_TILES[m_tiles]
     if not cases:
         return default
     tiles = [*default, *sorted({tile for case in cases for tile in case} - set(default))]
@@ -100,22 +119,30 @@ def min_blocks(tile):
     return 2 if tile.m_tiles <= 2 else 1
 
 
+def sizes(tile):
+    """block_n(), block_k() and the bytes of 64 weights."""
+    is_int8 = isinstance(tile, Int8Tile)
+    groups = tile.groups if is_int8 else 4 // tile.n_tiles
+    return 16 * tile.n_tiles * tile.n_warps, 64 * groups * tile.k_warps, 64 if is_int8 else 33
+
+
 def fitted_costs(lines):
     """The three costs by least squares of relative errors, from products of up to 8 rows, which reading bounds.
 
-    The plan's estimate (four_bit_matmul_config.cpp) is linear in them. A fourth factor, of the bytes that are read, is
-    how much slower the loop reads than the plainest kernel; the costs are in bytes that the loop could read.
+    The plans' estimates (four_bit_matmul_config.cpp, int8_matmul_config.cpp) are linear in them. A fourth factor, of
+    the bytes that are read, is how much slower the loop reads than the plainest kernel; the costs are in bytes that the
+    loop could read.
     """
     rows, values = [], []
     for line in lines:
         if line.stage != "tiles" or line.tile.m_tiles != 1:
             continue
         tile = line.tile
-        block_n, block_k = 16 * tile.n_tiles * tile.n_warps, 64 * (4 // tile.n_tiles) * tile.k_warps
+        block_n, block_k, bytes_of_64 = sizes(tile)
         slots = line.run.multiprocessors * min_blocks(tile)
         turns = -(-(-(-line.n // block_n) * line.splits) // slots)
         k_of_a_split = -(-(-(-line.k // block_k)) // line.splits) * block_k
-        bytes_of_a_tile = block_n * k_of_a_split * 33 // 64 + (0 if line.keeps_x else line.m * k_of_a_split)
+        bytes_of_a_tile = block_n * k_of_a_split * bytes_of_64 // 64 + (0 if line.keeps_x else line.m * k_of_a_split)
         sums = line.splits * line.m * line.n * 4 if line.splits > 1 else 0
         measured = line.time * line.run.bytes_per_us
         row = (slots * turns * bytes_of_a_tile + sums, slots, slots * turns, int(line.splits > 1))
@@ -126,7 +153,7 @@ def fitted_costs(lines):
     loop, *costs = least_squares(rows, values)
     if loop <= 0:
         return None
-    return [rounded(cost / loop) for cost in costs]
+    return Costs(*(rounded(cost / loop) for cost in costs))
 
 
 def least_squares(rows, values):
@@ -224,22 +251,42 @@ def devices_of(lines):
         yield Device(capability, multiprocessors, limit, resident_or_not(own)), texts_of(own)
 
 
-def plan_of(lines):
-    """By the results for runs of 64. What kernels for shorter runs do is not in the table, only in the report."""
-    lines = [line for line in lines if line.tile is None or line.tile.run == 64]
-    rows, lines = ([line for line in lines if (line.stage == "rows") == is_rows] for is_rows in (True, False))
-    choices = [(tile, best_loop(lines, tile)) for m_tiles in DEFAULT_TILES for tile in best_tiles(lines, m_tiles)]
+def choices_of(lines, defaults):
+    return [(tile, best_loop(lines, tile))
+            for m_tiles, default in defaults.items() for tile in best_tiles(lines, m_tiles, default)]  # fmt: skip
+
+
+def choices_of_short_runs(lines):
+    """Each run has kernels of its own, and keeps its estimate if it was not measured."""
+    for run in SHORT_RUNS:
+        of_run = [line for line in lines if line.tile.run == run]
+        defaults = {m_tiles: tuple(tile._replace(run=run) for tile in tiles)
+                    for m_tiles, tiles in DEFAULT_TILES_OF_SHORT_RUNS.items()}  # fmt: skip
+        yield from choices_of(of_run, defaults)
+
+
+def plan_of(all_lines):
+    rows = [line for line in all_lines if line.stage == "rows"]
+    int8 = [line for line in all_lines if line.is_int8]
+    four_bit = [line for line in all_lines if line.stage != "rows" and not line.is_int8]
+    lines, short = ([line for line in four_bit if (line.tile.run == 64) == is_long] for is_long in (True, False))
     devices = list(devices_of(lines))
-    kept = min((device.max_kept_x_bytes for device, _ in devices), default=DEFAULT_COSTS.bytes_of_kept_x)
-    fitted = fitted_costs(lines)
+    fitted, int8_fitted = fitted_costs(lines), fitted_costs(int8)
     min_m = min_m_of_sm90(rows)
     return Plan(
-        choices=choices,
+        choices=choices_of(lines, DEFAULT_TILES),
         of_choices=texts_of(lines),
-        costs=Costs(*(fitted or DEFAULT_COSTS[:3]), kept),
+        choices_of_short_runs=list(choices_of_short_runs(short)),
+        of_short_runs=texts_of(short),
+        costs=fitted or DEFAULT_COSTS,
         of_costs=texts_of(lines) if fitted else [],
+        bytes_of_kept_x=min((device.max_kept_x_bytes for device, _ in devices), default=DEFAULT_KEPT_X),
         of_kept_x=texts_of(lines),
         min_m_of_sm90=min_m or DEFAULT_MIN_M_OF_SM90,
         of_min_m=texts_of(rows) if min_m else [],
         devices=devices + [(device, []) for device in DEFAULT_DEVICES],
+        int8_choices=[tile for m_tiles, default in DEFAULT_INT8_TILES.items() for tile in best_tiles(int8, m_tiles, default)],
+        of_int8_choices=texts_of(int8),
+        int8_costs=int8_fitted or DEFAULT_INT8_COSTS,
+        of_int8_costs=texts_of(int8) if int8_fitted else [],
     )

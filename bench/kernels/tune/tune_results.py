@@ -6,6 +6,7 @@ import json
 import re
 
 Tile = collections.namedtuple("Tile", "m_tiles n_warps k_warps n_tiles run", defaults=(64,))
+Int8Tile = collections.namedtuple("Int8Tile", "m_tiles n_warps k_warps n_tiles groups")
 Loop = collections.namedtuple("Loop", "barrier loads_first prefetched_steps")
 
 
@@ -20,8 +21,8 @@ class Line:
     m: int
     stage: str
     change: str
-    tile: Tile
-    loop: Loop
+    tile: Tile  # or an Int8Tile; None of a line of many rows
+    loop: Loop  # None of int8
     keeps_x: bool
     splits: int
     overlaps: bool
@@ -31,7 +32,11 @@ class Line:
 
     @property
     def case(self):
-        return self.run, self.shape, self.m
+        return self.run, self.shape, self.m, self.stage == "rows", self.is_int8
+
+    @property
+    def is_int8(self):
+        return isinstance(self.tile, Int8Tile)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +66,13 @@ def line_of(run, line):
                 line["default"], line["median"])  # fmt: skip
 
 
+def line_of_int8(run, line):
+    v = line["int8_variant"]
+    n, k = n_and_k(line["shape"])
+    return Line(run, line["shape"], n, k, line["m"], "tiles", "none", Int8Tile(*(v[name] for name in Int8Tile._fields)), None,
+                False, v["splits"], False, True, line["default"], line["median"])  # fmt: skip
+
+
 def line_of_rows(run, line):
     """Of the comparison of kernels for many rows of x: the change is the kernel, mma or wgmma."""
     n, k = n_and_k(line["shape"])
@@ -81,6 +93,7 @@ def read_results(paths):
         run = Run(path.name, device["gpu"], device["capability"], device["multiprocessors"], device["date"],
                   1e3 * read["gb_s"])  # fmt: skip
         results += [line_of(run, line) for line in lines if "variant" in line and "median" in line]
+        results += [line_of_int8(run, line) for line in lines if "int8_variant" in line and "median" in line]
         results += [line_of_rows(run, line) for line in lines if "kernel" in line and "median" in line]
     return results
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""From what bench_tune measured to the table that the library's plan reads, kernels/host/four_bit_matmul_tuned.hpp.
+"""From what bench_tune measured to the table that the library's plans read, kernels/host/matmul_tuned.hpp.
 
 usage: tune_table.py            writes the table
        tune_table.py --check    fails unless the committed table is the one that the committed results give
@@ -12,13 +12,14 @@ tune_plan.py chooses by them.
 import pathlib
 import sys
 
-from tune_estimates import MIN_LIBRARY_M, MULTIPROCESSORS_TO_FILL, NOT_MEASURED, OF_THE_TABLE
-from tune_plan import DEFAULT_LOOP, plan_of
-from tune_results import by, read_results
+from tune_estimates import MIN_LIBRARY_M, MULTIPROCESSORS_TO_FILL, NOT_MEASURED, SM90_COSTS
+from tune_plan import DEFAULT_LOOP, ROWS, ROWS_OF_SHORT_RUNS, plan_of
+from tune_results import Int8Tile, by, read_results
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-TABLE = ROOT / "kernels" / "host" / "four_bit_matmul_tuned.hpp"
+TABLE = ROOT / "kernels" / "host" / "matmul_tuned.hpp"
 ESTIMATE = "instructions of 256 threads (430, 100; 0.5 us), at 2.4 for a weight of 0.516 bytes"
+INT8_ESTIMATE = "instructions of 256 threads, and 0.5 us"
 
 
 def commented(texts, indent="", width=120):
@@ -38,7 +39,7 @@ def number(value):
 
 
 def choice_text(tile, loop):
-    low, high = {1: (0, 8), 2: (9, 16), 4: (17, 32), 8: (33, 64)}[tile.m_tiles]
+    low, high = (ROWS if tile.run == 64 else ROWS_OF_SHORT_RUNS)[tile.m_tiles]
     members = [f".m_tiles = {tile.m_tiles}", f".n_warps = {tile.n_warps}", f".k_warps = {tile.k_warps}"]
     if tile.n_tiles != 2:
         members.append(f".n_tiles = {tile.n_tiles}")
@@ -49,7 +50,24 @@ def choice_text(tile, loop):
         members.append(".loads_first = false")
     if loop.prefetched_steps != DEFAULT_LOOP.prefetched_steps:
         members.append(f".prefetched_steps = {loop.prefetched_steps}")
+    if tile.run != 64:
+        members.append(f".run = {tile.run}")
     return f"    {{{{{', '.join(members)}}}, {low}, {high}}},"
+
+
+def int8_choice_text(tile):
+    low, high = ROWS[tile.m_tiles]
+    members = ", ".join(f".{name} = {value}" for name, value in tile._asdict().items())
+    return f"    {{{{{members}}}, {low}, {high}}},"
+
+
+def costs_text(costs, texts, estimate):
+    return f"""inline constexpr MatmulCosts costs{{
+{commented(texts or [f"{NOT_MEASURED}: {estimate}"], "    // ")}
+    .bytes_of_a_start = {number(costs.bytes_of_a_start)},
+    .bytes_of_an_end = {number(costs.bytes_of_an_end)},
+    .bytes_of_adding = {number(costs.bytes_of_adding)},
+}};"""
 
 
 def device_text(device, texts):
@@ -59,17 +77,23 @@ def device_text(device, texts):
 
 
 def text_of(plan):
-    costs, of_costs = plan.costs, plan.of_costs or [f"{NOT_MEASURED}: {ESTIMATE}"]
     newline = "\n"
-    return f"""// The kernels that multiply by a 4-bit weight, what the plan takes them to cost, and how devices run them.
+    return f"""// The kernels that multiply by 4-bit and int8 weights, what the plans take them to cost, and how devices run them.
 //
 // bench/kernels/tune/tune_table.py writes this file from the results of bench_tune (docs/kernels-benchmark.md).
 #pragma once
 #include <array>
 
-#include "kernels/host/four_bit_matmul_tuning.hpp"
+#include "kernels/host/matmul_tuning.hpp"
 
-namespace nibble::kernels::four_bit_matmul {{
+namespace nibble::kernels {{
+
+/// By blocks: a constant, so that every device adds in the same order.
+///
+/// {NOT_MEASURED}: those of an H100 and an H200.
+inline constexpr u64 multiprocessors_to_fill = {MULTIPROCESSORS_TO_FILL};
+
+namespace four_bit_matmul {{
 
 /// The kernels that are compiled. Of those for an m, the estimate takes the cheapest, and of equally cheap ones the
 /// first. A larger block_n() reads x less often, a smaller one divides n more evenly between multiprocessors.
@@ -78,22 +102,26 @@ namespace nibble::kernels::four_bit_matmul {{
 inline constexpr std::array<Choice, {len(plan.choices)}> choices{{{{
 {newline.join(choice_text(tile, loop) for tile, loop in plan.choices)}
 }}}};
-{OF_THE_TABLE}
+
+/// The kernels that are compiled for runs shorter than 64 (kernels/four_bit_matmul_run.hpp): few, because few weights
+/// have blocks of 32 or a k that is no multiple of 64. More than 32 rows of x take turns.
+///
+{commented(plan.of_short_runs, "/// ")}
+inline constexpr std::array<Choice, {len(plan.choices_of_short_runs)}> choices_of_short_runs{{{{
+{newline.join(choice_text(tile, loop) for tile, loop in plan.choices_of_short_runs)}
+}}}};
+{SM90_COSTS}
 /// From so many rows of x on, the weight is dequantized and a library multiplies (docs/four-bit-matmul.md).
 ///
 /// {NOT_MEASURED}.
 inline constexpr u64 min_library_m = {MIN_LIBRARY_M};
 
-inline constexpr Costs costs{{
-{commented(of_costs, "    // ")}
-    .bytes_of_a_start = {number(costs.bytes_of_a_start)},
-    .bytes_of_an_end = {number(costs.bytes_of_an_end)},
-    .bytes_of_adding = {number(costs.bytes_of_adding)},
-{commented(plan.of_kept_x, "    // ")}
-    .bytes_of_kept_x = {number(costs.bytes_of_kept_x)},
-    // {NOT_MEASURED}: those of an H100 and an H200.
-    .multiprocessors_to_fill = {MULTIPROCESSORS_TO_FILL},
-}};
+{costs_text(plan.costs, plan.of_costs, ESTIMATE)}
+
+/// What a block of one tile of m is taken to keep of x in shared memory.
+///
+{commented(plan.of_kept_x, "/// ")}
+inline constexpr u64 bytes_of_kept_x = {number(plan.bytes_of_kept_x)};
 
 /// From so many rows of x on, devices of compute capability 9.0 use FourBitMatmulSm90.
 ///
@@ -105,22 +133,46 @@ inline constexpr std::array<DeviceTuning, {len(plan.devices)}> devices{{{{
 {newline.join(device_text(device, texts) for device, texts in plan.devices)}
 }}}};
 
-}}  // namespace nibble::kernels::four_bit_matmul
+}}  // namespace four_bit_matmul
+
+namespace int8_matmul {{
+
+/// As for 4-bit weights.
+///
+{commented(plan.of_int8_choices, "/// ")}
+inline constexpr std::array<Choice, {len(plan.int8_choices)}> choices{{{{
+{newline.join(map(int8_choice_text, plan.int8_choices))}
+}}}};
+
+/// From so many rows of x on, the weight is dequantized and a library multiplies (docs/int8-matmul.md).
+///
+/// {NOT_MEASURED}.
+inline constexpr u64 min_library_m = {MIN_LIBRARY_M};
+
+{costs_text(plan.int8_costs, plan.of_int8_costs, INT8_ESTIMATE)}
+
+}}  // namespace int8_matmul
+}}  // namespace nibble::kernels
 """
 
 
 def report(lines):
-    for (run, shape, m), case in by([line for line in lines if line.stage == "rows"], lambda line: line.case).items():
-        best = ", ".join(f"{kernel} {min(line.time for line in same):.2f} us"
-                         for kernel, same in by(case, lambda line: line.change).items())  # fmt: skip
-        print(f"{run.gpu}, {shape}, m {m}: {best}")
-    lines = [line for line in lines if line.stage != "rows"]
-    for (run, shape, m), case in by(lines, lambda line: line.case).items():
+    for case in by(lines, lambda line: line.case).values():
+        (first, *_), where = case, "{0.run.gpu}, {0.shape}, m {0.m}".format(case[0])
+        if first.stage == "rows":
+            best = ", ".join(f"{kernel} {min(line.time for line in same):.2f} us"
+                             for kernel, same in by(case, lambda line: line.change).items())  # fmt: skip
+            print(f"{where}: {best}")
+            continue
         default = min((line.time for line in case if line.is_default), default=None)
         best = min(case, key=lambda line: line.time)
         slower = f"{default / best.time:.2f}" if default else "not measured"
-        print(f"{run.gpu}, {shape}, m {m}: {best.time:.2f} us, default {slower}: {tuple(best.tile)}, {tuple(best.loop)}, "
-              f"splits {best.splits}, keeps_x {best.keeps_x}, overlaps {best.overlaps}, resident {best.is_resident}")  # fmt: skip
+        text = f"{best.time:.2f} us, default {slower}: {tuple(best.tile)}"
+        if isinstance(best.tile, Int8Tile):
+            print(f"{where}, int8: {text}, splits {best.splits}")
+        else:
+            print(f"{where}: {text}, {tuple(best.loop)}, splits {best.splits}, keeps_x {best.keeps_x}, "
+                  f"overlaps {best.overlaps}, resident {best.is_resident}")  # fmt: skip
 
 
 def main():

@@ -160,6 +160,26 @@ def check_tune(folder, out):
     expect("    // bench/results/tune_simulated.jsonl, simulated device, 2" in table, table)
 
 
+def check_int8(folder, out):
+    """Each case with the plan's own configuration and others; and the table's script reads them, without other steps."""
+    (step,) = [step for step in kernels_parts.PARTS["tune"] if step.command == ("bench_tune", "--int8")]
+    status, lines = run(folder, out, [step])[step.name]
+    expect(status == "ok", f"{status}: {[line for line in lines.values() if 'error' in line][:3]}")
+    variants = [line for line in lines.values() if "int8_variant" in line]
+    expect(all(line["median"] > 0 and line["share_of_read"] > 0 for line in variants), variants)
+    found = collections.Counter((line["shape"], line["m"]) for line in variants if line["default"])
+    wanted = collections.Counter((shape, m) for shape in SHAPES for m in TUNED_M)
+    expect(found == wanted, f"the library's own configuration is measured for {found}")
+    tiles = {line["int8_variant"]["m_tiles"] for line in variants}
+    expect(tiles == {1, 2, 8}, f"for 1, 16 and 64 rows tiles of {tiles} are measured")
+    expect({line["int8_variant"]["splits"] for line in variants} >= {1, 2}, "splits are not measured")
+    results = out / "tune_int8.jsonl"
+    with open(results, "w", encoding="utf-8") as file:
+        subprocess.run([folder / "bin" / "bench_tune", "--int8"], stdout=file, check=True)
+    table = text_of(plan_of(read_results([results])))
+    expect("/// bench/results/tune_int8.jsonl, simulated device, 2" in table.split("namespace int8_matmul")[1], table)
+
+
 def check_many_rows(folder, out):
     """Both kernels for each case, one line of each as the plan would launch it; and the table's script reads them."""
     (step,) = [step for step in kernels_parts.PARTS["tune"] if step.command == ("bench_tune", "--many-rows")]
@@ -220,6 +240,7 @@ def main():
                  "bitsandbytes": programs / "libbench_simulated_bitsandbytes.so"}  # fmt: skip
         check_programs(folder, folder / "out", peers)
         check_tune(folder, folder / "out")
+        check_int8(folder, folder / "out")
         check_many_rows(folder, folder / "out")
         check_wrong_results(folder, folder / "out", peers)
         check_peer_that_does_not_load(folder, folder / "out", peers)

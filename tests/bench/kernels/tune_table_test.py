@@ -16,13 +16,23 @@ import unittest.mock
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "bench" / "kernels" / "tune"))
 
-from tune_plan import DEFAULT_LOOP, DEFAULT_TILES, Costs, least_squares, min_blocks, plan_of, rounded  # noqa: E402
-from tune_results import Loop, Tile, read_results, texts_of  # noqa: E402
+from tune_plan import (  # noqa: E402
+    DEFAULT_INT8_TILES,
+    DEFAULT_LOOP,
+    DEFAULT_TILES,
+    SHORT_RUNS,
+    Costs,
+    least_squares,
+    min_blocks,
+    plan_of,
+    rounded,
+)
+from tune_results import Int8Tile, Loop, Tile, read_results, texts_of  # noqa: E402
 from tune_table import commented, number, text_of  # noqa: E402
 from tune_table import main as tune_table  # noqa: E402
 
 BYTES_PER_US = 3_000_000.0
-KNOWN = Costs(40_000, 9_000, 1_200_000, 0)
+KNOWN = Costs(40_000, 9_000, 1_200_000)
 SHAPES, ROWS = ("4096x4096", "14336x4096", "28672x8192"), (1, 4, 8, 16, 32, 64)
 LOOP = 1.1  # how much slower than plain reads the loop reads
 
@@ -34,10 +44,12 @@ def expect(condition, text):
 
 def time_of(n, k, m, tile, splits, keeps_x, known=KNOWN):
     slots = 132 * min_blocks(tile)
-    block_n, block_k = 16 * tile.n_tiles * tile.n_warps, 64 * (4 // tile.n_tiles) * tile.k_warps
+    is_int8 = isinstance(tile, Int8Tile)
+    groups = tile.groups if is_int8 else 4 // tile.n_tiles
+    block_n, block_k = 16 * tile.n_tiles * tile.n_warps, 64 * groups * tile.k_warps
     turns = -(-(-(-n // block_n) * splits) // slots)
     k_of_a_split = -(-(-(-k // block_k)) // splits) * block_k
-    of_a_tile = block_n * k_of_a_split * 33 // 64 + (0 if keeps_x else m * k_of_a_split)
+    of_a_tile = block_n * k_of_a_split * (64 if is_int8 else 33) // 64 + (0 if keeps_x else m * k_of_a_split)
     cost = slots * (turns * (of_a_tile + known.bytes_of_an_end) + known.bytes_of_a_start)
     cost += splits * m * n * 4 + known.bytes_of_adding if splits > 1 else 0
     return LOOP * cost / BYTES_PER_US
@@ -51,6 +63,13 @@ def result(shape, m, stage, change, tile, splits=1, loop=DEFAULT_LOOP, keeps_x=F
     return {"step": f"variants/{shape}", "name": "any", "shape": shape, "m": m, "stage": stage, "change": change,
             "default": False, "variant": variant,
             "median": factor * time_of(n, k, m, tile, splits, keeps_x, known)}  # fmt: skip
+
+
+def int8_result(shape, m, tile, splits=1, factor=1.0, known=KNOWN):
+    n, k = map(int, shape.split("x"))
+    return {"step": "variants/int8", "name": "any", "shape": shape, "m": m, "default": False,
+            "int8_variant": {**tile._asdict(), "splits": splits},
+            "median": factor * time_of(n, k, m, tile, splits, False, known)}  # fmt: skip
 
 
 def device(multiprocessors=132, capability=90):
@@ -92,23 +111,28 @@ def tile_results(known=KNOWN):
             yield result(shape, m, "tiles", "none", tile, splits, known=known)
 
 
+def costs_of(text, weight="four_bit"):
+    """What the table has for weights of that kind."""
+    return text.split(f"namespace {weight}_matmul {{")[1].split(" costs{")[1].split("}")[0]
+
+
 def test_costs():
     text = table_of([*device(), *tile_results()])
-    for name in Costs._fields[:3]:
+    for name in Costs._fields:
         has(text, f".{name} = {number(rounded(getattr(KNOWN, name)))},")
     has(text, "bench/results/tune_0.jsonl, a device, 2027-01-02.")
     slower = table_of([*device(), *({**line, "median": 2 * line["median"]} for line in tile_results())])
-    expect(slower.split("costs{")[1] == text.split("costs{")[1], "costs depend on how fast the loop is")
+    expect(costs_of(slower) == costs_of(text), "costs depend on how fast the loop is")
     changed = result(SHAPES[0], 1, "loops", "none", DEFAULT_TILES[1][0], factor=3)
     others = table_of([*device(), *tile_results(), *[changed] * 30])
-    expect(others.split("costs{")[1].split("}")[0] == text.split("costs{")[1].split("}")[0], "costs depend on changes")
+    expect(costs_of(others) == costs_of(text), "costs depend on changes")
     more = [result(SHAPES[0], 16, "tiles", "none", DEFAULT_TILES[2][0], factor=3)] * 30
-    expect(table_of([*device(), *tile_results(), *more]).split("costs{")[1] == text.split("costs{")[1],
+    expect(costs_of(table_of([*device(), *tile_results(), *more])) == costs_of(text),
            "costs depend on products of more than 8 rows")  # fmt: skip
     kept = [result(shape, 8, "tiles", "none", DEFAULT_TILES[1][0], splits, keeps_x=True)
             for shape, splits in itertools.product(SHAPES, (1, 2, 4))] * 5  # fmt: skip
     text = table_of([*device(), *tile_results(), *kept])
-    for name in Costs._fields[:3]:
+    for name in Costs._fields:
         has(text, f".{name} = {number(rounded(getattr(KNOWN, name)))},")
     found = least_squares([[1, 0], [0, 1], [1, 1]], [1, -1, 1])
     expect(abs(found[0] - 1) < 1e-9 and found[1] == 0, f"the factors that are not below zero are {found}")
@@ -169,7 +193,7 @@ def test_devices():
 
     text = table_of([*device(), *lines(0.9, {1: 0.9, 4: 0.95, 8: 1.1})], [*device(114), *lines(1.1, {1: 2, 4: 1, 8: 1})],
                     [*device(108, 80), *lines(1, {1: 0.9, 4: 0.9, 8: 0.9})])  # fmt: skip
-    rows = [line.strip() for line in text.split("devices{{")[1].splitlines() if line.strip().startswith("{")]
+    rows = [line.strip() for line in text.split("devices{{")[1].split("}};")[0].splitlines() if line.strip().startswith("{")]
     wanted = ["{90, 132, 32'768, false},", "{90, 114, 0, true},", "{80, 108, 101'376, true},", "{90, 0, 101'376, true},",
               "{0, 0, 0, true},"]  # fmt: skip
     expect(rows == wanted, f"the rows of devices are {rows}")
@@ -177,7 +201,7 @@ def test_devices():
         text,
         "std::array<DeviceTuning, 5>",
         "    // bench/results/tune_1.jsonl, a device, 2027-01-02.",
-        ".bytes_of_kept_x = 0,",
+        "u64 bytes_of_kept_x = 0;",
     )
 
 
@@ -241,13 +265,56 @@ def test_reading():
 
 
 def test_short_runs():
-    """What kernels of short runs do changes nothing in the table of those for runs of 64."""
+    """Kernels of a run are chosen by what that run's took, and change nothing of those for other runs."""
     lines = [*device(), *tile_results()]
-    tile = Tile(1, 2, 4, 2, 16)
-    short = [result("16384x4304", 1, stage, change, tile, is_resident=grid, factor=factor)
-             for stage, change, grid, factor in [("tiles", "none", True, 0.1), ("loops", "none", True, 1),
-                                                 ("loops", "grid", False, 0.1)]]  # fmt: skip
-    expect(table_of([*lines, *short * 30]) == table_of(lines), "short runs change the table")
+    before = table_of(lines)
+
+    def shape_of(run):
+        return {32: "4096x4096b32", 16: "16384x4304", 8: "16384x2152"}[run]
+
+    for run in SHORT_RUNS:
+        old, new, many = Tile(1, 2, 4, 2, run), Tile(1, 4, 2, 2, run), Tile(4, 4, 2, 2, run)
+        short = [result(shape_of(run), m, "tiles", "none", tile, factor=factor)
+                 for m in (1, 8) for tile, factor in ((old, 1.0), (new, 0.2))]  # fmt: skip
+        for change, loop, factor in [("none", DEFAULT_LOOP, 1), ("loads_first", Loop("group", False, 0), 0.9)]:
+            short.append(result(shape_of(run), 32, "loops", change, many, loop=loop, factor=factor))
+        short.append(result(shape_of(run), 32, "loops", "grid", many, is_resident=False, factor=0.1))
+        text = table_of([*lines, *short * 30])
+        has(
+            text,
+            f"    {{{{.m_tiles = 1, .n_warps = 4, .k_warps = 2, .run = {run}}}, 0, 8}},",
+            f"    {{{{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .loads_first = false, .run = {run}}}, 9, 64}},",
+        )
+        changed = [(a, b) for a, b in zip(before.splitlines(), text.splitlines()) if a != b]
+        expect(len(before.splitlines()) == len(text.splitlines()) and len(changed) == 3, f"run {run} changes {changed}")
+        expect(changed[0] == ("/// An estimate, not measured.", "/// bench/results/tune_0.jsonl, a device, 2027-01-02."),
+               f"the run of the results is not said: {changed}")  # fmt: skip
+
+
+def test_int8():
+    """int8 has its own costs and tiles, whatever 4-bit weights took."""
+    tiles = [Int8Tile(1, 4, 2, 2, 2), *DEFAULT_INT8_TILES[1]]
+    known = Costs(20_000, 7_000, 900_000)
+    lines = [int8_result(shape, m, tile, splits, known=known)
+             for shape, m, tile, splits in itertools.product(SHAPES, (1, 4, 8), tiles, (1, 2, 4))]  # fmt: skip
+    text = table_of([*device(), *tile_results(), *lines])
+    own = costs_of(text, "int8")
+    has(own, *(f".{name} = {number(getattr(known, name))}," for name in Costs._fields), "bench/results/tune_0.jsonl")
+    expect(costs_of(text) == costs_of(table_of([*device(), *tile_results()])), "int8 changes the costs of 4-bit weights")
+    nothing = table_of([*device(), *lines])
+    has(costs_of(nothing), "not measured", ".bytes_of_a_start = 24'000,")
+    has(costs_of(table_of([*device(), *tile_results()]), "int8"), "not measured", ".bytes_of_a_start = 12'000,")
+    better = [int8_result(SHAPES[0], 32, tile, factor=factor)
+              for tile, factor in ((DEFAULT_INT8_TILES[4][0], 1), (Int8Tile(4, 8, 1, 2, 1), 0.1))]  # fmt: skip
+    text = table_of([*device(), *better]).split("namespace int8_matmul {")[1]
+    has(
+        text,
+        "    {{.m_tiles = 4, .n_warps = 8, .k_warps = 1, .n_tiles = 2, .groups = 1}, 17, 32},",
+        "/// bench/results/tune_0.jsonl, a device, 2027-01-02.\ninline constexpr std::array<Choice, 5> choices",
+    )
+    (found,) = read([*device(), {**better[1], "default": True}])
+    few = (found.tile, found.stage, found.splits, found.m, found.is_default, found.loop)
+    expect(few == (Int8Tile(4, 8, 1, 2, 1), "tiles", 1, 32, True, None), f"a line of int8 is read as {few}")
 
 
 def test_writing():
@@ -259,13 +326,14 @@ def test_writing():
     expect((number(7), number(5_500), number(2_000_000)) == ("7", "5'500", "2'000'000"), "numbers are grouped otherwise")
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
-        results, table = root / "bench" / "results", root / "kernels" / "host" / "four_bit_matmul_tuned.hpp"
+        results, table = root / "bench" / "results", root / "kernels" / "host" / "matmul_tuned.hpp"
         results.mkdir(parents=True)
         table.parent.mkdir(parents=True)
+        int8 = {**int8_result(SHAPES[0], 1, DEFAULT_INT8_TILES[1][0]), "median": 30.0, "default": True}
         lines = [*device(), *tile_results(), rows_result("4096x4096", 64, "mma", 8.0)]
         slow = {**result(SHAPES[0], 1, "tiles", "none", DEFAULT_TILES[1][0], factor=0.5), "median": 100.0, "default": True}
         fast = {**slow, "median": 50.0, "default": False}
-        lines = [line for line in lines if line.get("m") != 1] + [slow, fast]
+        lines = [line for line in lines if line.get("m") != 1] + [slow, fast, int8]
         write(results, lines)
         run(root)
         expect(table.read_text() == table_of(lines), "what is written is not the table")
@@ -277,6 +345,7 @@ def test_writing():
         report = run(root, "--report")
         expect(table.read_text() == before, "--report writes the table")
         expect("a device, 4096x4096, m 1: 50.00 us, default 2.00: (1, 2, 4, 2, 64)" in report, report)
+        expect("a device, 4096x4096, m 1, int8: 30.00 us, default 1.00: (1, 2, 4, 2, 2), splits 1\n" in report, report)
         expect("a device, 4096x4096, m 64: mma 8.00 us\n" in report, report)
         expect("default not measured" in report, report)
         expect(len(report.splitlines()) == len({line.case for line in read(lines)}), f"a case is reported twice: {report}")
@@ -286,7 +355,7 @@ def test_writing():
 def run(root, *words, fails=False):
     """What tune_table.py prints, with another root; or, if it should fail, its message."""
     printed = io.StringIO()
-    paths = {"ROOT": root, "TABLE": root / "kernels" / "host" / "four_bit_matmul_tuned.hpp",
+    paths = {"ROOT": root, "TABLE": root / "kernels" / "host" / "matmul_tuned.hpp",
              "__file__": str(root / "tune_table.py")}  # fmt: skip
     with unittest.mock.patch.dict(tune_table.__globals__, paths), unittest.mock.patch("sys.argv", ["", *words]):
         try:
@@ -302,13 +371,13 @@ def run(root, *words, fails=False):
 def test_no_results():
     text = table_of()
     expect(text == table_of(list(device())), "results without a time change the table")
-    has(text, "/// An estimate, not measured.", ".bytes_of_kept_x = 32'000,", "{90, 0, 101'376, true},")
+    has(text, "/// An estimate, not measured.", "u64 bytes_of_kept_x = 32'000;", "{90, 0, 101'376, true},")
     expect("bench/results/tune_" not in text, "there is no such file")
 
 
 def main():
     for test in (test_costs, test_tiles, test_loops, test_devices, test_devices_whose_x_was_not_kept, test_many_rows, test_reading,
-                 test_short_runs, test_writing, test_no_results):  # fmt: skip
+                 test_short_runs, test_int8, test_writing, test_no_results):  # fmt: skip
         test()
 
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "kernels/device/types.hpp"
 #include "nibble/kernels.h"
 
@@ -20,6 +22,27 @@ TEST(Int8MatmulConfig, EveryMHasAKernelThatTakesIt) {
         ASSERT_LE(config.splits, 16U);
         ASSERT_LE(config.splits, ceil_div<u64>(k, config.tile.block_k()) + 1);
       }
+}
+
+// Without splits: 2 turns of 264 blocks, each of 64 x 1024 codes and half the bytes of x, by the costs of the table.
+TEST(Int8MatmulConfig, CostsAreThoseOfTheTable) {
+  const LaunchConfig config = config_for(8, 64 * 2 * 264, 1024);
+  EXPECT_EQ(config.tile, (Tile{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .n_tiles = 2, .groups = 2}));
+  EXPECT_EQ(config.splits, 1U);
+  EXPECT_EQ(config.cost, 264 * (2 * (64 * 1024 + 8 * 1024 + costs.bytes_of_an_end) + costs.bytes_of_a_start));
+}
+
+// Configurations that are known to be chosen by these estimates: they decide the order of additions.
+TEST(Int8MatmulConfig, KnownOnes) {
+  const auto text = [](u64 m, u64 n, u64 k) {
+    const LaunchConfig config = config_for(m, n, k);
+    return std::to_string(config.tile.block_n()) + "x" + std::to_string(config.splits);
+  };
+  EXPECT_EQ(text(1, 28672, 8192), "64x4");
+  EXPECT_EQ(text(64, 28672, 8192), "128x1");
+  EXPECT_EQ(text(1, 4096, 4096), "16x1");
+  EXPECT_EQ(text(8, 4096, 4096), "64x4");
+  EXPECT_EQ(text(32, 4096, 4096), "128x4");
 }
 
 // Blocks divide k where n has fewer tiles than multiprocessors have room for, and only as far as there are counters.

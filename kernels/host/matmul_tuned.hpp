@@ -1,12 +1,19 @@
-// The kernels that multiply by a 4-bit weight, what the plan takes them to cost, and how devices run them.
+// The kernels that multiply by 4-bit and int8 weights, what the plans take them to cost, and how devices run them.
 //
 // bench/kernels/tune/tune_table.py writes this file from the results of bench_tune (docs/kernels-benchmark.md).
 #pragma once
 #include <array>
 
-#include "kernels/host/four_bit_matmul_tuning.hpp"
+#include "kernels/host/matmul_tuning.hpp"
 
-namespace nibble::kernels::four_bit_matmul {
+namespace nibble::kernels {
+
+/// By blocks: a constant, so that every device adds in the same order.
+///
+/// An estimate, not measured: those of an H100 and an H200.
+inline constexpr u64 multiprocessors_to_fill = 132;
+
+namespace four_bit_matmul {
 
 /// The kernels that are compiled. Of those for an m, the estimate takes the cheapest, and of equally cheap ones the
 /// first. A larger block_n() reads x less often, a smaller one divides n more evenly between multiprocessors.
@@ -50,16 +57,17 @@ inline constexpr Sm90Costs sm90_costs{
 /// An estimate, not measured.
 inline constexpr u64 min_library_m = 512;
 
-inline constexpr Costs costs{
+inline constexpr MatmulCosts costs{
     // An estimate, not measured: instructions of 256 threads (430, 100; 0.5 us), at 2.4 for a weight of 0.516 bytes.
     .bytes_of_a_start = 24'000,
     .bytes_of_an_end = 5'500,
     .bytes_of_adding = 2'000'000,
-    // An estimate, not measured.
-    .bytes_of_kept_x = 32'000,
-    // An estimate, not measured: those of an H100 and an H200.
-    .multiprocessors_to_fill = 132,
 };
+
+/// What a block of one tile of m is taken to keep of x in shared memory.
+///
+/// An estimate, not measured.
+inline constexpr u64 bytes_of_kept_x = 32'000;
 
 /// From so many rows of x on, devices of compute capability 9.0 use FourBitMatmulSm90.
 ///
@@ -74,4 +82,32 @@ inline constexpr std::array<DeviceTuning, 2> devices{{
     {0, 0, 0, true},
 }};
 
-}  // namespace nibble::kernels::four_bit_matmul
+}  // namespace four_bit_matmul
+
+namespace int8_matmul {
+
+/// As for 4-bit weights.
+///
+/// An estimate, not measured.
+inline constexpr std::array<Choice, 5> choices{{
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .n_tiles = 2, .groups = 2}, 0, 8},
+    {{.m_tiles = 1, .n_warps = 1, .k_warps = 8, .n_tiles = 1, .groups = 2}, 0, 8},
+    {{.m_tiles = 2, .n_warps = 2, .k_warps = 4, .n_tiles = 2, .groups = 2}, 9, 16},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .n_tiles = 2, .groups = 2}, 17, 32},
+    {{.m_tiles = 8, .n_warps = 4, .k_warps = 2, .n_tiles = 2, .groups = 2}, 33, 64},
+}};
+
+/// From so many rows of x on, the weight is dequantized and a library multiplies (docs/int8-matmul.md).
+///
+/// An estimate, not measured.
+inline constexpr u64 min_library_m = 512;
+
+inline constexpr MatmulCosts costs{
+    // An estimate, not measured: instructions of 256 threads, and 0.5 us.
+    .bytes_of_a_start = 12'000,
+    .bytes_of_an_end = 6'000,
+    .bytes_of_adding = 2'000'000,
+};
+
+}  // namespace int8_matmul
+}  // namespace nibble::kernels

@@ -1,28 +1,30 @@
-// What the plan of a product by a 4-bit weight is made of. four_bit_matmul_tuned.hpp has the values.
+// What the plans of products are made of. matmul_tuned.hpp has the values.
 #pragma once
 #include "kernels/four_bit_matmul_tile.hpp"
+#include "kernels/int8_matmul_tile.hpp"
 
-namespace nibble::kernels::four_bit_matmul {
+namespace nibble::kernels {
 
-using device::u32;
 using device::u64;
-using Tile = FourBitMatmulTile;
 
 /// A kernel, and the m that it is for.
-struct Choice {
+template <class Tile> struct TileChoice {
   Tile tile;
   u64 min_m, max_m;
 };
 
 /// What is not reading weights, as the bytes of weights that the hot loop could read meanwhile. The estimate of a
 /// configuration adds them up, so that they decide the order of additions: all devices have the same.
-struct Costs {
-  u64 bytes_of_a_start;         // of a block: the table, and the launch
-  u64 bytes_of_an_end;          // of a tile: the sums
-  u64 bytes_of_adding;          // of all multiprocessors, while the last blocks add the sums of splits
-  u64 bytes_of_kept_x;          // what a block of one tile of m is taken to keep of x in shared memory
-  u64 multiprocessors_to_fill;  // by blocks; a constant, so that every device adds in the same order
+struct MatmulCosts {
+  u64 bytes_of_a_start;  // of a block: a launch, the first loads; with 4-bit codes, the table
+  u64 bytes_of_an_end;   // of a tile: the sums
+  u64 bytes_of_adding;   // of all multiprocessors, while the last blocks add the sums of splits
 };
+
+namespace four_bit_matmul {
+
+using Tile = FourBitMatmulTile;
+using Choice = TileChoice<Tile>;
 
 /// What FourBitMatmulSm90 is taken to cost, in clocks of a multiprocessor (docs/four-bit-matmul.md).
 struct Sm90Costs {
@@ -41,4 +43,12 @@ struct DeviceTuning {
   bool has_resident_grid;  // blocks take tiles in turn; or else each tile has a block
 };
 
-}  // namespace nibble::kernels::four_bit_matmul
+}  // namespace four_bit_matmul
+
+namespace int8_matmul {
+
+using Tile = Int8MatmulTile;
+using Choice = TileChoice<Tile>;
+
+}  // namespace int8_matmul
+}  // namespace nibble::kernels
