@@ -34,7 +34,12 @@ TREES = [
     [
         ["kernels/device"],
         ["kernels"],
+        ["kernels/matmul"],
+        ["kernels/matmul/four_bit", "kernels/matmul/int8", "kernels/quantize"],
         ["kernels/host"],
+        ["kernels/host/matmul"],
+        ["kernels/host/library"],
+        ["kernels/host/matmul/four_bit", "kernels/host/matmul/int8", "kernels/host/quantize"],
     ],
 ]
 LEVEL = {folder: (tree, level) for tree, levels in enumerate(TREES) for level, folders in enumerate(levels)

@@ -163,7 +163,7 @@ def main(arguments):
     count = 0
     for path in map(Path, arguments):
         # Structs of kernels/host launch kernels; none is part of one, as kernels include no header of that folder.
-        held_by_kernels = path.suffix == ".hpp" and path.parent.name != "host"
+        held_by_kernels = path.suffix == ".hpp" and "kernels/host/" not in path.as_posix()
         for line, what, source in findings(path.read_text(encoding="utf-8"), held_by_kernels):
             count += 1
             print(f"{path}:{line}: {what}: {source}")

@@ -1,7 +1,7 @@
-// FourBitDequantize<bf16, Rows::contiguous> (kernels/four_bit_dequantize.hpp) as one would write it without the device
-// layer: CUDA's own names, raw pointers, and PTX where CUDA has no intrinsic for an instruction. It is never run:
-// tests/kernels/machine_code/run.py counts its instructions, of each opcode, and the kernel must have as many. So what
-// the layer costs would show. The algorithm is the kernel's, and is explained there.
+// FourBitDequantize<bf16, Rows::contiguous> (kernels/quantize/four_bit_dequantize.hpp) as one would write it without
+// the device layer: CUDA's own names, raw pointers, and PTX where CUDA has no intrinsic for an instruction. It is never
+// run: tests/kernels/machine_code/run.py counts its instructions, of each opcode, and the kernel must have as many. So
+// what the layer costs would show. The algorithm is the kernel's, and is explained there.
 #include <cstdint>
 
 namespace nibble::hand_written {

@@ -4,7 +4,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/weight_runs.hpp"
+#include "kernels/quantize/weight_runs.hpp"
 #include "nibble/kernels.h"
 
 namespace nibble::test {

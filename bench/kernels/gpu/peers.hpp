@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bench/kernels/gpu/gpu.hpp"
-#include "kernels/host/cublas_lt.hpp"
+#include "kernels/host/library/cublas_lt.hpp"
 
 namespace nibble::bench {
 

@@ -9,7 +9,7 @@
 #include "bench/kernels/gpu/report.hpp"
 #include "bench/kernels/operands/int8.hpp"
 #include "bench/kernels/tune/tune.hpp"
-#include "kernels/host/int8_matmul_config.hpp"
+#include "kernels/host/matmul/int8/int8_matmul_config.hpp"
 
 namespace nibble::bench {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bench/kernels/gpu/gpu.hpp"
-#include "kernels/int8_matmul_tile.hpp"
+#include "kernels/matmul/int8/int8_matmul_tile.hpp"
 #include "nibble/kernels.h"
 
 namespace nibble::bench {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "bench/kernels/tune/int8.hpp"
-#include "kernels/host/int8_matmul_launch.hpp"
+#include "kernels/host/matmul/int8/int8_matmul_launch.hpp"
 
 namespace nibble::bench {
 namespace {

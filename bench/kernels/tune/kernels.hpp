@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "bench/kernels/tune/tune.hpp"
-#include "kernels/host/four_bit_matmul_launch.hpp"
 #include "kernels/host/four_bit_weight.hpp"
+#include "kernels/host/matmul/four_bit/four_bit_matmul_launch.hpp"
 
 namespace nibble::bench {
 

@@ -1,6 +1,6 @@
 // Compiles FourBitMatmulSm90, and launches it as the library does.
 #include "bench/kernels/tune/tune.hpp"
-#include "kernels/host/four_bit_matmul_sm90_launch.hpp"
+#include "kernels/host/matmul/four_bit/four_bit_matmul_sm90_launch.hpp"
 
 namespace nibble::bench {
 namespace {

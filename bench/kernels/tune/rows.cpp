@@ -10,7 +10,7 @@
 #include "bench/kernels/gpu/report.hpp"
 #include "bench/kernels/operands/four_bit.hpp"
 #include "bench/kernels/tune/tune.hpp"
-#include "kernels/host/four_bit_matmul_config.hpp"
+#include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
 
 namespace nibble::bench {
 namespace {

@@ -1,9 +1,10 @@
-// Compiles FourBitMatmul for weights that are made of runs shorter than 64 (kernels/four_bit_matmul_run.hpp), for each
-// of tuned_tiles_of_short_runs as the library has it or would have it, and with one thing in its loop changed.
+// Compiles FourBitMatmul for weights that are made of runs shorter than 64
+// (kernels/matmul/four_bit/four_bit_matmul_run.hpp), for each of tuned_tiles_of_short_runs as the library has it or
+// would have it, and with one thing in its loop changed.
 #pragma once
 #include "bench/kernels/tune/kernels.hpp"
 #include "bench/kernels/tune/short_runs.hpp"
-#include "kernels/host/four_bit_matmul_config.hpp"
+#include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
 
 namespace nibble::bench {
 

@@ -1,4 +1,5 @@
-// The kernels of bench_tune for weights that are made of runs shorter than 64 (kernels/four_bit_matmul_run.hpp).
+// The kernels of bench_tune for weights that are made of runs shorter than 64
+// (kernels/matmul/four_bit/four_bit_matmul_run.hpp).
 #pragma once
 #include "bench/kernels/tune/tune.hpp"
 

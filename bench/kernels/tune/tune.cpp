@@ -28,7 +28,7 @@
 #include "bench/kernels/operands/four_bit.hpp"
 #include "bench/kernels/tune/int8.hpp"
 #include "bench/kernels/tune/short_runs.hpp"
-#include "kernels/host/four_bit_matmul_config.hpp"
+#include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
 
 namespace nibble::bench {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/four_bit_matmul_tile.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_tile.hpp"
 #include "nibble/kernels.h"
 
 namespace nibble::bench {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""From what bench_tune measured to the table that the library's plans read, kernels/host/matmul_tuned.hpp.
+"""From what bench_tune measured to the table that the library's plans read, kernels/host/matmul/matmul_tuned.hpp.
 
 usage: tune_table.py            writes the table
        tune_table.py --check    fails unless the committed table is the one that the committed results give
@@ -17,7 +17,7 @@ from tune_plan import DEFAULT_LOOP, ROWS, ROWS_OF_SHORT_RUNS, plan_of
 from tune_results import Int8Tile, by, read_results
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-TABLE = ROOT / "kernels" / "host" / "matmul_tuned.hpp"
+TABLE = ROOT / "kernels" / "host" / "matmul" / "matmul_tuned.hpp"
 ESTIMATE = "instructions of 256 threads (430, 100; 0.5 us), at 2.4 for a weight of 0.516 bytes"
 INT8_ESTIMATE = "instructions of 256 threads, and 0.5 us"
 
@@ -84,7 +84,7 @@ def text_of(plan):
 #pragma once
 #include <array>
 
-#include "kernels/host/matmul_tuning.hpp"
+#include "kernels/host/matmul/matmul_tuning.hpp"
 
 namespace nibble::kernels {{
 
@@ -103,8 +103,8 @@ inline constexpr std::array<Choice, {len(plan.choices)}> choices{{{{
 {newline.join(choice_text(tile, loop) for tile, loop in plan.choices)}
 }}}};
 
-/// The kernels that are compiled for runs shorter than 64 (kernels/four_bit_matmul_run.hpp): few, because few weights
-/// have blocks of 32 or a k that is no multiple of 64. More than 32 rows of x take turns.
+/// The kernels that are compiled for runs shorter than 64 (kernels/matmul/four_bit/four_bit_matmul_run.hpp): few,
+/// because few weights have blocks of 32 or a k that is no multiple of 64. More than 32 rows of x take turns.
 ///
 {commented(plan.of_short_runs, "/// ")}
 inline constexpr std::array<Choice, {len(plan.choices_of_short_runs)}> choices_of_short_runs{{{{

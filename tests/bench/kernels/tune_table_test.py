@@ -326,7 +326,7 @@ def test_writing():
     expect((number(7), number(5_500), number(2_000_000)) == ("7", "5'500", "2'000'000"), "numbers are grouped otherwise")
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
-        results, table = root / "bench" / "results", root / "kernels" / "host" / "matmul_tuned.hpp"
+        results, table = root / "bench" / "results", root / "kernels" / "host" / "matmul" / "matmul_tuned.hpp"
         results.mkdir(parents=True)
         table.parent.mkdir(parents=True)
         int8 = {**int8_result(SHAPES[0], 1, DEFAULT_INT8_TILES[1][0]), "median": 30.0, "default": True}
@@ -355,7 +355,7 @@ def test_writing():
 def run(root, *words, fails=False):
     """What tune_table.py prints, with another root; or, if it should fail, its message."""
     printed = io.StringIO()
-    paths = {"ROOT": root, "TABLE": root / "kernels" / "host" / "matmul_tuned.hpp",
+    paths = {"ROOT": root, "TABLE": root / "kernels" / "host" / "matmul" / "matmul_tuned.hpp",
              "__file__": str(root / "tune_table.py")}  # fmt: skip
     with unittest.mock.patch.dict(tune_table.__globals__, paths), unittest.mock.patch("sys.argv", ["", *words]):
         try:

@@ -1,0 +1,89 @@
+#include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
+
+#include <algorithm>
+
+namespace nibble::kernels::four_bit_matmul {
+namespace {
+
+using device::ceil_div;
+
+constexpr u64 bytes_of_weights(u64 weights) { return weights * 33 / 64; }
+
+/// With the number of splits that costs least.
+///
+/// Blocks take tiles in turn, so the time is that of the one with the most. Partial sums, and x if a block cannot keep
+/// it, come from the L2 cache, which counts half.
+LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, bool may_split) {
+  const u64 slots = multiprocessors_to_fill * tile.min_blocks(), tiles = ceil_div<u64>(n, tile.block_n());
+  const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
+  const bool keeps_x = tile.m_tiles == 1 && tile.run == 64 && m * k * 2 <= bytes_of_kept_x;
+  const Splits best = cheapest_splits(steps, may_split, [&](u64 splits) {
+    const u64 turns = std::max<u64>(1, ceil_div(tiles * splits, slots));
+    const u64 k_of_a_split = ceil_div(steps, splits) * tile.block_k();
+    const u64 bytes_of_x = keeps_x ? 0 : m * k_of_a_split * 2 / 2;
+    const u64 bytes_of_a_tile = bytes_of_weights(tile.block_n() * k_of_a_split) + bytes_of_x;
+    const u64 bytes_of_sums = splits > 1 ? costs.bytes_of_adding + splits * m * n * 4 : 0;
+    const u64 bytes_of_a_slot = turns * (bytes_of_a_tile + costs.bytes_of_an_end) + costs.bytes_of_a_start;
+    return slots * bytes_of_a_slot + bytes_of_sums;
+  });
+  return {tile, best.count, best.cost};
+}
+
+/// The same for FourBitMatmulSm90.
+Sm90Config sm90_config_with(u32 rows, u64 m, u64 n, u64 k) {
+  const u64 groups = ceil_div<u64>(n, sm90_block_n) * ceil_div<u64>(m, rows), steps = ceil_div<u64>(k, sm90_step_k);
+  const u64 clocks_of_a_step = sm90_costs.clocks_of_a_step + sm90_costs.clocks_of_a_row * rows;
+  const Splits best = cheapest_splits(steps, groups <= max_groups, [&](u64 splits) {
+    const u64 turns = ceil_div<u64>(groups * splits, multiprocessors_to_fill);
+    const u64 of_an_item = ceil_div(steps, splits) * clocks_of_a_step + sm90_costs.clocks_of_an_item;
+    const u64 bytes_of_sums = 2 * splits * m * n * 4;  // written, and read
+    const u64 bytes_in_a_clock = multiprocessors_to_fill * sm90_costs.bytes_in_a_clock;
+    const u64 of_adding = sm90_costs.clocks_of_adding + bytes_of_sums / bytes_in_a_clock;
+    return turns * of_an_item + (splits > 1 ? of_adding : 0);
+  });
+  return {rows, best.count, best.cost};
+}
+
+}  // namespace
+
+Sm90Config sm90_config_for(u64 m, u64 n, u64 k) {
+  Sm90Config best{};
+  for (const u32 rows : {64U, 96U, 128U})
+    if (const Sm90Config config = sm90_config_with(rows, m, n, k); best.splits == 0 || config.cost < best.cost)
+      best = config;
+  return best;
+}
+
+LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split, u32 run) {
+  LaunchConfig best{};
+  const u64 rows = std::min(m, max_m);
+  const std::span<const Choice> all = run == 64 ? std::span<const Choice>(choices) : choices_of_short_runs;
+  for (const Choice& choice : all) {
+    if (rows < choice.min_m || rows > choice.max_m || choice.tile.run != run) continue;
+    const bool has_counters = groups_of(choice.tile, m, n) <= max_groups;
+    const u64 at_a_time = std::min<u64>(rows, choice.tile.max_m());
+    const LaunchConfig config = config_with(choice.tile, at_a_time, n, k, may_split && has_counters);
+    if (best.splits == 0 || config.cost < best.cost) best = config;
+  }
+  return best;
+}
+
+u64 groups_of(const Tile& tile, u64 m, u64 n) {
+  return ceil_div<u64>(n, tile.block_n()) * ceil_div<u64>(m, tile.max_m());
+}
+
+const DeviceTuning& tuning_of(u32 capability, u32 multiprocessors, std::span<const DeviceTuning> rows) {
+  const auto fits = [&](const DeviceTuning& row) {
+    if (row.multiprocessors == 0) return capability >= row.capability;
+    return capability == row.capability && multiprocessors == row.multiprocessors;
+  };
+  return *std::find_if(rows.begin(), rows.end() - 1, fits);
+}
+
+u32 blocks_for(const DeviceTuning& tuning, std::span<const u64> items, u64 resident) {
+  constexpr u64 max_blocks = 0x7fffffff;
+  if (tuning.has_resident_grid) return blocks_for_each(items, resident);
+  return static_cast<u32>(std::min(*std::max_element(items.begin(), items.end()), max_blocks));
+}
+
+}  // namespace nibble::kernels::four_bit_matmul

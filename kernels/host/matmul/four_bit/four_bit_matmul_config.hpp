@@ -1,0 +1,55 @@
+// Which kernel multiplies by a 4-bit weight, and in how many splits: a table (matmul_tuned.hpp) and an
+// estimate. Shapes alone decide, so that every device that uses a kernel adds in the same order.
+#pragma once
+#include <array>
+#include <span>
+
+#include "kernels/host/matmul/matmul_plan.hpp"
+#include "kernels/host/matmul/matmul_tuned.hpp"
+#include "kernels/host/matmul/matmul_tuning.hpp"
+
+namespace nibble::kernels::four_bit_matmul {
+
+using kernels::max_groups;
+
+/// The most that a kernel takes at a time; beyond, it takes so many rows of x after the other.
+inline constexpr u64 max_m = 64;
+
+struct LaunchConfig {
+  Tile tile;
+  u32 splits;  // blocks that divide k between them, at most 16
+  u64 cost;    // the bytes of weights that could be read meanwhile, by an estimate
+};
+
+/// The runs shorter than 64 that kernels are compiled for (kernels/matmul/four_bit/four_bit_matmul_run.hpp).
+inline constexpr std::array<u32, 3> short_runs{32, 16, 8};
+
+/// For any n and k, and m rows of x for each weight. Without `may_split`, splits is 1. The kernel is one of `choices`,
+/// or of choices_of_short_runs if the run is.
+LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split, u32 run = 64);
+
+/// What FourBitMatmulSm90 takes of n at a time, and of k in a step. Its launch asserts that they are the kernel's.
+inline constexpr u64 sm90_block_n = 128, sm90_step_k = 256;
+
+/// A launch of FourBitMatmulSm90 (kernels/matmul/four_bit/four_bit_matmul_sm90.hpp).
+struct Sm90Config {
+  u32 rows;    // of x at a time: 64, 96 or 128
+  u32 splits;  // as above
+  u64 cost;    // clocks of a multiprocessor, by an estimate
+};
+
+/// For any n and k, and m rows of x.
+Sm90Config sm90_config_for(u64 m, u64 n, u64 k);
+
+/// Tiles of n for each max_m() of m: the groups of blocks that add splits.
+u64 groups_of(const Tile& tile, u64 m, u64 n);
+
+/// The first of the rows that fits the device: one of its capability and number of multiprocessors, or one that is for
+/// any number and for all capabilities from its own on. The last row fits all devices.
+const DeviceTuning& tuning_of(u32 capability, u32 multiprocessors, std::span<const DeviceTuning> rows = devices);
+
+/// Blocks for each weight of a launch, which have so many items: with has_resident_grid, those that run at a time
+/// (blocks_for_each), and else a block for each item, as far as a grid has that many.
+u32 blocks_for(const DeviceTuning& tuning, std::span<const u64> items, u64 resident);
+
+}  // namespace nibble::kernels::four_bit_matmul

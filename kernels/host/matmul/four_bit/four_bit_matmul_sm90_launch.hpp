@@ -1,0 +1,56 @@
+// What FourBitMatmulSm90 is launched with: here for the library, and for bench_tune, which compiles the kernel itself.
+#pragma once
+#include <array>
+#include <span>
+
+#include "kernels/host/four_bit_weight.hpp"
+#include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_sm90.hpp"
+#include "nibble/kernels.h"
+
+namespace nibble::kernels {
+
+/// One launch. The rows of x [m, k] are `x_stride` elements apart, and `sums` counts the n of all weights.
+template <class Half, bool Nested, u32 Rows> class FourBitMatmulSm90Launch {
+ public:
+  using Kernel = FourBitMatmulSm90<Half, Nested, Rows>;
+  static_assert(Kernel::block_n == four_bit_matmul::sm90_block_n);
+  static_assert(64 * Kernel::step_groups == four_bit_matmul::sm90_step_k);
+
+  FourBitMatmulSm90Launch(const Half* x, i64 x_stride, u32 m, u64 k, const SplitSums& sums)
+      : kernel_{.product = {},
+                .codes_map = {},
+                .x_map = make_tensor_map(x, sizeof(Half), k, m, static_cast<u64>(x_stride) * sizeof(Half),
+                                         Kernel::x_box_columns, Kernel::max_m, Swizzle::bytes128),
+                .m = m,
+                .sums = sums} {}
+
+  /// The next weight, whose stride is not 0. There may be max_weights.
+  void add(const nibble_four_bit& weight, const MatmulOutput<Half>& output) {
+    const u64 m = kernel_.m, n = weight.rows;
+    kernel_.product[weights_] = {operand_of(weight), output, static_cast<i64>(sums_), static_cast<u32>(groups_)};
+    kernel_.codes_map[weights_] =
+        make_tensor_map(weight.packed + weight.first / 2, 1, weight.columns / 2, n, weight.stride / 2,
+                        Kernel::codes_box_bytes, Kernel::block_n, Swizzle::bytes128);
+    const u64 groups = ceil_div<u64>(n, Kernel::block_n) * ceil_div<u64>(m, Kernel::max_m);
+    sums_ += m * n;
+    groups_ += groups;
+    items_[weights_++] = groups * kernel_.sums.splits;
+  }
+
+  [[nodiscard]] const Kernel& kernel() const { return kernel_; }
+
+  void run(StreamRef stream, Overlap overlap) const {
+    const std::span<const u64> items(items_.data(), weights_);
+    const u32 blocks = blocks_for_each(items, resident_blocks<Kernel>(Kernel::shared_bytes));
+    launch({blocks, 1, weights_}, Kernel::shared_bytes, stream, kernel_, overlap);
+  }
+
+ private:
+  Kernel kernel_;
+  std::array<u64, Kernel::max_weights> items_ = {};
+  u64 sums_ = 0, groups_ = 0;
+  u32 weights_ = 0;
+};
+
+}  // namespace nibble::kernels

@@ -1,0 +1,113 @@
+// The kernels that multiply by 4-bit and int8 weights, what the plans take them to cost, and how devices run them.
+//
+// bench/kernels/tune/tune_table.py writes this file from the results of bench_tune (docs/kernels-benchmark.md).
+#pragma once
+#include <array>
+
+#include "kernels/host/matmul/matmul_tuning.hpp"
+
+namespace nibble::kernels {
+
+/// By blocks: a constant, so that every device adds in the same order.
+///
+/// An estimate, not measured: those of an H100 and an H200.
+inline constexpr u64 multiprocessors_to_fill = 132;
+
+namespace four_bit_matmul {
+
+/// The kernels that are compiled. Of those for an m, the estimate takes the cheapest, and of equally cheap ones the
+/// first. A larger block_n() reads x less often, a smaller one divides n more evenly between multiprocessors.
+///
+/// An estimate, not measured.
+inline constexpr std::array<Choice, 8> choices{{
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4}, 0, 8},
+    {{.m_tiles = 1, .n_warps = 1, .k_warps = 8}, 0, 8},
+    {{.m_tiles = 1, .n_warps = 1, .k_warps = 8, .n_tiles = 1}, 0, 4},
+    {{.m_tiles = 2, .n_warps = 2, .k_warps = 4}, 9, 16},
+    {{.m_tiles = 2, .n_warps = 4, .k_warps = 2}, 9, 16},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2}, 17, 32},
+    {{.m_tiles = 8, .n_warps = 4, .k_warps = 2}, 33, 64},
+    {{.m_tiles = 8, .n_warps = 8, .k_warps = 1}, 33, 64},
+}};
+
+/// The kernels that are compiled for runs shorter than 64 (kernels/matmul/four_bit/four_bit_matmul_run.hpp): few,
+/// because few weights have blocks of 32 or a k that is no multiple of 64. More than 32 rows of x take turns.
+///
+/// An estimate, not measured.
+inline constexpr std::array<Choice, 6> choices_of_short_runs{{
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 32}, 0, 8},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 32}, 9, 64},
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 16}, 0, 8},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 16}, 9, 64},
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .run = 8}, 0, 8},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 8}, 9, 64},
+}};
+
+/// An estimate, not measured.
+inline constexpr Sm90Costs sm90_costs{
+    .clocks_of_a_step = 960,
+    .clocks_of_a_row = 12,
+    .clocks_of_an_item = 2'500,
+    .clocks_of_adding = 2'000,
+    .bytes_in_a_clock = 24,
+};
+
+/// From so many rows of x on, the weight is dequantized and a library multiplies (docs/four-bit-matmul.md).
+///
+/// An estimate, not measured.
+inline constexpr u64 min_library_m = 512;
+
+inline constexpr MatmulCosts costs{
+    // An estimate, not measured: instructions of 256 threads (430, 100; 0.5 us), at 2.4 for a weight of 0.516 bytes.
+    .bytes_of_a_start = 24'000,
+    .bytes_of_an_end = 5'500,
+    .bytes_of_adding = 2'000'000,
+};
+
+/// What a block of one tile of m is taken to keep of x in shared memory.
+///
+/// An estimate, not measured.
+inline constexpr u64 bytes_of_kept_x = 32'000;
+
+/// From so many rows of x on, devices of compute capability 9.0 use FourBitMatmulSm90.
+///
+/// An estimate, not measured.
+inline constexpr u64 min_m_of_sm90 = 65;
+
+/// The first row that a device fits: its capability, its multiprocessors, max_kept_x_bytes, has_resident_grid.
+inline constexpr std::array<DeviceTuning, 2> devices{{
+    // An estimate, not measured.
+    {90, 0, 101'376, true},
+    // An estimate, not measured.
+    {0, 0, 0, true},
+}};
+
+}  // namespace four_bit_matmul
+
+namespace int8_matmul {
+
+/// As for 4-bit weights.
+///
+/// An estimate, not measured.
+inline constexpr std::array<Choice, 5> choices{{
+    {{.m_tiles = 1, .n_warps = 2, .k_warps = 4, .n_tiles = 2, .groups = 2}, 0, 8},
+    {{.m_tiles = 1, .n_warps = 1, .k_warps = 8, .n_tiles = 1, .groups = 2}, 0, 8},
+    {{.m_tiles = 2, .n_warps = 2, .k_warps = 4, .n_tiles = 2, .groups = 2}, 9, 16},
+    {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .n_tiles = 2, .groups = 2}, 17, 32},
+    {{.m_tiles = 8, .n_warps = 4, .k_warps = 2, .n_tiles = 2, .groups = 2}, 33, 64},
+}};
+
+/// From so many rows of x on, the weight is dequantized and a library multiplies (docs/int8-matmul.md).
+///
+/// An estimate, not measured.
+inline constexpr u64 min_library_m = 512;
+
+inline constexpr MatmulCosts costs{
+    // An estimate, not measured: instructions of 256 threads, and 0.5 us.
+    .bytes_of_a_start = 12'000,
+    .bytes_of_an_end = 6'000,
+    .bytes_of_adding = 2'000'000,
+};
+
+}  // namespace int8_matmul
+}  // namespace nibble::kernels

@@ -1,0 +1,54 @@
+// What the plans of products are made of. matmul_tuned.hpp has the values.
+#pragma once
+#include "kernels/matmul/four_bit/four_bit_matmul_tile.hpp"
+#include "kernels/matmul/int8/int8_matmul_tile.hpp"
+
+namespace nibble::kernels {
+
+using device::u64;
+
+/// A kernel, and the m that it is for.
+template <class Tile> struct TileChoice {
+  Tile tile;
+  u64 min_m, max_m;
+};
+
+/// What is not reading weights, as the bytes of weights that the hot loop could read meanwhile. The estimate of a
+/// configuration adds them up, so that they decide the order of additions: all devices have the same.
+struct MatmulCosts {
+  u64 bytes_of_a_start;  // of a block: a launch, the first loads; with 4-bit codes, the table
+  u64 bytes_of_an_end;   // of a tile: the sums
+  u64 bytes_of_adding;   // of all multiprocessors, while the last blocks add the sums of splits
+};
+
+namespace four_bit_matmul {
+
+using Tile = FourBitMatmulTile;
+using Choice = TileChoice<Tile>;
+
+/// What FourBitMatmulSm90 is taken to cost, in clocks of a multiprocessor (docs/four-bit-matmul.md).
+struct Sm90Costs {
+  u64 clocks_of_a_step;   // of shared memory, whatever the rows of x are ...
+  u64 clocks_of_a_row;    // ... and so many more for each
+  u64 clocks_of_an_item;  // the first codes and x; the sums
+  u64 clocks_of_adding;   // all wait for the last block of each tile
+  u64 bytes_in_a_clock;   // of partial sums, from the L2 cache
+};
+
+/// How a device runs a configuration: nothing here changes the order of additions.
+struct DeviceTuning {
+  u32 capability;          // as in sm_90
+  u32 multiprocessors;     // or 0: every device from that capability on that has no row of its own
+  u64 max_kept_x_bytes;    // x up to this size stays in shared memory if it has room there
+  bool has_resident_grid;  // blocks take tiles in turn; or else each tile has a block
+};
+
+}  // namespace four_bit_matmul
+
+namespace int8_matmul {
+
+using Tile = Int8MatmulTile;
+using Choice = TileChoice<Tile>;
+
+}  // namespace int8_matmul
+}  // namespace nibble::kernels
