@@ -207,7 +207,7 @@ class Block {
   void land_copies(Thread& thread, const std::vector<CopyToShared>& group);
   Mbarrier& mbarrier(Thread& thread, u32 offset, const Site& site);
   void complete_phase(Mbarrier& mbarrier);
-  bool land_bulk_copy();  // one of those under way, if any
+  bool land_bulk_copy();  // one of those in flight, if any
   void join(Clock* clock, const Clock* other) const;
   void step(Thread& thread, const Site& site);
 

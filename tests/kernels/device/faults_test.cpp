@@ -165,7 +165,7 @@ TEST(Faults, PlantedInTmaMultiplyAreCaught) {
 }
 
 // The wait after the loop is for nothing: all groups that are not empty have been waited for. The kernel keeps it,
-// since the barrier that follows would not be enough for a copy under way.
+// since the barrier that follows would not be enough for a copy in flight.
 TEST(Faults, EverySynchronizationIsNeeded) {
   const Problem problem{20, 5, 1024};
   const std::vector<std::string> left = survivors([&] { return multiply(problem); });

@@ -11,8 +11,8 @@ not have as many instructions of each opcode. --record writes what was found to 
 
 An entry says which loads bring the weights. From their bytes follow the weights of a step, and from these how many
 matrix products or stores there have to be (budgets.py). It limits the instructions per weight on the hot way (way.py),
-says where the loads of the next step have to stand (order.py), and how many bytes a multiprocessor has to have on their
-way (in_flight.py, resources.py).
+says where the loads of the next step have to stand (order.py), and how many bytes a multiprocessor has to have in
+flight (in_flight.py, resources.py).
 
 cuobjdump and nvdisasm are taken from PATH, from beside nvcc, from an installed package `triton`, or from one that is
 installed into build/cuda_tools for this.
