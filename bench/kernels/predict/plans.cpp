@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "bench/kernels/gpu/sizes.hpp"
-#include "kernels/host/four_bit_matmul_config.hpp"
-#include "kernels/host/int8_matmul_config.hpp"
+#include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
+#include "kernels/host/matmul/int8/int8_matmul_config.hpp"
 
 namespace nibble::bench {
 namespace {
@@ -52,7 +52,7 @@ Json launch_of(const Tile& tile, u64 splits, u64 cost, const std::vector<u64>& a
 template <class Tile> u64 blocks_for_each(const Tile& tile, u64 splits, const std::vector<u64>& all_n) {
   std::vector<u64> items;
   for (const u64 n : all_n) items.push_back(ceil_div<u64>(n, tile.block_n()) * splits);
-  return kernels::blocks_for_each(items, four_bit::costs.multiprocessors_to_fill * tile.min_blocks());
+  return kernels::blocks_for_each(items, kernels::multiprocessors_to_fill * tile.min_blocks());
 }
 
 /// FourBitMatmul: weights that share x.
@@ -65,7 +65,7 @@ Json with_four_bit(Json line, const std::vector<u64>& all_n, u64 k, u64 m, std::
   line["run"] = run;
   // What the plan takes a block to keep.
   const u64 rows = std::min<u64>(m, config.tile.max_m());
-  line["keeps_x"] = config.tile.m_tiles == 1 && run == 64 && rows * k * 2 <= four_bit::costs.bytes_of_kept_x;
+  line["keeps_x"] = config.tile.m_tiles == 1 && run == 64 && rows * k * 2 <= four_bit::bytes_of_kept_x;
   return line;
 }
 
