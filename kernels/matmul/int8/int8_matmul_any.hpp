@@ -1,7 +1,8 @@
 // y [m, n] = x [m, k] * transposed(weight [n, k]) for what int8_matmul.hpp does not support: any k, and pointers and
 // strides that are not aligned.
 //
-// Bound: instructions, about 5 per weight and 8 of m. The arithmetic is that of the other kernel, in another order.
+// Bound: instructions, 69 per weight and 8 of m on sm_90a. The arithmetic is that of the other kernel, in another
+// order.
 #pragma once
 #include "kernels/matmul/int8/int8_matmul.hpp"
 #include "kernels/matmul/matmul_by_warps.hpp"
