@@ -11,26 +11,30 @@ each the mean over its tokens. For both, the error of each layer's output: as it
 The formulas: docs/evaluate.md. Exit codes: 0 done, 2 usage or a missing package, 3 bad input, 5 not enough memory.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
+from typing import NoReturn
 
 NEEDED = "nibble.evaluate needs the Python packages torch and transformers (and bitsandbytes for what is quantized)"
 
 
 class OneLineParser(argparse.ArgumentParser):
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         fail(2, message)
 
 
-def fail(code, message):
+def fail(code: int, message: str) -> NoReturn:
     """One line, whatever a file's name holds."""
     print("error: " + "".join(c if c.isprintable() else repr(c)[1:-1] for c in message), file=sys.stderr)
     sys.exit(code)
 
 
-def at_least(minimum):
+def at_least(minimum: int) -> Callable[[str], int]:
     def number(text):
         try:
             value = int(text)

@@ -8,8 +8,11 @@ feeds REF's input of the layer to TEST's: what this layer alone adds. Sums are i
 Memory: the outputs of all layers of TEST for one batch, layers x batch x context x width x 2 or 4 bytes.
 """
 
+from __future__ import annotations
+
 import contextlib
 import math
+from typing import Any
 
 import torch
 
@@ -62,13 +65,17 @@ def width(model):
     return getattr(model.config.get_text_config(), "hidden_size", None)
 
 
-def layers(model):
-    """{name: module}: input embeddings, the list of layers that config.json counts, output embeddings."""
+def stack_of(model: Any) -> tuple[str, Any] | None:
+    """(name, module) of the list of layers that config.json counts; None if there is no such list."""
     config = model.config.get_text_config()
     counts = {getattr(config, key, None) for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers")}
-    found = {}
     stacks = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
-    stack = next(((name, module) for name, module in stacks if len(module) in counts - {None}), None)
+    return next(((name, module) for name, module in stacks if len(module) in counts - {None}), None)
+
+
+def layers(model):
+    """{name: module}: input embeddings, the list of layers, output embeddings."""
+    found, stack = {}, stack_of(model)
     for module in (model.get_input_embeddings(), model.get_output_embeddings()):
         found |= {name: module for name, other in model.named_modules() if other is module is not None}
     ordered = list(found.items())

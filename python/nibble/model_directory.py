@@ -4,10 +4,13 @@ Its own errors say neither which file is damaged nor, in one line, what is wrong
 pipe. Nothing here reads weights: of each file of them, the header alone.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import pathlib
 import stat
+from typing import Any
 
 import safetensors
 import torch
@@ -17,12 +20,12 @@ class BadInput(Exception):
     """A directory or a text that can't be measured: exit code 3, and this text."""
 
 
-def one_line(error):
+def one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
-def read_text(path):
+def read_text(path: str | os.PathLike[str]) -> str:
     """The whole of a regular file: a pipe without a writer would be waited for without end."""
     check_regular(path)
     try:
@@ -33,7 +36,7 @@ def read_text(path):
         raise BadInput(f"{path}: is not UTF-8: byte {error.start}") from None
 
 
-def read_json(path):
+def read_json(path: str | os.PathLike[str]) -> Any:
     text = read_text(path)
     try:
         return json.loads(text)
@@ -43,7 +46,7 @@ def read_json(path):
         raise BadInput(f"{path}: is nested too deeply") from None
 
 
-def read_config(directory):
+def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """config.json, whose fields that are used here have the types that they should have."""
     if not pathlib.Path(directory).is_dir():
         raise BadInput(f"{directory}: is not a directory")
@@ -57,7 +60,7 @@ def read_config(directory):
     return config
 
 
-def check_directory(directory):
+def check_directory(directory: str | os.PathLike[str]) -> None:
     """Throws BadInput with the first file that is no file, no JSON, or no complete safetensors file."""
     read_config(directory)
     try:
@@ -76,7 +79,7 @@ def check_directory(directory):
         check_header(path)
 
 
-def shards(index):
+def shards(index: pathlib.Path) -> set[pathlib.Path]:
     """The files that an index of shards names."""
     content = read_json(index)
     names = content.get("weight_map") if isinstance(content, dict) else None
@@ -85,7 +88,7 @@ def shards(index):
     return {index.parent / name for name in names.values()}
 
 
-def check_regular(path):
+def check_regular(path: str | os.PathLike[str]) -> None:
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
@@ -96,7 +99,7 @@ def check_regular(path):
         raise BadInput(f"{path}: is not a regular file")
 
 
-def check_header(path):
+def check_header(path: pathlib.Path) -> None:
     if path.suffix != ".safetensors":
         return
     try:
@@ -106,7 +109,7 @@ def check_header(path):
         raise BadInput(f"{path}: {one_line(error)}") from None
 
 
-def check_pickles(directory):
+def check_pickles(directory: str | os.PathLike[str]) -> None:
     """Throws BadInput with the first of torch's own files that can't be read. It reads all of them: for when loading has
     failed, to say why."""
     for path in sorted(pathlib.Path(directory).glob("*.bin")):

@@ -4,10 +4,15 @@ REF and one TEST are in memory at a time, with the logits of one batch of window
 more windows take more time, not more memory. A pair that doesn't fit can be measured on another machine only.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
+import os
 import pathlib
 import warnings
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import transformers
@@ -25,14 +30,14 @@ LOCAL = {"local_files_only": True, "trust_remote_code": False}  # a model's own 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "sentencepiece*.model", "*.tiktoken", "tekken.json")
 
 
-def quiet():
+def quiet() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
 
 
-def model_config(directory):
+def model_config(directory: str | os.PathLike[str]) -> Any:
     """transformers' own view of config.json; of models of several parts, that of the text."""
     with bad_input(f"{directory}/config.json"):
         return transformers.AutoConfig.from_pretrained(directory, **LOCAL).get_text_config()
@@ -57,7 +62,7 @@ def number(config, name, path):
     return value
 
 
-def kind_of(directory):
+def kind_of(directory: str | os.PathLike[str]) -> str:
     """"language model" or "encoder", from the architectures in config.json."""
     config = read_config(directory)
     names = config.get("architectures") or ["a model without 'architectures'"]
@@ -73,11 +78,15 @@ def is_left_out(name, heads):
     return name.endswith(PARAMETERS) and any(head in name for head in heads)
 
 
-def load(directory, kind, device, dtype):
+def load(
+    directory: str | os.PathLike[str], kind: str, device: str, dtype: str, device_map: dict[str, str] | None = None
+) -> Any:
     """The model, which must have found every tensor that it needs: a lost quantization state would go unnoticed."""
     auto = transformers.AutoModelForCausalLM if kind == "language model" else transformers.AutoModel
     options = LOCAL | {"dtype": dtype, "output_loading_info": True}
-    if torch.cuda.is_available():
+    if device_map is not None:
+        options["device_map"] = device_map
+    elif torch.cuda.is_available():
         options["device_map"] = {"": device}  # bitsandbytes would choose the GPU by itself
     try:
         with bad_input(directory):
@@ -93,12 +102,12 @@ def load(directory, kind, device, dtype):
     return model.eval()
 
 
-def out_of_memory(error):
+def out_of_memory(error: BaseException) -> bool:
     """torch has a type of its own for this on GPUs only."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
-def load_tokenizer(directory):
+def load_tokenizer(directory: str | os.PathLike[str]) -> Any:
     """None if the directory has no tokenizer: then REF's is meant."""
     if not any(True for pattern in TOKENIZER_FILES for _ in pathlib.Path(directory).glob(pattern)):
         return None
@@ -118,21 +127,10 @@ class Comparison:
             raise BadInput(f"{reference}: has no tokenizer")
         self._text = read_text(text)
         self._config = model_config(reference)
-        self._context = self._window()
+        self._context = window(self._config, self._options.context, "--context", reference)
         self._batches = self._make_batches(self._tokenizer)
-        self._vocabulary = number(self._config, "vocab_size", reference)
-        largest = max(max(item, default=0) for batch in self._batches for item in batch)
-        if self._vocabulary is not None and largest >= self._vocabulary:
-            raise BadInput(f"{reference}: its tokenizer makes token {largest}, its vocabulary has {self._vocabulary}")
+        self._vocabulary = vocabulary(self._config, (item for batch in self._batches for item in batch), reference)
         self._model = None
-
-    def _window(self):
-        names = ("max_position_embeddings", "n_positions")
-        most = next(filter(None, (number(self._config, name, self._reference_path) for name in names)), None)
-        wanted = self._options.context or min(512, most or 512)
-        if most and wanted > most:
-            raise BadInput(f"{self._reference_path}: has {most} positions, --context is {wanted}")
-        return wanted
 
     def _make_batches(self, tokenizer):
         make = windows if self.kind == "language model" else lines
@@ -160,9 +158,9 @@ class Comparison:
         config = model_config(test)
         if self.kind == "encoder" and getattr(config, "hidden_size", None) != getattr(self._config, "hidden_size", None):
             raise BadInput(f"{test}: its embeddings are not as wide as the reference's")
-        vocabulary = number(config, "vocab_size", test)
-        if self.kind == "language model" and vocabulary != self._vocabulary:
-            raise BadInput(f"{test}: its vocabulary has {vocabulary} tokens, the reference's has {self._vocabulary}")
+        size = number(config, "vocab_size", test)
+        if self.kind == "language model" and size != self._vocabulary:
+            raise BadInput(f"{test}: its vocabulary has {size} tokens, the reference's has {self._vocabulary}")
         if self._model is None:
             self._model = load(self._reference_path, self.kind, self._options.device, self._options.dtype)
         model = load(test, self.kind, self._options.device, self._options.dtype)
@@ -229,20 +227,45 @@ class Comparison:
         return {} if layer_error is None else {"layers": layer_error.summary()}
 
 
+def window(config: Any, wanted: int | None, option: str, path: str | os.PathLike[str]) -> int:
+    """Tokens that run at once: `wanted`, or by default 512, or all positions of the model if it has fewer."""
+    names = ("max_position_embeddings", "n_positions")
+    most = next(filter(None, (number(config, name, path) for name in names)), None)
+    wanted = wanted or min(512, most or 512)
+    if most and wanted > most:
+        raise BadInput(f"{path}: has {most} positions, {option} is {wanted}")
+    return wanted
+
+
+def vocabulary(config: Any, items: Iterable[list[int]], path: str | os.PathLike[str]) -> int | None:
+    """The size of the vocabulary, None if it is unknown. Each token of the items must be in it."""
+    size, largest = number(config, "vocab_size", path), max(max(item, default=0) for item in items)
+    if size is not None and largest >= size:
+        raise BadInput(f"{path}: its tokenizer makes token {largest}, its vocabulary has {size}")
+    return size
+
+
 def windows(tokenizer, text, context, path):
-    """The text cut into windows of `context` tokens, a rest left out. If the tokenizer starts texts with a token of
-    its own, that replaces each window's first one, as in llama.cpp; a token at the end is not added."""
+    """The windows of sequences(), of which there must be two."""
+    cut, tokens = sequences(tokenizer, text, context)
+    if len(cut) < 2:
+        raise BadInput(f"{path}: has {tokens} tokens, two windows of {context} take {2 * context}")
+    return cut
+
+
+def sequences(tokenizer: Any, text: str, context: int) -> tuple[list[list[int]], int]:
+    """The text cut into windows of `context` tokens, a rest left out, and how many tokens it has. If the tokenizer
+    starts texts with a token of its own, that replaces each window's first one, as in llama.cpp; a token at the end is
+    not added."""
     with long_texts(tokenizer):
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
         starts = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
     tokens = [tokenizer.bos_token_id, *tokens] if starts else tokens
-    if len(tokens) < 2 * context:
-        raise BadInput(f"{path}: has {len(tokens)} tokens, two windows of {context} take {2 * context}")
     cut = [tokens[i : i + context] for i in range(0, len(tokens) - context + 1, context)]
-    return [[tokenizer.bos_token_id, *window[1:]] for window in cut] if starts else cut
+    return [[tokenizer.bos_token_id, *part[1:]] for part in cut] if starts else cut, len(tokens)
 
 
-def lines(tokenizer, text, context, path):
+def lines(tokenizer: Any, text: str, context: int, path: str | os.PathLike[str]) -> list[list[int]]:
     """The tokens of each line that is not empty, cut off after `context`."""
     texts = [line.strip() for line in text.splitlines() if line.strip()]
     if not texts:
