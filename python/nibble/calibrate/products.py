@@ -1,0 +1,68 @@
+"""Sees every product of a model's weights, whichever module makes it: linear layers, Conv1D, and the experts of fused
+parameters [experts, ...], each of which is multiplied by tokens of its own.
+
+A weight is recognised by its address, so a product counts if one operand is a whole parameter or a whole expert of one.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .inputs import Inputs
+
+# Where a product has its two operands, and what the second one is called.
+OPERANDS = {
+    torch.nn.functional.linear: (0, 1, "weight"),
+    torch.addmm: (1, 2, "mat2"),
+    torch.matmul: (0, 1, "other"),
+    torch.Tensor.matmul: (0, 1, "other"),
+    torch.Tensor.__matmul__: (0, 1, "other"),
+    torch.mm: (0, 1, "mat2"),
+    torch.Tensor.mm: (0, 1, "mat2"),
+}
+
+
+class Weights:
+    """Parameters by their addresses."""
+
+    def __init__(self, parameters: Iterable[tuple[str, Any]]):
+        matrices = [(p.data_ptr(), n, p) for n, p in parameters if p.ndim in (2, 3) and p.numel() and not p.is_meta]
+        matrices.sort(key=lambda item: item[:2])
+        self._addresses = [address for address, _, _ in matrices]
+        self._matrices = [(name, parameter) for _, name, parameter in matrices]
+
+    def find(self, operand: Any) -> str | None:
+        """`module.weight`, or `parameter.3` for expert 3 of a fused parameter."""
+        index = bisect.bisect_right(self._addresses, operand.data_ptr()) - 1
+        if index < 0:
+            return None
+        name, parameter = self._matrices[index]
+        offset = operand.data_ptr() - self._addresses[index]
+        if parameter.ndim == 2:
+            return name if offset == 0 and operand.numel() == parameter.numel() else None
+        expert, rest = divmod(offset, parameter[0].nbytes)
+        whole = rest == 0 and expert < len(parameter) and operand.numel() == parameter[0].numel()
+        return f"{name}.{expert}" if whole else None
+
+
+class Products(TorchFunctionMode):
+    """While it is entered, inputs.add(weight, x) is called for each product of x with one of the weights."""
+
+    def __init__(self, weights: Weights, inputs: Inputs):
+        super().__init__()
+        self._weights, self._inputs = weights, inputs
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in OPERANDS:
+            left, right, name = OPERANDS[function]
+            operand = args[right] if len(args) > right else kwargs.get(name)
+            weight = self._weights.find(operand) if isinstance(operand, torch.Tensor) else None
+            if weight is not None:
+                self._inputs.add(weight, args[left] if len(args) > left else kwargs["input"])
+        return function(*args, **kwargs)
