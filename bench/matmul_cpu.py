@@ -11,6 +11,7 @@ for each other tell nothing there. `read` is the time in which torch sums up as 
 """
 
 import argparse
+import functools
 import itertools
 import time
 
@@ -32,28 +33,29 @@ def host(bench, threads):
     return {**record.host(bench), "threads": threads, "torch": torch.__version__}
 
 
-def copies(*tensors):
-    """Endless tuples of such tensors, which together have more than UNCACHED_BYTES."""
+def copies(*tensors, uncached=UNCACHED_BYTES):
+    """Endless tuples of such tensors, which together have more than `uncached` bytes."""
     size = sum(tensor.nbytes for tensor in tensors)
-    return itertools.cycle([tuple(t.clone() for t in tensors) for _ in range(UNCACHED_BYTES // size + 1)])
+    return itertools.cycle([tuple(t.clone() for t in tensors) for _ in range(uncached // size + 1)])
 
 
-def weights(n, k):
+def weights(n, k, uncached):
     """{name: endless tuples}, made once for each shape."""
+    many = functools.partial(copies, uncached=uncached)
     ops = torch.ops.nibble
     w = torch.randn(n, k) / k**0.5
     packed, absmax = ops.quantize_4bit(w, 64, "nf4")
     absmax_codes, nested_absmax, offset = ops.quantize_absmax(absmax)
-    four_bit = copies(packed, absmax_codes, nested_absmax)
+    four_bit = many(packed, absmax_codes, nested_absmax)
     scales = torch.cat((torch.ones(n, k // 64, 1), torch.zeros(n, k // 64, 1)), 2).transpose(0, 1).contiguous().bfloat16()
     int4 = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.randint(0, 16, (n, k), dtype=torch.int32), 1)
     return {
         "nf4": ((*parts, ops.quant_map("nested"), offset) for parts in four_bit),
-        "int8": copies(*ops.quantize_int8(w)),
-        "fp32": copies(w),
-        "bf16": copies(w.bfloat16()),
-        "int4": ((part, scales) for (part,) in copies(int4)),
-        "read": copies(torch.zeros((packed.nbytes + absmax_codes.nbytes) // 4)),
+        "int8": many(*ops.quantize_int8(w)),
+        "fp32": many(w),
+        "bf16": many(w.bfloat16()),
+        "int4": ((part, scales) for (part,) in many(int4)),
+        "read": many(torch.zeros((packed.nbytes + absmax_codes.nbytes) // 4)),
     }
 
 
@@ -110,13 +112,20 @@ def main():
     record.add_options(parser, "matmul_cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20, help="at most so long for each shape and m [20]")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="rows of x [1 16 512]")
+    parser.add_argument("--rows", type=int, nargs="+", help="only the weights with so many rows")
+    parser.add_argument(
+        "--uncached", type=int, default=UNCACHED_BYTES, help="bytes of weights of a kind: more than the caches hold"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = clock_for(options.threads)
     results = record.Results(options.out, host("bench/matmul_cpu.py", options.threads))
     for n, k in SHAPES:
-        source = weights(n, k)
-        for m, dx in itertools.product(TOKENS, (False, True)):
+        if options.rows and n not in options.rows:
+            continue
+        source = weights(n, k, options.uncached)
+        for m, dx in itertools.product(options.tokens, (False, True)):
             calls = {**contenders(n, k, m, dx, source), **bitsandbytes_calls(n, k, m, dx)}
             samples = {name: [] for name in calls}
             end = time.monotonic() + options.seconds

@@ -4,7 +4,9 @@
     PYTHONPATH=python NIBBLE_TORCH_LIBRARY=build/release/python/torch/libnibble_torch.so \
       build/peers/bin/python bench/quantize_cpu.py [--rounds 5] [--threads 2] [--out bench/results/quantize_cpu.jsonl]
 
-A matrix [4096, 4096]. Clocks, samples and weights are those of bench/matmul_cpu.py: nothing is in a cache.
+A matrix [4096, 4096]. Clocks, samples and weights are those of bench/matmul_cpu.py: nothing is in a cache. Beside
+dequantize_4bit stands how long it takes to fill its result alone: "fresh", a tensor that torch has just made, as
+bitsandbytes does, and "again", one that was filled before. Time is for page faults as far as these two differ.
 """
 
 import argparse
@@ -20,7 +22,7 @@ N, K = 4096, 4096
 
 
 def contenders(dtype):
-    """{what: (a call of nibble, one of bitsandbytes)}, each call on the next of its operands."""
+    """{what: {who: a call}}, each call on the next of its operands. The first is nibble's, the second bitsandbytes'."""
     ops = torch.ops.nibble
     weight = (torch.randn(N, K) / K**0.5).to(dtype)
     state = peer.quantize_4bit(weight, blocksize=64, compress_statistics=True, quant_type="nf4")
@@ -35,12 +37,20 @@ def contenders(dtype):
         parts = next(four_bit)
         ops.dequantize_4bit(*parts, ops.quant_map("nested"), offset, [N, K], 64, "nf4", dtype)
 
+    filled = torch.zeros(N, K, dtype=dtype)
     return {
-        "quantize_4bit": (
-            quantize,
-            lambda: peer.quantize_4bit(next(weights)[0], blocksize=64, compress_statistics=True, quant_type="nf4"),
-        ),
-        "dequantize_4bit": (dequantize, lambda: peer.dequantize_4bit(next(codes)[0], state[1])),
+        "quantize_4bit": {
+            "nibble": quantize,
+            "bitsandbytes": lambda: peer.quantize_4bit(
+                next(weights)[0], blocksize=64, compress_statistics=True, quant_type="nf4"
+            ),
+        },
+        "dequantize_4bit": {
+            "nibble": dequantize,
+            "bitsandbytes": lambda: peer.dequantize_4bit(next(codes)[0], state[1]),
+            "fill fresh": lambda: torch.empty(N, K, dtype=dtype).zero_(),
+            "fill again": lambda: filled.zero_(),
+        },
     }
 
 
@@ -54,15 +64,16 @@ def main():
     results = record.Results(options.out, host("bench/quantize_cpu.py", options.threads))
     for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
         for what, calls in contenders(dtype).items():
-            samples = {"nibble": [], "bitsandbytes": []}
+            samples = {who: [] for who in calls}
             for _ in range(options.rounds):
-                for (who, times), call in zip(samples.items(), calls):
+                for who, call in calls.items():
                     begin = clock()
                     call()
-                    times.append(1e3 * (clock() - begin))
-                    results.add(f"{what}/{name}/{who}", times[-1], "ms")
-            best, theirs = (min(times) for times in samples.values())
-            print(f"{what:<16}{name}{best:>9.2f} ms, bitsandbytes {theirs:.1f} ms: {theirs / best:.1f} x", flush=True)
+                    samples[who].append(1e3 * (clock() - begin))
+                    results.add(f"{what}/{name}/{who}", samples[who][-1], "ms")
+            best, *others = (min(times) for times in samples.values())
+            beside = ", ".join(f"{who} {time:.2f} ms ({time / best:.1f} x)" for who, time in zip([*calls][1:], others))
+            print(f"{what:<16}{name}{best:>9.2f} ms; {beside}", flush=True)
     results.save()
 
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <new>
 
+#include "core/memory/huge_page_advice.hpp"
+
 namespace nibble {
 namespace {
 
@@ -68,7 +70,7 @@ class HugeNewDelete final : public std::pmr::memory_resource {
 
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
     void* const memory = std::pmr::new_delete_resource()->allocate(bytes, alignment_of(bytes, alignment));
-    if (bytes >= huge_page) ::madvise(memory, bytes / huge_page * huge_page, MADV_HUGEPAGE);  // only a hint
+    advise_huge_pages({static_cast<std::byte*>(memory), bytes});
     return memory;
   }
   void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {

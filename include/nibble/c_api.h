@@ -130,7 +130,8 @@ typedef struct nibble_cpu_four_bit {
 NIBBLE_API int nibble_cpu_quantize_4bit(nibble_array weights, int32_t dtype, const nibble_cpu_four_bit* out,
                                         uint32_t threads, uint64_t* nonfinite_blocks);
 
-/* Dequantizes into `weights`, elements of `dtype`, each rounded once to nearest even from the fp32 value. */
+/* Dequantizes into `weights`, elements of `dtype`, each rounded once to nearest even from the fp32 value. Asks the
+ * system for huge pages there (madvise), because page faults of fresh memory would take most of the time. */
 NIBBLE_API int nibble_cpu_dequantize_4bit(const nibble_cpu_four_bit* in, nibble_array weights, int32_t dtype,
                                           uint32_t threads);
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/memory/huge_page_advice.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 #include "nibble/nested.hpp"
@@ -176,6 +177,7 @@ int nibble_cpu_dequantize_4bit(const nibble_cpu_four_bit* in, nibble_array weigh
     const DType target = c_api::dtype_of(dtype);
     const std::size_t size = traits(target).bits / 8;
     c_api::check_array(weights, Checked(weight.size()) * size, size, "weights");
+    advise_huge_pages(c_api::elements<std::byte>(weights));
     c_api::dequantize(weight, weights, target, threads);
   });
 }

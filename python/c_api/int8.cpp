@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 
+#include "core/memory/huge_page_advice.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/error.hpp"
 #include "python/c_api/arrays.hpp"
@@ -80,6 +81,7 @@ int nibble_cpu_dequantize_int8(const nibble_cpu_int8* in, nibble_array weights, 
     const DType target = c_api::dtype_of(dtype);
     const std::size_t size = traits(target).bits / 8;
     c_api::check_array(weights, Checked(in->rows) * in->columns * size, size, "weights");
+    advise_huge_pages(c_api::elements<std::byte>(weights));
     c_api::dequantize(*in, weights, target, threads);
   });
 }

@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "core/memory/huge_page_advice.hpp"
+
 namespace nibble::torch_operators {
 namespace {
 
@@ -51,6 +53,14 @@ void require_plane(std::string_view argument, const Tensor& tensor, ScalarType d
 }
 
 Tensor row_major(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
+
+Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef shape, ScalarType dtype, const Tensor& device_of) {
+  const Tensor tensor = torch::stable::empty(shape, dtype, std::nullopt, device_of.device());
+  if (tensor.is_cpu())
+    advise_huge_pages({static_cast<std::byte*>(tensor.mutable_data_ptr()),
+                       static_cast<std::size_t>(tensor.numel()) * tensor.element_size()});
+  return tensor;
+}
 
 Tensor as_matrix(std::string_view argument, const Tensor& x, std::int64_t columns) {
   const std::int64_t dimensions = x.dim();

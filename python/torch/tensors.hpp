@@ -41,10 +41,8 @@ void require_plane(std::string_view argument, const Tensor& tensor, ScalarType d
 /// All elements in row-major order, without a copy where they already are.
 [[nodiscard]] Tensor row_major(const Tensor& tensor);
 
-[[nodiscard]] inline Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef shape, ScalarType dtype,
-                                  const Tensor& device_of) {
-  return torch::stable::empty(shape, dtype, std::nullopt, device_of.device());
-}
+/// A result that the caller is about to write as a whole. On the CPU, a large one is in huge pages.
+[[nodiscard]] Tensor empty(torch::headeronly::IntHeaderOnlyArrayRef shape, ScalarType dtype, const Tensor& device_of);
 
 /// x as a matrix [m, columns], contiguous. Throws Error(usage) unless its last dimension is `columns`.
 [[nodiscard]] Tensor as_matrix(std::string_view argument, const Tensor& x, std::int64_t columns);

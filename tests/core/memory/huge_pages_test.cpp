@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <memory_resource>
 #include <new>
 #include <optional>
@@ -22,6 +23,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "core/memory/huge_page_advice.hpp"
 
 namespace nibble::huge_pages_test {
 namespace {
@@ -152,6 +155,28 @@ std::optional<bool> asks_for_huge_pages(const std::byte* memory) {
     if (is_here && line.starts_with("VmFlags:")) return (line + ' ').find(" hg ") != std::string::npos;
   }
   return std::nullopt;
+}
+
+// The ends of memory are in huge pages that it shares with its neighbours.
+TEST(HugePageAdvice, IsForWholeHugePages) {
+  constexpr std::size_t huge_page = HugePages::huge_page, size = 5 * huge_page;
+  void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  auto* const bytes = static_cast<std::byte*>(mapped);
+  void* whole = mapped;
+  std::size_t left = size;
+  auto* const aligned = static_cast<std::byte*>(std::align(huge_page, huge_page, whole, left));
+  advise_huge_pages({});
+  advise_huge_pages({aligned + page, huge_page});  // no whole one
+  if (fs::exists("/sys/kernel/mm/transparent_hugepage") && asks_for_huge_pages(bytes).has_value()) {
+    EXPECT_EQ(asks_for_huge_pages(aligned + page), false);
+    advise_huge_pages({aligned + page, 3 * huge_page});
+    EXPECT_EQ(asks_for_huge_pages(aligned + page), false);
+    EXPECT_EQ(asks_for_huge_pages(aligned + huge_page), true);
+    EXPECT_EQ(asks_for_huge_pages(aligned + 3 * huge_page - 1), true);
+    EXPECT_EQ(asks_for_huge_pages(aligned + 3 * huge_page), false);
+  }
+  ::munmap(mapped, size);
 }
 
 TEST(HugeNewDelete, FromOneOnMemoryIsMadeOfHugePages) {

@@ -5,6 +5,7 @@ import dataclasses
 import nibble
 import numpy as np
 import pytest
+from huge_pages import asked_for_huge_pages
 from nibble._memory import memory_of
 
 torch = pytest.importorskip("torch")
@@ -18,6 +19,16 @@ def of_kind(array, kind):
 
 def to_numpy(array):
     return array.numpy() if isinstance(array, torch.Tensor) else array
+
+
+# Of torch, which does not ask for them as numpy does. More than 32 MiB, which malloc maps alone.
+def test_large_weights_are_dequantized_to_huge_pages():
+    weight = torch.zeros(2304, 4096)
+    for quantized, dequantize in (
+        (nibble.quantize_nf4(weight), nibble.dequantize_nf4),
+        (nibble.quantize_int8(weight), nibble.dequantize_int8),
+    ):
+        assert asked_for_huge_pages(dequantize(quantized).data_ptr() + weight.nbytes // 2)
 
 
 # --- the bytes of bitsandbytes ----------------------------------------------------------------------------------------

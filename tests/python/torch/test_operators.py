@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import BLOCKSIZES, SHAPES, Weight, assert_product
+from huge_pages import asked_for_huge_pages
 from nibble import operators  # noqa: F401: loads the operators
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -16,6 +17,20 @@ def test_dequantize_is_the_definition(quant_type, blocksize, nested):
         weight = Weight(n, k, quant_type, blocksize, nested)
         for dtype in DTYPES:
             assert torch.equal(weight.dequantize(dtype), weight.fp32.to(dtype)), (n, k, dtype)
+
+
+# Otherwise the page faults of a fresh result take most of the time. The result has more than the 32 MiB that malloc maps
+# alone at the latest, so that no other memory is where it is.
+def test_large_results_are_in_huge_pages():
+    ops, size = torch.ops.nibble, 36 << 20
+    packed, absmax = torch.zeros(size // 8, 1, dtype=torch.uint8), torch.ones(size // 4 // 64)
+    results = (
+        ops.dequantize_4bit(packed, absmax, None, None, None, [size // 4], 64, "nf4", torch.float32),
+        ops.dequantize_int8(torch.zeros(1024, size // 4096, dtype=torch.int8), torch.ones(1024), torch.float32),
+    )
+    for result in results:
+        assert result.nbytes == size
+        assert asked_for_huge_pages(result.data_ptr() + size // 2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
