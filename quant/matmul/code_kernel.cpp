@@ -11,20 +11,23 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "quant/simd/byte_table16-inl.hpp"
 #include "quant/simd/table16-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::matmul::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using nibble::HWY_NAMESPACE::Table16;
 using D = hn::CappedTag<float, 16>;
 constexpr std::size_t lanes = hn::MaxLanes(D());
+constexpr std::size_t line = 128;      // weights of a cache line
+constexpr std::size_t added_rows = 8;  // the loads and stores of a sum take little time then
+
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+
+using nibble::HWY_NAMESPACE::Table16;
 constexpr std::size_t group = 2 * lanes;
-constexpr std::size_t line = 128;  // weights of a cache line
-// With 32 registers, the tables and sums of four rows of weights and of four of x fit.
-constexpr bool has_32_registers = HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON;
-constexpr std::size_t max_rows = has_32_registers ? 4 : 2, max_m = has_32_registers ? 4 : 2;
+constexpr std::size_t max_rows = 4, max_m = 4;  // their tables and sums fit 32 registers
 
 // The even weights of a vector of bytes, and the odd ones.
 struct EvenOdd {
@@ -70,8 +73,6 @@ HWY_INLINE void multiply_block(const CodeRows& weights, std::size_t first, const
                             HWY_ATTR { return Table16<D>(d, codebook, absmax[r * absmax_stride], room[r]); };
     if constexpr (rows == 4)
       multiply_with(values(0), values(1), values(2), values(3));
-    else if constexpr (rows == 2)
-      multiply_with(values(0), values(1));
     else
       multiply_with(values(0));
   }
@@ -121,16 +122,95 @@ HWY_INLINE void add_block(const CodeRows& weights, std::size_t first, const floa
 
 void add_codes(const CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums,
                std::size_t sums_stride) {
-  constexpr std::size_t rows = 8;  // the loads and stores of a sum take little time then
   const bool two_groups = weights.n % (2 * group) == 0 && weights.blocksize % (2 * group) == 0;
   with_constant<max_m>(m, [&](auto count) HWY_ATTR {
     std::size_t row = 0;
-    for (; row + rows <= weights.rows; row += rows)
-      two_groups ? add_block<2, rows, count()>(weights, row, x, x_stride, sums, sums_stride)
-                 : add_block<1, rows, count()>(weights, row, x, x_stride, sums, sums_stride);
+    for (; row + added_rows <= weights.rows; row += added_rows)
+      two_groups ? add_block<2, added_rows, count()>(weights, row, x, x_stride, sums, sums_stride)
+                 : add_block<1, added_rows, count()>(weights, row, x, x_stride, sums, sums_stride);
     for (; row < weights.rows; ++row) add_block<1, 1, count()>(weights, row, x, x_stride, sums, sums_stride);
   });
 }
+
+#else
+
+using nibble::HWY_NAMESPACE::ByteTable16;
+constexpr std::size_t vectors = 32 / lanes;  // of the weights that are looked up at a time
+constexpr std::size_t max_m = 2;
+
+// sums[i] += the product of a row of weights and x[i]. Two sums each, because one would be waited for.
+template <std::size_t m>
+HWY_INLINE void multiply_row(const ByteTable16<D>& codebook, const CodeRows& weights, std::size_t row,
+                             const float* HWY_RESTRICT x, std::size_t x_stride, float* HWY_RESTRICT sums) {
+  const D d;
+  const std::uint8_t* HWY_RESTRICT packed = weights.packed + row * weights.packed_stride;
+  const float* HWY_RESTRICT absmax = weights.absmax + row * weights.absmax_stride;
+  hn::Vec<D> sum[m][2];
+  for (auto& pair : sum) pair[0] = pair[1] = hn::Zero(d);
+  for (std::size_t left = weights.n; left > 0; left -= weights.blocksize, ++absmax) {
+    const auto scale = hn::Set(d, *absmax);
+    for (std::size_t i = 0; i < weights.blocksize; i += 32, packed += 16, x += 32) {
+      if (i % line == 0) hwy::Prefetch(packed + weights.ahead);
+      codebook.look_up_32(packed, [&](std::size_t at, hn::Vec<D> v) HWY_ATTR {
+        const auto w = hn::Mul(v, scale);
+        for (std::size_t j = 0; j < m; ++j) {
+          auto& to = sum[j][at / lanes % 2];
+          to = hn::MulAdd(w, hn::Load(d, x + j * x_stride + at), to);
+        }
+      });
+    }
+  }
+  for (std::size_t j = 0; j < m; ++j) sums[j] += hn::GetLane(hn::SumOfLanes(d, hn::Add(sum[j][0], sum[j][1])));
+}
+
+void multiply_codes(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
+  const auto* const from = reinterpret_cast<const float*>(x);
+  const ByteTable16<D> codebook(weights.tables.codebook.data());
+  with_constant<max_m>(m, [&](auto count) HWY_ATTR {
+    for (std::size_t row = 0; row < weights.rows; ++row)
+      multiply_row<count()>(codebook, weights, row, from, x_stride, sums + row * m);
+  });
+}
+
+template <std::size_t rows, std::size_t m>
+HWY_INLINE void add_block(const ByteTable16<D>& codebook, const CodeRows& weights, std::size_t first,
+                          const float* HWY_RESTRICT x, std::size_t x_stride, float* HWY_RESTRICT sums,
+                          std::size_t sums_stride) {
+  const D d;
+  for (std::size_t c = 0; c < weights.n; c += 32, sums += 32) {
+    const std::uint8_t* HWY_RESTRICT packed = weights.packed + first * weights.packed_stride + c / 2;
+    const float* HWY_RESTRICT absmax = weights.absmax + first * weights.absmax_stride + c / weights.blocksize;
+    hn::Vec<D> sum[m][vectors];
+    for (std::size_t j = 0; j < m; ++j)
+      for (std::size_t v = 0; v < vectors; ++v) sum[j][v] = hn::Load(d, sums + j * sums_stride + v * lanes);
+    for (std::size_t r = 0; r < rows; ++r, packed += weights.packed_stride, absmax += weights.absmax_stride) {
+      hwy::Prefetch(packed + weights.ahead);
+      const auto scale = hn::Set(d, *absmax);
+      codebook.look_up_32(packed, [&](std::size_t at, hn::Vec<D> v) HWY_ATTR {
+        const auto w = hn::Mul(v, scale);
+        for (std::size_t j = 0; j < m; ++j) {
+          auto& to = sum[j][at / lanes];
+          to = hn::MulAdd(w, hn::Set(d, x[j * x_stride + first + r]), to);
+        }
+      });
+    }
+    for (std::size_t j = 0; j < m; ++j)
+      for (std::size_t v = 0; v < vectors; ++v) hn::Store(sum[j][v], d, sums + j * sums_stride + v * lanes);
+  }
+}
+
+void add_codes(const CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums,
+               std::size_t sums_stride) {
+  const ByteTable16<D> codebook(weights.tables.codebook.data());
+  with_constant<max_m>(m, [&](auto count) HWY_ATTR {
+    std::size_t row = 0;
+    for (; row + added_rows <= weights.rows; row += added_rows)
+      add_block<added_rows, count()>(codebook, weights, row, x, x_stride, sums, sums_stride);
+    for (; row < weights.rows; ++row) add_block<1, count()>(codebook, weights, row, x, x_stride, sums, sums_stride);
+  });
+}
+
+#endif
 
 std::size_t most_rows() { return max_m; }
 

@@ -11,53 +11,68 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "quant/simd/byte_table16-inl.hpp"
 #include "quant/simd/table16-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace nibble::matmul::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using nibble::HWY_NAMESPACE::Table16;
 using D = hn::CappedTag<float, 16>;
 constexpr std::size_t lanes = hn::MaxLanes(D());
 
-// A byte has two weights. The even ones of two vectors come first, then the odd ones: so they need no interleaving.
+// A byte has two weights. Of 32 weights (AVX-512) or of every 8, the even ones come first, then the odd ones: so they
+// need no interleaving.
+using Half = hn::CappedTag<float, lanes == 16 ? 16 : 4>;
+constexpr std::size_t half = hn::MaxLanes(Half());
+
 void decode_four_bit(const FourBitTables& tables, const std::uint8_t* HWY_RESTRICT packed,
                      const float* HWY_RESTRICT absmax, std::size_t blocksize, std::size_t n, std::size_t ahead,
                      std::uint32_t* HWY_RESTRICT words) {
   const D d;
+  float* HWY_RESTRICT out = reinterpret_cast<float*>(words);
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
   const hn::RebindToSigned<D> di;
   const hn::Rebind<std::uint8_t, D> d8;
-  const Table16<D> codebook(d, tables.codebook.data());
-  float* HWY_RESTRICT out = reinterpret_cast<float*>(words);
+  const nibble::HWY_NAMESPACE::Table16<D> codebook(d, tables.codebook.data());
   for (std::size_t first = 0; first < n; first += blocksize, ++absmax) {
     HWY_ALIGN float room[16];
     hwy::Prefetch(packed + ahead);
-    const Table16<D> value(d, codebook, *absmax, room);
+    const nibble::HWY_NAMESPACE::Table16<D> value(d, codebook, *absmax, room);
     for (std::size_t i = 0; i < blocksize; i += 2 * lanes, packed += lanes, out += 2 * lanes) {
       const auto byte = hn::PromoteTo(di, hn::LoadU(d8, packed));
       hn::Store(value[hn::ShiftRight<4>(byte)], d, out);
       hn::Store(value.at_lower_bits(byte), d, out + lanes);
     }
   }
+#else
+  const nibble::HWY_NAMESPACE::ByteTable16<D> codebook(tables.codebook.data());
+  for (std::size_t first = 0; first < n; first += blocksize, ++absmax) {
+    hwy::Prefetch(packed + ahead);
+    const auto scale = hn::Set(d, *absmax);
+    for (std::size_t i = 0; i < blocksize; i += 32, packed += 16, out += 32)
+      codebook.look_up_32(packed,
+                          [&](std::size_t at, hn::Vec<D> v) HWY_ATTR { hn::Store(hn::Mul(v, scale), d, out + at); });
+  }
+#endif
 }
 
 void arrange_four_bit(const void* x, std::size_t n, std::uint32_t* HWY_RESTRICT words) {
-  const D d;
+  const Half d;
   const float* HWY_RESTRICT from = static_cast<const float*>(x);
   float* HWY_RESTRICT out = reinterpret_cast<float*>(words);
-  for (std::size_t i = 0; i < n; i += 2 * lanes, from += 2 * lanes, out += 2 * lanes) {
-    hn::Vec<D> even, odd;
+  for (std::size_t i = 0; i < n; i += 2 * half, from += 2 * half, out += 2 * half) {
+    hn::Vec<Half> even, odd;
     hn::LoadInterleaved2(d, from, even, odd);
     hn::Store(even, d, out);
-    hn::Store(odd, d, out + lanes);
+    hn::Store(odd, d, out + half);
   }
 }
 
 void restore(const float* HWY_RESTRICT arranged, std::size_t n, float* HWY_RESTRICT numbers) {
-  const D d;
-  for (std::size_t i = 0; i < n; i += 2 * lanes)
-    hn::StoreInterleaved2(hn::LoadU(d, arranged + i), hn::LoadU(d, arranged + i + lanes), d, numbers + i);
+  const Half d;
+  for (std::size_t i = 0; i < n; i += 2 * half)
+    hn::StoreInterleaved2(hn::LoadU(d, arranged + i), hn::LoadU(d, arranged + i + half), d, numbers + i);
 }
 
 void decode_int8(const std::int8_t* HWY_RESTRICT codes, float absmax, std::size_t n, std::size_t ahead,
