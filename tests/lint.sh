@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# clang-format and clang-tidy on all of our sources; includes that go one way; texts of the library that name no option;
-# kernels that keep to the device layer; reference pages that are what the program prints.
+# clang-format and clang-tidy on all of our sources; types of the Python package; includes that go one way; texts of the
+# library that name no option; kernels that keep to the device layer; reference pages that are what the program prints.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mapfile -t sources < <(git ls-files '*.cpp' '*.hpp' '*.cu' '*.js')
 clang-format --dry-run -Werror "${sources[@]}"
+tools=$(python/tools.sh)
+"$tools/mypy"
 tests/arrows.py --test
 tests/arrows.py
 tests/mutation/run.py --check

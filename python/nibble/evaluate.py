@@ -17,8 +17,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 NEEDED = "nibble.evaluate needs the Python packages torch and transformers (and bitsandbytes for what is quantized)"
 
@@ -35,7 +35,7 @@ def fail(code: int, message: str) -> NoReturn:
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    def number(text):
+    def number(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
@@ -47,7 +47,7 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return number
 
 
-def parse(arguments):
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = OneLineParser(prog="python -m nibble.evaluate", description=__doc__,
                            formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("reference", metavar="REF", help="the directory of the original model")
@@ -72,26 +72,27 @@ def parse(arguments):
 class Progress:
     """One line on a terminal's stderr, from the fifth second on."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._start, self._shown = time.monotonic(), False
 
-    def __call__(self, text):
+    def __call__(self, text: str) -> None:
         if sys.stderr.isatty() and time.monotonic() - self._start > 5:
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
             self._shown = True
 
-    def clear(self):
+    def clear(self) -> None:
         if self._shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
             self._shown = False
 
 
-def evaluate(options, progress):
+def evaluate(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     """The report of --json."""
     try:
         import torch
 
         from . import model_error
+        from .model_directory import BadInput, check_directory, one_line
     except ImportError as error:
         fail(2, f"{NEEDED}: {error}")
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -103,32 +104,32 @@ def evaluate(options, progress):
     model_error.quiet()
     try:
         for directory in (options.reference, *options.tests):  # before the first minute is spent
-            model_error.check_directory(directory)
+            check_directory(directory)
         comparison = model_error.Comparison(options.reference, options.text, options, progress)
         results = [comparison.run(test) for test in options.tests]
-    except model_error.BadInput as error:
+    except BadInput as error:
         progress.clear()
         fail(3, str(error))
     except (MemoryError, RuntimeError) as error:
         if not model_error.out_of_memory(error):
             raise
         progress.clear()
-        fail(5, f"not enough memory for both models: {model_error.one_line(error)}")
+        fail(5, f"not enough memory for both models: {one_line(error)}")
     return {"schema_version": 1, **comparison.facts(), "dtype": options.dtype, "results": results}
 
 
-def rows_of(head, rows):
+def rows_of(head: list[str], rows: list[list[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(head, *rows)]
     for row in (head, *rows):
         print("  ".join(f"{cell:<{width}}" if i == 0 else f"{cell:>{width}}"
                         for i, (cell, width) in enumerate(zip(row, widths))).rstrip())  # fmt: skip
 
 
-def pair(figure, digits, factor=1.0):
+def pair(figure: dict[str, float], digits: int, factor: float = 1.0) -> str:
     return f"{figure['mean'] * factor:.{digits}f} ± {figure['error'] * factor:.{digits}f}"
 
 
-def print_report(report):
+def print_report(report: dict[str, Any]) -> None:
     results = report["results"]
     if report["kind"] == "language model":
         print(f"{report['text']}: {report['windows']} windows of {report['context']} tokens, the second half of each "
@@ -152,7 +153,7 @@ def print_report(report):
             print_layers(result)
 
 
-def print_layers(result):
+def print_layers(result: dict[str, Any]) -> None:
     """The layer that adds most is marked: it is the first one to leave in 16 bits."""
     layers = result["layers"]
     most = max(layer["own"]["rel_rmse"] for layer in layers)
@@ -164,15 +165,15 @@ def print_layers(result):
     rows_of(["", "so far: rel. RMSE", "SQNR, dB", "its own: rel. RMSE", "SQNR, dB", ""], rows)
 
 
-def relative(figure):
+def relative(figure: dict[str, Any]) -> str:
     return f"{figure['rel_rmse']:.2e}"
 
 
-def decibels(figure):
+def decibels(figure: dict[str, Any]) -> str:
     return "exact" if figure["sqnr_db"] is None else f"{figure['sqnr_db']:.1f}"
 
 
-def main(arguments=None):
+def main(arguments: Sequence[str] | None = None) -> None:
     options, progress = parse(arguments), Progress()
     try:
         report = evaluate(options, progress)

@@ -10,10 +10,13 @@ import json
 import os
 import pathlib
 import stat
-from typing import Any
+from typing import Any, Union
 
 import safetensors
 import torch
+
+
+Path = Union[str, "os.PathLike[str]"]
 
 
 class BadInput(Exception):
@@ -25,7 +28,7 @@ def one_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
+def read_text(path: Path) -> str:
     """The whole of a regular file: a pipe without a writer would be waited for without end."""
     check_regular(path)
     try:
@@ -36,7 +39,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise BadInput(f"{path}: is not UTF-8: byte {error.start}") from None
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
+def read_json(path: Path) -> Any:
     text = read_text(path)
     try:
         return json.loads(text)
@@ -46,7 +49,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise BadInput(f"{path}: is nested too deeply") from None
 
 
-def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
+def read_config(directory: Path) -> dict[str, Any]:
     """config.json, whose fields that are used here have the types that they should have."""
     if not pathlib.Path(directory).is_dir():
         raise BadInput(f"{directory}: is not a directory")
@@ -60,7 +63,7 @@ def read_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return config
 
 
-def check_directory(directory: str | os.PathLike[str]) -> None:
+def check_directory(directory: Path) -> None:
     """Throws BadInput with the first file that is no file, no JSON, or no complete safetensors file."""
     read_config(directory)
     try:
@@ -88,7 +91,7 @@ def shards(index: pathlib.Path) -> set[pathlib.Path]:
     return {index.parent / name for name in names.values()}
 
 
-def check_regular(path: str | os.PathLike[str]) -> None:
+def check_regular(path: Path) -> None:
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
@@ -109,7 +112,7 @@ def check_header(path: pathlib.Path) -> None:
         raise BadInput(f"{path}: {one_line(error)}") from None
 
 
-def check_pickles(directory: str | os.PathLike[str]) -> None:
+def check_pickles(directory: Path) -> None:
     """Throws BadInput with the first of torch's own files that can't be read. It reads all of them: for when loading has
     failed, to say why."""
     for path in sorted(pathlib.Path(directory).glob("*.bin")):

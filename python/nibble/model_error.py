@@ -6,19 +6,20 @@ more windows take more time, not more memory. A pair that doesn't fit can be mea
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
-import os
 import pathlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 from .layer_error import LayerError
-from .model_directory import BadInput, check_directory, check_pickles, one_line, read_config, read_text
+from .model_directory import BadInput, Path, check_pickles, one_line, read_config, read_text
 from .token_statistics import TokenStatistics, mean_and_error, percentile
 
 # What can be missing or left over without a change in the hidden states that are compared.
@@ -37,14 +38,14 @@ def quiet() -> None:
     warnings.filterwarnings("ignore")
 
 
-def model_config(directory: str | os.PathLike[str]) -> Any:
+def model_config(directory: Path) -> Any:
     """transformers' own view of config.json; of models of several parts, that of the text."""
     with bad_input(f"{directory}/config.json"):
         return transformers.AutoConfig.from_pretrained(directory, **LOCAL).get_text_config()
 
 
 @contextlib.contextmanager
-def bad_input(path):
+def bad_input(path: Path) -> Iterator[None]:
     """What transformers makes of a file that is not as it expects can be any exception: that is the file's fault."""
     try:
         yield
@@ -54,7 +55,7 @@ def bad_input(path):
         raise BadInput(f"{path}: {one_line(error)}") from None
 
 
-def number(config, name, path):
+def number(config: Any, name: str, path: Path) -> int | None:
     """A field of a configuration, which may be missing."""
     value = getattr(config, name, None)
     if value is not None and not isinstance(value, int):
@@ -62,7 +63,7 @@ def number(config, name, path):
     return value
 
 
-def kind_of(directory: str | os.PathLike[str]) -> str:
+def kind_of(directory: Path) -> str:
     """"language model" or "encoder", from the architectures in config.json."""
     config = read_config(directory)
     names = config.get("architectures") or ["a model without 'architectures'"]
@@ -73,17 +74,17 @@ def kind_of(directory: str | os.PathLike[str]) -> str:
     return "encoder"
 
 
-def is_left_out(name, heads):
+def is_left_out(name: str, heads: Sequence[str]) -> bool:
     """Whether a tensor is a parameter of a head. A quantization state is not: without it, codes are taken for weights."""
     return name.endswith(PARAMETERS) and any(head in name for head in heads)
 
 
 def load(
-    directory: str | os.PathLike[str], kind: str, device: str, dtype: str, device_map: dict[str, str] | None = None
+    directory: Path, kind: str, device: str, dtype: str, device_map: dict[str, str] | None = None
 ) -> Any:
     """The model, which must have found every tensor that it needs: a lost quantization state would go unnoticed."""
     auto = transformers.AutoModelForCausalLM if kind == "language model" else transformers.AutoModel
-    options = LOCAL | {"dtype": dtype, "output_loading_info": True}
+    options: dict[str, Any] = LOCAL | {"dtype": dtype, "output_loading_info": True}
     if device_map is not None:
         options["device_map"] = device_map
     elif torch.cuda.is_available():
@@ -107,7 +108,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
-def load_tokenizer(directory: str | os.PathLike[str]) -> Any:
+def load_tokenizer(directory: Path) -> Any:
     """None if the directory has no tokenizer: then REF's is meant."""
     if not any(True for pattern in TOKENIZER_FILES for _ in pathlib.Path(directory).glob(pattern)):
         return None
@@ -118,7 +119,9 @@ def load_tokenizer(directory: str | os.PathLike[str]) -> Any:
 class Comparison:
     """REF, loaded once, against any number of TESTs. `progress(text)` is called before each batch."""
 
-    def __init__(self, reference, text, options, progress):
+    def __init__(
+        self, reference: Path, text: Path, options: argparse.Namespace, progress: Callable[[str], None]
+    ) -> None:
         self._options, self._progress = options, progress
         self.kind = kind_of(reference)
         self._reference_path, self._text_path = reference, text
@@ -130,15 +133,15 @@ class Comparison:
         self._context = window(self._config, self._options.context, "--context", reference)
         self._batches = self._make_batches(self._tokenizer)
         self._vocabulary = vocabulary(self._config, (item for batch in self._batches for item in batch), reference)
-        self._model = None
+        self._model: Any = None
 
-    def _make_batches(self, tokenizer):
+    def _make_batches(self, tokenizer: Any) -> list[list[list[int]]]:
         make = windows if self.kind == "language model" else lines
         items = make(tokenizer, self._text, self._context, self._text_path)
         items = items[: self._options.windows] if self._options.windows else items
         return [items[i : i + self._options.batch] for i in range(0, len(items), self._options.batch)]
 
-    def facts(self):
+    def facts(self) -> dict[str, Any]:
         """What was measured on, for the head of a report."""
         count = sum(map(len, self._batches))
         facts = {"kind": self.kind, "reference": str(self._reference_path), "text": str(self._text_path),
@@ -148,7 +151,7 @@ class Comparison:
             facts["lines"] = facts.pop("windows")
         return facts
 
-    def run(self, test):
+    def run(self, test: Path) -> dict[str, Any]:
         """All figures of one TEST."""
         if (kind := kind_of(test)) != self.kind:
             raise BadInput(f"{test}: is a different kind of model ({kind}) than the reference ({self.kind})")
@@ -165,17 +168,17 @@ class Comparison:
             self._model = load(self._reference_path, self.kind, self._options.device, self._options.dtype)
         model = load(test, self.kind, self._options.device, self._options.dtype)
         compare = self._language_models if self.kind == "language model" else self._encoders
-        return {"test": str(test)} | compare(model, str(test))
+        return {"test": str(test), **compare(model, str(test))}
 
     @torch.inference_mode()
-    def _language_models(self, model, name):
+    def _language_models(self, model: Any, name: str) -> dict[str, Any]:
         statistics, layer_error = TokenStatistics(), self._layer_error(model, name)
         for number, batch in enumerate(self._batches):
             self._progress(f"{name}: batch {number + 1} of {len(self._batches)}")
             tokens = torch.tensor(batch, device=self._options.device)
-            outputs = {}
+            outputs: dict[str, Tensor] = {}
 
-            def run(which, tokens=tokens, outputs=outputs, model=model):
+            def run(which: str, tokens: Tensor = tokens, outputs: dict[str, Tensor] = outputs) -> None:
                 chosen = self._model if which == "reference" else model
                 outputs[which] = chosen(tokens, use_cache=False).logits
 
@@ -185,19 +188,19 @@ class Comparison:
                 if bad.any():
                     raise BadInput(f"{path}: a logit is not finite in windows {number * self._options.batch} and on")
             first = self._context // 2  # as llama.cpp: what is scored has half a window before it
-            statistics.add(*(outputs[which][:, first:-1].flatten(0, 1) for which in ("reference", "test")),
-                           tokens[:, first + 1 :].flatten())  # fmt: skip
+            before, after = (outputs[which][:, first:-1].flatten(0, 1) for which in ("reference", "test"))
+            statistics.add(before, after, tokens[:, first + 1 :].flatten())
         return statistics.summary() | self._layers(layer_error)
 
     @torch.inference_mode()
-    def _encoders(self, model, name):
+    def _encoders(self, model: Any, name: str) -> dict[str, Any]:
         cosines, layer_error = [], self._layer_error(model, name)
         for number, batch in enumerate(self._batches):
             self._progress(f"{name}: batch {number + 1} of {len(self._batches)}")
             inputs = self._tokenizer.pad({"input_ids": batch}, return_tensors="pt").to(self._options.device)
-            outputs = {}
+            outputs: dict[str, Tensor] = {}
 
-            def run(which, inputs=inputs, outputs=outputs, model=model):
+            def run(which: str, inputs: Any = inputs, outputs: dict[str, Tensor] = outputs) -> None:
                 chosen = self._model if which == "reference" else model
                 outputs[which] = chosen(**inputs).last_hidden_state
 
@@ -208,7 +211,7 @@ class Comparison:
             cosines.append((units[0] * units[1]).sum(-1).cpu())
         return {"cosine": cosine_summary(torch.cat(cosines))} | self._layers(layer_error)
 
-    def _layer_error(self, model, name):
+    def _layer_error(self, model: Any, name: str) -> LayerError | None:
         if self._options.layer_batches == 0:
             return None
         try:
@@ -216,18 +219,20 @@ class Comparison:
         except ValueError as error:
             raise BadInput(f"{name}: {error}") from None
 
-    def _pass(self, number, layer_error, run, mask):
-        if number < self._options.layer_batches:
+    def _pass(
+        self, number: int, layer_error: LayerError | None, run: Callable[[str], None], mask: Tensor | None
+    ) -> None:
+        if layer_error is not None and number < self._options.layer_batches:
             layer_error.add(run, mask)
         else:
             run("reference")
             run("test")
 
-    def _layers(self, layer_error):
+    def _layers(self, layer_error: LayerError | None) -> dict[str, Any]:
         return {} if layer_error is None else {"layers": layer_error.summary()}
 
 
-def window(config: Any, wanted: int | None, option: str, path: str | os.PathLike[str]) -> int:
+def window(config: Any, wanted: int | None, option: str, path: Path) -> int:
     """Tokens that run at once: `wanted`, or by default 512, or all positions of the model if it has fewer."""
     names = ("max_position_embeddings", "n_positions")
     most = next(filter(None, (number(config, name, path) for name in names)), None)
@@ -237,7 +242,7 @@ def window(config: Any, wanted: int | None, option: str, path: str | os.PathLike
     return wanted
 
 
-def vocabulary(config: Any, items: Iterable[list[int]], path: str | os.PathLike[str]) -> int | None:
+def vocabulary(config: Any, items: Iterable[list[int]], path: Path) -> int | None:
     """The size of the vocabulary, None if it is unknown. Each token of the items must be in it."""
     size, largest = number(config, "vocab_size", path), max(max(item, default=0) for item in items)
     if size is not None and largest >= size:
@@ -245,7 +250,7 @@ def vocabulary(config: Any, items: Iterable[list[int]], path: str | os.PathLike[
     return size
 
 
-def windows(tokenizer, text, context, path):
+def windows(tokenizer: Any, text: str, context: int, path: Path) -> list[list[int]]:
     """The windows of sequences(), of which there must be two."""
     cut, tokens = sequences(tokenizer, text, context)
     if len(cut) < 2:
@@ -265,16 +270,17 @@ def sequences(tokenizer: Any, text: str, context: int) -> tuple[list[list[int]],
     return [[tokenizer.bos_token_id, *part[1:]] for part in cut] if starts else cut, len(tokens)
 
 
-def lines(tokenizer: Any, text: str, context: int, path: str | os.PathLike[str]) -> list[list[int]]:
+def lines(tokenizer: Any, text: str, context: int, path: Path) -> list[list[int]]:
     """The tokens of each line that is not empty, cut off after `context`."""
     texts = [line.strip() for line in text.splitlines() if line.strip()]
     if not texts:
         raise BadInput(f"{path}: has no line with text")
-    return tokenizer(texts, truncation=True, max_length=context)["input_ids"]
+    tokens: list[list[int]] = tokenizer(texts, truncation=True, max_length=context)["input_ids"]
+    return tokens
 
 
 @contextlib.contextmanager
-def long_texts(tokenizer):
+def long_texts(tokenizer: Any) -> Iterator[None]:
     """Without the warning that a text is longer than the model's context: windows are cut from it."""
     before, tokenizer.model_max_length = tokenizer.model_max_length, 1 << 62
     try:
@@ -283,13 +289,13 @@ def long_texts(tokenizer):
         tokenizer.model_max_length = before
 
 
-def embeddings(hidden, mask):
+def embeddings(hidden: Tensor, mask: Tensor) -> Tensor:
     """One unit vector per line: the mean over its tokens, in fp64."""
     weights = mask.unsqueeze(-1).double()
     return torch.nn.functional.normalize((hidden.double() * weights).sum(1) / weights.sum(1), dim=1)
 
 
-def cosine_summary(cosines):
+def cosine_summary(cosines: Tensor) -> dict[str, Any]:
     """Mean ± standard error, the least and its line (counted from 1, empty ones left out), and what lies between."""
     mean, error = mean_and_error(cosines)
     ordered = cosines.sort().values

@@ -4,16 +4,24 @@ Importing this module loads libnibble_torch, in which they are written, and tell
 and autograd have to know of them. docs/torch.md has what each of them computes.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Union
+
 import torch
+from torch import Tensor
 
 from . import _library
+
+Gradients = tuple[Union[Tensor, None], ...]  # of each argument
 
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 QUANT_TYPES = ("nf4", "fp4")
 NESTED_BLOCKSIZE = 256  # absmax values per nested absmax
 
 
-def _load():
+def _load() -> None:
     if hasattr(torch.ops.nibble, "linear_4bit"):
         return  # already loaded, by another copy of this module
     path = _library.find("libnibble_torch.so", "NIBBLE_TORCH_LIBRARY")
@@ -36,63 +44,94 @@ _ops = torch.ops.nibble
 
 
 @torch.library.register_fake("nibble::linear_4bit")
-def _(x, packed, absmax, nested_absmax, nested_quant_map, nested_offset, bias, out_features, blocksize, quant_type):
+def _(
+    x: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    nested_absmax: Tensor | None,
+    nested_quant_map: Tensor | None,
+    nested_offset: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    blocksize: int,
+    quant_type: str,
+) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 
 
 @torch.library.register_fake("nibble::linear_4bit_dx")
-def _(dy, packed, absmax, nested_absmax, nested_quant_map, nested_offset, in_features, blocksize, quant_type):
+def _(
+    dy: Tensor,
+    packed: Tensor,
+    absmax: Tensor,
+    nested_absmax: Tensor | None,
+    nested_quant_map: Tensor | None,
+    nested_offset: Tensor | None,
+    in_features: int,
+    blocksize: int,
+    quant_type: str,
+) -> Tensor:
     return dy.new_empty((*dy.shape[:-1], in_features))
 
 
 @torch.library.register_fake("nibble::quantize_4bit")
-def _(weights, blocksize, quant_type):
+def _(weights: Tensor, blocksize: int, quant_type: str) -> tuple[Tensor, Tensor]:
     n = weights.numel()
     packed = weights.new_empty(((n + 1) // 2, 1), dtype=torch.uint8)
     return packed, weights.new_empty(((n + blocksize - 1) // blocksize,), dtype=torch.float32)
 
 
 @torch.library.register_fake("nibble::dequantize_4bit")
-def _(packed, absmax, nested_absmax, nested_quant_map, nested_offset, shape, blocksize, quant_type, dtype):
+def _(
+    packed: Tensor,
+    absmax: Tensor,
+    nested_absmax: Tensor | None,
+    nested_quant_map: Tensor | None,
+    nested_offset: Tensor | None,
+    shape: Sequence[int],
+    blocksize: int,
+    quant_type: str,
+    dtype: torch.dtype,
+) -> Tensor:
     return packed.new_empty(shape, dtype=dtype)
 
 
 @torch.library.register_fake("nibble::quantize_absmax")
-def _(absmax, offset=None):
+def _(absmax: Tensor, offset: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     blocks = (absmax.numel() + NESTED_BLOCKSIZE - 1) // NESTED_BLOCKSIZE
     codes = absmax.new_empty((absmax.numel(),), dtype=torch.uint8)
     return codes, absmax.new_empty((blocks,)), absmax.new_empty(())
 
 
 @torch.library.register_fake("nibble::dequantize_absmax")
-def _(codes, nested_absmax, nested_quant_map, nested_offset):
+def _(codes: Tensor, nested_absmax: Tensor, nested_quant_map: Tensor, nested_offset: Tensor) -> Tensor:
     return codes.new_empty(codes.shape, dtype=torch.float32)
 
 
 @torch.library.register_fake("nibble::quant_map")
-def _(quant_type):
+def _(quant_type: str) -> Tensor:
     return torch.empty(256 if quant_type == "nested" else 16)
 
 
 @torch.library.register_fake("nibble::linear_int8")
-def _(x, weight, absmax, bias):
+def _(x: Tensor, weight: Tensor, absmax: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
 @torch.library.register_fake("nibble::linear_int8_dx")
-def _(dy, weight, absmax):
+def _(dy: Tensor, weight: Tensor, absmax: Tensor) -> Tensor:
     return dy.new_empty((*dy.shape[:-1], weight.shape[1]))
 
 
 @torch.library.register_fake("nibble::quantize_int8")
-def _(weights):
+def _(weights: Tensor) -> tuple[Tensor, Tensor]:
     return weights.new_empty(weights.shape, dtype=torch.int8), weights.new_empty(
         (weights.shape[0],), dtype=torch.float32
     )
 
 
 @torch.library.register_fake("nibble::dequantize_int8")
-def _(weight, absmax, dtype):
+def _(weight: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.new_empty(weight.shape, dtype=dtype)
 
 
@@ -100,44 +139,44 @@ def _(weight, absmax, dtype):
 # a layer keeps no activations.
 
 
-def _bias_gradient(ctx, dy, position):
+def _bias_gradient(ctx: Any, dy: Tensor, position: int) -> Tensor | None:
     return dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.needs_input_grad[position] else None
 
 
-def _keep_4bit(ctx, inputs, output):
+def _keep_4bit(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, *parts, _bias, _out_features, ctx.blocksize, ctx.quant_type = inputs
     ctx.in_features = x.shape[-1]
     ctx.save_for_backward(*parts)
 
 
-def _linear_4bit_backward(ctx, dy):
+def _linear_4bit_backward(ctx: Any, dy: Tensor) -> Gradients:
     dx = None
     if ctx.needs_input_grad[0]:
         dx = _ops.linear_4bit_dx(dy, *ctx.saved_tensors, ctx.in_features, ctx.blocksize, ctx.quant_type)
     return dx, None, None, None, None, None, _bias_gradient(ctx, dy, 6), None, None, None
 
 
-def _keep_4bit_dx(ctx, inputs, output):
+def _keep_4bit_dx(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     dy, *parts, _in_features, ctx.blocksize, ctx.quant_type = inputs
     ctx.out_features = dy.shape[-1]
     ctx.save_for_backward(*parts)
 
 
-def _linear_4bit_dx_backward(ctx, dx):
+def _linear_4bit_dx_backward(ctx: Any, dx: Tensor) -> Gradients:
     dy = _ops.linear_4bit(dx, *ctx.saved_tensors, None, ctx.out_features, ctx.blocksize, ctx.quant_type)
     return dy, None, None, None, None, None, None, None, None
 
 
-def _keep_int8(ctx, inputs, output):
+def _keep_int8(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[1:3])
 
 
-def _linear_int8_backward(ctx, dy):
+def _linear_int8_backward(ctx: Any, dy: Tensor) -> Gradients:
     dx = _ops.linear_int8_dx(dy, *ctx.saved_tensors) if ctx.needs_input_grad[0] else None
     return dx, None, None, _bias_gradient(ctx, dy, 3)
 
 
-def _linear_int8_dx_backward(ctx, dx):
+def _linear_int8_dx_backward(ctx: Any, dx: Tensor) -> Gradients:
     return _ops.linear_int8(dx, *ctx.saved_tensors, None), None, None
 
 

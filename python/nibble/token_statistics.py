@@ -11,9 +11,13 @@ Source of every definition: llama.cpp, tools/perplexity/perplexity.cpp, function
 keeps REF's logarithms in 16 bits and leaves out terms with ln P <= -16; here all are summed, in fp64.
 """
 
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import torch
+from torch import Tensor
 
 CHUNK = 1 << 22  # logits that are held in fp64 at once: 32 MiB for each of a few temporaries
 PERCENTILES = (99.9, 99.0, 95.0, 90.0, 10.0, 5.0, 1.0, 0.1)
@@ -23,10 +27,10 @@ LARGEST_EXPONENT = 700.0  # a model that is broken altogether: beyond it exp() o
 class TokenStatistics:
     """Sums nothing: five fp64 numbers of each scored token are kept, so that percentiles are exact."""
 
-    def __init__(self):
-        self._values = {name: [] for name in ("nll_ref", "nll", "kld", "p_diff", "same")}
+    def __init__(self) -> None:
+        self._values: dict[str, list[Tensor]] = {name: [] for name in ("nll_ref", "nll", "kld", "p_diff", "same")}
 
-    def add(self, reference, test, targets):
+    def add(self, reference: Tensor, test: Tensor, targets: Tensor) -> None:
         """Logits [tokens, vocabulary] of both models, and the tokens [tokens] that came."""
         rows = max(1, CHUNK // reference.shape[-1])
         for begin in range(0, len(targets), rows):
@@ -34,11 +38,11 @@ class TokenStatistics:
             for name, value in token_values(reference[part], test[part], targets[part]).items():
                 self._values[name].append(value.cpu())
 
-    def summary(self):
+    def summary(self) -> dict[str, Any]:
         return summary(**{name: torch.cat(values) for name, values in self._values.items()})
 
 
-def token_values(reference, test, targets):
+def token_values(reference: Tensor, test: Tensor, targets: Tensor) -> dict[str, Tensor]:
     """{name: fp64 values [tokens]} as the top of this file defines them."""
     log_p = torch.log_softmax(reference.double(), dim=-1)
     log_q = torch.log_softmax(test.double(), dim=-1)
@@ -56,7 +60,7 @@ def token_values(reference, test, targets):
     }
 
 
-def mean_and_error(values):
+def mean_and_error(values: Tensor) -> tuple[float, float]:
     """The mean, and its standard error sqrt((mean(x^2) - mean(x)^2) / (n - 1)); 0 for up to ten values, as there."""
     mean = values.mean().item()
     if len(values) <= 10:
@@ -64,23 +68,24 @@ def mean_and_error(values):
     return mean, math.sqrt((values - mean).square().mean().item() / (len(values) - 1))
 
 
-def covariance(a, b):
+def covariance(a: Tensor, b: Tensor) -> float:
     """Of two means: (mean(ab) - mean(a) mean(b)) / (n - 1)."""
     if len(a) <= 10:
         return 0.0
-    return ((a - a.mean()) * (b - b.mean())).mean().item() / (len(a) - 1)
+    product: float = ((a - a.mean()) * (b - b.mean())).mean().item()
+    return product / (len(a) - 1)
 
 
-def percentile(ordered, percent):
+def percentile(ordered: Tensor, percent: float) -> float:
     """Between the two neighbours of position percent / 100 * (n - 1), linearly."""
     position = percent / 100 * (len(ordered) - 1)
     below = min(int(position), len(ordered) - 1)
     above = min(below + 1, len(ordered) - 1)
     share = position - below
-    return (1 - share) * ordered[below].item() + share * ordered[above].item()
+    return (1 - share) * float(ordered[below]) + share * float(ordered[above])
 
 
-def spread(values):
+def spread(values: Tensor) -> dict[str, float]:
     """Mean and standard error, extremes, median and percentiles."""
     ordered = values.sort().values
     mean, error = mean_and_error(values)
@@ -89,14 +94,14 @@ def spread(values):
     return figures | {"min": ordered[0].item()}
 
 
-def perplexity(nll):
+def perplexity(nll: Tensor) -> dict[str, float]:
     """exp(mean nll) and its standard error exp(mean nll) * error(nll)."""
     mean, error = mean_and_error(nll)
     value = math.exp(min(mean, LARGEST_EXPONENT))
     return {"mean": value, "error": value * error}
 
 
-def summary(nll_ref, nll, kld, p_diff, same):
+def summary(nll_ref: Tensor, nll: Tensor, kld: Tensor, p_diff: Tensor, same: Tensor) -> dict[str, Any]:
     """All figures of one TEST.
 
         perplexity      exp(mean nll) ± that times the error of mean nll

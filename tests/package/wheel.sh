@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-wheel=$PWD/build/wheel tools=$PWD/build/wheel/tools/bin
+wheel=$PWD/build/wheel
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 step() { printf -- '-- %s (%d s)\n' "$1" "$SECONDS"; }
 audit() { PATH=$tools:$PATH "$tools/auditwheel" "$@" 2>&1; }
@@ -17,8 +17,7 @@ environment() {
 
 step "tools"
 rm -rf "$wheel"/{dist,audited,sdist}
-[[ -x $tools/python ]] || python3 -m venv "$wheel/tools"
-"$tools/pip" install --quiet -r python/wheel.txt
+tools=$(python/tools.sh)
 
 step "the wheel of build/release"
 peers=$(python/peers.sh)
@@ -40,7 +39,6 @@ audit show "$wheel"/sdist/*.whl | tr '\n' ' ' | grep -oE 'platform tag: "manylin
 
 step "with numpy alone"
 environment "$wheel/alone" "$wheel"/sdist/*.whl
-"$tools/mypy" --python-executable "$wheel/alone/bin/python"
 (cd "$wheel" && alone/bin/python -I "$OLDPWD/tests/package/wheel_alone.py" "$OLDPWD/tests/golden/codecs.safetensors")
 
 step "with torch"
