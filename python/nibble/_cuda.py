@@ -17,7 +17,7 @@ from typing import Any
 from . import _library
 from ._cpu import Parts
 from ._memory import CODEBOOKS, NESTED_BLOCKSIZE, NESTED_CODEBOOK, Memory
-from .errors import Error, UsageError, error_of
+from .errors import BadInputError, Error, UsageError, error_of
 
 KERNELS_VERSION = 3  # NIBBLE_KERNELS_VERSION
 
@@ -122,6 +122,11 @@ def quantize_4bit(weight: Memory, format: str, blocksize: int, parts: Parts, thr
         _check(library().nibble_quantize_four_bit(
             weight.pointer, weight.dtype_number, size, byref(output), count.pointer, workspace.pointer, room, stream
         ))  # fmt: skip
+        if nested and not _decode_to_finite(parts):
+            raise BadInputError(
+                "the weights are so close to the largest fp32 value that double quantization would turn them into "
+                "infinities"
+            )
         return int(count.value)
 
 
@@ -159,6 +164,19 @@ def dequantize_int8(out: Memory, codes: Memory, absmax: Memory, threads: int) ->
     weight = Int8Weight(rows=rows, columns=columns, codes=codes.pointer, absmax=absmax.pointer)
     with _stream_of(out) as stream:
         _check(library().nibble_dequantize_int8(byref(weight), 0, _matrix(out, rows, columns), stream))
+
+
+def _decode_to_finite(parts: Parts) -> bool:
+    """nested::decodes_to_finite() of nibble/nested.hpp."""
+    torch = sys.modules["torch"]
+    codes, scales, codebook, offset = (
+        parts[name].value for name in ("absmax_codes", "nested_absmax", "nested_codebook", "nested_offset")
+    )
+    quarter = torch.finfo(torch.float32).max / 4
+    if bool((scales.max() < quarter) & (offset.abs() < quarter)):  # no value is more than 1 in the codebook
+        return True
+    scale_of_block = scales.repeat_interleave(NESTED_BLOCKSIZE)[: len(codes)]
+    return bool((codebook[codes.int()] * scale_of_block + offset).isfinite().all())
 
 
 @contextmanager

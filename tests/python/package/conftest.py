@@ -49,6 +49,19 @@ def weights():
     }
 
 
+@pytest.fixture(params=["large differences", "a large mean"])
+def near_infinity(request):
+    """Weights of which double quantization would make infinities: absmax is the sum of a mean and of a difference, both
+    of them rounded."""
+    weights = np.zeros((8, 64), np.float32)
+    largest = np.finfo(np.float32).max
+    weights[:2, 0] = largest, 13 * 2.0**104
+    if request.param == "a large mean":
+        weights[:, 0] = largest
+        weights[0, 0] = np.float32(0.9) * largest
+    return weights
+
+
 @pytest.fixture
 def checkpoint(tmp_path, weights):
     return write(tmp_path / "in.safetensors", weights)

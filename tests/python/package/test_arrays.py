@@ -154,6 +154,12 @@ def test_a_nan_is_refused_or_counts_as_zero():
         nibble.quantize_nf4(weight, nonfinite="keep")
 
 
+def test_double_quantization_makes_no_infinities(near_infinity):
+    with pytest.raises(nibble.BadInputError, match="^the weights are so close to the largest fp32 value that double"):
+        nibble.quantize_nf4(near_infinity, nested=True)
+    assert nibble.dequantize_nf4(nibble.quantize_nf4(near_infinity))[0, 0] == near_infinity[0, 0]
+
+
 # --- wrong arguments: one sentence each -------------------------------------------------------------------------------
 
 

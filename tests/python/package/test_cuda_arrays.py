@@ -88,6 +88,16 @@ def test_a_nan_is_refused_or_counts_as_zero(cuda):
     assert decoded[1, 3] == 0 and decoded.sum() == 127
 
 
+def test_double_quantization_makes_no_infinities(cuda, near_infinity):
+    weight = torch.from_numpy(near_infinity)
+    with pytest.raises(nibble.BadInputError, match="^the weights are so close to the largest fp32 value that double"):
+        nibble.quantize_nf4(weight, nested=True)
+    assert_same(nibble.quantize_nf4(weight), nibble.quantize_nf4(near_infinity))
+    # Values this large are decoded for the check, and some of them are finite.
+    large = np.tile(near_infinity, (65, 1)) / 2
+    assert_same(nibble.quantize_nf4(torch.from_numpy(large), nested=True), nibble.quantize_nf4(large, nested=True))
+
+
 def test_parts_of_other_sizes_are_refused(cuda):
     weight = torch.ones(3, 64)
     for quantized, dequantize in (
