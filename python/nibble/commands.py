@@ -14,10 +14,13 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Union
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Union
 
 from . import _library
 from .errors import DifferenceError, error_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Path = Union[str, "os.PathLike[str]"]
 Progress = Callable[[str, int, int], Any]
@@ -141,9 +144,95 @@ def list_commands() -> dict[str, Any]:
     return commands
 
 
+# --- options, each in one place. False or None stands for what the program does without it. --------------------------
+
+
+class Quantization(TypedDict, total=False):
+    """What is quantized, and how."""
+
+    block_size: int | None
+    no_double_quant: bool
+    absmax: str | None
+    compute_dtype: str | None
+    nonfinite: str | None
+    error_report: str | None
+    tensor: Texts | None
+    skip: Texts | None
+    no_default_skips: bool
+    embeddings: str | None
+    lm_head: str | None
+    experts: str | None
+    allow_nibble_only: bool
+
+
+class Output(TypedDict, total=False):
+    """What is written."""
+
+    on_overflow: str | None
+    max_shard_size: str | int | None
+    keep_shards: bool
+    overwrite: bool
+    dry_run: bool
+
+
+class Comparison(TypedDict, total=False):
+    """What is measured, and what is too large an error."""
+
+    to: Texts | None
+    advise: str | None
+    allow_nibble_only: bool
+    worst: int | None
+    html: Path | None
+    max_rmse: Texts | None
+    min_sqnr: Texts | None
+    min_cosine: Texts | None
+
+
+class Resources(TypedDict, total=False):
+    """What a run may take, and whom it tells how far it is."""
+
+    max_memory: str | int | None
+    threads: int | None
+    progress: Progress | None
+
+
+class Convert(Quantization, Output, Resources, total=False):
+    device: str | None
+
+
+class Dequantize(Output, Resources, total=False):
+    pass
+
+
+class Merge(Quantization, Output, Resources, total=False):
+    pass
+
+
+class Measure(Comparison, Resources, total=False):
+    pass
+
+
+def signature_of(declaration: Callable[..., Any]) -> inspection.Signature:
+    """The signature with a keyword for each option of `**options: Unpack[Class]`, for calls and for help()."""
+    signature = inspection.signature(declaration)
+    parameters: list[inspection.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is not inspection.Parameter.VAR_KEYWORD:
+            parameters.append(parameter)
+            continue
+        options = globals()[parameter.annotation.removeprefix("Unpack[").removesuffix("]")]
+        for name, annotation in options.__annotations__.items():
+            text = annotation.__forward_arg__
+            default = False if text == "bool" else None
+            parameters.append(
+                inspection.Parameter(name, inspection.Parameter.KEYWORD_ONLY, default=default, annotation=text)
+            )
+    return signature.replace(parameters=parameters)
+
+
 def command(declaration: Callable[Arguments, dict[str, Any]]) -> Callable[Arguments, dict[str, Any]]:
     """Makes a command of a function without a body: its name, its arguments, its keywords are those of the command."""
-    signature = inspection.signature(declaration)
+    signature = signature_of(declaration)
 
     @functools.wraps(declaration)
     def call(*given: Arguments.args, **keywords: Arguments.kwargs) -> dict[str, Any]:
@@ -160,39 +249,15 @@ def command(declaration: Callable[Arguments, dict[str, Any]]) -> Callable[Argume
                 options[name] = value
         return _run(declaration.__name__, arguments, options.pop("progress", None), options)
 
+    call.__signature__ = signature  # type: ignore[attr-defined]
     return call
 
 
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
 @command
-def convert(
-    source: Path,
-    output: Path,
-    /,
-    *,
-    to: str,
-    block_size: int | None = None,
-    no_double_quant: bool = False,
-    absmax: str | None = None,
-    compute_dtype: str | None = None,
-    on_overflow: str | None = None,
-    nonfinite: str | None = None,
-    error_report: str | None = None,
-    tensor: Texts | None = None,
-    skip: Texts | None = None,
-    no_default_skips: bool = False,
-    embeddings: str | None = None,
-    lm_head: str | None = None,
-    experts: str | None = None,
-    allow_nibble_only: bool = False,
-    max_shard_size: str | int | None = None,
-    keep_shards: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    max_memory: str | int | None = None,
-    device: str | None = None,
-    threads: int | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
+def convert(source: Path, output: Path, /, *, to: str, **options: Unpack[Convert]) -> dict[str, Any]:
     """Converts a checkpoint: quantizes its linear layers, or casts all weights. `nibble convert --help` explains the
     options.
 
@@ -201,21 +266,7 @@ def convert(
 
 
 @command
-def dequantize(
-    source: Path,
-    output: Path,
-    /,
-    *,
-    to: str,
-    on_overflow: str | None = None,
-    max_shard_size: str | int | None = None,
-    keep_shards: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    max_memory: str | int | None = None,
-    threads: int | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
+def dequantize(source: Path, output: Path, /, *, to: str, **options: Unpack[Dequantize]) -> dict[str, Any]:
     """Turns a quantized checkpoint back into plain weights. `nibble dequantize --help` explains the options.
 
     >>> nibble.dequantize("Llama-3.1-8B-nf4", "Llama-3.1-8B-bf16", to="bf16")
@@ -223,35 +274,7 @@ def dequantize(
 
 
 @command
-def merge(
-    base: Path,
-    adapter: Path,
-    output: Path,
-    /,
-    *,
-    to: str,
-    block_size: int | None = None,
-    no_double_quant: bool = False,
-    absmax: str | None = None,
-    compute_dtype: str | None = None,
-    on_overflow: str | None = None,
-    nonfinite: str | None = None,
-    error_report: str | None = None,
-    tensor: Texts | None = None,
-    skip: Texts | None = None,
-    no_default_skips: bool = False,
-    embeddings: str | None = None,
-    lm_head: str | None = None,
-    experts: str | None = None,
-    allow_nibble_only: bool = False,
-    max_shard_size: str | int | None = None,
-    keep_shards: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    max_memory: str | int | None = None,
-    threads: int | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
+def merge(base: Path, adapter: Path, output: Path, /, *, to: str, **options: Unpack[Merge]) -> dict[str, Any]:
     """Merges a LoRA adapter of peft into its base, plain or quantized. `nibble merge --help` explains the options. If the
     result is quantized, "updates" in the report says for each tensor how much of its update is left.
 
@@ -260,22 +283,7 @@ def merge(
 
 
 @command
-def measure(
-    reference: Path,
-    /,
-    *tests: Path,
-    to: Texts | None = None,
-    advise: str | None = None,
-    allow_nibble_only: bool = False,
-    worst: int | None = None,
-    html: Path | None = None,
-    max_rmse: Texts | None = None,
-    min_sqnr: Texts | None = None,
-    min_cosine: Texts | None = None,
-    max_memory: str | int | None = None,
-    threads: int | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
+def measure(reference: Path, /, *tests: Path, **options: Unpack[Measure]) -> dict[str, Any]:
     """Measures the error of a conversion, tensor by tensor. `nibble measure --help` explains the options.
 
     Raises DifferenceError, which has the report, if a tensor breaks a limit.
