@@ -19,6 +19,9 @@ import peft
 import tokenizers
 
 WORDS = [f"w{i}" for i in range(64)]
+# Of losses, which fall by 0.3 in four steps. Adapters are in bf16, so a sum that differs in its last bit in fp32 may round
+# one of their elements to a neighbour. With AVX2, the losses were then 3.2e-4 apart.
+TOLERANCE = 1e-3
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +63,7 @@ def test_sft(tmp_path, name, to):
     expected = losses(dequantized(directory), tmp_path / "expected")
     found = losses(nibble.load(directory, **FP32), tmp_path / "found")
     assert len(found) == 4 and found[3] < found[0]
-    assert found == pytest.approx(expected, abs=2e-4)
+    assert found == pytest.approx(expected, abs=TOLERANCE)
 
 
 def test_sft_over_bitsandbytes_layers(tmp_path):
@@ -76,4 +79,4 @@ def test_sft_over_bitsandbytes_layers(tmp_path):
         found = losses(model, tmp_path / "found")
     finally:
         backend.disable()
-    assert found == pytest.approx(expected, abs=2e-4)
+    assert found == pytest.approx(expected, abs=TOLERANCE)
