@@ -35,13 +35,13 @@ Sides sides_of(const Adapter& adapter, const TensorUpdate& update, const Shape& 
   return {shape[0], shape[1], elements / (shape[0] * shape[1])};
 }
 
-double sum_of_squares(std::span<const float> values) {
+SquaresOfFinite squares_of(std::span<const float> values) {
   ErrorSums sums;
   for (std::size_t i = 0; i < values.size(); i += tile_weights) {
     const auto tile = values.subspan(i, std::min(tile_weights, values.size() - i));
     sums.add(compare_squares(tile, tile));
   }
-  return sums.reference;
+  return {sums.reference, sums.count};
 }
 
 }  // namespace
@@ -115,7 +115,7 @@ void TensorMerge::add_update(std::uint64_t first, std::span<float> merged) const
 void TensorMerge::measure_norms(const ReadBase& read) {
   if (!is_scaled()) return;
   const std::uint64_t panel_rows = std::max<std::uint64_t>(panel_bytes / sizeof(float) / columns_, 1);
-  std::vector<double> squares(factors_.size());
+  std::vector<SquaresOfFinite> squares(factors_.size());
   if (update_.low_rank->transposed) {
     // One panel at a time, so that each column is summed up in the order of the rows.
     std::vector<float> panel;
@@ -129,18 +129,28 @@ void TensorMerge::measure_norms(const ReadBase& read) {
       std::vector<float> panel(rows * columns_);
       read_updated(row * columns_, panel, read);
       for (std::uint64_t r = 0; r < rows; ++r)
-        squares[row + r] = sum_of_squares(std::span(panel).subspan(r * columns_, columns_));
+        squares[row + r] = squares_of(std::span(panel).subspan(r * columns_, columns_));
     });
   }
-  for (std::size_t i = 0; i < factors_.size(); ++i) {
-    const auto norm = static_cast<float>(std::sqrt(squares[i]));
-    if (norm == 0 || !std::isfinite(norm) || !std::isfinite(factors_[i] / norm))
-      refuse(adapter_.weights().label_of(*update_.low_rank->magnitude),
-             "tensor '{}': element {} is {}, but {} {} of W + dW has the norm {}: DoRA cannot scale it",
-             printable(adapter_.weights().tensors().name(*update_.low_rank->magnitude)), i, factors_[i],
-             update_.low_rank->transposed ? "column" : "row", i, norm);
-    factors_[i] /= norm;
+  for (std::size_t i = 0; i < factors_.size(); ++i) divide_factor(i, squares[i]);
+}
+
+void TensorMerge::divide_factor(std::size_t output, const SquaresOfFinite& squares) {
+  float& factor = factors_[output];
+  const auto norm = static_cast<float>(std::sqrt(squares.sum));
+  if (norm == 0 || !std::isfinite(norm) || !std::isfinite(factor / norm)) {
+    const std::uint64_t weights = rows_ * columns_ / factors_.size();
+    const std::string fact = squares.count == 0 ? "no finite weight"
+                             : squares.count == weights
+                                 ? fmt::format("the norm {}", norm)
+                                 : fmt::format("the norm {} without the weights that are not finite ({} of {})", norm,
+                                               weights - squares.count, weights);
+    refuse(adapter_.weights().label_of(*update_.low_rank->magnitude),
+           "tensor '{}': element {} is {}, but {} {} of W + dW has {}: DoRA cannot scale it",
+           printable(adapter_.weights().tensors().name(*update_.low_rank->magnitude)), output, factor,
+           update_.low_rank->transposed ? "column" : "row", output, fact);
   }
+  factor /= norm;
 }
 
 void TensorMerge::read_updated(std::uint64_t first, std::span<float> out, const ReadBase& read) const {
@@ -152,13 +162,15 @@ void TensorMerge::read_updated(std::uint64_t first, std::span<float> out, const 
 }
 
 // Not those of a NaN or infinity, which would spread to its whole column.
-void TensorMerge::add_squares_of_columns(std::span<const float> panel, std::span<double> squares) const {
+void TensorMerge::add_squares_of_columns(std::span<const float> panel, std::span<SquaresOfFinite> squares) const {
   constexpr std::uint64_t columns_of_task = 256;
   for_each_range(columns_, columns_of_task, [&](std::uint64_t first, std::uint64_t n) {
     for (std::uint64_t row = 0; row < panel.size(); row += columns_)
       for (std::uint64_t c = first; c < first + n; ++c) {
         const double weight = panel[row + c];
-        if (std::isfinite(weight)) squares[c] += weight * weight;
+        if (!std::isfinite(weight)) continue;
+        squares[c].sum += weight * weight;
+        ++squares[c].count;
       }
   });
 }

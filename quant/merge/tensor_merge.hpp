@@ -13,6 +13,12 @@
 
 namespace nibble {
 
+/// Of the finite weights of a row or column.
+struct SquaresOfFinite {
+  double sum = 0;
+  std::uint64_t count = 0;
+};
+
 /// Merges the update of one tensor W of the base, range by range. With dW of tensor_updates.hpp, in fp32:
 ///
 ///   merged = W + dW
@@ -39,7 +45,7 @@ class TensorMerge {
   /// To be called before merge(). DoRA needs the norms of all of W + dW and reads W once for them, in panels of
   /// panel_bytes (or a row, if that is more), one for each thread of the caller's oneTBB arena; `read` is called
   /// concurrently. A weight that is not finite enters no norm. Does nothing without DoRA. Throws Error(bad_input) if a
-  /// norm is 0 or infinite: there is nothing to scale then, and peft makes NaN of it.
+  /// norm is 0 or infinite, or if no weight enters it: there is nothing to scale then, and peft makes NaN of it.
   void measure_norms(const ReadBase& read);
   static constexpr std::uint64_t panel_bytes = 1 << 20;
 
@@ -49,7 +55,8 @@ class TensorMerge {
  private:
   void read_factors(const ExpertFactor* expert_b);
   void read_updated(std::uint64_t first, std::span<float> out, const ReadBase& read) const;
-  void add_squares_of_columns(std::span<const float> panel, std::span<double> squares) const;
+  void add_squares_of_columns(std::span<const float> panel, std::span<SquaresOfFinite> squares) const;
+  void divide_factor(std::size_t output, const SquaresOfFinite& squares);
   [[nodiscard]] bool is_scaled() const noexcept { return !factors_.empty(); }
   [[nodiscard]] std::uint64_t factor_of(std::uint64_t weight) const;
   void add_update(std::uint64_t first, std::span<float> merged) const;

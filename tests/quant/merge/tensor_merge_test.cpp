@@ -260,17 +260,22 @@ TEST(TensorMerge, DoraNeedsNorms) {
     const auto weight = [&](std::size_t i) -> float& { return merge.base[transposed ? i * 8 + 3 : 3 * 8 + i]; };
     for (std::size_t i = 0; i < 8; ++i) weight(i) = 0;
     const std::string side = transposed ? "column" : "row";
-    const auto refusal = [&](const std::string& norm) {
-      return "tensor 'base_model.model.q.lora_magnitude_vector': element 3 is 2, but " + side +
-             " 3 of W + dW has the norm " + norm + ": DoRA cannot scale it";
+    const auto refusal = [&](const std::string& fact) {
+      return "tensor 'base_model.model.q.lora_magnitude_vector': element 3 is 2, but " + side + " 3 of W + dW has " +
+             fact + ": DoRA cannot scale it";
     };
-    EXPECT_THAT(error_of([&] { (void)merge.merged(); }), EndsWith(refusal("0")));
+    EXPECT_THAT(error_of([&] { (void)merge.merged(); }), EndsWith(refusal("the norm 0")));
     weight(2) = NAN;  // enters no norm
-    EXPECT_THAT(error_of([&] { (void)merge.merged(); }), EndsWith(refusal("0")));
+    weight(5) = INFINITY;
+    EXPECT_THAT(error_of([&] { (void)merge.merged(); }),
+                EndsWith(refusal("the norm 0 without the weights that are not finite (2 of 8)")));
+    for (std::size_t i = 0; i < 8; ++i) weight(i) = NAN;
+    EXPECT_THAT(error_of([&] { (void)merge.merged(); }), EndsWith(refusal("no finite weight")));
+    for (std::size_t i = 0; i < 8; ++i) weight(i) = 0;
     weight(2) = 1e-40F;  // 2 divided by this is too much for fp32
     EXPECT_THAT(error_of([&] { (void)merge.merged(); }), HasSubstr("element 3 is 2, but " + side));
     weight(2) = weight(4) = 3e38F;
-    EXPECT_THAT(error_of([&] { (void)merge.merged(); }), EndsWith(refusal("inf")));
+    EXPECT_THAT(error_of([&] { (void)merge.merged(); }), EndsWith(refusal("the norm inf")));
     weight(4) = 0;
     EXPECT_FLOAT_EQ(merge.merged()[transposed ? 2 * 8 + 3 : 3 * 8 + 2], 2);
   }
