@@ -9,7 +9,10 @@
 namespace nibble {
 namespace {
 
-constexpr std::int64_t expression_bytes = 256 << 10;  // that RE2 may take for each
+// RE2 takes no more than its budget for the program and the states of an expression. The syntax tree is not in the
+// budget; it takes up to 64 bytes for each character.
+constexpr std::uint64_t min_budget = 16 << 10, max_budget = 256 << 10;
+constexpr std::uint64_t bytes_per_character = 64;
 
 bool is_name_character(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
@@ -61,14 +64,24 @@ std::string ModulePatterns::add_name(const std::string& pattern) {
 }
 
 std::string ModulePatterns::add_expression(const std::string& pattern) {
-  if (expressions_.size() == max_expressions)
-    return fmt::format("is one of more than {} keys that are not names of modules", max_expressions);
-  RE2::Options options(RE2::Quiet);
-  options.set_max_mem(expression_bytes);
-  auto regex = std::make_unique<RE2>("(?:.*\\.)?(?:" + pattern + ")", options);
-  if (!regex->ok()) return fmt::format("is not a regular expression that can be used: {}", printable(regex->error()));
-  expressions_.emplace_back(std::move(regex), patterns_);
-  return {};
+  if (pattern.size() > max_budget / bytes_per_character)
+    return fmt::format("is no name of a module and longer than {} characters", max_budget / bytes_per_character);
+  std::unique_ptr<RE2> regex;
+  for (std::uint64_t budget = min_budget; budget <= max_budget; budget *= 4) {
+    if (pattern.size() > budget / bytes_per_character) continue;
+    RE2::Options options(RE2::Quiet);
+    options.set_max_mem(static_cast<std::int64_t>(budget));
+    regex = std::make_unique<RE2>("(?:.*\\.)?(?:" + pattern + ")", options);
+    if (regex->error_code() == RE2::ErrorPatternTooLarge) continue;
+    if (!regex->ok()) break;
+    if (budget > max_expression_bytes - expression_bytes_)
+      return fmt::format("is one of too many keys that are not names of modules: matching them takes more than {} MiB",
+                         max_expression_bytes >> 20);
+    expression_bytes_ += budget;
+    expressions_.emplace_back(std::move(regex), patterns_);
+    return {};
+  }
+  return fmt::format("is not a regular expression that can be used: {}", printable(regex->error()));
 }
 
 std::optional<std::size_t> ModulePatterns::find(std::string_view name) const {

@@ -3,6 +3,7 @@
 #include <re2/re2.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,11 +19,12 @@ namespace nibble {
 /// whole name or what follows one of its dots, and of several the first one counts.
 ///
 /// Most keys are names: letters, digits, `_`, `-`, `.` and `\.`, perhaps between `^` and `$`. They are looked up, so
-/// an adapter may have one for every module. All others are tried one by one, so there may be few of them.
+/// an adapter may have one for every module. All others are tried one by one, and each takes 16 to 256 KiB, so there
+/// may be few of them: 256, or 16 of several thousand characters.
 class ModulePatterns {
  public:
-  static constexpr std::size_t max_expressions = 256;  ///< keys that are more than names
-  static constexpr std::size_t max_forms = 1024;       ///< different lengths and positions of dots of the names
+  static constexpr std::uint64_t max_expression_bytes = 4 << 20;  ///< of all keys that are more than names
+  static constexpr std::size_t max_forms = 1024;  ///< different lengths and positions of dots of the names
 
   /// Says why the pattern cannot be used; empty if it has been added.
   [[nodiscard]] std::string add(const std::string& pattern);
@@ -43,6 +45,7 @@ class ModulePatterns {
   std::size_t patterns_ = 0, form_count_ = 0;
   std::map<std::size_t, std::vector<Form>> forms_;  // by length
   std::vector<std::pair<std::unique_ptr<RE2>, std::size_t>> expressions_;
+  std::uint64_t expression_bytes_ = 0;  // their budgets
 };
 
 }  // namespace nibble

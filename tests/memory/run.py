@@ -124,6 +124,14 @@ def write_patterns(path, keys):
     write_adapter(path, 8, tensors, f',"rank_pattern":{{{patterns}}}')
 
 
+def write_expressions(path, keys):
+    """The same with ranks and scales for regular expressions, whose states are as many as RE2 has room for."""
+    tensors = [layer(i, "up", [64, 64]) for i in range(60)]
+    write_checkpoint(path, tensors)
+    patterns = ",".join(f'"(a|b)*m(o|d|.){{40}}x{i}|y":8' for i in range(keys))
+    write_adapter(path, 8, tensors, f',"rank_pattern":{{{patterns}}},"alpha_pattern":{{{patterns}}}')
+
+
 def expert_names(count):
     return [layer(i // 1000, f"mlp.experts.{i % 1000}.up_proj", [64, 64]) for i in range(count)]
 
@@ -260,6 +268,9 @@ CASES = {
     "a rank for each of 200,000 modules, refused": dict(
         make=lambda path: write_patterns(path, 200_000), merge=["--to", "bf16"], mib=64,
         refused=(5, "adapter_config.json: opening it needs at least ")),
+    "ranks for 256 regular expressions": dict(
+        make=lambda path: write_expressions(path, 256), merge=["--to", "bf16"], mib=20,
+        bytes=[(layer(59, "up", [])[0], 2 * 4095 + 1, ONE[1])]),
     "measure 100,000 tensors --to nf4": dict(
         make=lambda path: write_checkpoint(path, expert_names(100_000), [(99_999, 4095)]),
         measure=["--json", "--to", "nf4"], mib=176, problem=all_codes(100_000 * 4096, 1)),

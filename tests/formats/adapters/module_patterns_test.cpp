@@ -60,12 +60,33 @@ TEST(ModulePatterns, ADotIsAnyByteAndAnEscapedOneIsADot) {
   EXPECT_EQ(patterns({}).find("a"), std::nullopt);
 }
 
-TEST(ModulePatterns, ExpressionsAreFew) {
-  ModulePatterns made;
-  for (std::size_t i = 0; i < ModulePatterns::max_expressions; ++i) EXPECT_EQ(made.add(fmt::format("q|{}", i)), "");
-  EXPECT_EQ(made.add("q|k"), "is one of more than 256 keys that are not names of modules");
-  EXPECT_EQ(made.add("k"), "");
-  EXPECT_EQ(made.find("k"), ModulePatterns::max_expressions);
+// So many characters, and next to no program.
+std::string empty_groups(std::size_t size) {
+  std::string text(size % 4, 'v');
+  while (text.size() < size) text += "(?:)";
+  return text;
+}
+
+// An expression takes 16, 64 or 256 KiB, by its length and the size of its program.
+TEST(ModulePatterns, ExpressionsTakeFourMiB) {
+  const auto expect_at_most = [](std::size_t count, const std::string& expression) {
+    ModulePatterns made;
+    for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(made.add(expression), "") << i;
+    EXPECT_EQ(made.add(expression),
+              "is one of too many keys that are not names of modules: matching them takes more than 4 MiB");
+    EXPECT_EQ(made.add("k"), "");
+    EXPECT_EQ(made.find("k"), count);
+  };
+  expect_at_most(256, "q|v");
+  expect_at_most(64, "(ab|c){400}");
+  expect_at_most(16, "(abcd|efgh){900}");
+  expect_at_most(256, "q|" + empty_groups(254));
+  expect_at_most(64, "q|" + empty_groups(255));
+}
+
+TEST(ModulePatterns, ExpressionsHaveUpTo4096Characters) {
+  EXPECT_EQ(ModulePatterns().add("q|" + empty_groups(4094)), "");
+  EXPECT_EQ(ModulePatterns().add("q|" + empty_groups(4095)), "is no name of a module and longer than 4096 characters");
 }
 
 TEST(ModulePatterns, KindsOfNamesAreFew) {
