@@ -31,8 +31,14 @@ struct ReaderInternals {
   /// For memory estimates: what reading the largest tensor takes beside its weights.
   [[nodiscard]] static std::uint64_t reading_bytes(const Reader& reader) { return reader.reading_bytes(); }
 
+  /// Told after every MiB: the file that is being read, the bytes that have been read of all files, and their total. It
+  /// may throw to end the reading.
+  using FileProgress = Reader::FileProgress;
+
   /// What nibble.json says about the adapter that is merged in, a JSON object; empty if there is none. Reads its files.
-  [[nodiscard]] static std::string adapter(const Reader& reader) { return reader.adapter(); }
+  [[nodiscard]] static std::string adapter(const Reader& reader, const FileProgress& progress) {
+    return reader.adapter(progress);
+  }
 };
 
 }  // namespace nibble

@@ -1,6 +1,7 @@
 #include "formats/adapters/adapter_identity.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <vector>
@@ -20,30 +21,58 @@ Json file_json(const std::string& name, std::uint64_t bytes, const Xxh3& hash) {
   return {{"name", name}, {"bytes", bytes}, {"xxh3_128", hash.hex()}};
 }
 
-Json hashed_file(const Directory& directory, const std::string& name, std::string label) {
-  const InputFile file(directory.fd(), name, std::move(label));
-  std::vector<std::byte> block(std::min(file.size(), block_bytes));
-  Xxh3Stream hash;
-  for (std::uint64_t offset = 0; offset < file.size(); offset += block.size()) {
-    const auto part = std::span(block).first(std::min<std::uint64_t>(block.size(), file.size() - offset));
-    file.read(offset, part);
-    hash.append(part);
+// The files of weights, each opened when it is hashed: there may be more than the process may have open.
+class WeightFiles {
+ public:
+  WeightFiles(const Adapter& adapter, const ReaderInternals::FileProgress& progress)
+      : path_(adapter.path()), directory_(path_), progress_(progress) {
+    for (const auto names : {adapter.weights().other_files(), adapter.weights().files()})
+      for (const std::string& name : names) {
+        names_.push_back(name);
+        total_ += open(name).size();
+      }
   }
-  return file_json(name, file.size(), hash.digest());
-}
+
+  void add_to(Json& files) {
+    for (const std::string& name : names_) files.push_back(hashed(name));
+  }
+
+ private:
+  [[nodiscard]] InputFile open(const std::string& name) const {
+    return {directory_.fd(), name, escaped((path_ / name).native())};
+  }
+
+  Json hashed(const std::string& name) {
+    const InputFile file = open(name);
+    std::vector<std::byte> block(std::min(file.size(), block_bytes));
+    Xxh3Stream hash;
+    for (std::uint64_t offset = 0; offset < file.size(); offset += block.size()) {
+      const auto part = std::span(block).first(std::min<std::uint64_t>(block.size(), file.size() - offset));
+      file.read(offset, part);
+      hash.append(part);
+      done_ += part.size();
+      progress_(name, done_, total_);
+    }
+    return file_json(name, file.size(), hash.digest());
+  }
+
+  const std::filesystem::path& path_;
+  Directory directory_;
+  const ReaderInternals::FileProgress& progress_;
+  std::vector<std::string> names_;
+  std::uint64_t done_ = 0, total_ = 0;
+};
 
 }  // namespace
 
-std::string adapter_identity(const Adapter& adapter, std::size_t tensors) {
+std::string adapter_identity(const Adapter& adapter, std::size_t tensors,
+                             const ReaderInternals::FileProgress& progress) {
   const AdapterConfig& config = adapter.config();
   Json files = Json::array();
-  if (const auto& path = adapter.path(); !path.empty()) {
-    const Directory directory(path);
+  if (!adapter.path().empty()) {
     // Its settings are those of the text that was read.
     files.push_back(file_json(AdapterConfig::file_name, adapter.config_bytes(), adapter.config_hash()));
-    for (const auto names : {adapter.weights().other_files(), adapter.weights().files()})
-      for (const std::string& name : names)
-        files.push_back(hashed_file(directory, name, escaped((path / name).native())));
+    WeightFiles(adapter, progress).add_to(files);
   }
   const Json json = {{"peft_type", "LORA"},
                      {"r", config.rank()},

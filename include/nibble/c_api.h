@@ -65,7 +65,8 @@ NIBBLE_API int nibble_cpu_targets(char** targets, char** in_use);
 typedef struct nibble_listener {
   size_t struct_bytes; /* sizeof(nibble_listener) */
   void* user;          /* passed to the functions */
-  /* `done` of `total` bytes of the weights are done, `tensor` is the current one. Anything but 0 asks for the end. */
+  /* `done` of `total` bytes of the weights are done, `tensor` is the current one. Before it merges, `merge` hashes the
+   * files of the adapter: these are bytes of its files then, and `tensor` is a file. Anything but 0 asks for the end. */
   int (*progress)(void* user, const char* tensor, uint64_t done, uint64_t total);
   /* A line for the user: "warning: ...". */
   void (*note)(void* user, const char* line);

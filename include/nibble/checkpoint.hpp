@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -71,14 +72,17 @@ class Reader {
   /// For memory estimates: about how many bytes it keeps as long as it is open.
   [[nodiscard]] virtual std::uint64_t memory_bytes() const { return 0; }
 
- private:
+ protected:
   friend struct ReaderInternals;
+  using FileProgress = std::function<void(std::string_view file, std::uint64_t done, std::uint64_t total)>;
+
+ private:
   [[nodiscard]] virtual std::uint64_t position(std::size_t /*tensor*/, std::uint64_t offset) const { return offset; }
   [[nodiscard]] virtual std::uint64_t rewrite_bytes() const { return 0; }
   [[nodiscard]] virtual DType model_type(std::size_t tensor) const { return tensors().dtype(tensor); }
   [[nodiscard]] virtual bool was_quantized() const { return false; }
   [[nodiscard]] virtual std::uint64_t reading_bytes() const { return 0; }
-  [[nodiscard]] virtual std::string adapter() const { return {}; }
+  [[nodiscard]] virtual std::string adapter(const FileProgress& /*progress*/) const { return {}; }
 };
 
 struct OpenOptions {

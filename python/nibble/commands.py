@@ -112,7 +112,7 @@ def run(command: str, *arguments: Path, progress: Progress | None = None, **opti
     """Runs a command of `nibble` and returns its JSON.
 
     `progress` is called with the current tensor, the bytes of weights that are done, and their total, from one thread at
-    a time. If it returns False, the command stops, and Cancelled is raised; if it raises, the command stops as well, and
+    a time (while merge hashes the adapter, with the current file, the bytes that are hashed, and their total). If it returns False, the command stops, and Cancelled is raised; if it raises, the command stops as well, and
     run() raises that. Ctrl-C stops the command, too. A command that is stopped leaves no output behind.
     """
     return _run(command, arguments, progress, options)

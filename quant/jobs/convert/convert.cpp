@@ -85,7 +85,7 @@ class Conversion {
         progress_(progress),
         memory_(conversion_memory(plan, resources)),
         codings_(plan.recipe, plan.tensors, resources.device),
-        manifest_(plan, out, ReaderInternals::adapter(in_)),
+        manifest_(plan, out, read_adapter()),
         resources_(resources),
         buffers_(chunk_memory(resources.device)) {
     report_.plan = std::move(plan);
@@ -111,6 +111,14 @@ class Conversion {
   }
 
  private:
+  // A pass of its own: the files of an adapter have nothing to do with the weights that are counted later.
+  [[nodiscard]] std::string read_adapter() const {
+    return ReaderInternals::adapter(in_, [this](std::string_view file, std::uint64_t done, std::uint64_t total) {
+      progress_.advance(file, done, total);
+      check_cancelled();
+    });
+  }
+
   Plan& plan() { return report_.plan; }
 
   static bool is_kept(const MeasuredWeights& tensor, const MeasuredError& error) {

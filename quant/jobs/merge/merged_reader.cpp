@@ -100,7 +100,9 @@ std::uint64_t MergedReader::reading_bytes() const {
   return bytes + ReaderInternals::reading_bytes(*base_);
 }
 
-std::string MergedReader::adapter() const { return adapter_identity(adapter_, updates_.size()); }
+std::string MergedReader::adapter(const FileProgress& progress) const {
+  return adapter_identity(adapter_, updates_.size(), progress);
+}
 
 std::unique_ptr<Reader> open_merged(const std::filesystem::path& base, const std::filesystem::path& adapter,
                                     std::uint64_t max_memory) {

@@ -42,7 +42,7 @@ class MergedReader final : public DerivedReader {
   }
   [[nodiscard]] bool was_quantized() const override { return ReaderInternals::was_quantized(*base_); }
   [[nodiscard]] std::uint64_t reading_bytes() const override;
-  [[nodiscard]] std::string adapter() const override;
+  [[nodiscard]] std::string adapter(const FileProgress& progress) const override;
   [[nodiscard]] std::shared_ptr<const TensorMerge> make_merge(std::size_t tensor, const TensorUpdate& update) const;
   void read_base(std::size_t tensor, std::uint64_t first, std::span<float> out) const;
 

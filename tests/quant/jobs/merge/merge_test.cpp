@@ -6,6 +6,8 @@
 
 #include <cmath>
 #include <map>
+#include <tuple>
+#include <vector>
 
 #include "formats/checkpoint.hpp"
 #include "quant/jobs/convert/convert.hpp"
@@ -13,6 +15,7 @@
 #include "tests/quant/jobs/merge/merged_base.hpp"
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
+#include "tests/support/weights_file.hpp"
 
 namespace nibble::merge_test {
 namespace {
@@ -103,6 +106,32 @@ TEST(Merge, AQuantizedBaseIsDecodedAndKeepsItsCodes) {
       }
     }
   }
+}
+
+// An adapter of several GB takes a while to hash, before the first weight is merged.
+TEST(Merge, HashingTheAdapterShowsProgressAndCanBeCancelled) {
+  const test::TempDir dir;
+  test::WeightsFile file;
+  file.add(layer + "q_proj.lora_A.weight", DType::f32, {2048, 256}, test::normal_weights(2048 * 256, 1));
+  file.add(layer + "q_proj.lora_B.weight", DType::f32, {256, 2048}, test::normal_weights(2048 * 256, 2));
+  dir.write("adapter_config.json", R"({"peft_type":"LORA","r":2048})");
+  dir.write("adapter_model.safetensors", file.bytes());
+  const std::uint64_t total = file.bytes().size();
+  struct Cancel final : Progress {
+    void advance(std::string_view tensor, std::uint64_t done, std::uint64_t of) override {
+      told.emplace_back(tensor, done, of);
+    }
+    [[nodiscard]] bool cancelled() const override { return told.size() == 2; }
+    std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>> told;
+  } cancel;
+  const auto in = merged(base(), Adapter(dir.path()));
+  MemoryWriter out;
+  const StoredWeights weights(*in, {});
+  EXPECT_EQ(error_of([&] { (void)convert(weights, make_plan(weights, test::recipe("bf16")), out, {}, cancel); },
+                     Errc::interrupted),
+            "interrupted: no output was written");
+  EXPECT_THAT(cancel.told, testing::ElementsAre(testing::FieldsAre("adapter_model.safetensors", 1 << 20, total),
+                                                testing::FieldsAre("adapter_model.safetensors", 2 << 20, total)));
 }
 
 TEST(Merge, ErrorsNameTheAdapterAndTheBase) {
