@@ -189,7 +189,7 @@ std::string report_text(const Report& report, const Conversion& conversion) {
   const Findings& found = report.findings;
   const Totals &quantized = report.totals.quantized, &cast = report.totals.cast;
   if (is_exact(report)) {
-    text += conversion.computed                    ? "no weight was rounded\n"
+    text += conversion.computed                    ? "no weight was rounded after merging in fp32\n"
             : quantized.tensors + cast.tensors > 0 ? "every converted weight is exact\n"
                                                    : "every weight is unchanged\n";
   } else if (!report.worst.name.empty()) {
