@@ -60,13 +60,8 @@ FourBitRows::FourBitRows(const FourBitWeight& weight)
 
 std::span<const float> FourBitRows::absmax(std::size_t first, std::size_t count, std::span<float> room) const {
   if (weight_.absmax_codes.empty()) return weight_.absmax.subspan(first, count);
-  const std::span<const float, 256> codebook(weight_.nested_codebook);
-  for (std::size_t done = 0; done < count;) {
-    const std::size_t at = first + done, part = std::min(count - done, nested::blocksize - at % nested::blocksize);
-    nested::decode(weight_.absmax_codes.subspan(at, part), weight_.nested_absmax.subspan(at / nested::blocksize, 1),
-                   codebook, weight_.nested_offset, room.subspan(done, part));
-    done += part;
-  }
+  nested::decode_slice(first, weight_.absmax_codes, weight_.nested_absmax,
+                       std::span<const float, 256>(weight_.nested_codebook), weight_.nested_offset, room.first(count));
   return room.first(count);
 }
 
