@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "core/memory/last_used.hpp"
 #include "formats/adapters/adapter.hpp"
 #include "formats/adapters/tensor_updates.hpp"
 
@@ -30,5 +31,8 @@ class ExpertFactor {
   std::uint64_t out_, rank_;
   std::vector<float> values_;
 };
+
+/// By the number of B in the adapter. Experts have two, mostly: gate_up and down.
+using ExpertFactors = LastUsed<ExpertFactor>;
 
 }  // namespace nibble

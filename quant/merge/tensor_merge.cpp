@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <numeric>
 
 #include "core/ranges.hpp"
@@ -47,14 +48,14 @@ SquaresOfFinite squares_of(std::span<const float> values) {
 }  // namespace
 
 TensorMerge::TensorMerge(const Adapter& adapter, const TensorUpdate& update, const Shape& shape,
-                         const ExpertFactor* expert_b)
+                         ExpertFactors& expert_factors)
     : adapter_(adapter), update_(update) {
   const Sides sides = sides_of(adapter, update, shape);
   rows_ = sides.experts * sides.rows;
   columns_ = sides.columns;
   if (update.low_rank) {
     product_.emplace(sides.experts, sides.rows, sides.columns, update.low_rank->rank);
-    read_factors(expert_b);
+    read_factors(expert_factors);
     if (update.low_rank->magnitude) factors_ = adapter_values(adapter.weights(), *update.low_rank->magnitude);
   }
   if (update.bias) bias_ = adapter_values(adapter.weights(), *update.bias);
@@ -82,7 +83,7 @@ std::uint64_t TensorMerge::memory_bytes(const Adapter& adapter, const TensorUpda
 }
 
 // A is [experts * rank, in], B is [out, rank * experts] with the experts innermost.
-void TensorMerge::read_factors(const ExpertFactor* expert_b) {
+void TensorMerge::read_factors(ExpertFactors& expert_factors) {
   const LowRankUpdate& update = *update_.low_rank;
   const Reader& reader = adapter_.weights();
   const auto put_b = [&](std::uint64_t expert, std::uint64_t out, std::uint64_t k, float value) {
@@ -97,6 +98,8 @@ void TensorMerge::read_factors(const ExpertFactor* expert_b) {
     (update.transposed ? product_->left(expert, column, k) : product_->right(expert, k, column)) = value;
   });
   if (update.expert) {
+    const auto expert_b =
+        expert_factors.get(update.b, [&] { return std::make_shared<const ExpertFactor>(adapter_, update); });
     const auto rows = expert_b->rows(*update.expert, update.first_out, rows_);
     for (std::uint64_t i = 0; i < rows.size(); ++i) put_b(0, i / update.rank, i % update.rank, rows[i]);
     return;

@@ -30,10 +30,9 @@ struct SquaresOfFinite {
 class TensorMerge {
  public:
   /// Reads the factors, the magnitudes, the rows and the bias into memory. Adapter and update must outlive it. `shape`
-  /// is that of W. `expert_b` has B if W is one of several experts (update.low_rank->expert), and is not needed
-  /// afterwards. Throws Error(bad_input) if one of their numbers is not finite.
-  TensorMerge(const Adapter& adapter, const TensorUpdate& update, const Shape& shape,
-              const ExpertFactor* expert_b = nullptr);
+  /// is that of W. If W is one of several experts (update.low_rank->expert), B comes from `expert_factors`, so that it
+  /// is read once for all of them. Throws Error(bad_input) if one of their numbers is not finite.
+  TensorMerge(const Adapter& adapter, const TensorUpdate& update, const Shape& shape, ExpertFactors& expert_factors);
 
   /// About how many bytes it keeps.
   [[nodiscard]] static std::uint64_t memory_bytes(const Adapter& adapter, const TensorUpdate& update,
@@ -53,7 +52,7 @@ class TensorMerge {
   void merge(std::uint64_t first, std::span<const float> base, std::span<float> merged) const;
 
  private:
-  void read_factors(const ExpertFactor* expert_b);
+  void read_factors(ExpertFactors& expert_factors);
   void read_updated(std::uint64_t first, std::span<float> out, const ReadBase& read) const;
   void add_squares_of_columns(std::span<const float> panel, std::span<SquaresOfFinite> squares) const;
   void divide_factor(std::size_t output, const SquaresOfFinite& squares);

@@ -59,11 +59,7 @@ void MergedReader::read_base(std::size_t tensor, std::uint64_t first, std::span<
 }
 
 std::shared_ptr<const TensorMerge> MergedReader::make_merge(std::size_t tensor, const TensorUpdate& update) const {
-  std::shared_ptr<const ExpertFactor> expert_b;
-  if (update.low_rank && update.low_rank->expert)
-    expert_b = expert_factors_.get(update.low_rank->b,
-                                   [&] { return std::make_shared<const ExpertFactor>(adapter_, *update.low_rank); });
-  auto made = std::make_shared<TensorMerge>(adapter_, update, tensors_[tensor].shape, expert_b.get());
+  auto made = std::make_shared<TensorMerge>(adapter_, update, tensors_[tensor].shape, expert_factors_);
   made->measure_norms([&](std::uint64_t first, std::span<float> panel) { read_base(tensor, first, panel); });
   return made;
 }

@@ -51,7 +51,7 @@ class MergedReader final : public DerivedReader {
   std::vector<TensorUpdate> updates_;  // sorted by tensor
   TensorList tensors_;
   mutable LastUsed<TensorMerge> merges_;
-  mutable LastUsed<ExpertFactor> expert_factors_;  // by their number in the adapter: gate_up and down, mostly
+  mutable ExpertFactors expert_factors_;
 };
 
 }  // namespace nibble

@@ -3,15 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "core/memory/buffers.hpp"
+#include "core/memory/last_used.hpp"
 #include "formats/checkpoint.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/plan.hpp"
@@ -19,29 +17,6 @@
 #include "quant/stream/stored_weights.hpp"
 
 namespace nibble {
-
-/// What is made for a tensor before it is read, for the tensors that were read last: those of the batches in flight are
-/// one or two. Thread-safe.
-template <class Value> class LastUsed {
- public:
-  /// That of `key`, or else what make() returns.
-  template <class Make> std::shared_ptr<const Value> get(std::size_t key, Make&& make) {
-    const std::scoped_lock lock(mutex_);
-    for (auto entry = entries_.begin(); entry != entries_.end(); ++entry)
-      if (entry->first == key) {
-        entries_.splice(entries_.begin(), entries_, entry);
-        return entries_.front().second;
-      }
-    if (entries_.size() == kept) entries_.pop_back();
-    entries_.emplace_front(key, make());
-    return entries_.front().second;
-  }
-  static constexpr std::size_t kept = 2;
-
- private:
-  std::mutex mutex_;
-  std::list<std::pair<std::size_t, std::shared_ptr<const Value>>> entries_;
-};
 
 /// A Reader over another one that shares its files.
 class DerivedReader : public Reader {

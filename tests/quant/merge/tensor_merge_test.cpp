@@ -57,9 +57,8 @@ struct Merge {
   [[nodiscard]] std::vector<float> b() const { return values_of(adapter, update.low_rank->b); }
 
   [[nodiscard]] std::vector<float> merged(std::size_t range = SIZE_MAX, int threads = 1) const {
-    std::optional<ExpertFactor> expert_b;
-    if (update.low_rank && update.low_rank->expert) expert_b.emplace(adapter, *update.low_rank);
-    TensorMerge merge(adapter, update, shape, expert_b ? &*expert_b : nullptr);
+    ExpertFactors expert_factors;
+    TensorMerge merge(adapter, update, shape, expert_factors);
     tbb::task_arena(threads).execute([&] {
       merge.measure_norms([&](std::uint64_t first, std::span<float> out) {
         std::copy_n(base.begin() + static_cast<std::ptrdiff_t>(first), out.size(), out.begin());

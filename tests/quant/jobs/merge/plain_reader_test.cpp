@@ -91,17 +91,5 @@ TEST(PlainReader, AConv1dIsTransposedBack) {
   for (std::size_t i = 0; i < before.size(); ++i) ASSERT_NEAR(after[i], before[i], 0.05) << i;
 }
 
-TEST(LastUsed, TheTwoThatWereUsedLastAreKept) {
-  LastUsed<int> kept;
-  int made = 0;
-  const auto get = [&](std::size_t key) { return *kept.get(key, [&] { return std::make_shared<const int>(++made); }); };
-  EXPECT_EQ(get(5), 1);
-  EXPECT_EQ(get(6), 2);
-  EXPECT_EQ(get(5), 1);
-  EXPECT_EQ(get(7), 3);  // instead of 6
-  EXPECT_EQ(get(5), 1);
-  EXPECT_EQ(get(6), 4);
-}
-
 }  // namespace
 }  // namespace nibble::plain_reader_test
