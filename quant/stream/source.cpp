@@ -2,31 +2,19 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "formats/checkpoint.hpp"
+#include "quant/simd/transpose.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {
 namespace {
 
 constexpr std::uint64_t cache_line = 64;
-
-template <class Word> void copy_words(const std::byte* from, std::uint64_t stride, std::uint64_t n, std::byte* to) {
-  for (std::uint64_t i = 0; i < n; ++i)
-    std::memcpy(to + i * sizeof(Word), from + i * stride * sizeof(Word), sizeof(Word));
-}
-
-// n weights of `width` bytes that are `stride` weights apart.
-void copy_strided(const std::byte* from, std::uint64_t stride, std::uint64_t width, std::uint64_t n, std::byte* to) {
-  if (width == 2) return copy_words<std::uint16_t>(from, stride, n, to);
-  if (width == 4) return copy_words<std::uint32_t>(from, stride, n, to);
-  for (std::uint64_t i = 0; i < n; ++i) std::memcpy(to + i * width, from + i * stride * width, width);
-}
 
 }  // namespace
 
@@ -140,13 +128,20 @@ void WeightSource::read_transposed(std::uint64_t first, std::span<std::byte> to)
     const std::uint64_t n = std::min(pieces, in - k);
     for (std::uint64_t i = 0; i < n; ++i)
       read_tensor(begin_ + (k + i) * out + row, loan.bytes().subspan(i * stride * width, rows * width));
-    for (std::uint64_t r = 0; r < rows; ++r) {
-      const std::uint64_t weight = (row + r) * in + k;
-      const std::uint64_t from = std::max(weight, first), end = std::min(weight + n, last);
-      if (from >= end) continue;
-      const std::byte* const piece = loan.bytes().data() + ((from - weight) * stride + r) * width;
-      copy_strided(piece, stride, width, end - from, to.data() + (from - first) * width);
-    }
+    // Rows [begin, end), which have the same columns of the piece.
+    const auto put = [&](std::uint64_t begin, std::uint64_t end) {
+      const std::uint64_t weight = (row + begin) * in + k;
+      const std::uint64_t from = std::clamp(first, weight, weight + n), stop = std::clamp(last, weight, weight + n);
+      if (begin < end && from < stop)
+        transpose(loan.bytes().data() + ((from - weight) * stride + begin) * width, stride, stop - from, end - begin,
+                  width, to.data() + (from - first) * width, in);
+    };
+    // The first and the last row may be cut.
+    const std::uint64_t begin = first > row * in + k ? 1 : 0;
+    const std::uint64_t end = std::max(begin, last < (row + rows - 1) * in + k + n ? rows - 1 : rows);
+    put(0, begin);
+    put(begin, end);
+    put(end, rows);
   }
 }
 
