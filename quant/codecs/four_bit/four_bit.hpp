@@ -140,6 +140,11 @@ void decode_four_bit(const FourBitTables& tables, std::span<const std::uint8_t> 
 std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                             std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
 
+/// The codes for an absmax of either sign that is given: the number of midpoints below w * (1 / absmax), in fp32, with
+/// 1e-38 in place of a smaller |absmax|; the code of 0 where absmax is 0, and after an odd end. F64 is rounded to fp32.
+void encode_four_bit_for(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                         std::size_t blocksize, std::span<const float> absmax, std::span<std::uint8_t> packed);
+
 /// A block with NaN as 0 and infinities as its largest finite magnitude, padded with zeros.
 [[nodiscard]] std::array<float, FourBitTables::max_blocksize> repaired(std::span<const float> block);
 

@@ -11,6 +11,7 @@
 #include <hwy/highway.h>
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -20,6 +21,7 @@
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/codecs/four_bit/four_bit_bf16-inl.hpp"
 #include "quant/codecs/four_bit/four_bit_buckets-inl.hpp"
+#include "quant/codecs/four_bit/four_bit_guess-inl.hpp"
 #include "quant/simd/nibbles-inl.hpp"
 #include "quant/simd/source-inl.hpp"
 
@@ -32,11 +34,16 @@ constexpr std::size_t batch_bytes = 8192;
 constexpr std::size_t batch_weights = FourBitTables::max_blocksize;
 constexpr std::size_t batch_blocks = batch_weights / 32;
 
+// Finite, as 1e-38 takes the place of smaller magnitudes; 0 for 0.
+HWY_INLINE float inverse_of_given(float absmax) {
+  return absmax == 0 ? 0.0f : 1.0f / std::copysign(std::max(std::abs(absmax), 1e-38f), absmax);
+}
+
 #if HWY_TARGET != HWY_SCALAR
 
 // The two steps from weights to codes, each a loop of its own over a batch: together they would need more registers
 // than AVX2 has, and chains too long to overlap (docs/tried-and-lost.md has the figures).
-template <class Source, bool splits_zero> class BlockEncoder {
+template <class Source, bool splits_zero, bool clamps = false> class BlockEncoder {
   using D = hn::CappedTag<float, 16>;
   using DI = hn::RebindToSigned<D>;
   using D16 = hn::Repartition<std::int16_t, D>;
@@ -51,7 +58,7 @@ template <class Source, bool splits_zero> class BlockEncoder {
  public:
   static constexpr std::size_t group = 4 * quarter;  // packed into one vector of bytes
 
-  explicit BlockEncoder(const FourBitTables& tables) : tables_(tables) {}
+  explicit BlockEncoder(const FourBitTables& tables) : tables_(tables), numbers_(tables) {}
 
   // The positions of n weights on the grid, in Source's order.
   HWY_INLINE void position(const std::byte* HWY_RESTRICT w, std::size_t n, const float* HWY_RESTRICT scale,
@@ -66,24 +73,16 @@ template <class Source, bool splits_zero> class BlockEncoder {
   // The codes of a group. Not 0 if one is in doubt, which happens too rarely for a branch here.
   HWY_INLINE std::uint8_t encode(const std::int16_t* HWY_RESTRICT positions, const std::int16_t* HWY_RESTRICT positive,
                                  std::uint8_t* HWY_RESTRICT packed) const {
-    const V8 lower = hn::LoadDup128(D8(), tables_.lower.data());
-    const V8 upper = hn::LoadDup128(D8(), tables_.upper.data());
     auto doubt = hn::MaskFromVec(hn::Zero(D16()));
     const auto half = [&](std::size_t first) HWY_ATTR {
       const V16 xa = hn::Load(D16(), positions + first), xb = hn::Load(D16(), positions + first + quarter);
-      const V16 ga = guess(xa), gb = guess(xb);
-      const V8 g = pack_bytes(ga, gb);
-      const V8 low = hn::TableLookupBytes(lower, g), high = hn::TableLookupBytes(upper, g);
-      const V16 ma = hn::BitCast(D16(), hn::InterleaveLower(D8(), low, high));
-      const V16 mb = hn::BitCast(D16(), hn::InterleaveUpper(D8(), low, high));
-      doubt = hn::Or(doubt, hn::Or(hn::Eq(xa, ma), hn::Eq(xb, mb)));
-      V16 na = hn::Sub(ga, hn::VecFromMask(D16(), hn::Gt(xa, ma)));  // true is -1
-      V16 nb = hn::Sub(gb, hn::VecFromMask(D16(), hn::Gt(xb, mb)));
+      auto numbers = numbers_.of(xa, xb);
+      doubt = hn::Or(doubt, hn::Or(hn::Eq(xa, numbers.midpoint_a), hn::Eq(xb, numbers.midpoint_b)));
       if constexpr (splits_zero) {
-        na = hn::Sub(na, hn::Load(D16(), positive + first));
-        nb = hn::Sub(nb, hn::Load(D16(), positive + first + quarter));
+        numbers.a = hn::Sub(numbers.a, hn::Load(D16(), positive + first));
+        numbers.b = hn::Sub(numbers.b, hn::Load(D16(), positive + first + quarter));
       }
-      return pack_bytes(na, nb);
+      return pack_bytes(numbers.a, numbers.b);
     };
     const V8 first = half(0), second = half(2 * quarter);
     store(first, second, packed);
@@ -129,16 +128,16 @@ template <class Source, bool splits_zero> class BlockEncoder {
 
   // round(grid * v) in the lower 16 bits.
   static HWY_INLINE VI position_of(V weight, V scale) {
+    if constexpr (clamps) {
+      const V grid = hn::Set(D(), FourBitTables::grid);
+      const V product = hn::Max(hn::Min(hn::Mul(weight, scale), grid), hn::Neg(grid));
+      return hn::BitCast(DI(), hn::Add(product, hn::Set(D(), FourBitTables::rounding)));
+    }
     return hn::BitCast(DI(), hn::MulAdd(weight, scale, hn::Set(D(), FourBitTables::rounding)));
   }
 
   // -1 where a > b, else 0.
   static HWY_INLINE VI is_greater(V a, V b) { return hn::VecFromMask(DI(), hn::RebindMask(DI(), hn::Gt(a, b))); }
-
-  HWY_INLINE V16 guess(V16 x) const {
-    const V16 factor = hn::Sub(hn::Set(D16(), tables_.slope), hn::ShiftRight<1>(hn::Abs(x)));
-    return hn::ShiftRight<10>(hn::Add(hn::Set(D16(), tables_.base), hn::MulHigh(x, factor)));
-  }
 
   HWY_INLINE void store(V8 first, V8 second, std::uint8_t* HWY_RESTRICT packed) const {
     const auto joined = [&](V8 numbers) HWY_ATTR {
@@ -150,14 +149,16 @@ template <class Source, bool splits_zero> class BlockEncoder {
   }
 
   const FourBitTables& tables_;
+  NumbersByGuess<D16> numbers_;
 };
 
-// The codes of a batch of n weights, given the inverse and the scale of each absmax. Prefetches one batch ahead.
-template <class Source, bool splits_zero>
+// The codes of a batch of n weights, given the inverse and the scale of each absmax. If weights may be larger than
+// absmax, v is clamped to [-1, 1]. Prefetches one batch ahead.
+template <class Source, bool splits_zero, bool clamps = false>
 HWY_INLINE void encode_by_guess(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t n,
                                 const float* HWY_RESTRICT inverse, const float* HWY_RESTRICT scale, int block_bits,
                                 bool settle_all, std::uint8_t* HWY_RESTRICT packed) {
-  using Encoder = BlockEncoder<Source, splits_zero>;
+  using Encoder = BlockEncoder<Source, splits_zero, clamps>;
   constexpr std::size_t size = Source::size, group = Encoder::group;
   const Encoder encoder(tables);
 
@@ -230,9 +231,46 @@ HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* H
   }
 }
 
+// Whole blocks, for an absmax of either sign that is given.
+template <class Source, bool splits_zero>
+HWY_INLINE void encode_blocks_for(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                                  std::size_t blocksize, const float* HWY_RESTRICT absmax,
+                                  std::uint8_t* HWY_RESTRICT packed) {
+  const int block_bits = std::countr_zero(blocksize);
+  HWY_ALIGN float inverse[batch_blocks], scale[batch_blocks];
+  while (blocks > 0) {
+    const std::size_t count = std::min(blocks, std::max<std::size_t>(1, batch_bytes / Source::size / blocksize)),
+                      n = count * blocksize;
+    bool tiny = false;
+    for (std::size_t b = 0; b < count; ++b) {
+      inverse[b] = inverse_of_given(absmax[b]);
+      const bool is_tiny = std::abs(absmax[b]) < 1e-30f;  // the scale would overflow
+      tiny = tiny || (is_tiny && absmax[b] != 0);
+      scale[b] = is_tiny ? 0 : inverse[b] * FourBitTables::grid;
+    }
+    encode_by_guess<Source, splits_zero, true>(tables, w, n, inverse, scale, block_bits, tiny, packed);
+    w += n * Source::size;
+    packed += n / 2;
+    absmax += count;
+    blocks -= count;
+  }
+}
+
 #else
 
 // For the target that has no vectors.
+template <class Source, bool splits_zero>
+HWY_INLINE void encode_block(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocksize,
+                             float inverse, std::uint8_t* HWY_RESTRICT packed) {
+  const auto code = [&](std::size_t i) {
+    const float v = Source::value(w, i) * inverse;
+    std::size_t number = splits_zero && v > 0 ? 1 : 0;
+    for (const float midpoint : tables.midpoint) number += v > midpoint ? 1 : 0;
+    return tables.code[number];
+  };
+  for (std::size_t i = 0; i < blocksize; i += 2) packed[i / 2] = static_cast<std::uint8_t>(code(i) << 4 | code(i + 1));
+}
+
 template <class Source, bool splits_zero, class See>
 HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
                                  std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax,
@@ -240,16 +278,17 @@ HWY_INLINE void encode_blocks_as(const FourBitTables& tables, const std::byte* H
   for (; blocks > 0; --blocks, w += blocksize * Source::size, packed += blocksize / 2, ++absmax) {
     *absmax = Source::absmax(w, blocksize);
     const float inverse = *absmax < std::numeric_limits<float>::infinity() ? 1.0f / std::max(*absmax, 1e-38f) : 0;
-    const auto code = [&](std::size_t i) {
-      const float v = Source::value(w, i) * inverse;
-      std::size_t number = splits_zero && v > 0 ? 1 : 0;
-      for (const float midpoint : tables.midpoint) number += v > midpoint ? 1 : 0;
-      return tables.code[number];
-    };
-    for (std::size_t i = 0; i < blocksize; i += 2)
-      packed[i / 2] = static_cast<std::uint8_t>(code(i) << 4 | code(i + 1));
+    encode_block<Source, splits_zero>(tables, w, blocksize, inverse, packed);
     see(w, 1, packed, absmax);
   }
+}
+
+template <class Source, bool splits_zero>
+HWY_INLINE void encode_blocks_for(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,
+                                  std::size_t blocksize, const float* HWY_RESTRICT absmax,
+                                  std::uint8_t* HWY_RESTRICT packed) {
+  for (; blocks > 0; --blocks, w += blocksize * Source::size, packed += blocksize / 2, ++absmax)
+    encode_block<Source, splits_zero>(tables, w, blocksize, inverse_of_given(*absmax), packed);
 }
 
 #endif

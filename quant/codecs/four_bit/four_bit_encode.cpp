@@ -18,10 +18,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 
-#define NIBBLE_ENCODE_BLOCKS_OF(name, Source)                                                                       \
-  void encode_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,       \
-                            std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) { \
-    encode_whole_blocks<Source>(tables, w, blocks, blocksize, packed, absmax, SeeNothing());                        \
+#define NIBBLE_ENCODE_BLOCKS_OF(name, Source)                                                                          \
+  void encode_blocks_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,          \
+                            std::size_t blocksize, std::uint8_t* HWY_RESTRICT packed, float* HWY_RESTRICT absmax) {    \
+    encode_whole_blocks<Source>(tables, w, blocks, blocksize, packed, absmax, SeeNothing());                           \
+  }                                                                                                                    \
+  void encode_for_##name(const FourBitTables& tables, const std::byte* HWY_RESTRICT w, std::size_t blocks,             \
+                         std::size_t blocksize, const float* HWY_RESTRICT absmax, std::uint8_t* HWY_RESTRICT packed) { \
+    tables.splits_zero ? encode_blocks_for<Source, true>(tables, w, blocks, blocksize, absmax, packed)                 \
+                       : encode_blocks_for<Source, false>(tables, w, blocks, blocksize, absmax, packed);               \
   }
 NIBBLE_ENCODE_BLOCKS_OF(f32, F32)
 NIBBLE_ENCODE_BLOCKS_OF(bf16, Bf16)
@@ -38,10 +43,18 @@ namespace {
 HWY_EXPORT(encode_blocks_f32);
 HWY_EXPORT(encode_blocks_bf16);
 HWY_EXPORT(encode_blocks_f16);
+HWY_EXPORT(encode_for_f32);
+HWY_EXPORT(encode_for_bf16);
+HWY_EXPORT(encode_for_f16);
 
 auto encode_blocks_of(DType source) {
   return loop_of(source, HWY_DYNAMIC_DISPATCH(encode_blocks_f32), HWY_DYNAMIC_DISPATCH(encode_blocks_bf16),
                  HWY_DYNAMIC_DISPATCH(encode_blocks_f16));
+}
+
+auto encode_for_of(DType source) {
+  return loop_of(source, HWY_DYNAMIC_DISPATCH(encode_for_f32), HWY_DYNAMIC_DISPATCH(encode_for_bf16),
+                 HWY_DYNAMIC_DISPATCH(encode_for_f16));
 }
 
 }  // namespace
@@ -93,6 +106,24 @@ std::size_t encode_four_bit(const FourBitTables& tables, DType source, std::span
 std::size_t encode_four_bit(const FourBitTables& tables, std::span<const float> weights, std::size_t blocksize,
                             std::span<std::uint8_t> packed, std::span<float> absmax) {
   return encode_four_bit(tables, DType::f32, std::as_bytes(weights), blocksize, packed, absmax);
+}
+
+void encode_four_bit_for(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                         std::size_t blocksize, std::span<const float> absmax, std::span<std::uint8_t> packed) {
+  const std::size_t size = traits(source).bits / 8, n = weights.size() / size;
+  check_four_bit_sizes(n, blocksize, packed.size(), absmax.size());
+  const std::size_t whole = source == DType::f64 ? 0 : n / blocksize;
+  encode_for_of(source)(tables, weights.data(), whole, blocksize, absmax.data(), packed.data());
+  // The last block if it is short, and those of F64.
+  for (std::size_t b = whole; b < absmax.size(); ++b) {
+    const std::size_t first = b * blocksize, count = std::min(blocksize, n - first);
+    std::array<float, FourBitTables::max_blocksize> block{};
+    const auto wide = widen(source, weights.subspan(first * size, count * size), block);
+    if (wide.data() != block.data()) std::ranges::copy(wide, block.begin());
+    std::array<std::uint8_t, FourBitTables::max_blocksize / 2> bytes;
+    encode_for_of(DType::f32)(tables, std::as_bytes(std::span(block)).data(), 1, blocksize, &absmax[b], bytes.data());
+    std::copy_n(bytes.begin(), ceil_div(count, 2), packed.begin() + static_cast<std::ptrdiff_t>(first / 2));
+  }
 }
 
 }  // namespace nibble

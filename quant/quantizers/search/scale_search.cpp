@@ -1,11 +1,11 @@
-// Compiled once per CPU target. Each lane of a vector searches a block of its own: sums then run in the order of the
-// weights, whatever the length of vectors.
+// Compiled once per CPU target. Each lane of a vector searches a block of its own, in 16-bit integers: weights are
+// multiples of 1/4095 of the block's largest magnitude, and so are the values of the codebook. Sums of 64 products are
+// exact, and are added in the order of the weights.
 #include "quant/quantizers/search/scale_search.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <stdexcept>
 
 #include "quant/simd/magnitude.hpp"
 #include "quant/simd/widen.hpp"
@@ -15,16 +15,22 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "quant/codecs/four_bit/four_bit_guess-inl.hpp"
+
 #ifndef NIBBLE_QUANT_SCALE_SEARCH
 #define NIBBLE_QUANT_SCALE_SEARCH
 namespace nibble {
 
 inline constexpr std::size_t max_lanes = 16;
 
-// A and B of the block of each lane, for one scale.
+// A and B of the block of each lane, for one scale, times 4095^2.
 struct SearchSums {
   alignas(64) std::array<float, max_lanes> product{}, square{};
 };
+
+// One over a scale that is relative to the largest magnitude, for two weights: 8 w * inverse / 2^15 is the position of
+// w / scale on FourBitTables::grid, over 8.
+using Inverse = std::array<std::int16_t, 2>;
 
 }  // namespace nibble
 #endif
@@ -37,97 +43,119 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::CappedTag<float, max_lanes>;
 using V = hn::Vec<D>;
 constexpr std::size_t lanes = hn::MaxLanes(D());
+constexpr std::size_t exact = 64;  // weights whose sums fit 32 bits: products are below 2^24
 
-// The value of the codebook that is nearest to v.
-class NearestValue {
- public:
-#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
-  explicit HWY_INLINE NearestValue(const ScaleSearch::Nearest& tables)
-      : midpoint_(load(tables.midpoint)), below_(load(tables.below)), above_(load(tables.above)) {}
+#if HWY_TARGET != HWY_SCALAR
 
-  HWY_INLINE V operator()(V v) const {
-    // The sign of v and the smaller magnitude of v and 1. A factor of 16 would put 1 into bucket 32.
-    const __m512 clamped = _mm512_range_ps(v.raw, _mm512_set1_ps(1.0f), 2);
-    const __m512i bucket =
-        _mm512_cvttps_epi32(_mm512_fmadd_ps(clamped, _mm512_set1_ps(15.9999f), _mm512_set1_ps(16.0f)));
-    const __mmask16 is_above = _mm512_cmp_ps_mask(clamped, midpoint_.at(bucket), _CMP_GT_OQ);
-    return V{_mm512_mask_mov_ps(below_.at(bucket), is_above, above_.at(bucket))};
-  }
+using DI = hn::RebindToSigned<D>;
+using VI = hn::Vec<DI>;
+using D16 = hn::Repartition<std::int16_t, D>;
+using V16 = hn::Vec<D16>;
+using D8 = hn::Repartition<std::uint8_t, D>;
 
- private:
-  struct Table {
-    __m512 lower, upper;
-    HWY_INLINE __m512 at(__m512i bucket) const { return _mm512_permutex2var_ps(lower, bucket, upper); }
-  };
-  static HWY_INLINE Table load(const std::array<float, 32>& values) {
-    return {_mm512_load_ps(values.data()), _mm512_load_ps(values.data() + 16)};
-  }
-  Table midpoint_, below_, above_;
-#else
-  explicit HWY_INLINE NearestValue(const ScaleSearch::Nearest& tables) : tables_(tables) {}
-
-  HWY_INLINE V operator()(V v) const {
-    const D d;
-    V value = hn::Set(d, tables_.value[0]);
-    for (std::size_t k = 1; k < tables_.values; ++k) {
-      const float midpoint = (tables_.value[k - 1] + tables_.value[k]) / 2;
-      value = hn::IfThenElse(hn::Gt(v, hn::Set(d, midpoint)), hn::Set(d, tables_.value[k]), value);
+// For weights i, i + 1, ..., i + 7 of each lane: the pairs (i, i + 4), (i + 1, i + 5), ... of all lanes. A weight is
+// factor[lane] * row[lane][i], rounded. n is a multiple of 8.
+void interleave(const float* const* HWY_RESTRICT row, std::size_t n, const float* HWY_RESTRICT factor,
+                std::int16_t* HWY_RESTRICT weights) {
+  static_assert(lanes % 4 == 0);
+  const hn::Full128<float> d;
+  const hn::Full128<std::int16_t> d16;
+  const hn::Full128<std::int32_t> d32;
+  const auto rounding = hn::Set(d, FourBitTables::rounding);
+  for (std::size_t lane = 0; lane < lanes; lane += 4)
+    for (std::size_t i = 0; i < n; i += 8) {
+      const auto pairs = [&](std::size_t k) HWY_ATTR {
+        const auto scale = hn::Set(d, factor[lane + k]);
+        const float* const from = row[lane + k] + i;
+        const auto first = hn::BitCast(d32, hn::Add(hn::Mul(hn::LoadU(d, from), scale), rounding));
+        const auto second = hn::BitCast(d32, hn::Add(hn::Mul(hn::LoadU(d, from + 4), scale), rounding));
+        return hn::BitCast(d32, hn::OddEven(hn::BitCast(d16, hn::ShiftLeft<16>(second)), hn::BitCast(d16, first)));
+      };
+      const auto a = pairs(0), b = pairs(1), c = pairs(2), e = pairs(3);
+      const auto ab = hn::InterleaveLower(d32, a, b), ce = hn::InterleaveLower(d32, c, e);
+      const auto ab_upper = hn::InterleaveUpper(d32, a, b), ce_upper = hn::InterleaveUpper(d32, c, e);
+      const auto store = [&](auto four, std::size_t k) HWY_ATTR {
+        hn::Store(hn::BitCast(d16, four), d16, weights + 2 * ((i / 2 + k) * lanes + lane));
+      };
+      store(hn::ConcatLowerLower(d32, ce, ab), 0);
+      store(hn::ConcatUpperUpper(d32, ce, ab), 1);
+      store(hn::ConcatLowerLower(d32, ce_upper, ab_upper), 2);
+      store(hn::ConcatUpperUpper(d32, ce_upper, ab_upper), 3);
     }
-    return value;
-  }
+}
+
+// Sums of products of the pairs in every lane.
+class PairSums {
+ public:
+  HWY_INLINE PairSums() : lower_(hn::Zero(DI())), upper_(hn::Zero(DI())) {}
+
+  HWY_INLINE void add(V16 a, V16 b) { lower_ = hn::ReorderWidenMulAccumulate(DI(), a, b, lower_, upper_); }
+  HWY_INLINE V get() const { return hn::ConvertTo(D(), hn::RearrangeToOddPlusEven(lower_, upper_)); }
 
  private:
-  const ScaleSearch::Nearest& tables_;
-#endif
+  VI lower_, upper_;
 };
 
-// Adds n weights of every lane to the sums of `count` scales, given one over each of them.
-template <std::size_t count>
-HWY_INLINE void add_products(const NearestValue& nearest, const float* HWY_RESTRICT weights, std::size_t n,
-                             const V* HWY_RESTRICT inverse, SearchSums* HWY_RESTRICT sums) {
+// Adds n weights of every lane to the sums of its scale; n is a multiple of 4.
+void add_sums(const FourBitTables& tables, const ScaleSearch::Values& values, const std::int16_t* HWY_RESTRICT weights,
+              std::size_t n, const Inverse* HWY_RESTRICT inverse, SearchSums* HWY_RESTRICT sums) {
   const D d;
-  V product[count], square[count];
-  for (std::size_t c = 0; c < count; ++c) {
-    product[c] = hn::Load(d, sums[c].product.data());
-    square[c] = hn::Load(d, sums[c].square.data());
-  }
-  for (std::size_t i = 0; i < n; ++i) {
-    const V w = hn::Load(d, weights + i * lanes);
-    for (std::size_t c = 0; c < count; ++c) {
-      const V value = nearest(hn::Mul(w, inverse[c]));
-      product[c] = hn::Add(product[c], hn::Mul(w, value));
-      square[c] = hn::Add(square[c], hn::Mul(value, value));
+  const D16 d16;
+  const NumbersByGuess<D16> numbers(tables);
+  const auto lower = hn::LoadDup128(D8(), values.lower.data()), upper = hn::LoadDup128(D8(), values.upper.data());
+  const V16 least = hn::Set(d16, -32767), factor = hn::LoadU(d16, inverse->data());
+  // Doubled three times; what is beyond the ends of the codebook is saturated.
+  const auto position = [&](V16 w) HWY_ATTR {
+    V16 x = hn::MulFixedPoint15(hn::ShiftLeft<3>(w), factor);
+    x = hn::SaturatedAdd(x, x);
+    x = hn::SaturatedAdd(x, x);
+    return hn::Max(hn::SaturatedAdd(x, x), least);
+  };
+  for (std::size_t begin = 0; begin < n; begin += exact) {
+    PairSums product, square;
+    for (std::size_t i = begin; i < std::min(n, begin + exact); i += 4) {
+      const V16 wa = hn::Load(d16, weights + i * lanes), wb = hn::Load(d16, weights + (i + 2) * lanes);
+      const auto number = numbers.of(position(wa), position(wb));
+      const auto both = pack_bytes(number.a, number.b);
+      const auto low = hn::TableLookupBytes(lower, both), high = hn::TableLookupBytes(upper, both);
+      const V16 ca = hn::BitCast(d16, hn::InterleaveLower(D8(), low, high));
+      const V16 cb = hn::BitCast(d16, hn::InterleaveUpper(D8(), low, high));
+      product.add(wa, ca);
+      product.add(wb, cb);
+      square.add(ca, ca);
+      square.add(cb, cb);
     }
-  }
-  for (std::size_t c = 0; c < count; ++c) {
-    hn::Store(product[c], d, sums[c].product.data());
-    hn::Store(square[c], d, sums[c].square.data());
+    hn::Store(hn::Add(hn::Load(d, sums->product.data()), product.get()), d, sums->product.data());
+    hn::Store(hn::Add(hn::Load(d, sums->square.data()), square.get()), d, sums->square.data());
   }
 }
 
-// For scales that all lanes share.
-void add_shared(const ScaleSearch::Nearest& tables, const float* HWY_RESTRICT weights, std::size_t n,
-                const float* HWY_RESTRICT inverse, std::size_t count, SearchSums* HWY_RESTRICT sums) {
-  const NearestValue nearest(tables);
-  const D d;
-  std::size_t c = 0;
-  for (; c + 4 <= count; c += 4) {
-    const V factors[] = {hn::Set(d, inverse[c]), hn::Set(d, inverse[c + 1]), hn::Set(d, inverse[c + 2]),
-                         hn::Set(d, inverse[c + 3])};
-    add_products<4>(nearest, weights, n, factors, sums + c);
-  }
-  for (; c < count; ++c) {
-    const V factor = hn::Set(d, inverse[c]);
-    add_products<1>(nearest, weights, n, &factor, sums + c);
+#else
+
+void interleave(const float* const* HWY_RESTRICT row, std::size_t n, const float* HWY_RESTRICT factor,
+                std::int16_t* HWY_RESTRICT weights) {
+  for (std::size_t i = 0; i < n; ++i)
+    weights[i] =
+        static_cast<std::int16_t>(std::bit_cast<std::int32_t>(row[0][i] * factor[0] + FourBitTables::rounding));
+}
+
+void add_sums(const FourBitTables& tables, const ScaleSearch::Values& values, const std::int16_t* weights,
+              std::size_t n, const Inverse* inverse, SearchSums* sums) {
+  for (std::size_t begin = 0; begin < n; begin += exact) {
+    std::int32_t product = 0, square = 0;
+    for (std::size_t i = begin; i < std::min(n, begin + exact); ++i) {
+      const int over_8 = (weights[i] * 8 * inverse[0][0] + (1 << 14)) >> 15;
+      const int x = std::clamp(8 * over_8, -32767, 32767), guess = tables.guess(x);
+      const int value = values.of(static_cast<std::size_t>(guess + (x > tables.position(guess) ? 1 : 0)));
+      product += weights[i] * value;
+      square += value * value;
+    }
+    sums->product[0] += static_cast<float>(product);
+    sums->square[0] += static_cast<float>(square);
   }
 }
 
-// For a scale of each lane.
-void add_own(const ScaleSearch::Nearest& tables, const float* HWY_RESTRICT weights, std::size_t n,
-             const float* HWY_RESTRICT inverse, SearchSums* HWY_RESTRICT sums) {
-  const V factor = hn::Load(D(), inverse);
-  add_products<1>(NearestValue(tables), weights, n, &factor, sums);
-}
+#endif
 
 // For each lane, if the A^2 / B of one of the sums is above `best`: raises it, and writes that A / B to `scale`.
 void choose(const SearchSums* HWY_RESTRICT sums, std::size_t count, float* HWY_RESTRICT best,
@@ -145,23 +173,6 @@ void choose(const SearchSums* HWY_RESTRICT sums, std::size_t count, float* HWY_R
   hn::Store(chosen, d, scale);
 }
 
-// The number of midpoints below w * inverse for n weights, a multiple of the lanes.
-void count_midpoints(const FourBitTables& tables, const float* HWY_RESTRICT weights, std::size_t n, float inverse,
-                     std::uint8_t* HWY_RESTRICT numbers) {
-  const D d;
-  const hn::RebindToSigned<D> di;
-  const V factor = hn::Set(d, inverse);
-  const auto above = [&](V v, float limit)
-                         HWY_ATTR { return hn::VecFromMask(di, hn::RebindMask(di, hn::Gt(v, hn::Set(d, limit)))); };
-  for (std::size_t i = 0; i < n; i += lanes) {
-    const V v = hn::Mul(hn::LoadU(d, weights + i), factor);
-    auto number = tables.splits_zero ? above(v, 0.0f) : hn::Zero(di);
-    for (std::size_t k = 0; k < tables.midpoints; ++k) number = hn::Add(number, above(v, tables.midpoint[k]));
-    hn::StoreU(hn::DemoteTo(hn::Rebind<std::uint8_t, D>(), hn::Neg(number)), hn::Rebind<std::uint8_t, D>(),
-               numbers + i);
-  }
-}
-
 std::size_t lanes_of_target() { return lanes; }
 
 }  // namespace
@@ -172,19 +183,22 @@ HWY_AFTER_NAMESPACE();
 namespace nibble {
 namespace {
 
-HWY_EXPORT(add_shared);
-HWY_EXPORT(add_own);
+HWY_EXPORT(interleave);
+HWY_EXPORT(add_sums);
 HWY_EXPORT(choose);
-HWY_EXPORT(count_midpoints);
 HWY_EXPORT(lanes_of_target);
 
-constexpr std::size_t segment = 256;  // weights of a block that are held at a time
+constexpr std::size_t segment = 128;  // weights of a block that are held at a time: those of 16 blocks fit in L1
 constexpr float min_magnitude = 1e-30f, max_magnitude = 1e30f;
+constexpr float unit = 4095;  // the integer of the largest magnitude; 8 times as much fits 16 bits
 
-// Finite, as 1e-38 takes the place of smaller magnitudes; 0 for 0.
-float inverse_of(float absmax) {
-  return absmax == 0 ? 0.0f : 1.0f / std::copysign(std::max(std::abs(absmax), 1e-38f), absmax);
+Inverse inverse_of(float scale) {
+  const float inverse = scale == 0 ? 0.0f : std::rint(FourBitTables::grid * (4096 / unit) / 8 / scale);
+  const auto value = static_cast<std::int16_t>(std::clamp(inverse, -32767.0f, 32767.0f));
+  return {value, value};
 }
+
+using InverseOfLanes = std::array<Inverse, max_lanes>;
 
 // As many blocks as a vector has lanes.
 class Group {
@@ -194,25 +208,36 @@ class Group {
 
   [[nodiscard]] std::size_t lanes() const { return lanes_; }
 
-  // Calls f(weights, n) for parts of the blocks first, first + 1, ...: n weights of every lane, side by side, times the
-  // factor of the lane. Lanes without a factor, or with 0, have zeros.
-  template <class F> void for_each_part(std::size_t first, std::span<const float> factors, F&& f) const {
-    alignas(64) std::array<float, segment * max_lanes> transposed;
-    std::array<float, segment> room;
+  // The largest magnitude of each of the blocks first, first + 1, ...; NaN or infinity if it has one.
+  void find_largest(std::size_t first, std::span<float> largest) const {
+    for (std::size_t b = 0; b < largest.size(); ++b) largest[b] = largest_of(first + b);
+  }
+
+  static bool is_searched(float largest) { return largest >= min_magnitude && largest <= max_magnitude; }
+
+  // Sums over the blocks first, first + 1, ... for scales that are each given for every lane. Blocks that are not
+  // searched count as zeros.
+  void sum(const FourBitTables& tables, const ScaleSearch::Values& values, std::size_t first,
+           std::span<const float> largest, std::span<const InverseOfLanes> inverse, std::span<SearchSums> sums) const {
+    static constexpr std::array<float, segment> zeros{};
+    alignas(64) std::array<std::int16_t, segment * max_lanes> interleaved;
+    alignas(64) std::array<std::array<float, segment>, max_lanes> room;
+    std::array<float, max_lanes> factors{};
+    for (std::size_t lane = 0; lane < largest.size(); ++lane)
+      if (is_searched(largest[lane])) factors[lane] = unit / largest[lane];
+    std::array<const float*, max_lanes> rows;
     for (std::size_t at = 0; at < blocksize_; at += segment) {
       const std::size_t n = std::min(segment, blocksize_ - at);
-      for (std::size_t lane = 0; lane < lanes_; ++lane) {
-        const float factor = lane < factors.size() ? factors[lane] : 0.0f;
-        const auto part = factor == 0 ? std::span<const float>() : part_of(first + lane, at, n, room);
-        for (std::size_t i = 0; i < part.size(); ++i) transposed[i * lanes_ + lane] = part[i] * factor;
-        for (std::size_t i = part.size(); i < n; ++i) transposed[i * lanes_ + lane] = 0;
-      }
-      f(transposed.data(), n);
+      for (std::size_t lane = 0; lane < lanes_; ++lane)
+        rows[lane] = factors[lane] == 0 ? zeros.data() : part_of(first + lane, at, n, room[lane]).data();
+      HWY_DYNAMIC_DISPATCH(interleave)(rows.data(), n, factors.data(), interleaved.data());
+      for (std::size_t s = 0; s < sums.size(); ++s)
+        HWY_DYNAMIC_DISPATCH(add_sums)(tables, values, interleaved.data(), n, inverse[s].data(), &sums[s]);
     }
   }
 
-  // Of all weights of a block; NaN or infinity if it has one.
-  [[nodiscard]] float largest(std::size_t block) const {
+ private:
+  [[nodiscard]] float largest_of(std::size_t block) const {
     if (source_ != DType::f64) return largest_magnitude(source_, bytes_of(block, 0, blocksize_));
     float largest = 0;
     std::array<float, segment> room;
@@ -223,15 +248,20 @@ class Group {
     return largest;
   }
 
- private:
   // n weights of a block from weight `at` of it on, or as many as there are.
   [[nodiscard]] std::span<const std::byte> bytes_of(std::size_t block, std::size_t at, std::size_t n) const {
     const std::size_t begin = std::min((block * blocksize_ + at) * size_, weights_.size());
     return weights_.subspan(begin, std::min(std::min(n, blocksize_ - at) * size_, weights_.size() - begin));
   }
+
+  // The same, followed by zeros if there are fewer.
   [[nodiscard]] std::span<const float> part_of(std::size_t block, std::size_t at, std::size_t n,
                                                std::span<float> room) const {
-    return widen(source_, bytes_of(block, at, n), room);
+    const auto part = widen(source_, bytes_of(block, at, n), room);
+    if (part.size() == n) return part;
+    if (part.data() != room.data()) std::ranges::copy(part, room.begin());
+    std::ranges::fill(room.subspan(part.size()), 0.0f);
+    return room;
   }
 
   DType source_;
@@ -243,96 +273,71 @@ class Group {
 
 }  // namespace
 
-ScaleSearch::Nearest::Nearest(const FourBitTables& tables) {
-  for (const std::uint8_t code : tables.code)
-    if (const float next = tables.codebook[code]; values == 0 || next != value[values - 1]) value[values++] = next;
-  for (std::size_t bucket = 0, k = 0; bucket < midpoint.size(); ++bucket) {
-    const float begin = static_cast<float>(bucket) / 16 - 1, end = begin + 1.0f / 16;
-    const bool has_midpoint = k < tables.midpoints && tables.midpoint[k] < end;
-    if (has_midpoint && tables.midpoint[k] < begin) throw std::logic_error("two midpoints of a codebook are too close");
-    midpoint[bucket] = has_midpoint ? tables.midpoint[k] : 2.0f;
-    below[bucket] = value[k];
-    above[bucket] = value[k + (has_midpoint ? 1 : 0)];
-    k += has_midpoint ? 1 : 0;
+ScaleSearch::Values::Values(const FourBitTables& tables) {
+  std::size_t count = 0;
+  float last = 0;
+  for (const std::uint8_t code : tables.code) {
+    const float value = tables.codebook[code];
+    if (count > 0 && value == last) continue;
+    const auto rounded = static_cast<std::int16_t>(std::rint(value * unit));
+    lower[count] = static_cast<std::uint8_t>(rounded & 0xFF);
+    upper[count] = static_cast<std::uint8_t>(rounded >> 8 & 0xFF);
+    last = value;
+    ++count;
   }
 }
 
 ScaleSearch::ScaleSearch(const FourBitTables& tables, std::size_t blocksize, AbsmaxChoice choice)
-    : tables_(tables), blocksize_(blocksize), nearest_(tables) {
-  const std::span<const float> ratios = search_ratios(blocksize, choice);
-  ratios_ = ratios.size();
-  std::ranges::transform(ratios, inverse_.begin(), [](float ratio) { return 1.0f / ratio; });
-}
+    : tables_(tables), values_(tables), blocksize_(blocksize), ratios_(search_ratios(blocksize, choice)) {}
 
 void ScaleSearch::find(DType source, std::span<const std::byte> weights, std::span<float> absmax) const {
+  std::array<InverseOfLanes, max_search_ratios> tried;
+  for (std::size_t i = 0; i < ratios_.size(); ++i) tried[i].fill(inverse_of(ratios_[i]));
   const Group group(source, weights, blocksize_);
   for (std::size_t first = 0; first < absmax.size(); first += group.lanes()) {
-    const std::size_t count = std::min(group.lanes(), absmax.size() - first);
-    std::array<float, max_lanes> factors{};  // one over the largest magnitude; 0 for blocks that are not searched
-    for (std::size_t b = 0; b < count; ++b) {
-      const float largest = group.largest(first + b);
-      absmax[first + b] = std::isfinite(largest) ? largest : std::numeric_limits<float>::quiet_NaN();
-      if (largest >= min_magnitude && largest <= max_magnitude) factors[b] = 1.0f / largest;
-    }
-    const auto used = std::span(factors).first(count);
+    const auto largest = absmax.subspan(first, std::min(group.lanes(), absmax.size() - first));
+    group.find_largest(first, largest);
 
-    alignas(64) std::array<float, max_lanes> best{}, scale, inverse;
+    alignas(64) std::array<float, max_lanes> best{}, scale;
     scale.fill(1.0f);
-    std::array<SearchSums, std::tuple_size_v<decltype(inverse_)>> sums{};
-    group.for_each_part(first, used, [&](const float* part, std::size_t n) {
-      HWY_DYNAMIC_DISPATCH(add_shared)(nearest_, part, n, inverse_.data(), ratios_, sums.data());
-    });
-    HWY_DYNAMIC_DISPATCH(choose)(sums.data(), ratios_, best.data(), scale.data());
+    std::array<SearchSums, max_search_ratios> sums{};
+    group.sum(tables_, values_, first, largest, tried, std::span(sums).first(ratios_.size()));
+    HWY_DYNAMIC_DISPATCH(choose)(sums.data(), ratios_.size(), best.data(), scale.data());
 
-    std::ranges::transform(scale, inverse.begin(), [](float s) { return 1.0f / s; });
-    SearchSums refined;
-    group.for_each_part(first, used, [&](const float* part, std::size_t n) {
-      HWY_DYNAMIC_DISPATCH(add_own)(nearest_, part, n, inverse.data(), &refined);
-    });
-    HWY_DYNAMIC_DISPATCH(choose)(&refined, 1, best.data(), scale.data());
-    for (std::size_t b = 0; b < count; ++b) absmax[first + b] *= scale[b];  // 1 for those that were not searched
+    std::array<InverseOfLanes, 1> refined;
+    std::ranges::transform(scale, refined[0].begin(), inverse_of);
+    std::array<SearchSums, 1> last{};
+    group.sum(tables_, values_, first, largest, refined, last);
+    HWY_DYNAMIC_DISPATCH(choose)(last.data(), 1, best.data(), scale.data());
+    for (std::size_t b = 0; b < largest.size(); ++b)
+      largest[b] = std::isfinite(largest[b]) ? largest[b] * scale[b] : std::numeric_limits<float>::quiet_NaN();
   }
 }
 
-void ScaleSearch::gains(DType source, std::span<const std::byte> weights, std::span<const float> absmax,
-                        std::span<float> gains) const {
+void ScaleSearch::take_better(DType source, std::span<const std::byte> weights, std::span<float> absmax,
+                              std::span<const float> other) const {
   const Group group(source, weights, blocksize_);
   for (std::size_t first = 0; first < absmax.size(); first += group.lanes()) {
     const std::size_t count = std::min(group.lanes(), absmax.size() - first);
-    std::array<float, max_lanes> factors{};
-    for (std::size_t b = 0; b < count; ++b) factors[b] = inverse_of(absmax[first + b]);
-    alignas(64) std::array<float, max_lanes> ones;
-    ones.fill(1.0f);
-    SearchSums sums;
-    group.for_each_part(first, std::span(factors).first(count), [&](const float* part, std::size_t n) {
-      HWY_DYNAMIC_DISPATCH(add_own)(nearest_, part, n, ones.data(), &sums);
-    });
-    for (std::size_t b = 0; b < count; ++b) gains[first + b] = 2 * sums.product[b] - sums.square[b];
-  }
-}
+    std::array<float, max_lanes> room;
+    const auto largest = std::span(room).first(count);
+    group.find_largest(first, largest);
 
-void ScaleSearch::encode(DType source, std::span<const std::byte> weights, std::span<const float> absmax,
-                         std::span<std::uint8_t> packed) const {
-  const std::size_t size = traits(source).bits / 8;
-  alignas(64) std::array<float, segment> room;
-  std::array<std::uint8_t, segment> codes;
-  for (std::size_t b = 0; b < absmax.size(); ++b) {
-    const float inverse = inverse_of(absmax[b]);
-    const std::size_t begin = b * blocksize_, end = std::min(begin + blocksize_, weights.size() / size);
-    for (std::size_t at = begin; at < end; at += segment) {
-      const std::size_t n = std::min(segment, end - at);
-      auto part = widen(source, weights.subspan(at * size, n * size), room);
-      if (n % max_lanes != 0) {
-        // Vectors are whole.
-        if (part.data() != room.data()) std::ranges::copy(part, room.begin());
-        std::fill(room.begin() + static_cast<std::ptrdiff_t>(n), room.end(), 0.0f);
-        part = room;
+    std::array<std::array<float, max_lanes>, 2> scale{};
+    for (std::size_t b = 0; b < count; ++b)
+      if (Group::is_searched(largest[b])) {
+        scale[0][b] = absmax[first + b] / largest[b];
+        scale[1][b] = other[first + b] / largest[b];
       }
-      HWY_DYNAMIC_DISPATCH(count_midpoints)
-      (tables_, part.data(), ceil_div(n, max_lanes) * max_lanes, inverse, codes.data());
-      for (std::size_t i = 0; i < n + n % 2; ++i) codes[i] = tables_.code[codes[i]];  // an odd end has the code of 0
-      std::uint8_t* const to = packed.data() + at / 2;
-      for (std::size_t i = 0; i < n; i += 2) to[i / 2] = static_cast<std::uint8_t>(codes[i] << 4 | codes[i + 1]);
+    std::array<InverseOfLanes, 2> inverse;
+    for (std::size_t k = 0; k < 2; ++k) std::ranges::transform(scale[k], inverse[k].begin(), inverse_of);
+    std::array<SearchSums, 2> sums{};
+    group.sum(tables_, values_, first, largest, inverse, sums);
+    for (std::size_t b = 0; b < count; ++b) {
+      const auto gain = [&](std::size_t k) {
+        return scale[k][b] * (2 * sums[k].product[b] - scale[k][b] * sums[k].square[b]);
+      };
+      if (gain(1) > gain(0)) absmax[first + b] = other[first + b];
     }
   }
 }

@@ -21,8 +21,9 @@ namespace nibble {
 ///
 /// So A^2 / B is computed for the nearest codes of some s, which are the largest magnitude times each of
 /// search_ratios(), and the largest wins. Then A^2 / B is computed for the nearest codes of the winner's A / B, too,
-/// and the A / B of the better of the two is the result. Sums run over a block in the order of its weights, in fp32, so
-/// all CPU targets find the same numbers.
+/// and the A / B of the better of the two is the result. In these sums, weights are rounded to multiples of 1/4095 of
+/// the largest magnitude, values of the codebook to multiples of 1/4095, and w / s to a position on
+/// FourBitTables::grid: all CPU targets find the same numbers.
 ///
 /// Thread-safe. Blocks follow each other in `weights`; the last may be short. The tables have to outlive it.
 class ScaleSearch {
@@ -34,33 +35,25 @@ class ScaleSearch {
   /// normal numbers of fp32.
   void find(DType source, std::span<const std::byte> weights, std::span<float> absmax) const;
 
-  /// By how much the nearest codes leave less squared error than zeros would, over absmax^2: 2 A / absmax - B. 0 where
-  /// absmax is 0.
-  void gains(DType source, std::span<const std::byte> weights, std::span<const float> absmax,
-             std::span<float> gains) const;
+  /// Replaces the absmax of every block by `other` where that one's nearest codes leave less squared error: where
+  /// s (2 A - s B) is greater. Blocks that find() does not search keep theirs.
+  void take_better(DType source, std::span<const std::byte> weights, std::span<float> absmax,
+                   std::span<const float> other) const;
 
-  /// The codes whose values are nearest to w / absmax: the number of midpoints below w * (1 / absmax), in fp32, with
-  /// 1e-38 in place of a smaller |absmax|; the code of 0 where absmax is 0. Two codes to a byte, the first in the upper
-  /// half.
-  void encode(DType source, std::span<const std::byte> weights, std::span<const float> absmax,
-              std::span<std::uint8_t> packed) const;
-
-  // What the loops need of a codebook. [-1, 1] is cut into 32 buckets, each with at most one midpoint; a codebook that
-  // has two in one throws std::logic_error.
-  struct Nearest {
-    explicit Nearest(const FourBitTables& tables);
-
-    alignas(64) std::array<float, 16> value{};  ///< ascending; of two codes with the same value, one
-    std::size_t values = 0;
-    alignas(64) std::array<float, 32> midpoint{}, below{}, above{};  ///< by bucket: the midpoint and its neighbours
+  // The values of the codebook in units of 1/4095, by the number of midpoints below them.
+  struct Values {
+    explicit Values(const FourBitTables& tables);
+    [[nodiscard]] int of(std::size_t number) const {
+      return static_cast<std::int16_t>(upper[number] << 8 | lower[number]);
+    }
+    alignas(16) std::array<std::uint8_t, 16> lower{}, upper{};  ///< bytes
   };
 
  private:
   const FourBitTables& tables_;
+  Values values_;
   std::size_t blocksize_;
-  Nearest nearest_;
-  std::array<float, max_search_ratios> inverse_{};  // one over each ratio
-  std::size_t ratios_;
+  std::span<const float> ratios_;
 };
 
 }  // namespace nibble

@@ -125,9 +125,11 @@ class SearchEncoder final : public Encoder {
     }
     if (layout_.has_absmax()) scratch_.write(layout_.absmax(first_block), std::as_bytes(absmax));
 
-    search_.encode(tensor_.dtype, weights, absmax, packed);
+    const std::size_t blocksize = codec_.blocksize();
+    encode_four_bit_for(codec_.tables(), tensor_.dtype, weights, blocksize, absmax, packed);
     for_each_repaired(unit, [&](std::size_t b, std::span<const std::byte> block) {
-      search_.encode(DType::f32, block, absmax.subspan(b, 1), packed.subspan(b * codec_.blocksize() / 2));
+      const auto codes = packed.subspan(b * blocksize / 2, ceil_div(block.size() / sizeof(float), 2));
+      encode_four_bit_for(codec_.tables(), DType::f32, block, blocksize, absmax.subspan(b, 1), codes);
     });
     if (errors != nullptr) sum_errors(weights, packed, absmax, *errors);
     return unit.nonfinite.empty() ? Findings() : count_nonfinite(tensor_.dtype, weights, first);
@@ -146,46 +148,31 @@ class SearchEncoder final : public Encoder {
     }
   }
 
-  // The gain of every block with the codebook values of these codes, over the square of nested_absmax.
-  void gains_of(const Unit& unit, std::span<const std::uint8_t> codes, float nested_absmax,
-                std::span<float> gains) const {
-    std::array<float, unit_blocks> room;
-    const auto absmax = std::span(room).first(codes.size());
-    std::ranges::transform(codes, absmax.begin(), [&](std::uint8_t code) { return value_of(code, nested_absmax); });
-    search_.gains(tensor_.dtype, unit.weights, absmax, gains);
-    for_each_repaired(unit, [&](std::size_t b, std::span<const std::byte> block) {
-      search_.gains(DType::f32, block, absmax.subspan(b, 1), gains.subspan(b, 1));
-    });
-    for (std::size_t b = 0; b < codes.size(); ++b) gains[b] *= nested_codebook[codes[b]] * nested_codebook[codes[b]];
-  }
-
-  // Replaces absmax by what is read back: of the two codes around each, the one with the greater gain. Returns the
+  // Replaces absmax by what is read back: of the two codes around each, the one that leaves less error. Returns the
   // nested absmax.
   float nest(const Unit& unit, std::span<float> absmax, std::span<std::uint8_t> codes) const {
     float largest = 0;
     for (const float value : absmax) largest = std::max(largest, std::abs(value));
-    std::array<std::uint8_t, unit_blocks> above_room;
-    std::array<float, unit_blocks> room, above_gain_room;
-    const std::size_t n = absmax.size();
-    const auto above = std::span(above_room).first(n);
-    const auto gains = std::span(room).first(n), above_gains = std::span(above_gain_room).first(n);
-    for (std::size_t b = 0; b < n; ++b) {
+    std::array<float, unit_blocks> room;
+    const auto above = std::span(room).first(absmax.size());
+    for (std::size_t b = 0; b < absmax.size(); ++b) {
       const float v = largest == 0 ? 0.0f : absmax[b] / largest;
       const auto next = std::ranges::upper_bound(nested_codebook, v) - nested_codebook.begin();
       codes[b] = static_cast<std::uint8_t>(std::min<std::ptrdiff_t>(next - 1, 253));
-      above[b] = static_cast<std::uint8_t>(codes[b] + 1);
-    }
-    gains_of(unit, codes, largest, gains);
-    gains_of(unit, above, largest, above_gains);
-    for (std::size_t b = 0; b < n; ++b) {
-      if (above_gains[b] > gains[b]) codes[b] = above[b];
       absmax[b] = value_of(codes[b], largest);
+      above[b] = value_of(codes[b] + 1u, largest);
     }
+    search_.take_better(tensor_.dtype, unit.weights, absmax, above);
+    for_each_repaired(unit, [&](std::size_t b, std::span<const std::byte> block) {
+      search_.take_better(DType::f32, block, absmax.subspan(b, 1), above.subspan(b, 1));
+    });
+    for (std::size_t b = 0; b < absmax.size(); ++b)
+      if (absmax[b] != value_of(codes[b], largest)) ++codes[b];
     return largest;
   }
 
   // As nested::decode().
-  static float value_of(std::uint8_t code, float nested_absmax) {
+  static float value_of(std::size_t code, float nested_absmax) {
     return nested_codebook[code] * nested_absmax + nested_offset;
   }
 

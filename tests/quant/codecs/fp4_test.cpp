@@ -29,10 +29,10 @@ const test::GiveDigests digests({{"fp4",
                                  {"fp4_search",
                                   "fp4:absmax=search",
                                   OnOverflow::automatic,
-                                  {"94f0be6b4b997fd8c3aea63da9376cbd", "ca75735398e9a4961df740ce30add8b4",
-                                   "ce33342c90ec3743eafbda810444bf11", "683d3874870ee063bce10f21957f25f9"},
-                                  {"5c8b21be79c42c5e4ec884a16140bee9", "f6d756a4644c8be32d3f8b5d1943bdcd",
-                                   "a96bd47ed0b5c189386e567f08e7c44e", "9068f0134efd448a92f80565bb50edd5"}}});
+                                  {"7c4ff45aa5ce82cd5b7e5f5733a3c5fd", "c2d1e4bdceb1379d292bd1f5cf724600",
+                                   "8bd893f3fc1a425cc45e928dba0f7b92", "76304545c37f816664b9789531581de2"},
+                                  {"dcf3a51b4dfae736089de8a346e1bf5a", "e06654cb62a0e8b46b8e821fc1f7ad69",
+                                   "c091166445118d010a78274c0f6458a8", "bb5d4998f56d4835de0dd33de39f4b26"}}});
 
 TEST(Fp4, BothZerosAndTheirNeighboursHaveTheCodesOfBitsandbytes) {
   // Of two neighbours in ascending order, 9 0 8 1, a tie takes the first.

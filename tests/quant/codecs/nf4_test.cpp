@@ -36,17 +36,17 @@ const test::GiveDigests digests({{"nf4",
                                  {"nf4_search",
                                   "nf4:absmax=search",
                                   OnOverflow::automatic,
-                                  {"94e43c85066f85070956a3307feb0d8a", "b42d2b8d599908eab2d15df8d87758cf",
-                                   "3a813dba6ed2e87f7f1f65dcd0681fff", "edac0c5ca0f5ace5570200a2f5f293e2"},
-                                  {"10e3947763ad2fa39a706258bd6f7410", "6443d4afd4ebba15b2a3e92a7f72e769",
-                                   "b461307ce997bfaf2b2f5dfc4aae68ac", "b7cd8a78f3fcaa85ac8e12c63e953466"}},
+                                  {"2dfa4d9b6da70a84adbb93bd58ad25dc", "810f837ac2c5df6357f2d4bf04d0e3bf",
+                                   "766a8290e6756c8cf1c60d8080f427f1", "f5472af14e50516689ba658b8a3ce660"},
+                                  {"b8f1cac797626f259d19123b600cc6bf", "2fe03f0a02c8ef30532b5dd9ff75b377",
+                                   "ce116e615f831832db4bdf2bf86bee83", "92087299d6342bf10764bcb7fc471d1b"}},
                                  {"nf4_search_positive_256",
                                   "nf4:block-size=256,double-quant=no,absmax=search-positive",
                                   OnOverflow::automatic,
-                                  {"2789ed15d72e5591aebb1ecf1562725d", "73738fc08e0b6495e4a7a9c5b0a030ef",
-                                   "9c80f96d84124726c58ebec09408b4d3", "35e8c52278d776c853f6efeb571cc1ec"},
-                                  {"d0ba07f141e56cfb234022a587c21024", "a7c6446b98f2deb9f730de010fbc4d3e",
-                                   "c9f3c4ed9bce1a453790ea6fb2faf44d", "34220a1710906e119b73017e7efd79b8"}}});
+                                  {"356bbf37ecebfb144393e208b9e42b7f", "a5021d5e698bc3ab2b16c8ea3fbdb059",
+                                   "32311b09c8e6cf403114c0745b004db2", "cc304d001057e21bd17f24dffff8da1f"},
+                                  {"2a405fb261279e646756ef837ecf92ab", "218b8a252ec958448a341581911f2a73",
+                                   "4742c75da410f5cbdbc02c42126799d0", "165b1468b884334616f34aa4378c034f"}}});
 
 const std::vector<float>& million() {
   static const std::vector<float> weights = test::normal_weights(1 << 20, 1);

@@ -94,6 +94,47 @@ TEST_P(FourBit, EveryMidpointAndItsNeighboursAtEveryScale) {
   expect_definition(mixed, 32);
 }
 
+// Codes for an absmax that is given: weights at midpoints, at their neighbours and beyond the ends.
+TEST_P(FourBit, EncodesForAnAbsmaxOfEitherSign) {
+  const FourBitTables& tables = dynamic_cast<const FourBitCodec&>(*make_codec(format.name)).tables();
+  const auto midpoints = reference::midpoints(ascending());
+  std::vector<float> points{0.0f, -0.0f, 1.0f, -1.0f, 1.5f, -1.5f, 90.0f, -90.0f, 1e-9f, -1e-9f};
+  for (const float midpoint : midpoints)
+    for (const float to : {-9.0f, midpoint, 9.0f}) points.push_back(std::nextafter(midpoint, to));
+  points.resize(96, 0.4f);
+
+  for (const DType source : {DType::f32, DType::bf16, DType::f16, DType::f64})
+    for (const std::size_t blocksize : {32U, 64U, 4096U}) {
+      std::vector<float> weights, absmax;
+      for (const float scale : {1.0f, -1.0f, 0.37f, -3.0f, 1e-20f, -3e38f, 1e-37f, -5e-39f, 1e-44f, 0.0f, -0.0f})
+        for (std::size_t b = 0; b < 2; ++b) {
+          absmax.push_back(scale);
+          for (std::size_t i = 0; i < blocksize; ++i) {
+            const float weight = points[(b * blocksize + i) % points.size()] * (scale == 0 ? 1.0f : scale);
+            weights.push_back(std::clamp(weight, -3e38f, 3e38f));
+          }
+        }
+      weights.resize(weights.size() - 13);  // a short block with an odd end
+      if (source == DType::bf16 || source == DType::f16)
+        for (float& w : weights)
+          w = source == DType::bf16 ? bf16::to_float(bf16::from_float(w)) : fp16::to_float(fp16::from_float(w));
+      const test::Bytes stored = test::stored_as(source, weights);
+      test::for_each_target([&](const std::string& target) {
+        std::vector<std::uint8_t> packed(ceil_div(weights.size(), 2), 0xEE);
+        encode_four_bit_for(tables, source, stored, blocksize, absmax, packed);
+        for (std::size_t i = 0; i < 2 * packed.size(); ++i) {
+          const float scale = absmax[i / blocksize];
+          const float inverse = scale == 0 ? 0 : 1.0f / std::copysign(std::max(std::abs(scale), 1e-38f), scale);
+          const float v = i < weights.size() ? weights[i] * inverse : 0.0f;
+          const auto number = std::ranges::count_if(midpoints, [&](float midpoint) { return midpoint < v; });
+          const int code = i % 2 == 0 ? packed[i / 2] >> 4 : packed[i / 2] & 15;
+          ASSERT_EQ(code, format.ascending[static_cast<std::size_t>(number)])
+              << target << traits(source).name << blocksize << ", weight " << i << ", absmax " << scale << ": " << v;
+        }
+      });
+    }
+}
+
 // Every bf16 weight from which a code depends, at every mantissa of absmax; also where absmax or its inverse is
 // subnormal or nearly so, and where the processor's table of steps begins and ends (four_bit_bf16.hpp).
 TEST_P(FourBit, EveryBf16WeightAtEveryAbsmax) {

@@ -34,29 +34,54 @@ struct Sums {
   [[nodiscard]] float scale() const { return product / square; }
 };
 
-Sums sums_of(const FourBitTables& tables, std::span<const float> weights, float inverse) {
+// Of a block whose largest magnitude is 4095, for a scale relative to that magnitude.
+Sums sums_of(const FourBitTables& tables, std::span<const int> weights, float scale) {
   Sums sums;
-  for (const float w : weights) {
-    const float c = nearest(tables, w * inverse);
-    sums.product += w * c;
-    sums.square += c * c;
+  const auto inverse =
+      static_cast<int>(std::clamp(std::rint(32737.0f * (4096.0f / 4095) / 8 / scale), -32767.0f, 32767.0f));
+  for (std::size_t begin = 0; begin < weights.size(); begin += 64) {
+    int product = 0, square = 0;
+    for (const int w : weights.subspan(begin, std::min<std::size_t>(64, weights.size() - begin))) {
+      const int position = 8 * ((8 * w * inverse + (1 << 14)) >> 15);
+      float nearest = -1, last = -1;
+      for (const std::uint8_t code : tables.code) {
+        const float value = tables.codebook[code];
+        if (static_cast<float>(position) > std::rint(32737.0f * ((last + value) / 2))) nearest = value;
+        last = value;
+      }
+      const int value = static_cast<int>(std::rint(4095 * nearest));
+      product += w * value;
+      square += value * value;
+    }
+    sums.product += static_cast<float>(product);
+    sums.square += static_cast<float>(square);
   }
   return sums;
 }
 
-// scale_search.hpp, line by line.
-float absmax_of(const FourBitTables& tables, std::span<const float> block, std::size_t blocksize, AbsmaxChoice choice) {
+float largest_of(std::span<const float> block) {
   float largest = 0;
   for (const float w : block) largest = std::max(largest, std::abs(w));
+  return largest;
+}
+
+std::vector<int> in_units(std::span<const float> block) {
+  std::vector<int> units;
+  for (const float w : block) units.push_back(static_cast<int>(std::rint(w * (4095 / largest_of(block)))));
+  return units;
+}
+
+// scale_search.hpp, line by line.
+float absmax_of(const FourBitTables& tables, std::span<const float> block, std::size_t blocksize, AbsmaxChoice choice) {
+  const float largest = largest_of(block);
   if (!(largest >= 1e-30f && largest <= 1e30f)) return largest;
-  std::vector<float> relative(blocksize);
-  for (std::size_t i = 0; i < block.size(); ++i) relative[i] = block[i] * (1.0f / largest);
+  const std::vector<int> units = in_units(block);
   float best = 0, scale = 1;
   const auto consider = [&](const Sums& sums) {
     if (sums.gain() > best) best = sums.gain(), scale = sums.scale();
   };
-  for (const float ratio : search_ratios(blocksize, choice)) consider(sums_of(tables, relative, 1.0f / ratio));
-  consider(sums_of(tables, relative, 1.0f / scale));
+  for (const float ratio : search_ratios(blocksize, choice)) consider(sums_of(tables, units, ratio));
+  consider(sums_of(tables, units, scale));
   return largest * scale;
 }
 
@@ -143,9 +168,13 @@ double least_error(const FourBitTables& tables, std::span<const float> block, Ab
     if (sign < 0 && choice == AbsmaxChoice::search_positive) continue;
     for (int i = 0; i < 300; ++i) {
       const double scale = sign * largest * (0.3 + 0.005 * i);
-      const Sums sums = sums_of(tables, block, static_cast<float>(1 / scale));
-      if (sums.square > 0)
-        least = std::min(least, error_of(tables, block, static_cast<double>(sums.product) / sums.square));
+      double product = 0, square = 0;
+      for (const float w : block) {
+        const double c = nearest(tables, static_cast<float>(w / scale));
+        product += w * c;
+        square += c * c;
+      }
+      if (square > 0) least = std::min(least, error_of(tables, block, product / square));
     }
   }
   return least;
@@ -171,58 +200,50 @@ TEST(ScaleSearch, LeavesNearlyTheLeastErrorOfAllScales) {
       }
 }
 
-// Every value of the codebook, from every side: weights at midpoints, between them and beyond the ends.
-TEST(ScaleSearch, GainsAreThoseOfTheNearestValues) {
-  for (const char* const name : {"nf4", "fp4"}) {
-    const FourBitTables& tables = tables_of(name);
-    std::vector<float> values;
-    for (int i = -40; i <= 40; ++i)
-      for (const int ulps : {-1, 0, 1})
-        values.push_back(std::bit_cast<float>(std::bit_cast<std::int32_t>(static_cast<float>(i) / 32) + ulps));
-    for (std::size_t k = 0; k < tables.midpoints; ++k)
-      for (const int ulps : {-2, -1, 0, 1, 2})
-        values.push_back(std::bit_cast<float>(std::bit_cast<std::int32_t>(tables.midpoint[k]) + ulps));
-    std::erase_if(values, [](float v) { return !std::isfinite(v); });
-    std::vector<float> weights(values.size() * 32), absmax(values.size(), 1.0f), expected;
-    for (std::size_t b = 0; b < values.size(); ++b) {
-      weights[b * 32 + b % 32] = values[b];
-      const Sums sums = sums_of(tables, std::span(weights).subspan(b * 32, 32), 1.0f);
-      expected.push_back(2 * sums.product - sums.square);
-    }
-    test::for_each_target([&](const std::string& target) {
-      std::vector<float> gains(values.size());
-      ScaleSearch(tables, 32, AbsmaxChoice::search).gains(DType::f32, bytes_of(weights), absmax, gains);
-      EXPECT_EQ(gains, expected) << target << name;
-    });
-  }
+// By how much codes for this absmax leave less error than codes of 0.
+float gain_of(const FourBitTables& tables, std::span<const float> block, float absmax) {
+  const float scale = absmax / largest_of(block);
+  if (scale == 0) return 0;
+  const Sums sums = sums_of(tables, in_units(block), scale);
+  return scale * (2 * sums.product - scale * sums.square);
 }
 
-TEST(ScaleSearch, RefusesCodebooksWithTwoMidpointsInABucket) {
-  FourBitTables tables = tables_of("nf4");
-  tables.midpoint[1] = tables.midpoint[0] + 0.001f;
-  EXPECT_THROW(ScaleSearch(tables, 64, AbsmaxChoice::search), std::logic_error);
-}
-
-TEST(ScaleSearch, EncodesToTheNearestValues) {
+TEST(ScaleSearch, TakesTheBetterOfTwo) {
   for (const char* const name : {"nf4", "fp4"})
     for (const std::size_t blocksize : {32U, 512U}) {
       const FourBitTables& tables = tables_of(name);
-      const std::vector<float> weights = all_kinds(blocksize);
+      const std::vector<float> weights = test::normal_weights(60 * blocksize + 5, 8, 0.05f);
       std::vector<float> absmax = find(tables, blocksize, AbsmaxChoice::search, DType::f32, bytes_of(weights));
-      absmax[3] = -absmax[3];
-      std::vector<float> expected(weights.size()), found(weights.size());
-      for (std::size_t i = 0; i < weights.size(); ++i) {
-        const float scale = absmax[i / blocksize];
-        const float divisor = std::copysign(std::max(std::abs(scale), 1e-38f), scale);
-        expected[i] = nearest(tables, scale == 0 ? 0.0f : weights[i] * (1.0f / divisor)) * scale;
+      std::vector<float> other = absmax, expected;
+      std::size_t replaced = 0;
+      for (std::size_t b = 0; b < absmax.size(); ++b) {
+        absmax[b] *= b % 7 == 3 ? 0.0f : 1 + 0.02f * static_cast<float>(b % 4);
+        other[b] *= b % 7 == 5 ? 0.0f : b % 7 == 6 ? -0.05f : 1 - 0.02f * static_cast<float>(b % 5);
+        const auto block =
+            std::span(weights).subspan(b * blocksize, std::min(blocksize, weights.size() - b * blocksize));
+        const bool replaces = gain_of(tables, block, other[b]) > gain_of(tables, block, absmax[b]);
+        expected.push_back(replaces ? other[b] : absmax[b]);
+        replaced += replaces ? 1 : 0;
       }
+      EXPECT_GT(replaced, 10U);
+      EXPECT_LT(replaced, 50U);
       test::for_each_target([&](const std::string& target) {
-        std::vector<std::uint8_t> packed(ceil_div(weights.size(), 2), 0xEE);
-        ScaleSearch(tables, blocksize, AbsmaxChoice::search).encode(DType::f32, bytes_of(weights), absmax, packed);
-        decode_four_bit(tables, packed, absmax, blocksize, found);
-        EXPECT_EQ(found, expected) << target << name;
-        EXPECT_EQ(packed.back() & 15, std::string_view(name) == "nf4" ? 7 : 0);  // the code of 0
+        std::vector<float> better = absmax;
+        ScaleSearch(tables, blocksize, AbsmaxChoice::search).take_better(DType::f32, bytes_of(weights), better, other);
+        EXPECT_EQ(better, expected) << target << name;
       });
+    }
+}
+
+TEST(ScaleSearch, KeepsTheAbsmaxOfBlocksThatAreNotSearched) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity(), 1.1e30f})
+    for (const float kept : {0.0f, 1.0f, -1.0f}) {
+      std::vector<float> weights = test::normal_weights(64, 2), absmax{kept};
+      weights[9] = bad;
+      const std::vector<float> other{kept + 0.01f};
+      ScaleSearch(tables_of("nf4"), 64, AbsmaxChoice::search).take_better(DType::f32, bytes_of(weights), absmax, other);
+      EXPECT_EQ(absmax[0], kept) << bad;
     }
 }
 

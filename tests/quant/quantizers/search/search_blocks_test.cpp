@@ -70,15 +70,12 @@ TEST(SearchOfBlocks, DoubleQuantizationTakesTheCodeThatHurtsLess) {
     EXPECT_EQ(nested_absmax[b / 256], largest);
     const auto block =
         std::as_bytes(std::span(weights).subspan(b * 64, std::min<std::size_t>(64, weights.size() - b * 64)));
-    const auto gain = [&](std::size_t code) {
-      const float absmax = codebook[code] * largest;
-      float found_gain = 0;
-      search.gains(DType::f32, block, {&absmax, 1}, {&found_gain, 1});
-      return found_gain * codebook[code] * codebook[code];
-    };
     std::size_t below = 0;
     while (below < 253 && codebook[below + 1] <= found[b] / largest) ++below;
-    EXPECT_EQ(codes[b], gain(below + 1) > gain(below) ? below + 1 : below);
+    float better = codebook[below] * largest;
+    const float above = codebook[below + 1] * largest;
+    search.take_better(DType::f32, block, {&better, 1}, {&above, 1});
+    EXPECT_EQ(codes[b], better == above ? below + 1 : below);
     const float middle = (codebook[below] + codebook[below + 1]) / 2;
     not_nearest += (found[b] / largest > middle) != (codes[b] == below + 1) ? 1 : 0;
   }
