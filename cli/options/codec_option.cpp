@@ -60,7 +60,10 @@ Rule parse_rule(const std::string& text) {
 std::string codecs_where(const std::function<bool(const CodecSpec&)>& is_meant) {
   std::vector<std::string_view> names;
   std::ranges::copy_if(codec_names(), std::back_inserter(names), is_meant);
-  return fmt::format("{}", fmt::join(names, " and "));
+  if (names.size() < 2) return fmt::format("{}", fmt::join(names, ""));
+  const std::string_view last = names.back();
+  names.pop_back();
+  return fmt::format("{} and {}", fmt::join(names, ", "), last);
 }
 
 std::string codecs_with(std::string_view option) {

@@ -9,13 +9,17 @@
 #include <vector>
 
 #include "nibble/codec.hpp"
+#include "quant/codecs/absmax_choice.hpp"
 
 namespace nibble {
 
 /// A matrix in 8 bits with an absmax for each row.
 class Int8Codec final : public Codec {
  public:
-  explicit Int8Codec(const CodecSpec& spec) : Codec(spec) {}
+  explicit Int8Codec(const CodecSpec& spec) : Codec(spec), searches_(absmax_choice_of(spec) != AbsmaxChoice::max) {}
+
+  /// Whether the absmax of a row is searched; codes have either sign, so it is positive in any case.
+  [[nodiscard]] bool searches() const noexcept { return searches_; }
 
   bool accepts(const TensorInfo& tensor) const override {
     return is_weight_type(tensor.dtype) && tensor.shape.size() == 2;
@@ -29,6 +33,9 @@ class Int8Codec final : public Codec {
   std::unique_ptr<Decoder> decoder(const TensorInfo& tensor,
                                    std::span<const std::span<const std::byte>> rest) const override;
   double normal_sqnr_db(const TensorInfo& tensor) const override;
+
+ private:
+  bool searches_;
 };
 
 }  // namespace nibble

@@ -2,9 +2,11 @@
 #include "quant/errors/int8_error.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "nibble/int8.hpp"
+#include "quant/codecs/int8_rows.hpp"
 #include "quant/simd/widen.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -80,6 +82,23 @@ void compare_rows(DType source, std::span<const std::byte> weights, std::span<co
   const auto compare = loop_of(source, HWY_DYNAMIC_DISPATCH(compare_rows_f32), HWY_DYNAMIC_DISPATCH(compare_rows_bf16),
                                HWY_DYNAMIC_DISPATCH(compare_rows_f16));
   compare(weights.data(), codes.data(), codes.size(), columns, left, absmax.data(), squares);
+}
+
+ErrorSums error_of_rows(DType source, std::span<const std::byte> weights, std::span<const std::int8_t> codes,
+                        std::uint64_t columns, std::uint64_t left, std::span<const float> absmax) {
+  if (source != DType::f64 && columns >= squares_step) {
+    Squares squares;
+    compare_rows(source, weights, codes, columns, left, absmax, squares);
+    ErrorSums sums;
+    add_squares_of_lanes(squares, codes.size(), sums);
+    if (are_usable(sums)) return sums;
+  }
+  alignas(64) std::array<float, tile_weights> tile;
+  alignas(64) std::array<float, tile_weights> decoded;
+  for_each_row(columns, columns - left, codes.size(), [&](std::size_t row, std::size_t begin, std::size_t end) {
+    decode_row(codes.subspan(begin, end - begin), absmax[row], std::span(decoded).subspan(begin, end - begin));
+  });
+  return compare_squares(widen(source, weights, tile), std::span(decoded).first(codes.size()));
 }
 
 }  // namespace nibble::int8

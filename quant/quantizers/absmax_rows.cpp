@@ -1,7 +1,6 @@
 // The absmax of every row of a matrix. A row that is longer than a chunk is scanned before any of it is encoded.
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "quant/quantizers/device.hpp"
 #include "quant/quantizers/quantizer.hpp"
 #include "quant/quantizers/scanned_magnitude.hpp"
+#include "quant/quantizers/search/row_search.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {
@@ -20,11 +20,12 @@ namespace {
 
 class RowEncoder final : public Encoder {
  public:
-  RowEncoder(Device* device, const TensorInfo& tensor, bool scanned, Scratch& scratch)
+  RowEncoder(Device* device, bool searches, const TensorInfo& tensor, bool scanned, Scratch& scratch)
       : source_(tensor.dtype),
         size_(traits(tensor.dtype).bits / 8),
         columns_(tensor.shape[1]),
         row_count_(tensor.shape[0]),
+        searches_(searches),
         scanned_(scanned),
         scanned_rows_(scanned ? tensor.shape[0] : 0),
         device_(device),
@@ -105,8 +106,13 @@ class RowEncoder final : public Encoder {
   void look_at(std::uint64_t at, std::span<const std::byte> weights, Rows& rows) {
     rows.plain = true;
     rows.absmax.clear();
-    for (std::size_t begin = 0; begin < weights.size(); begin += columns_ * size_)
-      rows.absmax.push_back(int8::row_absmax(source_, weights.subspan(begin, columns_ * size_), rows.plain));
+    for (std::size_t begin = 0; begin < weights.size(); begin += columns_ * size_) {
+      const auto row = weights.subspan(begin, columns_ * size_);
+      bool plain = true;
+      const float largest = int8::row_absmax(source_, row, plain);
+      rows.absmax.push_back(searches_ && plain ? search_row(source_, row, largest) : largest);
+      rows.plain = rows.plain && plain;
+    }
     store(at / columns_, rows.absmax);
   }
 
@@ -129,29 +135,15 @@ class RowEncoder final : public Encoder {
     return rows.plain ? Findings() : count_nonfinite(source_, weights, first, fp16::smallest_overflow);
   }
 
-  // From the decoded weights where fp32 cannot hold the sums of a piece, for fp64, and for short rows.
   [[nodiscard]] ErrorSums error_of_piece(std::uint64_t first, std::span<const std::byte> weights,
                                          std::span<const float> absmax, std::span<const std::int8_t> codes) const {
-    if (source_ != DType::f64 && columns_ >= squares_step) {
-      Squares squares;
-      int8::compare_rows(source_, weights, codes, columns_, columns_ - first % columns_, absmax, squares);
-      ErrorSums sums;
-      add_squares_of_lanes(squares, codes.size(), sums);
-      if (are_usable(sums)) return sums;
-    }
-    alignas(64) std::array<float, tile_weights> tile;
-    alignas(64) std::array<float, tile_weights> decoded;
-    int8::for_each_row(columns_, first, codes.size(), [&](std::size_t row, std::size_t begin, std::size_t end) {
-      int8::decode_row(codes.subspan(begin, end - begin), absmax[row - first / columns_],
-                       std::span(decoded).subspan(begin, end - begin));
-    });
-    return compare_squares(widen(source_, weights, tile), std::span(decoded).first(codes.size()));
+    return int8::error_of_rows(source_, weights, codes, columns_, columns_ - first % columns_, absmax);
   }
 
   // Whole rows. If some are not finite, or beyond fp16, the CPU counts what is in them.
   bool encode_on_device(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out,
                         std::vector<ErrorSums>* errors) {
-    if (device_ == nullptr || scanned_ || out.empty()) return false;
+    if (device_ == nullptr || searches_ || scanned_ || out.empty()) return false;
     std::vector<float> absmax(out.size() / columns_);
     if (!DeviceEncoder(*device_).encode_int8(source_, weights, {reinterpret_cast<std::int8_t*>(out.data()), out.size()},
                                              absmax))
@@ -176,6 +168,7 @@ class RowEncoder final : public Encoder {
   std::size_t size_;  // of a weight, in bytes
   std::uint64_t columns_;
   std::uint64_t row_count_;
+  bool searches_;
   bool scanned_;
   std::vector<ScannedMagnitude>
       scanned_rows_;  // only for rows that are scanned first, which are longer than a chunk, so few
@@ -186,14 +179,15 @@ class RowEncoder final : public Encoder {
 
 class AbsmaxOfRows final : public Quantizer {
  public:
-  explicit AbsmaxOfRows(const QuantizerOptions& options) : device_(options.device) {}
+  AbsmaxOfRows(const Int8Codec& codec, const QuantizerOptions& options)
+      : searches_(codec.searches()), device_(options.device) {}
 
-  // Whole rows, or parts of rows that are scanned first.
+  // Whole rows, or parts of rows that are scanned first. A search needs whole rows.
   Chunking chunking(const TensorInfo& tensor, std::uint64_t limit) const override {
     const std::uint64_t columns = std::max<std::uint64_t>(tensor.shape[1], 1);
     limit = std::max<std::uint64_t>(limit, 1);
     if (limit > tile_weights) limit -= limit % tile_weights;  // pieces of errors are not cut
-    if (columns > limit) return {limit, true};
+    if (columns > limit) return searches_ ? Chunking{columns, false} : Chunking{limit, true};
     std::uint64_t rows = std::min(limit / columns, max_rows);
     if (const std::uint64_t unit = tile_weights / columns; unit > 0 && rows > unit) rows -= rows % unit;
     return {rows * columns, false};
@@ -202,27 +196,29 @@ class AbsmaxOfRows final : public Quantizer {
   std::uint64_t scratch_bytes(const TensorInfo& tensor) const override { return sizeof(float) * tensor.shape.at(0); }
 
   std::uint64_t scan_bytes(const TensorInfo& tensor) const override {
-    return scanned_magnitude_bytes * tensor.shape.at(0);
+    return searches_ ? 0 : scanned_magnitude_bytes * tensor.shape.at(0);
   }
 
-  bool uses_device(const TensorInfo& tensor) const override { return DeviceEncoder::takes(tensor.dtype); }
+  bool uses_device(const TensorInfo& tensor) const override { return !searches_ && DeviceEncoder::takes(tensor.dtype); }
 
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking& chunking,
                                    Scratch& scratch) const override {
-    return std::make_unique<RowEncoder>(device_, tensor, chunking.scan, scratch);
+    return std::make_unique<RowEncoder>(device_, searches_, tensor, chunking.scan, scratch);
   }
 
  private:
   // The rows in a chunk are limited, because a device returns the absmax of all of them at once, 4 bytes each.
   static constexpr std::uint64_t max_rows = 4096;
 
+  bool searches_;
   Device* device_;
 };
 
 }  // namespace
 
 std::unique_ptr<const Quantizer> make_absmax_rows_quantizer(const Codec& codec, const QuantizerOptions& options) {
-  return dynamic_cast<const Int8Codec*>(&codec) == nullptr ? nullptr : std::make_unique<AbsmaxOfRows>(options);
+  const auto* const int8 = dynamic_cast<const Int8Codec*>(&codec);
+  return int8 == nullptr ? nullptr : std::make_unique<AbsmaxOfRows>(*int8, options);
 }
 
 }  // namespace nibble

@@ -106,9 +106,9 @@ TEST(Completion, BashOffersFilesForPathsOnly) {
     EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), ElementsAre("no files: +o default")) << words;
   for (const char* const words : {"--list ''", "--list =", "''", "--level 3 ''", "--quiet ''"})
     EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), IsEmpty()) << words;
-  for (const char* const words : {"--as i", "--as = i"})
-    EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), ElementsAre("int8")) << words;
-  EXPECT_THAT(offered(bash, "nibble pack '--as=i'"), ElementsAre("--as=int8"));
+  for (const char* const words : {"--as b", "--as = b"})
+    EXPECT_THAT(offered(bash, std::string("nibble pack ") + words), ElementsAre("bf16")) << words;
+  EXPECT_THAT(offered(bash, "nibble pack '--as=b'"), ElementsAre("--as=bf16"));
 }
 
 // Bash replaces what follows the last ":" or "=", unless these were taken from COMP_WORDBREAKS.
@@ -128,7 +128,8 @@ TEST(Completion, ZshOffersTheValuesOfAnOption) {
   EXPECT_THAT(zsh, HasSubstr("'--kind=[What kind]:value:(flat round)'"));
   EXPECT_THAT(zsh, HasSubstr("'--quiet[Say nothing]'"));
   EXPECT_THAT(zsh, HasSubstr("'--list=[A file]:value:_files'"));
-  EXPECT_THAT(zsh, HasSubstr("'--as=[A format]:value:(fp32 fp16 bf16 int8 nf4 nf4\\:block-size=32 "));
+  EXPECT_THAT(zsh, HasSubstr("'--as=[A format]:value:(fp32 fp16 bf16 int8 int8\\:absmax=search "));
+  EXPECT_THAT(zsh, HasSubstr(" nf4 nf4\\:block-size=32 "));
   EXPECT_THAT(zsh, HasSubstr("'*:argument:(bash zsh fish)'"));
   EXPECT_THAT(zsh, HasSubstr("'*:argument:_files'"));
 }

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "nibble/codec.hpp"
+#include "quant/codecs/absmax_choice.hpp"
 
 /// What the 4-bit formats share: blocks and packing. A format adds its FourBitTables.
 namespace nibble {
@@ -154,23 +155,15 @@ std::size_t repair_blocks(const FourBitTables& tables, DType source, std::span<c
                           std::size_t blocksize, std::span<std::uint8_t> packed, std::span<float> absmax);
 
 inline constexpr std::size_t min_blocksize = 32;
-inline constexpr std::string_view blocksize_option = "block-size", double_quant_option = "double-quant",
-                                  absmax_option = "absmax";
+inline constexpr std::string_view blocksize_option = "block-size", double_quant_option = "double-quant";
 inline constexpr std::array<std::string_view, 8> blocksizes{"32", "64", "128", "256", "512", "1024", "2048", "4096"};
 inline constexpr std::array<std::string_view, 2> yes_or_no{"yes", "no"};
-inline constexpr std::array<std::string_view, 3> absmax_choices{"max", "search", "search-positive"};
 
 /// The options of all 4-bit codecs.
 inline constexpr std::array<CodecOption, 3> four_bit_options{
     {{blocksize_option, "number of weights that share an absmax", blocksizes, 1},
      {double_quant_option, "store absmax in 8 bits, with a nested absmax for every 256 of them", yes_or_no, 0},
-     {absmax_option,
-      "the absmax of a block: its largest magnitude, or what a search finds to have the least squared error, of either "
-      "sign or positive",
-      absmax_choices, 0, false}}};
-
-/// How the absmax of a block is chosen. In the order of absmax_choices.
-enum class AbsmaxChoice : std::uint8_t { max, search, search_positive };
+     absmax_option}};
 
 /// Codec::normal_sqnr_db() for each AbsmaxChoice and block sizes 32, 64, ..., 4096, computed from the codebook, not by
 /// this code: of 2^22 normal weights by numpy, and for searches of 2^21, trying all multiples of 1/64 of the largest
@@ -190,7 +183,7 @@ class FourBitCodec final : public Codec {
         normal_sqnr_(normal_sqnr),
         blocksize_(min_blocksize << spec.index(blocksize_option)),
         double_quant_(spec.index(double_quant_option) == 0),
-        absmax_choice_(static_cast<AbsmaxChoice>(spec.index(absmax_option))) {}
+        absmax_choice_(absmax_choice_of(spec)) {}
 
   [[nodiscard]] const FourBitTables& tables() const noexcept { return tables_; }
   [[nodiscard]] std::size_t blocksize() const noexcept { return blocksize_; }

@@ -32,7 +32,7 @@ TEST(CodecOptions, ErrorsNameTheOption) {
   EXPECT_EQ(error("keep"), "--to: 'keep' is not one of " + test::listed_codecs(", ", false));
   EXPECT_EQ(error("NF4:block-size=32"),
             "--to: 'NF4' is not one of " + test::listed_codecs(", ", false) + ": did you mean nf4?");
-  EXPECT_EQ(error("int8:block-size=32"), "--to 'int8:block-size=32': codec int8 has no options");
+  EXPECT_EQ(error("fp16:block-size=32"), "--to 'fp16:block-size=32': codec fp16 has no options");
 }
 
 // One grammar: what is wrong is said in the same words wherever a codec is asked for.

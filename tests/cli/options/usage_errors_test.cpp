@@ -76,7 +76,7 @@ TEST_F(UsageErrors, AWrongChoiceListsThoseThatThereAre) {
 TEST_F(UsageErrors, CodecsAreRefusedForTheSameReasonEverywhere) {
   for (const auto& [codec, fact] :
        {std::pair<std::string, std::string>{"nf4:block-size=33", "block-size of codec nf4: '33' is not one of 32, 64"},
-        {"int8:block-size=32", "codec int8 has no options"},
+        {"fp16:block-size=32", "codec fp16 has no options"},
         {"nf4:blocksize=32", "did you mean block-size?"}}) {
     EXPECT_THAT(error_of("measure w.safetensors --to " + codec), HasSubstr(fact));
     EXPECT_THAT(error_of("measure w.safetensors --advise 5bits --to " + codec), HasSubstr(fact));
@@ -206,8 +206,8 @@ TEST_F(UsageErrors, OptionsThatDoNotGoTogether) {
             "--block-size cannot be combined with --to fp16: only nf4 and fp4 have this option");
   EXPECT_EQ(message("int8 --no-double-quant"),
             "--no-double-quant cannot be combined with --to int8: only nf4 and fp4 have double quantization");
-  EXPECT_EQ(message("int8 --absmax search"),
-            "--absmax cannot be combined with --to int8: only nf4 and fp4 have this option");
+  EXPECT_EQ(message("fp16 --absmax search"),
+            "--absmax cannot be combined with --to fp16: only int8, nf4 and fp4 have this option");
   EXPECT_EQ(message("nf4 --absmax least"),
             "--absmax: absmax of codec nf4: 'least' is not one of max, search, search-positive");
   EXPECT_EQ(message("nf4:absmax=max --absmax search"),
