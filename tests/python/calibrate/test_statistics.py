@@ -310,3 +310,18 @@ def test_memory_of_a_tensor_that_is_gone():
     for number in range(20):
         inputs.add(str(number), torch.full((2, 4), float(number)))
     assert len(set(inputs.of_weight.values())) == 20
+
+
+def test_experts_without_a_token_share_nothing():
+    """All tensors without elements have the same address."""
+    inputs, x, y = Inputs(False, Memory()), torch.ones(2, 4), torch.ones(3, 4)
+    for expert in ("a", "b", "never"):
+        inputs.add(expert, torch.ones(0, 4))
+    inputs.begin_call()
+    inputs.add("a", x)
+    inputs.add("b", y)
+    inputs.begin_call()
+    inputs.add("a", torch.ones(0, 4))
+    inputs.add("b", y)
+    assert inputs.of_weight == {"a": "a", "b": "b"}
+    assert {name: tokens for name, (_, tokens, _) in inputs.finish().items()} == {"a": 2, "b": 6}
