@@ -64,11 +64,10 @@ std::string ModulePatterns::add_name(const std::string& pattern) {
 }
 
 std::string ModulePatterns::add_expression(const std::string& pattern) {
-  if (pattern.size() > max_budget / bytes_per_character)
-    return fmt::format("is no name of a module and longer than {} characters", max_budget / bytes_per_character);
+  std::uint64_t budget = min_budget;
+  while (budget <= max_budget && pattern.size() > budget / bytes_per_character) budget *= 4;
   std::unique_ptr<RE2> regex;
-  for (std::uint64_t budget = min_budget; budget <= max_budget; budget *= 4) {
-    if (pattern.size() > budget / bytes_per_character) continue;
+  for (; budget <= max_budget; budget *= 4) {
     RE2::Options options(RE2::Quiet);
     options.set_max_mem(static_cast<std::int64_t>(budget));
     regex = std::make_unique<RE2>("(?:.*\\.)?(?:" + pattern + ")", options);
@@ -81,6 +80,8 @@ std::string ModulePatterns::add_expression(const std::string& pattern) {
     expressions_.emplace_back(std::move(regex), patterns_);
     return {};
   }
+  if (!regex)
+    return fmt::format("is no name of a module and longer than {} characters", max_budget / bytes_per_character);
   return fmt::format("is not a regular expression that can be used: {}", printable(regex->error()));
 }
 
