@@ -18,7 +18,7 @@ inline constexpr std::array<std::string_view, 3> absmax_choices{"max", "search",
 inline constexpr CodecOption absmax_option{
     "absmax",
     "the absmax of a block or a row: its largest magnitude, or what a search finds to have the least squared error, of "
-    "either sign or positive",
+    "either sign (4 bits) or positive",
     absmax_choices, 0, false};
 
 [[nodiscard]] inline AbsmaxChoice absmax_choice_of(const CodecSpec& spec) {

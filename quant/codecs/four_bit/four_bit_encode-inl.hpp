@@ -237,7 +237,8 @@ HWY_INLINE void encode_blocks_for(const FourBitTables& tables, const std::byte* 
                                   std::size_t blocksize, const float* HWY_RESTRICT absmax,
                                   std::uint8_t* HWY_RESTRICT packed) {
   const int block_bits = std::countr_zero(blocksize);
-  HWY_ALIGN float inverse[batch_blocks], scale[batch_blocks];
+  HWY_ALIGN float inverse[batch_blocks] = {};
+  HWY_ALIGN float scale[batch_blocks] = {};
   while (blocks > 0) {
     const std::size_t count = std::min(blocks, std::max<std::size_t>(1, batch_bytes / Source::size / blocksize)),
                       n = count * blocksize;

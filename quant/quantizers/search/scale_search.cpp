@@ -4,9 +4,11 @@
 #include "quant/quantizers/search/scale_search.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
+#include "quant/errors/squares.hpp"
 #include "quant/simd/magnitude.hpp"
 #include "quant/simd/widen.hpp"
 
@@ -309,8 +311,37 @@ void ScaleSearch::find(DType source, std::span<const std::byte> weights, std::sp
     std::array<SearchSums, 1> last{};
     group.sum(tables_, values_, first, largest, refined, last);
     HWY_DYNAMIC_DISPATCH(choose)(last.data(), 1, best.data(), scale.data());
+    std::array<float, max_lanes> fitted{};  // 0 for blocks that are not searched
     for (std::size_t b = 0; b < largest.size(); ++b)
-      largest[b] = std::isfinite(largest[b]) ? largest[b] * scale[b] : std::numeric_limits<float>::quiet_NaN();
+      if (Group::is_searched(largest[b])) fitted[b] = largest[b] * scale[b];
+    const std::size_t size = blocksize_ * traits(source).bits / 8, begin = first * size;
+    refit(source, weights.subspan(begin, std::min(largest.size() * size, weights.size() - begin)),
+          std::span(fitted).first(largest.size()));
+    for (std::size_t b = 0; b < largest.size(); ++b) {
+      if (fitted[b] != 0) largest[b] = fitted[b];
+      if (!std::isfinite(largest[b])) largest[b] = std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+}
+
+void ScaleSearch::refit(DType source, std::span<const std::byte> weights, std::span<float> absmax) const {
+  std::array<std::uint8_t, tile_weights / 2> codes;
+  alignas(64) std::array<float, tile_weights> tile, room;
+  const std::size_t size = traits(source).bits / 8, n = weights.size() / size, step = tile_weights / blocksize_;
+  for (std::size_t b = 0; b < absmax.size(); b += step) {
+    const std::size_t first = b * blocksize_, count = std::min(tile_weights, n - first);
+    const auto part = weights.subspan(first * size, count * size);
+    const auto some = absmax.subspan(b, std::min(step, absmax.size() - b));
+    const auto packed = std::span(codes).first(ceil_div(count, 2));
+    const auto decoded = std::span(tile).first(count);
+    encode_four_bit_for(tables_, source, part, blocksize_, some, packed);
+    decode_four_bit(tables_, packed, some, blocksize_, decoded);
+    const auto wide = widen(source, part, room);
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      const std::size_t begin = i * blocksize_, length = std::min(blocksize_, count - begin);
+      const ErrorSums sums = compare_squares(wide.subspan(begin, length), decoded.subspan(begin, length));
+      if (sums.test > 0) some[i] = static_cast<float>(some[i] * (sums.product / sums.test));
+    }
   }
 }
 

@@ -23,7 +23,8 @@ namespace nibble {
 /// search_ratios(), and the largest wins. Then A^2 / B is computed for the nearest codes of the winner's A / B, too,
 /// and the A / B of the better of the two is the result. In these sums, weights are rounded to multiples of 1/4095 of
 /// the largest magnitude, values of the codebook to multiples of 1/4095, and w / s to a position on
-/// FourBitTables::grid: all CPU targets find the same numbers.
+/// FourBitTables::grid: all CPU targets find the same numbers. Last, A / B is computed once more for the codes of that
+/// result, without this rounding.
 ///
 /// Thread-safe. Blocks follow each other in `weights`; the last may be short. The tables have to outlive it.
 class ScaleSearch {
@@ -50,6 +51,9 @@ class ScaleSearch {
   };
 
  private:
+  /// Replaces each absmax by the A / B of its codes, if it is not 0.
+  void refit(DType source, std::span<const std::byte> weights, std::span<float> absmax) const;
+
   const FourBitTables& tables_;
   Values values_;
   std::size_t blocksize_;

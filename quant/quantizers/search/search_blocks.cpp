@@ -148,31 +148,36 @@ class SearchEncoder final : public Encoder {
     }
   }
 
-  // Replaces absmax by what is read back: of the two codes around each, the one that leaves less error. Returns the
-  // nested absmax.
+  // Replaces absmax by what is read back: of the two codes around each, the one that leaves less error; the nearer one,
+  // if both leave the same or the block is not searched. Returns the nested absmax.
   float nest(const Unit& unit, std::span<float> absmax, std::span<std::uint8_t> codes) const {
     float largest = 0;
     for (const float value : absmax) largest = std::max(largest, std::abs(value));
     std::array<float, unit_blocks> room;
-    const auto above = std::span(room).first(absmax.size());
+    std::array<std::uint8_t, unit_blocks> other_codes;
+    const auto others = std::span(room).first(absmax.size());
     for (std::size_t b = 0; b < absmax.size(); ++b) {
       const float v = largest == 0 ? 0.0f : absmax[b] / largest;
       const auto next = std::ranges::upper_bound(nested_codebook, v) - nested_codebook.begin();
-      codes[b] = static_cast<std::uint8_t>(std::min<std::ptrdiff_t>(next - 1, 253));
+      const auto below = static_cast<std::uint8_t>(std::min<std::ptrdiff_t>(next - 1, 253));
+      const auto above = static_cast<std::uint8_t>(below + 1);
+      const bool is_nearer = nested_codebook[above] - v < v - nested_codebook[below];
+      codes[b] = is_nearer ? above : below;
+      other_codes[b] = is_nearer ? below : above;
       absmax[b] = value_of(codes[b], largest);
-      above[b] = value_of(codes[b] + 1u, largest);
+      others[b] = value_of(other_codes[b], largest);
     }
-    search_.take_better(tensor_.dtype, unit.weights, absmax, above);
+    search_.take_better(tensor_.dtype, unit.weights, absmax, others);
     for_each_repaired(unit, [&](std::size_t b, std::span<const std::byte> block) {
-      search_.take_better(DType::f32, block, absmax.subspan(b, 1), above.subspan(b, 1));
+      search_.take_better(DType::f32, block, absmax.subspan(b, 1), others.subspan(b, 1));
     });
     for (std::size_t b = 0; b < absmax.size(); ++b)
-      if (absmax[b] != value_of(codes[b], largest)) ++codes[b];
+      if (absmax[b] != value_of(codes[b], largest)) codes[b] = other_codes[b];
     return largest;
   }
 
   // As nested::decode().
-  static float value_of(std::size_t code, float nested_absmax) {
+  static float value_of(std::uint8_t code, float nested_absmax) {
     return nested_codebook[code] * nested_absmax + nested_offset;
   }
 

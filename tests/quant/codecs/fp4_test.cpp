@@ -29,10 +29,10 @@ const test::GiveDigests digests({{"fp4",
                                  {"fp4_search",
                                   "fp4:absmax=search",
                                   OnOverflow::automatic,
-                                  {"7c4ff45aa5ce82cd5b7e5f5733a3c5fd", "c2d1e4bdceb1379d292bd1f5cf724600",
-                                   "8bd893f3fc1a425cc45e928dba0f7b92", "76304545c37f816664b9789531581de2"},
-                                  {"dcf3a51b4dfae736089de8a346e1bf5a", "e06654cb62a0e8b46b8e821fc1f7ad69",
-                                   "c091166445118d010a78274c0f6458a8", "bb5d4998f56d4835de0dd33de39f4b26"}}});
+                                  {"a6aa0bcf1ab54f4f14ae5ce14b45608e", "6ee9330599f162ee5ec7869c331d24c6",
+                                   "22c4b069e58f037b5abb92d7c575e8e5", "8aea2c03f59b1c2cb5b7b20ce73981f6"},
+                                  {"b4d55ae79055f34924e6d007ba7ae596", "7323aafac545e3463c125b11062d03c7",
+                                   "07c4258f78e7d2ff7b9d5989c877dc35", "f38c5dbdd4751f0d085cc2eef90d857a"}}});
 
 TEST(Fp4, BothZerosAndTheirNeighboursHaveTheCodesOfBitsandbytes) {
   // Of two neighbours in ascending order, 9 0 8 1, a tie takes the first.

@@ -36,17 +36,17 @@ const test::GiveDigests digests({{"nf4",
                                  {"nf4_search",
                                   "nf4:absmax=search",
                                   OnOverflow::automatic,
-                                  {"2dfa4d9b6da70a84adbb93bd58ad25dc", "810f837ac2c5df6357f2d4bf04d0e3bf",
-                                   "766a8290e6756c8cf1c60d8080f427f1", "f5472af14e50516689ba658b8a3ce660"},
-                                  {"b8f1cac797626f259d19123b600cc6bf", "2fe03f0a02c8ef30532b5dd9ff75b377",
-                                   "ce116e615f831832db4bdf2bf86bee83", "92087299d6342bf10764bcb7fc471d1b"}},
+                                  {"0106559be29ff2a82a58332752f26daa", "c92113d7f61aa7063fb08854bdd78a4c",
+                                   "fb4a56487dfa6455dc20da8ece943e52", "8183b72c294ee57d689a2a74a2a0aab8"},
+                                  {"1bd5878240d2f293e09620e9338f4a5d", "09a2f5f29c85d15d08f646723acd8a4e",
+                                   "4d6c340dac0a5ed6b389c4f6499290c5", "b24fefe8a3ae1880e7d526dc3fa8f195"}},
                                  {"nf4_search_positive_256",
                                   "nf4:block-size=256,double-quant=no,absmax=search-positive",
                                   OnOverflow::automatic,
-                                  {"356bbf37ecebfb144393e208b9e42b7f", "a5021d5e698bc3ab2b16c8ea3fbdb059",
-                                   "32311b09c8e6cf403114c0745b004db2", "cc304d001057e21bd17f24dffff8da1f"},
-                                  {"2a405fb261279e646756ef837ecf92ab", "218b8a252ec958448a341581911f2a73",
-                                   "4742c75da410f5cbdbc02c42126799d0", "165b1468b884334616f34aa4378c034f"}}});
+                                  {"c4b4b73f581b2c3cb8bc23d3a2c7191a", "b39e616be2664368c395c22e9b228f9b",
+                                   "ed03cff08014e6d2d82c1fafd0eb7bff", "b1f8a848d5963aa6fe4ad9f1820cfa02"},
+                                  {"6350ce0c4f42322dba2a0389dc9d4ed6", "3396054767237ae640b831c65bdb6b49",
+                                   "ddb794b1b19be2679bd8bdc316dabb3f", "049d176f5bf4eb9786f404d38454854e"}}});
 
 const std::vector<float>& million() {
   static const std::vector<float> weights = test::normal_weights(1 << 20, 1);

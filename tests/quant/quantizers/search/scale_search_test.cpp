@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "quant/errors/squares.hpp"
 #include "quant/quantizers/search/search_ratios.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 
@@ -82,7 +83,11 @@ float absmax_of(const FourBitTables& tables, std::span<const float> block, std::
   };
   for (const float ratio : search_ratios(blocksize, choice)) consider(sums_of(tables, units, ratio));
   consider(sums_of(tables, units, scale));
-  return largest * scale;
+  const float absmax = largest * scale;
+  std::vector<float> decoded;
+  for (const float w : block) decoded.push_back(nearest(tables, w * (1.0f / absmax)) * absmax);
+  const ErrorSums sums = compare_squares(block, decoded);
+  return static_cast<float>(absmax * (sums.product / sums.test));
 }
 
 std::vector<float> find(const FourBitTables& tables, std::size_t blocksize, AbsmaxChoice choice, DType dtype,
@@ -198,6 +203,26 @@ TEST(ScaleSearch, LeavesNearlyTheLeastErrorOfAllScales) {
         }
         EXPECT_LE(std::sqrt(found / least), 1.003) << name << blocksize;
       }
+}
+
+// Of a block that the largest magnitude stores exactly, all scales leave the same sums.
+TEST(ScaleSearch, LosesNothingWhereNothingIsLost) {
+  for (const char* const name : {"nf4", "fp4"})
+    for (const AbsmaxChoice choice : choices) {
+      std::vector<float> weights(4 * 64);
+      std::fill_n(weights.begin(), 64, 0.3f);
+      std::fill_n(weights.begin() + 64, 64, -0.7f);
+      weights[128 + 9] = 0.7f;
+      weights[192 + 5] = -3e20f;
+      const FourBitTables& tables = tables_of(name);
+      const std::vector<float> absmax = find(tables, 64, choice, DType::f32, bytes_of(weights));
+      std::vector<std::uint8_t> packed(weights.size() / 2);
+      std::vector<float> decoded(weights.size());
+      encode_four_bit_for(tables, DType::f32, bytes_of(weights), 64, absmax, packed);
+      decode_four_bit(tables, packed, absmax, 64, decoded);
+      for (std::size_t i = 0; i < weights.size(); ++i)
+        EXPECT_NEAR(decoded[i], weights[i], 1e-6 * std::abs(weights[i])) << name << i;
+    }
 }
 
 // By how much codes for this absmax leave less error than codes of 0.

@@ -8,7 +8,7 @@
 
 #include "nibble/metrics.hpp"
 #include "nibble/nested.hpp"
-#include "quant/quantizers/search/scale_search.hpp"
+#include "nibble/nf4.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 
 namespace nibble::search_blocks_test {
@@ -61,25 +61,48 @@ TEST(SearchOfBlocks, DoubleQuantizationTakesTheCodeThatHurtsLess) {
   ASSERT_EQ(codes.size(), 300U);
   ASSERT_EQ(nested_absmax.size(), 2U);
   EXPECT_EQ(values_of<float>(encoded.planes.at(4)), std::vector<float>{0.0f});
-  const ScaleSearch search(dynamic_cast<const FourBitCodec&>(*codec).tables(), 64, AbsmaxChoice::search);
   std::size_t not_nearest = 0;
   for (std::size_t b = 0; b < codes.size(); ++b) {
     float largest = 0;
     for (std::size_t i = b / 256 * 256; i < std::min<std::size_t>(codes.size(), b / 256 * 256 + 256); ++i)
       largest = std::max(largest, std::abs(found[i]));
     EXPECT_EQ(nested_absmax[b / 256], largest);
-    const auto block =
-        std::as_bytes(std::span(weights).subspan(b * 64, std::min<std::size_t>(64, weights.size() - b * 64)));
+    // The search rounds weights to 1/4095 of the largest: of two codes that leave nearly the same, it may take either.
+    const auto error = [&](std::size_t code) {
+      double sum = 0;
+      for (std::size_t i = b * 64; i < std::min(b * 64 + 64, weights.size()); ++i) {
+        double least = std::numeric_limits<double>::infinity();
+        for (const float value : nf4::codebook.value) {
+          const double difference = weights[i] - static_cast<double>(codebook[code] * largest) * value;
+          least = std::min(least, difference * difference);
+        }
+        sum += least;
+      }
+      return sum;
+    };
     std::size_t below = 0;
     while (below < 253 && codebook[below + 1] <= found[b] / largest) ++below;
-    float better = codebook[below] * largest;
-    const float above = codebook[below + 1] * largest;
-    search.take_better(DType::f32, block, {&better, 1}, {&above, 1});
-    EXPECT_EQ(codes[b], better == above ? below + 1 : below);
+    ASSERT_TRUE(codes[b] == below || codes[b] == below + 1) << b;
+    EXPECT_LE(error(codes[b]), 1.001 * error(2 * below + 1 - codes[b])) << b;
     const float middle = (codebook[below] + codebook[below + 1]) / 2;
     not_nearest += (found[b] / largest > middle) != (codes[b] == below + 1) ? 1 : 0;
   }
   EXPECT_GT(not_nearest, 5U);
+}
+
+// The largest of them is stored exactly, and the others get the nearer code.
+TEST(SearchOfBlocks, DoubleQuantizationOfBlocksThatAreNotSearchedIsTheNearest) {
+  std::vector<float> weights(256 * 64);
+  for (std::size_t b = 0; b < 256; ++b) weights[b * 64] = 1e38f * static_cast<float>(1 + b % 3);
+  const TensorInfo tensor{"w", DType::f32, {weights.size()}};
+  const test::Encoded encoded = test::encode(*make_codec(nested_search), tensor, bytes_of(weights));
+  const auto codes = values_of<std::uint8_t>(encoded.planes.at(1));
+  const auto codebook = values_of<float>(encoded.planes.at(3));
+  EXPECT_EQ(values_of<float>(encoded.planes.at(2)).at(0), 3e38f);
+  for (std::size_t b = 0; b < 256; ++b)
+    for (const float value : codebook)
+      EXPECT_LE(std::abs(codebook[codes[b]] - static_cast<float>(1 + b % 3) / 3),
+                std::abs(value - static_cast<float>(1 + b % 3) / 3) + 1e-6f);
 }
 
 TEST(SearchOfBlocks, BlocksThatAreNotFiniteCountNanAsZeroAndInfinityAsTheLargest) {
