@@ -23,7 +23,7 @@ import torch
 
 from ..calibration import MANIFEST, PROGRESS
 from ..errors import Error, OutputExistsError, ReadWriteError
-from ..model_directory import one_line, read_json
+from ..model_directory import BadInput, check_header, one_line, read_json
 
 OURS = re.compile(
     rf"({re.escape(MANIFEST)}|{re.escape(PROGRESS)}|(before|after|whole|layer-\d+)\.safetensors|states-\d+)(\.partial)?"
@@ -103,6 +103,7 @@ class Output:
                 )
             progress: dict[str, Any] = read_json(self.path / PROGRESS)
             self._check(progress, identity)
+            self._check_stages(progress)
             return progress
         self._remove()
         progress = {"identity": identity, "stages": {}, "states": None}
@@ -121,6 +122,15 @@ class Output:
         what = next((name for name in identity if before.get(name) != identity[name]), "identity")
         raise OutputExistsError(f"{self.path}: was begun with another '{what}' (--overwrite begins anew)")
 
+    def _check_stages(self, progress: dict[str, Any]) -> None:
+        """What is done must still be there: the manifest says that it is."""
+        stages = progress.get("stages")
+        if not isinstance(stages, dict) or "states" not in progress or not all(map(is_result, stages.values())):
+            raise BadInput(f"{self.path / PROGRESS}: does not list the stages that are done")
+        for stage, result in stages.items():
+            if result["inputs"]:
+                check_header(self.path / f"{stage}.safetensors")
+
     def _clear(self) -> None:
         self._remove()
         if self._is_new:
@@ -136,6 +146,10 @@ class Output:
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         with replacing(self.path / name) as partial:
             partial.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def is_result(result: Any) -> bool:
+    return isinstance(result, dict) and "inputs" in result
 
 
 class States:

@@ -164,6 +164,31 @@ def test_what_a_run_goes_on_with_must_be_of_the_same(model, text, tmp_path, monk
     assert tiny.fails(3, model, "--text", text, *OPTIONS, "--out", out, "--resume").startswith(f"{out}/progress.json: ")
 
 
+def test_what_is_done_must_still_be_there(model, text, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupted_at(patch, "layer-00001", 0)
+        tiny.fails(130, model, "--text", text, "--out", out, *OPTIONS)
+    command = (model, "--text", text, "--out", out, *OPTIONS, "--resume")
+    done, progress = out / "layer-00000.safetensors", out / "progress.json"
+    content, listed = done.read_bytes(), json.loads(progress.read_text())
+    done.write_bytes(content[:-1])
+    assert tiny.fails(3, *command).startswith(f"{done}: ")
+    done.unlink()
+    assert tiny.fails(3, *command).startswith(f"{done}: ")
+    done.write_bytes(content)
+    for damaged in (
+        {"stages": [], "states": None},
+        {"stages": {"before": {}}, "states": None},
+        {"stages": {"before": "inputs"}, "states": None},
+        {"stages": {}},
+    ):
+        progress.write_text(json.dumps({"identity": listed["identity"]} | damaged))
+        assert tiny.fails(3, *command) == f"{progress}: does not list the stages that are done"
+    progress.write_text(json.dumps(listed))
+    tiny.calibrated(model, text, out, *OPTIONS, "--resume")
+
+
 def test_hidden_states_that_are_too_short(model, text, tmp_path, monkeypatch):
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
