@@ -12,7 +12,11 @@ if [[ ${1:-aarch64} == aarch64 ]]; then
   cmake/install_dependencies.sh --aarch64
   cmake --preset aarch64 >/dev/null
   cmake --build --preset aarch64
-  qemu-aarch64-static -L /usr/aarch64-linux-gnu build/aarch64/tests/nibble_codec_tests --gtest_brief=1
+  export GTEST_TOTAL_SHARDS
+  GTEST_TOTAL_SHARDS=$(nproc)
+  seq 0 $((GTEST_TOTAL_SHARDS - 1)) | xargs -P "$GTEST_TOTAL_SHARDS" -I{} env GTEST_SHARD_INDEX={} \
+    qemu-aarch64-static -L /usr/aarch64-linux-gnu build/aarch64/tests/nibble_codec_tests --gtest_brief=1
+  unset GTEST_TOTAL_SHARDS
 fi
 if [[ ${1:-clang} == clang ]]; then
   cmake/install_dependencies.sh --tools

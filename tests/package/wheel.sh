@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# The wheel: made of what tests/run.sh has built, and once more by pip from the source distribution, without torch and
-# CUDA. Each is checked by auditwheel, installed into an environment of its own, and used.
+# The wheel. It is checked by auditwheel, installed into an environment of its own, and used.
+#
+#   tests/package/wheel.sh          made of what tests/run.sh has built; the list of the source distribution's files
+#   tests/package/wheel.sh --sdist  made by pip from the source distribution, which compiles all of it, without torch and
+#                                   CUDA
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -15,11 +18,30 @@ environment() {
   "$1/bin/pip" install --quiet -c python/constraints.txt "$2"
 }
 
-step "tools"
-rm -rf "$wheel"/{dist,audited,sdist}
+# Whether the wheel $1 works in an environment that has numpy alone.
+try_alone() {
+  environment "$wheel/alone" "$1"
+  (cd "$wheel" && alone/bin/python -I "$OLDPWD/tests/package/wheel_alone.py" "$OLDPWD/tests/golden/codecs.safetensors")
+}
+
+step "the source distribution"
 tools=$(python/tools.sh)
+rm -rf "$wheel/sdist"
+"$tools/python" -c "import scikit_build_core.build as build; build.build_sdist('$wheel/sdist')" >/dev/null
+tests/package/sdist.py "$wheel"/sdist/*.tar.gz
+
+if [[ ${1:-} == --sdist ]]; then
+  step "its wheel, without torch and CUDA"
+  "$tools/pip" wheel "$wheel"/sdist/*.tar.gz --quiet --no-deps -w "$wheel/sdist" \
+    -C cmake.define.NIBBLE_CUDA=OFF -C cmake.define.NIBBLE_TORCH=OFF
+  audit show "$wheel"/sdist/*.whl | tr '\n' ' ' | grep -oE 'platform tag: "manylinux_[^"]*"'
+  step "with numpy alone"
+  try_alone "$wheel"/sdist/*.whl
+  exit
+fi
 
 step "the wheel of build/release"
+rm -rf "$wheel"/{dist,audited}
 peers=$(python/peers.sh)
 NIBBLE_PYTHON_WITH_TORCH=$peers "$tools/pip" wheel . --quiet --no-deps --no-build-isolation -w "$wheel/dist" \
   -C build-dir=build/release
@@ -30,19 +52,9 @@ else
   echo "skipped: built without a CUDA compiler, so the wheel has no libnibble_cuda"
 fi
 
-step "the source distribution, and its wheel, without torch and CUDA"
-"$tools/python" -c "import scikit_build_core.build as build; build.build_sdist('$wheel/sdist')" >/dev/null
-tests/package/sdist.py "$wheel"/sdist/*.tar.gz
-"$tools/pip" wheel "$wheel"/sdist/*.tar.gz --quiet --no-deps -w "$wheel/sdist" \
-  -C cmake.define.NIBBLE_CUDA=OFF -C cmake.define.NIBBLE_TORCH=OFF
-audit show "$wheel"/sdist/*.whl | tr '\n' ' ' | grep -oE 'platform tag: "manylinux_[^"]*"'
-
 step "with numpy alone"
-environment "$wheel/alone" "$wheel"/sdist/*.whl
-(cd "$wheel" && alone/bin/python -I "$OLDPWD/tests/package/wheel_alone.py" "$OLDPWD/tests/golden/codecs.safetensors")
+try_alone "$wheel"/audited/*.whl
 
 step "with torch"
-environment "$wheel/torch" "$wheel"/audited/*.whl
-dirname "$("$peers" -c 'import torch; print(torch.__path__[0])')" >"$(echo "$wheel"/torch/lib/python3*/site-packages)/peers.pth"
-(cd "$wheel" && torch/bin/python -I "$OLDPWD/tests/package/wheel_alone.py" "$OLDPWD/tests/golden/codecs.safetensors" &&
-  torch/bin/python -I "$OLDPWD/tests/package/wheel_torch.py")
+dirname "$("$peers" -c 'import torch; print(torch.__path__[0])')" >"$(echo "$wheel"/alone/lib/python3*/site-packages)/peers.pth"
+(cd "$wheel" && alone/bin/python -I "$OLDPWD/tests/package/wheel_torch.py")
