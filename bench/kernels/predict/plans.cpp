@@ -22,15 +22,17 @@ Json line_of(const std::string& operation, const std::string& shape, u64 n, u64 
   return {{"operation", operation}, {"shape", shape}, {"n", n}, {"k", k}, {"m", m}};
 }
 
-/// A launch over weights of so many n each. Items are tiles times splits; `turns` are the most that a block takes.
+/// A launch over weights of so many n each, of which weight w has blocks_of[w] blocks. Items are tiles times splits;
+/// `turns` are the most that a block takes.
 template <class Tile>
-Json launch_of(const Tile& tile, u64 splits, u64 cost, const std::vector<u64>& all_n, u64 k, u64 blocks_of_weight) {
+Json launch_of(const Tile& tile, u64 splits, u64 cost, const std::vector<u64>& all_n, u64 k,
+               const std::vector<std::uint32_t>& blocks_of) {
   u64 tiles = 0, blocks = 0, turns = 0;
-  for (const u64 n : all_n) {
-    const u64 items = ceil_div<u64>(n, tile.block_n()) * splits, own = std::min(items, blocks_of_weight);
-    tiles += ceil_div<u64>(n, tile.block_n());
-    blocks += own;
-    turns = std::max(turns, ceil_div(items, own));
+  for (std::size_t i = 0; i < all_n.size(); ++i) {
+    const u64 own = ceil_div<u64>(all_n[i], tile.block_n());
+    tiles += own;
+    blocks += blocks_of[i];
+    turns = std::max(turns, ceil_div<u64>(own * splits, blocks_of[i]));
   }
   const u64 k_of_item = ceil_div(ceil_div<u64>(k, tile.block_k()), splits) * tile.block_k();
   return {{"m_tiles", tile.m_tiles},
@@ -49,10 +51,11 @@ Json launch_of(const Tile& tile, u64 splits, u64 cost, const std::vector<u64>& a
           {"cost", cost}};
 }
 
-template <class Tile> u64 blocks_for_each(const Tile& tile, u64 splits, const std::vector<u64>& all_n) {
+template <class Tile>
+std::vector<std::uint32_t> shares_of_blocks(const Tile& tile, u64 splits, const std::vector<u64>& all_n) {
   std::vector<u64> items;
   for (const u64 n : all_n) items.push_back(ceil_div<u64>(n, tile.block_n()) * splits);
-  return kernels::blocks_for_each(items, kernels::multiprocessors_to_fill * tile.min_blocks());
+  return kernels::shares_of_blocks(items, kernels::multiprocessors_to_fill * tile.min_blocks());
 }
 
 /// FourBitMatmul: weights that share x.
@@ -60,8 +63,8 @@ Json with_four_bit(Json line, const std::vector<u64>& all_n, u64 k, u64 m, std::
   u64 n = 0;
   for (const u64 one : all_n) n += one;
   const four_bit::LaunchConfig config = four_bit::config_for(m, n, k, true, run);
-  line.update(
-      launch_of(config.tile, config.splits, config.cost, all_n, k, blocks_for_each(config.tile, config.splits, all_n)));
+  line.update(launch_of(config.tile, config.splits, config.cost, all_n, k,
+                        shares_of_blocks(config.tile, config.splits, all_n)));
   line["run"] = run;
   // What the plan takes a block to keep.
   const u64 rows = std::min<u64>(m, config.tile.max_m());
@@ -107,7 +110,7 @@ void print_shared() {
     print(with_four_bit(line_of("shared-matmul", name, n, shared_shape.k, m), all_n, shared_shape.k, m, 64));
 }
 
-/// Of the experts that tokens use, of which all have equally many rows of x, and as many blocks as tiles.
+/// Of the experts that tokens use, of which all have equally many rows of x, and a block for each tile.
 void print_experts() {
   for (const u64 tokens : expert_tokens) {
     const auto ends = expert_ends(tokens, 0);
@@ -118,7 +121,9 @@ void print_experts() {
                         ends[0]);  // expert 0 is used
     line["tokens"] = tokens;
     line["used_experts"] = used;
-    line.update(launch_of(config.tile, 1, config.cost, std::vector<u64>(used, n), k, ~u64{0}));
+    const auto tiles = static_cast<std::uint32_t>(ceil_div<u64>(n, config.tile.block_n()));
+    line.update(
+        launch_of(config.tile, 1, config.cost, std::vector<u64>(used, n), k, std::vector<std::uint32_t>(used, tiles)));
     line["run"] = 64;
     line["keeps_x"] = false;
     print(line);
@@ -131,7 +136,7 @@ void print_int8(const Shape& shape) {
     if (shape.k % 16 == 0) {  // or else Int8MatmulAny
       const int8::LaunchConfig config = int8::config_for(m, shape.n, shape.k);
       line.update(launch_of(config.tile, config.splits, config.cost, {shape.n}, shape.k,
-                            blocks_for_each(config.tile, config.splits, {shape.n})));
+                            shares_of_blocks(config.tile, config.splits, {shape.n})));
     }
     print(line);
   }

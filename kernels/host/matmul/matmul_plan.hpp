@@ -35,20 +35,33 @@ template <class Cost> constexpr Splits cheapest_splits(u64 steps, bool may_split
   return best;
 }
 
-/// How many blocks a launch has for each of its weights, of which weight w has items[w] items. A grid has equally many
-/// blocks for each weight. A block takes items in turn, and ends at once if there is none for it; those that have an
-/// item are at most `resident`, which is how many the device runs at a time.
-inline u32 blocks_for_each(std::span<const u64> items, u64 resident) {
-  std::vector<u64> ascending(items.begin(), items.end());
-  std::sort(ascending.begin(), ascending.end());
-  u64 left = resident, weights = ascending.size();
-  for (const u64 count : ascending) {
-    const u64 share = left / weights;
-    if (count > share) return static_cast<u32>(std::max<u64>(share, 1));
-    left -= count;
-    --weights;
+/// How many blocks take the items of each weight of a launch in turn, if weight w has items[w] of them and the device
+/// runs `resident` blocks at a time. Weights share these blocks so that the block with the most turns has as few as
+/// possible. A weight with items has at least one block, and none has more blocks than items.
+inline std::vector<u32> shares_of_blocks(std::span<const u64> items, u64 resident) {
+  const auto blocks_with = [&](u64 turns) {
+    u64 blocks = 0;
+    for (const u64 count : items) blocks += device::ceil_div(count, turns);
+    return blocks;
+  };
+  // More turns need fewer blocks. With as many turns as the largest weight has items, each weight has one block.
+  u64 turns = 1, enough = std::max<u64>(1, *std::max_element(items.begin(), items.end()));
+  while (turns < enough) {
+    const u64 middle = turns + (enough - turns) / 2;
+    if (blocks_with(middle) <= resident)
+      enough = middle;
+    else
+      turns = middle + 1;
   }
-  return static_cast<u32>(ascending.back());  // all of them at a time
+  const u64 taken = blocks_with(turns);
+  u64 left = resident > taken ? resident - taken : 0;  // for the first weights, so that more bytes are in flight
+  std::vector<u32> shares;
+  for (const u64 count : items) {
+    const u64 least = device::ceil_div(count, turns), more = std::min(left, count - least);
+    shares.push_back(static_cast<u32>(least + more));
+    left -= more;
+  }
+  return shares;
 }
 
 }  // namespace nibble::kernels

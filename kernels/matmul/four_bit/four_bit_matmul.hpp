@@ -14,7 +14,7 @@
 //   turn      one step or two: packed bytes go from memory to registers at once, during the turn before
 //   block     NWarps x KWarps warps, each with its own part of n and of a step's k
 //   x         in shared memory: all of k if there is room (KeepsX), else two steps in turn, by asynchronous copies
-//   tiles     of n; a block takes every grid_x()-th, and loads the first codes of the next before it ends one
+//   tiles     of n; a weight's blocks take them in turn, and load the first codes of the next before they end one
 //   chunks    of m, one after the other, if m is more than the kernel takes at a time
 //   sums      of the KWarps warps with the same n: through shared memory at the end, in order of k
 //   split     where n is too small for all multiprocessors, blocks divide k; the last adds their sums (split_sums.hpp)
@@ -37,6 +37,7 @@ template <class Half> struct FourBitProduct {
   MatmulOutput<Half> out;
   i64 first_sum;    // of its y in SplitSums ...
   u32 first_group;  // ... and of its tiles
+  u32 blocks;       // that take its items in turn, at most as many as it has items
 };
 
 /// The rows of x that a block multiplies: all m, or those of the expert block_z().
@@ -53,8 +54,8 @@ struct MatmulRows {
 /// For weights whose rows begin at multiples of Tile.run elements, with k a multiple of it, blocksizes of at least as
 /// many and less than 2^32 runs; packed is aligned to 8 bytes (to 4 if a run is shorter than 64), x and its rows to 16.
 ///
-/// Grid: x, the blocks that take the tiles of a weight in turn; y, 1; z, the weights of the launch, or the experts. The
-/// weights of a launch have the same k, blocksize and codebook. With experts, the weight has n rows for each of them,
+/// Grid: x, the most blocks that a weight has (beyond its own, blocks end at once); y, 1; z, the weights of the launch,
+/// which have the same k, blocksize and codebook, or the experts. With experts, the weight has n rows for each of them,
 /// and expert e takes rows ends[e - 1] to ends[e] of x and y.
 template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> struct FourBitMatmul {
   static constexpr FourBitMatmulTile sizes = Tile;
@@ -151,13 +152,13 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
 
   [[nodiscard]] NIBBLE_DEVICE Work first_work() const {
     const MatmulRows rows = MatmulRows::of_block(ends, m);
-    return {block_x(), rows.first, block_x() < items() ? rows.end : 0};
+    return {block_x(), rows.first, block_x() < product[weight_of_block()].blocks ? rows.end : 0};
   }
   // All chunks of an item, then the block's next item.
   [[nodiscard]] NIBBLE_DEVICE Work after(Work work) const {
     work.m_first += max_m;
     if (!work.is_none()) return work;
-    const u32 item = work.item + grid_x();
+    const u32 item = work.item + product[weight_of_block()].blocks;
     if (item >= items()) return work;
     work = first_work();
     work.item = item;

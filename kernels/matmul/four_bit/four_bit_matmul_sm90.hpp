@@ -12,7 +12,7 @@
 //             to warpgroups
 //   copies    TMA, into two rings: codes in steps of 256 of k, x in groups of 64. They run ahead into the next item
 //   group     four wgmma of 16 of k; while they run, the warpgroup decodes the next group
-//   item      a tile of n, a chunk of m, a split of k; a block takes every grid_x()-th
+//   item      a tile of n, a chunk of m, a split of k; a weight's blocks take them in turn
 //   split     as in the other kernel: the last block to finish adds the sums (split_sums.hpp)
 #pragma once
 #include <type_traits>
@@ -40,7 +40,7 @@ template <u32 Stages> struct FourBitMatmulRing {
 /// For the weights of FourBitMatmul, but packed is aligned to 16 bytes, and there are no experts. Rows of x at a time:
 /// 64, 96 or 128.
 ///
-/// Grid: blocks that take the items in turn; 1; weights, as of FourBitMatmul. A map has the codes of each weight, as
+/// Grid: as of FourBitMatmul, without experts. A map has the codes of each weight, as
 /// bytes [n, k / 2], and `x_map` has x [m, k].
 template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
   static constexpr bool needs_sm90a = true;
@@ -149,9 +149,12 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
     const u32 split = item % sums.splits;
     return {item, steps() * split / sums.splits, steps() * (split + 1) / sums.splits};
   }
-  [[nodiscard]] NIBBLE_DEVICE Position first_position() const { return position_of(block_x()); }
+  // A block that the weight has not is past the last item.
+  [[nodiscard]] NIBBLE_DEVICE Position first_position() const {
+    return position_of(block_x() < product[block_z()].blocks ? block_x() : items());
+  }
   [[nodiscard]] NIBBLE_DEVICE Position after(Position at) const {
-    return ++at.step < at.end ? at : position_of(at.item + grid_x());
+    return ++at.step < at.end ? at : position_of(at.item + product[block_z()].blocks);
   }
   [[nodiscard]] NIBBLE_DEVICE u32 groups_of(const Position& at) const {
     const u32 left = groups() - step_groups * at.step;

@@ -80,10 +80,12 @@ const DeviceTuning& tuning_of(u32 capability, u32 multiprocessors, std::span<con
   return *std::find_if(rows.begin(), rows.end() - 1, fits);
 }
 
-u32 blocks_for(const DeviceTuning& tuning, std::span<const u64> items, u64 resident) {
+std::vector<u32> blocks_for(const DeviceTuning& tuning, std::span<const u64> items, u64 resident) {
   constexpr u64 max_blocks = 0x7fffffff;
-  if (tuning.has_resident_grid) return blocks_for_each(items, resident);
-  return static_cast<u32>(std::min(*std::max_element(items.begin(), items.end()), max_blocks));
+  if (tuning.has_resident_grid) return shares_of_blocks(items, resident);
+  std::vector<u32> blocks;
+  for (const u64 count : items) blocks.push_back(static_cast<u32>(std::min(count, max_blocks)));
+  return blocks;
 }
 
 }  // namespace nibble::kernels::four_bit_matmul

@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <span>
+#include <vector>
 
 #include "kernels/host/matmul/matmul_plan.hpp"
 #include "kernels/host/matmul/matmul_tuned.hpp"
@@ -49,7 +50,7 @@ u64 groups_of(const Tile& tile, u64 m, u64 n);
 const DeviceTuning& tuning_of(u32 capability, u32 multiprocessors, std::span<const DeviceTuning> rows = devices);
 
 /// Blocks for each weight of a launch, which have so many items: with has_resident_grid, those that run at a time
-/// (blocks_for_each), and else a block for each item, as far as a grid has that many.
-u32 blocks_for(const DeviceTuning& tuning, std::span<const u64> items, u64 resident);
+/// (shares_of_blocks), and else a block for each item, as far as a grid has that many.
+std::vector<u32> blocks_for(const DeviceTuning& tuning, std::span<const u64> items, u64 resident);
 
 }  // namespace nibble::kernels::four_bit_matmul

@@ -5,6 +5,7 @@
 
 #include "kernels/host/four_bit_weight.hpp"
 #include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
+#include "kernels/host/matmul/four_bit/four_bit_matmul_launch.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_sm90.hpp"
 #include "nibble/kernels.h"
 
@@ -28,7 +29,7 @@ template <class Half, bool Nested, u32 Rows> class FourBitMatmulSm90Launch {
   /// The next weight, whose stride is not 0. There may be max_weights.
   void add(const nibble_four_bit& weight, const MatmulOutput<Half>& output) {
     const u64 m = kernel_.m, n = weight.rows;
-    kernel_.product[weights_] = {operand_of(weight), output, static_cast<i64>(sums_), static_cast<u32>(groups_)};
+    kernel_.product[weights_] = {operand_of(weight), output, static_cast<i64>(sums_), static_cast<u32>(groups_), 0};
     kernel_.codes_map[weights_] =
         make_tensor_map(weight.packed + weight.first / 2, 1, weight.columns / 2, n, weight.stride / 2,
                         Kernel::codes_box_bytes, Kernel::block_n, Swizzle::bytes128);
@@ -38,11 +39,13 @@ template <class Half, bool Nested, u32 Rows> class FourBitMatmulSm90Launch {
     items_[weights_++] = groups * kernel_.sums.splits;
   }
 
-  [[nodiscard]] const Kernel& kernel() const { return kernel_; }
-
-  void run(StreamRef stream, Overlap overlap) const {
+  void run(StreamRef stream, Overlap overlap) {
+    run_with(resident_blocks<Kernel>(Kernel::shared_bytes), stream, overlap);
+  }
+  /// With so many blocks at a time.
+  void run_with(u64 resident, StreamRef stream, Overlap overlap) {
     const std::span<const u64> items(items_.data(), weights_);
-    const u32 blocks = blocks_for_each(items, resident_blocks<Kernel>(Kernel::shared_bytes));
+    const u32 blocks = give_blocks(kernel_.product, shares_of_blocks(items, resident));
     launch({blocks, 1, weights_}, Kernel::shared_bytes, stream, kernel_, overlap);
   }
 

@@ -109,26 +109,39 @@ TEST(FourBitMatmulCalls, WeightsThatShareX) {
 
 // Three multiprocessors have six blocks of the kernel for few rows at a time, and three of that for many.
 NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, BlocksOfAllWeightsRunAtATime) {
-  const auto expect_blocks = [](std::size_t m, device::simulator::BlockRange (*part)(device::Grid)) {
+  static thread_local device::Grid grid;
+  const auto blocks_of = [](std::size_t m, unsigned multiprocessors, std::size_t n, std::size_t n_of_others) {
     device::simulator::Options options;
-    options.multiprocessors = 3;
-    options.part = part;
+    options.multiprocessors = multiprocessors;
+    options.part = [](device::Grid own) {
+      grid = own;
+      return device::simulator::BlockRange{0, ~std::uint64_t{0}};
+    };
     const device::simulator::ScopedOptions scope(options);
-    const Problem q({.m = m, .n = 300, .k = 64}, 31), key({.m = m, .n = 300, .k = 64}, 32),
-        value({.m = m, .n = 300, .k = 64}, 33);
+    const Problem q({.m = m, .n = n, .k = 64}, 31), key({.m = m, .n = n_of_others, .k = 64}, 32),
+        value({.m = m, .n = n_of_others, .k = 64}, 33);
     test::expect_shared_x({&q, &key, &value});
+    EXPECT_EQ(grid.z, 3U);
+    return grid.x;
   };
-  static constexpr auto all = device::simulator::BlockRange{0, ~std::uint64_t{0}};
-  expect_blocks(5, [](device::Grid grid) {
-    EXPECT_EQ(grid.x, 2U);
-    EXPECT_EQ(grid.z, 3U);
-    return all;
-  });
-  expect_blocks(66, [](device::Grid grid) {
-    EXPECT_EQ(grid.x, 1U);
-    EXPECT_EQ(grid.z, 3U);
-    return all;
-  });
+  EXPECT_EQ(blocks_of(5, 3, 300, 300), 2U);
+  EXPECT_EQ(blocks_of(5, 3, 300, 40), 4U) << "of 6, which leaves the others one each";
+  EXPECT_EQ(blocks_of(66, 3, 300, 300), 1U);
+  EXPECT_EQ(blocks_of(66, 5, 300, 40), 3U) << "of 5";
+}
+
+// However many blocks each of the weights has.
+NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, WeightsThatShareXHaveTheSameBytesOnDevicesOfAnySize) {
+  for (const std::size_t m : {std::size_t{3}, std::size_t{70}}) {
+    const Problem q({.m = m, .n = 300, .k = 64 * 10}, 34), key({.m = m, .n = 40, .k = 64 * 10}, 35),
+        value({.m = m, .n = 70, .k = 64 * 10}, 36);
+    std::vector<std::vector<float>> first;
+    nibble::test::on_devices({1U, 3U, 5U, 144U}, {90U}, [&] {
+      const std::vector<std::vector<float>> values = test::expect_shared_x({&q, &key, &value});
+      if (first.empty()) first = values;
+      EXPECT_EQ(values, first);
+    });
+  }
 }
 
 TEST(FourBitMatmulCalls, CountersAreLeftAsTheyWere) {

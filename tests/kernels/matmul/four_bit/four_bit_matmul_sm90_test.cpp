@@ -78,7 +78,7 @@ template <bool Nested, u32 Rows> class Items {
     nibble_four_bit weight = product_.weight();
     weight.stride = weight.columns;
     one.add(weight, {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false});
-    launch({2}, Kernel::shared_bytes, nullptr, one.kernel(), Overlap::yes);
+    one.run_with(2, nullptr, Overlap::yes);
     EXPECT_THAT(counters.to_host(), testing::Each(0U));
     return product_.values_in(y);
   }

@@ -166,8 +166,9 @@ class Product : public MatmulRun<Problem> {
 };
 
 // The weights of all problems with the x of the first, in one call, of which `change` can make another. The workspace
-// is no more aligned than it has to be.
-template <class Change> void expect_shared_x(const std::vector<const Problem*>& problems, Change&& change) {
+// is no more aligned than it has to be. Returns the values of each product.
+template <class Change>
+std::vector<std::vector<float>> expect_shared_x(const std::vector<const Problem*>& problems, Change&& change) {
   std::vector<Product> runs;
   for (const Problem* problem : problems) runs.emplace_back(*problem);
   std::vector<nibble_four_bit> weights;
@@ -189,14 +190,17 @@ template <class Change> void expect_shared_x(const std::vector<const Problem*>& 
   change(call);
   const DeviceArray<u8> workspace(cuda::workspace_bytes(call), {.offset_bytes = 16, .name = "workspace"});
   cuda::run(call, workspace.data(), workspace.size(), nullptr);
+  std::vector<std::vector<float>> values;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     Problem own = *problems[i];
     own.x = problems[0]->x;
-    expect_values(own, runs[i].values_in(ys[i]));
+    values.push_back(runs[i].values_in(ys[i]));
+    expect_values(own, values.back());
   }
+  return values;
 }
-inline void expect_shared_x(const std::vector<const Problem*>& problems) {
-  expect_shared_x(problems, [](nibble_matmul&) {});
+inline std::vector<std::vector<float>> expect_shared_x(const std::vector<const Problem*>& problems) {
+  return expect_shared_x(problems, [](nibble_matmul&) {});
 }
 
 inline void expect_product(const Shape& shape, u32 seed) {

@@ -113,8 +113,12 @@ template <class Kernel> class Steps {
                   .ends = nullptr};
     nibble_four_bit weight = product_.weight();
     weight.stride = weight.columns;
-    kernel.product[0] = {
-        operand_of(weight), {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false}, 0, 0};
+    const u32 tiles = static_cast<u32>(ceil_div<u64>(s.n, Kernel::block_n));
+    kernel.product[0] = {operand_of(weight),
+                         {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false},
+                         0,
+                         0,
+                         std::min(blocks, tiles)};
     launch({blocks}, Kernel::shared_bytes(m, s.k), nullptr, kernel, Overlap::yes);
     return product_.values_in(y);
   }

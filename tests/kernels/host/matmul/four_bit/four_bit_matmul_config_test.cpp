@@ -125,12 +125,13 @@ TEST(FourBitMatmulConfig, WithoutMeasurementsOnlyDevicesFrom90OnKeepX) {
 TEST(FourBitMatmulConfig, BlocksAreResidentOrHaveAnItemEach) {
   constexpr DeviceTuning resident{90, 132, 0, true}, one_each{90, 132, 0, false};
   const auto blocks = [](const DeviceTuning& tuning, std::vector<u64> items) { return blocks_for(tuning, items, 264); };
-  EXPECT_EQ(blocks(resident, {1000}), 264U);
-  EXPECT_EQ(blocks(resident, {100}), 100U);
-  EXPECT_EQ(blocks(one_each, {1000}), 1000U);
-  EXPECT_EQ(blocks(one_each, {100, 200}), 200U);
-  EXPECT_EQ(blocks(one_each, {0x7fffffff}), 0x7fffffffU);
-  EXPECT_EQ(blocks(one_each, {u64{1} << 33}), 0x7fffffffU);  // they take the rest in turn
+  using Blocks = std::vector<u32>;
+  EXPECT_EQ(blocks(resident, {1000}), Blocks{264});
+  EXPECT_EQ(blocks(resident, {512, 128, 128}), (Blocks{178, 43, 43}));
+  EXPECT_EQ(blocks(one_each, {1000}), Blocks{1000});
+  EXPECT_EQ(blocks(one_each, {100, 200}), (Blocks{100, 200}));
+  EXPECT_EQ(blocks(one_each, {0x7fffffff}), Blocks{0x7fffffff});
+  EXPECT_EQ(blocks(one_each, {u64{1} << 33}), Blocks{0x7fffffff});  // they take the rest in turn
 }
 
 }  // namespace
