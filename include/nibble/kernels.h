@@ -24,7 +24,8 @@
  *   the struct there, as its own version has it. Members that the caller's version lacks count as 0. Bytes beyond those
  *   that the library's version has must be 0. If one is not, the caller asks for what this library cannot do, and the
  *   call is NIBBLE_USAGE. If the library fills the struct in, it sets these bytes to 0 instead. A size of more than
- *   NIBBLE_MAX_STRUCT_BYTES is NIBBLE_USAGE. (All of this also holds for the structs of nibble/c_api.h.) */
+ *   NIBBLE_MAX_STRUCT_BYTES is NIBBLE_USAGE, and so is one that is not a multiple of the alignment of size_t, which no
+ *   struct has. (All of this also holds for the structs of nibble/c_api.h.) */
 #ifndef NIBBLE_KERNELS_H
 #define NIBBLE_KERNELS_H
 

@@ -35,6 +35,8 @@ void check_struct(const std::string& name, const void* given, std::size_t bytes,
   const std::string fact = name + ".struct_bytes is " + std::to_string(bytes);
   if (bytes < least || bytes > NIBBLE_MAX_STRUCT_BYTES)
     refuse(fact + ", not from " + std::to_string(least) + " to " + std::to_string(NIBBLE_MAX_STRUCT_BYTES));
+  if (bytes % alignof(std::size_t) != 0)
+    refuse(fact + ", not a multiple of " + std::to_string(alignof(std::size_t)) + ", its alignment");
   const auto* const begin = static_cast<const unsigned char*>(given);
   const auto* const end = begin + bytes;
   const auto* const set =

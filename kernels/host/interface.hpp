@@ -57,13 +57,15 @@ void check_dtype(const std::string& name, const nibble_dtype& dtype);
 void check_codebook(const std::string& name, const nibble_codebook& codebook);
 void check_blocksize(const std::string& name, u64 blocksize);
 
-/// Refuses a struct of `bytes` if it has fewer than `least`, or anything but zeros after the `known` ones.
+/// Refuses a struct of `bytes` if it has fewer than `least`, no multiple of its alignment, which is that of its first
+/// member, or anything but zeros after the `known` ones.
 void check_struct(const std::string& name, const void* given, std::size_t bytes, std::size_t least, std::size_t known);
 
 /// A struct whose first member is its size, of which the caller may know fewer members than this library, or more. It
 /// has at least `least` bytes; members that the caller does not know are 0.
 template <class T> T whole(const std::string& name, const T* given, std::size_t least = sizeof(T)) {
   static_assert(std::is_trivially_copyable_v<T> && offsetof(T, struct_bytes) == 0);
+  static_assert(alignof(T) == alignof(std::size_t));
   if (given == nullptr) refuse(name + " is null");
   check_struct(name, given, given->struct_bytes, least, sizeof(T));
   T all{};

@@ -30,6 +30,9 @@ void require_struct_bytes(std::size_t struct_bytes, std::size_t known, std::stri
   if (struct_bytes < known || struct_bytes > NIBBLE_MAX_STRUCT_BYTES)
     throw Error(Errc::usage, fmt::format("{}: struct_bytes is {}, not from {} to {}", name, struct_bytes, known,
                                          NIBBLE_MAX_STRUCT_BYTES));
+  if (struct_bytes % alignof(std::size_t) != 0)
+    throw Error(Errc::usage, fmt::format("{}: struct_bytes is {}, not a multiple of {}, its alignment", name,
+                                         struct_bytes, alignof(std::size_t)));
 }
 
 }  // namespace

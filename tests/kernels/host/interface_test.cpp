@@ -145,6 +145,8 @@ TEST(Interface, StructsMayGrow) {
     EXPECT_EQ(refusal([&] { whole("grown", &other, 16); }),
               "grown.struct_bytes is " + std::to_string(bytes) + ", not from 16 to 4096");
   }
+  const Grown odd{20, 7, 0};
+  EXPECT_EQ(refusal([&] { whole("grown", &odd, 16); }), "grown.struct_bytes is 20, not a multiple of 8, its alignment");
   EXPECT_EQ(refusal([] { whole<Grown>("grown", nullptr); }), "grown is null");
   u64 later[4096 / sizeof(u64)] = {4096, 7, 8};
   const auto read_later = [&] { return whole("grown", reinterpret_cast<const Grown*>(later), 16); };
@@ -172,6 +174,9 @@ TEST(Interface, ArraysOfStructsMayGrow) {
   const u64 mixed[] = {16, 7, 24, 8, 9};
   EXPECT_EQ(refusal([&] { whole_element("grown", reinterpret_cast<const Grown*>(mixed), 1, 16); }),
             "grown[1].struct_bytes is 24, grown[0].struct_bytes is 16");
+  const u64 misaligned[] = {20, 7, 0, 0, 0};  // the second element would be 20 bytes after the first
+  EXPECT_EQ(refusal([&] { whole_element("grown", reinterpret_cast<const Grown*>(misaligned), 1, 16); }),
+            "grown[0].struct_bytes is 20, not a multiple of 8, its alignment");
   const u64 later[] = {32, 7, 8, 0, 32, 9, 10, 0, 32, 11, 12, 1};
   const auto read_later = [&](std::size_t i) {
     return whole_element("grown", reinterpret_cast<const Grown*>(later), i);

@@ -75,6 +75,8 @@ const std::vector<Fault>& faults() {
       {"nibble_cpu_four_bit: struct_bytes is 0, not from 120 to 4096", [](auto& c) { c.weight.struct_bytes = 0; }},
       {"struct_bytes is 119", [](auto& c) { --c.weight.struct_bytes; }},
       {"struct_bytes is 4097", [](auto& c) { c.weight.struct_bytes = 4097; }},
+      {"nibble_cpu_four_bit: struct_bytes is 124, not a multiple of 8, its alignment",
+       [](auto& c) { c.weight.struct_bytes += 4; }},
       {"codebook is 2, neither 0 (NF4) nor 1 (FP4)", [](auto& c) { c.weight.codebook = 2; }},
       {"codebook is -1", [](auto& c) { c.weight.codebook = -1; }},
       {"blocksize is 0, not one of 32, 64, ..., 4096", [](auto& c) { c.weight.blocksize = 0; }},
