@@ -8,6 +8,7 @@
 
 #include "bench/kernels/gpu/report.hpp"
 #include "bench/kernels/operands/int8.hpp"
+#include "bench/kernels/tune/product.hpp"
 #include "bench/kernels/tune/tune.hpp"
 #include "kernels/host/matmul/int8/int8_matmul_config.hpp"
 
@@ -64,46 +65,19 @@ std::string text_of(const Candidate& one) {
 
 void run_case(Report& report, const std::vector<Int8Kernel>& kernels, const Shape& shape, u64 m,
               const std::vector<Int8>& weights, double read_gb_s) {
-  const std::vector<u16> host_x = random_bf16(m * shape.k, 1, m);
-  const Buffer x = Buffer::of(host_x),
-               partial(tuned_splits.back() * m * shape.n * sizeof(float), Buffer::Fill::nothing),
-               counters = Buffer::of(std::vector<std::uint32_t>(nibble::kernels::max_groups));
-  Buffer y(2 * m * shape.n);
-  std::vector<Candidate> right;
-  std::vector<Contender> contenders;
-  for (Candidate& one : candidates(kernels, shape, m)) {
-    const std::string name = "tune-int8/" + shape.text() + "/m" + std::to_string(m) + "/" + text_of(one);
-    const auto launch = [&, one](std::size_t copy, cudaStream_t stream) {
-      one.kernel.launch({.weight = weights[copy].argument(shape),
-                         .m = static_cast<std::uint32_t>(m),
-                         .x = x.as<void>(),
-                         .y = y.as<void>(),
-                         .partial = partial.as<float>(),
-                         .counters = counters.as<std::uint32_t>()},
-                        one.splits, stream);
-    };
-    const bool is_right = report.attempt(name, [&] {
-      y.poison();
-      launch(0, nullptr);
-      check_product(
-          shape, m, host_x, y, [&](u64 n) { return weights[0].row(shape, n); }, name);
-    });
-    if (!is_right) continue;
-    contenders.push_back({name, weights.size(), launch});
-    right.push_back(std::move(one));
-  }
-  const std::vector<Times> times =
-      measure(contenders, {.seconds = seconds_of_a_case, .min_replays = 5, .min_calls = tuned_calls});
-  for (std::size_t i = 0; i < right.size(); ++i) {
-    Json line = line_of(contenders[i].by, times[i]);
-    line["shape"] = shape.text();
-    line["m"] = m;
-    line["int8_variant"] = json_of(right[i]);
-    line["default"] = right[i].is_default;
-    const u64 bytes = weights[0].bytes() + x.bytes() + y.bytes();
-    const double gb_s = static_cast<double>(bytes) / times[i].median * 1e-3;
-    line["gb_s"] = gb_s;
-    line["share_of_read"] = gb_s / read_gb_s;
+  TunedProduct<Int8> product(shape, m, weights);
+  const std::string prefix = "tune-int8/" + shape.text() + "/m" + std::to_string(m) + "/";
+  const auto launch = [&](const Candidate& one, std::size_t copy, cudaStream_t stream) {
+    one.kernel.launch(product.call<Int8Call>(copy), one.splits, stream);
+  };
+  for (const Timed<Candidate>& one : product.measured(
+           report, candidates(kernels, shape, m), seconds_of_a_case,
+           [&](const Candidate& candidate) { return prefix + text_of(candidate); }, launch)) {
+    Json line = product.line_of(one);
+    line["int8_variant"] = json_of(one.candidate);
+    line["default"] = one.candidate.is_default;
+    line["gb_s"] = product.gb_s(one);
+    line["share_of_read"] = product.gb_s(one) / read_gb_s;
     Report::print(line);
   }
 }

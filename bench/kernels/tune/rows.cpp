@@ -9,6 +9,7 @@
 
 #include "bench/kernels/gpu/report.hpp"
 #include "bench/kernels/operands/four_bit.hpp"
+#include "bench/kernels/tune/product.hpp"
 #include "bench/kernels/tune/tune.hpp"
 #include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
 
@@ -58,46 +59,22 @@ std::vector<Candidate> candidates(const TunedKernels& mma, const Shape& shape, u
 
 void run_case(Report& report, const TunedKernels& mma, const Shape& shape, u64 m, const std::vector<FourBit>& weights,
               const Buffer& codebook) {
-  const std::vector<u16> host_x = random_bf16(m * shape.k, 1, m);
-  const Buffer x = Buffer::of(host_x),
-               partial(tuned_splits.back() * m * shape.n * sizeof(float), Buffer::Fill::nothing),
-               counters = Buffer::of(std::vector<std::uint32_t>(plan::max_groups));
-  Buffer y(2 * m * shape.n);
-  std::vector<Candidate> right;
-  std::vector<Contender> contenders;
-  for (Candidate& one : candidates(mma, shape, m)) {
-    const std::string name = "many-rows/" + shape.text() + "/m" + std::to_string(m) + "/" + one.kernel +
-                             std::to_string(one.rows) + "/splits" + std::to_string(one.splits);
-    const auto launch = [&, launch = one.launch](std::size_t copy, cudaStream_t stream) {
-      launch({.weight = weights[copy].argument(shape, codebook),
-              .m = static_cast<std::uint32_t>(m),
-              .x = x.as<void>(),
-              .y = y.as<void>(),
-              .partial = partial.as<float>(),
-              .counters = counters.as<std::uint32_t>()},
-             stream);
-    };
-    const bool is_right = report.attempt(name, [&] {
-      y.poison();
-      launch(0, nullptr);
-      check_product(
-          shape, m, host_x, y, [&](u64 n) { return weights[0].row(shape, n); }, name);
-    });
-    if (!is_right) continue;
-    contenders.push_back({name, weights.size(), launch});
-    right.push_back(std::move(one));
-  }
-  const std::vector<Times> times =
-      measure(contenders, {.seconds = seconds_of_a_case, .min_replays = 5, .min_calls = tuned_calls});
-  for (std::size_t i = 0; i < right.size(); ++i) {
-    Json line = line_of(contenders[i].by, times[i]);
-    line["shape"] = shape.text();
-    line["m"] = m;
-    line["kernel"] = right[i].kernel;
-    line["rows"] = right[i].rows;
-    line["splits"] = right[i].splits;
-    line["default"] = right[i].is_default;
-    line["tflop_s"] = 2e-6 * static_cast<double>(m * shape.size()) / times[i].median;
+  TunedProduct<FourBit> product(shape, m, weights);
+  const auto name_of = [&](const Candidate& one) {
+    return "many-rows/" + shape.text() + "/m" + std::to_string(m) + "/" + one.kernel + std::to_string(one.rows) +
+           "/splits" + std::to_string(one.splits);
+  };
+  const auto launch = [&](const Candidate& one, std::size_t copy, cudaStream_t stream) {
+    one.launch(product.call<TunedCall>(copy, codebook), stream);
+  };
+  for (const Timed<Candidate>& one :
+       product.measured(report, candidates(mma, shape, m), seconds_of_a_case, name_of, launch)) {
+    Json line = product.line_of(one);
+    line["kernel"] = one.candidate.kernel;
+    line["rows"] = one.candidate.rows;
+    line["splits"] = one.candidate.splits;
+    line["default"] = one.candidate.is_default;
+    line["tflop_s"] = 2e-6 * static_cast<double>(m * shape.size()) / one.times.median;
     Report::print(line);
   }
 }

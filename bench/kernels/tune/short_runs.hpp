@@ -5,7 +5,7 @@
 
 namespace nibble::bench {
 
-/// Add what short_run_kernels.hpp compiles; one function a source file.
+/// Add what kernels/short_run_kernels.hpp compiles; one function a source file.
 void add_kernels_of_run32(TunedKernels& to);
 void add_kernels_of_run16(TunedKernels& to);
 void add_kernels_of_run8(TunedKernels& to);

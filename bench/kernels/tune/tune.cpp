@@ -27,6 +27,7 @@
 #include "bench/kernels/gpu/report.hpp"
 #include "bench/kernels/operands/four_bit.hpp"
 #include "bench/kernels/tune/int8.hpp"
+#include "bench/kernels/tune/product.hpp"
 #include "bench/kernels/tune/short_runs.hpp"
 #include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
 
@@ -144,14 +145,9 @@ class Case {
       : session_(session),
         shape_(shape),
         m_(m),
-        weights_(weights),
+        product_(shape, m, weights),
         name_(std::move(name)),
-        seconds_(seconds),
-        host_x_(random_bf16(m * shape.k, 1, m)),
-        x_(Buffer::of(host_x_)),
-        y_(2 * m * shape.n),
-        partial_(tuned_splits.back() * m * shape.n * sizeof(float), Buffer::Fill::nothing),
-        counters_(Buffer::of(std::vector<std::uint32_t>(plan::max_groups))) {}
+        seconds_(seconds) {}
 
   void run() {
     if (seconds_ < 0.2) {
@@ -274,71 +270,41 @@ class Case {
     if (all != base.variant) to.push_back({all, "together"});
   }
 
-  void launch(const Variant& variant, std::size_t copy, cudaStream_t stream) const {
-    const TunedCall call{.weight = weights_[copy].argument(shape_, session_.codebook),
-                         .m = static_cast<std::uint32_t>(m_),
-                         .x = x_.as<void>(),
-                         .y = y_.as<void>(),
-                         .partial = partial_.as<float>(),
-                         .counters = counters_.as<std::uint32_t>()};
-    session_.find(variant)->launch(call, variant, stream);
-  }
-
   // Those of the candidates that are possible and right, with their times. Prints a line for each.
   std::vector<Candidate> measured(const std::string& stage, std::vector<Candidate> candidates, double share) {
+    std::erase_if(candidates, [&](const Candidate& one) { return !is_possible(one.variant); });
+    const auto name_of = [&](const Candidate& one) { return name_ + "/" + stage + "/" + text_of(one.variant); };
+    const auto launch = [&](const Candidate& one, std::size_t copy, cudaStream_t stream) {
+      session_.find(one.variant)->launch(product_.call<TunedCall>(copy, session_.codebook), one.variant, stream);
+    };
     std::vector<Candidate> right;
-    std::vector<Contender> contenders;
-    for (Candidate& candidate : candidates) {
-      if (!is_possible(candidate.variant)) continue;
-      const std::string name = name_ + "/" + stage + "/" + text_of(candidate.variant);
-      const bool is_right = session_.report.attempt(name, [&] {
-        y_.poison();
-        launch(candidate.variant, 0, nullptr);
-        check_product(
-            shape_, m_, host_x_, y_, [&](u64 n) { return weights_[0].row(shape_, n); }, name);
-      });
-      if (!is_right) continue;
-      contenders.push_back(
-          {name, weights_.size(), [this, variant = candidate.variant](std::size_t copy, cudaStream_t stream) {
-             launch(variant, copy, stream);
-           }});
-      right.push_back(std::move(candidate));
-    }
-    const std::vector<Times> times =
-        measure(contenders, {.seconds = share * seconds_, .min_replays = 5, .min_calls = tuned_calls});
-    const Variant usual = default_variant();
-    for (std::size_t i = 0; i < right.size(); ++i) {
-      right[i].time = times[i].median;
-      print(stage, right[i], contenders[i].by, times[i], right[i].variant == usual);
+    for (Timed<Candidate>& one :
+         product_.measured(session_.report, std::move(candidates), share * seconds_, name_of, launch)) {
+      print(stage, one);
+      one.candidate.time = one.times.median;
+      right.push_back(std::move(one.candidate));
     }
     return right;
   }
 
-  void print(const std::string& stage, const Candidate& candidate, const std::string& name, const Times& times,
-             bool is_default) const {
-    const u64 bytes = weights_[0].bytes() + x_.bytes() + y_.bytes();
-    const double gb_s = static_cast<double>(bytes) / times.median * 1e-3;
-    Json line = line_of(name, times);
-    line["shape"] = shape_.text();
-    line["m"] = m_;
+  void print(const std::string& stage, const Timed<Candidate>& one) const {
+    Json line = product_.line_of(one);
     line["stage"] = stage;
-    line["change"] = candidate.change;
-    line["default"] = is_default;
-    line["variant"] = json_of(candidate.variant);
-    line["gb_s"] = gb_s;
-    line["share_of_read"] = gb_s / session_.read_gb_s;
-    line["share_of_hbm"] = gb_s / nominal_gb_s();
+    line["change"] = one.candidate.change;
+    line["default"] = one.candidate.variant == default_variant();
+    line["variant"] = json_of(one.candidate.variant);
+    line["gb_s"] = product_.gb_s(one);
+    line["share_of_read"] = product_.gb_s(one) / session_.read_gb_s;
+    line["share_of_hbm"] = product_.gb_s(one) / nominal_gb_s();
     Report::print(line);
   }
 
   Session& session_;
   Shape shape_;
   u64 m_;
-  const std::vector<FourBit>& weights_;
+  TunedProduct<FourBit> product_;
   std::string name_;
   double seconds_;
-  std::vector<u16> host_x_;
-  Buffer x_, y_, partial_, counters_;
 };
 
 class Tuning {

@@ -1,4 +1,5 @@
-// The variants of a product of few tokens that bench_tune measures. Their kernels are compiled for it alone, in *.cu.
+// The variants of a product of few tokens that bench_tune measures. Their kernels are compiled for it alone, in
+// kernels/*.cu.
 #pragma once
 #include <cuda_runtime.h>
 

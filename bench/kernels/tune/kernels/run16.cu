@@ -1,4 +1,4 @@
 // Runs of 16 weights share an absmax.
-#include "bench/kernels/tune/short_run_kernels.hpp"
+#include "bench/kernels/tune/kernels/short_run_kernels.hpp"
 
 void nibble::bench::add_kernels_of_run16(TunedKernels& to) { add_short_run_kernels<16>(to); }

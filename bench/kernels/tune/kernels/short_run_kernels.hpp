@@ -2,7 +2,7 @@
 // (kernels/matmul/four_bit/four_bit_matmul_run.hpp), for each of tuned_tiles_of_short_runs as the library has it or
 // would have it, and with one thing in its loop changed.
 #pragma once
-#include "bench/kernels/tune/kernels.hpp"
+#include "bench/kernels/tune/kernels/kernels.hpp"
 #include "bench/kernels/tune/short_runs.hpp"
 #include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
 

@@ -1,5 +1,5 @@
 // The next step's codes are loaded after the barrier of an input group.
-#include "bench/kernels/tune/kernels.hpp"
+#include "bench/kernels/tune/kernels/kernels.hpp"
 
 void nibble::bench::add_group_late_kernels(TunedKernels& to) {
   add_kernels<kernels::XBarrier::group, false, false>(to);
