@@ -3,11 +3,13 @@
 // A form has its own shape, with the members that MatmulValues and MatmulRun name, and its own problem, which is made
 // of a MatmulValues and the weight. Its expected_at(problem, m, n) says what the product should be.
 #pragma once
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <initializer_list>
 #include <random>
 #include <vector>
 
@@ -112,6 +114,33 @@ template <class Problem, class Run> void expect_product_in_schedules(const Probl
     first = product;
     expect_values(problem, product);
   });
+}
+
+// The product is wrong or fails, in some schedule, without any one of its synchronizations.
+template <class Run, class Problem> void expect_every_synchronization_needed(const Problem& problem) {
+  SCOPED_TRACE(testing::PrintToString(problem.shape));
+  const Run run(problem);
+  const std::vector<float> expected = run.product();
+  EXPECT_THAT(nibble::test::survivors([&] { return run.product() == expected; }, 6), testing::IsEmpty());
+}
+
+// The order of additions, and so the bytes, do not depend on the device.
+template <class Run, class Problem>
+void expect_same_bytes(const Problem& problem, std::initializer_list<unsigned> multiprocessors,
+                       std::initializer_list<unsigned> capabilities) {
+  SCOPED_TRACE(testing::PrintToString(problem.shape));
+  const Run run(problem);
+  const std::vector<float> expected = run.product();
+  nibble::test::on_devices(multiprocessors, capabilities, [&] { EXPECT_EQ(run.product(), expected); });
+}
+
+// A product that divides k leaves the caller's counters as they were, so the next one can use them.
+template <class Run, class Problem> void expect_counters_to_stay(const Problem& problem) {
+  const Run run(problem);
+  const std::vector<float> expected = run.product();
+  const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(NIBBLE_COUNTERS), {.name = "counters"});
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(run.product(counters.data()), expected);
+  EXPECT_THAT(counters.to_host(), testing::Each(0U));
 }
 
 // The arrays of a problem on the device: those that do not depend on the weight's form.

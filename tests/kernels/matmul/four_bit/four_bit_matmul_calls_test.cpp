@@ -1,6 +1,5 @@
 // What a call of the product can ask for besides y = x * transposed(weight): sums into y, fp32, slices, several
 // weights, experts, counters, launches that overlap; and what it refuses.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -16,7 +15,6 @@ namespace nibble::kernels {
 namespace {
 
 using namespace device;
-using nibble::test::survivors;
 using test::expect_product;
 using test::Problem;
 using test::Product;
@@ -145,12 +143,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, WeightsThatShareXHaveTheSameBytesOnDev
 }
 
 TEST(FourBitMatmulCalls, CountersAreLeftAsTheyWere) {
-  const Problem problem({.m = 5, .n = 33, .k = 64 * 40}, 23);
-  const Product run(problem);
-  const std::vector<float> expected = run.product();
-  const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(NIBBLE_COUNTERS), {.name = "counters"});
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(run.product(counters.data()), expected);
-  EXPECT_THAT(counters.to_host(), testing::Each(0U));
+  test::expect_counters_to_stay<Product>(Problem({.m = 5, .n = 33, .k = 64 * 40}, 23));
 }
 
 TEST(FourBitMatmulCalls, LaunchesThatOverlap) {
@@ -168,25 +161,17 @@ TEST(FourBitMatmulCalls, LaunchesThatOverlap) {
 NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, EverySynchronizationIsNeeded) {
   for (const Shape& shape : {Shape{.m = 3, .n = 20, .k = 64 * 40, .overlap = true},
                              Shape{.m = 12, .n = 20, .k = 128, .overlap = true, .ends = {3, 12}},
-                             Shape{.m = 3, .n = 9, .k = 70, .overlap = true}}) {
-    SCOPED_TRACE(testing::PrintToString(shape));
-    const Problem problem(shape, 27);
-    const Product run(problem);
-    const std::vector<float> expected = run.product();
-    EXPECT_THAT(survivors([&] { return run.product() == expected; }, 6), testing::IsEmpty());
-  }
+                             Shape{.m = 3, .n = 9, .k = 70, .overlap = true}})
+    test::expect_every_synchronization_needed<Product>(Problem(shape, 27));
 }
 
-// Few blocks or many: the order of additions, and so the bytes, are the same on every device. The last weight has more
-// rows than all of them take at a time.
+// The last weight has more rows than all blocks take at a time.
 NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, DevicesOfAnySizeGiveTheSameBytes) {
   for (const Shape& shape : {Shape{.m = 3, .n = 300, .k = 64 * 20}, Shape{.m = 20, .n = 300, .k = 64 * 20},
                              Shape{.m = 3, .n = 9500, .k = 64 * 2}}) {
     const Problem problem(shape, 28);
-    const Product run(problem);
-    const std::vector<float> expected = run.product();
-    nibble::test::on_devices({1U, 3U, 108U, 114U, 132U, 144U}, {80U, 90U}, [&] { EXPECT_EQ(run.product(), expected); });
-    nibble::test::on_devices({3U, 84U}, {86U, 89U, 120U}, [&] { EXPECT_EQ(run.product(), expected); });
+    test::expect_same_bytes<Product>(problem, {1U, 3U, 108U, 114U, 132U, 144U}, {80U, 90U});
+    test::expect_same_bytes<Product>(problem, {3U, 84U}, {86U, 89U, 120U});
   }
 }
 

@@ -2,7 +2,6 @@
 // and a k, a first element or a stride that is a multiple of 32, 16 or 8. They have tensor cores, too.
 #include "kernels/matmul/four_bit/four_bit_matmul_run.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +18,6 @@ namespace nibble::kernels {
 namespace {
 
 using namespace device;
-using nibble::test::survivors;
 using test::expect_product;
 using test::Problem;
 using test::Product;
@@ -105,27 +103,17 @@ TEST(FourBitMatmulRun, CallsOfAllKinds) {
     }
 }
 
-// A device that adds as others do: the bytes are those of every grid and capability.
 NIBBLE_SIMULATED_TEST(FourBitMatmulRun, DevicesOfAnySizeGiveTheSameBytes) {
   for (const Shape& shape : {Shape{.m = 3, .n = 300, .k = 64 * 20, .blocksize = 32},
-                             Shape{.m = 20, .n = 300, .k = 1072}, Shape{.m = 5, .n = 300, .k = 1000}}) {
-    const Problem problem(shape, 28);
-    const Product run(problem);
-    const std::vector<float> expected = run.product();
-    nibble::test::on_devices({1U, 3U, 108U, 144U}, {80U, 90U}, [&] { EXPECT_EQ(run.product(), expected); });
-  }
+                             Shape{.m = 20, .n = 300, .k = 1072}, Shape{.m = 5, .n = 300, .k = 1000}})
+    test::expect_same_bytes<Product>(Problem(shape, 28), {1U, 3U, 108U, 144U}, {80U, 90U});
 }
 
 NIBBLE_SIMULATED_TEST(FourBitMatmulRun, EverySynchronizationIsNeeded) {
   for (const Shape& shape :
        {Shape{.m = 3, .n = 32, .k = 1536, .blocksize = 32, .overlap = true}, Shape{.m = 20, .n = 40, .k = 1040},
-        Shape{.m = 5, .n = 40, .k = 1544}, Shape{.m = 20, .n = 40, .k = 1032, .overlap = true}}) {
-    SCOPED_TRACE(testing::PrintToString(shape));
-    const Problem problem(shape, 5);
-    const Product run(problem);
-    const std::vector<float> expected = run.product();
-    EXPECT_THAT(survivors([&] { return run.product() == expected; }, 6), testing::IsEmpty());
-  }
+        Shape{.m = 5, .n = 40, .k = 1544}, Shape{.m = 20, .n = 40, .k = 1032, .overlap = true}})
+    test::expect_every_synchronization_needed<Product>(Problem(shape, 5));
 }
 
 // -- Which kernel

@@ -227,32 +227,17 @@ NIBBLE_SIMULATED_TEST(Int8Matmul, ChunksOfM) {
 NIBBLE_SIMULATED_TEST(Int8Matmul, EverySynchronizationIsNeeded) {
   for (const Int8Shape& shape :
        {Int8Shape{.m = 3, .n = 32, .k = 4096, .overlap = true}, Int8Shape{.m = 12, .n = 40, .k = 2048},
-        Int8Shape{.m = 40, .n = 20, .k = 1024}, Int8Shape{.m = 3, .n = 9, .k = 70, .overlap = true}}) {
-    SCOPED_TRACE(testing::PrintToString(shape));
-    const Int8Problem problem(shape, 5);
-    const Int8Run run(problem);
-    const std::vector<float> expected = run.product();
-    EXPECT_THAT(survivors([&] { return run.product() == expected; }, 6), testing::IsEmpty());
-  }
+        Int8Shape{.m = 40, .n = 20, .k = 1024}, Int8Shape{.m = 3, .n = 9, .k = 70, .overlap = true}})
+    test::expect_every_synchronization_needed<Int8Run>(Int8Problem(shape, 5));
 }
 
-// Few blocks or many: the order of additions, and so the bytes, are the same on every device.
 NIBBLE_SIMULATED_TEST(Int8Matmul, DevicesOfAnySizeGiveTheSameBytes) {
-  for (const Int8Shape& shape : {Int8Shape{.m = 3, .n = 300, .k = 1280}, Int8Shape{.m = 20, .n = 300, .k = 1280}}) {
-    const Int8Problem problem(shape, 28);
-    const Int8Run run(problem);
-    const std::vector<float> expected = run.product();
-    nibble::test::on_devices({1U, 3U, 108U, 114U, 144U}, {80U, 90U}, [&] { EXPECT_EQ(run.product(), expected); });
-  }
+  for (const Int8Shape& shape : {Int8Shape{.m = 3, .n = 300, .k = 1280}, Int8Shape{.m = 20, .n = 300, .k = 1280}})
+    test::expect_same_bytes<Int8Run>(Int8Problem(shape, 28), {1U, 3U, 108U, 114U, 144U}, {80U, 90U});
 }
 
 TEST(Int8Matmul, CountersAreLeftAsTheyWere) {
-  const Int8Problem problem({.m = 5, .n = 33, .k = 2560}, 23);
-  const Int8Run run(problem);
-  const std::vector<float> expected = run.product();
-  const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(NIBBLE_COUNTERS), {.name = "counters"});
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(run.product(counters.data()), expected);
-  EXPECT_THAT(counters.to_host(), testing::Each(0U));
+  test::expect_counters_to_stay<Int8Run>(Int8Problem({.m = 5, .n = 33, .k = 2560}, 23));
 }
 
 // -- Refusals
