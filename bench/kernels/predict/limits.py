@@ -23,7 +23,10 @@ ADDING = 0.5e-6  # until the last block has added the sums of splits
 
 MULTIPROCESSORS = 132
 START_CLOCKS = 430 * 256 / 128  # of a block, which fills its table: instructions of 256 threads
-ANY_INSTRUCTIONS = 69  # of Int8MatmulAny for a weight and 8 of m: its loop in `cuobjdump -sass`, which has no record
+# Int8MatmulAny has no record. Its loop in `cuobjdump -sass` has 185 instructions for 8 weights of a lane and 8 of m, and
+# loads the codes of all 8 at a time. With 94 registers, a multiprocessor has two blocks of 8 warps.
+ANY_INSTRUCTIONS = 185 / 8
+ANY_IN_FLIGHT = 2 * 8 * 32 * 8
 WEIGHTS = 2048  # the clocks below are those of so many in a multiprocessor
 
 
@@ -193,9 +196,11 @@ def weight_bytes(plan):
 
 
 def predicted_any(plan):
-    """As Limits.predicted(), of Int8MatmulAny, which needs more instructions than anything else."""
-    clocks = ANY_INSTRUCTIONS * -(-plan["m"] // 8) * plan["n"] * plan["k"] / 128 / MULTIPROCESSORS
-    return [(clocks / clock, "instructions") for clock in CLOCKS]
+    """As Limits.predicted(), of Int8MatmulAny: its instructions, or the bytes that it has in flight."""
+    weights = -(-plan["m"] // 8) * plan["n"] * plan["k"] / MULTIPROCESSORS
+    in_flight = weights / ANY_IN_FLIGHT * LATENCY
+    return [max((ANY_INSTRUCTIONS * weights / 128 / clock, "instructions"), (in_flight, "in flight"))
+            for clock in CLOCKS]  # fmt: skip
 
 
 def wgmma_times(plan):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "bench" / "kernels" / "predict" / "predictions.py"
@@ -50,6 +51,18 @@ class Limit(OfTimes):
         weight, x = limits_of().weight_bytes, 264 * 8 * 4096 * 2
         self.assert_time(self.ends("L2")[0], (weight + x) / 5.5e12)
         self.assert_time(self.ends("L2", m=16)[0], (2 * weight + 2 * x) / 5.5e12)  # 8 rows at a time
+
+    def test_without_tensor_cores_is_of_instructions_or_of_bytes_in_flight(self):
+        plan = {"m": 9, "n": 16384, "k": 2152}  # 8 rows at a time
+        loads = 2 * 16384 * 2152 / 132 / 4096
+        (low, why), (high, _) = limits.predicted_any(plan)
+        self.assert_time(low, loads * 700e-9)
+        self.assertEqual((low, why), (high, "in flight"))
+        with unittest.mock.patch.object(limits, "LATENCY", 100e-9):
+            (low, why), (high, _) = limits.predicted_any(plan)
+        self.assert_time(low, loads * 4096 / 8 / 128 * 185 / 1.98e9)
+        self.assert_time(high / low, 1.98 / 1.755)
+        self.assertEqual(why, "instructions")
 
     def test_of_bytes_in_flight(self):
         self.assert_time(self.ends("in flight")[0], 16896 * 4096 / 2 / (132 * 20_000) * 700e-9)

@@ -42,7 +42,7 @@ template <class Half> void multiply(const Int8MatmulArguments& arguments, void* 
     });
   } else {
     using Kernel = Int8MatmulAny<Half>;
-    launch(Kernel::ByWarps::grid(m, n), 0, stream, Kernel{weight, memory.x, memory.x_stride, m, out}, overlap);
+    launch(Kernel::grid(m, n), 0, stream, Kernel{weight, memory.x, memory.x_stride, m, out}, overlap);
   }
 }
 
