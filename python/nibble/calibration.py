@@ -103,8 +103,10 @@ class Calibration:
             )
 
     def _weight(self, name: str, inputs: Any) -> list[str | None]:
-        if not isinstance(inputs, list) or not all(item is None or isinstance(item, str) for item in inputs):
-            raise self._refuse(f"weight '{name}': is not a list of inputs")
+        if not isinstance(inputs, list) or not inputs:
+            raise self._refuse(f"weight '{name}': is not a list of one or more inputs")
+        if not all(item is None or isinstance(item, str) for item in inputs):
+            raise self._refuse(f"weight '{name}': an input is neither a name nor null")
         unknown = next((item for item in inputs if item is not None and item not in self.inputs), None)
         if unknown is not None:
             raise self._refuse(f"weight '{name}': has the input '{unknown}', which is not listed")
@@ -130,6 +132,7 @@ def _read_manifest(directory: pathlib.Path) -> dict[str, Any]:
         raise BadInputError(f"{path}: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise BadInputError(f"{path}: 'format' is not '{FORMAT}'")
-    if manifest.get("version") != VERSION:
-        raise BadInputError(f"{path}: has version {manifest.get('version')!r}, this nibble reads {VERSION}")
+    version = manifest.get("version")
+    if type(version) is not int or version != VERSION:
+        raise BadInputError(f"{path}: has version {json.dumps(version)}, this nibble reads {VERSION}")
     return manifest

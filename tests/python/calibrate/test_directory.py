@@ -288,6 +288,8 @@ WEIGHT = f"{INPUT}.weight"
 MISFITS = [
     (lambda m: m.update(format="other"), "calibration.json: 'format' is not 'nibble.calibration'"),
     (lambda m: m.update(version=2), "calibration.json: has version 2, this nibble reads 1"),
+    (lambda m: m.update(version=True), "calibration.json: has version true, this nibble reads 1"),
+    (lambda m: m.update(version=1.0), "calibration.json: has version 1.0, this nibble reads 1"),
     (lambda m: m.pop("second_moments"), "calibration.json: manifest: 'second_moments' is not of type bool"),
     (lambda m: m.update(inputs=[]), "calibration.json: manifest: 'inputs' is not of type dict"),
     (lambda m: m["inputs"].update({INPUT: 5}), "calibration.json: input 'INPUT': 'columns' is not of type int"),
@@ -302,8 +304,12 @@ MISFITS = [
      "layer-00000.safetensors: tensor 'INPUT.mean_square': is F32 [112], not F32 [111]"),
     (lambda m: m["inputs"][INPUT].update(file="after.safetensors"),
      "after.safetensors: has no tensor 'INPUT.mean_square'"),
-    (lambda m: m["weights"].update({WEIGHT: INPUT}), "calibration.json: weight 'WEIGHT': is not a list of inputs"),
-    (lambda m: m["weights"].update({WEIGHT: [5]}), "calibration.json: weight 'WEIGHT': is not a list of inputs"),
+    (lambda m: m["weights"].update({WEIGHT: INPUT}),
+     "calibration.json: weight 'WEIGHT': is not a list of one or more inputs"),
+    (lambda m: m["weights"].update({WEIGHT: []}),
+     "calibration.json: weight 'WEIGHT': is not a list of one or more inputs"),
+    (lambda m: m["weights"].update({WEIGHT: [5]}),
+     "calibration.json: weight 'WEIGHT': an input is neither a name nor null"),
     (lambda m: m["weights"].update({WEIGHT: ["x"]}),
      "calibration.json: weight 'WEIGHT': has the input 'x', which is not listed"),
 ]  # fmt: skip
