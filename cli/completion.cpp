@@ -40,7 +40,8 @@ struct Command {
 Offer offer_of(const CLI::Option& option) {
   Offer offer{.files = false, .words = choices_of(option)};
   if (option.get_type_name() == codec_type) offer.words = codec_words();
-  offer.files = offer.words.empty() && (option.get_positional() || option.get_type_name() == file_type);
+  offer.files = offer.words.empty() && (option.get_positional() || option.get_type_name() == file_type ||
+                                        option.get_type_name() == directory_type);
   return offer;
 }
 

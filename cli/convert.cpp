@@ -27,6 +27,7 @@
 #include "nibble/error.hpp"
 #include "quant/codecs/codecs.hpp"
 #include "quant/schemes/scheme.hpp"
+#include "quant/stream/weighing.hpp"
 
 namespace nibble::cli {
 namespace {
@@ -88,7 +89,7 @@ void finish_recipe(const CLI::App& command, ConvertOptions& options) {
 void check_applicable(const CLI::App& command, const Recipe& recipe, const std::set<CodecSpec>& codecs,
                       std::string_view fact) {
   bool has_blocks = false, has_double_quant = false, has_absmax = false, has_compute_type = false, quantizes = false,
-       casts_any = false;
+       casts_any = false, searches = false;
   for (const CodecSpec& spec : codecs) {
     const auto codec = make_codec(spec);
     quantizes = quantizes || codec->quantizes();
@@ -96,6 +97,7 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
     has_blocks = has_blocks || spec.has("block-size");
     has_double_quant = has_double_quant || spec.has("double-quant");
     has_absmax = has_absmax || spec.has("absmax");
+    searches = searches || searches_absmax(spec);
     has_compute_type = has_compute_type || has_compute_dtype(*codec);
   }
   const bool casts = !make_codec(recipe.to)->quantizes();
@@ -105,6 +107,9 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
   refuse_if(!has_blocks, "--block-size", fmt::format("only {} have this option", codecs_with("block-size")));
   refuse_if(!has_double_quant, "--no-double-quant",
             fmt::format("only {} have double quantization", codecs_with("double-quant")));
+  if (!searches && !recipe.calibration.empty())
+    throw Error(Errc::usage,
+                fmt::format("--calibration {}: only searches of absmax (--absmax search) use statistics", fact));
   refuse_if(!has_absmax, "--absmax", fmt::format("only {} have this option", codecs_with("absmax")));
   const auto chooses_compute_type = [](const CodecSpec& spec) { return has_compute_dtype(*make_codec(spec)); };
   refuse_if(!has_compute_type, "--compute-dtype",
@@ -170,6 +175,12 @@ void add_recipe(CLI::App& command, ConvertOptions& options) {
       ->group(format);
   command.add_option("--absmax", options.absmax, "Shorthand for absmax=CHOICE in every codec that has this option")
       ->type_name("CHOICE")
+      ->group(format);
+  command
+      .add_option("--calibration", recipe.calibration,
+                  "Statistics that `python -m nibble.calibrate` wrote: searches of absmax minimize the error of the "
+                  "layers' outputs, not that of the weights")
+      ->type_name(directory_type)
       ->group(format);
   add_choice<DType>(command, "--compute-dtype", recipe.compute_dtype,
                     {{"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}},

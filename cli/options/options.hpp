@@ -20,6 +20,7 @@ inline constexpr const char* resources_group = "Resources";
 
 /// The names of values in help texts, by which completion knows what to offer.
 inline constexpr const char* file_type = "FILE";
+inline constexpr const char* directory_type = "DIR";
 
 /// The values of --max-memory and --threads.
 struct ResourceOptions {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,6 +50,10 @@ struct Recipe {
   OnOverflow on_overflow = OnOverflow::automatic;
   Nonfinite nonfinite = Nonfinite::keep;
   ErrorReport error_report = ErrorReport::basic;
+  /// A directory of statistics (`python -m nibble.calibrate`) with which searches of absmax weigh the errors of
+  /// columns; empty: they count alike. A tensor without statistics causes a warning; if none has any, the plan is
+  /// refused.
+  std::filesystem::path calibration;
   std::vector<Rule> rules;         ///< the last match wins
   std::vector<std::string> skips;  ///< patterns of tensors that stay as they are; win over rules
   bool default_skips = true;       ///< keep what transformers keeps: output embeddings and the like

@@ -153,6 +153,7 @@ class Quantization(TypedDict, total=False):
     block_size: int | None
     no_double_quant: bool
     absmax: str | None
+    calibration: Path | None
     compute_dtype: str | None
     nonfinite: str | None
     error_report: str | None

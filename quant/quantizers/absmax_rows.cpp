@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "nibble/fp16.hpp"
@@ -30,6 +31,8 @@ class RowEncoder final : public Encoder {
         scanned_rows_(scanned ? tensor.shape[0] : 0),
         device_(device),
         scratch_(scratch) {}
+
+  void weigh(ColumnWeights columns) override { column_weights_ = std::move(columns); }
 
   void scan(std::uint64_t first, std::span<const std::byte> weights) override {
     int8::for_each_row(
@@ -110,7 +113,7 @@ class RowEncoder final : public Encoder {
       const auto row = weights.subspan(begin, columns_ * size_);
       bool plain = true;
       const float largest = int8::row_absmax(source_, row, plain);
-      rows.absmax.push_back(searches_ && plain ? search_row(source_, row, largest) : largest);
+      rows.absmax.push_back(searches_ && plain ? search_row(source_, row, largest, column_weights_) : largest);
       rows.plain = rows.plain && plain;
     }
     store(at / columns_, rows.absmax);
@@ -167,6 +170,7 @@ class RowEncoder final : public Encoder {
   DType source_;
   std::size_t size_;  // of a weight, in bytes
   std::uint64_t columns_;
+  ColumnWeights column_weights_;
   std::uint64_t row_count_;
   bool searches_;
   bool scanned_;

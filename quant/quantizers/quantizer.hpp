@@ -12,6 +12,7 @@
 #include "nibble/error_sums.hpp"
 #include "nibble/findings.hpp"
 #include "nibble/tensor.hpp"
+#include "quant/quantizers/column_weights.hpp"
 
 /// How scales and codes are chosen: the passes over a tensor, the data kept between them, and the findings.
 namespace nibble {
@@ -50,6 +51,10 @@ class PlaneSink {
 class Encoder {
  public:
   virtual ~Encoder() = default;
+
+  /// How much the errors of the columns count, for encoders that search; without this call they count alike. `columns`
+  /// has those of the tensor's last dimension, or is empty. Call it first.
+  virtual void weigh(ColumnWeights /*columns*/) {}
 
   /// The first pass over weights [first, first + n), if Chunking::scan asks for it.
   virtual void scan(std::uint64_t /*first*/, std::span<const std::byte> /*weights*/) {}

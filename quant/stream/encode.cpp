@@ -6,13 +6,15 @@
 namespace nibble {
 
 Encoding::Encoding(const WeightSource& source, const TensorInfo& tensor, const Coding& coding, const Chunking& chunking,
-                   std::unique_ptr<Scratch> scratch)
+                   std::unique_ptr<Scratch> scratch, ColumnWeights columns)
     : source_(source),
       tensor_(tensor),
       codec_(*coding.codec),
       chunking_(chunking),
       scratch_(std::move(scratch)),
-      encoder_(coding.quantizer->encoder(tensor, chunking, *scratch_)) {}
+      encoder_(coding.quantizer->encoder(tensor, chunking, *scratch_)) {
+  if (!columns.empty()) encoder_->weigh(std::move(columns));
+}
 
 template <class F> void Encoding::for_each_chunk(std::uint64_t first, std::uint64_t n, F&& f) {
   for (const std::uint64_t last = first + n; first < last; first += chunking_.weights) {

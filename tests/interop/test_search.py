@@ -1,9 +1,12 @@
 """`--absmax search`: bitsandbytes decodes, multiplies by and saves absmax values of either sign; and what they save in
 error on a real model."""
 
+import json
+
 import bitsandbytes.functional as bnb
 import numpy as np
 import pytest
+import safetensors.numpy
 import stored
 import torch
 import transformers
@@ -43,8 +46,8 @@ def test_every_matrix_loses_less(nibble, searched, weights):
         assert error <= limit * largest[name], name
 
 
-def test_bitsandbytes_reads_what_is_stored(searched):
-    _, choice, directory = searched
+def bitsandbytes_decodes(directory):
+    """Whether it decodes what is stored; the number of negative absmax values."""
     parts, model = stored.read(directory), load(directory, transformers.AutoModel)
     negative = 0
     for name in quantized_modules(model):
@@ -58,7 +61,51 @@ def test_bitsandbytes_reads_what_is_stored(searched):
         # Saved and read again by bitsandbytes itself.
         again = bnb.QuantState.from_dict(state.as_dict(packed=True), device="cpu")
         assert torch.equal(bnb.dequantize_4bit(module.weight.data, again), decoded), name
-    assert (negative > 0) == (choice == "search")
+    return negative
+
+
+def test_bitsandbytes_reads_what_is_stored(searched):
+    _, choice, directory = searched
+    assert (bitsandbytes_decodes(directory) > 0) == (choice == "search")
+
+
+@pytest.fixture(scope="module")
+def mean_squares(weights):
+    """Made up, of the encoder's layers."""
+    random = np.random.default_rng(3)
+    return {name: np.exp(random.standard_normal(weight.shape[1])).astype(np.float32)
+            for name, weight in weights.items() if name.startswith("encoder.")}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def statistics(mean_squares, tmp_path_factory):
+    """A directory as python -m nibble.calibrate writes it."""
+    out = tmp_path_factory.mktemp("statistics")
+    tensors = {}
+    for name, squares in mean_squares.items():
+        tensors |= {f"{name}.mean_square": squares, f"{name}.absmax": np.sqrt(squares)}
+    safetensors.numpy.save_file(tensors, out / "whole.safetensors")
+    inputs = {name: {"columns": len(squares), "tokens": 9, "file": "whole.safetensors"}
+              for name, squares in mean_squares.items()}  # fmt: skip
+    manifest = {"format": "nibble.calibration", "version": 1, "second_moments": False, "inputs": inputs,
+                "weights": {name: [name] for name in mean_squares}}  # fmt: skip
+    (out / "calibration.json").write_text(json.dumps(manifest))
+    return out
+
+
+@pytest.mark.parametrize("codec", ["nf4", "nf4:double-quant=no", "fp4", "int8"])
+def test_statistics_lower_the_error_of_the_output(nibble, statistics, mean_squares, weights, codec):
+    def error(directory, name):
+        error = stored.decode(parts[directory], name).astype(np.float64) - weights[name]
+        return (mean_squares[name] * error**2).sum()
+
+    searched = nibble.convert(SOURCE, codec, "--absmax", "search")
+    weighed = nibble.convert(SOURCE, codec, "--absmax", "search", "--calibration", statistics)
+    parts = {directory: stored.read(directory) for directory in (searched, weighed)}
+    for name in mean_squares:
+        assert error(weighed, name) < error(searched, name), name
+    if codec != "int8":
+        assert bitsandbytes_decodes(weighed) > 0
 
 
 def test_bitsandbytes_multiplies(searched):

@@ -44,6 +44,7 @@
 #include "quant/stream/pipeline.hpp"
 #include "quant/stream/shard_parts.hpp"
 #include "quant/stream/source.hpp"
+#include "quant/stream/weighing.hpp"
 
 namespace nibble {
 namespace {
@@ -83,9 +84,10 @@ class Conversion {
         in_(in.reader()),
         out_(out),
         progress_(progress),
-        memory_(conversion_memory(plan, resources)),
+        weighing_(in_, plan, resources.max_memory),
+        memory_(conversion_memory(plan, weighing_.left_of(resources))),
         codings_(plan.recipe, plan.tensors, resources.device),
-        manifest_(plan, out, read_adapter()),
+        manifest_(plan, out, read_adapter(), weighing_.identity()),
         resources_(resources),
         buffers_(chunk_memory(resources.device)) {
     report_.plan = std::move(plan);
@@ -99,6 +101,7 @@ class Conversion {
       for (std::size_t shard = 0; shard < report_.plan.shard_ends.size(); ++shard) convert_shard(shard);
     });
     in_.check_unchanged();
+    weighing_.check_unchanged();
     add_warnings();
     manifest_.end(report_);
     // Not in the manifest, which says the same wherever codecs ran.
@@ -224,7 +227,8 @@ class Conversion {
     work->parts = stored_parts(*coding.codec, tensor.info);
     work->elements = tensor.info.elements();
     Encoding& encoding = work->encoding.emplace(work->source, tensor.info, coding, chunking(tensor),
-                                                make_scratch(coding.quantizer->scratch_bytes(tensor.info)));
+                                                make_scratch(coding.quantizer->scratch_bytes(tensor.info)),
+                                                weighing_.columns_of(tensor));
     const std::uint64_t chunk = encoding.chunking().weights;
     const std::uint64_t chunk_bytes = std::max<std::uint64_t>(encoding.offset(std::min(chunk, work->elements)), 1);
     work->batch_weights = chunk * std::max<std::uint64_t>(memory_.batch_bytes / chunk_bytes, 1);
@@ -384,6 +388,7 @@ class Conversion {
   const Reader& in_;
   Writer& out_;
   Progress& progress_;
+  Weighing weighing_;
   ConversionMemory memory_;
   std::uint64_t done_ = 0;
   std::uint64_t total_ = 0;  // bytes of the weights, as done_

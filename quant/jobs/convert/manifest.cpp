@@ -135,7 +135,7 @@ Json recipe_json(const Recipe& recipe) {
 
 }  // namespace
 
-Manifest::Manifest(const Plan& plan, Writer& out, std::string_view adapter) : out_(out) {
+Manifest::Manifest(const Plan& plan, Writer& out, std::string_view adapter, std::string_view calibration) : out_(out) {
   const Json json = {{"schema_version", schema_version},
                      {"generator", fmt::format("nibble {}", version())},
                      {"architecture", plan.architecture.empty() ? Json() : Json(plan.architecture)},
@@ -146,6 +146,7 @@ Manifest::Manifest(const Plan& plan, Writer& out, std::string_view adapter) : ou
   for (const auto& [key, value] : json.items())
     text_ += fmt::format("{} {}: {}", text_.empty() ? "{\n" : ",\n", dump(key), dump(value));
   if (!adapter.empty()) text_ += fmt::format(",\n \"adapter\": {}", adapter);
+  if (!calibration.empty()) text_ += fmt::format(",\n \"calibration\": {}", calibration);
   text_ += ",\n \"tensors\": [";
 }
 

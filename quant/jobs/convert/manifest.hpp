@@ -19,8 +19,8 @@ namespace nibble {
 /// finished, because for 100,000 tensors it has 120 MB; what is known only at the end comes last.
 class Manifest {
  public:
-  /// Writes the beginning. `adapter` is ReaderInternals::adapter() of the input.
-  Manifest(const Plan& plan, Writer& out, std::string_view adapter = {});
+  /// Writes the beginning. `adapter` is ReaderInternals::adapter() of the input, `calibration` Weighing::identity().
+  Manifest(const Plan& plan, Writer& out, std::string_view adapter = {}, std::string_view calibration = {});
 
   /// One stored part of a tensor.
   struct Part {

@@ -10,6 +10,7 @@
 #include "quant/quantizers/quantizer.hpp"
 #include "quant/stream/codings.hpp"
 #include "quant/stream/conversion_memory.hpp"
+#include "quant/stream/weighing.hpp"
 
 namespace nibble {
 namespace {
@@ -41,7 +42,9 @@ struct PlannedConversion::State {
         in(open_input(from, recipe.intake, options.resources.max_memory)),
         out(checked(std::move(to), *in)),
         stored(*in, schemes_of(recipe.intake)),
-        plan(make_plan(stored, recipe)) {}
+        plan(make_plan(stored, recipe)) {
+    weigh();
+  }
 
   State(std::unique_ptr<const Reader> from, std::filesystem::path to, const Recipe& recipe,
         const ConversionOptions& chosen)
@@ -49,7 +52,15 @@ struct PlannedConversion::State {
         in(std::move(from)),
         out(checked(std::move(to), *in)),
         stored(*in, {}),
-        plan(make_plan(stored, recipe)) {}
+        plan(make_plan(stored, recipe)) {
+    weigh();
+  }
+
+  // Before anything is written or told of the plan.
+  void weigh() {
+    weighing = Weighing(*in, plan, options.resources.max_memory);
+    if (!weighing.warning().empty()) plan.warnings.emplace_back(weighing.warning());
+  }
 
   const Resources& resources() {
     if (options.resources.device == nullptr && !std::exchange(is_device_open, true)) {
@@ -58,9 +69,10 @@ struct PlannedConversion::State {
     }
     return options.resources;
   }
+  ConversionMemory memory() { return conversion_memory(plan, weighing.left_of(resources())); }
   CreateOptions create_options() {
     return {.shards = plan.shard_ends.size(),
-            .bytes = plan.stored_bytes() + conversion_memory(plan, resources()).spilled_bytes,
+            .bytes = plan.stored_bytes() + memory().spilled_bytes,
             .overwrite = options.overwrite,
             .memory = chunk_memory(resources().device)};
   }
@@ -70,6 +82,7 @@ struct PlannedConversion::State {
   std::filesystem::path out;
   StoredWeights stored;
   Plan plan;
+  Weighing weighing;
   std::unique_ptr<Device> device;
   bool is_device_open = false;
 };
@@ -87,7 +100,7 @@ PlannedConversion::~PlannedConversion() = default;
 const Reader& PlannedConversion::input() const noexcept { return *state_->in; }
 const Plan& PlannedConversion::plan() const noexcept { return state_->plan; }
 Device* PlannedConversion::device() const { return state_->resources().device; }
-ConversionMemory PlannedConversion::memory() const { return conversion_memory(state_->plan, state_->resources()); }
+ConversionMemory PlannedConversion::memory() const { return state_->memory(); }
 
 void PlannedConversion::check_output() const {
   nibble::check_output(state_->out, *state_->in, state_->create_options());

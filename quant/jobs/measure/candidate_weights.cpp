@@ -99,7 +99,7 @@ CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& pl
     test.file = make_temporary();
   Encoding encoding(reference, planned.info, codings_[c][planned.codec],
                     quantizer->chunking(planned.info, unit_weights),
-                    make_scratch(quantizer->scratch_bytes(planned.info), fits));
+                    make_scratch(quantizer->scratch_bytes(planned.info), fits), weighings_[c].columns_of(planned));
   Findings findings;
   std::mutex mutex;  // of the findings
   const auto encode_range = [&](std::uint64_t first, std::uint64_t n) {

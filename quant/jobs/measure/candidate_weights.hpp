@@ -15,6 +15,7 @@
 #include "quant/jobs/measure/pairing.hpp"
 #include "quant/stream/codings.hpp"
 #include "quant/stream/source.hpp"
+#include "quant/stream/weighing.hpp"
 
 namespace nibble {
 
@@ -35,10 +36,15 @@ struct CandidateTensor {
 /// Opens the tensors of candidates: checkpoints are read, and what plans would write is encoded.
 class CandidateWeights {
  public:
-  /// All arguments have to outlive this. `codings` are those of the candidates.
+  /// All arguments have to outlive this. `codings` and `weighings` are those of the candidates.
   CandidateWeights(const Pairing& pairing, std::span<const Candidate> candidates, const std::deque<Codings>& codings,
-                   Buffers& buffers, const Progress& progress)
-      : pairing_(pairing), candidates_(candidates), codings_(codings), buffers_(buffers), progress_(progress) {}
+                   const std::deque<Weighing>& weighings, Buffers& buffers, const Progress& progress)
+      : pairing_(pairing),
+        candidates_(candidates),
+        codings_(codings),
+        weighings_(weighings),
+        buffers_(buffers),
+        progress_(progress) {}
 
   /// Tensor `tensor` of a candidate that is a checkpoint.
   [[nodiscard]] CandidateTensor stored(std::size_t candidate, std::size_t tensor);
@@ -56,6 +62,7 @@ class CandidateWeights {
   const Pairing& pairing_;
   std::span<const Candidate> candidates_;
   const std::deque<Codings>& codings_;
+  const std::deque<Weighing>& weighings_;
   Buffers& buffers_;
   const Progress& progress_;
 };

@@ -27,6 +27,7 @@
 #include "quant/stream/codings.hpp"
 #include "quant/stream/pipeline.hpp"
 #include "quant/stream/source.hpp"
+#include "quant/stream/weighing.hpp"
 
 namespace nibble {
 namespace {
@@ -78,6 +79,10 @@ class Measuring {
         codings_.emplace_back(recipe, candidate.plan->tensors);
       else
         codings_.emplace_back(recipe);
+      if (candidate.plan)
+        weighings_.emplace_back(reference, *candidate.plan, options.resources.max_memory);
+      else
+        weighings_.emplace_back();
     }
     memory_ = measurement_memory(pairing_, candidates, codings_, options);
     result_.tensors.reserve(memory_.results);  // touched when it is filled
@@ -273,9 +278,10 @@ class Measuring {
   Progress& progress_;
   Pairing pairing_;
   std::deque<Codings> codings_;  // of the candidates
+  std::deque<Weighing> weighings_;
   MeasurementMemory memory_;
   Buffers buffers_;
-  CandidateWeights tests_{pairing_, candidates_, codings_, buffers_, progress_};
+  CandidateWeights tests_{pairing_, candidates_, codings_, weighings_, buffers_, progress_};
 
   std::size_t next_tensor_ = 0;
   std::vector<std::vector<std::string>> missing_;  // of every candidate

@@ -17,6 +17,7 @@
 #include "quant/simd/widen.hpp"
 #include "quant/stream/codings.hpp"
 #include "quant/stream/memory_model.hpp"
+#include "quant/stream/weighing.hpp"
 
 namespace nibble {
 namespace {
@@ -33,9 +34,10 @@ class SurvivalMeasuring {
         base_weights_(merged.base(), {}),
         max_encoded_(resources.max_memory / encoded_share),
         progress_(progress),
-        candidates_(pairing_, std::span(&candidate_, 1), codings_, buffers_, progress) {
+        candidates_(pairing_, std::span(&candidate_, 1), codings_, weighings_, buffers_, progress) {
     candidate_.plan->recipe.error_report = ErrorReport::none;
     codings_.emplace_back(candidate_.plan->recipe, candidate_.plan->tensors);
+    weighings_.emplace_back(merged, *candidate_.plan, resources.max_memory);
   }
 
   UpdateSurvival measure(const PlannedTensor& planned) {
@@ -110,6 +112,7 @@ class SurvivalMeasuring {
   std::uint64_t max_encoded_;
   Progress& progress_;
   std::deque<Codings> codings_;
+  std::deque<Weighing> weighings_;
   Buffers buffers_;
   CandidateWeights candidates_;
 };

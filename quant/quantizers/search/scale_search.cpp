@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "quant/errors/squares.hpp"
 #include "quant/simd/magnitude.hpp"
@@ -98,9 +99,12 @@ class PairSums {
   VI lower_, upper_;
 };
 
-// Adds n weights of every lane to the sums of its scale; n is a multiple of 4.
-void add_sums(const FourBitTables& tables, const ScaleSearch::Values& values, const std::int16_t* HWY_RESTRICT weights,
-              std::size_t n, const Inverse* HWY_RESTRICT inverse, SearchSums* HWY_RESTRICT sums) {
+// Adds n weights of every lane to the sums of its scale; n is a multiple of 4. factors(w, c, i) are the two numbers
+// that count for the weights w, which begin with weight i of every lane, and the values c of their codes.
+template <class Factors>
+HWY_INLINE void add_sums_of(const FourBitTables& tables, const ScaleSearch::Values& values,
+                            const std::int16_t* HWY_RESTRICT weights, std::size_t n,
+                            const Inverse* HWY_RESTRICT inverse, SearchSums* HWY_RESTRICT sums, Factors&& add) {
   const D d;
   const D16 d16;
   const NumbersByGuess<D16> numbers(tables);
@@ -122,14 +126,41 @@ void add_sums(const FourBitTables& tables, const ScaleSearch::Values& values, co
       const auto low = hn::TableLookupBytes(lower, both), high = hn::TableLookupBytes(upper, both);
       const V16 ca = hn::BitCast(d16, hn::InterleaveLower(D8(), low, high));
       const V16 cb = hn::BitCast(d16, hn::InterleaveUpper(D8(), low, high));
-      product.add(wa, ca);
-      product.add(wb, cb);
-      square.add(ca, ca);
-      square.add(cb, cb);
+      add(wa, ca, i, product, square);
+      add(wb, cb, i + 2, product, square);
     }
     hn::Store(hn::Add(hn::Load(d, sums->product.data()), product.get()), d, sums->product.data());
     hn::Store(hn::Add(hn::Load(d, sums->square.data()), square.get()), d, sums->square.data());
   }
+}
+
+void add_sums(const FourBitTables& tables, const ScaleSearch::Values& values, const std::int16_t* HWY_RESTRICT weights,
+              std::size_t n, const Inverse* HWY_RESTRICT inverse, SearchSums* HWY_RESTRICT sums) {
+  add_sums_of(tables, values, weights, n, inverse, sums,
+              [](V16 w, V16 c, std::size_t, PairSums& product, PairSums& square) HWY_ATTR {
+                product.add(w, c);
+                square.add(c, c);
+              });
+}
+
+void add_weighed_sums(const FourBitTables& tables, const ScaleSearch::Values& values,
+                      const std::int16_t* HWY_RESTRICT weights, const std::int16_t* HWY_RESTRICT weighed,
+                      const std::int16_t* HWY_RESTRICT roots, std::size_t n, const Inverse* HWY_RESTRICT inverse,
+                      SearchSums* HWY_RESTRICT sums) {
+  const D16 d16;
+  add_sums_of(tables, values, weights, n, inverse, sums,
+              [&](V16, V16 c, std::size_t i, PairSums& product, PairSums& square) HWY_ATTR {
+                const V16 value = hn::MulFixedPoint15(c, hn::Load(d16, roots + i * lanes));
+                product.add(hn::Load(d16, weighed + i * lanes), value);
+                square.add(value, value);
+              });
+}
+
+void weigh(const std::int16_t* HWY_RESTRICT weights, const std::int16_t* HWY_RESTRICT roots, std::size_t n,
+           std::int16_t* HWY_RESTRICT weighed) {
+  const D16 d16;
+  for (std::size_t i = 0; i < n * lanes; i += hn::Lanes(d16))
+    hn::Store(hn::MulFixedPoint15(hn::Load(d16, weights + i), hn::Load(d16, roots + i)), d16, weighed + i);
 }
 
 #else
@@ -141,20 +172,42 @@ void interleave(const float* const* HWY_RESTRICT row, std::size_t n, const float
         static_cast<std::int16_t>(std::bit_cast<std::int32_t>(row[0][i] * factor[0] + FourBitTables::rounding));
 }
 
-void add_sums(const FourBitTables& tables, const ScaleSearch::Values& values, const std::int16_t* weights,
-              std::size_t n, const Inverse* inverse, SearchSums* sums) {
+int times_root(int value, int root) { return (value * root + (1 << 14)) >> 15; }
+
+// factors(i, c) are what counts for weight i and the value c of its code.
+template <class Factors>
+void add_sums_of(const FourBitTables& tables, const ScaleSearch::Values& values, const std::int16_t* weights,
+                 std::size_t n, const Inverse* inverse, SearchSums* sums, Factors&& factors) {
   for (std::size_t begin = 0; begin < n; begin += exact) {
     std::int32_t product = 0, square = 0;
     for (std::size_t i = begin; i < std::min(n, begin + exact); ++i) {
       const int over_8 = (weights[i] * 8 * inverse[0][0] + (1 << 14)) >> 15;
       const int x = std::clamp(8 * over_8, -32767, 32767), guess = tables.guess(x);
-      const int value = values.of(static_cast<std::size_t>(guess + (x > tables.position(guess) ? 1 : 0)));
-      product += weights[i] * value;
+      const auto [weight, value] =
+          factors(i, values.of(static_cast<std::size_t>(guess + (x > tables.position(guess) ? 1 : 0))));
+      product += weight * value;
       square += value * value;
     }
     sums->product[0] += static_cast<float>(product);
     sums->square[0] += static_cast<float>(square);
   }
+}
+
+void add_sums(const FourBitTables& tables, const ScaleSearch::Values& values, const std::int16_t* weights,
+              std::size_t n, const Inverse* inverse, SearchSums* sums) {
+  add_sums_of(tables, values, weights, n, inverse, sums,
+              [&](std::size_t i, int value) { return std::pair<int, int>(weights[i], value); });
+}
+
+void add_weighed_sums(const FourBitTables& tables, const ScaleSearch::Values& values, const std::int16_t* weights,
+                      const std::int16_t* weighed, const std::int16_t* roots, std::size_t n, const Inverse* inverse,
+                      SearchSums* sums) {
+  add_sums_of(tables, values, weights, n, inverse, sums,
+              [&](std::size_t i, int value) { return std::pair<int, int>(weighed[i], times_root(value, roots[i])); });
+}
+
+void weigh(const std::int16_t* weights, const std::int16_t* roots, std::size_t n, std::int16_t* weighed) {
+  for (std::size_t i = 0; i < n; ++i) weighed[i] = static_cast<std::int16_t>(times_root(weights[i], roots[i]));
 }
 
 #endif
@@ -187,12 +240,15 @@ namespace {
 
 HWY_EXPORT(interleave);
 HWY_EXPORT(add_sums);
+HWY_EXPORT(add_weighed_sums);
+HWY_EXPORT(weigh);
 HWY_EXPORT(choose);
 HWY_EXPORT(lanes_of_target);
 
 constexpr std::size_t segment = 128;  // weights of a block that are held at a time: those of 16 blocks fit in L1
 constexpr float min_magnitude = 1e-30f, max_magnitude = 1e30f;
-constexpr float unit = 4095;  // the integer of the largest magnitude; 8 times as much fits 16 bits
+constexpr float unit = 4095;        // the integer of the largest magnitude; 8 times as much fits 16 bits
+constexpr float root_unit = 32767;  // the integer of the largest root of a block
 
 Inverse inverse_of(float scale) {
   const float inverse = scale == 0 ? 0.0f : std::rint(FourBitTables::grid * (4096 / unit) / 8 / scale);
@@ -205,8 +261,8 @@ using InverseOfLanes = std::array<Inverse, max_lanes>;
 // As many blocks as a vector has lanes.
 class Group {
  public:
-  Group(DType source, std::span<const std::byte> weights, std::size_t blocksize)
-      : source_(source), size_(traits(source).bits / 8), weights_(weights), blocksize_(blocksize) {}
+  Group(DType source, std::span<const std::byte> weights, std::size_t blocksize, const ColumnsFrom& columns)
+      : source_(source), size_(traits(source).bits / 8), weights_(weights), blocksize_(blocksize), columns_(columns) {}
 
   [[nodiscard]] std::size_t lanes() const { return lanes_; }
 
@@ -222,19 +278,32 @@ class Group {
   void sum(const FourBitTables& tables, const ScaleSearch::Values& values, std::size_t first,
            std::span<const float> largest, std::span<const InverseOfLanes> inverse, std::span<SearchSums> sums) const {
     static constexpr std::array<float, segment> zeros{};
-    alignas(64) std::array<std::int16_t, segment * max_lanes> interleaved;
+    alignas(64) std::array<std::int16_t, segment * max_lanes> interleaved, roots, weighed;
     alignas(64) std::array<std::array<float, segment>, max_lanes> room;
-    std::array<float, max_lanes> factors{};
+    std::array<float, max_lanes> factors{}, root_factors{};
     for (std::size_t lane = 0; lane < largest.size(); ++lane)
-      if (is_searched(largest[lane])) factors[lane] = unit / largest[lane];
+      if (is_searched(largest[lane])) {
+        factors[lane] = unit / largest[lane];
+        if (weighs()) root_factors[lane] = root_unit / largest_root_of(first + lane, room[lane]);
+      }
     std::array<const float*, max_lanes> rows;
     for (std::size_t at = 0; at < blocksize_; at += segment) {
       const std::size_t n = std::min(segment, blocksize_ - at);
       for (std::size_t lane = 0; lane < lanes_; ++lane)
         rows[lane] = factors[lane] == 0 ? zeros.data() : part_of(first + lane, at, n, room[lane]).data();
       HWY_DYNAMIC_DISPATCH(interleave)(rows.data(), n, factors.data(), interleaved.data());
+      if (!weighs()) {
+        for (std::size_t s = 0; s < sums.size(); ++s)
+          HWY_DYNAMIC_DISPATCH(add_sums)(tables, values, interleaved.data(), n, inverse[s].data(), &sums[s]);
+        continue;
+      }
+      for (std::size_t lane = 0; lane < lanes_; ++lane)
+        rows[lane] = factors[lane] == 0 ? zeros.data() : roots_of(first + lane, at, n, room[lane]).data();
+      HWY_DYNAMIC_DISPATCH(interleave)(rows.data(), n, root_factors.data(), roots.data());
+      HWY_DYNAMIC_DISPATCH(weigh)(interleaved.data(), roots.data(), n, weighed.data());
+      auto& add = HWY_DYNAMIC_DISPATCH(add_weighed_sums);
       for (std::size_t s = 0; s < sums.size(); ++s)
-        HWY_DYNAMIC_DISPATCH(add_sums)(tables, values, interleaved.data(), n, inverse[s].data(), &sums[s]);
+        add(tables, values, interleaved.data(), weighed.data(), roots.data(), n, inverse[s].data(), &sums[s]);
     }
   }
 
@@ -246,6 +315,23 @@ class Group {
     for (std::size_t at = 0; at < blocksize_ && std::isfinite(largest); at += segment) {
       const float next = largest_magnitude(DType::f32, std::as_bytes(part_of(block, at, segment, room)));
       largest = next <= largest ? largest : next;
+    }
+    return largest;
+  }
+
+  [[nodiscard]] bool weighs() const { return columns_.columns != nullptr; }
+
+  // Those of n weights of a block from weight `at` of it on, as if there were as many.
+  [[nodiscard]] std::span<const float> roots_of(std::size_t block, std::size_t at, std::size_t n,
+                                                std::span<float> room) const {
+    return columns_.columns->roots(columns_.first + block * blocksize_ + at, n, room);
+  }
+
+  [[nodiscard]] float largest_root_of(std::size_t block, std::span<float> room) const {
+    float largest = 0;
+    for (std::size_t at = 0; at < blocksize_; at += segment) {
+      const auto roots = roots_of(block, at, std::min(segment, blocksize_ - at), room);
+      largest = std::max(largest, largest_magnitude(DType::f32, std::as_bytes(roots)));
     }
     return largest;
   }
@@ -270,6 +356,7 @@ class Group {
   std::size_t size_;
   std::span<const std::byte> weights_;
   std::size_t blocksize_;
+  ColumnsFrom columns_;
   std::size_t lanes_ = HWY_DYNAMIC_DISPATCH(lanes_of_target)();
 };
 
@@ -290,12 +377,18 @@ ScaleSearch::Values::Values(const FourBitTables& tables) {
 }
 
 ScaleSearch::ScaleSearch(const FourBitTables& tables, std::size_t blocksize, AbsmaxChoice choice)
-    : tables_(tables), values_(tables), blocksize_(blocksize), ratios_(search_ratios(blocksize, choice)) {}
+    : tables_(tables),
+      values_(tables),
+      blocksize_(blocksize),
+      ratios_(search_ratios(blocksize, choice)),
+      weighed_ratios_(blocksize, choice) {}
 
-void ScaleSearch::find(DType source, std::span<const std::byte> weights, std::span<float> absmax) const {
+void ScaleSearch::find(DType source, std::span<const std::byte> weights, std::span<float> absmax,
+                       const ColumnsFrom& columns) const {
+  const auto ratios = columns.columns != nullptr ? weighed_ratios_.get() : ratios_;
   std::array<InverseOfLanes, max_search_ratios> tried;
-  for (std::size_t i = 0; i < ratios_.size(); ++i) tried[i].fill(inverse_of(ratios_[i]));
-  const Group group(source, weights, blocksize_);
+  for (std::size_t i = 0; i < ratios.size(); ++i) tried[i].fill(inverse_of(ratios[i]));
+  const Group group(source, weights, blocksize_, columns);
   for (std::size_t first = 0; first < absmax.size(); first += group.lanes()) {
     const auto largest = absmax.subspan(first, std::min(group.lanes(), absmax.size() - first));
     group.find_largest(first, largest);
@@ -303,8 +396,8 @@ void ScaleSearch::find(DType source, std::span<const std::byte> weights, std::sp
     alignas(64) std::array<float, max_lanes> best{}, scale;
     scale.fill(1.0f);
     std::array<SearchSums, max_search_ratios> sums{};
-    group.sum(tables_, values_, first, largest, tried, std::span(sums).first(ratios_.size()));
-    HWY_DYNAMIC_DISPATCH(choose)(sums.data(), ratios_.size(), best.data(), scale.data());
+    group.sum(tables_, values_, first, largest, tried, std::span(sums).first(ratios.size()));
+    HWY_DYNAMIC_DISPATCH(choose)(sums.data(), ratios.size(), best.data(), scale.data());
 
     std::array<InverseOfLanes, 1> refined;
     std::ranges::transform(scale, refined[0].begin(), inverse_of);
@@ -316,7 +409,7 @@ void ScaleSearch::find(DType source, std::span<const std::byte> weights, std::sp
       if (Group::is_searched(largest[b])) fitted[b] = largest[b] * scale[b];
     const std::size_t size = blocksize_ * traits(source).bits / 8, begin = first * size;
     refit(source, weights.subspan(begin, std::min(largest.size() * size, weights.size() - begin)),
-          std::span(fitted).first(largest.size()));
+          std::span(fitted).first(largest.size()), columns.after(first * blocksize_));
     for (std::size_t b = 0; b < largest.size(); ++b) {
       if (fitted[b] != 0) largest[b] = fitted[b];
       if (!std::isfinite(largest[b])) largest[b] = std::numeric_limits<float>::quiet_NaN();
@@ -324,7 +417,8 @@ void ScaleSearch::find(DType source, std::span<const std::byte> weights, std::sp
   }
 }
 
-void ScaleSearch::refit(DType source, std::span<const std::byte> weights, std::span<float> absmax) const {
+void ScaleSearch::refit(DType source, std::span<const std::byte> weights, std::span<float> absmax,
+                        const ColumnsFrom& columns) const {
   std::array<std::uint8_t, tile_weights / 2> codes;
   alignas(64) std::array<float, tile_weights> tile, room;
   const std::size_t size = traits(source).bits / 8, n = weights.size() / size, step = tile_weights / blocksize_;
@@ -336,7 +430,13 @@ void ScaleSearch::refit(DType source, std::span<const std::byte> weights, std::s
     const auto decoded = std::span(tile).first(count);
     encode_four_bit_for(tables_, source, part, blocksize_, some, packed);
     decode_four_bit(tables_, packed, some, blocksize_, decoded);
-    const auto wide = widen(source, part, room);
+    auto wide = widen(source, part, room);
+    if (columns.columns != nullptr) {
+      if (wide.data() != room.data()) std::ranges::copy(wide, room.begin());
+      wide = std::span(room).first(count);
+      columns.columns->apply(columns.first + first, std::span(room).first(count));
+      columns.columns->apply(columns.first + first, decoded);
+    }
     for (std::size_t i = 0; i < some.size(); ++i) {
       const std::size_t begin = i * blocksize_, length = std::min(blocksize_, count - begin);
       const ErrorSums sums = compare_squares(wide.subspan(begin, length), decoded.subspan(begin, length));
@@ -346,8 +446,8 @@ void ScaleSearch::refit(DType source, std::span<const std::byte> weights, std::s
 }
 
 void ScaleSearch::take_better(DType source, std::span<const std::byte> weights, std::span<float> absmax,
-                              std::span<const float> other) const {
-  const Group group(source, weights, blocksize_);
+                              std::span<const float> other, const ColumnsFrom& columns) const {
+  const Group group(source, weights, blocksize_, columns);
   for (std::size_t first = 0; first < absmax.size(); first += group.lanes()) {
     const std::size_t count = std::min(group.lanes(), absmax.size() - first);
     std::array<float, max_lanes> room;

@@ -7,6 +7,7 @@
 
 #include "nibble/tensor.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/quantizers/column_weights.hpp"
 #include "quant/quantizers/search/search_ratios.hpp"
 
 namespace nibble {
@@ -26,6 +27,10 @@ namespace nibble {
 /// FourBitTables::grid: all CPU targets find the same numbers. Last, A / B is computed once more for the codes of that
 /// result, without this rounding.
 ///
+/// If columns count differently (column_weights.hpp), the error is sum (r w - s r c)^2, and so in A and B r w and r c
+/// are in place of w and c. In these sums, r is rounded to multiples of 1/32767 of the largest one in the block, and
+/// the products with it to multiples of 1/4095, as w and c are; the scales to try are WeighedSearchRatios.
+///
 /// Thread-safe. Blocks follow each other in `weights`; the last may be short. The tables have to outlive it.
 class ScaleSearch {
  public:
@@ -34,12 +39,13 @@ class ScaleSearch {
   /// Writes the absmax of every block: NaN if one of its weights is not finite. Blocks of zeros, and those whose
   /// largest magnitude is outside [1e-30, 1e30], get that magnitude: multiples of it, or one over it, could leave the
   /// normal numbers of fp32.
-  void find(DType source, std::span<const std::byte> weights, std::span<float> absmax) const;
+  void find(DType source, std::span<const std::byte> weights, std::span<float> absmax,
+            const ColumnsFrom& columns = {}) const;
 
   /// Replaces the absmax of every block by `other` where that one's nearest codes leave less squared error: where
   /// s (2 A - s B) is greater. Blocks that find() does not search keep theirs.
   void take_better(DType source, std::span<const std::byte> weights, std::span<float> absmax,
-                   std::span<const float> other) const;
+                   std::span<const float> other, const ColumnsFrom& columns = {}) const;
 
   // The values of the codebook in units of 1/4095, by the number of midpoints below them.
   struct Values {
@@ -52,12 +58,14 @@ class ScaleSearch {
 
  private:
   /// Replaces each absmax by the A / B of its codes, if it is not 0.
-  void refit(DType source, std::span<const std::byte> weights, std::span<float> absmax) const;
+  void refit(DType source, std::span<const std::byte> weights, std::span<float> absmax,
+             const ColumnsFrom& columns) const;
 
   const FourBitTables& tables_;
   Values values_;
   std::size_t blocksize_;
   std::span<const float> ratios_;
+  WeighedSearchRatios weighed_ratios_;
 };
 
 }  // namespace nibble

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "nibble/nested.hpp"
@@ -60,6 +61,8 @@ class SearchEncoder final : public Encoder {
         layout_{ceil_div(tensor.elements(), codec.blocksize()), codec.double_quant(), options.sums_errors},
         scratch_(scratch) {}
 
+  void weigh(ColumnWeights columns) override { columns_ = std::move(columns); }
+
   Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> codes,
                   std::vector<ErrorSums>* errors) override {
     const std::size_t size = traits(tensor_.dtype).bits / 8, n = weights.size() / size;
@@ -96,9 +99,10 @@ class SearchEncoder final : public Encoder {
  private:
   static constexpr float nested_offset = 0;
 
-  // A unit of the tensor, and its blocks that are not finite.
+  // A unit of the tensor, its columns, and its blocks that are not finite.
   struct Unit {
     std::span<const std::byte> weights;
+    ColumnsFrom columns;
     std::vector<std::size_t> nonfinite;
   };
 
@@ -107,12 +111,12 @@ class SearchEncoder final : public Encoder {
     std::array<float, unit_blocks> room;
     const std::size_t n = weights.size() / (traits(tensor_.dtype).bits / 8);
     const auto absmax = std::span(room).first(ceil_div(n, codec_.blocksize()));
-    search_.find(tensor_.dtype, weights, absmax);
-    Unit unit{weights, {}};
+    Unit unit{weights, {columns_.empty() ? nullptr : &columns_, first}, {}};
+    search_.find(tensor_.dtype, weights, absmax, unit.columns);
     for (std::size_t b = 0; b < absmax.size(); ++b)
       if (std::isnan(absmax[b])) unit.nonfinite.push_back(b);
     for_each_repaired(unit, [&](std::size_t b, std::span<const std::byte> block) {
-      search_.find(DType::f32, block, absmax.subspan(b, 1));
+      search_.find(DType::f32, block, absmax.subspan(b, 1), unit.columns.after(b * codec_.blocksize()));
     });
 
     const std::uint64_t first_block = first / codec_.blocksize();
@@ -167,9 +171,10 @@ class SearchEncoder final : public Encoder {
       absmax[b] = value_of(codes[b], largest);
       others[b] = value_of(other_codes[b], largest);
     }
-    search_.take_better(tensor_.dtype, unit.weights, absmax, others);
+    search_.take_better(tensor_.dtype, unit.weights, absmax, others, unit.columns);
     for_each_repaired(unit, [&](std::size_t b, std::span<const std::byte> block) {
-      search_.take_better(DType::f32, block, absmax.subspan(b, 1), others.subspan(b, 1));
+      search_.take_better(DType::f32, block, absmax.subspan(b, 1), others.subspan(b, 1),
+                          unit.columns.after(b * codec_.blocksize()));
     });
     for (std::size_t b = 0; b < absmax.size(); ++b)
       if (absmax[b] != value_of(codes[b], largest)) codes[b] = other_codes[b];
@@ -202,6 +207,7 @@ class SearchEncoder final : public Encoder {
 
   const FourBitCodec& codec_;
   ScaleSearch search_;
+  ColumnWeights columns_;
   TensorInfo tensor_;
   Layout layout_;
   Scratch& scratch_;

@@ -1,5 +1,6 @@
 #include "quant/quantizers/search/search_ratios.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 
@@ -11,7 +12,7 @@ namespace {
 template <std::size_t n> using Table = std::array<std::array<std::int8_t, n>, blocksizes.size()>;
 
 // clang-format off
-constexpr Table<max_search_ratios> of_either_sign{{
+constexpr Table<20> of_either_sign{{
     {-94, -88, -83, -71, -67, -64, -62, -59, -56, 54, 58, 61, 63, 65, 67, 69, 83, 86, 89, 93},  // 32
     {-85, -69, -66, -63, -61, -59, -57, -55, -51, 53, 56, 58, 60, 62, 64, 65, 67, 69, 85, 90},  // 64
     {-69, -66, -64, -62, -60, -59, -57, -55, -54, -48, 51, 53, 56, 58, 60, 61, 63, 64, 67, 70},  // 128
@@ -48,6 +49,19 @@ std::span<const float> search_ratios(std::size_t blocksize, AbsmaxChoice choice)
   const auto row = static_cast<std::size_t>(std::countr_zero(blocksize / min_blocksize));
   if (choice == AbsmaxChoice::search_positive) return positive.at(row);
   return either.at(row);
+}
+
+WeighedSearchRatios::WeighedSearchRatios(std::size_t blocksize, AbsmaxChoice choice) {
+  const auto positives = search_ratios(blocksize, AbsmaxChoice::search_positive);
+  const auto [least, greatest] = std::ranges::minmax(positives);
+  constexpr int steps = 15;
+  const auto add = [&](float ratio) {
+    ratios_[count_++] = ratio;
+    if (choice == AbsmaxChoice::search) ratios_[count_++] = -ratio;
+  };
+  for (const float share : {0.25f, 0.45f}) add(share * least);
+  const float first = 0.65f * least;
+  for (int i = 0; i <= steps; ++i) add(first + (greatest - first) * (static_cast<float>(i) / steps));
 }
 
 }  // namespace nibble

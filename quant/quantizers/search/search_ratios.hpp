@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <span>
 
@@ -7,9 +8,22 @@
 
 namespace nibble {
 
-inline constexpr std::size_t max_search_ratios = 20;
+inline constexpr std::size_t max_search_ratios = 36;
 
 /// What to multiply the largest magnitude of a block by to get the numbers that a search tries.
 [[nodiscard]] std::span<const float> search_ratios(std::size_t blocksize, AbsmaxChoice choice);
+
+/// The same for blocks in which some weights count more than others. The largest weight may count little, and then it
+/// is best clamped, so these numbers are spread evenly from about half of the smallest of search_ratios() to the
+/// largest of them, with two that are still smaller.
+class WeighedSearchRatios {
+ public:
+  WeighedSearchRatios(std::size_t blocksize, AbsmaxChoice choice);
+  [[nodiscard]] std::span<const float> get() const noexcept { return std::span(ratios_).first(count_); }
+
+ private:
+  std::array<float, max_search_ratios> ratios_{};
+  std::size_t count_ = 0;
+};
 
 }  // namespace nibble

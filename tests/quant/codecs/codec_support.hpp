@@ -124,6 +124,7 @@ struct EncodeOptions {
   std::uint64_t limit = std::uint64_t{1} << 20;  ///< weights per chunk, as Quantizer::chunking() takes it
   ChunkOrder order = in_order;                   ///< of scan(), then of encode()
   QuantizerOptions quantizer = {};
+  ColumnWeights columns = {};                ///< for Encoder::weigh()
   Scratch* scratch = nullptr;                ///< null: in memory
   std::vector<ErrorSums>* errors = nullptr;  ///< unless null: what encode() appends, in the order of the weights
   EncodingError* late = nullptr;             ///< unless null: Encoder::late_error()
@@ -136,6 +137,7 @@ inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<co
   MemoryScratch memory(options.scratch == nullptr ? quantizer->scratch_bytes(tensor) : 0);
   Scratch& scratch = options.scratch == nullptr ? memory : *options.scratch;
   const auto encoder = quantizer->encoder(tensor, chunking, scratch);
+  encoder->weigh(options.columns);
 
   struct Chunk {
     std::uint64_t first, end;

@@ -21,13 +21,21 @@ float largest_of(const std::vector<float>& row) {
   return int8::row_absmax(DType::f32, bytes_of(row), plain);
 }
 
-double error_of(const std::vector<float>& row, double absmax) {
+// `squares` are the mean squares of the columns; empty: they count alike.
+double error_of(const std::vector<float>& row, double absmax, const std::vector<float>& squares = {}) {
   double sum = 0;
-  for (const float weight : row) {
-    const double code = std::clamp(std::nearbyint(weight / absmax * 127), -127.0, 127.0);
-    sum += (weight - code * absmax / 127) * (weight - code * absmax / 127);
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    const double code = std::clamp(std::nearbyint(row[i] / absmax * 127), -127.0, 127.0);
+    const double error = row[i] - code * absmax / 127;
+    sum += squares.empty() ? error * error : squares[i] * error * error;
   }
   return sum;
+}
+
+std::vector<float> mean_squares(std::size_t columns) {
+  std::vector<float> squares = test::normal_weights(columns, 23);
+  for (float& square : squares) square = std::exp(square);
+  return squares;
 }
 
 // Normal weights, some with an outlier, some with heavy tails.
@@ -58,14 +66,36 @@ TEST(RowSearch, LeavesNearlyTheLeastErrorOfAllScales) {
   }
 }
 
+TEST(RowSearch, LeavesNearlyTheLeastWeighedError) {
+  for (const std::size_t n : {384U, 5000U}) {
+    const std::vector<float> squares = mean_squares(n);
+    const ColumnWeights columns(squares);
+    double found = 0, least = 0, of_unweighed = 0;
+    for (unsigned seed = 0; seed < 6; ++seed) {
+      const std::vector<float> row = row_of(n, seed);
+      const float largest = largest_of(row);
+      double best = std::numeric_limits<double>::infinity();
+      for (int i = 0; i < 300; ++i) best = std::min(best, error_of(row, largest * (0.5 + i * (0.53 / 300)), squares));
+      const double scale = error_of(row, largest, squares);
+      found += error_of(row, search_row(DType::f32, bytes_of(row), largest, columns), squares) / scale;
+      of_unweighed += error_of(row, search_row(DType::f32, bytes_of(row), largest), squares) / scale;
+      least += best / scale;
+    }
+    EXPECT_LE(std::sqrt(found / least), 1.005) << n;
+    EXPECT_LT(found, of_unweighed) << n;
+  }
+}
+
 TEST(RowSearch, IsTheSameForAllTypesOnAllTargets) {
   for (const DType dtype : {DType::f32, DType::f16, DType::f64}) {
     const std::vector<float> row = row_of(5000, 2);
-    const float expected = search_row(DType::f32, bytes_of(row), largest_of(row));
-    EXPECT_LT(expected, largest_of(row));
-    test::for_each_target([&](const std::string& target) {
-      EXPECT_EQ(search_row(dtype, test::stored_as(dtype, row), largest_of(row)), expected) << target;
-    });
+    for (const ColumnWeights& columns : {ColumnWeights(), ColumnWeights(mean_squares(5000))}) {
+      const float expected = search_row(DType::f32, bytes_of(row), largest_of(row), columns);
+      EXPECT_LT(expected, largest_of(row));
+      test::for_each_target([&](const std::string& target) {
+        EXPECT_EQ(search_row(dtype, test::stored_as(dtype, row), largest_of(row), columns), expected) << target;
+      });
+    }
   }
 }
 
@@ -106,6 +136,20 @@ TEST_F(SearchOfRows, RowsThatAreNotFiniteKeepTheirLargestMagnitude) {
   EXPECT_LT(absmax[0], largest[0]);
   EXPECT_EQ(absmax[1], largest[1]);
   EXPECT_LT(absmax[2], largest[2]);
+}
+
+TEST_F(SearchOfRows, WeighsTheColumns) {
+  const std::vector<float> weights = test::normal_weights(3 * 5000, 3);
+  const TensorInfo tensor{"w", DType::f32, {3, 5000}};
+  const ColumnWeights columns(mean_squares(5000));
+  const auto absmax = values_of<float>(
+      test::encode(*codec_, tensor, bytes_of(weights), {.order = test::backwards, .columns = columns}).planes.at(1));
+  for (std::size_t r = 0; r < 3; ++r) {
+    const std::vector<float> row(weights.begin() + static_cast<std::ptrdiff_t>(5000 * r),
+                                 weights.begin() + static_cast<std::ptrdiff_t>(5000 * (r + 1)));
+    EXPECT_EQ(absmax[r], search_row(DType::f32, bytes_of(row), largest_of(row), columns));
+    EXPECT_NE(absmax[r], search_row(DType::f32, bytes_of(row), largest_of(row)));
+  }
 }
 
 TEST_F(SearchOfRows, ChunksAreWholeRows) {

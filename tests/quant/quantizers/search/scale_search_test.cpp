@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "quant/errors/squares.hpp"
 #include "quant/quantizers/search/search_ratios.hpp"
@@ -35,14 +36,16 @@ struct Sums {
   [[nodiscard]] float scale() const { return product / square; }
 };
 
-// Of a block whose largest magnitude is 4095, for a scale relative to that magnitude.
-Sums sums_of(const FourBitTables& tables, std::span<const int> weights, float scale) {
+// Of a block whose largest magnitude is 4095, for a scale relative to that magnitude. `roots` are those of the block's
+// columns, the largest of which is 32767; empty: they count alike.
+Sums sums_of(const FourBitTables& tables, std::span<const int> weights, float scale, std::span<const int> roots = {}) {
   Sums sums;
   const auto inverse =
       static_cast<int>(std::clamp(std::rint(32737.0f * (4096.0f / 4095) / 8 / scale), -32767.0f, 32767.0f));
   for (std::size_t begin = 0; begin < weights.size(); begin += 64) {
     int product = 0, square = 0;
-    for (const int w : weights.subspan(begin, std::min<std::size_t>(64, weights.size() - begin))) {
+    for (std::size_t i = begin; i < std::min(begin + 64, weights.size()); ++i) {
+      const int w = weights[i];
       const int position = 8 * ((8 * w * inverse + (1 << 14)) >> 15);
       float nearest = -1, last = -1;
       for (const std::uint8_t code : tables.code) {
@@ -50,8 +53,9 @@ Sums sums_of(const FourBitTables& tables, std::span<const int> weights, float sc
         if (static_cast<float>(position) > std::rint(32737.0f * ((last + value) / 2))) nearest = value;
         last = value;
       }
-      const int value = static_cast<int>(std::rint(4095 * nearest));
-      product += w * value;
+      const auto times_root = [&](int x) { return roots.empty() ? x : (x * roots[i] + (1 << 14)) >> 15; };
+      const int value = times_root(static_cast<int>(std::rint(4095 * nearest)));
+      product += times_root(w) * value;
       square += value * value;
     }
     sums.product += static_cast<float>(product);
@@ -72,28 +76,41 @@ std::vector<int> in_units(std::span<const float> block) {
   return units;
 }
 
-// scale_search.hpp, line by line.
-float absmax_of(const FourBitTables& tables, std::span<const float> block, std::size_t blocksize, AbsmaxChoice choice) {
+std::vector<int> roots_in_units(std::span<const float> roots) {
+  std::vector<int> units;
+  for (const float r : roots) units.push_back(static_cast<int>(std::rint(r * (32767 / largest_of(roots)))));
+  return units;
+}
+
+// scale_search.hpp, line by line. `roots` has as many values as a whole block has weights.
+float absmax_of(const FourBitTables& tables, std::span<const float> block, std::size_t blocksize, AbsmaxChoice choice,
+                std::span<const float> roots = {}) {
   const float largest = largest_of(block);
   if (!(largest >= 1e-30f && largest <= 1e30f)) return largest;
-  const std::vector<int> units = in_units(block);
+  const std::vector<int> units = in_units(block), roots_of_units = roots_in_units(roots);
   float best = 0, scale = 1;
   const auto consider = [&](const Sums& sums) {
     if (sums.gain() > best) best = sums.gain(), scale = sums.scale();
   };
-  for (const float ratio : search_ratios(blocksize, choice)) consider(sums_of(tables, units, ratio));
-  consider(sums_of(tables, units, scale));
+  const WeighedSearchRatios weighed_ratios(blocksize, choice);
+  for (const float ratio : roots.empty() ? search_ratios(blocksize, choice) : weighed_ratios.get())
+    consider(sums_of(tables, units, ratio, roots_of_units));
+  consider(sums_of(tables, units, scale, roots_of_units));
   const float absmax = largest * scale;
-  std::vector<float> decoded;
-  for (const float w : block) decoded.push_back(nearest(tables, w * (1.0f / absmax)) * absmax);
-  const ErrorSums sums = compare_squares(block, decoded);
+  std::vector<float> weights, decoded;
+  for (std::size_t i = 0; i < block.size(); ++i) {
+    const float root = roots.empty() ? 1.0f : roots[i];
+    weights.push_back(block[i] * root);
+    decoded.push_back(nearest(tables, block[i] * (1.0f / absmax)) * absmax * root);
+  }
+  const ErrorSums sums = compare_squares(weights, decoded);
   return static_cast<float>(absmax * (sums.product / sums.test));
 }
 
 std::vector<float> find(const FourBitTables& tables, std::size_t blocksize, AbsmaxChoice choice, DType dtype,
-                        std::span<const std::byte> weights) {
+                        std::span<const std::byte> weights, const ColumnsFrom& columns = {}) {
   std::vector<float> absmax(ceil_div(weights.size() / (traits(dtype).bits / 8), blocksize));
-  ScaleSearch(tables, blocksize, choice).find(dtype, weights, absmax);
+  ScaleSearch(tables, blocksize, choice).find(dtype, weights, absmax, columns);
   return absmax;
 }
 
@@ -130,6 +147,34 @@ TEST(ScaleSearch, IsItsFormulaOnEveryTarget) {
       }
 }
 
+// The mean squares of columns: exp(spread * a normal number), the fifth `outlier` times as large.
+std::vector<float> mean_squares(std::size_t columns, float spread, float outlier = 1) {
+  std::vector<float> squares = test::normal_weights(columns, 17);
+  for (float& square : squares) square = std::exp(spread * square);
+  squares[4] *= outlier;
+  return squares;
+}
+
+// Rows end within blocks, and the weights begin within a row.
+TEST(ScaleSearch, IsItsFormulaWhereColumnsCountDifferently) {
+  constexpr std::size_t first = 96, row = 100;
+  for (const char* const name : {"nf4", "fp4"})
+    for (const std::size_t blocksize : {32U, 64U, 512U})
+      for (const AbsmaxChoice choice : choices) {
+        const FourBitTables& tables = tables_of(name);
+        const std::vector<float> weights = all_kinds(blocksize);
+        const ColumnWeights columns(mean_squares(row, 2));
+        std::vector<float> expected, room(blocksize);
+        for (std::size_t at = 0; at < weights.size(); at += blocksize)
+          expected.push_back(absmax_of(tables, std::span(weights).subspan(at, std::min(blocksize, weights.size() - at)),
+                                       blocksize, choice, columns.roots(first + at, blocksize, room)));
+        test::for_each_target([&](const std::string& target) {
+          EXPECT_EQ(find(tables, blocksize, choice, DType::f32, bytes_of(weights), {&columns, first}), expected)
+              << target << name;
+        });
+      }
+}
+
 TEST(ScaleSearch, ReadsAllTypesOfWeights) {
   const std::vector<float> weights = test::normal_weights(37 * 64 + 7, 3, 0.05f);
   for (const DType dtype : {DType::bf16, DType::f16, DType::f64}) {
@@ -155,31 +200,34 @@ TEST(ScaleSearch, SaysIfAWeightIsNotFinite) {
     }
 }
 
-double error_of(const FourBitTables& tables, std::span<const float> block, double scale) {
+// `squares` are the mean squares of the columns; empty: they count alike.
+double error_of(const FourBitTables& tables, std::span<const float> block, double scale,
+                std::span<const float> squares = {}) {
   double error = 0;
-  for (const float w : block) {
+  for (std::size_t i = 0; i < block.size(); ++i) {
     double least = std::numeric_limits<double>::infinity();
-    for (const float c : tables.codebook) least = std::min(least, (w - scale * c) * (w - scale * c));
-    error += least;
+    for (const float c : tables.codebook) least = std::min(least, (block[i] - scale * c) * (block[i] - scale * c));
+    error += squares.empty() ? least : squares[i] * least;
   }
   return error;
 }
 
 // The least error over 300 scales of each sign, each refined once.
-double least_error(const FourBitTables& tables, std::span<const float> block, AbsmaxChoice choice) {
+double least_error(const FourBitTables& tables, std::span<const float> block, AbsmaxChoice choice,
+                   std::span<const float> squares = {}) {
   double largest = 0, least = std::numeric_limits<double>::infinity();
   for (const float w : block) largest = std::max<double>(largest, std::abs(w));
   for (const double sign : {1.0, -1.0}) {
     if (sign < 0 && choice == AbsmaxChoice::search_positive) continue;
     for (int i = 0; i < 300; ++i) {
-      const double scale = sign * largest * (0.3 + 0.005 * i);
+      const double scale = sign * largest * (squares.empty() ? 0.3 + 0.005 * i : 0.1 + 0.005 * i);
       double product = 0, square = 0;
-      for (const float w : block) {
-        const double c = nearest(tables, static_cast<float>(w / scale));
-        product += w * c;
-        square += c * c;
+      for (std::size_t k = 0; k < block.size(); ++k) {
+        const double c = nearest(tables, static_cast<float>(block[k] / scale)), h = squares.empty() ? 1 : squares[k];
+        product += h * block[k] * c;
+        square += h * c * c;
       }
-      if (square > 0) least = std::min(least, error_of(tables, block, product / square));
+      if (square > 0) least = std::min(least, error_of(tables, block, product / square, squares));
     }
   }
   return least;
@@ -202,6 +250,30 @@ TEST(ScaleSearch, LeavesNearlyTheLeastErrorOfAllScales) {
           EXPECT_EQ(absmax[b] < 0 && choice == AbsmaxChoice::search_positive, false);
         }
         EXPECT_LE(std::sqrt(found / least), 1.003) << name << blocksize;
+      }
+}
+
+// The same for the weighed error: where mean squares vary by a factor of e, and where one of them is 100 times as
+// large, too.
+TEST(ScaleSearch, LeavesNearlyTheLeastWeighedError) {
+  for (const char* const name : {"nf4", "fp4"})
+    for (const std::size_t blocksize : {64U, 1024U})
+      for (const float outlier : {1.0f, 100.0f}) {
+        const FourBitTables& tables = tables_of(name);
+        const std::size_t blocks = 4096 / blocksize;
+        const std::vector<float> weights = test::normal_weights(blocks * blocksize, 5);
+        const std::vector<float> squares = mean_squares(weights.size(), 1, outlier);
+        const ColumnWeights columns(squares);
+        const std::vector<float> absmax =
+            find(tables, blocksize, AbsmaxChoice::search, DType::f32, bytes_of(weights), {&columns, 0});
+        double found = 0, least = 0;
+        for (std::size_t b = 0; b < blocks; ++b) {
+          const auto block = std::span(weights).subspan(b * blocksize, blocksize);
+          const auto its_squares = std::span(squares).subspan(b * blocksize, blocksize);
+          found += error_of(tables, block, absmax[b], its_squares);
+          least += least_error(tables, block, AbsmaxChoice::search, its_squares);
+        }
+        EXPECT_LE(std::sqrt(found / least), 1.003) << name << blocksize << " " << outlier;
       }
 }
 

@@ -9,6 +9,8 @@
 #include "nibble/metrics.hpp"
 #include "nibble/nested.hpp"
 #include "nibble/nf4.hpp"
+#include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/quantizers/search/scale_search.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 
 namespace nibble::search_blocks_test {
@@ -44,13 +46,22 @@ TEST(SearchOfBlocks, ChunksAreWholeNestedBlocks) {
   EXPECT_EQ(chunk(plain, 4096 + 64), 4096U);
 }
 
-// The larger gain of the two codes around the absmax that was found, and an offset of 0.
-TEST(SearchOfBlocks, DoubleQuantizationTakesTheCodeThatHurtsLess) {
-  const std::vector<float> weights = test::normal_weights(300 * 64 - 5, 9);
-  const TensorInfo tensor{"w", DType::f32, {weights.size()}};
+std::vector<float> mean_squares(std::size_t columns) {
+  std::vector<float> squares = test::normal_weights(columns, 17);
+  for (float& square : squares) square = std::exp(2 * square);
+  return squares;
+}
+
+// The larger gain of the two codes around the absmax that was found, and an offset of 0. `squares` are the mean squares
+// of the columns; empty: they count alike.
+void expect_the_code_that_hurts_less(const std::vector<float>& squares) {
+  const std::vector<float> weights = test::normal_weights(19195, 9);
+  const TensorInfo tensor{"w", DType::f32, {weights.size() / 11, 11}};
   const auto codec = make_codec(nested_search);
-  const auto found = values_of<float>(test::encode(*make_codec(plain), tensor, bytes_of(weights)).planes.at(1));
-  const test::Encoded encoded = test::encode(*codec, tensor, bytes_of(weights));
+  const test::EncodeOptions options{.columns = squares.empty() ? ColumnWeights() : ColumnWeights(squares)};
+  const auto found =
+      values_of<float>(test::encode(*make_codec(plain), tensor, bytes_of(weights), options).planes.at(1));
+  const test::Encoded encoded = test::encode(*codec, tensor, bytes_of(weights), options);
   const auto codes = values_of<std::uint8_t>(encoded.planes.at(1));
   const auto nested_absmax = values_of<float>(encoded.planes.at(2)), codebook = values_of<float>(encoded.planes.at(3));
   for (std::size_t c = 0; c < 255; ++c) {
@@ -76,7 +87,7 @@ TEST(SearchOfBlocks, DoubleQuantizationTakesTheCodeThatHurtsLess) {
           const double difference = weights[i] - static_cast<double>(codebook[code] * largest) * value;
           least = std::min(least, difference * difference);
         }
-        sum += least;
+        sum += squares.empty() ? least : squares[i % 11] * least;
       }
       return sum;
     };
@@ -88,6 +99,27 @@ TEST(SearchOfBlocks, DoubleQuantizationTakesTheCodeThatHurtsLess) {
     not_nearest += (found[b] / largest > middle) != (codes[b] == below + 1) ? 1 : 0;
   }
   EXPECT_GT(not_nearest, 5U);
+}
+
+TEST(SearchOfBlocks, DoubleQuantizationTakesTheCodeThatHurtsLess) { expect_the_code_that_hurts_less({}); }
+
+TEST(SearchOfBlocks, DoubleQuantizationTakesTheCodeThatHurtsTheOutputLess) {
+  expect_the_code_that_hurts_less(mean_squares(11));
+}
+
+// Each block is searched with the columns that its weights are in, however the matrix is cut.
+TEST(SearchOfBlocks, WeighsTheColumnsOfEachBlock) {
+  const std::vector<float> weights = test::normal_weights(100 * 701, 3);
+  const TensorInfo tensor{"w", DType::f32, {100, 701}};
+  const ColumnWeights columns(mean_squares(701));
+  const auto codec = make_codec(plain);
+  const auto found = values_of<float>(
+      test::encode(*codec, tensor, bytes_of(weights), {.limit = 4096, .order = test::backwards, .columns = columns})
+          .planes.at(1));
+  std::vector<float> expected(found.size());
+  ScaleSearch(dynamic_cast<const FourBitCodec&>(*codec).tables(), 64, AbsmaxChoice::search)
+      .find(DType::f32, bytes_of(weights), expected, {&columns, 0});
+  EXPECT_EQ(found, expected);
 }
 
 // The largest of them is stored exactly, and the others get the nearer code.
@@ -114,13 +146,14 @@ TEST(SearchOfBlocks, BlocksThatAreNotFiniteCountNanAsZeroAndInfinityAsTheLargest
   for (std::size_t i = 192; i < 256; ++i) largest = i == 200 ? largest : std::max(largest, std::abs(weights[i]));
   finite[200] = -largest;
   const TensorInfo tensor{"w", DType::f32, {weights.size()}};
-  for (const char* const spec : {plain, nested_search}) {
-    const test::Encoded found = test::encode(*make_codec(spec), tensor, bytes_of(weights));
-    EXPECT_EQ(found.planes, test::encode(*make_codec(spec), tensor, bytes_of(finite)).planes);
-    EXPECT_EQ(found.findings.nan, 1U);
-    EXPECT_EQ(found.findings.inf, 1U);
-    EXPECT_EQ(found.findings.first_nonfinite, 70U);
-  }
+  for (const char* const spec : {plain, nested_search})
+    for (const ColumnWeights& columns : {ColumnWeights(), ColumnWeights(mean_squares(weights.size()))}) {
+      const test::Encoded found = test::encode(*make_codec(spec), tensor, bytes_of(weights), {.columns = columns});
+      EXPECT_EQ(found.planes, test::encode(*make_codec(spec), tensor, bytes_of(finite), {.columns = columns}).planes);
+      EXPECT_EQ(found.findings.nan, 1U);
+      EXPECT_EQ(found.findings.inf, 1U);
+      EXPECT_EQ(found.findings.first_nonfinite, 70U);
+    }
 }
 
 TEST(SearchOfBlocks, KeepsAnAbsmaxOnlyIfItIsStoredOrItsSpreadIsAskedFor) {

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""What statistics of the inputs do for a real model: all-MiniLM-L6-v2 in NF4 and int8, with each choice of absmax.
+
+    build/peers/bin/python bench/calibration.py
+
+Needs build/release/nibble and python/peers.sh --loading. Sentences of Python's documentation, as the module pydoc_data
+has it: 256 to calibrate on and 300 others to judge by. Prints, and writes to bench/results/calibration.jsonl:
+
+    weight_snr_db   20 log10(|W| / |W - W'|) over all linear layers together
+    output_snr_db   the mean over the layers of 10 log10(|X W|^2 / |X (W - W')|^2), X from the original model
+    cosine          1 - the cosine of a sentence's vector and that of the original model: mean, standard error, worst
+
+And the time that a conversion of a matrix of 4096 x 4096 in bf16 takes on one thread, with statistics relative to
+without: the least of --rounds interleaved runs each.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pydoc_data import topics
+
+import record
+import safetensors.torch
+import torch
+import transformers
+
+sys.path.insert(0, str(record.ROOT / "examples"))
+import minilm
+
+CALIBRATED, JUDGED = 256, 300
+TARGETS = ("nf4:double-quant=no", "nf4", "int8")
+CHOICES = ("max", "search-positive", "search", "weighed")
+
+
+def sentences():
+    """Those of 40 to 300 characters, shuffled."""
+    text = " ".join(topics.topics[name] for name in sorted(topics.topics))
+    found = re.split(r"(?<=[.!?]) ", re.sub(r"\s+", " ", text))
+    found = sorted({sentence for sentence in found if 40 <= len(sentence) <= 300})
+    random.Random(0).shuffle(found)
+    return found[:CALIBRATED], found[CALIBRATED : CALIBRATED + JUDGED]
+
+
+def passes(model, tokenizer, text, hook=None):
+    """One unit vector per sentence. `hook` is given each linear layer and what it is fed with."""
+    hooks = [] if hook is None else [
+        layer.register_forward_pre_hook(lambda _, args, name=name, layer=layer: hook(name, layer, args[0]))
+        for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]  # fmt: skip
+    vectors = []
+    with torch.no_grad():
+        for sentence in text:
+            batch = tokenizer([sentence], truncation=True, return_tensors="pt")
+            vectors.append(model(**batch).last_hidden_state.double().mean(1))
+    for one in hooks:
+        one.remove()
+    return torch.nn.functional.normalize(torch.cat(vectors), dim=1)
+
+
+def linear(model):
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
+
+
+def second_moments(model, tokenizer, text):
+    """{layer: X^T X}"""
+    sums = {}
+
+    def add(name, layer, x):
+        rows = x.reshape(-1, x.shape[-1]).double()
+        sums[name] = sums.get(name, 0) + rows.T @ rows
+
+    passes(model, tokenizer, text, add)
+    return sums
+
+
+def decibel(ratio):
+    return 10 * torch.log10(torch.as_tensor(ratio, dtype=torch.float64)).item()
+
+
+def judge(original, test, moments, reference, tokenizer, text):
+    weight, error, outputs = 0.0, 0.0, []
+    for name, layer in linear(original).items():
+        before, after = layer.weight.double(), linear(test)[name].weight.double()
+        weight += before.square().sum().item()
+        error += (after - before).square().sum().item()
+        if name in moments:
+            energy = [((w @ moments[name]) * w).sum() for w in (before, after - before)]
+            outputs.append(decibel(energy[0] / energy[1]))
+    lost = 1 - (passes(test, tokenizer, text) * reference).sum(1)
+    return {"weight_snr_db": decibel(weight / error), "output_snr_db": sum(outputs) / len(outputs),
+            "one_minus_cosine_mean": lost.mean().item(), "standard_error": lost.std().item() / len(lost) ** 0.5,
+            "one_minus_cosine_worst": lost.max().item()}  # fmt: skip
+
+
+def relative_time(nibble, folder, target, rounds):
+    size, name = 4096, "layers.0.mlp.up_proj"
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(size, size, generator=generator).bfloat16()
+    safetensors.torch.save_file({f"{name}.weight": weight}, folder / "large.safetensors")
+    (folder / "made").mkdir(exist_ok=True)
+    squares = torch.randn(size, generator=generator).exp()
+    safetensors.torch.save_file({f"{name}.mean_square": squares, f"{name}.absmax": squares.sqrt()},
+                                folder / "made" / "whole.safetensors")  # fmt: skip
+    (folder / "made" / "calibration.json").write_text(json.dumps({
+        "format": "nibble.calibration", "version": 1, "second_moments": False, "weights": {f"{name}.weight": [name]},
+        "inputs": {name: {"columns": size, "tokens": 1, "file": "whole.safetensors"}}}))  # fmt: skip
+    seconds = {}
+    for _ in range(rounds):
+        for way, options in (("largest", []), ("search", ["--absmax", "search"]),
+                             ("weighed", ["--absmax", "search", "--calibration", folder / "made"])):  # fmt: skip
+            begin = time.perf_counter()
+            subprocess.run([nibble, "convert", folder / "large.safetensors", folder / "large-out.safetensors", "--to",
+                            target, *options, "--overwrite", "--threads", "1", "--progress", "none",
+                            "--error-report", "none"], check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+            seconds[way] = min(seconds.get(way, 1e9), time.perf_counter() - begin)
+    return seconds | {"weighed_to_search": seconds["weighed"] / seconds["search"]}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    record.add_options(parser, "calibration")
+    arguments = parser.parse_args()
+    nibble, source = arguments.build / "nibble", minilm.model_directory()
+    calibrated, judged = sentences()
+    original, tokenizer, _ = minilm.load(source)
+    moments = second_moments(original, tokenizer, judged)
+    reference = passes(original, tokenizer, judged)
+    results = record.Results(arguments.out, record.host("bench/calibration.py") | {
+        "calibrated_on": CALIBRATED, "judged_on": JUDGED, "peers": record.peer_versions(sys.executable)})  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        (folder / "text").write_text("\n".join(calibrated))
+        environment = os.environ | {"PYTHONPATH": str(record.ROOT / "python"), "HF_HUB_OFFLINE": "1"}
+        subprocess.run([sys.executable, "-m", "nibble.calibrate", source, "--text", folder / "text", "--out",
+                        folder / "stats", "--batch", "8", "--progress", "none"], check=True, env=environment)  # fmt: skip
+        for target in TARGETS:
+            for choice in CHOICES:
+                if (target, choice) == ("int8", "search-positive"):
+                    continue  # the same as search
+                options = ["--absmax", "search", "--calibration", folder / "stats"] if choice == "weighed" else \
+                    ["--absmax", choice]  # fmt: skip
+                for command in (["convert", source, folder / "out", "--to", target, *options],
+                                ["dequantize", folder / "out", folder / "plain", "--to", "fp32"]):  # fmt: skip
+                    subprocess.run([nibble, *command, "--overwrite", "--progress", "none"], check=True,
+                                   stdout=subprocess.DEVNULL)  # fmt: skip
+                test, _, _ = minilm.load(folder / "plain")
+                figures = judge(original, test, moments, reference, tokenizer, judged)
+                name = f"{target} {choice}"
+                results.lines[name] = {"name": name, **figures}
+                print(record.rounded(results.lines[name]), flush=True)
+        for target in TARGETS:
+            name = f"time of {target}"
+            results.lines[name] = {"name": name, **relative_time(nibble, folder, target, arguments.rounds)}
+            print(record.rounded(results.lines[name]), flush=True)
+    results.save()
+
+
+if __name__ == "__main__":
+    main()

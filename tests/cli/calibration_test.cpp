@@ -1,0 +1,108 @@
+// nibble convert --calibration, by the program itself.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/calibration.hpp"
+#include "tests/support/corrupt.hpp"
+#include "tests/support/program.hpp"
+#include "tests/support/weights_file.hpp"
+
+namespace nibble::calibration_option_test {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+class CalibrationOption : public testing::Test {
+ protected:
+  CalibrationOption() {
+    test::WeightsFile model;
+    for (const char* const name : {"layers.0.q_proj", "layers.0.o_proj"})
+      model.add(std::string(name) + ".weight", DType::f32, {256, 640}, test::normal_weights(256 * 640, 1));
+    root.write("in.safetensors", model.bytes());
+    maker.add("layers.0.q_proj", squares(1));
+    maker.add("layers.0.o_proj", squares(2));
+  }
+  static std::vector<float> squares(unsigned seed) {
+    std::vector<float> values = test::normal_weights(640, seed);
+    for (float& value : values) value = std::exp(2 * value);
+    return values;
+  }
+  [[nodiscard]] test::Outcome convert(const std::string& rest) const {
+    return test::run_program(root.path(), "convert in.safetensors " + rest);
+  }
+  [[nodiscard]] std::string bytes_of(const std::string& options) const {
+    const test::Outcome done = convert("out.safetensors --overwrite " + options);
+    EXPECT_EQ(done.code, 0) << done.err;
+    return test::read_file(root.path() / "out.safetensors");
+  }
+  [[nodiscard]] nlohmann::json manifest() const {
+    return nlohmann::json::parse(test::read_file(root.path() / "out.safetensors.nibble.json"));
+  }
+
+  test::TempDir root;
+  test::StatisticsMaker maker;
+};
+
+TEST_F(CalibrationOption, WeighsErrorsOfSearches) {
+  maker.write(root);
+  for (const std::string to : {"nf4", "fp4 --no-double-quant", "int8"}) {
+    const std::string search = "--to " + to + " --absmax search";
+    const std::string weighed = bytes_of(search + " --calibration stats --threads 1");
+    EXPECT_EQ(manifest().at("calibration").at("tensors"), 2);
+    EXPECT_THAT(manifest().at("warnings").dump(), Not(HasSubstr("statistics")));
+    EXPECT_THAT(manifest().dump(), Not(HasSubstr("stats")));  // no path
+    EXPECT_NE(bytes_of(search), weighed) << to;
+    EXPECT_FALSE(manifest().contains("calibration"));
+    EXPECT_EQ(bytes_of(search + " --calibration=stats/ --threads 2 --max-memory 40MB"), weighed) << to;
+  }
+}
+
+TEST_F(CalibrationOption, IsRefusedWhereNothingIsSearched) {
+  maker.write(root);
+  for (const auto& [options, reason] :
+       {std::pair("--to nf4", "cannot be combined with --to nf4"),
+        {"--to bf16", "cannot be combined with --to bf16"},
+        {"--to nf4:absmax=search --skip 'layers.0.o.*' --tensor 'layers.0.q.*=int8' --allow-nibble-only",
+         "the absmax of no tensor is searched"}}) {
+    const test::Outcome done = convert("out.safetensors --calibration stats " + std::string(options));
+    EXPECT_EQ(done.code, 2) << options;
+    EXPECT_THAT(done.err, HasSubstr(reason)) << options;
+  }
+  EXPECT_THAT(convert("out.safetensors --calibration stats --to nf4").err,
+              HasSubstr("only searches of absmax (--absmax search) use statistics"));
+  EXPECT_FALSE(std::filesystem::exists(root.path() / "out.safetensors"));
+}
+
+TEST_F(CalibrationOption, TellsOfTensorsWithoutStatistics) {
+  maker.manifest["weights"].erase("layers.0.o_proj.weight");
+  maker.write(root);
+  constexpr const char* text = "1 of 2 tensors whose absmax is searched have no statistics";
+  for (const char* const how : {"--dry-run", ""}) {
+    const test::Outcome done =
+        convert("out.safetensors --to nf4 --absmax search --calibration stats " + std::string(how));
+    EXPECT_EQ(done.code, 0) << done.err;
+    EXPECT_THAT(done.err, HasSubstr(std::string("warning: ") + text));
+  }
+  EXPECT_THAT(manifest().at("warnings").dump(), HasSubstr(text));
+}
+
+TEST_F(CalibrationOption, RefusesWhatIsNotCalibration) {
+  const auto refusal = [&] {
+    const test::Outcome done = convert("out.safetensors --to nf4 --absmax search --calibration stats --dry-run");
+    EXPECT_EQ(done.code, 3) << done.err;
+    return done.err;
+  };
+  EXPECT_THAT(refusal(), HasSubstr("stats: "));
+  maker.manifest["version"] = 2;
+  maker.write(root);
+  EXPECT_EQ(refusal(), "error: stats/calibration.json: has version 2, this nibble reads 1\n");
+}
+
+}  // namespace
+}  // namespace nibble::calibration_option_test
