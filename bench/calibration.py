@@ -51,7 +51,7 @@ def sentences():
 def passes(model, tokenizer, text, hook=None):
     """One unit vector per sentence. `hook` is given each linear layer and what it is fed with."""
     hooks = [] if hook is None else [
-        layer.register_forward_pre_hook(lambda _, args, name=name, layer=layer: hook(name, layer, args[0]))
+        layer.register_forward_pre_hook(lambda _, args, name=name: hook(name, args[0]))
         for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]  # fmt: skip
     vectors = []
     with torch.no_grad():
@@ -69,14 +69,9 @@ def linear(model):
 
 def second_moments(model, tokenizer, text):
     """{layer: X^T X}"""
-    sums = {}
-
-    def add(name, layer, x):
-        rows = x.reshape(-1, x.shape[-1]).double()
-        sums[name] = sums.get(name, 0) + rows.T @ rows
-
-    passes(model, tokenizer, text, add)
-    return sums
+    rows = {}
+    passes(model, tokenizer, text, lambda name, x: rows.setdefault(name, []).append(x.reshape(-1, x.shape[-1])))
+    return {name: (x := torch.cat(rows[name])).T @ x for name in rows}
 
 
 def decibel(ratio):
@@ -90,7 +85,7 @@ def judge(original, test, moments, reference, tokenizer, text):
         weight += before.square().sum().item()
         error += (after - before).square().sum().item()
         if name in moments:
-            energy = [((w @ moments[name]) * w).sum() for w in (before, after - before)]
+            energy = [((w.float() @ moments[name]) * w.float()).sum() for w in (before, after - before)]
             outputs.append(decibel(energy[0] / energy[1]))
     lost = 1 - (passes(test, tokenizer, text) * reference).sum(1)
     return {"weight_snr_db": decibel(weight / error), "output_snr_db": sum(outputs) / len(outputs),
@@ -127,6 +122,7 @@ def main():
     record.add_options(parser, "calibration")
     arguments = parser.parse_args()
     nibble, source = arguments.build / "nibble", minilm.model_directory()
+    torch.set_num_threads(1)
     calibrated, judged = sentences()
     original, tokenizer, _ = minilm.load(source)
     moments = second_moments(original, tokenizer, judged)
@@ -138,7 +134,7 @@ def main():
         (folder / "text").write_text("\n".join(calibrated))
         environment = os.environ | {"PYTHONPATH": str(record.ROOT / "python"), "HF_HUB_OFFLINE": "1"}
         subprocess.run([sys.executable, "-m", "nibble.calibrate", source, "--text", folder / "text", "--out",
-                        folder / "stats", "--batch", "8", "--progress", "none"], check=True, env=environment)  # fmt: skip
+                        folder / "stats", "--batch", "8", "--threads", "1", "--progress", "none"], check=True, env=environment)  # fmt: skip
         for target in TARGETS:
             for choice in CHOICES:
                 if (target, choice) == ("int8", "search-positive"):

@@ -16,23 +16,25 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view format_name = "nibble.calibration", progress_name = "progress.json";
-constexpr std::uint64_t version = 1;
-constexpr std::uint64_t max_manifest_bytes = 64 << 20;  // 100,000 experts have 20 MB
-constexpr std::uint64_t tree_share = 32;                // bytes of a tree of JSON for one of its text, at most
-constexpr std::uint64_t kept_share = 16;                // the same for what is kept of it
-constexpr std::uint64_t bytes_per_file = 1024;
+constexpr std::string_view statistics_format = "nibble.calibration", unfinished_name = "progress.json";
+constexpr std::uint64_t statistics_version = 1;
+constexpr std::uint64_t max_statistics_bytes = 64 << 20;  // 100,000 experts have 20 MB
+constexpr std::uint64_t statistics_tree_share = 32;       // bytes of a tree of JSON for one of its text, at most
+constexpr std::uint64_t statistics_kept_share = 16;       // the same for what is kept of it
+constexpr std::uint64_t bytes_per_statistics_file = 1024;
 
-std::string label_of(const fs::path& directory, std::string_view name) { return escaped((directory / name).native()); }
+std::string statistics_label(const fs::path& directory, std::string_view name) {
+  return escaped((directory / name).native());
+}
 
-InputFile open_manifest(const fs::path& path, const Directory& directory) {
+InputFile open_statistics(const fs::path& path, const Directory& directory) {
   const std::string name(Calibration::file_name);
   if (!directory.has(name)) {
-    if (directory.has(std::string(progress_name)))
+    if (directory.has(std::string(unfinished_name)))
       refuse(escaped(path.native()), "is not complete; python -m nibble.calibrate --resume goes on with it");
     refuse(escaped(path.native()), "has no {}: python -m nibble.calibrate did not write it", name);
   }
-  return {directory.fd(), name, label_of(path, name)};
+  return {directory.fd(), name, statistics_label(path, name)};
 }
 
 }  // namespace
@@ -44,11 +46,11 @@ class CalibrationManifest {
       : to_(calibration), json_(json), label_(calibration.manifest_.label()) {}
 
   void read() {
-    if (!json_.is_object() || !json_.contains("format") || json_["format"] != format_name)
-      refuse(label_, "'format' is not '{}'", format_name);
+    if (!json_.is_object() || !json_.contains("format") || json_["format"] != statistics_format)
+      refuse(label_, "'format' is not '{}'", statistics_format);
     const Json found = json_.value("version", Json());
-    if (!found.is_number_unsigned() || found != version)
-      refuse(label_, "has version {}, this nibble reads {}", printable(found.dump()), version);
+    if (!found.is_number_unsigned() || found != statistics_version)
+      refuse(label_, "has version {}, this nibble reads {}", printable(found.dump()), statistics_version);
     const Json moments = json_.value("second_moments", Json());
     if (!moments.is_boolean()) refuse(label_, "'second_moments' is not true or false");
     to_.has_second_moments_ = moments.get<bool>();
@@ -86,8 +88,8 @@ class CalibrationManifest {
       refuse(label_, "input '{}': '{}' is not the name of a file in this directory", printable(input), printable(file));
     const auto [entry, is_new] = files_.try_emplace(file, to_.files_.size());
     if (!is_new) return entry->second;
-    std::string label = label_of(to_.path_, file);
-    to_.memory_.take(bytes_per_file, label);
+    std::string label = statistics_label(to_.path_, file);
+    to_.memory_.take(bytes_per_statistics_file, label);
     WeightFile weights = open_weight_file({to_.directory_.fd(), file, label, &to_.open_files_}, to_.memory_);
     to_.memory_.take(weights.tensors.memory_bytes() + sizeof(std::uint64_t) * weights.tensors.size(), label);
     to_.files_.push_back({std::move(label), std::move(weights)});
@@ -132,12 +134,12 @@ class CalibrationManifest {
 };
 
 Calibration::Calibration(const fs::path& directory, std::uint64_t max_memory)
-    : path_(directory), directory_(path_), memory_(max_memory), manifest_(open_manifest(path_, directory_)) {
-  manifest_.check_size(max_manifest_bytes);
-  memory_.take(kept_share * manifest_.size(), manifest_.label());
+    : path_(directory), directory_(path_), memory_(max_memory), manifest_(open_statistics(path_, directory_)) {
+  manifest_.check_size(max_statistics_bytes);
+  memory_.take(statistics_kept_share * manifest_.size(), manifest_.label());
   TakenMemory tree(memory_, manifest_.label());
-  tree.add(tree_share * manifest_.size());
-  const std::string text = manifest_.read_text(max_manifest_bytes);
+  tree.add(statistics_tree_share * manifest_.size());
+  const std::string text = manifest_.read_text(max_statistics_bytes);
   manifest_bytes_ = text.size();
   manifest_hash_ = xxh3(std::as_bytes(std::span(text)));
   const Json json = json::parse(text, manifest_.label());

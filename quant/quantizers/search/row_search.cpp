@@ -19,9 +19,9 @@ constexpr int fine_steps = 12;
 constexpr float fine_step = 1.0f / 384;
 
 // A row, and how much the errors of its columns count.
-class Row {
+class SearchedRow {
  public:
-  Row(DType source, std::span<const std::byte> weights, const ColumnWeights& columns)
+  SearchedRow(DType source, std::span<const std::byte> weights, const ColumnWeights& columns)
       : source_(source), weights_(weights), columns_(columns) {}
 
   // The sum of squared errors.
@@ -63,7 +63,7 @@ class Row {
 
 float search_row(DType source, std::span<const std::byte> weights, float largest, const ColumnWeights& columns) {
   if (largest == 0) return 0;
-  const Row row(source, weights, columns);
+  const SearchedRow row(source, weights, columns);
   double least = row.error_of(largest);
   float best = 1;
   const auto consider = [&](float ratio) {

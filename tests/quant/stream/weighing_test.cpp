@@ -35,8 +35,9 @@ class Statistics : public testing::Test {
     maker.add("l.q", squares(96, 1));
     maker.add("l.o", squares(80, 2));
   }
+  [[nodiscard]] virtual Recipe recipe(const CodecSpec& to) const { return test::recipe(to); }
   [[nodiscard]] Plan plan(const CodecSpec& to) const {
-    Recipe recipe = test::with_experts(to);
+    Recipe recipe = this->recipe(to);
     recipe.calibration = maker.write(dir);
     return make_plan(in, recipe);
   }
@@ -134,11 +135,14 @@ TEST_F(Statistics, DescribeThemselves) {
 class StatisticsOfExperts : public Statistics {
  protected:
   StatisticsOfExperts() {
-    in.set_architecture("Qwen3MoeForCausalLM");
+    in.set_architecture("Qwen3MoeForCausalLM", false);
+    in.add_normal("model.layers.0.self_attn.o_proj.weight", DType::bf16, {64, 96});
+    maker.add("model.layers.0.self_attn.o_proj", squares(96, 7));
     maker.add("e.0", squares(128, 4));
     maker.add("e.1", squares(128, 5));
     maker.manifest["weights"][fused] = {"e.0", "e.1", nullptr};
   }
+  [[nodiscard]] Recipe recipe(const CodecSpec& to) const override { return test::with_experts(to); }
   static constexpr const char* experts = "model.layers.0.mlp.experts.";
   const std::string fused = std::string(experts) + "gate_up_proj";
   [[nodiscard]] std::string matrix(int number) const {
@@ -160,13 +164,13 @@ TEST_F(StatisticsOfExperts, AreThoseOfEach) {
 TEST_F(StatisticsOfExperts, AreNotGuessed) {
   in.add_normal(fused, DType::bf16, {3, 128, 128});
   EXPECT_THAT(roots().at(matrix(0)), IsEmpty());
-  EXPECT_THAT(weighing().warning(), HasSubstr("3 of "));
+  EXPECT_THAT(weighing().warning(), HasSubstr("3 of 4"));
 }
 
 TEST_F(StatisticsOfExperts, CountForARowAsAWhole) {
   in.add_normal(fused, DType::bf16, {3, 128, 64});
   EXPECT_THAT(roots().at(matrix(0)), IsEmpty());
-  EXPECT_THAT(weighing().warning(), HasSubstr("1 of "));  // the one that no token reached
+  EXPECT_THAT(weighing().warning(), HasSubstr("1 of 4"));  // the one that no token reached
 }
 
 // Rows end within blocks, and batches within the matrix.
@@ -193,7 +197,7 @@ TEST_F(Statistics, ReachMeasurements) {
     const Recipe recipe = plan(to).recipe;
     const test::Converted made = test::converted(in, recipe);
     const std::vector<Candidate> candidates{test::checkpoint(made.reader), test::plan(in, recipe),
-                                            test::plan(in, test::with_experts(to))};
+                                            test::plan(in, test::recipe(to))};
     Progress progress;
     const Measurement found = measure(in, candidates, {}, progress);
     for (std::size_t t = 0; t < found.tensors.size(); ++t) {
