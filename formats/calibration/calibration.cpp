@@ -31,7 +31,7 @@ InputFile open_statistics(const fs::path& path, const Directory& directory) {
   const std::string name(Calibration::file_name);
   if (!directory.has(name)) {
     if (directory.has(std::string(unfinished_name)))
-      refuse(escaped(path.native()), "is not complete; python -m nibble.calibrate --resume goes on with it");
+      refuse(escaped(path.native()), "is not complete: python -m nibble.calibrate can go on with it");
     refuse(escaped(path.native()), "has no {}: python -m nibble.calibrate did not write it", name);
   }
   return {directory.fd(), name, statistics_label(path, name)};

@@ -121,7 +121,7 @@ TEST_F(CalibrationFiles, WhatIsNoManifestIsRefused) {
             dir.path().string() + ": has no calibration.json: python -m nibble.calibrate did not write it");
   dir.write("progress.json", "{}");
   EXPECT_EQ(error_of([&] { (void)Calibration(dir.path()); }),
-            dir.path().string() + ": is not complete; python -m nibble.calibrate --resume goes on with it");
+            dir.path().string() + ": is not complete: python -m nibble.calibrate can go on with it");
   EXPECT_THAT(error_of([&] { (void)Calibration(dir.path() / "none"); }), EndsWith("No such file or directory"));
   EXPECT_EQ(refusal([](Json& m) { m = {1}; }), about_manifest("'format' is not 'nibble.calibration'"));
   EXPECT_EQ(refusal([](Json& m) { m.erase("format"); }), about_manifest("'format' is not 'nibble.calibration'"));
