@@ -34,7 +34,7 @@ import transformers
 sys.path.insert(0, str(record.ROOT / "examples"))
 import minilm
 
-CALIBRATED, JUDGED = 256, 300
+CALIBRATED, JUDGED, BATCH = 256, 300, 20
 TARGETS = ("nf4:double-quant=no", "nf4", "int8")
 CHOICES = ("max", "search-positive", "search", "weighed")
 
@@ -45,19 +45,27 @@ def sentences():
     found = re.split(r"(?<=[.!?]) ", re.sub(r"\s+", " ", text))
     found = sorted({sentence for sentence in found if 40 <= len(sentence) <= 300})
     random.Random(0).shuffle(found)
-    return found[:CALIBRATED], found[CALIBRATED : CALIBRATED + JUDGED]
+    calibrated, judged = found[:CALIBRATED], found[CALIBRATED : CALIBRATED + JUDGED]
+    return calibrated, sorted(judged, key=len)  # less padding
 
 
 def passes(model, tokenizer, text, hook=None):
     """One unit vector per sentence. `hook` is given each linear layer and what it is fed with."""
+    mask = None  # of the current batch
+
+    def rows(x):
+        return x if x.dim() == 2 else x[mask]  # the pooler gets one token of each sentence
+
     hooks = [] if hook is None else [
-        layer.register_forward_pre_hook(lambda _, args, name=name: hook(name, args[0]))
-        for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]  # fmt: skip
+        layer.register_forward_pre_hook(lambda _, args, name=name: hook(name, rows(args[0])))
+        for name, layer in linear(model).items()]  # fmt: skip
     vectors = []
     with torch.no_grad():
-        for sentence in text:
-            batch = tokenizer([sentence], truncation=True, return_tensors="pt")
-            vectors.append(model(**batch).last_hidden_state.double().mean(1))
+        for first in range(0, len(text), BATCH):
+            batch = tokenizer(text[first : first + BATCH], padding=True, truncation=True, return_tensors="pt")
+            mask = batch["attention_mask"].bool()
+            states, weights = model(**batch).last_hidden_state.double(), mask.unsqueeze(-1).double()
+            vectors.append((states * weights).sum(1) / weights.sum(1))
     for one in hooks:
         one.remove()
     return torch.nn.functional.normalize(torch.cat(vectors), dim=1)
@@ -70,7 +78,7 @@ def linear(model):
 def second_moments(model, tokenizer, text):
     """{layer: X^T X}"""
     rows = {}
-    passes(model, tokenizer, text, lambda name, x: rows.setdefault(name, []).append(x.reshape(-1, x.shape[-1])))
+    passes(model, tokenizer, text, lambda name, x: rows.setdefault(name, []).append(x))
     return {name: (x := torch.cat(rows[name])).T @ x for name in rows}
 
 
