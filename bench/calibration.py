@@ -142,7 +142,8 @@ def main():
         (folder / "text").write_text("\n".join(calibrated))
         environment = os.environ | {"PYTHONPATH": str(record.ROOT / "python"), "HF_HUB_OFFLINE": "1"}
         subprocess.run([sys.executable, "-m", "nibble.calibrate", source, "--text", folder / "text", "--out",
-                        folder / "stats", "--batch", "8", "--threads", "1", "--progress", "none"], check=True, env=environment)  # fmt: skip
+                        folder / "stats", "--batch", "8", "--threads", "1", "--progress", "none"],
+                       check=True, env=environment)  # fmt: skip
         for target in TARGETS:
             for choice in CHOICES:
                 if (target, choice) == ("int8", "search-positive"):
