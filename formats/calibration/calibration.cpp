@@ -133,8 +133,11 @@ class CalibrationManifest {
   std::deque<NameIndex> names_;                         // of the files
 };
 
-Calibration::Calibration(const fs::path& directory, std::uint64_t max_memory)
-    : path_(directory), directory_(path_), memory_(max_memory), manifest_(open_statistics(path_, directory_)) {
+Calibration::Calibration(fs::path directory, std::uint64_t max_memory)
+    : path_(std::move(directory)),
+      directory_(path_),
+      memory_(max_memory),
+      manifest_(open_statistics(path_, directory_)) {
   manifest_.check_size(max_statistics_bytes);
   memory_.take(statistics_kept_share * manifest_.size(), manifest_.label());
   TakenMemory tree(memory_, manifest_.label());

@@ -29,7 +29,7 @@ class Calibration {
   /// Throws Error(bad_input) for a directory of something else, one that is not complete, another version, and tensors
   /// that are missing or of another type or shape; Error(no_space) if reading the manifest or the headers takes more
   /// than `max_memory`; Error(io).
-  explicit Calibration(const std::filesystem::path& directory, std::uint64_t max_memory = OpenOptions().max_memory);
+  explicit Calibration(std::filesystem::path directory, std::uint64_t max_memory = OpenOptions().max_memory);
 
   /// What one or more weights are multiplied by: X [tokens, columns].
   struct Input {

@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "nibble/nested.hpp"
@@ -61,7 +60,7 @@ class SearchEncoder final : public Encoder {
         layout_{ceil_div(tensor.elements(), codec.blocksize()), codec.double_quant(), options.sums_errors},
         scratch_(scratch) {}
 
-  void weigh(ColumnWeights columns) override { columns_ = std::move(columns); }
+  void weigh(const ColumnWeights& columns) override { columns_ = columns; }
 
   Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> codes,
                   std::vector<ErrorSums>* errors) override {
