@@ -28,9 +28,10 @@ template <class DF> HWY_INLINE hn::Vec<DF> fused(DF d, hn::Vec<DF> a, hn::Vec<DF
   (void)d;
   return hn::MulAdd(a, b, c);
 #else
-  HWY_ALIGN float x[hn::MaxLanes(DF())];
-  HWY_ALIGN float y[hn::MaxLanes(DF())];
-  HWY_ALIGN float z[hn::MaxLanes(DF())];
+  using T = hn::TFromD<DF>;
+  HWY_ALIGN T x[hn::MaxLanes(DF())];
+  HWY_ALIGN T y[hn::MaxLanes(DF())];
+  HWY_ALIGN T z[hn::MaxLanes(DF())];
   hn::Store(a, d, x);
   hn::Store(b, d, y);
   hn::Store(c, d, z);

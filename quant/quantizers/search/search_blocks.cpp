@@ -13,26 +13,13 @@
 #include "quant/errors/four_bit_error.hpp"
 #include "quant/quantizers/quantizer.hpp"
 #include "quant/quantizers/search/scale_search.hpp"
+#include "quant/quantizers/search/signed_codebook.hpp"
 #include "quant/simd/widen.hpp"
 
 namespace nibble {
 namespace {
 
 constexpr std::size_t unit_blocks = nested::blocksize;  // encoded at a time
-
-// The values are (x + 7 |x| x) / 8 for x = -1, -126/127, ..., 1. Most absmax values lie in two humps, one of each sign,
-// at some distance from 0, and there steps should be small; but a few values that are much larger must not leave the
-// others with too few codes. Of such polynomials, the matrices of a real model lose least with this one. Code 255 is a
-// second 1 and is not used.
-constexpr std::array<float, 256> nested_codebook = [] {
-  std::array<float, 256> values{};
-  for (int code = 0; code < 256; ++code) {
-    const int x = code < 255 ? code - 127 : 127, magnitude = x < 0 ? -x : x;
-    values[static_cast<std::size_t>(code)] = static_cast<float>(x * (127 + 7 * magnitude)) / (8 * 127 * 127);
-  }
-  return values;
-}();
-static_assert(nested_codebook[nested::code_of_zero] == 0);
 
 // The bytes of an encoder's scratch: the absmax of each block as it is read back, if it is stored or its spread is
 // asked for, and with double quantization the nested absmax and then the codes.
@@ -91,7 +78,7 @@ class SearchEncoder final : public Encoder {
     if (!layout_.nested) return pass(1, 0, layout_.end());
     pass(1, layout_.codes(0), layout_.end());
     pass(2, layout_.nested_absmax(0), layout_.codes(0));
-    sink.write(3, std::as_bytes(std::span(nested_codebook)));
+    sink.write(3, std::as_bytes(std::span(signed_codebook)));
     sink.write(4, std::as_bytes(std::span(&nested_offset, 1)));
   }
 
@@ -161,10 +148,10 @@ class SearchEncoder final : public Encoder {
     const auto others = std::span(room).first(absmax.size());
     for (std::size_t b = 0; b < absmax.size(); ++b) {
       const float v = largest == 0 ? 0.0f : absmax[b] / largest;
-      const auto next = std::ranges::upper_bound(nested_codebook, v) - nested_codebook.begin();
+      const auto next = std::ranges::upper_bound(signed_codebook, v) - signed_codebook.begin();
       const auto below = static_cast<std::uint8_t>(std::min<std::ptrdiff_t>(next - 1, 253));
       const auto above = static_cast<std::uint8_t>(below + 1);
-      const bool is_nearer = nested_codebook[above] - v < v - nested_codebook[below];
+      const bool is_nearer = signed_codebook[above] - v < v - signed_codebook[below];
       codes[b] = is_nearer ? above : below;
       other_codes[b] = is_nearer ? below : above;
       absmax[b] = value_of(codes[b], largest);
@@ -182,7 +169,7 @@ class SearchEncoder final : public Encoder {
 
   // As nested::decode().
   static float value_of(std::uint8_t code, float nested_absmax) {
-    return nested_codebook[code] * nested_absmax + nested_offset;
+    return signed_codebook[code] * nested_absmax + nested_offset;
   }
 
   void sum_errors(std::span<const std::byte> weights, std::span<const std::uint8_t> packed,
