@@ -58,7 +58,8 @@ struct Opened {
   std::deque<Codings> codings;
   std::vector<Pairing::Row> rows;
   Progress progress;
-  CandidateWeights weights{pairing, candidates, codings, buffers, progress};
+  std::deque<Weighing> weighings{1};
+  CandidateWeights weights{pairing, candidates, codings, weighings, buffers, progress};
 };
 
 std::vector<float> decoded(const CandidateTensor& tensor) {
@@ -169,7 +170,8 @@ TEST(CandidateWeights, EncodingStopsWhenItIsCancelled) {
   const MemoryReader in = model();
   Opened opened(in, test::plan(in, test::recipe("nf4")));
   const Cancelled progress;
-  CandidateWeights weights(opened.pairing, opened.candidates, opened.codings, opened.buffers, progress);
+  CandidateWeights weights(opened.pairing, opened.candidates, opened.codings, opened.weighings, opened.buffers,
+                           progress);
   for (const bool fits : {true, false})
     EXPECT_EQ(
         test::error_of([&] { (void)weights.encoded(0, opened.planned(), opened.reference, fits); }, Errc::interrupted),
