@@ -8,6 +8,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+[[ ${1:-} =~ ^(|--quick|--tidy)$ ]] || { echo "error: unknown option $1" >&2; exit 2; }
+
 if [[ ${1:-} != --tidy ]]; then
   mapfile -t sources < <(git ls-files '*.cpp' '*.hpp' '*.cu' '*.js')
   clang-format --dry-run -Werror "${sources[@]}"
@@ -26,7 +28,8 @@ if [[ ${1:-} != --tidy ]]; then
   tests/bench/kernels/tune_table_test.py
   bench/kernels/tune/tune_table.py --check
   tests/bench/kernels/predictions_test.py
-  bench/kernels/predict/predictions.py build/release/tests/bench_plans --check docs/four-bit-matmul.md docs/int8-matmul.md
+  bench/kernels/predict/predictions.py build/release/tests/bench_plans --check \
+    docs/four-bit-matmul.md docs/int8-matmul.md
 fi
 if [[ ${1:-} != --quick ]]; then
   # The sources as the build puts them together, which takes a quarter of the time: each of those includes many of ours.

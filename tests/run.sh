@@ -19,7 +19,7 @@ cmake --build --preset release
 ctest --preset release
 
 export NIBBLE=$PWD/build/release/nibble NIBBLE_TRANSFORMERS4=$PWD/build/peers/transformers4 HF_HUB_OFFLINE=1
-# One file at a time in each of as many processes as there are processors.
-pytest=("$python" -m pytest -q -p no:cacheprovider -n "$(nproc)" --dist loadfile)
+# One file at a time in each of as many processes as there are processors, up to eight: each imports torch.
+pytest=("$python" -m pytest -q -p no:cacheprovider -n "$(nproc)" --maxprocesses 8 --dist loadfile)
 "${pytest[@]}" tests/interop
 PYTHONPATH=$PWD/python "${pytest[@]}" tests/python

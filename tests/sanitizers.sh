@@ -33,6 +33,8 @@ failed=0
 for program in "${programs[@]}"; do
   selected=$filter
   [[ ${1:-} != --kernels || $program != nibble_tests ]] || selected=$device
+  tests=$(env -u GTEST_TOTAL_SHARDS "build/$preset/tests/$program" --gtest_list_tests --gtest_filter="$selected")
+  [[ $tests == *$'\n  '* ]] || { echo "error: $program has no test of $selected" >&2; exit 1; }
   running=()
   for ((shard = 0; shard < GTEST_TOTAL_SHARDS; ++shard)); do
     GTEST_SHARD_INDEX=$shard "build/$preset/tests/$program" --gtest_brief=1 --gtest_filter="$selected" &

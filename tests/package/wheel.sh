@@ -2,10 +2,11 @@
 # The wheel. It is checked by auditwheel, installed into an environment of its own, and used.
 #
 #   tests/package/wheel.sh          made of what tests/run.sh has built; the list of the source distribution's files
-#   tests/package/wheel.sh --sdist  made by pip from the source distribution, which compiles all of it, without torch and
-#                                   CUDA
+#   tests/package/wheel.sh --sdist  made by pip from the source distribution, which compiles all of it, without torch
+#                                   and CUDA
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+[[ ${1:-} =~ ^(|--sdist)$ ]] || { echo "error: unknown option $1" >&2; exit 2; }
 
 wheel=$PWD/build/wheel
 export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -56,5 +57,7 @@ step "with numpy alone"
 try_alone "$wheel"/audited/*.whl
 
 step "with torch"
-dirname "$("$peers" -c 'import torch; print(torch.__path__[0])')" >"$(echo "$wheel"/alone/lib/python3*/site-packages)/peers.pth"
-(cd "$wheel" && alone/bin/python -I "$OLDPWD/tests/package/wheel_torch.py")
+packages=$(echo "$wheel"/alone/lib/python3*/site-packages)
+dirname "$("$peers" -c 'import torch; print(torch.__path__[0])')" >"$packages/peers.pth"
+(cd "$wheel" && alone/bin/python -I "$OLDPWD/tests/package/wheel_alone.py" "$OLDPWD/tests/golden/codecs.safetensors" &&
+  alone/bin/python -I "$OLDPWD/tests/package/wheel_torch.py")

@@ -23,8 +23,8 @@ ADDING = 0.5e-6  # until the last block has added the sums of splits
 
 MULTIPROCESSORS = 132
 START_CLOCKS = 430 * 256 / 128  # of a block, which fills its table: instructions of 256 threads
-# Int8MatmulAny has no record. Its loop in `cuobjdump -sass` has 185 instructions for 8 weights of a lane and 8 of m, and
-# loads the codes of all 8 at a time. With 94 registers, a multiprocessor has two blocks of 8 warps.
+# The record has no loop of Int8MatmulAny. In `cuobjdump -sass` it has 185 instructions for 8 weights of a lane and 8 of
+# m, and loads the codes of all 8 at a time. With 94 registers, a multiprocessor has two blocks of 8 warps.
 ANY_INSTRUCTIONS = 185 / 8
 ANY_IN_FLIGHT = 2 * 8 * 32 * 8
 WEIGHTS = 2048  # the clocks below are those of so many in a multiprocessor
