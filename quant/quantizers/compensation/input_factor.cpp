@@ -109,6 +109,8 @@ InputFactor::InputFactor(std::span<double> second_moment, std::size_t k, const O
   if (k % blocksize_ != 0)
     throw Error(Errc::usage, "compensation needs rows of whole blocks, but " + std::to_string(k) +
                                  " columns are not a multiple of the block size " + std::to_string(blocksize_));
+  if (!(options.damping > 0) || !std::isfinite(options.damping))
+    throw Error(Errc::usage, "the damping of a second moment has to be a finite number above 0");
   SecondMoment moment(second_moment, k);
   order_ = order_of(moment, k, options);
   std::vector<std::uint32_t> reverse(order_.rbegin(), order_.rend());

@@ -42,7 +42,7 @@ class InputFactor {
 
   /// `second_moment` [k, k] is overwritten; its lower triangle is not read. Runs on the caller's oneTBB arena. Throws
   /// Error(bad_input) if a number is not finite or the matrix is not positive definite however damped, Error(usage) if
-  /// k is not a multiple of the blocksize.
+  /// k is not a multiple of the blocksize or the damping is not a finite number above 0.
   InputFactor(std::span<double> second_moment, std::size_t k, const Options& options);
 
   /// Bytes that it keeps; while it is made, second_moment and half a MiB per 1024 columns come on top.

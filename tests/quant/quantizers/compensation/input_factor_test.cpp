@@ -135,7 +135,11 @@ TEST(InputFactor, NamesWhatItCannotUse) {
             "compensation needs rows of whole blocks, but 64 columns are not a multiple of the block size 128");
   EXPECT_EQ(error_of(h, k - 1), "a second moment of 4096 numbers is not that of 63 inputs");
   EXPECT_EQ(error_of({}, 0), "a second moment of 0 numbers is not that of 0 inputs");
-  h[5 * k + 9] = std::numeric_limits<double>::infinity();
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const double damping : {0.0, -0.01, std::numeric_limits<double>::quiet_NaN(), infinity})
+    EXPECT_EQ(error_of(h, k, {.damping = damping}), "the damping of a second moment has to be a finite number above 0")
+        << damping;
+  h[5 * k + 9] = infinity;
   EXPECT_EQ(error_of(h, k), "the second moment of the inputs is not finite at [5, 9]");
   h[5 * k + 9] = 0;
   h[7 * k + 7] = -1;
