@@ -70,7 +70,7 @@ std::vector<float> int8_rows(const Job& job, const InputFactor& factor, std::spa
       bool plain = true;
       absmax[r] = int8::row_absmax(DType::f32, std::as_bytes(weights.subspan((row + r) * job.k, job.k)), plain);
     }
-    compensate_int8(factor, weights.subspan(row * job.k, rows * job.k), absmax,
+    compensate_int8(factor, row, weights.subspan(row * job.k, rows * job.k), absmax,
                     std::span(codes).subspan(row * job.k, rows * job.k));
     for (std::size_t r = 0; r < rows; ++r)
       int8::decode_row(std::span(codes).subspan((row + r) * job.k, job.k), absmax[r],

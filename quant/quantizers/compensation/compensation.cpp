@@ -22,6 +22,7 @@ constexpr std::size_t depth_step = 256;  // 16 KiB of differences, and 64 KiB of
 // Coding has, for 16 rows from `row` on, of which `rows` exist, and a block of columns:
 //   chooses_scales: whether choose() needs the weights
 //   OfRows choose(row, rows, block, weights, importance): the scales
+//   first_row: of the weight, which row 0 is
 //   void quantize(scales, columns): row_group::quantize()
 //   void store(row, rows, order, codes): takes the codes, of the columns in `order`
 template <class Coding> class Slab {
@@ -115,6 +116,12 @@ template <class Coding> class Slab {
                                          factor_.importance().subspan(block, columns));
     for_each_tile(group, block, columns, weights,
                   [&](const row_group::Columns& tile) { coding_.quantize(scales, tile); });
+    // An infinity or NaN, of a scale too, has reached the weights of the columns after it.
+    const OfRows largest = row_group::largest_magnitudes(weights, columns);
+    for (std::size_t r = 0; r < rows; ++r)
+      if (!std::isfinite(largest[r]))
+        throw Error(Errc::bad_input, "the corrections of row " + std::to_string(coding_.first_row + row + r) +
+                                         " are beyond the range of fp32");
     coding_.store(row, rows, factor_.order().subspan(block, columns), codes_.data());
   }
 
@@ -136,7 +143,8 @@ void encode_slabs(const InputFactor& factor, std::size_t blocksize, std::span<co
   const auto found = std::ranges::find_if_not(weights, [](float w) { return std::isfinite(w); });
   if (found != weights.end()) {
     const auto at = static_cast<std::size_t>(found - weights.begin());
-    throw Error(Errc::bad_input, "weight [" + std::to_string(at / k) + ", " + std::to_string(at % k) +
+    throw Error(Errc::bad_input, "weight [" + std::to_string(coding.first_row + at / k) + ", " +
+                                     std::to_string(at % k) +
                                      "] is not finite, so no other weight can make up for its error");
   }
   Slab<Coding> slab(factor, blocksize, coding);
@@ -157,10 +165,6 @@ struct FourBitCoding {
   OfRows choose(std::size_t row, std::size_t rows, std::size_t block, const float* weights,
                 std::span<const float> importance) const {
     const OfRows largest = row_group::largest_magnitudes(weights, importance.size());
-    for (std::size_t r = 0; r < rows; ++r)
-      if (!std::isfinite(largest[r]))
-        throw Error(Errc::bad_input,
-                    "the corrections of row " + std::to_string(first_row + row + r) + " are beyond the range of fp32");
     OfRows absmax =
         codec.absmax_choice() == AbsmaxChoice::max
             ? largest
@@ -210,6 +214,7 @@ struct FourBitCoding {
 struct Int8Coding {
   static constexpr bool chooses_scales = false;
   std::size_t k;
+  std::uint64_t first_row;
   std::span<const float> absmax;
   std::span<std::int8_t> codes_of_rows;
 
@@ -247,10 +252,10 @@ void FourBitCompensation::encode(std::uint64_t first_row, std::span<const float>
                FourBitCoding{codec_, grid_, ratios_, factor_.columns() / codec_.blocksize(), first_row, range, to});
 }
 
-void compensate_int8(const InputFactor& factor, std::span<const float> weights, std::span<const float> absmax,
-                     std::span<std::int8_t> codes) {
+void compensate_int8(const InputFactor& factor, std::uint64_t first_row, std::span<const float> weights,
+                     std::span<const float> absmax, std::span<std::int8_t> codes) {
   assert(codes.size() == weights.size() && absmax.size() * factor.columns() == weights.size());
-  encode_slabs(factor, tile_columns, weights, Int8Coding{factor.columns(), absmax, codes});
+  encode_slabs(factor, tile_columns, weights, Int8Coding{factor.columns(), first_row, absmax, codes});
 }
 
 }  // namespace nibble

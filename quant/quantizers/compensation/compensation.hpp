@@ -11,7 +11,8 @@
 
 /// The codes of rows [rows, k] of a weight, with the rounding error of each column made up for by the columns that
 /// InputFactor::order() has after it. Rows do not depend on each other, so the bytes depend neither on how a weight is
-/// cut into rows nor on threads, and not on the CPU target. Weights have to be finite. Thread-safe. A call takes
+/// cut into rows nor on threads, and not on the CPU target. Throws Error(bad_input), which names the row of the
+/// whole weight, if a weight is not finite or the corrections leave the range of fp32. Thread-safe. A call takes
 /// 512 k + 1104 blocksize bytes of memory.
 namespace nibble {
 
@@ -31,8 +32,7 @@ class FourBitCompensation {
     std::span<std::uint8_t> absmax_codes;  ///< empty without double quantization
   };
 
-  /// Encodes rows from `first_row` on; `range`, which double quantization needs, is that of the whole weight. Throws
-  /// Error(bad_input) if the corrections leave the range of fp32.
+  /// Encodes rows from `first_row` on; `range`, which double quantization needs, is that of the whole weight.
   void encode(std::uint64_t first_row, std::span<const float> weights, const NestedRange* range,
               const Blocks& to) const;
 
@@ -43,8 +43,9 @@ class FourBitCompensation {
   std::span<const float> ratios_;
 };
 
-/// int8 rows with the absmax of each, which is chosen beforehand; the factor may have any blocksize.
-void compensate_int8(const InputFactor& factor, std::span<const float> weights, std::span<const float> absmax,
-                     std::span<std::int8_t> codes);
+/// int8 rows from `first_row` on with the absmax of each, which is chosen beforehand; the factor may have any
+/// blocksize.
+void compensate_int8(const InputFactor& factor, std::uint64_t first_row, std::span<const float> weights,
+                     std::span<const float> absmax, std::span<std::int8_t> codes);
 
 }  // namespace nibble

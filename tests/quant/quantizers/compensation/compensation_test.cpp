@@ -167,7 +167,7 @@ TEST(CompensationOfInt8, IsThatOfTheReference) {
     for (std::size_t r = 0; r < rows; ++r)
       absmax[r] = int8::row_absmax(DType::f32, std::as_bytes(std::span(weights).subspan(r * k, k)), is_plain);
     absmax[3] *= 0.5f;  // the code is at most 127
-    compensate_int8(factor, weights, absmax, codes);
+    compensate_int8(factor, 0, weights, absmax, codes);
     const test::Numbers u = test::factor_of_inverse(full, factor.order());
     test::Numbers values;
     for (std::size_t r = 0; r < rows; ++r) {
@@ -210,11 +210,11 @@ TEST(CompensationOfInt8, BytesDependNeitherOnThePartsNorOnTheTarget) {
   test::Numbers h = test::second_moment(k, 40, 10);
   const InputFactor factor(h, k, {});
   std::vector<std::int8_t> expected(rows * k);
-  compensate_int8(factor, weights, absmax, expected);
+  compensate_int8(factor, 0, weights, absmax, expected);
   test::for_each_target([&](const std::string& target) {
     std::vector<std::int8_t> codes(rows * k);
     for (const auto& [row, n] : {std::pair<std::size_t, std::size_t>{0, 3}, {3, 17}})
-      compensate_int8(factor, std::span(weights).subspan(row * k, n * k), std::span(absmax).subspan(row, n),
+      compensate_int8(factor, row, std::span(weights).subspan(row * k, n * k), std::span(absmax).subspan(row, n),
                       std::span(codes).subspan(row * k, n * k));
     EXPECT_EQ(codes, expected) << target;
   });
@@ -284,7 +284,7 @@ TEST(FourBitCompensation, NamesWhatItCannotEncode) {
   const InputFactor factor(h, k, {});
   const auto error_of = [&](const std::vector<float>& weights) -> std::string {
     try {
-      encode(codec, factor, weights);
+      encode(codec, factor, weights, 2);
     } catch (const Error& error) {
       return error.what();
     }
@@ -293,6 +293,8 @@ TEST(FourBitCompensation, NamesWhatItCannotEncode) {
   std::vector<float> weights(2 * k, 1.0f);
   weights[k + 5] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(error_of(weights), "weight [1, 5] is not finite, so no other weight can make up for its error");
+  weights.insert(weights.begin(), 2 * k, 1.0f);  // in the second part
+  EXPECT_EQ(error_of(weights), "weight [3, 5] is not finite, so no other weight can make up for its error");
   weights.resize(k / 2);
   weights.shrink_to_fit();
   std::vector<std::uint8_t> packed(16);
@@ -305,23 +307,42 @@ TEST(FourBitCompensation, NamesWhatItCannotEncode) {
   }
 }
 
-// The second block has to make up for a column whose codes are far too small.
-TEST(FourBitCompensation, RefusesCorrectionsBeyondFp32) {
+// Column 64 has to make up for the errors of the 64 before.
+InputFactor factor_of_large_corrections() {
   constexpr std::size_t k = 128;
-  const auto any = make_codec("nf4:double-quant=no");
-  const auto& codec = dynamic_cast<const FourBitCodec&>(*any);
   test::Numbers h(k * k);
   for (std::size_t i = 0; i < k; ++i) h[i * k + i] = 1;
   for (std::size_t i = 0; i < 64; ++i) h[i * k + i] = 1e6, h[i * k + 64] = 900;
   h[64 * k + 64] = 64;
-  const InputFactor factor(h, k, {});
-  std::vector<float> weights(k, 3e38f);
+  return InputFactor(h, k, {});
+}
+
+TEST(FourBitCompensation, RefusesCorrectionsBeyondFp32) {
+  const auto any = make_codec("nf4:double-quant=no");
+  const auto& codec = dynamic_cast<const FourBitCodec&>(*any);
+  const InputFactor factor = factor_of_large_corrections();
+  std::vector<float> weights(128, 3e38f);
   for (std::size_t i = 0; i < 64; ++i) weights[i] = i == 0 ? 3e38f : 2.6e38f;
   try {
     encode(codec, factor, weights);
     FAIL();
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "the corrections of row 0 are beyond the range of fp32");
+  }
+}
+
+// The absmax of the second row is far too small.
+TEST(CompensationOfInt8, RefusesCorrectionsBeyondFp32) {
+  const InputFactor factor = factor_of_large_corrections();
+  std::vector<float> weights(2 * 128, 1e36f);
+  std::fill(weights.begin() + 128, weights.end(), 3e38f);
+  const std::vector<float> absmax{1e36f, 1.0f};
+  std::vector<std::int8_t> codes(weights.size());
+  try {
+    compensate_int8(factor, 7, weights, absmax, codes);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "the corrections of row 8 are beyond the range of fp32");
   }
 }
 
