@@ -176,7 +176,7 @@ struct FourBitCoding {
 
   void nest(std::size_t row, std::size_t rows, std::size_t block, const float* weights,
             std::span<const float> importance, const OfRows& largest, OfRows& absmax) const {
-    std::array<NestedRange::Codes, group_rows> codes{};
+    std::array<CodesAround, group_rows> codes{};
     OfRows nearest{}, other{};
     for (std::size_t r = 0; r < rows; ++r) {
       const std::uint64_t of_weight = (first_row + row + r) * blocks + block;

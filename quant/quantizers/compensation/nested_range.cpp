@@ -11,7 +11,8 @@ namespace nibble {
 NestedRange::NestedRange(std::span<const float> largest, AbsmaxChoice choice)
     : codebook(choice == AbsmaxChoice::max ? std::span<const float, 256>(nested::codebook)
                                            : std::span<const float, 256>(signed_codebook)),
-      offset(choice == AbsmaxChoice::max ? nested::offset(largest) : 0.0f) {
+      offset(choice == AbsmaxChoice::max ? nested::offset(largest) : 0.0f),
+      used_values_(choice == AbsmaxChoice::max ? std::span<const float>(nested::codebook) : used_signed_values) {
   for (std::size_t first = 0; first < largest.size(); first += nested::blocksize) {
     float range = 0;
     for (const float value : largest.subspan(first, std::min(nested::blocksize, largest.size() - first)))
@@ -24,14 +25,10 @@ float NestedRange::value_of(std::uint8_t code, std::uint64_t block) const {
   return codebook[code] * nested_absmax[block / nested::blocksize] + offset;
 }
 
-NestedRange::Codes NestedRange::around(float absmax, std::uint64_t block) const {
+CodesAround NestedRange::around(float absmax, std::uint64_t block) const {
   const float range = nested_absmax[block / nested::blocksize];
   const float v = range == 0 ? 0.0f : (absmax - offset) / range;
-  const auto next = std::ranges::upper_bound(codebook, v) - codebook.begin();
-  const auto below = static_cast<std::uint8_t>(std::clamp<std::ptrdiff_t>(next - 1, 0, 254));
-  const auto above = static_cast<std::uint8_t>(below + 1);
-  const bool is_above = codebook[above] - v < v - codebook[below];
-  return is_above ? Codes{above, below} : Codes{below, above};
+  return codes_around(used_values_, v);
 }
 
 }  // namespace nibble

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "quant/codecs/absmax_choice.hpp"
+#include "quant/quantizers/search/codes_around.hpp"
 
 namespace nibble {
 
@@ -13,7 +14,7 @@ namespace nibble {
 ///   absmax = codebook[code] * nested_absmax[block / 256] + offset
 ///
 /// They come from a first pass over the weights as they are, without corrections. An absmax that corrections have made
-/// larger gets the code at the end of the range: some weights of its block are then clamped, and the columns that
+/// larger gets a code at the end of the range: some weights of its block are then clamped, and the columns that
 /// follow make up for that as for any error. To leave room costs more. Where one block of a group has an outlier 60
 /// times as large as other weights, nested_absmax is the magnitude of the outlier, which so keeps its value; with a
 /// quarter of room, it is rounded by 0.8 %, and the corrections of that were the largest error of the whole matrix.
@@ -26,11 +27,10 @@ struct NestedRange {
   std::vector<float> nested_absmax;  ///< of 256 blocks each
 
   [[nodiscard]] float value_of(std::uint8_t code, std::uint64_t block) const;  ///< as nested::decode()
-  /// The code whose value is nearest to an absmax, and the one on the other side of it.
-  struct Codes {
-    std::uint8_t nearest, other;
-  };
-  [[nodiscard]] Codes around(float absmax, std::uint64_t block) const;
+  [[nodiscard]] CodesAround around(float absmax, std::uint64_t block) const;
+
+ private:
+  std::span<const float> used_values_;  // of the codebook
 };
 
 }  // namespace nibble

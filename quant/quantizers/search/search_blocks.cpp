@@ -12,6 +12,7 @@
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/errors/four_bit_error.hpp"
 #include "quant/quantizers/quantizer.hpp"
+#include "quant/quantizers/search/codes_around.hpp"
 #include "quant/quantizers/search/scale_search.hpp"
 #include "quant/quantizers/search/signed_codebook.hpp"
 #include "quant/simd/widen.hpp"
@@ -148,12 +149,9 @@ class SearchEncoder final : public Encoder {
     const auto others = std::span(room).first(absmax.size());
     for (std::size_t b = 0; b < absmax.size(); ++b) {
       const float v = largest == 0 ? 0.0f : absmax[b] / largest;
-      const auto next = std::ranges::upper_bound(signed_codebook, v) - signed_codebook.begin();
-      const auto below = static_cast<std::uint8_t>(std::min<std::ptrdiff_t>(next - 1, 253));
-      const auto above = static_cast<std::uint8_t>(below + 1);
-      const bool is_nearer = signed_codebook[above] - v < v - signed_codebook[below];
-      codes[b] = is_nearer ? above : below;
-      other_codes[b] = is_nearer ? below : above;
+      const CodesAround around = codes_around(used_signed_values, v);
+      codes[b] = around.nearest;
+      other_codes[b] = around.other;
       absmax[b] = value_of(codes[b], largest);
       others[b] = value_of(other_codes[b], largest);
     }

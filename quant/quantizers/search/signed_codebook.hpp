@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <span>
 
 #include "nibble/nested.hpp"
 
@@ -21,6 +22,7 @@ inline constexpr std::array<float, 256> signed_codebook = [] {
   }
   return values;
 }();
+inline constexpr std::span<const float> used_signed_values = std::span(signed_codebook).first(255);
 static_assert(signed_codebook[nested::code_of_zero] == 0);
 
 }  // namespace nibble

@@ -364,6 +364,7 @@ TEST(NestedRange, IsKnownBeforeTheFirstBlock) {
         least = std::min<double>(least, std::abs(range->value_of(static_cast<std::uint8_t>(code), 256) - absmax));
       EXPECT_NEAR(std::abs(range->value_of(nearest, 256) - absmax), least, 1e-6 * std::abs(absmax)) << absmax;
       EXPECT_EQ(std::abs(nearest - other), 1) << absmax;
+      EXPECT_NE(range->value_of(nearest, 256), range->value_of(other, 256)) << absmax;
     }
   const NestedRange of_equal(std::vector<float>(5, 2.0f), AbsmaxChoice::max);
   EXPECT_EQ(of_equal.around(2, 0).nearest, nested::code_of_zero);
