@@ -11,7 +11,7 @@ to a real model.
 speed: the factor alone, and the factor and the codes, of a matrix [size, size]. GPTQ in torch is that of the paper's
 authors, as GPTQModel and llm-compressor have it: Cholesky, inverse, Cholesky, then columns in turn, 128 of them before
 the columns that follow are corrected; its scales are the largest magnitudes of blocks of 64. Both take their turns,
-`--rounds` times.
+`--rounds` times; what is printed are medians.
 
 text: writes 256 sentences of Python's documentation, and 300 others, one a line.
 
@@ -28,6 +28,7 @@ import pathlib
 import pydoc_data.topics
 import random
 import re
+import statistics
 import tempfile
 import time
 
@@ -123,8 +124,10 @@ def speed(options):
         seconds.setdefault("GPTQ in torch", []).append(time.perf_counter() - begin)
         results.add(f"compensation/{n}/gptq in torch", seconds["GPTQ in torch"][-1], "s")
     for who, times in seconds.items():
-        print(f"{who:<40}{min(times):8.2f} s")
-    print(f"error of the output, over that of GPTQ in torch: {error / output_error(weight, theirs, moment):.5f}")
+        print(f"{who:<40}{statistics.median(times):8.2f} s")
+    ratio = error / output_error(weight, theirs, moment)
+    print(f"error of the output, over that of GPTQ in torch: {ratio:.5f}")
+    results.add(f"compensation/{n}/nf4:double-quant=no/output error", ratio, "of GPTQ in torch")
     results.save()
 
 
@@ -134,16 +137,16 @@ def quality(options):
     from safetensors import safe_open
 
     torch.set_num_threads(options.threads)
-    statistics = json.loads((options.stats / "calibration.json").read_text())
+    calibration = json.loads((options.stats / "calibration.json").read_text())
     model, tokenizer, _ = minilm.load(minilm.model_directory())
     sentences = [line for line in options.judgement.read_text().split("\n") if line]
     parameters = dict(model.named_parameters())
-    names = [name for name in statistics["weights"] if name.startswith("encoder.")]
+    names = [name for name in calibration["weights"] if name.startswith("encoder.")]
     original = {name: parameters[name].data.clone() for name in names}
-    inputs = {name: statistics["weights"][name][0] for name in names}
+    inputs = {name: calibration["weights"][name][0] for name in names}
     moments = {}
     for name in set(inputs.values()):
-        with safe_open(options.stats / statistics["inputs"][name]["file"], "pt") as file:
+        with safe_open(options.stats / calibration["inputs"][name]["file"], "pt") as file:
             moments[name] = file.get_tensor(name + ".second_moment")
     ours = Compensation(options.build, options.threads)
 

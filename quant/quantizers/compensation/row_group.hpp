@@ -19,7 +19,7 @@ using OfRows = std::array<float, rows>;
 struct FourBitGrid {
   explicit FourBitGrid(const FourBitTables& tables);
 
-  alignas(64) std::array<float, 15> midpoint;  ///< ascending, 0 among them
+  alignas(64) std::array<float, 15> midpoint;  ///< ascending
   alignas(64) std::array<float, 16> value;
   std::array<std::uint8_t, 16> code;
 };

@@ -137,8 +137,12 @@ TEST_P(CompensatedBlocks, TakesEveryTypeOfWeights) {
   }
   const std::vector<double> doubles(rounded.begin(), rounded.end());
   const Result expected = encode(DType::f32, std::as_bytes(std::span(rounded)), 1 << 14);
-  EXPECT_TRUE(encode(DType::bf16, std::as_bytes(std::span(halves)), 1 << 14) == expected);
-  EXPECT_TRUE(encode(DType::f64, std::as_bytes(std::span(doubles)), 1 << 14) == expected);
+  const Result of_halves = encode(DType::bf16, std::as_bytes(std::span(halves)), 1 << 14);
+  const Result of_doubles = encode(DType::f64, std::as_bytes(std::span(doubles)), 1 << 14);
+  EXPECT_TRUE(of_halves == expected);
+  EXPECT_TRUE(of_halves.error == expected.error);
+  EXPECT_TRUE(of_doubles == expected);
+  EXPECT_TRUE(of_doubles.error == expected.error);
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, CompensatedBlocks,
