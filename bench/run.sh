@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# All benchmarks by one command: builds, measures, writes bench/results/*.jsonl, fills in docs/performance.md, and
-# prints targets beside what was measured. About an hour, 28 GB of disk, 16 GB of memory, on a machine that does
+# The benchmarks of docs/performance.md by one command: builds, measures, writes bench/results/*.jsonl, fills in the
+# page, and prints targets beside what was measured. About an hour, 28 GB of disk, 16 GB of memory, on a machine that does
 # nothing else; before that, once, some minutes to build llama-quantize.
 #
 #   bench/run.sh                what of the peers is installed takes part (python/peers.sh installs them)
 #   bench/run.sh in_memory      one part: in_memory, peers, convert, measure, scaling or profile_stages
+#   bench/{calibration,compensation,loading,matmul_cpu,quantize_cpu}.py
+#                               not part of this: each has its command in its head, and its figures on another page
 #   bench/kernels.sh            the CUDA kernels: not part of this, as it takes a machine with a GPU
 #   PEERS=PYTHON bench/run.sh   with an interpreter that has the peers already
 set -euo pipefail
