@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The benchmarks of docs/performance.md by one command: builds, measures, writes bench/results/*.jsonl, fills in the
-# page, and prints targets beside what was measured. About an hour, 28 GB of disk, 16 GB of memory, on a machine that does
-# nothing else; before that, once, some minutes to build llama-quantize.
+# page, and prints targets beside what was measured. About an hour, 28 GB of disk, 16 GB of memory, on a machine that
+# does nothing else; before that, once, some minutes to build llama-quantize.
 #
 #   bench/run.sh                what of the peers is installed takes part (python/peers.sh installs them)
 #   bench/run.sh in_memory      one part: in_memory, peers, convert, measure, scaling or profile_stages

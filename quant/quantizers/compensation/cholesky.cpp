@@ -1,7 +1,7 @@
 // Column by column of 64 x 64 blocks: the products of all columns before are subtracted, which is nearly all of the
-// work; then the block on the diagonal is factored and the rows below are solved for. torch's
-// takes about 0.8 times as long (docs/compensation.md), but the order of a library's sums depends on the processor, its
-// caches and the number of threads.
+// work; then the block on the diagonal is factored and the rows below are solved for. torch's factorization takes about
+// 0.8 times as long (docs/compensation.md), but the order of a library's sums depends on the processor, its caches and
+// the number of threads.
 #include "quant/quantizers/compensation/cholesky.hpp"
 
 #include <oneapi/tbb/parallel_for.h>
