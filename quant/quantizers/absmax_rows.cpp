@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "nibble/fp16.hpp"
@@ -31,7 +32,7 @@ class RowEncoder final : public Encoder {
         device_(device),
         scratch_(scratch) {}
 
-  void weigh(const ColumnWeights& columns) override { column_weights_ = columns; }
+  void weigh(ColumnWeights columns) override { column_weights_ = std::move(columns); }
 
   void scan(std::uint64_t first, std::span<const std::byte> weights) override {
     int8::for_each_row(

@@ -2,15 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace nibble {
 
-ColumnWeights::ColumnWeights(std::span<const float> mean_square) {
+ColumnWeights::ColumnWeights(std::vector<float> mean_square) : roots_(std::move(mean_square)) {
   constexpr float least = 1.0f / (1 << 20);
   float largest = 0;
-  for (const float h : mean_square) largest = std::max(largest, std::sqrt(h));
-  roots_.reserve(mean_square.size());
-  for (const float h : mean_square) roots_.push_back(largest == 0 ? 1.0f : std::max(std::sqrt(h) / largest, least));
+  for (const float h : roots_) largest = std::max(largest, std::sqrt(h));
+  for (float& h : roots_) h = largest == 0 ? 1.0f : std::max(std::sqrt(h) / largest, least);
 }
 
 std::span<const float> ColumnWeights::roots(std::uint64_t first, std::size_t n, std::span<float> room) const {

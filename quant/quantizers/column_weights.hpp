@@ -22,7 +22,7 @@ class ColumnWeights {
   /// `mean_square` has h_j for each column, finite and not negative. The roots are relative to the largest, computed in
   /// fp32, and at least 2^-20: columns without any input must not leave a block without an error. They are all 1 if
   /// there is no input at all.
-  explicit ColumnWeights(std::span<const float> mean_square);
+  explicit ColumnWeights(std::vector<float> mean_square);
 
   /// Whether all columns count alike because nothing is known of them.
   [[nodiscard]] bool empty() const noexcept { return roots_.empty(); }

@@ -16,7 +16,7 @@ constexpr std::uint64_t max_transposed_chunk = 32, min_transposed_chunk = 8;
 
 }  // namespace
 
-ConversionMemory conversion_memory(const Plan& plan, const Resources& resources) {
+ConversionMemory conversion_memory(const Plan& plan, const Resources& resources, const StatisticsMemory& statistics) {
   ConversionMemory memory{.threads = resources.threads != 0 ? resources.threads : default_threads(),
                           .behind = Writer::max_behind,
                           .chunk_bytes = max_chunk_bytes,
@@ -48,6 +48,10 @@ ConversionMemory conversion_memory(const Plan& plan, const Resources& resources)
     return std::max(memory.chunk_bytes * memory.transposed_chunk / needs.shortest_row + bytes_per_buffer,
                     WeightSource::transposed_bytes);
   };
+  // Of the tensors with a batch in flight, and of the one that was finished last.
+  const auto columns = [&] {
+    return statistics.column_bytes * std::min<std::uint64_t>(memory.tokens + 1, statistics.tensors);
+  };
   const auto fixed = [&] {
     const std::uint64_t report = plan.recipe.error_report == ErrorReport::full ? bytes_per_report : 0;
     const std::uint64_t readers = std::min<std::uint64_t>(memory.threads, memory.tokens);
@@ -58,7 +62,8 @@ ConversionMemory conversion_memory(const Plan& plan, const Resources& resources)
            converted_names * texts + (memory.threads + memory.behind) * bytes_per_thread + memory.threads * queue() +
            readers * (chunk + chunk / encoder_share + gathered() + bytes_per_buffer) +
            memory.tokens * (encoded() + batch_scratch()) + memory.behind * encoded() +
-           (memory.behind > 0 ? HugePages::huge_page : 0) + needs.encoder + hashes + decoding;
+           (memory.behind > 0 ? HugePages::huge_page : 0) + needs.encoder + hashes + decoding + statistics.bytes +
+           columns();
   };
   const auto fits = [&] { return fixed() <= resources.max_memory; };
   while (!fits() && memory.transposed_chunk > min_transposed_chunk) memory.transposed_chunk /= 2;

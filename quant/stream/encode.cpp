@@ -6,14 +6,14 @@
 namespace nibble {
 
 Encoding::Encoding(const WeightSource& source, const TensorInfo& tensor, const Coding& coding, const Chunking& chunking,
-                   std::unique_ptr<Scratch> scratch, const ColumnWeights& columns)
+                   std::unique_ptr<Scratch> scratch, ColumnWeights columns)
     : source_(source),
       tensor_(tensor),
       codec_(*coding.codec),
       chunking_(chunking),
       scratch_(std::move(scratch)),
       encoder_(coding.quantizer->encoder(tensor, chunking, *scratch_)) {
-  if (!columns.empty()) encoder_->weigh(columns);
+  if (!columns.empty()) encoder_->weigh(std::move(columns));
 }
 
 template <class F> void Encoding::for_each_chunk(std::uint64_t first, std::uint64_t n, F&& f) {

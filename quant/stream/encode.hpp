@@ -22,7 +22,7 @@ class Encoding {
   /// `tensor` is the source's tensor in the shape that the plan gives it. `scratch` has room for
   /// Quantizer::scratch_bytes(). `columns` is for Encoder::weigh(). Source and coding must outlive it.
   Encoding(const WeightSource& source, const TensorInfo& tensor, const Coding& coding, const Chunking& chunking,
-           std::unique_ptr<Scratch> scratch, const ColumnWeights& columns = {});
+           std::unique_ptr<Scratch> scratch, ColumnWeights columns = {});
 
   /// The offset of weight `weight` among the codes: the first weight of a chunk, or the end.
   [[nodiscard]] std::uint64_t offset(std::uint64_t weight) const { return codec_.code_bytes(tensor_, weight); }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 #include <span>
 #include <vector>
@@ -26,11 +27,16 @@ Weighing::Weighing(const Reader& in, const Plan& plan, std::uint64_t max_memory)
   for (const PlannedTensor& tensor : plan.tensors) {
     if (!searches_absmax(tensor.codec)) continue;
     ++searched;
-    if (const auto input = input_of(tensor))
+    const auto input = input_of(tensor);
+    if (!input) {
+      if (missing++ == 0) first_missing = tensor.info.name;
+    } else if (has_columns_of(tensor, *input)) {
       inputs.insert(*input);
-    else if (missing++ == 0)
-      first_missing = tensor.info.name;
+      ++memory_.tensors;
+      memory_.column_bytes = std::max<std::uint64_t>(memory_.column_bytes, sizeof(float) * tensor.info.shape[1]);
+    }
   }
+  memory_.bytes = statistics_->memory_bytes();
   if (searched == 0)
     throw Error(Errc::usage, "statistics of a calibration have no effect: the absmax of no tensor is searched");
   if (missing == searched)
@@ -49,12 +55,12 @@ Weighing::Weighing(const Reader& in, const Plan& plan, std::uint64_t max_memory)
   }
   identity_ = fmt::format(R"({{"bytes":{},"xxh3_128":"{}","mean_squares_xxh3_128":"{}","tensors":{}}})",
                           statistics_->manifest_bytes(), statistics_->manifest_hash().hex(), hash.digest().hex(),
-                          searched - missing);
+                          memory_.tensors);
 }
 
-// An expert of a tensor with several is known by its offset. Models that have their weights as [experts, in, out]
-// cannot be told from others where a matrix is square; in all others, a row is multiplied by one value, and a search in
-// it is the same with any.
+// An expert of a tensor with several is known by its offset. Some models have the weights of experts as
+// [experts, in, out], so a row is the weights of one input, and not of one output. Where a matrix is square, the two
+// cannot be told apart, and the statistics are not used.
 std::optional<std::size_t> Weighing::input_of(const PlannedTensor& tensor) const {
   const std::string_view name = in_->tensors().name(tensor.source);
   const auto* const inputs = statistics_->find(name);
@@ -77,10 +83,16 @@ std::optional<std::size_t> Weighing::input_of(const PlannedTensor& tensor) const
   return input;
 }
 
+// Where rows are the inputs, all weights of a row are multiplied by the same input, so a search within a row is the
+// same without statistics.
+bool Weighing::has_columns_of(const PlannedTensor& tensor, std::size_t input) const {
+  return statistics_->inputs()[input].columns == tensor.info.shape[1];
+}
+
 ColumnWeights Weighing::columns_of(const PlannedTensor& tensor) const {
   if (!statistics_ || !searches_absmax(tensor.codec)) return {};
   const auto input = input_of(tensor);
-  if (!input || statistics_->inputs()[*input].columns != tensor.info.shape[1]) return {};
+  if (!input || !has_columns_of(tensor, *input)) return {};
   return ColumnWeights(statistics_->mean_square(*input));
 }
 

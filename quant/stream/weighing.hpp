@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -9,9 +8,9 @@
 
 #include "formats/calibration/calibration.hpp"
 #include "nibble/checkpoint.hpp"
-#include "nibble/memory.hpp"
 #include "nibble/plan.hpp"
 #include "quant/quantizers/column_weights.hpp"
+#include "quant/stream/conversion_memory.hpp"
 
 namespace nibble {
 
@@ -36,11 +35,8 @@ class Weighing {
   /// A line about searched tensors without statistics; empty if all have them.
   [[nodiscard]] const std::string& warning() const noexcept { return warning_; }
 
-  /// What is left of `resources` beside the statistics.
-  [[nodiscard]] Resources left_of(Resources resources) const {
-    if (statistics_) resources.max_memory -= std::min(statistics_->memory_bytes(), resources.max_memory);
-    return resources;
-  }
+  /// For conversion_memory().
+  [[nodiscard]] const StatisticsMemory& memory() const noexcept { return memory_; }
 
   /// As Reader::check_unchanged().
   void check_unchanged() const {
@@ -49,9 +45,11 @@ class Weighing {
 
  private:
   [[nodiscard]] std::optional<std::size_t> input_of(const PlannedTensor& tensor) const;
+  [[nodiscard]] bool has_columns_of(const PlannedTensor& tensor, std::size_t input) const;
 
   const Reader* in_ = nullptr;
   std::unique_ptr<const Calibration> statistics_;
+  StatisticsMemory memory_;
   std::string identity_, warning_;
 };
 

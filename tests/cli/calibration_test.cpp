@@ -79,6 +79,24 @@ TEST_F(CalibrationOption, IsRefusedWhereNothingIsSearched) {
   EXPECT_FALSE(std::filesystem::exists(root.path() / "out.safetensors"));
 }
 
+// The statistics are part of what is needed: the limit is the one that was given, and what is suggested is enough.
+TEST_F(CalibrationOption, SaysHowMuchMemoryItNeeds) {
+  maker.write(root);
+  const std::string search = "out.safetensors --to nf4 --absmax search --calibration stats --threads 1 --max-memory ";
+  for (const char* const how : {" --dry-run", ""}) {
+    const test::Outcome refused = convert(search + "14800000" + how);
+    EXPECT_EQ(refused.code, 5) << refused.err;
+    EXPECT_THAT(refused.err, HasSubstr("the limit is 14.80 MB"));
+    const std::string remedy = "raise --max-memory to ";
+    const std::size_t at = refused.err.find(remedy);
+    ASSERT_NE(at, std::string::npos) << refused.err;
+    const std::string enough =
+        refused.err.substr(at + remedy.size(), refused.err.find(" or more", at) - at - remedy.size());
+    const test::Outcome done = convert(search + enough + how);
+    EXPECT_EQ(done.code, 0) << enough << ": " << done.err;
+  }
+}
+
 TEST_F(CalibrationOption, TellsOfTensorsWithoutStatistics) {
   maker.manifest["weights"].erase("layers.0.o_proj.weight");
   maker.write(root);

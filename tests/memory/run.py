@@ -43,6 +43,18 @@ def write_checkpoint(path, tensors, ones=()):
             file.write(ONE)
 
 
+def write_statistics(path, name, columns):
+    """A calibration with one input, whose columns are all 0."""
+    os.mkdir(path)
+    entries = {f"x.{statistic}": {"dtype": "F32", "shape": [columns], "data_offsets": [begin, begin + 4 * columns]}
+               for statistic, begin in [("mean_square", 0), ("absmax", 4 * columns)]}
+    write_header(f"{path}/x.safetensors", json.dumps(entries).encode(), 8 * columns)
+    with open(f"{path}/calibration.json", "w") as file:
+        json.dump({"format": "nibble.calibration", "version": 1, "second_moments": False,
+                   "inputs": {"x": {"columns": columns, "tokens": 1, "file": "x.safetensors"}},
+                   "weights": {name: ["x"]}}, file)
+
+
 def write_header(path, header, data_bytes=0):
     """A file with this header, which may be anything."""
     with open(path, "wb") as file:
@@ -214,6 +226,10 @@ CASES = {
     "chunks of a million weights, 4 threads": dict(
         make=lambda path: write_checkpoint(path, [layer(i, "up", [4096, 4096]) for i in range(2)]),
         options=["--to", "nf4", "--block-size", "4096", "--absmax", "search", "--threads", "4"], mib=24),
+    "statistics of 8 M columns": dict(
+        make=lambda path: (write_checkpoint(path, [layer(0, "up", [4, 8 * MIB])]),
+                           write_statistics(f"{path}-statistics", layer(0, "up", [])[0], 8 * MIB)),
+        options=["--to", "nf4", "--absmax", "search"], statistics=True, mib=56),
     "rows of one weight to int8, 8 threads": dict(
         make=lambda path: write_checkpoint(path, [layer(i, "up", [1 << 20, 1]) for i in range(30)]),
         options=["--to", "int8", "--threads", "8"], mib=64),
@@ -393,6 +409,8 @@ def run(nibble, name, case, work):
         if "merge" in case:
             what = ["merge", out if before else path, f"{path}-adapter", merged := f"{work}/merged"]
             out = merged
+        if case.get("statistics"):
+            own = [*own, "--calibration", f"{path}-statistics"]
         options = own + ([] if "--threads" in own else ["--threads", "2"])
         command = [nibble, *what, *options, "--max-memory", f"{case['mib']}MiB", "--progress", "none"]
     start = time.monotonic()

@@ -85,7 +85,7 @@ class Conversion {
         out_(out),
         progress_(progress),
         weighing_(in_, plan, resources.max_memory),
-        memory_(conversion_memory(plan, weighing_.left_of(resources))),
+        memory_(conversion_memory(plan, resources, weighing_.memory())),
         codings_(plan.recipe, plan.tensors, resources.device),
         manifest_(plan, out, read_adapter(), weighing_.identity()),
         resources_(resources),

@@ -69,7 +69,7 @@ struct PlannedConversion::State {
     }
     return options.resources;
   }
-  ConversionMemory memory() { return conversion_memory(plan, weighing.left_of(resources())); }
+  ConversionMemory memory() { return conversion_memory(plan, resources(), weighing.memory()); }
   CreateOptions create_options() {
     return {.shards = plan.shard_ends.size(),
             .bytes = plan.stored_bytes() + memory().spilled_bytes,
@@ -108,6 +108,7 @@ void PlannedConversion::check_output() const {
 
 Report PlannedConversion::run(Progress& progress) && {
   const std::unique_ptr<Writer> out = create_checkpoint(state_->out, *state_->in, state_->create_options());
+  state_->weighing = {};  // convert() has its own
   Report report = convert(state_->stored, std::move(state_->plan), *out, state_->resources(), progress);
   report.remains = out->remains();
   return report;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "nibble/nested.hpp"
@@ -48,7 +49,7 @@ class SearchEncoder final : public Encoder {
         layout_{ceil_div(tensor.elements(), codec.blocksize()), codec.double_quant(), options.sums_errors},
         scratch_(scratch) {}
 
-  void weigh(const ColumnWeights& columns) override { columns_ = columns; }
+  void weigh(ColumnWeights columns) override { columns_ = std::move(columns); }
 
   Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> codes,
                   std::vector<ErrorSums>* errors) override {

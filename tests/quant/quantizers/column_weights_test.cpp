@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <vector>
 
 namespace nibble::column_weights_test {
@@ -18,18 +17,18 @@ std::vector<float> roots(const ColumnWeights& columns, std::uint64_t first, std:
 }
 
 TEST(ColumnWeights, AreRootsRelativeToTheLargest) {
-  const ColumnWeights columns(std::array{4.0f, 100.0f, 1.0f, 0.0f});
+  const ColumnWeights columns({4.0f, 100.0f, 1.0f, 0.0f});
   EXPECT_FALSE(columns.empty());
   EXPECT_THAT(roots(columns, 0, 4), ElementsAre(0.2f, 1.0f, 0.1f, 1.0f / (1 << 20)));
 }
 
 TEST(ColumnWeights, CountAlikeWithoutAnyInput) {
   EXPECT_TRUE(ColumnWeights().empty());
-  EXPECT_THAT(roots(ColumnWeights(std::array{0.0f, 0.0f}), 0, 2), ElementsAre(1, 1));
+  EXPECT_THAT(roots(ColumnWeights({0.0f, 0.0f}), 0, 2), ElementsAre(1, 1));
 }
 
 TEST(ColumnWeights, BeginAgainWithEachRow) {
-  const ColumnWeights columns(std::array{4.0f, 1.0f, 0.25f});
+  const ColumnWeights columns({4.0f, 1.0f, 0.25f});
   EXPECT_THAT(roots(columns, 7, 2), ElementsAre(0.5f, 0.25f));
   EXPECT_THAT(roots(columns, 3'000'000'000'002, 8), ElementsAre(0.25f, 1, 0.5f, 0.25f, 1, 0.5f, 0.25f, 1));
   std::vector<float> weights{8, 8, 8, 8, 8};

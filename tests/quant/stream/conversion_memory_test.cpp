@@ -50,6 +50,25 @@ TEST(ConversionMemory, TooLittleSaysWhatWouldDo) {
   EXPECT_THROW((void)conversion_memory(plan, {1, remedy.bytes - 1}), Error);
 }
 
+TEST(ConversionMemory, CountsStatistics) {
+  const Plan plan = plan_for({64, 64}, "nf4");
+  const auto total = [&](unsigned threads, const StatisticsMemory& statistics) {
+    return conversion_memory(plan, {threads, 4'000'000'000}, statistics).total_bytes;
+  };
+  const std::uint64_t without = total(2, {});
+  EXPECT_EQ(total(2, {.bytes = 7'000'000}), without + 7'000'000);
+  EXPECT_EQ(total(2, {.column_bytes = 1'000'000, .tensors = 3}), without + 3'000'000);
+  const std::size_t tokens = conversion_memory(plan, {2, 4'000'000'000}).tokens;
+  EXPECT_EQ(total(2, {.column_bytes = 1'000'000, .tensors = 100}), without + (tokens + 1) * 1'000'000);
+
+  const StatisticsMemory statistics{.bytes = 7'000'000, .column_bytes = 1'000'000, .tensors = 100};
+  const Resources little{1, 5'000'000};
+  EXPECT_THAT(test::error_of([&] { (void)conversion_memory(plan, little, statistics); }, Errc::no_space),
+              testing::EndsWith("the limit is 5.00 MB"));
+  const Remedy remedy = test::remedy_of([&] { (void)conversion_memory(plan, little, statistics); });
+  EXPECT_EQ(conversion_memory(plan, {1, remedy.bytes}, statistics).total_bytes, remedy.bytes);
+}
+
 // What grows with a model is in the plan: the fp32 absmax of the largest tensor, and what each tensor's names take.
 TEST(ConversionMemory, CountsWhatIsKept) {
   const auto total = [](const Plan& plan) { return conversion_memory(plan, {1, 1'000'000'000}).total_bytes; };

@@ -5,11 +5,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 
 #include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/jobs/convert/convert.hpp"
 #include "quant/quantizers/search/scale_search.hpp"
+#include "quant/stream/conversion_memory.hpp"
 #include "tests/support/calibration.hpp"
 #include "tests/support/conversion.hpp"
+#include "tests/support/remedies.hpp"
 
 namespace nibble::weighing_test {
 namespace {
@@ -170,7 +174,29 @@ TEST_F(StatisticsOfExperts, AreNotGuessed) {
 TEST_F(StatisticsOfExperts, CountForARowAsAWhole) {
   in.add_normal(fused, DType::bf16, {3, 128, 64});
   EXPECT_THAT(roots().at(matrix(0)), IsEmpty());
-  EXPECT_THAT(weighing().warning(), HasSubstr("1 of 4"));  // the one that no token reached
+  EXPECT_THAT(weighing().warning(), HasSubstr("1 of 4"));            // the one that no token reached
+  EXPECT_THAT(weighing().identity(), HasSubstr(R"("tensors":1})"));  // without the experts
+  EXPECT_EQ(weighing().memory().tensors, 1U);
+  EXPECT_EQ(weighing().memory().column_bytes, 96 * sizeof(float));
+}
+
+// By the estimate of the conversion itself, whoever made the plan.
+TEST_F(Statistics, TakeMemory) {
+  const Weighing opened = weighing();
+  EXPECT_GE(opened.memory().bytes, std::filesystem::file_size(dir.path() / "stats/calibration.json"));
+  EXPECT_EQ(opened.memory().column_bytes, 96 * sizeof(float));
+  EXPECT_EQ(opened.memory().tensors, 2U);
+  EXPECT_EQ(Weighing().memory().bytes, 0U);
+  const Remedy remedy = test::remedy_of([&] {
+    (void)conversion_memory(plan(searched), {1, 1 << 20}, opened.memory());
+  });
+  const auto convert_with = [&](std::uint64_t max_memory) {
+    test::MemoryWriter out;
+    Progress progress;
+    (void)convert(in, plan(searched), out, {1, max_memory}, progress);
+  };
+  convert_with(remedy.bytes);
+  EXPECT_THAT(error_of([&] { convert_with(remedy.bytes - 1); }, Errc::no_space), HasSubstr("this conversion needs"));
 }
 
 // Rows end within blocks, and batches within the matrix.
