@@ -82,6 +82,9 @@ void finish_recipe(const CLI::App& command, ConvertOptions& options) {
                       recipe.rules[r].codec);
   }
   recipe.default_skips = !options.no_default_skips;
+  if (command.count("--calibration") > 0 && recipe.calibration.empty())
+    throw Error(Errc::usage,
+                fmt::format("--calibration needs a value: {} (see nibble convert --help)", directory_type));
 }
 
 // Refuses options that have no effect: the user expects something that will not happen. `codecs` are those that were

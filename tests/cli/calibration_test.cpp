@@ -79,6 +79,15 @@ TEST_F(CalibrationOption, IsRefusedWhereNothingIsSearched) {
   EXPECT_FALSE(std::filesystem::exists(root.path() / "out.safetensors"));
 }
 
+TEST_F(CalibrationOption, IsRefusedWithoutAValue) {
+  for (const char* const option : {"--calibration ''", "--calibration="}) {
+    const test::Outcome done = convert("out.safetensors --to nf4 --absmax search " + std::string(option));
+    EXPECT_EQ(done.code, 2) << option;
+    EXPECT_EQ(done.err, "error: --calibration needs a value: DIR (see nibble convert --help)\n") << option;
+  }
+  EXPECT_FALSE(std::filesystem::exists(root.path() / "out.safetensors"));
+}
+
 // The statistics are part of what is needed: the limit is the one that was given, and what is suggested is enough.
 TEST_F(CalibrationOption, SaysHowMuchMemoryItNeeds) {
   maker.write(root);
