@@ -7,13 +7,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Conversions that are the same on every CPU target, and a target that is not built. A limit of addresses leaves no room
-# for the sanitizer's own.
+# Conversions that are the same on every CPU target, a target that is not built, and tests that fork or compute for
+# minutes here. A limit of addresses leaves no room for the sanitizer's own.
 limited=Program.FewerThreadsThanWereAskedForDoTheWork
 device=Devices.*:DeviceOption.*
 simulated=(nibble_cuda_simulated nibble_cuda_of_tomorrow nibble_cuda_incomplete)
 preset=asan libraries=() programs=(nibble_tests nibble_codec_tests nibble_c_api_tests)
-filter=-*/Determinism.*:Target.ScalarAndTheBaseline*:$limited:$device
+long=*CrashTest.*:ScaleSearch.LeavesNearlyTheLeastErrorOfAllScales:MeasureProgram.ManifestsHaveTheSameFigures
+filter=-*/Determinism.*:Target.ScalarAndTheBaseline*:$long:$limited:$device
 case ${1:-} in
   '') ;;
   --kernels) libraries=("${simulated[@]}") programs=(nibble_kernel_tests nibble_tests) filter=* ;;
