@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -33,6 +34,14 @@ class Scratch {
     read(offset, room);
     return room;
   }
+
+  /// Calls f(bytes) for bytes [begin, end), in pieces of at most `piece` bytes.
+  template <class F> void for_each_piece(std::uint64_t begin, std::uint64_t end, F&& f) const {
+    std::vector<std::byte> room;
+    for (std::uint64_t at = begin; at < end; at += piece)
+      f(view(at, static_cast<std::size_t>(std::min(end - at, piece)), room));
+  }
+  static constexpr std::uint64_t piece = std::uint64_t{1} << 18;
 };
 
 /// Storage in memory that is not touched before it is written.

@@ -192,6 +192,18 @@ void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<co
   add_tile_errors(tables, source, weights, packed, absmax, blocksize, tile, errors, sums);
 }
 
+void add_four_bit_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                         std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
+                         std::vector<ErrorSums>& errors) {
+  const std::size_t size = traits(source).bits / 8, n = weights.size() / size;
+  for (std::size_t i = 0; i < n; i += tile_weights) {
+    const std::size_t count = std::min(tile_weights, n - i);
+    sum_four_bit_errors(
+        tables, source, weights.subspan(i * size, count * size), packed.subspan(i / 2, ceil_div(count, 2)),
+        absmax.subspan(i / blocksize, ceil_div(count, blocksize)), blocksize, {}, errors.emplace_back());
+  }
+}
+
 ErrorSums change_of_errors(std::span<const FourBitError> errors, std::span<const float> absmax,
                            std::span<const std::uint8_t> codes, std::span<const float> nested_absmax, float offset) {
   constexpr std::size_t size = nested::blocksize;

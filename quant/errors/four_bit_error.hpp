@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "nibble/error_sums.hpp"
 #include "nibble/tensor.hpp"
@@ -46,6 +47,12 @@ std::size_t encode_and_compare_four_bit(const FourBitTables& tables, DType sourc
 void sum_four_bit_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
                          std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
                          std::span<FourBitError> errors, ErrorSums& sums);
+
+/// The errors of weights of any number that begin with a block and were encoded elsewhere: appends the sums of each
+/// tile of 4096 weights.
+void add_four_bit_errors(const FourBitTables& tables, DType source, std::span<const std::byte> weights,
+                         std::span<const std::uint8_t> packed, std::span<const float> absmax, std::size_t blocksize,
+                         std::vector<ErrorSums>& errors);
 
 /// By how much the sums (except `count` and `reference`) change when double quantization replaces absmax: codes,
 /// nested_absmax and offset as for nested::decode().

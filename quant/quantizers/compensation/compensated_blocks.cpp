@@ -58,7 +58,8 @@ class CompensatedEncoder final : public Encoder {
     compensation_.encode(first / columns_, finite, range_ ? &*range_ : nullptr, {packed, absmax, absmax_codes});
     scratch_.write(first_block * sizeof(float), std::as_bytes(std::span(absmax)));
     if (range_) scratch_.write(blocks_ * sizeof(float) + first_block, std::as_bytes(std::span(absmax_codes)));
-    if (errors != nullptr) sum_errors(weights, packed, absmax, *errors);
+    if (errors != nullptr)
+      add_four_bit_errors(codec_.tables(), tensor_.dtype, weights, packed, absmax, codec_.blocksize(), *errors);
     return is_finite ? Findings() : count_nonfinite(tensor_.dtype, weights, first);
   }
 
@@ -66,15 +67,15 @@ class CompensatedEncoder final : public Encoder {
 
   void finish(PlaneSink& sink) override {
     if (sums_errors_)
-      for_each_piece(0, blocks_ * sizeof(float), [&](std::span<const std::byte> bytes) {
+      scratch_.for_each_piece(0, blocks_ * sizeof(float), [&](std::span<const std::byte> bytes) {
         std::vector<float> magnitudes(bytes.size() / sizeof(float));
         std::memcpy(magnitudes.data(), bytes.data(), bytes.size());
         for (float& value : magnitudes) value = std::abs(value);
         late_.absmax.add(magnitudes);
       });
     const std::uint64_t begin = range_ ? blocks_ * sizeof(float) : 0;
-    for_each_piece(begin, begin + blocks_ * (range_ ? 1 : sizeof(float)),
-                   [&](std::span<const std::byte> bytes) { sink.write(1, bytes); });
+    scratch_.for_each_piece(begin, begin + blocks_ * (range_ ? 1 : sizeof(float)),
+                            [&](std::span<const std::byte> bytes) { sink.write(1, bytes); });
     if (!range_) return;
     sink.write(2, std::as_bytes(std::span(range_->nested_absmax)));
     sink.write(3, std::as_bytes(range_->codebook));
@@ -96,24 +97,6 @@ class CompensatedEncoder final : public Encoder {
       }
     });
     return all;
-  }
-
-  void sum_errors(std::span<const std::byte> weights, std::span<const std::uint8_t> packed,
-                  std::span<const float> absmax, std::vector<ErrorSums>& errors) const {
-    const std::size_t size = traits(tensor_.dtype).bits / 8, n = weights.size() / size, blocksize = codec_.blocksize();
-    for (std::size_t i = 0; i < n; i += tile_weights) {
-      const std::size_t count = std::min(tile_weights, n - i);
-      sum_four_bit_errors(codec_.tables(), tensor_.dtype, weights.subspan(i * size, count * size),
-                          packed.subspan(i / 2, count / 2), absmax.subspan(i / blocksize, count / blocksize), blocksize,
-                          {}, errors.emplace_back());
-    }
-  }
-
-  template <class F> void for_each_piece(std::uint64_t begin, std::uint64_t end, F&& f) const {
-    constexpr std::uint64_t piece = std::uint64_t{1} << 18;
-    std::vector<std::byte> room;
-    for (std::uint64_t at = begin; at < end; at += piece)
-      f(scratch_.view(at, static_cast<std::size_t>(std::min(end - at, piece)), room));
   }
 
   const FourBitCodec& codec_;

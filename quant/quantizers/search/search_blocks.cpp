@@ -68,14 +68,14 @@ class SearchEncoder final : public Encoder {
 
   void finish(PlaneSink& sink) override {
     if (layout_.sums_errors)
-      for_each_piece(0, layout_.absmax(layout_.blocks), [&](std::span<const std::byte> bytes) {
+      scratch_.for_each_piece(0, layout_.absmax(layout_.blocks), [&](std::span<const std::byte> bytes) {
         std::vector<float> magnitudes(bytes.size() / sizeof(float));
         std::memcpy(magnitudes.data(), bytes.data(), bytes.size());
         for (float& value : magnitudes) value = std::abs(value);
         late_.absmax.add(magnitudes);
       });
     const auto pass = [&](std::size_t plane, std::uint64_t begin, std::uint64_t end) {
-      for_each_piece(begin, end, [&](std::span<const std::byte> bytes) { sink.write(plane, bytes); });
+      scratch_.for_each_piece(begin, end, [&](std::span<const std::byte> bytes) { sink.write(plane, bytes); });
     };
     if (!layout_.nested) return pass(1, 0, layout_.end());
     pass(1, layout_.codes(0), layout_.end());
@@ -123,7 +123,8 @@ class SearchEncoder final : public Encoder {
       const auto codes = packed.subspan(b * blocksize / 2, ceil_div(block.size() / sizeof(float), 2));
       encode_four_bit_for(codec_.tables(), DType::f32, block, blocksize, absmax.subspan(b, 1), codes);
     });
-    if (errors != nullptr) sum_errors(weights, packed, absmax, *errors);
+    if (errors != nullptr)
+      add_four_bit_errors(codec_.tables(), tensor_.dtype, weights, packed, absmax, codec_.blocksize(), *errors);
     return unit.nonfinite.empty() ? Findings() : count_nonfinite(tensor_.dtype, weights, first);
   }
 
@@ -169,25 +170,6 @@ class SearchEncoder final : public Encoder {
   // As nested::decode().
   static float value_of(std::uint8_t code, float nested_absmax) {
     return signed_codebook[code] * nested_absmax + nested_offset;
-  }
-
-  void sum_errors(std::span<const std::byte> weights, std::span<const std::uint8_t> packed,
-                  std::span<const float> absmax, std::vector<ErrorSums>& errors) const {
-    const std::size_t size = traits(tensor_.dtype).bits / 8, n = weights.size() / size, blocksize = codec_.blocksize();
-    for (std::size_t i = 0; i < n; i += tile_weights) {
-      const std::size_t count = std::min(tile_weights, n - i);
-      sum_four_bit_errors(codec_.tables(), tensor_.dtype, weights.subspan(i * size, count * size),
-                          packed.subspan(i / 2, ceil_div(count, 2)),
-                          absmax.subspan(i / blocksize, ceil_div(count, blocksize)), blocksize, {},
-                          errors.emplace_back());
-    }
-  }
-
-  template <class F> void for_each_piece(std::uint64_t begin, std::uint64_t end, F&& f) const {
-    constexpr std::uint64_t piece = std::uint64_t{1} << 18;
-    std::vector<std::byte> room;
-    for (std::uint64_t at = begin; at < end; at += piece)
-      f(scratch_.view(at, static_cast<std::size_t>(std::min(end - at, piece)), room));
   }
 
   const FourBitCodec& codec_;

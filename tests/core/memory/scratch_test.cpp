@@ -92,6 +92,23 @@ TEST_P(ScratchContract, ViewsAreTheBytes) {
   EXPECT_TRUE(std::equal(second.begin(), second.end(), all.begin() + 4000, all.end()));
 }
 
+TEST_P(ScratchContract, PiecesAreTheBytesInOrder) {
+  const Bytes all = pattern(size, 1);
+  scratch_->write(0, all);
+  for (const std::uint64_t end : {std::uint64_t{1000}, 999 + Scratch::piece, 1000 + 2 * Scratch::piece}) {
+    Bytes found;
+    std::size_t pieces = 0;
+    scratch_->for_each_piece(999, end, [&](std::span<const std::byte> bytes) {
+      EXPECT_LE(bytes.size(), Scratch::piece);
+      found.insert(found.end(), bytes.begin(), bytes.end());
+      ++pieces;
+    });
+    EXPECT_EQ(found, Bytes(all.begin() + 999, all.begin() + static_cast<std::ptrdiff_t>(end)));
+    EXPECT_EQ(pieces, end == 1000 + 2 * Scratch::piece ? 3U : 1U);
+  }
+  scratch_->for_each_piece(7, 7, [](std::span<const std::byte>) { FAIL() << "no bytes"; });
+}
+
 TEST_P(ScratchContract, WhatWasLentIsWritten) {
   const Bytes all = pattern(10'000, 5), some = pattern(1000, 6);
   scratch_->write(0, all);
