@@ -84,7 +84,7 @@ class Measuring {
       else
         weighings_.emplace_back();
     }
-    memory_ = measurement_memory(pairing_, candidates, codings_, options);
+    memory_ = measurement_memory(pairing_, candidates, codings_, options, statistics_bytes());
     result_.tensors.reserve(memory_.results);  // touched when it is filled
     for (MeasuredCandidate& candidate : result_.candidates) candidate.tensors.reserve(memory_.results);
   }
@@ -103,6 +103,17 @@ class Measuring {
   }
 
  private:
+  // Twice: a plan that has statistics is that of a conversion, which has them open, too. Tensors are encoded one at a
+  // time.
+  [[nodiscard]] std::uint64_t statistics_bytes() const {
+    std::uint64_t bytes = 0, columns = 0;
+    for (const Weighing& weighing : weighings_) {
+      bytes += 2 * weighing.memory().bytes;
+      columns = std::max(columns, weighing.memory().column_bytes);
+    }
+    return bytes + columns;
+  }
+
   static std::uint64_t bytes_of(const Reader& checkpoint) {
     std::uint64_t bytes = 0;
     for (std::size_t t = 0; t < checkpoint.tensors().size(); ++t) bytes += checkpoint.tensors().bytes(t);

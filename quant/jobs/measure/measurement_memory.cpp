@@ -41,7 +41,8 @@ MeasuringNeeds needs_of(const Plan& plan, const Codings& codings) {
 }  // namespace
 
 MeasurementMemory measurement_memory(const Pairing& pairing, std::span<const Candidate> candidates,
-                                     const std::deque<Codings>& codings, const MeasureOptions& options) {
+                                     const std::deque<Codings>& codings, const MeasureOptions& options,
+                                     std::uint64_t statistics) {
   const unsigned threads = options.resources.threads != 0 ? options.resources.threads : default_threads();
   const std::uint64_t limit = options.resources.max_memory;
   const TensorList& tensors = pairing.reference().reader().tensors();
@@ -75,7 +76,8 @@ MeasurementMemory measurement_memory(const Pairing& pairing, std::span<const Can
     if (const auto shape = tensors.shape(t); shape.size() == 2 && shape[1] <= max_columns)
       columns = std::max(columns, shape[1]);
 
-  std::uint64_t fixed = program_bytes + needs.lists + decoder_copies * needs.decoders + needs.encoders;
+  const std::uint64_t always = program_bytes + statistics;
+  std::uint64_t fixed = always + needs.lists + decoder_copies * needs.decoders + needs.encoders;
   fixed += results * (bytes_per_found + candidates.size() * per_error) + 2 * names;
   // Per weight: up to 8 bytes of the reference and, for every candidate, up to 4 as stored and 4 as encoded. Then the
   // sums of columns, of a unit and of its tensor.
@@ -84,7 +86,7 @@ MeasurementMemory measurement_memory(const Pairing& pairing, std::span<const Can
   while (tokens > 1 && fixed + tokens * token > limit) --tokens;
   // Before it is compared, a tensor is encoded on all threads: a chunk takes its weights and at most as many codes.
   const std::uint64_t encoding = 2 * needs.least_chunk * threads;
-  fixed = std::max(fixed + std::max(tokens * token, encoding), program_bytes + needs.opening);
+  fixed = std::max(fixed + std::max(tokens * token, encoding), always + needs.opening);
   if (fixed > limit) throw too_little_memory("measuring needs", fixed, limit);
   return {threads, tokens, (limit - fixed) / 2, results};
 }

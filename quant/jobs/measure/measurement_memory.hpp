@@ -19,8 +19,10 @@ struct MeasurementMemory {
   std::size_t results = 0;         ///< the largest possible number of results
 };
 
-/// `codings` are those of the candidates. Throws Error(no_space) if even one unit at a time needs more than allowed.
+/// `codings` are those of the candidates, and `statistics` the bytes of the calibrations that they use. Throws
+/// Error(no_space) if even one unit at a time needs more than allowed.
 [[nodiscard]] MeasurementMemory measurement_memory(const Pairing& pairing, std::span<const Candidate> candidates,
-                                                   const std::deque<Codings>& codings, const MeasureOptions& options);
+                                                   const std::deque<Codings>& codings, const MeasureOptions& options,
+                                                   std::uint64_t statistics = 0);
 
 }  // namespace nibble

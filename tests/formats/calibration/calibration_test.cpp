@@ -201,6 +201,14 @@ TEST_F(CalibrationFiles, AManifestTakesNoMoreMemoryThanIsAllowed) {
               HasSubstr("/calibration.json: has 68157440 bytes, more than the 67108864 that such a file may have"));
 }
 
+// Beside what is kept of its header: a manifest may name very many small ones.
+TEST_F(CalibrationFiles, EachFileCounts) {
+  const std::uint64_t one = opened().memory_bytes();
+  dir.write("stats/layer-00001.safetensors", maker.weights.bytes());
+  maker.manifest["inputs"]["layer.o"]["file"] = "layer-00001.safetensors";
+  EXPECT_GE(opened().memory_bytes() - one, 1024U);
+}
+
 TEST_F(CalibrationFiles, AChangeIsSeen) {
   const Calibration calibration = opened();
   dir.write(std::string("stats/") + test::StatisticsMaker::weights_name, maker.weights.bytes() + "x");

@@ -199,6 +199,47 @@ TEST_F(Statistics, TakeMemory) {
   EXPECT_THAT(error_of([&] { convert_with(remedy.bytes - 1); }, Errc::no_space), HasSubstr("this conversion needs"));
 }
 
+// What was used has to be what is there in the end.
+TEST_F(Statistics, MayNotChangeMeanwhile) {
+  class Change final : public Progress {
+   public:
+    explicit Change(std::filesystem::path path) : path_(std::move(path)) {}
+    void advance(std::string_view, std::uint64_t, std::uint64_t) override {
+      std::filesystem::resize_file(path_, std::filesystem::file_size(path_) + 1);
+    }
+
+   private:
+    std::filesystem::path path_;
+  };
+  for (const char* const name : {"calibration.json", test::StatisticsMaker::weights_name}) {
+    const Plan made = plan(searched);
+    Change progress(dir.path() / "stats" / name);
+    test::MemoryWriter out;
+    EXPECT_THAT(error_of(
+                    [&] {
+                      (void)convert(in, made, out, {1, 1'000'000'000}, progress);
+                    },
+                    Errc::input_changed),
+                EndsWith(std::string(name) + ": changed while it was read"));
+  }
+}
+
+// Those of the plan and of the measurement, in which one tensor has its columns.
+TEST_F(Statistics, TakeMemoryOfMeasurements) {
+  const StatisticsMemory memory = weighing().memory();
+  const auto least = [&](Plan planned) {
+    const std::vector<Candidate> candidates{{{}, nullptr, std::move(planned)}};
+    return test::remedy_of([&] {
+             Progress progress;
+             (void)measure(in, candidates, {.resources = {1, 16'000'000}}, progress);
+           })
+        .bytes;
+  };
+  Plan without = plan(searched);
+  without.recipe.calibration.clear();
+  EXPECT_EQ(least(plan(searched)), least(without) + 2 * memory.bytes + memory.column_bytes);
+}
+
 // Rows end within blocks, and batches within the matrix.
 TEST_F(Statistics, ReachTheSearch) {
   in.add_normal("l.large.weight", DType::bf16, {1500, 1001});
@@ -229,7 +270,7 @@ TEST_F(Statistics, ReachMeasurements) {
     for (std::size_t t = 0; t < found.tensors.size(); ++t) {
       const auto square = [&](std::size_t c) { return found.candidates[c].tensors[t]->stats.square; };
       EXPECT_EQ(square(0), square(1)) << to;
-      EXPECT_LT(square(2), square(1)) << to;  // an error that is not weighed
+      EXPECT_LT(square(2), square(1)) << to;  // an error that is not weighted
     }
   }
 }

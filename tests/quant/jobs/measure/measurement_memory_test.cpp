@@ -27,16 +27,17 @@ class Measuring {
       codings_.emplace_back(candidate.plan ? candidate.plan->recipe : Recipe{});
   }
 
-  [[nodiscard]] MeasurementMemory within(std::uint64_t max_memory, unsigned threads = 1) {
-    return measurement_memory(pairing_, candidates_, codings_, {.counts = counts_, .resources = {threads, max_memory}});
+  [[nodiscard]] MeasurementMemory within(std::uint64_t max_memory, unsigned threads = 1, std::uint64_t statistics = 0) {
+    return measurement_memory(pairing_, candidates_, codings_, {.counts = counts_, .resources = {threads, max_memory}},
+                              statistics);
   }
 
   // The least that is enough.
-  [[nodiscard]] std::uint64_t min_bytes() {
+  [[nodiscard]] std::uint64_t min_bytes(std::uint64_t statistics = 0) {
     std::uint64_t too_little = 0, enough = std::uint64_t{1} << 40;
     while (enough - too_little > 1) {
       const std::uint64_t middle = too_little + (enough - too_little) / 2;
-      (error_of([&] { (void)within(middle); }, Errc::no_space).empty() ? enough : too_little) = middle;
+      (error_of([&] { (void)within(middle, 1, statistics); }, Errc::no_space).empty() ? enough : too_little) = middle;
     }
     return enough;
   }
@@ -58,6 +59,12 @@ MemoryReader model(std::size_t tensors, const Shape& shape = {64, 64}, const std
 
 std::uint64_t min_to_convert(const MemoryReader& in, const std::string& to) {
   return Measuring(in, {test::plan(in, recipe(to))}).min_bytes();
+}
+
+TEST(MeasurementMemory, StatisticsOfACalibrationCount) {
+  const MemoryReader in = model(3);
+  Measuring measuring(in, {test::plan(in, recipe("nf4"))});
+  EXPECT_EQ(measuring.min_bytes(1 << 20), measuring.min_bytes() + (1 << 20));
 }
 
 TEST(MeasurementMemory, TooLittleIsSaidWithBothFigures) {
