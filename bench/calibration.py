@@ -36,7 +36,7 @@ import minilm
 
 CALIBRATED, JUDGED, BATCH = 256, 300, 20
 TARGETS = ("nf4:double-quant=no", "nf4", "int8")
-CHOICES = ("max", "search-positive", "search", "weighed")
+CHOICES = ("max", "search-positive", "search", "weighted")
 
 
 def sentences():
@@ -116,13 +116,13 @@ def relative_time(nibble, folder, target, rounds):
     seconds = {}
     for _ in range(rounds):
         for way, options in (("largest", []), ("search", ["--absmax", "search"]),
-                             ("weighed", ["--absmax", "search", "--calibration", folder / "made"])):  # fmt: skip
+                             ("weighted", ["--absmax", "search", "--calibration", folder / "made"])):  # fmt: skip
             begin = time.perf_counter()
             subprocess.run([nibble, "convert", folder / "large.safetensors", folder / "large-out.safetensors", "--to",
                             target, *options, "--overwrite", "--threads", "1", "--progress", "none",
                             "--error-report", "none"], check=True, stdout=subprocess.DEVNULL)  # fmt: skip
             seconds[way] = min(seconds.get(way, 1e9), time.perf_counter() - begin)
-    return seconds | {"weighed_to_search": seconds["weighed"] / seconds["search"]}
+    return seconds | {"weighted_to_search": seconds["weighted"] / seconds["search"]}
 
 
 def main():
@@ -148,7 +148,7 @@ def main():
             for choice in CHOICES:
                 if (target, choice) == ("int8", "search-positive"):
                     continue  # the same as search
-                options = ["--absmax", "search", "--calibration", folder / "stats"] if choice == "weighed" else \
+                options = ["--absmax", "search", "--calibration", folder / "stats"] if choice == "weighted" else \
                     ["--absmax", choice]  # fmt: skip
                 for command in (["convert", source, folder / "out", "--to", target, *options],
                                 ["dequantize", folder / "out", folder / "plain", "--to", "fp32"]):  # fmt: skip

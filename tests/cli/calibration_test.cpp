@@ -53,13 +53,13 @@ TEST_F(CalibrationOption, WeighsErrorsOfSearches) {
   maker.write(root);
   for (const std::string to : {"nf4", "fp4 --no-double-quant", "int8"}) {
     const std::string search = "--to " + to + " --absmax search";
-    const std::string weighed = bytes_of(search + " --calibration stats --threads 1");
+    const std::string weighted = bytes_of(search + " --calibration stats --threads 1");
     EXPECT_EQ(manifest().at("calibration").at("tensors"), 2);
     EXPECT_THAT(manifest().at("warnings").dump(), Not(HasSubstr("statistics")));
     EXPECT_THAT(manifest().dump(), Not(HasSubstr("stats")));  // no path
-    EXPECT_NE(bytes_of(search), weighed) << to;
+    EXPECT_NE(bytes_of(search), weighted) << to;
     EXPECT_FALSE(manifest().contains("calibration"));
-    EXPECT_EQ(bytes_of(search + " --calibration=stats/ --threads 2 --max-memory 40MB"), weighed) << to;
+    EXPECT_EQ(bytes_of(search + " --calibration=stats/ --threads 2 --max-memory 40MB"), weighted) << to;
   }
 }
 

@@ -100,12 +100,12 @@ def test_statistics_lower_the_error_of_the_output(nibble, statistics, mean_squar
         return (mean_squares[name] * error**2).sum()
 
     searched = nibble.convert(SOURCE, codec, "--absmax", "search")
-    weighed = nibble.convert(SOURCE, codec, "--absmax", "search", "--calibration", statistics)
-    parts = {directory: stored.read(directory) for directory in (searched, weighed)}
+    weighted = nibble.convert(SOURCE, codec, "--absmax", "search", "--calibration", statistics)
+    parts = {directory: stored.read(directory) for directory in (searched, weighted)}
     for name in mean_squares:
-        assert error(weighed, name) < error(searched, name), name
+        assert error(weighted, name) < error(searched, name), name
     if codec != "int8":
-        assert bitsandbytes_decodes(weighed) > 0
+        assert bitsandbytes_decodes(weighted) > 0
 
 
 def test_bitsandbytes_multiplies(searched):

@@ -35,15 +35,15 @@ class SearchedRow {
       const auto codes = std::span(room).first(n);
       int8::encode_row(source_, piece, absmax, true, codes);
       sum += columns_.empty() ? int8::error_of_rows(source_, piece, codes, columns, columns - at, {&absmax, 1}).square
-                              : weighed_error(at, piece, codes, absmax);
+                              : weighted_error(at, piece, codes, absmax);
     }
     return sum;
   }
 
  private:
   // Of weights from column `at` on.
-  [[nodiscard]] double weighed_error(std::size_t at, std::span<const std::byte> piece,
-                                     std::span<const std::int8_t> codes, float absmax) const {
+  [[nodiscard]] double weighted_error(std::size_t at, std::span<const std::byte> piece,
+                                      std::span<const std::int8_t> codes, float absmax) const {
     alignas(64) std::array<float, tile_weights> weights, decoded;
     const auto room = std::span(weights).first(codes.size()), test = std::span(decoded).first(codes.size());
     if (const auto wide = widen(source_, piece, room); wide.data() != room.data())

@@ -99,12 +99,12 @@ class PairSums {
   VI lower_, upper_;
 };
 
-// Adds n weights of every lane to the sums of its scale; n is a multiple of 4. factors(w, c, i) are the two numbers
-// that count for the weights w, which begin with weight i of every lane, and the values c of their codes.
-template <class Factors>
+// Adds n weights of every lane to the sums of its scale; n is a multiple of 4. add(w, c, i, product, square) adds the
+// weights w, which begin with weight i of every lane, and the values c of their codes to the two sums.
+template <class Add>
 HWY_INLINE void add_sums_of(const FourBitTables& tables, const ScaleSearch::Values& values,
                             const std::int16_t* HWY_RESTRICT weights, std::size_t n,
-                            const Inverse* HWY_RESTRICT inverse, SearchSums* HWY_RESTRICT sums, Factors&& add) {
+                            const Inverse* HWY_RESTRICT inverse, SearchSums* HWY_RESTRICT sums, Add&& add) {
   const D d;
   const D16 d16;
   const NumbersByGuess<D16> numbers(tables);
@@ -143,24 +143,24 @@ void add_sums(const FourBitTables& tables, const ScaleSearch::Values& values, co
               });
 }
 
-void add_weighed_sums(const FourBitTables& tables, const ScaleSearch::Values& values,
-                      const std::int16_t* HWY_RESTRICT weights, const std::int16_t* HWY_RESTRICT weighed,
-                      const std::int16_t* HWY_RESTRICT roots, std::size_t n, const Inverse* HWY_RESTRICT inverse,
-                      SearchSums* HWY_RESTRICT sums) {
+void add_weighted_sums(const FourBitTables& tables, const ScaleSearch::Values& values,
+                       const std::int16_t* HWY_RESTRICT weights, const std::int16_t* HWY_RESTRICT weighted,
+                       const std::int16_t* HWY_RESTRICT roots, std::size_t n, const Inverse* HWY_RESTRICT inverse,
+                       SearchSums* HWY_RESTRICT sums) {
   const D16 d16;
   add_sums_of(tables, values, weights, n, inverse, sums,
               [&](V16, V16 c, std::size_t i, PairSums& product, PairSums& square) HWY_ATTR {
                 const V16 value = hn::MulFixedPoint15(c, hn::Load(d16, roots + i * lanes));
-                product.add(hn::Load(d16, weighed + i * lanes), value);
+                product.add(hn::Load(d16, weighted + i * lanes), value);
                 square.add(value, value);
               });
 }
 
 void weigh(const std::int16_t* HWY_RESTRICT weights, const std::int16_t* HWY_RESTRICT roots, std::size_t n,
-           std::int16_t* HWY_RESTRICT weighed) {
+           std::int16_t* HWY_RESTRICT weighted) {
   const D16 d16;
   for (std::size_t i = 0; i < n * lanes; i += hn::Lanes(d16))
-    hn::Store(hn::MulFixedPoint15(hn::Load(d16, weights + i), hn::Load(d16, roots + i)), d16, weighed + i);
+    hn::Store(hn::MulFixedPoint15(hn::Load(d16, weights + i), hn::Load(d16, roots + i)), d16, weighted + i);
 }
 
 #else
@@ -199,15 +199,15 @@ void add_sums(const FourBitTables& tables, const ScaleSearch::Values& values, co
               [&](std::size_t i, int value) { return std::pair<int, int>(weights[i], value); });
 }
 
-void add_weighed_sums(const FourBitTables& tables, const ScaleSearch::Values& values, const std::int16_t* weights,
-                      const std::int16_t* weighed, const std::int16_t* roots, std::size_t n, const Inverse* inverse,
-                      SearchSums* sums) {
+void add_weighted_sums(const FourBitTables& tables, const ScaleSearch::Values& values, const std::int16_t* weights,
+                       const std::int16_t* weighted, const std::int16_t* roots, std::size_t n, const Inverse* inverse,
+                       SearchSums* sums) {
   add_sums_of(tables, values, weights, n, inverse, sums,
-              [&](std::size_t i, int value) { return std::pair<int, int>(weighed[i], times_root(value, roots[i])); });
+              [&](std::size_t i, int value) { return std::pair<int, int>(weighted[i], times_root(value, roots[i])); });
 }
 
-void weigh(const std::int16_t* weights, const std::int16_t* roots, std::size_t n, std::int16_t* weighed) {
-  for (std::size_t i = 0; i < n; ++i) weighed[i] = static_cast<std::int16_t>(times_root(weights[i], roots[i]));
+void weigh(const std::int16_t* weights, const std::int16_t* roots, std::size_t n, std::int16_t* weighted) {
+  for (std::size_t i = 0; i < n; ++i) weighted[i] = static_cast<std::int16_t>(times_root(weights[i], roots[i]));
 }
 
 #endif
@@ -240,7 +240,7 @@ namespace {
 
 HWY_EXPORT(interleave);
 HWY_EXPORT(add_sums);
-HWY_EXPORT(add_weighed_sums);
+HWY_EXPORT(add_weighted_sums);
 HWY_EXPORT(weigh);
 HWY_EXPORT(choose);
 HWY_EXPORT(lanes_of_target);
@@ -278,7 +278,7 @@ class Group {
   void sum(const FourBitTables& tables, const ScaleSearch::Values& values, std::size_t first,
            std::span<const float> largest, std::span<const InverseOfLanes> inverse, std::span<SearchSums> sums) const {
     static constexpr std::array<float, segment> zeros{};
-    alignas(64) std::array<std::int16_t, segment * max_lanes> interleaved, roots, weighed;
+    alignas(64) std::array<std::int16_t, segment * max_lanes> interleaved, roots, weighted;
     alignas(64) std::array<std::array<float, segment>, max_lanes> room;
     std::array<float, max_lanes> factors{}, root_factors{};
     for (std::size_t lane = 0; lane < largest.size(); ++lane)
@@ -300,10 +300,10 @@ class Group {
       for (std::size_t lane = 0; lane < lanes_; ++lane)
         rows[lane] = factors[lane] == 0 ? zeros.data() : roots_of(first + lane, at, n, room[lane]).data();
       HWY_DYNAMIC_DISPATCH(interleave)(rows.data(), n, root_factors.data(), roots.data());
-      HWY_DYNAMIC_DISPATCH(weigh)(interleaved.data(), roots.data(), n, weighed.data());
-      auto& add = HWY_DYNAMIC_DISPATCH(add_weighed_sums);
+      HWY_DYNAMIC_DISPATCH(weigh)(interleaved.data(), roots.data(), n, weighted.data());
+      auto& add = HWY_DYNAMIC_DISPATCH(add_weighted_sums);
       for (std::size_t s = 0; s < sums.size(); ++s)
-        add(tables, values, interleaved.data(), weighed.data(), roots.data(), n, inverse[s].data(), &sums[s]);
+        add(tables, values, interleaved.data(), weighted.data(), roots.data(), n, inverse[s].data(), &sums[s]);
     }
   }
 
@@ -381,11 +381,11 @@ ScaleSearch::ScaleSearch(const FourBitTables& tables, std::size_t blocksize, Abs
       values_(tables),
       blocksize_(blocksize),
       ratios_(search_ratios(blocksize, choice)),
-      weighed_ratios_(blocksize, choice) {}
+      weighted_ratios_(blocksize, choice) {}
 
 void ScaleSearch::find(DType source, std::span<const std::byte> weights, std::span<float> absmax,
                        const ColumnsFrom& columns) const {
-  const auto ratios = columns.columns != nullptr ? weighed_ratios_.get() : ratios_;
+  const auto ratios = columns.columns != nullptr ? weighted_ratios_.get() : ratios_;
   std::array<InverseOfLanes, max_search_ratios> tried;
   for (std::size_t i = 0; i < ratios.size(); ++i) tried[i].fill(inverse_of(ratios[i]));
   const Group group(source, weights, blocksize_, columns);

@@ -29,7 +29,7 @@ namespace nibble {
 ///
 /// If columns count differently (column_weights.hpp), the error is sum (r w - s r c)^2, and so in A and B r w and r c
 /// are in place of w and c. In these sums, r is rounded to multiples of 1/32767 of the largest one in the block, and
-/// the products with it to multiples of 1/4095, as w and c are; the scales to try are WeighedSearchRatios.
+/// the products with it to multiples of 1/4095, as w and c are; the scales to try are WeightedSearchRatios.
 ///
 /// Thread-safe. Blocks follow each other in `weights`; the last may be short. The tables have to outlive it.
 class ScaleSearch {
@@ -65,7 +65,7 @@ class ScaleSearch {
   Values values_;
   std::size_t blocksize_;
   std::span<const float> ratios_;
-  WeighedSearchRatios weighed_ratios_;
+  WeightedSearchRatios weighted_ratios_;
 };
 
 }  // namespace nibble

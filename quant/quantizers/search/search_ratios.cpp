@@ -51,7 +51,7 @@ std::span<const float> search_ratios(std::size_t blocksize, AbsmaxChoice choice)
   return either.at(row);
 }
 
-WeighedSearchRatios::WeighedSearchRatios(std::size_t blocksize, AbsmaxChoice choice) {
+WeightedSearchRatios::WeightedSearchRatios(std::size_t blocksize, AbsmaxChoice choice) {
   const auto positives = search_ratios(blocksize, AbsmaxChoice::search_positive);
   const auto [least, greatest] = std::ranges::minmax(positives);
   constexpr int steps = 15;

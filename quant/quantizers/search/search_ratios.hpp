@@ -16,9 +16,9 @@ inline constexpr std::size_t max_search_ratios = 36;
 /// The same for blocks in which some weights count more than others. The largest weight may count little, and then it
 /// is best clamped, so these numbers are spread evenly from about half of the smallest of search_ratios() to the
 /// largest of them, with two that are still smaller.
-class WeighedSearchRatios {
+class WeightedSearchRatios {
  public:
-  WeighedSearchRatios(std::size_t blocksize, AbsmaxChoice choice);
+  WeightedSearchRatios(std::size_t blocksize, AbsmaxChoice choice);
   [[nodiscard]] std::span<const float> get() const noexcept { return std::span(ratios_).first(count_); }
 
  private:

@@ -66,11 +66,11 @@ TEST(RowSearch, LeavesNearlyTheLeastErrorOfAllScales) {
   }
 }
 
-TEST(RowSearch, LeavesNearlyTheLeastWeighedError) {
+TEST(RowSearch, LeavesNearlyTheLeastWeightedError) {
   for (const std::size_t n : {384U, 5000U}) {
     const std::vector<float> squares = mean_squares(n);
     const ColumnWeights columns(squares);
-    double found = 0, least = 0, of_unweighed = 0;
+    double found = 0, least = 0, of_unweighted = 0;
     for (unsigned seed = 0; seed < 6; ++seed) {
       const std::vector<float> row = row_of(n, seed);
       const float largest = largest_of(row);
@@ -78,11 +78,11 @@ TEST(RowSearch, LeavesNearlyTheLeastWeighedError) {
       for (int i = 0; i < 300; ++i) best = std::min(best, error_of(row, largest * (0.5 + i * (0.53 / 300)), squares));
       const double scale = error_of(row, largest, squares);
       found += error_of(row, search_row(DType::f32, bytes_of(row), largest, columns), squares) / scale;
-      of_unweighed += error_of(row, search_row(DType::f32, bytes_of(row), largest), squares) / scale;
+      of_unweighted += error_of(row, search_row(DType::f32, bytes_of(row), largest), squares) / scale;
       least += best / scale;
     }
     EXPECT_LE(std::sqrt(found / least), 1.005) << n;
-    EXPECT_LT(found, of_unweighed) << n;
+    EXPECT_LT(found, of_unweighted) << n;
   }
 }
 

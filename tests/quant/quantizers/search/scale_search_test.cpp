@@ -92,8 +92,8 @@ float absmax_of(const FourBitTables& tables, std::span<const float> block, std::
   const auto consider = [&](const Sums& sums) {
     if (sums.gain() > best) best = sums.gain(), scale = sums.scale();
   };
-  const WeighedSearchRatios weighed_ratios(blocksize, choice);
-  for (const float ratio : roots.empty() ? search_ratios(blocksize, choice) : weighed_ratios.get())
+  const WeightedSearchRatios weighted_ratios(blocksize, choice);
+  for (const float ratio : roots.empty() ? search_ratios(blocksize, choice) : weighted_ratios.get())
     consider(sums_of(tables, units, ratio, roots_of_units));
   consider(sums_of(tables, units, scale, roots_of_units));
   const float absmax = largest * scale;
@@ -253,9 +253,9 @@ TEST(ScaleSearch, LeavesNearlyTheLeastErrorOfAllScales) {
       }
 }
 
-// The same for the weighed error: where mean squares vary by a factor of e, and where one of them is 100 times as
+// The same for the weighted error: where mean squares vary by a factor of e, and where one of them is 100 times as
 // large, too.
-TEST(ScaleSearch, LeavesNearlyTheLeastWeighedError) {
+TEST(ScaleSearch, LeavesNearlyTheLeastWeightedError) {
   for (const char* const name : {"nf4", "fp4"})
     for (const std::size_t blocksize : {64U, 1024U})
       for (const float outlier : {1.0f, 100.0f}) {
