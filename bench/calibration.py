@@ -3,8 +3,8 @@
 
     build/peers/bin/python bench/calibration.py
 
-Needs build/release/nibble and python/peers.sh --loading. Sentences of Python's documentation, as the module pydoc_data
-has it: 256 to calibrate on and 300 others to judge by. Prints, and writes to bench/results/calibration.jsonl:
+Needs build/release/nibble and python/peers.sh --loading. The sentences are those of judged_model.py. Prints, and writes
+to bench/results/calibration.jsonl:
 
     weight_snr_db   20 log10(|W| / |W - W'|) over all linear layers together
     output_snr_db   the mean over the layers of 10 log10(|X W|^2 / |X (W - W')|^2), X from the original model
@@ -16,63 +16,20 @@ without: the least of --rounds interleaved runs each.
 
 import argparse
 import json
-import os
 import pathlib
-import random
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from pydoc_data import topics
 
+import judged_model
 import record
 import safetensors.torch
 import torch
-import transformers
+from judged_model import decibels, linear, passes
 
-sys.path.insert(0, str(record.ROOT / "examples"))
-import minilm
-
-CALIBRATED, JUDGED, BATCH = 256, 300, 20
 TARGETS = ("nf4:double-quant=no", "nf4", "int8")
 CHOICES = ("max", "search-positive", "search", "weighted")
-
-
-def sentences():
-    """Those of 40 to 300 characters, shuffled."""
-    text = " ".join(topics.topics[name] for name in sorted(topics.topics))
-    found = re.split(r"(?<=[.!?]) ", re.sub(r"\s+", " ", text))
-    found = sorted({sentence for sentence in found if 40 <= len(sentence) <= 300})
-    random.Random(0).shuffle(found)
-    calibrated, judged = found[:CALIBRATED], found[CALIBRATED : CALIBRATED + JUDGED]
-    return calibrated, sorted(judged, key=len)  # less padding
-
-
-def passes(model, tokenizer, text, hook=None):
-    """One unit vector per sentence. `hook` is given each linear layer and what it is fed with."""
-    mask = None  # of the current batch
-
-    def rows(x):
-        return x if x.dim() == 2 else x[mask]  # the pooler gets one token of each sentence
-
-    hooks = [] if hook is None else [
-        layer.register_forward_pre_hook(lambda _, args, name=name: hook(name, rows(args[0])))
-        for name, layer in linear(model).items()]  # fmt: skip
-    vectors = []
-    with torch.no_grad():
-        for first in range(0, len(text), BATCH):
-            batch = tokenizer(text[first : first + BATCH], padding=True, truncation=True, return_tensors="pt")
-            mask = batch["attention_mask"].bool()
-            states, weights = model(**batch).last_hidden_state.double(), mask.unsqueeze(-1).double()
-            vectors.append((states * weights).sum(1) / weights.sum(1))
-    for one in hooks:
-        one.remove()
-    return torch.nn.functional.normalize(torch.cat(vectors), dim=1)
-
-
-def linear(model):
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
 
 
 def second_moments(model, tokenizer, text):
@@ -80,10 +37,6 @@ def second_moments(model, tokenizer, text):
     rows = {}
     passes(model, tokenizer, text, lambda name, x: rows.setdefault(name, []).append(x))
     return {name: (x := torch.cat(rows[name])).T @ x for name in rows}
-
-
-def decibel(ratio):
-    return 10 * torch.log10(torch.as_tensor(ratio, dtype=torch.float64)).item()
 
 
 def judge(original, test, moments, reference, tokenizer, text):
@@ -94,11 +47,9 @@ def judge(original, test, moments, reference, tokenizer, text):
         error += (after - before).square().sum().item()
         if name in moments:
             energy = [((w.float() @ moments[name]) * w.float()).sum() for w in (before, after - before)]
-            outputs.append(decibel(energy[0] / energy[1]))
-    lost = 1 - (passes(test, tokenizer, text) * reference).sum(1)
-    return {"weight_snr_db": decibel(weight / error), "output_snr_db": sum(outputs) / len(outputs),
-            "one_minus_cosine_mean": lost.mean().item(), "standard_error": lost.std().item() / len(lost) ** 0.5,
-            "one_minus_cosine_worst": lost.max().item()}  # fmt: skip
+            outputs.append(decibels(energy[0] / energy[1]))
+    return {"weight_snr_db": decibels(weight / error), "output_snr_db": sum(outputs) / len(outputs),
+            **judged_model.lost(passes(test, tokenizer, text), reference)}  # fmt: skip
 
 
 def relative_time(nibble, folder, target, rounds):
@@ -129,32 +80,28 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     record.add_options(parser, "calibration")
     arguments = parser.parse_args()
-    nibble, source = arguments.build / "nibble", minilm.model_directory()
+    nibble, source = arguments.build / "nibble", judged_model.original()
     torch.set_num_threads(1)
-    calibrated, judged = sentences()
-    original, tokenizer, _ = minilm.load(source)
+    calibrated, judged = judged_model.sentences()
+    original, tokenizer = judged_model.load(source)
     moments = second_moments(original, tokenizer, judged)
     reference = passes(original, tokenizer, judged)
     results = record.Results(arguments.out, record.host("bench/calibration.py") | {
-        "calibrated_on": CALIBRATED, "judged_on": JUDGED, "peers": record.peer_versions(sys.executable)})  # fmt: skip
+        "calibrated_on": len(calibrated), "judged_on": len(judged), "peers": record.peer_versions(sys.executable)})  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        (folder / "text").write_text("\n".join(calibrated))
-        environment = os.environ | {"PYTHONPATH": str(record.ROOT / "python"), "HF_HUB_OFFLINE": "1"}
-        subprocess.run([sys.executable, "-m", "nibble.calibrate", source, "--text", folder / "text", "--out",
-                        folder / "stats", "--batch", "8", "--threads", "1", "--progress", "none"],
-                       check=True, env=environment)  # fmt: skip
+        stats = judged_model.calibrate(calibrated, folder)
         for target in TARGETS:
             for choice in CHOICES:
                 if (target, choice) == ("int8", "search-positive"):
                     continue  # the same as search
-                options = ["--absmax", "search", "--calibration", folder / "stats"] if choice == "weighted" else \
+                options = ["--absmax", "search", "--calibration", stats] if choice == "weighted" else \
                     ["--absmax", choice]  # fmt: skip
                 for command in (["convert", source, folder / "out", "--to", target, *options],
                                 ["dequantize", folder / "out", folder / "plain", "--to", "fp32"]):  # fmt: skip
                     subprocess.run([nibble, *command, "--overwrite", "--progress", "none"], check=True,
                                    stdout=subprocess.DEVNULL)  # fmt: skip
-                test, _, _ = minilm.load(folder / "plain")
+                test, _ = judged_model.load(folder / "plain")
                 figures = judge(original, test, moments, reference, tokenizer, judged)
                 name = f"{target} {choice}"
                 results.lines[name] = {"name": name, **figures}

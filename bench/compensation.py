@@ -3,35 +3,29 @@
 to a real model.
 
     cmake --preset release -DNIBBLE_BENCH=ON && cmake --build build/release --target bench_compensation
-    PYTHONPATH=examples build/peers/bin/python bench/compensation.py speed [--threads 2] [--size 4096]
-    build/peers/bin/python bench/compensation.py text CALIBRATION JUDGEMENT
-    PYTHONPATH=python build/peers/bin/python -m nibble.calibrate MODEL --text CALIBRATION --out STATS --second-moments
-    PYTHONPATH=examples build/peers/bin/python bench/compensation.py quality STATS JUDGEMENT
+    build/peers/bin/python bench/compensation.py speed [--threads 2] [--size 4096]
+    build/peers/bin/python bench/compensation.py quality
 
 speed: the factor alone, and the factor and the codes, of a matrix [size, size]. GPTQ in torch is that of the paper's
 authors, as GPTQModel and llm-compressor have it: Cholesky, inverse, Cholesky, then columns in turn, 128 of them before
 the columns that follow are corrected; its scales are the largest magnitudes of blocks of 64. Both take their turns,
 `--rounds` times; what is printed are medians.
 
-text: writes 256 sentences of Python's documentation, and 300 others, one a line.
-
-quality: all-MiniLM-L6-v2, which is MODEL above (examples/minilm.py says where it is), with all matrices of its encoder
-quantized and decoded again. Prints, for each way to quantize, the signal-to-noise ratio of
-the weights and of the layers' outputs under STATS, and 1 - cosine of the sentences' embeddings to the original's. The
-scheme and double quantization are bitsandbytes', so the bytes on disk are as many.
+quality: all-MiniLM-L6-v2 and the sentences of judged_model.py, with all matrices of its encoder quantized and decoded
+again. Prints, for each way to quantize, the signal-to-noise ratio of the weights and of the layers' outputs under the
+statistics, and 1 - cosine of the sentences' embeddings to the original's. The scheme and double quantization are
+bitsandbytes', so the bytes on disk are as many.
 """
 
 import argparse
 import functools
 import json
 import pathlib
-import pydoc_data.topics
-import random
-import re
 import statistics
 import tempfile
 import time
 
+import judged_model
 import record
 import torch
 
@@ -133,32 +127,26 @@ def speed(options):
 
 def quality(options):
     import bitsandbytes.functional as bnb
-    import minilm
     from safetensors import safe_open
 
     torch.set_num_threads(options.threads)
-    calibration = json.loads((options.stats / "calibration.json").read_text())
-    model, tokenizer, _ = minilm.load(minilm.model_directory())
-    sentences = [line for line in options.judgement.read_text().split("\n") if line]
+    calibrated, judged = judged_model.sentences()
+    model, tokenizer = judged_model.load(judged_model.original())
+    room = tempfile.TemporaryDirectory()
+    stats = judged_model.calibrate(calibrated, pathlib.Path(room.name), "--second-moments")
+    calibration = json.loads((stats / "calibration.json").read_text())
     parameters = dict(model.named_parameters())
     names = [name for name in calibration["weights"] if name.startswith("encoder.")]
     original = {name: parameters[name].data.clone() for name in names}
     inputs = {name: calibration["weights"][name][0] for name in names}
     moments = {}
     for name in set(inputs.values()):
-        with safe_open(options.stats / calibration["inputs"][name]["file"], "pt") as file:
+        with safe_open(stats / calibration["inputs"][name]["file"], "pt") as file:
             moments[name] = file.get_tensor(name + ".second_moment")
     ours = Compensation(options.build, options.threads)
 
-    @torch.no_grad()
-    def embeddings():
-        return torch.stack([
-            torch.nn.functional.normalize(model(**tokenizer(s, return_tensors="pt", truncation=True, max_length=256))
-                                          .last_hidden_state.mean(1)[0].double(), dim=0)
-            for s in sentences])  # fmt: skip
-
-    reference = embeddings()
-    results = record.Results(options.out, {**record.host("bench/compensation.py"), "sentences": len(sentences)})
+    reference = judged_model.passes(model, tokenizer, judged)
+    results = record.Results(options.out, {**record.host("bench/compensation.py"), "sentences": len(judged)})
 
     def judge(label, quantize):
         noise, signal = {"weights": 0.0, "outputs": 0.0}, {"weights": 0.0, "outputs": 0.0}
@@ -169,15 +157,15 @@ def quality(options):
             noise["outputs"] += output_error(weight, decoded, moment)
             signal["outputs"] += output_error(weight, zeros, moment)
             parameters[name].data.copy_(decoded)
-        lost = 1 - (embeddings() * reference).sum(1)
+        lost = judged_model.lost(judged_model.passes(model, tokenizer, judged), reference)
         for name, weight in original.items():
             parameters[name].data.copy_(weight)
-        snr = {what: 10 * torch.log10(torch.tensor(signal[what] / noise[what])).item() for what in noise}
-        error = (lost.std() / len(sentences) ** 0.5).item()
-        print(f"{label:<50}{snr['weights']:7.2f} dB{snr['outputs']:7.2f} dB{lost.mean().item():9.5f} +- {error:.5f}"
-              f"{lost.max().item():9.4f}", flush=True)  # fmt: skip
-        results.add(f"minilm/{label}", lost.mean().item(), "1 - cosine", standard_error=error,
-                    worst=lost.max().item(), weight_snr_db=snr["weights"], output_snr_db=snr["outputs"])  # fmt: skip
+        snr = {what: judged_model.decibels(signal[what] / noise[what]) for what in noise}
+        mean, error, worst = lost.values()
+        print(f"{label:<50}{snr['weights']:7.2f} dB{snr['outputs']:7.2f} dB{mean:9.5f} +- {error:.5f}{worst:9.4f}",
+              flush=True)  # fmt: skip
+        results.add(f"minilm/{label}", mean, "1 - cosine", standard_error=error, worst=worst,
+                    weight_snr_db=snr["weights"], output_snr_db=snr["outputs"])  # fmt: skip
         results.save()
 
     def bitsandbytes(weight, _, nested):
@@ -197,15 +185,6 @@ def quality(options):
                 judge(f"compensated {codec}{label}", run)
 
 
-def text(options):
-    whole = re.sub(r"\s+", " ", " ".join(pydoc_data.topics.topics.values()))
-    sentences = [s.strip() for s in re.split(r"(?<=[.!?]) ", whole)]
-    sentences = list(dict.fromkeys(s for s in sentences if 40 <= len(s) <= 300 and s.isascii()))
-    random.Random(0).shuffle(sentences)
-    options.calibration.write_text("\n".join(sentences[:256]) + "\n")
-    options.judgement.write_text("\n".join(sentences[256:556]) + "\n")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -217,13 +196,7 @@ def main():
         if run is speed:
             command.add_argument("--size", type=int, default=4096)
         else:
-            command.add_argument("stats", type=pathlib.Path)
-            command.add_argument("judgement", type=pathlib.Path)
             command.add_argument("--codecs", nargs="+", default=CODECS)
-    command = commands.add_parser("text")
-    command.set_defaults(run=text)
-    command.add_argument("calibration", type=pathlib.Path)
-    command.add_argument("judgement", type=pathlib.Path)
     options = parser.parse_args()
     options.run(options)
 
