@@ -198,7 +198,7 @@ template <class Function> struct Calibrate {
   }
 };
 
-// Copies of fewer than 16 bytes, loads of all kinds, atomic operations.
+// Copies of 4 and 16 bytes and of fewer, loads of all kinds, atomic operations.
 struct CalibrateMemory {
   static constexpr u32 threads = threads_per_block;
   Global<const u32x4> in;
@@ -211,12 +211,15 @@ struct CalibrateMemory {
     cp_async16(all + thread_id() * 16, (in + i).as<const u8>(), kept);
     cp_commit();
     cp_async16_evict_first(all + (threads + thread_id()) * 16, (in + i).as<const u8>());
+    const Shared<u8> word = all + (2 * 16 * threads + thread_id() * 4);
+    cp_async4(word, (in + i).as<const u8>() + 12, thread_id() % 5);
     cp_commit();
     cp_wait<0>();
     const u32x4 part = lds((all + thread_id() * 16).as<u32x4>());
     const u32x4 whole = lds((all + (threads + thread_id()) * 16).as<u32x4>());
     const Global<const u8> bytes = (in + i).as<const u8>();
-    stcs(out + i, u32x4{part.x ^ whole.w, part.y ^ ldcs((bytes + 6).as<const u16>()), part.z ^ ld(bytes + 11), part.w});
+    stcs(out + i, u32x4{part.x ^ whole.w, part.y ^ ldcs((bytes + 6).as<const u16>()), part.z ^ ld(bytes + 11),
+                        part.w ^ lds(word.as<u32>())});
     atomic_add(sums, whole.x);
     atomic_add(sums + 1, whole.y >> 7);
     atomic_max((sums + 2).as<u64>(), u64{whole.z} << 32 | whole.w);
@@ -247,7 +250,7 @@ std::vector<u32> calibrate_memory(const Inputs& inputs, bool sums_only) {
   const auto in = DeviceArray<u32x4>::input(inputs.words);
   const auto out = DeviceArray<u32x4>::output(inputs.words.size());
   const auto sums = DeviceArray<u32>::workspace({0, 0, 0, 0});
-  launch({blocks}, 2 * 16 * threads_per_block, nullptr, CalibrateMemory{in.data(), out.data(), sums.data()});
+  launch({blocks}, (2 * 16 + 4) * threads_per_block, nullptr, CalibrateMemory{in.data(), out.data(), sums.data()});
   return sums_only ? sums.to_host() : as_words(out.to_host());
 }
 std::vector<u32> copies_and_loads(const Inputs& inputs) { return calibrate_memory(inputs, false); }

@@ -29,9 +29,9 @@ class Block;
 enum class Together : u8 { shuffle, vote, load_matrix, multiply, synchronize, registers, cluster };
 
 struct CopyToShared {
-  u32 target;
+  u32 target, size;
   const void* source;
-  u32 bytes;  // of the 16; the rest becomes zero
+  u32 bytes;  // of `size`; the rest becomes zero
   Site site;
 };
 

@@ -171,7 +171,7 @@ void Block::set_registers(Thread& thread, u32 count, bool grows, const Site& sit
 // -- cp.async: nothing arrives before the wait, and then only for the thread that issued it
 
 void Block::copy_to_shared(Thread& thread, const CopyToShared& copy) {
-  shared.take_off(thread.who, thread.who, thread.clock, copy.target, 16, copy.site);
+  shared.take_off(thread.who, thread.who, thread.clock, copy.target, copy.size, copy.site);
   thread.open_copies.push_back(copy);
 }
 
@@ -183,9 +183,9 @@ void Block::commit_copies(Thread& thread) {
 void Block::land_copies(Thread& thread, const std::vector<CopyToShared>& group) {
   for (const CopyToShared& copy : group) {
     char* target = shared.data() + copy.target;
-    std::memset(target, 0, 16);
+    std::memset(target, 0, copy.size);
     if (copy.bytes > 0) std::memcpy(target, copy.source, copy.bytes);
-    shared.land(thread.who, thread.clock[thread.who], copy.target, 16);
+    shared.land(thread.who, thread.clock[thread.who], copy.target, copy.size);
   }
 }
 

@@ -180,6 +180,27 @@ TEST(Instructions, CopiesLandAtTheWait) {
   EXPECT_EQ(fault_in_warp([&](u32 lane) { cp_async16(dynamic_shared() + lane * 16, from + lane); }), Fault::misaligned);
 }
 
+TEST(Instructions, CopiesOf4BytesAreFilledWithZeros) {
+  std::vector<u8> bytes(64);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = u8(i + 1);
+  const auto in = DeviceArray<u8>::input(bytes);
+  const Global<const u8> from(in.data());
+  const auto out = in_warp<u32>([&](u32 lane) {
+    const Shared<u8> own = dynamic_shared() + lane * 4;  // beside those of other lanes, which are under way
+    cp_async4(own, from + lane % 16 * 4, lane % 5);
+    cp_commit();
+    cp_wait<0>();
+    return lds(own.as<u32>());
+  });
+  for (u32 lane = 0; lane < 32; ++lane)
+    for (u32 i = 0; i < 4; ++i)
+      EXPECT_EQ(out[lane] >> 8 * i & 255, i < lane % 5 ? lane % 16 * 4 + i + 1 : 0) << lane << ", byte " << i;
+  EXPECT_EQ(fault_in_warp([&](u32 lane) { cp_async4(dynamic_shared() + lane * 4, from + 2); }), Fault::misaligned);
+  EXPECT_EQ(fault_in_warp([&](u32 lane) { cp_async4(dynamic_shared() + (lane * 4 + 2), from); }), Fault::misaligned);
+  EXPECT_EQ(fault_in_warp([&](u32 lane) { cp_async4(dynamic_shared() + lane * 4, from, 5); }), Fault::misuse);
+  EXPECT_EQ(fault_in_warp([&](u32 lane) { cp_async4(dynamic_shared() + lane * 4, from + 64); }), Fault::global_bounds);
+}
+
 TEST(Instructions, BulkCopiesReportToTheirMbarrier) {
   const auto in = DeviceArray<u8>::input(std::vector<u8>(256, 9));
   const Global<const u8> from(in.data());

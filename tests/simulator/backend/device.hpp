@@ -219,13 +219,22 @@ inline void mma_f16_16816(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], S
                                       simulator::complete_multiply_f16, site);
 }
 
-// -- Asynchronous copies of 16 bytes
+// -- Asynchronous copies of 4 and of 16 bytes; zeros after the first `bytes`
 
+namespace simulator {
+inline void copy_to_shared(Shared<u8> to, Global<const u8> from, u32 size, u32 bytes, const Site& site) {
+  to.checked(size, size, site);
+  if (bytes > size) fail(Fault::misuse, site, "cp.async of more bytes than its size");
+  if (bytes > 0) check_global(from.unchecked(), bytes, size, from.region(), Use::read, site);
+  current->block->copy_to_shared(*current, {to.address(), size, from.unchecked(), bytes, site});
+}
+}  // namespace simulator
+
+inline void cp_async4(Shared<u8> to, Global<const u8> from, u32 bytes = 4, Site site = Site::current()) {
+  simulator::copy_to_shared(to, from, 4, bytes, site);
+}
 inline void cp_async16(Shared<u8> to, Global<const u8> from, u32 bytes = 16, Site site = Site::current()) {
-  to.checked(16, 16, site);
-  if (bytes > 16) simulator::fail(simulator::Fault::misuse, site, "cp.async of more than 16 bytes");
-  if (bytes > 0) simulator::check_global(from.unchecked(), bytes, 16, from.region(), simulator::Use::read, site);
-  simulator::current->block->copy_to_shared(*simulator::current, {to.address(), from.unchecked(), bytes, site});
+  simulator::copy_to_shared(to, from, 16, bytes, site);
 }
 /// The same; the L2 cache is told to drop these bytes first.
 inline void cp_async16_evict_first(Shared<u8> to, Global<const u8> from, u32 bytes = 16, Site site = Site::current()) {

@@ -208,8 +208,13 @@ NIBBLE_DEVICE void mma_f16_16816(float (&d)[4], const u32 (&a)[4], const u32 (&b
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// -- Asynchronous copies of 16 bytes
+// -- Asynchronous copies of 4 and of 16 bytes
 
+NIBBLE_DEVICE void cp_async4(Shared<u8> to, Global<const u8> from, u32 bytes = 4) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to.address()),
+               "l"(__cvta_generic_to_global(from.unchecked())), "r"(bytes)
+               : "memory");
+}
 NIBBLE_DEVICE void cp_async16(Shared<u8> to, Global<const u8> from, u32 bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to.address()),
                "l"(__cvta_generic_to_global(from.unchecked())), "r"(bytes)
