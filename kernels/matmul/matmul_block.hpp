@@ -80,16 +80,21 @@ NIBBLE_DEVICE void copy_x(Shared<u8> to, const MatmulX<Half>& x, const MatmulWor
   }
 }
 
-/// Waits until this warp's copies of x are there and visible to the warps that read them, and until those have read
-/// the step before. These are the warps with the same part of k, or the whole block.
-template <auto Tile, bool WholeBlock> NIBBLE_DEVICE void wait_for_x(const MatmulLane<Tile>& lane) {
-  cp_wait<0>();
+/// Waits for the warps with the same part of k, or for the whole block.
+template <auto Tile, bool WholeBlock> NIBBLE_DEVICE void wait_for_warps(const MatmulLane<Tile>& lane) {
   if constexpr (WholeBlock)
     sync_threads();
   else if constexpr (Tile.n_warps == 1)
     sync_warp();
   else
     bar_sync(1 + lane.k_warp, 32 * Tile.n_warps);
+}
+
+/// Waits until this warp's copies of x are there and visible to the warps that read them, and until those have read
+/// the step before. These are the warps with the same part of k, or the whole block.
+template <auto Tile, bool WholeBlock> NIBBLE_DEVICE void wait_for_x(const MatmulLane<Tile>& lane) {
+  cp_wait<0>();
+  wait_for_warps<Tile, WholeBlock>(lane);
 }
 
 // -- The products

@@ -103,7 +103,9 @@ class Limits:
         run = plan["run"]
         # absmax of a run: two shuffles for 16 rows; and a lookup in the nested codebook for two runs.
         shuffles = (256 + 64) / run + {16: 4, 8: 8}.get(run, 0)  # neighbours swap codes, or a quad transposes them
-        return clocks | {"table": (32, 32), "codes": (8, 8), "shuffles": (shuffles, shuffles)}
+        # Through the L1 cache; copies of them are also written to shared memory and read there.
+        codes = 24 if run == 8 and plan["m_tiles"] > 1 else 8
+        return clocks | {"table": (32, 32), "codes": (codes, codes), "shuffles": (shuffles, shuffles)}
 
     def shared_total(self, rows):
         """(at least, at most)"""

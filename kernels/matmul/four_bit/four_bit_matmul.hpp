@@ -12,15 +12,19 @@
 //
 //   warp      n x k = 16 x 256 in a step, or 32 x 128
 //   turn      one step or two: packed bytes go from memory to registers at once, during the turn before
+//   codes     or, for want of registers, two steps ahead to shared memory (four_bit_matmul_codes.hpp)
 //   block     NWarps x KWarps warps, each with its own part of n and of a step's k
 //   x         in shared memory: all of k if there is room (KeepsX), else two steps in turn, by asynchronous copies
 //   tiles     of n; a weight's blocks take them in turn, and load the first codes of the next before they end one
 //   chunks    of m, one after the other, if m is more than the kernel takes at a time
 //   sums      of the KWarps warps with the same n: through shared memory at the end, in order of k
 //   split     where n is too small for all multiprocessors, blocks divide k; the last adds their sums (split_sums.hpp)
+//
+// This is one file of more than 400 lines, because its functions are the steps of one loop, which share its registers.
 #pragma once
 #include "kernels/device/device.hpp"
 #include "kernels/four_bit_weight.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_codes.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_run.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_source.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_tile.hpp"
@@ -65,11 +69,15 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   static constexpr u32 m_tiles = Tile.m_tiles, n_warps = Tile.n_warps, k_warps = Tile.k_warps, n_tiles = Tile.n_tiles;
   static constexpr u32 max_weights = 4, turn_steps = Tile.turn_steps();
   static constexpr bool block_waits = Tile.barrier == XBarrier::block || k_warps == 1;  // for x, all of its warps
+  static constexpr bool copies_codes = Tile.copies_codes();
   static_assert(threads == 256);
   static_assert(!KeepsX || m_tiles == 1);
 
   using Run = FourBitMatmulRun<Tile.run>;
-  using Table = FourBitPairTable<Half, (m_tiles <= 4)>;  // beyond, gaps would leave no room for x
+  static constexpr PairTableGaps gaps = m_tiles > 4    ? PairTableGaps::none  // no room for x beside gaps
+                                        : copies_codes ? PairTableGaps::for_kernel
+                                                       : PairTableGaps::for_nested;
+  using Table = FourBitPairTable<Half, gaps>;
 
   // From row to row of a step's x in shared memory.
   static constexpr u32 x_row_bytes = 2 * block_k + Run::x_gap_bytes;
@@ -111,7 +119,14 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
     const FourBitOperand& weight = product[weight_of_block()].weight;
     Reader reader = reader_of(work, lane);
     Turn next = {};
-    load(next, weight, reader, lane);
+    Codes codes(table, lane);
+    if constexpr (copies_codes) {
+      codes.copy(0, reader.source, lane);
+      cp_commit();
+      next.step[0].load_absmax(weight, reader.source, lane);
+    } else {
+      load(next, weight, reader, lane);
+    }
     float nested_value = 0, offset = 0;
     if constexpr (Nested) {
       nested_value = ldg(weight.absmax.nested_codebook + thread_id());
@@ -125,10 +140,14 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
 
     while (!work.is_none()) {
       Sums sum = {};
-      multiply_all(sum, work, reader, next, table, x_memory, offset, lane);
+      if constexpr (copies_codes)
+        multiply_all_copied(sum, work, reader, codes, next.step[0], table, x_memory, offset, lane);
+      else
+        multiply_all(sum, work, reader, next, table, x_memory, offset, lane);
       finish(sum, work, x_memory, lane);
       work = after(work);
     }
+    if constexpr (copies_codes) cp_wait<0>();  // for what comes after the last work: zeros, which nobody reads
   }
 
  private:
@@ -137,6 +156,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   using Sums = MatmulSums<Tile>;
   using Source = FourBitMatmulSource<Tile>;
   using Operands = FourBitMatmulOperands<Nested, Tile>;
+  using Codes = FourBitMatmulCodes<Table, Tile>;
   struct Turn {
     Operands step[turn_steps];
   };
@@ -205,6 +225,11 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   // Two steps in turn have a place each.
   [[nodiscard]] NIBBLE_DEVICE u32 stage_of(u32 step) const { return step % 2 * stage_bytes(m); }
 
+  // Of what a lane multiplies of a step.
+  [[nodiscard]] NIBBLE_DEVICE static u32 first_x_byte(const Work& work, const Lane& lane) {
+    return row_of_x(work, lane) * x_row_bytes + lane.k_warp * (128 * groups) + Run::first_x_byte(lane.q);
+  }
+
   NIBBLE_DEVICE void copy_x(Shared<u8> to, const Work& work, u32 step, u32 last, const Lane& lane) const {
     if (step >= last) return;
     const MatmulX<Half> from{x, x_stride, static_cast<u32>(product[0].weight.k)};
@@ -225,8 +250,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
     const u32 split = sums.split_of(work.item), first = first_step(split), last = first_step(split + 1);
     const FourBitOperand& weight = product[weight_of_block()].weight;
     const u32 chunk_m = work.chunk_m();
-    Shared<u8> at_x =
-        x_memory + (row_of_x(work, lane) * x_row_bytes + lane.k_warp * (128 * groups) + Run::first_x_byte(lane.q));
+    Shared<u8> at_x = x_memory + first_x_byte(work, lane);
     if constexpr (KeepsX)
       at_x = at_x + i64{first} * stage_bytes(m);
     else {
@@ -252,6 +276,40 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
         multiply(sum, now.step[i], chunk_m, table, KeepsX ? at_x : at_x + stage_of(step), offset, lane);
         if constexpr (KeepsX) at_x = at_x + stage_bytes(m);
       }
+    }
+  }
+
+  // The same with codes that are copied to shared memory two steps ahead. On entry, the copies of the first step's
+  // codes have started, and `next` has its absmax; afterwards, that is so for the next work's.
+  //
+  // A thread waits for a copy and for all that it has started before. So a step starts those of the next x first, and
+  // then those of the codes that are needed after it: these stay in flight while the thread waits for x.
+  NIBBLE_DEVICE void multiply_all_copied(Sums& sum, const Work& work, Reader& reader, Codes& codes, Operands& next,
+                                         const Table& table, Shared<u8> x_memory, float offset,
+                                         const Lane& lane) const {
+    const u32 split = sums.split_of(work.item), first = first_step(split), last = first_step(split + 1);
+    const FourBitOperand& weight = product[weight_of_block()].weight;
+    const u32 chunk_m = work.chunk_m();
+    const Shared<u8> at_x = x_memory + first_x_byte(work, lane);
+    const auto copy_codes_after = [&](u32 step) {
+      reader = {work, last - step, reader.source};  // it is at `step`
+      advance(reader, lane);
+      codes.copy(1, reader.source, lane);
+      cp_commit();
+    };
+    copy_x(x_memory + stage_of(first), work, first, last, lane);
+    cp_commit();
+    copy_codes_after(first);
+    for (u32 step = first; step < last; ++step) {
+      Operands now = next;
+      cp_wait<1>();  // all but the codes of the next step
+      codes.take(now.packed);
+      wait_for_warps<Tile, block_waits>(lane);
+      next.load_absmax(weight, reader.source, lane);
+      copy_x(x_memory + stage_of(step + 1), work, step + 1, last, lane);
+      cp_commit();
+      if (step + 1 < last) copy_codes_after(step + 1);
+      multiply(sum, now, chunk_m, table, at_x + stage_of(step), offset, lane);
     }
   }
 

@@ -53,7 +53,7 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
   static constexpr u32 codes_box_bytes = 32 * step_groups, x_box_columns = 64;
   static constexpr u32 codes_bytes = codes_box_bytes * block_n, x_bytes = 128 * Rows;
 
-  using Table = FourBitPairTable<Half, true>;
+  using Table = FourBitPairTable<Half, PairTableGaps::for_nested>;
   static constexpr u32 first_codes = Table::bytes, first_x = first_codes + code_stages * codes_bytes;
   static constexpr u32 first_mbarrier = first_x + x_stages * x_bytes;
   static constexpr u32 shared_bytes = first_mbarrier + 16 * (code_stages + x_stages) + 1024;  // 1024 to align tiles

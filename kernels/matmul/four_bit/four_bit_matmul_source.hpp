@@ -77,6 +77,13 @@ template <bool Nested, FourBitMatmulTile Tile> struct FourBitMatmulOperands {
                           const MatmulLane<Tile>& lane) {
     left = source.left;
     NIBBLE_UNROLL for (u32 i = 0; i < groups; ++i) load_codes(packed[i], source, i, lane);
+    load_absmax(weight, source, lane);
+  }
+
+  /// All but the codes.
+  NIBBLE_DEVICE void load_absmax(const FourBitOperand& weight, const FourBitMatmulSource<Tile>& source,
+                                 const MatmulLane<Tile>& lane) {
+    left = source.left;
     NIBBLE_UNROLL for (u32 i = 0; i < runs; i += 2) load_absmax(i, weight, source, lane.id % 2);
   }
 

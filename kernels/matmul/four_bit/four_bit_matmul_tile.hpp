@@ -34,9 +34,13 @@ struct FourBitMatmulTile {
   // Per multiprocessor. With runs of 8, absmax takes too many registers for two.
   [[nodiscard]] constexpr u32 min_blocks() const { return m_tiles <= 2 && run > 8 ? 2 : 1; }
 
+  /// Whether codes come to registers through shared memory, where they are copied two steps ahead. With runs of 8 and
+  /// more than one tile of m there are no registers to load two steps.
+  [[nodiscard]] constexpr bool copies_codes() const { return run == 8 && m_tiles > 1; }
+
   /// Steps whose codes are loaded at once, during the turn before: two where one block of a multiprocessor has to keep
-  /// memory busy. With runs of 8 and more than one tile of m there are no registers for two.
-  [[nodiscard]] constexpr u32 turn_steps() const { return min_blocks() == 1 && (run > 8 || m_tiles == 1) ? 2 : 1; }
+  /// memory busy.
+  [[nodiscard]] constexpr u32 turn_steps() const { return min_blocks() == 1 && !copies_codes() ? 2 : 1; }
 
   bool operator==(const FourBitMatmulTile&) const = default;
 };

@@ -10,10 +10,16 @@ using namespace device;
 
 /// With gaps, 128 bytes that the table does not use follow the 32 copies of each pair. Then the byte and the lane's
 /// bank are whole bytes of an address, which one prmt puts together; without gaps it takes a shift and a lop3. The
-/// codebook of nested absmax is in the gaps, or after the table.
-template <class Half, bool Gaps> class FourBitPairTable {
+/// codebook of nested absmax is in the gaps, or after the table if there are none or the kernel keeps other things in
+/// them.
+enum class PairTableGaps : u32 { none, for_nested, for_kernel };
+
+template <class Half, PairTableGaps Gaps> class FourBitPairTable {
+  static constexpr bool has_gaps = Gaps != PairTableGaps::none, nested_in_gaps = Gaps == PairTableGaps::for_nested;
+
  public:
-  static constexpr u32 pair_bytes = Gaps ? 256 : 128, bytes = 256 * pair_bytes + (Gaps ? 0 : 256 * 4);
+  static constexpr u32 pair_bytes = has_gaps ? 256 : 128, gap_bytes = pair_bytes - 128;
+  static constexpr u32 bytes = 256 * pair_bytes + (nested_in_gaps ? 0 : 256 * 4);
 
   NIBBLE_DEVICE explicit FourBitPairTable(Shared<u8> memory) : table_(memory), bank_(4 * lane_id()) {}
 
@@ -30,11 +36,17 @@ template <class Half, bool Gaps> class FourBitPairTable {
   /// The two weights of byte number `byte` of `word`.
   [[nodiscard]] NIBBLE_DEVICE u32 pair_of(u32 word, u32 byte) const {
     u32 at;
-    if constexpr (Gaps)
+    if constexpr (has_gaps)
       at = prmt(word, bank_, 0x5504 | byte << 4);
     else
       at = lop3<(0xf0 & 0xcc) | 0xaa>(byte == 0 ? word << 7 : word >> (8 * byte - 7), 0x7f80, bank_);
     return lds((table_ + at).template as<u32>());
+  }
+
+  /// The first of all gaps; they are pair_bytes apart.
+  [[nodiscard]] NIBBLE_DEVICE Shared<u8> gaps() const {
+    static_assert(Gaps == PairTableGaps::for_kernel);
+    return table_ + 128;
   }
 
   /// A value of the nested codebook. 32 neighbours are in different banks, with gaps as without.
@@ -42,7 +54,7 @@ template <class Half, bool Gaps> class FourBitPairTable {
 
  private:
   [[nodiscard]] NIBBLE_DEVICE Shared<float> nested_at(u32 code) const {
-    return (table_ + (Gaps ? pair_bytes * code + 128 + 4 * (code % 32) : 256 * pair_bytes + 4 * code))
+    return (table_ + (nested_in_gaps ? pair_bytes * code + 128 + 4 * (code % 32) : 256 * pair_bytes + 4 * code))
         .template as<float>();
   }
 

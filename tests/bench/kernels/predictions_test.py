@@ -29,6 +29,7 @@ PLAN = {"operation": "matmul", "shape": "16896x4096", "n": 16896, "k": 4096, "m"
 
 def limits_of(**changes):
     name = NAME.replace("64u}", f"{changes.get('run', 64)}u}}").replace("false>", f"{changes.get('keeps_x', False)}>".lower())
+    name = name.replace("{1u", f"{{{changes.get('m_tiles', 1)}u")
     return limits.Limits(PLAN | changes, {name: RECORD})
 
 
@@ -93,6 +94,10 @@ class Limit(OfTimes):
         self.assertEqual(limits_of().shared_total(8), (57, 57))
         self.assertEqual(limits_of(keeps_x=True).shared_total(1), (47, 53))
         self.assertEqual(limits_of(run=16).shared_total(8)[0] - limits_of().shared_total(8)[0], 20 + 4 - 5)
+        # With runs of 8 and more than 8 rows, copies of the codes are written and read.
+        for rows, m_tiles, copies in (8, 1, 0), (32, 4, 16):
+            of_8, of_16 = (limits_of(run=run, m_tiles=m_tiles).shared_total(rows)[0] for run in (8, 16))
+            self.assertEqual(of_8 - of_16, 20 + 8 - 4 + copies)
 
 
 class Prediction(OfTimes):

@@ -41,6 +41,13 @@ class BytesInFlight(unittest.TestCase):
         for left, expected in [("0x0", 16), ("0x1", 32), ("0x3", 64)]:
             self.check(loop(*(text.format(left) for text in step)), 0, expected)
 
+    def test_copies_of_codes_stay_while_those_of_tokens_are_awaited(self):
+        # Two steps of codes, if the newest group is left and is theirs; else one.
+        tokens, codes, end = "LDGSTS.E.BYPASS.128 [R1]", "LDGSTS.E [R2]", "LDGDEPBAR !0"
+        for left, expected in [("0x1", 8), ("0x0", 4)]:
+            way = loop(f"DEPBAR.LE SB0, {left}", "BAR.SYNC", tokens, end, codes, end, "HMMA")
+            self.assertEqual(in_flight(way, "LDGSTS.E$").asked, expected)
+
     def test_copies_without_a_wait_for_groups_count_once(self):
         self.check(loop("LDGSTS.E.BYPASS.128 [R1]", "LDGSTS.E.64 [R2]", "ARRIVES.LDGSTSBAR.64 [UR4]"), 0, 24)
 

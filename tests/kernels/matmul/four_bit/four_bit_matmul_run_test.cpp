@@ -109,6 +109,17 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulRun, DevicesOfAnySizeGiveTheSameBytes) {
     test::expect_same_bytes<Product>(Problem(shape, 28), {1U, 3U, 108U, 144U}, {80U, 90U});
 }
 
+// Codes that are copied two steps ahead, from one tile of n into the next, and from 32 of m into the next 32: with one
+// step of k, with an odd and with an even number. An expert's k is never split.
+NIBBLE_SIMULATED_TEST(FourBitMatmulRun, CodesOfTheNextTileAreCopied) {
+  static_assert(four_bit_matmul::choices_of_short_runs.back().tile.copies_codes());
+  device::simulator::Options options;
+  options.multiprocessors = 1;
+  const device::simulator::ScopedOptions scope(options);
+  for (const std::size_t k : {200U, 264U, 520U})
+    expect_product({.m = 33, .n = 128 + 5, .k = k, .nested = k != 520, .ends = {33}}, static_cast<u32>(k));
+}
+
 NIBBLE_SIMULATED_TEST(FourBitMatmulRun, EverySynchronizationIsNeeded) {
   for (const Shape& shape :
        {Shape{.m = 3, .n = 32, .k = 1536, .blocksize = 32, .overlap = true}, Shape{.m = 20, .n = 40, .k = 1040},
