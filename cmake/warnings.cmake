@@ -12,8 +12,7 @@ function(nibble_warnings target)
   endif()
 endfunction()
 
-# Without checks for null pointers, which end the process anyway: they double the code.
-set(nibble_sanitizers -fsanitize=${NIBBLE_SANITIZE} -fno-sanitize=null,vptr,object-size -fno-sanitize-recover=all
+set(nibble_sanitizers -fsanitize=${NIBBLE_SANITIZE} -fno-sanitize=${NIBBLE_NO_SANITIZE} -fno-sanitize-recover=all
                       -fno-omit-frame-pointer)
 
 # An empty optional that is read, or an index beyond a span, ends the program in every build.

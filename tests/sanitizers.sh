@@ -21,6 +21,8 @@ case ${1:-} in
   --full) preset=asan-full libraries=("${simulated[@]}") programs+=(nibble_kernel_tests) filter=-$limited ;;
   *) echo "error: unknown option $1" >&2; exit 2 ;;
 esac
+cmake --preset release >/dev/null
+cmake --build --preset release --target nibble_tests nibble_codec_tests nibble_c_api_tests  # their objects are linked
 cmake --preset $preset >/dev/null
 cmake --build --preset $preset --target "${libraries[@]}" "${programs[@]}"
 

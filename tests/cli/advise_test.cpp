@@ -35,7 +35,7 @@ class MeasureAdvise : public testing::Test {
 
   // A command line that begins with "nibble", by a shell that knows the program by this name.
   Outcome run_as_printed(const std::string& command) const {
-    return test::run_command(root_.path(), "nibble() { '" NIBBLE_PROGRAM "' \"$@\"; }\n" + command);
+    return test::run_command(root_.path(), "nibble() { '" + test::program() + "' \"$@\"; }\n" + command);
   }
 
   // What such a command line hands to the program.

@@ -37,7 +37,7 @@ struct How {
   int threads = 1;
   std::string max_memory = "1GB";
   std::string target;
-  std::string program = NIBBLE_PROGRAM;
+  std::string program = test::program();
   std::string device = "cpu";
 
   friend std::ostream& operator<<(std::ostream& out, const How& how) {
@@ -77,10 +77,11 @@ class File {
   unsigned seed_ = 0;
 };
 
-#ifndef NIBBLE_SIMULATED_CUDA
-#define NIBBLE_SIMULATED_CUDA ""
+#ifdef NIBBLE_SIMULATOR
+constexpr bool simulator = true;
+#else
+constexpr bool simulator = false;
 #endif
-constexpr std::string_view simulated_cuda = NIBBLE_SIMULATED_CUDA;  // none where the simulator is not built
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
@@ -159,8 +160,8 @@ class Determinism : public testing::TestWithParam<CodecSpec> {
         fmt::format("NIBBLE_CUDA_LIBRARY='{}' NIBBLE_SIMULATED_FAULT=unpinned NIBBLE_CPU_TARGET='{}' "
                     "'{}' convert {} {} --to {} --threads {} --max-memory {} --device {} "
                     "{} {} --progress none --json {}",
-                    simulated_cuda, how.target, how.program, in, out, to.text(), how.threads, how.max_memory,
-                    how.device, in == "gpt2" ? "--max-shard-size 200KB" : "",
+                    test::built("tests/libnibble_cuda_simulated.so"), how.target, how.program, in, out, to.text(),
+                    how.threads, how.max_memory, how.device, in == "gpt2" ? "--max-shard-size 200KB" : "",
                     make_codec(to)->quantizes() ? "--allow-nibble-only" : "", dry_run));
   }
 
@@ -183,12 +184,12 @@ TEST_P(Determinism, SameBytesHoweverTheyAreMade) {
   for (const int threads : {1, 2, 7, 64})
     for (const char* const max_memory : {largest_chunks, middling_chunks}) ways.push_back({threads, max_memory, {}});
   ways.push_back({2, smallest_chunks, {}});
-  const auto formats = nlohmann::json::parse(output_of("'" NIBBLE_PROGRAM "' formats --json"));
+  const auto formats = nlohmann::json::parse(output_of("'" + test::program() + "' formats --json"));
   for (const std::string target : formats.at("cpu_targets")) ways.push_back({2, middling_chunks, target});
-  if (!simulated_cuda.empty())
+  if (simulator)
     for (const auto& [threads, max_memory] :
          {std::pair(1, smallest_chunks), std::pair(2, largest_chunks), std::pair(7, middling_chunks)})
-      ways.push_back({threads, max_memory, {}, NIBBLE_PROGRAM, "cuda"});
+      ways.push_back({threads, max_memory, {}, test::program(), "cuda"});
   if (const char* const peer = std::getenv("NIBBLE_PEER"); peer != nullptr) {
     ways.push_back({7, smallest_chunks, {}, peer});
     const auto others = nlohmann::json::parse(output_of(fmt::format("'{}' formats --json", peer)));
@@ -208,7 +209,7 @@ TEST_P(Determinism, SameBytesHoweverTheyAreMade) {
 
 // Otherwise the test above compares equals, as it does for casts and for codecs that no device knows.
 TEST_P(Determinism, TheDeviceEncodes) {
-  if (simulated_cuda.empty()) GTEST_SKIP() << "the simulator is not built";
+  if (!simulator) GTEST_SKIP() << "the simulator is not built";
   const How how{.threads = 2, .max_memory = middling_chunks, .target = {}, .device = "cuda"};
   const auto report = nlohmann::json::parse(convert("layers.safetensors", "out.safetensors", GetParam(), how));
   const bool uses_device =

@@ -38,8 +38,9 @@ class DeviceOption : public testing::Test {
 
   Outcome run(const std::string& arguments, const std::string& environment = {}) const {
     const char* const to = arguments.find(" --to ") == std::string::npos ? " --to nf4" : "";
-    return test::run_program(root_.path(), arguments + to + " --max-memory 20MB",
-                             "NIBBLE_CUDA_LIBRARY='" NIBBLE_SIMULATED_CUDA "' " + environment);
+    return test::run_program(
+        root_.path(), arguments + to + " --max-memory 20MB",
+        "NIBBLE_CUDA_LIBRARY='" + test::built("tests/libnibble_cuda_simulated.so") + "' " + environment);
   }
 
   test::TempDir root_;
@@ -72,7 +73,8 @@ TEST_F(DeviceOption, ErrorsAreOneLine) {
   };
   for (const auto& [environment, code, text] : std::initializer_list<Case>{
            {"NIBBLE_CUDA_LIBRARY=/no/such.so", 2, "/no/such.so: cannot open shared object file"},
-           {"NIBBLE_CUDA_LIBRARY='" NIBBLE_CUDA_OF_TOMORROW "'", 2, "has version 2 of the device interface"},
+           {"NIBBLE_CUDA_LIBRARY='" + test::built("tests/libnibble_cuda_of_tomorrow.so") + "'", 2,
+            "has version 2 of the device interface"},
            {"NIBBLE_SIMULATED_FAULT=none", 2, "no device can be used: there is none"},
            {"NIBBLE_SIMULATED_FAULT=old", 2, "sm_75"},
            {"NIBBLE_SIMULATED_FAULT=device_count", 2, "device_count: a fault"},

@@ -64,8 +64,8 @@ class MeasureProgram : public testing::Test {
     int terminal = -1;
     const pid_t child = ::forkpty(&terminal, nullptr, nullptr, nullptr);
     if (child == 0) {
-      const std::string command = "cd '" + root_.path().string() + "' && " + environment + " '" NIBBLE_PROGRAM "' " +
-                                  arguments + " --progress none";
+      const std::string command = "cd '" + root_.path().string() + "' && " + environment + " '" + test::program() +
+                                  "' " + arguments + " --progress none";
       ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
       ::_exit(127);
     }

@@ -8,6 +8,12 @@
 
 namespace nibble::test {
 
+// Not a definition of the build system: the objects of the tests are those of other builds, too (tests/sanitizers.sh).
+std::string built(std::string_view path) {
+  static const auto directory = std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path();
+  return directory / path;
+}
+
 Outcome run_command(const std::filesystem::path& directory, const std::string& command) {
   const TempDir streams;
   const std::string in_directory = "cd '" + directory.string() + "' && { " + command + "\n} >'" +
@@ -20,7 +26,7 @@ Outcome run_command(const std::filesystem::path& directory, const std::string& c
 
 Outcome run_program(const std::filesystem::path& directory, const std::string& arguments,
                     const std::string& environment) {
-  return run_command(directory, environment + " '" NIBBLE_PROGRAM "' " + arguments);
+  return run_command(directory, environment + " '" + program() + "' " + arguments);
 }
 
 }  // namespace nibble::test

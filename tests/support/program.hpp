@@ -2,8 +2,15 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 namespace nibble::test {
+
+/// A file of the build directory that the tests are in, such as "tests/libnibble_cuda_simulated.so".
+[[nodiscard]] std::string built(std::string_view path);
+
+/// The command line program.
+[[nodiscard]] inline std::string program() { return built("nibble"); }
 
 /// How a run of a program ended, and what it said.
 struct Outcome {

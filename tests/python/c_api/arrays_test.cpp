@@ -2,7 +2,6 @@
 
 #include <array>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,7 +13,6 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr std::uint64_t huge = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t elements = 1000, blocksize = 64, blocks = 16;  // the last byte and the last block are not full
 
 // The arguments of the 4-bit functions, without a fault until a test makes one.

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -16,6 +17,9 @@
 
 /// What the tests of the C interface share. They know it as any program does: by its header and libnibble.so.
 namespace nibble::c_api_test {
+
+/// More than anything has.
+inline constexpr std::uint64_t huge = std::numeric_limits<std::uint64_t>::max();
 
 /// What the last failure said. A failure that says nothing, or more than a line, fails the test.
 inline std::string message() {

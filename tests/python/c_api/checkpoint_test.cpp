@@ -2,7 +2,6 @@
 
 #include <array>
 #include <atomic>
-#include <limits>
 #include <string>
 #include <thread>
 
@@ -12,8 +11,6 @@ namespace nibble::c_api_test {
 namespace {
 
 using testing::HasSubstr;
-
-constexpr std::uint64_t huge = std::numeric_limits<std::uint64_t>::max();
 
 class Checkpoints : public testing::Test {
  protected:

@@ -15,6 +15,7 @@
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
+#include "tests/support/program.hpp"
 #include "tests/support/remedies.hpp"
 
 namespace nibble::device_test {
@@ -39,7 +40,7 @@ class Variable {
 
 class Devices : public testing::Test {
  protected:
-  Variable library_{"NIBBLE_CUDA_LIBRARY", NIBBLE_SIMULATED_CUDA};
+  Variable library_{"NIBBLE_CUDA_LIBRARY", test::built("tests/libnibble_cuda_simulated.so").c_str()};
 };
 
 std::string refusal() {
@@ -73,7 +74,8 @@ TEST_F(Devices, ThatCannotBeUsed) {
 }
 
 TEST_F(Devices, LibrariesThatAreNotIt) {
-  const std::string tomorrow = NIBBLE_CUDA_OF_TOMORROW, incomplete = NIBBLE_CUDA_INCOMPLETE;
+  const std::string tomorrow = test::built("tests/libnibble_cuda_of_tomorrow.so");
+  const std::string incomplete = test::built("tests/libnibble_cuda_incomplete.so");
   for (const auto& [file, why] : std::map<std::string, std::string>{
            {"/no/such/libnibble_cuda.so", "/no/such/libnibble_cuda.so: cannot open shared object file: No such file"},
            {NIBBLE_TEST_DATA "/CMakeLists.txt", "CMakeLists.txt: "},
