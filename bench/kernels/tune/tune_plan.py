@@ -16,7 +16,7 @@ from tune_results import Int8Tile, Loop, Tile, by, texts_of
 Costs = collections.namedtuple("Costs", "bytes_of_a_start bytes_of_an_end bytes_of_adding")
 Device = collections.namedtuple("Device", "capability multiprocessors max_kept_x_bytes has_resident_grid")
 
-SHARED_LIMIT = 99 << 10  # FourBitMatmul::shared_limit: x that is kept has no more room
+SHARED_LIMIT = 99 << 10  # no block may have more for x (FourBitMatmul::shared_limit)
 DEFAULT_LOOP = Loop("group", True, 0)
 # The largest set of tiles for each m_tiles: so many kernels are compiled, whatever is measured.
 DEFAULT_TILES = {

@@ -87,10 +87,12 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   NIBBLE_DEVICE_AND_HOST static constexpr u64 shared_bytes(u32 m, u64 k) {
     const u32 sums = WarpSums<Tile>::bytes(rows_of_x<Tile>(m));
     if constexpr (KeepsX) return Table::bytes + ceil_div<u64>(k, block_k) * stage_bytes(m) + sums;
-    const u32 ring = 2 * stage_bytes(m);  // the sums overwrite it
-    return Table::bytes + (ring > sums ? ring : sums);
+    const u32 ring = 2 * stage_bytes(m), larger = ring > sums ? ring : sums;  // the sums overwrite the ring
+    // Neither needs the gap after its last row, which is at least 16 bytes.
+    return Table::bytes + (larger > 0 ? larger - 16 : 0);
   }
-  static constexpr u32 shared_limit = 99 << 10;  // what a block may have on 8.6 and 8.9
+  // A block may have 99 KiB on 8.6, 8.9 and 12.x. Static shared memory, that of SplitSums::is_last, takes 16 bytes.
+  static constexpr u32 shared_limit = (99 << 10) - 16;
   NIBBLE_DEVICE_AND_HOST static constexpr u32 max_block_shared_bytes() {
     return KeepsX ? shared_limit : static_cast<u32>(shared_bytes(max_m, 0));
   }
