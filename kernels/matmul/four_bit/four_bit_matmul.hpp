@@ -149,7 +149,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
       finish(sum, work, x_memory, lane);
       work = after(work);
     }
-    if constexpr (copies_codes) cp_wait<0>();  // for what comes after the last work: zeros, which nobody reads
+    if constexpr (copies_codes) cp_wait<0>();  // the last step has copied zeros, as if there were more work
   }
 
  private:
@@ -227,7 +227,7 @@ template <class Half, bool Nested, FourBitMatmulTile Tile, bool KeepsX = false> 
   // Two steps in turn have a place each.
   [[nodiscard]] NIBBLE_DEVICE u32 stage_of(u32 step) const { return step % 2 * stage_bytes(m); }
 
-  // Of what a lane multiplies of a step.
+  // The first byte that a lane reads of a step's x.
   [[nodiscard]] NIBBLE_DEVICE static u32 first_x_byte(const Work& work, const Lane& lane) {
     return row_of_x(work, lane) * x_row_bytes + lane.k_warp * (128 * groups) + Run::first_x_byte(lane.q);
   }

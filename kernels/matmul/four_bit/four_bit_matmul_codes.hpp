@@ -63,7 +63,7 @@ template <class Table, FourBitMatmulTile Tile, bool = Tile.copies_codes()> class
   u32 next_ = 0;  // where the step is that take() returns next, after first_
 };
 
-/// Of a kernel that loads codes to registers: nothing.
+/// A kernel that loads codes to registers copies none.
 template <class Table, FourBitMatmulTile Tile> class FourBitMatmulCodes<Table, Tile, false> {
  public:
   NIBBLE_DEVICE FourBitMatmulCodes(const Table&, const MatmulLane<Tile>&) {}

@@ -14,7 +14,7 @@ enum class XBarrier : u32 { block, group };
 /// through k in steps of block_k(). Each of its warps has its own part of block_n() and of block_k().
 ///
 /// `barrier`, `loads_first` and `prefetched_steps` change when a block waits and loads, never the result.
-/// bench/kernels/tune/tune.cpp measures them.
+/// bench/kernels/tune/tune.cpp measures them. `loads_first` changes nothing in a kernel that copies_codes().
 struct FourBitMatmulTile {
   u32 m_tiles;      // of 8 along m, the small operand of mma.sync
   u32 n_warps;      // the warps of a block along n ...
