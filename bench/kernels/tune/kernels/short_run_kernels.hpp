@@ -32,8 +32,10 @@ template <std::uint32_t Run> void add_short_run_kernels(TunedKernels& to) {
   constexpr std::size_t loops = 3;
   const auto add = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
     constexpr FourBitMatmulTile own = of_library(with_run(tiles[i / loops], Run)), tile = with_loop(own, i % loops);
-    // If all warps of a block read the same part of k, both barriers are the same.
-    if constexpr (tile.k_warps > 1 || i % loops != 1) {
+    // If all warps of a block read the same part of k, both barriers are the same. Codes that are copied to shared
+    // memory are always asked for in time.
+    constexpr bool is_another[loops] = {true, tile.k_warps > 1, !tile.copies_codes()};
+    if constexpr (is_another[i % loops]) {
       using Of = LaunchOf<tile, false>;
       to.push_back({tile, false, Of::Launch::fits, Of::launch});
     }
