@@ -26,6 +26,7 @@
 #include "nibble/device.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs/codecs.hpp"
+#include "quant/quantizers/compensation/compensated_quantizer.hpp"
 #include "quant/schemes/scheme.hpp"
 #include "quant/stream/weighing.hpp"
 
@@ -85,6 +86,10 @@ void finish_recipe(const CLI::App& command, ConvertOptions& options) {
   if (command.count("--calibration") > 0 && recipe.calibration.empty())
     throw Error(Errc::usage,
                 fmt::format("--calibration needs a value: {} (see nibble convert --help)", directory_type));
+  if (recipe.compensate && recipe.calibration.empty())
+    throw Error(Errc::usage,
+                "--compensate needs --calibration DIR, where DIR is what `python -m nibble.calibrate MODEL --text FILE "
+                "--out DIR --second-moments` writes");
 }
 
 // Refuses options that have no effect: the user expects something that will not happen. `codecs` are those that were
@@ -92,7 +97,7 @@ void finish_recipe(const CLI::App& command, ConvertOptions& options) {
 void check_applicable(const CLI::App& command, const Recipe& recipe, const std::set<CodecSpec>& codecs,
                       std::string_view fact) {
   bool has_blocks = false, has_double_quant = false, has_absmax = false, has_compute_type = false, quantizes = false,
-       casts_any = false, searches = false;
+       casts_any = false, searches = false, compensates = false;
   for (const CodecSpec& spec : codecs) {
     const auto codec = make_codec(spec);
     quantizes = quantizes || codec->quantizes();
@@ -101,6 +106,7 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
     has_double_quant = has_double_quant || spec.has("double-quant");
     has_absmax = has_absmax || spec.has("absmax");
     searches = searches || searches_absmax(spec);
+    compensates = compensates || compensated_columns(*codec);
     has_compute_type = has_compute_type || has_compute_dtype(*codec);
   }
   const bool casts = !make_codec(recipe.to)->quantizes();
@@ -110,9 +116,12 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
   refuse_if(!has_blocks, "--block-size", fmt::format("only {} have this option", codecs_with("block-size")));
   refuse_if(!has_double_quant, "--no-double-quant",
             fmt::format("only {} have double quantization", codecs_with("double-quant")));
-  if (!searches && !recipe.calibration.empty())
-    throw Error(Errc::usage,
-                fmt::format("--calibration {}: only searches of absmax (--absmax search) use statistics", fact));
+  const auto is_compensated = [](const CodecSpec& spec) { return compensated_columns(*make_codec(spec)).has_value(); };
+  refuse_if(!compensates, "--compensate", fmt::format("only {} have it", codecs_where(is_compensated)));
+  if (!searches && !recipe.compensate && !recipe.calibration.empty())
+    throw Error(Errc::usage, fmt::format("--calibration {}: only searches of absmax (--absmax search) and compensation "
+                                         "(--compensate) use statistics",
+                                         fact));
   refuse_if(!has_absmax, "--absmax", fmt::format("only {} have this option", codecs_with("absmax")));
   const auto chooses_compute_type = [](const CodecSpec& spec) { return has_compute_dtype(*make_codec(spec)); };
   refuse_if(!has_compute_type, "--compute-dtype",
@@ -184,6 +193,12 @@ void add_recipe(CLI::App& command, ConvertOptions& options) {
                   "Statistics that `python -m nibble.calibrate` wrote: searches of absmax minimize the error of the "
                   "layers' outputs, not that of the weights")
       ->type_name(directory_type)
+      ->group(format);
+  command
+      .add_flag(
+          "--compensate", recipe.compensate,
+          "Make up for the rounding errors of a column in the columns after it (GPTQ's idea), which takes seconds for "
+          "each layer. Needs --calibration with second moments (`python -m nibble.calibrate --second-moments`)")
       ->group(format);
   add_choice<DType>(command, "--compute-dtype", recipe.compute_dtype,
                     {{"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}},
@@ -257,7 +272,8 @@ void add_convert(CLI::App& app, Terminal& terminal) {
       "  nibble convert Llama-3.1-8B Llama-3.1-8B-nf4 --to nf4\n"
       "  nibble convert meta-llama/Llama-3.1-8B out --to int8 --dry-run\n"
       "  nibble convert model.safetensors model-fp16.safetensors --to fp16 --on-overflow clamp\n"
-      "  nibble convert IN OUT --to nf4 --skip '.*\\.layers\\.0\\..*' --tensor '.*down_proj.*=nf4:block-size=32'");
+      "  nibble convert IN OUT --to nf4 --skip '.*\\.layers\\.0\\..*' --tensor '.*down_proj.*=nf4:block-size=32'\n"
+      "  nibble convert IN OUT --to nf4 --absmax search --calibration STATS --compensate");
   command->callback([command, options, &terminal] { run_recipe(*command, *options, terminal); });
 }
 

@@ -184,6 +184,11 @@ void Calibration::read_second_moment(std::size_t input, std::uint64_t first_row,
     if (rows[i] < 0) refuse_value(input, tensor, first + i, rows[i], "at least 0, as squares are");
 }
 
+void Calibration::refuse_second_moment(std::size_t input, std::string_view fact) const {
+  const File& file = files_[tensors_[input].file];
+  refuse(file.label, "tensor '{}': {}", printable(file.weights.tensors.name(tensors_[input].second_moment)), fact);
+}
+
 void Calibration::read(std::size_t input, std::size_t tensor, std::uint64_t first, std::span<float> values) const {
   files_[tensors_[input].file].weights.source->read(tensor, first * sizeof(float), std::as_writable_bytes(values));
 }

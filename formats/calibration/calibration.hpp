@@ -57,6 +57,9 @@ class Calibration {
   /// value is not finite, or one of the diagonal is negative.
   void read_second_moment(std::size_t input, std::uint64_t first_row, std::span<float> rows) const;
 
+  /// Throws Error(bad_input): this fact about the second moment.
+  [[noreturn]] void refuse_second_moment(std::size_t input, std::string_view fact) const;
+
   /// Of the text of the manifest.
   [[nodiscard]] std::uint64_t manifest_bytes() const noexcept { return manifest_bytes_; }
   [[nodiscard]] const Xxh3& manifest_hash() const noexcept { return manifest_hash_; }

@@ -54,6 +54,10 @@ struct Recipe {
   /// columns; empty: they count alike. A tensor without statistics causes a warning; if none has any, the plan is
   /// refused.
   std::filesystem::path calibration;
+  /// Make up for the rounding errors of each column of a weight in the columns after it, by the second moments in
+  /// `calibration` (docs/compensation.md). For NF4, FP4 and int8; a tensor of these for which that is not possible is
+  /// quantized without, and counted in a warning. If it is possible for none, the plan is refused.
+  bool compensate = false;
   std::vector<Rule> rules;         ///< the last match wins
   std::vector<std::string> skips;  ///< patterns of tensors that stay as they are; win over rules
   bool default_skips = true;       ///< keep what transformers keeps: output embeddings and the like

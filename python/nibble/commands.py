@@ -154,6 +154,7 @@ class Quantization(TypedDict, total=False):
     no_double_quant: bool
     absmax: str | None
     calibration: Path | None
+    compensate: bool
     compute_dtype: str | None
     nonfinite: str | None
     error_report: str | None

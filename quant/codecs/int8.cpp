@@ -121,13 +121,6 @@ void check_same_size(std::size_t weights, std::size_t codes) {
                 "int8: " + std::to_string(weights) + " weights do not fit " + std::to_string(codes) + " codes");
 }
 
-// The finite weight that replaces a weight in a row with this absmax.
-float repaired(float weight, float absmax) {
-  if (std::isnan(weight)) return 0.0f;
-  const float limit = std::isinf(weight) ? absmax : fp16::largest;
-  return std::clamp(weight, -limit, limit);
-}
-
 // F64 is widened before.
 auto quantize_row_of(DType source) {
   return loop_of(source, HWY_DYNAMIC_DISPATCH(quantize_row_f32), HWY_DYNAMIC_DISPATCH(quantize_row_bf16),
@@ -137,6 +130,12 @@ auto quantize_row_of(DType source) {
 float scale_of(float absmax) { return absmax == 0.0f ? 0.0f : 1.0f / absmax * 127.0f; }
 
 }  // namespace
+
+float repaired(float weight, float absmax) {
+  if (std::isnan(weight)) return 0.0f;
+  const float limit = std::isinf(weight) ? absmax : fp16::largest;
+  return std::clamp(weight, -limit, limit);
+}
 
 float row_absmax(DType source, std::span<const std::byte> weights, bool& plain) {
   if (source != DType::f64) {

@@ -10,6 +10,7 @@
 
 #include "nibble/codec.hpp"
 #include "quant/codecs/absmax_choice.hpp"
+#include "quant/simd/widen.hpp"
 
 namespace nibble {
 
@@ -52,5 +53,23 @@ template <class F> void for_each_row(std::uint64_t columns, std::uint64_t first,
     begin = end;
   }
 }
+
+/// Calls f(first, begin, n) for pieces of weights [first, first + count), each of `begin` weights further on: up to
+/// 4096 weights in whole rows, or as many of a longer row. They are cut at the same weights wherever `first` is, if
+/// that is the first weight of a piece.
+template <class F> void for_each_piece(std::uint64_t columns, std::uint64_t first, std::size_t count, F&& f) {
+  for (std::size_t begin = 0; begin < count;) {
+    const std::uint64_t rows = tile_weights / columns;
+    const std::uint64_t at = first + begin, left_of_row = columns - at % columns;
+    const std::uint64_t piece = rows > 0 ? left_of_row + (rows - 1 - at / columns % rows) * columns
+                                         : std::min<std::uint64_t>(left_of_row, tile_weights - at % tile_weights);
+    const std::size_t n = static_cast<std::size_t>(std::min<std::uint64_t>(piece, count - begin));
+    f(at, begin, n);
+    begin += n;
+  }
+}
+
+/// The finite weight that is encoded in place of any weight of a row with this absmax: as encode_row() says.
+[[nodiscard]] float repaired(float weight, float absmax);
 
 }  // namespace nibble::int8

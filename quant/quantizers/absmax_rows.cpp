@@ -88,21 +88,13 @@ class RowEncoder final : public Encoder {
     bool plain = true;  // fp16 can hold all their weights
   };
 
-  // Calls f(first, weights, codes) for pieces of whole rows, or of 4096 weights of a longer one: chunks begin where
-  // pieces do.
+  // Calls f(first, weights, codes) for the pieces of a chunk.
   template <class F>
   void for_each_piece(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> out, F&& f) const {
-    for (std::size_t begin = 0; begin < out.size();) {
-      const std::uint64_t at = first + begin;
-      const std::uint64_t left_of_row = columns_ - at % columns_;
-      const std::uint64_t piece =
-          columns_ <= tile_weights ? left_of_row + (rows_per_piece() - 1 - at / columns_ % rows_per_piece()) * columns_
-                                   : std::min<std::uint64_t>(left_of_row, tile_weights - at % tile_weights);
-      const std::size_t count = static_cast<std::size_t>(std::min<std::uint64_t>(piece, out.size() - begin));
+    int8::for_each_piece(columns_, first, out.size(), [&](std::uint64_t at, std::size_t begin, std::size_t count) {
       f(at, weights.subspan(begin * size_, count * size_),
         std::span(reinterpret_cast<std::int8_t*>(out.data() + begin), count));
-      begin += count;
-    }
+    });
   }
 
   // Whole rows, which begin at weight `at`.
@@ -165,7 +157,6 @@ class RowEncoder final : public Encoder {
   }
 
   [[nodiscard]] std::uint64_t absmax_bytes() const { return sizeof(float) * row_count_; }
-  [[nodiscard]] std::uint64_t rows_per_piece() const { return tile_weights / columns_; }
 
   DType source_;
   std::size_t size_;  // of a weight, in bytes

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "quant/codecs/codecs.hpp"
+#include "quant/quantizers/compensation/compensated_quantizer.hpp"
 
 namespace nibble {
 
@@ -15,6 +16,10 @@ Codings::Codings(const Recipe& recipe, Device* device)
 
 Codings::Codings(const Recipe& recipe, const PlannedTensors& tensors, Device* device) : Codings(recipe, device) {
   for (const PlannedTensor& tensor : tensors) add(tensor.codec);
+}
+
+std::unique_ptr<const Quantizer> Codings::compensated(const CodecSpec& spec, const InputFactor* factor) const {
+  return make_compensated_quantizer(*made_.at(spec).codec, quantizer_options_, factor);
 }
 
 void Codings::add(const CodecSpec& spec) {

@@ -10,6 +10,8 @@
 
 namespace nibble {
 
+class InputFactor;
+
 /// A codec and the quantizer that a conversion uses with it.
 struct Coding {
   std::unique_ptr<const Codec> codec;
@@ -27,6 +29,9 @@ class Codings {
 
   /// Throws std::out_of_range for any other codec.
   [[nodiscard]] const Coding& operator[](const CodecSpec& spec) const { return made_.at(spec); }
+
+  /// make_compensated_quantizer() for one of these codecs.
+  [[nodiscard]] std::unique_ptr<const Quantizer> compensated(const CodecSpec& spec, const InputFactor* factor) const;
 
  private:
   void add(const CodecSpec& spec);

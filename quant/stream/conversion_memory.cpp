@@ -63,7 +63,7 @@ ConversionMemory conversion_memory(const Plan& plan, const Resources& resources,
            readers * (chunk + chunk / encoder_share + gathered() + bytes_per_buffer) +
            memory.tokens * (encoded() + batch_scratch()) + memory.behind * encoded() +
            (memory.behind > 0 ? HugePages::huge_page : 0) + needs.encoder + hashes + decoding + statistics.bytes +
-           columns();
+           columns() + statistics.compensation.bytes(readers, chunk);
   };
   const auto fits = [&] { return fixed() <= resources.max_memory; };
   while (!fits() && memory.transposed_chunk > min_transposed_chunk) memory.transposed_chunk /= 2;

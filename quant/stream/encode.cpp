@@ -5,14 +5,14 @@
 
 namespace nibble {
 
-Encoding::Encoding(const WeightSource& source, const TensorInfo& tensor, const Coding& coding, const Chunking& chunking,
-                   std::unique_ptr<Scratch> scratch, ColumnWeights columns)
+Encoding::Encoding(const WeightSource& source, const TensorInfo& tensor, const Codec& codec, const Quantizer& quantizer,
+                   const Chunking& chunking, std::unique_ptr<Scratch> scratch, ColumnWeights columns)
     : source_(source),
       tensor_(tensor),
-      codec_(*coding.codec),
+      codec_(codec),
       chunking_(chunking),
       scratch_(std::move(scratch)),
-      encoder_(coding.quantizer->encoder(tensor, chunking, *scratch_)) {
+      encoder_(quantizer.encoder(tensor, chunking, *scratch_)) {
   if (!columns.empty()) encoder_->weigh(std::move(columns));
 }
 

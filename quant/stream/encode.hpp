@@ -7,10 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "nibble/codec.hpp"
 #include "nibble/error_sums.hpp"
 #include "nibble/findings.hpp"
 #include "quant/quantizers/quantizer.hpp"
-#include "quant/stream/codings.hpp"
 #include "quant/stream/source.hpp"
 
 namespace nibble {
@@ -20,9 +20,9 @@ namespace nibble {
 class Encoding {
  public:
   /// `tensor` is the source's tensor in the shape that the plan gives it. `scratch` has room for
-  /// Quantizer::scratch_bytes(). `columns` is for Encoder::weigh(). Source and coding must outlive it.
-  Encoding(const WeightSource& source, const TensorInfo& tensor, const Coding& coding, const Chunking& chunking,
-           std::unique_ptr<Scratch> scratch, ColumnWeights columns = {});
+  /// Quantizer::scratch_bytes(). `columns` is for Encoder::weigh(). Source and codec must outlive it.
+  Encoding(const WeightSource& source, const TensorInfo& tensor, const Codec& codec, const Quantizer& quantizer,
+           const Chunking& chunking, std::unique_ptr<Scratch> scratch, ColumnWeights columns = {});
 
   /// The offset of weight `weight` among the codes: the first weight of a chunk, or the end.
   [[nodiscard]] std::uint64_t offset(std::uint64_t weight) const { return codec_.code_bytes(tensor_, weight); }

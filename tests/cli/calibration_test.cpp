@@ -75,7 +75,7 @@ TEST_F(CalibrationOption, IsRefusedWhereNothingIsSearched) {
     EXPECT_THAT(done.err, HasSubstr(reason)) << options;
   }
   EXPECT_THAT(convert("out.safetensors --calibration stats --to nf4").err,
-              HasSubstr("only searches of absmax (--absmax search) use statistics"));
+              HasSubstr("only searches of absmax (--absmax search) and compensation (--compensate) use statistics"));
   EXPECT_FALSE(std::filesystem::exists(root.path() / "out.safetensors"));
 }
 

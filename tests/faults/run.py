@@ -149,6 +149,20 @@ def old_directory_and_adapter(root):
     (root / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "use_dora": true}')
 
 
+def statistics(root):
+    """Of the inputs of the first layer, with second moments: 1 on the diagonal."""
+    (root / "stats").mkdir()
+    diagonal = [float(i % 65 == 0) for i in range(64 * 64)]
+    (root / "stats" / "x.safetensors").write_bytes(safetensors_of({
+        "x.mean_square": ([64], [1.0] * 64), "x.absmax": ([64], [1.0] * 64), "x.second_moment": ([64, 64], diagonal),
+    }))  # fmt: skip
+    (root / "stats" / "calibration.json").write_text(json.dumps({
+        "format": "nibble.calibration", "version": 1, "second_moments": True,
+        "inputs": {"x": {"columns": 64, "tokens": 1, "file": "x.safetensors"}},
+        "weights": {"model.layers.0.mlp.up_proj.weight": ["x"]},
+    }))  # fmt: skip
+
+
 FILE_OUTPUTS = ["out.safetensors", "out.safetensors.nibble.json"]
 SCENARIOS = [
     Scenario("new directory", ["convert", "model", "out", "--to", "nf4"], ["out"]),
@@ -157,7 +171,8 @@ SCENARIOS = [
              old_directory_with_remains),
     Scenario("shards", ["convert", "model", "out", "--to", "int8", "--max-shard-size", "5kB", "--overwrite"], ["out"],
              old_directory),
-    Scenario("new file", ["convert", "w.safetensors", "out.safetensors", "--to", "int8"], FILE_OUTPUTS),
+    Scenario("new file", ["convert", "w.safetensors", "out.safetensors", "--to", "int8", "--calibration", "stats",
+                          "--compensate"], FILE_OUTPUTS, statistics),
     Scenario("replaced file", ["convert", "w.safetensors", "out.safetensors", "--to", "nf4", "--overwrite"],
              FILE_OUTPUTS, old_file),
     Scenario("dequantized", ["dequantize", "int8", "out", "--to", "bf16", "--overwrite"], ["out"],

@@ -43,14 +43,17 @@ def write_checkpoint(path, tensors, ones=()):
             file.write(ONE)
 
 
-def write_statistics(path, name, columns):
+def write_statistics(path, name, columns, second_moment=False):
     """A calibration with one input, whose columns are all 0."""
     os.mkdir(path)
-    entries = {f"x.{statistic}": {"dtype": "F32", "shape": [columns], "data_offsets": [begin, begin + 4 * columns]}
-               for statistic, begin in [("mean_square", 0), ("absmax", 4 * columns)]}
-    write_header(f"{path}/x.safetensors", json.dumps(entries).encode(), 8 * columns)
+    shapes = {"mean_square": [columns], "absmax": [columns]} | ({"second_moment": [columns] * 2} if second_moment else {})
+    entries, end = {}, 0
+    for statistic, shape in shapes.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        entries[f"x.{statistic}"] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    write_header(f"{path}/x.safetensors", json.dumps(entries).encode(), end)
     with open(f"{path}/calibration.json", "w") as file:
-        json.dump({"format": "nibble.calibration", "version": 1, "second_moments": False,
+        json.dump({"format": "nibble.calibration", "version": 1, "second_moments": second_moment,
                    "inputs": {"x": {"columns": columns, "tokens": 1, "file": "x.safetensors"}},
                    "weights": {name: ["x"]}}, file)
 
@@ -230,6 +233,10 @@ CASES = {
         make=lambda path: (write_checkpoint(path, [layer(0, "up", [4, 8 * MIB])]),
                            write_statistics(f"{path}-statistics", layer(0, "up", [])[0], 8 * MIB)),
         options=["--to", "nf4", "--absmax", "search"], statistics=True, mib=56),
+    "compensation of 1536 columns": dict(
+        make=lambda path: (write_checkpoint(path, [layer(0, "up", [256, 1536])]),
+                           write_statistics(f"{path}-statistics", layer(0, "up", [])[0], 1536, second_moment=True)),
+        options=["--to", "nf4", "--compensate"], statistics=True, mib=48),
     "rows of one weight to int8, 8 threads": dict(
         make=lambda path: write_checkpoint(path, [layer(i, "up", [1 << 20, 1]) for i in range(30)]),
         options=["--to", "int8", "--threads", "8"], mib=64),

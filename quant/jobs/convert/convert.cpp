@@ -64,6 +64,7 @@ struct Work {
   Xxh3Chunks hashes;  // of the codes
   Findings findings;
   ErrorSums error;
+  std::optional<Compensated> compensated;
 };
 
 struct Batch {
@@ -91,7 +92,7 @@ class Conversion {
         resources_(resources),
         buffers_(chunk_memory(resources.device)) {
     report_.plan = std::move(plan);
-    for (const PlannedTensor& tensor : report_.plan.tensors) total_ += tensor.info.bytes();
+    count_work();
   }
 
   Report run() && {
@@ -109,11 +110,26 @@ class Conversion {
     if (resources_.device != nullptr)
       for (std::string& warning : resources_.device->warnings()) report_.warnings.emplace_back(std::move(warning));
     first_part_ = {};
+    factor_ = {};
     finish();
     return std::move(report_);
   }
 
  private:
+  // The bytes of the weights, and those of each second moment that is read: to make its factor takes about as long as
+  // to quantize a weight of as many rows as columns.
+  void count_work() {
+    std::optional<FactorOf> last;
+    for (std::size_t t = 0; t < report_.plan.tensors.size(); ++t) {
+      const PlannedTensor tensor = report_.plan.tensors[t];
+      total_ += tensor.info.bytes();
+      const auto factor = weighing_.factor_of(tensor);
+      if (!factor || factor == last) continue;
+      last = factor;
+      total_ += second_moments_[t] = weighing_.second_moment_bytes(*factor);
+    }
+  }
+
   // A pass of its own: the files of an adapter have nothing to do with the weights that are counted later.
   [[nodiscard]] std::string read_adapter() const {
     return ReaderInternals::adapter(in_, [this](std::string_view file, std::uint64_t done, std::uint64_t total) {
@@ -201,8 +217,10 @@ class Conversion {
       first_part_ = parts.take_first_parts();
     }
 
-    // A tensor that is read twice is a pipeline of its own; all between two such tensors are one.
+    // A tensor that is read twice is a pipeline of its own; all between two such tensors are one, unless they need
+    // another factor. It is made when no tensor is in progress, on all threads.
     for (std::size_t next = begin; next < end;) {
+      make_factor(next);
       if (chunking(plan().tensors[next]).scan) {
         Work* const work = add_work(next++, begin);
         for (const bool scan : {true, false})
@@ -213,9 +231,32 @@ class Conversion {
     }
   }
 
-  Chunking chunking(const PlannedTensor& tensor) {
-    const std::uint64_t limit = memory_.chunk_bytes * (tensor.transposed ? memory_.transposed_chunk : 1);
-    return quantizer(tensor.codec).chunking(tensor.info, limit * 8 / traits(tensor.info.dtype).bits);
+  // A compensated chunk takes seconds, so there are enough of them for all threads.
+  Chunking chunking(const PlannedTensor& tensor) const {
+    const std::uint64_t bytes = memory_.chunk_bytes * (tensor.transposed ? memory_.transposed_chunk : 1);
+    const std::uint64_t limit = bytes * 8 / traits(tensor.info.dtype).bits;
+    if (!weighing_.factor_of(tensor)) return quantizer(tensor.codec).chunking(tensor.info, limit);
+    const std::uint64_t share = tensor.info.elements() / memory_.threads;
+    return codings_.compensated(tensor.codec, nullptr)->chunking(tensor.info, std::min(limit, share));
+  }
+
+  // The factor of a tensor, if it is compensated and has another than the tensors before it.
+  void make_factor(std::size_t index) {
+    const PlannedTensor tensor = plan().tensors[index];
+    const auto needed = weighing_.factor_of(tensor);
+    if (!needed) return;
+    const auto bytes = second_moments_.find(index);
+    const std::uint64_t all = bytes == second_moments_.end() ? 0 : bytes->second;
+    if (!factor_ || factor_->of != *needed) {
+      factor_ = {};  // one at a time
+      std::uint64_t made = 0;
+      factor_ = weighing_.make_factor(*needed, [&](double share) {
+        check_cancelled();
+        made = std::max(made, static_cast<std::uint64_t>(share * static_cast<double>(all)));  // of the first damping
+        progress_.advance(tensor.info.name, done_ + std::min(made, all), total_);
+      });
+    }
+    done_ += all;
   }
 
   Work* add_work(std::size_t index, std::size_t begin) {
@@ -226,12 +267,18 @@ class Conversion {
     work->first_part = first_part_[index - begin];
     work->parts = stored_parts(*coding.codec, tensor.info);
     work->elements = tensor.info.elements();
-    Encoding& encoding = work->encoding.emplace(work->source, tensor.info, coding, chunking(tensor),
-                                                make_scratch(coding.quantizer->scratch_bytes(tensor.info)),
-                                                weighing_.columns_of(tensor));
+    std::unique_ptr<const Quantizer> compensated;
+    if (weighing_.factor_of(tensor)) {
+      compensated = codings_.compensated(tensor.codec, &factor_->factor);
+      work->compensated = {factor_->factor.damping(), factor_->second_moment};
+    }
+    const Quantizer& quantizer = compensated ? *compensated : *coding.quantizer;
+    Encoding& encoding =
+        work->encoding.emplace(work->source, tensor.info, *coding.codec, quantizer, chunking(tensor),
+                               make_scratch(quantizer.scratch_bytes(tensor.info)), weighing_.columns_of(tensor));
     const std::uint64_t chunk = encoding.chunking().weights;
     const std::uint64_t chunk_bytes = std::max<std::uint64_t>(encoding.offset(std::min(chunk, work->elements)), 1);
-    work->batch_weights = chunk * std::max<std::uint64_t>(memory_.batch_bytes / chunk_bytes, 1);
+    work->batch_weights = chunk * (compensated ? 1 : std::max<std::uint64_t>(memory_.batch_bytes / chunk_bytes, 1));
     const std::scoped_lock lock(mutex_);
     return in_work_.emplace_back(std::move(work)).get();
   }
@@ -244,9 +291,12 @@ class Conversion {
     return spare_.make(bytes);
   }
 
-  // The next tensor of a pipeline; nothing at the end, or before one that has to be scanned.
+  // The next tensor of a pipeline; nothing at the end, or before one that has to be scanned or needs another factor.
   Work* next_work(std::size_t& next, std::size_t begin, std::size_t end) {
-    if (next == end || chunking(plan().tensors[next]).scan) return nullptr;
+    if (next == end) return nullptr;
+    const PlannedTensor tensor = plan().tensors[next];
+    const auto needed = weighing_.factor_of(tensor);
+    if (chunking(tensor).scan || (needed && (!factor_ || factor_->of != *needed))) return nullptr;
     return add_work(next++, begin);
   }
 
@@ -278,8 +328,14 @@ class Conversion {
     batch.hashes = Xxh3Chunks(batch.out_offset);
     const bool sums_errors = report_.plan.recipe.error_report != ErrorReport::none;
     const std::span<std::byte> out = batch.out.bytes();
-    batch.findings = work.encoding->encode(batch.first, batch.weights, out, sums_errors ? &batch.errors : nullptr,
-                                           [&](std::span<const std::byte> codes) { batch.hashes.append(codes); });
+    try {
+      batch.findings = work.encoding->encode(batch.first, batch.weights, out, sums_errors ? &batch.errors : nullptr,
+                                             [&](std::span<const std::byte> codes) { batch.hashes.append(codes); });
+    } catch (const Error& error) {
+      if (error.code() != Errc::bad_input || !error.subject().empty()) throw;
+      throw Error(Errc::bad_input, in_.label_of(work.tensor.source),
+                  fmt::format("tensor '{}': {}", printable(work.tensor.info.name), error.what()));
+    }
     if (memory_.behind == 0) out_.write(work.first_part, batch.out_offset, out);
   }
 
@@ -335,7 +391,7 @@ class Conversion {
     totals.error.add(full != nullptr ? static_cast<const ErrorSums&>(full->stats) : error.sums);
     if (const double sqnr = error.sums.sqnr_db(); sqnr < report_.worst.sqnr_db)
       report_.worst = {tensor.info.name, sqnr};
-    manifest_.add(tensor, shard_, found, error.sums.count > 0 ? &error : nullptr, full, parts);
+    manifest_.add(tensor, shard_, found, error.sums.count > 0 ? &error : nullptr, full, parts, work.compensated);
   }
 
   // What measure() said of a tensor, if it was asked.
@@ -391,7 +447,8 @@ class Conversion {
   Weighing weighing_;
   ConversionMemory memory_;
   std::uint64_t done_ = 0;
-  std::uint64_t total_ = 0;  // bytes of the weights, as done_
+  std::uint64_t total_ = 0;                              // bytes of the weights and of the second moments, as done_
+  std::map<std::size_t, std::uint64_t> second_moments_;  // bytes, by the first tensor of the plan that needs the factor
   const Codings codings_;
   Manifest manifest_;
   Resources resources_;
@@ -399,6 +456,7 @@ class Conversion {
   std::size_t shard_ = 0;                                    // in work
   std::map<std::size_t, Findings> found_;                    // the few tensors with NaN, infinities or overflow
   std::map<std::size_t, std::string> kept_;                  // what was found in those of them that are kept
+  std::unique_ptr<const MadeFactor> factor_;                 // of the tensors in progress that are compensated
   Buffers buffers_;
   std::vector<std::uint32_t> first_part_;  // of the shard's tensors
   std::mutex mutex_;                       // of the next: tensors are begun and finished on different threads

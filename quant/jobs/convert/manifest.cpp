@@ -124,6 +124,7 @@ Json recipe_json(const Recipe& recipe) {
                {"allow_nibble_only", recipe.allow_nibble_only}};
   if (recipe.intake != Intake::plain) json["intake"] = spelling(recipe.intake);
   if (recipe.decoded_as) json["decoded_as"] = traits(*recipe.decoded_as).torch_name;
+  if (recipe.compensate) json["compensate"] = true;
   if (recipe.compute_dtype) json["compute_dtype"] = traits(*recipe.compute_dtype).torch_name;
   if (recipe.keep_shards) {
     json["keep_shards"] = true;
@@ -152,7 +153,8 @@ Manifest::Manifest(const Plan& plan, Writer& out, std::string_view adapter, std:
 
 // As text, not as a tree: 100,000 tensors have 600,000 parts.
 void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, const EncodingError* basic,
-                   const MeasuredError* full, std::span<const Part> parts) {
+                   const MeasuredError* full, std::span<const Part> parts,
+                   const std::optional<Compensated>& compensated) {
   text_ += tensors_++ == 0 ? "\n  {\"name\":" : ",\n  {\"name\":";
   append_quoted(text_, tensor.info.name);
   text_ += ",\"codec\":";
@@ -164,6 +166,9 @@ void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Finding
   fmt::format_to(std::back_inserter(text_), R"(}},"transposed":{},"source_bytes":{},"stored_bytes":{},)",
                  tensor.transposed, tensor.source_bytes, tensor.stored_bytes);
   append(text_, findings);
+  if (compensated)
+    fmt::format_to(std::back_inserter(text_), R"(,"compensation":{{"damping":{},"second_moment_xxh3_128":"{}"}})",
+                   number(compensated->damping), compensated->second_moment.hex());
   if (full != nullptr)
     append(text_, *full, basic);
   else if (basic != nullptr)

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,12 @@
 #include "nibble/measure.hpp"
 
 namespace nibble {
+
+/// How the errors of a tensor were compensated.
+struct Compensated {
+  double damping;      ///< InputFactor::damping()
+  Xxh3 second_moment;  ///< of its input
+};
 
 /// nibble.json on its way to disk: what became of every tensor, for programs and for whoever checks the files. It holds
 /// no path, no time and no machine, so that equal input and options give equal bytes. It is written while tensors are
@@ -29,7 +36,7 @@ class Manifest {
   };
   /// Either kind of error, or neither.
   void add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, const EncodingError* basic,
-           const MeasuredError* full, std::span<const Part> parts);
+           const MeasuredError* full, std::span<const Part> parts, const std::optional<Compensated>& compensated = {});
 
   /// A position to come back to.
   struct Mark {

@@ -92,14 +92,16 @@ CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& pl
     return test;
   }
 
+  const InputFactor* const factor = factor_of(c, planned);
+  const auto compensated = factor == nullptr ? nullptr : codings_[c].compensated(planned.codec, factor);
+  const Quantizer& by = compensated ? *compensated : *quantizer;
   const std::uint64_t elements = planned.info.elements();
   if (fits)
     test.memory = buffers_.lend(codec->code_bytes(planned.info, elements), 0);
   else
     test.file = make_temporary();
-  Encoding encoding(reference, planned.info, codings_[c][planned.codec],
-                    quantizer->chunking(planned.info, unit_weights),
-                    make_scratch(quantizer->scratch_bytes(planned.info), fits), weighings_[c].columns_of(planned));
+  Encoding encoding(reference, planned.info, *codec, by, by.chunking(planned.info, unit_weights),
+                    make_scratch(by.scratch_bytes(planned.info), fits), weighings_[c].columns_of(planned));
   Findings findings;
   std::mutex mutex;  // of the findings
   const auto encode_range = [&](std::uint64_t first, std::uint64_t n) {
@@ -133,11 +135,24 @@ CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& pl
   return test;
 }
 
+const InputFactor* CandidateWeights::factor_of(std::size_t c, const PlannedTensor& planned) {
+  const auto needed = weighings_[c].factor_of(planned);
+  if (!needed) return nullptr;
+  if (!factor_ || factor_->of != *needed || factor_candidate_ != c) {
+    factor_ = {};  // one at a time
+    factor_ = weighings_[c].make_factor(*needed, [this](double) { check_cancelled(progress_); });
+    factor_candidate_ = c;
+  }
+  return &factor_->factor;
+}
+
 std::optional<std::uint64_t> CandidateWeights::memory_bytes(std::size_t c, const PlannedTensor& planned,
                                                             const WeightSource& reference) {
   const auto& [codec, quantizer] = codings_[c][planned.codec];
   if (is_same(*codec, reference)) return std::nullopt;
-  return codec->code_bytes(planned.info, planned.info.elements()) + quantizer->scratch_bytes(planned.info);
+  const auto compensated = weighings_[c].factor_of(planned) ? codings_[c].compensated(planned.codec, nullptr) : nullptr;
+  return codec->code_bytes(planned.info, planned.info.elements()) +
+         (compensated ? *compensated : *quantizer).scratch_bytes(planned.info);
 }
 
 }  // namespace nibble

@@ -59,12 +59,17 @@ class CandidateWeights {
                                                           const WeightSource& reference);
 
  private:
+  // By which the errors of a tensor are compensated, or null; valid until the next call.
+  const InputFactor* factor_of(std::size_t candidate, const PlannedTensor& planned);
+
   const Pairing& pairing_;
   std::span<const Candidate> candidates_;
   const std::deque<Codings>& codings_;
   const std::deque<Weighing>& weighings_;
   Buffers& buffers_;
   const Progress& progress_;
+  std::unique_ptr<const MadeFactor> factor_;  // the one that was needed last
+  std::size_t factor_candidate_ = 0;
 };
 
 /// Throws Error(interrupted) if the measurement was cancelled.

@@ -106,12 +106,15 @@ class Measuring {
   // Twice: a plan that has statistics is that of a conversion, which has them open, too. Tensors are encoded one at a
   // time.
   [[nodiscard]] std::uint64_t statistics_bytes() const {
-    std::uint64_t bytes = 0, columns = 0;
+    const std::uint64_t threads = options_.resources.threads != 0 ? options_.resources.threads : default_threads();
+    std::uint64_t bytes = 0, of_tensor = 0;
     for (const Weighing& weighing : weighings_) {
-      bytes += 2 * weighing.memory().bytes;
-      columns = std::max(columns, weighing.memory().column_bytes);
+      const StatisticsMemory& memory = weighing.memory();
+      bytes += 2 * memory.bytes;
+      of_tensor =
+          std::max({of_tensor, memory.column_bytes, memory.compensation.bytes(threads, unit_weights * sizeof(float))});
     }
-    return bytes + columns;
+    return bytes + of_tensor;
   }
 
   static std::uint64_t bytes_of(const Reader& checkpoint) {

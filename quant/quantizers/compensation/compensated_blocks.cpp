@@ -113,12 +113,12 @@ class CompensatedEncoder final : public Encoder {
 
 class CompensatedBlocks final : public Quantizer {
  public:
-  CompensatedBlocks(const FourBitCodec& codec, const QuantizerOptions& options, const InputFactor& factor)
+  CompensatedBlocks(const FourBitCodec& codec, const QuantizerOptions& options, const InputFactor* factor)
       : codec_(codec), options_(options), factor_(factor) {}
 
-  // Whole rows, and whole pieces of errors.
-  Chunking chunking(const TensorInfo&, std::uint64_t limit) const override {
-    const std::uint64_t unit = std::lcm<std::uint64_t>(factor_.columns(), tile_weights);
+  // Whole groups of rows, and whole pieces of errors.
+  Chunking chunking(const TensorInfo& tensor, std::uint64_t limit) const override {
+    const std::uint64_t unit = std::lcm<std::uint64_t>(row_group::rows * tensor.shape.at(1), tile_weights);
     return {std::max(limit - limit % unit, unit), codec_.double_quant()};
   }
 
@@ -131,20 +131,21 @@ class CompensatedBlocks final : public Quantizer {
   }
 
   std::unique_ptr<Encoder> encoder(const TensorInfo& tensor, const Chunking&, Scratch& scratch) const override {
-    return std::make_unique<CompensatedEncoder>(codec_, options_, factor_, tensor, scratch);
+    assert(factor_ != nullptr);
+    return std::make_unique<CompensatedEncoder>(codec_, options_, *factor_, tensor, scratch);
   }
 
  private:
   const FourBitCodec& codec_;
   QuantizerOptions options_;
-  const InputFactor& factor_;
+  const InputFactor* factor_;
 };
 
 }  // namespace
 
 std::unique_ptr<const Quantizer> make_compensated_blocks_quantizer(const FourBitCodec& codec,
                                                                    const QuantizerOptions& options,
-                                                                   const InputFactor& factor) {
+                                                                   const InputFactor* factor) {
   return std::make_unique<CompensatedBlocks>(codec, options, factor);
 }
 

@@ -235,6 +235,12 @@ struct Int8Coding {
 
 }  // namespace
 
+// The differences of a slab; weights, originals and, of one group, codes and weights that are not rounded.
+std::uint64_t compensation_bytes(std::uint64_t k, std::uint64_t blocksize) {
+  const std::uint64_t columns = std::max<std::uint64_t>(blocksize, tile_columns);
+  return sizeof(float) * slab_rows * k + columns * (2 * sizeof(float) * slab_rows + (sizeof(float) + 1) * group_rows);
+}
+
 FourBitCompensation::FourBitCompensation(const FourBitCodec& codec, const InputFactor& factor)
     : codec_(codec),
       factor_(factor),

@@ -13,8 +13,11 @@
 /// InputFactor::order() has after it. Rows do not depend on each other, so the bytes depend neither on how a weight is
 /// cut into rows nor on threads, and not on the CPU target. Throws Error(bad_input), which names the row of the
 /// whole weight, if a weight is not finite or the corrections leave the range of fp32. Thread-safe. A call takes
-/// 512 k + 1104 blocksize bytes of memory.
+/// compensation_bytes() of memory.
 namespace nibble {
+
+/// For int8, `blocksize` is that of a tile of the factor, 64, or less.
+[[nodiscard]] std::uint64_t compensation_bytes(std::uint64_t k, std::uint64_t blocksize);
 
 /// NF4 and FP4. When the first column of a block is reached, its absmax is chosen for what its weights are best by
 /// then, if they were not rounded: their largest magnitude, or what a search weighted by InputFactor::importance()

@@ -54,12 +54,13 @@ class SecondMoment {
   }
 
   // Factors the matrix with `added` on its diagonal, which is given. The upper triangle stays for the next attempt.
-  [[nodiscard]] bool factor(std::span<const double> diagonal, double added) {
+  [[nodiscard]] bool factor(std::span<const double> diagonal, double added,
+                            const std::function<void(double)>& progress) {
     for (std::size_t r = 0; r < k_; ++r) {
       at(r, r) = diagonal[r] + added;
       for (std::size_t c = 0; c < r; ++c) at(r, c) = at(c, r);
     }
-    return !factor_cholesky(matrix_, k_);
+    return !factor_cholesky(matrix_, k_, progress);
   }
 
   [[nodiscard]] double& at(std::size_t row, std::size_t column) const { return matrix_[row * k_ + column]; }
@@ -120,7 +121,7 @@ InputFactor::InputFactor(std::span<double> second_moment, std::size_t k, const O
   std::vector<double> diagonal(k);
   for (std::size_t i = 0; i < k; ++i) diagonal[i] = moment.diagonal(i);
   damping_ = options.damping;
-  while (!moment.factor(diagonal, mean == 0 ? 1 : damping_ * mean)) {
+  while (!moment.factor(diagonal, mean == 0 ? 1 : damping_ * mean, options.progress)) {
     if (damping_ >= max_damping)
       throw Error(
           Errc::bad_input,
@@ -152,6 +153,11 @@ InputFactor::InputFactor(std::span<double> second_moment, std::size_t k, const O
 
 std::uint64_t InputFactor::memory_bytes(std::uint64_t k) {
   return tile_at((k + tile_columns - 1) / tile_columns) * sizeof(float) + k * (sizeof(float) + sizeof(std::uint32_t));
+}
+
+// Beside the matrix: a block of its columns for Cholesky's products, and a few numbers for each column.
+std::uint64_t InputFactor::making_bytes(std::uint64_t k) {
+  return memory_bytes(k) + (k * k + 64 * k + 4 * k) * sizeof(double);
 }
 
 }  // namespace nibble

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -38,6 +39,8 @@ class InputFactor {
     std::size_t blocksize = 64;  ///< columns that share a scale
     ColumnOrder order = ColumnOrder::stored;
     double damping = 0.01;
+    /// Is called as by factor_cholesky(), from 0 on for each damping that is tried.
+    std::function<void(double)> progress{};
   };
 
   /// `second_moment` [k, k] is overwritten; its lower triangle is not read. Runs on the caller's oneTBB arena. Throws
@@ -45,8 +48,9 @@ class InputFactor {
   /// k is not a multiple of the blocksize or the damping is not a finite number above 0.
   InputFactor(std::span<double> second_moment, std::size_t k, const Options& options);
 
-  /// Bytes that it keeps; while it is made, second_moment and half a MiB per 1024 columns come on top.
+  /// Bytes that it keeps, and those that it has while it is made, second_moment included.
   [[nodiscard]] static std::uint64_t memory_bytes(std::uint64_t k);
+  [[nodiscard]] static std::uint64_t making_bytes(std::uint64_t k);
 
   [[nodiscard]] std::size_t columns() const noexcept { return order_.size(); }
   [[nodiscard]] std::size_t blocksize() const noexcept { return blocksize_; }

@@ -124,6 +124,7 @@ struct EncodeOptions {
   std::uint64_t limit = std::uint64_t{1} << 20;  ///< weights per chunk, as Quantizer::chunking() takes it
   ChunkOrder order = in_order;                   ///< of scan(), then of encode()
   QuantizerOptions quantizer = {};
+  const Quantizer* by = nullptr;             ///< null: the codec's own, with these options
   ColumnWeights columns = {};                ///< for Encoder::weigh()
   Scratch* scratch = nullptr;                ///< null: in memory
   std::vector<ErrorSums>* errors = nullptr;  ///< unless null: what encode() appends, in the order of the weights
@@ -132,7 +133,8 @@ struct EncodeOptions {
 
 inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<const std::byte> weights,
                       const EncodeOptions& options = {}) {
-  const auto quantizer = make_quantizer(codec, options.quantizer);
+  const auto own = options.by == nullptr ? make_quantizer(codec, options.quantizer) : nullptr;
+  const Quantizer* const quantizer = own ? own.get() : options.by;
   const Chunking chunking = quantizer->chunking(tensor, options.limit);
   MemoryScratch memory(options.scratch == nullptr ? quantizer->scratch_bytes(tensor) : 0);
   Scratch& scratch = options.scratch == nullptr ? memory : *options.scratch;

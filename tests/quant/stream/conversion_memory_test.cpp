@@ -61,6 +61,12 @@ TEST(ConversionMemory, CountsStatistics) {
   const std::size_t tokens = conversion_memory(plan, {2, 4'000'000'000}).tokens;
   EXPECT_EQ(total(2, {.column_bytes = 1'000'000, .tensors = 100}), without + (tokens + 1) * 1'000'000);
 
+  // Either a factor is made, or threads encode: 2 x (1 MB and twice a chunk of a MiB).
+  const CompensationMemory makes{.making_bytes = 50'000'000, .factor_bytes = 10'000'000, .thread_bytes = 1'000'000};
+  const CompensationMemory encodes{.making_bytes = 11'000'000, .factor_bytes = 10'000'000, .thread_bytes = 1'000'000};
+  EXPECT_EQ(total(2, {.compensation = makes}), without + 50'000'000);
+  EXPECT_EQ(total(2, {.compensation = encodes}), without + 10'000'000 + 2 * (1'000'000 + (2 << 20)));
+
   const StatisticsMemory statistics{.bytes = 7'000'000, .column_bytes = 1'000'000, .tensors = 100};
   const Resources little{1, 5'000'000};
   EXPECT_THAT(test::error_of([&] { (void)conversion_memory(plan, little, statistics); }, Errc::no_space),

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "quant/stream/codings.hpp"
 #include "tests/quant/schemes/scheme_support.hpp"
 
 namespace nibble::encode_test {
@@ -26,7 +27,7 @@ TEST(Encoding, CodesDoNotDependOnHowATensorIsCut) {
     const Bytes expected = test::encode(*coding.codec, tensor, weights).planes[0];
     for (const std::uint64_t limit : {4096U, 50'000U, 1'000'000U}) {
       const Chunking chunking = coding.quantizer->chunking(tensor, limit);
-      Encoding encoding(source, tensor, coding, chunking,
+      Encoding encoding(source, tensor, *coding.codec, *coding.quantizer, chunking,
                         std::make_unique<MemoryScratch>(coding.quantizer->scratch_bytes(tensor)));
       const std::uint64_t batch = 3 * chunking.weights, all = tensor.elements();
       Bytes codes(encoding.offset(all));
@@ -64,7 +65,7 @@ TEST(Encoding, AddsUpWhatItFinds) {
   recipe.to = "nf4";
   const Codings codings(recipe);
   const Coding& coding = codings["nf4"];
-  Encoding encoding(source, tensor, coding, coding.quantizer->chunking(tensor, 4096),
+  Encoding encoding(source, tensor, *coding.codec, *coding.quantizer, coding.quantizer->chunking(tensor, 4096),
                     std::make_unique<MemoryScratch>(coding.quantizer->scratch_bytes(tensor)));
   Bytes codes(encoding.offset(tensor.elements()));
   const Findings found = encoding.encode(0, tensor.elements(), codes, nullptr);

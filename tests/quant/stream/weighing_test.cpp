@@ -19,6 +19,7 @@ namespace nibble::weighing_test {
 namespace {
 
 using test::error_of;
+using testing::ElementsAre;
 using testing::EndsWith;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -81,7 +82,7 @@ TEST_F(Statistics, AreThoseOfATensorsInput) {
     EXPECT_EQ(found.at("l.q.weight"), roots_of(squares(96, 1)));
     EXPECT_EQ(found.at("l.o.weight"), roots_of(squares(80, 2)));
   }
-  EXPECT_EQ(weighing().warning(), "");
+  EXPECT_THAT(weighing().warnings(), IsEmpty());
   EXPECT_THAT(weighing().identity(), HasSubstr(R"("tensors":2})"));
 }
 
@@ -102,9 +103,9 @@ TEST_F(Statistics, AreOfNoUseWithoutASearch) {
 TEST_F(Statistics, MayLackATensor) {
   in.add_normal("l.up.weight", DType::f32, {64, 64});
   in.add_normal("l.v.weight", DType::f32, {64, 64});
-  EXPECT_EQ(weighing().warning(),
-            "2 of 4 tensors whose absmax is searched have no statistics, so all their columns count alike: "
-            "'l.up.weight', ...");
+  EXPECT_THAT(weighing().warnings(),
+              ElementsAre("2 of 4 tensors whose absmax is searched have no statistics, so all their columns count "
+                          "alike: 'l.up.weight', ..."));
   EXPECT_THAT(weighing().identity(), HasSubstr(R"("tensors":2})"));
   EXPECT_THAT(roots().at("l.up.weight"), IsEmpty());
   maker.manifest["weights"] = {{"other.weight", {"l.q"}}};
@@ -160,7 +161,7 @@ TEST_F(StatisticsOfExperts, AreThoseOfEach) {
   EXPECT_EQ(found.at(matrix(0)), roots_of(squares(128, 4)));
   EXPECT_EQ(found.at(matrix(1)), roots_of(squares(128, 5)));
   EXPECT_THAT(found.at(matrix(2)), IsEmpty());
-  EXPECT_THAT(weighing().warning(), HasSubstr("'" + matrix(2) + "'"));
+  EXPECT_THAT(weighing().warnings(), ElementsAre(HasSubstr("'" + matrix(2) + "'")));
   maker.manifest["weights"][fused] = {"e.0", "e.1"};
   EXPECT_THAT(refusal(), HasSubstr("has at least 3 matrices, the statistics have inputs of 2"));
 }
@@ -168,14 +169,14 @@ TEST_F(StatisticsOfExperts, AreThoseOfEach) {
 TEST_F(StatisticsOfExperts, AreNotGuessed) {
   in.add_normal(fused, DType::bf16, {3, 128, 128});
   EXPECT_THAT(roots().at(matrix(0)), IsEmpty());
-  EXPECT_THAT(weighing().warning(), HasSubstr("3 of 4"));
+  EXPECT_THAT(weighing().warnings(), ElementsAre(HasSubstr("3 of 4")));
 }
 
 TEST_F(StatisticsOfExperts, CountForARowAsAWhole) {
   in.add_normal(fused, DType::bf16, {3, 128, 64});
   EXPECT_THAT(roots().at(matrix(0)), IsEmpty());
-  EXPECT_THAT(weighing().warning(), HasSubstr("1 of 4"));            // the one that no token reached
-  EXPECT_THAT(weighing().identity(), HasSubstr(R"("tensors":1})"));  // without the experts
+  EXPECT_THAT(weighing().warnings(), ElementsAre(HasSubstr("1 of 4")));  // the one that no token reached
+  EXPECT_THAT(weighing().identity(), HasSubstr(R"("tensors":1})"));      // without the experts
   EXPECT_EQ(weighing().memory().tensors, 1U);
   EXPECT_EQ(weighing().memory().column_bytes, 96 * sizeof(float));
 }

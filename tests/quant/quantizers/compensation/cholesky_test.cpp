@@ -53,5 +53,17 @@ TEST(Cholesky, NamesTheColumnWhosePivotIsNotPositive) {
   EXPECT_EQ(factor_cholesky(zero, 1), 0U);
 }
 
+TEST(Cholesky, TellsHowMuchIsDone) {
+  constexpr std::size_t k = 256;
+  const test::Numbers a = test::damped(test::second_moment(k, k, 4), k, 0.01);
+  std::vector<double> told;
+  test::Numbers factored = a;
+  ASSERT_FALSE(factor_cholesky(factored, k, [&](double share) { told.push_back(share); }));
+  // Half of the work is done when half of the columns are.
+  EXPECT_EQ(told, (std::vector{0.15625, 0.5, 0.84375, 1.0}));
+  test::Numbers stopped = a;
+  EXPECT_THROW((void)factor_cholesky(stopped, k, [](double) { throw 1; }), int);
+}
+
 }  // namespace
 }  // namespace nibble::cholesky_test

@@ -39,7 +39,7 @@ class CompensatedBlocks : public testing::TestWithParam<const char*> {
  protected:
   Result encode(DType dtype, std::span<const std::byte> weights, std::uint64_t limit) const {
     const TensorInfo tensor{"w", dtype, {rows, k}};
-    const auto quantizer = make_compensated_blocks_quantizer(codec(), {.sums_errors = true}, factor_);
+    const auto quantizer = make_compensated_blocks_quantizer(codec(), {.sums_errors = true}, &factor_);
     const Chunking chunking = quantizer->chunking(tensor, limit);
     EXPECT_EQ(chunking.scan, codec().double_quant());
     EXPECT_EQ(chunking.weights % k, 0U);

@@ -150,6 +150,8 @@ TEST(InputFactor, KeepsWhatItSays) {
   // 1 + 2 tiles of 64 x 64 numbers, and 8 bytes per column.
   EXPECT_EQ(InputFactor::memory_bytes(128), 3U * 64 * 64 * 4 + 128 * 8);
   EXPECT_EQ(InputFactor::memory_bytes(96), 3U * 64 * 64 * 4 + 96 * 8);
+  // The matrix and 68 numbers for each column come on top.
+  EXPECT_EQ(InputFactor::making_bytes(96), InputFactor::memory_bytes(96) + (96 + 68) * 96 * 8);
 }
 
 }  // namespace
