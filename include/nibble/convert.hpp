@@ -27,7 +27,8 @@ class Progress {
  public:
   virtual ~Progress() = default;
   /// `done` bytes of the weights have been encoded and written; `tensor` is the current one. Where the input holds
-  /// codes, the bytes are those of the weights that they stand for. A merge first hashes the files of its adapter:
+  /// codes, the bytes are those of the weights that they stand for. With Recipe::compensate, the bytes of each second
+  /// moment that is used count, too, while its factor is made. A merge first hashes the files of its adapter:
   /// until then, `tensor` is the file, and the bytes are those of these files.
   virtual void advance(std::string_view tensor, std::uint64_t done, std::uint64_t total);
   /// All of the output is on the disk; only the rename is left. Prepare the text of the report now: after this, a

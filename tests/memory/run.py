@@ -236,7 +236,7 @@ CASES = {
     "compensation of 1536 columns": dict(
         make=lambda path: (write_checkpoint(path, [layer(0, "up", [256, 1536])]),
                            write_statistics(f"{path}-statistics", layer(0, "up", [])[0], 1536, second_moment=True)),
-        options=["--to", "nf4", "--compensate"], statistics=True, mib=48),
+        options=["--to", "nf4", "--compensate"], statistics=True, mib=39),
     "rows of one weight to int8, 8 threads": dict(
         make=lambda path: write_checkpoint(path, [layer(i, "up", [1 << 20, 1]) for i in range(30)]),
         options=["--to", "int8", "--threads", "8"], mib=64),

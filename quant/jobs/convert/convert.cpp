@@ -253,7 +253,7 @@ class Conversion {
       factor_ = weighing_.make_factor(*needed, [&](double share) {
         check_cancelled();
         made = std::max(made, static_cast<std::uint64_t>(share * static_cast<double>(all)));  // of the first damping
-        progress_.advance(tensor.info.name, done_ + std::min(made, all), total_);
+        progress_.advance(tensor.info.name, done_ + made, total_);
       });
     }
     done_ += all;

@@ -18,13 +18,12 @@ namespace {
 // Starting a device takes a while, however small the conversion, so the CPU does small conversions.
 constexpr std::uint64_t min_for_device = 256 << 20;
 
-std::unique_ptr<Device> open_device(DeviceChoice choice, const Plan& plan, const Weighing& weighing) {
+std::unique_ptr<Device> open_device(DeviceChoice choice, const Plan& plan) {
   if (choice == DeviceChoice::cpu) return nullptr;
   const Codings codings(plan.recipe);
   std::uint64_t bytes = 0;  // of the weights that it could encode
   for (const PlannedTensor& tensor : plan.tensors)
-    if (tensor.quantized && codings[tensor.codec].quantizer->uses_device(tensor.info) && !weighing.factor_of(tensor))
-      bytes += tensor.info.bytes();
+    if (tensor.quantized && codings[tensor.codec].quantizer->uses_device(tensor.info)) bytes += tensor.info.bytes();
   if (choice == DeviceChoice::automatic && bytes < min_for_device) return nullptr;
   return Device::open(choice);
 }
@@ -65,7 +64,7 @@ struct PlannedConversion::State {
 
   const Resources& resources() {
     if (options.resources.device == nullptr && !std::exchange(is_device_open, true)) {
-      device = open_device(options.device, plan, weighing);
+      device = open_device(options.device, plan);
       options.resources.device = device.get();
     }
     return options.resources;

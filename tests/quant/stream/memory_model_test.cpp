@@ -44,6 +44,16 @@ TEST(MemoryModel, NeedsAreTheMostOfAnyTensor) {
   EXPECT_EQ(scanned, 80'000U * 8);
   EXPECT_EQ(needs("int8", 40).encoder, finish_bytes(needs("int8", 40).scratch) + scanned);
 
+  // Compensated tensors are scanned, and their chunks are groups of 16 rows.
+  Recipe compensated = test::recipe("nf4");
+  compensated.compensate = true;
+  const Plan plan = make_plan(in, compensated);
+  const EncodingNeeds more = needs_of(plan, Codings(compensated), [](DType) { return 1 << 20; });
+  EXPECT_EQ(more.encoder, finish_bytes(5 * 80'000) + 4 * 80'000);
+  EXPECT_GT(more.encoder, nf4.encoder);
+  EXPECT_EQ(more.least_chunk, 2U * 4096);  // 16 rows of 64 columns, and whole pieces of errors
+  EXPECT_GT(more.least_chunk, nf4.least_chunk);
+
   const EncodingNeeds fp32 = needs("fp32", 4096);
   EXPECT_FALSE(fp32.transposes);
   EXPECT_EQ(fp32.growth, 2);

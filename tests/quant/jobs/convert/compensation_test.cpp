@@ -184,6 +184,21 @@ TEST_F(CompensatedConversion, IsMeasured) {
       square += square_of(0);
     }
     EXPECT_NEAR(basic.report.totals.quantized.error.square, square, 1e-5 * square);
+    Recipe other = chosen;  // another second moment for the same input
+    test::StatisticsMaker identity;
+    for (const auto& [name, k] : {std::pair("a.q", 128), {"b.o", 192}}) {
+      std::vector<float> moment(k * k);
+      for (int i = 0; i < k; ++i) moment[i * k + i] = 1;
+      identity.add(name, std::vector<float>(k, 1.0f), moment);
+    }
+    identity.manifest["weights"] = maker.manifest["weights"];
+    other.calibration = identity.write(dir, "identity");
+    const std::vector<Candidate> two{test::plan(in, chosen), test::plan(in, other)};
+    const Measurement both = measure(in, two, {}, progress);
+    for (std::size_t t = 0; t < found.tensors.size(); ++t) {
+      EXPECT_EQ(both.candidates[0].tensors[t]->stats.square, found.candidates[1].tensors[t]->stats.square);
+      EXPECT_LT(both.candidates[1].tensors[t]->stats.square, found.candidates[1].tensors[t]->stats.square);
+    }
     Recipe full = chosen;
     full.error_report = ErrorReport::full;
     EXPECT_EQ(run(full).parts, basic.parts);
@@ -194,6 +209,8 @@ TEST_F(CompensatedConversion, LeavesOutWhatIsNotPossible) {
   in.add_normal("c.x.weight", DType::f32, {8, 96});
   add_input("c.x", 96, 3);
   in.add_normal("d.y.weight", DType::f32, {8, 128});
+  in.add_normal("e.empty.weight", DType::f32, {0, 128});  // counts nowhere
+  maker.manifest["weights"]["e.empty.weight"] = {"a.q"};
   for (const char* const to : {"nf4", "nf4:absmax=search"}) {
     const Result result = run(recipe(to));
     expect_compensated(to, result, "a.q.weight", "a.q", in.bytes(0));
@@ -213,6 +230,13 @@ TEST_F(CompensatedConversion, LeavesOutWhatIsNotPossible) {
   const Result compensated = run(weighted);
   weighted.compensate = false;
   EXPECT_EQ(compensated.parts.at("c.x.weight"), run(weighted).parts.at("c.x.weight"));
+  weighted.compensate = true;
+  const Plan plan = make_plan(in, weighted);
+  const Weighing weighing(in, plan, 1'000'000'000);
+  for (const PlannedTensor& tensor : plan.tensors) {
+    EXPECT_EQ(weighing.columns_of(tensor).empty(), tensor.info.name != "c.x.weight");
+    EXPECT_EQ(weighing.factor_of(tensor).has_value(), tensor.info.name < "c");
+  }
 }
 
 TEST_F(CompensatedConversion, HasAnInputForEachExpert) {
@@ -263,6 +287,29 @@ TEST_F(CompensatedConversion, IsRefusedWhereItHasNoEffect) {
                                                "'a.q.weight' is the first: is it of another model?"));
 }
 
+TEST_F(CompensatedConversion, TakesMemory) {
+  const Plan plan = make_plan(in, recipe("nf4"));
+  const CompensationMemory memory = Weighing(in, plan, 1'000'000'000).memory().compensation;
+  EXPECT_GE(memory.making_bytes, InputFactor::making_bytes(192) + 192 * 192 * sizeof(float));  // it is read at once
+  EXPECT_EQ(memory.factor_bytes, InputFactor::memory_bytes(192));
+  EXPECT_EQ(memory.thread_bytes, 512U * 192 + 1104 * 64);
+  const auto least = [&](const Recipe& chosen) {
+    const std::vector<Candidate> candidates{test::plan(in, chosen)};
+    return test::remedy_of([&] {
+             Progress progress;
+             (void)measure(in, candidates, {.resources = {1, 16'000'000}}, progress);
+           })
+        .bytes;
+  };
+  EXPECT_GE(least(recipe("nf4")), least(recipe("nf4", false)) + memory.bytes(1, 4 * (1 << 17)));
+}
+
+TEST_F(CompensatedConversion, ReadsMeanSquaresBeforeAnythingIsWritten) {
+  in.add_normal("c.x.weight", DType::f32, {8, 64});
+  maker.add("c.x", std::vector<float>(64, -1.0f), std::vector<float>(64 * 64));
+  EXPECT_THAT(error_of([&] { (void)warnings("nf4"); }), HasSubstr("tensor 'c.x.mean_square': value 0 is -1"));
+}
+
 TEST_F(CompensatedConversion, NamesASecondMomentThatCannotBeUsed) {
   std::vector<float> moment(128 * 128, 1.0f);  // -1 elsewhere on the diagonal's sides: not of squares
   for (std::size_t i = 0; i < 128; ++i) moment[i * 128 + i] = 1e-3f;
@@ -284,17 +331,6 @@ TEST_F(CompensatedConversion, NamesATensorWithCorrectionsBeyondFp32) {
               EndsWith("tensor 'c.x.weight': the corrections of row 0 are beyond the range of fp32"));
 }
 
-// More damping than usual is recorded.
-TEST_F(CompensatedConversion, RecordsTheDamping) {
-  std::vector<float> moment(128 * 128);
-  for (std::size_t i = 0; i < 128; ++i) moment[i * 128 + i] = 1;
-  moment[1] = moment[128] = 1.05f;  // an eigenvalue of -0.05
-  in.add_normal("c.x.weight", DType::f32, {8, 128});
-  add_input("c.x", moment, 128);
-  for (const auto& tensor : nlohmann::json::parse(run(recipe("nf4")).manifest).at("tensors"))
-    EXPECT_EQ(tensor.at("compensation").at("damping"), tensor.at("name") == "c.x.weight" ? 0.1 : 0.01);
-}
-
 class Recorded final : public Progress {
  public:
   void advance(std::string_view tensor, std::uint64_t done, std::uint64_t total) override {
@@ -310,6 +346,33 @@ class Recorded final : public Progress {
   std::map<std::string, std::size_t> calls;
   std::map<std::string, std::vector<std::uint64_t>> dones;
 };
+
+// More damping than usual is recorded.
+TEST_F(CompensatedConversion, RecordsTheDamping) {
+  constexpr std::size_t k = 192;
+  std::vector<float> moment(k * k);
+  for (std::size_t i = 0; i < k; ++i) moment[i * k + i] = 1;
+  moment[1] = moment[k] = 1.05f;  // an eigenvalue of -0.05
+  in.add_normal("c.x.weight", DType::f32, {8, k});
+  add_input("c.x", moment, k);
+  test::MemoryWriter out;
+  Recorded progress;  // never goes back
+  (void)convert(in, make_plan(in, recipe("nf4")), out, {1}, progress);
+  for (const auto& tensor : nlohmann::json::parse(out.manifest()).at("tensors"))
+    EXPECT_EQ(tensor.at("compensation").at("damping"), tensor.at("name") == "c.x.weight" ? 0.1 : 0.01);
+}
+
+// A tensor has batches for all threads.
+TEST_F(CompensatedConversion, UsesAllThreads) {
+  in.add_normal("a.v.weight", DType::f16, {515, 128});
+  maker.manifest["weights"]["a.v.weight"] = {"a.q"};
+  for (const char* const to : {"nf4:double-quant=no", "int8"}) {
+    test::MemoryWriter out;
+    Recorded progress;
+    (void)convert(in, make_plan(in, recipe(to)), out, {4}, progress);
+    EXPECT_GE(progress.calls.at("a.v.weight"), 4U) << to;
+  }
+}
 
 // The second moments count as bytes, a factor is made once for tensors that follow each other, and what is done grows
 // while it is.
