@@ -52,7 +52,7 @@ Weighing::Weighing(const Reader& in, const Plan& plan, std::uint64_t max_memory)
   std::size_t considered = 0, compensated = 0;
   std::set<std::size_t> inputs;
   for (const PlannedTensor& tensor : plan.tensors) {
-    const bool can_compensate = compensates && columns_to_compensate(tensor.codec) && tensor.info.elements() > 0;
+    const bool can_compensate = compensates && columns_to_compensate(tensor.codec);
     if (!searches_absmax(tensor.codec) && !can_compensate) continue;
     ++considered;
     const auto input = input_of(tensor);
@@ -153,7 +153,7 @@ ColumnWeights Weighing::columns_of(const PlannedTensor& tensor) const {
 
 std::optional<FactorOf> Weighing::factor_of(const PlannedTensor& tensor) const {
   const auto found = compensated_columns_.find(tensor.codec);
-  if (found == compensated_columns_.end() || !found->second || tensor.info.elements() == 0) return std::nullopt;
+  if (found == compensated_columns_.end() || !found->second) return std::nullopt;
   const auto input = input_of(tensor);
   if (!input || !has_columns_of(tensor, *input) || tensor.info.shape[1] % *found->second != 0) return std::nullopt;
   return FactorOf{*input, *found->second};

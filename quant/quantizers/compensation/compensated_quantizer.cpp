@@ -13,7 +13,7 @@ std::optional<std::size_t> compensated_columns(const Codec& codec) {
 
 bool can_be_compensated(const Codec& codec, const TensorInfo& tensor) {
   const auto columns = compensated_columns(codec);
-  return columns && tensor.shape.size() == 2 && tensor.elements() > 0 && tensor.shape[1] % *columns == 0;
+  return columns && tensor.shape.size() == 2 && tensor.shape[1] % *columns == 0;
 }
 
 std::unique_ptr<const Quantizer> make_compensated_quantizer(const Codec& codec, const QuantizerOptions& options,
