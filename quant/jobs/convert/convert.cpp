@@ -119,6 +119,8 @@ class Conversion {
   // The bytes of the weights, and those of each second moment that is read: to make its factor takes about as long as
   // to quantize a weight of as many rows as columns.
   void count_work() {
+    total_ = 0;
+    second_moments_.clear();
     std::optional<FactorOf> last;
     for (std::size_t t = 0; t < report_.plan.tensors.size(); ++t) {
       const PlannedTensor tensor = report_.plan.tensors[t];
@@ -199,6 +201,7 @@ class Conversion {
       encode_shard(shard);
       if (!keep_nonfinite(shard)) break;
       done_ = done_before;
+      count_work();  // a tensor that is kept needs no factor
       manifest_.rewind(manifest_before);
       report_.findings = findings_before;
       report_.totals = totals_before;

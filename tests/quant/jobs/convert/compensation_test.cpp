@@ -407,12 +407,16 @@ TEST_F(CompensatedConversion, StopsWhileAFactorIsMade) {
 TEST_F(CompensatedConversion, KeepsATensorThatIsNotFinite) {
   const Result before = run(recipe("nf4"));
   const float nan = NAN;
+  const std::vector<std::byte> whole = in.bytes(1);
   std::memcpy(in.bytes(1).data() + 512, &nan, sizeof nan);
   test::MemoryWriter out;
   class Last final : public Progress {
    public:
-    void advance(std::string_view, std::uint64_t done, std::uint64_t total) override { EXPECT_LE(last = done, total); }
-    std::uint64_t last = 0;
+    void advance(std::string_view, std::uint64_t done, std::uint64_t total) override {
+      EXPECT_LE(done, total);
+      is_all = done == total;
+    }
+    bool is_all = false;
   } progress;
   const Report report = convert(in, make_plan(in, recipe("nf4")), out, {1}, progress);
   EXPECT_THAT(test::texts(report.warnings), Contains(HasSubstr("'a.k.weight' is kept")));
@@ -420,6 +424,14 @@ TEST_F(CompensatedConversion, KeepsATensorThatIsNotFinite) {
   for (const char* const name : {"a.q.weight", "b.o.weight"}) EXPECT_EQ(out.parts().at(name), before.parts.at(name));
   const auto manifest = nlohmann::json::parse(out.manifest());
   EXPECT_FALSE(manifest.at("tensors")[1].contains("compensation"));
+
+  // The tensor that is kept is the one for which the factor was made.
+  in.bytes(1) = whole;
+  std::memcpy(in.bytes(0).data() + 512, &nan, sizeof nan);
+  test::MemoryWriter other;
+  (void)convert(in, make_plan(in, recipe("nf4")), other, {1}, progress);
+  EXPECT_TRUE(progress.is_all);
+  EXPECT_EQ(other.parts().at("a.k.weight"), before.parts.at("a.k.weight"));
 }
 
 }  // namespace
