@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "nibble/error.hpp"
+
 namespace nibble {
 
 Encoding::Encoding(const WeightSource& source, const TensorInfo& tensor, const Codec& codec, const Quantizer& quantizer,
@@ -35,11 +37,16 @@ Findings Encoding::encode(std::uint64_t first, std::uint64_t n, std::span<std::b
                           const std::function<void(std::span<const std::byte> codes)>& encoded) {
   Findings findings;
   const std::uint64_t begin = offset(first);
-  for_each_chunk(first, n, [&](std::uint64_t at, std::uint64_t end, std::span<const std::byte> weights) {
-    const std::span<std::byte> of_chunk = codes.subspan(offset(at) - begin, offset(end) - offset(at));
-    findings.add(encoder_->encode(at, weights, of_chunk, errors));
-    encoded(of_chunk);
-  });
+  try {
+    for_each_chunk(first, n, [&](std::uint64_t at, std::uint64_t end, std::span<const std::byte> weights) {
+      const std::span<std::byte> of_chunk = codes.subspan(offset(at) - begin, offset(end) - offset(at));
+      findings.add(encoder_->encode(at, weights, of_chunk, errors));
+      encoded(of_chunk);
+    });
+  } catch (const Error& error) {
+    if (error.code() != Errc::bad_input || !error.subject().empty()) throw;
+    throw Error(Errc::bad_input, "tensor '" + printable(tensor_.name) + "': " + error.what());
+  }
   return findings;
 }
 

@@ -31,7 +31,7 @@ class Encoding {
   void scan(std::uint64_t first, std::uint64_t n);
 
   /// Puts the codes of these weights into `codes`. `encoded` is called with the codes of each chunk while they are in
-  /// the cache.
+  /// the cache. An Error(bad_input) without a subject names the tensor.
   Findings encode(
       std::uint64_t first, std::uint64_t n, std::span<std::byte> codes, std::vector<ErrorSums>* errors,
       const std::function<void(std::span<const std::byte> codes)>& encoded = [](auto) {});

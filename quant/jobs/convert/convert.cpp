@@ -202,6 +202,7 @@ class Conversion {
       if (!keep_nonfinite(shard)) break;
       done_ = done_before;
       count_work();  // a tensor that is kept needs no factor
+      factor_ = {};  // otherwise a shard with one factor would find it made, and not count it
       manifest_.rewind(manifest_before);
       report_.findings = findings_before;
       report_.totals = totals_before;
@@ -335,9 +336,8 @@ class Conversion {
       batch.findings = work.encoding->encode(batch.first, batch.weights, out, sums_errors ? &batch.errors : nullptr,
                                              [&](std::span<const std::byte> codes) { batch.hashes.append(codes); });
     } catch (const Error& error) {
-      if (error.code() != Errc::bad_input || !error.subject().empty()) throw;
-      throw Error(Errc::bad_input, in_.label_of(work.tensor.source),
-                  fmt::format("tensor '{}': {}", printable(work.tensor.info.name), error.what()));
+      if (error.code() != Errc::bad_input) throw;
+      throw about(error, in_.label_of(work.tensor.source));
     }
     if (memory_.behind == 0) out_.write(work.first_part, batch.out_offset, out);
   }

@@ -110,7 +110,8 @@ CandidateTensor CandidateWeights::encoded(std::size_t c, const PlannedTensor& pl
     const std::uint64_t begin = encoding.offset(first), size = encoding.offset(first + n) - begin;
     if (!fits) loan = buffers_.lend(size, 0);
     const std::span<std::byte> out = fits ? test.memory.bytes().subspan(begin, size) : loan.bytes();
-    const Findings found = encoding.encode(first, n, out, nullptr);
+    const Findings found =
+        about(pairing_.reference().reader(), [&] { return encoding.encode(first, n, out, nullptr); });
     if (!fits) test.file->write(begin, out);
     if (found == Findings{}) return;
     const std::scoped_lock lock(mutex);

@@ -265,6 +265,23 @@ TEST_F(CompensatedConversion, HasAnInputForEachExpert) {
                                    experts + "0.down_proj.weight', ...")));
 }
 
+// Conv1D stores [in, out]: the columns of the matrix that is encoded are its inputs.
+TEST_F(CompensatedConversion, CompensatesTransposedTensors) {
+  constexpr std::size_t k = 128, rows = 48;
+  in = {};
+  in.set_architecture("GPT2LMHeadModel", false);
+  const std::string name = "transformer.h.0.mlp.c_fc.weight";
+  in.add_normal(name, DType::f32, {k, rows});
+  maker = {};
+  add_input("fc", k, 7);
+  maker.manifest["weights"] = {{name, {"fc"}}};
+  std::vector<std::byte> transposed(in.bytes(0).size());
+  for (std::size_t r = 0; r < rows; ++r)
+    for (std::size_t c = 0; c < k; ++c)
+      std::memcpy(transposed.data() + 4 * (r * k + c), in.bytes(0).data() + 4 * (c * rows + r), 4);
+  for (const char* const to : {"nf4", "int8"}) expect_compensated(to, run(recipe(to)), name, "fc", transposed);
+}
+
 TEST_F(CompensatedConversion, NeedsSecondMoments) {
   Recipe without = recipe("nf4");
   without.calibration.clear();
@@ -325,8 +342,12 @@ TEST_F(CompensatedConversion, NamesATensorWithCorrectionsBeyondFp32) {
     const float huge = at % 8 == 0 ? 3e38f : -2e38f;
     std::memcpy(in.bytes(3).data() + at, &huge, sizeof huge);
   }
-  EXPECT_THAT(refusal(recipe("nf4")),
-              EndsWith("tensor 'c.x.weight': the corrections of row 0 are beyond the range of fp32"));
+  Recipe chosen = recipe("nf4");
+  for (const ErrorReport report : {ErrorReport::basic, ErrorReport::full}) {  // a full one measures first
+    chosen.error_report = report;
+    EXPECT_THAT(refusal(chosen),
+                EndsWith("tensor 'c.x.weight': the corrections of row 0 are beyond the range of fp32"));
+  }
 }
 
 class Recorded final : public Progress {
@@ -432,6 +453,36 @@ TEST_F(CompensatedConversion, KeepsATensorThatIsNotFinite) {
   (void)convert(in, make_plan(in, recipe("nf4")), other, {1}, progress);
   EXPECT_TRUE(progress.is_all);
   EXPECT_EQ(other.parts().at("a.k.weight"), before.parts.at("a.k.weight"));
+}
+
+// The second moments that are used count once, though the shard begins anew. Tensors in int8 are not scanned, so they
+// are one pipeline where they share a factor.
+TEST_F(CompensatedConversion, ProgressEndsAtTheTotalAfterATensorIsKept) {
+  class Last final : public Progress {
+   public:
+    void advance(std::string_view, std::uint64_t done, std::uint64_t total) override {
+      EXPECT_LE(done, total);
+      last_done = done, last_total = total;
+    }
+    std::uint64_t last_done = 0, last_total = 0;
+  };
+  for (const std::size_t kept : {1U, 2U, 3U}) {  // the first with an input, one that shares it, the only one of another
+    in = {};
+    in.add_normal("a.a.weight", DType::f32, {8, 128});  // without statistics
+    in.add_normal("a.k.weight", DType::f32, {24, 128});
+    in.add_normal("a.q.weight", DType::f32, {70, 128});
+    if (kept == 3) in.add_normal("b.o.weight", DType::f32, {32, 192});
+    const float nan = NAN;
+    std::memcpy(in.bytes(kept).data(), &nan, sizeof nan);
+    test::MemoryWriter out;
+    Last progress;
+    const Report report = convert(in, make_plan(in, recipe("int8")), out, {1}, progress);
+    EXPECT_THAT(test::texts(report.warnings), Contains(HasSubstr("is kept")));
+    std::uint64_t bytes = 4 * 128 * 128;
+    for (std::size_t t = 0; t < in.tensors().size(); ++t) bytes += in.tensors().bytes(t);
+    EXPECT_EQ(progress.last_done, bytes) << kept;
+    EXPECT_EQ(progress.last_total, bytes) << kept;
+  }
 }
 
 }  // namespace
