@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/refuse.hpp"
@@ -35,6 +37,21 @@ struct Named {
 // Of a second moment, read at once: a MiB, or one row.
 constexpr std::uint64_t rows_read(std::uint64_t k) { return std::max<std::uint64_t>((1 << 18) / k, 1); }
 
+// Row and column of an element below the diagonal that is not that above it, up to rounding in fp32.
+std::optional<std::pair<std::size_t, std::size_t>> asymmetry(std::span<const double> matrix, std::size_t k) {
+  constexpr double tolerance = 1e-3;
+  constexpr std::size_t tile = 32;
+  for (std::size_t row = 0; row < k; row += tile)
+    for (std::size_t column = 0; column <= row; column += tile)
+      for (std::size_t r = row; r < std::min(row + tile, k); ++r)
+        for (std::size_t c = column; c < std::min(column + tile, r); ++c) {
+          const double difference = matrix[r * k + c] - matrix[c * k + r];
+          if (difference * difference > tolerance * tolerance * matrix[r * k + r] * matrix[c * k + c])
+            return std::pair(r, c);
+        }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Weighing::Weighing(const Reader& in, const Plan& plan, std::uint64_t max_memory) : in_(&in) {
@@ -47,7 +64,6 @@ Weighing::Weighing(const Reader& in, const Plan& plan, std::uint64_t max_memory)
   const std::string label = escaped((plan.recipe.calibration / Calibration::file_name).native());
   if (compensates && !statistics_->has_second_moments())
     refuse(label, "has no second moments, which compensation needs: nibble.calibrate writes them when told to");
-  const std::string_view what = compensates ? "that could be compensated" : "whose absmax is searched";
   Named missing, not_blocks, by_rows;
   std::size_t considered = 0, compensated = 0;
   std::set<std::size_t> inputs;
@@ -78,16 +94,17 @@ Weighing::Weighing(const Reader& in, const Plan& plan, std::uint64_t max_memory)
                                          : "statistics of a calibration have no effect: the absmax of no tensor is "
                                            "searched");
   if (missing.count == considered)
-    refuse(label, "lists no tensor {}; '{}' is the first: is it of another model?", what, printable(missing.first));
-  const auto warn = [&](const Named& tensors, std::string_view why) {
+    refuse(label, "lists no tensor {}; '{}' is the first: is it of another model?",
+           compensates ? "that could be compensated" : "whose absmax is searched", printable(missing.first));
+  const auto warn = [&](const Named& tensors, std::string_view fact) {
     if (tensors.count > 0)
-      warnings_.push_back(fmt::format("{} of {} tensors {} {}: '{}'{}", tensors.count, considered, what, why,
+      warnings_.push_back(fmt::format("{} of {} tensors {}: '{}'{}", tensors.count, considered, fact,
                                       printable(tensors.first), tensors.count > 1 ? ", ..." : ""));
   };
-  warn(missing,
-       compensates ? "have no statistics, so they are not" : "have no statistics, so all their columns count alike");
-  warn(not_blocks, "are not, because their rows are not whole blocks");
-  warn(by_rows, "are not, because all weights of a row have the same input");
+  warn(missing, compensates ? "are not compensated, because they have no statistics"
+                            : "whose absmax is searched have no statistics, so all their columns count alike");
+  warn(not_blocks, "are not compensated, because their rows are not whole blocks");
+  warn(by_rows, "are not compensated, because all weights of a row have the same input");
   if (compensates && compensated == 0) throw Error(Errc::usage, "compensation has no effect: " + warnings_.back());
   Xxh3Stream hash;
   for (const std::size_t input : inputs) {
@@ -179,6 +196,10 @@ std::unique_ptr<const MadeFactor> Weighing::make_factor(const FactorOf& of,
       progress(0);
     }
   }
+  if (const auto at = asymmetry(matrix, k))
+    statistics_->refuse_second_moment(of.input, fmt::format("[{}, {}] is {}, and [{}, {}] is {}: not symmetric",
+                                                            at->first, at->second, matrix[at->first * k + at->second],
+                                                            at->second, at->first, matrix[at->second * k + at->first]));
   try {
     return std::make_unique<const MadeFactor>(
         MadeFactor{of, hash.digest(), InputFactor(matrix, k, {.blocksize = of.blocksize, .progress = progress})});

@@ -81,8 +81,8 @@ TEST_F(CompensateOption, IsRefusedWhereNothingIsCompensated) {
   expect_refusal("--to bf16 --compensate --calibration stats", 2,
                  "--compensate cannot be combined with --to bf16: only int8, nf4 and fp4 have it");
   expect_refusal("--to nf4 --block-size 256 --compensate --calibration stats", 2,
-                 "compensation has no effect: 2 of 2 tensors that could be compensated are not, because their rows are "
-                 "not whole blocks: 'layers.0.q_proj.weight', ...");
+                 "compensation has no effect: 2 of 2 tensors are not compensated, because their rows are not whole "
+                 "blocks: 'layers.0.q_proj.weight', ...");
 }
 
 // Before anything is written, and with a limit that is enough.
@@ -110,8 +110,8 @@ TEST_F(CompensateOption, TellsOfTensorsThatAreNot) {
   for (const char* const how : {"--dry-run", ""}) {
     const test::Outcome done = convert("--to nf4 --compensate --calibration stats " + std::string(how));
     EXPECT_EQ(done.code, 0) << done.err;
-    EXPECT_THAT(done.err, HasSubstr("warning: 1 of 2 tensors that could be compensated have no statistics, so they are "
-                                    "not: 'layers.0.k_proj.weight'"));
+    EXPECT_THAT(done.err, HasSubstr("warning: 1 of 2 tensors are not compensated, because they have no statistics: "
+                                    "'layers.0.k_proj.weight'"));
   }
 }
 

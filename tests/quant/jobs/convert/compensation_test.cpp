@@ -1,5 +1,6 @@
 // Conversions that compensate rounding errors: that the bytes are those of the quantizer, whatever else a conversion
 // does, and what they refuse.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -214,10 +215,9 @@ TEST_F(CompensatedConversion, LeavesOutWhatIsNotPossible) {
     expect_compensated(to, result, "a.q.weight", "a.q", in.bytes(0));
     expect_plain(to, result, "d.y.weight");
     EXPECT_THAT(warnings(to),
-                ElementsAre("1 of 5 tensors that could be compensated have no statistics, so they are not: "
-                            "'d.y.weight'",
-                            "1 of 5 tensors that could be compensated are not, because their rows are not whole "
-                            "blocks: 'c.x.weight'"));
+                ElementsAre("1 of 5 tensors are not compensated, because they have no statistics: 'd.y.weight'",
+                            "1 of 5 tensors are not compensated, because their rows are not whole blocks: "
+                            "'c.x.weight'"));
     for (const auto& tensor : nlohmann::json::parse(result.manifest).at("tensors"))
       EXPECT_EQ(tensor.contains("compensation"), tensor.at("name") < "c") << tensor.at("name");
   }
@@ -259,9 +259,9 @@ TEST_F(CompensatedConversion, HasAnInputForEachExpert) {
   // The rows of the second are the inputs.
   expect_plain("nf4", result, experts + "0.down_proj.weight");
   EXPECT_THAT(warnings("nf4"),
-              ElementsAre(HasSubstr("2 of 6 tensors that could be compensated have no statistics"),
-                          EndsWith("2 of 6 tensors that could be compensated are not, because all weights of a row "
-                                   "have the same input: '" +
+              ElementsAre(HasSubstr("2 of 6 tensors are not compensated, because they have no statistics"),
+                          EndsWith("2 of 6 tensors are not compensated, because all weights of a row have the same "
+                                   "input: '" +
                                    experts + "0.down_proj.weight', ...")));
 }
 
@@ -295,8 +295,8 @@ TEST_F(CompensatedConversion, IsRefusedWhereItHasNoEffect) {
   EXPECT_EQ(refusal(recipe("fp8"), Errc::usage),
             "compensation has no effect: no tensor is stored in a codec that has it");
   EXPECT_EQ(refusal(recipe("nf4:block-size=1024"), Errc::usage),
-            "compensation has no effect: 3 of 3 tensors that could be compensated are not, because their rows are not "
-            "whole blocks: 'a.q.weight', ...");
+            "compensation has no effect: 3 of 3 tensors are not compensated, because their rows are not whole blocks: "
+            "'a.q.weight', ...");
   maker.manifest["weights"] = {{"other.weight", {"a.q"}}};
   EXPECT_THAT(refusal(recipe("nf4")), EndsWith("stats/calibration.json: lists no tensor that could be compensated; "
                                                "'a.q.weight' is the first: is it of another model?"));
@@ -333,6 +333,29 @@ TEST_F(CompensatedConversion, NamesASecondMomentThatCannotBeUsed) {
   EXPECT_THAT(refusal(recipe("nf4")),
               EndsWith("stats/layer-00000.safetensors: tensor 'c.x.second_moment': the second moment of the inputs is "
                        "not positive definite, even with the mean of its diagonal added to the diagonal"));
+}
+
+// Half of a matrix says nothing of how its inputs depend on each other, or something else than the other half.
+TEST_F(CompensatedConversion, RefusesASecondMomentThatIsNotSymmetric) {
+  constexpr std::size_t k = 128;
+  in.add_normal("c.x.weight", DType::f32, {8, k});
+  std::vector<float> moment(k * k);
+  for (std::size_t i = 0; i < k; ++i) moment[i * k + i] = 4;
+  const auto others = maker;
+  const auto changed_by = [&](std::size_t row, std::size_t column, float difference) {
+    maker = others;
+    auto changed = moment;
+    changed[row * k + column] += difference;
+    add_input("c.x", changed, k);
+    return recipe("nf4");
+  };
+  (void)run(changed_by(100, 3, 0.0039f));  // 0.001 of the inputs' mean squares: rounding
+  for (const auto& [row, column] : {std::pair(100, 3), {97, 96}, {127, 0}, {1, 0}})
+    EXPECT_THAT(refusal(changed_by(row, column, 0.0041f)),
+                EndsWith(fmt::format("tensor 'c.x.second_moment': [{0}, {1}] is 0.004100000020116568, and [{1}, {0}] "
+                                     "is 0: not symmetric",
+                                     row, column)));
+  EXPECT_THAT(refusal(changed_by(3, 100, 0.0041f)), EndsWith("is 0.004100000020116568: not symmetric"));
 }
 
 TEST_F(CompensatedConversion, NamesATensorWithCorrectionsBeyondFp32) {
