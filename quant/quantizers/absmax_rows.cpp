@@ -32,7 +32,7 @@ class RowEncoder final : public Encoder {
         device_(device),
         scratch_(scratch) {}
 
-  void weigh(ColumnWeights columns) override { column_weights_ = std::move(columns); }
+  void weigh(ColumnWeights&& columns) override { column_weights_ = std::move(columns); }
 
   void scan(std::uint64_t first, std::span<const std::byte> weights) override {
     int8::for_each_row(

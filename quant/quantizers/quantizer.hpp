@@ -54,7 +54,7 @@ class Encoder {
 
   /// How much the errors of the columns count, for encoders that search; without this call they count alike. `columns`
   /// has those of the tensor's last dimension, or is empty. Call it first.
-  virtual void weigh(ColumnWeights /*columns*/) {}
+  virtual void weigh(ColumnWeights&& /*columns*/) {}
 
   /// The first pass over weights [first, first + n), if Chunking::scan asks for it.
   virtual void scan(std::uint64_t /*first*/, std::span<const std::byte> /*weights*/) {}

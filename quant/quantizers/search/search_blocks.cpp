@@ -49,7 +49,7 @@ class SearchEncoder final : public Encoder {
         layout_{ceil_div(tensor.elements(), codec.blocksize()), codec.double_quant(), options.sums_errors},
         scratch_(scratch) {}
 
-  void weigh(ColumnWeights columns) override { columns_ = std::move(columns); }
+  void weigh(ColumnWeights&& columns) override { columns_ = std::move(columns); }
 
   Findings encode(std::uint64_t first, std::span<const std::byte> weights, std::span<std::byte> codes,
                   std::vector<ErrorSums>* errors) override {

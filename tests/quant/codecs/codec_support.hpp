@@ -139,7 +139,7 @@ inline Encoded encode(const Codec& codec, const TensorInfo& tensor, std::span<co
   MemoryScratch memory(options.scratch == nullptr ? quantizer->scratch_bytes(tensor) : 0);
   Scratch& scratch = options.scratch == nullptr ? memory : *options.scratch;
   const auto encoder = quantizer->encoder(tensor, chunking, scratch);
-  encoder->weigh(options.columns);
+  encoder->weigh(ColumnWeights(options.columns));
 
   struct Chunk {
     std::uint64_t first, end;
