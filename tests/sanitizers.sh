@@ -23,7 +23,7 @@ case ${1:-} in
 esac
 cmake --preset release >/dev/null
 cmake --build --preset release --target nibble_tests nibble_codec_tests nibble_c_api_tests  # their objects are linked
-cmake --preset $preset >/dev/null
+cmake --preset $preset -DNIBBLE_TEST_OBJECTS="$PWD/build/release" >/dev/null
 cmake --build --preset $preset --target "${libraries[@]}" "${programs[@]}"
 
 # In as many processes as there are processors: with one for each test, most of the time would go into starting them.
