@@ -21,7 +21,7 @@ std::unique_ptr<const Quantizer> make_compensated_quantizer(const Codec& codec, 
   if (const auto* const four_bit = dynamic_cast<const FourBitCodec*>(&codec))
     return make_compensated_blocks_quantizer(*four_bit, options, factor);
   if (const auto* const int8 = dynamic_cast<const Int8Codec*>(&codec))
-    return make_compensated_rows_quantizer(*int8, options, factor);
+    return make_compensated_rows_quantizer(*int8, factor);
   return nullptr;
 }
 

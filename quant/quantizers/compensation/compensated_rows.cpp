@@ -115,8 +115,7 @@ class CompensatedRows final : public Quantizer {
 
 }  // namespace
 
-std::unique_ptr<const Quantizer> make_compensated_rows_quantizer(const Int8Codec& codec, const QuantizerOptions&,
-                                                                 const InputFactor* factor) {
+std::unique_ptr<const Quantizer> make_compensated_rows_quantizer(const Int8Codec& codec, const InputFactor* factor) {
   return std::make_unique<CompensatedRows>(codec, factor);
 }
 

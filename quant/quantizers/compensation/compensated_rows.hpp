@@ -16,7 +16,6 @@ namespace nibble {
 /// Codec and factor have to outlive it. The factor may have any blocksize, and has the columns of the matrix. Without
 /// a factor (null) the quantizer makes no encoder, and answers only how matrices are cut and what they take.
 [[nodiscard]] std::unique_ptr<const Quantizer> make_compensated_rows_quantizer(const Int8Codec& codec,
-                                                                               const QuantizerOptions& options,
                                                                                const InputFactor* factor);
 
 }  // namespace nibble

@@ -22,7 +22,7 @@ class CompensatedRows : public testing::TestWithParam<const char*> {
  protected:
   test::Encoded encode(DType dtype, std::span<const std::byte> weights, std::uint64_t limit = 1 << 20,
                        std::vector<ErrorSums>* errors = nullptr, EncodingError* late = nullptr) const {
-    const auto quantizer = make_compensated_rows_quantizer(codec(), {}, &factor_);
+    const auto quantizer = make_compensated_rows_quantizer(codec(), &factor_);
     return test::encode(
         codec(), {"w", dtype, {rows, k}}, weights,
         {.limit = limit, .order = test::backwards, .by = quantizer.get(), .errors = errors, .late = late});
