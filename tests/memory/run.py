@@ -22,6 +22,7 @@ import tempfile
 import time
 
 MIB = 1 << 20
+PEAK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peak.py")
 ONE = b"\x80\x3f"  # 1.0 as bf16
 NF4_ZERO, NF4_ONE = 7, 15  # codes, in a block whose absmax is 1
 
@@ -368,10 +369,8 @@ class Cgroup:
                 self.problem = error
                 self.close()
 
-    def enter(self):
-        if self.folder:
-            with open(f"{self.folder}/cgroup.procs", "w") as file:
-                file.write(str(os.getpid()))
+    def procs(self):
+        return [f"{self.folder}/cgroup.procs"] if self.folder else []
 
     def close(self):
         for _ in range(50):
@@ -399,7 +398,7 @@ def stored_byte(path, part, offset):
 def run(nibble, name, case, work):
     """Returns what is wrong, if anything."""
     path, out = f"{work}/in", f"{work}/out"
-    # In a process of its own: what this one has taken at its peak would count for those that it starts.
+    # In a process of its own, for no case to leave its memory to those after it.
     subprocess.run([sys.executable, __file__, "--make", name, path], check=True)
     if before := case.get("before"):
         subprocess.run([nibble, "convert", path, out, *before, "--progress", "none"], check=True, capture_output=True)
@@ -423,21 +422,21 @@ def run(nibble, name, case, work):
     start = time.monotonic()
     with open(f"{work}/log", "w") as log, open(f"{work}/found", "w") as found:
         # Files for what does not fit have to be on a disk: where TMPDIR is memory, they would count.
-        process = subprocess.Popen(command, stdout=found, stderr=log, preexec_fn=cgroup.enter,
-                                   env=dict(os.environ, TMPDIR=work))
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = status
+        subprocess.run([sys.executable, "-I", "-S", PEAK, f"{work}/peak", *cgroup.procs(), "--", *command], check=True,
+                       stdout=found, stderr=log, env=dict(os.environ, TMPDIR=work))
+    with open(f"{work}/peak") as file:
+        status, peak_kib = map(int, file.read().split())
     seconds = time.monotonic() - start
     where = "in a cgroup of that" if cgroup.folder else f"no cgroup ({cgroup.problem})"
-    print(f"{name}: {usage.ru_maxrss / 1024:.1f} MiB of {case['mib']} MiB, {where}, {seconds:.1f} s", flush=True)
+    print(f"{name}: {peak_kib / 1024:.1f} MiB of {case['mib']} MiB, {where}, {seconds:.1f} s", flush=True)
     cgroup.close()
     code, says = case.get("refused", (0, ""))
     with open(f"{work}/log") as log:
         said = log.read()
     if os.waitstatus_to_exitcode(status) != code or says not in said:
         return f"ended with {os.waitstatus_to_exitcode(status)}: {said}"
-    if usage.ru_maxrss * 1024 > limit:
-        return f"took {usage.ru_maxrss / 1024:.1f} MiB"
+    if peak_kib * 1024 > limit:
+        return f"took {peak_kib / 1024:.1f} MiB"
     if problem := case.get("problem"):
         with open(f"{work}/found") as file:
             return problem(json.load(file))
