@@ -34,7 +34,7 @@ CONTEXT = 256  # tokens
 
 
 def manual():
-    """{file name: text}, the package installed if it is not there yet."""
+    """The text of each file, the package installed if it is not there yet."""
     pages = sorted(pathlib.Path("/usr/share/perl").glob("*.*.*/pod/perl*.pod"))
     if len(pages) < 100:  # perl itself brings one or two
         print(f"installing the Debian package {PACKAGE} for its text (8 MB)", file=sys.stderr)
@@ -48,7 +48,7 @@ def manual():
         except (OSError, subprocess.CalledProcessError) as error:
             sys.exit(f"error: {PACKAGE} can't be installed: {error}")
         pages = sorted(pathlib.Path("/usr/share/perl").glob("*.*.*/pod/perl*.pod"))
-    return {page.name: page.read_text(encoding="utf-8", errors="replace") for page in pages}
+    return [page.read_text(encoding="utf-8", errors="replace") for page in pages]
 
 
 def package_version():
@@ -62,6 +62,15 @@ def plain(page):
     page = re.sub(r"^=(head\d|item) *", "", page, flags=re.M)
     page = re.sub(r"\b[BCFILSXZ]<([^<>\n]*)>", r"\1", page)
     return re.sub(r"\n{3,}", "\n\n", page)
+
+
+def pages():
+    """(the pages to train on, those held out)"""
+    texts = [plain(page) for page in manual()]
+    held_out = slice(HELD_OUT // 2, None, HELD_OUT)
+    test = texts[held_out]
+    del texts[held_out]
+    return texts, test
 
 
 def make_tokenizer(texts, vocabulary=VOCABULARY):
@@ -78,9 +87,8 @@ def make_tokenizer(texts, vocabulary=VOCABULARY):
                                    model_max_length=CONTEXT)  # fmt: skip
 
 
-def make_model(hidden, layers, tokenizer):
-    # Rows of whole blocks of 64 weights, as in every large model: the MLP is 2.75 times as wide.
-    config = LlamaConfig(hidden_size=hidden, intermediate_size=hidden * 11 // 4, num_hidden_layers=layers,
+def make_model(hidden, mlp, layers, tokenizer):
+    config = LlamaConfig(hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers,
                          num_attention_heads=hidden // 64, num_key_value_heads=max(1, hidden // 128),
                          vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, tie_word_embeddings=False,
                          bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)  # fmt: skip
@@ -132,6 +140,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, type=pathlib.Path, help="the model directory to write")
     parser.add_argument("--hidden", type=int, default=256, help="width, a multiple of 128 [256]")
+    # By default rows are whole blocks of 64 weights, as in every large model. 768 makes them whole blocks of 128.
+    parser.add_argument("--mlp", type=int, help="width of the MLP [2.75 times --hidden]")
     parser.add_argument("--layers", type=int, default=4, help="[4]")
     parser.add_argument("--steps", type=int, default=1000, help="[1000]")
     parser.add_argument("--batch", type=int, default=4, help=f"windows of {CONTEXT} tokens in a step [4]")
@@ -140,27 +150,25 @@ def main():
     options = parser.parse_args()
     if options.hidden % 128 or options.hidden < 128:
         parser.error(f"--hidden {options.hidden}: not a multiple of 128")
+    options.mlp = options.mlp or options.hidden * 11 // 4
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    pages = {name: plain(page) for name, page in manual().items()}
-    held_out = list(pages)[HELD_OUT // 2 :: HELD_OUT]
-    texts = [page for name, page in pages.items() if name not in held_out]
-    test = "".join(pages[name] for name in held_out)
+    texts, test = pages()
     tokenizer = make_tokenizer(texts)
     tokens = torch.tensor(tokenizer("".join(texts), add_special_tokens=False)["input_ids"])
 
     torch.manual_seed(options.seed)
-    model = make_model(options.hidden, options.layers, tokenizer).to(device)
+    model = make_model(options.hidden, options.mlp, options.layers, tokenizer).to(device)
     weights = sum(p.numel() for p in model.parameters())
-    print(f"{len(texts)} files of {PACKAGE} {package_version()}, {len(tokens)} tokens; {len(held_out)} files held out; "
+    print(f"{len(texts)} files of {PACKAGE} {package_version()}, {len(tokens)} tokens; {len(test)} files held out; "
           f"{weights} weights, {options.steps * options.batch * CONTEXT} tokens to see, on {device}")  # fmt: skip
     start = time.perf_counter()
     history = train(model, tokens, options, device)
 
     model.cpu().save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
-    (options.out / "test.txt").write_text(test, encoding="utf-8")
+    (options.out / "test.txt").write_text("".join(test), encoding="utf-8")
     recipe = {name: value for name, value in vars(options).items() if name != "out"}
     recipe |= {"text": f"{PACKAGE} {package_version()}", "train_tokens": len(tokens), "weights": weights,
                "device": device, "seconds": round(time.perf_counter() - start), "loss": history}  # fmt: skip
