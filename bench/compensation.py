@@ -1,38 +1,27 @@
 #!/usr/bin/env python3
-"""Compensation (GPTQ's idea, in bitsandbytes' NF4): how long one matrix takes, beside GPTQ in torch, and what it does
-to a real model.
+"""Compensation (GPTQ's idea, in bitsandbytes' NF4): how long one matrix takes, beside GPTQ in torch.
 
     cmake --preset release -DNIBBLE_BENCH=ON && cmake --build build/release --target bench_compensation
-    build/peers/bin/python bench/compensation.py speed [--threads 2] [--size 4096]
-    build/peers/bin/python bench/compensation.py quality
+    build/peers/bin/python bench/compensation.py [--threads 2] [--size 4096]
 
-speed: the factor alone, and the factor and the codes, of a matrix [size, size]. GPTQ in torch is that of the paper's
-authors, as GPTQModel and llm-compressor have it: Cholesky, inverse, Cholesky, then columns in turn, 128 of them before
-the columns that follow are corrected; its scales are the largest magnitudes of blocks of 64. Both take their turns,
-`--rounds` times; what is printed are medians.
-
-quality: all-MiniLM-L6-v2 and the sentences of judged_model.py, with all matrices of its encoder quantized and decoded
-again. Prints, for each way to quantize, the signal-to-noise ratio of the weights and of the layers' outputs under the
-statistics, and 1 - cosine of the sentences' embeddings to the original's. The scheme and double quantization are
-bitsandbytes', so the bytes on disk are as many.
+The factor alone, and the factor and the codes, of a matrix [size, size]. GPTQ in torch is that of the paper's authors,
+as GPTQModel and llm-compressor have it: Cholesky, inverse, Cholesky, then columns in turn, 128 of them before the
+columns that follow are corrected; its scales are the largest magnitudes of blocks of 64. Both take their turns,
+`--rounds` times; what is printed are medians. What compensation does for a model: bench/quality.py.
 """
 
 import argparse
-import functools
 import json
 import pathlib
 import statistics
 import tempfile
 import time
 
-import judged_model
 import record
 import torch
 
 CODECS = ["nf4:double-quant=no", "nf4:double-quant=no,absmax=search", "nf4", "nf4:absmax=search",
           "fp4:double-quant=no,absmax=search", "int8"]  # fmt: skip
-ORDERS = {"": [], ", largest first": ["--largest-first"]}
-ORDERED = ["nf4:double-quant=no", "nf4:absmax=search"]  # also with the columns in another order
 
 
 class Compensation:
@@ -48,10 +37,10 @@ class Compensation:
         moment.double().contiguous().numpy().tofile(self.files["moment"])
         self.shape = weight.shape
 
-    def run(self, codec, *options):
+    def run(self, codec):
         """(the decoded weight, its seconds)"""
         command = [self.program, self.files["weight"], self.files["moment"], *self.shape, "--codec", codec,
-                   "--threads", self.threads, "--out", self.files["decoded"], *options]  # fmt: skip
+                   "--threads", self.threads, "--out", self.files["decoded"]]  # fmt: skip
         seconds = json.loads(record.output_of(*map(str, command)))
         decoded = torch.from_file(str(self.files["decoded"]), size=self.shape.numel()).clone()
         return decoded.reshape(self.shape), seconds
@@ -125,80 +114,12 @@ def speed(options):
     results.save()
 
 
-def quality(options):
-    import bitsandbytes.functional as bnb
-    from safetensors import safe_open
-
-    torch.set_num_threads(options.threads)
-    calibrated, judged = judged_model.sentences()
-    model, tokenizer = judged_model.load(judged_model.original())
-    room = tempfile.TemporaryDirectory()
-    stats = judged_model.calibrate(calibrated, pathlib.Path(room.name), "--second-moments")
-    calibration = json.loads((stats / "calibration.json").read_text())
-    parameters = dict(model.named_parameters())
-    names = [name for name in calibration["weights"] if name.startswith("encoder.")]
-    original = {name: parameters[name].data.clone() for name in names}
-    inputs = {name: calibration["weights"][name][0] for name in names}
-    moments = {}
-    for name in set(inputs.values()):
-        with safe_open(stats / calibration["inputs"][name]["file"], "pt") as file:
-            moments[name] = file.get_tensor(name + ".second_moment")
-    ours = Compensation(options.build, options.threads)
-
-    reference = judged_model.passes(model, tokenizer, judged)
-    results = record.Results(options.out, {**record.host("bench/compensation.py"), "sentences": len(judged)})
-
-    def judge(label, quantize):
-        noise, signal = {"weights": 0.0, "outputs": 0.0}, {"weights": 0.0, "outputs": 0.0}
-        for name, weight in original.items():
-            decoded, moment, zeros = quantize(weight, inputs[name]), moments[inputs[name]], torch.zeros_like(weight)
-            noise["weights"] += (weight - decoded).double().square().sum().item()
-            signal["weights"] += weight.double().square().sum().item()
-            noise["outputs"] += output_error(weight, decoded, moment)
-            signal["outputs"] += output_error(weight, zeros, moment)
-            parameters[name].data.copy_(decoded)
-        lost = judged_model.lost(judged_model.passes(model, tokenizer, judged), reference)
-        for name, weight in original.items():
-            parameters[name].data.copy_(weight)
-        snr = {what: judged_model.decibels(signal[what] / noise[what]) for what in noise}
-        mean, error, worst = lost.values()
-        print(f"{label:<50}{snr['weights']:7.2f} dB{snr['outputs']:7.2f} dB{mean:9.5f} +- {error:.5f}{worst:9.4f}",
-              flush=True)  # fmt: skip
-        results.add(f"minilm/{label}", mean, "1 - cosine", standard_error=error, worst=worst,
-                    weight_snr_db=snr["weights"], output_snr_db=snr["outputs"])  # fmt: skip
-        results.save()
-
-    def bitsandbytes(weight, _, nested):
-        packed, state = bnb.quantize_4bit(weight, blocksize=64, compress_statistics=nested, quant_type="nf4")
-        return bnb.dequantize_4bit(packed, state)
-
-    def compensated(codec, order, weight, name):
-        ours.give(weight, moments[name])
-        return ours.run(codec, *order)[0]
-
-    judge("bitsandbytes, nf4", lambda w, name: bitsandbytes(w, name, False))
-    judge("bitsandbytes, nf4, double quantization", lambda w, name: bitsandbytes(w, name, True))
-    for codec in options.codecs:
-        for label, options_of_order in ORDERS.items():
-            if not options_of_order or codec in ORDERED:
-                run = functools.partial(compensated, codec, options_of_order)
-                judge(f"compensated {codec}{label}", run)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    for run in (speed, quality):
-        command = commands.add_parser(run.__name__)
-        command.set_defaults(run=run)
-        record.add_options(command, f"compensation_{run.__name__}")
-        command.add_argument("--threads", type=int, default=2)
-        if run is speed:
-            command.add_argument("--size", type=int, default=4096)
-        else:
-            command.add_argument("--codecs", nargs="+", default=CODECS)
-    options = parser.parse_args()
-    options.run(options)
+    record.add_options(parser, "compensation")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--size", type=int, default=4096)
+    speed(parser.parse_args())
 
 
 if __name__ == "__main__":

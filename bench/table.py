@@ -11,8 +11,10 @@ same figures.
 
 import argparse
 import dataclasses
+import math
 import pathlib
 import re
+import statistics
 import sys
 from collections.abc import Callable
 
@@ -317,6 +319,100 @@ def evaluated_text():
             f"MiniLM: their first {minilm['lines']} lines.\n")  # fmt: skip
 
 
+KINDS = {"calibrated on": "text calibrated on", "same kind": "other text of the kind",
+         "other manual": "the other manual", "licences": "licences"}  # fmt: skip
+OTHERS = ["same kind", "other manual", "licences"]  # not calibrated on
+LONGER = "same kind, longer"
+
+
+def quality():
+    """(the run, {name: line}, the Llamas, all "format/way" that they were converted to)"""
+    run, lines = record.load(record.RESULTS / "quality.jsonl")
+    llamas = [name for name in lines if re.fullmatch(r"llama-seed\d", name)]
+    ways = [name.split("/", 2)[2] for name in lines if name.startswith("llama-seed0/same kind/")]
+    return run, lines, llamas, ways
+
+
+def over_seeds(figures, form, error_form):
+    """The mean over the seeds ± that of the standard errors, and the least and the greatest seed's, in 10^-5."""
+    means, errors = ([figure[key] * 1e5 for figure in figures] for key in ("mean", "error"))
+    average, error = statistics.mean(means), statistics.mean(errors)
+    return f"{average:{form}} ± {error:{error_form}} ({min(means):{form}} to {max(means):{form}})"
+
+
+def quality_table(figure, forms, heads, summary):
+    """A figure by kinds of text, and what summary(format, way) says of the kinds that were not calibrated on."""
+    _, lines, llamas, ways = quality()
+    rows = [[*way.split("/"), *(over_seeds([lines[f"{llama}/{kind}/{way}"][figure] for llama in llamas], *forms)
+                                for kind in KINDS), *summary(*way.split("/"))] for way in ways]  # fmt: skip
+    return markdown(["", "`convert`", *KINDS.values(), *heads], rows)
+
+
+def kld_avoided(format, way):
+    """1 - KLD / that of the largest magnitude at the same format: the mean, and the least and the greatest."""
+    _, lines, llamas, _ = quality()
+    klds = [[lines[f"{llama}/{kind}/{format}/{which}"]["kld"]["mean"] for which in (way, "max")]
+            for llama in llamas for kind in OTHERS]  # fmt: skip
+    shares = [1 - after / before for after, before in klds]
+    return ["" if way == "max" else f"{statistics.mean(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})"]
+
+
+def magnitudes(format, way):
+    """Root mean squares over the seeds and kinds, of the figure and of its standard error."""
+    _, lines, llamas, _ = quality()
+    figures = [lines[f"{llama}/{kind}/{format}/{way}"]["ln_ratio"] for llama in llamas for kind in OTHERS]
+    return [f"{statistics.mean(figure[key] ** 2 for figure in figures) ** 0.5 * 1e5:.0f}" for key in ("mean", "error")]
+
+
+def perplexity_avoided_table():
+    """1 - the sum over the seeds over that of the largest magnitude at the same format, ± its standard error, for which
+    the models count as independent."""
+    _, lines, llamas, ways = quality()
+    kinds = [*OTHERS, LONGER]
+    rows = []
+    for format, way in (way.split("/") for way in ways if "compensated" in way and way.startswith("nf4")):
+        row = [format, way]
+        for kind in kinds:
+            names = [[f"{llama}/{kind}/{format}/{which}" for llama in llamas] for which in (way, "max")]
+            if names[0][0] not in lines:
+                row.append("")
+                continue
+            figures = [[lines[name]["ln_ratio"] for name in group] for group in names]
+            after, before = (sum(figure["mean"] for figure in group) for group in figures)
+            errors = [math.hypot(*(figure["error"] for figure in group)) for group in figures]
+            error = math.hypot(errors[0], after / before * errors[1]) / abs(before)
+            row.append(f"{1 - after / before:.0%} ± {error:.0%}")
+        rows.append(row)
+    return markdown(["", "`convert`", *(KINDS.get(kind, "the kind, more text") for kind in kinds)], rows)
+
+
+def quality_cosine_table():
+    _, lines, _, _ = quality()
+    rows = []
+    for name in [name for name in lines if name.startswith("minilm/same kind/")]:
+        format, way = name.split("/")[2:]
+        row, peer = [format, way], "nf4" if format.startswith("nf4") else format
+        for kind in KINDS:
+            loss, theirs = (lines[f"minilm/{kind}/{which}"]["one_minus_cosine"]
+                            for which in (f"{format}/{way}", f"{peer}/bitsandbytes"))  # fmt: skip
+            row.append(f"{loss['mean']:.5f} ± {loss['error']:.5f} ({loss['mean'] / theirs['mean']:.2f})")
+        rows.append(row)
+    return markdown(["", "`convert`", *KINDS.values()], rows)
+
+
+def quality_text():
+    run, lines, llamas, _ = quality()
+    trainings = [lines[llama]["training"] for llama in llamas]
+    steps = ", ".join(f"{training['steps']} of seed {training['seed']}" for training in trainings)
+    llama, training = lines[llamas[0]], trainings[0]
+    return (f"Measured {run['date']}: {host_text(run)}. Llamas of {training['weights'] / 1e6:.1f} M weights; steps of "
+            f"training: {steps}; calibrated on {llama['calibrated_on']['tokens']} tokens, judged by "
+            f"{llama['same kind']['windows']} windows of {llama['same kind']['context']} tokens of each kind. MiniLM: "
+            f"calibrated on {lines['minilm']['calibrated_on']['tokens']} tokens in "
+            f"{lines['minilm']['calibrated_on']['sequences']} sentences, judged by "
+            f"{lines['minilm']['same kind']['lines']} of each kind.\n")  # fmt: skip
+
+
 def minilm_table():
     run, lines = record.load(record.RESULTS / "minilm.jsonl")
     rows = []
@@ -392,6 +488,12 @@ TABLES = {
     "perplexity": perplexity_table,
     "layers": layers_table,
     "cosine": cosine_table,
+    "quality": quality_text,
+    "quality_kld": lambda: quality_table("kld", ("#.3g", ".1g"), ["avoided"], kld_avoided),
+    "quality_perplexity": lambda: quality_table(
+        "ln_ratio", (".0f", ".0f"), ["root mean square", "of the standard errors"], magnitudes),
+    "quality_perplexity_avoided": perplexity_avoided_table,
+    "quality_cosine": quality_cosine_table,
     "minilm": minilm_table,
     "measure_machine": lambda: machine_text("measure"),
     "measured": measured_table,

@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""How much less a model loses if its absmax is searched, calibrated or compensated: converts models as a user would,
+and judges the directories with nibble.evaluate.
+
+    build/peers/bin/python bench/quality.py
+
+Needs build/release/nibble and python/peers.sh --loading. The models are all-MiniLM-L6-v2 and three Llamas of
+examples/train_llama.py, which differ in the seed. The Llamas are calibrated on pages of Perl's manual that they were
+trained on, MiniLM on sentences of Python's documentation. Each is judged on what it was calibrated on, on other text of
+that kind, and on two other kinds: the other one of the two documentations, and licences.
+
+Writes bench/results/quality.jsonl; bench/table.py --write docs/evaluate.md makes tables of it. What is in --folder
+already, models and statistics, is not made again, and lines of models that are not named stay in the results.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import time
+from pydoc_data import topics
+
+import record
+
+sys.path[:0] = [str(record.ROOT / "examples"), str(record.ROOT / "python")]
+import llama
+import minilm
+import torch
+import train_llama
+import transformers
+from nibble import model_error
+from nibble.calibrate.__main__ import main as calibrate
+from nibble.evaluate import Progress, parse
+
+SEEDS = 3
+MODELS = [*(f"llama-seed{seed}" for seed in range(SEEDS)), "minilm"]
+FORMATS = {"nf4": "nf4", "nf4, block size 128": "nf4:block-size=128", "int8": "int8"}
+WAYS = {  # what `convert` is told beside --to
+    "max": "",
+    "search-positive": "--absmax search-positive",
+    "search": "--absmax search",
+    "search, calibrated": "--absmax search --calibration {stats}",
+    "compensated": "--calibration {stats} --compensate",
+    "compensated, search": "--absmax search --calibration {stats} --compensate",
+}
+LICENCES = ("Apache-2.0", "Artistic", "GFDL-1.3", "GPL-3", "LGPL-2.1", "MPL-2.0")
+PIECE = 768  # characters of a text for the Llamas, about a window
+CALIBRATED = 256  # pieces, or sentences for MiniLM
+WINDOWS, SENTENCES = 64, 300  # to judge by
+LONGER, LONGER_WINDOWS = "same kind, longer", 256  # perplexities need more tokens than the KLD
+LONGER_WAYS = [("nf4", way) for way in ("max", "compensated", "compensated, search")]
+
+
+def spread(text, pieces):
+    """So many pieces of a text, at equal distances, one after the other."""
+    return "".join(text[begin : begin + PIECE] for begin in range(0, len(text), max(PIECE, len(text) // pieces)))
+
+
+def sentences(text):
+    """Different sentences of 40 to 300 characters, in an order by chance."""
+    found = re.split(r"(?<=[.!?]) ", re.sub(r"\s+", " ", text))
+    found = sorted({sentence for sentence in found if 40 <= len(sentence) <= 300})
+    random.Random(0).shuffle(found)
+    return found
+
+
+def texts(model):
+    """{kind: text}"""
+    trained, held_out = ("".join(pages) for pages in train_llama.pages())
+    python = " ".join(topics.topics[name] for name in sorted(topics.topics))
+    licences = "\n".join(pathlib.Path("/usr/share/common-licenses", name).read_text() for name in LICENCES)
+    if model == "minilm":
+        same = sentences(python)
+        made = {"same kind": same[CALIBRATED : CALIBRATED + SENTENCES], "licences": sentences(licences)[:SENTENCES],
+                "calibrated on": same[:CALIBRATED], "other manual": sentences(held_out)[:SENTENCES]}  # fmt: skip
+        return {kind: "\n".join(sorted(lines, key=len)) for kind, lines in made.items()}  # less padding
+    made = {"same kind": (held_out, WINDOWS), "licences": (licences, WINDOWS), "calibrated on": (trained, CALIBRATED),
+            "other manual": (python, WINDOWS), LONGER: (held_out, LONGER_WINDOWS)}  # fmt: skip
+    return {kind: spread(text, pieces) for kind, (text, pieces) in made.items()}
+
+
+def prepare(model, folder, files):
+    """(directory of the model, its statistics), made unless they are there."""
+    source, stats = folder / model, folder / f"{model}-stats"
+    if model == "minilm":
+        source = minilm.model_directory()
+    elif not (source / "training.json").is_file():
+        subprocess.run([sys.executable, train_llama.__file__, "--out", source, "--mlp", "768",
+                        "--seed", model.removeprefix("llama-seed")], check=True)  # fmt: skip
+    if not (stats / "calibration.json").is_file():
+        calibrate([str(source), "--text", str(files["calibrated on"]), "--out", str(stats), "--second-moments",
+                   "--batch", "8", "--progress", "none", "--overwrite"])  # fmt: skip
+    return source, stats
+
+
+def quantized(source, stats, folder, nibble):
+    """{(format, way): directory}"""
+    made = {}
+    for format, target in FORMATS.items():
+        for way, options in WAYS.items():
+            if format == "int8" and way not in ("max", "search", "compensated"):
+                continue
+            out = made[format, way] = folder / f"{len(made)}"
+            llama.convert(nibble, source, out, ["--to", target, *options.format(stats=stats).split()])
+    return made
+
+
+def bitsandbytes(source, folder):
+    """{(format, way): directory}, as transformers and bitsandbytes make them."""
+    made = {}
+    for format in ("nf4", "int8"):
+        out = made[format, "bitsandbytes"] = folder / f"bitsandbytes-{format}"
+        llama.quantize_by_peer(source, out, llama.FORMATS[format][1], transformers.AutoModel)
+    return made
+
+
+class Remembered:
+    """The original model. nibble.evaluate runs it once for each test; here, it gives the same outputs again."""
+
+    def __init__(self, model):
+        self.model, self.outputs = model, {}
+
+    def __call__(self, input_ids, **options):
+        key = input_ids.numpy().tobytes()
+        if key not in self.outputs:
+            self.outputs[key] = self.model(input_ids, **options)
+        return self.outputs[key]
+
+
+def evaluated(source, tests, text, windows):
+    """(what was measured on, results), as nibble.evaluate reports them."""
+    words = [source, *tests, "--text", text, "--windows", windows, "--batch", 8, "--layer-batches", 0,
+             "--device", "cpu"]  # fmt: skip
+    options = parse([str(word) for word in words])
+    comparison = model_error.Comparison(options.reference, options.text, options, Progress())
+    comparison._model = Remembered(model_error.load(source, comparison.kind, options.device, options.dtype))
+    return comparison.facts(), [comparison.run(test) for test in options.tests]
+
+
+def figures(result):
+    if "cosine" not in result:
+        return {name: result[name] for name in ("perplexity", "ln_ratio", "kld", "same_top", "tokens")}
+    cosine = result["cosine"]
+    return {"one_minus_cosine": {"mean": 1 - cosine["mean"], "error": cosine["error"], "median": 1 - cosine["median"],
+                                 "worst": 1 - cosine["min"]}}  # fmt: skip
+
+
+def judge(model, options):
+    folder = options.folder / f"{model}-quantized"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for kind, text in texts(model).items():
+        files[kind] = folder / f"{kind}.txt"
+        files[kind].write_text(text, encoding="utf-8")
+    source, stats = prepare(model, options.folder, files)
+    made = quantized(source, stats, folder, options.build / "nibble")
+    if model == "minilm":
+        made |= bitsandbytes(source, folder)
+    facts = json.loads((stats / "calibration.json").read_text())["text"]
+    lines = {model: {"name": model, "calibrated_on": {key: facts[key] for key in ("sequences", "tokens")}}}
+    if model != "minilm":
+        lines[model]["training"] = json.loads((source / "training.json").read_text())
+    for kind, file in files.items():
+        windows = SENTENCES if model == "minilm" else LONGER_WINDOWS if kind == LONGER else WINDOWS
+        tests = {which: made[which] for which in (LONGER_WAYS if kind == LONGER else made)}
+        facts, results = evaluated(source, tests.values(), file, windows)
+        lines[model][kind] = {key: facts[key] for key in ("windows", "context", "lines") if key in facts}
+        for (format, way), result in zip(tests, results):
+            line = {"name": f"{model}/{kind}/{format}/{way}", **figures(result)}
+            lines[line["name"]] = line
+            print(record.rounded(line), flush=True)
+        save(lines, options.out)
+
+
+def save(lines, path):
+    results = record.Results(path, record.host("bench/quality.py") | {"peers": record.peer_versions(sys.executable)})
+    results.lines = record.load(path)[1] | lines
+    results.save()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    record.add_options(parser, "quality")
+    parser.add_argument("--folder", type=pathlib.Path, default=record.ROOT / "build" / "quality",
+                        help="for all that is made")  # fmt: skip
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--threads", type=int, help="of torch [all processors]")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    model_error.quiet()
+    for model in options.models:
+        start = time.perf_counter()
+        judge(model, options)
+        print(f"{model}: {time.perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
