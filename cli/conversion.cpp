@@ -127,6 +127,12 @@ void add_output(CLI::App& command, ConversionCommand& options) {
       ->group(output_group);
   command
       .add_flag(
+          "--resume", options.conversion.resume,
+          "Go on where the same command was interrupted or killed, without converting again what it had finished. "
+          "Without this option, what it left is removed")
+      ->group(output_group);
+  command
+      .add_flag(
           "--dry-run", options.dry_run,
           "Print the codec of each tensor and the reason for it, the sizes and the memory needed, and write "
           "nothing. Fails if the conversion would fail because OUT exists, another nibble is writing it, writing there "

@@ -37,7 +37,7 @@ struct ConversionCommand {
 void add_paths(CLI::App& command, ConversionCommand& options);
 /// --on-overflow.
 CLI::Option* add_on_overflow(CLI::App& command, Recipe& recipe);
-/// --max-shard-size, --keep-shards, --overwrite, --dry-run, --json, --progress.
+/// --max-shard-size, --keep-shards, --overwrite, --resume, --dry-run, --json, --progress.
 void add_output(CLI::App& command, ConversionCommand& options);
 
 /// Plans, and prints the plan or carries it out and prints the report. options.recipe is complete but for what

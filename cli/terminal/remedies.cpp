@@ -24,6 +24,10 @@ std::string options_of(const Remedy& remedy) {
       return "pass --overwrite to replace it";
     case Remedy::Kind::finish_replacement:
       return "pass --overwrite to finish the replacement";
+    case Remedy::Kind::resume:
+      return "the same command with --resume goes on from there";
+    case Remedy::Kind::begin_again:
+      return "without --resume it is removed, and everything is converted again";
     case Remedy::Kind::allow_nibble_only:
       return "pass --allow-nibble-only to write it anyway";
     case Remedy::Kind::nibble_only_formats:

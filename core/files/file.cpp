@@ -195,6 +195,14 @@ void InputFile::check_unchanged() const {
 
 void InputFile::refuse_changed() const { throw Error(Errc::input_changed, label_, "changed while it was read"); }
 
+std::string_view why_not_ours(const struct ::stat& file) {
+  if (!S_ISREG(file.st_mode)) return "it is not a regular file";
+  if (file.st_uid != ::geteuid()) return "it belongs to another user";
+  if ((file.st_mode & 022) != 0) return "others can write it";
+  if (file.st_nlink != 1) return "it has a second name";
+  return {};
+}
+
 OutputFile::OutputFile(int directory, const std::string& name, std::string label, ::mode_t mode)
     : label_(std::move(label)) {
   constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
@@ -203,6 +211,25 @@ OutputFile::OutputFile(int directory, const std::string& name, std::string label
   const int error = errno;
   const Errc code = error == EEXIST ? Errc::output_exists : is_full(error) ? Errc::no_space : Errc::io;
   fail(code, label_, "cannot create", error);
+}
+
+std::optional<OutputFile> OutputFile::reopen(int directory, const std::string& name, std::string label,
+                                             std::uint64_t bytes) {
+  constexpr int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  Descriptor fd(retry([&] { return ::openat(directory, name.c_str(), flags); }));
+  struct ::stat status {};
+  if (fd.get() < 0 || ::fstat(fd.get(), &status) != 0 || std::cmp_not_equal(status.st_size, bytes)) return std::nullopt;
+  status.st_mode &= ~S_IWGRP & ~S_IWOTH;  // the directory decides who can write it
+  if (!why_not_ours(status).empty()) return std::nullopt;
+  OutputFile file(std::move(label), std::move(fd));
+  // If the disk did not take a page, the page cache may still have it, and may no longer try to write it.
+  file.flush();
+  (void)::posix_fadvise(file.fd_.get(), 0, 0, POSIX_FADV_DONTNEED);
+  return file;
+}
+
+bool OutputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
+  return read_all(fd_.get(), to_off(label_, offset), out).bytes == out.size();
 }
 
 void OutputFile::reserve(std::uint64_t bytes) {

@@ -6,8 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 
 namespace nibble {
 
@@ -103,12 +106,25 @@ class InputFile {
   Identity identity_;
 };
 
+/// Why a file that an earlier run may have written does not count as its own: somebody else could have put it there, or
+/// could still write it. Empty if it counts.
+[[nodiscard]] std::string_view why_not_ours(const struct ::stat& file);
+
 /// A new file, open for writing, at exactly the given name; whether and how it gets another one is up to the caller.
 /// write_at() is thread-safe. After an error the content of the file is unspecified; it is never removed here.
 class OutputFile {
  public:
   /// Throws Error(output_exists) if the name is taken (by a link too), Error(no_space), Error(io).
   OutputFile(int directory, const std::string& name, std::string label, ::mode_t mode = 0666);
+
+  /// The file of that name that an earlier run has left in a directory that nobody else can enter, if it counts as its
+  /// own and has `bytes` bytes. What was written to it is on the disk, and is read from there, not from the page cache.
+  /// Throws Error(io) if it cannot be flushed.
+  [[nodiscard]] static std::optional<OutputFile> reopen(int directory, const std::string& name, std::string label,
+                                                        std::uint64_t bytes);
+
+  /// Reads bytes of a file that was reopened. False if they cannot be read.
+  [[nodiscard]] bool read_at(std::uint64_t offset, std::span<std::byte> out) const;
 
   [[nodiscard]] const std::string& label() const noexcept { return label_; }
 
@@ -138,6 +154,8 @@ class OutputFile {
   void close();
 
  private:
+  OutputFile(std::string label, Descriptor fd) : label_(std::move(label)), fd_(std::move(fd)) {}
+
   std::string label_;
   Descriptor fd_;
 };

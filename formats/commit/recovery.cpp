@@ -11,6 +11,7 @@
 #include "core/files/directory.hpp"
 #include "formats/commit/replaceable.hpp"
 #include "formats/commit/swap.hpp"
+#include "formats/commit/work_log.hpp"
 #include "nibble/error.hpp"
 
 namespace nibble {
@@ -70,9 +71,9 @@ void finish_swap(const Target& target, const WorkDirectory& work, const Swap& sw
 }  // namespace
 
 void judge_remains(const Target& target, int work, const std::string& shown) {
-  constexpr std::array<std::string_view, 6> ours{
-      Swap::journal_name,       Swap::done_name, Swap::new_name, Swap::old_name, WorkDirectory::exchanged_name,
-      WorkDirectory::trash_name};
+  constexpr std::array<std::string_view, 7> ours{
+      Swap::journal_name,        Swap::done_name, Swap::new_name, Swap::old_name, WorkDirectory::exchanged_name,
+      WorkDirectory::trash_name, WorkLog::name};
   for (const std::string& entry : list_directory(work, printable(shown)))
     if (std::find(ours.begin(), ours.end(), entry) == ours.end() && !entry.starts_with(removed_prefix))
       target.refuse_existing(
@@ -104,6 +105,13 @@ std::string recover(const Target& target, const WorkDirectory& work) {
                              "contains the output that an interrupted run replaced: move it away first");
   }
   return warning;
+}
+
+// A commit moves what was built out of `new`. What is in `new` afterwards may be the old output.
+bool may_resume(const WorkDirectory& work) noexcept {
+  for (const char* const committed : {Swap::done_name, WorkDirectory::exchanged_name, WorkDirectory::trash_name})
+    if (may_exist(work.fd(), committed)) return false;
+  return may_exist(work.fd(), Swap::new_name) && may_exist(work.fd(), WorkLog::name);
 }
 
 }  // namespace nibble

@@ -17,4 +17,7 @@ void judge_remains(const Target& target, int work, const std::string& shown);
 /// was ignored; empty as a rule.
 [[nodiscard]] std::string recover(const Target& target, const WorkDirectory& work);
 
+/// After recover(): whether the run was stopped before its commit began, and left a log of what it had built.
+[[nodiscard]] bool may_resume(const WorkDirectory& work) noexcept;
+
 }  // namespace nibble

@@ -308,15 +308,9 @@ Swap::Journal Swap::journal() const {
   };
   if (file.get() < 0 && errno != ELOOP && errno != ENXIO) fail();
   if (fstat(target_, &target) != 0 || (file.get() >= 0 && fstat(file.get(), &status) != 0)) fail();
-  if (file.get() < 0 || !S_ISREG(status.st_mode)) {
-    found.problem = "it is not a regular file";
-  } else if (status.st_uid != geteuid()) {
-    found.problem = "it belongs to another user";
-  } else if ((status.st_mode & 022) != 0) {
-    found.problem = "others can write it";
-  } else if (status.st_nlink != 1) {
-    found.problem = "it has a second name";
-  } else if (status.st_size > max_journal_bytes) {
+  found.problem = file.get() < 0 ? "it is not a regular file" : why_not_ours(status);
+  if (!found.problem.empty()) return found;
+  if (status.st_size > max_journal_bytes) {
     found.problem = "it is too long";
   } else {
     std::string text(static_cast<std::size_t>(status.st_size), '\0');

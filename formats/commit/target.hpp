@@ -27,6 +27,7 @@ class Target {
     bool overwrite = false;
     /// Whether a file that is open for reading may be replaced. Null: any file may.
     bool (*may_replace)(int file) = nullptr;
+    bool resume = false;        ///< what an interrupted run has finished is taken over
     bool with_manifest = true;  ///< a file has one beside it, or one that was there goes
     /// Of a directory: the paths of the files and folders that it will have beside its model's. Those that are there
     /// go. Only for what can be said before the work is done; what counts is what a transaction has built in the end.

@@ -23,6 +23,18 @@ bool is_unsupported(int error) {
          error == EPERM;
 }
 
+// What the files take that an interrupted run has built.
+std::uint64_t built_bytes(int work) {
+  constexpr std::uint64_t block = 512;  // of st_blocks, whatever the file system
+  const Descriptor built = open_directory(work, Swap::new_name);
+  if (built.get() < 0) return 0;
+  std::uint64_t bytes = 0;
+  for (const std::string& name : list_directory(built.get(), Swap::new_name))
+    if (const auto status = status_of(built.get(), name, Swap::new_name))
+      bytes += static_cast<std::uint64_t>(status->st_blocks) * block;
+  return bytes;
+}
+
 bool same_entry(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
 }  // namespace
@@ -37,11 +49,13 @@ Transaction::Transaction(const std::filesystem::path& path, Kind kind, const Opt
     // An earlier run found nothing that stays.
     target_.set_inside(false);
     enter();
-    work_.reset();
-    target_.set_inside(true);
+    if (!found_) {
+      work_.reset();
+      target_.set_inside(true);
+    }
   }
-  enter();
-  if (mkdirat(work_->fd(), Swap::new_name, 0777) != 0) fail("cannot create its work directory");
+  if (!work_) enter();
+  if (!found_ && mkdirat(work_->fd(), Swap::new_name, 0777) != 0) fail("cannot create its work directory");
   new_ = open_directory(work_->fd(), Swap::new_name);
   if (new_.get() < 0) fail("cannot open its work directory");
   target_.forget_paths();
@@ -58,8 +72,54 @@ void Transaction::enter() {
   if (!remove_old())
     throw Error(Errc::io, printable(target_.shown()),
                 fmt::format("'{}/{}' cannot be removed", printable(work_->shown()), Swap::old_name));
-  work_->clear();
+  if (may_resume(*work_)) find_log();
+  if (!found_) work_->clear();
 }
+
+void Transaction::find_log() {
+  if (target_.options().resume && !work_->is_private())
+    throw Error(Errc::output_exists, printable(work_->shown()), "cannot be resumed: others can enter it",
+                Remedy::Kind::begin_again);
+  try {
+    found_ = WorkLog::find(work_->fd(), work_->shown());
+  } catch (const Error&) {
+    if (target_.options().resume) throw;
+  }
+  if (target_.options().resume) return;
+  if (found_ && found_->has_records())
+    warnings_.push_back(
+        fmt::format("{}: what an interrupted run had finished was removed, because this run does not "
+                    "resume it",
+                    printable(target_.shown())));
+  found_.reset();
+}
+
+WorkLog Transaction::take_over(const std::function<bool(const std::string&)>& stays) {
+  for (const std::string& entry : list_directory(new_.get(), printable(target_.shown()))) {
+    if (stays(entry)) continue;
+    remove_tree(new_.get(), entry.c_str());
+    if (may_exist(new_.get(), entry.c_str()))
+      throw Error(Errc::io, printable(work_->shown()), fmt::format("cannot remove '{}' in it", printable(entry)));
+  }
+  work_->take_over();
+  WorkLog log = std::move(*found_);
+  found_.reset();
+  return log;
+}
+
+WorkLog Transaction::begin_log(std::string_view head) const { return {work_->fd(), work_->shown(), head}; }
+
+void Transaction::flush_names() const {
+  for (const int directory : {new_.get(), work_->fd(), work_->root()})
+    if (fsync(directory) != 0) fail("cannot flush");
+}
+
+const std::string& Transaction::keep() noexcept {
+  work_->keep();
+  return work_->shown();
+}
+
+std::uint64_t Transaction::free_bytes() const { return target_.free_bytes() + (found_ ? built_bytes(work_->fd()) : 0); }
 
 // Where an earlier run left something to finish, only the run itself can tell the rest.
 std::uint64_t Transaction::check(const std::filesystem::path& path, Kind kind, const Options& options) {
@@ -68,7 +128,8 @@ std::uint64_t Transaction::check(const std::filesystem::path& path, Kind kind, c
   const Descriptor work = WorkDirectory::check(location.root.get(), location.name, target.shown(), location.path);
   if (work.get() >= 0) judge_remains(target, work.get(), WorkDirectory::path_of(location.path, location.name));
   target.judge_as_it_is();
-  return target.free_bytes();
+  const bool resumes = options.resume && work.get() >= 0 && may_exist(work.get(), WorkLog::name);
+  return target.free_bytes() + (resumes ? built_bytes(work.get()) : 0);
 }
 
 void Transaction::commit() {
@@ -92,6 +153,7 @@ bool Transaction::remove_old() const noexcept {
 
 // From here on the new output is in place, so nothing may report a failure.
 void Transaction::finish_commit() noexcept {
+  (void)unlinkat(work_->fd(), WorkLog::name, 0);  // first: it is about what has left `new`
   if (remove_old() && work_->remove()) return;
   work_->keep();
   try {

@@ -15,6 +15,7 @@
 #include "formats/commit/swap.hpp"
 #include "formats/commit/target.hpp"
 #include "formats/commit/work_directory.hpp"
+#include "formats/commit/work_log.hpp"
 
 namespace nibble {
 
@@ -37,6 +38,9 @@ namespace nibble {
 /// and nobody else can write it; the old output is judged again after the exchange has moved it away, and put back if
 /// it has changed. The work directory is locked with flock(), which dies with its process: what a killed run left
 /// behind is finished or cleared by the next.
+///
+/// With Options::resume, a run that was stopped before its commit began can be resumed: what it has built, and the log
+/// that it wrote of that (WorkLog), stay until take_over() or begin_log() is called.
 class Transaction {
  public:
   using Kind = Target::Kind;
@@ -50,7 +54,7 @@ class Transaction {
   /// Throws what the constructor would, as far as that can be told without writing anything. Returns free_bytes().
   static std::uint64_t check(const std::filesystem::path& path, Kind kind, const Options& options);
 
-  /// Removes what was not committed, unless the next run needs it to finish what could not be undone.
+  /// Removes what was not committed, unless the next run needs it: to finish what could not be undone, or to resume.
   ~Transaction() = default;
   Transaction(const Transaction&) = delete;
   Transaction& operator=(const Transaction&) = delete;
@@ -61,6 +65,19 @@ class Transaction {
   [[nodiscard]] const std::string& name() const noexcept { return target_.name(); }
   [[nodiscard]] std::string manifest_name() const { return target_.manifest_name(); }
   static constexpr const char* manifest_suffix = Target::manifest_suffix;
+
+  /// The log of an interrupted run that left what it had built in directory(); none if there is nothing to resume.
+  [[nodiscard]] const WorkLog* found_log() const noexcept { return found_ ? &*found_ : nullptr; }
+  /// Resumes it, and removes everything from directory() but these entries. Throws Error(io).
+  WorkLog take_over(const std::function<bool(const std::string&)>& stays);
+  /// A new log. Throws Error(io).
+  [[nodiscard]] WorkLog begin_log(std::string_view head) const;
+
+  /// Returns when the entries of directory() and the log have their names on the disk. Throws Error(io).
+  void flush_names() const;
+
+  /// What was built stays in the work directory, for a run that resumes this one. Returns its path, for messages.
+  const std::string& keep() noexcept;
 
   /// For temporary files; their names do not matter.
   [[nodiscard]] int work_directory() const noexcept { return work_->fd(); }
@@ -75,11 +92,12 @@ class Transaction {
   /// A line about what commit() has replaced and could not remove; empty as a rule.
   [[nodiscard]] const std::string& remains() const noexcept { return remains_; }
 
-  /// Free bytes of the file system that the target will be on.
-  [[nodiscard]] std::uint64_t free_bytes() const { return target_.free_bytes(); }
+  /// Free bytes of the file system that the target will be on; what an interrupted run left counts as free.
+  [[nodiscard]] std::uint64_t free_bytes() const;
 
  private:
   void enter();
+  void find_log();
   void commit_file();
   void commit_beside();
   void publish();
@@ -96,6 +114,7 @@ class Transaction {
   Target target_;
   std::optional<WorkDirectory> work_;  // in the folder of the target, or in the target itself
   Descriptor new_;                     // in it, what is built
+  std::optional<WorkLog> found_;       // of an interrupted run
   std::optional<Target::Old> old_;     // a directory that is to be replaced
   std::vector<std::string> warnings_;
   std::string remains_;

@@ -130,6 +130,12 @@ void WorkDirectory::clear() {
     throw Error(Errc::io, printable(shown_), fmt::format("cannot remove '{}' in it", printable(left.front())));
 }
 
+bool WorkDirectory::is_private() const {
+  struct stat status {};
+  if (fstat(fd(), &status) != 0) fail_with(shown_, "cannot look at it");
+  return (status.st_mode & 077) == 0;
+}
+
 bool WorkDirectory::move(Descriptor root, const char* name, std::string_view folder) {
   std::string shown = path_of(folder, name);
   std::string new_name = name;

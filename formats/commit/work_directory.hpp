@@ -24,7 +24,7 @@ class WorkDirectory {
   WorkDirectory(Descriptor root, std::string name, std::string_view shown, std::string_view folder);
   WorkDirectory(const WorkDirectory&) = delete;
   WorkDirectory& operator=(const WorkDirectory&) = delete;
-  ~WorkDirectory();  ///< remove(), if it was cleared or made here and not kept
+  ~WorkDirectory();  ///< remove(), if it was cleared, taken over or made here, and not kept
 
   /// Throws what the constructor would, as far as that can be told without creating anything and without keeping a
   /// lock. Returns the entry of that name, if there is one.
@@ -44,6 +44,11 @@ class WorkDirectory {
 
   /// It stays on disk: the next run needs what is in it.
   void keep() noexcept { removes_ = false; }
+  /// It is removed at the end, though its contents were not cleared.
+  void take_over() noexcept { removes_ = true; }
+
+  /// Whether nobody but its owner can enter it, as when it was made. Throws Error(io).
+  [[nodiscard]] bool is_private() const;
 
   /// Moves it to another folder. False if that failed: errno says why.
   [[nodiscard]] bool move(Descriptor root, const char* name, std::string_view folder);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -114,7 +115,7 @@ Others check_others(const std::filesystem::path& path, const Reader& source, con
 }
 
 Transaction::Options transaction_options(const CreateOptions& options, const Others* others) {
-  Transaction::Options result{.overwrite = options.overwrite, .may_replace = is_weight_file};
+  Transaction::Options result{.overwrite = options.overwrite, .may_replace = is_weight_file, .resume = options.resume};
   if (others != nullptr) result.paths = others->carry_over.paths();
   return result;
 }
@@ -127,7 +128,8 @@ class ShardWriter : public Writer {
       : Writer(options.memory),
         transaction_(path, kind, transaction_options(options, others)),
         label_(printable(path.string())),
-        shards_(options.shards) {
+        shards_(options.shards),
+        flush_interval_(options.flush_interval) {
     check_room(label_, options.bytes, others != nullptr ? others->bytes : 0, transaction_.free_bytes());
   }
 
@@ -143,10 +145,57 @@ class ShardWriter : public Writer {
     safetensors::write_header(parts, layout, [&](std::uint64_t offset, std::string_view piece) {
       file_->write_at(offset, std::as_bytes(std::span(piece)));
     });
-    data_bytes_.resize(std::max(data_bytes_.size(), index + 1));
-    data_bytes_[index] = layout.file_bytes - layout.header_bytes;
-    offsets_ = std::move(layout.offsets);
-    behind_.emplace(*file_, transaction_.directory(), name, max_behind);
+    accept(index, std::move(layout));
+  }
+
+  WorkLog* begin_log(std::string_view head,
+                     const std::function<std::string(std::string_view head)>& difference) override {
+    if (const WorkLog* const found = transaction_.found_log()) {
+      if (const std::string why = difference(found->head()); !why.empty())
+        throw Error(Errc::output_exists, label_, fmt::format("the interrupted run cannot be resumed: {}", why),
+                    Remedy::Kind::begin_again);
+      log_ = transaction_.take_over([this](const std::string& entry) {
+        for (std::size_t shard = 0; shard < shards_; ++shard)
+          if (entry == staged_name(shard)) return true;
+        return false;
+      });
+    } else {
+      log_ = transaction_.begin_log(head);
+    }
+    return &*log_;
+  }
+
+  bool reopen(std::size_t index, const PartList& parts) override {
+    offsets_ = {};
+    safetensors::Layout layout = safetensors::lay_out(parts);
+    file_ = OutputFile::reopen(transaction_.directory(), staged_name(index), label_, layout.file_bytes);
+    bool same = file_.has_value();
+    std::vector<std::byte> found;
+    safetensors::write_header(parts, layout, [&](std::uint64_t offset, std::string_view piece) {
+      found.resize(piece.size());
+      same = same && file_->read_at(offset, found) && std::ranges::equal(found, std::as_bytes(std::span(piece)));
+    });
+    if (same) accept(index, std::move(layout));
+    return same;
+  }
+
+  bool read(std::size_t part, std::uint64_t offset, std::span<std::byte> out) override {
+    return file_->read_at(offsets_[part] + offset, out);
+  }
+
+  void flush_log() override {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - flushed_ < flush_interval_) return;
+    if (behind_) behind_->drain();
+    if (file_) file_->flush();
+    log_->flush();
+    transaction_.flush_names();
+    flushed_ = std::chrono::steady_clock::now();
+  }
+
+  std::string keep() override {
+    if (behind_) behind_->drain();
+    return transaction_.keep();
   }
 
   void write(std::size_t part, std::uint64_t offset, std::span<const std::byte> bytes) override {
@@ -185,6 +234,14 @@ class ShardWriter : public Writer {
   std::string remains() const override { return transaction_.remains(); }
 
  protected:
+  // The current shard has this layout.
+  void accept(std::size_t index, safetensors::Layout layout) {
+    data_bytes_.resize(std::max(data_bytes_.size(), index + 1));
+    data_bytes_[index] = layout.file_bytes - layout.header_bytes;
+    offsets_ = std::move(layout.offsets);
+    behind_.emplace(*file_, transaction_.directory(), staged_name(index), max_behind);
+  }
+
   // A file's name in the transaction's directory.
   [[nodiscard]] virtual std::string staged_name(std::size_t index) const = 0;
   [[nodiscard]] virtual std::string manifest_name() const = 0;
@@ -205,6 +262,9 @@ class ShardWriter : public Writer {
   std::optional<OutputFile> file_;
   std::optional<WriteBehind> behind_;
   std::optional<OutputFile> manifest_;
+  std::optional<WorkLog> log_;
+  std::chrono::milliseconds flush_interval_;
+  std::chrono::steady_clock::time_point flushed_ = std::chrono::steady_clock::now();  // the log
 };
 
 class FileWriter final : public ShardWriter {

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <memory_resource>
 #include <span>
@@ -13,6 +15,7 @@
 #include "core/memory/buffers.hpp"
 #include "core/memory/huge_pages.hpp"
 #include "core/memory/scratch.hpp"
+#include "formats/commit/work_log.hpp"
 #include "formats/containers/part_list.hpp"
 #include "nibble/checkpoint.hpp"
 
@@ -65,6 +68,32 @@ class Writer {
   /// Ends the current shard and flushes its bytes to the disk.
   virtual void end() = 0;
 
+  /// The log of what is finished, for a run that resumes this one; null if this writer keeps none. `head` says what the
+  /// run does. With CreateOptions::resume, it is the log of an interrupted run with the files that this run left, if
+  /// there is one and `difference`, given its head, is empty: why that run did something else. Call it before begin().
+  /// Throws Error(output_exists) for another run, Error(io).
+  [[nodiscard]] virtual WorkLog* begin_log(std::string_view /*head*/,
+                                           const std::function<std::string(std::string_view head)>& /*difference*/) {
+    return nullptr;
+  }
+
+  /// As begin(), for a shard that an interrupted run has begun with the same parts; false if there is none. Nothing is
+  /// known of the bytes of its parts. Throws Error(io).
+  [[nodiscard]] virtual bool reopen(std::size_t /*index*/, const PartList& /*parts*/) { return false; }
+
+  /// Bytes of a part of a shard that was reopened, as they are on the disk. False if they cannot be read.
+  [[nodiscard]] virtual bool read(std::size_t /*part*/, std::uint64_t /*offset*/, std::span<std::byte> /*out*/) {
+    return false;
+  }
+
+  /// Call it after records have been added to the log: flushes the bytes of the shard and then the log, if that was
+  /// CreateOptions::flush_interval ago.
+  virtual void flush_log() {}
+
+  /// What is finished stays on the disk for a run that resumes this one. Returns where, for messages; empty if it
+  /// cannot stay.
+  virtual std::string keep() { return {}; }
+
   /// The name of a shard in the output.
   [[nodiscard]] virtual std::string shard_name(std::size_t index) const = 0;
 
@@ -94,6 +123,10 @@ struct CreateOptions {
   std::size_t shards = 1;
   std::uint64_t bytes = 0;  ///< of all shards together; compared with the free space before anything is written
   bool overwrite = false;   ///< replace an output that exists; it stays whole until the new one is complete
+  bool resume = false;      ///< go on with what an interrupted run has finished
+  /// After that long, a power cut loses nothing that was finished before. Short enough for conversions that take hours,
+  /// and as long as a shard of 5 GB takes where nothing is searched.
+  std::chrono::milliseconds flush_interval = std::chrono::seconds(10);
   std::pmr::memory_resource* memory = nullptr;  ///< for batches in flight; must outlive the writer. Null: huge pages
 };
 

@@ -34,8 +34,9 @@ class Progress {
   /// All of the output is on the disk; only the rename is left. Prepare the text of the report now: after this, a
   /// conversion fails only if the output does not appear.
   virtual void ready(const Report& report);
-  /// If this is true, the conversion removes what it wrote and throws Error(interrupted). Called from any thread, the
-  /// last time after ready(), before the output appears.
+  /// If this is true, the conversion throws Error(interrupted). What it wrote is removed if no tensor was finished;
+  /// otherwise it stays in a hidden directory for ConversionOptions::resume. Called from any thread, the last time after
+  /// ready(), before the output appears.
   [[nodiscard]] virtual bool cancelled() const;
 };
 
@@ -65,6 +66,10 @@ struct ConversionOptions {
   Resources resources{};                    ///< `device` is used if it is not null; otherwise
   DeviceChoice device = DeviceChoice::cpu;  ///< one is opened; automatic: if 256 MiB or more are to be quantized
   bool overwrite = false;  ///< replace an output that exists; it stays whole until the new one is complete
+  /// Go on with what a conversion that was interrupted or killed has finished, if it was the same: of the same version,
+  /// recipe and input; otherwise Error(output_exists) says what differs. Its bytes are compared with their hashes before
+  /// they count. If there is nothing to resume, everything is converted.
+  bool resume = false;
 };
 
 /// Converts the checkpoint at `in`, as open_checkpoint() finds it, and writes it to `out`: a directory for a directory,

@@ -28,6 +28,8 @@ struct Remedy {
     lm_head,                 ///< a 16-bit type for Recipe::lm_head
     embeddings_and_lm_head,  ///< both
     reasons,                 ///< PlannedTensor::reason, which says why for each tensor
+    resume,                  ///< ConversionOptions::resume, which goes on with an interrupted conversion
+    begin_again,             ///< not ConversionOptions::resume: what an interrupted conversion left is removed
   };
   Kind kind = Kind::none;
   std::uint64_t bytes = 0;  ///< max_memory: the minimum, as far as it is known

@@ -113,7 +113,8 @@ def run(command: str, *arguments: Path, progress: Progress | None = None, **opti
 
     `progress` is called with the current tensor, the bytes of weights that are done, and their total, from one thread at
     a time (while merge hashes the adapter, with the current file, the bytes that are hashed, and their total). If it returns False, the command stops, and Cancelled is raised; if it raises, the command stops as well, and
-    run() raises that. Ctrl-C stops the command, too. A command that is stopped leaves no output behind.
+    run() raises that. Ctrl-C stops the command, too. A command that is stopped leaves no output behind; `resume=True`
+    goes on with what a conversion had finished.
     """
     return _run(command, arguments, progress, options)
 
@@ -174,6 +175,7 @@ class Output(TypedDict, total=False):
     max_shard_size: str | int | None
     keep_shards: bool
     overwrite: bool
+    resume: bool
     dry_run: bool
 
 

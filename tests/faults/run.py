@@ -2,8 +2,8 @@
 """Lets every call of the system that nibble makes fail, one at a time, and kills it at every one of them.
 
 Whatever happens, the output is the old one or the new one, whole. The exit code says which; nothing else is left in the
-folder; the process never ends by a signal of its own making; and the run after a killed one succeeds. Until then, no
-manifest lies beside a file that it does not describe.
+folder; the process never ends by a signal of its own making; and the run after a killed one succeeds, whether it resumes
+that one or not. Until then, no manifest lies beside a file that it does not describe.
 
 usage: tests/faults/run.py NIBBLE SHIM [--full]
 
@@ -189,7 +189,7 @@ class Runner:
         self.nibble, self.shim, self.full, self.folder = nibble, shim, full, folder
         self.number = 0
 
-    def run(self, scenario, root, fault=None, count=None, overwrite=False):
+    def run(self, scenario, root, fault=None, count=None, overwrite=False, resume=False):
         environment = dict(os.environ, SOURCE_DATE_EPOCH="0")
         if fault is not None:
             environment |= {"LD_PRELOAD": str(self.shim), "NIBBLE_FAULT": fault}
@@ -198,6 +198,8 @@ class Runner:
         arguments = list(scenario.arguments)
         if overwrite and arguments[0] != "measure" and "--overwrite" not in arguments:
             arguments.append("--overwrite")
+        if resume:
+            arguments.append("--resume")
         return subprocess.run([self.nibble, *arguments, "--threads", "4", "--progress", "none"], cwd=root,
                               env=environment, capture_output=True, text=True, errors="replace", timeout=120,
                               check=False)  # fmt: skip
@@ -236,6 +238,20 @@ class Runner:
         found = set(os.listdir(root)) | ({WORK} if (root / "out" / WORK).exists() else set())
         return found - set(before) - set(scenario.outputs)
 
+    def resume(self, scenario, killed, before):
+        """What goes wrong where another run resumes a copy of what the killed one left."""
+        root = pathlib.Path(tempfile.mkdtemp(dir=self.folder)) / "copy"
+        shutil.copytree(killed, root)  # with the modification times of the input
+        ran = self.run(scenario, root, overwrite=True, resume=True)
+        left = self.left(scenario, root, before)
+        problems = []
+        if ran.returncode != 0:
+            problems.append(f"the run that resumes it ends with {ran.returncode}: {ran.stderr.strip()}")
+        elif scenario.state(root) != scenario.new or left:
+            problems.append(f"the run that resumes it leaves something else: {left}")
+        shutil.rmtree(root.parent)
+        return problems
+
     def check(self, scenario, fault):
         """What went wrong, if anything did."""
         root = self.fresh(scenario)
@@ -257,6 +273,8 @@ class Runner:
         if ended or (fault.endswith("kill") and ran.returncode == -9):
             if not scenario.is_honest(after, before):
                 problems.append("a killed run leaves a manifest beside a file that it does not describe")
+            if scenario.arguments[0] != "measure":
+                problems += self.resume(scenario, root, set(folder_before) - {WORK})
             # A run that finishes what the killed one began, and can write nothing of its own.
             finished = self.run(scenario, root, "pwrite 1 28", overwrite=True)
             if finished.returncode not in CODES or scenario.state(root) not in (before, scenario.new):

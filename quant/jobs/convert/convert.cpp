@@ -35,6 +35,8 @@
 #include "formats/checkpoint.hpp"
 #include "nibble/error.hpp"
 #include "nibble/measure.hpp"
+#include "quant/jobs/convert/fingerprint.hpp"
+#include "quant/jobs/convert/finished.hpp"
 #include "quant/jobs/convert/manifest.hpp"
 #include "quant/quantizers/device.hpp"
 #include "quant/stream/codings.hpp"
@@ -88,7 +90,8 @@ class Conversion {
         weighing_(in_, plan, resources.max_memory),
         memory_(conversion_memory(plan, resources, weighing_.memory())),
         codings_(plan.recipe, plan.tensors, resources.device),
-        manifest_(plan, out, read_adapter(), weighing_.identity()),
+        adapter_(read_adapter()),
+        manifest_(plan, out, adapter_, weighing_.identity()),
         resources_(resources),
         buffers_(chunk_memory(resources.device)) {
     report_.plan = std::move(plan);
@@ -96,6 +99,20 @@ class Conversion {
   }
 
   Report run() && {
+    begin_log();
+    try {
+      return convert_all();
+    } catch (const Error& error) {
+      if (error.code() != Errc::interrupted || log_ == nullptr || !log_->has_records()) throw;
+      const std::string where = out_.keep();
+      throw Error(Errc::interrupted,
+                  fmt::format("interrupted: no output was written, and what is finished stays in {}", where),
+                  Remedy::Kind::resume);
+    }
+  }
+
+ private:
+  Report convert_all() {
     if (report_.plan.recipe.error_report == ErrorReport::full) measure_first();
     Workers workers(memory_.threads);
     workers.execute([this] {
@@ -115,7 +132,12 @@ class Conversion {
     return std::move(report_);
   }
 
- private:
+  void begin_log() {
+    const std::string mine = fingerprint(in_, plan(), adapter_, weighing_.identity());
+    log_ = out_.begin_log(mine, [&](std::string_view theirs) { return difference(theirs, mine); });
+    is_resuming_ = log_ != nullptr && log_->has_records();
+  }
+
   // The bytes of the weights, and those of each second moment that is read: to make its factor takes about as long as
   // to quantize a weight of as many rows as columns.
   void count_work() {
@@ -196,10 +218,13 @@ class Conversion {
     const Findings findings_before = report_.findings;
     const ByOutcome<Totals> totals_before = report_.totals;
     const WorstTensor worst_before = report_.worst;
+    const WorkLog::Position log_before = log_ == nullptr ? WorkLog::Position{} : log_->position();
+    std::vector<KeptTensor> kept = take_over_kept(shard);
     while (true) {
       found_.erase(found_.lower_bound(shard_begin(shard)), found_.end());
       encode_shard(shard);
-      if (!keep_nonfinite(shard)) break;
+      const std::vector<KeptTensor> newly_kept = keep_nonfinite(shard);
+      if (newly_kept.empty()) break;
       done_ = done_before;
       count_work();  // a tensor that is kept needs no factor
       factor_ = {};  // otherwise a shard with one factor would find it made, and not count it
@@ -207,23 +232,97 @@ class Conversion {
       report_.findings = findings_before;
       report_.totals = totals_before;
       report_.worst = worst_before;
+      kept.insert(kept.end(), newly_kept.begin(), newly_kept.end());
+      if (log_ == nullptr) continue;
+      is_resuming_ = false;
+      log_->go_to(log_before);
+      for (const KeptTensor& tensor : kept) log_->append(record_of(tensor));
     }
     out_.end();
+  }
+
+  // The next record of an interrupted run, if it is a T of the tensors [begin, end). Any other one is read again.
+  template <class T> std::optional<T> take_record(std::size_t begin, std::size_t end) {
+    if (!is_resuming_) return std::nullopt;
+    const WorkLog::Position before = log_->position();
+    const auto record = log_->read();
+    std::optional<Finished> finished = record ? finished_of(*record) : std::nullopt;
+    is_resuming_ = finished.has_value();
+    if (finished)
+      if (T* const found = std::get_if<T>(&*finished);
+          found != nullptr && found->tensor >= begin && found->tensor < end)
+        return std::move(*found);
+    log_->go_to(before);
+    return std::nullopt;
+  }
+
+  // The tensors of a shard that an interrupted run has kept.
+  std::vector<KeptTensor> take_over_kept(std::size_t shard) {
+    std::vector<KeptTensor> kept;
+    while (const auto tensor = take_record<KeptTensor>(shard_begin(shard), plan().shard_ends[shard])) {
+      if (keep(*tensor)) kept.push_back(*tensor);
+    }
+    if (!kept.empty()) count_work();
+    return kept;
+  }
+
+  // Those that it has finished and that lie on the disk as it says. Returns the first tensor that is left to convert.
+  std::size_t take_over_finished(std::size_t begin, std::size_t end) {
+    std::size_t next = begin;
+    for (; next < end; ++next) {
+      const WorkLog::Position before = log_->position();
+      const auto finished = take_record<FinishedTensor>(next, next + 1);
+      if (!finished) break;
+      const PlannedTensor tensor = plan().tensors[next];
+      const std::vector<Part> parts = stored_parts(codec(tensor.codec), tensor.info);
+      if (!is_stored(parts, first_part_[next - begin], finished->hashes)) {
+        log_->go_to(before);
+        break;
+      }
+      account(tensor, parts, *finished);
+      manifest_.add_entry(finished->entry);
+      const auto moment = second_moments_.find(next);
+      done_ += tensor.info.bytes() + (moment == second_moments_.end() ? 0 : moment->second);
+      progress_.advance(tensor.info.name, done_, total_);
+    }
+    is_resuming_ = is_resuming_ && next == end;
+    return next;
+  }
+
+  bool is_stored(const std::vector<Part>& parts, std::size_t first_part, const std::vector<std::vector<Xxh3>>& hashes) {
+    if (hashes.size() != parts.size()) return false;
+    std::vector<std::byte> chunk(Xxh3Chunks::chunk_bytes);
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const std::uint64_t bytes = parts[p].info.bytes();
+      if (hashes[p].size() != (bytes + Xxh3Chunks::chunk_bytes - 1) / Xxh3Chunks::chunk_bytes) return false;
+      for (std::size_t c = 0; c < hashes[p].size(); ++c) {
+        check_cancelled();
+        const std::uint64_t offset = c * Xxh3Chunks::chunk_bytes;
+        const std::span<std::byte> read = std::span(chunk).first(std::min(Xxh3Chunks::chunk_bytes, bytes - offset));
+        if (!out_.read(first_part + p, offset, read) || xxh3(read) != hashes[p][c]) return false;
+      }
+    }
+    return true;
   }
 
   void encode_shard(std::size_t shard) {
     const std::size_t begin = shard_begin(shard);
     const std::size_t end = plan().shard_ends[shard];
     shard_ = shard;
+    bool is_there = false;
     {
       ShardParts parts = parts_of(shard);
-      out_.begin(shard, parts);
+      is_there = is_resuming_ && out_.reopen(shard, parts);
+      if (!is_there) out_.begin(shard, parts);
       first_part_ = parts.take_first_parts();
     }
+    std::size_t next = begin;
+    if (is_there) next = take_over_finished(begin, end);
+    is_resuming_ = is_resuming_ && is_there;
 
     // A tensor that is read twice is a pipeline of its own; all between two such tensors are one, unless they need
     // another factor. It is made when no tensor is in progress, on all threads.
-    for (std::size_t next = begin; next < end;) {
+    while (next < end) {
       make_factor(next);
       if (chunking(plan().tensors[next]).scan) {
         Work* const work = add_work(next++, begin);
@@ -367,9 +466,6 @@ class Conversion {
   }
 
   void finish(Work& work) {
-    const Findings& found = work.findings;
-    report_.findings.add(found);
-    if (found.nan + found.inf + found.overflow > 0) found_[work.index] = found;
     refuse(work);
     PartWriter rest(out_, work.first_part, work.parts, memory_.behind > 0 ? memory_.batch_bytes : 0);
     try {
@@ -379,22 +475,38 @@ class Conversion {
       if (error.code() != Errc::bad_input) throw;
       throw about(error, in_.label_of(work.tensor.source));
     }
-    // Codecs that only copy have one part, of the type that was there.
-    const PlannedTensor& tensor = work.tensor;
-    const bool same = !tensor.decoded && work.parts.size() == 1 && work.parts.front().info.dtype == tensor.info.dtype;
+    EncodingError error = work.encoding->encoder().late_error();
+    error.sums.add(work.error);
+    const MeasuredError* const full = measured(work.tensor);
+    FinishedTensor finished{work.index,
+                            work.findings,
+                            full != nullptr ? static_cast<const ErrorSums&>(full->stats) : error.sums,
+                            error.sums.sqnr_db(),
+                            {}};
+    account(work.tensor, work.parts, finished);
     std::vector<Manifest::Part> parts;
     for (std::size_t p = 0; p < work.parts.size(); ++p)
       parts.push_back({std::move(work.parts[p].info), p == 0 ? work.hashes.take() : rest.take_hashes(p)});
-    EncodingError error = work.encoding->encoder().late_error();
-    error.sums.add(work.error);
-    const MeasuredError* const full = measured(tensor);
+    finished.entry = manifest_.add(work.tensor, shard_, work.findings, error.sums.count > 0 ? &error : nullptr, full,
+                                   parts, work.compensated);
+    if (log_ == nullptr) return;
+    for (Manifest::Part& part : parts) finished.hashes.push_back(std::move(part.hashes));
+    log_->append(record_of(std::move(finished)));
+    out_.flush_log();
+  }
+
+  // What a finished tensor adds to the report.
+  void account(const PlannedTensor& tensor, const std::vector<Part>& parts, const FinishedTensor& finished) {
+    const Findings& found = finished.findings;
+    report_.findings.add(found);
+    if (found.nan + found.inf + found.overflow > 0) found_[finished.tensor] = found;
+    // Codecs that only copy have one part, of the type that was there.
+    const bool same = !tensor.decoded && parts.size() == 1 && parts.front().info.dtype == tensor.info.dtype;
     Totals& totals = report_.totals[outcome_of(tensor.quantized, same)];
     ++totals.tensors;
-    totals.weights += work.elements;
-    totals.error.add(full != nullptr ? static_cast<const ErrorSums&>(full->stats) : error.sums);
-    if (const double sqnr = error.sums.sqnr_db(); sqnr < report_.worst.sqnr_db)
-      report_.worst = {tensor.info.name, sqnr};
-    manifest_.add(tensor, shard_, found, error.sums.count > 0 ? &error : nullptr, full, parts, work.compensated);
+    totals.weights += tensor.info.elements();
+    totals.error.add(finished.error);
+    if (finished.sqnr_db < report_.worst.sqnr_db) report_.worst = {tensor.info.name, finished.sqnr_db};
   }
 
   // What measure() said of a tensor, if it was asked.
@@ -411,20 +523,24 @@ class Conversion {
                   fmt::format("tensor '{}': {}", printable(tensor.info.name), why->text), why->remedy);
   }
 
-  // Marks the shard's tensors that cannot be stored as planned as kept; whether there was any.
-  bool keep_nonfinite(std::size_t shard) {
-    bool any = false;
-    for (auto found = found_.lower_bound(shard_begin(shard)); found != found_.end(); ++found) {
-      const PlannedTensor tensor = plan().tensors[found->first];
-      auto instead = planned_instead(plan().recipe, tensor, found->second, codings_);
-      if (!instead) continue;
-      kept_[found->first] = describe(found->second, tensor.codec);
-      const std::string reason = "kept: " + kept_[found->first];
-      instead->reason = reason;
-      plan().tensors.replace(found->first, *instead);
-      any = true;
-    }
-    return any;
+  // Marks the shard's tensors that cannot be stored as planned as kept, and returns them.
+  std::vector<KeptTensor> keep_nonfinite(std::size_t shard) {
+    std::vector<KeptTensor> kept;
+    for (auto found = found_.lower_bound(shard_begin(shard)); found != found_.end(); ++found)
+      if (const KeptTensor tensor{found->first, found->second}; keep(tensor)) kept.push_back(tensor);
+    return kept;
+  }
+
+  // False if it can be stored as planned.
+  bool keep(const KeptTensor& found) {
+    const PlannedTensor tensor = plan().tensors[found.tensor];
+    auto instead = planned_instead(plan().recipe, tensor, found.findings, codings_);
+    if (!instead) return false;
+    kept_[found.tensor] = describe(found.findings, tensor.codec);
+    const std::string reason = "kept: " + kept_[found.tensor];
+    instead->reason = reason;
+    plan().tensors.replace(found.tensor, *instead);
+    return true;
   }
 
   void add_warnings() {
@@ -453,7 +569,10 @@ class Conversion {
   std::uint64_t total_ = 0;                              // bytes of the weights and of the second moments, as done_
   std::map<std::size_t, std::uint64_t> second_moments_;  // bytes, by the first tensor of the plan that needs the factor
   const Codings codings_;
+  std::string adapter_;  // what the manifest says of it
   Manifest manifest_;
+  WorkLog* log_ = nullptr;
+  bool is_resuming_ = false;  // the next record of the log may be one of an interrupted run
   Resources resources_;
   std::unordered_map<std::string, MeasuredError> measured_;  // by name, for a full report
   std::size_t shard_ = 0;                                    // in work

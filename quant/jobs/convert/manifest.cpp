@@ -136,6 +136,8 @@ Json recipe_json(const Recipe& recipe) {
 
 }  // namespace
 
+std::string recipe_text(const Recipe& recipe) { return dump(recipe_json(recipe)); }
+
 Manifest::Manifest(const Plan& plan, Writer& out, std::string_view adapter, std::string_view calibration) : out_(out) {
   const Json json = {{"schema_version", schema_version},
                      {"generator", fmt::format("nibble {}", version())},
@@ -152,43 +154,50 @@ Manifest::Manifest(const Plan& plan, Writer& out, std::string_view adapter, std:
 }
 
 // As text, not as a tree: 100,000 tensors have 600,000 parts.
-void Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, const EncodingError* basic,
-                   const MeasuredError* full, std::span<const Part> parts,
-                   const std::optional<Compensated>& compensated) {
-  text_ += tensors_++ == 0 ? "\n  {\"name\":" : ",\n  {\"name\":";
-  append_quoted(text_, tensor.info.name);
-  text_ += ",\"codec\":";
-  append_quoted(text_, tensor.codec.text());
-  text_ += ",\"reason\":";
-  append_quoted(text_, tensor.reason);
-  text_ += ",\"source\":{";
-  append(text_, tensor.info);
-  fmt::format_to(std::back_inserter(text_), R"(}},"transposed":{},"source_bytes":{},"stored_bytes":{},)",
+std::string Manifest::add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings,
+                          const EncodingError* basic, const MeasuredError* full, std::span<const Part> parts,
+                          const std::optional<Compensated>& compensated) {
+  std::string text = "{\"name\":";
+  append_quoted(text, tensor.info.name);
+  text += ",\"codec\":";
+  append_quoted(text, tensor.codec.text());
+  text += ",\"reason\":";
+  append_quoted(text, tensor.reason);
+  text += ",\"source\":{";
+  append(text, tensor.info);
+  fmt::format_to(std::back_inserter(text), R"(}},"transposed":{},"source_bytes":{},"stored_bytes":{},)",
                  tensor.transposed, tensor.source_bytes, tensor.stored_bytes);
-  append(text_, findings);
+  append(text, findings);
   if (compensated)
-    fmt::format_to(std::back_inserter(text_), R"(,"compensation":{{"damping":{},"second_moment_xxh3_128":"{}"}})",
+    fmt::format_to(std::back_inserter(text), R"(,"compensation":{{"damping":{},"second_moment_xxh3_128":"{}"}})",
                    number(compensated->damping), compensated->second_moment.hex());
   if (full != nullptr)
-    append(text_, *full, basic);
+    append(text, *full, basic);
   else if (basic != nullptr)
-    append(text_, *basic);
+    append(text, *basic);
   if (const std::string file = out_.shard_name(shard); !file.empty()) {
-    text_ += ",\"file\":";
-    append_quoted(text_, file);
+    text += ",\"file\":";
+    append_quoted(text, file);
   }
-  text_ += ",\"parts\":[";
+  text += ",\"parts\":[";
   for (std::size_t p = 0; p < parts.size(); ++p) {
-    text_ += p == 0 ? "{\"name\":" : ",{\"name\":";
-    append_quoted(text_, parts[p].info.name);
-    text_ += ',';
-    append(text_, parts[p].info);
-    fmt::format_to(std::back_inserter(text_), R"(,"bytes":{},"xxh3_128":[)", parts[p].info.bytes());
+    text += p == 0 ? "{\"name\":" : ",{\"name\":";
+    append_quoted(text, parts[p].info.name);
+    text += ',';
+    append(text, parts[p].info);
+    fmt::format_to(std::back_inserter(text), R"(,"bytes":{},"xxh3_128":[)", parts[p].info.bytes());
     for (std::size_t h = 0; h < parts[p].hashes.size(); ++h)
-      fmt::format_to(std::back_inserter(text_), R"({}"{}")", h == 0 ? "" : ",", parts[p].hashes[h].hex());
-    text_ += "]}";
+      fmt::format_to(std::back_inserter(text), R"({}"{}")", h == 0 ? "" : ",", parts[p].hashes[h].hex());
+    text += "]}";
   }
-  text_ += "]}";
+  text += "]}";
+  add_entry(text);
+  return text;
+}
+
+void Manifest::add_entry(std::string_view entry) {
+  text_ += tensors_++ == 0 ? "\n  " : ",\n  ";
+  text_ += entry;
   if (text_.size() >= piece_bytes) flush();
 }
 

@@ -21,6 +21,9 @@ struct Compensated {
   Xxh3 second_moment;  ///< of its input
 };
 
+/// What nibble.json says of a recipe, a JSON object.
+[[nodiscard]] std::string recipe_text(const Recipe& recipe);
+
 /// nibble.json on its way to disk: what became of every tensor, for programs and for whoever checks the files. It holds
 /// no path, no time and no machine, so that equal input and options give equal bytes. It is written while tensors are
 /// finished, because for 100,000 tensors it has 120 MB; what is known only at the end comes last.
@@ -34,9 +37,12 @@ class Manifest {
     TensorInfo info;
     std::vector<Xxh3> hashes;  ///< of its chunks (Xxh3Chunks)
   };
-  /// Either kind of error, or neither.
-  void add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, const EncodingError* basic,
-           const MeasuredError* full, std::span<const Part> parts, const std::optional<Compensated>& compensated = {});
+  /// Adds a tensor, with either kind of error or neither. Returns its entry.
+  std::string add(const PlannedTensor& tensor, std::size_t shard, const Findings& findings, const EncodingError* basic,
+                  const MeasuredError* full, std::span<const Part> parts,
+                  const std::optional<Compensated>& compensated = {});
+  /// Adds an entry that add() has returned.
+  void add_entry(std::string_view entry);
 
   /// A position to come back to.
   struct Mark {

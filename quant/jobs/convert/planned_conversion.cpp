@@ -74,6 +74,7 @@ struct PlannedConversion::State {
     return {.shards = plan.shard_ends.size(),
             .bytes = plan.stored_bytes() + memory().spilled_bytes,
             .overwrite = options.overwrite,
+            .resume = options.resume,
             .memory = chunk_memory(resources().device)};
   }
 

@@ -67,7 +67,7 @@ TEST_F(PlannedConversionTest, ProgressIsToldAndMayStopIt) {
   EXPECT_FALSE(fs::exists(out_));
 }
 
-// With --overwrite, too: what was there is there, and nothing is left beside it.
+// With --overwrite, too: what was there is there. Beside it is what another run resumes.
 TEST_F(PlannedConversionTest, CancelledAtTheEndLeavesTheOldOutput) {
   class Cancel final : public Progress {
    public:
@@ -81,8 +81,10 @@ TEST_F(PlannedConversionTest, CancelledAtTheEndLeavesTheOldOutput) {
   const auto entries = test::entries_of(root_.path());
   const std::string before = test::read_file(out_);
   EXPECT_EQ(error_of([&] { (void)convert(in_, out_, recipe("fp4"), {.overwrite = true}, cancel); }, Errc::interrupted),
-            "interrupted: no output was written");
+            "interrupted: no output was written, and what is finished stays in " +
+                (root_.path() / ".out.safetensors.nibble").string());
   EXPECT_EQ(test::read_file(out_), before);
+  fs::remove_all(root_.path() / ".out.safetensors.nibble");
   EXPECT_EQ(test::entries_of(root_.path()), entries);
 }
 
