@@ -20,6 +20,9 @@ namespace {
 constexpr std::string_view title = "nibble log 1\n\n\n\n";
 static_assert(title.size() == 16);
 
+constexpr std::uint64_t written_at_once = 64 << 10;
+constexpr std::size_t piece = 16 << 10;  // about 30 tensors of one chunk
+
 constexpr std::uint64_t max_record_bytes = 1 << 30;  // of a tensor of 16 TB
 
 struct Frame {
@@ -92,6 +95,7 @@ void WorkLog::find_head() {
 }
 
 std::optional<std::string> WorkLog::read() {
+  write();
   Frame frame{};
   if (end_ - position_.offset < sizeof frame) return std::nullopt;
   const Transfer got =
@@ -109,18 +113,25 @@ std::optional<std::string> WorkLog::read() {
 
 void WorkLog::append(std::string_view record) {
   const Frame frame{record.size(), checksum_of(position_.checksum, record)};
-  std::string bytes(reinterpret_cast<const char*>(&frame), sizeof frame);
-  bytes += record;
-  if (end_ > position_.offset && ftruncate(file_.get(), static_cast<off_t>(position_.offset)) != 0)
-    fail("cannot cut off", errno);
-  end_ = position_.offset;
-  const Transfer put = write_all(file_.get(), static_cast<off_t>(end_), std::as_bytes(std::span(bytes)));
+  if (pending_.empty()) {
+    if (end_ > position_.offset && ftruncate(file_.get(), static_cast<off_t>(position_.offset)) != 0)
+      fail("cannot cut off", errno);
+    end_ = position_.offset;
+  }
+  pending_.append(reinterpret_cast<const char*>(&frame), sizeof frame).append(record);
+  position_ = {end_ + pending_.size(), frame.checksum};
+  if (end_ < written_at_once || pending_.size() >= piece) write();
+}
+
+void WorkLog::write() {
+  const Transfer put = write_all(file_.get(), static_cast<off_t>(end_), std::as_bytes(std::span(pending_)));
   if (put.error != 0) fail("cannot write", put.error);
-  end_ += bytes.size();
-  position_ = {end_, frame.checksum};
+  end_ += pending_.size();
+  pending_.clear();
 }
 
 void WorkLog::flush() {
+  write();
   if (fdatasync(file_.get()) != 0) fail("cannot flush", errno);
 }
 

@@ -42,19 +42,26 @@ class WorkLog {
     Xxh3 checksum{};  // of the record before
   };
   [[nodiscard]] const Position& position() const noexcept { return position_; }
-  void go_to(const Position& position) noexcept { position_ = position; }
+  void go_to(const Position& position) {
+    write();
+    position_ = position;
+  }
 
   /// The next record; nothing at the end. Throws Error(io).
   [[nodiscard]] std::optional<std::string> read();
 
-  /// Writes a record, which becomes the last one. Throws Error(io).
+  /// Adds a record, which becomes the last one. Small records are written together, but for the first 64 KiB of them.
+  /// Throws Error(io).
   void append(std::string_view record);
 
-  /// Returns when the records are on the disk. Throws Error(io).
+  /// Writes the records that are not written yet. Throws Error(io).
+  void write();
+
+  /// write(), and returns when they are on the disk. Throws Error(io).
   void flush();
 
   /// Whether it has any record.
-  [[nodiscard]] bool has_records() const noexcept { return end_ > first_; }
+  [[nodiscard]] bool has_records() const noexcept { return end_ + pending_.size() > first_; }
 
  private:
   WorkLog(Descriptor file, std::string_view shown);
@@ -68,6 +75,7 @@ class WorkLog {
   Position position_;
   std::uint64_t first_ = 0;  // where the first record begins
   std::uint64_t end_ = 0;    // of the file
+  std::string pending_;      // records that come there
 };
 
 }  // namespace nibble

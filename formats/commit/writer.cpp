@@ -195,6 +195,7 @@ class ShardWriter : public Writer {
 
   std::string keep() override {
     if (behind_) behind_->drain();
+    if (log_) log_->write();
     return transaction_.keep();
   }
 

@@ -35,8 +35,8 @@ class Progress {
   /// conversion fails only if the output does not appear.
   virtual void ready(const Report& report);
   /// If this is true, the conversion throws Error(interrupted). What it wrote is removed if no tensor was finished;
-  /// otherwise it stays in a hidden directory for ConversionOptions::resume. Called from any thread, the last time after
-  /// ready(), before the output appears.
+  /// otherwise it stays in a hidden directory for ConversionOptions::resume. Called from any thread, the last time
+  /// after ready(), before the output appears.
   [[nodiscard]] virtual bool cancelled() const;
 };
 
@@ -67,8 +67,8 @@ struct ConversionOptions {
   DeviceChoice device = DeviceChoice::cpu;  ///< one is opened; automatic: if 256 MiB or more are to be quantized
   bool overwrite = false;  ///< replace an output that exists; it stays whole until the new one is complete
   /// Go on with what a conversion that was interrupted or killed has finished, if it was the same: of the same version,
-  /// recipe and input; otherwise Error(output_exists) says what differs. Its bytes are compared with their hashes before
-  /// they count. If there is nothing to resume, everything is converted.
+  /// recipe and input; otherwise Error(output_exists) says what differs. Its bytes are compared with their hashes
+  /// before they count. If there is nothing to resume, everything is converted.
   bool resume = false;
 };
 

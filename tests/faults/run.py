@@ -238,19 +238,19 @@ class Runner:
         found = set(os.listdir(root)) | ({WORK} if (root / "out" / WORK).exists() else set())
         return found - set(before) - set(scenario.outputs)
 
-    def resume(self, scenario, killed, before):
-        """What goes wrong where another run resumes a copy of what the killed one left."""
-        root = pathlib.Path(tempfile.mkdtemp(dir=self.folder)) / "copy"
-        shutil.copytree(killed, root)  # with the modification times of the input
+    def resume(self, scenario, fault):
+        """What goes wrong where another run resumes the killed one. Not in a copy, whose files are others."""
+        root = self.fresh(scenario)
+        before = set(os.listdir(root))
+        killed = self.run(scenario, root, fault)
         ran = self.run(scenario, root, overwrite=True, resume=True)
         left = self.left(scenario, root, before)
-        problems = []
         if ran.returncode != 0:
-            problems.append(f"the run that resumes it ends with {ran.returncode}: {ran.stderr.strip()}")
-        elif scenario.state(root) != scenario.new or left:
-            problems.append(f"the run that resumes it leaves something else: {left}")
-        shutil.rmtree(root.parent)
-        return problems
+            return [f"the run that resumes it, {killed.returncode}, ends with {ran.returncode}: {ran.stderr.strip()}"]
+        if scenario.state(root) != scenario.new or left:
+            return [f"the run that resumes it leaves something else, and {left}"]
+        shutil.rmtree(root)
+        return []
 
     def check(self, scenario, fault):
         """What went wrong, if anything did."""
@@ -274,7 +274,7 @@ class Runner:
             if not scenario.is_honest(after, before):
                 problems.append("a killed run leaves a manifest beside a file that it does not describe")
             if scenario.arguments[0] != "measure":
-                problems += self.resume(scenario, root, set(folder_before) - {WORK})
+                problems += self.resume(scenario, fault)
             # A run that finishes what the killed one began, and can write nothing of its own.
             finished = self.run(scenario, root, "pwrite 1 28", overwrite=True)
             if finished.returncode not in CODES or scenario.state(root) not in (before, scenario.new):

@@ -285,7 +285,6 @@ class Conversion {
       done_ += tensor.info.bytes() + (moment == second_moments_.end() ? 0 : moment->second);
       progress_.advance(tensor.info.name, done_, total_);
     }
-    is_resuming_ = is_resuming_ && next == end;
     return next;
   }
 
@@ -318,7 +317,6 @@ class Conversion {
     }
     std::size_t next = begin;
     if (is_there) next = take_over_finished(begin, end);
-    is_resuming_ = is_resuming_ && is_there;
 
     // A tensor that is read twice is a pipeline of its own; all between two such tensors are one, unless they need
     // another factor. It is made when no tensor is in progress, on all threads.
@@ -491,7 +489,7 @@ class Conversion {
                                    parts, work.compensated);
     if (log_ == nullptr) return;
     for (Manifest::Part& part : parts) finished.hashes.push_back(std::move(part.hashes));
-    log_->append(record_of(std::move(finished)));
+    log_->append(record_of(finished));
     out_.flush_log();
   }
 

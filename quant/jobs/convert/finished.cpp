@@ -1,68 +1,78 @@
 #include "quant/jobs/convert/finished.hpp"
 
+#include <cstdint>
 #include <cstring>
-#include <nlohmann/json.hpp>
+#include <type_traits>
+#include <utility>
 
 namespace nibble {
 namespace {
 
-using Cbor = nlohmann::json;
+enum class RecordKind : std::uint64_t { finished, kept };
 
-// The records are CBOR: it holds every double exactly, and bytes.
-Cbor cbor_of(const Findings& found) {
-  return {found.nan,       found.inf,       found.overflow,       found.overflow_fp32,
-          found.underflow, found.subnormal, found.first_nonfinite};
+// Numbers as they are in memory, without padding: the log is read on the same machine.
+template <class T> void put(std::string& record, const T& value) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(std::uint64_t) == 0);
+  record.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-Findings findings_of(const Cbor& json) {
-  return {json.at(0), json.at(1), json.at(2), json.at(3), json.at(4), json.at(5), json.at(6)};
+template <class T> bool cut(std::string_view& record, T& value) {
+  if (record.size() < sizeof value) return false;
+  std::memcpy(&value, record.data(), sizeof value);
+  record.remove_prefix(sizeof value);
+  return true;
 }
 
-Cbor cbor_of(const ErrorSums& error) { return {error.count, error.square, error.product, error.reference, error.test}; }
-
-ErrorSums sums_of(const Cbor& json) { return {json.at(0), json.at(1), json.at(2), json.at(3), json.at(4)}; }
-
-Cbor cbor_of(const std::vector<Xxh3>& hashes) {
-  Cbor::binary_t::container_type bytes(hashes.size() * sizeof(Xxh3));
-  if (!hashes.empty()) std::memcpy(bytes.data(), hashes.data(), bytes.size());
-  return Cbor::binary(std::move(bytes));
-}
-
-std::vector<Xxh3> hashes_of(const Cbor& json) {
-  const Cbor::binary_t& bytes = json.get_binary();
-  std::vector<Xxh3> hashes(bytes.size() / sizeof(Xxh3));
-  if (!hashes.empty()) std::memcpy(hashes.data(), bytes.data(), hashes.size() * sizeof(Xxh3));
-  return hashes;
+bool cut_hashes(std::string_view& record, std::vector<Xxh3>& hashes) {
+  std::uint64_t count = 0;
+  if (!cut(record, count) || count > record.size() / sizeof(Xxh3)) return false;
+  hashes.resize(count);
+  for (Xxh3& hash : hashes) (void)cut(record, hash);
+  return true;
 }
 
 }  // namespace
 
-std::string record_of(const Finished& finished) {
-  Cbor json;
-  if (const auto* const kept = std::get_if<KeptTensor>(&finished)) {
-    json = {kept->tensor, cbor_of(kept->findings)};
-  } else {
-    const auto& tensor = std::get<FinishedTensor>(finished);
-    Cbor hashes = Cbor::array();
-    for (const std::vector<Xxh3>& part : tensor.hashes) hashes.push_back(cbor_of(part));
-    json = {tensor.tensor, cbor_of(tensor.findings), cbor_of(tensor.error), tensor.sqnr_db,
-            tensor.entry,  std::move(hashes)};
-  }
+std::string record_of(const KeptTensor& kept) {
   std::string record;
-  Cbor::to_cbor(json, record);
+  put(record, RecordKind::kept);
+  put(record, std::uint64_t{kept.tensor});
+  put(record, kept.findings);
   return record;
 }
 
-std::optional<Finished> finished_of(std::string_view record) {
-  try {
-    const Cbor json = Cbor::from_cbor(record);
-    if (json.size() == 2) return KeptTensor{json.at(0), findings_of(json.at(1))};
-    FinishedTensor tensor{json.at(0), findings_of(json.at(1)), sums_of(json.at(2)), json.at(3), json.at(4)};
-    for (const Cbor& part : json.at(5)) tensor.hashes.push_back(hashes_of(part));
-    return tensor;
-  } catch (const Cbor::exception&) {
-    return std::nullopt;
+std::string record_of(const FinishedTensor& finished) {
+  std::string record;
+  record.reserve(2 * finished.entry.size());  // more than the hashes take: they are in the entry, too
+  put(record, RecordKind::finished);
+  put(record, std::uint64_t{finished.tensor});
+  put(record, finished.findings);
+  put(record, finished.error);
+  put(record, finished.sqnr_db);
+  put(record, std::uint64_t{finished.hashes.size()});
+  for (const std::vector<Xxh3>& part : finished.hashes) {
+    put(record, std::uint64_t{part.size()});
+    for (const Xxh3& hash : part) put(record, hash);
   }
+  return record += finished.entry;
+}
+
+std::optional<Finished> finished_of(std::string_view record) {
+  RecordKind kind{};
+  std::uint64_t tensor = 0, parts = 0;
+  if (!cut(record, kind) || !cut(record, tensor)) return std::nullopt;
+  if (kind == RecordKind::kept) {
+    KeptTensor kept{tensor, {}};
+    return cut(record, kept.findings) && record.empty() ? std::optional<Finished>(kept) : std::nullopt;
+  }
+  FinishedTensor finished{tensor, {}, {}, 0, {}};
+  if (kind != RecordKind::finished || !cut(record, finished.findings) || !cut(record, finished.error) ||
+      !cut(record, finished.sqnr_db) || !cut(record, parts))
+    return std::nullopt;
+  for (; parts > 0; --parts)
+    if (!cut_hashes(record, finished.hashes.emplace_back())) return std::nullopt;
+  finished.entry = record;
+  return finished;
 }
 
 }  // namespace nibble

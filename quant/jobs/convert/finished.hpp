@@ -33,7 +33,8 @@ struct KeptTensor {
 
 using Finished = std::variant<FinishedTensor, KeptTensor>;
 
-[[nodiscard]] std::string record_of(const Finished& finished);
+[[nodiscard]] std::string record_of(const FinishedTensor& finished);
+[[nodiscard]] std::string record_of(const KeptTensor& kept);
 
 /// Nothing if it is not a record of this version.
 [[nodiscard]] std::optional<Finished> finished_of(std::string_view record);

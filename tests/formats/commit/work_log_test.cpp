@@ -62,6 +62,22 @@ TEST_F(WorkLogTest, IsReadAsItWasWritten) {
   EXPECT_EQ(found(), records);
 }
 
+TEST_F(WorkLogTest, ManyRecordsAreWrittenTogether) {
+  Records records;
+  for (int i = 0; i < 300; ++i) records.push_back(std::string(1000, static_cast<char>('a' + i % 26)));
+  WorkLog log = made(records);
+  const std::size_t written = found().size();
+  EXPECT_GE(written, 280U);  // 16 KiB are written later
+  EXPECT_LT(written, 300U);
+  EXPECT_TRUE(log.has_records());
+  log.write();
+  EXPECT_EQ(found(), records);
+  EXPECT_EQ(log.read(), std::nullopt);
+  log.append("last");
+  log.flush();
+  EXPECT_EQ(found().back(), "last");
+}
+
 // A run that was killed may have written any part of the last record, and a file system any bytes in its place.
 TEST_F(WorkLogTest, EndsBeforeARecordThatIsNotWhole) {
   (void)made({"one", "two"});
