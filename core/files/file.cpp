@@ -221,6 +221,9 @@ std::optional<OutputFile> OutputFile::reopen(int directory, const std::string& n
   if (fd.get() < 0 || ::fstat(fd.get(), &status) != 0 || std::cmp_not_equal(status.st_size, bytes)) return std::nullopt;
   status.st_mode &= ~S_IWGRP & ~S_IWOTH;  // the directory decides who can write it
   if (!why_not_ours(status).empty()) return std::nullopt;
+  // The mode of a new file: the umask may be another than when it was made.
+  struct ::stat folder {};
+  if (::fstat(directory, &folder) != 0 || ::fchmod(fd.get(), folder.st_mode & 0666) != 0) return std::nullopt;
   OutputFile file(std::move(label), std::move(fd));
   // If the disk did not take a page, the page cache may still have it, and may no longer try to write it.
   file.flush();

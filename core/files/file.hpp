@@ -119,6 +119,7 @@ class OutputFile {
 
   /// The file of that name that an earlier run has left in a directory that nobody else can enter, if it counts as its
   /// own and has `bytes` bytes. What was written to it is on the disk, and is read from there, not from the page cache.
+  /// It gets the mode of the directory's new files.
   /// Throws Error(io) if it cannot be flushed.
   [[nodiscard]] static std::optional<OutputFile> reopen(int directory, const std::string& name, std::string label,
                                                         std::uint64_t bytes);

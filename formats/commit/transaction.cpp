@@ -85,8 +85,9 @@ void Transaction::find_log() {
   } catch (const Error&) {
     if (target_.options().resume) throw;
   }
+  if (found_ && !found_->has_records()) found_.reset();  // nothing was finished
   if (target_.options().resume) return;
-  if (found_ && found_->has_records())
+  if (found_)
     warnings_.push_back(
         fmt::format("{}: what an interrupted run had finished was removed, because this run does not "
                     "resume it",
@@ -101,6 +102,12 @@ WorkLog Transaction::take_over(const std::function<bool(const std::string&)>& st
     if (may_exist(new_.get(), entry.c_str()))
       throw Error(Errc::io, printable(work_->shown()), fmt::format("cannot remove '{}' in it", printable(entry)));
   }
+  // It gets the mode of a new one: the umask may be another than that of the interrupted run.
+  constexpr const char* sample = "sample";
+  if (mkdirat(new_.get(), sample, 0777) != 0) fail("cannot create in its work directory");
+  const auto status = status_of(new_.get(), sample, printable(work_->shown()));
+  if (unlinkat(new_.get(), sample, AT_REMOVEDIR) != 0 || !status || fchmod(new_.get(), status->st_mode & 07777) != 0)
+    fail("cannot set the mode of its work directory");
   work_->take_over();
   WorkLog log = std::move(*found_);
   found_.reset();
@@ -114,7 +121,8 @@ void Transaction::flush_names() const {
     if (fsync(directory) != 0) fail("cannot flush");
 }
 
-const std::string& Transaction::keep() noexcept {
+std::string Transaction::keep() {
+  if (!work_->is_private()) return {};
   work_->keep();
   return work_->shown();
 }
@@ -153,7 +161,7 @@ bool Transaction::remove_old() const noexcept {
 
 // From here on the new output is in place, so nothing may report a failure.
 void Transaction::finish_commit() noexcept {
-  (void)unlinkat(work_->fd(), WorkLog::name, 0);  // first: it is about what has left `new`
+  (void)unlinkat(work_->fd(), WorkLog::name, 0);  // first, since the files that it lists are no longer in `new`
   if (remove_old() && work_->remove()) return;
   work_->keep();
   try {

@@ -76,8 +76,9 @@ class Transaction {
   /// Returns when the entries of directory() and the log have their names on the disk. Throws Error(io).
   void flush_names() const;
 
-  /// What was built stays in the work directory, for a run that resumes this one. Returns its path, for messages.
-  const std::string& keep() noexcept;
+  /// What was built stays in the work directory, for a run that resumes this one. Returns its path; empty if that run
+  /// would not believe what it finds there, as on file systems without modes. Throws Error(io).
+  [[nodiscard]] std::string keep();
 
   /// For temporary files; their names do not matter.
   [[nodiscard]] int work_directory() const noexcept { return work_->fd(); }

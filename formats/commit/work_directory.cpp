@@ -133,7 +133,7 @@ void WorkDirectory::clear() {
 bool WorkDirectory::is_private() const {
   struct stat status {};
   if (fstat(fd(), &status) != 0) fail_with(shown_, "cannot look at it");
-  return (status.st_mode & 077) == 0;
+  return status.st_uid == geteuid() && (status.st_mode & 077) == 0;
 }
 
 bool WorkDirectory::move(Descriptor root, const char* name, std::string_view folder) {

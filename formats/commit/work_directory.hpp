@@ -47,7 +47,7 @@ class WorkDirectory {
   /// It is removed at the end, though its contents were not cleared.
   void take_over() noexcept { removes_ = true; }
 
-  /// Whether nobody but its owner can enter it, as when it was made. Throws Error(io).
+  /// Whether it belongs to this user and nobody else can enter it, as when it was made. Throws Error(io).
   [[nodiscard]] bool is_private() const;
 
   /// Moves it to another folder. False if that failed: errno says why.

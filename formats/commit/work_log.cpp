@@ -17,13 +17,17 @@
 namespace nibble {
 namespace {
 
-constexpr std::string_view title = "nibble log 1\n\n\n\n";
-static_assert(title.size() == 16);
+struct Title {
+  std::array<char, 12> text{'n', 'i', 'b', 'b', 'l', 'e', ' ', 'l', 'o', 'g', ' ', '2'};
+  std::uint32_t head_bytes = 0;  // a second time, so that a damaged number does not look like a head that was cut off
+};
+static_assert(sizeof(Title) == 16);
 
 constexpr std::uint64_t written_at_once = 64 << 10;
 constexpr std::size_t piece = 16 << 10;  // about 30 tensors of one chunk
 
-constexpr std::uint64_t max_record_bytes = 1 << 30;  // of a tensor of 16 TB
+// A tensor of 16 TB has a record of that size: 16 bytes for each chunk that is hashed.
+constexpr std::uint64_t max_record_bytes = 1 << 30;
 
 struct Frame {
   std::uint64_t bytes;
@@ -56,9 +60,10 @@ WorkLog::WorkLog(Descriptor file, std::string_view shown)
 WorkLog::WorkLog(int work, std::string_view shown, std::string_view head)
     : WorkLog(Descriptor(openat(work, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)), shown) {
   if (file_.get() < 0) fail("cannot create", errno);
-  if (const int error = write_all(file_.get(), 0, std::as_bytes(std::span(title))).error; error != 0)
+  const Title title{.head_bytes = static_cast<std::uint32_t>(head.size())};
+  if (const int error = write_all(file_.get(), 0, std::as_bytes(std::span(&title, 1))).error; error != 0)
     fail("cannot write", error);
-  position_ = {title.size(), {}};
+  position_ = {sizeof title, {}};
   append(head);
   head_ = head;
   first_ = end_;
@@ -78,18 +83,19 @@ void WorkLog::find_head() {
   if (const auto problem = why_not_ours(status); !problem.empty()) refuse(problem);
   end_ = static_cast<std::uint64_t>(status.st_size);
   struct {
-    std::array<char, 16> text;
+    Title title;
     Frame head;
   } found{};
   const Transfer got = read_all(file_.get(), 0, std::as_writable_bytes(std::span(&found, 1)));
   if (got.error != 0) fail("cannot read", got.error);
   // A run that was stopped before all of its head was on the disk has finished nothing.
-  if (got.bytes < sizeof found || found.text[0] == '\0' || found.head.bytes == 0) return;
-  if (std::string_view(found.text.data(), found.text.size()) != title) refuse("another version of nibble wrote it");
+  if (got.bytes < sizeof found || found.title.text[0] == '\0' || found.head.bytes == 0) return;
+  if (found.title.text != Title().text) refuse("another version of nibble wrote it");
+  if (found.head.bytes != found.title.head_bytes) refuse("it is damaged");
   if (found.head.bytes > end_ - sizeof found) return;
-  position_ = {title.size(), {}};
+  position_ = {sizeof found.title, {}};
   auto head = read();
-  if (!head) refuse("its checksum is wrong");
+  if (!head) refuse("it is damaged");
   head_ = std::move(*head);
   first_ = position_.offset;
 }

@@ -13,7 +13,7 @@ namespace nibble {
 /// What a run has finished, for a run that resumes it: a head, which says what the run does, and records. It is a file
 /// in the work directory:
 ///
-///   title    16 bytes
+///   title    12 bytes, and the number of bytes of the head (u32)
 ///   head     a record
 ///   record   the number of its bytes (u64), a checksum (XXH3-128), the bytes
 ///

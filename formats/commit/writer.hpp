@@ -124,8 +124,8 @@ struct CreateOptions {
   std::uint64_t bytes = 0;  ///< of all shards together; compared with the free space before anything is written
   bool overwrite = false;   ///< replace an output that exists; it stays whole until the new one is complete
   bool resume = false;      ///< go on with what an interrupted run has finished
-  /// After that long, a power cut loses nothing that was finished before. Short enough for conversions that take hours,
-  /// and as long as a shard of 5 GB takes where nothing is searched.
+  /// How often what is finished is flushed, so that a power cut loses no more than the work of that time. A flush waits
+  /// for the disk: shards that take less time than this to convert are flushed once, at their end.
   std::chrono::milliseconds flush_interval = std::chrono::seconds(10);
   std::pmr::memory_resource* memory = nullptr;  ///< for batches in flight; must outlive the writer. Null: huge pages
 };

@@ -100,14 +100,22 @@ class Conversion {
 
   Report run() && {
     begin_log();
+    const bool is_resumed = is_resuming_;
     try {
       return convert_all();
     } catch (const Error& error) {
-      if (error.code() != Errc::interrupted || log_ == nullptr || !log_->has_records()) throw;
+      if (error.code() != Errc::interrupted || log_ == nullptr || !log_->has_records()) {
+        if (is_resumed) (void)out_.keep();
+        throw;
+      }
       const std::string where = out_.keep();
+      if (where.empty()) throw;
       throw Error(Errc::interrupted,
-                  fmt::format("interrupted: no output was written, and what is finished stays in {}", where),
+                  fmt::format("interrupted: no output was written, and what is finished stays in {}", escaped(where)),
                   Remedy::Kind::resume);
+    } catch (...) {
+      if (is_resumed) (void)out_.keep();
+      throw;
     }
   }
 

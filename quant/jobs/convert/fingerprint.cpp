@@ -18,7 +18,7 @@ namespace nibble {
 namespace {
 
 namespace fs = std::filesystem;
-using Members = nlohmann::ordered_json;
+using Members = nlohmann::json;  // in the order of their names, whatever order a folder has
 
 // The device is left out: after a restart, a disk may have another number.
 std::string stamp_of(const fs::path& file) {
@@ -31,7 +31,7 @@ Members input_stamps(const Reader& in) {
   Members inputs = Members::object();
   for (const std::span<const std::string> names : {in.files(), in.other_files()})
     for (const std::string& name : names)
-      inputs[printable(name)] = stamp_of(in.is_directory() ? in.path() / name : in.path());
+      inputs[escaped(name)] = stamp_of(in.is_directory() ? in.path() / name : in.path());
   return inputs;
 }
 
@@ -40,7 +40,8 @@ Members statistics_stamps(const fs::path& folder) {
   std::error_code error;
   for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
        entry.increment(error))
-    files[printable(entry->path().filename().string())] = stamp_of(entry->path());
+    if (const fs::path& file = entry->path(); file.extension() == ".safetensors" || file.extension() == ".json")
+      files[escaped(file.filename().string())] = stamp_of(file);
   return files;
 }
 
@@ -58,6 +59,11 @@ std::string hash_of_tensors(const Plan& plan) {
 }
 
 std::string text_of_member(const Members& json) { return json.dump(-1, ' ', false, Members::error_handler_t::replace); }
+
+// For messages.
+std::string short_text(const Members& json) {
+  return json.is_null() ? "nothing" : printable(json.is_string() ? json.get<std::string>() : text_of_member(json));
+}
 
 // The first member of either that differs; empty if none does.
 std::string differing(const Members& theirs, const Members& ours) {
@@ -84,18 +90,19 @@ std::string fingerprint(const Reader& in, const Plan& plan, std::string_view ada
 std::string difference(std::string_view interrupted, std::string_view ours) {
   const Members theirs = Members::parse(interrupted, nullptr, false);
   const Members mine = Members::parse(ours);
-  if (!theirs.is_object()) return "it does not say what it was about";
+  if (!theirs.is_object()) return "its log does not say which conversion it was";
   const std::string what = differing(theirs, mine);
   if (what.empty()) return {};
   const Members of_theirs = theirs.value(what, Members()), of_mine = mine.value(what, Members());
   if (what == "nibble")
-    return fmt::format("it was one of nibble {}, and this is {}", text_of_member(of_theirs), text_of_member(of_mine));
+    return fmt::format("nibble {} wrote it, and this is {}", short_text(of_theirs), short_text(of_mine));
   if (what == "recipe") {
     const std::string key = differing(of_theirs, of_mine);
-    return fmt::format("its {} was {}, and now it is {}", key, text_of_member(of_theirs.value(key, Members())),
-                       text_of_member(of_mine.value(key, Members())));
+    return fmt::format("its recipe has '{}' {}, and this one's has {}", printable(key),
+                       short_text(of_theirs.value(key, Members())), short_text(of_mine.value(key, Members())));
   }
-  if (what == "input") return fmt::format("the input's '{}' has changed since", differing(of_theirs, of_mine));
+  if (what == "input") return fmt::format("the input's '{}' is another file than it was (its size, time or inode)",
+                                            printable(differing(of_theirs, of_mine)));
   if (what == "adapter") return "it merged another adapter";
   if (what == "tensors") return "it planned the tensors in another way";
   return "it had other calibration statistics";

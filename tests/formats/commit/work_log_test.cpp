@@ -131,8 +131,12 @@ TEST_F(WorkLogTest, IsRefusedIfItIsNotOurs) {
   std::string changed = whole;
   changed[16 + 24] = 'H';
   overwrite(changed);
-  EXPECT_EQ(refusal(), refused("its checksum is wrong"));
-  overwrite("nibble log 2" + whole.substr(12));
+  EXPECT_EQ(refusal(), refused("it is damaged"));
+  changed = whole;
+  changed[16] ^= 64;  // the number of bytes of the head, which is now beyond the end
+  overwrite(changed);
+  EXPECT_EQ(refusal(), refused("it is damaged"));
+  overwrite("nibble log 1" + whole.substr(12));
   EXPECT_EQ(refusal(), refused("another version of nibble wrote it"));
 
   overwrite(whole);

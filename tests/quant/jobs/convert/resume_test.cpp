@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -235,6 +236,10 @@ TEST_F(ResumeTest, Compensated) {
   expect_same(how, "compensated", 2);
 
   EXPECT_NE(interrupt(how, 4), "");
+  (void)root_.write(how.calibration.filename().string() + "/notes.txt", "of no meaning");
+  EXPECT_NE(resume(how).plan.tensors.size(), 0U);
+  remove_output();
+  EXPECT_NE(interrupt(how, 4), "");
   fs::last_write_time(how.calibration / test::StatisticsMaker::weights_name, fs::file_time_type::clock::now());
   EXPECT_THAT(refusal(how), HasSubstr("it had other calibration statistics"));
 }
@@ -345,10 +350,10 @@ class OtherRunTest : public ResumeTest {
 };
 
 TEST_F(OtherRunTest, OtherOptions) {
-  expect_refusal(recipe("fp4"), "the interrupted run cannot be resumed: its to was \"nf4\", and now it is \"fp4\"");
+  expect_refusal(recipe("fp4"), "the interrupted run cannot be resumed: its recipe has 'to' nf4, and this one's has fp4");
   Recipe other = recipe("nf4");
   other.max_shard_bytes = 1'000'000;
-  expect_refusal(other, "its max_shard_size was 5000000000, and now it is 1000000");
+  expect_refusal(other, "its recipe has 'max_shard_size' 5000000000, and this one's has 1000000");
   expect_resumed();
 }
 
@@ -356,20 +361,89 @@ TEST_F(OtherRunTest, ChangedInput) {
   const fs::path file = in_ / "model.safetensors";
   const auto time = fs::last_write_time(file);
   fs::last_write_time(file, time + std::chrono::nanoseconds(1));
-  expect_refusal(recipe("nf4"), "the input's 'model.safetensors' has changed since");
+  expect_refusal(recipe("nf4"), "the input's 'model.safetensors' is another file than it was (its size, time or inode)");
   fs::last_write_time(file, time);
   const std::string bytes = test::read_file(file);
   fs::rename(file, root_.path() / "first");
   (void)root_.write("model/model.safetensors", bytes);
   fs::last_write_time(file, time);
-  expect_refusal(recipe("nf4"), "the input's 'model.safetensors' has changed since");
+  expect_refusal(recipe("nf4"), "the input's 'model.safetensors' is another file than it was (its size, time or inode)");
   fs::rename(root_.path() / "first", file);
   expect_resumed();
 }
 
+// Messages shorten such names in the middle.
+TEST_F(ResumeTest, LongNamesAreToldApart) {
+  const std::string first = "model/" + std::string(60, 'x') + "1" + std::string(60, 'y') + ".txt";
+  (void)root_.write(first, "one");
+  (void)root_.write("model/" + std::string(60, 'x') + "2" + std::string(60, 'y') + ".txt", "two");
+  leave();
+  (void)root_.write(first, "another");
+  EXPECT_THAT(refusal(recipe("nf4")), HasSubstr("is another file than it was"));
+}
+
+// What the interrupted run has finished is not lost by a run that fails.
+TEST_F(OtherRunTest, ARunThatFailsLeavesItThere) {
+  class FailingReader final : public DerivedReader {
+   public:
+    explicit FailingReader(std::unique_ptr<const Reader> in)
+        : DerivedReader(static_cast<const Reader&>(*in)), in_(std::move(in)) {}
+    [[nodiscard]] const TensorList& tensors() const noexcept override { return in_->tensors(); }
+    [[nodiscard]] std::size_t file_of(std::size_t tensor) const override { return in_->file_of(tensor); }
+    [[nodiscard]] const std::optional<ModelConfig>& config() const noexcept override { return in_->config(); }
+    void read(std::size_t /*tensor*/, std::uint64_t /*offset*/, std::span<std::byte> /*out*/) const override {
+      throw Error(Errc::io, "the disk is gone");
+    }
+
+   private:
+    std::unique_ptr<const Reader> in_;
+  };
+  PlannedConversion conversion(std::make_unique<FailingReader>(open_checkpoint(in_)), out_, recipe("nf4"),
+                               {.resume = true});
+  EXPECT_EQ(error_of([&] { (void)std::move(conversion).run(silent_); }, Errc::io), "the disk is gone");
+  expect_resumed();
+}
+
+// A file system without modes: the next run would not believe what it finds.
+TEST_F(ResumeTest, NothingStaysWhereOthersCanEnter) {
+  class Opening final : public Progress {
+   public:
+    explicit Opening(fs::path work) : work_(std::move(work)) {}
+    void advance(std::string_view /*tensor*/, std::uint64_t /*done*/, std::uint64_t /*total*/) override {
+      if (++told_ == 4) fs::permissions(work_, fs::perms::owner_all | fs::perms::group_exec);
+    }
+    [[nodiscard]] bool cancelled() const override { return told_ >= 4; }
+
+   private:
+    fs::path work_;
+    std::atomic<int> told_ = 0;
+  } progress(work_);
+  EXPECT_EQ(error_of([&] { (void)convert(in_, out_, recipe("nf4"), {.resources = {.threads = 1}}, progress); },
+                     Errc::interrupted),
+            "interrupted: no output was written");
+  EXPECT_FALSE(fs::exists(work_));
+}
+
+// Its files are as private as those of a single run.
+TEST_F(OtherRunTest, WithAnotherUmask) {
+  const mode_t before = umask(077);
+  expect_resumed();
+  umask(before);
+  EXPECT_EQ(fs::status(out_).permissions(), fs::perms::owner_all);
+  EXPECT_EQ(fs::status(out_ / "model.safetensors").permissions(), fs::perms::owner_read | fs::perms::owner_write);
+}
+
+TEST_F(OtherRunTest, ALogOfNothingIsNotInTheWay) {
+  fs::remove(work_ / "log");
+  const Descriptor work(open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  (void)WorkLog(work.get(), "work", "of another run");
+  EXPECT_EQ(tensors_read(recipe("nf4")), tensors);
+  EXPECT_EQ(contents_of(out_), whole_);
+}
+
 TEST_F(OtherRunTest, ChangedConfiguration) {
   (void)root_.write("model/config.json", R"({"model_type": "bert"})");
-  EXPECT_THAT(refusal(recipe("nf4")), HasSubstr("the input's 'config.json' has changed since"));
+  EXPECT_THAT(refusal(recipe("nf4")), HasSubstr("the input's 'config.json' is another file than it was"));
 }
 
 TEST_F(OtherRunTest, OtherVersion) {
@@ -383,7 +457,7 @@ TEST_F(OtherRunTest, OtherVersion) {
   fs::rename(work_ / "log", root_.path() / "log");
   WorkLog other(work.get(), "work", head);
   while (const auto record = log->read()) other.append(*record);
-  expect_refusal(recipe("nf4"), "it was one of nibble \"9");
+  expect_refusal(recipe("nf4"), "nibble 9");
   fs::rename(root_.path() / "log", work_ / "log");
   expect_resumed();
 }
@@ -400,7 +474,7 @@ TEST_F(OtherRunTest, DamagedLog) {
   std::string damaged = log;
   damaged[50] = static_cast<char>(damaged[50] ^ 1);
   (void)root_.write(".out.nibble/log", damaged);
-  expect_refusal(recipe("nf4"), ".out.nibble/log: cannot be resumed: its checksum is wrong");
+  expect_refusal(recipe("nf4"), ".out.nibble/log: cannot be resumed: it is damaged");
   (void)root_.write(".out.nibble/log", log);
   expect_resumed();
 }
