@@ -1,4 +1,5 @@
 // nibble measure REF --advise SIZE: measures the formats, asks the library, prints the command to copy and the curve.
+// nibble convert does the same before it converts.
 
 #include "cli/advise.hpp"
 
@@ -65,16 +66,15 @@ std::vector<std::string> options_for(const Recipe& recipe) {
   for (const std::string& skip : recipe.skips) add("--skip", skip);
   for (const Rule& rule : recipe.rules) add("--tensor", fmt::format("{}={}", rule.pattern, rule.codec.text()));
   if (recipe.allow_nibble_only) options.emplace_back("--allow-nibble-only");
+  if (!recipe.calibration.empty()) add("--calibration", recipe.calibration.string());
   return options;
 }
 
-std::string command_for(const std::string& path, const Reader& reference, const Recipe& recipe) {
+std::string command_for(const std::string& path, const Reader& reference, const Advice& advice) {
   // The container that is written has the extension of an output file.
   const auto written = std::ranges::find_if(containers(), &ContainerTraits::writes);
-  std::string command =
-      fmt::format("nibble convert {} OUT{}", quoted_path(path), reference.is_directory() ? "" : written->extension);
-  for (const std::string& option : options_for(recipe)) command += ' ' + shell_quoted(option);
-  return command;
+  return fmt::format("nibble convert {} OUT{} {}", quoted_path(path),
+                     reference.is_directory() ? "" : written->extension, advised_options(advice));
 }
 
 std::map<std::string, std::uint64_t> tensors_by_codec(const Advice& advice) {
@@ -90,25 +90,6 @@ Json describe(const Advice& advice, const AdvicePoint& point) {
           {"sqnr_db", number(point.sqnr_db)}};
 }
 
-std::string to_json(const AdviseArguments& arguments, const Reader& reference, std::uint64_t max_bytes,
-                    const Advice& advice) {
-  Json json = {{"schema_version", advice_schema}, {"generator", fmt::format("nibble {}", version())}};
-  json["reference"] = {{"name", reference.path().string()}, {"weights", advice.weights}};
-  json["max_bytes"] = max_bytes;
-  json["base"] = advice.recipe.to.text();
-  json["chosen"] = describe(advice, advice.chosen);
-  json["tensors_by_codec"] = tensors_by_codec(advice);
-  json["nibble_only"] = advice.recipe.allow_nibble_only;
-  json["options"] = options_for(advice.recipe);
-  json["command"] = command_for(arguments.reference, reference, advice.recipe);
-  Json& tensors = json["tensors"] = Json::array();
-  for (const AdvisedTensor& tensor : advice.tensors)
-    tensors.push_back({{"name", reference.tensors().name(tensor.source)}, {"codec", tensor.codec.text()}});
-  Json& curve = json["curve"] = Json::array();
-  for (const AdvicePoint& point : advice.curve) curve.push_back(describe(advice, point));
-  return dump(json);
-}
-
 // Some points of the curve; the chosen one is among them.
 std::vector<AdvicePoint> rows_of(const Advice& advice) {
   std::vector<AdvicePoint> rows;
@@ -122,31 +103,58 @@ std::vector<AdvicePoint> rows_of(const Advice& advice) {
   return rows;
 }
 
-void print(Terminal& terminal, const AdviseArguments& arguments, const Reader& reference, std::uint64_t max_bytes,
-           const Advice& advice) {
-  terminal.print("{}\n\n", command_for(arguments.reference, reference, advice.recipe));
+}  // namespace
+
+std::string advised_options(const Advice& advice) {
+  std::vector<std::string> options = options_for(advice.recipe);
+  std::ranges::transform(options, options.begin(), shell_quoted);
+  return fmt::format("{}", fmt::join(options, " "));
+}
+
+Json advice_json(const Reader& reference, const SizedAdvice& found) {
+  const auto& [max_bytes, advice] = found;
+  Json json;
+  json["reference"] = {{"name", reference.path().string()}, {"weights", advice.weights}};
+  json["max_bytes"] = max_bytes;
+  json["base"] = advice.recipe.to.text();
+  json["chosen"] = describe(advice, advice.chosen);
+  json["tensors_by_codec"] = tensors_by_codec(advice);
+  json["nibble_only"] = advice.recipe.allow_nibble_only;
+  json["options"] = options_for(advice.recipe);
+  Json& tensors = json["tensors"] = Json::array();
+  for (const AdvisedTensor& tensor : advice.tensors)
+    tensors.push_back({{"name", reference.tensors().name(tensor.source)}, {"codec", tensor.codec.text()}});
+  Json& curve = json["curve"] = Json::array();
+  for (const AdvicePoint& point : advice.curve) curve.push_back(describe(advice, point));
+  return json;
+}
+
+std::string advice_text(const AdviseArguments& arguments, const Reader& reference, const SizedAdvice& found) {
+  const auto& [max_bytes, advice] = found;
   std::string counts;
   for (const auto& [codec, count] : tensors_by_codec(advice))
     counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, codec);
   std::uint64_t source = 0;
   for (std::size_t t = 0; t < reference.tensors().size(); ++t) source += reference.tensors().bytes(t);
-  terminal.print("{} -> {} of {}, {:.2f} bits per weight, SQNR {}; tensors: {}\n", size_both(source),
-                 size_both(advice.chosen.bytes), size_both(max_bytes), advice.bits_per_weight(advice.chosen.bytes),
-                 with_unit(advice.chosen.sqnr_db), counts);
+  std::string text = fmt::format("{} -> {} of {}, {:.2f} bits per weight, SQNR {}; tensors: {}\n", size_both(source),
+                                 size_both(advice.chosen.bytes), size_both(max_bytes),
+                                 advice.bits_per_weight(advice.chosen.bytes), with_unit(advice.chosen.sqnr_db), counts);
   if (advice.chosen.bytes == source && std::isinf(advice.chosen.sqnr_db))
-    terminal.print("Everything fits as it is: nothing has to be converted.\n");
+    text += "Everything fits as it is: nothing has to be converted.\n";
   if (!arguments.allow_nibble_only)
-    terminal.print("Casts of the whole model (convert --to bf16, --to fp16) are not among the choices.\n");
-  if (advice.recipe.allow_nibble_only) terminal.print("Only nibble's own loader will read the result.\n");
+    text += "Casts of the whole model (convert --to bf16, --to fp16) are not among the choices.\n";
+  if (advice.recipe.allow_nibble_only) text += "Only nibble's own loader will read the result.\n";
+  if (!arguments.calibration.empty()) text += "Errors are those of the layers' outputs.\n";
 
-  // The error is that of the weights of all tensors, each relative to its own tensor: sqrt(cost / weights).
+  // The error is that of the weights of all tensors, or of their outputs, each relative to its own tensor:
+  // sqrt(cost / weights).
   const auto error = [&](const AdvicePoint& point) {
     return advice.weights == 0 ? 0 : std::sqrt(point.cost / static_cast<double>(advice.weights));
   };
   const std::vector<AdvicePoint> rows = rows_of(advice);
   double largest = 0;
   for (const AdvicePoint& row : rows) largest = std::max(largest, error(row));
-  terminal.print("\n  {:>10}  {:>6}  {:>8}  {:>8}\n", "size", "bits", "SQNR dB", "error");
+  text += fmt::format("\n  {:>10}  {:>6}  {:>8}  {:>8}\n", "size", "bits", "SQNR dB", "error");
   std::vector<std::pair<bool, std::string>> lines;  // a line and whether it is the chosen one; no two lines are equal
   for (const AdvicePoint& row : rows) {
     const auto length = largest > 0 ? static_cast<std::size_t>(std::lround(error_bar_width * error(row) / largest)) : 0;
@@ -157,31 +165,40 @@ void print(Terminal& terminal, const AdviseArguments& arguments, const Reader& r
     lines.back().first |= row.bytes == advice.chosen.bytes;
   }
   for (const auto& [is_chosen, line] : lines)
-    terminal.print("{} {}\n", is_chosen ? '>' : ' ', line.substr(0, line.find_last_not_of(' ') + 1));
+    text += fmt::format("{} {}\n", is_chosen ? '>' : ' ', line.substr(0, line.find_last_not_of(' ') + 1));
+  return text;
 }
 
-}  // namespace
-
-void run_advise(Terminal& terminal, const AdviseArguments& arguments) {
-  const std::unique_ptr<Reader> reference =
-      open_checkpoint(arguments.reference, {.max_memory = arguments.resources.max_memory});
+SizedAdvice find_advice(Terminal& terminal, const AdviseArguments& arguments, const Reader& reference) {
   if (!arguments.allow_nibble_only)
     for (const CodecSpec& codec : arguments.codecs)
       if (!make_codec(codec)->quantizes())
         throw Error(Errc::usage,
                     fmt::format("--to {}: --advise chooses casts only with --allow-nibble-only", codec.text()));
-  const std::vector<Candidate> formats = advice_formats(*reference, arguments.allow_nibble_only, arguments.codecs);
+  const std::vector<Candidate> formats =
+      advice_formats(reference, arguments.allow_nibble_only, arguments.codecs, arguments.calibration);
   std::uint64_t weights = 0;
   for (const PlannedTensor& tensor : formats.front().plan->tensors) weights += tensor.info.elements();
   const std::uint64_t max_bytes = parse_budget(arguments.size, weights);
   ProgressDisplay progress(terminal, arguments.progress);
-  const Measurement measurement = measure(*reference, formats, {false, arguments.resources}, progress);
+  const Measurement measurement =
+      measure(reference, formats, {false, arguments.resources, arguments.calibration}, progress);
   progress.close();
-  const Advice advice = advise(*reference, formats, measurement, {max_bytes, arguments.allow_nibble_only});
-  if (arguments.json)
-    terminal.print("{}\n", to_json(arguments, *reference, max_bytes, advice));
-  else
-    print(terminal, arguments, *reference, max_bytes, advice);
+  SizedAdvice found{max_bytes, advise(reference, formats, measurement, {max_bytes, arguments.allow_nibble_only})};
+  for (const std::string& warning : found.advice.warnings) terminal.note("warning: " + warning);
+  return found;
+}
+
+void run_advise(Terminal& terminal, const AdviseArguments& arguments) {
+  const std::unique_ptr<Reader> reference =
+      open_checkpoint(arguments.reference, {.max_memory = arguments.resources.max_memory});
+  const SizedAdvice found = find_advice(terminal, arguments, *reference);
+  const std::string command = command_for(arguments.reference, *reference, found.advice);
+  if (!arguments.json) return terminal.print("{}\n\n{}", command, advice_text(arguments, *reference, found));
+  Json json = {{"schema_version", advice_schema}, {"generator", fmt::format("nibble {}", version())}};
+  json.update(advice_json(*reference, found));
+  json["command"] = command;
+  terminal.print("{}\n", dump(json));
 }
 
 }  // namespace nibble::cli

@@ -25,7 +25,11 @@ std::string line_of(const Message& warning) {
 
 void print_plan(Terminal& terminal, const ConversionCommand& options, const Plan& plan,
                 const ConversionMemory& memory) {
-  if (options.json) return terminal.print("{}\n", dump_lines(plan_json(plan, memory)));
+  if (options.json) {
+    Json json = plan_json(plan, memory);
+    if (!options.advice.is_null()) json["advice"] = options.advice;
+    return terminal.print("{}\n", dump_lines(json));
+  }
   terminal.write(plan_text(plan, memory));
   for (const Message& warning : plan.warnings) terminal.note(line_of(warning));
 }
@@ -51,6 +55,7 @@ class ReportingDisplay final : public ProgressDisplay {
       json = report_json(report, conversion);
     else
       text = report_text(report, conversion);
+    if (options_.json && !options_.advice.is_null()) json["advice"] = options_.advice;
     if (options_.add_to_report) options_.add_to_report(planned_->input(), report, *this, text, json);
     text_ = options_.json ? dump_lines(json) + '\n' : std::move(text);
     for (const Message& warning : report.warnings) warnings_.push_back(line_of(warning));

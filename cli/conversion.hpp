@@ -26,6 +26,8 @@ struct ConversionCommand {
   bool json = false;
   std::string progress;
 
+  Json advice{};  ///< null, or what the JSON about the plan or the result has under this name
+
   /// Opens the input, if it is more than what `in` names.
   std::function<std::unique_ptr<const Reader>()> open{};
   /// Adds to what is printed about the result, as text or as members of the JSON object.

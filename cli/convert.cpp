@@ -4,11 +4,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <set>
+#include <utility>
 
+#include "cli/advise.hpp"
 #include "cli/commands.hpp"
 #include "cli/conversion.hpp"
 #include "cli/convert.hpp"
@@ -21,6 +24,8 @@
 #include "cli/terminal/sizes.hpp"
 #include "cli/terminal/terminal.hpp"
 #include "core/text/suggest.hpp"
+#include "formats/commit/output_name.hpp"
+#include "formats/commit/writer.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/convert.hpp"
 #include "nibble/device.hpp"
@@ -83,9 +88,7 @@ void finish_recipe(const CLI::App& command, ConvertOptions& options) {
                       recipe.rules[r].codec);
   }
   recipe.default_skips = !options.no_default_skips;
-  if (command.count("--calibration") > 0 && recipe.calibration.empty())
-    throw Error(Errc::usage,
-                fmt::format("--calibration needs a value: {} (see nibble convert --help)", directory_type));
+  check_calibration(command, recipe.calibration);
   if (recipe.compensate && recipe.calibration.empty())
     throw Error(Errc::usage,
                 "--compensate needs --calibration DIR, where DIR is what `python -m nibble.calibrate MODEL --text FILE "
@@ -159,6 +162,60 @@ void check_applicable(const CLI::App& command, const Plan& plan) {
   check_applicable(command, plan.recipe, codecs, "applies to no tensor");
 }
 
+// What an advice decides, and options that would change what was measured. The options of codecs are given to them.
+constexpr std::array advised{"--tensor",  "--skip",       "--no-default-skips", "--embeddings", "--lm-head",
+                             "--experts", "--block-size", "--no-double-quant",  "--absmax",     "--compensate"};
+
+// Measures, and takes over what is advised.
+void advise(const CLI::App& command, ConvertOptions& options, Terminal& terminal) {
+  for (const char* const option : advised)
+    if (command.count(option) > 0)
+      throw Error(Errc::usage, fmt::format("{} cannot be combined with --advise (see nibble convert --help)", option));
+  check_calibration(command, options.recipe.calibration);
+  std::vector<CodecSpec> codecs;
+  for (const std::string& codec : command.get_option("--to")->results())
+    codecs.push_back(parse_codec("--to", codec, target_names()));
+  const AdviseArguments arguments{options.in,
+                                  *options.advise,
+                                  std::move(codecs),
+                                  options.recipe.allow_nibble_only,
+                                  options.recipe.calibration,
+                                  options.json,
+                                  progress_style(options.progress),
+                                  options.resources.resources()};
+  const std::unique_ptr<Reader> in = open_checkpoint(options.in, {.max_memory = arguments.resources.max_memory});
+  // An output that cannot be written is found before hours of measuring. Its size is not known yet.
+  check_output_name(options.out, *in);
+  if (!options.dry_run) check_output(options.out, *in, {.overwrite = options.conversion.overwrite});
+  const SizedAdvice found = find_advice(terminal, arguments, *in);
+  const Recipe& chosen = found.advice.recipe;
+  Recipe& recipe = options.recipe;
+  recipe.to = chosen.to;
+  recipe.embeddings = chosen.embeddings;
+  recipe.skips = chosen.skips;
+  recipe.rules = chosen.rules;
+  recipe.allow_nibble_only = chosen.allow_nibble_only;
+  recipe.calibration = chosen.calibration;
+  if (options.json)
+    options.advice = advice_json(*in, found);
+  else
+    terminal.print("{}: {}\n{}\n", printable(*options.advise), advised_options(found.advice),
+                   advice_text(arguments, *in, found));
+}
+
+void run(const CLI::App& command, ConvertOptions& options, Terminal& terminal) {
+  if (!options.advise) {
+    if (const std::size_t given = command.count("--to"); given != 1)
+      throw Error(Errc::usage,
+                  fmt::format("--to is {} (see nibble convert --help)",
+                              given == 0 ? "required" : fmt::format("given {} times, without --advise", given)));
+    return run_recipe(command, options, terminal);
+  }
+  terminal.catch_interrupts();
+  advise(command, options, terminal);
+  run_conversion(command, options, terminal);
+}
+
 }  // namespace
 
 void run_recipe(const CLI::App& command, ConvertOptions& options, Terminal& terminal) {
@@ -188,11 +245,9 @@ void add_recipe(CLI::App& command, ConvertOptions& options) {
   command.add_option("--absmax", options.absmax, "Shorthand for absmax=CHOICE in every codec that has this option")
       ->type_name("CHOICE")
       ->group(format);
-  command
-      .add_option("--calibration", recipe.calibration,
+  add_calibration(command, recipe.calibration,
                   "Statistics that `python -m nibble.calibrate` wrote: searches of absmax minimize the error of the "
                   "layers' outputs, not that of the weights")
-      ->type_name(directory_type)
       ->group(format);
   command
       .add_flag(
@@ -255,6 +310,15 @@ void add_convert(CLI::App& app, Terminal& terminal) {
 
   add_paths(*command, *options);
   add_recipe(*command, *options);
+  command->get_option("--to")->required(false)->take_all()->allow_extra_args(false);
+  command
+      ->add_option(
+          "--advise", options->advise,
+          "Choose, instead of one target, what has the smallest error for a given size, or for a number of bits "
+          "per weight of IN (5GB, 4.5bits): measures as `nibble measure --advise` does, and converts. --to may "
+          "be repeated, to choose among these codecs [all that quantize]. With --calibration, the errors of "
+          "the layers' outputs count")
+      ->type_name("SIZE");
   add_output(*command, *options);
 
   add_max_memory(*command, options->resources);
@@ -273,8 +337,9 @@ void add_convert(CLI::App& app, Terminal& terminal) {
       "  nibble convert meta-llama/Llama-3.1-8B out --to int8 --dry-run\n"
       "  nibble convert model.safetensors model-fp16.safetensors --to fp16 --on-overflow clamp\n"
       "  nibble convert IN OUT --to nf4 --skip '.*\\.layers\\.0\\..*' --tensor '.*down_proj.*=nf4:block-size=32'\n"
-      "  nibble convert IN OUT --to nf4 --absmax search --calibration STATS --compensate");
-  command->callback([command, options, &terminal] { run_recipe(*command, *options, terminal); });
+      "  nibble convert IN OUT --to nf4 --absmax search --calibration STATS --compensate\n"
+      "  nibble convert IN OUT --advise 5.5bits --to nf4:absmax=search --calibration STATS");
+  command->callback([command, options, &terminal] { run(*command, *options, terminal); });
 }
 
 }  // namespace nibble::cli

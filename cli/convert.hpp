@@ -1,6 +1,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ struct ConvertOptions : ConversionCommand {
   bool no_double_quant = false;
   bool no_default_skips = false;
   std::vector<std::string> rules;
+  std::optional<std::string> advise;  ///< `nibble convert` only: a size, instead of most of these
 };
 
 /// --to, and the options that say how and to which tensors it is applied.

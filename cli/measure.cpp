@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -43,6 +44,7 @@ struct MeasureArguments {
   std::string html;
   std::optional<std::string> advise;
   bool allow_nibble_only = false;
+  std::filesystem::path calibration;
   std::string progress;
   ResourceOptions resource_options;
 };
@@ -110,15 +112,16 @@ std::string command_of(const MeasureArguments& options) {
   return command;
 }
 
-void run(const MeasureArguments& options, Terminal& terminal) {
+void run(const CLI::App& command, const MeasureArguments& options, Terminal& terminal) {
   terminal.catch_interrupts();
+  check_calibration(command, options.calibration);
   const Resources resources = options.resource_options.resources();
   const ProgressStyle style = progress_style(options.progress);
   std::vector<CodecSpec> codecs;
   for (const std::string& format : options.formats) codecs.push_back(parse_codec("--to", format, target_names()));
   if (options.advise)
-    return run_advise(terminal, {options.reference, *options.advise, codecs, options.allow_nibble_only, options.json,
-                                 style, resources});
+    return run_advise(terminal, {options.reference, *options.advise, codecs, options.allow_nibble_only,
+                                 options.calibration, options.json, style, resources});
   if (options.tests.empty() && options.formats.empty())
     throw Error(Errc::usage, "nothing to measure: name a TEST, or a format with --to");
   const std::vector<Threshold> thresholds = parse_thresholds(options);
@@ -217,6 +220,13 @@ void add_measure(CLI::App& app, Terminal& terminal) {
                  "Allow --to and --advise to choose formats that only nibble can read, not transformers")
       ->group(what);
 
+  add_calibration(
+      *command, options->calibration,
+      "Statistics that `python -m nibble.calibrate` wrote: --advise counts the errors of the layers' outputs, "
+      "not those of the weights, and searches of absmax use them as those of `convert` do")
+      ->needs(advise)
+      ->group(what);
+
   set_range(command->add_option("--worst", options->worst,
                                 "Number of tensors to list, worst first; 0 lists all. Kinds and layers are limited to "
                                 "the same number if there are more than 128 of them"),
@@ -255,8 +265,8 @@ void add_measure(CLI::App& app, Terminal& terminal) {
                   "  nibble measure Llama-3.1-8B Llama-3.1-8B-nf4\n"
                   "  nibble measure Llama-3.1-8B --to nf4 --to int8 --to nf4:block-size=32\n"
                   "  nibble measure REF TEST --min-sqnr 18 --min-sqnr '.*down_proj.*=20'\n"
-                  "  nibble measure Llama-3.1-8B --advise 5.5bits");
-  command->callback([options, &terminal] { run(*options, terminal); });
+                  "  nibble measure Llama-3.1-8B --advise 5.5bits --calibration STATS");
+  command->callback([command, options, &terminal] { run(*command, *options, terminal); });
 }
 
 }  // namespace nibble::cli

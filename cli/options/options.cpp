@@ -82,4 +82,14 @@ CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vec
   return command.add_option(name, values, help)->expected(1)->take_all()->allow_extra_args(false);
 }
 
+CLI::Option* add_calibration(CLI::App& command, std::filesystem::path& directory, const std::string& help) {
+  return command.add_option("--calibration", directory, help)->type_name(directory_type);
+}
+
+void check_calibration(const CLI::App& command, const std::filesystem::path& directory) {
+  if (command.count("--calibration") > 0 && directory.empty())
+    throw Error(Errc::usage, fmt::format("--calibration needs a value: {} (see nibble {} --help)", directory_type,
+                                         command.get_name()));
+}
+
 }  // namespace nibble::cli

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -72,5 +73,10 @@ CLI::Option* add_choice(CLI::App& command, const std::string& name, Variable& va
 /// An option that may be repeated, with one value each time.
 CLI::Option* add_repeatable(CLI::App& command, const std::string& name, std::vector<std::string>& values,
                             const std::string& help);
+
+/// --calibration DIR, statistics of `python -m nibble.calibrate`.
+CLI::Option* add_calibration(CLI::App& command, std::filesystem::path& directory, const std::string& help);
+/// Throws Error(usage) if it was given without a value.
+void check_calibration(const CLI::App& command, const std::filesystem::path& directory);
 
 }  // namespace nibble::cli

@@ -2,7 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "nibble/checkpoint.hpp"
@@ -15,15 +17,18 @@
 ///   cost = sum over tensors of  n * (sum e^2 / sum w^2)
 ///
 /// n weights w of which e is the error: the relative squared error of every tensor, weighted by how many weights it
-/// has. (A tensor of large weights counts no more than one of small weights, for layers are normalized.)
+/// has. (A tensor of large weights counts no more than one of small weights, for layers are normalized.) Where the
+/// measurement has the error of the layers' outputs, that takes the place of the weights' own, matrix by matrix.
 namespace nibble {
 
 /// What advise() has to know the errors of: a plan for each codec of `among`, or of all codecs with their default
 /// options if that is empty. Within what transformers can load these are the codecs that quantize, for the linear
 /// layers, each with embeddings of 32 or 64 bits as bf16; with `allow_nibble_only` the same for every tensor that they
-/// can store, and casts to 16 bits where those are smaller. Reads nothing but headers.
+/// can store, and casts to 16 bits where those are smaller. Searches of absmax use `calibration`, if it is not empty
+/// (Recipe::calibration). Reads nothing but headers.
 [[nodiscard]] std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble_only,
-                                                    std::span<const CodecSpec> among = {});
+                                                    std::span<const CodecSpec> among = {},
+                                                    const std::filesystem::path& calibration = {});
 
 struct AdviseOptions {
   std::uint64_t max_bytes = 0;     ///< of all tensors as they are stored, without headers
@@ -48,8 +53,11 @@ struct Advice {
   AdvicePoint chosen;
   std::uint64_t weights = 0;       ///< in all tensors
   std::vector<AdvicePoint> curve;  ///< what other sizes would cost, the smallest first: at most 64 points
-  Recipe recipe;  ///< make_plan() turns it into these codecs and bytes. `to`, `embeddings`, `skips`, `rules` and
-                  ///< `allow_nibble_only` are set, everything else has its default
+  Recipe recipe;  ///< make_plan() turns it into these codecs and bytes. `to`, `embeddings`, `skips`, `rules`,
+                  ///< `allow_nibble_only` and, if an absmax is searched with statistics, `calibration` are set,
+                  ///< everything else has its default
+  /// Lines about tensors whose output error is not known though that of others is.
+  std::vector<std::string> warnings;
 
   [[nodiscard]] double bits_per_weight(std::uint64_t bytes) const;
 };

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "nibble/checkpoint.hpp"
 #include "nibble/codec_spec.hpp"
 #include "nibble/convert.hpp"
+#include "nibble/error_sums.hpp"
 #include "nibble/memory.hpp"
 #include "nibble/metrics.hpp"
 #include "nibble/outcome.hpp"
@@ -79,6 +81,9 @@ struct MeasuredError {
   StoredForm form;
   std::uint64_t bytes = 0;  ///< of all its parts
   ErrorStats stats;
+  /// The error of the layer's output, if its inputs are not correlated: sums over the weights, each multiplied by the
+  /// root mean square of its input, relative to the largest of the layer. Their `count` is 0 without statistics.
+  ErrorSums output;
   Counts counts;
   double normal_sqnr_db = std::numeric_limits<double>::quiet_NaN();  ///< Codec::normal_sqnr_db() of its form
 };
@@ -107,6 +112,9 @@ struct Measurement {
 struct MeasureOptions {
   bool counts = false;  ///< fill in Counts
   Resources resources;
+  /// A directory of statistics (`python -m nibble.calibrate`), with which MeasuredError::output is filled in; may be
+  /// empty. It has no effect on what conversions would write: their recipes name their own.
+  std::filesystem::path calibration{};
 };
 
 /// Compares candidates with a reference, each plain or quantized, tensor by tensor: all are decoded to fp32 on the fly,
@@ -115,7 +123,8 @@ struct MeasureOptions {
 /// before any of it can be compared).
 ///
 /// Matrices that transformers stores transposed, and experts that are one tensor there, are compared as the candidate
-/// has them. The figures do not depend on threads and memory. Throws Error(bad_input), Error(io),
+/// has them. The figures do not depend on threads and memory. Throws Error(bad_input), also for
+/// statistics that list no tensor of the reference, or an input of another width than its tensor, Error(io),
 /// Error(no_space) if max_memory is too little, Error(interrupted).
 [[nodiscard]] Measurement measure(const Reader& reference, std::span<const Candidate> candidates,
                                   const MeasureOptions& options, Progress& progress);

@@ -184,6 +184,7 @@ class Comparison(TypedDict, total=False):
 
     to: Texts | None
     advise: str | None
+    calibration: Path | None
     allow_nibble_only: bool
     worst: int | None
     html: Path | None
@@ -201,6 +202,8 @@ class Resources(TypedDict, total=False):
 
 
 class Convert(Quantization, Output, Resources, total=False):
+    to: Texts | None
+    advise: str | None
     device: str | None
 
 
@@ -261,11 +264,12 @@ def command(declaration: Callable[Arguments, dict[str, Any]]) -> Callable[Argume
 
 
 @command
-def convert(source: Path, output: Path, /, *, to: str, **options: Unpack[Convert]) -> dict[str, Any]:
-    """Converts a checkpoint: quantizes its linear layers, or casts all weights. `nibble convert --help` explains the
-    options.
+def convert(source: Path, output: Path, /, **options: Unpack[Convert]) -> dict[str, Any]:
+    """Converts a checkpoint: quantizes its linear layers, or casts all weights. It needs `to` or `advise`; what was
+    chosen for a size is "advice" in the report. `nibble convert --help` explains the options.
 
     >>> nibble.convert("Llama-3.1-8B", "Llama-3.1-8B-nf4", to="nf4", progress=lambda name, done, total: print(done))
+    >>> nibble.convert("Llama-3.1-8B", "Llama-3.1-8B-5.5", advise="5.5bits", calibration="STATS")["advice"]["options"]
     """
 
 

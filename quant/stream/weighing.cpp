@@ -15,6 +15,7 @@
 #include "quant/codecs/absmax_choice.hpp"
 #include "quant/quantizers/compensation/compensated_quantizer.hpp"
 #include "quant/quantizers/compensation/compensation.hpp"
+#include "quant/stream/layer_inputs.hpp"
 
 namespace nibble {
 
@@ -130,29 +131,9 @@ void Weighing::add_memory_of(const FactorOf& of) {
   memory.thread_bytes = std::max(memory.thread_bytes, compensation_bytes(k, of.blocksize));
 }
 
-// An expert of a tensor with several is known by its offset. Some models have the weights of experts as
-// [experts, in, out], so a row is the weights of one input, and not of one output. Where a matrix is square, the two
-// cannot be told apart, and the statistics are not used.
 std::optional<std::size_t> Weighing::input_of(const PlannedTensor& tensor) const {
-  const std::string_view name = in_->tensors().name(tensor.source);
-  const auto* const inputs = statistics_->find(name);
-  if (inputs == nullptr || tensor.info.shape.size() != 2 || !tensor.slices.empty()) return std::nullopt;
-  const bool is_expert = inputs->size() > 1;
-  const std::uint64_t rows = tensor.info.shape[0], columns = tensor.info.shape[1];
-  const std::uint64_t bytes = tensor.info.bytes(), number = bytes == 0 ? 0 : tensor.source_offset / bytes;
-  const auto refuse_tensor = [&](const std::string& fact) {
-    throw Error(Errc::bad_input, in_->label_of(tensor.source), fmt::format("tensor '{}': {}", printable(name), fact));
-  };
-  if (number >= inputs->size())
-    refuse_tensor(
-        fmt::format("has at least {} matrices, the statistics have inputs of {}", number + 1, inputs->size()));
-  const auto input = (*inputs)[number];
-  if (!input || (is_expert && rows == columns)) return std::nullopt;
-  const std::uint64_t width = statistics_->inputs()[*input].columns;
-  if (width != columns && !(is_expert && width == rows))
-    refuse_tensor(fmt::format("has {} columns, its input '{}' in the statistics has {}", columns,
-                              printable(statistics_->inputs()[*input].name), width));
-  return input;
+  const auto found = layer_input(*in_, *statistics_, tensor);
+  return found ? std::optional(found->input) : std::nullopt;
 }
 
 // Where rows are the inputs, all weights of a row are multiplied by the same input, so a search within a row is the

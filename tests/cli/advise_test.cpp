@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
+#include <tuple>
 
 #include "cli/terminal/shell.hpp"
+#include "tests/support/calibration.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/weights_file.hpp"
@@ -168,6 +171,124 @@ TEST_F(MeasureAdvise, HasNoTwoRowsThatLookAlike) {
     chosen += line.starts_with('>') ? 1 : 0;
   }
   EXPECT_EQ(chosen, 1U);
+}
+
+// Two layers that differ in what they are fed with.
+class AdviseWithStatistics : public MeasureAdvise {
+ protected:
+  AdviseWithStatistics() {
+    test::WeightsFile file;
+    std::vector<float> weights = test::normal_weights(64 * 256, 1);
+    for (std::size_t i = 0; i < weights.size(); i += 256) weights[i] = 40;  // of an input that is always small
+    file.add("l.0.weight", DType::f32, {64, 256}, weights);
+    file.add("l.1.weight", DType::f32, {64, 256}, test::normal_weights(64 * 256, 2));
+    root_.write("in.safetensors", file.bytes());
+    std::vector<float> squares(256, 1.0f), even(256, 1.0f);
+    squares[0] = 1e-6f;
+    for (std::size_t i = 1; i < 64; ++i) squares[i] = 50;  // the block of the large weight
+    maker_.add("l.0", squares);
+    maker_.add("l.1", even);
+    maker_.write(root_);
+  }
+  test::StatisticsMaker maker_;
+};
+
+TEST_F(AdviseWithStatistics, TakesTheErrorsOfOutputs) {
+  const std::string advise = "measure in.safetensors --to nf4 --advise 20bits --json";
+  const Json by_weights = Json::parse(run(advise).out),
+             by_outputs = Json::parse(run(advise + " --calibration stats").out);
+  EXPECT_EQ(codecs_of(by_outputs).at("l.0.weight"), "keep");
+  EXPECT_LT(by_weights.at("curve").at(0).at("cost"), by_outputs.at("curve").at(0).at("cost"));
+  const std::string text = "Errors are those of the layers' outputs.\n";
+  EXPECT_THAT(run("measure in.safetensors --to nf4 --advise 20bits --calibration stats").out, HasSubstr(text));
+  EXPECT_THAT(run("measure in.safetensors --to nf4 --advise 20bits").out, testing::Not(HasSubstr(text)));
+}
+
+TEST_F(AdviseWithStatistics, OfSearchesCanBeFollowed) {
+  const Outcome advice = run("measure in.safetensors --to nf4:absmax=search --advise 5bits --calibration stats");
+  EXPECT_THAT(advice.out,
+              StartsWith("nibble convert in.safetensors OUT.safetensors --to nf4:absmax=search --calibration "
+                         "stats\n\n"));
+  EXPECT_EQ(run_as_printed(advice.out.substr(0, advice.out.find('\n'))).code, 0);
+}
+
+TEST_F(AdviseWithStatistics, WarnsOfTensorsWithoutThem) {
+  maker_.manifest["weights"].erase("l.1.weight");
+  maker_.write(root_);
+  for (const char* const command : {"measure in.safetensors", "convert in.safetensors out.safetensors"}) {
+    const Outcome outcome = run(std::string(command) + " --to nf4 --advise 5bits --calibration stats");
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("warning: 1 of 2 tensors have no statistics, so the error of their weights is "
+                                       "taken: 'l.1.weight'\n"));
+  }
+}
+
+TEST_F(AdviseWithStatistics, AreRefusedWhereTheyHaveNoEffect) {
+  for (const auto& [arguments, code, text] :
+       {std::tuple("--to nf4 --calibration stats", 2, "--calibration requires --advise"),
+        {"--advise 5bits --calibration ''", 2, "--calibration needs a value: DIR (see nibble measure --help)"},
+        {"--advise 5bits --calibration none", 3, "none"}}) {
+    const Outcome outcome = run(std::string("measure in.safetensors ") + arguments);
+    EXPECT_EQ(outcome.code, code) << arguments;
+    EXPECT_THAT(outcome.err, HasSubstr(text));
+  }
+}
+
+// Both steps at once: the same bytes and the same figures as by the command that `measure` prints.
+TEST_F(AdviseWithStatistics, IsFollowedByConvert) {
+  const std::string asked = "--advise 20bits --to nf4:absmax=search --to int8 --calibration stats";
+  const Json advice = Json::parse(run("measure in.safetensors --json " + asked).out);
+  const std::string command = advice.at("command");
+  EXPECT_EQ(run_as_printed(command).code, 0);
+  const Json planned = Json::parse(run("convert in.safetensors out.safetensors --dry-run --json " + asked).out);
+  EXPECT_FALSE(std::filesystem::exists(root_.path() / "out.safetensors"));
+  const Outcome done = run("convert in.safetensors out.safetensors " + asked);
+  EXPECT_EQ(done.code, 0) << done.err;
+  EXPECT_EQ(test::read_file(root_.path() / "out.safetensors"), test::read_file(root_.path() / "OUT.safetensors"));
+  EXPECT_EQ(test::read_file(root_.path() / "out.safetensors.nibble.json"),
+            test::read_file(root_.path() / "OUT.safetensors.nibble.json"));
+  const std::string options = command.substr(command.find("--to "));
+  EXPECT_THAT(done.out, StartsWith("20bits: " + options + "\n"));
+  EXPECT_THAT(done.out, HasSubstr("\nErrors are those of the layers' outputs.\n"));
+  const Json converted = Json::parse(run("convert in.safetensors out.safetensors --overwrite --json " + asked).out);
+  for (const Json& report : {planned, converted}) {
+    Json expected = advice;
+    for (const char* const of_measure : {"schema_version", "generator", "command"}) expected.erase(of_measure);
+    EXPECT_EQ(report.at("advice"), expected);
+    EXPECT_EQ(report.at("stored_bytes"), advice.at("chosen").at("bytes"));
+  }
+  EXPECT_EQ(codecs_of(planned), codecs_of(advice));
+  const Json plain = Json::parse(run("convert in.safetensors out.safetensors --overwrite --json --to nf4").out);
+  EXPECT_FALSE(plain.contains("advice"));
+}
+
+// What measure --advise refuses, what would change the choice, and outputs that are found to be wrong in time.
+TEST_F(AdviseWithStatistics, ConvertRefuses) {
+  const std::string into = "convert in.safetensors out.safetensors ";
+  for (const char* const rest :
+       {"--advise 1bits", "--advise 22", "--advise ''", "--advise 9bits --to bf16", "--advise 9bits --compensate",
+        "--advise 9bits --skip x", "--advise 9bits --tensor x=nf4", "--advise 9bits --absmax search",
+        "--advise 9bits --block-size 32", "--advise 9bits --no-double-quant", "--advise 9bits --no-default-skips",
+        "--advise 9bits --embeddings bf16", "--advise 9bits --lm-head nf4", "--advise 9bits --experts nf4",
+        "--advise 9bits --calibration ''", "--to nf4 --to fp4"}) {
+    const Outcome outcome = run(into + rest);
+    EXPECT_EQ(outcome.code, 2) << rest;
+    EXPECT_EQ(outcome.out, "") << rest;
+    EXPECT_THAT(outcome.err, StartsWith("error: ")) << rest;
+  }
+  EXPECT_EQ(run(into).err, "error: --to is required (see nibble convert --help)\n");
+  EXPECT_EQ(run(into + "--to nf4 --to fp4").err,
+            "error: --to is given 2 times, without --advise (see nibble convert --help)\n");
+  EXPECT_EQ(run("convert in.safetensors out.pt --advise 9bits").code, 2);
+  EXPECT_EQ(run(into + "--advise 9bits --to int8").code, 0);
+  const Outcome exists = run(into + "--advise 9bits");
+  EXPECT_EQ(exists.code, 6);
+  EXPECT_EQ(exists.out, "");  // not even the advice: nothing was measured
+  const Outcome dry = run(into + "--advise 9bits --to int8 --dry-run");
+  EXPECT_EQ(dry.code, 6);
+  EXPECT_THAT(dry.out, StartsWith("9bits: --to int8\n"));
+  EXPECT_EQ(run("convert out.safetensors again.safetensors --advise 9bits").code, 3);  // quantized already
+  EXPECT_EQ(run("convert in.safetensors new.safetensors --advise 9bits --allow-nibble-only").code, 0);
 }
 
 TEST_F(MeasureAdvise, Refuses) {

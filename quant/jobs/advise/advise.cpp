@@ -20,6 +20,7 @@
 #include "quant/jobs/advise/hull_path.hpp"
 #include "quant/jobs/plan/plan.hpp"
 #include "quant/stream/stored_weights.hpp"
+#include "quant/stream/weighing.hpp"
 
 namespace nibble {
 namespace {
@@ -57,6 +58,7 @@ struct Tensor {
   std::vector<Way> ways{{CodecSpec(), {0, 0}}};  // the first leaves it plain
   DType dtype = DType::u8;                       // of its weights, if it has any
   double reference = 0;                          // sum of w^2
+  bool has_output = false;                       // the error of its output was measured
 };
 
 // The result for one base.
@@ -75,7 +77,14 @@ struct Pooled {
   std::uint64_t weights = 0;
   double square = 0;
   double reference = 0;
+  double output_cost = 0;   // of its matrices, by their outputs where they are known
+  bool has_output = false;  // the output of any is known
 };
+
+// n * (sum e^2 / sum w^2)
+double cost_of(std::uint64_t weights, double square, double reference) {
+  return square == 0 ? 0 : static_cast<double>(weights) * (square / reference);
+}
 
 class Advising {
  public:
@@ -106,6 +115,7 @@ class Advising {
     for (const PlannedTensor& planned : formats_.front().plan->tensors)
       if (advice_.tensors.empty() || advice_.tensors.back().source != planned.source)
         advice_.tensors.push_back({planned.source, codecs_[planned.source]});
+    warn_of_unknown_outputs();
     return std::move(advice_);
   }
 
@@ -146,6 +156,10 @@ class Advising {
     pooled.weights += planned.info.elements();
     pooled.square += error.stats.square;
     pooled.reference += error.stats.reference;
+    const bool has_output = error.output.count > 0;
+    const ErrorSums& sums = has_output ? error.output : error.stats;
+    pooled.output_cost += cost_of(planned.info.elements(), sums.square, sums.reference);
+    pooled.has_output = pooled.has_output || has_output;
     if (!is_measured_as(planned.codec, error) || error.stats.nan != stats.nan || error.stats.inf != stats.inf)
       pooled.offered = false;
     // Within what transformers loads, modules that the scheme's loader replaces are quantized and embeddings cast.
@@ -159,11 +173,29 @@ class Advising {
     if (tensor.reference == 0) tensor.reference = pooled.reference;
     if (!pooled.offered || pooled.codec.keeps()) return;
     const double cost =
-        pooled.square == 0 ? 0 : static_cast<double>(pooled.weights) * (pooled.square / pooled.reference);
+        pooled.has_output ? pooled.output_cost : cost_of(pooled.weights, pooled.square, pooled.reference);
+    tensor.has_output = tensor.has_output || pooled.has_output;
     if (!std::isfinite(cost)) return;
     const bool is_known =
         std::any_of(tensor.ways.begin(), tensor.ways.end(), [&](const Way& way) { return way.codec == pooled.codec; });
     if (!is_known) tensor.ways.push_back({pooled.codec, {pooled.bytes, cost}, pooled.square, quantizes(pooled.codec)});
+  }
+
+  // Of tensors that a choice quantizes. A cast of embeddings has no output.
+  void warn_of_unknown_outputs() {
+    std::size_t known = 0, unknown = 0;
+    std::string_view first;
+    for (std::size_t t = 0; t < tensors_.size(); ++t) {
+      if (std::ranges::none_of(tensors_[t].ways, &Way::quantized)) continue;
+      if (tensors_[t].has_output)
+        ++known;
+      else if (unknown++ == 0)
+        first = in_.tensors().name(t);
+    }
+    if (known > 0 && unknown > 0)
+      advice_.warnings.push_back(
+          fmt::format("{} of {} tensors have no statistics, so the error of their weights is taken: '{}'{}", unknown,
+                      known + unknown, printable(first), unknown > 1 ? ", ..." : ""));
   }
 
   [[nodiscard]] const Way& way(const Solution& solution, const std::vector<std::size_t>& picked, std::size_t t) const {
@@ -332,6 +364,9 @@ class Advising {
       advice_.recipe = *std::move(best);
     }
     const Plan plan = make_plan(in_, advice_.recipe);
+    if (std::ranges::any_of(codecs_, searches_absmax))
+      for (const Candidate& format : formats_)
+        if (!format.plan->recipe.calibration.empty()) advice_.recipe.calibration = format.plan->recipe.calibration;
     advice_.recipe.allow_nibble_only = plan.nibble_only;
     bool same = plan.stored_bytes() == advice_.chosen.bytes && (options_.allow_nibble_only || !plan.nibble_only);
     for (const PlannedTensor& planned : plan.tensors) {
@@ -359,8 +394,8 @@ double Advice::bits_per_weight(std::uint64_t bytes) const {
   return weights == 0 ? 0 : 8 * static_cast<double>(bytes) / static_cast<double>(weights);
 }
 
-std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble_only,
-                                      std::span<const CodecSpec> among) {
+std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble_only, std::span<const CodecSpec> among,
+                                      const std::filesystem::path& calibration) {
   const StoredWeights stored(reference, source_schemes());
   std::vector<Candidate> formats;
   const auto add = [&](const CodecSpec& codec, bool everywhere) {
@@ -376,6 +411,8 @@ std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble
       recipe.embeddings = embeddings_codec();
       plan = make_plan(stored, recipe);
     }
+    const auto is_searched = [](const PlannedTensor& tensor) { return searches_absmax(tensor.codec); };
+    if (std::any_of(plan.tensors.begin(), plan.tensors.end(), is_searched)) plan.recipe.calibration = calibration;
     formats.push_back({codec.text(), nullptr, std::move(plan)});
   };
   std::vector<CodecSpec> codecs(among.begin(), among.end());

@@ -14,6 +14,7 @@
 
 #include "core/memory/buffers.hpp"
 #include "core/ranges.hpp"
+#include "core/refuse.hpp"
 #include "core/workers.hpp"
 #include "formats/models/layer_and_kind.hpp"
 #include "nibble/error.hpp"
@@ -25,6 +26,7 @@
 #include "quant/simd/widen.hpp"
 #include "quant/stream/beyond_fp32.hpp"
 #include "quant/stream/codings.hpp"
+#include "quant/stream/layer_inputs.hpp"
 #include "quant/stream/pipeline.hpp"
 #include "quant/stream/source.hpp"
 #include "quant/stream/weighing.hpp"
@@ -33,6 +35,9 @@ namespace nibble {
 namespace {
 
 static_assert(unit_weights % tile_weights == 0);
+
+// Two tiles: of the reference and of a test, each weight multiplied by what it is fed with.
+constexpr std::uint64_t output_bytes = 2 * tile_weights * sizeof(float);
 
 // One tensor while it is measured.
 struct Comparison {
@@ -43,6 +48,7 @@ struct Comparison {
   float pivot = 0;
   Buffers::Loan memory;  // all weights of the reference, if they are kept
   std::optional<WeightSource> weights;
+  OutputWeights output_weights;
   std::vector<std::optional<CandidateTensor>> tests;
   std::vector<MeasuredError> errors;
   std::vector<double> column_energy;
@@ -84,6 +90,7 @@ class Measuring {
       else
         weighings_.emplace_back();
     }
+    if (!options.calibration.empty()) open_statistics();
     memory_ = measurement_memory(pairing_, candidates, codings_, options, statistics_bytes());
     result_.tensors.reserve(memory_.results);  // touched when it is filled
     for (MeasuredCandidate& candidate : result_.candidates) candidate.tensors.reserve(memory_.results);
@@ -96,6 +103,7 @@ class Measuring {
       about(checkpoint, [&] { checkpoint.check_unchanged(); });
     };
     check_unchanged(in_);
+    if (statistics_) statistics_->check_unchanged();
     for (const Candidate& candidate : candidates_)
       if (candidate.checkpoint != nullptr) check_unchanged(*candidate.checkpoint);
     for (std::size_t c = 0; c < missing_.size(); ++c) result_.candidates[c].missing = std::move(missing_[c]);
@@ -103,6 +111,20 @@ class Measuring {
   }
 
  private:
+  // What is wrong with them is found before anything is measured, as far as the plans say what becomes of a tensor.
+  void open_statistics() {
+    statistics_ = std::make_unique<Calibration>(options_.calibration, options_.resources.max_memory);
+    const TensorList& tensors = in_.tensors();
+    bool any = false;
+    for (std::size_t t = 0; t < tensors.size() && !any; ++t) any = statistics_->find(tensors.name(t)) != nullptr;
+    if (!any)
+      refuse(escaped((options_.calibration / Calibration::file_name).native()),
+             "lists no tensor of '{}': is it of another model?", escaped(in_.path().native()));
+    for (const Candidate& candidate : candidates_)
+      if (candidate.plan)
+        for (const PlannedTensor& tensor : candidate.plan->tensors) (void)layer_input(in_, *statistics_, tensor);
+  }
+
   // Twice: a plan that has statistics is that of a conversion, which has them open, too. Tensors are encoded one at a
   // time.
   [[nodiscard]] std::uint64_t statistics_bytes() const {
@@ -113,6 +135,12 @@ class Measuring {
       bytes += 2 * memory.bytes;
       of_tensor =
           std::max({of_tensor, memory.column_bytes, memory.compensation.bytes(threads, unit_weights * sizeof(float))});
+    }
+    if (statistics_) {
+      std::uint64_t columns = 0;
+      for (const Calibration::Input& input : statistics_->inputs()) columns = std::max(columns, input.columns);
+      // Those of two tensors may be in use while those of a third are read.
+      bytes += statistics_->memory_bytes() + 3 * columns * sizeof(float) + output_bytes * threads;
     }
     return bytes + of_tensor;
   }
@@ -145,6 +173,9 @@ class Measuring {
     work->weights.emplace(about(in_, [&] { return open_source(pairing_.reference(), view, buffers_); }));
     if (view.info.shape.size() == 2 && view.info.shape[1] <= max_columns) work->columns = view.info.shape[1];
     work->column_energy.resize(work->columns);
+    if (statistics_)
+      if (const auto input = layer_input(in_, *statistics_, view))
+        work->output_weights = OutputWeights(*statistics_, *input, view.info.shape[1]);
     // Weights that are encoded are read at least twice: by the encoders and for the comparison. The second time it
     // comes from the page cache into a buffer that stays in the processor's cache, which is faster than keeping whole
     // tensors in memory, but not if the weights have to be gathered.
@@ -220,6 +251,14 @@ class Measuring {
     unit.column_energy.assign(work.columns, 0.0f);
     alignas(64) std::array<float, tile_weights> tile;
     alignas(64) std::array<float, tile_weights> test_tile;
+    const bool has_output = !work.output_weights.empty();
+    std::vector<float> output(has_output ? output_bytes / sizeof(float) : 0);
+    const auto weighed = [&](std::span<const float> from, std::uint64_t at, std::size_t to) {
+      const auto part = std::span(output).subspan(to, from.size());
+      std::ranges::copy(from, part.begin());
+      work.output_weights.apply(at, part);
+      return part;
+    };
     for (std::uint64_t at = unit.first; at < unit.first + unit.weights; at += tile_weights) {
       const std::size_t n = std::min<std::uint64_t>(tile_weights, unit.first + unit.weights - at);
       const std::span<const float> weights = work.weights->decode(unit.first, raw, at, n, tile);
@@ -233,6 +272,7 @@ class Measuring {
       correct_beyond_fp32(reference, stats);
       unit.stats.add(stats);
       if (work.columns > 0) add_column_energy(weights, at % work.columns, stats.count == n, unit.column_energy);
+      const std::span<const float> reference_output = has_output ? weighed(weights, at, 0) : std::span<float>{};
       for (std::size_t c = 0; c < work.tests.size(); ++c) {
         if (!work.tests[c]) continue;
         const CandidateTensor& test = *work.tests[c];
@@ -240,6 +280,7 @@ class Measuring {
             test.is_reference ? weights : test.weights->decode(unit.first, test_raw[c], at, n, test_tile);
         MeasuredError& error = unit.errors[c];
         compare(weights, decoded, at, error.stats);
+        if (has_output) error.output.add(compare(reference_output, weighed(decoded, at, tile_weights)));
         correct_beyond_fp32(reference, test.is_reference ? reference : with_fp64(decoded, *test.weights, test_raw[c]),
                             at, error.stats);
         if (!options_.counts) continue;
@@ -254,6 +295,7 @@ class Measuring {
     work.measured.stats.add(unit.stats);
     for (std::size_t c = 0; c < work.errors.size(); ++c) {
       work.errors[c].stats.add(unit.errors[c].stats);
+      work.errors[c].output.add(unit.errors[c].output);
       add(work.errors[c].counts, unit.errors[c].counts);
     }
     for (std::size_t i = 0; i < work.columns; ++i) work.column_energy[i] += unit.column_energy[i];
@@ -293,6 +335,7 @@ class Measuring {
   Pairing pairing_;
   std::deque<Codings> codings_;  // of the candidates
   std::deque<Weighing> weighings_;
+  std::unique_ptr<const Calibration> statistics_;  // of MeasureOptions::calibration
   MeasurementMemory memory_;
   Buffers buffers_;
   CandidateWeights tests_{pairing_, candidates_, codings_, weighings_, buffers_, progress_};

@@ -73,13 +73,15 @@ Pairing::Pairing(const Reader& reference, std::span<const Candidate> candidates)
 
 Pairing::Forms Pairing::forms_of(const StoredWeights::Tensor& tensor) const {
   const TensorInfo& info = tensor.stored.info;
-  const PlannedTensor whole = view_of(tensor);
+  PlannedTensor whole = view_of(tensor);
   if (!model_roles_.finder) return {whole, {}};
   if (!is_weight_type(info.dtype) || info.shape.size() < 2) return {whole, {whole}};
   const Role role = model_roles_.finder->find(info).role;
   std::vector<PlannedTensor> views = quantized_views(whole, role);
   // Transposed once more, it has the layout of the original.
   if (is_stored_transposed(reference_.reader(), tensor, role)) return {views.front(), {whole}};
+  whole.role = role;
+  for (PlannedTensor& view : views) view.role = role;
   return {whole, std::move(views)};
 }
 

@@ -34,6 +34,15 @@ def test_convert_writes_what_the_program_writes(checkpoint, tmp_path):
     assert report.keys() == expected.keys()
 
 
+def test_convert_chooses_for_a_size(checkpoint, tmp_path):
+    report = nibble.convert(checkpoint, tmp_path / "out.safetensors", advise="20bits", to=["nf4", "int8"])
+    advised = nibble.measure(checkpoint, advise="20bits", to=["nf4", "int8"])
+    assert report["advice"]["options"] == advised["options"]
+    assert report["stored_bytes"] == advised["chosen"]["bytes"] <= advised["max_bytes"]
+    with pytest.raises(nibble.Error, match="--to is required"):
+        nibble.convert(checkpoint, tmp_path / "new.safetensors")
+
+
 def test_a_list_repeats_an_option(checkpoint, tmp_path):
     out = tmp_path / "out.safetensors"
     nibble.convert(checkpoint, out, to="nf4", skip=["layers.0.*", "nothing|layers.1.*"], tensor=["bias=fp16"])

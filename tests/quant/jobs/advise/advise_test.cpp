@@ -13,6 +13,7 @@
 #include <set>
 
 #include "nibble/error.hpp"
+#include "tests/support/calibration.hpp"
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
 #include "tests/support/memory_checkpoint.hpp"
@@ -474,6 +475,93 @@ TEST(Advise, FusedAndTransposed) {
       EXPECT_EQ(seen.contains("nf4"), in == &conv || allow);
       EXPECT_TRUE(seen.contains("keep"));
     }
+}
+
+// Tensors whose weights lose more than their outputs do.
+TEST(Advise, GoesByOutputsWhereTheyAreKnown) {
+  const MemoryReader in = llama();
+  const std::vector<Candidate> formats = formats_of(in, false);
+  const std::string first = "model.layers.0.mlp.down_proj.weight", other = "model.layers.1.mlp.down_proj.weight";
+  Measurement measurement = made_up(formats, [&](const std::string& name, const CodecSpec& codec) {
+    return codec == "nf4" ? (name == first ? 2e-2 : 1e-2) : 1;
+  });
+  const std::uint64_t room = formats.front().plan->stored_bytes() + 128 * 256 * 3 / 2;  // for one of them in bf16
+  const Advice by_weights = nibble::advise(in, formats, measurement, {room});
+  expect_skips(by_weights.recipe, "nf4", {R"(model\.layers\.0\.mlp\.down_proj\.weight)"});
+  EXPECT_THAT(by_weights.warnings, testing::IsEmpty());
+
+  std::size_t known = 0;
+  for (MeasuredCandidate& candidate : measurement.candidates)
+    for (std::size_t t = 0; t < candidate.tensors.size(); ++t) {
+      MeasuredError& error = *candidate.tensors[t];
+      const std::string& name = measurement.tensors[t].info.name;
+      if (name != first && name != other) continue;
+      error.output.count = error.stats.count;
+      error.output.reference = 5;
+      error.output.square = 5 * (name == first ? 1e-3 : 3e-2) * (&candidate == measurement.candidates.data() ? 1 : 100);
+      ++known;
+    }
+  EXPECT_GT(known, 2U);
+  const Advice by_outputs = nibble::advise(in, formats, measurement, {room});
+  expect_skips(by_outputs.recipe, "nf4", {R"(model\.layers\.1\.mlp\.down_proj\.weight)"});
+  // One tensor by its output, four by their weights.
+  EXPECT_NEAR(by_outputs.chosen.cost, 128 * 256 * (1e-3 + 1e-2) + 3 * 128 * 128 * 1e-2, 1e-6);
+  EXPECT_THAT(by_outputs.warnings,
+              ElementsAre("4 of 6 tensors have no statistics, so the error of their weights is taken: "
+                          "'model.layers.0.self_attn.q_proj.weight', ..."));
+}
+
+// Each matrix of a tensor has an output of its own, and one without statistics counts by its weights.
+TEST(Advise, AddsUpTheOutputsOfExperts) {
+  MemoryReader in;
+  in.set_architecture("Qwen3MoeForCausalLM", false);
+  in.add_normal("model.layers.0.mlp.experts.down_proj", DType::bf16, {3, 64, 128});
+  const std::vector<Candidate> formats = advice_formats(in, true, std::vector<CodecSpec>{"nf4"});
+  Measurement measurement = made_up(formats, [](const std::string&, const CodecSpec&) { return 1e-2; });
+  auto& errors = measurement.candidates[0].tensors;
+  ASSERT_EQ(errors.size(), 3U);
+  for (const std::size_t e : {0U, 1U}) {
+    errors[e]->output.count = 64 * 128;
+    errors[e]->output.reference = e == 0 ? 1 : 1000;  // each is relative to its own
+    errors[e]->output.square = e == 0 ? 2e-2 : 30;
+  }
+  const Advice advice = nibble::advise(in, formats, measurement, {formats[0].plan->stored_bytes(), true});
+  EXPECT_NEAR(advice.chosen.cost, 64 * 128 * (2e-2 + 3e-2 + 1e-2), 1e-9);
+  EXPECT_THAT(advice.warnings, testing::IsEmpty());
+}
+
+// What is measured is the search that the conversion will do.
+TEST(Advise, SearchesWithStatistics) {
+  const MemoryReader in = llama();
+  test::TempDir dir;
+  test::StatisticsMaker maker;
+  for (int layer = 0; layer < 3; ++layer)
+    for (const auto& [name, columns] : {std::pair("self_attn.q_proj", 128), {"mlp.down_proj", 256}}) {
+      std::vector<float> squares = test::normal_weights(static_cast<std::size_t>(columns), 1);
+      for (float& square : squares) square = std::exp(3 * square);
+      maker.add("model.layers." + std::to_string(layer) + "." + name, squares);
+    }
+  const std::filesystem::path stats = maker.write(dir);
+  const std::vector<CodecSpec> codecs{"nf4:absmax=search", "nf4"};
+  const std::vector<Candidate> formats = advice_formats(in, false, codecs, stats);
+  EXPECT_EQ(formats[0].plan->recipe.calibration, stats);
+  EXPECT_EQ(formats[1].plan->recipe.calibration, "");  // a conversion would refuse them
+  Progress progress;
+  MeasureOptions options;
+  options.calibration = stats;
+  const Measurement measurement = measure(in, formats, options, progress);
+  const Advice searched = nibble::advise(in, formats, measurement, {formats[0].plan->stored_bytes()});
+  EXPECT_EQ(searched.recipe.to, codecs[0]);
+  EXPECT_EQ(searched.recipe.calibration, stats);
+  check(in, searched);
+  Recipe recipe = searched.recipe;
+  recipe.calibration.clear();
+  EXPECT_LT(
+      measurement.candidates[0].tensors[1]->output.square,
+      measure(in, std::vector{test::plan(in, recipe)}, options, progress).candidates[0].tensors[1]->output.square);
+  const Advice kept = nibble::advise(in, formats, measurement, {1'000'000});
+  EXPECT_EQ(kept.chosen.cost, 0);
+  EXPECT_EQ(kept.recipe.calibration, "");  // nothing is left to search
 }
 
 TEST(Advise, HostileNames) {
