@@ -12,15 +12,20 @@ mean KL divergence (and its standard error over windows) of the next-token distr
     plain           the best that transformers can load within the same bytes, by the errors of the weights
     calibrated      the same by the errors of the layers' outputs
     any, plain and any, calibrated: with --allow-nibble-only, where every tensor may have any codec
+    coefficients    NF4 with the layers skipped that advice would skip if it knew their coefficients (below), which are
+                    measured on other windows of the text; nibble cannot do that by itself
+    equal           the same if all coefficients were equal
 
---coefficients measures instead how much the divergence grows with the relative squared error of each layer's weights,
-and of its output, by noise on the weights. It prints how far that is from being equal for all layers, and from being
-proportional to the number of their weights: the spread is the standard deviation of the logarithms, as a factor.
+The coefficient of a layer is how much the divergence grows with the relative squared error of its weights, or of its
+output, by noise on the weights. The spread says how far the coefficients of all layers but the output layer are from
+being equal, and from being proportional to the number of their weights: the standard deviation of the logarithms, as a
+factor.
 """
 
 import argparse
 import json
 import pathlib
+import re
 import statistics
 import subprocess
 import tempfile
@@ -33,6 +38,7 @@ import transformers
 UNIFORM = ("nf4:block-size=64,double-quant=no", "nf4:block-size=32,double-quant=no")
 BLOCKS = [f"nf4:block-size={size}" for size in (32, 64, 128, 256)] + ["int8"]
 CONTEXT = 256
+OTHERS = 8  # windows to measure coefficients on
 NOISE = 1e-2  # relative squared error: about that of NF4
 
 
@@ -75,12 +81,14 @@ class Model:
         self.bf16 = folder / "bf16"
         self.run("convert", source, self.bf16, "--to", "bf16")
         everything = windows_of(source, self.bf16)
-        self.windows = everything[:windows]
+        self.windows, self.others = everything[:windows], everything[-OTHERS:]
         self.model = load(self.bf16)
         self.reference = log_probabilities(self.model, self.windows)
+        self.coefficients = dict(coefficients(self))
 
-    def run(self, *command):
-        done = subprocess.run([self.nibble, *map(str, command), "--overwrite", "--json", "--progress", "none"],
+    def run(self, *command, overwrite=True):
+        done = subprocess.run([self.nibble, *map(str, command), "--json", "--progress", "none",
+                               *(["--overwrite"] if overwrite else [])],
                               check=True, capture_output=True, text=True)  # fmt: skip
         return json.loads(done.stdout)
 
@@ -100,6 +108,26 @@ def choices(model, uniform):
     for name, options in (("", []), ("any, ", ["--allow-nibble-only", *[f"--to={codec}" for codec in BLOCKS]])):
         for how, calibration in (("plain", []), ("calibrated", ["--calibration", model.stats])):
             yield name + how, model.judge(*size, *options, *calibration)[1]
+    known = {layer: figures["by_weights"] for layer, figures in model.coefficients.items()}
+    for how, coefficient in (("coefficients", known), ("equal", dict.fromkeys(known, 1))):
+        yield how, model.judge("--to", "nf4", *skips(model, report["stored_bytes"], coefficient))[1]
+
+
+def skips(model, size, coefficient):
+    """The layers to leave in bf16: those first that cost the most for each byte, as long as they fit."""
+    planned = model.run("convert", model.bf16, model.folder / "planned", "--to", "nf4", "--dry-run")
+    left, saved = size - planned["stored_bytes"], {}
+    measured = model.run("measure", model.bf16, "--to", "nf4", overwrite=False)
+    errors = measured["tests"][0]["tensors"]
+    for tensor, error in zip(measured["reference"]["tensors"], errors, strict=True):
+        layer = tensor["name"].removesuffix(".weight")
+        if error["outcome"] == "quantized":
+            more = tensor["bytes"] - error["bytes"]
+            saved[layer] = (coefficient[layer] * error["rel_rmse"] ** 2 / more, more)
+    for layer, (_, more) in sorted(saved.items(), key=lambda item: -item[1][0]):
+        if more <= left:
+            left -= more
+            yield from ("--skip", re.escape(f"{layer}.weight"))
 
 
 def mean_squares(stats):
@@ -115,6 +143,7 @@ def mean_squares(stats):
 def coefficients(model):
     """Of each linear layer: what noise on its weights adds to the divergence, over relative squared errors."""
     squares = mean_squares(model.stats)
+    reference = log_probabilities(model.model, model.others)
     generator = torch.Generator().manual_seed(0)
     for name, layer in model.model.named_modules():
         if f"{name}.weight" not in squares:
@@ -124,7 +153,7 @@ def coefficients(model):
         noise *= (NOISE * weight.square().sum() / noise.square().sum()).sqrt()
         output = ((m * noise.square()).sum() / (m * weight.square()).sum()).item()
         layer.weight.data = weight + noise
-        added = statistics.mean(divergence(model.reference, model.model, model.windows))
+        added = statistics.mean(divergence(reference, model.model, model.others))
         layer.weight.data = weight
         yield name, {"weights": weight.numel(), "by_weights": added / NOISE, "by_output": added / output}
 
@@ -138,35 +167,29 @@ def main():
     record.add_options(parser, "advise")
     parser.add_argument("models", nargs="+", metavar="MODEL=STATS")
     parser.add_argument("--windows", type=int, default=64, help="windows of 256 tokens to judge by [64]")
-    parser.add_argument("--coefficients", action="store_true", help="measure those of the layers")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.coefficients and options.out == record.RESULTS / "advise.jsonl":
-        options.out = record.RESULTS / "advise_coefficients.jsonl"
     results = record.Results(options.out, record.host("bench/advise.py") | {"windows": options.windows})
+
+    def add(name, figures):
+        results.lines[name] = {"name": name, **figures}
+        print(record.rounded(results.lines[name]), flush=True)
+
     for given in options.models:
         source, stats = map(pathlib.Path, given.split("=", 1))
         with tempfile.TemporaryDirectory() as folder:
             model = Model(options.build / "nibble", source, stats, pathlib.Path(folder), options.windows)
-            if options.coefficients:
-                found = list(coefficients(model))
-                for layer, figures in found:
-                    name = f"{source.name}/{layer}"
-                    results.lines[name] = {"name": name, **figures}
-                    print(record.rounded(results.lines[name]), flush=True)
-                for what in ("by_weights", "by_output"):
-                    name = f"{source.name}/spread {what}"
-                    results.lines[name] = {
-                        "name": name, "equal": spread([each[what] for _, each in found]),
-                        "proportional": spread([each[what] / each["weights"] for _, each in found])}  # fmt: skip
-                    print(record.rounded(results.lines[name]), flush=True)
-            else:
-                for uniform in UNIFORM:
-                    for how, figures in choices(model, uniform):
-                        name = f"{source.name}/{uniform}/{how}"
-                        results.lines[name] = {"name": name, **figures}
-                        print(record.rounded(results.lines[name]), flush=True)
+            for layer, figures in model.coefficients.items():
+                add(f"{source.name}/coefficient/{layer}", figures)
+            for what in ("by_weights", "by_output"):
+                each = [(figures[what], figures["weights"])
+                        for layer, figures in model.coefficients.items() if layer != "lm_head"]  # fmt: skip
+                add(f"{source.name}/spread {what}", {"equal": spread([coefficient for coefficient, _ in each]),
+                    "proportional": spread([coefficient / weights for coefficient, weights in each])})  # fmt: skip
+            for uniform in UNIFORM:
+                for how, figures in choices(model, uniform):
+                    add(f"{source.name}/{uniform}/{how}", figures)
         results.save()
 
 

@@ -262,6 +262,28 @@ TEST_F(AdviseWithStatistics, IsFollowedByConvert) {
   EXPECT_FALSE(plain.contains("advice"));
 }
 
+// Statistics, embeddings, rules for tensors, and formats that only nibble reads.
+TEST_F(AdviseWithStatistics, ConvertTakesAllOfTheAdvice) {
+  test::WeightsFile file;
+  file.add("model.embed_tokens.weight", DType::f32, {64, 256}, test::normal_weights(64 * 256, 3));
+  for (const char* const name : {"l.0.weight", "l.1.weight"})
+    file.add(name, DType::f32, {64, 256}, test::normal_weights(64 * 256, 4));
+  root_.write("in.safetensors", file.bytes());
+  std::set<std::string> seen;
+  for (const char* const rest : {"12bits --to nf4:absmax=search --calibration stats", "10bits --to nf4",
+                                 "10bits --to nf4 --to bf16 --allow-nibble-only"}) {
+    const std::string asked = std::string("--advise ") + rest;
+    const Json advice = Json::parse(run("measure in.safetensors --json " + asked).out);
+    for (const std::string option : advice.at("options")) seen.insert(option);
+    const std::string command = advice.at("command");
+    EXPECT_EQ(run_as_printed(command + " --overwrite").code, 0);
+    EXPECT_EQ(run("convert in.safetensors out.safetensors --overwrite " + asked).code, 0);
+    EXPECT_EQ(test::read_file(root_.path() / "out.safetensors"), test::read_file(root_.path() / "OUT.safetensors"));
+  }
+  for (const char* const option : {"--calibration", "--embeddings", "--tensor", "--allow-nibble-only"})
+    EXPECT_TRUE(seen.contains(option)) << option;
+}
+
 // What measure --advise refuses, what would change the choice, and outputs that are found to be wrong in time.
 TEST_F(AdviseWithStatistics, ConvertRefuses) {
   const std::string into = "convert in.safetensors out.safetensors ";
@@ -279,7 +301,9 @@ TEST_F(AdviseWithStatistics, ConvertRefuses) {
   EXPECT_EQ(run(into).err, "error: --to is required (see nibble convert --help)\n");
   EXPECT_EQ(run(into + "--to nf4 --to fp4").err,
             "error: --to is given 2 times, without --advise (see nibble convert --help)\n");
-  EXPECT_EQ(run("convert in.safetensors out.pt --advise 9bits").code, 2);
+  const Outcome name = run("convert in.safetensors out.pt --advise 9bits");
+  EXPECT_EQ(name.code, 2);
+  EXPECT_EQ(name.out, "");
   EXPECT_EQ(run(into + "--advise 9bits --to int8").code, 0);
   const Outcome exists = run(into + "--advise 9bits");
   EXPECT_EQ(exists.code, 6);

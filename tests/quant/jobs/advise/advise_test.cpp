@@ -496,6 +496,7 @@ TEST(Advise, GoesByOutputsWhereTheyAreKnown) {
       MeasuredError& error = *candidate.tensors[t];
       const std::string& name = measurement.tensors[t].info.name;
       if (name != first && name != other) continue;
+      if (name == other && &candidate == &measurement.candidates.back()) continue;  // some of its ways are enough
       error.output.count = error.stats.count;
       error.output.reference = 5;
       error.output.square = 5 * (name == first ? 1e-3 : 3e-2) * (&candidate == measurement.candidates.data() ? 1 : 100);
