@@ -270,15 +270,19 @@ TEST_F(AdviseWithStatistics, ConvertTakesAllOfTheAdvice) {
     file.add(name, DType::f32, {64, 256}, test::normal_weights(64 * 256, 4));
   root_.write("in.safetensors", file.bytes());
   std::set<std::string> seen;
-  for (const char* const rest : {"12bits --to nf4:absmax=search --calibration stats", "10bits --to nf4",
-                                 "10bits --to nf4 --to bf16 --allow-nibble-only"}) {
+  for (const char* const rest :
+       {"12bits --to nf4:absmax=search --calibration stats", "10bits --to nf4", "10bits --to nf4 --calibration stats",
+        "10bits --to nf4 --to bf16 --allow-nibble-only", "6bits --to nf4 --to int8 --allow-nibble-only"}) {
     const std::string asked = std::string("--advise ") + rest;
     const Json advice = Json::parse(run("measure in.safetensors --json " + asked).out);
     for (const std::string option : advice.at("options")) seen.insert(option);
     const std::string command = advice.at("command");
     EXPECT_EQ(run_as_printed(command + " --overwrite").code, 0);
     EXPECT_EQ(run("convert in.safetensors out.safetensors --overwrite " + asked).code, 0);
-    EXPECT_EQ(test::read_file(root_.path() / "out.safetensors"), test::read_file(root_.path() / "OUT.safetensors"));
+    for (const std::string file_name : {"safetensors", "safetensors.nibble.json"})
+      EXPECT_TRUE(test::read_file(root_.path() / ("out." + file_name)) ==
+                  test::read_file(root_.path() / ("OUT." + file_name)))
+          << asked << file_name;
   }
   for (const char* const option : {"--calibration", "--embeddings", "--tensor", "--allow-nibble-only"})
     EXPECT_TRUE(seen.contains(option)) << option;

@@ -147,7 +147,7 @@ TEST_F(UsageErrors, WhatIsGivenTooOftenOrWithoutAValue) {
   EXPECT_EQ(message("convert m out --to nf4 -- --x"), "unexpected argument '--x'");
   EXPECT_EQ(message("convert m out --to"), "--to needs a value: " + test::listed_codecs("|", false));
   EXPECT_EQ(message("convert m out --to nf4 --max-memory="), "--max-memory needs a value: SIZE");
-  EXPECT_EQ(message("convert m out --to nf4 --to fp16"), "--to is given 2 times");
+  EXPECT_EQ(message("convert m out --to nf4 --to fp16"), "--to is given 2 times, without --advise");
   EXPECT_EQ(message("measure m m --worst 3 --worst 4 --worst 5"), "--worst is given 3 times");
   EXPECT_EQ(message("inspect m --json=maybe"), "--json takes no value");
   EXPECT_EQ(message("measure m m --csv --json"), "--json cannot be combined with --csv");
