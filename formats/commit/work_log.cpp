@@ -24,7 +24,7 @@ struct Title {
 static_assert(sizeof(Title) == 16);
 
 constexpr std::uint64_t written_at_once = 64 << 10;
-constexpr std::size_t piece = 16 << 10;  // about 30 tensors of one chunk
+constexpr std::size_t log_piece = 16 << 10;  // about 30 tensors of one chunk
 
 // A tensor of 16 TB has a record of that size: 16 bytes for each chunk that is hashed.
 constexpr std::uint64_t max_record_bytes = 1 << 30;
@@ -126,7 +126,7 @@ void WorkLog::append(std::string_view record) {
   }
   pending_.append(reinterpret_cast<const char*>(&frame), sizeof frame).append(record);
   position_ = {end_ + pending_.size(), frame.checksum};
-  if (end_ < written_at_once || pending_.size() >= piece) write();
+  if (end_ < written_at_once || pending_.size() >= log_piece) write();
 }
 
 void WorkLog::write() {

@@ -16,7 +16,7 @@ template <class T> void put(std::string& record, const T& value) {
   record.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-template <class T> bool cut(std::string_view& record, T& value) {
+template <class T> bool cut_value(std::string_view& record, T& value) {
   if (record.size() < sizeof value) return false;
   std::memcpy(&value, record.data(), sizeof value);
   record.remove_prefix(sizeof value);
@@ -25,9 +25,9 @@ template <class T> bool cut(std::string_view& record, T& value) {
 
 bool cut_hashes(std::string_view& record, std::vector<Xxh3>& hashes) {
   std::uint64_t count = 0;
-  if (!cut(record, count) || count > record.size() / sizeof(Xxh3)) return false;
+  if (!cut_value(record, count) || count > record.size() / sizeof(Xxh3)) return false;
   hashes.resize(count);
-  for (Xxh3& hash : hashes) (void)cut(record, hash);
+  for (Xxh3& hash : hashes) (void)cut_value(record, hash);
   return true;
 }
 
@@ -60,14 +60,14 @@ std::string record_of(const FinishedTensor& finished) {
 std::optional<Finished> finished_of(std::string_view record) {
   RecordKind kind{};
   std::uint64_t tensor = 0, parts = 0;
-  if (!cut(record, kind) || !cut(record, tensor)) return std::nullopt;
+  if (!cut_value(record, kind) || !cut_value(record, tensor)) return std::nullopt;
   if (kind == RecordKind::kept) {
     KeptTensor kept{tensor, {}};
-    return cut(record, kept.findings) && record.empty() ? std::optional<Finished>(kept) : std::nullopt;
+    return cut_value(record, kept.findings) && record.empty() ? std::optional<Finished>(kept) : std::nullopt;
   }
   FinishedTensor finished{tensor, {}, {}, 0, {}};
-  if (kind != RecordKind::finished || !cut(record, finished.findings) || !cut(record, finished.error) ||
-      !cut(record, finished.sqnr_db) || !cut(record, parts))
+  if (kind != RecordKind::finished || !cut_value(record, finished.findings) || !cut_value(record, finished.error) ||
+      !cut_value(record, finished.sqnr_db) || !cut_value(record, parts))
     return std::nullopt;
   for (; parts > 0; --parts)
     if (!cut_hashes(record, finished.hashes.emplace_back())) return std::nullopt;
