@@ -12,13 +12,13 @@ namespace nibble {
 
 // An expert of a tensor with several is known by its offset. Some models have the weights of experts as
 // [experts, in, out], so a row is the weights of one input, and not of one output. Where a matrix is square, the two
-// cannot be told apart, and the statistics are not used. A Conv1D is stored as [in, out].
+// cannot be told apart, and the statistics are not used. A Conv1D is stored as [in, out], its codes as [out, in].
 std::optional<LayerInput> layer_input(const Reader& in, const Calibration& statistics, const PlannedTensor& tensor) {
   const std::string_view name = in.tensors().name(tensor.source);
   const auto* const inputs = statistics.find(name);
   if (inputs == nullptr || tensor.info.shape.size() != 2 || !tensor.slices.empty()) return std::nullopt;
   const bool is_expert = inputs->size() > 1;
-  const bool is_in_out = (tensor.role == Role::conv1d) != tensor.transposed;
+  const bool is_in_out = tensor.role == Role::conv1d && tensor.transposed == tensor.decoded;
   const std::uint64_t rows = tensor.info.shape[0], columns = tensor.info.shape[1];
   const std::uint64_t bytes = tensor.info.bytes(), number = bytes == 0 ? 0 : tensor.source_offset / bytes;
   const auto refuse_tensor = [&](const std::string& fact) {

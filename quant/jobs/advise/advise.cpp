@@ -10,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <ranges>
 #include <string_view>
 #include <utility>
 
@@ -180,6 +181,9 @@ class Advising {
         std::any_of(tensor.ways.begin(), tensor.ways.end(), [&](const Way& way) { return way.codec == pooled.codec; });
     if (!is_known) tensor.ways.push_back({pooled.codec, {pooled.bytes, cost}, pooled.square, quantizes(pooled.codec)});
   }
+
+  // Whether the errors of outputs were measured.
+  [[nodiscard]] bool has_outputs() const { return std::ranges::any_of(tensors_, &Tensor::has_output); }
 
   // Of tensors that a choice quantizes. A cast of embeddings has no output.
   void warn_of_unknown_outputs() {
@@ -364,7 +368,11 @@ class Advising {
       advice_.recipe = *std::move(best);
     }
     const Plan plan = make_plan(in_, advice_.recipe);
-    if (std::ranges::any_of(codecs_, searches_absmax))
+    // A conversion refuses statistics that say nothing of what it searches.
+    const auto needs_statistics = [&](std::size_t t) {
+      return searches_absmax(codecs_[t]) && (tensors_[t].has_output || !has_outputs());
+    };
+    if (std::ranges::any_of(std::views::iota(std::size_t{0}, tensors_.size()), needs_statistics))
       for (const Candidate& format : formats_)
         if (!format.plan->recipe.calibration.empty()) advice_.recipe.calibration = format.plan->recipe.calibration;
     advice_.recipe.allow_nibble_only = plan.nibble_only;

@@ -374,11 +374,23 @@ TEST_F(OtherRunTest, ChangedInput) {
 
 // Messages shorten such names in the middle.
 TEST_F(ResumeTest, LongNamesAreToldApart) {
-  const std::string first = "model/" + std::string(60, 'x') + "1" + std::string(60, 'y') + ".txt";
-  (void)root_.write(first, "one");
-  (void)root_.write("model/" + std::string(60, 'x') + "2" + std::string(60, 'y') + ".txt", "two");
+  fs::remove(in_ / "model.safetensors");
+  std::string map;
+  const auto write = [&](char shard) {
+    const std::string file = std::string(60, 'x') + shard + std::string(60, 'y') + ".safetensors";
+    test::WeightsFile weights;
+    for (std::size_t i = shard == '1' ? 0 : tensors / 2; i < (shard == '1' ? tensors / 2 : tensors); ++i) {
+      const std::string name = "model.layers." + std::to_string(i) + ".mlp.up_proj.weight";
+      weights.add(name, DType::f32, {side, side}, test::normal_weights(side * side, static_cast<unsigned>(i)));
+      map += (map.empty() ? "\"" : ", \"") + name + "\": \"" + file + "\"";
+    }
+    (void)root_.write("model/" + file, weights.bytes());
+  };
+  write('1');
+  write('2');
+  (void)root_.write("model/model.safetensors.index.json", R"({"weight_map": {)" + map + "}}");
   leave();
-  (void)root_.write(first, "another");
+  write('1');
   EXPECT_THAT(refusal(recipe("nf4")), HasSubstr("is another file than it was"));
 }
 
