@@ -4,42 +4,36 @@
     build/peers/bin/python bench/advise.py MODEL=STATS...
 
 MODEL is a directory that examples/train_llama.py wrote (its test.txt is what the model is judged by), and STATS the
-statistics that `python -m nibble.calibrate MODEL` wrote. The model is cast to bf16 first, so that what advice leaves as
+statistics that `python -m nibble.calibrate MODEL --sensitivities` wrote. The model is cast to bf16 first, so that what advice leaves as
 it is takes 16 bits. For each size, which is that of a uniform NF4, prints and writes to bench/results/advise.jsonl the
 mean KL divergence (and its standard error over windows) of the next-token distributions from the bf16 model's:
 
     uniform         NF4 with this block size for all linear layers
     plain           the best that transformers can load within the same bytes, by the errors of the weights
-    calibrated      the same by the errors of the layers' outputs
-    any, plain and any, calibrated: with --allow-nibble-only, where every tensor may have any codec
-    coefficients    NF4 with the layers skipped that advice would skip if it knew their coefficients (below), which are
-                    measured on other windows of the text; nibble cannot do that by itself
-    equal           the same if all coefficients were equal
+    calibrated      the same by the errors of the layers' outputs: statistics without the sensitivities
+    sensitive       the same by the sensitivities
+    equal           the same if all sensitivities were equal
+    any, plain and so on: with --allow-nibble-only, where every tensor may have any codec
 
-The coefficient of a layer is how much the divergence grows with the relative squared error of its weights, or of its
-output, by noise on the weights. The spread says how far the coefficients of all layers but the output layer are from
-being equal, and from being proportional to the number of their weights: the standard deviation of the logarithms, as a
-factor.
+The spread says how far the sensitivities of all layers but the output layer are from being equal, and from being
+proportional to the number of their weights: the standard deviation of the logarithms, as a factor.
 """
 
 import argparse
 import json
 import pathlib
-import re
+import shutil
 import statistics
 import subprocess
 import tempfile
 
 import record
-import safetensors
 import torch
 import transformers
 
 UNIFORM = ("nf4:block-size=64,double-quant=no", "nf4:block-size=32,double-quant=no")
 BLOCKS = [f"nf4:block-size={size}" for size in (32, 64, 128, 256)] + ["int8"]
 CONTEXT = 256
-OTHERS = 8  # windows to measure coefficients on
-NOISE = 1e-2  # relative squared error: about that of NF4
 
 
 def load(directory):
@@ -77,18 +71,17 @@ class Model:
     """A trained model in bf16, and what conversions make of it."""
 
     def __init__(self, nibble, source, stats, folder, windows):
-        self.nibble, self.stats, self.folder = nibble, stats, folder
+        self.nibble, self.folder = nibble, folder
+        self.stats = {"calibrated": variant(stats, folder / "calibrated", lambda manifest: manifest.pop("sensitivities")),
+                      "sensitive": stats, "equal": variant(stats, folder / "equal", equal)}  # fmt: skip
         self.bf16 = folder / "bf16"
         self.run("convert", source, self.bf16, "--to", "bf16")
-        everything = windows_of(source, self.bf16)
-        self.windows, self.others = everything[:windows], everything[-OTHERS:]
+        self.windows = windows_of(source, self.bf16)[:windows]
         self.model = load(self.bf16)
         self.reference = log_probabilities(self.model, self.windows)
-        self.coefficients = dict(coefficients(self))
 
-    def run(self, *command, overwrite=True):
-        done = subprocess.run([self.nibble, *map(str, command), "--json", "--progress", "none",
-                               *(["--overwrite"] if overwrite else [])],
+    def run(self, *command):
+        done = subprocess.run([self.nibble, *map(str, command), "--json", "--progress", "none", "--overwrite"],
                               check=True, capture_output=True, text=True)  # fmt: skip
         return json.loads(done.stdout)
 
@@ -106,56 +99,30 @@ def choices(model, uniform):
     yield "uniform", figures
     size = ["--advise", f"{report['stored_bytes']}B"]
     for name, options in (("", []), ("any, ", ["--allow-nibble-only", *[f"--to={codec}" for codec in BLOCKS]])):
-        for how, calibration in (("plain", []), ("calibrated", ["--calibration", model.stats])):
-            yield name + how, model.judge(*size, *options, *calibration)[1]
-    known = {layer: figures["by_weights"] for layer, figures in model.coefficients.items()}
-    for how, coefficient in (("coefficients", known), ("equal", dict.fromkeys(known, 1))):
-        yield how, model.judge("--to", "nf4", *skips(model, report["stored_bytes"], coefficient))[1]
+        yield name + "plain", model.judge(*size, *options)[1]
+        for how, stats in model.stats.items():
+            yield name + how, model.judge(*size, *options, "--calibration", stats)[1]
 
 
-def skips(model, size, coefficient):
-    """The layers to leave in bf16: those first that cost the most for each byte, as long as they fit."""
-    planned = model.run("convert", model.bf16, model.folder / "planned", "--to", "nf4", "--dry-run")
-    left, saved = size - planned["stored_bytes"], {}
-    measured = model.run("measure", model.bf16, "--to", "nf4", overwrite=False)
-    errors = measured["tests"][0]["tensors"]
-    for tensor, error in zip(measured["reference"]["tensors"], errors, strict=True):
-        layer = tensor["name"].removesuffix(".weight")
-        if error["outcome"] == "quantized":
-            more = tensor["bytes"] - error["bytes"]
-            saved[layer] = (coefficient[layer] * error["rel_rmse"] ** 2 / more, more)
-    for layer, (_, more) in sorted(saved.items(), key=lambda item: -item[1][0]):
-        if more <= left:
-            left -= more
-            yield from ("--skip", re.escape(f"{layer}.weight"))
+def variant(stats, folder, change):
+    """Statistics with other sensitivities."""
+    shutil.copytree(stats, folder)
+    manifest = folder / "calibration.json"
+    content = json.loads(manifest.read_text())
+    change(content)
+    manifest.write_text(json.dumps(content))
+    return folder
 
 
-def mean_squares(stats):
-    """{weight: those of its input}"""
+def equal(manifest):
+    manifest["sensitivities"] = dict.fromkeys(manifest["sensitivities"], 1)
+
+
+def sensitivities(stats, model):
+    weights = dict(model.named_parameters())
     manifest = json.loads((stats / "calibration.json").read_text())
-    found = {}
-    for weight, [name] in manifest["weights"].items():
-        with safetensors.safe_open(stats / manifest["inputs"][name]["file"], "pt") as file:
-            found[weight] = file.get_tensor(f"{name}.mean_square")
-    return found
-
-
-def coefficients(model):
-    """Of each linear layer: what noise on its weights adds to the divergence, over relative squared errors."""
-    squares = mean_squares(model.stats)
-    reference = log_probabilities(model.model, model.others)
-    generator = torch.Generator().manual_seed(0)
-    for name, layer in model.model.named_modules():
-        if f"{name}.weight" not in squares:
-            continue
-        weight, m = layer.weight.data, squares[f"{name}.weight"]
-        noise = torch.randn(weight.shape, generator=generator)
-        noise *= (NOISE * weight.square().sum() / noise.square().sum()).sqrt()
-        output = ((m * noise.square()).sum() / (m * weight.square()).sum()).item()
-        layer.weight.data = weight + noise
-        added = statistics.mean(divergence(reference, model.model, model.others))
-        layer.weight.data = weight
-        yield name, {"weights": weight.numel(), "by_weights": added / NOISE, "by_output": added / output}
+    return {name: {"weights": weights[name].numel(), "sensitivity": value}
+            for name, value in manifest["sensitivities"].items()}  # fmt: skip
 
 
 def spread(values):
@@ -180,13 +147,13 @@ def main():
         source, stats = map(pathlib.Path, given.split("=", 1))
         with tempfile.TemporaryDirectory() as folder:
             model = Model(options.build / "nibble", source, stats, pathlib.Path(folder), options.windows)
-            for layer, figures in model.coefficients.items():
-                add(f"{source.name}/coefficient/{layer}", figures)
-            for what in ("by_weights", "by_output"):
-                each = [(figures[what], figures["weights"])
-                        for layer, figures in model.coefficients.items() if layer != "lm_head"]  # fmt: skip
-                add(f"{source.name}/spread {what}", {"equal": spread([coefficient for coefficient, _ in each]),
-                    "proportional": spread([coefficient / weights for coefficient, weights in each])})  # fmt: skip
+            found = sensitivities(stats, model.model)
+            for layer, figures in found.items():
+                add(f"{source.name}/sensitivity/{layer}", figures)
+            inner = [figures for layer, figures in found.items() if layer != "lm_head.weight"]
+            add(f"{source.name}/spread", {
+                "equal": spread([each["sensitivity"] for each in inner]),
+                "proportional": spread([each["sensitivity"] / each["weights"] for each in inner])})  # fmt: skip
             for uniform in UNIFORM:
                 for how, figures in choices(model, uniform):
                     add(f"{source.name}/{uniform}/{how}", figures)

@@ -144,10 +144,13 @@ std::string advice_text(const AdviseArguments& arguments, const Reader& referenc
   if (!arguments.allow_nibble_only)
     text += "Casts of the whole model (convert --to bf16, --to fp16) are not among the choices.\n";
   if (advice.recipe.allow_nibble_only) text += "Only nibble's own loader will read the result.\n";
-  if (!arguments.calibration.empty()) text += "Errors are those of the layers' outputs.\n";
+  if (advice.by_sensitivity)
+    text += "Errors count by the sensitivities of the layers.\n";
+  else if (!arguments.calibration.empty())
+    text += "Errors are those of the layers' outputs.\n";
 
-  // The error is that of the weights of all tensors, or of their outputs, each relative to its own tensor:
-  // sqrt(cost / weights).
+  // The error is that of the weights of all tensors, or of their outputs, each relative to its own tensor and counted
+  // by weights or sensitivity: sqrt(cost / weights).
   const auto error = [&](const AdvicePoint& point) {
     return advice.weights == 0 ? 0 : std::sqrt(point.cost / static_cast<double>(advice.weights));
   };
@@ -184,7 +187,9 @@ SizedAdvice find_advice(Terminal& terminal, const AdviseArguments& arguments, co
   const Measurement measurement =
       measure(reference, formats, {false, arguments.resources, arguments.calibration}, progress);
   progress.close();
-  SizedAdvice found{max_bytes, advise(reference, formats, measurement, {max_bytes, arguments.allow_nibble_only})};
+  SizedAdvice found{max_bytes, advise(reference, formats, measurement,
+                                      {max_bytes, arguments.allow_nibble_only, arguments.calibration,
+                                       arguments.resources.max_memory})};
   for (const std::string& warning : found.advice.warnings) terminal.note("warning: " + warning);
   return found;
 }

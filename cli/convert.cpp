@@ -316,8 +316,9 @@ void add_convert(CLI::App& app, Terminal& terminal) {
           "--advise", options->advise,
           "Choose, instead of one target, what has the smallest error for a given size, or for a number of bits "
           "per weight of IN (5GB, 4.5bits): measures as `nibble measure --advise` does, and converts. --to may "
-          "be repeated, to choose among these codecs [all that quantize]. With --calibration, the errors of "
-          "the layers' outputs count")
+          "be repeated, to choose among these codecs [all that quantize]. With --calibration, it goes by the "
+          "sensitivities that `python -m nibble.calibrate --sensitivities` measured or, without any, by the errors of "
+          "the layers' outputs")
       ->type_name("SIZE");
   add_output(*command, *options);
 

@@ -222,8 +222,9 @@ void add_measure(CLI::App& app, Terminal& terminal) {
 
   add_calibration(
       *command, options->calibration,
-      "Statistics that `python -m nibble.calibrate` wrote: --advise counts the errors of the layers' outputs, "
-      "not those of the weights, and searches of absmax use them as those of `convert` do")
+      "Statistics that `python -m nibble.calibrate` wrote, best with --sensitivities: --advise goes by the "
+      "sensitivities of the layers or, without any, by the errors of their outputs, and searches of absmax use the "
+      "statistics as those of `convert` do")
       ->needs(advise)
       ->group(what);
 

@@ -56,6 +56,8 @@ class CalibrationManifest {
     to_.has_second_moments_ = moments.get<bool>();
     for (const auto& [name, input] : object("inputs").items()) add_input(name, input);
     for (const auto& [name, inputs] : object("weights").items()) add_weight(name, inputs);
+    if (!json_.contains("sensitivities")) return;
+    for (const auto& [name, value] : object("sensitivities").items()) add_sensitivity(name, value);
   }
 
  private:
@@ -126,6 +128,14 @@ class CalibrationManifest {
     }
   }
 
+  // A number of JSON is finite: the parser refuses larger ones.
+  void add_sensitivity(const std::string& name, const Json& value) {
+    if (!to_.weights_.contains(name)) refuse(label_, "sensitivity of '{}': this weight is not listed", printable(name));
+    if (!value.is_number() || value < 0)
+      refuse(label_, "sensitivity of '{}': is not a number of at least 0", printable(name));
+    to_.sensitivities_.emplace(name, value.get<double>());
+  }
+
   Calibration& to_;
   const Json& json_;
   std::string_view label_;
@@ -152,6 +162,11 @@ Calibration::Calibration(fs::path directory, std::uint64_t max_memory)
 const Calibration::InputsOfWeight* Calibration::find(std::string_view weight) const {
   const auto found = weights_.find(weight);
   return found == weights_.end() ? nullptr : &found->second;
+}
+
+std::optional<double> Calibration::sensitivity(std::string_view weight) const {
+  const auto found = sensitivities_.find(weight);
+  return found == sensitivities_.end() ? std::nullopt : std::optional(found->second);
 }
 
 std::vector<float> Calibration::mean_square(std::size_t input) const {

@@ -45,6 +45,10 @@ class Calibration {
   /// Of the tensor of this name in the checkpoint; null if it is not listed.
   [[nodiscard]] const InputsOfWeight* find(std::string_view weight) const;
 
+  /// How much the model's output suffers for each relative squared error of a weight, at least 0
+  /// (`python -m nibble.calibrate --sensitivities`); nothing where that was not measured.
+  [[nodiscard]] std::optional<double> sensitivity(std::string_view weight) const;
+
   /// For each column the mean of x^2, and the largest |x|. Throws Error(bad_input) if a value is not finite or
   /// negative.
   [[nodiscard]] std::vector<float> mean_square(std::size_t input) const;
@@ -98,6 +102,7 @@ class Calibration {
   std::vector<Input> inputs_;
   std::vector<Tensors> tensors_;  // of inputs_
   std::map<std::string, InputsOfWeight, std::less<>> weights_;
+  std::map<std::string, double, std::less<>> sensitivities_;  // of some of weights_
 };
 
 }  // namespace nibble

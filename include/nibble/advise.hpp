@@ -19,6 +19,14 @@
 /// n weights w of which e is the error: the relative squared error of every tensor, weighted by how many weights it
 /// has. (A tensor of large weights counts no more than one of small weights, for layers are normalized.) Where the
 /// measurement has the error of the layers' outputs, that takes the place of the weights' own, matrix by matrix.
+///
+/// Where statistics have the sensitivity a of a tensor, which is how much the model's output suffers for each relative
+/// squared error of its weights, the cost is
+///
+///   N / A * a * (sum e^2 / sum w^2)
+///
+/// N and A are the sums of n and a over the tensors whose sensitivity is known and that a codec can quantize. They make
+/// these costs comparable with those of the other tensors.
 namespace nibble {
 
 /// What advise() has to know the errors of: a plan for each codec of `among`, or of all codecs with their default
@@ -34,6 +42,9 @@ struct AdviseOptions {
   std::uint64_t max_bytes = 0;     ///< of all tensors as they are stored, without headers
   bool allow_nibble_only = false;  ///< any codec for any tensor; otherwise one codec that quantizes for all linear
                                    ///< layers that are not kept, and bf16 for embeddings
+  /// A directory of statistics whose sensitivities are used, if it has any; may be empty. MeasureOptions::calibration.
+  std::filesystem::path calibration{};
+  std::uint64_t max_memory = OpenOptions().max_memory;  ///< for reading their manifest
 };
 
 /// All tensors of a checkpoint at some size.
@@ -56,7 +67,8 @@ struct Advice {
   Recipe recipe;  ///< make_plan() turns it into these codecs and bytes. `to`, `embeddings`, `skips`, `rules`,
                   ///< `allow_nibble_only` and, if an absmax is searched with statistics, `calibration` are set,
                   ///< everything else has its default
-  /// Lines about tensors whose output error is not known though that of others is.
+  bool by_sensitivity = false;  ///< of any tensor, the sensitivity is known
+  /// Lines about tensors whose sensitivity or output error is not known though that of others is.
   std::vector<std::string> warnings;
 
   [[nodiscard]] double bits_per_weight(std::uint64_t bytes) const;
@@ -73,7 +85,7 @@ struct Advice {
 /// tensor is no choice for that tensor.
 ///
 /// Throws Error(usage) if the smallest choice of all tensors takes more than `max_bytes`, or if `measurement` is not of
-/// these formats.
+/// these formats, and what Calibration does.
 [[nodiscard]] Advice advise(const Reader& reference, std::span<const Candidate> formats, const Measurement& measurement,
                             const AdviseOptions& options);
 

@@ -7,6 +7,7 @@ Only numpy is needed.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 from dataclasses import dataclass
@@ -45,11 +46,16 @@ class Calibration:
         """By name."""
         self.weights: dict[str, list[str | None]] = {}
         """{tensor of the checkpoint: its input, or one for each of its experts; None: no token reached it}."""
+        self.sensitivities: dict[str, float] = {}
+        """{tensor of the checkpoint: how much the model's output suffers for its relative squared error}, where known."""
         self._files: dict[str, Checkpoint] = {}
         for name, member in self._member(self.manifest, "inputs", dict, "manifest").items():
             self.inputs[name] = self._input(name, member)
         for name, inputs in self._member(self.manifest, "weights", dict, "manifest").items():
             self.weights[name] = self._weight(name, inputs)
+        if "sensitivities" in self.manifest:
+            for name, value in self._member(self.manifest, "sensitivities", dict, "manifest").items():
+                self.sensitivities[name] = self._sensitivity(name, value)
 
     def mean_square(self, name: str) -> np.ndarray:
         """The mean of the squares of each column of an input, fp32."""
@@ -111,6 +117,13 @@ class Calibration:
         if unknown is not None:
             raise self._refuse(f"weight '{name}': has the input '{unknown}', which is not listed")
         return inputs
+
+    def _sensitivity(self, name: str, value: Any) -> float:
+        if name not in self.weights:
+            raise self._refuse(f"sensitivity of '{name}': this weight is not listed")
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise self._refuse(f"sensitivity of '{name}': is not a finite number of at least 0")
+        return float(value)
 
 
 def open(path: str | os.PathLike[str]) -> Calibration:

@@ -204,6 +204,20 @@ TEST_F(AdviseWithStatistics, TakesTheErrorsOfOutputs) {
   EXPECT_THAT(run("measure in.safetensors --to nf4 --advise 20bits").out, testing::Not(HasSubstr(text)));
 }
 
+// Against what the outputs' errors say.
+TEST_F(AdviseWithStatistics, TakesSensitivities) {
+  maker_.manifest["sensitivities"] = {{"l.0.weight", 0.001}, {"l.1.weight", 1}};
+  maker_.write(root_);
+  const std::string options = " --to nf4 --advise 20bits --calibration stats";
+  const Json advice = Json::parse(run("measure in.safetensors --json" + options).out);
+  EXPECT_EQ(codecs_of(advice).at("l.1.weight"), "keep");
+  EXPECT_NE(codecs_of(advice).at("l.0.weight"), "keep");
+  EXPECT_THAT(run("measure in.safetensors" + options).out,
+              HasSubstr("Errors count by the sensitivities of the layers.\n"));
+  const Json converted = Json::parse(run("convert in.safetensors out.safetensors --json" + options).out);
+  EXPECT_EQ(converted.at("advice").at("chosen"), advice.at("chosen"));
+}
+
 TEST_F(AdviseWithStatistics, OfSearchesCanBeFollowed) {
   const Outcome advice = run("measure in.safetensors --to nf4:absmax=search --advise 5bits --calibration stats");
   EXPECT_THAT(advice.out,

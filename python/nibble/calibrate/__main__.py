@@ -1,8 +1,9 @@
 """Calibration: python -m nibble.calibrate MODEL --text FILE --out STATS
 
 Runs MODEL, a directory as transformers loads it, over a text, and writes what its weights are multiplied by: the mean
-square and the largest magnitude of each input column and, with --second-moments, the mean of x x^T. STATS is a
-directory of safetensors files with a manifest, calibration.json.
+square and the largest magnitude of each input column and, with --second-moments, the mean of x x^T. With
+--sensitivities, also how much its output suffers for an error of each weight. STATS is a directory of safetensors files
+with a manifest, calibration.json.
 
 The text is cut into sequences of --sequence-length tokens; of encoders, each line of it is a sequence. Layers run one
 after the other, each over all of the text, and are written when they are done: what was interrupted goes on with
@@ -35,6 +36,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", metavar="STATS", required=True, help="the directory to write")
     parser.add_argument("--second-moments", action="store_true",
                         help="also X^T X, which compensation needs: columns x columns for each input")  # fmt: skip
+    parser.add_argument("--sensitivities", action="store_true",
+                        help="also how much the output suffers for an error of each weight, which advice goes by: "
+                             "the model runs again for each")  # fmt: skip
     parser.add_argument("--sequence-length", metavar="N", type=at_least(1),
                         help="tokens per sequence [512, or all positions of the model if it has fewer]")  # fmt: skip
     parser.add_argument("--sequences", metavar="N", type=at_least(1),
@@ -55,11 +59,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.resume and options.overwrite:
         parser.error("--resume and --overwrite exclude each other")
+    if options.sensitivities and options.layer_by_layer:
+        parser.error("--sensitivities and --layer-by-layer exclude each other: the whole model has to run")
     return options
 
 
 class Progress:
-    """Which stage runs, and how long the rest takes if all stages take as long."""
+    """Which stage runs, and how long the rest takes if all stages take as long. Sensitivities are counted anew."""
 
     def __init__(self, kind: str):
         self._line = kind == "auto" and sys.stderr.isatty()
@@ -67,15 +73,17 @@ class Progress:
         self._start = time.monotonic()
         self._next, self._shown = self._start + 5, False
         self._first: float | None = None
+        self._done = 0.0
 
-    def __call__(self, stage: str, number: int, stages: int, batch: int, batches: int) -> None:
+    def __call__(self, stage: str, number: int, stages: int, batch: int, batches: int, unit: str = "batch") -> None:
         now, done = time.monotonic(), number + batch / batches
-        if self._first is None:
+        if self._first is None or done < self._done:
             self._first, self._begin = done, now
+        self._done = done
         if self._silent or now < self._next:
             return
         self._next = now + (0.2 if self._line else 10)
-        text = f"{stage}: {number + 1} of {stages}, batch {batch + 1} of {batches}"
+        text = f"{stage}: {number + 1} of {stages}, {unit} {batch + 1} of {batches}"
         if done > self._first:
             text += f", {duration((now - self._begin) / (done - self._first) * (stages - done))} left"
         print(f"\r\033[K{text}" if self._line else text, end="" if self._line else "\n", file=sys.stderr, flush=True)
@@ -140,12 +148,15 @@ def summary(manifest: dict[str, Any], options: argparse.Namespace, seconds: floa
         "inputs": len(tokens),
         "fewest_tokens": min(tokens),
         "second_moments": manifest["second_moments"],
+        "sensitivities": len(manifest.get("sensitivities", {})),
         "seconds": round(seconds, 3),
     }
 
 
 def print_summary(figures: dict[str, Any]) -> None:
-    what = "mean squares, absmax, second moments" if figures["second_moments"] else "mean squares, absmax"
+    what = "mean squares, absmax" + (", second moments" if figures["second_moments"] else "")
+    if figures["sensitivities"]:
+        what += f", sensitivities of {figures['sensitivities']} weights"
     print(f"{figures['out']}: {what} of {figures['inputs']} inputs, which {figures['weights']} weights take; "
           f"{figures['sequences']} sequences, {figures['tokens']} tokens, {duration(figures['seconds'])}")  # fmt: skip
     if figures["fewest_tokens"] < figures["tokens"]:

@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import pathlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,8 +19,9 @@ from ..calibration import FORMAT, VERSION
 from ..errors import UsageError
 from ..model_directory import BadInput, check_directory, read_config, read_text
 from ..model_error import kind_of, lines, load_tokenizer, model_config, sequences, vocabulary, window
+from . import sensitivity
 from .inputs import Inputs, Memory
-from .loading import Model, checkpoint_weights, hash_of, tensor_names, weight_files
+from .loading import Model, checkpoint_parameters, checkpoint_weights, hash_of, tensor_names, weight_files
 from .output import Output
 from .products import Products, Weights
 from .stack import Stack, Unsuitable
@@ -34,6 +37,7 @@ class Options:
     text: str
     out: str
     second_moments: bool = False
+    sensitivities: bool = False
     sequence_length: int | None = None
     sequences: int | None = None
     batch: int = 1
@@ -45,9 +49,10 @@ class Options:
 
 
 class Calibration:
-    """`progress(stage, number of the stage, stages, batch, batches)` is called before each batch."""
+    """`progress(stage, number of the stage, stages, batch, batches)` is called before each batch, and for sensitivities
+    with (number of the batch, batches, weight, weights, "weight") before each weight."""
 
-    def __init__(self, options: Options, progress: Callable[[str, int, int, int, int], None]):
+    def __init__(self, options: Options, progress: Callable[..., None]):
         self._options, self._progress = options, progress
         check_directory(options.model)
         self._kind = kind_of(options.model)
@@ -83,6 +88,15 @@ class Calibration:
             "device": self._device,
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         }  # fmt: skip
+        if options.sensitivities:
+            chosen = sensitivity.sample(items)
+            self._sample = batches_of(chosen, options.batch)
+            self._identity["noise"] = {
+                "loss": sensitivity.LOSSES[self._kind],
+                "relative_squared_error": sensitivity.NOISE,
+                "sequences": len(chosen),
+                "tokens": sum(map(len, chosen)),
+            }
 
     def run(self) -> dict[str, Any]:
         """Writes the directory. Returns its manifest."""
@@ -93,7 +107,12 @@ class Calibration:
 
     def _run(self, output: Output) -> dict[str, Any]:
         options = self._options
-        by_layer = options.layer_by_layer or weight_bytes(self._files, options) > MOST * free_memory(self._device)
+        size, free = weight_bytes(self._files, options), free_memory(self._device)
+        by_layer = options.layer_by_layer or size > MOST * free
+        if by_layer and options.sensitivities:
+            raise MemoryError(
+                f"--sensitivities needs all weights in memory: {size / 1e9:.2f} GB, {free / 1e9:.2f} GB are free"
+            )
         try:
             self._model = Model(options.model, self._kind, self._device, options.dtype, by_layer)
             self._stack = Stack(self._model.stack_name, self._model.layers)
@@ -107,6 +126,8 @@ class Calibration:
         except Unsuitable as error:
             raise BadInput(f"{options.model}: its layers can't run one at a time: {error}") from None
         manifest = {"format": FORMAT, "version": VERSION} | self._identity | self._results(output)
+        if options.sensitivities:
+            manifest["sensitivities"] = self._sensitivities(output, manifest["weights"])
         output.complete(manifest)
         return manifest
 
@@ -202,11 +223,48 @@ class Calibration:
         for stage in output.stages.values():
             inputs |= stage["inputs"]
             of_weight |= stage["weights"]
-        names = {name: ndim for path in self._files for name, ndim in tensor_names(path).items()}
-        weights = checkpoint_weights(self._model.model, names, of_weight)
+        weights = checkpoint_weights(self._model.model, self._tensor_names(), of_weight)
         if not weights:
             raise BadInput(f"{self._options.model}: no weight of it was multiplied by anything")
         return {"inputs": inputs, "weights": weights}
+
+    def _tensor_names(self) -> dict[str, int]:
+        return {name: ndim for path in self._files for name, ndim in tensor_names(path).items()}
+
+    def _sensitivities(self, output: Output, weights: dict[str, Any]) -> dict[str, float]:
+        """{tensor of the checkpoint: a}, without those whose noise changes nothing. Tensors that are parts of one
+        parameter have equal shares of its a: experts, whose noise is one."""
+        parameters = dict(self._model.model.named_parameters())
+        of_tensor = checkpoint_parameters(self._model.model, self._tensor_names())
+        parts = Counter(of_tensor.values())
+        sums = self._losses(output, {of_tensor[name]: parameters[of_tensor[name]] for name in weights})
+        samples = sum(sensitivity.samples_of(self._kind, torch.tensor(batch)) for batch in self._sample)
+        found = {}
+        for name in weights:
+            parameter = of_tensor[name]
+            share = parts[parameter] if parameters[parameter].ndim == 3 else 1
+            value = sums[parameter] / samples / sensitivity.NOISE / share
+            if value != 0:
+                found[name] = max(value, 0.0)  # rounding can make it negative
+        return found
+
+    def _losses(self, output: Output, parameters: dict[str, Any]) -> dict[str, float]:
+        """Sums over the sample. After each batch they are saved, and an interrupted run goes on with the next one."""
+        stage, total = "sensitivities", len(self._sample)
+        done = output.stages.get(stage, {"batches": 0, "sums": dict.fromkeys(parameters, 0.0)})
+        sums = dict(done["sums"])
+        for number in range(done["batches"], total):
+            tokens = torch.tensor(self._sample[number], device=self._device)
+            found = sensitivity.losses(self._model.model, self._kind, list(parameters.values()), tokens, number)
+            for position, name in enumerate(parameters):
+                self._progress(stage, number, total, position, len(parameters), "weight")
+                value = next(found)
+                if not math.isfinite(value):
+                    raise BadInput(f"{self._options.model}: its output is not finite with noise on '{name}'")
+                sums[name] += value
+            result = {"inputs": {}, "weights": {}, "returned": None, "batches": number + 1, "sums": dict(sums)}
+            output.save(stage, result, {}, None)
+        return sums
 
 
 def stages_of(layers: int | None) -> list[tuple[str, int | None]]:

@@ -111,23 +111,27 @@ def checkpoint_weights(
     A fused parameter of the model can be a tensor for each expert in the checkpoint, and the other way round: gate_proj
     and up_proj of expert 3 take what expert 3 of gate_up_proj takes.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    first = {id(parameter): name for name, parameter in reversed(parameters.items())}  # tied ones have one name
-    rename = renaming(model)
+    parameters = dict(model.named_parameters())
     found: dict[str, list[str | None]] = {}
-    for name, dimensions in sorted(names.items()):
-        parameter = parameters.get(rename(name))
-        if parameter is None:
-            continue
-        canonical = first[id(parameter)]
+    for name, canonical in checkpoint_parameters(model, names).items():
+        parameter = parameters[canonical]
         inputs = [of_weight.get(canonical)]
         if parameter.ndim == 3:
             inputs = [of_weight.get(f"{canonical}.{expert}") for expert in range(len(parameter))]
-            if dimensions == 2:
+            if names[name] == 2:
                 inputs = inputs[expert_of(name) :][:1]
         if any(item is not None for item in inputs):
             found[name] = inputs
     return found
+
+
+def checkpoint_parameters(model: Any, names: dict[str, int]) -> dict[str, str]:
+    """{tensor of the checkpoint: the parameter that it is, or is a part of}. Tied parameters have one name."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    first = {id(parameter): name for name, parameter in reversed(parameters.items())}
+    rename = renaming(model)
+    found = ((name, parameters.get(rename(name))) for name in sorted(names))
+    return {name: first[id(parameter)] for name, parameter in found if parameter is not None}
 
 
 def expert_of(name: str) -> int:

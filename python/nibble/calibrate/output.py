@@ -119,7 +119,7 @@ class Output:
         if before == identity:
             return
         before = before if isinstance(before, dict) else {}
-        what = next((name for name in identity if before.get(name) != identity[name]), "identity")
+        what = next((name for name in identity | before if before.get(name) != identity.get(name)), "identity")
         raise OutputExistsError(f"{self.path}: was begun with another '{what}' (--overwrite begins anew)")
 
     def _check_stages(self, progress: dict[str, Any]) -> None:

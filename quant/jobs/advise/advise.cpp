@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/text/size_text.hpp"
+#include "formats/calibration/calibration.hpp"
 #include "formats/models/name_patterns.hpp"
 #include "nibble/error.hpp"
 #include "quant/codecs/codecs.hpp"
@@ -60,6 +61,8 @@ struct Tensor {
   DType dtype = DType::u8;                       // of its weights, if it has any
   double reference = 0;                          // sum of w^2
   bool has_output = false;                       // the error of its output was measured
+  std::optional<double> sensitivity{};           // if it is known
+  std::uint64_t weights = 0;                     // where a codec can change them
 };
 
 // The result for one base.
@@ -103,8 +106,14 @@ class Advising {
       if (found.info.dtype == DType::f64)
         tensor.ways.front() = {cast_codec(DType::f32), {byte_count(DType::f32, found.info.elements()), 0}};
     }
+    if (!options.calibration.empty()) {
+      const Calibration statistics(options.calibration, options.max_memory);
+      for (std::size_t t = 0; t < tensors_.size(); ++t)
+        tensors_[t].sensitivity = statistics.sensitivity(in_.tensors().name(t));
+    }
     if (measurement.candidates.size() != formats.size()) fail();
     for (std::size_t c = 0; c < formats.size(); ++c) read_errors(c);
+    scale_sensitivities();
   }
 
   Advice run() && {
@@ -116,7 +125,7 @@ class Advising {
     for (const PlannedTensor& planned : formats_.front().plan->tensors)
       if (advice_.tensors.empty() || advice_.tensors.back().source != planned.source)
         advice_.tensors.push_back({planned.source, codecs_[planned.source]});
-    warn_of_unknown_outputs();
+    warn_of_unknown();
     return std::move(advice_);
   }
 
@@ -173,8 +182,10 @@ class Advising {
     Tensor& tensor = tensors_[source];
     if (tensor.reference == 0) tensor.reference = pooled.reference;
     if (!pooled.offered || pooled.codec.keeps()) return;
-    const double cost =
-        pooled.has_output ? pooled.output_cost : cost_of(pooled.weights, pooled.square, pooled.reference);
+    double cost = pooled.has_output ? pooled.output_cost : cost_of(pooled.weights, pooled.square, pooled.reference);
+    // scale_sensitivities() makes it the cost.
+    if (tensor.sensitivity) cost = cost_of(1, pooled.square, pooled.reference);
+    tensor.weights = pooled.weights;
     tensor.has_output = tensor.has_output || pooled.has_output;
     if (!std::isfinite(cost)) return;
     const bool is_known =
@@ -185,21 +196,40 @@ class Advising {
   // Whether the errors of outputs were measured.
   [[nodiscard]] bool has_outputs() const { return std::ranges::any_of(tensors_, &Tensor::has_output); }
 
+  // If all of them are 0, no error of these tensors costs anything.
+  void scale_sensitivities() {
+    double weights = 0, sensitivities = 0;
+    for (const Tensor& tensor : tensors_) {
+      if (!tensor.sensitivity || !is_quantizable(tensor)) continue;
+      weights += static_cast<double>(tensor.weights);
+      sensitivities += *tensor.sensitivity;
+      advice_.by_sensitivity = true;
+    }
+    const double scale = sensitivities > 0 ? weights / sensitivities : 0;
+    for (Tensor& tensor : tensors_)
+      if (tensor.sensitivity)
+        for (Way& each : tensor.ways) each.choice.cost *= scale * *tensor.sensitivity;
+  }
+
+  static bool is_quantizable(const Tensor& tensor) { return std::ranges::any_of(tensor.ways, &Way::quantized); }
+
   // Of tensors that a choice quantizes. A cast of embeddings has no output.
-  void warn_of_unknown_outputs() {
+  void warn_of_unknown() {
+    const bool by_sensitivity = advice_.by_sensitivity;
     std::size_t known = 0, unknown = 0;
     std::string_view first;
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
-      if (std::ranges::none_of(tensors_[t].ways, &Way::quantized)) continue;
-      if (tensors_[t].has_output)
+      if (!is_quantizable(tensors_[t])) continue;
+      if (by_sensitivity ? tensors_[t].sensitivity.has_value() : tensors_[t].has_output)
         ++known;
       else if (unknown++ == 0)
         first = in_.tensors().name(t);
     }
     if (known > 0 && unknown > 0)
-      advice_.warnings.push_back(
-          fmt::format("{} of {} tensors have no statistics, so the error of their weights is taken: '{}'{}", unknown,
-                      known + unknown, printable(first), unknown > 1 ? ", ..." : ""));
+      advice_.warnings.push_back(fmt::format("{} of {} tensors have no {}: '{}'{}", unknown, known + unknown,
+                                             by_sensitivity ? "sensitivity, so the numbers of their weights are taken"
+                                                            : "statistics, so the error of their weights is taken",
+                                             printable(first), unknown > 1 ? ", ..." : ""));
   }
 
   [[nodiscard]] const Way& way(const Solution& solution, const std::vector<std::size_t>& picked, std::size_t t) const {

@@ -180,6 +180,31 @@ TEST_F(CalibrationFiles, WeightsAreChecked) {
   EXPECT_EQ(refusal_of({"x"}), about_manifest("weight 'w': has the input 'x', which is not listed"));
 }
 
+TEST_F(CalibrationFiles, SensitivitiesAreReadWhereThereAreAny) {
+  EXPECT_EQ(opened().sensitivity("layer.q.weight"), std::nullopt);
+  maker.manifest["sensitivities"] = {{"layer.q.weight", 0.25}, {"experts", 0}, {"layer.o.weight", 3}};
+  const Calibration calibration = opened();
+  EXPECT_EQ(calibration.sensitivity("layer.q.weight"), 0.25);
+  EXPECT_EQ(calibration.sensitivity("experts"), 0);
+  EXPECT_EQ(calibration.sensitivity("layer.o.weight"), 3);
+  EXPECT_EQ(calibration.sensitivity("layer.k.weight"), std::nullopt);
+}
+
+TEST_F(CalibrationFiles, SensitivitiesAreChecked) {
+  const auto refusal_of = [&](const Json& found) { return refusal([&](Json& m) { m["sensitivities"] = found; }); };
+  EXPECT_EQ(refusal_of({1}), about_manifest("'sensitivities' is not an object"));
+  EXPECT_EQ(refusal_of(Json()), about_manifest("'sensitivities' is not an object"));
+  EXPECT_EQ(refusal_of({{"w", 1}}), about_manifest("sensitivity of 'w': this weight is not listed"));
+  for (const Json& value : {Json(-1e-9), Json("1"), Json(), Json(true), Json(infinity)})  // infinity is dumped as null
+    EXPECT_EQ(refusal_of({{"layer.q.weight", value}}),
+              about_manifest("sensitivity of 'layer.q.weight': is not a number of at least 0"));
+  std::string text = maker.manifest.dump();
+  text.insert(1, R"("sensitivities":{"layer.q.weight":1e999},)");
+  maker.write(dir);
+  dir.write("stats/calibration.json", text);
+  EXPECT_THAT(error_of([&] { (void)Calibration(dir.path() / "stats"); }), EndsWith("is too large"));
+}
+
 TEST_F(CalibrationFiles, NamesThatOccurTwiceAreRefused) {
   maker.write(dir);
   std::string text = maker.manifest.dump();

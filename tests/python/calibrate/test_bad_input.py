@@ -195,6 +195,21 @@ def test_progress_of_a_run_that_goes_on(monkeypatch, capsys):
     assert capsys.readouterr().err == "layer-00009: 11 of 12, batch 1 of 10, 2 min 0 s left\n"
 
 
+def test_progress_of_sensitivities(monkeypatch, capsys):
+    """They are counted anew, and take a time of their own."""
+    now = [0.0]
+    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
+    progress = command.Progress("plain")
+    progress("before", 0, 2, 0, 1)
+    progress("after", 1, 2, 0, 1)
+    now[0] = 1000.0
+    for weight in range(2):
+        progress("sensitivities", 0, 2, weight, 4, "weight")
+        now[0] += 20
+    assert capsys.readouterr().err.splitlines() == [
+        "sensitivities: 1 of 2, weight 1 of 4", "sensitivities: 1 of 2, weight 2 of 4, 2 min 20 s left"]  # fmt: skip
+
+
 @pytest.mark.parametrize("seconds, text", [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"),
                                            (3600, "1 h 0 min"), (90_000, "25 h 0 min")])  # fmt: skip
 def test_durations(seconds, text):

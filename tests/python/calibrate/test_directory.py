@@ -312,6 +312,11 @@ MISFITS = [
      "calibration.json: weight 'WEIGHT': an input is neither a name nor null"),
     (lambda m: m["weights"].update({WEIGHT: ["x"]}),
      "calibration.json: weight 'WEIGHT': has the input 'x', which is not listed"),
+    (lambda m: m.update(sensitivities=[]), "calibration.json: manifest: 'sensitivities' is not of type dict"),
+    (lambda m: m.update(sensitivities={"x": 1}), "calibration.json: sensitivity of 'x': this weight is not listed"),
+    *((lambda m, value=value: m.update(sensitivities={WEIGHT: value}),
+       "calibration.json: sensitivity of 'WEIGHT': is not a finite number of at least 0")
+      for value in (-1, True, "1", None, float("inf"), float("nan"))),
 ]  # fmt: skip
 
 

@@ -531,6 +531,79 @@ TEST(Advise, AddsUpTheOutputsOfExperts) {
   EXPECT_THAT(advice.warnings, testing::IsEmpty());
 }
 
+// Statistics that list these weights and have these sensitivities.
+std::filesystem::path sensitivities(const test::TempDir& dir, const nlohmann::ordered_json& of_weights) {
+  test::StatisticsMaker maker;
+  maker.add("input", {1.0f});
+  for (const auto& [name, value] : of_weights.items()) maker.manifest["weights"][name] = {"input"};
+  maker.manifest["sensitivities"] = of_weights;
+  return maker.write(dir);
+}
+
+// A small tensor that the model's output depends on most is kept first, though its own output loses least; one with no
+// sensitivity counts by its weights, as much as those with it together.
+TEST(Advise, GoesBySensitivitiesWhereTheyAreKnown) {
+  const MemoryReader in = llama();
+  const std::vector<Candidate> formats = formats_of(in, false);
+  Measurement measurement =
+      made_up(formats, [](const std::string&, const CodecSpec& codec) { return codec == "nf4" ? 1e-2 : 1; });
+  for (MeasuredCandidate& candidate : measurement.candidates)
+    for (auto& error : candidate.tensors) {
+      error->output = error->stats;
+      error->output.square *= 50;
+    }
+  const test::TempDir dir;
+  const std::string layers = "model.layers.";
+  AdviseOptions options;
+  options.max_bytes = formats.front().plan->stored_bytes() + 128 * 256 * 3 / 2;  // for one of any in bf16
+  options.calibration = sensitivities(dir, {{layers + "0.self_attn.q_proj.weight", 1},
+                                            {layers + "1.self_attn.q_proj.weight", 40},
+                                            {layers + "2.self_attn.q_proj.weight", 0},
+                                            {layers + "0.mlp.down_proj.weight", 4},
+                                            {layers + "1.mlp.down_proj.weight", 5}});
+  const Advice advice = nibble::advise(in, formats, measurement, options);
+  EXPECT_TRUE(advice.by_sensitivity);
+  EXPECT_EQ(advice.tensors[4].codec, "keep");  // model.layers.1.self_attn.q_proj.weight
+  check(in, advice);
+  // All in NF4: N / A of 1e-2 times 50, which is A, and the output of the only one that has no sensitivity.
+  const double known = 3 * 128 * 128 + 2 * 128 * 256;
+  EXPECT_NEAR(advice.curve.front().cost, known * 1e-2 + 128 * 256 * 50e-2, 1e-6);
+  EXPECT_THAT(advice.warnings, ElementsAre("1 of 6 tensors have no sensitivity, so the numbers of their weights are "
+                                           "taken: 'model.layers.2.mlp.down_proj.weight'"));
+
+  options.calibration = sensitivities(dir, {{layers + "0.mlp.down_proj.weight", 0}});
+  const Advice zero = nibble::advise(in, formats, measurement, options);
+  EXPECT_NEAR(zero.curve.front().cost, (3 * 128 * 128 + 2 * 128 * 256) * 50e-2, 1e-6);
+
+  options.calibration = sensitivities(dir, {{"another.weight", 1}});
+  const Advice other = nibble::advise(in, formats, measurement, options);
+  EXPECT_FALSE(other.by_sensitivity);
+  EXPECT_THAT(other.warnings, testing::IsEmpty());
+  EXPECT_EQ(error_of([&] {
+              options.calibration = dir.path();
+              (void)nibble::advise(in, formats, measurement, options);
+            }),
+            dir.path().string() + ": has no calibration.json: python -m nibble.calibrate did not write it");
+}
+
+// The error of all experts of a tensor together is what its sensitivity was measured for.
+TEST(Advise, PoolsTheErrorsOfExpertsForTheirSensitivity) {
+  MemoryReader in;
+  in.set_architecture("Qwen3MoeForCausalLM", false);
+  in.add_normal("model.layers.0.mlp.experts.down_proj", DType::bf16, {3, 64, 128});
+  const std::vector<Candidate> formats = advice_formats(in, true, std::vector<CodecSpec>{"nf4"});
+  Measurement measurement = made_up(formats, [](const std::string&, const CodecSpec&) { return 1e-2; });
+  auto& errors = measurement.candidates[0].tensors;
+  ASSERT_EQ(errors.size(), 3U);
+  errors[1]->stats.reference *= 8;
+  errors[1]->stats.square *= 80;
+  const test::TempDir dir;
+  AdviseOptions options{formats[0].plan->stored_bytes(), true};
+  options.calibration = sensitivities(dir, {{"model.layers.0.mlp.experts.down_proj", 7}});
+  const Advice advice = nibble::advise(in, formats, measurement, options);
+  EXPECT_NEAR(advice.chosen.cost, 3 * 64 * 128 * 1e-2 * 82 / 10, 1e-9);
+}
+
 // What is measured is the search that the conversion will do.
 TEST(Advise, SearchesWithStatistics) {
   const MemoryReader in = llama();
