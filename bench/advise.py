@@ -4,8 +4,8 @@
     build/peers/bin/python bench/advise.py MODEL=STATS...
 
 MODEL is a directory that examples/train_llama.py wrote (its test.txt is what the model is judged by), and STATS the
-statistics that `python -m nibble.calibrate MODEL --sensitivities` wrote. The model is cast to bf16 first, so that what advice leaves as
-it is takes 16 bits. For each size, which is that of a uniform NF4, prints and writes to bench/results/advise.jsonl the
+statistics that `python -m nibble.calibrate MODEL --sensitivities` wrote. The model is cast to bf16 first, so that what
+advice leaves as it is takes 16 bits. For each size, which is that of a uniform NF4, prints and writes to bench/results/advise.jsonl the
 mean KL divergence (and its standard error over windows) of the next-token distributions from the bf16 model's:
 
     uniform         NF4 with this block size for all linear layers
@@ -72,7 +72,7 @@ class Model:
 
     def __init__(self, nibble, source, stats, folder, windows):
         self.nibble, self.folder = nibble, folder
-        self.stats = {"calibrated": variant(stats, folder / "calibrated", lambda manifest: manifest.pop("sensitivities")),
+        self.stats = {"calibrated": variant(stats, folder / "calibrated", lambda found: found.pop("sensitivities")),
                       "sensitive": stats, "equal": variant(stats, folder / "equal", equal)}  # fmt: skip
         self.bf16 = folder / "bf16"
         self.run("convert", source, self.bf16, "--to", "bf16")

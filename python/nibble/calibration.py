@@ -47,7 +47,7 @@ class Calibration:
         self.weights: dict[str, list[str | None]] = {}
         """{tensor of the checkpoint: its input, or one for each of its experts; None: no token reached it}."""
         self.sensitivities: dict[str, float] = {}
-        """{tensor of the checkpoint: how much the model's output suffers for its relative squared error}, where known."""
+        """{tensor of the checkpoint: what its relative squared error does to the model's output}, where known."""
         self._files: dict[str, Checkpoint] = {}
         for name, member in self._member(self.manifest, "inputs", dict, "manifest").items():
             self.inputs[name] = self._input(name, member)

@@ -540,8 +540,7 @@ std::filesystem::path sensitivities(const test::TempDir& dir, const nlohmann::or
   return maker.write(dir);
 }
 
-// A small tensor that the model's output depends on most is kept first, though its own output loses least; one with no
-// sensitivity counts by its weights, as much as those with it together.
+// A small tensor that the model's output depends on most is kept first; one with no sensitivity counts by its weights.
 TEST(Advise, GoesBySensitivitiesWhereTheyAreKnown) {
   const MemoryReader in = llama();
   const std::vector<Candidate> formats = formats_of(in, false);
@@ -550,7 +549,7 @@ TEST(Advise, GoesBySensitivitiesWhereTheyAreKnown) {
   for (MeasuredCandidate& candidate : measurement.candidates)
     for (auto& error : candidate.tensors) {
       error->output = error->stats;
-      error->output.square *= 50;
+      error->output.square *= 0.5;
     }
   const test::TempDir dir;
   const std::string layers = "model.layers.";
@@ -567,13 +566,13 @@ TEST(Advise, GoesBySensitivitiesWhereTheyAreKnown) {
   check(in, advice);
   // All in NF4: N / A of 1e-2 times 50, which is A, and the output of the only one that has no sensitivity.
   const double known = 3 * 128 * 128 + 2 * 128 * 256;
-  EXPECT_NEAR(advice.curve.front().cost, known * 1e-2 + 128 * 256 * 50e-2, 1e-6);
+  EXPECT_NEAR(advice.curve.front().cost, known * 1e-2 + 128 * 256 * 0.5e-2, 1e-6);
   EXPECT_THAT(advice.warnings, ElementsAre("1 of 6 tensors have no sensitivity, so the numbers of their weights are "
                                            "taken: 'model.layers.2.mlp.down_proj.weight'"));
 
   options.calibration = sensitivities(dir, {{layers + "0.mlp.down_proj.weight", 0}});
   const Advice zero = nibble::advise(in, formats, measurement, options);
-  EXPECT_NEAR(zero.curve.front().cost, (3 * 128 * 128 + 2 * 128 * 256) * 50e-2, 1e-6);
+  EXPECT_NEAR(zero.curve.front().cost, (3 * 128 * 128 + 2 * 128 * 256) * 0.5e-2, 1e-6);
 
   options.calibration = sensitivities(dir, {{"another.weight", 1}});
   const Advice other = nibble::advise(in, formats, measurement, options);
