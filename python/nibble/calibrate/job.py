@@ -125,7 +125,7 @@ class Calibration:
                     self._stage(output, stage, index, number, len(names))
         except Unsuitable as error:
             raise BadInput(f"{options.model}: its layers can't run one at a time: {error}") from None
-        manifest = {"format": FORMAT, "version": VERSION} | self._identity | self._results(output)
+        manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION} | self._identity | self._results(output)
         if options.sensitivities:
             manifest["sensitivities"] = self._sensitivities(output, manifest["weights"])
         output.complete(manifest)
