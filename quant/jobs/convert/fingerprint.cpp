@@ -101,8 +101,9 @@ std::string difference(std::string_view interrupted, std::string_view ours) {
     return fmt::format("its recipe has '{}' {}, and this one's has {}", printable(key),
                        short_text(of_theirs.value(key, Members())), short_text(of_mine.value(key, Members())));
   }
-  if (what == "input") return fmt::format("the input's '{}' is another file than it was (its size, time or inode)",
-                                            printable(differing(of_theirs, of_mine)));
+  if (what == "input")
+    return fmt::format("the input's '{}' is another file than it was (its size, time or inode)",
+                       printable(differing(of_theirs, of_mine)));
   if (what == "adapter") return "it merged another adapter";
   if (what == "tensors") return "it planned the tensors in another way";
   return "it had other calibration statistics";

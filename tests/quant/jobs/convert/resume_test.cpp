@@ -350,7 +350,8 @@ class OtherRunTest : public ResumeTest {
 };
 
 TEST_F(OtherRunTest, OtherOptions) {
-  expect_refusal(recipe("fp4"), "the interrupted run cannot be resumed: its recipe has 'to' nf4, and this one's has fp4");
+  expect_refusal(recipe("fp4"),
+                 "the interrupted run cannot be resumed: its recipe has 'to' nf4, and this one's has fp4");
   Recipe other = recipe("nf4");
   other.max_shard_bytes = 1'000'000;
   expect_refusal(other, "its recipe has 'max_shard_size' 5000000000, and this one's has 1000000");
@@ -361,13 +362,15 @@ TEST_F(OtherRunTest, ChangedInput) {
   const fs::path file = in_ / "model.safetensors";
   const auto time = fs::last_write_time(file);
   fs::last_write_time(file, time + std::chrono::nanoseconds(1));
-  expect_refusal(recipe("nf4"), "the input's 'model.safetensors' is another file than it was (its size, time or inode)");
+  expect_refusal(recipe("nf4"),
+                 "the input's 'model.safetensors' is another file than it was (its size, time or inode)");
   fs::last_write_time(file, time);
   const std::string bytes = test::read_file(file);
   fs::rename(file, root_.path() / "first");
   (void)root_.write("model/model.safetensors", bytes);
   fs::last_write_time(file, time);
-  expect_refusal(recipe("nf4"), "the input's 'model.safetensors' is another file than it was (its size, time or inode)");
+  expect_refusal(recipe("nf4"),
+                 "the input's 'model.safetensors' is another file than it was (its size, time or inode)");
   fs::rename(root_.path() / "first", file);
   expect_resumed();
 }
