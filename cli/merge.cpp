@@ -1,5 +1,6 @@
 // nibble merge BASE ADAPTER OUT --to TYPE: a conversion whose input is a base with an adapter merged into it.
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -17,6 +18,7 @@
 #include "cli/options/codec_option.hpp"
 #include "cli/options/options.hpp"
 #include "cli/terminal/figures.hpp"
+#include "core/files/directory.hpp"
 #include "nibble/error.hpp"
 #include "nibble/merge.hpp"
 
@@ -60,9 +62,11 @@ void check_adapter(const MergeOptions& options) {
                   fmt::format("the output is {} '{}'", what, escaped(options.adapter)));
   };
   check(options.adapter, "the adapter");
-  std::error_code unreadable;  // open_merged() says why
-  for (const auto& file : std::filesystem::directory_iterator(options.adapter, unreadable))
-    check(file.path(), "a file of the adapter");
+  // Not by std::filesystem::directory_iterator, which ends the program where there is no memory.
+  const Descriptor folder = open_directory(AT_FDCWD, options.adapter);
+  if (folder.get() < 0) return;  // open_merged() says why
+  for (const std::string& file : list_directory(folder.get(), escaped(options.adapter)))
+    check(std::filesystem::path(options.adapter) / file, "a file of the adapter");
 }
 
 void run(const CLI::App& command, MergeOptions& options, Terminal& terminal) {

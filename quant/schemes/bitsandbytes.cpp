@@ -178,7 +178,9 @@ std::optional<StoredTensor> recognize_four_bit(const QuantType& quant_type, cons
   const auto state_part = find(state_name(in.tensors().name(first), quant_type.name));
   if (!state_part) return std::nullopt;
   const TensorInfo packed = in.tensors()[first];
-  StoredTensor stored{{packed.name, DType::f32, {}}, {}, {first}};
+  StoredTensor stored;
+  stored.info.name = packed.name;
+  stored.parts.push_back(first);
   const TensorInfo part = in.tensors()[*state_part];
   if (part.bytes() > max_state_bytes)
     fail(part, "has " + std::to_string(part.bytes()) + " bytes, more than any quant_state");
@@ -294,7 +296,10 @@ constexpr std::byte row_major{0};  // weight_format: rows as they are
 std::optional<StoredTensor> recognize_int8(const Reader& in, std::size_t first, const FindTensor& find) {
   const TensorInfo codes = in.tensors()[first];
   if (codes.dtype != DType::i8 || codes.shape.size() != 2) return std::nullopt;
-  StoredTensor stored{{codes.name, DType::f16, codes.shape}, "int8", {first}};
+  StoredTensor stored;
+  stored.info = {codes.name, DType::f16, codes.shape};
+  stored.codec = "int8";
+  stored.parts.push_back(first);
   const std::vector<Part> expected = int8_parts(*make_codec(stored.codec), stored.info);
   const auto scb = find(expected[1].info.name);
   if (!scb) return std::nullopt;

@@ -28,6 +28,9 @@ struct Part {
 };
 
 /// A quantized tensor, found among the parts of a checkpoint.
+///
+/// Give it its members one by one: where memory for the last of an aggregate's initializers is missing, GCC 12 destroys
+/// those before it twice.
 struct StoredTensor {
   TensorInfo info;  ///< as it was before, with the name of its first part
   CodecSpec codec;
