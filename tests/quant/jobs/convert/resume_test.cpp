@@ -275,8 +275,8 @@ TEST_F(ResumeTest, OverAnOldOutput) {
 TEST_F(ResumeTest, WhereSomethingHasComeThatStays) {
   (void)convert(in_, out_, recipe("int8"));
   StopAfter progress(4);
-  EXPECT_NE(
-      error_of([&] { (void)convert(in_, out_, recipe("nf4"), {.overwrite = true}, progress); }, Errc::interrupted), "");
+  const ConversionOptions options{.resources = {.threads = 1}, .overwrite = true};
+  EXPECT_NE(error_of([&] { (void)convert(in_, out_, recipe("nf4"), options, progress); }, Errc::interrupted), "");
   (void)root_.write("out/.git/HEAD", "mine");
   EXPECT_EQ(tensors_read(recipe("nf4"), true), 2U);
   EXPECT_EQ(test::read_file(out_ / ".git/HEAD"), "mine");
