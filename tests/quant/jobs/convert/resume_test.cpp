@@ -259,9 +259,8 @@ TEST_F(ResumeTest, OverAnOldOutput) {
     if (stays) (void)root_.write("out/.git/HEAD", "mine");  // then it is built in the old output
     const Contents old = contents_of(out_);
     StopAfter progress(3);
-    EXPECT_NE(
-        error_of([&] { (void)convert(in_, out_, recipe("nf4"), {.overwrite = true}, progress); }, Errc::interrupted),
-        "");
+    const ConversionOptions options{.resources = {.threads = 1}, .overwrite = true};
+    EXPECT_NE(error_of([&] { (void)convert(in_, out_, recipe("nf4"), options, progress); }, Errc::interrupted), "");
     EXPECT_TRUE(fs::exists(stays ? out_ / ".nibble" / "log" : work_ / "log"));
     EXPECT_EQ(tensors_read(recipe("nf4"), true), 3U);
     Contents found = contents_of(out_);
