@@ -5,8 +5,9 @@
 
 MODEL is a directory that examples/train_llama.py wrote (its test.txt is what the model is judged by), and STATS the
 statistics that `python -m nibble.calibrate MODEL --sensitivities` wrote. The model is cast to bf16 first, so that what
-advice leaves as it is takes 16 bits. For each size, which is that of a uniform NF4, prints and writes to bench/results/advise.jsonl the
-mean KL divergence (and its standard error over windows) of the next-token distributions from the bf16 model's:
+advice leaves as it is takes 16 bits. For each size, which is that of a uniform NF4, prints and writes to
+bench/results/advise.jsonl the mean KL divergence (and its standard error over windows) of the next-token distributions
+from the bf16 model's:
 
     uniform         NF4 with this block size for all linear layers
     plain           the best that transformers can load within the same bytes, by the errors of the weights

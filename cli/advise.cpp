@@ -146,7 +146,7 @@ std::string advice_text(const AdviseArguments& arguments, const Reader& referenc
   if (advice.recipe.allow_nibble_only) text += "Only nibble's own loader will read the result.\n";
   if (advice.by_sensitivity)
     text += "Errors count by the sensitivities of the layers.\n";
-  else if (!arguments.calibration.empty())
+  else if (advice.by_outputs)
     text += "Errors are those of the layers' outputs.\n";
 
   // The error is that of the weights of all tensors, or of their outputs, each relative to its own tensor and counted

@@ -163,8 +163,9 @@ void check_applicable(const CLI::App& command, const Plan& plan) {
 }
 
 // What an advice decides, and options that would change what was measured. The options of codecs are given to them.
-constexpr std::array advised{"--tensor",  "--skip",       "--no-default-skips", "--embeddings", "--lm-head",
-                             "--experts", "--block-size", "--no-double-quant",  "--absmax",     "--compensate"};
+constexpr std::array advised{"--tensor",  "--skip",       "--no-default-skips", "--embeddings",
+                             "--lm-head", "--experts",    "--block-size",       "--no-double-quant",
+                             "--absmax",  "--compensate", "--nonfinite",        "--on-overflow"};
 
 // Measures, and takes over what is advised.
 void advise(const CLI::App& command, ConvertOptions& options, Terminal& terminal) {
@@ -213,7 +214,7 @@ void run(const CLI::App& command, ConvertOptions& options, Terminal& terminal) {
   }
   terminal.catch_interrupts();
   advise(command, options, terminal);
-  run_conversion(command, options, terminal);
+  run_conversion(command, options, terminal, [&](const Plan& plan) { check_applicable(command, plan); });
 }
 
 }  // namespace

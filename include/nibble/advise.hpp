@@ -67,8 +67,9 @@ struct Advice {
   Recipe recipe;  ///< make_plan() turns it into these codecs and bytes. `to`, `embeddings`, `skips`, `rules`,
                   ///< `allow_nibble_only` and, if an absmax is searched with statistics, `calibration` are set,
                   ///< everything else has its default
-  bool by_sensitivity = false;  ///< of any tensor, the sensitivity is known
-  /// Lines about tensors whose sensitivity or output error is not known though that of others is.
+  bool by_sensitivity = false;  ///< the sensitivity of at least one tensor that can be quantized is known
+  bool by_outputs = false;      ///< otherwise: the error of the output of at least one is known
+  /// Lines about tensors that had to be counted in another way than the statistics were meant for.
   std::vector<std::string> warnings;
 
   [[nodiscard]] double bits_per_weight(std::uint64_t bytes) const;

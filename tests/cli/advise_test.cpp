@@ -310,7 +310,8 @@ TEST_F(AdviseWithStatistics, ConvertRefuses) {
         "--advise 9bits --skip x", "--advise 9bits --tensor x=nf4", "--advise 9bits --absmax search",
         "--advise 9bits --block-size 32", "--advise 9bits --no-double-quant", "--advise 9bits --no-default-skips",
         "--advise 9bits --embeddings bf16", "--advise 9bits --lm-head nf4", "--advise 9bits --experts nf4",
-        "--advise 9bits --calibration ''", "--to nf4 --to fp4"}) {
+        "--advise 9bits --nonfinite error", "--advise 9bits --on-overflow clamp", "--advise 9bits --calibration ''",
+        "--to nf4 --to fp4"}) {
     const Outcome outcome = run(into + rest);
     EXPECT_EQ(outcome.code, 2) << rest;
     EXPECT_EQ(outcome.out, "") << rest;
@@ -331,6 +332,30 @@ TEST_F(AdviseWithStatistics, ConvertRefuses) {
   EXPECT_THAT(dry.out, StartsWith("9bits: --to int8\n"));
   EXPECT_EQ(run("convert out.safetensors again.safetensors --advise 9bits").code, 3);  // quantized already
   EXPECT_EQ(run("convert in.safetensors new.safetensors --advise 9bits --allow-nibble-only").code, 0);
+  // Only the choice tells.
+  const Outcome chosen = run("convert in.safetensors none.safetensors --advise 9bits --to int8 --compute-dtype fp16");
+  EXPECT_EQ(chosen.code, 2);
+  EXPECT_THAT(chosen.err, StartsWith("error: --compute-dtype applies to no tensor"));
+  EXPECT_FALSE(std::filesystem::exists(root_.path() / "none.safetensors"));
+}
+
+// A Conv1D is [in, out] in the original and [out, in] in FP8, and its inputs are found in both.
+TEST_F(AdviseWithStatistics, OfFp8Conv1d) {
+  const std::string name = "transformer.h.0.attn.c_attn";
+  test::WeightsFile file;
+  file.add(name + ".weight", DType::f32, {96, 320}, test::normal_weights(96 * 320, 3));
+  root_.write("gpt2/model.safetensors", file.bytes());
+  root_.write("gpt2/config.json", R"({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"})");
+  maker_.add(name, std::vector<float>(96, 1.0f));
+  maker_.write(root_);
+  ASSERT_EQ(run("convert gpt2 fp8 --to fp8 --allow-nibble-only").code, 0);
+  for (const char* const model : {"gpt2", "fp8"}) {
+    const Outcome searched =
+        run(std::string("convert ") + model + " out --overwrite --to nf4:absmax=search --calibration stats");
+    EXPECT_EQ(searched.code, 0) << searched.err;
+    const Outcome advice = run(std::string("measure ") + model + " --to nf4 --advise 9bits --calibration stats");
+    EXPECT_EQ(advice.code, 0) << advice.err;
+  }
 }
 
 TEST_F(MeasureAdvise, Refuses) {

@@ -225,7 +225,8 @@ class Advising {
       else if (unknown++ == 0)
         first = in_.tensors().name(t);
     }
-    if (known > 0 && unknown > 0)
+    advice_.by_outputs = !by_sensitivity && known > 0;
+    if (unknown > 0 && (known > 0 || !options_.calibration.empty()))
       advice_.warnings.push_back(fmt::format("{} of {} tensors have no {}: '{}'{}", unknown, known + unknown,
                                              by_sensitivity ? "sensitivity, so the numbers of their weights are taken"
                                                             : "statistics, so the error of their weights is taken",

@@ -512,11 +512,16 @@ TEST(Advise, GoesByOutputsWhereTheyAreKnown) {
                           "'model.layers.0.self_attn.q_proj.weight', ..."));
 }
 
-// Each matrix of a tensor has an output of its own, and one without statistics counts by its weights.
-TEST(Advise, AddsUpTheOutputsOfExperts) {
+MemoryReader three_experts() {
   MemoryReader in;
   in.set_architecture("Qwen3MoeForCausalLM", false);
   in.add_normal("model.layers.0.mlp.experts.down_proj", DType::bf16, {3, 64, 128});
+  return in;
+}
+
+// Each matrix of a tensor has an output of its own, and one without statistics counts by its weights.
+TEST(Advise, AddsUpTheOutputsOfExperts) {
+  const MemoryReader in = three_experts();
   const std::vector<Candidate> formats = advice_formats(in, true, std::vector<CodecSpec>{"nf4"});
   Measurement measurement = made_up(formats, [](const std::string&, const CodecSpec&) { return 1e-2; });
   auto& errors = measurement.candidates[0].tensors;
@@ -562,6 +567,7 @@ TEST(Advise, GoesBySensitivitiesWhereTheyAreKnown) {
                                             {layers + "1.mlp.down_proj.weight", 5}});
   const Advice advice = nibble::advise(in, formats, measurement, options);
   EXPECT_TRUE(advice.by_sensitivity);
+  EXPECT_FALSE(advice.by_outputs);
   EXPECT_EQ(advice.tensors[4].codec, "keep");  // model.layers.1.self_attn.q_proj.weight
   check(in, advice);
   // All in NF4: N / A of 1e-2 times 50, which is A, and the output of the only one that has no sensitivity.
@@ -577,7 +583,12 @@ TEST(Advise, GoesBySensitivitiesWhereTheyAreKnown) {
   options.calibration = sensitivities(dir, {{"another.weight", 1}});
   const Advice other = nibble::advise(in, formats, measurement, options);
   EXPECT_FALSE(other.by_sensitivity);
+  EXPECT_TRUE(other.by_outputs);
   EXPECT_THAT(other.warnings, testing::IsEmpty());
+  const Advice by_weights = nibble::advise(in, formats, made_up(formats, uneven), options);
+  EXPECT_FALSE(by_weights.by_outputs);
+  EXPECT_THAT(by_weights.warnings,
+              ElementsAre(testing::StartsWith("6 of 6 tensors have no statistics, so the error of their weights")));
   EXPECT_EQ(error_of([&] {
               options.calibration = dir.path();
               (void)nibble::advise(in, formats, measurement, options);
@@ -587,9 +598,7 @@ TEST(Advise, GoesBySensitivitiesWhereTheyAreKnown) {
 
 // The error of all experts of a tensor together is what its sensitivity was measured for.
 TEST(Advise, PoolsTheErrorsOfExpertsForTheirSensitivity) {
-  MemoryReader in;
-  in.set_architecture("Qwen3MoeForCausalLM", false);
-  in.add_normal("model.layers.0.mlp.experts.down_proj", DType::bf16, {3, 64, 128});
+  const MemoryReader in = three_experts();
   const std::vector<Candidate> formats = advice_formats(in, true, std::vector<CodecSpec>{"nf4"});
   Measurement measurement = made_up(formats, [](const std::string&, const CodecSpec&) { return 1e-2; });
   auto& errors = measurement.candidates[0].tensors;
@@ -635,6 +644,28 @@ TEST(Advise, SearchesWithStatistics) {
   const Advice kept = nibble::advise(in, formats, measurement, {1'000'000});
   EXPECT_EQ(kept.chosen.cost, 0);
   EXPECT_EQ(kept.recipe.calibration, "");  // nothing is left to search
+}
+
+// A conversion would refuse statistics of a tensor that it leaves as it is, and of no other.
+TEST(Advise, NamesStatisticsOnlyForSearchesThatTheyKnow) {
+  const MemoryReader in = llama();
+  test::TempDir dir;
+  test::StatisticsMaker maker;
+  maker.add("model.layers.0.self_attn.q_proj", test::normal_weights(128, 1));
+  const std::vector<Candidate> formats =
+      advice_formats(in, false, std::vector<CodecSpec>{"nf4:absmax=search"}, maker.write(dir));
+  Measurement measurement = made_up(formats, [](const std::string&, const CodecSpec&) { return 1e-2; });
+  for (const double error : {1.0, 1e-3}) {
+    ErrorSums& output = measurement.candidates[0].tensors[1]->output;
+    output.count = 128 * 128;
+    output.reference = 1;
+    output.square = error;
+    const Advice advice =
+        nibble::advise(in, formats, measurement, {formats[0].plan->stored_bytes() + 128 * 128 * 3 / 2});
+    const bool is_searched = error < 1e-2;
+    EXPECT_EQ(advice.tensors[1].codec, is_searched ? "nf4:absmax=search" : "keep");
+    EXPECT_EQ(advice.recipe.calibration, is_searched ? formats[0].plan->recipe.calibration : "");
+  }
 }
 
 TEST(Advise, HostileNames) {
