@@ -17,10 +17,11 @@ import dataclasses
 class Step:
     name: str
     command: tuple
-    limit: int  # seconds; a step that works takes far less
+    limit: int  # seconds; a step that works takes far less, also where steps run together
     tool: tuple = ()  # runs the command; without it the step is left out
     names: tuple = ()  # arguments that make the program print names: one per line, or as GoogleTest prints its suites
     log: str = ""  # a text file of its own, in the folder of results
+    together: bool = False  # with the steps beside it that say so too: their times say nothing
     optional: bool = False  # the program need not be in the folder
     proves_peer: bool = False  # unless it succeeds, later steps do without bitsandbytes
 
@@ -50,24 +51,26 @@ def profile(case):
 
 
 def sanitized(tool, cases, limit):
-    return [Step(f"{tool}/{case}", profile(case), limit, tool=(*SANITIZER, tool)) for case in cases]
+    return [Step(f"{tool}/{case}", profile(case), limit, tool=(*SANITIZER, tool), together=True)
+            for case in cases]
 
 
 CHECK = [
     Step("device", ("nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE,TEMPERATURE,MEMORY"), 20),
     Step("bitsandbytes", ("bench_kernels", "--find", "{bitsandbytes}"), 30, proves_peer=True),
-    Step("calibrate/{name}", ("nibble_calibrate", "{name}"), 20, names=("--list",)),
-    Step("tests/{name}", ("nibble_kernel_tests_gpu", "--gtest_brief=1", "--gtest_filter={name}.*"), 60,
-         names=("--gtest_list_tests",), log="tests.txt"),
+    Step("calibrate/{name}", ("nibble_calibrate", "{name}"), 40, names=("--list",),
+         together=True),
+    Step("tests/{name}", ("nibble_kernel_tests_gpu", "--gtest_brief=1", "--gtest_filter={name}.*"), 120,
+         names=("--gtest_list_tests",), log="tests.txt", together=True),
     Step("table-quick", ("bench_kernels", "--quick", "{bitsandbytes}", "{cublaslt}"), 90),
     *(Step(f"table/{shape}", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 110)
       for shape in SHAPES),
     Step("table/several", ("bench_kernels", "--several"), 60),
     *(Step(f"table/{shape}", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 60)
       for shape in PRODUCT_SHAPES),
-    *sanitized("memcheck", SANITIZED, 40),
+    *sanitized("memcheck", SANITIZED, 90),
     Step("memcheck/tests", ("nibble_kernel_tests_gpu", "--gtest_brief=1", "--gtest_filter=*Matmul*"), 240,
-         tool=(*SANITIZER, "memcheck")),
+         tool=(*SANITIZER, "memcheck"), together=True),
 ]  # fmt: skip
 
 TUNE = [
@@ -77,9 +80,9 @@ TUNE = [
     *(Step(f"variants/{shape}", ("bench_tune", "--shape", shape), 30, optional=True) for shape in PRODUCT_SHAPES),
     *(Step(f"ncu/{case}", ("kernels_ncu.py", case, "--out", "{out}", "--scratch", "{scratch}"), 40, log="ncu.txt")
       for case in PROFILED),
-    *sanitized("racecheck", SANITIZED, 40),
-    *sanitized("synccheck", SANITIZED, 40),
-    *sanitized("initcheck", SANITIZED, 40),
+    *sanitized("racecheck", SANITIZED, 90),
+    *sanitized("synccheck", SANITIZED, 90),
+    *sanitized("initcheck", SANITIZED, 90),
 ]  # fmt: skip
 
 CEILINGS = [

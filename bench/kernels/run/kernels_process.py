@@ -53,9 +53,9 @@ class Lines:
             self.rest = b""
 
 
-def run_process(command, limit, env, on_output, on_error):
-    """Runs a command; its lines are given away as they come. Returns (exit status or None at the limit, whether it
-    has ended)."""
+def run_process(command, limit, env, on_output, on_error, stopping):
+    """Runs a command; its lines are given away as they come. Returns (exit status, or None if it was ended at the limit
+    or because the event `stopping` was set; whether it has ended)."""
     process = subprocess.Popen(
         [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=env, preexec_fn=prepare_child,
@@ -67,7 +67,7 @@ def run_process(command, limit, env, on_output, on_error):
             selector.register(pipe, selectors.EVENT_READ, Lines(take))
         lines = [key.data for key in selector.get_map().values()]
         try:
-            while time.monotonic() < deadline:
+            while time.monotonic() < deadline and not stopping.is_set():
                 # A child of the process may hold the pipes open: their end is not waited for once the process is gone.
                 gone = process.poll() is not None
                 events = selector.select(0 if gone else min(0.2, max(0.0, deadline - time.monotonic())))

@@ -20,10 +20,12 @@ what it had not reached. --after takes such lines from the results of another ma
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import datetime
 import glob
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -32,6 +34,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import kernels_parts
@@ -78,9 +81,13 @@ def environment(folder):
 
 
 class Runner:
-    def __init__(self, folder, part, out, *, seconds=470, scratch=None, cublaslt=None, bitsandbytes=None):
+    def __init__(self, folder, part, out, *, seconds=470, jobs=1, scratch=None, cublaslt=None,
+                 bitsandbytes=None):  # fmt: skip
         self.folder, self.part, self.out = folder, part, out
         self.deadline = time.monotonic() + seconds
+        self.jobs = jobs
+        self.lock = threading.RLock()  # of all that steps that run together write
+        self.stopping = threading.Event()
         self.scratch = scratch or folder / "scratch"
         self.cublaslt, self.bitsandbytes = cublaslt, bitsandbytes
         self.env = environment(folder)
@@ -146,10 +153,11 @@ class Runner:
 
     def finish(self, step, status, seconds=0.0, **more):
         line = {"kind": "step", "step": step.name, "status": status, "seconds": round(seconds, 2), **more}
-        self.note(line)
-        self.save_state(line)
-        self.summary.append((step.name, status, seconds))
-        print(f"{seconds:8.1f} s  {status:12}  {step.name}", flush=True)
+        with self.lock:
+            self.note(line)
+            self.save_state(line)
+            self.summary.append((step.name, status, seconds))
+            print(f"{seconds:8.1f} s  {status:12}  {step.name}", flush=True)
 
     # -- steps
 
@@ -161,7 +169,8 @@ class Runner:
             value = json_object(line)
             (texts if value is None else objects).append(line if value is None else value)
 
-        status, ended = run_process(command, limit, self.env, take, log or texts.append)
+        status, ended = run_process(command, limit, self.env, take, log or texts.append,
+                                    self.stopping)  # fmt: skip
         return status, ended, objects, texts
 
     def device_answers(self):
@@ -192,7 +201,7 @@ class Runner:
     def run_step(self, step):
         program = self.program(step.command[0])
         if program is None:
-            if not self.has_device:
+            if not self.has_device and not step.optional:
                 return self.finish(step, "no GPU", why=f"and no {step.command[0]}")
             return self.finish(step, "left out", why=f"there is no {step.command[0]}")
         command = [*program, *self.filled(step.command[1:])]
@@ -207,28 +216,58 @@ class Runner:
         if self.lost and not self.found_again():
             return self.finish(step, "device lost")
 
-        self.save_state({"begun": step.name})
-        log, last = self.log(step.log), [""]
-        log.begin_step()
-        self.results.begin_step()
-        log.write(f"== {step.name}: {' '.join(map(str, command))}", always=True)
+        with self.lock:
+            self.save_state({"begun": step.name})
+            log = self.log(step.log)
+        last = [""]
+        held = []  # (file, line) of a step that runs together with others: its lines come in one piece when it ends
+
+        def write(file, line):
+            if step.together:
+                held.append((file, line))
+            else:
+                file.write(line)
 
         def take_text(line):
             last[0] = line or last[0]
-            log.write(line)
+            write(log, line)
 
         def take_output(line):
             value = json_object(line)
             if value is None:
                 take_text(line)
             else:
-                self.results.write(json.dumps({"step": step.name, **value}))
+                write(self.results, json.dumps({"step": step.name, **value}))
 
+        def begin_step():
+            log.begin_step()
+            self.results.begin_step()
+            log.write(f"== {step.name}: {' '.join(map(str, command))}", always=True)
+
+        if not step.together:
+            begin_step()
         begin = time.monotonic()
         limit = min(step.limit, left)
-        status, ended = run_process(command, limit, self.env, take_output, take_text)
+        status, ended = run_process(command, limit, self.env, take_output, take_text, self.stopping)
         seconds = time.monotonic() - begin
-        self.judge(step, status, ended, seconds, limit, last[0])
+        with self.lock:
+            if step.together:
+                begin_step()
+                for file, line in held:
+                    file.write(line)
+            if not self.stopping.is_set():
+                self.judge(step, status, ended, seconds, limit, last[0])
+
+    def run_together(self, steps):
+        """Runs up to `jobs` of the steps at a time."""
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            try:
+                for done in [pool.submit(self.run_step, step) for step in steps]:
+                    done.result()
+            except BaseException:
+                self.stopping.set()  # which ends the processes that the pool waits for
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def judge(self, step, status, ended, seconds, limit, last):
         more = {"exit": status}
@@ -299,10 +338,12 @@ class Runner:
             wanted = [step for step in self.expanded(steps) if not only or re.search(only, step.name)]
             wanted = [step for step in wanted if step.name not in self.tried]
             # What was interrupted may have been what ended the run: it comes last.
-            for step in sorted(wanted, key=lambda step: step.name in self.interrupted):
-                if step.optional and self.program(step.command[0]) is None:
-                    self.finish(step, "left out", why=f"there is no {step.command[0]}")
-                else:
+            wanted.sort(key=lambda step: step.name in self.interrupted)
+            for together, group in itertools.groupby(wanted, key=lambda step: step.together):
+                if together:
+                    self.run_together(group)
+                    continue
+                for step in group:
                     self.run_step(step)
         finally:
             if clocks is not None:
@@ -337,6 +378,12 @@ def pattern(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
+def positive(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
 def existing_file(text):
     if not os.path.isfile(text):
         raise argparse.ArgumentTypeError(f"there is no file {text}")
@@ -349,6 +396,8 @@ def main():
     parser.add_argument("part", choices=kernels_parts.PARTS)
     parser.add_argument("--out", type=pathlib.Path, default=os.environ.get("OUT", "bench/results"))
     parser.add_argument("--seconds", type=float, default=470, help="of the whole part [470]")
+    parser.add_argument("--jobs", type=positive, default=max(1, len(os.sched_getaffinity(0)) // 2),
+                        help="processes at a time where times are not measured [half of the processors]")  # fmt: skip
     parser.add_argument("--only", type=pattern, metavar="RE", help="steps whose name matches")
     parser.add_argument("--afresh", action="store_true", help="forget what was tried before")
     parser.add_argument("--after", type=existing_file, action="append", default=[], metavar="JSONL",
@@ -360,7 +409,7 @@ def main():
     folder = options.folder.resolve()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the step in progress is ended, too
     runner = Runner(
-        folder, options.part, options.out.resolve(), seconds=options.seconds,
+        folder, options.part, options.out.resolve(), seconds=options.seconds, jobs=options.jobs,
         scratch=options.scratch and options.scratch.resolve() / f"nibble-{os.getpid()}", cublaslt=options.cublaslt,
         bitsandbytes=options.bitsandbytes or find_bitsandbytes(folder),
     )  # fmt: skip

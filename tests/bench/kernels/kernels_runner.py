@@ -4,6 +4,7 @@
 usage: tests/bench/kernels/kernels_runner.py
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -30,6 +31,7 @@ PROGRAMS = r"""
 bench_kernels: [ ! -e FOLDER/lost ] && { [ ! -e FOLDER/lost_once ] || { rm FOLDER/lost_once; false; }; }
 good: echo '{"name": "speed", "median": 1}'; echo text; echo error >&2
 hangs: echo begun; trap '' TERM; while :; do sleep 0.1; done
+talks: for i in 1 2 3 4; do echo "$1"; echo "{\"word\": \"$1\"}"; sleep 0.2; done
 crashes: echo 'CUDA error: illegal address' >&2; kill -SEGV $$
 waits: sleep 0.5
 fails: echo the last words; exit 1
@@ -227,6 +229,36 @@ class Runner(unittest.TestCase):
             time.sleep(0.2)
             running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
             self.assertNotIn(str(self.folder / "bin" / "hangs"), running)
+
+    def test_steps_that_run_together(self):
+        words = ("a", "b", "c", "d")
+        begin = time.monotonic()
+        self.run_steps(*(Step(word, ("talks", word), 20, together=True) for word in words), jobs=4)
+        self.assertLess(time.monotonic() - begin, 2.4)  # one after the other they take 3.2 seconds
+        self.assertEqual(self.statuses(), dict.fromkeys(words, "ok"))
+        said = [line for line in self.text().splitlines() if line in words]
+        self.assertEqual(sorted(said), sorted(words * 4))
+        self.assertEqual(len(list(itertools.groupby(said))), 4)  # nobody is interrupted
+        self.assertEqual([line["word"] for line in self.lines() if "word" in line], said)
+        self.assertTrue(all(line["step"] == line["word"] for line in self.lines() if "word" in line))
+
+    def test_a_step_begins_when_those_that_run_together_have_ended(self):
+        self.run_steps(self.step("hangs", limit=1, together=True), self.step("fails", together=True),
+                       self.step("good"), jobs=2)  # fmt: skip
+        self.assertEqual(list(self.statuses()), ["fails", "hangs", "good"])
+        self.assertEqual(self.statuses()["hangs"], "time limit")
+
+    def test_a_runner_that_stops_ends_the_steps_that_run_together(self):
+        def stop(number, frame):
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 1)
+        begin = time.monotonic()
+        with self.assertRaises(KeyboardInterrupt):
+            self.run_steps(*(Step(f"step{i}", ("hangs",), 60, together=True) for i in range(3)), jobs=2)
+        self.assertLess(time.monotonic() - begin, 20)
+        self.assertEqual(self.statuses(), {})  # so that they run again
 
 
 class Options(unittest.TestCase):
