@@ -145,16 +145,6 @@ template <auto Tile> struct WarpSums {
   }
 };
 
-/// Calls body(row of y, n, and these two within the tile) for each value of a tile of n and a chunk of m that exists.
-template <auto Tile, class Body>
-NIBBLE_DEVICE void for_each_value(const MatmulWork<Tile>& work, u32 tile, i64 n, Body&& body) {
-  constexpr u32 block_n = MatmulSizes<Tile>::block_n, threads = MatmulSizes<Tile>::threads;
-  for (u32 i = thread_id(); i < work.chunk_m() * block_n; i += threads) {
-    const i64 at_n = i64{tile} * block_n + i % block_n;
-    if (at_n < n) body(i64{work.m_first + i / block_n}, at_n, i / block_n, i % block_n);
-  }
-}
-
 /// Adds the sums of a block's warps, and calls store(row of y, n, total) for each value. If blocks divide k, only the
 /// last of them to come here does that, with the total of all blocks; the others leave their sums for it.
 ///
@@ -163,16 +153,23 @@ NIBBLE_DEVICE void for_each_value(const MatmulWork<Tile>& work, u32 tile, i64 n,
 template <auto Tile, class Store>
 NIBBLE_DEVICE void store_totals(const MatmulWork<Tile>& work, const WarpSums<Tile>& of_warps, const SplitSums& sums,
                                 u32 tile, i64 n, i64 first_sum, u32 group, Store&& store) {
-  for_each_value(work, tile, n, [&](i64 at_m, i64 at_n, u32 in_m, u32 in_n) {
-    const float total = of_warps.total(in_m, in_n);
+  constexpr u32 block_n = MatmulSizes<Tile>::block_n, threads = MatmulSizes<Tile>::threads;
+  // Value i of the tile: rows of y of block_n values each.
+  const u32 count = work.chunk_m() * block_n;
+  const auto at_m = [&](u32 i) { return i64{work.m_first + i / block_n}; };
+  const auto at_n = [&](u32 i) { return i64{tile} * block_n + i % block_n; };
+  const auto place = [&](u32 i) { return at_n(i) < n ? first_sum + at_m(i) * n + at_n(i) : i64{-1}; };
+  for (u32 i = thread_id(); i < count; i += threads) {
+    if (at_n(i) >= n) continue;
+    const float total = of_warps.total(i / block_n, i % block_n);
     if (sums.splits == 1)
-      store(at_m, at_n, total);
+      store(at_m(i), at_n(i), total);
     else
-      sums.put(sums.split_of(work.item), first_sum + at_m * n + at_n, total);
-  });
+      sums.put(sums.split_of(work.item), place(i), total);
+  }
   if (sums.splits == 1 || !sums.is_last(group)) return;
-  for_each_value(work, tile, n,
-                 [&](i64 at_m, i64 at_n, u32, u32) { store(at_m, at_n, sums.total(first_sum + at_m * n + at_n)); });
+  sums.template for_each_total<threads>(count, place,
+                                        [&](u32 i, float total) { store(at_m(i), at_n(i), total); });
 }
 
 }  // namespace nibble::kernels

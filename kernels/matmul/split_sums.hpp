@@ -70,10 +70,34 @@ struct SplitSums {
     return lds(before) == splits - 1;
   }
 
-  [[nodiscard]] NIBBLE_DEVICE float total(i64 at) const {
-    float total = 0;
-    for (u32 split = 0; split < splits; ++split) total = add_rn(total, ld(partial + (i64{split} * size + at)));
-    return total;
+  /// What the last block adds: for value i of `count`, at(i) is its place in the y of `partial`, or negative if there is
+  /// no such value, and store(i, total) takes the sum of all splits. The block's `Threads` take the values in turn. A
+  /// thread asks for all that it adds in a round before it adds: the memory's latency is much longer than all else here.
+  template <u32 Threads, class At, class Store>
+  NIBBLE_DEVICE void for_each_total(u32 count, At&& at, Store&& store) const {
+    constexpr u32 values = 4, splits_at_once = 4;  // of a round
+    for (u32 first = thread_id(); first < count; first += Threads * values) {
+      i64 place[values];
+      float total[values] = {};
+      NIBBLE_UNROLL for (u32 v = 0; v < values; ++v) {
+        const u32 i = first + v * Threads;
+        place[v] = i < count ? at(i) : -1;
+      }
+      for (u32 split = 0; split < splits; split += splits_at_once) {
+        float part[splits_at_once][values] = {};  // adding 0 changes nothing: a total is never -0
+        NIBBLE_UNROLL for (u32 s = 0; s < splits_at_once; ++s) {
+          NIBBLE_UNROLL for (u32 v = 0; v < values; ++v) {
+            if (split + s < splits && place[v] >= 0) part[s][v] = ld(partial + (i64{split + s} * size + place[v]));
+          }
+        }
+        NIBBLE_UNROLL for (u32 s = 0; s < splits_at_once; ++s) {
+          NIBBLE_UNROLL for (u32 v = 0; v < values; ++v) total[v] = add_rn(total[v], part[s][v]);
+        }
+      }
+      NIBBLE_UNROLL for (u32 v = 0; v < values; ++v) {
+        if (place[v] >= 0) store(first + v * Threads, total[v]);
+      }
+    }
   }
 };
 

@@ -344,12 +344,16 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
     else
       for_each([&](u32 at_m, i64 at_n, float value) { own.out.store(at_m, at_n, value); });
     if (sums.splits == 1 || !sums.template is_last<consumers>(own.first_group + item / sums.splits)) return;
-    for (u32 i = thread_id(); i < Rows * block_n; i += consumers) {
-      const u32 at_m = first_m + i / block_n;
-      const i64 at_n = first_n + i % block_n;
-      if (at_m < m && at_n < own.weight.n)
-        own.out.store(at_m, at_n, sums.total(own.first_sum + i64{at_m} * own.weight.n + at_n));
-    }
+    // Value i of the tile: rows of y of block_n values each.
+    const auto m_of = [&](u32 i) { return first_m + i / block_n; };
+    const auto n_of = [&](u32 i) { return first_n + i % block_n; };
+    sums.template for_each_total<consumers>(
+        Rows * block_n,
+        [&](u32 i) {
+          const bool exists = m_of(i) < m && n_of(i) < own.weight.n;
+          return exists ? own.first_sum + i64{m_of(i)} * own.weight.n + n_of(i) : i64{-1};
+        },
+        [&](u32 i, float total) { own.out.store(m_of(i), n_of(i), total); });
   }
 };
 
