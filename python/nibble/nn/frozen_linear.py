@@ -10,6 +10,8 @@ import torch
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_AUTOCAST_DEVICES = ("cpu", "cuda")  # of those that the operators run on; torch refuses to be asked about "meta"
+
 
 class FrozenLinear(torch.nn.Module):
     """A linear layer whose weight is quantized and frozen; the bias is a parameter like any other.
@@ -80,7 +82,8 @@ class FrozenLinear(torch.nn.Module):
         if dtype is None:
             dtype = result_dtype
             device = x.device.type
-            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and dtype != torch.float64:
+            # Not torch.amp.is_autocast_available(), which torch.compile of torch 2.11 cannot trace.
+            if device in _AUTOCAST_DEVICES and torch.is_autocast_enabled(device) and dtype != torch.float64:
                 dtype = result_dtype = torch.get_autocast_dtype(device)
         bias = self.bias
         return self._multiply(x.to(dtype), None if bias is None else bias.to(dtype)).to(result_dtype)

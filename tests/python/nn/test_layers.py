@@ -58,6 +58,14 @@ def test_compiles_as_one_graph(kind, dynamic):
         assert torch.equal(compiled(x), layer(x)) and compiled(x).dtype == torch.bfloat16
 
 
+def test_compiles_where_availability_cannot_be_traced(monkeypatch):
+    # As with torch 2.11.
+    monkeypatch.setattr(torch.amp, "is_autocast_available", torch._dynamo.disable(torch.amp.is_autocast_available))
+    torch.compiler.reset()
+    layer, x = layer_of("nf4"), torch.randn(3, 80)
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+
+
 @every_kind
 def test_gradcheck(kind):
     layer = layer_of(kind, 9, 5).double()
