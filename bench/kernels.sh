@@ -3,7 +3,7 @@
 #
 #   bench/kernels.sh build DIR [--bitsandbytes PACKAGE]
 #       DIR gets all that `run` needs: at most 60 MB, this script too. CUDA's compiler is needed, a GPU is not.
-#       PACKAGE is the folder of bitsandbytes' Python package; its Python files and its libraries for the newest major
+#       PACKAGE is the folder of bitsandbytes' Python package; its Python files and its library for the newest major
 #       version of CUDA go along.
 #   DIR/kernels.sh run DIR PART [options]
 #       PART: check, tune or ceilings, at most eight minutes each. Results are files in $OUT, or bench/results.
@@ -14,6 +14,7 @@ set -euo pipefail
 
 programs=(bench_kernels bench_ceilings nibble_calibrate nibble_kernel_tests_gpu)
 optional=(bench_tune)
+libraries=()  # of the Python package
 max_bytes=60000000
 
 usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; }
@@ -31,12 +32,23 @@ libraries_of() {
     grep -Ev '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so\.'
 }
 
-copy_bitsandbytes() {
+# The Python files of a package.
+copy_package() {
   local package=$1 to=$2 name
   find "$package" -name '*.py' -printf '%P\n' | while read -r name; do install -D "$package/$name" "$to/$name"; done
-  # The package loads the one for torch's version of CUDA, whose last digit is not known here.
+}
+
+copy_bitsandbytes() {
+  local package=$1 to=$2 name
+  copy_package "$package" "$to/bitsandbytes"
+  # The package takes one of the same major version where it has none for torch's CUDA.
   name=$(find "$package" -maxdepth 1 -name 'libbitsandbytes_cuda*.so' | sort | tail -n 1)
-  install "${name%?.so}"?.so "$to"
+  find "$package" -maxdepth 1 -name "$(basename "${name%?.so}")?.so" | sort | head -n 1 |
+    xargs -d '\n' install -t "$to/bitsandbytes"
+  # transformers asks for the package's version, which only its metadata has.
+  for name in "$package"-*.dist-info/METADATA; do
+    if [[ -e $name ]]; then install -D "$name" "$to/$(basename "$(dirname "$name")")/METADATA"; fi
+  done
 }
 
 build() {
@@ -47,16 +59,24 @@ build() {
   for name in "${optional[@]}"; do
     if grep -q "^$name:" <<<"$targets"; then programs+=("$name"); fi
   done
-  cmake --build --preset release --target nibble "${programs[@]}"
+  if grep -q '^nibble_torch:' <<<"$targets"; then libraries+=(python/libnibble.so python/torch/libnibble_torch.so); fi
+  cmake --build --preset release --target nibble "${programs[@]}" ${libraries:+nibble_c nibble_torch}
 
   rm -rf "$dir"/{bin,lib,python,state,scratch}
   mkdir -p "$dir"/{bin,lib,python}
   local -a built=("${programs[@]/#/build/release/kernels/}" build/release/nibble)
   install --strip "${built[@]}" "$dir/bin"
-  libraries_of "${built[@]}" | xargs -d '\n' install -t "$dir/lib"
+  if [[ ${#libraries[@]} -gt 0 ]]; then
+    libraries=("${libraries[@]/#/build/release/}")
+    install --strip "${libraries[@]}" "$dir/lib"
+    copy_package python/nibble "$dir/python/nibble"
+  else
+    echo "without the Python package: CMake found no torch to build its operators with (NIBBLE_PYTHON_WITH_TORCH)"
+  fi
+  libraries_of "${built[@]}" "${libraries[@]}" | xargs -d '\n' install --strip -t "$dir/lib"
   install bench/kernels.sh "$dir"
   install bench/kernels/run/*.py bench/checkpoints.py "$dir"
-  if [[ -n $package ]]; then copy_bitsandbytes "$package" "$dir/python/bitsandbytes"; fi
+  if [[ -n $package ]]; then copy_bitsandbytes "$package" "$dir/python"; fi
   git describe --always --dirty >"$dir/commit"
 
   bytes=$(du -sb "$dir" | cut -f 1)

@@ -62,6 +62,7 @@ CHECK = [
          together=True),
     Step("tests/{name}", ("nibble_kernel_tests_gpu", "--gtest_brief=1", "--gtest_filter={name}.*"), 120,
          names=("--gtest_list_tests",), log="tests.txt", together=True),
+    Step("python", ("kernels_python.py",), 120, together=True),
     Step("table-quick", ("bench_kernels", "--quick", "{bitsandbytes}", "{cublaslt}"), 90),
     *(Step(f"table/{shape}", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 110)
       for shape in SHAPES),

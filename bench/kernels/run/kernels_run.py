@@ -76,7 +76,8 @@ def environment(folder):
     env["PATH"] = ":".join([env.get("PATH", ""), *tools])
     env["PYTHONPATH"] = ":".join(path for path in (str(folder / "python"), env.get("PYTHONPATH", "")) if path)
     env.update(PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1")
-    env["NIBBLE_CUDA_LIBRARY"] = str(folder / "lib" / "libnibble_cuda.so")
+    for name in ("", "_torch", "_cuda"):
+        env[f"NIBBLE{name.upper()}_LIBRARY"] = str(folder / "lib" / f"libnibble{name}.so")
     return env
 
 

@@ -10,6 +10,7 @@ written. Then the runner's own tests run.
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,10 @@ sys.path.insert(0, str(ROOT / "bench" / "kernels" / "run"))
 
 import kernels_lines  # noqa: E402
 import kernels_parts  # noqa: E402
+import kernels_run  # noqa: E402
 
-OF_THE_MACHINE = ("libc", "libm", "libdl", "librt", "libpthread", "libstdc++", "libgcc_s", "ld-linux", "linux-vdso")
+OF_THE_MACHINE = ("libc", "libm", "libdl", "librt", "libpthread", "libstdc++", "libgcc_s", "ld-linux", "linux-vdso",
+                  "libtorch_cpu")  # which the Python that loads libnibble_torch has loaded
 MAX_FILES, MAX_FILE_BYTES, MAX_FOLDER_BYTES = 8, 8 << 20, 60_000_000
 
 
@@ -42,6 +45,9 @@ def check_libraries(folder):
 def make_package(folder):
     """What looks like bitsandbytes' package."""
     (folder / "nn").mkdir(parents=True)
+    metadata = folder.parent / "bitsandbytes-0.50.2.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Version: 0.50.2\n")
     for name in ("__init__.py", "nn/__init__.py", "libbitsandbytes_cuda118.so", "libbitsandbytes_cuda130.so",
                  "libbitsandbytes_cuda132.so"):  # fmt: skip
         (folder / name).write_text("")
@@ -49,10 +55,24 @@ def make_package(folder):
 
 
 def check_package(folder):
-    """Its Python files and its libraries for the newest major version of CUDA."""
-    copied = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    if copied != {"__init__.py", "nn/__init__.py", "libbitsandbytes_cuda130.so", "libbitsandbytes_cuda132.so"}:
+    """Its Python files, its version, and its library for the first minor version of the newest major version of CUDA."""
+    copied = {str(path.relative_to(folder)) for path in folder.glob("bitsandbytes*/**/*") if path.is_file()}
+    wanted = {f"bitsandbytes/{name}" for name in ("__init__.py", "nn/__init__.py", "libbitsandbytes_cuda130.so")}
+    if copied != wanted | {"bitsandbytes-0.50.2.dist-info/METADATA"}:
         fail(f"of bitsandbytes' package, {copied} is in the folder")
+
+
+def check_python(folder, library):
+    """The steps that use nibble's Python package, by a Python that has torch, with the packages of the folder but for
+    bitsandbytes, which is not the real one."""
+    if not library.is_file():
+        print("skipped: CMake found no torch, so the folder has no Python package")
+        return
+    for path in (folder / "python").glob("bitsandbytes*"):
+        shutil.rmtree(path)
+    python = ROOT / "build" / "peers" / "bin" / "python"
+    env = kernels_run.environment(folder)
+    subprocess.run([python, pathlib.Path(__file__).with_name("python_steps.py"), folder], env=env, cwd="/", check=True)
 
 
 def programs_of(steps):
@@ -105,7 +125,7 @@ def main():
         package = make_package(pathlib.Path(temporary) / "bitsandbytes")
         command = [ROOT / "bench" / "kernels.sh", "build", folder, "--bitsandbytes", package]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        check_package(folder / "python" / "bitsandbytes")
+        check_package(folder / "python")
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if size > MAX_FOLDER_BYTES:
             fail(f"the folder has {size} bytes")
@@ -114,6 +134,7 @@ def main():
             count = check_part(folder, part, pathlib.Path(temporary) / "out" / part)
             print(f"{part}: {count} steps, each says that there is no GPU")
         print(json.dumps({"folder_bytes": size}))
+        check_python(folder, folder / "lib" / "libnibble_torch.so")
     subprocess.run([sys.executable, ROOT / "tests" / "bench" / "kernels" / "kernels_runner.py"], check=True,
                    stdout=subprocess.DEVNULL)  # fmt: skip
 
