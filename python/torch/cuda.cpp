@@ -176,6 +176,7 @@ Tensor linear_4bit(const Tensor& x, const Tensor& packed, const Tensor& absmax,
   const std::int64_t columns = x.size(x.dim() - 1);
   const FourBitParts parts{packed, absmax, nested_absmax, nested_codebook, nested_offset, blocksize, quant_type};
   const nibble_four_bit weight = weight_of(parts, out_features, columns);
+  require_device("x", x, packed);
   check_bias(bias, x, out_features);
   const Tensor matrix = as_matrix("x", x, columns);
   Tensor y = empty({matrix.size(0), out_features}, x.scalar_type(), x);
@@ -205,6 +206,7 @@ Tensor linear_4bit_dx(const Tensor& dy, const Tensor& packed, const Tensor& absm
   const std::int64_t rows = dy.size(dy.dim() - 1);
   const FourBitParts parts{packed, absmax, nested_absmax, nested_codebook, nested_offset, blocksize, quant_type};
   const nibble_four_bit weight = weight_of(parts, rows, in_features);
+  require_device("dy", dy, packed);
   const Tensor matrix = as_matrix("dy", dy, rows);
   Tensor dx = empty({matrix.size(0), in_features}, dy.scalar_type(), dy);
   if (dx.numel() > 0) matmul_out(matrix, dequantized(weight, dy.scalar_type(), dy), dx);
@@ -249,6 +251,7 @@ Tensor dequantize_4bit(const Tensor& packed, const Tensor& absmax, const std::op
 Tensor linear_int8(const Tensor& x, const Tensor& weight, const Tensor& absmax, const std::optional<Tensor>& bias) {
   const nibble_int8 rows = int8_weight_of(weight, absmax);
   const std::int64_t n = weight.size(0);
+  require_device("x", x, weight);
   check_bias(bias, x, n);
   const Tensor matrix = as_matrix("x", x, weight.size(1));
   Tensor y = empty({matrix.size(0), n}, x.scalar_type(), x);
@@ -270,6 +273,7 @@ Tensor linear_int8(const Tensor& x, const Tensor& weight, const Tensor& absmax, 
 
 Tensor linear_int8_dx(const Tensor& dy, const Tensor& weight, const Tensor& absmax) {
   const nibble_int8 rows = int8_weight_of(weight, absmax);
+  require_device("dy", dy, weight);
   const Tensor matrix = as_matrix("dy", dy, weight.size(0));
   Tensor dx = empty({matrix.size(0), weight.size(1)}, dy.scalar_type(), dy);
   if (dx.numel() > 0) matmul_out(matrix, dequantized(rows, dy.scalar_type(), dy), dx);

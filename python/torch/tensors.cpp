@@ -43,13 +43,17 @@ DType weight_type(std::string_view argument, ScalarType dtype) {
               fmt::format("{}: is {}, not torch.float32, bfloat16 or float16", argument, dtype_text(dtype)));
 }
 
+void require_device(std::string_view argument, const Tensor& tensor, const Tensor& other) {
+  require(tensor.device() == other.device(),
+          [&] { return fmt::format("{}: is on another device than the other tensors", argument); });
+}
+
 void require_plane(std::string_view argument, const Tensor& tensor, ScalarType dtype, const Tensor& other) {
   require(tensor.scalar_type() == dtype, [&] {
     return fmt::format("{}: is {}, not {}", argument, dtype_text(tensor.scalar_type()), dtype_text(dtype));
   });
   require(tensor.is_contiguous(), [&] { return fmt::format("{}: is not contiguous", argument); });
-  require(tensor.is_cuda() == other.is_cuda() && tensor.get_device_index() == other.get_device_index(),
-          [&] { return fmt::format("{}: is on another device than the other tensors", argument); });
+  require_device(argument, tensor, other);
 }
 
 Tensor row_major(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }

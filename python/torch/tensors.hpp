@@ -35,6 +35,9 @@ template <class Text> void require(bool holds, Text&& text) {
 /// F32, BF16 or F16; throws Error(usage) that names the argument for any other type.
 [[nodiscard]] DType weight_type(std::string_view argument, ScalarType dtype);
 
+/// Throws Error(usage) unless the tensor is on the device of `other`.
+void require_device(std::string_view argument, const Tensor& tensor, const Tensor& other);
+
 /// Throws Error(usage) unless the tensor has this type, is contiguous, and is on the device of `other`.
 void require_plane(std::string_view argument, const Tensor& tensor, ScalarType dtype, const Tensor& other);
 

@@ -354,7 +354,8 @@ def losses_of(model, dtype=None, steps=3):
     for name, parameter in model.named_parameters():
         if "lora_A" in name:  # random numbers of the CPU, which are the same for each device
             parameter.data = torch.randn(parameter.shape).to(parameter) / 4
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    # Not Adam, to which the size of gradients does not matter.
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
     ids = torch.arange(170, device=device).reshape(2, 85) * 7 % 128
     losses = []
     for _ in range(steps):
@@ -390,7 +391,7 @@ def lora(name):
     import torch
 
     kind, dtype = name.split("-")
-    autocast, tolerance = (torch.bfloat16, 2e-2) if dtype == "bfloat16" else (None, 1e-4)
+    autocast, tolerance = (torch.bfloat16, 2e-3) if dtype == "bfloat16" else (None, 1e-4)
     losses = {device: losses_of(with_nibble_layers(kind, device), autocast) for device in ("cpu", DEVICE)}
     return expect_losses(losses[DEVICE], losses["cpu"], tolerance)
 
@@ -420,7 +421,7 @@ def bitsandbytes(kind):
             )
             losses[device] = losses_of(model)
     backend.disable()
-    return expect_losses(losses[DEVICE], losses["cpu"], 2e-2)
+    return expect_losses(losses[DEVICE], losses["cpu"], 2e-3)
 
 
 # -- torch.compile, which takes longest
