@@ -58,11 +58,11 @@ def sanitized(tool, cases, limit):
 CHECK = [
     Step("device", ("nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE,TEMPERATURE,MEMORY"), 20),
     Step("bitsandbytes", ("bench_kernels", "--find", "{bitsandbytes}"), 30, proves_peer=True),
+    Step("python", ("kernels_python.py",), 120, together=True),
     Step("calibrate/{name}", ("nibble_calibrate", "{name}"), 40, names=("--list",),
          together=True),
     Step("tests/{name}", ("nibble_kernel_tests_gpu", "--gtest_brief=1", "--gtest_filter={name}.*"), 120,
          names=("--gtest_list_tests",), log="tests.txt", together=True),
-    Step("python", ("kernels_python.py",), 120, together=True),
     Step("table-quick", ("bench_kernels", "--quick", "{bitsandbytes}", "{cublaslt}"), 90),
     *(Step(f"table/{shape}", ("bench_kernels", "--shape", shape, "{bitsandbytes}", "{cublaslt}"), 110)
       for shape in SHAPES),
