@@ -145,31 +145,57 @@ template <auto Tile> struct WarpSums {
   }
 };
 
-/// Adds the sums of a block's warps, and calls store(row of y, n, total) for each value. If blocks divide k, only the
-/// last of them to come here does that, with the total of all blocks; the others leave their sums for it.
+/// The values of a tile of n and a chunk of m: value i is in row i / block_n of it.
+template <auto Tile> struct MatmulValues {
+  static constexpr u32 block_n = MatmulSizes<Tile>::block_n;
+
+  const MatmulWork<Tile>& work;
+  u32 tile;
+  i64 n, first_sum;  // of the weight; where its y begins in the sums of splits
+
+  [[nodiscard]] NIBBLE_DEVICE u32 count() const { return work.chunk_m() * block_n; }
+  [[nodiscard]] NIBBLE_DEVICE i64 at_m(u32 i) const { return i64{work.m_first + i / block_n}; }
+  [[nodiscard]] NIBBLE_DEVICE i64 at_n(u32 i) const { return i64{tile} * block_n + i % block_n; }
+  /// Its place in the sums of a split; negative if there is no such value.
+  [[nodiscard]] NIBBLE_DEVICE i64 place(u32 i) const {
+    return at_n(i) < n ? first_sum + at_m(i) * n + at_n(i) : i64{-1};
+  }
+};
+
+/// Adds the sums of a block's warps. Without splits it calls store(row of y, n, total) for each value; else it leaves the
+/// totals in `sums`.
 ///
-/// `tile` is the work's, `n` the weight's, its y in `sums` begins at first_sum, and `group` are the blocks that divide
-/// the same sums.
+/// `tile` is the work's, `n` the weight's, and its y in `sums` begins at first_sum.
+template <auto Tile, class Store>
+NIBBLE_DEVICE void store_sums(const MatmulWork<Tile>& work, const WarpSums<Tile>& of_warps, const SplitSums& sums,
+                              u32 tile, i64 n, i64 first_sum, Store&& store) {
+  const MatmulValues<Tile> values{work, tile, n, first_sum};
+  for (u32 i = thread_id(); i < values.count(); i += MatmulSizes<Tile>::threads) {
+    if (values.at_n(i) >= n) continue;
+    const float total = of_warps.total(i / values.block_n, i % values.block_n);
+    if (sums.splits == 1)
+      store(values.at_m(i), values.at_n(i), total);
+    else
+      sums.put(sums.split_of(work.item), values.place(i), total);
+  }
+}
+
+/// Calls store() as above with the totals of all splits: what the last of their blocks does.
+template <auto Tile, class Store>
+NIBBLE_DEVICE void store_totals_of_splits(const MatmulWork<Tile>& work, const SplitSums& sums, u32 tile, i64 n,
+                                          i64 first_sum, Store&& store) {
+  const MatmulValues<Tile> values{work, tile, n, first_sum};
+  sums.template for_each_total<MatmulSizes<Tile>::threads>(
+      values.count(), [&](u32 i) { return values.place(i); },
+      [&](u32 i, float total) { store(values.at_m(i), values.at_n(i), total); });
+}
+
+/// Both: `group` are the blocks that divide the same sums, and the last of them to come here stores their totals.
 template <auto Tile, class Store>
 NIBBLE_DEVICE void store_totals(const MatmulWork<Tile>& work, const WarpSums<Tile>& of_warps, const SplitSums& sums,
                                 u32 tile, i64 n, i64 first_sum, u32 group, Store&& store) {
-  constexpr u32 block_n = MatmulSizes<Tile>::block_n, threads = MatmulSizes<Tile>::threads;
-  // Value i of the tile: rows of y of block_n values each.
-  const u32 count = work.chunk_m() * block_n;
-  const auto at_m = [&](u32 i) { return i64{work.m_first + i / block_n}; };
-  const auto at_n = [&](u32 i) { return i64{tile} * block_n + i % block_n; };
-  const auto place = [&](u32 i) { return at_n(i) < n ? first_sum + at_m(i) * n + at_n(i) : i64{-1}; };
-  for (u32 i = thread_id(); i < count; i += threads) {
-    if (at_n(i) >= n) continue;
-    const float total = of_warps.total(i / block_n, i % block_n);
-    if (sums.splits == 1)
-      store(at_m(i), at_n(i), total);
-    else
-      sums.put(sums.split_of(work.item), place(i), total);
-  }
-  if (sums.splits == 1 || !sums.is_last(group)) return;
-  sums.template for_each_total<threads>(count, place,
-                                        [&](u32 i, float total) { store(at_m(i), at_n(i), total); });
+  store_sums(work, of_warps, sums, tile, n, first_sum, store);
+  if (sums.splits > 1 && sums.is_last(group)) store_totals_of_splits(work, sums, tile, n, first_sum, store);
 }
 
 }  // namespace nibble::kernels

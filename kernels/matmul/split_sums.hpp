@@ -70,9 +70,10 @@ struct SplitSums {
     return lds(before) == splits - 1;
   }
 
-  /// What the last block adds: for value i of `count`, at(i) is its place in the y of `partial`, or negative if there is
-  /// no such value, and store(i, total) takes the sum of all splits. The block's `Threads` take the values in turn. A
-  /// thread asks for all that it adds in a round before it adds: the memory's latency is much longer than all else here.
+  /// What the last block adds: for value i of `count`, at(i) is its place in the y of `partial`, or negative if there
+  /// is no such value, and store(i, total) takes the sum of all splits. The block's `Threads` take the values in turn.
+  /// A thread asks for all that it adds in a round before it adds: the memory's latency is much longer than all else
+  /// here.
   template <u32 Threads, class At, class Store>
   NIBBLE_DEVICE void for_each_total(u32 count, At&& at, Store&& store) const {
     constexpr u32 values = 4, splits_at_once = 4;  // of a round

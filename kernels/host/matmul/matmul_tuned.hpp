@@ -18,11 +18,11 @@ namespace four_bit_matmul {
 /// The kernels that are compiled. Of those for an m, the estimate takes the cheapest, and of equally cheap ones the
 /// first. A larger block_n() reads x less often, a smaller one divides n more evenly between multiprocessors.
 ///
-/// An estimate, not measured.
+/// bench/results/tune_H100.jsonl, NVIDIA H100 80GB HBM3, 2026-11-26.
 inline constexpr std::array<Choice, 8> choices{{
     {{.m_tiles = 1, .n_warps = 2, .k_warps = 4}, 0, 8},
     {{.m_tiles = 1, .n_warps = 1, .k_warps = 8}, 0, 8},
-    {{.m_tiles = 1, .n_warps = 1, .k_warps = 8, .n_tiles = 1}, 0, 4},
+    {{.m_tiles = 1, .n_warps = 1, .k_warps = 8, .n_tiles = 1, .loads_first = false}, 0, 4},
     {{.m_tiles = 2, .n_warps = 2, .k_warps = 4}, 9, 16},
     {{.m_tiles = 2, .n_warps = 4, .k_warps = 2}, 9, 16},
     {{.m_tiles = 4, .n_warps = 4, .k_warps = 2}, 17, 32},
@@ -58,24 +58,26 @@ inline constexpr Sm90Costs sm90_costs{
 inline constexpr u64 min_library_m = 512;
 
 inline constexpr MatmulCosts costs{
-    // An estimate, not measured: instructions of 256 threads (430, 100; 0.5 us), at 2.4 for a weight of 0.516 bytes.
-    .bytes_of_a_start = 24'000,
-    .bytes_of_an_end = 5'500,
-    .bytes_of_adding = 2'000'000,
+    // bench/results/tune_H100.jsonl, NVIDIA H100 80GB HBM3, 2026-11-26.
+    .bytes_of_a_start = 0,
+    .bytes_of_an_end = 47'000,
+    .bytes_of_adding = 8'900'000,
 };
 
 /// What a block of one tile of m is taken to keep of x in shared memory.
 ///
-/// An estimate, not measured.
-inline constexpr u64 bytes_of_kept_x = 32'000;
+/// bench/results/tune_H100.jsonl, NVIDIA H100 80GB HBM3, 2026-11-26.
+inline constexpr u64 bytes_of_kept_x = 0;
 
 /// From so many rows of x on, devices of compute capability 9.0 use FourBitMatmulSm90.
 ///
-/// An estimate, not measured.
-inline constexpr u64 min_m_of_sm90 = 65;
+/// bench/results/tune_H100.jsonl, NVIDIA H100 80GB HBM3, 2026-11-26.
+inline constexpr u64 min_m_of_sm90 = 33;
 
 /// The first row that a device fits: its capability, its multiprocessors, max_kept_x_bytes, has_resident_grid.
-inline constexpr std::array<DeviceTuning, 2> devices{{
+inline constexpr std::array<DeviceTuning, 3> devices{{
+    // bench/results/tune_H100.jsonl, NVIDIA H100 80GB HBM3, 2026-11-26.
+    {90, 132, 0, true},
     // An estimate, not measured.
     {90, 0, 101'376, true},
     // An estimate, not measured.

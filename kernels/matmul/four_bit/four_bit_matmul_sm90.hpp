@@ -20,22 +20,13 @@
 #include "kernels/device/device.hpp"
 #include "kernels/four_bit_weight.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_ring.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_sm90_lane.hpp"
 #include "kernels/matmul/four_bit/four_bit_pair_table.hpp"
 #include "kernels/matmul/split_sums.hpp"
 
 namespace nibble::kernels {
 using namespace device;
-
-/// Stages in shared memory that are filled and emptied in turn.
-template <u32 Stages> struct FourBitMatmulRing {
-  u32 stage = 0, parity = 0;
-  NIBBLE_DEVICE void advance() {
-    if (++stage < Stages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
 
 /// For the weights of FourBitMatmul, but packed is aligned to 16 bytes, and there are no experts. Rows of x at a time:
 /// 64, 96 or 128.

@@ -40,8 +40,10 @@ FourBitMatmulArguments::FourBitMatmulArguments(const nibble_matmul& call) : Matm
                                        fits_tiles ? run : 64);
   fits_sm90 = run == 64 && all_fit_sm90();
   sm90 = four_bit_matmul::sm90_config_for(m, n, x.columns);
-  // The workspace is the same for every device: the larger of the two.
-  const u32 splits = std::max(config.splits, fits_sm90 ? sm90.splits : 1);
+  fits_bulk = run == 64 && all_fit_bulk();
+  if (fits_bulk) bulk = four_bit_matmul::bulk_config_for(m, n, x.columns);
+  // The workspace is the same for every device: the largest.
+  const u32 splits = std::max({config.splits, fits_sm90 ? sm90.splits : 1, fits_bulk ? bulk.splits : 1});
   if (fits_tiles && splits > 1) add_split_sums(splits, n);
   library_bytes = library_workspace_bytes(*this, library_products(), four_bit_matmul::min_library_m);
 }
@@ -119,6 +121,13 @@ bool FourBitMatmulArguments::all_fit_sm90() const {
   constexpr u64 max_items = u64{1} << 31;  // tiles of n, chunks of m and splits
   return matmul.experts == 0 && x.rows >= four_bit_matmul::min_m_of_sm90 && x.stride < u64{1} << 38 &&
          (n / four_bit_matmul::sm90_block_n + 1) * (x.rows / 64 + 1) * 16 < max_items &&
+         std::all_of(products.begin(), products.begin() + matmul.product_count,
+                     [](const Product& product) { return product.n > 0 && is_aligned(product.weight.packed, 16); });
+}
+
+// Without experts. Copies by TMA as above.
+bool FourBitMatmulArguments::all_fit_bulk() const {
+  return matmul.experts == 0 && x.rows > 0 && x.stride < u64{1} << 38 && x.rows <= four_bit_matmul::max_m_of_bulk &&
          std::all_of(products.begin(), products.begin() + matmul.product_count,
                      [](const Product& product) { return product.n > 0 && is_aligned(product.weight.packed, 16); });
 }

@@ -24,6 +24,8 @@ struct FourBitMatmulArguments : MatmulArguments {
   four_bit_matmul::LaunchConfig config;
   bool fits_sm90;  // FourBitMatmulSm90 can do it, and is the faster one where it runs
   four_bit_matmul::Sm90Config sm90;
+  bool fits_bulk;  // the same for FourBitMatmulBulk
+  four_bit_matmul::BulkConfig bulk{};
   u64 n;  // of all products
 
   /// Of a call that was copied whole. Throws Error(usage).
@@ -38,6 +40,7 @@ struct FourBitMatmulArguments : MatmulArguments {
   /// The longest runs that all weights are made of; 0 if none, or if x does not fit.
   [[nodiscard]] u32 run_of_all() const;
   [[nodiscard]] bool all_fit_sm90() const;
+  [[nodiscard]] bool all_fit_bulk() const;
 };
 
 }  // namespace nibble::kernels

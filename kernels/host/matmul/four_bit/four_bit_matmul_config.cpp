@@ -44,7 +44,31 @@ Sm90Config sm90_config_with(u32 rows, u64 m, u64 n, u64 k) {
   return {rows, best.count, best.cost};
 }
 
+/// The same for FourBitMatmulBulk. Copies run ahead into the next item, so that an item's end costs little.
+BulkConfig bulk_config_with(const FourBitMatmulBulkTile& tile, u64 m, u64 n, u64 k) {
+  constexpr u64 bytes_of_an_end = 6'000, bytes_of_adding = 60'000;  // of a multiprocessor: 0.25 us, and 2.5 us
+  const u64 tiles = ceil_div<u64>(n, tile.block_n()), steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
+  const Splits best = cheapest_splits(steps, tiles <= max_groups, [&](u64 splits) {
+    const u64 turns = std::max<u64>(1, ceil_div<u64>(tiles * splits, multiprocessors_to_fill));
+    const u64 bytes_of_a_step = bytes_of_weights(tile.block_n() * tile.block_k()) + m * tile.block_k() * 2 / 2;
+    const u64 bytes_of_sums = 2 * splits * m * n * 4 / multiprocessors_to_fill;
+    return turns * (ceil_div(steps, splits) * bytes_of_a_step + bytes_of_an_end) +
+           (splits > 1 ? bytes_of_adding + bytes_of_sums : 0);
+  });
+  return {tile, best.count, best.cost};
+}
+
 }  // namespace
+
+BulkConfig bulk_config_for(u64 m, u64 n, u64 k) {
+  BulkConfig best{};
+  for (const auto& choice : bulk_choices) {
+    if (m < choice.min_m || m > choice.max_m) continue;
+    if (const BulkConfig config = bulk_config_with(choice.tile, m, n, k); best.splits == 0 || config.cost < best.cost)
+      best = config;
+  }
+  return best;
+}
 
 Sm90Config sm90_config_for(u64 m, u64 n, u64 k) {
   Sm90Config best{};

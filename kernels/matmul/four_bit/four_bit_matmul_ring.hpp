@@ -1,0 +1,18 @@
+// Stages of shared memory that are filled by some warps of a block and emptied by others, in turn.
+#pragma once
+#include "kernels/device/device.hpp"
+
+namespace nibble::kernels {
+using namespace device;
+
+/// A place in a ring of stages, and the parity of the mbarriers that say that a stage was filled or emptied.
+template <u32 Stages> struct FourBitMatmulRing {
+  u32 stage = 0, parity = 0;
+  NIBBLE_DEVICE void advance() {
+    if (++stage < Stages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+}  // namespace nibble::kernels

@@ -1,0 +1,184 @@
+// The product for few rows of x on sm_90a, fed by bulk copies: through the library against fp64, and the kernels by
+// themselves, which the library would not choose for shapes this small.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "kernels/host/matmul/four_bit/four_bit_matmul_bulk_launch.hpp"
+#include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
+#include "tests/kernels/matmul/four_bit/four_bit_matmul_support.hpp"
+#include "tests/kernels/schedules.hpp"
+#include "tests/simulator/array.hpp"
+
+namespace nibble::kernels {
+namespace {
+
+using namespace device;
+using nibble::test::in_schedules;
+using nibble::test::Options;
+using nibble::test::survivors;
+using test::expect_product;
+using test::Problem;
+using test::Product;
+using test::Shape;
+
+TEST(FourBitMatmulBulk, RandomShapes) {
+  test::expect_random_products(32, 4, [](u32 i, auto& below) {
+    const bool large = i % 6 == 0;
+    return Shape{.m = 1 + below(32),
+                 .n = 1 + below(large ? 300 : 140),
+                 .k = 64 * (1 + below(large ? 40 : 12)),
+                 .blocksize = 64u << below(7),
+                 .nested = below(3) != 0,
+                 .x_stride = below(2) == 0 ? 8 * below(4) : 0,
+                 .packed_offset = 16 * below(3),
+                 .y_f32 = below(3) == 0,
+                 .accumulate = below(3) == 0,
+                 .overlap = below(2) == 0};
+  });
+}
+
+TEST(FourBitMatmulBulk, SlicesAndFp32X) {
+  expect_product({.m = 7, .n = 20, .k = 128, .first = 128 * 7}, 1);
+  expect_product({.m = 20, .n = 130, .k = 192, .blocksize = 256, .nested = false, .first = 64, .gap = 320}, 2);
+  expect_product({.m = 9, .n = 20, .k = 320, .x_f32 = true, .y_f32 = true}, 3);
+  expect_product({.m = 1, .n = 20, .k = 320, .dtype = NIBBLE_F16, .x_f32 = true, .overlap = true}, 4);
+}
+
+// Blocks divide k between them; a caller's counters are left as they were.
+TEST(FourBitMatmulBulk, SplitK) {
+  const Shape shape{.m = 18, .n = 33, .k = 64 * 67, .bias = true, .accumulate = true};
+  ASSERT_GT(four_bit_matmul::bulk_config_for(shape.m, shape.n, shape.k).splits, 1U);
+  expect_product(shape, 5);
+  const Problem problem(shape, 6);
+  const Product run(problem);
+  const std::vector<float> expected = run.product();
+  const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(NIBBLE_COUNTERS), {.name = "counters"});
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(run.product(counters.data()), expected);
+  EXPECT_THAT(counters.to_host(), testing::Each(0U));
+}
+
+// Kernels by themselves: blocks with several items, rings that come round, a last step that is short.
+template <bool Nested, FourBitMatmulBulkTile Tile> class Items {
+ public:
+  Items(const Shape& shape, u32 splits) : splits_(splits), problem_(with_overlap(shape), 9), product_(problem_) {}
+
+  [[nodiscard]] std::vector<float> run() const {
+    const Shape& s = problem_.shape;
+    using Launch = FourBitMatmulBulkLaunch<bf16, Nested, Tile>;
+    const u64 groups = ceil_div<u64>(s.n, Launch::Kernel::block_n);
+    const DeviceArray<u8> y = product_.y();
+    const DeviceArray<float> partial(splits_ > 1 ? splits_ * s.m * s.n : 0, {.name = "partial"});
+    const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(groups), {.name = "counters"});
+    Launch one(static_cast<const bf16*>(product_.x().data), static_cast<i64>(s.k), static_cast<u32>(s.m), s.k,
+               {partial.data(), counters.data(), splits_, static_cast<i64>(s.m * s.n)});
+    nibble_four_bit weight = product_.weight();
+    weight.stride = weight.columns;
+    one.add(weight, {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false});
+    one.run_with(2, nullptr, Overlap::yes);
+    EXPECT_THAT(counters.to_host(), testing::Each(0U));
+    return product_.values_in(y);
+  }
+  /// Also what run() has to give again.
+  [[nodiscard]] std::vector<float> right_values() const {
+    SCOPED_TRACE(testing::PrintToString(problem_.shape));
+    std::vector<float> first;
+    in_schedules([&] {
+      const std::vector<float> result = run();
+      if (first.empty()) first = result;
+      EXPECT_EQ(result, first);
+    });
+    test::expect_values(problem_, first);
+    return first;
+  }
+
+ private:
+  static Shape with_overlap(Shape shape) {
+    shape.nested = Nested;
+    shape.overlap = true;
+    return shape;
+  }
+
+  u32 splits_;
+  Problem problem_;
+  Product product_;
+};
+
+constexpr FourBitMatmulBulkTile of_8_rows = four_bit_matmul::bulk_choices[0].tile;
+constexpr FourBitMatmulBulkTile of_16_rows = four_bit_matmul::bulk_choices[1].tile;
+constexpr FourBitMatmulBulkTile of_32_rows = four_bit_matmul::bulk_choices[2].tile;
+
+// Each synchronization is needed for one of the two.
+template <bool Nested, FourBitMatmulBulkTile Tile>
+void expect_all_needed(const Items<Nested, Tile>& one, const Items<Nested, Tile>& other) {
+  const std::vector<float> values = one.right_values(), other_values = other.right_values();
+  EXPECT_THAT(survivors([&] { return one.run() == values && other.run() == other_values; }, 4), testing::IsEmpty());
+}
+
+// Two blocks take several items each: tiles of n, splits of k. The ring comes round several times.
+NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, EverySynchronizationIsNeeded) {
+  expect_all_needed<true, of_8_rows>({{.m = 5, .n = 140, .k = 64 * 40}, 1}, {{.m = 8, .n = 70, .k = 64 * 70}, 2});
+  expect_all_needed<false, of_8_rows>({{.m = 3, .n = 290, .k = 64 * 30}, 1}, {{.m = 1, .n = 40, .k = 64 * 130}, 2});
+  expect_all_needed<true, of_16_rows>({{.m = 11, .n = 300, .k = 64 * 20}, 1}, {{.m = 16, .n = 130, .k = 64 * 35}, 2});
+  expect_all_needed<true, of_32_rows>({{.m = 30, .n = 520, .k = 64 * 11}, 1}, {{.m = 32, .n = 300, .k = 64 * 19}, 2});
+}
+
+// A step of each length, and fewer steps than there are helpers and stages.
+NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, ShortSteps) {
+  for (const std::size_t groups : {1U, 2U, 3U, 15U, 16U, 17U, 33U}) {
+    const Items<true, of_8_rows> items({.m = 3, .n = 100, .k = 64 * groups}, 1);
+    EXPECT_EQ(items.right_values().size(), 300U);
+    const Items<true, of_32_rows> more({.m = 19, .n = 150, .k = 64 * groups}, 1);
+    EXPECT_EQ(more.right_values().size(), 19U * 150);
+  }
+}
+
+// The weights of q, k and v in one launch, with and without splits.
+TEST(FourBitMatmulBulk, WeightsThatShareX) {
+  for (const std::size_t k : {192U, 64U * 40}) {
+    const Problem q({.m = 12, .n = 140, .k = k, .bias = true}, 20), key({.m = 12, .n = 12, .k = k}, 21),
+        value({.m = 12, .n = 33, .k = k, .bias = true}, 22);
+    test::expect_shared_x({&q, &key, &value});
+  }
+}
+
+// On 9.0, few blocks or many give the same bytes; elsewhere, and where there is code for sm_80 alone, another kernel is
+// right, too.
+NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, DevicesOfAnySizeGiveTheSameBytes) {
+  for (const Shape& shape : {Shape{.m = 1, .n = 300, .k = 64 * 20}, Shape{.m = 17, .n = 150, .k = 64 * 9}}) {
+    const Problem problem(shape, 28);
+    test::expect_same_bytes<Product>(problem, {1U, 3U, 114U, 144U}, {90U});
+    const Product run(problem);
+    nibble::test::on_devices({132U}, {80U, 100U}, [&] { test::expect_values(problem, run.product()); });
+    const device::simulator::ScopedOptions scope(Options{.capability = 90, .target = 80});
+    test::expect_values(problem, run.product());
+  }
+}
+
+// What it does not fit: more rows, experts, codes that bulk copies cannot copy, shorter runs.
+NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, OtherwiseTheOtherKernels) {
+  const auto is_fed_by_bulk_copies = [](const Shape& shape) {
+    const Problem problem(shape, 30);
+    const Product run(problem);
+    Options options;
+    options.record_sites = true;
+    const device::simulator::ScopedOptions scope(options);
+    test::expect_values(problem, run.product());
+    const auto& sites = scope.sites();
+    return std::any_of(sites.begin(), sites.end(), [](const device::simulator::Site& site) {
+      return device::simulator::where(site).find("four_bit_matmul_bulk") != std::string::npos;
+    });
+  };
+  constexpr std::size_t m = four_bit_matmul::max_m_of_bulk;
+  EXPECT_TRUE(is_fed_by_bulk_copies({.m = m, .n = 20, .k = 128}));
+  EXPECT_FALSE(is_fed_by_bulk_copies({.m = m + 1, .n = 20, .k = 128}));
+  EXPECT_FALSE(is_fed_by_bulk_copies({.m = m, .n = 20, .k = 128, .packed_offset = 8}));
+  EXPECT_FALSE(is_fed_by_bulk_copies({.m = m, .n = 20, .k = 96}));
+  EXPECT_FALSE(is_fed_by_bulk_copies({.m = m, .n = 20, .k = 128, .ends = {3, m}}));
+}
+
+}  // namespace
+}  // namespace nibble::kernels
