@@ -10,6 +10,7 @@
 
 #include "kernels/device/stream.hpp"
 #include "kernels/host/library/cublas_lt.hpp"
+#include "kernels/host/library/store_sums.hpp"
 #include "kernels/host/library/widen.hpp"
 #include "kernels/host/matmul/round_rows.hpp"
 
@@ -64,9 +65,19 @@ cublas_lt::Context* current_context() {
   return own.context;
 }
 
-u64 panel_rows(const LibraryProduct& product, u64 max_panel_bytes) {
-  const u64 limit = max_panel_bytes > 0 ? max_panel_bytes : default_panel_bytes;
-  const u64 most = std::max<u64>(1, limit / (2 * product.stride));
+bool has_fp32_bias(const LibraryProduct& product) { return product.bias != nullptr && product.y.dtype == NIBBLE_F32; }
+
+// cuBLASLt rounds the sum of the product and of y to y's type before it adds a bias. So that y is rounded once, the
+// product goes to the workspace, in fp32, and StoreSums adds the rest.
+bool has_fp32_sums(const MatmulArguments& arguments, const LibraryProduct& product) {
+  return product.bias != nullptr && arguments.matmul.accumulate != 0 && product.y.dtype != NIBBLE_F32;
+}
+
+// Neither the panel nor the sums of its rows take more than the limit, but one row at least.
+u64 panel_rows(const MatmulArguments& arguments, const LibraryProduct& product) {
+  const u64 limit = arguments.matmul.max_panel_bytes > 0 ? arguments.matmul.max_panel_bytes : default_panel_bytes;
+  u64 most = std::max<u64>(1, limit / (2 * product.stride));
+  if (has_fp32_sums(arguments, product)) most = std::clamp<u64>(limit / (4 * arguments.x.rows), 1, most);
   const u64 even = ceil_div(product.n, ceil_div(product.n, most));
   return std::min({most, ceil_div(even, row_step) * row_step, product.n});
 }
@@ -74,22 +85,23 @@ u64 panel_rows(const LibraryProduct& product, u64 max_panel_bytes) {
 // Elements of a panel: after its last row there is no gap.
 u64 panel_size(const LibraryProduct& product, u64 rows) { return (rows - 1) * product.stride + product.k; }
 
-bool has_fp32_bias(const LibraryProduct& product) { return product.bias != nullptr && product.y.dtype == NIBBLE_F32; }
-
 // What the workspace has, from its first address that is a multiple of `alignment` on.
 struct Parts {
-  std::size_t x = 0, panel = 0, bias = 0;
+  std::size_t x = 0, panel = 0, bias = 0, sums = 0;
 
   Parts(const MatmulArguments& arguments, std::span<const LibraryProduct> products) {
     x = arguments.x.dtype == NIBBLE_F32 ? aligned(arguments.x.rows * arguments.x.columns * 2) : 0;
     for (const LibraryProduct& product : products) {
       if (product.n == 0) continue;
-      const u64 rows = panel_rows(product, arguments.matmul.max_panel_bytes);
+      const u64 rows = panel_rows(arguments, product);
       panel = std::max(panel, aligned(2 * panel_size(product, rows)));
       if (has_fp32_bias(product)) bias = std::max(bias, aligned(4 * product.n));
+      if (has_fp32_sums(arguments, product)) sums = std::max(sums, aligned(4 * arguments.x.rows * rows));
     }
   }
-  [[nodiscard]] std::size_t total() const { return alignment - caller_alignment + x + panel + bias + library_bytes; }
+  [[nodiscard]] std::size_t total() const {
+    return alignment - caller_alignment + x + panel + bias + sums + library_bytes;
+  }
 };
 
 u32 alignment_of(const void* pointer) {
@@ -107,7 +119,7 @@ cublas_lt::Type type_of(nibble_dtype dtype) {
 struct Step {
   const LibraryProduct* product;
   u64 first_row, rows;
-  char* y;
+  void* d;  // y, or the sums
   cublas_lt::Product matmul;
   cublas_lt::Algorithm algorithm;
 };
@@ -121,7 +133,8 @@ class Multiplication {
     rounded_x_ = start + (alignment - reinterpret_cast<std::uintptr_t>(start) % alignment) % alignment;
     panel_ = rounded_x_ + parts_.x;
     bias_ = panel_ + parts_.panel;
-    own_ = bias_ + parts_.bias;
+    sums_ = bias_ + parts_.bias;
+    own_ = sums_ + parts_.sums;
     for (const LibraryProduct& product : products) add_steps(product);
   }
 
@@ -134,12 +147,13 @@ class Multiplication {
       if (step.first_row == 0 && has_fp32_bias(product)) widen_bias(product, stream);
       product.dequantize(step.first_row, step.rows, panel_, stream);
       try {
-        step.matmul.run(context_, step.algorithm, panel_, x(), step.y, own_, library_bytes, stream);
+        step.matmul.run(context_, step.algorithm, panel_, x(), step.d, own_, library_bytes, stream);
       } catch (const cublas_lt::Failure& failure) {
         if (!is_begun) return false;
         throw device::LaunchError(0, failure.what());
       }
       is_begun = true;
+      if (has_fp32_sums(arguments_, product)) add_to_y(step, stream);
     }
     return true;
   }
@@ -147,7 +161,7 @@ class Multiplication {
  private:
   void add_steps(const LibraryProduct& product) {
     if (product.n == 0) return;
-    const u64 rows = panel_rows(product, arguments_.matmul.max_panel_bytes);
+    const u64 rows = panel_rows(arguments_, product);
     for (u64 first = 0; first < product.n; first += rows) add_step(product, first, std::min(rows, product.n - first));
   }
 
@@ -156,22 +170,37 @@ class Multiplication {
     const nibble_matrix& given_x = arguments_.x;
     const u64 x_stride = given_x.dtype == NIBBLE_F32 ? given_x.columns : given_x.stride;
     const cublas_lt::Type type = type_of(arguments_.compute_dtype);
-    char* const y = static_cast<char*>(product.y.data) + first_row * element_bytes(product.y.dtype);
+    const bool stores_sums = has_fp32_sums(arguments_, product);
+    void* const d = stores_sums ? sums_ : part_of(product.y, first_row);
     const void* bias = nullptr;
-    if (product.bias != nullptr)
-      bias = has_fp32_bias(product) ? bias_ + first_row * sizeof(float)
-                                    : static_cast<const char*>(product.bias) + first_row * 2;
-    const u32 y_alignment = bias == nullptr ? alignment_of(y) : std::min(alignment_of(y), alignment_of(bias));
+    if (product.bias != nullptr && !stores_sums)
+      bias = has_fp32_bias(product) ? bias_ + first_row * sizeof(float) : bias_of(product, first_row);
+    const u32 d_alignment = bias == nullptr ? alignment_of(d) : std::min(alignment_of(d), alignment_of(bias));
     cublas_lt::Product matmul(*library(), {type, product.k, rows, product.stride},
                               {type, product.k, given_x.rows, x_stride, alignment_of(x())},
-                              {type_of(product.y.dtype), rows, given_x.rows, product.y.stride, y_alignment},
+                              {type_of(stores_sums ? NIBBLE_F32 : product.y.dtype), rows, given_x.rows,
+                               stores_sums ? rows : product.y.stride, d_alignment},
                               {.transposes_a = true,
-                               .adds_to_d = arguments_.matmul.accumulate != 0,
+                               .adds_to_d = arguments_.matmul.accumulate != 0 && !stores_sums,
                                .bias = bias,
                                .short_fp8_sums = false,
                                .only_fp32_sums = true});
     const cublas_lt::Algorithm algorithm = matmul.algorithms(context_, 1, library_bytes)[0];
-    steps_.push_back({&product, first_row, rows, y, std::move(matmul), algorithm});
+    steps_.push_back({&product, first_row, rows, d, std::move(matmul), algorithm});
+  }
+
+  // Of y and of the bias, what rows of the weight from the first one on make.
+  [[nodiscard]] static char* part_of(const nibble_matrix& y, u64 first_row) {
+    return static_cast<char*>(y.data) + first_row * element_bytes(y.dtype);
+  }
+  [[nodiscard]] static const char* bias_of(const LibraryProduct& product, u64 first_row) {
+    return static_cast<const char*>(product.bias) + first_row * 2;
+  }
+  void add_to_y(const Step& step, StreamRef stream) const {
+    nibble_matrix y = step.product->y;
+    y.data = part_of(y, step.first_row);
+    y.columns = step.rows;
+    store_sums(reinterpret_cast<const float*>(sums_), bias_of(*step.product, step.first_row), y, stream);
   }
 
   [[nodiscard]] const void* x() const {
@@ -195,7 +224,7 @@ class Multiplication {
   const MatmulArguments& arguments_;
   cublas_lt::Context* context_;
   Parts parts_;
-  char *rounded_x_, *panel_, *bias_, *own_;
+  char *rounded_x_, *panel_, *bias_, *sums_, *own_;
   std::vector<Step> steps_;
 };
 

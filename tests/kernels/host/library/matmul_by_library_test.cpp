@@ -194,6 +194,38 @@ TEST_F(MatmulByLibrary, TheWorkspaceIsForTheLargestPanelAndBias) {
   EXPECT_EQ(Call(std::vector<Weight>{{.n = 8, .has_bias = true}}).bytes(), always + 256);
 }
 
+// A bias and an old y of 16 bits are added to sums of fp32, of which there is one panel's.
+TEST_F(MatmulByLibrary, TheWorkspaceHasTheSumsThatABiasAndYAreAddedTo) {
+  constexpr std::size_t always = 240 + (std::size_t{32} << 20), of_40 = 40 * 2 * k;
+  const auto bytes = [](const Weight& weight) {
+    return Call(std::vector<Weight>{weight}, {.accumulates = true}).bytes();
+  };
+  EXPECT_EQ(bytes({.n = 40, .has_bias = true}), always + of_40 + 512);  // m * 40 * 4 is 480
+  EXPECT_EQ(bytes({.n = 40}), always + of_40);
+  EXPECT_EQ(bytes({.n = 40, .has_bias = true, .has_fp32_y = true}), always + of_40 + 256);
+}
+
+// With few columns in the weight, sums of many rows of x take more than the panel.
+TEST_F(MatmulByLibrary, NeitherPanelNorSumsAreLargerThanTheCallerWants) {
+  constexpr u64 many = 1000;
+  nibble_matmul matmul{};
+  matmul.struct_bytes = sizeof matmul;
+  void* const anywhere = reinterpret_cast<void*>(256);  // nothing is read
+  const nibble_matrix x{sizeof(nibble_matrix), NIBBLE_BF16, many, k, k, anywhere};
+  matmul.x = &x;
+  matmul.accumulate = 1;
+  const auto bytes = [&](u64 limit) {
+    matmul.max_panel_bytes = limit;
+    const Arguments arguments(matmul);
+    const LibraryProduct product{
+        1024, k, k, anywhere, {sizeof(nibble_matrix), NIBBLE_BF16, many, 1024, 1024, anywhere}, nullptr};
+    return library_workspace_bytes(arguments, {&product, 1}, 1) - 240 - (std::size_t{32} << 20);
+  };
+  EXPECT_EQ(bytes(4 * many * 256), 256 * 2 * k + 4 * many * 256);
+  EXPECT_EQ(bytes(4 * many * 255), 256 * 2 * k + 4 * many * 255 + 160);  // both are rounded up to 256
+  EXPECT_EQ(bytes(1), 256 + 4096);                                       // one row
+}
+
 TEST_F(MatmulByLibrary, IsNotForFewRowsOrNoWeights) {
   EXPECT_EQ(Call({{.n = 8}}, {.min_m = m + 1}).bytes(), 0U);
   EXPECT_EQ(Call({{.n = 0}, {.n = 0}}).bytes(), 0U);
