@@ -29,7 +29,7 @@ if [[ ${1:-} != --tidy ]]; then
   bench/kernels/tune/tune_table.py --check
   tests/bench/kernels/predictions_test.py
   bench/kernels/predict/predictions.py build/release/tests/bench_plans --check \
-    docs/four-bit-matmul.md docs/int8-matmul.md
+    docs/four-bit-matmul.md docs/int8-matmul.md docs/kernels-benchmark.md
 fi
 if [[ ${1:-} != --quick ]]; then
   # The sources as the build puts them together, which takes a quarter of the time: each of those includes many of ours.

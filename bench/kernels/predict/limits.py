@@ -9,11 +9,15 @@ import json
 import pathlib
 import re
 
+from measured import measured_lines, read_rates
+
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 RECORD = ROOT / "bench" / "results" / "kernel_instructions.jsonl"
 
+# Bytes per second of memory: measured by a kernel that only reads, or else an assumption.
+READ = {"H100": 3.0e12, "H200": 4.3e12} | read_rates(measured_lines())
+
 # Assumptions: none of these is measured.
-READ = {"H100": 3.0e12, "H200": 4.3e12}  # bytes per second of memory
 READ_L2 = 5.5e12
 LATENCY = 700e-9
 CLOCKS = (1.98e9, 1.755e9)  # per second: the fastest, and the rated one

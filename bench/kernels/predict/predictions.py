@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What the machine code predicts for each product of the speed table, beside what was measured.
+"""What the machine code predicts for each product of the speed table, beside what was measured; and the results alone.
 
 usage: predictions.py PLANS [--write | --check] PAGE...
 
-PLANS is the program bench_plans. Prints the tables of the pages, docs/four-bit-matmul.md and docs/int8-matmul.md;
---write puts them between <!-- predictions: NAME --> and <!-- end -->, and --check fails if that would change a page.
-Measured times are those of bench/results/check*.jsonl, tune*.jsonl and ceilings*.jsonl (docs/kernels-benchmark.md).
+PLANS is the program bench_plans. Prints the tables of the pages, docs/four-bit-matmul.md, docs/int8-matmul.md and
+docs/kernels-benchmark.md; --write puts them between <!-- predictions: NAME --> and <!-- end -->, and --check fails if
+that would change a page. Measured times are those of bench/results/check*.jsonl, tune*.jsonl and ceilings*.jsonl.
 """
 
 import json
@@ -15,32 +15,15 @@ import subprocess
 import sys
 
 import limits
-from limits import READ, ROOT, Limits, bf16_time, library_time, predicted_any, weight_bytes, wgmma_times
+import results
+from limits import READ, Limits, bf16_time, library_time, predicted_any, weight_bytes, wgmma_times
+from measured import GPUS, NOT_MEASURED, measured_lines
 
-GPUS = ("H200", "H100")
 USUAL = ("28672x8192", "14336x4096", "4096x4096")
 DECODE_M = (1, 8, 16, 32, 64)
 GOALS = {"28672x8192": {1: "83 %", 8: "1.15 x m = 1", 16: "1.3 x m = 1", 32: "2.3 x cuBLASLt", 64: "1.5 x cuBLASLt"},
          "14336x4096": {1: "72 %", 8: "1.15 x m = 1", 16: "1.3 x m = 1", 32: "2.3 x cuBLASLt", 64: "1.5 x cuBLASLt"},
          "4096x4096": {1: "45 %", 32: "2.3 x cuBLASLt", 64: "1.5 x cuBLASLt"}}  # fmt: skip
-NOT_MEASURED = "not measured"
-
-
-# -- What was measured
-
-
-def measured_times(folder=ROOT / "bench" / "results"):
-    """{(GPU, name): microseconds}, the least if there are several; of bench_tune's kernels, of all splits."""
-    times = {}
-    for path in sorted(path for part in ("check", "tune", "ceilings") for path in folder.glob(f"{part}*.jsonl")):
-        gpu = None
-        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-            if line.get("kind") == "device":
-                gpu = next((one for one in GPUS if one in line["gpu"]), None)
-            elif gpu and "median" in line:
-                name = re.sub(r"^(many-rows/.*/(mma|wgmma))\d+/splits\d+$", r"\1", line["name"])
-                times[gpu, name] = min(line["median"], times.get((gpu, name), line["median"]))
-    return times
 
 
 def measured_name(plan):
@@ -107,9 +90,21 @@ class Tables:
         return Limits(plan, self.kernels)
 
     def measured_text(self, gpu, *names):
-        """Of the first of the lines that there is."""
-        times = [self.measured[gpu, name] for name in names if (gpu, name) in self.measured]
-        return f"{times[0]:.1f}" if times else NOT_MEASURED
+        """The time of the first of the lines that there is."""
+        lines = [self.measured[gpu, name] for name in names if (gpu, name) in self.measured]
+        return f"{lines[0]['median']:.1f}" if lines else NOT_MEASURED
+
+    def measured_and_compared(self, gpu, plan):
+        """The time, and what the goals count."""
+        name = measured_name(plan)
+        line, text = self.measured.get((gpu, name), {}), self.measured_text(gpu, name)
+        if (plan["m"] == 1 or "tokens" in plan) and "share_of_read" in line:
+            return f"{text}: {100 * line['share_of_read']:.0f} %"
+        if plan["m"] <= 16 and "times_m1" in line:
+            return f"{text}: {ratio(line['times_m1'])} x m = 1"
+        if plan["m"] > 16 and "cublaslt" in line.get("faster_than", {}):
+            return f"{text}: {line['faster_than']['cublaslt']:.2f} x cuBLASLt"
+        return text
 
     # -- Each limit alone
 
@@ -168,12 +163,12 @@ class Tables:
                 cells += [between(low, high), self.compared(plan, gpu)]
                 if gpu == "H200":
                     cells.append(why if why == why_high else f"{why}; {why_high}")
-                cells.append(self.measured_text(gpu, measured_name(plan)))
+                cells.append(self.measured_and_compared(gpu, plan))
             text += row(*cells)
         return text
 
     def many_rows(self):
-        """The kernel for mma.sync and the one for wgmma, for the m that bench_tune measures, on an H200."""
+        """The kernel for mma.sync and the one for wgmma, for the m that bench_tune measures, on an H100."""
         text = head(["n x k", "m", "wgmma: rows, items x splits", "wgmma, predicted, µs", "mma.sync, predicted, µs",
                      "bf16, µs", "the plan takes", "wgmma, measured", "mma.sync, measured"], (0, 2, 6))  # fmt: skip
         shape = None
@@ -181,31 +176,31 @@ class Tables:
             if plan["m"] > 256:
                 continue
             wgmma, times = plan["wgmma"], wgmma_times(plan)
-            (low, _), (high, _) = self.predicted(plan, "H200")
+            (low, _), (high, _) = self.predicted(plan, "H100")
             own = "wgmma" if plan["by_wgmma"] else "mma"  # in the speed table
-            measured = [self.measured_text("H200", f"many-rows/{plan['shape']}/m{plan['m']}/{kernel}",
+            measured = [self.measured_text("H100", f"many-rows/{plan['shape']}/m{plan['m']}/{kernel}",
                                            *[measured_name(plan)] * (kernel == own))
                         for kernel in ("wgmma", "mma")]  # fmt: skip
             text += row(shape_text(plan) if plan["shape"] != shape else "", str(plan["m"]),
                         f"{wgmma['rows']}, {wgmma['tiles']} x {wgmma['splits']}", between(*times), between(low, high),
-                        us(bf16_time(plan, "H200")), {"mma": "mma.sync"}.get(own, own),
+                        us(bf16_time(plan, "H100")), {"mma": "mma.sync"}.get(own, own),
                         *measured)  # fmt: skip
             shape = plan["shape"]
         return text
 
     def library(self):
-        """From 512 rows on, on an H200."""
+        """From 512 rows on, on an H100."""
         text = head(["n x k", "m", "mma.sync, predicted, µs", "wgmma, predicted, µs", "library, predicted, µs",
                      "measured, wgmma", "measured, library"], (0,))  # fmt: skip
         shape = None
         for plan in self.many:
             if not plan["by_library"]:
                 continue
-            (low, _), (high, _) = self.predicted(plan, "H200")
+            (low, _), (high, _) = self.predicted(plan, "H100")
             name = f"library/bf16/nf4-nested/{plan['shape']}/m{plan['m']}"
             text += row(shape_text(plan) if plan["shape"] != shape else "", str(plan["m"]), between(low, high),
-                        between(*wgmma_times(plan)), us(library_time(plan, "H200")),
-                        *(self.measured_text("H200", f"{name}/nibble-{way}") for way in ("fused", "library")))  # fmt: skip
+                        between(*wgmma_times(plan)), us(library_time(plan, "H100")),
+                        *(self.measured_text("H100", f"{name}/nibble-{way}") for way in ("fused", "library")))  # fmt: skip
             shape = plan["shape"]
         return text
 
@@ -218,6 +213,7 @@ class Tables:
             "library": self.library,
             "int8_limits": lambda: self.table_of_limits(with_tiles),
             "int8": lambda: self.table_of_predictions(self.int8, goals=False),
+            "results": lambda: results.table(self.measured),
         }
 
 
@@ -234,7 +230,7 @@ def main():
         sys.exit(__doc__)
     output = subprocess.run([names[0]], capture_output=True, text=True, check=True).stdout
     plans = [json.loads(line) for line in output.splitlines()]
-    tables = Tables(plans, limits.records(), measured_times()).all()
+    tables = Tables(plans, limits.records(), measured_lines()).all()
     if not options:
         for name, table in tables.items():
             print(f"{name}\n\n{table()}")

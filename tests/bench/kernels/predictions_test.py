@@ -17,7 +17,9 @@ PROGRAM = ROOT / "bench" / "kernels" / "predict" / "predictions.py"
 sys.path.insert(0, str(PROGRAM.parent))
 
 import limits  # noqa: E402
+import measured  # noqa: E402
 import predictions  # noqa: E402
+import results  # noqa: E402
 
 NAME = "FourBitMatmul<bf16, true, FourBitMatmulTile{1u, 2u, 4u, 2u, 1, true, 0u, 64u}, false>"
 RECORD = {"kernel": NAME, "per_unit": 2.0, "blocks": 2, "average_bytes_in_flight": 20_000}
@@ -25,6 +27,9 @@ RECORD = {"kernel": NAME, "per_unit": 2.0, "blocks": 2, "average_bytes_in_flight
 PLAN = {"operation": "matmul", "shape": "16896x4096", "n": 16896, "k": 4096, "m": 8, "m_tiles": 1, "n_warps": 2,
         "k_warps": 4, "n_tiles": 2, "block_n": 64, "block_k": 512, "max_m": 8, "min_blocks": 2, "tiles": 264,
         "splits": 1, "k_of_item": 4096, "blocks": 264, "turns": 1, "cost": 1, "run": 64, "keeps_x": False}  # fmt: skip
+
+
+READ = limits.READ["H200"]
 
 
 def limits_of(**changes):
@@ -44,9 +49,9 @@ class Limit(OfTimes):
 
     def test_of_memory_is_the_weight(self):
         nested = 16896 * 4096 * (0.5 + 1 / 64 + 4 / 16384)
-        self.assert_time(self.ends("memory")[0], nested / 4.3e12)
+        self.assert_time(self.ends("memory")[0], nested / READ)
         of_32 = 16896 * 4096 * (0.5 + 1 / 32 + 4 / 8192)
-        self.assert_time(self.ends("memory", shape="16896x4096b32", run=32)[0], of_32 / 4.3e12)
+        self.assert_time(self.ends("memory", shape="16896x4096b32", run=32)[0], of_32 / READ)
 
     def test_of_the_l2_cache_is_the_weight_and_x_for_each_tile(self):
         weight, x = limits_of().weight_bytes, 264 * 8 * 4096 * 2
@@ -113,11 +118,11 @@ class Prediction(OfTimes):
         self.assert_time(halves.predicted("H200")[0][0] - limits_of().predicted("H200")[0][0], 0.5e-6)
 
     def test_is_at_most_the_estimate(self):
-        high, why = limits_of(cost=4.3e12).predicted("H200")[1]
+        high, why = limits_of(cost=READ).predicted("H200")[1]
         self.assertEqual((high, why), (1.0, "estimate (264 of 264 blocks)"))
 
     def test_of_experts_starts_each_wave_anew_and_has_no_estimate(self):
-        own = limits_of(operation="expert-matmul", blocks=1056, cost=4.3e12)
+        own = limits_of(operation="expert-matmul", blocks=1056, cost=READ)
         self.assertIsNone(own.estimate("H200"))
         self.assert_time(own.predicted("H200")[1][0], own.limits("H200")["L2"][1] + 4 * 2 * 860 / 1.755e9)
 
@@ -150,6 +155,9 @@ class Page(unittest.TestCase):
         self.assertRegex(self.page.read_text(), r"^before\n<!-- .*-->\n\| n x k [^#]*\| 4096 x 4096 [^#]*<!-- end -->\nafter\n$")
         self.assertEqual(self.run_it("--check", self.page).returncode, 0)
 
+    def write(self, name, lines):
+        (self.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
     def test_without_a_table_is_refused(self):
         self.page.write_text("nothing\n")
         self.assertIn("has no table of predictions", self.run_it("--check", self.page).stderr)
@@ -158,11 +166,19 @@ class Page(unittest.TestCase):
         lines = [{"kind": "device", "gpu": "NVIDIA H200"},
                  {"name": "matmul/bf16/nf4-nested/4096x4096/m8/nibble", "median": 3.25},
                  {"name": "many-rows/4096x4096/m96/wgmma96/splits4", "median": 9.0},
-                 {"name": "many-rows/4096x4096/m96/wgmma128/splits1", "median": 8.0}]  # fmt: skip
-        (self.folder / "check_h200.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        measured = predictions.measured_times(self.folder)
-        self.assertEqual(measured["H200", "many-rows/4096x4096/m96/wgmma"], 8.0)
-        tables = predictions.Tables([], {}, measured)
+                 {"name": "many-rows/4096x4096/m96/wgmma128/splits1", "median": 8.0},
+                 {"name": "quantize/bf16/nf4-nested/4096x4096/nibble", "error": "wrong"},
+                 {"name": "errors/4096x4096/m1", "rms_ratio": 0.5},
+                 {"name": "read/kernel", "median": 2.0, "gb_s": 3000}]  # fmt: skip
+        self.write("check_h200.jsonl", lines)
+        # What bench_tune reads or multiplies with variants is not of the speed table.
+        self.write("tune_h200.jsonl", [lines[0], lines[1] | {"median": 1.0}, lines[-1] | {"median": 1.0, "gb_s": 6000}])
+        found = measured.measured_lines(self.folder)
+        self.assertEqual(found["H200", "many-rows/4096x4096/m96/wgmma"]["median"], 8.0)
+        self.assertEqual(found["H200", "errors/4096x4096/m1"]["rms_ratio"], 0.5)
+        self.assertNotIn(("H200", "quantize/bf16/nf4-nested/4096x4096/nibble"), found)
+        self.assertEqual(measured.read_rates(found), {"H200": 3e12})
+        tables = predictions.Tables([], {}, found)
         name = predictions.measured_name(PLAN | {"shape": "4096x4096"})
         self.assertEqual(tables.measured_text("H200", name), "3.2")
         self.assertEqual(tables.measured_text("H100", name), "not measured")
@@ -170,7 +186,7 @@ class Page(unittest.TestCase):
     def test_has_the_speed_tables_time_where_the_kernels_were_not_compared(self):
         plan = PLAN | {"shape": "4096x4096", "n": 4096, "m": 96, "by_library": False,
                        "wgmma": {"rows": 96, "tiles": 32, "splits": 4, "clocks": 1}}  # fmt: skip
-        table = {("H200", "matmul/bf16/nf4-nested/4096x4096/m96/nibble"): 7.5}
+        table = {("H100", "matmul/bf16/nf4-nested/4096x4096/m96/nibble"): {"median": 7.5}}
 
         def cells(measured, **changes):
             text = predictions.Tables([plan | changes], {NAME: RECORD}, measured).many_rows()
@@ -178,8 +194,24 @@ class Page(unittest.TestCase):
 
         self.assertEqual(cells(table, by_wgmma=True), ["wgmma", "7.5", "not measured"])
         self.assertEqual(cells(table, by_wgmma=False), ["mma.sync", "not measured", "7.5"])
-        compared = {("H200", "many-rows/4096x4096/m96/wgmma"): 8.0}
+        compared = {("H100", "many-rows/4096x4096/m96/wgmma"): {"median": 8.0}}
         self.assertEqual(cells(table | compared, by_wgmma=True), ["wgmma", "8.0", "not measured"])
+
+    def test_compares_as_the_goals_count(self):
+        line = {"median": 20.0, "share_of_read": 0.5, "times_m1": 1.25, "faster_than": {"cublaslt": 1.5}}
+
+        def cell(line, **changes):
+            plan = PLAN | {"shape": "4096x4096"} | changes
+            tables = predictions.Tables([], {}, {("H100", predictions.measured_name(plan)): line})
+            return tables.measured_and_compared("H100", plan)
+
+        self.assertEqual(cell(line, m=1), "20.0: 50 %")
+        self.assertEqual(cell(line, m=4, tokens=64), "20.0: 50 %")
+        self.assertEqual(cell(line, m=16), "20.0: 1.25 x m = 1")
+        self.assertEqual(cell(line, m=32), "20.0: 1.50 x cuBLASLt")
+        for m in (1, 16, 32):
+            self.assertEqual(cell({"median": 20.0}, m=m), "20.0")
+        self.assertEqual(predictions.Tables([], {}, {}).measured_and_compared("H100", PLAN), "not measured")
 
     def test_knows_the_lines_of_the_speed_table(self):
         def name(operation, shape, **more):
@@ -190,6 +222,42 @@ class Page(unittest.TestCase):
                          "shared-matmul/bf16/nf4-nested/4096+1024+1024x4096/m1/nibble")  # fmt: skip
         self.assertEqual(name("expert-matmul", "128x1536x2048", tokens=8),
                          "expert-matmul/bf16/nf4-nested/128x1536x2048/tokens8/nibble")  # fmt: skip
+
+
+class Results(unittest.TestCase):
+    def row(self, what, lines):
+        (found,) = [line for line in results.table(lines).splitlines() if line.startswith(f"| {what}")]
+        return found.removesuffix(" |").split(" | ")[1:]
+
+    def test_are_not_measured_without_lines(self):
+        texts = results.table({}).splitlines()
+        self.assertEqual(texts[0], "| | H100 | H200 |")
+        for line in texts[2:]:
+            self.assertTrue(line.endswith(" | not measured | not measured |"), line)
+
+    def test_say_which_figure_is_missing(self):
+        lines = {("H200", "matmul/bf16/nf4-nested/14336x4096/m1/nibble"): {"median": 2.0, "share_of_read": 0.804}}
+        self.assertEqual(self.row("product, m = 1, 4096 x 4096; 14336 x 4096; 28672 x 8192: share", lines),
+                         ["not measured", "–; 80 %; –"])  # fmt: skip
+
+    def test_are_of_the_fastest_copy_and_the_faster_bitsandbytes(self):
+        lines = {("H100", "copy/kernel"): {"gb_s": 3000.4}, ("H100", "copy/cudaMemcpyAsync"): {"gb_s": 2500},
+                 ("H100", "read/kernel"): {"gb_s": 3100},
+                 ("H100", "matmul/bf16/nf4-nested/4096x4096/m8/nibble"):
+                 {"times_m1": 1.1,
+                  "faster_than": {"cublaslt": 1.7, "bitsandbytes-fused": 3, "bitsandbytes-dequantized": 2}},
+                 ("H100", "linear4bit/forward/28672x8192/m1024/nibble"):
+                 {"faster_than": {"bitsandbytes": 1.5, "torch-bf16": 0.9}}}  # fmt: skip
+        self.assertEqual(self.row("copy; read", lines)[0], "3000; 3100")
+        of_m = "product, 4096 x 4096, m = "
+        self.assertEqual(self.row(of_m + "8; 16; 32; 64: times", lines)[0], "1.10; –; –; –")
+        self.assertEqual(self.row(of_m + "1; 8; 16; 32; 64; 128; 256: faster than cuBLASLt", lines)[0],
+                         "–; 1.70; –; –; –; –; –")  # fmt: skip
+        self.assertEqual(self.row(of_m + "8; 16; 32; 64; 128; 256: faster than bitsandbytes", lines)[0],
+                         "2.00; –; –; –; –; –")  # fmt: skip
+        of_linear = "Linear4bit, 28672 x 8192, m = 1; 64; 1024; 4096, forward: faster than "
+        self.assertEqual(self.row(of_linear + "bitsandbytes'", lines)[0], "–; –; 1.50; –")
+        self.assertEqual(self.row(of_linear + "a bf16 weight", lines)[0], "–; –; 0.90; –")
 
 
 if __name__ == "__main__":

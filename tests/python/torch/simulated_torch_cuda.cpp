@@ -1,5 +1,6 @@
 // Preloaded by test_cuda_operators.py: what libnibble_torch asks torch about a CUDA device, answered for tensors in
-// ordinary memory, and the memory of those tensors counts as that of the simulated device (kernels/simulated_memory.cpp).
+// ordinary memory, and the memory of those tensors counts as that of the simulated device
+// (kernels/simulated_memory.cpp).
 #include <dlfcn.h>
 
 #include <cstddef>
