@@ -90,10 +90,12 @@ void dequantize(const FourBit& weight, const Shape& shape, const Buffer& codeboo
                    {sizeof(nibble_matrix), NIBBLE_BF16, shape.n, shape.k, shape.k, out.as<void>()}, stream);
 }
 
-Matmul::Matmul(const Shape& shape, u64 m, const FourBit& weight, const Buffer& codebook, std::uint32_t min_library_m)
+Matmul::Matmul(const Shape& shape, u64 m, const FourBit& weight, const Buffer& codebook, std::uint32_t min_library_m,
+               bool weights_are_ready)
     : shape_(shape),
       m_(m),
       min_library_m_(min_library_m),
+      weights_are_ready_(weights_are_ready),
       counters_(Buffer::of(std::vector<std::uint32_t>(NIBBLE_COUNTERS))),
       workspace_(0, Buffer::Fill::nothing) {
   // The size does not depend on what x and y point to.
@@ -118,6 +120,7 @@ void Matmul::call(const FourBit& weight, const Buffer& codebook, void* x, void* 
   matmul.x = &x_matrix;
   matmul.products = &product;
   matmul.product_count = 1;
+  matmul.weights_are_ready = weights_are_ready_ ? 1 : 0;
   matmul.counters = counters_.as<std::uint32_t>();
   matmul.min_library_m = min_library_m_;
   body(matmul);

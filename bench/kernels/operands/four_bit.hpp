@@ -70,8 +70,9 @@ void dequantize(const FourBit& weight, const Shape& shape, const Buffer& codeboo
 class Matmul {
  public:
   /// For all weights like that one. A library may do it from min_library_m rows on, or from what nibble takes to be
-  /// best.
-  Matmul(const Shape& shape, u64 m, const FourBit& weight, const Buffer& codebook, std::uint32_t min_library_m = 0);
+  /// best. `weights_are_ready` is nibble_matmul's, and what holds in a model.
+  Matmul(const Shape& shape, u64 m, const FourBit& weight, const Buffer& codebook, std::uint32_t min_library_m = 0,
+         bool weights_are_ready = true);
   void run(const FourBit& weight, const Buffer& codebook, const Buffer& x, const Buffer& y, cudaStream_t stream) const;
   [[nodiscard]] std::size_t workspace_bytes() const { return workspace_.bytes(); }
 
@@ -80,6 +81,7 @@ class Matmul {
   Shape shape_;
   u64 m_;
   std::uint32_t min_library_m_;
+  bool weights_are_ready_;
   Buffer counters_, workspace_;
 };
 

@@ -45,6 +45,7 @@ void GroupedMatmul::call(const std::vector<FourBit>& weights, const Routing* rou
   matmul.x = &x;
   matmul.products = products.data();
   matmul.product_count = static_cast<std::uint32_t>(products.size());
+  matmul.weights_are_ready = 1;
   matmul.counters = counters_.as<std::uint32_t>();
   if (routing != nullptr) {
     matmul.experts = static_cast<std::uint32_t>(experts);

@@ -46,6 +46,7 @@ template <class Body> void Int8Matmul::call(const Int8& weight, void* x, void* y
   nibble_matmul matmul{};
   matmul.struct_bytes = sizeof matmul;
   matmul.x = &x_matrix;
+  matmul.weights_are_ready = 1;
   matmul.counters = counters_.as<std::uint32_t>();
   body(matmul, nibble_int8_product{sizeof(nibble_int8_product), &w, nullptr, &y_matrix});
 }

@@ -176,11 +176,11 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
                  128 * groups_in(at), memory.full + stage);
         from = from + x_stride;
       }
-      return;
-    }
-    for (u32 i = 0; i < groups_in(at); ++i) {
-      tma_load_2d(memory.stage.part(first + i * x_box, x_box), x_map,
-                  static_cast<i32>(64 * (step_groups * at.step + i)), 0, memory.full + stage);
+    } else {
+      for (u32 i = 0; i < groups_in(at); ++i) {
+        tma_load_2d(memory.stage.part(first + i * x_box, x_box), x_map,
+                    static_cast<i32>(64 * (step_groups * at.step + i)), 0, memory.full + stage);
+      }
     }
   }
 
