@@ -66,6 +66,10 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
   SplitSums sums;
 
   NIBBLE_DEVICE void operator()() const {
+    if (first_item() >= items()) {  // of a weight with fewer blocks than another
+      dependency_wait();            // a kernel after this one takes the end of this one for that of all before
+      return;
+    }
     const Memory memory(dynamic_shared_aligned(1024));
     const Table table(memory.table);
     const Lane lane;
