@@ -385,6 +385,13 @@ def positive(text):
     return int(text)
 
 
+def directory(text):
+    path = pathlib.Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is not a folder")
+    return path
+
+
 def existing_file(text):
     if not os.path.isfile(text):
         raise argparse.ArgumentTypeError(f"there is no file {text}")
@@ -395,7 +402,7 @@ def main():
     parser = Parser(description="Runs a part of the kernels' measurements")
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("part", choices=kernels_parts.PARTS)
-    parser.add_argument("--out", type=pathlib.Path, default=os.environ.get("OUT", "bench/results"))
+    parser.add_argument("--out", type=directory, default=os.environ.get("OUT", "bench/results"))
     parser.add_argument("--seconds", type=float, default=470, help="of the whole part [470]")
     parser.add_argument("--jobs", type=positive, default=max(1, len(os.sched_getaffinity(0)) // 2),
                         help="processes at a time where times are not measured [half of the processors]")  # fmt: skip

@@ -325,6 +325,8 @@ class Options(unittest.TestCase):
             ([self.built, "speed"], "'speed'", "check", "tune", "ceilings"),
             ([self.built, "check", "--fast"], "--fast"),
             ([self.built, "check", "--seconds", "many"], "--seconds", "'many'"),
+            ([self.built, "check", "--jobs", "0"], "--jobs", "'0'"),
+            ([self.built, "check", "--out", ROOT / "README.md"], "--out", "README.md is not a folder"),
             ([self.built, "check", "--only", "("], "--only", "'('"),
             ([self.built, "check", "--after", absent], "--after", f"there is no file {absent}"),
             ([self.built, "check", "--cublaslt", absent], "--cublaslt", f"there is no file {absent}"),
