@@ -162,8 +162,8 @@ template <auto Tile> struct MatmulValues {
   }
 };
 
-/// Adds the sums of a block's warps. Without splits it calls store(row of y, n, total) for each value; else it leaves the
-/// totals in `sums`.
+/// Adds the sums of a block's warps. Without splits it calls store(row of y, n, total) for each value; else it leaves
+/// the totals in `sums`.
 ///
 /// `tile` is the work's, `n` the weight's, and its y in `sums` begins at first_sum.
 template <auto Tile, class Store>

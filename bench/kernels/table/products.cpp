@@ -92,13 +92,13 @@ void measure_four_bit(Form& form, Product& product, const std::vector<FourBit>& 
   const Session& session = product.session;
   const Shape& shape = product.shape;
   const Buffer &x = product.x, &y = product.y, &codebook = session.codebook;
-  const Matmul matmul(shape, product.m, weights[0], codebook), in_turn(shape, product.m, weights[0], codebook, 0, false);
-  std::vector<Contender> contenders{{"nibble", weights.size(), [&](std::size_t copy, cudaStream_t stream) {
-                                       matmul.run(weights[copy], codebook, x, y, stream);
-                                     }},
-                                    {"nibble-in-turn", weights.size(), [&](std::size_t copy, cudaStream_t stream) {
-                                       in_turn.run(weights[copy], codebook, x, y, stream);
-                                     }}};
+  const Matmul matmul(shape, product.m, weights[0], codebook),
+      in_turn(shape, product.m, weights[0], codebook, 0, false);
+  std::vector<Contender> contenders{
+      {"nibble", weights.size(),
+       [&](std::size_t copy, cudaStream_t stream) { matmul.run(weights[copy], codebook, x, y, stream); }},
+      {"nibble-in-turn", weights.size(),
+       [&](std::size_t copy, cudaStream_t stream) { in_turn.run(weights[copy], codebook, x, y, stream); }}};
   add_cublaslt(contenders, product);
   std::vector<Buffer> scratch;
   if (session.bitsandbytes && shape.has_usual_blocks()) {

@@ -1,9 +1,9 @@
 // y [m, n] = x [m, k] * transposed(weight [n, k]) for up to 32 rows of x, where TMA feeds a multiprocessor. For sm_90a.
 //
-// The arithmetic is that of four_bit_matmul.hpp. There, each lane loads its own codes from memory, 8 bytes of a row at a
-// time, and the L1 cache passes one row in a clock: as many clocks as the table of pairs takes, in the same pipe. Here,
-// TMA brings codes and x to shared memory without that pipe, and a lane reads 8 bytes of its rows in two clocks. No
-// register waits for memory, so one block of 16 warps that multiply keeps it busy.
+// The arithmetic is that of four_bit_matmul.hpp. There, each lane loads its own codes from memory, 8 bytes of a row at
+// a time, and the L1 cache passes one row in a clock: as many clocks as the table of pairs takes, in the same pipe.
+// Here, TMA brings codes and x to shared memory without that pipe, and a lane reads 8 bytes of its rows in two clocks.
+// No register waits for memory, so one block of 16 warps that multiply keeps it busy.
 //
 //   block     16 warps that multiply, n_warps x k_warps of them, and a helper for each of four stages
 //   step      block_n x block_k weights, of which a warp has 32 x 64
@@ -38,8 +38,8 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
   static constexpr u32 step_groups = block_k / 64;  // of 64 along k: one of each warp
   static_assert(consumers == 512 && step_groups % 4 == 0);
 
-  // What TMA copies of a row at a time; of block_n or max_m rows. Up to 8 rows of x are copied one by one instead: these
-  // are fewer copies than a step has groups.
+  // What TMA copies of a row at a time; of block_n or max_m rows. Up to 8 rows of x are copied one by one instead:
+  // these are fewer copies than a step has groups.
   static constexpr u32 codes_box_bytes = 128, x_box_columns = 64;
   static constexpr u32 codes_box = 128 * block_n, codes_bytes = step_groups / 4 * codes_box, x_box = 128 * max_m;
   static constexpr bool copies_rows = m_tiles == 1;
@@ -248,9 +248,9 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
 
   // -- Products
 
-  // Where a lane finds its operands in a stage. TMA swizzles: piece i of 16 bytes of row r is where piece i ^ r % 8 would
-  // be. The rows of a fragment are in another order than n: the codes of 0, 2, 4 and 6, which half a warp loads at once,
-  // are in different banks.
+  // Where a lane finds its operands in a stage. TMA swizzles: piece i of 16 bytes of row r is where piece i ^ r % 8
+  // would be. The rows of a fragment are in another order than n: the codes of 0, 2, 4 and 6, which half a warp loads
+  // at once, are in different banks.
   struct Source {
     u32 code, x, other_x, scale;  // x in two pieces
 
@@ -311,12 +311,13 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
     }
     NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t) {
       if (t > 0 && 8 * t >= m) break;
-      const u32x4 low = lds((one_x + 1024 * t).template as<u32x4>()), high = lds((other_x + 1024 * t).template as<u32x4>());
+      const u32x4 low = lds((one_x + 1024 * t).template as<u32x4>()),
+                  high = lds((other_x + 1024 * t).template as<u32x4>());
       const u32 own_x[4][2] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
       NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
         float products[4] = {};
         NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) mma<Half>(products, weights[tile][f], own_x[f]);
-        float (&own)[4] = sum[t][0][tile];
+        float(&own)[4] = sum[t][0][tile];
         NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) own[e] = fma_rn(scale[tile][e / 2], products[e], own[e]);
       }
     }

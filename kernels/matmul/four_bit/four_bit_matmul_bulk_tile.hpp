@@ -7,12 +7,12 @@ namespace nibble::kernels {
 
 using device::u32;
 
-/// A block takes max_m() of m and block_n() of n, and goes through k in steps of block_k(). Each of its warps has 32 of n
-/// and 64 of k in a step.
+/// A block takes max_m() of m and block_n() of n, and goes through k in steps of block_k(). Each of its warps has 32 of
+/// n and 64 of k in a step.
 struct FourBitMatmulBulkTile {
-  u32 m_tiles;  // of 8 along m
-  u32 n_warps;  // that multiply, along n ...
-  u32 k_warps;  // ... and along k; 16 in all
+  u32 m_tiles;      // of 8 along m
+  u32 n_warps;      // that multiply, along n ...
+  u32 k_warps;      // ... and along k; 16 in all
   u32 n_tiles = 2;  // of 16 along n, for each warp
 
   [[nodiscard]] constexpr u32 threads() const { return 32 * n_warps * k_warps; }  // that multiply

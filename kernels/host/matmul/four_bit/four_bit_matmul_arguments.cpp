@@ -116,20 +116,21 @@ u32 FourBitMatmulArguments::run_of_all() const {
   return longest == runs.end() ? 0 : *longest;
 }
 
-// Without experts, of whom most have few rows. Copies by TMA need 16 bytes, and a matrix that is not empty.
-bool FourBitMatmulArguments::all_fit_sm90() const {
-  constexpr u64 max_items = u64{1} << 31;  // tiles of n, chunks of m and splits
-  return matmul.experts == 0 && x.rows >= four_bit_matmul::min_m_of_sm90 && x.stride < u64{1} << 38 &&
-         (n / four_bit_matmul::sm90_block_n + 1) * (x.rows / 64 + 1) * 16 < max_items &&
+// Copies by TMA need 16 bytes, and a matrix that is not empty. Most experts have few rows.
+bool FourBitMatmulArguments::all_fit_tma() const {
+  return matmul.experts == 0 && x.stride < u64{1} << 38 &&
          std::all_of(products.begin(), products.begin() + matmul.product_count,
                      [](const Product& product) { return product.n > 0 && is_aligned(product.weight.packed, 16); });
 }
 
-// Without experts. Copies by TMA as above.
+bool FourBitMatmulArguments::all_fit_sm90() const {
+  constexpr u64 max_items = u64{1} << 31;  // tiles of n, chunks of m and splits
+  return x.rows >= four_bit_matmul::min_m_of_sm90 &&
+         (n / four_bit_matmul::sm90_block_n + 1) * (x.rows / 64 + 1) * 16 < max_items && all_fit_tma();
+}
+
 bool FourBitMatmulArguments::all_fit_bulk() const {
-  return matmul.experts == 0 && x.rows > 0 && x.stride < u64{1} << 38 && x.rows <= four_bit_matmul::max_m_of_bulk &&
-         std::all_of(products.begin(), products.begin() + matmul.product_count,
-                     [](const Product& product) { return product.n > 0 && is_aligned(product.weight.packed, 16); });
+  return x.rows > 0 && x.rows <= four_bit_matmul::max_m_of_bulk && all_fit_tma();
 }
 
 }  // namespace nibble::kernels

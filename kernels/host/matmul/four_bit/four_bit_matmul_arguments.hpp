@@ -39,6 +39,7 @@ struct FourBitMatmulArguments : MatmulArguments {
   void check_product(u32 index);
   /// The longest runs that all weights are made of; 0 if none, or if x does not fit.
   [[nodiscard]] u32 run_of_all() const;
+  [[nodiscard]] bool all_fit_tma() const;
   [[nodiscard]] bool all_fit_sm90() const;
   [[nodiscard]] bool all_fit_bulk() const;
 };

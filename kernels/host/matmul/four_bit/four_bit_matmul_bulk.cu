@@ -31,8 +31,9 @@ bool run_bulk(const FourBitMatmulArguments& arguments, const MatmulMemory<Half>&
   const auto try_tile = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
     constexpr FourBitMatmulBulkTile tile = bulk_choices[i].tile;
     if (arguments.bulk.tile != tile) return;
-    launched = arguments.products[0].weight.absmax == nullptr ? launch_bulk<Half, true, tile>(arguments, memory, stream)
-                                                              : launch_bulk<Half, false, tile>(arguments, memory, stream);
+    launched = arguments.products[0].weight.absmax == nullptr
+                   ? launch_bulk<Half, true, tile>(arguments, memory, stream)
+                   : launch_bulk<Half, false, tile>(arguments, memory, stream);
   };
   const auto try_all = [&]<std::size_t... i>(std::index_sequence<i...>) {
     (try_tile(std::integral_constant<std::size_t, i>{}), ...);

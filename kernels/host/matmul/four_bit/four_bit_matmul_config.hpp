@@ -43,8 +43,8 @@ struct Sm90Config {
 /// For any n and k, and m rows of x.
 Sm90Config sm90_config_for(u64 m, u64 n, u64 k);
 
-/// The kernels of FourBitMatmulBulk that are compiled, and the m that they are for. Of those for an m the estimate takes
-/// the cheapest, and of equally cheap ones the first.
+/// The kernels of FourBitMatmulBulk that are compiled, and the m that they are for. Of those for an m the estimate
+/// takes the cheapest, and of equally cheap ones the first.
 inline constexpr std::array<TileChoice<FourBitMatmulBulkTile>, 3> bulk_choices{{
     {{.m_tiles = 1, .n_warps = 1, .k_warps = 16}, 0, 8},
     {{.m_tiles = 2, .n_warps = 2, .k_warps = 8}, 9, 16},
