@@ -116,8 +116,10 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, BlocksOfAllWeightsRunAtATime) {
       return device::simulator::BlockRange{0, ~std::uint64_t{0}};
     };
     const device::simulator::ScopedOptions scope(options);
-    const Problem q({.m = m, .n = n, .k = 64}, 31), key({.m = m, .n = n_of_others, .k = 64}, 32),
-        value({.m = m, .n = n_of_others, .k = 64}, 33);
+    const std::size_t packed_offset = m > 64 ? 0 : 8;  // for wgmma, or not for TMA
+    const Problem q({.m = m, .n = n, .k = 64, .packed_offset = packed_offset}, 31),
+        key({.m = m, .n = n_of_others, .k = 64, .packed_offset = packed_offset}, 32),
+        value({.m = m, .n = n_of_others, .k = 64, .packed_offset = packed_offset}, 33);
     test::expect_shared_x({&q, &key, &value});
     EXPECT_EQ(grid.z, 3U);
     return grid.x;
@@ -159,7 +161,7 @@ TEST(FourBitMatmulCalls, LaunchesThatOverlap) {
 }
 
 NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, EverySynchronizationIsNeeded) {
-  for (const Shape& shape : {Shape{.m = 3, .n = 20, .k = 64 * 40, .overlap = true},
+  for (const Shape& shape : {Shape{.m = 3, .n = 20, .k = 64 * 40, .packed_offset = 8, .overlap = true},
                              Shape{.m = 12, .n = 20, .k = 128, .overlap = true, .ends = {3, 12}},
                              Shape{.m = 3, .n = 9, .k = 70, .overlap = true}})
     test::expect_every_synchronization_needed<Product>(Problem(shape, 27));
@@ -167,8 +169,9 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, EverySynchronizationIsNeeded) {
 
 // The last weight has more rows than all blocks take at a time.
 NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, DevicesOfAnySizeGiveTheSameBytes) {
-  for (const Shape& shape : {Shape{.m = 3, .n = 300, .k = 64 * 20}, Shape{.m = 20, .n = 300, .k = 64 * 20},
-                             Shape{.m = 3, .n = 9500, .k = 64 * 2}}) {
+  for (const Shape& shape : {Shape{.m = 3, .n = 300, .k = 64 * 20, .packed_offset = 8},
+                             Shape{.m = 20, .n = 300, .k = 64 * 20, .packed_offset = 8},
+                             Shape{.m = 3, .n = 9500, .k = 64 * 2, .packed_offset = 8}}) {
     const Problem problem(shape, 28);
     test::expect_same_bytes<Product>(problem, {1U, 3U, 108U, 114U, 132U, 144U}, {80U, 90U});
     test::expect_same_bytes<Product>(problem, {3U, 84U}, {86U, 89U, 120U});
@@ -179,7 +182,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, DevicesOfAnySizeGiveTheSameBytes) {
 // when the first has ended, and then fill a table of its own.
 NIBBLE_SIMULATED_TEST(FourBitMatmulCalls, NoBlockWaitsForSharedMemory) {
   static thread_local unsigned blocks;
-  const Problem problem({.m = 8, .n = 32 * 40, .k = 64 * 2}, 28);
+  const Problem problem({.m = 8, .n = 32 * 40, .k = 64 * 2, .packed_offset = 8}, 28);
   const Product run(problem);
   const auto blocks_on = [&](unsigned capability) {
     device::simulator::Options options{.multiprocessors = 3, .capability = capability};

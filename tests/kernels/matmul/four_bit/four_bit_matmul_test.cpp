@@ -25,9 +25,9 @@ using test::Product;
 using test::rounded_to;
 using test::Shape;
 
-// The kernel of mma.sync needs codes aligned to 8 bytes, that of wgmma to 16: with this offset, devices of compute
+// FourBitMatmul needs codes aligned to 8 bytes, the kernels with TMA to 16: with this offset, devices of compute
 // capability 9.0 have the former for any m.
-constexpr std::size_t not_for_wgmma = 8;
+constexpr std::size_t not_for_tma = 8;
 
 // Every kernel at the borders of its range of m, with one tile and with several.
 TEST(FourBitMatmul, MFromOneTo64) {
@@ -37,7 +37,7 @@ TEST(FourBitMatmul, MFromOneTo64) {
                     .n = 1 + 37 * (seed % 4),
                     .k = 64 * (1 + seed % 5),
                     .bias = seed % 2 == 0,
-                    .packed_offset = not_for_wgmma},
+                    .packed_offset = not_for_tma},
                    seed + 1);
     ++seed;
   }
@@ -51,7 +51,7 @@ TEST(FourBitMatmul, RandomShapesThatFitTiles) {
                  .k = 64 * (1 + below(large ? 18 : 9)),
                  .blocksize = 64u << below(7),
                  .x_stride = below(2) == 0 ? 8 * below(4) : 0,
-                 .packed_offset = 8 * below(3)};
+                 .packed_offset = not_for_tma + 16 * below(2)};
   });
 }
 
@@ -96,7 +96,7 @@ TEST(FourBitMatmul, SplitK) {
                     .n = 33,
                     .k = 64 * 67,
                     .bias = m == 6,
-                    .packed_offset = not_for_wgmma,
+                    .packed_offset = not_for_tma,
                     .accumulate = m == 12,
                     .overlap = m == 1},
                    static_cast<u32>(m));
@@ -213,7 +213,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmul, ChunksOfM) {
 // The larger n, the higher the tiles.
 TEST(FourBitMatmul, LargeN) {
   for (const std::size_t m : {1, 4, 5, 9, 33})
-    expect_product({.m = m, .n = 8193, .k = 64, .packed_offset = not_for_wgmma}, static_cast<u32>(m));
+    expect_product({.m = m, .n = 8193, .k = 64, .packed_offset = not_for_tma}, static_cast<u32>(m));
 }
 
 TEST(FourBitMatmul, NoInputsGiveTheBias) {
@@ -261,8 +261,9 @@ TEST(FourBitMatmul, ErrorIsThatOfRoundedWeightsOrLess) {
 
 NIBBLE_SIMULATED_TEST(FourBitMatmul, EverySynchronizationIsNeeded) {
   for (const Shape& shape :
-       {Shape{.m = 3, .n = 32, .k = 6144}, Shape{.m = 12, .n = 40, .k = 1536},
-        Shape{.m = 40, .n = 20, .k = 1024, .packed_offset = not_for_wgmma}, Shape{.m = 2, .n = 8, .k = 100}})
+       {Shape{.m = 3, .n = 32, .k = 6144, .packed_offset = not_for_tma},
+        Shape{.m = 12, .n = 40, .k = 1536, .packed_offset = not_for_tma},
+        Shape{.m = 40, .n = 20, .k = 1024, .packed_offset = not_for_tma}, Shape{.m = 2, .n = 8, .k = 100}})
     test::expect_every_synchronization_needed<Product>(Problem(shape, 5));
 }
 
