@@ -99,7 +99,8 @@ def rows():
         for of, form in (("bitsandbytes'", of_bitsandbytes), ("a bf16 weight", of_figure(("faster_than", "torch-bf16")))):
             yield (f"Linear4bit, 28672 x 8192, m = {'; '.join(map(str, some_m))}, {what}: faster than {of}",
                    [(form, f"linear4bit/{what}/28672x8192/m{m}/nibble") for m in some_m])  # fmt: skip
-    yield ("convert to NF4; int8 on the device, GB/s", [(gb_s, f"convert/{to}/cuda") for to in ("nf4", "int8")])
+    yield ("convert to NF4; int8 on the device, GB/s",
+           [(of_figure("gb_s", "{:.1f}"), f"convert/{to}/cuda") for to in ("nf4", "int8")])  # fmt: skip
     yield ("convert to NF4; int8: faster than the CPU",
            [(of_figure("faster_than_cpu"), f"convert/{to}/cuda") for to in ("nf4", "int8")])  # fmt: skip
 
