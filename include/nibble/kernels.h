@@ -13,7 +13,8 @@
  *   contents do not matter before the call, and when the work is done it can be used for anything else.
  * - Sizes are in elements unless the name says bytes. They have 64 bits: a weight may have more than 2^31 elements.
  *   m is the number of tokens, n of output features (rows of a weight), k of input features (its columns).
- * - The same input always gives the same bytes: no order of additions depends on timing. What cuBLASLt multiplies
+ * - The same input always gives the same bytes on a device: no order of additions depends on timing. That of a product
+ *   with a 4-bit weight is another one on devices of compute capability 9.0 (nibble_matmul). What cuBLASLt multiplies
  *   (nibble_matmul.min_library_m) is an exception: cuBLAS promises it for one kind of device and one version.
  * - The result is a nibble_status. If it is not NIBBLE_OK, nibble_last_error() says why. After NIBBLE_USAGE nothing was
  *   launched.
@@ -188,8 +189,8 @@ typedef struct nibble_four_bit_product {
  * The compute type is the type of x, or, if x is F32, `compute_dtype`: then x is first rounded to it. The values of the
  * codebook are rounded to it too. Products of the two are added in fp32; absmax multiplies sums of products that share
  * it; these sums, the bias and the old y are added in fp32, and y is rounded once (not at all if it is F32). The order
- * of additions depends only on shapes and alignment, and above m = 32 on whether the device has compute capability 9.0
- * (docs/four-bit-matmul.md has the order and the error).
+ * of additions depends only on shapes, alignment and whether the device has compute capability 9.0: other devices may
+ * give other bytes (docs/four-bit-matmul.md has the order and the error).
  *
  * It is fast if k, first, and stride are multiples of 64, blocksize is at least 64, packed is aligned to 8 bytes, and x
  * and its rows are aligned to 16 bytes. With multiples of 8, a blocksize of 32, or a packed that is aligned to 4
