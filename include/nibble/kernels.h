@@ -189,8 +189,8 @@ typedef struct nibble_four_bit_product {
  * The compute type is the type of x, or, if x is F32, `compute_dtype`: then x is first rounded to it. The values of the
  * codebook are rounded to it too. Products of the two are added in fp32; absmax multiplies sums of products that share
  * it; these sums, the bias and the old y are added in fp32, and y is rounded once (not at all if it is F32). The order
- * of additions depends only on shapes, alignment and whether the device has compute capability 9.0: other devices may
- * give other bytes (docs/four-bit-matmul.md has the order and the error).
+ * of additions depends only on shapes, alignment and whether the device has compute capability 9.0 and code for sm_90a:
+ * others may give other bytes (docs/four-bit-matmul.md has the order and the error).
  *
  * It is fast if k, first, and stride are multiples of 64, blocksize is at least 64, packed is aligned to 8 bytes, and x
  * and its rows are aligned to 16 bytes. With multiples of 8, a blocksize of 32, or a packed that is aligned to 4

@@ -4,7 +4,8 @@ costs itself only. Needs Python's standard library alone.
 
     kernels_run.py FOLDER PART [options]      FOLDER is what `bench/kernels.sh build` made
 
-Everything is written as it comes, to the folder --out (OUT, or else bench/results):
+Everything is written as it comes, to the folder --out (OUT, or else bench/results); the lines of steps that run together
+when each of these steps ends:
 
     PART.jsonl        a line for the run; each line of JSON that a program prints, with its step; a line for each step:
                       its status, exit code and seconds

@@ -5,11 +5,11 @@
 // Here, TMA brings codes and x to shared memory without that pipe, and a lane reads 8 bytes of its rows in two clocks.
 // No register waits for memory, so one block of 16 warps that multiply keeps it busy.
 //
-//   block     16 warps that multiply, n_warps x k_warps of them, and a helper for each of four stages
+//   block     16 warps that multiply, n_warps x k_warps of them, and a copier, a warp, for each of four stages
 //   step      block_n x block_k weights, of which a warp has 32 x 64
 //   stage     a step in shared memory: codes, x, absmax as floats; filled and emptied in turn
-//   helper    fills its stage: one lane starts the copies, and all decode absmax
-//   tiles     of n; a weight's blocks take them in turn, and the helpers are ahead by the stages that are free
+//   copier    fills its stage: one lane starts the copies, and all decode absmax
+//   tiles     of n; a weight's blocks take them in turn, and the copiers are ahead by the stages that are free
 //   sums      of the warps that divide k: through shared memory at the end, in order of k
 //   split     as in the other kernel: the last block to finish adds the sums (split_sums.hpp)
 #pragma once
@@ -38,8 +38,8 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
   static constexpr u32 step_groups = block_k / 64;  // of 64 along k: one of each warp
   static_assert(consumers == 512 && step_groups % 4 == 0);
 
-  // What TMA copies of a row at a time; of block_n or max_m rows. Up to 8 rows of x are copied one by one instead:
-  // these are fewer copies than a step has groups.
+  // The boxes that TMA copies: so much of each of block_n or max_m rows. Up to 8 rows of x are copied one by one
+  // instead: these are fewer copies than a step has groups.
   static constexpr u32 codes_box_bytes = 128, x_box_columns = 64;
   static constexpr u32 codes_box = 128 * block_n, codes_bytes = step_groups / 4 * codes_box, x_box = 128 * max_m;
   static constexpr bool copies_rows = m_tiles == 1;
@@ -66,21 +66,20 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
   SplitSums sums;
 
   NIBBLE_DEVICE void operator()() const {
-    if (first_item() >= items()) {  // of a weight with fewer blocks than another
-      dependency_wait();            // a kernel after this one takes the end of this one for that of all before
-      return;
-    }
+    // A grid has as many blocks for each weight as one with more tiles needs. These need not wait for the kernel
+    // before: the launch ends with its other blocks, which do.
+    if (first_item() >= items()) return;
     const Memory memory(dynamic_shared_aligned(1024));
     const Table table(memory.table);
     const Lane lane;
-    const bool helps = thread_id() >= consumers;
-    const u32 own_stage = warp_id() - consumers / 32;  // of a helper
+    const bool copies = thread_id() >= consumers;
+    const u32 own_stage = warp_id() - consumers / 32;  // of a copier
     float offset = 0;
     if (thread_id() == consumers) memory.init();
-    if (helps) {
+    if (copies) {
       bar_sync(2, 32 * stages);  // the mbarriers are there
       // Codes do not depend on the kernel before.
-      const Position first = helpers_first(own_stage);
+      const Position first = first_of_stage(own_stage);
       if (lane.id == 0 && first.item < items()) copy_codes(memory, own_stage, first);
       if constexpr (Nested) offset = ldg(product[block_z()].weight.absmax.nested_offset);
     } else if (thread_id() < 256) {
@@ -92,8 +91,8 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
     dependency_wait();  // an earlier kernel may have written x
     dependency_launch();
     sync_threads();  // the mbarriers and the table are there
-    if (helps)
-      help(memory, table, own_stage, offset, lane.id);
+    if (copies)
+      fill(memory, table, own_stage, offset, lane.id);
     else
       multiply_all(memory, table, lane);
   }
@@ -134,7 +133,7 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
   [[nodiscard]] NIBBLE_DEVICE u32 items() const {
     return static_cast<u32>(ceil_div<i64>(product[block_z()].weight.n, block_n)) * sums.splits;
   }
-  // A block that the weight has not is past the last item.
+  // Surplus blocks start past the last item.
   [[nodiscard]] NIBBLE_DEVICE u32 first_item() const {
     return block_x() < product[block_z()].blocks ? block_x() : items();
   }
@@ -146,16 +145,16 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
     return ++at.step < at.end ? at : position_of(at.item + product[block_z()].blocks);
   }
 
-  // -- Helpers: each has a stage, and fills it with every fourth step
+  // -- Copiers: each fills its stage with every fourth step of the block
 
   [[nodiscard]] NIBBLE_DEVICE Position ahead(Position at, u32 steps) const {
     for (u32 i = 0; i < steps && at.item < items(); ++i) at = after(at);
     return at;
   }
-  [[nodiscard]] NIBBLE_DEVICE Position helpers_first(u32 stage) const {
+  [[nodiscard]] NIBBLE_DEVICE Position first_of_stage(u32 stage) const {
     return ahead(position_of(first_item()), stage);
   }
-  // Of a step, those before the end of k.
+  // The groups of a step before the end of k.
   [[nodiscard]] NIBBLE_DEVICE u32 groups_in(const Position& at) const {
     const u32 left = groups() - step_groups * at.step;
     return left < step_groups ? left : step_groups;
@@ -188,7 +187,7 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
     }
   }
 
-  // absmax of a step: a lane has 16, those of neighbouring groups are in neighbouring lanes.
+  // absmax of a step: each lane loads 16, and neighbouring lanes load those of neighbouring groups.
   static constexpr u32 lane_scales = step_groups * block_n / 32;
   struct Scales {
     u32 code[lane_scales];
@@ -225,10 +224,10 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
     }
   }
 
-  NIBBLE_DEVICE void help(const Memory& memory, const Table& table, u32 stage, float offset, u32 lane) const {
+  NIBBLE_DEVICE void fill(const Memory& memory, const Table& table, u32 stage, float offset, u32 lane) const {
     bool is_first = true;
     u32 parity = 0;  // of the next time that the stage is emptied
-    for (Position at = helpers_first(stage); at.item < items(); at = ahead(at, stages)) {
+    for (Position at = first_of_stage(stage); at.item < items(); at = ahead(at, stages)) {
       Scales scales = {};
       load_scales(scales, at, lane);
       if (!is_first) {

@@ -16,15 +16,17 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> class FourBitMatm
  public:
   using Kernel = FourBitMatmulBulk<Half, Nested, Tile>;
 
+  /// A map needs a stride of whole 16 bytes, which one row of x need not have.
   FourBitMatmulBulkLaunch(const Half* x, i64 x_stride, u32 m, u64 k, const SplitSums& sums)
-      : kernel_{.product = {},
-                .codes_map = {},
-                .x_map = make_tensor_map(x, sizeof(Half), k, m, static_cast<u64>(x_stride) * sizeof(Half),
-                                         Kernel::x_box_columns, Kernel::max_m, Swizzle::bytes128),
-                .x = x,
-                .x_stride = x_stride,
-                .m = m,
-                .sums = sums} {}
+      : kernel_{
+            .product = {},
+            .codes_map = {},
+            .x_map = make_tensor_map(x, sizeof(Half), k, m, (m == 1 ? k : static_cast<u64>(x_stride)) * sizeof(Half),
+                                     Kernel::x_box_columns, Kernel::max_m, Swizzle::bytes128),
+            .x = x,
+            .x_stride = x_stride,
+            .m = m,
+            .sums = sums} {}
 
   /// The next weight, whose stride is not 0. There may be max_weights.
   void add(const nibble_four_bit& weight, const MatmulOutput<Half>& output) {

@@ -43,6 +43,7 @@ TEST(FourBitMatmulBulk, RandomShapes) {
 
 TEST(FourBitMatmulBulk, SlicesAndFp32X) {
   expect_product({.m = 7, .n = 20, .k = 128, .first = 128 * 7}, 1);
+  expect_product({.m = 1, .n = 20, .k = 128, .x_stride = 1}, 5);
   expect_product({.m = 20, .n = 130, .k = 192, .blocksize = 256, .nested = false, .first = 64, .gap = 320}, 2);
   expect_product({.m = 9, .n = 20, .k = 320, .x_f32 = true, .y_f32 = true}, 3);
   expect_product({.m = 1, .n = 20, .k = 320, .dtype = NIBBLE_F16, .x_f32 = true, .overlap = true}, 4);

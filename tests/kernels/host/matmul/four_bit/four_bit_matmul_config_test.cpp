@@ -106,6 +106,32 @@ TEST(FourBitMatmulConfig, ManyRowsHaveAKernelAndWholeSteps) {
   EXPECT_EQ(sm90_config_for(128, 14336, 4096).splits, 1U);
 }
 
+TEST(FourBitMatmulConfig, FewRowsHaveAKernelThatTmaFeedsAndWholeSteps) {
+  std::mt19937_64 random(3);
+  for (u64 m = 1; m <= max_m_of_bulk; ++m)
+    for (int i = 0; i < 200; ++i) {
+      const u64 n = i == 0 ? ~u64{0} >> 32 : 1 + random() % (u64{1} << (1 + random() % 18));
+      const u64 k = 64 * (1 + random() % (u64{1} << (1 + random() % 12)));
+      const BulkConfig config = bulk_config_for(m, n, k);
+      ASSERT_TRUE(std::any_of(bulk_choices.begin(), bulk_choices.end(),
+                              [&](const auto& choice) { return choice.tile == config.tile; }));
+      ASSERT_EQ(config.tile.max_m(), m <= 8 ? 8 : m <= 16 ? 16 : 32);
+      ASSERT_GE(config.splits, 1U);
+      ASSERT_LE(config.splits, std::min<u64>(16, (k + config.tile.block_k() - 1) / config.tile.block_k()))
+          << "a split that has no step";
+      const u64 tiles = (n + config.tile.block_n() - 1) / config.tile.block_n();
+      ASSERT_TRUE(config.splits == 1 || tiles <= max_groups) << m << " x " << n << " x " << k;
+    }
+  const auto splits = [](u64 m, u64 n, u64 k) { return bulk_config_for(m, n, k).splits; };
+  EXPECT_EQ(splits(1, 28672, 8192), 1U);
+  EXPECT_EQ(splits(1, 14336, 4096), 1U);
+  EXPECT_EQ(splits(1, 4096, 4096), 1U);
+  EXPECT_EQ(splits(8, 1024, 4096), 4U);
+  EXPECT_EQ(splits(16, 4096, 4096), 2U);
+  EXPECT_EQ(splits(32, 4096, 4096), 4U);
+  EXPECT_EQ(splits(32, 4096, 14336), 4U);
+}
+
 // Blocks of 256 threads, whose shared memory and registers the kernel counts on.
 TEST(FourBitMatmulConfig, EveryKernelHas256Threads) {
   for (const Choice& choice : choices) EXPECT_EQ(choice.tile.threads(), 256U);
