@@ -1,13 +1,15 @@
 // Compiles FourBitMatmulSm90, and launches it as the library does.
 #include "bench/kernels/tune/tune.hpp"
-#include "kernels/host/matmul/four_bit/four_bit_matmul_sm90_launch.hpp"
+#include "kernels/host/matmul/four_bit/four_bit_matmul_tma_launch.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_sm90.hpp"
 
 namespace nibble::bench {
 namespace {
 
 using device::bf16;
 
-template <std::uint32_t Rows> using LaunchOf = kernels::FourBitMatmulSm90Launch<bf16, true, Rows>;
+template <std::uint32_t Rows>
+using LaunchOf = kernels::FourBitMatmulTmaLaunch<bf16, kernels::FourBitMatmulSm90<bf16, true, Rows>>;
 
 template <std::uint32_t Rows> void launch_rows(const TunedCall& call, std::uint32_t splits, cudaStream_t stream) {
   const std::uint64_t n = call.weight.rows, k = call.weight.columns;

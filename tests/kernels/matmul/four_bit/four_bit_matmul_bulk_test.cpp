@@ -7,9 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/host/matmul/four_bit/four_bit_matmul_bulk_launch.hpp"
 #include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_bulk.hpp"
 #include "tests/kernels/matmul/four_bit/four_bit_matmul_support.hpp"
+#include "tests/kernels/matmul/four_bit/four_bit_matmul_tma_support.hpp"
 #include "tests/kernels/schedules.hpp"
 #include "tests/simulator/array.hpp"
 
@@ -17,9 +18,7 @@ namespace nibble::kernels {
 namespace {
 
 using namespace device;
-using nibble::test::in_schedules;
 using nibble::test::Options;
-using nibble::test::survivors;
 using test::expect_product;
 using test::Problem;
 using test::Product;
@@ -62,69 +61,23 @@ TEST(FourBitMatmulBulk, SplitK) {
   EXPECT_THAT(counters.to_host(), testing::Each(0U));
 }
 
-// Kernels by themselves: blocks with several items, rings that come round, a last step that is short.
-template <bool Nested, FourBitMatmulBulkTile Tile> class Items {
- public:
-  Items(const Shape& shape, u32 splits) : splits_(splits), problem_(with_overlap(shape), 9), product_(problem_) {}
-
-  [[nodiscard]] std::vector<float> run() const {
-    const Shape& s = problem_.shape;
-    using Launch = FourBitMatmulBulkLaunch<bf16, Nested, Tile>;
-    const u64 groups = ceil_div<u64>(s.n, Launch::Kernel::block_n);
-    const DeviceArray<u8> y = product_.y();
-    const DeviceArray<float> partial(splits_ > 1 ? splits_ * s.m * s.n : 0, {.name = "partial"});
-    const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(groups), {.name = "counters"});
-    Launch one(static_cast<const bf16*>(product_.x().data), static_cast<i64>(s.k), static_cast<u32>(s.m), s.k,
-               {partial.data(), counters.data(), splits_, static_cast<i64>(s.m * s.n)});
-    nibble_four_bit weight = product_.weight();
-    weight.stride = weight.columns;
-    one.add(weight, {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false});
-    one.run_with(2, nullptr, Overlap::yes);
-    EXPECT_THAT(counters.to_host(), testing::Each(0U));
-    return product_.values_in(y);
-  }
-  /// Also what run() has to give again.
-  [[nodiscard]] std::vector<float> right_values() const {
-    SCOPED_TRACE(testing::PrintToString(problem_.shape));
-    std::vector<float> first;
-    in_schedules([&] {
-      const std::vector<float> result = run();
-      if (first.empty()) first = result;
-      EXPECT_EQ(result, first);
-    });
-    test::expect_values(problem_, first);
-    return first;
-  }
-
- private:
-  static Shape with_overlap(Shape shape) {
-    shape.nested = Nested;
-    shape.overlap = true;
-    return shape;
-  }
-
-  u32 splits_;
-  Problem problem_;
-  Product product_;
-};
+template <bool Nested, FourBitMatmulBulkTile Tile>
+using Items = test::TmaItems<FourBitMatmulBulk<bf16, Nested, Tile>, Nested>;
 
 constexpr FourBitMatmulBulkTile of_8_rows = four_bit_matmul::bulk_choices[0].tile;
 constexpr FourBitMatmulBulkTile of_16_rows = four_bit_matmul::bulk_choices[1].tile;
 constexpr FourBitMatmulBulkTile of_32_rows = four_bit_matmul::bulk_choices[2].tile;
 
-// Each synchronization is needed for one of the two.
-template <bool Nested, FourBitMatmulBulkTile Tile>
-void expect_all_needed(const Items<Nested, Tile>& one, const Items<Nested, Tile>& other) {
-  const std::vector<float> values = one.right_values(), other_values = other.right_values();
-  EXPECT_THAT(survivors([&] { return one.run() == values && other.run() == other_values; }, 4), testing::IsEmpty());
-}
-
 // Two blocks take several items each: tiles of n, splits of k. The ring comes round several times.
 NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, EverySynchronizationIsNeeded) {
-  expect_all_needed<true, of_8_rows>({{.m = 5, .n = 140, .k = 64 * 40}, 1}, {{.m = 8, .n = 70, .k = 64 * 70}, 2});
-  expect_all_needed<false, of_8_rows>({{.m = 3, .n = 290, .k = 64 * 30}, 1}, {{.m = 1, .n = 40, .k = 64 * 130}, 2});
-  expect_all_needed<true, of_16_rows>({{.m = 11, .n = 300, .k = 64 * 20}, 1}, {{.m = 16, .n = 130, .k = 64 * 35}, 2});
-  expect_all_needed<true, of_32_rows>({{.m = 30, .n = 520, .k = 64 * 11}, 1}, {{.m = 32, .n = 300, .k = 64 * 19}, 2});
+  test::expect_all_needed<Items<true, of_8_rows>>({{.m = 5, .n = 140, .k = 64 * 40}, 1},
+                                                  {{.m = 8, .n = 70, .k = 64 * 70}, 2});
+  test::expect_all_needed<Items<false, of_8_rows>>({{.m = 3, .n = 290, .k = 64 * 30}, 1},
+                                                   {{.m = 1, .n = 40, .k = 64 * 130}, 2});
+  test::expect_all_needed<Items<true, of_16_rows>>({{.m = 11, .n = 300, .k = 64 * 20}, 1},
+                                                   {{.m = 16, .n = 130, .k = 64 * 35}, 2});
+  test::expect_all_needed<Items<true, of_32_rows>>({{.m = 30, .n = 520, .k = 64 * 11}, 1},
+                                                   {{.m = 32, .n = 300, .k = 64 * 19}, 2});
 }
 
 // A step of each length, and fewer steps than there are helpers and stages.

@@ -8,8 +8,9 @@
 #include <vector>
 
 #include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
-#include "kernels/host/matmul/four_bit/four_bit_matmul_sm90_launch.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_sm90.hpp"
 #include "tests/kernels/matmul/four_bit/four_bit_matmul_support.hpp"
+#include "tests/kernels/matmul/four_bit/four_bit_matmul_tma_support.hpp"
 #include "tests/kernels/schedules.hpp"
 #include "tests/simulator/array.hpp"
 
@@ -17,9 +18,7 @@ namespace nibble::kernels {
 namespace {
 
 using namespace device;
-using nibble::test::in_schedules;
 using nibble::test::Options;
-using nibble::test::survivors;
 using test::expect_product;
 using test::Problem;
 using test::Product;
@@ -60,66 +59,16 @@ TEST(FourBitMatmulSm90, SplitK) {
   EXPECT_THAT(counters.to_host(), testing::Each(0U));
 }
 
-// Kernels by themselves: blocks with several items, rings that come round, a last step that is short.
-template <bool Nested, u32 Rows> class Items {
- public:
-  Items(const Shape& shape, u32 splits) : splits_(splits), problem_(with_overlap(shape), 9), product_(problem_) {}
-
-  [[nodiscard]] std::vector<float> run() const {
-    const Shape& s = problem_.shape;
-    using Launch = FourBitMatmulSm90Launch<bf16, Nested, Rows>;
-    using Kernel = typename Launch::Kernel;
-    const u64 groups = ceil_div<u64>(s.n, Kernel::block_n) * ceil_div<u64>(s.m, Kernel::max_m);
-    const DeviceArray<u8> y = product_.y();
-    const DeviceArray<float> partial(splits_ > 1 ? splits_ * s.m * s.n : 0, {.name = "partial"});
-    const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(groups), {.name = "counters"});
-    Launch one(static_cast<const bf16*>(product_.x().data), static_cast<i64>(s.k), static_cast<u32>(s.m), s.k,
-               {partial.data(), counters.data(), splits_, static_cast<i64>(s.m * s.n)});
-    nibble_four_bit weight = product_.weight();
-    weight.stride = weight.columns;
-    one.add(weight, {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false});
-    one.run_with(2, nullptr, Overlap::yes);
-    EXPECT_THAT(counters.to_host(), testing::Each(0U));
-    return product_.values_in(y);
-  }
-  /// Also what run() has to give again.
-  [[nodiscard]] std::vector<float> right_values() const {
-    SCOPED_TRACE(testing::PrintToString(problem_.shape));
-    std::vector<float> first;
-    in_schedules([&] {
-      const std::vector<float> result = run();
-      if (first.empty()) first = result;
-      EXPECT_EQ(result, first);
-    });
-    test::expect_values(problem_, first);
-    return first;
-  }
-
- private:
-  static Shape with_overlap(Shape shape) {
-    shape.nested = Nested;
-    shape.overlap = true;
-    return shape;
-  }
-
-  u32 splits_;
-  Problem problem_;
-  Product product_;
-};
-
-// Each synchronization is needed for one of the two.
-template <bool Nested, u32 Rows>
-void expect_all_needed(const Items<Nested, Rows>& one, const Items<Nested, Rows>& other) {
-  const std::vector<float> values = one.right_values(), other_values = other.right_values();
-  EXPECT_THAT(survivors([&] { return one.run() == values && other.run() == other_values; }, 4), testing::IsEmpty());
-}
+template <bool Nested, u32 Rows> using Items = test::TmaItems<FourBitMatmulSm90<bf16, Nested, Rows>, Nested>;
 
 // Two blocks take 4 items or more: tiles of n, chunks of m, splits of k. Where all steps are whole, x alone holds the
 // copies back with 128 rows: the second problem has short ones.
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, EverySynchronizationIsNeeded) {
-  expect_all_needed<true, 64>({{.m = 70, .n = 140, .k = 64 * 26}, 1}, {{.m = 64, .n = 259, .k = 64 * 9}, 2});
-  expect_all_needed<false, 96>({{.m = 97, .n = 130, .k = 64 * 13}, 3}, {{.m = 190, .n = 640, .k = 64}, 1});
-  expect_all_needed<true, 128>({{.m = 120, .n = 300, .k = 64 * 23}, 2}, {{.m = 250, .n = 640, .k = 64}, 1});
+  test::expect_all_needed<Items<true, 64>>({{.m = 70, .n = 140, .k = 64 * 26}, 1},
+                                           {{.m = 64, .n = 259, .k = 64 * 9}, 2});
+  test::expect_all_needed<Items<false, 96>>({{.m = 97, .n = 130, .k = 64 * 13}, 3}, {{.m = 190, .n = 640, .k = 64}, 1});
+  test::expect_all_needed<Items<true, 128>>({{.m = 120, .n = 300, .k = 64 * 23}, 2},
+                                            {{.m = 250, .n = 640, .k = 64}, 1});
 }
 
 // A step of each length, and fewer steps than codes are copied ahead.

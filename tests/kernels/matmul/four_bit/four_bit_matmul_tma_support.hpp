@@ -1,0 +1,73 @@
+// Kernels that TMA feeds by themselves, as the library would not launch them for small shapes: blocks with several
+// items, rings that come round, a last step that is short.
+#pragma once
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "kernels/host/matmul/four_bit/four_bit_matmul_tma_launch.hpp"
+#include "tests/kernels/matmul/four_bit/four_bit_matmul_support.hpp"
+#include "tests/kernels/schedules.hpp"
+#include "tests/simulator/array.hpp"
+
+namespace nibble::kernels::test {
+
+using device::bf16;
+using device::ceil_div;
+
+/// A product whose items two blocks take in turn, in one launch that overlaps with the one before it. Kernel is for
+/// bf16, and for nested absmax if `Nested`.
+template <class Kernel, bool Nested> class TmaItems {
+ public:
+  TmaItems(const Shape& shape, u32 splits) : splits_(splits), problem_(with_overlap(shape), 9), product_(problem_) {}
+
+  [[nodiscard]] std::vector<float> run() const {
+    const Shape& s = problem_.shape;
+    const u64 groups = ceil_div<u64>(s.n, Kernel::block_n) * ceil_div<u64>(s.m, Kernel::max_m);
+    const DeviceArray<u8> y = product_.y();
+    const DeviceArray<float> partial(splits_ > 1 ? splits_ * s.m * s.n : 0, {.name = "partial"});
+    const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(groups), {.name = "counters"});
+    FourBitMatmulTmaLaunch<bf16, Kernel> one(static_cast<const bf16*>(product_.x().data), static_cast<i64>(s.k),
+                                             static_cast<u32>(s.m), s.k,
+                                             {partial.data(), counters.data(), splits_, static_cast<i64>(s.m * s.n)});
+    nibble_four_bit weight = product_.weight();
+    weight.stride = weight.columns;
+    one.add(weight, {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false});
+    one.run_with(2, nullptr, device::Overlap::yes);
+    EXPECT_THAT(counters.to_host(), testing::Each(0U));
+    return product_.values_in(y);
+  }
+  /// Also what run() has to give again.
+  [[nodiscard]] std::vector<float> right_values() const {
+    SCOPED_TRACE(testing::PrintToString(problem_.shape));
+    std::vector<float> first;
+    nibble::test::in_schedules([&] {
+      const std::vector<float> result = run();
+      if (first.empty()) first = result;
+      EXPECT_EQ(result, first);
+    });
+    expect_values(problem_, first);
+    return first;
+  }
+
+ private:
+  static Shape with_overlap(Shape shape) {
+    shape.nested = Nested;
+    shape.overlap = true;
+    return shape;
+  }
+
+  u32 splits_;
+  Problem problem_;
+  Product product_;
+};
+
+/// Each synchronization is needed for one of the two.
+template <class Items> void expect_all_needed(const Items& one, const Items& other) {
+  const std::vector<float> values = one.right_values(), other_values = other.right_values();
+  EXPECT_THAT(nibble::test::survivors([&] { return one.run() == values && other.run() == other_values; }, 4),
+              testing::IsEmpty());
+}
+
+}  // namespace nibble::kernels::test
