@@ -185,9 +185,17 @@ template <auto Tile, class Store>
 NIBBLE_DEVICE void store_totals_of_splits(const MatmulWork<Tile>& work, const SplitSums& sums, u32 tile, i64 n,
                                           i64 first_sum, Store&& store) {
   const MatmulValues<Tile> values{work, tile, n, first_sum};
-  sums.template for_each_total<MatmulSizes<Tile>::threads>(
-      values.count(), [&](u32 i) { return values.place(i); },
-      [&](u32 i, float total) { store(values.at_m(i), values.at_n(i), total); });
+  constexpr u32 threads = MatmulSizes<Tile>::threads;
+  // Where a thread has two values at most, the simple loop leaves the product's loop more registers.
+  if constexpr (MatmulSizes<Tile>::max_m * MatmulSizes<Tile>::block_n <= 2 * threads) {
+    for (u32 i = thread_id(); i < values.count(); i += threads) {
+      if (values.at_n(i) < n) store(values.at_m(i), values.at_n(i), sums.total(values.place(i)));
+    }
+  } else {
+    sums.template for_each_total<threads>(
+        values.count(), [&](u32 i) { return values.place(i); },
+        [&](u32 i, float total) { store(values.at_m(i), values.at_n(i), total); });
+  }
 }
 
 /// Both: `group` are the blocks that divide the same sums, and the last of them to come here stores their totals.

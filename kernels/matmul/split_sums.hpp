@@ -70,10 +70,24 @@ struct SplitSums {
     return lds(before) == splits - 1;
   }
 
-  /// What the last block adds: for value i of `count`, at(i) is its place in the y of `partial`, or negative if there
-  /// is no such value, and store(i, total) takes the sum of all splits. The block's `Threads` take the values in turn.
-  /// A thread asks for all that it adds in a round before it adds: the memory's latency is much longer than all else
-  /// here.
+  /// The sum of all splits of one value, which is at that place in the y of `partial`.
+  [[nodiscard]] NIBBLE_DEVICE float total(i64 at) const {
+    constexpr u32 at_once = 8;  // loads, before the first is waited for
+    float total = 0;
+    for (u32 split = 0; split < splits; split += at_once) {
+      float part[at_once] = {};  // adding 0 changes nothing: a total is never -0
+      NIBBLE_UNROLL for (u32 s = 0; s < at_once; ++s) {
+        if (split + s < splits) part[s] = ld(partial + (i64{split + s} * size + at));
+      }
+      NIBBLE_UNROLL for (u32 s = 0; s < at_once; ++s) total = add_rn(total, part[s]);
+    }
+    return total;
+  }
+
+  /// The same for many values of a thread. What the last block adds: for value i of `count`, at(i) is its place in the
+  /// y of `partial`, or negative if there is no such value, and store(i, total) takes the sum of all splits. The
+  /// block's `Threads` take the values in turn. A thread asks for all that it adds in a round before it adds: the
+  /// memory's latency is much longer than all else here.
   template <u32 Threads, class At, class Store>
   NIBBLE_DEVICE void for_each_total(u32 count, At&& at, Store&& store) const {
     constexpr u32 values = 4, splits_at_once = 4;  // of a round
@@ -85,7 +99,7 @@ struct SplitSums {
         place[v] = i < count ? at(i) : -1;
       }
       for (u32 split = 0; split < splits; split += splits_at_once) {
-        float part[splits_at_once][values] = {};  // adding 0 changes nothing: a total is never -0
+        float part[splits_at_once][values] = {};
         NIBBLE_UNROLL for (u32 s = 0; s < splits_at_once; ++s) {
           NIBBLE_UNROLL for (u32 v = 0; v < values; ++v) {
             if (split + s < splits && place[v] >= 0) part[s][v] = ld(partial + (i64{split + s} * size + place[v]));
