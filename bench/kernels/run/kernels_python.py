@@ -5,8 +5,9 @@
 
 What is made on the device is compared with the same bytes made on the CPU, products with fp64. A check that fails does
 not stop the others; if it leaves CUDA in an error state, the others go on in a new process. --device cpu tries the
-checks themselves where there is no GPU. 0: nothing failed. 1: a check failed. 77: there is no GPU. 78: torch or nibble
-is not there.
+checks themselves where there is no GPU. One file, because the checks are small and share their tensors.
+
+0: nothing failed. 1: a check failed. 77: there is no GPU. 78: torch or nibble is not there.
 """
 
 import argparse

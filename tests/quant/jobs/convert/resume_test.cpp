@@ -1,5 +1,6 @@
 // A conversion that was interrupted, and the one that resumes it: the same bytes as of a single one, and nothing on
-// disk is believed that cannot be checked. tests/faults/run.py kills conversions at every call of the system.
+// disk is believed that cannot be checked. tests/faults/run.py kills conversions at every call of the system. One file,
+// because each test interrupts the same conversion, spoils something else, and compares with the same bytes.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
