@@ -19,7 +19,8 @@ RESULTS = ROOT / "bench" / "results"
 BUILD = ROOT / "build" / "release"
 PEERS = ROOT / "build" / "peers" / "bin" / "python"  # python/peers.sh makes it
 LLAMA = ROOT / "build" / "peers" / "llama"  # bench/peers/llama.sh makes it
-PEER_PACKAGES = ("torch", "bitsandbytes", "safetensors", "transformers")
+QUANTIZERS = ROOT / "build" / "quantizers"  # bench/peers/quantizers.sh makes it
+PEER_PACKAGES = ("torch", "bitsandbytes", "safetensors", "transformers", "hqq", "llmcompressor")
 
 
 def add_options(parser, name):
@@ -94,9 +95,9 @@ def compiler(build=BUILD):
     }
 
 
-def peer_versions(python):
-    """Versions of the peers' packages, as their interpreter finds them."""
-    program = "import json, importlib.metadata as m\nv = {}\n" + "".join(
+def peer_versions(python, *folders):
+    """Versions of the peers' packages, as their interpreter finds them, in further folders, too."""
+    program = f"import json, sys, importlib.metadata as m\nsys.path += {[*map(str, folders)]}\nv = {{}}\n" + "".join(
         f"try: v[{name!r}] = m.version({name!r})\nexcept m.PackageNotFoundError: pass\n" for name in PEER_PACKAGES
     )
     return json.loads(output_of(python, "-c", program + "print(json.dumps(v))"))

@@ -5,7 +5,7 @@
 #
 #   bench/run.sh                what of the peers is installed takes part (python/peers.sh installs them)
 #   bench/run.sh in_memory      one part: in_memory, peers, convert, measure, scaling or profile_stages
-#   bench/{calibration,compensation,quality,loading,matmul_cpu,quantize_cpu}.py
+#   bench/{calibration,compensation,quality,loading,matmul_cpu,quantize_cpu,search}.py
 #                               not part of this: each has its command in its head, and its figures on another page
 #   bench/kernels.sh            the CUDA kernels: not part of this, as it takes a machine with a GPU
 #   PEERS=PYTHON bench/run.sh   with an interpreter that has the peers already

@@ -166,6 +166,12 @@ def markdown(head, rows):
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
+def load_words(run):
+    """That the machine was busy, if it was: the program that is measured keeps its cores busy itself."""
+    busy = run.get("load_average", 0) > run["cores"] + 1
+    return [f"with other work beside it (load {run['load_average']:.0f})"] if busy else []
+
+
 def machine_text(source):
     run, _ = record.load(record.RESULTS / f"{source}.jsonl")
     if not run:
@@ -174,7 +180,7 @@ def machine_text(source):
     if "disk_write_gb_s" in run:
         words.append(f"{run['file_system']}, disk {run['disk_read_gb_s']:.1f} GB/s read and "
                      f"{run['disk_write_gb_s']:.1f} GB/s written")  # fmt: skip
-    words += [run["compiler"], run["flags"]]
+    words += [*load_words(run), run["compiler"], run["flags"]]
     words += [f"{name} {version}" for name, version in run.get("peers", {}).items()]
     return f"Measured {run['date']}: " + "; ".join(words) + ".\n"
 
@@ -432,8 +438,7 @@ MINILM_NAMES = {"nf4-embeddings-bf16": "nf4 `--embeddings bf16`"}
 def host_text(run):
     words = [f"{run['cores']} cores of {run['cpu']}, {run['memory_gib']} GiB, Linux {run['kernel']}"]
     words += [run["gpu"]] if run.get("gpu") else []
-    if run.get("load_average", 0) > run["cores"] + 1:  # the example itself keeps the cores busy
-        words.append(f"with other work beside it (load {run['load_average']:.0f})")
+    words += load_words(run)
     return "; ".join(words + [f"{name} {version}" for name, version in run["peers"].items()])
 
 
@@ -462,6 +467,117 @@ REPORTED = {
     "nf4/no-double-quant": "NF4 without double quantization",
     "int8": "int8",
     "fp16": "fp16",
+}
+
+def search_table(source):
+    """Contenders on the weights of one source: the least time, and errors over those of nibble's largest magnitudes."""
+    _, lines = record.load(record.RESULTS / "search.jsonl")
+    largest = lines.get(f"{source}/nibble, max")
+    rows = []
+    for name, line in lines.items():
+        if name.startswith(f"{source}/"):
+            seconds = min(line["samples"])
+            rate = line["bytes"] / seconds / 1e9
+            rows.append([name.partition("/")[2], f"{line['bits_per_weight']:.2f}",
+                         f"{seconds * 1e3:.{0 if seconds > 0.01 else 1}f}", f"{rate:.{2 if rate > 0.1 else 3}f}",
+                         *(f"{line[key] / largest[key]:.3f}" for key in ("rmse", "mae"))])  # fmt: skip
+    head = ["", "bits per weight", "ms", "GB/s of bf16", "RMSE / that of max", "mean \\|error\\| / that of max"]
+    return markdown(head, rows) if rows else "Not measured yet.\n"
+
+
+def rate_distortion(bits):
+    """The least RMSE of independent numbers of N(0, 1) that a code of so many bits each can have."""
+    return 2.0**-bits
+
+
+def lloyd_max(levels):
+    """The least RMSE of so many values, each number of N(0, 1) rounded to the nearest (Lloyd's method)."""
+
+    def density(x):
+        return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+    def below(x):
+        return (1 + math.erf(x / math.sqrt(2))) / 2
+
+    values, change = [4 * (i + 0.5) / levels - 2 for i in range(levels)], 1.0
+    while change > 1e-12:  # until each value is the mean of the numbers that are nearest to it
+        ends = [-math.inf, *((low + high) / 2 for low, high in zip(values, values[1:])), math.inf]
+        shares = [below(high) - below(low) for low, high in zip(ends, ends[1:])]
+        means = [(density(low) - density(high)) / share for low, high, share in zip(ends, ends[1:], shares)]
+        values, change = means, max(abs(mean - value) for mean, value in zip(means, values))
+    return math.sqrt(1 - sum(share * mean**2 for share, mean in zip(shares, means)))
+
+
+def block_sizes_table():
+    """RMSE of normal weights by block size, over that of the largest magnitude in parentheses, beside the bounds."""
+    _, lines = record.load(record.RESULTS / "search.jsonl")
+    sizes = sorted({int(name.split("/")[0].split()[-1]) for name in lines if name.startswith("block size ")})
+    if not sizes:
+        return "Not measured yet.\n"
+
+    def line(size, codec, choice, double_quant):
+        return lines[f"block size {size}/{codec}:absmax={choice},double-quant={double_quant}"]
+
+    def bits(double_quant):
+        return [line(size, "nf4", "max", double_quant)["bits_per_weight"] for size in sizes]
+
+    def errors(codec, choice, double_quant):
+        found = []
+        for size in sizes:
+            rmse, largest = (line(size, codec, which, double_quant)["median"] for which in (choice, "max"))
+            found.append(f"{rmse:.4f}" if choice == "max" else f"{rmse:.4f} ({rmse / largest:.3f})")
+        return found
+
+    ways = {"no": "", "yes": ", double quantization"}
+    rows = [[f"bits per weight{way}", *(f"{each:.2f}" for each in bits(key))] for key, way in ways.items()]
+    rows += [[f"{codec.upper()}, {choice}{way}", *errors(codec, choice, key)]
+             for codec in ("nf4", "fp4") for key, way in ways.items()
+             for choice in (("max", "search-positive", "search") if codec == "nf4" else ("max", "search"))]  # fmt: skip
+    rows.append(["Lloyd-Max, 4 bits", *[f"{lloyd_max(16):.4f}"] * len(sizes)])
+    rows += [[f"bound{way}", *(f"{rate_distortion(each):.4f}" for each in bits(key))] for key, way in ways.items()]
+    return markdown(["block size", *map(str, sizes)], rows)
+
+
+def compensation_table():
+    """Medians of processor time on one thread and of time on two, and the first over that of nibble's default."""
+    columns = [record.load(record.RESULTS / f"{name}.jsonl") for name in ("compensation", "compensation_two_threads")]
+    if not all(run for run, _ in columns):
+        return "Not measured yet.\n"
+
+    def seconds(column, name):
+        run, lines = column
+        at = f"compensation/{run['size']}/"
+        if name == "factor":
+            return statistics.median(sample for each, line in lines.items() if each.endswith("/factor")
+                                     for sample in line["samples"])  # fmt: skip
+        parts = [f"{at}{name}"] if f"{at}{name}" in lines else [f"{at}{name}/{part}" for part in ("factor", "codes")]
+        return statistics.median(map(sum, zip(*(lines[part]["samples"] for part in parts))))
+
+    rows = []
+    for name, what in COMPENSATED.items():
+        one, two = (seconds(column, name) for column in columns)
+        rows.append([what, f"{one:.2f}", f"{one / seconds(columns[0], 'nf4'):.2f}", f"{two:.1f}"])
+    return markdown(["", "one thread, processor time, s", "/ NF4, double quantization", "two threads, s"], rows)
+
+
+def compensation_text():
+    runs = [record.load(record.RESULTS / f"{name}.jsonl")[0] for name in ("compensation", "compensation_two_threads")]
+    if not all(runs):
+        return "Not measured yet.\n"
+    loads = " and ".join(f"{run['load_average']:.1f}" for run in runs)
+    return (f"Measured {runs[0]['date']}: a matrix of {runs[0]['size']} x {runs[0]['size']}; {host_text(runs[0])}. The "
+            f"load before the two runs was {loads}.\n")  # fmt: skip
+
+
+COMPENSATED = {
+    "factor": "nibble, the factor alone",
+    "cholesky in torch": "torch's Cholesky factorization in fp64, for comparison",
+    "nf4:double-quant=no": "nibble, NF4",
+    "nf4": "nibble, NF4, double quantization",
+    "nf4:absmax=search": "nibble, NF4, search, double quantization",
+    "int8": "nibble, int8",
+    "llm-compressor": "llm-compressor's GPTQ, int4",
+    "gptq in torch": "GPTQ in torch, with NF4's largest magnitudes",
 }
 
 MEASURE_TARGETS = [
@@ -498,6 +614,12 @@ TABLES = {
     "measure_machine": lambda: machine_text("measure"),
     "measured": measured_table,
     "error_report": error_report_table,
+    "search_machine": lambda: machine_text("search"),
+    "search_minilm": lambda: search_table("minilm"),
+    "search_normal": lambda: search_table("normal"),
+    "search_block_sizes": block_sizes_table,
+    "compensation_text": compensation_text,
+    "compensation": compensation_table,
 }
 
 

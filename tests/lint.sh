@@ -24,7 +24,8 @@ if [[ ${1:-} != --tidy ]]; then
   tests/kernels/bypass.py
   tests/kernels/machine_code/run.py --test
   docs/generate_reference.sh build/release/nibble --check
-  bench/table.py --check README.md
+  tests/bench/table_test.py
+  for page in README.md docs/compensation.md docs/nf4.md; do bench/table.py --check "$page"; done
   tests/bench/kernels/tune_table_test.py
   bench/kernels/tune/tune_table.py --check
   tests/bench/kernels/predictions_test.py
