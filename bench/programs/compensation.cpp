@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -33,6 +34,21 @@ struct Job {
   unsigned threads = 2;
   double damping = 0.01;
   bool largest_first = false;
+};
+
+// A time of day, and the processor time of all threads.
+class Clock {
+ public:
+  [[nodiscard]] double seconds_since(const Clock& begin) const {
+    return std::chrono::duration<double>(wall_ - begin.wall_).count();
+  }
+  [[nodiscard]] double processor_seconds_since(const Clock& begin) const {
+    return static_cast<double>(processor_ - begin.processor_) / CLOCKS_PER_SEC;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point wall_ = std::chrono::steady_clock::now();
+  std::clock_t processor_ = std::clock();
 };
 
 template <class F> void for_each_part(const Job& job, std::size_t part, F&& f) {
@@ -86,16 +102,18 @@ void run(const Job& job) {
   const auto* const blocks = dynamic_cast<const FourBitCodec*>(codec.get());
   std::vector<float> decoded;
   Workers(job.threads).execute([&] {
-    const auto now = [] { return std::chrono::steady_clock::now(); };
-    const auto begin = now();
+    const Clock begin;
     const InputFactor factor(moment, job.k,
                              {blocks != nullptr ? blocks->blocksize() : job.k,
                               job.largest_first ? ColumnOrder::largest : ColumnOrder::stored, job.damping});
-    const auto factored = now();
+    const Clock factored;
     decoded = blocks != nullptr ? four_bit(job, *blocks, factor, weights) : int8_rows(job, factor, weights);
-    const std::chrono::duration<double> factoring = factored - begin, coding = now() - factored;
-    std::printf("{\"factor_s\": %.4f, \"code_s\": %.4f, \"damping\": %g}\n", factoring.count(), coding.count(),
-                factor.damping());
+    const Clock end;
+    std::printf(
+        "{\"factor_s\": %.4f, \"code_s\": %.4f, \"factor_processor_s\": %.4f, \"code_processor_s\": %.4f, \"damping\": "
+        "%g}\n",
+        factored.seconds_since(begin), end.seconds_since(factored), factored.processor_seconds_since(begin),
+        end.processor_seconds_since(factored), factor.damping());
   });
   if (!job.out.empty())
     std::ofstream(job.out, std::ios::binary)
