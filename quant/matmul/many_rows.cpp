@@ -44,7 +44,7 @@ class Tiles {
         bytes_(traits(operands.dtype).bits / 8),
         depth_(transposed ? weight.k() : weight.n()),
         columns_(transposed ? weight.n() : weight.k()),
-        is_direct_(operands.dtype == DType::f32 || (kernel.per_word == 2 && depth_ % 2 == 0)),
+        is_direct_(kernel.per_word == 2 ? depth_ % 2 == 0 : operands.dtype == DType::f32 && target_has_avx512()),
         tile_columns_(columns_for(operands.m)),
         x_(is_direct_ ? 0 : std::min(tile_rows, operands.m) * tile_words),
         panel_(tile_words * tile_columns_),
@@ -133,7 +133,7 @@ class Tiles {
   std::optional<RowKernel> bf16_;  // decodes weights into the words of the kernel
   const Operands& operands_;
   std::size_t bytes_, depth_, columns_, words_ = 0;
-  bool is_direct_;  // whether the kernel reads x where it is
+  bool is_direct_;  // whether the kernel reads x where it is; without AVX-512, copies near each other are faster
   std::size_t tile_columns_;
   Lines<std::uint32_t> x_, panel_;
   Lines<float> sums_;

@@ -12,6 +12,7 @@
 #include <hwy/highway.h>
 
 #include "quant/simd/byte_table16-inl.hpp"
+#include "quant/simd/registers-inl.hpp"
 #include "quant/simd/table16-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -89,8 +90,10 @@ void decode_int8(const std::int8_t* HWY_RESTRICT codes, float absmax, std::size_
   }
 }
 
+using nibble::HWY_NAMESPACE::has_32_registers;
+
 // m rows of x at a time: with their sums, weights and one vector of x, they fill the registers.
-constexpr std::size_t max_m = HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON ? 6 : 2;
+constexpr std::size_t max_m = has_32_registers ? 6 : 2;
 
 template <std::size_t rows, std::size_t m>
 HWY_INLINE void multiply_block(const float* HWY_RESTRICT weights, std::size_t stride, const float* HWY_RESTRICT x,
@@ -125,38 +128,38 @@ void multiply_words(const std::uint32_t* weights, std::size_t stride, std::size_
   });
 }
 
-// Two vectors of columns at a time halve the loads of x, but need 20 registers.
-constexpr std::size_t added_vectors = HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON ? 2 : 1;
+// With two vectors of columns each, these sums fill the registers: a weight and a number of x are then loaded for
+// several products, and sums for as many as there are rows.
+constexpr std::size_t added_vectors = 2, max_added_m = has_32_registers ? 12 : 6;
 static_assert(32 % (added_vectors * lanes) == 0);
 
-template <std::size_t rows>
-HWY_INLINE void add_block(const float* HWY_RESTRICT weights, std::size_t stride, std::size_t columns,
-                          const float* HWY_RESTRICT x, std::size_t x_stride, std::size_t m, float* HWY_RESTRICT sums,
+template <std::size_t m>
+HWY_INLINE void add_block(const float* HWY_RESTRICT weights, std::size_t stride, std::size_t rows, std::size_t columns,
+                          const float* HWY_RESTRICT x, std::size_t x_stride, float* HWY_RESTRICT sums,
                           std::size_t sums_stride) {
   const D d;
   for (std::size_t c = 0; c < columns; c += added_vectors * lanes) {
-    hn::Vec<D> w[rows][added_vectors];
-    for (std::size_t r = 0; r < rows; ++r)
-      for (std::size_t v = 0; v < added_vectors; ++v) w[r][v] = hn::Load(d, weights + r * stride + c + v * lanes);
-    for (std::size_t i = 0; i < m; ++i) {
-      float* HWY_RESTRICT const to = sums + i * sums_stride + c;
-      hn::Vec<D> sum[added_vectors];
-      for (std::size_t v = 0; v < added_vectors; ++v) sum[v] = hn::Load(d, to + v * lanes);
-      for (std::size_t r = 0; r < rows; ++r) {
+    hn::Vec<D> sum[m][added_vectors], w[added_vectors];
+    for (std::size_t i = 0; i < m; ++i)
+      for (std::size_t v = 0; v < added_vectors; ++v) sum[i][v] = hn::Load(d, sums + i * sums_stride + c + v * lanes);
+    for (std::size_t r = 0; r < rows; ++r) {
+      for (std::size_t v = 0; v < added_vectors; ++v) w[v] = hn::Load(d, weights + r * stride + c + v * lanes);
+      for (std::size_t i = 0; i < m; ++i) {
         const auto factor = hn::Set(d, x[i * x_stride + r]);
-        for (std::size_t v = 0; v < added_vectors; ++v) sum[v] = hn::MulAdd(w[r][v], factor, sum[v]);
+        for (std::size_t v = 0; v < added_vectors; ++v) sum[i][v] = hn::MulAdd(w[v], factor, sum[i][v]);
       }
-      for (std::size_t v = 0; v < added_vectors; ++v) hn::Store(sum[v], d, to + v * lanes);
     }
+    for (std::size_t i = 0; i < m; ++i)
+      for (std::size_t v = 0; v < added_vectors; ++v) hn::Store(sum[i][v], d, sums + i * sums_stride + c + v * lanes);
   }
 }
 
 void add_rows(const float* weights, std::size_t stride, std::size_t rows, std::size_t columns, const float* x,
               std::size_t x_stride, std::size_t m, float* sums, std::size_t sums_stride) {
-  if (rows == max_added_rows)
-    return add_block<max_added_rows>(weights, stride, columns, x, x_stride, m, sums, sums_stride);
-  for (std::size_t row = 0; row < rows; ++row)
-    add_block<1>(weights + row * stride, stride, columns, x + row, x_stride, m, sums, sums_stride);
+  in_parts<max_added_m>(m, [&](auto count, std::size_t first) HWY_ATTR {
+    add_block<count()>(weights, stride, rows, columns, x + first * x_stride, x_stride, sums + first * sums_stride,
+                       sums_stride);
+  });
 }
 
 }  // namespace nibble::matmul::HWY_NAMESPACE

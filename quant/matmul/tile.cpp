@@ -11,15 +11,17 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "quant/simd/registers-inl.hpp"
+
 HWY_BEFORE_NAMESPACE();
 namespace nibble::matmul::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 using D = hn::CappedTag<float, 16>;
 constexpr std::size_t lanes = hn::MaxLanes(D());
+using nibble::HWY_NAMESPACE::has_32_registers;
 // The sums of so many rows fill the registers, with the vectors of the panel and one of `a`. Few rows and four vectors
 // are faster than the reverse: the rows of `a` are far apart in memory, and would compete for the same lines of L1.
-constexpr bool has_32_registers = HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON;
 constexpr std::size_t max_rows = 6, vectors = has_32_registers || lanes == 1 ? 4 : 2;
 constexpr std::size_t width = vectors * lanes;
 // So many products are summed up one after the other, and these sums are then added up. A longer chain rounds worse

@@ -79,7 +79,7 @@ TEST(RowKernel, MultipliesAsALoopDoes) {
 TEST(RowKernel, AddsRowsAsALoopDoes) {
   test::for_each_target([](const std::string& target) {
     for (std::size_t rows = 1; rows <= max_added_rows; ++rows)
-      for (const std::size_t m : {1u, 5u}) {
+      for (const std::size_t m : {1u, 5u, 16u}) {
         const Matrix weights = exact::integers(rows, 96, 1), x = exact::integers(m, rows + 2, 2);
         Lines<float> sums(m * 96);
         std::fill_n(sums.data(), m * 96, 3.0f);
