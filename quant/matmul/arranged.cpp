@@ -8,16 +8,17 @@
 
 namespace nibble::matmul {
 
-Lines<std::uint32_t> arranged(std::size_t per_word, Arrange arrange, const Operands& operands, std::size_t depth) {
+Lines<std::uint32_t> arranged(const Arrangement& arrangement, const Operands& operands, std::size_t depth) {
   const std::size_t size = traits(operands.dtype).bits / 8, numbers = operands.m * depth;
-  Lines<std::uint32_t> words(numbers / per_word);
+  Lines<std::uint32_t> words(arrangement.words(numbers));
   const auto write = [&](const void* from, std::size_t first, std::size_t n) {
-    if (arrange != nullptr)
-      arrange(from, n, words.data() + first / per_word);
+    std::uint32_t* const to = words.data() + arrangement.words(first);
+    if (arrangement.arrange != nullptr)
+      arrangement.arrange(from, n, to);
     else
-      std::memcpy(words.data() + first / per_word, from, n * sizeof(float) / per_word);
+      std::memcpy(to, from, n * (traits(arrangement.from).bits / 8));
   };
-  if (per_word == 2) {
+  if (arrangement.from == DType::bf16) {
     write(operands.x.data(), 0, numbers);
     return words;
   }

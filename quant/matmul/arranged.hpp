@@ -14,9 +14,18 @@ using Arrange = void (*)(const void* x, std::size_t n, std::uint32_t* words);
 /// The most numbers of x that are arranged: 1 MiB.
 inline constexpr std::size_t max_arranged = std::size_t{1} << 18;
 
-/// All m rows of x, of `depth` numbers each: as fp32 numbers (per_word is 1) or as pairs of bf16 (2, for x in bf16), in
-/// their usual order if `arrange` is null.
-[[nodiscard]] Lines<std::uint32_t> arranged(std::size_t per_word, Arrange arrange, const Operands& operands,
+/// How a kernel has x.
+struct Arrangement {
+  std::size_t words_of_64;  ///< 32-bit words for 64 numbers
+  DType from;               ///< F32, or BF16 if x is
+  Arrange arrange;          ///< from such numbers; null where the words are these numbers in their usual order
+
+  [[nodiscard]] constexpr std::size_t words(std::size_t numbers) const { return numbers * words_of_64 / 64; }
+};
+inline constexpr Arrangement in_fp32{64, DType::f32, nullptr};
+
+/// All m rows of x, of `depth` numbers each.
+[[nodiscard]] Lines<std::uint32_t> arranged(const Arrangement& arrangement, const Operands& operands,
                                             std::size_t depth);
 
 }  // namespace nibble::matmul

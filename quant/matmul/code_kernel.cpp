@@ -138,29 +138,37 @@ using nibble::HWY_NAMESPACE::ByteTable16;
 constexpr std::size_t vectors = 32 / lanes;  // of the weights that are looked up at a time
 constexpr std::size_t max_m = 2;
 
-// sums[i] += the product of a row of weights and x[i]. Two sums each, because one would be waited for.
+// sums[i] += the product of a row of weights and x[i]. Values of the codebook are multiplied, and absmax is a factor of
+// the sums of a block. There are four of them for one row of x, because fewer would be waited for.
 template <std::size_t m>
 HWY_INLINE void multiply_row(const ByteTable16<D>& codebook, const CodeRows& weights, std::size_t row,
                              const float* HWY_RESTRICT x, std::size_t x_stride, float* HWY_RESTRICT sums) {
   const D d;
   const std::uint8_t* HWY_RESTRICT packed = weights.packed + row * weights.packed_stride;
   const float* HWY_RESTRICT absmax = weights.absmax + row * weights.absmax_stride;
-  hn::Vec<D> sum[m][2];
-  for (auto& pair : sum) pair[0] = pair[1] = hn::Zero(d);
+  constexpr std::size_t chains = 4 / m;
+  hn::Vec<D> sum[m];
+  for (auto& v : sum) v = hn::Zero(d);
   for (std::size_t left = weights.n; left > 0; left -= weights.blocksize, ++absmax) {
-    const auto scale = hn::Set(d, *absmax);
+    hn::Vec<D> of_block[m][chains];
+    for (auto& of_x : of_block)
+      for (auto& v : of_x) v = hn::Zero(d);
     for (std::size_t i = 0; i < weights.blocksize; i += 32, packed += 16, x += 32) {
       if (i % line == 0) hwy::Prefetch(packed + weights.ahead);
       codebook.look_up_32(packed, [&](std::size_t at, hn::Vec<D> v) HWY_ATTR {
-        const auto w = hn::Mul(v, scale);
         for (std::size_t j = 0; j < m; ++j) {
-          auto& to = sum[j][at / lanes % 2];
-          to = hn::MulAdd(w, hn::Load(d, x + j * x_stride + at), to);
+          auto& to = of_block[j][at / lanes % chains];
+          to = hn::MulAdd(v, hn::Load(d, x + j * x_stride + at), to);
         }
       });
     }
+    for (std::size_t j = 0; j < m; ++j) {
+      auto all = hn::Add(of_block[j][0], of_block[j][1]);
+      if constexpr (chains == 4) all = hn::Add(all, hn::Add(of_block[j][2], of_block[j][3]));
+      sum[j] = hn::MulAdd(all, hn::Set(d, *absmax), sum[j]);
+    }
   }
-  for (std::size_t j = 0; j < m; ++j) sums[j] += hn::GetLane(hn::SumOfLanes(d, hn::Add(sum[j][0], sum[j][1])));
+  for (std::size_t j = 0; j < m; ++j) sums[j] += hn::GetLane(hn::SumOfLanes(d, sum[j]));
 }
 
 void multiply_codes(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
@@ -225,7 +233,9 @@ HWY_EXPORT(add_codes);
 HWY_EXPORT(most_rows);
 
 CodeKernel code_kernel_f32() {
-  return {1, HWY_DYNAMIC_DISPATCH(most_rows)(), min_blocksize, row_kernel_f32().arrange_four_bit,
+  return {{in_fp32.words_of_64, in_fp32.from, row_kernel_f32().arrange_four_bit},
+          HWY_DYNAMIC_DISPATCH(most_rows)(),
+          min_blocksize,
           HWY_DYNAMIC_DISPATCH(multiply_codes)};
 }
 

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "quant/matmul/arranged.hpp"
+
 namespace nibble {
 struct FourBitTables;
 }
@@ -25,19 +27,18 @@ struct CodeRows {
 /// Products of one to four rows of x with rows of codes, which are decoded in registers: weights are multiplied without
 /// being stored before. More rows of x would not fit the registers.
 struct CodeKernel {
-  std::size_t per_word;       ///< numbers of x in a 32-bit word: one in fp32, or two in bf16
+  Arrangement x;              ///< of multiples of min_blocksize
   std::size_t max_m;          ///< rows of x
   std::size_t min_blocksize;  ///< of weights
 
-  /// n numbers of x, a multiple of min_blocksize, in the order in which they are multiplied. They are in fp32 or bf16,
-  /// and need no alignment.
-  void (*arrange)(const void* x, std::size_t n, std::uint32_t* words);
-
-  /// sums[row * m + i] += the product of the row of weights and x[i]. A row of x has x_stride words.
+  /// sums[row * m + i] += the product of the row of weights and x[i]. A row of x has x_stride words. Where an absmax or
+  /// a number of x is not finite, neither is the sum, but it may be another infinity or NaN than that of the products.
   void (*multiply)(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums);
 };
 
 [[nodiscard]] CodeKernel code_kernel_f32();
+/// For x in bf16; nothing unless it is the fastest on the CPU target.
+[[nodiscard]] std::optional<CodeKernel> code_kernel_int16();
 /// Nothing unless the processor and the CPU target multiply bf16.
 [[nodiscard]] std::optional<CodeKernel> code_kernel_bf16();
 

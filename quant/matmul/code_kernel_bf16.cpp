@@ -78,7 +78,7 @@ namespace nibble::matmul {
 std::optional<CodeKernel> code_kernel_bf16() {
   if (!has_avx512_bf16()) return std::nullopt;
   using namespace codes_in_bf16;
-  return CodeKernel{2, max_m, group, arrange, multiply};
+  return CodeKernel{{32, DType::bf16, arrange}, max_m, group, multiply};
 }
 
 }  // namespace nibble::matmul

@@ -4,11 +4,17 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <mutex>
+#include <optional>
+#include <span>
 #include <utility>
 
+#include "nibble/int8.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/arranged.hpp"
 #include "quant/matmul/code_kernel.hpp"
+#include "quant/matmul/int8_kernel.hpp"
 #include "quant/matmul/lines.hpp"
 #include "quant/matmul/row_kernel.hpp"
 
@@ -21,19 +27,27 @@ constexpr std::size_t part_depth = 2048;
 // The same where codes are decoded in registers, so that sums run over as many words there.
 constexpr std::size_t part_words = 2048;
 constexpr std::size_t task_rows = 32;
+// Rows of x by which int8 codes are multiplied in registers, which converts them for every few rows of x again.
+constexpr std::size_t max_rows_of_codes = 8;
 // How many bytes ahead of the codes that are decoded the next ones are asked for, at least. Memory then has work while
 // rows are multiplied, where the processor's own prefetching stops: one token takes half of the time.
 constexpr std::size_t bytes_ahead = 8192;
 static_assert(part_depth % min_blocksize == 0 && task_rows % RowKernel::max_rows == 0);
 
-RowKernel kernel_for(DType dtype) {
+RowKernel row_kernel_for(DType dtype) {
   const auto bf16 = dtype == DType::bf16 ? row_kernel_bf16() : std::nullopt;
   return bf16 ? *bf16 : row_kernel_f32();
 }
 
-CodeKernel code_kernel_for(DType dtype) {
-  const auto bf16 = dtype == DType::bf16 ? code_kernel_bf16() : std::nullopt;
-  return bf16 ? *bf16 : code_kernel_f32();
+CodeKernel code_kernel_for(DType dtype, std::size_t blocksize) {
+  if (dtype == DType::bf16)
+    for (const auto& kernel : {code_kernel_bf16(), code_kernel_int16()})
+      if (kernel && kernel->min_blocksize <= blocksize) return *kernel;
+  return code_kernel_f32();
+}
+
+Arrangement arrangement_for(const RowKernel& kernel, Arrange arrange) {
+  return {64 / kernel.per_word, kernel.per_word == 1 ? DType::f32 : DType::bf16, arrange};
 }
 
 bool fits(const Weight& weight, const Operands& operands) {
@@ -127,12 +141,17 @@ template <class Decode> class AddDecoded {
 class AddCodes {
  public:
   AddCodes(const FourBitRows& weight, const CodeKernel& kernel, const std::uint32_t* x, std::size_t m)
-      : weight_(weight), kernel_(kernel), x_(x), m_(m), absmax_(weight) {}
+      : weight_(weight),
+        kernel_(kernel),
+        part_(kernel.x.from == DType::bf16 ? 2 * part_words : part_words),
+        x_(x),
+        m_(m),
+        absmax_(weight) {}
 
   void start(Range rows) { absmax_.start(rows); }
   void operator()(Range rows, float* sums) const {
-    const std::size_t k = weight_.k(), blocksize = weight_.blocksize(), part = part_words * kernel_.per_word;
-    for (std::size_t first = 0; first < k; first += part) {
+    const std::size_t k = weight_.k(), blocksize = weight_.blocksize();
+    for (std::size_t first = 0; first < k; first += part_) {
       const CodeRows codes{.tables = weight_.tables(),
                            .packed = weight_.packed() + (rows.first * k + first) / 2,
                            .packed_stride = k / 2,
@@ -140,18 +159,75 @@ class AddCodes {
                            .absmax_stride = absmax_.blocks_of_row(),
                            .blocksize = blocksize,
                            .rows = rows.size,
-                           .n = std::min(part, k - first),
+                           .n = std::min(part_, k - first),
                            .ahead = std::max(bytes_ahead, rows.size * k / 2)};
-      kernel_.multiply(codes, x_ + first / kernel_.per_word, k / kernel_.per_word, m_, sums);
+      kernel_.multiply(codes, x_ + kernel_.x.words(first), kernel_.x.words(k), m_, sums);
     }
   }
 
  private:
   const FourBitRows& weight_;
   const CodeKernel& kernel_;
+  std::size_t part_;
   const std::uint32_t* x_;
   std::size_t m_;
   TaskAbsmax absmax_;
+};
+
+// The same with int8 codes. Absmax is a factor of the sums.
+class AddInt8Codes {
+ public:
+  AddInt8Codes(const Int8Rows& weight, const float* x, std::size_t m) : weight_(weight), x_(x), m_(m) {}
+
+  void start(Range /*rows*/) const {}
+  void operator()(Range rows, float* sums) const {
+    const std::size_t k = weight_.k();
+    for (std::size_t first = 0; first < k; first += part_depth)
+      multiply_int8_codes({.codes = weight_.codes(rows.first) + first,
+                           .stride = k,
+                           .rows = rows.size,
+                           .n = std::min(part_depth, k - first),
+                           .ahead = std::max(bytes_ahead, rows.size * k)},
+                          x_ + first, k, m_, sums);
+    for (std::size_t i = 0; i < rows.size * m_; ++i)
+      sums[i] = sums[i] * weight_.absmax(rows.first + i / m_) * int8::inverse_127;
+  }
+
+ private:
+  const Int8Rows& weight_;
+  const float* x_;
+  std::size_t m_;
+};
+
+// Adds the sums of `add`, unless one of them is not finite: then those of the object that make_exact() makes. `add`
+// multiplies sums by absmax, and infinity times a sum is not the sum of infinite products. A sum may also be too large
+// before it is multiplied.
+template <class Add, class MakeExact> class AddFinite {
+ public:
+  AddFinite(Add add, const MakeExact& make_exact, std::size_t m)
+      : add_(std::move(add)), make_exact_(make_exact), m_(m) {}
+
+  void start(Range rows) {
+    add_.start(rows);
+    task_ = rows;
+  }
+  void operator()(Range rows, float* sums) const {
+    std::array<float, RowKernel::max_rows * max_few_rows> of_rows{};
+    const std::span<float> added(of_rows.data(), rows.size * m_);
+    add_(rows, added.data());
+    if (!std::ranges::all_of(added, [](float sum) { return std::isfinite(sum); })) {
+      auto exact = make_exact_();
+      exact.start(task_);
+      return exact(rows, sums);
+    }
+    for (std::size_t i = 0; i < added.size(); ++i) sums[i] += added[i];
+  }
+
+ private:
+  Add add_;
+  const MakeExact& make_exact_;
+  std::size_t m_;
+  Range task_{};
 };
 
 // make_add() gives a thread an object whose start() is told the rows of the weight of a task, and which then adds to
@@ -186,22 +262,35 @@ bool are_few_rows(const Int8Rows& weight, const Operands& operands) { return fit
 
 void multiply_rows(const FourBitRows& weight, const Operands& operands, const Executor& executor) {
   const std::size_t n = weight.n(), k = weight.k(), m = operands.m;
-  const CodeKernel codes = code_kernel_for(operands.dtype);
-  if (m <= codes.max_m && weight.blocksize() >= codes.min_blocksize) {
-    const Lines<std::uint32_t> x = arranged(codes.per_word, codes.arrange, operands, k);
-    return multiply(n, operands, executor, [&] { return AddCodes(weight, codes, x.data(), m); });
+  const CodeKernel codes = code_kernel_for(operands.dtype, weight.blocksize());
+  if (m <= codes.max_m) {
+    const Lines<std::uint32_t> x = arranged(codes.x, operands, k);
+    const RowKernel kernel = row_kernel_f32();
+    std::once_flag is_needed;
+    std::optional<Lines<std::uint32_t>> x_in_fp32;
+    const auto make_exact = [&] {
+      std::call_once(is_needed,
+                     [&] { x_in_fp32 = arranged(arrangement_for(kernel, kernel.arrange_four_bit), operands, k); });
+      return AddDecoded(kernel, k, x_in_fp32->data(), m, DecodeFourBit(weight, kernel));
+    };
+    return multiply(n, operands, executor,
+                    [&] { return AddFinite(AddCodes(weight, codes, x.data(), m), make_exact, m); });
   }
-  const RowKernel kernel = kernel_for(operands.dtype);
-  const Lines<std::uint32_t> x = arranged(kernel.per_word, kernel.arrange_four_bit, operands, k);
+  const RowKernel kernel = row_kernel_for(operands.dtype);
+  const Lines<std::uint32_t> x = arranged(arrangement_for(kernel, kernel.arrange_four_bit), operands, k);
   multiply(n, operands, executor, [&] { return AddDecoded(kernel, k, x.data(), m, DecodeFourBit(weight, kernel)); });
 }
 
 void multiply_rows(const Int8Rows& weight, const Operands& operands, const Executor& executor) {
-  const RowKernel kernel = kernel_for(operands.dtype);
-  const std::size_t k = weight.k();
-  const Lines<std::uint32_t> x = arranged(kernel.per_word, nullptr, operands, k);
-  multiply(weight.n(), operands, executor,
-           [&] { return AddDecoded(kernel, k, x.data(), operands.m, DecodeInt8(weight, kernel)); });
+  const RowKernel kernel = row_kernel_for(operands.dtype);
+  const std::size_t k = weight.k(), m = operands.m;
+  const Lines<std::uint32_t> x = arranged(arrangement_for(kernel, nullptr), operands, k);
+  const auto make_decoded = [&] { return AddDecoded(kernel, k, x.data(), m, DecodeInt8(weight, kernel)); };
+  if (kernel.per_word == 1 && m <= max_rows_of_codes)
+    return multiply(weight.n(), operands, executor, [&] {
+      return AddFinite(AddInt8Codes(weight, reinterpret_cast<const float*>(x.data()), m), make_decoded, m);
+    });
+  multiply(weight.n(), operands, executor, make_decoded);
 }
 
 }  // namespace nibble::matmul

@@ -193,7 +193,7 @@ bool are_few_rows_dx(const Int8Rows& weight, const Operands& operands) {
 
 void multiply_rows_dx(const FourBitRows& weight, const Operands& operands, const Executor& executor) {
   const std::size_t blocksize = weight.blocksize(), n = weight.n(), k = weight.k(), m = operands.m;
-  const Lines<std::uint32_t> words = arranged(1, nullptr, operands, n);
+  const Lines<std::uint32_t> words = arranged(in_fp32, operands, n);
   const auto* const dy = reinterpret_cast<const float*>(words.data());
   if (m <= code_kernel_f32().max_m) return multiply_dx(n, k, operands, executor, add_codes(weight, dy, m), restore);
   const RowKernel kernel = row_kernel_f32();
@@ -209,7 +209,7 @@ void multiply_rows_dx(const FourBitRows& weight, const Operands& operands, const
 
 void multiply_rows_dx(const Int8Rows& weight, const Operands& operands, const Executor& executor) {
   const std::size_t n = weight.n(), k = weight.k();
-  const Lines<std::uint32_t> words = arranged(1, nullptr, operands, n);
+  const Lines<std::uint32_t> words = arranged(in_fp32, operands, n);
   const RowKernel kernel = row_kernel_f32();
   const auto decode = [&](std::size_t row, Range columns, std::uint32_t* to) {
     kernel.decode_int8(weight.codes(row) + columns.first, weight.absmax(row), columns.size, max_added_rows * k, to);

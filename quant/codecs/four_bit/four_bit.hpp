@@ -10,6 +10,7 @@
 
 #include "nibble/codec.hpp"
 #include "quant/codecs/absmax_choice.hpp"
+#include "quant/codecs/four_bit/int16_codebook.hpp"
 
 /// What the 4-bit formats share: blocks and packing. A format adds its FourBitTables.
 namespace nibble {
@@ -37,7 +38,8 @@ struct FourBitTables {
   alignas(16) std::array<std::uint8_t, 16> lower, upper;  ///< lower and upper bytes of the midpoints' positions
   alignas(16) std::array<std::uint8_t, 16> code;          ///< by number
   alignas(64) std::array<float, 16> codebook;             ///< by code
-  std::int16_t base, slope;                               ///< in units of 2^-10 and 2^-11
+  Int16Codebook int16_codebook;
+  std::int16_t base, slope;  ///< in units of 2^-10 and 2^-11
   alignas(64) std::array<std::int16_t, 32> bucket;
   bool has_buckets;  ///< whether each bucket has at most one midpoint (make_tables()); not where splits_zero holds
   bool splits_zero;  ///< two codes have the value 0, and their midpoint 0 is not in the table: it adds (v > 0)
@@ -68,6 +70,7 @@ constexpr FourBitTables make_tables(const float (&codebook)[16], const std::arra
   tables.base = static_cast<std::int16_t>(base * (1 << 10));
   tables.slope = static_cast<std::int16_t>(slope * (1 << 11));
   for (std::size_t i = 0; i < 16; ++i) tables.codebook[i] = codebook[i];
+  tables.int16_codebook = make_int16_codebook(tables.codebook);
   for (std::size_t i = 0; i < 15; ++i) {
     const float midpoint = (codebook[ascending[i]] + codebook[ascending[i + 1]]) / 2;
     if (midpoint == 0)

@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <utility>
+
 #include "quant/matmul/row_kernel.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/quant/matmul/exact.hpp"
@@ -17,34 +23,55 @@ constexpr std::size_t max_tested_rows = 9;
 // x in the order of the kernel, from memory without alignment.
 Lines<std::uint32_t> arranged_for(const CodeKernel& kernel, const Matrix& x) {
   test::Bytes bytes(1);
-  const test::Bytes stored = test::stored_as(kernel.per_word == 1 ? DType::f32 : DType::bf16, x.values);
+  const test::Bytes stored = test::stored_as(kernel.x.from, x.values);
   bytes.insert(bytes.end(), stored.begin(), stored.end());
-  Lines<std::uint32_t> words(x.values.size() / kernel.per_word);
-  kernel.arrange(bytes.data() + 1, x.values.size(), words.data());
+  Lines<std::uint32_t> words(kernel.x.words(x.values.size()));
+  kernel.x.arrange(bytes.data() + 1, x.values.size(), words.data());
   return words;
 }
 
-void expect_products(const CodeKernel& kernel, const Codes& codes, std::size_t m, const std::string& what) {
+void expect_products(const CodeKernel& kernel, const Codes& codes, std::size_t m, bool is_exact,
+                     const std::string& what) {
   const Matrix x = exact::integers(m, codes.weights.columns, 5);
   const std::size_t rows = codes.weights.rows;
   std::vector<float> sums(rows * m, 3.0f);
-  kernel.multiply(codes.rows(), arranged_for(kernel, x).data(), x.columns / kernel.per_word, m, sums.data());
+  kernel.multiply(codes.rows(), arranged_for(kernel, x).data(), kernel.x.words(x.columns), m, sums.data());
   for (std::size_t r = 0; r < rows; ++r)
-    for (std::size_t i = 0; i < m; ++i)
-      ASSERT_EQ(sums[r * m + i], 3 + exact::product(codes.weights, r, x, i))
+    for (std::size_t i = 0; i < m; ++i) {
+      const float expected = 3 + exact::product(codes.weights, r, x, i);
+      ASSERT_NEAR(sums[r * m + i], expected, is_exact ? 0 : 0x1p-20)
           << what << ", row " << r << " of " << rows << ", x " << i << " of " << m << ", blocksize " << codes.blocksize;
+    }
 }
 
 TEST(CodeKernel, MultipliesAsALoopDoes) {
   test::for_each_target([](const std::string& target) {
-    std::vector<CodeKernel> kernels{code_kernel_f32()};
-    if (const auto bf16 = code_kernel_bf16()) kernels.push_back(*bf16);
-    for (const CodeKernel& kernel : kernels)
+    std::vector<std::pair<std::string, CodeKernel>> kernels{{"fp32", code_kernel_f32()}};
+    if (const auto bf16 = code_kernel_bf16()) kernels.emplace_back("bf16", *bf16);
+    if (const auto int16 = code_kernel_int16()) kernels.emplace_back("int16", *int16);
+    for (const auto& [name, kernel] : kernels)
       for (std::size_t blocksize = kernel.min_blocksize; blocksize <= 512; blocksize *= 2)
         for (std::size_t rows = 1; rows <= max_tested_rows; ++rows)
           for (std::size_t m = 1; m <= kernel.max_m; ++m)
-            expect_products(kernel, Codes(rows, 3 * blocksize, blocksize, 7), m,
-                            target + ", per word " + std::to_string(kernel.per_word));
+            expect_products(kernel, Codes(rows, 3 * blocksize, blocksize, 7), m, name != "int16", target + ", " + name);
+  });
+}
+
+// Also where all products with the number are products with 0.
+TEST(CodeKernel, SumsWithNumbersThatAreNotFiniteAreNotFinite) {
+  test::for_each_target([](const std::string& target) {
+    const auto kernel = code_kernel_int16();
+    if (!kernel) return;
+    for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
+      for (std::size_t at = 0; at < 128; ++at) {
+        Codes codes(1, 128, 64, 7);
+        std::ranges::fill(codes.packed, std::uint8_t{0x88});  // zeros
+        Matrix x = exact::integers(1, 128, 5);
+        x.values[at] = bad;
+        float sum = 3;
+        kernel->multiply(codes.rows(), arranged_for(*kernel, x).data(), kernel->x.words(128), 1, &sum);
+        EXPECT_FALSE(std::isfinite(sum)) << target << ", " << bad << " at " << at;
+      }
   });
 }
 

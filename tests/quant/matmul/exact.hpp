@@ -68,6 +68,7 @@ struct Codes {
       : packed(rows * columns / 2), absmax(rows * columns / block), blocksize(block), weights(rows, columns) {
     std::mt19937 random(seed);
     for (std::size_t i = 0; i < 16; ++i) tables.codebook[i] = static_cast<float>(i) - 8;
+    tables.int16_codebook = make_int16_codebook(tables.codebook);
     for (std::uint8_t& byte : packed) byte = static_cast<std::uint8_t>(random());
     for (float& value : absmax) value = std::ldexp(1.0f, static_cast<int>(random() % 3) - 1);
     for (std::size_t i = 0; i < weights.values.size(); ++i)

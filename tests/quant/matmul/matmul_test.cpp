@@ -129,8 +129,10 @@ template <class Weight> void expect_product(const Weight& weight, std::size_t m,
       test::for_each_target([&](const std::string& target) {
         const Doubles y = as_doubles(dtype, product.run(), product.columns());
         double error = product.error(y, w);
-        // A processor that multiplies bf16 multiplies weights that are rounded to it.
+        // A processor that multiplies bf16 multiplies weights that are rounded to it, and one that multiplies integers
+        // instead, those of a codebook that is rounded.
         if (dtype == DType::bf16) error = std::min(error, product.error(y, reference::rounded_to_bf16(w)));
+        if (dtype == DType::bf16) error = std::min(error, product.error(y, reference::rounded_to_int16(weight)));
         EXPECT_LE(error, 1) << what << ": " << target << ", " << traits(dtype).name << (dx ? ", dx" : ", y")
                             << ", m = " << m << ", n = " << weight.n << ", k = " << weight.k;
       });
@@ -213,6 +215,46 @@ template <class Weight> void expect_kinds(const Case<Weight>& product, const std
           << what << ": " << target << ", " << traits(product.dtype).name << ", m = " << product.m << ", dx "
           << product.dx << ", row " << i / y.columns << ", column " << i % y.columns;
   });
+}
+
+// Sums of codes times x are up to 127 times as large as those of weights.
+TEST(Matmul, Int8SumsThatFitAreFinite) {
+  Int8 int8(5, 96);
+  std::fill(int8.absmax.begin(), int8.absmax.end(), 0.5f);
+  for (const std::size_t m : {1u, 3u, 8u, 40u}) {
+    Case<Int8Weight> product(int8.weight, DType::f32, m, false);
+    std::vector<float> x = test::normal_weights(m * 96, 1);
+    for (float& value : x) value *= 3e36f;
+    product.x = test::stored_as(DType::f32, x);
+    test::for_each_target([&](const std::string& target) {
+      const Doubles w = reference::weights(int8.weight);
+      EXPECT_LE(product.error(as_doubles(DType::f32, product.run(), 5), w), 1) << target << ", m = " << m;
+    });
+  }
+}
+
+// Products in integers are as near as those of weights that are rounded to bf16, whatever the magnitudes of x.
+TEST(Matmul, Bf16MagnitudesMayDiffer) {
+  FourBit four_bit(7, 512, 64, Codebook::nf4, false);
+  const std::vector<float> absmax = four_bit.absmax;
+  for (const int first : {-120, -100, 0, 100})
+    for (const int step : {-2, 0, 2}) {  // from block to block
+      std::vector<float> x = test::normal_weights(std::size_t{2} * 512, 1);
+      for (std::size_t i = 0; i < x.size(); ++i)
+        x[i] = std::ldexp(x[i], first + step * (static_cast<int>(i % 512 / 64) - 4));
+      for (std::size_t i = 0; i < absmax.size(); ++i) four_bit.absmax[i] = std::ldexp(absmax[i], -first);
+      const Doubles w = reference::weights(four_bit.weight);
+      Case<FourBitWeight> product(four_bit.weight, DType::bf16, 2, false);
+      product.x = test::stored_as(DType::bf16, x);
+      product.bias = Bytes(product.bias.size());
+      test::for_each_target([&](const std::string& target) {
+        const Doubles y = as_doubles(DType::bf16, product.run(), 7);
+        EXPECT_LE(std::min({product.error(y, w), product.error(y, reference::rounded_to_bf16(w)),
+                            product.error(y, reference::rounded_to_int16(four_bit.weight))}),
+                  1)
+            << target << ", from 2^" << first << ", steps of 2^" << step;
+      });
+    }
 }
 
 TEST(Matmul, NonfiniteNumbersSpreadAsTheFormulaSays) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <vector>
@@ -7,6 +9,7 @@
 #include "nibble/bf16.hpp"
 #include "nibble/codec.hpp"
 #include "nibble/matmul.hpp"
+#include "quant/codecs/four_bit/int16_codebook.hpp"
 
 /// Products with quantized weights as their formula says. Tests only: speed does not matter.
 namespace nibble::reference {
@@ -44,6 +47,22 @@ inline Doubles weights(const matmul::Int8Weight& weight) {
     w.values[i] = static_cast<float>(weight.codes[i]) * weight.absmax[i / weight.k] * (1.0f / 127);
   return w;
 }
+
+/// W with the values that a codebook of 14 bits has.
+inline Doubles rounded_to_int16(const matmul::FourBitWeight& weight) {
+  const auto codec = make_codec(weight.codebook == matmul::Codebook::nf4 ? "nf4" : "fp4");
+  std::array<float, 16> codebook{};
+  std::ranges::copy(codec->codebook(), codebook.begin());
+  const Int16Codebook rounded = make_int16_codebook(codebook);
+  Doubles w = weights(weight);
+  for (std::size_t i = 0; i < w.values.size(); ++i) {
+    const std::size_t code = weight.packed[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15;
+    if (codebook[code] != 0) w.values[i] *= static_cast<double>(rounded.value(code)) * rounded.unit / codebook[code];
+  }
+  return w;
+}
+
+inline Doubles rounded_to_int16(const matmul::Int8Weight& weight) { return weights(weight); }
 
 inline Doubles rounded_to_bf16(Doubles w) {
   for (double& value : w.values) value = bf16::to_float(bf16::from_float(static_cast<float>(value)));

@@ -1,0 +1,85 @@
+// Products of few rows with int8 codes in fp32, compiled once per CPU target.
+#include "quant/matmul/int8_kernel.hpp"
+
+#include "quant/matmul/counts.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "quant/matmul/int8_kernel.cpp"
+#include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "quant/simd/registers-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace nibble::matmul::HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::CappedTag<float, 16>;
+constexpr std::size_t lanes = hn::MaxLanes(D());
+constexpr std::size_t step = 32;  // weights between two requests to memory
+static_assert(step % (2 * lanes) == 0);
+
+// Their sums fill half of the registers.
+using nibble::HWY_NAMESPACE::has_32_registers;
+constexpr std::size_t max_rows = 4, max_m = has_32_registers ? 4 : 2;
+
+template <std::size_t rows, std::size_t m>
+HWY_INLINE void multiply_block(const Int8CodeRows& weights, std::size_t first, const float* HWY_RESTRICT x,
+                               std::size_t x_stride, float* HWY_RESTRICT sums, std::size_t sums_stride) {
+  const D d;
+  const hn::RebindToSigned<D> di;
+  const hn::Rebind<std::int8_t, D> d8;
+  // Two for each row, because one would be waited for.
+  constexpr std::size_t chains = m == 1 ? 2 : 1;
+  const std::int8_t* HWY_RESTRICT codes = weights.codes + first * weights.stride;
+  hn::Vec<D> sum[rows][m][chains];
+  for (auto& row : sum)
+    for (auto& of_x : row)
+      for (auto& v : of_x) v = hn::Zero(d);
+  for (std::size_t p = 0; p < weights.n; p += step) {
+    for (std::size_t r = 0; r < rows; ++r) hwy::Prefetch(codes + r * weights.stride + p + weights.ahead);
+    for (std::size_t v = 0; v < step / lanes; ++v)
+      for (std::size_t r = 0; r < rows; ++r) {
+        const std::size_t at = p + v * lanes;
+        const auto w = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, codes + r * weights.stride + at)));
+        for (std::size_t i = 0; i < m; ++i) {
+          auto& to = sum[r][i][v % chains];
+          to = hn::MulAdd(w, hn::Load(d, x + i * x_stride + at), to);
+        }
+      }
+  }
+  for (std::size_t r = 0; r < rows; ++r)
+    for (std::size_t i = 0; i < m; ++i) {
+      if constexpr (chains == 2) sum[r][i][0] = hn::Add(sum[r][i][0], sum[r][i][1]);
+      sums[r * sums_stride + i] += hn::GetLane(hn::SumOfLanes(d, sum[r][i][0]));
+    }
+}
+
+void multiply_codes(const Int8CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums) {
+  in_parts<max_m>(m, [&](auto count, std::size_t i) HWY_ATTR {
+    const float* const from = x + i * x_stride;
+    std::size_t row = 0;
+    for (; row + max_rows <= weights.rows; row += max_rows)
+      multiply_block<max_rows, count()>(weights, row, from, x_stride, sums + row * m + i, m);
+    for (; row < weights.rows; ++row) multiply_block<1, count()>(weights, row, from, x_stride, sums + row * m + i, m);
+  });
+}
+
+}  // namespace
+}  // namespace nibble::matmul::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace nibble::matmul {
+
+HWY_EXPORT(multiply_codes);
+
+void multiply_int8_codes(const Int8CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m,
+                         float* sums) {
+  HWY_DYNAMIC_DISPATCH(multiply_codes)(weights, x, x_stride, m, sums);
+}
+
+}  // namespace nibble::matmul
+#endif

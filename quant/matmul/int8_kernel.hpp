@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace nibble::matmul {
+
+/// Rows of int8 codes.
+struct Int8CodeRows {
+  const std::int8_t* codes;  ///< of the first row
+  std::size_t stride;        ///< bytes from row to row
+  std::size_t rows, n;       ///< rows, and weights of each that count: a multiple of 32
+  std::size_t ahead;         ///< the codes so many bytes later are asked for from memory
+};
+
+/// sums[row * m + i] += codes[row][0] * x[i][0] + codes[row][1] * x[i][1] + ..., without absmax, with x in fp32. Codes
+/// are multiplied in registers, without being stored as fp32 before.
+void multiply_int8_codes(const Int8CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums);
+
+}  // namespace nibble::matmul
