@@ -29,6 +29,7 @@
 #include "nibble/measure.hpp"
 #include "nibble/thresholds.hpp"
 #include "quant/stream/stored_weights.hpp"
+#include "quant/stream/weighing.hpp"
 
 namespace nibble::cli {
 namespace {
@@ -105,6 +106,7 @@ std::string command_of(const MeasureArguments& options) {
   add("--max-rmse", options.max_rmse);
   add("--min-sqnr", options.min_sqnr);
   add("--min-cosine", options.min_cosine);
+  if (!options.calibration.empty()) command += " --calibration " + quoted_path(options.calibration.string());
   const MeasureArguments defaults;
   if (options.worst != defaults.worst) command += fmt::format(" --worst {}", options.worst);
   if (const std::string& size = options.resource_options.max_memory; size != defaults.resource_options.max_memory)
@@ -139,7 +141,9 @@ void run(const CLI::App& command, const MeasureArguments& options, Terminal& ter
   for (std::size_t i = 0; i < codecs.size(); ++i) {
     Recipe recipe = measured_recipe(codecs[i]);
     recipe.allow_nibble_only = options.allow_nibble_only;
-    candidates.push_back({options.formats[i], nullptr, make_plan(*reference, recipe)});
+    Plan plan = make_plan(*reference, recipe);
+    weigh_searches(plan, options.calibration);
+    candidates.push_back({options.formats[i], nullptr, std::move(plan)});
   }
   check_patterns(*reference, candidates, thresholds);
   // If the report cannot be written there, say so now and not after hours of measuring.
@@ -153,7 +157,8 @@ void run(const CLI::App& command, const MeasureArguments& options, Terminal& ter
   }
   ProgressDisplay progress(terminal, style);
   const bool needs_counts = options.json || report_file;
-  const Measurement measurement = measure(*reference, candidates, {needs_counts, resources}, progress);
+  const Measurement measurement =
+      measure(*reference, candidates, {needs_counts, resources, options.calibration}, progress);
   progress.close();
   for (std::size_t c = 0; c < candidates.size(); ++c) {
     const MeasuredCandidate& candidate = measurement.candidates[c];
@@ -222,11 +227,10 @@ void add_measure(CLI::App& app, Terminal& terminal) {
 
   add_calibration(
       *command, options->calibration,
-      "Statistics that `python -m nibble.calibrate` wrote, best with --sensitivities: --advise goes by the "
-      "sensitivities of the layers or, without any, by the errors of their outputs, and searches of absmax use the "
-      "statistics as those of `convert` do")
-      ->needs(advise)
-      ->group(what);
+      "Statistics that `python -m nibble.calibrate` wrote: also show the errors of the layers' outputs. Searches of "
+      "absmax use the statistics as those of `convert` do. --advise goes by the sensitivities of the layers, if there "
+      "are any (--sensitivities), or by the errors of their outputs")
+      ->group("Statistics");
 
   set_range(command->add_option("--worst", options->worst,
                                 "Number of tensors to list, worst first; 0 lists all. Kinds and layers are limited to "
@@ -265,6 +269,7 @@ void add_measure(CLI::App& app, Terminal& terminal) {
                   "\nExamples:\n"
                   "  nibble measure Llama-3.1-8B Llama-3.1-8B-nf4\n"
                   "  nibble measure Llama-3.1-8B --to nf4 --to int8 --to nf4:block-size=32\n"
+                  "  nibble measure Llama-3.1-8B --to nf4 --to nf4:absmax=search --calibration STATS\n"
                   "  nibble measure REF TEST --min-sqnr 18 --min-sqnr '.*down_proj.*=20'\n"
                   "  nibble measure Llama-3.1-8B --advise 5.5bits --calibration STATS");
   command->callback([command, options, &terminal] { run(*command, *options, terminal); });

@@ -32,12 +32,19 @@ void add_figures(Json& json, const ErrorStats& stats) {
   json["mean_rel"] = number(stats.mean_rel());
 }
 
+void add_figures(Json& json, const OutputErrors& output) {
+  json["output_rel_rmse"] = number(output.rel_rmse());
+  json["output_sqnr_db"] = number(output.sqnr_db());
+}
+
 void add_group(Json& json, const Group& group) {
   json["tensors"] = group.tensors;
   json["weights"] = group.weights;
   json["lost"] = group.stats.lost;
   json["exact"] = group.is_exact();
   add_figures(json, group.stats);
+  json["output_tensors"] = group.output.tensors;
+  add_figures(json, group.output);
   json["bits_per_weight"] = number(group.bits());
 }
 
@@ -87,6 +94,7 @@ Json describe(const MeasuredWeights& tensor, const MeasuredError& error) {
                {"lost", stats.lost},
                {"exact", !has_error(tensor, error)}};
   add_figures(json, stats);
+  add_figures(json, output_of(tensor, error));
   json["max_abs_at"] = stats.max_abs > 0 ? Json(stats.max_abs_at) : Json();
   json["worst_block"] = Json();
   if (stats.worst_square > 0)
@@ -195,7 +203,8 @@ void write_json(const Measurement& measurement, const Sink& out) {
 void write_csv(const Measurement& measurement, const Sink& out) {
   out("test,name,kind,layer,dtype,shape,weights,codec,bytes,bits_per_weight,mae,rmse,max_abs,rel_rmse,sqnr_db,cosine,"
       "mean_rel,nan,inf,rms,kurtosis,absmax_mean,absmax_std,outlier_columns,outlier_energy,max_abs_at,worst_block_at,"
-      "worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted,outcome,lost\n");
+      "worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted,outcome,lost,output_rel_rmse,"
+      "output_sqnr_db\n");
   for (const MeasuredCandidate& candidate : measurement.candidates)
     for (std::size_t t = 0; t < candidate.tensors.size(); ++t) {
       if (!candidate.tensors[t]) continue;
@@ -221,8 +230,10 @@ void write_csv(const Measurement& measurement, const Sink& out) {
           stats.worst_square > 0 ? fmt::format(",{},{}", stats.worst_square_at, csv_number(stats.worst_rmse())) : ",,";
       line += tensor.stats.blocks > 0 ? fmt::format(",{},{}", tensor.stats.absmax_min, tensor.stats.absmax_max) : ",,";
       const Outcome outcome = outcome_of(tensor, error);
-      fmt::format_to(std::back_inserter(line), ",{},{},{},{},{}\n", tensor.stats.nan, tensor.stats.inf,
-                     is_converted(outcome) ? 1 : 0, to_string(outcome), stats.lost);
+      const OutputErrors output = output_of(tensor, error);
+      fmt::format_to(std::back_inserter(line), ",{},{},{},{},{},{},{}\n", tensor.stats.nan, tensor.stats.inf,
+                     is_converted(outcome) ? 1 : 0, to_string(outcome), stats.lost, csv_number(output.rel_rmse()),
+                     csv_number(output.sqnr_db()));
       out(line);
     }
 }

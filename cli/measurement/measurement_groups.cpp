@@ -14,12 +14,28 @@ double badness(const ErrorStats& stats, Judgement judgement) {
   return value;
 }
 
+void OutputErrors::add(const MeasuredWeights& tensor, const MeasuredError& error) {
+  if (error.output.count == 0) return;
+  ++tensors;
+  weights += tensor.info.elements();
+  cost += static_cast<double>(tensor.info.elements()) * error.output.relative_square();
+}
+
+double OutputErrors::rel_rmse() const {
+  return tensors == 0 ? std::nan("") : std::sqrt(cost / static_cast<double>(weights));
+}
+
+double OutputErrors::sqnr_db() const {
+  return tensors == 0 ? std::nan("") : 10 * std::log10(static_cast<double>(weights) / cost);
+}
+
 void Group::add(const MeasuredWeights& tensor, const MeasuredError& error) {
   ++tensors;
   weights += tensor.info.elements();
   bytes += error.bytes;
   exact += has_error(tensor, error) ? 0 : 1;
   stats.add(error.stats);
+  output.add(tensor, error);
   judgement = std::max(judgement, judge(tensor, error));
 }
 
@@ -58,6 +74,12 @@ std::vector<std::size_t> worst_first(const Measurement& measurement, std::span<c
   std::erase_if(order, [&](std::size_t t) { return largest[t] == -2; });
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return largest[a] > largest[b]; });
   return order;
+}
+
+OutputErrors output_of(const MeasuredWeights& tensor, const MeasuredError& error) {
+  OutputErrors output;
+  output.add(tensor, error);
+  return output;
 }
 
 double bits_of(const MeasuredWeights& tensor, const MeasuredError& error) {

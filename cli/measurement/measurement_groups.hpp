@@ -12,6 +12,19 @@
 /// The figures of several tensors of a measurement together, and which of them are the worst.
 namespace nibble::cli {
 
+/// Errors of layers' outputs. The outputs of different layers have different scales, so each error is relative to its
+/// own layer and counts by the number n of the layer's weights, as in the cost of an advice (nibble/advise.hpp).
+struct OutputErrors {
+  std::uint64_t tensors = 0;  ///< that have statistics
+  std::uint64_t weights = 0;
+  double cost = 0;  ///< sum over the tensors of n * (sum e^2 / sum w^2)
+
+  void add(const MeasuredWeights& tensor, const MeasuredError& error);  ///< nothing without statistics
+  // NaN without statistics.
+  [[nodiscard]] double rel_rmse() const;  ///< sqrt(cost / weights)
+  [[nodiscard]] double sqnr_db() const;   ///< 10 log10(weights / cost); infinite if no weight differs
+};
+
 /// Figures of all weights together, not means of figures.
 struct Group {
   std::uint64_t tensors = 0;
@@ -19,6 +32,7 @@ struct Group {
   std::uint64_t bytes = 0;
   std::uint64_t exact = 0;  ///< tensors without any error
   ErrorStats stats;
+  OutputErrors output;
   Judgement judgement = Judgement::unknown;  ///< of the worst
 
   void add(const MeasuredWeights& tensor, const MeasuredError& error);
@@ -53,6 +67,7 @@ struct Groups {
   return worst_first(measurement, std::span(&candidate, 1));
 }
 
+[[nodiscard]] OutputErrors output_of(const MeasuredWeights& tensor, const MeasuredError& error);
 [[nodiscard]] double bits_of(const MeasuredWeights& tensor, const MeasuredError& error);
 [[nodiscard]] double max_abs(const ErrorStats& stats);  ///< NaN without weights
 

@@ -24,7 +24,8 @@ namespace nibble::cli {
 namespace {
 
 constexpr std::size_t line_width = 80;
-constexpr std::size_t tests_in_table = 5;  // side by side; more follow in tables of their own
+// Side by side; more follow in tables of their own.
+constexpr std::size_t tests_in_table = 5, tests_in_table_of_outputs = 2;
 constexpr std::size_t missing_listed = 10;
 constexpr std::size_t groups_listed = 128;  // large models have about as many layers; of more, the worst are shown
 
@@ -67,6 +68,9 @@ std::string wrapped(std::string_view text, const std::string& first, const std::
 std::string ratio_of(const ErrorStats& stats, Judgement judgement) {
   return judgement == Judgement::broken && stats.square == 0 ? "-" : decibels(stats.sqnr_db());
 }
+std::string ratio_of(const OutputErrors& output, Judgement judgement) {
+  return judgement == Judgement::broken && output.cost == 0 ? "-" : decibels(output.sqnr_db());
+}
 
 fmt::terminal_color colour_of(Judgement judgement) {
   switch (judgement) {
@@ -85,6 +89,7 @@ struct Cell {
   double bits = 0;
   const ErrorStats* stats = nullptr;  // null: the test lacks the tensor
   Judgement judgement = Judgement::unknown;
+  OutputErrors output{};
 };
 
 struct Row {
@@ -99,7 +104,8 @@ class Table {
         candidates_(candidates),
         first_(first),
         labels_(measurement.candidates.size() > 1),
-        colours_(colours) {
+        colours_(colours),
+        has_output_(measurement.has_statistics) {
     for (const MeasuredCandidate& candidate : candidates) groups_.push_back(make_groups(measurement, candidate));
     if (candidates.size() > 1) return;  // no column for codecs
     for (const auto& error : candidates.front().tensors)
@@ -118,19 +124,22 @@ class Table {
 
   [[nodiscard]] std::size_t name_width() const {
     const std::size_t tests = candidates_.size();
-    return tests == 1 ? 46 - std::min(codec_width_, max_codec_width) : tests == 2 ? 42 : line_width - 9 * tests;
+    if (tests == 1) return 46 - (has_output_ ? 1 : 0) - std::min(codec_width_, max_codec_width);
+    return tests == 2 ? 42 - (has_output_ ? 2 : 0) : line_width - 9 * tests;
   }
 
   void heading(const std::string& first, std::string_view second) {
     std::string line = fmt::format("{:<{}}", first, name_width());
     for (std::size_t c = 0; c < candidates_.size(); ++c) {
       if (candidates_.size() == 1)
-        line += fmt::format("  {:<{}} {:>5} {:>8} {:>8} {:>7}", second, codec_width_, "bits", "rel rmse", "max abs",
+        line += fmt::format("  {:<{}} {:>5}{} {:>8} {:>7}", second, codec_width_, "bits",
+                            has_output_ ? "" : fmt::format(" {:>8}", "rel rmse"), "max abs",
                             (labels_ ? label(c) : "SQNR ") + "dB");
       else if (candidates_.size() == 2)
-        line += fmt::format("  {:>8} {:>8}", label(c) + "dB", "rel rmse");
+        line += fmt::format("  {:>8}{}", label(c) + "dB", has_output_ ? "" : fmt::format(" {:>8}", "rel rmse"));
       else
         line += fmt::format("  {:>7}", label(c) + "dB");
+      if (has_output_) line += fmt::format(" {:>9}", "output dB");
     }
     out_ += '\n';
     out_ += colours_ ? fmt::format(fmt::emphasis::bold, "{}", line) : line;
@@ -141,20 +150,23 @@ class Table {
     std::string line = fmt::format("{:<{}}", shortened(row.name, name_width()), name_width());
     for (const Cell& cell : row.cells) {
       const std::string db = cell.stats == nullptr ? "-" : ratio_of(*cell.stats, cell.judgement);
-      const std::string relative = cell.stats == nullptr ? "-" : percent(cell.stats->rel_rmse());
+      // The output's figure takes its room: it says what the SQNR says.
+      const std::string relative =
+          has_output_ ? "" : fmt::format(" {:>8}", cell.stats == nullptr ? "-" : percent(cell.stats->rel_rmse()));
       const auto painted = [&](std::size_t width) {
         const std::string field = fmt::format("{:>{}}", db, width);
         return colours_ && cell.stats != nullptr ? fmt::format(fmt::fg(colour_of(cell.judgement)), "{}", field) : field;
       };
       if (row.cells.size() == 1)
-        line += fmt::format("  {:<{}} {:>5} {:>8} {:>8} ", cell.codec, codec_width_,
+        line += fmt::format("  {:<{}} {:>5}{} {:>8} ", cell.codec, codec_width_,
                             std::isnan(cell.bits) ? "-" : fmt::format("{:.2f}", cell.bits), relative,
                             cell.stats == nullptr ? "-" : scientific(max_abs(*cell.stats))) +
                 painted(7);
       else if (row.cells.size() == 2)
-        line += "  " + painted(8) + fmt::format(" {:>8}", relative);
+        line += "  " + painted(8) + relative;
       else
         line += "  " + painted(7);
+      if (has_output_) line += fmt::format(" {:>9}", ratio_of(cell.output, cell.judgement));
     }
     out_ += line + '\n';
   }
@@ -182,9 +194,9 @@ class Table {
       Row row{printable(tensor.info.name), {}};
       for (const MeasuredCandidate& candidate : candidates_) {
         const auto& error = candidate.tensors[t];
-        row.cells.push_back(
-            error ? Cell{error->form.text(), bits_of(tensor, *error), &error->stats, judge(tensor, *error)}
-                  : Cell{"-", std::nan(""), nullptr, Judgement::unknown});
+        row.cells.push_back(error ? Cell{error->form.text(), bits_of(tensor, *error), &error->stats,
+                                         judge(tensor, *error), output_of(tensor, *error)}
+                                  : Cell{"-", std::nan(""), nullptr, Judgement::unknown});
       }
       add(row);
     }
@@ -238,7 +250,7 @@ class Table {
         }
         const Group& group = found->second.headline();
         row.cells.push_back({fmt::format("x {}", group.tensors), group.bits(), &group.stats,
-                             std::max(group.judgement, found->second.converted.judgement)});
+                             std::max(group.judgement, found->second.converted.judgement), group.output});
       }
       add(row);
     }
@@ -252,7 +264,7 @@ class Table {
   const Measurement& measurement_;
   std::span<const MeasuredCandidate> candidates_;
   std::size_t first_;  // of them, among those of the measurement
-  bool labels_, colours_;
+  bool labels_, colours_, has_output_;
   static constexpr std::size_t min_codec_width = 8;
   static constexpr std::size_t max_codec_width = 19;  // longer names make longer lines: "nf4:double-quant=no"
   std::size_t codec_width_ = min_codec_width;
@@ -286,6 +298,27 @@ std::string others_text(const Groups& groups) {
   return fmt::format("{}; SQNR of all {}: {}", text, groups.total.tensors, with_unit(groups.total.stats.sqnr_db()));
 }
 
+// The errors of the headline tensors' outputs, and how many of these tensors have no statistics.
+std::string outputs_text(const Measurement& measurement, const MeasuredCandidate& candidate, const Groups& groups) {
+  const Group& headline = groups.all.headline();
+  const OutputErrors& output = headline.output;
+  const std::string_view outcome = to_string(groups.all.headlined());
+  std::string text;
+  if (output.tensors > 0)
+    text = fmt::format("outputs of {} {} tensor{}: SQNR {}, rel rmse {}", output.tensors, outcome,
+                       output.tensors == 1 ? "" : "s", with_unit(output.sqnr_db()), percent(output.rel_rmse()));
+  const std::uint64_t unknown = headline.tensors - output.tensors;
+  if (unknown == 0) return text;
+  std::string_view first;
+  for (std::size_t t = 0; t < candidate.tensors.size() && first.empty(); ++t) {
+    const auto& error = candidate.tensors[t];
+    if (error && error->output.count == 0 && outcome_of(measurement.tensors[t], *error) == groups.all.headlined())
+      first = measurement.tensors[t].info.name;
+  }
+  return fmt::format("{}{}{} of {} {} tensors have no statistics: '{}'{}", text, text.empty() ? "" : "; ", unknown,
+                     headline.tensors, outcome, printable(first), unknown > 1 ? ", ..." : "");
+}
+
 void add_totals(std::string& out, const Measurement& measurement, bool colours) {
   const std::string line = fmt::format("{:<22} {:>15} {:>6} {:>8} {:>8} {:>7} {:>8}", "test", "figures of", "bits",
                                        "rmse", "rel rmse", "SQNR dB", "cosine");
@@ -305,6 +338,9 @@ void add_totals(std::string& out, const Measurement& measurement, bool colours) 
                        std::isnan(bits) ? "-" : fmt::format("{:.2f}", bits), scientific(stats.rmse()),
                        percent(stats.rel_rmse()), ratio_of(stats, headline.judgement), similarity(stats.cosine()));
     if (const std::string others = others_text(groups); !others.empty()) apart += label + others + '\n';
+    if (measurement.has_statistics)
+      if (const std::string outputs = outputs_text(measurement, candidate, groups); !outputs.empty())
+        apart += wrapped(outputs, label, "  ");
   }
   out += apart;
   for (std::size_t c = 0; c < measurement.candidates.size(); ++c) {
@@ -337,9 +373,9 @@ std::string to_table(const Measurement& measurement, std::size_t worst, bool col
   add_verdicts(out, measurement);
   add_totals(out, measurement, colours);
   const std::span candidates(measurement.candidates);
-  for (std::size_t first = 0; first < candidates.size(); first += tests_in_table)
-    out += Table(measurement, candidates.subspan(first, std::min(tests_in_table, candidates.size() - first)), first,
-                 colours)
+  const std::size_t in_table = measurement.has_statistics ? tests_in_table_of_outputs : tests_in_table;
+  for (std::size_t first = 0; first < candidates.size(); first += in_table)
+    out += Table(measurement, candidates.subspan(first, std::min(in_table, candidates.size() - first)), first, colours)
                .text(worst);
   add_missing(out, measurement);
   return out;

@@ -23,6 +23,9 @@ struct ErrorSums {
     test += next.test;
   }
 
+  /// sum e^2 / sum w^2; 0 if no weight differs, infinite if only weights of 0 do.
+  [[nodiscard]] double relative_square() const noexcept { return square == 0 ? 0 : square / reference; }
+
   // NaN if there is nothing to divide by.
   [[nodiscard]] double rmse() const;      ///< square root of the mean of e^2
   [[nodiscard]] double rel_rmse() const;  ///< rmse over the root mean square of w

@@ -107,6 +107,7 @@ struct Measurement {
   std::uint64_t bytes = 0;
   std::vector<MeasuredWeights> tensors;  ///< in the order of the files
   std::vector<MeasuredCandidate> candidates;
+  bool has_statistics = false;  ///< MeasureOptions::calibration was given
 };
 
 struct MeasureOptions {

@@ -23,6 +23,11 @@ bool searches_absmax(const CodecSpec& codec) {
   return codec.has(absmax_option.name) && absmax_choice_of(codec) != AbsmaxChoice::max;
 }
 
+void weigh_searches(Plan& plan, const std::filesystem::path& calibration) {
+  const auto is_searched = [](const PlannedTensor& tensor) { return searches_absmax(tensor.codec); };
+  if (std::any_of(plan.tensors.begin(), plan.tensors.end(), is_searched)) plan.recipe.calibration = calibration;
+}
+
 namespace {
 
 // Tensors of some kind, for a message.

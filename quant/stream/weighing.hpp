@@ -3,6 +3,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -92,5 +93,9 @@ class Weighing {
 
 /// Whether a codec's absmax is searched, so that statistics make a difference.
 [[nodiscard]] bool searches_absmax(const CodecSpec& codec);
+
+/// Has the searches of a plan use the statistics in `calibration`. A plan without searches stays as it is: Weighing
+/// refuses statistics that have no effect.
+void weigh_searches(Plan& plan, const std::filesystem::path& calibration);
 
 }  // namespace nibble

@@ -1,4 +1,4 @@
-// nibble convert --calibration, by the program itself.
+// --calibration of nibble convert and nibble measure, by the program itself.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,6 +35,14 @@ class CalibrationOption : public testing::Test {
   }
   [[nodiscard]] test::Outcome convert(const std::string& rest) const {
     return test::run_program(root.path(), "convert in.safetensors " + rest);
+  }
+  [[nodiscard]] test::Outcome measure(const std::string& rest) const {
+    return test::run_program(root.path(), "measure in.safetensors " + rest);
+  }
+  [[nodiscard]] nlohmann::json measured(const std::string& rest) const {
+    const test::Outcome done = measure(rest + " --json");
+    EXPECT_EQ(done.code, 0) << done.err;
+    return nlohmann::json::parse(done.out).at("tests");
   }
   [[nodiscard]] std::string bytes_of(const std::string& options) const {
     const test::Outcome done = convert("out.safetensors --overwrite " + options);
@@ -129,6 +137,50 @@ TEST_F(CalibrationOption, RefusesWhatIsNotCalibration) {
   maker.manifest["version"] = 2;
   maker.write(root);
   EXPECT_EQ(refusal(), "error: stats/calibration.json: has version 2, this nibble reads 1\n");
+}
+
+// A search goes by the statistics, as in a conversion with them: the error of outputs falls, that of weights rises.
+TEST_F(CalibrationOption, MeasuresTheErrorsOfOutputs) {
+  maker.write(root);
+  (void)bytes_of("--to nf4 --absmax search --calibration stats");
+  const nlohmann::json tests = measured("out.safetensors --to nf4:absmax=search --to nf4 --calibration stats"),
+                       plain = measured("--to nf4:absmax=search")[0];
+  const auto of = [](const nlohmann::json& test, const char* figure) { return test.at("quantized").at(figure); };
+  for (const char* const figure : {"sqnr_db", "output_sqnr_db"}) EXPECT_EQ(of(tests[0], figure), of(tests[1], figure));
+  EXPECT_GT(of(tests[1], "output_sqnr_db"), of(tests[1], "sqnr_db"));
+  EXPECT_GT(of(tests[1], "output_sqnr_db"), of(tests[2], "output_sqnr_db"));
+  EXPECT_LT(of(tests[1], "sqnr_db"), of(plain, "sqnr_db"));
+  for (const nlohmann::json& test : tests) {
+    EXPECT_EQ(of(test, "output_tensors"), 2);
+    for (const nlohmann::json& tensor : test.at("tensors")) EXPECT_TRUE(tensor.at("output_rel_rmse").is_number());
+  }
+  EXPECT_TRUE(of(plain, "output_sqnr_db").is_null());
+  EXPECT_THAT(measure("--to nf4 --calibration stats").out, HasSubstr("\noutputs of 2 quantized tensors: SQNR "));
+  EXPECT_THAT(measure("--to nf4").out, Not(HasSubstr("output")));
+}
+
+TEST_F(CalibrationOption, OfMeasureIsInTheReportsCommand) {
+  const std::filesystem::path stats = maker.write(root, "it's");
+  ASSERT_EQ(measure("--to nf4 --calibration \"it's\" --html page.html").code, 0);
+  EXPECT_THAT(test::read_file(root.path() / "page.html"),
+              HasSubstr(R"(nibble measure in.safetensors --to nf4 --calibration 'it'\\''s'")"));
+}
+
+// Before anything is measured.
+TEST_F(CalibrationOption, OfMeasureIsRefused) {
+  const auto expect_refusal = [&](const std::string& arguments, int code, const std::string& text) {
+    const test::Outcome done = measure(arguments);
+    EXPECT_EQ(done.code, code) << arguments;
+    EXPECT_EQ(done.out, "");
+    EXPECT_THAT(done.err, HasSubstr(text));
+  };
+  expect_refusal("--to nf4 --calibration ''", 2, "--calibration needs a value: DIR (see nibble measure --help)");
+  expect_refusal("--to nf4 --calibration stats", 3, "stats: ");
+  maker.write(root);
+  expect_refusal("--calibration stats", 2, "nothing to measure");
+  maker.manifest["weights"] = {{"other.weight", {"layers.0.q_proj"}}};
+  maker.write(root);
+  expect_refusal("--to nf4 --calibration stats", 3, "lists no tensor of 'in.safetensors': is it of another model?");
 }
 
 }  // namespace

@@ -137,7 +137,10 @@ TEST_F(MeasureProgram, JsonHasTheDocumentedFields) {
     EXPECT_THAT(keys(test), ElementsAre("name", "bytes", "verdicts", "headline", "quantized", "cast", "kept",
                                         "converted", "total", "kinds", "layers", "worst", "missing", "tensors"));
     for (const char* const group : {"quantized", "cast", "kept", "converted", "total"})
-      EXPECT_EQ(keys(test[group]), with_figures({"tensors", "weights", "lost", "exact"}, {"bits_per_weight"})) << group;
+      EXPECT_EQ(keys(test[group]),
+                with_figures({"tensors", "weights", "lost", "exact"},
+                             {"output_tensors", "output_rel_rmse", "output_sqnr_db", "bits_per_weight"}))
+          << group;
     for (const Json& verdict : test["verdicts"])
       EXPECT_THAT(keys(verdict),
                   ElementsAre("codec", "tensors", "exact", "worse_than_expected", "broken", "min_sqnr_db",
@@ -145,16 +148,17 @@ TEST_F(MeasureProgram, JsonHasTheDocumentedFields) {
     for (const Json& kind : test["kinds"])
       EXPECT_EQ(keys(kind), with_figures({"kind", "headline", "quantized", "cast", "kept", "converted", "tensors",
                                           "weights", "lost", "exact"},
-                                         {"bits_per_weight"}));
+                                         {"output_tensors", "output_rel_rmse", "output_sqnr_db", "bits_per_weight"}));
     for (const Json& layer : test["layers"])
       EXPECT_EQ(keys(layer), with_figures({"layer", "headline", "quantized", "cast", "kept", "converted", "tensors",
                                            "weights", "lost", "exact"},
-                                          {"bits_per_weight"}));
+                                          {"output_tensors", "output_rel_rmse", "output_sqnr_db", "bits_per_weight"}));
     ASSERT_EQ(test["tensors"].size(), 5U);
     for (const Json& tensor : test["tensors"]) {
       EXPECT_EQ(keys(tensor), with_figures({"codec", "outcome", "converted", "bytes", "bits_per_weight", "nan", "inf",
                                             "lost", "exact"},
-                                           {"max_abs_at", "worst_block", "entropy", "code_use", "error_histogram"}));
+                                           {"output_rel_rmse", "output_sqnr_db", "max_abs_at", "worst_block", "entropy",
+                                            "code_use", "error_histogram"}));
       const Json& worst = tensor["worst_block"];
       EXPECT_TRUE(worst.is_null() || keys(worst) == (std::vector<std::string>{"at", "rmse", "absmax"}));
     }
@@ -338,14 +342,14 @@ TEST_F(MeasureProgram, CsvHasARowForEveryTensor) {
   EXPECT_EQ(outcome.code, 0);
   const auto rows = rows_of(outcome.out);
   ASSERT_EQ(rows.size(), 1U + 2 * 5);
-  EXPECT_EQ(rows[0].size(), 35U);
+  EXPECT_EQ(rows[0].size(), 37U);
   EXPECT_EQ(rows[0][1], "name");
   const auto column = [&](const std::string& name) {
     return static_cast<std::size_t>(std::find(rows[0].begin(), rows[0].end(), name) - rows[0].begin());
   };
   const Json found = json("w.safetensors --to nf4 --to fp16");
   for (std::size_t r = 1; r < rows.size(); ++r) {
-    ASSERT_EQ(rows[r].size(), 35U);
+    ASSERT_EQ(rows[r].size(), 37U);
     const std::size_t test = (r - 1) / 5, t = (r - 1) % 5;
     const Json& tensor = found["tests"][test]["tensors"][t];
     EXPECT_EQ(rows[r][0], test == 0 ? "nf4" : "fp16");

@@ -79,15 +79,14 @@ struct Pooled {
   CodecSpec codec;
   std::uint64_t bytes = 0;
   std::uint64_t weights = 0;
-  double square = 0;
-  double reference = 0;
+  ErrorSums sums;
   double output_cost = 0;   // of its matrices, by their outputs where they are known
   bool has_output = false;  // the output of any is known
 };
 
 // n * (sum e^2 / sum w^2)
-double cost_of(std::uint64_t weights, double square, double reference) {
-  return square == 0 ? 0 : static_cast<double>(weights) * (square / reference);
+double cost_of(std::uint64_t weights, const ErrorSums& sums) {
+  return static_cast<double>(weights) * sums.relative_square();
 }
 
 class Advising {
@@ -164,11 +163,9 @@ class Advising {
     pooled.codec = planned.codec;
     pooled.bytes += planned.stored_bytes;
     pooled.weights += planned.info.elements();
-    pooled.square += error.stats.square;
-    pooled.reference += error.stats.reference;
+    pooled.sums.add(error.stats);
     const bool has_output = error.output.count > 0;
-    const ErrorSums& sums = has_output ? error.output : error.stats;
-    pooled.output_cost += cost_of(planned.info.elements(), sums.square, sums.reference);
+    pooled.output_cost += cost_of(planned.info.elements(), has_output ? error.output : error.stats);
     pooled.has_output = pooled.has_output || has_output;
     if (!is_measured_as(planned.codec, error) || error.stats.nan != stats.nan || error.stats.inf != stats.inf)
       pooled.offered = false;
@@ -180,17 +177,18 @@ class Advising {
 
   void offer(std::size_t source, const Pooled& pooled) {
     Tensor& tensor = tensors_[source];
-    if (tensor.reference == 0) tensor.reference = pooled.reference;
+    if (tensor.reference == 0) tensor.reference = pooled.sums.reference;
     if (!pooled.offered || pooled.codec.keeps()) return;
-    double cost = pooled.has_output ? pooled.output_cost : cost_of(pooled.weights, pooled.square, pooled.reference);
+    double cost = pooled.has_output ? pooled.output_cost : cost_of(pooled.weights, pooled.sums);
     // scale_sensitivities() makes it the cost.
-    if (tensor.sensitivity) cost = cost_of(1, pooled.square, pooled.reference);
+    if (tensor.sensitivity) cost = pooled.sums.relative_square();
     tensor.weights = pooled.weights;
     tensor.has_output = tensor.has_output || pooled.has_output;
     if (!std::isfinite(cost)) return;
     const bool is_known =
         std::any_of(tensor.ways.begin(), tensor.ways.end(), [&](const Way& way) { return way.codec == pooled.codec; });
-    if (!is_known) tensor.ways.push_back({pooled.codec, {pooled.bytes, cost}, pooled.square, quantizes(pooled.codec)});
+    if (!is_known)
+      tensor.ways.push_back({pooled.codec, {pooled.bytes, cost}, pooled.sums.square, quantizes(pooled.codec)});
   }
 
   // Whether the errors of outputs were measured.
@@ -450,8 +448,7 @@ std::vector<Candidate> advice_formats(const Reader& reference, bool allow_nibble
       recipe.embeddings = embeddings_codec();
       plan = make_plan(stored, recipe);
     }
-    const auto is_searched = [](const PlannedTensor& tensor) { return searches_absmax(tensor.codec); };
-    if (std::any_of(plan.tensors.begin(), plan.tensors.end(), is_searched)) plan.recipe.calibration = calibration;
+    weigh_searches(plan, calibration);
     formats.push_back({codec.text(), nullptr, std::move(plan)});
   };
   std::vector<CodecSpec> codecs(among.begin(), among.end());

@@ -75,6 +75,7 @@ class Measuring {
         missing_(candidates.size()) {
     result_.name = reference.path().string();
     result_.bytes = bytes_of(reference);
+    result_.has_statistics = !options.calibration.empty();
     for (const Candidate& candidate : candidates) {
       MeasuredCandidate& measured = result_.candidates.emplace_back();
       measured.name = candidate.name;

@@ -60,6 +60,33 @@ TEST(Groups, TensorsOfNoLayerAreInNoLayer) {
   EXPECT_TRUE(groups.layers.at(7).converted.is_exact());
 }
 
+// Two layers whose outputs have different scales: the larger one does not hide the error of the other.
+TEST(OutputErrors, AreRelativeToTheirLayersAndCountByWeights) {
+  const auto output = [](double square, double reference) {
+    MeasuredError error;
+    error.output.count = 1;
+    error.output.square = square;
+    error.output.reference = reference;
+    return error;
+  };
+  OutputErrors errors;
+  errors.add(weights("without statistics", 100), MeasuredError());
+  EXPECT_EQ(errors.tensors, 0U);
+  EXPECT_TRUE(std::isnan(errors.rel_rmse()));
+  EXPECT_TRUE(std::isnan(errors.sqnr_db()));
+  errors.add(weights("exact", 1), output(0, 1000));
+  EXPECT_EQ(errors.rel_rmse(), 0);
+  EXPECT_EQ(errors.sqnr_db(), infinity);
+  errors.add(weights("one in ten", 3), output(1, 10));
+  EXPECT_EQ(errors.tensors, 2U);
+  EXPECT_EQ(errors.weights, 4U);
+  EXPECT_DOUBLE_EQ(errors.rel_rmse(), std::sqrt(0.075));
+  EXPECT_DOUBLE_EQ(errors.sqnr_db(), -10 * std::log10(0.075));
+  errors.add(weights("of zeros", 1), output(1, 0));
+  EXPECT_EQ(errors.rel_rmse(), infinity);
+  EXPECT_EQ(errors.sqnr_db(), -infinity);
+}
+
 // The worst judgement is kept whatever comes after it, and bits are those of all weights: not a mean of means.
 TEST(Groups, AddUp) {
   const MeasuredWeights small = weights("small", 1), large = weights("large", 3);

@@ -25,6 +25,7 @@ using made_up::measurement;
 using made_up::of_all_outcomes;
 using made_up::two_layers;
 using made_up::weights;
+using made_up::with_statistics;
 using testing::ElementsAre;
 using testing::EndsWith;
 using testing::HasSubstr;
@@ -38,6 +39,11 @@ MeasuredError error_of_ratio(double ratio) {
   error.stats.square = 1;
   error.stats.reference = ratio;
   return error;
+}
+
+std::string without_colours(std::string text) {
+  RE2::GlobalReplace(&text, "\x1b\\[[0-9;]*m", "");
+  return text;
 }
 
 TEST(MeasurementTable, IsThis) {
@@ -55,6 +61,79 @@ TEST(MeasurementTable, IsThis) {
             "layer                                   tensors   bits rel rmse  max abs SQNR dB\n"
             "0                                       x 1       4.00  44.72 % 2.00e+00    6.99\n"
             "1 more layer kept as in the reference\n");
+}
+
+TEST(MeasurementTable, OfOutputsIsThis) {
+  Measurement found = with_statistics();
+  const std::string table =
+      "nf4: 1 tensor at 7.0 dB; worst: layers.0.up\n\n"
+      "test                        figures of   bits     rmse rel rmse SQNR dB   cosine\n"
+      "nf4                        1 quantized   4.00 1.12e+00  44.72 %    6.99 0.908688\n"
+      "1 tensor quantized, 1 kept; SQNR of all 2: 7.78 dB\n"
+      "outputs of 1 quantized tensor: SQNR 20.00 dB, rel rmse 10.00 %\n"
+      "2.00 kB (1.95 KiB) -> 999 bytes\n\n"
+      "tensor                                 codec     bits  max abs SQNR dB output dB\n"
+      "layers.0.up                            nf4       4.00 2.00e+00    6.99     20.00\n"
+      "layers.1.down                          float32   4.00 0.00e+00   exact         -\n\n"
+      "kind                                   tensors   bits  max abs SQNR dB output dB\n"
+      "up                                     x 1       4.00 2.00e+00    6.99     20.00\n"
+      "1 more kind kept as in the reference\n\n"
+      "layer                                  tensors   bits  max abs SQNR dB output dB\n"
+      "0                                      x 1       4.00 2.00e+00    6.99     20.00\n"
+      "1 more layer kept as in the reference\n";
+  EXPECT_EQ(to_table(found, 0, false), table);
+  EXPECT_EQ(without_colours(to_table(found, 0, true)), table);
+}
+
+// Two stand side by side, so that names have room.
+TEST(MeasurementTable, OfOutputsFitsEightyColumns) {
+  Measurement found = with_statistics();
+  found.tensors[0].info.name = "model.layers.10.mlp.experts.117.up_projection.of.some.length.weight";
+  for (std::size_t tests = 1; tests <= 5; ++tests) {
+    const std::string table = to_table(found, 10, false);
+    std::size_t headings = 0;
+    for (const std::string& line : lines_of(table)) {
+      EXPECT_LE(line.size(), 80U) << line;
+      headings += line.starts_with("the worst") ? 1 : 0;
+    }
+    EXPECT_EQ(headings, (tests + 1) / 2);
+    found.candidates.push_back(found.candidates[0]);
+  }
+  const std::string table = to_table(found, 10, false);
+  EXPECT_THAT(table, HasSubstr("#1: outputs of 1 quantized tensor: SQNR 20.00 dB, rel rmse 10.00 %\n"));
+  EXPECT_THAT(table, HasSubstr("     #1 dB output dB     #2 dB output dB\n"));
+  EXPECT_THAT(table, HasSubstr("      6.99     20.00      6.99     20.00\n"));
+}
+
+// Of the tensors whose figures are the test's, like those of weights.
+TEST(MeasurementTable, SaysWhichTensorsHaveNoStatistics) {
+  const auto text_of = [](Measurement found) {
+    const std::string table = to_table(found, 1, false);
+    const std::size_t begin = table.find('\n', table.find("SQNR of all")) + 1;
+    return table.substr(begin, table.find("\n2.00 kB") - begin);
+  };
+  Measurement found = with_statistics();
+  found.tensors.push_back(weights("layers.1.up\n", 4, "up", 1));
+  found.candidates[0].tensors.push_back(error({3, -4, 0, 0}, {3, -2, 1, 0}));
+  EXPECT_EQ(text_of(found),
+            "outputs of 1 quantized tensor: SQNR 20.00 dB, rel rmse 10.00 %; 1 of 2 quantized\n"
+            "  tensors have no statistics: 'layers.1.up\\n'");
+  found.tensors.push_back(weights("layers.2.up", 4, "up", 2));
+  found.candidates[0].tensors.push_back(error({3, -4, 0, 0}, {3, -2, 1, 0}));
+  EXPECT_THAT(text_of(found), EndsWith("2 of 3 quantized\n  tensors have no statistics: 'layers.1.up\\n', ..."));
+  found.candidates[0].tensors[0]->output = {};
+  EXPECT_EQ(text_of(found), "3 of 3 quantized tensors have no statistics: 'layers.0.up', ...");
+  found.has_statistics = false;
+  EXPECT_THAT(to_table(found, 1, false), Not(HasSubstr("statistics")));
+}
+
+// Like the SQNR: finite pairs that are all equal do not make a tensor exact.
+TEST(MeasurementTable, LostWeightsHaveNoExactOutput) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  Measurement found = measurement({weights("a", 2)}, {error({1, 1}, {1, infinity})});
+  found.has_statistics = true;
+  found.candidates[0].tensors[0]->output.count = 1;
+  EXPECT_THAT(to_table(found, 1, false), HasSubstr("       -         -\n"));
 }
 
 // The figures of a test are those of its quantized tensors; all of them together are a figure apart.
@@ -245,11 +324,6 @@ TEST(MeasurementTable, CandidatesFollowEachOther) {
   found.candidates.push_back(found.candidates[0]);
   found.candidates[1].name = "\x1b[2J";
   EXPECT_THAT(to_table(found, 10, false), HasSubstr("\n#2: \\x1b[2J\n"));
-}
-
-std::string without_colours(std::string text) {
-  RE2::GlobalReplace(&text, "\x1b\\[[0-9;]*m", "");
-  return text;
 }
 
 TEST(MeasurementTable, ColoursChangeNothingElse) {

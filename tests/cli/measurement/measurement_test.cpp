@@ -26,6 +26,7 @@ using made_up::measurement;
 using made_up::of_all_outcomes;
 using made_up::two_layers;
 using made_up::weights;
+using made_up::with_statistics;
 using testing::HasSubstr;
 using Json = nlohmann::ordered_json;
 
@@ -62,6 +63,22 @@ TEST(MeasurementJson, FiguresByHand) {
   EXPECT_EQ(tensor["mean_rel"], 0.25);
   EXPECT_EQ(tensor["worst_block"]["at"], 0);
   EXPECT_EQ(tensor["worst_block"]["absmax"], 4);
+}
+
+// Of the tensors that have statistics.
+TEST(MeasurementJson, HasTheErrorsOfOutputs) {
+  const Json test = json(with_statistics())["tests"][0];
+  for (const Json& figures :
+       {test["tensors"][0], test["quantized"], test["total"], test["kinds"][1], test["layers"][0]}) {
+    EXPECT_DOUBLE_EQ(figures["output_rel_rmse"].get<double>(), 0.1);
+    EXPECT_DOUBLE_EQ(figures["output_sqnr_db"].get<double>(), 20);
+  }
+  EXPECT_EQ(test["total"]["output_tensors"], 1);
+  EXPECT_EQ(test["kept"]["output_tensors"], 0);
+  for (const Json& figures : {test["tensors"][1], test["kept"], test["layers"][1]}) {
+    EXPECT_TRUE(figures["output_rel_rmse"].is_null());
+    EXPECT_TRUE(figures["output_sqnr_db"].is_null());
+  }
 }
 
 // NaN and infinities count, which no figure takes part of.
@@ -247,19 +264,21 @@ TEST(MeasurementCsv, HasARowForWhatWasCompared) {
   EXPECT_EQ(rows[0],
             "test,name,kind,layer,dtype,shape,weights,codec,bytes,bits_per_weight,mae,rmse,max_abs,rel_rmse,sqnr_db,"
             "cosine,mean_rel,nan,inf,rms,kurtosis,absmax_mean,absmax_std,outlier_columns,outlier_energy,max_abs_at,"
-            "worst_block_at,worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted,outcome,lost");
+            "worst_block_at,worst_block_rmse,absmax_min,absmax_max,reference_nan,reference_inf,converted,outcome,lost,"
+            "output_rel_rmse,output_sqnr_db");
   EXPECT_EQ(
       rows[1],
-      fmt::format("nf4,layers.0.up,up,0,F32,4,4,nf4,2,4,0.75,{},2,{},{},{},0.25,0,0,,,,,,,1,0,{},,,0,0,1,quantized,0",
+      fmt::format("nf4,layers.0.up,up,0,F32,4,4,nf4,2,4,0.75,{},2,{},{},{},0.25,0,0,,,,,,,1,0,{},,,0,0,1,quantized,0,,",
                   std::sqrt(1.25), std::sqrt(0.2), 10 * std::log10(5), 17 / std::sqrt(350.0), std::sqrt(1.25)));
-  EXPECT_EQ(rows[2], "nf4,layers.1.down,down,1,F32,2,2,float32,1,4,0,0,0,0,inf,1,0,0,0,,,,,3,0.5,,,,,,0,0,0,kept,0");
+  EXPECT_EQ(rows[2], "nf4,layers.1.down,down,1,F32,2,2,float32,1,4,0,0,0,0,inf,1,0,0,0,,,,,3,0.5,,,,,,0,0,0,kept,0,,");
   EXPECT_EQ(rows[3], "fp4" + rows[2].substr(3));
+  EXPECT_THAT(csv(with_statistics())[1], testing::EndsWith(",quantized,0,0.1,20"));
 }
 
 TEST(MeasurementCsv, ShapesLayersAndFiguresThatAreNot) {
   Measurement found = measurement({weights("a", 0)}, {error({}, {}, 0)});
   found.tensors[0].info.shape = {0, 64, 3};
-  EXPECT_EQ(csv(found)[1], "nf4,a,kind,,F32,0x64x3,0,nf4,0,,,,,,,,,0,0,,,,,,,,,,,,0,0,1,quantized,0");
+  EXPECT_EQ(csv(found)[1], "nf4,a,kind,,F32,0x64x3,0,nf4,0,,,,,,,,,0,0,,,,,,,,,,,,0,0,1,quantized,0,,");
 }
 
 // RFC 4180: what holds a separator is quoted, and quotes are doubled.

@@ -59,6 +59,26 @@ def test_inspect_measure_and_formats_give_reports(checkpoint, tmp_path, weights)
     assert {"nf4", "int8"} <= {codec["name"] for codec in nibble.formats()["codecs"]}
 
 
+def test_measure_has_the_errors_of_outputs(checkpoint, tmp_path, weights, write_checkpoint):
+    mean_square = np.exp(np.random.default_rng(1).standard_normal(64)).astype(np.float32)
+    stats = tmp_path / "stats"
+    stats.mkdir()
+    write_checkpoint(stats / "x.safetensors", {"x.mean_square": mean_square, "x.absmax": mean_square})
+    manifest = {"format": "nibble.calibration", "version": 1, "second_moments": False,
+                "inputs": {"x": {"columns": 64, "tokens": 9, "file": "x.safetensors"}},
+                "weights": {"layers.0.weight": ["x"]}}  # fmt: skip
+    (stats / "calibration.json").write_text(json.dumps(manifest))
+    nibble.convert(checkpoint, tmp_path / "int8.safetensors", to="int8")
+    nibble.dequantize(tmp_path / "int8.safetensors", tmp_path / "out.safetensors", to="fp32")
+    with nibble.open(tmp_path / "out.safetensors") as tensors:
+        errors = tensors["layers.0.weight"] - weights["layers.0.weight"]
+    expected = np.sqrt((mean_square * errors**2).sum() / (mean_square * weights["layers.0.weight"] ** 2).sum())
+    for test in nibble.measure(checkpoint, tmp_path / "int8.safetensors", to="int8", calibration=stats)["tests"]:
+        assert test["quantized"]["output_tensors"] == 1
+        assert test["quantized"]["output_rel_rmse"] == pytest.approx(expected, rel=1e-5)
+        assert test["quantized"]["output_sqnr_db"] == pytest.approx(-20 * np.log10(expected), rel=1e-5)
+
+
 def test_dequantize_gives_back_plain_weights(checkpoint, tmp_path, weights):
     nibble.convert(checkpoint, tmp_path / "nf4.safetensors", to="nf4", no_double_quant=True)
     nibble.dequantize(tmp_path / "nf4.safetensors", tmp_path / "plain.safetensors", to="fp32")

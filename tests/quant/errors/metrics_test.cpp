@@ -221,6 +221,8 @@ TEST(Compare, EqualWeightsHaveNoError) {
     EXPECT_EQ(stats.mean_rel(), 0);
     EXPECT_EQ(stats.rel_rmse(), 0);
   }
+  const std::vector<float> zeros(3, 0.0f);
+  EXPECT_EQ(compare(zeros, zeros).relative_square(), 0);
 }
 
 TEST(Compare, NothingHasNoFigures) {
@@ -237,6 +239,7 @@ TEST(Compare, FiguresByHand) {
   EXPECT_DOUBLE_EQ(stats.mae(), 0.75);
   EXPECT_DOUBLE_EQ(stats.rmse(), std::sqrt(1.25));
   EXPECT_DOUBLE_EQ(stats.rel_rmse(), std::sqrt(5.0 / 25));
+  EXPECT_EQ(stats.relative_square(), 5.0 / 25);
   EXPECT_DOUBLE_EQ(stats.sqnr_db(), 10 * std::log10(25.0 / 5));
   EXPECT_DOUBLE_EQ(stats.cosine(), 17 / std::sqrt(25.0 * 14));
   EXPECT_DOUBLE_EQ(stats.mean_rel(), 0.25);
@@ -248,6 +251,7 @@ TEST(Compare, FiguresByHand) {
 TEST(Compare, ErrorsOfZerosAreInfinitelyLarge) {
   const ErrorStats stats = compare(std::vector<float>(100, 0.0f), std::vector<float>(100, 1.0f));
   EXPECT_EQ(stats.sqnr_db(), -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(stats.relative_square(), std::numeric_limits<double>::infinity());
   EXPECT_TRUE(std::isnan(stats.cosine()));
   EXPECT_TRUE(std::isnan(stats.mean_rel()));
 }

@@ -100,6 +100,20 @@ TEST_F(Statistics, AreOfNoUseWithoutASearch) {
     EXPECT_EQ(weighing.columns_of(tensor).empty(), tensor.info.name == "l.o.weight");
 }
 
+// A plan that searches nothing does not name statistics, which would be refused.
+TEST_F(Statistics, AreForPlansThatSearch) {
+  for (const auto& [to, is_searched] : {std::pair(searched, true), {"nf4", false}}) {
+    Plan made = make_plan(in, test::recipe(to));
+    weigh_searches(made, "stats");
+    EXPECT_EQ(made.recipe.calibration, is_searched ? "stats" : "") << to;
+  }
+  Recipe recipe = test::recipe("nf4:double-quant=no");
+  recipe.rules.push_back({"l.o.weight", CodecSpec(searched)});
+  Plan made = make_plan(in, recipe);
+  weigh_searches(made, "stats");
+  EXPECT_EQ(made.recipe.calibration, "stats");
+}
+
 TEST_F(Statistics, MayLackATensor) {
   in.add_normal("l.up.weight", DType::f32, {64, 64});
   in.add_normal("l.v.weight", DType::f32, {64, 64});

@@ -385,6 +385,7 @@ TEST_F(MeasureOutputs, CountErrorsByTheMeanSquaresOfColumns) {
   const std::vector<float> squares = mean_squares(400, 1);
   maker.add("model.layers.0.self_attn.q_proj", squares);
   const Measurement found = measured(in, {checkpoint(other), plan(in, recipe("nf4"))});
+  EXPECT_TRUE(found.has_statistics);
   const MeasuredError& error = *found.candidates[0].tensors[1];
   expect_output(error, weights, changed, [&](std::size_t i) { return squares[i % 400]; });
   EXPECT_NE(error.output.square / error.output.reference, error.stats.square / error.stats.reference);
