@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -81,6 +82,10 @@ class ReportingDisplay final : public ProgressDisplay {
   std::vector<std::string> warnings_;
 };
 
+std::uint64_t max_shard_bytes(const ConversionCommand& options) {
+  return parse_size("--max-shard-size", options.max_shard_size);
+}
+
 // Refuses options that have no effect: the user expects something that will not happen.
 void check_shards(const CLI::App& command, const Reader& in) {
   for (const char* const option : {"--max-shard-size", "--keep-shards"})
@@ -147,10 +152,16 @@ void add_output(CLI::App& command, ConversionCommand& options) {
   add_progress(command, options.progress);
 }
 
+void check_conversion_options(const CLI::App& command, const ConversionCommand& options, const Reader& in) {
+  (void)max_shard_bytes(options);
+  check_shards(command, in);
+  if (options.conversion.device == DeviceChoice::cuda) (void)Device::open(DeviceChoice::cuda);
+}
+
 void run_conversion(const CLI::App& command, ConversionCommand& options, Terminal& terminal,
                     const std::function<void(const Plan& plan)>& check) {
   terminal.catch_interrupts();
-  options.recipe.max_shard_bytes = parse_size("--max-shard-size", options.max_shard_size);
+  options.recipe.max_shard_bytes = max_shard_bytes(options);
   options.conversion.resources = options.resources.resources();
   ReportingDisplay display(terminal, progress_style(options.progress), options);
   PlannedConversion conversion =

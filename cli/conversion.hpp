@@ -42,6 +42,9 @@ CLI::Option* add_on_overflow(CLI::App& command, Recipe& recipe);
 /// --max-shard-size, --keep-shards, --overwrite, --resume, --dry-run, --json, --progress.
 void add_output(CLI::App& command, ConversionCommand& options);
 
+/// Refuses what run_conversion() would refuse, whatever the recipe: for a command that takes long to come to one.
+void check_conversion_options(const CLI::App& command, const ConversionCommand& options, const Reader& in);
+
 /// Plans, and prints the plan or carries it out and prints the report. options.recipe is complete but for what
 /// add_output() added. `check` may refuse the plan before anything is printed.
 void run_conversion(

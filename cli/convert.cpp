@@ -95,6 +95,12 @@ void finish_recipe(const CLI::App& command, ConvertOptions& options) {
                 "--out DIR --second-moments` writes");
 }
 
+bool chooses_compute_type(const CodecSpec& spec) { return has_compute_dtype(*make_codec(spec)); }
+
+std::string only_compute_types() {
+  return fmt::format("only {} layers have a compute type", codecs_where(chooses_compute_type));
+}
+
 // Refuses options that have no effect: the user expects something that will not happen. `codecs` are those that were
 // asked for or, once there is a plan, those that tensors get; `fact` says what is wrong with such an option.
 void check_applicable(const CLI::App& command, const Recipe& recipe, const std::set<CodecSpec>& codecs,
@@ -110,7 +116,7 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
     has_absmax = has_absmax || spec.has("absmax");
     searches = searches || searches_absmax(spec);
     compensates = compensates || compensated_columns(*codec);
-    has_compute_type = has_compute_type || has_compute_dtype(*codec);
+    has_compute_type = has_compute_type || chooses_compute_type(spec);
   }
   const bool casts = !make_codec(recipe.to)->quantizes();
   const auto refuse_if = [&](bool wrong, const char* option, std::string_view why) {
@@ -126,9 +132,7 @@ void check_applicable(const CLI::App& command, const Recipe& recipe, const std::
                                          "(--compensate) use statistics",
                                          fact));
   refuse_if(!has_absmax, "--absmax", fmt::format("only {} have this option", codecs_with("absmax")));
-  const auto chooses_compute_type = [](const CodecSpec& spec) { return has_compute_dtype(*make_codec(spec)); };
-  refuse_if(!has_compute_type, "--compute-dtype",
-            fmt::format("only {} layers have a compute type", codecs_where(chooses_compute_type)));
+  refuse_if(!has_compute_type, "--compute-dtype", only_compute_types());
   refuse_if(!casts_any, "--on-overflow", "it applies to casts only (--nonfinite applies to quantized tensors)");
   refuse_if(!quantizes && recipe.nonfinite == Nonfinite::quantize, "--nonfinite",
             "casts store NaN and infinity as they are, so there is nothing to quantize");
@@ -176,6 +180,11 @@ void advise(const CLI::App& command, ConvertOptions& options, Terminal& terminal
   std::vector<CodecSpec> codecs;
   for (const std::string& codec : command.get_option("--to")->results())
     codecs.push_back(parse_codec("--to", codec, target_names()));
+  // Whether a codec is chosen that has a compute type is known only once everything is measured.
+  const bool gives_compute_type = command.count("--compute-dtype") > 0;
+  if (gives_compute_type && !codecs.empty() && std::ranges::none_of(codecs, chooses_compute_type))
+    throw Error(Errc::usage, fmt::format("--compute-dtype cannot be combined with --to {}: {}", codecs.front().text(),
+                                         only_compute_types()));
   const AdviseArguments arguments{options.in,
                                   *options.advise,
                                   std::move(codecs),
@@ -185,7 +194,8 @@ void advise(const CLI::App& command, ConvertOptions& options, Terminal& terminal
                                   progress_style(options.progress),
                                   options.resources.resources()};
   const std::unique_ptr<Reader> in = open_checkpoint(options.in, {.max_memory = arguments.resources.max_memory});
-  // An output that cannot be written is found before hours of measuring. Its size is not known yet.
+  // What the conversion would refuse is found before hours of measuring. The size of the output is not known yet.
+  check_conversion_options(command, options, *in);
   check_output_name(options.out, *in);
   if (!options.dry_run) check_output(options.out, *in, {.overwrite = options.conversion.overwrite});
   const SizedAdvice found = find_advice(terminal, arguments, *in);
@@ -197,6 +207,8 @@ void advise(const CLI::App& command, ConvertOptions& options, Terminal& terminal
   recipe.rules = chosen.rules;
   recipe.allow_nibble_only = chosen.allow_nibble_only;
   recipe.calibration = chosen.calibration;
+  if (gives_compute_type && std::ranges::none_of(found.advice.tensors, chooses_compute_type, &AdvisedTensor::codec))
+    terminal.note("warning: --compute-dtype applies to no tensor: " + only_compute_types());
   if (options.json)
     options.advice = advice_json(*in, found);
   else
@@ -214,7 +226,7 @@ void run(const CLI::App& command, ConvertOptions& options, Terminal& terminal) {
   }
   terminal.catch_interrupts();
   advise(command, options, terminal);
-  run_conversion(command, options, terminal, [&](const Plan& plan) { check_applicable(command, plan); });
+  run_conversion(command, options, terminal);
 }
 
 }  // namespace

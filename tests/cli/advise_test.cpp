@@ -332,11 +332,46 @@ TEST_F(AdviseWithStatistics, ConvertRefuses) {
   EXPECT_THAT(dry.out, StartsWith("9bits: --to int8\n"));
   EXPECT_EQ(run("convert out.safetensors again.safetensors --advise 9bits").code, 3);  // quantized already
   EXPECT_EQ(run("convert in.safetensors new.safetensors --advise 9bits --allow-nibble-only").code, 0);
-  // Only the choice tells.
-  const Outcome chosen = run("convert in.safetensors none.safetensors --advise 9bits --to int8 --compute-dtype fp16");
-  EXPECT_EQ(chosen.code, 2);
-  EXPECT_THAT(chosen.err, StartsWith("error: --compute-dtype applies to no tensor"));
-  EXPECT_FALSE(std::filesystem::exists(root_.path() / "none.safetensors"));
+}
+
+// A size that no choice reaches is refused after everything was measured: these are refused before.
+TEST_F(AdviseWithStatistics, ConvertRefusesBeforeItMeasures) {
+  root_.write("model/model.safetensors", test::read_file(root_.path() / "in.safetensors"));
+  root_.write("model/config.json", "{}");
+  const std::string file = "convert in.safetensors out.safetensors --advise 1bits ",
+                    directory = "convert model out --advise 1bits ", no_device = "NIBBLE_CUDA_LIBRARY=/no/such.so";
+  for (const auto& [arguments, environment, text] :
+       {std::tuple(directory + "--max-shard-size 5XB", std::string(), "--max-shard-size '5XB': not a size"),
+        {file + "--max-shard-size 5GB", "", "--max-shard-size has no effect on 'in.safetensors'"},
+        {file + "--keep-shards", "", "--keep-shards has no effect on 'in.safetensors'"},
+        {file + "--to int8 --to fp8 --compute-dtype fp16", "",
+         "--compute-dtype cannot be combined with --to int8: only nf4 and fp4 layers have a compute type"},
+        {file + "--device cuda", no_device, "cannot use CUDA: "},
+        {file + "--device cpu", no_device, "cannot become smaller than"},
+        {directory + "--max-shard-size 5GB", "", "cannot become smaller than"},
+        {file + "--compute-dtype fp16", "", "cannot become smaller than"}}) {
+    const Outcome outcome = test::run_program(root_.path(), arguments, environment);
+    EXPECT_EQ(outcome.code, 2) << arguments;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, HasSubstr(text)) << arguments;
+  }
+}
+
+// Only the choice tells whether a codec that was asked for is one of those that have a compute type.
+TEST_F(AdviseWithStatistics, ConvertWarnsOfAComputeTypeWithoutEffect) {
+  const std::string warning =
+      "warning: --compute-dtype applies to no tensor: only nf4 and fp4 layers have a compute type\n";
+  for (const auto& [size, chosen] : {std::pair("9bits", "int8"), {"5bits", "nf4"}}) {
+    const Outcome outcome = run(std::string("convert in.safetensors out.safetensors --overwrite --to nf4 --to int8 "
+                                            "--compute-dtype fp16 --advise ") +
+                                size);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, StartsWith(std::string(size) + ": --to " + chosen));
+    if (std::string_view(chosen) == "int8")
+      EXPECT_THAT(outcome.err, HasSubstr(warning));
+    else
+      EXPECT_THAT(outcome.err, testing::Not(HasSubstr("compute")));
+  }
 }
 
 // A Conv1D is [in, out] in the original and [out, in] in FP8, and its inputs are found in both.
