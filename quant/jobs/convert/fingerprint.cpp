@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -65,24 +66,73 @@ std::string short_text(const Members& json) {
   return json.is_null() ? "nothing" : printable(json.is_string() ? json.get<std::string>() : text_of_member(json));
 }
 
+// Null if there is none: a log of another version may have something else than an object here.
+Members member_of(const Members& json, const std::string& key) {
+  return json.is_object() ? json.value(key, Members()) : Members();
+}
+
 // The first member of either that differs; empty if none does.
 std::string differing(const Members& theirs, const Members& ours) {
   for (const Members* const json : {&ours, &theirs})
     for (const auto& [key, value] : json->items())
-      if (theirs.value(key, Members()) != ours.value(key, Members())) return key;
+      if (member_of(theirs, key) != member_of(ours, key)) return key;
   return {};
 }
+
+// What a fingerprint is made of.
+struct Run {
+  const Reader& in;
+  const Plan& plan;
+  std::string_view adapter, calibration;
+};
+
+std::string other_statistics(const Members& /*theirs*/, const Members& /*ours*/) {
+  return "it had other calibration statistics";
+}
+
+// A member of a fingerprint, and what it means if it differs.
+struct Member {
+  const char* name;
+  Members (*of)(const Run& run);
+  std::string (*difference)(const Members& theirs, const Members& ours);
+};
+
+// Of several that differ, the first is named. The version comes first, because other versions may write the other
+// members in other ways.
+constexpr std::array members{
+    Member{"nibble", [](const Run& /*run*/) -> Members { return version(); },
+           [](const Members& theirs, const Members& ours) {
+             return fmt::format("nibble {} wrote it, and this is {}", short_text(theirs), short_text(ours));
+           }},
+    Member{
+        "adapter", [](const Run& run) -> Members { return run.adapter; },
+        [](const Members& /*theirs*/, const Members& /*ours*/) -> std::string { return "it merged another adapter"; }},
+    Member{"calibration", [](const Run& run) -> Members { return run.calibration; }, other_statistics},
+    Member{"input", [](const Run& run) { return input_stamps(run.in); },
+           [](const Members& theirs, const Members& ours) {
+             return fmt::format("the input's '{}' is another file than it was (its size, time or inode)",
+                                printable(differing(theirs, ours)));
+           }},
+    Member{"recipe", [](const Run& run) { return Members::parse(recipe_text(run.plan.recipe)); },
+           [](const Members& theirs, const Members& ours) {
+             const std::string key = differing(theirs, ours);
+             return fmt::format("its recipe has '{}' {}, and this one's has {}", printable(key),
+                                short_text(member_of(theirs, key)), short_text(member_of(ours, key)));
+           }},
+    Member{"statistics", [](const Run& run) { return statistics_stamps(run.plan.recipe.calibration); },
+           other_statistics},
+    Member{"tensors", [](const Run& run) -> Members { return hash_of_tensors(run.plan); },
+           [](const Members& /*theirs*/, const Members& /*ours*/) -> std::string {
+             return "it planned the tensors in another way";
+           }},
+};
 
 }  // namespace
 
 std::string fingerprint(const Reader& in, const Plan& plan, std::string_view adapter, std::string_view calibration) {
-  const Members json = {{"nibble", version()},
-                        {"recipe", Members::parse(recipe_text(plan.recipe))},
-                        {"input", input_stamps(in)},
-                        {"adapter", adapter},
-                        {"statistics", statistics_stamps(plan.recipe.calibration)},
-                        {"calibration", calibration},
-                        {"tensors", hash_of_tensors(plan)}};
+  const Run run{in, plan, adapter, calibration};
+  Members json = Members::object();
+  for (const Member& member : members) json[member.name] = member.of(run);
   in.check_unchanged();  // so what the names stand for is what was opened
   return text_of_member(json);
 }
@@ -90,23 +140,13 @@ std::string fingerprint(const Reader& in, const Plan& plan, std::string_view ada
 std::string difference(std::string_view interrupted, std::string_view ours) {
   const Members theirs = Members::parse(interrupted, nullptr, false);
   const Members mine = Members::parse(ours);
-  if (!theirs.is_object()) return "its log does not say which conversion it was";
-  const std::string what = differing(theirs, mine);
-  if (what.empty()) return {};
-  const Members of_theirs = theirs.value(what, Members()), of_mine = mine.value(what, Members());
-  if (what == "nibble")
-    return fmt::format("nibble {} wrote it, and this is {}", short_text(of_theirs), short_text(of_mine));
-  if (what == "recipe") {
-    const std::string key = differing(of_theirs, of_mine);
-    return fmt::format("its recipe has '{}' {}, and this one's has {}", printable(key),
-                       short_text(of_theirs.value(key, Members())), short_text(of_mine.value(key, Members())));
-  }
-  if (what == "input")
-    return fmt::format("the input's '{}' is another file than it was (its size, time or inode)",
-                       printable(differing(of_theirs, of_mine)));
-  if (what == "adapter") return "it merged another adapter";
-  if (what == "tensors") return "it planned the tensors in another way";
-  return "it had other calibration statistics";
+  if (theirs == mine) return {};
+  if (theirs.is_object())
+    for (const Member& member : members) {
+      const Members of_theirs = member_of(theirs, member.name), of_mine = member_of(mine, member.name);
+      if (of_theirs != of_mine) return member.difference(of_theirs, of_mine);
+    }
+  return "its log does not say which conversion it was";
 }
 
 }  // namespace nibble
