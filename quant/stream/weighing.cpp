@@ -83,8 +83,7 @@ Weighing::Weighing(const Reader& in, const Plan& plan, std::uint64_t max_memory)
       continue;
     }
     if (const auto factor = factor_of(tensor)) {
-      ++compensated;
-      inputs.insert(*input);
+      ++compensated;  // by the second moment: the mean square is not used, and may be damaged
       add_memory_of(*factor);
       continue;
     }
@@ -112,14 +111,17 @@ Weighing::Weighing(const Reader& in, const Plan& plan, std::uint64_t max_memory)
   warn(not_blocks, "are not compensated, because their rows are not whole blocks");
   warn(by_rows, "are not compensated, because all weights of a row have the same input");
   if (compensates && compensated == 0) throw Error(Errc::usage, "compensation has no effect: " + warnings_.back());
-  Xxh3Stream hash;
-  for (const std::size_t input : inputs) {
-    const std::vector<float> mean_square = statistics_->mean_square(input);
-    hash.append(std::as_bytes(std::span(mean_square)));
+  std::string mean_squares;
+  if (!inputs.empty()) {
+    Xxh3Stream hash;
+    for (const std::size_t input : inputs) {
+      const std::vector<float> mean_square = statistics_->mean_square(input);
+      hash.append(std::as_bytes(std::span(mean_square)));
+    }
+    mean_squares = fmt::format(R"("mean_squares_xxh3_128":"{}",)", hash.digest().hex());
   }
-  identity_ = fmt::format(R"({{"bytes":{},"xxh3_128":"{}","mean_squares_xxh3_128":"{}","tensors":{}}})",
-                          statistics_->manifest_bytes(), statistics_->manifest_hash().hex(), hash.digest().hex(),
-                          memory_.tensors + compensated);
+  identity_ = fmt::format(R"({{"bytes":{},"xxh3_128":"{}",{}"tensors":{}}})", statistics_->manifest_bytes(),
+                          statistics_->manifest_hash().hex(), mean_squares, memory_.tensors + compensated);
 }
 
 std::optional<std::size_t> Weighing::columns_to_compensate(const CodecSpec& codec) {

@@ -42,11 +42,11 @@ class Weighing {
   /// All columns count alike, and nothing is compensated.
   Weighing() = default;
 
-  /// Opens Recipe::calibration, if there is one, and reads the mean squares of all tensors whose absmax is searched or
-  /// that are compensated. `in` must outlive this. Throws what Calibration does; Error(usage) if the plan searches
-  /// nothing, compensates without statistics, or compensates nothing; Error(bad_input) for statistics without second
-  /// moments that should compensate, for an input of another width than the tensor, and if no tensor that is searched
-  /// or compensated has statistics.
+  /// Opens Recipe::calibration, if there is one, and reads the mean squares of all tensors whose absmax is searched,
+  /// unless they are compensated. `in` must outlive this. Throws what Calibration does; Error(usage) if the plan
+  /// searches nothing, compensates without statistics, or compensates nothing; Error(bad_input) for statistics without
+  /// second moments that should compensate, for an input of another width than the tensor, and if no tensor that is
+  /// searched or compensated has statistics.
   Weighing(const Reader& in, const Plan& plan, std::uint64_t max_memory);
 
   /// Of a tensor's columns; empty if it has no statistics, no search would use them, or its errors are compensated.

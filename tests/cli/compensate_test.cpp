@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -61,6 +62,27 @@ TEST_F(CompensateOption, CompensatesAndSaysSo) {
     EXPECT_EQ(bytes, bytes_of("--to " + to + " --compensate --calibration stats --threads 2 --max-memory 40MB")) << to;
     EXPECT_EQ(test::run_program(root.path(), "measure in.safetensors out.safetensors").code, 0);
     EXPECT_EQ(test::run_program(root.path(), "inspect out.safetensors").code, 0);
+  }
+}
+
+// Compensation takes the second moments alone.
+TEST_F(CompensateOption, DoesNotReadMeanSquares) {
+  maker.write(root);
+  for (const std::string to : {"nf4", "fp4 --absmax search"}) {
+    const std::string options = "--to " + to + " --calibration stats --compensate", bytes = bytes_of(options);
+    const auto manifest = nlohmann::json::parse(test::read_file(root.path() / "out.safetensors.nibble.json"));
+    EXPECT_EQ(manifest.at("calibration").at("tensors"), 2);
+    EXPECT_FALSE(manifest.at("calibration").contains("mean_squares_xxh3_128"));
+    test::StatisticsMaker damaged;
+    const test::Numbers moment = test::second_moment(k, k, 1);
+    damaged.add("layers.0.q_proj", std::vector<float>(k, NAN), {moment.begin(), moment.end()});
+    damaged.manifest = maker.manifest;
+    damaged.write(root);
+    EXPECT_EQ(bytes_of(options), bytes) << to;
+    const test::Outcome searched = convert("--overwrite --to nf4 --absmax search --calibration stats");
+    EXPECT_EQ(searched.code, 3);
+    EXPECT_THAT(searched.err, HasSubstr("tensor 'layers.0.q_proj.mean_square': value 0 is nan"));
+    maker.write(root);
   }
 }
 

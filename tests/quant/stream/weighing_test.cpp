@@ -139,6 +139,16 @@ TEST_F(Statistics, AreReadBeforeAnythingIsWritten) {
   EXPECT_THAT(refusal(), HasSubstr("tensor 'l.v.mean_square': value 1 is nan"));
 }
 
+// Of a tensor that is not searched.
+TEST_F(Statistics, MayBeDamagedWhereTheyAreNotUsed) {
+  maker.add("l.v", {1, NAN});
+  in.add_normal("l.v.weight", DType::f32, {64, 2});
+  Recipe recipe = test::recipe(searched);
+  recipe.calibration = maker.write(dir);
+  recipe.rules.push_back({"l.v.weight", CodecSpec("nf4:double-quant=no")});
+  EXPECT_THAT(Weighing(in, make_plan(in, recipe), 1'000'000'000).identity(), HasSubstr(R"("tensors":2})"));
+}
+
 TEST_F(Statistics, DescribeThemselves) {
   const std::string before = weighing().identity();
   EXPECT_EQ(weighing().identity(), before);
