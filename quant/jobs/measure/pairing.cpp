@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 namespace nibble {
 namespace {
 
@@ -85,12 +87,17 @@ Pairing::Forms Pairing::forms_of(const StoredWeights::Tensor& tensor) const {
   return {whole, std::move(views)};
 }
 
-Pairing::Row& Pairing::row_of(std::vector<Row>& rows, const PlannedTensor& view) const {
-  for (Row& row : rows)
-    if (row.view.info.name == view.info.name && row.view.transposed == view.transposed &&
-        row.view.source_offset == view.source_offset)
-      return row;
-  Row& row = rows.emplace_back();
+Pairing::Row& Pairing::row_of(Matching& matching, const PlannedTensor& view) const {
+  for (std::size_t i = 0; i < matching.earlier; ++i) {
+    const std::size_t at = (matching.next + i) % matching.earlier;
+    Row& row = matching.rows[at];
+    if (row.view.source_offset != view.source_offset || row.view.transposed != view.transposed ||
+        row.view.info.name != view.info.name)
+      continue;
+    matching.next = at + 1;
+    return row;
+  }
+  Row& row = matching.rows.emplace_back();
   row.view = view;
   row.planned.resize(candidates_.size());
   row.stored.resize(candidates_.size());
@@ -99,37 +106,38 @@ Pairing::Row& Pairing::row_of(std::vector<Row>& rows, const PlannedTensor& view)
 
 std::vector<Pairing::Row> Pairing::rows_of(std::size_t tensor, std::span<std::vector<std::string>> missing) const {
   const StoredWeights::Tensor reference = reference_[tensor];
-  std::vector<Row> rows;
+  Matching matching;
   const DType dtype = reference.stored.info.dtype;
   if (!is_weight_type(dtype)) {
     if (is_floating_point(dtype))  // numbers, but of a type that nibble cannot decode
       for (std::vector<std::string>& names : missing) names.push_back(reference.stored.info.name);
-    return rows;
+    return {};
   }
   const PlannedTensor whole = view_of(reference);
   const Forms forms = forms_of(reference);
   for (std::size_t c = 0; c < candidates_.size(); ++c) {
     bool any = false;
+    matching.earlier = matching.rows.size();
     if (candidates_[c].plan) {
       for_each_planned(*candidates_[c].plan, planned_[c], whole.source, [&](const PlannedTensor& planned) {
-        row_of(rows, planned).planned[c] = planned;
+        row_of(matching, planned).planned[c] = planned;
         any = true;
       });
     } else {
-      any = match_stored(rows, forms, c, missing[c]);
+      any = match_stored(matching, forms, c, missing[c]);
     }
     if (!any) missing[c].push_back(whole.info.name);
   }
-  return rows;
+  return std::move(matching.rows);
 }
 
-bool Pairing::match_stored(std::vector<Row>& rows, const Forms& forms, std::size_t c,
+bool Pairing::match_stored(Matching& matching, const Forms& forms, std::size_t c,
                            std::vector<std::string>& missing) const {
   const StoredWeights& stored = *stored_[c];
   const auto match = [&](const PlannedTensor& view, std::size_t tensor) {
     const TensorInfo found = stored[tensor].stored.info;
     if (found.shape != view.info.shape || !is_weight_type(found.dtype)) return false;
-    row_of(rows, view).stored[c] = tensor;
+    row_of(matching, view).stored[c] = tensor;
     return true;
   };
   const auto same_name = stored.find(forms.plain.info.name);

@@ -42,14 +42,22 @@ class Pairing {
   [[nodiscard]] std::vector<Row> rows_of(std::size_t tensor, std::span<std::vector<std::string>> missing) const;
 
  private:
-  Row& row_of(std::vector<Row>& rows, const PlannedTensor& view) const;
+  // The rows of a tensor while candidates are matched, one after the other. A candidate has a view once, so it is
+  // looked for among the rows of earlier candidates, beginning behind the one that was found last: candidates have
+  // experts in the same order, and there may be thousands of them.
+  struct Matching {
+    std::vector<Row> rows;
+    std::size_t earlier = 0;  // rows of earlier candidates
+    std::size_t next = 0;     // where the search begins
+  };
+  Row& row_of(Matching& matching, const PlannedTensor& view) const;
   // How checkpoints have a tensor of the reference.
   struct Forms {
     PlannedTensor plain;                   // where it is not quantized
     std::vector<PlannedTensor> quantized;  // empty if that is not known
   };
   [[nodiscard]] Forms forms_of(const StoredWeights::Tensor& tensor) const;
-  bool match_stored(std::vector<Row>& rows, const Forms& forms, std::size_t candidate,
+  bool match_stored(Matching& matching, const Forms& forms, std::size_t candidate,
                     std::vector<std::string>& missing) const;
 
   std::span<const Candidate> candidates_;

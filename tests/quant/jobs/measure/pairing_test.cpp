@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "tests/support/conversion.hpp"
 #include "tests/support/corrupt.hpp"
@@ -234,6 +235,22 @@ TEST(Pairing, ExpertThatIsMissingIsNamed) {
   for (const Pairing::Row& row : rows) names.push_back(row.view.info.name);
   EXPECT_THAT(names, ElementsAre(expert(0), expert(1), expert(3)));
   EXPECT_THAT(missing[0], ElementsAre(expert(2)));
+}
+
+// Candidates share the rows of the views that they have in common, wherever earlier candidates have put these.
+TEST(Pairing, ExpertsOfSeveralCandidatesShareRows) {
+  const MemoryReader in = moe();
+  const test::Converted all = converted(in, with_experts("nf4"));
+  const MemoryReader some = without(all.reader, {expert(0), expert(2)});
+  const auto [rows, missing] =
+      rows_of(in, {checkpoint(some), checkpoint(in), plan(in, with_experts("int8")), checkpoint(all.reader)}, fused);
+  std::map<std::string, std::vector<bool>> has;
+  for (const Pairing::Row& row : rows)
+    for (std::size_t c = 0; c < 4; ++c)
+      has[row.view.info.name].push_back(row.stored[c].has_value() || row.planned[c].has_value());
+  EXPECT_EQ(rows.size(), 5U);
+  EXPECT_THAT(has[fused], ElementsAre(false, true, false, false));
+  for (const std::size_t e : {0U, 1U, 2U, 3U}) EXPECT_THAT(has[expert(e)], ElementsAre(e % 2 == 1, false, true, true));
 }
 
 // Without any of them, it is the tensor of the reference that is missing, and not four that nobody has.
