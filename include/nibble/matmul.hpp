@@ -18,8 +18,9 @@
 ///   codebook[code] * absmax   or   (code * absmax) * (1 / 127)
 ///
 /// in fp32. If x is in bf16 and the processor multiplies bf16 (AVX512_BF16), the weights are rounded to bf16, as those
-/// of a layer in bf16 are. For few rows in bf16, AVX2 and SSE4 multiply integers: values of the codebook are rounded to
-/// 14 bits. NaN and infinities spread as the formula says.
+/// of a layer in bf16 are. For few rows in bf16, x86 without AVX-512 multiplies integers: values of the codebook are
+/// rounded to 14 bits, and numbers of x by 2^-9 of the geometric mean of 64 at most. NaN and infinities spread as the
+/// formula says.
 ///
 /// The bytes of a result do not depend on the number of threads or on which thread computes what. They do depend on the
 /// CPU target and on m.

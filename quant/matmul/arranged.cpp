@@ -10,7 +10,7 @@ namespace nibble::matmul {
 
 Lines<std::uint32_t> arranged(const Arrangement& arrangement, const Operands& operands, std::size_t depth) {
   const std::size_t size = traits(operands.dtype).bits / 8, numbers = operands.m * depth;
-  Lines<std::uint32_t> words(arrangement.words(numbers));
+  Lines<std::uint32_t> words(arrangement.parts * arrangement.words(numbers));
   const auto write = [&](const void* from, std::size_t first, std::size_t n) {
     std::uint32_t* const to = words.data() + arrangement.words(first);
     if (arrangement.arrange != nullptr)

@@ -16,9 +16,10 @@ inline constexpr std::size_t max_arranged = std::size_t{1} << 18;
 
 /// How a kernel has x.
 struct Arrangement {
-  std::size_t words_of_64;  ///< 32-bit words for 64 numbers
+  std::size_t words_of_64;  ///< 32-bit words for 64 numbers of a part
   DType from;               ///< F32, or BF16 if x is
   Arrange arrange;          ///< from such numbers; null where the words are these numbers in their usual order
+  std::size_t parts = 1;    ///< the words of all numbers, one part after the other
 
   [[nodiscard]] constexpr std::size_t words(std::size_t numbers) const { return numbers * words_of_64 / 64; }
 };

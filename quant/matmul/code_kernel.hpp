@@ -24,15 +24,16 @@ struct CodeRows {
   std::size_t ahead;    ///< the codes so many bytes later are asked for from memory
 };
 
-/// Products of one to four rows of x with rows of codes, which are decoded in registers: weights are multiplied without
-/// being stored before. More rows of x would not fit the registers.
+/// Products of few rows of x with rows of codes, which are decoded in registers: weights are multiplied without being
+/// stored before.
 struct CodeKernel {
-  Arrangement x;              ///< of multiples of min_blocksize
+  Arrangement x;              ///< for a multiple of min_blocksize numbers
   std::size_t max_m;          ///< rows of x
   std::size_t min_blocksize;  ///< of weights
 
-  /// sums[row * m + i] += the product of the row of weights and x[i]. A row of x has x_stride words. Where an absmax or
-  /// a number of x is not finite, neither is the sum, but it may be another infinity or NaN than that of the products.
+  /// sums[row * m + i] += the product of the row of weights and x[i], of which there are m. A row has x_stride words.
+  /// Where an absmax or a number of x is not finite, neither is the sum, but it may be another infinity or NaN than
+  /// that of the products.
   void (*multiply)(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums);
 };
 

@@ -1,6 +1,8 @@
 // Products of few rows in bf16 with codes, in integers of 16 bits: for x86 processors without AVX-512, where a lookup
 // of two bytes and a product of pairs take half as many instructions as those of fp32. Compiled once per CPU target.
 #include <cmath>
+#include <cstring>
+#include <iterator>
 #include <limits>
 
 #include "quant/codecs/four_bit/four_bit.hpp"
@@ -27,68 +29,156 @@ using DI = hn::Repartition<std::int32_t, D16>;
 using D = hn::Repartition<float, D16>;
 constexpr std::size_t block = 64;  // numbers of x with one scale
 constexpr std::size_t lanes = hn::MaxLanes(D()), group_bytes = hn::MaxLanes(D8()), groups = block / 2 / group_bytes;
-constexpr std::size_t scale_at = block / 2, block_words = scale_at + 8;  // words; the scale has a vector for itself
-constexpr std::size_t line = 128;                                        // weights of a cache line
+// Words of a block of x: 64 numbers of 16 bits, then their scale, and whether there is a second part. Blocks begin with
+// a vector.
+constexpr std::size_t scale_at = block / 2, second_at = scale_at + 1, block_words = scale_at + 8;
+constexpr std::size_t line = 128;  // weights of a cache line
 constexpr std::size_t max_in_registers = 4, max_m = 32;
 
-// Numbers of x times 2^shift, below 2^15: bf16 has 8 bits, so those that are at least 2^-7 of the largest number of a
-// block are exact. Then the scale, 2^-shift, which is NaN if a number is not finite.
-void arrange(const void* x, std::size_t n, std::uint32_t* HWY_RESTRICT words) {
-  const D16 d16;
-  const DI di;
-  const D d;
-  const auto* from = static_cast<const std::uint16_t*>(x);
-  for (std::size_t i = 0; i < n; i += block, from += block, words += block_words) {
-    auto magnitude = hn::Zero(d16);
-    for (std::size_t at = 0; at < block; at += 2 * lanes)
-      magnitude = hn::Max(magnitude, hn::And(hn::BitCast(d16, hn::LoadU(hn::RebindToUnsigned<D16>(), from + at)),
-                                             hn::Set(d16, 0x7FFF)));
-    const int exponent = hn::GetLane(hn::MaxOfLanes(d16, magnitude)) >> 7;  // biased
-    const int shift = 14 + 127 - exponent;
-    // 2^shift may be too large for a number.
-    const auto factor = hn::Set(d, std::ldexp(1.0f, shift / 2)),
-               other = hn::Set(d, std::ldexp(1.0f, shift - shift / 2));
-    // The even or odd numbers of a vector of pairs.
-    const auto scaled = [&](std::size_t pair, bool odd) HWY_ATTR {
-      const auto pairs = hn::BitCast(di, hn::LoadU(d16, reinterpret_cast<const std::int16_t*>(from) + 2 * pair));
-      const auto number = odd ? hn::And(pairs, hn::Set(di, ~0xFFFF)) : hn::ShiftLeft<16>(pairs);
-      return hn::NearestInt(hn::Mul(hn::Mul(hn::BitCast(d, number), factor), other));
+// 64 numbers of x in two parts, each with a power of two as its scale: first * scale + second * scale.
+//
+// In the first part the largest number has 15 bits. bf16 has 8, so numbers that are at least 2^-7 of the largest are
+// exact, and none is off by more than 2^-15 of it. The second part is what is missing then. Whether it counts depends
+// on the mean exponent of the numbers that are not 0. If that is at most 6 below the largest one, the scale of the
+// second part is 0: without it, numbers are off by 2^-9 of their geometric mean at most. If it is more than 18 below,
+// both parts do not suffice, and the first scale is NaN, as it is if a number is not finite. Of normal numbers the mean
+// exponent is 2 to 3 below, and with an outlier 100 times as large as they are 9.
+class Block {
+ public:
+  explicit HWY_INLINE Block(const std::byte* HWY_RESTRICT x) : x_(x) {
+    const D16 d16;
+    const DI di;
+    hn::Vec<D16> magnitude[block / (2 * lanes)];
+    auto largest = hn::Zero(d16);
+    for (std::size_t v = 0; v < std::size(magnitude); ++v) {
+      const auto bits = hn::LoadU(D8(), reinterpret_cast<const std::uint8_t*>(x) + v * group_bytes);
+      magnitude[v] = hn::And(hn::BitCast(d16, bits), hn::Set(d16, 0x7FFF));
+      largest = hn::Max(largest, magnitude[v]);
+    }
+    const int exponent = hn::GetLane(hn::MaxOfLanes(d16, largest)) >> 7;  // biased
+    auto below = hn::Zero(di), unused = hn::Zero(di);                     // the largest, all of them
+    for (const auto& bits : magnitude) {
+      const auto distance = hn::Sub(hn::Set(d16, static_cast<std::int16_t>(exponent)), hn::ShiftRight<7>(bits));
+      const auto counted = hn::IfThenZeroElse(hn::Eq(bits, hn::Zero(d16)), distance);
+      below = hn::ReorderWidenMulAccumulate(di, counted, hn::Set(d16, 1), below, unused);
+    }
+    const int distances = hn::GetLane(hn::SumOfLanes(di, below));
+    is_near_ = exponent < 255 && distances <= 18 * static_cast<int>(block);
+    has_second_ = is_near_ && distances > 6 * static_cast<int>(block);
+    shift_ = 14 + 127 - exponent;
+  }
+
+  HWY_INLINE void store_first(std::uint32_t* HWY_RESTRICT words) const {
+    write(words, [](auto first, auto /*rest*/) HWY_ATTR { return first; });
+    const float scale = is_near_ ? std::ldexp(1.0f, -shift_) : std::numeric_limits<float>::quiet_NaN();
+    std::memcpy(words + scale_at, &scale, sizeof scale);
+    words[second_at] = has_second_ ? 1 : 0;
+  }
+
+  HWY_INLINE void store_second(std::uint32_t* HWY_RESTRICT words) const {
+    constexpr float unit = 1 << 15;
+    const float scale = has_second_ ? std::ldexp(1.0f, -shift_) / unit : 0;
+    std::memcpy(words + scale_at, &scale, sizeof scale);
+    if (!has_second_) std::memset(words, 0, scale_at * sizeof(std::uint32_t));
+    if (has_second_)
+      write(words,
+            [](auto /*first*/, auto rest) HWY_ATTR { return hn::NearestInt(hn::Mul(rest, hn::Set(D(), unit))); });
+  }
+
+ private:
+  // The even or the odd numbers of a vector of pairs.
+  [[nodiscard]] HWY_INLINE hn::Vec<D> numbers(std::size_t pair, bool odd) const {
+    const DI di;
+    const auto pairs = hn::BitCast(di, hn::LoadU(D8(), reinterpret_cast<const std::uint8_t*>(x_) + 4 * pair));
+    return hn::BitCast(D(), odd ? hn::And(pairs, hn::Set(di, ~0xFFFF)) : hn::ShiftLeft<16>(pairs));
+  }
+
+  // Integers of numbers of the first part and of what is missing in them, in the order of Decoded.
+  template <class F> HWY_INLINE void write(std::uint32_t* HWY_RESTRICT words, const F& choose) const {
+    const D d;
+    const DI di;
+    const D16 d16;
+    // 2^shift may be above the range of fp32, so there are two factors.
+    const auto factor = hn::Set(d, std::ldexp(1.0f, shift_ / 2));
+    const auto other = hn::Set(d, std::ldexp(1.0f, shift_ - shift_ / 2));
+    const auto chosen = [&](std::size_t pair, bool odd) HWY_ATTR {
+      const auto scaled = hn::Mul(hn::Mul(numbers(pair, odd), factor), other);
+      const auto first = hn::NearestInt(scaled);
+      return choose(first, hn::Sub(scaled, hn::ConvertTo(d, first)));
     };
-    auto* HWY_RESTRICT out = reinterpret_cast<std::int16_t*>(words);
+    auto* HWY_RESTRICT to = reinterpret_cast<std::int16_t*>(words);
     for (std::size_t group = 0; group < groups; ++group)
       for (const bool odd : {true, false})
-        for (std::size_t half = 0; half < 2; ++half, out += 2 * lanes) {
-          // The bytes that InterleaveLower() or InterleaveUpper() takes from each 128 bits of codes.
-          const std::size_t first = group * group_bytes + 8 * half;
-          const std::size_t second = first + (lanes == 8 ? 16 : 4);
-          const auto a = scaled(first, odd), b = scaled(second, odd);
+        for (std::size_t half = 0; half < 2; ++half, to += 2 * lanes) {
+          const std::size_t pair = group * group_bytes + 8 * half;
+          const auto a = chosen(pair, odd), b = chosen(pair + (lanes == 8 ? 16 : 4), odd);
           // Each 128 bits of the result are from the same 128 bits of both arguments.
           if constexpr (lanes == 8)
             hn::Store(hn::ReorderDemote2To(d16, hn::ConcatLowerLower(di, b, a), hn::ConcatUpperUpper(di, b, a)), d16,
-                      out);
+                      to);
           else
-            hn::Store(hn::ReorderDemote2To(d16, a, b), d16, out);
+            hn::Store(hn::ReorderDemote2To(d16, a, b), d16, to);
         }
-    const float scale = exponent == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, -shift);
-    hn::Store(hn::Set(d, scale), d, reinterpret_cast<float*>(words + scale_at));
+  }
+
+  const std::byte* x_;
+  bool is_near_, has_second_;
+  int shift_;
+};
+
+void arrange(const void* x, std::size_t n, std::uint32_t* HWY_RESTRICT words) {
+  const auto* from = static_cast<const std::byte*>(x);
+  std::uint32_t* HWY_RESTRICT second = words + n / block * block_words;
+  for (std::size_t i = 0; i < n; i += block, from += 2 * block, words += block_words, second += block_words) {
+    const Block numbers(from);
+    numbers.store_first(words);
+    numbers.store_second(second);
   }
 }
 
-struct Codebook {
-  hn::Vec<D8> lower, upper;
+// Weights of a vector of bytes: of every 128 bits the odd ones of the lower half, those of the upper half, and the even
+// ones, which is the order of Block.
+class Decoded {
+ public:
+  HWY_INLINE Decoded(const Int16Codebook& codebook, const std::uint8_t* HWY_RESTRICT codes) {
+    const D8 d8;
+    const D16 d16;
+    const auto lower = hn::LoadDup128(d8, codebook.lower.data()), upper = hn::LoadDup128(d8, codebook.upper.data());
+    const auto bytes = hn::LoadU(d8, codes), low_bits = hn::Set(d8, 15), odd = hn::And(bytes, low_bits);
+    const auto even = hn::And(hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, bytes))), low_bits);
+    const auto odd0 = hn::TableLookupBytes(lower, odd), odd1 = hn::TableLookupBytes(upper, odd);
+    const auto even0 = hn::TableLookupBytes(lower, even), even1 = hn::TableLookupBytes(upper, even);
+    w0_ = hn::BitCast(d16, hn::InterleaveLower(d8, odd0, odd1));
+    w1_ = hn::BitCast(d16, hn::InterleaveUpper(d8, odd0, odd1));
+    w2_ = hn::BitCast(d16, hn::InterleaveLower(d8, even0, even1));
+    w3_ = hn::BitCast(d16, hn::InterleaveUpper(d8, even0, even1));
+  }
 
-  explicit Codebook(const Int16Codebook& codebook)
-      : lower(hn::LoadDup128(D8(), codebook.lower.data())), upper(hn::LoadDup128(D8(), codebook.upper.data())) {}
+  // Sums of eight products with a group of a block of x, in units of the codebook.
+  [[nodiscard]] HWY_INLINE hn::Vec<D> times(const std::uint32_t* HWY_RESTRICT words, std::size_t group) const {
+    const DI di;
+    const D d;
+    const auto* const x = reinterpret_cast<const std::int16_t*>(words) + group * 2 * group_bytes;
+    auto sum = hn::Zero(di), unused = hn::Zero(di);  // on x86, all sums are in the first
+    sum = hn::ReorderWidenMulAccumulate(di, w0_, hn::Load(D16(), x), sum, unused);
+    sum = hn::ReorderWidenMulAccumulate(di, w1_, hn::Load(D16(), x + 2 * lanes), sum, unused);
+    sum = hn::ReorderWidenMulAccumulate(di, w2_, hn::Load(D16(), x + 4 * lanes), sum, unused);
+    sum = hn::ReorderWidenMulAccumulate(di, w3_, hn::Load(D16(), x + 6 * lanes), sum, unused);
+    return hn::Mul(hn::ConvertTo(d, sum), hn::Set(d, reinterpret_cast<const float*>(words)[scale_at]));
+  }
+
+ private:
+  hn::Vec<D16> w0_, w1_, w2_, w3_;
 };
 
-template <std::size_t rows, std::size_t m>
+enum class Part : std::uint8_t { first, second };
+
+// Products with a part of up to four rows of x. Of second parts, few blocks count.
+template <Part part, std::size_t rows, std::size_t m>
 HWY_INLINE void multiply_block(const CodeRows& weights, std::size_t first, const std::uint32_t* HWY_RESTRICT x,
                                std::size_t x_stride, float* HWY_RESTRICT sums, std::size_t sums_stride) {
-  const D8 d8;
-  const D16 d16;
-  const DI di;
   const D d;
-  const Codebook codebook(weights.tables.int16_codebook);
+  const Int16Codebook& codebook = weights.tables.int16_codebook;
   const std::size_t packed_stride = weights.packed_stride, absmax_stride = weights.absmax_stride;
   const std::uint8_t* HWY_RESTRICT packed = weights.packed + first * packed_stride;
   const float* HWY_RESTRICT absmax = weights.absmax + first * absmax_stride;
@@ -96,56 +186,50 @@ HWY_INLINE void multiply_block(const CodeRows& weights, std::size_t first, const
   for (auto& row : sum)
     for (auto& v : row) v = hn::Zero(d);
   for (std::size_t left = weights.n; left > 0; left -= weights.blocksize, ++absmax)
-    for (std::size_t i = 0; i < weights.blocksize; i += block, packed += block / 2, x += block_words)
+    for (std::size_t i = 0; i < weights.blocksize; i += block, packed += block / 2, x += block_words) {
+      if constexpr (part == Part::second) {
+        std::uint32_t scales = 0;
+        for (std::size_t j = 0; j < m; ++j) scales |= x[j * x_stride + scale_at];
+        if (scales == 0) continue;
+      }
       for (std::size_t r = 0; r < rows; ++r) {
         const std::uint8_t* HWY_RESTRICT const codes = packed + r * packed_stride;
-        if (i % line == 0) hwy::Prefetch(codes + weights.ahead);
+        if (part == Part::first && i % line == 0) hwy::Prefetch(codes + weights.ahead);
         const auto scale = hn::Set(d, absmax[r * absmax_stride]);
         for (std::size_t group = 0; group < groups; ++group) {
-          const auto bytes = hn::LoadU(d8, codes + group * group_bytes), low_bits = hn::Set(d8, 15);
-          const auto odd = hn::And(bytes, low_bits);
-          const auto even = hn::And(hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, bytes))), low_bits);
-          const auto odd0 = hn::TableLookupBytes(codebook.lower, odd), odd1 = hn::TableLookupBytes(codebook.upper, odd);
-          const auto even0 = hn::TableLookupBytes(codebook.lower, even);
-          const auto even1 = hn::TableLookupBytes(codebook.upper, even);
-          const auto w0 = hn::BitCast(d16, hn::InterleaveLower(d8, odd0, odd1));
-          const auto w1 = hn::BitCast(d16, hn::InterleaveUpper(d8, odd0, odd1));
-          const auto w2 = hn::BitCast(d16, hn::InterleaveLower(d8, even0, even1));
-          const auto w3 = hn::BitCast(d16, hn::InterleaveUpper(d8, even0, even1));
-          for (std::size_t j = 0; j < m; ++j) {
-            const std::uint32_t* HWY_RESTRICT const from = x + j * x_stride;
-            const auto* const numbers = reinterpret_cast<const std::int16_t*>(from) + group * 2 * group_bytes;
-            auto all = hn::Zero(di), unused = hn::Zero(di);  // on x86, all sums are in the first
-            const auto add = [&](auto w, std::size_t v) HWY_ATTR {
-              all = hn::ReorderWidenMulAccumulate(di, w, hn::Load(d16, numbers + v * 2 * lanes), all, unused);
-            };
-            add(w0, 0);
-            add(w1, 1);
-            add(w2, 2);
-            add(w3, 3);
-            const auto scaled =
-                hn::Mul(hn::ConvertTo(d, all), hn::Load(d, reinterpret_cast<const float*>(from + scale_at)));
-            sum[r][j] = hn::MulAdd(scaled, scale, sum[r][j]);
-          }
+          const Decoded w(codebook, codes + group * group_bytes);
+          for (std::size_t j = 0; j < m; ++j)
+            sum[r][j] = hn::MulAdd(w.times(x + j * x_stride, group), scale, sum[r][j]);
         }
       }
+    }
   for (std::size_t r = 0; r < rows; ++r)
     for (std::size_t j = 0; j < m; ++j)
-      sums[r * sums_stride + j] += hn::GetLane(hn::SumOfLanes(d, sum[r][j])) * weights.tables.int16_codebook.unit;
+      sums[r * sums_stride + j] += hn::GetLane(hn::SumOfLanes(d, sum[r][j])) * codebook.unit;
 }
 
-void multiply(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
+template <Part part>
+void multiply_part(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
   in_parts<max_in_registers>(m, [&](auto count, std::size_t i) HWY_ATTR {
     const std::uint32_t* const from = x + i * x_stride;
     constexpr std::size_t rows = count() == 1 ? 4 : count() == 2 ? 2 : 1;  // their sums and factors fit 16 registers
     std::size_t row = 0;
     for (; row + rows <= weights.rows; row += rows)
-      multiply_block<rows, count()>(weights, row, from, x_stride, sums + row * m + i, m);
-    for (; row < weights.rows; ++row) multiply_block<1, count()>(weights, row, from, x_stride, sums + row * m + i, m);
+      multiply_block<part, rows, count()>(weights, row, from, x_stride, sums + row * m + i, m);
+    for (; row < weights.rows; ++row)
+      multiply_block<part, 1, count()>(weights, row, from, x_stride, sums + row * m + i, m);
   });
 }
 
-CodeKernel kernel() { return {{block_words, DType::bf16, arrange}, max_m, block, multiply}; }
+void multiply(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
+  multiply_part<Part::first>(weights, x, x_stride, m, sums);
+  std::uint32_t has_second = 0;  // from the first part, which is in the cache
+  for (std::size_t j = 0; j < m; ++j)
+    for (std::size_t i = 0; i < weights.n / block; ++i) has_second |= x[j * x_stride + i * block_words + second_at];
+  if (has_second != 0) multiply_part<Part::second>(weights, x + m * x_stride, x_stride, m, sums);
+}
+
+CodeKernel kernel() { return {{block_words, DType::bf16, arrange, 2}, max_m, block, multiply}; }
 
 #else
 

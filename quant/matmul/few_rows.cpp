@@ -1,13 +1,15 @@
 // Products for few rows of x. Reading the weight takes most of the time, so it is read once, in order, and decoded a
-// few rows at a time into memory that stays in L1.
+// few rows at a time: in registers, or into memory that stays in L1.
 #include "quant/matmul/few_rows.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include "nibble/int8.hpp"
@@ -28,7 +30,7 @@ constexpr std::size_t part_depth = 2048;
 constexpr std::size_t part_words = 2048;
 constexpr std::size_t task_rows = 32;
 // Rows of x by which int8 codes are multiplied in registers, which converts them for every few rows of x again.
-constexpr std::size_t max_rows_of_codes = 8;
+constexpr std::size_t max_rows_of_codes = 16;
 // How many bytes ahead of the codes that are decoded the next ones are asked for, at least. Memory then has work while
 // rows are multiplied, where the processor's own prefetching stops: one token takes half of the time.
 constexpr std::size_t bytes_ahead = 8192;
@@ -174,7 +176,7 @@ class AddCodes {
   TaskAbsmax absmax_;
 };
 
-// The same with int8 codes. Absmax is a factor of the sums.
+// The same with int8 codes, to sums of 0. Absmax is a factor of the sums.
 class AddInt8Codes {
  public:
   AddInt8Codes(const Int8Rows& weight, const float* x, std::size_t m) : weight_(weight), x_(x), m_(m) {}
@@ -190,10 +192,17 @@ class AddInt8Codes {
                            .ahead = std::max(bytes_ahead, rows.size * k)},
                           x_ + first, k, m_, sums);
     for (std::size_t i = 0; i < rows.size * m_; ++i)
-      sums[i] = sums[i] * weight_.absmax(rows.first + i / m_) * int8::inverse_127;
+      sums[i] = sums[i] * factor(weight_.absmax(rows.first + i / m_)) * int8::inverse_127;
   }
 
  private:
+  // code * absmax may be infinite or lose bits outside this range. NaN asks for products of weights.
+  static float factor(float absmax) {
+    const float magnitude = std::abs(absmax);
+    return magnitude == 0 || (magnitude >= 1e-30f && magnitude <= 1e30f) ? absmax
+                                                                         : std::numeric_limits<float>::quiet_NaN();
+  }
+
   const Int8Rows& weight_;
   const float* x_;
   std::size_t m_;
@@ -210,15 +219,17 @@ template <class Add, class MakeExact> class AddFinite {
   void start(Range rows) {
     add_.start(rows);
     task_ = rows;
+    is_exact_ready_ = false;
   }
-  void operator()(Range rows, float* sums) const {
+  void operator()(Range rows, float* sums) {
     std::array<float, RowKernel::max_rows * max_few_rows> of_rows{};
     const std::span<float> added(of_rows.data(), rows.size * m_);
     add_(rows, added.data());
     if (!std::ranges::all_of(added, [](float sum) { return std::isfinite(sum); })) {
-      auto exact = make_exact_();
-      exact.start(task_);
-      return exact(rows, sums);
+      if (!exact_) exact_.emplace(make_exact_());
+      if (!is_exact_ready_) exact_->start(task_);
+      is_exact_ready_ = true;
+      return (*exact_)(rows, sums);
     }
     for (std::size_t i = 0; i < added.size(); ++i) sums[i] += added[i];
   }
@@ -228,6 +239,8 @@ template <class Add, class MakeExact> class AddFinite {
   const MakeExact& make_exact_;
   std::size_t m_;
   Range task_{};
+  std::optional<std::invoke_result_t<MakeExact>> exact_;
+  bool is_exact_ready_ = false;  // for the task
 };
 
 // make_add() gives a thread an object whose start() is told the rows of the weight of a task, and which then adds to

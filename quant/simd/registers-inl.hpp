@@ -12,7 +12,7 @@ HWY_BEFORE_NAMESPACE();
 namespace nibble::HWY_NAMESPACE {
 
 // Vector registers: 32, or 16 on other targets.
-constexpr bool has_32_registers = (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3) || HWY_TARGET == HWY_NEON;
+constexpr bool has_32_registers = (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3) || HWY_ARCH_ARM_A64;
 
 }  // namespace nibble::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -25,7 +25,7 @@ Lines<std::uint32_t> arranged_for(const CodeKernel& kernel, const Matrix& x) {
   test::Bytes bytes(1);
   const test::Bytes stored = test::stored_as(kernel.x.from, x.values);
   bytes.insert(bytes.end(), stored.begin(), stored.end());
-  Lines<std::uint32_t> words(kernel.x.words(x.values.size()));
+  Lines<std::uint32_t> words(kernel.x.parts * kernel.x.words(x.values.size()));
   kernel.x.arrange(bytes.data() + 1, x.values.size(), words.data());
   return words;
 }
@@ -62,15 +62,21 @@ TEST(CodeKernel, SumsWithNumbersThatAreNotFiniteAreNotFinite) {
   test::for_each_target([](const std::string& target) {
     const auto kernel = code_kernel_int16();
     if (!kernel) return;
-    for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
-      for (std::size_t at = 0; at < 128; ++at) {
-        Codes codes(1, 128, 64, 7);
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    constexpr std::size_t rows = 5, m = 3;
+    for (const float bad : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN()})
+      for (std::size_t at = 0; at <= 128; ++at) {
+        Codes codes(rows, 128, 64, 7);
         std::ranges::fill(codes.packed, std::uint8_t{0x88});  // zeros
-        Matrix x = exact::integers(1, 128, 5);
-        x.values[at] = bad;
-        float sum = 3;
-        kernel->multiply(codes.rows(), arranged_for(*kernel, x).data(), kernel->x.words(128), 1, &sum);
-        EXPECT_FALSE(std::isfinite(sum)) << target << ", " << bad << " at " << at;
+        Matrix x = exact::integers(m, 128, 5);
+        if (at < 128)
+          x(1, at) = bad;
+        else
+          for (std::size_t c = 0; c < 128; ++c) x(1, c) = bad;
+        std::vector<float> sums(rows * m, 3);
+        kernel->multiply(codes.rows(), arranged_for(*kernel, x).data(), kernel->x.words(128), m, sums.data());
+        for (std::size_t i = 0; i < sums.size(); ++i)
+          EXPECT_EQ(std::isfinite(sums[i]), i % m != 1) << target << ", " << bad << " at " << at << ", sum " << i;
       }
   });
 }

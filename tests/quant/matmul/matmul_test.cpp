@@ -9,6 +9,8 @@
 
 #include "nibble/error.hpp"
 #include "nibble/nested.hpp"
+#include "quant/matmul/code_kernel.hpp"
+#include "quant/matmul/tile.hpp"
 #include "quant/simd/widen.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
 #include "tests/quant/matmul/reference.hpp"
@@ -119,6 +121,16 @@ template <class Weight> struct Case {
     }
     return worst;
   }
+
+  // A CPU target that multiplies bf16 multiplies weights that are rounded to it, and one that multiplies integers those
+  // of a codebook that is rounded, unless there are too many rows or blocks are too small.
+  [[nodiscard]] double least_error(const Doubles& y, const Doubles& w) const {
+    double least = error(y, w);
+    if (dtype != DType::bf16) return least;
+    if (tile_bf16()) least = std::min(least, error(y, reference::rounded_to_bf16(w)));
+    if (code_kernel_int16()) least = std::min(least, error(y, reference::rounded_to_int16(weight)));
+    return least;
+  }
 };
 
 template <class Weight> void expect_product(const Weight& weight, std::size_t m, const std::string& what) {
@@ -128,15 +140,25 @@ template <class Weight> void expect_product(const Weight& weight, std::size_t m,
       const Case<Weight> product(weight, dtype, m, dx);
       test::for_each_target([&](const std::string& target) {
         const Doubles y = as_doubles(dtype, product.run(), product.columns());
-        double error = product.error(y, w);
-        // A processor that multiplies bf16 multiplies weights that are rounded to it, and one that multiplies integers
-        // instead, those of a codebook that is rounded.
-        if (dtype == DType::bf16) error = std::min(error, product.error(y, reference::rounded_to_bf16(w)));
-        if (dtype == DType::bf16) error = std::min(error, product.error(y, reference::rounded_to_int16(weight)));
+        const double error = product.least_error(y, w);
         EXPECT_LE(error, 1) << what << ": " << target << ", " << traits(dtype).name << (dx ? ", dx" : ", y")
                             << ", m = " << m << ", n = " << weight.n << ", k = " << weight.k;
       });
     }
+}
+
+// Whether a number is finite, infinite (with its sign) or NaN.
+int kind(double value) { return std::isnan(value) ? 2 : std::isinf(value) ? (value > 0 ? 1 : -1) : 0; }
+
+template <class Weight> void expect_kinds(const Case<Weight>& product, const std::string& what) {
+  const Doubles exact = product.expected(reference::weights(product.weight));
+  test::for_each_target([&](const std::string& target) {
+    const Doubles y = as_doubles(product.dtype, product.run(), product.columns());
+    for (std::size_t i = 0; i < y.values.size(); ++i)
+      ASSERT_EQ(kind(y.values[i]), kind(exact.values[i]))
+          << what << ": " << target << ", " << traits(product.dtype).name << ", m = " << product.m << ", dx "
+          << product.dx << ", row " << i / y.columns << ", column " << i % y.columns;
+  });
 }
 
 struct Shape {
@@ -203,18 +225,24 @@ TEST(Matmul, BytesDoNotDependOnWhoRunsTheTasks) {
       }
 }
 
-// Whether a number is finite, infinite (with its sign) or NaN.
-int kind(double value) { return std::isnan(value) ? 2 : std::isinf(value) ? (value > 0 ? 1 : -1) : 0; }
-
-template <class Weight> void expect_kinds(const Case<Weight>& product, const std::string& what) {
-  const Doubles exact = product.expected(reference::weights(product.weight));
-  test::for_each_target([&](const std::string& target) {
-    const Doubles y = as_doubles(product.dtype, product.run(), product.columns());
-    for (std::size_t i = 0; i < y.values.size(); ++i)
-      ASSERT_EQ(kind(y.values[i]), kind(exact.values[i]))
-          << what << ": " << target << ", " << traits(product.dtype).name << ", m = " << product.m << ", dx "
-          << product.dx << ", row " << i / y.columns << ", column " << i % y.columns;
-  });
+// A product of a code and absmax that is infinite is infinite, even if its product with x would fit.
+TEST(Matmul, Int8AbsmaxMayBeOfAnyMagnitude) {
+  Int8 int8(7, 96);
+  for (const float absmax : {1e-44f, 1e-38f, 1e-31f, 1e-29f, 0.0f, 1e29f, 1e31f, 1e37f, 3e38f})
+    for (const std::size_t m : {1u, 3u, 8u, 40u}) {
+      std::fill(int8.absmax.begin(), int8.absmax.end(), absmax);
+      Case<Int8Weight> product(int8.weight, DType::f32, m, false);
+      std::vector<float> x = test::normal_weights(m * 96, 1);
+      for (float& value : x) value *= absmax < 1 ? 1e20f : 1e-20f;
+      product.x = test::stored_as(DType::f32, x);
+      product.bias = Bytes(product.bias.size());
+      expect_kinds(product, "absmax");
+      const Doubles w = reference::weights(int8.weight);
+      if (absmax > 1e36f) continue;
+      test::for_each_target([&](const std::string& target) {
+        EXPECT_LE(product.error(as_doubles(DType::f32, product.run(), 7), w), 1) << target << ", absmax " << absmax;
+      });
+    }
 }
 
 // Sums of codes times x are up to 127 times as large as those of weights.
@@ -233,8 +261,7 @@ TEST(Matmul, Int8SumsThatFitAreFinite) {
   }
 }
 
-// Products in integers are as near as those of weights that are rounded to bf16, whatever the magnitudes of x.
-TEST(Matmul, Bf16MagnitudesMayDiffer) {
+TEST(Matmul, Bf16MagnitudesMayDifferBetweenBlocks) {
   FourBit four_bit(7, 512, 64, Codebook::nf4, false);
   const std::vector<float> absmax = four_bit.absmax;
   for (const int first : {-120, -100, 0, 100})
@@ -249,11 +276,35 @@ TEST(Matmul, Bf16MagnitudesMayDiffer) {
       product.bias = Bytes(product.bias.size());
       test::for_each_target([&](const std::string& target) {
         const Doubles y = as_doubles(DType::bf16, product.run(), 7);
-        EXPECT_LE(std::min({product.error(y, w), product.error(y, reference::rounded_to_bf16(w)),
-                            product.error(y, reference::rounded_to_int16(four_bit.weight))}),
-                  1)
-            << target << ", from 2^" << first << ", steps of 2^" << step;
+        EXPECT_LE(product.least_error(y, w), 1) << target << ", from 2^" << first << ", steps of 2^" << step;
       });
+    }
+}
+
+// Where the weights of outliers are 0, the other numbers of their blocks are all that counts.
+TEST(Matmul, Bf16OutliersDoNotHideOtherNumbers) {
+  constexpr std::size_t n = 9, k = 512, m = 3;
+  for (const bool is_zero : {true, false})
+    for (const std::size_t apart : {5u, 64u, 67u}) {
+      FourBit four_bit(n, k, 64, Codebook::nf4, false);
+      for (std::size_t i = 0; is_zero && i < n * k; ++i)
+        if (i % k % apart == 0) {
+          std::uint8_t& byte = four_bit.packed[i / 2];
+          byte = static_cast<std::uint8_t>(i % 2 == 0 ? (byte & 0x0F) | 0x70 : (byte & 0xF0) | 0x07);
+        }
+      const Doubles w = reference::weights(four_bit.weight);
+      for (const int exponent : {3, 4, 6, 8, 10, 14, 20, 40}) {
+        std::vector<float> x = test::normal_weights(m * k, 1);
+        for (std::size_t i = 0; i < x.size(); ++i)
+          if (i % k % apart == 0) x[i] = std::ldexp(x[i], exponent);
+        Case<FourBitWeight> product(four_bit.weight, DType::bf16, m, false);
+        product.x = test::stored_as(DType::bf16, x);
+        test::for_each_target([&](const std::string& target) {
+          const Doubles y = as_doubles(DType::bf16, product.run(), n);
+          EXPECT_LE(product.least_error(y, w), 1)
+              << target << ", outliers of 2^" << exponent << ", " << apart << " apart, zero weights: " << is_zero;
+        });
+      }
     }
 }
 
@@ -289,6 +340,31 @@ TEST(Matmul, NonfiniteNumbersSpreadAsTheFormulaSays) {
         }
 }
 
+// An infinity of one row of x makes a thread compute sums of each of its tasks again. Other rows of x do not see it.
+TEST(Matmul, OtherRowsOfXDoNotSeeAnInfinity) {
+  constexpr std::size_t n = 100, k = 128, m = 2;
+  const FourBit four_bit(n, k, 64, Codebook::nf4, true);
+  const Int8 int8(n, k);
+  const Executor at_once = [](std::size_t tasks, const auto& work) { work(0, tasks); };
+  const auto check = [&](auto product, const std::string& target) {
+    std::vector<float> x = test::normal_weights(m * k, 1);
+    x[5] = infinity;
+    product.x = test::stored_as(product.dtype, x);
+    const Doubles w = reference::weights(product.weight), exact = product.expected(w);
+    const Doubles y = as_doubles(product.dtype, product.run(at_once), n);
+    for (std::size_t c = 0; c < n; ++c) {
+      ASSERT_EQ(kind(y(0, c)), kind(exact(0, c))) << target << ", column " << c;
+      ASSERT_NEAR(y(1, c), exact(1, c), 0.01 * std::abs(exact(1, c)) + 0.01) << target << ", column " << c;
+    }
+  };
+  test::for_each_target([&](const std::string& target) {
+    for (const DType dtype : types) {
+      check(Case<FourBitWeight>(four_bit.weight, dtype, m, false), target);
+      check(Case<Int8Weight>(int8.weight, dtype, m, false), target);
+    }
+  });
+}
+
 // An odd depth is filled up with a zero. What was in its place before, here an infinity of row 0, must not count.
 TEST(Matmul, RowsDoNotSeeWhatOthersLeftBehind) {
   const FourBit weight(257, 64, 64, Codebook::nf4, false);
@@ -312,7 +388,7 @@ TEST(Matmul, WhatFillsAWordIsZero) {
 
 TEST(Matmul, NothingNeedsAlignment) {
   const FourBit weight(9, 64, 64, Codebook::nf4, false);
-  for (const DType dtype : types)
+  const auto check = [&](DType dtype, const std::string& target) {
     for (const std::size_t m : {2u, 40u}) {
       const Case<FourBitWeight> product(weight.weight, dtype, m, false);
       const auto moved = [](const Bytes& bytes) {
@@ -323,8 +399,12 @@ TEST(Matmul, NothingNeedsAlignment) {
       const Bytes x = moved(product.x), bias = moved(product.bias), expected = product.run();
       Bytes y(expected.size() + 1);
       linear(weight.weight, dtype, std::span(x).subspan(1), std::span(bias).subspan(1), std::span(y).subspan(1));
-      EXPECT_EQ(Bytes(y.begin() + 1, y.end()), expected);
+      EXPECT_EQ(Bytes(y.begin() + 1, y.end()), expected) << target;
     }
+  };
+  test::for_each_target([&](const std::string& target) {
+    for (const DType dtype : types) check(dtype, target);
+  });
 }
 
 TEST(Matmul, NothingIsMultipliedByNothing) {
