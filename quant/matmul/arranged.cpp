@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cstring>
 
 #include "quant/simd/widen.hpp"
@@ -10,6 +11,7 @@ namespace nibble::matmul {
 
 Lines<std::uint32_t> arranged(const Arrangement& arrangement, const Operands& operands, std::size_t depth) {
   const std::size_t size = traits(operands.dtype).bits / 8, numbers = operands.m * depth;
+  assert(arrangement.parts == 1 || arrangement.from == DType::bf16);
   Lines<std::uint32_t> words(arrangement.parts * arrangement.words(numbers));
   const auto write = [&](const void* from, std::size_t first, std::size_t n) {
     std::uint32_t* const to = words.data() + arrangement.words(first);

@@ -14,12 +14,12 @@ using Arrange = void (*)(const void* x, std::size_t n, std::uint32_t* words);
 /// The most numbers of x that are arranged: 1 MiB.
 inline constexpr std::size_t max_arranged = std::size_t{1} << 18;
 
-/// How a kernel has x.
+/// How a kernel has x: in one part, or in several that follow each other, each with words for all numbers.
 struct Arrangement {
   std::size_t words_of_64;  ///< 32-bit words for 64 numbers of a part
   DType from;               ///< F32, or BF16 if x is
   Arrange arrange;          ///< from such numbers; null where the words are these numbers in their usual order
-  std::size_t parts = 1;    ///< the words of all numbers, one part after the other
+  std::size_t parts = 1;    ///< several only from BF16, of which `arrange` is given all numbers at once
 
   [[nodiscard]] constexpr std::size_t words(std::size_t numbers) const { return numbers * words_of_64 / 64; }
 };

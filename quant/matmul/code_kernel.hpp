@@ -31,9 +31,9 @@ struct CodeKernel {
   std::size_t max_m;          ///< rows of x
   std::size_t min_blocksize;  ///< of weights
 
-  /// sums[row * m + i] += the product of the row of weights and x[i], of which there are m. A row has x_stride words.
-  /// Where an absmax or a number of x is not finite, neither is the sum, but it may be another infinity or NaN than
-  /// that of the products.
+  /// sums[row * m + i] += the product of the row of weights and x[i]. x is all m rows, each with x_stride words of a
+  /// part. Where an absmax or a number of x is not finite, neither is the sum, but it may be another infinity or NaN
+  /// than that of the products.
   void (*multiply)(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums);
 };
 

@@ -56,21 +56,21 @@ class Block {
       largest = hn::Max(largest, magnitude[v]);
     }
     const int exponent = hn::GetLane(hn::MaxOfLanes(d16, largest)) >> 7;  // biased
-    auto below = hn::Zero(di), unused = hn::Zero(di);                     // the largest, all of them
+    auto sum = hn::Zero(di), unused = hn::Zero(di);                       // of the distances of exponents from that
     for (const auto& bits : magnitude) {
       const auto distance = hn::Sub(hn::Set(d16, static_cast<std::int16_t>(exponent)), hn::ShiftRight<7>(bits));
       const auto counted = hn::IfThenZeroElse(hn::Eq(bits, hn::Zero(d16)), distance);
-      below = hn::ReorderWidenMulAccumulate(di, counted, hn::Set(d16, 1), below, unused);
+      sum = hn::ReorderWidenMulAccumulate(di, counted, hn::Set(d16, 1), sum, unused);
     }
-    const int distances = hn::GetLane(hn::SumOfLanes(di, below));
-    is_near_ = exponent < 255 && distances <= 18 * static_cast<int>(block);
-    has_second_ = is_near_ && distances > 6 * static_cast<int>(block);
+    const int distances = hn::GetLane(hn::SumOfLanes(di, sum));
+    suffices_ = exponent < 255 && distances <= 18 * static_cast<int>(block);
+    has_second_ = suffices_ && distances > 6 * static_cast<int>(block);
     shift_ = 14 + 127 - exponent;
   }
 
   HWY_INLINE void store_first(std::uint32_t* HWY_RESTRICT words) const {
     write(words, [](auto first, auto /*rest*/) HWY_ATTR { return first; });
-    const float scale = is_near_ ? std::ldexp(1.0f, -shift_) : std::numeric_limits<float>::quiet_NaN();
+    const float scale = suffices_ ? std::ldexp(1.0f, -shift_) : std::numeric_limits<float>::quiet_NaN();
     std::memcpy(words + scale_at, &scale, sizeof scale);
     words[second_at] = has_second_ ? 1 : 0;
   }
@@ -79,10 +79,11 @@ class Block {
     constexpr float unit = 1 << 15;
     const float scale = has_second_ ? std::ldexp(1.0f, -shift_) / unit : 0;
     std::memcpy(words + scale_at, &scale, sizeof scale);
-    if (!has_second_) std::memset(words, 0, scale_at * sizeof(std::uint32_t));
-    if (has_second_)
-      write(words,
-            [](auto /*first*/, auto rest) HWY_ATTR { return hn::NearestInt(hn::Mul(rest, hn::Set(D(), unit))); });
+    if (!has_second_) {
+      std::memset(words, 0, scale_at * sizeof(std::uint32_t));
+      return;
+    }
+    write(words, [](auto /*first*/, auto rest) HWY_ATTR { return hn::NearestInt(hn::Mul(rest, hn::Set(D(), unit))); });
   }
 
  private:
@@ -122,7 +123,8 @@ class Block {
   }
 
   const std::byte* x_;
-  bool is_near_, has_second_;
+  bool suffices_;    // whether both parts hold the numbers
+  bool has_second_;  // whether the second part counts
   int shift_;
 };
 

@@ -26,8 +26,6 @@ namespace {
 constexpr std::size_t max_few_rows = 32;
 // Of a row of the weight, decoded at a time. The bytes of a result depend on it.
 constexpr std::size_t part_depth = 2048;
-// The same where codes are decoded in registers, so that sums run over as many words there.
-constexpr std::size_t part_words = 2048;
 constexpr std::size_t task_rows = 32;
 // Rows of x by which int8 codes are multiplied in registers, which converts them for every few rows of x again.
 constexpr std::size_t max_rows_of_codes = 16;
@@ -143,17 +141,14 @@ template <class Decode> class AddDecoded {
 class AddCodes {
  public:
   AddCodes(const FourBitRows& weight, const CodeKernel& kernel, const std::uint32_t* x, std::size_t m)
-      : weight_(weight),
-        kernel_(kernel),
-        part_(kernel.x.from == DType::bf16 ? 2 * part_words : part_words),
-        x_(x),
-        m_(m),
-        absmax_(weight) {}
+      : weight_(weight), kernel_(kernel), x_(x), m_(m), absmax_(weight) {}
 
   void start(Range rows) { absmax_.start(rows); }
   void operator()(Range rows, float* sums) const {
     const std::size_t k = weight_.k(), blocksize = weight_.blocksize();
-    for (std::size_t first = 0; first < k; first += part_) {
+    // An instruction that multiplies bf16 or integers adds up pairs, so sums have as many terms as in fp32.
+    const std::size_t part = kernel_.x.from == DType::bf16 ? 2 * part_depth : part_depth;
+    for (std::size_t first = 0; first < k; first += part) {
       const CodeRows codes{.tables = weight_.tables(),
                            .packed = weight_.packed() + (rows.first * k + first) / 2,
                            .packed_stride = k / 2,
@@ -161,7 +156,7 @@ class AddCodes {
                            .absmax_stride = absmax_.blocks_of_row(),
                            .blocksize = blocksize,
                            .rows = rows.size,
-                           .n = std::min(part_, k - first),
+                           .n = std::min(part, k - first),
                            .ahead = std::max(bytes_ahead, rows.size * k / 2)};
       kernel_.multiply(codes, x_ + kernel_.x.words(first), kernel_.x.words(k), m_, sums);
     }
@@ -170,7 +165,6 @@ class AddCodes {
  private:
   const FourBitRows& weight_;
   const CodeKernel& kernel_;
-  std::size_t part_;
   const std::uint32_t* x_;
   std::size_t m_;
   TaskAbsmax absmax_;
