@@ -72,6 +72,9 @@ inline u32 sub_f16x2(u32 a, u32 b) {
   return pack_f16(value(a) - value(b), value(a >> 16) - value(b >> 16));
 }
 
+/// The same value, of which a compiler for GPUs knows nothing.
+inline u32 opaque(u32 value) { return value; }
+
 /// Picks 4 of the 8 bytes b:a; bit 3 of a nibble of the selector spreads the sign of its byte instead.
 inline u32 prmt(u32 a, u32 b, u32 selector) {
   const u64 bytes = u64{b} << 32 | a;

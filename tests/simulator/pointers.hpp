@@ -64,6 +64,8 @@ template <class T> class Shared {
   }
   /// In bytes from the start of the block's shared memory.
   [[nodiscard]] u32 address() const { return offset_; }
+  /// Of the same array, the place with that address().
+  [[nodiscard]] Shared with_address(u32 address) const { return {address, begin_, end_}; }
 
   // For the layer alone: `bytes` bytes that may be touched, here or in another block.
   char* checked(u32 bytes, u32 alignment, const Site& site) const {

@@ -43,10 +43,11 @@ void Block::begin(const Launch& launch, Grid block_index, const Options& options
   for (int i = 0; i < 2; ++i) random();
   failure_ = nullptr;
 
-  // The dynamic part is aligned to 16 bytes and no more, whatever a kernel hopes for.
+  // The dynamic part is aligned to 16 bytes and no more, whatever a kernel hopes for. It begins at the same address in
+  // all blocks of a cluster.
   shared.start(launch.cluster * threads, threads, options.detect_races);
   dynamic_shared_bytes_ = launch.dynamic_shared_bytes;
-  shared.allocate(static_cast<u32>(random() % 64) * 16, Site::current());
+  shared.allocate(static_cast<u32>((seed - rank) * 0x9E3779B97F4A7C15ull >> 58) * 16, Site::current());
   dynamic_shared_offset_ = shared.allocate(dynamic_shared_bytes_, Site::current());
   statics_.clear();
   static_shared_bytes_ = 0;

@@ -282,6 +282,11 @@ inline MultiprocessorLimits multiprocessor_limits() {
   const simulator::DeviceLimits limits = simulator::device_limits(capability());
   return {limits.threads, limits.shared_bytes, 1024};
 }
+/// Clusters of any size fill a simulated device.
+template <class Kernel> u32 resident_clusters(u32 cluster, std::size_t /*dynamic_shared_bytes*/) {
+  return multiprocessors() / cluster;
+}
+
 /// The simulator sees static arrays only when they are used, so it counts none. None is larger than 2 KiB.
 template <class Kernel> u32 static_shared_bytes() { return 0; }
 
@@ -302,14 +307,14 @@ template <class Kernel> bool is_loaded() { return is_code_of<Kernel>(simulator::
 /// Runs `kernel` once for each thread of each block. Returns when it is done: there is no stream to wait for.
 template <class Kernel>
 void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef /*stream*/, const Kernel& kernel,
-            Overlap overlap = Overlap::no) {
+            Overlap overlap = Overlap::no, u32 cluster = cluster_of<Kernel>()) {
   static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
   static_assert(Kernel::threads % simulator::warp_size == 0 && Kernel::threads <= simulator::max_threads);
   const LoadedCode code = simulator::loaded_code<Kernel>();
   simulator::run_grid({grid, Kernel::threads, static_cast<u32>(dynamic_shared_bytes),
                        [](const void* self) { (*static_cast<const Kernel*>(self))(); }, &kernel,
-                       overlap == Overlap::yes && waits_for_dependencies(code), min_blocks_of<Kernel>(),
-                       cluster_of<Kernel>(), max_shared_bytes_of<Kernel>(dynamic_shared_bytes), sizeof(Kernel), code});
+                       overlap == Overlap::yes && waits_for_dependencies(code), min_blocks_of<Kernel>(), cluster,
+                       max_shared_bytes_of<Kernel>(dynamic_shared_bytes), sizeof(Kernel), code});
 }
 
 }  // namespace nibble::device

@@ -76,6 +76,7 @@ CHECK = [
 
 TUNE = [
     *(Step(f"variants/{shape}", ("bench_tune", "--shape", shape), 60, optional=True) for shape in reversed(SHAPES)),
+    Step("few-rows", ("bench_tune", "--few-rows"), 60, optional=True),
     Step("many-rows", ("bench_tune", "--many-rows"), 60, optional=True),
     Step("variants/int8", ("bench_tune", "--int8"), 50, optional=True),
     *(Step(f"variants/{shape}", ("bench_tune", "--shape", shape), 30, optional=True) for shape in PRODUCT_SHAPES),

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/matmul/four_bit/four_bit_matmul_bulk_tile.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_tile.hpp"
 #include "nibble/kernels.h"
 
@@ -78,7 +79,18 @@ struct ManyRowsKernel {
 };
 std::vector<ManyRowsKernel> many_rows_kernels();
 
-/// Compares these with the library's kernel for up to 64 rows at a time, on all shapes; whether all results were right.
+/// A kernel for up to 32 rows of x that takes tile_n of n at a time, with the same condition.
+struct FewRowsKernel {
+  kernels::FourBitMatmulBulkTile tile;
+  void (*launch)(const TunedCall& call, std::uint32_t tile_n, std::uint32_t splits, cudaStream_t stream);
+};
+std::vector<FewRowsKernel> few_rows_kernels();
+
+/// Compares their tiles and splits on some shapes; whether all results were right.
+bool tune_few_rows();
+
+/// Compares those for many rows with the library's kernel for up to 64 rows at a time, on all shapes; whether all
+/// results were right.
 bool tune_many_rows();
 
 /// Prints the line of the device, with the date, as 2027-01-02.

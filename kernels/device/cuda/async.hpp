@@ -51,6 +51,8 @@ NIBBLE_DEVICE u32 cluster_rank() {
   return rank;
 }
 NIBBLE_DEVICE void cluster_arrive() { NIBBLE_SM90("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+/// Orders nothing but the initialization of mbarriers before an mbar_init_fence, and so need not wait for loads.
+NIBBLE_DEVICE void cluster_arrive_relaxed() { NIBBLE_SM90("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 NIBBLE_DEVICE void cluster_wait() { NIBBLE_SM90("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 NIBBLE_DEVICE void cluster_sync() {
   cluster_arrive();

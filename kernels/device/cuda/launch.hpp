@@ -2,6 +2,8 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <array>
+#include <bit>
 #include <string>
 #include <type_traits>
 
@@ -44,6 +46,8 @@ template <class T> class Shared {
   template <class U> NIBBLE_DEVICE Shared<U> as() const { return {reinterpret_cast<U*>(pointer_)}; }
   NIBBLE_DEVICE Shared part(i64 first, i64 /*count*/) const { return {pointer_ + static_cast<i32>(first)}; }
   NIBBLE_DEVICE u32 address() const { return static_cast<u32>(__cvta_generic_to_shared(pointer_)); }
+  /// Of the same array, the place with that address().
+  NIBBLE_DEVICE Shared with_address(u32 address) const { return {static_cast<T*>(__cvta_shared_to_generic(address))}; }
   NIBBLE_DEVICE T* unchecked() const { return pointer_; }
 
  private:
@@ -123,26 +127,46 @@ inline LoadedCode loaded_code(const void* function) {
 template <class Kernel> inline NumberPerDevice granted_shared_bytes;
 template <class Kernel> inline NumberPerDevice waits_or_not;
 template <class Kernel> inline NumberPerDevice loaded_or_not;
+/// The clusters of 1, 2, 4 and 8 blocks that run at a time, and 1.
+template <class Kernel> inline std::array<NumberPerDevice, std::bit_width(max_cluster)> resident_clusters_and_1;
 /// The static shared memory of a block of the kernel, and 1.
 template <class Kernel> inline NumberPerDevice static_shared_bytes_and_1;
 
 }  // namespace detail
 
-/// Starts `kernel` on the stream, for each thread of each block, and does not wait for it. Throws LaunchError.
+namespace detail {
+
+/// A launch with more than every device has must request it. The request holds for all launches of the kernel.
+template <class Kernel> void request_shared_bytes(std::size_t dynamic_shared_bytes) {
+  const std::size_t most = max_shared_bytes_of<Kernel>(dynamic_shared_bytes);
+  if (most <= default_shared_bytes) return;
+  granted_shared_bytes<Kernel>.at_least(current_device(), static_cast<u32>(most), [&] {
+    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(run<Kernel>), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(most)),
+          "cudaFuncSetAttribute");
+    return static_cast<u32>(most);
+  });
+}
+inline cudaLaunchAttribute attribute_of_cluster(u32 blocks) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = blocks;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  return attribute;
+}
+
+}  // namespace detail
+
+/// Starts `kernel` on the stream, for each thread of each block, and does not wait for it. `cluster` blocks in a row
+/// along x run at the same time and reach each other's shared memory. Throws LaunchError.
 template <class Kernel>
 void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef stream, const Kernel& kernel,
-            Overlap overlap = Overlap::no) {
+            Overlap overlap = Overlap::no, u32 cluster = cluster_of<Kernel>()) {
   static_assert(std::is_trivially_copyable_v<Kernel>, "a kernel is copied to the device");
   static_assert(Kernel::threads % 32 == 0 && Kernel::threads <= 1024);
   static_assert(sizeof(Kernel) <= max_parameter_bytes);
   const auto function = reinterpret_cast<const void*>(run<Kernel>);
-  // A launch with more than every device has must request it. The request holds for all launches of the kernel.
-  if (const std::size_t most = max_shared_bytes_of<Kernel>(dynamic_shared_bytes); most > default_shared_bytes)
-    detail::granted_shared_bytes<Kernel>.at_least(detail::current_device(), static_cast<u32>(most), [&] {
-      detail::check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
-                    "cudaFuncSetAttribute");
-      return static_cast<u32>(most);
-    });
+  detail::request_shared_bytes<Kernel>(dynamic_shared_bytes);
   cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(grid.x, grid.y, grid.z);
@@ -150,13 +174,7 @@ void launch(Grid grid, std::size_t dynamic_shared_bytes, StreamRef stream, const
   config.dynamicSmemBytes = dynamic_shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = attributes;
-  if constexpr (cluster_of<Kernel>() > 1) {
-    static_assert(cluster_of<Kernel>() <= max_cluster);
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = cluster_of<Kernel>();
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  }
+  if (cluster > 1) attributes[config.numAttrs++] = detail::attribute_of_cluster(cluster);
   if (overlap == Overlap::yes && detail::waits_or_not<Kernel>.at_least(detail::current_device(), 1, [&] {
         return waits_for_dependencies(detail::loaded_code(function)) ? 2u : 1u;
       }) == 2) {
@@ -173,6 +191,28 @@ template <class Kernel> bool is_loaded() {
   return detail::loaded_or_not<Kernel>.at_least(detail::current_device(), 1, [] {
     return is_code_of<Kernel>(detail::loaded_code(reinterpret_cast<const void*>(run<Kernel>))) ? 2u : 1u;
   }) == 2;
+}
+
+/// The clusters of a kernel that the current device runs at a time. That may be fewer than multiprocessors / cluster,
+/// since the blocks of a cluster run on neighbouring multiprocessors.
+template <class Kernel> u32 resident_clusters(u32 cluster, std::size_t dynamic_shared_bytes) {
+  const auto count = [&] {
+    detail::request_shared_bytes<Kernel>(dynamic_shared_bytes);
+    cudaLaunchAttribute attribute = detail::attribute_of_cluster(cluster);
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(cluster);
+    config.blockDim = dim3(Kernel::threads);
+    config.dynamicSmemBytes = dynamic_shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    detail::check(cudaOccupancyMaxActiveClusters(&clusters, reinterpret_cast<const void*>(run<Kernel>), &config),
+                  "cudaOccupancyMaxActiveClusters");
+    return static_cast<u32>(clusters) + 1;
+  };
+  return detail::resident_clusters_and_1<Kernel>[std::countr_zero(cluster)].at_least(detail::current_device(), 1,
+                                                                                     count) -
+         1;
 }
 
 /// Of a block of the kernel, in the code that the current device has loaded.

@@ -5,22 +5,21 @@
 // Here, TMA brings codes and x to shared memory without that pipe, and a lane reads 8 bytes of its rows in two clocks.
 // No register waits for memory, so one block of 16 warps that multiply keeps it busy.
 //
+//   cluster   the blocks that divide k between them, 1 to 8: each has a split of it
 //   block     16 warps that multiply, n_warps x k_warps of them, and a copier, a warp, for each of four stages
 //   step      block_n x block_k weights, of which a warp has 32 x 64
 //   stage     a step in shared memory: codes, x, absmax as floats; filled and emptied in turn
 //   copier    fills its stage: one lane starts the copies, and all decode absmax
-//   tiles     of n; a weight's blocks take them in turn, and the copiers are ahead by the stages that are free
-//   sums      of the warps that divide k: through shared memory at the end, in order of k
-//   split     as in the other kernel: the last block to finish adds the sums (split_sums.hpp)
+//   tiles     of n; a weight's clusters take them in turn, and the copiers are ahead by the stages that are free
+//   sums      of the warps that divide k: 8 rows at a time, through shared memory, in order of k
+//   totals    of the blocks that divide k: each row goes to one block of the cluster, which adds them in order of k
 #pragma once
 #include "kernels/device/device.hpp"
 #include "kernels/four_bit_weight.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_bulk_tile.hpp"
-#include "kernels/matmul/four_bit/four_bit_matmul_ring.hpp"
 #include "kernels/matmul/four_bit/four_bit_pair_table.hpp"
 #include "kernels/matmul/matmul_block.hpp"
-#include "kernels/matmul/split_sums.hpp"
 
 namespace nibble::kernels {
 using namespace device;
@@ -28,15 +27,18 @@ using namespace device;
 /// For the weights of FourBitMatmul with runs of 64, but packed is aligned to 16 bytes, and there are no experts; m is
 /// at most max_m.
 ///
-/// Grid: as of FourBitMatmul, without experts. A map has the codes of each weight, as bytes [n, k / 2], and `x_map` has
-/// x [m, k], whose rows are x_stride elements apart.
+/// Grid: as of FourBitMatmul, without experts, in clusters of 2^log2_splits blocks, at most 8 and at most the steps of
+/// k. A map has the codes of each weight, as bytes [n, k / 2], in boxes of tile_n rows, and `x_map` has x [m, k], whose
+/// rows are x_stride elements apart.
 template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMatmulBulk {
   static constexpr bool needs_sm90a = true;
   static constexpr u32 stages = 4, consumers = Tile.threads(), threads = consumers + 32 * stages, min_blocks = 1;
   static constexpr u32 m_tiles = Tile.m_tiles, n_tiles = 2, max_weights = 4;
+  static constexpr u32 log2_max_m = m_tiles == 1 ? 3 : m_tiles == 2 ? 4 : 5;
   static constexpr u32 max_m = Tile.max_m(), block_n = Tile.block_n(), block_k = Tile.block_k();
   static constexpr u32 step_groups = block_k / 64;  // of 64 along k: one of each warp
-  static_assert(consumers == 512 && step_groups % 4 == 0);
+  static constexpr u32 warps = consumers / 32;
+  static_assert(warps == 16 && step_groups % 4 == 0);
 
   // The boxes that TMA copies: so much of each of block_n or max_m rows. Up to 8 rows of x are copied one by one
   // instead: these are fewer copies than a step has groups.
@@ -47,256 +49,323 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
   static constexpr u32 x_bytes = copies_rows ? (max_m * x_row_bytes + 1023) / 1024 * 1024 : step_groups * x_box;
   static constexpr u32 stage_bytes = codes_bytes + x_bytes;
   static constexpr u32 scale_row = step_groups + 1;  // from row to row: what lanes read at a time is in different banks
+  static constexpr u32 scales_bytes = 4 * scale_row * block_n;
 
-  // Sums are of 8 rows of y at a time.
-  static constexpr FourBitMatmulBulkTile sums_tile{1, Tile.n_warps, Tile.k_warps};
-  using Table = FourBitPairTable<Half, PairTableGaps::for_nested>;
-  static constexpr u32 scales_bytes = 4 * scale_row * block_n, sums_bytes = WarpSums<sums_tile>::bytes(8);
-  static constexpr u32 first_stage = Table::bytes, first_scale = first_stage + stages * stage_bytes;
-  static constexpr u32 first_sum = first_scale + stages * scales_bytes, first_mbarrier = first_sum + sums_bytes;
-  static constexpr u32 shared_bytes = first_mbarrier + 16 * stages + 1024;  // 1024 to align tiles
+  // Shared memory: the first stage and all that is small, the table of pairs, whose gaps have the sums, and the other
+  // stages.
+  using Table = FourBitAlignedPairTable<Half>;
+  static constexpr u32 table_offset = Table::alignment, upper_offset = table_offset + Table::bytes;
+  static constexpr u32 first_scale = stage_bytes, first_nested = first_scale + stages * scales_bytes;
+  static constexpr u32 first_total = first_nested + 4 * 256, totals_bytes = 4 * max_m * block_n;
+  static constexpr u32 first_mbarrier = first_total + totals_bytes, sum_buffers = 2;
+  static_assert(1024 + first_mbarrier + 8 * (2 * stages + sum_buffers + 2) <= table_offset);
+  static constexpr u32 shared_bytes = upper_offset + (stages - 1) * stage_bytes;
   NIBBLE_DEVICE_AND_HOST static constexpr u32 max_block_shared_bytes() { return shared_bytes; }
-  static_assert(shared_bytes + 16 <= 227 << 10);  // static shared memory, that of SplitSums, takes 16
+  static_assert(shared_bytes <= 227 << 10);
 
+  // What a block needs first is side by side: a multiprocessor loads arguments when they are used, 64 bytes at a time.
+  u32 m, groups, log2_splits;  // groups of 64 along k
+  u32 tile_n;                  // of n in a tile: a multiple of 16, at most block_n
+  u32 tiles[max_weights], clusters[max_weights];
   FourBitProduct<Half> product[max_weights];
   TensorMap codes_map[max_weights], x_map;
   Global<const Half> x;
   i64 x_stride;
-  u32 m;
-  SplitSums sums;
 
   NIBBLE_DEVICE void operator()() const {
     // A grid has as many blocks for each weight as one with more tiles needs. These need not wait for the kernel
     // before: the launch ends with its other blocks, which do.
-    if (first_item() >= items()) return;
-    const Memory memory(dynamic_shared_aligned(1024));
+    if (first_tile() >= own_tiles()) return;
+    const Memory memory{};
     const Table table(memory.table);
-    const Lane lane;
     const bool copies = thread_id() >= consumers;
-    const u32 own_stage = warp_id() - consumers / 32;  // of a copier
+    const u32 own_stage = warp_id() - warps;  // of a copier
+    Position first = {};
+    Absmax absmax = {};
     float offset = 0;
-    if (thread_id() == consumers) memory.init();
+    // None of this depends on the kernel before.
     if (copies) {
-      bar_sync(2, 32 * stages);  // the mbarriers are there
-      // Codes do not depend on the kernel before.
-      const Position first = first_of_stage(own_stage);
-      if (lane.id == 0 && first.item < items()) copy_codes(memory, own_stage, first);
+      first = first_of_stage(own_stage);
+      if (lane_id() == 0) {
+        memory.init(own_stage, log2_splits);
+        if (first.tile < own_tiles()) copy_codes(memory, own_stage, first);
+      }
+      if (first.tile < own_tiles()) load_absmax(absmax, first);
       if constexpr (Nested) offset = ldg(product[block_z()].weight.absmax.nested_offset);
     } else if (thread_id() < 256) {
       const FourBitOperand& weight = product[block_z()].weight;
-      float nested_value = 0;
-      if constexpr (Nested) nested_value = ldg(weight.absmax.nested_codebook + thread_id());
-      table.template fill<Nested>(weight.value, nested_value);
+      table.fill(weight.value);
+      if constexpr (Nested) sts(memory.nested + thread_id(), ldg(weight.absmax.nested_codebook + thread_id()));
     }
-    dependency_wait();  // an earlier kernel may have written x
+    if (log2_splits > 0) cluster_arrive_relaxed();  // the mbarriers are there
+    sync_threads();                                 // the other mbarriers and the table are there
+    dependency_wait();                              // an earlier kernel may have written x
     dependency_launch();
-    sync_threads();  // the mbarriers and the table are there
-    if (copies)
-      fill(memory, table, own_stage, offset, lane.id);
+    if (copies) {
+      if constexpr (has_many_sums) setmaxnreg_dec<64>();
+      fill(memory, own_stage, first, absmax, offset);
+      return;
+    }
+    if constexpr (has_many_sums) setmaxnreg_inc<104>();
+    // Each warp has two tiles of 16 of n, but the last ones of a smaller tile.
+    Lane lane;
+    lane.n_warp = (lane.n_warp + lane.k_warp) % Tile.n_warps;  // those with less to do are of different schedulers
+    if (32 * lane.n_warp + 16 < tile_n)
+      multiply_all<2>(memory, table, lane);
     else
-      multiply_all(memory, table, lane);
+      multiply_all<1>(memory, table, lane);
   }
 
  private:
-  using Lane = MatmulLane<sums_tile>;
-  using Sums = MatmulSums<sums_tile>[m_tiles];
+  static constexpr FourBitMatmulBulkTile lane_tile{1, Tile.n_warps, Tile.k_warps};
+  static constexpr bool has_many_sums = m_tiles > 2;  // those that multiply get registers of the copiers
+  using Lane = MatmulLane<lane_tile>;
+  using Sums = float[m_tiles][n_tiles][4];
 
   struct Memory {
-    Shared<u8> table, stage, scales, sums;
-    Shared<u64> full, empty;  // a mbarrier for each stage
+    Shared<u8> all, table, scales;
+    Shared<float> nested;            // the codebook of nested absmax
+    Shared<float> totals;            // of all blocks of the cluster, for the rows that this one adds
+    Shared<u64> full, empty;         // a mbarrier for each stage ...
+    Shared<u64> sums;                // ... for each buffer of sums: all warps have put theirs there ...
+    Shared<u64> sent, taken;         // ... and for all warps of the cluster: totals were put there, and read
+    u32 first_stage, to_next_stage;  // the address of the first, and how far away the second is
 
-    NIBBLE_DEVICE explicit Memory(Shared<u8> all)
-        : table(all.part(0, Table::bytes)),
-          stage(all.part(first_stage, stages * stage_bytes)),
-          scales(all.part(first_scale, stages * scales_bytes)),
-          sums(all.part(first_sum, sums_bytes)),
-          full(all.part(first_mbarrier, 8 * stages).template as<u64>()),
-          empty(all.part(first_mbarrier + 8 * stages, 8 * stages).template as<u64>()) {}
+    // Addresses of shared memory begin at a multiple of 2^24.
+    NIBBLE_DEVICE Memory()
+        : all(dynamic_shared()),
+          table(all.with_address((all.address() | (table_offset - 1)) + 1).part(0, Table::bytes)) {
+      const Shared<u8> lower = dynamic_shared_aligned(1024);
+      scales = lower.part(first_scale, stages * scales_bytes);
+      nested = lower.part(first_nested, 4 * 256).template as<float>();
+      full = lower.part(first_mbarrier, 8 * stages).template as<u64>();
+      empty = lower.part(first_mbarrier + 8 * stages, 8 * stages).template as<u64>();
+      sums = lower.part(first_mbarrier + 16 * stages, 8 * sum_buffers).template as<u64>();
+      sent = lower.part(first_mbarrier + 16 * stages + 8 * sum_buffers, 8).template as<u64>();
+      taken = lower.part(first_mbarrier + 16 * stages + 8 * sum_buffers + 8, 8).template as<u64>();
+      totals = lower.part(first_total, totals_bytes).template as<float>();
+      first_stage = lower.address();
+      to_next_stage = table.address() + Table::bytes - first_stage;
+    }
 
-    NIBBLE_DEVICE void init() const {
-      NIBBLE_UNROLL for (u32 i = 0; i < stages; ++i) {
-        mbar_init(full + i, 2);  // that the copies have started, and that absmax is there
-        mbar_init(empty + i, consumers / 32);
+    /// Of a copier's own stage; the first one's also all others.
+    NIBBLE_DEVICE void init(u32 stage, u32 log2_splits) const {
+      mbar_init(full + stage, 2);  // that the copies have started, and that absmax is there
+      mbar_init(empty + stage, warps);
+      if (stage == 0) {
+        NIBBLE_UNROLL for (u32 i = 0; i < sum_buffers; ++i) mbar_init(sums + i, warps);
+        mbar_init(sent, warps << log2_splits);
+        mbar_init(taken, warps << log2_splits);
       }
       mbar_init_fence();
     }
+    /// How far the stage is from the first.
+    [[nodiscard]] NIBBLE_DEVICE u32 offset_of(u32 stage) const {
+      return stage == 0 ? 0 : to_next_stage + (stage - 1) * stage_bytes;
+    }
+    [[nodiscard]] NIBBLE_DEVICE Shared<u8> stage(u32 i) const { return all.with_address(first_stage + offset_of(i)); }
   };
 
-  // -- What a block does, item by item and step by step
+  // -- What a block does, tile by tile and step by step
 
   struct Position {
-    u32 item, step, end;  // (tile of n) * splits + (split of k); steps from 0 on
+    u32 tile, step, end;  // steps from 0 on
   };
 
-  [[nodiscard]] NIBBLE_DEVICE u32 groups() const { return static_cast<u32>(product[0].weight.k) / 64; }
-  [[nodiscard]] NIBBLE_DEVICE u32 steps() const { return ceil_div(groups(), step_groups); }
-  [[nodiscard]] NIBBLE_DEVICE u32 items() const {
-    return static_cast<u32>(ceil_div<i64>(product[block_z()].weight.n, block_n)) * sums.splits;
+  // A block's number in its cluster.
+  [[nodiscard]] NIBBLE_DEVICE u32 split() const { return block_x() & ((1 << log2_splits) - 1); }
+  [[nodiscard]] NIBBLE_DEVICE u32 steps() const { return ceil_div(groups, step_groups); }
+  [[nodiscard]] NIBBLE_DEVICE u32 own_tiles() const { return tiles[block_z()]; }
+  // Of the block's cluster. Surplus clusters start past the last tile.
+  [[nodiscard]] NIBBLE_DEVICE u32 first_tile() const {
+    const u32 cluster = block_x() >> log2_splits;
+    return cluster < clusters[block_z()] ? cluster : own_tiles();
   }
-  // Surplus blocks start past the last item.
-  [[nodiscard]] NIBBLE_DEVICE u32 first_item() const {
-    return block_x() < product[block_z()].blocks ? block_x() : items();
-  }
-  [[nodiscard]] NIBBLE_DEVICE Position position_of(u32 item) const {
-    const u32 split = sums.split_of(item);
-    return {item, sums.first_step(steps(), split), sums.first_step(steps(), split + 1)};
+  [[nodiscard]] NIBBLE_DEVICE u32 tile_after(u32 tile) const { return tile + clusters[block_z()]; }
+  [[nodiscard]] NIBBLE_DEVICE u32 turn_of(u32 tile) const { return (tile - first_tile()) / clusters[block_z()]; }
+  [[nodiscard]] NIBBLE_DEVICE Position start_of(u32 tile) const {
+    return {tile, steps() * split() >> log2_splits, steps() * (split() + 1) >> log2_splits};
   }
   [[nodiscard]] NIBBLE_DEVICE Position after(Position at) const {
-    return ++at.step < at.end ? at : position_of(at.item + product[block_z()].blocks);
+    return ++at.step < at.end ? at : start_of(tile_after(at.tile));
   }
 
   // -- Copiers: each fills its stage with every fourth step of the block
 
   [[nodiscard]] NIBBLE_DEVICE Position ahead(Position at, u32 steps) const {
-    for (u32 i = 0; i < steps && at.item < items(); ++i) at = after(at);
+    for (u32 i = 0; i < steps && at.tile < own_tiles(); ++i) at = after(at);
     return at;
   }
-  [[nodiscard]] NIBBLE_DEVICE Position first_of_stage(u32 stage) const {
-    return ahead(position_of(first_item()), stage);
-  }
+  [[nodiscard]] NIBBLE_DEVICE Position first_of_stage(u32 stage) const { return ahead(start_of(first_tile()), stage); }
   // The groups of a step before the end of k.
   [[nodiscard]] NIBBLE_DEVICE u32 groups_in(const Position& at) const {
-    const u32 left = groups() - step_groups * at.step;
+    const u32 left = groups - step_groups * at.step;
     return left < step_groups ? left : step_groups;
   }
 
   // By one thread. Also says how many bytes will come in all.
   NIBBLE_DEVICE void copy_codes(const Memory& memory, u32 stage, const Position& at) const {
     const u32 own_groups = groups_in(at), boxes = ceil_div(own_groups, 4u);
-    mbar_expect_tx_arrive(memory.full + stage, boxes * codes_box + own_groups * 128 * (copies_rows ? m : max_m));
+    mbar_expect_tx_arrive(memory.full + stage, boxes * 128 * tile_n + own_groups * 128 * (copies_rows ? m : max_m));
+    const Shared<u8> to = memory.stage(stage);
     for (u32 i = 0; i < boxes; ++i) {
-      tma_load_2d(memory.stage.part(stage * stage_bytes + i * codes_box, codes_box), codes_map[block_z()],
-                  static_cast<i32>(32 * (step_groups * at.step + 4 * i)),
-                  static_cast<i32>(sums.tile_of(at.item) * block_n), memory.full + stage);
+      tma_load_2d(to.part(i * codes_box, 128 * tile_n), codes_map[block_z()],
+                  static_cast<i32>(32 * (step_groups * at.step + 4 * i)), static_cast<i32>(at.tile * tile_n),
+                  memory.full + stage);
     }
   }
   NIBBLE_DEVICE void copy_x(const Memory& memory, u32 stage, const Position& at) const {
-    const u32 first = stage * stage_bytes + codes_bytes;
+    const Shared<u8> to = memory.stage(stage) + codes_bytes;
     if constexpr (copies_rows) {
       Global<const Half> from = x + i64{at.step} * block_k;
       for (u32 row = 0; row < m; ++row) {
-        bulk_g2s(memory.stage.part(first + row * x_row_bytes, 2 * block_k), from.template as<const u8>(),
-                 128 * groups_in(at), memory.full + stage);
+        bulk_g2s(to.part(row * x_row_bytes, 2 * block_k), from.template as<const u8>(), 128 * groups_in(at),
+                 memory.full + stage);
         from = from + x_stride;
       }
     } else {
       for (u32 i = 0; i < groups_in(at); ++i) {
-        tma_load_2d(memory.stage.part(first + i * x_box, x_box), x_map,
-                    static_cast<i32>(64 * (step_groups * at.step + i)), 0, memory.full + stage);
+        tma_load_2d(to.part(i * x_box, x_box), x_map, static_cast<i32>(64 * (step_groups * at.step + i)), 0,
+                    memory.full + stage);
       }
     }
   }
 
-  // absmax of a step: each lane loads 16, and neighbouring lanes load those of neighbouring groups.
-  static constexpr u32 lane_scales = step_groups * block_n / 32;
-  struct Scales {
-    u32 code[lane_scales];
-    float absmax[lane_scales];  // or nested_absmax
+  // absmax of a step: each lane decodes 16, and neighbouring lanes those of neighbouring groups. What it needs from
+  // memory is loaded while the stage is still full of an earlier step.
+  static constexpr u32 lane_absmax = step_groups * block_n / 32, rows_at_once = 32 / step_groups;
+  struct Absmax {
+    u32 code[lane_absmax];
+    float value[lane_absmax];  // absmax or nested_absmax
   };
-  NIBBLE_DEVICE void load_scales(Scales& to, const Position& at, u32 lane) const {
-    constexpr u32 rows_at_once = 32 / step_groups;
+  NIBBLE_DEVICE void load_absmax(Absmax& to, const Position& at) const {
     const FourBitOperand& weight = product[block_z()].weight;
-    const u32 last_row = static_cast<u32>(weight.n) - 1, row_groups = static_cast<u32>(weight.stride / 64);
-    const u32 group = lane % step_groups, last = groups_in(at) - 1, in_step = group < last ? group : last;
+    const u32 group = lane_id() % step_groups, last = groups_in(at) - 1, in_step = group < last ? group : last;
     const u32 first = static_cast<u32>(weight.first / 64) + at.step * step_groups + in_step;
-    u32 row = sums.tile_of(at.item) * block_n + lane / step_groups;
-    NIBBLE_UNROLL for (u32 i = 0; i < lane_scales; ++i) {
+    const u32 last_row = static_cast<u32>(weight.n) - 1, row_groups = static_cast<u32>(weight.stride / 64);
+    const u32 shift = weight.log2_blocksize - 6;
+    u32 row = at.tile * tile_n + lane_id() / step_groups;
+    NIBBLE_UNROLL for (u32 i = 0; i < lane_absmax; ++i) {
       // Past the end of n that of the last row: its sums are not stored.
-      const u32 block = (first + (row < last_row ? row : last_row) * row_groups) >> (weight.log2_blocksize - 6);
+      const u32 block = (first + (row < last_row ? row : last_row) * row_groups) >> shift;
       row += rows_at_once;
       if constexpr (Nested) {
         to.code[i] = weight.absmax.code_of(block);
-        to.absmax[i] = weight.absmax.nested_absmax_of(block);
+        to.value[i] = weight.absmax.nested_absmax_of(block);
       } else {
-        to.absmax[i] = weight.absmax.plain_of(block);
+        to.value[i] = weight.absmax.plain_of(block);
       }
     }
   }
-  NIBBLE_DEVICE static void store_scales(const Scales& from, const Memory& memory, u32 stage, const Table& table,
-                                         float offset, u32 lane) {
-    constexpr u32 rows_at_once = 32 / step_groups;
-    const Shared<u8> first =
-        memory.scales + (stage * scales_bytes + 4 * (lane / step_groups * scale_row + lane % step_groups));
-    NIBBLE_UNROLL for (u32 i = 0; i < lane_scales; ++i) {
-      float scale = from.absmax[i];
-      if constexpr (Nested) scale = FourBitAbsmax::decoded(table.nested_value_of(from.code[i]), scale, offset);
-      sts((first + 4 * scale_row * rows_at_once * i).template as<float>(), scale);
+  NIBBLE_DEVICE static void store_absmax(const Absmax& from, const Memory& memory, u32 stage, float offset) {
+    const u32 first_row = lane_id() / step_groups, group = lane_id() % step_groups;
+    const Shared<float> to =
+        (memory.scales + stage * scales_bytes).template as<float>() + (first_row * scale_row + group);
+    NIBBLE_UNROLL for (u32 i = 0; i < lane_absmax; ++i) {
+      float scale = from.value[i];
+      if constexpr (Nested) scale = FourBitAbsmax::decoded(lds(memory.nested + from.code[i]), scale, offset);
+      sts(to + scale_row * rows_at_once * i, scale);
     }
   }
 
-  NIBBLE_DEVICE void fill(const Memory& memory, const Table& table, u32 stage, float offset, u32 lane) const {
-    bool is_first = true;
+  // `at` is the first step of the stage, whose codes are being copied, and `absmax` its own.
+  NIBBLE_DEVICE void fill(const Memory& memory, u32 stage, Position at, Absmax& absmax, float offset) const {
     u32 parity = 0;  // of the next time that the stage is emptied
-    for (Position at = first_of_stage(stage); at.item < items(); at = ahead(at, stages)) {
-      Scales scales = {};
-      load_scales(scales, at, lane);
+    for (bool is_first = true; at.tile < own_tiles(); is_first = false) {
       if (!is_first) {
         mbar_wait(memory.empty + stage, parity);
         parity ^= 1;
       }
-      if (lane == 0) {
+      if (lane_id() == 0) {
         if (!is_first) copy_codes(memory, stage, at);
         copy_x(memory, stage, at);
       }
-      is_first = false;
-      store_scales(scales, memory, stage, table, offset, lane);
+      store_absmax(absmax, memory, stage, offset);
       sync_warp();  // all lanes have stored theirs
-      if (lane == 0) mbar_arrive(memory.full + stage);
+      if (lane_id() == 0) mbar_arrive(memory.full + stage);
+      at = ahead(at, stages);
+      if (at.tile < own_tiles()) load_absmax(absmax, at);
     }
   }
 
   // -- Products
 
-  // Where a lane finds its operands in a stage. TMA swizzles: piece i of 16 bytes of row r is where piece i ^ r % 8
-  // would be. The rows of a fragment are in another order than n: the codes of 0, 2, 4 and 6, which half a warp loads
-  // at once, are in different banks.
+  // Where a lane finds its operands in the first stage: addresses. TMA swizzles: piece i of 16 bytes of row r is where
+  // piece i ^ r % 8 would be. The rows of a fragment are in another order than n: the codes of 0, 2, 4 and 6, which
+  // half a warp loads at once, are in different banks.
   struct Source {
-    u32 code, x, other_x, scale;  // x in two pieces
+    u32 code, x, scale;
 
-    NIBBLE_DEVICE Source(const Lane& lane, u32 m) {
+    NIBBLE_DEVICE Source(const Memory& memory, const Lane& lane, u32 m) {
       const u32 in_8 = row_in_8(lane), row = lane.n_warp * 16 * n_tiles + in_8, group = lane.k_warp;
       code = group / 4 * codes_box + 128 * row + ((group % 4 * 32 + lane.q / 2 * 16) ^ 16 * in_8) + lane.q % 2 * 8;
-      if constexpr (copies_rows) {  // rows that do not exist are not there: their sums are not stored
-        x = other_x = codes_bytes + x_row_bytes * (lane.g < m ? lane.g : m - 1) + 128 * group + 32 * lane.q;
-        other_x += 16;
-      } else {
+      if constexpr (copies_rows)  // rows that do not exist are not there: their sums are not stored
+        x = codes_bytes + x_row_bytes * (lane.g < m ? lane.g : m - 1) + 128 * group + 32 * lane.q;
+      else
         x = codes_bytes + group * x_box + 128 * lane.g + 16 * (2 * lane.q ^ lane.g);
-        other_x = x ^ 16;
-      }
-      scale = 4 * (row * scale_row + group);
+      // The compiler would rather calculate them again in each step.
+      code = opaque(memory.first_stage + code);
+      x = opaque(memory.first_stage + x);
+      scale = opaque(memory.scales.address() + 4 * (row * scale_row + group));
     }
+    /// Of the second piece of 16 bytes of x, whose first one is at `one`.
+    [[nodiscard]] NIBBLE_DEVICE static u32 other_x(u32 one) { return copies_rows ? one + 16 : one ^ 16; }
     [[nodiscard]] NIBBLE_DEVICE static u32 row_in_8(const Lane& lane) { return 2 * (lane.g % 4) + lane.g / 4; }
   };
 
+  // With so many tiles of 16 of n, or, where one is left, with none.
+  template <u32 OwnTiles>
   NIBBLE_DEVICE void multiply_all(const Memory& memory, const Table& table, const Lane& lane) const {
-    const Source source(lane, m);
-    FourBitMatmulRing<stages> ring;
-    for (u32 item = first_item(); item < items(); item += product[block_z()].blocks) {
+    const Source source(memory, lane, m);
+    u32 step = 0, batch = 0;  // of the block; of 8 rows of a tile
+    for (u32 tile = first_tile(); tile < own_tiles(); tile = tile_after(tile)) {
       Sums sum = {};
-      Position at = position_of(item);
-      i32 left = static_cast<i32>(groups() - step_groups * at.step) - static_cast<i32>(lane.k_warp);
-      for (; at.step < at.end; ++at.step) {
-        mbar_wait(memory.full + ring.stage, ring.parity);
-        if (left > 0) multiply(sum, memory, ring.stage, table, source);
-        left -= static_cast<i32>(step_groups);
+      // Of the last step of k, some warps have no group.
+      const Position at = start_of(tile);
+      const bool has_n = OwnTiles == 2 || 32 * lane.n_warp < tile_n;
+      const bool has_last = has_n && (at.end < steps() || lane.k_warp < groups - step_groups * (at.end - 1));
+      for (u32 left = at.end - at.step; left > 0; --left) {
+        const u32 stage = step % stages;
+        mbar_wait(memory.full + stage, step / stages % 2);
+        if (left > 1 ? has_n : has_last) multiply<OwnTiles>(sum, memory, stage, table, source);
         sync_warp();  // all lanes have read the stage
-        if (lane.id == 0) mbar_arrive(memory.empty + ring.stage);
-        ring.advance();
+        if (lane.id == 0) mbar_arrive(memory.empty + stage);
+        ++step;
       }
-      finish(sum, item, memory, lane);
+      // The other blocks of the cluster have begun, or have read the totals of the tile before.
+      if (log2_splits > 0) {
+        if (tile == first_tile())
+          cluster_wait();
+        else
+          mbar_wait_cluster(memory.taken, (turn_of(tile) - 1) % 2);
+      }
+      NIBBLE_NO_UNROLL for (u32 t = 0; 8 * t < m; ++t) {
+        float own[n_tiles][4];
+        NIBBLE_UNROLL for (u32 other = 0; other < m_tiles; ++other) {
+          NIBBLE_UNROLL for (u32 i = 0; i < n_tiles * 4; ++i) {
+            if (other == 0 || other == t) own[i / 4][i % 4] = sum[other][i / 4][i % 4];
+          }
+        }
+        put<OwnTiles>(own, memory, table, batch, lane, 8 * t);
+        add_sums(tile, memory, table, batch, 8 * t);
+        ++batch;
+      }
+      if (log2_splits > 0) add_totals(tile, memory, lane);
     }
   }
 
   // The warp's group of a step.
+  template <u32 OwnTiles>
   NIBBLE_DEVICE void multiply(Sums& sum, const Memory& memory, u32 stage, const Table& table,
                               const Source& source) const {
-    const Shared<u8> codes = memory.stage + (stage * stage_bytes + source.code);
-    const Shared<u8> one_x = memory.stage + (stage * stage_bytes + source.x);
-    const Shared<u8> other_x = memory.stage + (stage * stage_bytes + source.other_x);
-    const Shared<u8> scales = memory.scales + (stage * scales_bytes + source.scale);
-    u32 weights[n_tiles][4][4];
-    float scale[n_tiles][2];
-    NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
+    const u32 offset = memory.offset_of(stage);
+    const Shared<u8> codes = memory.all.with_address(source.code + offset);
+    const Shared<u8> one_x = memory.all.with_address(source.x + offset);
+    const Shared<u8> other_x = memory.all.with_address(Source::other_x(source.x + offset));
+    const Shared<u8> scales = memory.scales.with_address(source.scale + stage * scales_bytes);
+    u32 weights[OwnTiles][4][4];
+    float scale[OwnTiles][2];
+    NIBBLE_UNROLL for (u32 tile = 0; tile < OwnTiles; ++tile) {
       NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
         const u32 row = 16 * tile + 8 * half;
         const u32x2 packed = lds((codes + 128 * row).template as<u32x2>());
@@ -308,38 +377,113 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
         }
       }
     }
-    NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t) {
-      if (t > 0 && 8 * t >= m) break;
-      const u32x4 low = lds((one_x + 1024 * t).template as<u32x4>()),
-                  high = lds((other_x + 1024 * t).template as<u32x4>());
-      const u32 own_x[4][2] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
-      NIBBLE_UNROLL for (u32 tile = 0; tile < n_tiles; ++tile) {
-        float products[4] = {};
-        NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) mma<Half>(products, weights[tile][f], own_x[f]);
-        float(&own)[4] = sum[t][0][tile];
-        NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) own[e] = fma_rn(scale[tile][e / 2], products[e], own[e]);
+    // Two tiles of 8 rows at a time: a warp does not wait for one product before it starts the next. Rows that do not
+    // exist are multiplied, too.
+    constexpr u32 at_once = m_tiles < 2 ? 1 : 2;
+    NIBBLE_UNROLL for (u32 first = 0; first < m_tiles; first += at_once) {
+      u32 own_x[at_once][4][2];
+      NIBBLE_UNROLL for (u32 t = 0; t < at_once; ++t) {
+        const u32x4 low = lds((one_x + 1024 * (first + t)).template as<u32x4>()),
+                    high = lds((other_x + 1024 * (first + t)).template as<u32x4>());
+        const u32 words[4][2] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
+        NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) {
+          NIBBLE_UNROLL for (u32 i = 0; i < 2; ++i) own_x[t][f][i] = words[f][i];
+        }
+      }
+      NIBBLE_UNROLL for (u32 tile = 0; tile < OwnTiles; ++tile) {
+        float products[at_once][4] = {};
+        NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) {
+          NIBBLE_UNROLL for (u32 t = 0; t < at_once; ++t) mma<Half>(products[t], weights[tile][f], own_x[t][f]);
+        }
+        NIBBLE_UNROLL for (u32 t = 0; t < at_once; ++t) {
+          float(&own)[4] = sum[first + t][tile];
+          NIBBLE_UNROLL for (u32 e = 0; e < 4; ++e) own[e] = fma_rn(scale[tile][e / 2], products[t][e], own[e]);
+        }
       }
     }
   }
 
-  // -- The end
+  // -- The end of a tile: the sums of warps, 8 rows of y at a time. A warp's 32 sums of a row are in a gap of the
+  // table. There are two buffers of 128 gaps, used in turn: whoever has waited for one has seen all warps leave the
+  // other.
 
-  NIBBLE_DEVICE void finish(const Sums& sum, u32 item, const Memory& memory, Lane lane) const {
-    lane.g = Source::row_in_8(lane);  // of n, as the sums are
-    const FourBitProduct<Half>& own = product[block_z()];
-    const u32 tile = sums.tile_of(item);
-    const WarpSums<sums_tile> of_warps{memory.sums.template as<float>(), m < 8 ? m : 8};
-    const auto store = [&](i64 at_m, i64 at_n, float total) { own.out.store(at_m, at_n, total); };
-    NIBBLE_UNROLL for (u32 t = 0; t < m_tiles; ++t) {
-      if (t > 0 && 8 * t >= m) break;
-      const MatmulWork<sums_tile> work{item, 8 * t, m};
-      bar_sync(1, consumers);  // the sums before were read: these may overwrite them
-      of_warps.put(sum[t], lane);
-      bar_sync(1, consumers);
-      store_sums(work, of_warps, sums, tile, own.weight.n, own.first_sum, store);
+  [[nodiscard]] NIBBLE_DEVICE static u32 gap_of(u32 batch, u32 warp, u32 row) {
+    return 8 * (warps * (batch % sum_buffers) + warp) + row;
+  }
+  /// Where a gap has column n of the row: what the lanes of a warp put at a time is in different banks.
+  [[nodiscard]] NIBBLE_DEVICE static u32 place_of(u32 n, u32 row) { return n ^ 8 * (row / 2); }
+
+  template <u32 OwnTiles>
+  NIBBLE_DEVICE void put(const float (&sum)[n_tiles][4], const Memory& memory, const Table& table, u32 batch,
+                         const Lane& lane, u32 first_row) const {
+    const u32 warp = lane.k_warp * Tile.n_warps + lane.n_warp;
+    NIBBLE_UNROLL for (u32 u = 0; u < 2; ++u) {
+      const u32 row = 2 * lane.q + u;
+      if (first_row + row >= m) continue;
+      const Shared<float> gap = table.gap(gap_of(batch, warp, row)).template as<float>();
+      NIBBLE_UNROLL for (u32 i = 0; i < 2 * OwnTiles; ++i) {
+        sts(gap + place_of(8 * i + Source::row_in_8(lane), row), sum[i / 2][i % 2 * 2 + u]);
+      }
     }
-    if (sums.splits == 1 || !sums.template is_last<consumers>(own.first_group + tile)) return;
-    store_totals_of_splits(MatmulWork<Tile>{item, 0, m}, sums, tile, own.weight.n, own.first_sum, store);
+    sync_warp();  // all lanes have put theirs
+    if (lane.id == 0) mbar_arrive(memory.sums + batch % sum_buffers);
+    mbar_wait(memory.sums + batch % sum_buffers, batch / sum_buffers % 2);
+  }
+
+  /// Adds them, and stores y, or gives the totals to the blocks that add them: those of row r to block r % blocks.
+  NIBBLE_DEVICE void add_sums(u32 tile, const Memory& memory, const Table& table, u32 batch, u32 first_row) const {
+    const auto add = [&](u32 i) {
+      const u32 in_8 = i / block_n, n = i % block_n, row = first_row + in_8;
+      if (in_8 >= 8 || row >= m || n >= tile_n) return;
+      const Shared<float> gap = table.gap(gap_of(batch, n / 32, in_8)).template as<float>() + place_of(n % 32, in_8);
+      float total = 0;
+      NIBBLE_UNROLL for (u32 k_warp = 0; k_warp < Tile.k_warps; ++k_warp) {
+        total = add_rn(total, lds(gap + k_warp * (8 * Tile.n_warps * Table::gap_stride / 4)));
+      }
+      if (log2_splits == 0)
+        store(tile, row, n, total);
+      else
+        st_cluster(mapa(memory.totals, row & ((1 << log2_splits) - 1)) + place_of_total(split(), row, n), total);
+    };
+    // Neither way of both kernels: the compiler would run out of registers.
+    if constexpr (Nested) {
+      NIBBLE_NO_UNROLL for (u32 i = thread_id(); i < 8 * block_n; i += consumers) add(i);
+    } else {
+      NIBBLE_UNROLL for (u32 i = 0; i < 8 * block_n; i += consumers) add(thread_id() + i);
+    }
+  }
+
+  [[nodiscard]] NIBBLE_DEVICE u32 place_of_total(u32 split, u32 row, u32 n) const {
+    return ((split << log2_max_m >> log2_splits) + (row >> log2_splits)) * block_n + n;
+  }
+
+  /// The totals of all blocks of the cluster, for this one's rows.
+  NIBBLE_DEVICE void add_totals(u32 tile, const Memory& memory, const Lane& lane) const {
+    const u32 blocks = 1 << log2_splits;
+    sync_warp();  // all lanes have given theirs
+    if (lane.id < blocks) mbar_arrive_cluster(mapa(memory.sent, lane.id));
+    mbar_wait_cluster(memory.sent, turn_of(tile) % 2);
+    for (u32 i = thread_id(); i < (max_m * block_n) >> log2_splits; i += consumers) {
+      const u32 row = (i / block_n << log2_splits) + split(), n = i % block_n;
+      if (row >= m) break;
+      if (n >= tile_n) continue;
+      float total = 0;
+      for (u32 s = 0; s < blocks; ++s) total = add_rn(total, lds(memory.totals + place_of_total(s, row, n)));
+      store(tile, row, n, total);
+    }
+    if (tile_after(tile) >= own_tiles()) return;  // nobody sends more
+    sync_warp();                                  // all lanes have read them
+    if (lane.id < blocks) mbar_arrive_cluster(mapa(memory.taken, lane.id));
+  }
+
+  NIBBLE_DEVICE void store(u32 tile, u32 row, u32 n, float total) const {
+    const FourBitProduct<Half>& own = product[block_z()];
+    const u32 at_n = tile * tile_n + n;
+    if (at_n >= static_cast<u32>(own.weight.n)) return;
+    if (own.out.is_sum())
+      own.out.store_sum(row, at_n, total);
+    else
+      own.out.store(row, at_n, total);
   }
 };
 

@@ -62,4 +62,31 @@ template <class Half, PairTableGaps Gaps> class FourBitPairTable {
   u32 bank_;
 };
 
+/// The table with gaps at an address that is a multiple of 64 KiB: a prmt of the byte and the lane's bank is all of an
+/// address.
+template <class Half> class FourBitAlignedPairTable {
+  using Table = FourBitPairTable<Half, PairTableGaps::for_kernel>;
+
+ public:
+  static constexpr u32 alignment = 1 << 16, gap_stride = Table::pair_bytes, bytes = 256 * gap_stride;
+
+  NIBBLE_DEVICE explicit FourBitAlignedPairTable(Shared<u8> memory)
+      : table_(memory), bank_(opaque(memory.address() + 4 * lane_id())) {}
+
+  /// Called by all of 256 threads, who then synchronize.
+  NIBBLE_DEVICE void fill(const float (&codebook)[16]) const { Table(table_).template fill<false>(codebook, 0); }
+
+  /// The two weights of byte number `byte` of `word`.
+  [[nodiscard]] NIBBLE_DEVICE u32 pair_of(u32 word, u32 byte) const {
+    return lds(table_.with_address(prmt(word, bank_, 0x7604 | byte << 4)).template as<u32>());
+  }
+
+  /// 128 bytes behind a pair; there are 256 such gaps.
+  [[nodiscard]] NIBBLE_DEVICE Shared<u8> gap(u32 i) const { return table_ + (gap_stride * i + 128); }
+
+ private:
+  Shared<u8> table_;
+  u32 bank_;
+};
+
 }  // namespace nibble::kernels

@@ -291,6 +291,11 @@ NIBBLE_DEVICE u32 sub_f16x2(u32 a, u32 b) {
   asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
+/// The same value, of which the compiler knows nothing: it keeps it in a register rather than calculate it again.
+NIBBLE_DEVICE u32 opaque(u32 value) {
+  asm("" : "+r"(value));
+  return value;
+}
 // Not __byte_perm, which ignores the selector's sign bits.
 NIBBLE_DEVICE u32 prmt(u32 a, u32 b, u32 selector) {
   u32 r;

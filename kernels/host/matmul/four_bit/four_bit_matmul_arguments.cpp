@@ -43,7 +43,7 @@ FourBitMatmulArguments::FourBitMatmulArguments(const nibble_matmul& call) : Matm
   fits_bulk = run == 64 && all_fit_bulk();
   if (fits_bulk) bulk = four_bit_matmul::bulk_config_for(m, n, x.columns);
   // The workspace is the same for every device: the largest.
-  const u32 splits = std::max({config.splits, fits_sm90 ? sm90.splits : 1, fits_bulk ? bulk.splits : 1});
+  const u32 splits = std::max(config.splits, fits_sm90 ? sm90.splits : 1);
   if (fits_tiles && splits > 1) add_split_sums(splits, n);
   library_bytes = library_workspace_bytes(*this, library_products(), four_bit_matmul::min_library_m);
 }

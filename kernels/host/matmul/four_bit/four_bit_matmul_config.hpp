@@ -45,9 +45,11 @@ Sm90Config sm90_config_for(u64 m, u64 n, u64 k);
 
 /// The kernels of FourBitMatmulBulk that are compiled, and the m that they are for. Of those for an m the estimate
 /// takes the cheapest, and of equally cheap ones the first.
-inline constexpr std::array<TileChoice<FourBitMatmulBulkTile>, 3> bulk_choices{{
+inline constexpr std::array<TileChoice<FourBitMatmulBulkTile>, 5> bulk_choices{{
     {{.m_tiles = 1, .n_warps = 1, .k_warps = 16}, 0, 8},
+    {{.m_tiles = 1, .n_warps = 4, .k_warps = 4}, 5, 8},
     {{.m_tiles = 2, .n_warps = 2, .k_warps = 8}, 9, 16},
+    {{.m_tiles = 2, .n_warps = 4, .k_warps = 4}, 9, 16},
     {{.m_tiles = 4, .n_warps = 4, .k_warps = 4}, 17, 32},
 }};
 inline constexpr u64 max_m_of_bulk = 32;
@@ -55,8 +57,9 @@ inline constexpr u64 max_m_of_bulk = 32;
 /// A launch of FourBitMatmulBulk (kernels/matmul/four_bit/four_bit_matmul_bulk.hpp).
 struct BulkConfig {
   FourBitMatmulBulkTile tile;
-  u32 splits;  // as above
-  u64 cost;    // the bytes of weights that a multiprocessor could read meanwhile, by an estimate
+  u32 tile_n;  // of n that a block takes at a time, at most tile.block_n()
+  u32 splits;  // blocks of a cluster, which divide k: 1, 2, 4 or 8
+  u64 cost;    // nanoseconds, by an estimate
 };
 
 /// For any n and k, and at most max_m_of_bulk rows of x.

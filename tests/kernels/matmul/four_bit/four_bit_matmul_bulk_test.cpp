@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
@@ -48,36 +49,44 @@ TEST(FourBitMatmulBulk, SlicesAndFp32X) {
   expect_product({.m = 1, .n = 20, .k = 320, .dtype = NIBBLE_F16, .x_f32 = true, .overlap = true}, 4);
 }
 
-// Blocks divide k between them; a caller's counters are left as they were.
+// The blocks of a cluster divide k between them.
 TEST(FourBitMatmulBulk, SplitK) {
-  const Shape shape{.m = 18, .n = 33, .k = 64 * 67, .bias = true, .accumulate = true};
-  ASSERT_GT(four_bit_matmul::bulk_config_for(shape.m, shape.n, shape.k).splits, 1U);
-  expect_product(shape, 5);
-  const Problem problem(shape, 6);
-  const Product run(problem);
-  const std::vector<float> expected = run.product();
-  const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(NIBBLE_COUNTERS), {.name = "counters"});
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(run.product(counters.data()), expected);
-  EXPECT_THAT(counters.to_host(), testing::Each(0U));
+  for (const auto& [m, groups] : {std::pair{2U, 300U}, {18U, 67U}}) {
+    const Shape shape{.m = m, .n = 33, .k = 64 * groups, .bias = true, .accumulate = true};
+    ASSERT_GT(four_bit_matmul::bulk_config_for(shape.m, shape.n, shape.k).splits, 1U);
+    expect_product(shape, 5);
+  }
 }
 
 template <bool Nested, FourBitMatmulBulkTile Tile>
 using Items = test::TmaItems<FourBitMatmulBulk<bf16, Nested, Tile>, Nested>;
 
-constexpr FourBitMatmulBulkTile of_8_rows = four_bit_matmul::bulk_choices[0].tile;
-constexpr FourBitMatmulBulkTile of_16_rows = four_bit_matmul::bulk_choices[1].tile;
-constexpr FourBitMatmulBulkTile of_32_rows = four_bit_matmul::bulk_choices[2].tile;
+constexpr FourBitMatmulBulkTile of_8_rows{.m_tiles = 1, .n_warps = 1, .k_warps = 16};
+constexpr FourBitMatmulBulkTile of_16_rows{.m_tiles = 2, .n_warps = 2, .k_warps = 8};
+constexpr FourBitMatmulBulkTile of_32_rows{.m_tiles = 4, .n_warps = 4, .k_warps = 4};
 
-// Two blocks take several items each: tiles of n, splits of k. The ring comes round several times.
+// Two blocks or clusters take several tiles of n each. The ring of stages comes round several times.
 NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, EverySynchronizationIsNeeded) {
   test::expect_all_needed<Items<true, of_8_rows>>({{.m = 5, .n = 140, .k = 64 * 40}, 1},
                                                   {{.m = 8, .n = 70, .k = 64 * 70}, 2});
   test::expect_all_needed<Items<false, of_8_rows>>({{.m = 3, .n = 290, .k = 64 * 30}, 1},
                                                    {{.m = 1, .n = 40, .k = 64 * 130}, 2});
   test::expect_all_needed<Items<true, of_16_rows>>({{.m = 11, .n = 300, .k = 64 * 20}, 1},
-                                                   {{.m = 16, .n = 130, .k = 64 * 35}, 2});
+                                                   {{.m = 16, .n = 290, .k = 64 * 35}, 2, 48});
   test::expect_all_needed<Items<true, of_32_rows>>({{.m = 30, .n = 520, .k = 64 * 11}, 1},
-                                                   {{.m = 32, .n = 300, .k = 64 * 19}, 2});
+                                                   {{.m = 32, .n = 300, .k = 64 * 19}, 2, 80});
+}
+
+// Tiles of 16 to all of block_n, which leave some warps half of their work or none, in clusters of each size.
+NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, TilesAndClustersOfAnySize) {
+  constexpr FourBitMatmulBulkTile wide{.m_tiles = 1, .n_warps = 4, .k_warps = 4};
+  for (const u32 splits : {1U, 2U, 4U, 8U})
+    for (const u32 tile_n : {16U, 48U, 112U}) {
+      const Items<true, wide> few({.m = 5, .n = 130, .k = 64 * 33}, splits, tile_n);
+      test::expect_values(few.problem(), few.run());
+      const Items<false, of_32_rows> more({.m = 27, .n = 130, .k = 64 * 33}, splits, tile_n);
+      test::expect_values(more.problem(), more.run());
+    }
 }
 
 // A step of each length, and fewer steps than there are helpers and stages.

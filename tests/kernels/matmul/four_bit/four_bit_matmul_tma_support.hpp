@@ -16,11 +16,12 @@ namespace nibble::kernels::test {
 using device::bf16;
 using device::ceil_div;
 
-/// A product whose items two blocks take in turn, in one launch that overlaps with the one before it. Kernel is for
-/// bf16, and for nested absmax if `Nested`.
+/// A product whose items two blocks, or clusters of `splits` blocks, take in turn, in one launch that overlaps with the
+/// one before it. Kernel is for bf16, and for nested absmax if `Nested`.
 template <class Kernel, bool Nested> class TmaItems {
  public:
-  TmaItems(const Shape& shape, u32 splits) : splits_(splits), problem_(with_overlap(shape), 9), product_(problem_) {}
+  TmaItems(const Shape& shape, u32 splits, u32 tile_n = Kernel::block_n)
+      : splits_(splits), tile_n_(tile_n), problem_(with_overlap(shape), 9), product_(problem_) {}
 
   [[nodiscard]] std::vector<float> run() const {
     const Shape& s = problem_.shape;
@@ -28,9 +29,9 @@ template <class Kernel, bool Nested> class TmaItems {
     const DeviceArray<u8> y = product_.y();
     const DeviceArray<float> partial(splits_ > 1 ? splits_ * s.m * s.n : 0, {.name = "partial"});
     const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(groups), {.name = "counters"});
-    FourBitMatmulTmaLaunch<bf16, Kernel> one(static_cast<const bf16*>(product_.x().data), static_cast<i64>(s.k),
-                                             static_cast<u32>(s.m), s.k,
-                                             {partial.data(), counters.data(), splits_, static_cast<i64>(s.m * s.n)});
+    FourBitMatmulTmaLaunch<bf16, Kernel> one(
+        static_cast<const bf16*>(product_.x().data), static_cast<i64>(s.k), static_cast<u32>(s.m), s.k,
+        {partial.data(), counters.data(), splits_, static_cast<i64>(s.m * s.n)}, tile_n_);
     nibble_four_bit weight = product_.weight();
     weight.stride = weight.columns;
     one.add(weight, {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false});
@@ -38,6 +39,7 @@ template <class Kernel, bool Nested> class TmaItems {
     EXPECT_THAT(counters.to_host(), testing::Each(0U));
     return product_.values_in(y);
   }
+  [[nodiscard]] const Problem& problem() const { return problem_; }
   /// Also what run() has to give again.
   [[nodiscard]] std::vector<float> right_values() const {
     SCOPED_TRACE(testing::PrintToString(problem_.shape));
@@ -58,7 +60,7 @@ template <class Kernel, bool Nested> class TmaItems {
     return shape;
   }
 
-  u32 splits_;
+  u32 splits_, tile_n_;
   Problem problem_;
   Product product_;
 };

@@ -5,9 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <random>
 #include <string>
 #include <vector>
+
+#include "kernels/device/kernel.hpp"
 
 namespace nibble::kernels::four_bit_matmul {
 namespace {
@@ -116,20 +120,27 @@ TEST(FourBitMatmulConfig, FewRowsHaveAKernelThatTmaFeedsAndWholeSteps) {
       ASSERT_TRUE(std::any_of(bulk_choices.begin(), bulk_choices.end(),
                               [&](const auto& choice) { return choice.tile == config.tile; }));
       ASSERT_EQ(config.tile.max_m(), m <= 8 ? 8 : m <= 16 ? 16 : 32);
-      ASSERT_GE(config.splits, 1U);
-      ASSERT_LE(config.splits, std::min<u64>(16, (k + config.tile.block_k() - 1) / config.tile.block_k()))
-          << "a split that has no step";
-      const u64 tiles = (n + config.tile.block_n() - 1) / config.tile.block_n();
-      ASSERT_TRUE(config.splits == 1 || tiles <= max_groups) << m << " x " << n << " x " << k;
+      ASSERT_TRUE(std::has_single_bit(config.splits) && config.splits <= device::max_cluster) << config.splits;
+      ASSERT_LE(config.splits, (k + config.tile.block_k() - 1) / config.tile.block_k()) << "a split that has no step";
+      ASSERT_TRUE(config.tile_n % 16 == 0 && config.tile_n >= 16 && config.tile_n <= config.tile.block_n());
     }
-  const auto splits = [](u64 m, u64 n, u64 k) { return bulk_config_for(m, n, k).splits; };
-  EXPECT_EQ(splits(1, 28672, 8192), 1U);
-  EXPECT_EQ(splits(1, 14336, 4096), 1U);
-  EXPECT_EQ(splits(1, 4096, 4096), 1U);
-  EXPECT_EQ(splits(8, 1024, 4096), 4U);
-  EXPECT_EQ(splits(16, 4096, 4096), 2U);
-  EXPECT_EQ(splits(32, 4096, 4096), 4U);
-  EXPECT_EQ(splits(32, 4096, 14336), 4U);
+  // docs/four-bit-matmul.md
+  const auto plan = [](u64 m, u64 n, u64 k) {
+    const BulkConfig config = bulk_config_for(m, n, k);
+    return std::array<u32, 3>{config.tile.n_warps, config.tile_n, config.splits};
+  };
+  using Plan = std::array<u32, 3>;
+  EXPECT_EQ(plan(1, 28672, 8192), (Plan{1, 32, 1}));
+  EXPECT_EQ(plan(8, 28672, 8192), (Plan{1, 32, 1}));
+  EXPECT_EQ(plan(16, 28672, 8192), (Plan{4, 112, 1}));
+  EXPECT_EQ(plan(32, 28672, 8192), (Plan{4, 112, 1}));
+  EXPECT_EQ(plan(1, 14336, 4096), (Plan{1, 32, 1}));
+  EXPECT_EQ(plan(8, 14336, 4096), (Plan{4, 112, 1}));
+  EXPECT_EQ(plan(16, 14336, 4096), (Plan{4, 112, 1}));
+  EXPECT_EQ(plan(1, 4096, 4096), (Plan{1, 32, 1}));
+  EXPECT_EQ(plan(16, 4096, 4096), (Plan{2, 32, 1}));
+  EXPECT_EQ(plan(32, 4096, 4096), (Plan{4, 64, 2}));
+  EXPECT_EQ(plan(32, 1024, 4096), (Plan{4, 80, 8}));
 }
 
 // Blocks of 256 threads, whose shared memory and registers the kernel counts on.
