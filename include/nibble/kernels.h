@@ -66,10 +66,10 @@ typedef enum nibble_status {
 /* Why the last failed call of this thread failed: one line, valid until another call of this thread fails. */
 NIBBLE_API const char* nibble_last_error(void);
 
-/* The number of `counters` that a call takes, by which the last thread block to finish a sum knows that it is the last.
- * They are zeros in device memory, and the call leaves zeros there, so all calls on one stream can share them, products
- * and quantizations of any size. If they are null, the workspace has room for them, and each call clears them first,
- * with one more operation that is no kernel launch. */
+/* The number of `counters` that a product takes, by which the last thread block to finish a sum knows that it is the
+ * last. They are zeros in device memory, and the call leaves zeros there, so all products on one stream can share them.
+ * If they are null, the workspace has room for them, and each call clears them first, with one more operation that is
+ * no kernel launch. */
 #define NIBBLE_COUNTERS 4096
 
 typedef enum nibble_dtype { NIBBLE_F32 = 0, NIBBLE_F16 = 1, NIBBLE_BF16 = 2 } nibble_dtype;
@@ -145,15 +145,14 @@ typedef struct nibble_four_bit_output {
   uint8_t* absmax_codes; /* null if not */
   float* nested_absmax;
   float* nested_offset;
-  uint32_t* counters; /* NIBBLE_COUNTERS zeros, or null; used only if nested */
 } nibble_four_bit_output;
 
-/* Bytes of workspace for `size` weights, with room for counters; 0 if not nested. Host. */
+/* Bytes of workspace for `size` weights; 0 if not nested. Host. */
 NIBBLE_API size_t nibble_quantize_four_bit_workspace(uint64_t size, uint32_t blocksize, int nested);
 
 /* Quantizes weights[0 ... size) of `dtype`, in row-major order, by the rules of nibble/nf4.hpp, fp4.hpp and nested.hpp
  * (IEEE arithmetic, not the approximate reciprocal of bitsandbytes' CUDA kernel). Adds the number of blocks with a NaN
- * or an infinity to *nonfinite_blocks unless that is null. One launch, two if nested. */
+ * or an infinity to *nonfinite_blocks unless that is null. One launch, three if nested. */
 NIBBLE_API int nibble_quantize_four_bit(const void* weights, nibble_dtype dtype, uint64_t size,
                                         const nibble_four_bit_output* out, uint64_t* nonfinite_blocks, void* workspace,
                                         size_t workspace_bytes, nibble_stream stream);

@@ -183,8 +183,7 @@ int nibble_queue_quantize_four_bit(nibble_queue* queue, const void* weights, nib
                                                         .absmax = scales,
                                                         .absmax_codes = nullptr,
                                                         .nested_absmax = nullptr,
-                                                        .nested_offset = nullptr,
-                                                        .counters = nullptr};
+                                                        .nested_offset = nullptr};
                        return nibble_quantize_four_bit(in, dtype, size, &out, count, nullptr, 0,
                                                        static_cast<nibble_stream>(queue->stream.get()));
                      });

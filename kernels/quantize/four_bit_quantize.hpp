@@ -4,13 +4,13 @@
 // copy has on an H200 (4.3 TB/s), which leaves 23 instructions per weight. Hence: 16-byte loads, four of them in
 // flight per thread; a block is a group of lanes, which find its absmax by shuffles; a code takes no branch and one
 // lookup, in a register of another lane; and codes are stored as whole words side by side. docs/quantize.md
-// counts the instructions. If double quantization follows, thread blocks also add absmax (nested_sums.hpp).
+// counts the instructions.
 //
 // IEEE arithmetic where the CPU has it: the reciprocal and the product are rounded once, nothing is contracted.
 #pragma once
 #include <cmath>
 
-#include "kernels/quantize/nested_sums.hpp"
+#include "kernels/device/device.hpp"
 #include "kernels/quantize/weight_runs.hpp"
 #include "nibble/fp4.hpp"
 #include "nibble/nf4.hpp"
@@ -100,7 +100,7 @@ struct Fp4 {
 /// costs are small.
 template <class T, class Format> struct FourBitQuantize {
   static constexpr u32 run = weights_per_run<T>, runs = 4, step = 32 * run;  // from a thread's run to its next
-  static constexpr u32 tile = 4096, threads = tile / (run * runs), min_blocks = run == 8 ? 6 : 4;
+  static constexpr u32 tile = 4096, threads = tile / (run * runs), min_blocks = 1024 / threads;  // 64 registers
   static constexpr u32 warps = threads / 32, warp_weights = tile / warps;
   static constexpr u32 grid_width = 1u << 30;  // thread blocks come in rows of so many
 
@@ -111,7 +111,6 @@ template <class T, class Format> struct FourBitQuantize {
   Global<u8> packed;
   Global<float> absmax;
   Global<u64> nonfinite_blocks;           // may be null
-  NestedSums sums;                        // of absmax, if double quantization follows
   FourBitSearch search = Format::search;  // as an argument, because lanes index it
 
   NIBBLE_DEVICE void operator()() const {
@@ -144,26 +143,19 @@ template <class T, class Format> struct FourBitQuantize {
     }
     if (!largest_of_blocks(largest, warp_largest)) repair(first, count, w, largest, warp_largest + warps);
 
-    // Neighbours share blocks, so that each computes the reciprocal for one of their runs.
+    // Four neighbours share blocks, so that each computes the reciprocal and stores the absmax for one of their runs.
     static_assert(runs == 4);
+    const u32 own_run = lane_id() % runs;
     const float even = (lane_id() & 2) != 0 ? largest[2] : largest[0],
                 odd = (lane_id() & 2) != 0 ? largest[3] : largest[1];
     const float own = (lane_id() & 1) != 0 ? odd : even;
     const float inverse = rcp_rn(max_nan(own, 1e-38f));
 
     const Global<float> absmax_to = absmax + static_cast<i64>(begin >> block_bits);
-    NIBBLE_UNROLL for (u32 r = 0; r < runs; ++r) {
-      if (begins_block(first + r * step, count)) st(absmax_to + ((first + r * step) >> block_bits), largest[r]);
-    }
-    // Now and not at the end, so that the counter's answer is here when the codes are.
-    const bool nests = !sums.arrived.is_null();
-    const u64 counter = begin >> block_bits >> sums.counter_bits;
-    u32 before = 0;
-    if (nests) {
-      dependency_launch();  // the second launch may begin when the last of these blocks has come so far
-      sync_threads();
-      if (thread_id() == 0) before = sums.arrive(counter);
-    }
+    const u32 own_at = first - own_run * run + own_run * step;  // where the first of the four has that run
+    if (begins_block(own_at, count)) st(absmax_to + (own_at >> block_bits), own);
+
+    dependency_launch();  // of the sums of absmax, if double quantization follows
 
     const float threshold = search.threshold[lane_id() % 16];
     u32 codes[runs];
@@ -181,21 +173,9 @@ template <class T, class Format> struct FourBitQuantize {
         }
       }
     }
-    if (nests) {
-      NIBBLE_SHARED(u32, adds, 1);
-      if (thread_id() == 0) sts(adds, u32{sums.is_last(counter, before, thread_blocks_of(counter))});
-      sync_threads();
-      if (lds(adds) != 0) sums.template add_groups<threads>(counter);
-    }
   }
 
  private:
-  [[nodiscard]] NIBBLE_DEVICE u32 thread_blocks_of(u64 counter) const {
-    const u32 bits = block_bits + sums.counter_bits;  // log2 of the weights of a counter
-    const u64 rest = size - (counter << bits), most = u64{1} << bits;
-    return static_cast<u32>(ceil_div<u64>(rest < most ? rest : most, tile));
-  }
-
   [[nodiscard]] NIBBLE_DEVICE bool begins_block(u32 at, u32 count) const {
     return (at & ((1u << block_bits) - 1)) == 0 && at < count;
   }

@@ -1,6 +1,6 @@
 // Double quantization: absmax values in 8 bits, the bytes of nested::offset() and nested::encode().
 //
-// One launch over 1 / 64 of the weights (at block size 64), after the one that writes absmax and the sums of its groups
+// One launch over 1 / 64 of the weights (at block size 64), after those that write absmax and the sums of its groups
 // (nested_sums.hpp). It reads 4 bytes per absmax and writes 1, so 0.08 bytes per weight, most of which the L2 cache
 // still has. Its cost is latency: that of a launch, of the offset, and of eight steps of a search.
 #pragma once

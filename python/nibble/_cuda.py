@@ -50,7 +50,6 @@ class FourBitOutput(_library.Struct):
         ("absmax_codes", c_void_p),
         ("nested_absmax", c_void_p),
         ("nested_offset", c_void_p),
-        ("counters", c_void_p),
     ]
 
 

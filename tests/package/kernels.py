@@ -21,7 +21,7 @@ class FourBit(Structure):
 class FourBitOutput(Structure):
     _fields_ = [("struct_bytes", c_size_t), ("codebook", c_int), ("blocksize", c_uint32), ("packed", c_void_p),
                 ("absmax", c_void_p), ("absmax_codes", c_void_p), ("nested_absmax", c_void_p),
-                ("nested_offset", c_void_p), ("counters", c_void_p)]  # fmt: skip
+                ("nested_offset", c_void_p)]  # fmt: skip
 
 
 class Int8(Structure):
@@ -100,8 +100,6 @@ weight = FourBit(struct_bytes=ctypes.sizeof(FourBit), codebook=0, blocksize=64, 
 output = FourBitOutput(struct_bytes=ctypes.sizeof(FourBitOutput), codebook=0, blocksize=64, packed=at, absmax=at)
 nested = FourBitOutput(struct_bytes=ctypes.sizeof(FourBitOutput), codebook=0, blocksize=64, packed=at, absmax_codes=at,
                        nested_absmax=at, nested_offset=at)  # fmt: skip
-with_counters = FourBitOutput.from_buffer_copy(nested)
-with_counters.counters = at
 int8 = Int8(struct_bytes=ctypes.sizeof(Int8), rows=64, columns=64, codes=at, absmax=at)
 matrix = Matrix(struct_bytes=ctypes.sizeof(Matrix), dtype=F16, rows=64, columns=64, stride=64, data=at)
 here, size, room = c_void_p(at), c_uint64(64 * 64), c_size_t(1 << 15)
@@ -121,7 +119,6 @@ calls = {
     "nibble_dequantize_int8": [byref(int8), c_uint64(0), byref(matrix), None],
     "nibble_quantize_four_bit": [here, F16, size, byref(output), None, None, c_size_t(0), None],
     "nibble_quantize_four_bit, nested": [here, F16, size, byref(nested), None, here, room, None],
-    "nibble_quantize_four_bit, nested, with counters": [here, F16, size, byref(with_counters), None, here, room, None],
     "nibble_quantize_int8": [byref(matrix), here, here, None, None],
     "nibble_find_device": [byref(number), text, c_size_t(64)],
     "nibble_pin": [c_int(0), c_void_p(ctypes.addressof(page) + 4095 & ~4095), c_size_t(4096)],

@@ -16,6 +16,7 @@ ScopedOptions::~ScopedOptions() { innermost = outer_; }
 
 void Statistics::add(const Statistics& other) {
   launches += other.launches;
+  overlapping_launches += other.overlapping_launches;
   blocks += other.blocks;
   threads += other.threads;
   switches += other.switches;

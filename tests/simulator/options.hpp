@@ -43,7 +43,8 @@ struct Options {
 
 struct Statistics {
   std::uint64_t launches = 0, blocks = 0, threads = 0, switches = 0, collectives = 0;
-  std::uint64_t launched_dependents = 0;  // blocks that called dependency_launch
+  std::uint64_t overlapping_launches = 0;  // with Overlap::yes
+  std::uint64_t launched_dependents = 0;   // blocks that called dependency_launch
 
   void add(const Statistics& other);
 };

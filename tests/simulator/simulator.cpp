@@ -317,6 +317,7 @@ void run_grid(Launch launch) {
   std::exception_ptr failure;
   Statistics total;
   total.launches = 1;
+  total.overlapping_launches = launch.overlaps ? 1 : 0;
   std::vector<Site> sites;
   const auto work = [&] {
     static thread_local Cluster cluster;

@@ -63,10 +63,7 @@ Buffer nested_codebook() {
   return Buffer::of(std::vector<float>(nibble_nested_codebook(), nibble_nested_codebook() + 256));
 }
 
-Quantize::Quantize(u64 size)
-    : size_(size),
-      counters_(Buffer::of(std::vector<std::uint32_t>(NIBBLE_COUNTERS))),
-      workspace_(workspace_bytes(size), Buffer::Fill::nothing) {}
+Quantize::Quantize(u64 size) : size_(size), workspace_(workspace_bytes(size), Buffer::Fill::nothing) {}
 
 std::size_t Quantize::workspace_bytes(u64 size) { return cuda::quantize_workspace_bytes(size, blocksize, true); }
 
@@ -79,8 +76,7 @@ void Quantize::run(const Buffer& weights, const FourBit& out, cudaStream_t strea
                   .absmax = nullptr,
                   .absmax_codes = out.absmax_codes.as<u8>(),
                   .nested_absmax = out.nested_absmax.as<float>(),
-                  .nested_offset = out.offset.as<float>(),
-                  .counters = counters_.as<std::uint32_t>()},
+                  .nested_offset = out.offset.as<float>()},
                  nullptr, workspace_.as<void>(), workspace_.bytes(), stream);
 }
 

@@ -59,7 +59,7 @@ class Quantize {
  private:
   static std::size_t workspace_bytes(u64 size);
   u64 size_;
-  Buffer counters_, workspace_;
+  Buffer workspace_;
 };
 
 /// To bf16.

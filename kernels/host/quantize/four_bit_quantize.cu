@@ -1,7 +1,6 @@
 #include "kernels/quantize/four_bit_quantize.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -9,14 +8,13 @@
 #include "kernels/host/four_bit_weight.hpp"
 #include "kernels/host/interface.hpp"
 #include "kernels/quantize/nested_quantize.hpp"
+#include "kernels/quantize/nested_sums.hpp"
 
 namespace nibble::kernels {
 namespace {
 
-// The workspace of double quantization: the counters, if the caller gives none; every absmax in fp32; and the sum of
-// each group of them.
+// The workspace of double quantization: every absmax in fp32, and the sum of each group of them.
 struct Workspace {
-  static constexpr std::size_t counter_bytes = NIBBLE_COUNTERS * sizeof(u32);
   u64 blocks, groups;
   std::size_t absmax_bytes, sums_bytes;
 
@@ -25,16 +23,11 @@ struct Workspace {
         groups(ceil_div<u64>(blocks, nested::group)),
         absmax_bytes(ceil_div<u64>(blocks * sizeof(float), 16) * 16),
         sums_bytes(groups * sizeof(double)) {}
-  [[nodiscard]] std::size_t bytes() const { return counter_bytes + absmax_bytes + sums_bytes; }
+  [[nodiscard]] std::size_t bytes() const { return absmax_bytes + sums_bytes; }
 
-  static float* absmax(void* memory) { return reinterpret_cast<float*>(static_cast<char*>(memory) + counter_bytes); }
-  [[nodiscard]] NestedSums sums(void* memory, u32* counters) const {
-    const u64 groups_of_counter = std::bit_ceil(std::max<u64>(1, ceil_div<u64>(groups, NIBBLE_COUNTERS)));
-    return {.arrived = counters,
-            .absmax = absmax(memory),
-            .size = blocks,
-            .counter_bits = static_cast<u32>(std::countr_zero(groups_of_counter * nested::group)),
-            .sums = reinterpret_cast<double*>(reinterpret_cast<char*>(absmax(memory)) + absmax_bytes)};
+  static float* absmax(void* memory) { return static_cast<float*>(memory); }
+  [[nodiscard]] double* sums(void* memory) const {
+    return reinterpret_cast<double*>(static_cast<char*>(memory) + absmax_bytes);
   }
 };
 
@@ -45,7 +38,6 @@ nibble_four_bit_output checked_output(const nibble_four_bit_output* given, u64 s
   if (out.absmax != nullptr && out.absmax_codes != nullptr)
     refuse("out has both absmax and absmax_codes, must have one of them");
   if (out.absmax_codes != nullptr) check_pointer("out.nested_offset", out.nested_offset, alignof(float));
-  if (out.counters != nullptr) check_pointer("out.counters", out.counters, alignof(u32));
   if (size == 0) return out;
   check_pointer("out.packed", out.packed, 1);
   if (out.absmax_codes != nullptr)
@@ -59,21 +51,25 @@ nibble_four_bit_output checked_output(const nibble_four_bit_output* given, u64 s
 
 template <class T, class Format>
 void launch_blocks(const void* weights, u64 size, const nibble_four_bit_output& out, float* absmax, u64* nonfinite,
-                   const NestedSums& sums, StreamRef stream) {
+                   StreamRef stream) {
   using Kernel = FourBitQuantize<T, Format>;
   const u64 blocks = ceil_div<u64>(size, Kernel::tile);
   const u32 width = static_cast<u32>(std::min<u64>(blocks, Kernel::grid_width));
   launch({width, static_cast<u32>(ceil_div<u64>(blocks, width))}, 0, stream,
          Kernel{static_cast<const T*>(weights), size, log2_of(out.blocksize),
-                is_aligned(weights, 16) && is_aligned(out.packed, 4), out.packed, absmax, nonfinite, sums});
+                is_aligned(weights, 16) && is_aligned(out.packed, 4), out.packed, absmax, nonfinite});
 }
 
-// Also without weights, whose offset is 0.
-void launch_nested(const NestedSums& sums, const nibble_four_bit_output& out, StreamRef stream) {
-  const u64 blocks = ceil_div<u64>(sums.size, u64{NestedCodes::warps} * nested::blocksize);
+// The sums of absmax, then codes and the offset. Without weights there are no sums, and the offset is 0.
+void launch_nested(const Workspace& room, void* workspace, const nibble_four_bit_output& out, StreamRef stream) {
+  const float* const absmax = Workspace::absmax(workspace);
+  double* const sums = room.sums(workspace);
+  if (room.groups > 0)  // at most 2^29, because there are at most 2^48 weights
+    launch({static_cast<u32>(room.groups)}, 0, stream, NestedSums{absmax, room.blocks, sums}, Overlap::yes);
+  const u64 blocks = ceil_div<u64>(room.blocks, u64{NestedCodes::warps} * nested::blocksize);
   launch(resident_grid<NestedCodes>(std::max<u64>(blocks, 1)), 0, stream,
-         NestedCodes{sums.absmax, sums.size, sums.sums, out.nested_offset, is_aligned(out.absmax_codes, 8),
-                     out.absmax_codes, out.nested_absmax},
+         NestedCodes{absmax, room.blocks, sums, out.nested_offset, is_aligned(out.absmax_codes, 8), out.absmax_codes,
+                     out.nested_absmax},
          Overlap::yes);
 }
 
@@ -98,18 +94,15 @@ int nibble_quantize_four_bit(const void* weights, nibble_dtype dtype, uint64_t s
     const Workspace room(size, out.blocksize);
     if (nested) check_workspace(workspace, workspace_bytes, room.bytes());
 
-    u32* const counters = out.counters != nullptr ? out.counters : static_cast<u32*>(workspace);
-    const NestedSums sums = nested ? room.sums(workspace, counters) : NestedSums{};
     float* const absmax = nested ? Workspace::absmax(workspace) : out.absmax;
-    if (nested && size > 0 && out.counters == nullptr) clear_memory(counters, Workspace::counter_bytes, stream);
     if (size > 0)
       with_type(dtype, [&](auto type) {
         using T = decltype(type);
         if (out.codebook == NIBBLE_NF4)
-          launch_blocks<T, Nf4>(weights, size, out, absmax, nonfinite_blocks, sums, stream);
+          launch_blocks<T, Nf4>(weights, size, out, absmax, nonfinite_blocks, stream);
         else
-          launch_blocks<T, Fp4>(weights, size, out, absmax, nonfinite_blocks, sums, stream);
+          launch_blocks<T, Fp4>(weights, size, out, absmax, nonfinite_blocks, stream);
       });
-    if (nested) launch_nested(sums, out, stream);
+    if (nested) launch_nested(room, workspace, out, stream);
   });
 }

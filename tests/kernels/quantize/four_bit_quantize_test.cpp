@@ -10,6 +10,7 @@
 #include <random>
 
 #include "kernels/quantize/nested_quantize.hpp"
+#include "kernels/quantize/nested_sums.hpp"
 #include "nibble/kernels.hpp"
 #include "nibble/nested.hpp"
 #include "tests/kernels/schedules.hpp"
@@ -27,7 +28,6 @@ using test::narrowed;
 using test::SparseArray;
 #endif
 using test::widened;
-using testing::Each;
 using testing::IsEmpty;
 using testing::StrEq;
 
@@ -125,7 +125,7 @@ nibble_four_bit_output output_of(u8* packed, float* absmax) {
 }
 
 // What is in the workspace before is unknown.
-template <class T> FourBit on_device(const std::vector<T>& weights, const Case& c, u32* counters = nullptr) {
+template <class T> FourBit on_device(const std::vector<T>& weights, const Case& c) {
   const std::size_t blocks = blocks_of(c.n, c.blocksize), nested_blocks = blocks_of(blocks, nested::blocksize);
   const auto in = DeviceArray<T>::input(weights, {.offset_bytes = c.offset_bytes, .name = "weights"});
   const auto packed = DeviceArray<u8>::output(blocks_of(c.n, 2), {.offset_bytes = c.packed_offset, .name = "packed"});
@@ -143,8 +143,7 @@ template <class T> FourBit on_device(const std::vector<T>& weights, const Case& 
                                    .absmax = c.nested ? nullptr : absmax.data(),
                                    .absmax_codes = c.nested ? codes.data() : nullptr,
                                    .nested_absmax = c.nested ? nested_absmax.data() : nullptr,
-                                   .nested_offset = c.nested ? offset.data() : nullptr,
-                                   .counters = counters};
+                                   .nested_offset = c.nested ? offset.data() : nullptr};
   EXPECT_EQ(nibble_quantize_four_bit(in.data(), dtype_of<T>, c.n, &out, nonfinite.data(), workspace.data(),
                                      workspace.size(), nullptr),
             NIBBLE_OK)
@@ -210,21 +209,6 @@ TEST(FourBitQuantize, WholeGroupsOfAbsmaxAndMore) {
   expect_codec<float>(values, {.n = n, .blocksize = 32, .nested = true}, 1);
 }
 
-TEST(FourBitQuantize, CountersServeCallsOfAllSizesAndAreLeftZero) {
-  const Case largest{.n = 32 * (nested::group + 700), .blocksize = 32, .nested = true};
-  const auto values = weights_of(largest.n, 32, 11, true);
-  in_schedules([&] {
-    const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(NIBBLE_COUNTERS), {.name = "counters"});
-    for (const std::size_t n : {largest.n, std::size_t{5000}, std::size_t{0}, largest.n - 4096, largest.n}) {
-      Case c = largest;
-      c.n = n;
-      const auto weights = narrowed<f16>({values.begin(), values.begin() + static_cast<long>(n)});
-      expect_equal(on_device(weights, c, counters.data()), by_codec(widened(weights), c.codebook, c.blocksize, true));
-      EXPECT_THAT(counters.to_host(), Each(0U));
-    }
-  });
-}
-
 // Then each warp has several nested blocks.
 NIBBLE_SIMULATED_TEST(FourBitQuantize, ASmallDeviceTakesNestedBlocksInTurn) {
   const Case c{.n = 32 * (130 * nested::blocksize + 77), .blocksize = 32, .nested = true};
@@ -238,38 +222,24 @@ NIBBLE_SIMULATED_TEST(FourBitQuantize, ASmallDeviceTakesNestedBlocksInTurn) {
   });
 }
 
-NIBBLE_SIMULATED_TEST(FourBitQuantize, ACounterMayBeForSeveralGroups) {
-  constexpr u32 groups_of_counter = 4;
-  const std::size_t blocks = 5 * nested::group + 100, n = 32 * blocks;
-  const auto weights = narrowed<bf16>(weights_of(n, 32, 12, false));
-  const FourBit expected = by_codec(widened(weights), NIBBLE_NF4, 32, false);
-  std::vector<double> expected_sums;
-  for (std::size_t at = 0; at < blocks; at += nested::group)
-    expected_sums.push_back(
-        nested::group_sum(std::span(expected.absmax).subspan(at, std::min(nested::group, blocks - at))));
-  in_schedules([&] {
-    const auto in = DeviceArray<bf16>::input(weights);
-    const auto packed = DeviceArray<u8>::output(n / 2);
-    const DeviceArray<float> absmax(blocks);
-    const auto arrived = DeviceArray<u32>::workspace({0, 0});
-    const DeviceArray<double> sums(expected_sums.size());
-    using Kernel = FourBitQuantize<bf16, Nf4>;
-    launch({static_cast<u32>(blocks_of(n, Kernel::tile))}, 0, nullptr,
-           Kernel{.weights = in.data(),
-                  .size = n,
-                  .block_bits = 5,
-                  .aligned = true,
-                  .packed = packed.data(),
-                  .absmax = absmax.data(),
-                  .nonfinite_blocks = nullptr,
-                  .sums = {.arrived = arrived.data(),
-                           .absmax = absmax.data(),
-                           .size = blocks,
-                           .counter_bits = static_cast<u32>(std::countr_zero(groups_of_counter * nested::group)),
-                           .sums = sums.data()}});
-    EXPECT_EQ(sums.to_host(), expected_sums);
-    EXPECT_EQ(arrived.to_host(), (std::vector<u32>{0, 0}));
-  });
+NIBBLE_SIMULATED_TEST(FourBitQuantize, GroupsOfAbsmaxAreAddedInTheirOrder) {
+  std::mt19937 random(12);
+  std::lognormal_distribution<float> values(-3.0f, 4.0f);
+  for (const std::size_t size : {std::size_t{1}, std::size_t{33}, std::size_t{64 * 128 + 1}, nested::group - 63,
+                                 nested::group, 3 * nested::group + 64 * 129 - 1}) {
+    SCOPED_TRACE(size);
+    std::vector<float> absmax(size);
+    std::ranges::generate(absmax, [&] { return values(random); });
+    std::vector<double> expected;
+    for (std::size_t at = 0; at < size; at += nested::group)
+      expected.push_back(nested::group_sum(std::span(absmax).subspan(at, std::min(nested::group, size - at))));
+    in_schedules([&] {
+      const auto in = DeviceArray<float>::input(absmax);
+      const auto sums = DeviceArray<double>::output(expected.size());
+      launch({static_cast<u32>(expected.size())}, 0, nullptr, NestedSums{in.data(), size, sums.data()});
+      EXPECT_EQ(sums.to_host(), expected);
+    });
+  }
 }
 
 TEST(FourBitQuantize, NoWeightsHaveTheOffsetZero) {
@@ -381,17 +351,6 @@ TEST(FourBitQuantize, NonfiniteBlocksNeedNotBeCounted) {
 
 // --- Sizes that 32 bits do not hold, of which the thread blocks around one weight run
 
-// Sets the counters of double quantization as all thread blocks but the last four leave them.
-void count_blocks_before(u32* counters, u64 n, u64 blocksize) {
-  const u64 groups = blocks_of(blocks_of(n, blocksize), nested::group);
-  const u64 groups_of_counter = std::bit_ceil(blocks_of(groups, NIBBLE_COUNTERS));
-  const u64 of_counter = groups_of_counter * nested::group * blocksize / 4096, thread_blocks = blocks_of(n, 4096);
-  for (u64 block = thread_blocks - 4; block < thread_blocks; ++block) {
-    const u64 counter = block / of_counter, first = counter * of_counter;
-    counters[counter] = static_cast<u32>(std::min(of_counter, thread_blocks - 4 - std::min(thread_blocks - 4, first)));
-  }
-}
-
 // All weights are zeros but those from 4096 before `middle` on, which end 8225 behind it: in four tiles.
 template <class T>
 void expect_codec_around(u64 middle, const Case& c, device::simulator::BlockRange (*part)(device::Grid),
@@ -432,8 +391,6 @@ void expect_codec_around(u64 middle, const Case& c, device::simulator::BlockRang
         // What the blocks before have written is zeros, as it would be.
         const std::size_t workspace_bytes = nibble_quantize_four_bit_workspace(n, c.blocksize, c.nested);
         const SparseArray<u8> workspace(workspace_bytes + 1);
-        const SparseArray<u32> counters(NIBBLE_COUNTERS);
-        if (c.nested) count_blocks_before(counters.data(), n, c.blocksize);
         const nibble_four_bit_output out{.struct_bytes = sizeof(nibble_four_bit_output),
                                          .codebook = c.codebook,
                                          .blocksize = c.blocksize,
@@ -441,8 +398,7 @@ void expect_codec_around(u64 middle, const Case& c, device::simulator::BlockRang
                                          .absmax = c.nested ? nullptr : absmax.data(),
                                          .absmax_codes = c.nested ? codes.data() : nullptr,
                                          .nested_absmax = c.nested ? nested_absmax.data() : nullptr,
-                                         .nested_offset = c.nested ? offset.data() : nullptr,
-                                         .counters = counters.data()};
+                                         .nested_offset = c.nested ? offset.data() : nullptr};
         // So that the last four blocks of the grid have the last absmax.
         device::simulator::Options options = device::simulator::current_options();
         options.multiprocessors = 1u << 30;
@@ -458,7 +414,6 @@ void expect_codec_around(u64 middle, const Case& c, device::simulator::BlockRang
           ASSERT_TRUE(std::ranges::equal(actual, absmax_of_weights));
           return;
         }
-        ASSERT_THAT(std::span(counters.data(), NIBBLE_COUNTERS), Each(0U));
         ASSERT_EQ(offset.to_host()[0], expected_offset);
         ASSERT_TRUE(std::ranges::equal(std::span(codes.data() + first_code, expected_codes.size()), expected_codes));
         ASSERT_TRUE(std::ranges::equal(std::span(nested_absmax.data() + first_nested, expected_nested.size()),
@@ -506,13 +461,17 @@ TEST(FourBitQuantize, TheGridsLastRowHasAnEnd) {
   EXPECT_EQ(scope.statistics().blocks, 4u);
 }
 
-TEST(FourBitQuantize, DoubleQuantizationTakesTwoLaunches) {
+TEST(FourBitQuantize, DoubleQuantizationTakesThreeLaunchesThatOverlap) {
   for (const std::size_t n : {std::size_t{0}, std::size_t{64}, std::size_t{32 * 3 * nested::group}}) {
     const std::vector<bf16> weights(n);
     for (const bool nested : {false, true}) {
       const device::simulator::ScopedOptions scope({});
       (void)on_device(weights, {.n = n, .blocksize = 32, .nested = nested});
-      EXPECT_EQ(scope.statistics().launches, u64{n > 0} + u64{nested});
+      const u64 of_nested = nested ? u64{n > 0} + 1 : 0;
+      EXPECT_EQ(scope.statistics().launches, u64{n > 0} + of_nested);
+      EXPECT_EQ(scope.statistics().overlapping_launches, of_nested);
+      const u64 of_weights = blocks_of(n, 4096), of_sums = nested ? blocks_of(n, 32 * nested::group) : 0;
+      EXPECT_EQ(scope.statistics().launched_dependents, of_weights + of_sums);
     }
   }
 }
@@ -520,8 +479,9 @@ TEST(FourBitQuantize, DoubleQuantizationTakesTwoLaunches) {
 // --- Faults
 
 TEST(FourBitQuantize, EverySynchronizationIsNeeded) {
+  // Blocks of several warps, and more absmax than a row of their group.
   for (const Case& c :
-       {Case{.n = 8192, .blocksize = 2048, .nested = true}, Case{.n = 64 * 700, .blocksize = 64, .nested = true}}) {
+       {Case{.n = 16384, .blocksize = 2048, .nested = true}, Case{.n = 64 * 1100, .blocksize = 64, .nested = true}}) {
     auto values = weights_of(c.n, c.blocksize, 5, false);
     values[100] = infinity;
     const auto weights = narrowed<bf16>(values);
@@ -566,23 +526,19 @@ TEST(FourBitQuantize, ArgumentsThatMakeNoSenseAreRefused) {
             "out has both absmax and absmax_codes, must have one of them");
   EXPECT_EQ(refusal(nested, [](auto& out) { out.nested_offset = nullptr; }), "out.nested_offset is null");
   EXPECT_EQ(refusal(nested, [](auto& out) { out.nested_absmax = nullptr; }), "out.nested_absmax is null");
-  EXPECT_EQ(refusal(nested, nothing, memory, 16407), "workspace_bytes is 16407, at least 16408 are needed");
-  EXPECT_EQ(refusal(nested, nothing, memory, 16408, nullptr), "workspace is null");
-  EXPECT_EQ(refusal(nested, [](auto& out) { out.counters = reinterpret_cast<u32*>(memory + 2); }),
-            "out.counters is 2 bytes past a multiple of 4, its alignment");
+  EXPECT_EQ(refusal(nested, nothing, memory, 23), "workspace_bytes is 23, at least 24 are needed");
+  EXPECT_EQ(refusal(nested, nothing, memory, 24, nullptr), "workspace is null");
   EXPECT_EQ(refusal(plain, [](auto& out) { out.struct_bytes = 8; }),
             "out.struct_bytes is 8, not from " + std::to_string(sizeof plain) + " to 4096");
   EXPECT_EQ(nibble_quantize_four_bit(memory, NIBBLE_F32, 128, nullptr, nullptr, nullptr, 0, nullptr), NIBBLE_USAGE);
   EXPECT_THAT(nibble_last_error(), StrEq("out is null"));
 }
 
-TEST(FourBitQuantize, WorkspaceHoldsCountersEveryAbsmaxAndTheSumsOfGroups) {
+TEST(FourBitQuantize, WorkspaceHoldsEveryAbsmaxAndTheSumsOfGroups) {
   EXPECT_EQ(nibble_quantize_four_bit_workspace(1000, 64, 0), 0u);
-  constexpr std::size_t counters = NIBBLE_COUNTERS * sizeof(u32);
-  EXPECT_EQ(nibble_quantize_four_bit_workspace(0, 64, 1), counters);
-  EXPECT_EQ(nibble_quantize_four_bit_workspace(1000, 64, 1), counters + 16 * 4u + 8);
-  EXPECT_EQ(nibble_quantize_four_bit_workspace(std::uint64_t{1} << 33, 64, 1),
-            counters + (std::size_t{1} << 29) + 8 * 8192);
+  EXPECT_EQ(nibble_quantize_four_bit_workspace(0, 64, 1), 0u);
+  EXPECT_EQ(nibble_quantize_four_bit_workspace(1000, 64, 1), 16 * 4u + 8);
+  EXPECT_EQ(nibble_quantize_four_bit_workspace(std::uint64_t{1} << 33, 64, 1), (std::size_t{1} << 29) + 8 * 8192);
 }
 
 }  // namespace
