@@ -4,9 +4,10 @@ import json
 import re
 from dataclasses import dataclass
 
+from compilation import Compiled
 from in_flight import BULK, in_flight, prefetches
 from order import behind, waits_too_early
-from resources import Resources, resident_blocks
+from resources import BARRIERS, Resources, resident_blocks
 from sass import shape, width
 from tools import ROOT
 from way import hot_way
@@ -31,7 +32,7 @@ class Kernel:
     architecture: str
     instructions: list
     resources: Resources
-    spilled: int
+    compiled: Compiled
 
 
 def entries():
@@ -69,13 +70,14 @@ def check(kernel, entry):
     """(what to record of the kernel, what is wrong with it)."""
     resources = kernel.resources
     line = {"kernel": kernel.name, "architecture": kernel.architecture, "registers": resources.registers,
-            "stack_bytes": resources.stack + resources.local, "spilled_bytes": kernel.spilled,
+            "stack_bytes": resources.stack + resources.local, "spilled_bytes": kernel.compiled.spilled,
             "shared_bytes": resources.shared, "threads": resources.threads,
             "instructions": len(kernel.instructions)}  # fmt: skip
     faults = [f"{line[key]} {key}, may have {entry.get(key, 0)}" for key in ("stack_bytes", "spilled_bytes")
               if line[key] > entry.get(key, 0)]  # fmt: skip
     if resources.threads is None:
         return line, faults + ["has no launch bound, so how many blocks are resident is not known"]
+    faults += barrier_faults(kernel, dynamic_shared_of(kernel, entry))
     if "budget" not in entry or kernel.architecture not in entry.get("architectures", [kernel.architecture]):
         return line, faults
     region = entry.get("region", "loop")
@@ -100,6 +102,20 @@ def check(kernel, entry):
     faults += order_faults(kernel, entry, way)
     in_flight_of_loads, of_flight = bytes_in_flight_of(kernel, entry, loading)
     return line | in_flight_of_loads, faults + of_flight
+
+
+def dynamic_shared_of(kernel, entry):
+    """The bytes of shared memory that a launch asks for, for each block."""
+    return of_architecture(entry.get("dynamic_shared_bytes", 0), kernel.architecture)
+
+
+def barrier_faults(kernel, dynamic_shared):
+    """Barriers that leave room for fewer blocks than all else."""
+    barriers, blocks = kernel.compiled.barriers, resident_blocks(kernel.architecture, kernel.resources, dynamic_shared)
+    if barriers * blocks <= BARRIERS:
+        return []
+    return [f"a block takes {barriers} of {BARRIERS} barriers, which limits a multiprocessor to {BARRIERS // barriers} "
+            f"blocks, not {blocks}: is each bar_sync's number a constant?"]  # fmt: skip
 
 
 def work_of(entry):
@@ -168,8 +184,7 @@ def order_faults(kernel, entry, way):
 def bytes_in_flight_of(kernel, entry, way):
     """(bytes that one multiprocessor has asked global memory for, on the way; what is wrong)."""
     loads, threads = entry["loads"], kernel.resources.threads
-    dynamic_shared = of_architecture(entry.get("dynamic_shared_bytes", 0), kernel.architecture)
-    blocks = resident_blocks(kernel.architecture, kernel.resources, dynamic_shared)
+    blocks = resident_blocks(kernel.architecture, kernel.resources, dynamic_shared_of(kernel, entry))
     of_thread = in_flight(way, loads["opcode"])
     bulk = bulk_bytes(loads, way) * loads.get("bulk_ahead", 1)
     of_block = loads.get("threads", threads)

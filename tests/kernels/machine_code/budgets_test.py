@@ -2,6 +2,7 @@ import unittest
 
 import budgets
 from budgets import Kernel, check, form_faults
+from compilation import Compiled
 from recording import code, recorded
 from resources import Resources
 
@@ -14,9 +15,9 @@ DECODE = {
 }  # fmt: skip
 
 
-def kernel(instructions, name="Decode<1u>", spilled=0, architecture="sm_90a", **resources):
+def kernel(instructions, name="Decode<1u>", spilled=0, barriers=1, architecture="sm_90a", **resources):
     taken = Resources(**{"registers": 123, "stack": 0, "local": 0, "shared": 0, "threads": 256} | resources)
-    return Kernel(name, architecture, instructions, taken, spilled)
+    return Kernel(name, architecture, instructions, taken, Compiled(spilled, barriers))
 
 
 class Checks(unittest.TestCase):
@@ -93,6 +94,15 @@ class Checks(unittest.TestCase):
         self.faults(kernel(recorded("decode_m8"), local=8), ["8 stack_bytes, may have 0"])
         self.faults(kernel(recorded("decode_m8"), spilled=4), ["4 spilled_bytes, may have 0"])
         self.faults(kernel(recorded("decode_m8"), stack=8, spilled=4), [], stack_bytes=8, spilled_bytes=4)
+
+    def test_barriers(self):
+        self.faults(kernel(recorded("decode_m8"), barriers=16), [])  # of each of two blocks
+        six = {"registers": 80, "threads": 128}
+        fault = "takes 16 of 64 barriers, which limits a multiprocessor to 4 blocks, not 6"
+        for entry in ({"budget": 9}, {"architectures": ["sm_80"]}):
+            entry["dynamic_shared_bytes"] = 0
+            self.faults(kernel(recorded("decode_m8"), barriers=16, **six), [fault], **entry)
+            self.faults(kernel(recorded("decode_m8"), barriers=10, **six), [], **entry)
 
     def test_no_launch_bound(self):
         self.faults(kernel(recorded("decode_m8"), threads=None), ["no launch bound"])

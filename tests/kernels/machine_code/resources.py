@@ -8,7 +8,7 @@ from tools import cuobjdump
 # Of a multiprocessor. Each block takes 1 KB of shared memory more than it asks for.
 SHARED_BYTES = {"sm_80": 164 << 10, "sm_90a": 228 << 10}
 SHARED_BYTES_KEPT = 1 << 10
-REGISTERS, WARPS, BLOCKS = 65536, 64, 32
+REGISTERS, WARPS, BLOCKS, BARRIERS = 65536, 64, 32, 64
 STEP_OF_REGISTERS = 256  # in which a warp takes them
 SCHEDULERS = 4  # each has a quarter of the registers
 STEP_OF_SHARED = 128

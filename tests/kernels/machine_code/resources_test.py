@@ -2,6 +2,7 @@ import unittest
 
 import compilation
 import resources
+from compilation import Compiled
 from resources import Resources, resident_blocks
 
 USAGE = """
@@ -39,7 +40,7 @@ ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_Z1fv' for 'sm_80'
 ptxas info    : Function properties for _Z1fv
     24 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
-ptxas info    : Used 48 registers, used 0 barriers, 520 bytes cmem[0]
+ptxas info    : Used 48 registers, used 3 barriers, 520 bytes cmem[0]
 ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized
 ptxas info    : Compiling entry function '_Z1gv' for 'sm_80'
 ptxas info    : Used 12 registers, 520 bytes cmem[0]
@@ -53,9 +54,9 @@ class Parsing(unittest.TestCase):
             ("sm_90a", "_Z1fv"): Resources(123, 0, 0, 96, None),  # the compiler counts 1 KB that is kept
         })  # fmt: skip
 
-    def test_spills_and_losses(self):
-        spilled, losses = compilation.parsed(LOG)
-        self.assertEqual(spilled, {("sm_80", "_Z1fv"): 20, ("sm_80", "_Z1gv"): 0})
+    def test_spills_barriers_and_losses(self):
+        compiled, losses = compilation.parsed(LOG)
+        self.assertEqual(compiled, {("sm_80", "_Z1fv"): Compiled(20, 3), ("sm_80", "_Z1gv"): Compiled(0, 0)})
         self.assertEqual(len(losses), 1)
 
 

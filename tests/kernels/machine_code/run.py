@@ -5,9 +5,10 @@
     tests/kernels/machine_code/run.py --test     the tests of the examination itself
 
 Fails if a kernel keeps something in local memory (spilled registers, arrays that are indexed), if ptxas reported a loss
-of performance (wgmma that it serializes), if the library has 64 MB or more, if a kernel does not keep to its entry in
-kernels/instruction_budgets.json, or if a kernel that tests/kernels/hand_written.cu has without the device layer does
-not have as many instructions of each opcode. --record writes what was found to bench/results/kernel_instructions.jsonl.
+of performance (wgmma that it serializes), if barriers are what limits the blocks of a kernel on a multiprocessor, if
+the library has 64 MB or more, if a kernel does not keep to its entry in kernels/instruction_budgets.json, or if a
+kernel that tests/kernels/hand_written.cu has without the device layer does not have as many instructions of each
+opcode. --record writes what was found to bench/results/kernel_instructions.jsonl.
 
 An entry says which loads bring the weights. From their bytes follow the weights of a step, and from these how many
 matrix products or stores there have to be (budgets.py). It limits the instructions per weight on the hot way (way.py),
@@ -38,15 +39,15 @@ RECORD = ROOT / "bench" / "results" / "kernel_instructions.jsonl"
 LARGEST_LIBRARY = 64 << 20
 
 
-def kernels(library, folder, spilled):
+def kernels(library, folder, compiled):
     """The kernels of a library by name and architecture, and those of which something is not known."""
     codes, resources = sass.parsed(cuobjdump(folder, "-sass", library)), resources_of(library, folder)
     names = short_names(sorted({symbol for _, symbol in codes}))
     found, faults = [], []
     for (architecture, symbol), instructions in codes.items():
-        if (architecture, symbol) in spilled and (architecture, symbol) in resources:
+        if (architecture, symbol) in compiled and (architecture, symbol) in resources:
             found.append(budgets.Kernel(names[symbol], architecture, instructions, resources[architecture, symbol],
-                                        spilled[architecture, symbol]))  # fmt: skip
+                                        compiled[architecture, symbol]))  # fmt: skip
         else:
             faults.append(f"{names[symbol]}, {architecture}: no log says how it was compiled")
     return sorted(found, key=lambda kernel: (kernel.name, kernel.architecture)), faults
@@ -132,13 +133,13 @@ def main():
     library = options.build / "kernels" / "libnibble_cuda.so"
     if not library.is_file():
         sys.exit(f"error: {library} is not there: build the target nibble_cuda")
-    spilled, faults = from_logs(options.build)
+    compiled, faults = from_logs(options.build)
     size = library.stat().st_size
     if size >= LARGEST_LIBRARY:
         faults.append(f"{library.name} has {size} bytes, must be below {LARGEST_LIBRARY}")
 
     folder = tools()
-    found, unknown = kernels(library, folder, spilled)
+    found, unknown = kernels(library, folder, compiled)
     if not found:
         sys.exit(f"error: no machine code in {library}")
     entries, of_form = budgets.entries()

@@ -3,6 +3,7 @@ import unittest
 import by_hand
 import run
 from budgets import Kernel
+from compilation import Compiled
 from recording import code
 from resources import Resources
 
@@ -11,7 +12,7 @@ COLD = {"kernel": "Cold<.>", "because": "a test"}
 
 
 def kernel(name, *texts):
-    return Kernel(name, "sm_90a", code(*texts), Resources(32, 0, 0, 0, 256), 0)
+    return Kernel(name, "sm_90a", code(*texts), Resources(32, 0, 0, 0, 256), Compiled(0, 0))
 
 
 class Examined(unittest.TestCase):
