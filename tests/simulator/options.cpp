@@ -22,6 +22,7 @@ void Statistics::add(const Statistics& other) {
   switches += other.switches;
   collectives += other.collectives;
   launched_dependents += other.launched_dependents;
+  waiting_blocks += other.waiting_blocks;
 }
 
 void ScopedOptions::add(const Statistics& statistics, const std::vector<Site>& sites) {

@@ -34,6 +34,7 @@ struct Options {
   BlockRange (*part)(Grid grid) = nullptr;
   unsigned multiprocessors = 132;
   unsigned capability = 90;
+  unsigned max_cluster = 8;  // the blocks of the largest cluster that the device has room for
   // What the code that the device has loaded was compiled for; 80 refuses what came with sm_90. Null: what the library
   // has for the device, sm_90a for capability 90 and else sm_80. CUDA_FORCE_PTX_JIT makes it 80.
   std::optional<unsigned> target{};
@@ -44,7 +45,8 @@ struct Options {
 struct Statistics {
   std::uint64_t launches = 0, blocks = 0, threads = 0, switches = 0, collectives = 0;
   std::uint64_t overlapping_launches = 0;  // with Overlap::yes
-  std::uint64_t launched_dependents = 0;   // blocks that called dependency_launch
+  std::uint64_t launched_dependents = 0;   // blocks that called dependency_launch ...
+  std::uint64_t waiting_blocks = 0;        // ... and dependency_wait
 
   void add(const Statistics& other);
 };

@@ -127,11 +127,7 @@ void Block::end() {
                        rank_));
   }
   if (launched_dependents_) statistics.launched_dependents += 1;
-  // The next kernel's wait is for this one alone: if this one ends early, so may that one.
-  if (launch_.overlaps && dependency_waits_.empty())
-    fail(Fault::dependency, Site::current(),
-         fmt::format("block ({},{},{}) of a launch that overlaps the one before has no dependency_wait", index.x,
-                     index.y, index.z));
+  if (!dependency_waits_.empty()) statistics.waiting_blocks += 1;
 }
 
 u32 Block::static_shared(const void* declaration, u32 bytes, const Site& site) {
@@ -347,6 +343,9 @@ void run_grid(Launch launch) {
   }
   if (current_scope() != nullptr) current_scope()->add(total, sites);
   if (failure) std::rethrow_exception(failure);
+  // The next kernel's wait is for this one alone: if all of this one ends early, so may that one.
+  if (launch.overlaps && blocks == in_grid && total.waiting_blocks == 0)
+    throw Failure(Fault::dependency, Site::current(), "a launch that overlaps the one before has no dependency_wait");
 }
 
 }  // namespace nibble::device::simulator

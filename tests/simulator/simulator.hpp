@@ -282,9 +282,10 @@ inline MultiprocessorLimits multiprocessor_limits() {
   const simulator::DeviceLimits limits = simulator::device_limits(capability());
   return {limits.threads, limits.shared_bytes, 1024};
 }
-/// Clusters of any size fill a simulated device.
+/// Clusters of any size up to Options::max_cluster fill a simulated device.
 template <class Kernel> u32 resident_clusters(u32 cluster, std::size_t /*dynamic_shared_bytes*/) {
-  return multiprocessors() / cluster;
+  if (cluster > simulator::current_options().max_cluster) return 0;
+  return multiprocessors() > cluster ? multiprocessors() / cluster : 1;
 }
 
 /// The simulator sees static arrays only when they are used, so it counts none. None is larger than 2 KiB.

@@ -26,11 +26,11 @@ struct Candidate {
   std::uint32_t tile_n, splits;
 };
 
-/// In how many turns the multiprocessors of an H100 take tiles of that size, if k is divided. The plan takes the
-/// smallest of those with equally many turns.
+/// In how many turns the multiprocessors of an H100 take tiles of that size, if k is divided.
 u64 turns_of(u64 n, u64 tile_n, u64 splits) { return device::ceil_div(device::ceil_div(n, tile_n) * splits, u64{132}); }
 
-std::vector<Candidate> candidates(const Shape& shape, u64 m) {
+/// Of the tiles with equally many turns the smallest, the largest tiles, and what the plan takes.
+std::vector<Candidate> candidates(const Shape& shape, u64 m, const plan::BulkConfig& own) {
   std::vector<Candidate> all;
   for (const FewRowsKernel& kernel : few_rows_kernels()) {
     const u64 block_n = kernel.tile.block_n(), steps = device::ceil_div(shape.k, u64{kernel.tile.block_k()});
@@ -40,7 +40,8 @@ std::vector<Candidate> candidates(const Shape& shape, u64 m) {
       for (u64 tile_n = 16; tile_n <= block_n; tile_n += 16) {
         const u64 turns = turns_of(shape.n, tile_n, splits);
         const bool is_smallest = tile_n == 16 || turns_of(shape.n, tile_n - 16, splits) > turns;
-        if (tile_n == block_n || (is_smallest && 4 * tile_n >= block_n && turns <= 8))
+        const bool is_own = kernel.tile == own.tile && tile_n == own.tile_n && splits == own.splits;
+        if (is_own || tile_n == block_n || (is_smallest && 4 * tile_n >= block_n && turns <= 8))
           all.push_back({kernel, static_cast<std::uint32_t>(tile_n), splits});
       }
     }
@@ -61,7 +62,7 @@ void run_case(Report& report, const Shape& shape, u64 m, const std::vector<FourB
     one.kernel.launch(product.call<TunedCall>(copy, codebook), one.tile_n, one.splits, stream);
   };
   for (const Timed<Candidate>& one :
-       product.measured(report, candidates(shape, m), seconds_of_a_case, name_of, launch)) {
+       product.measured(report, candidates(shape, m, own), seconds_of_a_case, name_of, launch)) {
     Json line = product.line_of(one);
     line["tile_n"] = one.candidate.tile_n;
     line["splits"] = one.candidate.splits;

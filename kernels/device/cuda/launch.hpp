@@ -127,14 +127,10 @@ inline LoadedCode loaded_code(const void* function) {
 template <class Kernel> inline NumberPerDevice granted_shared_bytes;
 template <class Kernel> inline NumberPerDevice waits_or_not;
 template <class Kernel> inline NumberPerDevice loaded_or_not;
-/// The clusters of 1, 2, 4 and 8 blocks that run at a time, and 1.
+/// The clusters of 1, 2, 4 and 8 blocks that run at a time, plus 1, because 0 means not asked yet.
 template <class Kernel> inline std::array<NumberPerDevice, std::bit_width(max_cluster)> resident_clusters_and_1;
-/// The static shared memory of a block of the kernel, and 1.
+/// The static shared memory of a block of the kernel, plus 1.
 template <class Kernel> inline NumberPerDevice static_shared_bytes_and_1;
-
-}  // namespace detail
-
-namespace detail {
 
 /// A launch with more than every device has must request it. The request holds for all launches of the kernel.
 template <class Kernel> void request_shared_bytes(std::size_t dynamic_shared_bytes) {
@@ -194,7 +190,7 @@ template <class Kernel> bool is_loaded() {
 }
 
 /// The clusters of a kernel that the current device runs at a time. That may be fewer than multiprocessors / cluster,
-/// since the blocks of a cluster run on neighbouring multiprocessors.
+/// since the blocks of a cluster run on neighbouring multiprocessors, and 0 for a part of a device (MIG).
 template <class Kernel> u32 resident_clusters(u32 cluster, std::size_t dynamic_shared_bytes) {
   const auto count = [&] {
     detail::request_shared_bytes<Kernel>(dynamic_shared_bytes);

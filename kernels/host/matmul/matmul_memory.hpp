@@ -29,9 +29,11 @@ template <class Half> class MatmulMemory {
     }
   }
 
-  /// Rounds x and clears the counters, where the workspace has them.
-  void prepare(StreamRef stream) const {
+  /// Rounds x, and for kernels that count the blocks that divide k, clears the counters: where the workspace has them.
+  void round_x(StreamRef stream) const {
     if (arguments_.x.dtype == NIBBLE_F32) round_rows(arguments_.x, reinterpret_cast<Half*>(workspace_), stream);
+  }
+  void clear_counters(StreamRef stream) const {
     if (arguments_.counter_bytes > 0) clear_memory(counters(), arguments_.counter_bytes, stream);
   }
 

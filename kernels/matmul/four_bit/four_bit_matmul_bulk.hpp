@@ -131,7 +131,8 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
     Shared<u64> sent, taken;         // ... and for all warps of the cluster: totals were put there, and read
     u32 first_stage, to_next_stage;  // the address of the first, and how far away the second is
 
-    // Addresses of shared memory begin at a multiple of 2^24.
+    // A block's addresses of shared memory begin at a multiple of 2^24, so that the table's is the first multiple of
+    // 64 KiB after them.
     NIBBLE_DEVICE Memory()
         : all(dynamic_shared()),
           table(all.with_address((all.address() | (table_offset - 1)) + 1).part(0, Table::bytes)) {
@@ -313,7 +314,7 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
     [[nodiscard]] NIBBLE_DEVICE static u32 row_in_8(const Lane& lane) { return 2 * (lane.g % 4) + lane.g / 4; }
   };
 
-  // With so many tiles of 16 of n, or, where one is left, with none.
+  // With OwnTiles tiles of 16 of n; with 1, the warp may also have none.
   template <u32 OwnTiles>
   NIBBLE_DEVICE void multiply_all(const Memory& memory, const Table& table, const Lane& lane) const {
     const Source source(memory, lane, m);
@@ -445,7 +446,7 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
       else
         st_cluster(mapa(memory.totals, row & ((1 << log2_splits) - 1)) + place_of_total(split(), row, n), total);
     };
-    // Neither way of both kernels: the compiler would run out of registers.
+    // A loop if nested, unrolled if not: the other way each runs out of registers.
     if constexpr (Nested) {
       NIBBLE_NO_UNROLL for (u32 i = thread_id(); i < 8 * block_n; i += consumers) add(i);
     } else {

@@ -6,8 +6,8 @@
 
 namespace nibble::kernels {
 
-/// For arguments with fits_bulk. Half is bf16 or f16. False: the current device has no code for sm_90a, and nothing was
-/// launched.
+/// For arguments with fits_bulk. Half is bf16 or f16. False: the current device has no code for sm_90a, or no room for
+/// a cluster, and nothing was launched.
 template <class Half>
 bool run_bulk(const FourBitMatmulArguments& arguments, const MatmulMemory<Half>& memory, device::StreamRef stream);
 

@@ -11,8 +11,8 @@ using device::ceil_div;
 
 constexpr u64 bytes_of_weights(u64 weights) { return weights * 33 / 64; }
 
-/// Clusters of so many blocks that an H100 runs at a time: its 132 multiprocessors come in groups of 16 or 18, and a
-/// cluster is of one group.
+/// Clusters of so many blocks that an H100 is sure to run at a time. A cluster is of one group of 16 or 18
+/// multiprocessors; 32 clusters of 4 and 16 of 8 were too many on the one that was measured.
 constexpr u64 clusters_to_fill(u64 blocks) {
   return (blocks <= 2 ? multiprocessors_to_fill : blocks == 4 ? 120 : 104) / blocks;
 }
@@ -55,7 +55,8 @@ Sm90Config sm90_config_with(u32 rows, u64 m, u64 n, u64 k) {
 /// The same for FourBitMatmulBulk, where a split is a block of a cluster. Clusters take tiles in turn, and tiles are as
 /// small as they can be without another turn, so that all clusters have as much to do.
 ///
-/// The times were fitted to those of an H100 (bench/results/few_rows_H100.jsonl), within 10 % or so.
+/// The times were fitted to those of an H100 (bench/results/few_rows_H100.jsonl). They leave out what every launch
+/// takes, about 3 us, since they only have to find the fastest.
 BulkConfig bulk_config_with(const FourBitMatmulBulkTile& tile, u64 m, u64 n, u64 k) {
   constexpr u64 ns_of_a_row = 11, ns_of_8_rows = 700, ns_of_adding = 2500;
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));

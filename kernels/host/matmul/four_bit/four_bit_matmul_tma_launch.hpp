@@ -58,6 +58,14 @@ template <class Half, class OwnKernel> class FourBitMatmulTmaLaunch {
     ++weights_;
   }
 
+  /// Whether the device has room for the blocks that divide k.
+  [[nodiscard]] bool fits_device() const {
+    if constexpr (splits_are_clusters)
+      return resident_clusters<Kernel>(cluster_, Kernel::shared_bytes) > 0;
+    else
+      return true;
+  }
+
   void run(StreamRef stream, Overlap overlap) {
     if constexpr (splits_are_clusters)
       run_with(resident_clusters<Kernel>(cluster_, Kernel::shared_bytes), stream, overlap);
@@ -85,7 +93,7 @@ template <class Half, class OwnKernel> class FourBitMatmulTmaLaunch {
 };
 
 /// A call's product, in so many splits, and in tiles of tile_n if the kernel takes others than block_n. False: the
-/// current device has no code of the kernel, and nothing was launched.
+/// current device has no code of the kernel or no room for its clusters, and nothing was launched.
 template <class Half, class Kernel>
 bool launch_fed_by_tma(const FourBitMatmulArguments& arguments, u32 splits, const MatmulMemory<Half>& memory,
                        StreamRef stream, u32 tile_n = Kernel::block_n) {
@@ -97,6 +105,7 @@ bool launch_fed_by_tma(const FourBitMatmulArguments& arguments, u32 splits, cons
     const FourBitMatmulArguments::Product& product = arguments.products[i];
     one.add(product.weight, matmul_output<Half>(product.y, product.given.bias, matmul.accumulate != 0));
   }
+  if (!one.fits_device()) return false;
   one.run(stream, matmul.weights_are_ready != 0 ? Overlap::yes : Overlap::no);
   return true;
 }

@@ -30,7 +30,8 @@ template <class Half> void multiply(const Int8MatmulArguments& arguments, void* 
   const u64 n = arguments.weight.rows;
   if (n == 0) return;
   const MatmulMemory<Half> memory(arguments, workspace);
-  memory.prepare(stream);
+  memory.round_x(stream);
+  memory.clear_counters(stream);
   const Int8Operand weight{reinterpret_cast<const u8*>(arguments.weight.codes), arguments.weight.absmax,
                            static_cast<i64>(n), static_cast<i64>(arguments.weight.columns)};
   const MatmulOutput<Half> out = matmul_output<Half>(arguments.y, arguments.bias, arguments.matmul.accumulate != 0);

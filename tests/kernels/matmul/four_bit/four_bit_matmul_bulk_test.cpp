@@ -89,7 +89,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, TilesAndClustersOfAnySize) {
     }
 }
 
-// A step of each length, and fewer steps than there are helpers and stages.
+// A step of each length, and fewer steps than there are copiers and stages.
 NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, ShortSteps) {
   for (const std::size_t groups : {1U, 2U, 3U, 15U, 16U, 17U, 33U}) {
     const Items<true, of_8_rows> items({.m = 3, .n = 100, .k = 64 * groups}, 1);
@@ -101,9 +101,12 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, ShortSteps) {
 
 // The weights of q, k and v in one launch, with and without splits.
 TEST(FourBitMatmulBulk, WeightsThatShareX) {
-  for (const std::size_t k : {192U, 64U * 40}) {
-    const Problem q({.m = 12, .n = 140, .k = k, .bias = true}, 20), key({.m = 12, .n = 12, .k = k}, 21),
-        value({.m = 12, .n = 33, .k = k, .bias = true}, 22);
+  for (const bool splits : {false, true}) {
+    const std::size_t k = splits ? 64 * 200 : 192;
+    ASSERT_EQ(four_bit_matmul::bulk_config_for(12, 140 + 12 + 33, k).splits > 1, splits);
+    const Problem q({.m = 12, .n = 140, .k = k, .bias = true, .overlap = true}, 20),
+        key({.m = 12, .n = 12, .k = k, .overlap = true}, 21),
+        value({.m = 12, .n = 33, .k = k, .bias = true, .overlap = true}, 22);
     test::expect_shared_x({&q, &key, &value});
   }
 }
@@ -121,20 +124,28 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, DevicesOfAnySizeGiveTheSameBytes) {
   }
 }
 
+// Whether a product on a device with these options is this kernel's. Another kernel's is right, too.
+bool is_fed_by_bulk_copies(const Shape& shape, Options options = {}) {
+  const Problem problem(shape, 30);
+  const Product run(problem);
+  options.record_sites = true;
+  const device::simulator::ScopedOptions scope(options);
+  test::expect_values(problem, run.product());
+  const auto& sites = scope.sites();
+  return std::any_of(sites.begin(), sites.end(), [](const device::simulator::Site& site) {
+    return device::simulator::where(site).find("four_bit_matmul_bulk") != std::string::npos;
+  });
+}
+
+NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, DevicesWithoutRoomForAClusterUseAnotherKernel) {
+  const Shape shape{.m = 18, .n = 33, .k = 64 * 67};
+  ASSERT_GT(four_bit_matmul::bulk_config_for(shape.m, shape.n, shape.k).splits, 2U);
+  EXPECT_TRUE(is_fed_by_bulk_copies(shape));
+  EXPECT_FALSE(is_fed_by_bulk_copies(shape, {.max_cluster = 2}));
+}
+
 // What it does not fit: more rows, experts, codes that bulk copies cannot copy, shorter runs.
 NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, OtherwiseTheOtherKernels) {
-  const auto is_fed_by_bulk_copies = [](const Shape& shape) {
-    const Problem problem(shape, 30);
-    const Product run(problem);
-    Options options;
-    options.record_sites = true;
-    const device::simulator::ScopedOptions scope(options);
-    test::expect_values(problem, run.product());
-    const auto& sites = scope.sites();
-    return std::any_of(sites.begin(), sites.end(), [](const device::simulator::Site& site) {
-      return device::simulator::where(site).find("four_bit_matmul_bulk") != std::string::npos;
-    });
-  };
   constexpr std::size_t m = four_bit_matmul::max_m_of_bulk;
   EXPECT_TRUE(is_fed_by_bulk_copies({.m = m, .n = 20, .k = 128}));
   EXPECT_FALSE(is_fed_by_bulk_copies({.m = m + 1, .n = 20, .k = 128}));

@@ -27,6 +27,7 @@ template <class Kernel, bool Nested> class TmaItems {
     const Shape& s = problem_.shape;
     const u64 groups = ceil_div<u64>(s.n, Kernel::block_n) * ceil_div<u64>(s.m, Kernel::max_m);
     const DeviceArray<u8> y = product_.y();
+    // For kernels whose blocks are no cluster.
     const DeviceArray<float> partial(splits_ > 1 ? splits_ * s.m * s.n : 0, {.name = "partial"});
     const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(groups), {.name = "counters"});
     FourBitMatmulTmaLaunch<bf16, Kernel> one(
