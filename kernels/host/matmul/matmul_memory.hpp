@@ -29,10 +29,11 @@ template <class Half> class MatmulMemory {
     }
   }
 
-  /// Rounds x, and for kernels that count the blocks that divide k, clears the counters: where the workspace has them.
+  /// Rounds x into the workspace if it is fp32.
   void round_x(StreamRef stream) const {
     if (arguments_.x.dtype == NIBBLE_F32) round_rows(arguments_.x, reinterpret_cast<Half*>(workspace_), stream);
   }
+  /// Clears the counters of blocks that divide k if the workspace has them. Not every kernel uses counters.
   void clear_counters(StreamRef stream) const {
     if (arguments_.counter_bytes > 0) clear_memory(counters(), arguments_.counter_bytes, stream);
   }

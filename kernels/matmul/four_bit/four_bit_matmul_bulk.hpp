@@ -13,6 +13,9 @@
 //   tiles     of n; a weight's clusters take them in turn, and the copiers are ahead by the stages that are free
 //   sums      of the warps that divide k: 8 rows at a time, through shared memory, in order of k
 //   totals    of the blocks that divide k: each row goes to one block of the cluster, which adds them in order of k
+//
+// It is one file because its parts share one layout of shared memory and the mbarriers in it: what copiers fill, warps
+// read, and what warps put, blocks add.
 #pragma once
 #include "kernels/device/device.hpp"
 #include "kernels/four_bit_weight.hpp"

@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -124,17 +122,8 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, DevicesOfAnySizeGiveTheSameBytes) {
   }
 }
 
-// Whether a product on a device with these options is this kernel's. Another kernel's is right, too.
-bool is_fed_by_bulk_copies(const Shape& shape, Options options = {}) {
-  const Problem problem(shape, 30);
-  const Product run(problem);
-  options.record_sites = true;
-  const device::simulator::ScopedOptions scope(options);
-  test::expect_values(problem, run.product());
-  const auto& sites = scope.sites();
-  return std::any_of(sites.begin(), sites.end(), [](const device::simulator::Site& site) {
-    return device::simulator::where(site).find("four_bit_matmul_bulk") != std::string::npos;
-  });
+bool is_fed_by_bulk_copies(const Shape& shape, const Options& options = {}) {
+  return test::is_multiplied_in("four_bit_matmul_bulk", shape, options);
 }
 
 NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, DevicesWithoutRoomForAClusterUseAnotherKernel) {

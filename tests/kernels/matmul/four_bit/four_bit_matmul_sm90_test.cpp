@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <string>
 #include <vector>
 
 #include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
@@ -122,16 +120,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, DevicesOfAnySizeGiveTheSameBytes) {
 // What it does not fit: fewer rows, experts, codes that TMA cannot copy, a weight of no rows beside one that has some.
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, OtherwiseTheOtherKernel) {
   const auto multiplies_by_wgmma = [](const Shape& shape) {
-    const Problem problem(shape, 30);
-    const Product run(problem);
-    Options options;
-    options.record_sites = true;
-    const device::simulator::ScopedOptions scope(options);
-    test::expect_values(problem, run.product());
-    const auto& sites = scope.sites();
-    return std::any_of(sites.begin(), sites.end(), [](const device::simulator::Site& site) {
-      return device::simulator::where(site).find("four_bit_matmul_sm90") != std::string::npos;
-    });
+    return test::is_multiplied_in("four_bit_matmul_sm90", shape);
   };
   constexpr std::size_t m = four_bit_matmul::min_m_of_sm90;
   EXPECT_TRUE(multiplies_by_wgmma({.m = m, .n = 20, .k = 128}));

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include "kernels/host/matmul/four_bit/four_bit_matmul_tma_launch.hpp"
@@ -65,6 +67,20 @@ template <class Kernel, bool Nested> class TmaItems {
   Problem problem_;
   Product product_;
 };
+
+/// Whether the library multiplies in that file's kernel, on a device with these options. Another kernel's result has to
+/// be right, too.
+inline bool is_multiplied_in(const char* file, const Shape& shape, nibble::test::Options options = {}) {
+  const Problem problem(shape, 30);
+  const Product run(problem);
+  options.record_sites = true;
+  const device::simulator::ScopedOptions scope(options);
+  expect_values(problem, run.product());
+  const auto& sites = scope.sites();
+  return std::any_of(sites.begin(), sites.end(), [&](const device::simulator::Site& site) {
+    return device::simulator::where(site).find(file) != std::string::npos;
+  });
+}
 
 /// Each synchronization is needed for one of the two.
 template <class Items> void expect_all_needed(const Items& one, const Items& other) {
