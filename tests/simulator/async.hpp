@@ -103,6 +103,10 @@ inline void mbar_arrive_cluster(ClusterShared<u64> mbarrier, Site site = Site::c
   mbarrier.checked(site);
   mbarrier.block().arrive(*simulator::current, mbarrier.offset(), 0, site);
 }
+/// For what the thread has read. The simulator does not tell it from the other.
+inline void mbar_arrive_cluster_after_reads(ClusterShared<u64> mbarrier, Site site = Site::current()) {
+  mbar_arrive_cluster(mbarrier, site);
+}
 
 // -- Copies by the asynchronous proxy
 

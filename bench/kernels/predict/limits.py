@@ -209,11 +209,6 @@ def predicted_any(plan):
             for clock in CLOCKS]  # fmt: skip
 
 
-def wgmma_times(plan):
-    """(at least, at most): the plan's estimate, in clocks."""
-    return [plan["wgmma"]["clocks"] / clock for clock in CLOCKS]
-
-
 def bf16_time(plan, gpu):
     """Of a product with a bf16 weight, at best: the bytes of all three matrices, or the arithmetic."""
     n, k, m = plan["n"], plan["k"], plan["m"]

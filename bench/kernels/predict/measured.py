@@ -19,7 +19,7 @@ def measured_lines(folder=RESULTS):
             if line.get("kind") == "device":
                 gpu = next((one for one in GPUS if one in line["gpu"]), None)
             elif gpu and name and "error" not in line and (name.startswith("many-rows/") or not has_variants):
-                key = gpu, re.sub(r"^(many-rows/.*/(mma|wgmma))\d+/splits\d+$", r"\1", name)
+                key = gpu, re.sub(r"^(many-rows/[^/]*/[^/]*/(mma|wgmma))\d.*$", r"\1", name)
                 if key not in lines or line.get("median", 0) < lines[key].get("median", 0):
                     lines[key] = line
     return lines

@@ -85,10 +85,11 @@ void print_four_bit(const Shape& shape) {
     Json line = with_four_bit(line_of("matmul", shape.text(), shape.n, shape.k, m), {shape.n}, shape.k, m, shape.run());
     if (shape.run() == 64 && m > 32) {
       const four_bit::Sm90Config config = four_bit::sm90_config_for(m, shape.n, shape.k);
-      line["wgmma"] = {{"rows", config.rows},
-                       {"tiles", ceil_div(shape.n, four_bit::sm90_block_n) * ceil_div<u64>(m, config.rows)},
+      line["wgmma"] = {{"rows", config.tile.rows},
+                       {"tile_n", config.tile_n},
+                       {"items", ceil_div<u64>(shape.n, config.tile_n) * ceil_div<u64>(m, config.tile.rows)},
                        {"splits", config.splits},
-                       {"clocks", config.cost}};
+                       {"us", 1e-3 * static_cast<double>(config.cost)}};
     }
     line["by_wgmma"] = shape.run() == 64 && m >= four_bit::min_m_of_sm90;
     line["by_library"] = m >= four_bit::min_library_m;

@@ -16,7 +16,7 @@ import sys
 
 import limits
 import results
-from limits import READ, Limits, bf16_time, library_time, predicted_any, weight_bytes, wgmma_times
+from limits import READ, Limits, bf16_time, library_time, predicted_any, weight_bytes
 from measured import GPUS, NOT_MEASURED, measured_lines
 
 USUAL = ("28672x8192", "14336x4096", "4096x4096")
@@ -169,20 +169,20 @@ class Tables:
 
     def many_rows(self):
         """The kernel for mma.sync and the one for wgmma, for the m that bench_tune measures, on an H100."""
-        text = head(["n x k", "m", "wgmma: rows, items x splits", "wgmma, predicted, µs", "mma.sync, predicted, µs",
+        text = head(["n x k", "m", "wgmma: tile of m x n, items x splits", "wgmma, estimate, µs", "mma.sync, predicted, µs",
                      "bf16, µs", "the plan takes", "wgmma, measured", "mma.sync, measured"], (0, 2, 6))  # fmt: skip
         shape = None
         for plan in self.many:
             if plan["m"] > 256:
                 continue
-            wgmma, times = plan["wgmma"], wgmma_times(plan)
+            wgmma = plan["wgmma"]
             (low, _), (high, _) = self.predicted(plan, "H100")
             own = "wgmma" if plan["by_wgmma"] else "mma"  # in the speed table
             measured = [self.measured_text("H100", f"many-rows/{plan['shape']}/m{plan['m']}/{kernel}",
                                            *[measured_name(plan)] * (kernel == own))
                         for kernel in ("wgmma", "mma")]  # fmt: skip
             text += row(shape_text(plan) if plan["shape"] != shape else "", str(plan["m"]),
-                        f"{wgmma['rows']}, {wgmma['tiles']} x {wgmma['splits']}", between(*times), between(low, high),
+                        f"{wgmma['rows']} x {wgmma['tile_n']}, {wgmma['items']} x {wgmma['splits']}", us(wgmma["us"]), between(low, high),
                         us(bf16_time(plan, "H100")), {"mma": "mma.sync"}.get(own, own),
                         *measured)  # fmt: skip
             shape = plan["shape"]
@@ -190,7 +190,7 @@ class Tables:
 
     def library(self):
         """From 512 rows on, on an H100."""
-        text = head(["n x k", "m", "mma.sync, predicted, µs", "wgmma, predicted, µs", "library, predicted, µs",
+        text = head(["n x k", "m", "mma.sync, predicted, µs", "wgmma, estimate, µs", "library, predicted, µs",
                      "measured, wgmma", "measured, library"], (0,))  # fmt: skip
         shape = None
         for plan in self.many:
@@ -199,7 +199,7 @@ class Tables:
             (low, _), (high, _) = self.predicted(plan, "H100")
             name = f"library/bf16/nf4-nested/{plan['shape']}/m{plan['m']}"
             text += row(shape_text(plan) if plan["shape"] != shape else "", str(plan["m"]), between(low, high),
-                        between(*wgmma_times(plan)), us(library_time(plan, "H100")),
+                        us(plan["wgmma"]["us"]), us(library_time(plan, "H100")),
                         *(self.measured_text("H100", f"{name}/nibble-{way}") for way in ("fused", "library")))  # fmt: skip
             shape = plan["shape"]
         return text

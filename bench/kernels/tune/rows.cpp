@@ -22,38 +22,53 @@ constexpr double seconds_of_a_case = 30.0 / static_cast<double>(std::size(shapes
 
 /// A launch, and how its line names it.
 struct Candidate {
-  std::string kernel;
-  std::uint32_t rows, splits;  // rows of x at a time
-  bool is_default;             // the plan's own for this kernel
+  std::string kernel, variant;
+  u64 rows;  // of x at a time
+  std::uint32_t splits;
+  bool is_default;  // the plan's own for this kernel
   std::function<void(const TunedCall&, cudaStream_t)> launch;
 };
 
+void add_mma(std::vector<Candidate>& to, const TunedKernels& kernels, const Shape& shape, u64 m) {
+  const plan::LaunchConfig config = plan::config_for(m, shape.n, shape.k, true);
+  const auto kernel = std::find_if(kernels.begin(), kernels.end(),
+                                   [&](const TunedKernel& one) { return one.tile == config.tile && !one.keeps_x; });
+  if (kernel == kernels.end()) throw std::runtime_error("the library's tile is not compiled");
+  const u64 groups = plan::groups_of(config.tile, m, shape.n),
+            steps = device::ceil_div(shape.k, u64{config.tile.block_k()});
+  std::vector<std::uint32_t> all_splits{config.splits};
+  for (const u64 one : tuned_splits)
+    if (one != config.splits && one <= steps && (one == 1 || groups <= plan::max_groups))
+      all_splits.push_back(static_cast<std::uint32_t>(one));
+  for (const std::uint32_t splits : all_splits)
+    to.push_back({"mma", "", config.tile.max_m(), splits, splits == config.splits,
+                  [launch = kernel->launch, variant = Variant{.tile = config.tile, .splits = splits}](
+                      const TunedCall& call, cudaStream_t stream) { launch(call, variant, stream); }});
+}
+
+void add_wgmma(std::vector<Candidate>& to, const Shape& shape, u64 m) {
+  const plan::Sm90Config own = plan::sm90_config_for(m, shape.n, shape.k);
+  for (const ManyRowsKernel& kernel : many_rows_kernels()) {
+    const auto& tile = kernel.tile;
+    for (std::uint32_t tile_n = tile.block_n(); tile_n > 0 && 2 * tile_n >= tile.block_n(); tile_n -= 64)
+      for (std::uint32_t splits = 1; splits <= 8 && splits * tile.step_k <= shape.k; splits *= 2) {
+        const u64 items = device::ceil_div(shape.n, u64{tile_n}) * device::ceil_div(m, u64{tile.rows});
+        if (splits > 1 && items * splits > u64{2 * 132}) break;  // more than two turns of an H100
+        const std::string variant = "x" + std::to_string(tile.n_warpgroups) + "x" + std::to_string(tile.k_warpgroups) +
+                                    "/n" + std::to_string(tile_n);
+        to.push_back({"wgmma", variant, tile.rows, splits,
+                      tile == own.tile && tile_n == own.tile_n && splits == own.splits,
+                      [launch = kernel.launch, tile_n, splits](const TunedCall& call, cudaStream_t stream) {
+                        launch(call, tile_n, splits, stream);
+                      }});
+      }
+  }
+}
+
 std::vector<Candidate> candidates(const TunedKernels& mma, const Shape& shape, u64 m) {
   std::vector<Candidate> all;
-  const auto splits_of = [&](u64 block_n, u64 rows, u64 block_k, std::uint32_t own) {
-    const u64 groups = device::ceil_div(shape.n, block_n) * device::ceil_div(m, rows);
-    std::vector<std::uint32_t> splits{own};
-    for (const u64 one : tuned_splits)
-      if (one != own && one <= device::ceil_div(shape.k, block_k) && (one == 1 || groups <= plan::max_groups))
-        splits.push_back(static_cast<std::uint32_t>(one));
-    return splits;
-  };
-  const plan::LaunchConfig config = plan::config_for(m, shape.n, shape.k, true);
-  const auto kernel = std::find_if(mma.begin(), mma.end(),
-                                   [&](const TunedKernel& one) { return one.tile == config.tile && !one.keeps_x; });
-  if (kernel == mma.end()) throw std::runtime_error("the library's tile is not compiled");
-  for (const std::uint32_t splits :
-       splits_of(config.tile.block_n(), config.tile.max_m(), config.tile.block_k(), config.splits))
-    all.push_back({"mma", config.tile.max_m(), splits, splits == config.splits,
-                   [launch = kernel->launch, variant = Variant{.tile = config.tile, .splits = splits}](
-                       const TunedCall& call, cudaStream_t stream) { launch(call, variant, stream); }});
-  const plan::Sm90Config own = plan::sm90_config_for(m, shape.n, shape.k);
-  for (const ManyRowsKernel& wgmma : many_rows_kernels())
-    for (const std::uint32_t splits : splits_of(128, wgmma.rows, 256, own.splits))
-      all.push_back({"wgmma", wgmma.rows, splits, wgmma.rows == own.rows && splits == own.splits,
-                     [launch = wgmma.launch, splits](const TunedCall& call, cudaStream_t stream) {
-                       launch(call, splits, stream);
-                     }});
+  add_mma(all, mma, shape, m);
+  add_wgmma(all, shape, m);
   return all;
 }
 
@@ -62,7 +77,7 @@ void run_case(Report& report, const TunedKernels& mma, const Shape& shape, u64 m
   TunedProduct<FourBit> product(shape, m, weights);
   const auto name_of = [&](const Candidate& one) {
     return "many-rows/" + shape.text() + "/m" + std::to_string(m) + "/" + one.kernel + std::to_string(one.rows) +
-           "/splits" + std::to_string(one.splits);
+           one.variant + "/splits" + std::to_string(one.splits);
   };
   const auto launch = [&](const Candidate& one, std::size_t copy, cudaStream_t stream) {
     one.launch(product.call<TunedCall>(copy, codebook), stream);

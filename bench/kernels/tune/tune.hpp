@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/matmul/four_bit/four_bit_matmul_bulk_tile.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_sm90_tile.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_tile.hpp"
 #include "nibble/kernels.h"
 
@@ -72,10 +73,11 @@ struct TunedKernel {
   void (*launch)(const TunedCall& call, const Variant& variant, cudaStream_t stream);
 };
 
-/// A kernel for many rows of x at a time; there are none where the device has loaded no code for sm_90a.
+/// A kernel for many rows of x at a time that takes tile_n of n; there are none where the device has loaded no code for
+/// sm_90a.
 struct ManyRowsKernel {
-  std::uint32_t rows;
-  void (*launch)(const TunedCall& call, std::uint32_t splits, cudaStream_t stream);
+  kernels::FourBitMatmulSm90Tile tile;
+  void (*launch)(const TunedCall& call, std::uint32_t tile_n, std::uint32_t splits, cudaStream_t stream);
 };
 std::vector<ManyRowsKernel> many_rows_kernels();
 

@@ -12,7 +12,7 @@ tune_plan.py chooses by them.
 import pathlib
 import sys
 
-from tune_estimates import MIN_LIBRARY_M, MULTIPROCESSORS_TO_FILL, NOT_MEASURED, SM90_COSTS
+from tune_estimates import MIN_LIBRARY_M, MULTIPROCESSORS_TO_FILL, NOT_MEASURED
 from tune_plan import DEFAULT_LOOP, ROWS, ROWS_OF_SHORT_RUNS, plan_of
 from tune_results import Int8Tile, by, read_results
 
@@ -110,7 +110,7 @@ inline constexpr std::array<Choice, {len(plan.choices)}> choices{{{{
 inline constexpr std::array<Choice, {len(plan.choices_of_short_runs)}> choices_of_short_runs{{{{
 {newline.join(choice_text(tile, loop) for tile, loop in plan.choices_of_short_runs)}
 }}}};
-{SM90_COSTS}
+
 /// From so many rows of x on, the weight is dequantized and a library multiplies (docs/four-bit-matmul.md).
 ///
 /// {NOT_MEASURED}.

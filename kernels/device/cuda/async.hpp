@@ -118,6 +118,10 @@ NIBBLE_DEVICE void st_cluster([[maybe_unused]] ClusterShared<T> at, [[maybe_unus
 NIBBLE_DEVICE void mbar_arrive_cluster([[maybe_unused]] ClusterShared<u64> mbarrier) {
   NIBBLE_SM90("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mbarrier.address()) : "memory");
 }
+/// The same after what this thread has read, but not for what it wrote: others may write there once they have waited.
+NIBBLE_DEVICE void mbar_arrive_cluster_after_reads([[maybe_unused]] ClusterShared<u64> mbarrier) {
+  NIBBLE_SM90("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(mbarrier.address()) : "memory");
+}
 
 // -- Copies by the asynchronous proxy
 

@@ -43,15 +43,6 @@ inline constexpr std::array<Choice, 6> choices_of_short_runs{{
     {{.m_tiles = 4, .n_warps = 4, .k_warps = 2, .run = 8}, 9, 64},
 }};
 
-/// An estimate, not measured.
-inline constexpr Sm90Costs sm90_costs{
-    .clocks_of_a_step = 960,
-    .clocks_of_a_row = 12,
-    .clocks_of_an_item = 2'500,
-    .clocks_of_adding = 2'000,
-    .bytes_in_a_clock = 24,
-};
-
 /// From so many rows of x on, the weight is dequantized and a library multiplies (docs/four-bit-matmul.md).
 ///
 /// An estimate, not measured.

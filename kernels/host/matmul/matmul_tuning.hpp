@@ -26,15 +26,6 @@ namespace four_bit_matmul {
 using Tile = FourBitMatmulTile;
 using Choice = TileChoice<Tile>;
 
-/// What FourBitMatmulSm90 is taken to cost, in clocks of a multiprocessor (docs/four-bit-matmul.md).
-struct Sm90Costs {
-  u64 clocks_of_a_step;   // of shared memory, whatever the rows of x are ...
-  u64 clocks_of_a_row;    // ... and so many more for each
-  u64 clocks_of_an_item;  // the first codes and x; the sums
-  u64 clocks_of_adding;   // all wait for the last block of each tile
-  u64 bytes_in_a_clock;   // of partial sums, from the L2 cache
-};
-
 /// How a device runs a configuration: nothing here changes the order of additions.
 struct DeviceTuning {
   u32 capability;          // as in sm_90

@@ -1,19 +1,19 @@
-// y [m, n] = x [m, k] * transposed(weight [n, k]) for more rows of x than four_bit_matmul.hpp takes at a time: wgmma,
-// with the weight in registers. For sm_90a.
+// y [m, n] = x [m, k] * transposed(weight [n, k]) for more rows of x than four_bit_matmul_bulk.hpp takes: wgmma, with
+// the weight in registers. For sm_90a.
 //
-// Bound: shared memory, 3 * Rows + 240 clocks for 128 x 64 weights, where the tensor cores need 4 * Rows.
-// docs/four-bit-matmul.md compares both with mma.sync.
+// The arithmetic is that of the other kernels: a table of pairs makes two weights of a byte, the tensor cores multiply
+// them, and absmax multiplies the sums of each 64 of k. A warpgroup has 64 of n, so that what it reads of x meets twice
+// as many weights as in a warp of the other kernels. It decodes, multiplies and adds in turn; meanwhile the other
+// warpgroups use what it does not.
 //
-// The arithmetic is that of the other kernel: a table of pairs makes two weights of a byte, the tensor cores multiply
-// them, and absmax multiplies the sums of each 64 of k. A warpgroup has 64 of n, so each x in shared memory meets twice
-// as many weights as in a warp of the other kernel.
-//
-//   block     two warpgroups, each with 64 of n, and one that copies, for which a thread is enough: registers are given
-//             to warpgroups
-//   copies    TMA, into two rings: codes in steps of 256 of k, x in groups of 64. They run ahead into the next item
-//   group     four wgmma of 16 of k; while they run, the warpgroup decodes the next group
-//   item      a tile of n, a chunk of m, a split of k; a weight's blocks take them in turn
-//   split     as in the other kernel: the last block to finish adds the sums (split_sums.hpp)
+//   cluster   the blocks that divide k between them, 1 to 8: each has a split of it
+//   block     two to four warpgroups that multiply, n_warpgroups x k_warpgroups of them, and one that copies
+//   copies    TMA, into two rings: codes and absmax in steps of 256 of k, by a warp for each stage, and x in groups of
+//             64, by another warp. They run ahead into the next item
+//   group     64 of k: four wgmma of a warpgroup; those that divide k take groups in turn
+//   item      a tile of n and a chunk of m; a weight's clusters take them in turn
+//   sums      of the warpgroups and blocks that divide k, 32 rows of y at a time: each row is added by one block of the
+//             cluster, in order of k
 #pragma once
 #include <type_traits>
 
@@ -21,103 +21,153 @@
 #include "kernels/four_bit_weight.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_ring.hpp"
-#include "kernels/matmul/four_bit/four_bit_matmul_sm90_lane.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_sm90_tile.hpp"
 #include "kernels/matmul/four_bit/four_bit_pair_table.hpp"
-#include "kernels/matmul/split_sums.hpp"
 
 namespace nibble::kernels {
 using namespace device;
 
-/// For the weights of FourBitMatmul, but packed is aligned to 16 bytes, and there are no experts. Rows of x at a time:
-/// 64, 96 or 128.
+/// For the weights of FourBitMatmul with runs of 64, but packed is aligned to 16 bytes, and there are no experts.
 ///
-/// Grid: as of FourBitMatmul, without experts. A map has the codes of each weight, as
-/// bytes [n, k / 2], and `x_map` has x [m, k].
-template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
+/// Grid: as of FourBitMatmul, without experts, in clusters of 2^log2_splits blocks, at most 8 and at most the steps of
+/// k. A map has the codes of each weight, as bytes [n, k / 2], in boxes of tile_n rows, and `x_map` has x [m, k].
+template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMatmulSm90 {
   static constexpr bool needs_sm90a = true;
-  static constexpr u32 consumers = 256, threads = consumers + 128, min_blocks = 1, max_weights = 4;
-  static constexpr u32 max_m = Rows, block_n = 128, step_groups = 4;  // of 64 along k
-  static constexpr u32 code_stages = 4, x_stages = Rows == 128 ? 6 : 8, codes_ahead = 2;
-  static_assert(Rows == 64 || Rows == 96 || Rows == 128);
+  static constexpr u32 consumers = Tile.threads(), threads = consumers + 128, min_blocks = 1, max_weights = 4;
+  static constexpr u32 Rows = Tile.rows, max_m = Rows, block_n = Tile.block_n(), step_groups = 4;  // of 64 along k
+  static constexpr u32 n_groups = Tile.n_warpgroups, k_groups = Tile.k_warpgroups;
+  static constexpr u32 warps = consumers / 32, consumer_registers = Tile.consumer_registers();
+  static constexpr u32 copier_registers = Tile.copier_registers();
 
-  // What TMA copies of a row at a time; of block_n or Rows rows.
+  // What TMA copies of a row at a time; of tile_n or Rows rows.
   static constexpr u32 codes_box_bytes = 32 * step_groups, x_box_columns = 64;
   static constexpr u32 codes_bytes = codes_box_bytes * block_n, x_bytes = 128 * Rows;
+  static constexpr u32 scale_row = step_groups + 1;  // from row to row: what lanes read at a time is in different banks
+  static constexpr u32 scales_bytes = 4 * scale_row * block_n;
+  static constexpr u32 code_stages = 3, x_stages = Rows == 128  ? 3
+                                                   : Rows == 96 ? 4
+                                                   : Rows == 64 ? (k_groups == 2 ? 6 : 5)
+                                                                : 8;
+  // Each stage of x is always of the same warpgroups: others might miss that it was filled twice.
+  static_assert(x_stages % k_groups == 0);
 
-  using Table = FourBitPairTable<Half, PairTableGaps::for_nested>;
-  static constexpr u32 first_codes = Table::bytes, first_x = first_codes + code_stages * codes_bytes;
-  static constexpr u32 first_mbarrier = first_x + x_stages * x_bytes;
-  static constexpr u32 shared_bytes = first_mbarrier + 16 * (code_stages + x_stages) + 1024;  // 1024 to align tiles
+  // Shared memory: x and all that is small, the table of pairs, whose gaps have the totals, and the codes.
+  using Table = FourBitAlignedPairTable<Half>;
+  static constexpr u32 table_offset = Table::alignment, first_codes = table_offset + Table::bytes;
+  static constexpr u32 first_scale = x_stages * x_bytes, first_nested = first_scale + code_stages * scales_bytes;
+  static constexpr u32 first_mbarrier = first_nested + 4 * 256;
+  static_assert(1024 + first_mbarrier + 8 * (2 * code_stages + 2 * x_stages + 2) <= table_offset);
+  static constexpr u32 shared_bytes = first_codes + code_stages * codes_bytes;
   NIBBLE_DEVICE_AND_HOST static constexpr u32 max_block_shared_bytes() { return shared_bytes; }
   static_assert(shared_bytes <= 227 << 10);
 
+  // What a block needs first is side by side: a multiprocessor loads arguments when they are used, 64 bytes at a time.
+  u32 m, groups, log2_splits;                     // groups of 64 along k
+  u32 tile_n;                                     // of n in a tile: a multiple of 64, at most block_n
+  u32 tiles[max_weights], clusters[max_weights];  // tiles times chunks of m
   FourBitProduct<Half> product[max_weights];
   TensorMap codes_map[max_weights], x_map;
-  u32 m;
-  SplitSums sums;
 
   NIBBLE_DEVICE void operator()() const {
-    const Memory memory(dynamic_shared_aligned(1024));
+    // A grid has as many blocks for each weight as one with more items needs. These need not wait for the kernel
+    // before: the launch ends with its other blocks, which do.
+    if (first_item() >= own_items()) return;
+    const Memory memory{};
     const Table table(memory.table);
-    const bool copies = thread_id() >= consumers, is_copier = thread_id() == consumers;
-    const Lane lane;
-    Copier copier{first_position(), {}};
-    Scales next = {};
+    const bool copies = thread_id() >= consumers;
+    const u32 copier = warp_id() - warps;  // of those that copy; the last one copies x
+    Position first = {};
+    Absmax absmax = {};
     float offset = 0;
-    if (is_copier) {
-      memory.init();
-      // Codes do not depend on the kernel before.
-      NIBBLE_UNROLL for (u32 i = 0; i < codes_ahead; ++i) copy_codes(memory, copier);
-    }
-    if (!copies) {
-      const FourBitOperand& weight = product[block_z()].weight;
-      load_scales(next, scale_source_of(block_x(), lane), first_position(), lane);
-      float nested_value = 0;
-      if constexpr (Nested) {
-        nested_value = ldg(weight.absmax.nested_codebook + thread_id());
-        offset = ldg(weight.absmax.nested_offset);
-      }
-      table.template fill<Nested>(weight.value, nested_value);
-    }
-    dependency_wait();  // an earlier kernel may have written x
-    dependency_launch();
-    sync_threads();  // the mbarriers and the table are there
+    // None of this depends on the kernel before.
     if (copies) {
-      setmaxnreg_dec<40>();
-      if (is_copier) copy_all(memory, copier);
+      if (copier < code_stages) {
+        first = ahead(start_of(first_item()), copier);
+        if (lane_id() == 0) {
+          memory.init_codes(copier);
+          if (first.item < own_items()) copy_codes(memory, copier, first);
+        }
+        if (first.item < own_items()) load_absmax(absmax, first, 0);
+        if constexpr (Nested) offset = ldg(product[block_z()].weight.absmax.nested_offset);
+      } else if (lane_id() == 0) {
+        memory.init_x(log2_splits);
+      }
+    } else if (thread_id() < 256) {
+      const FourBitOperand& weight = product[block_z()].weight;
+      table.fill(weight.value);
+      if constexpr (Nested) sts(memory.nested + thread_id(), ldg(weight.absmax.nested_codebook + thread_id()));
+    }
+    if (log2_splits > 0) cluster_arrive_relaxed();  // the mbarriers are there
+    sync_threads();                                 // the other mbarriers and the table are there
+    dependency_wait();                              // an earlier kernel may have written x
+    dependency_launch();
+    if (copies) {
+      setmaxnreg_dec<copier_registers>();
+      if (copier < code_stages)
+        copy_all_codes(memory, copier, first, absmax, offset);
+      else if (lane_id() == 0)
+        copy_all_x(memory);
     } else {
-      setmaxnreg_inc<232>();
-      multiply_all(memory, table, next, offset, lane);
+      setmaxnreg_inc<consumer_registers>();
+      multiply_all(memory, table);
     }
   }
 
  private:
-  using Lane = FourBitMatmulSm90Lane;
   using Fragments = u32[4][4];  // of a group: four of 16 along k
   using Sums = float[Rows / 2];
 
+  struct Lane {
+    u32 id = lane_id(), g = lane_id() / 4, q = lane_id() % 4;
+    // Of its warpgroup.
+    [[nodiscard]] NIBBLE_DEVICE u32 n_group() const { return warp_id() / 4 % n_groups; }
+    [[nodiscard]] NIBBLE_DEVICE u32 k_group() const { return k_groups == 1 ? 0 : warp_id() / 4 / n_groups; }
+    /// Its first row of the block's n; the second is 8 more.
+    [[nodiscard]] NIBBLE_DEVICE u32 row() const { return 16 * (warp_id() % (4 * n_groups)) + g; }
+  };
+
   struct Memory {
-    Shared<u8> table, codes, x;
+    Shared<u8> all, table, codes, x;
+    Shared<float> scales, nested;  // nested: the codebook of nested absmax
     Shared<u64> codes_full, codes_empty, x_full, x_empty;
+    Shared<u64> sent, taken;  // for all warps of the cluster: totals were put there, and read
 
-    NIBBLE_DEVICE explicit Memory(Shared<u8> all)
-        : table(all.part(0, Table::bytes)),
-          codes(all.part(first_codes, first_x - first_codes)),
-          x(all.part(first_x, first_mbarrier - first_x)),
-          codes_full(all.part(first_mbarrier, 8 * code_stages).template as<u64>()),
-          codes_empty(all.part(first_mbarrier + 8 * code_stages, 8 * code_stages).template as<u64>()),
-          x_full(all.part(first_mbarrier + 16 * code_stages, 8 * x_stages).template as<u64>()),
-          x_empty(all.part(first_mbarrier + 16 * code_stages + 8 * x_stages, 8 * x_stages).template as<u64>()) {}
+    // A block's addresses of shared memory begin at a multiple of 2^24, so that the table's is the first multiple of
+    // 64 KiB after them.
+    NIBBLE_DEVICE Memory()
+        : all(dynamic_shared()),
+          table(all.with_address((all.address() | (table_offset - 1)) + 1).part(0, Table::bytes)),
+          codes(all.with_address(table.address() + Table::bytes).part(0, code_stages * codes_bytes)) {
+      const Shared<u8> lower = all.with_address(opaque(dynamic_shared_aligned(1024).address()));
+      x = lower.part(0, x_stages * x_bytes);
+      scales = lower.part(first_scale, code_stages * scales_bytes).template as<float>();
+      nested = lower.part(first_nested, 4 * 256).template as<float>();
+      u32 at = first_mbarrier;
+      const auto mbarriers = [&](u32 count) {
+        const Shared<u64> some = lower.part(at, 8 * count).template as<u64>();
+        at += 8 * count;
+        return some;
+      };
+      codes_full = mbarriers(code_stages);
+      codes_empty = mbarriers(code_stages);
+      x_full = mbarriers(x_stages);
+      x_empty = mbarriers(x_stages);
+      sent = mbarriers(1);
+      taken = mbarriers(1);
+    }
 
-    NIBBLE_DEVICE void init() const {
-      NIBBLE_UNROLL for (u32 i = 0; i < code_stages; ++i) {
-        mbar_init(codes_full + i, 1);
-        mbar_init(codes_empty + i, consumers / 32);
-      }
+    NIBBLE_DEVICE void init_codes(u32 stage) const {
+      mbar_init(codes_full + stage, 2);  // that the copy has started, and that absmax is there
+      mbar_init(codes_empty + stage, warps);
+      mbar_init_fence();
+    }
+    NIBBLE_DEVICE void init_x(u32 log2_splits) const {
       NIBBLE_UNROLL for (u32 i = 0; i < x_stages; ++i) {
         mbar_init(x_full + i, 1);
-        mbar_init(x_empty + i, consumers / 32);
+        mbar_init(x_empty + i, warps / k_groups);
       }
+      mbar_init(sent, 1 << log2_splits);
+      mbar_init(taken, warps << log2_splits);
       mbar_init_fence();
     }
   };
@@ -125,56 +175,45 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
   // -- What a block does, item by item and step by step
 
   struct Position {
-    u32 item, step, end;  // ((tile of n) * chunks + (chunk of m)) * splits + (split of k); steps from 0 on
+    u32 item, step, end;  // (tile of n) * chunks + (chunk of m); steps from 0 on
   };
 
-  [[nodiscard]] NIBBLE_DEVICE u32 groups() const { return static_cast<u32>(product[0].weight.k) / 64; }
-  [[nodiscard]] NIBBLE_DEVICE u32 steps() const { return ceil_div(groups(), step_groups); }
+  // A block's number in its cluster.
+  [[nodiscard]] NIBBLE_DEVICE u32 split() const { return block_x() & ((1 << log2_splits) - 1); }
+  [[nodiscard]] NIBBLE_DEVICE u32 steps() const { return ceil_div(groups, step_groups); }
   [[nodiscard]] NIBBLE_DEVICE u32 chunks() const { return ceil_div(m, Rows); }
-  [[nodiscard]] NIBBLE_DEVICE u32 items() const {
-    return static_cast<u32>(ceil_div<i64>(product[block_z()].weight.n, block_n)) * chunks() * sums.splits;
+  [[nodiscard]] NIBBLE_DEVICE u32 chunk_of(u32 item) const { return item % chunks(); }
+  [[nodiscard]] NIBBLE_DEVICE u32 tile_of(u32 item) const { return item / chunks(); }
+  [[nodiscard]] NIBBLE_DEVICE u32 own_items() const { return tiles[block_z()]; }
+  // Of the block's cluster. Surplus clusters start past the last item.
+  [[nodiscard]] NIBBLE_DEVICE u32 first_item() const {
+    const u32 cluster = block_x() >> log2_splits;
+    return cluster < clusters[block_z()] ? cluster : own_items();
   }
-  [[nodiscard]] NIBBLE_DEVICE u32 chunk_of(u32 item) const { return item / sums.splits % chunks(); }
-  [[nodiscard]] NIBBLE_DEVICE u32 tile_of(u32 item) const { return item / sums.splits / chunks(); }
-  [[nodiscard]] NIBBLE_DEVICE Position position_of(u32 item) const {
-    const u32 split = item % sums.splits;
-    return {item, steps() * split / sums.splits, steps() * (split + 1) / sums.splits};
-  }
-  // A block that the weight has not is past the last item.
-  [[nodiscard]] NIBBLE_DEVICE Position first_position() const {
-    return position_of(block_x() < product[block_z()].blocks ? block_x() : items());
+  [[nodiscard]] NIBBLE_DEVICE u32 item_after(u32 item) const { return item + clusters[block_z()]; }
+  [[nodiscard]] NIBBLE_DEVICE Position start_of(u32 item) const {
+    return {item, steps() * split() >> log2_splits, steps() * (split() + 1) >> log2_splits};
   }
   [[nodiscard]] NIBBLE_DEVICE Position after(Position at) const {
-    return ++at.step < at.end ? at : position_of(at.item + product[block_z()].blocks);
+    return ++at.step < at.end ? at : start_of(item_after(at.item));
+  }
+  [[nodiscard]] NIBBLE_DEVICE Position ahead(Position at, u32 steps) const {
+    for (u32 i = 0; i < steps && at.item < own_items(); ++i) at = after(at);
+    return at;
   }
   [[nodiscard]] NIBBLE_DEVICE u32 groups_of(const Position& at) const {
-    const u32 left = groups() - step_groups * at.step;
+    const u32 left = groups - step_groups * at.step;
     return left < step_groups ? left : step_groups;
   }
 
-  // -- Copies, by one thread
+  // -- Copies of x, by one thread
 
-  struct Copier {
-    Position at;  // of the next codes; x comes codes_ahead steps later
-    FourBitMatmulRing<code_stages> ring;
-  };
-
-  NIBBLE_DEVICE void copy_codes(const Memory& memory, Copier& copier) const {
-    if (copier.at.item >= items()) return;
-    const u32 stage = copier.ring.stage;
-    mbar_wait(memory.codes_empty + stage, copier.ring.parity ^ 1);
-    mbar_expect_tx_arrive(memory.codes_full + stage, codes_bytes);
-    tma_load_2d(memory.codes.part(stage * codes_bytes, codes_bytes), codes_map[block_z()],
-                static_cast<i32>(copier.at.step * codes_box_bytes), static_cast<i32>(tile_of(copier.at.item) * block_n),
-                memory.codes_full + stage);
-    copier.ring.advance();
-    copier.at = after(copier.at);
-  }
-
-  NIBBLE_DEVICE void copy_all(const Memory& memory, Copier& copier) const {
+  NIBBLE_DEVICE void copy_all_x(const Memory& memory) const {
     FourBitMatmulRing<x_stages> ring;
-    for (Position at = first_position(); at.item < items(); at = after(at)) {
-      for (u32 i = 0; i < groups_of(at); ++i) {
+    for (Position at = start_of(first_item()); at.item < own_items(); at = after(at)) {
+      // As many for each of the warpgroups that divide k: those past the end of k are zeros, and nobody multiplies
+      // them.
+      for (u32 i = 0; i < ceil_div(groups_of(at), k_groups) * k_groups; ++i) {
         mbar_wait(memory.x_empty + ring.stage, ring.parity ^ 1);
         mbar_expect_tx_arrive(memory.x_full + ring.stage, x_bytes);
         tma_load_2d(memory.x.part(ring.stage * x_bytes, x_bytes), x_map,
@@ -182,125 +221,163 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
                     memory.x_full + ring.stage);
         ring.advance();
       }
-      copy_codes(memory, copier);
     }
   }
 
-  // -- absmax: from memory to registers, a step ahead
+  // -- Copies of codes, and absmax: each warp fills its stage with every third step of the block
 
-  // Where a lane finds those of an item: of n = lane.row() and 8 more, in group lane.q of each step.
-  struct ScaleSource {
-    u32 group[2];  // of step 0
-  };
-  struct Scales {
-    u32 code[2];
-    float absmax[2];  // or nested_absmax
-  };
-
-  [[nodiscard]] NIBBLE_DEVICE ScaleSource scale_source_of(u32 item, const Lane& lane) const {
-    const FourBitOperand& weight = product[block_z()].weight;
-    ScaleSource source;
-    NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-      const i64 at_n = i64{tile_of(item)} * block_n + lane.row() + 8 * half;
-      const i64 row = at_n < weight.n ? at_n : weight.n - 1;  // its sums are not stored
-      source.group[half] = static_cast<u32>(weight.first / 64 + row * (weight.stride / 64)) + lane.q;
-    }
-    return source;
+  // By one thread.
+  NIBBLE_DEVICE void copy_codes(const Memory& memory, u32 stage, const Position& at) const {
+    mbar_expect_tx_arrive(memory.codes_full + stage, codes_box_bytes * tile_n);
+    tma_load_2d(memory.codes.part(stage * codes_bytes, codes_box_bytes * tile_n), codes_map[block_z()],
+                static_cast<i32>(at.step * codes_box_bytes), static_cast<i32>(tile_of(at.item) * tile_n),
+                memory.codes_full + stage);
   }
-  NIBBLE_DEVICE void load_scales(Scales& to, const ScaleSource& source, const Position& at, const Lane& lane) const {
-    if (at.item >= items() || lane.q >= groups_of(at)) return;
+
+  // absmax of a step, in parts: each lane decodes 16 of them, and neighbouring lanes those of neighbouring groups. The
+  // first part is loaded while the stage is still full of an earlier step.
+  static constexpr u32 lane_absmax = 16, part_rows = lane_absmax * 32 / step_groups;
+  static constexpr u32 lane_rows = 32 / step_groups;  // of the lanes at a time
+  static_assert(block_n % 64 == 0);
+  struct Absmax {
+    u32 code[lane_absmax];
+    float value[lane_absmax];  // absmax or nested_absmax
+  };
+  NIBBLE_DEVICE void load_absmax(Absmax& to, const Position& at, u32 first_row) const {
     const FourBitOperand& weight = product[block_z()].weight;
-    NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-      const u32 block = (source.group[half] + step_groups * at.step) >> (weight.log2_blocksize - 6);
+    const u32 group = lane_id() % step_groups, last = groups_of(at) - 1, in_step = group < last ? group : last;
+    const u32 first = static_cast<u32>(weight.first / 64) + at.step * step_groups + in_step;
+    const u32 last_row = static_cast<u32>(weight.n) - 1, row_groups = static_cast<u32>(weight.stride / 64);
+    const u32 shift = weight.log2_blocksize - 6;
+    u32 row = tile_of(at.item) * tile_n + first_row + lane_id() / step_groups;
+    NIBBLE_UNROLL for (u32 i = 0; i < lane_absmax; ++i) {
+      // Past the end of n that of the last row: its sums are not stored.
+      const u32 block = (first + (row < last_row ? row : last_row) * row_groups) >> shift;
+      row += lane_rows;
       if constexpr (Nested) {
-        to.code[half] = weight.absmax.code_of(block);
-        to.absmax[half] = weight.absmax.nested_absmax_of(block);
+        to.code[i] = weight.absmax.code_of(block);
+        to.value[i] = weight.absmax.nested_absmax_of(block);
       } else {
-        to.absmax[half] = weight.absmax.plain_of(block);
+        to.value[i] = weight.absmax.plain_of(block);
       }
     }
   }
-  // What lane 4 * g + i has of group i.
-  [[nodiscard]] NIBBLE_DEVICE static float decoded(const Scales& scales, u32 half, const Table& table, float offset) {
-    if constexpr (Nested)
-      return FourBitAbsmax::decoded(table.nested_value_of(scales.code[half]), scales.absmax[half], offset);
-    return scales.absmax[half];
+  NIBBLE_DEVICE static void store_absmax(const Absmax& from, const Memory& memory, u32 stage, u32 first_row,
+                                         float offset) {
+    const u32 row = first_row + lane_id() / step_groups, group = lane_id() % step_groups;
+    const Shared<float> to = memory.scales + (stage * (scales_bytes / 4) + row * scale_row + group);
+    NIBBLE_UNROLL for (u32 i = 0; i < lane_absmax; ++i) {
+      float scale = from.value[i];
+      if constexpr (Nested) scale = FourBitAbsmax::decoded(lds(memory.nested + from.code[i]), scale, offset);
+      if (block_n % part_rows == 0 || row + lane_rows * i < block_n) sts(to + scale_row * lane_rows * i, scale);
+    }
   }
 
-  // -- Products, by two warpgroups
+  // `at` is the first step of the stage, whose codes are being copied, and `absmax` is the first part of its own.
+  NIBBLE_DEVICE void copy_all_codes(const Memory& memory, u32 stage, Position at, Absmax& absmax, float offset) const {
+    u32 parity = 0;  // of the next time that the stage is emptied
+    for (bool is_first = true; at.item < own_items(); is_first = false) {
+      if (!is_first) {
+        mbar_wait(memory.codes_empty + stage, parity);
+        parity ^= 1;
+        if (lane_id() == 0) copy_codes(memory, stage, at);
+      }
+      NIBBLE_NO_UNROLL for (u32 row = 0;;) {
+        store_absmax(absmax, memory, stage, row, offset);
+        row += part_rows;
+        if (row >= tile_n) break;
+        load_absmax(absmax, at, row);
+      }
+      sync_warp();  // all lanes have stored theirs
+      if (lane_id() == 0) mbar_arrive(memory.codes_full + stage);
+      at = ahead(at, code_stages);
+      if (at.item < own_items()) load_absmax(absmax, at, 0);
+    }
+  }
 
-  struct Consumer {
+  // -- Products
+
+  // Where a lane finds its operands in the first stages: addresses. TMA swizzles: piece p of 16 bytes of row r is where
+  // piece p ^ r % 8 would be.
+  struct Source {
+    u32 codes, scale, selector;
+
+    NIBBLE_DEVICE Source(const Memory& memory, const Lane& lane)
+        : codes(in_register(memory.codes.address() + 128 * lane.row() + (16 * lane.g ^ 32 * lane.k_group()))),
+          scale(in_register(memory.scales.address() + 4 * (scale_row * lane.row() + lane.k_group()))),
+          selector(in_register(Table::selector_of(lane.q))) {}
+
+    // A value that passes through a shuffle stays in its register: without that, the compiler calculates it again for
+    // each group.
+    [[nodiscard]] NIBBLE_DEVICE static u32 in_register(u32 value) { return shfl_idx(~0u, value, lane_id()); }
+  };
+
+  NIBBLE_DEVICE void multiply_all(const Memory& memory, const Table& table) const {
+    const Lane lane;
+    const Source source(memory, lane);
+    const bool has_n = 64 * lane.n_group() < tile_n;
     FourBitMatmulRing<code_stages> codes;
     FourBitMatmulRing<x_stages> x;
-  };
-
-  NIBBLE_DEVICE void multiply_all(const Memory& memory, const Table& table, Scales& next, float offset,
-                                  const Lane& lane) const {
-    Consumer ring;
-    ScaleSource source = scale_source_of(block_x(), lane);
-    for (Position at = first_position(); at.item < items();) {
+    x.advance(lane.k_group());
+    u32 round = 0;  // of 32 rows of y
+    for (u32 item = first_item(); item < own_items(); item = item_after(item)) {
       Sums sum = {};
-      const u32 item = at.item;
-      Fragments fragments[2];
-      mbar_wait(memory.codes_full + ring.codes.stage, ring.codes.parity);
-      decode(fragments[0], memory, table, ring, 0, lane);
-      while (at.item == item) {
-        // A warp waits for all loads of the loop at once, so the next must not begin before these have arrived.
-        const Scales now = next;
-        const Position following = after(at);
-        if (following.item != item) source = scale_source_of(following.item, lane);
-        load_scales(next, source, following, lane);
-        multiply(sum, fragments, now, memory, table, ring, groups_of(at), following.item == item, offset, lane);
-        at = following;
-      }
-      finish(sum, item, lane);
-    }
-  }
-
-  // The groups of a step. fragments[0] has the first of them, and afterwards that of the next step if `goes_on`.
-  NIBBLE_DEVICE static void multiply(Sums& sum, Fragments (&fragments)[2], const Scales& now, const Memory& memory,
-                                     const Table& table, Consumer& ring, u32 groups, bool goes_on, float offset,
-                                     const Lane& lane) {
-    const float scale[2] = {decoded(now, 0, table, offset), decoded(now, 1, table, offset)};
-    NIBBLE_UNROLL for (u32 i = 0; i < step_groups; ++i) {
-      if (i >= groups) break;
-      Fragments& own = fragments[i % 2];
-      Fragments& following = fragments[(i + 1) % 2];
-      Sums d;
-      const Shared<u8> x = memory.x + i64{ring.x.stage} * x_bytes;
-      const u64 tile = tile_descriptor(x.address(), 16, 1024, Swizzle::bytes128);
-      mbar_wait(memory.x_full + ring.x.stage, ring.x.parity);
-      wgmma_fence(d, own);
-      NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) wgmma(d, own[f], tile + 2 * f, f > 0);  // 2 * f times 16 bytes
-      wgmma_commit();
-      if (i + 1 == step_groups || i + 1 == groups) {
-        sync_warp();  // all lanes have read the codes of the step
-        if (lane.id == 0) mbar_arrive(memory.codes_empty + ring.codes.stage);
-        ring.codes.advance();
-        if (i + 1 == step_groups && goes_on) {
-          mbar_wait(memory.codes_full + ring.codes.stage, ring.codes.parity);
-          decode(following, memory, table, ring, 0, lane);
+      for (Position at = start_of(item); at.step < at.end; ++at.step) {
+        mbar_wait(memory.codes_full + codes.stage, codes.parity);
+        const u32 own_groups = groups_of(at);
+        NIBBLE_UNROLL for (u32 i = 0; i < step_groups; i += k_groups) {
+          if (i >= own_groups) break;
+          if (has_n && i + lane.k_group() < own_groups)
+            multiply(sum, memory, table, source, codes.stage, x, i);
+          else if (lane.id == 0)
+            mbar_wait(memory.x_full + x.stage, x.parity);  // the stage may be emptied only after it was filled
+          if (lane.id == 0) mbar_arrive(memory.x_empty + x.stage);
+          x.advance(k_groups);
         }
-      } else {
-        decode(following, memory, table, ring, i + 1, lane);
+        sync_warp();  // all lanes have read the codes and absmax of the step
+        if (lane.id == 0) mbar_arrive(memory.codes_empty + codes.stage);
+        codes.advance();
       }
-      const float low = shfl_idx(~0u, scale[0], 4 * lane.g + i), high = shfl_idx(~0u, scale[1], 4 * lane.g + i);
-      wgmma_wait<0>(d, own);
-      if (lane.id == 0) mbar_arrive(memory.x_empty + ring.x.stage);
-      ring.x.advance();
-      NIBBLE_UNROLL for (u32 j = 0; j < Rows / 2; ++j) sum[j] = fma_rn(j / 2 % 2 == 0 ? low : high, d[j], sum[j]);
+      if (k_groups == 1 && log2_splits == 0)
+        store_all(sum, item, has_n, lane);
+      else
+        add_all(sum, item, has_n, memory, table, round, lane);
     }
+    if (log2_splits > 0) wait_for_readers(memory, round - 1);  // the block may not end before
   }
 
-  // The weights of group i of a step.
-  NIBBLE_DEVICE static void decode(Fragments& fragments, const Memory& memory, const Table& table, const Consumer& ring,
-                                   u32 i, const Lane& lane) {
-    const Shared<u8> codes = memory.codes + i64{ring.codes.stage} * codes_bytes;
+  // The warpgroup's group of groups i to i + k_groups of a step.
+  NIBBLE_DEVICE static void multiply(Sums& sum, const Memory& memory, const Table& table, const Source& source,
+                                     u32 stage, const FourBitMatmulRing<x_stages>& x, u32 i) {
+    Fragments fragments;
+    decode(fragments, memory, table, source, stage, i);
+    Sums d;
+    // The upper half of a descriptor is the same for all tiles.
+    constexpr u64 of_all = u64{1024 >> 4} << 32 | u64{1} << 62 | 1 << 16;
+    const u32 tile = (memory.x.address() + x.stage * x_bytes) >> 4;
+    mbar_wait(memory.x_full + x.stage, x.parity);
+    wgmma_fence(d, fragments);
+    NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) wgmma(d, fragments[f], of_all | (tile + 2 * f), f > 0);
+    wgmma_commit();
+    const Shared<float> scales = memory.scales.with_address(source.scale + stage * scales_bytes) + i;
+    const float low = lds(scales), high = lds(scales + 8 * scale_row);
+    wgmma_wait<0>(d, fragments);
+    NIBBLE_UNROLL for (u32 j = 0; j < Rows / 2; ++j) sum[j] = fma_rn(j / 2 % 2 == 0 ? low : high, d[j], sum[j]);
+  }
+
+  // Its weights. Of each four bytes of codes, which are 8 of k, lane q of a quad needs byte q: in a
+  // fragment of wgmma it has the weights 2q and 2q + 1 of each 8. All lanes of a quad load the same 16 bytes.
+  NIBBLE_DEVICE static void decode(Fragments& fragments, const Memory& memory, const Table& table, const Source& source,
+                                   u32 stage, u32 i) {
+    const u32 codes = source.codes + stage * codes_bytes;
     NIBBLE_UNROLL for (u32 half = 0; half < 2; ++half) {
-      const u32x2 words = lane.transposed(lds((codes + lane.code_at(i, half)).template as<u32x2>()));
-      NIBBLE_UNROLL for (u32 f = 0; f < 4; ++f) {
-        fragments[f][half] = table.pair_of(words.x, f);
-        fragments[f][2 + half] = table.pair_of(words.y, f);
+      NIBBLE_UNROLL for (u32 piece = 0; piece < 2; ++piece) {
+        const Shared<u8> from = memory.all.with_address(codes ^ 16 * (2 * i + piece)) + 1024 * half;
+        const u32x4 words = lds(from.template as<u32x4>());
+        fragments[2 * piece][half] = table.selected_pair_of(words.x, source.selector);
+        fragments[2 * piece][2 + half] = table.selected_pair_of(words.y, source.selector);
+        fragments[2 * piece + 1][half] = table.selected_pair_of(words.z, source.selector);
+        fragments[2 * piece + 1][2 + half] = table.selected_pair_of(words.w, source.selector);
       }
     }
   }
@@ -312,39 +389,104 @@ template <class Half, bool Nested, u32 Rows> struct FourBitMatmulSm90 {
       wgmma_f16<Rows>(d, fragment, x, adds);
   }
 
-  // -- The end
+  // -- The end of an item
 
-  NIBBLE_DEVICE void finish(const Sums& sum, u32 item, const Lane& lane) const {
+  /// Where nobody divides k.
+  NIBBLE_DEVICE void store_all(const Sums& sum, u32 item, bool has_n, const Lane& lane) const {
+    if (!has_n) return;
     const FourBitProduct<Half>& own = product[block_z()];
     const u32 first_m = chunk_of(item) * Rows;
-    const i64 first_n = i64{tile_of(item)} * block_n;
-    // Calls body(row of y, n, sum) for each of the lane's sums that exists.
-    const auto for_each = [&](auto&& body) {
+    const i64 first_n = i64{tile_of(item)} * tile_n;
+    const auto store = [&](auto&& body) {
       NIBBLE_UNROLL for (u32 j = 0; j < Rows / 2; ++j) {
-        const u32 at_m = first_m + 8 * (j / 4) + 2 * lane.q + j % 2;
-        const i64 at_n = first_n + lane.row() + 8 * (j / 2 % 2);
+        const u32 at_m = first_m + row_of(j, lane);
+        const i64 at_n = first_n + n_of(j, lane);
         if (at_m < m && at_n < own.weight.n) body(at_m, at_n, sum[j]);
       }
     };
-    if (sums.splits > 1)
-      for_each([&](u32 at_m, i64 at_n, float value) {
-        sums.put(item % sums.splits, own.first_sum + i64{at_m} * own.weight.n + at_n, value);
-      });
-    else if (own.out.is_sum())  // the compiler asks once, not for each value
-      for_each([&](u32 at_m, i64 at_n, float value) { own.out.store_sum(at_m, at_n, value); });
+    if (own.out.is_sum())  // the compiler asks once, not for each value
+      store([&](u32 at_m, i64 at_n, float value) { own.out.store_sum(at_m, at_n, value); });
     else
-      for_each([&](u32 at_m, i64 at_n, float value) { own.out.store(at_m, at_n, value); });
-    if (sums.splits == 1 || !sums.template is_last<consumers>(own.first_group + item / sums.splits)) return;
-    // Value i of the tile: rows of y of block_n values each.
-    const auto m_of = [&](u32 i) { return first_m + i / block_n; };
-    const auto n_of = [&](u32 i) { return first_n + i % block_n; };
-    sums.template for_each_total<consumers>(
-        Rows * block_n,
-        [&](u32 i) {
-          const bool exists = m_of(i) < m && n_of(i) < own.weight.n;
-          return exists ? own.first_sum + i64{m_of(i)} * own.weight.n + n_of(i) : i64{-1};
-        },
-        [&](u32 i, float total) { own.out.store(m_of(i), n_of(i), total); });
+      store([&](u32 at_m, i64 at_n, float value) { own.out.store(at_m, at_n, value); });
+  }
+
+  // What sum j of a lane is of, in the chunk of m and in the tile of n.
+  [[nodiscard]] NIBBLE_DEVICE static u32 row_of(u32 j, const Lane& lane) { return 8 * (j / 4) + 2 * lane.q + j % 2; }
+  [[nodiscard]] NIBBLE_DEVICE static u32 n_of(u32 j, const Lane& lane) { return lane.row() + 8 * (j / 2 % 2); }
+
+  // Where k is divided: the sums of a cluster, so many rows of y at a time. Each block puts its own in the gaps of its
+  // table, and adds those of its rows from all blocks: row r is of block r % blocks.
+  static constexpr u32 round_rows = 32;
+  static_assert(round_rows * block_n * k_groups * 4 <= 256 * 128);
+
+  /// Where a block has its sum of column n of the tile in row r of a round. What the lanes of a warp put at a time is
+  /// in different banks.
+  [[nodiscard]] NIBBLE_DEVICE static Shared<float> place_of(const Table& table, u32 k_group, u32 row, u32 n) {
+    const u32 gap = (k_group * round_rows + row) * (block_n / 32) + n / 32;
+    return table.gap(gap).template as<float>() + (n % 32 ^ 8 * (row / 2 % 4));
+  }
+
+  NIBBLE_DEVICE void add_all(const Sums& sum, u32 item, bool has_n, const Memory& memory, const Table& table,
+                             u32& round, const Lane& lane) const {
+    const u32 blocks = 1 << log2_splits, first_m = chunk_of(item) * Rows;
+    const i64 first_n = i64{tile_of(item)} * tile_n;
+    NIBBLE_UNROLL for (u32 first = 0; first < Rows; first += round_rows) {
+      if (first_m + first >= m) break;
+      if (round > 0)
+        wait_for_readers(memory, round - 1);
+      else if (blocks > 1)
+        cluster_wait();  // the other blocks have begun
+      NIBBLE_UNROLL for (u32 j = first / 2; j < (first + round_rows) / 2; ++j) {
+        const u32 row = row_of(j, lane);
+        if (has_n && first_m + row < m) sts(place_of(table, lane.k_group(), row - first, n_of(j, lane)), sum[j]);
+      }
+      bar_sync(1, consumers);  // the block's sums are there
+      if (blocks > 1) {
+        if (thread_id() < blocks) mbar_arrive_cluster(mapa(memory.sent, thread_id()));
+        mbar_wait_cluster(memory.sent, round % 2);
+      }
+      add(first_m + first, first_n, table);
+      if (blocks > 1) {
+        sync_warp();  // all lanes have read them
+        if (lane.id < blocks) mbar_arrive_cluster_after_reads(mapa(memory.taken, lane.id));
+      }
+      ++round;
+    }
+  }
+
+  // All have read what this block put there.
+  NIBBLE_DEVICE void wait_for_readers(const Memory& memory, u32 round) const {
+    if (log2_splits > 0)
+      mbar_wait_cluster(memory.taken, round % 2);
+    else
+      bar_sync(1, consumers);
+  }
+
+  // The block's rows of a round, four of n at a time.
+  NIBBLE_DEVICE void add(u32 first_m, i64 first_n, const Table& table) const {
+    const FourBitProduct<Half>& own = product[block_z()];
+    const u32 blocks = 1 << log2_splits;
+    for (u32 i = 4 * thread_id(); i < (round_rows * block_n) >> log2_splits; i += 4 * consumers) {
+      const u32 row = (i / block_n << log2_splits) + split(), n = i % block_n;
+      const i64 at_n = first_n + n;
+      if (first_m + row >= m) break;
+      if (n >= tile_n || at_n >= own.weight.n) continue;
+      float total[4] = {};
+      for (u32 block = 0; block < blocks; ++block) {
+        f32x4 part[k_groups];
+        NIBBLE_UNROLL for (u32 k_group = 0; k_group < k_groups; ++k_group) {
+          const Shared<f32x4> at = place_of(table, k_group, row, n).template as<f32x4>();
+          part[k_group] = blocks == 1 ? lds(at) : ld_cluster(mapa(at, block));
+        }
+        NIBBLE_UNROLL for (u32 k_group = 0; k_group < k_groups; ++k_group) {
+          const float values[4] = {part[k_group].x, part[k_group].y, part[k_group].z, part[k_group].w};
+          NIBBLE_UNROLL for (u32 j = 0; j < 4; ++j) total[j] = add_rn(total[j], values[j]);
+        }
+      }
+      NIBBLE_UNROLL for (u32 j = 0; j < 4; ++j) {
+        if (at_n + j < own.weight.n) own.out.store(first_m + row, at_n + j, total[j]);
+      }
+    }
   }
 };
 

@@ -78,7 +78,13 @@ template <class Half> class FourBitAlignedPairTable {
 
   /// The two weights of byte number `byte` of `word`.
   [[nodiscard]] NIBBLE_DEVICE u32 pair_of(u32 word, u32 byte) const {
-    return lds(table_.with_address(prmt(word, bank_, 0x7604 | byte << 4)).template as<u32>());
+    return selected_pair_of(word, selector_of(byte));
+  }
+
+  /// The same for a byte that is not known to the compiler: its selector is calculated once.
+  [[nodiscard]] NIBBLE_DEVICE static u32 selector_of(u32 byte) { return 0x7604 | byte << 4; }
+  [[nodiscard]] NIBBLE_DEVICE u32 selected_pair_of(u32 word, u32 selector) const {
+    return lds(table_.with_address(prmt(word, bank_, selector)).template as<u32>());
   }
 
   /// 128 bytes behind a pair; there are 256 such gaps.

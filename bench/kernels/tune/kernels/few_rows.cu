@@ -17,8 +17,7 @@ using LaunchOf = kernels::FourBitMatmulTmaLaunch<bf16, kernels::FourBitMatmulBul
 template <FourBitMatmulBulkTile Tile>
 void launch_tile(const TunedCall& call, std::uint32_t tile_n, std::uint32_t splits, cudaStream_t stream) {
   const std::uint64_t n = call.weight.rows, k = call.weight.columns;
-  LaunchOf<Tile> one(static_cast<const bf16*>(call.x), static_cast<std::int64_t>(k), call.m, k,
-                     {nullptr, nullptr, splits, 0}, tile_n);
+  LaunchOf<Tile> one(static_cast<const bf16*>(call.x), static_cast<std::int64_t>(k), call.m, k, tile_n, splits);
   one.add(call.weight, {nullptr, static_cast<bf16*>(call.y), nullptr, static_cast<std::int64_t>(n), false});
   one.run(stream, device::Overlap::yes);
 }

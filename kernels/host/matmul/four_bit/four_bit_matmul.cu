@@ -51,8 +51,8 @@ template <class Half> class Launcher {
     memory_.round_x(stream_);
     if (!arguments_.fits_tiles) return run_any();
     if (arguments_.fits_bulk && run_bulk(arguments_, memory_, stream_)) return;
-    memory_.clear_counters(stream_);
     if (arguments_.fits_sm90 && run_sm90(arguments_, memory_, stream_)) return;
+    memory_.clear_counters(stream_);
     const bool nested = arguments_.products[0].weight.absmax == nullptr;
     const auto by_tile = [&]<bool KeepsX>(std::bool_constant<KeepsX>) {
       const auto run = [&]<class Kernel>() { return run_tiles<Kernel>(); };

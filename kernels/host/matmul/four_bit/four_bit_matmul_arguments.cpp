@@ -43,8 +43,7 @@ FourBitMatmulArguments::FourBitMatmulArguments(const nibble_matmul& call) : Matm
   fits_bulk = run == 64 && all_fit_bulk();
   if (fits_bulk) bulk = four_bit_matmul::bulk_config_for(m, n, x.columns);
   // The workspace is the same for every device: the largest.
-  const u32 splits = std::max(config.splits, fits_sm90 ? sm90.splits : 1);
-  if (fits_tiles && splits > 1) add_split_sums(splits, n);
+  if (fits_tiles && config.splits > 1) add_split_sums(config.splits, n);
   library_bytes = library_workspace_bytes(*this, library_products(), four_bit_matmul::min_library_m);
 }
 
@@ -124,9 +123,8 @@ bool FourBitMatmulArguments::all_fit_tma() const {
 }
 
 bool FourBitMatmulArguments::all_fit_sm90() const {
-  constexpr u64 max_items = u64{1} << 31;  // tiles of n, chunks of m and splits
-  return x.rows >= four_bit_matmul::min_m_of_sm90 &&
-         (n / four_bit_matmul::sm90_block_n + 1) * (x.rows / 64 + 1) * 16 < max_items && all_fit_tma();
+  constexpr u64 max_items = u64{1} << 31;  // tiles of n and chunks of m
+  return x.rows >= four_bit_matmul::min_m_of_sm90 && (n / 64 + 1) * (x.rows / 64 + 1) < max_items && all_fit_tma();
 }
 
 bool FourBitMatmulArguments::all_fit_bulk() const {

@@ -16,7 +16,7 @@ bool run_bulk(const FourBitMatmulArguments& arguments, const MatmulMemory<Half>&
     if (arguments.bulk.tile != tile) return;
     const auto launch = [&]<bool Nested>() {
       using Kernel = FourBitMatmulBulk<Half, Nested, tile>;
-      return launch_fed_by_tma<Half, Kernel>(arguments, arguments.bulk.splits, memory, stream, arguments.bulk.tile_n);
+      return launch_fed_by_tma<Half, Kernel>(arguments, memory, arguments.bulk.tile_n, arguments.bulk.splits, stream);
     };
     launched = arguments.products[0].weight.absmax == nullptr ? launch.template operator()<true>()
                                                               : launch.template operator()<false>();

@@ -37,19 +37,22 @@ LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, bool may_split) 
   return {tile, best.count, best.cost};
 }
 
-/// The same for FourBitMatmulSm90.
-Sm90Config sm90_config_with(u32 rows, u64 m, u64 n, u64 k) {
-  const u64 groups = ceil_div<u64>(n, sm90_block_n) * ceil_div<u64>(m, rows), steps = ceil_div<u64>(k, sm90_step_k);
-  const u64 clocks_of_a_step = sm90_costs.clocks_of_a_step + sm90_costs.clocks_of_a_row * rows;
-  const Splits best = cheapest_splits(steps, groups <= max_groups, [&](u64 splits) {
-    const u64 turns = ceil_div<u64>(groups * splits, multiprocessors_to_fill);
-    const u64 of_an_item = ceil_div(steps, splits) * clocks_of_a_step + sm90_costs.clocks_of_an_item;
-    const u64 bytes_of_sums = 2 * splits * m * n * 4;  // written, and read
-    const u64 bytes_in_a_clock = multiprocessors_to_fill * sm90_costs.bytes_in_a_clock;
-    const u64 of_adding = sm90_costs.clocks_of_adding + bytes_of_sums / bytes_in_a_clock;
-    return turns * of_an_item + (splits > 1 ? of_adding : 0);
-  });
-  return {rows, best.count, best.cost};
+/// The same for FourBitMatmulSm90, where a split is a block of a cluster, and clusters take items in turn.
+Sm90Config sm90_config_with(const Sm90Choice& choice, u64 m, u64 n, u64 k) {
+  const FourBitMatmulSm90Tile& tile = choice.tile;
+  const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.step_k)), chunks = ceil_div<u64>(m, tile.rows);
+  Sm90Config best{};
+  for (u32 splits = 1; splits <= std::min<u64>(steps, device::max_cluster); splits *= 2)
+    for (u32 tile_n = tile.block_n(); tile_n > 0; tile_n -= 64) {
+      const u64 items = ceil_div<u64>(n, tile_n) * chunks;
+      const u64 turns = std::max<u64>(1, ceil_div(items, clusters_to_fill(splits)));
+      const u64 of_steps = ceil_div<u64>(steps, splits) * (choice.of_a_step + tile_n / 64 * choice.of_64_n);
+      const bool adds = splits > 1 || tile.k_warpgroups > 1;
+      const u64 of_adding = adds ? ceil_div<u64>(std::min<u64>(m, tile.rows), 32) * choice.of_32_rows : 0;
+      const u64 cost = choice.of_a_start + turns * (of_steps + of_adding);
+      if (best.splits == 0 || cost < best.cost) best = {tile, tile_n, splits, cost};
+    }
+  return best;
 }
 
 /// The same for FourBitMatmulBulk, where a split is a block of a cluster. Clusters take tiles in turn, and tiles are as
@@ -89,8 +92,8 @@ BulkConfig bulk_config_for(u64 m, u64 n, u64 k) {
 
 Sm90Config sm90_config_for(u64 m, u64 n, u64 k) {
   Sm90Config best{};
-  for (const u32 rows : {64U, 96U, 128U})
-    if (const Sm90Config config = sm90_config_with(rows, m, n, k); best.splits == 0 || config.cost < best.cost)
+  for (const Sm90Choice& choice : sm90_choices)
+    if (const Sm90Config config = sm90_config_with(choice, m, n, k); best.splits == 0 || config.cost < best.cost)
       best = config;
   return best;
 }

@@ -9,6 +9,7 @@
 #include "kernels/host/matmul/matmul_tuned.hpp"
 #include "kernels/host/matmul/matmul_tuning.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_bulk_tile.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_sm90_tile.hpp"
 
 namespace nibble::kernels::four_bit_matmul {
 
@@ -30,14 +31,30 @@ inline constexpr std::array<u32, 3> short_runs{32, 16, 8};
 /// or of choices_of_short_runs if the run is.
 LaunchConfig config_for(u64 m, u64 n, u64 k, bool may_split, u32 run = 64);
 
-/// What FourBitMatmulSm90 takes of n at a time, and of k in a step. Its launch asserts that they are the kernel's.
-inline constexpr u64 sm90_block_n = 128, sm90_step_k = 256;
+/// A kernel of FourBitMatmulSm90, and what the plan takes a launch of it to last, in nanoseconds.
+struct Sm90Choice {
+  FourBitMatmulSm90Tile tile;
+  u64 of_a_step, of_64_n;  // a step lasts of_a_step, and of_64_n more for each 64 of n
+  u64 of_32_rows;          // adding so many rows of the sums of warpgroups or blocks that divide k
+  u64 of_a_start;
+};
+
+/// The kernels of FourBitMatmulSm90 that are compiled. For any m, the estimate takes the cheapest.
+///
+/// The times were fitted to those of an H100 (bench/results/many_rows_H100.jsonl).
+inline constexpr std::array<Sm90Choice, 4> sm90_choices{{
+    {{.rows = 32, .n_warpgroups = 2, .k_warpgroups = 2}, 230, 461, 2'270, 1'300},
+    {{.rows = 64, .n_warpgroups = 4, .k_warpgroups = 1}, 942, 447, 2'110, 2'200},
+    {{.rows = 96, .n_warpgroups = 3, .k_warpgroups = 1}, 676, 634, 1'890, 2'100},
+    {{.rows = 128, .n_warpgroups = 2, .k_warpgroups = 1}, 527, 1'054, 2'140, 0},
+}};
 
 /// A launch of FourBitMatmulSm90 (kernels/matmul/four_bit/four_bit_matmul_sm90.hpp).
 struct Sm90Config {
-  u32 rows;    // of x at a time: 64, 96 or 128
-  u32 splits;  // as above
-  u64 cost;    // clocks of a multiprocessor, by an estimate
+  FourBitMatmulSm90Tile tile;
+  u32 tile_n;  // of n that a block takes at a time: a multiple of 64, at most tile.block_n()
+  u32 splits;  // blocks of a cluster, which divide k: 1, 2, 4 or 8
+  u64 cost;    // nanoseconds, by an estimate
 };
 
 /// For any n and k, and m rows of x.

@@ -1,5 +1,7 @@
 #include "kernels/host/matmul/four_bit/four_bit_matmul_sm90.hpp"
 
+#include <utility>
+
 #include "kernels/host/matmul/four_bit/four_bit_matmul_tma_launch.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_sm90.hpp"
 
@@ -7,19 +9,24 @@ namespace nibble::kernels {
 
 template <class Half>
 bool run_sm90(const FourBitMatmulArguments& arguments, const MatmulMemory<Half>& memory, StreamRef stream) {
-  const auto with_rows = [&]<u32 Rows>() {
+  using four_bit_matmul::sm90_choices;
+  const four_bit_matmul::Sm90Config& config = arguments.sm90;
+  bool launched = false;
+  const auto try_tile = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
+    constexpr FourBitMatmulSm90Tile tile = sm90_choices[i].tile;
+    if (config.tile != tile) return;
     const auto launch = [&]<bool Nested>() {
-      using Kernel = FourBitMatmulSm90<Half, Nested, Rows>;
-      static_assert(Kernel::block_n == four_bit_matmul::sm90_block_n);
-      static_assert(64 * Kernel::step_groups == four_bit_matmul::sm90_step_k);
-      return launch_fed_by_tma<Half, Kernel>(arguments, arguments.sm90.splits, memory, stream);
+      using Kernel = FourBitMatmulSm90<Half, Nested, tile>;
+      return launch_fed_by_tma<Half, Kernel>(arguments, memory, config.tile_n, config.splits, stream);
     };
-    return arguments.products[0].weight.absmax == nullptr ? launch.template operator()<true>()
-                                                          : launch.template operator()<false>();
+    launched = arguments.products[0].weight.absmax == nullptr ? launch.template operator()<true>()
+                                                              : launch.template operator()<false>();
   };
-  if (arguments.sm90.rows == 64) return with_rows.template operator()<64>();
-  if (arguments.sm90.rows == 96) return with_rows.template operator()<96>();
-  return with_rows.template operator()<128>();
+  const auto try_all = [&]<std::size_t... i>(std::index_sequence<i...>) {
+    (try_tile(std::integral_constant<std::size_t, i>{}), ...);
+  };
+  try_all(std::make_index_sequence<sm90_choices.size()>{});
+  return launched;
 }
 
 template bool run_sm90<bf16>(const FourBitMatmulArguments&, const MatmulMemory<bf16>&, StreamRef);

@@ -44,35 +44,54 @@ TEST(FourBitMatmulSm90, SlicesAndFp32X) {
   expect_product({.m = 99, .n = 20, .k = 320, .dtype = NIBBLE_F16, .x_f32 = true, .overlap = true}, 4);
 }
 
-// Blocks divide k between them; a caller's counters are left as they were.
+// The blocks of a cluster divide k between them.
 TEST(FourBitMatmulSm90, SplitK) {
   const Shape shape{.m = 70, .n = 33, .k = 64 * 67, .bias = true, .accumulate = true};
   ASSERT_GT(four_bit_matmul::sm90_config_for(shape.m, shape.n, shape.k).splits, 1U);
   expect_product(shape, 5);
-  const Problem problem(shape, 6);
-  const Product run(problem);
-  const std::vector<float> expected = run.product();
-  const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(NIBBLE_COUNTERS), {.name = "counters"});
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(run.product(counters.data()), expected);
-  EXPECT_THAT(counters.to_host(), testing::Each(0U));
 }
 
-template <bool Nested, u32 Rows> using Items = test::TmaItems<FourBitMatmulSm90<bf16, Nested, Rows>, Nested>;
+template <bool Nested, FourBitMatmulSm90Tile Tile>
+using Items = test::TmaItems<FourBitMatmulSm90<bf16, Nested, Tile>, Nested>;
 
-// Two blocks take 4 items or more: tiles of n, chunks of m, splits of k. Where all steps are whole, x alone holds the
+constexpr FourBitMatmulSm90Tile of_64_rows{.rows = 64, .n_warpgroups = 4, .k_warpgroups = 1},
+    of_64_rows_and_halves{.rows = 64, .n_warpgroups = 2, .k_warpgroups = 2},
+    of_96_rows{.rows = 96, .n_warpgroups = 3, .k_warpgroups = 1},
+    of_128_rows{.rows = 128, .n_warpgroups = 2, .k_warpgroups = 1};
+
+// Two blocks or clusters take several items each: tiles of n, chunks of m. Where all steps are whole, x alone holds the
 // copies back with 128 rows: the second problem has short ones.
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, EverySynchronizationIsNeeded) {
-  test::expect_all_needed<Items<true, 64>>({{.m = 70, .n = 140, .k = 64 * 26}, 1},
-                                           {{.m = 64, .n = 259, .k = 64 * 9}, 2});
-  test::expect_all_needed<Items<false, 96>>({{.m = 97, .n = 130, .k = 64 * 13}, 3}, {{.m = 190, .n = 640, .k = 64}, 1});
-  test::expect_all_needed<Items<true, 128>>({{.m = 120, .n = 300, .k = 64 * 23}, 2},
-                                            {{.m = 250, .n = 640, .k = 64}, 1});
+  test::expect_all_needed<Items<true, of_64_rows>>({{.m = 70, .n = 270, .k = 64 * 26}, 1},
+                                                   {{.m = 64, .n = 600, .k = 64 * 9}, 2});
+  test::expect_all_needed<Items<true, of_64_rows_and_halves>>({{.m = 70, .n = 140, .k = 64 * 26}, 1},
+                                                              {{.m = 64, .n = 300, .k = 64 * 9}, 2});
+  test::expect_all_needed<Items<false, of_96_rows>>({{.m = 97, .n = 200, .k = 64 * 13}, 2},
+                                                    {{.m = 190, .n = 900, .k = 64}, 1});
+  test::expect_all_needed<Items<true, of_128_rows>>({{.m = 120, .n = 300, .k = 64 * 23}, 2},
+                                                    {{.m = 250, .n = 640, .k = 64}, 1});
+}
+
+// Tiles that leave warpgroups without work, in clusters of each size.
+NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, TilesAndClustersOfAnySize) {
+  for (const u32 splits : {1U, 2U, 4U, 8U})
+    for (const u32 tile_n : {64U, 192U}) {
+      const Items<true, of_64_rows> some({.m = 37, .n = 210, .k = 64 * 33}, splits, tile_n);
+      test::expect_values(some.problem(), some.run());
+      const Items<false, of_64_rows_and_halves> halves({.m = 67, .n = 150, .k = 64 * 33}, splits,
+                                                       tile_n == 64 ? 64 : 128);
+      test::expect_values(halves.problem(), halves.run());
+      const Items<false, of_96_rows> more({.m = 103, .n = 210, .k = 64 * 33}, splits, tile_n);
+      test::expect_values(more.problem(), more.run());
+      const Items<true, of_128_rows> many({.m = 131, .n = 130, .k = 64 * 33}, splits, 64);
+      test::expect_values(many.problem(), many.run());
+    }
 }
 
 // A step of each length, and fewer steps than codes are copied ahead.
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, ShortSteps) {
   for (const std::size_t groups : {1U, 2U, 3U, 4U, 5U, 8U}) {
-    const Items<true, 64> items({.m = 33, .n = 300, .k = 64 * groups}, 1);
+    const Items<true, of_64_rows> items({.m = 33, .n = 300, .k = 64 * groups}, 1);
     EXPECT_EQ(items.right_values().size(), 33U * 300);
   }
 }
@@ -117,44 +136,46 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, DevicesOfAnySizeGiveTheSameBytes) {
   }
 }
 
-// What it does not fit: fewer rows, experts, codes that TMA cannot copy, a weight of no rows beside one that has some.
-NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, OtherwiseTheOtherKernel) {
-  const auto multiplies_by_wgmma = [](const Shape& shape) {
-    return test::is_multiplied_in("four_bit_matmul_sm90", shape);
-  };
-  constexpr std::size_t m = four_bit_matmul::min_m_of_sm90;
-  EXPECT_TRUE(multiplies_by_wgmma({.m = m, .n = 20, .k = 128}));
-  EXPECT_FALSE(multiplies_by_wgmma({.m = m - 1, .n = 20, .k = 128}));
-  EXPECT_FALSE(multiplies_by_wgmma({.m = m, .n = 20, .k = 128, .packed_offset = 8}));
-  EXPECT_FALSE(multiplies_by_wgmma({.m = m, .n = 20, .k = 96}));
-  EXPECT_FALSE(multiplies_by_wgmma({.m = m, .n = 20, .k = 128, .ends = {3, m + 5}}));
+bool is_multiplied_by_wgmma(const Shape& shape, const Options& options = {}) {
+  return test::is_multiplied_in("four_bit_matmul_sm90", shape, options);
 }
 
-// A workspace for either kernel: a plan may be made where there is no device, or another one. Nothing is read, so the
-// sizes need not be those of the arrays.
+NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, DevicesWithoutRoomForAClusterUseAnotherKernel) {
+  const Shape shape{.m = 70, .n = 33, .k = 64 * 67};
+  ASSERT_GT(four_bit_matmul::sm90_config_for(shape.m, shape.n, shape.k).splits, 2U);
+  EXPECT_TRUE(is_multiplied_by_wgmma(shape));
+  EXPECT_FALSE(is_multiplied_by_wgmma(shape, {.max_cluster = 2}));
+}
+
+// What it does not fit: fewer rows, experts, codes that TMA cannot copy, a weight of no rows beside one that has some.
+NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, OtherwiseTheOtherKernel) {
+  constexpr std::size_t m = four_bit_matmul::min_m_of_sm90;
+  EXPECT_TRUE(is_multiplied_by_wgmma({.m = m, .n = 20, .k = 128}));
+  EXPECT_FALSE(is_multiplied_by_wgmma({.m = m - 1, .n = 20, .k = 128}));
+  EXPECT_FALSE(is_multiplied_by_wgmma({.m = m, .n = 20, .k = 128, .packed_offset = 8}));
+  EXPECT_FALSE(is_multiplied_by_wgmma({.m = m, .n = 20, .k = 96}));
+  EXPECT_FALSE(is_multiplied_by_wgmma({.m = m, .n = 20, .k = 128, .ends = {3, m + 5}}));
+}
+
+// A workspace for the other kernel, too: a plan may be made where there is no device. Nothing is read, so the sizes
+// need not be those of the arrays.
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, TheWorkspaceIsForAnyDevice) {
   const Problem problem({.m = 65, .n = 4, .k = 64}, 31);
   const Product run(problem);
   const DeviceArray<u8> y_array = run.y();
-  const auto expect_splits = [&](u64 n, u64 k, u64 splits) {
-    nibble_four_bit weight = run.weight();
-    nibble_matrix x = run.x(), y = run.y_of(y_array);
-    weight.rows = y.columns = y.stride = n;
-    weight.columns = x.columns = x.stride = k;
-    const nibble_four_bit_product product{sizeof(nibble_four_bit_product), &weight, nullptr, &y};
-    nibble_matmul matmul = run.call();
-    matmul.x = &x;
-    matmul.products = &product;
-    matmul.product_count = 1;
-    EXPECT_EQ(cuda::workspace_bytes(matmul), NIBBLE_COUNTERS * 4 + splits * 65 * n * 4);
-  };
-  using four_bit_matmul::config_for;
-  using four_bit_matmul::sm90_config_for;
-  const u64 of_sm90 = sm90_config_for(65, 5724, 14336).splits, of_other = config_for(65, 1000, 1024, true).splits;
-  ASSERT_GT(of_sm90, config_for(65, 5724, 14336, true).splits);
-  ASSERT_GT(of_other, sm90_config_for(65, 1000, 1024).splits);
-  expect_splits(5724, 14336, of_sm90);
-  expect_splits(1000, 1024, of_other);
+  constexpr u64 n = 1000, k = 1024;
+  nibble_four_bit weight = run.weight();
+  nibble_matrix x = run.x(), y = run.y_of(y_array);
+  weight.rows = y.columns = y.stride = n;
+  weight.columns = x.columns = x.stride = k;
+  const nibble_four_bit_product product{sizeof(nibble_four_bit_product), &weight, nullptr, &y};
+  nibble_matmul matmul = run.call();
+  matmul.x = &x;
+  matmul.products = &product;
+  matmul.product_count = 1;
+  const u64 splits = four_bit_matmul::config_for(65, n, k, true).splits;
+  ASSERT_GT(splits, 1U);
+  EXPECT_EQ(cuda::workspace_bytes(matmul), NIBBLE_COUNTERS * 4 + splits * 65 * n * 4);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ namespace nibble::kernels::test {
 using device::bf16;
 using device::ceil_div;
 
-/// A product whose items two blocks, or clusters of `splits` blocks, take in turn, in one launch that overlaps with the
+/// A product whose items two clusters of `splits` blocks take in turn, in one launch that overlaps with the
 /// one before it. Kernel is for bf16, and for nested absmax if `Nested`.
 template <class Kernel, bool Nested> class TmaItems {
  public:
@@ -27,19 +27,13 @@ template <class Kernel, bool Nested> class TmaItems {
 
   [[nodiscard]] std::vector<float> run() const {
     const Shape& s = problem_.shape;
-    const u64 groups = ceil_div<u64>(s.n, Kernel::block_n) * ceil_div<u64>(s.m, Kernel::max_m);
     const DeviceArray<u8> y = product_.y();
-    // For kernels whose blocks are no cluster.
-    const DeviceArray<float> partial(splits_ > 1 ? splits_ * s.m * s.n : 0, {.name = "partial"});
-    const auto counters = DeviceArray<u32>::workspace(std::vector<u32>(groups), {.name = "counters"});
-    FourBitMatmulTmaLaunch<bf16, Kernel> one(
-        static_cast<const bf16*>(product_.x().data), static_cast<i64>(s.k), static_cast<u32>(s.m), s.k,
-        {partial.data(), counters.data(), splits_, static_cast<i64>(s.m * s.n)}, tile_n_);
+    FourBitMatmulTmaLaunch<bf16, Kernel> one(static_cast<const bf16*>(product_.x().data), static_cast<i64>(s.k),
+                                             static_cast<u32>(s.m), s.k, tile_n_, splits_);
     nibble_four_bit weight = product_.weight();
     weight.stride = weight.columns;
     one.add(weight, {nullptr, reinterpret_cast<bf16*>(y.data()), nullptr, static_cast<i64>(s.n), false});
     one.run_with(2, nullptr, device::Overlap::yes);
-    EXPECT_THAT(counters.to_host(), testing::Each(0U));
     return product_.values_in(y);
   }
   [[nodiscard]] const Problem& problem() const { return problem_; }

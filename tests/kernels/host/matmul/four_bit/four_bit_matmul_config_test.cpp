@@ -97,17 +97,23 @@ TEST(FourBitMatmulConfig, ManyRowsHaveAKernelAndWholeSteps) {
     for (const u64 n : {1U, 128U, 129U, 4096U, 28672U, 1'000'000U})
       for (const u64 k : {64U, 256U, 320U, 8192U}) {
         const Sm90Config config = sm90_config_for(m, n, k);
-        ASSERT_TRUE(config.rows == 64 || config.rows == 96 || config.rows == 128);
-        ASSERT_GE(config.splits, 1U);
-        ASSERT_LE(config.splits, std::min<u64>(16, (k + 255) / 256)) << "a split that has no step";
-        const u64 groups = (n + 127) / 128 * ((m + config.rows - 1) / config.rows);
-        ASSERT_TRUE(config.splits == 1 || groups <= max_groups) << m << " x " << n << " x " << k;
+        ASSERT_TRUE(std::any_of(sm90_choices.begin(), sm90_choices.end(),
+                                [&](const Sm90Choice& choice) { return choice.tile == config.tile; }));
+        ASSERT_TRUE(std::has_single_bit(config.splits) && config.splits <= device::max_cluster) << config.splits;
+        ASSERT_LE(config.splits, (k + 255) / 256) << "a split that has no step";
+        ASSERT_TRUE(config.tile_n % 64 == 0 && config.tile_n >= 64 && config.tile_n <= config.tile.block_n());
       }
   // docs/four-bit-matmul.md
-  EXPECT_EQ(sm90_config_for(96, 14336, 4096).rows, 96U);
-  EXPECT_EQ(sm90_config_for(128, 28672, 8192).rows, 128U);
-  EXPECT_EQ(sm90_config_for(128, 4096, 4096).splits, 4U);
-  EXPECT_EQ(sm90_config_for(128, 14336, 4096).splits, 1U);
+  const auto plan = [](u64 m, u64 n, u64 k) {
+    const Sm90Config config = sm90_config_for(m, n, k);
+    return std::array<u32, 3>{config.tile.rows, config.tile_n, config.splits};
+  };
+  using Plan = std::array<u32, 3>;
+  EXPECT_EQ(plan(64, 28672, 8192), (Plan{64, 256, 1}));
+  EXPECT_EQ(plan(64, 14336, 4096), (Plan{64, 256, 2}));
+  EXPECT_EQ(plan(64, 4096, 4096), (Plan{32, 128, 2}));
+  EXPECT_EQ(plan(96, 14336, 4096), (Plan{96, 128, 1}));
+  EXPECT_EQ(plan(128, 28672, 8192), (Plan{128, 128, 1}));
 }
 
 TEST(FourBitMatmulConfig, FewRowsHaveAKernelThatTmaFeedsAndWholeSteps) {
