@@ -48,14 +48,11 @@ struct SplitSums {
 
   NIBBLE_DEVICE void put(u32 split, i64 at, float sum) const { st(partial + (i64{split} * size + at), sum); }
 
-  /// Called by all threads of a block after put(), or by the first `Threads`, thread 0 among them: whether this block
-  /// is the group's last, and has to add. Afterwards the sums of all of its blocks are there to be read.
-  template <u32 Threads = 0> [[nodiscard]] NIBBLE_DEVICE bool is_last(u32 group) const {
+  /// Called by all threads of a block after put(): whether this block is the group's last, and has to add. Afterwards
+  /// the sums of all of its blocks are there to be read.
+  [[nodiscard]] NIBBLE_DEVICE bool is_last(u32 group) const {
     NIBBLE_SHARED(u32, before, 1);
-    if constexpr (Threads == 0)
-      sync_threads();  // the block's sums are written
-    else
-      bar_sync(1, Threads);
+    sync_threads();  // the block's sums are written
     if (thread_id() == 0) {
       threadfence();
       const u32 others = atomic_add(arrived + group, 1);
@@ -63,10 +60,7 @@ struct SplitSums {
       sts(before, others);
       threadfence();
     }
-    if constexpr (Threads == 0)
-      sync_threads();
-    else
-      bar_sync(1, Threads);
+    sync_threads();
     return lds(before) == splits - 1;
   }
 

@@ -89,7 +89,7 @@ void print_four_bit(const Shape& shape) {
                        {"tile_n", config.tile_n},
                        {"items", ceil_div<u64>(shape.n, config.tile_n) * ceil_div<u64>(m, config.tile.rows)},
                        {"splits", config.splits},
-                       {"us", 1e-3 * static_cast<double>(config.cost)}};
+                       {"seconds", 1e-9 * static_cast<double>(config.cost)}};
     }
     line["by_wgmma"] = shape.run() == 64 && m >= four_bit::min_m_of_sm90;
     line["by_library"] = m >= four_bit::min_library_m;

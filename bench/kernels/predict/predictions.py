@@ -169,7 +169,8 @@ class Tables:
 
     def many_rows(self):
         """The kernel for mma.sync and the one for wgmma, for the m that bench_tune measures, on an H100."""
-        text = head(["n x k", "m", "wgmma: tile of m x n, items x splits", "wgmma, estimate, µs", "mma.sync, predicted, µs",
+        text = head(["n x k", "m", "wgmma: tile of m x n, items x splits", "wgmma, estimate, µs",
+                     "mma.sync, predicted, µs",
                      "bf16, µs", "the plan takes", "wgmma, measured", "mma.sync, measured"], (0, 2, 6))  # fmt: skip
         shape = None
         for plan in self.many:
@@ -182,7 +183,8 @@ class Tables:
                                            *[measured_name(plan)] * (kernel == own))
                         for kernel in ("wgmma", "mma")]  # fmt: skip
             text += row(shape_text(plan) if plan["shape"] != shape else "", str(plan["m"]),
-                        f"{wgmma['rows']} x {wgmma['tile_n']}, {wgmma['items']} x {wgmma['splits']}", us(wgmma["us"]), between(low, high),
+                        f"{wgmma['rows']} x {wgmma['tile_n']}, {wgmma['items']} x {wgmma['splits']}",
+                        us(wgmma["seconds"]), between(low, high),
                         us(bf16_time(plan, "H100")), {"mma": "mma.sync"}.get(own, own),
                         *measured)  # fmt: skip
             shape = plan["shape"]
@@ -199,8 +201,9 @@ class Tables:
             (low, _), (high, _) = self.predicted(plan, "H100")
             name = f"library/bf16/nf4-nested/{plan['shape']}/m{plan['m']}"
             text += row(shape_text(plan) if plan["shape"] != shape else "", str(plan["m"]), between(low, high),
-                        us(plan["wgmma"]["us"]), us(library_time(plan, "H100")),
-                        *(self.measured_text("H100", f"{name}/nibble-{way}") for way in ("fused", "library")))  # fmt: skip
+                        us(plan["wgmma"]["seconds"]), us(library_time(plan, "H100")),
+                        *(self.measured_text("H100", f"{name}/nibble-{way}")
+                          for way in ("fused", "library")))  # fmt: skip
             shape = plan["shape"]
         return text
 

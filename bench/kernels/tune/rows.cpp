@@ -42,22 +42,28 @@ void add_mma(std::vector<Candidate>& to, const TunedKernels& kernels, const Shap
       all_splits.push_back(static_cast<std::uint32_t>(one));
   for (const std::uint32_t splits : all_splits)
     to.push_back({"mma", "", config.tile.max_m(), splits, splits == config.splits,
-                  [launch = kernel->launch, variant = Variant{.tile = config.tile, .splits = splits}](
+                  [launch = kernel->launch, variant = Variant{.tile = config.tile, .splits = splits, .overlaps = true}](
                       const TunedCall& call, cudaStream_t stream) { launch(call, variant, stream); }});
 }
+
+// With more blocks of a divided k, an H100 has more than two turns.
+constexpr u64 max_blocks_of_a_divided_k = 2 * 132;
 
 void add_wgmma(std::vector<Candidate>& to, const Shape& shape, u64 m) {
   const plan::Sm90Config own = plan::sm90_config_for(m, shape.n, shape.k);
   for (const ManyRowsKernel& kernel : many_rows_kernels()) {
     const auto& tile = kernel.tile;
-    for (std::uint32_t tile_n = tile.block_n(); tile_n > 0 && 2 * tile_n >= tile.block_n(); tile_n -= 64)
-      for (std::uint32_t splits = 1; splits <= 8 && splits * tile.step_k <= shape.k; splits *= 2) {
+    for (std::uint32_t tile_n = tile.block_n(); tile_n > 0; tile_n -= 64)
+      for (const std::uint32_t splits : {1U, 2U, 4U, 8U}) {
         const u64 items = device::ceil_div(shape.n, u64{tile_n}) * device::ceil_div(m, u64{tile.rows});
-        if (splits > 1 && items * splits > u64{2 * 132}) break;  // more than two turns of an H100
+        const bool has_steps = splits == 1 || splits * tile.step_k <= shape.k;
+        const bool is_of_plans =
+            2 * tile_n >= tile.block_n() && (splits == 1 || items * splits <= max_blocks_of_a_divided_k);
+        const bool is_own = tile == own.tile && tile_n == own.tile_n && splits == own.splits;
+        if (!is_own && !(has_steps && is_of_plans)) continue;
         const std::string variant = "x" + std::to_string(tile.n_warpgroups) + "x" + std::to_string(tile.k_warpgroups) +
                                     "/n" + std::to_string(tile_n);
-        to.push_back({"wgmma", variant, tile.rows, splits,
-                      tile == own.tile && tile_n == own.tile_n && splits == own.splits,
+        to.push_back({"wgmma", variant, tile.rows, splits, is_own,
                       [launch = kernel.launch, tile_n, splits](const TunedCall& call, cudaStream_t stream) {
                         launch(call, tile_n, splits, stream);
                       }});

@@ -119,6 +119,8 @@ NIBBLE_DEVICE void mbar_arrive_cluster([[maybe_unused]] ClusterShared<u64> mbarr
   NIBBLE_SM90("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mbarrier.address()) : "memory");
 }
 /// The same after what this thread has read, but not for what it wrote: others may write there once they have waited.
+/// The thread has to have used the values that it read from other blocks, so that they have arrived: this releases them
+/// to its own block alone.
 NIBBLE_DEVICE void mbar_arrive_cluster_after_reads([[maybe_unused]] ClusterShared<u64> mbarrier) {
   NIBBLE_SM90("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(mbarrier.address()) : "memory");
 }

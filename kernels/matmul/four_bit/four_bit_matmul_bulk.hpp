@@ -20,6 +20,7 @@
 #include "kernels/device/device.hpp"
 #include "kernels/four_bit_weight.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_absmax.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_bulk_tile.hpp"
 #include "kernels/matmul/four_bit/four_bit_pair_table.hpp"
 #include "kernels/matmul/matmul_block.hpp"
@@ -51,8 +52,8 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
   static constexpr u32 x_row_bytes = 2 * block_k + 16;  // the gap puts what lanes read at a time in different banks
   static constexpr u32 x_bytes = copies_rows ? (max_m * x_row_bytes + 1023) / 1024 * 1024 : step_groups * x_box;
   static constexpr u32 stage_bytes = codes_bytes + x_bytes;
-  static constexpr u32 scale_row = step_groups + 1;  // from row to row: what lanes read at a time is in different banks
-  static constexpr u32 scales_bytes = 4 * scale_row * block_n;
+  using Absmax = FourBitMatmulAbsmax<Nested, step_groups, step_groups * block_n / 32>;  // of a step
+  static constexpr u32 scale_row = Absmax::row_stride, scales_bytes = 4 * scale_row * block_n;
 
   // Shared memory: the first stage and all that is small, the table of pairs, whose gaps have the sums, and the other
   // stages.
@@ -235,41 +236,9 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
     }
   }
 
-  // absmax of a step: each lane decodes 16, and neighbouring lanes those of neighbouring groups. What it needs from
-  // memory is loaded while the stage is still full of an earlier step.
-  static constexpr u32 lane_absmax = step_groups * block_n / 32, rows_at_once = 32 / step_groups;
-  struct Absmax {
-    u32 code[lane_absmax];
-    float value[lane_absmax];  // absmax or nested_absmax
-  };
+  // What a warp needs of absmax from memory is loaded while the stage is still full of an earlier step.
   NIBBLE_DEVICE void load_absmax(Absmax& to, const Position& at) const {
-    const FourBitOperand& weight = product[block_z()].weight;
-    const u32 group = lane_id() % step_groups, last = groups_in(at) - 1, in_step = group < last ? group : last;
-    const u32 first = static_cast<u32>(weight.first / 64) + at.step * step_groups + in_step;
-    const u32 last_row = static_cast<u32>(weight.n) - 1, row_groups = static_cast<u32>(weight.stride / 64);
-    const u32 shift = weight.log2_blocksize - 6;
-    u32 row = at.tile * tile_n + lane_id() / step_groups;
-    NIBBLE_UNROLL for (u32 i = 0; i < lane_absmax; ++i) {
-      // Past the end of n that of the last row: its sums are not stored.
-      const u32 block = (first + (row < last_row ? row : last_row) * row_groups) >> shift;
-      row += rows_at_once;
-      if constexpr (Nested) {
-        to.code[i] = weight.absmax.code_of(block);
-        to.value[i] = weight.absmax.nested_absmax_of(block);
-      } else {
-        to.value[i] = weight.absmax.plain_of(block);
-      }
-    }
-  }
-  NIBBLE_DEVICE static void store_absmax(const Absmax& from, const Memory& memory, u32 stage, float offset) {
-    const u32 first_row = lane_id() / step_groups, group = lane_id() % step_groups;
-    const Shared<float> to =
-        (memory.scales + stage * scales_bytes).template as<float>() + (first_row * scale_row + group);
-    NIBBLE_UNROLL for (u32 i = 0; i < lane_absmax; ++i) {
-      float scale = from.value[i];
-      if constexpr (Nested) scale = FourBitAbsmax::decoded(lds(memory.nested + from.code[i]), scale, offset);
-      sts(to + scale_row * rows_at_once * i, scale);
-    }
+    to.load(product[block_z()].weight, at.tile * tile_n, step_groups * at.step, groups_in(at));
   }
 
   // `at` is the first step of the stage, whose codes are being copied, and `absmax` its own.
@@ -284,7 +253,8 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
         if (!is_first) copy_codes(memory, stage, at);
         copy_x(memory, stage, at);
       }
-      store_absmax(absmax, memory, stage, offset);
+      const Shared<float> scales = (memory.scales + stage * scales_bytes).template as<float>();
+      absmax.template store<block_n>(scales, 0, memory.nested, offset);
       sync_warp();  // all lanes have stored theirs
       if (lane_id() == 0) mbar_arrive(memory.full + stage);
       at = ahead(at, stages);

@@ -20,6 +20,7 @@
 #include "kernels/device/device.hpp"
 #include "kernels/four_bit_weight.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_absmax.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_ring.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_sm90_tile.hpp"
 #include "kernels/matmul/four_bit/four_bit_pair_table.hpp"
@@ -34,29 +35,30 @@ using namespace device;
 template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMatmulSm90 {
   static constexpr bool needs_sm90a = true;
   static constexpr u32 consumers = Tile.threads(), threads = consumers + 128, min_blocks = 1, max_weights = 4;
-  static constexpr u32 Rows = Tile.rows, max_m = Rows, block_n = Tile.block_n(), step_groups = 4;  // of 64 along k
-  static constexpr u32 n_groups = Tile.n_warpgroups, k_groups = Tile.k_warpgroups;
+  static constexpr u32 rows = Tile.rows, max_m = rows, block_n = Tile.block_n();
+  static constexpr u32 step_groups = Tile.step_k / 64;  // of 64 along k
+  static constexpr u32 n_warpgroups = Tile.n_warpgroups, k_warpgroups = Tile.k_warpgroups;
   static constexpr u32 warps = consumers / 32, consumer_registers = Tile.consumer_registers();
   static constexpr u32 copier_registers = Tile.copier_registers();
 
-  // What TMA copies of a row at a time; of tile_n or Rows rows.
+  // What TMA copies of a row at a time, of tile_n rows of codes or `rows` of x.
   static constexpr u32 codes_box_bytes = 32 * step_groups, x_box_columns = 64;
-  static constexpr u32 codes_bytes = codes_box_bytes * block_n, x_bytes = 128 * Rows;
-  static constexpr u32 scale_row = step_groups + 1;  // from row to row: what lanes read at a time is in different banks
-  static constexpr u32 scales_bytes = 4 * scale_row * block_n;
-  static constexpr u32 code_stages = 3, x_stages = Rows == 128  ? 3
-                                                   : Rows == 96 ? 4
-                                                   : Rows == 64 ? (k_groups == 2 ? 6 : 5)
-                                                                : 8;
-  // Each stage of x is always of the same warpgroups: others might miss that it was filled twice.
-  static_assert(x_stages % k_groups == 0);
+  static constexpr u32 codes_bytes = codes_box_bytes * block_n, x_bytes = 128 * rows;
+  using Absmax = FourBitMatmulAbsmax<Nested, step_groups, 16>;  // a part of a step's
+  static constexpr u32 scale_row = Absmax::row_stride, scales_bytes = 4 * scale_row * block_n;
 
-  // Shared memory: x and all that is small, the table of pairs, whose gaps have the totals, and the codes.
+  // Shared memory: x and all that is small, the table of pairs, whose gaps have sums, and the codes. x has as many
+  // stages as there is room for. Each is always of the same warpgroups: others might miss that it was filled twice.
   using Table = FourBitAlignedPairTable<Half>;
+  static constexpr u32 code_stages = 3, max_x_stages = 8, nested_bytes = 4 * 256;
+  static constexpr u32 mbarrier_bytes = 8 * (2 * code_stages + 2 * max_x_stages + 2);
   static constexpr u32 table_offset = Table::alignment, first_codes = table_offset + Table::bytes;
+  static constexpr u32 bytes_for_x = table_offset - 1024 - code_stages * scales_bytes - nested_bytes - mbarrier_bytes;
+  static constexpr u32 x_stages =
+      (bytes_for_x / x_bytes < max_x_stages ? bytes_for_x / x_bytes : max_x_stages) / k_warpgroups * k_warpgroups;
+  static_assert(x_stages > 0 && rows % 32 == 0 && consumers >= 256 && code_stages * codes_bytes >= 32 << 10);
   static constexpr u32 first_scale = x_stages * x_bytes, first_nested = first_scale + code_stages * scales_bytes;
-  static constexpr u32 first_mbarrier = first_nested + 4 * 256;
-  static_assert(1024 + first_mbarrier + 8 * (2 * code_stages + 2 * x_stages + 2) <= table_offset);
+  static constexpr u32 first_mbarrier = first_nested + nested_bytes;
   static constexpr u32 shared_bytes = first_codes + code_stages * codes_bytes;
   NIBBLE_DEVICE_AND_HOST static constexpr u32 max_block_shared_bytes() { return shared_bytes; }
   static_assert(shared_bytes <= 227 << 10);
@@ -115,22 +117,22 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
 
  private:
   using Fragments = u32[4][4];  // of a group: four of 16 along k
-  using Sums = float[Rows / 2];
+  using Sums = float[rows / 2];
 
   struct Lane {
     u32 id = lane_id(), g = lane_id() / 4, q = lane_id() % 4;
     // Of its warpgroup.
-    [[nodiscard]] NIBBLE_DEVICE u32 n_group() const { return warp_id() / 4 % n_groups; }
-    [[nodiscard]] NIBBLE_DEVICE u32 k_group() const { return k_groups == 1 ? 0 : warp_id() / 4 / n_groups; }
+    [[nodiscard]] NIBBLE_DEVICE u32 n_warpgroup() const { return warp_id() / 4 % n_warpgroups; }
+    [[nodiscard]] NIBBLE_DEVICE u32 k_warpgroup() const { return k_warpgroups == 1 ? 0 : warp_id() / 4 / n_warpgroups; }
     /// Its first row of the block's n; the second is 8 more.
-    [[nodiscard]] NIBBLE_DEVICE u32 row() const { return 16 * (warp_id() % (4 * n_groups)) + g; }
+    [[nodiscard]] NIBBLE_DEVICE u32 row() const { return 16 * (warp_id() % (4 * n_warpgroups)) + g; }
   };
 
   struct Memory {
     Shared<u8> all, table, codes, x;
     Shared<float> scales, nested;  // nested: the codebook of nested absmax
     Shared<u64> codes_full, codes_empty, x_full, x_empty;
-    Shared<u64> sent, taken;  // for all warps of the cluster: totals were put there, and read
+    Shared<u64> sent, taken;  // of the cluster: all blocks have put their sums, and all warps have read this block's
 
     // A block's addresses of shared memory begin at a multiple of 2^24, so that the table's is the first multiple of
     // 64 KiB after them.
@@ -164,7 +166,7 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
     NIBBLE_DEVICE void init_x(u32 log2_splits) const {
       NIBBLE_UNROLL for (u32 i = 0; i < x_stages; ++i) {
         mbar_init(x_full + i, 1);
-        mbar_init(x_empty + i, warps / k_groups);
+        mbar_init(x_empty + i, warps / k_warpgroups);
       }
       mbar_init(sent, 1 << log2_splits);
       mbar_init(taken, warps << log2_splits);
@@ -181,7 +183,7 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
   // A block's number in its cluster.
   [[nodiscard]] NIBBLE_DEVICE u32 split() const { return block_x() & ((1 << log2_splits) - 1); }
   [[nodiscard]] NIBBLE_DEVICE u32 steps() const { return ceil_div(groups, step_groups); }
-  [[nodiscard]] NIBBLE_DEVICE u32 chunks() const { return ceil_div(m, Rows); }
+  [[nodiscard]] NIBBLE_DEVICE u32 chunks() const { return ceil_div(m, rows); }
   [[nodiscard]] NIBBLE_DEVICE u32 chunk_of(u32 item) const { return item % chunks(); }
   [[nodiscard]] NIBBLE_DEVICE u32 tile_of(u32 item) const { return item / chunks(); }
   [[nodiscard]] NIBBLE_DEVICE u32 own_items() const { return tiles[block_z()]; }
@@ -211,13 +213,12 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
   NIBBLE_DEVICE void copy_all_x(const Memory& memory) const {
     FourBitMatmulRing<x_stages> ring;
     for (Position at = start_of(first_item()); at.item < own_items(); at = after(at)) {
-      // As many for each of the warpgroups that divide k: those past the end of k are zeros, and nobody multiplies
-      // them.
-      for (u32 i = 0; i < ceil_div(groups_of(at), k_groups) * k_groups; ++i) {
+      // As many for each of the warpgroups that divide k: past the end of k x is zeros, which nobody multiplies.
+      for (u32 i = 0; i < ceil_div(groups_of(at), k_warpgroups) * k_warpgroups; ++i) {
         mbar_wait(memory.x_empty + ring.stage, ring.parity ^ 1);
         mbar_expect_tx_arrive(memory.x_full + ring.stage, x_bytes);
         tma_load_2d(memory.x.part(ring.stage * x_bytes, x_bytes), x_map,
-                    static_cast<i32>(64 * (step_groups * at.step + i)), static_cast<i32>(chunk_of(at.item) * Rows),
+                    static_cast<i32>(64 * (step_groups * at.step + i)), static_cast<i32>(chunk_of(at.item) * rows),
                     memory.x_full + ring.stage);
         ring.advance();
       }
@@ -234,46 +235,12 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
                 memory.codes_full + stage);
   }
 
-  // absmax of a step, in parts: each lane decodes 16 of them, and neighbouring lanes those of neighbouring groups. The
-  // first part is loaded while the stage is still full of an earlier step.
-  static constexpr u32 lane_absmax = 16, part_rows = lane_absmax * 32 / step_groups;
-  static constexpr u32 lane_rows = 32 / step_groups;  // of the lanes at a time
-  static_assert(block_n % 64 == 0);
-  struct Absmax {
-    u32 code[lane_absmax];
-    float value[lane_absmax];  // absmax or nested_absmax
-  };
-  NIBBLE_DEVICE void load_absmax(Absmax& to, const Position& at, u32 first_row) const {
-    const FourBitOperand& weight = product[block_z()].weight;
-    const u32 group = lane_id() % step_groups, last = groups_of(at) - 1, in_step = group < last ? group : last;
-    const u32 first = static_cast<u32>(weight.first / 64) + at.step * step_groups + in_step;
-    const u32 last_row = static_cast<u32>(weight.n) - 1, row_groups = static_cast<u32>(weight.stride / 64);
-    const u32 shift = weight.log2_blocksize - 6;
-    u32 row = tile_of(at.item) * tile_n + first_row + lane_id() / step_groups;
-    NIBBLE_UNROLL for (u32 i = 0; i < lane_absmax; ++i) {
-      // Past the end of n that of the last row: its sums are not stored.
-      const u32 block = (first + (row < last_row ? row : last_row) * row_groups) >> shift;
-      row += lane_rows;
-      if constexpr (Nested) {
-        to.code[i] = weight.absmax.code_of(block);
-        to.value[i] = weight.absmax.nested_absmax_of(block);
-      } else {
-        to.value[i] = weight.absmax.plain_of(block);
-      }
-    }
-  }
-  NIBBLE_DEVICE static void store_absmax(const Absmax& from, const Memory& memory, u32 stage, u32 first_row,
-                                         float offset) {
-    const u32 row = first_row + lane_id() / step_groups, group = lane_id() % step_groups;
-    const Shared<float> to = memory.scales + (stage * (scales_bytes / 4) + row * scale_row + group);
-    NIBBLE_UNROLL for (u32 i = 0; i < lane_absmax; ++i) {
-      float scale = from.value[i];
-      if constexpr (Nested) scale = FourBitAbsmax::decoded(lds(memory.nested + from.code[i]), scale, offset);
-      if (block_n % part_rows == 0 || row + lane_rows * i < block_n) sts(to + scale_row * lane_rows * i, scale);
-    }
+  NIBBLE_DEVICE void load_absmax(Absmax& to, const Position& at, u32 row) const {
+    to.load(product[block_z()].weight, tile_of(at.item) * tile_n + row, step_groups * at.step, groups_of(at));
   }
 
-  // `at` is the first step of the stage, whose codes are being copied, and `absmax` is the first part of its own.
+  // `at` is the first step of the stage, whose codes are being copied, and `absmax` is the first part of its own. That
+  // part is loaded while the stage is still full of an earlier step.
   NIBBLE_DEVICE void copy_all_codes(const Memory& memory, u32 stage, Position at, Absmax& absmax, float offset) const {
     u32 parity = 0;  // of the next time that the stage is emptied
     for (bool is_first = true; at.item < own_items(); is_first = false) {
@@ -282,11 +249,11 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
         parity ^= 1;
         if (lane_id() == 0) copy_codes(memory, stage, at);
       }
-      NIBBLE_NO_UNROLL for (u32 row = 0;;) {
-        store_absmax(absmax, memory, stage, row, offset);
-        row += part_rows;
-        if (row >= tile_n) break;
+      const Shared<float> scales = memory.scales + stage * (scales_bytes / 4);
+      absmax.template store<block_n>(scales, 0, memory.nested, offset);
+      NIBBLE_NO_UNROLL for (u32 row = Absmax::rows; row < tile_n; row += Absmax::rows) {
         load_absmax(absmax, at, row);
+        absmax.template store<block_n>(scales, row, memory.nested, offset);
       }
       sync_warp();  // all lanes have stored theirs
       if (lane_id() == 0) mbar_arrive(memory.codes_full + stage);
@@ -303,8 +270,8 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
     u32 codes, scale, selector;
 
     NIBBLE_DEVICE Source(const Memory& memory, const Lane& lane)
-        : codes(in_register(memory.codes.address() + 128 * lane.row() + (16 * lane.g ^ 32 * lane.k_group()))),
-          scale(in_register(memory.scales.address() + 4 * (scale_row * lane.row() + lane.k_group()))),
+        : codes(in_register(memory.codes.address() + 128 * lane.row() + (16 * lane.g ^ 32 * lane.k_warpgroup()))),
+          scale(in_register(memory.scales.address() + 4 * (scale_row * lane.row() + lane.k_warpgroup()))),
           selector(in_register(Table::selector_of(lane.q))) {}
 
     // A value that passes through a shuffle stays in its register: without that, the compiler calculates it again for
@@ -315,30 +282,30 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
   NIBBLE_DEVICE void multiply_all(const Memory& memory, const Table& table) const {
     const Lane lane;
     const Source source(memory, lane);
-    const bool has_n = 64 * lane.n_group() < tile_n;
+    const bool has_n = 64 * lane.n_warpgroup() < tile_n;
     FourBitMatmulRing<code_stages> codes;
     FourBitMatmulRing<x_stages> x;
-    x.advance(lane.k_group());
+    x.advance(lane.k_warpgroup());
     u32 round = 0;  // of 32 rows of y
     for (u32 item = first_item(); item < own_items(); item = item_after(item)) {
       Sums sum = {};
       for (Position at = start_of(item); at.step < at.end; ++at.step) {
         mbar_wait(memory.codes_full + codes.stage, codes.parity);
         const u32 own_groups = groups_of(at);
-        NIBBLE_UNROLL for (u32 i = 0; i < step_groups; i += k_groups) {
+        NIBBLE_UNROLL for (u32 i = 0; i < step_groups; i += k_warpgroups) {
           if (i >= own_groups) break;
-          if (has_n && i + lane.k_group() < own_groups)
+          if (has_n && i + lane.k_warpgroup() < own_groups)
             multiply(sum, memory, table, source, codes.stage, x, i);
           else if (lane.id == 0)
             mbar_wait(memory.x_full + x.stage, x.parity);  // the stage may be emptied only after it was filled
           if (lane.id == 0) mbar_arrive(memory.x_empty + x.stage);
-          x.advance(k_groups);
+          x.advance(k_warpgroups);
         }
         sync_warp();  // all lanes have read the codes and absmax of the step
         if (lane.id == 0) mbar_arrive(memory.codes_empty + codes.stage);
         codes.advance();
       }
-      if (k_groups == 1 && log2_splits == 0)
+      if (k_warpgroups == 1 && log2_splits == 0)
         store_all(sum, item, has_n, lane);
       else
         add_all(sum, item, has_n, memory, table, round, lane);
@@ -346,7 +313,7 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
     if (log2_splits > 0) wait_for_readers(memory, round - 1);  // the block may not end before
   }
 
-  // The warpgroup's group of groups i to i + k_groups of a step.
+  // The warpgroup's group of groups i to i + k_warpgroups of a step.
   NIBBLE_DEVICE static void multiply(Sums& sum, const Memory& memory, const Table& table, const Source& source,
                                      u32 stage, const FourBitMatmulRing<x_stages>& x, u32 i) {
     Fragments fragments;
@@ -362,11 +329,11 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
     const Shared<float> scales = memory.scales.with_address(source.scale + stage * scales_bytes) + i;
     const float low = lds(scales), high = lds(scales + 8 * scale_row);
     wgmma_wait<0>(d, fragments);
-    NIBBLE_UNROLL for (u32 j = 0; j < Rows / 2; ++j) sum[j] = fma_rn(j / 2 % 2 == 0 ? low : high, d[j], sum[j]);
+    NIBBLE_UNROLL for (u32 j = 0; j < rows / 2; ++j) sum[j] = fma_rn(j / 2 % 2 == 0 ? low : high, d[j], sum[j]);
   }
 
-  // Its weights. Of each four bytes of codes, which are 8 of k, lane q of a quad needs byte q: in a
-  // fragment of wgmma it has the weights 2q and 2q + 1 of each 8. All lanes of a quad load the same 16 bytes.
+  // Its weights. Of each four bytes of codes, which are 8 of k, lane q of a quad needs byte q: in a fragment of wgmma
+  // it has the weights 2q and 2q + 1 of each 8. All lanes of a quad load the same 16 bytes.
   NIBBLE_DEVICE static void decode(Fragments& fragments, const Memory& memory, const Table& table, const Source& source,
                                    u32 stage, u32 i) {
     const u32 codes = source.codes + stage * codes_bytes;
@@ -384,9 +351,9 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
 
   NIBBLE_DEVICE static void wgmma(Sums& d, u32 (&fragment)[4], u64 x, u32 adds) {
     if constexpr (std::is_same_v<Half, bf16>)
-      wgmma_bf16<Rows>(d, fragment, x, adds);
+      wgmma_bf16<rows>(d, fragment, x, adds);
     else
-      wgmma_f16<Rows>(d, fragment, x, adds);
+      wgmma_f16<rows>(d, fragment, x, adds);
   }
 
   // -- The end of an item
@@ -395,10 +362,10 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
   NIBBLE_DEVICE void store_all(const Sums& sum, u32 item, bool has_n, const Lane& lane) const {
     if (!has_n) return;
     const FourBitProduct<Half>& own = product[block_z()];
-    const u32 first_m = chunk_of(item) * Rows;
+    const u32 first_m = chunk_of(item) * rows;
     const i64 first_n = i64{tile_of(item)} * tile_n;
     const auto store = [&](auto&& body) {
-      NIBBLE_UNROLL for (u32 j = 0; j < Rows / 2; ++j) {
+      NIBBLE_UNROLL for (u32 j = 0; j < rows / 2; ++j) {
         const u32 at_m = first_m + row_of(j, lane);
         const i64 at_n = first_n + n_of(j, lane);
         if (at_m < m && at_n < own.weight.n) body(at_m, at_n, sum[j]);
@@ -417,20 +384,20 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
   // Where k is divided: the sums of a cluster, so many rows of y at a time. Each block puts its own in the gaps of its
   // table, and adds those of its rows from all blocks: row r is of block r % blocks.
   static constexpr u32 round_rows = 32;
-  static_assert(round_rows * block_n * k_groups * 4 <= 256 * 128);
+  static_assert(round_rows * block_n * k_warpgroups * 4 <= 256 * 128);
 
   /// Where a block has its sum of column n of the tile in row r of a round. What the lanes of a warp put at a time is
   /// in different banks.
-  [[nodiscard]] NIBBLE_DEVICE static Shared<float> place_of(const Table& table, u32 k_group, u32 row, u32 n) {
-    const u32 gap = (k_group * round_rows + row) * (block_n / 32) + n / 32;
+  [[nodiscard]] NIBBLE_DEVICE static Shared<float> place_of(const Table& table, u32 k_warpgroup, u32 row, u32 n) {
+    const u32 gap = (k_warpgroup * round_rows + row) * (block_n / 32) + n / 32;
     return table.gap(gap).template as<float>() + (n % 32 ^ 8 * (row / 2 % 4));
   }
 
   NIBBLE_DEVICE void add_all(const Sums& sum, u32 item, bool has_n, const Memory& memory, const Table& table,
                              u32& round, const Lane& lane) const {
-    const u32 blocks = 1 << log2_splits, first_m = chunk_of(item) * Rows;
+    const u32 blocks = 1 << log2_splits, first_m = chunk_of(item) * rows;
     const i64 first_n = i64{tile_of(item)} * tile_n;
-    NIBBLE_UNROLL for (u32 first = 0; first < Rows; first += round_rows) {
+    NIBBLE_UNROLL for (u32 first = 0; first < rows; first += round_rows) {
       if (first_m + first >= m) break;
       if (round > 0)
         wait_for_readers(memory, round - 1);
@@ -438,7 +405,7 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
         cluster_wait();  // the other blocks have begun
       NIBBLE_UNROLL for (u32 j = first / 2; j < (first + round_rows) / 2; ++j) {
         const u32 row = row_of(j, lane);
-        if (has_n && first_m + row < m) sts(place_of(table, lane.k_group(), row - first, n_of(j, lane)), sum[j]);
+        if (has_n && first_m + row < m) sts(place_of(table, lane.k_warpgroup(), row - first, n_of(j, lane)), sum[j]);
       }
       bar_sync(1, consumers);  // the block's sums are there
       if (blocks > 1) {
@@ -473,13 +440,13 @@ template <class Half, bool Nested, FourBitMatmulSm90Tile Tile> struct FourBitMat
       if (n >= tile_n || at_n >= own.weight.n) continue;
       float total[4] = {};
       for (u32 block = 0; block < blocks; ++block) {
-        f32x4 part[k_groups];
-        NIBBLE_UNROLL for (u32 k_group = 0; k_group < k_groups; ++k_group) {
-          const Shared<f32x4> at = place_of(table, k_group, row, n).template as<f32x4>();
-          part[k_group] = blocks == 1 ? lds(at) : ld_cluster(mapa(at, block));
+        f32x4 part[k_warpgroups];
+        NIBBLE_UNROLL for (u32 k_warpgroup = 0; k_warpgroup < k_warpgroups; ++k_warpgroup) {
+          const Shared<f32x4> at = place_of(table, k_warpgroup, row, n).template as<f32x4>();
+          part[k_warpgroup] = blocks == 1 ? lds(at) : ld_cluster(mapa(at, block));
         }
-        NIBBLE_UNROLL for (u32 k_group = 0; k_group < k_groups; ++k_group) {
-          const float values[4] = {part[k_group].x, part[k_group].y, part[k_group].z, part[k_group].w};
+        NIBBLE_UNROLL for (u32 k_warpgroup = 0; k_warpgroup < k_warpgroups; ++k_warpgroup) {
+          const float values[4] = {part[k_warpgroup].x, part[k_warpgroup].y, part[k_warpgroup].z, part[k_warpgroup].w};
           NIBBLE_UNROLL for (u32 j = 0; j < 4; ++j) total[j] = add_rn(total[j], values[j]);
         }
       }

@@ -17,11 +17,11 @@ struct FourBitMatmulSm90Tile {
   [[nodiscard]] constexpr u32 warpgroups() const { return n_warpgroups * k_warpgroups; }
   [[nodiscard]] constexpr u32 threads() const { return 128 * warpgroups(); }  // that multiply
   [[nodiscard]] constexpr u32 block_n() const { return 64 * n_warpgroups; }
-  /// Of the 64 KiB registers of a multiprocessor, what a thread gets that multiplies, or that copies.
+  /// Of the 65536 registers of a multiprocessor, what a thread gets that multiplies, or that copies.
   [[nodiscard]] constexpr u32 consumer_registers() const {
-    return warpgroups() == 4 ? 104 : warpgroups() == 3 ? 152 : 216;
+    return warpgroups() == 4 ? 104 : warpgroups() == 3 ? 144 : 216;
   }
-  [[nodiscard]] constexpr u32 copier_registers() const { return warpgroups() == 4 ? 64 : 56; }
+  [[nodiscard]] constexpr u32 copier_registers() const { return warpgroups() == 4 ? 64 : warpgroups() == 3 ? 80 : 72; }
 
   bool operator==(const FourBitMatmulSm90Tile&) const = default;
 };

@@ -11,15 +11,12 @@ struct QuadTranspose {
   // it receives.
   u32 send[2], merge[2][2];
 
-  [[nodiscard]] NIBBLE_DEVICE static u32 as_it_is(u32 selector) { return selector; }
-
-  /// For lane q of a quad. Each selector passes through `in_register`, which may make the compiler keep it in a
-  /// register instead of computing it again.
-  template <auto in_register = as_it_is> [[nodiscard]] NIBBLE_DEVICE static QuadTranspose of_lane(u32 q) {
+  /// For lane q of a quad.
+  [[nodiscard]] NIBBLE_DEVICE static QuadTranspose of_lane(u32 q) {
     const bool upper = q >= 2, odd = q % 2 != 0;
-    return {{in_register(upper ? 0x5410U : 0x7632U), in_register(odd ? 0x6420U : 0x7531U)},
-            {{in_register(upper ? 0x3254U : 0x5410U), in_register(upper ? 0x3276U : 0x7610U)},
-             {in_register(odd ? 0x3514U : 0x5240U), in_register(odd ? 0x3716U : 0x7260U)}}};
+    return {
+        {upper ? 0x5410U : 0x7632U, odd ? 0x6420U : 0x7531U},
+        {{upper ? 0x3254U : 0x5410U, upper ? 0x3276U : 0x7610U}, {odd ? 0x3514U : 0x5240U, odd ? 0x3716U : 0x7260U}}};
   }
 
   /// To byte q of the words .x of lanes 0, 1, 2 and 3, and of the words .y. All lanes of a warp call it.

@@ -185,12 +185,14 @@ class Page(unittest.TestCase):
 
     def test_has_the_speed_tables_time_where_the_kernels_were_not_compared(self):
         plan = PLAN | {"shape": "4096x4096", "n": 4096, "m": 96, "by_library": False,
-                       "wgmma": {"rows": 96, "tiles": 32, "splits": 4, "clocks": 1}}  # fmt: skip
+                       "wgmma": {"rows": 96, "tile_n": 128, "items": 32, "splits": 4, "seconds": 1.5e-6}}  # fmt: skip
         table = {("H100", "matmul/bf16/nf4-nested/4096x4096/m96/nibble"): {"median": 7.5}}
 
         def cells(measured, **changes):
             text = predictions.Tables([plan | changes], {NAME: RECORD}, measured).many_rows()
-            return text.splitlines()[2].strip("| ").split(" | ")[-3:]
+            row = text.splitlines()[2].strip("| ").split(" | ")
+            self.assertEqual(row[2:4], ["96 x 128, 32 x 4", "1.5"])
+            return row[-3:]
 
         self.assertEqual(cells(table, by_wgmma=True), ["wgmma", "7.5", "not measured"])
         self.assertEqual(cells(table, by_wgmma=False), ["mma.sync", "not measured", "7.5"])

@@ -124,7 +124,7 @@ bool FourBitMatmulArguments::all_fit_tma() const {
 
 bool FourBitMatmulArguments::all_fit_sm90() const {
   constexpr u64 max_items = u64{1} << 31;  // tiles of n and chunks of m
-  return x.rows >= four_bit_matmul::min_m_of_sm90 && (n / 64 + 1) * (x.rows / 64 + 1) < max_items && all_fit_tma();
+  return x.rows >= four_bit_matmul::min_m_of_sm90 && (n / 64 + 1) * (x.rows / 32 + 1) < max_items && all_fit_tma();
 }
 
 bool FourBitMatmulArguments::all_fit_bulk() const {

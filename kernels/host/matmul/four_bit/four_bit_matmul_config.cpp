@@ -37,14 +37,16 @@ LaunchConfig config_with(const Tile& tile, u64 m, u64 n, u64 k, bool may_split) 
   return {tile, best.count, best.cost};
 }
 
-/// The same for FourBitMatmulSm90, where a split is a block of a cluster, and clusters take items in turn.
+/// The same for FourBitMatmulSm90, where a split is a block of a cluster, and clusters take items in turn. It chooses
+/// among launches like those that bench_tune --many-rows measures.
 Sm90Config sm90_config_with(const Sm90Choice& choice, u64 m, u64 n, u64 k) {
   const FourBitMatmulSm90Tile& tile = choice.tile;
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.step_k)), chunks = ceil_div<u64>(m, tile.rows);
   Sm90Config best{};
   for (u32 splits = 1; splits <= std::min<u64>(steps, device::max_cluster); splits *= 2)
-    for (u32 tile_n = tile.block_n(); tile_n > 0; tile_n -= 64) {
+    for (u32 tile_n = tile.block_n(); 2 * tile_n >= tile.block_n(); tile_n -= 64) {
       const u64 items = ceil_div<u64>(n, tile_n) * chunks;
+      if (splits > 1 && items * splits > 2 * multiprocessors_to_fill) continue;
       const u64 turns = std::max<u64>(1, ceil_div(items, clusters_to_fill(splits)));
       const u64 of_steps = ceil_div<u64>(steps, splits) * (choice.of_a_step + tile_n / 64 * choice.of_64_n);
       const bool adds = splits > 1 || tile.k_warpgroups > 1;

@@ -41,12 +41,13 @@ struct Sm90Choice {
 
 /// The kernels of FourBitMatmulSm90 that are compiled. For any m, the estimate takes the cheapest.
 ///
-/// The times were fitted to those of an H100 (bench/results/many_rows_H100.jsonl).
-inline constexpr std::array<Sm90Choice, 4> sm90_choices{{
-    {{.rows = 32, .n_warpgroups = 2, .k_warpgroups = 2}, 230, 461, 2'270, 1'300},
-    {{.rows = 64, .n_warpgroups = 4, .k_warpgroups = 1}, 942, 447, 2'110, 2'200},
-    {{.rows = 96, .n_warpgroups = 3, .k_warpgroups = 1}, 676, 634, 1'890, 2'100},
-    {{.rows = 128, .n_warpgroups = 2, .k_warpgroups = 1}, 527, 1'054, 2'140, 0},
+/// The times were fitted to those of an H100 (bench/results/tune_H100.jsonl).
+inline constexpr std::array<Sm90Choice, 5> sm90_choices{{
+    {{.rows = 32, .n_warpgroups = 2, .k_warpgroups = 2}, 825, 154, 1'656, 1'909},
+    {{.rows = 64, .n_warpgroups = 4, .k_warpgroups = 1}, 853, 429, 2'081, 2'759},
+    {{.rows = 64, .n_warpgroups = 2, .k_warpgroups = 2}, 758, 293, 3'038, 589},
+    {{.rows = 96, .n_warpgroups = 3, .k_warpgroups = 1}, 755, 600, 1'876, 2'138},
+    {{.rows = 128, .n_warpgroups = 2, .k_warpgroups = 1}, 1'128, 642, 1'899, 1'916},
 }};
 
 /// A launch of FourBitMatmulSm90 (kernels/matmul/four_bit/four_bit_matmul_sm90.hpp).

@@ -61,7 +61,7 @@ template <class Half, class OwnKernel> class FourBitMatmulTmaLaunch {
     const std::span<const u64> items(items_.data(), weights_);
     const std::vector<u32> shares = shares_of_blocks(items, resident);
     std::copy(shares.begin(), shares.end(), kernel_.clusters);
-    const u32 blocks = cluster_ * give_blocks(kernel_.product, shares);
+    const u32 blocks = cluster_ * *std::max_element(shares.begin(), shares.end());
     launch({blocks, 1, weights_}, Kernel::shared_bytes, stream, kernel_, overlap, cluster_);
   }
 

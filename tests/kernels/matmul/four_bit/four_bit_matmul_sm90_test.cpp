@@ -1,6 +1,5 @@
 // The product for many rows of x on sm_90a: through the library against fp64, and the kernels by themselves, which the
 // library would not choose for shapes this small.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -55,7 +54,7 @@ template <bool Nested, FourBitMatmulSm90Tile Tile>
 using Items = test::TmaItems<FourBitMatmulSm90<bf16, Nested, Tile>, Nested>;
 
 constexpr FourBitMatmulSm90Tile of_64_rows{.rows = 64, .n_warpgroups = 4, .k_warpgroups = 1},
-    of_64_rows_and_halves{.rows = 64, .n_warpgroups = 2, .k_warpgroups = 2},
+    of_32_rows{.rows = 32, .n_warpgroups = 2, .k_warpgroups = 2},
     of_96_rows{.rows = 96, .n_warpgroups = 3, .k_warpgroups = 1},
     of_128_rows{.rows = 128, .n_warpgroups = 2, .k_warpgroups = 1};
 
@@ -64,8 +63,8 @@ constexpr FourBitMatmulSm90Tile of_64_rows{.rows = 64, .n_warpgroups = 4, .k_war
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, EverySynchronizationIsNeeded) {
   test::expect_all_needed<Items<true, of_64_rows>>({{.m = 70, .n = 270, .k = 64 * 26}, 1},
                                                    {{.m = 64, .n = 600, .k = 64 * 9}, 2});
-  test::expect_all_needed<Items<true, of_64_rows_and_halves>>({{.m = 70, .n = 140, .k = 64 * 26}, 1},
-                                                              {{.m = 64, .n = 300, .k = 64 * 9}, 2});
+  test::expect_all_needed<Items<true, of_32_rows>>({{.m = 70, .n = 140, .k = 64 * 26}, 1},
+                                                   {{.m = 64, .n = 300, .k = 64 * 9}, 2});
   test::expect_all_needed<Items<false, of_96_rows>>({{.m = 97, .n = 200, .k = 64 * 13}, 2},
                                                     {{.m = 190, .n = 900, .k = 64}, 1});
   test::expect_all_needed<Items<true, of_128_rows>>({{.m = 120, .n = 300, .k = 64 * 23}, 2},
@@ -78,8 +77,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, TilesAndClustersOfAnySize) {
     for (const u32 tile_n : {64U, 192U}) {
       const Items<true, of_64_rows> some({.m = 37, .n = 210, .k = 64 * 33}, splits, tile_n);
       test::expect_values(some.problem(), some.run());
-      const Items<false, of_64_rows_and_halves> halves({.m = 67, .n = 150, .k = 64 * 33}, splits,
-                                                       tile_n == 64 ? 64 : 128);
+      const Items<false, of_32_rows> halves({.m = 67, .n = 150, .k = 64 * 33}, splits, tile_n == 64 ? 64 : 128);
       test::expect_values(halves.problem(), halves.run());
       const Items<false, of_96_rows> more({.m = 103, .n = 210, .k = 64 * 33}, splits, tile_n);
       test::expect_values(more.problem(), more.run());

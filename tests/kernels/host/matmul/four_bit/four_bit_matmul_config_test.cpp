@@ -114,6 +114,11 @@ TEST(FourBitMatmulConfig, ManyRowsHaveAKernelAndWholeSteps) {
   EXPECT_EQ(plan(64, 4096, 4096), (Plan{32, 128, 2}));
   EXPECT_EQ(plan(96, 14336, 4096), (Plan{96, 128, 1}));
   EXPECT_EQ(plan(128, 28672, 8192), (Plan{128, 128, 1}));
+  EXPECT_EQ(plan(192, 28672, 8192), (Plan{96, 192, 1}));
+  EXPECT_EQ(plan(256, 28672, 8192), (Plan{128, 128, 1}));
+  EXPECT_EQ(plan(128, 4096, 4096), (Plan{64, 128, 2}));
+  EXPECT_EQ(sm90_config_for(128, 4096, 4096).tile.k_warpgroups, 2U);
+  EXPECT_EQ(plan(256, 4096, 4096), (Plan{64, 256, 2}));
 }
 
 TEST(FourBitMatmulConfig, FewRowsHaveAKernelThatTmaFeedsAndWholeSteps) {
