@@ -267,9 +267,10 @@ template <class Source> class TileErrors {
       const V x = add_rows(cross_, k), t = add_rows(test_, k), a = hn::Load(d, absmax_ + b);
       tile_cross_.add(k, x);
       tile_test_.add(k, t);
+      const V magnitude = hn::Abs(a);  // a search may choose a negative absmax
       const auto is_zero = hn::Eq(a, zero);
-      min_absmax_[k] = hn::Min(min_absmax_[k], hn::IfThenElse(is_zero, hn::Set(d, TileSums::max_absmax), a));
-      max_absmax_[k] = hn::Max(max_absmax_[k], a);
+      min_absmax_[k] = hn::Min(min_absmax_[k], hn::IfThenElse(is_zero, hn::Set(d, TileSums::max_absmax), magnitude));
+      max_absmax_[k] = hn::Max(max_absmax_[k], magnitude);
       if (errors == nullptr) continue;
       const V inverse = hn::IfThenZeroElse(is_zero, hn::Div(hn::Set(d, 1.0f), a)), square = hn::Mul(inverse, inverse);
       hn::StoreU(fp16_pairs(hn::Mul(x, square), hn::Mul(t, square)), DI(), reinterpret_cast<std::int32_t*>(errors + b));

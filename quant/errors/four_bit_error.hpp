@@ -34,7 +34,7 @@ struct TileSums {
   static constexpr float max_absmax = 1e12f;
 
   alignas(16) float square[4], cross[4], test[4];
-  bool is_in_range;  ///< every absmax but 0 is between those
+  bool is_in_range;  ///< the magnitude of every absmax but 0 is between those
 };
 
 /// encode_four_bit() for a tile of at most 4096 weights that begins with a block. Adds its error to `sums`. Puts into
