@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <mutex>
@@ -122,12 +123,24 @@ template <class Weight> struct Case {
     return worst;
   }
 
+  // The instructions that multiply bf16 take subnormal numbers as 0.
+  [[nodiscard]] Case without_subnormals() const {
+    std::vector<float> numbers(m * depth());
+    const Doubles exact = as_doubles(dtype, x, depth());
+    std::transform(exact.values.begin(), exact.values.end(), numbers.begin(), [](double value) {
+      return std::abs(value) < std::numeric_limits<float>::min() ? 0.0f : static_cast<float>(value);
+    });
+    Case flushed = *this;
+    flushed.x = test::stored_as(dtype, numbers);
+    return flushed;
+  }
+
   // A CPU target that multiplies bf16 multiplies weights that are rounded to it, and one that multiplies integers those
   // of a codebook that is rounded, unless there are too many rows or blocks are too small.
   [[nodiscard]] double least_error(const Doubles& y, const Doubles& w) const {
     double least = error(y, w);
     if (dtype != DType::bf16) return least;
-    if (tile_bf16()) least = std::min(least, error(y, reference::rounded_to_bf16(w)));
+    if (tile_bf16()) least = std::min(least, without_subnormals().error(y, reference::rounded_to_bf16(w)));
     if (code_kernel_int16()) least = std::min(least, error(y, reference::rounded_to_int16(weight)));
     return least;
   }
@@ -352,10 +365,13 @@ TEST(Matmul, OtherRowsOfXDoNotSeeAnInfinity) {
     product.x = test::stored_as(product.dtype, x);
     const Doubles w = reference::weights(product.weight), exact = product.expected(w);
     const Doubles y = as_doubles(product.dtype, product.run(at_once), n);
-    for (std::size_t c = 0; c < n; ++c) {
-      ASSERT_EQ(kind(y(0, c)), kind(exact(0, c))) << target << ", column " << c;
-      ASSERT_NEAR(y(1, c), exact(1, c), 0.01 * std::abs(exact(1, c)) + 0.01) << target << ", column " << c;
-    }
+    for (std::size_t c = 0; c < n; ++c) ASSERT_EQ(kind(y(0, c)), kind(exact(0, c))) << target << ", column " << c;
+    auto other = product;
+    other.m = 1;
+    other.x.erase(other.x.begin(), other.x.begin() + static_cast<std::ptrdiff_t>(other.x.size() / m));
+    Doubles other_y(1, n);
+    std::copy(y.values.begin() + n, y.values.end(), other_y.values.begin());
+    ASSERT_LE(other.least_error(other_y, w), 1) << target;
   };
   test::for_each_target([&](const std::string& target) {
     for (const DType dtype : types) {
