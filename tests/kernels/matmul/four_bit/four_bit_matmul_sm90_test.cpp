@@ -63,7 +63,7 @@ constexpr FourBitMatmulSm90Tile of_64_rows{.rows = 64, .n_warpgroups = 4, .k_war
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, EverySynchronizationIsNeeded) {
   test::expect_all_needed<Items<true, of_64_rows>>({{.m = 70, .n = 270, .k = 64 * 26}, 1},
                                                    {{.m = 64, .n = 600, .k = 64 * 9}, 2});
-  test::expect_all_needed<Items<true, of_32_rows>>({{.m = 70, .n = 140, .k = 64 * 26}, 1},
+  test::expect_all_needed<Items<true, of_32_rows>>({{.m = 70, .n = 140, .k = 64 * 11}, 1},
                                                    {{.m = 64, .n = 300, .k = 64 * 9}, 2});
   test::expect_all_needed<Items<false, of_96_rows>>({{.m = 97, .n = 200, .k = 64 * 13}, 2},
                                                     {{.m = 190, .n = 900, .k = 64}, 1});
