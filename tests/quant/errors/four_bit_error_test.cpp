@@ -159,8 +159,8 @@ TEST(FourBitErrors, OfAnySize) {
   expect_definition(nf4_tables, tile, "1.5e18, encoded");
 }
 
-// A search may choose a negative absmax. With all signs turned, the loops add the same squares: fp64, which takes ten
-// times as long, would round them otherwise.
+// A search may choose a negative absmax. If all signs of a block change, the loops add the same squares. Sums in fp64,
+// weight by weight, would be rounded otherwise.
 TEST(FourBitErrors, ANegativeAbsmaxIsSummedByTheLoops) {
   const std::vector<float> weights = test::normal_weights(max_weights, 6, 0.02f);
   for (const DType source : {DType::f32, DType::bf16, DType::f16}) {
