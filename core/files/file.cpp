@@ -219,7 +219,7 @@ std::optional<OutputFile> OutputFile::reopen(int directory, const std::string& n
   Descriptor fd(retry([&] { return ::openat(directory, name.c_str(), flags); }));
   struct ::stat status {};
   if (fd.get() < 0 || ::fstat(fd.get(), &status) != 0 || std::cmp_not_equal(status.st_size, bytes)) return std::nullopt;
-  status.st_mode &= ~S_IWGRP & ~S_IWOTH;  // the directory decides who can write it
+  status.st_mode &= ~::mode_t{S_IWGRP | S_IWOTH};  // the directory decides who can write it
   if (!why_not_ours(status).empty()) return std::nullopt;
   // The mode of a new file: the umask may be another than when it was made.
   struct ::stat folder {};
