@@ -20,8 +20,9 @@ namespace nibble::HWY_NAMESPACE {
 template <class Source> HWY_INLINE float largest_of(const std::byte* HWY_RESTRICT w, std::size_t n) {
   constexpr std::size_t step = 32;  // what Source::absmax() takes
   const std::size_t whole = n - n % step;
+  if (whole == n) return Source::absmax(w, n);
   HWY_ALIGN std::byte last[step * Source::size] = {};
-  if (n > whole) std::memcpy(last, w + whole * Source::size, (n - whole) * Source::size);  // of nothing, w may be null
+  std::memcpy(last, w + whole * Source::size, (n - whole) * Source::size);
   // As bits, which order as the magnitudes do and keep NaN.
   const auto bits = [](float value) { return std::bit_cast<std::int32_t>(value); };
   return std::bit_cast<float>(std::max(bits(Source::absmax(w, whole)), bits(Source::absmax(last, step))));

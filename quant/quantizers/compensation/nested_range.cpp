@@ -12,7 +12,7 @@ NestedRange::NestedRange(std::span<const float> largest, AbsmaxChoice choice)
     : codebook(choice == AbsmaxChoice::max ? std::span<const float, 256>(nested::codebook)
                                            : std::span<const float, 256>(signed_codebook)),
       offset(choice == AbsmaxChoice::max ? nested::offset(largest) : 0.0f),
-      used_values_(choice == AbsmaxChoice::max ? std::span<const float>(nested::codebook) : used_signed_values) {
+      codes_(choice == AbsmaxChoice::max ? std::span<const float>(nested::codebook) : used_signed_values) {
   for (std::size_t first = 0; first < largest.size(); first += nested::blocksize) {
     float range = 0;
     for (const float value : largest.subspan(first, std::min(nested::blocksize, largest.size() - first)))
@@ -28,7 +28,7 @@ float NestedRange::value_of(std::uint8_t code, std::uint64_t block) const {
 CodesAround NestedRange::around(float absmax, std::uint64_t block) const {
   const float range = nested_absmax[block / nested::blocksize];
   const float v = range == 0 ? 0.0f : (absmax - offset) / range;
-  return codes_around(used_values_, v);
+  return codes_.around(v);
 }
 
 }  // namespace nibble

@@ -30,7 +30,7 @@ struct NestedRange {
   [[nodiscard]] CodesAround around(float absmax, std::uint64_t block) const;
 
  private:
-  std::span<const float> used_values_;  // of the codebook
+  CodesByValue codes_;
 };
 
 }  // namespace nibble

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -13,14 +14,32 @@ struct CodesAround {
   std::uint8_t nearest, other;
 };
 
-/// The values ascend, and no two are equal.
-[[nodiscard]] inline CodesAround codes_around(std::span<const float> values, float v) {
-  const auto last = static_cast<std::ptrdiff_t>(values.size()) - 1;
-  const auto next = std::ranges::upper_bound(values, v) - values.begin();
-  const auto below = static_cast<std::uint8_t>(std::clamp<std::ptrdiff_t>(next - 1, 0, last - 1));
-  const auto above = static_cast<std::uint8_t>(below + 1);
-  const bool is_above = values[above] - v < v - values[below];
-  return is_above ? CodesAround{above, below} : CodesAround{below, above};
-}
+/// Finds the codes around v among 2 to 256 values in [-1, 1]. The values ascend, and no two are equal.
+class CodesByValue {
+ public:
+  explicit CodesByValue(std::span<const float> values) : values_(values) {
+    for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
+      const float begin = static_cast<float>(bucket) * (2.0f / buckets) - 1;
+      const auto above = static_cast<std::size_t>(std::ranges::upper_bound(values, begin) - values.begin());
+      first_[bucket] = static_cast<std::uint8_t>(std::clamp<std::size_t>(above, 1, values.size() - 1));
+    }
+  }
+
+  /// NaN counts as -1.
+  [[nodiscard]] CodesAround around(float v) const {
+    const float within = v > -1 ? std::min(v, 1.0f) : -1.0f;
+    std::size_t above = first_[std::min(static_cast<std::size_t>((within + 1) * (buckets / 2)), buckets - 1)];
+    while (above > 1 && values_[above - 1] > within) --above;  // within + 1 was rounded up to the next bucket
+    while (above + 1 < values_.size() && values_[above] <= within) ++above;
+    const auto upper = static_cast<std::uint8_t>(above), lower = static_cast<std::uint8_t>(above - 1);
+    return values_[upper] - within < within - values_[lower] ? CodesAround{upper, lower} : CodesAround{lower, upper};
+  }
+
+ private:
+  static constexpr std::size_t buckets = 2048;  // at most three values in each, and hardly ever more than one
+
+  std::span<const float> values_;
+  std::array<std::uint8_t, buckets> first_;  // the first value above a bucket's begin
+};
 
 }  // namespace nibble

@@ -12,6 +12,26 @@
 
 namespace nibble {
 
+/// The values of a codebook for the sums of ScaleSearch, in units of 1/4095, by the number of midpoints below them.
+///
+/// On targets that look up 32 words at once (AVX-512), that number is found as FourBitTables::bucket does, but from
+/// y = x / 8 of the position x on its grid:
+///
+///   value[(y + bucket[y >> 8 & 31]) >> 8],  for y in [-4096, 4095]
+///
+/// A bucket of NF4 or FP4 has at most one midpoint. The sums of a number k are in [512 k, 512 k + 511].
+struct SearchValues {
+  explicit SearchValues(const FourBitTables& tables);
+
+  static constexpr int end = 4096;
+  alignas(64) std::array<std::int16_t, 32> bucket{}, value{};  ///< each value twice
+  alignas(16) std::array<std::uint8_t, 16> lower{}, upper{};   ///< bytes of the values
+
+  [[nodiscard]] int of(std::size_t number) const { return value[2 * number]; }
+  /// How many midpoints have a position below 8 y.
+  [[nodiscard]] static std::size_t number(const FourBitTables& tables, int y);
+};
+
 /// The absmax of 4-bit blocks that leaves the least squared error, in place of the largest magnitude. It may be
 /// negative, because decoding multiplies: the codebook of NF4 is lopsided, so it fits a block or its mirror image
 /// better.
@@ -47,22 +67,13 @@ class ScaleSearch {
   void take_better(DType source, std::span<const std::byte> weights, std::span<float> absmax,
                    std::span<const float> other, const ColumnsFrom& columns = {}) const;
 
-  // The values of the codebook in units of 1/4095, by the number of midpoints below them.
-  struct Values {
-    explicit Values(const FourBitTables& tables);
-    [[nodiscard]] int of(std::size_t number) const {
-      return static_cast<std::int16_t>(upper[number] << 8 | lower[number]);
-    }
-    alignas(16) std::array<std::uint8_t, 16> lower{}, upper{};  ///< bytes
-  };
-
  private:
   /// Replaces each absmax by the A / B of its codes, if it is not 0.
   void refit(DType source, std::span<const std::byte> weights, std::span<float> absmax,
              const ColumnsFrom& columns) const;
 
   const FourBitTables& tables_;
-  Values values_;
+  SearchValues values_;
   std::size_t blocksize_;
   std::span<const float> ratios_;
   WeightedSearchRatios weighted_ratios_;

@@ -151,7 +151,7 @@ class SearchEncoder final : public Encoder {
     const auto others = std::span(room).first(absmax.size());
     for (std::size_t b = 0; b < absmax.size(); ++b) {
       const float v = largest == 0 ? 0.0f : absmax[b] / largest;
-      const CodesAround around = codes_around(used_signed_values, v);
+      const CodesAround around = codes_.around(v);
       codes[b] = around.nearest;
       other_codes[b] = around.other;
       absmax[b] = value_of(codes[b], largest);
@@ -174,6 +174,7 @@ class SearchEncoder final : public Encoder {
 
   const FourBitCodec& codec_;
   ScaleSearch search_;
+  CodesByValue codes_{used_signed_values};
   ColumnWeights columns_;
   TensorInfo tensor_;
   Layout layout_;

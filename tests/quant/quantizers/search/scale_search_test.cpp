@@ -147,6 +147,19 @@ TEST(ScaleSearch, IsItsFormulaOnEveryTarget) {
       }
 }
 
+// For every y, although ScaleSearch on a few blocks meets a part of them.
+TEST(SearchValues, BucketsHaveTheValuesOfTheNumbers) {
+  for (const char* const name : {"nf4", "fp4"}) {
+    const FourBitTables& tables = tables_of(name);
+    const SearchValues values(tables);
+    for (int y = -SearchValues::end; y < SearchValues::end; ++y) {
+      const int sum = y + values.bucket[static_cast<std::size_t>(y >> 8 & 31)];
+      EXPECT_EQ(values.value[static_cast<std::size_t>(sum >> 8 & 31)], values.of(SearchValues::number(tables, y)))
+          << name << y;
+    }
+  }
+}
+
 // The mean squares of columns: exp(spread * a normal number), the fifth `outlier` times as large.
 std::vector<float> mean_squares(std::size_t columns, float spread, float outlier = 1) {
   std::vector<float> squares = test::normal_weights(columns, 17);
