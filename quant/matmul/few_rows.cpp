@@ -19,6 +19,7 @@
 #include "quant/matmul/int8_kernel.hpp"
 #include "quant/matmul/lines.hpp"
 #include "quant/matmul/row_kernel.hpp"
+#include "quant/matmul/tile.hpp"
 
 namespace nibble::matmul {
 namespace {
@@ -35,13 +36,13 @@ constexpr std::size_t bytes_ahead = 8192;
 static_assert(part_depth % min_blocksize == 0 && task_rows % RowKernel::max_rows == 0);
 
 RowKernel row_kernel_for(DType dtype) {
-  const auto bf16 = dtype == DType::bf16 ? row_kernel_bf16() : std::nullopt;
+  const auto bf16 = dtype == DType::bf16 && prefers_bf16() ? row_kernel_bf16() : std::nullopt;
   return bf16 ? *bf16 : row_kernel_f32();
 }
 
 CodeKernel code_kernel_for(DType dtype, std::size_t blocksize) {
   if (dtype == DType::bf16)
-    for (const auto& kernel : {code_kernel_bf16(), code_kernel_int16()})
+    for (const auto& kernel : {prefers_bf16() ? code_kernel_bf16() : std::nullopt, code_kernel_int16()})
       if (kernel && kernel->min_blocksize <= blocksize) return *kernel;
   return code_kernel_f32();
 }

@@ -37,7 +37,7 @@ bool fits_dx(const Weight& weight, const Operands& operands) {
 constexpr std::size_t min_tile_blocksize = 64;
 bool has_better_tiles(const Weight& weight, const Operands& operands) {
   return operands.m > max_rows_in_parts && operands.dtype == DType::bf16 && weight.k() % min_tile_blocksize == 0 &&
-         tile_bf16().has_value();
+         prefers_bf16();
 }
 
 void add_and_clear(float* __restrict chain, std::size_t n, float* __restrict sums) {

@@ -44,7 +44,7 @@ class Tiles {
         bytes_(traits(operands.dtype).bits / 8),
         depth_(transposed ? weight.k() : weight.n()),
         columns_(transposed ? weight.n() : weight.k()),
-        is_direct_(kernel.per_word == 2 ? depth_ % 2 == 0 : operands.dtype == DType::f32 && target_has_avx512()),
+        is_direct_(kernel.per_word == 2 && depth_ % 2 == 0),
         tile_columns_(columns_for(operands.m)),
         x_(is_direct_ ? 0 : std::min(tile_rows, operands.m) * tile_words),
         panel_(tile_words * tile_columns_),
@@ -72,7 +72,8 @@ class Tiles {
   }
 
  private:
-  // In words, unless they are where x is.
+  // In words near each other: those of rows that are far apart compete for the same lines of the caches. bf16 is read
+  // where it is, if it can be.
   void fill_x(Range rows, Range depth) {
     for (std::size_t row = 0; row < rows.size; ++row) {
       const std::size_t at = (rows.first + row) * depth_ + depth.first;
@@ -101,6 +102,7 @@ class Tiles {
           std::fill_n(to, words_, 0);
         } else if (!bf16_ || words_ % 16 != 0 ||
                    !weight_.decode_words(*bf16_, row, depth.first, depth.size, rows_ahead * depth_, to)) {
+          weight_.prefetch(row + rows_ahead, depth.first, depth.size);
           weight_.decode(row, depth.first, depth.size, numbers.data());
           kernel_.to_words(numbers.data(), depth.size, to);
         }
@@ -120,7 +122,10 @@ class Tiles {
       if (count == 2 &&
           weight_.decode_pairs(kernel_, row, columns, rows_ahead * columns_, panel_.data() + p * width, words_ * width))
         continue;
-      for (std::size_t i = 0; i < count; ++i) weight_.decode(row + i, columns.first, columns.size, numbers[i].data());
+      for (std::size_t i = 0; i < count; ++i) {
+        weight_.prefetch(row + i + rows_ahead, columns.first, columns.size);
+        weight_.decode(row + i, columns.first, columns.size, numbers[i].data());
+      }
       kernel_.side_by_side(numbers[0].data(), count == 2 ? numbers[1].data() : nullptr, columns.size, words.data());
       for (std::size_t column = 0; column < columns.size; column += width)
         std::copy_n(words.data() + column, width, panel_.data() + column * words_ + p * width);
@@ -133,7 +138,7 @@ class Tiles {
   std::optional<RowKernel> bf16_;  // decodes weights into the words of the kernel
   const Operands& operands_;
   std::size_t bytes_, depth_, columns_, words_ = 0;
-  bool is_direct_;  // whether the kernel reads x where it is; without AVX-512, copies near each other are faster
+  bool is_direct_;  // whether the kernel reads x where it is: see fill_x()
   std::size_t tile_columns_;
   Lines<std::uint32_t> x_, panel_;
   Lines<float> sums_;
@@ -142,7 +147,7 @@ class Tiles {
 }  // namespace
 
 void multiply_tiles(const Weight& weight, bool transposed, const Operands& operands, const Executor& executor) {
-  const std::optional<TileKernel> bf16 = operands.dtype == DType::bf16 ? tile_bf16() : std::nullopt;
+  const std::optional<TileKernel> bf16 = operands.dtype == DType::bf16 && prefers_bf16() ? tile_bf16() : std::nullopt;
   const TileKernel kernel = bf16 ? *bf16 : tile_f32();
   const std::size_t columns = transposed ? weight.n() : weight.k();
   const std::size_t tile_columns = columns_for(operands.m), across = ceil_div(columns, tile_columns),

@@ -149,6 +149,21 @@ std::optional<TileKernel> tile_bf16() {
   return TileKernel{width, 2, multiply, to_words, side_by_side, pair_four_bit, pair_int8};
 }
 
+namespace {
+
+std::optional<bool>& forced_preference() {
+  static std::optional<bool> answer;
+  return answer;
+}
+
+}  // namespace
+
+bool prefers_bf16() {
+  static const bool is_intel = __builtin_cpu_is("intel") != 0;
+  return has_avx512_bf16() && forced_preference().value_or(!is_intel);
+}
+void prefer_bf16(std::optional<bool> answer) { forced_preference() = answer; }
+
 }  // namespace nibble::matmul
 
 #else
@@ -156,6 +171,8 @@ std::optional<TileKernel> tile_bf16() {
 namespace nibble::matmul {
 
 std::optional<TileKernel> tile_bf16() { return std::nullopt; }
+bool prefers_bf16() { return false; }
+void prefer_bf16(std::optional<bool> /*answer*/) {}
 
 }  // namespace nibble::matmul
 

@@ -38,6 +38,11 @@ void check_size(const char* name, std::size_t size, std::size_t expected, std::s
                 fmt::format("{}: has {} values, and a weight of shape [{}, {}] needs {}", name, size, n, k, expected));
 }
 
+void prefetch_lines(const void* from, std::size_t bytes) {
+  constexpr std::size_t line = 64;
+  for (std::size_t at = 0; at < bytes; at += line) hwy::Prefetch(static_cast<const std::byte*>(from) + at);
+}
+
 }  // namespace
 
 FourBitRows::FourBitRows(const FourBitWeight& weight)
@@ -136,6 +141,12 @@ bool FourBitRows::decode_pairs(const TileKernel& kernel, std::size_t row, Range 
   return true;
 }
 
+void FourBitRows::prefetch(std::size_t row, std::size_t column, std::size_t count) const {
+  const std::size_t first = row * k() + column;
+  prefetch_lines(packed() + first / 2, count / 2);
+  if (!weight_.absmax_codes.empty()) hwy::Prefetch(weight_.absmax_codes.data() + first / weight_.blocksize);
+}
+
 Int8Rows::Int8Rows(const Int8Weight& weight) : Weight(weight.n, weight.k), weight_(weight) {
   check_size("codes", weight.codes.size(), weights_of(weight.n, weight.k), weight.n, weight.k);
   check_size("absmax", weight.absmax.size(), weight.n, weight.n, weight.k);
@@ -158,6 +169,10 @@ bool Int8Rows::decode_pairs(const TileKernel& kernel, std::size_t row, Range col
   kernel.pair_int8({codes(row) + columns.first, codes(row + 1) + columns.first, absmax(row), absmax(row + 1), ahead},
                    columns.size, panel, group_stride);
   return true;
+}
+
+void Int8Rows::prefetch(std::size_t row, std::size_t column, std::size_t count) const {
+  prefetch_lines(codes(row) + column, count);
 }
 
 }  // namespace nibble::matmul

@@ -27,6 +27,9 @@ class Weight {
   [[nodiscard]] virtual bool decode_words(const RowKernel& kernel, std::size_t row, std::size_t column,
                                           std::size_t count, std::size_t ahead, std::uint32_t* words) const = 0;
 
+  /// Asks for the codes of that part from memory.
+  virtual void prefetch(std::size_t row, std::size_t column, std::size_t count) const = 0;
+
   static constexpr std::size_t max_part = 512;
 
   /// W[row][column + c] and W[row + 1][column + c] as words of a panel of the kernel, in which groups are group_stride
@@ -55,6 +58,7 @@ class FourBitRows final : public Weight {
 
   [[nodiscard]] bool decode_pairs(const TileKernel& kernel, std::size_t row, Range columns, std::size_t ahead,
                                   std::uint32_t* panel, std::size_t group_stride) const override;
+  void prefetch(std::size_t row, std::size_t column, std::size_t count) const override;
 
   /// The absmax of blocks [first, first + count): where they are, or written to `room`.
   std::span<const float> absmax(std::size_t first, std::size_t count, std::span<float> room) const;
@@ -84,6 +88,7 @@ class Int8Rows final : public Weight {
 
   [[nodiscard]] bool decode_pairs(const TileKernel& kernel, std::size_t row, Range columns, std::size_t ahead,
                                   std::uint32_t* panel, std::size_t group_stride) const override;
+  void prefetch(std::size_t row, std::size_t column, std::size_t count) const override;
 
   [[nodiscard]] float absmax(std::size_t row) const noexcept { return weight_.absmax[row]; }
   [[nodiscard]] const std::int8_t* codes(std::size_t row) const noexcept { return weight_.codes.data() + row * k(); }

@@ -140,18 +140,29 @@ template <class Weight> struct Case {
   [[nodiscard]] double least_error(const Doubles& y, const Doubles& w) const {
     double least = error(y, w);
     if (dtype != DType::bf16) return least;
-    if (tile_bf16()) least = std::min(least, without_subnormals().error(y, reference::rounded_to_bf16(w)));
+    if (prefers_bf16()) least = std::min(least, without_subnormals().error(y, reference::rounded_to_bf16(w)));
     if (code_kernel_int16()) least = std::min(least, error(y, reference::rounded_to_int16(weight)));
     return least;
   }
 };
+
+// On every CPU target and, where there is a choice between bf16 and fp32, with both.
+template <class F> void for_each_target(F&& f) {
+  test::for_each_target([&](const std::string& target) {
+    f(target);
+    if (!tile_bf16()) return;
+    prefer_bf16(!prefers_bf16());
+    f(target + (prefers_bf16() ? " in bf16" : " in fp32"));
+    prefer_bf16({});
+  });
+}
 
 template <class Weight> void expect_product(const Weight& weight, std::size_t m, const std::string& what) {
   const Doubles w = reference::weights(weight);
   for (const DType dtype : types)
     for (const bool dx : {false, true}) {
       const Case<Weight> product(weight, dtype, m, dx);
-      test::for_each_target([&](const std::string& target) {
+      for_each_target([&](const std::string& target) {
         const Doubles y = as_doubles(dtype, product.run(), product.columns());
         const double error = product.least_error(y, w);
         EXPECT_LE(error, 1) << what << ": " << target << ", " << traits(dtype).name << (dx ? ", dx" : ", y")
@@ -165,7 +176,7 @@ int kind(double value) { return std::isnan(value) ? 2 : std::isinf(value) ? (val
 
 template <class Weight> void expect_kinds(const Case<Weight>& product, const std::string& what) {
   const Doubles exact = product.expected(reference::weights(product.weight));
-  test::for_each_target([&](const std::string& target) {
+  for_each_target([&](const std::string& target) {
     const Doubles y = as_doubles(product.dtype, product.run(), product.columns());
     for (std::size_t i = 0; i < y.values.size(); ++i)
       ASSERT_EQ(kind(y.values[i]), kind(exact.values[i]))
@@ -252,7 +263,7 @@ TEST(Matmul, Int8AbsmaxMayBeOfAnyMagnitude) {
       expect_kinds(product, "absmax");
       const Doubles w = reference::weights(int8.weight);
       if (absmax > 1e36f) continue;
-      test::for_each_target([&](const std::string& target) {
+      for_each_target([&](const std::string& target) {
         EXPECT_LE(product.error(as_doubles(DType::f32, product.run(), 7), w), 1) << target << ", absmax " << absmax;
       });
     }
@@ -267,7 +278,7 @@ TEST(Matmul, Int8SumsThatFitAreFinite) {
     std::vector<float> x = test::normal_weights(m * 96, 1);
     for (float& value : x) value *= 3e36f;
     product.x = test::stored_as(DType::f32, x);
-    test::for_each_target([&](const std::string& target) {
+    for_each_target([&](const std::string& target) {
       const Doubles w = reference::weights(int8.weight);
       EXPECT_LE(product.error(as_doubles(DType::f32, product.run(), 5), w), 1) << target << ", m = " << m;
     });
@@ -287,7 +298,7 @@ TEST(Matmul, Bf16MagnitudesMayDifferBetweenBlocks) {
       Case<FourBitWeight> product(four_bit.weight, DType::bf16, 2, false);
       product.x = test::stored_as(DType::bf16, x);
       product.bias = Bytes(product.bias.size());
-      test::for_each_target([&](const std::string& target) {
+      for_each_target([&](const std::string& target) {
         const Doubles y = as_doubles(DType::bf16, product.run(), 7);
         EXPECT_LE(product.least_error(y, w), 1) << target << ", from 2^" << first << ", steps of 2^" << step;
       });
@@ -312,7 +323,7 @@ TEST(Matmul, Bf16OutliersDoNotHideOtherNumbers) {
           if (i % k % apart == 0) x[i] = std::ldexp(x[i], exponent);
         Case<FourBitWeight> product(four_bit.weight, DType::bf16, m, false);
         product.x = test::stored_as(DType::bf16, x);
-        test::for_each_target([&](const std::string& target) {
+        for_each_target([&](const std::string& target) {
           const Doubles y = as_doubles(DType::bf16, product.run(), n);
           EXPECT_LE(product.least_error(y, w), 1)
               << target << ", outliers of 2^" << exponent << ", " << apart << " apart, zero weights: " << is_zero;
@@ -373,7 +384,7 @@ TEST(Matmul, OtherRowsOfXDoNotSeeAnInfinity) {
     std::copy(y.values.begin() + n, y.values.end(), other_y.values.begin());
     ASSERT_LE(other.least_error(other_y, w), 1) << target;
   };
-  test::for_each_target([&](const std::string& target) {
+  for_each_target([&](const std::string& target) {
     for (const DType dtype : types) {
       check(Case<FourBitWeight>(four_bit.weight, dtype, m, false), target);
       check(Case<Int8Weight>(int8.weight, dtype, m, false), target);
@@ -418,7 +429,7 @@ TEST(Matmul, NothingNeedsAlignment) {
       EXPECT_EQ(Bytes(y.begin() + 1, y.end()), expected) << target;
     }
   };
-  test::for_each_target([&](const std::string& target) {
+  for_each_target([&](const std::string& target) {
     for (const DType dtype : types) check(dtype, target);
   });
 }
