@@ -270,7 +270,8 @@ TEST_F(Statistics, ReachTheSearch) {
   in.add_normal("l.large.weight", DType::bf16, {1500, 1001});
   maker.add("l.large", squares(1001, 6));
   const test::Converted made = test::converted(in, plan(searched).recipe);
-  const auto& four_bit = dynamic_cast<const FourBitCodec&>(*make_codec("nf4"));
+  const auto codec = make_codec("nf4");
+  const auto& four_bit = dynamic_cast<const FourBitCodec&>(*codec);
   for (std::size_t t = 0; t < made.reader.tensors().size(); ++t) {
     if (made.reader.tensors().name(t) != "l.large.weight.absmax") continue;
     std::vector<float> stored(made.reader.tensors().bytes(t) / sizeof(float)), expected(stored.size());

@@ -218,7 +218,8 @@ TEST_F(CompensatedConversion, LeavesOutWhatIsNotPossible) {
                 ElementsAre("1 of 5 tensors are not compensated, because they have no statistics: 'd.y.weight'",
                             "1 of 5 tensors are not compensated, because their rows are not whole blocks: "
                             "'c.x.weight'"));
-    for (const auto& tensor : nlohmann::json::parse(result.manifest).at("tensors"))
+    const auto manifest = nlohmann::json::parse(result.manifest);
+    for (const auto& tensor : manifest.at("tensors"))
       EXPECT_EQ(tensor.contains("compensation"), tensor.at("name") < "c") << tensor.at("name");
   }
   expect_plain("nf4", run(recipe("nf4")), "c.x.weight");
@@ -406,7 +407,8 @@ TEST_F(CompensatedConversion, RecordsTheDamping) {
   test::MemoryWriter out;
   Recorded progress;  // never goes back
   (void)convert(in, make_plan(in, recipe("nf4")), out, {1}, progress);
-  for (const auto& tensor : nlohmann::json::parse(out.manifest()).at("tensors"))
+  const auto manifest = nlohmann::json::parse(out.manifest());
+  for (const auto& tensor : manifest.at("tensors"))
     EXPECT_EQ(tensor.at("compensation").at("damping"), tensor.at("name") == "c.x.weight" ? 0.1 : 0.01);
 }
 

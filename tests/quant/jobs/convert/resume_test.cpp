@@ -64,7 +64,7 @@ class StopAfter final : public Progress {
 // Counts what is read of the weights.
 class CountingReader final : public DerivedReader {
  public:
-  CountingReader(std::unique_ptr<const Reader> in, std::uint64_t& bytes)
+  CountingReader(std::unique_ptr<const Reader> in, std::atomic<std::uint64_t>& bytes)
       : DerivedReader(static_cast<const Reader&>(*in)), in_(std::move(in)), bytes_(bytes) {}
   [[nodiscard]] const TensorList& tensors() const noexcept override { return in_->tensors(); }
   [[nodiscard]] std::size_t file_of(std::size_t tensor) const override { return in_->file_of(tensor); }
@@ -76,7 +76,7 @@ class CountingReader final : public DerivedReader {
 
  private:
   std::unique_ptr<const Reader> in_;
-  std::uint64_t& bytes_;
+  std::atomic<std::uint64_t>& bytes_;
 };
 
 class ResumeTest : public testing::Test {
@@ -121,7 +121,7 @@ class ResumeTest : public testing::Test {
   }
   // How many tensors of the input a resumed conversion reads.
   std::uint64_t tensors_read(const Recipe& how, bool overwrite = false) const {
-    std::uint64_t bytes = 0;
+    std::atomic<std::uint64_t> bytes = 0;
     (void)PlannedConversion(std::make_unique<CountingReader>(open_checkpoint(in_), bytes), out_, how,
                             {.overwrite = overwrite, .resume = true})
         .run(silent_);
