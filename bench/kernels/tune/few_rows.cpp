@@ -30,7 +30,7 @@ struct Candidate {
 u64 turns_of(u64 n, u64 tile_n, u64 splits) { return device::ceil_div(device::ceil_div(n, tile_n) * splits, u64{132}); }
 
 /// Of the tiles with equally many turns the smallest, the largest tiles, and what the plan takes.
-std::vector<Candidate> candidates(const Shape& shape, u64 m, const plan::BulkConfig& own) {
+std::vector<Candidate> candidates(const Shape& shape, u64 m, const plan::FewRowsConfig& own) {
   std::vector<Candidate> all;
   for (const FewRowsKernel& kernel : few_rows_kernels()) {
     const u64 block_n = kernel.tile.block_n(), steps = device::ceil_div(shape.k, u64{kernel.tile.block_k()});
@@ -51,7 +51,7 @@ std::vector<Candidate> candidates(const Shape& shape, u64 m, const plan::BulkCon
 
 void run_case(Report& report, const Shape& shape, u64 m, const std::vector<FourBit>& weights, const Buffer& codebook) {
   TunedProduct<FourBit> product(shape, m, weights);
-  const plan::BulkConfig own = plan::bulk_config_for(m, shape.n, shape.k);
+  const plan::FewRowsConfig own = plan::few_rows_config_for(m, shape.n, shape.k);
   const auto name_of = [&](const Candidate& one) {
     const auto& tile = one.kernel.tile;
     return "few-rows/" + shape.text() + "/m" + std::to_string(m) + "/tile" + std::to_string(tile.m_tiles) + "x" +

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/matmul/four_bit/four_bit_matmul_bulk_tile.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_few_rows_tile.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_sm90_tile.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_tile.hpp"
 #include "nibble/kernels.h"
@@ -83,7 +83,7 @@ std::vector<ManyRowsKernel> many_rows_kernels();
 
 /// A kernel for up to 32 rows of x that takes tile_n of n at a time, with the same condition.
 struct FewRowsKernel {
-  kernels::FourBitMatmulBulkTile tile;
+  kernels::FourBitMatmulFewRowsTile tile;
   void (*launch)(const TunedCall& call, std::uint32_t tile_n, std::uint32_t splits, cudaStream_t stream);
 };
 std::vector<FewRowsKernel> few_rows_kernels();

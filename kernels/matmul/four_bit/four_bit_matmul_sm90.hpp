@@ -1,5 +1,5 @@
-// y [m, n] = x [m, k] * transposed(weight [n, k]) for more rows of x than four_bit_matmul_bulk.hpp takes: wgmma, with
-// the weight in registers. For sm_90a.
+// y [m, n] = x [m, k] * transposed(weight [n, k]) for more rows of x than four_bit_matmul_few_rows.hpp takes: wgmma,
+// with the weight in registers. For sm_90a.
 //
 // The arithmetic is that of the other kernels: a table of pairs makes two weights of a byte, the tensor cores multiply
 // them, and absmax multiplies the sums of each 64 of k. A warpgroup has 64 of n, so that what it reads of x meets twice

@@ -6,7 +6,7 @@
 #include "kernels/host/four_bit_weight.hpp"
 #include "kernels/host/library/matmul_by_library.hpp"
 #include "kernels/host/matmul/four_bit/four_bit_matmul_arguments.hpp"
-#include "kernels/host/matmul/four_bit/four_bit_matmul_bulk.hpp"
+#include "kernels/host/matmul/four_bit/four_bit_matmul_few_rows.hpp"
 #include "kernels/host/matmul/four_bit/four_bit_matmul_launch.hpp"
 #include "kernels/host/matmul/four_bit/four_bit_matmul_sm90.hpp"
 #include "kernels/host/matmul/matmul_memory.hpp"
@@ -50,7 +50,7 @@ template <class Half> class Launcher {
     if (arguments_.n == 0) return;
     memory_.round_x(stream_);
     if (!arguments_.fits_tiles) return run_any();
-    if (arguments_.fits_bulk && run_bulk(arguments_, memory_, stream_)) return;
+    if (arguments_.fits_few_rows && run_few_rows(arguments_, memory_, stream_)) return;
     if (arguments_.fits_sm90 && run_sm90(arguments_, memory_, stream_)) return;
     memory_.clear_counters(stream_);
     const bool nested = arguments_.products[0].weight.absmax == nullptr;

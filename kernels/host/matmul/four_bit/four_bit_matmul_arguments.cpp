@@ -40,8 +40,8 @@ FourBitMatmulArguments::FourBitMatmulArguments(const nibble_matmul& call) : Matm
                                        fits_tiles ? run : 64);
   fits_sm90 = run == 64 && all_fit_sm90();
   sm90 = four_bit_matmul::sm90_config_for(m, n, x.columns);
-  fits_bulk = run == 64 && all_fit_bulk();
-  if (fits_bulk) bulk = four_bit_matmul::bulk_config_for(m, n, x.columns);
+  fits_few_rows = run == 64 && all_fit_few_rows();
+  if (fits_few_rows) few_rows = four_bit_matmul::few_rows_config_for(m, n, x.columns);
   // The workspace is the same for every device: the largest.
   if (fits_tiles && config.splits > 1) add_split_sums(config.splits, n);
   library_bytes = library_workspace_bytes(*this, library_products(), four_bit_matmul::min_library_m);
@@ -127,8 +127,8 @@ bool FourBitMatmulArguments::all_fit_sm90() const {
   return x.rows >= four_bit_matmul::min_m_of_sm90 && (n / 64 + 1) * (x.rows / 32 + 1) < max_items && all_fit_tma();
 }
 
-bool FourBitMatmulArguments::all_fit_bulk() const {
-  return x.rows > 0 && x.rows <= four_bit_matmul::max_m_of_bulk && all_fit_tma();
+bool FourBitMatmulArguments::all_fit_few_rows() const {
+  return x.rows > 0 && x.rows <= four_bit_matmul::max_m_of_few_rows && all_fit_tma();
 }
 
 }  // namespace nibble::kernels

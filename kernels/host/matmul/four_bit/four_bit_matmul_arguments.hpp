@@ -24,8 +24,8 @@ struct FourBitMatmulArguments : MatmulArguments {
   four_bit_matmul::LaunchConfig config;
   bool fits_sm90;  // FourBitMatmulSm90 can do it, and is the faster one where it runs
   four_bit_matmul::Sm90Config sm90;
-  bool fits_bulk;  // the same for FourBitMatmulBulk
-  four_bit_matmul::BulkConfig bulk{};
+  bool fits_few_rows;  // the same for FourBitMatmulFewRows
+  four_bit_matmul::FewRowsConfig few_rows{};
   u64 n;  // of all products
 
   /// Of a call that was copied whole. Throws Error(usage).
@@ -41,7 +41,7 @@ struct FourBitMatmulArguments : MatmulArguments {
   [[nodiscard]] u32 run_of_all() const;
   [[nodiscard]] bool all_fit_tma() const;
   [[nodiscard]] bool all_fit_sm90() const;
-  [[nodiscard]] bool all_fit_bulk() const;
+  [[nodiscard]] bool all_fit_few_rows() const;
 };
 
 }  // namespace nibble::kernels

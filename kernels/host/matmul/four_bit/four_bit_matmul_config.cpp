@@ -57,15 +57,15 @@ Sm90Config sm90_config_with(const Sm90Choice& choice, u64 m, u64 n, u64 k) {
   return best;
 }
 
-/// The same for FourBitMatmulBulk, where a split is a block of a cluster. Clusters take tiles in turn, and tiles are as
-/// small as they can be without another turn, so that all clusters have as much to do.
+/// The same for FourBitMatmulFewRows, where a split is a block of a cluster. Clusters take tiles in turn, and tiles are
+/// as small as they can be without another turn, so that all clusters have as much to do.
 ///
 /// The times were fitted to those of an H100 (bench/results/few_rows_H100.jsonl). They leave out what every launch
 /// takes, about 3 us, since they only have to find the fastest.
-BulkConfig bulk_config_with(const FourBitMatmulBulkTile& tile, u64 m, u64 n, u64 k) {
+FewRowsConfig few_rows_config_with(const FourBitMatmulFewRowsTile& tile, u64 m, u64 n, u64 k) {
   constexpr u64 ns_of_a_row = 11, ns_of_8_rows = 700, ns_of_adding = 2500;
   const u64 steps = std::max<u64>(1, ceil_div<u64>(k, tile.block_k()));
-  BulkConfig best{};
+  FewRowsConfig best{};
   for (u32 splits = 1; splits <= std::min<u64>(steps, device::max_cluster); splits *= 2) {
     const u64 clusters = clusters_to_fill(splits), turns = std::max<u64>(1, ceil_div(n, clusters * tile.block_n()));
     const u64 tile_n = std::max<u64>(1, ceil_div(n, clusters * turns * 16)) * 16;
@@ -82,11 +82,12 @@ BulkConfig bulk_config_with(const FourBitMatmulBulkTile& tile, u64 m, u64 n, u64
 
 }  // namespace
 
-BulkConfig bulk_config_for(u64 m, u64 n, u64 k) {
-  BulkConfig best{};
-  for (const auto& choice : bulk_choices) {
+FewRowsConfig few_rows_config_for(u64 m, u64 n, u64 k) {
+  FewRowsConfig best{};
+  for (const auto& choice : few_rows_choices) {
     if (m < choice.min_m || m > choice.max_m) continue;
-    if (const BulkConfig config = bulk_config_with(choice.tile, m, n, k); best.splits == 0 || config.cost < best.cost)
+    if (const FewRowsConfig config = few_rows_config_with(choice.tile, m, n, k);
+        best.splits == 0 || config.cost < best.cost)
       best = config;
   }
   return best;

@@ -8,7 +8,7 @@
 #include "kernels/host/matmul/matmul_plan.hpp"
 #include "kernels/host/matmul/matmul_tuned.hpp"
 #include "kernels/host/matmul/matmul_tuning.hpp"
-#include "kernels/matmul/four_bit/four_bit_matmul_bulk_tile.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_few_rows_tile.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_sm90_tile.hpp"
 
 namespace nibble::kernels::four_bit_matmul {
@@ -61,27 +61,27 @@ struct Sm90Config {
 /// For any n and k, and m rows of x.
 Sm90Config sm90_config_for(u64 m, u64 n, u64 k);
 
-/// The kernels of FourBitMatmulBulk that are compiled, and the m that they are for. Of those for an m the estimate
+/// The kernels of FourBitMatmulFewRows that are compiled, and the m that they are for. Of those for an m the estimate
 /// takes the cheapest, and of equally cheap ones the first.
-inline constexpr std::array<TileChoice<FourBitMatmulBulkTile>, 5> bulk_choices{{
+inline constexpr std::array<TileChoice<FourBitMatmulFewRowsTile>, 5> few_rows_choices{{
     {{.m_tiles = 1, .n_warps = 1, .k_warps = 16}, 0, 8},
     {{.m_tiles = 1, .n_warps = 4, .k_warps = 4}, 5, 8},
     {{.m_tiles = 2, .n_warps = 2, .k_warps = 8}, 9, 16},
     {{.m_tiles = 2, .n_warps = 4, .k_warps = 4}, 9, 16},
     {{.m_tiles = 4, .n_warps = 4, .k_warps = 4}, 17, 32},
 }};
-inline constexpr u64 max_m_of_bulk = 32;
+inline constexpr u64 max_m_of_few_rows = 32;
 
-/// A launch of FourBitMatmulBulk (kernels/matmul/four_bit/four_bit_matmul_bulk.hpp).
-struct BulkConfig {
-  FourBitMatmulBulkTile tile;
+/// A launch of FourBitMatmulFewRows (kernels/matmul/four_bit/four_bit_matmul_few_rows.hpp).
+struct FewRowsConfig {
+  FourBitMatmulFewRowsTile tile;
   u32 tile_n;  // of n that a block takes at a time, at most tile.block_n()
   u32 splits;  // blocks of a cluster, which divide k: 1, 2, 4 or 8
   u64 cost;    // nanoseconds, by an estimate
 };
 
-/// For any n and k, and at most max_m_of_bulk rows of x.
-BulkConfig bulk_config_for(u64 m, u64 n, u64 k);
+/// For any n and k, and at most max_m_of_few_rows rows of x.
+FewRowsConfig few_rows_config_for(u64 m, u64 n, u64 k);
 
 /// Tiles of n for each max_m() of m: the groups of blocks that add splits.
 u64 groups_of(const Tile& tile, u64 m, u64 n);

@@ -1,10 +1,12 @@
-// What the kernels that TMA feeds (FourBitMatmulBulk, FourBitMatmulSm90) are launched with: here for the library, and
-// for bench_tune and tests, which launch the kernels themselves.
+// What the kernels that TMA feeds (FourBitMatmulFewRows, FourBitMatmulSm90) are launched with: here for the library,
+// and for bench_tune and tests, which launch the kernels themselves.
 #pragma once
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <span>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/device/stream.hpp"
@@ -72,22 +74,34 @@ template <class Half, class OwnKernel> class FourBitMatmulTmaLaunch {
   u32 weights_ = 0;
 };
 
-/// A call's product. False: the current device has no code of the kernel or no room for its clusters, and nothing was
-/// launched.
-template <class Half, class Kernel>
-bool launch_fed_by_tma(const FourBitMatmulArguments& arguments, const MatmulMemory<Half>& memory, u32 tile_n,
-                       u32 splits, StreamRef stream) {
-  if (!is_loaded<Kernel>()) return false;
+/// A call's product by the kernel whose tile was chosen: Kernels::Kernel<Half, Nested, i> of Kernels::choices[i].
+/// False: the current device has no code of the kernel or no room for its clusters, and nothing was launched.
+template <class Kernels, class Half, class Config>
+bool launch_chosen(const Config& config, const FourBitMatmulArguments& arguments, const MatmulMemory<Half>& memory,
+                   StreamRef stream) {
   const nibble_matmul& matmul = arguments.matmul;
-  FourBitMatmulTmaLaunch<Half, Kernel> one(memory.x, memory.x_stride, static_cast<u32>(arguments.x.rows),
-                                           arguments.x.columns, tile_n, splits);
-  for (u32 i = 0; i < matmul.product_count; ++i) {
-    const FourBitMatmulArguments::Product& product = arguments.products[i];
-    one.add(product.weight, matmul_output<Half>(product.y, product.given.bias, matmul.accumulate != 0));
+  const auto launch = [&]<class Kernel>(std::type_identity<Kernel>) {
+    if (!is_loaded<Kernel>()) return false;
+    FourBitMatmulTmaLaunch<Half, Kernel> one(memory.x, memory.x_stride, static_cast<u32>(arguments.x.rows),
+                                             arguments.x.columns, config.tile_n, config.splits);
+    for (u32 i = 0; i < matmul.product_count; ++i) {
+      const FourBitMatmulArguments::Product& product = arguments.products[i];
+      one.add(product.weight, matmul_output<Half>(product.y, product.given.bias, matmul.accumulate != 0));
+    }
+    if (!one.fits_device()) return false;
+    one.run(stream, matmul.weights_are_ready != 0 ? Overlap::yes : Overlap::no);
+    return true;
+  };
+  const auto launch_if_chosen = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
+    if (config.tile != Kernels::choices[i].tile) return false;
+    return arguments.products[0].weight.absmax == nullptr
+               ? launch(std::type_identity<typename Kernels::template Kernel<Half, true, i>>())
+               : launch(std::type_identity<typename Kernels::template Kernel<Half, false, i>>());
+  };
+  return [&]<std::size_t... i>(std::index_sequence<i...>) {
+    return (launch_if_chosen(std::integral_constant<std::size_t, i>()) || ...);
   }
-  if (!one.fits_device()) return false;
-  one.run(stream, matmul.weights_are_ready != 0 ? Overlap::yes : Overlap::no);
-  return true;
+  (std::make_index_sequence<Kernels::choices.size()>());
 }
 
 }  // namespace nibble::kernels

@@ -140,7 +140,7 @@ std::string kernel_of(const Shape& shape) {
   bool tiles = false, any = false;
   for (const device::simulator::Site& site : scope.sites()) {
     const std::string where = device::simulator::where(site);
-    for (const char* const file : {"four_bit_matmul.hpp", "four_bit_matmul_bulk.hpp"})
+    for (const char* const file : {"four_bit_matmul.hpp", "four_bit_matmul_few_rows.hpp"})
       tiles |= where.find(file) != std::string::npos;
     any |= where.find("four_bit_matmul_any.hpp") != std::string::npos;
   }

@@ -123,12 +123,12 @@ TEST(FourBitMatmulConfig, ManyRowsHaveAKernelAndWholeSteps) {
 
 TEST(FourBitMatmulConfig, FewRowsHaveAKernelThatTmaFeedsAndWholeSteps) {
   std::mt19937_64 random(3);
-  for (u64 m = 1; m <= max_m_of_bulk; ++m)
+  for (u64 m = 1; m <= max_m_of_few_rows; ++m)
     for (int i = 0; i < 200; ++i) {
       const u64 n = i == 0 ? ~u64{0} >> 32 : 1 + random() % (u64{1} << (1 + random() % 18));
       const u64 k = 64 * (1 + random() % (u64{1} << (1 + random() % 12)));
-      const BulkConfig config = bulk_config_for(m, n, k);
-      ASSERT_TRUE(std::any_of(bulk_choices.begin(), bulk_choices.end(),
+      const FewRowsConfig config = few_rows_config_for(m, n, k);
+      ASSERT_TRUE(std::any_of(few_rows_choices.begin(), few_rows_choices.end(),
                               [&](const auto& choice) { return choice.tile == config.tile; }));
       ASSERT_EQ(config.tile.max_m(), m <= 8 ? 8 : m <= 16 ? 16 : 32);
       ASSERT_TRUE(std::has_single_bit(config.splits) && config.splits <= device::max_cluster) << config.splits;
@@ -137,7 +137,7 @@ TEST(FourBitMatmulConfig, FewRowsHaveAKernelThatTmaFeedsAndWholeSteps) {
     }
   // docs/four-bit-matmul.md
   const auto plan = [](u64 m, u64 n, u64 k) {
-    const BulkConfig config = bulk_config_for(m, n, k);
+    const FewRowsConfig config = few_rows_config_for(m, n, k);
     return std::array<u32, 3>{config.tile.n_warps, config.tile_n, config.splits};
   };
   using Plan = std::array<u32, 3>;

@@ -21,7 +21,7 @@
 #include "kernels/four_bit_weight.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul.hpp"
 #include "kernels/matmul/four_bit/four_bit_matmul_absmax.hpp"
-#include "kernels/matmul/four_bit/four_bit_matmul_bulk_tile.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_few_rows_tile.hpp"
 #include "kernels/matmul/four_bit/four_bit_pair_table.hpp"
 #include "kernels/matmul/matmul_block.hpp"
 
@@ -34,7 +34,7 @@ using namespace device;
 /// Grid: as of FourBitMatmul, without experts, in clusters of 2^log2_splits blocks, at most 8 and at most the steps of
 /// k. A map has the codes of each weight, as bytes [n, k / 2], in boxes of tile_n rows, and `x_map` has x [m, k], whose
 /// rows are x_stride elements apart.
-template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMatmulBulk {
+template <class Half, bool Nested, FourBitMatmulFewRowsTile Tile> struct FourBitMatmulFewRows {
   static constexpr bool needs_sm90a = true;
   static constexpr u32 stages = 4, consumers = Tile.threads(), threads = consumers + 32 * stages, min_blocks = 1;
   static constexpr u32 m_tiles = Tile.m_tiles, n_tiles = 2, max_weights = 4;
@@ -121,7 +121,7 @@ template <class Half, bool Nested, FourBitMatmulBulkTile Tile> struct FourBitMat
   }
 
  private:
-  static constexpr FourBitMatmulBulkTile lane_tile{1, Tile.n_warps, Tile.k_warps};
+  static constexpr FourBitMatmulFewRowsTile lane_tile{1, Tile.n_warps, Tile.k_warps};
   static constexpr bool has_many_sums = m_tiles > 2;  // those that multiply get registers of the copiers
   using Lane = MatmulLane<lane_tile>;
   using Sums = float[m_tiles][n_tiles][4];

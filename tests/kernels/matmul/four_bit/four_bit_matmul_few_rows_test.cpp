@@ -1,4 +1,4 @@
-// The product for few rows of x on sm_90a, fed by bulk copies: through the library against fp64, and the kernels by
+// The product for few rows of x on sm_90a, fed by TMA: through the library against fp64, and the kernels by
 // themselves, which the library would not choose for shapes this small.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/host/matmul/four_bit/four_bit_matmul_config.hpp"
-#include "kernels/matmul/four_bit/four_bit_matmul_bulk.hpp"
+#include "kernels/matmul/four_bit/four_bit_matmul_few_rows.hpp"
 #include "tests/kernels/matmul/four_bit/four_bit_matmul_support.hpp"
 #include "tests/kernels/matmul/four_bit/four_bit_matmul_tma_support.hpp"
 #include "tests/kernels/schedules.hpp"
@@ -23,7 +23,7 @@ using test::Problem;
 using test::Product;
 using test::Shape;
 
-TEST(FourBitMatmulBulk, RandomShapes) {
+TEST(FourBitMatmulFewRows, RandomShapes) {
   test::expect_random_products(32, 4, [](u32 i, auto& below) {
     const bool large = i % 6 == 0;
     return Shape{.m = 1 + below(32),
@@ -39,7 +39,7 @@ TEST(FourBitMatmulBulk, RandomShapes) {
   });
 }
 
-TEST(FourBitMatmulBulk, SlicesAndFp32X) {
+TEST(FourBitMatmulFewRows, SlicesAndFp32X) {
   expect_product({.m = 7, .n = 20, .k = 128, .first = 128 * 7}, 1);
   expect_product({.m = 1, .n = 20, .k = 128, .x_stride = 1}, 5);
   expect_product({.m = 20, .n = 130, .k = 192, .blocksize = 256, .nested = false, .first = 64, .gap = 320}, 2);
@@ -48,23 +48,23 @@ TEST(FourBitMatmulBulk, SlicesAndFp32X) {
 }
 
 // The blocks of a cluster divide k between them.
-TEST(FourBitMatmulBulk, SplitK) {
+TEST(FourBitMatmulFewRows, SplitK) {
   for (const auto& [m, groups] : {std::pair{2U, 300U}, {18U, 67U}}) {
     const Shape shape{.m = m, .n = 33, .k = 64 * groups, .bias = true, .accumulate = true};
-    ASSERT_GT(four_bit_matmul::bulk_config_for(shape.m, shape.n, shape.k).splits, 1U);
+    ASSERT_GT(four_bit_matmul::few_rows_config_for(shape.m, shape.n, shape.k).splits, 1U);
     expect_product(shape, 5);
   }
 }
 
-template <bool Nested, FourBitMatmulBulkTile Tile>
-using Items = test::TmaItems<FourBitMatmulBulk<bf16, Nested, Tile>, Nested>;
+template <bool Nested, FourBitMatmulFewRowsTile Tile>
+using Items = test::TmaItems<FourBitMatmulFewRows<bf16, Nested, Tile>, Nested>;
 
-constexpr FourBitMatmulBulkTile of_8_rows{.m_tiles = 1, .n_warps = 1, .k_warps = 16};
-constexpr FourBitMatmulBulkTile of_16_rows{.m_tiles = 2, .n_warps = 2, .k_warps = 8};
-constexpr FourBitMatmulBulkTile of_32_rows{.m_tiles = 4, .n_warps = 4, .k_warps = 4};
+constexpr FourBitMatmulFewRowsTile of_8_rows{.m_tiles = 1, .n_warps = 1, .k_warps = 16};
+constexpr FourBitMatmulFewRowsTile of_16_rows{.m_tiles = 2, .n_warps = 2, .k_warps = 8};
+constexpr FourBitMatmulFewRowsTile of_32_rows{.m_tiles = 4, .n_warps = 4, .k_warps = 4};
 
 // Two blocks or clusters take several tiles of n each. The ring of stages comes round several times.
-NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, EverySynchronizationIsNeeded) {
+NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, EverySynchronizationIsNeeded) {
   test::expect_all_needed<Items<true, of_8_rows>>({{.m = 5, .n = 140, .k = 64 * 40}, 1},
                                                   {{.m = 8, .n = 70, .k = 64 * 70}, 2});
   test::expect_all_needed<Items<false, of_8_rows>>({{.m = 3, .n = 290, .k = 64 * 30}, 1},
@@ -76,8 +76,8 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, EverySynchronizationIsNeeded) {
 }
 
 // Tiles of 16 to all of block_n, which leave some warps half of their work or none, in clusters of each size.
-NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, TilesAndClustersOfAnySize) {
-  constexpr FourBitMatmulBulkTile wide{.m_tiles = 1, .n_warps = 4, .k_warps = 4};
+NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, TilesAndClustersOfAnySize) {
+  constexpr FourBitMatmulFewRowsTile wide{.m_tiles = 1, .n_warps = 4, .k_warps = 4};
   for (const u32 splits : {1U, 2U, 4U, 8U})
     for (const u32 tile_n : {16U, 48U, 112U}) {
       const Items<true, wide> few({.m = 5, .n = 130, .k = 64 * 33}, splits, tile_n);
@@ -88,7 +88,7 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, TilesAndClustersOfAnySize) {
 }
 
 // A step of each length, and fewer steps than there are copiers and stages.
-NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, ShortSteps) {
+NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, ShortSteps) {
   for (const std::size_t groups : {1U, 2U, 3U, 15U, 16U, 17U, 33U}) {
     const Items<true, of_8_rows> items({.m = 3, .n = 100, .k = 64 * groups}, 1);
     EXPECT_EQ(items.right_values().size(), 300U);
@@ -98,10 +98,10 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, ShortSteps) {
 }
 
 // The weights of q, k and v in one launch, with and without splits.
-TEST(FourBitMatmulBulk, WeightsThatShareX) {
+TEST(FourBitMatmulFewRows, WeightsThatShareX) {
   for (const bool splits : {false, true}) {
     const std::size_t k = splits ? 64 * 200 : 192;
-    ASSERT_EQ(four_bit_matmul::bulk_config_for(12, 140 + 12 + 33, k).splits > 1, splits);
+    ASSERT_EQ(four_bit_matmul::few_rows_config_for(12, 140 + 12 + 33, k).splits > 1, splits);
     const Problem q({.m = 12, .n = 140, .k = k, .bias = true, .overlap = true}, 20),
         key({.m = 12, .n = 12, .k = k, .overlap = true}, 21),
         value({.m = 12, .n = 33, .k = k, .bias = true, .overlap = true}, 22);
@@ -111,7 +111,7 @@ TEST(FourBitMatmulBulk, WeightsThatShareX) {
 
 // On 9.0, few blocks or many give the same bytes; elsewhere, and where there is code for sm_80 alone, another kernel is
 // right, too.
-NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, DevicesOfAnySizeGiveTheSameBytes) {
+NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, DevicesOfAnySizeGiveTheSameBytes) {
   for (const Shape& shape : {Shape{.m = 1, .n = 300, .k = 64 * 20}, Shape{.m = 17, .n = 150, .k = 64 * 9}}) {
     const Problem problem(shape, 28);
     test::expect_same_bytes<Product>(problem, {1U, 3U, 114U, 144U}, {90U});
@@ -123,19 +123,19 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, DevicesOfAnySizeGiveTheSameBytes) {
 }
 
 bool is_fed_by_bulk_copies(const Shape& shape, const Options& options = {}) {
-  return test::is_multiplied_in("four_bit_matmul_bulk", shape, options);
+  return test::is_multiplied_in("four_bit_matmul_few_rows", shape, options);
 }
 
-NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, DevicesWithoutRoomForAClusterUseAnotherKernel) {
+NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, DevicesWithoutRoomForAClusterUseAnotherKernel) {
   const Shape shape{.m = 18, .n = 33, .k = 64 * 67};
-  ASSERT_GT(four_bit_matmul::bulk_config_for(shape.m, shape.n, shape.k).splits, 2U);
+  ASSERT_GT(four_bit_matmul::few_rows_config_for(shape.m, shape.n, shape.k).splits, 2U);
   EXPECT_TRUE(is_fed_by_bulk_copies(shape));
   EXPECT_FALSE(is_fed_by_bulk_copies(shape, {.max_cluster = 2}));
 }
 
 // What it does not fit: more rows, experts, codes that bulk copies cannot copy, shorter runs.
-NIBBLE_SIMULATED_TEST(FourBitMatmulBulk, OtherwiseTheOtherKernels) {
-  constexpr std::size_t m = four_bit_matmul::max_m_of_bulk;
+NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, OtherwiseTheOtherKernels) {
+  constexpr std::size_t m = four_bit_matmul::max_m_of_few_rows;
   EXPECT_TRUE(is_fed_by_bulk_copies({.m = m, .n = 20, .k = 128}));
   EXPECT_FALSE(is_fed_by_bulk_copies({.m = m + 1, .n = 20, .k = 128}));
   EXPECT_FALSE(is_fed_by_bulk_copies({.m = m, .n = 20, .k = 128, .packed_offset = 8}));
