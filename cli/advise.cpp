@@ -151,7 +151,7 @@ std::string advice_text(const AdviseArguments& arguments, const Reader& referenc
 
   // The error is that of the weights of all tensors, or of their outputs, each relative to its own tensor and counted
   // by weights or sensitivity: sqrt(cost / weights).
-  const auto error = [&](const AdvicePoint& point) {
+  const auto error = [&advice = advice](const AdvicePoint& point) {
     return advice.weights == 0 ? 0 : std::sqrt(point.cost / static_cast<double>(advice.weights));
   };
   const std::vector<AdvicePoint> rows = rows_of(advice);

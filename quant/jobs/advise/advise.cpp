@@ -10,7 +10,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <ranges>
 #include <string_view>
 #include <utility>
 
@@ -398,10 +397,10 @@ class Advising {
     }
     const Plan plan = make_plan(in_, advice_.recipe);
     // A conversion refuses statistics that say nothing of what it searches.
-    const auto needs_statistics = [&](std::size_t t) {
-      return searches_absmax(codecs_[t]) && (tensors_[t].has_output || !has_outputs());
-    };
-    if (std::ranges::any_of(std::views::iota(std::size_t{0}, tensors_.size()), needs_statistics))
+    bool needs_statistics = false;
+    for (std::size_t t = 0; t < tensors_.size(); ++t)
+      needs_statistics |= searches_absmax(codecs_[t]) && (tensors_[t].has_output || !has_outputs());
+    if (needs_statistics)
       for (const Candidate& format : formats_)
         if (!format.plan->recipe.calibration.empty()) advice_.recipe.calibration = format.plan->recipe.calibration;
     advice_.recipe.allow_nibble_only = plan.nibble_only;

@@ -1,11 +1,13 @@
 #include "nibble/nested.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "nibble/error.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
@@ -165,11 +167,11 @@ TEST(Nested, SlicesMayBeginAndEndAnywhere) {
   std::vector<float> nested_absmax(3), decoded(700);
   nested::encode(absmax, 0.25f, codes, nested_absmax);
   nested::decode(codes, nested_absmax, nested::codebook, 0.25f, decoded);
-  for (const std::size_t first : {0, 1, 255, 256, 511, 699, 700})
-    for (const std::size_t n : {0, 1, 2, 257, 700}) {
+  for (const std::size_t first : {0U, 1U, 255U, 256U, 511U, 699U, 700U})
+    for (const std::size_t n : {0U, 1U, 2U, 257U, 700U}) {
       std::vector<float> slice(std::min<std::size_t>(n, 700 - first));
       nested::decode_slice(first, codes, nested_absmax, nested::codebook, 0.25f, slice);
-      EXPECT_EQ(slice, std::vector<float>(decoded.begin() + first, decoded.begin() + first + slice.size())) << first;
+      EXPECT_THAT(slice, testing::ElementsAreArray(std::span(decoded).subspan(first, slice.size()))) << first;
     }
 }
 

@@ -508,7 +508,7 @@ TEST(Matmul, WeightsWithoutColumnsOrRows) {
   four_bit.n = int8.n = n;
   int8.absmax = absmax;
   const std::array<float, n> bias{1, 2, 3, 4, 5};
-  for (const std::size_t m : {0, 1, 3, 40})
+  for (const std::size_t m : {0U, 1U, 3U, 40U})
     for (const bool has_bias : {false, true}) {
       const auto bytes = has_bias ? std::as_bytes(std::span(bias)) : std::span<const std::byte>();
       std::vector<float> expected(m * n), y(m * n, 7), y_int8(m * n, 7);

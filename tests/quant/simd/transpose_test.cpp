@@ -14,9 +14,9 @@ namespace {
 // Sizes around the squares of 16 bytes. What is behind a row of the target belongs to somebody else.
 TEST(Transpose, ElementsChangePlaces) {
   std::mt19937 random(1);
-  for (const std::size_t width : {2, 4, 8})
-    for (const std::size_t rows : {0, 1, 3, 15, 16, 17, 40})
-      for (const std::size_t columns : {0, 1, 3, 15, 16, 17, 40}) {
+  for (const std::size_t width : {2U, 4U, 8U})
+    for (const std::size_t rows : {0U, 1U, 3U, 15U, 16U, 17U, 40U})
+      for (const std::size_t columns : {0U, 1U, 3U, 15U, 16U, 17U, 40U}) {
         const std::size_t from_stride = columns + 3, to_stride = rows + 5;
         std::vector<std::byte> from(1 + rows * from_stride * width);
         for (std::byte& byte : from) byte = static_cast<std::byte>(random());
