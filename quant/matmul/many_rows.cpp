@@ -72,8 +72,8 @@ class Tiles {
   }
 
  private:
-  // In words near each other: those of rows that are far apart compete for the same lines of the caches. bf16 is read
-  // where it is, if it can be.
+  // Copies a tile of x to words that follow each other, because rows that are far apart compete for the same lines of
+  // the caches. bf16 is read in place if its rows have an even number of columns.
   void fill_x(Range rows, Range depth) {
     for (std::size_t row = 0; row < rows.size; ++row) {
       const std::size_t at = (rows.first + row) * depth_ + depth.first;

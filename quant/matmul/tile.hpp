@@ -47,10 +47,11 @@ struct TileKernel {
 /// Multiplies bf16 numbers; nothing unless the processor and the CPU target can.
 [[nodiscard]] std::optional<TileKernel> tile_bf16();
 
-/// Whether the kernels in bf16 are there and take less time than those in fp32: half of it on AMD (Zen 5), but 1.1 to
-/// 1.6 times as long on Intel (Emerald Rapids), where torch's products, without AMX, take longer in bf16 as well.
+/// Whether the kernels in bf16 exist and take less time than those in fp32: 0.5 to 0.8 times on AMD (Zen 5), but 1.1 to
+/// 1.7 times on Intel (Emerald Rapids; docs/cpu-matmul.md), where torch's products, without AMX, take longer in bf16
+/// too.
 [[nodiscard]] bool prefers_bf16();
-/// For tests: another answer, as far as the kernels are there, or again the own one.
+/// For tests: overrides the answer where the kernels exist; nullopt restores it. No product may run meanwhile.
 void prefer_bf16(std::optional<bool> answer);
 
 /// panel[p * stride + c] = rows[c * words + p] for c < 4 and p < words.

@@ -14,7 +14,8 @@ struct CodesAround {
   std::uint8_t nearest, other;
 };
 
-/// Finds the codes around v among 2 to 256 values in [-1, 1]. The values ascend, and no two are equal.
+/// Finds the codes around v among 2 to 256 values in [-1, 1]. The values ascend, no two are equal, and they have to
+/// outlive it.
 class CodesByValue {
  public:
   explicit CodesByValue(std::span<const float> values) : values_(values) {
@@ -36,7 +37,7 @@ class CodesByValue {
   }
 
  private:
-  static constexpr std::size_t buckets = 2048;  // at most three values in each, and hardly ever more than one
+  static constexpr std::size_t buckets = 2048;  // with at most one value of signed_codebook, and 16 of nested::codebook
 
   std::span<const float> values_;
   std::array<std::uint8_t, buckets> first_;  // the first value above a bucket's begin

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cassert>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -154,7 +155,7 @@ class ValuesByBucket {
     return look_up(value_, hn::Add(y, look_up(bucket_, y)));
   }
 
-  // By the upper bytes. A shift would do, too, but the other instructions keep its execution port busy.
+  // By the upper bytes. They are shuffled down and not shifted, because the other instructions need the port of shifts.
   HWY_INLINE V16 look_up(V16 table, V16 words) const {
     return V16{_mm512_permutexvar_epi16(hn::TableLookupBytes(words, upper_bytes_).raw, table.raw)};
   }
@@ -330,7 +331,7 @@ Inverse inverse_of(float scale) {
 
 bool is_searched(float largest) { return largest >= min_magnitude && largest <= max_magnitude; }
 
-// Blocks that follow each other, and their columns. The last may be short: zeros take the place of what it lacks.
+// Blocks that follow each other, and their columns. The last may be short: it is padded with zeros.
 class Blocks {
  public:
   Blocks(DType source, std::span<const std::byte> weights, std::size_t blocksize, const ColumnsFrom& columns)
@@ -363,7 +364,7 @@ class Blocks {
     return largest;
   }
 
-  // n weights from weight `first` on, or their roots, as if there were as many. At most tile_weights.
+  // n weights from weight `first` on, followed by zeros if there are fewer, or their roots. At most tile_weights.
   [[nodiscard]] std::span<const float> weights_from(std::size_t first, std::size_t n, std::span<float> room) const {
     const auto part = widen(source_, bytes_of(first, n), room);
     if (part.size() == n) return part;
@@ -483,7 +484,8 @@ SearchValues::SearchValues(const FourBitTables& tables) {
     const auto before = static_cast<int>(number(tables, first));
     int step = first;  // the first y of the bucket that has another number
     while (step < first + size && static_cast<int>(number(tables, step)) == before) ++step;
-    // Without such a y, the sums keep their distance from the next number.
+    // Without such a y, the sums are in the middle of what `before` may have.
+    assert(static_cast<int>(number(tables, first + size - 1)) <= before + 1);
     const int turn = step < first + size ? numbers * (before + 1) - step : numbers * before + size / 2 - first;
     bucket[static_cast<std::size_t>(first / size & 31)] = static_cast<std::int16_t>(turn);
   }

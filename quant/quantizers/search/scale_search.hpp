@@ -23,9 +23,10 @@ namespace nibble {
 struct SearchValues {
   explicit SearchValues(const FourBitTables& tables);
 
-  static constexpr int end = 4096;
-  alignas(64) std::array<std::int16_t, 32> bucket{}, value{};  ///< each value twice
-  alignas(16) std::array<std::uint8_t, 16> lower{}, upper{};   ///< bytes of the values
+  static constexpr int end = 4096;                            ///< of the range of y
+  alignas(64) std::array<std::int16_t, 32> bucket{};          ///< what a bucket adds to y
+  alignas(64) std::array<std::int16_t, 32> value{};           ///< each twice
+  alignas(16) std::array<std::uint8_t, 16> lower{}, upper{};  ///< for other targets: the bytes of each value
 
   [[nodiscard]] int of(std::size_t number) const { return value[2 * number]; }
   /// How many midpoints have a position below 8 y.

@@ -1,4 +1,4 @@
-// Launches the product for few rows of x where TMA feeds a multiprocessor.
+// Launches the kernel for few rows of x where there is code for sm_90a.
 #pragma once
 #include "kernels/device/types.hpp"
 #include "kernels/host/matmul/four_bit/four_bit_matmul_arguments.hpp"

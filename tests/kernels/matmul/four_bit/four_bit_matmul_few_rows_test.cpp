@@ -122,25 +122,25 @@ NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, DevicesOfAnySizeGiveTheSameBytes) {
   }
 }
 
-bool is_fed_by_bulk_copies(const Shape& shape, const Options& options = {}) {
+bool is_for_few_rows(const Shape& shape, const Options& options = {}) {
   return test::is_multiplied_in("four_bit_matmul_few_rows", shape, options);
 }
 
 NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, DevicesWithoutRoomForAClusterUseAnotherKernel) {
   const Shape shape{.m = 18, .n = 33, .k = 64 * 67};
   ASSERT_GT(four_bit_matmul::few_rows_config_for(shape.m, shape.n, shape.k).splits, 2U);
-  EXPECT_TRUE(is_fed_by_bulk_copies(shape));
-  EXPECT_FALSE(is_fed_by_bulk_copies(shape, {.max_cluster = 2}));
+  EXPECT_TRUE(is_for_few_rows(shape));
+  EXPECT_FALSE(is_for_few_rows(shape, {.max_cluster = 2}));
 }
 
-// What it does not fit: more rows, experts, codes that bulk copies cannot copy, shorter runs.
+// What it does not fit: more rows, experts, codes that TMA cannot copy, shorter runs.
 NIBBLE_SIMULATED_TEST(FourBitMatmulFewRows, OtherwiseTheOtherKernels) {
   constexpr std::size_t m = four_bit_matmul::max_m_of_few_rows;
-  EXPECT_TRUE(is_fed_by_bulk_copies({.m = m, .n = 20, .k = 128}));
-  EXPECT_FALSE(is_fed_by_bulk_copies({.m = m + 1, .n = 20, .k = 128}));
-  EXPECT_FALSE(is_fed_by_bulk_copies({.m = m, .n = 20, .k = 128, .packed_offset = 8}));
-  EXPECT_FALSE(is_fed_by_bulk_copies({.m = m, .n = 20, .k = 96}));
-  EXPECT_FALSE(is_fed_by_bulk_copies({.m = m, .n = 20, .k = 128, .ends = {3, m}}));
+  EXPECT_TRUE(is_for_few_rows({.m = m, .n = 20, .k = 128}));
+  EXPECT_FALSE(is_for_few_rows({.m = m + 1, .n = 20, .k = 128}));
+  EXPECT_FALSE(is_for_few_rows({.m = m, .n = 20, .k = 128, .packed_offset = 8}));
+  EXPECT_FALSE(is_for_few_rows({.m = m, .n = 20, .k = 96}));
+  EXPECT_FALSE(is_for_few_rows({.m = m, .n = 20, .k = 128, .ends = {3, m}}));
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ TEST(CodesByValue, TakesNanAsTheLeastValue) {
 TEST(CodesByValue, TakesTwoValues) {
   const float values[] = {-0.5f, 0.25f};
   const CodesByValue codes(values);
-  for (const float v : {-1.0f, -0.5f, -0.2f, 0.0f, 0.25f, 1.0f}) expect_codes_around(values, codes, v);
+  for (const float v : {-1.0f, -0.5f, -0.2f, -0.125f, 0.0f, 0.25f, 1.0f}) expect_codes_around(values, codes, v);
 }
 
 }  // namespace

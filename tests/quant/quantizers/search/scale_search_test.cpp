@@ -188,17 +188,23 @@ TEST(ScaleSearch, IsItsFormulaWhereColumnsCountDifferently) {
       }
 }
 
+// From memory without alignment.
 TEST(ScaleSearch, ReadsAllTypesOfWeights) {
-  const std::vector<float> weights = test::normal_weights(37 * 64 + 7, 3, 0.05f);
-  for (const DType dtype : {DType::bf16, DType::f16, DType::f64}) {
-    const test::Bytes stored = test::stored_as(dtype, weights);
-    std::vector<float> same(weights.size());
-    for (std::size_t i = 0; i < same.size(); ++i)
-      same[i] = dtype == DType::bf16  ? bf16::to_float(bf16::from_float(weights[i]))
-                : dtype == DType::f16 ? fp16::to_float(fp16::from_float(weights[i]))
-                                      : weights[i];
-    EXPECT_EQ(find(tables_of("nf4"), 64, AbsmaxChoice::search, dtype, stored),
-              find(tables_of("nf4"), 64, AbsmaxChoice::search, DType::f32, bytes_of(same)));
+  for (const std::size_t blocksize : {32U, 64U, 512U}) {
+    const std::vector<float> weights = test::normal_weights(37 * blocksize + 7, 3, 0.05f);
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
+      const test::Bytes stored = test::stored_as(dtype, weights);
+      test::Bytes shifted(1);
+      shifted.insert(shifted.end(), stored.begin(), stored.end());
+      std::vector<float> same(weights.size());
+      for (std::size_t i = 0; i < same.size(); ++i)
+        same[i] = dtype == DType::bf16  ? bf16::to_float(bf16::from_float(weights[i]))
+                  : dtype == DType::f16 ? fp16::to_float(fp16::from_float(weights[i]))
+                                        : weights[i];
+      EXPECT_EQ(find(tables_of("nf4"), blocksize, AbsmaxChoice::search, dtype, std::span(shifted).subspan(1)),
+                find(tables_of("nf4"), blocksize, AbsmaxChoice::search, DType::f32, bytes_of(same)))
+          << traits(dtype).name << blocksize;
+    }
   }
 }
 
@@ -311,38 +317,50 @@ TEST(ScaleSearch, LosesNothingWhereNothingIsLost) {
 }
 
 // By how much codes for this absmax leave less error than codes of 0.
-float gain_of(const FourBitTables& tables, std::span<const float> block, float absmax) {
+float gain_of(const FourBitTables& tables, std::span<const float> block, float absmax,
+              std::span<const float> roots = {}) {
   const float scale = absmax / largest_of(block);
   if (scale == 0) return 0;
-  const Sums sums = sums_of(tables, in_units(block), scale);
+  const Sums sums = sums_of(tables, in_units(block), scale, roots_in_units(roots));
   return scale * (2 * sums.product - scale * sums.square);
+}
+
+void expect_the_better_of_two(const char* name, std::size_t blocksize, const ColumnsFrom& columns) {
+  const FourBitTables& tables = tables_of(name);
+  const std::vector<float> weights = test::normal_weights(60 * blocksize + 5, 8, 0.05f);
+  std::vector<float> absmax = find(tables, blocksize, AbsmaxChoice::search, DType::f32, bytes_of(weights), columns);
+  std::vector<float> other = absmax, expected, room(blocksize);
+  std::size_t replaced = 0;
+  for (std::size_t b = 0; b < absmax.size(); ++b) {
+    absmax[b] *= b % 7 == 3 ? 0.0f : 1 + 0.02f * static_cast<float>(b % 4);
+    other[b] *= b % 7 == 5 ? 0.0f : b % 7 == 6 ? -0.05f : 1 - 0.02f * static_cast<float>(b % 5);
+    const std::size_t at = b * blocksize;
+    const auto block = std::span(weights).subspan(at, std::min(blocksize, weights.size() - at));
+    const auto roots = columns.columns == nullptr ? std::span<const float>()
+                                                  : columns.columns->roots(columns.first + at, blocksize, room);
+    const bool replaces = gain_of(tables, block, other[b], roots) > gain_of(tables, block, absmax[b], roots);
+    expected.push_back(replaces ? other[b] : absmax[b]);
+    replaced += replaces ? 1 : 0;
+  }
+  EXPECT_GT(replaced, 10U);
+  EXPECT_LT(replaced, 50U);
+  test::for_each_target([&](const std::string& target) {
+    std::vector<float> better = absmax;
+    ScaleSearch(tables, blocksize, AbsmaxChoice::search)
+        .take_better(DType::f32, bytes_of(weights), better, other, columns);
+    EXPECT_EQ(better, expected) << target << name;
+  });
 }
 
 TEST(ScaleSearch, TakesTheBetterOfTwo) {
   for (const char* const name : {"nf4", "fp4"})
-    for (const std::size_t blocksize : {32U, 512U}) {
-      const FourBitTables& tables = tables_of(name);
-      const std::vector<float> weights = test::normal_weights(60 * blocksize + 5, 8, 0.05f);
-      std::vector<float> absmax = find(tables, blocksize, AbsmaxChoice::search, DType::f32, bytes_of(weights));
-      std::vector<float> other = absmax, expected;
-      std::size_t replaced = 0;
-      for (std::size_t b = 0; b < absmax.size(); ++b) {
-        absmax[b] *= b % 7 == 3 ? 0.0f : 1 + 0.02f * static_cast<float>(b % 4);
-        other[b] *= b % 7 == 5 ? 0.0f : b % 7 == 6 ? -0.05f : 1 - 0.02f * static_cast<float>(b % 5);
-        const auto block =
-            std::span(weights).subspan(b * blocksize, std::min(blocksize, weights.size() - b * blocksize));
-        const bool replaces = gain_of(tables, block, other[b]) > gain_of(tables, block, absmax[b]);
-        expected.push_back(replaces ? other[b] : absmax[b]);
-        replaced += replaces ? 1 : 0;
-      }
-      EXPECT_GT(replaced, 10U);
-      EXPECT_LT(replaced, 50U);
-      test::for_each_target([&](const std::string& target) {
-        std::vector<float> better = absmax;
-        ScaleSearch(tables, blocksize, AbsmaxChoice::search).take_better(DType::f32, bytes_of(weights), better, other);
-        EXPECT_EQ(better, expected) << target << name;
-      });
-    }
+    for (const std::size_t blocksize : {32U, 512U}) expect_the_better_of_two(name, blocksize, {});
+}
+
+TEST(ScaleSearch, TakesTheBetterOfTwoWhereColumnsCountDifferently) {
+  const ColumnWeights columns(mean_squares(100, 2));
+  for (const char* const name : {"nf4", "fp4"})
+    for (const std::size_t blocksize : {32U, 512U}) expect_the_better_of_two(name, blocksize, {&columns, 96});
 }
 
 TEST(ScaleSearch, KeepsTheAbsmaxOfBlocksThatAreNotSearched) {
