@@ -29,7 +29,7 @@ class CodesByValue {
   /// NaN counts as -1.
   [[nodiscard]] CodesAround around(float v) const {
     const float within = v > -1 ? std::min(v, 1.0f) : -1.0f;
-    std::size_t above = first_[std::min(static_cast<std::size_t>((within + 1) * (buckets / 2)), buckets - 1)];
+    std::size_t above = first_[std::min(static_cast<std::size_t>((within + 1) * (buckets / 2.0f)), buckets - 1)];
     while (above > 1 && values_[above - 1] > within) --above;  // within + 1 was rounded up to the next bucket
     while (above + 1 < values_.size() && values_[above] <= within) ++above;
     const auto upper = static_cast<std::uint8_t>(above), lower = static_cast<std::uint8_t>(above - 1);

@@ -493,7 +493,8 @@ SearchValues::SearchValues(const FourBitTables& tables) {
 
 std::size_t SearchValues::number(const FourBitTables& tables, int y) {
   const int x = std::clamp(8 * y, -32767, 32767), guess = tables.guess(x);
-  return static_cast<std::size_t>(guess + (x > tables.position(guess) ? 1 : 0));
+  const int number = x > tables.position(guess) ? guess + 1 : guess;
+  return static_cast<std::size_t>(number);
 }
 
 ScaleSearch::ScaleSearch(const FourBitTables& tables, std::size_t blocksize, AbsmaxChoice choice)
