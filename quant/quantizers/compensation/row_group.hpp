@@ -19,8 +19,8 @@ using OfRows = std::array<float, rows>;
 struct FourBitGrid {
   explicit FourBitGrid(const FourBitTables& tables);
 
-  alignas(64) std::array<float, 15> midpoint;  ///< ascending
-  alignas(64) std::array<float, 16> value;
+  alignas(64) std::array<float, 15> midpoint{};  ///< ascending
+  alignas(64) std::array<float, 16> value{};
   std::array<std::uint8_t, 16> code;
 };
 
