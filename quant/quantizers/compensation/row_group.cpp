@@ -183,7 +183,7 @@ HWY_EXPORT(pass_weights_on);
 HWY_EXPORT(quantize_four_bit);
 HWY_EXPORT(quantize_eight_bit);
 
-FourBitGrid::FourBitGrid(const FourBitTables& tables) : midpoint{}, value{}, code(tables.code) {
+FourBitGrid::FourBitGrid(const FourBitTables& tables) : code(tables.code) {
   for (std::size_t i = 0; i < 16; ++i) value[i] = tables.codebook[code[i]];
   for (std::size_t m = 0; m < 15; ++m) midpoint[m] = (value[m] + value[m + 1]) / 2;
 }
