@@ -27,7 +27,7 @@ class Weight {
   [[nodiscard]] virtual bool decode_words(const RowKernel& kernel, std::size_t row, std::size_t column,
                                           std::size_t count, std::size_t ahead, std::uint32_t* words) const = 0;
 
-  /// Asks for the codes of that part from memory.
+  /// Asks for the codes of that part from memory; it may lie past the end of the weight.
   virtual void prefetch(std::size_t row, std::size_t column, std::size_t count) const = 0;
 
   static constexpr std::size_t max_part = 512;

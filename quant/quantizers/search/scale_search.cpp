@@ -1,6 +1,8 @@
 // Compiled once per CPU target. Each lane of a vector searches a block of its own, in 16-bit integers: weights are
 // multiples of 1/4095 of the block's largest magnitude, and so are the values of the codebook. Sums of 64 products are
 // exact, and are added in the order of the weights.
+//
+// It is one file because the sums of a target and the search that asks for them share the layout of a group of blocks.
 #include "quant/quantizers/search/scale_search.hpp"
 
 #include <algorithm>
@@ -452,6 +454,7 @@ class Group {
       for (std::size_t lane = 0; lane < lanes_; ++lane)
         rows[lane] = part(begin + lane * blocksize, step_, std::span(room).subspan(lane * step_, step_)).data();
     }
+    // The integer of a NaN could be too large for the sums.
     for (std::size_t lane = 0; lane < lanes_; ++lane)
       if (factors[lane] == 0) rows[lane] = zeros.data();
     HWY_DYNAMIC_DISPATCH(interleave)(rows.data(), step_, factors.data(), interleaved.data());

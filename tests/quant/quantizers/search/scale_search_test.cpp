@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -208,15 +209,19 @@ TEST(ScaleSearch, ReadsAllTypesOfWeights) {
   }
 }
 
+// The second NaN has bits that would be a large integer.
 TEST(ScaleSearch, SaysIfAWeightIsNotFinite) {
   const ScaleSearch search(tables_of("nf4"), 64, AbsmaxChoice::search);
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()})
-    for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
-      std::vector<float> weights = test::normal_weights(1000, 2), absmax(16);
-      weights[999] = bad;
-      search.find(dtype, test::stored_as(dtype, weights), absmax);
-      for (std::size_t b = 0; b < 16; ++b) EXPECT_EQ(std::isnan(absmax[b]), b == 15) << b;
-    }
+  test::for_each_target([&](const std::string& target) {
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::bit_cast<float>(0x7FFF7FFFU),
+                            -std::numeric_limits<float>::infinity()})
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+        std::vector<float> weights = test::normal_weights(1000, 2), absmax(16);
+        weights[999] = bad;
+        search.find(dtype, test::stored_as(dtype, weights), absmax);
+        for (std::size_t b = 0; b < 16; ++b) EXPECT_EQ(std::isnan(absmax[b]), b == 15) << target << b;
+      }
+  });
 }
 
 // `squares` are the mean squares of the columns; empty: they count alike.
