@@ -27,7 +27,8 @@ constexpr std::size_t added_rows = 8;  // the loads and stores of a sum take lit
 
 using nibble::HWY_NAMESPACE::Table16;
 constexpr std::size_t group = 2 * lanes;
-constexpr std::size_t max_rows = 4, max_m = 4;  // their tables and sums fit 32 registers
+constexpr std::size_t max_rows = 4, max_in_registers = 4;  // their tables and sums fit 32 registers
+constexpr std::size_t max_m = 12;                          // decoded again for every four: docs/cpu-matmul.md
 
 // The even weights of a vector of bytes, and the odd ones.
 struct EvenOdd {
@@ -43,7 +44,7 @@ struct EvenOdd {
 
 template <std::size_t rows, std::size_t m>
 HWY_INLINE void multiply_block(const CodeRows& weights, std::size_t first, const float* HWY_RESTRICT x,
-                               std::size_t x_stride, float* HWY_RESTRICT sums) {
+                               std::size_t x_stride, float* HWY_RESTRICT sums, std::size_t sums_stride) {
   const D d;
   const Table16<D> codebook(d, weights.tables.codebook.data());
   const std::size_t packed_stride = weights.packed_stride, absmax_stride = weights.absmax_stride;
@@ -77,16 +78,17 @@ HWY_INLINE void multiply_block(const CodeRows& weights, std::size_t first, const
       multiply_with(values(0));
   }
   for (std::size_t r = 0; r < rows; ++r)
-    for (std::size_t j = 0; j < m; ++j) sums[r * m + j] += hn::GetLane(hn::SumOfLanes(d, sum[r][j]));
+    for (std::size_t j = 0; j < m; ++j) sums[r * sums_stride + j] += hn::GetLane(hn::SumOfLanes(d, sum[r][j]));
 }
 
 void multiply_codes(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
   const auto* const from = reinterpret_cast<const float*>(x);
-  with_constant<max_m>(m, [&](auto count) HWY_ATTR {
+  in_parts<max_in_registers>(m, [&](auto count, std::size_t i) HWY_ATTR {
+    const float* const part = from + i * x_stride;
     std::size_t row = 0;
     for (; row + max_rows <= weights.rows; row += max_rows)
-      multiply_block<max_rows, count()>(weights, row, from, x_stride, sums + row * m);
-    for (; row < weights.rows; ++row) multiply_block<1, count()>(weights, row, from, x_stride, sums + row * m);
+      multiply_block<max_rows, count()>(weights, row, part, x_stride, sums + row * m + i, m);
+    for (; row < weights.rows; ++row) multiply_block<1, count()>(weights, row, part, x_stride, sums + row * m + i, m);
   });
 }
 
@@ -123,7 +125,7 @@ HWY_INLINE void add_block(const CodeRows& weights, std::size_t first, const floa
 void add_codes(const CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums,
                std::size_t sums_stride) {
   const bool two_groups = weights.n % (2 * group) == 0 && weights.blocksize % (2 * group) == 0;
-  with_constant<max_m>(m, [&](auto count) HWY_ATTR {
+  with_constant<max_in_registers>(m, [&](auto count) HWY_ATTR {
     std::size_t row = 0;
     for (; row + added_rows <= weights.rows; row += added_rows)
       two_groups ? add_block<2, added_rows, count()>(weights, row, x, x_stride, sums, sums_stride)
@@ -136,7 +138,7 @@ void add_codes(const CodeRows& weights, const float* x, std::size_t x_stride, st
 
 using nibble::HWY_NAMESPACE::ByteTable16;
 constexpr std::size_t vectors = 32 / lanes;  // of the weights that are looked up at a time
-constexpr std::size_t max_m = 2;
+constexpr std::size_t max_in_registers = 2, max_m = 2;
 
 // sums[i] += the product of a row of weights and x[i]. Values of the codebook are multiplied, and absmax is a factor of
 // the sums of a block. There are four of them for one row of x, because fewer would be waited for.
@@ -174,7 +176,7 @@ HWY_INLINE void multiply_row(const ByteTable16<D>& codebook, const CodeRows& wei
 void multiply_codes(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
   const auto* const from = reinterpret_cast<const float*>(x);
   const ByteTable16<D> codebook(weights.tables.codebook.data());
-  with_constant<max_m>(m, [&](auto count) HWY_ATTR {
+  with_constant<max_in_registers>(m, [&](auto count) HWY_ATTR {
     for (std::size_t row = 0; row < weights.rows; ++row)
       multiply_row<count()>(codebook, weights, row, from, x_stride, sums + row * m);
   });
@@ -210,7 +212,7 @@ HWY_INLINE void add_block(const ByteTable16<D>& codebook, const CodeRows& weight
 void add_codes(const CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums,
                std::size_t sums_stride) {
   const ByteTable16<D> codebook(weights.tables.codebook.data());
-  with_constant<max_m>(m, [&](auto count) HWY_ATTR {
+  with_constant<max_in_registers>(m, [&](auto count) HWY_ATTR {
     std::size_t row = 0;
     for (; row + added_rows <= weights.rows; row += added_rows)
       add_block<added_rows, count()>(codebook, weights, row, x, x_stride, sums, sums_stride);
@@ -221,6 +223,7 @@ void add_codes(const CodeRows& weights, const float* x, std::size_t x_stride, st
 #endif
 
 std::size_t most_rows() { return max_m; }
+std::size_t most_rows_to_add() { return max_in_registers; }
 
 }  // namespace nibble::matmul::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -231,13 +234,17 @@ namespace nibble::matmul {
 HWY_EXPORT(multiply_codes);
 HWY_EXPORT(add_codes);
 HWY_EXPORT(most_rows);
+HWY_EXPORT(most_rows_to_add);
 
 CodeKernel code_kernel_f32() {
   return {{in_fp32.words_of_64, in_fp32.from, row_kernel_f32().arrange_four_bit},
           HWY_DYNAMIC_DISPATCH(most_rows)(),
           min_blocksize,
+          min_blocksize,
           HWY_DYNAMIC_DISPATCH(multiply_codes)};
 }
+
+std::size_t max_m_of_add_code_rows() { return HWY_DYNAMIC_DISPATCH(most_rows_to_add)(); }
 
 void add_code_rows(const CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums,
                    std::size_t sums_stride) {

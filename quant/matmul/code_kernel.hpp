@@ -27,9 +27,10 @@ struct CodeRows {
 /// Products of few rows of x with rows of codes, which are decoded in registers: weights are multiplied without being
 /// stored before.
 struct CodeKernel {
-  Arrangement x;              ///< for a multiple of min_blocksize numbers
-  std::size_t max_m;          ///< rows of x
-  std::size_t min_blocksize;  ///< of weights
+  Arrangement x;               ///< for a multiple of depth_multiple numbers
+  std::size_t max_m;           ///< rows of x
+  std::size_t min_blocksize;   ///< of weights
+  std::size_t depth_multiple;  ///< CodeRows::n is a multiple of it
 
   /// sums[row * m + i] += the product of the row of weights and x[i]. x is all m rows, each with x_stride words of a
   /// part. Where an absmax or a number of x is not finite, neither is the sum, but it may be another infinity or NaN
@@ -38,13 +39,19 @@ struct CodeKernel {
 };
 
 [[nodiscard]] CodeKernel code_kernel_f32();
-/// For x in bf16; nothing unless it is the fastest on the CPU target.
+/// For x in bf16, by integers of 16 bits; nothing where the CPU target does not have them, or has AVX-512.
 [[nodiscard]] std::optional<CodeKernel> code_kernel_int16();
+/// The same by AVX512_VNNI; nothing unless the processor and the CPU target have it.
+[[nodiscard]] std::optional<CodeKernel> code_kernel_vnni();
 /// Nothing unless the processor and the CPU target multiply bf16.
 [[nodiscard]] std::optional<CodeKernel> code_kernel_bf16();
 
-/// sums[i][c] += x[i][0] * weights[0][c] + x[i][1] * weights[1][c] + ... in fp32, for i < m, which is at most max_m of
-/// code_kernel_f32(). The sums of a row are in the order of RowKernel::arrange_four_bit(). Strides are in numbers.
+/// The most rows of x that add_code_rows() takes.
+[[nodiscard]] std::size_t max_m_of_add_code_rows();
+
+/// sums[i][c] += x[i][0] * weights[0][c] + x[i][1] * weights[1][c] + ... in fp32, for i < m, which is at most
+/// max_m_of_add_code_rows(). The sums of a row are in the order of RowKernel::arrange_four_bit(). Strides are in
+/// numbers.
 void add_code_rows(const CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums,
                    std::size_t sums_stride);
 

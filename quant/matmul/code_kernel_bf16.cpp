@@ -1,6 +1,6 @@
 // Products of few rows with codes in bf16, for processors with AVX512_BF16 (see tile_bf16.cpp).
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/matmul/avx512_bf16.hpp"
+#include "quant/matmul/avx512.hpp"
 #include "quant/matmul/code_kernel.hpp"
 #include "quant/matmul/counts.hpp"
 
@@ -78,7 +78,7 @@ namespace nibble::matmul {
 std::optional<CodeKernel> code_kernel_bf16() {
   if (!has_avx512_bf16()) return std::nullopt;
   using namespace codes_in_bf16;
-  return CodeKernel{{32, DType::bf16, arrange}, max_m, group, multiply};
+  return CodeKernel{{32, DType::bf16, arrange}, max_m, group, group, multiply};
 }
 
 }  // namespace nibble::matmul

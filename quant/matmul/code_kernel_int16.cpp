@@ -1,13 +1,12 @@
 // Products of few rows in bf16 with codes, in integers of 16 bits: for x86 processors without AVX-512, where a lookup
 // of two bytes and a product of pairs take half as many instructions as those of fp32. Compiled once per CPU target.
-#include <cmath>
+#include <array>
 #include <cstring>
-#include <iterator>
-#include <limits>
 
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/code_kernel.hpp"
 #include "quant/matmul/counts.hpp"
+#include "quant/matmul/int16_numbers.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/matmul/code_kernel_int16.cpp"
@@ -27,7 +26,7 @@ using D16 = hn::CappedTag<std::int16_t, 16>;
 using D8 = hn::Repartition<std::uint8_t, D16>;
 using DI = hn::Repartition<std::int32_t, D16>;
 using D = hn::Repartition<float, D16>;
-constexpr std::size_t block = 64;  // numbers of x with one scale
+constexpr std::size_t block = Int16Numbers::count;  // numbers of x with one scale
 constexpr std::size_t lanes = hn::MaxLanes(D()), group_bytes = hn::MaxLanes(D8()), groups = block / 2 / group_bytes;
 // Words of a block of x: 64 numbers of 16 bits, then their scale, and whether there is a second part. Blocks begin with
 // a vector.
@@ -35,106 +34,25 @@ constexpr std::size_t scale_at = block / 2, second_at = scale_at + 1, block_word
 constexpr std::size_t line = 128;  // weights of a cache line
 constexpr std::size_t max_in_registers = 4, max_m = 32;
 
-// 64 numbers of x in two parts, each with a power of two as its scale: first * scale + second * scale.
-//
-// In the first part the largest number has 15 bits. bf16 has 8, so numbers that are at least 2^-7 of the largest are
-// exact, and none is off by more than 2^-15 of it. The second part is what is missing then. Whether it counts depends
-// on the mean exponent of the numbers that are not 0. If that is at most 6 below the largest one, the scale of the
-// second part is 0: without it, numbers are off by 2^-9 of their geometric mean at most. If it is more than 18 below,
-// both parts do not suffice, and the first scale is NaN, as it is if a number is not finite. Of normal numbers the mean
-// exponent is 2 to 3 below, and with an outlier 100 times as large as they are 9.
-class Block {
- public:
-  explicit HWY_INLINE Block(const std::byte* HWY_RESTRICT x) : x_(x) {
-    const D16 d16;
-    const DI di;
-    hn::Vec<D16> magnitude[block / (2 * lanes)];
-    auto largest = hn::Zero(d16);
-    for (std::size_t v = 0; v < std::size(magnitude); ++v) {
-      const auto bits = hn::LoadU(D8(), reinterpret_cast<const std::uint8_t*>(x) + v * group_bytes);
-      magnitude[v] = hn::And(hn::BitCast(d16, bits), hn::Set(d16, 0x7FFF));
-      largest = hn::Max(largest, magnitude[v]);
-    }
-    const int exponent = hn::GetLane(hn::MaxOfLanes(d16, largest)) >> 7;  // biased
-    auto sum = hn::Zero(di), unused = hn::Zero(di);                       // of the distances of exponents from that
-    for (const auto& bits : magnitude) {
-      const auto distance = hn::Sub(hn::Set(d16, static_cast<std::int16_t>(exponent)), hn::ShiftRight<7>(bits));
-      const auto counted = hn::IfThenZeroElse(hn::Eq(bits, hn::Zero(d16)), distance);
-      sum = hn::ReorderWidenMulAccumulate(di, counted, hn::Set(d16, 1), sum, unused);
-    }
-    const int distances = hn::GetLane(hn::SumOfLanes(di, sum));
-    suffices_ = exponent < 255 && distances <= 18 * static_cast<int>(block);
-    has_second_ = suffices_ && distances > 6 * static_cast<int>(block);
-    shift_ = 14 + 127 - exponent;
-  }
-
-  HWY_INLINE void store_first(std::uint32_t* HWY_RESTRICT words) const {
-    write(words, [](auto first, auto /*rest*/) HWY_ATTR { return first; });
-    const float scale = suffices_ ? std::ldexp(1.0f, -shift_) : std::numeric_limits<float>::quiet_NaN();
-    std::memcpy(words + scale_at, &scale, sizeof scale);
-    words[second_at] = has_second_ ? 1 : 0;
-  }
-
-  HWY_INLINE void store_second(std::uint32_t* HWY_RESTRICT words) const {
-    constexpr float unit = 1 << 15;
-    const float scale = has_second_ ? std::ldexp(1.0f, -shift_) / unit : 0;
-    std::memcpy(words + scale_at, &scale, sizeof scale);
-    if (!has_second_) {
-      std::memset(words, 0, scale_at * sizeof(std::uint32_t));
-      return;
-    }
-    write(words, [](auto /*first*/, auto rest) HWY_ATTR { return hn::NearestInt(hn::Mul(rest, hn::Set(D(), unit))); });
-  }
-
- private:
-  // The even or the odd numbers of a vector of pairs.
-  [[nodiscard]] HWY_INLINE hn::Vec<D> numbers(std::size_t pair, bool odd) const {
-    const DI di;
-    const auto pairs = hn::BitCast(di, hn::LoadU(D8(), reinterpret_cast<const std::uint8_t*>(x_) + 4 * pair));
-    return hn::BitCast(D(), odd ? hn::And(pairs, hn::Set(di, ~0xFFFF)) : hn::ShiftLeft<16>(pairs));
-  }
-
-  // Integers of numbers of the first part and of what is missing in them, in the order of Decoded.
-  template <class F> HWY_INLINE void write(std::uint32_t* HWY_RESTRICT words, const F& choose) const {
-    const D d;
-    const DI di;
-    const D16 d16;
-    // 2^shift may be above the range of fp32, so there are two factors.
-    const auto factor = hn::Set(d, std::ldexp(1.0f, shift_ / 2));
-    const auto other = hn::Set(d, std::ldexp(1.0f, shift_ - shift_ / 2));
-    const auto chosen = [&](std::size_t pair, bool odd) HWY_ATTR {
-      const auto scaled = hn::Mul(hn::Mul(numbers(pair, odd), factor), other);
-      const auto first = hn::NearestInt(scaled);
-      return choose(first, hn::Sub(scaled, hn::ConvertTo(d, first)));
-    };
-    auto* HWY_RESTRICT to = reinterpret_cast<std::int16_t*>(words);
-    for (std::size_t group = 0; group < groups; ++group)
-      for (const bool odd : {true, false})
-        for (std::size_t half = 0; half < 2; ++half, to += 2 * lanes) {
-          const std::size_t pair = group * group_bytes + 8 * half;
-          const auto a = chosen(pair, odd), b = chosen(pair + (lanes == 8 ? 16 : 4), odd);
-          // Each 128 bits of the result are from the same 128 bits of both arguments.
-          if constexpr (lanes == 8)
-            hn::Store(hn::ReorderDemote2To(d16, hn::ConcatLowerLower(di, b, a), hn::ConcatUpperUpper(di, b, a)), d16,
-                      to);
-          else
-            hn::Store(hn::ReorderDemote2To(d16, a, b), d16, to);
-        }
-  }
-
-  const std::byte* x_;
-  bool suffices_;    // whether both parts hold the numbers
-  bool has_second_;  // whether the second part counts
-  int shift_;
-};
+// Integers of a block, in the order of Decoded, and their scale.
+HWY_INLINE void store(const std::array<std::int16_t, block>& numbers, float scale, std::uint32_t* HWY_RESTRICT words) {
+  auto* HWY_RESTRICT to = reinterpret_cast<std::int16_t*>(words);
+  for (std::size_t group = 0; group < groups; ++group)
+    for (const std::size_t odd : {1, 0})
+      for (std::size_t half = 0; half < 2; ++half)
+        for (std::size_t i = 0; i < 2 * lanes; ++i)
+          *to++ = numbers[2 * (group * group_bytes + 8 * half + i / 8 * 16 + i % 8) + odd];
+  std::memcpy(words + scale_at, &scale, sizeof scale);
+}
 
 void arrange(const void* x, std::size_t n, std::uint32_t* HWY_RESTRICT words) {
   const auto* from = static_cast<const std::byte*>(x);
   std::uint32_t* HWY_RESTRICT second = words + n / block * block_words;
   for (std::size_t i = 0; i < n; i += block, from += 2 * block, words += block_words, second += block_words) {
-    const Block numbers(from);
-    numbers.store_first(words);
-    numbers.store_second(second);
+    const Int16Numbers numbers = to_int16(from);
+    store(numbers.first, numbers.first_scale, words);
+    store(numbers.second, numbers.second_scale, second);
+    words[second_at] = numbers.second_scale != 0 ? 1 : 0;
   }
 }
 
@@ -231,7 +149,7 @@ void multiply(const CodeRows& weights, const std::uint32_t* x, std::size_t x_str
   if (has_second != 0) multiply_part<Part::second>(weights, x + m * x_stride, x_stride, m, sums);
 }
 
-CodeKernel kernel() { return {{block_words, DType::bf16, arrange, 2}, max_m, block, multiply}; }
+CodeKernel kernel() { return {{block_words, DType::bf16, arrange, 2}, max_m, block, block, multiply}; }
 
 #else
 

@@ -40,10 +40,12 @@ RowKernel row_kernel_for(DType dtype) {
   return bf16 ? *bf16 : row_kernel_f32();
 }
 
-CodeKernel code_kernel_for(DType dtype, std::size_t blocksize) {
+CodeKernel code_kernel_for(DType dtype, const FourBitRows& weight) {
   if (dtype == DType::bf16)
-    for (const auto& kernel : {prefers_bf16() ? code_kernel_bf16() : std::nullopt, code_kernel_int16()})
-      if (kernel && kernel->min_blocksize <= blocksize) return *kernel;
+    for (const auto& kernel :
+         {prefers_bf16() ? code_kernel_bf16() : std::nullopt, code_kernel_vnni(), code_kernel_int16()})
+      if (kernel && kernel->min_blocksize <= weight.blocksize() && weight.k() % kernel->depth_multiple == 0)
+        return *kernel;
   return code_kernel_f32();
 }
 
@@ -270,7 +272,7 @@ bool are_few_rows(const Int8Rows& weight, const Operands& operands) { return fit
 
 void multiply_rows(const FourBitRows& weight, const Operands& operands, const Executor& executor) {
   const std::size_t n = weight.n(), k = weight.k(), m = operands.m;
-  const CodeKernel codes = code_kernel_for(operands.dtype, weight.blocksize());
+  const CodeKernel codes = code_kernel_for(operands.dtype, weight);
   if (m <= codes.max_m) {
     const Lines<std::uint32_t> x = arranged(codes.x, operands, k);
     const RowKernel kernel = row_kernel_f32();

@@ -195,7 +195,7 @@ void multiply_rows_dx(const FourBitRows& weight, const Operands& operands, const
   const std::size_t blocksize = weight.blocksize(), n = weight.n(), k = weight.k(), m = operands.m;
   const Lines<std::uint32_t> words = arranged(in_fp32, operands, n);
   const auto* const dy = reinterpret_cast<const float*>(words.data());
-  if (m <= code_kernel_f32().max_m) return multiply_dx(n, k, operands, executor, add_codes(weight, dy, m), restore);
+  if (m <= max_m_of_add_code_rows()) return multiply_dx(n, k, operands, executor, add_codes(weight, dy, m), restore);
   const RowKernel kernel = row_kernel_f32();
   const auto decode = [&](std::size_t row, Range columns, std::uint32_t* to) {
     std::array<float, strip_columns / min_blocksize> room;

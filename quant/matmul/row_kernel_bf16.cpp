@@ -3,7 +3,7 @@
 
 #include "nibble/int8.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/matmul/avx512_bf16.hpp"
+#include "quant/matmul/avx512.hpp"
 #include "quant/matmul/counts.hpp"
 
 #ifdef NIBBLE_AVX512_BF16

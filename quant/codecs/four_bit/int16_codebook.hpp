@@ -11,15 +11,14 @@ namespace nibble {
 ///
 /// Values have 13 bits and a sign, so that eight products with numbers of 15 bits and a sign fit 32 bits.
 struct Int16Codebook {
-  alignas(16) std::array<std::uint8_t, 16> lower{}, upper{};  ///< bytes of the values, by code
+  alignas(64) std::array<std::int16_t, 32> repeated{};        ///< the values, by code, twice
+  alignas(16) std::array<std::uint8_t, 16> lower{}, upper{};  ///< their bytes
   float unit = 0;
 
   static constexpr int most = (1 << 13) - 1;
   static_assert(std::int64_t{8} * most * INT16_MAX <= INT32_MAX);
 
-  [[nodiscard]] constexpr int value(std::size_t code) const {
-    return static_cast<std::int16_t>(upper[code] << 8 | lower[code]);
-  }
+  [[nodiscard]] constexpr int value(std::size_t code) const { return repeated[code]; }
 };
 
 namespace int16_codebook {
@@ -30,6 +29,7 @@ constexpr Int16Codebook with_unit(const std::array<float, 16>& codebook, double 
   for (std::size_t code = 0; code < 16; ++code) {
     const double exact = static_cast<double>(codebook[code]) / unit;
     const int value = static_cast<int>(exact + (exact < 0 ? -0.5 : 0.5));
+    rounded.repeated[code] = rounded.repeated[code + 16] = static_cast<std::int16_t>(value);
     rounded.lower[code] = static_cast<std::uint8_t>(value & 0xFF);
     rounded.upper[code] = static_cast<std::uint8_t>(value >> 8 & 0xFF);
   }

@@ -141,7 +141,8 @@ template <class Weight> struct Case {
     double least = error(y, w);
     if (dtype != DType::bf16) return least;
     if (prefers_bf16()) least = std::min(least, without_subnormals().error(y, reference::rounded_to_bf16(w)));
-    if (code_kernel_int16()) least = std::min(least, error(y, reference::rounded_to_int16(weight)));
+    if (code_kernel_int16() || code_kernel_vnni())
+      least = std::min(least, error(y, reference::rounded_to_int16(weight)));
     return least;
   }
 };
@@ -193,7 +194,7 @@ struct Shape {
 constexpr Shape shapes[] = {{1, 1, 32},    {1, 5, 64},     {3, 70, 96},   {4, 33, 2112}, {6, 9, 128},  {7, 9, 128},
                             {16, 40, 32},  {32, 34, 64},   {33, 37, 160}, {2, 7, 33},    {1, 3, 1},    {40, 300, 50},
                             {13, 300, 7},  {270, 12, 288}, {257, 5, 3},   {24, 261, 36}, {520, 9, 64}, {270, 260, 32},
-                            {40, 520, 32}, {2, 9, 8256},   {5, 150, 192}};
+                            {40, 520, 32}, {2, 9, 8256},   {5, 150, 192}, {2, 9, 8320},  {16, 9, 4224}};
 
 TEST(Matmul, FourBitProductsAreRight) {
   for (const auto& [m, n, k] : shapes) {
@@ -330,6 +331,30 @@ TEST(Matmul, Bf16OutliersDoNotHideOtherNumbers) {
         });
       }
     }
+}
+
+// Of the results that rounding the codebook changes, most are as if it were rounded.
+TEST(Matmul, FewRowsInBf16AreMultipliedInIntegers) {
+  const FourBit four_bit(1000, 1024, 64, Codebook::nf4, false);
+  for (const std::size_t m : {1u, 16u}) {
+    Case<FourBitWeight> product(four_bit.weight, DType::bf16, m, false);
+    product.bias = Bytes(product.bias.size());
+    const Doubles exact = product.expected(reference::weights(four_bit.weight));
+    const Doubles rounded = product.expected(reference::rounded_to_int16(four_bit.weight));
+    for_each_target([&](const std::string& target) {
+      if (prefers_bf16() || (!code_kernel_int16() && !code_kernel_vnni())) return;
+      const Doubles y = as_doubles(DType::bf16, product.run(), product.columns());
+      std::size_t changed = 0, as_rounded = 0;
+      for (std::size_t i = 0; i < y.values.size(); ++i) {
+        const auto in_bf16 = [](double value) { return bf16::to_float(bf16::from_float(static_cast<float>(value))); };
+        if (in_bf16(exact.values[i]) == in_bf16(rounded.values[i])) continue;
+        ++changed;
+        if (y.values[i] == static_cast<double>(in_bf16(rounded.values[i]))) ++as_rounded;
+      }
+      EXPECT_GT(changed, 10) << target;
+      EXPECT_GE(4 * as_rounded, 3 * changed) << target << ", m = " << m;
+    });
+  }
 }
 
 TEST(Matmul, NonfiniteNumbersSpreadAsTheFormulaSays) {

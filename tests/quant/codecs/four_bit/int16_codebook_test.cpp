@@ -31,6 +31,14 @@ TEST(Int16Codebook, IsNearNf4) { EXPECT_LE(largest_error(as_array(nf4::codebook)
 
 TEST(Int16Codebook, IsFp4) { EXPECT_LE(largest_error(as_array(fp4::codebook)), 0x1p-24); }
 
+TEST(Int16Codebook, HasItsValuesTwiceAndInBytes) {
+  const Int16Codebook rounded = make_int16_codebook(as_array(nf4::codebook));
+  for (std::size_t code = 0; code < 16; ++code) {
+    EXPECT_EQ(rounded.repeated[code + 16], rounded.value(code));
+    EXPECT_EQ(static_cast<std::int16_t>(rounded.upper[code] << 8 | rounded.lower[code]), rounded.value(code));
+  }
+}
+
 TEST(Int16Codebook, HasTheUnitOfLeastError) {
   const std::array<float, 16> codebook = as_array(nf4::codebook);
   const double found = int16_codebook::squared_error(codebook, make_int16_codebook(codebook));

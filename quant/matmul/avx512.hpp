@@ -1,7 +1,8 @@
 #pragma once
 
-// What functions for processors with AVX512_BF16 need. Highway 1.0.3 has no such target, so they name it themselves.
-// All of these but Cooper Lake have AVX512_VBMI, too.
+// What functions for processors with AVX512_BF16 or AVX512_VNNI need. Highway 1.0.3 has no target with the first, and
+// one with the second would be compiled for everything, so they name these instructions themselves. All processors with
+// AVX512_BF16 but Cooper Lake have AVX512_VBMI, too.
 
 #include "quant/matmul/tile.hpp"
 
@@ -10,6 +11,7 @@
 #include <immintrin.h>
 
 #define NIBBLE_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi,avx512bf16")))
+#define NIBBLE_AVX512_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
 
 // g++ 12 warns of its own immintrin.h.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -26,6 +28,10 @@ __attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512bh bf16_pairs(__m
 /// Whether the processor has these instructions and the CPU target may use them.
 inline bool has_avx512_bf16() {
   static const bool supported = __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512vbmi") != 0;
+  return supported && target_has_avx512();
+}
+inline bool has_avx512_vnni() {
+  static const bool supported = __builtin_cpu_supports("avx512vnni") != 0;
   return supported && target_has_avx512();
 }
 
