@@ -4,10 +4,11 @@ and judges the directories with nibble.evaluate.
 
     build/peers/bin/python bench/quality.py
 
-Needs build/release/nibble and python/peers.sh --loading. The models are all-MiniLM-L6-v2 and three Llamas of
-examples/train_llama.py, which differ in the seed. The Llamas are calibrated on pages of Perl's manual that they were
-trained on, MiniLM on sentences of Python's documentation. Each is judged on what it was calibrated on, on other text of
-that kind, and on two other kinds: the other one of the two documentations, and licences.
+Needs build/release with NIBBLE_PYTHON_WITH_TORCH and python/peers.sh --loading. The models are all-MiniLM-L6-v2,
+SmolLM2-135M-Instruct (bench/smollm2.py) and three Llamas of examples/train_llama.py, which differ in the seed. The
+language models are calibrated on pages of Perl's manual, which the Llamas were trained on, and MiniLM on sentences of
+Python's documentation. Each is judged on what it was calibrated on, on other text of that kind, and on two other kinds:
+the other one of the two documentations, and licences.
 
 Writes bench/results/quality.jsonl; bench/table.py --write docs/evaluate.md makes tables of it. What is in --folder
 already, models and statistics, is not made again, and lines of models that are not named stay in the results.
@@ -15,6 +16,7 @@ already, models and statistics, is not made again, and lines of models that are 
 
 import argparse
 import json
+import os
 import pathlib
 import random
 import re
@@ -28,15 +30,16 @@ import record
 sys.path[:0] = [str(record.ROOT / "examples"), str(record.ROOT / "python")]
 import llama
 import minilm
+import smollm2
 import torch
 import train_llama
 import transformers
-from nibble import model_error
+from nibble import backend, model_error
 from nibble.calibrate.__main__ import main as calibrate
 from nibble.evaluate import Progress, parse
 
 SEEDS = 3
-MODELS = [*(f"llama-seed{seed}" for seed in range(SEEDS)), "minilm"]
+MODELS = [*(f"llama-seed{seed}" for seed in range(SEEDS)), "smollm2", "minilm"]
 FORMATS = {"nf4": "nf4", "nf4, block size 128": "nf4:block-size=128", "int8": "int8"}
 WAYS = {  # what `convert` is told beside --to
     "max": "",
@@ -47,10 +50,12 @@ WAYS = {  # what `convert` is told beside --to
     "compensated, search": "--absmax search --calibration {stats} --compensate",
 }
 LICENCES = ("Apache-2.0", "Artistic", "GFDL-1.3", "GPL-3", "LGPL-2.1", "MPL-2.0")
-PIECE = 768  # characters of a text for the Llamas, about a window
+PIECE = 768  # characters of a text for a language model, about a window
 CALIBRATED = 256  # pieces, or sentences for MiniLM
 WINDOWS, SENTENCES = 64, 300  # to judge by
 LONGER, LONGER_WINDOWS = "same kind, longer", 256  # perplexities need more tokens than the KLD
+REMEMBERED = 4 << 30  # bytes of outputs of the original model that are kept
+SMOLLM2_WAYS = [("nf4", way) for way in WAYS]  # the largest model: fewer formats
 LONGER_WAYS = [("nf4", way) for way in ("max", "compensated", "compensated, search")]
 
 
@@ -87,6 +92,9 @@ def prepare(model, folder, files):
     source, stats = folder / model, folder / f"{model}-stats"
     if model == "minilm":
         source = minilm.model_directory()
+    elif model == "smollm2":
+        if not source.is_dir():
+            smollm2.make(source)
     elif not (source / "training.json").is_file():
         subprocess.run([sys.executable, train_llama.__file__, "--out", source, "--mlp", "768",
                         "--seed", model.removeprefix("llama-seed")], check=True)  # fmt: skip
@@ -103,6 +111,8 @@ def quantized(source, stats, folder, nibble):
         for way, options in WAYS.items():
             if format == "int8" and way not in ("max", "search", "compensated"):
                 continue
+            if source.name == "smollm2" and (format, way) not in SMOLLM2_WAYS:
+                continue
             out = made[format, way] = folder / f"{len(made)}"
             llama.convert(nibble, source, out, ["--to", target, *options.format(stats=stats).split()])
     return made
@@ -118,26 +128,32 @@ def bitsandbytes(source, folder):
 
 
 class Remembered:
-    """The original model. nibble.evaluate runs it once for each test; here, it gives the same outputs again."""
+    """The original model. nibble.evaluate runs it once for each test; here, it gives the same outputs again, as far as
+    they fit into REMEMBERED bytes."""
 
     def __init__(self, model):
-        self.model, self.outputs = model, {}
+        self.model, self.outputs, self.bytes = model, {}, 0
 
     def __call__(self, input_ids, **options):
         key = input_ids.numpy().tobytes()
-        if key not in self.outputs:
-            self.outputs[key] = self.model(input_ids, **options)
-        return self.outputs[key]
+        if key in self.outputs:
+            return self.outputs[key]
+        output = self.model(input_ids, **options)
+        size = sum(value.nbytes for value in output.values() if torch.is_tensor(value))
+        if self.bytes + size <= REMEMBERED:
+            self.outputs[key] = output
+            self.bytes += size
+        return output
 
 
 def evaluated(source, tests, text, windows):
-    """(what was measured on, results), as nibble.evaluate reports them."""
+    """(what was measured on, results one after the other), as nibble.evaluate reports them."""
     words = [source, *tests, "--text", text, "--windows", windows, "--batch", 8, "--layer-batches", 0,
              "--device", "cpu"]  # fmt: skip
     options = parse([str(word) for word in words])
     comparison = model_error.Comparison(options.reference, options.text, options, Progress())
     comparison._model = Remembered(model_error.load(source, comparison.kind, options.device, options.dtype))
-    return comparison.facts(), [comparison.run(test) for test in options.tests]
+    return comparison.facts(), (comparison.run(test) for test in options.tests)
 
 
 def figures(result):
@@ -159,9 +175,11 @@ def judge(model, options):
     made = quantized(source, stats, folder, options.build / "nibble")
     if model == "minilm":
         made |= bitsandbytes(source, folder)
+    if model == "smollm2":
+        backend.enable()  # bitsandbytes' own product fails on rows of 576 weights where there is AVX512_BF16
     facts = json.loads((stats / "calibration.json").read_text())["text"]
     lines = {model: {"name": model, "calibrated_on": {key: facts[key] for key in ("sequences", "tokens")}}}
-    if model != "minilm":
+    if model.startswith("llama"):
         lines[model]["training"] = json.loads((source / "training.json").read_text())
     for kind, file in files.items():
         windows = SENTENCES if model == "minilm" else LONGER_WINDOWS if kind == LONGER else WINDOWS
@@ -189,6 +207,7 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--threads", type=int, help="of torch [all processors]")
     options = parser.parse_args()
+    os.environ.setdefault("NIBBLE_TORCH_LIBRARY", str(options.build / "python" / "torch" / "libnibble_torch.so"))
     if options.threads:
         torch.set_num_threads(options.threads)
     model_error.quiet()

@@ -392,6 +392,22 @@ def perplexity_avoided_table():
     return markdown(["", "`convert`", *(KINDS.get(kind, "the kind, more text") for kind in kinds)], rows)
 
 
+def smollm2_table(figure):
+    """A figure of SmolLM2 by the kinds of text that were measured, and the part of that of the largest magnitude that is
+    avoided on those that were not calibrated on."""
+    _, lines, _, _ = quality()
+    ways = [name.split("/")[2:] for name in lines if name.startswith("smollm2/same kind/")]
+    kinds = [kind for kind in KINDS if kind in lines["smollm2"]]
+    rows = []
+    for format, way in ways:
+        after, before = ({kind: lines[f"smollm2/{kind}/{format}/{which}"][figure] for kind in kinds}
+                         for which in (way, "max"))  # fmt: skip
+        left, all = (sum(values[kind]["mean"] for kind in OTHERS if kind in kinds) for values in (after, before))
+        rows.append([format, way, *(f"{value['mean']:.3f} ± {value['error']:.3f}" for value in after.values()),
+                     "" if way == "max" else f"{1 - left / all:.0%}"])  # fmt: skip
+    return markdown(["", "`convert`", *(KINDS[kind] for kind in kinds), "avoided"], rows)
+
+
 def quality_cosine_table():
     _, lines, _, _ = quality()
     rows = []
@@ -609,6 +625,8 @@ TABLES = {
     "quality_perplexity": lambda: quality_table(
         "ln_ratio", (".0f", ".0f"), ["root mean square", "of the standard errors"], magnitudes),
     "quality_perplexity_avoided": perplexity_avoided_table,
+    "quality_smollm2_kld": lambda: smollm2_table("kld"),
+    "quality_smollm2_perplexity": lambda: smollm2_table("ln_ratio"),
     "quality_cosine": quality_cosine_table,
     "minilm": minilm_table,
     "measure_machine": lambda: machine_text("measure"),
