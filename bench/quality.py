@@ -175,12 +175,20 @@ def judge(model, options):
     made = quantized(source, stats, folder, options.build / "nibble")
     if model == "minilm":
         made |= bitsandbytes(source, folder)
-    if model == "smollm2":
-        backend.enable()  # bitsandbytes' own product fails on rows of 576 weights where there is AVX512_BF16
     facts = json.loads((stats / "calibration.json").read_text())["text"]
     lines = {model: {"name": model, "calibrated_on": {key: facts[key] for key in ("sequences", "tokens")}}}
     if model.startswith("llama"):
         lines[model]["training"] = json.loads((source / "training.json").read_text())
+    if model == "smollm2":
+        backend.enable()  # nibble's products
+    try:
+        evaluate_kinds(model, source, made, files, lines, options)
+    finally:
+        backend.disable()  # the next model may be quantized by bitsandbytes itself
+
+
+def evaluate_kinds(model, source, made, files, lines, options):
+    """Adds the figures of each kind of text to the lines, and saves them."""
     for kind, file in files.items():
         windows = SENTENCES if model == "minilm" else LONGER_WINDOWS if kind == LONGER else WINDOWS
         tests = {which: made[which] for which in (LONGER_WAYS if kind == LONGER else made)}
