@@ -9,7 +9,7 @@ Of an input X [tokens, k]:
 Tokens are collected to chunks of a fixed number of rows before anything is summed. So the sums don't depend on how many
 tokens come at a time, and a small chunk does not cost as much as adding a whole matrix.
 
-Memory of an input with second moments: 8 k^2 bytes, and up to 1024 k of the model's type.
+Memory of an input with second moments: 8 k^2 bytes, and up to 1024 k values.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class Inputs:
         """{weight: the weight that its input is named after}"""
         self._tokens: dict[str, int] = {}
         self._statistics: dict[str, Statistics] = {}
+        self._attended: dict[str, Statistics] = {}
         self.begin_call()
 
     def begin_call(self) -> None:
@@ -127,18 +128,34 @@ class Inputs:
         elif owner not in met:
             raise self._not_shared(weight, owner)
 
+    def add_attended(self, weight: str, x: Any) -> None:
+        """What is to count as the weight's input instead, as many tokens as add() is given."""
+        if weight not in self._attended:
+            self._attended[weight] = Statistics(attended(weight), x, self._second_moments, self._memory)
+        self._attended[weight].add(x)
+
     def finish(self) -> dict[str, tuple[int, int, dict[str, Any]]]:
         """{input: (columns, tokens, statistics)}"""
         self.begin_call()
         for weight, owner in self.of_weight.items():
             if self._tokens[weight] != self._tokens[owner]:
                 raise self._not_shared(weight, owner)
-        found = {}
+        for weight, statistics in self._attended.items():
+            if statistics.tokens == self._tokens[weight]:
+                self.of_weight[weight] = statistics.name
+                self._statistics[statistics.name] = statistics
+        found, used = {}, set(self.of_weight.values())
         for name in list(self._statistics):
             statistics = self._statistics.pop(name)
-            found[name] = (statistics.columns, statistics.tokens, statistics.finish())
+            if name in used:
+                found[name] = (statistics.columns, statistics.tokens, statistics.finish())
         return found
 
     @staticmethod
     def _not_shared(weight: str, owner: str) -> BadInput:
         return BadInput(f"'{weight}' and '{owner}' take the same input in some passes, and different ones in others")
+
+
+def attended(weight: str) -> str:
+    """The name of its input."""
+    return weight.removesuffix(".weight") + ".attended"

@@ -167,8 +167,8 @@ class Calibration:
         memory = Memory(free_memory("cpu") if self._device == "cpu" else float("inf"))
         inputs = Inputs(self._options.second_moments, memory)
         states = output.new_states() if stage not in ("after", "whole") else None
-        with Products(Weights(parameters), inputs):
-            self._pass_all(output, stage, index, inputs, states, (number, stages))
+        with Products(Weights(parameters), inputs) as products:
+            self._pass_all(output, stage, index, products, states, (number, stages))
         if index is not None:
             self._model.drop_layer(index)
         tensors: dict[str, Any] = {}
@@ -182,10 +182,10 @@ class Calibration:
         output.save(stage, {"inputs": sizes, "weights": weights, "returned": returned}, tensors, states)
 
     def _pass_all(
-        self, output: Output, stage: str, index: int | None, inputs: Inputs, states: Any, number: tuple[int, int]
+        self, output: Output, stage: str, index: int | None, products: Products, states: Any, number: tuple[int, int]
     ) -> None:
         """All batches through one stage."""
-        calls = self._each(stage, number, inputs)
+        calls = self._each(stage, number, products)
         if stage == "whole":
             for _, call in calls:
                 call()
@@ -201,10 +201,10 @@ class Calibration:
             for hidden, (_, call) in zip(self._given(output), calls):
                 self._stack.after(call, hidden)
 
-    def _each(self, stage: str, number: tuple[int, int], inputs: Inputs) -> Iterator[tuple[Any, Callable[[], Any]]]:
+    def _each(self, stage: str, number: tuple[int, int], products: Products) -> Iterator[tuple[Any, Callable[[], Any]]]:
         for position, batch in enumerate(self._batches):
             self._progress(stage, *number, position, len(self._batches))
-            inputs.begin_call()
+            products.begin_call()
             yield batch, self._call(batch)
 
     def _given(self, output: Output) -> Any:

@@ -1,5 +1,5 @@
 """Sees every product of a model's weights, whichever module makes it: linear layers, Conv1D, and the experts of fused
-parameters [experts, ...], each of which is multiplied by tokens of its own.
+parameters [experts, ...], each of which is multiplied by tokens of its own. Attention is shown to attention.py.
 
 A weight is recognised by its address, so a product counts if one operand is a whole parameter or a whole expert of one.
 """
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .attention import Attention, Probabilities, ScaledDotProduct, scaled_dot_product_attention
 from .inputs import Inputs
 
 # Where a product has its two operands, and what the second one is called.
@@ -51,18 +52,34 @@ class Weights:
 
 
 class Products(TorchFunctionMode):
-    """While it is entered, inputs.add(weight, x) is called for each product of x with one of the weights."""
+    """While it is entered, inputs.add(weight, x) is called for each product of x with one of the weights, and
+    inputs.add_attended() for those that are values of attention."""
 
     def __init__(self, weights: Weights, inputs: Inputs):
         super().__init__()
-        self._weights, self._inputs = weights, inputs
+        self._weights, self._inputs, self._attention = weights, inputs, Attention(inputs)
+
+    def begin_call(self) -> None:
+        """A forward pass begins."""
+        self._inputs.begin_call()
+        self._attention.begin_call()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function in OPERANDS:
-            left, right, name = OPERANDS[function]
-            operand = args[right] if len(args) > right else kwargs.get(name)
-            weight = self._weights.find(operand) if isinstance(operand, torch.Tensor) else None
-            if weight is not None:
-                self._inputs.add(weight, args[left] if len(args) > left else kwargs["input"])
-        return function(*args, **kwargs)
+        if function is scaled_dot_product_attention:
+            self._attention.add(ScaledDotProduct(*args, **kwargs))
+        if function not in OPERANDS:
+            return function(*args, **kwargs)
+        left, right, name = OPERANDS[function]
+        operand = args[right] if len(args) > right else kwargs.get(name)
+        if not isinstance(operand, torch.Tensor):
+            return function(*args, **kwargs)
+        x = args[left] if len(args) > left else kwargs["input"]
+        weight = self._weights.find(operand)
+        product = function(*args, **kwargs)
+        if weight is None:
+            self._attention.add(Probabilities(x, operand))
+        else:
+            self._inputs.add(weight, x)
+            self._attention.add_product(weight, x, product)
+        return product

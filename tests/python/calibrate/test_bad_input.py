@@ -121,9 +121,9 @@ def test_squares_that_are_too_large(tmp_path):
 
 
 def test_a_lack_of_memory(model, tmp_path, monkeypatch):
-    """The three inputs of a layer that have 64 columns take 8 x 64^2 bytes each, and that with 112 8 x 112^2."""
+    """The four inputs of a layer that have 64 columns take 8 x 64^2 bytes each, and that with 112 8 x 112^2."""
     monkeypatch.setattr(job, "weight_bytes", lambda *_: 0)
-    text, needed = tiny.write(tmp_path / "text"), 8 * (3 * 64**2 + 112**2)
+    text, needed = tiny.write(tmp_path / "text"), 8 * (4 * 64**2 + 112**2)
     monkeypatch.setattr(job, "free_memory", lambda device: needed)
     tiny.calibrated(model, text, tmp_path / "a", "--second-moments", "--sequences", 2)
     monkeypatch.setattr(job, "free_memory", lambda device: needed - 1)
@@ -220,5 +220,5 @@ def test_the_summary(model, tmp_path):
     text, out = tiny.write(tmp_path / "text"), tmp_path / "out"
     code, printed, errors = tiny.inside(model, "--text", text, "--out", out, "--sequences", 2, "--second-moments")
     assert (code, errors) == (0, "")
-    assert printed.startswith(f"{out}: mean squares, absmax, second moments of 13 inputs, which 22 weights take; "
+    assert printed.startswith(f"{out}: mean squares, absmax, second moments of 16 inputs, which 22 weights take; "
                               "2 sequences, 96 tokens, ")  # fmt: skip

@@ -9,9 +9,11 @@ import subprocess
 import sys
 
 import nibble.calibration
+import numpy as np
 import torch
 import transformers
 from nibble.calibrate.__main__ import main
+from nibble.model_error import lines, sequences
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -116,7 +118,24 @@ def files(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def expected(directory, sequences, **options):
+def items_of(name, text, length=48):
+    if name == "Bert":
+        return lines(tokenizer(), text.read_text(), length, text)
+    return sequences(tokenizer(), text.read_text(), length)[0]
+
+
+def check_statistics(found, name, x, tolerance):
+    """Each statistic against its definition. `tolerance`: of a product of two columns, relative to their RMS."""
+    square, tokens = x.square().mean(0), len(x)
+    assert (found.inputs[name].columns, found.inputs[name].tokens) == (x.shape[1], tokens)
+    np.testing.assert_allclose(found.mean_square(name), square, rtol=tolerance)
+    np.testing.assert_allclose(found.absmax(name), x.abs().amax(0), rtol=tolerance)
+    if found.second_moments:
+        error = torch.from_numpy(found.second_moment(name).copy()) - x.T @ x / tokens
+        assert (error.abs() <= tolerance * (square[:, None] * square).sqrt()).all(), name
+
+
+def expected(directory, items, **options):
     """{module, or experts parameter.number: X in fp64 [tokens, columns]}, by hooks, one sequence at a time."""
     encoder = "Bert" in json.loads((directory / "config.json").read_text())["architectures"][0]
     auto = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
@@ -136,7 +155,7 @@ def expected(directory, sequences, **options):
         elif name.endswith(".experts"):
             module.register_forward_pre_hook(lambda module, args, name=name: experts(keep, name, module, *args))
     with torch.no_grad():
-        for tokens in sequences:
+        for tokens in items:
             model(torch.tensor([tokens]))
     return {name: torch.cat(parts) for name, parts in seen.items()}
 
