@@ -83,6 +83,7 @@ class Calibration:
                 "tokens_sha256": hashlib.sha256(json.dumps(items).encode()).hexdigest(),
             },
             "second_moments": options.second_moments,
+            "value_inputs": "attended",
             "batch": options.batch,
             "dtype": options.dtype,
             "device": self._device,
@@ -115,6 +116,8 @@ class Calibration:
             )
         try:
             self._model = Model(options.model, self._kind, self._device, options.dtype, by_layer)
+            # The value projection of a checkpoint with q, k and v in one is no tensor of it.
+            self._own_tensors = set(checkpoint_parameters(self._model.model, self._tensor_names()).values())
             self._stack = Stack(self._model.stack_name, self._model.layers)
             returned = (stage["returned"] for stage in output.stages.values())
             self._stack.returned = [members for members in returned if members is not None]
@@ -167,7 +170,7 @@ class Calibration:
         memory = Memory(free_memory("cpu") if self._device == "cpu" else float("inf"))
         inputs = Inputs(self._options.second_moments, memory)
         states = output.new_states() if stage not in ("after", "whole") else None
-        with Products(Weights(parameters), inputs) as products:
+        with Products(Weights(parameters), inputs, self._own_tensors) as products:
             self._pass_all(output, stage, index, products, states, (number, stages))
         if index is not None:
             self._model.drop_layer(index)

@@ -1,5 +1,5 @@
 """Sees every product of a model's weights, whichever module makes it: linear layers, Conv1D, and the experts of fused
-parameters [experts, ...], each of which is multiplied by tokens of its own. Attention is shown to attention.py.
+parameters [experts, ...], each of which is multiplied by tokens of its own. Sees every attention, for attention.py.
 
 A weight is recognised by its address, so a product counts if one operand is a whole parameter or a whole expert of one.
 """
@@ -7,7 +7,7 @@ A weight is recognised by its address, so a product counts if one operand is a w
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -53,11 +53,11 @@ class Weights:
 
 class Products(TorchFunctionMode):
     """While it is entered, inputs.add(weight, x) is called for each product of x with one of the weights, and
-    inputs.add_attended() for those that are values of attention."""
+    inputs.add_attended() for those of `candidates` that are value projections."""
 
-    def __init__(self, weights: Weights, inputs: Inputs):
+    def __init__(self, weights: Weights, inputs: Inputs, candidates: Container[str]):
         super().__init__()
-        self._weights, self._inputs, self._attention = weights, inputs, Attention(inputs)
+        self._weights, self._inputs, self._attention = weights, inputs, Attention(inputs, candidates)
 
     def begin_call(self) -> None:
         """A forward pass begins."""
@@ -74,12 +74,17 @@ class Products(TorchFunctionMode):
         operand = args[right] if len(args) > right else kwargs.get(name)
         if not isinstance(operand, torch.Tensor):
             return function(*args, **kwargs)
-        x = args[left] if len(args) > left else kwargs["input"]
         weight = self._weights.find(operand)
-        product = function(*args, **kwargs)
         if weight is None:
-            self._attention.add(Probabilities(x, operand))
-        else:
-            self._inputs.add(weight, x)
-            self._attention.add_product(weight, x, product)
+            if len(args) == 2:  # not addmm
+                self._attention.add(Probabilities(*args))
+            return function(*args, **kwargs)
+        x = args[left] if len(args) > left else kwargs["input"]
+        self._inputs.add(weight, x)
+        product = function(*args, **kwargs)
+        self._attention.add_product(weight, x, product)
         return product
+
+    def __exit__(self, *error: Any) -> None:
+        self._attention.begin_call()  # what it holds
+        super().__exit__(*error)

@@ -7,7 +7,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from nibble.calibrate.attention import Attention, Probabilities, ScaledDotProduct, is_value
+from nibble.calibrate.attention import Probabilities, ScaledDotProduct, is_value
 from nibble.calibrate.inputs import Inputs, Memory
 from nibble.calibrate.products import Products, Weights
 from torch.nn import functional
@@ -71,8 +71,23 @@ def test_a_fused_projection_keeps_its_plain_input(tmp_path):
     assert not any("attended" in name for name in found.inputs)
 
 
+def test_a_projection_that_is_fused_in_the_checkpoint_alone(tmp_path):
+    """transformers splits Wqkv as it loads it. No tensor has the input of its third part."""
+    if not hasattr(transformers, "NomicBertConfig"):
+        pytest.skip("transformers has no NomicBERT")
+    torch.manual_seed(0)
+    config = transformers.NomicBertConfig(vocab_size=tiny.VOCABULARY, hidden_size=64, num_hidden_layers=2,
+                                          num_attention_heads=4, intermediate_size=96)  # fmt: skip
+    transformers.NomicBertModel(config).save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    found = tiny.calibrated(tmp_path / "model", tiny.write(tmp_path / "text"), tmp_path / "out", "--sequences", 2)
+    assert any("Wqkv" in weight for weight in found.weights)
+    assert set(found.inputs) == {input for inputs in found.weights.values() for input in inputs}
+
+
 def heads_of(product, heads, repeated=1):
-    return product.unflatten(2, (heads, -1)).transpose(1, 2).repeat_interleave(repeated, dim=1)
+    value = product.unflatten(2, (heads, -1)).transpose(1, 2)
+    return value if repeated == 1 else value.repeat_interleave(repeated, dim=1)
 
 
 def test_what_is_a_value():
@@ -129,18 +144,41 @@ def test_attended_rows_are_those_of_torch(case):
 def test_rows_are_fp32():
     """Of bf16 operands, too: the probabilities of many tokens would be rounded to 8 bits."""
     query, key, value = (operand.bfloat16() for operand in operands())
-    x, rows = torch.randn(TOKENS, 5).bfloat16(), torch.arange(TOKENS)
+    x, rows = torch.randn(TOKENS, 5), torch.arange(TOKENS)
     mask = torch.randn(1, 1, TOKENS, TOKENS).bfloat16()
     found = ScaledDotProduct(query, key, value, mask).attended(1, 2, rows, x)
-    exact = ScaledDotProduct(query.float(), key.float(), value.float(), mask.float()).attended(1, 2, rows, x.float())
+    exact = ScaledDotProduct(query.float(), key.float(), value.float(), mask.float()).attended(1, 2, rows, x)
     assert found.dtype == torch.float32 and torch.equal(found, exact)
+    probabilities = torch.rand(2, HEADS, TOKENS, TOKENS).bfloat16()
+    found = Probabilities(probabilities, value).attended(1, 2, rows, x)
+    assert torch.equal(found, probabilities[1, 2].float() @ x)
+
+
+def test_attended_rows_of_bf16_are_not_rounded():
+    module = Module()
+    module.weights = {name: weight.bfloat16() for name, weight in module.weights.items()}
+    module.products = Products(Weights(list(module.weights.items())), module.inputs, set(module.weights))
+    x, rows = X.bfloat16(), []
+    with module.products:
+        query, key, value = module.heads(x)
+        functional.scaled_dot_product_attention(query, key, value)
+    attention = ScaledDotProduct(query, key, value)
+    for sequence in range(2):
+        for i in range(TOKENS):
+            rows.append(attended_row(attention, sequence, i, x))
+    found = module.inputs.finish()["v.attended"][2]["mean_square"]
+    torch.testing.assert_close(found, torch.cat(rows).square().mean(0), rtol=1e-5, atol=0)
+
+
+def attended_row(attention, sequence, i, x):
+    return attention.attended(sequence, (i + sequence) % HEADS, torch.tensor([i]), x[sequence].float())
 
 
 def test_what_attends_to_other_tokens():
     query, key, value = operands()
     assert not ScaledDotProduct(query[:, :, :1], key, value).fits(2, TOKENS)  # one new token beside a cache
     assert not ScaledDotProduct(query, key[:, :, 1:], value).fits(2, TOKENS)
-    assert not ScaledDotProduct(query[0], key[0], value[0]).fits(2, TOKENS)
+    assert not ScaledDotProduct(query[0, 0], key, value).fits(2, TOKENS)
     probabilities = torch.randn(2, HEADS, TOKENS, TOKENS)
     assert Probabilities(probabilities, value).fits(2, TOKENS)
     assert not Probabilities(probabilities[:, :, :1], value).fits(2, TOKENS)
@@ -153,12 +191,16 @@ class Module:
     def __init__(self):
         self.inputs = Inputs(False, Memory())
         self.weights = {name: torch.randn(HEADS * WIDTH, 8) for name in ("q.weight", "k.weight", "v.weight")}
-        self.products = Products(Weights(list(self.weights.items())), self.inputs)
+        self.products = Products(Weights(list(self.weights.items())), self.inputs, set(self.weights))
+
+    def heads(self, x):
+        """Query, key and value."""
+        return [heads_of(functional.linear(x, weight), HEADS) for weight in self.weights.values()]
 
     def __call__(self, x, change=lambda value: value):
         self.products.begin_call()
         with self.products:
-            query, key, value = (heads_of(functional.linear(x, weight), HEADS) for weight in self.weights.values())
+            query, key, value = self.heads(x)
             return functional.scaled_dot_product_attention(query, key, change(value), is_causal=True)
 
 
@@ -194,7 +236,7 @@ def test_a_value_that_is_not_seen_in_every_pass_keeps_its_plain_input():
 def test_an_attention_of_the_last_token_alone():
     module = Module()
     with module.products:
-        query, key, value = (heads_of(functional.linear(X, weight), HEADS) for weight in module.weights.values())
+        query, key, value = module.heads(X)
         functional.scaled_dot_product_attention(query[:, :, -1:], key, value)
     assert set(module.inputs.finish()) == {"q.weight"}
 
@@ -202,47 +244,109 @@ def test_an_attention_of_the_last_token_alone():
 def test_an_input_that_changed_before_the_attention():
     module, x = Module(), X.clone()
     with module.products:
-        query, key, value = (heads_of(functional.linear(x, weight), HEADS) for weight in module.weights.values())
+        query, key, value = module.heads(x)
         x += 1
         functional.scaled_dot_product_attention(query, key, value)
+    assert set(module.inputs.finish()) == {"q.weight"}
+
+
+def test_a_value_that_changed_before_the_attention():
+    module = Module()
+    module(X, lambda value: value.mul_(2))
     assert set(module.inputs.finish()) == {"q.weight"}
 
 
 def test_products_that_are_no_sequences():
     """Those of poolers, for instance: one row for each sequence, here with as many columns as there are tokens."""
     weight, inputs = torch.randn(TOKENS, 8), Inputs(False, Memory())
-    with Products(Weights([("pooler.weight", weight)]), inputs):
+    with Products(Weights([("pooler.weight", weight)]), inputs, {"pooler.weight"}):
         functional.linear(X[:, 0], weight)
         functional.scaled_dot_product_attention(*operands())
     assert set(inputs.finish()) == {"pooler.weight"}
 
 
-def test_each_pass_of_a_job_begins_anew(tmp_path, monkeypatch):
-    model, text, begun = tiny.save(tmp_path / "model", "Llama"), tiny.write(tmp_path / "text"), []
-    monkeypatch.setattr(Attention, "begin_call", lambda self: begun.append(None) or setattr(self, "_products", []))
-    tiny.calibrated(model, text, tmp_path / "out", "--sequences", 4, "--batch", 2)
-    assert len(begun) == 5 * (1 + 2)  # three layers, what is before and after them: one is made, two batches
-
-
-def test_products_of_an_earlier_pass_are_forgotten():
-    """What is after the last attention, such as logits, is not held until the next one."""
+def held(run):
+    """Whether a product is still there after run(module, product)."""
     module = Module()
     with module.products:
-        logits = functional.linear(X, module.weights["q.weight"])
-    gone = weakref.ref(logits)
-    del logits
-    module.products.begin_call()
+        product = functional.linear(X, module.weights["q.weight"])
+        gone = weakref.ref(product)
+        run(module, product)
+        del product
+        gc.collect()
+        return gone() is not None
+
+
+def test_how_long_products_are_held():
+    """What is after the last attention, such as logits, is not held until the next one."""
+    assert held(lambda module, product: None)
+    assert not held(lambda module, product: module.products.begin_call())
+    assert not held(lambda module, product: functional.scaled_dot_product_attention(*operands()))
+    assert held(lambda module, product: [functional.linear(X, module.weights["k.weight"]) for _ in range(7)])
+    assert not held(lambda module, product: [functional.linear(X, module.weights["k.weight"]) for _ in range(8)])
+    module = Module()
+    with module.products:
+        product = functional.linear(X, module.weights["q.weight"])
+    gone = weakref.ref(product)
+    del product
     gc.collect()
     assert gone() is None
 
 
-def test_products_before_an_attention_are_forgotten():
-    """Equal products of different weights: the later one is the value, and it is that of one attention only."""
+def test_a_product_is_the_value_of_one_attention():
     module = Module()
-    module.weights["k.weight"].copy_(module.weights["v.weight"])
     with module.products:
-        query, key, value = (heads_of(functional.linear(X, weight), HEADS) for weight in module.weights.values())
+        query, key, value = module.heads(X)
         for _ in range(2):
             functional.scaled_dot_product_attention(query, key, value)
     module.inputs.finish()
     assert module.inputs.of_weight["v.weight"] == "v.attended" and module.inputs.of_weight["k.weight"] == "q.weight"
+
+
+def test_equal_products():
+    """Nothing says which of them is the value."""
+    module = Module()
+    module.weights["k.weight"].copy_(module.weights["v.weight"])
+    with module.products:
+        functional.scaled_dot_product_attention(*module.heads(X))
+    assert set(module.inputs.finish()) == {"q.weight"}
+
+
+def test_only_candidates_are_value_projections():
+    module = Module()
+    module.products = Products(Weights(list(module.weights.items())), module.inputs, {"q.weight", "k.weight"})
+    module(X)
+    assert set(module.inputs.finish()) == {"q.weight"}
+
+
+@pytest.mark.parametrize("sizes", [[1] * 6, [4, 2]])
+def test_the_head_of_each_row(sizes):
+    """It depends on how often a projection has run in the pass, as ALBERT's do, and not on the size of the batches."""
+    module, rows = Module(), []
+    x = torch.randn(6, TOKENS, 8)
+    for part in x.split(sizes):
+        module.products.begin_call()
+        with module.products:
+            for _ in range(2):
+                functional.scaled_dot_product_attention(*module.heads(part))
+    attention = ScaledDotProduct(*module.heads(x))
+    for sequence in range(6):
+        for run in range(2):
+            for i in range(TOKENS):
+                head, row = (i + sequence + run) % HEADS, torch.tensor([i])
+                rows.append(attention.attended(sequence, head, row, x[sequence]))
+    _, tokens, found = module.inputs.finish()["v.attended"]
+    assert tokens == len(rows)
+    torch.testing.assert_close(found["mean_square"], torch.cat(rows).square().mean(0))
+
+
+def test_products_that_no_attention_could_have():
+    """They are left to torch."""
+    module, x = Module(), torch.randn(5, 4)
+    with module.products:
+        functional.linear(X, module.weights["v.weight"])
+        torch.addmm(torch.ones(3), mat1=x, mat2=torch.randn(4, 3))
+        torch.matmul(torch.rand(2, HEADS, TOKENS, TOKENS), torch.ones(2, HEADS, TOKENS, 0))
+        torch.matmul(torch.rand(2, 0, TOKENS, TOKENS), torch.ones(2, 0, TOKENS, WIDTH))
+        torch.matmul(*(torch.ones(2, HEADS, TOKENS, n, device="meta") for n in (TOKENS, WIDTH)))
+    assert set(module.inputs.finish()) == {"v.weight"}

@@ -157,6 +157,11 @@ def test_what_a_run_goes_on_with_must_be_of_the_same(model, text, tmp_path, monk
     ):
         line = tiny.fails(6, *command, "--out", out, "--resume")
         assert line == f"{out}: was begun with another '{what}' (--overwrite begins anew)"
+    progress = json.loads((out / "progress.json").read_text())
+    del progress["identity"]["value_inputs"]  # as versions did whose value projections had plain inputs
+    (out / "progress.json").write_text(json.dumps(progress))
+    line = tiny.fails(6, model, "--text", text, *OPTIONS, "--out", out, "--resume")
+    assert line == f"{out}: was begun with another 'value_inputs' (--overwrite begins anew)"
     for damaged in ("[]", '{"identity": 5}'):
         (out / "progress.json").write_text(damaged)
         assert "was begun with another" in tiny.fails(6, model, "--text", text, *OPTIONS, "--out", out, "--resume")

@@ -203,7 +203,7 @@ def test_which_products_count():
     w, memory, seen = torch.randn(4, 4), torch.randn(5, 6, 4), Seen()
     experts = memory[:3]
     x, functional = torch.randn(5, 4), torch.nn.functional
-    with Products(Weights([("w", w), ("e", experts), ("bias", torch.ones(4))]), seen):
+    with Products(Weights([("w", w), ("e", experts), ("bias", torch.ones(4))]), seen, set()):
         functional.linear(x, w)
         functional.linear(input=x, weight=w, bias=torch.ones(4))
         torch.addmm(torch.ones(4), x, w)
