@@ -372,7 +372,7 @@ def magnitudes(format, way):
 
 def perplexity_avoided_table():
     """1 - the sum over the seeds over that of the largest magnitude at the same format, ± its standard error, for which
-    the models count as independent."""
+    the models count as independent. Nothing if the latter sum is less than twice its standard error."""
     _, lines, llamas, ways = quality()
     kinds = [*OTHERS, LONGER]
     rows = []
@@ -387,7 +387,7 @@ def perplexity_avoided_table():
             after, before = (sum(figure["mean"] for figure in group) for group in figures)
             errors = [math.hypot(*(figure["error"] for figure in group)) for group in figures]
             error = math.hypot(errors[0], after / before * errors[1]) / abs(before)
-            row.append(f"{1 - after / before:.0%} ± {error:.0%}")
+            row.append(f"{1 - after / before:.0%} ± {error:.0%}" if before >= 2 * errors[1] else "no gap")
         rows.append(row)
     return markdown(["", "`convert`", *(KINDS.get(kind, "the kind, more text") for kind in kinds)], rows)
 

@@ -9,7 +9,7 @@ Of an input X [tokens, k]:
 Tokens are collected to chunks of a fixed number of rows before anything is summed. So the sums don't depend on how many
 tokens come at a time, and a small chunk does not cost as much as adding a whole matrix.
 
-Memory of an input with second moments: 8 k^2 bytes, and up to 1024 k values.
+Memory of an input with second moments: 8 k^2 bytes, and up to 1024 k values of the type of its tokens.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Inputs:
     def __init__(self, second_moments: bool, memory: Memory):
         self._second_moments, self._memory = second_moments, memory
         self.of_weight: dict[str, str] = {}
-        """{weight: the weight that its input is named after}"""
+        """{weight: its input, which is called like the first weight that had it, or attended(weight)}"""
         self._tokens: dict[str, int] = {}
         self._statistics: dict[str, Statistics] = {}
         self._attended: dict[str, Statistics] = {}
@@ -129,7 +129,8 @@ class Inputs:
             raise self._not_shared(weight, owner)
 
     def add_attended(self, weight: str, x: Any) -> None:
-        """What is to count as the weight's input instead, as many tokens as add() is given."""
+        """What is to count as the weight's input instead: x [tokens, columns]. If it has not as many tokens in all as
+        add() was given for the weight, the plain input counts."""
         if weight not in self._attended:
             self._attended[weight] = Statistics(attended(weight), x, self._second_moments, self._memory)
         self._attended[weight].add(x)
