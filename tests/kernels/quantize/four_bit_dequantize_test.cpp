@@ -32,7 +32,8 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << ", blocks of " << c.blocksize << ", packed at byte " << c.packed_offset;
 }
 
-// A weight of random codes. Its absmax values have every magnitude: results are subnormal, or overflow fp16.
+// A weight of random codes. Its absmax values have every magnitude: results are subnormal, or overflow fp16. They have
+// either sign, as a search makes them.
 class Weight {
  public:
   Weight(const Case& c, std::mt19937_64& random) : case_(c) {
@@ -40,7 +41,10 @@ class Weight {
     const auto values = [&random](u64 n) {
       std::vector<float> v(n);
       std::uniform_int_distribution<int> exponent(-28, 18);
-      for (float& x : v) x = std::ldexp(1.0f + static_cast<float>(random() % 4096) / 4096, exponent(random));
+      for (float& x : v) {
+        x = std::ldexp(1.0f + static_cast<float>(random() % 4096) / 4096, exponent(random));
+        if (random() % 2 == 0) x = -x;
+      }
       if (n > 3) v[n / 2] = 0.0f;
       return v;
     };

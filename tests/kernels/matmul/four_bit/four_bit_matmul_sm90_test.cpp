@@ -105,7 +105,7 @@ TEST(FourBitMatmulSm90, WeightsThatShareX) {
 
 // The device is one of 9.0 that has code for sm_80: CUDA_FORCE_PTX_JIT is set, or there is no other code.
 NIBBLE_SIMULATED_TEST(FourBitMatmulSm90, CodeForSm80IsThatOfTheOtherKernel) {
-  const Problem problem({.m = 70, .n = 300, .k = 64 * 20, .overlap = true}, 27);
+  const Problem problem({.m = 70, .n = 300, .k = 64 * 20, .y_f32 = true, .overlap = true}, 27);
   const Product run(problem);
   Options options{.capability = 80};
   const auto with_options = [&] {

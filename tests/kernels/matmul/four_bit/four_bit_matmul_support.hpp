@@ -43,7 +43,8 @@ inline void PrintTo(const Shape& s, std::ostream* out) {
        << (s.by_library ? ", by a library in panels of " + std::to_string(s.panel_bytes) : "");
 }
 
-// A weight of normal values as the codecs of the processor encode it, and what it is multiplied with.
+// A weight of normal values as the codecs of the processor encode it, and what it is multiplied with. The absmax of
+// every third block is negative, as a search makes them.
 struct Problem : MatmulValues {
   Shape shape;
   std::size_t experts;  // at least 1
@@ -60,6 +61,7 @@ struct Problem : MatmulValues {
     packed.resize((original.size() + 1) / 2);
     absmax.resize(blocks);
     (s.codebook == NIBBLE_NF4 ? nf4::encode : fp4::encode)(original, s.blocksize, packed, absmax);
+    for (std::size_t block = 0; block < blocks; block += 3) absmax[block] = -absmax[block];
     if (s.nested) {
       offset = {nested::offset(absmax)};
       absmax_codes.resize(blocks);
