@@ -372,7 +372,7 @@ def magnitudes(format, way):
 
 def perplexity_avoided_table():
     """1 - the sum over the seeds over that of the largest magnitude at the same format, ± its standard error, for which
-    the models count as independent. Nothing if the latter sum is less than twice its standard error."""
+    the models count as independent. Where the latter sum is less than twice its standard error, there is no gap."""
     _, lines, llamas, ways = quality()
     kinds = [*OTHERS, LONGER]
     rows = []
@@ -393,19 +393,18 @@ def perplexity_avoided_table():
 
 
 def smollm2_table(figure):
-    """A figure of SmolLM2 by the kinds of text that were measured, and the part of that of the largest magnitude that is
-    avoided on those that were not calibrated on."""
+    """A figure of SmolLM2 by kinds of text, and the part of that of the largest magnitude that is avoided on those that
+    were not calibrated on."""
     _, lines, _, _ = quality()
     ways = [name.split("/")[2:] for name in lines if name.startswith("smollm2/same kind/")]
-    kinds = [kind for kind in KINDS if kind in lines["smollm2"]]
     rows = []
     for format, way in ways:
-        after, before = ({kind: lines[f"smollm2/{kind}/{format}/{which}"][figure] for kind in kinds}
+        after, before = ({kind: lines[f"smollm2/{kind}/{format}/{which}"][figure] for kind in KINDS}
                          for which in (way, "max"))  # fmt: skip
-        left, all = (sum(values[kind]["mean"] for kind in OTHERS if kind in kinds) for values in (after, before))
+        left, all = (sum(values[kind]["mean"] for kind in OTHERS) for values in (after, before))
         rows.append([format, way, *(f"{value['mean']:.3f} ± {value['error']:.3f}" for value in after.values()),
                      "" if way == "max" else f"{1 - left / all:.0%}"])  # fmt: skip
-    return markdown(["", "`convert`", *(KINDS[kind] for kind in kinds), "avoided"], rows)
+    return markdown(["", "`convert`", *KINDS.values(), "avoided"], rows)
 
 
 def quality_cosine_table():

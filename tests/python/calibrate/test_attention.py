@@ -23,6 +23,11 @@ MODULES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
 def attended(directory, name, sequences):
     """{weight of a value projection: A x in fp64 [tokens, columns]}, with the probabilities that the model returns."""
     auto = transformers.AutoModel if name == "Bert" else transformers.AutoModelForCausalLM
@@ -155,10 +160,7 @@ def test_rows_are_fp32():
 
 
 def test_attended_rows_of_bf16_are_not_rounded():
-    module = Module()
-    module.weights = {name: weight.bfloat16() for name, weight in module.weights.items()}
-    module.products = Products(Weights(list(module.weights.items())), module.inputs, set(module.weights))
-    x, rows = X.bfloat16(), []
+    module, x, rows = Module(dtype=torch.bfloat16), X.bfloat16(), []
     with module.products:
         query, key, value = module.heads(x)
         functional.scaled_dot_product_attention(query, key, value)
@@ -186,18 +188,19 @@ def test_what_attends_to_other_tokens():
 
 
 class Module:
-    """One attention, as models call it. `change`: of the value."""
+    """One attention, as models call it."""
 
-    def __init__(self):
+    def __init__(self, candidates=("q.weight", "k.weight", "v.weight"), dtype=torch.float32):
         self.inputs = Inputs(False, Memory())
-        self.weights = {name: torch.randn(HEADS * WIDTH, 8) for name in ("q.weight", "k.weight", "v.weight")}
-        self.products = Products(Weights(list(self.weights.items())), self.inputs, set(self.weights))
+        self.weights = {f"{name}.weight": torch.randn(HEADS * WIDTH, 8, dtype=dtype) for name in "qkv"}
+        self.products = Products(Weights(list(self.weights.items())), self.inputs, candidates)
 
     def heads(self, x):
         """Query, key and value."""
         return [heads_of(functional.linear(x, weight), HEADS) for weight in self.weights.values()]
 
     def __call__(self, x, change=lambda value: value):
+        """change(value) is what attention is given."""
         self.products.begin_call()
         with self.products:
             query, key, value = self.heads(x)
@@ -313,8 +316,7 @@ def test_equal_products():
 
 
 def test_only_candidates_are_value_projections():
-    module = Module()
-    module.products = Products(Weights(list(module.weights.items())), module.inputs, {"q.weight", "k.weight"})
+    module = Module(candidates=("q.weight", "k.weight"))
     module(X)
     assert set(module.inputs.finish()) == {"q.weight"}
 
