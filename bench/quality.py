@@ -8,7 +8,8 @@ Needs build/release with NIBBLE_PYTHON_WITH_TORCH and python/peers.sh --loading.
 SmolLM2-135M-Instruct (bench/smollm2.py) and three Llamas of examples/train_llama.py, which differ in the seed. The
 language models are calibrated on pages of Perl's manual, which the Llamas were trained on, and MiniLM on sentences of
 Python's documentation. Each is judged on what it was calibrated on, on other text of that kind, and on two other kinds:
-the other one of the two documentations, and licences.
+the other one of the two documentations, and licences. MiniLM is calibrated on other amounts and kinds of text, too, and
+compensated with a search.
 
 Writes bench/results/quality.jsonl; bench/table.py --write docs/evaluate.md makes tables of it. What is in --folder
 already, models and statistics, is not made again, and lines of models that are not named stay in the results.
@@ -49,14 +50,15 @@ WAYS = {  # what `convert` is told beside --to
     "compensated": "--calibration {stats} --compensate",
     "compensated, search": "--absmax search --calibration {stats} --compensate",
 }
+BEST = "compensated, search"
 LICENCES = ("Apache-2.0", "Artistic", "GFDL-1.3", "GPL-3", "LGPL-2.1", "MPL-2.0")
 PIECE = 768  # characters of a text for a language model, about a window
-CALIBRATED = 256  # pieces, or sentences for MiniLM
+PIECES, CALIBRATED_SENTENCES = 256, 1024  # to calibrate language models and MiniLM on
 WINDOWS, SENTENCES = 64, 300  # to judge by
 LONGER, LONGER_WINDOWS = "same kind, longer", 256  # perplexities need more tokens than the KLD
 REMEMBERED = 4 << 30  # bytes of outputs of the original model that are kept
 SMOLLM2_WAYS = [("nf4", way) for way in WAYS]  # the largest model: fewer formats
-LONGER_WAYS = [("nf4", way) for way in ("max", "compensated", "compensated, search")]
+LONGER_WAYS = [("nf4", way) for way in ("max", "compensated", BEST)]
 
 
 def spread(text, pieces):
@@ -72,24 +74,44 @@ def sentences(text):
     return found
 
 
-def texts(model):
-    """{kind: text}"""
+def lines_of(sentences):
+    return "\n".join(sorted(sentences, key=len))  # less padding
+
+
+def manuals():
+    """(pages of Perl's manual that the Llamas are trained on, those held out, Python's documentation)"""
     trained, held_out = ("".join(pages) for pages in train_llama.pages())
-    python = " ".join(topics.topics[name] for name in sorted(topics.topics))
+    return trained, held_out, " ".join(topics.topics[name] for name in sorted(topics.topics))
+
+
+def texts(model):
+    """{kind: text} to judge by"""
+    trained, held_out, python = manuals()
     licences = "\n".join(pathlib.Path("/usr/share/common-licenses", name).read_text() for name in LICENCES)
     if model == "minilm":
         same = sentences(python)
-        made = {"same kind": same[CALIBRATED : CALIBRATED + SENTENCES], "licences": sentences(licences)[:SENTENCES],
-                "calibrated on": same[:CALIBRATED], "other manual": sentences(held_out)[:SENTENCES]}  # fmt: skip
-        return {kind: "\n".join(sorted(lines, key=len)) for kind, lines in made.items()}  # less padding
-    made = {"same kind": (held_out, WINDOWS), "licences": (licences, WINDOWS), "calibrated on": (trained, CALIBRATED),
+        made = {"same kind": same, "licences": sentences(licences), "calibrated on": same[SENTENCES:],
+                "other manual": sentences(held_out)}  # fmt: skip
+        return {kind: lines_of(lines[:SENTENCES]) for kind, lines in made.items()}
+    made = {"same kind": (held_out, WINDOWS), "licences": (licences, WINDOWS), "calibrated on": (trained, PIECES),
             "other manual": (python, WINDOWS), LONGER: (held_out, LONGER_WINDOWS)}  # fmt: skip
     return {kind: spread(text, pieces) for kind, (text, pieces) in made.items()}
 
 
-def prepare(model, folder, files):
-    """(directory of the model, its statistics), made unless they are there."""
-    source, stats = folder / model, folder / f"{model}-stats"
+def calibration_texts(model):
+    """{name: text}, first the one that all ways are calibrated on"""
+    trained, _, python = manuals()
+    if model != "minilm":
+        return {"calibration": spread(trained, PIECES)}
+    same, n = sentences(python)[SENTENCES:], CALIBRATED_SENTENCES
+    made = {"calibration": same[:n], "256 of them": same[:256],
+            "512 of them, and 512 of Perl's manual": same[:512] + sentences(trained)[:512]}  # fmt: skip
+    return {name: lines_of(lines) for name, lines in made.items()}
+
+
+def original(model, folder):
+    """The directory of the model, made unless it is there."""
+    source = folder / model
     if model == "minilm":
         source = minilm.model_directory()
     elif model == "smollm2":
@@ -98,10 +120,23 @@ def prepare(model, folder, files):
     elif not (source / "training.json").is_file():
         subprocess.run([sys.executable, train_llama.__file__, "--out", source, "--mlp", "768",
                         "--seed", model.removeprefix("llama-seed")], check=True)  # fmt: skip
+    return source
+
+
+def calibrated(source, text, stats):
+    """The directory of the statistics, made unless it is there."""
     if not (stats / "calibration.json").is_file():
-        calibrate([str(source), "--text", str(files["calibrated on"]), "--out", str(stats), "--second-moments",
-                   "--batch", "8", "--progress", "none", "--overwrite"])  # fmt: skip
-    return source, stats
+        calibrate([str(source), "--text", str(text), "--out", str(stats), "--second-moments", "--batch", "8",
+                   "--progress", "none", "--overwrite"])  # fmt: skip
+    return stats
+
+
+def written(text_of, folder):
+    """{name: file}"""
+    files = {name: folder / f"{name}.txt" for name in text_of}
+    for name, file in files.items():
+        file.write_text(text_of[name], encoding="utf-8")
+    return files
 
 
 def quantized(source, stats, folder, nibble):
@@ -114,7 +149,8 @@ def quantized(source, stats, folder, nibble):
             if source.name == "smollm2" and (format, way) not in SMOLLM2_WAYS:
                 continue
             out = made[format, way] = folder / f"{len(made)}"
-            llama.convert(nibble, source, out, ["--to", target, *options.format(stats=stats).split()])
+            words = ["--to", target, *(word.format(stats=stats) for word in options.split())]
+            llama.convert(nibble, source, out, words)
     return made
 
 
@@ -164,19 +200,30 @@ def figures(result):
                                  "worst": 1 - cosine["min"]}}  # fmt: skip
 
 
+def tokens_of(stats):
+    """What the statistics were made from."""
+    text = json.loads((stats / "calibration.json").read_text())["text"]
+    return {key: text[key] for key in ("sequences", "tokens")}
+
+
 def judge(model, options):
     folder = options.folder / f"{model}-quantized"
     folder.mkdir(parents=True, exist_ok=True)
-    files = {}
-    for kind, text in texts(model).items():
-        files[kind] = folder / f"{kind}.txt"
-        files[kind].write_text(text, encoding="utf-8")
-    source, stats = prepare(model, options.folder, files)
-    made = quantized(source, stats, folder, options.build / "nibble")
+    files = written(texts(model), folder)
+    source = original(model, options.folder)
+    stats = {name: calibrated(source, file, options.folder / f"{model}-{name}")
+             for name, file in written(calibration_texts(model), folder).items()}  # fmt: skip
+    first, *others = stats
+    made = quantized(source, stats[first], folder, options.build / "nibble")
     if model == "minilm":
         made |= bitsandbytes(source, folder)
-    facts = json.loads((stats / "calibration.json").read_text())["text"]
-    lines = {model: {"name": model, "calibrated_on": {key: facts[key] for key in ("sequences", "tokens")}}}
+    for name in others:
+        out = made["nf4", f"{BEST}/{name}"] = folder / name
+        words = ["--to", "nf4", *(word.format(stats=stats[name]) for word in WAYS[BEST].split())]
+        llama.convert(options.build / "nibble", source, out, words)
+    lines = {model: {"name": model, "calibrated_on": tokens_of(stats[first])}}
+    if others:
+        lines[model]["others_calibrated_on"] = {name: tokens_of(stats[name]) for name in others}
     if model.startswith("llama"):
         lines[model]["training"] = json.loads((source / "training.json").read_text())
     if model == "smollm2":

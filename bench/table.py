@@ -410,15 +410,36 @@ def smollm2_table(figure):
 def quality_cosine_table():
     _, lines, _, _ = quality()
     rows = []
-    for name in [name for name in lines if name.startswith("minilm/same kind/")]:
+    for name in [name for name in lines if re.fullmatch(r"minilm/same kind/[^/]*/[^/]*", name)]:
         format, way = name.split("/")[2:]
-        row, peer = [format, way], "nf4" if format.startswith("nf4") else format
+        row = [format, way]
         for kind in KINDS:
-            loss, theirs = (lines[f"minilm/{kind}/{which}"]["one_minus_cosine"]
-                            for which in (f"{format}/{way}", f"{peer}/bitsandbytes"))  # fmt: skip
-            row.append(f"{loss['mean']:.5f} ± {loss['error']:.5f} ({loss['mean'] / theirs['mean']:.2f})")
+            loss = lines[f"minilm/{kind}/{format}/{way}"]["one_minus_cosine"]
+            row.append(f"{loss['mean']:.5f} ± {loss['error']:.5f} ({to_bitsandbytes(kind, format, way)})")
         rows.append(row)
     return markdown(["", "`convert`", *KINDS.values()], rows)
+
+
+def to_bitsandbytes(kind, format, way):
+    """The ratio of MiniLM's 1 - cosine to that of bitsandbytes' own quantization."""
+    _, lines, _, _ = quality()
+    peer = "nf4" if format.startswith("nf4") else format
+    loss, theirs = (lines[f"minilm/{kind}/{which}"]["one_minus_cosine"]["mean"]
+                    for which in (f"{format}/{way}", f"{peer}/bitsandbytes"))  # fmt: skip
+    return f"{loss / theirs:.2f}"
+
+
+def quality_calibrations_table():
+    """The same of MiniLM, compensated with a search, after each calibration."""
+    _, lines, _, _ = quality()
+    way, facts = "compensated, search", lines["minilm"]
+    calibrations = {way: (f"{facts['calibrated_on']['sequences']} sentences of Python's documentation, as above",
+                          facts["calibrated_on"]["tokens"])}  # fmt: skip
+    for name, calibrated_on in facts["others_calibrated_on"].items():
+        calibrations[f"{way}/{name}"] = (name, calibrated_on["tokens"])
+    rows = [[name, f"{tokens}", *(to_bitsandbytes(kind, "nf4", which) for kind in OTHERS)]
+            for which, (name, tokens) in calibrations.items()]  # fmt: skip
+    return markdown(["calibrated on", "tokens", *(KINDS[kind] for kind in OTHERS)], rows)
 
 
 def quality_text():
@@ -627,6 +648,7 @@ TABLES = {
     "quality_smollm2_kld": lambda: smollm2_table("kld"),
     "quality_smollm2_perplexity": lambda: smollm2_table("ln_ratio"),
     "quality_cosine": quality_cosine_table,
+    "quality_calibrations": quality_calibrations_table,
     "minilm": minilm_table,
     "measure_machine": lambda: machine_text("measure"),
     "measured": measured_table,
