@@ -1,8 +1,8 @@
 // Products of few rows with codes in bf16, for processors with AVX512_BF16 (see tile_bf16.cpp).
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/matmul/avx512.hpp"
 #include "quant/matmul/code_kernel.hpp"
 #include "quant/matmul/counts.hpp"
+#include "quant/simd/avx512.hpp"
 
 #ifdef NIBBLE_AVX512_BF16
 

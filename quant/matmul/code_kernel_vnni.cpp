@@ -5,10 +5,10 @@
 #include <cassert>
 
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/matmul/avx512.hpp"
 #include "quant/matmul/code_kernel.hpp"
 #include "quant/matmul/counts.hpp"
 #include "quant/matmul/int16_numbers.hpp"
+#include "quant/simd/avx512.hpp"
 
 #ifdef NIBBLE_AVX512_VNNI
 

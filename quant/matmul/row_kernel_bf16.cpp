@@ -3,8 +3,8 @@
 
 #include "nibble/int8.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
-#include "quant/matmul/avx512.hpp"
 #include "quant/matmul/counts.hpp"
+#include "quant/simd/avx512.hpp"
 
 #ifdef NIBBLE_AVX512_BF16
 

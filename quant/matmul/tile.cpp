@@ -86,8 +86,6 @@ void transpose(const std::uint32_t* HWY_RESTRICT rows, std::size_t words, std::u
 }
 
 std::size_t width_of_target() { return width; }
-bool has_avx512() { return HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3; }
-
 }  // namespace nibble::matmul::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -97,7 +95,6 @@ namespace nibble::matmul {
 HWY_EXPORT(multiply);
 HWY_EXPORT(transpose);
 HWY_EXPORT(width_of_target);
-HWY_EXPORT(has_avx512);
 
 namespace {
 
@@ -116,8 +113,6 @@ TileKernel tile_f32() {
 void transpose_four(const std::uint32_t* rows, std::size_t words, std::uint32_t* panel, std::size_t stride) {
   HWY_DYNAMIC_DISPATCH(transpose)(rows, words, panel, stride);
 }
-
-bool target_has_avx512() { return HWY_DYNAMIC_DISPATCH(has_avx512)(); }
 
 }  // namespace nibble::matmul
 #endif

@@ -57,7 +57,4 @@ void prefer_bf16(std::optional<bool> answer);
 /// panel[p * stride + c] = rows[c * words + p] for c < 4 and p < words.
 void transpose_four(const std::uint32_t* rows, std::size_t words, std::uint32_t* panel, std::size_t stride);
 
-/// Whether the CPU target is AVX-512.
-[[nodiscard]] bool target_has_avx512();
-
 }  // namespace nibble::matmul

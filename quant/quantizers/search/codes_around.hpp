@@ -32,8 +32,9 @@ class CodesByValue {
     std::size_t above = first_[std::min(static_cast<std::size_t>((within + 1) * (buckets / 2.0f)), buckets - 1)];
     while (above > 1 && values_[above - 1] > within) --above;  // within + 1 was rounded up to the next bucket
     while (above + 1 < values_.size() && values_[above] <= within) ++above;
-    const auto upper = static_cast<std::uint8_t>(above), lower = static_cast<std::uint8_t>(above - 1);
-    return values_[upper] - within < within - values_[lower] ? CodesAround{upper, lower} : CodesAround{lower, upper};
+    // Without a branch, which would be foretold wrongly every other time.
+    const std::size_t up = values_[above] - within < within - values_[above - 1] ? 1 : 0;
+    return {static_cast<std::uint8_t>(above - 1 + up), static_cast<std::uint8_t>(above - up)};
   }
 
  private:

@@ -100,18 +100,19 @@ class SearchEncoder final : public Encoder {
     const std::size_t n = weights.size() / (traits(tensor_.dtype).bits / 8);
     const auto absmax = std::span(room).first(ceil_div(n, codec_.blocksize()));
     Unit unit{weights, {columns_.empty() ? nullptr : &columns_, first}, {}};
-    search_.find(tensor_.dtype, weights, absmax, unit.columns);
+    SearchedBlocks blocks(search_, tensor_.dtype, weights, unit.columns, layout_.nested);
+    blocks.find(absmax);
     for (std::size_t b = 0; b < absmax.size(); ++b)
       if (std::isnan(absmax[b])) unit.nonfinite.push_back(b);
     for_each_repaired(unit, [&](std::size_t b, std::span<const std::byte> block) {
-      search_.find(DType::f32, block, absmax.subspan(b, 1), unit.columns.after(b * codec_.blocksize()));
+      SearchedBlocks(search_, DType::f32, block, unit.columns.after(b * codec_.blocksize())).find(absmax.subspan(b, 1));
     });
 
     const std::uint64_t first_block = first / codec_.blocksize();
     if (layout_.nested) {
       std::array<std::uint8_t, unit_blocks> code_room;
       const auto codes = std::span(code_room).first(absmax.size());
-      const float nested_absmax = nest(unit, absmax, codes);
+      const float nested_absmax = nest(unit, blocks, absmax, codes);
       scratch_.write(layout_.codes(first_block), std::as_bytes(codes));
       scratch_.write(layout_.nested_absmax(first_block), std::as_bytes(std::span(&nested_absmax, 1)));
     }
@@ -143,7 +144,7 @@ class SearchEncoder final : public Encoder {
 
   // Replaces absmax by what is read back: of the two codes around each, the one that leaves less error; the nearer one,
   // if both leave the same or the block is not searched. Returns the nested absmax.
-  float nest(const Unit& unit, std::span<float> absmax, std::span<std::uint8_t> codes) const {
+  float nest(const Unit& unit, SearchedBlocks& blocks, std::span<float> absmax, std::span<std::uint8_t> codes) const {
     float largest = 0;
     for (const float value : absmax) largest = std::max(largest, std::abs(value));
     std::array<float, unit_blocks> room;
@@ -157,10 +158,10 @@ class SearchEncoder final : public Encoder {
       absmax[b] = value_of(codes[b], largest);
       others[b] = value_of(other_codes[b], largest);
     }
-    search_.take_better(tensor_.dtype, unit.weights, absmax, others, unit.columns);
+    blocks.take_better(absmax, others);
     for_each_repaired(unit, [&](std::size_t b, std::span<const std::byte> block) {
-      search_.take_better(DType::f32, block, absmax.subspan(b, 1), others.subspan(b, 1),
-                          unit.columns.after(b * codec_.blocksize()));
+      SearchedBlocks(search_, DType::f32, block, unit.columns.after(b * codec_.blocksize()))
+          .take_better(absmax.subspan(b, 1), others.subspan(b, 1));
     });
     for (std::size_t b = 0; b < absmax.size(); ++b)
       if (absmax[b] != value_of(codes[b], largest)) codes[b] = other_codes[b];

@@ -33,5 +33,26 @@ TEST(LargestMagnitude, NothingIsLargerThanWhatIsNotFinite) {
     });
 }
 
+// The last block is short.
+TEST(LargestMagnitude, IsThatOfEachBlock) {
+  constexpr std::size_t n = 11 * 64 + 7;
+  for (const DType source : {DType::f32, DType::bf16, DType::f16})
+    test::for_each_target([&](const std::string& target) {
+      for (const std::size_t blocksize : {32U, 64U, 512U}) {
+        std::vector<float> weights(n, 0.5f), expected;
+        for (std::size_t first = 0; first < n; first += blocksize) {
+          weights[std::min(first + first / blocksize % blocksize, n - 1)] = -static_cast<float>(first + blocksize);
+          expected.push_back(static_cast<float>(first + blocksize));
+        }
+        weights[3 * blocksize % n] = expected[3 * blocksize % n / blocksize] = NAN;
+        std::vector<float> largest(expected.size());
+        largest_magnitudes(source, test::stored_as(source, weights), blocksize, largest);
+        for (std::size_t b = 0; b < expected.size(); ++b)
+          EXPECT_TRUE(largest[b] == expected[b] || (std::isnan(largest[b]) && std::isnan(expected[b])))
+              << target << traits(source).name << blocksize << ' ' << b;
+      }
+    });
+}
+
 }  // namespace
 }  // namespace nibble::magnitude_test

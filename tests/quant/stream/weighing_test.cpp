@@ -277,7 +277,8 @@ TEST_F(Statistics, ReachTheSearch) {
     std::vector<float> stored(made.reader.tensors().bytes(t) / sizeof(float)), expected(stored.size());
     made.reader.read(t, 0, std::as_writable_bytes(std::span(stored)));
     const ColumnWeights columns(squares(1001, 6));
-    ScaleSearch(four_bit.tables(), 64, AbsmaxChoice::search).find(DType::bf16, in.bytes(2), expected, {&columns, 0});
+    const ScaleSearch search(four_bit.tables(), 64, AbsmaxChoice::search);
+    SearchedBlocks(search, DType::bf16, in.bytes(2), {&columns, 0}).find(expected);
     EXPECT_EQ(stored, expected);
     return;
   }

@@ -11,6 +11,7 @@
 #include "quant/errors/squares.hpp"
 #include "quant/quantizers/search/search_ratios.hpp"
 #include "tests/quant/codecs/codec_support.hpp"
+#include "tests/quant/quantizers/search/search_support.hpp"
 
 namespace nibble::scale_search_test {
 namespace {
@@ -18,11 +19,6 @@ namespace {
 using test::bytes_of;
 
 constexpr AbsmaxChoice choices[] = {AbsmaxChoice::search, AbsmaxChoice::search_positive};
-
-const FourBitTables& tables_of(const char* name) {
-  static const auto nf4 = make_codec("nf4"), fp4 = make_codec("fp4");
-  return dynamic_cast<const FourBitCodec&>(std::string_view(name) == "nf4" ? *nf4 : *fp4).tables();
-}
 
 // The value of the number of midpoints below v.
 float nearest(const FourBitTables& tables, float v) {
@@ -111,7 +107,8 @@ float absmax_of(const FourBitTables& tables, std::span<const float> block, std::
 std::vector<float> find(const FourBitTables& tables, std::size_t blocksize, AbsmaxChoice choice, DType dtype,
                         std::span<const std::byte> weights, const ColumnsFrom& columns = {}) {
   std::vector<float> absmax(ceil_div(weights.size() / (traits(dtype).bits / 8), blocksize));
-  ScaleSearch(tables, blocksize, choice).find(dtype, weights, absmax, columns);
+  const ScaleSearch search(tables, blocksize, choice);
+  SearchedBlocks(search, dtype, weights, columns).find(absmax);
   return absmax;
 }
 
@@ -136,7 +133,7 @@ TEST(ScaleSearch, IsItsFormulaOnEveryTarget) {
   for (const char* const name : {"nf4", "fp4"})
     for (const std::size_t blocksize : {32U, 64U, 512U})
       for (const AbsmaxChoice choice : choices) {
-        const FourBitTables& tables = tables_of(name);
+        const FourBitTables& tables = test::four_bit_tables(name);
         const std::vector<float> weights = all_kinds(blocksize);
         std::vector<float> expected;
         for (std::size_t at = 0; at < weights.size(); at += blocksize)
@@ -146,19 +143,6 @@ TEST(ScaleSearch, IsItsFormulaOnEveryTarget) {
           EXPECT_EQ(find(tables, blocksize, choice, DType::f32, bytes_of(weights)), expected) << target << name;
         });
       }
-}
-
-// For every y, although ScaleSearch on a few blocks meets a part of them.
-TEST(SearchValues, BucketsHaveTheValuesOfTheNumbers) {
-  for (const char* const name : {"nf4", "fp4"}) {
-    const FourBitTables& tables = tables_of(name);
-    const SearchValues values(tables);
-    for (int y = -SearchValues::end; y < SearchValues::end; ++y) {
-      const int sum = y + values.bucket[static_cast<std::size_t>(y >> 8 & 31)];
-      EXPECT_EQ(values.value[static_cast<std::size_t>(sum >> 8 & 31)], values.of(SearchValues::number(tables, y)))
-          << name << y;
-    }
-  }
 }
 
 // The mean squares of columns: exp(spread * a normal number), the fifth `outlier` times as large.
@@ -175,7 +159,7 @@ TEST(ScaleSearch, IsItsFormulaWhereColumnsCountDifferently) {
   for (const char* const name : {"nf4", "fp4"})
     for (const std::size_t blocksize : {32U, 64U, 512U})
       for (const AbsmaxChoice choice : choices) {
-        const FourBitTables& tables = tables_of(name);
+        const FourBitTables& tables = test::four_bit_tables(name);
         const std::vector<float> weights = all_kinds(blocksize);
         const ColumnWeights columns(mean_squares(row, 2));
         std::vector<float> expected, room(blocksize);
@@ -202,8 +186,9 @@ TEST(ScaleSearch, ReadsAllTypesOfWeights) {
         same[i] = dtype == DType::bf16  ? bf16::to_float(bf16::from_float(weights[i]))
                   : dtype == DType::f16 ? fp16::to_float(fp16::from_float(weights[i]))
                                         : weights[i];
-      EXPECT_EQ(find(tables_of("nf4"), blocksize, AbsmaxChoice::search, dtype, std::span(shifted).subspan(1)),
-                find(tables_of("nf4"), blocksize, AbsmaxChoice::search, DType::f32, bytes_of(same)))
+      EXPECT_EQ(
+          find(test::four_bit_tables("nf4"), blocksize, AbsmaxChoice::search, dtype, std::span(shifted).subspan(1)),
+          find(test::four_bit_tables("nf4"), blocksize, AbsmaxChoice::search, DType::f32, bytes_of(same)))
           << traits(dtype).name << blocksize;
     }
   }
@@ -211,14 +196,15 @@ TEST(ScaleSearch, ReadsAllTypesOfWeights) {
 
 // The second NaN has bits that would be a large integer.
 TEST(ScaleSearch, SaysIfAWeightIsNotFinite) {
-  const ScaleSearch search(tables_of("nf4"), 64, AbsmaxChoice::search);
+  const ScaleSearch search(test::four_bit_tables("nf4"), 64, AbsmaxChoice::search);
   test::for_each_target([&](const std::string& target) {
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::bit_cast<float>(0x7FFF7FFFU),
                             -std::numeric_limits<float>::infinity()})
       for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
         std::vector<float> weights = test::normal_weights(1000, 2), absmax(16);
         weights[999] = bad;
-        search.find(dtype, test::stored_as(dtype, weights), absmax);
+        const test::Bytes stored = test::stored_as(dtype, weights);
+        SearchedBlocks(search, dtype, stored).find(absmax);
         for (std::size_t b = 0; b < 16; ++b) EXPECT_EQ(std::isnan(absmax[b]), b == 15) << target << b;
       }
   });
@@ -262,7 +248,7 @@ TEST(ScaleSearch, LeavesNearlyTheLeastErrorOfAllScales) {
   for (const char* const name : {"nf4", "fp4"})
     for (std::size_t blocksize = 32; blocksize <= 4096; blocksize *= 2)
       for (const AbsmaxChoice choice : choices) {
-        const FourBitTables& tables = tables_of(name);
+        const FourBitTables& tables = test::four_bit_tables(name);
         const std::size_t blocks = std::max<std::size_t>(16, 4096 / blocksize);
         const std::vector<float> weights = test::normal_weights(blocks * blocksize, 5);
         const std::vector<float> absmax = find(tables, blocksize, choice, DType::f32, bytes_of(weights));
@@ -283,7 +269,7 @@ TEST(ScaleSearch, LeavesNearlyTheLeastWeightedError) {
   for (const char* const name : {"nf4", "fp4"})
     for (const std::size_t blocksize : {64U, 1024U})
       for (const float outlier : {1.0f, 100.0f}) {
-        const FourBitTables& tables = tables_of(name);
+        const FourBitTables& tables = test::four_bit_tables(name);
         const std::size_t blocks = 4096 / blocksize;
         const std::vector<float> weights = test::normal_weights(blocks * blocksize, 5);
         const std::vector<float> squares = mean_squares(weights.size(), 1, outlier);
@@ -310,7 +296,7 @@ TEST(ScaleSearch, LosesNothingWhereNothingIsLost) {
       std::fill_n(weights.begin() + 64, 64, -0.7f);
       weights[128 + 9] = 0.7f;
       weights[192 + 5] = -3e20f;
-      const FourBitTables& tables = tables_of(name);
+      const FourBitTables& tables = test::four_bit_tables(name);
       const std::vector<float> absmax = find(tables, 64, choice, DType::f32, bytes_of(weights));
       std::vector<std::uint8_t> packed(weights.size() / 2);
       std::vector<float> decoded(weights.size());
@@ -331,7 +317,7 @@ float gain_of(const FourBitTables& tables, std::span<const float> block, float a
 }
 
 void expect_the_better_of_two(const char* name, std::size_t blocksize, const ColumnsFrom& columns) {
-  const FourBitTables& tables = tables_of(name);
+  const FourBitTables& tables = test::four_bit_tables(name);
   const std::vector<float> weights = test::normal_weights(60 * blocksize + 5, 8, 0.05f);
   std::vector<float> absmax = find(tables, blocksize, AbsmaxChoice::search, DType::f32, bytes_of(weights), columns);
   std::vector<float> other = absmax, expected, room(blocksize);
@@ -349,23 +335,35 @@ void expect_the_better_of_two(const char* name, std::size_t blocksize, const Col
   }
   EXPECT_GT(replaced, 10U);
   EXPECT_LT(replaced, 50U);
+  const test::Bytes stored = bytes_of(weights);
   test::for_each_target([&](const std::string& target) {
     std::vector<float> better = absmax;
-    ScaleSearch(tables, blocksize, AbsmaxChoice::search)
-        .take_better(DType::f32, bytes_of(weights), better, other, columns);
+    const ScaleSearch search(tables, blocksize, AbsmaxChoice::search);
+    SearchedBlocks(search, DType::f32, stored, columns).take_better(better, other);
     EXPECT_EQ(better, expected) << target << name;
+    for (const bool keeps : {false, true}) {
+      SearchedBlocks blocks(search, DType::f32, stored, columns, keeps);
+      better = absmax;
+      std::vector<float> found(absmax.size());
+      blocks.find(found);
+      blocks.take_better(better, other);
+      EXPECT_EQ(better, expected) << target << name << keeps;
+      const std::vector<float> before = std::exchange(found, std::vector<float>(absmax.size()));
+      blocks.find(found);
+      EXPECT_EQ(found, before) << target << name << keeps;
+    }
   });
 }
 
 TEST(ScaleSearch, TakesTheBetterOfTwo) {
   for (const char* const name : {"nf4", "fp4"})
-    for (const std::size_t blocksize : {32U, 512U}) expect_the_better_of_two(name, blocksize, {});
+    for (const std::size_t blocksize : {32U, 128U, 512U}) expect_the_better_of_two(name, blocksize, {});
 }
 
 TEST(ScaleSearch, TakesTheBetterOfTwoWhereColumnsCountDifferently) {
   const ColumnWeights columns(mean_squares(100, 2));
   for (const char* const name : {"nf4", "fp4"})
-    for (const std::size_t blocksize : {32U, 512U}) expect_the_better_of_two(name, blocksize, {&columns, 96});
+    for (const std::size_t blocksize : {32U, 128U, 512U}) expect_the_better_of_two(name, blocksize, {&columns, 96});
 }
 
 TEST(ScaleSearch, KeepsTheAbsmaxOfBlocksThatAreNotSearched) {
@@ -375,7 +373,8 @@ TEST(ScaleSearch, KeepsTheAbsmaxOfBlocksThatAreNotSearched) {
       std::vector<float> weights = test::normal_weights(64, 2), absmax{kept};
       weights[9] = bad;
       const std::vector<float> other{kept + 0.01f};
-      ScaleSearch(tables_of("nf4"), 64, AbsmaxChoice::search).take_better(DType::f32, bytes_of(weights), absmax, other);
+      const ScaleSearch search(test::four_bit_tables("nf4"), 64, AbsmaxChoice::search);
+      SearchedBlocks(search, DType::f32, bytes_of(weights)).take_better(absmax, other);
       EXPECT_EQ(absmax[0], kept) << bad;
     }
 }

@@ -117,8 +117,8 @@ TEST(SearchOfBlocks, WeighsTheColumnsOfEachBlock) {
       test::encode(*codec, tensor, bytes_of(weights), {.limit = 4096, .order = test::backwards, .columns = columns})
           .planes.at(1));
   std::vector<float> expected(found.size());
-  ScaleSearch(dynamic_cast<const FourBitCodec&>(*codec).tables(), 64, AbsmaxChoice::search)
-      .find(DType::f32, bytes_of(weights), expected, {&columns, 0});
+  const ScaleSearch search(dynamic_cast<const FourBitCodec&>(*codec).tables(), 64, AbsmaxChoice::search);
+  SearchedBlocks(search, DType::f32, bytes_of(weights), {&columns, 0}).find(expected);
   EXPECT_EQ(found, expected);
 }
 

@@ -4,7 +4,12 @@
 // one with the second would be compiled for everything, so they name these instructions themselves. All processors with
 // AVX512_BF16 but Cooper Lake have AVX512_VBMI, too.
 
-#include "quant/matmul/tile.hpp"
+namespace nibble {
+
+/// Whether the CPU target is AVX-512.
+[[nodiscard]] bool target_has_avx512();
+
+}  // namespace nibble
 
 #ifdef __x86_64__
 
@@ -19,7 +24,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-namespace nibble::matmul {
+namespace nibble {
 
 __attribute__((always_inline)) NIBBLE_AVX512_BF16 inline __m512bh bf16_pairs(__m512i words) {
   return reinterpret_cast<__m512bh>(words);
@@ -35,6 +40,6 @@ inline bool has_avx512_vnni() {
   return supported && target_has_avx512();
 }
 
-}  // namespace nibble::matmul
+}  // namespace nibble
 
 #endif
