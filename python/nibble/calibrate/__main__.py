@@ -136,6 +136,8 @@ def calibrate(options: argparse.Namespace, progress: Progress) -> dict[str, Any]
 
 
 def summary(manifest: dict[str, Any], options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    from .inputs import attended
+
     tokens = [member["tokens"] for member in manifest["inputs"].values()]
     text = manifest["text"]
     return {
@@ -146,6 +148,7 @@ def summary(manifest: dict[str, Any], options: argparse.Namespace, seconds: floa
         "tokens": text["tokens"],
         "weights": len(manifest["weights"]),
         "inputs": len(tokens),
+        "value_projections": sum(inputs == [attended(weight)] for weight, inputs in manifest["weights"].items()),
         "fewest_tokens": min(tokens),
         "second_moments": manifest["second_moments"],
         "sensitivities": len(manifest.get("sensitivities", {})),
@@ -158,7 +161,7 @@ def print_summary(figures: dict[str, Any]) -> None:
     if figures["sensitivities"]:
         what += f", sensitivities of {figures['sensitivities']} weights"
     print(f"{figures['out']}: {what} of {figures['inputs']} inputs, which {figures['weights']} weights take; "
-          f"{figures['sequences']} sequences, {figures['tokens']} tokens, {duration(figures['seconds'])}")  # fmt: skip
+          f"value projections recognized: {figures['value_projections']}; {figures['sequences']} sequences, {figures['tokens']} tokens, {duration(figures['seconds'])}")  # fmt: skip
     if figures["fewest_tokens"] < figures["tokens"]:
         print(f"not every token reaches every weight: the least that reach one are {figures['fewest_tokens']}")
 

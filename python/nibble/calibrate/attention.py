@@ -45,6 +45,12 @@ class ScaledDotProduct:
     scale: float | None = None
     enable_gqa: bool = False
 
+    @classmethod
+    def of(cls, *args: Any, **kwargs: Any) -> ScaledDotProduct | None:
+        """None if there is an argument that only a later torch knows."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return None if len(args) > len(names) or kwargs.keys() - set(names) else cls(*args, **kwargs)
+
     @property
     def heads(self) -> int:
         return int(self.query.shape[1])

@@ -66,8 +66,8 @@ class Products(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is scaled_dot_product_attention:
-            self._attention.add(ScaledDotProduct(*args, **kwargs))
+        if function is scaled_dot_product_attention and (attention := ScaledDotProduct.of(*args, **kwargs)):
+            self._attention.add(attention)
         if function not in OPERANDS:
             return function(*args, **kwargs)
         left, right, name = OPERANDS[function]

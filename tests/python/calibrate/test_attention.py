@@ -342,6 +342,15 @@ def test_the_head_of_each_row(sizes):
     torch.testing.assert_close(found["mean_square"], torch.cat(rows).square().mean(0))
 
 
+def test_arguments_of_a_later_torch():
+    """What they mean is not known, so the attention is not looked at."""
+    tensors = Module().heads(X)
+    assert ScaledDotProduct.of(*tensors, dropout_p=0.0, scale=0.5).scale == 0.5
+    assert ScaledDotProduct.of(*tensors, None, 0.0, False).is_causal is False
+    assert ScaledDotProduct.of(*tensors, window=3) is None
+    assert ScaledDotProduct.of(*tensors, None, 0.0, False, None, False, 3) is None
+
+
 def test_products_that_no_attention_could_have():
     """They are left to torch."""
     module, x = Module(), torch.randn(5, 4)

@@ -221,4 +221,4 @@ def test_the_summary(model, tmp_path):
     code, printed, errors = tiny.inside(model, "--text", text, "--out", out, "--sequences", 2, "--second-moments")
     assert (code, errors) == (0, "")
     assert printed.startswith(f"{out}: mean squares, absmax, second moments of 16 inputs, which 22 weights take; "
-                              "2 sequences, 96 tokens, ")  # fmt: skip
+                              "value projections recognized: 3; 2 sequences, 96 tokens, ")  # fmt: skip
