@@ -22,7 +22,7 @@ import torch
 TARGETS = ("nf4:double-quant=no", "nf4", "int8")
 
 
-def relative_time(arguments.build / "nibble", pathlib.Path(folder), target, rounds):
+def relative_time(nibble, folder, target, rounds):
     size, name = 4096, "layers.0.mlp.up_proj"
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(size, size, generator=generator).bfloat16()

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 
 #include "nibble/int8.hpp"
 #include "quant/errors/int8_error.hpp"
@@ -15,7 +16,7 @@ namespace {
 // The best of them leaves at most a few percent more error than the best of all: rows of many weights, or with
 // outliers, lose least if some are clamped.
 constexpr std::array<float, 8> coarse{1.0f, 0.96f, 0.92f, 0.88f, 0.82f, 0.75f, 0.65f, 0.55f};
-constexpr int fine_steps = 12;
+constexpr std::size_t fine_steps = 12;
 constexpr float fine_step = 1.0f / 384;
 
 // A row, and how much the errors of its columns count.
@@ -24,34 +25,44 @@ class SearchedRow {
   SearchedRow(DType source, std::span<const std::byte> weights, const ColumnWeights& columns)
       : source_(source), weights_(weights), columns_(columns) {}
 
-  // The sum of squared errors.
-  [[nodiscard]] double error_of(float absmax) const {
+  // The sum of squared errors for each absmax. The row is read once.
+  template <std::size_t count> std::array<double, count> errors_of(const std::array<float, count>& absmax) const {
     const std::size_t size = traits(source_).bits / 8, columns = weights_.size() / size;
-    std::array<std::int8_t, tile_weights> room;
-    double sum = 0;
+    alignas(64) std::array<float, tile_weights> room;
+    std::array<std::int8_t, tile_weights> code_room;
+    std::array<double, count> sums{};
     for (std::size_t at = 0; at < columns; at += tile_weights) {
       const std::size_t n = std::min(tile_weights, columns - at);
       const auto piece = weights_.subspan(at * size, n * size);
-      const auto codes = std::span(room).first(n);
-      int8::encode_row(source_, piece, absmax, true, codes);
-      sum += columns_.empty() ? int8::error_of_rows(source_, piece, codes, columns, columns - at, {&absmax, 1}).square
-                              : weighted_error(at, piece, codes, absmax);
+      const auto codes = std::span(code_room).first(n);
+      const auto weighted = columns_.empty() ? std::span<const float>() : weigh(at, piece, std::span(room).first(n));
+      for (std::size_t i = 0; i < count; ++i) {
+        int8::encode_row(source_, piece, absmax[i], true, codes);
+        sums[i] += columns_.empty()
+                       ? int8::error_of_rows(source_, piece, codes, columns, columns - at, {&absmax[i], 1}).square
+                       : weighted_error(at, weighted, codes, absmax[i]);
+      }
     }
-    return sum;
+    return sums;
   }
 
  private:
-  // Of weights from column `at` on.
-  [[nodiscard]] double weighted_error(std::size_t at, std::span<const std::byte> piece,
-                                      std::span<const std::int8_t> codes, float absmax) const {
-    alignas(64) std::array<float, tile_weights> weights, decoded;
-    const auto room = std::span(weights).first(codes.size()), test = std::span(decoded).first(codes.size());
+  // Weights from column `at` on, times their roots.
+  [[nodiscard]] std::span<const float> weigh(std::size_t at, std::span<const std::byte> piece,
+                                             std::span<float> room) const {
     if (const auto wide = widen(source_, piece, room); wide.data() != room.data())
       std::ranges::copy(wide, room.begin());
-    int8::decode_row(codes, absmax, test);
     columns_.apply(at, room);
-    columns_.apply(at, test);
-    return compare_squares(room, test).square;
+    return room;
+  }
+
+  [[nodiscard]] double weighted_error(std::size_t at, std::span<const float> weighted,
+                                      std::span<const std::int8_t> codes, float absmax) const {
+    alignas(64) std::array<float, tile_weights> room;
+    const auto decoded = std::span(room).first(codes.size());
+    int8::decode_row(codes, absmax, decoded);
+    columns_.apply(at, decoded);
+    return compare_squares(weighted, decoded).square;
   }
 
   DType source_;
@@ -64,16 +75,22 @@ class SearchedRow {
 float search_row(DType source, std::span<const std::byte> weights, float largest, const ColumnWeights& columns) {
   if (largest == 0) return 0;
   const SearchedRow row(source, weights, columns);
-  double least = row.error_of(largest);
+  double least = std::numeric_limits<double>::infinity();
   float best = 1;
-  const auto consider = [&](float ratio) {
-    const double error = row.error_of(largest * ratio);
-    if (error < least) least = error, best = ratio;
+  const auto consider = [&]<std::size_t count>(const std::array<float, count>& ratios) {
+    std::array<float, count> absmax;
+    std::ranges::transform(ratios, absmax.begin(), [&](float ratio) { return largest * ratio; });
+    const std::array<double, count> errors = row.errors_of(absmax);
+    for (std::size_t i = 0; i < count; ++i)
+      if (errors[i] < least) least = errors[i], best = ratios[i];
   };
-  for (const float ratio : std::span(coarse).subspan(1)) consider(ratio);
-  const float middle = best;
-  for (int step = 1; step <= fine_steps; ++step)
-    for (const int sign : {-1, 1}) consider(middle + static_cast<float>(sign * step) * fine_step);
+  consider(coarse);
+  std::array<float, 2 * fine_steps> fine;
+  for (std::size_t i = 0; i < fine.size(); ++i) {
+    const auto step = static_cast<float>(i / 2 + 1);
+    fine[i] = best + (i % 2 == 0 ? -step : step) * fine_step;
+  }
+  consider(fine);
   return largest * best;
 }
 
