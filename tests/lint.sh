@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# clang-format on all of our sources; types of the Python package; includes that go one way; texts of the library that
-# name no option; kernels that keep to the device layer; reference pages that are what the program prints; clang-tidy.
+# clang-format on all of our sources; the syntax of all scripts; types of the Python package; includes that go one way;
+# texts of the library that name no option; kernels that keep to the device layer; reference pages that are what the
+# program prints; clang-tidy.
 #
 #   tests/lint.sh          everything
 #   tests/lint.sh --quick  everything but clang-tidy, which takes nearly all of the time
@@ -13,6 +14,9 @@ cd "$(dirname "$0")/.."
 if [[ ${1:-} != --tidy ]]; then
   mapfile -t sources < <(git ls-files '*.cpp' '*.hpp' '*.cu' '*.js')
   clang-format --dry-run -Werror "${sources[@]}"
+  git ls-files -z '*.py' | xargs -0 python3 -c 'import ast, sys
+for file in sys.argv[1:]: ast.parse(open(file, encoding="utf-8").read(), file)'
+  git ls-files -z '*.sh' | xargs -0 -n 1 bash -n
   tools=$(python/tools.sh)
   "$tools/mypy"
   tests/arrows.py --test
