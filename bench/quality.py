@@ -16,6 +16,7 @@ already, models and statistics, is not made again, and lines of models that are 
 """
 
 import argparse
+import hashlib
 import json
 import os
 import pathlib
@@ -124,8 +125,10 @@ def original(model, folder):
 
 
 def calibrated(source, text, stats):
-    """The directory of the statistics, made unless it is there."""
-    if not (stats / "calibration.json").is_file():
+    """The directory of the statistics, made unless it has those of this text."""
+    manifest = stats / "calibration.json"
+    sha256 = hashlib.sha256(text.read_bytes()).hexdigest()
+    if not manifest.is_file() or json.loads(manifest.read_text())["text"]["sha256"] != sha256:
         calibrate([str(source), "--text", str(text), "--out", str(stats), "--second-moments", "--batch", "8",
                    "--progress", "none", "--overwrite"])  # fmt: skip
     return stats
@@ -221,7 +224,7 @@ def judge(model, options):
         out = made["nf4", f"{BEST}/{name}"] = folder / name
         words = ["--to", "nf4", *(word.format(stats=stats[name]) for word in WAYS[BEST].split())]
         llama.convert(options.build / "nibble", source, out, words)
-    lines = {model: {"name": model, "calibrated_on": tokens_of(stats[first])}}
+    lines = {model: {"name": model, "date": time.strftime("%Y-%m-%d"), "calibrated_on": tokens_of(stats[first])}}
     if others:
         lines[model]["others_calibrated_on"] = {name: tokens_of(stats[name]) for name in others}
     if model.startswith("llama"):
@@ -239,6 +242,8 @@ def evaluate_kinds(model, source, made, files, lines, options):
     for kind, file in files.items():
         windows = SENTENCES if model == "minilm" else LONGER_WINDOWS if kind == LONGER else WINDOWS
         tests = {which: made[which] for which in (LONGER_WAYS if kind == LONGER else made)}
+        if kind == "calibrated on":  # by what is the first calibration
+            tests = {(format, way): out for (format, way), out in tests.items() if "/" not in way}
         facts, results = evaluated(source, tests.values(), file, windows)
         lines[model][kind] = {key: facts[key] for key in ("windows", "context", "lines") if key in facts}
         for (format, way), result in zip(tests, results):
@@ -250,7 +255,9 @@ def evaluate_kinds(model, source, made, files, lines, options):
 
 def save(lines, path):
     results = record.Results(path, record.host("bench/quality.py") | {"peers": record.peer_versions(sys.executable)})
-    results.lines = record.load(path)[1] | lines
+    measured = {name.split("/")[0] for name in lines}
+    kept = {name: line for name, line in record.load(path)[1].items() if name.split("/")[0] not in measured}
+    results.lines = kept | lines
     results.save()
 
 

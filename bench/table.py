@@ -430,7 +430,7 @@ def to_bitsandbytes(kind, format, way):
 
 
 def quality_calibrations_table():
-    """The same of MiniLM, compensated with a search, after each calibration."""
+    """to_bitsandbytes() of MiniLM, compensated with a search, after each calibration."""
     _, lines, _, _ = quality()
     way, facts = "compensated, search", lines["minilm"]
     calibrations = {way: (f"{facts['calibrated_on']['sequences']} sentences of Python's documentation, as above",
@@ -447,7 +447,8 @@ def quality_text():
     trainings = [lines[llama]["training"] for llama in llamas]
     steps = ", ".join(f"{training['steps']} of seed {training['seed']}" for training in trainings)
     llama, training = lines[llamas[0]], trainings[0]
-    return (f"Measured {run['date']}: {host_text(run)}. Llamas of {training['weights'] / 1e6:.1f} M weights; steps of "
+    dates = sorted({lines[name]["date"] for name in [*llamas, "smollm2", "minilm"]})
+    return (f"Measured {' to '.join(dates)}: {host_text(run)}. Llamas of {training['weights'] / 1e6:.1f} M weights; steps of "
             f"training: {steps}; calibrated on {llama['calibrated_on']['tokens']} tokens, judged by "
             f"{llama['same kind']['windows']} windows of {llama['same kind']['context']} tokens of each kind. MiniLM: "
             f"calibrated on {lines['minilm']['calibrated_on']['tokens']} tokens in "
