@@ -8,7 +8,7 @@
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/quantizers/search/search_values.hpp"
 
-/// What ScaleSearch does with a group of blocks, each of which is in a lane of a vector. Weights are 16-bit integers,
+/// What ScaleSearch does with a group of blocks: a lane of a vector belongs to each block. Weights are 16-bit integers,
 /// multiples of 1/4095 of their block's largest magnitude, and so are the values of the codebook. Sums of 64 products
 /// are exact, and are added in the order of the weights: every CPU target finds the same numbers.
 namespace nibble::block_group {
@@ -40,9 +40,8 @@ struct LaidOut {
   std::int16_t *weights, *roots, *weighted;
 };
 
-/// Writes factor[lane] * rows[lane][i], rounded, of n weights of each block; n is a multiple of 8. For weights i, i +
-/// 1,
-/// ..., i + 7 come the pairs (i, i + 4) of all blocks, then the pairs (i + 1, i + 5), and so on. `to` is aligned.
+/// Writes factor[lane] * rows[lane][i], rounded, of n weights of each block; n is a multiple of 8. Of every eight
+/// weights, the pairs (0, 4) of all blocks come first, then the pairs (1, 5), (2, 6) and (3, 7). `to` is aligned.
 void interleave(const float* const* rows, std::size_t n, const float* factor, std::int16_t* to);
 
 /// Computes the products of weights and roots.

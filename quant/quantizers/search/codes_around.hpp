@@ -32,7 +32,7 @@ class CodesByValue {
     std::size_t above = first_[std::min(static_cast<std::size_t>((within + 1) * (buckets / 2.0f)), buckets - 1)];
     while (above > 1 && values_[above - 1] > within) --above;  // within + 1 was rounded up to the next bucket
     while (above + 1 < values_.size() && values_[above] <= within) ++above;
-    // Without a branch, which would be foretold wrongly every other time.
+    // Without a branch, which the processor would mispredict about half the time.
     const std::size_t up = values_[above] - within < within - values_[above - 1] ? 1 : 0;
     return {static_cast<std::uint8_t>(above - 1 + up), static_cast<std::uint8_t>(above - up)};
   }

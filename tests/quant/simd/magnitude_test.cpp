@@ -30,6 +30,12 @@ TEST(LargestMagnitude, NothingIsLargerThanWhatIsNotFinite) {
     test::for_each_target([&](const std::string& target) {
       EXPECT_EQ(largest_magnitude(source, test::stored_as(source, {1, -infinity, 60000})), infinity) << target;
       EXPECT_TRUE(std::isnan(largest_magnitude(source, test::stored_as(source, {1, -infinity, NAN, 60000}))));
+      for (const std::size_t n : {33U, 100U})
+        for (const std::size_t i : {std::size_t{0}, n - 1}) {
+          std::vector<float> weights(n, 0.5f);
+          weights[i] = NAN;
+          EXPECT_TRUE(std::isnan(largest_magnitude(source, test::stored_as(source, weights)))) << target << n << i;
+        }
     });
 }
 

@@ -125,6 +125,9 @@ std::vector<float> all_kinds(std::size_t blocksize) {
   weights[30 * blocksize] = 3e38f;
   std::ranges::fill(std::span(weights).subspan(31 * blocksize, blocksize), 0.0f);
   weights[31 * blocksize + 1] = -1e-39f;
+  for (std::size_t b = 33; b < 35; ++b)  // just below the least magnitude that is searched, and above it
+    for (std::size_t i = 0; i < blocksize; ++i)
+      weights[b * blocksize + i] = (b == 33 ? 0.99e-30f : 1.01e-30f) / static_cast<float>(1 + i % 7);
   weights[32 * blocksize] = 1.1e30f;
   return weights;
 }
@@ -197,11 +200,19 @@ TEST(ScaleSearch, ReadsAllTypesOfWeights) {
 // The second NaN has bits that would be a large integer.
 TEST(ScaleSearch, SaysIfAWeightIsNotFinite) {
   const ScaleSearch search(test::four_bit_tables("nf4"), 64, AbsmaxChoice::search);
+  const ScaleSearch of_large(test::four_bit_tables("nf4"), 512, AbsmaxChoice::search);
   test::for_each_target([&](const std::string& target) {
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::bit_cast<float>(0x7FFF7FFFU),
                             -std::numeric_limits<float>::infinity()})
       for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
         std::vector<float> weights = test::normal_weights(1000, 2), absmax(16);
+        for (const std::size_t first : {512U, 700U, 999U}) {
+          std::vector<float> large = weights, found(2);
+          large[first] = bad;
+          const test::Bytes stored = test::stored_as(dtype, large);
+          SearchedBlocks(of_large, dtype, stored).find(found);
+          EXPECT_TRUE(!std::isnan(found[0]) && std::isnan(found[1])) << target << traits(dtype).name << first;
+        }
         weights[999] = bad;
         const test::Bytes stored = test::stored_as(dtype, weights);
         SearchedBlocks(search, dtype, stored).find(absmax);
