@@ -42,8 +42,8 @@ RowKernel row_kernel_for(DType dtype) {
 
 CodeKernel code_kernel_for(DType dtype, const FourBitRows& weight) {
   if (dtype == DType::bf16)
-    for (const auto& kernel :
-         {prefers_bf16() ? code_kernel_bf16() : std::nullopt, code_kernel_vnni(), code_kernel_int16()})
+    for (const auto& kernel : {prefers_bf16() ? code_kernel_bf16() : std::nullopt, code_kernel_vbmi(),
+                               code_kernel_vnni(), code_kernel_int16()})
       if (kernel && kernel->min_blocksize <= weight.blocksize() && weight.k() % kernel->depth_multiple == 0)
         return *kernel;
   return code_kernel_f32();

@@ -17,6 +17,7 @@ namespace nibble {
 
 #define NIBBLE_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi,avx512bf16")))
 #define NIBBLE_AVX512_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#define NIBBLE_AVX512_VBMI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi")))
 
 // g++ 12 warns of its own immintrin.h.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -37,6 +38,10 @@ inline bool has_avx512_bf16() {
 }
 inline bool has_avx512_vnni() {
   static const bool supported = __builtin_cpu_supports("avx512vnni") != 0;
+  return supported && target_has_avx512();
+}
+inline bool has_avx512_vbmi() {
+  static const bool supported = __builtin_cpu_supports("avx512vnni") != 0 && __builtin_cpu_supports("avx512vbmi") != 0;
   return supported && target_has_avx512();
 }
 

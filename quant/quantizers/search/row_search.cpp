@@ -86,9 +86,10 @@ float search_row(DType source, std::span<const std::byte> weights, float largest
   };
   consider(coarse);
   std::array<float, 2 * fine_steps> fine;
-  for (std::size_t i = 0; i < fine.size(); ++i) {
-    const auto step = static_cast<float>(i / 2 + 1);
-    fine[i] = best + (i % 2 == 0 ? -step : step) * fine_step;
+  for (std::size_t step = 1; step <= fine_steps; ++step) {
+    const float distance = static_cast<float>(step) * fine_step;
+    fine[2 * step - 2] = best - distance;
+    fine[2 * step - 1] = best + distance;
   }
   consider(fine);
   return largest * best;

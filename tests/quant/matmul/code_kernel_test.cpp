@@ -50,6 +50,7 @@ TEST(CodeKernel, MultipliesAsALoopDoes) {
     if (const auto bf16 = code_kernel_bf16()) kernels.emplace_back("bf16", *bf16);
     if (const auto int16 = code_kernel_int16()) kernels.emplace_back("int16", *int16);
     if (const auto vnni = code_kernel_vnni()) kernels.emplace_back("vnni", *vnni);
+    if (const auto vbmi = code_kernel_vbmi()) kernels.emplace_back("vbmi", *vbmi);
     for (const auto& [name, kernel] : kernels)
       for (std::size_t blocksize = kernel.min_blocksize; blocksize <= 512; blocksize *= 2)
         for (std::size_t rows = 1; rows <= max_tested_rows; ++rows)
@@ -90,7 +91,7 @@ void expect_second_part(const CodeKernel& kernel, std::size_t m, std::size_t row
 
 TEST(CodeKernel, AddsSecondPartsWhereThereAreOutliers) {
   test::for_each_target([](const std::string& target) {
-    for (const auto& kernel : {code_kernel_int16(), code_kernel_vnni()})
+    for (const auto& kernel : {code_kernel_int16(), code_kernel_vnni(), code_kernel_vbmi()})
       for (const std::size_t m : {1u, 3u, 7u, 16u})
         for (const std::size_t row : {std::size_t{0}, m - 1})
           for (std::size_t block = 0; kernel && block < 6; ++block) expect_second_part(*kernel, m, row, block, target);
@@ -100,24 +101,23 @@ TEST(CodeKernel, AddsSecondPartsWhereThereAreOutliers) {
 // Also where all products with the number are products with 0.
 TEST(CodeKernel, SumsWithNumbersThatAreNotFiniteAreNotFinite) {
   test::for_each_target([](const std::string& target) {
-    const auto kernel = code_kernel_vnni() ? code_kernel_vnni() : code_kernel_int16();
-    if (!kernel) return;
     constexpr float infinity = std::numeric_limits<float>::infinity();
     constexpr std::size_t rows = 5, m = 3;
-    for (const float bad : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN()})
-      for (std::size_t at = 0; at <= 128; ++at) {
-        Codes codes(rows, 128, 64, 7);
-        std::ranges::fill(codes.packed, std::uint8_t{0x88});  // zeros
-        Matrix x = exact::integers(m, 128, 5);
-        if (at < 128)
-          x(1, at) = bad;
-        else
-          for (std::size_t c = 0; c < 128; ++c) x(1, c) = bad;
-        std::vector<float> sums(rows * m, 3);
-        kernel->multiply(codes.rows(), arranged_for(*kernel, x).data(), kernel->x.words(128), m, sums.data());
-        for (std::size_t i = 0; i < sums.size(); ++i)
-          EXPECT_EQ(std::isfinite(sums[i]), i % m != 1) << target << ", " << bad << " at " << at << ", sum " << i;
-      }
+    for (const auto& kernel : {code_kernel_int16(), code_kernel_vnni(), code_kernel_vbmi()})
+      for (const float bad : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN()})
+        for (std::size_t at = 0; kernel && at <= 128; ++at) {
+          Codes codes(rows, 128, 64, 7);
+          std::ranges::fill(codes.packed, std::uint8_t{0x88});  // zeros
+          Matrix x = exact::integers(m, 128, 5);
+          if (at < 128)
+            x(1, at) = bad;
+          else
+            for (std::size_t c = 0; c < 128; ++c) x(1, c) = bad;
+          std::vector<float> sums(rows * m, 3);
+          kernel->multiply(codes.rows(), arranged_for(*kernel, x).data(), kernel->x.words(128), m, sums.data());
+          for (std::size_t i = 0; i < sums.size(); ++i)
+            EXPECT_EQ(std::isfinite(sums[i]), i % m != 1) << target << ", " << bad << " at " << at << ", sum " << i;
+        }
   });
 }
 
