@@ -235,6 +235,7 @@ def judge(model, options):
         evaluate_kinds(model, source, made, files, lines, options)
     finally:
         backend.disable()  # the next model may be quantized by bitsandbytes itself
+    save(lines, options.out, whole=True)
 
 
 def evaluate_kinds(model, source, made, files, lines, options):
@@ -253,11 +254,16 @@ def evaluate_kinds(model, source, made, files, lines, options):
         save(lines, options.out)
 
 
-def save(lines, path):
+def save(lines, path, whole=False):
+    """Replaces the lines of these names. If they are the `whole` of their models, these models' other lines go."""
     results = record.Results(path, record.host("bench/quality.py") | {"peers": record.peer_versions(sys.executable)})
-    measured = {name.split("/")[0] for name in lines}
-    kept = {name: line for name, line in record.load(path)[1].items() if name.split("/")[0] not in measured}
-    results.lines = kept | lines
+    results.lines = record.load(path)[1]
+    if whole:
+        models = {name.split("/")[0] for name in lines}
+        for name in [name for name in results.lines if name.split("/")[0] in models]:
+            if name not in lines:
+                del results.lines[name]
+    results.lines |= lines
     results.save()
 
 

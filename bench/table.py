@@ -448,7 +448,8 @@ def quality_text():
     steps = ", ".join(f"{training['steps']} of seed {training['seed']}" for training in trainings)
     llama, training = lines[llamas[0]], trainings[0]
     dates = sorted({lines[name]["date"] for name in [*llamas, "smollm2", "minilm"]})
-    return (f"Measured {' to '.join(dates)}: {host_text(run)}. Llamas of {training['weights'] / 1e6:.1f} M weights; steps of "
+    measured = " to ".join(dict.fromkeys([dates[0], dates[-1]]))
+    return (f"Measured {measured}: {host_text(run)}. Llamas of {training['weights'] / 1e6:.1f} M weights; steps of "
             f"training: {steps}; calibrated on {llama['calibrated_on']['tokens']} tokens, judged by "
             f"{llama['same kind']['windows']} windows of {llama['same kind']['context']} tokens of each kind. MiniLM: "
             f"calibrated on {lines['minilm']['calibrated_on']['tokens']} tokens in "

@@ -41,8 +41,9 @@ struct CodeKernel {
 [[nodiscard]] CodeKernel code_kernel_f32();
 /// For x in bf16, by integers of 16 bits; nothing where the CPU target does not have them, or has AVX-512.
 [[nodiscard]] std::optional<CodeKernel> code_kernel_int16();
-/// The same by AVX512_VNNI, and with AVX512_VBMI; nothing unless the processor and the CPU target have them.
+/// The same by AVX512_VNNI; nothing unless the processor and the CPU target have it.
 [[nodiscard]] std::optional<CodeKernel> code_kernel_vnni();
+/// The same by AVX512_VNNI and AVX512_VBMI; nothing unless the processor and the CPU target have both.
 [[nodiscard]] std::optional<CodeKernel> code_kernel_vbmi();
 /// Nothing unless the processor and the CPU target multiply bf16.
 [[nodiscard]] std::optional<CodeKernel> code_kernel_bf16();

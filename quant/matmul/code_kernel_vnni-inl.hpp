@@ -3,11 +3,11 @@
 //
 //   explicit Values(const Int16Codebook& codebook)
 //   TwoVectors of(__m512i codes, std::size_t half)  two of the four vectors of values of 128 codes
-//   static constexpr std::size_t code(std::size_t vector, std::size_t word)  which of the first 64 codes has the value
-//                                                                            that is word < 16 of that vector
+//   static constexpr std::size_t code(std::size_t vector, std::size_t word)
+//       the index of the code whose value is in that word of that vector, for words 0 to 15 and codes 0 to 63
 //
-// Words 16 to 31 of a vector are the same of the other 64 codes. A lane then has the sum of eight products, all in one
-// block.
+// Words 16 to 31 have the values of codes 64 to 127, in the same order. So a lane gets the sum of eight products that
+// are all in one block.
 
 inline constexpr std::size_t lanes = 16, block = Int16Numbers::count, pair = 2 * block;
 // Words of a pair of blocks of x: its integers, and eight times the scale of each block.

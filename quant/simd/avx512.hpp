@@ -1,8 +1,8 @@
 #pragma once
 
-// What functions for processors with AVX512_BF16 or AVX512_VNNI need. Highway 1.0.3 has no target with the first, and
-// one with the second would be compiled for everything, so they name these instructions themselves. All processors with
-// AVX512_BF16 but Cooper Lake have AVX512_VBMI, too.
+// What functions for processors with AVX512_BF16, AVX512_VNNI, or both AVX512_VNNI and AVX512_VBMI need. Highway 1.0.3
+// has no target with the first, and one with the others would be compiled for everything, so they name these
+// instructions themselves. All processors with AVX512_BF16 but Cooper Lake have AVX512_VBMI, too.
 
 namespace nibble {
 

@@ -161,7 +161,8 @@ def print_summary(figures: dict[str, Any]) -> None:
     if figures["sensitivities"]:
         what += f", sensitivities of {figures['sensitivities']} weights"
     print(f"{figures['out']}: {what} of {figures['inputs']} inputs, which {figures['weights']} weights take; "
-          f"value projections recognized: {figures['value_projections']}; {figures['sequences']} sequences, {figures['tokens']} tokens, {duration(figures['seconds'])}")  # fmt: skip
+          f"value projections recognized: {figures['value_projections']}; {figures['sequences']} sequences, "
+          f"{figures['tokens']} tokens, {duration(figures['seconds'])}")  # fmt: skip
     if figures["fewest_tokens"] < figures["tokens"]:
         print(f"not every token reaches every weight: the least that reach one are {figures['fewest_tokens']}")
 

@@ -111,6 +111,10 @@ class Attention:
         if weight in self._candidates and product.ndim == 3:
             self._products.append(Product(weight, x, product, versions(x, product)))
 
+    def skip(self) -> None:
+        """An attention of another kind has taken the last products."""
+        self._products.clear()
+
     def add(self, attention: ScaledDotProduct | Probabilities) -> None:
         found = [product for product in self._products if is_value(attention.value, product.output)]
         if found or isinstance(attention, ScaledDotProduct):

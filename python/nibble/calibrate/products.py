@@ -66,8 +66,12 @@ class Products(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is scaled_dot_product_attention and (attention := ScaledDotProduct.of(*args, **kwargs)):
-            self._attention.add(attention)
+        if function is scaled_dot_product_attention:
+            attention = ScaledDotProduct.of(*args, **kwargs)
+            if attention is None:
+                self._attention.skip()
+            else:
+                self._attention.add(attention)
         if function not in OPERANDS:
             return function(*args, **kwargs)
         left, right, name = OPERANDS[function]

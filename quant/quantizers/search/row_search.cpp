@@ -25,7 +25,7 @@ class SearchedRow {
   SearchedRow(DType source, std::span<const std::byte> weights, const ColumnWeights& columns)
       : source_(source), weights_(weights), columns_(columns) {}
 
-  // The sum of squared errors for each absmax. The row is read once.
+  // The sum of squared errors for each absmax. The row is read from memory once.
   template <std::size_t count> std::array<double, count> errors_of(const std::array<float, count>& absmax) const {
     const std::size_t size = traits(source_).bits / 8, columns = weights_.size() / size;
     alignas(64) std::array<float, tile_weights> room;

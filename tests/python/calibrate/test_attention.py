@@ -351,6 +351,23 @@ def test_arguments_of_a_later_torch():
     assert ScaledDotProduct.of(*tensors, None, 0.0, False, None, False, 3) is None
 
 
+def test_an_attention_that_is_not_known_takes_the_products(monkeypatch):
+    """Otherwise, rows of the next one with the same values would pass for all of the projection's."""
+    module, known, calls = Module(), ScaledDotProduct.of, []
+
+    def only_the_second(*args):
+        calls.append(args)
+        return known(*args) if len(calls) == 2 else None
+
+    monkeypatch.setattr(ScaledDotProduct, "of", only_the_second)
+    with module.products:
+        heads = module.heads(X)
+        for _ in range(2):
+            functional.scaled_dot_product_attention(*heads)
+    assert len(calls) == 2
+    assert "v.attended" not in module.inputs.finish()
+
+
 def test_products_that_no_attention_could_have():
     """They are left to torch."""
     module, x = Module(), torch.randn(5, 4)
