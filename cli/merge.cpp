@@ -62,7 +62,6 @@ void check_adapter(const MergeOptions& options) {
                   fmt::format("the output is {} '{}'", what, escaped(options.adapter)));
   };
   check(options.adapter, "the adapter");
-  // Not by std::filesystem::directory_iterator, which ends the program where there is no memory.
   const Descriptor folder = open_directory(AT_FDCWD, options.adapter);
   if (folder.get() < 0) return;  // open_merged() says why
   for (const std::string& file : list_directory(folder.get(), escaped(options.adapter)))

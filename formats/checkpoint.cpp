@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/checked.hpp"
+#include "core/files/directory.hpp"
 #include "core/files/open_files.hpp"
 #include "core/json.hpp"
 #include "core/memory_limit.hpp"
@@ -167,14 +168,12 @@ class Checkpoint final : public Reader {
 std::string pipeline_parts(const fs::path& path) {
   const std::vector<std::string> names = weight_names();
   std::vector<std::string> parts;
-  std::error_code error;
-  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
+  for (const std::string& folder : list_directory(path, escaped(path.native())))
     if (std::any_of(names.begin(), names.end(), [&](const std::string& name) {
           std::error_code unknown;
-          return fs::exists(entry->path() / name, unknown);
+          return fs::exists(path / folder / name, unknown);
         }))
-      parts.push_back(printable(entry->path().filename().string()) + "/");
-  std::sort(parts.begin(), parts.end());
+      parts.push_back(printable(folder) + "/");
   constexpr std::size_t shown = 8;
   if (parts.empty()) return fmt::format("none of its folders has weights in {}", container_names());
   const bool more = parts.size() > shown;
@@ -185,17 +184,12 @@ std::string pipeline_parts(const fs::path& path) {
 // Describes a directory that lacks the files that were looked for.
 [[noreturn]] void refuse_directory(const fs::path& path) {
   std::map<std::string, std::string> found;  // by extension, the first name of each
-  std::error_code error;
   const auto exists = [&](const char* name) {
     std::error_code unknown;
     return fs::exists(path / name, unknown);
   };
-  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename(), extension = entry->path().extension();
-    auto& first = found[extension];
-    if (first.empty() || name < first) first = name;
-  }
   const std::string label = escaped(path.native());
+  for (const std::string& name : list_directory(path, label)) found.try_emplace(fs::path(name).extension(), name);
   if (exists("adapter_config.json"))
     throw Error(Errc::bad_input, label, "is an adapter, not a model: it has to be merged into its base model first",
                 Remedy::Kind::merge);

@@ -95,6 +95,30 @@ class Remover {
 
 constexpr int deepest_tree = 256;
 
+// Of the directory `path` in `at`.
+std::vector<std::string> names_in(int at, const char* path, std::string_view label) {
+  const auto fail = [&](int error) {
+    throw Error(Errc::io, label, fmt::format("cannot list the directory: {}", std::strerror(error)));
+  };
+  // A descriptor of its own: the position in the directory belongs to it.
+  Descriptor opened(openat(at, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (opened.get() < 0) fail(errno);
+  const std::unique_ptr<DIR, decltype([](DIR* stream) { closedir(stream); })> stream(fdopendir(opened.get()));
+  if (stream == nullptr) fail(errno);
+  (void)opened.release();
+  std::vector<std::string> names;
+  while (true) {
+    errno = 0;  // the end and an error look the same
+    const dirent* const entry = readdir(stream.get());
+    if (entry == nullptr && errno != 0) fail(errno);
+    if (entry == nullptr) break;
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 void add_tree(int directory, const std::string& path, int depth, std::string_view label,
               std::vector<std::string>& paths) {
   for (const std::string& name : list_directory(directory, label)) {
@@ -131,26 +155,11 @@ bool may_exist(int at, const char* name) noexcept {
 }
 
 std::vector<std::string> list_directory(int directory, std::string_view label) {
-  const auto fail = [&](int error) {
-    throw Error(Errc::io, label, fmt::format("cannot list the directory: {}", std::strerror(error)));
-  };
-  // A descriptor of its own: the position in the directory belongs to it.
-  Descriptor copy(openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (copy.get() < 0) fail(errno);
-  const std::unique_ptr<DIR, decltype([](DIR* opened) { closedir(opened); })> stream(fdopendir(copy.get()));
-  if (stream == nullptr) fail(errno);
-  (void)copy.release();
-  std::vector<std::string> names;
-  while (true) {
-    errno = 0;  // the end and an error look the same
-    const dirent* const entry = readdir(stream.get());
-    if (entry == nullptr && errno != 0) fail(errno);
-    if (entry == nullptr) break;
-    const std::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
-  }
-  std::sort(names.begin(), names.end());
-  return names;
+  return names_in(directory, ".", label);
+}
+
+std::vector<std::string> list_directory(const std::filesystem::path& path, std::string_view label) {
+  return names_in(AT_FDCWD, path.c_str(), label);
 }
 
 std::vector<std::string> list_tree(int directory, std::string_view label) {

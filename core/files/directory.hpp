@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <cstddef>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,6 +27,10 @@ namespace nibble {
 /// Names of the entries, without . and .., sorted. Throws Error(io): a directory that cannot be listed must not count
 /// as empty.
 [[nodiscard]] std::vector<std::string> list_directory(int directory, std::string_view label);
+
+/// The same of the directory at a path; a link is followed. std::filesystem's iterators would end the program if there
+/// were no memory for a name.
+[[nodiscard]] std::vector<std::string> list_directory(const std::filesystem::path& path, std::string_view label);
 
 /// The paths of everything below the directory, sorted; links are listed and not followed. Throws Error(io), also for
 /// folders that lie deeper than 256.

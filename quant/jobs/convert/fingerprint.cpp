@@ -8,8 +8,8 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <system_error>
 
+#include "core/files/directory.hpp"
 #include "core/xxh3.hpp"
 #include "nibble/error.hpp"
 #include "nibble/version.hpp"
@@ -38,11 +38,9 @@ Members input_stamps(const Reader& in) {
 
 Members statistics_stamps(const fs::path& folder) {
   Members files = Members::object();
-  std::error_code error;
-  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
-       entry.increment(error))
-    if (const fs::path& file = entry->path(); file.extension() == ".safetensors" || file.extension() == ".json")
-      files[escaped(file.filename().string())] = stamp_of(file);
+  if (folder.empty()) return files;  // converts without statistics
+  for (const std::string& name : list_directory(folder, escaped(folder.native())))
+    if (name.ends_with(".safetensors") || name.ends_with(".json")) files[escaped(name)] = stamp_of(folder / name);
   return files;
 }
 
