@@ -257,13 +257,10 @@ def evaluate_kinds(model, source, made, files, lines, options):
 def save(lines, path, whole=False):
     """Replaces the lines of these names. If they are the `whole` of their models, these models' other lines go."""
     results = record.Results(path, record.host("bench/quality.py") | {"peers": record.peer_versions(sys.executable)})
-    results.lines = record.load(path)[1]
-    if whole:
-        models = {name.split("/")[0] for name in lines}
-        for name in [name for name in results.lines if name.split("/")[0] in models]:
-            if name not in lines:
-                del results.lines[name]
-    results.lines |= lines
+    models = {name.split("/")[0] for name in lines} if whole else {}
+    before = record.load(path)[1].items()
+    kept = {name: line for name, line in before if name in lines or name.split("/")[0] not in models}
+    results.lines = kept | lines
     results.save()
 
 

@@ -1,4 +1,4 @@
-// Compiled once per CPU target.
+// Each lane of a vector searches a block of its own. Compiled once per CPU target.
 #include "quant/quantizers/search/block_group.hpp"
 
 #include <algorithm>

@@ -42,6 +42,17 @@ TEST_F(DirectoryTest, WhatCannotBeListedIsNotEmpty) {
             "out: cannot list the directory: Not a directory");
 }
 
+TEST_F(DirectoryTest, APathIsListedAlsoThroughALink) {
+  const fs::path folder = root_.path() / "folder", link = root_.path() / "link";
+  fs::create_directory(folder);
+  fs::create_directory_symlink(folder, link);
+  for (const char* const name : {"folder/b", "folder/a"}) (void)root_.write(name, "");
+  EXPECT_THAT(list_directory(folder, "x"), testing::ElementsAre("a", "b"));
+  EXPECT_THAT(list_directory(link, "x"), testing::ElementsAre("a", "b"));
+  EXPECT_EQ(error_of([&] { (void)list_directory(folder / "none", "in"); }, Errc::io),
+            "in: cannot list the directory: No such file or directory");
+}
+
 TEST_F(DirectoryTest, LinksAreNotFollowed) {
   fs::create_directory(root_.path() / "real");
   fs::create_directory_symlink("real", root_.path() / "link");
