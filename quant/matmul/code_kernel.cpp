@@ -84,11 +84,9 @@ HWY_INLINE void multiply_block(const CodeRows& weights, std::size_t first, const
 void multiply_codes(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
   const auto* const from = reinterpret_cast<const float*>(x);
   in_parts<max_in_registers>(m, [&](auto count, std::size_t i) HWY_ATTR {
-    const float* const part = from + i * x_stride;
-    std::size_t row = 0;
-    for (; row + max_rows <= weights.rows; row += max_rows)
-      multiply_block<max_rows, count()>(weights, row, part, x_stride, sums + row * m + i, m);
-    for (; row < weights.rows; ++row) multiply_block<1, count()>(weights, row, part, x_stride, sums + row * m + i, m);
+    in_groups<max_rows>(weights.rows, [&](auto rows, std::size_t row) HWY_ATTR {
+      multiply_block<rows(), count()>(weights, row, from + i * x_stride, x_stride, sums + row * m + i, m);
+    });
   });
 }
 
@@ -126,11 +124,11 @@ void add_codes(const CodeRows& weights, const float* x, std::size_t x_stride, st
                std::size_t sums_stride) {
   const bool two_groups = weights.n % (2 * group) == 0 && weights.blocksize % (2 * group) == 0;
   with_constant<max_in_registers>(m, [&](auto count) HWY_ATTR {
-    std::size_t row = 0;
-    for (; row + added_rows <= weights.rows; row += added_rows)
-      two_groups ? add_block<2, added_rows, count()>(weights, row, x, x_stride, sums, sums_stride)
-                 : add_block<1, added_rows, count()>(weights, row, x, x_stride, sums, sums_stride);
-    for (; row < weights.rows; ++row) add_block<1, 1, count()>(weights, row, x, x_stride, sums, sums_stride);
+    in_groups<added_rows>(weights.rows, [&](auto rows, std::size_t row) HWY_ATTR {
+      constexpr std::size_t most_groups = rows() == 1 ? 1 : 2;
+      two_groups ? add_block<most_groups, rows(), count()>(weights, row, x, x_stride, sums, sums_stride)
+                 : add_block<1, rows(), count()>(weights, row, x, x_stride, sums, sums_stride);
+    });
   });
 }
 
@@ -213,10 +211,9 @@ void add_codes(const CodeRows& weights, const float* x, std::size_t x_stride, st
                std::size_t sums_stride) {
   const ByteTable16<D> codebook(weights.tables.codebook.data());
   with_constant<max_in_registers>(m, [&](auto count) HWY_ATTR {
-    std::size_t row = 0;
-    for (; row + added_rows <= weights.rows; row += added_rows)
-      add_block<added_rows, count()>(codebook, weights, row, x, x_stride, sums, sums_stride);
-    for (; row < weights.rows; ++row) add_block<1, count()>(codebook, weights, row, x, x_stride, sums, sums_stride);
+    in_groups<added_rows>(weights.rows, [&](auto rows, std::size_t row) HWY_ATTR {
+      add_block<rows(), count()>(codebook, weights, row, x, x_stride, sums, sums_stride);
+    });
   });
 }
 

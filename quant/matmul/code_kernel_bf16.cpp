@@ -51,10 +51,9 @@ NIBBLE_AVX512_BF16 void multiply_block(const CodeRows& weights, std::size_t firs
 
 void multiply(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
   with_constant<max_m>(m, [&](auto count) {
-    std::size_t row = 0;
-    for (; row + max_rows <= weights.rows; row += max_rows)
-      multiply_block<max_rows, count()>(weights, row, x, x_stride, sums + row * m);
-    for (; row < weights.rows; ++row) multiply_block<1, count()>(weights, row, x, x_stride, sums + row * m);
+    in_groups<max_rows>(weights.rows, [&](auto rows, std::size_t row) {
+      multiply_block<rows(), count()>(weights, row, x, x_stride, sums + row * m);
+    });
   });
 }
 

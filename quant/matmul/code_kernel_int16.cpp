@@ -131,13 +131,10 @@ HWY_INLINE void multiply_block(const CodeRows& weights, std::size_t first, const
 template <Part part>
 void multiply_part(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
   in_parts<max_in_registers>(m, [&](auto count, std::size_t i) HWY_ATTR {
-    const std::uint32_t* const from = x + i * x_stride;
-    constexpr std::size_t rows = count() == 1 ? 4 : count() == 2 ? 2 : 1;  // their sums and factors fit 16 registers
-    std::size_t row = 0;
-    for (; row + rows <= weights.rows; row += rows)
-      multiply_block<part, rows, count()>(weights, row, from, x_stride, sums + row * m + i, m);
-    for (; row < weights.rows; ++row)
-      multiply_block<part, 1, count()>(weights, row, from, x_stride, sums + row * m + i, m);
+    constexpr std::size_t max_rows = count() == 1 ? 4 : count() == 2 ? 2 : 1;  // sums and factors fit 16 registers
+    in_groups<max_rows>(weights.rows, [&](auto rows, std::size_t row) HWY_ATTR {
+      multiply_block<part, rows(), count()>(weights, row, x + i * x_stride, x_stride, sums + row * m + i, m);
+    });
   });
 }
 

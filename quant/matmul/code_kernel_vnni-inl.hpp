@@ -83,12 +83,9 @@ NIBBLE_CODES_TARGET void multiply_rows(const CodeRows& weights, std::size_t firs
 template <Part part>
 void multiply_part(const CodeRows& weights, const std::uint32_t* x, std::size_t x_stride, std::size_t m, float* sums) {
   in_parts<max_in_registers>(m, [&](auto count, std::size_t i) {
-    const std::uint32_t* const from = x + i * x_stride;
-    std::size_t row = 0;
-    for (; row + rows_at_a_time <= weights.rows; row += rows_at_a_time)
-      multiply_rows<part, rows_at_a_time, count()>(weights, row, from, x_stride, sums + row * m + i, m);
-    for (; row < weights.rows; ++row)
-      multiply_rows<part, 1, count()>(weights, row, from, x_stride, sums + row * m + i, m);
+    in_groups<rows_at_a_time>(weights.rows, [&](auto rows, std::size_t row) {
+      multiply_rows<part, rows(), count()>(weights, row, x + i * x_stride, x_stride, sums + row * m + i, m);
+    });
   });
 }
 

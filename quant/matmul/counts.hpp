@@ -23,4 +23,11 @@ template <std::size_t max, class F> void in_parts(std::size_t all, const F& f) {
   }
 }
 
+/// f(count, first) for groups of [0, all), with `count`, which is `size` or for the last few 1, as a constant.
+template <std::size_t size, class F> void in_groups(std::size_t all, const F& f) {
+  std::size_t first = 0;
+  for (; first + size <= all; first += size) f(std::integral_constant<std::size_t, size>(), first);
+  for (; first < all; ++first) f(std::integral_constant<std::size_t, 1>(), first);
+}
+
 }  // namespace nibble::matmul

@@ -59,11 +59,9 @@ HWY_INLINE void multiply_block(const Int8CodeRows& weights, std::size_t first, c
 
 void multiply_codes(const Int8CodeRows& weights, const float* x, std::size_t x_stride, std::size_t m, float* sums) {
   in_parts<max_m>(m, [&](auto count, std::size_t i) HWY_ATTR {
-    const float* const from = x + i * x_stride;
-    std::size_t row = 0;
-    for (; row + max_rows <= weights.rows; row += max_rows)
-      multiply_block<max_rows, count()>(weights, row, from, x_stride, sums + row * m + i, m);
-    for (; row < weights.rows; ++row) multiply_block<1, count()>(weights, row, from, x_stride, sums + row * m + i, m);
+    in_groups<max_rows>(weights.rows, [&](auto rows, std::size_t row) HWY_ATTR {
+      multiply_block<rows(), count()>(weights, row, x + i * x_stride, x_stride, sums + row * m + i, m);
+    });
   });
 }
 

@@ -1,9 +1,13 @@
 #pragma once
 
+#include <hwy/cache_control.h>
+
 #include <cstddef>
 #include <memory>
 
 namespace nibble::matmul {
+
+inline constexpr std::size_t line_bytes = 64;
 
 /// Numbers in memory that starts with a cache line.
 template <class T> class Lines {
@@ -13,10 +17,27 @@ template <class T> class Lines {
   [[nodiscard]] T* data() const noexcept { return reinterpret_cast<T*>(lines_.get()); }
 
  private:
-  struct alignas(64) Line {
-    std::byte bytes[64];
+  struct alignas(line_bytes) Line {
+    std::byte bytes[line_bytes];
   };
   std::unique_ptr<Line[]> lines_;
 };
+
+/// Cache lines that are only asked for, so that they may lie past the end of what is there.
+struct CacheLines {
+  const std::byte* first = nullptr;
+  std::size_t count = 0;
+
+  /// Those of parts [begin, end) of `all`, which is not 0.
+  [[nodiscard]] CacheLines parts(std::size_t begin, std::size_t end, std::size_t all) const {
+    const std::size_t at = count * begin / all;
+    return {first + at * line_bytes, count * end / all - at};
+  }
+};
+
+/// Asks for lines from memory.
+inline void prefetch(CacheLines lines) {
+  for (std::size_t i = 0; i < lines.count; ++i) hwy::Prefetch(lines.first + i * line_bytes);
+}
 
 }  // namespace nibble::matmul

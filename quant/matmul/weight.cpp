@@ -13,6 +13,7 @@
 #include "nibble/int8.hpp"
 #include "nibble/nested.hpp"
 #include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/matmul/lines.hpp"
 #include "quant/matmul/row_kernel.hpp"
 #include "quant/matmul/tile.hpp"
 
@@ -38,11 +39,6 @@ void check_size(const char* name, std::size_t size, std::size_t expected, std::s
                 fmt::format("{}: has {} values, and a weight of shape [{}, {}] needs {}", name, size, n, k, expected));
 }
 
-void prefetch_lines(const void* from, std::size_t bytes) {
-  constexpr std::size_t line = 64;
-  for (std::size_t at = 0; at < bytes; at += line) hwy::Prefetch(static_cast<const std::byte*>(from) + at);
-}
-
 }  // namespace
 
 FourBitRows::FourBitRows(const FourBitWeight& weight)
@@ -61,12 +57,13 @@ FourBitRows::FourBitRows(const FourBitWeight& weight)
   check("absmax_codes", weight.absmax_codes.size(), nested ? blocks : 0);
   check("nested_absmax", weight.nested_absmax.size(), nested ? ceil_div(blocks, nested::blocksize) : 0);
   check("nested_codebook", weight.nested_codebook.size(), nested ? nested::codebook.size() : 0);
+  if (nested) nested_table_ = nested::Table(std::span<const float, 256>(weight.nested_codebook));
 }
 
 std::span<const float> FourBitRows::absmax(std::size_t first, std::size_t count, std::span<float> room) const {
-  if (weight_.absmax_codes.empty()) return weight_.absmax.subspan(first, count);
-  nested::decode_slice(first, weight_.absmax_codes, weight_.nested_absmax,
-                       std::span<const float, 256>(weight_.nested_codebook), weight_.nested_offset, room.first(count));
+  if (!has_nested_absmax()) return weight_.absmax.subspan(first, count);
+  nested_table_.decode_slice(first, weight_.absmax_codes, weight_.nested_absmax, weight_.nested_offset,
+                             room.first(count));
   return room.first(count);
 }
 
@@ -99,7 +96,7 @@ std::size_t FourBitRows::absmax_of_part(std::size_t first, std::size_t count, st
   const std::size_t blocksize = is_in_block ? count : weight_.blocksize, blocks = count / blocksize;
   if (count % 32 != 0 || first % 2 != 0 || (!is_in_block && (first % blocksize != 0 || count % blocksize != 0)))
     return 0;
-  if (weight_.absmax_codes.empty()) {
+  if (!has_nested_absmax()) {
     std::copy_n(weight_.absmax.data() + block, blocks, out);
     return blocksize;
   }
@@ -143,8 +140,8 @@ bool FourBitRows::decode_pairs(const TileKernel& kernel, std::size_t row, Range 
 
 void FourBitRows::prefetch(std::size_t row, std::size_t column, std::size_t count) const {
   const std::size_t first = row * k() + column;
-  prefetch_lines(packed() + first / 2, count / 2);
-  if (!weight_.absmax_codes.empty()) hwy::Prefetch(weight_.absmax_codes.data() + first / weight_.blocksize);
+  matmul::prefetch({reinterpret_cast<const std::byte*>(packed() + first / 2), ceil_div(count / 2, line_bytes)});
+  if (has_nested_absmax()) hwy::Prefetch(weight_.absmax_codes.data() + first / weight_.blocksize);
 }
 
 Int8Rows::Int8Rows(const Int8Weight& weight) : Weight(weight.n, weight.k), weight_(weight) {
@@ -172,7 +169,7 @@ bool Int8Rows::decode_pairs(const TileKernel& kernel, std::size_t row, Range col
 }
 
 void Int8Rows::prefetch(std::size_t row, std::size_t column, std::size_t count) const {
-  prefetch_lines(codes(row) + column, count);
+  matmul::prefetch({reinterpret_cast<const std::byte*>(codes(row) + column), ceil_div(count, line_bytes)});
 }
 
 }  // namespace nibble::matmul

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "nibble/matmul.hpp"
+#include "quant/codecs/nested_table.hpp"
 #include "quant/matmul/range.hpp"
 
 namespace nibble {
@@ -63,6 +64,7 @@ class FourBitRows final : public Weight {
   /// The absmax of blocks [first, first + count): where they are, or written to `room`.
   std::span<const float> absmax(std::size_t first, std::size_t count, std::span<float> room) const;
 
+  [[nodiscard]] bool has_nested_absmax() const noexcept { return !weight_.absmax_codes.empty(); }
   [[nodiscard]] bool rows_have_whole_blocks() const noexcept { return k() % weight_.blocksize == 0; }
   [[nodiscard]] std::size_t blocksize() const noexcept { return weight_.blocksize; }
   [[nodiscard]] const FourBitTables& tables() const noexcept { return tables_; }
@@ -75,6 +77,7 @@ class FourBitRows final : public Weight {
 
   FourBitWeight weight_;
   const FourBitTables& tables_;
+  nested::Table nested_table_;
 };
 
 class Int8Rows final : public Weight {
