@@ -18,9 +18,9 @@
 ///   codebook[code] * absmax   or   (code * absmax) * (1 / 127)
 ///
 /// in fp32. If x is in bf16 and the processor multiplies bf16 (AVX512_BF16), the weights are rounded to bf16, as those
-/// of a layer in bf16 are. For few rows in bf16, x86 without AVX-512 multiplies integers: values of the codebook are
-/// rounded to 14 bits, and numbers of x by 2^-9 of the geometric mean of 64 at most. NaN and infinities spread as the
-/// formula says.
+/// of a layer in bf16 are. For few rows in bf16, x86 without AVX-512 or with AVX512_VNNI multiplies integers: values of
+/// the codebook are rounded to 14 bits, numbers of x by 2^-9 of the geometric mean of 64 at most, and products of dy
+/// and absmax by 2^-9 of that of 8. NaN and infinities spread as the formula says.
 ///
 /// The bytes of a result do not depend on the number of threads or on which thread computes what. They do depend on the
 /// CPU target and on m.
@@ -52,7 +52,8 @@ struct Int8Weight {
 };
 
 /// Calls work(first, end) for ranges that together are [0, tasks), on any threads, and returns when all have returned.
-/// `work` throws std::bad_alloc at most. Each call of it allocates up to 1 MiB.
+/// `work` throws std::bad_alloc at most. Each call of it allocates up to 4 MiB. A product calls the executor several
+/// times, one after the other.
 using Executor = std::function<void(std::size_t tasks, const std::function<void(std::size_t, std::size_t)>& work)>;
 
 /// On the threads of oneTBB, as many as the caller's arena has.
@@ -62,6 +63,9 @@ void on_all_threads(std::size_t tasks, const std::function<void(std::size_t, std
 /// m follows from the size of x. An empty bias counts as zeros.
 ///
 /// Thread-safe. Throws Error(usage) if a size disagrees or there is no such dtype or blocksize.
+///
+/// For more than a few rows, x is copied to fp32, unless bf16 is read where it is: 512 rows at a time, which take 2 KiB
+/// for each number of a row, or as many as give 32 tasks.
 void linear(const FourBitWeight& weight, DType dtype, std::span<const std::byte> x, std::span<const std::byte> bias,
             std::span<std::byte> y, const Executor& executor = on_all_threads);
 void linear(const Int8Weight& weight, DType dtype, std::span<const std::byte> x, std::span<const std::byte> bias,

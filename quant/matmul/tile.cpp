@@ -51,8 +51,9 @@ HWY_INLINE void multiply_rows(const std::byte* HWY_RESTRICT a, std::size_t a_str
 }
 
 void multiply(const std::byte* a, std::size_t a_stride, std::size_t rows, std::size_t words, const std::uint32_t* panel,
-              float* sums, std::size_t sums_stride) {
+              float* sums, std::size_t sums_stride, CacheLines ahead) {
   in_parts<max_rows>(rows, [&](auto count, std::size_t first) HWY_ATTR {
+    prefetch(ahead.parts(first, first + count(), rows));
     for (std::size_t p = 0; p < words; p += chain)
       multiply_rows<count()>(a + first * a_stride + p * sizeof(float), a_stride, std::min(chain, words - p),
                              reinterpret_cast<const float*>(panel) + p * width, sums + first * sums_stride,

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "quant/matmul/code_kernel.hpp"
+#include "quant/matmul/lines.hpp"
 
 namespace nibble::matmul {
 
@@ -26,9 +27,10 @@ struct TileKernel {
 
   /// sums[r][c] += sum over p < words of a[r][p] * panel[p][c] for all rows and columns of a group, without any other
   /// number: a sum of its own starts at 0. A row of `a` has a_stride bytes, and its words need no alignment; one of
-  /// `sums` has sums_stride numbers.
+  /// `sums` has sums_stride numbers. Meanwhile,
+  /// `ahead` is asked for from memory.
   void (*multiply)(const std::byte* a, std::size_t a_stride, std::size_t rows, std::size_t words,
-                   const std::uint32_t* panel, float* sums, std::size_t sums_stride);
+                   const std::uint32_t* panel, float* sums, std::size_t sums_stride, CacheLines ahead);
 
   /// Numbers that follow each other along the depth, to words. The last word may be filled with zero.
   void (*to_words)(const float* numbers, std::size_t n, std::uint32_t* words);

@@ -48,8 +48,9 @@ NIBBLE_AVX512_BF16 void multiply_rows(const std::byte* __restrict a, std::size_t
 }
 
 void multiply(const std::byte* a, std::size_t a_stride, std::size_t rows, std::size_t words, const std::uint32_t* panel,
-              float* sums, std::size_t sums_stride) {
+              float* sums, std::size_t sums_stride, CacheLines ahead) {
   in_parts<max_rows>(rows, [&](auto count, std::size_t first) {
+    prefetch(ahead.parts(first, first + count(), rows));
     multiply_rows<count()>(a + first * a_stride, a_stride, words, panel, sums + first * sums_stride, sums_stride);
   });
 }

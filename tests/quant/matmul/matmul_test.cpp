@@ -191,10 +191,11 @@ struct Shape {
 };
 // Few rows and many, around the tiles (256 and 512), the parts of a row (2048, 4096 and 8192), and what registers hold
 // (4, 6, 32).
-constexpr Shape shapes[] = {{1, 1, 32},    {1, 5, 64},     {3, 70, 96},   {4, 33, 2112}, {6, 9, 128},  {7, 9, 128},
-                            {16, 40, 32},  {32, 34, 64},   {33, 37, 160}, {2, 7, 33},    {1, 3, 1},    {40, 300, 50},
-                            {13, 300, 7},  {270, 12, 288}, {257, 5, 3},   {24, 261, 36}, {520, 9, 64}, {270, 260, 32},
-                            {40, 520, 32}, {2, 9, 8256},   {5, 150, 192}, {2, 9, 8320},  {16, 9, 4224}};
+constexpr Shape shapes[] = {{1, 1, 32},    {1, 5, 64},    {3, 70, 96},    {4, 33, 2112},  {6, 9, 128},
+                            {7, 9, 128},   {16, 40, 32},  {32, 34, 64},   {33, 37, 160},  {2, 7, 33},
+                            {1, 3, 1},     {40, 300, 50}, {13, 300, 7},   {270, 12, 288}, {257, 5, 3},
+                            {24, 261, 36}, {520, 9, 64},  {270, 260, 32}, {40, 520, 32},  {2, 9, 8256},
+                            {5, 150, 192}, {2, 9, 8320},  {16, 9, 4224},  {520, 9, 300},  {514, 301, 9}};
 
 TEST(Matmul, FourBitProductsAreRight) {
   for (const auto& [m, n, k] : shapes) {
@@ -243,11 +244,24 @@ TEST(Matmul, BytesDoNotDependOnWhoRunsTheTasks) {
     EXPECT_EQ(product.run(), expected);
   };
   for (const DType dtype : types)
-    for (const std::size_t m : {1u, 5u, 300u})
+    for (const std::size_t m : {1u, 5u, 300u, 520u})
       for (const bool dx : {false, true}) {
         check(Case<FourBitWeight>(four_bit.weight, dtype, m, dx));
         check(Case<Int8Weight>(int8.weight, dtype, m, dx));
       }
+}
+
+// Rows of x beyond 512 are other tasks, so that a narrow weight keeps many threads busy.
+TEST(Matmul, NarrowWeightsHaveATaskForEvery512Rows) {
+  const FourBit four_bit(200, 64, 64, Codebook::nf4, true);
+  for (const DType dtype : types) {
+    std::size_t most = 0;
+    (void)Case<FourBitWeight>(four_bit.weight, dtype, 2048, false).run([&](std::size_t tasks, const auto& work) {
+      most = std::max(most, tasks);
+      work(0, tasks);
+    });
+    EXPECT_EQ(most, 4);
+  }
 }
 
 // A product of a code and absmax that is infinite is infinite, even if its product with x would fit.
@@ -414,6 +428,29 @@ TEST(Matmul, OtherRowsOfXDoNotSeeAnInfinity) {
       check(Case<FourBitWeight>(four_bit.weight, dtype, m, false), target);
       check(Case<Int8Weight>(int8.weight, dtype, m, false), target);
     }
+  });
+}
+
+// The rows of a task whose absmax is in another block of nested values are multiplied before and after.
+TEST(Matmul, AnInfinityMayStartInTheMiddleOfATask) {
+  constexpr std::size_t n = 70, k = 512, first = 16, end = 32;
+  const FourBit good(n, k, 32, Codebook::nf4, true);
+  FourBit bad(n, k, 32, Codebook::nf4, true);
+  bad.nested_absmax[1] = infinity;
+  for_each_target([&](const std::string& target) {
+    for (const DType dtype : types)
+      for (const std::size_t m : {1u, 3u}) {
+        const Case<FourBitWeight> product(bad.weight, dtype, m, false);
+        const Doubles exact = product.expected(reference::weights(bad.weight));
+        const Doubles y = as_doubles(dtype, product.run(), n);
+        const Doubles others = as_doubles(dtype, Case<FourBitWeight>(good.weight, dtype, m, false).run(), n);
+        for (std::size_t i = 0; i < m; ++i)
+          for (std::size_t c = 0; c < n; ++c) {
+            const bool is_bad = c >= first && c < end;
+            ASSERT_TRUE(is_bad ? kind(y(i, c)) == kind(exact(i, c)) : y(i, c) == others(i, c))
+                << target << ", row " << i << ", column " << c;
+          }
+      }
   });
 }
 

@@ -43,7 +43,7 @@ TEST(Tile, MultipliesAsALoopDoes) {
         Lines<float> sums(rows * sums_stride);
         std::fill_n(sums.data(), rows * sums_stride, 3.0f);
         kernel.multiply(moved.data() + 1, stride, rows, words, panel_of(kernel, weights).data(), sums.data(),
-                        sums_stride);
+                        sums_stride, {moved.data(), 5});
         for (std::size_t r = 0; r < rows; ++r)
           for (std::size_t c = 0; c < sums_stride; ++c)
             ASSERT_EQ(sums.data()[r * sums_stride + c], c < kernel.width ? 3 + exact::product(a, r, weights, c) : 3.0f)
