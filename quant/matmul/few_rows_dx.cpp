@@ -24,6 +24,7 @@ static_assert(chain_rows % max_added_rows == 0 && strip_columns <= max_rounded_c
 // For up to four rows, a task has all columns of some rows of the weight, so that memory is read in order: a strip of
 // columns has a few lines of every page, which takes two to three times as long. The tasks' sums are then added up.
 constexpr std::size_t max_rows_in_parts = 4, max_parts = 16, band_columns = 8192;
+static_assert(band_columns <= max_columns_of_added_integers);
 
 std::size_t rows_of_part(std::size_t n) {
   return std::max<std::size_t>(1, ceil_div(ceil_div(n, max_parts), chain_rows)) * chain_rows;
@@ -155,7 +156,8 @@ const float* absmax_of(const FourBitRows& weight, Range rows, Range columns, std
 }
 
 // Adds products of rows whose codes are decoded in registers.
-auto add_codes(const FourBitRows& weight, const float* dy, std::size_t m) {
+auto add_codes(const FourBitRows& weight, DType dtype, const float* dy, std::size_t m) {
+  const AddIntegers add_integers = dtype == DType::bf16 && m == 1 ? add_code_rows_vbmi() : nullptr;
   return [=, &weight](Range rows, Range columns, float* chain, std::size_t stride) {
     std::array<float, max_added_rows * band_columns / min_blocksize> room;
     const std::size_t k = weight.k();
@@ -168,6 +170,7 @@ auto add_codes(const FourBitRows& weight, const float* dy, std::size_t m) {
                          .rows = rows.size,
                          .n = columns.size,
                          .ahead = max_added_rows * k / 2};
+    if (add_integers != nullptr && add_integers(codes, dy + rows.first, chain)) return;
     add_code_rows(codes, dy + rows.first, weight.n(), m, chain, stride);
   };
 }
@@ -195,7 +198,8 @@ void multiply_rows_dx(const FourBitRows& weight, const Operands& operands, const
   const std::size_t blocksize = weight.blocksize(), n = weight.n(), k = weight.k(), m = operands.m;
   const Lines<std::uint32_t> words = arranged(in_fp32, operands, n);
   const auto* const dy = reinterpret_cast<const float*>(words.data());
-  if (m <= max_m_of_add_code_rows()) return multiply_dx(n, k, operands, executor, add_codes(weight, dy, m), restore);
+  if (m <= max_m_of_add_code_rows())
+    return multiply_dx(n, k, operands, executor, add_codes(weight, operands.dtype, dy, m), restore);
   const RowKernel kernel = row_kernel_f32();
   const auto decode = [&](std::size_t row, Range columns, std::uint32_t* to) {
     std::array<float, strip_columns / min_blocksize> room;

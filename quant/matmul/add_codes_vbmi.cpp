@@ -1,0 +1,154 @@
+// Sums of rows of codes times numbers of x in bf16, in integers of 16 bits, for processors with AVX512_VNNI and
+// AVX512_VBMI.
+//
+// A column needs the sum of w[r] * absmax[r] * x[r] over rows r. For a few rows, absmax[r] * x[r] becomes an integer,
+// with a power of two for each block, as w[r] does. One instruction multiplies two rows of 16 columns and adds both
+// products to their sums.
+#include <array>
+#include <bit>
+#include <cassert>
+
+#include "quant/codecs/four_bit/four_bit.hpp"
+#include "quant/matmul/code_kernel.hpp"
+#include "quant/simd/avx512.hpp"
+
+#ifdef NIBBLE_AVX512_VBMI
+
+namespace nibble::matmul::added_codes {
+namespace {
+
+constexpr std::size_t lanes = 16, row_pairs = 4, rows = 2 * row_pairs, columns = 128;
+constexpr std::size_t min_blocksize = 64, max_blocks = max_columns_of_added_integers / min_blocksize;
+// Of the largest factor of a block. Then eight products fit 32 bits.
+constexpr int bits = 14;
+static_assert(std::int64_t{rows} * Int16Codebook::most * (1 << bits) <= INT32_MAX);
+// Integers are off by 2^-14 of the largest factor at most. That is 2^-9 of the factors' geometric mean, which is what
+// bf16 is off by, if their exponents are this much smaller on average.
+constexpr int max_distance = bits - 9;
+// Of a largest factor other than 0, below which powers of two are no normal numbers.
+constexpr int min_exponent = 40;
+
+// absmax[r] * x[r] of eight rows: two rows in the halves of a word, and for each block the value of 1.
+struct Factors {
+  alignas(64) std::array<std::array<std::uint32_t, max_blocks>, row_pairs> pairs;
+  alignas(64) std::array<float, max_blocks> unit;
+};
+
+// False if the factors of a block differ too much, or are too small or not finite.
+NIBBLE_AVX512_VBMI bool make_factors(const CodeRows& weights, const float* x, Factors& factors) {
+  const std::size_t blocks = weights.n / weights.blocksize;
+  const __m512i zero = _mm512_setzero_si512(), magnitude = _mm512_set1_epi32(INT32_MAX);
+  for (std::size_t b = 0; b < blocks; b += lanes) {
+    const auto mask = static_cast<__mmask16>(blocks - b >= lanes ? 0xFFFF : (1u << (blocks - b)) - 1);
+    __m512 factor[rows];
+    __m512i most = zero;  // the bits of magnitudes are in the order of their values
+    for (std::size_t r = 0; r < rows; ++r) {
+      const __m512 absmax = _mm512_maskz_loadu_ps(mask, weights.absmax + r * weights.absmax_stride + b);
+      factor[r] = _mm512_mul_ps(absmax, _mm512_set1_ps(x[r]));
+      most = _mm512_max_epi32(most, _mm512_and_si512(_mm512_castps_si512(factor[r]), magnitude));
+    }
+    const __m512i exponent = _mm512_srli_epi32(most, 23);  // biased
+    __m512i distance = zero;
+    for (const __m512 f : factor) {
+      const __m512i number = _mm512_and_si512(_mm512_castps_si512(f), magnitude);
+      const __mmask16 is_not_zero = _mm512_test_epi32_mask(number, number);
+      const __m512i below = _mm512_sub_epi32(exponent, _mm512_srli_epi32(number, 23));
+      distance = _mm512_mask_add_epi32(distance, is_not_zero, distance, below);
+    }
+    const __mmask16 is_not_zero = _mm512_test_epi32_mask(most, most);
+    const auto is = [&](__mmask16 bad) { return (bad & is_not_zero) != 0; };
+    if (is(_mm512_cmpgt_epi32_mask(distance, _mm512_set1_epi32(rows * max_distance))) ||
+        is(_mm512_cmplt_epi32_mask(exponent, _mm512_set1_epi32(min_exponent))) ||
+        is(_mm512_cmpeq_epi32_mask(exponent, _mm512_set1_epi32(255))))
+      return false;
+
+    // 2^(bits - 1 - exponent), and its reciprocal. Factors of 0 have any.
+    const __m512i log2 = _mm512_maskz_sub_epi32(is_not_zero, exponent, _mm512_set1_epi32(127 + bits - 1));
+    const __m512i one = _mm512_set1_epi32(127);
+    const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(one, log2), 23));
+    const __m512 reciprocal = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(one, log2), 23));
+    _mm512_store_ps(factors.unit.data() + b,
+                    _mm512_mul_ps(reciprocal, _mm512_set1_ps(weights.tables.int16_codebook.unit)));
+    for (std::size_t pair = 0; pair < row_pairs; ++pair) {
+      const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(factor[2 * pair], scale));
+      const __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(factor[2 * pair + 1], scale));
+      _mm512_store_si512(factors.pairs[pair].data() + b,
+                         _mm512_mask_blend_epi16(0xAAAAAAAA, first, _mm512_slli_epi32(second, 16)));
+    }
+  }
+  return true;
+}
+
+NIBBLE_AVX512_VBMI __m512i repeated(const std::array<std::uint8_t, 16>& bytes) {
+  return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes.data())));
+}
+
+// Codes of 128 columns of two rows are first put side by side, byte by byte. Then their values are, whose two bytes are
+// looked up apart by the lower six bits of each index: tables hold 16 bytes four times. All of this stays within 128
+// bits, so parts of codes change places before, such that 16 sums are those of 32 columns that follow each other.
+NIBBLE_AVX512_VBMI void add(const CodeRows& weights, const Factors& factors, float* __restrict sums) {
+  const __m512i lower = repeated(weights.tables.int16_codebook.lower);
+  const __m512i upper = repeated(weights.tables.int16_codebook.upper);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const int log2_blocksize = std::countr_zero(weights.blocksize);
+  for (std::size_t column = 0; column < weights.n; column += columns, sums += columns) {
+    const std::size_t blocks[2] = {column >> log2_blocksize, (column + columns / 2) >> log2_blocksize};
+    __m512i even[4], odd[4];
+    for (std::size_t i = 0; i < 4; ++i) even[i] = odd[i] = _mm512_setzero_si512();
+    const std::uint8_t* from = weights.packed + column / 2;
+    for (std::size_t pair = 0; pair < row_pairs; ++pair) {
+      const auto next_row = [&]() NIBBLE_AVX512_VBMI {
+        _mm_prefetch(reinterpret_cast<const char*>(from) + weights.ahead, _MM_HINT_T1);
+        const __m512i codes = _mm512_permutexvar_epi32(order, _mm512_loadu_si512(from));
+        from += weights.packed_stride;
+        return codes;
+      };
+      const __m512i first = next_row(), second = next_row();
+      const __m512i of_half[2] = {_mm512_unpacklo_epi8(first, second), _mm512_unpackhi_epi8(first, second)};
+      for (std::size_t half = 0; half < 2; ++half) {
+        const __m512i x = _mm512_set1_epi32(static_cast<int>(factors.pairs[pair][blocks[half]]));
+        const auto multiply = [&](__m512i codes, __m512i* to) NIBBLE_AVX512_VBMI {
+          const __m512i byte0 = _mm512_permutexvar_epi8(codes, lower), byte1 = _mm512_permutexvar_epi8(codes, upper);
+          to[2 * half] = _mm512_dpwssd_epi32(to[2 * half], _mm512_unpacklo_epi8(byte0, byte1), x);
+          to[2 * half + 1] = _mm512_dpwssd_epi32(to[2 * half + 1], _mm512_unpackhi_epi8(byte0, byte1), x);
+        };
+        multiply(_mm512_srli_epi16(of_half[half], 4), even);
+        multiply(of_half[half], odd);
+      }
+    }
+    for (std::size_t i = 0; i < 4; ++i) {
+      const __m512 unit = _mm512_set1_ps(factors.unit[blocks[i / 2]]);
+      float* const to = sums + 2 * lanes * i;
+      _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(even[i]), unit, _mm512_load_ps(to)));
+      _mm512_store_ps(to + lanes, _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd[i]), unit, _mm512_load_ps(to + lanes)));
+    }
+  }
+}
+
+bool add_integers(const CodeRows& weights, const float* x, float* sums) {
+  assert(weights.n <= max_columns_of_added_integers);
+  if (weights.rows != rows || weights.blocksize < min_blocksize || weights.n % columns != 0) return false;
+  Factors factors;
+  if (!make_factors(weights, x, factors)) return false;
+  add(weights, factors, sums);
+  return true;
+}
+
+}  // namespace
+}  // namespace nibble::matmul::added_codes
+
+namespace nibble::matmul {
+
+AddIntegers add_code_rows_vbmi() { return has_avx512_vbmi() ? added_codes::add_integers : nullptr; }
+
+}  // namespace nibble::matmul
+
+#else
+
+namespace nibble::matmul {
+
+AddIntegers add_code_rows_vbmi() { return nullptr; }
+
+}  // namespace nibble::matmul
+
+#endif
