@@ -17,10 +17,12 @@
 ///
 ///   codebook[code] * absmax   or   (code * absmax) * (1 / 127)
 ///
-/// in fp32. If x is in bf16 and the processor multiplies bf16 (AVX512_BF16), the weights are rounded to bf16, as those
-/// of a layer in bf16 are. For few rows in bf16, x86 without AVX-512 or with AVX512_VNNI multiplies integers: values of
-/// the codebook are rounded to 14 bits, numbers of x by 2^-9 of the geometric mean of 64 at most, and products of dy
-/// and absmax by 2^-9 of that of 8. NaN and infinities spread as the formula says.
+/// in fp32. If x is in bf16 and the processor takes less time to multiply bf16 (AVX512_BF16 of AMD), the weights are
+/// rounded to bf16, as those of a layer in bf16 are. Other x86 processors multiply few rows in bf16 in integers,
+/// without AVX-512 or with AVX512_VNNI: values of the codebook are off by 2^-14.5 of the largest at most, and numbers
+/// of x by 2^-9 of the geometric mean of 64. With AVX512_VNNI and AVX512_VBMI, dx of one row is multiplied in integers,
+/// too, in which products of dy and absmax are off by 2^-9 of the geometric mean of eight at most. NaN and infinities
+/// spread as the formula says.
 ///
 /// The bytes of a result do not depend on the number of threads or on which thread computes what. They do depend on the
 /// CPU target and on m.
@@ -64,8 +66,8 @@ void on_all_threads(std::size_t tasks, const std::function<void(std::size_t, std
 ///
 /// Thread-safe. Throws Error(usage) if a size disagrees or there is no such dtype or blocksize.
 ///
-/// For more than a few rows, x is copied to fp32, unless bf16 is read where it is: 512 rows at a time, which take 2 KiB
-/// for each number of a row, or as many as give 32 tasks.
+/// For more than a few rows, x is copied, unless bf16 is read where it is: at least 512 rows at a time, which in fp32
+/// take 2 KiB for each column of x, and up to 32768 rows if the weight is narrow, so that there are 64 tasks.
 void linear(const FourBitWeight& weight, DType dtype, std::span<const std::byte> x, std::span<const std::byte> bias,
             std::span<std::byte> y, const Executor& executor = on_all_threads);
 void linear(const Int8Weight& weight, DType dtype, std::span<const std::byte> x, std::span<const std::byte> bias,

@@ -1,15 +1,16 @@
 // Sums of rows of codes times numbers of x in bf16, in integers of 16 bits, for processors with AVX512_VNNI and
 // AVX512_VBMI.
 //
-// A column needs the sum of w[r] * absmax[r] * x[r] over rows r. For a few rows, absmax[r] * x[r] becomes an integer,
-// with a power of two for each block, as w[r] does. One instruction multiplies two rows of 16 columns and adds both
-// products to their sums.
+// A column needs the sum of w[r] * absmax[r] * x[r] over rows r. For eight rows, the factor absmax[r] * x[r] becomes an
+// integer with a power of two for each block, and w[r] one in units of the codebook. One instruction multiplies two
+// rows of 16 columns and adds both products to their sums.
 #include <array>
 #include <bit>
 #include <cassert>
 
 #include "quant/codecs/four_bit/four_bit.hpp"
 #include "quant/matmul/code_kernel.hpp"
+#include "quant/matmul/row_kernel.hpp"
 #include "quant/simd/avx512.hpp"
 
 #ifdef NIBBLE_AVX512_VBMI
@@ -18,14 +19,16 @@ namespace nibble::matmul::added_codes {
 namespace {
 
 constexpr std::size_t lanes = 16, row_pairs = 4, rows = 2 * row_pairs, columns = 128;
-constexpr std::size_t min_blocksize = 64, max_blocks = max_columns_of_added_integers / min_blocksize;
-// Of the largest factor of a block. Then eight products fit 32 bits.
+static_assert(rows == max_added_rows);
+constexpr std::size_t smallest_blocksize = 64, max_blocks = max_columns_of_added_integers / smallest_blocksize;
+// The largest factor of a block becomes 2^(bits - 1) to 2^bits, which has to fit 16 bits, as eight products have to fit
+// 32.
 constexpr int bits = 14;
-static_assert(std::int64_t{rows} * Int16Codebook::most * (1 << bits) <= INT32_MAX);
-// Integers are off by 2^-14 of the largest factor at most. That is 2^-9 of the factors' geometric mean, which is what
-// bf16 is off by, if their exponents are this much smaller on average.
+static_assert((1 << bits) <= INT16_MAX && std::int64_t{rows} * Int16Codebook::most * (1 << bits) <= INT32_MAX);
+// Integers are off by 2^-14 of the largest factor at most. That is 2^-9 of the geometric mean of the factors other than
+// 0, which is what bf16 is off by, if their exponents are this much smaller on average.
 constexpr int max_distance = bits - 9;
-// Of a largest factor other than 0, below which powers of two are no normal numbers.
+// Below this biased exponent of the largest factor, units could be subnormal. There is a margin.
 constexpr int min_exponent = 40;
 
 // absmax[r] * x[r] of eight rows: two rows in the halves of a word, and for each block the value of 1.
@@ -48,18 +51,19 @@ NIBBLE_AVX512_VBMI bool make_factors(const CodeRows& weights, const float* x, Fa
       most = _mm512_max_epi32(most, _mm512_and_si512(_mm512_castps_si512(factor[r]), magnitude));
     }
     const __m512i exponent = _mm512_srli_epi32(most, 23);  // biased
-    __m512i distance = zero;
+    const __m512i limit = _mm512_sub_epi32(exponent, _mm512_set1_epi32(max_distance));
+    __m512i excess = zero;
     for (const __m512 f : factor) {
       const __m512i number = _mm512_and_si512(_mm512_castps_si512(f), magnitude);
       const __mmask16 is_not_zero = _mm512_test_epi32_mask(number, number);
-      const __m512i below = _mm512_sub_epi32(exponent, _mm512_srli_epi32(number, 23));
-      distance = _mm512_mask_add_epi32(distance, is_not_zero, distance, below);
+      const __m512i below_limit = _mm512_sub_epi32(limit, _mm512_srli_epi32(number, 23));
+      excess = _mm512_mask_add_epi32(excess, is_not_zero, excess, below_limit);
     }
     const __mmask16 is_not_zero = _mm512_test_epi32_mask(most, most);
-    const auto is = [&](__mmask16 bad) { return (bad & is_not_zero) != 0; };
-    if (is(_mm512_cmpgt_epi32_mask(distance, _mm512_set1_epi32(rows * max_distance))) ||
-        is(_mm512_cmplt_epi32_mask(exponent, _mm512_set1_epi32(min_exponent))) ||
-        is(_mm512_cmpeq_epi32_mask(exponent, _mm512_set1_epi32(255))))
+    const auto any_of_blocks = [&](__mmask16 bad) { return (bad & is_not_zero) != 0; };
+    if (any_of_blocks(_mm512_cmpgt_epi32_mask(excess, zero)) ||
+        any_of_blocks(_mm512_cmplt_epi32_mask(exponent, _mm512_set1_epi32(min_exponent))) ||
+        any_of_blocks(_mm512_cmpeq_epi32_mask(exponent, _mm512_set1_epi32(255))))
       return false;
 
     // 2^(bits - 1 - exponent), and its reciprocal. Factors of 0 have any.
@@ -83,9 +87,10 @@ NIBBLE_AVX512_VBMI __m512i repeated(const std::array<std::uint8_t, 16>& bytes) {
   return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes.data())));
 }
 
-// Codes of 128 columns of two rows are first put side by side, byte by byte. Then their values are, whose two bytes are
-// looked up apart by the lower six bits of each index: tables hold 16 bytes four times. All of this stays within 128
-// bits, so parts of codes change places before, such that 16 sums are those of 32 columns that follow each other.
+// Codes of two rows are interleaved byte by byte, and then the two bytes of their values, so that a word has the values
+// of both rows for one column. Bytes are looked up by the lower six bits of an index, so tables hold 16 bytes four
+// times. Interleaving works within 128 bits. In `order`, each 128 bits begin with four bytes of every quarter of the
+// codes: even[i] then has the even ones of columns 32 i to 32 i + 31, and odd[i] the odd ones.
 NIBBLE_AVX512_VBMI void add(const CodeRows& weights, const Factors& factors, float* __restrict sums) {
   const __m512i lower = repeated(weights.tables.int16_codebook.lower);
   const __m512i upper = repeated(weights.tables.int16_codebook.upper);
@@ -126,8 +131,8 @@ NIBBLE_AVX512_VBMI void add(const CodeRows& weights, const Factors& factors, flo
 }
 
 bool add_integers(const CodeRows& weights, const float* x, float* sums) {
-  assert(weights.n <= max_columns_of_added_integers);
-  if (weights.rows != rows || weights.blocksize < min_blocksize || weights.n % columns != 0) return false;
+  assert(weights.n <= max_columns_of_added_integers && weights.n % weights.blocksize == 0);
+  if (weights.rows != rows || weights.blocksize < smallest_blocksize || weights.n % columns != 0) return false;
   Factors factors;
   if (!make_factors(weights, x, factors)) return false;
   add(weights, factors, sums);

@@ -36,15 +36,18 @@ Int16Numbers convert(const std::byte* HWY_RESTRICT bf16) {
   auto largest = hn::Zero(di);
   for (std::size_t i = 0; i < count; i += lanes) largest = hn::Max(largest, magnitude(i));
   const int exponent = hn::GetLane(hn::MaxOfLanes(di, largest)) >> 7;  // biased
-  auto sum = hn::Zero(di);                                             // of the distances of exponents from that
+  auto sum = hn::Zero(di), nonzero = hn::Zero(di);  // the sum of the distances of exponents from that, and their number
   for (std::size_t i = 0; i < count; i += lanes) {
     const auto number = magnitude(i);
     const auto distance = hn::Sub(hn::Set(di, exponent), hn::ShiftRight<7>(number));
-    sum = hn::Add(sum, hn::IfThenZeroElse(hn::Eq(number, hn::Zero(di)), distance));
+    const auto is_zero = hn::Eq(number, hn::Zero(di));
+    sum = hn::Add(sum, hn::IfThenZeroElse(is_zero, distance));
+    nonzero = hn::Add(nonzero, hn::IfThenZeroElse(is_zero, hn::Set(di, 1)));
   }
   const int distances = hn::GetLane(hn::SumOfLanes(di, sum));
-  const bool suffices = exponent < 255 && distances <= 18 * static_cast<int>(count);
-  const bool has_second = suffices && distances > 6 * static_cast<int>(count);
+  const int numbers_but_zeros = hn::GetLane(hn::SumOfLanes(di, nonzero));
+  const bool suffices = exponent < 255 && distances <= 18 * numbers_but_zeros;
+  const bool has_second = suffices && distances > 6 * numbers_but_zeros;
 
   const int shift = bits - 1 + 127 - exponent;
   constexpr float unit = 1 << bits;  // of the second part, in units of the first one

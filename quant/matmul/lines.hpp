@@ -28,7 +28,7 @@ struct CacheLines {
   const std::byte* first = nullptr;
   std::size_t count = 0;
 
-  /// Those of parts [begin, end) of `all`, which is not 0.
+  /// The share of parts [begin, end) if the lines are split evenly into `all` parts, of which there is one at least.
   [[nodiscard]] CacheLines parts(std::size_t begin, std::size_t end, std::size_t all) const {
     const std::size_t at = count * begin / all;
     return {first + at * line_bytes, count * end / all - at};

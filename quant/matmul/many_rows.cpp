@@ -27,8 +27,9 @@ constexpr std::size_t tile_rows = 512, max_columns = max_rounded_columns, tile_w
 // own prefetching.
 constexpr std::size_t rows_ahead = 16;
 static_assert(max_columns <= Weight::max_part);
-// So many rows of x are copied at once that there are as many tasks as this, which keeps as many threads busy, or all.
-constexpr std::size_t enough_tasks = 32;
+// Enough groups of tile_rows rows of x are copied at once that there are at least so many tasks. More threads are not
+// all busy.
+constexpr std::size_t enough_tasks = 64;
 constexpr std::size_t max_depth = 2 * tile_words;
 
 [[nodiscard]] Range tile_of(std::size_t number, std::size_t size, std::size_t all) {
@@ -62,7 +63,7 @@ class RowsOfX {
   [[nodiscard]] std::size_t words_of(std::size_t tile) const { return ceil_div(depth_of(tile).size, kernel_.per_word); }
 
   // Has to be called for each tile before it is read, unless x is read where it is.
-  void copy(std::size_t tile) const {
+  void copy(std::size_t tile) {
     const std::size_t numbers = depth_of(tile).size;
     for (std::size_t row = 0; row < rows_.size; ++row) {
       const auto from = operands_.x.subspan(at(row, tile), numbers * bytes_);
@@ -123,14 +124,15 @@ class Tiles {
         panel_(tile_words * tile_columns_),
         sums_(std::min(tile_rows, operands.m) * tile_columns_) {}
 
-  void multiply(const RowsOfX& x, Range columns) {
+  // `next` is what will be multiplied next.
+  void multiply(const RowsOfX& x, Range columns, const RowsOfX& next) {
     const std::size_t rows = x.rows().size;
     std::fill_n(sums_.data(), rows * tile_columns_, 0.0f);
     for (std::size_t tile = 0; tile < x.tiles(); ++tile) {
       words_ = x.words_of(tile);
       transposed_ ? fill_panel(columns, x.depth_of(tile)) : fill_panel_dx(columns, x.depth_of(tile));
-      // The next tile is read from memory meanwhile. For the next columns, that is the first one.
-      const CacheLines ahead = x.lines_of((tile + 1) % x.tiles());
+      // The next tile is read from memory meanwhile.
+      const CacheLines ahead = tile + 1 < x.tiles() ? x.lines_of(tile + 1) : next.lines_of(0);
       const std::size_t groups = ceil_div(columns.size, kernel_.width);
       for (std::size_t group = 0; group < groups; ++group) {
         const std::size_t column = group * kernel_.width;
@@ -209,6 +211,7 @@ void multiply_tiles(const Weight& weight, bool transposed, const Operands& opera
   for (std::size_t done = 0; done < down; done += at_once) {
     const std::size_t count = std::min(at_once, down - done);
     std::vector<RowsOfX> x;
+    x.reserve(count);
     for (std::size_t i = 0; i < count; ++i)
       x.emplace_back(operands, kernel, depth, tile_of(done + i, tile_rows, operands.m));
     if (!is_direct && tiles > 0)
@@ -219,7 +222,7 @@ void multiply_tiles(const Weight& weight, bool transposed, const Operands& opera
       Tiles of_thread(weight, transposed, kernel, operands);
       // The tiles below each other come first: they have the same weights.
       for (std::size_t i = first; i < end; ++i)
-        of_thread.multiply(x[i % count], tile_of(i / count, tile_columns, columns));
+        of_thread.multiply(x[i % count], tile_of(i / count, tile_columns, columns), x[(i + 1) % count]);
     });
   }
 }

@@ -170,7 +170,8 @@ TEST(CodeKernel, AddsIntegersAsALoopDoes) {
     const AddIntegers add = add_code_rows_vbmi();
     if (add == nullptr) return;
     for (const std::size_t blocksize : {64u, 128u, 512u, 4096u})
-      for (const std::size_t columns : {2 * blocksize, 8192 / blocksize * blocksize}) {
+      for (const std::size_t columns :
+           {2 * blocksize, std::min<std::size_t>(20 * blocksize, 8192), std::size_t{8192}}) {
         const Codes codes(8, columns, blocksize, 7);
         std::vector<float> x = exact::integers(1, 8, 5).values;
         x[2] = 0;
@@ -194,6 +195,8 @@ TEST(CodeKernel, AddsIntegersUnlessAnOutlierHidesTheRest) {
     Codes codes(8, columns, 64, 7);
     for (std::size_t c = 0; c < columns; ++c) codes.weights(3, c) = 0;
     std::fill_n(codes.packed.begin() + 3 * columns / 2, columns / 2, std::uint8_t{0x88});
+    // Zeros do not hide that.
+    EXPECT_FALSE(added_integers(add, codes, {0, 0x1.7p-13f, 0, 1, 0, 0x1.7p-13f, 0x1.7p-13f, 0})) << target;
     for (int exponent = 0; exponent < 30; ++exponent) {
       std::vector<float> x = test::normal_weights(8, 5);
       x[3] = std::ldexp(1.0f, exponent);
@@ -232,7 +235,9 @@ TEST(CodeKernel, AddsNoIntegersOfOtherShapesAndNumbers) {
         for (std::size_t other = 0; other < 8; ++other) of_bad[other] = other == row ? bad : 0;
         EXPECT_FALSE(added_integers(add, Codes(8, 128, 64, 7), of_bad)) << target << ", zeros and " << bad;
       }
-    EXPECT_FALSE(added_integers(add, Codes(8, 128, 64, 7), std::vector<float>(8, 0x1p-120f))) << target;
+    EXPECT_FALSE(added_integers(add, Codes(8, 128, 64, 7), std::vector<float>(8, 0x1p-90f))) << target;
+    EXPECT_TRUE(added_integers(add, Codes(8, 128, 64, 7), std::vector<float>(8, 0x1p-80f))) << target;
+    EXPECT_FALSE(added_integers(add, Codes(8, 128, 64, 7), std::vector<float>(8, 3e38f))) << target;
     EXPECT_TRUE(added_integers(add, Codes(8, 128, 64, 7), std::vector<float>(8, 0.0f))) << target;
     Codes codes(8, 2048, 64, 7);
     codes.absmax[3 * 32 + 31] = std::numeric_limits<float>::infinity();

@@ -81,6 +81,19 @@ TEST(Int16Numbers, MeanExponentsDecide) {
   });
 }
 
+TEST(Int16Numbers, ZerosDoNotCountInTheMean) {
+  test::for_each_target([](const std::string& target) {
+    std::vector<float> numbers(count, 0.0f);
+    numbers[0] = 1;
+    for (std::size_t i = 10; i < 13; ++i) numbers[i] = 0x1.8p-14f;
+    const Int16Numbers found = converted(numbers);
+    EXPECT_NE(found.second_scale, 0) << target;
+    for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(value(found, i), static_cast<double>(numbers[i])) << target;
+    for (std::size_t i = 10; i < 13; ++i) numbers[i] = 0x1.8p-30f;
+    EXPECT_TRUE(std::isnan(converted(numbers).first_scale)) << target;
+  });
+}
+
 TEST(Int16Numbers, ScaleIsNaNWhereTheyDoNotSuffice) {
   test::for_each_target([](const std::string& target) {
     EXPECT_TRUE(std::isnan(converted(powers(40)).first_scale)) << target;

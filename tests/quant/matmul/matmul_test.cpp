@@ -110,14 +110,15 @@ template <class Weight> struct Case {
   }
 
   // How far the worst element is from its value, in units of what rounding allows: of `depth` sums and products in
-  // fp32, in any order, then of the result.
-  [[nodiscard]] double error(const Doubles& y, const Doubles& w) const {
+  // fp32, in any order, then of the result. `more`, by column, is allowed besides.
+  [[nodiscard]] double error(const Doubles& y, const Doubles& w, const std::vector<double>& more = {}) const {
     const Doubles exact = expected(w), magnitude = expected(w, true);
     const double unit = dtype == DType::f32 ? 0x1p-24 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
     double worst = 0;
     for (std::size_t i = 0; i < y.values.size(); ++i) {
       const double of_sums = static_cast<double>(depth() + 2) * 0x1p-24 * magnitude.values[i];
-      const double allowed = of_sums + unit * (std::abs(exact.values[i]) + of_sums) + 0x1p-25;
+      const double of_column = more.empty() ? 0 : more[i % y.columns];
+      const double allowed = of_sums + unit * (std::abs(exact.values[i]) + of_sums) + 0x1p-25 + of_column;
       worst = std::max(worst, std::abs(y.values[i] - exact.values[i]) / allowed);
     }
     return worst;
@@ -143,6 +144,11 @@ template <class Weight> struct Case {
     if (prefers_bf16()) least = std::min(least, without_subnormals().error(y, reference::rounded_to_bf16(w)));
     if (code_kernel_int16() || code_kernel_vnni())
       least = std::min(least, error(y, reference::rounded_to_int16(weight)));
+    if (dx && m == 1 && add_code_rows_vbmi() != nullptr && !prefers_bf16()) {
+      const std::vector<double> of_factors =
+          reference::rounding_of_factors(weight, as_doubles(dtype, x, depth()).values);
+      least = std::min(least, error(y, reference::rounded_to_int16(weight), of_factors));
+    }
     return least;
   }
 };
@@ -191,11 +197,11 @@ struct Shape {
 };
 // Few rows and many, around the tiles (256 and 512), the parts of a row (2048, 4096 and 8192), and what registers hold
 // (4, 6, 32).
-constexpr Shape shapes[] = {{1, 1, 32},    {1, 5, 64},    {3, 70, 96},    {4, 33, 2112},  {6, 9, 128},
-                            {7, 9, 128},   {16, 40, 32},  {32, 34, 64},   {33, 37, 160},  {2, 7, 33},
-                            {1, 3, 1},     {40, 300, 50}, {13, 300, 7},   {270, 12, 288}, {257, 5, 3},
-                            {24, 261, 36}, {520, 9, 64},  {270, 260, 32}, {40, 520, 32},  {2, 9, 8256},
-                            {5, 150, 192}, {2, 9, 8320},  {16, 9, 4224},  {520, 9, 300},  {514, 301, 9}};
+constexpr Shape shapes[] = {{1, 1, 32},    {1, 5, 64},     {3, 70, 96},   {4, 33, 2112}, {6, 9, 128},   {7, 9, 128},
+                            {16, 40, 32},  {32, 34, 64},   {33, 37, 160}, {2, 7, 33},    {1, 3, 1},     {40, 300, 50},
+                            {13, 300, 7},  {270, 12, 288}, {257, 5, 3},   {24, 261, 36}, {520, 9, 64},  {270, 260, 32},
+                            {40, 520, 32}, {2, 9, 8256},   {5, 150, 192}, {2, 9, 8320},  {16, 9, 4224}, {520, 9, 300},
+                            {514, 301, 9}, {1, 19, 256},   {1, 9, 8448}};
 
 TEST(Matmul, FourBitProductsAreRight) {
   for (const auto& [m, n, k] : shapes) {
@@ -255,13 +261,44 @@ TEST(Matmul, BytesDoNotDependOnWhoRunsTheTasks) {
 TEST(Matmul, NarrowWeightsHaveATaskForEvery512Rows) {
   const FourBit four_bit(200, 64, 64, Codebook::nf4, true);
   for (const DType dtype : types) {
-    std::size_t most = 0;
+    std::vector<std::size_t> tasks_of_calls;
     (void)Case<FourBitWeight>(four_bit.weight, dtype, 2048, false).run([&](std::size_t tasks, const auto& work) {
-      most = std::max(most, tasks);
+      tasks_of_calls.push_back(tasks);
       work(0, tasks);
     });
-    EXPECT_EQ(most, 4);
+    EXPECT_EQ(tasks_of_calls.back(), 4);
   }
+}
+
+TEST(Matmul, MoreRowsThanAreCopiedAtOnceAreRight) {
+  const FourBit four_bit(8200, 3, 64, Codebook::nf4, true);
+  for (const DType dtype : types) {
+    const Case<FourBitWeight> product(four_bit.weight, dtype, 1100, false);
+    std::size_t calls = 0;
+    const Bytes y = product.run([&](std::size_t tasks, const auto& work) {
+      ++calls;
+      work(0, tasks);
+    });
+    EXPECT_EQ(calls, 4);  // two groups of 512 rows, and the rest, are copied and multiplied
+    EXPECT_LE(product.least_error(as_doubles(dtype, y, product.columns()), reference::weights(four_bit.weight)), 1);
+  }
+}
+
+// Integers change some results, and products in fp32 do not.
+TEST(Matmul, DxOfOneRowInBf16IsMultipliedInIntegers) {
+  const FourBit four_bit(1000, 4096, 64, Codebook::nf4, true);
+  const Case<FourBitWeight> in_bf16(four_bit.weight, DType::bf16, 1, true);
+  Case<FourBitWeight> in_fp32(four_bit.weight, DType::f32, 1, true);
+  const Doubles x = as_doubles(DType::bf16, in_bf16.x, 1000);
+  in_fp32.x = test::stored_as(DType::f32, std::vector<float>(x.values.begin(), x.values.end()));
+  for_each_target([&](const std::string& target) {
+    const Doubles y = as_doubles(DType::bf16, in_bf16.run(), 4096), exact = as_doubles(DType::f32, in_fp32.run(), 4096);
+    std::size_t changed = 0;
+    for (std::size_t i = 0; i < y.values.size(); ++i)
+      if (y.values[i] != bf16::to_float(bf16::from_float(static_cast<float>(exact.values[i])))) ++changed;
+    const bool in_integers = add_code_rows_vbmi() != nullptr && !prefers_bf16();
+    EXPECT_EQ(changed > 0, in_integers) << target << ", " << changed << " changed";
+  });
 }
 
 // A product of a code and absmax that is infinite is infinite, even if its product with x would fit.

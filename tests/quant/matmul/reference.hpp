@@ -24,20 +24,40 @@ struct Doubles {
   double operator()(std::size_t r, std::size_t c) const { return values[r * columns + c]; }
 };
 
+/// The absmax of a block in fp32.
+inline float absmax(const matmul::FourBitWeight& weight, std::size_t block) {
+  if (weight.absmax_codes.empty()) return weight.absmax[block];
+  const float scaled = weight.nested_codebook[weight.absmax_codes[block]] * weight.nested_absmax[block / 256];
+  return scaled + weight.nested_offset;
+}
+
 /// W [n, k]: codebook[code] * absmax in fp32.
 inline Doubles weights(const matmul::FourBitWeight& weight) {
   const auto codec = make_codec(weight.codebook == matmul::Codebook::nf4 ? "nf4" : "fp4");
   const std::span<const float> codebook = codec->codebook();
   Doubles w(weight.n, weight.k);
   for (std::size_t i = 0; i < w.values.size(); ++i) {
-    const std::size_t code = weight.packed[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15, block = i / weight.blocksize;
-    const float absmax = weight.absmax_codes.empty()
-                             ? weight.absmax[block]
-                             : weight.nested_codebook[weight.absmax_codes[block]] * weight.nested_absmax[block / 256] +
-                                   weight.nested_offset;
-    w.values[i] = codebook[code] * absmax;
+    const std::size_t code = weight.packed[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15;
+    w.values[i] = codebook[code] * absmax(weight, i / weight.blocksize);
   }
   return w;
+}
+
+/// By how much the columns of dx may be off if products of dy [n] and absmax are rounded by 2^-14 of the largest of
+/// eight rows. Values of a codebook are 1 at most.
+inline std::vector<double> rounding_of_factors(const matmul::FourBitWeight& weight, const std::vector<double>& dy) {
+  std::vector<double> sums(weight.k);
+  for (std::size_t c = 0; c < weight.k; ++c)
+    for (std::size_t first = 0; first < weight.n; first += 8) {
+      double largest = 0;
+      for (std::size_t r = first; r < std::min(first + 8, weight.n); ++r)
+        largest = std::max(largest, std::abs(dy[r] * absmax(weight, (r * weight.k + c) / weight.blocksize)));
+      sums[c] += 8 * 0x1p-14 * largest;
+    }
+  return sums;
+}
+inline std::vector<double> rounding_of_factors(const matmul::Int8Weight& weight, const std::vector<double>& /*dy*/) {
+  return std::vector<double>(weight.k);
 }
 
 /// W [n, k]: (code * absmax) * (1 / 127) in fp32.
